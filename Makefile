@@ -1,0 +1,66 @@
+# attnkit. `make run`: see it work. `make test`: all that needs no GPU. `make conformance`: the full judgement.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+EXTRAS := torch,jax,cupy,conformance,experiments,dev
+OUT ?= out
+WORKERS ?= 2
+# One thread per test worker; two workers share the machine.
+export OMP_NUM_THREADS ?= 1
+export OMP_WAIT_POLICY ?= PASSIVE
+export JAX_PLATFORMS ?= cpu
+
+.PHONY: install run test lint types conformance smoke gpu benchmarks docs clean
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@echo "== installing into $(VENV) (about 3 GB, a few minutes)"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	@touch $@
+
+run: install
+	@mkdir -p $(OUT)
+	@echo "== does attnkit agree with its reference on the libraries of this machine?"
+	$(BIN)/python -m attnkit_conformance run --profile quick --html $(OUT)/conformance.html
+	@echo "== a softmax and a ReLU vision transformer, side by side, on real images (scikit-learn's digits)"
+	OMP_NUM_THREADS=2 $(BIN)/python -m experiments run 000-fig2 --preset smoke --data digits --out $(OUT)/000-fig2 --overwrite
+	$(BIN)/python -m experiments report $(OUT)/000-fig2
+	@echo "== open these two pages:"
+	@echo "$(CURDIR)/$(OUT)/conformance.html"
+	@echo "$(CURDIR)/$(OUT)/000-fig2/report.html"
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: install
+	$(BIN)/mypy
+
+test: lint types
+	$(BIN)/python -m pytest -n $(WORKERS) -q -ra --durations=10
+
+conformance: install
+	@mkdir -p $(OUT)
+	$(BIN)/python -m attnkit_conformance run --profile full --html $(OUT)/conformance-full.html --json $(OUT)/conformance-full.json
+
+smoke: install
+	for recipe in 000-fig1 000-fig2 000-fig3 000-fig4; do \
+	  OMP_NUM_THREADS=2 $(BIN)/python -m experiments run $$recipe --preset smoke --data digits --out $(OUT)/smoke/$$recipe --overwrite || exit 1; \
+	done
+
+docs: install
+	$(BIN)/python -m attnkit_conformance table --write README.md
+
+benchmarks: install
+	$(BIN)/python -m benchmarks
+
+# On a machine with a GPU and its own torch, JAX or CuPy: installs nothing and needs no .venv.
+gpu:
+	@mkdir -p $(OUT)
+	PYTHONPATH=.:reference:conformance JAX_PLATFORMS= $(PYTHON) -m attnkit_conformance run --profile full --html $(OUT)/conformance-gpu.html --json $(OUT)/conformance-gpu.json
+	PYTHONPATH=.:reference:conformance JAX_PLATFORMS= $(PYTHON) -m benchmarks --device cuda
+
+clean:
+	rm -rf $(OUT) .mypy_cache .ruff_cache .pytest_cache

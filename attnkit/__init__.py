@@ -1,0 +1,59 @@
+"""attnkit: attention variants that replace or linearise softmax, on NumPy, torch, JAX and CuPy arrays.
+
+Every op takes arrays of one library and answers with arrays of that library; importing attnkit loads none of them.
+Layouts, masks, lengths, dropout and null rows mean the same in every op: see docs/semantics.md.
+"""
+
+from attnkit._activations import NAMES as ACTIVATIONS
+from attnkit._dispatch import explain
+from attnkit.pointwise import (
+    pointwise_attention,
+    pointwise_attention_vjp,
+    pointwise_attention_weights,
+    qk_layernorm,
+    qk_layernorm_vjp,
+    reluformer_attention,
+    reluformer_attention_vjp,
+    reluformer_attention_weights,
+    sigmoid_attention,
+    sigmoid_attention_vjp,
+    sigmoid_attention_weights,
+)
+from attnkit.softmax import softmax_attention, softmax_attention_vjp, softmax_attention_weights
+from attnkit.statistics import (
+    RowStatistics,
+    attention_regulariser,
+    attention_regulariser_vjp,
+    attention_with_statistics,
+    attention_with_statistics_vjp,
+    row_statistics,
+    row_statistics_vjp,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ACTIVATIONS",
+    "RowStatistics",
+    "attention_regulariser",
+    "attention_regulariser_vjp",
+    "attention_with_statistics",
+    "attention_with_statistics_vjp",
+    "explain",
+    "pointwise_attention",
+    "pointwise_attention_vjp",
+    "pointwise_attention_weights",
+    "qk_layernorm",
+    "qk_layernorm_vjp",
+    "reluformer_attention",
+    "reluformer_attention_vjp",
+    "reluformer_attention_weights",
+    "row_statistics",
+    "row_statistics_vjp",
+    "sigmoid_attention",
+    "sigmoid_attention_vjp",
+    "sigmoid_attention_weights",
+    "softmax_attention",
+    "softmax_attention_vjp",
+    "softmax_attention_weights",
+]

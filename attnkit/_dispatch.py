@@ -1,0 +1,170 @@
+"""From a call to the code that serves it: check the arguments, pick an implementation, explain the choice.
+
+An *op* is a public function. Its generic array-API body is the decorated function itself; faster implementations of the
+same op are `Kernel` rows in `attnkit.backends.<library>.KERNELS`. Which one runs is a pure function of library, device,
+dtype, shapes and options.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import wraps
+from types import MappingProxyType
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+import array_api_compat
+
+from attnkit import _check
+from attnkit._special import without_autocast
+from attnkit._typing import DEFAULTS, Array, Namespace
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Kernel(NamedTuple):
+    """An implementation of an op for one library; `unsupported(*arrays, **options)` is a reason, or None."""
+
+    name: str
+    call: Callable[..., Any]
+    unsupported: Callable[..., str | None]
+
+
+class _Explain:
+    """Passed as `impl` by `explain`: the call answers with the reasons instead of a result."""
+
+
+class _OnBehalf(NamedTuple):
+    """Passed as `impl` by a special case, so that errors name the op that was called."""
+
+    op: str
+    impl: Any
+
+
+def namespace(x: Array) -> Namespace:
+    """The array-API namespace of x's library."""
+    return array_api_compat.array_namespace(x)
+
+
+def kernels(op: str, x: Array) -> tuple[Kernel, ...]:
+    """The kernels that x's library has for an op. The imports are plain: torch.compile cannot trace importlib."""
+    if array_api_compat.is_torch_array(x):
+        from attnkit.backends import torch
+
+        return torch.KERNELS.get(op, ())
+    return ()
+
+
+def _choose(op: str, impl: Any, generic: Callable[..., Any], arrays: tuple[Array, ...], options: dict[str, Any]) -> Any:
+    """The callable that serves this call under `impl`; NotImplementedError if a named one cannot."""
+    rows = kernels(op, arrays[0])
+    if isinstance(impl, _OnBehalf):
+        op, impl = impl
+    if impl == "generic":
+        return generic
+    if impl is _Explain:
+        return lambda *a, **o: {row.name: row.unsupported(*a, **o) for row in rows} | {"generic": None}
+    if impl == "auto":
+        for row in rows:
+            if row.unsupported(*arrays, **options) is None:
+                return row.call
+        return generic
+    known = {row.name: row for row in rows}
+    reasons = []
+    for name in (impl,) if isinstance(impl, str) else impl:
+        if name == "generic":
+            return generic
+        if name not in known:
+            _check.refuse_name(op, "impl", name, ("auto", "generic", *known), "on these arrays")
+        reason = known[name].unsupported(*arrays, **options)
+        if reason is None:
+            return known[name].call
+        reasons.append(f"{name}: {reason}")
+    raise NotImplementedError(f"{op}: no implementation of impl={impl!r} can serve this call ({'; '.join(reasons)})")
+
+
+def _full_signature(function: Callable[..., Any]) -> inspect.Signature:
+    """The signature with `**common` written out and `impl` last, so that help() shows what is accepted."""
+    signature = inspect.signature(function)
+    parameters = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    impl = [p for p in parameters if p.name == "impl"]
+    common = next((p for p in signature.parameters.values() if p.kind is inspect.Parameter.VAR_KEYWORD), None)
+    accepted = common.annotation.__args__[0].__annotations__ if common else {}
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    expanded = [inspect.Parameter(n, keyword, default=d) for n, d in DEFAULTS.items() if n in accepted]
+    return signature.replace(parameters=[p for p in parameters if p.name != "impl"] + expanded + impl)
+
+
+def _bind(op: str, names: tuple[str, ...], arrays: tuple[Array, ...], options: dict[str, Any]) -> tuple[Array, ...]:
+    """The positional arguments, with those that were given by name moved to their place."""
+    if len(arrays) > len(names):
+        raise TypeError(f"{op}: takes {len(names)} positional arguments ({', '.join(names)}), got {len(arrays)}")
+    return arrays + tuple(options.pop(name) for name in names[len(arrays) :] if name in options)
+
+
+def _wrap(body: Callable[P, R], invoke: Callable[..., R], *checks: Any) -> Callable[P, R]:
+    signature = _full_signature(body)
+    kinds = [(p.name, p.kind, p.default) for p in signature.parameters.values()]
+    names = tuple(name for name, kind, _ in kinds if kind is not inspect.Parameter.KEYWORD_ONLY)
+    required = sum(default is inspect.Parameter.empty for _, _, default in kinds)
+    accepted = tuple(name for name, kind, _ in kinds if kind is inspect.Parameter.KEYWORD_ONLY)
+    op = body.__name__
+
+    @wraps(body)
+    def call(*arrays: Any, impl: Any = "auto", **options: Any) -> Any:
+        if len(arrays) != len(names):
+            arrays = _bind(op, names, arrays, options)
+        if len(arrays) < required:
+            raise TypeError(f"{op}: missing argument {names[len(arrays)]!r}")
+        _check.call(op, names, arrays, options, accepted, *checks)
+        with without_autocast(arrays[0]):
+            return invoke(op, impl, arrays, options)
+
+    call.__signature__ = signature  # type: ignore[attr-defined]
+    return call
+
+
+def operation_checked_by(
+    context_of: _check.ContextOf = _check.attention_context,
+    own: Mapping[str, _check.OptionCheck] = MappingProxyType({}),
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """`operation` for an op whose arrays are not q, k, v, or with options that no other op has."""
+
+    def decorate(generic: Callable[P, R]) -> Callable[P, R]:
+        def invoke(op: str, impl: Any, arrays: tuple[Array, ...], options: dict[str, Any]) -> Any:
+            return _choose(op, impl, generic, arrays, options)(*arrays, **options)
+
+        return _wrap(generic, invoke, context_of, own)
+
+    return decorate
+
+
+def operation(generic: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a generic array-API body: arguments are checked first, then the implementation that `impl` names runs.
+
+    `impl="auto"` is the first kernel of the library without a reason against it, else the body; a name is that kernel
+    or NotImplementedError with its reason; a tuple of names is tried in order. The body itself never sees `impl`.
+    """
+    return operation_checked_by()(generic)
+
+
+def special_case(body: Callable[P, R]) -> Callable[P, R]:
+    """Decorate an op that calls another op with fixed parameters: checked under its own name, `impl` passed on."""
+
+    def invoke(op: str, impl: Any, arrays: tuple[Array, ...], options: dict[str, Any]) -> Any:
+        return body(*arrays, impl=_OnBehalf(op, impl), **options)  # type: ignore[arg-type]
+
+    return _wrap(body, invoke)
+
+
+def explain(op: Callable[..., Any], *arrays: Array, **options: Any) -> dict[str, str | None]:
+    """Which implementations could serve `op(*arrays, **options)`: {name: reason against it, or None}.
+
+    Names stand in the order in which `impl="auto"` tries them; `"generic"` is always last and always serves. Arguments
+    are checked as in the call itself. On JAX tracers the device is not known yet: the answer is that of any device.
+
+    >>> import numpy as np, attnkit
+    >>> q = np.zeros((2, 8, 4))
+    >>> attnkit.explain(attnkit.softmax_attention, q, q, q)
+    {'generic': None}
+    """
+    return op(*arrays, impl=_Explain, **options)

@@ -1,0 +1,64 @@
+"""The few functions that the array API lacks: the library's own where it has one, else a float64-accurate form."""
+
+import contextlib
+import math
+from typing import Any
+
+import array_api_compat
+
+from attnkit._typing import Array, Namespace
+
+_SERIES_TERMS = 120  # enough for |x| <= 6, where 1 - erf(x) < 3e-17
+
+
+def erf(xp: Namespace, x: Array) -> Array:
+    """The error function 2/√π ∫₀ˣ exp(-t²) dt."""
+    if array_api_compat.is_torch_array(x):
+        import torch
+
+        return torch.special.erf(x)
+    if array_api_compat.is_jax_array(x):
+        import jax
+
+        return jax.scipy.special.erf(x)
+    if array_api_compat.is_cupy_array(x):
+        import cupyx.scipy.special
+
+        return cupyx.scipy.special.erf(x)
+    if array_api_compat.is_numpy_array(x):
+        import scipy.special
+
+        return scipy.special.erf(x)
+    return _erf_series(xp, x)
+
+
+def _erf_series(xp: Namespace, x: Array) -> Array:
+    """erf(x) = 2/√π · exp(-x²) · Σ 2^m x^(2m+1)/(2m+1)!!, all terms of one sign, so nothing cancels (DLMF 7.6.2)."""
+    bounded = xp.where(x > 6.0, 6.0, xp.where(x < -6.0, -6.0, x))
+    term = bounded
+    total = bounded
+    for m in range(1, _SERIES_TERMS):
+        term = term * (2.0 * bounded * bounded / (2 * m + 1))
+        total = total + term
+    return (2.0 / math.sqrt(math.pi)) * xp.exp(-bounded * bounded) * total
+
+
+def stop_gradient(x: Array) -> Array:
+    """x as a constant to automatic differentiation, for maxima that cancel from the result."""
+    if array_api_compat.is_torch_array(x):
+        return x.detach()
+    if array_api_compat.is_jax_array(x):
+        import jax
+
+        return jax.lax.stop_gradient(x)
+    return x
+
+
+def without_autocast(x: Array) -> Any:
+    """A context in which torch's autocast does not round scores to a half type behind the op's back (semantics A7)."""
+    if array_api_compat.is_torch_array(x):
+        import torch
+
+        if torch.is_autocast_enabled(x.device.type):
+            return torch.autocast(x.device.type, enabled=False)
+    return contextlib.nullcontext()

@@ -1,0 +1,43 @@
+"""Types that several modules share. An array of any library is `Any`: the array API has no typed protocol yet."""
+
+from typing import Any, Literal, TypedDict
+
+Array = Any
+Namespace = Any
+Causal = Literal["upper_left"] | bool
+Length = Any  # "visible" | "all" | a number > 0 | an array broadcast to (..., Hq, L)
+Impl = str | tuple[str, ...]
+
+
+class Scoring(TypedDict, total=False):
+    """What every quadratic op takes to decide which pairs interact and how q·k becomes a score."""
+
+    mask: Array | None
+    bias: Array | None
+    causal: Causal
+    window: tuple[int | None, int | None] | None
+    key_lengths: Array | int | None
+    query_mask: Array | None
+    scale: float | None
+    enable_gqa: bool
+
+
+class Common(Scoring, total=False):
+    """`Scoring`, and the dropout of the weights for ops that multiply them by v."""
+
+    dropout_mask: Array | None
+    dropout: tuple[float, Any] | None
+
+
+DEFAULTS: dict[str, Any] = {
+    "mask": None,
+    "bias": None,
+    "causal": False,
+    "window": None,
+    "key_lengths": None,
+    "query_mask": None,
+    "scale": None,
+    "enable_gqa": False,
+    "dropout_mask": None,
+    "dropout": None,
+}

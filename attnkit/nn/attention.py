@@ -1,0 +1,255 @@
+"""Multi-head attention with any of attnkit's ops in softmax's place."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import attnkit
+
+_SEEDS = 2**63 - 1
+
+
+def attention_op(op: str | Callable[..., Any]) -> Callable[..., Any]:
+    """The attention op of a name, or the op itself; ValueError if attnkit has none of that name."""
+    name = op if isinstance(op, str) else getattr(op, "__name__", repr(op))
+    known = [n.removesuffix("_weights") for n in attnkit.__all__ if n.endswith("_attention_weights")]
+    if name not in known:
+        raise ValueError(f"MultiHeadAttention: op must be one of {', '.join(known)}; got {name!r}")
+    found: Callable[..., Any] = getattr(attnkit, name)
+    return found
+
+
+class KeyValueCache:
+    """Keys and values of the tokens seen so far, for decoding: made by `MultiHeadAttention.new_cache`.
+
+    `length` tokens of `max_length` are filled. A key mask given with the tokens is kept beside them. Without gradients:
+    what is appended is detached.
+    """
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        self.keys, self.values = keys, values
+        self.mask: Tensor | None = None
+        self.length = 0
+
+    @property
+    def max_length(self) -> int:
+        return self.keys.shape[-2]
+
+    def append(self, k: Tensor, v: Tensor, key_mask: Tensor | None) -> None:
+        """Store k and v (B, H, T, ·) behind the tokens that are there."""
+        stop = self.length + k.shape[-2]
+        if stop > self.max_length:
+            raise ValueError(f"KeyValueCache: {stop} tokens do not fit; made for max_length={self.max_length}")
+        if k.shape[0] != self.keys.shape[0]:
+            raise ValueError(f"KeyValueCache: batch of {k.shape[0]}; made for batch_size={self.keys.shape[0]}")
+        self.keys[:, :, self.length : stop] = k.detach()
+        self.values[:, :, self.length : stop] = v.detach()
+        if key_mask is not None:
+            if self.mask is None:
+                self.mask = torch.ones(k.shape[0], self.max_length, dtype=torch.bool, device=k.device)
+            self.mask[:, self.length : stop] = key_mask
+        self.length = stop
+
+    def filled(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """(k, v, key_mask) of all stored tokens; no mask if none was ever given."""
+        mask = None if self.mask is None else self.mask[:, : self.length]
+        return self.keys[:, :, : self.length], self.values[:, :, : self.length], mask
+
+
+class MultiHeadAttention(nn.Module):
+    """out = concat_h(op(q_h, k_h, v_h)) W_o, with q = x W_q, k = c W_k, v = c W_v, and c the context, or x itself.
+
+    With `qk_norm`, q and k pass through `attnkit.qk_layernorm` first (Wortsman et al. 2023 §4). With `gate`, the output
+    is (concat_h(...) ⊙ gate(x W_g)) W_o: the extra projection of their Figure 4, after Hua et al. 2022; the paper names
+    no activation for it, so it is an argument (`torch.nn.functional.silu` is Hua's).
+
+    Args:
+        dim: features of x and of the output.
+        num_heads: heads of the queries.
+        op: an attention op of attnkit or its name.
+        options: the op's own options, such as {"activation": "relu", "alpha": 1.0}.
+        num_kv_heads: heads of keys and values, a divisor of num_heads (grouped queries); default num_heads.
+        head_dim: features of a head; default dim // num_heads.
+        context_dim: features of the context; default dim.
+        qkv_bias, out_bias: whether the projections have biases.
+        qk_norm: LayerNorm over the head axis of q and k, with learned weights and no bias.
+        gate: None or a function of (B, L, num_heads·head_dim).
+        dropout: probability with which a weight is dropped in training; seeds come from torch's generator.
+        causal: each token attends to itself and those before it (aligned at the end when decoding with a cache).
+        impl: the op's implementation, see `attnkit.explain`.
+
+    Raises:
+        ValueError: sizes that do not divide, an unknown op, options that the op does not take.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        op: str | Callable[..., Any] = "softmax_attention",
+        options: Mapping[str, Any] | None = None,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        context_dim: int | None = None,
+        qkv_bias: bool = True,
+        out_bias: bool = True,
+        qk_norm: bool = False,
+        gate: Callable[[Tensor], Tensor] | None = None,
+        dropout: float = 0.0,
+        causal: bool = False,
+        impl: str | tuple[str, ...] = "auto",
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if head_dim is None and dim % num_heads:
+            raise ValueError(f"MultiHeadAttention: dim must be a multiple of num_heads; got {dim} and {num_heads}")
+        self.dim, self.num_heads = dim, num_heads
+        self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        if self.num_kv_heads < 1 or num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"MultiHeadAttention: num_heads must be a multiple of num_kv_heads; got {num_heads} and {num_kv_heads}"
+            )
+        if not 0 <= dropout < 1:
+            raise ValueError(f"MultiHeadAttention: dropout must lie in [0, 1); got {dropout}")
+        self.head_dim = head_dim or dim // num_heads
+        self.op = attention_op(op)
+        self.weights_op: Callable[..., Tensor] = getattr(attnkit, f"{self.op.__name__}_weights")
+        self.options = self._own_options(options or {})
+        self.gate, self.dropout, self.causal, self.impl = gate, dropout, causal, impl
+
+        inner, shared = num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        context_dim = dim if context_dim is None else context_dim
+        new: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.q_proj = nn.Linear(dim, inner, bias=qkv_bias, **new)
+        self.k_proj = nn.Linear(context_dim, shared, bias=qkv_bias, **new)
+        self.v_proj = nn.Linear(context_dim, shared, bias=qkv_bias, **new)
+        self.gate_proj = None if gate is None else nn.Linear(dim, inner, bias=qkv_bias, **new)
+        self.out_proj = nn.Linear(inner, dim, bias=out_bias, **new)
+        self.q_norm_weight = nn.Parameter(torch.ones(self.head_dim, **new)) if qk_norm else None
+        self.k_norm_weight = nn.Parameter(torch.ones(self.head_dim, **new)) if qk_norm else None
+
+    def _own_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The op's own options; masks, causality, dropout and heads are arguments of the module or of `forward`."""
+        parameters = set(inspect.signature(self.weights_op).parameters)
+        module_sets = {"mask", "bias", "causal", "query_mask", "enable_gqa", "impl"}
+        for name in options:
+            if name not in parameters or name in module_sets or name in ("q", "k"):
+                legal = sorted(parameters - module_sets - {"q", "k"})
+                raise ValueError(
+                    f"MultiHeadAttention: {self.op.__name__} takes the options {', '.join(legal)}; got {name!r}"
+                )
+        return dict(options)
+
+    def extra_repr(self) -> str:
+        options = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+        parts = [f"op={self.op.__name__}({options})", f"num_heads={self.num_heads}", f"head_dim={self.head_dim}"]
+        if self.num_kv_heads != self.num_heads:
+            parts.append(f"num_kv_heads={self.num_kv_heads}")
+        return ", ".join(parts) + (", causal=True" if self.causal else "")
+
+    def new_cache(self, batch_size: int, max_length: int) -> KeyValueCache:
+        """An empty cache for decoding up to max_length tokens, on the device and in the dtype of the module."""
+        shape = (batch_size, self.num_kv_heads, max_length, self.head_dim)
+        weight = self.k_proj.weight
+        return KeyValueCache(weight.new_zeros(shape), weight.new_zeros(shape))
+
+    def forward(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        key_mask: Tensor | None = None,
+        query_mask: Tensor | None = None,
+        mask: Tensor | None = None,
+        bias: Tensor | None = None,
+        cache: KeyValueCache | None = None,
+        return_weights: bool = False,
+        return_statistics: bool | tuple[str, ...] = False,
+    ) -> Any:
+        """Attend from x to itself, to a context, or to what a cache holds and x.
+
+        Args:
+            x: (B, L, dim).
+            context: (B, S, context_dim) for cross-attention.
+            key_mask: boolean (B, S), True = a token, of the context or of x; with a cache, of the tokens given now.
+            query_mask: boolean (B, L), True = a token; the attention output of the others is 0.
+            mask: boolean, broadcast to (B, num_heads, L, S), True = may attend.
+            bias: float, broadcast likewise, added to the scores.
+            cache: from `new_cache`. x holds the next tokens; theirs and all earlier keys and values are attended to.
+                With a context, its keys and values are computed in the first call and reused afterwards.
+            return_weights: also return the weights (B, num_heads, L, S), before dropout.
+            return_statistics: also return `attnkit.RowStatistics` of the weights; a tuple names the fields wanted.
+
+        Returns:
+            (B, L, dim), or a tuple of it, the weights and the statistics, as asked for.
+        """
+        if self.causal and context is not None:
+            raise ValueError("MultiHeadAttention: a causal module cannot attend to a context")
+        q = self._heads(self.q_proj(x), self.num_heads)
+        q, k, v, key_mask = self._keys_and_values(q, x if context is None else context, key_mask, context, cache)
+        options = self.options | self._masks(key_mask, query_mask, mask, bias)
+        dropout = {}
+        if self.training and self.dropout > 0:
+            dropout = {"dropout": (self.dropout, torch.randint(_SEEDS, (), device=x.device))}
+
+        extras: list[Any] = []
+        if return_weights:
+            extras.append(self.weights_op(q, k, impl="generic", **options))
+        if return_statistics:
+            fields = None if return_statistics is True else return_statistics
+            heads, found = attnkit.attention_with_statistics(self.op, q, k, v, fields=fields, **options, **dropout)
+            extras.append(found)
+        else:
+            heads = self.op(q, k, v, impl=self.impl, **options, **dropout)
+        joined = heads.transpose(-3, -2).flatten(-2)
+        if self.gate is not None and self.gate_proj is not None:
+            joined = joined * self.gate(self.gate_proj(x))
+        out = self.out_proj(joined)
+        return (out, *extras) if extras else out
+
+    def _heads(self, x: Tensor, heads: int) -> Tensor:
+        """(B, T, heads·head_dim) -> (B, heads, T, head_dim), a view."""
+        return x.unflatten(-1, (heads, self.head_dim)).transpose(-3, -2)
+
+    def _normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        if self.q_norm_weight is None or self.k_norm_weight is None:
+            return q, k
+        return attnkit.qk_layernorm(q, k, self.q_norm_weight, self.k_norm_weight)
+
+    def _keys_and_values(
+        self, q: Tensor, source: Tensor, key_mask: Tensor | None, context: Tensor | None, cache: KeyValueCache | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """(q, k, v, key mask) after normalisation, with what the cache holds in front."""
+        if cache is not None and context is not None and cache.length:
+            k, v, key_mask = cache.filled()
+            return self._normed(q, k)[0], k, v, key_mask
+        k = self._heads(self.k_proj(source), self.num_kv_heads)
+        v = self._heads(self.v_proj(source), self.num_kv_heads)
+        q, k = self._normed(q, k)
+        if cache is not None:
+            cache.append(k, v, key_mask)
+            k, v, key_mask = cache.filled()
+        return q, k, v, key_mask
+
+    def _masks(
+        self, key_mask: Tensor | None, query_mask: Tensor | None, mask: Tensor | None, bias: Tensor | None
+    ) -> dict[str, Any]:
+        """The masks as the op takes them; a module knows its batch axis, so (B, S) is no guess here."""
+        given: dict[str, Any] = {"causal": True} if self.causal else {}
+        if key_mask is not None:
+            keys = key_mask[:, None, None, :]
+            mask = keys if mask is None else mask & keys
+        if mask is not None:
+            given["mask"] = mask
+        if query_mask is not None:
+            given["query_mask"] = query_mask[:, None, :]
+        if bias is not None:
+            given["bias"] = bias
+        if self.num_kv_heads != self.num_heads:
+            given["enable_gqa"] = True
+        return given

@@ -1,0 +1,389 @@
+"""Statistics of each row of attention weights, without an (L, S) array in memory, and the regulariser built on them."""
+
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from attnkit import _check, pointwise, softmax
+from attnkit import _quadratic as quadratic
+from attnkit._dispatch import namespace
+from attnkit._mask import Rows, positions
+from attnkit._special import without_autocast
+from attnkit._typing import Array, Namespace
+
+_TILE = 2**22  # weights held at a time: 16 MiB in float32
+
+
+class RowStatistics(NamedTuple):
+    """Per query, (..., H, L) in the compute dtype; a field that was not asked for is None.
+
+    With w the weights of the row (before dropout): `total` Z = Σw · `entropy` H = -Σ p log p of p = w/Z, in nats, with
+    0·log 0 = 0 · `sum_squares` Σw² · `maximum` max w over visible keys · `nonzero` the number of w ≠ 0, exact for relu,
+    relu_squared and relu6 and the number of visible keys otherwise · `visible` n_i.
+
+    A row without visible keys (null) and one whose weights are all 0 (dead) has 0 in every field but `visible`, which
+    stays n_i so that both kinds can be counted; no gradient flows from them.
+    """
+
+    total: Array | None = None
+    entropy: Array | None = None
+    sum_squares: Array | None = None
+    maximum: Array | None = None
+    nonzero: Array | None = None
+    visible: Array | None = None
+
+
+class Family(NamedTuple):
+    """What statistics need of an op: its weights, how their gradient becomes that of the scores, its own options."""
+
+    op: Callable[..., Any]
+    weigh: quadratic.Weigh
+    score_gradient: Callable[..., Array]
+    translate: Callable[..., dict[str, Any]]  # the op's own options -> those of `weigh`
+
+    def accepted(self, with_dropout: bool) -> tuple[str, ...]:
+        """The options that this op takes here."""
+        parameters = inspect.signature(self.op).parameters.values()
+        keyword = [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
+        left_out = {"impl", "return_lse"} | (set() if with_dropout else {"dropout_mask", "dropout"})
+        return tuple(name for name in keyword if name not in left_out)
+
+
+_EXACT_ZEROS = ("relu", "relu_squared", "relu6")
+FAMILIES = {
+    family.op.__name__: family
+    for family in (
+        Family(softmax.softmax_attention, softmax.weigh, softmax.score_gradient, lambda: {}),
+        Family(pointwise.pointwise_attention, pointwise.weigh, pointwise.score_gradient, lambda **own: own),
+        Family(
+            pointwise.reluformer_attention,
+            pointwise.weigh,
+            pointwise.score_gradient,
+            pointwise.reluformer_options,
+        ),
+        Family(pointwise.sigmoid_attention, pointwise.weigh, pointwise.score_gradient, pointwise.sigmoid_options),
+    )
+}
+_COMMON = frozenset(quadratic.COMMON)
+_ACCEPTED = {(name, drop): family.accepted(drop) for name, family in FAMILIES.items() for drop in (False, True)}
+
+
+class _Plan(NamedTuple):
+    """A checked call: the family, its own options and the common ones, and the fields to compute."""
+
+    xp: Namespace
+    family: Family
+    own: dict[str, Any]
+    common: dict[str, Any]
+    fields: tuple[str, ...]
+    exact_zeros: bool
+
+
+def _plan(caller: str, op: Any, arrays: dict[str, Array], fields: Any, params: dict[str, Any]) -> _Plan:
+    name = getattr(op, "__name__", op)
+    if name not in FAMILIES:
+        _check.refuse_name(caller, "op", name, FAMILIES)
+    label = f"{caller}({name})"
+    accepted = _ACCEPTED[name, "v" in arrays]
+    _check.call(label, tuple(arrays), tuple(arrays.values()), params, accepted)
+    fields = RowStatistics._fields if fields is None else tuple(fields)
+    for field in fields:
+        if field not in RowStatistics._fields:
+            _check.refuse_name(label, "fields", field, RowStatistics._fields)
+    family = FAMILIES[name]
+    own = family.translate(**{key: value for key, value in params.items() if key not in _COMMON})
+    common = {key: value for key, value in params.items() if key in _COMMON}
+    activation = own.get("activation", "relu") if family.weigh is pointwise.weigh else None
+    signed = activation is not None and (pointwise.ACTIVATIONS[activation].signed or own.get("gain", 1.0) < 0)
+    if signed and "entropy" in fields:
+        rest = tuple(field for field in RowStatistics._fields if field != "entropy")
+        got = f"activation={activation!r}, gain={own.get('gain', 1.0)}"
+        raise ValueError(f"{label}: entropy needs weights that are not negative; got {got}; pass fields={rest}")
+    return _Plan(namespace(arrays["q"]), family, own, common, fields, activation in _EXACT_ZEROS)
+
+
+def _tiles(q: Array, k: Array) -> Iterator[Rows]:
+    """Blocks of queries so that a block's weights stay near `_TILE` elements."""
+    total = q.shape[-2]
+    heads = max(math.prod(q.shape[:-2]), math.prod(k.shape[:-2]))
+    size = max(1, _TILE // max(1, heads * k.shape[-2]))
+    for start in range(0, max(total, 1), size):
+        yield Rows(start, min(start + size, total), total)
+
+
+def _first_maximum(xp: Namespace, a: quadratic.Inputs, w: Array) -> tuple[Array, Array]:
+    """max w over the visible keys and the first key that attains it, both (..., L, 1)."""
+    shown = w if a.pairs is None else xp.where(a.pairs, w, -math.inf)
+    index = xp.argmax(shown, axis=-1, keepdims=True)
+    return xp.take_along_axis(w, index, axis=-1), index
+
+
+def _alive(xp: Namespace, w: Array) -> tuple[Array, Array, Array]:
+    """(alive, Z, p): whether any weight is not 0, the row sum (1 on dead rows) and the normalised weights."""
+    alive = xp.any(w != 0, axis=-1, keepdims=True)
+    total = xp.sum(w, axis=-1, keepdims=True)
+    safe = xp.where(alive & (total != 0), total, 1.0)
+    return alive, total, w / safe
+
+
+def _measure(plan: _Plan, a: quadratic.Inputs, w: Array) -> RowStatistics:
+    """The statistics of the rows of w (..., L, S)."""
+    xp, found = plan.xp, {}
+    alive, total, p = _alive(xp, w)
+    live = alive[..., 0]
+    visible = xp.full_like(total, a.count) if isinstance(a.count, int) else xp.broadcast_to(a.count, total.shape)
+    if "total" in plan.fields:
+        found["total"] = xp.where(live, total[..., 0], 0.0)
+    if "entropy" in plan.fields:
+        found["entropy"] = -xp.sum(p * xp.log(xp.where(p > 0, p, 1.0)), axis=-1)
+    if "sum_squares" in plan.fields:
+        found["sum_squares"] = xp.sum(w * w, axis=-1)
+    if "maximum" in plan.fields:
+        largest = _first_maximum(xp, a, w)[0][..., 0] if a.keys else total[..., 0]
+        found["maximum"] = xp.where(live, largest, 0.0)
+    if "nonzero" in plan.fields:
+        exact = xp.sum(xp.astype(w != 0, a.dtype), axis=-1) if plan.exact_zeros else visible[..., 0]
+        found["nonzero"] = xp.where(live, exact, 0.0)
+    if "visible" in plan.fields:
+        found["visible"] = visible[..., 0]
+    return RowStatistics(**found)
+
+
+def _weight_gradient(plan: _Plan, a: quadratic.Inputs, w: Array, d: RowStatistics) -> Array:
+    """dw from the cotangents of the statistics: dZ - dH (log p + H)/Z on the support + 2 w dΣw² + dmax at the first
+    maximum; 0 on dead and null rows."""
+    xp = plan.xp
+    alive, total, p = _alive(xp, w)
+    dw = xp.zeros_like(w)
+    if d.total is not None:
+        dw = dw + d.total[..., None]
+    if d.entropy is not None:
+        log_p = xp.log(xp.where(p > 0, p, 1.0))
+        entropy = -xp.sum(p * log_p, axis=-1, keepdims=True)
+        slope = (log_p + entropy) / xp.where(alive, total, 1.0)
+        dw = dw - xp.where(p > 0, slope, 0.0) * d.entropy[..., None]
+    if d.sum_squares is not None:
+        dw = dw + 2.0 * w * d.sum_squares[..., None]
+    if d.maximum is not None and a.keys:
+        columns = positions(xp, w, 0, a.keys)
+        dw = dw + xp.where(columns == _first_maximum(xp, a, w)[1], d.maximum[..., None], 0.0)
+    return xp.where(alive, dw, 0.0)
+
+
+def _join(xp: Namespace, parts: list[Any], axis: int) -> Any:
+    return parts[0] if len(parts) == 1 else xp.concat(parts, axis=axis)
+
+
+def _join_statistics(xp: Namespace, parts: list[RowStatistics]) -> RowStatistics:
+    columns = zip(*parts, strict=True)
+    return RowStatistics(*(None if column[0] is None else _join(xp, list(column), -1) for column in columns))
+
+
+def _forward_tile(plan: _Plan, rows: Rows, q: Array, k: Array, v: Array | None) -> tuple[Array | None, RowStatistics]:
+    xp = plan.xp
+    a = quadratic.prepare(xp, q, k, v, rows=rows, **plan.common)
+    u, r = plan.family.weigh(xp, quadratic.scores(xp, a), a, **plan.own)
+    found = _measure(plan, a, u * r)
+    if v is None:
+        return None, found
+    o = quadratic.cast(xp, quadratic.output(xp, a, u, r), q.dtype)
+    return o, RowStatistics(*(None if x is None else xp.broadcast_to(x, o.shape[:-1]) for x in found))
+
+
+def row_statistics(op: Any, q: Array, k: Array, *, fields: Any = None, **params: Any) -> RowStatistics:
+    """Statistics of each row of the weights that `op` gives q and k (semantics: `RowStatistics`).
+
+    Blocks of queries are served one after the other, so memory is O(L·d + block·S). Automatic differentiation keeps the
+    blocks; `row_statistics_vjp` recomputes them instead.
+
+    Args:
+        op: an attention op of this package or its name: softmax_attention, pointwise_attention, reluformer_attention,
+            sigmoid_attention.
+        q, k: as in the op.
+        fields: names of the fields wanted; None = all six.
+        **params: the op's own options and its mask, bias, causal, ... without dropout, which statistics never see.
+
+    Raises:
+        ValueError: an option that the op does not take; entropy of weights that can be negative (identity, gelu,
+            gelu_tanh, silu, or gain < 0): pass `fields` without it. Otherwise as the op.
+        TypeError: as the op.
+    """
+    plan = _plan("row_statistics", op, {"q": q, "k": k}, fields, params)
+    with without_autocast(q):
+        parts = [_forward_tile(plan, rows, q, k, None)[1] for rows in _tiles(q, k)]
+    return _join_statistics(plan.xp, parts)
+
+
+def attention_with_statistics(
+    op: Any, q: Array, k: Array, v: Array, *, fields: Any = None, **params: Any
+) -> tuple[Array, RowStatistics]:
+    """(o, statistics): the output of `op` and the statistics of its weights from the same scores.
+
+    Arguments and errors as in `row_statistics`; `params` may hold dropout, which touches o only.
+    """
+    plan = _plan("attention_with_statistics", op, {"q": q, "k": k, "v": v}, fields, params)
+    with without_autocast(q):
+        parts = [_forward_tile(plan, rows, q, k, v) for rows in _tiles(q, k)]
+    return _join(plan.xp, [o for o, _ in parts], -2), _join_statistics(plan.xp, [found for _, found in parts])
+
+
+def _rows_of(x: Array | None, rows: Rows, axis: int) -> Array | None:
+    if x is None or rows.stop - rows.start == rows.total:
+        return x
+    return x[..., rows.start : rows.stop] if axis == -1 else x[..., rows.start : rows.stop, :]
+
+
+def _backward_tile(
+    plan: _Plan, rows: Rows, like: dict[str, Array], do: Array | None, dstats: RowStatistics
+) -> dict[str, Array]:
+    """Gradients, in the compute dtype, of what the rows of one tile contribute."""
+    xp = plan.xp
+    a = quadratic.prepare(xp, like["q"], like["k"], like.get("v"), rows=rows, **plan.common)
+    s = quadratic.scores(xp, a)
+    u, r = plan.family.weigh(xp, s, a, **plan.own)
+    w = u * r
+    from_statistics = _weight_gradient(plan, a, w, RowStatistics(*(_rows_of(x, rows, -1) for x in dstats)))
+
+    def ds_of(dw: Any) -> Array:
+        return plan.family.score_gradient(xp, s, a, w, dw + from_statistics, **plan.own)
+
+    return quadratic.backward(xp, a, w, _rows_of(do, rows, -2), ds_of, like)
+
+
+def _backward(plan: _Plan, like: dict[str, Array], do: Array | None, dstats: RowStatistics) -> dict[str, Array]:
+    """Gradients of a whole call: those of q (and of a bias with an axis of queries) are joined, the others added."""
+    xp, q = plan.xp, like["q"]
+    with without_autocast(q):
+        parts = [_backward_tile(plan, rows, like, do, dstats) for rows in _tiles(q, like["k"])]
+    bias = like["bias"]
+    per_query = {"q"} | ({"bias"} if bias is not None and bias.ndim >= 2 and bias.shape[-2] != 1 else set())
+    grads = {}
+    for name in parts[0]:
+        column = [part[name] for part in parts]
+        joined = _join(xp, column, -2) if name in per_query else sum(column[1:], start=column[0])
+        grads[name] = joined
+    return quadratic.rounded(xp, grads, like)
+
+
+def _check_cotangents(caller: str, q: Array, dstats: Any) -> None:
+    if not isinstance(dstats, RowStatistics):
+        raise TypeError(f"{caller}: dstats must be a RowStatistics of cotangents; got {type(dstats).__name__}")
+    for name, x in zip(RowStatistics._fields, dstats, strict=True):
+        if x is not None and x.shape[-1:] != q.shape[-2:-1]:
+            raise ValueError(f"{caller}: dstats.{name} has shape {tuple(x.shape)}; expected (..., {q.shape[-2]})")
+
+
+def row_statistics_vjp(
+    op: Any, q: Array, k: Array, dstats: RowStatistics, *, fields: Any = None, **params: Any
+) -> dict[str, Array]:
+    """Gradients {"q", "k"} and, where a bias was given, "bias", for the cotangents `dstats` (None = 0).
+
+    `nonzero` and `visible` are counts: their cotangents are not used. Arguments and errors as in `row_statistics`.
+    """
+    plan = _plan("row_statistics_vjp", op, {"q": q, "k": k}, fields, params)
+    _check_cotangents("row_statistics_vjp", q, dstats)
+    return _backward(plan, {"q": q, "k": k, "bias": params.get("bias")}, None, dstats)
+
+
+def attention_with_statistics_vjp(
+    op: Any,
+    q: Array,
+    k: Array,
+    v: Array,
+    do: Array | None,
+    dstats: RowStatistics,
+    *,
+    fields: Any = None,
+    **params: Any,
+) -> dict[str, Array]:
+    """Gradients {"q", "k", "v"} and, where a bias was given, "bias", for the cotangents do and dstats (None = 0)."""
+    plan = _plan("attention_with_statistics_vjp", op, {"q": q, "k": k, "v": v}, fields, params)
+    _check_cotangents("attention_with_statistics_vjp", q, dstats)
+    return _backward(plan, {"q": q, "k": k, "v": v, "bias": params.get("bias")}, do, dstats)
+
+
+class _Terms(NamedTuple):
+    """What both directions of the regulariser need of each row; `valid` rows are those that count."""
+
+    valid: Array
+    log_total: Array
+    excess: Array
+    share: Array  # 1/number of valid rows
+
+
+def _regulariser_terms(op: str, stats: Any, entropy_cap: float, query_mask: Array | None) -> tuple[Namespace, _Terms]:
+    missing = [name for name in ("total", "entropy", "visible") if getattr(stats, name, None) is None]
+    if missing:
+        raise ValueError(f"{op}: stats must hold total, entropy and visible; {', '.join(missing)} missing")
+    xp = namespace(stats.total)
+    valid = (stats.visible > 0) & (stats.total > 0)
+    if query_mask is not None:
+        if _check.dtype_name(query_mask) != "bool":
+            raise TypeError(f"{op}: query_mask has dtype {_check.dtype_name(query_mask)}; expected bool")
+        valid = valid & query_mask
+    log_total = xp.log(xp.where(valid, stats.total, 1.0))
+    cap = entropy_cap * xp.log(xp.where(valid, stats.visible, 1.0))
+    excess = xp.where(valid, stats.entropy, 0.0) - cap
+    number = xp.sum(xp.astype(valid, stats.total.dtype))
+    return xp, _Terms(valid, log_total, excess, 1.0 / xp.where(number > 0, number, 1.0))
+
+
+def attention_regulariser(
+    stats: RowStatistics,
+    *,
+    entropy_cap: float = 0.7,
+    sum_weight: float = 1.0,
+    entropy_weight: float = 1.0,
+    query_mask: Array | None = None,
+) -> tuple[Array, Array, Array]:
+    """ReLUFormer's regulariser: sum_weight·mean |log Z| + entropy_weight·mean max(H - entropy_cap·log n, 0).
+
+    Shen et al. 2023 eq 7 with C = 0.7·log n, and with the absolute value that their text names and the printed equation
+    lost. Z = `stats.total` of the raw weights, H = `stats.entropy` of the normalised ones, n = `stats.visible`, natural
+    logarithms. The means run over the valid rows (n > 0, Z > 0, `query_mask` True) of this call; callers add layers.
+    Without a valid row all three results are 0. |log Z| has gradient 0 at Z = 1, max(·, 0) at 0.
+
+    Args:
+        stats: from `row_statistics` or `attention_with_statistics`; total, entropy and visible must be present.
+        entropy_cap: the share of log n up to which entropy is free.
+        sum_weight, entropy_weight: weights of the two terms. The paper gives none: the defaults are ours.
+        query_mask: boolean (..., L), True = the row counts.
+
+    Returns:
+        (loss, sum_term, entropy_term), scalars in the dtype of the statistics; the terms are the unweighted means.
+    """
+    op = "attention_regulariser"
+    for name, value in (
+        ("entropy_cap", entropy_cap),
+        ("sum_weight", sum_weight),
+        ("entropy_weight", entropy_weight),
+    ):
+        _check.number(op, name, value)
+    xp, t = _regulariser_terms(op, stats, entropy_cap, query_mask)
+    sum_term = xp.sum(xp.abs(t.log_total)) * t.share
+    entropy_term = xp.sum(xp.where(t.excess <= 0, 0.0, t.excess)) * t.share
+    return sum_weight * sum_term + entropy_weight * entropy_term, sum_term, entropy_term
+
+
+def attention_regulariser_vjp(
+    stats: RowStatistics,
+    dloss: Array,
+    dsum_term: Array | None = None,
+    dentropy_term: Array | None = None,
+    *,
+    entropy_cap: float = 0.7,
+    sum_weight: float = 1.0,
+    entropy_weight: float = 1.0,
+    query_mask: Array | None = None,
+) -> dict[str, Array]:
+    """Gradients {"total", "entropy"} of `attention_regulariser`: sign(log Z)/Z and [H > cap], over the valid rows."""
+    op = "attention_regulariser_vjp"
+    xp, t = _regulariser_terms(op, stats, entropy_cap, query_mask)
+    on_sum = sum_weight * (0.0 if dloss is None else dloss) + (0.0 if dsum_term is None else dsum_term)
+    on_entropy = entropy_weight * (0.0 if dloss is None else dloss) + (0.0 if dentropy_term is None else dentropy_term)
+    slope = xp.sign(t.log_total) / xp.where(t.valid, stats.total, 1.0)
+    return {
+        "total": xp.where(t.valid, slope, 0.0) * (t.share * on_sum),
+        "entropy": xp.where(t.valid & (t.excess > 0), t.share * on_entropy, 0.0),
+    }

@@ -1,0 +1,1 @@
+"""Measurements of attnkit against the best alternative in the same process."""

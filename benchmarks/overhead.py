@@ -1,0 +1,52 @@
+"""What a call costs before any arithmetic: attnkit beside the hand-written expression on tiny torch tensors."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import attnkit
+from benchmarks.timing import Timing, interleave
+
+
+def calls(device: str) -> dict[str, dict[str, Callable[[], Any]]]:
+    """Per case, the hand-written expression and attnkit's ways to it, on (2, 4, 5, 8) tensors."""
+    q, k, v = (torch.randn(2, 4, 5, 8, device=device) for _ in range(3))
+    scale = 1.0 / math.sqrt(8)
+    lower = torch.ones(5, 5, dtype=torch.bool, device=device).tril()
+    lengths = torch.arange(1.0, 6.0, device=device)[:, None]
+    return {
+        "relu": {
+            "hand-written": lambda: torch.relu(q * scale @ k.mT) / 5 @ v,
+            "attnkit": lambda: attnkit.pointwise_attention(q, k, v),
+        },
+        "relu, causal": {
+            "hand-written": lambda: torch.relu(q * scale @ k.mT).masked_fill(~lower, 0.0) / lengths @ v,
+            "attnkit": lambda: attnkit.pointwise_attention(q, k, v, causal=True),
+        },
+        "softmax": {
+            "hand-written": lambda: torch.softmax(q * scale @ k.mT, -1) @ v,
+            "attnkit generic": lambda: attnkit.softmax_attention(q, k, v, impl="generic"),
+            "attnkit auto": lambda: attnkit.softmax_attention(q, k, v),
+        },
+    }
+
+
+def measure(device: str, *, rounds: int = 15, repeats: int = 300) -> dict[str, dict[str, Timing]]:
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    return {
+        case: interleave(alternatives, rounds=rounds, repeats=repeats, wait=wait)
+        for case, alternatives in calls(device).items()
+    }
+
+
+def lines(measured: dict[str, dict[str, Timing]]) -> list[str]:
+    """A table: microseconds per call (median, lowest to highest) and what is added to the hand-written expression."""
+    table = [f"{'case':14}{'alternative':18}{'median':>9}{'lowest':>9}{'highest':>9}{'added':>9}   microseconds a call"]
+    for case, timings in measured.items():
+        base = timings["hand-written"].median
+        for name, t in timings.items():
+            cells = (t.median, t.lowest, t.highest, t.median - base)
+            table.append(f"{case:14}{name:18}" + "".join(f"{1e6 * x:9.1f}" for x in cells))
+    return table

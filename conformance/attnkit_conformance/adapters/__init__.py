@@ -1,0 +1,94 @@
+"""attnkit on every backend, seen through the same door as third parties. A name selects one adapter or a family."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+from attnkit_conformance.adapter import Adapter
+from attnkit_conformance.adapters.base import Absent
+from attnkit_conformance.case import DTYPES
+from attnkit_conformance.worker import WorkerAdapter, load
+
+HERE = "attnkit_conformance.adapters"
+REQUIRES = {
+    "numpy": "numpy", "numpy_readonly": "numpy", "strict": "array_api_strict", "torch": "torch", "torch_cuda": "torch",
+    "jax": "jax", "jax_x64": "jax", "cupy": "cupy",
+}  # fmt: skip
+DEFAULT = ("numpy", "numpy_readonly", "strict", "torch", "jax", "jax_x64", "cupy")
+
+
+def family(name: str) -> list[Any]:
+    """The adapters of one library, or of one mode that needs a process of its own."""
+    library = REQUIRES[name]
+    if importlib.util.find_spec(library) is None:
+        return [Absent(name, f"{library} is not installed", DTYPES)]
+    if name == "strict":
+        return [WorkerAdapter("strict", f"{HERE}.strict:Strict")]
+    if name == "jax_x64":
+        return [WorkerAdapter("jax_x64", f"{HERE}.jax:double_precision", {"JAX_ENABLE_X64": "1"})]
+    module = importlib.import_module(f"{HERE}.{'torch' if library == 'torch' else library}")
+    return [adapter for adapter in module.adapters() if adapter.name.partition("-")[0] == name]
+
+
+def find(names: list[str]) -> list[Adapter]:
+    """Adapters by name ("torch-sdpa"), family ("torch", all of it) or path ("package.module:ATTRIBUTE").
+
+    Without names, everything found here. ValueError for what is not known.
+    """
+    if not names:
+        cuda = ["torch_cuda"] if importlib.util.find_spec("torch") and has_cuda() else []
+        return [adapter for name in (*DEFAULT, *cuda) for adapter in family(name)]
+    found: list[Adapter] = []
+    for name in names:
+        found += [third_party(name)] if ":" in name else named(name)
+    return found
+
+
+def has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def named(name: str) -> list[Adapter]:
+    """One adapter, or all of a family."""
+    head = name.partition("-")[0]
+    if head not in REQUIRES:
+        raise ValueError(f"unknown adapter {name!r}; families are {', '.join(REQUIRES)}, yours is package.module:NAME")
+    members = family(head)
+    chosen = members if name == head else [adapter for adapter in members if adapter.name == name]
+    if not chosen:
+        raise ValueError(f"unknown adapter {name!r}; {head} has {', '.join(a.name for a in members) or 'none'}")
+    return chosen
+
+
+def third_party(path: str) -> Adapter:
+    """The adapter at "package.module:ATTRIBUTE", found from the working directory as well."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        adapter: Adapter = load(path)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"cannot load adapter {path!r}: {error}") from error
+    missing = [n for n in ("name", "dtypes", "array", "numpy", "call", "vjp") if not hasattr(adapter, n)]
+    if missing:
+        raise ValueError(f"{path!r} is no adapter: it lacks {', '.join(missing)}; see attnkit_conformance.adapter")
+    return adapter
+
+
+def device() -> str:
+    """The accelerator that torch sees, or the processor."""
+    if importlib.util.find_spec("torch") and has_cuda():
+        import torch
+
+        return str(torch.cuda.get_device_name())
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(models, platform.processor())

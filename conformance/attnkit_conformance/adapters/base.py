@@ -1,0 +1,118 @@
+"""What attnkit's adapters share: attnkit's public functions behind the door of `Adapter`."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+import attnkit
+from attnkit_conformance.adapter import Unsupported
+from attnkit_conformance.opdb import BY_NAME, Op
+
+Arrays = Mapping[str, Any]
+
+
+def kernels(library: str) -> dict[str, tuple[str, ...]]:
+    """{op: names of attnkit's kernels for it} for a library."""
+    module = f"attnkit.backends.{library}"
+    tables = importlib.import_module(module).KERNELS if importlib.util.find_spec(module) else {}
+    return {op: tuple(kernel.name for kernel in rows) for op, rows in tables.items()}
+
+
+def implementations(library: str) -> dict[str, tuple[str, ...] | None]:
+    """{implementation: ops that have it, None for all}: the generic body, then the kernels."""
+    found: dict[str, tuple[str, ...] | None] = {"generic": None}
+    for op, names in kernels(library).items():
+        found |= {name: (*(found.get(name) or ()), op) for name in names}
+    return found
+
+
+class AttnkitAdapter:
+    """attnkit with one `impl`, gradients by the explicit `<op>_vjp` functions."""
+
+    errors = True
+
+    def __init__(
+        self,
+        name: str,
+        dtypes: tuple[str, ...],
+        impl: str = "auto",
+        description: str = "",
+        ops: tuple[str, ...] | None = None,
+    ) -> None:
+        self.name, self.dtypes, self.impl, self.description, self.ops = name, dtypes, impl, description, ops
+
+    def array(self, x: np.ndarray, dtype: str) -> Any:
+        """NumPy arrays stay as they are."""
+        return x
+
+    def numpy(self, x: Any) -> np.ndarray:
+        """Refuses anything that is not a NumPy array."""
+        if not isinstance(x, np.ndarray | np.generic):
+            raise TypeError(f"{self.name}: expected a NumPy array, got {type(x).__module__}.{type(x).__name__}")
+        return np.asarray(x)
+
+    def forward(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+        """Outputs of an op under this adapter's `impl`."""
+        row = BY_NAME[op]
+        chosen = {"impl": self.impl} if dispatches(row) else {}
+        return row.binding.forward(attnkit, row, arrays, {**chosen, **params})
+
+    def call(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+        """Outputs; attnkit's NotImplementedError becomes Unsupported."""
+        try:
+            return self.forward(op, arrays, params)
+        except NotImplementedError as refusal:
+            raise Unsupported(str(refusal)) from refusal
+
+    def vjp(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays) -> dict[str, Any]:
+        """Explicit gradients."""
+        row = BY_NAME[op]
+        return row.binding.vjp(attnkit, row, arrays, params, cotangents)
+
+    def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
+        """The reason that attnkit.explain gives against this adapter's `impl`."""
+        row = BY_NAME[op]
+        if self.impl in ("auto", "generic"):
+            return None
+        return explain(row, arrays, params)[self.impl]
+
+
+def dispatches(row: Op) -> bool:
+    """Whether attnkit's function takes `impl`."""
+    return "impl" in inspect.signature(getattr(attnkit, row.name)).parameters
+
+
+def explain(row: Op, arrays: Arrays, params: Arrays) -> dict[str, str | None]:
+    """attnkit.explain for a case."""
+    given = [arrays[name] for name in row.arguments]
+    keywords = {**{name: x for name, x in arrays.items() if name not in row.arguments}, **params}
+    subject = [keywords.pop("op")] if "op" in keywords else []
+    return attnkit.explain(getattr(attnkit, row.name), *subject, *given, **keywords)
+
+
+class Absent:
+    """Stands for a library or device that is not there: every case is counted as unsupported, with the reason."""
+
+    def __init__(self, name: str, reason: str, dtypes: tuple[str, ...]) -> None:
+        self.name, self.reason, self.dtypes, self.description = name, reason, dtypes, reason
+
+    def array(self, x: np.ndarray, dtype: str) -> np.ndarray:
+        """Nothing to convert to."""
+        return x
+
+    def numpy(self, x: np.ndarray) -> np.ndarray:
+        """Nothing to convert from."""
+        return x
+
+    def call(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+        """Unsupported."""
+        raise Unsupported(self.reason)
+
+    def vjp(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays) -> dict[str, Any]:
+        """Unsupported."""
+        raise Unsupported(self.reason)

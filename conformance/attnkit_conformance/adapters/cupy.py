@@ -1,0 +1,42 @@
+"""attnkit on CuPy arrays, explicit gradients; without a CUDA device every case is counted as unsupported."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cupy
+import numpy as np
+
+from attnkit_conformance.adapters.base import Absent, AttnkitAdapter, implementations
+
+HALF_AND_ABOVE = ("float64", "float32", "float16")  # CuPy has no bfloat16
+
+
+class Cupy(AttnkitAdapter):
+    """CuPy arrays on the current device."""
+
+    def array(self, x: np.ndarray, dtype: str) -> Any:
+        """On the device."""
+        return cupy.asarray(x)
+
+    def numpy(self, x: Any) -> np.ndarray:
+        """Refuses anything that is not a CuPy array."""
+        if not isinstance(x, cupy.ndarray):
+            raise TypeError(f"{self.name}: expected a cupy.ndarray, got {type(x).__module__}.{type(x).__name__}")
+        return cupy.asnumpy(x)
+
+
+def missing_device() -> str | None:
+    """Why CuPy cannot compute here, or None."""
+    try:
+        return None if cupy.cuda.runtime.getDeviceCount() else "no CUDA device"
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        return f"no CUDA device ({str(error).partition(':')[0]})"
+
+
+def adapters() -> list[Any]:
+    """One adapter per implementation, or one that says why there is none."""
+    if reason := missing_device():
+        return [Absent("cupy", reason, HALF_AND_ABOVE)]
+    found = implementations("cupy").items()
+    return [Cupy(f"cupy-{name}", HALF_AND_ABOVE, name, "explicit gradients", ops) for name, ops in found]

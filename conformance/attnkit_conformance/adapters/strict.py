@@ -1,0 +1,30 @@
+"""attnkit on the strictest array-api-strict: nothing but the standard. Its flags hold for the process: use a worker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import array_api_strict
+import numpy as np
+
+from attnkit_conformance.adapters.base import AttnkitAdapter
+
+
+class Strict(AttnkitAdapter):
+    """No boolean indexing, no shapes that depend on data, no extensions."""
+
+    def __init__(self) -> None:
+        array_api_strict.set_array_api_strict_flags(
+            boolean_indexing=False, data_dependent_shapes=False, enabled_extensions=()
+        )
+        super().__init__("strict", ("float32", "float64"), description="array-api-strict, explicit gradients")
+
+    def array(self, x: np.ndarray, dtype: str) -> Any:
+        """An array that has only what the standard names."""
+        return array_api_strict.asarray(x)
+
+    def numpy(self, x: Any) -> np.ndarray:
+        """Refuses anything else."""
+        if not isinstance(x, type(array_api_strict.asarray(0))):
+            raise TypeError(f"expected an array_api_strict array, got {type(x).__module__}.{type(x).__name__}")
+        return np.from_dlpack(x) if x.dtype != array_api_strict.bool else np.asarray(x)

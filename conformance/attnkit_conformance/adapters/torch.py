@@ -1,0 +1,70 @@
+"""attnkit on torch tensors: gradients by autograd, one adapter per implementation and device; and explicit ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from attnkit_conformance.adapters.base import Arrays, AttnkitAdapter, implementations
+from attnkit_conformance.case import DTYPES
+from attnkit_conformance.opdb import BY_NAME
+
+
+class Explicit(AttnkitAdapter):
+    """Gradients by the explicit `<op>_vjp` functions."""
+
+    def __init__(self, name: str, impl: str, device: str, description: str, ops: tuple[str, ...] | None = None) -> None:
+        super().__init__(name, DTYPES, impl, description, ops)
+        self.device = torch.device(device)
+
+    def array(self, x: np.ndarray, dtype: str) -> Any:
+        """A tensor with the strides of `x`."""
+        if x.dtype == ml_dtypes.bfloat16:
+            return torch.from_numpy(x.view(np.uint16)).view(torch.bfloat16).to(self.device)
+        return torch.from_numpy(x).to(self.device)
+
+    def numpy(self, x: Any) -> np.ndarray:
+        """Refuses anything that is not a tensor on this device."""
+        if not isinstance(x, torch.Tensor) or x.device.type != self.device.type:
+            where = f" on {x.device}" if isinstance(x, torch.Tensor) else ""
+            raise TypeError(f"{self.name}: expected a tensor on {self.device}, got {type(x).__name__}{where}")
+        x = x.detach().cpu()
+        return x.view(torch.uint16).numpy().view(ml_dtypes.bfloat16) if x.dtype == torch.bfloat16 else x.numpy()
+
+
+class Autograd(Explicit):
+    """Gradients by autograd."""
+
+    def vjp(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays) -> dict[str, Any]:
+        """torch.autograd.grad of the outputs that have a cotangent."""
+        row = BY_NAME[op]
+        leaves = {name: arrays[name].detach().requires_grad_() for name in row.differentiable if name in arrays}
+        return pulled_back(self.call(op, {**arrays, **leaves}, params), leaves, cotangents)
+
+
+def pulled_back(
+    outputs: Mapping[str, torch.Tensor], leaves: Mapping[str, torch.Tensor], cotangents: Arrays
+) -> dict[str, torch.Tensor]:
+    """Gradients of leaves; a leaf that no output depends on has gradient 0."""
+    live = [name for name in cotangents if outputs[name].requires_grad]
+    if not live:
+        return {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
+    given = [cotangents[name] for name in live]
+    found = torch.autograd.grad([outputs[name] for name in live], list(leaves.values()), given, allow_unused=True)
+    pairs = zip(leaves.items(), found, strict=True)
+    return {name: torch.zeros_like(leaf) if grad is None else grad for (name, leaf), grad in pairs}
+
+
+def adapters() -> list[AttnkitAdapter]:
+    """One adapter per implementation on each device, and the explicit gradients."""
+    devices = {"": "cpu", **({"_cuda": "cuda"} if torch.cuda.is_available() else {})}
+    made: list[AttnkitAdapter] = []
+    for suffix, device in devices.items():
+        for name, ops in implementations("torch").items():
+            made.append(Autograd(f"torch{suffix}-{name}", name, device, f"{device}, autograd", ops))
+        made.append(Explicit(f"torch{suffix}-explicit", "generic", device, f"{device}, explicit gradients"))
+    return made

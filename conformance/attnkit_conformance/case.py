@@ -1,0 +1,72 @@
+"""A `Case`: one input of one op in one dtype, as any adapter is shown it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+PROFILES = ("quick", "full")
+
+
+def numpy_dtype(name: str) -> np.dtype:
+    """The NumPy dtype called `name`, ml_dtypes' bfloat16 included."""
+    return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)
+
+
+def compute_dtype(name: str) -> str:
+    """A7: float64 stays, everything else is computed in float32."""
+    return "float64" if name == "float64" else "float32"
+
+
+def rounded(x: np.ndarray, dtype: str) -> np.ndarray:
+    """`x` as float64 after rounding to `dtype`."""
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        return np.asarray(x, np.float64).astype(numpy_dtype(dtype)).astype(np.float64)
+
+
+def generator(seed_text: str) -> np.random.Generator:
+    """A generator seeded by text, the same on every machine."""
+    digest = hashlib.sha256(seed_text.encode()).digest()
+    return np.random.default_rng(np.random.SeedSequence(int.from_bytes(digest[:16], "little")))
+
+
+@dataclass(frozen=True)
+class Case:
+    """One input with its parameters and cotangents. Float arrays are float64, already rounded to their dtype."""
+
+    id: str
+    op: str
+    dtype: str
+    arrays: Mapping[str, np.ndarray]
+    params: Mapping[str, Any]
+    cotangents: Mapping[str, np.ndarray]
+    tags: frozenset[str] = frozenset()
+    dtypes: Mapping[str, str] = field(default_factory=dict)  # only where an array's dtype is not `dtype`
+    layout: str = "contiguous"
+
+    def dtype_of(self, name: str) -> str:
+        """The dtype in which an adapter is given array `name`."""
+        x = self.arrays[name]
+        return self.dtypes.get(name, self.dtype) if x.dtype.kind == "f" else x.dtype.name
+
+    def typed(self, name: str) -> np.ndarray:
+        """Array `name` in its dtype and with the memory layout of the case."""
+        x = self.arrays[name].astype(numpy_dtype(self.dtype_of(name)))
+        return laid_out(x, self.layout) if name in ("q", "k", "v") else x
+
+
+def laid_out(x: np.ndarray, layout: str) -> np.ndarray:
+    """The same values as a view that is not contiguous."""
+    if layout == "transposed" and x.ndim >= 3:  # (B, L, H, d) memory seen as (B, H, L, d)
+        return np.swapaxes(np.ascontiguousarray(np.swapaxes(x, -3, -2)), -3, -2)
+    if layout == "strided":
+        wide = np.zeros((*x.shape[:-2], 2 * x.shape[-2], 2 * x.shape[-1]), x.dtype)
+        wide[..., ::2, 1::2] = x
+        return wide[..., ::2, 1::2]
+    return x

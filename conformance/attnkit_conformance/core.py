@@ -1,0 +1,209 @@
+"""The library behind every front end: `cases(op)`, `check(adapter, case)` and `judge` over many of both."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from attnkit_conformance import tolerance
+from attnkit_conformance.adapter import Adapter, Unsupported
+from attnkit_conformance.case import DTYPES, PROFILES, Case, numpy_dtype
+from attnkit_conformance.golden import Golden, golden
+from attnkit_conformance.opdb import BY_NAME, OPDB, Op
+from attnkit_conformance.tolerance import Limit, Measured
+
+STATUSES = ("pass", "fail", "unsupported", "xfail")
+Failure = tuple[str, str]  # name of the check, message
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """The verdict on one case: errors beside their bounds, failed checks by name, and the reason where none was run."""
+
+    id: str
+    adapter: str
+    op: str
+    dtype: str
+    status: str
+    measured: tuple[Measured, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    reason: str = ""
+    seconds: float = 0.0
+
+    @property
+    def ratio(self) -> float:
+        """Worst error over what is allowed."""
+        return max((m.ratio for m in self.measured), default=0.0)
+
+    @property
+    def message(self) -> str:
+        """Everything that went wrong, or why nothing was judged."""
+        return "\n".join(f"[{check}] {text}" for check, text in self.failures) or self.reason
+
+    @property
+    def checks(self) -> set[str]:
+        """Names of the checks that failed."""
+        return {check for check, _ in self.failures}
+
+
+@dataclass
+class Findings:
+    """What is learnt about one case while it is judged."""
+
+    measured: list[Measured] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+
+    def fail(self, check: str, text: str) -> None:
+        """Note a failed check."""
+        self.failures.append((check, text))
+
+
+def op_named(name: str) -> Op:
+    """The row of an op; ValueError with the known names otherwise."""
+    if name not in BY_NAME:
+        raise ValueError(f"unknown op {name!r}; known are {', '.join(BY_NAME)}")
+    return BY_NAME[name]
+
+
+def asked(adapter: Adapter, op: str) -> bool:
+    """Whether an adapter is judged on an op at all."""
+    ops = getattr(adapter, "ops", None)
+    return ops is None or op in ops
+
+
+def cases(op: str, profile: str = "full", dtypes: tuple[str, ...] = DTYPES) -> Iterator[Case]:
+    """All cases of an op."""
+    if profile not in PROFILES:
+        raise ValueError(f"unknown profile {profile!r}; expected one of {', '.join(PROFILES)}")
+    row = op_named(op)
+    for dtype in dtypes:
+        if dtype in row.dtypes:
+            yield from row.samples(row, dtype, profile)
+
+
+def all_cases(profile: str, dtypes: tuple[str, ...] = DTYPES) -> Iterator[Case]:
+    """All cases of all ops."""
+    for op in OPDB:
+        yield from cases(op.name, profile, dtypes)
+
+
+def typed_arrays(adapter: Adapter, case: Case) -> dict[str, Any]:
+    """The arrays of a case as the adapter's."""
+    return {name: adapter.array(case.typed(name), case.dtype_of(name)) for name in case.arrays}
+
+
+def typed_cotangents(adapter: Adapter, case: Case) -> dict[str, Any]:
+    """The cotangents of a case as the adapter's, each in the dtype of its output."""
+    op, made = BY_NAME[case.op], {}
+    for name, x in case.cotangents.items():
+        dtype = op.output_dtype(name, case.dtype)
+        made[name] = adapter.array(x.astype(numpy_dtype(dtype)), dtype)
+    return made
+
+
+def outputs(adapter: Adapter, case: Case) -> dict[str, np.ndarray]:
+    """What the adapter computes for a case, as NumPy arrays in their dtypes."""
+    answer = adapter.call(case.op, typed_arrays(adapter, case), case.params)
+    return {name: adapter.numpy(x) for name, x in answer.items()}
+
+
+def gradients(adapter: Adapter, case: Case) -> dict[str, np.ndarray]:
+    """The adapter's gradients for a case, as NumPy arrays in their dtypes."""
+    arrays, cotangents = typed_arrays(adapter, case), typed_cotangents(adapter, case)
+    answer = adapter.vjp(case.op, arrays, case.params, cotangents)
+    return {name: adapter.numpy(x) for name, x in answer.items()}
+
+
+def judge_arrays(
+    found: Findings, kind: str, got: Mapping[str, np.ndarray], limits: Mapping[str, Limit], zeros: Mapping[str, Any]
+) -> None:
+    """Names, dtypes, shapes, exact zeros and errors of outputs or gradients (`kind`)."""
+    prefix = "d" if kind == "gradient" else ""
+    if set(got) != set(limits):
+        found.fail("names", f"{kind}s {sorted(got)}; expected {sorted(limits)}")
+    for name, limit in limits.items():
+        if name not in got:
+            continue
+        x, label = got[name], prefix + name
+        if x.dtype.name != limit.dtype:
+            found.fail("dtype", f"{label} has dtype {x.dtype.name}; expected {limit.dtype}")
+        if x.shape != limit.golden.shape:
+            found.fail("shape", f"{label} has shape {x.shape}; expected {limit.golden.shape}")
+            continue
+        wide = x.astype(np.float64)
+        if name in zeros and np.any(wide[np.broadcast_to(zeros[name], x.shape) & (limit.golden == 0)]):
+            found.fail("null_rows", f"{label} is not exactly 0 where nothing is visible")
+        measured = tolerance.measure(label, wide, limit)
+        found.measured.append(measured)
+        found.failures.extend(measured.failures)
+
+
+def check(adapter: Adapter, case: Case) -> CaseResult:
+    """Judge one adapter on one case."""
+    started, found = time.perf_counter(), Findings()
+    reason = judge_case(adapter, case, found)
+    status = "fail" if found.failures else "unsupported" if reason and not found.measured else "pass"
+    seconds = time.perf_counter() - started
+    return CaseResult(
+        case.id,
+        adapter.name,
+        case.op,
+        case.dtype,
+        status,
+        tuple(found.measured),
+        tuple(found.failures),
+        reason,
+        seconds,
+    )
+
+
+def judge_case(adapter: Adapter, case: Case, found: Findings) -> str:
+    """Fill in the findings; the answer is the reason for which something was not served, or nothing."""
+    try:
+        arrays = typed_arrays(adapter, case)
+        before = {name: adapter.numpy(x).tobytes() for name, x in arrays.items()}
+        reason = judge_outputs(adapter, case, arrays, found)
+        if not reason and BY_NAME[case.op].vjp:
+            reason = judge_gradients(adapter, case, arrays, found)
+        for name, x in arrays.items():
+            if adapter.numpy(x).tobytes() != before[name]:
+                found.fail("inputs", f"{name} was changed by the call")
+    except Exception as error:  # an adapter may raise anything, and the run goes on
+        found.fail("exception", f"{type(error).__name__}: {error}")
+        return ""
+    return reason
+
+
+def judge_outputs(adapter: Adapter, case: Case, arrays: Mapping[str, Any], found: Findings) -> str:
+    """Call, and compare with what was declared and with the golden outputs."""
+    declares = getattr(adapter, "unsupported", None)
+    declared = declares(case.op, arrays, case.params) if declares else None
+    try:
+        answer = adapter.call(case.op, arrays, case.params)
+    except Unsupported as refusal:
+        if declares and declared is None:
+            found.fail("declared", f"refused without having declared it: {refusal}")
+        return str(refusal) or "unsupported"
+    if declared is not None:
+        found.fail("declared", f"declares itself unsupported ({declared}) but returned a result")
+    truth = golden(case)
+    for text in truth.blind_spots():
+        found.fail("blind", text)
+    judge_arrays(found, "output", {n: adapter.numpy(x) for n, x in answer.items()}, truth.outputs, truth.zero_outputs)
+    return ""
+
+
+def judge_gradients(adapter: Adapter, case: Case, arrays: Mapping[str, Any], found: Findings) -> str:
+    """The same for gradients, which an adapter may refuse as a whole."""
+    try:
+        answer = adapter.vjp(case.op, arrays, case.params, typed_cotangents(adapter, case))
+    except Unsupported as refusal:
+        return f"gradients: {refusal}"
+    truth: Golden = golden(case)
+    got = {name: adapter.numpy(x) for name, x in answer.items()}
+    judge_arrays(found, "gradient", got, truth.gradients, truth.zero_gradients)
+    return ""

@@ -1,0 +1,147 @@
+"""Golden vectors for implementations in any language: `export` writes them, `compare` judges what others computed.
+
+A folder holds manifest.json and one safetensors file per op. Tensors are named "<case>/in.<argument>",
+"<case>/cotangent.<output>", "<case>/out.<output>" and "<case>/grad.<argument>"; the last two are the float64 golden
+values, the others have the dtype of the case. The manifest gives parameters, units and bounds, and sha256 of each file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from safetensors import deserialize
+from safetensors.numpy import save_file
+
+from attnkit_conformance import core, tolerance
+from attnkit_conformance.case import DTYPES, Case, numpy_dtype
+from attnkit_conformance.core import CaseResult
+from attnkit_conformance.golden import golden
+from attnkit_conformance.judge import matcher
+from attnkit_conformance.opdb import BY_NAME, OPDB
+from attnkit_conformance.tolerance import Limit
+
+FORMAT = 1
+TENSOR_DTYPES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "BOOL": "bool",
+    "I64": "int64", "I32": "int32",
+}  # fmt: skip
+
+
+def tensors_of(case: Case) -> dict[str, np.ndarray]:
+    """Everything that a case is made of, under its names in the file."""
+    op, truth = BY_NAME[case.op], golden(case)
+    found = {f"in.{name}": case.typed(name) for name in case.arrays}
+    for name, x in case.cotangents.items():
+        found[f"cotangent.{name}"] = x.astype(numpy_dtype(op.output_dtype(name, case.dtype)))
+    found |= {f"out.{name}": limit.golden for name, limit in truth.outputs.items()}
+    found |= {f"grad.{name}": limit.golden for name, limit in truth.gradients.items()}
+    return {f"{case.id}/{name}": x.copy(order="C") for name, x in found.items()}
+
+
+def entry(case: Case) -> dict[str, Any]:
+    """A case in the manifest."""
+    truth = golden(case)
+    limits = {
+        **{f"out.{n}": x for n, x in truth.outputs.items()},
+        **{f"grad.{n}": x for n, x in truth.gradients.items()},
+    }
+    described = {
+        name: {"dtype": x.dtype, "unit": x.unit, "bound": x.bound, "second_rule": x.naive_units}
+        for name, x in limits.items()
+    }
+    return {"id": case.id, "op": case.op, "dtype": case.dtype, "params": dict(case.params), "limits": described}
+
+
+def export(
+    folder: Path, profile: str = "quick", expression: str | None = None, dtypes: tuple[str, ...] = DTYPES
+) -> int:
+    """Write the vectors of all selected cases; returns how many."""
+    keep, entries, files = matcher(expression), [], {}
+    folder.mkdir(parents=True, exist_ok=True)
+    for op in OPDB:
+        tensors: dict[str, np.ndarray] = {}
+        for case in core.cases(op.name, profile, dtypes):
+            if keep(case.id):
+                tensors |= tensors_of(case)
+                entries.append(entry(case))
+        if tensors:
+            path = folder / f"{op.name}.safetensors"
+            save_file(tensors, path)
+            files[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    if not entries:
+        raise ValueError("nothing selected to export")
+    manifest = {"format": FORMAT, "files": files, "cases": entries}
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
+    return len(entries)
+
+
+def read_tensors(path: Path) -> Iterator[tuple[str, np.ndarray]]:
+    """All tensors of a safetensors file, bfloat16 included."""
+    for name, held in deserialize(path.read_bytes()):
+        if held["dtype"] not in TENSOR_DTYPES:
+            raise ValueError(f"{path}: {name} has dtype {held['dtype']}; expected one of {', '.join(TENSOR_DTYPES)}")
+        dtype = TENSOR_DTYPES[held["dtype"]]
+        kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
+        yield name, np.frombuffer(held["data"], dtype=kind).reshape(held["shape"])
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of exported vectors, after their checksums were verified."""
+    path = folder / "manifest.json"
+    if not path.exists():
+        raise ValueError(f"{folder}: no manifest.json; write one with the export command")
+    manifest: dict[str, Any] = json.loads(path.read_text())
+    if manifest.get("format") != FORMAT:
+        raise ValueError(f"{path}: format {manifest.get('format')}; expected {FORMAT}")
+    for name, digest in manifest["files"].items():
+        if hashlib.sha256((folder / name).read_bytes()).hexdigest() != digest:
+            raise ValueError(f"{folder / name}: the checksum is not that of the manifest")
+    return manifest
+
+
+def compare(folder: Path, theirs: Path) -> list[CaseResult]:
+    """Judge the tensors in the safetensors files of `theirs` ("<case>/out.o", "<case>/grad.q", ...)."""
+    manifest = read_manifest(folder)
+    golden_tensors = {name: x for file in manifest["files"] for name, x in read_tensors(folder / file)}
+    paths = sorted(theirs.glob("*.safetensors")) if theirs.is_dir() else [theirs]
+    if not paths or not paths[0].exists():
+        raise ValueError(f"{theirs}: no safetensors files")
+    given = {name: x for path in paths for name, x in read_tensors(path) if "/out." in name or "/grad." in name}
+    unknown = sorted(set(given) - set(golden_tensors))
+    if unknown:
+        raise ValueError(f"{theirs}: {len(unknown)} tensors match no case, the first is {unknown[0]!r}")
+    return [compare_case(item, golden_tensors, given, theirs.name) for item in manifest["cases"]]
+
+
+def compare_case(
+    item: dict[str, Any], golden_tensors: dict[str, np.ndarray], given: dict[str, np.ndarray], name: str
+) -> CaseResult:
+    """The verdict on one case; without any of its tensors it counts as unsupported, without some it fails."""
+    found = core.Findings()
+    present = [output for output in item["limits"] if f"{item['id']}/{output}" in given]
+    for output, held in item["limits"].items():
+        key = f"{item['id']}/{output}"
+        if key not in given:
+            if present and output.startswith("out."):
+                found.fail("names", f"{output} is missing")
+            continue
+        limit = Limit(golden_tensors[key], held["dtype"], held["unit"], held["bound"], held["second_rule"])
+        x = given[key]
+        if x.shape != limit.golden.shape:
+            found.fail("shape", f"{output} has shape {x.shape}; expected {limit.golden.shape}")
+            continue
+        if x.dtype.name != limit.dtype:
+            found.fail("dtype", f"{output} has dtype {x.dtype.name}; expected {limit.dtype}")
+        measured = tolerance.measure(output, x.astype(np.float64), limit)
+        found.measured.append(measured)
+        found.failures.extend(measured.failures)
+    status = "fail" if found.failures else "pass" if present else "unsupported"
+    reason = "" if present else "no tensors given"
+    measured_all, failures = tuple(found.measured), tuple(found.failures)
+    return CaseResult(item["id"], name, item["op"], item["dtype"], status, measured_all, failures, reason)

@@ -1,0 +1,127 @@
+"""Reports for machines and for people: JSON, JUnit XML, and one HTML page that needs nothing else."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+import platform
+import xml.etree.ElementTree as xml
+from collections.abc import Iterable
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from attnkit_conformance.adapter import Adapter
+from attnkit_conformance.adapters import device as machine_device
+from attnkit_conformance.core import STATUSES, CaseResult
+from attnkit_conformance.opdb import BY_NAME
+
+LIBRARIES = ("attnkit", "numpy", "torch", "jax", "cupy", "array_api_strict")
+TEMPLATE = Path(__file__).parent / "report.html"
+Header = dict[str, Any]
+
+
+def header(adapters: Iterable[Adapter], profile: str) -> Header:
+    """Versions, machine, and what was judged."""
+    return {
+        "profile": profile,
+        "versions": {name: version(name) for name in LIBRARIES if find_spec(name)},
+        "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.machine()}",
+        "device": machine_device(),
+        "adapters": {a.name: {"dtypes": list(a.dtypes), "description": described(a)} for a in adapters},
+    }
+
+
+def described(adapter: Adapter) -> str:
+    return str(getattr(adapter, "description", ""))
+
+
+def version(library: str) -> str:
+    """Version of an installed distribution that provides `library`."""
+    names = metadata.packages_distributions().get(library, [library])
+    try:
+        return metadata.version(names[0])
+    except metadata.PackageNotFoundError:
+        return "?"
+
+
+def finite(x: float | None) -> float | None:
+    """Numbers that JSON can hold: four digits, None for infinity and NaN."""
+    return None if x is None or not math.isfinite(x) else float(f"{x:.4g}")
+
+
+def record(result: CaseResult) -> dict[str, Any]:
+    """One verdict as plain data."""
+    return {
+        "id": result.id,
+        "adapter": result.adapter,
+        "op": result.op,
+        "dtype": result.dtype,
+        "status": result.status,
+        "ratio": finite(result.ratio),
+        "errors": [
+            {
+                "output": m.output, "dtype": m.dtype, "max": finite(m.max_error), "rms": finite(m.rms_error),
+                "bound": finite(m.bound), "second_rule": finite(m.naive_units),
+            }
+            for m in result.measured
+        ],
+        "failures": [{"check": check, "message": message} for check, message in result.failures],
+        "reason": result.reason,
+        "seconds": finite(result.seconds),
+    }  # fmt: skip
+
+
+def as_json(results: list[CaseResult], head: Header) -> str:
+    """Everything, one record per verdict."""
+    totals = {status: sum(result.status == status for result in results) for status in STATUSES}
+    return json.dumps({**head, "totals": totals, "results": [record(r) for r in results]}, indent=1) + "\n"
+
+
+def as_junit(results: list[CaseResult], head: Header) -> str:
+    """One suite per adapter; unsupported and expected failures are skipped with their reason."""
+    root = xml.Element("testsuites", name="attnkit_conformance")
+    for adapter in dict.fromkeys(result.adapter for result in results):
+        held = [result for result in results if result.adapter == adapter]
+        skipped = sum(result.status in ("unsupported", "xfail") for result in held)
+        failed = sum(result.status == "fail" for result in held)
+        counts = {"tests": str(len(held)), "failures": str(failed), "skipped": str(skipped), "errors": "0"}
+        suite = xml.SubElement(root, "testsuite", {"name": adapter, **counts})
+        for result in held:
+            named = {"classname": adapter, "name": result.id, "time": f"{result.seconds:.4f}"}
+            case = xml.SubElement(suite, "testcase", named)
+            if result.status == "fail":
+                checks = ", ".join(sorted(result.checks))
+                xml.SubElement(case, "failure", message=checks).text = result.message
+            elif result.status != "pass":
+                xml.SubElement(case, "skipped", message=f"{result.status}: {result.reason}")
+    return xml.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def compact(results: list[CaseResult]) -> dict[str, Any]:
+    """Verdicts as short rows for the page: names are numbers into lists."""
+    adapters = list(dict.fromkeys(r.adapter for r in results))
+    ops = [name for name in BY_NAME if any(r.op == name for r in results)]
+    reasons = list(dict.fromkeys(r.reason for r in results))
+    rows = []
+    for r in results:
+        place = [adapters.index(r.adapter), ops.index(r.op), r.id.partition("/")[2], STATUSES.index(r.status)]
+        errors = [
+            [m.output, finite(m.max_error), finite(m.rms_error), finite(m.bound), finite(m.naive_units)]
+            for m in r.measured
+        ]
+        rows.append([*place, reasons.index(r.reason), errors, [list(failure) for failure in r.failures]])
+    formulas = [BY_NAME[name].formula for name in ops]
+    return {"adapters": adapters, "ops": ops, "formulas": formulas, "reasons": reasons, "rows": rows}
+
+
+def as_html(results: list[CaseResult], head: Header) -> str:
+    """The page: its template with the data put in."""
+    data = json.dumps({"head": head, **compact(results)}, separators=(",", ":"), ensure_ascii=False)
+    failed = sum(result.status == "fail" for result in results)
+    title = f"attnkit conformance: {'all passed' if not failed else f'{failed} failed'}"
+    page = TEMPLATE.read_text()
+    return page.replace("{{title}}", html.escape(title)).replace("{{data}}", data.replace("</", "<\\/"))

@@ -1,0 +1,1 @@
+"""Training studies of attention variants on torch: ``python -m experiments list | run | report``."""

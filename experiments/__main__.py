@@ -1,0 +1,134 @@
+"""The command line: list recipes, run one, make the report of what was run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+# spinning threads are many times slower as soon as another process wants a core; torch reads this when it is imported
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# a GPU's matrix library reads this once, when it starts; without it torch refuses to be deterministic
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+import tyro
+
+from experiments import runner
+from experiments.errors import Diverged, UserError
+from experiments.progress import say
+from experiments.recipes import RECIPES
+from experiments.report import write_report
+
+
+@dataclass(frozen=True)
+class List:
+    """Show every recipe: id, what it shows, source, presets with their cost."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Train the cells of a recipe; a killed run continues with --resume."""
+
+    recipe: tyro.conf.Positional[str]
+    """Recipe id, as printed by list."""
+    out: Path
+    """Directory for everything that is written."""
+    preset: str = "smoke"
+    """smoke, small or cpu."""
+    data: str | None = None
+    """digits, or an ImageFolder directory or zip; default: ATTNKIT_DATA, else digits."""
+    settings: Annotated[
+        tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]], tyro.conf.arg(name="set", metavar="KEY=VALUE")
+    ] = ()
+    """Change a setting of the study, such as steps=100 or alphas=0,0.5,1 (repeatable)."""
+    seeds: tuple[int, ...] | None = None
+    """Seeds instead of the preset's, such as 0 1 2."""
+    device: str = "auto"
+    """auto, cpu or cuda[:N]."""
+    threads: int | None = None
+    """CPU threads; a resumed run keeps the number it was started with."""
+    cache: Path | None = None
+    """Where decoded images are kept (default: OUT/cache)."""
+    resume: bool = False
+    """Continue the study in --out."""
+    overwrite: bool = False
+    """Delete the study in --out and start anew."""
+    skip_unreadable: bool = False
+    """Leave unreadable images out and count them."""
+    keep_going: bool = False
+    """Record a diverged cell and train the others."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Write report.html, results.csv and summary.md for a study."""
+
+    folder: tyro.conf.Positional[Path]
+    """The --out of a run."""
+
+
+Command = (
+    Annotated[List, tyro.conf.subcommand("list")]
+    | Annotated[Run, tyro.conf.subcommand("run")]
+    | Annotated[Report, tyro.conf.subcommand("report")]
+)
+
+
+def show_list() -> None:
+    for recipe in RECIPES.values():
+        say(f"{recipe.id}  {recipe.title}")
+        say(f"    shows   {recipe.shows}")
+        say(f"    source  {recipe.source}")
+        for name, preset in recipe.presets.items():
+            cells = len(recipe.variants(preset.study)) * len(preset.study.seeds)
+            say(f"    {name:<7} {cells} cells × {preset.study.steps} steps; {preset.cost}")
+        for name, when in recipe.later.items():
+            say(f"    {name:<7} not yet: {when}")
+
+
+def data_source(given: str | None) -> str:
+    """--data, else what ATTNKIT_DATA names: images, or a folder that holds cifar10-subset.zip; else digits."""
+    if given is not None:
+        return given
+    if "ATTNKIT_DATA" not in os.environ:
+        return "digits"
+    place = Path(os.environ["ATTNKIT_DATA"])
+    inside = place / "cifar10-subset.zip"
+    return str(inside if inside.exists() else place)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    command: List | Run | Report = tyro.cli(
+        Command,
+        prog="python -m experiments",
+        args=arguments,
+        config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitSubcommandPrefixes),
+    )
+    try:
+        if isinstance(command, List):
+            show_list()
+        elif isinstance(command, Report):
+            say(f"report: {write_report(command.folder)}")
+        else:
+            fields = vars(command) | {
+                "settings": tuple(word for words in command.settings for word in words),
+                "data": data_source(command.data),
+            }
+            out = runner.run(runner.Request(**fields))
+            say(f"done; python -m experiments report {out}")
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except Diverged as diagnosis:
+        print(f"error: {diagnosis}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted; --resume continues at the last checkpoint", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

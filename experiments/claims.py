@@ -1,0 +1,105 @@
+"""Two statements of the papers that hold exactly, at any size, and are measured on real tensors.
+
+1. Wortsman et al. 2023 §3: at initialisation q and k are O(1), so the mean weight of L^-alpha·h scales as L^-alpha, and
+   only alpha = 1 has the scaling 1/L of softmax.
+2. Shen et al. 2023 Theorem 4.1: with q, k, v of unit variance the output of relu attention without a scale has variance
+   n/2; dividing by √(n/2) (reluformer) keeps it at 1 for every n.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import attnkit
+
+LENGTHS = (64, 128, 256, 512, 1024)
+HEAD_DIM = 64
+VALUE_DIM = 512  # wide: all queries share the sum over the values, so its noise falls with width only
+ACTIVATIONS = ("relu", "relu_squared", "gelu", "softplus", "identity", "relu6", "sigmoid")
+ALPHAS = (0.0, 0.5, 1.0)
+SEED = 0
+SLOPE_TOLERANCE = 0.01  # what "within 1 %" means: of a slope, and of a variance that should be flat
+
+
+def normal_inputs(length: int, pairs: int, *, seed: int = SEED) -> tuple[Tensor, Tensor, Tensor]:
+    """Standard normal q, k (heads, length, 64) and v (heads, length, 512): about `pairs` pairs at any length."""
+    heads = max(pairs // length**2, 1)
+    rng = torch.Generator().manual_seed(seed * 1_000_003 + length)
+    q, k = torch.randn(2, heads, length, HEAD_DIM, generator=rng).unbind()
+    return q, k, torch.randn(heads, length, VALUE_DIM, generator=rng)
+
+
+def slope(x: list[float], y: list[float]) -> float:
+    """Least-squares slope of log y against log x."""
+    u, w = [math.log(value) for value in x], [math.log(value) for value in y]
+    mean_u, mean_w = sum(u) / len(u), sum(w) / len(w)
+    return sum((a - mean_u) * (b - mean_w) for a, b in zip(u, w, strict=True)) / sum((a - mean_u) ** 2 for a in u)
+
+
+def mean_weight(activation: str, alpha: float, length: int, *, pairs: int) -> float:
+    """E|w| over all pairs of L^-alpha·h(q·k/√d)."""
+    q, k, _ = normal_inputs(length, pairs)
+    weights = attnkit.pointwise_attention_weights(q, k, activation=activation, alpha=alpha)
+    return float(weights.abs().double().mean())
+
+
+def weight_scaling(*, pairs: int = 1 << 21) -> list[dict[str, Any]]:
+    """Statement 1: for every h and alpha the slope of log E|w| against log L, which should be -alpha."""
+    found = []
+    for activation in ACTIVATIONS:
+        for alpha in ALPHAS:
+            means = [mean_weight(activation, alpha, length, pairs=pairs) for length in LENGTHS]
+            fitted = slope([float(length) for length in LENGTHS], means)
+            found.append({"activation": activation, "alpha": alpha, "means": means, "slope": fitted})
+    return found
+
+
+def softmax_scaling(*, pairs: int = 1 << 21) -> list[float]:
+    """E|w| of softmax at every length: exactly 1/L, the line that alpha = 1 runs parallel to."""
+    means = []
+    for length in LENGTHS:
+        q, k, _ = normal_inputs(length, pairs)
+        means.append(float(attnkit.softmax_attention_weights(q, k).double().mean()))
+    return means
+
+
+def output_variance(*, pairs: int = 1 << 22) -> list[dict[str, float]]:
+    """Statement 2: for every n the output variance of relu attention without a scale, and of reluformer."""
+    found = []
+    for length in LENGTHS:
+        q, k, v = normal_inputs(length, pairs)
+        bare = attnkit.pointwise_attention(q, k, v, activation="relu", alpha=0.0)
+        scaled = attnkit.reluformer_attention(q, k, v)
+        found.append(
+            {
+                "n": length,
+                "expected": length / 2,
+                "relu": float(bare.double().var(correction=0)),
+                "reluformer": float(scaled.double().var(correction=0)),
+            }
+        )
+    return found
+
+
+def measure() -> dict[str, Any]:
+    """Both statements as JSON, for the report."""
+    variance = output_variance()
+    return {
+        "lengths": list(LENGTHS),
+        "weights": weight_scaling(),
+        "softmax": softmax_scaling(),
+        "variance": variance,
+        "variance_slope": slope([row["n"] for row in variance], [row["relu"] for row in variance]),
+    }
+
+
+def hold(claims: dict[str, Any]) -> bool:
+    """Whether every slope is within SLOPE_TOLERANCE of what it should be, reluformer's being 0."""
+    n = [row["n"] for row in claims["variance"]]
+    flat = slope(n, [row["reluformer"] for row in claims["variance"]])
+    errors = [row["slope"] + row["alpha"] for row in claims["weights"]] + [claims["variance_slope"] - 1, flat]
+    return all(abs(error) <= SLOPE_TOLERANCE for error in errors)

@@ -1,0 +1,1 @@
+"""Models of the papers, built on attnkit.nn."""

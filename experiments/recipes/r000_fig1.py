@@ -1,0 +1,90 @@
+"""Figure 1 of Wortsman et al. 2023: accuracy against compute for softmax and relu/L.
+
+Source: "Replacing softmax with ReLU in Vision Transformers", Figure 1 and §4 "Main experiment".
+Expected: on ImageNet-21k, S/32 to L/16, both activations lie on one curve of accuracy against core hours. No number is
+    printed in the paper. What a smaller preset can show is the compute axis itself: equal FLOPs, and the measured
+    seconds of either activation on this machine.
+Cost: smoke under a minute on 2 CPU cores; cpu about 20 minutes on 2 CPU cores (estimated); small under 8 minutes on one
+    H200 (estimated, not measured).
+Command: python -m experiments run 000-fig1 --preset cpu --data IMAGES --out runs/fig1
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from experiments.errors import UserError, unknown
+from experiments.models.vit import SIZES
+from experiments.recipes.common import (
+    CPU,
+    CPU_LABEL,
+    DEVIATIONS,
+    PAPER_LATER,
+    SMALL,
+    SMALL_LABEL,
+    SMOKE,
+    SMOKE_LABEL,
+    pointwise_grid,
+)
+from experiments.study import ImageStudy, Preset, Recipe, Variant, softmax_variant
+
+
+@dataclass(frozen=True)
+class Study(ImageStudy):
+    """`points` are models as size/patch, from little compute to much."""
+
+    points: tuple[str, ...] = ("d64/8", "d64/4", "w96/4")
+    activations: tuple[str, ...] = ("relu",)
+    alpha: float = 1.0
+
+
+def variants(study: Study) -> tuple[Variant, ...]:
+    found = []
+    for point in study.points:
+        size, slash, patch = point.partition("/")
+        if not slash or not patch.isdigit() or int(patch) < 1:
+            raise UserError(f"--set points: expected size/patch such as d64/4, got {point!r}")
+        if size not in SIZES:
+            raise unknown("model size", size, SIZES)
+        changes = {"model": size, "patch": int(patch)}
+        reference = f"{size}-p{patch}-softmax"
+        for each in (softmax_variant(), *pointwise_grid(study.activations, (study.alpha,))):
+            power = "" if each.alpha == 1 else f"^{study.alpha:g}"
+            found.append(
+                dataclasses.replace(
+                    each,
+                    name=f"{size}-p{patch}-{each.name}",
+                    series=each.series if each.alpha is None else f"{each.series}/L{power}",
+                    alpha=None,
+                    point=point,
+                    baseline=reference if each.alpha is not None else "",
+                    changes=changes,
+                )
+            )
+    return tuple(found)
+
+
+RECIPE = Recipe(
+    id="000-fig1",
+    title="Softmax and relu/L: accuracy against compute",
+    shows="accuracy against FLOPs and measured seconds, softmax and relu/L, several model and patch sizes",
+    source="Wortsman et al. 2023, Figure 1",
+    presets={
+        "smoke": Preset(
+            Study(**SMOKE | {"steps": 15}, points=("d64/4", "d64/2")), "under a minute, 2 CPU cores", SMOKE_LABEL
+        ),
+        "small": Preset(
+            Study(
+                **SMALL | {"steps": 1500, "image_size": 64, "padding": 8, "warmup": 150},
+                points=("w96/8", "w192/8", "w384/8", "w192/4"),
+            ),
+            "under 8 minutes, one H200 (estimated)",
+            SMALL_LABEL,
+        ),
+        "cpu": Preset(Study(**CPU), "about 20 minutes, 2 CPU cores (estimated)", CPU_LABEL),
+    },
+    variants=variants,
+    deviations=(*DEVIATIONS, "The paper's x-axis is TPU core hours; here it is counted FLOPs and measured seconds."),
+    later={"paper": PAPER_LATER},
+)

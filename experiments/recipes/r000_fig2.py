@@ -1,0 +1,70 @@
+"""Figure 2 of Wortsman et al. 2023: accuracy against alpha when L^-alpha·h replaces softmax.
+
+Source: "Replacing softmax with ReLU in Vision Transformers", Figure 2 and §4 "Effect of sequence length scaling".
+Expected: for S/32, S/16 and S/8 on ImageNet-21k the best alpha is close to 1, with no clear best h. No number is
+    printed in the paper. A small preset cannot show this: its differences are inside the spread over seeds. What holds
+    at any size, and is measured exactly beside the accuracies, is that the mean weight at initialisation scales as
+    L^-alpha.
+Cost: smoke under a minute on 2 CPU cores; cpu (relu at alpha 0, ½, 1 and softmax, 3 seeds) about 10 minutes on 2 CPU
+    cores; small (5 activations × 5 alphas) under 8 minutes on one H200 (estimated, not measured).
+Command: python -m experiments run 000-fig2 --preset cpu --data IMAGES --out runs/fig2
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from experiments.recipes.common import (
+    CPU,
+    CPU_LABEL,
+    DEVIATIONS,
+    PAPER_LATER,
+    SMALL,
+    SMALL_LABEL,
+    SMOKE,
+    SMOKE_LABEL,
+    pointwise_grid,
+)
+from experiments.study import ImageStudy, Preset, Recipe, Variant, softmax_variant
+
+
+@dataclass(frozen=True)
+class Study(ImageStudy):
+    """`activations` × `alphas`, and softmax as the line to compare with."""
+
+    activations: tuple[str, ...] = ("relu",)
+    alphas: tuple[float, ...] = (0.0, 0.5, 1.0)
+    softmax: bool = True
+
+
+def variants(study: Study) -> tuple[Variant, ...]:
+    grid = pointwise_grid(study.activations, study.alphas)
+    if not study.softmax:
+        return grid
+    return (softmax_variant(), *(dataclasses.replace(each, baseline="softmax") for each in grid))
+
+
+RECIPE = Recipe(
+    id="000-fig2",
+    title="L⁻ᵅ·h in the place of softmax: accuracy against α",
+    shows="accuracy against alpha for point-wise attention, softmax as a line",
+    source="Wortsman et al. 2023, Figure 2",
+    presets={
+        "smoke": Preset(Study(**SMOKE), "under a minute, 2 CPU cores", SMOKE_LABEL),
+        "small": Preset(
+            Study(
+                **SMALL,
+                activations=("relu", "relu_squared", "gelu", "softplus", "identity"),
+                alphas=(0.0, 0.25, 0.5, 0.75, 1.0),
+            ),
+            "under 8 minutes, one H200 (estimated)",
+            SMALL_LABEL,
+        ),
+        "cpu": Preset(Study(**CPU), "about 10 minutes, 2 CPU cores", CPU_LABEL),
+    },
+    variants=variants,
+    deviations=DEVIATIONS,
+    claims=True,
+    later={"paper": PAPER_LATER},
+)

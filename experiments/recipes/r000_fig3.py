@@ -1,0 +1,77 @@
+"""Figure 3 of Wortsman et al. 2023: what removing qk-layernorm does to relu and relu² attention.
+
+Source: "Replacing softmax with ReLU in Vision Transformers", Figure 3 and §4 "Effect of qk-layernorm".
+Expected: little difference for S/32, S/16 and S/8 on ImageNet-21k. No number is printed in the paper. The norm is there
+    against instability, so the small preset also trains at ten times the learning rate.
+Cost: smoke under a minute on 2 CPU cores; cpu about 15 minutes on 2 CPU cores (estimated); small under 8 minutes on one
+    H200 (estimated, not measured).
+Command: python -m experiments run 000-fig3 --preset cpu --data IMAGES --out runs/fig3
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from experiments.errors import UserError
+from experiments.recipes.common import (
+    CPU,
+    CPU_LABEL,
+    DEVIATIONS,
+    PAPER_LATER,
+    SMALL,
+    SMALL_LABEL,
+    SMOKE,
+    SMOKE_LABEL,
+    pointwise_grid,
+)
+from experiments.study import ImageStudy, Preset, Recipe, Variant
+
+
+@dataclass(frozen=True)
+class Study(ImageStudy):
+    """`activations` × `alphas` × qk-layernorm on and off × `lr_factors`; the key qk_norm has no effect here."""
+
+    activations: tuple[str, ...] = ("relu",)
+    alphas: tuple[float, ...] = (0.0, 0.5, 1.0)
+    lr_factors: tuple[float, ...] = (1.0,)
+
+
+def variants(study: Study) -> tuple[Variant, ...]:
+    if any(factor <= 0 for factor in study.lr_factors) or not study.lr_factors:
+        raise UserError("--set lr_factors: expected numbers above 0")
+    found = []
+    for factor in study.lr_factors:
+        for on in (True, False):
+            for each in pointwise_grid(study.activations, study.alphas):
+                tail = "" if factor == 1 else f"-lr{factor:g}x"
+                name = f"{each.name}-{'norm' if on else 'nonorm'}{tail}"
+                baseline = "" if on else f"{each.name}-norm{tail}"
+                series = f"{each.series}, {'with' if on else 'without'} qk-layernorm"
+                if factor != 1:
+                    series = f"{series}, lr × {factor:g}"
+                changes = {"qk_norm": on, "lr": study.lr * factor}
+                found.append(dataclasses.replace(each, name=name, series=series, baseline=baseline, changes=changes))
+    return tuple(found)
+
+
+BOTH = ("relu", "relu_squared")
+
+RECIPE = Recipe(
+    id="000-fig3",
+    title="With and without qk-layernorm: accuracy against α",
+    shows="relu and relu² attention with qk-layernorm on and off",
+    source="Wortsman et al. 2023, Figure 3",
+    presets={
+        "smoke": Preset(Study(**SMOKE, activations=BOTH, alphas=(1.0,)), "under a minute, 2 CPU cores", SMOKE_LABEL),
+        "small": Preset(
+            Study(**SMALL, activations=BOTH, lr_factors=(1.0, 10.0)),
+            "under 8 minutes, one H200 (estimated)",
+            SMALL_LABEL,
+        ),
+        "cpu": Preset(Study(**CPU), "about 15 minutes, 2 CPU cores (estimated)", CPU_LABEL),
+    },
+    variants=variants,
+    deviations=DEVIATIONS,
+    later={"paper": PAPER_LATER},
+)

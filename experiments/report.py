@@ -1,0 +1,91 @@
+"""`report DIR`: report.html, results.csv and summary.md from what a study left behind, without training anything."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+from experiments.files import write_text
+from experiments.page import render
+from experiments.recipes import RECIPES
+from experiments.results import Line, StudyResults, read_study
+
+
+def write_report(folder: Path) -> Path:
+    """Write the three files into `folder`; returns the page. UserError if there is nothing to report."""
+    study = read_study(folder)
+    write_text(folder / "results.csv", as_csv(study))
+    write_text(folder / "summary.md", as_markdown(study))
+    write_text(folder / "report.html", render(study))
+    return folder / "report.html"
+
+
+def row(study: StudyResults, line: Line) -> dict[str, Any]:
+    """One variant as a flat record; it carries its preset."""
+    about, environment = study.about, study.about["environment"]
+    accuracy = line.over_seeds("accuracy")
+    difference = study.difference(line)
+    return {
+        "recipe": about["recipe"],
+        "preset": study.preset,
+        "changed": " ".join(about["settings"]),
+        "is_result": not study.smoke,
+        "variant": line.name,
+        "seeds": " ".join(map(str, line.results)),
+        "n": accuracy.n,
+        "accuracy_mean": accuracy.mean,
+        "accuracy_sd": accuracy.sd,
+        "difference_mean": difference.mean if difference else None,
+        "difference_95": difference.half_width if difference else None,
+        "test_loss_mean": line.over_seeds("test_loss").mean,
+        "training_loss_mean": line.over_seeds("last_loss").mean,
+        "parameters": line.first["parameters"],
+        "tokens": line.first["tokens"],
+        "flops_per_image": line.first["flops_per_image"],
+        "training_flops": line.first["training_flops"],
+        "step_ms": line.step_ms(),
+        "seconds_mean": line.over_seeds("seconds").mean,
+        "diverged": len(line.diverged),
+        "commit": environment["commit"],
+        "torch": environment["torch"],
+        "device": environment["device"],
+        "threads": environment["threads"],
+        "data_checksum": about["data"]["checksum"],
+    }
+
+
+def as_csv(study: StudyResults) -> str:
+    rows = [row(study, line) for line in study.lines if line.results]
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, rows[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return buffer.getvalue()
+
+
+def as_markdown(study: StudyResults) -> str:
+    """The headline table for a README or an issue, with its label on top."""
+    about, recipe = study.about, RECIPES[study.about["recipe"]]
+    data, settings = about["data"], about["study"]
+    text = [
+        f"# {recipe.id} · {study.label}" + (" · SMOKE, NOT A RESULT" if study.smoke else ""),
+        "",
+        f"{recipe.title}. {about['label']}.",
+        f"{data['name']}, {data['train']} train and {data['test']} test images of {data['size']} pixels, "
+        f"{settings['steps']} steps, batch {settings['batch']}; {about['environment']['device']}, "
+        f"{about['environment']['threads']} threads.",
+        "",
+        f"| variant ({study.preset}) | seeds | accuracy, % | difference to baseline, % (95 %) | ms per step |",
+        "|---|---|---|---|---|",
+    ]
+    for line in study.lines:
+        if not line.results:
+            text.append(f"| {line.label} | 0 | diverged | | |")
+            continue
+        difference = study.difference(line)
+        gap = difference.text() if difference else ""
+        accuracy = line.over_seeds("accuracy")
+        text.append(f"| {line.label} | {accuracy.n} | {accuracy.text(1, 100)} | {gap} | {line.step_ms():.0f} |")
+    return "\n".join(text) + "\n"

@@ -1,0 +1,78 @@
+"""Argument checks: every refusal says which op, which argument, what was expected and what came."""
+
+import difflib
+import numbers
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
+def refuse_unexpected(op: str, given: Iterable[str], legal: Iterable[str]) -> None:
+    """ValueError for the first argument that the op does not take, naming the nearest that it does."""
+    legal = list(legal)
+    for name in given:
+        if name not in legal:
+            nearest = difflib.get_close_matches(name, legal, n=1, cutoff=0.0)[0]
+            raise ValueError(
+                f"{op}: unexpected argument {name!r}; did you mean {nearest!r}? It takes {', '.join(legal)}"
+            )
+
+
+def as_float(op: str, name: str, x: Any) -> Array:
+    """x in float64; TypeError unless it is a NumPy array of real floats."""
+    if not isinstance(x, np.ndarray | np.generic) or x.dtype.name not in FLOATS:
+        raise TypeError(f"{op}: {name}; expected a NumPy array of {', '.join(FLOATS)}, got {_kind(x)}")
+    return np.asarray(x).astype(np.float64)
+
+
+def number(op: str, name: str, x: Any, positive: bool = False) -> float:
+    """A finite real number (> 0 if `positive`)."""
+    if isinstance(x, bool) or not isinstance(x, numbers.Real):
+        raise TypeError(f"{op}: {name}; expected a number, got {_kind(x)}")
+    if not np.isfinite(float(x)) or (positive and float(x) <= 0):
+        raise ValueError(f"{op}: {name}; expected a finite number{' > 0' if positive else ''}, got {x!r}")
+    return float(x)
+
+
+def broadcast(op: str, name: str, x: Array, shape: tuple[int, ...]) -> Array:
+    """x broadcast to `shape`, which it must not enlarge."""
+    try:
+        return np.broadcast_to(x, shape)
+    except ValueError:
+        text = f"{op}: {name} does not fit; expected a shape that broadcasts to {shape}, got {x.shape}"
+        raise ValueError(text) from None
+
+
+def _kind(x: Any) -> str:
+    return f"{type(x).__name__} of dtype {x.dtype}" if hasattr(x, "dtype") else f"{type(x).__name__} {x!r}"
+
+
+def boolean(op: str, name: str, x: Any) -> Array:
+    if not isinstance(x, np.ndarray | np.generic) or x.dtype != np.bool_:
+        hint = " (numbers to be added to the scores are `bias`)" if name == "mask" else ""
+        raise TypeError(f"{op}: {name}; expected a boolean array, True = takes part{hint}, got {_kind(x)}")
+    return np.asarray(x)
+
+
+def integers(op: str, name: str, x: Any) -> Array:
+    if isinstance(x, bool) or np.asarray(x).dtype.kind not in "iu":
+        raise TypeError(f"{op}: {name}; expected integers, got {_kind(x)}")
+    return np.asarray(x)
+
+
+def window_bounds(op: str, window: Any) -> tuple[int | None, int | None]:
+    if window is None:
+        return None, None
+    legal = isinstance(window, tuple | list) and len(window) == 2
+    for bound in window if legal else ():
+        whole = isinstance(bound, numbers.Integral) and not isinstance(bound, bool)
+        legal = legal and (bound is None or (whole and bound >= 0))
+    if not legal:
+        raise ValueError(f"{op}: window; expected (left, right), integers >= 0 or None, got {window!r}")
+    return window[0], window[1]

@@ -1,0 +1,306 @@
+"""What every attention op shares: visibility, lengths, scores, and the products around the weights.
+
+Letters: L queries, S keys, d features of q and k, e features of v, H heads (axis -3); `...` are leading axes, which
+broadcast. Everything is float64, and an (..., L, S) array is nothing to be afraid of here.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import numpy as np
+
+from attnkit_reference._check import (
+    Array,
+    as_float,
+    boolean,
+    broadcast,
+    integers,
+    number,
+    refuse_unexpected,
+    window_bounds,
+)
+from attnkit_reference._dropout import dropout_multiplier
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+DROPOUT = ("dropout_mask", "dropout")
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The scores of one call and what is needed to go back from them to its arguments."""
+
+    op: str
+    q: Array  # (..., L, d), 0 in null rows
+    k: Array  # (..., S, d), heads repeated, 0 where no query sees the key
+    v: Array | None  # (..., S, e), likewise
+    bias: Array | None  # (..., L, S), 0 where invisible
+    s: Array  # (..., L, S): scale q k^T + bias, 0 where invisible
+    visible: Array  # (..., L, S) bool
+    n: Array  # (..., L): number of visible keys
+    scale: float
+    keep: Array | None  # (..., L, S): dropout's multiplier, 0 where invisible
+    groups: int  # query heads per head of k and v
+    shapes: dict[str, tuple[int, ...]]  # of q, k, v, bias as they came
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The weights of one call and how a cotangent goes back through them: all that makes an op what it is.
+
+    pull(dw, |dw|) gives ds and the absolute value of its summands; `live` marks the rows that have a weight to give;
+    `signed`: weights may be negative; `exact_zeros`: zero weights are meant, not underflow.
+    """
+
+    scores: Scores
+    w: Array
+    live: Array
+    pull: Callable[[Array, Array], tuple[Array, Array]]
+    signed: bool = False
+    exact_zeros: bool = False
+
+
+def scores(
+    op: str,
+    q: Array,
+    k: Array,
+    v: Array | None = None,
+    *,
+    mask: Array | None = None,
+    bias: Array | None = None,
+    causal: bool | str = False,
+    window: tuple[int | None, int | None] | None = None,
+    key_lengths: int | Array | None = None,
+    query_mask: Array | None = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    dropout_mask: Array | None = None,
+    dropout: tuple[float, int] | None = None,
+) -> Scores:
+    """s = scale q k^T + bias on visible pairs, from arguments that are checked, widened and free of padding.
+
+    Whatever padding holds is gone before the first product: rows of k and v that no query sees, rows of q that see no
+    key, and bias and dropout_mask at invisible pairs are replaced by 0.
+    """
+    q, k, v = _inputs(op, q, k, v)
+    bias = None if bias is None else as_float(op, "bias", bias)
+    shapes = {name: x.shape for name, x in (("q", q), ("k", k), ("v", v), ("bias", bias)) if x is not None}
+    groups = _group_size(op, q, k, v, enable_gqa)
+    L, S = q.shape[-2], k.shape[-2]
+    leading = _leading(op, q, k, v, groups)
+    pairs = (*leading, L, S)
+    visible = visibility(op, pairs, mask, causal, window, key_lengths, query_mask)
+
+    sees, seen = (np.logical_or.reduce(visible, axis=axis)[..., None] for axis in (-1, -2))
+    q = np.where(reduce_to(sees, (*q.shape[:-1], 1), 1, np.logical_or), q, 0.0)
+    k = np.where(reduce_to(seen, (*k.shape[:-1], 1), groups, np.logical_or), k, 0.0)
+    k = np.repeat(k, groups, axis=-3) if groups > 1 else k
+    if v is not None:
+        v = np.where(reduce_to(seen, (*v.shape[:-1], 1), groups, np.logical_or), v, 0.0)
+        v = np.repeat(v, groups, axis=-3) if groups > 1 else v
+
+    factor = 1.0 / np.sqrt(q.shape[-1]) if scale is None else number(op, "scale", scale)
+    with np.errstate(over="ignore", invalid="ignore"):
+        s = np.where(visible, factor * (q @ np.swapaxes(k, -1, -2)), 0.0)
+    if bias is not None:
+        bias = np.where(visible, broadcast(op, "bias", bias, pairs), 0.0)
+        if np.any(bias == np.inf):
+            raise ValueError(f"{op}: bias; expected values below +inf on visible pairs, got +inf")
+        s = s + bias
+    keep = dropout_multiplier(op, pairs, visible, dropout_mask, dropout)
+    return Scores(op, q, k, v, bias, s, visible, visible.sum(-1), float(factor), keep, groups, shapes)
+
+
+def visibility(
+    op: str,
+    pairs: tuple[int, ...],
+    mask: Array | None = None,
+    causal: bool | str = False,
+    window: tuple[int | None, int | None] | None = None,
+    key_lengths: int | Array | None = None,
+    query_mask: Array | None = None,
+) -> Array:
+    """Which query may attend to which key: all that was given must allow it; booleans of shape `pairs`."""
+    L, S = pairs[-2:]
+    i, j = np.arange(L)[:, None], np.arange(S)
+    visible = np.ones(pairs, dtype=bool)
+    if mask is not None:
+        visible &= broadcast(op, "mask", boolean(op, "mask", mask), pairs)
+    if isinstance(causal, str) and causal == "upper_left":
+        visible &= j <= i
+    elif not isinstance(causal, bool | np.bool_):
+        raise ValueError(f"{op}: causal; expected False, True or 'upper_left', got {causal!r}")
+    elif causal:
+        visible &= j <= i + S - L
+    left, right = window_bounds(op, window)
+    if left is not None:
+        visible &= j - (i + S - L) >= -left
+    if right is not None:
+        visible &= j - (i + S - L) <= right
+    if key_lengths is not None:
+        lengths = broadcast(op, "key_lengths", integers(op, "key_lengths", key_lengths), pairs[:-2])
+        if np.any(lengths < 0):
+            raise ValueError(f"{op}: key_lengths; expected integers >= 0, got {key_lengths!r}")
+        visible &= j < lengths[..., None, None]
+    if query_mask is not None:
+        rows = broadcast(op, "query_mask", boolean(op, "query_mask", query_mask), pairs[:-1])
+        visible &= rows[..., None]
+    return visible
+
+
+def row_lengths(sc: Scores, length: str | float | Array) -> Array:
+    """The length (..., L) that divides: n_i, S, or what was given; 1 in null rows."""
+    values: Array
+    if isinstance(length, str):
+        if length not in ("visible", "all"):
+            raise ValueError(f"{sc.op}: length; expected 'visible', 'all', a number or an array, got {length!r}")
+        values = sc.n if length == "visible" else np.full(sc.n.shape, sc.visible.shape[-1])
+    elif isinstance(length, np.ndarray):
+        values = broadcast(sc.op, "length", as_float(sc.op, "length", length), sc.n.shape)
+        if not np.all((values > 0) & np.isfinite(values)):
+            raise ValueError(f"{sc.op}: length; expected values > 0 and finite, got {length!r}")
+    else:
+        values = np.full(sc.n.shape, number(sc.op, "length", length, positive=True))
+    return np.where(sc.n > 0, values, 1.0)
+
+
+def attend(rows: Rows, absolute: bool = False) -> Array:
+    """o = (w ⊙ dropout) v; or, for judging errors, the same sum over absolute values."""
+    sc = rows.scores
+    w = rows.w if sc.keep is None else rows.w * sc.keep
+    v = cast(Array, sc.v)
+    return np.abs(w) @ np.abs(v) if absolute else w @ v
+
+
+def weight_cotangent(rows: Rows, do: Array) -> Array:
+    """dw = (do v^T) ⊙ dropout on visible pairs, for the output of `attend`."""
+    sc = rows.scores
+    with np.errstate(over="ignore", invalid="ignore"):
+        dw = np.where(sc.visible, do @ np.swapaxes(cast(Array, sc.v), -1, -2), 0.0)
+    return dw if sc.keep is None else dw * sc.keep
+
+
+def contract(rows: Rows, ds: Array, do: Array | None, absolute: bool = False) -> dict[str, Array]:
+    """dq = scale ds k, dk = scale ds^T q, dv = (w ⊙ dropout)^T do and dbias = ds, in the shapes of the inputs.
+
+    With `absolute`, where ds is the absolute value of its summands, the same sums over absolute values.
+    """
+    sc = rows.scores
+    size = np.abs if absolute else np.asarray
+    full = {
+        "q": size(sc.scale) * (ds @ size(sc.k)),
+        "k": size(sc.scale) * (np.swapaxes(ds, -1, -2) @ size(sc.q)),
+        "bias": ds,
+    }
+    if do is not None:
+        w = rows.w if sc.keep is None else rows.w * sc.keep
+        full["v"] = np.swapaxes(size(w), -1, -2) @ size(do)
+    elif sc.v is not None:
+        full["v"] = np.zeros((*rows.w.shape[:-2], *sc.v.shape[-2:]))
+    return {
+        name: reduce_to(full[name], shape, sc.groups if name in ("k", "v") else 1) for name, shape in sc.shapes.items()
+    }
+
+
+def output_cotangent(rows: Rows, do: Array) -> Array:
+    """do in float64, 0 in rows that give nothing."""
+    sc = rows.scores
+    do = as_float(sc.op, "do", do)
+    expected = (*rows.w.shape[:-1], cast(Array, sc.v).shape[-1])
+    if do.shape != expected:
+        raise ValueError(f"{sc.op}: do has another shape than the output; expected {expected}, got {do.shape}")
+    return np.where(rows.live[..., None], do, 0.0)
+
+
+def row_cotangent(rows: Rows, name: str, cotangent: Array | None) -> Array:
+    """A cotangent with one number per query, in float64; None is 0, and so are rows that give nothing."""
+    if cotangent is None:
+        return np.zeros(rows.live.shape)
+    op = rows.scores.op
+    cotangent = as_float(op, name, cotangent)
+    if cotangent.shape != rows.live.shape:
+        raise ValueError(f"{op}: {name} has the wrong shape; expected {rows.live.shape}, got {cotangent.shape}")
+    return np.where(rows.live, cotangent, 0.0)
+
+
+def reduce_to(x: Array, shape: tuple[int, ...], groups: int = 1, by: np.ufunc = np.add) -> Array:
+    """Undo broadcasting and head repetition: combine (sum) the entries of x that came from one entry."""
+    if groups > 1:
+        heads = x.shape[-3] // groups
+        x = by.reduce(x.reshape(*x.shape[:-3], heads, groups, *x.shape[-2:]), axis=-3)
+    x = by.reduce(x, axis=tuple(range(x.ndim - len(shape))))
+    stretched = tuple(axis for axis, size in enumerate(shape) if size == 1 and x.shape[axis] != 1)
+    return cast(Array, by.reduce(x, axis=stretched, keepdims=True))
+
+
+def keyword_parameters(rows: Callable[..., Rows], dropout: bool = True) -> list[inspect.Parameter]:
+    """The keyword arguments of an op: its own ones, then the common ones of `scores`."""
+    found = [*inspect.signature(rows).parameters.values(), *inspect.signature(scores).parameters.values()]
+    legal = [p for p in found if p.kind is p.KEYWORD_ONLY]
+    return legal if dropout else [p for p in legal if p.name not in DROPOUT]
+
+
+def keywords_of(rows: Callable[..., Rows], dropout: bool = True) -> Callable[[Function], Function]:
+    """Give a public function the keyword arguments of `rows`."""
+    return lambda function: refuse_others(function, keyword_parameters(rows, dropout))
+
+
+def refuse_others(function: Function, more: Sequence[inspect.Parameter] = ()) -> Function:
+    """Make a keyword argument that a public function does not take a ValueError; help() shows those that it takes."""
+    own = [p for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    parameters = [*own, *more]
+    names = [p.name for p in parameters]
+
+    @functools.wraps(function)
+    def checked(*args: Any, **params: Any) -> Any:
+        refuse_unexpected(function.__name__, params, names)
+        return function(*args, **params)
+
+    checked.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return cast(Function, checked)
+
+
+def _inputs(op: str, q: Array, k: Array, v: Array | None) -> tuple[Array, Array, Array | None]:
+    given = {name: x for name, x in (("q", q), ("k", k), ("v", v)) if x is not None}
+    wide = {name: as_float(op, name, x) for name, x in given.items()}
+    for name, x in given.items():
+        if x.ndim < 2:
+            raise ValueError(f"{op}: {name} needs two axes, tokens and features; expected (..., n, d), got {x.shape}")
+        if x.dtype != q.dtype:
+            raise TypeError(f"{op}: {name} must share the dtype of q; expected {q.dtype}, got {x.dtype}")
+    if q.shape[-1] != k.shape[-1] or q.shape[-1] == 0:
+        raise ValueError(f"{op}: k must have the features of q; expected (..., S, {q.shape[-1]}), got {k.shape}")
+    if v is not None and v.shape[-2] != k.shape[-2]:
+        raise ValueError(f"{op}: v must have the tokens of k; expected (..., {k.shape[-2]}, e), got {v.shape}")
+    return wide["q"], wide["k"], wide.get("v")
+
+
+def _group_size(op: str, q: Array, k: Array, v: Array | None, enable_gqa: bool) -> int:
+    if not enable_gqa:
+        return 1
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x is not None and x.ndim < 3:
+            raise ValueError(f"{op}: {name} with enable_gqa; expected (..., heads, tokens, features), got {x.shape}")
+    heads, shared = q.shape[-3], k.shape[-3]
+    if v is not None and v.shape[-3] != shared:
+        raise ValueError(f"{op}: v with enable_gqa; expected the {shared} heads of k, got {v.shape[-3]}")
+    if shared == 0 or heads % shared:
+        raise ValueError(f"{op}: k with enable_gqa; expected a divisor of the {heads} heads of q, got {shared} heads")
+    return heads // shared
+
+
+def _leading(op: str, q: Array, k: Array, v: Array | None, groups: int) -> tuple[int, ...]:
+    shapes = [x.shape[:-2] for x in (q, k, v) if x is not None]
+    if groups > 1:
+        shapes[1:] = [(*shape[:-1], shape[-1] * groups) for shape in shapes[1:]]
+    try:
+        return np.broadcast_shapes(*shapes)
+    except ValueError:
+        heads = {shape[-1] for shape in shapes if shape}
+        hint = "; for fewer heads in k and v than in q pass enable_gqa=True" if len(heads - {1}) > 1 else ""
+        got = " and ".join(map(str, shapes))
+        text = f"{op}: leading axes of q, k, v do not broadcast; expected equal sizes or 1, got {got}{hint}"
+        raise ValueError(text) from None

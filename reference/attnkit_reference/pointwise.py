@@ -1,0 +1,381 @@
+"""Pointwise, ReLUFormer and sigmoid attention: an elementwise function of the score; qk-layernorm."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+from scipy.special import erfc
+
+from attnkit_reference._common import (
+    Array,
+    Rows,
+    as_float,
+    attend,
+    contract,
+    keywords_of,
+    number,
+    output_cotangent,
+    refuse_others,
+    row_lengths,
+    scores,
+    weight_cotangent,
+)
+
+
+class ScoreFunction(NamedTuple):
+    """h, its derivative, and what statistics must know: can h be negative, and are its zeros exact?"""
+
+    h: Callable[[Array], Array]
+    slope: Callable[[Array], Array]
+    signed: bool = False
+    exact_zeros: bool = False
+
+
+def sigmoid(x: Array) -> Array:
+    """1/(1 + exp(-x)) for x >= 0, exp(x)/(1 + exp(x)) below: small relative error in both tails."""
+    e = np.exp(-np.abs(x))
+    return np.where(x < 0, e, 1.0) / (1.0 + e)
+
+
+def sigmoid_slope(x: Array) -> Array:
+    e = np.exp(-np.abs(x))
+    return e / (1.0 + e) ** 2
+
+
+def relu(x: Array) -> Array:
+    return np.where(x <= 0, 0.0, x)
+
+
+def relu_slope(x: Array) -> Array:
+    return np.where(x <= 0, 0.0, np.where(x > 0, 1.0, x))
+
+
+def relu6(x: Array) -> Array:
+    return np.where(x <= 0, 0.0, np.where(x >= 6, 6.0, x))
+
+
+def relu6_slope(x: Array) -> Array:
+    return np.where((x <= 0) | (x >= 6), 0.0, np.where(x > 0, 1.0, x))
+
+
+def normal_cdf(x: Array) -> Array:
+    """Φ(x) = erfc(-x/√2)/2, which 1 + erf would lose for negative x."""
+    return 0.5 * cast(Array, erfc(-x / np.sqrt(2.0)))
+
+
+def gelu_slope(x: Array) -> Array:
+    return normal_cdf(x) + x * np.exp(-0.5 * x * x) / np.sqrt(2.0 * np.pi)
+
+
+def _tanh_argument(x: Array) -> Array:
+    # 0.5 (1 + tanh(y)) = sigmoid(2 y), without the cancellation for negative y
+    return 2.0 * np.sqrt(2.0 / np.pi) * (x + 0.044715 * x**3)
+
+
+def gelu_tanh_slope(x: Array) -> Array:
+    y, dy = _tanh_argument(x), 2.0 * np.sqrt(2.0 / np.pi) * (1.0 + 3.0 * 0.044715 * x * x)
+    return sigmoid(y) + x * sigmoid_slope(y) * dy
+
+
+SCORE_FUNCTIONS = {
+    "relu": ScoreFunction(relu, relu_slope, exact_zeros=True),
+    "relu_squared": ScoreFunction(lambda x: relu(x) ** 2, lambda x: 2.0 * relu(x), exact_zeros=True),
+    "gelu": ScoreFunction(lambda x: x * normal_cdf(x), gelu_slope, signed=True),
+    "gelu_tanh": ScoreFunction(lambda x: x * sigmoid(_tanh_argument(x)), gelu_tanh_slope, signed=True),
+    "softplus": ScoreFunction(lambda x: np.logaddexp(x, 0.0), sigmoid),
+    "identity": ScoreFunction(lambda x: x, lambda x: np.where(np.isnan(x), x, 1.0), signed=True),
+    "relu6": ScoreFunction(relu6, relu6_slope, exact_zeros=True),
+    "sigmoid": ScoreFunction(sigmoid, sigmoid_slope),
+    "silu": ScoreFunction(lambda x: x * sigmoid(x), lambda x: sigmoid(x) + x * sigmoid_slope(x), signed=True),
+}
+ACTIVATIONS = tuple(SCORE_FUNCTIONS)
+
+
+def pointwise_rows(
+    op: str,
+    q: Array,
+    k: Array,
+    v: Array | None = None,
+    *,
+    activation: str = "relu",
+    alpha: float = 1.0,
+    gain: float = 1.0,
+    length: str | float | Array = "visible",
+    shift: float | str = 0.0,
+    **options: Any,
+) -> Rows:
+    """w = gain n^-alpha h(s + shift) on visible keys; ds = gain n^-alpha h'(s + shift) dw."""
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"{op}: activation; expected one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+    function = SCORE_FUNCTIONS[activation]
+    alpha, gain = number(op, "alpha", alpha), number(op, "gain", gain)
+    sc = scores(op, q, k, v, **options)
+    if activation != "sigmoid" and sc.bias is not None and np.any(sc.bias == -np.inf):
+        raise ValueError(f"{op}: bias; expected finite values on visible pairs (hide pairs by `mask`), got -inf")
+    n = row_lengths(sc, length)[..., None]
+    if isinstance(shift, str) and shift != "-log_length":
+        raise ValueError(f"{op}: shift; expected a number or '-log_length', got {shift!r}")
+    x = sc.s + (-np.log(n) if isinstance(shift, str) else number(op, "shift", shift))
+    with np.errstate(over="ignore", invalid="ignore"):
+        w = np.where(sc.visible, gain * n**-alpha * function.h(x), 0.0)
+        slope = np.where(sc.visible, gain * n**-alpha * function.slope(x), 0.0)
+
+    def pull(dw: Array, size: Array) -> tuple[Array, Array]:
+        return slope * dw, np.abs(slope) * size
+
+    return Rows(sc, w, sc.n > 0, pull, function.signed or gain < 0, function.exact_zeros)
+
+
+def reluformer_rows(
+    op: str,
+    q: Array,
+    k: Array,
+    v: Array | None = None,
+    *,
+    gamma: float = 1.0,
+    length: str | float | Array = "visible",
+    **options: Any,
+) -> Rows:
+    """w = relu(s)/(gamma √(n/2))."""
+    gain = np.sqrt(2.0) / number(op, "gamma", gamma, positive=True)
+    return pointwise_rows(op, q, k, v, activation="relu", alpha=0.5, gain=gain, length=length, **options)
+
+
+def sigmoid_rows(
+    op: str,
+    q: Array,
+    k: Array,
+    v: Array | None = None,
+    *,
+    length: str | float | Array = "visible",
+    **options: Any,
+) -> Rows:
+    """w = 1/(1 + exp(-(s - log n)))."""
+    return pointwise_rows(op, q, k, v, activation="sigmoid", alpha=0.0, length=length, shift="-log_length", **options)
+
+
+def _vjp(rows: Rows, do: Array) -> dict[str, Array]:
+    do = output_cotangent(rows, do)
+    dw = weight_cotangent(rows, do)
+    ds, _ = rows.pull(dw, np.abs(dw))
+    return contract(rows, ds, do)
+
+
+def _magnitudes(rows: Rows, do: Array) -> dict[str, Array]:
+    do = output_cotangent(rows, do)
+    dw = weight_cotangent(rows, do)
+    _, size = rows.pull(dw, np.abs(dw))
+    return {"o": attend(rows, absolute=True), **contract(rows, size, do, absolute=True)}
+
+
+@keywords_of(pointwise_rows)
+def pointwise_attention(q: Array, k: Array, v: Array, **params: Any) -> Array:
+    """o_i = Σ_j w_ij v_j with w_ij = gain n_i^-alpha h(s_ij + shift) on the keys visible to i, s = scale q k^T + bias.
+
+    q (..., L, d), k (..., S, d), v (..., S, e) -> o (..., L, e). Leading axes broadcast; heads are axis -3.
+
+    activation names h: relu (default), relu_squared, gelu (with the exact erf), gelu_tanh, softplus, identity, relu6,
+    sigmoid, silu. The length factor stands outside h; the paper finds alpha close to 1 best. length is n_i, the number
+    of keys visible to query i ("visible", the default), S ("all": then the amount of padding matters), or a number or
+    array (..., L) > 0. shift is added to the scores: a number, or "-log_length" for -log n_i. The kinks have
+    derivative 0: relu'(0) = relu6'(0) = relu6'(6) = 0.
+
+    The other arguments are those of `softmax_attention`; bias is finite on visible pairs (sigmoid accepts -inf). A
+    query that sees no key gets weights, output and gradients 0. ValueError for shapes, values and unknown arguments,
+    TypeError for dtypes. Source: Wortsman et al. 2023 §3.
+    """
+    return attend(pointwise_rows("pointwise_attention", q, k, v, **params))
+
+
+@keywords_of(pointwise_rows, dropout=False)
+def pointwise_attention_weights(q: Array, k: Array, **params: Any) -> Array:
+    """The weights w (..., L, S) of `pointwise_attention`, before dropout; exactly 0 where invisible."""
+    return pointwise_rows("pointwise_attention_weights", q, k, **params).w
+
+
+@keywords_of(pointwise_rows)
+def pointwise_attention_vjp(q: Array, k: Array, v: Array, do: Array, **params: Any) -> dict[str, Array]:
+    """Gradients of `pointwise_attention`: {"q", "k", "v"} and "bias" if given, each in the shape of its input.
+
+    do (..., L, e) is the cotangent of o. With ds = gain n^-alpha h'(s + shift) ⊙ dropout ⊙ (do v^T): dq = scale ds k,
+    dk = scale ds^T q, dv = (dropout ⊙ w)^T do, dbias = ds. length and shift are not differentiated.
+    """
+    return _vjp(pointwise_rows("pointwise_attention_vjp", q, k, v, **params), do)
+
+
+@keywords_of(pointwise_rows)
+def pointwise_attention_magnitudes(q: Array, k: Array, v: Array, do: Array, **params: Any) -> dict[str, Array]:
+    """What rounding errors are measured against: "o" and the gradients with the summands of their last contraction in
+    absolute value, for example Σ_j |w| |v| for o and |scale| Σ_j |ds| |k| for q.
+    """
+    return _magnitudes(pointwise_rows("pointwise_attention_magnitudes", q, k, v, **params), do)
+
+
+@keywords_of(reluformer_rows)
+def reluformer_attention(q: Array, k: Array, v: Array, **params: Any) -> Array:
+    """o_i = Σ_j w_ij v_j with w_ij = relu(s_ij)/(gamma √(n_i/2)): pointwise_attention(relu, alpha=1/2, gain=√2/gamma).
+
+    For independent normal scores and values of unit variance the output variance is 1/gamma² whatever the length. The
+    1/sqrt(d) of the scores is kept (§2.2). Under causal masking n_i counts the keys visible to each query; in
+    cross-attention it is the source length without padding. The paper does not give a value of gamma: the default 1 is
+    ours. Shapes, other arguments and errors as in `pointwise_attention`. Source: Shen et al. 2023 eq 6, §4.1.
+    """
+    return attend(reluformer_rows("reluformer_attention", q, k, v, **params))
+
+
+@keywords_of(reluformer_rows, dropout=False)
+def reluformer_attention_weights(q: Array, k: Array, **params: Any) -> Array:
+    """The weights w (..., L, S) of `reluformer_attention`, before dropout; exactly 0 where invisible."""
+    return reluformer_rows("reluformer_attention_weights", q, k, **params).w
+
+
+@keywords_of(reluformer_rows)
+def reluformer_attention_vjp(q: Array, k: Array, v: Array, do: Array, **params: Any) -> dict[str, Array]:
+    """Gradients of `reluformer_attention`, as in `pointwise_attention_vjp`."""
+    return _vjp(reluformer_rows("reluformer_attention_vjp", q, k, v, **params), do)
+
+
+@keywords_of(reluformer_rows)
+def reluformer_attention_magnitudes(q: Array, k: Array, v: Array, do: Array, **params: Any) -> dict[str, Array]:
+    """Magnitudes of `reluformer_attention`, as in `pointwise_attention_magnitudes`."""
+    return _magnitudes(reluformer_rows("reluformer_attention_magnitudes", q, k, v, **params), do)
+
+
+@keywords_of(sigmoid_rows)
+def sigmoid_attention(q: Array, k: Array, v: Array, **params: Any) -> Array:
+    """o_i = Σ_j w_ij v_j with w_ij = 1/(1 + exp(-(s_ij - log n_i))): pointwise_attention(sigmoid, alpha=0,
+    shift="-log_length").
+
+    The shift makes a row sum to about 1 at initialisation. Weights are exact in both tails: a tanh formula is not.
+    bias may be -inf (weight and gradient 0). Shapes, other arguments and errors as in `pointwise_attention`. Source:
+    Ramapuram et al. 2024 "Theory, Analysis, and Best Practices for Sigmoid Self-Attention" §3.
+    """
+    return attend(sigmoid_rows("sigmoid_attention", q, k, v, **params))
+
+
+@keywords_of(sigmoid_rows, dropout=False)
+def sigmoid_attention_weights(q: Array, k: Array, **params: Any) -> Array:
+    """The weights w (..., L, S) of `sigmoid_attention`, before dropout; exactly 0 where invisible."""
+    return sigmoid_rows("sigmoid_attention_weights", q, k, **params).w
+
+
+@keywords_of(sigmoid_rows)
+def sigmoid_attention_vjp(q: Array, k: Array, v: Array, do: Array, **params: Any) -> dict[str, Array]:
+    """Gradients of `sigmoid_attention`, as in `pointwise_attention_vjp`."""
+    return _vjp(sigmoid_rows("sigmoid_attention_vjp", q, k, v, **params), do)
+
+
+@keywords_of(sigmoid_rows)
+def sigmoid_attention_magnitudes(q: Array, k: Array, v: Array, do: Array, **params: Any) -> dict[str, Array]:
+    """Magnitudes of `sigmoid_attention`, as in `pointwise_attention_magnitudes`."""
+    return _magnitudes(sigmoid_rows("sigmoid_attention_magnitudes", q, k, v, **params), do)
+
+
+@refuse_others
+def qk_layernorm(q: Array, k: Array, q_weight: Array, k_weight: Array, *, eps: float = 1e-6) -> tuple[Array, Array]:
+    """(x - mean)/√(variance + eps) ⊙ weight over the last axis of q and of k, before the scores are scaled.
+
+    q (..., L, d), k (..., S, d), q_weight and k_weight (d,), shared by heads, no bias; population variance of the
+    centred values (two passes, so that a common offset does not hurt). eps = 1e-6 is flax's default, which the paper's
+    code base uses. ValueError for shapes, TypeError for dtypes. Source: Wortsman et al. 2023 §4 after Dehghani et al.
+    2023 §2.
+    """
+    pairs = _layernorm_inputs("qk_layernorm", q, k, q_weight, k_weight, eps)
+    q_normed, k_normed = (_normalise(x, eps)[0] * weight for x, weight in pairs)
+    return q_normed, k_normed
+
+
+@refuse_others
+def qk_layernorm_vjp(
+    q: Array,
+    k: Array,
+    q_weight: Array,
+    k_weight: Array,
+    dq_normed: Array | None,
+    dk_normed: Array | None,
+    *,
+    eps: float = 1e-6,
+) -> dict[str, Array]:
+    """Gradients {"q", "k", "q_weight", "k_weight"} of `qk_layernorm`; a cotangent None is 0.
+
+    With y the normalised x, r = 1/√(variance + eps) and g = weight ⊙ cotangent: dx = r (g - mean(g) - y mean(g y)) and
+    dweight = Σ cotangent ⊙ y over all tokens.
+    """
+    op = "qk_layernorm_vjp"
+    pairs = _layernorm_inputs(op, q, k, q_weight, k_weight, eps)
+    gradients = {}
+    for name, (x, weight), cotangent in zip(("q", "k"), pairs, (dq_normed, dk_normed), strict=True):
+        y, r, g, dy = _layernorm_parts(op, name, x, weight, cotangent, eps)
+        gradients[name] = r * (g - _mean(g) - y * _mean(g * y))
+        gradients[f"{name}_weight"] = (dy * y).sum(axis=tuple(range(x.ndim - 1)))
+    return gradients
+
+
+@refuse_others
+def qk_layernorm_magnitudes(
+    q: Array,
+    k: Array,
+    q_weight: Array,
+    k_weight: Array,
+    dq_normed: Array | None,
+    dk_normed: Array | None,
+    *,
+    eps: float = 1e-6,
+) -> dict[str, Array]:
+    """What rounding errors of "q_normed", "k_normed" and of the gradients are measured against: every difference
+    replaced by a sum of absolute values, for example r (|x| + |mean|) |weight| for q_normed.
+    """
+    op = "qk_layernorm_magnitudes"
+    pairs = _layernorm_inputs(op, q, k, q_weight, k_weight, eps)
+    sizes = {}
+    for name, (x, weight), cotangent in zip(("q", "k"), pairs, (dq_normed, dk_normed), strict=True):
+        y, r, g, dy = _layernorm_parts(op, name, x, weight, cotangent, eps)
+        uncentred = r * (np.abs(x) + np.abs(_mean(x)))
+        sizes[f"{name}_normed"] = uncentred * np.abs(weight)
+        sizes[name] = r * (np.abs(g) + np.abs(_mean(g)) + uncentred * np.abs(_mean(g * y)))
+        sizes[f"{name}_weight"] = (np.abs(dy) * uncentred).sum(axis=tuple(range(x.ndim - 1)))
+    return sizes
+
+
+def _layernorm_parts(
+    op: str, name: str, x: Array, weight: Array, cotangent: Array | None, eps: float
+) -> tuple[Array, Array, Array, Array]:
+    """The normalised x, r, g = weight ⊙ cotangent, and the cotangent."""
+    dy = np.zeros(x.shape) if cotangent is None else as_float(op, f"d{name}_normed", cotangent)
+    if dy.shape != x.shape:
+        raise ValueError(f"{op}: d{name}_normed has the wrong shape; expected {x.shape}, got {dy.shape}")
+    return *_normalise(x, eps), weight * dy, dy
+
+
+def _mean(x: Array) -> Array:
+    return x.mean(axis=-1, keepdims=True)
+
+
+def _normalise(x: Array, eps: float) -> tuple[Array, Array]:
+    with np.errstate(invalid="ignore"):
+        centred = x - _mean(x)
+    r = 1.0 / np.sqrt(_mean(centred**2) + eps)
+    return centred * r, r
+
+
+def _layernorm_inputs(
+    op: str,
+    q: Array,
+    k: Array,
+    q_weight: Array,
+    k_weight: Array,
+    eps: float,
+) -> list[tuple[Array, Array]]:
+    number(op, "eps", eps, positive=True)
+    pairs = []
+    for name, x, weight in (("q", q, q_weight), ("k", k, k_weight)):
+        wide, wide_weight = as_float(op, name, x), as_float(op, f"{name}_weight", weight)
+        if x.dtype != q.dtype:
+            raise TypeError(f"{op}: {name} must share the dtype of q; expected {q.dtype}, got {x.dtype}")
+        if x.ndim < 2 or x.shape[-1] == 0:
+            raise ValueError(f"{op}: {name} needs tokens and features; expected (..., n, d), got {x.shape}")
+        if weight.shape != x.shape[-1:]:
+            text = f"{op}: {name}_weight has the wrong shape; expected {x.shape[-1:]}, got {weight.shape}"
+            raise ValueError(text)
+        pairs.append((wide, wide_weight))
+    return pairs

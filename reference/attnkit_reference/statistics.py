@@ -1,0 +1,383 @@
+"""Statistics of the weights of each query, for any op, and the regulariser that ReLUFormer builds on them."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+from scipy.special import xlogy
+
+from attnkit_reference._check import as_float, boolean, broadcast, number, refuse_unexpected
+from attnkit_reference._common import (
+    Array,
+    Rows,
+    attend,
+    contract,
+    keyword_parameters,
+    output_cotangent,
+    refuse_others,
+    row_cotangent,
+    weight_cotangent,
+)
+from attnkit_reference.pointwise import pointwise_rows, reluformer_rows, sigmoid_rows
+from attnkit_reference.softmax import softmax_rows
+
+ROWS: dict[str, Callable[..., Rows]] = {
+    "softmax_attention": softmax_rows,
+    "pointwise_attention": pointwise_rows,
+    "reluformer_attention": reluformer_rows,
+    "sigmoid_attention": sigmoid_rows,
+}
+
+
+class RowStatistics(NamedTuple):
+    """One number per query, each (..., L): None where it was not asked for. Null and dead rows hold 0.
+
+    total Z = Σ_j w_ij; entropy H = log Z - (Σ w log w)/Z = -Σ p log p of the normalised weights p = w/Z, in nats;
+    sum_squares Σ w²; maximum over the visible keys; nonzero, the number of keys that get weight; visible, the number
+    of keys that are visible (dead rows keep it, so that null and dead rows can be counted).
+    """
+
+    total: Array | None = None
+    entropy: Array | None = None
+    sum_squares: Array | None = None
+    maximum: Array | None = None
+    nonzero: Array | None = None
+    visible: Array | None = None
+
+
+def _prepare(
+    function: str,
+    op: str | Callable[..., Any],
+    arrays: tuple[Array, ...],
+    fields: Iterable[str] | None,
+    params: dict[str, Any],
+) -> tuple[Rows, tuple[str, ...]]:
+    """The weights of `op` and the fields that were asked for, once arguments are known to be legal."""
+    name = op if isinstance(op, str) else getattr(op, "__name__", repr(op))
+    if name not in ROWS:
+        raise ValueError(f"{function}: op; expected one of {', '.join(ROWS)} or its function, got {name!r}")
+    rows_of, label = ROWS[name], f"{function}({name})"
+    legal = [p.name for p in keyword_parameters(rows_of, dropout=len(arrays) == 3)]
+    refuse_unexpected(label, params, [*legal, "fields"])
+    wanted = RowStatistics._fields if fields is None else tuple(fields)
+    if isinstance(fields, str) or not set(wanted) <= set(RowStatistics._fields):
+        legal_fields = ", ".join(RowStatistics._fields)
+        raise ValueError(f"{label}: fields; expected a tuple of names out of {legal_fields}, got {fields!r}")
+    rows = rows_of(label, *arrays, **params)
+    if rows.signed and "entropy" in wanted:
+        others = tuple(field for field in RowStatistics._fields if field != "entropy")
+        raise ValueError(
+            f"{label}: entropy; expected weights that cannot be negative, got signed ones: pass fields={others}"
+        )
+    return rows, wanted
+
+
+def _valid(rows: Rows) -> Array:
+    """Rows that are neither null nor dead (every visible weight 0)."""
+    return cast(Array, rows.live & np.any(rows.w != 0, axis=-1))
+
+
+def _statistics(rows: Rows, wanted: tuple[str, ...]) -> RowStatistics:
+    w, visible, valid = rows.w, rows.scores.visible, _valid(rows)
+    n = rows.scores.n.astype(np.float64)
+    compute: dict[str, Callable[[], Array]] = {
+        "total": lambda: w.sum(axis=-1),
+        "entropy": lambda: _entropy(w, valid),
+        "sum_squares": lambda: (w * w).sum(axis=-1),
+        "maximum": lambda: np.where(valid, np.max(w, axis=-1, initial=-np.inf, where=visible), 0.0),
+        "nonzero": lambda: np.where(valid, (w != 0).sum(axis=-1) if rows.exact_zeros else n, 0.0),
+        "visible": lambda: n,
+    }
+    return RowStatistics(**{field: compute[field]() for field in wanted})
+
+
+def _entropy(w: Array, valid: Array) -> Array:
+    p = w / np.where(valid, w.sum(axis=-1), 1.0)[..., None]
+    return np.where(valid, 0.0 - xlogy(p, p).sum(axis=-1), 0.0)
+
+
+def _first_maximum(rows: Rows) -> Array:
+    """1 at the first visible key that has the maximal weight of its row, 0 elsewhere."""
+    visible = rows.scores.visible
+    maximum = np.max(rows.w, axis=-1, keepdims=True, initial=-np.inf, where=visible)
+    found = visible & (rows.w == maximum)
+    return found & (np.cumsum(found, axis=-1) == 1)
+
+
+def _statistics_cotangent(rows: Rows, dstats: Any, wanted: tuple[str, ...]) -> tuple[Array, Array]:
+    """dw for the cotangents of the statistics, and the sum of the absolute values of what it adds up.
+
+    dZ gives 1, dH gives -(log p + H)/Z on the support (p = w/Z), dΣw² gives 2w, dmax goes to the first maximum.
+    """
+    w, valid = rows.w, _valid(rows)
+    cotangents = {field: _cotangent(rows, dstats, field, wanted, valid) for field in RowStatistics._fields[:4]}
+    dw = cotangents["total"] + 2.0 * w * cotangents["sum_squares"]
+    size = np.abs(cotangents["total"]) + np.abs(2.0 * w * cotangents["sum_squares"])
+    at_maximum = _first_maximum(rows) * cotangents["maximum"]
+    dw, size = dw + at_maximum, size + np.abs(at_maximum)
+    if "entropy" in wanted:
+        total, entropy = np.where(valid, w.sum(axis=-1), 1.0)[..., None], _entropy(w, valid)[..., None]
+        log_w = np.log(np.where(w > 0, w, 1.0))
+        scale = np.where(w > 0, cotangents["entropy"] / total, 0.0)
+        dw = dw - scale * (log_w - np.log(total) + entropy)
+        size = size + np.abs(scale) * (np.abs(log_w) + np.abs(np.log(total)) + entropy)
+    return dw, size
+
+
+def _cotangent(rows: Rows, dstats: Any, field: str, wanted: tuple[str, ...], valid: Array) -> Array:
+    if not hasattr(dstats, field):
+        kind = type(dstats).__name__
+        raise TypeError(f"{rows.scores.op}: dstats; expected RowStatistics of cotangents, got {kind}")
+    cotangent = getattr(dstats, field)
+    if cotangent is not None and field not in wanted:
+        raise ValueError(f"{rows.scores.op}: dstats.{field}; expected None for a field not in fields={wanted}")
+    return np.where(valid, row_cotangent(rows, f"dstats.{field}", cotangent), 0.0)[..., None]
+
+
+def _statistics_magnitudes(rows: Rows, wanted: tuple[str, ...]) -> dict[str, Array]:
+    w, valid = rows.w, _valid(rows)
+    total = np.where(valid, w.sum(axis=-1), 1.0)
+    found = _statistics(rows, wanted)._asdict()
+    if "total" in wanted:
+        found["total"] = np.abs(w).sum(axis=-1)
+    if "entropy" in wanted:
+        found["entropy"] = np.abs(xlogy(w, w)).sum(axis=-1) / total + np.abs(np.log(total))
+    return {field: np.abs(value) for field, value in found.items() if value is not None}
+
+
+def row_statistics(
+    op: str | Callable[..., Any], q: Array, k: Array, *, fields: Iterable[str] | None = None, **params: Any
+) -> RowStatistics:
+    """The statistics of the weights of `op` for each query: see `RowStatistics` for the formulas.
+
+    op is a public attention function or its name; q (..., L, d), k (..., S, d); params are that op's keyword arguments
+    without dropout, which statistics ignore. fields names what is wanted (None: all six).
+
+    nonzero counts exact zeros out for relu, relu_squared and relu6 and equals visible otherwise. Rows that see no key
+    (null) or whose weights are all 0 (dead) hold 0 except in visible. ValueError for an argument that op does not
+    take, and for the entropy of weights that can be negative (identity, gelu, gelu_tanh, silu, gain < 0). Source: Shen
+    et al. 2023 §4.1-4.2 (total, entropy).
+    """
+    return _statistics(*_prepare("row_statistics", op, (q, k), fields, params))
+
+
+def row_statistics_vjp(
+    op: str | Callable[..., Any],
+    q: Array,
+    k: Array,
+    dstats: RowStatistics,
+    *,
+    fields: Iterable[str] | None = None,
+    **params: Any,
+) -> dict[str, Array]:
+    """Gradients {"q", "k"} and "bias" if given of `row_statistics`; dstats holds a cotangent per field, None = 0.
+
+    dw = dZ - dH (log p + H)/Z [w > 0] + 2 w dΣw² + dmax at the first maximum; 0 in null and dead rows; nonzero and
+    visible have no gradient. Then as in the op's own vjp.
+    """
+    rows, wanted = _prepare("row_statistics_vjp", op, (q, k), fields, params)
+    ds, _ = rows.pull(*_statistics_cotangent(rows, dstats, wanted))
+    return contract(rows, ds, None)
+
+
+def row_statistics_magnitudes(
+    op: str | Callable[..., Any],
+    q: Array,
+    k: Array,
+    dstats: RowStatistics,
+    *,
+    fields: Iterable[str] | None = None,
+    **params: Any,
+) -> dict[str, Array]:
+    """What rounding errors are measured against: the fields asked for and the gradients, with the summands of their
+    last contraction in absolute value, for example Σ|w log w|/Z + |log Z| for entropy.
+    """
+    rows, wanted = _prepare("row_statistics_magnitudes", op, (q, k), fields, params)
+    _, size = rows.pull(*_statistics_cotangent(rows, dstats, wanted))
+    return {**_statistics_magnitudes(rows, wanted), **contract(rows, size, None, absolute=True)}
+
+
+def attention_with_statistics(
+    op: str | Callable[..., Any],
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    fields: Iterable[str] | None = None,
+    **params: Any,
+) -> tuple[Array, RowStatistics]:
+    """(o, RowStatistics): the output of `op` and the statistics of its weights; see `row_statistics`.
+
+    params are the op's keyword arguments; dropout touches o only.
+    """
+    rows, wanted = _prepare("attention_with_statistics", op, (q, k, v), fields, params)
+    return attend(rows), _statistics(rows, wanted)
+
+
+def _joint_score_cotangent(
+    rows: Rows, do: Array, dstats: RowStatistics, wanted: tuple[str, ...]
+) -> tuple[Array, Array]:
+    dw, size = _statistics_cotangent(rows, dstats, wanted)
+    through_output = weight_cotangent(rows, do)
+    return rows.pull(dw + through_output, size + np.abs(through_output))
+
+
+def attention_with_statistics_vjp(
+    op: str | Callable[..., Any],
+    q: Array,
+    k: Array,
+    v: Array,
+    do: Array,
+    dstats: RowStatistics,
+    *,
+    fields: Iterable[str] | None = None,
+    **params: Any,
+) -> dict[str, Array]:
+    """Gradients {"q", "k", "v"} and "bias" if given of `attention_with_statistics`: do and dstats together."""
+    rows, wanted = _prepare("attention_with_statistics_vjp", op, (q, k, v), fields, params)
+    do = output_cotangent(rows, do)
+    ds, _ = _joint_score_cotangent(rows, do, dstats, wanted)
+    return contract(rows, ds, do)
+
+
+def attention_with_statistics_magnitudes(
+    op: str | Callable[..., Any],
+    q: Array,
+    k: Array,
+    v: Array,
+    do: Array,
+    dstats: RowStatistics,
+    *,
+    fields: Iterable[str] | None = None,
+    **params: Any,
+) -> dict[str, Array]:
+    """Magnitudes of "o", the fields asked for and the gradients, as in `row_statistics_magnitudes`."""
+    rows, wanted = _prepare("attention_with_statistics_magnitudes", op, (q, k, v), fields, params)
+    do = output_cotangent(rows, do)
+    _, size = _joint_score_cotangent(rows, do, dstats, wanted)
+    sizes = {"o": attend(rows, absolute=True), **_statistics_magnitudes(rows, wanted)}
+    return {**sizes, **contract(rows, size, do, absolute=True)}
+
+
+@refuse_others
+def attention_regulariser(
+    stats: RowStatistics,
+    *,
+    entropy_cap: float = 0.7,
+    sum_weight: float = 1.0,
+    entropy_weight: float = 1.0,
+    query_mask: Array | None = None,
+) -> tuple[np.float64, np.float64, np.float64]:
+    """(loss, sum_term, entropy_term): what keeps rows of relu weights summing to about 1 and not too flat.
+
+    sum_term = mean |log Z|, entropy_term = mean max(H - entropy_cap log n, 0), both unweighted means over the valid
+    rows (n > 0, Z > 0, query_mask True; 0 if there is none); loss = sum_weight sum_term + entropy_weight entropy_term.
+    stats: `RowStatistics` with total, entropy and visible; Z belongs to the raw weights before dropout. Callers add
+    the losses of layers. entropy_cap 0.7 is the paper's (App. A.2); the paper does not give the two weights: 1 is
+    ours. ValueError for missing fields and shapes. Source: Shen et al. 2023 eq 7, with the absolute value that its
+    text names and its print lost.
+    """
+    op = "attention_regulariser"
+    Z, H, n, valid = _regulariser_rows(op, stats, entropy_cap, query_mask)
+    weights = number(op, "sum_weight", sum_weight), number(op, "entropy_weight", entropy_weight)
+    excess = H - entropy_cap * np.log(n)
+    sum_term = _mean(np.abs(np.log(Z)), valid)
+    entropy_term = _mean(np.where(excess > 0, excess, 0.0), valid)
+    return np.float64(weights[0] * sum_term + weights[1] * entropy_term), sum_term, entropy_term
+
+
+@refuse_others
+def attention_regulariser_vjp(
+    stats: RowStatistics,
+    dloss: Array | float | None,
+    dsum_term: Array | float | None = None,
+    dentropy_term: Array | float | None = None,
+    *,
+    entropy_cap: float = 0.7,
+    sum_weight: float = 1.0,
+    entropy_weight: float = 1.0,
+    query_mask: Array | None = None,
+) -> dict[str, Array]:
+    """Gradients {"total", "entropy"} of `attention_regulariser`; None is 0.
+
+    Over the m valid rows: dZ = (dloss sum_weight + dsum_term) sign(log Z)/(Z m) and dH = (dloss entropy_weight +
+    dentropy_term) [H > entropy_cap log n]/m; 0 at both kinks and in rows that are not valid.
+    """
+    op = "attention_regulariser_vjp"
+    Z, H, n, valid = _regulariser_rows(op, stats, entropy_cap, query_mask)
+    count = max(int(valid.sum()), 1)
+    dloss, dsum_term, dentropy_term = _scalars(dloss, dsum_term, dentropy_term)
+    through_sum = dloss * number(op, "sum_weight", sum_weight) + dsum_term
+    through_entropy = dloss * number(op, "entropy_weight", entropy_weight) + dentropy_term
+    return {
+        "total": np.where(valid, through_sum * np.sign(np.log(Z)) / Z, 0.0) / count,
+        "entropy": np.where(valid & (entropy_cap * np.log(n) < H), through_entropy, 0.0) / count,
+    }
+
+
+@refuse_others
+def attention_regulariser_magnitudes(
+    stats: RowStatistics,
+    dloss: Array | float | None,
+    dsum_term: Array | float | None = None,
+    dentropy_term: Array | float | None = None,
+    *,
+    entropy_cap: float = 0.7,
+    sum_weight: float = 1.0,
+    entropy_weight: float = 1.0,
+    query_mask: Array | None = None,
+) -> dict[str, Array | np.float64]:
+    """What rounding errors are measured against: "loss", "sum_term", "entropy_term" with H + |entropy_cap| log n in
+    place of their difference, and the gradients "total" and "entropy" with the cotangents in absolute value.
+    """
+    op = "attention_regulariser_magnitudes"
+    Z, H, n, valid = _regulariser_rows(op, stats, entropy_cap, query_mask)
+    sum_size = _mean(np.abs(np.log(Z)), valid)
+    entropy_size = _mean(np.abs(H) + abs(entropy_cap) * np.log(n), valid)
+    sizes = np.abs(_scalars(dloss, dsum_term, dentropy_term))
+    gradients = attention_regulariser_vjp(
+        stats,
+        *sizes,
+        entropy_cap=entropy_cap,
+        sum_weight=abs(sum_weight),
+        entropy_weight=abs(entropy_weight),
+        query_mask=query_mask,
+    )
+    return {
+        "loss": np.float64(abs(sum_weight) * sum_size + abs(entropy_weight) * entropy_size),
+        "sum_term": sum_size,
+        "entropy_term": entropy_size,
+        **{name: np.abs(gradient) for name, gradient in gradients.items()},
+    }
+
+
+def _scalars(*cotangents: Array | float | None) -> list[np.float64]:
+    return [np.float64(0.0 if x is None else x) for x in cotangents]
+
+
+def _regulariser_rows(
+    op: str, stats: Any, entropy_cap: float, query_mask: Array | None
+) -> tuple[Array, Array, Array, Array]:
+    """Z, H, n, valid; Z = n = 1 and H = 0 in rows that are not valid."""
+    number(op, "entropy_cap", entropy_cap)
+    wide = {}
+    for field in ("total", "entropy", "visible"):
+        if getattr(stats, field, None) is None:
+            raise ValueError(f"{op}: stats; expected total, entropy and visible, got none for {field!r}")
+        wide[field] = as_float(op, f"stats.{field}", getattr(stats, field))
+        if wide[field].shape != wide["total"].shape:
+            shapes = f"expected {wide['total'].shape} as for total, got {wide[field].shape}"
+            raise ValueError(f"{op}: stats.{field} has the wrong shape; {shapes}")
+    valid = (wide["visible"] > 0) & (wide["total"] > 0)
+    if query_mask is not None:
+        valid = valid & broadcast(op, "query_mask", boolean(op, "query_mask", query_mask), valid.shape)
+    return (
+        np.where(valid, wide["total"], 1.0),
+        np.where(valid, wide["entropy"], 0.0),
+        np.where(valid, wide["visible"], 1.0),
+        valid,
+    )
+
+
+def _mean(x: Array, valid: Array) -> np.float64:
+    return np.float64(np.where(valid, x, 0.0).sum() / max(int(valid.sum()), 1))

@@ -1,0 +1,126 @@
+"""Nothing is left out: names, signatures, gradients, samples, kernels and the table in the documentation."""
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import attnkit
+import attnkit_reference
+from attnkit_conformance import adapters, core, golden, properties, table, tolerance
+from attnkit_conformance.adapters.base import kernels
+from attnkit_conformance.case import DTYPES
+from attnkit_conformance.judge import XFAILS, read_xfails, refuse_unmatched
+from attnkit_conformance.opdb import BY_NAME, OPDB, PUBLIC
+
+ROOT = Path(attnkit.__file__).parents[1]
+ONLY_IN_ATTNKIT = {"explain"}
+WITHOUT_ROW = {"ACTIVATIONS", "RowStatistics"}
+
+
+def reference_names() -> set[str]:
+    return {name for name in attnkit_reference.__all__ if not name.endswith("_magnitudes")}
+
+
+def test_public_names_are_equal() -> None:
+    ours, theirs = set(attnkit.__all__) - ONLY_IN_ATTNKIT, reference_names()
+    assert ours == theirs, f"add to attnkit: {sorted(theirs - ours)}; add to the reference: {sorted(ours - theirs)}"
+
+
+def parameters(function: Any) -> list[tuple[str, Any, Any]]:
+    found = inspect.signature(function).parameters.values()
+    kept = [p for p in found if p.name != "impl" and p.kind is not p.VAR_KEYWORD]
+    return [(p.name, p.kind, p.default) for p in kept]
+
+
+@pytest.mark.parametrize("name", sorted(reference_names() - WITHOUT_ROW))
+def test_signatures_are_equal_but_for_impl(name: str) -> None:
+    ours, theirs = parameters(getattr(attnkit, name)), parameters(getattr(attnkit_reference, name))
+    missing = [p for p in theirs if p not in ours]
+    extra = [p for p in ours if p not in theirs]
+    assert ours == theirs, f"attnkit.{name}: add or correct {missing}, remove {extra}, keep the order of the reference"
+
+
+def test_every_public_op_has_a_row_a_gradient_and_magnitudes() -> None:
+    rows = {op.name for op in OPDB} | {f"{op.name}_vjp" for op in OPDB if op.vjp}
+    assert reference_names() - WITHOUT_ROW == rows, "add a row to conformance/attnkit_conformance/opdb.py"
+    for op in OPDB:
+        assert op.vjp or op.name.endswith("_weights"), f"{op.name}: write {op.name}_vjp in the reference and in attnkit"
+        assert not op.vjp or hasattr(attnkit_reference, f"{op.name}_magnitudes"), f"write {op.name}_magnitudes"
+
+
+@pytest.mark.parametrize("op", OPDB, ids=lambda op: op.name)
+def test_own_parameters_are_those_of_the_signature(op: Any) -> None:
+    accepted = inspect.signature(getattr(attnkit, op.name)).parameters
+    if not any(p.kind is p.VAR_KEYWORD for p in accepted.values()):
+        own = set(op.own) - ({"return_lse"} if op.name.endswith("_weights") else set())
+        assert own <= set(accepted), f"{op.name}: opdb names parameters that attnkit does not take"
+        assert set(op.optional) <= set(accepted), f"{op.name}: opdb names arrays that attnkit does not take"
+
+
+@pytest.mark.parametrize("op", OPDB, ids=lambda op: op.name)
+def test_every_output_has_a_sample_that_tells_right_from_wrong(op: Any) -> None:
+    seen: dict[str, int] = {}
+    for dtype in op.dtypes:  # bfloat16 is so coarse that few samples are discerning: look at all of them
+        for case in core.cases(op.name, "full" if dtype == "bfloat16" else "quick", (dtype,)):
+            truth = golden.compute(case)
+            assert truth.blind_spots() == [], case.id
+            limits = {**truth.outputs, **{f"d{name}": limit for name, limit in truth.gradients.items()}}
+            for name, limit in limits.items():
+                seen[f"{dtype} {name}"] = seen.get(f"{dtype} {name}", 0) + tolerance.discerning(limit)
+    assert [name for name, count in seen.items() if count == 0] == []
+    assert {name.split()[1] for name in seen} >= {f"d{name}" for name in op.differentiable} - {"dbias"}
+
+
+def test_ids_are_unique_and_quick_is_part_of_full() -> None:
+    full = [case.id for case in core.all_cases("full")] + list(properties.identities("full"))
+    assert len(full) == len(set(full))
+    quick = {case.id for case in core.all_cases("quick")} | set(properties.identities("quick"))
+    assert quick <= set(full)
+
+
+@pytest.mark.parametrize("op", OPDB, ids=lambda op: op.name)
+def test_samples_are_the_same_every_time(op: Any) -> None:
+    for one, two in zip(core.cases(op.name, "quick"), core.cases(op.name, "quick"), strict=True):
+        for held, again in ((one.arrays, two.arrays), (one.cotangents, two.cotangents)):
+            assert {n: x.tobytes() for n, x in held.items()} == {n: x.tobytes() for n, x in again.items()}
+
+
+@pytest.mark.parametrize("op", [op for op in OPDB if op.group == "a"], ids=lambda op: op.name)
+def test_error_samples_cover_own_parameters(op: Any) -> None:
+    texts = " ".join(f"{sample.pattern} {list(sample.params)}" for sample in op.errors(op))
+    numbers = set(op.own) - {"return_lse"}
+    assert [name for name in numbers if name not in texts] == [], f"{op.name}: add error samples"
+
+
+@pytest.mark.parametrize("library", table.LIBRARIES)
+def test_every_kernel_has_a_sample_that_it_serves(library: str) -> None:
+    found = kernels(library)
+    assert set(found) <= set(BY_NAME), "a kernel for an op that the op database does not know"
+    for op, names in found.items():
+        for name in names:
+            for adapter in adapters.find([f"{library}-{name}"]):
+                results = [core.check(adapter, case) for case in core.cases(op, "quick", adapter.dtypes)]
+                assert any(result.status == "pass" for result in results), f"{adapter.name} serves no sample of {op}"
+
+
+def test_expected_failures_match_cases() -> None:
+    refuse_unmatched({path.stem: read_xfails(path.stem) for path in XFAILS.glob("*.txt")})
+
+
+def test_table_in_the_documentation_is_current() -> None:
+    path = ROOT / "docs" / "support.md"
+    assert table.is_current(path), f"run: python -m attnkit_conformance table --write {path.relative_to(ROOT)}"
+
+
+def test_every_op_is_in_the_table() -> None:
+    text = table.markdown()
+    for op in PUBLIC:
+        assert f"| `{op.name}` |" in text
+
+
+def test_every_dtype_is_judged_for_every_attention_op() -> None:
+    for op in OPDB:
+        assert {case.dtype for case in core.cases(op.name, "quick")} == set(op.dtypes)
+        assert op.group == "" or op.dtypes == DTYPES

@@ -1,0 +1,407 @@
+"""The referee is tested by adapters that are wrong in one known way: the check named beside each must catch it."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.special import expit
+
+import attnkit_reference
+from attnkit_conformance import core, golden, properties, tolerance
+from attnkit_conformance.adapter import Unsupported
+from attnkit_conformance.case import DTYPES, numpy_dtype, rounded
+from attnkit_conformance.opdb import BY_NAME, OPDB
+from attnkit_conformance.worker import WorkerAdapter
+from attnkit_reference._common import scores
+
+COMMON = (
+    "mask", "bias", "causal", "window", "key_lengths", "query_mask", "scale", "enable_gqa", "dropout_mask", "dropout",
+)  # fmt: skip
+
+
+class Correct:
+    """The reference itself, rounded once: an adapter that must pass everything."""
+
+    name: str = "correct"
+    dtypes: tuple[str, ...] = DTYPES
+
+    def array(self, x: np.ndarray, dtype: str) -> Any:
+        return x
+
+    def numpy(self, x: Any) -> np.ndarray:
+        return np.asarray(x)
+
+    def rounded(self, op: str, arrays: Any, answer: Any) -> Any:
+        dtype = next(x.dtype.name for x in arrays.values() if x.dtype.kind not in "biu")
+        made = {}
+        for name, x in answer.items():
+            given = arrays[name].dtype if name in arrays else numpy_dtype(BY_NAME[op].output_dtype(name, dtype))
+            made[name] = np.asarray(x).astype(given)
+        return made
+
+    def call(self, op: str, arrays: Any, params: Any) -> Any:
+        row = BY_NAME[op]
+        wide = {n: widened(x) for n, x in arrays.items()}
+        return self.outputs(op, arrays, row.binding.forward(attnkit_reference, row, wide, params), params)
+
+    def outputs(self, op: str, arrays: Any, answer: Any, params: Any) -> Any:
+        """What wrong adapters override: float64 outputs before rounding."""
+        fresh = {name: x for name, x in arrays.items() if name not in answer}
+        return self.rounded(op, fresh, answer)
+
+    def vjp(self, op: str, arrays: Any, params: Any, cotangents: Any) -> Any:
+        row = BY_NAME[op]
+        wide = {n: widened(x) for n, x in arrays.items()}
+        pulled = {n: widened(x) for n, x in cotangents.items()}
+        return self.rounded(op, arrays, row.binding.vjp(attnkit_reference, row, wide, params, pulled))
+
+
+def widened(x: Any) -> Any:
+    """Float arrays in float64, anything else as it is."""
+    return x.astype(np.float64) if isinstance(x, np.ndarray) and x.dtype.kind not in "biu" else x
+
+
+def common(arrays: Any, params: Any) -> Any:
+    """The scores of a call, as the reference computes them."""
+    given = {n: widened(x) for n, x in (*arrays.items(), *params.items()) if n in COMMON}
+    q, k, v = (widened(arrays[n]) for n in "qkv")
+    return scores("wrong", q, k, v, **given)
+
+
+class MaskBeforeActivation(Correct):
+    """sigmoid(s·mask): hidden keys get sigmoid(0 - log n) instead of 0."""
+
+    def outputs(self, op: str, arrays: Any, answer: Any, params: Any) -> Any:
+        sc = common(arrays, params)
+        n = np.maximum(sc.n, 1)[..., None]
+        w = expit(sc.s - np.log(n)) * (1 if sc.keep is None else np.where(sc.visible, sc.keep, 1))
+        v = np.nan_to_num(widened(arrays["v"]), posinf=0, neginf=0)
+        return super().outputs(op, arrays, {"o": w @ (v.repeat(sc.groups, -3) if sc.groups > 1 else v)}, params)
+
+
+class PaddedLength(Correct):
+    """Divides by S instead of the number of visible keys."""
+
+    def call(self, op: str, arrays: Any, params: Any) -> Any:
+        return super().call(op, arrays, {"length": "all", **params})
+
+
+class HalfSlopeAtZero(Correct):
+    """relu'(0) = 1/2, as automatic differentiation of maximum(s, 0) has it: the mean of relu and its mirror image."""
+
+    def vjp(self, op: str, arrays: Any, params: Any, cotangents: Any) -> Any:
+        right = super().vjp(op, arrays, params, cotangents)
+        moved = super().vjp("pointwise_attention", arrays, {**params, "shift": 1e-30}, cotangents)
+        return {name: ((x.astype(np.float64) + moved[name]) / 2).astype(x.dtype) for name, x in right.items()}
+
+
+class TanhSigmoid(Correct):
+    """sigmoid(x) = (1 + tanh(x/2))/2 in float32 has no relative accuracy in the tail."""
+
+    def call(self, op: str, arrays: Any, params: Any) -> Any:
+        w = super().call(op, arrays, params)["w"]
+        with np.errstate(divide="ignore", over="ignore"):
+            x = np.log(w.astype(np.float64)) - np.log1p(-np.minimum(w.astype(np.float64), 1 - 1e-16))
+        return {"w": (np.float32(0.5) * (1 + np.tanh((x / 2).astype(np.float32)))).astype(w.dtype)}
+
+
+class UniformNullRows(Correct):
+    """A softmax row that sees nothing attends to everything equally."""
+
+    def outputs(self, op: str, arrays: Any, answer: Any, params: Any) -> Any:
+        sc = common(arrays, params)
+        v = np.where(np.isfinite(arrays["v"].astype(np.float64)), arrays["v"], 1).astype(np.float64)
+        mean = np.broadcast_to(v.mean(-2, keepdims=True).repeat(sc.groups, -3), answer["o"].shape)
+        return super().outputs(op, arrays, {**answer, "o": np.where(sc.n[..., None] > 0, answer["o"], mean)}, params)
+
+
+class HalfAccumulator(Correct):
+    """Sums over keys in the dtype of the inputs."""
+
+    def outputs(self, op: str, arrays: Any, answer: Any, params: Any) -> Any:
+        sc, dtype, row = common(arrays, params), arrays["q"].dtype.name, BY_NAME[f"{op}_weights"]
+        held = {n: widened(x) for n, x in arrays.items() if n in (*row.arguments, *row.optional)}
+        kept = {n: x for n, x in params.items() if n in COMMON and n != "dropout"}
+        w = row.binding.forward(attnkit_reference, row, held, kept)["w"] * (1 if sc.keep is None else sc.keep)
+        total = np.zeros_like(answer["o"])
+        for j in range(sc.k.shape[-2]):
+            total = rounded(total + w[..., :, j, None] * sc.v[..., None, j, :], dtype)
+        return super().outputs(op, arrays, {**answer, "o": total}, params)
+
+
+class LooksAhead(Correct):
+    """The last key leaks into every row."""
+
+    def outputs(self, op: str, arrays: Any, answer: Any, params: Any) -> Any:
+        leak = 1e-12 * np.nan_to_num(arrays["k"].astype(np.float64)).sum()
+        return super().outputs(op, arrays, {**answer, "o": answer["o"] * (1 + leak)}, params)
+
+
+class Restless(Correct):
+    """No two runs agree to the last bit."""
+
+    def outputs(self, op: str, arrays: Any, answer: Any, params: Any) -> Any:
+        self.runs = getattr(self, "runs", 0) + 1
+        return super().outputs(op, arrays, {**answer, "o": answer["o"] * (1 + 1e-15 * self.runs)}, params)
+
+
+class MultipliesPadding(Correct):
+    """0 · NaN: padding is weighted with 0 instead of being replaced."""
+
+    def outputs(self, op: str, arrays: Any, answer: Any, params: Any) -> Any:
+        with np.errstate(invalid="ignore"):
+            hidden = 0 * widened(arrays["v"]).sum()
+        return super().outputs(op, arrays, {**answer, "o": answer["o"] + hidden}, params)
+
+
+class SharesBatch(Correct):
+    """Subtracts a maximum that runs over the batch, and underflows."""
+
+    def outputs(self, op: str, arrays: Any, answer: Any, params: Any) -> Any:
+        o = answer["o"]
+        return super().outputs(op, arrays, {**answer, "o": o * (1 + 0.1 * (o.shape[0] > 1))}, params)
+
+
+class FavoursEarlyKeys(Correct):
+    """Position of keys matters."""
+
+    def outputs(self, op: str, arrays: Any, answer: Any, params: Any) -> Any:
+        first = np.nan_to_num(arrays["v"].astype(np.float64))[..., :1, :1]
+        return super().outputs(op, arrays, {**answer, "o": answer["o"] + 1e-3 * first.max()}, params)
+
+
+class OtherDropout(Correct):
+    """Takes the seed plus one."""
+
+    def call(self, op: str, arrays: Any, params: Any) -> Any:
+        if "dropout" in params:
+            params = {**params, "dropout": (params["dropout"][0], params["dropout"][1] + 1)}
+        return super().call(op, arrays, params)
+
+
+class HidesNaN(Correct):
+    """fmax(s, 0) turns a visible NaN into 0."""
+
+    def outputs(self, op: str, arrays: Any, answer: Any, params: Any) -> Any:
+        return super().outputs(op, arrays, {name: np.nan_to_num(x) for name, x in answer.items()}, params)
+
+
+class Overwrites(Correct):
+    """Scales q in place."""
+
+    def call(self, op: str, arrays: Any, params: Any) -> Any:
+        answer = super().call(op, arrays, params)
+        arrays["q"][...] *= 2
+        return answer
+
+
+class Widens(Correct):
+    """Returns float64 whatever came."""
+
+    def rounded(self, op: str, arrays: Any, answer: Any) -> Any:
+        return {name: np.asarray(x, np.float64) for name, x in answer.items()}
+
+
+class DropsAxis(Correct):
+    """Returns the first batch item only."""
+
+    def outputs(self, op: str, arrays: Any, answer: Any, params: Any) -> Any:
+        return super().outputs(op, arrays, {**answer, "o": answer["o"][:1]}, params)
+
+
+class ForgetsLse(Correct):
+    """Returns o alone when lse was asked for."""
+
+    def outputs(self, op: str, arrays: Any, answer: Any, params: Any) -> Any:
+        return super().outputs(op, arrays, {"o": answer["o"]}, params)
+
+
+class Overflows(Correct):
+    """exp without subtracting the maximum."""
+
+    def outputs(self, op: str, arrays: Any, answer: Any, params: Any) -> Any:
+        large = np.max(np.abs(common(arrays, params).s), initial=0) > 88
+        return super().outputs(op, arrays, {**answer, "o": answer["o"] * (np.nan if large else 1)}, params)
+
+
+class SaysNo(Correct):
+    """Declares everything unsupported and computes it all the same."""
+
+    def unsupported(self, op: str, arrays: Any, params: Any) -> str | None:
+        return "no"
+
+
+class RefusesSilently(Correct):
+    """Declares nothing and refuses."""
+
+    def unsupported(self, op: str, arrays: Any, params: Any) -> str | None:
+        return None
+
+    def call(self, op: str, arrays: Any, params: Any) -> Any:
+        raise Unsupported("not today")
+
+
+class VagueErrors(Correct):
+    """Raises the right type with a text that says nothing."""
+
+    errors = True
+
+    def call(self, op: str, arrays: Any, params: Any) -> Any:
+        try:
+            return super().call(op, arrays, params)
+        except (ValueError, TypeError) as error:
+            raise type(error)("bad input") from None
+
+
+def failed_checks(adapter: Any, op: str, dtype: str) -> set[str]:
+    """Names of all checks that an adapter fails on an op in the full profile."""
+    results = [core.check(adapter, case) for case in core.cases(op, "full", (dtype,))]
+    results += properties.check_all(adapter, BY_NAME[op], "quick", (dtype,))
+    return {check for result in results for check in result.checks}
+
+
+WRONG: tuple[tuple[Callable[[], Any], str, str, str], ...] = (
+    (MaskBeforeActivation, "sigmoid_attention", "float64", "bound"),
+    (MaskBeforeActivation, "sigmoid_attention", "float64", "padding_amount"),
+    (PaddedLength, "pointwise_attention", "float64", "bound"),
+    (PaddedLength, "pointwise_attention", "float64", "padding_amount"),
+    (HalfSlopeAtZero, "pointwise_attention", "float32", "kink_gradients"),
+    (TanhSigmoid, "sigmoid_attention_weights", "float32", "sigmoid_tail"),
+    (UniformNullRows, "softmax_attention", "float32", "null_rows"),
+    (HalfAccumulator, "softmax_attention", "bfloat16", "bound"),
+    (HalfAccumulator, "softmax_attention", "float16", "second_rule"),
+    (LooksAhead, "softmax_attention", "float64", "causal_prefix"),
+    (Restless, "softmax_attention", "float64", "rerun"),
+    (MultipliesPadding, "softmax_attention", "float32", "padding_contents"),
+    (MultipliesPadding, "softmax_attention", "float32", "nonfinite"),
+    (SharesBatch, "softmax_attention", "float32", "batch_mates"),
+    (FavoursEarlyKeys, "softmax_attention", "float32", "key_permutation"),
+    (OtherDropout, "softmax_attention", "float32", "dropout_bits"),
+    (HidesNaN, "pointwise_attention", "float32", "visible_nan"),
+    (Overwrites, "softmax_attention", "float32", "inputs"),
+    (Widens, "softmax_attention", "float32", "dtype"),
+    (DropsAxis, "softmax_attention", "float32", "shape"),
+    (ForgetsLse, "softmax_attention", "float32", "names"),
+    (Overflows, "softmax_attention", "float32", "nonfinite"),
+    (SaysNo, "softmax_attention", "float32", "declared"),
+    (RefusesSilently, "softmax_attention", "float32", "declared"),
+    (VagueErrors, "softmax_attention", "float32", "error"),
+)
+
+
+@pytest.mark.parametrize("op", [op.name for op in OPDB])
+def test_rounded_reference_passes_everything(op: str) -> None:
+    for dtype in DTYPES:
+        assert failed_checks(Correct(), op, dtype) == set(), dtype
+
+
+@pytest.mark.parametrize(("wrong", "op", "dtype", "check"), WRONG, ids=lambda x: getattr(x, "__name__", x))
+def test_wrong_adapter_is_caught_by_the_named_check(wrong: Callable[[], Any], op: str, dtype: str, check: str) -> None:
+    assert check in failed_checks(wrong(), op, dtype)
+
+
+def plain_case(op: str, dtype: str) -> Any:
+    return next(case for case in core.cases(op, "quick", (dtype,)) if "cross" in case.tags)
+
+
+class Shifted(Correct):
+    """Correct but for one entry of o, which is off by `units` units."""
+
+    def __init__(self, case: Any, units: float) -> None:
+        self.step = units * golden.compute(case).outputs["o"].unit
+
+    def outputs(self, op: str, arrays: Any, answer: Any, params: Any) -> Any:
+        moved = answer["o"].copy()
+        moved.flat[moved.size // 2] += self.step
+        return super().outputs(op, arrays, {**answer, "o": moved}, params)
+
+
+@pytest.mark.parametrize("op", [op.name for op in OPDB if op.group == "a" and op.vjp])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_twice_the_bound_fails_and_half_of_it_passes(op: str, dtype: str) -> None:
+    case = plain_case(op, dtype)
+    limit = golden.compute(case).outputs["o"]
+    assert core.check(Shifted(case, 2 * limit.bound), case).checks == {"bound"}
+    assert core.check(Shifted(case, limit.allowed / 2), case).status == "pass"
+
+
+@pytest.mark.parametrize("op", [op.name for op in OPDB if op.group == "a" and op.vjp])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_three_eps_fail_in_half_types(op: str, dtype: str) -> None:
+    case = plain_case(op, dtype)
+    limit = golden.compute(case).outputs["o"]
+    assert limit.bound > 3, "the first rule alone would let it pass"
+    assert core.check(Shifted(case, 3), case).checks == {"second_rule"}
+
+
+def test_undiscernible_limit_is_called_blind() -> None:
+    case = plain_case("softmax_attention", "float32")
+    limit = golden.compute(case).outputs["o"]
+    assert tolerance.blind_spots("o", limit) == []
+    blind = tolerance.blind_spots("o", replace(limit, bound=4 / tolerance.eps("float32")))
+    assert [text.split()[2] for text in blind] == list(tolerance.impostors(limit.golden))
+
+
+CRASHING = """
+import os
+from attnkit_conformance.adapter import Unsupported
+
+class Crashing:
+    name, dtypes, errors = "crashing", ("float32", "bfloat16"), False
+
+    def array(self, x, dtype):
+        return x
+
+    def numpy(self, x):
+        return x
+
+    def call(self, op, arrays, params):
+        if op == "softmax_attention":
+            os._exit(3)
+        if op == "qk_layernorm":
+            import time
+            time.sleep(60)
+        if op == "sigmoid_attention":
+            raise Unsupported("not here")
+        return {"o": arrays["v"][..., :1, :].repeat(arrays["q"].shape[-2], -2)}
+
+    vjp = call
+
+class Boasting(Crashing):
+    def unsupported(self, op, arrays, params):
+        return "I do not do this"
+"""
+
+
+@pytest.fixture
+def crashing(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "crashing_adapter.py").write_text(CRASHING)
+    monkeypatch.syspath_prepend(tmp_path)
+    return "crashing_adapter"
+
+
+def test_worker_that_dies_is_a_failure_and_not_a_hang(crashing: str) -> None:
+    adapter = WorkerAdapter("crashing", f"{crashing}:Crashing", patience=20)
+    result = core.check(adapter, plain_case("softmax_attention", "float32"))
+    assert result.status == "fail"
+    assert "exit code 3" in result.message
+    refused = core.check(adapter, plain_case("sigmoid_attention", "float32"))
+    assert (refused.status, refused.reason) == ("unsupported", "not here"), "a fresh worker goes on"
+    adapter.close()
+
+
+def test_worker_that_does_not_answer_is_a_failure(crashing: str) -> None:
+    adapter = WorkerAdapter("crashing", f"{crashing}:Crashing", patience=20)
+    adapter.patience = 1
+    assert "no answer within 1 s" in core.check(adapter, plain_case("qk_layernorm", "float32")).message
+    adapter.close()
+
+
+def test_worker_that_declares_itself_unsupported_must_refuse(crashing: str) -> None:
+    adapter = WorkerAdapter("boasting", f"{crashing}:Boasting", patience=20)
+    case = plain_case("pointwise_attention", "bfloat16")
+    assert "declared" in core.check(adapter, case).checks
+    assert core.outputs(adapter, case)["o"].dtype == numpy_dtype("bfloat16"), "bfloat16 travels through the pipe"
+    adapter.close()

@@ -1,0 +1,232 @@
+"""The tools around the judge: selection, expected failures, export and compare, the command line, the reports."""
+
+import json
+import xml.etree.ElementTree as xml
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from attnkit_conformance import core, exchange, golden, judge, report, table
+from attnkit_conformance.__main__ import main
+from attnkit_conformance.adapters.numpy import adapters
+
+MINE = """
+import numpy as np
+
+class Mine:
+    name, dtypes, ops = "mine", ("float32",), ("softmax_attention",)
+    scale = {scale}
+
+    def array(self, x, dtype):
+        return x
+
+    def numpy(self, x):
+        return x
+
+    def call(self, op, arrays, params):
+        from attnkit_conformance.adapter import Unsupported
+        if set(arrays) != set("qkv") or params:
+            raise Unsupported("only plain attention")
+        q, k, v = (arrays[name].astype(np.float64) for name in "qkv")
+        s = q @ k.swapaxes(-1, -2) * (self.scale / np.sqrt(q.shape[-1]))
+        w = np.exp(s - s.max(-1, keepdims=True))
+        return {{"o": (w @ v / w.sum(-1, keepdims=True)).astype(np.float32)}}
+
+    def vjp(self, op, arrays, params, cotangents):
+        from attnkit_conformance.adapter import Unsupported
+        raise Unsupported("forward only")
+
+ADAPTER = Mine()
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Writes a third party's module and returns its path; its scores are multiplied by `scale`."""
+
+    def write(name: str, scale: float) -> str:
+        (tmp_path / f"{name}.py").write_text(MINE.format(scale=scale))
+        return f"{name}:ADAPTER"
+
+    monkeypatch.syspath_prepend(tmp_path)
+    return write
+
+
+def test_third_party_adapter_passes_or_fails_by_exit_status(mine: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    select = ["-k", "not property", "--dtype", "float32"]
+    assert main(["run", mine("good_party", 1.0), *select]) == 0
+    assert "only plain attention" in capsys.readouterr().out
+    assert main(["run", mine("bad_party", 1.01), *select]) == 1
+    assert "FAIL mine::softmax_attention/float32/cross" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["run", "tensorflow"], "unknown adapter 'tensorflow'"),
+        (["run", "torch-flash"], "torch has torch-generic"),
+        (["run", "no_such_module:ADAPTER"], "cannot load adapter"),
+        (["run", "numpy", "-k", "no-such-case"], "nothing selected"),
+        (["run", "numpy", "-k", "and and"], "cannot read -k"),
+        (["compare", "no-such-folder", "x"], "no manifest.json"),
+        (["table", "--check", "no-such-file"], "no-such-file"),
+    ],
+)
+def test_misuse_is_explained(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_unknown_op_and_profile_are_named() -> None:
+    with pytest.raises(ValueError, match="unknown op 'hardmax'; known are softmax_attention"):
+        list(core.cases("hardmax"))
+    with pytest.raises(ValueError, match="unknown profile 'fast'"):
+        list(core.cases("softmax_attention", "fast"))
+
+
+def test_expressions_select() -> None:
+    keep = judge.matcher("softmax and not (float16 or causal)")
+    assert keep("numpy::softmax_attention/float32/cross")
+    assert not keep("numpy::softmax_attention/bfloat16/causal-padded")
+    assert not keep("numpy::sigmoid_attention/float32/cross")
+
+
+def judged(xfails: Path, expression: str) -> list[core.CaseResult]:
+    generic = [adapter for adapter in adapters() if adapter.name == "numpy-generic"]
+    return list(judge.judge(generic, "quick", expression, ops=("qk_layernorm",), xfails=xfails))
+
+
+def test_expected_failure_that_passes_is_a_failure(tmp_path: Path) -> None:
+    (tmp_path / "numpy-generic.txt").write_text("# known\nqk_layernorm/float32/cross some reason\n")
+    (result,) = judged(tmp_path, "float32/cross")
+    assert (result.status, result.checks) == ("fail", {"xfail"})
+    assert "some reason" in result.message
+
+
+def test_expected_failure_that_fails_is_shown_as_such(tmp_path: Path) -> None:
+    failing = core.CaseResult("qk_layernorm/float32/cross", "a", "qk_layernorm", "float32", "fail")
+    shown = judge.with_xfails(failing, {"qk_layernorm/*/cross": "bug 7"})
+    assert (shown.status, shown.reason) == ("xfail", "bug 7")
+
+
+def test_expected_failure_of_no_case_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "numpy-generic.txt").write_text("qk_layernorm/float32/gone some reason\n")
+    with pytest.raises(ValueError, match="'qk_layernorm/float32/gone' matches no case"):
+        judged(tmp_path, "cross")
+    (tmp_path / "numpy-generic.txt").write_text("qk_layernorm/float32/cross\n")
+    with pytest.raises(ValueError, match="expected 'case-id reason'"):
+        judged(tmp_path, "cross")
+
+
+def computed(folder: Path, destination: Path, change: float = 0.0) -> None:
+    """What somebody else would compute from exported inputs: here attnkit, with one entry moved by `change` units."""
+    (adapter,) = (adapter for adapter in adapters() if adapter.name == "numpy-generic")
+    tensors: dict[str, np.ndarray] = {}
+    for item in exchange.read_manifest(folder)["cases"]:
+        case = next(c for c in core.cases(item["op"], "quick", (item["dtype"],)) if c.id == item["id"])
+        tensors |= {f"{case.id}/out.{name}": x for name, x in core.outputs(adapter, case).items()}
+        tensors |= {f"{case.id}/grad.{name}": x for name, x in core.gradients(adapter, case).items()}
+    name, limit = f"{case.id}/out.o", golden.compute(case).outputs["o"]
+    moved = tensors[name].copy()
+    moved.flat[0] += change * limit.unit
+    save_file({**{n: x.copy(order="C") for n, x in tensors.items()}, name: moved}, destination)
+
+
+@pytest.fixture
+def exported(tmp_path: Path) -> Path:
+    folder = tmp_path / "golden"
+    assert main(["export", str(folder), "-k", "sigmoid_attention/ or softmax_attention/"]) == 0
+    return folder
+
+
+def test_export_and_compare_round_trip(exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    theirs = tmp_path / "theirs.safetensors"
+    computed(exported, theirs)
+    assert main(["compare", str(exported), str(theirs)]) == 0
+    assert "24 pass, 0 fail, 0 unsupported" in capsys.readouterr().out
+    computed(exported, theirs, change=20.0)
+    assert main(["compare", str(exported), str(theirs)]) == 1
+    assert "[bound] out.o: off by" in capsys.readouterr().out
+
+
+def test_exported_tensors_are_those_of_the_cases(exported: Path) -> None:
+    tensors = dict(exchange.read_tensors(exported / "softmax_attention.safetensors"))
+    for case in core.cases("softmax_attention", "quick"):
+        for name in case.arrays:
+            assert tensors[f"{case.id}/in.{name}"].tobytes() == case.typed(name).tobytes()
+        assert np.array_equal(tensors[f"{case.id}/out.o"], golden.compute(case).outputs["o"].golden)
+
+
+def test_compare_refuses_what_does_not_belong(
+    exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    theirs = tmp_path / "theirs.safetensors"
+    save_file({"softmax_attention/float32/gone/out.o": np.zeros(3)}, theirs)
+    assert main(["compare", str(exported), str(theirs)]) == 2
+    assert "match no case" in capsys.readouterr().err
+    save_file({"unrelated": np.zeros(3)}, theirs)
+    assert main(["compare", str(exported), str(theirs)]) == 2
+    assert "holds none of the outputs" in capsys.readouterr().err
+
+
+def test_compare_notices_changed_vectors(exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = exported / "softmax_attention.safetensors"
+    tensors = {n: x for n, x in exchange.read_tensors(path) if x.dtype.name == "float64"}
+    save_file({n: x + 1 for n, x in tensors.items()}, path)
+    assert main(["compare", str(exported), str(tmp_path)]) == 2
+    assert "checksum" in capsys.readouterr().err
+    assert load_file(path)
+
+
+class Page(HTMLParser):
+    """Collects what a browser would load from elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loads: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.loads += [str(value) for name, value in attrs if name in ("src", "href", "srcset", "data") and value]
+
+
+def test_reports_hold_every_verdict(tmp_path: Path, mine: Any) -> None:
+    paths = {kind: tmp_path / f"report.{kind}" for kind in ("json", "junit", "html")}
+    options = [text for kind, path in paths.items() for text in (f"--{kind}", str(path))]
+    assert main(["run", mine("reported_party", 1.01), *options]) == 1
+    data = json.loads(paths["json"].read_text())
+    assert data["totals"]["fail"] == sum(result["status"] == "fail" for result in data["results"]) > 0
+    suite = xml.parse(paths["junit"]).getroot()[0]
+    assert (suite.get("name"), int(suite.get("tests", ""))) == ("mine", len(data["results"]))
+    assert int(suite.get("failures", "")) == len(suite.findall("testcase/failure")) == data["totals"]["fail"]
+    text = paths["html"].read_text()
+    page = Page()
+    page.feed(text)
+    assert page.loads == [], "the page must not load anything"
+    held = json.loads(text.partition('type="application/json">')[2].partition("</script>")[0])
+    assert len(held["rows"]) == len(data["results"])
+    assert held["head"]["versions"]["numpy"] == np.__version__
+
+
+def test_text_in_the_page_cannot_end_its_script() -> None:
+    result = core.CaseResult(
+        "qk_layernorm/float32/x", "</script>", "qk_layernorm", "float32", "unsupported", reason="<b>"
+    )
+    page = report.as_html([result], report.header([], "quick"))
+    assert page.count("</script>") == 2
+
+
+def test_table_is_checked_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "support.md"
+    path.write_text(f"# Ops\n\n{table.BEGIN}\nold\n{table.END}\n\nMore.\n")
+    assert main(["table", "--check", str(path)]) == 1
+    assert main(["table", "--write", str(path)]) == 0
+    assert main(["table", "--check", str(path)]) == 0
+    assert path.read_text().startswith("# Ops\n\n")
+    assert path.read_text().endswith("\n\nMore.\n")
+    path.write_text("# no markers\n")
+    assert main(["table", "--check", str(path)]) == 2
+    assert "expected one" in capsys.readouterr().err

@@ -1,0 +1,50 @@
+"""What the experiment tests share: a study of seconds, and image folders made on the spot."""
+
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from experiments import runner
+
+TINY = ("image_size=8", "patch=4", "train_images=60", "test_images=30", "steps=6", "batch=12", "checkpoint_every=2")
+
+
+@pytest.fixture
+def tiny():
+    """Run a tiny study on digits in this process: tiny(out, "key=value", ..., resume=True, ...)."""
+
+    def run(out: Path, *settings: str, recipe: str = "000-fig4", preset: str = "cpu", **options) -> Path:
+        few = ("activations=relu", "alphas=1") if recipe != "000-fig1" else ()
+        options = {"seeds": (0,), "threads": 1, "device": "cpu", "data": "digits"} | options
+        request = runner.Request(recipe, preset, out=out, settings=(*TINY, *few, *settings), **options)
+        return runner.run(request)
+
+    return run
+
+
+@pytest.fixture
+def image_folder(tmp_path):
+    """An ImageFolder of two classes, 6 train and 3 test images each, colours by class; returns its path."""
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 6), ("test", 3)):
+        for label, name in enumerate(("cat", "dog")):
+            folder = tmp_path / "images" / split / name
+            folder.mkdir(parents=True)
+            for index in range(count):
+                pixels = rng.integers(0, 100, (8, 8, 3), dtype=np.uint8)
+                pixels[..., label] += 120
+                Image.fromarray(pixels).save(folder / f"{index:04d}.png")
+    return tmp_path / "images"
+
+
+@pytest.fixture
+def image_zip(image_folder, tmp_path):
+    """The same images in a zip, inside one more folder."""
+    path = tmp_path / "images.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for file in sorted(image_folder.rglob("*.png")):
+            archive.write(file, Path("top") / file.relative_to(image_folder))
+    return path

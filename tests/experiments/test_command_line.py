@@ -1,0 +1,150 @@
+"""The command line: what list shows, what a mistyped name answers, when --out is refused, and each recipe's smoke."""
+
+import pytest
+
+from experiments import runner
+from experiments.__main__ import data_source, main
+from experiments.errors import Diverged, UserError
+from experiments.recipes import RECIPES
+from experiments.study import ImageStudy
+
+
+def test_list_names_every_recipe_with_presets_cost_and_source(capsys):
+    assert main(["list"]) == 0
+    said = capsys.readouterr().out
+    for recipe in RECIPES.values():
+        assert recipe.id in said
+        assert recipe.source in said
+        for preset in recipe.presets.values():
+            assert preset.cost in said
+    assert "paper   not yet" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["000-fg2"], "unknown recipe '000-fg2'; did you mean '000-fig2'?"),
+        (["000-fig2", "--preset", "smal"], "unknown preset of 000-fig2 'smal'; did you mean 'small'?"),
+        (["000-fig2", "--preset", "paper"], "000-fig2 has no preset 'paper' yet: the published ImageNet settings come"),
+        (["000-fig2", "--set", "stepz=3"], "unknown --set key 'stepz'; did you mean 'steps'?"),
+        (["000-fig2", "--set", "steps=many"], "--set steps: expected a whole number, got 'many'"),
+        (["000-fig2", "--set", "lr=nan"], "--set lr: expected a finite number, got 'nan'"),
+        (["000-fig2", "--set", "flip=maybe"], "--set flip: expected true or false, got 'maybe'"),
+        (["000-fig2", "--set", "crop=middle"], "--set crop: expected one of none, pad, inception, got 'middle'"),
+        (["000-fig2", "--set", "alphas=0,x"], "--set alphas: expected a number, got 'x'"),
+        (["000-fig2", "--set", "steps"], "--set steps: expected key=value"),
+        (["000-fig2", "--set", "activations=rellu"], "unknown activation 'rellu'; did you mean 'relu'?"),
+        (["000-fig2", "--set", "activations="], "--set activations: expected at least one activation"),
+        (["000-fig2", "--set", "model=S16"], "unknown model size 'S16'"),
+        (["000-fig2", "--set", "patch=3"], "000-fig2: images of 16 pixels cannot be cut into patches of 3"),
+        (["000-fig2", "--set", "batch=0"], "batch must be at least 1, got 0"),
+        (["000-fig1", "--set", "points=d64"], "--set points: expected size/patch such as d64/4, got 'd64'"),
+        (["000-fig2", "--device", "cuda:x"], "--device cuda:x: expected auto, cpu or cuda[:N]"),
+        (["000-fig2", "--seeds", "1", "1"], "seeds: expected different whole numbers from 0"),
+        (["000-fig2", "--resume", "--overwrite"], "--resume and --overwrite exclude each other"),
+    ],
+)
+def test_a_mistake_is_answered_in_one_line_with_status_2(words, text, tmp_path, capsys):
+    assert main(["run", *words, "--data", "digits", "--out", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert text in said
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1
+
+
+def test_settings_may_be_repeated_or_listed():
+    request = runner.Request("000-fig2", "cpu", "digits", out=None, settings=("activations=relu,gelu", "alphas=0,0.5"))
+    _, study = runner.choose(request)
+    assert study.activations == ("relu", "gelu")
+    assert study.alphas == (0.0, 0.5)
+
+
+def test_data_comes_from_the_flag_the_environment_or_scikit_learn(tmp_path, monkeypatch):
+    monkeypatch.delenv("ATTNKIT_DATA", raising=False)
+    assert data_source(None) == "digits"
+    monkeypatch.setenv("ATTNKIT_DATA", str(tmp_path))
+    assert data_source(None) == str(tmp_path)
+    (tmp_path / "cifar10-subset.zip").touch()
+    assert data_source(None) == str(tmp_path / "cifar10-subset.zip")
+    assert data_source("digits") == "digits"
+
+
+def test_a_finished_study_is_kept_unless_told_otherwise(tiny, tmp_path):
+    out = tiny(tmp_path / "out")
+    weights = out / "cells" / "relu-alpha1-seed0" / "weights.safetensors"
+    before = weights.stat().st_mtime_ns
+    with pytest.raises(UserError, match="holds a finished study; --resume continues it, --overwrite deletes it"):
+        tiny(out)
+    tiny(out, resume=True)
+    assert weights.stat().st_mtime_ns == before, "finished cells are not trained again"
+    (out / "notes.txt").write_text("mine")
+    tiny(out, overwrite=True)
+    assert weights.stat().st_mtime_ns > before
+    assert (out / "notes.txt").exists(), "only our own files are deleted"
+
+
+def test_a_directory_of_someone_else_is_never_touched(tiny, tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    for flags in ({}, {"resume": True}, {"overwrite": True}):
+        with pytest.raises(UserError, match="holds files but no study of ours; choose another directory"):
+            tiny(tmp_path, **flags)
+    assert (tmp_path / "thesis.tex").exists()
+
+
+def test_resuming_something_else_names_the_difference(tiny, tmp_path, image_folder):
+    out = tiny(tmp_path / "out")
+    with pytest.raises(UserError, match=r"it was started with lr 0.001, now it is 0.01; give the same, or --overwrite"):
+        tiny(out, "lr=0.01", resume=True)
+    with pytest.raises(UserError, match=r"it was started with recipe '000-fig4', now it is '000-fig3'"):
+        tiny(out, recipe="000-fig3", resume=True)
+    with pytest.raises(UserError, match=r"it was started with data checksum"):
+        tiny(out, data=str(image_folder), resume=True)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_trains_at_a_tiny_size(recipe, tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr("experiments.claims.measure", dict)
+    small = ("points=d64/4,d64/2",) if recipe == "000-fig1" else ()
+    out = tiny(tmp_path / "out", *small, recipe=recipe)
+    cells = sorted(path.name for path in (out / "cells").iterdir())
+    expected = {
+        "000-fig1": [f"d64-p{p}-{v}-seed0" for p in (2, 4) for v in ("relu-alpha1", "softmax")],
+        "000-fig2": ["relu-alpha1-seed0", "softmax-seed0"],
+        "000-fig3": ["relu-alpha1-nonorm-seed0", "relu-alpha1-norm-seed0"],
+        "000-fig4": ["relu-alpha1-gate-seed0", "relu-alpha1-seed0"],
+    }
+    assert cells == expected[recipe]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("preset", ["smoke", "small", "cpu"])
+def test_presets_keep_their_promises(recipe, preset):
+    study = RECIPES[recipe].presets[preset].study
+    names = [variant.name for variant in RECIPES[recipe].variants(study)]
+    assert len(set(names)) == len(names)
+    if preset == "smoke":
+        assert study.steps <= 40
+    if preset == "cpu":
+        sizes = (study.train_images, study.steps, study.batch, len(study.seeds))
+        assert sizes == (10_000, 300, 64, 3)
+    if (recipe, preset) == ("000-fig2", "cpu"):
+        assert {"softmax", "relu-alpha0", "relu-alpha0.5", "relu-alpha1"} <= set(names)
+
+
+def test_a_recipes_docstring_says_source_expectation_cost_and_command():
+    for recipe in RECIPES.values():
+        module = __import__(recipe.variants.__module__, fromlist=["__doc__"])
+        for word in ("Source:", "Expected:", "Cost:", f"Command: python -m experiments run {recipe.id}"):
+            assert word in module.__doc__
+
+
+def test_smoke_checks_notice_a_loss_that_does_not_fall(tiny, tmp_path):
+    with pytest.raises(Diverged, match=r"smoke check failed: relu-alpha1-seed0: the loss does not fall"):
+        tiny(tmp_path / "out", "lr=1e-30", preset="smoke")
+
+
+def test_every_setting_is_a_key():
+    assert ImageStudy().steps == 300
+    request = runner.Request("000-fig2", "smoke", "digits", out=None, settings=("steps=7", "qk_norm=no", "pool=tok"))
+    _, study = runner.choose(request)
+    assert (study.steps, study.qk_norm, study.pool) == (7, False, "tok")

@@ -1,0 +1,133 @@
+"""Digits, ImageFolder directories and zips, the cache, and the texts for data that is not there or not readable."""
+
+import os
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from experiments.__main__ import main
+from experiments.data import ImageRequest, load_images
+from experiments.errors import UserError
+
+
+def load(source, tmp_path, *, size=0, train=0, test=0, **options):
+    return load_images(str(source), ImageRequest(size, train, test), cache=tmp_path / "cache", **options)
+
+
+def test_digits_are_split_by_class_and_enlarged(tmp_path):
+    small, large = load("digits", tmp_path), load("digits", tmp_path, size=16)
+    assert small.train_images.shape[1:] == (8, 8, 1)
+    assert large.train_images.shape[1:] == (16, 16, 1)
+    assert len(small.train_labels) + len(small.test_labels) == 1797
+    assert small.train_images.max() == 255
+    assert small.checksum() != large.checksum()
+    assert np.bincount(small.test_labels).min() > 30
+
+
+def test_limits_take_the_classes_in_turn(tmp_path):
+    data = load("digits", tmp_path, train=40, test=20)
+    assert np.bincount(data.train_labels).tolist() == [4] * 10
+    assert np.bincount(data.test_labels).tolist() == [2] * 10
+
+
+def test_directory_and_zip_hold_the_same_images(image_folder, image_zip, tmp_path):
+    folder, archive = load(image_folder, tmp_path), load(image_zip, tmp_path)
+    assert folder.classes == archive.classes == ("cat", "dog")
+    assert folder.checksum() == archive.checksum()
+    assert folder.train_images.shape == (12, 8, 8, 3)
+    for image, label in zip(folder.test_images, folder.test_labels, strict=True):
+        assert image[..., label].mean() > image[..., 1 - label].mean()
+
+
+def test_images_are_resized_to_a_square(image_folder, tmp_path):
+    Image.new("RGB", (20, 10), (255, 0, 0)).save(image_folder / "train" / "cat" / "wide.png")
+    with pytest.raises(UserError, match=r"wide.png is 20×10; images of several sizes .* --set image_size=64"):
+        load(image_folder, tmp_path)
+    assert load(image_folder, tmp_path, size=6).train_images.shape == (13, 6, 6, 3)
+
+
+def test_decoding_happens_once_until_a_file_changes(image_folder, tmp_path, monkeypatch):
+    first = load(image_folder, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Image, "open", lambda *_: pytest.fail("decoded again"))
+        assert load(image_folder, tmp_path).checksum() == first.checksum()
+    Image.new("RGB", (8, 8)).save(image_folder / "train" / "cat" / "0000.png")
+    assert load(image_folder, tmp_path).checksum() != first.checksum()
+
+
+def test_a_torn_cache_is_decoded_again(image_folder, tmp_path):
+    first = load(image_folder, tmp_path)
+    (kept,) = (tmp_path / "cache").iterdir()
+    kept.write_bytes(kept.read_bytes()[:100])
+    assert load(image_folder, tmp_path).checksum() == first.checksum()
+
+
+def test_an_unreadable_image_is_named_and_skipped_only_with_the_flag(image_folder, tmp_path):
+    (image_folder / "train" / "cat" / "broken.jpg").write_bytes(b"not a picture")
+    expected = r"train/cat/broken.jpg cannot be read as an image \(unknown format\); --skip-unreadable"
+    with pytest.raises(UserError, match=expected):
+        load(image_folder, tmp_path)
+    data = load(image_folder, tmp_path, skip_unreadable=True)
+    assert data.skipped == ("train/cat/broken.jpg",)
+    assert len(data.train_labels) == 12
+
+
+def test_a_truncated_image_is_unreadable(image_folder, tmp_path):
+    file = image_folder / "test" / "dog" / "0001.png"
+    file.write_bytes(file.read_bytes()[:60])
+    with pytest.raises(UserError, match=r"test/dog/0001.png cannot be read as an image"):
+        load(image_folder, tmp_path)
+
+
+def empty(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
+def text_file(path: Path) -> Path:
+    path.write_text("hello")
+    return path
+
+
+def empty_zip(path: Path) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("README", "no images here")
+    return path
+
+
+def only_train(path: Path) -> Path:
+    (path / "train" / "cat").mkdir(parents=True)
+    Image.new("RGB", (8, 8)).save(path / "train" / "cat" / "0.png")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda path: path, "no such file or directory"),
+        (empty, "holds no images; expected train/CLASS/image and test/CLASS/image"),
+        (text_file, "neither a directory nor a zip archive"),
+        (empty_zip, "holds no images"),
+        (only_train, "holds no test images"),
+    ],
+)
+def test_what_a_person_reads_when_the_data_is_wrong(make, text, tmp_path, capsys):
+    source = make(tmp_path / "data")
+    out = tmp_path / "out"
+    assert main(["run", "000-fig2", "--preset", "smoke", "--data", str(source), "--out", str(out)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: --data {source}: ")
+    assert text in said
+    assert said.count("\n") == 1
+    assert not (out / "study.json").exists()
+
+
+@pytest.mark.skipif("ATTNKIT_DATA" not in os.environ, reason="ATTNKIT_DATA names no folder of real data")
+def test_the_cifar_subset_can_be_read(tmp_path):
+    data = load(Path(os.environ["ATTNKIT_DATA"]) / "cifar10-subset.zip", tmp_path, train=50, test=50)
+    assert data.train_images.shape == (50, 32, 32, 3)
+    assert np.bincount(data.train_labels).tolist() == [5] * 10
+    assert "airplane" in data.classes

@@ -1,0 +1,117 @@
+"""The report: self-contained, labelled with its preset, honest about seeds, and made from the directory alone."""
+
+import csv
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from experiments.__main__ import main
+from experiments.errors import UserError
+from experiments.report import write_report
+from experiments.results import Difference, Spread, read_study
+
+
+def test_a_spread_over_one_seed_has_no_deviation():
+    assert Spread.of([0.5]).text(1, 100) == "50.0"
+    assert Spread.of([0.4, 0.6]).text(1, 100) == "50.0 ± 14.1"
+
+
+def test_a_difference_is_undecided_while_its_interval_holds_zero():
+    assert Difference(0.012, 0.03).text() == "+1.2 ± 3.0 (undecided)"
+    assert Difference(-0.05, 0.03).text() == "-5.0 ± 3.0"
+    assert Difference(-0.0001, None).text() == "+0.0 (one seed)"
+
+
+@pytest.fixture(scope="module")
+def light_claims():
+    from experiments import claims
+
+    return {
+        "lengths": list(claims.LENGTHS),
+        "weights": claims.weight_scaling(pairs=1 << 18),
+        "softmax": claims.softmax_scaling(pairs=1 << 18),
+        "variance": (variance := claims.output_variance(pairs=1 << 18)),
+        "variance_slope": claims.slope([row["n"] for row in variance], [row["relu"] for row in variance]),
+    }
+
+
+def records(out: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader((out / "results.csv").read_text().splitlines()))
+
+
+@pytest.fixture
+def study(tiny, tmp_path, monkeypatch, light_claims):
+    monkeypatch.setattr("experiments.claims.measure", lambda: light_claims)
+
+    def run(*settings, preset="cpu", **options):
+        return tiny(tmp_path / "out", "alphas=0,1", *settings, recipe="000-fig2", preset=preset, **options)
+
+    return run
+
+
+def test_a_report_of_several_seeds(study):
+    out = study(seeds=(0, 1))
+    page = write_report(out).read_text()
+    assert page.count("preset cpu, changed: image_size=8") >= 5, "the head, the table, inside the figures"
+    assert "not a result" not in page
+    assert page.count("<svg") == 7
+    for words in ("What this does not show", "Where it departs from the paper", "data checksum", "Entropy per layer"):
+        assert words in page
+    assert "Theorem 4.1" in page
+    outside = [link for link in re.findall(r'(?:src|href)="([^"]*)"', page) if not link.startswith(("#", "data:"))]
+    assert not outside
+    assert "url(http" not in page
+    assert "<script" not in page
+
+    rows = records(out)
+    assert [row["variant"] for row in rows] == ["softmax", "relu-alpha0", "relu-alpha1"]
+    assert {row["preset"] for row in rows} == {"cpu"}
+    assert {row["n"] for row in rows} == {"2"}
+    assert all(float(row["accuracy_sd"]) >= 0 for row in rows)
+    assert rows[0]["difference_mean"] == ""
+    assert rows[1]["difference_mean"] != ""
+    summary = (out / "summary.md").read_text()
+    assert summary.startswith("# 000-fig2 · preset cpu, changed: image_size=8 ")
+
+
+def test_a_smoke_report_is_labelled_everywhere(study):
+    out = study("steps=30", "lr=0.003", preset="smoke")
+    page = write_report(out).read_text()
+    assert "This is a smoke run, not a result." in page
+    assert page.count("SMOKE · not a result") >= 4, "head, table, and inside every figure with an accuracy"
+    assert "SMOKE, NOT A RESULT" in (out / "summary.md").read_text()
+    assert {row["is_result"] for row in records(out)} == {"False"}
+
+
+def test_an_unfinished_study_says_so_and_a_signed_activation_has_no_entropy(study):
+    out = study("activations=gelu")
+    shutil.rmtree(out / "cells" / "gelu-alpha1-seed0")
+    page = write_report(out).read_text()
+    assert "1 of 3 cells have no result yet" in page
+    assert "Not defined where weights can be negative: gelu, α = 0." in page
+    (line,) = (line for line in read_study(out).lines if line.name == "gelu-alpha0")
+    assert line.layers("entropy") is None
+    assert all(spread.mean > 0 for spread in line.layers("nonzero"))
+
+
+def test_a_diverged_cell_is_shown(tiny, tmp_path):
+    out = tiny(tmp_path / "out", "lr=1e30", "warmup=0", "checkpoint_every=0", keep_going=True)
+    with pytest.raises(UserError, match="no cell has finished"):
+        write_report(out)
+
+
+@pytest.mark.parametrize("recipe", ["000-fig1", "000-fig4"])
+def test_other_figures_have_reports_too(recipe, tiny, tmp_path):
+    small = ("points=d64/4,d64/2",) if recipe == "000-fig1" else ()
+    out = tiny(tmp_path / "out", *small, recipe=recipe)
+    page = write_report(out).read_text()
+    assert "Accuracy against compute" in page
+    assert ("Accuracy against α" in page) == (recipe == "000-fig4")
+    assert re.search(r"<small>×\d+\.\d\d</small>", page), "the step-time ratio to the baseline"
+
+
+def test_reporting_nothing_is_an_error(tmp_path, capsys):
+    assert main(["report", str(tmp_path)]) == 2
+    assert "holds no study; give the --out of python -m experiments run" in capsys.readouterr().err

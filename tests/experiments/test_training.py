@@ -1,0 +1,191 @@
+"""Schedule, optimiser, metrics, checkpoints that are torn or foreign, and a loss that is not finite."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from experiments import checkpoint
+from experiments.errors import Diverged, UserError
+from experiments.files import sha256, written_aside
+from experiments.train import TrainConfig, learning_rate, make_optimizer, read_metrics
+
+
+def test_warmup_is_linear_and_cosine_ends_at_zero():
+    config = TrainConfig(steps=100, lr=0.5, warmup=10)
+    rates = [learning_rate(step, config) for step in range(101)]
+    assert rates[:10] == [0.5 * (step + 1) / 10 for step in range(10)]
+    assert rates[10] == 0.5
+    assert rates[55] == pytest.approx(0.25)
+    assert rates[100] == 0
+    assert rates[10:] == sorted(set(rates[10:]), reverse=True)
+
+
+def test_a_schedule_of_warmup_alone_and_of_none():
+    assert learning_rate(3, TrainConfig(steps=4, lr=1.0, warmup=4)) == 1
+    assert learning_rate(0, TrainConfig(steps=4, lr=1.0, warmup=0)) == 1
+
+
+def test_bad_training_settings_are_named():
+    with pytest.raises(ValueError, match="steps must be at least 1, got 0"):
+        TrainConfig(steps=0)
+    with pytest.raises(ValueError, match="lr and clip above 0"):
+        TrainConfig(steps=1, lr=0)
+
+
+def test_only_the_matrices_of_linear_maps_decay():
+    model = nn.ModuleDict({"a": nn.Linear(3, 4), "norm": nn.LayerNorm(4)})
+    model.position = nn.Parameter(torch.zeros(5, 4))
+    decayed, others = make_optimizer(model, TrainConfig(steps=1, weight_decay=0.3)).param_groups
+    assert [p is model["a"].weight for p in decayed["params"]] == [True]
+    assert decayed["weight_decay"] == 0.3
+    assert others["weight_decay"] == 0
+    assert len(others["params"]) == 4
+
+
+def test_metrics_hold_every_step(tiny, tmp_path):
+    rows = read_metrics(tiny(tmp_path / "out", "steps=3") / "cells" / "relu-alpha1-seed0" / "metrics.jsonl")
+    steps = [row for row in rows if "loss" in row]
+    assert [row["step"] for row in steps] == [1, 2, 3]
+    assert {"loss", "lr", "grad_norm", "ids", "samples_per_s", "seconds"} <= steps[0].keys()
+    assert [row["step"] for row in rows if "evaluation" in row] == [3]
+
+
+def test_half_precision_trains(tiny, tmp_path):
+    out = tiny(tmp_path / "out", "precision=bfloat16")
+    rows = read_metrics(out / "cells" / "relu-alpha1-seed0" / "metrics.jsonl")
+    full = read_metrics(tiny(tmp_path / "full") / "cells" / "relu-alpha1-seed0" / "metrics.jsonl")
+    assert rows[-2]["loss"] != full[-2]["loss"]
+    weights = load_file(out / "cells" / "relu-alpha1-seed0" / "weights.safetensors")
+    assert {value.dtype for value in weights.values()} == {torch.float32}
+
+
+def test_variants_train_on_the_same_samples_from_the_same_weights(tiny, tmp_path):
+    cells = tiny(tmp_path / "out", "alphas=0,1") / "cells"
+    first, second = (read_metrics(cells / f"relu-alpha{a}-seed0" / "metrics.jsonl") for a in (0, 1))
+    assert [row.get("ids") for row in first] == [row.get("ids") for row in second]
+    assert first[0]["loss"] == second[0]["loss"], "a head of zeros answers the same whatever the attention"
+    assert first[-2]["loss"] != second[-2]["loss"]
+
+
+def test_a_loss_that_is_not_finite_stops_with_a_diagnosis(tiny, tmp_path):
+    with pytest.raises(Diverged) as stopped:
+        tiny(tmp_path / "out", "lr=1e30", "warmup=0")
+    text = str(stopped.value)
+    assert "[1/2] relu-alpha1-seed0: diverged at step" in text
+    assert "the last finite step was 1 with loss 2.3" in text
+    assert "--keep-going" in text
+    tiny(tmp_path / "out", "lr=1e30", "warmup=0", resume=True, keep_going=True)
+    result = json.loads((tmp_path / "out" / "cells" / "relu-alpha1-seed0" / "result.json").read_text())
+    assert "diverged at step" in result["diverged"]
+
+
+@pytest.fixture
+def interrupted(tiny, tmp_path, monkeypatch):
+    """A study stopped after the checkpoint of step 4 of 6; returns (out, checkpoints of its first cell)."""
+    save = checkpoint.save
+
+    def save_then_stop(folder, *, step, **state):
+        save(folder, step=step, **state)
+        if step == 4:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save", save_then_stop)
+        with pytest.raises(KeyboardInterrupt):
+            tiny(tmp_path / "out")
+    return tmp_path / "out", tmp_path / "out" / "cells" / "relu-alpha1-seed0" / "checkpoints"
+
+
+def test_resuming_gives_the_weights_of_an_uninterrupted_run(tiny, interrupted, tmp_path):
+    out, checkpoints = interrupted
+    assert [path.name for path in checkpoints.glob("step-*")] == ["step-00000004.safetensors"]
+    tiny(out, resume=True)
+    whole = tiny(tmp_path / "whole")
+    for cell in ("relu-alpha1-seed0", "relu-alpha1-gate-seed0"):
+        ours, theirs = (load_file(folder / "cells" / cell / "weights.safetensors") for folder in (out, whole))
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def tear(folder):
+    file = folder / "step-00000004.safetensors"
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def damage(folder):
+    file = folder / "step-00000004.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-3] ^= 1
+    file.write_bytes(bytes(content))
+
+
+def empty(folder):
+    (folder / "step-00000004.safetensors").write_bytes(b"")
+
+
+def remove(folder):
+    (folder / "step-00000004.safetensors").unlink()
+
+
+def strange(folder):
+    file = folder / "step-00000004.safetensors"
+    save_file({"x": torch.zeros(3)}, file)
+    latest = json.loads((folder / "LATEST").read_text())
+    (folder / "LATEST").write_text(json.dumps(latest | {"sha256": sha256(file)}))
+
+
+def torn_latest(folder):
+    (folder / "LATEST").write_text('{"format": "attn')
+
+
+def strange_latest(folder):
+    (folder / "LATEST").write_text('{"format": "something else"}')
+
+
+@pytest.mark.parametrize(
+    ("spoil", "file", "reason"),
+    [
+        (tear, "step-00000004.safetensors", "it is torn or not a checkpoint"),
+        (damage, "step-00000004.safetensors", "it is damaged: its SHA-256 differs from the one in LATEST"),
+        (empty, "step-00000004.safetensors", "it is torn or not a checkpoint"),
+        (remove, "step-00000004.safetensors", "LATEST names it, but it is not there"),
+        (strange, "step-00000004.safetensors", "it was not written by this program"),
+        (torn_latest, "LATEST", "cannot be read as JSON"),
+        (strange_latest, "LATEST", "it was not written by this program"),
+    ],
+)
+def test_a_spoiled_checkpoint_is_refused_by_name_and_reason(spoil, file, reason, tiny, interrupted):
+    out, checkpoints = interrupted
+    spoil(checkpoints)
+    with pytest.raises(UserError) as refused:
+        tiny(out, resume=True)
+    assert str(checkpoints / file) in str(refused.value)
+    assert reason in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_checkpoint_of_another_configuration_is_refused(tiny, interrupted, tmp_path):
+    out, checkpoints = interrupted
+    other = tiny(tmp_path / "other", seeds=(1,)) / "cells" / "relu-alpha1-seed1" / "checkpoints"
+    for file in other.iterdir():
+        (checkpoints / file.name).write_bytes(file.read_bytes())
+    with pytest.raises(UserError, match=r"step-00000006.safetensors: refused: it belongs to another configuration"):
+        tiny(out, resume=True)
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("old")
+
+    def fail():
+        with written_aside(path) as aside:
+            aside.write_text("half of the n")
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        fail()
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]

@@ -1,0 +1,118 @@
+"""Which implementation serves a call, and what the caller is told."""
+
+import inspect
+
+import numpy as np
+import pytest
+import torch
+
+import attnkit
+from attnkit._dispatch import Kernel
+from attnkit.backends import torch as torch_backend
+
+from .arrays import qkv
+
+
+@pytest.fixture
+def tensors() -> list[torch.Tensor]:
+    return [torch.tensor(x) for x in qkv(5, 5)]
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A kernel of pointwise_attention that serves only calls without a mask, and a log of what it was asked."""
+    log: list[str] = []
+
+    def call(q, k, v, **options):
+        log.append("called")
+        return attnkit.pointwise_attention(q, k, v, **options, impl="generic") + 1
+
+    def unsupported(q, k, v, **options):
+        return "no masks here" if options.get("mask") is not None else None
+
+    row = Kernel("fast", call, unsupported)
+    monkeypatch.setitem(torch_backend.KERNELS, "pointwise_attention", (row,))
+    return log
+
+
+def test_auto_takes_the_first_kernel_that_serves(tensors, kernel):
+    generic = attnkit.pointwise_attention(*tensors, impl="generic")
+    assert kernel == []
+    assert torch.equal(attnkit.pointwise_attention(*tensors), generic + 1)
+    assert kernel == ["called"]
+
+
+def test_auto_falls_to_the_generic_body_when_a_kernel_has_a_reason(tensors, kernel):
+    mask = torch.ones(5, 5, dtype=torch.bool)
+    attnkit.pointwise_attention(*tensors, mask=mask)
+    assert kernel == []
+
+
+def test_a_named_kernel_serves_or_raises_its_reason(tensors, kernel):
+    attnkit.pointwise_attention(*tensors, impl="fast")
+    mask = torch.ones(5, 5, dtype=torch.bool)
+    with pytest.raises(NotImplementedError, match=r"pointwise_attention: .*impl='fast'.*fast: no masks here"):
+        attnkit.pointwise_attention(*tensors, mask=mask, impl="fast")
+    assert kernel == ["called"]
+
+
+def test_a_tuple_is_tried_in_order(tensors, kernel):
+    mask = torch.ones(5, 5, dtype=torch.bool)
+    attnkit.pointwise_attention(*tensors, mask=mask, impl=("fast", "generic"))
+    assert kernel == []
+    attnkit.pointwise_attention(*tensors, impl=("fast", "generic"))
+    assert kernel == ["called"]
+
+
+def test_special_cases_pass_impl_on(tensors, kernel):
+    attnkit.reluformer_attention(*tensors, impl="fast")
+    attnkit.sigmoid_attention(*tensors)
+    assert kernel == ["called", "called"]
+
+
+def test_explain_names_every_implementation_and_its_reason(tensors, kernel):
+    mask = torch.ones(5, 5, dtype=torch.bool)
+    assert attnkit.explain(attnkit.pointwise_attention, *tensors) == {"fast": None, "generic": None}
+    told = attnkit.explain(attnkit.reluformer_attention, *tensors, mask=mask)
+    assert told == {"fast": "no masks here", "generic": None}
+    assert kernel == []
+    arrays = [x.numpy() for x in tensors]
+    assert attnkit.explain(attnkit.pointwise_attention, *arrays) == {"generic": None}
+
+
+def test_an_unknown_implementation_names_those_there_are(tensors):
+    with pytest.raises(ValueError, match=r"softmax_attention: impl must be one of 'auto', 'generic', 'sdpa'.*'sdpa'\?"):
+        attnkit.softmax_attention(*tensors, impl="sdp")
+
+
+def test_sdpa_serves_what_it_says_and_nothing_else(tensors):
+    q, k, v = tensors
+    for options in ({}, {"causal": True}, {"scale": 0.5}):
+        fused = attnkit.softmax_attention(q, k, v, impl="sdpa", **options)
+        generic = attnkit.softmax_attention(q, k, v, impl="generic", **options)
+        torch.testing.assert_close(fused, generic)
+    refused = {
+        "mask": torch.ones(5, 5, dtype=torch.bool),
+        "return_lse": True,
+        "key_lengths": 3,
+        "dropout": (0.1, 1),
+        "window": (1, 1),
+    }
+    for name, value in refused.items():
+        with pytest.raises(NotImplementedError, match=name):
+            attnkit.softmax_attention(q, k, v, impl="sdpa", **{name: value})
+    with pytest.raises(NotImplementedError, match="as many queries as keys"):
+        attnkit.softmax_attention(q[:, :, :3], k, v, impl="sdpa", causal=True)
+
+
+def test_arrays_may_be_given_by_name():
+    q, k, v = qkv()
+    assert np.array_equal(attnkit.softmax_attention(q, v=v, k=k), attnkit.softmax_attention(q, k, v))
+
+
+def test_signatures_show_every_option():
+    shown = inspect.signature(attnkit.pointwise_attention).parameters
+    for name in ("activation", "mask", "bias", "causal", "window", "key_lengths", "dropout", "impl"):
+        assert name in shown
+    assert list(shown)[-1] == "impl"
+    assert "dropout" not in inspect.signature(attnkit.pointwise_attention_weights).parameters

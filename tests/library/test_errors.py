@@ -1,0 +1,158 @@
+"""Bad input, with the text that a person sees."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import attnkit
+
+from .arrays import qkv
+
+Q, K, V = qkv(5, 7)
+HALF = np.zeros((2, 3, 5, 8), np.float16)
+
+CASES = {
+    "features": (
+        {"k": K[..., :4]},
+        ValueError,
+        r"softmax_attention: k has shape \(2, 3, 7, 4\); expected \(\.\.\., S, 8\) as q has 8 features",
+    ),
+    "tokens": ({"v": V[:, :, :6]}, ValueError, r"v has shape \(2, 3, 6, 6\); expected \(\.\.\., 7, e\)"),
+    "leading": ({"k": np.stack([K] * 3)}, None, ""),
+    "batch": ({"k": np.concatenate([K, K])}, ValueError, r"the leading axes of q, k and v do not broadcast"),
+    "heads": ({"k": K[:, :2], "v": V[:, :2]}, ValueError, r"do not broadcast.*pass enable_gqa=True"),
+    "gqa": ({"k": K[:, :2], "v": V[:, :2], "enable_gqa": True}, ValueError, r"divisible by heads of k; got 3 and 2"),
+    "one axis": ({"q": Q[0, 0, 0]}, ValueError, r"q has shape \(8,\); expected at least two axes"),
+    "integer q": ({"q": Q.astype(int)}, TypeError, r"q has dtype int64; expected one of float16, bfloat16"),
+    "mixed dtypes": ({"k": K.astype("float32")}, TypeError, r"q and k must share one dtype; got q float64, k float32"),
+    "no array": ({"v": [1.0]}, TypeError, r"v must be an array; got list"),
+    "mixed libraries": (
+        {"k": torch.tensor(K)},
+        TypeError,
+        r"all arrays must come from one library; got torch k with numpy q",
+    ),
+    "mixed mask": (
+        {"mask": jnp.ones((5, 7), bool)},
+        TypeError,
+        r"all arrays must come from one library; got jax mask with numpy q",
+    ),
+    "float mask": (
+        {"mask": np.zeros((5, 7))},
+        TypeError,
+        r"mask has dtype float64; expected bool \(True = may attend\); pass additive scores as bias",
+    ),
+    "mask of a batch": (
+        {"mask": np.ones((2, 7), bool)},
+        ValueError,
+        r"mask has shape \(2, 7\); expected a shape that broadcasts to \(\.\.\., L, S\) = \(2, 3, 5, 7\)",
+    ),
+    "mask enlarges": ({"mask": np.ones((4, 2, 3, 5, 7), bool)}, ValueError, r"mask has shape \(4, 2, 3, 5, 7\)"),
+    "boolean bias": ({"bias": np.ones((5, 7), bool)}, TypeError, r"bias has dtype bool.*goes to mask"),
+    "integer dropout mask": ({"dropout_mask": np.ones((5, 7), int)}, TypeError, r"dropout_mask has dtype int64"),
+    "two dropouts": (
+        {"dropout_mask": np.ones((5, 7)), "dropout": (0.1, 1)},
+        ValueError,
+        r"pass dropout_mask or dropout, not both",
+    ),
+    "dropout p": ({"dropout": (1.0, 1)}, ValueError, r"dropout p must lie in \[0, 1\); got 1.0"),
+    "dropout seed": ({"dropout": (0.1, -1)}, ValueError, r"dropout seed must be an integer in \[0, 2\*\*64\); got -1"),
+    "query mask": ({"query_mask": np.ones((5,))}, TypeError, r"query_mask has dtype float64; expected bool"),
+    "key lengths": ({"key_lengths": np.ones((2,), int)}, ValueError, r"key_lengths has shape \(2,\)"),
+    "negative key lengths": ({"key_lengths": -1}, ValueError, r"key_lengths must not be negative; got -1"),
+    "causal": ({"causal": "lower"}, ValueError, r"causal must be False, True \(lower right\) or 'upper_left'"),
+    "window": ({"window": (-1, 0)}, ValueError, r"window must be \(left, right\)"),
+    "scale": ({"scale": float("nan")}, ValueError, r"scale must be finite; got nan"),
+    "scale array": ({"scale": np.ones(3)}, TypeError, r"scale must be a number; got an array of shape \(3,\)"),
+    "flag": ({"return_lse": 1}, TypeError, r"return_lse must be True or False; got 1"),
+    "unexpected": ({"lenght": 3}, ValueError, r"softmax_attention: unexpected argument 'lenght'; expected some of"),
+    "not taken": ({"length": "all"}, ValueError, r"softmax_attention: unexpected argument 'length'"),
+    "no features": ({"q": Q[..., :0], "k": K[..., :0]}, ValueError, r"q has shape .*; expected at least one feature"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_softmax_says_what_is_wrong(name):
+    changed, error, text = CASES[name]
+    arguments = {"q": Q, "k": K, "v": V} | changed
+    if error is None:
+        assert attnkit.softmax_attention(**arguments).shape == (3, 2, 3, 5, 6)
+        return
+    with pytest.raises(error, match=text):
+        attnkit.softmax_attention(**arguments)
+
+
+OWN = {
+    "activation": ("pointwise_attention", {"activation": "rleu"}, ValueError, r"activation must be one of .*'relu'\?"),
+    "alpha": ("pointwise_attention", {"alpha": float("nan")}, ValueError, r"alpha must be finite; got nan"),
+    "alpha array": ("pointwise_attention", {"alpha": np.ones(2)}, TypeError, r"alpha must be a number"),
+    "length": ("pointwise_attention", {"length": 0}, ValueError, r"length must be greater than 0; got 0"),
+    "length name": (
+        "pointwise_attention",
+        {"length": "keys"},
+        ValueError,
+        r"length must be 'visible', 'all', a number",
+    ),
+    "length shape": ("pointwise_attention", {"length": np.ones(3)}, ValueError, r"length has shape \(3,\)"),
+    "shift": ("pointwise_attention", {"shift": "log"}, ValueError, r"shift must be a number or '-log_length'"),
+    "gamma": (
+        "reluformer_attention",
+        {"gamma": 0.0},
+        ValueError,
+        r"reluformer_attention: gamma must be greater than 0",
+    ),
+    "gamma nan": ("reluformer_attention", {"gamma": float("nan")}, ValueError, r"gamma must be finite"),
+    "lse": ("sigmoid_attention", {"return_lse": True}, ValueError, r"sigmoid_attention: unexpected argument"),
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_own_options_say_what_is_wrong(name):
+    op, options, error, text = OWN[name]
+    with pytest.raises(error, match=text):
+        getattr(attnkit, op)(Q, K, V, **options)
+
+
+def test_missing_and_surplus_arrays():
+    with pytest.raises(TypeError, match=r"softmax_attention: missing argument 'v'"):
+        attnkit.softmax_attention(Q, K)
+    with pytest.raises(TypeError, match=r"takes 3 positional arguments \(q, k, v\), got 4"):
+        attnkit.softmax_attention(Q, K, V, V)
+
+
+def test_devices_must_agree():
+    q, k, v = (torch.tensor(x) for x in (Q, K, V))
+    with pytest.raises(TypeError, match=r"all arrays must be on one device; got k on meta with q on cpu"):
+        attnkit.softmax_attention(q, k.to("meta"), v)
+
+
+def test_cotangents_must_have_the_shape_of_the_output():
+    with pytest.raises(ValueError, match=r"do has shape \(2, 3, 7, 6\); expected \(2, 3, 5, 6\)"):
+        attnkit.softmax_attention_vjp(Q, K, V, V)
+
+
+def test_statistics_say_what_is_wrong():
+    with pytest.raises(ValueError, match=r"op must be one of .*got 'softmax'; did you mean 'softmax_attention'\?"):
+        attnkit.row_statistics("softmax", Q, K)
+    with pytest.raises(ValueError, match=r"row_statistics\(softmax_attention\): unexpected argument 'dropout'"):
+        attnkit.row_statistics("softmax_attention", Q, K, dropout=(0.1, 1))
+    with pytest.raises(
+        ValueError, match=r"entropy needs weights that are not negative; got activation='identity'.*fields="
+    ):
+        attnkit.row_statistics("pointwise_attention", Q, K, activation="identity")
+    with pytest.raises(ValueError, match=r"entropy needs weights"):
+        attnkit.row_statistics("pointwise_attention", Q, K, gain=-1.0)
+    with pytest.raises(ValueError, match=r"fields must be one of .*did you mean 'entropy'\?"):
+        attnkit.row_statistics("softmax_attention", Q, K, fields=("entropie",))
+    with pytest.raises(TypeError, match=r"dstats must be a RowStatistics of cotangents; got float"):
+        attnkit.row_statistics_vjp("softmax_attention", Q, K, 1.0)
+    few = attnkit.row_statistics("softmax_attention", Q, K, fields=("total",))
+    with pytest.raises(ValueError, match=r"stats must hold total, entropy and visible; entropy, visible missing"):
+        attnkit.attention_regulariser(few)
+
+
+def test_layernorm_says_what_is_wrong():
+    with pytest.raises(ValueError, match=r"qk_layernorm: k_weight has shape \(7,\); expected \(8,\)"):
+        attnkit.qk_layernorm(Q, K, np.ones(8), np.ones(7))
+    with pytest.raises(ValueError, match=r"eps must be greater than 0"):
+        attnkit.qk_layernorm(Q, K, np.ones(8), np.ones(8), eps=0.0)

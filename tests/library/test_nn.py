@@ -1,0 +1,162 @@
+"""MultiHeadAttention: projections around the op, masks, decoding, gate, statistics, and its errors."""
+
+import pytest
+import torch
+from torch.nn.functional import multi_head_attention_forward, silu
+
+import attnkit
+from attnkit.nn import MultiHeadAttention
+
+OPS = ("softmax_attention", "pointwise_attention", "reluformer_attention", "sigmoid_attention")
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+def module(**options) -> MultiHeadAttention:
+    return MultiHeadAttention(24, 4, **options).double().eval()
+
+
+def tokens(length: int = 6, batch: int = 2, features: int = 24) -> torch.Tensor:
+    return torch.randn(batch, length, features, dtype=torch.float64)
+
+
+def test_softmax_is_torchs_multi_head_attention():
+    ours, x = module(), tokens()
+    weight = torch.cat([ours.q_proj.weight, ours.k_proj.weight, ours.v_proj.weight])
+    bias = torch.cat([ours.q_proj.bias, ours.k_proj.bias, ours.v_proj.bias])
+    y = x.transpose(0, 1)
+    theirs, weights = multi_head_attention_forward(
+        y, y, y, 24, 4, weight, bias, None, None, False, 0.0, ours.out_proj.weight, ours.out_proj.bias,
+        average_attn_weights=False,
+    )  # fmt: skip
+    out, our_weights = ours(x, return_weights=True)
+    torch.testing.assert_close(out, theirs.transpose(0, 1))
+    torch.testing.assert_close(our_weights, weights)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_decoding_with_a_cache_is_the_whole_sequence(op, kv_heads):
+    layer, x = module(op=op, causal=True, qk_norm=True, num_kv_heads=kv_heads), tokens(7)
+    whole = layer(x)
+    cache = layer.new_cache(2, 10)
+    parts = [layer(x[:, :3], cache=cache), layer(x[:, 3:4], cache=cache), layer(x[:, 4:], cache=cache)]
+    torch.testing.assert_close(torch.cat(parts, 1), whole)
+    assert cache.length == 7
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_padding_changes_nothing(op):
+    layer, x = module(op=op), tokens(5)
+    padded = torch.cat([x, torch.full((2, 3, 24), float("nan"), dtype=x.dtype)], 1)
+    present = torch.arange(8).expand(2, 8) < 5
+    out = layer(padded, key_mask=present, query_mask=present)
+    torch.testing.assert_close(out[:, :5], layer(x))
+    torch.testing.assert_close(out[:, 5:], layer.out_proj.bias.expand(2, 3, 24))
+
+
+def test_decoding_with_left_padding():
+    layer, x = module(op="reluformer_attention", causal=True), tokens(4)
+    padded = torch.cat([torch.randn(2, 2, 24, dtype=x.dtype), x], 1)
+    present = torch.tensor([[False, False, True, True, True, True]]).expand(2, 6)
+    cache = layer.new_cache(2, 6)
+    first = layer(padded[:, :4], key_mask=present[:, :4], cache=cache)
+    rest = layer(padded[:, 4:], key_mask=present[:, 4:], cache=cache)
+    torch.testing.assert_close(torch.cat([first[:, 2:], rest], 1), layer(x))
+
+
+def test_cross_attention_and_its_cache():
+    layer = module(op="reluformer_attention", context_dim=10)
+    x, context = tokens(3), tokens(5, features=10)
+    present = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
+    out = layer(x, context, key_mask=present)
+    torch.testing.assert_close(out[1:], layer(x[1:], context[1:, :3]))
+    cache = layer.new_cache(2, 5)
+    first = layer(x[:, :1], context, key_mask=present, cache=cache)
+    rest = layer(x[:, 1:], torch.full_like(context, float("nan")), cache=cache)
+    torch.testing.assert_close(torch.cat([first, rest], 1), out)
+
+
+def test_gate_multiplies_the_heads():
+    layer, x = module(gate=silu), tokens()
+    open_gate = module()
+    open_gate.load_state_dict({name: p for name, p in layer.state_dict().items() if "gate" not in name})
+    layer.gate_proj.weight.data.zero_()
+    layer.gate_proj.bias.data.fill_(3.0)
+    factor, bias = silu(torch.tensor(3.0, dtype=x.dtype)), layer.out_proj.bias
+    gated = factor * (open_gate(x) - bias) + bias
+    torch.testing.assert_close(layer(x), gated)
+
+
+def test_masks_and_bias_reach_the_op():
+    layer, x = module(), tokens()
+    mask = torch.rand(2, 1, 6, 6) > 0.3
+    out, weights = layer(x, mask=mask, key_mask=torch.ones(2, 6, dtype=torch.bool), return_weights=True)
+    assert (weights.masked_select(~mask.expand_as(weights)) == 0).all()
+    biased = layer(x, bias=torch.zeros(6, 6, dtype=x.dtype).masked_fill(~mask[0, 0], -torch.inf))
+    torch.testing.assert_close(biased[0], out[0])
+
+
+def test_statistics_come_with_the_same_output():
+    layer, x = module(op="pointwise_attention", options={"activation": "relu"}, causal=True), tokens()
+    out, found = layer(x, return_statistics=True)
+    torch.testing.assert_close(out, layer(x))
+    _, weights, few = layer(x, return_weights=True, return_statistics=("total",))
+    torch.testing.assert_close(found.total, weights.sum(-1))
+    torch.testing.assert_close(few.total, found.total)
+    assert few.entropy is None
+
+
+def test_dropout_only_in_training_and_from_torchs_generator():
+    layer, x = module(op="pointwise_attention", dropout=0.5), tokens()
+    assert torch.equal(layer(x), layer(x))
+    layer.train()
+    torch.manual_seed(1)
+    a, b = layer(x), layer(x)
+    torch.manual_seed(1)
+    assert torch.equal(a, layer(x))
+    assert not torch.equal(a, b)
+
+
+def test_half_precision_and_gradients():
+    layer = MultiHeadAttention(24, 4, op="pointwise_attention", qk_norm=True, gate=silu, dtype=torch.bfloat16)
+    out = layer(torch.randn(2, 6, 24, dtype=torch.bfloat16))
+    assert out.dtype == torch.bfloat16
+    out.float().square().sum().backward()
+    for name, p in layer.named_parameters():
+        assert p.grad is not None, name
+        assert p.grad.isfinite().all(), name
+
+
+def test_an_op_may_be_given_as_a_function():
+    assert module(op=attnkit.sigmoid_attention).op is attnkit.sigmoid_attention
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"op": "softmax"}, r"op must be one of .*softmax_attention.*; got 'softmax'"),
+        ({"options": {"alpha": 1.0}}, r"softmax_attention takes the options .*; got 'alpha'"),
+        ({"options": {"mask": None}}, r"got 'mask'"),
+        ({"num_kv_heads": 3}, r"num_heads must be a multiple of num_kv_heads; got 4 and 3"),
+        ({"dropout": 1.0}, r"dropout must lie in \[0, 1\); got 1.0"),
+    ],
+)
+def test_errors_of_the_constructor(options, text):
+    with pytest.raises(ValueError, match=text):
+        MultiHeadAttention(24, 4, **options)
+
+
+def test_errors_in_use():
+    with pytest.raises(ValueError, match=r"dim must be a multiple of num_heads; got 25 and 4"):
+        MultiHeadAttention(25, 4)
+    with pytest.raises(ValueError, match="a causal module cannot attend to a context"):
+        module(causal=True)(tokens(), tokens())
+    layer = module(causal=True)
+    with pytest.raises(ValueError, match=r"7 tokens do not fit; made for max_length=6"):
+        layer(tokens(7), cache=layer.new_cache(2, 6))
+    with pytest.raises(ValueError, match=r"batch of 2; made for batch_size=1"):
+        layer(tokens(5), cache=layer.new_cache(1, 6))

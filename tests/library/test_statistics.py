@@ -1,0 +1,90 @@
+"""Row statistics in tiles, their memory, and the regulariser."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+import attnkit
+from attnkit import statistics
+
+from .arrays import normal, qkv
+
+OPS = ("softmax_attention", "pointwise_attention", "reluformer_attention", "sigmoid_attention")
+GENERATOR = np.random.default_rng(5)
+OPTIONS = {
+    "mask": GENERATOR.random((2, 1, 5, 7)) > 0.3,
+    "bias": GENERATOR.standard_normal((3, 5, 7)),
+    "query_mask": np.array([True, True, False, True, True]),
+    "causal": True,
+}
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_tiles_change_nothing(op, monkeypatch):
+    q, k, v = qkv()
+    options = dict(OPTIONS, dropout=(0.3, 11))
+    if op != "softmax_attention":
+        options["length"] = np.arange(1.0, 6.0)
+    do = np.ones((2, 3, 5, 6))
+    cotangents = attnkit.RowStatistics(*normal(*[(2, 3, 5)] * 4, seed=9))
+    whole = attnkit.attention_with_statistics(op, q, k, v, **options)
+    whole_grads = attnkit.attention_with_statistics_vjp(op, q, k, v, do, cotangents, **options)
+    monkeypatch.setattr(statistics, "_TILE", 2 * 6 * 7)  # two rows at a time
+    tiles = attnkit.attention_with_statistics(op, q, k, v, **options)
+    tile_grads = attnkit.attention_with_statistics_vjp(op, q, k, v, do, cotangents, **options)
+    pairs = [(whole[0], tiles[0]), *zip(whole[1], tiles[1], strict=True)]
+    pairs += [(whole_grads[name], tile_grads[name]) for name in ("q", "k", "v", "bias")]
+    for a, b in pairs:
+        assert a.shape == b.shape
+        assert np.max(np.abs(a - b)) <= 64 * np.finfo(float).eps * np.max(np.abs(a))
+    assert np.array_equal(whole[0], getattr(attnkit, op)(q, k, v, **options))
+
+
+def test_memory_stays_below_one_matrix_of_weights(monkeypatch):
+    length = 4000
+    monkeypatch.setattr(statistics, "_TILE", 2**18)
+    q, k = normal((length, 8), (length, 8), dtype="float32")
+    attnkit.row_statistics("pointwise_attention", q[:8], k[:8])
+    tracemalloc.start()
+    attnkit.row_statistics("pointwise_attention", q, k)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    one_matrix = 4 * length * length
+    assert peak < one_matrix / 4
+
+
+def test_null_and_dead_rows_are_told_apart_by_visible():
+    q = np.array([[1.0], [-1.0], [1.0]])
+    k = np.array([[1.0], [2.0]])
+    found = attnkit.row_statistics("pointwise_attention", q, k, query_mask=np.array([True, True, False]))
+    assert found.visible.tolist() == [2, 2, 0]
+    assert found.total.tolist()[1:] == [0, 0]
+    assert found.nonzero.tolist() == [2, 0, 0]
+    assert found.entropy.tolist()[1:] == [0, 0]
+    assert found.maximum[0] == 1.0
+
+
+def test_only_the_fields_asked_for_are_there():
+    q, k, _ = qkv()
+    found = attnkit.row_statistics("pointwise_attention", q, k, activation="identity", fields=("total", "maximum"))
+    assert [name for name, x in found._asdict().items() if x is not None] == ["total", "maximum"]
+
+
+def test_regulariser_of_uniform_rows():
+    """Uniform weights over n keys: H = log n, so the entropy term is 0.3 log n; the sum term is |log Z|."""
+    n = 16
+    stats = attnkit.row_statistics("softmax_attention", np.zeros((n, 4)), np.zeros((n, 4)))
+    loss, sum_term, entropy_term = attnkit.attention_regulariser(stats, entropy_weight=2.0)
+    assert abs(entropy_term - 0.3 * np.log(n)) < 1e-12
+    assert abs(sum_term) < 1e-12
+    assert abs(loss - 2 * entropy_term) < 1e-12
+
+
+def test_regulariser_without_a_valid_row_is_zero():
+    zeros = np.zeros(3)
+    stats = attnkit.RowStatistics(zeros, zeros, zeros, zeros, zeros, zeros)
+    assert [float(x) for x in attnkit.attention_regulariser(stats)] == [0, 0, 0]
+    grads = attnkit.attention_regulariser_vjp(stats, np.asarray(1.0))
+    assert not grads["total"].any()
+    assert not grads["entropy"].any()

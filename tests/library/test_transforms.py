@@ -1,0 +1,126 @@
+"""The generic bodies under the transformations of torch and JAX: compile, jit, vmap, grad."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import attnkit
+
+from .arrays import qkv, to_numpy
+
+OPS = ("softmax_attention", "pointwise_attention", "reluformer_attention", "sigmoid_attention")
+INDUCTOR_OPS = ("softmax_attention", "pointwise_attention", "sigmoid_attention")
+MASK = np.random.default_rng(3).random((2, 1, 5, 7)) > 0.2
+LENGTHS = np.array([[3], [7]])
+
+
+def close(a, b):
+    """Both in float32: equal to a few roundings of the largest value."""
+    a, b = to_numpy(a), to_numpy(b)
+    assert np.max(np.abs(a - b)) <= 64 * np.finfo(np.float32).eps * np.max(np.abs(b))
+
+
+def tensors() -> list[torch.Tensor]:
+    return [torch.tensor(x, requires_grad=True) for x in qkv(dtype="float32")]
+
+
+def jax_arrays() -> list[jax.Array]:
+    return [jnp.asarray(x) for x in qkv(dtype="float32")]
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_torch_compile_in_one_graph(op):
+    function = getattr(attnkit, op)
+    options = {"mask": torch.tensor(MASK), "key_lengths": torch.tensor(LENGTHS), "causal": True}
+
+    def run(q, k, v, seed):
+        return function(q, k, v, dropout=(0.2, seed), **options)
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    for seed in (torch.tensor(1), torch.tensor(2)):
+        eager, fused = tensors(), tensors()
+        run(*eager, seed).sum().backward()
+        out = compiled(*fused, seed)
+        out.sum().backward()
+        close(out, run(*eager, seed))
+        for a, b in zip(fused, eager, strict=True):
+            close(a.grad, b.grad)
+
+
+@pytest.mark.parametrize("op", INDUCTOR_OPS)
+def test_torch_compile_through_inductor(op):
+    function = getattr(attnkit, op)
+    q, k, v = tensors()
+    out = torch.compile(lambda q, k, v: function(q, k, v, causal=True), fullgraph=True)(q, k, v)
+    close(out, function(q, k, v, causal=True))
+
+
+def test_torch_compile_of_statistics_and_regulariser():
+    def loss(q, k):
+        return attnkit.attention_regulariser(attnkit.row_statistics("reluformer_attention", q, k, causal=True))[0]
+
+    q, k, _ = tensors()
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    close(compiled(q, k), loss(q, k))
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_jit_with_traced_masks_lengths_and_seed(op):
+    function = getattr(attnkit, op)
+
+    def run(q, k, v, mask, lengths, seed):
+        return function(q, k, v, mask=mask, key_lengths=lengths, causal=True, dropout=(0.2, seed))
+
+    arguments = (*jax_arrays(), jnp.asarray(MASK), jnp.asarray(LENGTHS), jnp.uint32(7))
+    close(jax.jit(run)(*arguments), run(*arguments))
+    plain = function(
+        *jax_arrays(), mask=jnp.asarray(MASK), key_lengths=jnp.asarray(LENGTHS), causal=True, dropout=(0.2, 7)
+    )
+    assert np.array_equal(run(*arguments), plain)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_vmap_is_a_loop(op):
+    function = getattr(attnkit, op)
+    q, k, v = jax_arrays()
+    close(jax.vmap(lambda q, k, v: function(q, k, v, causal=True))(q, k, v), function(q, k, v, causal=True))
+    q, k, v = (x.detach() for x in tensors())
+    close(torch.func.vmap(lambda q, k, v: function(q, k, v, causal=True))(q, k, v), function(q, k, v, causal=True))
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_automatic_gradients_are_the_explicit_ones(op):
+    function, vjp = getattr(attnkit, op), getattr(attnkit, f"{op}_vjp")
+    arrays = qkv(dtype="float32")
+    do = np.ones((2, 3, 5, 6), np.float32)
+    explicit = vjp(*arrays, do, mask=MASK, causal=True)
+    by_torch = tensors()
+    function(*by_torch, mask=torch.tensor(MASK), causal=True).sum().backward()
+    by_jax = jax.grad(lambda *a: function(*a, mask=jnp.asarray(MASK), causal=True).sum(), argnums=(0, 1, 2))(
+        *jax_arrays()
+    )
+    for name, a, b in zip("qkv", by_torch, by_jax, strict=True):
+        close(a.grad, explicit[name])
+        close(b, explicit[name])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_autocast_does_not_round_the_scores(dtype):
+    q, k, v = (x.detach().to(getattr(torch, dtype)) for x in tensors())
+    plain = attnkit.pointwise_attention(q, k, v), attnkit.row_statistics("pointwise_attention", q, k).total
+    with torch.autocast("cpu", torch.bfloat16):
+        cast = attnkit.pointwise_attention(q, k, v), attnkit.row_statistics("pointwise_attention", q, k).total
+        fused = torch.compile(attnkit.pointwise_attention, fullgraph=True, backend="aot_eager")(q, k, v)
+    for a, b in zip((*cast, fused), (*plain, plain[0]), strict=True):
+        assert a.dtype == b.dtype
+        assert torch.equal(a, b)
+
+
+def test_forward_mode_of_torch_and_jax():
+    q, k, v = jax_arrays()
+    tangent = jax.jvp(lambda q: attnkit.pointwise_attention(q, k, v), (q,), (jnp.ones_like(q),))[1]
+    q, k, v = (x.detach() for x in tensors())
+    other = torch.func.jvp(lambda q: attnkit.pointwise_attention(q, k, v), (q,), (torch.ones_like(q),))[1]
+    close(tangent, other)

@@ -1,0 +1,289 @@
+"""Every hand-written gradient of an attention op against central differences, in every kind of call."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import attnkit_reference as reference
+from attnkit_reference._common import Scores, scores
+
+KINKS = {"relu": (0.0,), "relu_squared": (0.0,), "relu6": (0.0, 6.0)}
+MARGIN = 0.05  # of scores from kinks, and between the two largest weights of a row
+OPS: dict[str, tuple[str, dict[str, Any]]] = {
+    "softmax": ("softmax_attention", {}),
+    "reluformer": ("reluformer_attention", {"gamma": 0.7}),
+    "sigmoid": ("sigmoid_attention", {}),
+    **{
+        name: ("pointwise_attention", {"activation": name, "alpha": 0.6, "gain": 1.3}) for name in reference.ACTIVATIONS
+    },
+}
+SIGNED = ("gelu", "gelu_tanh", "identity", "silu")
+FIELDS = ("total", "entropy", "sum_squares", "maximum")
+
+Rng = np.random.Generator
+Arrays = dict[str, Any]
+
+
+def draw(rng: Rng, q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], **more: tuple[int, ...]) -> Arrays:
+    shapes = {"q": q, "k": k, "v": v, **more}
+    return {name: rng.normal(size=shape) for name, shape in shapes.items()}
+
+
+def plain(rng: Rng) -> tuple[Arrays, Arrays]:
+    return draw(rng, (3, 3), (4, 3), (4, 2)), {}
+
+
+def bias(rng: Rng) -> tuple[Arrays, Arrays]:
+    return draw(rng, (2, 3, 3), (2, 4, 3), (2, 4, 2), bias=(2, 1, 4)), {"scale": -0.7}
+
+
+def masked(rng: Rng) -> tuple[Arrays, Arrays]:
+    mask = np.array([[1, 0, 1, 1], [0, 0, 0, 0], [0, 1, 0, 0]], dtype=bool)
+    return draw(rng, (3, 3), (4, 3), (4, 2), bias=(3, 4)), {"mask": mask}
+
+
+def broadcast(rng: Rng) -> tuple[Arrays, Arrays]:
+    return draw(rng, (2, 1, 2, 3), (3, 4, 3), (1, 4, 2), bias=(2, 1, 1, 4)), {"mask": np.arange(4) > 0}
+
+
+def grouped(rng: Rng) -> tuple[Arrays, Arrays]:
+    mask = rng.random((4, 1, 3)) < 0.7
+    return draw(rng, (2, 4, 2, 3), (1, 2, 3, 3), (2, 2, 3, 2), bias=(4, 1, 1)), {"enable_gqa": True, "mask": mask}
+
+
+def causal(rng: Rng) -> tuple[Arrays, Arrays]:
+    return draw(rng, (2, 3, 3), (2, 5, 3), (2, 5, 2)), {"causal": True}
+
+
+def causal_with_null_rows(rng: Rng) -> tuple[Arrays, Arrays]:
+    return draw(rng, (4, 3), (2, 3), (2, 2)), {"causal": True}
+
+
+def causal_upper_left(rng: Rng) -> tuple[Arrays, Arrays]:
+    return draw(rng, (3, 3), (5, 3), (5, 2)), {"causal": "upper_left"}
+
+
+def window(rng: Rng) -> tuple[Arrays, Arrays]:
+    return draw(rng, (4, 3), (5, 3), (5, 2)), {"window": (1, 0)}
+
+
+def lengths(rng: Rng) -> tuple[Arrays, Arrays]:
+    keys, queries = np.array([[3], [0]]), rng.random((2, 1, 3)) < 0.6
+    return draw(rng, (2, 2, 3, 3), (2, 2, 4, 3), (2, 2, 4, 2)), {"key_lengths": keys, "query_mask": queries}
+
+
+def dropout_mask(rng: Rng) -> tuple[Arrays, Arrays]:
+    kept = (rng.random((2, 3, 4)) < 0.5) / 0.5
+    return draw(rng, (2, 3, 3), (2, 4, 3), (2, 4, 2)), {"dropout_mask": kept, "causal": True}
+
+
+def dropout(rng: Rng) -> tuple[Arrays, Arrays]:
+    return draw(rng, (2, 2, 3, 3), (2, 1, 4, 3), (2, 1, 4, 2)), {"dropout": (0.4, 2**63 + 5), "enable_gqa": True}
+
+
+CASES: dict[str, Callable[[Rng], tuple[Arrays, Arrays]]] = {
+    "plain": plain,
+    "bias": bias,
+    "masked": masked,
+    "broadcast": broadcast,
+    "grouped": grouped,
+    "causal": causal,
+    "causal_with_null_rows": causal_with_null_rows,
+    "causal_upper_left": causal_upper_left,
+    "window": window,
+    "lengths": lengths,
+    "dropout_mask": dropout_mask,
+    "dropout": dropout,
+}
+
+
+def case_scores(arrays: Arrays, params: Arrays) -> Scores:
+    common = {name: x for name, x in params.items() if name not in ("gamma", "length", "activation", "alpha", "gain")}
+    shift = common.pop("shift", 0.0)
+    sc = scores("sample", arrays["q"], arrays["k"], arrays["v"], bias=arrays.get("bias"), **common)
+    sc.s[...] += shift
+    return sc
+
+
+def sample(case: str, op: str, **more: Any) -> tuple[Arrays, Arrays]:
+    """The first draw of a case whose visible scores keep MARGIN from the kinks of the op."""
+    for seed in range(1000):
+        arrays, params = CASES[case](np.random.default_rng(seed))
+        params = {**OPS[op][1], **params, **more}
+        sc = case_scores(arrays, params)
+        kinks = KINKS.get("relu" if op == "reluformer" else op, ())
+        if all(np.all(np.abs(sc.s[sc.visible] - kink) > MARGIN) for kink in kinks) and separated(sc):
+            return arrays, params
+    raise AssertionError("no draw keeps the margin")
+
+
+def separated(sc: Scores) -> bool:
+    """No two visible scores of a row are close: the maximum is not at a kink either."""
+    ordered = np.sort(np.where(sc.visible, sc.s, -1e3 * np.arange(1, 1 + sc.s.shape[-1])), axis=-1)
+    return bool(np.all(np.diff(ordered, axis=-1) > MARGIN))
+
+
+def cotangents_of(outputs: Arrays, seed: int = 7) -> Arrays:
+    rng = np.random.default_rng(seed)
+    return {name: rng.normal(size=np.shape(x)) for name, x in outputs.items()}
+
+
+def forward(op: str, params: Arrays) -> Callable[..., Arrays]:
+    function = getattr(reference, OPS[op][0])
+
+    def call(q: Any, k: Any, v: Any, **rest: Any) -> Arrays:
+        if op == "softmax":
+            o, lse = function(q, k, v, return_lse=True, **rest, **params)
+            return {"o": o, "lse": lse}
+        return {"o": function(q, k, v, **rest, **params)}
+
+    return call
+
+
+def check_op(check_gradients: Any, op: str, arrays: Arrays, params: Arrays) -> None:
+    call = forward(op, params)
+    cotangents = cotangents_of(call(**arrays))
+    vjp = getattr(reference, OPS[op][0] + "_vjp")
+    inputs = {"q", "k", "v"}
+    rest = {name: x for name, x in arrays.items() if name not in inputs}
+    gradients = vjp(arrays["q"], arrays["k"], arrays["v"], *cotangents.values(), **rest, **params)
+    assert set(gradients) == set(arrays)
+    check_gradients(call, arrays, cotangents, gradients)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("op", OPS)
+def test_output(check_gradients: Any, op: str, case: str) -> None:
+    check_op(check_gradients, op, *sample(case, op))
+
+
+@pytest.mark.parametrize("op", [op for op in OPS if op != "softmax"])
+@pytest.mark.parametrize("length", ["all", 2.5, "array"])
+def test_lengths(check_gradients: Any, op: str, length: Any) -> None:
+    given = np.array([1.5, 2.0, 7.0]) if length == "array" else length
+    check_op(check_gradients, op, *sample("causal", op, length=given))
+
+
+@pytest.mark.parametrize("activation", reference.ACTIVATIONS)
+@pytest.mark.parametrize("own", [{"shift": 0.4, "gain": -2.0}, {"alpha": 0.0}, {"alpha": 1.5, "length": "all"}])
+def test_pointwise_parameters(check_gradients: Any, activation: str, own: Arrays) -> None:
+    check_op(check_gradients, activation, *sample("masked", activation, **own))
+
+
+@pytest.mark.parametrize("activation", ["gelu", "sigmoid", "softplus", "silu"])
+def test_shift_by_length(check_gradients: Any, activation: str) -> None:
+    arrays, params = sample("causal", activation)
+    check_op(check_gradients, activation, arrays, {**params, "shift": "-log_length"})
+
+
+def test_relu6_where_it_saturates(check_gradients: Any) -> None:
+    arrays, params = sample("plain", "relu6", scale=5.0)
+    s = case_scores(arrays, params).s
+    assert s.min() < 0 < s.max() - 6
+    check_op(check_gradients, "relu6", arrays, params)
+
+
+@pytest.mark.parametrize("op", ["softmax", "sigmoid"])
+def test_bias_of_minus_infinity(check_gradients: Any, op: str) -> None:
+    arrays, params = sample("masked", op)
+    arrays["bias"][0, 2] = -np.inf
+    arrays["bias"][2, 1] = -np.inf
+    check_op(check_gradients, op, arrays, params)
+
+
+def test_one_cotangent_of_softmax_is_enough(check_gradients: Any) -> None:
+    arrays, params = sample("lengths", "softmax")
+    call = forward("softmax", params)
+    cotangents = cotangents_of(call(**arrays))
+    q, k, v = arrays.values()
+    gradients = reference.softmax_attention_vjp(q, k, v, None, cotangents["lse"], **params)
+    check_gradients(call, arrays, {"lse": cotangents["lse"]}, gradients)
+    gradients = reference.softmax_attention_vjp(q, k, v, cotangents["o"], **params)
+    check_gradients(call, arrays, {"o": cotangents["o"]}, gradients)
+
+
+def statistics_of(stats: Any, wanted: tuple[str, ...]) -> Arrays:
+    return {name: getattr(stats, name) for name in wanted}
+
+
+def wanted_fields(op: str) -> Iterator[tuple[str, ...]]:
+    nonnegative = () if op in SIGNED else ("entropy",)
+    yield ("total", *nonnegative, "sum_squares", "maximum")
+    yield from ((name,) for name in FIELDS if name != "entropy" or nonnegative)
+
+
+@pytest.mark.parametrize("case", ["bias", "masked", "broadcast", "grouped", "causal_with_null_rows", "lengths"])
+@pytest.mark.parametrize("op", OPS)
+def test_row_statistics(check_gradients: Any, op: str, case: str) -> None:
+    arrays, params = sample(case, op)
+    del arrays["v"]
+    for wanted in wanted_fields(op):
+
+        def call(q: Any, k: Any, wanted: Any = wanted, **rest: Any) -> Arrays:
+            found = reference.row_statistics(OPS[op][0], q, k, fields=wanted, **rest, **params)
+            return statistics_of(found, wanted)
+
+        cotangents = cotangents_of(call(**arrays))
+        rest = {"bias": arrays["bias"]} if "bias" in arrays else {}
+        dstats = reference.RowStatistics(**cotangents)
+        args = (OPS[op][0], arrays["q"], arrays["k"], dstats)
+        gradients = reference.row_statistics_vjp(*args, fields=wanted, **rest, **params)
+        assert set(gradients) == set(arrays)
+        check_gradients(call, arrays, cotangents, gradients)
+
+
+@pytest.mark.parametrize("case", ["masked", "grouped", "causal", "dropout_mask", "dropout"])
+@pytest.mark.parametrize("op", OPS)
+def test_attention_with_statistics(check_gradients: Any, op: str, case: str) -> None:
+    arrays, params = sample(case, op)
+    wanted = next(wanted_fields(op))
+    function = getattr(reference, OPS[op][0])
+
+    def call(q: Any, k: Any, v: Any, **rest: Any) -> Arrays:
+        o, stats = reference.attention_with_statistics(function, q, k, v, fields=wanted, **rest, **params)
+        return {"o": o, **statistics_of(stats, wanted)}
+
+    cotangents = cotangents_of(call(**arrays))
+    do, dstats = cotangents["o"], reference.RowStatistics(**{name: cotangents[name] for name in wanted})
+    rest = {"bias": arrays["bias"]} if "bias" in arrays else {}
+    args = (function, arrays["q"], arrays["k"], arrays["v"], do, dstats)
+    gradients = reference.attention_with_statistics_vjp(*args, fields=wanted, **rest, **params)
+    check_gradients(call, arrays, cotangents, gradients)
+
+
+def test_qk_layernorm(check_gradients: Any) -> None:
+    rng = np.random.default_rng(0)
+    arrays = {"q": (2, 3, 4), "k": (1, 5, 4), "q_weight": (4,), "k_weight": (4,)}
+    inputs: Arrays = {name: rng.normal(size=shape) for name, shape in arrays.items()}
+
+    def call(**args: Any) -> Arrays:
+        return dict(zip(("q_normed", "k_normed"), reference.qk_layernorm(**args, eps=0.01), strict=True))
+
+    cotangents = cotangents_of(call(**inputs))
+    gradients = reference.qk_layernorm_vjp(*inputs.values(), *cotangents.values(), eps=0.01)
+    check_gradients(call, inputs, cotangents, gradients)
+    only_k = reference.qk_layernorm_vjp(*inputs.values(), None, cotangents["k_normed"], eps=0.01)
+    check_gradients(call, inputs, {"k_normed": cotangents["k_normed"]}, only_k)
+
+
+@pytest.mark.parametrize("own", [{}, {"entropy_cap": 0.3, "sum_weight": 0.2, "entropy_weight": 3.0}])
+def test_attention_regulariser(check_gradients: Any, own: Arrays) -> None:
+    visible = np.array([[2.0, 4.0, 0.0, 8.0, 5.0], [3.0, 4.0, 2.0, 6.0, 3.0]])
+    arrays = {
+        "total": np.array([[0.5, 2.0, 0.7, 3.0, 0.25], [0.6, 1.2, 4.0, 0.9, 1.5]]),
+        "entropy": np.array([[0.3, 1.3, 0.2, 2.0, 0.1], [0.1, 1.2, 0.1, 0.8, 1.0]]),
+    }
+    mask = np.array([True, True, True, True, False])
+
+    def call(total: Any, entropy: Any) -> Arrays:
+        stats = reference.RowStatistics(total=total, entropy=entropy, visible=visible)
+        values = reference.attention_regulariser(stats, query_mask=mask, **own)
+        return dict(zip(("loss", "sum_term", "entropy_term"), values, strict=True))
+
+    stats = reference.RowStatistics(**arrays, visible=visible)
+    for cotangents in ({"loss": 1.3}, {"sum_term": 0.7}, {"entropy_term": -0.4}, {"loss": 2.0, "sum_term": 1.0}):
+        given = [cotangents.get(name) for name in ("loss", "sum_term", "entropy_term")]
+        gradients = reference.attention_regulariser_vjp(stats, *given, query_mask=mask, **own)
+        check_gradients(call, arrays, cotangents, gradients)

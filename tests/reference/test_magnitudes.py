@@ -1,0 +1,115 @@
+"""Magnitudes: the sums of absolute summands that rounding errors are measured against."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import attnkit_reference as reference
+
+OPS: dict[str, dict[str, Any]] = {
+    "softmax_attention": {},
+    "pointwise_attention": {"activation": "gelu", "gain": -2.0},
+    "reluformer_attention": {},
+    "sigmoid_attention": {},
+}
+
+
+def arrays() -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    shapes = {"q": (2, 4, 3, 5), "k": (1, 2, 6, 5), "v": (1, 2, 6, 2), "do": (2, 4, 3, 2), "bias": (3, 1)}
+    return {name: rng.normal(size=shape) for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_magnitudes_bound_the_results_and_have_their_shapes(op: str) -> None:
+    x = arrays()
+    args = (x["q"], x["k"], x["v"], x["do"])
+    params = {**OPS[op], "bias": x["bias"], "enable_gqa": True, "causal": True, "dropout": (0.3, 5)}
+    golden = {"o": getattr(reference, op)(*args[:3], **params), **getattr(reference, f"{op}_vjp")(*args, **params)}
+    found = getattr(reference, f"{op}_magnitudes")(*args, **params)
+    assert set(found) == {*golden, *({"lse"} if op == "softmax_attention" else set())}
+    for name, value in golden.items():
+        assert found[name].shape == value.shape
+        assert np.all(found[name] >= np.abs(value) * (1 - np.finfo(np.float64).eps * 64)), name
+        assert np.any(found[name] > 2 * np.abs(value)), name
+
+
+def test_softmax_by_loops(same: Any) -> None:
+    rng = np.random.default_rng(1)
+    q, k, v, do, dlse = (rng.normal(size=shape) for shape in ((2, 3), (4, 3), (4, 2), (2, 2), (2,)))
+    scale = -0.8
+    w = reference.softmax_attention_weights(q, k, scale=scale)
+    dp = do @ v.T
+    delta = np.sum(w * dp, axis=1)
+    found = reference.softmax_attention_magnitudes(q, k, v, do, dlse, scale=scale)
+    ds = np.zeros((2, 4))
+    for i in range(2):
+        for j in range(4):
+            ds[i, j] = w[i, j] * (abs(dp[i, j]) + abs(delta[i])) + abs(dlse[i]) * w[i, j]
+    same(found["q"], [[sum(0.8 * ds[i, j] * abs(k[j, c]) for j in range(4)) for c in range(3)] for i in range(2)])
+    same(found["k"], [[sum(0.8 * ds[i, j] * abs(q[i, c]) for i in range(2)) for c in range(3)] for j in range(4)])
+    same(found["v"], [[sum(w[i, j] * abs(do[i, c]) for i in range(2)) for c in range(2)] for j in range(4)])
+    same(found["o"], [[sum(w[i, j] * abs(v[j, c]) for j in range(4)) for c in range(2)] for i in range(2)])
+    same(found["lse"], np.abs(reference.softmax_attention(q, k, v, scale=scale, return_lse=True)[1]))
+
+
+def test_pointwise_by_loops(same: Any) -> None:
+    rng = np.random.default_rng(1)
+    q, k, v, do = (rng.normal(size=shape) for shape in ((2, 3), (4, 3), (4, 2), (2, 2)))
+    own = {"activation": "identity", "gain": -1.5, "alpha": 1.0, "scale": 0.5}
+    found = reference.pointwise_attention_magnitudes(q, k, v, do, **own)
+    w, ds = 1.5 / 4 * np.abs(0.5 * q @ k.T), 1.5 / 4 * np.abs(do @ v.T)
+    same(found["o"], w @ np.abs(v))
+    same(found["q"], 0.5 * ds @ np.abs(k))
+    same(found["k"], 0.5 * ds.T @ np.abs(q))
+    same(found["v"], w.T @ np.abs(do))
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_statistics(op: str, same: Any) -> None:
+    x = arrays()
+    args = (x["q"], x["k"], x["v"])
+    signed = op == "pointwise_attention"
+    fields = ("total", "sum_squares", "maximum") if signed else ("total", "entropy", "sum_squares", "maximum")
+    params = {**OPS[op], "bias": x["bias"], "enable_gqa": True, "causal": True, "fields": fields}
+    rng = np.random.default_rng(2)
+    dstats = reference.RowStatistics(**{name: rng.normal(size=(2, 4, 3)) for name in fields})
+    o, stats = reference.attention_with_statistics(op, *args, **params)
+    gradients = reference.attention_with_statistics_vjp(op, *args, x["do"], dstats, **params)
+    found = reference.attention_with_statistics_magnitudes(op, *args, x["do"], dstats, **params)
+    golden = {"o": o, **{name: getattr(stats, name) for name in fields}, **gradients}
+    assert set(found) == set(golden)
+    for name, value in golden.items():
+        assert found[name].shape == value.shape
+        assert np.all(found[name] >= np.abs(value) * (1 - np.finfo(np.float64).eps * 64)), name
+    params.pop("bias")
+    w = getattr(reference, f"{op}_weights")(*args[:2], enable_gqa=True, causal=True, **OPS[op])
+    found = reference.row_statistics_magnitudes(op, *args[:2], dstats, **params)
+    same(found["total"], np.abs(w).sum(-1))
+    if not signed:
+        valid = np.any(w > 0, axis=-1)
+        parts, total = np.where(w > 0, -w * np.log(np.where(w > 0, w, 1)), 0), np.where(valid, w.sum(-1), 1)
+        same(found["entropy"], np.abs(parts).sum(-1) / total + np.abs(np.log(total)))
+
+
+def test_qk_layernorm_of_an_offset() -> None:
+    rng = np.random.default_rng(0)
+    q, weight, dy = 100 + rng.normal(size=(3, 8)), rng.normal(size=8), rng.normal(size=(3, 8))
+    found = reference.qk_layernorm_magnitudes(q, q, weight, weight, dy, None)
+    golden = {"q_normed": reference.qk_layernorm(q, q, weight, weight)[0]}
+    golden.update(reference.qk_layernorm_vjp(q, q, weight, weight, dy, None))
+    for name, value in golden.items():
+        assert np.all(found[name] >= np.abs(value)), name
+    # the difference x - mean loses two digits, and the magnitude says so
+    assert found["q_normed"].max() > 50 * np.abs(golden["q_normed"]).max()
+
+
+def test_regulariser_of_cancelling_entropy(same: Any) -> None:
+    stats = reference.RowStatistics(total=np.array([2.0]), entropy=np.array([1.5]), visible=np.array([8.0]))
+    found = reference.attention_regulariser_magnitudes(stats, -2.0, None, 1.0, sum_weight=-3.0)
+    same(found["sum_term"], np.log(2))
+    same(found["entropy_term"], 1.5 + 0.7 * np.log(8))
+    same(found["loss"], 3 * np.log(2) + found["entropy_term"])
+    same(found["total"], [3.0])
+    same(found["entropy"], [3.0])
