@@ -68,6 +68,9 @@ class Report:
     folder: tyro.conf.Positional[Path]
     """The --out of a run."""
 
+    hide_images: bool = False
+    """Leave the test images out of the page, for data sets whose pictures must not be passed on."""
+
 
 Command = (
     Annotated[List, tyro.conf.subcommand("list")]
@@ -110,7 +113,7 @@ def main(arguments: list[str] | None = None) -> int:
         if isinstance(command, List):
             show_list()
         elif isinstance(command, Report):
-            say(f"report: {write_report(command.folder)}")
+            say(f"report: {write_report(command.folder, show_images=not command.hide_images)}")
         else:
             fields = vars(command) | {
                 "settings": tuple(word for words in command.settings for word in words),

@@ -47,21 +47,21 @@ li { max-width: 76ch; margin: 4px 0; }
 """
 
 
-def render(study: StudyResults) -> str:
-    """The whole page."""
+def render(study: StudyResults, *, show_images: bool = True) -> str:
+    """The whole page; without `show_images` nothing of the data set is in it."""
     about = study.about
     recipe = RECIPES[about["recipe"]]
     parts = [_head(study), _headline_table(study)]
     alpha = plots.against_alpha(study)
     if alpha:
         parts.append(_section("Accuracy against α", alpha, _alpha_text(study)))
-    parts.append(_section("Accuracy against compute", plots.against_compute(study), _compute_text()))
+    parts.append(_section("Accuracy against compute", plots.against_compute(study), _compute_text(study)))
     parts.append(_section("Learning curves", plots.learning_curves(study), _curves_text(study)))
-    parts.append(_section("Attention maps", plots.attention_maps(study), _maps_text(study)))
+    parts.append(_section("Attention maps", plots.attention_maps(study, show_images=show_images), _maps_text(study)))
     parts.append(
         _section(
             "",
-            plots.layer_maps(study),
+            plots.layer_maps(study, show_images=show_images),
             "The first image through the layers: the weight each patch "
             "receives, mean over heads and queries. Every picture has its own scale.",
         )
@@ -159,7 +159,7 @@ def _headline_table(study: StudyResults) -> str:
         "Test accuracy after the last step, mean ± standard deviation over seeds. Differences are paired by seed (same "
         "first weights where shapes agree, same batches), with a 95 % interval (Student); the baseline is softmax, or "
         "the variant without the change. Training loss: mean of the last tenth of the steps. Step time: median over "
-        "steps and seeds, and its ratio to the baseline's."
+        f"steps and seeds, and its ratio to the baseline's. {study.load_text()}"
     )
     return (
         f"<h2>{'What came out (smoke: ignore the accuracies)' if study.smoke else 'Result'} {_badge(study)}</h2>"
@@ -177,11 +177,11 @@ def _alpha_text(study: StudyResults) -> str:
     )
 
 
-def _compute_text() -> str:
+def _compute_text(study: StudyResults) -> str:
     return (
         "Training FLOPs are counted (3 × forward, matrix products only), so at equal shape they are equal for every "
         "activation. Seconds are steps × the median measured step on the machine named below, so a pause "
-        "does not count."
+        f"does not count. {study.load_text()}"
     )
 
 

@@ -259,7 +259,7 @@ def entropy_bars(study: StudyResults) -> str | None:
         return svg(figure, "entropy of the attention weights per layer and variant")
 
 
-def attention_maps(study: StudyResults) -> str:
+def attention_maps(study: StudyResults, *, show_images: bool) -> str:
     """Test images, and beside each the weights of the query in the middle, last layer, mean over heads."""
     lines = trained(study)[:7]
     stored = [load_file(line.cell(next(iter(line.results))) / "maps.safetensors") for line in lines]
@@ -273,7 +273,7 @@ def attention_maps(study: StudyResults) -> str:
             gridspec_kw={"wspace": 0.06, "hspace": 0.06},
         )
         for row, image in enumerate(images):
-            _picture(grid[row, 0], image.squeeze(), cmap="gray", vmin=0, vmax=255)
+            _image(grid[row, 0], image.squeeze(), show_images)
             for column, (line, maps) in enumerate(zip(lines, stored, strict=True), start=1):
                 weights = maps["centre"][row, -1]
                 side = round(weights.size**0.5)
@@ -286,7 +286,7 @@ def attention_maps(study: StudyResults) -> str:
         return svg(figure, "attention of the middle patch on test images, one column per variant")
 
 
-def layer_maps(study: StudyResults) -> str:
+def layer_maps(study: StudyResults, *, show_images: bool) -> str:
     """One test image through the layers: the weight each patch receives, mean over heads and queries."""
     lines = trained(study)[:7]
     stored = [load_file(line.cell(next(iter(line.results))) / "maps.safetensors") for line in lines]
@@ -300,7 +300,7 @@ def layer_maps(study: StudyResults) -> str:
             gridspec_kw={"wspace": 0.06, "hspace": 0.06},
         )
         for row, (line, maps) in enumerate(zip(lines, stored, strict=True)):
-            _picture(grid[row, 0], maps["images"][0].squeeze(), cmap="gray", vmin=0, vmax=255)
+            _image(grid[row, 0], maps["images"][0].squeeze(), show_images)
             label = line.label.replace(", ", "\n")
             grid[row, 0].set_ylabel(label, fontsize=8.5, rotation=0, ha="right", va="center")
             for layer in range(depth):
@@ -310,6 +310,13 @@ def layer_maps(study: StudyResults) -> str:
                 if row == 0:
                     grid[0, layer + 1].set_title(f"layer {layer + 1}", fontsize=8.5, loc="center")
         return svg(figure, "weight received by each patch of one image, layer by layer")
+
+
+def _image(axes: Axes, pixels: np.ndarray, show: bool) -> None:
+    """A test image, or a grey square in its place."""
+    _picture(axes, pixels if show else np.full_like(pixels, 200), cmap="gray", vmin=0, vmax=255)
+    if not show:
+        axes.text(0.5, 0.5, "not shown", transform=axes.transAxes, ha="center", va="center", fontsize=8)
 
 
 def _picture(axes: Axes, pixels: np.ndarray, **how: Any) -> None:

@@ -13,12 +13,12 @@ from experiments.recipes import RECIPES
 from experiments.results import Line, StudyResults, read_study
 
 
-def write_report(folder: Path) -> Path:
+def write_report(folder: Path, *, show_images: bool = True) -> Path:
     """Write the three files into `folder`; returns the page. UserError if there is nothing to report."""
     study = read_study(folder)
     write_text(folder / "results.csv", as_csv(study))
     write_text(folder / "summary.md", as_markdown(study))
-    write_text(folder / "report.html", render(study))
+    write_text(folder / "report.html", render(study, show_images=show_images))
     return folder / "report.html"
 
 
@@ -48,6 +48,7 @@ def row(study: StudyResults, line: Line) -> dict[str, Any]:
         "step_ms": line.step_ms(),
         "seconds_mean": line.over_seeds("seconds").mean,
         "diverged": len(line.diverged),
+        "load": study.load(),
         "commit": environment["commit"],
         "torch": environment["torch"],
         "device": environment["device"],
@@ -75,7 +76,7 @@ def as_markdown(study: StudyResults) -> str:
         f"{recipe.title}. {about['label']}.",
         f"{data['name']}, {data['train']} train and {data['test']} test images of {data['size']} pixels, "
         f"{settings['steps']} steps, batch {settings['batch']}; {about['environment']['device']}, "
-        f"{about['environment']['threads']} threads.",
+        f"{about['environment']['threads']} threads. {study.load_text()}",
         "",
         f"| variant ({study.preset}) | seeds | accuracy, % | difference to baseline, % (95 %) | ms per step |",
         "|---|---|---|---|---|",

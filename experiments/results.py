@@ -121,6 +121,18 @@ class StudyResults:
     def smoke(self) -> bool:
         return self.preset == "smoke"
 
+    def load(self) -> float:
+        """The machine's load average while the cells were trained, median over them."""
+        return statistics.median(result["load"] for line in self.lines for result in line.results.values())
+
+    def load_text(self) -> str:
+        """How far the times can be trusted."""
+        cores = self.about["environment"]["cores"]
+        text = f"Load average {self.load():.1f} on {cores} cores"
+        if self.load() > cores + 0.5:
+            return f"{text}: the machine had other work, so the times are not comparable."
+        return f"{text}."
+
     def by_name(self, name: str) -> Line | None:
         return next((line for line in self.lines if line.name == name), None)
 

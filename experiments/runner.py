@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -238,6 +239,7 @@ def run_cell(cell: Cell, data: ImageData, request: Request, device: torch.device
         "tokens": cell.model.tokens,
         "flops_per_image": forward_flops(cell.model),
         "training_flops": 3 * forward_flops(cell.model) * samples,
+        "load": round(os.getloadavg()[0], 1),
         **measured,
     }
     write_json(folder / "result.json", result)

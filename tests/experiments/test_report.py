@@ -115,3 +115,23 @@ def test_other_figures_have_reports_too(recipe, tiny, tmp_path):
 def test_reporting_nothing_is_an_error(tmp_path, capsys):
     assert main(["report", str(tmp_path)]) == 2
     assert "holds no study; give the --out of python -m experiments run" in capsys.readouterr().err
+
+
+def test_images_can_be_left_out(study):
+    out = study(seeds=(0,))
+    shown = write_report(out).read_text()
+    hidden = write_report(out, show_images=False).read_text()
+    assert "not shown" in hidden
+    assert "not shown" not in shown
+    assert hidden.count("<svg") == shown.count("<svg")
+
+
+def test_times_on_a_busy_machine_are_marked(study):
+    out = study(seeds=(0,))
+    for path in out.glob("cells/*/result.json"):
+        path.write_text(re.sub(r'"load": [0-9.]+', '"load": 99.0', path.read_text()))
+    assert "the times are not comparable" in write_report(out).read_text()
+    assert "the times are not comparable" in (out / "summary.md").read_text()
+    for path in out.glob("cells/*/result.json"):
+        path.write_text(path.read_text().replace('"load": 99.0', '"load": 0.5'))
+    assert "not comparable" not in write_report(out).read_text()
