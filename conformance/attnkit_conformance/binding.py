@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from attnkit_conformance.opdb import Op
+    from attnkit_conformance.op import Op
 
 Arrays = Mapping[str, Any]
 FIELDS = ("total", "entropy", "sum_squares", "maximum", "nonzero", "visible")

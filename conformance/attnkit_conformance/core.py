@@ -13,7 +13,8 @@ from attnkit_conformance import tolerance
 from attnkit_conformance.adapter import Adapter, Unsupported
 from attnkit_conformance.case import DTYPES, PROFILES, Case, numpy_dtype
 from attnkit_conformance.golden import Golden, golden
-from attnkit_conformance.opdb import BY_NAME, OPDB, Op
+from attnkit_conformance.op import Op
+from attnkit_conformance.opdb import BY_NAME, OPDB
 from attnkit_conformance.tolerance import Limit, Measured
 
 STATUSES = ("pass", "fail", "unsupported", "xfail")

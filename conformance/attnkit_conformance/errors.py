@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from attnkit_conformance.opdb import Op
+    from attnkit_conformance.op import Op
 
 
 @dataclass(frozen=True)

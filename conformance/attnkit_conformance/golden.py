@@ -11,7 +11,8 @@ import numpy as np
 import attnkit_reference
 from attnkit_conformance import lowprecision, tolerance
 from attnkit_conformance.case import Case
-from attnkit_conformance.opdb import BY_NAME, Op
+from attnkit_conformance.op import Op
+from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.tolerance import Limit
 from attnkit_reference._common import reduce_to
 

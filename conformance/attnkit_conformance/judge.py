@@ -18,7 +18,8 @@ from attnkit_conformance import core, properties
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.case import DTYPES
 from attnkit_conformance.core import CaseResult
-from attnkit_conformance.opdb import OPDB, Op
+from attnkit_conformance.op import Op
+from attnkit_conformance.opdb import OPDB
 
 XFAILS = Path(__file__).parent / "xfails"
 Keep = Callable[[str], bool]

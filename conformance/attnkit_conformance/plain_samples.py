@@ -11,7 +11,7 @@ from attnkit_conformance.case import Case, compute_dtype, generator, rounded
 from attnkit_conformance.samples import QUICK
 
 if TYPE_CHECKING:
-    from attnkit_conformance.opdb import Op
+    from attnkit_conformance.op import Op
 
 
 def build(

@@ -17,7 +17,8 @@ from attnkit_conformance.case import Case, compute_dtype, rounded
 from attnkit_conformance.core import CaseResult, Findings
 from attnkit_conformance.errors import ErrorSample
 from attnkit_conformance.golden import compute
-from attnkit_conformance.opdb import BY_NAME, OPDB, Op
+from attnkit_conformance.op import Op
+from attnkit_conformance.opdb import BY_NAME, OPDB
 from attnkit_conformance.samples import CAUSAL, LENGTH_ARRAY, Scene, attention_case, variant_label
 
 Arrays = Mapping[str, np.ndarray]

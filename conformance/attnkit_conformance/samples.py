@@ -19,7 +19,7 @@ from attnkit_conformance.case import Case, compute_dtype, generator, rounded
 from attnkit_reference import _common as reference
 
 if TYPE_CHECKING:
-    from attnkit_conformance.opdb import Op
+    from attnkit_conformance.op import Op
 
 LENGTH_ARRAY = "<array>"  # in a variant: draw a `length` array
 MARGIN = 2e-6  # relative distance of a score from a kink below which float32 may fall on the other side

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from attnkit_conformance.adapters.base import kernels
-from attnkit_conformance.opdb import PUBLIC, Op
+from attnkit_conformance.op import Op
+from attnkit_conformance.opdb import PUBLIC
 
 BEGIN, END = "<!-- ops: begin -->", "<!-- ops: end -->"
 LIBRARIES = ("numpy", "torch", "jax", "cupy")

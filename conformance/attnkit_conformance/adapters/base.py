@@ -11,7 +11,8 @@ import numpy as np
 
 import attnkit
 from attnkit_conformance.adapter import Unsupported
-from attnkit_conformance.opdb import BY_NAME, Op
+from attnkit_conformance.op import Op
+from attnkit_conformance.opdb import BY_NAME
 
 Arrays = Mapping[str, Any]
 

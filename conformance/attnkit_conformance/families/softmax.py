@@ -1,0 +1,28 @@
+"""Row of the op database: softmax attention."""
+
+from __future__ import annotations
+
+from attnkit_conformance import errors, lowprecision, samples
+from attnkit_conformance.op import OPTIONAL, QKV, Op, always, o_and_lse
+
+OPS = (
+    Op(
+        name="softmax_attention",
+        formula="w = exp(s - m) / Σ exp(s - m)",
+        arguments=QKV,
+        outputs=o_and_lse,
+        samples=samples.attention_samples,
+        group="a",
+        own=("return_lse",),
+        variants=({}, {"return_lse": True}),
+        optional=tuple(name for name in OPTIONAL if name != "length"),
+        differentiable=(*QKV, "bias"),
+        compute_outputs=("lse",),
+        errors=errors.attention_errors,
+        exponent=always,
+        naive=lowprecision.attention,
+        weights=True,
+        statistics=True,
+        bias_inf=True,
+    ),
+)

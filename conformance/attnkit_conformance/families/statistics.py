@@ -1,0 +1,75 @@
+"""Rows of the op database: row statistics, which run over every op that has weights, and the regulariser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from attnkit_conformance import errors, lowprecision, plain_samples, samples
+from attnkit_conformance.binding import FIELDS, REGULARISER, STATISTICS
+from attnkit_conformance.op import OPTIONAL, QKV, Op, Params, o_and_statistics, statistics_fields
+
+
+def subjects() -> tuple[Op, ...]:
+    """The ops that statistics serve."""
+    from attnkit_conformance.opdb import PUBLIC
+
+    return tuple(op for op in PUBLIC if op.statistics)
+
+
+def of_subject(predicate: str) -> Callable[[Params], Any]:
+    """A predicate of the op named by the parameter `op`, in place of that of the statistics function."""
+    return lambda params: getattr(next(op for op in subjects() if op.name == params["op"]), predicate)(params)
+
+
+OPS = (
+    Op(
+        name="attention_regulariser",
+        formula="sum_weight · mean abs(log Z) + entropy_weight · mean max(H - entropy_cap · log n, 0)",
+        arguments=("total", "entropy", "visible"),
+        outputs=lambda params: ("loss", "sum_term", "entropy_term"),
+        samples=plain_samples.regulariser_samples,
+        own=("entropy_cap", "sum_weight", "entropy_weight"),
+        optional=("query_mask",),
+        differentiable=("total", "entropy"),
+        dtypes=("float64", "float32"),
+        binding=REGULARISER,
+        dropout=False,
+    ),
+    Op(
+        name="row_statistics",
+        formula="Σw, entropy, Σw², max, count of w ≠ 0 and n of each query, without an (L, S) array",
+        arguments=("q", "k"),
+        outputs=statistics_fields,
+        samples=samples.statistics_samples,
+        own=("op", "fields"),
+        optional=tuple(name for name in OPTIONAL if name != "dropout_mask"),
+        differentiable=("q", "k", "bias"),
+        not_differentiable=("nonzero", "visible"),
+        compute_outputs=FIELDS,
+        binding=STATISTICS,
+        subjects=subjects,
+        errors=errors.statistics_errors,
+        exponent=of_subject("exponent"),
+        kinks=of_subject("kinks"),
+        dropout=False,
+    ),
+    Op(
+        name="attention_with_statistics",
+        formula="output and row statistics in one pass",
+        arguments=QKV,
+        outputs=o_and_statistics,
+        samples=samples.statistics_samples,
+        own=("op", "fields"),
+        optional=OPTIONAL,
+        differentiable=(*QKV, "bias"),
+        not_differentiable=("nonzero", "visible"),
+        compute_outputs=FIELDS,
+        binding=STATISTICS,
+        subjects=subjects,
+        errors=errors.statistics_errors,
+        exponent=of_subject("exponent"),
+        kinks=of_subject("kinks"),
+        naive=lowprecision.attention,
+    ),
+)

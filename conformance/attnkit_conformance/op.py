@@ -1,0 +1,124 @@
+"""The row type of the op database: what the judge has to know about an op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from attnkit_conformance import errors, lowprecision
+from attnkit_conformance.binding import FIELDS, PLAIN, Binding
+from attnkit_conformance.case import DTYPES, Case, compute_dtype
+from attnkit_conformance.errors import ErrorSample
+
+Params = Mapping[str, Any]
+
+QKV = ("q", "k", "v")
+OPTIONAL = ("mask", "bias", "key_lengths", "query_mask", "dropout_mask", "length")
+SIGNED_ACTIVATIONS = ("identity", "gelu", "gelu_tanh", "silu")
+EXPONENTIATING_ACTIVATIONS = ("gelu", "gelu_tanh", "softplus", "sigmoid", "silu")
+
+
+@dataclass(frozen=True)
+class Op:
+    """What the judge has to know about an op; `formula` and `own` also feed the table in the documentation."""
+
+    name: str
+    formula: str
+    arguments: tuple[str, ...]
+    outputs: Callable[[Params], tuple[str, ...]]
+    samples: Callable[[Op, str, str], Iterator[Case]]
+    group: str = ""  # of semantics A14
+    own: tuple[str, ...] = ()  # its own parameters
+    variants: tuple[Params, ...] = ({},)  # settings of its own parameters
+    optional: tuple[str, ...] = ()  # array arguments that may be absent
+    differentiable: tuple[str, ...] = ()
+    not_differentiable: tuple[str, ...] = ()  # outputs without gradient
+    compute_outputs: tuple[str, ...] = ()  # outputs in the compute dtype (A7)
+    dtypes: tuple[str, ...] = DTYPES
+    binding: Binding = PLAIN
+    errors: Callable[[Op], Iterator[ErrorSample]] = errors.none
+    exponent: Callable[[Params], bool] = lambda params: False  # does it exponentiate the scores
+    signed: Callable[[Params], bool] = lambda params: False  # can a weight be negative
+    kinks: Callable[[Params], tuple[float, ...]] = lambda params: ()  # where the slope of w(s + shift) jumps
+    naive: lowprecision.Formula | None = None  # the formula evaluated operation by operation
+    vjp: bool = True
+    weights: bool = False  # has an `<op>_weights`
+    statistics: bool = False  # row_statistics serves it
+    dropout: bool = True
+    bias_inf: bool = False  # a bias of -inf is legal
+    subjects: Callable[[], tuple[Op, ...]] = tuple  # the ops over which a statistics function runs
+
+    def output_dtype(self, name: str, dtype: str) -> str:
+        """The dtype of output `name` for inputs of `dtype`."""
+        return compute_dtype(dtype) if name in self.compute_outputs else dtype
+
+    def serves(self, options: tuple[str, ...]) -> bool:
+        """Whether a scene with these options is legal for the op."""
+        return self.bias_inf or "bias_inf" not in options
+
+    def statistics_variant(self, variant: Params) -> Params:
+        """`variant` as parameters of the statistics functions: entropy only where weights cannot be negative."""
+        kept = {name: value for name, value in variant.items() if name != "return_lse"}
+        without_entropy = tuple(name for name in FIELDS if name != "entropy")
+        return {**kept, "fields": without_entropy} if self.signed(variant) else kept
+
+    def outputs_entropy(self, params: Params) -> bool:
+        """Whether the entropy of rows is among the outputs."""
+        return "entropy" in self.outputs(params)
+
+
+def o_only(params: Params) -> tuple[str, ...]:
+    return ("o",)
+
+
+def o_and_lse(params: Params) -> tuple[str, ...]:
+    return ("o", "lse") if params.get("return_lse") else ("o",)
+
+
+def w_only(params: Params) -> tuple[str, ...]:
+    return ("w",)
+
+
+def statistics_fields(params: Params) -> tuple[str, ...]:
+    return params.get("fields") or FIELDS
+
+
+def o_and_statistics(params: Params) -> tuple[str, ...]:
+    return ("o", *statistics_fields(params))
+
+
+def exponentiates(params: Params) -> bool:
+    return params.get("activation", "relu") in EXPONENTIATING_ACTIVATIONS
+
+
+def has_signed_weights(params: Params) -> bool:
+    return params.get("activation", "relu") in SIGNED_ACTIVATIONS or params.get("gain", 1.0) < 0
+
+
+def has_kinks(params: Params) -> tuple[float, ...]:
+    return {"relu": (0.0,), "relu_squared": (0.0,), "relu6": (0.0, 6.0)}.get(params.get("activation", "relu"), ())
+
+
+def always(params: Params) -> bool:
+    return True
+
+
+def weights_of(op: Op) -> Op:
+    """The row of `<op>_weights`: no v, no dropout, no gradient of its own."""
+    variants = tuple({k: v for k, v in variant.items() if k != "return_lse"} for variant in op.variants)
+    return replace(
+        op,
+        name=f"{op.name}_weights",
+        arguments=op.arguments[:-1],
+        outputs=w_only,
+        variants=tuple(v for n, v in enumerate(variants) if v not in variants[:n]),
+        optional=tuple(name for name in op.optional if name != "dropout_mask"),
+        differentiable=(),
+        not_differentiable=("w",),
+        compute_outputs=(),
+        vjp=False,
+        weights=False,
+        statistics=False,
+        dropout=False,
+    )
