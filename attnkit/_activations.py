@@ -65,16 +65,17 @@ class Activation(NamedTuple):
     h: Callable[[Namespace, Array], Array]
     derivative: Callable[[Namespace, Array], Array]
     signed: bool = False  # whether h takes negative values
+    exact_zeros: bool = False  # whether h is 0 on an interval
 
 
 ACTIVATIONS = {
-    "relu": Activation(_relu, _d_relu),
-    "relu_squared": Activation(lambda xp, s: _relu(xp, s) ** 2, lambda xp, s: 2.0 * _relu(xp, s)),
+    "relu": Activation(_relu, _d_relu, exact_zeros=True),
+    "relu_squared": Activation(lambda xp, s: _relu(xp, s) ** 2, lambda xp, s: 2.0 * _relu(xp, s), exact_zeros=True),
     "gelu": Activation(lambda xp, s: s * _normal_cdf(xp, s), _d_gelu, signed=True),
     "gelu_tanh": Activation(_gelu_tanh, _d_gelu_tanh, signed=True),
     "softplus": Activation(lambda xp, s: xp.logaddexp(s, xp.zeros_like(s)), _sigmoid),
     "identity": Activation(lambda xp, s: s, lambda xp, s: xp.ones_like(s), signed=True),
-    "relu6": Activation(_relu6, _d_relu6),
+    "relu6": Activation(_relu6, _d_relu6, exact_zeros=True),
     "sigmoid": Activation(_sigmoid, _d_sigmoid),
     "silu": Activation(lambda xp, s: s * _sigmoid(xp, s), _d_silu, signed=True),
 }

@@ -160,6 +160,16 @@ def pointwise_attention_vjp(
     return quadratic.rounded(xp, quadratic.backward(xp, a, w, do, ds_of, like), like)
 
 
+def has_signed_weights(*, activation: str = "relu", gain: float = 1.0, **own: Any) -> bool:
+    """Whether a weight can be negative."""
+    return ACTIVATIONS[activation].signed or gain < 0
+
+
+def has_exact_zeros(*, activation: str = "relu", **own: Any) -> bool:
+    """Whether a weight of 0 is meant, and not an underflow."""
+    return ACTIVATIONS[activation].exact_zeros
+
+
 def reluformer_options(gamma: float = 1.0, length: Length = "visible") -> dict[str, Any]:
     """ReLUFormer's scale as point-wise options: relu(s)/(gamma·√(n/2)) = (√2/gamma)·n^-½·relu(s)."""
     return {

@@ -34,6 +34,10 @@ class RowStatistics(NamedTuple):
     visible: Array | None = None
 
 
+def _never(**own: Any) -> bool:
+    return False
+
+
 class Family(NamedTuple):
     """What statistics need of an op: its weights, how their gradient becomes that of the scores, its own options."""
 
@@ -41,6 +45,8 @@ class Family(NamedTuple):
     weigh: quadratic.Weigh
     score_gradient: Callable[..., Array]
     translate: Callable[..., dict[str, Any]]  # the op's own options -> those of `weigh`
+    signed: Callable[..., bool] = _never  # of the translated options: can a weight be negative
+    exact_zeros: Callable[..., bool] = _never  # likewise: is a weight of 0 meant, not underflow
 
     def accepted(self, with_dropout: bool) -> tuple[str, ...]:
         """The options that this op takes here."""
@@ -50,19 +56,24 @@ class Family(NamedTuple):
         return tuple(name for name in keyword if name not in left_out)
 
 
-_EXACT_ZEROS = ("relu", "relu_squared", "relu6")
+def _pointwise_family(op: Callable[..., Any], translate: Callable[..., dict[str, Any]]) -> Family:
+    return Family(
+        op,
+        pointwise.weigh,
+        pointwise.score_gradient,
+        translate,
+        pointwise.has_signed_weights,
+        pointwise.has_exact_zeros,
+    )
+
+
 FAMILIES = {
     family.op.__name__: family
     for family in (
         Family(softmax.softmax_attention, softmax.weigh, softmax.score_gradient, lambda: {}),
-        Family(pointwise.pointwise_attention, pointwise.weigh, pointwise.score_gradient, lambda **own: own),
-        Family(
-            pointwise.reluformer_attention,
-            pointwise.weigh,
-            pointwise.score_gradient,
-            pointwise.reluformer_options,
-        ),
-        Family(pointwise.sigmoid_attention, pointwise.weigh, pointwise.score_gradient, pointwise.sigmoid_options),
+        _pointwise_family(pointwise.pointwise_attention, lambda **own: own),
+        _pointwise_family(pointwise.reluformer_attention, pointwise.reluformer_options),
+        _pointwise_family(pointwise.sigmoid_attention, pointwise.sigmoid_options),
     )
 }
 _COMMON = frozenset(quadratic.COMMON)
@@ -94,13 +105,11 @@ def _plan(caller: str, op: Any, arrays: dict[str, Array], fields: Any, params: d
     family = FAMILIES[name]
     own = family.translate(**{key: value for key, value in params.items() if key not in _COMMON})
     common = {key: value for key, value in params.items() if key in _COMMON}
-    activation = own.get("activation", "relu") if family.weigh is pointwise.weigh else None
-    signed = activation is not None and (pointwise.ACTIVATIONS[activation].signed or own.get("gain", 1.0) < 0)
-    if signed and "entropy" in fields:
+    if "entropy" in fields and family.signed(**own):
         rest = tuple(field for field in RowStatistics._fields if field != "entropy")
-        got = f"activation={activation!r}, gain={own.get('gain', 1.0)}"
+        got = ", ".join(f"{key}={value!r}" for key, value in own.items())
         raise ValueError(f"{label}: entropy needs weights that are not negative; got {got}; pass fields={rest}")
-    return _Plan(namespace(arrays["q"]), family, own, common, fields, activation in _EXACT_ZEROS)
+    return _Plan(namespace(arrays["q"]), family, own, common, fields, family.exact_zeros(**own))
 
 
 def _tiles(q: Array, k: Array) -> Iterator[Rows]:
@@ -120,7 +129,7 @@ def _first_maximum(xp: Namespace, a: quadratic.Inputs, w: Array) -> tuple[Array,
 
 
 def _alive(xp: Namespace, w: Array) -> tuple[Array, Array, Array]:
-    """(alive, Z, p): whether any weight is not 0, the row sum (1 on dead rows) and the normalised weights."""
+    """(alive, Z, p): whether any weight is not 0, the row sum, and the normalised weights (0 on dead rows)."""
     alive = xp.any(w != 0, axis=-1, keepdims=True)
     total = xp.sum(w, axis=-1, keepdims=True)
     safe = xp.where(alive & (total != 0), total, 1.0)

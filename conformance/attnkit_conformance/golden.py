@@ -89,7 +89,9 @@ def naive(op: Op, case: Case) -> tuple[Mapping[str, np.ndarray], Mapping[str, np
 
 
 def growth_of(op: Op, case: Case) -> float:
-    """D: 1 + max|visible exponent|/16 for ops that exponentiate, else 1."""
+    """D: 1 + max|visible exponent|/16 for ops that exponentiate, else 1, or what the op's row says."""
+    if op.growth is not None:
+        return op.growth(case)
     if "q" not in case.arrays or not op.exponent(case.params):
         return 1.0
     return tolerance.growth_of_exponent(lowprecision.largest_exponent(case))
@@ -97,7 +99,10 @@ def growth_of(op: Op, case: Case) -> float:
 
 def exact_zeros(op: Op, case: Case) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """A5 and A6: entries of outputs and gradients that are exactly 0, whatever the arithmetic."""
-    if op.group == "" and "op" not in case.params:
+    if op.zeros is not None:
+        outputs, gradients = op.zeros(case)
+        return dict(outputs), dict(gradients)
+    if op.group != "a" and "op" not in case.params:
         return {}, {}
     sc = lowprecision.case_scores(case)
     null, unseen = np.asarray(~sc.visible.any(-1)), np.asarray(~sc.visible.any(-2))

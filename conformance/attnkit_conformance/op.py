@@ -48,6 +48,8 @@ class Op:
     dropout: bool = True
     bias_inf: bool = False  # a bias of -inf is legal
     subjects: Callable[[], tuple[Op, ...]] = tuple  # the ops over which a statistics function runs
+    growth: Callable[[Case], float] | None = None  # D: where more is demanded than by the exponent
+    zeros: Callable[[Case], tuple[Mapping[str, Any], Mapping[str, Any]]] | None = None  # A5, A6: exact zeros
 
     def output_dtype(self, name: str, dtype: str) -> str:
         """The dtype of output `name` for inputs of `dtype`."""
