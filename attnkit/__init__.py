@@ -4,8 +4,13 @@ Every op takes arrays of one library and answers with arrays of that library; im
 Layouts, masks, lengths, dropout and null rows mean the same in every op: see docs/semantics.md.
 """
 
+from attnkit import landmarks
 from attnkit._activations import NAMES as ACTIVATIONS
 from attnkit._dispatch import explain
+from attnkit.lowrank import soft_attention, soft_attention_vjp, soft_attention_weights
+from attnkit.lowrank_linformer import linformer_attention, linformer_attention_vjp, linformer_attention_weights
+from attnkit.lowrank_newton import newton_inverse, newton_inverse_vjp
+from attnkit.lowrank_nystrom import nystrom_attention, nystrom_attention_vjp, nystrom_attention_weights
 from attnkit.pointwise import (
     pointwise_attention,
     pointwise_attention_vjp,
@@ -40,6 +45,15 @@ __all__ = [
     "attention_with_statistics",
     "attention_with_statistics_vjp",
     "explain",
+    "landmarks",
+    "linformer_attention",
+    "linformer_attention_vjp",
+    "linformer_attention_weights",
+    "newton_inverse",
+    "newton_inverse_vjp",
+    "nystrom_attention",
+    "nystrom_attention_vjp",
+    "nystrom_attention_weights",
     "pointwise_attention",
     "pointwise_attention_vjp",
     "pointwise_attention_weights",
@@ -53,6 +67,9 @@ __all__ = [
     "sigmoid_attention",
     "sigmoid_attention_vjp",
     "sigmoid_attention_weights",
+    "soft_attention",
+    "soft_attention_vjp",
+    "soft_attention_weights",
     "softmax_attention",
     "softmax_attention_vjp",
     "softmax_attention_weights",

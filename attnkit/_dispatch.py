@@ -105,7 +105,7 @@ def _wrap(body: Callable[P, R], invoke: Callable[..., R], *checks: Any) -> Calla
     signature = _full_signature(body)
     kinds = [(p.name, p.kind, p.default) for p in signature.parameters.values()]
     names = tuple(name for name, kind, _ in kinds if kind is not inspect.Parameter.KEYWORD_ONLY)
-    required = sum(default is inspect.Parameter.empty for _, _, default in kinds)
+    required = sum(p.default is p.empty and p.kind is not p.KEYWORD_ONLY for p in signature.parameters.values())
     accepted = tuple(name for name, kind, _ in kinds if kind is inspect.Parameter.KEYWORD_ONLY)
     op = body.__name__
 

@@ -54,6 +54,13 @@ def stop_gradient(x: Array) -> Array:
     return x
 
 
+def generator(seed: int) -> Any:
+    """NumPy's random generator, so that what is drawn beforehand is the same for every library (semantics A9)."""
+    import numpy
+
+    return numpy.random.default_rng(seed)
+
+
 def without_autocast(x: Array) -> Any:
     """A context in which torch's autocast does not round scores to a half type behind the op's back (semantics A7)."""
     if array_api_compat.is_torch_array(x):

@@ -12,10 +12,15 @@ import attnkit
 _SEEDS = 2**63 - 1
 
 
+def _takes_q_k_v(op: Callable[..., Any]) -> bool:
+    parameters = inspect.signature(op).parameters.values()
+    return [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY] == ["q", "k", "v"]
+
+
 def attention_op(op: str | Callable[..., Any]) -> Callable[..., Any]:
     """The attention op of a name, or the op itself; ValueError if attnkit has none of that name."""
     name = op if isinstance(op, str) else getattr(op, "__name__", repr(op))
-    known = [n.removesuffix("_weights") for n in attnkit.__all__ if n.endswith("_attention_weights")]
+    known = [n for n in attnkit.__all__ if n.endswith("_attention") and _takes_q_k_v(getattr(attnkit, n))]
     if name not in known:
         raise ValueError(f"MultiHeadAttention: op must be one of {', '.join(known)}; got {name!r}")
     found: Callable[..., Any] = getattr(attnkit, name)

@@ -112,7 +112,7 @@ def weights_of(op: Op) -> Op:
     return replace(
         op,
         name=f"{op.name}_weights",
-        arguments=op.arguments[:-1],
+        arguments=tuple(name for name in op.arguments if name not in ("v", "proj_v")),
         outputs=w_only,
         variants=tuple(v for n, v in enumerate(variants) if v not in variants[:n]),
         optional=tuple(name for name in op.optional if name != "dropout_mask"),

@@ -3,6 +3,26 @@
 It is the truth that fast implementations are judged against, and meant to be read beside the papers.
 """
 
+from attnkit_reference import landmarks
+from attnkit_reference.lowrank import (
+    soft_attention,
+    soft_attention_magnitudes,
+    soft_attention_vjp,
+    soft_attention_weights,
+)
+from attnkit_reference.lowrank_linformer import (
+    linformer_attention,
+    linformer_attention_magnitudes,
+    linformer_attention_vjp,
+    linformer_attention_weights,
+)
+from attnkit_reference.lowrank_newton import newton_inverse, newton_inverse_magnitudes, newton_inverse_vjp
+from attnkit_reference.lowrank_nystrom import (
+    nystrom_attention,
+    nystrom_attention_magnitudes,
+    nystrom_attention_vjp,
+    nystrom_attention_weights,
+)
 from attnkit_reference.pointwise import (
     ACTIVATIONS,
     pointwise_attention,
@@ -49,6 +69,18 @@ __all__ = [
     "attention_with_statistics",
     "attention_with_statistics_magnitudes",
     "attention_with_statistics_vjp",
+    "landmarks",
+    "linformer_attention",
+    "linformer_attention_magnitudes",
+    "linformer_attention_vjp",
+    "linformer_attention_weights",
+    "newton_inverse",
+    "newton_inverse_magnitudes",
+    "newton_inverse_vjp",
+    "nystrom_attention",
+    "nystrom_attention_magnitudes",
+    "nystrom_attention_vjp",
+    "nystrom_attention_weights",
     "pointwise_attention",
     "pointwise_attention_magnitudes",
     "pointwise_attention_vjp",
@@ -67,6 +99,10 @@ __all__ = [
     "sigmoid_attention_magnitudes",
     "sigmoid_attention_vjp",
     "sigmoid_attention_weights",
+    "soft_attention",
+    "soft_attention_magnitudes",
+    "soft_attention_vjp",
+    "soft_attention_weights",
     "softmax_attention",
     "softmax_attention_magnitudes",
     "softmax_attention_vjp",

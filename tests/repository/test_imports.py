@@ -39,7 +39,7 @@ RULES: dict[str, tuple[set[str], tuple[str, ...]]] = {
     ),
 }
 # The few functions that the array API lacks are taken from the library at hand, inside the function that needs them.
-SPECIAL = {"torch", "jax", "cupyx", "scipy"}
+SPECIAL = {"torch", "jax", "cupyx", "scipy", "numpy"}
 LIBRARIES = {"numpy", "torch", "jax", "cupy", "scipy"}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -85,7 +86,7 @@ class AttnkitAdapter:
 
 def dispatches(row: Op) -> bool:
     """Whether attnkit's function takes `impl`."""
-    return "impl" in inspect.signature(getattr(attnkit, row.name)).parameters
+    return "impl" in inspect.signature(attrgetter(row.name)(attnkit)).parameters
 
 
 def explain(row: Op, arrays: Arrays, params: Arrays) -> dict[str, str | None]:

@@ -1,0 +1,182 @@
+"""The Newton-Raphson iteration for a pseudo-inverse, and both of its gradients (Lu et al. 2021, Algorithm 2)."""
+
+import numbers
+from typing import Any, cast
+
+import numpy as np
+
+from attnkit_reference._check import Array, as_float, broadcast, number
+from attnkit_reference._common import reduce_to, refuse_others
+
+INVERSE_GRADS = ("implicit", "unrolled")
+
+
+def whole(op: str, name: str, x: Any, least: int) -> int:
+    """An integer that is at least `least`."""
+    if isinstance(x, bool) or not isinstance(x, numbers.Integral):
+        raise TypeError(f"{op}: {name}; expected an integer >= {least}, got {type(x).__name__} {x!r}")
+    if int(x) < least:
+        raise ValueError(f"{op}: {name}; expected an integer >= {least}, got {x!r}")
+    return int(x)
+
+
+def column_sums(a: Array) -> tuple[Array, Array]:
+    """‖A‖₁ (..., 1, 1), the maximum column sum of |A|, and a mask of the first column that has it."""
+    sums = np.abs(a).sum(axis=-2, keepdims=True)
+    norm = np.max(sums, axis=-1, keepdims=True, initial=0.0)
+    found = sums == norm
+    return norm, found & (np.cumsum(found, axis=-1) == 1)
+
+
+def newton_iterates(a: Array, steps: int, init_scale: Array) -> list[Array]:
+    """X_0 .. X_T with X_0 = init_scale 2/‖A‖₁² A and X_{k+1} = 2 X_k - X_k A X_k; all 0 where ‖A‖₁ = 0."""
+    norm, _ = column_sums(a)
+    start = np.where(norm > 0, init_scale * 2.0 / np.where(norm > 0, norm, 1.0) ** 2, 0.0)
+    iterates = [start * a]
+    for _ in range(steps):
+        x = iterates[-1]
+        iterates.append(2.0 * x - x @ a @ x)
+    return iterates
+
+
+def newton_pullback(
+    a: Array, iterates: list[Array], init_scale: Array, dx: Array, inverse_grad: str
+) -> tuple[Array, Array, Array]:
+    """dA for a cotangent of X_T, the absolute value of its summands, and that of init_scale (..., 1, 1).
+
+    implicit: dA = -X^T dX X^T as for an exact inverse, X the last iterate. unrolled: back through every step, where
+    X_k gives dA -= X_k^T G X_k^T and G <- 2 G - G (A X_k)^T - (X_k A)^T G, and through X_0 and the column sum.
+    """
+    da, size = np.zeros(a.shape), np.zeros(a.shape)
+    used = iterates[-1:] if inverse_grad == "implicit" else iterates[-2::-1]
+    g = dx
+    for x in used:
+        xt = np.swapaxes(x, -1, -2)
+        da, size = da - xt @ g @ xt, size + np.abs(xt) @ np.abs(g @ xt)
+        g = 2.0 * g - g @ np.swapaxes(a @ x, -1, -2) - np.swapaxes(x @ a, -1, -2) @ g
+    if inverse_grad == "implicit":
+        return da, size, np.zeros(init_scale.shape)
+    norm, first = column_sums(a)
+    safe = np.where(norm > 0, norm, 1.0)
+    factor = np.where(norm > 0, 2.0 / safe**2, 0.0)
+    inner = np.sum(g * a, axis=(-2, -1), keepdims=True)
+    through_start = init_scale * factor * g
+    through_norm = -2.0 * init_scale * factor / safe * inner * first * np.sign(a)
+    return da + through_start + through_norm, size + np.abs(through_start) + np.abs(through_norm), factor * inner
+
+
+def start_factor(op: str, init_scale: Any, leading: tuple[int, ...]) -> Array:
+    """init_scale as (..., 1, 1)."""
+    if not isinstance(init_scale, np.ndarray):
+        return np.full((*leading, 1, 1), number(op, "init_scale", init_scale, positive=True))
+    values = broadcast(op, "init_scale", as_float(op, "init_scale", init_scale), leading)
+    if not np.all((values > 0) & np.isfinite(values)):
+        raise ValueError(f"{op}: init_scale; expected values > 0 and finite, got {init_scale!r}")
+    return values[..., None, None]
+
+
+def check_inverse_grad(op: str, inverse_grad: Any) -> None:
+    if inverse_grad not in INVERSE_GRADS:
+        raise ValueError(f"{op}: inverse_grad; expected 'implicit' or 'unrolled', got {inverse_grad!r}")
+
+
+def spectral_norm(x: Array) -> Array:
+    """The largest singular value (...,) of each matrix; 0 of an empty one."""
+    if 0 in x.shape:
+        return np.zeros(x.shape[:-2])
+    return cast(Array, np.linalg.norm(x, ord=2, axis=(-2, -1)))
+
+
+def _newton(
+    op: str, a: Array, newton_steps: int, init_scale: Any, inverse_grad: str
+) -> tuple[Array, list[Array], Array]:
+    wide = as_float(op, "a", a)
+    if a.ndim < 2 or a.shape[-1] != a.shape[-2]:
+        raise ValueError(f"{op}: a; expected square matrices (..., m, m), got {a.shape}")
+    check_inverse_grad(op, inverse_grad)
+    factor = start_factor(op, init_scale, a.shape[:-2])
+    return wide, newton_iterates(wide, whole(op, "newton_steps", newton_steps, 0), factor), factor
+
+
+def _residuals(a: Array, iterates: list[Array]) -> Array:
+    size = spectral_norm(a)
+    found = [spectral_norm(a @ x @ a - a) / np.where(size > 0, size, 1.0) for x in iterates]
+    return np.stack(found, axis=-1)
+
+
+@refuse_others
+def newton_inverse(
+    a: Array,
+    *,
+    newton_steps: int = 20,
+    init_scale: float | Array = 0.9,
+    inverse_grad: str = "implicit",
+    return_residuals: bool = False,
+) -> Array | tuple[Array, Array]:
+    """X_T of X_{k+1} = 2 X_k - X_k A X_k, X_0 = init_scale 2/‖A‖₁² A, which tends to the pseudo-inverse of A.
+
+    a (..., m, m), symmetric and positive semi-definite for convergence -> x (..., m, m), or (x, residuals) with
+    residuals (..., T + 1) = ‖A X_k A - A‖₂/‖A‖₂, k = 0 .. T (spectral norms; 0 for A = 0), if `return_residuals`.
+    ‖A‖₁ is the maximum column sum; A = 0 gives 0. A ridge, if wanted, is part of a.
+
+    newton_steps T is part of the meaning, not a precision: directions whose eigenvalue is small are not inverted yet.
+    init_scale, a number or an array (...) > 0: 0.9 keeps X_0 off the boundary of convergence, on which 1 (Algorithm 2
+    as printed) lies when all row sums are equal: A = I and A = all ones then collapse to 0. inverse_grad: see
+    `soft_attention`. Source: Lu et al. 2021 eq 10, Algorithm 2, Figure 4.
+    """
+    wide, iterates, _ = _newton("newton_inverse", a, newton_steps, init_scale, inverse_grad)
+    return (iterates[-1], _residuals(wide, iterates)) if return_residuals else iterates[-1]
+
+
+@refuse_others
+def newton_inverse_vjp(
+    a: Array,
+    dx: Array,
+    *,
+    newton_steps: int = 20,
+    init_scale: float | Array = 0.9,
+    inverse_grad: str = "implicit",
+) -> dict[str, Array]:
+    """Gradients {"a"} of `newton_inverse` and "init_scale" if it is an array; the residuals have none.
+
+    "implicit": da = -X^T dx X^T with X the last iterate and no gradient of init_scale; "unrolled": the exact
+    derivative of the T steps, of X_0 and of ‖A‖₁, whose maximum passes its gradient to the first column.
+    """
+    return _newton_gradients("newton_inverse_vjp", a, dx, newton_steps, init_scale, inverse_grad)[0]
+
+
+@refuse_others
+def newton_inverse_magnitudes(
+    a: Array,
+    dx: Array,
+    *,
+    newton_steps: int = 20,
+    init_scale: float | Array = 0.9,
+    inverse_grad: str = "implicit",
+) -> dict[str, Array]:
+    """What rounding errors are measured against: "x" and "residuals" with |A| and |X_k| in their last products, and
+    the gradients with the absolute values of their summands.
+    """
+    op = "newton_inverse_magnitudes"
+    gradients, sizes = _newton_gradients(op, a, dx, newton_steps, init_scale, inverse_grad)
+    wide, iterates, _ = _newton(op, a, newton_steps, init_scale, inverse_grad)
+    size, norm = np.abs(wide), spectral_norm(wide)[..., None]
+    products = np.stack([spectral_norm(size @ np.abs(x @ wide) + size) for x in iterates], axis=-1)
+    before = np.abs(iterates[max(len(iterates) - 2, 0)])
+    last = 2.0 * before + before @ np.abs(wide @ iterates[max(len(iterates) - 2, 0)])
+    absolute = {name: np.abs(gradient) for name, gradient in gradients.items()}
+    return {"x": last, "residuals": products / np.where(norm > 0, norm, 1.0), **absolute, "a": sizes}
+
+
+def _newton_gradients(
+    op: str, a: Array, dx: Array, newton_steps: int, init_scale: Any, inverse_grad: str
+) -> tuple[dict[str, Array], Array]:
+    wide, iterates, factor = _newton(op, a, newton_steps, init_scale, inverse_grad)
+    dx = as_float(op, "dx", dx)
+    if dx.shape != a.shape:
+        raise ValueError(f"{op}: dx has another shape than the output; expected {a.shape}, got {dx.shape}")
+    da, size, dfactor = newton_pullback(wide, iterates, factor, dx, inverse_grad)
+    gradients = {"a": da}
+    if isinstance(init_scale, np.ndarray):
+        gradients["init_scale"] = reduce_to(dfactor[..., 0, 0], init_scale.shape)
+    return gradients, size

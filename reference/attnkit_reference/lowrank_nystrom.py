@@ -1,0 +1,277 @@
+"""Nyströmformer attention: three softmaxes through the means of segments, and a cubic iteration for an inverse.
+
+Letters: n tokens, m landmarks, d and e features, T inverse steps. What Linformer shares with it is here too.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import numpy as np
+
+from attnkit_reference._check import Array, as_float
+from attnkit_reference._common import Rows, Scores, reduce_to, refuse_others, scores
+from attnkit_reference.lowrank import refuse_pair_mask
+from attnkit_reference.lowrank_newton import column_sums, whole
+from attnkit_reference.softmax import softmax_rows
+
+INITS = ("exact", "batch_max")
+Function = TypeVar("Function", bound=Callable[..., Any])
+Gradients = dict[str, Array]
+
+
+def masked_softmax(s: Array, seen: Array) -> Array:
+    """exp(s)/Σ exp(s) over what is seen; 0 elsewhere and in rows that see nothing."""
+    top = np.max(s, axis=-1, keepdims=True, initial=-np.inf, where=seen)
+    e = np.exp(np.where(seen, s - np.where(np.isfinite(top), top, 0.0), -np.inf))
+    total = e.sum(axis=-1, keepdims=True)
+    return e / np.where(total > 0, total, 1.0)
+
+
+def softmax_pull(w: Array, dw: Array, size: Array | None = None) -> Array:
+    """ds = w (dw - Σ w dw); with the absolute value `size` of dw the same sum of absolute values."""
+    if size is not None:
+        return w * (size + np.abs(np.sum(w * dw, axis=-1, keepdims=True)))
+    return w * (dw - np.sum(w * dw, axis=-1, keepdims=True))
+
+
+def turn(x: Array) -> Array:
+    return np.swapaxes(x, -1, -2)
+
+
+def like_output(op: str, do: Array, shape: tuple[int, ...], live: Array) -> Array:
+    do = as_float(op, "do", do)
+    if do.shape != shape:
+        raise ValueError(f"{op}: do has another shape than the output; expected {shape}, got {do.shape}")
+    return np.where(live[..., None], do, 0.0)
+
+
+def keywords_from(rows: Callable[..., Any], *leave_out: str) -> Callable[[Function], Function]:
+    """Give a public function the keyword arguments of `rows`."""
+    parameters = [p for p in inspect.signature(rows).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    return lambda function: refuse_others(function, [p for p in parameters if p.name not in leave_out])
+
+
+@dataclass(frozen=True)
+class Nystrom:
+    """One call: o = K1 Z (K3 v), or exact softmax for items with at most m valid tokens."""
+
+    sc: Scores
+    q: Array  # (..., n, d), 0 at invalid tokens
+    k: Array
+    v: Array | None
+    valid: Array  # (..., n) bool
+    exact: Array  # (..., 1, 1) bool: this item is served by exact softmax
+    average: Array  # (..., m, n): rows are the means over segments
+    k1: Array  # (..., n, m)
+    k2: Array  # (..., m, m)
+    k3: Array  # (..., m, n)
+    first: Array  # (..., m, m): derivative of the norm by the entries of k2, coupled over items for batch_max
+    norm: Array  # (..., 1, 1)
+    inverses: list[Array]  # Z_0 .. Z_T
+    options: dict[str, Any]  # for the exact softmax
+    arrays: dict[str, Array]
+
+
+def segment_means(valid: Array, num_landmarks: int) -> Array:
+    """(..., m, n): row i averages the i-th segment of the valid tokens, which m - (n mod m) segments of floor(n/m)
+    tokens, then n mod m of one more, partition in order. Fewer than m tokens give segments of one token.
+    """
+    average = np.zeros((*valid.shape[:-1], num_landmarks, valid.shape[-1]))
+    for item in np.ndindex(valid.shape[:-1]):
+        tokens = np.flatnonzero(valid[item])
+        m = min(num_landmarks, len(tokens))
+        short, longer = divmod(len(tokens), max(m, 1))
+        start = 0
+        for i in range(m):
+            stop = start + short + (i >= m - longer)
+            average[(*item, i, tokens[start:stop])] = 1.0 / (stop - start)
+            start = stop
+    return average
+
+
+def cubic_inverses(k2: Array, norm: Array, steps: int) -> list[Array]:
+    """Z_0 .. Z_T: Z_0 = K^T/norm, Z <- Z (13 I - KZ (15 I - KZ (7 I - KZ)))/4."""
+    eye = np.eye(k2.shape[-1])
+    inverses = [turn(k2) / np.where(norm > 0, norm, 1.0)]
+    for _ in range(steps):
+        z = inverses[-1]
+        kz = k2 @ z
+        inverses.append(0.25 * z @ (13.0 * eye - kz @ (15.0 * eye - kz @ (7.0 * eye - kz))))
+    return inverses
+
+
+def cubic_pullback(a: Nystrom, dz: Array) -> tuple[Array, Array]:
+    """dK for a cotangent of Z_T and the absolute value of its summands, back through every step and Z_0."""
+    k2, eye = a.k2, np.eye(a.k2.shape[-1])
+    dk, size = np.zeros(k2.shape), np.zeros(k2.shape)
+    for z in a.inverses[-2::-1]:
+        kz = k2 @ z
+        inner = 7.0 * eye - kz
+        middle = 15.0 * eye - kz @ inner
+        outer = 13.0 * eye - kz @ middle
+        d_outer = 0.25 * turn(z) @ dz
+        d_middle = -turn(kz) @ d_outer
+        d_inner = -turn(kz) @ d_middle
+        d_kz = -d_outer @ turn(middle) - d_middle @ turn(inner) - d_inner
+        dk, size = dk + d_kz @ turn(z), size + np.abs(d_kz) @ np.abs(turn(z))
+        dz = 0.25 * dz @ turn(outer) + turn(k2) @ d_kz
+    safe = np.where(a.norm > 0, a.norm, 1.0)
+    through_norm = -np.sum(dz * turn(k2), axis=(-2, -1), keepdims=True) / safe**2
+    if a.options["init"] == "batch_max":
+        through_norm = np.sum(np.where(a.exact, 0.0, through_norm))
+    return dk + turn(dz) / safe + through_norm * a.first, size + np.abs(turn(dz)) / safe
+
+
+def _norm(k2: Array, exact: Array, init: str) -> tuple[Array, Array]:
+    """‖K‖₁ (..., 1, 1) and its derivative by the entries of K: 1 in the first column with the maximal sum.
+
+    batch_max: the maximum over every item that is not served by exact softmax, and its first column overall.
+    """
+    if init == "exact" or k2.size == 0:
+        norm, first = column_sums(k2)
+        return norm, np.broadcast_to(first, k2.shape).astype(np.float64)
+    sums = np.where(exact, 0.0, k2.sum(axis=-2, keepdims=True))
+    first = np.zeros(sums.shape)
+    first.reshape(-1)[int(np.argmax(sums))] = 1.0
+    return np.full(exact.shape, sums.max()), np.broadcast_to(first, k2.shape)
+
+
+def _nystrom(
+    op: str,
+    q: Array,
+    k: Array,
+    v: Array | None = None,
+    *,
+    num_landmarks: int,
+    inverse_steps: int = 6,
+    init: str = "exact",
+    mask: Array | None = None,
+    key_lengths: int | Array | None = None,
+    query_mask: Array | None = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Nystrom:
+    m, steps = whole(op, "num_landmarks", num_landmarks, 1), whole(op, "inverse_steps", inverse_steps, 0)
+    if init not in INITS:
+        raise ValueError(f"{op}: init; expected 'exact' or 'batch_max', got {init!r}")
+    refuse_pair_mask(op, mask)
+    options: dict[str, Any] = {"mask": mask, "key_lengths": key_lengths, "query_mask": query_mask, "scale": scale}
+    sc = scores(op, q, k, v, enable_gqa=enable_gqa, **options)
+    if q.shape[-2] != k.shape[-2]:
+        raise ValueError(f"{op}: k must have the tokens of q; expected (..., {q.shape[-2]}, d), got {k.shape}")
+    valid = np.diagonal(sc.visible, axis1=-2, axis2=-1)
+    exact = valid.sum(axis=-1)[..., None, None] <= m
+    q, k = (np.where(valid[..., None], x, 0.0) for x in (sc.q, sc.k))
+    average = segment_means(valid, m)
+    slots = cast(Array, average.any(axis=-1))
+    q_means, k_means = average @ q, average @ k
+    k1 = masked_softmax(sc.scale * q @ turn(k_means), valid[..., :, None] & slots[..., None, :])
+    k2 = masked_softmax(sc.scale * q_means @ turn(k_means), slots[..., :, None] & slots[..., None, :])
+    k3 = masked_softmax(sc.scale * q_means @ turn(k), slots[..., :, None] & valid[..., None, :])
+    norm, first = _norm(k2, exact, init)
+    inverses = cubic_inverses(k2, norm, steps)
+    options = {"visible": valid[..., :, None] & valid[..., None, :], "init": init}
+    values = None if sc.v is None else np.where(valid[..., None], sc.v, 0.0)
+    arrays = {"q": q, "k": k} if values is None else {"q": q, "k": k, "v": values}
+    return Nystrom(
+        sc, q, k, values, valid, exact, average, k1, k2, k3, first, norm, inverses, options, arrays
+    )  # fmt: skip
+
+
+def _exact_rows(a: Nystrom) -> Rows:
+    op, arrays = a.sc.op, [np.broadcast_to(x, (*a.valid.shape[:-1], *x.shape[-2:])) for x in a.arrays.values()]
+    return softmax_rows(op, *arrays, mask=a.options["visible"], scale=a.sc.scale)
+
+
+def _nystrom_weights(a: Nystrom) -> Array:
+    return np.where(a.exact, _exact_rows(a).w, a.k1 @ a.inverses[-1] @ a.k3)
+
+
+def _nystrom_output(a: Nystrom, absolute: bool = False) -> Array:
+    """K1 (Z (K3 v)), or w v for items served by exact softmax; or with the last product of absolute values."""
+    v, w = cast(Array, a.v), _exact_rows(a).w
+    size = np.abs if absolute else np.asarray
+    return np.where(a.exact, w @ size(v), a.k1 @ size(a.inverses[-1] @ (a.k3 @ v)))
+
+
+def _nystrom_pull(a: Nystrom, do: Array, absolute: bool = False) -> Gradients:
+    v = cast(Array, a.v)
+    do = like_output(a.sc.op, do, (*a.valid.shape, v.shape[-1]), a.valid)
+    exact = _exact_pull(a, np.where(a.exact, do, 0.0), absolute)
+    through = _landmark_pull(a, np.where(a.exact, 0.0, do), absolute)
+    groups = {"k": a.sc.groups, "v": a.sc.groups}
+    return {
+        name: reduce_to(exact[name] + through[name], shape, groups.get(name, 1)) for name, shape in a.sc.shapes.items()
+    }
+
+
+def _exact_pull(a: Nystrom, do: Array, absolute: bool) -> Gradients:
+    w, v = _exact_rows(a).w, cast(Array, a.v)
+    size = np.abs if absolute else np.asarray
+    dw = do @ turn(v)
+    ds = softmax_pull(w, dw, np.abs(dw) if absolute else None)
+    scale = size(a.sc.scale)
+    return {"q": scale * ds @ size(a.k), "k": scale * turn(ds) @ size(a.q), "v": turn(w) @ size(do)}
+
+
+def _landmark_pull(a: Nystrom, do: Array, absolute: bool) -> Gradients:
+    """o = K1 Y, Y = Z U, U = K3 v; then back through three softmaxes and the means of segments."""
+    v, z, size = cast(Array, a.v), a.inverses[-1], np.abs if absolute else np.asarray
+    u = a.k3 @ v
+    y, dy = z @ u, turn(a.k1) @ do
+    du = turn(z) @ dy
+    dk1, dk3 = do @ turn(y), du @ turn(v)
+    dk2, dk2_size = cubic_pullback(a, dy @ turn(u))
+    ds1, ds2, ds3 = (
+        softmax_pull(w, dw, summands if absolute else None)
+        for w, dw, summands in ((a.k1, dk1, np.abs(dk1)), (a.k2, dk2, dk2_size), (a.k3, dk3, np.abs(dk3)))
+    )
+    scale, back = size(a.sc.scale), turn(a.average)
+    q_means, k_means = size(a.average @ a.q), size(a.average @ a.k)
+    dq = ds1 @ k_means + back @ (ds2 @ k_means + ds3 @ size(a.k))
+    dk = turn(ds3) @ q_means + back @ (turn(ds1) @ size(a.q) + turn(ds2) @ q_means)
+    return {"q": scale * dq, "k": scale * dk, "v": turn(a.k3) @ size(du)}
+
+
+@keywords_from(_nystrom)
+def nystrom_attention(q: Array, k: Array, v: Array, **params: Any) -> Array:
+    """o = K1 Z K3 v with K1 = softmax(s(q, k̃)), K2 = softmax(s(q̃, k̃)), K3 = softmax(s(q̃, k)), Z the inverse of K2.
+
+    q (..., n, d), k (..., n, d), v (..., n, e) -> o (..., n, e); s(x, y) = scale x y^T, 1/√d by default. The landmarks
+    q̃, k̃ are means over `num_landmarks` segments of the valid tokens of each item, in order: m - (n mod m) segments of
+    floor(n/m) tokens, then n mod m of one more. An item with at most m valid tokens gets exact softmax attention.
+
+    Z_0 = K2^T/‖K2‖₁ and `inverse_steps` times Z <- Z (13 I - K2 Z (15 I - K2 Z (7 I - K2 Z)))/4, which 6 steps do not
+    carry to convergence: the steps are part of the meaning. init="batch_max" divides by the largest ‖K2‖₁ of all
+    leading axes instead (the default of the authors' code; it makes an item depend on its batch-mates).
+
+    A token is valid if mask, a key mask (..., 1, n) or (n,), key_lengths and query_mask (..., n) allow it; an invalid
+    one is neither key nor query nor part of a mean: its output is 0. ValueError for shapes, values and unknown
+    arguments, TypeError for dtypes. Source: Xiong et al. 2021, Algorithm 1; iteration: Razavi et al. 2014.
+    """
+    return _nystrom_output(_nystrom("nystrom_attention", q, k, v, **params))
+
+
+@keywords_from(_nystrom)
+def nystrom_attention_weights(q: Array, k: Array, **params: Any) -> Array:
+    """K1 Z K3 (..., n, n), the matrix that `nystrom_attention` multiplies v by; entries may be negative."""
+    return _nystrom_weights(_nystrom("nystrom_attention_weights", q, k, **params))
+
+
+@keywords_from(_nystrom)
+def nystrom_attention_vjp(q: Array, k: Array, v: Array, do: Array, **params: Any) -> Gradients:
+    """Gradients {"q", "k", "v"} of `nystrom_attention`: exact, through every step, Z_0 and its norm, whose maximum
+    passes its gradient to the first column (of the whole batch for init="batch_max").
+    """
+    return _nystrom_pull(_nystrom("nystrom_attention_vjp", q, k, v, **params), do)
+
+
+@keywords_from(_nystrom)
+def nystrom_attention_magnitudes(q: Array, k: Array, v: Array, do: Array, **params: Any) -> Gradients:
+    """What rounding errors are measured against: "o" and the gradients with the summands of their last contraction in
+    absolute value.
+    """
+    a = _nystrom("nystrom_attention_magnitudes", q, k, v, **params)
+    return {"o": _nystrom_output(a, absolute=True), **_nystrom_pull(a, do, absolute=True)}

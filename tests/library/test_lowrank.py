@@ -1,0 +1,258 @@
+"""Low-rank ops where conformance does not look: errors, transformations, precision of the inverse, and memory."""
+
+import tracemalloc
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import attnkit
+from attnkit import landmarks
+from attnkit.lowrank import gaussian
+
+from .arrays import normal, qkv, to_numpy
+
+Q, K, V = qkv(6, 6)
+MARKS = Q[..., :3, :]
+E, F = normal((4, 6), (3, 4, 8), seed=3)
+CALLS = {
+    "soft_attention": ((Q, V, MARKS), {}),
+    "nystrom_attention": ((Q, K, V), {"num_landmarks": 3}),
+    "linformer_attention": ((Q, K, V, E, F), {}),
+    "newton_inverse": ((np.eye(3) + 0.1,), {}),
+}
+
+ERRORS = [
+    ("soft_attention", {}, {"mask": np.ones((6, 6), bool)}, ValueError, r"mask has shape \(6, 6\).*a key mask"),
+    ("soft_attention", {}, {"causal": True}, ValueError, "unexpected argument 'causal'"),
+    ("soft_attention", {}, {"scale": 0.1}, ValueError, "unexpected argument 'scale'"),
+    ("soft_attention", {}, {"newton_steps": -1}, ValueError, "newton_steps must be at least 0; got -1"),
+    ("soft_attention", {}, {"newton_steps": 1.5}, TypeError, "newton_steps must be an integer; got 1.5"),
+    ("soft_attention", {}, {"init_scale": 0.0}, ValueError, "init_scale must be greater than 0"),
+    ("soft_attention", {}, {"init_scale": np.ones(2)}, ValueError, r"init_scale has shape \(2,\)"),
+    ("soft_attention", {}, {"init_scale": np.ones(3, int)}, TypeError, "init_scale has dtype int64"),
+    ("soft_attention", {}, {"ridge": -1.0}, ValueError, "ridge must not be negative; got -1.0"),
+    ("soft_attention", {}, {"inverse_grad": "exact"}, ValueError, "inverse_grad must be one of 'implicit', 'unrolled'"),
+    ("soft_attention", {}, {"landmark_mask": np.ones(6, bool)}, ValueError, r"landmark_mask has shape \(6,\)"),
+    ("soft_attention", {}, {"landmark_mask": np.ones(3)}, TypeError, "landmark_mask has dtype float64"),
+    ("soft_attention", {2: MARKS[..., :4]}, {}, ValueError, "landmarks has shape .* as q has 8 features"),
+    ("soft_attention", {2: MARKS[:1, :2]}, {}, ValueError, "the leading axes of q, v and landmarks do not broadcast"),
+    ("soft_attention", {2: MARKS.astype("float32")}, {}, TypeError, "q and landmarks must share one dtype"),
+    ("soft_attention", {1: V[..., :5, :]}, {}, ValueError, "v has shape .* as q has 6 tokens"),
+    ("nystrom_attention", {}, {"mask": np.ones((6, 6), bool)}, ValueError, "a key mask"),
+    ("nystrom_attention", {}, {"num_landmarks": 0}, ValueError, "num_landmarks must be at least 1; got 0"),
+    ("nystrom_attention", {}, {"num_landmarks": 2.0}, TypeError, "num_landmarks must be an integer; got 2.0"),
+    ("nystrom_attention", {}, {"init": "original"}, ValueError, "init must be one of 'exact', 'batch_max'"),
+    ("nystrom_attention", {}, {"inverse_steps": -1}, ValueError, "inverse_steps must be at least 0"),
+    ("nystrom_attention", {}, {"bias": np.ones((6, 6))}, ValueError, "unexpected argument 'bias'"),
+    ("nystrom_attention", {0: Q[..., :5, :]}, {}, ValueError, "queries and keys are the same tokens"),
+    ("linformer_attention", {}, {"mask": np.ones((6, 6), bool)}, ValueError, "a key mask"),
+    ("linformer_attention", {}, {"dropout": (0.1, 1)}, ValueError, "unexpected argument 'dropout'"),
+    ("linformer_attention", {}, {"dropout_mask": np.ones((6, 6))}, ValueError, r"dropout_mask has shape \(6, 6\)"),
+    ("linformer_attention", {3: E[:, :5]}, {}, ValueError, r"proj_k has shape \(4, 5\).*S_max at least 6"),
+    ("linformer_attention", {3: E[:3]}, {}, ValueError, "proj_v has shape .* as proj_k has 3 slots"),
+    ("linformer_attention", {4: F[:2]}, {}, ValueError, r"proj_v has shape .*leading axes that broadcast to \(2, 3\)"),
+    ("newton_inverse", {0: np.ones((3, 2))}, {}, ValueError, r"a has shape \(3, 2\); expected square matrices"),
+    ("newton_inverse", {}, {"return_residuals": 1}, TypeError, "return_residuals must be True or False"),
+]
+
+
+@pytest.mark.parametrize("index", range(len(ERRORS)))
+def test_errors(index):
+    op, changed, options, error, text = ERRORS[index]
+    arrays, own = CALLS[op]
+    with pytest.raises(error, match=f"^{op}: .*{text}"):
+        getattr(attnkit, op)(*(changed.get(n, x) for n, x in enumerate(arrays)), **{**own, **options})
+
+
+def test_the_number_of_landmarks_must_be_given():
+    with pytest.raises(TypeError, match=r"^nystrom_attention: missing argument 'num_landmarks'"):
+        attnkit.nystrom_attention(Q, K, V)
+
+
+PICTURE = normal((2, 15, 3))[0]
+SAMPLER_ERRORS = [
+    (landmarks.average_pool, (PICTURE, 4, 5, 2), ValueError, "average_pool: height·width must be the 15 tokens of q"),
+    (landmarks.average_pool, (PICTURE, 3, 5, 4), ValueError, "average_pool: r must not exceed height 3 and width 5"),
+    (landmarks.average_pool, (PICTURE, 3, 5, 0), ValueError, "average_pool: r must be at least 1; got 0"),
+    (landmarks.average_pool, (PICTURE.astype(int), 3, 5, 2), TypeError, "average_pool: q has dtype int64"),
+    (landmarks.convolution, (PICTURE, np.ones((2, 2, 2, 2)), 3, 5, 2), ValueError, "convolution: kernel has shape"),
+    (landmarks.random, (PICTURE, np.ones(3)), TypeError, "random: indices has dtype float64"),
+    (landmarks.random, (PICTURE, np.ones((3, 2), int)), ValueError, r"random: indices has shape \(3, 2\)"),
+    (landmarks.biased, (PICTURE, 16), ValueError, "biased: m must not exceed the 15 tokens of q; got 16"),
+    (landmarks.random_indices, (3, 4, 0), ValueError, "random_indices: m must not exceed n = 3; got 4"),
+]
+
+
+@pytest.mark.parametrize("index", range(len(SAMPLER_ERRORS)))
+def test_errors_of_samplers(index):
+    sampler, arguments, error, text = SAMPLER_ERRORS[index]
+    with pytest.raises(error, match=f"^{text}"):
+        sampler(*arguments)
+
+
+def test_a_mask_of_a_sampler_is_boolean():
+    with pytest.raises(TypeError, match=r"^average_pool: query_mask has dtype float64"):
+        landmarks.average_pool(PICTURE, 3, 5, 2, query_mask=np.ones(15))
+
+
+# --------------------------------------------------------------------------------------------- transformations
+
+TOKENS = np.arange(6) != 4
+OPTIONS = {
+    "soft_attention": {"query_mask": TOKENS},
+    "soft_attention-unrolled": {"inverse_grad": "unrolled", "newton_steps": 4, "query_mask": TOKENS},
+    "nystrom_attention": {"num_landmarks": 3, "query_mask": TOKENS},
+    "nystrom_attention-batch": {"num_landmarks": 3, "init": "batch_max"},
+    "linformer_attention": {"query_mask": TOKENS},
+}
+
+
+def close(a, b):
+    """Both in float32: equal to a few roundings of the largest value."""
+    a, b = to_numpy(a), to_numpy(b)
+    assert np.max(np.abs(a - b)) <= 64 * np.finfo(np.float32).eps * np.max(np.abs(b))
+
+
+def call_of(name, convert):
+    op = name.partition("-")[0]
+    arrays = [convert(x.astype("float32")) for x in CALLS[op][0]]
+    options = {n: convert(x) if isinstance(x, np.ndarray) else x for n, x in OPTIONS[name].items()}
+    return lambda *given: getattr(attnkit, op)(*given, **options), arrays
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_torch_compile_in_one_graph(name):
+    function, arrays = call_of(name, torch.tensor)
+    eager, fused = ([x.clone().requires_grad_() for x in arrays] for _ in range(2))
+    expected = function(*eager)
+    expected.sum().backward()
+    found = torch.compile(function, fullgraph=True, backend="aot_eager")(*fused)
+    found.sum().backward()
+    close(found, expected)
+    for a, b in zip(fused, eager, strict=True):
+        close(a.grad, b.grad)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_jit_and_automatic_gradients_are_the_explicit_ones(name):
+    function, arrays = call_of(name, jnp.asarray)
+    expected = function(*arrays)
+    close(jax.jit(function)(*arrays), expected)
+    op, options = name.partition("-")[0], OPTIONS[name]
+    plain = [to_numpy(x) for x in arrays]
+    explicit = getattr(attnkit, f"{op}_vjp")(*plain, np.ones(expected.shape, "float32"), **options)
+    gradient = jax.jit(jax.grad(lambda *given: function(*given).sum(), argnums=tuple(range(len(arrays)))))
+    for a, b in zip(gradient(*arrays), explicit.values(), strict=True):
+        close(a, b)
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIONS if name != "nystrom_attention-batch"])
+def test_vmap_is_a_loop(name):
+    for convert, vmap in ((jnp.asarray, jax.vmap), (torch.tensor, torch.func.vmap)):
+        function, arrays = call_of(name, convert)
+        if name == "linformer_attention":
+            shared = arrays[3:]
+            close(vmap(lambda *x, f=function, s=shared: f(*x, *s))(*arrays[:3]), function(*arrays))
+        else:
+            close(vmap(function)(*arrays), function(*arrays))
+
+
+def test_samplers_under_transformations():
+    q = normal((2, 15, 3), dtype="float32")[0]
+    fixed = {
+        "kernel": normal((4, 3, 2, 2), dtype="float32")[0],
+        "mask": np.arange(15) % 4 > 0,
+        "at": np.array([3, 0, 14]),
+    }
+    samplers = (
+        lambda q, x: landmarks.average_pool(q, 3, 5, 2, query_mask=x["mask"])[0],
+        lambda q, x: landmarks.convolution(q, x["kernel"], 3, 5, 2),
+        lambda q, x: landmarks.random(q, x["at"]),
+        lambda q, x: landmarks.biased(q, 4),
+    )
+    in_jax = {name: jnp.asarray(x) for name, x in fixed.items()}
+    in_torch = {name: torch.from_numpy(x) for name, x in fixed.items()}
+    for sampler in samplers:
+        expected = sampler(q, fixed)
+        close(jax.jit(lambda x, s=sampler: s(x, in_jax))(q), expected)
+        close(jax.vmap(lambda x, s=sampler: s(x, in_jax))(jnp.asarray(q)), expected)
+        compiled = torch.compile(lambda x, s=sampler: s(x, in_torch), fullgraph=True, backend="aot_eager")
+        close(compiled(torch.from_numpy(q)), expected)
+
+
+def test_no_iteration_depends_on_the_data():
+    """The same program for every input: nothing stops early."""
+    one = jax.make_jaxpr(lambda a: attnkit.newton_inverse(a))(jnp.eye(4))
+    two = jax.make_jaxpr(lambda a: attnkit.newton_inverse(a))(jnp.zeros((4, 4)))
+    assert str(one) == str(two)
+    assert "while" not in str(one)
+
+
+# ------------------------------------------------------------------------------------------ precision, memory
+
+
+@pytest.mark.parametrize("std", [1.0, 0.2])
+def test_converged_output_is_that_of_the_pseudo_inverse(std):
+    """Held against numpy.linalg.pinv, 49 landmarks of 32 features as in the paper's models, in float32."""
+    q, v, marks = normal((2, 196, 32), (2, 196, 32), (2, 49, 32), seed=1)
+    q, marks = std * q, std * marks
+
+    def kernel(x, y):
+        return np.exp(-np.sum((x[:, :, None] - y[:, None]) ** 2, axis=-1) / (2 * np.sqrt(32)))
+
+    a, p = kernel(marks, marks), kernel(marks, q)
+    expected = p.transpose(0, 2, 1) @ np.linalg.pinv(a) @ p @ v
+    found = attnkit.soft_attention(*(x.astype("float32") for x in (q, v, marks)), newton_steps=30)
+    size = np.max(np.abs(expected))
+    assert np.max(np.abs(found - expected)) <= np.finfo("float32").eps * np.max(np.linalg.cond(a)) * 16 * size
+
+
+def test_a_common_offset_does_not_hurt():
+    q, v, marks = normal((1, 30, 8), (1, 30, 4), (1, 5, 8), dtype="float32")
+    q, marks = np.round(q * 64) / 64, np.round(marks * 64) / 64  # exact after the shift, too
+    for mask in (None, np.array([True, False, True, True, False])):
+        shifted = attnkit.soft_attention(q + np.float32(100), v, marks + np.float32(100), landmark_mask=mask)
+        close(shifted, attnkit.soft_attention(q, v, marks, landmark_mask=mask))
+
+
+def test_no_kernel_exceeds_1():
+    """Expanded squares of far and nearly equal vectors round below 0, where they are clamped."""
+    x = 300 * normal((40, 8), dtype="float32")[0]
+    x[1::2] = x[::2] * (1 + np.finfo(np.float32).eps)
+    squares = np.sum(x * x, -1)[:, None] + np.sum(x * x, -1) - 2 * x @ x.T
+    assert squares.min() < 0
+    assert gaussian(np, x, x, 0.5).max() == 1
+
+
+def test_residuals_of_float32_reach_rounding():
+    x = normal((4, 49, 32), seed=2)[0]
+    a = np.exp(-np.sum((x[:, :, None] - x[:, None]) ** 2, axis=-1) / (2 * np.sqrt(32)))
+    residuals = attnkit.newton_inverse(a.astype("float32"), return_residuals=True)[1]
+    assert residuals.shape == (4, 21)
+    assert np.max(residuals[:, -1]) <= 64 * np.finfo("float32").eps
+    assert np.min(residuals[:, 0]) > 0.1
+
+
+@pytest.mark.parametrize("op", ["soft_attention", "nystrom_attention", "linformer_attention"])
+def test_memory_is_linear_in_the_number_of_tokens(op):
+    """No (n, n) array, masks included: 16384 tokens would need a gigabyte of float32 for one."""
+    n, m = 16384, 8
+    q, v, marks, proj = normal((n, 8), (n, 8), (m, 8), (m, n), dtype="float32")
+    mask = np.arange(n) % 5 > 0
+    arrays = {
+        "soft_attention": (q, v, marks),
+        "nystrom_attention": (q, q, v),
+        "linformer_attention": (q, q, v, proj, proj),
+    }
+    own = {"num_landmarks": m} if op == "nystrom_attention" else {}
+    tracemalloc.start()
+    try:
+        getattr(attnkit, op)(*arrays[op], mask=mask, **own)
+        getattr(attnkit, f"{op}_vjp")(*arrays[op], v, mask=mask, **own)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 40 * n * m * 4

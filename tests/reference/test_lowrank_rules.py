@@ -1,0 +1,270 @@
+"""Rules that every low-rank op obeys: padding, magnitudes, and what a person reads who calls one wrongly."""
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+import attnkit_reference as reference
+from attnkit_reference import landmarks as samplers
+
+UNITS = 64 * np.finfo(np.float64).eps
+B, H, N, M = 2, 4, 7, 3
+LENGTHS = np.array([[5], [0]])
+TOKENS = np.array([[[1, 1, 0, 1, 0, 1, 1]], [[0, 1, 1, 1, 1, 1, 0]]], dtype=bool)
+OPS: dict[str, dict[str, Any]] = {
+    "soft_attention": {},
+    "soft_attention-unrolled": {"inverse_grad": "unrolled", "newton_steps": 5, "ridge": 0.1},
+    "nystrom_attention": {"num_landmarks": M},
+    "nystrom_attention-batch": {"num_landmarks": M, "init": "batch_max", "enable_gqa": True},
+    "linformer_attention": {"enable_gqa": True},
+}
+PADDING: dict[str, dict[str, Any]] = {
+    "key_lengths": {"key_lengths": LENGTHS},
+    "query_mask": {"query_mask": TOKENS},
+    "mask": {"mask": TOKENS[:, :, None]},
+    "all": {"key_lengths": LENGTHS + 1, "query_mask": TOKENS, "mask": np.arange(N) != 3},
+}
+
+
+def arrays_of(op: str) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    heads = 2 if OPS[op].get("enable_gqa") else H
+    shapes = {"q": (B, H, N, 3), "k": (B, heads, N, 3), "v": (B, heads, N, 2)}
+    if op.startswith("soft"):
+        shapes = {"q": shapes["q"], "v": shapes["v"], "landmarks": (B, H, M, 3)}
+    if op.startswith("linformer"):
+        shapes |= {"proj_k": (heads, M, N + 2), "proj_v": (M, N)}
+    return {name: rng.normal(size=shape) for name, shape in shapes.items()}
+
+
+def visible(op: str, padding: str) -> tuple[Any, Any]:
+    """Which queries and which keys take part, (B, 1, N) each."""
+    given = PADDING[padding]
+    keys = np.arange(N) < given.get("key_lengths", np.full((B, 1), N))[..., None]
+    if "mask" in given:
+        keys = keys & np.broadcast_to(given["mask"], (B, 1, 1, N))[:, :, 0]
+    queries = given.get("query_mask", np.ones((B, 1, N), dtype=bool))
+    if op.startswith("linformer"):
+        return queries & keys.any(-1, keepdims=True), keys & queries.any(-1, keepdims=True)
+    return queries & keys, queries & keys
+
+
+def everything(op: str, padding: str, hole: float) -> dict[str, Any]:
+    name, arrays = op.split("-")[0], arrays_of(op)
+    queries, keys = visible(op, padding)
+    do = np.random.default_rng(1).normal(size=(B, H, N, 2))
+    for array, there in ((arrays["q"], queries), (arrays.get("k"), keys), (arrays["v"], keys), (do, queries)):
+        if array is not None:
+            array[~np.broadcast_to(there, array.shape[:-1])] = hole
+    params = {**OPS[op], **PADDING[padding]}
+    if op.startswith("soft"):
+        arrays["landmarks"][:, :, 1] = hole
+        params["landmark_mask"] = np.arange(M) != 1
+    matrix = {n: x for n, x in arrays.items() if n not in ("v", "proj_v")}
+    found = {
+        "o": getattr(reference, name)(*arrays.values(), **params),
+        "w": getattr(reference, f"{name}_weights")(*matrix.values(), **params),
+    }
+    for kind in ("vjp", "magnitudes"):
+        answer = getattr(reference, f"{name}_{kind}")(*arrays.values(), do, **params)
+        found |= {f"{kind} {n}": x for n, x in answer.items()}
+    assert not found["o"][~np.broadcast_to(queries, (B, H, N))].any()
+    assert not found["vjp q"][~np.broadcast_to(queries, (B, H, N))].any()
+    assert not found["vjp v"][~np.broadcast_to(keys, arrays["v"].shape[:-1])].any()
+    return found
+
+
+@pytest.mark.parametrize("padding", PADDING)
+@pytest.mark.parametrize("op", OPS)
+def test_poison_is_the_same_as_zeros(op: str, padding: str) -> None:
+    clean = everything(op, padding, 0.0)
+    assert clean["o"].any()
+    for hole in (np.nan, np.inf, 1e308):
+        poisoned = everything(op, padding, hole)
+        for name, expected in clean.items():
+            assert np.all(np.isfinite(expected)), name
+            np.testing.assert_array_equal(poisoned[name], expected, err_msg=name)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_a_visible_nan_is_seen(op: str) -> None:
+    arrays = arrays_of(op)
+    arrays["v"][0, 0, 2] = np.nan
+    assert np.isnan(getattr(reference, op.split("-")[0])(*arrays.values(), **OPS[op])[0, 0]).all()
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_batch_mates_do_not_matter_unless_batch_max(same: Any, op: str) -> None:
+    arrays, name = arrays_of(op), op.split("-")[0]
+    arrays["q"][1] *= 3
+    together = getattr(reference, name)(*arrays.values(), **OPS[op])[:1]
+    alone = {n: x if x.ndim < 4 else x[:1] for n, x in arrays.items()}
+    found = getattr(reference, name)(*alone.values(), **OPS[op])
+    if op == "nystrom_attention-batch":
+        assert np.max(np.abs(found - together)) > UNITS * 1e6
+    else:
+        same(found, together)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_magnitudes_bound_the_results_and_have_their_shapes(op: str) -> None:
+    arrays, name = arrays_of(op), op.split("-")[0]
+    do = np.random.default_rng(1).normal(size=(B, H, N, 2))
+    params = {**OPS[op], "key_lengths": np.array([[6], [2]])}
+    golden = {"o": getattr(reference, name)(*arrays.values(), **params)}
+    golden |= getattr(reference, f"{name}_vjp")(*arrays.values(), do, **params)
+    found = getattr(reference, f"{name}_magnitudes")(*arrays.values(), do, **params)
+    assert set(found) == set(golden)
+    for n, value in golden.items():
+        assert found[n].shape == value.shape
+        assert np.all(found[n] >= np.abs(value) * (1 - UNITS)), n
+        assert np.any(found[n] > 1.5 * np.abs(value)), n
+
+
+@pytest.mark.parametrize("kind", ["implicit", "unrolled"])
+def test_magnitudes_of_the_inverse(kind: str) -> None:
+    x = np.random.default_rng(0).normal(size=(2, 5, 3))
+    a = np.exp(-np.sum((x[:, :, None] - x[:, None]) ** 2, axis=-1) / 2)
+    dx, own = np.random.default_rng(1).normal(size=a.shape), {"newton_steps": 6, "inverse_grad": kind}
+    golden = dict(zip(("x", "residuals"), reference.newton_inverse(a, return_residuals=True, **own), strict=True))
+    golden |= reference.newton_inverse_vjp(a, dx, **own)
+    found = reference.newton_inverse_magnitudes(a, dx, **own)
+    assert set(found) == set(golden)
+    for n, value in golden.items():
+        assert found[n].shape == value.shape
+        assert np.all(found[n] >= np.abs(value) * (1 - UNITS)), n
+
+
+@pytest.mark.parametrize("name", ["average_pool", "convolution", "random", "biased"])
+def test_magnitudes_of_samplers(same: Any, name: str) -> None:
+    rng = np.random.default_rng(0)
+    arrays = {"q": rng.normal(size=(2, 12, 3))}
+    if name == "convolution":
+        arrays["kernel"] = rng.normal(size=(2, 3, 2, 2))
+    own: dict[str, Any] = {"random": {"indices": np.array([2, 2, 0])}, "biased": {"m": 3}}.get(
+        name, {"height": 4, "width": 3, "r": 2}
+    )
+    sampler, vjp = getattr(samplers, name), getattr(samplers, f"{name}_vjp")
+    positive = {n: np.abs(x) for n, x in arrays.items()}
+    cotangent = rng.normal(size=sampler(**arrays, **own).shape)
+    found = getattr(samplers, f"{name}_magnitudes")(*arrays.values(), cotangent, **own)
+    same(found.pop("landmarks"), sampler(**positive, **own))
+    expected = vjp(*positive.values(), np.abs(cotangent), **own)
+    assert set(found) == set(expected)
+    for n, value in found.items():
+        same(value, expected[n])
+
+
+# ----------------------------------------------------------------------------------------------------- errors
+
+Q, K, V = np.ones((2, 4, 6, 5)), np.ones((2, 4, 6, 5)), np.ones((2, 4, 6, 7))
+GOOD: dict[str, dict[str, Any]] = {
+    "soft_attention": {"q": Q, "v": V, "landmarks": np.ones((2, 4, 3, 5))},
+    "nystrom_attention": {"q": Q, "k": K, "v": V, "num_landmarks": 3},
+    "linformer_attention": {"q": Q, "k": K, "v": V, "proj_k": np.ones((3, 6)), "proj_v": np.ones((3, 8))},
+    "newton_inverse": {"a": np.eye(3)},
+}
+FLOATS = "expected a NumPy array of float16, bfloat16, float32, float64"
+ERRORS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
+    ("soft_attention", {"mask": np.ones((6, 6), dtype=bool)}, ValueError, "mask; expected a key mask (..., 1, S)"),
+    ("soft_attention", {"causal": True}, ValueError, "unexpected argument 'causal'"),
+    ("soft_attention", {"scale": 1.0}, ValueError, "unexpected argument 'scale'"),
+    ("soft_attention", {"enable_gqa": True}, ValueError, "unexpected argument 'enable_gqa'"),
+    ("soft_attention", {"newton_steps": -1}, ValueError, "newton_steps; expected an integer >= 0, got -1"),
+    ("soft_attention", {"newton_steps": 2.0}, TypeError, "newton_steps; expected an integer >= 0, got float 2.0"),
+    ("soft_attention", {"init_scale": 0.0}, ValueError, "init_scale; expected a finite number > 0, got 0.0"),
+    ("soft_attention", {"init_scale": np.ones(3)}, ValueError, "init_scale does not fit; expected a shape that"),
+    ("soft_attention", {"init_scale": np.zeros(4)}, ValueError, "init_scale; expected values > 0 and finite"),
+    ("soft_attention", {"ridge": -0.1}, ValueError, "ridge; expected a finite number >= 0, got -0.1"),
+    ("soft_attention", {"inverse_grad": "exact"}, ValueError, "inverse_grad; expected 'implicit' or 'unrolled', got"),
+    ("soft_attention", {"landmark_mask": np.ones(4, dtype=bool)}, ValueError, "landmark_mask does not fit"),
+    ("soft_attention", {"landmark_mask": np.ones(3)}, TypeError, "landmark_mask; expected a boolean array"),
+    ("soft_attention", {"landmarks": np.ones((3, 4))}, ValueError, "landmarks must have the features of q"),
+    ("soft_attention", {"landmarks": np.ones((3, 5), "float32")}, TypeError, "landmarks must share the dtype of q"),
+    ("soft_attention", {"landmarks": np.ones((3, 3, 5))}, ValueError, "leading axes of q, v, landmarks do not"),
+    ("soft_attention", {"v": V[..., :5, :]}, ValueError, "v must have the tokens of q; expected (..., 6, e)"),
+    ("soft_attention", {"q": Q[0, 0, 0]}, ValueError, "q needs two axes"),
+    ("soft_attention", {"q": Q.astype(int)}, TypeError, f"q; {FLOATS}"),
+    ("nystrom_attention", {"mask": np.ones((6, 6), dtype=bool)}, ValueError, "mask; expected a key mask"),
+    ("nystrom_attention", {"num_landmarks": 0}, ValueError, "num_landmarks; expected an integer >= 1, got 0"),
+    ("nystrom_attention", {"num_landmarks": True}, TypeError, "num_landmarks; expected an integer >= 1, got bool"),
+    ("nystrom_attention", {"inverse_steps": -1}, ValueError, "inverse_steps; expected an integer >= 0"),
+    ("nystrom_attention", {"init": "original"}, ValueError, "init; expected 'exact' or 'batch_max', got 'original'"),
+    ("nystrom_attention", {"k": K[..., :5, :], "v": V[..., :5, :]}, ValueError, "k must have the tokens of q"),
+    ("nystrom_attention", {"causal": True}, ValueError, "unexpected argument 'causal'"),
+    ("nystrom_attention", {"bias": np.ones((6, 6))}, ValueError, "unexpected argument 'bias'"),
+    ("nystrom_attention", {"dropout_mask": np.ones((6, 6))}, ValueError, "unexpected argument 'dropout_mask'"),
+    ("nystrom_attention", {"scale": np.nan}, ValueError, "scale; expected a finite number, got nan"),
+    ("nystrom_attention", {"k": K[:, :2], "v": V[:, :2]}, ValueError, "leading axes of q, k, v do not broadcast"),
+    ("linformer_attention", {"mask": np.ones((6, 6), dtype=bool)}, ValueError, "mask; expected a key mask"),
+    ("linformer_attention", {"causal": True}, ValueError, "unexpected argument 'causal'"),
+    ("linformer_attention", {"dropout": (0.1, 1)}, ValueError, "unexpected argument 'dropout'"),
+    (
+        "linformer_attention",
+        {"proj_k": np.ones((3, 5))},
+        ValueError,
+        "proj_k; expected (..., m, S_max) with S_max >= 6",
+    ),
+    (
+        "linformer_attention",
+        {"proj_v": np.ones((4, 6))},
+        ValueError,
+        "proj_v must have the slots of proj_k; expected 3",
+    ),
+    ("linformer_attention", {"proj_k": np.ones((3, 3, 6))}, ValueError, "proj_k does not fit"),
+    ("linformer_attention", {"proj_k": np.ones((3, 6), int)}, TypeError, f"proj_k; {FLOATS}"),
+    ("linformer_attention", {"dropout_mask": np.ones((6, 6))}, ValueError, "dropout_mask does not fit"),
+    ("newton_inverse", {"a": np.ones((3, 2))}, ValueError, "a; expected square matrices (..., m, m), got (3, 2)"),
+    ("newton_inverse", {"ridge": 0.1}, ValueError, "unexpected argument 'ridge'"),
+]
+
+
+@pytest.mark.parametrize("index", range(len(ERRORS)))
+def test_errors(index: int) -> None:
+    op, changed, error, text = ERRORS[index]
+    with pytest.raises(error, match=f"^{op}: {re.escape(text)}"):
+        getattr(reference, op)(**{**GOOD[op], **changed})
+
+
+GRID = {"q": np.ones((15, 2)), "height": 3, "width": 5, "r": 2}
+SAMPLER_ERRORS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
+    ("average_pool", {**GRID, "height": 4}, ValueError, "height and width; expected height * width = 15 tokens, got 4"),
+    ("average_pool", {**GRID, "r": 4}, ValueError, "r; expected at most height = 3 and width = 5, got 4"),
+    ("average_pool", {**GRID, "r": 0}, ValueError, "r; expected an integer >= 1, got 0"),
+    ("average_pool", {**GRID, "query_mask": np.ones(15)}, TypeError, "query_mask; expected a boolean array"),
+    ("average_pool", {**GRID, "mask": np.ones(15, bool)}, ValueError, "unexpected argument 'mask'"),
+    ("convolution", {**GRID, "kernel": np.ones((2, 3, 2, 2))}, ValueError, "kernel; expected (d_out, 2, 2, 2), got"),
+    (
+        "random",
+        {"q": GRID["q"], "indices": np.array([15])},
+        ValueError,
+        "indices; expected (..., m) integers in [0, 15)",
+    ),
+    (
+        "random",
+        {"q": GRID["q"], "indices": np.array([-1])},
+        ValueError,
+        "indices; expected (..., m) integers in [0, 15)",
+    ),
+    ("random", {"q": GRID["q"], "indices": np.ones(2)}, TypeError, "indices; expected integers"),
+    ("biased", {"q": GRID["q"], "m": 16}, ValueError, "m; expected at most the 15 tokens of q, got 16"),
+    ("random_indices", {"n": 3, "m": 4, "seed": 0}, ValueError, "m; expected at most n = 3, got 4"),
+]
+
+
+@pytest.mark.parametrize("index", range(len(SAMPLER_ERRORS)))
+def test_errors_of_samplers(index: int) -> None:
+    name, params, error, text = SAMPLER_ERRORS[index]
+    with pytest.raises(error, match=f"^{name}: {re.escape(text)}"):
+        getattr(samplers, name)(**params)
+
+
+def test_cotangents_must_have_the_shape_of_the_output() -> None:
+    for op, arrays in GOOD.items():
+        answer = "dx" if op == "newton_inverse" else "do"
+        with pytest.raises(ValueError, match=rf"^{op}_vjp: {answer} has another shape than the output"):
+            getattr(reference, f"{op}_vjp")(**arrays, **{answer: np.ones((2, 5))})
+    with pytest.raises(ValueError, match=r"^average_pool_vjp: dlandmarks has another shape than the output"):
+        samplers.average_pool_vjp(dlandmarks=np.ones((3, 2)), **GRID)
