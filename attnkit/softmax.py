@@ -20,15 +20,26 @@ def exponentials(xp: Namespace, s: Array, a: quadratic.Inputs) -> tuple[Array, A
         m = xp.sum(s, axis=-1, keepdims=True)
     else:
         m = stop_gradient(xp.max(s, axis=-1, keepdims=True))
-        m = xp.where(m == -math.inf, 0.0, m)
+        if _may_be_empty(a):
+            m = xp.where(m == -math.inf, 0.0, m)
     u = xp.exp(s - m)
     return u, m, xp.sum(u, axis=-1, keepdims=True)
+
+
+def _may_be_empty(a: quadratic.Inputs) -> bool:
+    """Whether a row can be without a finite visible score: only masks, a bias of -inf or no keys at all do that."""
+    return a.pairs is not None or a.bias is not None or a.keys == 0
+
+
+def _inverse(xp: Namespace, z: Array, a: quadratic.Inputs) -> Array:
+    """1/z, and 1 where z is 0."""
+    return 1.0 / (xp.where(z == 0, 1.0, z) if _may_be_empty(a) else z)
 
 
 def weigh(xp: Namespace, s: Array, a: quadratic.Inputs) -> tuple[Array, Array]:
     """u = exp(s - m) and the row factor 1/Σu, which is 1 where the sum is 0."""
     u, _, z = exponentials(xp, s, a)
-    return u, 1.0 / xp.where(z == 0, 1.0, z)
+    return u, _inverse(xp, z, a)
 
 
 def _logsumexp(xp: Namespace, m: Array, z: Array) -> Array:
@@ -70,7 +81,7 @@ def softmax_attention(
     xp = namespace(q)
     a = quadratic.prepare(xp, q, k, v, **common)
     u, m, z = exponentials(xp, quadratic.scores(xp, a), a)
-    o = quadratic.cast(xp, quadratic.output(xp, a, u, 1.0 / xp.where(z == 0, 1.0, z)), q.dtype)
+    o = quadratic.cast(xp, quadratic.output(xp, a, u, _inverse(xp, z, a)), q.dtype)
     return (o, xp.broadcast_to(_logsumexp(xp, m, z), o.shape[:-1])) if return_lse else o
 
 
