@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import platform
 import sys
 from pathlib import Path
@@ -13,11 +14,18 @@ import attnkit
 from benchmarks import overhead
 
 
+def processor() -> str:
+    """The processor's name where Linux tells it."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
 def environment(device: str) -> dict[str, Any]:
     """Where the numbers come from."""
-    name = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine()
     return {
-        "device": name,
+        "device": torch.cuda.get_device_name() if device == "cuda" else processor(),
+        "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": torch.__version__,
