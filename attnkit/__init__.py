@@ -12,6 +12,12 @@ from attnkit.lowrank import soft_attention, soft_attention_vjp, soft_attention_w
 from attnkit.lowrank_linformer import linformer_attention, linformer_attention_vjp, linformer_attention_weights
 from attnkit.lowrank_newton import newton_inverse, newton_inverse_vjp
 from attnkit.lowrank_nystrom import nystrom_attention, nystrom_attention_vjp, nystrom_attention_weights
+from attnkit.packed import (
+    pointwise_attention_packed,
+    pointwise_attention_packed_vjp,
+    softmax_attention_packed,
+    softmax_attention_packed_vjp,
+)
 from attnkit.pointwise import (
     pointwise_attention,
     pointwise_attention_vjp,
@@ -71,6 +77,8 @@ __all__ = [
     "nystrom_attention_vjp",
     "nystrom_attention_weights",
     "pointwise_attention",
+    "pointwise_attention_packed",
+    "pointwise_attention_packed_vjp",
     "pointwise_attention_vjp",
     "pointwise_attention_weights",
     "qk_layernorm",
@@ -93,6 +101,8 @@ __all__ = [
     "soft_attention_vjp",
     "soft_attention_weights",
     "softmax_attention",
+    "softmax_attention_packed",
+    "softmax_attention_packed_vjp",
     "softmax_attention_vjp",
     "softmax_attention_weights",
     "sparsemax_attention",

@@ -29,6 +29,14 @@ from attnkit_reference.lowrank_nystrom import (
     nystrom_attention_vjp,
     nystrom_attention_weights,
 )
+from attnkit_reference.packed import (
+    pointwise_attention_packed,
+    pointwise_attention_packed_magnitudes,
+    pointwise_attention_packed_vjp,
+    softmax_attention_packed,
+    softmax_attention_packed_magnitudes,
+    softmax_attention_packed_vjp,
+)
 from attnkit_reference.pointwise import (
     ACTIVATIONS,
     pointwise_attention,
@@ -119,6 +127,9 @@ __all__ = [
     "nystrom_attention_weights",
     "pointwise_attention",
     "pointwise_attention_magnitudes",
+    "pointwise_attention_packed",
+    "pointwise_attention_packed_magnitudes",
+    "pointwise_attention_packed_vjp",
     "pointwise_attention_vjp",
     "pointwise_attention_weights",
     "qk_layernorm",
@@ -149,6 +160,9 @@ __all__ = [
     "soft_attention_weights",
     "softmax_attention",
     "softmax_attention_magnitudes",
+    "softmax_attention_packed",
+    "softmax_attention_packed_magnitudes",
+    "softmax_attention_packed_vjp",
     "softmax_attention_vjp",
     "softmax_attention_weights",
     "sparsemax_attention",
