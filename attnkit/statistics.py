@@ -112,11 +112,11 @@ def _plan(caller: str, op: Any, arrays: dict[str, Array], fields: Any, params: d
     return _Plan(namespace(arrays["q"]), family, own, common, fields, family.exact_zeros(**own))
 
 
-def _tiles(q: Array, k: Array) -> Iterator[Rows]:
-    """Blocks of queries so that a block's weights stay near `_TILE` elements."""
+def _tiles(q: Array, k: Array, held: int | None = None) -> Iterator[Rows]:
+    """Blocks of queries so that a block's weights stay near `held` (default `_TILE`) elements."""
     total = q.shape[-2]
     heads = max(math.prod(q.shape[:-2]), math.prod(k.shape[:-2]))
-    size = max(1, _TILE // max(1, heads * k.shape[-2]))
+    size = max(1, (held or _TILE) // max(1, heads * k.shape[-2]))
     for start in range(0, max(total, 1), size):
         yield Rows(start, min(start + size, total), total)
 
@@ -198,6 +198,26 @@ def _forward_tile(plan: _Plan, rows: Rows, q: Array, k: Array, v: Array | None) 
         return None, found
     o = quadratic.cast(xp, quadratic.output(xp, a, u, r), q.dtype)
     return o, RowStatistics(*(None if x is None else xp.broadcast_to(x, o.shape[:-1]) for x in found))
+
+
+def weight_tiles(
+    caller: str, op: Any, q: Array, k: Array, params: dict[str, Any], held: int
+) -> Iterator[tuple[Array, Array | None]]:
+    """Blocks of queries: their weights (..., block, S) in the compute dtype and the visible pairs (None = all).
+
+    Arguments are checked by this call, weights computed as the iterator is asked for them.
+    """
+    plan = _plan(caller, op, {"q": q, "k": k}, ("total",), params)
+
+    def tiles() -> Iterator[tuple[Array, Array | None]]:
+        for rows in _tiles(q, k, held):
+            with without_autocast(q):
+                a = quadratic.prepare(plan.xp, q, k, rows=rows, **plan.common)
+                u, r = plan.family.weigh(plan.xp, quadratic.scores(plan.xp, a), a, **plan.own)
+                w = u * r
+            yield w, a.pairs
+
+    return tiles()
 
 
 def row_statistics(op: Any, q: Array, k: Array, *, fields: Any = None, **params: Any) -> RowStatistics:
