@@ -118,7 +118,7 @@ def _taken(rows: _Rows, percent: float, fractional: bool) -> Array:
         counts, parts = _table(rows.w.shape[-1], percent, fractional)
         full, part = _looked_up(xp, counts, rows.n, place.dtype), _looked_up(xp, parts, rows.n, rows.w.dtype)
     one = xp.astype(place < full, rows.w.dtype)
-    return one + xp.where(place == full, part, 0.0) if fractional else one
+    return one + xp.astype(place == full, rows.w.dtype) * part if fractional else one
 
 
 def _percents(op: str, percents: Any) -> tuple[float, ...]:

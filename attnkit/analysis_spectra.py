@@ -44,8 +44,20 @@ def newton_residuals(a: Array, *, newton_steps: int = 20, init_scale: float = 0.
         raise ValueError(f"{op}: init_scale must be greater than 0; got {init_scale}")
     with double_precision(a):
         wide = cast(xp, a, xp.float64)
-        found = lowrank_newton.iterates(xp, wide, newton_steps, float(init_scale))
+        found = _iterates(xp, wide, newton_steps, float(init_scale))
         return cast(xp, lowrank_newton.residuals(xp, wide, found), compute_dtype(xp, a))
+
+
+def _iterates(xp: Namespace, a: Array, steps: int, init_scale: float) -> list[Array]:
+    """As `lowrank_newton.iterates`, whose search for a first maximum JAX cannot trace in a float64 context."""
+    if a.shape[-1] == 0:
+        return [a] * (steps + 1)
+    norm = xp.max(xp.sum(xp.abs(a), axis=-2, keepdims=True), axis=-1, keepdims=True)
+    safe = xp.where(norm == 0, 1.0, norm)
+    found = [a / safe * (2.0 * init_scale / safe)]
+    for _ in range(steps):
+        found.append(2.0 * found[-1] - found[-1] @ a @ found[-1])
+    return found
 
 
 def condition_number(a: Array) -> Array:
