@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import array_api_compat
@@ -10,11 +10,11 @@ import array_api_compat
 from attnkit import _check
 from attnkit._dispatch import namespace
 from attnkit._mask import positions
-from attnkit._quadratic import cast, compute_dtype
+from attnkit._quadratic import COMMON, cast, compute_dtype
 from attnkit._special import floats, readable
 from attnkit._typing import Array, Namespace
 from attnkit.lowrank_tokens import whole
-from attnkit.statistics import weight_tiles
+from attnkit.statistics import FAMILIES, RowStatistics, weight_tiles
 
 _BLOCK = 2**20  # weights in a block: 4 MiB in float32, a few times that while they are sorted
 _SLACK = 1e-9  # of n: what rounding may add to percent·n/100 before it counts as one key more
@@ -215,9 +215,19 @@ def weight_blocks(op: Any, q: Array, k: Array, **params: Any) -> Iterator[tuple[
     >>> for weights, visible in analysis.weight_blocks("softmax_attention", q, q, causal=True):
     ...     curve.update(weights, visible)
     >>> [round(share, 2) for share in curve.value]
-    [0.2, 0.51, 0.9]
+    [0.2, 0.45, 0.84]
     """
     return weight_tiles("weight_blocks", op, q, k, params, _BLOCK)
+
+
+def served_fields(op: Any, options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Fields that `row_statistics` gives for an op with these options: without entropy if weights may be negative."""
+    family = FAMILIES.get(getattr(op, "__name__", op))
+    if family is None:
+        return ()
+    own = {name: value for name, value in options.items() if name not in COMMON}
+    signed = family.signed(**family.translate(**own))
+    return tuple(name for name in RowStatistics._fields if not (signed and name == "entropy"))
 
 
 class Concentration:

@@ -28,7 +28,7 @@ def new_case(op: Op, name: str, dtype: str, arrays: Mapping[str, Array], params:
 # ---------------------------------------------------------------------------------------- rows of weights
 
 ROWS = (2, 2, QUICK[2].L, QUICK[2].S)
-SHARES = {
+SHARES: dict[str, tuple[dict[str, Any], ...]] = {
     "analysis.concentration": ({"percent": 10.0}, {"percent": 2.5, "fractional": True}, {"percent": 100.0}),
     "analysis.concentration_curve": (
         {"percents": (0.2, 10.0, 50.0)},
@@ -75,7 +75,7 @@ def weights(name: str, shape: tuple[int, ...]) -> dict[str, Array]:
         w = np.round(4.0 * w * shape[-1]) / 4.0
     if name == "huge":
         w = w * 1e4
-    arrays = {"weights": w}
+    arrays: dict[str, Array] = {"weights": w}
     if name.startswith("masked"):
         seen = rng.random((*shape[:-3], 1, *shape[-2:]) if name == "masked-broadcast" else shape) < 0.7
         seen[..., 2, :] = False
@@ -154,7 +154,7 @@ def branch_and_residual(name: str, shape: tuple[int, ...]) -> dict[str, Array]:
         residual = np.ones(shape)
     if name == "flat-token":
         residual[1, 2] = 2.0
-    arrays = {"branch": branch, "residual": residual}
+    arrays: dict[str, Array] = {"branch": branch, "residual": residual}
     if "masked" in name:
         there = rng.random(shape[:-1]) < (0.0 if name.startswith("all") else 0.6)
         arrays["mask"] = there
