@@ -71,12 +71,11 @@ class _Rows:
         found: dict[str, Tensor] = attnkit.row_statistics(op, q, k, fields=fields, **options)._asdict()
         valid, null = found["nonzero"] > 0, found["visible"] == 0
         dead = ~valid & ~null
-        pairs = float(found["visible"].sum())
         self.rows += valid.numel()
         self.null += int(null.sum())
         self.dead += int(dead.sum())
-        self.pairs += pairs
-        self.zeros += pairs - float(found["nonzero"].sum())
+        self.pairs += float(found["visible"].sum())
+        self.zeros += float((found["visible"] - found["nonzero"]).sum())
         for name in fields:
             total = float(torch.where(valid, found[name], 0.0).sum())
             self.sums[name] = self.sums.get(name, 0.0) + total
@@ -255,8 +254,9 @@ def capture(
     options)), every branch named in `residuals`, and the value slots of every memory (a module with parameters `keys`
     and `values`, looked at when the block ends). The model computes what it computes without: statistics are made
     beside it from the same q and k, without gradients and random numbers; scores are computed once more for the rows
-    and once more for the concentration. Works in training mode, without gradients, and under autocast. Hooks are gone when the block ends, by an exception
-    too. Run the model as it is written: torch.compile leaves hooks out, and checkpointing runs them twice.
+    and once more for the concentration. Works in training mode, without gradients, and under autocast. Hooks are gone
+    when the block ends, by an exception too. Run the model as it is written: torch.compile may leave hooks out, and
+    checkpointing runs them twice.
 
     Args:
         model: any module.
