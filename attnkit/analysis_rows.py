@@ -69,18 +69,14 @@ def _descending(rows: _Rows) -> tuple[Array, Array]:
     return ordered, rows.xp.where(rows.valid, total, 1.0)
 
 
-def _sum_over_valid(rows: _Rows, x: Array) -> Array:
-    return rows.xp.sum(rows.xp.where(rows.valid, x, 0.0))
-
-
 def _count(rows: _Rows, rows_that: Array) -> Array:
     return rows.xp.sum(rows.xp.astype(rows_that, rows.w.dtype))
 
 
 def _mean(rows: _Rows, x: Array) -> Array:
-    """Mean over the valid rows, 0 without one; nan where negative weights could not be refused."""
+    """Mean over the valid rows of an x that is 0 on others; 0 without one; nan where negative weights got this far."""
     count = _count(rows, rows.valid)
-    mean = _sum_over_valid(rows, x) / rows.xp.where(count > 0, count, 1.0)
+    mean = rows.xp.sum(x) / rows.xp.where(count > 0, count, 1.0)
     return mean if rows.negative is None else rows.xp.where(rows.negative, math.nan, mean)
 
 
@@ -130,7 +126,7 @@ def _percents(op: str, percents: Any) -> tuple[float, ...]:
 
 
 def _shares(rows: _Rows, percents: Sequence[float], fractional: bool) -> list[Array]:
-    """For each percent the share of the row sum, (...)."""
+    """For each percent the share of the row sum, (...); 0 on rows that are not valid."""
     ordered, total = _descending(rows)
     return [rows.xp.sum(ordered * _taken(rows, percent, fractional), axis=-1) / total for percent in percents]
 
@@ -245,7 +241,7 @@ class Concentration:
     def update(self, weights: Array, visible: Array | None = None) -> None:
         """Add rows (..., S); arguments as in `concentration`."""
         rows = _rows_of("Concentration", weights, visible)
-        sums = [_sum_over_valid(rows, share) for share in _shares(rows, self.percents, self.fractional)]
+        sums = [rows.xp.sum(share) for share in _shares(rows, self.percents, self.fractional)]
         found = floats(rows.xp.stack([_count(rows, rows.valid), *sums]))
         self.rows += int(found[0])
         self._sums = [a + b for a, b in zip(self._sums, found[1:], strict=True)]

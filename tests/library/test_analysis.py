@@ -122,6 +122,19 @@ def test_parts_are_added_in_float64():
     assert abs(lossy - golden) > 64 * np.finfo("float32").eps * golden
 
 
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_variances_far_from_zero(library):
+    """A mean of 10⁵ deviations is known in float32 to a hundredth of one: what it is off must be taken out again."""
+    array = LIBRARIES[library]
+    x, r = (y + np.float32(1e5) for y in normal((4, 50, 8), (4, 50, 8), dtype="float32", seed=2))
+    golden = reference.analysis.variance_ratio(x, r)
+    agrees(analysis.variance_ratio(array(x), array(r)), golden, "float32")
+    ratio = analysis.VarianceRatio()
+    for n in range(4):
+        ratio.update(array(x[n]), array(r[n]))
+    agrees(ratio.value, golden, "float32")
+
+
 def test_merging_what_does_not_fit_is_an_error():
     curve = analysis.Concentration([1, 10])
     with pytest.raises(ValueError, match=r"Concentration: cannot merge percents \(10.0,\)"):

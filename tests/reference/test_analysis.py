@@ -141,11 +141,12 @@ def test_anisotropy_magnitudes_bound_the_sums_of_the_closed_form(same: Any) -> N
 
 def test_variance_ratio_by_hand(same: Any) -> None:
     branch = np.array([[1.0, 3.0], [2.0, 2.0], [50.0, -50.0]])
-    residual = np.array([[0.0, 4.0], [4.0, 0.0], [7.0, 1.0]])
+    residual = np.array([[0.0, 4.0], [2.0, 2.5], [7.0, 1.0]])
     mask = np.array([True, True, False])
-    same(analysis.variance_ratio(branch, residual, mask), 0.5 / 4.0)
+    pooled = 0.5 / (26.25 / 4 - (8.5 / 4) ** 2)
+    same(analysis.variance_ratio(branch, residual, mask), pooled)
     same(analysis.variance_ratio(branch, residual, mask, pooled=False), (1.0 / 4.0 + 0.0) / 2)
-    same(analysis.variance_ratio(branch + 3.0, residual - 5.0, mask), 0.5 / 4.0)
+    same(analysis.variance_ratio(branch + 3.0, residual - 5.0, mask), pooled)
     assert np.isnan(analysis.variance_ratio(branch, np.ones((3, 2))))
     assert np.isnan(analysis.variance_ratio(branch, residual, np.zeros(3, bool)))
 
@@ -206,6 +207,12 @@ def test_the_mean_weight_is_of_order_one_over_n_iff_alpha_is_1(same: Any) -> Non
     for alpha in (0.0, 0.5, 1.0, 1.5):
         weights = [n * analysis.output_moments("relu", n, alpha=alpha).weight for n in (16, 256)]
         same(weights[1] / weights[0], 16.0 ** (1.0 - alpha))
+
+
+def test_a_sum_of_gaussians_is_gaussian(same: Any) -> None:
+    """Linear attention of scores around 1 to a constant value: kurtosis 3 for every n."""
+    for n in (1, 5):
+        same(analysis.output_moments("identity", n, mean=2.0, var=0.0, score_mean=1.0).kurtosis, 3.0)
 
 
 @pytest.mark.parametrize(

@@ -48,8 +48,10 @@ def weights_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
         ("masked", ROWS, params[1]),
     ]
     if profile == "full":
+        rounded_up = {name: (17.6, 64.4) if name == "percents" else 17.6 for name in params[0] if name != "rank"}
         scenes += [
             ("softmax", ROWS, params[2]),
+            ("whole", (2, 375), {**params[0], **rounded_up}),  # 17.6·375/100 is 66, and in float64 a little more
             ("masked-whole", (3, 40, 100), params[0]),
             ("masked-broadcast", (2, 2, 7, 100), params[2]),
             ("one-row", (65,), params[1]),
@@ -127,11 +129,11 @@ def vectors(name: str, shape: tuple[int, ...]) -> dict[str, Array]:
 def ratio_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
     """Pooled and per token, with padding; besides a mean far from 0, one feature, residuals that do not vary, none."""
     per_token = {"pooled": False}
-    scenes = [("plain", (2, 65, 12), {}), ("masked", (2, 65, 12), per_token)]
+    scenes = [("masked", (2, 65, 12), {}), ("per-token", (2, 65, 12), per_token)]
     if profile == "full":
         scenes += [
-            ("per-token", (2, 65, 12), per_token),
-            ("masked-pooled", (2, 65, 12), {}),
+            ("plain", (2, 65, 12), {}),
+            ("masked-per-token", (2, 65, 12), per_token),
             ("offset", (4, 65, 20), {}),
             ("offset-per-token", (4, 65, 20), per_token),
             ("one-feature", (2, 65, 1), {}),
