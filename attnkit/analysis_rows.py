@@ -1,22 +1,21 @@
 """How attention weights are spread over keys: concentration, ranks, exact zeros; at once or in blocks of queries."""
 
-import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import array_api_compat
 
-from attnkit import _check
+from attnkit import _check, statistics
+from attnkit import _quadratic as quadratic
 from attnkit._dispatch import namespace
 from attnkit._mask import positions
-from attnkit._quadratic import COMMON, cast, compute_dtype
-from attnkit._special import floats, readable
+from attnkit._special import floats, readable, without_autocast
 from attnkit._typing import Array, Namespace
 from attnkit.lowrank_tokens import whole
-from attnkit.statistics import FAMILIES, RowStatistics, weight_tiles
 
 _BLOCK = 2**20  # weights in a block: 4 MiB in float32, a few times that while they are sorted
+_KEPT = 64  # tables of numbers of keys
 _SLACK = 1e-9  # of n: what rounding may add to percent·n/100 before it counts as one key more
 
 
@@ -49,7 +48,7 @@ def _rows_of(op: str, weights: Any, visible: Any, signed: bool = False) -> _Rows
     if weights.ndim < 1:
         _check.wrong_shape(op, "weights", weights, "at least one axis, (..., S)")
     xp = namespace(weights)
-    w, n = cast(xp, weights, compute_dtype(xp, weights)), weights.shape[-1]
+    w, n = quadratic.cast(xp, weights, quadratic.compute_dtype(xp, weights)), weights.shape[-1]
     if visible is not None:
         _check.boolean_array(op, "visible", visible, "weights", weights, tuple(weights.shape), "the shape of weights")
         visible = xp.broadcast_to(visible, w.shape)
@@ -91,28 +90,34 @@ def _largest(n: int, percent: float, fractional: bool) -> tuple[int, float]:
     return max(1, math.ceil(t - _SLACK * n)), 0.0
 
 
-@functools.lru_cache(maxsize=256)
-def _table(keys: int, percent: float, fractional: bool) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """`_largest` for 0 .. keys visible keys: in float32, percent·n/100 is not exact enough to be rounded up."""
-    pairs = [_largest(n, percent, fractional) for n in range(keys + 1)]
-    return tuple(k for k, _ in pairs), tuple(part for _, part in pairs)
+def _table(rows: _Rows, dtype: Any, percent: float, fractional: bool, kept: dict[Any, tuple[Array, Array]]) -> Any:
+    """`_largest` for 0 .. S visible keys, as (k, part): in float32, percent·n/100 is not exact enough to be rounded up.
+
+    `kept` holds the tables of calls before this one, which would otherwise be sent to the device for each block.
+    """
+    xp, keys = rows.xp, rows.w.shape[-1]
+    device = {} if array_api_compat.is_jax_array(rows.w) else {"device": array_api_compat.device(rows.w)}
+    name = (keys, percent, fractional, rows.w.dtype, str(device))
+    if name not in kept:
+        if len(kept) >= _KEPT:
+            kept.clear()
+        counts, parts = zip(*(_largest(n, percent, fractional) for n in range(keys + 1)), strict=True)
+        kept[name] = (xp.asarray(counts, dtype=dtype, **device), xp.asarray(parts, dtype=rows.w.dtype, **device))
+    return kept[name]
 
 
-def _looked_up(xp: Namespace, table: tuple[Any, ...], n: Array, dtype: Any) -> Array:
+def _looked_up(xp: Namespace, table: Array, n: Array) -> Array:
     """table[n], (..., 1)."""
-    device = {} if array_api_compat.is_jax_array(n) else {"device": array_api_compat.device(n)}
-    values = xp.asarray(table, dtype=dtype, **device)
-    return xp.reshape(xp.take(values, xp.reshape(n, (-1,)), axis=0), (*n.shape, 1))
+    return xp.reshape(xp.take(table, xp.reshape(n, (-1,)), axis=0), (*n.shape, 1))
 
 
-def _taken(rows: _Rows, percent: float, fractional: bool) -> Array:
+def _taken(rows: _Rows, percent: float, fractional: bool, kept: dict[Any, tuple[Array, Array]]) -> Array:
     """How much of each place of the descending order counts: 1, the part, or 0."""
     xp, place = rows.xp, positions(rows.xp, rows.w, 0, rows.w.shape[-1])
     if isinstance(rows.n, int):
         full, part = _largest(rows.n, percent, fractional)
     else:
-        counts, parts = _table(rows.w.shape[-1], percent, fractional)
-        full, part = _looked_up(xp, counts, rows.n, place.dtype), _looked_up(xp, parts, rows.n, rows.w.dtype)
+        full, part = (_looked_up(xp, table, rows.n) for table in _table(rows, place.dtype, percent, fractional, kept))
     one = xp.astype(place < full, rows.w.dtype)
     return one + xp.astype(place == full, rows.w.dtype) * part if fractional else one
 
@@ -125,10 +130,13 @@ def _percents(op: str, percents: Any) -> tuple[float, ...]:
     return values
 
 
-def _shares(rows: _Rows, percents: Sequence[float], fractional: bool) -> list[Array]:
+def _shares(
+    rows: _Rows, percents: Sequence[float], fractional: bool, kept: dict[Any, tuple[Array, Array]] | None = None
+) -> list[Array]:
     """For each percent the share of the row sum, (...); 0 on rows that are not valid."""
     ordered, total = _descending(rows)
-    return [rows.xp.sum(ordered * _taken(rows, percent, fractional), axis=-1) / total for percent in percents]
+    kept = {} if kept is None else kept
+    return [rows.xp.sum(ordered * _taken(rows, percent, fractional, kept), axis=-1) / total for percent in percents]
 
 
 def concentration(weights: Array, percent: float, visible: Array | None = None, *, fractional: bool = False) -> Array:
@@ -213,17 +221,27 @@ def weight_blocks(op: Any, q: Array, k: Array, **params: Any) -> Iterator[tuple[
     >>> [round(share, 2) for share in curve.value]
     [0.2, 0.45, 0.84]
     """
-    return weight_tiles("weight_blocks", op, q, k, params, _BLOCK)
+    plan = statistics._plan("weight_blocks", op, {"q": q, "k": k}, ("total",), params)
+    return _blocks(plan, q, k)
+
+
+def _blocks(plan: Any, q: Array, k: Array) -> Iterator[tuple[Array, Array | None]]:
+    for rows in statistics._tiles(q, k, _BLOCK):
+        with without_autocast(q):
+            a = quadratic.prepare(plan.xp, q, k, rows=rows, **plan.common)
+            u, r = plan.family.weigh(plan.xp, quadratic.scores(plan.xp, a), a, **plan.own)
+            w = u * r
+        yield w, a.pairs
 
 
 def served_fields(op: Any, options: Mapping[str, Any]) -> tuple[str, ...]:
     """Fields that `row_statistics` gives for an op with these options: without entropy if weights may be negative."""
-    family = FAMILIES.get(getattr(op, "__name__", op))
+    family = statistics.FAMILIES.get(getattr(op, "__name__", op))
     if family is None:
         return ()
-    own = {name: value for name, value in options.items() if name not in COMMON}
+    own = {name: value for name, value in options.items() if name not in quadratic.COMMON}
     signed = family.signed(**family.translate(**own))
-    return tuple(name for name in RowStatistics._fields if not (signed and name == "entropy"))
+    return tuple(name for name in statistics.RowStatistics._fields if not (signed and name == "entropy"))
 
 
 class Concentration:
@@ -237,11 +255,12 @@ class Concentration:
         self.percents, self.fractional = _percents("Concentration", percents), fractional
         self.rows = 0
         self._sums = [0.0] * len(self.percents)
+        self._tables: dict[Any, tuple[Array, Array]] = {}
 
     def update(self, weights: Array, visible: Array | None = None) -> None:
         """Add rows (..., S); arguments as in `concentration`."""
         rows = _rows_of("Concentration", weights, visible)
-        sums = [rows.xp.sum(share) for share in _shares(rows, self.percents, self.fractional)]
+        sums = [rows.xp.sum(share) for share in _shares(rows, self.percents, self.fractional, self._tables)]
         found = floats(rows.xp.stack([_count(rows, rows.valid), *sums]))
         self.rows += int(found[0])
         self._sums = [a + b for a, b in zip(self._sums, found[1:], strict=True)]

@@ -200,26 +200,6 @@ def _forward_tile(plan: _Plan, rows: Rows, q: Array, k: Array, v: Array | None) 
     return o, RowStatistics(*(None if x is None else xp.broadcast_to(x, o.shape[:-1]) for x in found))
 
 
-def weight_tiles(
-    caller: str, op: Any, q: Array, k: Array, params: dict[str, Any], held: int
-) -> Iterator[tuple[Array, Array | None]]:
-    """Blocks of queries: their weights (..., block, S) in the compute dtype and the visible pairs (None = all).
-
-    Arguments are checked by this call, weights computed as the iterator is asked for them.
-    """
-    plan = _plan(caller, op, {"q": q, "k": k}, ("total",), params)
-
-    def tiles() -> Iterator[tuple[Array, Array | None]]:
-        for rows in _tiles(q, k, held):
-            with without_autocast(q):
-                a = quadratic.prepare(plan.xp, q, k, rows=rows, **plan.common)
-                u, r = plan.family.weigh(plan.xp, quadratic.scores(plan.xp, a), a, **plan.own)
-                w = u * r
-            yield w, a.pairs
-
-    return tiles()
-
-
 def row_statistics(op: Any, q: Array, k: Array, *, fields: Any = None, **params: Any) -> RowStatistics:
     """Statistics of each row of the weights that `op` gives q and k (semantics: `RowStatistics`).
 

@@ -175,7 +175,7 @@ class Record:
     def __str__(self) -> str:
         return self.table()
 
-    def tokens(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
+    def _tokens(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
         """Which tokens of a module's input are none: as set, or as its own call says."""
         for pattern, mask in self.token_masks.items():
             if fnmatch.fnmatchcase(name, pattern):
@@ -225,7 +225,7 @@ def _attach(record: Record, layer: _Layer, sources: Mapping[str, str], model: nn
     def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         out = output[0] if isinstance(output, tuple) else output
         with torch.no_grad():
-            layer.saw_output(out.detach(), record.tokens(name, args, kwargs), name in sources)
+            layer.saw_output(out.detach(), record._tokens(name, args, kwargs), name in sources)
 
     observers = getattr(module, "observers", None)
     if observers is not None:

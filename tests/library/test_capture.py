@@ -238,6 +238,19 @@ def test_padding_is_left_out():
             model(x)
 
 
+@pytest.mark.parametrize("mask_name", ["key_mask", "query_mask"])
+def test_the_masks_of_a_call_say_what_is_padding(mask_name):
+    """Without token_masks: padding holds no output row of attention; as keys of a context, masked ones say nothing."""
+    attention, x = MultiHeadAttention(8, 2).double().eval(), tokens()
+    mask = torch.arange(10) < torch.tensor([10, 7, 4])[:, None]
+    with torch.no_grad(), capture(attention) as record:
+        out = attention(x, **{mask_name: mask})
+    agrees(record[""].anisotropy, reference.analysis.anisotropy(out[mask].numpy())[0])
+    with torch.no_grad(), capture(attention) as record:
+        out = attention(x, tokens(3, 10), key_mask=mask)
+    agrees(record[""].anisotropy, reference.analysis.anisotropy(out.flatten(0, 1).numpy())[0])
+
+
 def test_decoding_with_a_cache_and_cross_attention():
     attention = MultiHeadAttention(8, 2, causal=True).double()
     x = tokens(2, 4)
