@@ -7,6 +7,7 @@ Layouts, masks, lengths, dropout and null rows mean the same in every op: see do
 from attnkit import analysis, landmarks
 from attnkit._activations import NAMES as ACTIVATIONS
 from attnkit._dispatch import explain
+from attnkit.gaussian import gaussian_attention, gaussian_attention_vjp, gaussian_attention_weights
 from attnkit.lowrank import soft_attention, soft_attention_vjp, soft_attention_weights
 from attnkit.lowrank_linformer import linformer_attention, linformer_attention_vjp, linformer_attention_weights
 from attnkit.lowrank_newton import newton_inverse, newton_inverse_vjp
@@ -24,11 +25,20 @@ from attnkit.pointwise import (
     sigmoid_attention_vjp,
     sigmoid_attention_weights,
 )
+from attnkit.regulariser import attention_regulariser, attention_regulariser_vjp
 from attnkit.softmax import softmax_attention, softmax_attention_vjp, softmax_attention_weights
+from attnkit.sparse import (
+    entmax_attention,
+    entmax_attention_vjp,
+    entmax_attention_weights,
+    sparsemax_attention,
+    sparsemax_attention_vjp,
+    sparsemax_attention_weights,
+)
+from attnkit.sparse_rela import rela_attention, rela_attention_vjp, rela_attention_weights
+from attnkit.sparse_sima import sima_attention, sima_attention_vjp, sima_attention_weights
 from attnkit.statistics import (
     RowStatistics,
-    attention_regulariser,
-    attention_regulariser_vjp,
     attention_with_statistics,
     attention_with_statistics_vjp,
     row_statistics,
@@ -45,7 +55,13 @@ __all__ = [
     "attention_regulariser_vjp",
     "attention_with_statistics",
     "attention_with_statistics_vjp",
+    "entmax_attention",
+    "entmax_attention_vjp",
+    "entmax_attention_weights",
     "explain",
+    "gaussian_attention",
+    "gaussian_attention_vjp",
+    "gaussian_attention_weights",
     "landmarks",
     "linformer_attention",
     "linformer_attention_vjp",
@@ -60,6 +76,9 @@ __all__ = [
     "pointwise_attention_weights",
     "qk_layernorm",
     "qk_layernorm_vjp",
+    "rela_attention",
+    "rela_attention_vjp",
+    "rela_attention_weights",
     "reluformer_attention",
     "reluformer_attention_vjp",
     "reluformer_attention_weights",
@@ -68,10 +87,16 @@ __all__ = [
     "sigmoid_attention",
     "sigmoid_attention_vjp",
     "sigmoid_attention_weights",
+    "sima_attention",
+    "sima_attention_vjp",
+    "sima_attention_weights",
     "soft_attention",
     "soft_attention_vjp",
     "soft_attention_weights",
     "softmax_attention",
     "softmax_attention_vjp",
     "softmax_attention_weights",
+    "sparsemax_attention",
+    "sparsemax_attention_vjp",
+    "sparsemax_attention_weights",
 ]

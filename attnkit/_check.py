@@ -18,7 +18,7 @@ from attnkit._activations import ACTIVATIONS
 from attnkit._typing import Array
 
 # A7: these may have a dtype of their own
-FREE_DTYPE = frozenset(("dlse", "q_weight", "k_weight", "proj_k", "proj_v", "kernel"))
+FREE_DTYPE = frozenset(("dlse", "q_weight", "k_weight", "proj_k", "proj_v", "kernel", "norm_weight"))
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 
@@ -80,6 +80,12 @@ def refuse_name(op: str, argument: str, given: Any, known: Iterable[str], where:
 def _refuse_option(op: str, name: str, accepted: tuple[str, ...]) -> NoReturn:
     names = ", ".join(accepted)
     raise ValueError(f"{op}: unexpected argument {name!r}; expected some of {names}{_hint(name, accepted)}")
+
+
+def known_options(op: str, options: Iterable[str], accepted: tuple[str, ...]) -> None:
+    for name in options:
+        if name not in accepted:
+            _refuse_option(op, name, accepted)
 
 
 def wrong_shape(op: str, name: str, x: Array, expected: str) -> NoReturn:
@@ -362,9 +368,7 @@ def call(
 
     `context_of` checks the shapes of the arrays; `own` holds the checks of options that only this op has.
     """
-    for name in options:
-        if name not in accepted:
-            _refuse_option(op, name, accepted)
+    known_options(op, options, accepted)
     one_home(op, names, arrays)
     context = context_of(op, dict(zip(names, arrays, strict=False)), options)
     for name, value in options.items():

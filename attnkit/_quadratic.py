@@ -79,7 +79,7 @@ def prepare(
     total, keys = q.shape[-2], k.shape[-2]
     rows = rows or Rows(0, total, total)
     heads, shared = (q.shape[-3], k.shape[-3]) if enable_gqa else (1, 1)
-    leading = _leading(q, k, v, enable_gqa) if dropout is not None else ()
+    leading = leading_axes(q, k, v, enable_gqa) if dropout is not None else ()
     q, k = cast(xp, _tile(q, -2, rows), dtype), cast(xp, k, dtype)
     v = None if v is None else cast(xp, v, dtype)
     bias = None if bias is None else cast(xp, _tile(bias, -2, rows), dtype)
@@ -116,7 +116,7 @@ def prepare(
     return Inputs(q, k, v, scale, bias, pairs, live, count, drop, rows, dtype)
 
 
-def _leading(q: Array, k: Array, v: Array | None, enable_gqa: bool) -> tuple[int, ...]:
+def leading_axes(q: Array, k: Array, v: Array | None, enable_gqa: bool) -> tuple[int, ...]:
     """The leading axes of the output."""
     end = -3 if enable_gqa else -2
     leading = broadcast("attention", "leading axes", *(tuple(x.shape[:end]) for x in (q, k, v) if x is not None))
@@ -202,7 +202,7 @@ def weights(xp: Namespace, weigh: Weigh, own: dict[str, Any], q: Array, k: Array
     a = prepare(xp, q, k, **common)
     u, r = weigh(xp, scores(xp, a), a, **own)
     leading = broadcast(
-        "attention", "leading axes", tuple(u.shape[:-2]), _leading(q, k, None, common.get("enable_gqa"))
+        "attention", "leading axes", tuple(u.shape[:-2]), leading_axes(q, k, None, common.get("enable_gqa"))
     )
     return cast(xp, xp.broadcast_to(u * r, (*leading, *u.shape[-2:])), q.dtype)
 

@@ -228,20 +228,24 @@ def weight_blocks(op: Any, q: Array, k: Array, **params: Any) -> Iterator[tuple[
 def _blocks(plan: Any, q: Array, k: Array) -> Iterator[tuple[Array, Array | None]]:
     for rows in statistics._tiles(q, k, _BLOCK):
         with without_autocast(q):
-            a = quadratic.prepare(plan.xp, q, k, rows=rows, **plan.common)
-            u, r = plan.family.weigh(plan.xp, quadratic.scores(plan.xp, a), a, **plan.own)
+            a = plan.family.prepare(plan.xp, q, k, rows=rows, **plan.common)
+            u, r = plan.family.weigh(plan.xp, plan.family.scores(plan.xp, a), a, **plan.own)
             w = u * r
         yield w, a.pairs
 
 
-def served_fields(op: Any, options: Mapping[str, Any]) -> tuple[str, ...]:
-    """Fields that `row_statistics` gives for an op with these options: without entropy if weights may be negative."""
+def served(op: Any, options: Mapping[str, Any]) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """The fields that `row_statistics` has for an op with these options, and the options that it takes.
+
+    No entropy if weights may be negative, no fields for an op that it does not serve.
+    """
     family = statistics.FAMILIES.get(getattr(op, "__name__", op))
     if family is None:
-        return ()
-    own = {name: value for name, value in options.items() if name not in quadratic.COMMON}
+        return (), {}
+    taken = {name: value for name, value in options.items() if name not in family.outside}
+    own = {name: value for name, value in taken.items() if name not in quadratic.COMMON}
     signed = family.signed(**family.translate(**own))
-    return tuple(name for name in statistics.RowStatistics._fields if not (signed and name == "entropy"))
+    return tuple(name for name in statistics.RowStatistics._fields if not (signed and name == "entropy")), taken
 
 
 class Concentration:

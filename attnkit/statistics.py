@@ -1,18 +1,20 @@
-"""Statistics of each row of attention weights, without an (L, S) array in memory, and the regulariser built on them."""
+"""Statistics of each row of attention weights, without an (L, S) array in memory."""
 
-import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from attnkit import _check, pointwise, softmax
+from attnkit import _check
 from attnkit import _quadratic as quadratic
 from attnkit._dispatch import namespace
 from attnkit._mask import Rows, positions
 from attnkit._special import without_autocast
 from attnkit._typing import Array, Namespace
+from attnkit.statistics_families import FAMILIES, Family
 
 _TILE = 2**22  # weights held at a time: 16 MiB in float32
+_COMMON = frozenset(quadratic.COMMON)
+_ACCEPTED = {(name, output): family.accepted(output) for name, family in FAMILIES.items() for output in (False, True)}
 
 
 class RowStatistics(NamedTuple):
@@ -20,7 +22,7 @@ class RowStatistics(NamedTuple):
 
     With w the weights of the row (before dropout): `total` Z = Σw · `entropy` H = -Σ p log p of p = w/Z, in nats, with
     0·log 0 = 0 · `sum_squares` Σw² · `maximum` max w over visible keys · `nonzero` the number of w ≠ 0, exact for relu,
-    relu_squared and relu6 and the number of visible keys otherwise · `visible` n_i.
+    relu_squared, relu6, sparsemax, entmax and ReLA and the number of visible keys otherwise · `visible` n_i.
 
     A row without visible keys (null) and one whose weights are all 0 (dead) has 0 in every field but `visible`, which
     stays n_i so that both kinds can be counted; no gradient flows from them.
@@ -32,52 +34,6 @@ class RowStatistics(NamedTuple):
     maximum: Array | None = None
     nonzero: Array | None = None
     visible: Array | None = None
-
-
-def _never(**own: Any) -> bool:
-    return False
-
-
-class Family(NamedTuple):
-    """What statistics need of an op: its weights, how their gradient becomes that of the scores, its own options."""
-
-    op: Callable[..., Any]
-    weigh: quadratic.Weigh
-    score_gradient: Callable[..., Array]
-    translate: Callable[..., dict[str, Any]]  # the op's own options -> those of `weigh`
-    signed: Callable[..., bool] = _never  # of the translated options: can a weight be negative
-    exact_zeros: Callable[..., bool] = _never  # likewise: is a weight of 0 meant, not underflow
-
-    def accepted(self, with_dropout: bool) -> tuple[str, ...]:
-        """The options that this op takes here."""
-        parameters = inspect.signature(self.op).parameters.values()
-        keyword = [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
-        left_out = {"impl", "return_lse"} | (set() if with_dropout else {"dropout_mask", "dropout"})
-        return tuple(name for name in keyword if name not in left_out)
-
-
-def _pointwise_family(op: Callable[..., Any], translate: Callable[..., dict[str, Any]]) -> Family:
-    return Family(
-        op,
-        pointwise.weigh,
-        pointwise.score_gradient,
-        translate,
-        pointwise.has_signed_weights,
-        pointwise.has_exact_zeros,
-    )
-
-
-FAMILIES = {
-    family.op.__name__: family
-    for family in (
-        Family(softmax.softmax_attention, softmax.weigh, softmax.score_gradient, lambda: {}),
-        _pointwise_family(pointwise.pointwise_attention, lambda **own: own),
-        _pointwise_family(pointwise.reluformer_attention, pointwise.reluformer_options),
-        _pointwise_family(pointwise.sigmoid_attention, pointwise.sigmoid_options),
-    )
-}
-_COMMON = frozenset(quadratic.COMMON)
-_ACCEPTED = {(name, drop): family.accepted(drop) for name, family in FAMILIES.items() for drop in (False, True)}
 
 
 class _Plan(NamedTuple):
@@ -97,13 +53,15 @@ def _plan(caller: str, op: Any, arrays: dict[str, Array], fields: Any, params: d
         _check.refuse_name(caller, "op", name, FAMILIES)
     label = f"{caller}({name})"
     accepted = _ACCEPTED[name, "v" in arrays]
-    _check.call(label, tuple(arrays), tuple(arrays.values()), params, accepted)
+    family = FAMILIES[name]
+    given = params if family.apart is None else {key: x for key, x in params.items() if key not in family.apart.outside}
+    _check.known_options(label, params, accepted)
+    _check.call(label, tuple(arrays), tuple(arrays.values()), given, accepted, own=family.checks)
     fields = RowStatistics._fields if fields is None else tuple(fields)
     for field in fields:
         if field not in RowStatistics._fields:
             _check.refuse_name(label, "fields", field, RowStatistics._fields)
-    family = FAMILIES[name]
-    own = family.translate(**{key: value for key, value in params.items() if key not in _COMMON})
+    own = family.translate(**{key: value for key, value in given.items() if key not in _COMMON})
     common = {key: value for key, value in params.items() if key in _COMMON}
     if "entropy" in fields and family.signed(**own):
         rest = tuple(field for field in RowStatistics._fields if field != "entropy")
@@ -191,8 +149,8 @@ def _join_statistics(xp: Namespace, parts: list[RowStatistics]) -> RowStatistics
 
 def _forward_tile(plan: _Plan, rows: Rows, q: Array, k: Array, v: Array | None) -> tuple[Array | None, RowStatistics]:
     xp = plan.xp
-    a = quadratic.prepare(xp, q, k, v, rows=rows, **plan.common)
-    u, r = plan.family.weigh(xp, quadratic.scores(xp, a), a, **plan.own)
+    a = plan.family.prepare(xp, q, k, v, rows=rows, **plan.common)
+    u, r = plan.family.weigh(xp, plan.family.scores(xp, a), a, **plan.own)
     found = _measure(plan, a, u * r)
     if v is None:
         return None, found
@@ -207,11 +165,11 @@ def row_statistics(op: Any, q: Array, k: Array, *, fields: Any = None, **params:
     blocks; `row_statistics_vjp` recomputes them instead.
 
     Args:
-        op: an attention op of this package or its name: softmax_attention, pointwise_attention, reluformer_attention,
-            sigmoid_attention.
+        op: an attention op of this package or its name: one of those that the table of ops in the README marks.
         q, k: as in the op.
         fields: names of the fields wanted; None = all six.
-        **params: the op's own options and its mask, bias, causal, ... without dropout, which statistics never see.
+        **params: the op's own options and its mask, bias, causal, ... without those that touch the output only:
+            dropout, and the norm and gate of ReLA.
 
     Raises:
         ValueError: an option that the op does not take; entropy of weights that can be negative (identity, gelu,
@@ -232,9 +190,18 @@ def attention_with_statistics(
     Arguments and errors as in `row_statistics`; `params` may hold dropout, which touches o only.
     """
     plan = _plan("attention_with_statistics", op, {"q": q, "k": k, "v": v}, fields, params)
+    if plan.family.apart is not None:
+        o = plan.family.apart.op(q, k, v, **params)
+        found = row_statistics(op, q, k, fields=fields, **_of_weights(plan.family, params))
+        shape = (*quadratic.leading_axes(q, k, v, params.get("enable_gqa", False)), q.shape[-2])
+        return o, RowStatistics(*(None if x is None else plan.xp.broadcast_to(x, shape) for x in found))
     with without_autocast(q):
         parts = [_forward_tile(plan, rows, q, k, v) for rows in _tiles(q, k)]
     return _join(plan.xp, [o for o, _ in parts], -2), _join_statistics(plan.xp, [found for _, found in parts])
+
+
+def _of_weights(family: Family, params: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in params.items() if name not in family.outside}
 
 
 def _rows_of(x: Array | None, rows: Rows, axis: int) -> Array | None:
@@ -248,31 +215,61 @@ def _backward_tile(
 ) -> dict[str, Array]:
     """Gradients, in the compute dtype, of what the rows of one tile contribute."""
     xp = plan.xp
-    a = quadratic.prepare(xp, like["q"], like["k"], like.get("v"), rows=rows, **plan.common)
-    s = quadratic.scores(xp, a)
-    u, r = plan.family.weigh(xp, s, a, **plan.own)
+    family, more = plan.family, {}
+    a = family.prepare(xp, like["q"], like["k"], like.get("v"), rows=rows, **plan.common)
+    s = family.scores(xp, a)
+    u, r = family.weigh(xp, s, a, **plan.own)
     w = u * r
     from_statistics = _weight_gradient(plan, a, w, RowStatistics(*(_rows_of(x, rows, -1) for x in dstats)))
 
     def ds_of(dw: Any) -> Array:
-        return plan.family.score_gradient(xp, s, a, w, dw + from_statistics, **plan.own)
+        dw = dw + from_statistics
+        ds = family.score_gradient(xp, s, a, w, dw, **plan.own)
+        more.update(family.beside(xp, a, w, dw, ds, like, **plan.own))
+        return ds
 
-    return quadratic.backward(xp, a, w, _rows_of(do, rows, -2), ds_of, like)
+    grads = quadratic.backward(xp, a, w, _rows_of(do, rows, -2), ds_of, like)
+    return grads | {name: grads[name] + x if name in grads else x for name, x in more.items()}
 
 
 def _backward(plan: _Plan, like: dict[str, Array], do: Array | None, dstats: RowStatistics) -> dict[str, Array]:
-    """Gradients of a whole call: those of q (and of a bias with an axis of queries) are joined, the others added."""
+    """Gradients of a whole call: those of q (and of options with an axis of queries) are joined, the others added."""
     xp, q = plan.xp, like["q"]
     with without_autocast(q):
         parts = [_backward_tile(plan, rows, like, do, dstats) for rows in _tiles(q, like["k"])]
-    bias = like["bias"]
-    per_query = {"q"} | ({"bias"} if bias is not None and bias.ndim >= 2 and bias.shape[-2] != 1 else set())
     grads = {}
     for name in parts[0]:
         column = [part[name] for part in parts]
-        joined = _join(xp, column, -2) if name in per_query else sum(column[1:], start=column[0])
-        grads[name] = joined
+        per_query = name not in ("k", "v") and like[name].ndim >= 2 and like[name].shape[-2] != 1
+        grads[name] = _join(xp, column, -2) if per_query else sum(column[1:], start=column[0])
     return quadratic.rounded(xp, grads, like)
+
+
+def _beside(params: dict[str, Any]) -> dict[str, Any]:
+    """The options that have gradients: bias, which may be None, and arrays of the op's own."""
+    own = {name: params[name] for name in ("alpha",) if _check.is_array(params.get(name))}
+    return {"bias": params.get("bias"), **own}
+
+
+def _backward_apart(
+    plan: _Plan,
+    op: Any,
+    arrays: dict[str, Array],
+    do: Array | None,
+    dstats: RowStatistics,
+    params: dict[str, Any],
+) -> dict[str, Array]:
+    """The gradients through the output and those through the statistics, added in the compute dtype."""
+    xp, like, apart = plan.xp, {**arrays, **params}, plan.family.apart
+    assert apart is not None
+    dtype = quadratic.compute_dtype(xp, arrays["q"])
+    q, k, v = (quadratic.cast(xp, x, dtype) for x in arrays.values())
+    of_rows = _of_weights(plan.family, params)
+    grads = row_statistics_vjp(op, q, k, dstats, fields=plan.fields, **of_rows)
+    do = xp.zeros_like(apart.op(q, k, v, **params)) if do is None else quadratic.cast(xp, do, dtype)
+    through = apart.vjp(q, k, v, do=do, **params)
+    both = {name: through[name] + grads[name] if name in grads else through[name] for name in through}
+    return quadratic.rounded(xp, both, like)
 
 
 def _check_cotangents(caller: str, q: Array, dstats: Any) -> None:
@@ -292,7 +289,7 @@ def row_statistics_vjp(
     """
     plan = _plan("row_statistics_vjp", op, {"q": q, "k": k}, fields, params)
     _check_cotangents("row_statistics_vjp", q, dstats)
-    return _backward(plan, {"q": q, "k": k, "bias": params.get("bias")}, None, dstats)
+    return _backward(plan, {"q": q, "k": k, **_beside(params)}, None, dstats)
 
 
 def attention_with_statistics_vjp(
@@ -306,93 +303,11 @@ def attention_with_statistics_vjp(
     fields: Any = None,
     **params: Any,
 ) -> dict[str, Array]:
-    """Gradients {"q", "k", "v"} and, where a bias was given, "bias", for the cotangents do and dstats (None = 0)."""
+    """Gradients of `attention_with_statistics` for the cotangents do and dstats (None = 0): those of the op's own vjp,
+    plus those of `row_statistics_vjp`.
+    """
     plan = _plan("attention_with_statistics_vjp", op, {"q": q, "k": k, "v": v}, fields, params)
     _check_cotangents("attention_with_statistics_vjp", q, dstats)
-    return _backward(plan, {"q": q, "k": k, "v": v, "bias": params.get("bias")}, do, dstats)
-
-
-class _Terms(NamedTuple):
-    """What both directions of the regulariser need of each row; `valid` rows are those that count."""
-
-    valid: Array
-    log_total: Array
-    excess: Array
-    share: Array  # 1/number of valid rows
-
-
-def _regulariser_terms(op: str, stats: Any, entropy_cap: float, query_mask: Array | None) -> tuple[Namespace, _Terms]:
-    missing = [name for name in ("total", "entropy", "visible") if getattr(stats, name, None) is None]
-    if missing:
-        raise ValueError(f"{op}: stats must hold total, entropy and visible; {', '.join(missing)} missing")
-    xp = namespace(stats.total)
-    valid = (stats.visible > 0) & (stats.total > 0)
-    if query_mask is not None:
-        if _check.dtype_name(query_mask) != "bool":
-            raise TypeError(f"{op}: query_mask has dtype {_check.dtype_name(query_mask)}; expected bool")
-        valid = valid & query_mask
-    log_total = xp.log(xp.where(valid, stats.total, 1.0))
-    cap = entropy_cap * xp.log(xp.where(valid, stats.visible, 1.0))
-    excess = xp.where(valid, stats.entropy, 0.0) - cap
-    number = xp.sum(xp.astype(valid, stats.total.dtype))
-    return xp, _Terms(valid, log_total, excess, 1.0 / xp.where(number > 0, number, 1.0))
-
-
-def attention_regulariser(
-    stats: RowStatistics,
-    *,
-    entropy_cap: float = 0.7,
-    sum_weight: float = 1.0,
-    entropy_weight: float = 1.0,
-    query_mask: Array | None = None,
-) -> tuple[Array, Array, Array]:
-    """ReLUFormer's regulariser: sum_weight·mean |log Z| + entropy_weight·mean max(H - entropy_cap·log n, 0).
-
-    Shen et al. 2023 eq 7 with C = 0.7·log n, and with the absolute value that their text names and the printed equation
-    lost. Z = `stats.total` of the raw weights, H = `stats.entropy` of the normalised ones, n = `stats.visible`, natural
-    logarithms. The means run over the valid rows (n > 0, Z > 0, `query_mask` True) of this call; callers add layers.
-    Without a valid row all three results are 0. |log Z| has gradient 0 at Z = 1, max(·, 0) at 0.
-
-    Args:
-        stats: from `row_statistics` or `attention_with_statistics`; total, entropy and visible must be present.
-        entropy_cap: the share of log n up to which entropy is free.
-        sum_weight, entropy_weight: weights of the two terms. The paper gives none: the defaults are ours.
-        query_mask: boolean (..., L), True = the row counts.
-
-    Returns:
-        (loss, sum_term, entropy_term), scalars in the dtype of the statistics; the terms are the unweighted means.
-    """
-    op = "attention_regulariser"
-    for name, value in (
-        ("entropy_cap", entropy_cap),
-        ("sum_weight", sum_weight),
-        ("entropy_weight", entropy_weight),
-    ):
-        _check.number(op, name, value)
-    xp, t = _regulariser_terms(op, stats, entropy_cap, query_mask)
-    sum_term = xp.sum(xp.abs(t.log_total)) * t.share
-    entropy_term = xp.sum(xp.where(t.excess <= 0, 0.0, t.excess)) * t.share
-    return sum_weight * sum_term + entropy_weight * entropy_term, sum_term, entropy_term
-
-
-def attention_regulariser_vjp(
-    stats: RowStatistics,
-    dloss: Array,
-    dsum_term: Array | None = None,
-    dentropy_term: Array | None = None,
-    *,
-    entropy_cap: float = 0.7,
-    sum_weight: float = 1.0,
-    entropy_weight: float = 1.0,
-    query_mask: Array | None = None,
-) -> dict[str, Array]:
-    """Gradients {"total", "entropy"} of `attention_regulariser`: sign(log Z)/Z and [H > cap], over the valid rows."""
-    op = "attention_regulariser_vjp"
-    xp, t = _regulariser_terms(op, stats, entropy_cap, query_mask)
-    on_sum = sum_weight * (0.0 if dloss is None else dloss) + (0.0 if dsum_term is None else dsum_term)
-    on_entropy = entropy_weight * (0.0 if dloss is None else dloss) + (0.0 if dentropy_term is None else dentropy_term)
-    slope = xp.sign(t.log_total) / xp.where(t.valid, stats.total, 1.0)
-    return {
-        "total": xp.where(t.valid, slope, 0.0) * (t.share * on_sum),
-        "entropy": xp.where(t.valid & (t.excess > 0), t.share * on_entropy, 0.0),
-    }
+    if plan.family.apart is None:
+        return _backward(plan, {"q": q, "k": k, "v": v, **_beside(params)}, do, dstats)
+    return _backward_apart(plan, op, {"q": q, "k": k, "v": v}, do, dstats, params)

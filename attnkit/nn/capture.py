@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import attnkit
 from attnkit.analysis import Anisotropy, Concentration, VarianceRatio, weight_blocks
-from attnkit.analysis_rows import served_fields
+from attnkit.analysis_rows import served
 
 PERCENTS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
 _COLUMNS = ("rows", "null", "dead", "total", "entropy", "zeros", "variance_ratio", "anisotropy", "slot_anisotropy")
@@ -64,7 +64,7 @@ class _Rows:
     left_out: dict[str, str] = field(default_factory=dict)
 
     def update(self, op: Callable[..., Any], q: Tensor, k: Tensor, options: Mapping[str, Any]) -> None:
-        fields = served_fields(op, options)
+        fields, options = served(op, options)
         if not fields:
             self.left_out["rows"] = f"{op.__name__} has no row statistics"
             return

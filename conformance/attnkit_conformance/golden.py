@@ -90,7 +90,7 @@ def has(name: str) -> bool:
 
 def naive(op: Op, case: Case) -> tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray]]:
     """The low-precision evaluation, for half types only."""
-    if op.naive is None or case.dtype not in ("float16", "bfloat16"):
+    if op.naive is None or op.subject(case.params).naive is None or case.dtype not in ("float16", "bfloat16"):
         return {}, {}
     with np.errstate(all="ignore"):
         return op.naive(case)
@@ -98,19 +98,20 @@ def naive(op: Op, case: Case) -> tuple[Mapping[str, np.ndarray], Mapping[str, np
 
 def growth_of(op: Op, case: Case) -> float:
     """D: 1 + max|visible exponent|/16 for ops that exponentiate, else 1, or what the op's row says."""
-    if op.growth is not None:
-        return op.growth(case)
-    if "q" not in case.arrays or not op.exponent(case.params):
+    subject = op.subject(case.params)
+    if subject.growth is not None:
+        return subject.growth(case)
+    if "q" not in case.arrays or not subject.exponent(case.params):
         return 1.0
     return tolerance.growth_of_exponent(lowprecision.largest_exponent(case))
 
 
 def exact_zeros(op: Op, case: Case) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """A5 and A6: entries of outputs and gradients that are exactly 0, whatever the arithmetic."""
-    if op.zeros is not None:
-        return dict(op.zeros(case)[0]), dict(op.zeros(case)[1])
-    if op.group != "a" and "op" not in case.params:
-        return {}, {}
+    subject = op.subject(case.params)
+    own_outputs, own_gradients = ({}, {}) if subject.zeros is None else subject.zeros(case)
+    if subject.group != "a":
+        return dict(own_outputs), dict(own_gradients)
     sc = lowprecision.case_scores(case)
     null, unseen = np.asarray(~sc.visible.any(-1)), np.asarray(~sc.visible.any(-2))
     zeros = {name: null[..., None] if name == "o" else null for name in QUERY_OUTPUTS}
@@ -122,4 +123,5 @@ def exact_zeros(op: Op, case: Case) -> tuple[dict[str, np.ndarray], dict[str, np
             gradients[name] = reduce_to(unseen[..., None], shape, sc.groups, np.logical_and)
     if "bias" in case.arrays:
         gradients["bias"] = reduce_to(~sc.visible, case.arrays["bias"].shape, 1, np.logical_and)
-    return outputs, {name: zero for name, zero in gradients.items() if name in op.differentiable}
+    gradients = {name: zero for name, zero in {**gradients, **own_gradients}.items() if name in op.differentiable}
+    return {**outputs, **own_outputs}, gradients

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attnkit_conformance import errors, lowprecision
 from attnkit_conformance.binding import FIELDS, PLAIN, Binding
 from attnkit_conformance.case import DTYPES, Case, compute_dtype
 from attnkit_conformance.errors import ErrorSample
+
+if TYPE_CHECKING:
+    from attnkit_conformance.samples import Scene
 
 Params = Mapping[str, Any]
 
@@ -49,7 +52,16 @@ class Op:
     bias_inf: bool = False  # a bias of -inf is legal
     subjects: Callable[[], tuple[Op, ...]] = tuple  # the ops over which a statistics function runs
     growth: Callable[[Case], float] | None = None  # D: where more is demanded than by the exponent
+    outside: tuple[str, ...] = ()  # arguments that touch the output only, beside v and dropout
+    joined: bool = False  # the output has its heads joined, (..., L, H·e)
+    steep: Callable[[Params], bool] = lambda params: False  # is a small weight a difference: exact scores for entropy
+    extra: tuple[tuple[Scene, Params], ...] = ()  # scenes with variants beyond those that all ops share
+    complete: Callable[[Case], Case] | None = None  # adds arrays of the op's own to a drawn case
     zeros: Callable[[Case], tuple[Mapping[str, Any], Mapping[str, Any]]] | None = None  # A5, A6: exact zeros
+
+    def subject(self, params: Params) -> Op:
+        """The op that a statistics function is asked about; any other op itself."""
+        return next((op for op in self.subjects() if op.name == params.get("op")), self)
 
     def output_dtype(self, name: str, dtype: str) -> str:
         """The dtype of output `name` for inputs of `dtype`."""
@@ -59,9 +71,9 @@ class Op:
         """Whether a scene with these options is legal for the op."""
         return self.bias_inf or "bias_inf" not in options
 
-    def statistics_variant(self, variant: Params) -> Params:
+    def statistics_variant(self, variant: Params, left_out: tuple[str, ...] = ()) -> Params:
         """`variant` as parameters of the statistics functions: entropy only where weights cannot be negative."""
-        kept = {name: value for name, value in variant.items() if name != "return_lse"}
+        kept = without_parameters(variant, ("return_lse", *left_out))
         without_entropy = tuple(name for name in FIELDS if name != "entropy")
         return {**kept, "fields": without_entropy} if self.signed(variant) else kept
 
@@ -106,16 +118,22 @@ def always(params: Params) -> bool:
     return True
 
 
+def without_parameters(variant: Params, left_out: tuple[str, ...]) -> Params:
+    return {name: value for name, value in variant.items() if name not in left_out}
+
+
 def weights_of(op: Op) -> Op:
     """The row of `<op>_weights`: no v, no dropout, no gradient of its own."""
-    variants = tuple({k: v for k, v in variant.items() if k != "return_lse"} for variant in op.variants)
+    outside = ("v", "proj_v", "return_lse", "dropout_mask", *op.outside)
+    variants = tuple(without_parameters(variant, outside) for variant in op.variants)
     return replace(
         op,
         name=f"{op.name}_weights",
-        arguments=tuple(name for name in op.arguments if name not in ("v", "proj_v")),
+        arguments=tuple(name for name in op.arguments if name not in outside),
         outputs=w_only,
+        own=tuple(name for name in op.own if name not in op.outside),
         variants=tuple(v for n, v in enumerate(variants) if v not in variants[:n]),
-        optional=tuple(name for name in op.optional if name != "dropout_mask"),
+        optional=tuple(name for name in op.optional if name not in outside),
         differentiable=(),
         not_differentiable=("w",),
         compute_outputs=(),
@@ -123,4 +141,6 @@ def weights_of(op: Op) -> Op:
         weights=False,
         statistics=False,
         dropout=False,
+        joined=False,
+        extra=tuple((scene, without_parameters(variant, outside)) for scene, variant in op.extra),
     )

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from attnkit_conformance.op import Op
 
 LENGTH_ARRAY = "<array>"  # in a variant: draw a `length` array
+ATTEMPTS = 200
+LARGEST_GROWTH = {"float16": 8.0, "bfloat16": 8.0, "float32": 200.0}  # beyond, the bound is no part of the result
 MARGIN = 2e-6  # relative distance of a score from a kink below which float32 may fall on the other side
 
 
@@ -204,16 +206,20 @@ def poison(arrays: dict[str, np.ndarray], scene: Scene) -> None:
 def attention_case(op: Op, scene: Scene, variant: Mapping[str, Any], label: str, dtype: str) -> Case:
     """The case of one op, scene, variant and dtype: the first draw that keeps its distance from the kinks."""
     params = {**scene.params, **variant}
-    kinks = op.kinks(params)
-    if op.outputs_entropy(params) and kinks:  # log w is ill-conditioned where w is a small difference: exact scores
+    subject = op.subject(params)
+    kinks = subject.kinks(params)
+    if op.outputs_entropy(params) and (kinks or subject.steep(params)):  # log w of a difference: exact scores
         scene = replace(scene, options=(*scene.options, "grid"), params={"scale": 0.25, **scene.params})
         params = {"scale": 0.25, **params}
+    exact = bool({"grid", "integers"} & set(scene.options))
     for attempt in itertools.count():
         rng = generator(f"{scene.name}/{label}/{attempt}")
         case = drawn_case(op, scene, params, label, dtype, rng)
-        exact = {"grid", "integers"} & set(scene.options)
+        case = subject.complete(case) if subject.complete else case
         if exact or not any(too_near(case, kink) for kink in kinks):
             break
+        if attempt == ATTEMPTS:
+            raise ValueError(f"{case.id}: no draw in {ATTEMPTS} keeps its distance from where the slope jumps")
     if "poison" in scene.options:
         poison(dict(case.arrays), scene)
     wanted = (*op.arguments, *op.optional)
@@ -256,7 +262,9 @@ def too_near(case: Case, kink: float) -> bool:
 def draw_cotangents(op: Op, case: Case, rng: np.random.Generator, scene: Scene) -> dict[str, np.ndarray]:
     """A cotangent for every output of `op` that has a gradient."""
     rows = (*scene.leading, scene.L)
-    shapes = {"o": (*rows, scene.e)}
+    heads = scene.leading[-1] if scene.leading else 1
+    joined = op.subject(case.params).joined
+    shapes = {"o": (*scene.leading[:-1], scene.L, heads * scene.e) if joined else (*rows, scene.e)}
     return {
         name: rounded(rng.standard_normal(shapes.get(name, rows)), op.output_dtype(name, case.dtype))
         for name in op.outputs(case.params)
@@ -273,8 +281,16 @@ def visibility(scene: Scene, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
 def attention_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
     """Scenes x variants for an attention op or its weights."""
     scenes = tuple(scene for scene in FULL if op.serves(scene.options))
-    for scene, variant in scene_variants(scenes, op.variants, profile):
-        yield attention_case(op, scene, variant, variant_label(variant), dtype)
+    for scene, variant in distinct([*scene_variants(scenes, op.variants, profile), *op.extra]):
+        case = attention_case(op, scene, variant, variant_label(variant), dtype)
+        if tells(op, case):
+            yield case
+
+
+def tells(op: Op, case: Case) -> bool:
+    """Whether the bound of the case is so small that a wrong array exceeds it."""
+    growth = op.subject(case.params).growth
+    return growth is None or growth(case) <= LARGEST_GROWTH.get(case.dtype, np.inf)
 
 
 STATISTICS_SCENES = (
@@ -286,13 +302,17 @@ STATISTICS_SCENES = (
 def statistics_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
     """The same for statistics of every attention op that has them; the quick profile gives each op one scene."""
     for n, subject in enumerate(op.subjects()):
-        every = [subject.statistics_variant(variant) for variant in subject.variants]
+        left_out = () if "v" in op.arguments else subject.outside
+        every = [subject.statistics_variant(variant, left_out) for variant in subject.variants]
         variants = tuple(v for m, v in enumerate(every) if v not in every[:m])
         scenes = tuple(s for s in FULL if s.name in STATISTICS_SCENES and subject.serves(s.options))
-        for scene, variant in scene_variants(scenes, variants, "full"):
+        extra = [(scene, subject.statistics_variant(variant, left_out)) for scene, variant in subject.extra]
+        for scene, variant in distinct([*scene_variants(scenes, variants, "full"), *extra]):
             if profile == "full" or (scene == QUICK[n % len(QUICK)] and variant == variants[n % len(variants)]):
                 label = ".".join(filter(None, (subject.name, variant_label(variant))))
-                yield attention_case(op, scene, {"op": subject.name, **variant}, label, dtype)
+                case = attention_case(op, scene, {"op": subject.name, **variant}, label, dtype)
+                if tells(op, case):
+                    yield case
 
 
 def variant_label(variant: Mapping[str, Any]) -> str:
@@ -311,4 +331,8 @@ def scene_variants(
     if profile == "full":
         pairs += [(scene, n % count) for n, scene in enumerate(scenes)]
         pairs += [(scene, v) for scene in (*QUICK[:2], KINKS) for v in range(count)]
-    return [(scene, variants[v]) for n, (scene, v) in enumerate(pairs) if (scene, v) not in pairs[:n]]
+    return distinct([(scene, variants[v]) for scene, v in pairs])
+
+
+def distinct(pairs: list[tuple[Scene, Mapping[str, Any]]]) -> list[tuple[Scene, Mapping[str, Any]]]:
+    return [pair for n, pair in enumerate(pairs) if pair not in pairs[:n]]

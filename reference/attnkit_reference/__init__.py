@@ -4,6 +4,12 @@ It is the truth that fast implementations are judged against, and meant to be re
 """
 
 from attnkit_reference import analysis, landmarks
+from attnkit_reference.gaussian import (
+    gaussian_attention,
+    gaussian_attention_magnitudes,
+    gaussian_attention_vjp,
+    gaussian_attention_weights,
+)
 from attnkit_reference.lowrank import (
     soft_attention,
     soft_attention_magnitudes,
@@ -47,6 +53,28 @@ from attnkit_reference.softmax import (
     softmax_attention_vjp,
     softmax_attention_weights,
 )
+from attnkit_reference.sparse import (
+    entmax_attention,
+    entmax_attention_magnitudes,
+    entmax_attention_vjp,
+    entmax_attention_weights,
+    sparsemax_attention,
+    sparsemax_attention_magnitudes,
+    sparsemax_attention_vjp,
+    sparsemax_attention_weights,
+)
+from attnkit_reference.sparse_rela import (
+    rela_attention,
+    rela_attention_magnitudes,
+    rela_attention_vjp,
+    rela_attention_weights,
+)
+from attnkit_reference.sparse_sima import (
+    sima_attention,
+    sima_attention_magnitudes,
+    sima_attention_vjp,
+    sima_attention_weights,
+)
 from attnkit_reference.statistics import (
     RowStatistics,
     attention_regulariser,
@@ -70,6 +98,14 @@ __all__ = [
     "attention_with_statistics",
     "attention_with_statistics_magnitudes",
     "attention_with_statistics_vjp",
+    "entmax_attention",
+    "entmax_attention_magnitudes",
+    "entmax_attention_vjp",
+    "entmax_attention_weights",
+    "gaussian_attention",
+    "gaussian_attention_magnitudes",
+    "gaussian_attention_vjp",
+    "gaussian_attention_weights",
     "landmarks",
     "linformer_attention",
     "linformer_attention_magnitudes",
@@ -89,6 +125,10 @@ __all__ = [
     "qk_layernorm",
     "qk_layernorm_magnitudes",
     "qk_layernorm_vjp",
+    "rela_attention",
+    "rela_attention_magnitudes",
+    "rela_attention_vjp",
+    "rela_attention_weights",
     "reluformer_attention",
     "reluformer_attention_magnitudes",
     "reluformer_attention_vjp",
@@ -100,6 +140,10 @@ __all__ = [
     "sigmoid_attention_magnitudes",
     "sigmoid_attention_vjp",
     "sigmoid_attention_weights",
+    "sima_attention",
+    "sima_attention_magnitudes",
+    "sima_attention_vjp",
+    "sima_attention_weights",
     "soft_attention",
     "soft_attention_magnitudes",
     "soft_attention_vjp",
@@ -108,4 +152,8 @@ __all__ = [
     "softmax_attention_magnitudes",
     "softmax_attention_vjp",
     "softmax_attention_weights",
+    "sparsemax_attention",
+    "sparsemax_attention_magnitudes",
+    "sparsemax_attention_vjp",
+    "sparsemax_attention_weights",
 ]

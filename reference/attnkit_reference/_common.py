@@ -62,6 +62,14 @@ class Rows:
     signed: bool = False
     exact_zeros: bool = False
 
+    def to_inputs(self, ds: Array, do: Array | None, absolute: bool = False) -> dict[str, Array]:
+        """The gradients of q, k, v and bias for the cotangents of the scores and of the output: `contract`."""
+        return contract(self, ds, do, absolute)
+
+    def to_own(self, dw: Array, size: Array) -> dict[str, tuple[Array, Array]]:
+        """The gradients of arrays of the op's own for the cotangent of the weights, each with its summands' size."""
+        return {}
+
 
 def scores(
     op: str,

@@ -11,21 +11,46 @@ from attnkit_reference._common import (
     Array,
     Rows,
     attend,
-    contract,
     keyword_parameters,
     output_cotangent,
     refuse_others,
     row_cotangent,
     weight_cotangent,
 )
+from attnkit_reference.gaussian import gaussian_rows
 from attnkit_reference.pointwise import pointwise_rows, reluformer_rows, sigmoid_rows
 from attnkit_reference.softmax import softmax_rows
+from attnkit_reference.sparse import entmax_rows, sparsemax_rows
+from attnkit_reference.sparse_rela import rela_attention, rela_attention_magnitudes, rela_attention_vjp, rela_rows
 
 ROWS: dict[str, Callable[..., Rows]] = {
     "softmax_attention": softmax_rows,
     "pointwise_attention": pointwise_rows,
     "reluformer_attention": reluformer_rows,
     "sigmoid_attention": sigmoid_rows,
+    "sparsemax_attention": sparsemax_rows,
+    "entmax_attention": entmax_rows,
+    "rela_attention": rela_rows,
+    "gaussian_attention": gaussian_rows,
+}
+
+
+class Apart(NamedTuple):
+    """An op whose output is not w v: its functions, and its arguments that the weights do not depend on."""
+
+    op: Callable[..., Array]
+    vjp: Callable[..., dict[str, Array]]
+    magnitudes: Callable[..., dict[str, Array]]
+    outside: tuple[str, ...]
+
+
+APART = {
+    "rela_attention": Apart(
+        rela_attention,
+        rela_attention_vjp,
+        rela_attention_magnitudes,
+        ("norm_weight", "gate_weight", "norm_axis", "eps"),
+    ),
 }
 
 
@@ -45,6 +70,10 @@ class RowStatistics(NamedTuple):
     visible: Array | None = None
 
 
+def _name(op: str | Callable[..., Any]) -> str:
+    return op if isinstance(op, str) else getattr(op, "__name__", repr(op))
+
+
 def _prepare(
     function: str,
     op: str | Callable[..., Any],
@@ -53,12 +82,14 @@ def _prepare(
     params: dict[str, Any],
 ) -> tuple[Rows, tuple[str, ...]]:
     """The weights of `op` and the fields that were asked for, once arguments are known to be legal."""
-    name = op if isinstance(op, str) else getattr(op, "__name__", repr(op))
+    name = _name(op)
     if name not in ROWS:
         raise ValueError(f"{function}: op; expected one of {', '.join(ROWS)} or its function, got {name!r}")
     rows_of, label = ROWS[name], f"{function}({name})"
     legal = [p.name for p in keyword_parameters(rows_of, dropout=len(arrays) == 3)]
-    refuse_unexpected(label, params, [*legal, "fields"])
+    outside = APART[name].outside if name in APART and len(arrays) == 3 else ()
+    refuse_unexpected(label, params, [*legal, *outside, "fields"])
+    params = {key: value for key, value in params.items() if key not in outside}
     wanted = RowStatistics._fields if fields is None else tuple(fields)
     if isinstance(fields, str) or not set(wanted) <= set(RowStatistics._fields):
         legal_fields = ", ".join(RowStatistics._fields)
@@ -153,10 +184,10 @@ def row_statistics(
     op is a public attention function or its name; q (..., L, d), k (..., S, d); params are that op's keyword arguments
     without dropout, which statistics ignore. fields names what is wanted (None: all six).
 
-    nonzero counts exact zeros out for relu, relu_squared and relu6 and equals visible otherwise. Rows that see no key
-    (null) or whose weights are all 0 (dead) hold 0 except in visible. ValueError for an argument that op does not
-    take, and for the entropy of weights that can be negative (identity, gelu, gelu_tanh, silu, gain < 0). Source: Shen
-    et al. 2023 §4.1-4.2 (total, entropy).
+    nonzero counts exact zeros out for relu, relu_squared, relu6, sparsemax, entmax and ReLA and equals visible
+    otherwise. Rows that see no key (null) or whose weights are all 0 (dead) hold 0 except in visible. ValueError for an
+    argument that op does not take, and for the entropy of weights that can be negative (identity, gelu, gelu_tanh,
+    silu, gain < 0). Source: Shen et al. 2023 §4.1-4.2 (total, entropy).
     """
     return _statistics(*_prepare("row_statistics", op, (q, k), fields, params))
 
@@ -176,8 +207,7 @@ def row_statistics_vjp(
     visible have no gradient. Then as in the op's own vjp.
     """
     rows, wanted = _prepare("row_statistics_vjp", op, (q, k), fields, params)
-    ds, _ = rows.pull(*_statistics_cotangent(rows, dstats, wanted))
-    return contract(rows, ds, None)
+    return _to_arguments(rows, *_statistics_cotangent(rows, dstats, wanted), None)
 
 
 def row_statistics_magnitudes(
@@ -193,8 +223,8 @@ def row_statistics_magnitudes(
     last contraction in absolute value, for example Σ|w log w|/Z + |log Z| for entropy.
     """
     rows, wanted = _prepare("row_statistics_magnitudes", op, (q, k), fields, params)
-    _, size = rows.pull(*_statistics_cotangent(rows, dstats, wanted))
-    return {**_statistics_magnitudes(rows, wanted), **contract(rows, size, None, absolute=True)}
+    dw, size = _statistics_cotangent(rows, dstats, wanted)
+    return {**_statistics_magnitudes(rows, wanted), **_to_arguments(rows, dw, size, None, absolute=True)}
 
 
 def attention_with_statistics(
@@ -208,18 +238,41 @@ def attention_with_statistics(
 ) -> tuple[Array, RowStatistics]:
     """(o, RowStatistics): the output of `op` and the statistics of its weights; see `row_statistics`.
 
-    params are the op's keyword arguments; dropout touches o only.
+    params are the op's keyword arguments; dropout, and the norm and gate of ReLA, touch o only.
     """
     rows, wanted = _prepare("attention_with_statistics", op, (q, k, v), fields, params)
-    return attend(rows), _statistics(rows, wanted)
+    apart = APART.get(_name(op))
+    o = attend(rows) if apart is None else apart.op(q, k, v, **params)
+    return o, _statistics(rows, wanted)
 
 
-def _joint_score_cotangent(
-    rows: Rows, do: Array, dstats: RowStatistics, wanted: tuple[str, ...]
-) -> tuple[Array, Array]:
+def _to_arguments(rows: Rows, dw: Array, size: Array, do: Array | None, absolute: bool = False) -> dict[str, Array]:
+    """Gradients of q, k, bias and the op's own arrays for dw; of v where there is do; or their summands' sizes."""
+    ds, ds_size = rows.pull(dw, size)
+    own = {name: both[absolute] for name, both in rows.to_own(dw, size).items()}
+    return {**rows.to_inputs(ds_size if absolute else ds, do, absolute), **own}
+
+
+def _joint(
+    rows: Rows,
+    op: Any,
+    qkv: tuple[Array, ...],
+    do: Array,
+    dstats: Any,
+    wanted: tuple[str, ...],
+    absolute: bool,
+    params: dict[str, Any],
+) -> dict[str, Array]:
+    """Gradients, or the absolute values of their summands, for the cotangents of the output and of the statistics."""
     dw, size = _statistics_cotangent(rows, dstats, wanted)
-    through_output = weight_cotangent(rows, do)
-    return rows.pull(dw + through_output, size + np.abs(through_output))
+    apart = APART.get(_name(op))
+    if apart is None:
+        do = output_cotangent(rows, do)
+        through = weight_cotangent(rows, do)
+        return _to_arguments(rows, dw + through, size + np.abs(through), do, absolute)
+    found = (apart.magnitudes if absolute else apart.vjp)(*qkv, do=do, **params)
+    of_rows = _to_arguments(rows, dw, size, None, absolute)
+    return {name: x + of_rows[name] if name in of_rows and name != "v" else x for name, x in found.items()}
 
 
 def attention_with_statistics_vjp(
@@ -235,9 +288,7 @@ def attention_with_statistics_vjp(
 ) -> dict[str, Array]:
     """Gradients {"q", "k", "v"} and "bias" if given of `attention_with_statistics`: do and dstats together."""
     rows, wanted = _prepare("attention_with_statistics_vjp", op, (q, k, v), fields, params)
-    do = output_cotangent(rows, do)
-    ds, _ = _joint_score_cotangent(rows, do, dstats, wanted)
-    return contract(rows, ds, do)
+    return _joint(rows, op, (q, k, v), do, dstats, wanted, False, params)
 
 
 def attention_with_statistics_magnitudes(
@@ -253,10 +304,8 @@ def attention_with_statistics_magnitudes(
 ) -> dict[str, Array]:
     """Magnitudes of "o", the fields asked for and the gradients, as in `row_statistics_magnitudes`."""
     rows, wanted = _prepare("attention_with_statistics_magnitudes", op, (q, k, v), fields, params)
-    do = output_cotangent(rows, do)
-    _, size = _joint_score_cotangent(rows, do, dstats, wanted)
     sizes = {"o": attend(rows, absolute=True), **_statistics_magnitudes(rows, wanted)}
-    return {**sizes, **contract(rows, size, do, absolute=True)}
+    return {**sizes, **_joint(rows, op, (q, k, v), do, dstats, wanted, True, params)}
 
 
 @refuse_others

@@ -20,6 +20,8 @@ OPS = {
     "pointwise_attention": {"alpha": 0.5},
     "reluformer_attention": {},
     "sigmoid_attention": {},
+    "entmax_attention": {"alpha": 1.5},
+    "gaussian_attention": {},
 }
 
 

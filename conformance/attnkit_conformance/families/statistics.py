@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from attnkit_conformance import errors, lowprecision, plain_samples, samples
 from attnkit_conformance.binding import FIELDS, REGULARISER, STATISTICS
-from attnkit_conformance.op import OPTIONAL, QKV, Op, Params, o_and_statistics, statistics_fields
+from attnkit_conformance.op import OPTIONAL, QKV, Op, o_and_statistics, statistics_fields
 
 
 def subjects() -> tuple[Op, ...]:
@@ -15,11 +12,6 @@ def subjects() -> tuple[Op, ...]:
     from attnkit_conformance.opdb import PUBLIC
 
     return tuple(op for op in PUBLIC if op.statistics)
-
-
-def of_subject(predicate: str) -> Callable[[Params], Any]:
-    """A predicate of the op named by the parameter `op`, in place of that of the statistics function."""
-    return lambda params: getattr(next(op for op in subjects() if op.name == params["op"]), predicate)(params)
 
 
 OPS = (
@@ -43,15 +35,13 @@ OPS = (
         outputs=statistics_fields,
         samples=samples.statistics_samples,
         own=("op", "fields"),
-        optional=tuple(name for name in OPTIONAL if name != "dropout_mask"),
-        differentiable=("q", "k", "bias"),
+        optional=(*(name for name in OPTIONAL if name != "dropout_mask"), "alpha"),
+        differentiable=("q", "k", "bias", "alpha"),
         not_differentiable=("nonzero", "visible"),
         compute_outputs=FIELDS,
         binding=STATISTICS,
         subjects=subjects,
         errors=errors.statistics_errors,
-        exponent=of_subject("exponent"),
-        kinks=of_subject("kinks"),
         dropout=False,
     ),
     Op(
@@ -61,15 +51,13 @@ OPS = (
         outputs=o_and_statistics,
         samples=samples.statistics_samples,
         own=("op", "fields"),
-        optional=OPTIONAL,
-        differentiable=(*QKV, "bias"),
+        optional=(*OPTIONAL, "alpha", "norm_weight", "gate_weight"),
+        differentiable=(*QKV, "bias", "alpha", "norm_weight", "gate_weight"),
         not_differentiable=("nonzero", "visible"),
         compute_outputs=FIELDS,
         binding=STATISTICS,
         subjects=subjects,
         errors=errors.statistics_errors,
-        exponent=of_subject("exponent"),
-        kinks=of_subject("kinks"),
         naive=lowprecision.attention,
     ),
 )

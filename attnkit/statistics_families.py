@@ -1,0 +1,114 @@
+"""The ops whose rows have statistics, and what statistics need of each."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from attnkit import _check, gaussian, pointwise, softmax, sparse, sparse_rela
+from attnkit import _quadratic as quadratic
+from attnkit._typing import Array
+
+
+def _never(**own: Any) -> bool:
+    return False
+
+
+def _always(**own: Any) -> bool:
+    return True
+
+
+def _nothing(*args: Any, **own: Any) -> dict[str, Array]:
+    return {}
+
+
+class Apart(NamedTuple):
+    """For an op whose output is not w v: its public functions give the output and the gradients through it."""
+
+    op: Callable[..., Array]
+    vjp: Callable[..., dict[str, Array]]
+    outside: tuple[str, ...]  # its arguments that the weights do not depend on, beside v and dropout
+
+
+class Family(NamedTuple):
+    """What statistics need of an op: its weights, how their gradient becomes that of the scores, its own options."""
+
+    op: Callable[..., Any]
+    weigh: quadratic.Weigh
+    score_gradient: Callable[..., Array]
+    translate: Callable[..., dict[str, Any]]  # the op's own options -> those of `weigh`
+    signed: Callable[..., bool] = _never  # of the translated options: can a weight be negative
+    exact_zeros: Callable[..., bool] = _never  # likewise: is a weight of 0 meant, not underflow
+    checks: Mapping[str, _check.OptionCheck] = MappingProxyType({})  # of options that only this op has
+    prepare: Callable[..., quadratic.Inputs] = quadratic.prepare
+    scores: Callable[..., Array] = quadratic.scores
+    beside: Callable[..., dict[str, Array]] = _nothing  # gradients to add to those of the scores
+    apart: Apart | None = None
+
+    @property
+    def outside(self) -> tuple[str, ...]:
+        """Names of arguments that belong to the output only."""
+        return ("dropout_mask", "dropout", "return_lse", *(self.apart.outside if self.apart else ()))
+
+    def accepted(self, with_output: bool) -> tuple[str, ...]:
+        """The options that this op takes here; arrays beside q, k and v are among them."""
+        names = [name for name in inspect.signature(self.op).parameters if name not in ("q", "k", "v")]
+        left_out = {"impl", "return_lse"} | (set() if with_output else set(self.outside))
+        return tuple(name for name in names if name not in left_out)
+
+
+def _pointwise_family(op: Callable[..., Any], translate: Callable[..., dict[str, Any]]) -> Family:
+    return Family(
+        op,
+        pointwise.weigh,
+        pointwise.score_gradient,
+        translate,
+        pointwise.has_signed_weights,
+        pointwise.has_exact_zeros,
+    )
+
+
+def _entmax_family(op: Callable[..., Any], translate: Callable[..., dict[str, Any]]) -> Family:
+    return Family(
+        op,
+        sparse.weigh,
+        sparse.score_gradient,
+        translate,
+        exact_zeros=sparse.has_exact_zeros,
+        checks=sparse.OWN,
+        beside=sparse.beside,
+    )
+
+
+FAMILIES = {
+    family.op.__name__: family
+    for family in (
+        Family(softmax.softmax_attention, softmax.weigh, softmax.score_gradient, lambda: {}),
+        _pointwise_family(pointwise.pointwise_attention, lambda **own: own),
+        _pointwise_family(pointwise.reluformer_attention, pointwise.reluformer_options),
+        _pointwise_family(pointwise.sigmoid_attention, pointwise.sigmoid_options),
+        _entmax_family(sparse.sparsemax_attention, sparse.sparsemax_options),
+        _entmax_family(sparse.entmax_attention, lambda **own: own),
+        Family(
+            sparse_rela.rela_attention,
+            pointwise.weigh,
+            pointwise.score_gradient,
+            lambda: sparse_rela.RELU,
+            exact_zeros=_always,
+            apart=Apart(
+                sparse_rela.rela_attention,
+                sparse_rela.rela_attention_vjp,
+                ("norm_weight", "gate_weight", "norm_axis", "eps"),
+            ),
+        ),
+        Family(
+            gaussian.gaussian_attention,
+            gaussian.weigh,
+            gaussian.score_gradient,
+            lambda: {},
+            prepare=gaussian.prepare,
+            scores=gaussian.exponents,
+            beside=gaussian.beside,
+        ),
+    )
+}

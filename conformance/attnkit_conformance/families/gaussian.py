@@ -1,0 +1,74 @@
+"""Row of the op database: Gaussian attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from attnkit_conformance import errors, lowprecision, tolerance
+from attnkit_conformance.case import Case, generator, rounded
+from attnkit_conformance.op import OPTIONAL, QKV, Op, o_only
+from attnkit_conformance.samples import CAUSAL, GQA, Scene, attention_case, attention_samples
+from attnkit_reference.gaussian import gaussian_rows
+
+OFFSET = 100.0
+OFFSETS = (
+    Scene("offset", 63, 65, options=("offset",)),
+    Scene("offset-causal", 65, 65, params=CAUSAL, options=("offset",)),
+    Scene("offset-mask", 63, 65, lead=((2, 4), (2, 2), (2, 2)), params=GQA, options=("offset", "gqa", "mask")),
+    Scene("offset-padded", 63, 65, options=("offset", "key_lengths", "query_mask", "poison")),
+    Scene("offset-self", 33, 33, options=("offset", "self")),
+)
+
+
+def complete(case: Case) -> Case:
+    """q and k with a common offset, or k = q, where the scene asks for it; no ties where the maximum is differentiated,
+    for two equal distances are equal in exact arithmetic only."""
+    arrays = dict(case.arrays)
+    if "integers" in case.tags and "op" in case.params:
+        noise = generator(f"{sorted(case.tags)}/ties")
+        arrays |= {n: rounded(arrays[n] + 0.1 * noise.standard_normal(arrays[n].shape), case.dtype) for n in ("q", "k")}
+    if "offset" in case.tags:
+        arrays |= {name: rounded(arrays[name] + OFFSET, case.dtype) for name in ("q", "k")}
+    if "self" in case.tags:
+        arrays["k"] = arrays["q"].copy()
+    return replace(case, arrays=arrays)
+
+
+def growth(case: Case) -> float:
+    """D: 1 + max|visible exponent|/16, of the exponents -(scale/2) ‖q - k‖² + bias."""
+    given = {**case.arrays, **case.params}
+    common = {name: given[name] for name in lowprecision.COMMON if name in given and not name.startswith("dropout")}
+    sc = gaussian_rows("sample", given["q"], given["k"], **common).scores
+    x = np.abs(sc.s[sc.visible & np.isfinite(sc.s)])
+    return tolerance.growth_of_exponent(float(np.max(x, initial=0.0)))
+
+
+def gaussian_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
+    """The scenes of attention, but for exponents so large that a half type's bound tells nothing; q and k far off."""
+    yield from attention_samples(op, dtype, profile)
+    for scene in OFFSETS[: 1 if profile == "quick" else None]:
+        yield attention_case(op, scene, {}, "", dtype)
+
+
+OPS: tuple[Op, ...] = (
+    Op(
+        name="gaussian_attention",
+        formula="w = exp(-scale/2 · ‖q - k‖² + bias)",
+        arguments=QKV,
+        outputs=o_only,
+        samples=gaussian_samples,
+        group="a",
+        optional=tuple(name for name in OPTIONAL if name != "length"),
+        differentiable=(*QKV, "bias"),
+        errors=errors.attention_errors,
+        exponent=lambda params: True,
+        complete=complete,
+        growth=growth,
+        weights=True,
+        statistics=True,
+        bias_inf=True,
+    ),
+)

@@ -1,0 +1,213 @@
+"""ReLA: relu of the scores without a normaliser, and an RMSNorm of what it gives."""
+
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from attnkit_reference._check import as_float, number
+from attnkit_reference._common import (
+    Array,
+    Rows,
+    attend,
+    contract,
+    keywords_of,
+    reduce_to,
+    weight_cotangent,
+)
+from attnkit_reference.pointwise import pointwise_rows, sigmoid, sigmoid_slope
+
+NORM_AXES = ("hidden", "head")
+
+
+def rela_rows(op: str, q: Array, k: Array, v: Array | None = None, **options: Any) -> Rows:
+    """w = relu(s): what row statistics of ReLA are about."""
+    return pointwise_rows(op, q, k, v, activation="relu", alpha=0.0, **options)
+
+
+class _Normed(NamedTuple):
+    """x = relu(s) v and what becomes of it, (..., H, L, e); with features (..., L, e) where there are no heads."""
+
+    x: Array
+    size: Array  # Σ w |v|, the summands of x in absolute value
+    inverse: Array  # 1/√(mean x² + eps)
+    weight: Array  # norm_weight as it multiplies x
+    gate: Array | None
+    axes: tuple[int, ...]  # over which the mean is taken
+
+    def mean(self, x: Array) -> Array:
+        return x.mean(axis=self.axes, keepdims=True)
+
+    @property
+    def y(self) -> Array:
+        return self.x * self.inverse * self.weight
+
+
+def _norm(rows: Rows, norm_weight: Array, gate_weight: Array | None, norm_axis: str, eps: float) -> _Normed:
+    op = rows.scores.op
+    if norm_axis not in NORM_AXES:
+        raise ValueError(f"{op}: norm_axis; expected 'hidden' or 'head', got {norm_axis!r}")
+    eps = number(op, "eps", eps, positive=True)
+    x = attend(rows)
+    heads = norm_axis == "hidden" and x.ndim > 2
+    features = (x.shape[-3] * x.shape[-1],) if heads else x.shape[-1:]
+    spread = []
+    for name, weight in (("norm_weight", norm_weight), ("gate_weight", gate_weight)):
+        wide = None if weight is None else as_float(op, name, weight)
+        if wide is not None and wide.shape != features:
+            raise ValueError(f"{op}: {name} has the wrong shape; expected {features}, got {wide.shape}")
+        spread.append(wide.reshape(x.shape[-3], 1, x.shape[-1]) if wide is not None and heads else wide)
+    axes = (-3, -1) if heads else (-1,)
+    inverse = 1.0 / np.sqrt(np.mean(x**2, axis=axes, keepdims=True) + eps)
+    return _Normed(x, attend(rows, absolute=True), inverse, cast(Array, spread[0]), spread[1], axes)
+
+
+def _joined(x: Array) -> Array:
+    """(..., H, L, e) -> (..., L, H·e), heads in order."""
+    return x if x.ndim < 3 else np.moveaxis(x, -3, -2).reshape(*x.shape[:-3], x.shape[-2], x.shape[-3] * x.shape[-1])
+
+
+def _split_cotangent(rows: Rows, x: Array, do: Array) -> Array:
+    """do (..., L, H·e) in the layout of x, 0 in rows (of single heads) that give nothing."""
+    op = rows.scores.op
+    do, expected = as_float(op, "do", do), _joined(x).shape
+    if do.shape != expected:
+        raise ValueError(f"{op}: do has another shape than the output; expected {expected}, got {do.shape}")
+    if x.ndim > 2:
+        do = np.moveaxis(do.reshape(*do.shape[:-1], x.shape[-3], x.shape[-1]), -2, -3)
+    return np.where(rows.live[..., None], do, 0.0)
+
+
+def _of_features(gradient: Array, shape: tuple[int, ...]) -> Array:
+    """A gradient (..., H, L, e) summed to that of a weight of `shape`, (e,) or (H·e,)."""
+    keep = gradient.shape[-1:] if shape == gradient.shape[-1:] else (gradient.shape[-3], 1, gradient.shape[-1])
+    return reduce_to(gradient, keep).reshape(shape)
+
+
+def _norm_gradients(normed: _Normed, do: Array) -> dict[str, Array]:
+    """dx, and the summands of dnorm_weight and dgate_weight."""
+    x, r, weight, gate = normed.x, normed.inverse, normed.weight, normed.gate
+    unit, dy, through_gate, found = x * r, do, np.zeros(1), {}
+    if gate is not None:
+        dy = do * sigmoid(gate * x)
+        slope = do * normed.y * sigmoid_slope(gate * x)
+        through_gate, found["gate_weight"] = slope * gate, slope * x
+    g = dy * weight
+    return {"x": r * (g - unit * normed.mean(g * unit)) + through_gate, "norm_weight": dy * unit, **found}
+
+
+def _norm_sizes(normed: _Normed, do: Array) -> dict[str, Array]:
+    """The same, and the output, over absolute values, x by Σ w |v|."""
+    x, r, weight, gate, do = normed.size, normed.inverse, np.abs(normed.weight), normed.gate, np.abs(do)
+    y, dy, through_gate, found = x * r * weight, do, np.zeros(1), {}
+    if gate is not None:
+        opening, slope = sigmoid(gate * normed.x), sigmoid_slope(gate * normed.x)
+        along = do * y * slope
+        y, dy = y * opening, do * opening
+        through_gate, found["gate_weight"] = along * np.abs(gate), along * x
+    g, unit = dy * weight, np.abs(normed.x) * r
+    dx = r * (g + unit * normed.mean(g * unit)) + through_gate
+    return {"o": y, "x": dx, "norm_weight": dy * x * r, **found}
+
+
+def _gradients(rows: Rows, norm_weight: Array, do: Array, absolute: bool, **own: Any) -> dict[str, Array]:
+    normed = _norm(rows, norm_weight, **own)
+    do = _split_cotangent(rows, normed.x, do)
+    exact = _norm_gradients(normed, do)
+    found = _norm_sizes(normed, do) if absolute else exact
+    dw = weight_cotangent(rows, exact["x"])
+    ds, size = rows.pull(dw, _weight_sizes(rows, found["x"]) if absolute else np.abs(dw))
+    gradients = contract(rows, size if absolute else ds, found["x"], absolute=absolute)
+    if absolute:
+        gradients["o"] = _joined(found["o"])
+    gradients["norm_weight"] = _of_features(found["norm_weight"], norm_weight.shape)
+    if own["gate_weight"] is not None:
+        gradients["gate_weight"] = _of_features(found["gate_weight"], own["gate_weight"].shape)
+    return gradients
+
+
+def _weight_sizes(rows: Rows, dx: Array) -> Array:
+    """Σ |dx| |v|: the norm makes dx orthogonal to x, so that a row with one key has dw = 0 from large summands."""
+    sc = rows.scores
+    size = np.where(sc.visible, dx @ np.swapaxes(np.abs(cast(Array, sc.v)), -1, -2), 0.0)
+    return size if sc.keep is None else size * np.abs(sc.keep)
+
+
+@keywords_of(rela_rows)
+def rela_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    norm_weight: Array,
+    *,
+    gate_weight: Array | None = None,
+    norm_axis: str = "hidden",
+    eps: float = 1e-8,
+    **params: Any,
+) -> Array:
+    """RMSNorm of x_i = Σ_j relu(s_ij) v_j, s = scale q k^T + bias: heads concatenated in order, (..., L, H·e).
+
+    q (..., H, L, d), k (..., H, S, d), v (..., H, S, e); without a head axis H = 1. No length scale; scale None is
+    1/sqrt(d). norm_axis "hidden" takes the mean square over all H·e features, "head" over the e of one head:
+    y = x/√(mean x² + eps) ⊙ norm_weight, norm_weight (H·e,) or (e,). gate_weight, of the same shape, multiplies y by
+    sigmoid(gate_weight ⊙ x) with x not normalised. eps = 1e-8 is the official code's.
+
+    The other arguments are those of `softmax_attention`; bias is finite on visible pairs. A query that sees no key in
+    any head gives 0, and so does one whose scores are all negative. ValueError for shapes, values and unknown
+    arguments, TypeError for dtypes. Source: Zhang et al. 2021 "Sparse Attention with Linear Units" §3 and its official
+    code, whose norm is "hidden"; "head" is that of a popular port. Baseline of Shen et al. 2023.
+    """
+    rows = rela_rows("rela_attention", q, k, v, **params)
+    normed = _norm(rows, norm_weight, gate_weight, norm_axis, eps)
+    y = normed.y if normed.gate is None else normed.y * sigmoid(normed.gate * normed.x)
+    return _joined(y)
+
+
+@keywords_of(rela_rows, dropout=False)
+def rela_attention_weights(q: Array, k: Array, **params: Any) -> Array:
+    """The weights relu(s) (..., L, S) of `rela_attention`, before dropout and norm; exactly 0 where invisible."""
+    return rela_rows("rela_attention_weights", q, k, **params).w
+
+
+@keywords_of(rela_rows)
+def rela_attention_vjp(
+    q: Array,
+    k: Array,
+    v: Array,
+    norm_weight: Array,
+    do: Array,
+    *,
+    gate_weight: Array | None = None,
+    norm_axis: str = "hidden",
+    eps: float = 1e-8,
+    **params: Any,
+) -> dict[str, Array]:
+    """Gradients of `rela_attention`: {"q", "k", "v", "norm_weight"}, "gate_weight" and "bias" if given.
+
+    do (..., L, H·e). With r = 1/√(mean x² + eps), σ = sigmoid(gate_weight ⊙ x), dy = do σ and g = dy ⊙ norm_weight:
+    dx = r (g - x r² mean(g x)) + do y σ(1-σ) gate_weight, dnorm_weight = Σ dy x r, dgate_weight = Σ do y σ(1-σ) x; then
+    as in `pointwise_attention_vjp` with dx for do.
+    """
+    rows = rela_rows("rela_attention_vjp", q, k, v, **params)
+    own = {"gate_weight": gate_weight, "norm_axis": norm_axis, "eps": eps}
+    return _gradients(rows, norm_weight, do, absolute=False, **own)
+
+
+@keywords_of(rela_rows)
+def rela_attention_magnitudes(
+    q: Array,
+    k: Array,
+    v: Array,
+    norm_weight: Array,
+    do: Array,
+    *,
+    gate_weight: Array | None = None,
+    norm_axis: str = "hidden",
+    eps: float = 1e-8,
+    **params: Any,
+) -> dict[str, Array]:
+    """What rounding errors of "o" and the gradients are measured against: the summands of x, dx and of the sums over
+    tokens in absolute value, for example |norm_weight| Σ_j w |v|/√(mean x² + eps) for o without a gate.
+    """
+    rows = rela_rows("rela_attention_magnitudes", q, k, v, **params)
+    own = {"gate_weight": gate_weight, "norm_axis": norm_axis, "eps": eps}
+    return _gradients(rows, norm_weight, do, absolute=True, **own)

@@ -1,0 +1,283 @@
+"""Sparsemax and α-entmax: gradients by central differences, values by hand, ends, ties, kinks, tails, errors."""
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attnkit_reference import sparse
+from attnkit_reference.softmax import softmax_attention, softmax_attention_vjp, softmax_attention_weights
+
+Rng = np.random.Generator
+Arrays = dict[str, Any]
+
+MARGIN = 0.02  # of (α-1)s from the threshold, where the support changes
+ALPHAS = (1.0, 1.1, 1.3, 1.5, 1.8, 2.0)
+MASK = np.array([[1, 0, 1, 1, 1], [0, 0, 0, 0, 0], [0, 1, 0, 0, 1], [1, 1, 1, 1, 1]], dtype=bool)
+IDENTITY = np.eye(4)
+
+
+def draw(rng: Rng, **shapes: tuple[int, ...]) -> Arrays:
+    return {name: rng.normal(size=shape) for name, shape in shapes.items()}
+
+
+def masked(rng: Rng) -> tuple[Arrays, Arrays]:
+    return draw(rng, q=(4, 3), k=(5, 3), v=(5, 2), bias=(4, 5)), {"mask": MASK, "scale": 1.2}
+
+
+def causal(rng: Rng) -> tuple[Arrays, Arrays]:
+    return draw(rng, q=(2, 5, 3), k=(2, 4, 3), v=(2, 4, 2)), {"causal": True, "dropout": (0.3, 4)}
+
+
+def broadcast(rng: Rng) -> tuple[Arrays, Arrays]:
+    shapes = {"q": (2, 1, 2, 3), "k": (3, 4, 3), "v": (1, 4, 2), "bias": (2, 1, 1, 4)}
+    return draw(rng, **shapes), {"window": (1, 1), "scale": -0.7}
+
+
+def grouped(rng: Rng) -> tuple[Arrays, Arrays]:
+    queries, kept = rng.random((2, 1, 2)) < 0.7, (rng.random((2, 4, 2, 3)) < 0.7) / 0.7
+    shapes = {"q": (2, 4, 2, 3), "k": (1, 2, 3, 3), "v": (2, 2, 3, 2), "bias": (4, 1, 1)}
+    params = {"enable_gqa": True, "key_lengths": np.array([[2], [3]]), "query_mask": queries, "dropout_mask": kept}
+    return draw(rng, **shapes), params
+
+
+def minus_infinity(rng: Rng) -> tuple[Arrays, Arrays]:
+    arrays, params = masked(rng)
+    arrays["bias"][0, 2], arrays["bias"][3] = -np.inf, -np.inf
+    return arrays, params
+
+
+CASES: dict[str, Callable[[Rng], tuple[Arrays, Arrays]]] = {
+    "masked": masked,
+    "causal": causal,
+    "broadcast": broadcast,
+    "grouped": grouped,
+    "minus_infinity": minus_infinity,
+}
+
+
+def distances(alpha: Any, arrays: Arrays, params: Arrays) -> Any:
+    """How far (α-1)s is from the threshold of its row, at visible pairs with a finite score."""
+    common = {name: x for name, x in params.items() if not name.startswith("dropout")}
+    rows = sparse.entmax_rows(
+        "sample", arrays["q"], arrays["k"], arrays["v"], alpha=alpha, bias=arrays.get("bias"), **common
+    )
+    sc, above = rows.scores, np.broadcast_to(alpha, (*rows.scores.n.shape, 1)) - 1.0
+    top = np.max(sc.s, axis=-1, keepdims=True, initial=-np.inf, where=sc.visible)
+    there = sc.visible & np.isfinite(sc.s) & (above > 0)
+    largest = rows.w.max(axis=-1, keepdims=True, initial=0.0) ** np.where(above > 0, above, 1.0)
+    return np.abs(above * np.where(there, sc.s - np.where(there, top, 0.0), 0.0) + largest)[there]
+
+
+def sample(case: str, alpha: Any) -> tuple[Arrays, Arrays]:
+    """The first draw of a case whose scores keep MARGIN from the thresholds."""
+    for seed in range(2000):
+        arrays, params = CASES[case](np.random.default_rng(seed))
+        if np.all(distances(alpha, arrays, params) > MARGIN):
+            return arrays, params
+    raise AssertionError("no draw keeps the margin")
+
+
+def check_op(check_gradients: Any, name: str, arrays: Arrays, params: Arrays) -> None:
+    function, vjp = getattr(sparse, name), getattr(sparse, f"{name}_vjp")
+    do = np.random.default_rng(7).normal(size=function(**arrays, **params).shape)
+    rest = {x: value for x, value in arrays.items() if x not in ("q", "k", "v")}
+    gradients = vjp(arrays["q"], arrays["k"], arrays["v"], do, **rest, **params)
+    assert set(gradients) == set(arrays)
+    if "bias" in arrays:  # no number can be added to -inf
+        finite = np.isfinite(arrays["bias"])
+        assert not gradients["bias"][~finite].any()
+        if not finite.all():
+            gradients.pop("bias")
+    check_gradients(lambda **changed: {"o": function(**{**arrays, **changed}, **params)}, arrays, {"o": do}, gradients)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("alpha", ALPHAS)
+def test_gradients(check_gradients: Any, alpha: float, case: str) -> None:
+    arrays, params = sample(case, alpha)
+    check_op(check_gradients, "entmax_attention", arrays, {**params, "alpha": alpha})
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_of_sparsemax(check_gradients: Any, case: str) -> None:
+    check_op(check_gradients, "sparsemax_attention", *sample(case, 2.0))
+
+
+@pytest.mark.parametrize(
+    ("case", "alpha"),
+    [
+        ("masked", np.array([[1.2], [1.5], [1.7], [1.4]])),
+        ("causal", np.array(1.35)),
+        ("broadcast", np.array([[[1.2]], [[1.6]], [[1.9]]])),
+        ("grouped", np.array([1.45])),
+        ("minus_infinity", np.array([[1.6]])),
+    ],
+)
+def test_gradient_in_alpha(check_gradients: Any, case: str, alpha: Any) -> None:
+    arrays, params = sample(case, alpha)
+    check_op(check_gradients, "entmax_attention", {**arrays, "alpha": alpha}, params)
+
+
+def test_gradient_in_alpha_at_one_is_the_limit() -> None:
+    """The one-sided difference quotient of step h is off by O(h): Richardson removes that from 1.01 and 1.02."""
+    rng = np.random.default_rng(0)
+    z, do = rng.normal(size=(3, 4)), rng.normal(size=(3, 4))
+
+    def value(alpha: float) -> Any:
+        return np.sum(
+            sparse.entmax_attention(z, IDENTITY, IDENTITY, alpha=alpha, scale=1.0) * do, axis=-1, keepdims=True
+        )
+
+    gradient = sparse.entmax_attention_vjp(z, IDENTITY, IDENTITY, do, alpha=np.ones((3, 1)), scale=1.0)["alpha"]
+    quotients = {h: (value(1 + h) - value(1)) / h for h in (0.01, 0.02, 0.04)}
+    first = [2 * quotients[h] - quotients[2 * h] for h in (0.01, 0.02)]
+    second = (4 * first[0] - first[1]) / 3
+    error = np.abs(first[0] - second)  # what the last extrapolation still changed
+    assert np.all(np.abs(second - gradient) <= error)
+    assert np.all(np.abs(gradient) > 10 * error)
+    # exactly: -½ Σ dp p (log² p - Σ p log² p)
+    p = softmax_attention_weights(z, IDENTITY, scale=1.0)
+    log2 = np.log(p) ** 2
+    expected = -0.5 * np.sum(do * p * (log2 - np.sum(p * log2, axis=-1, keepdims=True)), axis=-1, keepdims=True)
+    np.testing.assert_allclose(gradient, expected, rtol=64 * np.finfo(np.float64).eps)
+
+
+def weights(z: Any, **params: Any) -> Any:
+    z = np.asarray(z, dtype=np.float64)
+    return sparse.entmax_attention_weights(z, np.eye(z.shape[-1]), scale=1.0, **params)
+
+
+def test_sparsemax_by_hand(same: Any) -> None:
+    same(weights([[0.1, 0.2, 0.3]], alpha=2.0), [[0.7 / 3, 1 / 3, 1.3 / 3]])
+    same(
+        weights([[3.0, 2.5, 0.0], [0.0, 0.0, -5.0], [1.0, 5.0, 1.0]], alpha=2),
+        [[0.75, 0.25, 0], [0.5, 0.5, 0], [0, 1, 0]],
+    )
+    same(sparse.sparsemax_attention_weights(np.array([[3.0, 2.5]]), np.eye(2), scale=1.0), [[0.75, 0.25]])
+
+
+def test_entmax_by_hand(same: Any) -> None:
+    # two scores at distance d: √p_1 - √p_2 = d/2 with p_1 + p_2 = 1
+    d = 1.0
+    t = (-d / 2 + math.sqrt(2 - d * d / 4)) / 2
+    same(weights([[d, 0.0]]), [[(t + d / 2) ** 2, t * t]])
+    # α = 1.25, two equal scores: their x - τ is 2^-¼ = 0.841, which a score 4·0.841 = 3.364 below does not reach
+    same(weights([[0.0, 0.0, -3.37]], alpha=1.25), [[0.5, 0.5, 0.0]])
+    assert 0 < weights([[0.0, 0.0, -3.36]], alpha=1.25)[0, 2] < 1e-11
+    same(weights([[7.0] * 4], alpha=1.7), [[0.25] * 4])
+
+
+@pytest.mark.parametrize("alpha", [1.01, 1.1, 1.5, 1.9, 2.0, np.array([[1.3]])])
+def test_weights_satisfy_their_equation(alpha: Any) -> None:
+    """Σp = 1, and p^{α-1} = (α-1)s - τ with one τ on the support, which no score outside exceeds."""
+    s = 3 * np.random.default_rng(0).normal(size=(50, 20))
+    p, a = weights(s, alpha=alpha), float(np.ravel(alpha)[0])
+    np.testing.assert_allclose(p.sum(axis=-1), 1.0, rtol=64 * np.finfo(np.float64).eps)
+    tau = np.where(p > 0, (a - 1) * s - p ** (a - 1), np.nan)
+    spread = np.nanmax(tau, axis=-1) - np.nanmin(tau, axis=-1)
+    assert np.all(spread <= 64 * np.finfo(np.float64).eps * (a - 1) * np.abs(s).max(axis=-1) / (a - 1))
+    outside = np.where(p > 0, -np.inf, (a - 1) * s).max(axis=-1)
+    assert np.all(outside <= np.nanmax(tau, axis=-1))
+    assert np.any(p == 0) == (a > 1.05)
+
+
+def test_ends_are_softmax_and_sparsemax() -> None:
+    rng = np.random.default_rng(0)
+    q, k, v, do = (rng.normal(size=shape) for shape in ((5, 3), (6, 3), (6, 2), (5, 2)))
+    np.testing.assert_array_equal(
+        sparse.entmax_attention(q, k, v, alpha=2, causal=True), sparse.sparsemax_attention(q, k, v, causal=True)
+    )
+    limit = 64 * np.finfo(np.float64).eps
+    for alpha in (1.0, np.ones((5, 1))):
+        o = sparse.entmax_attention(q, k, v, alpha=alpha, causal=True)
+        np.testing.assert_allclose(o, softmax_attention(q, k, v, causal=True), rtol=limit)
+        found = sparse.entmax_attention_vjp(q, k, v, do, alpha=alpha, causal=True)
+        for name, expected in softmax_attention_vjp(q, k, v, do, causal=True).items():
+            np.testing.assert_allclose(found[name], expected, rtol=0, atol=limit * np.abs(expected).max())
+
+
+def test_a_common_shift_changes_nothing() -> None:
+    z = np.round(np.random.default_rng(0).normal(size=(20, 9)) * 16) / 16
+    for alpha in (1.2, 1.5, 2.0):
+        np.testing.assert_array_equal(weights(z, alpha=alpha), weights(z + 1024.0, alpha=alpha))
+
+
+def test_scores_on_the_threshold_are_outside() -> None:
+    """Ties that are exact in binary: the weight is exactly 0, and so is the gradient."""
+    for z, alpha, support in (
+        ([[0.0, -1.0, -1.0]], 2.0, [1, 0, 0]),
+        ([[0.0] * 4 + [-0.25, -0.5]], 2.0, [1] * 4 + [0, 0]),
+        ([[0.0] * 4 + [-1.0]], 1.5, [1] * 4 + [0]),
+        ([[0.0] * 16 + [-2.0]], 1.25, [1] * 16 + [0]),
+    ):
+        n = len(z[0])
+        p = weights(z, alpha=alpha)
+        np.testing.assert_array_equal(p, np.array([support]) / sum(support))
+        do = np.random.default_rng(0).normal(size=(1, n))
+        params = {"alpha": alpha, "scale": 1.0}
+        ds = sparse.entmax_attention_vjp(np.array(z), np.eye(n), np.eye(n), do, **params)["q"]
+        assert ((ds != 0) == np.array([support], dtype=bool)).all() or sum(support) == 1
+
+
+def test_rows_without_a_finite_score_are_null() -> None:
+    bias = np.array([[0.0, -np.inf, 0.0, 0.0], [-np.inf] * 4, [0.0, 0.0, -np.inf, -np.inf]])
+    mask = np.array([[1, 1, 1, 1], [1, 1, 0, 1], [0, 0, 1, 1]], dtype=bool)
+    z = np.random.default_rng(0).normal(size=(3, 4))
+    for alpha in (1.0, 1.3, 1.5, 2.0, np.array([[1.4], [1.0], [1.7]])):
+        p = weights(z, alpha=alpha, bias=bias, mask=mask)
+        assert p[0, 1] == 0
+        assert not p[1:].any()
+        np.testing.assert_allclose(p[0].sum(), 1.0, rtol=64 * np.finfo(np.float64).eps)
+        rest = {"alpha": alpha, "bias": bias, "mask": mask, "scale": 1.0}
+        gradients = sparse.entmax_attention_vjp(z, IDENTITY, IDENTITY, np.ones((3, 4)), **rest)
+        assert all(np.isfinite(x).all() for x in gradients.values())
+        assert not gradients["q"][1:].any()
+        assert "alpha" not in gradients or not gradients["alpha"][1:].any()
+
+
+@pytest.mark.parametrize("name", ["entmax_attention", "sparsemax_attention"])
+def test_magnitudes_bound_the_gradients(name: str) -> None:
+    arrays, params = sample("grouped", 2.0)
+    own = {"alpha": np.array([[[1.3]], [[1.0]], [[2.0]], [[1.6]]])} if name == "entmax_attention" else {}
+    rest = {"bias": arrays.pop("bias"), **own, **params}
+    do = np.random.default_rng(0).normal(size=(2, 4, 2, 2))
+    golden = getattr(sparse, f"{name}_vjp")(*arrays.values(), do, **rest)
+    golden["o"] = getattr(sparse, name)(*arrays.values(), **rest)
+    found = getattr(sparse, f"{name}_magnitudes")(*arrays.values(), do, **rest)
+    assert set(found) == set(golden)
+    for x, value in golden.items():
+        assert found[x].shape == value.shape
+        assert np.all(found[x] >= np.abs(value) * (1 - 64 * np.finfo(np.float64).eps)), x
+        assert np.any(found[x] > 1.5 * np.abs(value)), x
+
+
+@pytest.mark.parametrize(
+    ("alpha", "error", "text"),
+    [
+        (1.005, ValueError, "alpha; expected 1 or 1.01 <= alpha <= 2, got 1.005"),
+        (2.1, ValueError, "alpha; expected 1 or 1.01 <= alpha <= 2, got 2.1"),
+        (np.nan, ValueError, "alpha; expected a finite number, got nan"),
+        ("softmax", TypeError, "alpha; expected a number, got str 'softmax'"),
+        (np.array([[0.5]]), ValueError, "alpha; expected 1 or 1.01 <= alpha <= 2, got array([[0.5]])"),
+        (np.full(3, 1.5), ValueError, "alpha does not fit; expected a shape that broadcasts to (2, 3, 1), got (3,)"),
+        (np.full((3, 1), 2), TypeError, "alpha; expected a NumPy array of float16, bfloat16, float32, float64, got"),
+    ],
+)
+def test_errors(alpha: Any, error: type[Exception], text: str) -> None:
+    q, k = np.ones((2, 3, 4)), np.ones((2, 5, 4))
+    with pytest.raises(error, match=f"^entmax_attention: {re.escape(text)}"):
+        sparse.entmax_attention(q, k, k, alpha=alpha)
+
+
+def test_the_smallest_alpha_may_be_written_in_any_dtype() -> None:
+    for dtype in ("float16", "float32", "float64"):
+        assert weights([[1.0, 0.0]], alpha=np.array([1.01]).astype(dtype)).sum() == pytest.approx(1.0)
+
+
+def test_sparsemax_takes_no_alpha() -> None:
+    with pytest.raises(ValueError, match=r"^sparsemax_attention: unexpected argument 'alpha'"):
+        sparse.sparsemax_attention(np.ones((2, 3)), np.ones((2, 3)), np.ones((2, 3)), alpha=2.0)
