@@ -4,7 +4,7 @@ Every op takes arrays of one library and answers with arrays of that library; im
 Layouts, masks, lengths, dropout and null rows mean the same in every op: see docs/semantics.md.
 """
 
-from attnkit import landmarks
+from attnkit import analysis, landmarks
 from attnkit._activations import NAMES as ACTIVATIONS
 from attnkit._dispatch import explain
 from attnkit.gaussian import gaussian_attention, gaussian_attention_vjp, gaussian_attention_weights
@@ -56,6 +56,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ACTIVATIONS",
     "RowStatistics",
+    "analysis",
     "attention_regulariser",
     "attention_regulariser_vjp",
     "attention_with_statistics",

@@ -113,6 +113,19 @@ def float_array(op: str, name: str, x: Any) -> None:
         raise TypeError(f"{op}: {name} has dtype {dtype_name(x)}; expected one of {', '.join(FLOATS)}")
 
 
+def boolean_array(op: str, name: str, x: Any, like_name: str, like: Array, shape: Shape, axes: str) -> None:
+    """A boolean array of the library and device of `like` that broadcasts to `shape` without enlarging it."""
+    if not is_array(x):
+        raise TypeError(f"{op}: {name} must be an array; got {type(x).__name__}")
+    same_home(op, like_name, like, name, x)
+    if dtype_name(x) != "bool":
+        raise TypeError(f"{op}: {name} has dtype {dtype_name(x)}; expected bool")
+    given = tuple(x.shape)
+    fits = len(given) <= len(shape) and all(a in (1, b) for a, b in zip(reversed(given), reversed(shape), strict=False))
+    if not fits:
+        wrong_shape(op, name, x, f"a shape that broadcasts to {axes} = {shape}")
+
+
 def one_home(op: str, names: Iterable[str], arrays: Iterable[Any]) -> None:
     """All are float arrays of one library and device, and of one dtype but for `FREE_DTYPE`; None is absent."""
     pairs = zip(names, arrays, strict=False)

@@ -3,7 +3,7 @@
 It is the truth that fast implementations are judged against, and meant to be read beside the papers.
 """
 
-from attnkit_reference import landmarks
+from attnkit_reference import analysis, landmarks
 from attnkit_reference.gaussian import (
     gaussian_attention,
     gaussian_attention_magnitudes,
@@ -99,6 +99,7 @@ from attnkit_reference.statistics import (
 __all__ = [
     "ACTIVATIONS",
     "RowStatistics",
+    "analysis",
     "attention_regulariser",
     "attention_regulariser_magnitudes",
     "attention_regulariser_vjp",
