@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attnkit_conformance import errors, lowprecision, plain_samples, samples
+from attnkit_conformance import errors, plain_samples, samples
 from attnkit_conformance.binding import FIELDS, REGULARISER, STATISTICS
 from attnkit_conformance.op import OPTIONAL, QKV, Op, o_and_statistics, statistics_fields
 
@@ -58,6 +58,5 @@ OPS = (
         binding=STATISTICS,
         subjects=subjects,
         errors=errors.statistics_errors,
-        naive=lowprecision.attention,
     ),
 )
