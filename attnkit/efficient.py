@@ -5,7 +5,8 @@ from typing import Any, Unpack
 from attnkit import _check
 from attnkit._dispatch import namespace, operation_checked_by
 from attnkit._typing import Array, Impl
-from attnkit.efficient_sums import attend, attend_vjp, step, step_vjp, weights
+from attnkit.efficient_rows import weights
+from attnkit.efficient_sums import attend, attend_vjp, step, step_vjp
 from attnkit.linear_states import STATE_CHECKS, Heads, Options, State, Tokens, state_context, step_context, stepping
 from attnkit.lowrank_tokens import key_mask
 

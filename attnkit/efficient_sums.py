@@ -5,7 +5,6 @@ S_c/z_c. Under causality m_c grows along the sequence, and older sums fade. [S, 
 """
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from attnkit import _check
@@ -341,44 +340,3 @@ def step_vjp(
     found = attend_vjp(xp, op, q, k, v, do, dstate, Options(state, 1, {"enable_gqa": enable_gqa}))
     grads = {f"{name}_t": found[name][..., 0, :] for name in "qkv"}
     return grads | ({"state": found["initial_state"]} if state is not None else {})
-
-
-# ---------------------------------------------------------------------------------------------- rows of weights
-
-
-def rows(xp: Namespace, a: quadratic.Inputs) -> tuple[Array, float, Callable[..., dict[str, Array]]]:
-    """The weights w (..., L, S) of the queries in `a`, the factor 1, and back(dw, like) -> {"q", "k"}: their gradients
-    in the compute dtype, for the arguments `like` of which `a` holds a tile of queries. One feature after the other."""
-    heads, own = (x.shape[-3] if x.ndim > 2 else 1 for x in (a.q, a.k))
-    shared = own if own not in (1, heads) and heads != 1 else None
-    x = split_heads(xp, softmax(xp, a.q, None), shared)
-    columns, keys = xp.unstack(x, axis=-1), xp.unstack(split_heads(xp, a.k, shared), axis=-1)
-    pairs = split_heads(xp, a.pairs, shared)
-    shares = [softmax(xp, key[..., None, :], pairs) for key in keys]
-    w = _added(c[..., None] * p for c, p in zip(columns, shares, strict=True))
-    w = quadratic.masked(xp, a, join_heads(xp, w, shared))
-
-    def back(dw: Array, like: dict[str, Array]) -> dict[str, Array]:
-        dw = split_heads(xp, quadratic.masked(xp, a, dw), shared)
-        dx = [xp.sum(dw * p, axis=-1) for p in shares]
-        triples = zip(columns, shares, dx, strict=True)
-        dk = xp.stack([xp.sum(c[..., None] * p * (dw - d[..., None]), axis=-2) for c, p, d in triples], axis=-1)
-        dq = softmax_gradient(xp, x, xp.stack(dx, axis=-1))
-        q_shape = (*like["q"].shape[:-2], a.q.shape[-2], a.q.shape[-1])
-        dq = quadratic.sum_to(xp, quadratic.masked_rows(xp, a, join_heads(xp, dq, shared)), q_shape)
-        return {"q": dq, "k": gathered(xp, [dk], quadratic.cast(xp, like["k"], a.dtype), shared)}
-
-    return w, 1.0, back
-
-
-def _added(terms: Any) -> Array:
-    first, *rest = terms
-    return sum(rest, start=first)
-
-
-def weights(xp: Namespace, q: Array, k: Array, common: Any) -> Array:
-    """w (..., L, S) in the dtype of q."""
-    w = rows(xp, quadratic.prepare(xp, q, k, scale=1.0, **common))[0]
-    lead = quadratic.leading_axes(q, k, None, common.get("enable_gqa", False))
-    lead = _check.broadcast("attention", "leading axes", tuple(w.shape[:-2]), lead)
-    return quadratic.cast(xp, xp.broadcast_to(w, (*lead, q.shape[-2], k.shape[-2])), q.dtype)

@@ -7,11 +7,12 @@ token costs the same however many there were. Masks of pairs take the quadratic 
 from typing import Any, Unpack
 
 from attnkit import _check
+from attnkit import _quadratic as quadratic
 from attnkit._dispatch import namespace, operation_checked_by
 from attnkit._quadratic import cast
 from attnkit._typing import Array, Impl, Namespace
 from attnkit.linear_attend import attend, attend_vjp, step, step_vjp
-from attnkit.linear_rows import weights
+from attnkit.linear_rows import FoundRows, rows_of_rule, weights
 from attnkit.linear_states import (
     STATE_CHECKS,
     Options,
@@ -94,6 +95,11 @@ def rule(
 def signed(feature_map: FeatureMap = "elu_plus_one", scale: float | None = None, **others: Any) -> bool:
     """Whether a weight can be negative."""
     return callable(feature_map) or feature_map == "identity" or (scale is not None and scale < 0)
+
+
+def rows(xp: Namespace, a: quadratic.Inputs, **own: Any) -> FoundRows:
+    """The weights of a tile of queries, for statistics."""
+    return rows_of_rule(xp, rule("row_statistics(linear_attention)", **own), a)
 
 
 # ---------------------------------------------------------------------------------------------- checks

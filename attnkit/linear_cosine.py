@@ -3,10 +3,11 @@
 from typing import Any, Unpack
 
 from attnkit import _check
+from attnkit import _quadratic as quadratic
 from attnkit._dispatch import namespace, operation_checked_by
 from attnkit._typing import Array, Impl, Namespace
 from attnkit.linear_attend import attend, attend_vjp, step, step_vjp
-from attnkit.linear_rows import weights
+from attnkit.linear_rows import FoundRows, rows_of_rule, weights
 from attnkit.linear_states import (
     STATE_CHECKS,
     Heads,
@@ -51,6 +52,11 @@ def rule(op: str, *, eps: float = 1e-12) -> Rule:
         return xp.where(raw <= 0, 0.0, raw) + FLOOR, xp.where(raw <= 0, 0.0, xp.ones_like(raw)), None
 
     return Rule(op, features, features, divide)
+
+
+def rows(xp: Namespace, a: quadratic.Inputs, **own: Any) -> FoundRows:
+    """The weights of a tile of queries, for statistics."""
+    return rows_of_rule(xp, rule("row_statistics(cosine_attention)", **own), a)
 
 
 OWN = {"eps": not_negative, **STATE_CHECKS}

@@ -12,8 +12,10 @@ from attnkit.linear_states import gathered
 from attnkit.linear_sums import Rule
 from attnkit.lowrank_tokens import join_heads, split_heads
 
+FoundRows = tuple[Array, Any, Callable[..., dict[str, Array]]]
 
-def rows(xp: Namespace, rule: Rule, a: quadratic.Inputs) -> tuple[Array, Array, Callable[..., dict[str, Array]]]:
+
+def rows_of_rule(xp: Namespace, rule: Rule, a: quadratic.Inputs) -> FoundRows:
     """The weights r·u of the queries in `a`, u (..., L, S) and r (..., L, 1), and back(dw, like) -> {"q", "k"}: their
     gradients in the compute dtype, for the arguments `like` of which `a` holds a tile of queries."""
     of_q, of_k = rule.of_queries(xp, a.q), rule.of_keys(xp, a.k)
@@ -47,7 +49,7 @@ def weights(xp: Namespace, rule: Rule, q: Array, k: Array, common: Any) -> Array
     """w (..., L, S) in the dtype of q."""
     own = {name: x for name, x in common.items() if name != "scale"}
     a = quadratic.prepare(xp, q, k, scale=1.0, **own)
-    u, r, _ = rows(xp, rule, a)
+    u, r, _ = rows_of_rule(xp, rule, a)
     own_axes = quadratic.leading_axes(q, k, None, common.get("enable_gqa", False))
     lead = _check.broadcast(rule.op, "leading axes", tuple(u.shape[:-2]), own_axes)
     return quadratic.cast(xp, xp.broadcast_to(u * r, (*lead, *u.shape[-2:])), q.dtype)

@@ -3,12 +3,13 @@
 from typing import Any, Unpack
 
 from attnkit import _check
+from attnkit import _quadratic as quadratic
 from attnkit._dispatch import namespace, operation_checked_by
 from attnkit._quadratic import cast
 from attnkit._special import generator, stop_gradient
 from attnkit._typing import Array, Impl, Namespace
 from attnkit.linear_attend import attend, attend_vjp, step, step_vjp
-from attnkit.linear_rows import weights
+from attnkit.linear_rows import FoundRows, rows_of_rule, weights
 from attnkit.linear_states import (
     STATE_CHECKS,
     Heads,
@@ -101,6 +102,11 @@ def rule(op: str, projection: Array, grouped: bool, *, kernel: str = "softmax", 
     return Rule(op, of_queries, of_keys, divide, levels=kernel == "softmax")
 
 
+def rows(xp: Namespace, a: quadratic.Inputs, *, projection: Array, **own: Any) -> FoundRows:
+    """The weights of a tile of queries, for statistics."""
+    return rows_of_rule(xp, rule("row_statistics(performer_attention)", projection, True, **own), a)
+
+
 # ---------------------------------------------------------------------------------------------- checks
 
 
@@ -131,7 +137,17 @@ def _context_of_step(op: str, given: dict[str, Any], options: dict[str, Any]) ->
     return context
 
 
+def _projection_of_rows(c: _check.Context, name: str, x: Any) -> None:
+    """Where k is not at hand: the heads of a projection must divide those of q."""
+    _check.one_home(c.op, ("q", name), (c.first, x))
+    leading = c.leading
+    if c.options.get("enable_gqa") and x.ndim > 2 and c.leading[-1] % max(x.shape[-3], 1) == 0:
+        leading = (*c.leading[:-1], x.shape[-3])
+    _check_projection(c.op, x, c.first.shape[-1], leading)
+
+
 OWN = {"kernel": one_of(*KERNELS), "eps": not_negative, **STATE_CHECKS}
+OF_ROWS = {**OWN, "projection": _projection_of_rows}
 
 
 # ---------------------------------------------------------------------------------------------- the op
