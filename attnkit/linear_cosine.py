@@ -27,10 +27,10 @@ FLOOR = 1e-6  # of the denominator
 def _direction(xp: Namespace, x: Array, eps: float) -> Features:
     """[1, x/‖x‖], or [1, 0] where ‖x‖ <= eps. x is divided by its largest entry first: squares do not underflow."""
     size = xp.max(xp.abs(x), axis=-1, keepdims=True)
-    size = xp.where(size > 0, size, 1.0)
+    size = xp.where(size == 0, 1.0, size)
     unit = x / size
     square = xp.sum(unit * unit, axis=-1, keepdims=True)
-    points = xp.sqrt(square) * size > eps
+    points = ~(xp.sqrt(square) * size <= eps)  # a NaN stays a NaN
     norm = xp.sqrt(xp.where(points, square, 1.0))
     hat = xp.where(points, unit / norm, 0.0)
     inverse = xp.where(points, 1.0 / (norm * size), 0.0)

@@ -65,8 +65,8 @@ class _Faded(NamedTuple):
         if level.shape[-1] == 1:
             return xp.where(past, (x @ y.mT) * fade[..., 0], 0.0) @ c
         if self.outputs:
-            s = xp.where(past, x @ y.mT, 0.0)
-            return xp.sum(s[..., None] * fade * c[..., None, :, :], axis=-2)
+            each = (x @ y.mT)[..., None] * fade * c[..., None, :, :]
+            return xp.sum(xp.where(past[..., None], each, 0.0), axis=-2)
         s = xp.sum(x[..., :, None, :] * fade * y[..., None, :, :], axis=-1)
         return xp.where(past, s, 0.0) @ c
 

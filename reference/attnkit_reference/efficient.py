@@ -298,10 +298,10 @@ def efficient_attention_magnitudes(
 ) -> dict[str, Any]:
     """Magnitudes of `efficient_attention`, as in `linear_attention_magnitudes`."""
     op = "efficient_attention_magnitudes"
-    keep = _valid(op, q, k, params)
+    keep = None if dstate is None else _valid(op, q, k, params)
     a = _call(op, q, k, v, keep, **params)
-    found = _backward(op, q, k, v, do, dstate, True, params)
-    return {"o": a.absolute().forward(), "state": _kept(op, a, v, keep).sizes(), **found}
+    sizes: dict[str, Any] = {} if keep is None else {"state": _kept(op, a, v, keep).sizes()}
+    return {"o": a.absolute().forward(), **sizes, **_backward(op, q, k, v, do, dstate, True, params)}
 
 
 @keywords(_call, "enable_gqa")

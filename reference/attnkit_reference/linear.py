@@ -151,8 +151,8 @@ def linear_attention_vjp(
 def linear_attention_magnitudes(
     q: Array, k: Array, v: Array, do: Array | None, *, dstate: State | None = None, **params: Any
 ) -> dict[str, Any]:
-    """What rounding errors are measured against: "o", "state" and the gradients with the summands of their last
-    contraction in absolute value, for example Σ_j |w| |v| for o and Σ_j |φ(k)| |v| for S.
+    """What rounding errors are measured against: "o", "state" if dstate is given, and the gradients with the summands
+    of their last contraction in absolute value, for example Σ_j |w| |v| for o and Σ_j |φ(k)| |v| for S.
     """
     attention, options = _split("linear_attention_magnitudes", params)
     return attention.magnitudes(q, k, v, do, dstate, **options)

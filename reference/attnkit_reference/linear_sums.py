@@ -214,13 +214,13 @@ class Attention:
         return self._backward(m, state, do, dstate, absolute=False)
 
     def magnitudes(self, q: Array, k: Array, v: Array, do: Any, dstate: Any, **options: Any) -> dict[str, Any]:
-        """ "o", "state" and the gradients with the summands of their contractions in absolute value."""
-        m, state = self._call(q, k, v, True, **options)
+        """ "o", with dstate "state", and the gradients with the summands of their contractions in absolute value."""
+        m, state = self._call(q, k, v, dstate is not None, **options)
         den, _, gives = self.denominator(m.num_raw()[1])
         num, gives = m.absolute().num_raw()[0], gives & m.live
         o = np.where(gives[..., None], num / np.abs(np.where(gives, den, 1.0))[..., None], 0.0)
-        kept = cast(FinalState, state)
-        return {"o": o, "state": kept.sizes(), **self._backward(m, kept, do, dstate, absolute=True)}
+        sizes = {} if state is None else {"state": state.sizes()}
+        return {"o": o, **sizes, **self._backward(m, state, do, dstate, absolute=True)}
 
     def rows(self, q: Array, k: Array, v: Array | None = None, **options: Any) -> FeatureRows:
         """The weights w = s/den."""
