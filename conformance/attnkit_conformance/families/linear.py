@@ -145,7 +145,7 @@ def efficient_errors(op: Op) -> Iterator[ErrorSample]:
 
 # ---------------------------------------------------------------------------------------------- rows
 
-RESUMED: Params = {"initial_state": LENGTH_ARRAY, "return_state": True, "chunk_size": 16}
+RESUMED: Params = {"initial_state": LENGTH_ARRAY, "return_state": True, "chunk_size": 32}
 KEPT: Params = {"return_state": True}
 TOKENS = ("mask", "key_lengths", "query_mask")
 STATES = ("S", "z", "c", "m")

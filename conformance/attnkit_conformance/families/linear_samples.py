@@ -87,9 +87,9 @@ def complete(case: Case) -> Case:
 
 def state_arrays(name: str, params: Params, arrays: Mapping[str, Array], rng: np.random.Generator) -> dict[str, Array]:
     """A state as some keys may have left it: z positive, in cosine attention a count above the length of the rest."""
-    leading = np.broadcast_shapes(arrays["k"].shape[:-2], arrays["v"].shape[:-2])
+    leading: tuple[int, ...] = np.broadcast_shapes(arrays["k"].shape[:-2], arrays["v"].shape[:-2])
     d, e = arrays["k"].shape[-1], arrays["v"].shape[-1]
-    f = {"cosine_attention": d + 1, "performer_attention": FEATURES}.get(name, d)
+    f = d + 1 if name == "cosine_attention" else FEATURES if name == "performer_attention" else d
     found = {"S": rng.standard_normal((*leading, f, e)), "z": 1 + rng.random((*leading, f))}
     found["z"][..., 0] += 8
     if name == "efficient_attention":
@@ -101,8 +101,8 @@ def state_arrays(name: str, params: Params, arrays: Mapping[str, Array], rng: np
 
 def parts_of(op: str, params: Params) -> tuple[str, ...]:
     """Names of the parts of a state."""
-    name = LEVELS.get(op.removesuffix("_step"))
-    return ("S", "z") if name is None or params.get("kernel") == "relu" else ("S", "z", name)
+    level = LEVELS.get(op.removesuffix("_step"), "")
+    return ("S", "z") if not level or params.get("kernel") == "relu" else ("S", "z", level)
 
 
 def outputs(op: str) -> Any:
@@ -168,8 +168,10 @@ def efficient_growth(case: Case) -> float:
 
 def step_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
     """One token: from nothing, from a state, with shared heads and leading axes that broadcast."""
-    quick = [("first", (2, 2), (2, 2), False, op.variants[0]), ("state", (2, 4), (2, 2), True, op.variants[0])]
-    more = [(f"state-{n}", (2, 2), (1, 2), True, variant) for n, variant in enumerate(op.variants[1:])]
+    Named = tuple[str, tuple[int, ...], tuple[int, ...], bool, Params]
+    quick: list[Named] = [("state", (2, 4), (2, 2), True, op.variants[0])]
+    more: list[Named] = [("first", (2, 2), (2, 2), False, op.variants[0])]
+    more += [(f"state-{n}", (2, 2), (1, 2), True, variant) for n, variant in enumerate(op.variants[1:])]
     more += [("no-heads", (), (), True, op.variants[0]), ("one-feature", (3,), (3,), True, op.variants[-1])]
     for name, of_q, of_k, state, variant in quick if profile == "quick" else quick + more:
         yield step_case(op, name, dtype, (of_q, of_k), state, variant)
