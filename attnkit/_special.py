@@ -69,3 +69,8 @@ def without_autocast(x: Array) -> Any:
         if torch.is_autocast_enabled(x.device.type):
             return torch.autocast(x.device.type, enabled=False)
     return contextlib.nullcontext()
+
+
+def unstack(xp: Namespace, x: Array, axis: int) -> tuple[Array, ...]:
+    """xp.unstack: slices along an axis whose gradient is one stack; in torch without `moveaxis`, which vmap refuses."""
+    return tuple(xp.unbind(x, dim=axis)) if array_api_compat.is_torch_array(x) else tuple(xp.unstack(x, axis=axis))

@@ -5,6 +5,7 @@ from typing import Any
 
 from attnkit import _check
 from attnkit import _quadratic as quadratic
+from attnkit._special import unstack
 from attnkit._typing import Array, Namespace
 from attnkit.linear_rows import FoundRows
 from attnkit.linear_states import gathered
@@ -26,7 +27,7 @@ def _alike(xp: Namespace, x: Array, k: Array, pairs: Array | None) -> tuple[Arra
 
 def _apart(xp: Namespace, x: Array, k: Array, pairs: Array) -> tuple[Array, Back]:
     """Σ_c x_ic p_ijc for p that differs from query to query, feature by feature, so that memory is that of w."""
-    columns, keys = xp.unstack(x, axis=-1), xp.unstack(k, axis=-1)
+    columns, keys = unstack(xp, x, axis=-1), unstack(xp, k, axis=-1)
 
     def share(key: Array) -> Array:
         return softmax(xp, key[..., None, :], pairs)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from attnkit._check import broadcast
 from attnkit._mask import positions
+from attnkit._special import unstack
 from attnkit._typing import Array, Namespace
 from attnkit.lowrank_tokens import zeros
 
@@ -167,7 +168,7 @@ def scan(
     def cut(a: Array, repeat: bool = False) -> tuple[Array, ...]:
         a = _padded(xp, a, blocks * chunks * size, repeat)
         lead, width = a.shape[:-2], a.shape[-1]
-        parts = xp.unstack(xp.reshape(a, (*lead, blocks, chunks * size, width)), axis=-3)
+        parts = unstack(xp, xp.reshape(a, (*lead, blocks, chunks * size, width)), axis=-3)
         return tuple(xp.reshape(part, (*lead, chunks, size, width)) for part in parts)
 
     levels = (None,) * blocks if level is None else cut(level, repeat=True)

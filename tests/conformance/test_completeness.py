@@ -15,7 +15,7 @@ from attnkit_conformance.judge import XFAILS, read_xfails, refuse_unmatched
 from attnkit_conformance.opdb import BY_NAME, OPDB, PUBLIC
 
 ONLY_IN_ATTNKIT = {"explain"}
-WITHOUT_ROW = {"ACTIVATIONS", "RowStatistics", "landmarks"}
+WITHOUT_ROW = {"ACTIVATIONS", "RowStatistics", "landmarks", "orthogonal_features"}
 
 
 def reference_names() -> set[str]:
