@@ -24,6 +24,8 @@ Params = Mapping[str, Any]
 
 INITIAL = "initial_"
 FEATURES = 8  # of Performer
+SIZES = {"opposite-near": 0.25, "opposite-far": 1.5}  # of two keys that point away from each other
+OPPOSITE = tuple(Scene(name, 1, 2, d=4, e=1, lead=((1, 1),) * 3) for name in SIZES)
 NOT_TAKEN = {"bias", "bias_per_key", "bias_inf", "bias_float32", "dropout_mask"}
 LEVELS = {"performer_attention": "c", "efficient_attention": "m"}  # the last part of a state
 
@@ -73,6 +75,9 @@ def complete(case: Case) -> Case:
     arrays, params = dict(case.arrays), dict(case.params)
     wide = compute_dtype(case.dtype)
     added: dict[str, Array] = {}
+    for scene in SIZES.keys() & case.tags:
+        for n, x in opposite(scene, name).items():
+            arrays[n] = rounded(np.broadcast_to(x, arrays[n].shape), case.dtype)
     if name == "performer_attention":
         added["projection"] = attnkit_reference.orthogonal_features(FEATURES, arrays["k"].shape[-1], 1)
     if params.pop("initial_state", None) == LENGTH_ARRAY:
@@ -83,6 +88,17 @@ def complete(case: Case) -> Case:
         arrays={**arrays, **{n: rounded(x, wide) for n, x in added.items()}},
         dtypes={**case.dtypes, **dict.fromkeys(added, wide)},
     )
+
+
+def opposite(scene: str, name: str) -> dict[str, Array]:
+    """q, k and v whose gradients have few and equal signs to add up: bfloat16 can tell them from 0."""
+    q, k = np.array([0.25, 0.125, 0.125, 0.125]), np.array([1.0, -1.0, -1.0, -1.0])
+    if name == "cosine_attention":  # a right angle, along axes: nothing is left of the projections
+        q, k = np.eye(4)[:2]
+    if name == "performer_attention" and scene == "opposite-near":  # one feature outweighs the others
+        omega = attnkit_reference.orthogonal_features(FEATURES, 4, 1)[0]
+        q = omega / np.linalg.norm(omega)
+    return {"q": q[None], "k": SIZES[scene] * np.stack([k, -k]), "v": np.array([[1.0], [-1.0]])}
 
 
 def state_arrays(name: str, params: Params, arrays: Mapping[str, Array], rng: np.random.Generator) -> dict[str, Array]:
@@ -172,6 +188,7 @@ def step_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
     quick: list[Named] = [("state", (2, 4), (2, 2), True, op.variants[0])]
     more: list[Named] = [("first", (2, 2), (2, 2), False, op.variants[0])]
     more += [(f"state-{n}", (2, 2), (1, 2), True, variant) for n, variant in enumerate(op.variants[1:])]
+    more += [(name, (1, 1), (1, 1), True, op.variants[0]) for name in SIZES]
     more += [("no-heads", (), (), True, op.variants[0]), ("one-feature", (3,), (3,), True, op.variants[-1])]
     for name, of_q, of_k, state, variant in quick if profile == "quick" else quick + more:
         yield step_case(op, name, dtype, (of_q, of_k), state, variant)
@@ -182,7 +199,7 @@ def step_case(
 ) -> Case:
     rng = generator(f"step/{name}")
     of_q, of_k = leading
-    d, e = (1, 3) if name == "one-feature" else (12, 20)
+    d, e = (1, 3) if name == "one-feature" else (4, 1) if name in SIZES else (12, 20)
     own = op.name.removesuffix("_step")
     arrays = {
         "q_t": rng.standard_normal((*of_q, d)),
@@ -195,6 +212,12 @@ def step_case(
     if state:
         tokens = {"k": arrays["k_t"][..., None, :], "v": arrays["v_t"][..., None, :]}
         extra |= {INITIAL + part: x for part, x in state_arrays(own, variant, tokens, rng).items()}
+    if name in SIZES:  # after the token that points the other way
+        arrays = {f"{n}_t": x[:1].reshape((1, 1, -1)) for n, x in opposite(name, own).items()}
+        before = {**arrays, **extra, "k_t": -arrays["k_t"], "v_t": -arrays["v_t"]}
+        before = {n: x for n, x in before.items() if not n.startswith(INITIAL)}
+        kept = op.binding.forward(attnkit_reference, op, before, variant)
+        extra |= {INITIAL + n: x for n, x in kept.items() if n != "o_t"}
     wide = compute_dtype(dtype)
     held = {n: rounded(x, dtype) for n, x in arrays.items()} | {n: rounded(x, wide) for n, x in extra.items()}
     params = {**variant, **({"enable_gqa": True} if name == "state" else {})}
@@ -202,6 +225,8 @@ def step_case(
                 dict.fromkeys(extra, wide))  # fmt: skip
     answer = op.binding.forward(attnkit_reference, op, case.arrays, case.params)
     cotangents = {n: rounded(rng.standard_normal(x.shape), op.output_dtype(n, dtype)) for n, x in answer.items()}
+    if name in SIZES:  # what comes through the output alone
+        cotangents = {n: x if n == "o_t" else np.zeros_like(x) for n, x in cotangents.items()}
     return replace(case, cotangents=cotangents)
 
 
