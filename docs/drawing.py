@@ -39,6 +39,7 @@ class Drawn(NamedTuple):
     op: Op
     params: Params
     given: Scene
+    arrays: Params  # the arrays of `<op>_weights`, by name
     weights: Array  # (64, 64), or (64, slots)
     pixels: Array  # (64, 64): the weights of pixels
 
@@ -47,6 +48,10 @@ class Drawn(NamedTuple):
         """Which pairs may have a weight."""
         full = np.ones(self.weights.shape, dtype=bool)
         return np.tril(full) if self.params.get("causal") else full
+
+    def row_statistics(self, *fields: str) -> Any:
+        """Of the rows of the weights, where the op has them."""
+        return attnkit.row_statistics(self.op.name, **self.arrays, fields=fields, **self.params)
 
 
 # ------------------------------------------------------------------------------------------------- the numbers
@@ -58,7 +63,7 @@ def statistics(x: Drawn) -> list[tuple[str, str]]:
     of_rows: Any = None
     if x.op.statistics:
         fields = ("total", "nonzero", "visible", *(() if signed else ("entropy",)))
-        of_rows = attnkit.row_statistics(x.op.name, x.given.q, x.given.k, fields=fields, **x.params)
+        of_rows = x.row_statistics(*fields)
     total = x.weights.sum(axis=-1) if of_rows is None else of_rows.total
     if of_rows is None:
         zeros = attnkit.analysis.sparsity(x.weights, x.visible).zeros
@@ -223,7 +228,7 @@ def input_picture(given: Scene, op: Op) -> Figure:
         axes.text(column + 0.5, row + 0.53, name, color=MARK, ha="center", va="center", fontweight="bold")
     axes.set_title("")
     s = given.q @ given.k.T / np.sqrt(given.q.shape[-1])
-    x, by = Drawn(op, {}, given, s, s), scale(s)
+    x, by = Drawn(op, {}, given, {}, s, s), scale(s)
     draw_matrix(figure, 0.33, x, by)
     for n, name in enumerate(QUERIES):
         draw_map(figure.add_axes((0.645 + 0.118 * n, 0.484, 0.1122, 0.351)), x, name, by)
@@ -263,8 +268,7 @@ def entropy_picture(defaults: list[Drawn]) -> Figure:
     figure, places = panels(len(served))
     by = Scale(SEQUENTIAL, Normalize(0, 1.6 * np.log(SIDE * SIDE)))  # the outline stays legible
     for axes, x in zip(places, served, strict=True):
-        rows: Any = attnkit.row_statistics(x.op.name, x.given.q, x.given.k, fields=("entropy",), **x.params)
-        entropy = rows.entropy
+        entropy = x.row_statistics("entropy").entropy
         shown = coloured(entropy.reshape(SIDE, SIDE), np.ones((SIDE, SIDE), dtype=bool), by)
         axes.imshow(shown, interpolation="none", extent=(0, SIDE, SIDE, 0))
         draw_outline(axes, x.given.image)

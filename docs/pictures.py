@@ -113,13 +113,13 @@ SETTINGS: dict[str, dict[str, Params]] = {
 SLOTS: dict[str, Callable[[], Array]] = {"linformer_attention": pooling}
 
 
-def arguments(op: Op, given: Scene, params: Params) -> list[Array]:
+def arguments(op: Op, given: Scene, params: Params) -> dict[str, Array]:
     """The arrays of `<op>_weights`, in order."""
-    found = []
+    found = {}
     for name in weights_of(op).arguments:
         if name not in ARGUMENTS:
             raise LookupError(f"{op.name}: argument {name!r} has no value; add it to ARGUMENTS in docs/pictures.py")
-        found.append(ARGUMENTS[name](given))
+        found[name] = ARGUMENTS[name](given)
     for name, parameter in inspect.signature(getattr(attnkit, f"{op.name}_weights")).parameters.items():
         needed = parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty
         if needed and name not in params:
@@ -128,13 +128,14 @@ def arguments(op: Op, given: Scene, params: Params) -> list[Array]:
 
 
 def weigh(op: Op, params: Params, given: Scene) -> Drawn:
-    w = getattr(attnkit, f"{op.name}_weights")(*arguments(op, given, params), **params)
+    arrays = arguments(op, given, params)
+    w = getattr(attnkit, f"{op.name}_weights")(*arrays.values(), **params)
     size = SIDE * SIDE
     pixels = w @ SLOTS[op.name]() if op.name in SLOTS else w
     if pixels.shape != (size, size):
         text = f"weights {w.shape} are not weights of {size} pixels; add their matrix to SLOTS in docs/pictures.py"
         raise LookupError(f"{op.name}: {text}")
-    return Drawn(op, params, given, w, pixels)
+    return Drawn(op, params, given, arrays, w, pixels)
 
 
 # ------------------------------------------------------------------------------------------------- files
