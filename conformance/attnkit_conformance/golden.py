@@ -90,10 +90,11 @@ def has(name: str) -> bool:
 
 def naive(op: Op, case: Case) -> tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray]]:
     """The low-precision evaluation, for half types only."""
-    if op.naive is None or op.subject(case.params).naive is None or case.dtype not in ("float16", "bfloat16"):
+    formula = op.subject(case.params).naive
+    if formula is None or case.dtype not in ("float16", "bfloat16"):
         return {}, {}
     with np.errstate(all="ignore"):
-        return op.naive(case)
+        return formula(case)
 
 
 def growth_of(op: Op, case: Case) -> float:

@@ -17,6 +17,7 @@ from attnkit_reference._common import Scores, reduce_to, row_lengths, scores
 
 Array = np.ndarray
 Round = Callable[[Array], Array]
+Pull = Callable[[Array], Array]  # from the cotangent of the weights to that of the scores
 Formula = Callable[[Case], tuple[dict[str, Array], dict[str, Array]]]  # case -> outputs, gradients
 
 COMMON = (
@@ -100,39 +101,48 @@ ACTIVATIONS: Mapping[str, tuple[Callable[[Array], Array], Callable[[Array], Arra
 }
 
 
-def attention(case: Case) -> tuple[dict[str, Array], dict[str, Array]]:
-    """o (or w) and the gradients for a cotangent of o of softmax_attention and the pointwise family."""
-
-    def r(x: Array) -> Array:
-        return rounded(x, case.dtype)
-
-    sc = case_scores(case)
-    transpose = (*range(sc.k.ndim - 2), sc.k.ndim - 1, sc.k.ndim - 2)
-    s = r(sc.scale * r(sc.q @ sc.k.transpose(transpose)))
-    s = np.where(sc.visible, s if sc.bias is None else r(s + sc.bias), -np.inf)
-    softmax = subject(case) == "softmax_attention"
-    w, pull = (softmax_weights if softmax else pointwise_weights)(case, sc, s, r)
-    if sc.v is None:
-        return {"w": w}, {}
-    kept = w if sc.keep is None else r(w * sc.keep)
-    outputs = {"o": r(kept @ sc.v)}
-    if set(case.cotangents) != {"o"}:
-        return outputs, {}
-    do = case.cotangents["o"]
-    dp = r(do @ np.swapaxes(sc.v, -1, -2))
-    dp = dp if sc.keep is None else r(dp * sc.keep)
-    ds = np.where(sc.visible, pull(dp), 0.0)
-    full = {
-        "q": r(sc.scale * r(ds @ sc.k)),
-        "k": r(sc.scale * r(np.swapaxes(ds, -1, -2) @ sc.q)),
-        "v": r(np.swapaxes(kept, -1, -2) @ do),
-        "bias": ds,
-    }
-    grouped = {"k": sc.groups, "v": sc.groups}
-    return outputs, {name: r(reduce_to(full[name], shape, grouped.get(name, 1))) for name, shape in sc.shapes.items()}
+def products(case: Case, sc: Scores, r: Round) -> Array:
+    """scale·q kᵀ."""
+    return r(sc.scale * r(sc.q @ np.swapaxes(sc.k, -1, -2)))
 
 
-Pull = Callable[[Array], Array]
+def through_products(sc: Scores, ds: Array, r: Round) -> tuple[Array, Array]:
+    """dq and dk, heads of k not yet added up."""
+    return r(sc.scale * r(ds @ sc.k)), r(sc.scale * r(np.swapaxes(ds, -1, -2) @ sc.q))
+
+
+def attention(
+    weigh: Callable[[Case, Scores, Array, Round], tuple[Array, Pull]],
+    scores_of: Callable[[Case, Scores, Round], Array] = products,
+    through: Callable[[Scores, Array, Round], tuple[Array, Array]] = through_products,
+) -> Formula:
+    """o (or w) and the gradients for a cotangent of o of an op with o = w v."""
+
+    def formula(case: Case) -> tuple[dict[str, Array], dict[str, Array]]:
+        def r(x: Array) -> Array:
+            return rounded(x, case.dtype)
+
+        sc = case_scores(case)
+        s = scores_of(case, sc, r)
+        s = np.where(sc.visible, s if sc.bias is None else r(s + sc.bias), -np.inf)
+        w, pull = weigh(case, sc, s, r)
+        if sc.v is None:
+            return {"w": w}, {}
+        kept = w if sc.keep is None else r(w * sc.keep)
+        outputs = {"o": r(kept @ sc.v)}
+        if set(case.cotangents) != {"o"}:
+            return outputs, {}
+        do = case.cotangents["o"]
+        dp = r(do @ np.swapaxes(sc.v, -1, -2))
+        dp = dp if sc.keep is None else r(dp * sc.keep)
+        ds = np.where(sc.visible, pull(dp), 0.0)
+        dq, dk = through(sc, ds, r)
+        full = {"q": dq, "k": dk, "v": r(np.swapaxes(kept, -1, -2) @ do), "bias": ds}
+        grouped = {"k": sc.groups, "v": sc.groups}
+        shapes = sc.shapes.items()
+        return outputs, {name: r(reduce_to(full[name], shape, grouped.get(name, 1))) for name, shape in shapes}
+
+    return formula
 
 
 def softmax_weights(case: Case, sc: Scores, s: Array, r: Round) -> tuple[Array, Pull]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from attnkit_conformance import errors, lowprecision, tolerance
 from attnkit_conformance.case import Case, generator, rounded
+from attnkit_conformance.families.sparse_lowprecision import GAUSSIAN
 from attnkit_conformance.op import OPTIONAL, QKV, Op, o_only
 from attnkit_conformance.samples import CAUSAL, GQA, Scene, attention_case, attention_samples
 from attnkit_reference.gaussian import gaussian_rows
@@ -67,6 +68,7 @@ OPS: tuple[Op, ...] = (
         exponent=lambda params: True,
         complete=complete,
         growth=growth,
+        naive=GAUSSIAN,
         weights=True,
         statistics=True,
         bias_inf=True,

@@ -10,7 +10,7 @@ import numpy as np
 
 from attnkit_conformance import errors, samples
 from attnkit_conformance.errors import GOOD, E, ErrorSample, L, S, wrong, zeros
-from attnkit_conformance.families import sparse_samples
+from attnkit_conformance.families import sparse_lowprecision, sparse_samples
 from attnkit_conformance.op import OPTIONAL, QKV, Op, o_only
 from attnkit_conformance.samples import LENGTH_ARRAY
 
@@ -83,6 +83,7 @@ OPS: tuple[Op, ...] = (
         complete=sparse_samples.entmax_complete,
         steep=lambda params: True,
         growth=sparse_samples.entmax_growth,
+        naive=sparse_lowprecision.ENTMAX,
         weights=True,
         statistics=True,
         bias_inf=True,
@@ -102,6 +103,7 @@ OPS: tuple[Op, ...] = (
         complete=sparse_samples.entmax_complete,
         steep=sparse_samples.steep,
         growth=sparse_samples.entmax_growth,
+        naive=sparse_lowprecision.ENTMAX,
         weights=True,
         statistics=True,
         bias_inf=True,
@@ -133,6 +135,7 @@ OPS: tuple[Op, ...] = (
         growth=sparse_samples.rela_growth,
         zeros=sparse_samples.rela_zeros,
         joined=True,
+        naive=sparse_lowprecision.rela,
         weights=True,
         statistics=True,
     ),
@@ -149,6 +152,7 @@ OPS: tuple[Op, ...] = (
         errors=sima_errors,
         signed=lambda params: True,
         zeros=sparse_samples.sima_zeros,
+        naive=sparse_lowprecision.sima,
         weights=True,
         dropout=False,
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attnkit_conformance import errors, lowprecision, plain_samples, samples
+from attnkit_conformance import errors, plain_samples, samples
 from attnkit_conformance.binding import FIELDS, REGULARISER, STATISTICS
 from attnkit_conformance.op import OPTIONAL, QKV, Op, o_and_statistics, statistics_fields
 
@@ -35,7 +35,7 @@ OPS = (
         outputs=statistics_fields,
         samples=samples.statistics_samples,
         own=("op", "fields"),
-        optional=(*(name for name in OPTIONAL if name != "dropout_mask"), "alpha"),
+        optional=(*(name for name in OPTIONAL if name != "dropout_mask"), "alpha", "projection"),
         differentiable=("q", "k", "bias", "alpha"),
         not_differentiable=("nonzero", "visible"),
         compute_outputs=FIELDS,
@@ -51,13 +51,12 @@ OPS = (
         outputs=o_and_statistics,
         samples=samples.statistics_samples,
         own=("op", "fields"),
-        optional=(*OPTIONAL, "alpha", "norm_weight", "gate_weight"),
+        optional=(*OPTIONAL, "alpha", "norm_weight", "gate_weight", "projection"),
         differentiable=(*QKV, "bias", "alpha", "norm_weight", "gate_weight"),
         not_differentiable=("nonzero", "visible"),
         compute_outputs=FIELDS,
         binding=STATISTICS,
         subjects=subjects,
         errors=errors.statistics_errors,
-        naive=lowprecision.attention,
     ),
 )
