@@ -7,11 +7,14 @@ Layouts, masks, lengths, dropout and null rows mean the same in every op: see do
 from attnkit import landmarks
 from attnkit._activations import NAMES as ACTIVATIONS
 from attnkit._dispatch import explain
+from attnkit.gated import gated_attention_unit, gated_attention_unit_vjp
 from attnkit.gaussian import gaussian_attention, gaussian_attention_vjp, gaussian_attention_weights
+from attnkit.hashing import lsh_attention, lsh_attention_vjp, lsh_attention_weights, lsh_buckets, random_rotations
 from attnkit.lowrank import soft_attention, soft_attention_vjp, soft_attention_weights
 from attnkit.lowrank_linformer import linformer_attention, linformer_attention_vjp, linformer_attention_weights
 from attnkit.lowrank_newton import newton_inverse, newton_inverse_vjp
 from attnkit.lowrank_nystrom import nystrom_attention, nystrom_attention_vjp, nystrom_attention_weights
+from attnkit.memory import key_value_memory, key_value_memory_vjp
 from attnkit.pointwise import (
     pointwise_attention,
     pointwise_attention_vjp,
@@ -58,13 +61,21 @@ __all__ = [
     "entmax_attention_vjp",
     "entmax_attention_weights",
     "explain",
+    "gated_attention_unit",
+    "gated_attention_unit_vjp",
     "gaussian_attention",
     "gaussian_attention_vjp",
     "gaussian_attention_weights",
+    "key_value_memory",
+    "key_value_memory_vjp",
     "landmarks",
     "linformer_attention",
     "linformer_attention_vjp",
     "linformer_attention_weights",
+    "lsh_attention",
+    "lsh_attention_vjp",
+    "lsh_attention_weights",
+    "lsh_buckets",
     "newton_inverse",
     "newton_inverse_vjp",
     "nystrom_attention",
@@ -75,6 +86,7 @@ __all__ = [
     "pointwise_attention_weights",
     "qk_layernorm",
     "qk_layernorm_vjp",
+    "random_rotations",
     "rela_attention",
     "rela_attention_vjp",
     "rela_attention_weights",

@@ -4,11 +4,20 @@ It is the truth that fast implementations are judged against, and meant to be re
 """
 
 from attnkit_reference import landmarks
+from attnkit_reference.gated import gated_attention_unit, gated_attention_unit_magnitudes, gated_attention_unit_vjp
 from attnkit_reference.gaussian import (
     gaussian_attention,
     gaussian_attention_magnitudes,
     gaussian_attention_vjp,
     gaussian_attention_weights,
+)
+from attnkit_reference.hashing import (
+    lsh_attention,
+    lsh_attention_magnitudes,
+    lsh_attention_vjp,
+    lsh_attention_weights,
+    lsh_buckets,
+    random_rotations,
 )
 from attnkit_reference.lowrank import (
     soft_attention,
@@ -29,6 +38,7 @@ from attnkit_reference.lowrank_nystrom import (
     nystrom_attention_vjp,
     nystrom_attention_weights,
 )
+from attnkit_reference.memory import key_value_memory, key_value_memory_magnitudes, key_value_memory_vjp
 from attnkit_reference.pointwise import (
     ACTIVATIONS,
     pointwise_attention,
@@ -101,15 +111,26 @@ __all__ = [
     "entmax_attention_magnitudes",
     "entmax_attention_vjp",
     "entmax_attention_weights",
+    "gated_attention_unit",
+    "gated_attention_unit_magnitudes",
+    "gated_attention_unit_vjp",
     "gaussian_attention",
     "gaussian_attention_magnitudes",
     "gaussian_attention_vjp",
     "gaussian_attention_weights",
+    "key_value_memory",
+    "key_value_memory_magnitudes",
+    "key_value_memory_vjp",
     "landmarks",
     "linformer_attention",
     "linformer_attention_magnitudes",
     "linformer_attention_vjp",
     "linformer_attention_weights",
+    "lsh_attention",
+    "lsh_attention_magnitudes",
+    "lsh_attention_vjp",
+    "lsh_attention_weights",
+    "lsh_buckets",
     "newton_inverse",
     "newton_inverse_magnitudes",
     "newton_inverse_vjp",
@@ -124,6 +145,7 @@ __all__ = [
     "qk_layernorm",
     "qk_layernorm_magnitudes",
     "qk_layernorm_vjp",
+    "random_rotations",
     "rela_attention",
     "rela_attention_magnitudes",
     "rela_attention_vjp",
