@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from attnkit_conformance.families import gaussian, lowrank, pointwise, softmax, sparse, statistics
+from attnkit_conformance.families import gaussian, hashing, lowrank, memory, pointwise, softmax, sparse, statistics
 from attnkit_conformance.op import Op, weights_of
 
-FAMILIES = (softmax, pointwise, sparse, gaussian, lowrank, statistics)
+FAMILIES = (softmax, pointwise, sparse, gaussian, lowrank, hashing, memory, statistics)
 
 PUBLIC: tuple[Op, ...] = tuple(op for family in FAMILIES for op in family.OPS)  # with a row in the documentation
 OPDB = tuple(row for op in PUBLIC for row in ((op, weights_of(op)) if op.weights else (op,)))

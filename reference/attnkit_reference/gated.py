@@ -59,7 +59,7 @@ def _unit(
     T = x.shape[-2]
     given = {name: value for name, value in options.items() if name in VISIBILITY}
     visible = visibility(op, (*x.shape[:-2], T, T), **given)
-    used = visible.any(axis=-1) | visible.any(axis=-2)
+    used = np.logical_or.reduce(visible, axis=-1) | np.logical_or.reduce(visible, axis=-2)
     wide_x = np.where(used[..., None], wide_x, 0.0)
 
     before = {name: wide_x @ wide[f"w_{name}"] for name in ("z", "u", "v")}
@@ -79,10 +79,9 @@ def _check_shapes(op: str, x: Array, weights: dict[str, Array]) -> None:
         if weights[name].ndim != 2:
             raise ValueError(f"{op}: {name}; expected a matrix, got {weights[name].shape}")
     D, s, e, out = x.shape[-1], weights["w_z"].shape[-1], weights["w_v"].shape[-1], weights["w_o"].shape[-1]
-    expected = {"w_z": (D, s), "w_u": (D, e), "w_v": (D, e), "w_o": (e, out)}
-    expected |= dict.fromkeys(WEIGHTS[4:], (s,))
-    for name, shape in expected.items():
-        if weights[name].shape != shape or 0 in shape[:1]:
+    shapes: list[tuple[int, ...]] = [(D, s), (D, e), (D, e), (e, out), *[(s,)] * 4]
+    for name, shape in zip(WEIGHTS, shapes, strict=True):
+        if weights[name].shape != shape or s == 0:
             raise ValueError(f"{op}: {name} has the wrong shape; expected {shape}, got {weights[name].shape}")
 
 
@@ -91,7 +90,7 @@ def _turn(x: Array) -> Array:
 
 
 def _pull(f: Unit, do: Array, absolute: bool = False) -> dict[str, Array]:
-    """Gradients; with `absolute` the same with the summands of their last contraction in absolute value, and those of o.
+    """Gradients; with `absolute` those and o with the summands of their last contraction in absolute value.
 
     da = u ⊙ (do W_o^T), du = a ⊙ (do W_o^T), dq, dk, dv from da as in pointwise_attention, dz = γ_q ⊙ dq + γ_k ⊙ dk.
     """
@@ -143,11 +142,11 @@ def gated_attention_unit(
     beta_k: Array,
     **params: Any,
 ) -> Array:
-    """o = (u ⊙ a) W_o with u, v = silu(x W_u), silu(x W_v), z = silu(x W_z) and a_i = n_i^-alpha Σ_j relu(q_i·k_j)² v_j.
+    """o = (u ⊙ a) W_o, where a_i = n_i^-alpha Σ_j relu(q_i·k_j)² v_j and u is a gate.
 
-    x (..., T, D), w_z (D, s), w_u and w_v (D, e), w_o (e, D'), gamma and beta (s,) -> o (..., T, D'). q = z ⊙ gamma_q +
-    beta_q, k = z ⊙ gamma_k + beta_k; no heads, no 1/√s. alpha 2 (the default) is Hua et al.'s relu(q·k/n)², alpha 1 the
-    form of Wortsman et al. 2023 §4.
+    x (..., T, D), w_z (D, s), w_u and w_v (D, e), w_o (e, D'), gamma and beta (s,) -> o (..., T, D'). u = silu(x W_u),
+    v = silu(x W_v), z = silu(x W_z), q = z ⊙ gamma_q + beta_q, k = z ⊙ gamma_k + beta_k; no heads, no 1/√s. alpha 2
+    (the default) is Hua et al.'s relu(q·k/n)², alpha 1 the form of Wortsman et al. 2023 §4.
 
     length and the masks, bias and dropout are those of `pointwise_attention`, which this calls with relu_squared and
     scale 1; bias is added before the relu. A query that sees no key gives 0; a token that is neither a query nor a key

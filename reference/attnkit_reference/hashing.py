@@ -1,6 +1,6 @@
 """LSH attention (Reformer): a token looks at those that fell into its bucket or lie beside it after sorting by bucket.
 
-Letters: n tokens, d features of qk, e features of v, R rounds of hashing, c tokens of a chunk. What sorting and chunks
+Letters: n tokens, d features of qk, e features of v. What sorting and chunks
 amount to is a table of integers, how often query i meets key j; given it, everything is softmax with multiplicities.
 """
 
@@ -37,7 +37,7 @@ def random_rotations(d: int, num_hashes: int, num_buckets: int, seed: int) -> Ar
 
 
 def hash_tokens(qk: Array, rotations: Array, valid: Array) -> Array:
-    """(..., R, n): the first argmax of [x R, -x R]; num_buckets, one beyond the last, for what is not valid."""
+    """(..., rounds, n): the first argmax of [x R, -x R]; num_buckets, one beyond the last, for what is not valid."""
     d, rounds, half = rotations.shape[-3:]
     with np.errstate(over="ignore", invalid="ignore"):
         flat = qk @ rotations.reshape(*rotations.shape[:-3], d, rounds * half)
@@ -47,15 +47,15 @@ def hash_tokens(qk: Array, rotations: Array, valid: Array) -> Array:
 
 
 def meetings(buckets: Array, num_buckets: int, chunk_size: int) -> Array:
-    """How often query i meets key j (n, n), for the buckets (R, n) of one sequence.
+    """How often query i meets key j (n, n), for the buckets (rounds, n) of one sequence.
 
     Filler makes n a multiple of chunk_size. All rounds stand one after the other, each sorted by (bucket, position);
     chunks of that one sequence see themselves and the one before, the first the last; a single chunk sees itself once.
     """
-    rounds, n = buckets.shape
+    n = buckets.shape[-1]
     filler = -n % chunk_size
     buckets = np.pad(buckets, ((0, 0), (0, filler)), constant_values=num_buckets)
-    sequence = [i for r in range(rounds) for i in sorted(range(n + filler), key=lambda i, r=r: (buckets[r, i], i))]
+    sequence = [i for row in buckets for _, i in sorted(zip(row, range(n + filler), strict=True))]
     chunks = [sequence[start : start + chunk_size] for start in range(0, len(sequence), chunk_size)]
     met = np.zeros((n + filler, n + filler), dtype=int)
     for number, chunk in enumerate(chunks):
@@ -194,8 +194,8 @@ def lsh_attention(qk: Array, v: Array, rotations: Array, **params: Any) -> Array
     """o_i = Σ_j w_ij v_j, w_ij = met_ij exp(s_ij)/Σ_j met_ij exp(s_ij), met_ij how often i meets j among sorted tokens.
 
     qk (..., n, d), queries and keys in one; v (..., n, e); rotations (..., d, num_hashes, num_buckets/2) -> o (..., n,
-    e). s_ij = qk_i·k̂_j with k̂ = x/√(‖x‖² + 10⁻⁶ d), so that there is no 1/√d; s_ii gets -10⁵, so that a token attends to
-    itself only if it meets nobody else.
+    e). s_ij = qk_i·k̂_j with k̂ = x/√(‖x‖² + 10⁻⁶ d), so that there is no 1/√d; s_ii gets -10⁵, so that a token attends
+    to itself only if it meets nobody else.
 
     Tokens are sorted by (round, bucket, position), filled up to a multiple of chunk_size, and cut into chunks of
     chunk_size; each sees itself and the chunk before it in that one sequence, across rounds, and the first the last.

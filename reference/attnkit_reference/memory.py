@@ -69,8 +69,11 @@ def _memory(
     w = _softmax(s) if activation == "softmax" else relu(s)
     h = w @ wide["values"] + given.get("value_bias", 0.0)
     shapes = {name: array.shape for name, array in {**arrays, **given}.items()}
-    norm = (given.get("value_bias"), given.get("norm_weight"), given.get("norm_bias"))
-    return Memory(op, *wide.values(), activation == "softmax", s, w, h, *norm, eps, shapes)
+    value_bias, norm_weight, norm_bias = (given.get(name) for name in ("value_bias", "norm_weight", "norm_bias"))
+    softmax = activation == "softmax"
+    return Memory(
+        op, wide["x"], wide["keys"], wide["values"], softmax, s, w, h, value_bias, norm_weight, norm_bias, eps, shapes
+    )  # fmt: skip
 
 
 def _check_shapes(op: str, arrays: dict[str, Array]) -> None:
@@ -174,8 +177,9 @@ def key_value_memory(x: Array, keys: Array, values: Array, **params: Any) -> Arr
     shared by all items. key_bias (m,), value_bias, norm_weight and norm_bias (e,), each may be None.
 
     activation "relu" is a feed-forward network with keys as its first and values as its second matrix; "softmax" is a
-    memory network, which is as good as the former only with the LayerNorm, (H - mean)/√(variance + eps) ⊙ norm_weight +
-    norm_bias. Without biases it is pointwise_attention(x, keys, values, alpha=0, scale=1), or softmax_attention(scale=1).
+    memory network, as good as the former only with the LayerNorm, (H - mean)/√(variance + eps) ⊙ norm_weight +
+    norm_bias. Without biases it is pointwise_attention(x, keys, values, alpha=0, scale=1), and softmax_attention of
+    scale 1.
     ValueError for shapes, values and unknown arguments, TypeError for dtypes. Source: Shen et al. 2023 eq 1, 2, §3.2.
     """
     return _output(_memory("key_value_memory", x, keys, values, **params))
@@ -186,7 +190,8 @@ def key_value_memory_vjp(x: Array, keys: Array, values: Array, do: Array, **para
     """Gradients {"x", "keys", "values"} and of each bias and norm weight that was given, in the shapes of the inputs.
 
     With y the normalised H, r = 1/√(variance + eps), g = norm_weight ⊙ do: dH = r (g - mean(g) - y mean(g y)), or do
-    without a norm; dw = dH values^T; ds = relu'(s) dw, or w (dw - Σ w dw); dx = ds keys, dkeys = ds^T x, dvalues = w^T dH.
+    without a norm; dw = dH values^T; ds = relu'(s) dw, or w (dw - Σ w dw); dx = ds keys, dkeys = ds^T x,
+    dvalues = w^T dH.
     """
     return _pull(_memory("key_value_memory_vjp", x, keys, values, **params), do)
 
