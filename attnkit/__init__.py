@@ -4,7 +4,7 @@ Every op takes arrays of one library and answers with arrays of that library; im
 Layouts, masks, lengths, dropout and null rows mean the same in every op: see docs/semantics.md.
 """
 
-from attnkit import landmarks
+from attnkit import analysis, landmarks
 from attnkit._activations import NAMES as ACTIVATIONS
 from attnkit._dispatch import explain
 from attnkit.gated import gated_attention_unit, gated_attention_unit_vjp
@@ -15,6 +15,12 @@ from attnkit.lowrank_linformer import linformer_attention, linformer_attention_v
 from attnkit.lowrank_newton import newton_inverse, newton_inverse_vjp
 from attnkit.lowrank_nystrom import nystrom_attention, nystrom_attention_vjp, nystrom_attention_weights
 from attnkit.memory import key_value_memory, key_value_memory_vjp
+from attnkit.packed import (
+    pointwise_attention_packed,
+    pointwise_attention_packed_vjp,
+    softmax_attention_packed,
+    softmax_attention_packed_vjp,
+)
 from attnkit.pointwise import (
     pointwise_attention,
     pointwise_attention_vjp,
@@ -53,6 +59,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ACTIVATIONS",
     "RowStatistics",
+    "analysis",
     "attention_regulariser",
     "attention_regulariser_vjp",
     "attention_with_statistics",
@@ -82,6 +89,8 @@ __all__ = [
     "nystrom_attention_vjp",
     "nystrom_attention_weights",
     "pointwise_attention",
+    "pointwise_attention_packed",
+    "pointwise_attention_packed_vjp",
     "pointwise_attention_vjp",
     "pointwise_attention_weights",
     "qk_layernorm",
@@ -105,6 +114,8 @@ __all__ = [
     "soft_attention_vjp",
     "soft_attention_weights",
     "softmax_attention",
+    "softmax_attention_packed",
+    "softmax_attention_packed_vjp",
     "softmax_attention_vjp",
     "softmax_attention_weights",
     "sparsemax_attention",

@@ -24,6 +24,7 @@ FREE_DTYPE = frozenset(
         *("rotations", "w_z", "w_u", "w_v", "w_o", "gamma_q", "beta_q", "gamma_k", "beta_k"),
     )
 )
+INTEGER_ARGUMENTS = ("cu_seqlens_q", "cu_seqlens_k")  # the op's context checks them
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 
@@ -100,7 +101,7 @@ def wrong_shape(op: str, name: str, x: Array, expected: str) -> NoReturn:
 # ---------------------------------------------------------------------------------------------- the arrays
 
 
-def _same_home(op: str, first_name: str, first: Array, name: str, x: Array) -> None:
+def same_home(op: str, first_name: str, first: Array, name: str, x: Array) -> None:
     """x must live in the same library and on the same device as the first array."""
     if type(x) is not type(first) and library(x) != library(first):
         given = f"{library(x)} {name} with {library(first)} {first_name}"
@@ -117,16 +118,30 @@ def float_array(op: str, name: str, x: Any) -> None:
         raise TypeError(f"{op}: {name} has dtype {dtype_name(x)}; expected one of {', '.join(FLOATS)}")
 
 
+def boolean_array(op: str, name: str, x: Any, like_name: str, like: Array, shape: Shape, axes: str) -> None:
+    """A boolean array of the library and device of `like` that broadcasts to `shape` without enlarging it."""
+    if not is_array(x):
+        raise TypeError(f"{op}: {name} must be an array; got {type(x).__name__}")
+    same_home(op, like_name, like, name, x)
+    if dtype_name(x) != "bool":
+        raise TypeError(f"{op}: {name} has dtype {dtype_name(x)}; expected bool")
+    given = tuple(x.shape)
+    fits = len(given) <= len(shape) and all(a in (1, b) for a, b in zip(reversed(given), reversed(shape), strict=False))
+    if not fits:
+        wrong_shape(op, name, x, f"a shape that broadcasts to {axes} = {shape}")
+
+
 def one_home(op: str, names: Iterable[str], arrays: Iterable[Any]) -> None:
     """All are float arrays of one library and device, and of one dtype but for `FREE_DTYPE`; None is absent."""
-    given = [(name, x) for name, x in zip(names, arrays, strict=False) if x is not None]
+    pairs = zip(names, arrays, strict=False)
+    given = [(name, x) for name, x in pairs if x is not None and name not in INTEGER_ARGUMENTS]
     first_name, first = given[0]
     float_array(op, first_name, first)
     for name, x in given[1:]:
         if type(x) is type(first) and x.dtype == first.dtype and device_of(x) == device_of(first):
             continue
         float_array(op, name, x)
-        _same_home(op, first_name, first, name, x)
+        same_home(op, first_name, first, name, x)
         if x.dtype != first.dtype and name not in FREE_DTYPE:
             got = f"{first_name} {dtype_name(first)}, {name} {dtype_name(x)}"
             raise TypeError(f"{op}: {first_name} and {name} must share one dtype; got {got}")
@@ -200,7 +215,7 @@ def option_array(c: Context, name: str, x: Any, dtypes: tuple[str, ...], hint: s
     """An optional array: library, device, dtype, and a shape that broadcasts to `shape` without enlarging it."""
     if not is_array(x):
         raise TypeError(f"{c.op}: {name} must be an array; got {type(x).__name__}")
-    _same_home(c.op, "q", c.first, name, x)
+    same_home(c.op, "q", c.first, name, x)
     if dtype_name(x) not in dtypes:
         raise TypeError(f"{c.op}: {name} has dtype {dtype_name(x)}; expected {hint}")
     given = tuple(x.shape)
@@ -297,7 +312,7 @@ def _dropout(c: Context, name: str, value: Any) -> None:
         if dtype_name(seed) not in INTEGERS or tuple(seed.shape):
             got = f"{dtype_name(seed)} of shape {tuple(seed.shape)}"
             raise TypeError(f"{c.op}: a dropout seed array must be an integer of shape (); got {got}")
-        _same_home(c.op, "q", c.first, "dropout seed", seed)
+        same_home(c.op, "q", c.first, "dropout seed", seed)
     elif isinstance(seed, bool) or not isinstance(seed, numbers.Integral) or not 0 <= int(seed) < 2**64:
         raise ValueError(f"{c.op}: dropout seed must be an integer in [0, 2**64); got {seed!r}")
 

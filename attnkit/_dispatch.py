@@ -147,13 +147,23 @@ def operation(generic: Callable[P, R]) -> Callable[P, R]:
     return operation_checked_by()(generic)
 
 
+def special_case_checked_by(
+    context_of: _check.ContextOf = _check.attention_context,
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """`special_case` for an op whose arrays are not laid out as in the op that it calls."""
+
+    def decorate(body: Callable[P, R]) -> Callable[P, R]:
+        def invoke(op: str, impl: Any, arrays: tuple[Array, ...], options: dict[str, Any]) -> Any:
+            return body(*arrays, impl=_OnBehalf(op, impl), **options)  # type: ignore[arg-type]
+
+        return _wrap(body, invoke, context_of)
+
+    return decorate
+
+
 def special_case(body: Callable[P, R]) -> Callable[P, R]:
     """Decorate an op that calls another op with fixed parameters: checked under its own name, `impl` passed on."""
-
-    def invoke(op: str, impl: Any, arrays: tuple[Array, ...], options: dict[str, Any]) -> Any:
-        return body(*arrays, impl=_OnBehalf(op, impl), **options)  # type: ignore[arg-type]
-
-    return _wrap(body, invoke)
+    return special_case_checked_by()(body)
 
 
 def explain(op: Callable[..., Any], *arrays: Array, **options: Any) -> dict[str, str | None]:

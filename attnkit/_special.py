@@ -69,3 +69,46 @@ def without_autocast(x: Array) -> Any:
         if torch.is_autocast_enabled(x.device.type):
             return torch.autocast(x.device.type, enabled=False)
     return contextlib.nullcontext()
+
+
+def readable(x: Array) -> bool:
+    """Whether the values of x can be looked at: not while JAX or torch trace a program."""
+    if array_api_compat.is_jax_array(x):
+        import jax
+
+        return not isinstance(x, jax.core.Tracer)
+    if array_api_compat.is_torch_array(x):
+        import torch
+
+        return not torch.compiler.is_compiling()
+    return True
+
+
+def floats(x: Array) -> list[float]:
+    """The entries of a vector as Python floats."""
+    if hasattr(x, "tolist"):
+        return [float(value) for value in x.tolist()]
+    return [float(x[i]) for i in range(x.shape[0])]
+
+
+def double_precision(x: Array) -> Any:
+    """A context in which float64 exists on x's library: JAX has it only on request."""
+    if array_api_compat.is_jax_array(x):
+        import jax
+
+        return jax.enable_x64(True)
+    return contextlib.nullcontext()
+
+
+def singular_values(xp: Namespace, x: Array, op: str) -> Array:
+    """Singular values of (..., m, n), descending; NotImplementedError on a library without linear algebra."""
+    if not hasattr(xp, "linalg"):
+        raise NotImplementedError(f"{op}: needs singular values, and {xp.__name__} has no extension linalg")
+    return xp.linalg.svdvals(x)
+
+
+def quadrature(points: int) -> tuple[Any, Array, Array]:
+    """NumPy, and nodes and weights of Gauss and Legendre on (-1, 1)."""
+    import numpy
+
+    return numpy, *numpy.polynomial.legendre.leggauss(points)

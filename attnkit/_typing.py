@@ -9,6 +9,15 @@ Length = Any  # "visible" | "all" | a number > 0 | an array broadcast to (..., H
 Impl = str | tuple[str, ...]
 
 
+class Packed(TypedDict, total=False):
+    """What an op on packed sequences takes beside its own parameters: padding and dropout have no place there."""
+
+    causal: Causal
+    window: tuple[int | None, int | None] | None
+    scale: float | None
+    enable_gqa: bool
+
+
 class Scoring(TypedDict, total=False):
     """What every quadratic op takes to decide which pairs interact and how q·k becomes a score."""
 

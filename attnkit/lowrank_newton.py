@@ -100,7 +100,8 @@ def residuals(xp: Namespace, a: Array, found: list[Array]) -> Array:
     a = stop_gradient(a)
     size = spectral_norm(xp, a)
     size = xp.where(size == 0, 1.0, size)
-    return xp.stack([spectral_norm(xp, a @ stop_gradient(x) @ a - a) / size for x in found], axis=-1)
+    gaps = xp.stack([a @ stop_gradient(x) @ a - a for x in found], axis=-3)
+    return spectral_norm(xp, gaps) / size[..., None]
 
 
 def _context(op: str, given: dict[str, Any], options: dict[str, Any]) -> _check.Context:

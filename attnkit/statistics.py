@@ -70,11 +70,11 @@ def _plan(caller: str, op: Any, arrays: dict[str, Array], fields: Any, params: d
     return _Plan(namespace(arrays["q"]), family, own, common, fields, family.exact_zeros(**own))
 
 
-def _tiles(q: Array, k: Array) -> Iterator[Rows]:
-    """Blocks of queries so that a block's weights stay near `_TILE` elements."""
+def _tiles(q: Array, k: Array, held: int | None = None) -> Iterator[Rows]:
+    """Blocks of queries so that a block's weights stay near `held` (default `_TILE`) elements."""
     total = q.shape[-2]
     heads = max(math.prod(q.shape[:-2]), math.prod(k.shape[:-2]))
-    size = max(1, _TILE // max(1, heads * k.shape[-2]))
+    size = max(1, (held or _TILE) // max(1, heads * k.shape[-2]))
     for start in range(0, max(total, 1), size):
         yield Rows(start, min(start + size, total), total)
 

@@ -11,6 +11,8 @@ import attnkit
 
 _SEEDS = 2**63 - 1
 
+Observer = Callable[[Callable[..., Any], Tensor, Tensor, Mapping[str, Any]], None]  # (op, q, k, options)
+
 
 def _takes_q_k_v(op: Callable[..., Any]) -> bool:
     parameters = inspect.signature(op).parameters.values()
@@ -126,6 +128,7 @@ class MultiHeadAttention(nn.Module):
         self.weights_op: Callable[..., Tensor] = getattr(attnkit, f"{self.op.__name__}_weights")
         self.options = self._own_options(options or {})
         self.gate, self.dropout, self.causal, self.impl = gate, dropout, causal, impl
+        self.observers: list[Observer] = []  # called before the op, for looking only: see `attnkit.nn.capture`
 
         inner, shared = num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         context_dim = dim if context_dim is None else context_dim
@@ -202,6 +205,8 @@ class MultiHeadAttention(nn.Module):
         if self.training and self.dropout > 0:
             dropout = {"dropout": (self.dropout, torch.randint(_SEEDS, (), device=x.device))}
 
+        for observe in self.observers:
+            observe(self.op, q, k, options)
         extras: list[Any] = []
         if return_weights:
             extras.append(self.weights_op(q, k, impl="generic", **options))

@@ -11,7 +11,8 @@ from attnkit_conformance import adapters, exchange, report, table, terminal
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.case import DTYPES, PROFILES
 from attnkit_conformance.core import CaseResult
-from attnkit_conformance.judge import in_order, judge, planned
+from attnkit_conformance.judge import in_order, planned
+from attnkit_conformance.processes import judge_in_processes
 
 
 def parser() -> argparse.ArgumentParser:
@@ -26,6 +27,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--json", type=Path, help="write every verdict as JSON")
     run.add_argument("--junit", type=Path, help="write JUnit XML")
     run.add_argument("--html", type=Path, help="write one self-contained page")
+    run.add_argument("--workers", type=int, metavar="N", help="processes that judge, one per core by default")
     selection(run)
 
     tab = commands.add_parser("table", help="the table of ops for the documentation, as markdown")
@@ -62,15 +64,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 def run(given: argparse.Namespace) -> int:
     """Judge, show, and write the reports asked for."""
-    dtypes = tuple(given.dtype or DTYPES)
-    chosen = adapters.find(given.adapters)
-    try:
-        verdicts = judge(chosen, given.profile, given.k, dtypes)
-        results = terminal.show_progress(verdicts, planned(chosen, given.profile, given.k, dtypes))
-    finally:
-        for adapter in chosen:
-            if hasattr(adapter, "close"):
-                adapter.close()
+    dtypes, names = tuple(given.dtype or DTYPES), given.adapters or adapters.default()
+    chosen = adapters.find(names)
+    for adapter in chosen:
+        if hasattr(adapter, "close"):
+            adapter.close()
+    verdicts = judge_in_processes(adapters.find, names, given.profile, given.k, dtypes, given.workers)
+    results = terminal.show_progress(verdicts, lambda: planned(chosen, given.profile, given.k, dtypes))
     if not results:
         raise ValueError("nothing selected: no case matches")
     return conclude(in_order(results, chosen), chosen, given)

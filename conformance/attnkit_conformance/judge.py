@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import ast
 import fnmatch
-import itertools
-import os
-import queue
 import re
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -100,54 +95,13 @@ def judge(
     ops: tuple[str, ...] | None = None,
     xfails: Path = XFAILS,
 ) -> Iterator[CaseResult]:
-    """Every verdict, as it comes. Families of adapters ("torch-generic" is of "torch") run side by side in threads."""
+    """Every verdict, as it comes."""
     adapters, keep = tuple(adapters), matcher(expression)
     expected = {adapter.name: read_xfails(adapter.name, xfails) for adapter in adapters}
     refuse_unmatched(expected)
     chosen = OPDB if ops is None else tuple(core.op_named(name) for name in ops)
-    lanes: dict[str, list[Adapter]] = {}
-    for adapter in adapters:
-        lanes.setdefault(adapter.name.partition("-")[0], []).append(adapter)
-    verdicts = side_by_side([judge_lane(lane, profile, keep, dtypes, chosen) for lane in lanes.values()])
-    for result in verdicts:
+    for result in judge_lane(adapters, profile, keep, dtypes, chosen):
         yield with_xfails(result, expected[result.adapter])
-
-
-def side_by_side(lanes: Sequence[Iterator[CaseResult]]) -> Iterator[CaseResult]:
-    """Items of several iterators, each run in a thread; one thread more than there are cores, as workers only wait."""
-    if len(lanes) <= 1:
-        yield from itertools.chain(*lanes)
-        return
-    done: queue.Queue[CaseResult | BaseException | None] = queue.Queue()
-
-    stop = threading.Event()
-
-    def drain(lane: Iterator[CaseResult]) -> None:
-        try:
-            for result in lane:
-                if stop.is_set():
-                    return
-                done.put(result)
-            done.put(None)
-        except BaseException as error:
-            done.put(error)
-
-    pool = ThreadPoolExecutor(max_workers=(os.cpu_count() or 1) + 1)
-    try:
-        for lane in reversed(lanes):  # the slow ones stand last
-            pool.submit(drain, lane)
-        running = len(lanes)
-        while running:
-            item = done.get()
-            if isinstance(item, BaseException):
-                raise item
-            if item is None:
-                running -= 1
-            else:
-                yield item
-    finally:
-        stop.set()
-        pool.shutdown(cancel_futures=True)
 
 
 def judge_lane(

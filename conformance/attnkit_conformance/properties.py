@@ -284,8 +284,8 @@ def check_error(adapter: Adapter, op: Op, sample: ErrorSample) -> CaseResult:
         text = str(error)
         if not isinstance(error, sample.exception):
             found.fail("error", f"{type(error).__name__}: {text}; expected {expected}")
-        elif not text.startswith(op.name):
-            found.fail("error", f"the text does not begin with {op.name}: {text}")
+        elif not text.startswith(op.name.rpartition(".")[2]):
+            found.fail("error", f"the text does not begin with the name of the function, {op.name}: {text}")
         elif not re.search(sample.pattern, text, re.DOTALL):
             found.fail("error", f"{text!r}; expected {expected}")
     status = "fail" if found.failures else "pass"

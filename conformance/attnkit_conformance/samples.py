@@ -21,6 +21,7 @@ from attnkit_reference import _common as reference
 if TYPE_CHECKING:
     from attnkit_conformance.op import Op
 
+HALF_TYPES = ("bfloat16", "float16")
 LENGTH_ARRAY = "<array>"  # in a variant: draw a `length` array
 ATTEMPTS = 200
 LARGEST_GROWTH = {"float16": 8.0, "bfloat16": 8.0, "float32": 200.0}  # beyond, the bound is no part of the result
@@ -50,6 +51,7 @@ class Scene:
         return np.broadcast_shapes(*self.lead)
 
 
+Pair = tuple[Scene, Mapping[str, Any]]
 VISIBILITY = ("mask", "causal", "window", "key_lengths", "query_mask")
 CAUSAL = {"causal": True}
 GQA = {"enable_gqa": True}
@@ -281,7 +283,7 @@ def visibility(scene: Scene, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
 def attention_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
     """Scenes x variants for an attention op or its weights."""
     scenes = tuple(scene for scene in FULL if op.serves(scene.options))
-    for scene, variant in distinct([*scene_variants(scenes, op.variants, profile), *op.extra]):
+    for scene, variant in distinct([*shared(scene_variants(scenes, op.variants, profile), dtype), *op.extra]):
         case = attention_case(op, scene, variant, variant_label(variant), dtype)
         if tells(op, case):
             yield case
@@ -307,7 +309,7 @@ def statistics_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
         variants = tuple(v for m, v in enumerate(every) if v not in every[:m])
         scenes = tuple(s for s in FULL if s.name in STATISTICS_SCENES and subject.serves(s.options))
         extra = [(scene, subject.statistics_variant(variant, left_out)) for scene, variant in subject.extra]
-        for scene, variant in distinct([*scene_variants(scenes, variants, "full"), *extra]):
+        for scene, variant in distinct([*shared(scene_variants(scenes, variants, "full"), dtype), *extra]):
             if profile == "full" or (scene == QUICK[n % len(QUICK)] and variant == variants[n % len(variants)]):
                 label = ".".join(filter(None, (subject.name, variant_label(variant))))
                 case = attention_case(op, scene, {"op": subject.name, **variant}, label, dtype)
@@ -321,9 +323,7 @@ def variant_label(variant: Mapping[str, Any]) -> str:
     return ",".join(parts)
 
 
-def scene_variants(
-    scenes: tuple[Scene, ...], variants: tuple[Mapping[str, Any], ...], profile: str
-) -> list[tuple[Scene, Mapping[str, Any]]]:
+def scene_variants(scenes: tuple[Scene, ...], variants: tuple[Mapping[str, Any], ...], profile: str) -> list[Pair]:
     """Quick: the three quick scenes, spread over the variants. Full: besides, every scene with some variant, and every
     variant with the base scenes and the kinks."""
     count = len(variants)
@@ -334,5 +334,15 @@ def scene_variants(
     return distinct([(scene, variants[v]) for scene, v in pairs])
 
 
-def distinct(pairs: list[tuple[Scene, Mapping[str, Any]]]) -> list[tuple[Scene, Mapping[str, Any]]]:
+def shared(pairs: list[Pair], dtype: str) -> list[Pair]:
+    """The half types take turns, for both are computed in float32, but where few samples tell right from wrong."""
+
+    def keeps(n: int, scene: Scene, variant: Mapping[str, Any]) -> bool:
+        telling = "opposite_keys" in scene.options or ("alpha", LENGTH_ARRAY) in variant.items()
+        return dtype not in HALF_TYPES or n % 2 == HALF_TYPES.index(dtype) or telling
+
+    return [pair for n, pair in enumerate(pairs) if keeps(n, *pair)]
+
+
+def distinct(pairs: list[Pair]) -> list[Pair]:
     return [pair for n, pair in enumerate(pairs) if pair not in pairs[:n]]

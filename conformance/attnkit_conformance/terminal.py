@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -17,7 +17,7 @@ SHORT = {"float64": "f64", "float32": "f32", "bfloat16": "bf16", "float16": "f16
 SHOWN_FAILURES = 40
 
 
-def show_progress(results: Iterable[CaseResult], total: int) -> list[CaseResult]:
+def show_progress(results: Iterable[CaseResult], total: Callable[[], int]) -> list[CaseResult]:
     """Collect verdicts while a bar (or, without a terminal, a line now and then) shows how far they are."""
     console, collected = Console(), []
     if not console.is_terminal:
@@ -28,7 +28,7 @@ def show_progress(results: Iterable[CaseResult], total: int) -> list[CaseResult]
         return collected
     columns = (TextColumn("{task.description:34}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("judging", total=total)
+        task = progress.add_task("judging", total=total())
         failed = 0
         for result in results:
             collected.append(result)

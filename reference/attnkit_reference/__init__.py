@@ -3,7 +3,7 @@
 It is the truth that fast implementations are judged against, and meant to be read beside the papers.
 """
 
-from attnkit_reference import landmarks
+from attnkit_reference import analysis, landmarks
 from attnkit_reference.gated import gated_attention_unit, gated_attention_unit_magnitudes, gated_attention_unit_vjp
 from attnkit_reference.gaussian import (
     gaussian_attention,
@@ -39,6 +39,14 @@ from attnkit_reference.lowrank_nystrom import (
     nystrom_attention_weights,
 )
 from attnkit_reference.memory import key_value_memory, key_value_memory_magnitudes, key_value_memory_vjp
+from attnkit_reference.packed import (
+    pointwise_attention_packed,
+    pointwise_attention_packed_magnitudes,
+    pointwise_attention_packed_vjp,
+    softmax_attention_packed,
+    softmax_attention_packed_magnitudes,
+    softmax_attention_packed_vjp,
+)
 from attnkit_reference.pointwise import (
     ACTIVATIONS,
     pointwise_attention,
@@ -101,6 +109,7 @@ from attnkit_reference.statistics import (
 __all__ = [
     "ACTIVATIONS",
     "RowStatistics",
+    "analysis",
     "attention_regulariser",
     "attention_regulariser_magnitudes",
     "attention_regulariser_vjp",
@@ -140,6 +149,9 @@ __all__ = [
     "nystrom_attention_weights",
     "pointwise_attention",
     "pointwise_attention_magnitudes",
+    "pointwise_attention_packed",
+    "pointwise_attention_packed_magnitudes",
+    "pointwise_attention_packed_vjp",
     "pointwise_attention_vjp",
     "pointwise_attention_weights",
     "qk_layernorm",
@@ -171,6 +183,9 @@ __all__ = [
     "soft_attention_weights",
     "softmax_attention",
     "softmax_attention_magnitudes",
+    "softmax_attention_packed",
+    "softmax_attention_packed_magnitudes",
+    "softmax_attention_packed_vjp",
     "softmax_attention_vjp",
     "softmax_attention_weights",
     "sparsemax_attention",

@@ -13,9 +13,10 @@ from attnkit_conformance.adapters.base import kernels
 from attnkit_conformance.case import DTYPES
 from attnkit_conformance.judge import XFAILS, read_xfails, refuse_unmatched
 from attnkit_conformance.opdb import BY_NAME, OPDB, PUBLIC
+from attnkit_conformance.samples import HALF_TYPES
 
 ONLY_IN_ATTNKIT = {"explain"}
-WITHOUT_ROW = {"ACTIVATIONS", "RowStatistics", "landmarks", "random_rotations"}
+WITHOUT_ROW = {"ACTIVATIONS", "RowStatistics", "analysis", "landmarks", "random_rotations"}
 
 
 def reference_names() -> set[str]:
@@ -46,7 +47,8 @@ def test_every_public_op_has_a_row_a_gradient_and_magnitudes() -> None:
     rows = {op.name for op in flat} | {f"{op.name}_vjp" for op in flat if op.vjp}
     assert reference_names() - WITHOUT_ROW == rows, "add a row to conformance/attnkit_conformance/opdb.py"
     for op in OPDB:
-        assert op.vjp or op.integer_outputs or op.name.endswith("_weights"), (
+        measures = op.name.startswith("analysis.") or op.integer_outputs
+        assert op.vjp or measures or op.name.endswith("_weights"), (
             f"{op.name}: write {op.name}_vjp in the reference and in attnkit"
         )
         assert not op.vjp or attrgetter(f"{op.name}_magnitudes")(attnkit_reference), f"write {op.name}_magnitudes"
@@ -64,8 +66,8 @@ def test_own_parameters_are_those_of_the_signature(op: Any) -> None:
 @pytest.mark.parametrize("op", OPDB, ids=lambda op: op.name)
 def test_every_output_has_a_sample_that_tells_right_from_wrong(op: Any) -> None:
     seen: dict[str, int] = {}
-    for dtype in op.dtypes:  # bfloat16 is so coarse that few samples are discerning: look at all of them
-        for case in core.cases(op.name, "full" if dtype == "bfloat16" else "quick", (dtype,)):
+    for dtype in op.dtypes:  # half types are so coarse that few samples are discerning: look at all of them
+        for case in core.cases(op.name, "full" if dtype in HALF_TYPES else "quick", (dtype,)):
             truth = golden.compute(case)
             assert truth.blind_spots() == [], case.id
             limits = {**truth.outputs, **{f"d{name}": limit for name, limit in truth.gradients.items()}}

@@ -39,15 +39,18 @@ def family(name: str) -> list[Any]:
 def find(names: list[str]) -> list[Adapter]:
     """Adapters by name ("torch-sdpa"), family ("torch", all of it) or path ("package.module:ATTRIBUTE").
 
-    Without names, everything found here. ValueError for what is not known.
+    ValueError for what is not known.
     """
-    if not names:
-        cuda = ["torch_cuda"] if importlib.util.find_spec("torch") and has_cuda() else []
-        return [adapter for name in (*DEFAULT, *cuda) for adapter in family(name)]
     found: list[Adapter] = []
     for name in names:
         found += [third_party(name)] if ":" in name else named(name)
     return found
+
+
+def default() -> list[str]:
+    """The families that are judged where none is named: everything found here."""
+    cuda = ["torch_cuda"] if importlib.util.find_spec("torch") and has_cuda() else []
+    return [*DEFAULT, *cuda]
 
 
 def has_cuda() -> bool:

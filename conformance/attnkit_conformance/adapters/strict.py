@@ -7,7 +7,8 @@ from typing import Any
 import array_api_strict
 import numpy as np
 
-from attnkit_conformance.adapters.base import AttnkitAdapter
+from attnkit_conformance.adapters.base import Arrays, AttnkitAdapter
+from attnkit_conformance.families.analysis import NEEDS_LINALG
 
 
 class Strict(AttnkitAdapter):
@@ -22,6 +23,10 @@ class Strict(AttnkitAdapter):
     def array(self, x: np.ndarray, dtype: str) -> Any:
         """An array that has only what the standard names."""
         return array_api_strict.asarray(x)
+
+    def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
+        """What needs the extension linalg."""
+        return "no extension linalg" if op in NEEDS_LINALG else super().unsupported(op, arrays, params)
 
     def numpy(self, x: Any) -> np.ndarray:
         """Refuses anything else."""

@@ -1,0 +1,94 @@
+"""A run spread over processes: each takes one family of adapters and one op at a time, and sends verdicts as they come.
+
+Compiling for JAX takes most of a run and holds one core; here every core compiles.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from attnkit_conformance.adapter import Adapter
+from attnkit_conformance.core import CaseResult
+from attnkit_conformance.judge import judge, matcher
+from attnkit_conformance.opdb import OPDB
+
+PATIENCE = 5.0  # seconds between looks at whether a silent process still lives
+SLOW = ("jax_x64", "jax")  # families that compile: their jobs start first
+
+Find = Callable[[list[str]], list[Adapter]]
+Job = tuple[str, str]  # family of adapters, op
+
+
+def jobs(names: Sequence[str]) -> list[Job]:
+    """Every family with every op, the slow families first."""
+    ordered = sorted(names, key=lambda name: SLOW.index(name) if name in SLOW else len(SLOW))
+    return [(name, op.name) for name in ordered for op in OPDB]
+
+
+def work(find: Find, todo: Any, done: Any, profile: str, expression: str | None, dtypes: tuple[str, ...]) -> None:
+    """The loop of one process: jobs until there are none, the adapters of a family made once."""
+    made: dict[str, list[Adapter]] = {}
+    try:
+        while (job := todo.get()) is not None:
+            name, op = job
+            made[name] = made.get(name) or find([name])
+            for result in judge(made[name], profile, expression, dtypes, ops=(op,)):
+                done.put(result)
+        done.put(None)
+    except Exception as error:
+        done.put(error)
+    finally:
+        for adapter in (adapter for adapters in made.values() for adapter in adapters):
+            if hasattr(adapter, "close"):
+                adapter.close()
+
+
+def judge_in_processes(
+    find: Find,
+    names: Sequence[str],
+    profile: str,
+    expression: str | None,
+    dtypes: tuple[str, ...],
+    workers: int | None = None,
+) -> Iterator[CaseResult]:
+    """Every verdict of the adapters that `find` gives for `names`, in the order in which they come."""
+    matcher(expression)  # refuses what it cannot read, before any process starts
+    context = multiprocessing.get_context("spawn")
+    todo, done = context.Queue(), context.Queue()
+    count = workers or os.cpu_count() or 1
+    for job in (*jobs(names), *[None] * count):
+        todo.put(job)
+    arguments = (find, todo, done, profile, expression, dtypes)
+    running = [context.Process(target=work, args=arguments) for _ in range(count)]
+    for process in running:
+        process.start()
+    try:
+        yield from collected(done, running)
+    finally:
+        for process in running:
+            process.join(PATIENCE)
+            if process.exitcode is None:
+                process.terminate()
+
+
+def collected(done: Any, running: Sequence[Any]) -> Iterator[CaseResult]:
+    """What the processes send, until each has said that it is done; RuntimeError for one that ended without a word."""
+    unfinished = len(running)
+    while unfinished:
+        try:
+            item = done.get(timeout=PATIENCE)
+        except queue.Empty:
+            dead = [process.exitcode for process in running if process.exitcode not in (None, 0)]
+            if dead:
+                raise RuntimeError(f"a process ended with exit code {dead[0]}") from None
+            continue
+        if isinstance(item, BaseException):
+            raise item
+        if item is None:
+            unfinished -= 1
+        else:
+            yield item

@@ -1,0 +1,334 @@
+"""capture: the model computes what it computes without, what is seen is right, and nothing stays behind."""
+
+import contextlib
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import attnkit
+import attnkit_reference as reference
+from attnkit.nn import MultiHeadAttention, capture
+from attnkit_conformance import tolerance
+
+RESIDUALS = {"blocks.*.attention": "blocks.*.norm", "blocks.*.mlp": "blocks.*.mlp_norm"}
+OPS = {
+    "softmax_attention": {},
+    "pointwise_attention": {"alpha": 0.5},
+    "reluformer_attention": {},
+    "sigmoid_attention": {},
+    "entmax_attention": {"alpha": 1.5},
+    "gaussian_attention": {},
+}
+
+
+class Block(nn.Module):
+    def __init__(self, dim: int, **attention) -> None:
+        super().__init__()
+        self.norm, self.mlp_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.attention = MultiHeadAttention(dim, 2, **attention)
+        self.mlp = nn.Sequential(nn.Linear(dim, 2 * dim), nn.GELU(), nn.Linear(2 * dim, dim))
+
+    def forward(self, x: Tensor, **masks) -> Tensor:
+        x = x + self.attention(self.norm(x), **masks)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class Model(nn.Module):
+    def __init__(self, dim: int = 8, depth: int = 2, **attention) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(dim, **attention) for _ in range(depth))
+
+    def forward(self, x: Tensor, **masks) -> Tensor:
+        for block in self.blocks:
+            x = block(x, **masks)
+        return x
+
+
+class Memory(nn.Module):
+    """relu(x keysᵀ) values."""
+
+    def __init__(self, dim: int, slots: int) -> None:
+        super().__init__()
+        self.keys, self.values = (nn.Parameter(torch.randn(slots, dim)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x @ self.keys.T) @ self.values
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+def tokens(batch: int = 3, length: int = 10, dim: int = 8, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(batch, length, dim, dtype=dtype)
+
+
+def agrees(actual: float, golden: float, dtype: str = "float64") -> None:
+    limit = tolerance.limit(np.asarray(float(golden)), dtype)
+    assert not tolerance.measure("value", np.asarray(float(actual)), limit).failures, (actual, golden)
+
+
+def hooks(model: nn.Module) -> int:
+    found = 0
+    for module in model.modules():
+        found += len(module._forward_hooks) + len(module._forward_pre_hooks) + len(getattr(module, "observers", ()))
+    return found
+
+
+# ------------------------------------------------------------------------------------- nothing changes
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_outputs_and_gradients_are_the_same_bits(op, mode):
+    """In training mode with dropout, whose seeds come from torch's generator."""
+    model = Model(op=op, options=OPS[op], dropout=0.3, qk_norm=True, causal=True, num_kv_heads=1)
+    model.train(mode == "training")
+    x = tokens(dtype=torch.float32)
+
+    def run() -> list[Tensor]:
+        torch.manual_seed(1)
+        model.zero_grad()
+        if mode == "inference":
+            with torch.no_grad():
+                return [model(x)]
+        out = model(x)
+        out.square().sum().backward()
+        return [out, *(p.grad.clone() for p in model.parameters() if p.grad is not None), torch.get_rng_state()]
+
+    plain = run()
+    with capture(model, residuals=RESIDUALS) as record:
+        watched = run()
+    assert all(torch.equal(a, b) for a, b in zip(plain, watched, strict=True))
+    assert [layer.calls for layer in record.layers] == [1] * 4
+    assert all(torch.equal(a, b) for a, b in zip(plain, run(), strict=True))
+
+
+def test_hooks_are_gone_afterwards_and_after_an_exception():
+    model, x = Model().double(), tokens()
+    with capture(model, residuals=RESIDUALS):
+        assert hooks(model) == 2 * 5
+        model(x)
+    assert hooks(model) == 0
+    with contextlib.suppress(ZeroDivisionError), capture(model, residuals=RESIDUALS) as record:
+        model(x)
+        raise ZeroDivisionError
+    assert hooks(model) == 0
+    assert record["blocks.0.attention"].calls == 1
+    with pytest.raises(RuntimeError, match=r"shape|size"), capture(model):
+        model(tokens(dim=7))
+    assert hooks(model) == 0
+
+
+def test_two_captures_at_once():
+    model, x = Model().double(), tokens()
+    with capture(model) as outer:
+        model(x)
+        with capture(model) as inner:
+            model(x)
+    assert (outer["blocks.0.attention"].calls, inner["blocks.0.attention"].calls) == (2, 1)
+
+
+def test_autocast():
+    model = Model()
+    x = tokens(dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        plain = model(x)
+        with capture(model, residuals=RESIDUALS) as record:
+            assert torch.equal(model(x), plain)
+    assert all(math.isfinite(layer.variance_ratio) for layer in record.layers)
+
+
+# ------------------------------------------------------------------------------------- what is seen
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_rows_are_those_of_the_reference(op):
+    """Two batches of different lengths: means over the valid rows of both."""
+    model = Model(op=op, options=OPS[op], causal=True).double().eval()
+    batches = [tokens(2, 9), tokens(3, 6)]
+    with torch.no_grad(), capture(model) as record:
+        for x in batches:
+            model(x)
+    attention, norm = model.blocks[0].attention, model.blocks[0].norm
+    sums, curves, rows = {}, [], 0
+    for x in batches:
+        with torch.no_grad():
+            q, k = (
+                attention._heads(projection(norm(x)), 2).numpy() for projection in (attention.q_proj, attention.k_proj)
+            )
+        found = reference.row_statistics(op, q, k, causal=True, **OPS[op])
+        valid = found.nonzero > 0
+        rows += int(valid.sum())
+        for name, value in found._asdict().items():
+            sums[name] = sums.get(name, 0.0) + value[valid].sum()
+        w = getattr(reference, f"{op}_weights")(q, k, causal=True, **OPS[op])
+        seen = np.tril(np.ones(w.shape[-2:], bool))
+        curves.append((int(valid.sum()), reference.analysis.concentration_curve(w, (10.0, 50.0), seen)))
+    layer = record["blocks.0.attention"]
+    assert layer.rows == 2 * (2 * 9 + 3 * 6)
+    assert (layer.null, layer.rows - layer.dead) == (0, rows)
+    assert set(layer.means) == set(attnkit.RowStatistics._fields)
+    for name, total in sums.items():
+        agrees(layer.means[name], total / rows)
+    agrees(layer.zeros, 1 - sums["nonzero"] / (2 * (2 * 45 + 3 * 21)))
+    for n, percent in enumerate((10.0, 50.0)):
+        agrees(layer.concentration[percent], sum(count * curve[n] for count, curve in curves) / rows)
+
+
+def test_ratios_and_directions_are_those_of_the_reference():
+    model = Model().double().eval()
+    batches = [tokens(), tokens()]
+    with torch.no_grad(), capture(model, residuals=RESIDUALS) as record:
+        for x in batches:
+            model(x)
+    block, residual = model.blocks[0], torch.stack(batches)
+    with torch.no_grad():
+        branch = torch.stack([block.attention(block.norm(x)) for x in batches])
+        middle = residual + branch
+        mlp = block.mlp(block.mlp_norm(middle))
+    for name, x, r in (("blocks.0.attention", branch, residual), ("blocks.0.mlp", mlp, middle)):
+        layer, x, r = record[name], x.numpy(), r.numpy()
+        assert layer.calls == 2
+        agrees(layer.variance_ratio, reference.analysis.variance_ratio(x, r))
+        agrees(layer.variance_ratio_per_token, reference.analysis.variance_ratio(x, r, pooled=False))
+        agrees(layer.anisotropy, reference.analysis.anisotropy(x.reshape(-1, 8))[0])
+
+
+def test_a_branch_that_gets_its_residual_itself():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh()).double()
+    x = tokens()
+    with torch.no_grad(), capture(model, residuals={"1": "1"}) as record:
+        model(x)
+    h = model[0](x).detach().numpy()
+    agrees(record["1"].variance_ratio, reference.analysis.variance_ratio(np.tanh(h), h))
+
+
+def test_padding_is_left_out():
+    model = Model().double().eval()
+    x, mask = tokens(), torch.arange(10) < torch.tensor([10, 7, 4])[:, None]
+    poisoned = torch.where(mask[..., None], x, 1e3)
+    with torch.no_grad(), capture(model, residuals=RESIDUALS) as clean:
+        clean.token_masks = {"blocks.*": mask}
+        model(x, key_mask=mask, query_mask=mask)
+    with torch.no_grad(), capture(model, residuals=RESIDUALS) as padded:
+        padded.token_masks = {"blocks.*": mask}
+        model(poisoned, key_mask=mask)
+    with torch.no_grad(), capture(model, residuals=RESIDUALS) as single:
+        for n, length in enumerate((10, 7, 4)):
+            model(x[n : n + 1, :length])
+    for one, two, three in zip(clean.layers, padded.layers, single.layers, strict=True):
+        for name in ("variance_ratio", "variance_ratio_per_token", "anisotropy"):
+            agrees(getattr(one, name), getattr(two, name))
+            agrees(getattr(one, name), getattr(three, name))
+        assert one.rows - one.null == two.rows - two.null == three.rows
+        for values in ("means", "concentration"):
+            for name, value in getattr(one, values).items():
+                agrees(value, getattr(two, values)[name])
+                agrees(value, getattr(three, values)[name])
+    with torch.no_grad(), capture(model, residuals=RESIDUALS) as unmasked:
+        model(poisoned, key_mask=mask)
+    assert unmasked["blocks.0.mlp"].variance_ratio != padded["blocks.0.mlp"].variance_ratio
+    with capture(model) as record:
+        record.token_masks = {"*": mask[:, :5]}
+        with pytest.raises(ValueError, match="mask has shape"):
+            model(x)
+
+
+@pytest.mark.parametrize("mask_name", ["key_mask", "query_mask"])
+def test_the_masks_of_a_call_say_what_is_padding(mask_name):
+    """Without token_masks: padding holds no output row of attention; as keys of a context, masked ones say nothing."""
+    attention, x = MultiHeadAttention(8, 2).double().eval(), tokens()
+    mask = torch.arange(10) < torch.tensor([10, 7, 4])[:, None]
+    with torch.no_grad(), capture(attention) as record:
+        out = attention(x, **{mask_name: mask})
+    agrees(record[""].anisotropy, reference.analysis.anisotropy(out[mask].numpy())[0])
+    with torch.no_grad(), capture(attention) as record:
+        out = attention(x, tokens(3, 10), key_mask=mask)
+    agrees(record[""].anisotropy, reference.analysis.anisotropy(out.flatten(0, 1).numpy())[0])
+
+
+def test_decoding_with_a_cache_and_cross_attention():
+    attention = MultiHeadAttention(8, 2, causal=True).double()
+    x = tokens(2, 4)
+    cache = attention.new_cache(2, 4)
+    with torch.no_grad(), capture(attention) as record:
+        steps = [attention(x[:, n : n + 1], cache=cache) for n in range(4)]
+    torch.testing.assert_close(torch.cat(steps, dim=1), attention(x))
+    assert (record[""].rows, record[""].means["visible"]) == (16, 2.5)
+    cross = MultiHeadAttention(8, 2).double()
+    key_mask = torch.arange(6) < torch.tensor([[6], [3]])
+    with torch.no_grad(), capture(cross) as record:
+        cross(x, tokens(2, 6), key_mask=key_mask)
+    assert (record[""].rows, record[""].means["visible"]) == (16, 4.5)
+
+
+def test_value_slots_of_a_memory():
+    model = nn.Sequential(Memory(8, 20), nn.Identity()).double()
+    with torch.no_grad(), capture(model) as record:
+        model(tokens())
+        before = record["0"].slot_anisotropy
+        model[0].values.copy_(torch.ones(20, 8))  # as training would
+    assert math.isnan(before)
+    agrees(record["0"].slot_anisotropy, 1.0)
+    assert [layer.name for layer in record.layers] == ["0"]
+
+
+def test_what_cannot_be_measured_says_why():
+    model = Model(op="pointwise_attention", options={"activation": "gelu"}).double()
+    with torch.no_grad(), capture(model) as record:
+        model(tokens())
+    layer = record["blocks.0.attention"]
+    assert set(layer.left_out) == {"entropy", "concentration"}
+    assert "entropy" not in layer.means
+    assert layer.concentration == {}
+    low_rank = Model(op="nystrom_attention", options={"num_landmarks": 3}).double()
+    with torch.no_grad(), capture(low_rank) as record:
+        low_rank(tokens())
+    assert record["blocks.0.attention"].left_out == {"rows": "nystrom_attention has no row statistics"}
+    assert math.isfinite(record["blocks.0.attention"].anisotropy)
+
+
+def test_table_and_dict():
+    model = Model(op="pointwise_attention").double()
+    with torch.no_grad(), capture(model, residuals=RESIDUALS, percents=(10.0,)) as record:
+        model(tokens())
+    lines = str(record).split("\n")
+    assert lines[0].split()[:3] == ["module", "rows", "null"]
+    assert [line.split()[0] for line in lines[1:]] == list(record.to_dict())
+    assert len({len(line) for line in lines}) == 1
+    assert "slot_anisotropy" not in lines[0], "columns without a number are left out"
+    held = json.loads(json.dumps(record.to_dict()))
+    assert held["blocks.1.attention"]["rows"] == 60
+    with torch.no_grad(), capture(model, percents=()) as record:
+        model(tokens())
+    assert record["blocks.0.attention"].concentration == {}
+
+
+# ------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    "residuals",
+    [{"blocks.*.ffn": "blocks.*.norm"}, {"blocks.*.mlp": "blocks.*.norm2"}, {"blocks.0.mlp": "blocks.*.norm"}],
+)
+def test_residuals_that_the_model_does_not_have(residuals):
+    model = Model()
+    with (
+        pytest.raises(ValueError, match="capture: residuals must name modules of the model"),
+        capture(model, residuals=residuals),
+    ):
+        pass
+    assert hooks(model) == 0
+
+
+def test_a_branch_before_its_residual():
+    model = Model().double()
+    residuals = {"blocks.0.attention": "blocks.1.norm"}
+    with pytest.raises(RuntimeError, match=r"'blocks.0.attention' ran before"), capture(model, residuals=residuals):
+        model(tokens())
