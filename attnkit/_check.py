@@ -40,6 +40,7 @@ class Context(NamedTuple):
     queries: int
     keys: int
     options: dict[str, Any]
+    first_name: str = "q"
 
 
 def dtype_name(x: Array) -> str:
@@ -215,7 +216,7 @@ def option_array(c: Context, name: str, x: Any, dtypes: tuple[str, ...], hint: s
     """An optional array: library, device, dtype, and a shape that broadcasts to `shape` without enlarging it."""
     if not is_array(x):
         raise TypeError(f"{c.op}: {name} must be an array; got {type(x).__name__}")
-    same_home(c.op, "q", c.first, name, x)
+    same_home(c.op, c.first_name, c.first, name, x)
     if dtype_name(x) not in dtypes:
         raise TypeError(f"{c.op}: {name} has dtype {dtype_name(x)}; expected {hint}")
     given = tuple(x.shape)
@@ -312,7 +313,7 @@ def _dropout(c: Context, name: str, value: Any) -> None:
         if dtype_name(seed) not in INTEGERS or tuple(seed.shape):
             got = f"{dtype_name(seed)} of shape {tuple(seed.shape)}"
             raise TypeError(f"{c.op}: a dropout seed array must be an integer of shape (); got {got}")
-        same_home(c.op, "q", c.first, "dropout seed", seed)
+        same_home(c.op, c.first_name, c.first, "dropout seed", seed)
     elif isinstance(seed, bool) or not isinstance(seed, numbers.Integral) or not 0 <= int(seed) < 2**64:
         raise ValueError(f"{c.op}: dropout seed must be an integer in [0, 2**64); got {seed!r}")
 

@@ -49,7 +49,7 @@ def _context(op: str, given: dict[str, Any], options: dict[str, Any]) -> _check.
             _check.wrong_shape(op, name, given[name], f"({s},)")
     leading, T = tuple(x.shape[:-2]), x.shape[-2]
     cotangent(op, "do", given.get("do"), (*leading, T, given["w_o"].shape[-1]))
-    return _check.Context(op, x, leading, T, T, options)
+    return _check.Context(op, x, leading, T, T, options, "x")
 
 
 class _Parts(NamedTuple):

@@ -59,7 +59,7 @@ def _context(op: str, given: dict[str, Any], options: dict[str, Any]) -> _check.
     leading = of_qk if v is None else _check.broadcast(op, "the leading axes of qk and v", of_qk, tuple(v.shape[:-2]))
     if v is not None:
         cotangent(op, "do", given.get("do"), (*leading, n, v.shape[-1]))
-    return _check.Context(op, qk, leading, n, n, options)
+    return _check.Context(op, qk, leading, n, n, options, "qk")
 
 
 def _chunked_context(op: str, given: dict[str, Any], options: dict[str, Any]) -> _check.Context:

@@ -29,7 +29,7 @@ def _context(op: str, given: dict[str, Any], options: dict[str, Any]) -> _check.
         _check.wrong_shape(op, "values", values, f"(..., {keys.shape[-2]}, e) as keys has {keys.shape[-2]} slots")
     shapes = [tuple(array.shape[:-2]) for array in (x, keys, values)]
     leading = _check.broadcast(op, "the leading axes of x, keys and values", *shapes)
-    context = _check.Context(op, x, leading, x.shape[-2], keys.shape[-2], options)
+    context = _check.Context(op, x, leading, x.shape[-2], keys.shape[-2], options, "x")
     m, e = values.shape[-2:]
     for name, size in (("key_bias", m), ("value_bias", e), ("norm_weight", e), ("norm_bias", e)):
         _vector(context, name, options.get(name), size)

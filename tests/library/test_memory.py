@@ -60,7 +60,7 @@ MEMORY_ERRORS = [
     ({"keys": np.stack([KEYS] * 3)}, ValueError, "the leading axes of x, keys and values do not broadcast"),
     ({"keys": KEYS.astype("float64")}, TypeError, "x and keys must share one dtype"),
     ({"key_bias": KEY_BIAS[:1]}, ValueError, r"key_bias has shape \(1,\); expected \(10,\)"),
-    ({"value_bias": torch.ones(5)}, TypeError, "torch value_bias"),
+    ({"value_bias": torch.ones(5)}, TypeError, "torch value_bias with numpy x"),
     ({"norm_weight": np.ones(5, int)}, TypeError, "norm_weight has dtype int64"),
     ({"norm_bias": BIAS}, ValueError, "norm_bias needs a norm_weight beside it; got None"),
     ({"activation": "gelu"}, ValueError, "activation must be one of 'relu', 'softmax'; got 'gelu'"),

@@ -114,9 +114,9 @@ def drawn(op: Op, scene: Scene, dtype: str, rng: np.random.Generator) -> Case:
         qk = np.zeros(qk.shape)
         qk[..., 0, 0], qk[..., 1, 1], qk[..., 2, 1] = 1.0, 0.1, -0.1
         v[..., 2, :] = -v[..., 1, :]
-    arrays = {"qk": qk * scene.size, "v": v, "rotations": rotations}
+    given = {"qk": qk * scene.size, "v": v, "rotations": rotations}
     dtypes = {"rotations": compute_dtype(dtype)} if "rotations_float32" in scene.options else {}
-    arrays = {name: rounded(x, dtypes.get(name, dtype)) for name, x in arrays.items()}
+    arrays: dict[str, Array] = {name: rounded(x, dtypes.get(name, dtype)) for name, x in given.items()}
     if "mask" in scene.options:
         arrays["mask"] = rng.random((*of_qk[:-1], 1, 1, scene.n)) < 0.7
     if "mask_1d" in scene.options:

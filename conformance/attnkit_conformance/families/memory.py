@@ -191,7 +191,8 @@ def unit_case(op: Op, scene: Scene, dtype: str) -> Case:
 
 def unit_options(scene: Scene, lead: Shape, rng: np.random.Generator) -> dict[str, Array]:
     """The optional arrays that a scene asks for: padding is padding of queries and of keys."""
-    T, made = scene.tokens, {}
+    T = scene.tokens
+    made: dict[str, Array] = {}
     there = rng.random((*lead, T)) < 0.7
     if "key_lengths" in scene.options:
         made["key_lengths"] = np.linspace(T * 0.8, 0, int(np.prod(lead))).astype(np.int64).reshape(lead)
@@ -225,8 +226,8 @@ def pairs_of(case: Case) -> Array:
 def unit_zeros(case: Case) -> tuple[dict[str, Array], dict[str, Array]]:
     """Tokens that see nothing give 0; if nobody sees them either, they get no gradient."""
     visible = pairs_of(case)
-    null, unused = ~visible.any(-1), ~(visible.any(-1) | visible.any(-2))
-    gradients = {"x": unused[..., None]}
+    null, unseen = (np.asarray(~np.logical_or.reduce(visible, axis=axis)) for axis in (-1, -2))
+    gradients: dict[str, Array] = {"x": (null & unseen)[..., None]}
     if "bias" in case.arrays and case.arrays["bias"].shape == visible.shape:
         gradients["bias"] = ~visible
     return {"o": null[..., None]}, gradients
