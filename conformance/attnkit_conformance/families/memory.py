@@ -39,7 +39,7 @@ class Scene:
 
 
 MEMORY = (
-    Scene("cross", 65, 100, quick=True),
+    Scene("cross", 65, 100),
     Scene("biases", 64, 64, given=("key_bias", "value_bias"), quick=True),
     Scene("softmax-norm", 7, 63, given=VECTORS, params=SOFTMAX, quick=True),
     Scene("softmax", 65, 100, params=SOFTMAX),
@@ -138,7 +138,7 @@ def memory_errors(op: Op) -> Iterator[ErrorSample]:
 
 
 UNIT = (
-    Scene("cross", 65, quick=True),
+    Scene("cross", 65),
     Scene("causal-padded", 64, options=("key_lengths", "query_mask", "bias", "poison"), params=CAUSAL, quick=True),
     Scene("mask", 63, options=("mask", "query_mask", "poison"), params={"alpha": 1.0}, quick=True),
     Scene("causal", 65, params={**CAUSAL, "alpha": 1.0}),
