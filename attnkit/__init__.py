@@ -14,7 +14,9 @@ from attnkit.efficient import (
     efficient_attention_vjp,
     efficient_attention_weights,
 )
+from attnkit.gated import gated_attention_unit, gated_attention_unit_vjp
 from attnkit.gaussian import gaussian_attention, gaussian_attention_vjp, gaussian_attention_weights
+from attnkit.hashing import lsh_attention, lsh_attention_vjp, lsh_attention_weights, lsh_buckets, random_rotations
 from attnkit.linear import (
     linear_attention,
     linear_attention_step,
@@ -33,6 +35,7 @@ from attnkit.lowrank import soft_attention, soft_attention_vjp, soft_attention_w
 from attnkit.lowrank_linformer import linformer_attention, linformer_attention_vjp, linformer_attention_weights
 from attnkit.lowrank_newton import newton_inverse, newton_inverse_vjp
 from attnkit.lowrank_nystrom import nystrom_attention, nystrom_attention_vjp, nystrom_attention_weights
+from attnkit.memory import key_value_memory, key_value_memory_vjp
 from attnkit.packed import (
     pointwise_attention_packed,
     pointwise_attention_packed_vjp,
@@ -104,9 +107,13 @@ __all__ = [
     "entmax_attention_vjp",
     "entmax_attention_weights",
     "explain",
+    "gated_attention_unit",
+    "gated_attention_unit_vjp",
     "gaussian_attention",
     "gaussian_attention_vjp",
     "gaussian_attention_weights",
+    "key_value_memory",
+    "key_value_memory_vjp",
     "landmarks",
     "linear_attention",
     "linear_attention_step",
@@ -116,6 +123,10 @@ __all__ = [
     "linformer_attention",
     "linformer_attention_vjp",
     "linformer_attention_weights",
+    "lsh_attention",
+    "lsh_attention_vjp",
+    "lsh_attention_weights",
+    "lsh_buckets",
     "newton_inverse",
     "newton_inverse_vjp",
     "nystrom_attention",
@@ -134,6 +145,7 @@ __all__ = [
     "pointwise_attention_weights",
     "qk_layernorm",
     "qk_layernorm_vjp",
+    "random_rotations",
     "rela_attention",
     "rela_attention_vjp",
     "rela_attention_weights",

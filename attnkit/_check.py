@@ -18,7 +18,12 @@ from attnkit._activations import ACTIVATIONS
 from attnkit._typing import Array
 
 # A7: these may have a dtype of their own
-FREE_DTYPE = frozenset(("dlse", "q_weight", "k_weight", "proj_k", "proj_v", "kernel", "norm_weight", "projection"))
+FREE_DTYPE = frozenset(
+    (
+        *("dlse", "q_weight", "k_weight", "proj_k", "proj_v", "kernel", "norm_weight", "projection"),
+        *("rotations", "w_z", "w_u", "w_v", "w_o", "gamma_q", "beta_q", "gamma_k", "beta_k"),
+    )
+)
 INTEGER_ARGUMENTS = ("cu_seqlens_q", "cu_seqlens_k")  # the op's context checks them
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
@@ -35,6 +40,7 @@ class Context(NamedTuple):
     queries: int
     keys: int
     options: dict[str, Any]
+    first_name: str = "q"
 
 
 def dtype_name(x: Array) -> str:
@@ -210,7 +216,7 @@ def option_array(c: Context, name: str, x: Any, dtypes: tuple[str, ...], hint: s
     """An optional array: library, device, dtype, and a shape that broadcasts to `shape` without enlarging it."""
     if not is_array(x):
         raise TypeError(f"{c.op}: {name} must be an array; got {type(x).__name__}")
-    same_home(c.op, "q", c.first, name, x)
+    same_home(c.op, c.first_name, c.first, name, x)
     if dtype_name(x) not in dtypes:
         raise TypeError(f"{c.op}: {name} has dtype {dtype_name(x)}; expected {hint}")
     given = tuple(x.shape)
@@ -307,7 +313,7 @@ def _dropout(c: Context, name: str, value: Any) -> None:
         if dtype_name(seed) not in INTEGERS or tuple(seed.shape):
             got = f"{dtype_name(seed)} of shape {tuple(seed.shape)}"
             raise TypeError(f"{c.op}: a dropout seed array must be an integer of shape (); got {got}")
-        same_home(c.op, "q", c.first, "dropout seed", seed)
+        same_home(c.op, c.first_name, c.first, "dropout seed", seed)
     elif isinstance(seed, bool) or not isinstance(seed, numbers.Integral) or not 0 <= int(seed) < 2**64:
         raise ValueError(f"{c.op}: dropout seed must be an integer in [0, 2**64); got {seed!r}")
 

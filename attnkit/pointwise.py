@@ -289,7 +289,7 @@ class _Normed(NamedTuple):
     inverse: Array  # 1/σ
 
 
-def _normalise(xp: Namespace, x: Array, eps: float) -> _Normed:
+def normalise(xp: Namespace, x: Array, eps: float) -> _Normed:
     """(x - mean)/√(var + eps) over the last axis, the population variance taken in a second pass."""
     difference = x - xp.mean(x, axis=-1, keepdims=True)
     inverse = 1.0 / xp.sqrt(xp.mean(difference * difference, axis=-1, keepdims=True) + eps)
@@ -321,7 +321,7 @@ def qk_layernorm(
     dtype = quadratic.compute_dtype(xp, q)
 
     def one(x: Array, weight: Array) -> Array:
-        normed = _normalise(xp, quadratic.cast(xp, x, dtype), eps).centred * quadratic.cast(xp, weight, dtype)
+        normed = normalise(xp, quadratic.cast(xp, x, dtype), eps).centred * quadratic.cast(xp, weight, dtype)
         return quadratic.cast(xp, normed, x.dtype)
 
     return one(q, q_weight), one(k, k_weight)
@@ -350,7 +350,7 @@ def qk_layernorm_vjp(
     def one(x: Array, weight: Array, dy: Array | None) -> tuple[Array, Array]:
         if dy is None:
             return xp.zeros_like(x), xp.zeros_like(weight)
-        normed = _normalise(xp, quadratic.cast(xp, x, dtype), eps)
+        normed = normalise(xp, quadratic.cast(xp, x, dtype), eps)
         dy = quadratic.cast(xp, dy, dtype)
         g = dy * quadratic.cast(xp, weight, dtype)
         along = xp.mean(g * normed.centred, axis=-1, keepdims=True)

@@ -2,5 +2,17 @@
 
 from attnkit.nn.attention import KeyValueCache, MultiHeadAttention
 from attnkit.nn.capture import LayerAnalysis, Record, capture
+from attnkit.nn.gated import GatedAttentionUnit
+from attnkit.nn.memory import KeyValueMemory
+from attnkit.nn.soft2d import SoftAttention2d
 
-__all__ = ["KeyValueCache", "LayerAnalysis", "MultiHeadAttention", "Record", "capture"]
+__all__ = [
+    "GatedAttentionUnit",
+    "KeyValueCache",
+    "KeyValueMemory",
+    "LayerAnalysis",
+    "MultiHeadAttention",
+    "Record",
+    "SoftAttention2d",
+    "capture",
+]

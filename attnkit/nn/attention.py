@@ -8,25 +8,47 @@ import torch
 from torch import Tensor, nn
 
 import attnkit
+from attnkit.nn.operands import BUILDERS, NAMES, Heads, Operands, settings_of
 
-_SEEDS = 2**63 - 1
+SEEDS = 2**63 - 1
+_MASKS = frozenset(("mask", "bias", "causal", "query_mask", "enable_gqa", "dropout", "dropout_mask"))
+_SET_BY_THE_MODULE = _MASKS | NAMES | {"q", "k", "v", "impl", "return_lse", "return_state", "initial_state"}
 
 Observer = Callable[[Callable[..., Any], Tensor, Tensor, Mapping[str, Any]], None]  # (op, q, k, options)
 
 
-def _takes_q_k_v(op: Callable[..., Any]) -> bool:
-    parameters = inspect.signature(op).parameters.values()
-    return [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY] == ["q", "k", "v"]
+def _served(name: str) -> bool:
+    """Whether an op takes q, k, v and nothing else, or what a builder makes."""
+    parameters = inspect.signature(getattr(attnkit, name)).parameters.values()
+    positional = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
+    return positional[:3] == ["q", "k", "v"] and (len(positional) == 3 or name in BUILDERS)
 
 
 def attention_op(op: str | Callable[..., Any]) -> Callable[..., Any]:
     """The attention op of a name, or the op itself; ValueError if attnkit has none of that name."""
     name = op if isinstance(op, str) else getattr(op, "__name__", repr(op))
-    known = [n for n in attnkit.__all__ if n.endswith("_attention") and _takes_q_k_v(getattr(attnkit, n))]
+    known = [n for n in attnkit.__all__ if n.endswith("_attention") and _served(n)]
     if name not in known:
         raise ValueError(f"MultiHeadAttention: op must be one of {', '.join(known)}; got {name!r}")
     found: Callable[..., Any] = getattr(attnkit, name)
     return found
+
+
+def op_masks(
+    causal: bool, key_mask: Tensor | None, query_mask: Tensor | None, mask: Tensor | None, bias: Tensor | None
+) -> dict[str, Any]:
+    """A module's masks as an op with a head axis takes them; a module knows its batch axis, so (B, S) is no guess."""
+    given: dict[str, Any] = {"causal": True} if causal else {}
+    if key_mask is not None:
+        keys = key_mask[:, None, None, :]
+        mask = keys if mask is None else mask & keys
+    if mask is not None:
+        given["mask"] = mask
+    if query_mask is not None:
+        given["query_mask"] = query_mask[:, None, :]
+    if bias is not None:
+        given["bias"] = bias
+    return given
 
 
 class KeyValueCache:
@@ -77,7 +99,9 @@ class MultiHeadAttention(nn.Module):
         dim: features of x and of the output.
         num_heads: heads of the queries.
         op: an attention op of attnkit or its name.
-        options: the op's own options, such as {"activation": "relu", "alpha": 1.0}.
+        options: the op's own options, such as {"activation": "relu", "alpha": 1.0}, and those of what the module makes
+            for it (see `attnkit.nn.operands`): {"num_slots", "max_length"} for linformer_attention, {"num_features",
+            "seed"} for performer_attention, {"gated"} for rela_attention.
         num_kv_heads: heads of keys and values, a divisor of num_heads (grouped queries); default num_heads.
         head_dim: features of a head; default dim // num_heads.
         context_dim: features of the context; default dim.
@@ -89,7 +113,8 @@ class MultiHeadAttention(nn.Module):
         impl: the op's implementation, see `attnkit.explain`.
 
     Raises:
-        ValueError: sizes that do not divide, an unknown op, options that the op does not take.
+        ValueError: sizes that do not divide, an unknown op, options that the op does not take or cannot do without,
+            causal or dropout with an op that has no such form.
     """
 
     def __init__(
@@ -126,7 +151,10 @@ class MultiHeadAttention(nn.Module):
         self.head_dim = head_dim or dim // num_heads
         self.op = attention_op(op)
         self.weights_op: Callable[..., Tensor] = getattr(attnkit, f"{self.op.__name__}_weights")
+        self._of_weights = frozenset(inspect.signature(self.weights_op).parameters)
+        self._seeded = "dropout" in inspect.signature(self.op).parameters
         self.options = self._own_options(options or {})
+        self._check_forms(causal, dropout)
         self.gate, self.dropout, self.causal, self.impl = gate, dropout, causal, impl
         self.observers: list[Observer] = []  # called before the op, for looking only: see `attnkit.nn.capture`
 
@@ -140,18 +168,32 @@ class MultiHeadAttention(nn.Module):
         self.out_proj = nn.Linear(inner, dim, bias=out_bias, **new)
         self.q_norm_weight = nn.Parameter(torch.ones(self.head_dim, **new)) if qk_norm else None
         self.k_norm_weight = nn.Parameter(torch.ones(self.head_dim, **new)) if qk_norm else None
+        heads = Heads(num_heads, self.num_kv_heads, self.head_dim, new)
+        name = self.op.__name__
+        self.operands = Operands(name, heads, options or {}) if name in BUILDERS else None
 
     def _own_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """The op's own options; masks, causality, dropout and heads are arguments of the module or of `forward`."""
-        parameters = set(inspect.signature(self.weights_op).parameters)
-        module_sets = {"mask", "bias", "causal", "query_mask", "enable_gqa", "impl"}
+        of_op = set(inspect.signature(self.op).parameters) - _SET_BY_THE_MODULE
+        legal = of_op | set(settings_of(self.op.__name__))
         for name in options:
-            if name not in parameters or name in module_sets or name in ("q", "k"):
-                legal = sorted(parameters - module_sets - {"q", "k"})
-                raise ValueError(
-                    f"MultiHeadAttention: {self.op.__name__} takes the options {', '.join(legal)}; got {name!r}"
-                )
-        return dict(options)
+            if name not in legal:
+                names = ", ".join(sorted(legal))
+                raise ValueError(f"MultiHeadAttention: {self.op.__name__} takes the options {names}; got {name!r}")
+        return {name: value for name, value in options.items() if name in of_op}
+
+    def _check_forms(self, causal: bool, dropout: float) -> None:
+        taken = inspect.signature(self.op).parameters
+        if causal and "causal" not in taken:
+            raise ValueError(f"MultiHeadAttention: {self.op.__name__} has no causal form; got causal=True")
+        if dropout > 0 and not {"dropout", "dropout_mask"} & set(taken):
+            raise ValueError(f"MultiHeadAttention: {self.op.__name__} takes no dropout; got {dropout}")
+
+    def redraw(self, seed: int) -> None:
+        """Draw anew what the op is given at random, such as the features of performer_attention, in place."""
+        if self.operands is None:
+            raise ValueError(f"MultiHeadAttention: {self.op.__name__} draws nothing, so that nothing can be redrawn")
+        self.operands.redraw(seed)
 
     def extra_repr(self) -> str:
         options = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
@@ -200,27 +242,36 @@ class MultiHeadAttention(nn.Module):
             raise ValueError("MultiHeadAttention: a causal module cannot attend to a context")
         q = self._heads(self.q_proj(x), self.num_heads)
         q, k, v, key_mask = self._keys_and_values(q, x if context is None else context, key_mask, context, cache)
-        options = self.options | self._masks(key_mask, query_mask, mask, bias)
-        dropout = {}
-        if self.training and self.dropout > 0:
-            dropout = {"dropout": (self.dropout, torch.randint(_SEEDS, (), device=x.device))}
+        arrays = {} if self.operands is None else self.operands.arrays()
+        options = self.options | arrays | self._masks(key_mask, query_mask, mask, bias)
+        of_weights = {name: value for name, value in options.items() if name in self._of_weights}
+        dropout = self._dropout_of(q, arrays)
 
         for observe in self.observers:
-            observe(self.op, q, k, options)
+            observe(self.op, q, k, of_weights)
         extras: list[Any] = []
         if return_weights:
-            extras.append(self.weights_op(q, k, impl="generic", **options))
+            extras.append(self.weights_op(q, k, impl="generic", **of_weights))
         if return_statistics:
             fields = None if return_statistics is True else return_statistics
             heads, found = attnkit.attention_with_statistics(self.op, q, k, v, fields=fields, **options, **dropout)
             extras.append(found)
         else:
             heads = self.op(q, k, v, impl=self.impl, **options, **dropout)
-        joined = heads.transpose(-3, -2).flatten(-2)
+        joined = heads.transpose(-3, -2).flatten(-2) if heads.ndim == q.ndim else heads  # rela joins heads itself
         if self.gate is not None and self.gate_proj is not None:
             joined = joined * self.gate(self.gate_proj(x))
         out = self.out_proj(joined)
         return (out, *extras) if extras else out
+
+    def _dropout_of(self, q: Tensor, arrays: Mapping[str, Tensor]) -> dict[str, Any]:
+        """The op's dropout in training: a seed, or for slots a mask, from torch's generator."""
+        if not self.training or self.dropout == 0:
+            return {}
+        if self._seeded:
+            return {"dropout": (self.dropout, torch.randint(SEEDS, (), device=q.device))}
+        ones = q.new_ones(*q.shape[:-1], arrays["proj_k"].shape[-2])
+        return {"dropout_mask": nn.functional.dropout(ones, self.dropout)}
 
     def _heads(self, x: Tensor, heads: int) -> Tensor:
         """(B, T, heads·head_dim) -> (B, heads, T, head_dim), a view."""
@@ -249,17 +300,5 @@ class MultiHeadAttention(nn.Module):
     def _masks(
         self, key_mask: Tensor | None, query_mask: Tensor | None, mask: Tensor | None, bias: Tensor | None
     ) -> dict[str, Any]:
-        """The masks as the op takes them; a module knows its batch axis, so (B, S) is no guess here."""
-        given: dict[str, Any] = {"causal": True} if self.causal else {}
-        if key_mask is not None:
-            keys = key_mask[:, None, None, :]
-            mask = keys if mask is None else mask & keys
-        if mask is not None:
-            given["mask"] = mask
-        if query_mask is not None:
-            given["query_mask"] = query_mask[:, None, :]
-        if bias is not None:
-            given["bias"] = bias
-        if self.num_kv_heads != self.num_heads:
-            given["enable_gqa"] = True
-        return given
+        grouped = {"enable_gqa": True} if self.num_kv_heads != self.num_heads else {}
+        return op_masks(self.causal, key_mask, query_mask, mask, bias) | grouped

@@ -10,13 +10,21 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+INTEGER = "integer"  # an output of integers of any width
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 PROFILES = ("quick", "full")
 
 
 def numpy_dtype(name: str) -> np.dtype:
-    """The NumPy dtype called `name`, ml_dtypes' bfloat16 included."""
+    """The NumPy dtype called `name`, ml_dtypes' bfloat16 included; "integer", which an output may be, is int64 here."""
+    if name == INTEGER:
+        return np.dtype(np.int64)
     return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)
+
+
+def is_dtype(x: np.ndarray, name: str) -> bool:
+    """Whether x has the dtype `name`; libraries have their own default integer, so that any is "integer"."""
+    return x.dtype.kind in "iu" if name == INTEGER else x.dtype.name == name
 
 
 def compute_dtype(name: str) -> str:

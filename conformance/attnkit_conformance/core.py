@@ -11,7 +11,7 @@ import numpy as np
 
 from attnkit_conformance import tolerance
 from attnkit_conformance.adapter import Adapter, Unsupported
-from attnkit_conformance.case import DTYPES, PROFILES, Case, numpy_dtype
+from attnkit_conformance.case import DTYPES, PROFILES, Case, is_dtype, numpy_dtype
 from attnkit_conformance.golden import Golden, golden
 from attnkit_conformance.op import Op
 from attnkit_conformance.opdb import BY_NAME, OPDB
@@ -130,7 +130,7 @@ def judge_arrays(
         if name not in got:
             continue
         x, label = got[name], prefix + name
-        if x.dtype.name != limit.dtype:
+        if not is_dtype(x, limit.dtype):
             found.fail("dtype", f"{label} has dtype {x.dtype.name}; expected {limit.dtype}")
         if x.shape != limit.golden.shape:
             found.fail("shape", f"{label} has shape {x.shape}; expected {limit.golden.shape}")

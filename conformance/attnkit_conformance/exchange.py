@@ -19,7 +19,7 @@ from safetensors import deserialize
 from safetensors.numpy import save_file
 
 from attnkit_conformance import core, tolerance
-from attnkit_conformance.case import DTYPES, Case, numpy_dtype
+from attnkit_conformance.case import DTYPES, Case, is_dtype, numpy_dtype
 from attnkit_conformance.core import CaseResult
 from attnkit_conformance.golden import golden
 from attnkit_conformance.judge import matcher
@@ -136,7 +136,7 @@ def compare_case(
         if x.shape != limit.golden.shape:
             found.fail("shape", f"{output} has shape {x.shape}; expected {limit.golden.shape}")
             continue
-        if x.dtype.name != limit.dtype:
+        if not is_dtype(x, limit.dtype):
             found.fail("dtype", f"{output} has dtype {x.dtype.name}; expected {limit.dtype}")
         measured = tolerance.measure(output, x.astype(np.float64), limit)
         found.measured.append(measured)

@@ -65,7 +65,7 @@ def compute(case: Case) -> Golden:
     return Golden(
         {
             name: tolerance.limit(
-                np.asarray(x), op.output_dtype(name, case.dtype), magnitudes.get(name), growth,
+                np.asarray(x, np.float64), op.output_dtype(name, case.dtype), magnitudes.get(name), growth,
                 naive_outputs.get(name),
             )
             for name, x in outputs.items()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnkit_conformance import errors, lowprecision
 from attnkit_conformance.binding import FIELDS, PLAIN, Binding
-from attnkit_conformance.case import DTYPES, Case, compute_dtype
+from attnkit_conformance.case import DTYPES, INTEGER, Case, compute_dtype
 from attnkit_conformance.errors import ErrorSample
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ class Op:
     differentiable: tuple[str, ...] = ()
     not_differentiable: tuple[str, ...] = ()  # outputs without gradient
     compute_outputs: tuple[str, ...] = ()  # outputs in the compute dtype (A7)
+    integer_outputs: tuple[str, ...] = ()  # outputs that are compared exactly
     dtypes: tuple[str, ...] = DTYPES
     binding: Binding = PLAIN
     errors: Callable[[Op], Iterator[ErrorSample]] = errors.none
@@ -73,6 +74,8 @@ class Op:
 
     def output_dtype(self, name: str, dtype: str) -> str:
         """The dtype of output `name` for inputs of `dtype`."""
+        if name in self.integer_outputs:
+            return INTEGER
         return compute_dtype(dtype) if name in self.compute_outputs else dtype
 
     def serves(self, options: tuple[str, ...]) -> bool:

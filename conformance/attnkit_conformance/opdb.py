@@ -5,8 +5,10 @@ from __future__ import annotations
 from attnkit_conformance.families import (
     analysis,
     gaussian,
+    hashing,
     linear,
     lowrank,
+    memory,
     packed,
     pointwise,
     softmax,
@@ -15,7 +17,7 @@ from attnkit_conformance.families import (
 )
 from attnkit_conformance.op import Op, weights_of
 
-FAMILIES = (softmax, pointwise, sparse, gaussian, linear, lowrank, packed, statistics, analysis)
+FAMILIES = (softmax, pointwise, sparse, gaussian, linear, lowrank, hashing, memory, packed, statistics, analysis)
 
 PUBLIC: tuple[Op, ...] = tuple(op for family in FAMILIES for op in family.OPS)  # with a row in the documentation
 OPDB = tuple(row for op in PUBLIC for row in ((op, weights_of(op)) if op.weights else (op,)))

@@ -7,22 +7,24 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from attnkit_conformance.case import numpy_dtype
+from attnkit_conformance.case import INTEGER, numpy_dtype
 
-BOUND = {"float64": 64.0, "float32": 16.0, "bfloat16": 4.0, "float16": 4.0}  # in units, times growth
+BOUND = {"float64": 64.0, "float32": 16.0, "bfloat16": 4.0, "float16": 4.0, INTEGER: 1.0}  # in units, times growth
 HALF_FACTOR = {"output": 2.0, "gradient": 3.0}  # second rule, times the error of the formula in that dtype
 EXPONENT_STEP = 16.0  # an error eps·|x| in an exponent x is a relative error of that size in exp(x)
 DISCERNIBLE = 64.0  # a wrong array farther than so many units from the golden one must be rejected
 
 
 def eps(dtype: str) -> float:
-    """Distance from 1 to the next number of `dtype`."""
-    return float(ml_dtypes.finfo(numpy_dtype(dtype)).eps)
+    """Distance from 1 to the next number of `dtype`; for integers that of float64, in which they are held: a unit is
+    far below 1, and they are compared exactly.
+    """
+    return float(ml_dtypes.finfo(numpy_dtype("float64" if dtype == INTEGER else dtype)).eps)
 
 
 def smallest_normal(dtype: str) -> float:
     """The floor of a unit."""
-    return float(ml_dtypes.finfo(numpy_dtype(dtype)).smallest_normal)
+    return float(ml_dtypes.finfo(numpy_dtype("float64" if dtype == INTEGER else dtype)).smallest_normal)
 
 
 def growth_of_exponent(largest: float) -> float:

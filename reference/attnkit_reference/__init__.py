@@ -13,11 +13,20 @@ from attnkit_reference.efficient import (
     efficient_attention_vjp,
     efficient_attention_weights,
 )
+from attnkit_reference.gated import gated_attention_unit, gated_attention_unit_magnitudes, gated_attention_unit_vjp
 from attnkit_reference.gaussian import (
     gaussian_attention,
     gaussian_attention_magnitudes,
     gaussian_attention_vjp,
     gaussian_attention_weights,
+)
+from attnkit_reference.hashing import (
+    lsh_attention,
+    lsh_attention_magnitudes,
+    lsh_attention_vjp,
+    lsh_attention_weights,
+    lsh_buckets,
+    random_rotations,
 )
 from attnkit_reference.linear import (
     linear_attention,
@@ -56,6 +65,7 @@ from attnkit_reference.lowrank_nystrom import (
     nystrom_attention_vjp,
     nystrom_attention_weights,
 )
+from attnkit_reference.memory import key_value_memory, key_value_memory_magnitudes, key_value_memory_vjp
 from attnkit_reference.packed import (
     pointwise_attention_packed,
     pointwise_attention_packed_magnitudes,
@@ -161,10 +171,16 @@ __all__ = [
     "entmax_attention_magnitudes",
     "entmax_attention_vjp",
     "entmax_attention_weights",
+    "gated_attention_unit",
+    "gated_attention_unit_magnitudes",
+    "gated_attention_unit_vjp",
     "gaussian_attention",
     "gaussian_attention_magnitudes",
     "gaussian_attention_vjp",
     "gaussian_attention_weights",
+    "key_value_memory",
+    "key_value_memory_magnitudes",
+    "key_value_memory_vjp",
     "landmarks",
     "linear_attention",
     "linear_attention_magnitudes",
@@ -177,6 +193,11 @@ __all__ = [
     "linformer_attention_magnitudes",
     "linformer_attention_vjp",
     "linformer_attention_weights",
+    "lsh_attention",
+    "lsh_attention_magnitudes",
+    "lsh_attention_vjp",
+    "lsh_attention_weights",
+    "lsh_buckets",
     "newton_inverse",
     "newton_inverse_magnitudes",
     "newton_inverse_vjp",
@@ -202,6 +223,7 @@ __all__ = [
     "qk_layernorm",
     "qk_layernorm_magnitudes",
     "qk_layernorm_vjp",
+    "random_rotations",
     "rela_attention",
     "rela_attention_magnitudes",
     "rela_attention_vjp",

@@ -281,7 +281,7 @@ def qk_layernorm(q: Array, k: Array, q_weight: Array, k_weight: Array, *, eps: f
     2023 §2.
     """
     pairs = _layernorm_inputs("qk_layernorm", q, k, q_weight, k_weight, eps)
-    q_normed, k_normed = (_normalise(x, eps)[0] * weight for x, weight in pairs)
+    q_normed, k_normed = (normalise(x, eps)[0] * weight for x, weight in pairs)
     return q_normed, k_normed
 
 
@@ -344,14 +344,14 @@ def _layernorm_parts(
     dy = np.zeros(x.shape) if cotangent is None else as_float(op, f"d{name}_normed", cotangent)
     if dy.shape != x.shape:
         raise ValueError(f"{op}: d{name}_normed has the wrong shape; expected {x.shape}, got {dy.shape}")
-    return *_normalise(x, eps), weight * dy, dy
+    return *normalise(x, eps), weight * dy, dy
 
 
 def _mean(x: Array) -> Array:
     return x.mean(axis=-1, keepdims=True)
 
 
-def _normalise(x: Array, eps: float) -> tuple[Array, Array]:
+def normalise(x: Array, eps: float) -> tuple[Array, Array]:
     with np.errstate(invalid="ignore"):
         centred = x - _mean(x)
     r = 1.0 / np.sqrt(_mean(centred**2) + eps)

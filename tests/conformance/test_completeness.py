@@ -16,7 +16,7 @@ from attnkit_conformance.opdb import BY_NAME, OPDB, PUBLIC
 from attnkit_conformance.samples import HALF_TYPES
 
 ONLY_IN_ATTNKIT = {"explain"}
-WITHOUT_ROW = {"ACTIVATIONS", "RowStatistics", "analysis", "landmarks", "orthogonal_features"}
+WITHOUT_ROW = {"ACTIVATIONS", "RowStatistics", "analysis", "landmarks", "orthogonal_features", "random_rotations"}
 
 
 def reference_names() -> set[str]:
@@ -47,7 +47,7 @@ def test_every_public_op_has_a_row_a_gradient_and_magnitudes() -> None:
     rows = {op.name for op in flat} | {f"{op.name}_vjp" for op in flat if op.vjp}
     assert reference_names() - WITHOUT_ROW == rows, "add a row to conformance/attnkit_conformance/opdb.py"
     for op in OPDB:
-        measures = op.name.startswith("analysis.")
+        measures = op.name.startswith("analysis.") or op.integer_outputs
         assert op.vjp or measures or op.name.endswith("_weights"), (
             f"{op.name}: write {op.name}_vjp in the reference and in attnkit"
         )

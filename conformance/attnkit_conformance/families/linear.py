@@ -166,7 +166,7 @@ def key_masks(scene: Scene, params: Params) -> Scene | None:
 def row(name: str, formula: str, group: str, **own: Any) -> Op:
     """An op with states."""
     parts = tuple(INITIAL + part for part in ("S", "z", *((LEVELS[name],) if name in LEVELS else ())))
-    opposite = tuple((scene, {}) for scene in linear_samples.OPPOSITE)
+    opposite: tuple[tuple[Scene, Params], ...] = tuple((scene, {}) for scene in linear_samples.OPPOSITE)
     given = {"arguments": QKV, "variants": ({}, KEPT, {"chunk_size": 5}, RESUMED), "extra": opposite, **own}
     return Op(
         name=name,

@@ -1,0 +1,174 @@
+"""SOFT's attention block over pictures (Lu et al. 2021)."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import gelu
+
+import attnkit
+
+SAMPLINGS = ("average_pool", "convolution", "random", "biased")
+
+
+class SoftAttention2d(nn.Module):
+    """out = concat_h(soft_attention(q_h, v_h, landmarks_h)) W_o, q = x W_q being queries and keys, v = x W_v.
+
+    Lu et al. 2021 §3: landmarks are made from q by one of four samplers (`attnkit.landmarks`). The defaults are the
+    paper's formulas with its default sampler. The authors' code is sampling="convolution", ridge=0.01,
+    landmark_norm=True and value_conv=9, 5, 3 in its stages.
+
+    Args:
+        dim: features of x and of the output, a multiple of num_heads.
+        num_heads: heads.
+        sampling: "average_pool" or "convolution" over windows of stride × stride tokens; "random" or "biased" (the
+            first ones): `num_landmarks` tokens.
+        stride: side and stride of the windows, r; incomplete windows are dropped.
+        num_landmarks: m for "random" and "biased"; default as many as there are windows.
+        seed: of the positions that "random" picks: the same for every call with as many tokens, in training and after.
+        newton_steps, init_scale, ridge, inverse_grad: as in `attnkit.soft_attention`.
+        landmark_norm: LayerNorm over the features of a head and GELU, on the landmarks.
+        value_conv: None, or the odd side of a depthwise convolution of v that is added to the output of the heads.
+        qkv_bias, out_bias: whether the projections have biases.
+        impl: the op's implementation, see `attnkit.explain`.
+
+    Raises:
+        ValueError: sizes that do not divide or are too small, an unknown sampling, an even value_conv.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        sampling: str = "average_pool",
+        stride: int = 2,
+        num_landmarks: int | None = None,
+        seed: int = 0,
+        newton_steps: int = 20,
+        init_scale: float = 0.9,
+        ridge: float = 0.0,
+        inverse_grad: str = "implicit",
+        landmark_norm: bool = False,
+        value_conv: int | None = None,
+        qkv_bias: bool = True,
+        out_bias: bool = True,
+        impl: str | tuple[str, ...] = "auto",
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if dim % num_heads:
+            raise ValueError(f"SoftAttention2d: dim must be a multiple of num_heads; got {dim} and {num_heads}")
+        if sampling not in SAMPLINGS:
+            raise ValueError(f"SoftAttention2d: sampling must be one of {', '.join(SAMPLINGS)}; got {sampling!r}")
+        if stride < 1 or (num_landmarks is not None and num_landmarks < 1):
+            sizes = f"{stride} and {num_landmarks}"
+            raise ValueError(f"SoftAttention2d: stride and num_landmarks must be at least 1; got {sizes}")
+        if value_conv is not None and value_conv % 2 == 0:
+            raise ValueError(f"SoftAttention2d: value_conv must be odd; got {value_conv}")
+        self.num_heads, self.head_dim = num_heads, dim // num_heads
+        self.sampling, self.stride, self.num_landmarks, self.seed, self.impl = (
+            sampling,
+            stride,
+            num_landmarks,
+            seed,
+            impl,
+        )
+        self.options: dict[str, Any] = {
+            "newton_steps": newton_steps,
+            "init_scale": init_scale,
+            "ridge": ridge,
+            "inverse_grad": inverse_grad,
+        }
+        new: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.q_proj = nn.Linear(dim, dim, bias=qkv_bias, **new)
+        self.v_proj = nn.Linear(dim, dim, bias=qkv_bias, **new)
+        self.out_proj = nn.Linear(dim, dim, bias=out_bias, **new)
+        d, r = self.head_dim, stride
+        self.kernel = nn.Parameter(torch.empty(d, d, r, r, **new)) if sampling == "convolution" else None
+        if self.kernel is not None:
+            nn.init.uniform_(self.kernel, -1.0 / (r * d**0.5), 1.0 / (r * d**0.5))
+        self.landmark_norm = nn.LayerNorm(d, **new) if landmark_norm else None
+        side = value_conv
+        conv = None if side is None else nn.Conv2d(dim, dim, side, padding=side // 2, groups=dim, bias=False, **new)
+        self.value_conv = conv
+
+    def extra_repr(self) -> str:
+        options = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+        size = f"stride={self.stride}" if self.num_landmarks is None else f"num_landmarks={self.num_landmarks}"
+        return f"num_heads={self.num_heads}, sampling={self.sampling!r}, {size}, {options}"
+
+    def forward(
+        self,
+        x: Tensor,
+        height: int | None = None,
+        width: int | None = None,
+        *,
+        token_mask: Tensor | None = None,
+        indices: Tensor | None = None,
+    ) -> Tensor:
+        """Attend between the tokens of each picture.
+
+        Args:
+            x: (B, height, width, dim), or (B, height·width, dim) row by row with height and width given.
+            token_mask: boolean (B, height·width), True = a token. Others are no key, no query and in no landmark, and
+                may hold NaN; the output is that of W_o for 0.
+            indices: for sampling "random": integers (m,) or (B, 1, m), instead of those of the seed.
+
+        Returns:
+            The shape of x.
+        """
+        shape = x.shape
+        if x.ndim == 4:
+            height, width = x.shape[1:3]
+            x = x.flatten(1, 2)
+        if height is None or width is None or height * width != x.shape[1]:
+            got = f"{tuple(shape)}, height {height} and width {width}"
+            raise ValueError(f"SoftAttention2d: x must be (B, height, width, dim) or (B, height·width, dim); got {got}")
+        tokens = None if token_mask is None else token_mask[:, None, :]
+        if token_mask is not None:
+            x = torch.where(token_mask[..., None], x, 0.0)
+        q, v = (self._heads(proj(x)) for proj in (self.q_proj, self.v_proj))
+        landmarks, landmark_mask = self._landmarks(q, height, width, tokens, indices)
+        masks: dict[str, Any] = {} if tokens is None else {"query_mask": tokens, "landmark_mask": landmark_mask}
+        heads = attnkit.soft_attention(q, v, landmarks, impl=self.impl, **masks, **self.options)
+        joined = heads.transpose(1, 2).flatten(2)
+        if self.value_conv is not None:
+            joined = joined + _convolved(self.value_conv, v, height, width, token_mask)
+        return self.out_proj(joined).reshape(shape)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """(B, n, dim) -> (B, heads, n, head_dim), a view."""
+        return x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+
+    def _landmarks(
+        self, q: Tensor, height: int, width: int, tokens: Tensor | None, indices: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        n, r = q.shape[-2], self.stride
+        count = self.num_landmarks or (height // r) * (width // r)
+        if self.sampling == "average_pool":
+            found = attnkit.landmarks.average_pool(q, height, width, r, query_mask=tokens)
+        elif self.kernel is not None:
+            kernel = self.kernel.to(q.dtype)
+            found = attnkit.landmarks.convolution(q, kernel, height, width, r, query_mask=tokens)
+        elif self.sampling == "biased":
+            found = attnkit.landmarks.biased(q, min(count, n), query_mask=tokens)
+        else:
+            if indices is None:
+                drawn = attnkit.landmarks.random_indices(n, min(count, n), self.seed)
+                indices = torch.as_tensor(drawn, device=q.device)
+            found = attnkit.landmarks.random(q, indices, query_mask=tokens)
+        landmarks, mask = (found, None) if tokens is None else found
+        if self.landmark_norm is not None:
+            landmarks = gelu(self.landmark_norm(landmarks)).to(q.dtype)
+        return landmarks, mask
+
+
+def _convolved(conv: nn.Conv2d, v: Tensor, height: int, width: int, token_mask: Tensor | None) -> Tensor:
+    """A convolution of v (B, heads, n, head_dim), as (B, n, dim); padding is read as 0 and gets 0."""
+    flat = v.transpose(1, 2).flatten(2)
+    if token_mask is not None:
+        flat = torch.where(token_mask[..., None], flat, 0.0)
+    out = conv(flat.transpose(1, 2).unflatten(-1, (height, width))).flatten(2).transpose(1, 2)
+    return out if token_mask is None else torch.where(token_mask[..., None], out, 0.0)

@@ -1,0 +1,156 @@
+"""LSH attention where conformance does not look: errors, transformations, the same hashes everywhere, and memory."""
+
+import tracemalloc
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import attnkit
+import attnkit_reference
+
+from .arrays import normal, to_numpy
+
+QK, V = normal((2, 3, 10, 8), (2, 3, 10, 6), dtype="float32")
+ROTATIONS = attnkit.random_rotations(8, num_hashes=2, num_buckets=6, seed=0).astype("float32")
+TOKENS = np.arange(10) % 4 != 2
+GIVEN = {"qk": QK, "v": V, "rotations": ROTATIONS, "chunk_size": 4}
+
+ERRORS = [
+    ({"chunk_size": 0}, ValueError, "chunk_size must be at least 1; got 0"),
+    ({"chunk_size": 2.5}, TypeError, "chunk_size must be an integer; got 2.5"),
+    ({"rotations": ROTATIONS[:7]}, ValueError, r"rotations has shape \(7, 2, 3\); expected \(..., 8, num_hashes"),
+    ({"rotations": ROTATIONS[..., :0]}, ValueError, r"rotations has shape \(8, 2, 0\)"),
+    ({"rotations": ROTATIONS[:, 0]}, ValueError, r"rotations has shape \(8, 3\)"),
+    ({"rotations": np.ones((2, 8, 2, 3), "float32")}, ValueError, r"leading axes that broadcast to \(2, 3\)"),
+    ({"rotations": torch.ones(8, 2, 3)}, TypeError, "torch rotations with numpy qk"),
+    ({"v": V[..., :9, :]}, ValueError, "v has shape .* as qk has 10 tokens"),
+    ({"v": V.astype("float64")}, TypeError, "qk and v must share one dtype"),
+    ({"v": V[:, :2]}, ValueError, "the leading axes of qk and v do not broadcast"),
+    ({"mask": np.ones((10, 10), bool)}, ValueError, r"mask has shape \(10, 10\).*a key mask"),
+    ({"mask": np.ones(10)}, TypeError, "mask has dtype float64; expected bool"),
+    ({"causal": "future"}, ValueError, "causal must be False, True"),
+    ({"query_mask": TOKENS}, ValueError, "unexpected argument 'query_mask'"),
+    ({"bias": np.ones((10, 10))}, ValueError, "unexpected argument 'bias'"),
+    ({"impl": "triton"}, ValueError, "impl must be one of 'auto', 'generic'"),
+]
+
+
+@pytest.mark.parametrize("index", range(len(ERRORS)))
+def test_errors(index):
+    changed, error, text = ERRORS[index]
+    with pytest.raises(error, match=f"^lsh_attention: .*{text}"):
+        attnkit.lsh_attention(**{**GIVEN, **changed})
+
+
+def test_the_chunk_size_must_be_given():
+    with pytest.raises(TypeError, match=r"^lsh_attention: missing argument 'chunk_size'"):
+        attnkit.lsh_attention(QK, V, ROTATIONS)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "error", "text"),
+    [
+        ((8, 2, 5, 0), ValueError, "num_buckets must be even; got 5"),
+        ((8, 0, 4, 0), ValueError, "num_hashes must be at least 1; got 0"),
+        ((8, 2, 4, -1), ValueError, "seed must be at least 0; got -1"),
+        ((8.0, 2, 4, 0), TypeError, "d must be an integer; got 8.0"),
+    ],
+)
+def test_errors_of_the_sampler(sizes, error, text):
+    with pytest.raises(error, match=f"^random_rotations: {text}"):
+        attnkit.random_rotations(*sizes)
+
+
+def test_rotations_and_hashes_are_the_same_everywhere():
+    drawn = attnkit.random_rotations(8, 3, 10, seed=4)
+    assert np.array_equal(drawn, attnkit_reference.random_rotations(8, 3, 10, seed=4))
+    assert not np.array_equal(drawn, attnkit.random_rotations(8, 3, 10, seed=5))
+    expected = attnkit_reference.lsh_buckets(QK, drawn, mask=TOKENS)
+    assert set(expected[..., ~TOKENS].ravel()) == {10}
+    assert len(set(expected.ravel())) > 8
+    for convert in (np.asarray, torch.tensor, jnp.asarray):
+        found = attnkit.lsh_buckets(convert(QK), convert(drawn.astype("float32")), mask=convert(TOKENS))
+        assert np.array_equal(to_numpy(found), expected)
+        zero = attnkit.lsh_buckets(convert(np.zeros((3, 8), "float32")), convert(drawn.astype("float32")))
+        assert not to_numpy(zero).any()
+
+
+# --------------------------------------------------------------------------------------------- transformations
+
+
+def close(a, b):
+    """Both in float32: equal to a few roundings of the largest value."""
+    a, b = to_numpy(a), to_numpy(b)
+    assert np.max(np.abs(a - b)) <= 64 * np.finfo(np.float32).eps * np.max(np.abs(b))
+
+
+def call_of(convert, causal=True, mask=TOKENS):
+    """The op on arrays of a library whose padding holds NaN, and these arrays."""
+    rotations, tokens = convert(ROTATIONS), convert(mask)
+    arrays = [convert(np.where(mask[:, None], x, np.float32("nan"))) for x in (QK, V)]
+
+    def call(qk, v):
+        return attnkit.lsh_attention(qk, v, rotations, chunk_size=4, mask=tokens, causal=causal)
+
+    return call, arrays
+
+
+def explicit(arrays, shape):
+    plain = [to_numpy(x) for x in arrays]
+    params = {"chunk_size": 4, "mask": TOKENS, "causal": True}
+    return attnkit.lsh_attention_vjp(*plain, ROTATIONS, np.ones(shape, "float32"), **params)
+
+
+def test_autograd_is_the_explicit_gradient_compiled_or_not():
+    call, arrays = call_of(torch.tensor)
+    for function in (call, torch.compile(call, fullgraph=True, backend="aot_eager")):
+        leaves = [x.clone().requires_grad_() for x in arrays]
+        out = function(*leaves)
+        out.sum().backward()
+        for leaf, expected in zip(leaves, explicit(arrays, out.shape).values(), strict=True):
+            assert leaf.grad.isfinite().all()
+            close(leaf.grad, expected)
+
+
+def test_jit_and_its_gradient():
+    call, arrays = call_of(jnp.asarray)
+    expected = call(*arrays)
+    close(jax.jit(call)(*arrays), expected)
+    found = jax.jit(jax.grad(lambda *given: call(*given).sum(), argnums=(0, 1)))(*arrays)
+    for a, b in zip(found, explicit(arrays, expected.shape).values(), strict=True):
+        close(a, b)
+
+
+def test_vmap_is_a_loop():
+    for convert, vmap in ((jnp.asarray, jax.vmap), (torch.tensor, torch.func.vmap)):
+        call, arrays = call_of(convert)
+        close(vmap(call)(*arrays), call(*arrays))
+
+
+def test_gradients_are_the_same_bits_again():
+    call, arrays = call_of(torch.tensor)
+    found = []
+    for _ in range(2):
+        leaves = [x.clone().requires_grad_() for x in arrays]
+        call(*leaves).sum().backward()
+        found.append([leaf.grad for leaf in leaves])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_memory_is_linear_in_the_number_of_tokens():
+    """No (n, n) array, masks included: 16384 tokens would need a gigabyte of float32 for one."""
+    n, chunk_size, rounds = 16384, 16, 2
+    qk, v = normal((n, 8), (n, 8), dtype="float32")
+    rotations = attnkit.random_rotations(8, rounds, 16, seed=0).astype("float32")
+    params = {"chunk_size": chunk_size, "mask": np.arange(n) % 5 > 0, "causal": True}
+    tracemalloc.start()
+    try:
+        attnkit.lsh_attention(qk, v, rotations, **params)
+        attnkit.lsh_attention_vjp(qk, v, rotations, v, **params)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 20 * n * rounds * chunk_size * 4

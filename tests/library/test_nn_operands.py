@@ -1,0 +1,152 @@
+"""MultiHeadAttention with ops that take more than q, k, v: learned projections, slots, norms, drawn features."""
+
+import pytest
+import torch
+
+import attnkit
+from attnkit.nn import MultiHeadAttention
+from attnkit.nn.operands import BUILDERS
+
+LINFORMER = {"num_slots": 3, "max_length": 9}
+OPTIONS = {
+    "linformer_attention": LINFORMER,
+    "nystrom_attention": {"num_landmarks": 3},
+    "rela_attention": {"gated": True},
+    "performer_attention": {"num_features": 10},
+}
+SERVED = [name for name in OPTIONS if name in attnkit.__all__]
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+def module(op, **options) -> MultiHeadAttention:
+    settings = {**OPTIONS.get(op, {}), **options.pop("options", {})}
+    return MultiHeadAttention(24, 4, op=op, options=settings, **options).double()
+
+
+def tokens(length: int = 6, batch: int = 2) -> torch.Tensor:
+    return torch.randn(batch, length, 24, dtype=torch.float64)
+
+
+def heads_of(layer, x):
+    """q, k, v as the module makes them."""
+    sizes = ((layer.q_proj, 4), (layer.k_proj, layer.num_kv_heads), (layer.v_proj, layer.num_kv_heads))
+    return [proj(x).unflatten(-1, (heads, 6)).transpose(1, 2) for proj, heads in sizes]
+
+
+def test_linformer_has_learned_projections():
+    layer, x = module("linformer_attention"), tokens()
+    assert dict(layer.state_dict()).keys() >= {"operands.proj_k", "operands.proj_v"}
+    assert layer.operands.proj_k.shape == (3, 9)
+    assert 0.5 < layer.operands.proj_k.std() * 3**0.5 < 1.5
+    heads = attnkit.linformer_attention(*heads_of(layer, x), layer.operands.proj_k, layer.operands.proj_v)
+    torch.testing.assert_close(layer(x), layer.out_proj(heads.transpose(1, 2).flatten(2)))
+    assert layer(x, return_weights=True)[1].shape == (2, 4, 6, 3)
+    with pytest.raises(ValueError, match="S_max at least 10"):
+        layer(tokens(10))
+
+
+def test_rela_has_learned_weights_and_joins_its_heads():
+    layer, x = module("rela_attention", causal=True), tokens()
+    assert layer.operands.norm_weight.shape == layer.operands.gate_weight.shape == (24,)
+    layer.operands.norm_weight.data.uniform_(0.5, 2.0)
+    given = {"gate_weight": layer.operands.gate_weight, "causal": True}
+    joined = attnkit.rela_attention(*heads_of(layer, x), layer.operands.norm_weight, **given)
+    out, weights, found = layer(x, return_weights=True, return_statistics=("total",))
+    torch.testing.assert_close(out, layer.out_proj(joined))
+    torch.testing.assert_close(found.total, weights.sum(-1))
+    head = module("rela_attention", options={"norm_axis": "head", "gated": False})
+    assert {n: tuple(p.shape) for n, p in head.operands.named_parameters()} == {"norm_weight": (6,)}
+    assert head(x).shape == x.shape
+
+
+def test_nystrom_has_its_options():
+    layer, x = module("nystrom_attention"), tokens()
+    assert layer.operands is None
+    heads = attnkit.nystrom_attention(*heads_of(layer, x), num_landmarks=3)
+    torch.testing.assert_close(layer(x), layer.out_proj(heads.transpose(1, 2).flatten(2)))
+
+
+@pytest.mark.skipif("performer_attention" not in SERVED, reason="attnkit has no performer_attention")
+def test_performer_has_features_that_can_be_redrawn():
+    layer, x = module("performer_attention"), tokens()
+    assert not list(layer.operands.parameters())
+    assert layer.operands.projection.shape == (10, 6)
+    heads = attnkit.performer_attention(*heads_of(layer, x), layer.operands.projection)
+    first = layer(x)
+    torch.testing.assert_close(first, layer.out_proj(heads.transpose(1, 2).flatten(2)))
+    torch.testing.assert_close(layer(x), first, rtol=0, atol=0)
+    layer.redraw(1)
+    assert not torch.allclose(layer(x), first)
+    layer.redraw(0)
+    assert torch.allclose(layer(x), first, rtol=1e-5)
+
+
+@pytest.mark.parametrize("op", SERVED)
+def test_state_and_gradients(op):
+    one, two, x = module(op, num_kv_heads=2), module(op, num_kv_heads=2), tokens()
+    assert set(one.state_dict()) == set(two.state_dict())
+    two.load_state_dict(one.state_dict())
+    out = two(x)
+    torch.testing.assert_close(out, one(x), rtol=0, atol=0)
+    out.square().sum().backward()
+    for name, p in two.named_parameters():
+        assert p.grad is not None, name
+        assert p.grad.abs().max() > 0, name
+
+
+@pytest.mark.parametrize("op", SERVED)
+def test_padding_changes_nothing(op):
+    layer, x = module(op), tokens(5)
+    padded = torch.cat([x, torch.full((2, 3, 24), float("nan"), dtype=x.dtype)], 1)
+    present = torch.arange(8).expand(2, 8) < 5
+    out = layer(padded, key_mask=present, query_mask=present)
+    torch.testing.assert_close(out[:, :5], layer(x))
+
+
+def test_dropout_of_slots_comes_from_torchs_generator():
+    layer, x = module("linformer_attention", dropout=0.5), tokens()
+    torch.manual_seed(1)
+    one, two = layer(x), layer(x)
+    torch.manual_seed(1)
+    assert torch.equal(one, layer(x))
+    assert not torch.equal(one, two)
+    layer.eval()
+    assert torch.equal(layer(x), layer(x))
+
+
+def test_device_and_dtype_reach_what_is_made():
+    for op in SERVED:
+        layer = MultiHeadAttention(24, 4, op=op, options=OPTIONS[op], dtype=torch.bfloat16)
+        assert {x.dtype for x in layer.state_dict().values()} == {torch.bfloat16}
+        assert layer(torch.randn(2, 6, 24, dtype=torch.bfloat16)).dtype == torch.bfloat16
+        if op in BUILDERS and op != "performer_attention":
+            meta = MultiHeadAttention(24, 4, op=op, options=OPTIONS[op], device="meta")
+            assert {x.device.type for x in meta.state_dict().values()} == {"meta"}
+
+
+@pytest.mark.parametrize(
+    ("op", "options", "text"),
+    [
+        ("linformer_attention", {"options": {"num_slots": 3}}, "linformer_attention needs the option 'max_length'"),
+        ("linformer_attention", {"options": {**LINFORMER, "proj_k": None}}, "takes the options .*; got 'proj_k'"),
+        ("linformer_attention", {"options": LINFORMER, "causal": True}, "linformer_attention has no causal form"),
+        ("nystrom_attention", {"options": {"num_landmarks": 2}, "dropout": 0.1}, "nystrom_attention takes no dropout"),
+        ("nystrom_attention", {"options": {"num_slots": 2}}, "takes the options .*num_landmarks.*; got 'num_slots'"),
+        ("softmax_attention", {"options": {"return_lse": True}}, "takes the options .*; got 'return_lse'"),
+        ("soft_attention", {}, "op must be one of .*; got 'soft_attention'"),
+        ("lsh_attention", {}, "op must be one of .*; got 'lsh_attention'"),
+    ],
+)
+def test_errors_of_the_constructor(op, options, text):
+    with pytest.raises(ValueError, match=text):
+        MultiHeadAttention(24, 4, op=op, **options)
+
+
+def test_only_what_is_drawn_can_be_redrawn():
+    for op in ("softmax_attention", "linformer_attention"):
+        with pytest.raises(ValueError, match=f"{op} draws nothing, so that nothing can be redrawn"):
+            module(op).redraw(0)

@@ -1,0 +1,237 @@
+"""KeyValueMemory, GatedAttentionUnit and SoftAttention2d: the ops that they are, options, masks, state, gradients."""
+
+import pytest
+import torch
+from torch.nn.functional import layer_norm, relu
+
+import attnkit
+from attnkit.nn import GatedAttentionUnit, KeyValueMemory, SoftAttention2d, capture
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+def randn(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def every_parameter_learns(layer, out):
+    out.float().square().sum().backward()
+    for name, p in layer.named_parameters():
+        assert p.grad is not None, name
+        assert p.grad.isfinite().all(), name
+        assert p.grad.abs().max() > 0, name
+
+
+MEMORIES = {
+    "relu": {},
+    "softmax": {"activation": "softmax", "norm": True},
+    "plain": {"bias": False, "out_dim": 5},
+    "norm only": {"bias": False, "norm": True, "eps": 0.1},
+}
+UNITS = {"hua": {}, "causal": {"causal": True, "alpha": 1.0}, "small": {"hidden_dim": 6, "length": "all"}}
+SOFTS = {
+    "average_pool": {},
+    "convolution": {"sampling": "convolution", "ridge": 0.01, "landmark_norm": True, "value_conv": 3},
+    "random": {"sampling": "random", "num_landmarks": 4, "inverse_grad": "unrolled"},
+    "biased": {"sampling": "biased", "landmark_norm": True},
+}
+LAYERS = {
+    **{f"memory {name}": (lambda o=o: KeyValueMemory(8, 10, **o)) for name, o in MEMORIES.items()},
+    **{f"unit {name}": (lambda o=o: GatedAttentionUnit(8, qk_dim=4, **o)) for name, o in UNITS.items()},
+    **{f"soft {name}": (lambda o=o: SoftAttention2d(8, 2, **o)) for name, o in SOFTS.items()},
+}
+
+
+def called(layer, x):
+    return layer(x, 4, 5) if isinstance(layer, SoftAttention2d) else layer(x)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_state_gradients_and_repr(name):
+    one, two, x = LAYERS[name]().double(), LAYERS[name]().double(), randn(2, 20, 8)
+    two.load_state_dict(one.state_dict())
+    out = called(two, x)
+    torch.testing.assert_close(out, called(one, x), rtol=0, atol=0)
+    every_parameter_learns(two, out)
+    assert one.extra_repr()
+    assert one.extra_repr() in repr(one)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_half_precision_and_autocast(name):
+    layer, x = LAYERS[name](), torch.randn(2, 20, 8)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = called(layer, x)
+    assert out.dtype == torch.bfloat16
+    every_parameter_learns(layer, out)
+    assert called(layer.to(torch.float16), x.half()).dtype == torch.float16
+
+
+@pytest.mark.parametrize("kind", [KeyValueMemory, GatedAttentionUnit, SoftAttention2d])
+def test_device_and_dtype_reach_every_parameter(kind):
+    sizes = {KeyValueMemory: (8, 10), GatedAttentionUnit: (8,), SoftAttention2d: (8, 2)}[kind]
+    more = {KeyValueMemory: {"norm": True}, SoftAttention2d: SOFTS["convolution"]}.get(kind, {})
+    layer = kind(*sizes, **more, device="meta", dtype=torch.float16)
+    assert {(p.device.type, p.dtype) for p in layer.parameters()} == {("meta", torch.float16)}
+
+
+# ------------------------------------------------------------------------------------------------------ memory
+
+
+def test_memory_is_a_feed_forward_network():
+    layer, x = KeyValueMemory(8, 10).double(), randn(2, 5, 8)
+    expected = relu(x @ layer.keys.T + layer.key_bias) @ layer.values + layer.value_bias
+    torch.testing.assert_close(layer(x), expected)
+    torch.testing.assert_close(layer(x[0, 0]), expected[0, 0])
+
+
+def test_softmax_memory_is_attention_to_slots_and_a_norm():
+    layer, x = KeyValueMemory(8, 10, activation="softmax", norm=True, bias=False, eps=0.01).double(), randn(2, 5, 8)
+    layer.norm_weight.data.uniform_(0.5, 2.0)
+    layer.norm_bias.data.uniform_(-1.0, 1.0)
+    heads = attnkit.softmax_attention(x, layer.keys, layer.values, scale=1.0)
+    torch.testing.assert_close(layer(x), layer_norm(heads, (8,), layer.norm_weight, layer.norm_bias, 0.01))
+
+
+def test_slots_start_as_the_weights_of_linear_layers():
+    layer = KeyValueMemory(16, 400)
+    assert layer.keys.abs().max() <= 16**-0.5 < 1.05 * layer.keys.abs().max()
+    assert layer.values.abs().max() <= 400**-0.5 < 1.05 * layer.values.abs().max()
+
+
+def test_slots_are_seen_by_capture():
+    layer = torch.nn.Sequential(KeyValueMemory(8, 10))
+    with capture(layer) as record:
+        layer(torch.randn(2, 5, 8))
+    assert abs(record["0"].slot_anisotropy) < 1
+
+
+# -------------------------------------------------------------------------------------------------------- unit
+
+
+def arrays_of(layer):
+    names = {"z": "w_z", "u": "w_u", "v": "w_v", "out": "w_o"}
+    matrices = {w: getattr(layer, f"{name}_proj").weight.T for name, w in names.items()}
+    return matrices | {name: getattr(layer, name) for name in ("gamma_q", "beta_q", "gamma_k", "beta_k")}
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_unit_is_the_op(name):
+    layer, x = GatedAttentionUnit(8, qk_dim=4, **UNITS[name]).double(), randn(2, 6, 8)
+    for parameter in (layer.gamma_q, layer.beta_q, layer.gamma_k, layer.beta_k):
+        parameter.data.normal_()
+    present = torch.rand(2, 6) < 0.6
+    masks = {"mask": torch.rand(2, 1, 6, 6) < 0.7, "bias": randn(1, 1, 6, 6)}
+    options = {"alpha": layer.alpha, "length": layer.length, "causal": layer.causal}
+    torch.testing.assert_close(layer(x), attnkit.gated_attention_unit(x, **arrays_of(layer), **options))
+    options |= {"mask": masks["mask"][:, 0] & present[:, None, :], "query_mask": present, "bias": masks["bias"][:, 0]}
+    padded = torch.where(present[..., None], x, float("nan"))
+    found = layer(padded, key_mask=present, query_mask=present, **masks)
+    torch.testing.assert_close(found, attnkit.gated_attention_unit(padded, **arrays_of(layer), **options))
+    every_parameter_learns(layer, found)
+    assert (found[~present] == 0).all()
+
+
+def test_dropout_of_the_unit_only_in_training():
+    layer, x = GatedAttentionUnit(8, qk_dim=4, dropout=0.5).double(), randn(2, 6, 8)
+    for parameter in (layer.gamma_q, layer.gamma_k):
+        parameter.data.fill_(1.0)
+    torch.manual_seed(1)
+    one, two = layer(x), layer(x)
+    torch.manual_seed(1)
+    assert torch.equal(one, layer(x))
+    assert not torch.equal(one, two)
+    assert torch.equal(layer.eval()(x), layer(x))
+
+
+def test_a_new_unit_gives_almost_nothing():
+    assert GatedAttentionUnit(8)(torch.randn(2, 6, 8)).abs().max() < 1e-3
+
+
+def test_the_unit_is_seen_by_capture():
+    layer = torch.nn.Sequential(GatedAttentionUnit(8, qk_dim=4, causal=True))
+    with capture(layer) as record:
+        layer(torch.randn(2, 6, 8))
+    assert record["0"].rows == 12
+
+
+# -------------------------------------------------------------------------------------------------------- soft
+
+
+def test_soft_is_the_op_between_projections():
+    layer, x = SoftAttention2d(8, 2, stride=2, newton_steps=4, init_scale=0.8).double(), randn(2, 4, 5, 8)
+    flat = x.flatten(1, 2)
+    q, v = (proj(flat).unflatten(-1, (2, 4)).transpose(1, 2) for proj in (layer.q_proj, layer.v_proj))
+    marks = attnkit.landmarks.average_pool(q, 4, 5, 2)
+    heads = attnkit.soft_attention(q, v, marks, newton_steps=4, init_scale=0.8)
+    expected = layer.out_proj(heads.transpose(1, 2).flatten(2))
+    torch.testing.assert_close(layer(flat, 4, 5), expected)
+    torch.testing.assert_close(layer(x), expected.unflatten(1, (4, 5)))
+
+
+def test_the_options_of_the_authors_code():
+    options = {"sampling": "convolution", "stride": 2, "ridge": 0.01, "landmark_norm": True, "value_conv": 3}
+    layer, x = SoftAttention2d(8, 2, **options).double(), randn(2, 4, 6, 8)
+    flat = x.flatten(1, 2)
+    q, v = (proj(flat).unflatten(-1, (2, 4)).transpose(1, 2) for proj in (layer.q_proj, layer.v_proj))
+    pictures = q.transpose(2, 3).reshape(4, 4, 4, 6)
+    marks = torch.nn.functional.conv2d(pictures, layer.kernel, stride=2).flatten(2).transpose(1, 2)
+    marks = torch.nn.functional.gelu(layer.landmark_norm(marks)).unflatten(0, (2, 2))
+    heads = attnkit.soft_attention(q, v, marks, ridge=0.01).transpose(1, 2).flatten(2)
+    picture = layer.v_proj(x).permute(0, 3, 1, 2)
+    heads = heads + layer.value_conv(picture).permute(0, 2, 3, 1).flatten(1, 2)
+    torch.testing.assert_close(layer(flat, 4, 6), layer.out_proj(heads))
+    assert layer.value_conv.weight.shape == (8, 1, 3, 3)
+
+
+@pytest.mark.parametrize("name", SOFTS)
+def test_padding_does_not_reach_the_tokens(name):
+    layer, x = SoftAttention2d(8, 2, **SOFTS[name]).double(), randn(2, 20, 8)
+    present = torch.rand(2, 20) < 0.7
+    results = []
+    for content in (0.0, float("nan")):
+        layer.zero_grad()
+        out = layer(torch.where(present[..., None], x, content), 4, 5, token_mask=present)
+        every_parameter_learns(layer, out)
+        results.append((out, *(p.grad.clone() for p in layer.parameters())))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    torch.testing.assert_close(results[0][0][~present], layer.out_proj.bias.expand(int((~present).sum()), 8))
+
+
+def test_random_landmarks_are_those_of_the_seed_or_given():
+    layer, x = SoftAttention2d(8, 2, sampling="random", num_landmarks=4, seed=3).double(), randn(2, 20, 8)
+    drawn = torch.from_numpy(attnkit.landmarks.random_indices(20, 4, 3))
+    torch.testing.assert_close(layer(x, 4, 5), layer(x, 4, 5, indices=drawn), rtol=0, atol=0)
+    assert not torch.allclose(layer(x, 4, 5), layer(x, 4, 5, indices=torch.arange(4)))
+    biased = SoftAttention2d(8, 2, sampling="biased", num_landmarks=4).double()
+    biased.load_state_dict(layer.state_dict())
+    torch.testing.assert_close(biased(x, 4, 5), layer(x, 4, 5, indices=torch.arange(4)), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["memory softmax", "unit causal", "soft convolution"])
+def test_torch_compile_in_one_graph(name):
+    layer, x = LAYERS[name](), torch.randn(2, 20, 8)
+    compiled = torch.compile(lambda y: called(layer, y), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), called(layer, x))
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: KeyValueMemory(8, 10, activation="gelu"), "activation must be 'relu' or 'softmax'; got 'gelu'"),
+        (lambda: KeyValueMemory(8, 0), "dim and num_slots must be at least 1; got 8 and 0"),
+        (lambda: GatedAttentionUnit(8, dropout=1.0), r"dropout must lie in \[0, 1\); got 1.0"),
+        (lambda: SoftAttention2d(8, 3), "dim must be a multiple of num_heads; got 8 and 3"),
+        (lambda: SoftAttention2d(8, 2, sampling="pool"), "sampling must be one of average_pool, .*; got 'pool'"),
+        (lambda: SoftAttention2d(8, 2, stride=0), "stride and num_landmarks must be at least 1; got 0 and None"),
+        (lambda: SoftAttention2d(8, 2, value_conv=4), "value_conv must be odd; got 4"),
+        (lambda: SoftAttention2d(8, 2)(torch.ones(2, 20, 8), 4, 4), r"x must be \(B, height, width, dim\)"),
+        (lambda: SoftAttention2d(8, 2)(torch.ones(2, 20, 8)), "height None and width None"),
+    ],
+)
+def test_errors(make, text):
+    with pytest.raises(ValueError, match=text):
+        make()

@@ -1,0 +1,140 @@
+"""Key-value memory: the attention that it is, its LayerNorm, gradients, magnitudes, errors."""
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+import attnkit_reference as reference
+
+Arrays = dict[str, Any]
+NAMES = ("x", "keys", "values", "key_bias", "value_bias", "norm_weight", "norm_bias")
+
+
+def draw(seed: int, *names: str, lead: tuple[int, ...] = (2,), slots: tuple[int, ...] = ()) -> Arrays:
+    """5 tokens of 3 features, 4 slots, 6 features of values."""
+    rng = np.random.default_rng(seed)
+    shapes: dict[str, tuple[int, ...]] = {"x": (*lead, 5, 3), "keys": (*slots, 4, 3), "values": (*slots, 4, 6)}
+    shapes |= {"key_bias": (4,), "value_bias": (6,), "norm_weight": (6,), "norm_bias": (6,)}
+    return {name: rng.normal(size=shapes[name]) for name in ("x", "keys", "values", *names)}
+
+
+def near(actual: Any, expected: Any) -> None:
+    assert actual.shape == expected.shape
+    assert np.max(np.abs(actual - expected)) <= 64 * np.finfo(np.float64).eps * max(1.0, np.max(np.abs(expected)))
+
+
+def test_relu_is_pointwise_attention() -> None:
+    a = draw(0)
+    expected = reference.pointwise_attention(a["x"], a["keys"], a["values"], activation="relu", alpha=0.0, scale=1.0)
+    near(reference.key_value_memory(**a), expected)
+
+
+def test_softmax_is_softmax_attention() -> None:
+    a = draw(0)
+    expected = reference.softmax_attention(a["x"], a["keys"], a["values"], scale=1.0)
+    near(reference.key_value_memory(**a, activation="softmax"), expected)
+
+
+@pytest.mark.parametrize("activation", ["relu", "softmax"])
+def test_biases_and_norm_by_hand(activation: str) -> None:
+    a = draw(1, *NAMES[3:])
+    s = a["x"] @ a["keys"].T + a["key_bias"]
+    w = np.maximum(s, 0) if activation == "relu" else np.exp(s) / np.exp(s).sum(-1, keepdims=True)
+    h = w @ a["values"] + a["value_bias"]
+    centred = h - h.mean(-1, keepdims=True)
+    expected = centred / np.sqrt(h.var(-1, keepdims=True) + 0.1) * a["norm_weight"] + a["norm_bias"]
+    near(reference.key_value_memory(**a, activation=activation, eps=0.1), expected)
+    del a["norm_weight"], a["norm_bias"]
+    near(reference.key_value_memory(**a, activation=activation), h)
+
+
+def test_slots_may_be_shared_or_of_an_item() -> None:
+    shared, own = draw(2, "key_bias", lead=(3, 2)), draw(2, "key_bias", lead=(3, 1), slots=(2,))
+    found = reference.key_value_memory(**own)
+    assert reference.key_value_memory(**shared).shape == found.shape == (3, 2, 5, 6)
+    for b in range(3):
+        for h in range(2):
+            slots = {"keys": own["keys"][h], "values": own["values"][h], "key_bias": own["key_bias"]}
+            near(found[b, h], reference.key_value_memory(own["x"][b, 0], **slots))
+
+
+@pytest.mark.parametrize("activation", ["relu", "softmax"])
+def test_no_slots_leave_the_bias(activation: str, same: Any) -> None:
+    bias = np.arange(6.0)
+    arrays = (np.ones((2, 3)), np.ones((0, 3)), np.ones((0, 6)))
+    found = reference.key_value_memory(*arrays, activation=activation, value_bias=bias)
+    same(found, np.broadcast_to(bias, (2, 6)))
+
+
+CASES: dict[str, tuple[Arrays, Arrays]] = {
+    "relu": (draw(0), {}),
+    "relu biases": (draw(1, "key_bias", "value_bias"), {}),
+    "relu norm": (draw(2, *NAMES[3:]), {"eps": 0.01}),
+    "softmax": (draw(3), {"activation": "softmax"}),
+    "softmax biases": (draw(4, "key_bias", "value_bias"), {"activation": "softmax"}),
+    "softmax norm": (draw(5, *NAMES[3:]), {"activation": "softmax"}),
+    "softmax norm weight only": (draw(6, "norm_weight"), {"activation": "softmax", "eps": 0.1}),
+    "broadcast": (draw(7, *NAMES[3:], lead=(2, 1), slots=(3,)), {"activation": "softmax", "eps": 0.1}),
+    "shared by a batch": (draw(8, "key_bias", lead=(2, 2)), {}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_gradients(check_gradients: Any, case: str) -> None:
+    arrays, params = CASES[case]
+    o = reference.key_value_memory(**arrays, **params)
+    do = np.random.default_rng(9).normal(size=o.shape)
+    gradients = reference.key_value_memory_vjp(**arrays, do=do, **params)
+    assert set(gradients) == set(arrays)
+    check_gradients(lambda **a: {"o": reference.key_value_memory(**a, **params)}, arrays, {"o": do}, gradients)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_magnitudes_bound_the_results(case: str) -> None:
+    arrays, params = CASES[case]
+    o = reference.key_value_memory(**arrays, **params)
+    do = np.random.default_rng(9).normal(size=o.shape)
+    golden = {"o": o, **reference.key_value_memory_vjp(**arrays, do=do, **params)}
+    found = reference.key_value_memory_magnitudes(**arrays, do=do, **params)
+    assert set(found) == set(golden)
+    for name, value in golden.items():
+        assert found[name].shape == value.shape
+        assert np.all(found[name] >= np.abs(value) * (1 - 1e-12)), name
+        assert np.any(found[name] > 1.5 * np.abs(value)), name
+
+
+def test_the_kink_passes_nothing(same: Any) -> None:
+    x, keys, values = np.array([[1.0, 0.0]]), np.array([[0.0, 1.0], [1.0, 0.0]]), np.ones((2, 3))
+    found = reference.key_value_memory_vjp(x, keys, values, np.ones((1, 3)), key_bias=np.zeros(2))
+    same(found["key_bias"], [0.0, 3.0])
+
+
+A = draw(0, *NAMES[3:])
+ERRORS: list[tuple[Arrays, type[Exception], str]] = [
+    ({"activation": "gelu"}, ValueError, "activation; expected one of relu, softmax, got 'gelu'"),
+    ({"eps": 0.0}, ValueError, "eps; expected a finite number > 0"),
+    ({"key_bias": np.ones(5)}, ValueError, "key_bias has the wrong shape; expected (4,), got (5,)"),
+    ({"value_bias": np.ones((1, 6))}, ValueError, "value_bias has the wrong shape; expected (6,), got (1, 6)"),
+    ({"norm_weight": None}, ValueError, "norm_bias; expected a norm_weight beside it, got None"),
+    ({"norm_weight": np.ones(6, int)}, TypeError, "norm_weight; expected a NumPy array of float16"),
+    ({"keys": np.ones((4, 2))}, ValueError, "keys must have the features of x; expected (..., m, 3), got (4, 2)"),
+    ({"values": np.ones((5, 6))}, ValueError, "values must have the slots of keys; expected (..., 4, e), got (5, 6)"),
+    ({"keys": A["keys"].astype("float32")}, TypeError, "keys must share the dtype of x; expected float64, got float32"),
+    ({"x": np.ones(3)}, ValueError, "x needs two axes"),
+    ({"keys": np.ones((3, 4, 3))}, ValueError, "leading axes of x, keys, values do not broadcast"),
+    ({"mask": np.ones(4, dtype=bool)}, ValueError, "unexpected argument 'mask'"),
+]
+
+
+@pytest.mark.parametrize("index", range(len(ERRORS)))
+def test_errors(index: int) -> None:
+    changed, error, text = ERRORS[index]
+    with pytest.raises(error, match=f"^key_value_memory: {re.escape(text)}"):
+        reference.key_value_memory(**{**A, **changed})
+
+
+def test_the_cotangent_has_the_shape_of_the_output() -> None:
+    with pytest.raises(ValueError, match=r"^key_value_memory_vjp: do has another shape than the output"):
+        reference.key_value_memory_vjp(**A, do=np.ones((5, 6)))
