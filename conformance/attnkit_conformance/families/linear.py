@@ -166,7 +166,8 @@ def key_masks(scene: Scene, params: Params) -> Scene | None:
 def row(name: str, formula: str, group: str, **own: Any) -> Op:
     """An op with states."""
     parts = tuple(INITIAL + part for part in ("S", "z", *((LEVELS[name],) if name in LEVELS else ())))
-    given = {"arguments": QKV, "variants": ({}, KEPT, {"chunk_size": 5}, RESUMED), **own}
+    opposite = tuple((scene, {}) for scene in linear_samples.OPPOSITE)
+    given = {"arguments": QKV, "variants": ({}, KEPT, {"chunk_size": 5}, RESUMED), "extra": opposite, **own}
     return Op(
         name=name,
         formula=formula,
@@ -174,7 +175,6 @@ def row(name: str, formula: str, group: str, **own: Any) -> Op:
         samples=samples.attention_samples,
         group=group,
         outside=(*STATEFUL, *parts),
-        extra=tuple((scene, {}) for scene in linear_samples.OPPOSITE),
         optional=(*TOKENS, *parts),
         differentiable=(*QKV, *parts),
         compute_outputs=STATES,
@@ -252,6 +252,10 @@ EFFICIENT = row(
     "efficient_attention",
     "o = Σ_c softmax(q)_c · (Σ_j e^k_jc v_j) / (Σ_j e^k_jc)",
     "c",
+    extra=(  # bfloat16 can tell dk from 0 in one row of many keys
+        *((scene, {}) for scene in linear_samples.OPPOSITE),
+        *((scene, {"chunk_size": 5}) for scene in samples.FULL if scene.name == "1x257"),
+    ),
     errors=efficient_errors,
     adapt=key_masks,
     growth=linear_samples.efficient_growth,
