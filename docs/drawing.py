@@ -287,9 +287,9 @@ def concentration_picture(defaults: list[Drawn]) -> Figure:
         curve = attnkit.analysis.concentration_curve(x.weights, percents, fractional=True)
         curves.setdefault(tuple(np.round(100 * curve, 3)), []).append(short(x.op))
     for n, curve in enumerate(sorted(curves, key=lambda curve: -curve[19])):
-        axes.plot(
-            [0, *percents], [0, *curve], color=LINES[n % len(LINES)], linewidth=1.6, label=", ".join(curves[curve])
-        )
+        dashes = ("-", (0, (4, 1.5)), (0, (1.2, 1.2)))[n // len(LINES) % 3]
+        style: dict[str, Any] = {"color": LINES[n % len(LINES)], "linestyle": dashes, "linewidth": 1.6}
+        axes.plot([0, *percents], [0, *curve], label=", ".join(curves[curve]), **style)
     axes.plot([0, 100], [0, 100], color=FAINT, linewidth=0.8, linestyle=(0, (4, 3)), label="equal weights")
     axes.set(
         xlabel="largest weights of a row, % of the keys", ylabel="share of the row sum, %", xlim=(0, 100), ylim=(0, 101)
