@@ -104,7 +104,7 @@ def key_value_memory(
         key_bias, value_bias: (m,) and (e,), any real float dtype. The paper leaves them out after eq 1.
         norm_weight, norm_bias: (e,), any real float dtype: (H - mean)/√(variance + eps) ⊙ norm_weight + norm_bias,
             with the population variance. norm_bias needs norm_weight.
-        eps: added to the variance; 1e-5 as in torch's LayerNorm, on which the paper's code base (fairseq) builds.
+        eps: added to the variance; 1e-5 as in torch's LayerNorm. The paper gives none.
         impl: "auto", "generic", the name of a kernel, or a tuple of names tried in order (see `attnkit.explain`).
 
     Returns:

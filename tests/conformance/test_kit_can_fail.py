@@ -210,6 +210,15 @@ class DropsAxis(Correct):
         return super().outputs(op, arrays, {**answer, "o": answer["o"][:1]}, params)
 
 
+class OneBucketOff(Correct):
+    """Hashes one token into the next bucket."""
+
+    def outputs(self, op: str, arrays: Any, answer: Any, params: Any) -> Any:
+        moved = answer["buckets"].copy()
+        moved.flat[moved.size // 2 : moved.size // 2 + 1] += 1
+        return super().outputs(op, arrays, {"buckets": moved}, params)
+
+
 class ForgetsLse(Correct):
     """Returns o alone when lse was asked for."""
 
@@ -282,6 +291,8 @@ WRONG: tuple[tuple[Callable[[], Any], str, str, str], ...] = (
     (Overwrites, "softmax_attention", "float32", "inputs"),
     (Widens, "softmax_attention", "float32", "dtype"),
     (DropsAxis, "softmax_attention", "float32", "shape"),
+    (OneBucketOff, "lsh_buckets", "bfloat16", "bound"),
+    (Widens, "lsh_buckets", "float32", "dtype"),
     (ForgetsLse, "softmax_attention", "float32", "names"),
     (Overflows, "softmax_attention", "float32", "nonfinite"),
     (SaysNo, "softmax_attention", "float32", "declared"),
