@@ -39,7 +39,7 @@ def performer(heads: Heads, *, num_features: int | None = None, seed: int = 0) -
     """
     d = heads.head_dim
     count = max(1, int(d * math.log(d))) if num_features is None else num_features
-    drawn = torch.from_numpy(vars(attnkit)["orthogonal_features"](count, d, seed))
+    drawn = torch.from_numpy(attnkit.orthogonal_features(count, d, seed))
     return {"projection": torch.empty(drawn.shape, **heads.new).copy_(drawn)}
 
 
