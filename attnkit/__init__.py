@@ -37,6 +37,8 @@ from attnkit.lowrank_newton import newton_inverse, newton_inverse_vjp
 from attnkit.lowrank_nystrom import nystrom_attention, nystrom_attention_vjp, nystrom_attention_weights
 from attnkit.memory import key_value_memory, key_value_memory_vjp
 from attnkit.packed import (
+    linear_attention_packed,
+    linear_attention_packed_vjp,
     pointwise_attention_packed,
     pointwise_attention_packed_vjp,
     softmax_attention_packed,
@@ -116,6 +118,8 @@ __all__ = [
     "key_value_memory_vjp",
     "landmarks",
     "linear_attention",
+    "linear_attention_packed",
+    "linear_attention_packed_vjp",
     "linear_attention_step",
     "linear_attention_step_vjp",
     "linear_attention_vjp",

@@ -149,14 +149,15 @@ def operation(generic: Callable[P, R]) -> Callable[P, R]:
 
 def special_case_checked_by(
     context_of: _check.ContextOf = _check.attention_context,
+    own: Mapping[str, _check.OptionCheck] = MappingProxyType({}),
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """`special_case` for an op whose arrays are not laid out as in the op that it calls."""
+    """`special_case` for an op whose arrays are not laid out as in the op that it calls, with its own options."""
 
     def decorate(body: Callable[P, R]) -> Callable[P, R]:
         def invoke(op: str, impl: Any, arrays: tuple[Array, ...], options: dict[str, Any]) -> Any:
             return body(*arrays, impl=_OnBehalf(op, impl), **options)  # type: ignore[arg-type]
 
-        return _wrap(body, invoke, context_of)
+        return _wrap(body, invoke, context_of, own)
 
     return decorate
 

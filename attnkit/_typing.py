@@ -9,13 +9,18 @@ Length = Any  # "visible" | "all" | a number > 0 | an array broadcast to (..., H
 Impl = str | tuple[str, ...]
 
 
-class Packed(TypedDict, total=False):
-    """What an op on packed sequences takes beside its own parameters: padding and dropout have no place there."""
+class PackedLinear(TypedDict, total=False):
+    """What linear attention on packed sequences takes beside its own parameters: padding has no place there."""
 
     causal: Causal
-    window: tuple[int | None, int | None] | None
     scale: float | None
     enable_gqa: bool
+
+
+class Packed(PackedLinear, total=False):
+    """The same for quadratic ops; their dropout has no place there either."""
+
+    window: tuple[int | None, int | None] | None
 
 
 class Scoring(TypedDict, total=False):

@@ -13,7 +13,8 @@ from attnkit import _check
 from attnkit import _quadratic as quadratic
 from attnkit._dispatch import namespace, special_case_checked_by
 from attnkit._mask import positions
-from attnkit._typing import Array, Impl, Length, Namespace, Packed
+from attnkit._typing import Array, Impl, Length, Namespace, Packed, PackedLinear
+from attnkit.linear import OWN, FeatureMap, linear_attention, linear_attention_vjp
 from attnkit.pointwise import pointwise_attention, pointwise_attention_vjp
 from attnkit.softmax import softmax_attention, softmax_attention_vjp
 
@@ -271,3 +272,55 @@ def pointwise_attention_packed_vjp(
     own = {"activation": activation, "alpha": alpha, "gain": gain, "length": length, "shift": shift}
     edges, options = (cu_seqlens_q, cu_seqlens_k), {**own, **packed, "impl": impl}
     return _backward(pointwise_attention_vjp, q, k, v, edges, (do,), options)
+
+
+@special_case_checked_by(_context, OWN)
+def linear_attention_packed(
+    q: Array,
+    k: Array,
+    v: Array,
+    cu_seqlens_q: Edges,
+    cu_seqlens_k: Edges,
+    *,
+    feature_map: FeatureMap = "elu_plus_one",
+    normalize: bool | None = None,
+    eps: float = 1e-6,
+    chunk_size: int = 64,
+    impl: Impl = "auto",
+    **packed: Unpack[PackedLinear],
+) -> Array:
+    """`linear_attention` of each of several sequences, laid out as in `softmax_attention_packed`, without states.
+
+    Linear in the number of tokens where boundaries are a tuple; where they are an array, all pairs are formed and
+    chunk_size is not used.
+
+    Args:
+        q, k, v, cu_seqlens_q, cu_seqlens_k: as in `softmax_attention_packed`.
+        feature_map, normalize, eps, chunk_size, impl: as in `linear_attention`.
+        **packed: `causal`, within the sequence, `scale` and `enable_gqa`.
+    """
+    own = {"feature_map": feature_map, "normalize": normalize, "eps": eps, "chunk_size": chunk_size}
+    edges, options = (cu_seqlens_q, cu_seqlens_k), {**own, **packed, "impl": impl}
+    return _forward(linear_attention, q, k, v, edges, options)
+
+
+@special_case_checked_by(_context, OWN)
+def linear_attention_packed_vjp(
+    q: Array,
+    k: Array,
+    v: Array,
+    cu_seqlens_q: Edges,
+    cu_seqlens_k: Edges,
+    do: Array,
+    *,
+    feature_map: FeatureMap = "elu_plus_one",
+    normalize: bool | None = None,
+    eps: float = 1e-6,
+    chunk_size: int = 64,
+    impl: Impl = "auto",
+    **packed: Unpack[PackedLinear],
+) -> dict[str, Array]:
+    """Gradients {"q", "k", "v"} of `linear_attention_packed`."""
+    own = {"feature_map": feature_map, "normalize": normalize, "eps": eps, "chunk_size": chunk_size}
+    edges, options = (cu_seqlens_q, cu_seqlens_k), {**own, **packed, "impl": impl}
+    return _backward(linear_attention_vjp, q, k, v, edges, (do,), options)

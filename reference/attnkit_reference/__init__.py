@@ -67,6 +67,9 @@ from attnkit_reference.lowrank_nystrom import (
 )
 from attnkit_reference.memory import key_value_memory, key_value_memory_magnitudes, key_value_memory_vjp
 from attnkit_reference.packed import (
+    linear_attention_packed,
+    linear_attention_packed_magnitudes,
+    linear_attention_packed_vjp,
     pointwise_attention_packed,
     pointwise_attention_packed_magnitudes,
     pointwise_attention_packed_vjp,
@@ -184,6 +187,9 @@ __all__ = [
     "landmarks",
     "linear_attention",
     "linear_attention_magnitudes",
+    "linear_attention_packed",
+    "linear_attention_packed_magnitudes",
+    "linear_attention_packed_vjp",
     "linear_attention_step",
     "linear_attention_step_magnitudes",
     "linear_attention_step_vjp",

@@ -1,5 +1,6 @@
 """Packed sequences: the tokens of several sequences one after the other, each attending within itself only."""
 
+import inspect
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
@@ -8,6 +9,7 @@ import numpy as np
 
 from attnkit_reference._check import integers
 from attnkit_reference._common import Array, Function, Rows, keyword_parameters, refuse_others
+from attnkit_reference.linear import linear_attention, linear_attention_magnitudes, linear_attention_vjp
 from attnkit_reference.pointwise import (
     pointwise_attention,
     pointwise_attention_magnitudes,
@@ -21,7 +23,10 @@ from attnkit_reference.softmax import (
     softmax_rows,
 )
 
-LEFT_OUT = ("mask", "key_lengths", "query_mask", "bias")  # padding is what packing does away with
+LEFT_OUT = (  # padding is what packing does away with
+    *("mask", "key_lengths", "query_mask", "bias"),
+    *("initial_state", "return_state"),
+)
 Boundaries = Array | Sequence[int]
 
 
@@ -185,3 +190,36 @@ def pointwise_attention_packed_magnitudes(
     arrays, edges = (q, k, v), (cu_seqlens_q, cu_seqlens_k)
     op = "pointwise_attention_packed_magnitudes"
     return _backward(op, pointwise_attention_magnitudes, arrays, edges, (do,), params)
+
+
+def _linear_keywords(function: Function) -> Function:
+    """Give a public function the keyword arguments of `linear_attention`, but for masks and states."""
+    given = inspect.signature(linear_attention).parameters.values()
+    return refuse_others(function, [p for p in given if p.kind is p.KEYWORD_ONLY and p.name not in LEFT_OUT])
+
+
+@_linear_keywords
+def linear_attention_packed(
+    q: Array, k: Array, v: Array, cu_seqlens_q: Boundaries, cu_seqlens_k: Boundaries, **params: Any
+) -> Array:
+    """`linear_attention` of each of several sequences, laid out as in `softmax_attention_packed`, without states."""
+    given = (q, k, v, cu_seqlens_q, cu_seqlens_k)
+    return cast(Array, _forward("linear_attention_packed", linear_attention, *given, params))
+
+
+@_linear_keywords
+def linear_attention_packed_vjp(
+    q: Array, k: Array, v: Array, cu_seqlens_q: Boundaries, cu_seqlens_k: Boundaries, do: Array, **params: Any
+) -> dict[str, Array]:
+    """Gradients {"q", "k", "v"} of `linear_attention_packed`."""
+    arrays, edges = (q, k, v), (cu_seqlens_q, cu_seqlens_k)
+    return _backward("linear_attention_packed_vjp", linear_attention_vjp, arrays, edges, (do,), params)
+
+
+@_linear_keywords
+def linear_attention_packed_magnitudes(
+    q: Array, k: Array, v: Array, cu_seqlens_q: Boundaries, cu_seqlens_k: Boundaries, do: Array, **params: Any
+) -> dict[str, Array]:
+    """Magnitudes of `linear_attention_packed`, those of `linear_attention_magnitudes` for each sequence."""
+    arrays, edges = (q, k, v), (cu_seqlens_q, cu_seqlens_k)
+    return _backward("linear_attention_packed_magnitudes", linear_attention_magnitudes, arrays, edges, (do,), params)

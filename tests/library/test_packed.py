@@ -25,6 +25,8 @@ SETTINGS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("softmax", {"enable_gqa": True, "causal": True}),
     ("softmax", {"enable_gqa": True, "causal": "upper_left", "window": (3, None)}),
     ("pointwise", {"enable_gqa": True, "window": (2, 1)}),
+    ("linear", {"enable_gqa": True, "causal": True, "chunk_size": 3}),
+    ("linear", {"enable_gqa": True, "feature_map": "relu", "scale": 0.5}),
     ("pointwise", {"enable_gqa": True, "length": "all", "alpha": 0.5, "causal": True}),
     ("pointwise", {"enable_gqa": True, "length": np.arange(1.0, 13.0), "activation": "softplus"}),
 )

@@ -81,7 +81,8 @@ def packed_case(op: Op, pack: Pack, variant: Params, dtype: str) -> Case:
 
 def packed_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
     """Packs in turn with the variants, and every variant with the first."""
-    packs = QUICK if profile == "quick" else FULL
+    every = QUICK if profile == "quick" else FULL
+    packs = [pack for pack in every if "window" not in pack.params or not op.name.startswith("linear")]
     pairs = [(pack, n % len(op.variants)) for n, pack in enumerate(packs)]
     pairs += [(FULL[0], n) for n in range(len(op.variants))] if profile == "full" else []
     for m, (pack, n) in enumerate(pairs):
@@ -150,6 +151,18 @@ OPS = (
         errors=packed_errors,
         kinks=has_kinks,
         growth=growth,
+        dropout=False,
+    ),
+    Op(
+        name="linear_attention_packed",
+        formula="linear_attention of each of several sequences, concatenated",
+        arguments=(*QKV, *EDGES),
+        outputs=o_only,
+        samples=packed_samples,
+        own=("feature_map", "normalize", "eps", "chunk_size"),
+        variants=({}, {"feature_map": "relu", "eps": 0.1, "chunk_size": 5}, {"feature_map": "identity"}),
+        differentiable=QKV,
+        errors=packed_errors,
         dropout=False,
     ),
 )
