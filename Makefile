@@ -54,6 +54,7 @@ smoke: install
 
 docs: install
 	$(BIN)/python -m attnkit_conformance table --write README.md
+	$(BIN)/python docs/pictures.py
 
 benchmarks: install
 	$(BIN)/python -m benchmarks

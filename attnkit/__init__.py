@@ -7,7 +7,28 @@ Layouts, masks, lengths, dropout and null rows mean the same in every op: see do
 from attnkit import analysis, landmarks
 from attnkit._activations import NAMES as ACTIVATIONS
 from attnkit._dispatch import explain
+from attnkit.efficient import (
+    efficient_attention,
+    efficient_attention_step,
+    efficient_attention_step_vjp,
+    efficient_attention_vjp,
+    efficient_attention_weights,
+)
 from attnkit.gaussian import gaussian_attention, gaussian_attention_vjp, gaussian_attention_weights
+from attnkit.linear import (
+    linear_attention,
+    linear_attention_step,
+    linear_attention_step_vjp,
+    linear_attention_vjp,
+    linear_attention_weights,
+)
+from attnkit.linear_cosine import (
+    cosine_attention,
+    cosine_attention_step,
+    cosine_attention_step_vjp,
+    cosine_attention_vjp,
+    cosine_attention_weights,
+)
 from attnkit.lowrank import soft_attention, soft_attention_vjp, soft_attention_weights
 from attnkit.lowrank_linformer import linformer_attention, linformer_attention_vjp, linformer_attention_weights
 from attnkit.lowrank_newton import newton_inverse, newton_inverse_vjp
@@ -17,6 +38,14 @@ from attnkit.packed import (
     pointwise_attention_packed_vjp,
     softmax_attention_packed,
     softmax_attention_packed_vjp,
+)
+from attnkit.performer import (
+    orthogonal_features,
+    performer_attention,
+    performer_attention_step,
+    performer_attention_step_vjp,
+    performer_attention_vjp,
+    performer_attention_weights,
 )
 from attnkit.pointwise import (
     pointwise_attention,
@@ -61,6 +90,16 @@ __all__ = [
     "attention_regulariser_vjp",
     "attention_with_statistics",
     "attention_with_statistics_vjp",
+    "cosine_attention",
+    "cosine_attention_step",
+    "cosine_attention_step_vjp",
+    "cosine_attention_vjp",
+    "cosine_attention_weights",
+    "efficient_attention",
+    "efficient_attention_step",
+    "efficient_attention_step_vjp",
+    "efficient_attention_vjp",
+    "efficient_attention_weights",
     "entmax_attention",
     "entmax_attention_vjp",
     "entmax_attention_weights",
@@ -69,6 +108,11 @@ __all__ = [
     "gaussian_attention_vjp",
     "gaussian_attention_weights",
     "landmarks",
+    "linear_attention",
+    "linear_attention_step",
+    "linear_attention_step_vjp",
+    "linear_attention_vjp",
+    "linear_attention_weights",
     "linformer_attention",
     "linformer_attention_vjp",
     "linformer_attention_weights",
@@ -77,6 +121,12 @@ __all__ = [
     "nystrom_attention",
     "nystrom_attention_vjp",
     "nystrom_attention_weights",
+    "orthogonal_features",
+    "performer_attention",
+    "performer_attention_step",
+    "performer_attention_step_vjp",
+    "performer_attention_vjp",
+    "performer_attention_weights",
     "pointwise_attention",
     "pointwise_attention_packed",
     "pointwise_attention_packed_vjp",

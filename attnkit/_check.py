@@ -18,7 +18,7 @@ from attnkit._activations import ACTIVATIONS
 from attnkit._typing import Array
 
 # A7: these may have a dtype of their own
-FREE_DTYPE = frozenset(("dlse", "q_weight", "k_weight", "proj_k", "proj_v", "kernel", "norm_weight"))
+FREE_DTYPE = frozenset(("dlse", "q_weight", "k_weight", "proj_k", "proj_v", "kernel", "norm_weight", "projection"))
 INTEGER_ARGUMENTS = ("cu_seqlens_q", "cu_seqlens_k")  # the op's context checks them
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")

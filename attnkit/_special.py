@@ -112,3 +112,8 @@ def quadrature(points: int) -> tuple[Any, Array, Array]:
     import numpy
 
     return numpy, *numpy.polynomial.legendre.leggauss(points)
+
+
+def unstack(xp: Namespace, x: Array, axis: int) -> tuple[Array, ...]:
+    """xp.unstack: slices along an axis whose gradient is one stack; in torch without `moveaxis`, which vmap refuses."""
+    return tuple(xp.unbind(x, dim=axis)) if array_api_compat.is_torch_array(x) else tuple(xp.unstack(x, axis=axis))

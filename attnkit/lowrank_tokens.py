@@ -109,7 +109,7 @@ def chosen(xp: Namespace, valid: Array | None, x: Array) -> Array:
 # ---------------------------------------------------------------------------------------------- heads
 
 
-def split_heads(xp: Namespace, x: Array | None, shared: int | None, axis: int = -3) -> Array | None:
+def split_heads(xp: Namespace, x: Array | None, shared: int | None, axis: int = -3) -> Any:
     """Heads on `axis` as (heads of k, queries per head of k), so that k and v broadcast instead of being repeated."""
     if x is None or shared is None or x.ndim < -axis:
         return x

@@ -13,7 +13,6 @@ from attnkit._typing import Array, Namespace
 from attnkit.statistics_families import FAMILIES, Family
 
 _TILE = 2**22  # weights held at a time: 16 MiB in float32
-_COMMON = frozenset(quadratic.COMMON)
 _ACCEPTED = {(name, output): family.accepted(output) for name, family in FAMILIES.items() for output in (False, True)}
 
 
@@ -61,8 +60,8 @@ def _plan(caller: str, op: Any, arrays: dict[str, Array], fields: Any, params: d
     for field in fields:
         if field not in RowStatistics._fields:
             _check.refuse_name(label, "fields", field, RowStatistics._fields)
-    own = family.translate(**{key: value for key, value in given.items() if key not in _COMMON})
-    common = {key: value for key, value in params.items() if key in _COMMON}
+    own = family.translate(**{key: value for key, value in given.items() if key not in family.common})
+    common = {key: value for key, value in params.items() if key in family.common}
     if "entropy" in fields and family.signed(**own):
         rest = tuple(field for field in RowStatistics._fields if field != "entropy")
         got = ", ".join(f"{key}={value!r}" for key, value in own.items())

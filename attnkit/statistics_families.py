@@ -2,12 +2,26 @@
 
 import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from attnkit import _check, gaussian, pointwise, softmax, sparse, sparse_rela
+from attnkit import (
+    _check,
+    efficient,
+    efficient_rows,
+    gaussian,
+    linear,
+    linear_cosine,
+    linear_rows,
+    performer,
+    pointwise,
+    softmax,
+    sparse,
+    sparse_rela,
+)
 from attnkit import _quadratic as quadratic
-from attnkit._typing import Array
+from attnkit._typing import Array, Namespace
 
 
 def _never(**own: Any) -> bool:
@@ -44,6 +58,8 @@ class Family(NamedTuple):
     scores: Callable[..., Array] = quadratic.scores
     beside: Callable[..., dict[str, Array]] = _nothing  # gradients to add to those of the scores
     apart: Apart | None = None
+    common: frozenset[str] = frozenset(quadratic.COMMON)  # options that are not the op's own
+    refused: tuple[str, ...] = ()  # options of the op that weights without a state do not have
 
     @property
     def outside(self) -> tuple[str, ...]:
@@ -53,7 +69,7 @@ class Family(NamedTuple):
     def accepted(self, with_output: bool) -> tuple[str, ...]:
         """The options that this op takes here; arrays beside q, k and v are among them."""
         names = [name for name in inspect.signature(self.op).parameters if name not in ("q", "k", "v")]
-        left_out = {"impl", "return_lse"} | (set() if with_output else set(self.outside))
+        left_out = {"impl", "return_lse", *self.refused} | (set() if with_output else set(self.outside))
         return tuple(name for name in names if name not in left_out)
 
 
@@ -77,6 +93,40 @@ def _entmax_family(op: Callable[..., Any], translate: Callable[..., dict[str, An
         exact_zeros=sparse.has_exact_zeros,
         checks=sparse.OWN,
         beside=sparse.beside,
+    )
+
+
+def _feature_family(
+    op: Callable[..., Any],
+    rows_of: Callable[..., linear_rows.FoundRows],
+    checks: Mapping[str, _check.OptionCheck],
+    signed: Callable[..., bool] = _never,
+) -> Family:
+    """An op whose weights are made of features of q and of k: its gradients do not come through scores."""
+
+    def weigh(xp: Namespace, s: None, a: quadratic.Inputs, **own: Any) -> tuple[Array, Any]:
+        return rows_of(xp, a, **own)[:2]
+
+    def nothing(xp: Namespace, s: None, a: quadratic.Inputs, w: Array, dw: Array, **own: Any) -> Array:
+        return xp.zeros_like(w)
+
+    def gradients(
+        xp: Namespace, a: quadratic.Inputs, w: Array, dw: Array, ds: Array, like: dict[str, Array], **own: Any
+    ) -> dict[str, Array]:
+        return rows_of(xp, a, **own)[2](dw, like)
+
+    return Family(
+        op,
+        weigh,
+        nothing,
+        lambda **own: own,
+        signed,
+        checks=checks,
+        prepare=partial(quadratic.prepare, scale=1.0),
+        scores=lambda xp, a: None,
+        beside=gradients,
+        common=frozenset(quadratic.COMMON) - {"scale"},
+        refused=("chunk_size", "initial_state", "return_state"),
     )
 
 
@@ -110,5 +160,9 @@ FAMILIES = {
             scores=gaussian.exponents,
             beside=gaussian.beside,
         ),
+        _feature_family(linear.linear_attention, linear.rows, linear.OWN, linear.signed),
+        _feature_family(linear_cosine.cosine_attention, linear_cosine.rows, linear_cosine.OWN),
+        _feature_family(performer.performer_attention, performer.rows, performer.OF_ROWS),
+        _feature_family(efficient.efficient_attention, efficient_rows.rows, efficient.OWN),
     )
 }

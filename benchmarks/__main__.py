@@ -1,4 +1,4 @@
-"""`python -m benchmarks [--device cpu|cuda] [--out FILE]`: measure, print, and write JSON with device and versions."""
+"""`python -m benchmarks [overhead|long-sequences]`: measure, print, and write JSON with device and versions."""
 
 import argparse
 import json
@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 import attnkit
-from benchmarks import overhead
+from benchmarks import long_sequences, overhead
 
 
 def processor() -> str:
@@ -28,24 +29,36 @@ def environment(device: str) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
+        "numpy": np.__version__,
         "torch": torch.__version__,
         "attnkit": attnkit.__version__,
     }
 
 
+def overhead_seconds(device: str) -> dict[str, Any]:
+    """What is written of `overhead`."""
+    with torch.no_grad():
+        measured = overhead.measure(device)
+    print("\n".join(overhead.lines(measured)))
+    return {"seconds": {case: {name: t._asdict() for name, t in timings.items()} for case, timings in measured.items()}}
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("suite", choices=("overhead", "long-sequences"), nargs="?", default="overhead")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--out", type=Path, help="JSON file; default benchmarks/results/overhead-DEVICE.json")
+    parser.add_argument("--out", type=Path, help="JSON file; default benchmarks/results/SUITE-DEVICE.json")
     options = parser.parse_args(arguments)
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch finds no GPU")
-    with torch.no_grad():
-        measured = overhead.measure(options.device)
-    print("\n".join(overhead.lines(measured)))
-    path = options.out or Path(__file__).parent / "results" / f"overhead-{options.device}.json"
-    seconds = {case: {name: t._asdict() for name, t in timings.items()} for case, timings in measured.items()}
-    path.write_text(json.dumps({"environment": environment(options.device), "seconds": seconds}, indent=1) + "\n")
+    if options.suite == "long-sequences" and options.device != "cpu":
+        parser.error("long-sequences measures the memory of processes: --device cpu only")
+    if options.suite == "overhead":
+        found = overhead_seconds(options.device)
+    else:
+        found = {"rows": long_sequences.measure()}
+    path = options.out or Path(__file__).parent / "results" / f"{options.suite}-{options.device}.json"
+    path.write_text(json.dumps({"environment": environment(options.device), **found}, indent=1) + "\n")
     print(f"written to {path}")
     return 0
 

@@ -18,6 +18,7 @@ Params = Mapping[str, Any]
 
 QKV = ("q", "k", "v")
 OPTIONAL = ("mask", "bias", "key_lengths", "query_mask", "dropout_mask", "length")
+STATEFUL = ("initial_state", "return_state", "chunk_size")  # weights and statistics are of calls without a state
 SIGNED_ACTIVATIONS = ("identity", "gelu", "gelu_tanh", "silu")
 EXPONENTIATING_ACTIVATIONS = ("gelu", "gelu_tanh", "softplus", "sigmoid", "silu")
 
@@ -57,7 +58,14 @@ class Op:
     steep: Callable[[Params], bool] = lambda params: False  # is a small weight a difference: exact scores for entropy
     extra: tuple[tuple[Scene, Params], ...] = ()  # scenes with variants beyond those that all ops share
     complete: Callable[[Case], Case] | None = None  # adds arrays of the op's own to a drawn case
+    adapt: Callable[[Scene, Params], Scene | None] | None = None  # a scene without what the op does not take
+    shapes: Callable[[Op, Case], Mapping[str, tuple[int, ...]]] | None = None  # of outputs beside o, w and rows
     zeros: Callable[[Case], tuple[Mapping[str, Any], Mapping[str, Any]]] | None = None  # A5, A6: exact zeros
+
+    def adapted(self, scene: Scene, params: Params) -> Scene | None:
+        """The scene as this op can serve it with these parameters; None if nothing is left of it."""
+        adapt = self.subject(params).adapt
+        return scene if adapt is None else adapt(scene, params)
 
     def subject(self, params: Params) -> Op:
         """The op that a statistics function is asked about; any other op itself."""
@@ -73,7 +81,7 @@ class Op:
 
     def statistics_variant(self, variant: Params, left_out: tuple[str, ...] = ()) -> Params:
         """`variant` as parameters of the statistics functions: entropy only where weights cannot be negative."""
-        kept = without_parameters(variant, ("return_lse", *left_out))
+        kept = without_parameters(variant, ("return_lse", *STATEFUL, *left_out))
         without_entropy = tuple(name for name in FIELDS if name != "entropy")
         return {**kept, "fields": without_entropy} if self.signed(variant) else kept
 

@@ -17,12 +17,16 @@ from attnkit_conformance.case import Case, compute_dtype, rounded
 from attnkit_conformance.core import CaseResult, Findings
 from attnkit_conformance.errors import ErrorSample
 from attnkit_conformance.golden import compute
-from attnkit_conformance.op import Op
+from attnkit_conformance.op import STATEFUL, Op
 from attnkit_conformance.opdb import BY_NAME, OPDB
 from attnkit_conformance.samples import CAUSAL, LENGTH_ARRAY, Scene, attention_case, variant_label
 
 Arrays = Mapping[str, np.ndarray]
 L, S, SHORT = 17, 33, 20  # SHORT: valid keys where there is padding
+STEPS = 7
+QUICK_WITH_STATES = ("causal_prefix", "padding_contents", "step_by_step")
+ROWS = ("a", "b", "c")  # groups of ops whose queries have rows of weights
+STATES = ("S", "z", "c", "m")  # parts of a state
 PLAIN = Scene("property", L, S)
 LAST_CAUSAL = Scene("property-causal", L, S, params=CAUSAL)
 PADDED = Scene("property-padded", L, S, options=("query_mask",))
@@ -78,7 +82,8 @@ def causal_prefix(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[s
     q = case.arrays["q"].copy()
     q[..., past:, :] *= -2
     other = core.outputs(adapter, changed(case, q=q, **keys))
-    for name, x in core.outputs(adapter, case).items():
+    rows = {name: x for name, x in core.outputs(adapter, case).items() if name not in STATES}
+    for name, x in rows.items():
         axis = -2 if name in ("o", "w") else -1
         before, after = (np.take(y, range(past), axis) for y in (x, other[name]))
         if before.tobytes() != after.tobytes():
@@ -179,10 +184,12 @@ def visible_nan(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[str
     k = case.arrays["k"].copy()
     k[..., S - 3, :] = np.nan
     for name, x in core.outputs(adapter, changed(case, k=k)).items():
+        if name not in ("o", "w", "total"):
+            continue
         seen = np.isnan(x.astype(np.float64))
-        rows = seen.any(-1) if name in ("o", "w") else seen
+        rows = seen if name == "total" else seen.any(-1)
         expected = np.broadcast_to(np.arange(L) >= L - 3, rows.shape)
-        if name in ("o", "w", "total") and np.any(rows != expected):
+        if np.any(rows != expected):
             yield f"{name}: NaN in {int(rows.sum())} rows; expected in the {int(expected.sum())} that see it"
 
 
@@ -205,14 +212,71 @@ def sigmoid_tail(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[st
         yield f"relative error is {off.max():.3g} times the bound at s = {q[0, 0, row, 0]:g}"
 
 
+def whole_is(case: Case, other: Mapping[str, np.ndarray]) -> Iterator[str]:
+    """Outputs put together from other calls are the golden ones of `case` within the bounds of D."""
+    for name, limit in compute(case).outputs.items():
+        found = tolerance.measure(name, other[name].astype(np.float64), limit)
+        yield from (text for _, text in found.failures)
+
+
+def part_of(case: Case, rows: slice, keys: slice, state: Mapping[str, np.ndarray]) -> Case:
+    """Some queries and keys of a case, after `state`."""
+    cut = {"q": rows, "k": keys, "v": keys}
+    arrays = {n: x[..., cut[n], :] if n in cut else x for n, x in case.arrays.items()}
+    held = {f"initial_{n}": x.astype(np.float64) for n, x in state.items() if n in STATES}
+    dtypes = {**case.dtypes, **dict.fromkeys(held, compute_dtype(case.dtype))}
+    return replace(case, arrays={**arrays, **held}, dtypes=dtypes)
+
+
+def resumed(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[str]:
+    """A sequence split in two, the second part after the state of the first, gives what the whole gives."""
+    for causal in (True, False):
+        case = make(Scene("property-resumed", S, S, params={"causal": causal, "return_state": True}))
+        rows = slice(0, SHORT) if causal else slice(None)
+        first = core.outputs(adapter, part_of(case, rows, slice(0, SHORT), {}))
+        after = slice(SHORT, None) if causal else slice(None)
+        second = core.outputs(adapter, part_of(case, after, slice(SHORT, None), first))
+        o = np.concatenate([first["o"], second["o"]], axis=-2) if causal else second["o"]
+        yield from whole_is(case, {**second, "o": o})
+
+
+def chunked(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[str]:
+    """Chunks of one token, of a few, and one of everything give the same outputs and gradients."""
+    case = make(LAST_CAUSAL)
+    for size in (1, 5, 1000):
+        yield from judged(adapter, replace(case, params={**case.params, "chunk_size": size}), case, lambda name, x: x)
+
+
+def step_by_step(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[str]:
+    """The recurrence, one token after the other from nothing, gives what the causal form gives."""
+    case = make(Scene("property-steps", STEPS, STEPS, params={**CAUSAL, "return_state": True}))
+    kept = {n: x for n, x in case.params.items() if n not in (*CAUSAL, *STATEFUL)}
+    found: list[np.ndarray] = []
+    state: dict[str, np.ndarray] = {}
+    for t in range(STEPS):
+        arrays = {f"{n}_t": case.arrays[n][..., t, :] for n in ("q", "k", "v")}
+        arrays |= {n: x for n, x in case.arrays.items() if n not in ("q", "k", "v")}
+        arrays |= {f"initial_{n}": x.astype(np.float64) for n, x in state.items()}
+        dtypes = {n: compute_dtype(case.dtype) for n in arrays if not n.endswith("_t")}
+        step = core.outputs(adapter, replace(case, op=f"{case.op}_step", arrays=arrays, params=kept, dtypes=dtypes))
+        state = {n: x for n, x in step.items() if n in STATES}
+        found.append(step["o_t"])
+    yield from whole_is(case, {**state, "o": np.stack(found, axis=-2)})
+
+
+def with_states(op: Op, params: Mapping[str, Any]) -> bool:
+    """Ops that can be resumed."""
+    return op.group in ROWS and op.vjp and "return_state" in op.own
+
+
 def attention_like(op: Op, params: Mapping[str, Any]) -> bool:
     """Attention ops and statistics over them; weights functions only where they say something of their own."""
-    return (op.group == "a" and op.vjp) or "op" in params
+    return (op.group in ROWS and op.vjp) or "op" in params
 
 
 def with_weights(op: Op, params: Mapping[str, Any]) -> bool:
     """The same and the weights functions."""
-    return op.group == "a" or "op" in params
+    return op.group in ROWS or "op" in params
 
 
 def has_kink(op: Op, params: Mapping[str, Any]) -> bool:
@@ -235,6 +299,9 @@ PROPERTIES = (
     Property("dropout_bits", lambda op, params: op.group == "a" and op.dropout, dropout_bits),
     Property("kink_gradients", has_kink, kink_gradients),
     Property("visible_nan", attention_like, visible_nan),
+    Property("resumed", with_states, resumed),
+    Property("chunked", with_states, chunked),
+    Property("step_by_step", with_states, step_by_step),
     Property("sigmoid_tail", lambda op, params: op.name == "sigmoid_attention_weights", sigmoid_tail),
 )
 
@@ -248,6 +315,11 @@ def subjects(op: Op, profile: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for variant in op.variants[: 4 if profile == "full" else 1]:
         if LENGTH_ARRAY not in variant.values():
             yield f".{variant_label(variant)}" if variant else "", variant
+
+
+def in_profile(item: Property, op: Op, profile: str) -> bool:
+    """The quick profile leaves most of the ops with states to the full one: their graphs are long to compile."""
+    return profile == "full" or op.group not in ("b", "c") or (op.vjp and item.name in QUICK_WITH_STATES)
 
 
 def check_property(
@@ -309,7 +381,8 @@ def check_all(
     for dtype in served if profile == "full" else preferred:
         for label, params in subjects(op, profile):
             for item in PROPERTIES:
-                if item.applies(op, params) and keep(property_id(op, dtype, item, label)):
+                asked = in_profile(item, op, profile) and item.applies(op, params)
+                if asked and keep(property_id(op, dtype, item, label)):
                     yield check_property(adapter, op, item, label, params, dtype)
     for sample in op.errors(op) if getattr(adapter, "errors", False) and "float32" in dtypes else ():
         if sample.fits(adapter.dtypes) and keep(error_id(op, sample)):
@@ -321,5 +394,6 @@ def identities(profile: str) -> Iterator[str]:
     for op in OPDB:
         for dtype in op.dtypes:
             for label, params in subjects(op, profile):
-                yield from (property_id(op, dtype, item, label) for item in PROPERTIES if item.applies(op, params))
+                items = [item for item in PROPERTIES if in_profile(item, op, profile) and item.applies(op, params)]
+                yield from (property_id(op, dtype, item, label) for item in items)
         yield from (error_id(op, sample) for sample in op.errors(op))

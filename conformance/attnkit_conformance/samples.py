@@ -8,7 +8,7 @@ the quick profile has three scenes, whose shapes all ops share so that JAX compi
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -187,12 +187,16 @@ def draw(scene: Scene, rng: np.random.Generator) -> dict[str, np.ndarray]:
     return {"q": q, "k": k, "v": v, **made}
 
 
-def poison(arrays: dict[str, np.ndarray], scene: Scene) -> None:
-    """Put NaN and infinities where A6 says that nothing may be read (in place)."""
+def poison(arrays: dict[str, np.ndarray], scene: Scene, keeps: bool = False) -> None:
+    """Put NaN and infinities where A6 says that nothing may be read (in place); `keeps`: keys stay in a state."""
     shape = (*scene.leading, scene.L, scene.S)
     visible = visibility(scene, arrays)
     seen_q = visible.any(-1)
     seen_k = visible.any(-2)
+    if "initial_S" in arrays:  # every query sees the state
+        seen_q = np.broadcast_to(arrays.get("query_mask", np.asarray(True)), seen_q.shape)
+    if keeps:
+        seen_k = np.broadcast_to(valid_keys(arrays, scene.S), seen_k.shape)
     for name, seen in (("q", seen_q), ("k", seen_k), ("v", seen_k)):
         x = arrays[name]
         if "gqa" in scene.options and name != "q":
@@ -205,8 +209,17 @@ def poison(arrays: dict[str, np.ndarray], scene: Scene) -> None:
         arrays["bias"][~visible] = np.nan
 
 
+def valid_keys(arrays: Mapping[str, np.ndarray], S: int) -> np.ndarray:
+    """Keys (..., S) that a state holds: those that mask (for some query) and key_lengths allow."""
+    mask = arrays.get("mask", np.ones((1, S), bool))
+    valid = mask.any(-2) if mask.ndim > 1 else mask
+    lengths = arrays.get("key_lengths", np.asarray(S))
+    return np.asarray(valid & (np.arange(S) < lengths[..., None]))
+
+
 def attention_case(op: Op, scene: Scene, variant: Mapping[str, Any], label: str, dtype: str) -> Case:
     """The case of one op, scene, variant and dtype: the first draw that keeps its distance from the kinks."""
+    scene = op.adapted(scene, variant) or scene
     params = {**scene.params, **variant}
     subject = op.subject(params)
     kinks = subject.kinks(params)
@@ -223,7 +236,7 @@ def attention_case(op: Op, scene: Scene, variant: Mapping[str, Any], label: str,
         if attempt == ATTEMPTS:
             raise ValueError(f"{case.id}: no draw in {ATTEMPTS} keeps its distance from where the slope jumps")
     if "poison" in scene.options:
-        poison(dict(case.arrays), scene)
+        poison(dict(case.arrays), scene, bool(params.get("return_state")))
     wanted = (*op.arguments, *op.optional)
     case = replace(case, arrays={name: x for name, x in case.arrays.items() if name in wanted})
     return replace(case, cotangents=draw_cotangents(op, case, rng, scene))
@@ -267,6 +280,7 @@ def draw_cotangents(op: Op, case: Case, rng: np.random.Generator, scene: Scene) 
     heads = scene.leading[-1] if scene.leading else 1
     joined = op.subject(case.params).joined
     shapes = {"o": (*scene.leading[:-1], scene.L, heads * scene.e) if joined else (*rows, scene.e)}
+    shapes |= op.shapes(op, case) if op.shapes else {}
     return {
         name: rounded(rng.standard_normal(shapes.get(name, rows)), op.output_dtype(name, case.dtype))
         for name in op.outputs(case.params)
@@ -283,10 +297,19 @@ def visibility(scene: Scene, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
 def attention_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
     """Scenes x variants for an attention op or its weights."""
     scenes = tuple(scene for scene in FULL if op.serves(scene.options))
-    for scene, variant in distinct([*shared(scene_variants(scenes, op.variants, profile), dtype), *op.extra]):
+    for scene, variant in fitting(op, [*shared(scene_variants(scenes, op.variants, profile), dtype), *op.extra]):
         case = attention_case(op, scene, variant, variant_label(variant), dtype)
         if tells(op, case):
             yield case
+
+
+def fitting(
+    op: Op, pairs: Iterable[tuple[Scene, Mapping[str, Any]]], subject: str | None = None
+) -> list[tuple[Scene, Mapping[str, Any]]]:
+    """The pairs that differ, as the op (or the one that its statistics are of) can serve them."""
+    own = {} if subject is None else {"op": subject}
+    adapted = [(op.adapted(scene, {**variant, **own}), variant) for scene, variant in pairs]
+    return distinct([(scene, variant) for scene, variant in adapted if scene is not None])
 
 
 def tells(op: Op, case: Case) -> bool:
@@ -309,8 +332,10 @@ def statistics_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
         variants = tuple(v for m, v in enumerate(every) if v not in every[:m])
         scenes = tuple(s for s in FULL if s.name in STATISTICS_SCENES and subject.serves(s.options))
         extra = [(scene, subject.statistics_variant(variant, left_out)) for scene, variant in subject.extra]
-        for scene, variant in distinct([*shared(scene_variants(scenes, variants, "full"), dtype), *extra]):
-            if profile == "full" or (scene == QUICK[n % len(QUICK)] and variant == variants[n % len(variants)]):
+        pairs = [*shared(scene_variants(scenes, variants, "full"), dtype), *extra]
+        for scene, variant in fitting(op, pairs, subject.name):
+            quick = scene.name == QUICK[n % len(QUICK)].name and variant == variants[n % len(variants)]
+            if profile == "full" or quick:
                 label = ".".join(filter(None, (subject.name, variant_label(variant))))
                 case = attention_case(op, scene, {"op": subject.name, **variant}, label, dtype)
                 if tells(op, case):

@@ -4,11 +4,38 @@ It is the truth that fast implementations are judged against, and meant to be re
 """
 
 from attnkit_reference import analysis, landmarks
+from attnkit_reference.efficient import (
+    efficient_attention,
+    efficient_attention_magnitudes,
+    efficient_attention_step,
+    efficient_attention_step_magnitudes,
+    efficient_attention_step_vjp,
+    efficient_attention_vjp,
+    efficient_attention_weights,
+)
 from attnkit_reference.gaussian import (
     gaussian_attention,
     gaussian_attention_magnitudes,
     gaussian_attention_vjp,
     gaussian_attention_weights,
+)
+from attnkit_reference.linear import (
+    linear_attention,
+    linear_attention_magnitudes,
+    linear_attention_step,
+    linear_attention_step_magnitudes,
+    linear_attention_step_vjp,
+    linear_attention_vjp,
+    linear_attention_weights,
+)
+from attnkit_reference.linear_cosine import (
+    cosine_attention,
+    cosine_attention_magnitudes,
+    cosine_attention_step,
+    cosine_attention_step_magnitudes,
+    cosine_attention_step_vjp,
+    cosine_attention_vjp,
+    cosine_attention_weights,
 )
 from attnkit_reference.lowrank import (
     soft_attention,
@@ -36,6 +63,16 @@ from attnkit_reference.packed import (
     softmax_attention_packed,
     softmax_attention_packed_magnitudes,
     softmax_attention_packed_vjp,
+)
+from attnkit_reference.performer import (
+    orthogonal_features,
+    performer_attention,
+    performer_attention_magnitudes,
+    performer_attention_step,
+    performer_attention_step_magnitudes,
+    performer_attention_step_vjp,
+    performer_attention_vjp,
+    performer_attention_weights,
 )
 from attnkit_reference.pointwise import (
     ACTIVATIONS,
@@ -106,6 +143,20 @@ __all__ = [
     "attention_with_statistics",
     "attention_with_statistics_magnitudes",
     "attention_with_statistics_vjp",
+    "cosine_attention",
+    "cosine_attention_magnitudes",
+    "cosine_attention_step",
+    "cosine_attention_step_magnitudes",
+    "cosine_attention_step_vjp",
+    "cosine_attention_vjp",
+    "cosine_attention_weights",
+    "efficient_attention",
+    "efficient_attention_magnitudes",
+    "efficient_attention_step",
+    "efficient_attention_step_magnitudes",
+    "efficient_attention_step_vjp",
+    "efficient_attention_vjp",
+    "efficient_attention_weights",
     "entmax_attention",
     "entmax_attention_magnitudes",
     "entmax_attention_vjp",
@@ -115,6 +166,13 @@ __all__ = [
     "gaussian_attention_vjp",
     "gaussian_attention_weights",
     "landmarks",
+    "linear_attention",
+    "linear_attention_magnitudes",
+    "linear_attention_step",
+    "linear_attention_step_magnitudes",
+    "linear_attention_step_vjp",
+    "linear_attention_vjp",
+    "linear_attention_weights",
     "linformer_attention",
     "linformer_attention_magnitudes",
     "linformer_attention_vjp",
@@ -126,6 +184,14 @@ __all__ = [
     "nystrom_attention_magnitudes",
     "nystrom_attention_vjp",
     "nystrom_attention_weights",
+    "orthogonal_features",
+    "performer_attention",
+    "performer_attention_magnitudes",
+    "performer_attention_step",
+    "performer_attention_step_magnitudes",
+    "performer_attention_step_vjp",
+    "performer_attention_vjp",
+    "performer_attention_weights",
     "pointwise_attention",
     "pointwise_attention_magnitudes",
     "pointwise_attention_packed",

@@ -245,8 +245,10 @@ def reduce_to(x: Array, shape: tuple[int, ...], groups: int = 1, by: np.ufunc = 
 
 
 def keyword_parameters(rows: Callable[..., Rows], dropout: bool = True) -> list[inspect.Parameter]:
-    """The keyword arguments of an op: its own ones, then the common ones of `scores`."""
-    found = [*inspect.signature(rows).parameters.values(), *inspect.signature(scores).parameters.values()]
+    """The keyword arguments of an op: its own ones, then the common ones of `scores` if it passes others on."""
+    own = inspect.signature(rows).parameters.values()
+    passes = any(p.kind is p.VAR_KEYWORD for p in own)
+    found = [*own, *(inspect.signature(scores).parameters.values() if passes else ())]
     legal = [p for p in found if p.kind is p.KEYWORD_ONLY]
     return legal if dropout else [p for p in legal if p.name not in DROPOUT]
 

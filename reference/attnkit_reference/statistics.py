@@ -17,7 +17,11 @@ from attnkit_reference._common import (
     row_cotangent,
     weight_cotangent,
 )
+from attnkit_reference.efficient import efficient_rows
 from attnkit_reference.gaussian import gaussian_rows
+from attnkit_reference.linear import linear_rows
+from attnkit_reference.linear_cosine import cosine_rows
+from attnkit_reference.performer import performer_rows
 from attnkit_reference.pointwise import pointwise_rows, reluformer_rows, sigmoid_rows
 from attnkit_reference.softmax import softmax_rows
 from attnkit_reference.sparse import entmax_rows, sparsemax_rows
@@ -32,6 +36,10 @@ ROWS: dict[str, Callable[..., Rows]] = {
     "entmax_attention": entmax_rows,
     "rela_attention": rela_rows,
     "gaussian_attention": gaussian_rows,
+    "linear_attention": linear_rows,
+    "cosine_attention": cosine_rows,
+    "performer_attention": performer_rows,
+    "efficient_attention": efficient_rows,
 }
 
 

@@ -1,5 +1,8 @@
 """What the documentation shows is what happens."""
 
+import contextlib
+import doctest
+import io
 import re
 import subprocess
 import sys
@@ -9,10 +12,14 @@ import numpy as np
 import pytest
 
 from attnkit_conformance import table
+from attnkit_conformance.opdb import PUBLIC
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+FAMILIES = ROOT / "docs" / "families"
+PAGES = sorted(FAMILIES.glob("*.md"))
+PICTURES = FAMILIES / "pictures"
 
 
 def run(code: str, folder: Path) -> str:
@@ -29,6 +36,90 @@ def test_examples_run_and_print_what_they_say(number, tmp_path):
     printed = run(code, tmp_path).split("\n")
     promised = re.findall(r"print\(.*\)  # (.+)", code)
     assert [line for line in printed if line] == promised
+
+
+def kept(code: str, printed: str) -> bool:
+    """Whether all that comments behind calls of print promise was printed, in that order."""
+    lines = iter(printed.splitlines())
+    return all(wanted in lines for wanted in re.findall(r"^print\(.*\)  # (.+)$", code, flags=re.MULTILINE))
+
+
+def test_a_promise_that_is_not_kept_is_noticed():
+    code = "print(1)  # 1\nfor x in (2, 3):\n    print(x)  # a number\nprint(4)  # 4\n"
+    assert kept(code, "1\n2\n3\n4\n")
+    assert not kept(code, "1\n2\n3\n")
+    assert not kept(code, "4\n2\n3\n1\n")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_examples_of_the_pages_run_and_print_what_they_say(page):
+    """The blocks of a page run one after the other, in one namespace."""
+    names: dict = {"__name__": "__main__"}
+    for code in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL):
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(compile(code, str(page), "exec"), names)
+        assert kept(code, printed.getvalue()), code + printed.getvalue()
+    assert doctest.testfile(str(page), module_relative=False).failed == 0
+
+
+def test_every_op_is_named_on_a_page():
+    """As code or as a heading: `random` is a word, too."""
+    text = "".join(page.read_text() for page in PAGES)
+    last = {op.name: op.name.rpartition(".")[2] for op in PUBLIC}
+    missing = [
+        name for name, word in last.items() if not re.search(rf"(`([\w.]*\.)?|^#+ .*\b){word}\b", text, re.MULTILINE)
+    ]
+    assert not missing, f"no page of docs/families names {missing}"
+
+
+def test_every_page_is_in_the_index():
+    index = (FAMILIES / "index.md").read_text()
+    missing = [page.name for page in PAGES if page.name != "index.md" and f"]({page.name})" not in index]
+    assert not missing, f"docs/families/index.md does not list {missing}"
+
+
+def test_pictures_and_pages_refer_to_one_another():
+    """That pictures exist is a case of test_links_lead_somewhere."""
+    shown = {name for page in PAGES for name in re.findall(r"\]\(pictures/([^)]+)\)", page.read_text())}
+    there = {path.name for path in PICTURES.iterdir()}
+    assert shown == there, f"without a page: {sorted(there - shown)}; without a file: {sorted(shown - there)}"
+    undrawn = [op.name for op in PUBLIC if op.weights and f"{op.name}.svg" not in there]
+    assert not undrawn, f"run `make docs`: no picture of {undrawn}"
+    sizes = [path.stat().st_size for path in PICTURES.iterdir()]
+    assert max(sizes) <= 60 * 1024
+    assert sum(sizes) <= 1024 * 1024
+
+
+@pytest.fixture
+def pictures(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+    from docs import pictures
+
+    return pictures
+
+
+def test_pictures_are_drawn_the_same_twice(pictures, tmp_path):
+    pictures.draw(tmp_path / "first", ["gaussian_attention"])
+    command = [sys.executable, str(ROOT / "docs" / "pictures.py"), "--out", str(tmp_path / "second")]
+    subprocess.run([*command, "--only", "gaussian_attention"], cwd=tmp_path, capture_output=True, check=True)
+    first, second = ({path.name: path.read_bytes() for path in (tmp_path / n).iterdir()} for n in ("first", "second"))
+    assert set(first) == {"gaussian_attention.svg", "gaussian_attention-wide.svg"}
+    assert first == second
+    assert b"data:image/png" in first["gaussian_attention.svg"]
+
+
+def test_an_op_that_the_pictures_cannot_serve_says_what_to_add(pictures, monkeypatch):
+    op = next(op for op in PUBLIC if op.name == "linformer_attention")
+    given = pictures.scene()
+    assert pictures.weigh(op, {}, given).pixels.shape == (64, 64)
+    for name, entry in (("ARGUMENTS", "proj_k"), ("SLOTS", "linformer_attention")):
+        with monkeypatch.context() as patch:
+            patch.delitem(getattr(pictures, name), entry)
+            with pytest.raises(LookupError, match=rf"linformer_attention.*{name} in docs/pictures\.py"):
+                pictures.weigh(op, {}, given)
+    needy = next(op for op in PUBLIC if op.name == "nystrom_attention")
+    with pytest.raises(LookupError, match=r"num_landmarks.*SETTINGS in docs/pictures\.py"):
+        pictures.weigh(needy, {}, given)
 
 
 def test_the_adapter_of_the_readme_is_judged_and_passes(tmp_path, monkeypatch):

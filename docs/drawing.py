@@ -1,0 +1,299 @@
+"""How weights become a picture: colours, panels, numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import matplotlib as mpl
+
+mpl.use("agg")
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import Colormap, LinearSegmentedColormap, Normalize
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+import attnkit
+from attnkit_conformance.op import Op
+
+Array = Any
+Params = Mapping[str, Any]
+
+SIDE = 8
+QUERIES = {"a": (3, 2), "b": (4, 4), "c": (0, 7)}  # (row, column): on the stroke, in the hole, in a corner
+
+
+class Scene(NamedTuple):
+    """The image and its 64 pixels as queries and keys (64, 8)."""
+
+    image: Array
+    q: Array
+    k: Array
+
+
+class Drawn(NamedTuple):
+    """What one picture shows."""
+
+    op: Op
+    params: Params
+    given: Scene
+    arrays: Params  # the arrays of `<op>_weights`, by name
+    weights: Array  # (64, 64), or (64, slots)
+    pixels: Array  # (64, 64): the weights of pixels
+
+    @property
+    def visible(self) -> Array:
+        """Which pairs may have a weight."""
+        full = np.ones(self.weights.shape, dtype=bool)
+        return np.tril(full) if self.params.get("causal") else full
+
+    def row_statistics(self, *fields: str) -> Any:
+        """Of the rows of the weights, where the op has them."""
+        return attnkit.row_statistics(self.op.name, **self.arrays, fields=fields, **self.params)
+
+
+# ------------------------------------------------------------------------------------------------- the numbers
+
+
+def statistics(x: Drawn) -> list[tuple[str, str]]:
+    """Numbers beside the picture: from `row_statistics` where it serves the op, else from the weights drawn."""
+    signed = bool((x.weights < 0).any())
+    of_rows: Any = None
+    if x.op.statistics:
+        fields = ("total", "nonzero", "visible", *(() if signed else ("entropy",)))
+        of_rows = x.row_statistics(*fields)
+    total = x.weights.sum(axis=-1) if of_rows is None else of_rows.total
+    if of_rows is None:
+        zeros = attnkit.analysis.sparsity(x.weights, x.visible).zeros
+    else:
+        zeros = 1 - of_rows.nonzero.sum() / of_rows.visible.sum()
+    total = np.where(np.abs(total) < 1e-12 * np.abs(x.weights).sum(axis=-1), 0.0, total)  # what rounding left
+    low, middle, high = (number(value) for value in (total.min(), total.mean(), total.max()))
+    found = [
+        ("row sums", middle if low == high else f"{low} to {high}, mean {middle}"),
+        ("exact zeros", f"{100 * float(zeros):.0f} % of visible pairs"),
+    ]
+    if of_rows is not None and not signed:
+        valid = of_rows.total != 0
+        entropy, most = (float(value[valid].mean()) for value in (of_rows.entropy, np.log(of_rows.visible)))
+        found.append(("entropy", f"{entropy:.2f} of at most {most:.2f} nats"))
+    if signed:
+        found.append(("negative", f"{100 * float((x.weights < 0).mean()):.0f} % of pairs"))
+    else:
+        share = attnkit.analysis.concentration(x.weights, 10, x.visible)
+        found.append(("largest 10 %", f"hold {100 * float(share):.0f} % of a row"))
+    found.append(("effective rank", f"{float(attnkit.analysis.effective_rank(x.weights)):.1f}"))
+    return found
+
+
+def number(x: Any) -> str:
+    return f"{float(x) + 0.0:.3g}"
+
+
+# ------------------------------------------------------------------------------------------------- colours and panels
+
+INK, FAINT, MARK = "#22262b", "#8a9099", "#c2378a"
+LINES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#22262b")  # Okabe and Ito 2008
+HIDDEN = "#e4e6e9"  # pairs that are not visible
+STEPS = 33  # colours of a scale: enough for the eye, and a third of the bytes
+SEQUENTIAL = LinearSegmentedColormap.from_list("white left out", mpl.colormaps["YlGnBu"](np.linspace(0.1, 1)), STEPS)
+DIVERGING = mpl.colormaps["PuOr_r"].resampled(STEPS)
+STYLE: dict[Any, Any] = {
+    "svg.hashsalt": "attnkit",
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],  # for the layout; a viewer without it takes its own, which is narrower
+    "font.size": 8,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": FAINT,
+    "axes.linewidth": 0.6,
+    "axes.titlesize": 8,
+    "xtick.color": FAINT,
+    "ytick.color": FAINT,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "xtick.major.size": 2.5,
+    "ytick.major.size": 2.5,
+    "contour.linewidth": 1.1,
+}
+
+
+class Scale(NamedTuple):
+    colours: Colormap
+    norm: Normalize
+
+
+def scale(w: Array) -> Scale:
+    """Colours for weights: symmetric about 0 if any is negative; the largest 1 in 200 share the last colour."""
+    largest = float(np.quantile(np.abs(w), 0.995)) or float(np.abs(w).max()) or 1.0
+    if (w < 0).any():
+        return Scale(DIVERGING, Normalize(-largest, largest))
+    return Scale(SEQUENTIAL, Normalize(0, largest))
+
+
+def coloured(w: Array, visible: Array, by: Scale) -> Array:
+    """RGB of weights: exact zeros are white, what is not visible is grey."""
+    rgb = np.array(by.colours(by.norm(w)))[..., :3]
+    rgb[w == 0] = 1.0
+    rgb[~visible] = mpl.colors.to_rgb(HIDDEN)
+    return (rgb * 255).round().astype(np.uint8)
+
+
+def draw_matrix(figure: Figure, left: float, x: Drawn, by: Scale) -> None:
+    """The weights of all queries, with a bar that tells colours from values."""
+    axes = figure.add_axes((left, 0.16, 0.216, 0.675))
+    queries, keys = x.weights.shape
+    axes.imshow(coloured(x.weights, x.visible, by), interpolation="none", extent=(0, 1, queries, 0), aspect="auto")
+    axes.set_yticks(np.arange(0, queries + 1, 16))
+    ticks = np.arange(0, keys + 1, 16 if keys > 16 else 4)
+    axes.set_xticks(ticks / keys, [str(tick) for tick in ticks])
+    axes.set(ylabel="query", xlabel="key" if keys == SIDE * SIDE else "slot")
+    for name in QUERIES:
+        axes.text(1.02, row_of(name) + 0.5, name, color=MARK, va="center", fontweight="bold")
+    bar = figure.add_axes((left + 0.249, 0.16, 0.009, 0.675))
+    low, high = float(by.norm.vmin or 0), float(by.norm.vmax or 0)
+    steps = np.linspace(high, low, 128)[:, None]
+    bar.imshow(by.colours(by.norm(steps))[..., :3], extent=(0, 1, low, high), aspect="auto")
+    bar.yaxis.tick_right()
+    bar.set_xticks([])
+    bar.locator_params(axis="y", nbins=5)
+    if float(np.abs(x.weights).max()) > high:
+        bar.set_title(f"max {number(x.weights.max())}", fontsize=7, pad=3)
+
+
+def draw_map(axes: Axes, x: Drawn, name: str, by: Scale) -> None:
+    """The weights of one query over the image."""
+    visible = (x.visible if x.weights is x.pixels else np.ones(x.pixels.shape, dtype=bool))[row_of(name)]
+    shown = coloured(x.pixels[row_of(name)], visible, by)
+    axes.imshow(shown.reshape(SIDE, SIDE, 3), interpolation="none", extent=(0, SIDE, SIDE, 0))
+    draw_outline(axes, x.given.image)
+    mark_query(axes, name)
+
+
+def draw_outline(axes: Axes, image: Array) -> None:
+    """The border of the stroke, and a frame without ticks."""
+    centres = np.arange(-1, SIDE + 1) + 0.5
+    axes.contour(centres, centres, np.pad(image, 1), [0.3], colors=INK)
+    axes.set(xticks=[], yticks=[], xlim=(0, SIDE), ylim=(SIDE, 0))
+
+
+def mark_query(axes: Axes, name: str) -> None:
+    row, column = QUERIES[name]
+    axes.add_patch(Rectangle((column + 0.06, row + 0.06), 0.88, 0.88, fill=False, edgecolor=MARK, linewidth=1.8))
+    axes.set_title(name, color=MARK, fontweight="bold", pad=3)
+
+
+def row_of(name: str) -> int:
+    return QUERIES[name][0] * SIDE + QUERIES[name][1]
+
+
+def title_of(op: Op, params: Params) -> str:
+    given = (f'{name}="{value}"' if isinstance(value, str) else f"{name}={value}" for name, value in params.items())
+    return f"{op.name}({', '.join(given)})"
+
+
+def picture(x: Drawn) -> Figure:
+    """Matrix, three queries over the image, numbers."""
+    figure = Figure(figsize=(8.6, 2.75))
+    by = scale(x.weights)
+    draw_matrix(figure, 0.048, x, by)
+    of_pixels = by if x.weights is x.pixels else scale(x.pixels)
+    for n, name in enumerate(QUERIES):
+        draw_map(figure.add_axes((0.375 + 0.152 * n, 0.398, 0.1398, 0.437)), x, name, of_pixels)
+    figure.text(0.048, 0.925, title_of(x.op, x.params), fontsize=10, fontweight="bold")
+    notes = ["white:", "exactly 0", *(["grey:", "not visible"] if x.params.get("causal") else [])]
+    figure.text(0.838, 0.82, "\n".join(notes), fontsize=7.5, color=FAINT, va="top")
+    for n, (label, value) in enumerate(statistics(x)):
+        left, bottom = 0.375 + 0.315 * (n % 2), 0.29 - 0.075 * (n // 2)
+        figure.text(left, bottom, label, color=FAINT, fontsize=7.5)
+        figure.text(left + 0.096, bottom, value, fontsize=7.5)
+    return figure
+
+
+def input_picture(given: Scene, op: Op) -> Figure:
+    """The image, the queries, and the scores that the variants with a product start from."""
+    figure = Figure(figsize=(8.6, 2.75))
+    axes = figure.add_axes((0.048, 0.16, 0.216, 0.675))
+    axes.imshow(given.image, cmap="Greys", interpolation="none", extent=(0, SIDE, SIDE, 0))
+    draw_outline(axes, given.image)
+    for name, (row, column) in QUERIES.items():
+        mark_query(axes, name)
+        axes.text(column + 0.5, row + 0.53, name, color=MARK, ha="center", va="center", fontweight="bold")
+    axes.set_title("")
+    s = given.q @ given.k.T / np.sqrt(given.q.shape[-1])
+    x, by = Drawn(op, {}, given, {}, s, s), scale(s)
+    draw_matrix(figure, 0.33, x, by)
+    for n, name in enumerate(QUERIES):
+        draw_map(figure.add_axes((0.645 + 0.118 * n, 0.484, 0.1122, 0.351)), x, name, by)
+    figure.text(0.048, 0.925, "64 pixels", fontsize=10, fontweight="bold")
+    figure.text(0.33, 0.925, "scores q·k/√8", fontsize=10, fontweight="bold")
+    figure.text(0.645, 0.925, "scores of three queries", fontsize=10, fontweight="bold")
+    lines = "a  on the stroke", "b  in the hole", "c  in a corner", "black line: border of the stroke"
+    for n, line in enumerate(lines):
+        figure.text(0.645, 0.40 - 0.075 * n, line, fontsize=7.5)
+    return figure
+
+
+def panels(number_of_panels: int, columns: int = 6) -> tuple[Figure, list[Axes]]:
+    rows = -(-number_of_panels // columns)
+    figure = Figure(figsize=(8.6, 1.62 * rows))
+    axes = [figure.add_subplot(rows, columns, n + 1) for n in range(number_of_panels)]
+    figure.subplots_adjust(0.01, 0.02, 0.99, 1 - 0.24 / figure.get_figheight(), wspace=0.08, hspace=0.22)
+    return figure, axes
+
+
+def short(op: Op) -> str:
+    return op.name.removesuffix("_attention")
+
+
+def overview_picture(defaults: list[Drawn], name: str = "a") -> Figure:
+    """One query, all variants with their defaults, each in a colour scale of its own."""
+    figure, places = panels(len(defaults))
+    for axes, x in zip(places, defaults, strict=True):
+        draw_map(axes, x, name, scale(x.pixels[row_of(name)]))
+        axes.set_title(short(x.op), color=INK, fontsize=9, pad=4)
+    return figure
+
+
+def entropy_picture(defaults: list[Drawn]) -> Figure:
+    """Entropy of each query under each op whose rows have one, in one colour scale."""
+    served = [x for x in defaults if x.op.statistics and not (x.weights < 0).any()]
+    figure, places = panels(len(served))
+    by = Scale(SEQUENTIAL, Normalize(0, 1.6 * np.log(SIDE * SIDE)))  # the outline stays legible
+    for axes, x in zip(places, served, strict=True):
+        entropy = x.row_statistics("entropy").entropy
+        shown = coloured(entropy.reshape(SIDE, SIDE), np.ones((SIDE, SIDE), dtype=bool), by)
+        axes.imshow(shown, interpolation="none", extent=(0, SIDE, SIDE, 0))
+        draw_outline(axes, x.given.image)
+        axes.set_title(f"{short(x.op)}  {entropy.mean():.2f}", fontsize=8.5, pad=4)
+    return figure
+
+
+def concentration_picture(defaults: list[Drawn]) -> Figure:
+    """Share of the row sum against share of the keys, of ops without negative weights."""
+    figure = Figure(figsize=(8.6, 3.1))
+    axes = figure.add_axes((0.07, 0.15, 0.55, 0.8))
+    percents = [0.5 * n for n in range(1, 201)]
+    shown = [x for x in defaults if x.weights is x.pixels and not (x.weights < 0).any()]
+    curves: dict[tuple[float, ...], list[str]] = {}
+    for x in shown:
+        curve = attnkit.analysis.concentration_curve(x.weights, percents, fractional=True)
+        curves.setdefault(tuple(np.round(100 * curve, 3)), []).append(short(x.op))
+    for n, curve in enumerate(sorted(curves, key=lambda curve: -curve[19])):
+        axes.plot(
+            [0, *percents], [0, *curve], color=LINES[n % len(LINES)], linewidth=1.6, label=", ".join(curves[curve])
+        )
+    axes.plot([0, 100], [0, 100], color=FAINT, linewidth=0.8, linestyle=(0, (4, 3)), label="equal weights")
+    axes.set(
+        xlabel="largest weights of a row, % of the keys", ylabel="share of the row sum, %", xlim=(0, 100), ylim=(0, 101)
+    )
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.03, 0.5), fontsize=8)
+    return figure

@@ -1,0 +1,353 @@
+"""Efficient attention: a softmax of q over its features, of k over the tokens, and no scores of pairs."""
+
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+
+from attnkit_reference._check import as_float
+from attnkit_reference._common import Array, Scores, reduce_to, scores
+from attnkit_reference.linear_states import (
+    Initial,
+    State,
+    finite_level,
+    initial_state_of,
+    state_cotangents,
+    transposed,
+    valid_keys,
+)
+from attnkit_reference.linear_sums import (
+    STATE,
+    TOKENS,
+    FeatureRows,
+    cotangent,
+    keywords,
+    one_token,
+    rows_where,
+    step_names,
+)
+from attnkit_reference.lowrank import refuse_pair_mask
+from attnkit_reference.lowrank_newton import whole
+
+
+@dataclass(frozen=True)
+class Efficient:
+    """One call. Letters: queries i, keys j, features c of q and k."""
+
+    sc: Scores
+    x: Array  # (..., L, d): softmax of q over its features
+    k: Array  # (..., S, d) with the heads of k; 0 where it takes no part
+    v: Array | None  # (..., S, e) likewise
+    p: Array  # (..., L, S, d): exp(k_jc - m_ic)/Z_ic on visible pairs
+    before: Array  # (..., L, d): exp(m_c - m_ic)/Z_ic for the m of the initial state
+    initial: Initial | None
+    live: Array  # (..., L)
+
+    def spread(self, x: Array) -> Array:
+        """x (..., heads of k, ., .) for the heads of q."""
+        groups = self.sc.groups
+        return np.repeat(x, groups, axis=-3) if groups > 1 and x.ndim > 2 and x.shape[-3] > 1 else x
+
+    def w(self) -> Array:
+        return np.where(self.live[..., None], np.einsum("...ic,...ijc->...ij", self.x, self.p), 0.0)
+
+    def forward(self) -> Array:
+        o = self.w() @ self.spread(cast(Array, self.v))
+        if self.initial is not None:
+            o = o + (self.x * self.before) @ self.spread(self.initial.S)
+        return np.where(self.live[..., None], o, 0.0)
+
+    def absolute(self) -> "Efficient":
+        initial = None if self.initial is None else self.initial.absolute()
+        return replace(self, v=None if self.v is None else np.abs(self.v), initial=initial)
+
+    def to_inputs(self, dw: Array, absolute: bool = False, do: Array | None = None) -> dict[str, Array]:
+        """dq and dk for dw, and the gradients of the initial S and z if there is one; with `absolute`, of sizes."""
+        dx = np.einsum("...ij,...ijc->...ic", dw, self.p)
+        found: dict[str, Array] = {}
+        if self.initial is not None and do is not None:
+            dx = dx + self.before * (do @ transposed(self.spread(self.initial.S)))
+            share, leading = self.x * self.before, self.initial.z.shape[:-1]
+            groups = self.sc.groups if leading and leading[-1] > 1 else 1
+            found["S"] = reduce_to(transposed(share) @ do, self.initial.S.shape, groups)
+            dz = np.sum(share * (dx if absolute else -dx), axis=-2)
+            found["z"] = reduce_to(dz[..., None], (*self.initial.z.shape, 1), groups)[..., 0]
+        inner = np.sum(self.x * dx, axis=-1, keepdims=True)
+        dq = self.x * (dx + inner if absolute else dx - inner)
+        through = dw[..., None] + dx[..., None, :] if absolute else dw[..., None] - dx[..., None, :]
+        dk = np.einsum("...ic,...ijc,...ijc->...jc", self.x, self.p, through)
+        found["q"] = reduce_to(np.where(self.live[..., None], dq, 0.0), self.sc.shapes["q"])
+        found["k"] = reduce_to(dk, self.sc.shapes["k"], self.sc.groups)
+        return found
+
+
+def softmax(x: Array) -> Array:
+    e = np.exp(x - np.max(x, axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
+
+
+def _call(
+    op: str,
+    q: Array,
+    k: Array,
+    v: Array | None,
+    keep: Array | None = None,
+    *,
+    chunk_size: int = 16,
+    initial_state: Any = None,
+    **options: Any,
+) -> Efficient:
+    """Arguments that are checked, widened and free of padding; `keep` (..., S) are keys that stay for a state."""
+    whole(op, "chunk_size", chunk_size, 1)
+    refuse_pair_mask(op, options.get("mask"))
+    sc = scores(op, q, k, v, scale=1.0, **options)
+    live, seen, query_mask = sc.n > 0, sc.visible.any(axis=-2), options.get("query_mask")
+    initial = None
+    if initial_state is not None and v is not None:
+        live = np.broadcast_to(np.asarray(True) if query_mask is None else query_mask, live.shape)
+        widths = {"S": (k.shape[-1], v.shape[-1]), "z": k.shape[-1:], "m": k.shape[-1:]}
+        initial = initial_state_of(op, initial_state, sc, widths, options.get("causal", False))
+    shown = rows_where(k, seen, sc.groups)
+    held = shown if keep is None else shown | rows_where(k, keep)
+    y = np.where(held, as_float(op, "k", k), 0.0)
+    values = None if v is None else np.where(rows_where(v, seen, sc.groups), as_float(op, "v", v), 0.0)
+    x = softmax(np.where(rows_where(q, live), as_float(op, "q", q), 0.0))
+    return Efficient(sc, x, y, values, *_shares(sc, y, initial), initial, live)
+
+
+def _shares(sc: Scores, k: Array, initial: Initial | None) -> tuple[Array, Array]:
+    """p_ijc and what the initial state gets, both divided by the sum over all that query i sees."""
+    k = np.repeat(k, sc.groups, axis=-3) if sc.groups > 1 else k
+    visible = sc.visible[..., None]
+    seen = np.where(visible, k[..., None, :, :], -np.inf)
+    m, before, z = np.max(seen, axis=-2, initial=-np.inf), np.zeros(()), np.zeros(())
+    if initial is not None:
+        c, z = (_for_queries(part[..., None, :], sc.groups) for part in (cast(Array, initial.c), initial.z))
+        m = np.maximum(m, c)
+        before = np.exp(c - finite_level(m))
+    with np.errstate(invalid="ignore"):
+        e = np.where(visible, np.exp(seen - finite_level(m)[..., None, :]), 0.0)
+    total = e.sum(axis=-2) + before * z
+    gives = ~(total <= 0)
+    total = np.where(gives, total, 1.0)
+    return np.where(gives[..., None, :], e / total[..., None, :], 0.0), np.where(gives, before / total, 0.0)
+
+
+def _for_queries(x: Array, groups: int) -> Array:
+    return np.repeat(x, groups, axis=-3) if groups > 1 and x.ndim > 2 and x.shape[-3] > 1 else x
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The state after all valid keys: m = max k, S = Σ exp(k - m) v^T, z = Σ exp(k - m), per feature."""
+
+    k: Array  # -inf at keys that are not valid
+    v: Array  # 0 there
+    initial: Initial | None
+
+    @property
+    def m(self) -> Array:
+        largest = np.max(self.k, axis=-2, initial=-np.inf)
+        return largest if self.initial is None else np.maximum(largest, cast(Array, self.initial.c))
+
+    def shares(self) -> tuple[Array, Array]:
+        """exp(k - m) and exp(m_initial - m)."""
+        m = finite_level(self.m)
+        held = np.zeros(()) if self.initial is None else np.exp(cast(Array, self.initial.c) - m)
+        return np.exp(self.k - m[..., None, :]), held
+
+    def parts(self) -> State:
+        y, before = self.shares()
+        S, z = transposed(y) @ self.v, y.sum(axis=-2)
+        if self.initial is not None:
+            S, z = S + before[..., None] * self.initial.S, z + before * self.initial.z
+        leading = np.broadcast_shapes(S.shape[:-2], z.shape[:-1])
+        z, m = (np.broadcast_to(x, (*leading, x.shape[-1])) for x in (z, self.m))
+        return np.broadcast_to(S, (*leading, *S.shape[-2:])), z, m
+
+    def sizes(self) -> State:
+        initial = None if self.initial is None else self.initial.absolute()
+        S, z, m = replace(self, v=np.abs(self.v), initial=initial).parts()
+        return S, z, np.abs(finite_level(m))
+
+    def backward(self, given: State, absolute: bool) -> dict[str, Array]:
+        """Gradients of k, v and the initial S, z, m, not yet summed to any shape."""
+        size = np.abs if absolute else np.asarray
+        v, dS, dz = size(self.v), size(given[0]), size(given[1])
+        y, before = self.shares()
+        S, z, m = self.sizes() if absolute else self.parts()
+        through = np.sum(S * dS, axis=-1) + z * dz
+        dm = np.where(self.m == -np.inf, 0.0, size(given[2]) + (through if absolute else -through))
+        largest = np.max(self.k, axis=-2, initial=-np.inf)
+        held = np.zeros(m.shape, dtype=bool)
+        if self.initial is not None:
+            held = cast(Array, self.initial.c) >= largest
+        first = (self.k == largest[..., None, :]) & (self.k != -np.inf)
+        first = first & (np.cumsum(first, axis=-2) == 1)
+        dk = y * (v @ transposed(dS) + dz[..., None, :]) + np.where(first, np.where(held, 0.0, dm)[..., None, :], 0.0)
+        found = {"k": dk, "v": y @ dS}
+        if self.initial is not None:
+            found |= {"S": before[..., None] * dS, "z": before * dz, "m": np.where(held, dm, 0.0)}
+        return found
+
+
+def _kept(op: str, a: Efficient, v: Array, keep: Array) -> Kept:
+    k = np.where(keep[..., None], a.k, -np.inf)
+    return Kept(k, np.where(keep[..., None], as_float(op, "v", v), 0.0), a.initial)
+
+
+def _valid(op: str, q: Array, k: Array, params: dict[str, Any]) -> Array:
+    options = {name: x for name, x in params.items() if name not in STATE}
+    return valid_keys(op, q, k, **options)
+
+
+def _backward(
+    op: str, q: Array, k: Array, v: Array, do: Any, dstate: Any, absolute: bool, params: dict[str, Any]
+) -> dict[str, Any]:
+    keep = None if dstate is None else _valid(op, q, k, params)
+    a = _call(op, q, k, v, keep, **params)
+    values = cast(Array, a.v)
+    do = cotangent(op, do, (*a.live.shape, values.shape[-1]))
+    do = np.where(a.live[..., None], do, 0.0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        dw = np.where(a.sc.visible, do @ transposed(a.spread(values)), 0.0)
+    if absolute:
+        a, dw, do = a.absolute(), np.abs(dw), np.abs(do)
+    found = a.to_inputs(dw, absolute, do)
+    found["v"] = reduce_to(transposed(a.w()) @ do, a.sc.shapes["v"], a.sc.groups)
+    if keep is not None:
+        state = _kept(op, a, v, keep)
+        given = state_cotangents(op, dstate, state.parts())
+        shapes = a.sc.shapes | ({} if a.initial is None else _initial_shapes(a.initial))
+        for name, g in state.backward(given, absolute).items():
+            found[name] = found.get(name, 0.0) + reduce_to(g, shapes[name])
+    if a.initial is not None:
+        found["initial_state"] = _initial_gradients(a.initial, found)  # type: ignore[assignment]
+    return {name: found[name] for name in ("q", "k", "v", "initial_state") if name in found}
+
+
+def _initial_shapes(initial: Initial) -> dict[str, tuple[int, ...]]:
+    return {"S": initial.S.shape, "z": initial.z.shape, "m": initial.z.shape}
+
+
+def _initial_gradients(initial: Initial, found: dict[str, Array]) -> State:
+    """dS, dz and dm: S and z stand for S exp(m) and z exp(m), so that m also gets <S, dS> + z dz, per feature."""
+    S, z = found["S"], found["z"]
+    m = np.sum(initial.S * S, axis=-1) + initial.z * z + found.get("m", 0.0)
+    return tuple(reduce_to(x, shape) for x, shape in zip((S, z, m), initial.shapes, strict=True))
+
+
+@keywords(_call, *TOKENS)
+def efficient_rows(op: str, q: Array, k: Array, v: Array | None = None, **options: Any) -> FeatureRows:
+    """w_ij = Σ_c softmax(q_i)_c exp(k_jc)/Σ_j exp(k_jc): rows sum to 1."""
+    a = _call(op, q, k, v, **options)
+
+    def pull(dw: Array, size: Array) -> tuple[Array, Array]:
+        return np.where(a.sc.visible, dw, 0.0), np.where(a.sc.visible, size, 0.0)
+
+    def through(ds: Array, absolute: bool) -> dict[str, Array]:
+        return a.to_inputs(ds, absolute)
+
+    return FeatureRows(a.sc, a.w(), a.live, pull, through=through)
+
+
+@keywords(_call, *STATE, *TOKENS)
+def efficient_attention(q: Array, k: Array, v: Array, **params: Any) -> Array | tuple[Array, State]:
+    """o_i = Σ_c softmax(q_i)_c (Σ_j exp(k_jc) v_j)/(Σ_j exp(k_jc)), c over the d features, j over the visible keys.
+
+    q (..., L, d), k (..., S, d), v (..., S, e) -> o (..., L, e), or (o, state). Leading axes broadcast; heads are axis
+    -3. There is no scale. Under causal, every query has sums of its own, so that the last one gives what it gives
+    without; the other causal form in use, with features exp(k) and one sum for all of them, is linear attention.
+
+    state = (S (..., d, e), z (..., d), m (..., d)), with the heads of k: m_c is the largest k_jc (-inf without a key),
+    S_c = Σ_j exp(k_jc - m_c) v_j, z_c = Σ_j exp(k_jc - m_c). mask, a key mask (..., 1, S) or (S,), causal, key_lengths,
+    query_mask, enable_gqa, initial_state, return_state and chunk_size (16: pairs cost more here) are those of
+    `linear_attention`.
+
+    A query that sees no key and no state gets output and gradients 0. ValueError for shapes, values and unknown
+    arguments, TypeError for dtypes. Source: Shen et al. 2021 "Efficient Attention: Attention with Linear Complexities".
+    """
+    op = "efficient_attention"
+    keep = _valid(op, q, k, params) if params.pop("return_state", False) else None
+    a = _call(op, q, k, v, keep, **params)
+    return a.forward() if keep is None else (a.forward(), _kept(op, a, v, keep).parts())
+
+
+@keywords(_call, *TOKENS)
+def efficient_attention_weights(q: Array, k: Array, **params: Any) -> Array:
+    """The weights w (..., L, S) of `efficient_attention` without a state; rows sum to 1; exactly 0 where invisible."""
+    return efficient_rows("efficient_attention_weights", q, k, **params).w
+
+
+@keywords(_call, *STATE[:2], *TOKENS)
+def efficient_attention_vjp(
+    q: Array, k: Array, v: Array, do: Array | None, *, dstate: State | None = None, **params: Any
+) -> dict[str, Any]:
+    """Gradients of `efficient_attention`: {"q", "k", "v"} and "initial_state", a tuple like it, if given.
+
+    With p_ijc = exp(k_jc)/Σ_j exp(k_jc), x = softmax(q) and dw = do v^T: dx_ic = Σ_j dw_ij p_ijc, dk_jc = Σ_i x_ic
+    p_ijc (dw_ij - dx_ic), dq = x (dx - Σ_c x dx), dv = w^T do. The state's gradient reaches k through m too: at the
+    initial m or at the first largest k.
+    """
+    return _backward("efficient_attention_vjp", q, k, v, do, dstate, False, params)
+
+
+@keywords(_call, *STATE[:2], *TOKENS)
+def efficient_attention_magnitudes(
+    q: Array, k: Array, v: Array, do: Array | None, *, dstate: State | None = None, **params: Any
+) -> dict[str, Any]:
+    """Magnitudes of `efficient_attention`, as in `linear_attention_magnitudes`."""
+    op = "efficient_attention_magnitudes"
+    keep = None if dstate is None else _valid(op, q, k, params)
+    a = _call(op, q, k, v, keep, **params)
+    sizes: dict[str, Any] = {} if keep is None else {"state": _kept(op, a, v, keep).sizes()}
+    return {"o": a.absolute().forward(), **sizes, **_backward(op, q, k, v, do, dstate, True, params)}
+
+
+@keywords(_call, "enable_gqa")
+def efficient_attention_step(
+    state: State | None, q_t: Array, k_t: Array, v_t: Array, **params: Any
+) -> tuple[Array, State]:
+    """One more token of `efficient_attention`: m' = max(m, k_t), S and z times exp(m - m') plus those of k_t, and o_t
+    = Σ_c softmax(q_t)_c S'_c/z'_c. Shapes as in `linear_attention_step`.
+    """
+    op = "efficient_attention_step"
+    q, k, v = one_token(op, q_t=q_t, k_t=k_t, v_t=v_t)
+    keep = np.ones(1, dtype=bool)
+    a = _call(op, q, k, v, keep, initial_state=state, **params)
+    return a.forward()[..., 0, :], _kept(op, a, v, keep).parts()
+
+
+@keywords(_call, "enable_gqa")
+def efficient_attention_step_vjp(
+    state: State | None,
+    q_t: Array,
+    k_t: Array,
+    v_t: Array,
+    do_t: Array | None,
+    *,
+    dstate: State | None = None,
+    **params: Any,
+) -> dict[str, Any]:
+    """Gradients {"q_t", "k_t", "v_t"} and "state" if there was one."""
+    op, params = "efficient_attention_step_vjp", {"initial_state": state, **params}
+    q, k, v = one_token(op, q_t=q_t, k_t=k_t, v_t=v_t)
+    do = None if do_t is None else one_token(op, do_t=do_t)[0]
+    return step_names(_backward(op, q, k, v, do, dstate, False, params))
+
+
+@keywords(_call, "enable_gqa")
+def efficient_attention_step_magnitudes(
+    state: State | None,
+    q_t: Array,
+    k_t: Array,
+    v_t: Array,
+    do_t: Array | None,
+    *,
+    dstate: State | None = None,
+    **params: Any,
+) -> dict[str, Any]:
+    """Magnitudes of "o_t", "next_state" and the gradients."""
+    q, k, v = one_token("efficient_attention_step_magnitudes", q_t=q_t, k_t=k_t, v_t=v_t)
+    do = None if do_t is None else one_token("efficient_attention_step_magnitudes", do_t=do_t)[0]
+    return step_names(efficient_attention_magnitudes(q, k, v, do, dstate=dstate, initial_state=state, **params))

@@ -1,0 +1,203 @@
+"""Linear attention: a product of features takes the place of exp(q·k), and sums over keys become a state."""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+
+from attnkit_reference._check import number
+from attnkit_reference._common import Array
+from attnkit_reference.linear_states import Features, State
+from attnkit_reference.linear_sums import SCALED, STATE, Attention, FeatureRows, keywords
+from attnkit_reference.pointwise import relu, relu_slope
+
+
+def elu_plus_one(x: Array) -> Array:
+    """x + 1 above 0, exp(x) elsewhere: expm1(x) + 1 would lose the tail."""
+    return np.where(x > 0, x + 1.0, np.exp(np.where(x > 0, 0.0, x)))
+
+
+def elu_plus_one_slope(x: Array) -> Array:
+    return np.where(x > 0, 1.0, np.exp(np.where(x > 0, 0.0, x)))
+
+
+FEATURE_MAPS: dict[str, tuple[Callable[[Array], Array], Callable[[Array], Array]]] = {
+    "elu_plus_one": (elu_plus_one, elu_plus_one_slope),
+    "relu": (relu, relu_slope),
+    "identity": (lambda x: x, lambda x: np.where(np.isnan(x), x, 1.0)),
+}
+
+
+def features(op: str, feature_map: Any, x: Array) -> Features:
+    """φ(x) and the way back: by the slope of the named map, or by `feature_map.vjp(x, dφ)`."""
+    if not callable(feature_map):
+        h, slope = FEATURE_MAPS[feature_map]
+        return Features(h(x), lambda d, absolute: np.abs(slope(x)) * d if absolute else slope(x) * d)
+    values = feature_map(x)
+    if not isinstance(values, np.ndarray) or values.shape[:-1] != x.shape[:-1]:
+        got = getattr(values, "shape", type(values).__name__)
+        raise ValueError(f"{op}: feature_map of (..., n, d); expected (..., n, f) = {(*x.shape[:-1], 'f')}, got {got}")
+
+    def pull(d: Array, absolute: bool) -> Array:
+        if not hasattr(feature_map, "vjp"):
+            text = "expected a callable with an attribute vjp(x, dfeatures) -> dx for gradients, got one without"
+            raise NotImplementedError(f"{op}: feature_map; {text}")
+        if not absolute:
+            return cast(Array, feature_map.vjp(x, d))
+        each = (feature_map.vjp(x, np.where(np.arange(d.shape[-1]) == f, d, 0.0)) for f in range(d.shape[-1]))
+        return cast(Array, sum(np.abs(dx) for dx in each))
+
+    return Features(values, pull)
+
+
+def linear(
+    op: str,
+    *,
+    feature_map: Any = "elu_plus_one",
+    normalize: bool | None = None,
+    eps: float = 1e-6,
+    scale: float | None = None,
+) -> Attention:
+    """The features and the denominator raw + eps, or 1."""
+    if not callable(feature_map) and feature_map not in FEATURE_MAPS:
+        names = ", ".join(FEATURE_MAPS)
+        raise ValueError(f"{op}: feature_map; expected one of {names} or a callable, got {feature_map!r}")
+    if normalize is not None and not isinstance(normalize, bool):
+        raise TypeError(f"{op}: normalize; expected None, True or False, got {normalize!r}")
+    if normalize and feature_map == "identity":
+        raise ValueError(f"{op}: normalize; expected None or False for identity, whose row sums can be 0, got True")
+    eps = not_negative(op, "eps", eps)
+    factor = 1.0 if scale is None else number(op, "scale", scale)
+    divides = feature_map != "identity" if normalize is None else normalize
+
+    def denominator(raw: Array) -> tuple[Array, Array, Array]:
+        if divides:
+            return raw + eps, np.ones(raw.shape), raw + eps != 0
+        return np.ones(raw.shape), np.zeros(raw.shape), np.ones(raw.shape, dtype=bool)
+
+    def embed(x: Array) -> Features:
+        return features(op, feature_map, x)
+
+    signed = callable(feature_map) or feature_map == "identity" or factor < 0
+    return Attention(op, (embed, embed), denominator, factor, signed)
+
+
+def not_negative(op: str, name: str, x: Any) -> float:
+    value = number(op, name, x)
+    if value < 0:
+        raise ValueError(f"{op}: {name}; expected a number >= 0, got {x!r}")
+    return value
+
+
+def _split(op: str, params: dict[str, Any]) -> tuple[Attention, dict[str, Any]]:
+    own = {name: params.pop(name) for name in ("feature_map", "normalize", "eps", "scale") if name in params}
+    return linear(op, **own), params
+
+
+@keywords(linear, *SCALED)
+def linear_rows(op: str, q: Array, k: Array, v: Array | None = None, **params: Any) -> FeatureRows:
+    """The weights of linear attention without a state."""
+    attention, options = _split(op, params)
+    return attention.rows(q, k, v, **options)
+
+
+@keywords(linear, *STATE, *SCALED)
+def linear_attention(q: Array, k: Array, v: Array, **params: Any) -> Array | tuple[Array, State]:
+    """o_i = φ(q_i)·S_i/(φ(q_i)·z_i + eps) with S_i = Σ_j φ(k_j) v_j^T and z_i = Σ_j φ(k_j) over the keys visible to i.
+
+    q (..., L, d), k (..., S, d), v (..., S, e) -> o (..., L, e), or (o, state). Leading axes broadcast; heads are axis
+    -3. With a scale, the weights are w_ij = scale φ(q_i)·φ(k_j)/(Σ_j scale φ(q_i)·φ(k_j) + eps).
+
+    feature_map is φ: elu_plus_one (the default: x + 1 above 0, exp(x) below), relu, identity, or a callable (..., n, d)
+    -> (..., n, f), whose output is set to 0 at tokens that take no part; for the explicit gradients a callable needs an
+    attribute vjp(x, dφ) -> dx. normalize None means True, but False for identity, whose row sums can be 0 (True there
+    is an error). Where the denominator is 0, so is o. scale None is 1. chunk_size is for faster code: here it changes
+    nothing.
+
+    state = (S (..., f, e), z (..., f)), with the heads of k: initial_state plus all keys that key_lengths and (for some
+    query) mask allow, whatever causal and query_mask say. initial_state counts as keys that every query sees, so that a
+    row with a state is not null; under causal it needs L = S. mask, causal, key_lengths, query_mask and enable_gqa are
+    those of `softmax_attention`; there is no bias, window or dropout.
+
+    A query that sees no key and no state gets output and gradients 0. ValueError for shapes, values and unknown
+    arguments, TypeError for dtypes. Source: Katharopoulos et al. 2020 "Transformers are RNNs" eq 4-12, 16-20.
+    """
+    attention, options = _split("linear_attention", params)
+    return attention.forward(q, k, v, **options)
+
+
+@keywords(linear, *SCALED)
+def linear_attention_weights(q: Array, k: Array, **params: Any) -> Array:
+    """The weights w (..., L, S) of `linear_attention` without a state; exactly 0 where invisible."""
+    return linear_rows("linear_attention_weights", q, k, **params).w
+
+
+@keywords(linear, *STATE[:2], *SCALED)
+def linear_attention_vjp(
+    q: Array, k: Array, v: Array, do: Array | None, *, dstate: State | None = None, **params: Any
+) -> dict[str, Any]:
+    """Gradients of `linear_attention`: {"q", "k", "v"} and "initial_state", a tuple like it, if given.
+
+    do (..., L, e) is the cotangent of o, dstate = (dS, dz) that of the state; None is 0, for a part too. With dn =
+    scale do/den and dd = -scale (do·o)/den (0 if not normalized): dφ(q_i) = S_i dn_i + z_i dd_i, dφ(k_j) = R_j v_j +
+    r_j, dv_j = R_j^T φ(k_j), where R_j = Σ_i φ(q_i) dn_i^T + dS and r_j = Σ_i φ(q_i) dd_i + dz over the queries i that
+    see key j.
+    """
+    attention, options = _split("linear_attention_vjp", params)
+    return attention.gradients(q, k, v, do, dstate, **options)
+
+
+@keywords(linear, *STATE[:2], *SCALED)
+def linear_attention_magnitudes(
+    q: Array, k: Array, v: Array, do: Array | None, *, dstate: State | None = None, **params: Any
+) -> dict[str, Any]:
+    """What rounding errors are measured against: "o", "state" if dstate is given, and the gradients with the summands
+    of their last contraction in absolute value, for example Σ_j |w| |v| for o and Σ_j |φ(k)| |v| for S.
+    """
+    attention, options = _split("linear_attention_magnitudes", params)
+    return attention.magnitudes(q, k, v, do, dstate, **options)
+
+
+@keywords(linear, "scale", "enable_gqa")
+def linear_attention_step(
+    state: State | None, q_t: Array, k_t: Array, v_t: Array, **params: Any
+) -> tuple[Array, State]:
+    """One more token: S' = S + φ(k_t) v_t^T, z' = z + φ(k_t), o_t = φ(q_t)·S'/(φ(q_t)·z' + eps) -> (o_t, (S', z')).
+
+    state as in `linear_attention`, or None where nothing was seen; q_t (..., d), k_t (..., d), v_t (..., e), heads on
+    axis -2 -> o_t (..., e). The state that was passed is not changed. Source: Katharopoulos et al. 2020 eq 16-20.
+    """
+    attention, options = _split("linear_attention_step", params)
+    return attention.step(state, q_t, k_t, v_t, **options)
+
+
+@keywords(linear, "scale", "enable_gqa")
+def linear_attention_step_vjp(
+    state: State | None,
+    q_t: Array,
+    k_t: Array,
+    v_t: Array,
+    do_t: Array | None,
+    *,
+    dstate: State | None = None,
+    **params: Any,
+) -> dict[str, Any]:
+    """Gradients {"q_t", "k_t", "v_t"} and "state", a tuple like it, if there was one; as `linear_attention_vjp`."""
+    attention, options = _split("linear_attention_step_vjp", params)
+    return attention.step_gradients(state, q_t, k_t, v_t, do_t, dstate, False, **options)
+
+
+@keywords(linear, "scale", "enable_gqa")
+def linear_attention_step_magnitudes(
+    state: State | None,
+    q_t: Array,
+    k_t: Array,
+    v_t: Array,
+    do_t: Array | None,
+    *,
+    dstate: State | None = None,
+    **params: Any,
+) -> dict[str, Any]:
+    """Magnitudes of "o_t", "next_state" and the gradients, as in `linear_attention_magnitudes`."""
+    attention, options = _split("linear_attention_step_magnitudes", params)
+    return attention.step_gradients(state, q_t, k_t, v_t, do_t, dstate, True, **options)

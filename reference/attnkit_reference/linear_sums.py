@@ -1,0 +1,334 @@
+"""What every form of linear attention comes down to: sums over keys of features times values.
+
+Queries and keys get f features φ(q), φ(k). With s_ij = scale φ(q_i)·φ(k_j) on visible pairs and an initial state (S, z)
+of keys that came before,
+
+    num_i = Σ_j s_ij v_j + scale φ(q_i)·S,    raw_i = Σ_j s_ij + scale φ(q_i)·z,    o_i = num_i/den(raw_i).
+
+Here all pairs are formed; that the sums over j can be exchanged is for faster code to use. Where φ is exponential
+(levels, see `linear_states`), row i is divided by exp(c_i), c_i the largest level that it sees, which cancels from o.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar, cast
+
+import numpy as np
+
+from attnkit_reference._check import as_float
+from attnkit_reference._common import Array, Rows, Scores, contract, reduce_to, refuse_others, scores
+from attnkit_reference.linear_states import (
+    Features,
+    FinalState,
+    Initial,
+    State,
+    finite_level,
+    initial_gradients,
+    initial_state_of,
+    state_cotangents,
+    transposed,
+    valid_keys,
+)
+from attnkit_reference.lowrank_newton import whole
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+FeatureMap = Callable[[Array], Features]
+Denominator = Callable[[Array], tuple[Array, Array, Array]]  # raw -> den, its slope, where it gives an output
+
+TOKENS = ("mask", "causal", "key_lengths", "query_mask", "enable_gqa")
+SCALED = ("mask", "causal", "key_lengths", "query_mask", "scale", "enable_gqa")
+STATE = ("chunk_size", "initial_state", "return_state")
+
+
+def _stateful(*, chunk_size: int = 64, initial_state: State | None = None, return_state: bool = False) -> None:
+    """The keyword arguments of an op that can be resumed."""
+
+
+def keywords(own: Callable[..., Any], *names: str) -> Callable[[Function], Function]:
+    """Give a public function the keyword arguments of `own`, then those of `_stateful` and `scores` that are named; a
+    default of `own` wins."""
+    known = {**inspect.signature(scores).parameters, **inspect.signature(_stateful).parameters}
+    mine = {p.name: p for p in inspect.signature(own).parameters.values() if p.kind is p.KEYWORD_ONLY}
+    first = [p for name, p in mine.items() if name not in known]
+    return lambda function: refuse_others(function, [*first, *({**known, **mine}[name] for name in names)])
+
+
+@dataclass(frozen=True)
+class FeatureRows(Rows):
+    """`through(ds, absolute)` gives dq and dk, which come through the features."""
+
+    through: Callable[[Array, bool], dict[str, Array]] | None = None
+
+    def to_inputs(self, ds: Array, do: Array | None, absolute: bool = False) -> dict[str, Array]:
+        assert self.through is not None
+        found = self.through(ds, absolute)
+        return found if do is None else {**found, "v": contract(self, ds, do, absolute)["v"]}
+
+
+@dataclass(frozen=True)
+class Sums:
+    """One call: everything between the arguments and num, raw."""
+
+    sc: Scores
+    queries: Features  # 0 in rows that see neither a key nor a state
+    keys: Features  # with the heads of k
+    v: Array | None  # (..., S, e) with the heads of k, 0 where no query sees the key
+    scale: float
+    live: Array  # (..., L): rows that see a key or a state
+    fade: Array  # (..., L, S): exp(level_j - c_i)
+    before: Array  # (..., L, 1): exp(c - c_i) for the c of the initial state
+    initial: Initial | None
+
+    def spread(self, x: Array) -> Array:
+        """x (..., heads of k, ., .) for the heads of q."""
+        groups = self.sc.groups
+        return np.repeat(x, groups, axis=-3) if groups > 1 and x.ndim > 2 and x.shape[-3] > 1 else x
+
+    def s(self) -> Array:
+        with np.errstate(over="ignore", invalid="ignore"):
+            dots = self.queries.values @ transposed(self.spread(self.keys.values))
+        return np.where(self.sc.visible, self.scale * self.fade * dots, 0.0)
+
+    def held(self) -> tuple[Array, Array, Array]:
+        """scale·before·φ(q), and S and z (as a column) of the initial state for the heads of q."""
+        initial = cast(Initial, self.initial)
+        x = self.scale * self.before * self.queries.values
+        return x, self.spread(initial.S), self.spread(initial.z[..., None])
+
+    def num_raw(self) -> tuple[Array, Array]:
+        s = self.s()
+        num, raw = s @ self.spread(cast(Array, self.v)), s.sum(axis=-1)
+        if self.initial is not None:
+            x, S, z = self.held()
+            num, raw = num + x @ S, raw + (x @ z)[..., 0]
+        return num, raw
+
+    def absolute(self) -> "Sums":
+        """The same sums over absolute values."""
+        queries, keys = (replace(x, values=np.abs(x.values)) for x in (self.queries, self.keys))
+        v = None if self.v is None else np.abs(self.v)
+        initial = None if self.initial is None else self.initial.absolute()
+        return replace(self, queries=queries, keys=keys, v=v, scale=abs(self.scale), initial=initial)
+
+    def to_features(self, ds: Array) -> dict[str, Array]:
+        """Gradients of φ(q) and φ(k) for ds, that of s on visible pairs."""
+        dots = np.where(self.sc.visible, self.scale * self.fade * ds, 0.0)
+        dx, dy = dots @ self.spread(self.keys.values), transposed(dots) @ self.queries.values
+        return {"x": dx, "y": reduce_to(dy, self.keys.values.shape, self.sc.groups)}
+
+    def backward(self, ds: Array, dn: Array, draw: Array) -> dict[str, Array]:
+        """Gradients of φ(q), φ(k), v and the initial S, z for those of num and raw; ds is dn v^T + draw, or for
+        `absolute` sums the size of that."""
+        found = self.to_features(ds)
+        if self.initial is not None:
+            x, S, z = self.held()
+            dx = dn @ transposed(S) + draw[..., None] * transposed(z)
+            found["x"] = found["x"] + self.scale * self.before * dx
+            leading = self.initial.z.shape[:-1]
+            groups = self.sc.groups if leading and leading[-1] > 1 else 1
+            found["S"] = reduce_to(transposed(x) @ dn, self.initial.S.shape, groups)
+            dz = reduce_to(transposed(x) @ draw[..., None], (*self.initial.z.shape, 1), groups)
+            found["z"] = dz[..., 0]
+        found["x"] = reduce_to(found["x"], self.queries.values.shape)
+        v = cast(Array, self.v)
+        found["v"] = reduce_to(transposed(self.s()) @ dn, v.shape, self.sc.groups)
+        return found
+
+
+def rows_where(x: Array, part: Any, groups: int = 1) -> Array:
+    """Rows of x that take part anywhere, (..., n, 1), for part (..., n) over the leading axes of a call."""
+    part = part.reshape((1,) * (x.ndim - 1 - part.ndim) + part.shape)
+    return reduce_to(part[..., None], (*x.shape[:-1], 1), groups, np.logical_or)
+
+
+def sums(
+    op: str,
+    q: Array,
+    k: Array,
+    v: Array | None,
+    maps: tuple[FeatureMap, FeatureMap],
+    scale: float = 1.0,
+    initial_state: Any = None,
+    keep: Array | None = None,
+    **options: Any,
+) -> Sums:
+    """Arguments that are checked, widened and free of padding, mapped to features; `keep` (..., S) are keys that
+    stay although no query sees them, for they go into a state."""
+    sc = scores(op, q, k, v, scale=1.0, **options)
+    live, seen, query_mask = sc.n > 0, sc.visible.any(axis=-2), options.get("query_mask")
+    if initial_state is not None:
+        live = np.broadcast_to(np.asarray(True) if query_mask is None else query_mask, live.shape)
+    shown = rows_where(k, seen, sc.groups)
+    held = shown if keep is None else shown | rows_where(k, keep)
+    x, y = np.where(rows_where(q, live), as_float(op, "q", q), 0.0), np.where(held, as_float(op, "k", k), 0.0)
+    queries, keys = maps[0](x), maps[1](y)
+    queries = replace(queries, values=np.where(rows_where(q, live), queries.values, 0.0))
+    keys = replace(keys, values=np.where(held, keys.values, 0.0))
+    wide = None if v is None else np.where(rows_where(v, seen, sc.groups), as_float(op, "v", v), 0.0)
+    initial = None
+    if initial_state is not None and wide is not None:
+        f = keys.values.shape[-1]
+        widths = {"S": (f, wide.shape[-1]), "z": (f,)} | ({} if keys.levels is None else {"c": ()})
+        initial = initial_state_of(op, initial_state, sc, widths, options.get("causal", False))
+    return Sums(sc, queries, keys, wide, scale, live, *_fades(sc, keys, initial), initial)
+
+
+def _fades(sc: Scores, keys: Features, initial: Initial | None) -> tuple[Array, Array]:
+    """exp(level_j - c_i) on visible pairs and exp(c - c_i) for the c of the initial state."""
+    if keys.levels is None:
+        return np.ones((1, 1)), np.ones((1, 1))
+    levels = keys.levels[..., None, :]
+    levels = np.repeat(levels, sc.groups, axis=-3) if sc.groups > 1 else levels
+    top = np.max(np.broadcast_to(levels, sc.visible.shape), axis=-1, initial=-np.inf, where=sc.visible)
+    c = np.full(1, -np.inf)
+    if initial is not None and initial.c is not None:
+        c = initial.c
+        c = np.repeat(c, sc.groups, axis=-1) if sc.groups > 1 and c.ndim and c.shape[-1] > 1 else c
+        c = c[..., None]
+    top = finite_level(np.maximum(top, c))[..., None]
+    return np.exp(np.where(sc.visible, levels - top, -np.inf)), np.exp(c[..., None] - top)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One op: the features of its queries and keys, and the denominator that it divides by."""
+
+    op: str
+    maps: tuple[FeatureMap, FeatureMap]
+    denominator: Denominator
+    scale: float = 1.0
+    signed: bool = False  # can a weight be negative
+
+    def forward(self, q: Array, k: Array, v: Array, *, return_state: bool = False, **options: Any) -> Any:
+        """o, or (o, state)."""
+        m, state = self._call(q, k, v, return_state, **options)
+        num, raw = m.num_raw()
+        den, _, gives = self.denominator(raw)
+        o = np.where((m.live & gives)[..., None], num / np.where(gives, den, 1.0)[..., None], 0.0)
+        return o if state is None else (o, state.parts())
+
+    def gradients(self, q: Array, k: Array, v: Array, do: Any, dstate: Any, **options: Any) -> dict[str, Any]:
+        """{"q", "k", "v"} and "initial_state" if given."""
+        m, state = self._call(q, k, v, dstate is not None, **options)
+        return self._backward(m, state, do, dstate, absolute=False)
+
+    def magnitudes(self, q: Array, k: Array, v: Array, do: Any, dstate: Any, **options: Any) -> dict[str, Any]:
+        """ "o", with dstate "state", and the gradients with the summands of their contractions in absolute value."""
+        m, state = self._call(q, k, v, dstate is not None, **options)
+        den, _, gives = self.denominator(m.num_raw()[1])
+        num, gives = m.absolute().num_raw()[0], gives & m.live
+        o = np.where(gives[..., None], num / np.abs(np.where(gives, den, 1.0))[..., None], 0.0)
+        sizes = {} if state is None else {"state": state.sizes()}
+        return {"o": o, **sizes, **self._backward(m, state, do, dstate, absolute=True)}
+
+    def rows(self, q: Array, k: Array, v: Array | None = None, **options: Any) -> FeatureRows:
+        """The weights w = s/den."""
+        m = sums(self.op, q, k, v, self.maps, self.scale, **options)
+        s = m.s()
+        den, slope, gives = (x[..., None] for x in self.denominator(s.sum(axis=-1)))
+        gives = gives & m.live[..., None]
+        den = np.where(gives, den, 1.0)
+        w = np.where(gives, s / den, 0.0)
+
+        def pull(dw: Array, size: Array) -> tuple[Array, Array]:
+            inner = slope * np.sum(w * dw, axis=-1, keepdims=True)
+            ds = np.where(gives, (dw - inner) / den, 0.0)
+            return ds, np.where(gives, (size + np.abs(inner)) / np.abs(den), 0.0)
+
+        def through(ds: Array, absolute: bool) -> dict[str, Array]:
+            found = (m.absolute() if absolute else m).to_features(ds)
+            dx = reduce_to(found["x"], m.queries.values.shape)
+            return {"q": m.queries.pull(dx, absolute), "k": m.keys.pull(found["y"], absolute)}
+
+        return FeatureRows(m.sc, w, gives[..., 0], pull, self.signed, through=through)
+
+    def step(self, state: Any, q_t: Array, k_t: Array, v_t: Array, **options: Any) -> Any:
+        """(o_t, state): the op on sequences of length 1."""
+        q, k, v = one_token(self.op, q_t=q_t, k_t=k_t, v_t=v_t)
+        o, state = self.forward(q, k, v, initial_state=state, return_state=True, **options)
+        return o[..., 0, :], state
+
+    def step_gradients(
+        self, state: Any, q_t: Array, k_t: Array, v_t: Array, do_t: Any, dstate: Any, sizes: bool, **options: Any
+    ) -> dict[str, Any]:
+        """{"q_t", "k_t", "v_t"} and "state" if there was one; with `sizes`, magnitudes with "o_t" and "next_state"."""
+        q, k, v = one_token(self.op, q_t=q_t, k_t=k_t, v_t=v_t)
+        do = None if do_t is None else one_token(self.op, do_t=do_t)[0]
+        of = self.magnitudes if sizes else self.gradients
+        found = of(q, k, v, do, dstate, initial_state=state, **options)
+        return step_names(found)
+
+    def _call(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        stateful: bool,
+        *,
+        chunk_size: int = 64,
+        initial_state: Any = None,
+        **options: Any,
+    ) -> tuple[Sums, FinalState | None]:
+        whole(self.op, "chunk_size", chunk_size, 1)
+        keep = valid_keys(self.op, q, k, **options) if stateful else None
+        m = sums(self.op, q, k, v, self.maps, self.scale, initial_state, keep, **options)
+        if keep is None:
+            return m, None
+        y, values = (np.where(keep[..., None], x, 0.0) for x in (m.keys.values, as_float(self.op, "v", v)))
+        levels = None if m.keys.levels is None else np.where(keep, m.keys.levels, -np.inf)
+        return m, FinalState(keep, y, values, levels, m.initial)
+
+    def _backward(self, m: Sums, state: FinalState | None, do: Any, dstate: Any, absolute: bool) -> dict[str, Any]:
+        num, raw = m.num_raw()
+        den, slope, gives = self.denominator(raw)
+        gives = gives & m.live
+        den = np.where(gives, den, 1.0)
+        dn = np.where(gives[..., None], cotangent(self.op, do, num.shape) / den[..., None], 0.0)
+        draw = -slope * np.sum(dn * num, axis=-1) / den
+        with np.errstate(over="ignore", invalid="ignore"):
+            through_v = np.where(m.sc.visible, dn @ transposed(m.spread(cast(Array, m.v))), 0.0)
+        if absolute:
+            m, through_v, dn, draw = m.absolute(), np.abs(through_v), np.abs(dn), np.abs(draw)
+        found = m.backward(through_v + draw[..., None], dn, draw)
+        if state is not None and dstate is not None:
+            for name, g in state.backward(state_cotangents(self.op, dstate, state.parts()), absolute).items():
+                found[name] = found.get(name, 0.0) + reduce_to(g, _shape_of(name, m))
+        grads: dict[str, Any] = {
+            "q": m.queries.pull(found["x"], absolute),
+            "k": m.keys.pull(found["y"], absolute),
+            "v": found["v"],
+        }
+        if m.initial is not None:
+            grads["initial_state"] = initial_gradients(m.initial, found["S"], found["z"], found.get("c"))
+        return grads
+
+
+def one_token(op: str, **arrays: Array) -> list[Array]:
+    """Arrays of one token as sequences of length 1."""
+    for name, x in arrays.items():
+        if np.ndim(x) < 1:
+            raise ValueError(f"{op}: {name} needs an axis of features; expected (..., d), got {np.shape(x)}")
+    return [np.asarray(x)[..., None, :] for x in arrays.values()]
+
+
+def step_names(found: dict[str, Any]) -> dict[str, Any]:
+    """Results on sequences of length 1 as those of a step."""
+    tokens, states = {"q": "q_t", "k": "k_t", "v": "v_t", "o": "o_t"}, {"initial_state": "state", "state": "next_state"}
+    return {tokens.get(name, states.get(name, "")): x[..., 0, :] if name in tokens else x for name, x in found.items()}
+
+
+def _shape_of(name: str, m: Sums) -> tuple[int, ...]:
+    if name in ("y", "v"):
+        return m.keys.values.shape if name == "y" else cast(Array, m.v).shape
+    initial = cast(Initial, m.initial)
+    return {"S": initial.S.shape, "z": initial.z.shape, "c": initial.z.shape[:-1]}[name]
+
+
+def cotangent(op: str, do: Any, shape: tuple[int, ...]) -> Array:
+    if do is None:
+        return np.zeros(shape)
+    do = as_float(op, "do", do)
+    if do.shape != shape:
+        raise ValueError(f"{op}: do has another shape than the output; expected {shape}, got {do.shape}")
+    return do

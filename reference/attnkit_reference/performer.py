@@ -1,0 +1,230 @@
+"""Performer (FAVOR+): random features whose products estimate exp(q·k/√d), and the sampler of their directions."""
+
+from typing import Any
+
+import numpy as np
+
+from attnkit_reference._check import as_float
+from attnkit_reference._common import Array, reduce_to, scores
+from attnkit_reference.linear import not_negative
+from attnkit_reference.linear_states import Features, State
+from attnkit_reference.linear_sums import STATE, TOKENS, Attention, FeatureMap, FeatureRows, keywords, one_token
+from attnkit_reference.lowrank_newton import whole
+from attnkit_reference.pointwise import relu, relu_slope
+
+KERNELS = ("softmax", "relu")
+
+
+def orthogonal_features(m: int, d: int, seed: int) -> Array:
+    """m directions (m, d) in float64: blocks of up to d orthogonal rows, each as long as a normal vector (d,).
+
+    Per block: the Q of a d×d normal matrix, columns times the sign of R's diagonal, which makes it uniform over all
+    rotations (Mezzadri 2007), transposed. Then row r gets the length of row r of an (m, d) normal matrix. NumPy's
+    default generator draws them from `seed`, blocks first, so that every backend gets the same numbers. Source:
+    Choromanski et al. 2021 "Rethinking Attention with Performers" §2.4.
+    """
+    for name, x in (("m", m), ("d", d)):
+        whole("orthogonal_features", name, x, 1)
+    rng = np.random.default_rng(seed)
+    blocks = []
+    for _ in range(-(-m // d)):
+        rotation, triangle = np.linalg.qr(rng.standard_normal((d, d)))
+        blocks.append((rotation * np.where(np.diagonal(triangle) < 0, -1.0, 1.0)).T)
+    lengths = np.linalg.norm(rng.standard_normal((m, d)), axis=1, keepdims=True)
+    return np.concatenate(blocks)[:m] * lengths
+
+
+def exponential_features(x: Array, omega: Array) -> Features:
+    """φ_r = m^-1/2 exp(ω_r·x̃ - ‖x̃‖²/2) with x̃ = x d^-1/4; the level is the largest of these exponents."""
+    m, d = omega.shape[-2:]
+    y = x * d**-0.25
+    exponents = y @ np.swapaxes(omega, -1, -2) - 0.5 * np.sum(y * y, axis=-1, keepdims=True)
+    level = exponents.max(axis=-1)
+    values = m**-0.5 * np.exp(exponents - level[..., None])
+
+    def pull(dvalues: Array, absolute: bool) -> Array:
+        d_exponents = values * dvalues
+        total = np.sum(d_exponents, axis=-1, keepdims=True)
+        dy = d_exponents @ np.abs(omega) + np.abs(y) * total if absolute else d_exponents @ omega - y * total
+        return d**-0.25 * reduce_to(dy, x.shape)
+
+    return Features(values, pull, level)
+
+
+def relu_features(x: Array, omega: Array, eps: float) -> Features:
+    """φ_r = m^-1/2 relu(ω_r·x) + eps."""
+    factor = omega.shape[-2] ** -0.5
+    dots = x @ np.swapaxes(omega, -1, -2)
+
+    def pull(dvalues: Array, absolute: bool) -> Array:
+        d_dots = factor * relu_slope(dots) * dvalues
+        return reduce_to(d_dots @ (np.abs(omega) if absolute else omega), x.shape)
+
+    return Features(factor * relu(dots) + eps, pull)
+
+
+def performer(
+    op: str, q: Array, k: Array, projection: Array, enable_gqa: bool, *, kernel: str = "softmax", eps: float = 1e-3
+) -> Attention:
+    """The features of q and of k, and the denominator raw; nothing comes out where that is not positive."""
+    if kernel not in KERNELS:
+        raise ValueError(f"{op}: kernel; expected one of {', '.join(KERNELS)}, got {kernel!r}")
+    eps = not_negative(op, "eps", eps)
+    omega = as_float(op, "projection", projection)
+    leading = _leading(q, k, enable_gqa)
+    own = omega.shape[:-2]
+    fits = omega.ndim >= 2 and omega.shape[-1:] == q.shape[-1:] and omega.shape[-2] > 0 and len(own) <= len(leading)
+    if not fits or any(a not in (1, b) for a, b in zip(reversed(own), reversed(leading), strict=False)):
+        text = f"expected a shape that broadcasts to {(*leading, 'm', *q.shape[-1:])}, got {omega.shape}"
+        raise ValueError(f"{op}: projection does not fit; {text}")
+    groups = q.shape[-3] // k.shape[-3] if enable_gqa else 1
+    shared = groups > 1 and omega.ndim > 2 and omega.shape[-3] > 1
+    of_queries = np.repeat(omega, groups, axis=-3) if shared else omega
+
+    def embed(omega: Array) -> FeatureMap:
+        return lambda x: exponential_features(x, omega) if kernel == "softmax" else relu_features(x, omega, eps)
+
+    def denominator(raw: Array) -> tuple[Array, Array, Array]:
+        return raw, np.ones(raw.shape), ~(raw <= 0)
+
+    return Attention(op, (embed(of_queries), embed(omega)), denominator)
+
+
+def _leading(q: Array, k: Array, enable_gqa: bool) -> tuple[int, ...]:
+    """Leading axes of a call with the heads of k; what does not fit is refused with the other arguments."""
+    shapes = [x.shape[:-2] for x in (q, k)]
+    if enable_gqa and all(shapes):
+        return (*np.broadcast_shapes(*(shape[:-1] for shape in shapes)), shapes[1][-1])
+    return np.broadcast_shapes(*shapes)
+
+
+def _split(
+    op: str, q: Array, k: Array, v: Array | None, projection: Array, params: dict[str, Any]
+) -> tuple[Attention, dict[str, Any]]:
+    own = {name: params.pop(name) for name in ("kernel", "eps") if name in params}
+    checked = {name: x for name, x in params.items() if name not in STATE}
+    scores(op, q, k, v, scale=1.0, **checked)
+    return performer(op, q, k, projection, params.get("enable_gqa", False), **own), params
+
+
+@keywords(performer, *TOKENS)
+def performer_rows(
+    op: str, q: Array, k: Array, v: Array | None = None, *, projection: Array, **params: Any
+) -> FeatureRows:
+    """The weights of Performer without a state."""
+    attention, options = _split(op, q, k, v, projection, params)
+    return attention.rows(q, k, v, **options)
+
+
+@keywords(performer, *STATE, *TOKENS)
+def performer_attention(q: Array, k: Array, v: Array, projection: Array, **params: Any) -> Array | tuple[Array, State]:
+    """o_i = N_i/D_i, N_i = Σ_j φ(q_i)·φ(k_j) v_j and D_i = Σ_j φ(q_i)·φ(k_j) over the visible keys; 0 where D_i = 0.
+
+    q (..., L, d), k (..., S, d), v (..., S, e), projection (..., m, d) -> o (..., L, e), or (o, state). The rows ω_r of
+    the projection are one set for all heads or one per head of k, from `orthogonal_features` or anywhere else; they
+    have no gradient. kernel "softmax" (the default): φ(x)_r = m^-1/2 exp(ω_r·x̃ - ‖x̃‖²/2 - c) with x̃ = x d^-1/4, so
+    that φ(q)·φ(k) estimates exp(q·k/√d). c is, for queries, the largest exponent over r, for keys the largest over r
+    and the keys that the query sees: it cancels, and nothing is added to φ. kernel "relu": φ(x)_r = m^-1/2
+    relu(ω_r·x) + eps. eps (1e-3, as in the authors' code) is of the relu kernel only.
+
+    The state is (S (..., m, e), z (..., m), c (...)) for softmax, S and z in units of exp(c), c = -inf without a key;
+    and (S, z) for relu. Everything else is as in `linear_attention`, without scale.
+
+    The estimate is only close to softmax attention for small ‖q‖, ‖k‖ and large m; compare it with itself. Source:
+    Choromanski et al. 2021 "Rethinking Attention with Performers" §2.3-2.4.
+    """
+    attention, options = _split("performer_attention", q, k, v, projection, params)
+    return attention.forward(q, k, v, **options)
+
+
+@keywords(performer, *TOKENS)
+def performer_attention_weights(q: Array, k: Array, projection: Array, **params: Any) -> Array:
+    """The weights w (..., L, S) of `performer_attention` without a state; exactly 0 where invisible."""
+    return performer_rows("performer_attention_weights", q, k, projection=projection, **params).w
+
+
+@keywords(performer, *STATE[:2], *TOKENS)
+def performer_attention_vjp(
+    q: Array,
+    k: Array,
+    v: Array,
+    projection: Array,
+    do: Array | None,
+    *,
+    dstate: State | None = None,
+    **params: Any,
+) -> dict[str, Any]:
+    """Gradients of `performer_attention`: {"q", "k", "v"} and "initial_state", a tuple like it, if given.
+
+    As in `linear_attention_vjp`; dx̃ = Σ_r dκ_r (ω_r - x̃) with dκ = φ ⊙ dφ for the softmax kernel. c cancels from o, not
+    from the state: its gradient goes to the initial c or the first largest exponent.
+    """
+    attention, options = _split("performer_attention_vjp", q, k, v, projection, params)
+    return attention.gradients(q, k, v, do, dstate, **options)
+
+
+@keywords(performer, *STATE[:2], *TOKENS)
+def performer_attention_magnitudes(
+    q: Array,
+    k: Array,
+    v: Array,
+    projection: Array,
+    do: Array | None,
+    *,
+    dstate: State | None = None,
+    **params: Any,
+) -> dict[str, Any]:
+    """Magnitudes of `performer_attention`, as in `linear_attention_magnitudes`."""
+    attention, options = _split("performer_attention_magnitudes", q, k, v, projection, params)
+    return attention.magnitudes(q, k, v, do, dstate, **options)
+
+
+def _split_step(
+    op: str, q_t: Array, k_t: Array, projection: Array, params: dict[str, Any]
+) -> tuple[Attention, dict[str, Any]]:
+    q, k = one_token(op, q_t=q_t, k_t=k_t)
+    return _split(op, q, k, None, projection, params)
+
+
+@keywords(performer, "enable_gqa")
+def performer_attention_step(
+    state: State | None, q_t: Array, k_t: Array, v_t: Array, projection: Array, **params: Any
+) -> tuple[Array, State]:
+    """One more token of `performer_attention`, as `linear_attention_step`; with kernel "softmax", S and z are first
+    multiplied by exp(c - c'), c' the larger of c and the largest exponent of k_t."""
+    attention, options = _split_step("performer_attention_step", q_t, k_t, projection, params)
+    return attention.step(state, q_t, k_t, v_t, **options)
+
+
+@keywords(performer, "enable_gqa")
+def performer_attention_step_vjp(
+    state: State | None,
+    q_t: Array,
+    k_t: Array,
+    v_t: Array,
+    projection: Array,
+    do_t: Array | None,
+    *,
+    dstate: State | None = None,
+    **params: Any,
+) -> dict[str, Any]:
+    """Gradients {"q_t", "k_t", "v_t"} and "state" if there was one."""
+    attention, options = _split_step("performer_attention_step_vjp", q_t, k_t, projection, params)
+    return attention.step_gradients(state, q_t, k_t, v_t, do_t, dstate, False, **options)
+
+
+@keywords(performer, "enable_gqa")
+def performer_attention_step_magnitudes(
+    state: State | None,
+    q_t: Array,
+    k_t: Array,
+    v_t: Array,
+    projection: Array,
+    do_t: Array | None,
+    *,
+    dstate: State | None = None,
+    **params: Any,
+) -> dict[str, Any]:
+    """Magnitudes of "o_t", "next_state" and the gradients."""
+    attention, options = _split_step("performer_attention_step_magnitudes", q_t, k_t, projection, params)
+    return attention.step_gradients(state, q_t, k_t, v_t, do_t, dstate, True, **options)

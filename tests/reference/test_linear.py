@@ -1,0 +1,291 @@
+"""Linear, cosine, performer and efficient attention: every gradient by central differences, states included."""
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from attnkit_reference import efficient, linear, linear_cosine, performer
+
+Rng = np.random.Generator
+Arrays = dict[str, Any]
+
+PROJECTION = performer.orthogonal_features(5, 3, seed=1)
+
+
+class Squares:
+    """A feature map with more features than its argument has, and its gradient: [x², x₀ + 2]."""
+
+    def __call__(self, x: Any) -> Any:
+        return np.concatenate([x * x, x[..., :1] + 2.0], axis=-1)
+
+    def vjp(self, x: Any, d: Any) -> Any:
+        dx = 2.0 * x * d[..., :-1]
+        dx[..., :1] += d[..., -1:]
+        return dx
+
+
+class Op(NamedTuple):
+    """How an op is called, and the features f of its states."""
+
+    module: ModuleType
+    name: str
+    features: int
+    own: Arrays
+    arrays: Arrays
+    levels: str = ""  # the name of the state's last part: "c" (...), "m" (..., f), or none
+    pairs: bool = True  # whether a mask of pairs is legal
+
+    def function(self, suffix: str = "") -> Callable[..., Any]:
+        found: Callable[..., Any] = getattr(self.module, self.name + suffix)
+        return found
+
+
+OPS = {
+    "elu_plus_one": Op(linear, "linear_attention", 3, {"scale": 0.7, "eps": 0.1}, {}),
+    "relu": Op(linear, "linear_attention", 3, {"feature_map": "relu", "eps": 0.5}, {}),
+    "identity": Op(linear, "linear_attention", 3, {"feature_map": "identity", "scale": -1.3}, {}),
+    "unnormalised": Op(linear, "linear_attention", 3, {"normalize": False}, {}),
+    "callable": Op(linear, "linear_attention", 4, {"feature_map": Squares()}, {}),
+    "cosine": Op(linear_cosine, "cosine_attention", 4, {}, {}),
+    "performer": Op(performer, "performer_attention", 5, {}, {"projection": PROJECTION}, "c"),
+    "performer_relu": Op(performer, "performer_attention", 5, {"kernel": "relu"}, {"projection": PROJECTION}),
+    "efficient": Op(efficient, "efficient_attention", 3, {}, {}, "m", pairs=False),
+}
+PAIRWISE = [name for name, op in OPS.items() if op.pairs]
+
+
+def draw(rng: Rng, q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> Arrays:
+    return {name: rng.normal(size=shape) for name, shape in {"q": q, "k": k, "v": v}.items()}
+
+
+def plain(rng: Rng) -> tuple[Arrays, Arrays]:
+    return draw(rng, (3, 3), (4, 3), (4, 2)), {}
+
+
+def key_mask(rng: Rng) -> tuple[Arrays, Arrays]:
+    mask = np.array([[[[1, 0, 1, 1]]], [[[0, 0, 0, 0]]]], dtype=bool)
+    return draw(rng, (2, 2, 3, 3), (2, 2, 4, 3), (2, 2, 4, 2)), {"mask": mask}
+
+
+def lengths(rng: Rng) -> tuple[Arrays, Arrays]:
+    keys, queries = np.array([[3], [0]]), rng.random((2, 1, 3)) < 0.6
+    return draw(rng, (2, 2, 3, 3), (2, 2, 4, 3), (2, 2, 4, 2)), {"key_lengths": keys, "query_mask": queries}
+
+
+def broadcast(rng: Rng) -> tuple[Arrays, Arrays]:
+    return draw(rng, (2, 1, 2, 3), (3, 4, 3), (1, 4, 2)), {"mask": np.arange(4) > 0}
+
+
+def grouped(rng: Rng) -> tuple[Arrays, Arrays]:
+    mask = rng.random((2, 1, 1, 3)) < 0.7
+    return draw(rng, (2, 4, 2, 3), (1, 2, 3, 3), (2, 2, 3, 2)), {"enable_gqa": True, "mask": mask}
+
+
+def shared(rng: Rng) -> tuple[Arrays, Arrays]:
+    return draw(rng, (2, 2, 2, 3), (2, 1, 2, 3), (2, 1, 2, 2)), {"enable_gqa": True, "causal": True}
+
+
+def causal(rng: Rng) -> tuple[Arrays, Arrays]:
+    return draw(rng, (2, 3, 3), (2, 5, 3), (2, 5, 2)), {"causal": True}
+
+
+def causal_with_null_rows(rng: Rng) -> tuple[Arrays, Arrays]:
+    return draw(rng, (4, 3), (2, 3), (2, 2)), {"causal": True}
+
+
+def causal_upper_left(rng: Rng) -> tuple[Arrays, Arrays]:
+    return draw(rng, (3, 3), (5, 3), (5, 2)), {"causal": "upper_left"}
+
+
+def causal_square(rng: Rng) -> tuple[Arrays, Arrays]:
+    queries = np.array([[True, False, True, True], [True, True, True, False]])
+    keys = np.array([[[0, 1, 1, 0]], [[1, 1, 0, 1]]], dtype=bool)
+    return draw(rng, (2, 4, 3), (2, 4, 3), (2, 4, 2)), {"causal": True, "query_mask": queries, "mask": keys}
+
+
+def pairs(rng: Rng) -> tuple[Arrays, Arrays]:
+    mask = np.array([[1, 0, 1, 1], [0, 0, 0, 0], [0, 1, 0, 0]], dtype=bool)
+    return draw(rng, (3, 3), (4, 3), (4, 2)), {"mask": mask}
+
+
+def grouped_pairs(rng: Rng) -> tuple[Arrays, Arrays]:
+    return draw(rng, (2, 4, 2, 3), (2, 2, 3, 3), (2, 2, 3, 2)), {
+        "enable_gqa": True,
+        "mask": rng.random((4, 1, 3)) < 0.6,
+    }
+
+
+CASES = {f.__name__: f for f in (plain, key_mask, lengths, broadcast, grouped, shared, causal, causal_with_null_rows,
+                                 causal_upper_left, causal_square, pairs)}  # fmt: skip
+STATEFUL = ("plain", "key_mask", "lengths", "broadcast", "grouped", "shared", "causal_square", "pairs")
+
+
+def state_names(op: Op) -> tuple[str, ...]:
+    return ("S", "z", op.levels) if op.levels else ("S", "z")
+
+
+def initial_state(rng: Rng, op: Op, arrays: Arrays) -> Arrays:
+    """A state with the leading axes of k and v: z positive and, for cosine, of a vector shorter than its count; levels
+    on both sides of those of the keys."""
+    leading = np.broadcast_shapes(arrays["k"].shape[:-2], arrays["v"].shape[:-2])
+    found = {"S": rng.normal(size=(*leading, op.features, 2)), "z": 1 + rng.random((*leading, op.features))}
+    found["z"][..., 0] += 4
+    if op.levels:
+        found[op.levels] = rng.normal(size=(*leading, *((op.features,) if op.levels == "m" else ())))
+    return {f"initial {name}": x for name, x in found.items()}
+
+
+def sample(op: Op, case: str, state: bool) -> tuple[Arrays, Arrays]:
+    rng = np.random.default_rng([len(case), state])
+    arrays, params = CASES[case](rng)
+    if state:
+        arrays |= initial_state(rng, op, arrays)
+    return arrays, {**op.own, **params}
+
+
+def forward(op: Op, params: Arrays) -> Callable[..., Arrays]:
+    """Outputs by name, the parts of the state among them; what a state holds of nothing (-inf) does not change."""
+
+    def call(q: Any, k: Any, v: Any, **parts: Any) -> Arrays:
+        initial = tuple(parts.values()) or None
+        o, state = op.function()(q, k, v, **op.arrays, initial_state=initial, return_state=True, **params)
+        return {"o": o, **dict(zip(state_names(op), state, strict=True))}
+
+    return call
+
+
+def cotangents_of(outputs: Arrays) -> Arrays:
+    rng = np.random.default_rng(7)
+    return {name: rng.normal(size=x.shape) for name, x in outputs.items()}
+
+
+def gradients(op: Op, arrays: Arrays, params: Arrays, do: Any, dstate: Any) -> Arrays:
+    q, k, v, *parts = arrays.values()
+    initial = tuple(parts) or None
+    found = op.function("_vjp")(q, k, v, *op.arrays.values(), do, dstate=dstate, initial_state=initial, **params)
+    assert set(found) == {"q", "k", "v"} | ({"initial_state"} if parts else set())
+    if parts:
+        names = list(arrays)[3:]
+        found |= dict(zip(names, found.pop("initial_state"), strict=True))
+    return found
+
+
+def check(check_gradients: Any, op: Op, case: str, state: bool) -> None:
+    arrays, params = sample(op, case, state)
+    call = forward(op, params)
+    cotangents = cotangents_of(call(**arrays))
+    dstate = tuple(cotangents[name] for name in state_names(op))
+    for kept, do, ds in (
+        (("o",), cotangents["o"], None),
+        (state_names(op), None, dstate),
+        (tuple(cotangents), cotangents["o"], dstate),
+    ):
+        given = {name: cotangents[name] for name in kept}
+        check_gradients(call, arrays, given, gradients(op, arrays, params, do, ds))
+
+
+def combinations(cases: Any) -> list[tuple[str, str]]:
+    """Every op in every case that it takes."""
+    return [(name, case) for name, op in OPS.items() for case in cases if op.pairs or case != "pairs"]
+
+
+@pytest.mark.parametrize(("name", "case"), combinations(CASES))
+def test_gradients(check_gradients: Any, name: str, case: str) -> None:
+    check(check_gradients, OPS[name], case, state=False)
+
+
+@pytest.mark.parametrize(("name", "case"), combinations(STATEFUL))
+def test_gradients_with_a_state(check_gradients: Any, name: str, case: str) -> None:
+    check(check_gradients, OPS[name], case, state=True)
+
+
+def one_head_mask(rng: Rng) -> tuple[Arrays, Arrays]:
+    """Query heads of a group that see different keys: legal without a state."""
+    arrays = draw(rng, (2, 4, 2, 3), (1, 2, 3, 3), (2, 2, 3, 2))
+    return arrays, {"enable_gqa": True, "mask": rng.random((4, 1, 3)) < 0.6}
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_gradients_where_heads_of_a_group_see_different_keys(check_gradients: Any, name: str) -> None:
+    op = OPS[name]
+    arrays, params = one_head_mask(np.random.default_rng(3))
+    params |= op.own
+
+    def call(q: Any, k: Any, v: Any) -> Arrays:
+        return {"o": op.function()(q, k, v, **op.arrays, **params)}
+
+    cotangents = cotangents_of(call(**arrays))
+    check_gradients(call, arrays, cotangents, gradients(op, arrays, params, cotangents["o"], None))
+
+
+@pytest.mark.parametrize(
+    ("name", "case"), combinations(("key_mask", "lengths", "broadcast", "grouped", "causal", "pairs"))
+)
+def test_gradients_of_weights(check_gradients: Any, name: str, case: str) -> None:
+    op = OPS[name]
+    arrays, params = sample(op, case, False)
+    del arrays["v"]
+
+    def call(q: Any, k: Any) -> Arrays:
+        return {"w": op.function("_weights")(q, k, **op.arrays, **params)}
+
+    cotangents = cotangents_of(call(**arrays))
+    rows_of = getattr(op.module, op.name.removesuffix("_attention") + "_rows")
+    rows = rows_of("rows", *arrays.values(), **op.arrays, **params)
+    ds, size = rows.pull(cotangents["w"], np.abs(cotangents["w"]))
+    check_gradients(call, arrays, cotangents, rows.to_inputs(ds, None))
+    for gradient, bound in zip(
+        *(rows.to_inputs(x, None, a).values() for x, a in ((ds, False), (size, True))), strict=True
+    ):
+        assert np.all(np.abs(gradient) <= bound * (1 + 1e-12))
+
+
+@pytest.mark.parametrize("state", [False, True])
+@pytest.mark.parametrize("name", OPS)
+def test_gradients_of_a_step(check_gradients: Any, name: str, state: bool) -> None:
+    op, rng = OPS[name], np.random.default_rng(5)
+    arrays = {"q_t": rng.normal(size=(2, 4, 3)), "k_t": rng.normal(size=(2, 2, 3)), "v_t": rng.normal(size=(2, 2, 2))}
+    parts = initial_state(rng, op, {"k": np.ones((2, 2, 1, 3)), "v": np.ones((2, 2, 1, 2))}) if state else {}
+    own = {**op.own, "enable_gqa": True}
+
+    def call(q_t: Any, k_t: Any, v_t: Any, **parts: Any) -> Arrays:
+        o, after = op.function("_step")(tuple(parts.values()) or None, q_t, k_t, v_t, **op.arrays, **own)
+        return {"o": o, **dict(zip(state_names(op), after, strict=True))}
+
+    cotangents = cotangents_of(call(**arrays, **parts))
+    do, *dstate = cotangents.values()
+    before = tuple(parts.values()) or None
+    found = op.function("_step_vjp")(before, *arrays.values(), *op.arrays.values(), do, dstate=tuple(dstate), **own)
+    found |= dict(zip(parts, found.pop("state", ()), strict=True))
+    assert set(found) == set(arrays) | set(parts)
+    check_gradients(call, {**arrays, **parts}, cotangents, found)
+
+
+def test_no_gradient_at_the_kink_of_relu_and_at_the_origin_of_cosine() -> None:
+    x, v = np.zeros((2, 3)), np.ones((2, 2))
+    for name in ("relu", "cosine", "performer_relu"):
+        op = OPS[name]
+        found = op.function("_vjp")(x, x, v, *op.arrays.values(), v, **op.own)
+        assert not np.any(found["q"])
+        assert not np.any(found["k"])
+    one = linear.linear_attention_vjp(x, x, np.array([[1.0], [-1.0]]), np.ones((2, 1)), eps=0.0)
+    # φ'(0) = 1: dφ(k_j) = Σ_i φ(q_i) (v_j - o)/den with φ = 1, o = 0, den = 6
+    np.testing.assert_allclose(one["k"], np.array([[1.0], [-1.0]]) * np.full((1, 3), 2 / 6), rtol=1e-15)
+
+
+def test_gradients_where_a_denominator_is_0_or_at_its_floor() -> None:
+    # relu with eps = 0: orthogonal supports, so that nothing is left to divide by
+    q, k = np.array([[1.0, -1.0]]), np.array([[-1.0, 1.0]])
+    assert linear.linear_attention(q, k, np.ones((1, 1)), feature_map="relu", eps=0.0) == 0
+    zero = linear.linear_attention_vjp(q, k, np.ones((1, 1)), np.ones((1, 1)), feature_map="relu", eps=0.0)
+    assert all(not np.any(x) for x in zero.values())
+    # the only key points away: max(1 - 1, 0) + 1e-6, and what is left of 1 + cos is rounding
+    o = linear_cosine.cosine_attention(np.array([[1.0, 0.0]]), np.array([[-2.0, 0.0]]), np.ones((1, 1)))
+    assert np.all(np.isfinite(o))
+    floored = linear_cosine.cosine_attention_vjp(
+        np.array([[1.0, 0.0]]), np.array([[-2.0, 0.0]]), np.ones((1, 1)), np.ones((1, 1))
+    )
+    assert all(np.all(np.isfinite(x)) for x in floored.values())

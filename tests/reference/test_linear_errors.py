@@ -1,0 +1,155 @@
+"""Linear, cosine, performer and efficient attention: what a person reads who calls them wrongly, or asks for help."""
+
+import inspect
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attnkit_reference import efficient, linear, linear_cosine, performer
+
+Arrays = dict[str, Any]
+
+OPS: dict[str, tuple[Any, Arrays]] = {
+    "elu_plus_one": (linear.linear_attention, {}),
+    "relu": (linear.linear_attention, {"feature_map": "relu"}),
+    "identity": (linear.linear_attention, {"feature_map": "identity"}),
+    "cosine": (linear_cosine.cosine_attention, {}),
+    "performer": (performer.performer_attention, {"projection": performer.orthogonal_features(8, 4, seed=0)}),
+    "efficient": (efficient.efficient_attention, {}),
+}
+
+Q, K, V = np.ones((2, 4, 6, 4)), np.ones((2, 2, 6, 4)), np.ones((2, 2, 6, 3))
+STATE = (np.zeros((2, 2, 4, 3)), np.zeros((2, 2, 4)))
+
+ERRORS: dict[str, tuple[str, Arrays, type[Exception], str]] = {
+    "feature map": (
+        "elu_plus_one",
+        {"feature_map": "elu"},
+        ValueError,
+        "linear_attention: feature_map; expected one of elu_plus_one, relu, identity or a callable, got 'elu'",
+    ),
+    "feature map's shape": (
+        "elu_plus_one",
+        {"feature_map": lambda x: x.sum(-2)},
+        ValueError,
+        "linear_attention: feature_map of (..., n, d); expected (..., n, f) = (2, 4, 6, 'f'), got (2, 4, 4)",
+    ),
+    "normalize identity": (
+        "identity",
+        {"normalize": True},
+        ValueError,
+        "linear_attention: normalize; expected None or False for identity, whose row sums can be 0, got True",
+    ),
+    "normalize": ("relu", {"normalize": 1}, TypeError, "normalize; expected None, True or False, got 1"),
+    "eps": ("relu", {"eps": -1.0}, ValueError, "linear_attention: eps; expected a number >= 0, got -1.0"),
+    "scale": ("relu", {"scale": np.inf}, ValueError, "linear_attention: scale; expected a finite number, got inf"),
+    "chunk_size": ("cosine", {"chunk_size": 0}, ValueError, "cosine_attention: chunk_size; expected an integer >= 1"),
+    "bias": ("relu", {"bias": np.zeros((6, 6))}, ValueError, "linear_attention: unexpected argument 'bias'"),
+    "window": ("cosine", {"window": (1, 1)}, ValueError, "cosine_attention: unexpected argument 'window'"),
+    "dropout": ("performer", {"dropout": (0.1, 1)}, ValueError, "performer_attention: unexpected argument 'dropout'"),
+    "scale of cosine": ("cosine", {"scale": 1.0}, ValueError, "cosine_attention: unexpected argument 'scale'"),
+    "scale of efficient": ("efficient", {"scale": 1.0}, ValueError, "efficient_attention: unexpected argument 'scale'"),
+    "pairs": (
+        "efficient",
+        {"mask": np.ones((6, 6), dtype=bool)},
+        ValueError,
+        "efficient_attention: mask; expected a key mask (..., 1, S) or (S,), got (6, 6)",
+    ),
+    "parts": (
+        "relu",
+        {"initial_state": STATE[:1]},
+        ValueError,
+        "linear_attention: initial_state; expected a tuple (S, z), got 1 parts",
+    ),
+    "no tuple": ("relu", {"initial_state": STATE[0]}, ValueError, "expected a tuple (S, z), got ndarray"),
+    "shape of S": (
+        "relu",
+        {"initial_state": (STATE[0][..., :2], STATE[1])},
+        ValueError,
+        "initial_state's S does not fit; expected a shape that broadcasts to (2, 2, 4, 3), got (2, 2, 4, 2)",
+    ),
+    "heads of z": (
+        "cosine",
+        {"initial_state": (np.zeros((2, 2, 5, 3)), np.zeros((2, 4, 5)))},
+        ValueError,
+        "initial_state's z does not fit; expected a shape that broadcasts to (2, 2, 5), got (2, 4, 5)",
+    ),
+    "integer state": (
+        "relu",
+        {"initial_state": (STATE[0].astype(int), STATE[1])},
+        TypeError,
+        "initial_state's S; expected a NumPy array of",
+    ),
+    "level": ("performer", {"initial_state": STATE}, ValueError, "expected a tuple (S, z, c), got 2 parts"),
+    "maximum": ("efficient", {"initial_state": STATE}, ValueError, "expected a tuple (S, z, m), got 2 parts"),
+    "mask of heads": (
+        "relu",
+        {"mask": np.ones((4, 1, 6), dtype=bool), "return_state": True},
+        ValueError,
+        "mask or key_lengths with a state and enable_gqa; expected one head, for the query heads of a group share",
+    ),
+    "kernel": (
+        "performer",
+        {"kernel": "exp"},
+        ValueError,
+        "performer_attention: kernel; expected one of softmax, relu, got 'exp'",
+    ),
+    "projection": (
+        "performer",
+        {"projection": np.ones((8, 3))},
+        ValueError,
+        "projection does not fit; expected a shape that broadcasts to (2, 2, 'm', 4), got (8, 3)",
+    ),
+    "heads of the projection": (
+        "performer",
+        {"projection": np.ones((4, 8, 4))},
+        ValueError,
+        "projection does not fit; expected a shape that broadcasts to (2, 2, 'm', 4), got (4, 8, 4)",
+    ),
+    "features": ("elu_plus_one", {"k": K[..., :3]}, ValueError, "linear_attention: k must have the features of q"),
+    "mask dtype": ("efficient", {"mask": np.ones(6)}, TypeError, "mask; expected a boolean array"),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_what_a_person_reads(name: str) -> None:
+    op, params, error, text = ERRORS[name]
+    given = {"q": Q, "k": K, "v": V, "enable_gqa": True} | params
+    function, own = OPS[op]
+    with pytest.raises(error, match=re.escape(text)):
+        function(given.pop("q"), given.pop("k"), given.pop("v"), **{**own, **given})
+
+
+def test_a_state_under_causal_needs_as_many_queries_as_keys() -> None:
+    text = "initial_state with causal; expected as many queries as keys, got 5 and 6"
+    for causal in (True, "upper_left"):
+        with pytest.raises(ValueError, match=text):
+            linear.linear_attention(Q[..., :5, :], K, V, enable_gqa=True, causal=causal, initial_state=STATE)
+
+
+def test_gradients_say_what_is_wrong() -> None:
+    do = np.ones((2, 4, 6, 3))
+    with pytest.raises(ValueError, match=re.escape("do has another shape than the output; expected (2, 4, 6, 3)")):
+        linear.linear_attention_vjp(Q, K, V, do[:1], enable_gqa=True)
+    with pytest.raises(ValueError, match=re.escape("dstate; expected a tuple of 2 parts, got 3 parts")):
+        linear.linear_attention_vjp(Q, K, V, do, dstate=(None, None, None), enable_gqa=True)
+    with pytest.raises(ValueError, match=re.escape("dstate has another shape than the state; expected (2, 2, 4)")):
+        linear.linear_attention_vjp(Q, K, V, do, dstate=(None, STATE[0]), enable_gqa=True)
+    with pytest.raises(NotImplementedError, match=re.escape("feature_map; expected a callable with an attribute vjp")):
+        linear.linear_attention_vjp(Q, K, V, do, feature_map=lambda x: x, enable_gqa=True)
+    with pytest.raises(ValueError, match="m; expected an integer >= 1"):
+        performer.orthogonal_features(0, 3, 1)
+    with pytest.raises(ValueError, match=re.escape("q_t needs an axis of features; expected (..., d), got ()")):
+        linear.linear_attention_step(None, np.float64(1), K, V)
+
+
+def test_help_shows_what_is_accepted() -> None:
+    common = ["mask", "causal", "key_lengths", "query_mask", "enable_gqa"]
+    state = ["chunk_size", "initial_state", "return_state"]
+    found = {f.__name__: list(inspect.signature(f).parameters)[3:] for f, _ in OPS.values()}
+    assert found["linear_attention"] == ["feature_map", "normalize", "eps", *state, *common[:4], "scale", "enable_gqa"]
+    assert found["cosine_attention"] == ["eps", *state, *common]
+    assert found["performer_attention"] == ["projection", "kernel", "eps", *state, *common]
+    assert found["efficient_attention"] == [*state, *common]
