@@ -93,7 +93,7 @@ class Thresholded(Minimal):
         top = np.max(sc.s, axis=-1, keepdims=True, initial=-np.inf, where=finite)
         s = np.where(finite, sc.s, 0) - np.where(np.isfinite(top), top, 0)
         w = np.where(finite, self.project(np.where(finite, s, -4.0)), 0)  # 4 below the maximum nothing has a weight
-        return {"o": w @ np.repeat(sc.v, sc.groups, axis=-3) if sc.groups > 1 else w @ sc.v}
+        return {"o": w @ sc.v}
 
     def project(self, s: Array) -> Array:
         """Weights of scores (..., n) whose maximum is 0."""
@@ -115,7 +115,7 @@ class Sparsemax(Thresholded):
 
 
 class SumsCumulativeSums(Sparsemax):
-    """Keras up to 3.11 on all its backends: the cumulative sums of the support are summed again."""
+    """Keras from 2024 to 2026, on all its backends: the cumulative sums of the support are summed again."""
 
     def sum_of_support(self, z: Array, total: Array, support: Array) -> Array:
         return np.where(support, total, 0).sum(-1, keepdims=True)
@@ -135,8 +135,7 @@ class Entmax15(Thresholded):
         spread = keep(r * keep(mean_square - keep(mean**2)))
         tau = keep(mean - keep(np.sqrt(np.maximum(keep((1 - spread) / r), 0))))
         last = np.sum(tau <= z, axis=-1, keepdims=True) - 1
-        w = keep(np.maximum(keep(x - np.take_along_axis(tau, last, axis=-1)), 0) ** 2)
-        return w
+        return keep(np.maximum(keep(x - np.take_along_axis(tau, last, axis=-1)), 0) ** 2)
 
     def keep(self, x: Array) -> Array:
         """How an intermediate result is kept."""

@@ -31,7 +31,7 @@ def over_groups(x: Array, axis: int, given: Array) -> Array:
 
 
 class Running(Minimal):
-    """Causal linear attention by cumulative sums S of φ(k)vᵀ and z of φ(k) over time, gradients by sums from the end."""
+    """Causal linear attention by sums over time, S of φ(k)vᵀ and z of φ(k), and gradients by sums from the end."""
 
     takes = (
         "q", "k", "v", "causal", "key_lengths", "mask", "initial_S", "initial_z", "return_state", "chunk_size",
@@ -147,7 +147,8 @@ class Favor(Minimal):
     """Random features of exp(q·k/√d), all pairs at once; the level of the keys is the maximum over those visible."""
 
     takes = (
-        "q", "k", "v", "projection", "causal", "key_lengths", "mask", "query_mask", "enable_gqa", "kernel", "chunk_size",
+        "q", "k", "v", "projection", "causal", "key_lengths", "mask", "query_mask", "enable_gqa", "kernel",
+        "chunk_size",
     )  # fmt: skip
 
     def exponents(self, x: Array, projection: Array) -> Array:

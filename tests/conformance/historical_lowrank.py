@@ -86,8 +86,8 @@ class Soft(Minimal):
     """SOFT by Newton's iteration (Lu et al. 2021, algorithm 1 and 2), its first iterate made smaller by 0.9."""
 
     takes = (
-        "q", "v", "landmarks", "landmark_mask", "key_lengths", "mask", "query_mask", "newton_steps", "init_scale", "ridge",
-        "inverse_grad",
+        "q", "v", "landmarks", "landmark_mask", "key_lengths", "mask", "query_mask", "newton_steps", "init_scale",
+        "ridge", "inverse_grad",
     )  # fmt: skip
     shrink = 0.9
 
