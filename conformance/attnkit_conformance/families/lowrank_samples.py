@@ -65,6 +65,7 @@ SOFT = (
     Scene("all-masks", 65, options=(*MASKS, "landmark_mask", "poison")),
     Scene("no-landmark", 7, m=3, options=("no_landmark", "poison")),
     Scene("as-printed", 12, m=12, options=("first", "far"), params={"init_scale": 1.0}),
+    Scene("apart", 24, m=12, options=("apart",)),  # A = I to rounding: o = Pᵀ P v
     Scene("one-token", 1, m=1),
     Scene("scalar", 1, m=1, e=1),  # no sum cancels: half types can tell the gradients from 0
     Scene("no-leading-axes", 63, lead=((), (), ())),
@@ -144,6 +145,9 @@ def soft_case(op: Op, scene: Scene, dtype: str) -> Case:
     q, landmarks = q * scene.size, landmarks * scene.size
     if "far" in scene.options:
         q = np.broadcast_to(100.0 * np.eye(n, scene.d), q.shape).copy()
+    if "apart" in scene.options:  # two tokens near each landmark
+        landmarks = np.broadcast_to(12.0 * np.eye(m, scene.d), landmarks.shape).copy()
+        q = q + np.concatenate([landmarks, landmarks], axis=-2)
     if "first" in scene.options:
         landmarks = q[..., :m, :].copy()
     if "duplicates" in scene.options:

@@ -40,6 +40,7 @@ ALPHAS = (
 EXACT_ALPHAS = (1.5, 2.0)  # as numbers they are exact on exact scores, ties with the threshold included
 STEEP = Scene("steep", 4, 3, lead=((1, 2),) * 3, options=("far",))
 SINGLE = Scene("single", 1, 1, e=1, lead=((3, 4),) * 3, options=("bias",))  # no sums: bfloat16 can tell them from 0
+MANY = Scene("many-keys", 3, 2048, size=0.3, options=("positive_values",))  # sums over a support of hundreds of keys
 NEAR_ONE = (Scene("near-one", 63, 65), Scene("near-one-causal", 65, 65, params=CAUSAL))
 
 
@@ -136,8 +137,12 @@ def steep(params: Any) -> bool:
 
 
 def entmax_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
-    """The scenes of attention; α near 1 where the bound of the dtype can still tell right from wrong; α = 1.75."""
+    """The scenes of attention; α near 1 where the bound of the dtype can still tell right from wrong; α = 1.75; a row
+    with so many weights that sums in a half type lose them.
+    """
     yield from attention_samples(op, dtype, profile)
+    if profile == "full":
+        yield attention_case(op, MANY, {}, "", dtype)
     if profile == "full" and "alpha" in op.own:
         yield attention_case(op, STEEP, {"alpha": 1.75}, "alpha=1.75", dtype)
     if profile == "full" and "alpha" in op.own and dtype in ("float64", "float32"):
