@@ -6,7 +6,6 @@ eps · max(|o|, Σ|w||v|); `bound` is what it allows there.
 """
 
 import json
-import resource
 import subprocess
 import sys
 import tempfile
@@ -66,18 +65,20 @@ def call(task: Task, q: Any, k: Any, v: Any) -> dict[str, Any]:
     return {"o": getattr(attnkit, task.op)(q, k, v, causal=task.causal, **own)}
 
 
-def peak_mebibytes() -> float:
-    """The largest memory that this process has held."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+def memory(field: str) -> float:
+    """VmRSS (now) or VmHWM (the largest so far) of this process in MiB. ru_maxrss would count the parent, too."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) / 1024
 
 
 def run(task: Task, path: Path) -> dict[str, float]:
     """One measurement, whose outputs go to `path`."""
     q, k, v = arrays(task)
     call(task._replace(tokens=64), q[:64], k[:64], v[:64])
-    before, start = peak_mebibytes(), time.perf_counter()
+    Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts anew
+    before, start = memory("VmRSS"), time.perf_counter()
     found = call(task, q, k, v)
-    seconds, after = time.perf_counter() - start, peak_mebibytes()
+    seconds, after = time.perf_counter() - start, memory("VmHWM")
     outputs = {name: np.asarray(x) for name, x in found.items() if x is not None}
     assert all(np.all(np.isfinite(x)) for x in outputs.values()), f"{task}: an output is not finite"
     if task.golden and "o" in outputs:
