@@ -249,6 +249,8 @@ def chunked(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[str]:
 
 def step_by_step(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[str]:
     """The recurrence, one token after the other from nothing, gives what the causal form gives."""
+    if not core.asked(adapter, f"{make(PLAIN).op}_step"):
+        raise Unsupported("has no step of its own")
     case = make(Scene("property-steps", STEPS, STEPS, params={**CAUSAL, "return_state": True}))
     kept = {n: x for n, x in case.params.items() if n not in (*CAUSAL, *STATEFUL)}
     found: list[np.ndarray] = []

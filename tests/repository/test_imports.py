@@ -19,7 +19,11 @@ RULES: dict[str, tuple[set[str], tuple[str, ...]]] = {
     "attnkit/nn": ({"torch", "attnkit"}, ()),
     "conformance/attnkit_conformance": (
         {"numpy", "scipy", "ml_dtypes", "rich", "safetensors", "attnkit_reference", "attnkit_conformance"},
-        ("adapters",),
+        ("adapters", "peers"),
+    ),
+    "conformance/attnkit_conformance/peers": (
+        {"numpy", "scipy", "torch", "jax", "entmax", "attnkit_reference", "attnkit_conformance"},
+        (),
     ),
     "experiments": (
         {

@@ -61,10 +61,14 @@ def has_cuda() -> bool:
 
 def named(name: str) -> list[Adapter]:
     """One adapter, or all of a family."""
+    from attnkit_conformance import peers
+
     head = name.partition("-")[0]
-    if head not in REQUIRES:
-        raise ValueError(f"unknown adapter {name!r}; families are {', '.join(REQUIRES)}, yours is package.module:NAME")
-    members = family(head)
+    others = (*peers.REQUIRES, peers.ALL)
+    if head not in REQUIRES and head not in others:
+        known = ", ".join((*REQUIRES, *others))
+        raise ValueError(f"unknown adapter {name!r}; families are {known}, yours is package.module:NAME")
+    members = peers.family(head) if head in others else family(head)
     chosen = members if name == head else [adapter for adapter in members if adapter.name == name]
     if not chosen:
         raise ValueError(f"unknown adapter {name!r}; {head} has {', '.join(a.name for a in members) or 'none'}")

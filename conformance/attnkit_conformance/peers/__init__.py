@@ -1,0 +1,32 @@
+"""Implementations that nobody here wrote, as adapters: `run peers`, `run entmax`, `run torch_sdpa-math`.
+
+None of them is judged by default. Nothing of attnkit computes here: an adapter brings arguments into the form that a
+library takes, and says what the library does not serve. docs/peers.md has the outcome.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import Any
+
+from attnkit_conformance.adapters.base import Absent
+from attnkit_conformance.case import DTYPES
+
+HERE = "attnkit_conformance.peers"
+ALL = "peers"
+REQUIRES = {
+    "torch_sdpa": ("torch",), "jax_nn": ("jax",), "entmax": ("torch", "entmax"),
+    "fla": ("torch", "einops", "fla"), "numpy_pinv": ("numpy", "scipy"),
+}  # fmt: skip
+
+
+def family(name: str) -> list[Any]:
+    """The adapters of one library, or of all (`peers`)."""
+    if name == ALL:
+        return [adapter for library in REQUIRES for adapter in family(library)]
+    missing = [module for module in REQUIRES[name] if importlib.util.find_spec(module) is None]
+    if missing:
+        return [Absent(name, f"{', '.join(missing)} is not installed", DTYPES)]
+    found: list[Any] = importlib.import_module(f"{HERE}.{name}").adapters()
+    return found

@@ -1,0 +1,93 @@
+"""The package entmax: its sparsemax, entmax15 and entmax_bisect on the scores of attention.
+
+entmax is a function of logits. The adapter forms scale·q kᵀ + bias in the dtype of the inputs, gives hidden pairs -inf,
+and multiplies the result with v, all in torch. Rows that see nothing are not asked of entmax, which has no answer
+(sparsemax and entmax15 raise, entmax_bisect gives NaN): there the adapter writes 0; padding is set to 0 as well. Half
+types are not asked: their logits are rounded before entmax sees them, and the support of a row is another.
+
+`entmax-exact` calls sparsemax for α = 2 and entmax15 for α = 1.5, `entmax-bisect` entmax_bisect for every α, with 30
+steps, and 60 in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any
+
+import entmax
+import torch
+
+from attnkit_conformance.peers.base import refusal
+from attnkit_conformance.peers.torch_base import TorchPeer, visible
+
+Arrays = Mapping[str, Any]
+TAKEN = (
+    "q", "k", "v", "mask", "bias", "key_lengths", "query_mask", "causal", "window", "scale", "enable_gqa", "alpha",
+    "dropout_mask",
+)  # fmt: skip
+STEPS = {torch.float64: 60}
+
+
+class Entmax(TorchPeer):
+    """Sparse weights of scores."""
+
+    ops = (
+        "sparsemax_attention", "sparsemax_attention_weights", "entmax_attention", "entmax_attention_weights",
+    )  # fmt: skip
+
+    def __init__(self, name: str, bisects: bool) -> None:
+        functions = "entmax_bisect" if bisects else "sparsemax and entmax15"
+        super().__init__(
+            name, ("float64", "float32"), f"entmax {version('entmax')}, {functions}, CPU, its own gradients"
+        )
+        self.bisects = bisects
+
+    def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
+        """Dropout by a seed, and α for which there is no exact function."""
+        if not self.bisects and ("alpha" in arrays or params.get("alpha", 1.5) not in (1.5, 2.0)):
+            return "exact for alpha = 1.5 and 2 only"
+        if 0 in (arrays["q"].shape[-2], arrays["k"].shape[-2]):
+            return "empty logits have no maximum"
+        return refusal((*arrays, *params), TAKEN)
+
+    def outputs(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+        """Scores, weights by entmax, and their product with v."""
+        q: Any = arrays["q"]
+        k: Any = arrays["k"]
+        v: Any = arrays.get("v")
+        groups = q.shape[-3] // k.shape[-3] if params.get("enable_gqa") else 1
+        k, v = (x if x is None or groups == 1 else x.repeat_interleave(groups, -3) for x in (k, v))
+        others = [x.shape[:-2] for x in (q, k, v) if x is not None]
+        shape = (*torch.broadcast_shapes(*others), q.shape[-2], k.shape[-2])
+        pairs = visible(arrays, params)
+        seen = torch.ones(shape, dtype=torch.bool) if pairs is None else pairs.expand(shape)
+        q = torch.where(seen.any(-1)[..., None], q, 0)
+        k = torch.where(seen.any(-2)[..., None], k, 0)
+        s = (q @ k.mT) * params.get("scale", q.shape[-1] ** -0.5)
+        if "bias" in arrays:
+            s = s + arrays["bias"].to(s.dtype)
+        seen = seen & (s.detach() != -torch.inf)
+        alive = seen.any(-1, keepdim=True)
+        s = torch.where(alive, torch.where(seen, s, -torch.inf), 0)
+        w = torch.where(alive, self.weights(op, s, arrays.get("alpha", params.get("alpha", 1.5))), 0)
+        if v is None:
+            return {"w": w}
+        dropped = w * arrays["dropout_mask"].to(w.dtype) if "dropout_mask" in arrays else w
+        return {"o": dropped @ torch.where(seen.any(-2)[..., None], v, 0)}
+
+    def weights(self, op: str, s: torch.Tensor, alpha: Any) -> torch.Tensor:
+        """The function of entmax."""
+        if op.startswith("sparsemax"):
+            alpha = 2.0
+        if self.bisects:
+            given = alpha.to(s.dtype) if isinstance(alpha, torch.Tensor) else alpha
+            found: torch.Tensor = entmax.entmax_bisect(s, given, n_iter=STEPS.get(s.dtype, 30))
+            return found
+        exact: torch.Tensor = (entmax.sparsemax if alpha == 2.0 else entmax.entmax15)(s, dim=-1)
+        return exact
+
+
+def adapters() -> list[Any]:
+    """Both."""
+    return [Entmax("entmax-exact", False), Entmax("entmax-bisect", True)]

@@ -1,0 +1,165 @@
+"""flash-linear-attention's reference functions in plain torch, from the distribution fla-core.
+
+`fla.ops` imports Triton, which needs a GPU. The files `naive.py` need torch and einops only, and are loaded by their
+path in the installed distribution.
+
+Served, causal and with as many queries as keys: linear_attention by naive_recurrent_linear_attn, which computes in
+float32 whatever comes, and by naive_chunk_linear_attn (`fla-chunk`: the dtype of the inputs, whole chunks of 64 tokens,
+no states); softmax_attention by naive_parallel_attn. Both linear functions take features: the adapter applies φ, and
+sets φ(k) and v of hidden keys to 0, as the functions take no masks. Their denominators have 1e-10 where `eps` is 1e-6
+here, and no other: a call with an `eps` of its own is not served. Half types are not asked of them, for features would
+be rounded to the inputs' dtype.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from attnkit_conformance.case import DTYPES
+from attnkit_conformance.peers.base import refusal
+from attnkit_conformance.peers.torch_base import TorchPeer, visible
+
+Arrays = Mapping[str, Any]
+FEATURES = {
+    "elu_plus_one": lambda x: torch.nn.functional.elu(x) + 1,
+    "relu": torch.nn.functional.relu,
+    "identity": lambda x: x,
+}
+LINEAR = (
+    "q", "k", "v", "mask", "key_lengths", "causal", "enable_gqa", "feature_map", "normalize", "scale", "chunk_size",
+)  # fmt: skip
+STATES = ("initial_S", "initial_z", "return_state")
+SOFTMAX = ("q", "k", "v", "causal", "window", "scale", "enable_gqa")
+MASKS = ("q", "k", "mask", "key_lengths")
+CHUNK = 64
+
+
+def naive(family: str) -> ModuleType:
+    """fla/ops/<family>/naive.py."""
+    found = importlib.util.find_spec("fla")
+    folder = Path(str(found and found.origin)).parent / "ops" / family
+    spec = importlib.util.spec_from_file_location(f"fla_naive_{family}", folder / "naive.py")
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{folder} has no naive.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def layout_reason(arrays: Arrays, params: Arrays) -> str | None:
+    """Shapes that are not (B, T, H, K), or not causal self-attention."""
+    q, k, v = (arrays[name] for name in ("q", "k", "v"))
+    if any(x.ndim != 4 or x.shape[0] != q.shape[0] for x in (q, k, v)) or k.shape[1] != v.shape[1]:
+        return "takes (B, T, H, K) arrays"
+    if q.shape[1] != k.shape[1] and not params.get("enable_gqa"):
+        return "heads do not broadcast"
+    return None
+
+
+def time_first(x: torch.Tensor) -> torch.Tensor:
+    return x.transpose(1, 2)
+
+
+class Linear(TorchPeer):
+    """linear_attention by one of two functions."""
+
+    ops = ("linear_attention",)
+
+    def __init__(self, name: str, chunks: bool) -> None:
+        self.chunks = chunks
+        self.function = getattr(naive("linear_attn"), f"naive_{'chunk' if chunks else 'recurrent'}_linear_attn")
+        dtypes = ("float64", "float32") if chunks else ("float32",)
+        super().__init__(name, dtypes, f"fla-core {version('fla-core')}, {self.function.__name__}, CPU, autograd")
+
+    def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
+        """Arguments and shapes beyond those of the function."""
+        reason = refusal((*arrays, *params), LINEAR if self.chunks else (*LINEAR, *STATES))
+        reason = reason or layout_reason(arrays, params)
+        length, mask = arrays["q"].shape[-2], arrays.get("mask")
+        if reason is None and (not params.get("causal") or length != arrays["k"].shape[-2]):
+            return "causal self-attention only"
+        if reason is None and mask is not None and mask.ndim > 1 and mask.shape[-2] != 1:
+            return "takes no mask of pairs"
+        if reason is None and self.chunks and length % CHUNK:
+            return f"takes whole chunks of {CHUNK} tokens"
+        if reason is None and params.get("return_state") and not self.normalizes(params):
+            return "keeps no sum of keys without normalize"
+        return reason
+
+    def normalizes(self, params: Arrays) -> bool:
+        """The default of semantics B."""
+        given = params.get("normalize")
+        return params.get("feature_map") != "identity" if given is None else bool(given)
+
+    def outputs(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+        """One call on features."""
+        q, k, v = (arrays[name] for name in ("q", "k", "v"))
+        seen = visible({n: arrays[n] for n in MASKS if n in arrays}, {})
+        kept = torch.ones((), dtype=torch.bool) if seen is None else seen.expand(*seen.shape[:-2], 1, k.shape[2]).mT
+        phi = FEATURES[params.get("feature_map", "elu_plus_one")]
+        fq, fk, v = phi(q), torch.where(kept, phi(torch.where(kept, k, 0)), 0), torch.where(kept, v, 0)
+        if seen is not None and "initial_S" not in arrays:  # rows that see nothing
+            fq = torch.where(kept.expand(*k.shape[:-1], 1).any(1, keepdim=True).cumsum(2) > 0, phi(q), 0)
+        groups = q.shape[1] // k.shape[1]
+        fk, v = (x.repeat_interleave(groups, 1) for x in (fk, v))
+        given: dict[str, Any] = {"scale": params.get("scale", 1.0), "normalize": self.normalizes(params)}
+        if not self.chunks:
+            given |= {"initial_state": self.first(arrays, given["normalize"], groups), "output_final_state": True}
+        answer = self.function(time_first(fq), time_first(fk), time_first(v), **given)
+        if self.chunks:
+            return {"o": time_first(answer)}
+        o, state = answer
+        if not params.get("return_state"):
+            return {"o": time_first(o)}
+        return {"o": time_first(o), "S": state[0][:, ::groups], "z": state[1][:, 0, ::groups]}
+
+    def first(self, arrays: Arrays, normalize: bool, groups: int) -> Any:
+        """The state before the first token in fla's layout."""
+        if "initial_S" not in arrays:
+            return None
+        S, z = (arrays[name].repeat_interleave(groups, 1) for name in ("initial_S", "initial_z"))
+        return (S, z[:, None]) if normalize else S
+
+
+class Softmax(TorchPeer):
+    """softmax_attention by naive_parallel_attn."""
+
+    ops = ("softmax_attention",)
+
+    def __init__(self, name: str) -> None:
+        self.function = naive("attn").naive_parallel_attn
+        super().__init__(name, DTYPES, f"fla-core {version('fla-core')}, naive_parallel_attn, CPU, autograd")
+
+    def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
+        """Masks, biases, and windows that are not causal."""
+        reason = refusal((*arrays, *params), SOFTMAX) or layout_reason(arrays, params)
+        same = arrays["q"].shape[-2] == arrays["k"].shape[-2]
+        if reason is None and not arrays["k"].shape[-2]:
+            return "no keys have no maximum"
+        if reason is None and "causal" in params and not same:
+            return "causal self-attention only"
+        window = params.get("window")
+        if reason is None and window is not None and not (params.get("causal") and window[1] == 0):
+            return "windows are causal"
+        return reason
+
+    def outputs(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+        """One call."""
+        window = params.get("window")
+        size = None if window is None or window[0] is None else window[0] + 1
+        q, k, v = (time_first(arrays[name]) for name in ("q", "k", "v"))
+        causal = bool(params.get("causal"))
+        o = self.function(q, k, v, scale=params.get("scale"), window_size=size, causal=causal)[0]
+        return {"o": time_first(o)}
+
+
+def adapters() -> list[Any]:
+    """Three functions."""
+    return [Linear("fla-recurrent", False), Linear("fla-chunk", True), Softmax("fla-softmax")]

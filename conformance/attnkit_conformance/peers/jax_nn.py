@@ -1,0 +1,104 @@
+"""jax.nn.dot_product_attention on the CPU (implementation "xla").
+
+Served: softmax_attention with its lse, with masks, bias, scale, grouped heads, windows and causal; the layout is
+(B, T, N, H), so that there are exactly two leading axes. Lengths, causality and windows are handed over as one mask.
+The function wants as many features in v as in k: the adapter pads the shorter with zeros, which changes nothing, and
+cuts the output. Not served: dropout. Not asked: float64, of which its softmax keeps float32, and float16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from attnkit_conformance.adapter import Unsupported
+from attnkit_conformance.opdb import BY_NAME
+from attnkit_conformance.peers.base import refusal, visible_pairs
+
+Arrays = Mapping[str, Any]
+TAKEN = (
+    "q", "k", "v", "mask", "bias", "key_lengths", "query_mask", "causal", "window", "scale", "enable_gqa", "return_lse",
+)  # fmt: skip
+FLOATS = ("q", "k", "v", "bias")
+
+
+class JaxNn:
+    """One function; gradients by jax.vjp."""
+
+    ops = ("softmax_attention",)
+
+    def __init__(self, name: str, dtypes: tuple[str, ...]) -> None:
+        self.name, self.dtypes = name, dtypes
+        self.description = f"jax {jax.__version__}, jax.nn.dot_product_attention, CPU, jit, jax.vjp"
+
+    def array(self, x: np.ndarray, dtype: str) -> Any:
+        return jax.numpy.asarray(x)
+
+    def numpy(self, x: Any) -> np.ndarray:
+        if not isinstance(x, jax.Array):
+            raise TypeError(f"{self.name}: expected a jax.Array, got {type(x).__name__}")
+        return np.asarray(x)
+
+    def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
+        """Other than two leading axes, heads that broadcast, and dropout."""
+        shapes = [arrays[name].shape for name in ("q", "k", "v")]
+        if any(len(shape) != 4 or shape[0] != shapes[0][0] for shape in shapes) or shapes[1][1] != shapes[2][1]:
+            return "takes (B, T, N, H) arrays"
+        if shapes[0][1] != shapes[1][1] and not params.get("enable_gqa"):
+            return "heads do not broadcast"
+        if params.get("return_lse") and arrays["q"].dtype.itemsize < 4:
+            return "the lse of half types is a half type"
+        return refusal((*arrays, *params), TAKEN)
+
+    def function(self, arrays: Arrays, params: Arrays) -> Any:
+        """The outputs as a function of q, k, v and bias."""
+        seen = visible_pairs(arrays, params)
+        shape = (*arrays["q"].shape[:-1], arrays["k"].shape[-2])
+        mask = None if seen is None else jax.numpy.asarray(np.broadcast_to(seen, shape))
+        residual = bool(params.get("return_lse"))
+
+        features, values = arrays["q"].shape[-1], arrays["v"].shape[-1]
+        scale = params.get("scale", features**-0.5)
+        function: Any = jax.nn.dot_product_attention
+
+        def outputs(leaves: Any) -> dict[str, Any]:
+            q, k, v = (padded(leaves[name], max(features, values)) for name in ("q", "k", "v"))
+            bias = leaves.get("bias")
+            bias = None if bias is None else jax.numpy.broadcast_to(bias, shape)
+            answer = function(q, k, v, bias, mask, scale=scale, implementation="xla", return_residual=residual)
+            o: Any = answer[0] if residual else answer
+            made = {"o": jax.numpy.swapaxes(o, 1, 2)[..., :values]}
+            return {**made, "lse": jax.numpy.swapaxes(answer[1], 1, 2)} if residual else made
+
+        return outputs
+
+    def call(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+        reason = self.unsupported(op, arrays, params)
+        if reason is not None:
+            raise Unsupported(reason)
+        given = {name: arrays[name] for name in FLOATS if name in arrays}
+        outputs: dict[str, Any] = jax.jit(self.function(arrays, params))(given)
+        return outputs
+
+    def vjp(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays) -> dict[str, Any]:
+        if params.get("return_lse"):
+            raise Unsupported("lse passes no gradient on")
+        leaves = {name: arrays[name] for name in BY_NAME[op].differentiable if name in arrays}
+        function = self.function(arrays, params)
+        pull = jax.jit(lambda leaves, cotangents: jax.vjp(function, leaves)[1](cotangents)[0])
+        found: dict[str, Any] = pull(leaves, dict(cotangents))
+        return found
+
+
+def padded(x: Any, features: int) -> Any:
+    """(B, N, T, H) as (B, T, N, features), zeros where there were none."""
+    x = jax.numpy.swapaxes(x, 1, 2)
+    return jax.numpy.pad(x, ((0, 0), (0, 0), (0, 0), (0, features - x.shape[-1])))
+
+
+def adapters() -> list[Any]:
+    """Single precision and bfloat16: not every CPU has the dot product of float16 that the function asks XLA for."""
+    return [JaxNn("jax_nn", ("float32", "bfloat16"))]

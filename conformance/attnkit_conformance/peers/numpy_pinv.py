@@ -1,0 +1,96 @@
+"""numpy.linalg.pinv for the inverse and scipy.spatial.distance.cdist for the distances of SOFT, in float64.
+
+SOFT's A† is what Newton's iteration converges to. A singular value σ of A leaves (1 - ασ²)^(2^T) after T steps, α =
+2·init_scale/‖A‖₁²: served are the calls in which that is below rounding for every σ that pinv keeps. Outputs only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from scipy.spatial.distance import cdist
+
+from attnkit_conformance.adapter import Unsupported
+from attnkit_conformance.peers.base import refusal, visible_pairs
+
+Arrays = Mapping[str, Any]
+Array = np.ndarray
+TAKEN = (
+    "q", "v", "landmarks", "landmark_mask", "mask", "key_lengths", "query_mask", "init_scale", "newton_steps", "ridge",
+    "inverse_grad",
+)  # fmt: skip
+ROUNDING = 1e-17  # what may be left of an error
+SINGULAR = 1e-14  # of the largest singular value: smaller ones are 0
+
+
+def gauss(x: Array, y: Array) -> Array:
+    """exp(-‖x - y‖²/(2√d)) over leading axes."""
+    lead = np.broadcast_shapes(x.shape[:-2], y.shape[:-2])
+    x, y = (np.broadcast_to(z, (*lead, *z.shape[-2:])) for z in (x, y))
+    made = np.empty((*lead, x.shape[-2], y.shape[-2]))
+    for at in np.ndindex(lead):
+        made[at] = np.exp(-cdist(x[at], y[at], "sqeuclidean") / (2 * x.shape[-1] ** 0.5))
+    return made
+
+
+class Pinv:
+    """soft_attention and its weights in NumPy and SciPy."""
+
+    ops = ("soft_attention", "soft_attention_weights")
+    dtypes = ("float64", "float32")
+    name = "numpy_pinv"
+    description = f"numpy {np.__version__}, numpy.linalg.pinv, outputs only"
+
+    def array(self, x: Array, dtype: str) -> Array:
+        return x
+
+    def numpy(self, x: Array) -> Array:
+        return np.asarray(x)
+
+    def kernels(self, arrays: Arrays, params: Arrays) -> tuple[Array, Array, Array]:
+        """A, P and the tokens that are valid."""
+        q, marks = arrays["q"].astype(np.float64), arrays["landmarks"].astype(np.float64)
+        seen = visible_pairs({**arrays, "k": arrays["q"]}, params)
+        tokens = np.ones(q.shape[-2], bool) if seen is None else np.diagonal(
+            np.broadcast_to(seen, (*seen.shape[:-2], q.shape[-2], q.shape[-2])), axis1=-2, axis2=-1)  # fmt: skip
+        chosen = arrays.get("landmark_mask", np.ones(marks.shape[-2], bool))
+        q, marks = np.where(tokens[..., None], q, 0), np.where(chosen[..., None], marks, 0)
+        a = gauss(marks, marks) * chosen[..., :, None] * chosen[..., None, :]
+        a = a + params.get("ridge", 0.0) * np.eye(a.shape[-1]) * chosen[..., None]
+        p = gauss(marks, q) * chosen[..., :, None] * tokens[..., None, :]
+        return a, p, tokens
+
+    def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
+        """Matrices on which the given number of steps does not converge."""
+        reason = refusal((*arrays, *params), TAKEN)
+        if reason is not None or not arrays["landmarks"].size or not arrays["q"].size:
+            return reason or "empty matrices have no singular values"
+        a = self.kernels(arrays, params)[0]
+        sizes, norm = np.linalg.svdvals(a), np.max(np.sum(np.abs(a), axis=-2), axis=-1)
+        alpha = 2 * arrays.get("init_scale", params.get("init_scale", 0.9)) / np.where(norm > 0, norm, 1) ** 2
+        kept = sizes > SINGULAR * sizes[..., :1]
+        left = np.abs(1 - alpha[..., None] * sizes**2) ** (2.0 ** params.get("newton_steps", 20))
+        if np.any(kept & (left > ROUNDING)):
+            return "Newton's iteration has not converged after so many steps"
+        return None
+
+    def call(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Array]:
+        reason = self.unsupported(op, arrays, params)
+        if reason is not None:
+            raise Unsupported(reason)
+        a, p, tokens = self.kernels(arrays, params)
+        dtype, x = arrays["q"].dtype, np.linalg.pinv(a, rcond=SINGULAR, hermitian=True)
+        if op.endswith("weights"):
+            return {"w": (p.mT @ x @ p).astype(dtype)}
+        v = np.where(tokens[..., None], arrays["v"], 0).astype(np.float64)
+        return {"o": (p.mT @ (x @ (p @ v))).astype(dtype)}
+
+    def vjp(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays) -> dict[str, Array]:
+        raise Unsupported("pinv has no gradient")
+
+
+def adapters() -> list[Any]:
+    """The only one."""
+    return [Pinv()]

@@ -1,0 +1,57 @@
+"""What adapters of functions of torch share: conversion, and gradients by autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from attnkit_conformance.adapter import Unsupported
+from attnkit_conformance.adapters.torch import Explicit, pulled_back
+from attnkit_conformance.opdb import BY_NAME
+from attnkit_conformance.peers.base import visible_pairs
+
+Arrays = Mapping[str, Any]
+
+
+class TorchPeer:
+    """A function of torch tensors on the CPU; gradients by autograd."""
+
+    ops: tuple[str, ...] = ()
+
+    def __init__(self, name: str, dtypes: tuple[str, ...], description: str) -> None:
+        self.name, self.dtypes, self.description = name, dtypes, description
+        self.door = Explicit(name, "auto", "cpu", description)
+
+    def array(self, x: np.ndarray, dtype: str) -> Any:
+        return self.door.array(x, dtype)
+
+    def numpy(self, x: Any) -> np.ndarray:
+        return self.door.numpy(x)
+
+    def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
+        """Why a call is not served."""
+        raise NotImplementedError
+
+    def outputs(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+        """The peer's function."""
+        raise NotImplementedError
+
+    def call(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+        reason = self.unsupported(op, arrays, params)
+        if reason is not None:
+            raise Unsupported(reason)
+        return self.outputs(op, arrays, params)
+
+    def vjp(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays) -> dict[str, Any]:
+        names = [name for name in BY_NAME[op].differentiable if name in arrays]
+        leaves = {name: arrays[name].detach().requires_grad_() for name in names}
+        return pulled_back(self.call(op, {**arrays, **leaves}, params), leaves, cotangents)
+
+
+def visible(arrays: Arrays, params: Arrays) -> torch.Tensor | None:
+    """`visible_pairs` as a tensor."""
+    seen = visible_pairs(arrays, params)
+    return None if seen is None else torch.from_numpy(np.ascontiguousarray(seen))
