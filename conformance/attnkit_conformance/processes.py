@@ -1,6 +1,7 @@
-"""A run spread over processes: each takes one family of adapters and one op at a time, and sends verdicts as they come.
+"""A run spread over processes: each takes some families of adapters and one op at a time, and sends verdicts at once.
 
-Compiling for JAX takes most of a run and holds one core; here every core compiles.
+Compiling for JAX takes most of a run and holds one core; here every core compiles. The families that do not compile are
+judged together, so that the reference answers each case once for all of them.
 """
 
 from __future__ import annotations
@@ -20,27 +21,32 @@ PATIENCE = 5.0  # seconds between looks at whether a silent process still lives
 SLOW = ("jax_x64", "jax")  # families that compile: their jobs start first
 
 Find = Callable[[list[str]], list[Adapter]]
-Job = tuple[str, str]  # family of adapters, op
+Job = tuple[tuple[str, ...], str]  # families of adapters, op
 
 
 def jobs(names: Sequence[str]) -> list[Job]:
-    """Every family with every op, the slow families first."""
-    ordered = sorted(names, key=lambda name: SLOW.index(name) if name in SLOW else len(SLOW))
-    return [(name, op.name) for name in ordered for op in OPDB]
+    """Every family with every op: the slow families one by one and first, then the others together."""
+    slow = [(name,) for name in SLOW if name in names]
+    others = tuple(name for name in names if name not in SLOW)
+    return [(group, op.name) for group in (*slow, others) if group for op in OPDB]
 
 
-def work(find: Find, todo: Any, done: Any, profile: str, expression: str | None, dtypes: tuple[str, ...]) -> None:
+def work(
+    find: Find, waiting: Any, verdicts: Any, profile: str, expression: str | None, dtypes: tuple[str, ...]
+) -> None:
     """The loop of one process: jobs until there are none, the adapters of a family made once."""
     made: dict[str, list[Adapter]] = {}
     try:
-        while (job := todo.get()) is not None:
-            name, op = job
-            made[name] = made.get(name) or find([name])
-            for result in judge(made[name], profile, expression, dtypes, ops=(op,)):
-                done.put(result)
-        done.put(None)
+        while (job := waiting.get()) is not None:
+            names, op = job
+            for name in names:
+                made[name] = made.get(name) or find([name])
+            chosen = [adapter for name in names for adapter in made[name]]
+            for result in judge(chosen, profile, expression, dtypes, ops=(op,)):
+                verdicts.put(result)
+        verdicts.put(None)
     except Exception as error:
-        done.put(error)
+        verdicts.put(error)
     finally:
         for adapter in (adapter for adapters in made.values() for adapter in adapters):
             if hasattr(adapter, "close"):
@@ -58,16 +64,16 @@ def judge_in_processes(
     """Every verdict of the adapters that `find` gives for `names`, in the order in which they come."""
     matcher(expression)  # refuses what it cannot read, before any process starts
     context = multiprocessing.get_context("spawn")
-    todo, done = context.Queue(), context.Queue()
+    waiting, verdicts = context.Queue(), context.Queue()
     count = workers or os.cpu_count() or 1
     for job in (*jobs(names), *[None] * count):
-        todo.put(job)
-    arguments = (find, todo, done, profile, expression, dtypes)
+        waiting.put(job)
+    arguments = (find, waiting, verdicts, profile, expression, dtypes)
     running = [context.Process(target=work, args=arguments) for _ in range(count)]
     for process in running:
         process.start()
     try:
-        yield from collected(done, running)
+        yield from collected(verdicts, running)
     finally:
         for process in running:
             process.join(PATIENCE)
@@ -75,12 +81,12 @@ def judge_in_processes(
                 process.terminate()
 
 
-def collected(done: Any, running: Sequence[Any]) -> Iterator[CaseResult]:
-    """What the processes send, until each has said that it is done; RuntimeError for one that ended without a word."""
-    unfinished = len(running)
-    while unfinished:
+def collected(verdicts: Any, running: Sequence[Any]) -> Iterator[CaseResult]:
+    """What the processes send, until each has sent its last; RuntimeError for one that ended without a word."""
+    working = len(running)
+    while working:
         try:
-            item = done.get(timeout=PATIENCE)
+            item = verdicts.get(timeout=PATIENCE)
         except queue.Empty:
             dead = [process.exitcode for process in running if process.exitcode not in (None, 0)]
             if dead:
@@ -89,6 +95,6 @@ def collected(done: Any, running: Sequence[Any]) -> Iterator[CaseResult]:
         if isinstance(item, BaseException):
             raise item
         if item is None:
-            unfinished -= 1
+            working -= 1
         else:
             yield item

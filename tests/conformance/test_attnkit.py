@@ -4,13 +4,14 @@ JAX compiles every case anew: here it is judged in one precision, without the pr
 libraries are held to; `python -m attnkit_conformance run` judges all of it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from attnkit_conformance import adapters
 from attnkit_conformance.case import DTYPES
+from attnkit_conformance.core import CaseResult
 from attnkit_conformance.judge import judge
 from attnkit_conformance.opdb import BY_NAME, OPDB
 
@@ -30,6 +31,11 @@ def families() -> Iterator[dict[str, list[Any]]]:
             adapter.close()
 
 
+def failures(results: Sequence[CaseResult]) -> list[str]:
+    """What failed, and why."""
+    return [f"{result.adapter}::{result.id}\n{result.message}" for result in results if result.status == "fail"]
+
+
 @pytest.mark.parametrize("op", [op.name for op in OPDB])
 @pytest.mark.parametrize("family", adapters.DEFAULT)
 def test_conforms(family: str, op: str, families: dict[str, list[Any]]) -> None:
@@ -38,7 +44,15 @@ def test_conforms(family: str, op: str, families: dict[str, list[Any]]) -> None:
     dtype, expression = PARTS.get(family, (None, None))
     dtypes = (dtype,) if dtype in BY_NAME[op].dtypes else DTYPES
     results = list(judge(families[family], "quick", expression, dtypes, ops=(op,)))
-    failures = [f"{result.adapter}::{result.id}\n{result.message}" for result in results if result.status == "fail"]
-    assert not failures, "\n".join(failures)
+    assert not failures(results), "\n".join(failures(results))
     if all(result.status == "unsupported" for result in results):
         pytest.skip(results[0].reason if results else f"{family} is not installed")
+
+
+@pytest.mark.parametrize("op", ["softmax_attention", "pointwise_attention", "linear_attention", "soft_attention"])
+def test_jax_conforms_as_xla_compiles_by_itself(op: str) -> None:
+    """The kit's JAX adapter has XLA compile in little time; users have it optimise."""
+    jax = pytest.importorskip("attnkit_conformance.adapters.jax")
+    results = list(judge(jax.adapters(options={}), "quick", "not property", ("float32",), ops=(op,)))
+    assert results
+    assert not failures(results), "\n".join(failures(results))

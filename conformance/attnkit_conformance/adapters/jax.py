@@ -12,13 +12,31 @@ from attnkit_conformance.adapters.base import Arrays, AttnkitAdapter, implementa
 from attnkit_conformance.opdb import BY_NAME
 
 KEPT = 100  # jitted functions
+# Every case is a program of its own, run once or twice, and compiling is nearly all of the time: this halves it.
+LIGHT = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+Options = dict[str, Any]
+
+
+def light() -> Options:
+    """Options with which XLA compiles for the CPU in less time, or none where there is no CPU or XLA lacks them."""
+    if jax.default_backend() != "cpu":
+        return {}
+    try:
+        jax.jit(jax.numpy.negative, compiler_options=LIGHT)(1.0)
+    except jax.errors.JaxRuntimeError:
+        return {}
+    return LIGHT
 
 
 class Jax(AttnkitAdapter):
     """Every call is jitted; jitted functions are kept, so that one shape is compiled once."""
 
-    def __init__(self, name: str, impl: str, dtypes: tuple[str, ...], ops: tuple[str, ...] | None = None) -> None:
-        super().__init__(name, dtypes, impl, "jit, jax.vjp", ops)
+    def __init__(
+        self, name: str, impl: str, dtypes: tuple[str, ...], ops: tuple[str, ...] | None, options: Options
+    ) -> None:
+        described = ", ".join(f"{option}={value}" for option, value in options.items())
+        super().__init__(name, dtypes, impl, "; ".join(filter(None, ("jit, jax.vjp", described))), ops)
+        self.options = options
         self.jitted: dict[tuple[str, str, str], Callable[..., Any]] = {}
 
     def array(self, x: np.ndarray, dtype: str) -> Any:
@@ -40,7 +58,7 @@ class Jax(AttnkitAdapter):
             if len(self.jitted) >= KEPT:  # each executable holds memory maps, and their number is limited
                 self.jitted.clear()
                 jax.clear_caches()
-            self.jitted[key] = jax.jit(make())
+            self.jitted[key] = jax.jit(make(), compiler_options=self.options)
         return self.jitted[key]
 
     def forward(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
@@ -68,14 +86,14 @@ class Jax(AttnkitAdapter):
         return answer
 
 
-def adapters() -> list[AttnkitAdapter]:
-    """One adapter per implementation, in single precision and below."""
-    dtypes = ("float32", "bfloat16", "float16")
-    return [Jax(f"jax-{name}", name, dtypes, ops) for name, ops in implementations("jax").items()]
+def adapters(options: Options | None = None) -> list[AttnkitAdapter]:
+    """One adapter per implementation, in single precision and below; compiled with `options`, by default `light()`."""
+    dtypes, options = ("float32", "bfloat16", "float16"), light() if options is None else options
+    return [Jax(f"jax-{name}", name, dtypes, ops, options) for name, ops in implementations("jax").items()]
 
 
 def double_precision() -> Jax:
     """The adapter that a worker serves after JAX_ENABLE_X64 was set."""
     if jax.numpy.zeros(0).dtype != np.float64:
         raise RuntimeError("set JAX_ENABLE_X64=1 before the process starts")
-    return Jax("jax_x64", "auto", ("float64", "float32"))
+    return Jax("jax_x64", "auto", ("float64", "float32"), None, light())
