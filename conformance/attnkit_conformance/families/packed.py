@@ -10,9 +10,11 @@ import numpy as np
 from attnkit_conformance import tolerance
 from attnkit_conformance.case import Case, compute_dtype, generator, rounded
 from attnkit_conformance.errors import ErrorSample, zeros
-from attnkit_conformance.op import QKV, Op, Params, always, exponentiates, has_kinks, o_and_lse, o_only
-from attnkit_conformance.samples import LENGTH_ARRAY, variant_label
+from attnkit_conformance.op import QKV, Op, Params, Tokens, always, exponentiates, has_kinks, o_and_lse, o_only
+from attnkit_conformance.samples import LENGTH_ARRAY, Scene, variant_label
 
+TOKENS = Tokens({"q": 0, "o": 0, "lse": 0}, {"k": 0, "v": 0})
+INVARIANCES = ("rerun", "causal_prefix", "key_permutation", "batch_mates", "visible_nan")  # there is no padding
 EDGES = ("cu_seqlens_q", "cu_seqlens_k")
 GOOD = {
     **{name: zeros(tokens, 2, 4) for name, tokens in (("q", 5), ("k", 6), ("v", 6))},
@@ -79,6 +81,12 @@ def packed_case(op: Op, pack: Pack, variant: Params, dtype: str) -> Case:
     )  # fmt: skip
 
 
+def packed_property(op: Op, scene: Scene, params: Params, label: str, dtype: str) -> Case:
+    """The scene of a property as three sequences; what it changes at the end lies in the last one."""
+    pack = Pack(scene.name, (5, 0, scene.L - 5), (7, 3, scene.S - 10), params=scene.params)
+    return packed_case(op, pack, params, dtype)
+
+
 def packed_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
     """Packs in turn with the variants, and every variant with the first."""
     every = QUICK if profile == "quick" else FULL
@@ -132,6 +140,9 @@ OPS = (
         exponent=always,
         growth=growth,
         dropout=False,
+        tokens=TOKENS,
+        invariances=INVARIANCES,
+        scene_case=packed_property,
     ),
     Op(
         name="pointwise_attention_packed",
@@ -152,6 +163,9 @@ OPS = (
         kinks=has_kinks,
         growth=growth,
         dropout=False,
+        tokens=TOKENS,
+        invariances=INVARIANCES,
+        scene_case=packed_property,
     ),
     Op(
         name="linear_attention_packed",
@@ -164,5 +178,8 @@ OPS = (
         differentiable=QKV,
         errors=packed_errors,
         dropout=False,
+        tokens=TOKENS,
+        invariances=INVARIANCES,
+        scene_case=packed_property,
     ),
 )
