@@ -11,6 +11,7 @@ import numpy as np
 from attnkit_conformance import tolerance
 from attnkit_conformance.case import Case, compute_dtype, generator, rounded
 from attnkit_conformance.errors import ErrorSample, zeros
+from attnkit_conformance.families import tokens_lowprecision
 from attnkit_conformance.families.lowrank import calls
 from attnkit_conformance.families.lowrank_samples import of_input
 from attnkit_conformance.op import Op, o_only
@@ -220,5 +221,6 @@ OPS: tuple[Op, ...] = (
         dropout=False,
         growth=lsh_growth,
         zeros=lsh_zeros,
+        naive=tokens_lowprecision.lsh,
     ),
 )

@@ -10,6 +10,7 @@ import numpy as np
 
 from attnkit_conformance.binding import Arrays, Binding, split
 from attnkit_conformance.errors import GOOD, ErrorSample, zeros
+from attnkit_conformance.families import lowrank_lowprecision
 from attnkit_conformance.families import lowrank_samples as samples
 from attnkit_conformance.families import lowrank_softmax_samples as softmax_samples
 from attnkit_conformance.op import Op, o_only
@@ -144,6 +145,7 @@ SOFT = Op(
     dropout=False,
     growth=samples.soft_growth,
     zeros=samples.soft_zeros,
+    naive=lowrank_lowprecision.soft,
 )
 NYSTROM = Op(
     name="nystrom_attention",
@@ -160,6 +162,7 @@ NYSTROM = Op(
     dropout=False,
     growth=softmax_samples.nystrom_growth,
     zeros=softmax_samples.nystrom_zeros,
+    naive=lowrank_lowprecision.nystrom,
 )
 LINFORMER = Op(
     name="linformer_attention",
@@ -175,6 +178,7 @@ LINFORMER = Op(
     dropout=False,
     growth=softmax_samples.scores_growth,
     zeros=softmax_samples.linformer_zeros,
+    naive=lowrank_lowprecision.linformer,
 )
 
 

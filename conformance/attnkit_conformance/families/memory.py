@@ -11,6 +11,7 @@ import numpy as np
 from attnkit_conformance import tolerance
 from attnkit_conformance.case import Case, compute_dtype, generator, rounded
 from attnkit_conformance.errors import ErrorSample, zeros
+from attnkit_conformance.families import tokens_lowprecision
 from attnkit_conformance.families.lowrank import calls
 from attnkit_conformance.op import Op, o_only
 from attnkit_conformance.samples import ATTEMPTS, CAUSAL, LENGTH_ARRAY, MARGIN
@@ -272,6 +273,7 @@ OPS: tuple[Op, ...] = (
         errors=memory_errors,
         dropout=False,
         growth=memory_growth,
+        naive=tokens_lowprecision.memory,
     ),
     Op(
         name="gated_attention_unit",
@@ -284,5 +286,6 @@ OPS: tuple[Op, ...] = (
         differentiable=("x", *UNIT_WEIGHTS, "bias"),
         errors=unit_errors,
         zeros=unit_zeros,
+        naive=tokens_lowprecision.unit,
     ),
 )
