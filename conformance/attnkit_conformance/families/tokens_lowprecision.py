@@ -40,19 +40,17 @@ def lsh(case: Case) -> Results:
     a = _lsh(subject(case), case.arrays["qk"], case.arrays.get("v"), case.arrays["rotations"], **rest)
     squares = r(np.sum(r(a.qk * a.qk), axis=-1, keepdims=True))
     norm = r(np.sqrt(r(squares + NORM_EPS * a.qk.shape[-1])))
-    unit = r(a.qk / norm)
-    s = r(r(a.qk @ turn(unit)) + SELF_LOGIT * np.eye(a.qk.shape[-2]))
+    keys = r(a.qk / norm)
+    s = r(r(a.qk @ turn(keys)) + SELF_LOGIT * np.eye(a.qk.shape[-2]))
     s = np.maximum(s, float(ml_dtypes.finfo(numpy_dtype(case.dtype)).min))  # float16 ends before 10⁵
     w, pull = softmax(np.where(a.met > 0, s, -np.inf), r, a.met)
     if a.v is None:
         return {"w": w}, {}
-    if set(case.cotangents) != {"o"}:
-        return {"o": r(w @ a.v)}, {}
     do = case.cotangents["o"]
     ds = pull(r(do @ turn(a.v)))
-    dunit = r(turn(ds) @ a.qk)
-    as_key = r(r(dunit - r(unit * r(np.sum(r(unit * dunit), axis=-1, keepdims=True)))) / norm)
-    full = {"qk": r(r(ds @ unit) + as_key), "v": r(turn(w) @ do)}
+    dkeys = r(turn(ds) @ a.qk)
+    as_key = r(r(dkeys - r(keys * r(np.sum(r(keys * dkeys), axis=-1, keepdims=True)))) / norm)
+    full = {"qk": r(r(ds @ keys) + as_key), "v": r(turn(w) @ do)}
     return {"o": r(w @ a.v)}, {name: r(reduce_to(y, case.arrays[name].shape)) for name, y in full.items()}
 
 
