@@ -11,6 +11,7 @@ import numpy as np
 from attnkit_conformance import samples, tolerance
 from attnkit_conformance.case import Case, compute_dtype, generator, rounded
 from attnkit_conformance.errors import ErrorSample, zeros
+from attnkit_conformance.families import tokens_lowprecision
 from attnkit_conformance.families.lowrank import calls
 from attnkit_conformance.families.lowrank_samples import of_input
 from attnkit_conformance.op import Op, Tokens, o_only
@@ -231,5 +232,6 @@ OPS: tuple[Op, ...] = (
         # prefix nor an order of keys nor the amount of padding is free, and a NaN has no hash
         invariances=("rerun", "padding_contents", "batch_mates"),
         scene_case=lsh_property,
+        naive=tokens_lowprecision.lsh,
     ),
 )

@@ -10,6 +10,7 @@ import numpy as np
 
 from attnkit_conformance.binding import Arrays, Binding, split
 from attnkit_conformance.errors import GOOD, ErrorSample, zeros
+from attnkit_conformance.families import lowrank_lowprecision
 from attnkit_conformance.families import lowrank_samples as samples
 from attnkit_conformance.families import lowrank_softmax_samples as softmax_samples
 from attnkit_conformance.op import ALL_TOKENS, QUERIES_AND_KEYS, Op, Tokens, o_only
@@ -148,6 +149,7 @@ SOFT = Op(
     tokens=Tokens({"q": -2, "o": -2}, {"q": -2, "v": -2, **OF_TOKENS}),
     invariances=ALL_TOKENS,  # there is no causal form
     scene_case=samples.soft_property,
+    naive=lowrank_lowprecision.soft,
 )
 NYSTROM = Op(
     name="nystrom_attention",
@@ -168,6 +170,7 @@ NYSTROM = Op(
     # segments are of tokens in their order; init="batch_max" shares a norm with its batch-mates, and has its own name
     invariances=tuple(name for name in ALL_TOKENS if name != "key_permutation"),
     scene_case=softmax_samples.nystrom_property,
+    naive=lowrank_lowprecision.nystrom,
 )
 LINFORMER = Op(
     name="linformer_attention",
@@ -187,6 +190,7 @@ LINFORMER = Op(
     tokens=Tokens(QUERIES_AND_KEYS.queries, {"k": -2, "v": -2, "mask": -1, "proj_k": -1, "proj_v": -1}),
     invariances=ALL_TOKENS,  # there is no causal form
     scene_case=softmax_samples.linformer_property,
+    naive=lowrank_lowprecision.linformer,
 )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from attnkit_conformance import samples, tolerance
 from attnkit_conformance.case import Case, compute_dtype, generator, rounded
 from attnkit_conformance.errors import ErrorSample, zeros
+from attnkit_conformance.families import tokens_lowprecision
 from attnkit_conformance.families.lowrank import calls
 from attnkit_conformance.op import ALL_TOKENS, Op, Tokens, o_only
 from attnkit_conformance.samples import ATTEMPTS, CAUSAL, LENGTH_ARRAY, MARGIN
@@ -292,6 +293,7 @@ OPS: tuple[Op, ...] = (
         # tokens are by themselves and slots are all there: there is no padding and no order
         invariances=("rerun", "key_permutation", "batch_mates", "visible_nan"),
         scene_case=memory_property,
+        naive=tokens_lowprecision.memory,
     ),
     Op(
         name="gated_attention_unit",
@@ -308,5 +310,6 @@ OPS: tuple[Op, ...] = (
         tokens=Tokens({"x": -2, "o": -2}, {"x": -2, "o": -2, "mask": -1, "query_mask": -1, "bias": -1}),
         invariances=(*ALL_TOKENS, "causal_prefix"),
         scene_case=unit_property,
+        naive=tokens_lowprecision.unit,
     ),
 )

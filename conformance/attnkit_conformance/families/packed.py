@@ -7,9 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attnkit_conformance import tolerance
+from attnkit_conformance import lowprecision, tolerance
 from attnkit_conformance.case import Case, compute_dtype, generator, rounded
 from attnkit_conformance.errors import ErrorSample, zeros
+from attnkit_conformance.families import linear_lowprecision
+from attnkit_conformance.families.packed_lowprecision import packed
 from attnkit_conformance.op import QKV, Op, Params, Tokens, always, exponentiates, has_kinks, o_and_lse, o_only
 from attnkit_conformance.samples import LENGTH_ARRAY, Scene, variant_label
 
@@ -136,6 +138,7 @@ OPS = (
         variants=({}, {"return_lse": True}),
         differentiable=QKV,
         compute_outputs=("lse",),
+        naive=packed(lowprecision.attention(lowprecision.softmax_weights)),
         errors=packed_errors,
         exponent=always,
         growth=growth,
@@ -161,6 +164,7 @@ OPS = (
         differentiable=QKV,
         errors=packed_errors,
         kinks=has_kinks,
+        naive=packed(lowprecision.attention(lowprecision.pointwise_weights)),
         growth=growth,
         dropout=False,
         tokens=TOKENS,
@@ -177,6 +181,7 @@ OPS = (
         variants=({}, {"feature_map": "relu", "eps": 0.1, "chunk_size": 5}, {"feature_map": "identity"}),
         differentiable=QKV,
         errors=packed_errors,
+        naive=packed(linear_lowprecision.LINEAR),
         dropout=False,
         tokens=TOKENS,
         invariances=INVARIANCES,
