@@ -145,7 +145,7 @@ def parser() -> argparse.ArgumentParser:
     tiny = commands.add_parser("overhead", help="what a call costs on tiny tensors")
     tiny.set_defaults(function=overhead_seconds)
     for command in (run_, tiny):
-        command.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+        command.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where arrays live (cpu)")
     long = commands.add_parser("long-sequences", help="a million tokens: seconds, memory and error, on the CPU")
     long.set_defaults(function=long_rows)
     for command in (run_, tiny, long):

@@ -1,12 +1,13 @@
-"""What the device can do at best: products of matrices and copies, measured in the dtype and threads of the run."""
+"""What the device can do at best: products of matrices and copies, in the dtype and with the threads of the run."""
 
 import statistics
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 
 from benchmarks.cells import Cell
-from benchmarks.timing import Call, repeats_for, seconds_per_call
+from benchmarks.timing import Call
 
 SIDE = {"cpu": 1024, "cuda": 8192}
 COPIED = {"cpu": 2**27, "cuda": 2**30}  # bytes
@@ -19,24 +20,20 @@ class Ceiling(NamedTuple):
     bytes_per_second: float
 
 
-def best(call: Call, wait: Call, rounds: int = 5) -> float:
-    """Seconds of the fastest round."""
-    call()
-    repeats = repeats_for(call, 0.02, wait)
-    return min(seconds_per_call(call, repeats, wait) for _ in range(rounds))
-
-
-def measure(device: str, dtype: torch.dtype, wait: Call) -> Ceiling:
-    """A product of square matrices, and a copy of memory that no cache holds: a byte read and a byte written."""
+def calls(device: str, dtype: torch.dtype) -> dict[str, Call]:
+    """A product of square matrices, and a copy of memory that no cache holds. They take turns with the contenders."""
     side = SIDE[device]
     a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
     out = torch.empty_like(a)
     source = torch.ones(COPIED[device], dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return Ceiling(
-        2 * side**3 / best(lambda: torch.mm(a, b, out=out), wait),
-        2 * COPIED[device] / best(lambda: target.copy_(source), wait),
-    )
+    return {"product": lambda: torch.mm(a, b, out=out), "copy": lambda: target.copy_(source)}
+
+
+def rates(device: str, seconds: Mapping[str, Sequence[float]]) -> Ceiling:
+    """From the rounds of `calls`; a copied byte is read and written."""
+    product, copy = (statistics.median(seconds[name]) for name in ("product", "copy"))
+    return Ceiling(2 * SIDE[device] ** 3 / product, 2 * COPIED[device] / copy)
 
 
 def ideal_seconds(cell: Cell, mode: str, ceiling: Ceiling) -> float:

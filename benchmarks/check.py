@@ -39,7 +39,9 @@ class Truth:
         arrays = tuple(first_head(x).requires_grad_(x.requires_grad) for x in drawn(cell, mode))
         exact = cell._replace(dtype="float64", batch=1, heads=1)
         with torch.set_grad_enabled(mode == BOTH):
-            self.golden = [numpy(x) for x in outputs(attnkit_call(exact, "generic"), arrays, mode)]
+            attend = attnkit_call(exact, "generic")
+            self.golden = [numpy(x) for x in outputs(attend, arrays, mode)]
+            self.magnitude = numpy(attend(arrays[0], arrays[1], arrays[2].abs()))  # Σ|w||v|
         largest = float((arrays[0] @ arrays[1].mT).detach().abs().max()) * cell.d**-0.5
         self.growth = tolerance.growth_of_exponent(largest)
 
@@ -52,7 +54,7 @@ class Truth:
         names = NAMES[: len(self.golden)]
         for name, golden, x in zip(names, self.golden, (numpy(first_head(x)) for x in found), strict=True):
             if name == "o":
-                limit = tolerance.limit(golden, self.dtype, growth=self.growth)
+                limit = tolerance.limit(golden, self.dtype, self.magnitude, self.growth)
                 failures = tolerance.measure(name, x, limit).failures
                 if failures:
                     return failures[0][1]

@@ -2,7 +2,7 @@
 
 import json
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,7 +74,8 @@ def prepared(contender: Contender, cell: Cell, mode: str, truth: Truth, settings
     once = seconds_per_call(call, 1, wait, contender.context)
     if once > settings.limit:
         return f"one call takes {once:.1f} s, more than the limit of {settings.limit:g} s"
-    return Ready(contender, call, repeats_for(call, AT_LEAST, wait, contender.context))
+    repeats = 1 if once >= AT_LEAST else repeats_for(call, AT_LEAST, wait, contender.context)
+    return Ready(contender, call, repeats)
 
 
 def peak(cell: Cell, name: str, mode: str, threads: int) -> float:
@@ -115,12 +116,23 @@ def compared(cell: Cell, mode: str, seconds: dict[str, list[float]], ceiling: ce
             "ratio": ratio(seconds[baseline], x)._asdict(),
             "rounds": [float(f"{value:.5g}") for value in x],
         }
-        if not name.startswith("sdpa ") or cell.op == "softmax":
+        if name not in backends or cell.op == "softmax":
             rows[name]["fraction"] = ceilings.fraction(cell, mode, ceiling, x)
-    return {"baseline": baseline, "contenders": rows}
+    return {"ceiling": ceiling._asdict(), "baseline": baseline, "contenders": rows}
 
 
-def measure(cell: Cell, mode: str, rows: Sequence[Contender], ceiling: ceilings.Ceiling, settings: Settings) -> Any:
+def timed(cell: Cell, ready: Mapping[str, Ready], rounds: int) -> tuple[dict[str, list[float]], ceilings.Ceiling]:
+    """Seconds of all rounds, and the ceiling measured in the same rounds."""
+    wait = waiting(cell.device)
+    best = ceilings.calls(cell.device, cell.torch_dtype)
+    calls = best | {name: x.call for name, x in ready.items()}
+    repeats = {name: repeats_for(call, AT_LEAST, wait) for name, call in best.items()}
+    repeats |= {name: x.repeats for name, x in ready.items()}
+    seconds = rounds_of(calls, rounds, repeats, wait, {name: x.contender.context for name, x in ready.items()})
+    return {name: seconds[name] for name in ready}, ceilings.rates(cell.device, seconds)
+
+
+def measure(cell: Cell, mode: str, rows: Sequence[Contender], settings: Settings) -> dict[str, Any]:
     """One table: check, time in turns, and measure memory of all contenders."""
     skipped: dict[str, str] = {}
     ready: dict[str, Ready] = {}
@@ -133,20 +145,12 @@ def measure(cell: Cell, mode: str, rows: Sequence[Contender], ceiling: ceilings.
             else:
                 ready[contender.name] = found
         if not any(x.contender.baseline for x in ready.values()):
-            return {"baseline": None, "contenders": {}, "skipped": skipped}
-        seconds = rounds_of(
-            {name: x.call for name, x in ready.items()},
-            settings.rounds,
-            {name: x.repeats for name, x in ready.items()},
-            waiting(cell.device),
-            {name: x.contender.context for name, x in ready.items()},
-        )
-    del truth
-    names = list(ready)
+            return {"ceiling": None, "baseline": None, "contenders": {}, "skipped": skipped}
+        seconds, ceiling = timed(cell, ready, settings.rounds)
     ready.clear()
     table = compared(cell, mode, seconds, ceiling)
-    for name in names:
-        table["contenders"][name]["peak_mebibytes"] = peak_mebibytes(cell, name, mode)
+    for name, row in table["contenders"].items():
+        row["peak_mebibytes"] = peak_mebibytes(cell, name, mode)
     return {**table, "skipped": skipped}
 
 
@@ -154,22 +158,12 @@ def run(
     table: Sequence[Cell], settings: Settings, say: Callable[[str], Any] = lambda text: None
 ) -> Iterator[dict[str, Any]]:
     """A record per cell and mode; `say` hears what is measured."""
-    rates: dict[str, ceilings.Ceiling] = {}
     for cell in table:
-        if cell.dtype not in rates:
-            rates[cell.dtype] = ceilings.measure(cell.device, cell.torch_dtype, waiting(cell.device))
         rows = [x for x in contenders(cell) if served(cell, x)]
         for mode in cell.modes:
             say(f"{cell.name}, {mode}")
-            found = measure(cell, mode, rows, rates[cell.dtype], settings)
-            yield {
-                "cell": cell._asdict(),
-                "name": cell.name,
-                "mode": mode,
-                "auto": rows[0].name,
-                "ceiling": rates[cell.dtype]._asdict(),
-                **found,
-            }
+            about = {"cell": cell._asdict(), "name": cell.name, "mode": mode, "auto": rows[0].name}
+            yield about | measure(cell, mode, rows, settings)
 
 
 def wrong(record: dict[str, Any]) -> list[str]:

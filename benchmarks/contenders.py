@@ -170,6 +170,7 @@ def sdpa(name: str) -> Contender:
         partial(sdpa_unsupported, name),
         baseline=True,
         context=partial(sdpa_kernel, BACKENDS[name]),
+        refusals=(RuntimeError,),
     )
 
 
@@ -225,7 +226,9 @@ def entmax(cell: Cell) -> Attend:
 
 def fla(name: str) -> Contender:
     """flash-linear-attention: kernels on a GPU, its plain functions on a CPU."""
-    return Contender(f"fla {name}", partial(fla_call, name), partial(fla_unsupported, name), time_first=True)
+    return Contender(
+        f"fla {name}", partial(fla_call, name), partial(fla_unsupported, name), refusals=(Exception,), time_first=True
+    )
 
 
 def fla_unsupported(name: str, cell: Cell, mode: str) -> str | None:

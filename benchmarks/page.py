@@ -1,6 +1,7 @@
 """A self-contained page of what `run` has measured: ratios at a glance, a picture per op, every number."""
 
 import json
+import statistics
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
@@ -11,6 +12,7 @@ from benchmarks.plot import Point, Series, limits, panel
 
 Record = dict[str, Any]
 TEMPLATE = Path(__file__).parent / "page.html"
+GROUP = ("op", "causal", "d", "dtype")
 KINDS = ("naive", "flex", "entmax", "fla", "sdpa")
 HEADINGS = {FORWARD: "forward", BOTH: "forward and backward"}
 
@@ -31,8 +33,8 @@ def html(environment: dict[str, Any], records: Sequence[Record]) -> str:
         "facts": facts(environment),
         "ceilings": ceilings(records),
         "glance": glance(records),
-        "plots": "".join(figure(rows) for rows in grouped(records, "op", "causal", "d", "dtype")),
-        "tables": "".join(numbers(rows) for rows in grouped(records, "op", "causal", "d", "dtype")),
+        "plots": "".join(map(figure, grouped(records, *GROUP))) or "<p>Nothing was measured at more than one n.</p>",
+        "tables": "".join(map(numbers, grouped(records, *GROUP))),
     }
     text = TEMPLATE.read_text()
     for name, value in parts.items():
@@ -58,13 +60,16 @@ def facts(environment: dict[str, Any]) -> str:
 
 
 def ceilings(records: Iterable[Record]) -> str:
-    """The measured rates in words."""
-    rates = {record["cell"]["dtype"]: record["ceiling"] for record in records}
-    texts = [f"{dtype} products <b>{rate['flops_per_second'] / 1e9:,.0f} GFLOP/s</b>" for dtype, rate in rates.items()]
-    if rates:
-        copied = max(rate["bytes_per_second"] for rate in rates.values())
-        texts.append(f"copies <b>{copied / 1e9:,.1f} GB/s</b>")
-    return ", ".join(texts)
+    """The measured rates in words: medians over the tables."""
+    measured = [record for record in records if record["ceiling"]]
+    if not measured:
+        return "none"
+    texts = []
+    for dtype in dict.fromkeys(record["cell"]["dtype"] for record in measured):
+        rates = [r["ceiling"]["flops_per_second"] for r in measured if r["cell"]["dtype"] == dtype]
+        texts.append(f"{dtype} products <b>{statistics.median(rates) / 1e9:,.0f} GFLOP/s</b>")
+    copied = statistics.median(record["ceiling"]["bytes_per_second"] for record in measured)
+    return ", ".join([*texts, f"copies <b>{copied / 1e9:,.1f} GB/s</b>"])
 
 
 def form(cell: dict[str, Any]) -> str:
@@ -73,8 +78,9 @@ def form(cell: dict[str, Any]) -> str:
 
 
 def ratio_text(ratio: dict[str, float]) -> str:
-    """Two or three digits."""
-    return f"{ratio['median']:.3g}×"
+    """Two digits after the point, fewer for large numbers and more for small ones."""
+    x = ratio["median"]
+    return f"{x:.0f}×" if x >= 100 else f"{x:.1f}×" if x >= 10 else f"{x:.2f}×" if x >= 0.1 else f"{x:.2g}×"
 
 
 def verdict(ratio: dict[str, float]) -> str:
@@ -86,13 +92,13 @@ def verdict(ratio: dict[str, float]) -> str:
 
 
 def glance(records: Sequence[Record]) -> str:
-    """A row per op and form, a column per mode and n: attnkit's own choice, and below it the naive expression."""
+    """A row per op and form, a column per mode and n: attnkit's own choice, and below it the materialised one."""
     columns = {mode: sorted({r["cell"]["n"] for r in records if r["mode"] == mode}) for mode in HEADINGS}
     columns = {mode: ns for mode, ns in columns.items() if ns}
     over = "".join(f'<th colspan="{len(ns)}">{HEADINGS[mode]}</th>' for mode, ns in columns.items())
     under = "".join(f'<th class="num">{n}</th>' for ns in columns.values() for n in ns)
     rows = []
-    for group in grouped(records, "op", "causal", "d", "dtype"):
+    for group in grouped(records, *GROUP):
         cell, by = group[0]["cell"], {(r["mode"], r["cell"]["n"]): r for r in group}
         found = "".join(glance_cell(by.get((mode, n))) for mode, ns in columns.items() for n in ns)
         rows.append(f"<tr><th>{escape(cell['op'])} <small>{form(cell)}</small></th>{found}</tr>")
@@ -105,8 +111,8 @@ def glance_cell(record: Record | None) -> str:
     if record is None:
         return "<td></td>"
     auto = record["contenders"].get(record["auto"])
-    naive = record["contenders"].get("naive torch")
-    small = f"<small>naive {ratio_text(naive['ratio'])}</small>" if naive else ""
+    known = next((name for name in ("naive torch", "entmax") if name in record["contenders"]), None)
+    small = f"<small>{known.split()[0]} {ratio_text(record['contenders'][known]['ratio'])}</small>" if known else ""
     if auto is None:
         return f'<td class="num none" title="{escape(record["skipped"].get(record["auto"], ""))}">–{small}</td>'
     title = f"{record['auto']} against {record['baseline']}"
@@ -196,7 +202,7 @@ def contender(record: Record, name: str) -> tuple[str, str]:
         duration(t["median"]),
         f"{duration(t['lower'])} – {duration(t['upper'])}",
         f'<b class="{verdict(r)}">{ratio_text(r)}</b>',
-        f"{r['lower']:.3g} – {r['upper']:.3g}",
+        f"{r['lower']:.2g} – {r['upper']:.2g}",
         f"{100 * row['fraction']:.0f} %" if "fraction" in row else "",
         "" if peak is None else f"{peak:,.1f} MiB",
     )

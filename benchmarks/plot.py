@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 WIDTH, HEIGHT = 430, 250
-LEFT, RIGHT, TOP, BOTTOM = 48, 14, 26, 32
+LEFT, RIGHT, TOP, BOTTOM = 48, 20, 26, 28
 
 
 class Point(NamedTuple):
@@ -61,8 +61,7 @@ def ticks(x: Axis, y: Axis, ns: Sequence[int]) -> list[str]:
         parts.append(f'<text class="tick" x="{x.start - 11}" y="{at + 3.5:.1f}" text-anchor="end">{value:g}×</text>')
     for n in ns:
         at = x.at(n)
-        parts.append(f'<text class="tick" x="{at:.1f}" y="{HEIGHT - 14}" text-anchor="middle">{n}</text>')
-    parts.append(f'<text class="tick" x="{x.end + 6}" y="{HEIGHT - 2}" text-anchor="end">n</text>')
+        parts.append(f'<text class="tick" x="{at:.1f}" y="{HEIGHT - 8}" text-anchor="middle">n = {n}</text>')
     return parts
 
 
