@@ -1,6 +1,7 @@
 """Linear attention whose gradients are the explicit ones: sums over the past are made again, not kept for backward.
 
-Memory of training is O(tokens): q, k, v and o, where automatic differentiation of the generic body keeps every chunk.
+Training keeps q, k and v, where automatic differentiation of the generic body keeps every chunk. It takes longer for
+that, so that `impl="auto"` leaves it to those who ask for it.
 """
 
 from collections.abc import Callable
@@ -48,4 +49,9 @@ def attend(op: str, *arrays: Tensor, **options: Any) -> Tensor:
     return CUSTOM.attend(op, **dict(zip(names, arrays, strict=False)), **options)
 
 
-KERNELS = {op: Kernel("recomputed", partial(attend, op), unsupported) for op in OPS}
+def pays(*arrays: Tensor, **options: Any) -> bool:
+    """It saves memory, not time."""
+    return False
+
+
+KERNELS = {op: Kernel("recomputed", partial(attend, op), unsupported, pays) for op in OPS}
