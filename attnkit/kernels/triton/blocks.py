@@ -1,0 +1,48 @@
+"""Sizes of tiles, chosen by kernel, bits of the inputs and head size: no search when a kernel is launched.
+
+Every row compiles for compute capability 8.0 and 9.0 without spilling registers, within the memory of a multiprocessor.
+"""
+
+from typing import NamedTuple
+
+
+class Tile(NamedTuple):
+    """Queries and keys of a tile, warps of a program, and tiles that are on their way from memory."""
+
+    ROWS: int
+    KEYS: int
+    num_warps: int
+    num_stages: int
+
+
+TILES = {
+    ("forward", 16, 64): Tile(128, 64, 8, 3),
+    ("forward", 16, 128): Tile(128, 64, 8, 2),
+    ("forward", 16, 256): Tile(64, 32, 8, 2),
+    ("forward", 32, 64): Tile(64, 32, 8, 2),
+    ("forward", 32, 128): Tile(32, 32, 8, 1),
+    ("forward", 32, 256): Tile(32, 16, 8, 1),
+    ("backward_queries", 16, 64): Tile(64, 64, 8, 2),
+    ("backward_queries", 16, 128): Tile(64, 64, 8, 1),
+    ("backward_queries", 16, 256): Tile(64, 32, 8, 1),
+    ("backward_queries", 32, 64): Tile(32, 32, 8, 1),
+    ("backward_queries", 32, 128): Tile(32, 16, 8, 1),
+    ("backward_queries", 32, 256): Tile(16, 16, 8, 1),
+    ("backward_keys", 16, 64): Tile(64, 64, 8, 2),
+    ("backward_keys", 16, 128): Tile(32, 64, 8, 1),
+    ("backward_keys", 16, 256): Tile(32, 32, 8, 1),
+    ("backward_keys", 32, 64): Tile(32, 32, 8, 1),
+    ("backward_keys", 32, 128): Tile(16, 32, 8, 1),
+    ("backward_keys", 32, 256): Tile(16, 16, 8, 1),
+}
+"""By kernel, bits and head size, the larger of d and e rounded up to a power of two."""
+
+
+def padded(width: int) -> int:
+    """The power of two, at least 16, that holds a row of `width` features."""
+    return max(16, 1 << (width - 1).bit_length())
+
+
+def tile(kernel: str, bits: int, d: int, e: int) -> Tile:
+    """The tile of a kernel for head sizes d and e."""
+    return TILES[kernel, bits, max(64, padded(d), padded(e))]
