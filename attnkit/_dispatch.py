@@ -21,12 +21,20 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+def _always(*arrays: Any, **options: Any) -> bool:
+    return True
+
+
 class Kernel(NamedTuple):
-    """An implementation of an op for one library; `unsupported(*arrays, **options)` is a reason, or None."""
+    """An implementation of an op for one library; `unsupported(*arrays, **options)` is a reason, or None.
+
+    `pays` says whether a call that it can serve is faster with it than with the generic body.
+    """
 
     name: str
     call: Callable[..., Any]
     unsupported: Callable[..., str | None]
+    pays: Callable[..., bool] = _always
 
 
 class _Explain:
@@ -62,10 +70,10 @@ def _choose(op: str, impl: Any, generic: Callable[..., Any], arrays: tuple[Array
     if impl == "generic":
         return generic
     if impl is _Explain:
-        return lambda *a, **o: {row.name: row.unsupported(*a, **o) for row in rows} | {"generic": None}
+        return lambda *a, **o: _explained(rows, a, o)
     if impl == "auto":
         for row in rows:
-            if row.unsupported(*arrays, **options) is None:
+            if row.unsupported(*arrays, **options) is None and row.pays(*arrays, **options):
                 return row.call
         return generic
     known = {row.name: row for row in rows}
@@ -80,6 +88,14 @@ def _choose(op: str, impl: Any, generic: Callable[..., Any], arrays: tuple[Array
             return known[name].call
         reasons.append(f"{name}: {reason}")
     raise NotImplementedError(f"{op}: no implementation of impl={impl!r} can serve this call ({'; '.join(reasons)})")
+
+
+def _explained(rows: tuple[Kernel, ...], arrays: tuple[Array, ...], options: dict[str, Any]) -> dict[str, str | None]:
+    """{name: reason or None} in the order of `impl="auto"`: kernels that do not pay stand behind the generic body."""
+    reasons = {row.name: row.unsupported(*arrays, **options) for row in rows}
+    behind = {row.name for row in rows if reasons[row.name] is None and not row.pays(*arrays, **options)}
+    before = {name: reason for name, reason in reasons.items() if name not in behind}
+    return {**before, "generic": None, **dict.fromkeys(behind)}
 
 
 def _full_signature(function: Callable[..., Any]) -> inspect.Signature:
@@ -141,8 +157,9 @@ def operation_checked_by(
 def operation(generic: Callable[P, R]) -> Callable[P, R]:
     """Decorate a generic array-API body: arguments are checked first, then the implementation that `impl` names runs.
 
-    `impl="auto"` is the first kernel of the library without a reason against it, else the body; a name is that kernel
-    or NotImplementedError with its reason; a tuple of names is tried in order. The body itself never sees `impl`.
+    `impl="auto"` is the first kernel of the library without a reason against it that pays, else the body; a name is
+    that kernel or NotImplementedError with its reason; a tuple of names is tried in order. The body itself never sees
+    `impl`.
     """
     return operation_checked_by()(generic)
 
@@ -170,8 +187,9 @@ def special_case(body: Callable[P, R]) -> Callable[P, R]:
 def explain(op: Callable[..., Any], *arrays: Array, **options: Any) -> dict[str, str | None]:
     """Which implementations could serve `op(*arrays, **options)`: {name: reason against it, or None}.
 
-    Names stand in the order in which `impl="auto"` tries them; `"generic"` is always last and always serves. Arguments
-    are checked as in the call itself. On JAX tracers the device is not known yet: the answer is that of any device.
+    Names stand in the order in which `impl="auto"` tries them, so that the first without a reason is the one it takes;
+    `"generic"` always serves, and behind it stand kernels that could serve but would not be faster. Arguments are
+    checked as in the call itself. On JAX tracers the device is not known yet: the answer is that of any device.
 
     >>> import numpy as np, attnkit
     >>> q = np.zeros((2, 8, 4))

@@ -62,11 +62,19 @@ def _key(xp: Namespace, seed: Any, like: Array) -> tuple[Array, Array]:
 
 
 def kept_pairs(
-    xp: Namespace, like: Array, p: float, seed: Any, leading: tuple[int, ...], keys: int, rows: Rows
+    xp: Namespace,
+    like: Array,
+    p: float,
+    seed: Any,
+    leading: tuple[int, ...],
+    keys: int,
+    rows: Rows,
+    picked: tuple[Any, ...] = (),
 ) -> Array:
     """Boolean (..., L, S): True where the pair is kept, with probability 1 - p.
 
-    `leading` are the leading axes of the output; the last of them counts heads.
+    `leading` are the leading axes of the output; the last of them counts heads. `picked` are the indices and slices of
+    them that are wanted, all without it.
     """
     dtype = xp.int64 if array_api_compat.is_torch_array(like) else xp.uint32
 
@@ -76,8 +84,9 @@ def kept_pairs(
     *items, heads = leading or (1,)
     j = words(0, keys, keys)
     i = words(rows.start, rows.stop, rows.stop - rows.start, 1)
-    head = words(0, heads, heads, 1, 1)
-    item = words(0, math.prod(items), *items, 1, 1, 1)
-    word = _philox_word((j, i, head, item), _key(xp, seed, j))
+    shape = (*items, heads)
+    head = xp.broadcast_to(words(0, heads, heads), shape)[picked or ...]
+    item = xp.broadcast_to(words(0, math.prod(items), *items, 1), shape)[picked or ...]
+    word = _philox_word((j, i, head[..., None, None], item[..., None, None]), _key(xp, seed, j))
     kept = word <= _constant(math.ceil((1.0 - p) * 2**32) - 1, word)
-    return xp.reshape(kept, (*leading, rows.stop - rows.start, keys))
+    return kept if leading else kept[0, ...]

@@ -73,13 +73,17 @@ def prepare(
     dropout_mask: Array | None = None,
     dropout: Any = None,
     rows: Rows | None = None,
+    part: tuple[tuple[int, ...], tuple[Any, ...]] | None = None,
 ) -> Inputs:
-    """Cast, find what is visible, and put 0 in place of keys that no query sees and of queries that see no key."""
+    """Cast, find what is visible, and put 0 in place of keys that no query sees and of queries that see no key.
+
+    `part`, for dropout, says of which call this is a block: the leading axes of that call, and those picked of them.
+    """
     dtype = compute_dtype(xp, q)
     total, keys = q.shape[-2], k.shape[-2]
     rows = rows or Rows(0, total, total)
     heads, shared = (q.shape[-3], k.shape[-3]) if enable_gqa else (1, 1)
-    leading = leading_axes(q, k, v, enable_gqa) if dropout is not None else ()
+    leading, picked = part or (leading_axes(q, k, v, enable_gqa) if dropout is not None else (), ())
     q, k = cast(xp, _tile(q, -2, rows), dtype), cast(xp, k, dtype)
     v = None if v is None else cast(xp, v, dtype)
     bias = None if bias is None else cast(xp, _tile(bias, -2, rows), dtype)
@@ -111,7 +115,7 @@ def prepare(
         drop = xp.where(pairs, drop, 0.0)
     if dropout is not None and dropout[0] > 0:
         p, seed = dropout
-        drop = cast(xp, kept_pairs(xp, q, p, seed, leading, keys, rows), dtype) * (1.0 / (1.0 - p))
+        drop = cast(xp, kept_pairs(xp, q, p, seed, leading, keys, rows, picked), dtype) * (1.0 / (1.0 - p))
     scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
     return Inputs(q, k, v, scale, bias, pairs, live, count, drop, rows, dtype)
 

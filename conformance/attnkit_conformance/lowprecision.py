@@ -18,11 +18,21 @@ from attnkit_reference._common import Scores, reduce_to, row_lengths, scores
 Array = np.ndarray
 Round = Callable[[Array], Array]
 Pull = Callable[[Array], Array]  # from the cotangent of the weights to that of the scores
-Formula = Callable[[Case], tuple[dict[str, Array], dict[str, Array]]]  # case -> outputs, gradients
+Results = tuple[dict[str, Array], dict[str, Array]]  # outputs, gradients; what is left out has no second rule
+Formula = Callable[[Case], Results]
 
 COMMON = (
     "mask", "bias", "causal", "window", "key_lengths", "query_mask", "scale", "enable_gqa", "dropout_mask", "dropout",
 )  # fmt: skip
+
+
+def rounding(case: Case) -> Round:
+    """Rounding to the dtype of the case."""
+    return lambda x: rounded(x, case.dtype)
+
+
+def turn(x: Array) -> Array:
+    return np.swapaxes(x, -1, -2)
 
 
 def subject(case: Case) -> str:
@@ -103,12 +113,12 @@ ACTIVATIONS: Mapping[str, tuple[Callable[[Array], Array], Callable[[Array], Arra
 
 def products(case: Case, sc: Scores, r: Round) -> Array:
     """scale·q kᵀ."""
-    return r(sc.scale * r(sc.q @ np.swapaxes(sc.k, -1, -2)))
+    return r(sc.scale * r(sc.q @ turn(sc.k)))
 
 
 def through_products(sc: Scores, ds: Array, r: Round) -> tuple[Array, Array]:
     """dq and dk, heads of k not yet added up."""
-    return r(sc.scale * r(ds @ sc.k)), r(sc.scale * r(np.swapaxes(ds, -1, -2) @ sc.q))
+    return r(sc.scale * r(ds @ sc.k)), r(sc.scale * r(turn(ds) @ sc.q))
 
 
 def attention(
@@ -118,10 +128,8 @@ def attention(
 ) -> Formula:
     """o (or w) and the gradients for a cotangent of o of an op with o = w v."""
 
-    def formula(case: Case) -> tuple[dict[str, Array], dict[str, Array]]:
-        def r(x: Array) -> Array:
-            return rounded(x, case.dtype)
-
+    def formula(case: Case) -> Results:
+        r = rounding(case)
         sc = case_scores(case)
         s = scores_of(case, sc, r)
         s = np.where(sc.visible, s if sc.bias is None else r(s + sc.bias), -np.inf)
@@ -133,11 +141,11 @@ def attention(
         if set(case.cotangents) != {"o"}:
             return outputs, {}
         do = case.cotangents["o"]
-        dp = r(do @ np.swapaxes(sc.v, -1, -2))
+        dp = r(do @ turn(sc.v))
         dp = dp if sc.keep is None else r(dp * sc.keep)
         ds = np.where(sc.visible, pull(dp), 0.0)
         dq, dk = through(sc, ds, r)
-        full = {"q": dq, "k": dk, "v": r(np.swapaxes(kept, -1, -2) @ do), "bias": ds}
+        full = {"q": dq, "k": dk, "v": r(turn(kept) @ do), "bias": ds}
         grouped = {"k": sc.groups, "v": sc.groups}
         shapes = sc.shapes.items()
         return outputs, {name: r(reduce_to(full[name], shape, grouped.get(name, 1))) for name, shape in shapes}
@@ -146,11 +154,16 @@ def attention(
 
 
 def softmax_weights(case: Case, sc: Scores, s: Array, r: Round) -> tuple[Array, Pull]:
+    return softmax(s, r)
+
+
+def softmax(s: Array, r: Round, times: Array | float = 1.0) -> tuple[Array, Pull]:
+    """times·exp(s - max s), divided by its sum over the row, 0 where s is -inf; and ds = w (dw - Σ w dw)."""
     top = np.max(s, axis=-1, keepdims=True, initial=-np.inf)
-    e = r(np.exp(r(s - np.where(np.isfinite(top), top, 0.0))))
+    e = r(times * r(np.exp(r(s - np.where(np.isfinite(top), top, 0.0)))))
     total = r(e.sum(-1, keepdims=True))
     w = r(e / np.where(total > 0, total, 1.0))
-    return w, lambda dp: r(w * r(dp - r(np.sum(r(w * dp), -1, keepdims=True))))
+    return w, lambda dw: r(w * r(dw - r(np.sum(r(w * dw), -1, keepdims=True))))
 
 
 def pointwise_weights(case: Case, sc: Scores, s: Array, r: Round) -> tuple[Array, Pull]:
@@ -166,23 +179,29 @@ def pointwise_weights(case: Case, sc: Scores, s: Array, r: Round) -> tuple[Array
     return w, lambda dp: r(r(factor * steepness) * dp)
 
 
-def layernorm(case: Case) -> tuple[dict[str, Array], dict[str, Array]]:
+def normalised(x: Array, eps: float, r: Round) -> tuple[Array, Pull]:
+    """(x - mean)/√(variance + eps) over the last axis, and dx from the cotangent of that."""
+    centred = r(x - r(x.mean(-1, keepdims=True)))
+    variance = r(np.mean(r(centred**2), -1, keepdims=True))
+    spread = r(np.sqrt(r(variance + eps)))
+    unit = r(centred / np.where(spread > 0, spread, np.nan))
+
+    def pull(g: Array) -> Array:
+        inner = r(unit * r(np.mean(r(g * unit), -1, keepdims=True)))
+        return r(r(r(g - r(g.mean(-1, keepdims=True))) - inner) / spread)
+
+    return unit, pull
+
+
+def layernorm(case: Case) -> Results:
     """qk_layernorm and its gradients."""
-
-    def r(x: Array) -> Array:
-        return rounded(x, case.dtype)
-
+    r = rounding(case)
     outputs, grads = {}, {}
     for name in ("q", "k"):
         x, weight = case.arrays[name], case.arrays[f"{name}_weight"]
         dy = case.cotangents[f"{name}_normed"]
-        centred = r(x - r(x.mean(-1, keepdims=True)))
-        variance = r(np.mean(r(centred**2), -1, keepdims=True))
-        spread = r(np.sqrt(r(variance + case.params.get("eps", 1e-6))))
-        unit = r(centred / np.where(spread > 0, spread, np.nan))
+        unit, pull = normalised(x, case.params.get("eps", 1e-6), r)
         outputs[f"{name}_normed"] = r(unit * weight)
-        g = r(dy * weight)
-        inner = r(unit * r(np.mean(r(g * unit), -1, keepdims=True)))
-        grads[name] = r(r(r(g - r(g.mean(-1, keepdims=True))) - inner) / spread)
+        grads[name] = pull(r(dy * weight))
         grads[f"{name}_weight"] = r(np.sum(r(dy * unit), axis=tuple(range(x.ndim - 1))))
     return outputs, grads

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attnkit_conformance import errors, lowprecision
 from attnkit_conformance.binding import FIELDS, PLAIN, Binding
 from attnkit_conformance.case import DTYPES, INTEGER, Case, compute_dtype
 from attnkit_conformance.errors import ErrorSample
-
-if TYPE_CHECKING:
-    from attnkit_conformance.samples import Scene
+from attnkit_conformance.samples import Scene, attention_case
 
 Params = Mapping[str, Any]
 
@@ -20,7 +18,28 @@ QKV = ("q", "k", "v")
 OPTIONAL = ("mask", "bias", "key_lengths", "query_mask", "dropout_mask", "length")
 STATEFUL = ("initial_state", "return_state", "chunk_size")  # weights and statistics are of calls without a state
 SIGNED_ACTIVATIONS = ("identity", "gelu", "gelu_tanh", "silu")
+OF_WEIGHTS = ("causal_prefix", "padding_contents")  # what weights can do wrong that the op cannot
 EXPONENTIATING_ACTIVATIONS = ("gelu", "gelu_tanh", "softplus", "sigmoid", "silu")
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """On which axis of each array, inputs and outputs, the queries and the keys lie; rows of other outputs on the last.
+
+    Arrays of queries that are among those of keys as well hold tokens that are both, with one validity.
+    """
+
+    queries: Mapping[str, int]
+    keys: Mapping[str, int]
+
+    @property
+    def shared(self) -> bool:
+        """Whether queries and keys are the same tokens."""
+        return set(self.queries) <= set(self.keys)
+
+
+ALL_TOKENS = ("rerun", "padding_contents", "key_permutation", "batch_mates", "padding_amount", "visible_nan")
+QUERIES_AND_KEYS = Tokens({"q": -2, "o": -2, "w": -2}, {"k": -2, "v": -2, "mask": -1, "bias": -1, "w": -1})
 
 
 @dataclass(frozen=True)
@@ -62,6 +81,9 @@ class Op:
     adapt: Callable[[Scene, Params], Scene | None] | None = None  # a scene without what the op does not take
     shapes: Callable[[Op, Case], Mapping[str, tuple[int, ...]]] | None = None  # of outputs beside o, w and rows
     zeros: Callable[[Case], tuple[Mapping[str, Any], Mapping[str, Any]]] | None = None  # A5, A6: exact zeros
+    tokens: Tokens = QUERIES_AND_KEYS
+    invariances: tuple[str, ...] = ()  # properties that hold by definition, beside those of the groups a, b and c
+    scene_case: Callable[[Op, Scene, Params, str, str], Case] = attention_case  # of the scene of a property
 
     def adapted(self, scene: Scene, params: Params) -> Scene | None:
         """The scene as this op can serve it with these parameters; None if nothing is left of it."""
@@ -153,5 +175,6 @@ def weights_of(op: Op) -> Op:
         statistics=False,
         dropout=False,
         joined=False,
+        invariances=tuple(name for name in op.invariances if name in OF_WEIGHTS),
         extra=tuple((scene, without_parameters(variant, outside)) for scene, variant in op.extra),
     )

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from attnkit_conformance.op import Op
 
 HALF_TYPES = ("bfloat16", "float16")
+TELLING = {"opposite_keys", "positive_values"}  # options of scenes that both half types need
 LENGTH_ARRAY = "<array>"  # in a variant: draw a `length` array
 ATTEMPTS = 200
 LARGEST_GROWTH = {"float16": 8.0, "bfloat16": 8.0, "float32": 200.0}  # beyond, the bound is no part of the result
@@ -363,8 +364,8 @@ def shared(pairs: list[Pair], dtype: str) -> list[Pair]:
     """The half types take turns, for both are computed in float32, but where few samples tell right from wrong."""
 
     def keeps(n: int, scene: Scene, variant: Mapping[str, Any]) -> bool:
-        telling = "opposite_keys" in scene.options or ("alpha", LENGTH_ARRAY) in variant.items()
-        return dtype not in HALF_TYPES or n % 2 == HALF_TYPES.index(dtype) or telling
+        telling = TELLING & set(scene.options) or ("alpha", LENGTH_ARRAY) in variant.items()
+        return dtype not in HALF_TYPES or n % 2 == HALF_TYPES.index(dtype) or bool(telling)
 
     return [pair for n, pair in enumerate(pairs) if keeps(n, *pair)]
 

@@ -4,6 +4,8 @@ from typing import Any
 
 import numpy as np
 
+from attnkit_conformance import tolerance
+
 
 def normal(*shapes: tuple[int, ...], seed: int = 0, dtype: str = "float64") -> list[np.ndarray]:
     generator = np.random.default_rng(seed)
@@ -16,3 +18,11 @@ def qkv(queries: int = 5, keys: int = 7, dtype: str = "float64", seed: int = 0) 
 
 def to_numpy(x: Any) -> np.ndarray:
     return np.asarray(x.detach() if hasattr(x, "detach") else x)
+
+
+def assert_close(got: Any, want: Any) -> None:
+    """Arrays of one dtype that differ by no more than the kit's bound for it, without its growth."""
+    got, want = to_numpy(got), to_numpy(want)
+    assert got.dtype == want.dtype
+    found = tolerance.measure("x", got.astype(np.float64), tolerance.limit(want.astype(np.float64), want.dtype.name))
+    assert not found.failures, found.failures

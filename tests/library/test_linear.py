@@ -10,7 +10,7 @@ import torch
 import attnkit
 import attnkit_reference
 
-from .arrays import normal, to_numpy
+from .arrays import assert_close, normal, to_numpy
 
 PROJECTION = attnkit.orthogonal_features(5, 4, seed=1)
 OPS = {
@@ -160,10 +160,10 @@ def test_a_callable_feature_map_and_its_gradients():
     leaves = [torch.tensor(x, requires_grad=True) for x in (q, k, v)]
     o = attnkit.linear_attention(*leaves, **{**options, "mask": torch.tensor(options["mask"])})
     o.backward(torch.tensor(do))
-    np.testing.assert_allclose(to_numpy(o), attnkit_reference.linear_attention(q, k, v, **options), rtol=1e-12)
+    assert_close(to_numpy(o), attnkit_reference.linear_attention(q, k, v, **options))
     for name, leaf in zip("qkv", leaves, strict=True):
-        np.testing.assert_allclose(found[name], expected[name], rtol=1e-9, atol=1e-12)
-        np.testing.assert_allclose(to_numpy(leaf.grad), expected[name], rtol=1e-9, atol=1e-12)
+        assert_close(found[name], expected[name])
+        assert_close(to_numpy(leaf.grad), expected[name])
 
 
 def test_what_a_feature_map_must_be():
@@ -250,9 +250,9 @@ def test_statistics_are_those_of_the_weights(name):
     fields = ("total", "sum_squares", "maximum", "visible")
     found = attnkit.row_statistics(of(name), q, k, fields=fields, **options)
     visible = np.tril(np.ones((N, N), bool))
-    np.testing.assert_allclose(found.total, w.sum(-1), rtol=1e-12)
-    np.testing.assert_allclose(found.sum_squares, (w * w).sum(-1), rtol=1e-12)
-    np.testing.assert_allclose(found.maximum, np.where(visible, w, -np.inf).max(-1), rtol=1e-12)
+    assert_close(found.total, w.sum(-1))
+    assert_close(found.sum_squares, (w * w).sum(-1))
+    assert_close(found.maximum, np.where(visible, w, -np.inf).max(-1))
     assert np.array_equal(found.visible, np.broadcast_to(np.arange(1, N + 1), found.visible.shape))
 
 

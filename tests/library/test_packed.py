@@ -11,6 +11,8 @@ import torch
 import attnkit
 from attnkit import packed
 
+from .arrays import assert_close
+
 Q, K = (0, 5, 5, 12), (0, 7, 9, 16)  # the second sequence has keys and no queries
 
 
@@ -38,12 +40,12 @@ def test_tuples_and_arrays_mean_the_same(name: str, options: dict[str, Any]) -> 
     q, k, v = inputs()
     whole = np.asarray(Q), np.asarray(K)
     o = forward(q, k, v, Q, K, **options)
-    np.testing.assert_allclose(forward(q, k, v, *whole, **options), o, rtol=1e-12, atol=1e-14)
+    assert_close(forward(q, k, v, *whole, **options), o)
     do = np.random.default_rng(1).standard_normal(o.shape)
     one, two = vjp(q, k, v, Q, K, do, **options), vjp(q, k, v, *whole, do, **options)
     for gradient, x in zip("qkv", (q, k, v), strict=True):
         assert one[gradient].shape == x.shape
-        np.testing.assert_allclose(two[gradient], one[gradient], rtol=1e-11, atol=1e-13)
+        assert_close(two[gradient], one[gradient])
 
 
 def test_each_sequence_gets_what_it_gets_alone() -> None:
@@ -78,13 +80,13 @@ def test_autograd_equals_the_explicit_gradients() -> None:
         leaves = [torch.tensor(x, requires_grad=True) for x in arrays]
         attnkit.softmax_attention_packed(*leaves, *edges, causal=True).backward(torch.tensor(do))
         for name, leaf in zip("qkv", leaves, strict=True):
-            np.testing.assert_allclose(leaf.grad.numpy(), expected[name], rtol=1e-10, atol=1e-12)
+            assert_close(leaf.grad.numpy(), expected[name])
 
 
 def test_array_boundaries_can_be_traced() -> None:
     q, k, v = (jnp.asarray(x, jnp.float32) for x in inputs((2, 2)))
     traced = jax.jit(attnkit.pointwise_attention_packed)(q, k, v, jnp.asarray(Q), jnp.asarray(K))
-    np.testing.assert_allclose(traced, attnkit.pointwise_attention_packed(q, k, v, Q, K), rtol=1e-4, atol=1e-5)
+    assert_close(traced, attnkit.pointwise_attention_packed(q, k, v, Q, K))
 
 
 @pytest.mark.parametrize(

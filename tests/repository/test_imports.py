@@ -15,7 +15,10 @@ CONFORMANCE = ROOT / "conformance" / "attnkit_conformance"
 RULES: dict[str, tuple[set[str], tuple[str, ...]]] = {
     "reference/attnkit_reference": ({"numpy", "scipy", "attnkit_reference"}, ()),
     "attnkit": ({"array_api_compat", "attnkit._", "attnkit.own"}, ("backends", "nn", "integrations", "kernels")),
-    "attnkit/backends/torch": ({"torch", "attnkit._", "attnkit.backends", "attnkit.kernels"}, ()),
+    "attnkit/backends/torch": (
+        {"torch", "array_api_compat", "attnkit._", "attnkit.own", "attnkit.backends", "attnkit.kernels"},
+        (),
+    ),
     "attnkit/nn": ({"torch", "attnkit"}, ()),
     "conformance/attnkit_conformance": (
         {"numpy", "scipy", "ml_dtypes", "rich", "safetensors", "attnkit_reference", "attnkit_conformance"},

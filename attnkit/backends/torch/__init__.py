@@ -1,9 +1,19 @@
 """Kernels for torch tensors."""
 
 from attnkit._dispatch import Kernel
-from attnkit.backends.torch import softmax, triton_pointwise
+from attnkit.backends.torch import blocked, softmax, triton_pointwise
 
-KERNELS: dict[str, tuple[Kernel, ...]] = {
-    "softmax_attention": (Kernel("sdpa", softmax.sdpa, softmax.sdpa_unsupported),),
+KERNELS: dict[str, tuple[Kernel, ...]] = {op: (kernel,) for op, kernel in blocked.KERNELS.items()}
+KERNELS["softmax_attention"] = (
+    Kernel("sdpa", softmax.sdpa, softmax.sdpa_unsupported),
+    *KERNELS["softmax_attention"],
+)
+KERNELS |= {op: (kernel, *KERNELS[op]) for op, kernel in triton_pointwise.KERNELS.items()}
+SPECIAL_CASES = {
+    "reluformer_attention": "pointwise_attention",
+    "sigmoid_attention": "pointwise_attention",
+    "sparsemax_attention": "entmax_attention",
 }
-KERNELS |= {op: (kernel, *KERNELS.get(op, ())) for op, kernel in triton_pointwise.KERNELS.items()}
+KERNELS |= {
+    f"{op}{suffix}": KERNELS[f"{called}{suffix}"] for op, called in SPECIAL_CASES.items() for suffix in ("", "_vjp")
+}

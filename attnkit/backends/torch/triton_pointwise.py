@@ -499,6 +499,7 @@ def unsupported(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options
     return None
 
 
-OPS = ("pointwise_attention", "reluformer_attention", "sigmoid_attention")  # the last two call the first
-KERNELS = {op: Kernel("triton", attend, unsupported) for op in OPS}
-KERNELS |= {f"{op}_vjp": Kernel("triton", pull, unsupported) for op in OPS}
+KERNELS = {
+    "pointwise_attention": Kernel("triton", attend, unsupported),
+    "pointwise_attention_vjp": Kernel("triton", pull, unsupported),
+}

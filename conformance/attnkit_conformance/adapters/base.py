@@ -18,17 +18,21 @@ from attnkit_conformance.opdb import BY_NAME
 Arrays = Mapping[str, Any]
 
 
-def kernels(library: str) -> dict[str, tuple[str, ...]]:
-    """{op: names of attnkit's kernels for it} for a library."""
+VJP = "_vjp"
+
+
+def kernels(library: str, gradients: bool = False) -> dict[str, tuple[str, ...]]:
+    """{op: names of attnkit's kernels for it, or for its explicit gradients} for a library."""
     module = f"attnkit.backends.{library}"
     tables = importlib.import_module(module).KERNELS if importlib.util.find_spec(module) else {}
-    return {op: tuple(kernel.name for kernel in rows) for op, rows in tables.items()}
+    chosen = {op: rows for op, rows in tables.items() if op.endswith(VJP) is gradients}
+    return {op.removesuffix(VJP): tuple(kernel.name for kernel in rows) for op, rows in chosen.items()}
 
 
-def implementations(library: str) -> dict[str, tuple[str, ...] | None]:
+def implementations(library: str, gradients: bool = False) -> dict[str, tuple[str, ...] | None]:
     """{implementation: ops that have it, None for all}: the generic body, then the kernels."""
     found: dict[str, tuple[str, ...] | None] = {"generic": None}
-    for op, names in kernels(library).items():
+    for op, names in kernels(library, gradients).items():
         found |= {name: (*(found.get(name) or ()), op) for name in names}
     return found
 
@@ -72,9 +76,13 @@ class AttnkitAdapter:
             raise Unsupported(str(refusal)) from refusal
 
     def vjp(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays) -> dict[str, Any]:
-        """Explicit gradients."""
+        """Explicit gradients; attnkit's NotImplementedError becomes Unsupported."""
         row = BY_NAME[op]
-        return row.binding.vjp(attnkit, row, arrays, params, cotangents)
+        chosen = {"impl": self.impl} if dispatches(row) else {}
+        try:
+            return row.binding.vjp(attnkit, row, arrays, {**chosen, **params}, cotangents)
+        except NotImplementedError as refusal:
+            raise Unsupported(str(refusal)) from refusal
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
         """The reason that attnkit.explain gives against this adapter's `impl`."""

@@ -66,5 +66,6 @@ def adapters() -> list[AttnkitAdapter]:
     for suffix, device in devices.items():
         for name, ops in implementations("torch").items():
             made.append(Autograd(f"torch{suffix}-{name}", name, device, f"{device}, autograd", ops))
-        made.append(Explicit(f"torch{suffix}-explicit", "generic", device, f"{device}, explicit gradients"))
+        for name, ops in implementations("torch", gradients=True).items():
+            made.append(Explicit(f"torch{suffix}-{name}-explicit", name, device, f"{device}, explicit gradients", ops))
     return made

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from attnkit_conformance import tolerance
+from attnkit_conformance import samples, tolerance
 from attnkit_conformance.case import Case, compute_dtype, generator, rounded
 from attnkit_conformance.errors import ErrorSample, zeros
+from attnkit_conformance.families import tokens_lowprecision
 from attnkit_conformance.families.lowrank import calls
 from attnkit_conformance.families.lowrank_samples import of_input
-from attnkit_conformance.op import Op, o_only
+from attnkit_conformance.op import Op, Tokens, o_only
 from attnkit_conformance.samples import ATTEMPTS, CAUSAL, MARGIN
 from attnkit_reference import lsh_attention_weights
 
@@ -32,7 +33,7 @@ class Scene:
     buckets: int = 6
     d: int = 12
     e: int = 20
-    lead: tuple[Shape, Shape, Shape] = ((2, 2), (2, 2), (2,))
+    lead: tuple[Shape, ...] = ((2, 2), (2, 2), (2,))
     size: float = 1.0  # standard deviation of qk
     options: tuple[str, ...] = ()
     params: Mapping[str, Any] = field(default_factory=dict)
@@ -102,6 +103,12 @@ def lsh_case(op: Op, scene: Scene, dtype: str) -> Case:
     kept = {name: x for name, x in case.arrays.items() if name in wanted}
     params = {} if op.name == "lsh_buckets" else case.params
     return replace(case, arrays=kept, params=params, cotangents=cotangents)
+
+
+def lsh_property(op: Op, scene: samples.Scene, params: Mapping[str, Any], label: str, dtype: str) -> Case:
+    """The scene of a property: one validity per token, rotations of each item."""
+    options = tuple(name for name in scene.options if name == "mask")
+    return lsh_case(op, Scene(scene.name, scene.S, 8, lead=scene.lead, options=options), dtype)
 
 
 def drawn(op: Op, scene: Scene, dtype: str, rng: np.random.Generator) -> Case:
@@ -220,5 +227,11 @@ OPS: tuple[Op, ...] = (
         dropout=False,
         growth=lsh_growth,
         zeros=lsh_zeros,
+        tokens=Tokens({"qk": -2, "o": -2}, {"qk": -2, "v": -2, "mask": -1, "o": -2}),
+        # who meets whom depends on the hashes of all tokens, their order and how many there are: neither the causal
+        # prefix nor an order of keys nor the amount of padding is free, and a NaN has no hash
+        invariances=("rerun", "padding_contents", "batch_mates"),
+        scene_case=lsh_property,
+        naive=tokens_lowprecision.lsh,
     ),
 )

@@ -11,7 +11,7 @@ import numpy as np
 from attnkit_conformance import errors, samples
 from attnkit_conformance.binding import Arrays, Binding, split
 from attnkit_conformance.errors import GOOD, D, E, ErrorSample, L, S, wrong, zeros
-from attnkit_conformance.families import linear_samples
+from attnkit_conformance.families import linear_lowprecision, linear_samples
 from attnkit_conformance.families.linear_samples import INITIAL, LEVELS, parts_of
 from attnkit_conformance.op import QKV, STATEFUL, Op, Params
 from attnkit_conformance.samples import LENGTH_ARRAY, Scene
@@ -206,6 +206,7 @@ def step_of(op: Op) -> Op:
         compute_outputs=STATES,
         binding=STEP,
         growth=linear_samples.step_growth,
+        naive=None if op.naive is None else linear_lowprecision.step(op.naive),
         dropout=False,
     )
 
@@ -226,6 +227,7 @@ LINEAR_ATTENTION = row(
     ),
     errors=linear_errors,
     adapt=any_scene,
+    naive=linear_lowprecision.LINEAR,
     signed=lambda params: params.get("feature_map") == "identity" or params.get("scale", 1.0) < 0,
 )
 COSINE = row(
@@ -236,6 +238,7 @@ COSINE = row(
     variants=({}, KEPT, {"chunk_size": 5}, RESUMED, {"eps": 3.0}),
     errors=cosine_errors,
     adapt=linear_samples.without_kinks,
+    naive=linear_lowprecision.COSINE,
 )
 PERFORMER = row(
     "performer_attention",
@@ -247,6 +250,7 @@ PERFORMER = row(
     errors=performer_errors,
     adapt=no_scale,
     growth=linear_samples.performer_growth,
+    naive=linear_lowprecision.PERFORMER,
 )
 EFFICIENT = row(
     "efficient_attention",
@@ -259,6 +263,7 @@ EFFICIENT = row(
     errors=efficient_errors,
     adapt=key_masks,
     growth=linear_samples.efficient_growth,
+    naive=linear_lowprecision.efficient,
 )
 
 OPS: tuple[Op, ...] = tuple(

@@ -10,12 +10,14 @@ import numpy as np
 
 from attnkit_conformance.binding import Arrays, Binding, split
 from attnkit_conformance.errors import GOOD, ErrorSample, zeros
+from attnkit_conformance.families import lowrank_lowprecision
 from attnkit_conformance.families import lowrank_samples as samples
 from attnkit_conformance.families import lowrank_softmax_samples as softmax_samples
-from attnkit_conformance.op import Op, o_only
+from attnkit_conformance.op import ALL_TOKENS, QUERIES_AND_KEYS, Op, Tokens, o_only
 
 SELF = {"q": GOOD["k"], "k": GOOD["k"], "v": GOOD["v"]}  # q and k are the same tokens: 5 of 4 features
 TOKENS = ("mask", "key_lengths", "query_mask")
+OF_TOKENS = {"mask": -1, "query_mask": -1, "o": -2}  # where queries and keys are the same tokens
 INVERSE = ("newton_steps", "init_scale", "inverse_grad")
 
 
@@ -144,6 +146,10 @@ SOFT = Op(
     dropout=False,
     growth=samples.soft_growth,
     zeros=samples.soft_zeros,
+    tokens=Tokens({"q": -2, "o": -2}, {"q": -2, "v": -2, **OF_TOKENS}),
+    invariances=ALL_TOKENS,  # there is no causal form
+    scene_case=samples.soft_property,
+    naive=lowrank_lowprecision.soft,
 )
 NYSTROM = Op(
     name="nystrom_attention",
@@ -160,6 +166,11 @@ NYSTROM = Op(
     dropout=False,
     growth=softmax_samples.nystrom_growth,
     zeros=softmax_samples.nystrom_zeros,
+    tokens=Tokens({"q": -2, "o": -2}, {"k": -2, "q": -2, "v": -2, **OF_TOKENS}),
+    # segments are of tokens in their order; init="batch_max" shares a norm with its batch-mates, and has its own name
+    invariances=tuple(name for name in ALL_TOKENS if name != "key_permutation"),
+    scene_case=softmax_samples.nystrom_property,
+    naive=lowrank_lowprecision.nystrom,
 )
 LINFORMER = Op(
     name="linformer_attention",
@@ -175,6 +186,11 @@ LINFORMER = Op(
     dropout=False,
     growth=softmax_samples.scores_growth,
     zeros=softmax_samples.linformer_zeros,
+    # a key has a column of each projection
+    tokens=Tokens(QUERIES_AND_KEYS.queries, {"k": -2, "v": -2, "mask": -1, "proj_k": -1, "proj_v": -1}),
+    invariances=ALL_TOKENS,  # there is no causal form
+    scene_case=softmax_samples.linformer_property,
+    naive=lowrank_lowprecision.linformer,
 )
 
 

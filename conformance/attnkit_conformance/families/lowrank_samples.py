@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from attnkit_conformance import samples
 from attnkit_conformance.case import Case, compute_dtype, generator, rounded
 from attnkit_reference import newton_inverse
 from attnkit_reference.lowrank import differences, gaussian
@@ -77,6 +78,12 @@ SOFT = (
     Scene("empty", 0, m=3),
     Scene("no-landmarks-axis", 5, m=0),
 )  # fmt: skip
+
+
+def of_property(scene: samples.Scene) -> Scene:
+    """The scene of a property as one of here: without bias and causality, its mask one of keys."""
+    options = tuple(name for name in scene.options if name in MASKS)
+    return Scene(scene.name, scene.S, S=scene.S, d=scene.d, e=scene.e, lead=scene.lead, options=options)
 
 
 def masks_of(scene: Scene, S: int, rng: np.random.Generator) -> dict[str, Array]:
@@ -171,6 +178,10 @@ def soft_case(op: Op, scene: Scene, dtype: str) -> Case:
     if "landmark_mask" in arrays:
         hidden["landmarks"] = np.broadcast_to(~arrays["landmark_mask"], landmarks.shape[:-1])
     return finished(op, scene, dtype, case, hidden, (*leading, n, scene.e))
+
+
+def soft_property(op: Op, scene: samples.Scene, params: Mapping[str, Any], label: str, dtype: str) -> Case:
+    return soft_case(op, of_property(scene), dtype)
 
 
 def tokens_of(case: Case) -> tuple[Array, Array]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from attnkit_conformance import samples
 from attnkit_conformance.case import Case, compute_dtype, generator
 from attnkit_conformance.families.lowrank_samples import (
     EXPONENT_STEP,
@@ -18,6 +19,7 @@ from attnkit_conformance.families.lowrank_samples import (
     masks_of,
     new_case,
     of_input,
+    of_property,
     valid_keys,
     valid_queries,
 )
@@ -110,6 +112,10 @@ def nystrom_case(op: Op, scene: Scene, dtype: str, variant: Mapping[str, Any]) -
     tokens = ~(valid_keys(arrays, leading, n) & valid_queries(arrays, leading, n))
     hidden = {name: whole_items(tokens, arrays[name], "gqa" in scene.options) for name in ("q", "k", "v")}
     return finished(op, scene, dtype, case, hidden, (*leading, n, scene.e))
+
+
+def nystrom_property(op: Op, scene: samples.Scene, params: Mapping[str, Any], label: str, dtype: str) -> Case:
+    return nystrom_case(op, of_property(scene), dtype, params)
 
 
 def leading_of(case: Case) -> Shape:
@@ -211,6 +217,10 @@ def linformer_case(op: Op, scene: Scene, dtype: str) -> Case:
     hidden = {"q": null}
     hidden |= {name: whole_items(unseen, arrays[name], "gqa" in scene.options) for name in ("k", "v")}
     return finished(op, scene, dtype, case, hidden, (*leading, n, scene.e))
+
+
+def linformer_property(op: Op, scene: samples.Scene, params: Mapping[str, Any], label: str, dtype: str) -> Case:
+    return linformer_case(op, replace(of_property(scene), n=scene.L), dtype)
 
 
 def unseen_and_null(case: Case) -> tuple[Array, Array]:

@@ -8,16 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from attnkit_conformance import tolerance
+from attnkit_conformance import samples, tolerance
 from attnkit_conformance.case import Case, compute_dtype, generator, rounded
 from attnkit_conformance.errors import ErrorSample, zeros
+from attnkit_conformance.families import tokens_lowprecision
 from attnkit_conformance.families.lowrank import calls
-from attnkit_conformance.op import Op, o_only
+from attnkit_conformance.op import ALL_TOKENS, Op, Tokens, o_only
 from attnkit_conformance.samples import ATTEMPTS, CAUSAL, LENGTH_ARRAY, MARGIN
 from attnkit_reference._common import visibility
 
 Array = np.ndarray
 Shape = tuple[int, ...]
+Params = Mapping[str, Any]
 VECTORS = ("key_bias", "value_bias", "norm_weight", "norm_bias")
 UNIT_WEIGHTS = ("w_z", "w_u", "w_v", "w_o", "gamma_q", "beta_q", "gamma_k", "beta_k")
 SOFTMAX = {"activation": "softmax"}
@@ -78,6 +80,12 @@ def memory_case(op: Op, scene: Scene, dtype: str) -> Case:
         raise ValueError(f"{case.id}: no draw in {ATTEMPTS} keeps its distance from the kink")
     out = (*np.broadcast_shapes(*scene.lead), scene.tokens, 20)
     return replace(case, cotangents={"o": rounded(rng.standard_normal(out), dtype)})
+
+
+def memory_property(op: Op, scene: samples.Scene, params: Params, label: str, dtype: str) -> Case:
+    """The scene of a property, slots for keys: they are all there for every token."""
+    own = Scene(scene.name, scene.L, scene.S, (scene.lead[0], ()), ("key_bias", "value_bias"), params=params)
+    return memory_case(op, own, dtype)
 
 
 def drawn_memory(op: Op, scene: Scene, dtype: str, rng: np.random.Generator) -> Case:
@@ -189,6 +197,14 @@ def unit_case(op: Op, scene: Scene, dtype: str) -> Case:
     return replace(case, cotangents={"o": rounded(rng.standard_normal((*lead, T, D)), dtype)})
 
 
+def unit_property(op: Op, scene: samples.Scene, params: Params, label: str, dtype: str) -> Case:
+    """The scene of a property, its mask one of keys and its bias per key: tokens can be moved."""
+    of_keys = {"mask": "key_mask", "bias": "bias_per_key"}
+    options = tuple(of_keys.get(name, name) for name in scene.options)
+    own = Scene(scene.name, scene.S, lead=(scene.lead[0], ()), options=options, params={**scene.params, **params})
+    return unit_case(op, own, dtype)
+
+
 def unit_options(scene: Scene, lead: Shape, rng: np.random.Generator) -> dict[str, Array]:
     """The optional arrays that a scene asks for: padding is padding of queries and of keys."""
     T = scene.tokens
@@ -270,8 +286,14 @@ OPS: tuple[Op, ...] = (
         optional=VECTORS,
         differentiable=("x", "keys", "values", *VECTORS),
         errors=memory_errors,
+        variants=({}, SOFTMAX),
         dropout=False,
         growth=memory_growth,
+        tokens=Tokens({"x": -2, "o": -2}, {"keys": -2, "values": -2, "key_bias": -1}),
+        # tokens are by themselves and slots are all there: there is no padding and no order
+        invariances=("rerun", "key_permutation", "batch_mates", "visible_nan"),
+        scene_case=memory_property,
+        naive=tokens_lowprecision.memory,
     ),
     Op(
         name="gated_attention_unit",
@@ -284,5 +306,10 @@ OPS: tuple[Op, ...] = (
         differentiable=("x", *UNIT_WEIGHTS, "bias"),
         errors=unit_errors,
         zeros=unit_zeros,
+        variants=({}, {"alpha": 1.0}),
+        tokens=Tokens({"x": -2, "o": -2}, {"x": -2, "o": -2, "mask": -1, "query_mask": -1, "bias": -1}),
+        invariances=(*ALL_TOKENS, "causal_prefix"),
+        scene_case=unit_property,
+        naive=tokens_lowprecision.unit,
     ),
 )

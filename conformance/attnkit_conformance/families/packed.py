@@ -7,12 +7,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attnkit_conformance import tolerance
+from attnkit_conformance import lowprecision, tolerance
 from attnkit_conformance.case import Case, compute_dtype, generator, rounded
 from attnkit_conformance.errors import ErrorSample, zeros
-from attnkit_conformance.op import QKV, Op, Params, always, exponentiates, has_kinks, o_and_lse, o_only
-from attnkit_conformance.samples import LENGTH_ARRAY, variant_label
+from attnkit_conformance.families import linear_lowprecision
+from attnkit_conformance.families.packed_lowprecision import packed
+from attnkit_conformance.op import QKV, Op, Params, Tokens, always, exponentiates, has_kinks, o_and_lse, o_only
+from attnkit_conformance.samples import LENGTH_ARRAY, Scene, variant_label
 
+TOKENS = Tokens({"q": 0, "o": 0, "lse": 0}, {"k": 0, "v": 0})
+INVARIANCES = ("rerun", "causal_prefix", "key_permutation", "batch_mates", "visible_nan")  # there is no padding
 EDGES = ("cu_seqlens_q", "cu_seqlens_k")
 GOOD = {
     **{name: zeros(tokens, 2, 4) for name, tokens in (("q", 5), ("k", 6), ("v", 6))},
@@ -79,6 +83,12 @@ def packed_case(op: Op, pack: Pack, variant: Params, dtype: str) -> Case:
     )  # fmt: skip
 
 
+def packed_property(op: Op, scene: Scene, params: Params, label: str, dtype: str) -> Case:
+    """The scene of a property as three sequences; what it changes at the end lies in the last one."""
+    pack = Pack(scene.name, (5, 0, scene.L - 5), (7, 3, scene.S - 10), params=scene.params)
+    return packed_case(op, pack, params, dtype)
+
+
 def packed_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
     """Packs in turn with the variants, and every variant with the first."""
     every = QUICK if profile == "quick" else FULL
@@ -128,10 +138,14 @@ OPS = (
         variants=({}, {"return_lse": True}),
         differentiable=QKV,
         compute_outputs=("lse",),
+        naive=packed(lowprecision.attention(lowprecision.softmax_weights)),
         errors=packed_errors,
         exponent=always,
         growth=growth,
         dropout=False,
+        tokens=TOKENS,
+        invariances=INVARIANCES,
+        scene_case=packed_property,
     ),
     Op(
         name="pointwise_attention_packed",
@@ -150,8 +164,12 @@ OPS = (
         differentiable=QKV,
         errors=packed_errors,
         kinks=has_kinks,
+        naive=packed(lowprecision.attention(lowprecision.pointwise_weights)),
         growth=growth,
         dropout=False,
+        tokens=TOKENS,
+        invariances=INVARIANCES,
+        scene_case=packed_property,
     ),
     Op(
         name="linear_attention_packed",
@@ -163,6 +181,10 @@ OPS = (
         variants=({}, {"feature_map": "relu", "eps": 0.1, "chunk_size": 5}, {"feature_map": "identity"}),
         differentiable=QKV,
         errors=packed_errors,
+        naive=packed(linear_lowprecision.LINEAR),
         dropout=False,
+        tokens=TOKENS,
+        invariances=INVARIANCES,
+        scene_case=packed_property,
     ),
 )

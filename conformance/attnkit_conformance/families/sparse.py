@@ -11,7 +11,7 @@ import numpy as np
 from attnkit_conformance import errors, samples
 from attnkit_conformance.errors import GOOD, E, ErrorSample, L, S, wrong, zeros
 from attnkit_conformance.families import sparse_lowprecision, sparse_samples
-from attnkit_conformance.op import OPTIONAL, QKV, Op, o_only
+from attnkit_conformance.op import ALL_TOKENS, OPTIONAL, QKV, Op, o_only
 from attnkit_conformance.samples import LENGTH_ARRAY
 
 MASKS = tuple(name for name in OPTIONAL if name != "length")
@@ -151,7 +151,9 @@ OPS: tuple[Op, ...] = (
         differentiable=QKV,
         errors=sima_errors,
         signed=lambda params: True,
+        adapt=sparse_samples.sima_adapt,
         zeros=sparse_samples.sima_zeros,
+        invariances=ALL_TOKENS,  # there is no causal form
         naive=sparse_lowprecision.sima,
         weights=True,
         dropout=False,

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 
-from attnkit_conformance.case import Case, rounded
+from attnkit_conformance.case import Case
 from attnkit_conformance.families.sparse_samples import alphas_of
-from attnkit_conformance.lowprecision import Array, Pull, Round, attention, case_scores, softmax_weights
+from attnkit_conformance.lowprecision import (
+    Array,
+    Pull,
+    Results,
+    Round,
+    attention,
+    case_scores,
+    rounding,
+    softmax,
+    turn,
+)
 from attnkit_reference._common import Scores
 
-HALVINGS = 24  # of a bracket of width 1: more than a half type can tell apart
+HALVINGS = 64  # of a bracket of width 1: more than float64 can tell apart
 
 
 def positive(x: Array) -> Array:
@@ -27,12 +37,14 @@ def entmax_weights(case: Case, sc: Scores, s: Array, r: Round) -> tuple[Array, P
     low, high = np.full(top.shape, -1.0), np.zeros(top.shape)
     for _ in range(HALVINGS):
         middle = r(0.5 * (low + high))
+        if np.all((middle == low) | (middle == high)):
+            break
         left = r(np.sum(r(positive(r(x - middle)) ** power), axis=-1, keepdims=True)) >= 1
         low, high = np.where(left, middle, low), np.where(left, high, middle)
     p = np.where(x <= -1, 0.0, r(positive(r(x - low)) ** power))
     total = r(p.sum(axis=-1, keepdims=True))
     p = r(p / np.where(total == 0, 1.0, total))
-    p = np.where(alphas == 1, softmax_weights(case, sc, s, r)[0], p)
+    p = np.where(alphas == 1, softmax(s, r)[0], p)
     u = np.where(p > 0, r(np.where(p > 0, p, 1.0) ** (2.0 - alphas)), 0.0)
     total = r(u.sum(axis=-1, keepdims=True))
 
@@ -44,8 +56,12 @@ def entmax_weights(case: Case, sc: Scores, s: Array, r: Round) -> tuple[Array, P
 
 
 def distances(case: Case, sc: Scores, r: Round) -> Array:
-    """-(scale/2)·Σ (q - k)²."""
-    return r(-0.5 * sc.scale * r(np.sum(r(r(sc.q[..., :, None, :] - sc.k[..., None, :, :]) ** 2), axis=-1)))
+    return minus_distances(sc.q, sc.k, sc.scale, r)
+
+
+def minus_distances(x: Array, y: Array, scale: float, r: Round) -> Array:
+    """-(scale/2)·Σ (x_i - y_j)² over the features."""
+    return r(-0.5 * scale * r(np.sum(r(r(x[..., :, None, :] - y[..., None, :, :]) ** 2), axis=-1)))
 
 
 def exponential_weights(case: Case, sc: Scores, s: Array, r: Round) -> tuple[Array, Pull]:
@@ -60,32 +76,26 @@ def through_distances(sc: Scores, ds: Array, r: Round) -> tuple[Array, Array]:
     return r(terms.sum(axis=-2)), r(-terms.sum(axis=-3))
 
 
-def sima(case: Case) -> tuple[dict[str, Array], dict[str, Array]]:
+def sima(case: Case) -> Results:
     """o or w; gradients are left to the first rule."""
 
-    def r(x: Array) -> Array:
-        return rounded(x, case.dtype)
-
-    sc = case_scores(case)
+    r, sc = rounding(case), case_scores(case)
     hats = []
     for x in (sc.q, sc.k):
         size = r(np.sum(np.abs(x), axis=-2, keepdims=True))
         hats.append(r(x / np.maximum(size, case.params.get("eps", 1e-12))))
     q, k = hats
     if sc.v is None:
-        return {"w": np.where(sc.visible, r(q @ np.swapaxes(k, -1, -2)), 0.0)}, {}
+        return {"w": np.where(sc.visible, r(q @ turn(k)), 0.0)}, {}
     live = np.asarray(sc.n > 0)[..., None]
-    return {"o": np.where(live, r(q @ r(np.swapaxes(k, -1, -2) @ sc.v)), 0.0)}, {}
+    return {"o": np.where(live, r(q @ r(turn(k) @ sc.v)), 0.0)}, {}
 
 
-def rela(case: Case) -> tuple[dict[str, Array], dict[str, Array]]:
+def rela(case: Case) -> Results:
     """o or w; gradients are left to the first rule."""
 
-    def r(x: Array) -> Array:
-        return rounded(x, case.dtype)
-
-    sc = case_scores(case)
-    s = r(sc.scale * r(sc.q @ np.swapaxes(sc.k, -1, -2)))
+    r, sc = rounding(case), case_scores(case)
+    s = r(sc.scale * r(sc.q @ turn(sc.k)))
     w = np.where(sc.visible, positive(s if sc.bias is None else r(s + sc.bias)), 0.0)
     if sc.v is None or "norm_weight" not in case.arrays:
         return {"w": w}, {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -237,6 +237,12 @@ def sima_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
     """Masks of keys and of queries, self and cross, groups of heads."""
     for scene in SIMA_QUICK if profile == "quick" else SIMA:
         yield attention_case(op, scene, {}, "", dtype)
+
+
+def sima_adapt(scene: Scene, params: Mapping[str, Any]) -> Scene:
+    """The scene without bias and causality, its mask one of keys."""
+    options = tuple("key_mask" if name == "mask" else name for name in scene.options if name != "bias")
+    return replace(scene, options=options, params={n: x for n, x in scene.params.items() if n != "causal"})
 
 
 def sima_zeros(case: Case) -> tuple[dict[str, Array], dict[str, Array]]:

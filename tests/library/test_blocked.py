@@ -1,0 +1,119 @@
+"""Attention in blocks: what the conformance kit does not ask of it. Every block size must give the same answer."""
+
+import tracemalloc
+from typing import Any
+
+import array_api_compat
+import numpy as np
+import pytest
+import torch
+
+import attnkit
+from attnkit import _blocks
+from attnkit.backends.torch import blocked
+from attnkit.statistics_families import FAMILIES
+
+from .arrays import assert_close, normal, qkv
+
+GENERATOR = np.random.default_rng(3)
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"causal": True, "window": (4, None)},
+    "upper-left": {"causal": "upper_left"},
+    "masked": {"mask": GENERATOR.random((2, 1, 9, 11)) < 0.6, "causal": True},
+    "keys": {"mask": GENERATOR.random(11) < 0.6, "query_mask": GENERATOR.random((2, 1, 9)) < 0.6},
+    "lengths": {"key_lengths": np.array([[8], [0]]), "bias": GENERATOR.standard_normal((3, 9, 11))},
+    "bias": {"bias": GENERATOR.standard_normal((3, 1, 11)), "causal": True},
+    "dropout": {"dropout": (0.4, 7), "causal": True},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("size", [1, 25, 100, 10_000])
+@pytest.mark.parametrize("op", blocked.OPS)
+def test_blocks_of_any_size_agree_with_the_whole(op: str, size: int, options: dict[str, Any]) -> None:
+    q, k, v = qkv(9, 11)
+    call = _blocks.call(FAMILIES[op], q, k, v, options, size)
+    xp = array_api_compat.array_namespace(q)
+    function, vjp = getattr(attnkit, op), getattr(attnkit, f"{op}_vjp")
+    o = function(q, k, v, **options)
+    assert_close(_blocks.forward(xp, call), o)
+    do = GENERATOR.standard_normal(o.shape)
+    want = vjp(q, k, v, do, **options)
+    got = _blocks.backward(xp, call, do, tuple(want))
+    for name, gradient in want.items():
+        assert_close(got[name], gradient)
+
+
+def test_blocks_cover_every_visible_pair_once() -> None:
+    q, k, v = normal((2, 4, 37, 3), (2, 2, 41, 3), (2, 2, 41, 3))
+    for options in ({}, {"causal": True}):
+        call = _blocks.call(FAMILIES["softmax_attention"], q, k, v, {"enable_gqa": True, **options}, 100)
+        seen = np.zeros((2, 4, 37, 41), int)
+        for block in _blocks.blocks(call):
+            at = (*block.leading, slice(block.rows.start, block.rows.stop), slice(0, block.keys))
+            seen[at] += 1
+            assert (block.rows.stop - block.rows.start) * block.keys <= 2 * 100
+        visible = np.tril(np.ones((37, 41), bool), 4) if options else np.ones((37, 41), bool)
+        assert (seen[..., visible] == 1).all()
+
+
+def test_auto_takes_blocks_where_there_are_many_scores() -> None:
+    few, many = (torch.zeros(1, 2, length, 8) for length in (4, 200))
+    op = attnkit.pointwise_attention
+    assert next(iter(attnkit.explain(op, few, few, few))) == "generic"
+    assert next(iter(attnkit.explain(op, many, many, many))) == "blocked"
+    assert attnkit.explain(op, few, few, few)["blocked"] is None
+    told = attnkit.explain(attnkit.softmax_attention, many, many, many, return_lse=True)
+    assert told["blocked"] == "lse is served by the generic implementation"
+
+
+def tensors(*shape: int) -> list[torch.Tensor]:
+    return [torch.tensor(x, requires_grad=True) for x in normal(shape, shape, shape)]
+
+
+def test_the_custom_ops_are_well_registered() -> None:
+    arrays, text = tensors(2, 3, 20, 8), "causal=True;activation='gelu'"
+    torch.library.opcheck(blocked.blocked, ("pointwise_attention", arrays, "q,k,v", text))
+    plain = [x.detach() for x in arrays]
+    torch.library.opcheck(blocked.blocked_vjp, ("pointwise_attention", plain, "q,k,v", text, plain[0]))
+
+
+def test_compiled_whole_and_mapped() -> None:
+    q, k, v = tensors(2, 3, 20, 8)
+
+    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return attnkit.pointwise_attention(q, k, v, alpha=0.5, causal=True, dropout=(0.2, 5), impl="blocked")
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(q, k, v), call(q, k, v))
+    got = torch.autograd.grad(compiled(q, k, v).sum(), (q, k, v))
+    for one, other in zip(got, torch.autograd.grad(call(q, k, v).sum(), (q, k, v)), strict=True):
+        assert torch.equal(one, other)
+    mapped = torch.vmap(call, in_dims=(0, None, 0))(q, k[0], v)
+    assert torch.equal(mapped[1], call(q[1], k[0], v[1]))
+
+
+def test_second_derivatives_are_refused() -> None:
+    q, k, v = tensors(1, 2, 20, 8)
+    o = attnkit.pointwise_attention(q, k, v, activation="sigmoid", impl="blocked")
+    (first,) = torch.autograd.grad(o.square().sum(), q, create_graph=True)
+    with pytest.raises(NotImplementedError, match="impl='generic' has"):
+        first.sum().backward()
+
+
+def test_a_seed_may_be_a_tensor() -> None:
+    q, k, v = tensors(2, 3, 20, 8)
+    one = attnkit.gaussian_attention(q, k, v, dropout=(0.3, torch.tensor(11)), impl="blocked")
+    assert torch.equal(one, attnkit.gaussian_attention(q, k, v, dropout=(0.3, 11), impl="blocked"))
+
+
+def test_memory_is_that_of_a_block() -> None:
+    q, k, v = normal((1, 1, 4096, 8), (1, 1, 4096, 8), (1, 1, 4096, 8))
+    call = _blocks.call(FAMILIES["pointwise_attention"], q, k, v, {"causal": True}, 1 << 16)
+    tracemalloc.start()
+    _blocks.backward(array_api_compat.array_namespace(q), call, v, ("q", "k", "v"))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < q.nbytes * 6 + 8 * (1 << 16) * 12
+    assert peak < 8 * 4096 * 4096 / 10
