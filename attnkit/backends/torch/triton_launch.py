@@ -107,7 +107,7 @@ class Launch(NamedTuple):
 
     def __call__(self) -> None:
         if self.programs:
-            self.kernel[(self.programs,)](*self.arguments, **self.constants)
+            self.kernel[(self.programs,)](*self.arguments, **self.constants, enable_fp_fusion=True)
 
 
 class Rows(NamedTuple):

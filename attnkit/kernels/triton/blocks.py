@@ -19,9 +19,9 @@ class Tile(NamedTuple):
 
 TILES = {
     ("forward", 16, 64): (Tile(128, 64, 8, 3), Tile(128, 64, 8, 3)),
-    ("forward", 16, 128): (Tile(128, 64, 8, 3), Tile(128, 64, 8, 3)),
+    ("forward", 16, 128): (Tile(128, 32, 8, 3), Tile(128, 64, 8, 3)),
     ("forward", 16, 256): (Tile(64, 32, 8, 2), Tile(64, 32, 8, 2)),
-    ("forward", 32, 64): (Tile(64, 16, 4, 2), Tile(64, 32, 4, 2)),
+    ("forward", 32, 64): (Tile(128, 16, 8, 2), Tile(64, 32, 4, 2)),
     ("forward", 32, 128): (Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
     ("forward", 32, 256): (Tile(32, 16, 8, 1), Tile(32, 16, 8, 1)),
     ("backward_queries", 16, 64): (Tile(128, 64, 8, 2), Tile(128, 64, 8, 2)),
