@@ -6,6 +6,7 @@ The custom ops are called directly, for attnkit's dispatch never picks an interp
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from attnkit.pointwise import reluformer_options, sigmoid_options
 from attnkit_conformance.adapters.base import Arrays
 from attnkit_conformance.adapters.torch import Autograd
 
-OPTIONS = {
+OPTIONS: dict[str, Callable[..., dict[str, Any]]] = {
     "pointwise_attention": dict,
     "reluformer_attention": reluformer_options,
     "sigmoid_attention": sigmoid_options,
