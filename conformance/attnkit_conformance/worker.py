@@ -57,7 +57,8 @@ def serve(pipe: Connection, target: str) -> None:
         adapter = load(target)
         declares = getattr(adapter, "unsupported", None) is not None
         traits = {"dtypes": adapter.dtypes, "errors": getattr(adapter, "errors", False), "declares": declares}
-        pipe.send(("answer", {**traits, "description": getattr(adapter, "description", "")}))
+        traits |= {"description": getattr(adapter, "description", ""), "ops": getattr(adapter, "ops", None)}
+        pipe.send(("answer", traits))
     except Exception as error:
         pipe.send(("error", (type(error).__name__, f"{target}: {error}")))
         return
@@ -99,6 +100,7 @@ class WorkerAdapter:
         self.dtypes: tuple[str, ...] = tuple(traits["dtypes"])
         self.errors: bool = traits["errors"]
         self.description: str = traits["description"]
+        self.ops: tuple[str, ...] | None = traits["ops"]
         self.unsupported = self.declared if traits["declares"] else None
 
     def start(self) -> Any:

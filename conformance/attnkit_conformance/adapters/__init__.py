@@ -18,7 +18,7 @@ from attnkit_conformance.worker import WorkerAdapter, load
 HERE = "attnkit_conformance.adapters"
 REQUIRES = {
     "numpy": "numpy", "numpy_readonly": "numpy", "strict": "array_api_strict", "torch": "torch", "torch_cuda": "torch",
-    "jax": "jax", "jax_x64": "jax", "cupy": "cupy",
+    "jax": "jax", "jax_x64": "jax", "cupy": "cupy", "triton_interpreted": "triton",
 }  # fmt: skip
 DEFAULT = ("numpy", "numpy_readonly", "strict", "torch", "jax", "jax_x64", "cupy")
 
@@ -32,6 +32,8 @@ def family(name: str) -> list[Any]:
         return [WorkerAdapter("strict", f"{HERE}.strict:Strict")]
     if name == "jax_x64":
         return [WorkerAdapter("jax_x64", f"{HERE}.jax:double_precision", {"JAX_ENABLE_X64": "1"})]
+    if name == "triton_interpreted":
+        return [WorkerAdapter(name, f"{HERE}.triton_interpreted:Interpreted", {"TRITON_INTERPRET": "1"})]
     module = importlib.import_module(f"{HERE}.{'torch' if library == 'torch' else library}")
     return [adapter for adapter in module.adapters() if adapter.name.partition("-")[0] == name]
 

@@ -1,0 +1,220 @@
+"""Point-wise attention by Triton kernels: `attnkit::triton_pointwise` and `attnkit::triton_pointwise_vjp`."""
+
+import math
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnkit._dispatch import Kernel
+from attnkit.backends.torch import triton_launch
+from attnkit.backends.torch.triton_launch import Setting
+
+OLDEST = (3, 6)
+WIDEST = 256  # head sizes beyond do not fit into the registers of a program
+DIFFERENTIABLE = ("q", "k", "v", "bias")  # the first arguments of the custom ops
+
+
+def _triton_version() -> tuple[int, ...] | None:
+    try:
+        return tuple(int(part) for part in version("triton").split(".")[:2])
+    except PackageNotFoundError:
+        return None
+
+
+TRITON = _triton_version()
+
+
+def setting(
+    q: Tensor,
+    k: Tensor,
+    *,
+    activation: str = "relu",
+    alpha: float = 1.0,
+    gain: float = 1.0,
+    length: Any = "visible",
+    shift: float | str = 0.0,
+    **common: Any,
+) -> Setting:
+    """The options of pointwise_attention, with everything that is constant over rows put into gain and shift."""
+    queries, keys = q.shape[-2], k.shape[-2]
+    left, right = _bounds(keys - queries, common.get("causal", False), common.get("window"))
+    lengths, scale, dropout = common.get("key_lengths"), common.get("scale"), common.get("dropout")
+    if lengths is not None and not isinstance(lengths, Tensor):
+        keys, lengths = min(keys, int(lengths)), None
+    masks = (common.get("mask"), common.get("query_mask"), lengths, left, right)
+    n: Any = None
+    if isinstance(length, str) and length == "all":
+        n = max(k.shape[-2], 1)
+    elif isinstance(length, str) and all(x is None for x in masks):
+        n = max(keys, 1)
+    elif not isinstance(length, str | Tensor):
+        n = length
+    if n is not None:
+        gain, alpha = gain * n**-alpha, 0.0
+        shift = -math.log(n) if isinstance(shift, str) else shift
+    seed, last_kept = None, 0
+    if dropout is not None and dropout[0] > 0:
+        p, seed = dropout
+        gain, last_kept = gain / (1.0 - p), math.ceil((1.0 - p) * 2**32) - 1
+        seed = seed.to(torch.int64) if isinstance(seed, Tensor) else _word(q, int(seed))
+    log_length = isinstance(shift, str)
+    return Setting(
+        common.get("bias"),
+        common.get("mask"),
+        common.get("dropout_mask"),
+        lengths,
+        common.get("query_mask"),
+        length if isinstance(length, Tensor) else None,
+        seed,
+        activation,
+        1.0 / math.sqrt(q.shape[-1]) if scale is None else float(scale),
+        0.0 if isinstance(shift, str) else float(shift),
+        float(gain),
+        float(alpha),
+        log_length,
+        left,
+        right,
+        keys,
+        last_kept,
+        bool(common.get("enable_gqa", False)),
+    )
+
+
+def _bounds(offset: int, causal: Any, window: Any) -> tuple[int | None, int | None]:
+    """left and right of `Setting`; offset = S - L aligns the last query with the last key."""
+    before, after = window or (None, None)
+    left = None if before is None else int(before) - offset
+    reaches = [offset] if causal is True else [0] if causal == "upper_left" else []
+    reaches += [] if after is None else [offset + int(after)]
+    return left, min(reaches, default=None)
+
+
+def _word(like: Tensor, seed: int) -> Tensor:
+    """A seed as a 64-bit word in the memory of the device."""
+    return torch.full((), seed - 2**64 if seed >= 2**63 else seed, dtype=torch.int64, device=like.device)
+
+
+# ---------------------------------------------------------------------------------------------- the custom ops
+
+ARGUMENTS = (
+    "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? mask, Tensor? dropout_mask, Tensor? key_lengths, "
+    "Tensor? query_mask, Tensor? length, Tensor? seed, str activation, float scale, float shift, float gain, "
+    "float alpha, bool log_length, SymInt? left, SymInt? right, SymInt keys, int last_kept, bool enable_gqa"
+)
+"""q, k, v and the fields of `Setting`."""
+TENSORS = ARGUMENTS.count("Tensor")
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> Tensor:
+    return triton_launch.forward(q, k, v, Setting(*options))
+
+
+def _vjp(do: Tensor, wanted: str, q: Tensor, k: Tensor, v: Tensor, *options: Any) -> list[Tensor]:
+    names = tuple(wanted.split(","))
+    grads = triton_launch.backward(q, k, v, do, Setting(*options), names)
+    return [grads[name] for name in names]
+
+
+forward = torch.library.custom_op(
+    "attnkit::triton_pointwise", _forward, mutates_args=(), schema=f"({ARGUMENTS}) -> Tensor"
+)
+vjp = torch.library.custom_op(
+    "attnkit::triton_pointwise_vjp", _vjp, mutates_args=(), schema=f"(Tensor do, str wanted, {ARGUMENTS}) -> Tensor[]"
+)
+
+
+@forward.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> Tensor:
+    leading = triton_launch.leading_axes(q, k, v, Setting(*options).enable_gqa)
+    return q.new_empty((*leading, q.shape[-2], v.shape[-1]))
+
+
+@vjp.register_fake
+def _(do: Tensor, wanted: str, *arguments: Any) -> list[Tensor]:
+    like = dict(zip(DIFFERENTIABLE, arguments, strict=False))
+    return [like[name].new_empty(like[name].shape) for name in wanted.split(",")]
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.save_for_backward(*inputs[:TENSORS])
+    ctx.plain = inputs[TENSORS:]
+
+
+def _backward(ctx: Any, do: Tensor) -> tuple[Any, ...]:
+    wanted = [name for name, needed in zip(DIFFERENTIABLE, ctx.needs_input_grad, strict=False) if needed]
+    found = vjp(do, ",".join(wanted), *ctx.saved_tensors, *ctx.plain)
+    grads = dict(zip(wanted, found, strict=True))
+    rest = TENSORS - len(DIFFERENTIABLE) + len(ctx.plain)
+    return *(grads.get(name) for name in DIFFERENTIABLE), *(None,) * rest
+
+
+def _no_second_derivative(ctx: Any, *grads: Any) -> Any:
+    raise NotImplementedError("attnkit: impl='triton' has no second derivatives; impl='generic' has")
+
+
+forward.register_autograd(_backward, setup_context=_keep)
+vjp.register_autograd(_no_second_derivative, setup_context=lambda ctx, inputs, output: None)
+
+
+def _one_by_one(op: Callable[..., Any]) -> Callable[..., Any]:
+    """vmap as a loop: the counters of dropout are those of every single call."""
+
+    def mapped(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
+        def one(i: int) -> Any:
+            pairs = zip(arguments, in_dims, strict=True)
+            return op(*(x if dim is None else x.select(dim, i) for x, dim in pairs))
+
+        made = [one(i) for i in range(info.batch_size)]
+        if isinstance(made[0], Tensor):
+            return torch.stack(made), 0
+        return [torch.stack(column) for column in zip(*made, strict=True)], [0] * len(made[0])
+
+    return mapped
+
+
+forward.register_vmap(_one_by_one(forward))
+vjp.register_vmap(_one_by_one(vjp))
+
+
+# ---------------------------------------------------------------------------------------------- what the library calls
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    """pointwise_attention."""
+    o: Tensor = forward(q, k, v, *setting(q, k, **options))
+    return o
+
+
+def pull(q: Tensor, k: Tensor, v: Tensor, do: Tensor, **options: Any) -> dict[str, Tensor]:
+    """pointwise_attention_vjp."""
+    names = ("q", "k", "v") if options.get("bias") is None else ("q", "k", "v", "bias")
+    found = vjp(do, ",".join(names), q, k, v, *setting(q, k, **options))
+    return dict(zip(names, found, strict=True))
+
+
+def unsupported(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options: Any) -> str | None:
+    """Why a call is not served by Triton."""
+    if q.device.type != "cuda":
+        return f"Triton kernels run on CUDA; the tensors are on {q.device.type}"
+    if TRITON is None or TRITON < OLDEST:
+        return f"needs triton {'.'.join(map(str, OLDEST))} or later"
+    if torch.version.hip is not None:
+        return "compiled and tested for NVIDIA only"
+    if torch.cuda.get_device_capability(q.device) < (8, 0):
+        return "needs compute capability 8.0 or higher"
+    if q.dtype == torch.float64:
+        return "float64 is served by the generic implementation"
+    if max(q.shape[-1], v.shape[-1]) > WIDEST:
+        return f"head sizes beyond {WIDEST} are served by the generic implementation"
+    if any(x is None for x in rest):
+        return "no cotangent of the output was given"
+    return None
+
+
+KERNELS = {
+    "pointwise_attention": Kernel("triton", attend, unsupported),
+    "pointwise_attention_vjp": Kernel("triton", pull, unsupported),
+}

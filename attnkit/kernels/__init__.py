@@ -1,0 +1,1 @@
+"""Kernel sources by language. Launch code and gradients are in `attnkit.backends`."""

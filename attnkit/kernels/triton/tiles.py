@@ -1,0 +1,206 @@
+"""What kernels on tiles of an (L, S) array of pairs share: addresses, visibility, dropout, products.
+
+Branches are decided at compile time and functions return once: Triton compiles what stands behind a return as well.
+A *view* is a tuple (pointer, stride of items, of heads, of rows, of columns). Indices within a tile, `i` of queries and
+`j` of keys, are passed as (M, 1) and (1, N) or as (1, M) and (N, 1): a tile may stand or lie. An option that a call
+does not have is None, and nothing is compiled for it.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def corner(view, item, head, row, column):
+    """The address of one element."""
+    start = view[0] + item * view[1] + head * view[2]
+    return start + tl.cast(row, tl.int64) * view[3] + tl.cast(column, tl.int64) * view[4]
+
+
+@triton.jit
+def load_rows(view, item, head, first, rows, keep, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+    """Rows first + rows of a (tokens, WIDTH) matrix, (len(rows), PADDED); 0 where `keep` is False and beyond WIDTH."""
+    columns = tl.arange(0, PADDED)
+    at = corner(view, item, head, first, 0) + rows[:, None] * view[3] + columns[None, :] * view[4]
+    if keep is not None:
+        x = tl.load(at, mask=keep[:, None] & (columns < WIDTH)[None, :], other=0.0)
+    elif WIDTH == PADDED:
+        x = tl.load(at)
+    else:
+        x = tl.load(at, mask=(columns < WIDTH)[None, :], other=0.0)
+    return x
+
+
+@triton.jit
+def store_rows(view, item, head, first, rows, keep, x, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+    """The inverse, rounded to the dtype of the view."""
+    columns = tl.arange(0, PADDED)
+    at = corner(view, item, head, first, 0) + rows[:, None] * view[3] + columns[None, :] * view[4]
+    tl.store(at, x.to(view[0].dtype.element_ty), mask=keep[:, None] & (columns < WIDTH)[None, :])
+
+
+@triton.jit
+def load_pairs(view, item, head, i0, i, j0, j, inside):
+    """A tile of an array of pairs, 0 where `inside` is False."""
+    at = corner(view, item, head, i0, j0) + i * view[3] + j * view[4]
+    return tl.load(at, mask=inside, other=0)
+
+
+@triton.jit
+def valid_keys(key_lengths, keys, item, head):
+    """How many keys an item has: `keys`, or less by its key_lengths."""
+    if key_lengths is not None:
+        given = tl.load(key_lengths[0] + item * key_lengths[1] + head * key_lengths[2])
+        keys = tl.minimum(keys, given.to(tl.int32))
+    return keys
+
+
+@triton.jit
+def key_ranges(rows, queries, keys, left, right, query_mask, item, head):
+    """lo, hi for the queries `rows`: causality, window, key_lengths and query_mask leave the keys lo ≤ j < hi.
+
+    They are i - left ≤ j ≤ i + right below `keys`; left or right is None where the window is open, and then lo is None.
+    """
+    lo, hi = None, rows * 0 + keys
+    if left is not None:
+        lo = tl.maximum(rows - left, 0)
+    if right is not None:
+        hi = tl.minimum(hi, rows + (right + 1))
+    live = rows < queries
+    if query_mask is not None:
+        live = live & (load_of_rows(query_mask, item, head, rows, queries, 0) != 0)
+    return lo, tl.where(live, hi, 0)
+
+
+@triton.jit
+def visible_pairs(mask, lo, hi, item, head, i0, i, j0, j):
+    """visible(i, j) in a tile, from the range of each query and the boolean mask."""
+    seen = j0 + j < hi
+    if lo is not None:
+        seen = seen & (j0 + j >= lo)
+    if mask is not None:
+        seen = load_pairs(mask, item, head, i0, i, j0, j, seen) != 0
+    return seen
+
+
+@triton.jit
+def keys_of_a_tile(inside, at, low, stop, MASKED: tl.constexpr):
+    """Which keys `at` some query of a standing tile sees: those from `low` to `stop`, unless there are masks."""
+    if MASKED:
+        seen = tl.max(inside.to(tl.int32), 0) > 0
+    elif low is None:
+        seen = at < stop
+    else:
+        seen = (at >= low) & (at < stop)
+    return seen
+
+
+@triton.jit
+def queries_of_a_tile(inside, lo, hi, j0, KEYS: tl.constexpr, MASKED: tl.constexpr):
+    """Which queries of a lying tile see some of its keys."""
+    if MASKED:
+        seen = tl.max(inside.to(tl.int32), 0) > 0
+    elif lo is None:
+        seen = hi > j0
+    else:
+        seen = tl.minimum(hi, j0 + KEYS) > tl.maximum(lo, j0)
+    return seen
+
+
+@triton.jit
+def load_of_rows(view, item, head, rows, queries, other):
+    """Numbers of the queries `rows` from a view without columns."""
+    at = view[0] + item * view[1] + head * view[2] + tl.cast(rows, tl.int64) * view[3]
+    return tl.load(at, mask=rows < queries, other=other)
+
+
+@triton.jit
+def store_of_rows(view, item, head, rows, queries, x):
+    """The inverse."""
+    tl.store(view[0] + item * view[1] + head * view[2] + tl.cast(rows, tl.int64) * view[3], x, mask=rows < queries)
+
+
+@triton.jit
+def range_lengths(lo, hi):
+    """n_i from the ranges of keys; 1 where a query sees nothing."""
+    n = (hi if lo is None else hi - lo).to(tl.float32)
+    return tl.where(n > 0.0, n, 1.0)
+
+
+@triton.jit
+def after_dropout(x, dropout_mask, seed, last_kept, item, head, i0, i, j0, j, inside):
+    """x ⊙ dropout_mask, or x with 0 on the pairs that the counter drops; 1/(1-p) is left to the caller.
+
+    A pair is kept if the first word of Philox4x32-10 with key `seed` and counter (j, i, head, item) is ≤ `last_kept`.
+    """
+    if dropout_mask is not None:
+        x = x * load_pairs(dropout_mask, item, head, i0, i, j0, j, inside).to(tl.float32)
+    if seed is not None:
+        zero = (i0 + i) * 0 + (j0 + j) * 0
+        at = (zero + (j0 + j), zero + (i0 + i), zero + tl.cast(head, tl.int32), zero + tl.cast(item, tl.int32))
+        word, _, _, _ = tl.philox(tl.load(seed), at[0], at[1], at[2], at[3])
+        x = tl.where(word <= tl.cast(last_kept, tl.uint32), x, 0.0)
+    return x
+
+
+@triton.jit
+def nothing(ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """An empty sum for `add_product`: a matrix and, for each row, the power of two that multiplies it."""
+    return tl.zeros((ROWS, COLUMNS), tl.float32), tl.full((ROWS,), 0x00800000, tl.int32).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def add_product(total, size, x, y, PRECISION: tl.constexpr):
+    """total + x y in float32, x being rounded to the dtype of y.
+
+    float16 has little range: there each row of x is first divided by the power of two below the largest element that
+    the row has had so far, and `total` with it.
+    """
+    if y.dtype == tl.float16:
+        bits = tl.max(tl.abs(x), 1).to(tl.int32, bitcast=True) & 0x7F800000
+        bits = tl.maximum(tl.minimum(bits, 0x7E800000), size.to(tl.int32, bitcast=True))
+        inverse = (0x7F000000 - bits).to(tl.float32, bitcast=True)
+        total = tl.dot((x * inverse[:, None]).to(y.dtype), y, total * (size * inverse)[:, None])
+        size = bits.to(tl.float32, bitcast=True)
+    else:
+        total = tl.dot(x.to(y.dtype), y, total, input_precision=PRECISION)
+    return total, size
+
+
+@triton.jit
+def whole_sum(total, size, dtype):
+    """The sum of products with matrices of `dtype`."""
+    return total * size[:, None] if dtype == tl.float16 else total
+
+
+@triton.jit
+def key_blocks(i0, queries, keys, left, right, ROWS: tl.constexpr, KEYS: tl.constexpr):
+    """first, whole, end, stop: of the keys that the queries i0 .. i0 + ROWS - 1 may see, the blocks from `first` and
+    from `end` are seen in part, those from `whole` to `end` entirely."""
+    first, whole, end, stop = 0, 0, keys, keys
+    last = tl.minimum(i0 + ROWS, queries) - 1
+    if left is not None:
+        first = tl.maximum(i0 - left, 0) // KEYS * KEYS
+        whole = tl.cdiv(tl.maximum(last - left, 0), KEYS) * KEYS
+    if right is not None:
+        stop = tl.minimum(keys, last + right + 1)
+        end = tl.maximum(tl.minimum(keys, i0 + right + 1), 0)
+    return first, whole, tl.maximum(end // KEYS * KEYS, whole), stop
+
+
+@triton.jit
+def query_blocks(j0, queries, keys, left, right, ROWS: tl.constexpr, KEYS: tl.constexpr):
+    """The same for the queries that may see the keys j0 .. j0 + KEYS - 1.
+
+    Blocks of fewer than ROWS queries count as seen in part, and so do all where there are fewer than KEYS keys.
+    """
+    first, whole, end, stop = 0, 0, queries, queries
+    if right is not None:
+        first = tl.maximum(j0 - right, 0) // ROWS * ROWS
+        whole = tl.cdiv(tl.maximum(j0 + KEYS - 1 - right, 0), ROWS) * ROWS
+    if left is not None:
+        stop = tl.minimum(queries, tl.minimum(j0 + KEYS, keys) + left)
+        end = tl.minimum(queries, j0 + left + 1)
+    stop = tl.where(j0 < keys, stop, 0)
+    end = tl.where(j0 + KEYS <= keys, tl.minimum(end, stop), 0)
+    return first, whole, tl.maximum(end // ROWS * ROWS, whole), stop

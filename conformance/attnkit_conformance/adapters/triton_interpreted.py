@@ -1,0 +1,55 @@
+"""attnkit's Triton kernels on CPU tensors in Triton's interpreter, in a process with TRITON_INTERPRET=1: use a worker.
+
+The custom ops are called directly, for attnkit's dispatch never picks an interpreter.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from attnkit.backends.torch import triton_pointwise
+from attnkit.pointwise import reluformer_options, sigmoid_options
+from attnkit_conformance.adapters.base import Arrays
+from attnkit_conformance.adapters.torch import Autograd
+
+OPTIONS: dict[str, Callable[..., dict[str, Any]]] = {
+    "pointwise_attention": dict,
+    "reluformer_attention": reluformer_options,
+    "sigmoid_attention": sigmoid_options,
+}
+"""{op: its own options as those of pointwise_attention}."""
+OWN = ("gamma", "length")
+
+
+class Interpreted(Autograd):
+    """Gradients by autograd; the interpreter has no bfloat16."""
+
+    errors = False
+
+    def __init__(self) -> None:
+        if os.environ.get("TRITON_INTERPRET") != "1":
+            raise RuntimeError("set TRITON_INTERPRET=1 before triton is imported")
+        super().__init__("triton_interpreted", "triton", "cpu", "interpreted on the CPU, autograd", tuple(OPTIONS))
+        self.dtypes = ("float32", "float16")
+        np.seterr(all="ignore")  # a GPU does not warn of NaN and infinities either
+
+    def array(self, x: np.ndarray, dtype: str) -> Any:
+        """A tensor whose heads are inside its tokens, as (B, L, H, d) in memory, where it has both axes."""
+        tensor = super().array(x, dtype)
+        return tensor if tensor.ndim < 3 else tensor.transpose(-3, -2).contiguous().transpose(-3, -2)
+
+    def forward(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+        """o from the custom op."""
+        given = {**arrays, **params}
+        q, k, v = (given.pop(name) for name in "qkv")
+        if op != "pointwise_attention":
+            given |= OPTIONS[op](**{name: given.pop(name) for name in OWN if name in given})
+        return {"o": triton_pointwise.attend(q, k, v, **given)}
+
+    def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
+        """Every case is served."""
+        return None
