@@ -17,9 +17,13 @@ def _heads(x: Array) -> int:
 
 
 def _centre(xp: Namespace, a: quadratic.Inputs) -> Array:
-    """The mean of the keys that the first query with a key sees, (..., 1, d): no later token can change a bit of it."""
+    """The mean of the keys that the first query with a key sees, (..., 1, d): no later token can change a bit of it.
+
+    It is a product of matrices because XLA may make a sum twice, in two orders, where it is subtracted twice, and then
+    q and k are not about one centre.
+    """
     if a.pairs is None:
-        return xp.mean(a.k, axis=-2, keepdims=True)
+        return (xp.zeros_like(a.k[..., :1]).mT + 1.0 / a.keys) @ a.k
     pairs, heads, shared = a.pairs, _heads(a.q), _heads(a.k)
     if heads > shared and _heads(pairs) == heads:
         grouped = (*pairs.shape[:-3], shared, heads // shared, *pairs.shape[-2:])
@@ -27,8 +31,9 @@ def _centre(xp: Namespace, a: quadratic.Inputs) -> Array:
     live = xp.any(pairs, axis=-1, keepdims=True)
     first = live & (xp.cumulative_sum(xp.astype(live, xp.int32), axis=-2) == 1)
     seen = xp.any(pairs & first, axis=-2)[..., None]
-    count = xp.sum(xp.astype(seen, a.dtype), axis=-2, keepdims=True)
-    return xp.sum(xp.where(seen, a.k, 0.0), axis=-2, keepdims=True) / xp.where(count == 0, 1.0, count)
+    share = xp.astype(seen, a.dtype)
+    count = xp.sum(share, axis=-2, keepdims=True)
+    return (share / xp.where(count == 0, 1.0, count)).mT @ xp.where(seen, a.k, 0.0)
 
 
 def _for_queries(xp: Namespace, x: Array, heads: int) -> Array:

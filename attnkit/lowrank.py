@@ -44,6 +44,15 @@ def gaussian(xp: Namespace, x: Array, y: Array, half_scale: float) -> Array:
     return xp.exp(square * -half_scale)
 
 
+def _mean(xp: Namespace, x: Array, valid: Array | None) -> Array:
+    """The mean of the rows that are valid, the others being 0, (..., 1, d): a product, for the reason in `gaussian`."""
+    share = xp.zeros_like(x[..., :1]) + 1.0
+    if valid is not None:
+        share = share * xp.astype(valid, x.dtype)[..., None]
+    count = xp.sum(share, axis=-2, keepdims=True)
+    return (share / xp.where(count == 0, 1.0, count)).mT @ x
+
+
 def _kernels(
     xp: Namespace,
     q: Array,
@@ -55,15 +64,12 @@ def _kernels(
 ) -> _Kernels:
     """Everything invisible replaced by 0, one vector per (batch, head) subtracted, and both kernels formed."""
     dtype = compute_dtype(xp, q)
-    n, m = q.shape[-2], landmarks.shape[-2]
+    n = q.shape[-2]
     keys = valid_keys(xp, q, n, tokens.get("mask"), tokens.get("key_lengths"))
     valid = both(keys, tokens.get("query_mask"))
     q, landmarks = chosen(xp, valid, cast(xp, q, dtype)), chosen(xp, landmark_mask, cast(xp, landmarks, dtype))
     v = None if v is None else chosen(xp, valid, cast(xp, v, dtype))
-    origin = stop_gradient(xp.sum(landmarks, axis=-2, keepdims=True) * (1.0 / max(m, 1)))
-    if landmark_mask is not None:
-        share = xp.sum(xp.astype(landmark_mask, dtype), axis=-1, keepdims=True)[..., None] * (1.0 / max(m, 1))
-        origin = origin / xp.where(share == 0, 1.0, share)
+    origin = stop_gradient(_mean(xp, landmarks, landmark_mask))
     q, landmarks = q - origin, landmarks - origin
     half_scale = 0.5 / math.sqrt(q.shape[-1])
     on_diagonal = diagonal(xp, landmarks.mT)

@@ -1,9 +1,11 @@
 """Kernels for torch tensors."""
 
 from attnkit._dispatch import Kernel
-from attnkit.backends.torch import blocked, softmax, triton_pointwise
+from attnkit.backends.torch import blocked, recomputed, softmax, triton_pointwise
 
-KERNELS: dict[str, tuple[Kernel, ...]] = {op: (kernel,) for op, kernel in blocked.KERNELS.items()}
+KERNELS: dict[str, tuple[Kernel, ...]] = {
+    op: (kernel,) for op, kernel in (*blocked.KERNELS.items(), *recomputed.KERNELS.items())
+}
 KERNELS["softmax_attention"] = (
     Kernel("sdpa", softmax.sdpa, softmax.sdpa_unsupported),
     *KERNELS["softmax_attention"],

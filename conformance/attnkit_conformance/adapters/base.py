@@ -6,6 +6,7 @@ import importlib.util
 import inspect
 from collections.abc import Mapping
 from operator import attrgetter
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -97,12 +98,24 @@ def dispatches(row: Op) -> bool:
     return "impl" in inspect.signature(attrgetter(row.name)(attnkit)).parameters
 
 
+class Explained(Exception):
+    """The answer of attnkit.explain."""
+
+    def __init__(self, reasons: dict[str, str | None]) -> None:
+        self.reasons = reasons
+
+
 def explain(row: Op, arrays: Arrays, params: Arrays) -> dict[str, str | None]:
-    """attnkit.explain for a case."""
-    given = [arrays[name] for name in row.arguments]
-    keywords = {**{name: x for name, x in arrays.items() if name not in row.arguments}, **params}
-    subject = [keywords.pop("op")] if "op" in keywords else []
-    return attnkit.explain(getattr(attnkit, row.name), *subject, *given, **keywords)
+    """attnkit.explain for a case, asked with the arguments that the binding of the op makes of it."""
+
+    def told(*given: Any, **options: Any) -> None:
+        raise Explained(attnkit.explain(getattr(attnkit, row.name), *given, **options))
+
+    try:
+        row.binding.forward(SimpleNamespace(**{row.name: told}), row, arrays, params)
+    except Explained as answer:
+        return answer.reasons
+    raise RuntimeError(f"the binding of {row.name} does not call it")
 
 
 class Absent:
