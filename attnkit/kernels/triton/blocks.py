@@ -1,6 +1,8 @@
 """Sizes of tiles, chosen by kernel, bits of the inputs and head size: no search when a kernel is launched.
 
-Every row compiles for compute capability 8.0 and 9.0 without spilling registers, within the memory of a multiprocessor.
+No row spills registers where the head size is at most 128 (float32: with head size 256 all do), and none needs more
+memory of a multiprocessor than compute capability 8.0 or 9.0 has. Tiles have 16 queries (keys, for the gradients of
+keys) or more for each warp, for otherwise warps share scores that each of them computes.
 """
 
 from typing import NamedTuple
@@ -16,26 +18,26 @@ class Tile(NamedTuple):
 
 
 TILES = {
-    ("forward", 16, 64): Tile(128, 64, 8, 3),
-    ("forward", 16, 128): Tile(128, 64, 8, 2),
-    ("forward", 16, 256): Tile(64, 32, 8, 2),
-    ("forward", 32, 64): Tile(64, 32, 8, 2),
-    ("forward", 32, 128): Tile(32, 32, 8, 1),
-    ("forward", 32, 256): Tile(32, 16, 8, 1),
-    ("backward_queries", 16, 64): Tile(64, 64, 8, 2),
-    ("backward_queries", 16, 128): Tile(64, 64, 8, 1),
-    ("backward_queries", 16, 256): Tile(64, 32, 8, 1),
-    ("backward_queries", 32, 64): Tile(32, 32, 8, 1),
-    ("backward_queries", 32, 128): Tile(32, 16, 8, 1),
-    ("backward_queries", 32, 256): Tile(16, 16, 8, 1),
-    ("backward_keys", 16, 64): Tile(64, 64, 8, 2),
-    ("backward_keys", 16, 128): Tile(32, 64, 8, 1),
-    ("backward_keys", 16, 256): Tile(32, 32, 8, 1),
-    ("backward_keys", 32, 64): Tile(32, 32, 8, 1),
-    ("backward_keys", 32, 128): Tile(16, 32, 8, 1),
-    ("backward_keys", 32, 256): Tile(16, 16, 8, 1),
+    ("forward", 16, 64): (Tile(128, 64, 8, 3), Tile(128, 64, 8, 3)),
+    ("forward", 16, 128): (Tile(128, 32, 8, 3), Tile(128, 64, 8, 3)),
+    ("forward", 16, 256): (Tile(64, 32, 8, 2), Tile(64, 32, 8, 2)),
+    ("forward", 32, 64): (Tile(128, 16, 8, 2), Tile(64, 32, 4, 2)),
+    ("forward", 32, 128): (Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
+    ("forward", 32, 256): (Tile(32, 16, 8, 1), Tile(32, 16, 8, 1)),
+    ("backward_queries", 16, 64): (Tile(128, 64, 8, 2), Tile(128, 64, 8, 2)),
+    ("backward_queries", 16, 128): (Tile(128, 32, 8, 2), Tile(128, 64, 8, 2)),
+    ("backward_queries", 16, 256): (Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
+    ("backward_queries", 32, 64): (Tile(32, 32, 4, 1), Tile(64, 16, 4, 1)),
+    ("backward_queries", 32, 128): (Tile(32, 16, 8, 1), Tile(16, 16, 8, 1)),
+    ("backward_queries", 32, 256): (Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
+    ("backward_keys", 16, 64): (Tile(32, 128, 8, 2), Tile(32, 128, 8, 2)),
+    ("backward_keys", 16, 128): (Tile(32, 64, 8, 2), Tile(32, 128, 8, 2)),
+    ("backward_keys", 16, 256): (Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
+    ("backward_keys", 32, 64): (Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
+    ("backward_keys", 32, 128): (Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
+    ("backward_keys", 32, 256): (Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
 }
-"""By kernel, bits and head size, the larger of d and e rounded up to a power of two."""
+"""By kernel, bits and head size (the larger of d and e, rounded up): tiles for compute capability 8 and from 9 on."""
 
 
 def padded(width: int) -> int:
@@ -43,6 +45,6 @@ def padded(width: int) -> int:
     return max(16, 1 << (width - 1).bit_length())
 
 
-def tile(kernel: str, bits: int, d: int, e: int) -> Tile:
-    """The tile of a kernel for head sizes d and e."""
-    return TILES[kernel, bits, max(64, padded(d), padded(e))]
+def tile(kernel: str, bits: int, d: int, e: int, capability: int) -> Tile:
+    """The tile of a kernel for head sizes d and e; `capability` is the major number."""
+    return TILES[kernel, bits, max(64, padded(d), padded(e))][capability >= 9]

@@ -6,13 +6,14 @@ scale·q_i·k_j + bias_ij + shift (or - log n_i),
     dv_j = gain Σ_i m r f_i h(x) do_i         ds_ij = m r f_i h'(x) do_i·v_j
     dq_i = gain·scale Σ_j ds_ij k_j           dk_j = gain·scale Σ_i ds_ij q_i           dbias_ij = gain·ds_ij
 
-Every program of a backward kernel owns its results, so that sums have one order: dq by queries, dk and dv by keys, dbias
-by tiles. Tiles of (queries, keys) stand, those of (keys, queries) lie. Tuples hold what most functions need:
+Every program of a backward kernel owns its results, so that sums have one order: dq by queries, dk and dv by keys,
+dbias by tiles. Tiles of (queries, keys) stand, those of (keys, queries) lie. Tuples hold what most functions need:
 
     pairs = (bias, mask, dropout_mask, seed, last_kept)   views of arrays of pairs, and the dropout by counter
-    rows = (key_lengths, query_mask, lengths)             views without the axes that these arrays lack
+    rows = (key_lengths, query_mask, factors, logs)       views without the axes that these arrays lack
     limits = (queries, keys, left, right)                 query i may see the keys i - left ≤ j ≤ i + right below `keys`
     numbers = (scale, shift, gain, alpha)                 shift and alpha are None where they do nothing
+    factors, logs = n^-alpha, log n                       from `row_constants`, None where a kernel finds them itself
     at = (item, head, shared)                             `shared` is the head of k and v
 """
 
@@ -25,14 +26,18 @@ from attnkit.kernels.triton.tiles import (
     key_blocks,
     key_ranges,
     keys_of_a_tile,
+    load_of_rows,
     load_pairs,
     load_rows,
+    nothing,
     queries_of_a_tile,
     query_blocks,
-    row_lengths,
+    range_lengths,
+    store_of_rows,
     store_rows,
     valid_keys,
     visible_pairs,
+    whole_sum,
 )
 
 
@@ -44,15 +49,23 @@ def place(blocks, heads):
 
 
 @triton.jit
+def power(n, alpha):
+    """n^-alpha."""
+    return tl.exp2(-alpha * tl.log2(n))
+
+
+@triton.jit
 def row_settings(i, lo, hi, limits, rows, numbers, at, LOG_LENGTH: tl.constexpr):
     """n^-alpha and log n of the queries i, None where the call has no use for them."""
     factor, log_length = None, None
-    if numbers[3] is not None or LOG_LENGTH:
-        n = row_lengths(i, lo, hi, limits[0], rows[2], at[0], at[1])
-        if LOG_LENGTH:
-            log_length = tl.log(n)
-        if numbers[3] is not None:
-            factor = tl.exp2(-numbers[3] * tl.log2(n))
+    if rows[2] is not None:
+        factor = load_of_rows(rows[2], at[0], at[1], i, limits[0], 1.0)
+    elif numbers[3] is not None:
+        factor = power(range_lengths(lo, hi), numbers[3])
+    if rows[3] is not None:
+        log_length = load_of_rows(rows[3], at[0], at[1], i, limits[0], 0.0)
+    elif LOG_LENGTH:
+        log_length = tl.log(range_lengths(lo, hi))
     return factor, log_length
 
 
@@ -83,7 +96,7 @@ def lying(x):
 
 @triton.jit
 def attend(
-    total, queried, k, v, pairs, limits, numbers, at, i0, lo, hi, log_length, low, high, first, stop,
+    total, size, queried, k, v, pairs, limits, numbers, at, i0, lo, hi, log_length, low, high, first, stop,
     H: tl.constexpr, EDGE: tl.constexpr, MASKED: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr,
     E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -103,8 +116,8 @@ def attend(
         u = after_dropout(H(x), pairs[2], pairs[3], pairs[4], item, head, i0, i, j0, j, inside)
         if EDGE:
             u = tl.where(inside, u, 0.0)
-        total = add_product(total, u, values, PRECISION)
-    return total
+        total, size = add_product(total, size, u, values, PRECISION)
+    return total, size
 
 
 @triton.jit
@@ -123,24 +136,24 @@ def forward(
     lo, hi = key_ranges(i, queries, keys, left, right, rows[1], item, head)
     factor, log_length = row_settings(i, lo, hi, limits, rows, numbers, at, LOG_LENGTH)
     queried = load_rows(q, item, head, i0, tl.arange(0, ROWS), i < queries, d, D)
-    total = tl.zeros((ROWS, E), tl.float32)
+    total, size = nothing(ROWS, E)
     first, whole, end, stop = key_blocks(i0, queries, keys, left, right, ROWS, KEYS)
     low = None if left is None else i0 - left
     if MASKED or left is not None:
-        total = attend(
-            total, queried, k, v, pairs, limits, numbers, at, i0, lo, hi, log_length, low, stop,
+        total, size = attend(
+            total, size, queried, k, v, pairs, limits, numbers, at, i0, lo, hi, log_length, low, stop,
             first, stop if MASKED else tl.minimum(whole, stop), H, True, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
         )  # fmt: skip
     if not MASKED:
-        total = attend(
-            total, queried, k, v, pairs, limits, numbers, at, i0, lo, hi, log_length, low, stop,
+        total, size = attend(
+            total, size, queried, k, v, pairs, limits, numbers, at, i0, lo, hi, log_length, low, stop,
             whole, end, H, False, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
         )  # fmt: skip
-        total = attend(
-            total, queried, k, v, pairs, limits, numbers, at, i0, lo, hi, log_length, low, stop,
+        total, size = attend(
+            total, size, queried, k, v, pairs, limits, numbers, at, i0, lo, hi, log_length, low, stop,
             end, stop, H, True, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
         )  # fmt: skip
-    total *= numbers[2]
+    total = whole_sum(total, size, v[0].dtype.element_ty) * numbers[2]
     if factor is not None:
         total *= factor[:, None]
     store_rows(o, item, head, i0, tl.arange(0, ROWS), i < queries, total, e, E)
@@ -148,7 +161,7 @@ def forward(
 
 @triton.jit
 def gather(
-    dq, queried, pulled, k, v, pairs, limits, numbers, at, i0, lo, hi, log_length, low, high, first, stop,
+    dq, size, queried, pulled, k, v, pairs, limits, numbers, at, i0, lo, hi, log_length, low, high, first, stop,
     H: tl.constexpr, DH: tl.constexpr, EDGE: tl.constexpr, MASKED: tl.constexpr, d: tl.constexpr, e: tl.constexpr,
     D: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -170,8 +183,8 @@ def gather(
         ds = DH(x) * du
         if EDGE:
             ds = tl.where(inside, ds, 0.0)
-        dq = add_product(dq, ds, keys, PRECISION)
-    return dq
+        dq, size = add_product(dq, size, ds, keys, PRECISION)
+    return dq, size
 
 
 @triton.jit
@@ -191,24 +204,24 @@ def backward_queries(
     factor, log_length = row_settings(i, lo, hi, limits, rows, numbers, at, LOG_LENGTH)
     queried = load_rows(q, item, head, i0, tl.arange(0, ROWS), i < queries, d, D)
     pulled = load_rows(do, item, head, i0, tl.arange(0, ROWS), i < queries, e, E)
-    total = tl.zeros((ROWS, D), tl.float32)
+    total, size = nothing(ROWS, D)
     first, whole, end, stop = key_blocks(i0, queries, keys, left, right, ROWS, KEYS)
     low = None if left is None else i0 - left
     if MASKED or left is not None:
-        total = gather(
-            total, queried, pulled, k, v, pairs, limits, numbers, at, i0, lo, hi, log_length, low, stop,
+        total, size = gather(
+            total, size, queried, pulled, k, v, pairs, limits, numbers, at, i0, lo, hi, log_length, low, stop,
             first, stop if MASKED else tl.minimum(whole, stop), H, DH, True, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
         )  # fmt: skip
     if not MASKED:
-        total = gather(
-            total, queried, pulled, k, v, pairs, limits, numbers, at, i0, lo, hi, log_length, low, stop,
+        total, size = gather(
+            total, size, queried, pulled, k, v, pairs, limits, numbers, at, i0, lo, hi, log_length, low, stop,
             whole, end, H, DH, False, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
         )  # fmt: skip
-        total = gather(
-            total, queried, pulled, k, v, pairs, limits, numbers, at, i0, lo, hi, log_length, low, stop,
+        total, size = gather(
+            total, size, queried, pulled, k, v, pairs, limits, numbers, at, i0, lo, hi, log_length, low, stop,
             end, stop, H, DH, True, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
         )  # fmt: skip
-    total *= numbers[0] * numbers[2]
+    total = whole_sum(total, size, k[0].dtype.element_ty) * (numbers[0] * numbers[2])
     if factor is not None:
         total *= factor[:, None]
     store_rows(dq, item, head, i0, tl.arange(0, ROWS), i < queries, total, d, D)
@@ -216,13 +229,13 @@ def backward_queries(
 
 @triton.jit
 def collect(
-    dk, dv, keyed, valued, q, do, pairs, rows, limits, numbers, at, j0, first, stop,
+    dk, dk_size, dv, dv_size, keyed, valued, q, do, pairs, rows, limits, numbers, at, j0, first, stop,
     H: tl.constexpr, DH: tl.constexpr, EDGE: tl.constexpr, LOG_LENGTH: tl.constexpr, d: tl.constexpr, e: tl.constexpr,
     D: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dk + Σ_i ds_ij q_i and dv + Σ_i m r f_i h(x) do_i over the query blocks first .. stop."""
     queries, keys, left, right = limits
-    item, head, shared = at
+    item, head, _ = at
     beside = tl.arange(0, ROWS)
     i, j = beside[None, :], tl.arange(0, KEYS)[:, None]
     for i0 in range(first, stop, ROWS):
@@ -244,9 +257,9 @@ def collect(
         ds = DH(x) * du
         if EDGE:
             u, ds = tl.where(inside, u, 0.0), tl.where(inside, ds, 0.0)
-        dv = add_product(dv, u, pulled, PRECISION)
-        dk = add_product(dk, ds, queried, PRECISION)
-    return dk, dv
+        dv, dv_size = add_product(dv, dv_size, u, pulled, PRECISION)
+        dk, dk_size = add_product(dk, dk_size, ds, queried, PRECISION)
+    return dk, dk_size, dv, dv_size
 
 
 @triton.jit
@@ -261,7 +274,8 @@ def backward_keys(
     block, shared, item = place(tl.cdiv(stored, KEYS), heads)
     j0 = block * KEYS
     columns = tl.arange(0, KEYS)
-    dk_total, dv_total = tl.zeros((KEYS, D), tl.float32), tl.zeros((KEYS, E), tl.float32)
+    dk_total, dk_size = nothing(KEYS, D)
+    dv_total, dv_size = nothing(KEYS, E)
     keyed = load_rows(k, item, shared, j0, columns, j0 + columns < keys, d, D)
     valued = load_rows(v, item, shared, j0, columns, j0 + columns < keys, e, E)
     for member in range(groups):
@@ -271,23 +285,25 @@ def backward_keys(
         bounds = (queries, valid, left, right)
         first, whole, end, stop = query_blocks(j0, queries, valid, left, right, ROWS, KEYS)
         if MASKED or right is not None:
-            dk_total, dv_total = collect(
-                dk_total, dv_total, keyed, valued, q, do, pairs, rows, bounds, numbers, at, j0,
-                first, stop if MASKED else tl.minimum(whole, stop),
-                H, DH, True, LOG_LENGTH, d, e, D, E, ROWS, KEYS, PRECISION,
+            dk_total, dk_size, dv_total, dv_size = collect(
+                dk_total, dk_size, dv_total, dv_size, keyed, valued, q, do, pairs, rows, bounds, numbers, at, j0,
+                first, stop if MASKED else tl.minimum(whole, stop), H, DH, True, LOG_LENGTH, d, e, D, E, ROWS, KEYS,
+                PRECISION,
             )  # fmt: skip
         if not MASKED:
-            dk_total, dv_total = collect(
-                dk_total, dv_total, keyed, valued, q, do, pairs, rows, bounds, numbers, at, j0, whole, end,
-                H, DH, False, LOG_LENGTH, d, e, D, E, ROWS, KEYS, PRECISION,
+            dk_total, dk_size, dv_total, dv_size = collect(
+                dk_total, dk_size, dv_total, dv_size, keyed, valued, q, do, pairs, rows, bounds, numbers, at, j0,
+                whole, end, H, DH, False, LOG_LENGTH, d, e, D, E, ROWS, KEYS, PRECISION,
             )  # fmt: skip
-            dk_total, dv_total = collect(
-                dk_total, dv_total, keyed, valued, q, do, pairs, rows, bounds, numbers, at, j0, end, stop,
-                H, DH, True, LOG_LENGTH, d, e, D, E, ROWS, KEYS, PRECISION,
+            dk_total, dk_size, dv_total, dv_size = collect(
+                dk_total, dk_size, dv_total, dv_size, keyed, valued, q, do, pairs, rows, bounds, numbers, at, j0,
+                end, stop, H, DH, True, LOG_LENGTH, d, e, D, E, ROWS, KEYS, PRECISION,
             )  # fmt: skip
     kept = j0 + columns < stored
-    store_rows(dk, item, shared, j0, columns, kept, dk_total * (numbers[0] * numbers[2]), d, D)
-    store_rows(dv, item, shared, j0, columns, kept, dv_total * numbers[2], e, E)
+    dk_total = whole_sum(dk_total, dk_size, q[0].dtype.element_ty) * (numbers[0] * numbers[2])
+    dv_total = whole_sum(dv_total, dv_size, do[0].dtype.element_ty) * numbers[2]
+    store_rows(dk, item, shared, j0, columns, kept, dk_total, d, D)
+    store_rows(dv, item, shared, j0, columns, kept, dv_total, e, E)
 
 
 @triton.jit
@@ -298,7 +314,6 @@ def backward_bias(
 ):  # fmt: skip
     """dbias (bias_items, bias_heads, L, S) for one tile, summed over the items and heads that share it."""
     queries, keys, left, right = limits
-    MASKED: tl.constexpr = pairs[1] is not None or rows[1] is not None
     across = tl.cdiv(stored, KEYS)
     block, first_head, first_item = place(tl.cdiv(queries, ROWS) * across, bias_heads)
     i0, j0 = block // across * ROWS, block % across * KEYS
@@ -310,7 +325,7 @@ def backward_bias(
             at = (item, head, head // groups)
             valid = valid_keys(rows[0], keys, item, head)
             lo, hi = key_ranges(i0 + beside, queries, valid, left, right, rows[1], item, head)
-            first, whole, end, stop = key_blocks(i0, queries, valid, left, right, ROWS, KEYS)
+            first, _, _, stop = key_blocks(i0, queries, valid, left, right, ROWS, KEYS)
             if (j0 < stop) & (j0 + KEYS > first):
                 factor, log_length = row_settings(i0 + beside, lo, hi, limits, rows, numbers, at, LOG_LENGTH)
                 inside = visible_pairs(pairs[1], standing(lo), standing(hi), item, head, i0, i, j0, j)
@@ -333,20 +348,33 @@ def backward_bias(
 
 
 @triton.jit
-def count_visible(n, mask, rows, limits, heads, ROWS: tl.constexpr, KEYS: tl.constexpr):
-    """n_i for ROWS queries of one head, for calls with a boolean mask."""
+def row_constants(
+    mask, lengths, rows, limits, numbers, heads, LOG_LENGTH: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr
+):
+    """n^-alpha into the view rows[2] and log n into rows[3] for ROWS queries of one head, where they are given.
+
+    n is given in `lengths`, or counted: with a boolean mask pair by pair.
+    """
     queries, keys, left, right = limits
     block, head, item = place(tl.cdiv(queries, ROWS), heads)
     i0 = block * ROWS
     beside, columns = tl.arange(0, ROWS), tl.arange(0, KEYS)
     keys = valid_keys(rows[0], keys, item, head)
     lo, hi = key_ranges(i0 + beside, queries, keys, left, right, rows[1], item, head)
-    first, whole, end, stop = key_blocks(i0, queries, keys, left, right, ROWS, KEYS)
-    total = tl.zeros((ROWS,), tl.int32)
-    for j0 in range(first, stop, KEYS):
-        inside = visible_pairs(
-            mask, standing(lo), standing(hi), item, head, i0, beside[:, None], j0, columns[None, :]
-        )
-        total += tl.sum(inside.to(tl.int32), 1)
-    at = n[0] + item * n[1] + head * n[2] + (i0 + beside).to(tl.int64) * n[3]
-    tl.store(at, total.to(tl.float32), mask=i0 + beside < queries)
+    if lengths is not None:
+        n = load_of_rows(lengths, item, head, i0 + beside, queries, 1.0)
+    elif mask is not None:
+        total = tl.zeros((ROWS,), tl.int32)
+        first, _, _, stop = key_blocks(i0, queries, keys, left, right, ROWS, KEYS)
+        for j0 in range(first, stop, KEYS):
+            inside = visible_pairs(
+                mask, standing(lo), standing(hi), item, head, i0, beside[:, None], j0, columns[None, :]
+            )
+            total += tl.sum(inside.to(tl.int32), 1)
+        n = range_lengths(None, total)
+    else:
+        n = range_lengths(lo, hi)
+    if rows[2] is not None:
+        store_of_rows(rows[2], item, head, i0 + beside, queries, power(n, numbers[3]))
+    if rows[3] is not None:
+        store_of_rows(rows[3], item, head, i0 + beside, queries, tl.log(n))

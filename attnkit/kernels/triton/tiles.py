@@ -1,5 +1,6 @@
 """What kernels on tiles of an (L, S) array of pairs share: addresses, visibility, dropout, products.
 
+Branches are decided at compile time and functions return once: Triton compiles what stands behind a return as well.
 A *view* is a tuple (pointer, stride of items, of heads, of rows, of columns). Indices within a tile, `i` of queries and
 `j` of keys, are passed as (M, 1) and (1, N) or as (1, M) and (N, 1): a tile may stand or lie. An option that a call
 does not have is None, and nothing is compiled for it.
@@ -21,13 +22,13 @@ def load_rows(view, item, head, first, rows, keep, WIDTH: tl.constexpr, PADDED: 
     """Rows first + rows of a (tokens, WIDTH) matrix, (len(rows), PADDED); 0 where `keep` is False and beyond WIDTH."""
     columns = tl.arange(0, PADDED)
     at = corner(view, item, head, first, 0) + rows[:, None] * view[3] + columns[None, :] * view[4]
-    if keep is None:
-        if WIDTH == PADDED:
-            return tl.load(at)
-        else:
-            return tl.load(at, mask=(columns < WIDTH)[None, :], other=0.0)
+    if keep is not None:
+        x = tl.load(at, mask=keep[:, None] & (columns < WIDTH)[None, :], other=0.0)
+    elif WIDTH == PADDED:
+        x = tl.load(at)
     else:
-        return tl.load(at, mask=keep[:, None] & (columns < WIDTH)[None, :], other=0.0)
+        x = tl.load(at, mask=(columns < WIDTH)[None, :], other=0.0)
+    return x
 
 
 @triton.jit
@@ -67,8 +68,7 @@ def key_ranges(rows, queries, keys, left, right, query_mask, item, head):
         hi = tl.minimum(hi, rows + (right + 1))
     live = rows < queries
     if query_mask is not None:
-        at = query_mask[0] + item * query_mask[1] + head * query_mask[2] + tl.cast(rows, tl.int64) * query_mask[3]
-        live = live & (tl.load(at, mask=live, other=0) != 0)
+        live = live & (load_of_rows(query_mask, item, head, rows, queries, 0) != 0)
     return lo, tl.where(live, hi, 0)
 
 
@@ -87,32 +87,43 @@ def visible_pairs(mask, lo, hi, item, head, i0, i, j0, j):
 def keys_of_a_tile(inside, at, low, stop, MASKED: tl.constexpr):
     """Which keys `at` some query of a standing tile sees: those from `low` to `stop`, unless there are masks."""
     if MASKED:
-        return tl.max(inside.to(tl.int32), 0) > 0
+        seen = tl.max(inside.to(tl.int32), 0) > 0
     elif low is None:
-        return at < stop
+        seen = at < stop
     else:
-        return (at >= low) & (at < stop)
+        seen = (at >= low) & (at < stop)
+    return seen
 
 
 @triton.jit
 def queries_of_a_tile(inside, lo, hi, j0, KEYS: tl.constexpr, MASKED: tl.constexpr):
     """Which queries of a lying tile see some of its keys."""
     if MASKED:
-        return tl.max(inside.to(tl.int32), 0) > 0
+        seen = tl.max(inside.to(tl.int32), 0) > 0
     elif lo is None:
-        return hi > j0
+        seen = hi > j0
     else:
-        return (tl.minimum(hi, j0 + KEYS) > tl.maximum(lo, j0))
+        seen = tl.minimum(hi, j0 + KEYS) > tl.maximum(lo, j0)
+    return seen
 
 
 @triton.jit
-def row_lengths(rows, lo, hi, queries, lengths, item, head):
-    """n_i: given in `lengths`, or counted; 1 where a query sees nothing."""
-    if lengths is not None:
-        at = lengths[0] + item * lengths[1] + head * lengths[2] + tl.cast(rows, tl.int64) * lengths[3]
-        n = tl.load(at, mask=rows < queries, other=1.0)
-    else:
-        n = (hi if lo is None else hi - lo).to(tl.float32)
+def load_of_rows(view, item, head, rows, queries, other):
+    """Numbers of the queries `rows` from a view without columns."""
+    at = view[0] + item * view[1] + head * view[2] + tl.cast(rows, tl.int64) * view[3]
+    return tl.load(at, mask=rows < queries, other=other)
+
+
+@triton.jit
+def store_of_rows(view, item, head, rows, queries, x):
+    """The inverse."""
+    tl.store(view[0] + item * view[1] + head * view[2] + tl.cast(rows, tl.int64) * view[3], x, mask=rows < queries)
+
+
+@triton.jit
+def range_lengths(lo, hi):
+    """n_i from the ranges of keys; 1 where a query sees nothing."""
+    n = (hi if lo is None else hi - lo).to(tl.float32)
     return tl.where(n > 0.0, n, 1.0)
 
 
@@ -133,18 +144,33 @@ def after_dropout(x, dropout_mask, seed, last_kept, item, head, i0, i, j0, j, in
 
 
 @triton.jit
-def add_product(total, x, y, PRECISION: tl.constexpr):
+def nothing(ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """An empty sum for `add_product`: a matrix and, for each row, the power of two that multiplies it."""
+    return tl.zeros((ROWS, COLUMNS), tl.float32), tl.full((ROWS,), 0x00800000, tl.int32).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def add_product(total, size, x, y, PRECISION: tl.constexpr):
     """total + x y in float32, x being rounded to the dtype of y.
 
-    float16 has little range: there each row of x is divided by the power of two below its largest element first.
+    float16 has little range: there each row of x is first divided by the power of two below the largest element that
+    the row has had so far, and `total` with it.
     """
     if y.dtype == tl.float16:
         bits = tl.max(tl.abs(x), 1).to(tl.int32, bitcast=True) & 0x7F800000
-        bits = tl.minimum(tl.maximum(bits, 0x00800000), 0x7E800000)
-        size, inverse = bits.to(tl.float32, bitcast=True), (0x7F000000 - bits).to(tl.float32, bitcast=True)
-        return total + tl.dot((x * inverse[:, None]).to(y.dtype), y) * size[:, None]
+        bits = tl.maximum(tl.minimum(bits, 0x7E800000), size.to(tl.int32, bitcast=True))
+        inverse = (0x7F000000 - bits).to(tl.float32, bitcast=True)
+        total = tl.dot((x * inverse[:, None]).to(y.dtype), y, total * (size * inverse)[:, None])
+        size = bits.to(tl.float32, bitcast=True)
     else:
-        return tl.dot(x.to(y.dtype), y, total, input_precision=PRECISION)
+        total = tl.dot(x.to(y.dtype), y, total, input_precision=PRECISION)
+    return total, size
+
+
+@triton.jit
+def whole_sum(total, size, dtype):
+    """The sum of products with matrices of `dtype`."""
+    return total * size[:, None] if dtype == tl.float16 else total
 
 
 @triton.jit

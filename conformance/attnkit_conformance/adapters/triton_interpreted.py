@@ -9,7 +9,6 @@ import os
 from typing import Any
 
 import numpy as np
-import torch
 
 from attnkit.backends.torch import triton_pointwise
 from attnkit.pointwise import reluformer_options, sigmoid_options

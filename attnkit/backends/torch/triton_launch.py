@@ -1,0 +1,280 @@
+"""Point-wise attention on torch tensors: layout, memory and launches of the Triton kernels.
+
+Any layout is served as views of (items, heads, tokens, features): broadcast axes have stride 0, and nothing is copied
+unless several leading axes cannot be joined. A masked call counts n_i in a kernel of its own where it needs them.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+NEWEST = 9
+
+
+class Setting(NamedTuple):
+    """The arguments of the custom ops after q, k, v: arrays as given, everything else as the kernels take it."""
+
+    bias: Tensor | None
+    mask: Tensor | None
+    dropout_mask: Tensor | None
+    key_lengths: Tensor | None
+    query_mask: Tensor | None
+    length: Tensor | None
+    seed: Tensor | None
+    activation: str
+    scale: float
+    shift: float
+    gain: float
+    alpha: float
+    log_length: bool  # log n_i is subtracted from the scores
+    left: int | None  # query i sees the keys i - left <= j <= i + right below `keys`
+    right: int | None
+    keys: int
+    last_kept: int  # the largest word of the counter that keeps a pair
+    enable_gqa: bool
+
+    @property
+    def rows_needed(self) -> tuple[bool, bool]:
+        """Whether n^-alpha and log n are needed."""
+        return self.alpha != 0.0, self.log_length
+
+
+def leading_axes(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> tuple[int, ...]:
+    """The leading axes of the output."""
+    if enable_gqa:
+        return (*torch.broadcast_shapes(*(x.shape[:-3] for x in (q, k, v))), q.shape[-3])
+    return tuple(torch.broadcast_shapes(*(x.shape[:-2] for x in (q, k, v))))
+
+
+def _joined(x: Tensor, leading: tuple[int, ...], *rest: int) -> Tensor:
+    """x broadcast to (*leading, *rest), as (items, heads, *rest)."""
+    x = x.expand(*leading, *rest)
+    if len(leading) > 2:
+        return x.flatten(0, len(leading) - 2)
+    return x[(None,) * (2 - len(leading))]
+
+
+View = tuple[Any, ...] | None
+
+
+def _view(x: Tensor | None, leading: tuple[int, ...], *rest: int) -> View:
+    """Pointer and strides of `_joined`, as kernels take them; booleans as bytes."""
+    if x is None:
+        return None
+    x = _joined(x, leading, *rest)
+    return (x.view(torch.uint8) if x.dtype == torch.bool else x, *x.stride())
+
+
+class Layout(NamedTuple):
+    """Leading axes of the output and of k and v, and the sizes of a call."""
+
+    leading: tuple[int, ...]
+    shared: tuple[int, ...]
+    items: int
+    heads: int
+    groups: int  # query heads that share a head of k and v
+    queries: int
+    keys: int
+    d: int
+    e: int
+
+    @property
+    def kv_heads(self) -> int:
+        return self.heads // self.groups
+
+
+def _layout(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> Layout:
+    leading = leading_axes(q, k, v, enable_gqa)
+    heads = leading[-1] if leading else 1
+    groups = heads // k.shape[-3] if enable_gqa else 1
+    shared = (*leading[:-1], heads // groups) if leading else ()
+    sizes = (q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1])
+    return Layout(leading, shared, math.prod(leading[:-1]), heads, groups, *sizes)
+
+
+# ---------------------------------------------------------------------------------------------- launching
+
+
+class Launch(NamedTuple):
+    """A kernel, how many programs of it run, and its arguments."""
+
+    kernel: Any
+    programs: int
+    arguments: tuple[Any, ...]
+    constants: dict[str, Any]
+
+    def __call__(self) -> None:
+        if self.programs:
+            self.kernel[(self.programs,)](*self.arguments, **self.constants, enable_fp_fusion=True)
+
+
+class Rows(NamedTuple):
+    """n^-alpha and log n of every query, where kernels do not find them themselves."""
+
+    factors: Tensor | None = None
+    logs: Tensor | None = None
+
+
+def _tuples(a: Layout, s: Setting, rows: Rows) -> tuple[Any, ...]:
+    """pairs, rows, limits and numbers of `attnkit.kernels.triton.pointwise`."""
+    pair = (a.queries, a.keys)
+    pairs = (*(_view(x, a.leading, *pair) for x in (s.bias, s.mask, s.dropout_mask)), s.seed, s.last_kept)
+    of_queries = (_view(x, a.leading, a.queries) for x in (s.query_mask, *rows))
+    numbers = (s.scale, s.shift or None, s.gain, s.alpha or None)
+    return pairs, (_view(s.key_lengths, a.leading), *of_queries), (a.queries, s.keys, s.left, s.right), numbers
+
+
+def _constants(kernel: str, q: Tensor, a: Layout, s: Setting, *functions: str) -> dict[str, Any]:
+    from attnkit.kernels.triton.activations import ACTIVATIONS
+    from attnkit.kernels.triton.blocks import padded, tile
+
+    found = dict(zip(("H", "DH"), ACTIVATIONS[s.activation], strict=True))
+    constants = {name: found[name] for name in functions}
+    constants |= {"LOG_LENGTH": s.log_length, "d": a.d, "e": a.e, "D": padded(a.d), "E": padded(a.e)}
+    constants["PRECISION"] = "tf32x3" if q.dtype == torch.float32 else "ieee"
+    return constants | tile(kernel, q.dtype.itemsize * 8, a.d, a.e, _capability(q.device))._asdict()
+
+
+def _capability(device: torch.device) -> int:
+    """The major number of the compute capability; the newest where launches only compile or are interpreted."""
+    return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else NEWEST
+
+
+def _rows(q: Tensor, a: Layout, s: Setting, backward: bool) -> tuple[Rows, list[Launch]]:
+    """n^-alpha and log n in memory, and what computes them.
+
+    The forward kernel needs them where n is given or a boolean mask has to be counted. Gradients of keys visit every
+    query once for each block of keys, and look these numbers up in any case.
+    """
+    from attnkit.kernels.triton import pointwise
+
+    if not any(s.rows_needed) or not (backward or s.mask is not None or s.length is not None):
+        return Rows(), []
+    shared = all(x is None for x in (s.mask, s.length, s.key_lengths, s.query_mask))
+    items, heads = (1, 1) if shared else (a.items, a.heads)
+    shape = (a.queries,) if shared else (*a.leading, a.queries)
+    found = (torch.empty(shape, device=q.device, dtype=torch.float32) if need else None for need in s.rows_needed)
+    rows = Rows(*found)
+    pairs, of_rows, limits, numbers = _tuples(a, s, rows)
+    lengths = None if s.length is None else s.length.to(torch.float32)
+    arguments = (pairs[1], _view(lengths, a.leading, a.queries), of_rows, limits, numbers, heads)
+    constants = {"LOG_LENGTH": s.log_length, "ROWS": 64, "KEYS": 64}
+    return rows, [Launch(pointwise.row_constants, _blocks(a.queries, 64) * heads * items, arguments, constants)]
+
+
+def _blocks(tokens: int, size: int) -> int:
+    return -(-tokens // size)
+
+
+def forward_launches(q: Tensor, k: Tensor, v: Tensor, o: Tensor, s: Setting) -> list[Launch]:
+    """What computes o."""
+    from attnkit.kernels.triton import pointwise
+
+    a = _layout(q, k, v, s.enable_gqa)
+    constants = _constants("forward", q, a, s, "H")
+    queried, answered = _view(q, a.leading, a.queries, a.d), _view(o, a.leading, a.queries, a.e)
+    keyed, valued = _view(k, a.shared, a.keys, a.d), _view(v, a.shared, a.keys, a.e)
+    programs = _blocks(a.queries, constants["ROWS"]) * a.heads * a.items
+    rows, before = _rows(q, a, s, backward=False)
+    arguments = (queried, keyed, valued, answered, *_tuples(a, s, rows), a.heads, a.groups)
+    return [*before, Launch(pointwise.forward, programs, arguments, constants)]
+
+
+def backward_launches(
+    q: Tensor, k: Tensor, v: Tensor, do: Tensor, grads: dict[str, Tensor], s: Setting
+) -> list[Launch]:
+    """What computes those of dq, (dk, dv) and dbias that are in `grads`, over all leading axes."""
+    from attnkit.kernels.triton import pointwise
+
+    a = _layout(q, k, v, s.enable_gqa)
+    rows, launches = _rows(q, a, s, backward=True)
+    shared = _tuples(a, s, rows)
+    inputs = (
+        _view(q, a.leading, a.queries, a.d),
+        _view(k, a.shared, a.keys, a.d),
+        _view(v, a.shared, a.keys, a.e),
+        _view(do, a.leading, a.queries, a.e),
+    )
+    if "q" in grads:
+        constants = _constants("backward_queries", q, a, s, "H", "DH")
+        programs = _blocks(a.queries, constants["ROWS"]) * a.heads * a.items
+        dq = _view(grads["q"], a.leading, a.queries, a.d)
+        arguments = (*inputs, dq, *shared, a.heads, a.groups)
+        launches.append(Launch(pointwise.backward_queries, programs, arguments, constants))
+    if "k" in grads:
+        constants = _constants("backward_keys", q, a, s, "H", "DH")
+        programs = _blocks(a.keys, constants["KEYS"]) * a.kv_heads * a.items
+        dk, dv = _view(grads["k"], a.shared, a.keys, a.d), _view(grads["v"], a.shared, a.keys, a.e)
+        arguments = (*inputs, dk, dv, *shared, a.keys, a.kv_heads, a.groups)
+        launches.append(Launch(pointwise.backward_keys, programs, arguments, constants))
+    if "bias" in grads:
+        constants = _constants("backward_queries", q, a, s, "DH")
+        dbias = grads["bias"]
+        items, heads = dbias.shape[:2]
+        tiles = _blocks(a.queries, constants["ROWS"]) * _blocks(a.keys, constants["KEYS"])
+        view = (dbias, *dbias.stride())
+        arguments = (*inputs, view, *shared, a.keys, a.items, a.heads, a.groups, items, heads)
+        launches.append(Launch(pointwise.backward_bias, tiles * heads * items, arguments, constants))
+    return launches
+
+
+# ---------------------------------------------------------------------------------------------- results
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, s: Setting) -> Tensor:
+    """o (..., L, e)."""
+    a = _layout(q, k, v, s.enable_gqa)
+    o = q.new_empty((*a.leading, a.queries, a.e))
+    if o.numel():
+        with torch.cuda.device_of(q):
+            for launch in forward_launches(q, k, v, o, s):
+                launch()
+    return o
+
+
+def backward(q: Tensor, k: Tensor, v: Tensor, do: Tensor, s: Setting, names: tuple[str, ...]) -> dict[str, Tensor]:
+    """Gradients of those of q, k, v and bias that are named, for the cotangent do."""
+    a = _layout(q, k, v, s.enable_gqa)
+    like = {name: x for name, x in (("q", q), ("k", k), ("v", v), ("bias", s.bias)) if x is not None}
+    if not do.numel() or not a.keys:
+        return {name: like[name].new_zeros(like[name].shape) for name in names}
+    shapes = {
+        "q": (*a.leading, a.queries, a.d),
+        "k": (*a.shared, a.keys, a.d),
+        "v": (*a.shared, a.keys, a.e),
+        "bias": _bias_shape(a, s.bias),
+    }
+    computed = {*names, "k", "v"} if {"k", "v"} & {*names} else {*names}
+    grads = {name: _room(like[name], shapes[name], name == "bias") for name in computed}
+    with torch.cuda.device_of(q):
+        for launch in backward_launches(q, k, v, do, grads, s):
+            launch()
+    return {name: _reduced(grads[name], a, like[name]) for name in names}
+
+
+def _bias_shape(a: Layout, bias: Tensor | None) -> tuple[int, ...]:
+    """(items, heads, L, S) of the gradient that `backward_bias` computes, 1 for axes that all share."""
+    if bias is None:
+        return ()
+    items = 1 if all(size == 1 for size in bias.shape[:-3]) else a.items
+    heads = 1 if bias.ndim < 3 or bias.shape[-3] == 1 else a.heads
+    return items, heads, a.queries, a.keys
+
+
+def _room(like: Tensor, shape: tuple[int, ...], exact: bool) -> Tensor:
+    """Memory for a gradient: float32 where it is yet to be summed."""
+    plain = tuple(like.shape) == shape and not exact
+    return torch.empty(shape, dtype=like.dtype if plain else torch.float32, device=like.device)
+
+
+def _reduced(grad: Tensor, a: Layout, like: Tensor) -> Tensor:
+    """A gradient summed over the axes along which its argument was broadcast, and rounded once."""
+    if grad.shape == like.shape:
+        return grad.to(like.dtype)
+    if grad.ndim == 4 and grad.shape[-2:] == (a.queries, a.keys) and grad.shape[0] > 1:
+        grad = grad.reshape(*a.leading[:-1], *grad.shape[1:])
+    extra = grad.ndim - like.ndim
+    grad = grad.sum(tuple(range(extra))) if extra > 0 else grad
+    return grad.sum_to_size(like.shape).to(like.dtype)

@@ -1,0 +1,158 @@
+"""The Triton kernels compile for GPUs that are not here: no spilled registers, enough memory, tensor cores used.
+
+Arguments are those of a launch. Triton's compiler comes with the assembler, so that machine code is looked at.
+"""
+
+import importlib.util
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton", reason="triton is not installed")
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("the interpreter does not compile", allow_module_level=True)
+
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+
+from attnkit.backends.torch import triton_launch, triton_pointwise  # noqa: E402
+from attnkit.kernels.triton.blocks import Tile  # noqa: E402
+
+NVIDIA = Path(str(importlib.util.find_spec("triton").origin)).parent / "backends" / "nvidia" / "bin"  # type: ignore[union-attr]
+CUOBJDUMP = NVIDIA / "cuobjdump"
+MEMORY = {80: 163 * 1024, 90: 227 * 1024}  # of a multiprocessor, for one program
+TYPES = {
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.float32: "fp32",
+    torch.int64: "i64",
+    torch.uint8: "u8",
+}
+
+
+class Compiled(NamedTuple):
+    """What the machine code of a kernel needs, and its assembly."""
+
+    registers: int
+    stack: int
+    shared: int
+    ptx: str
+
+    def tensor_core_instructions(self) -> int:
+        return len(re.findall(r"wgmma\.mma_async|mma\.sync", self.ptx))
+
+
+def type_of(x: Any, path: tuple[int, ...], constants: dict[Any, Any], aligned: dict[Any, Any]) -> Any:
+    """Triton's type of an argument, noting constants and what is divisible by 16 as a launch does."""
+    if isinstance(x, tuple):
+        return tuple(type_of(part, (*path, n), constants, aligned) for n, part in enumerate(x))
+    if isinstance(x, torch.Tensor):
+        aligned[path] = [["tt.divisibility", 16]]
+        return f"*{TYPES[x.dtype]}"
+    if isinstance(x, float):
+        return "fp32"
+    if x is None or x == 1:
+        constants[path] = x
+        return "constexpr"
+    if x % 16 == 0:
+        aligned[path] = [["tt.divisibility", 16]]
+    return "i32" if -(2**31) <= x < 2**31 else "i64"
+
+
+def compiled(launch: triton_launch.Launch, capability: int, folder: Path) -> Compiled:
+    """A launch, compiled instead of run."""
+    names = launch.kernel.arg_names
+    options = {name: value for name, value in launch.constants.items() if name not in names}
+    constants: dict[Any, Any] = {
+        (names.index(name),): value for name, value in launch.constants.items() if name in names
+    }
+    signature, aligned = {names[path[0]]: "constexpr" for path in constants}, dict[Any, Any]()
+    for n, x in enumerate(launch.arguments):
+        signature[names[n]] = type_of(x, (n,), constants, aligned)
+    source = ASTSource(fn=launch.kernel, signature=signature, constexprs=constants, attrs=aligned)
+    target = GPUTarget("cuda", capability, 32)
+    found = triton.compile(source, target=target, options={**options, "enable_fp_fusion": True})
+    cubin = folder / "kernel.cubin"
+    cubin.write_bytes(found.asm["cubin"])
+    told = subprocess.run([CUOBJDUMP, "-res-usage", cubin], capture_output=True, text=True, check=True).stdout
+    usage = re.search(r"REG:(\d+) STACK:(\d+)", told)
+    assert usage, told
+    return Compiled(int(usage[1]), int(usage[2]), found.metadata.shared, found.asm["ptx"])
+
+
+def launches(q: torch.Tensor, v: torch.Tensor | None = None, **options: Any) -> dict[str, triton_launch.Launch]:
+    """The launches of a call and of its gradients, by the names of their kernels."""
+    v = q if v is None else v
+    setting = triton_pointwise.setting(q, q, **options)
+    grads = {"q": q, "k": q, "v": v}
+    if setting.bias is not None:
+        grads["bias"] = torch.empty(1, q.shape[1], q.shape[2], q.shape[2])
+    made = triton_launch.forward_launches(q, q, v, v, setting)
+    made += triton_launch.backward_launches(q, q, v, v, grads, setting)
+    return {launch.kernel.fn.__name__: launch for launch in made}
+
+
+@pytest.fixture
+def compile_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """A function (launches as a function of nothing, capability) -> {kernel: Compiled}."""
+    if not CUOBJDUMP.exists():
+        pytest.skip("triton came without cuobjdump")
+
+    def run(make: Any, capability: int) -> dict[str, Compiled]:
+        monkeypatch.setattr(triton_launch, "NEWEST", capability // 10)
+        return {name: compiled(launch, capability, tmp_path) for name, launch in make().items()}
+
+    return run
+
+
+HEAVY = ("forward", "backward_queries", "backward_keys")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "d", "capability", "activation"),
+    [
+        (torch.float16, 64, 80, "sigmoid"),
+        (torch.float16, 128, 80, "relu"),
+        (torch.bfloat16, 64, 90, "relu"),
+        (torch.bfloat16, 128, 90, "sigmoid"),
+        (torch.float32, 64, 80, "relu"),
+        (torch.float32, 64, 90, "sigmoid"),
+    ],
+    ids=str,
+)
+def test_no_spills_enough_memory_and_tensor_cores(
+    compile_for: Any, dtype: torch.dtype, d: int, capability: int, activation: str
+) -> None:
+    q = torch.empty(2, 8, 1024, d, dtype=dtype)
+    found = compile_for(lambda: launches(q, activation=activation, causal=True), capability)
+    for name in HEAVY:
+        kernel = found[name]
+        assert kernel.stack == 0, f"{name} spills {kernel.stack} bytes"
+        assert kernel.shared <= MEMORY[capability], f"{name} needs {kernel.shared} bytes of shared memory"
+        assert kernel.tensor_core_instructions() >= 2, f"{name} multiplies without tensor cores"
+        if capability == 90 and dtype != torch.float32:
+            assert "wgmma.mma_async" in kernel.ptx, f"{name} does not use the instructions of this GPU"
+
+
+def test_every_option_compiles(compile_for: Any) -> None:
+    q, v = torch.empty(2, 4, 100, 40, dtype=torch.bfloat16), torch.empty(2, 4, 100, 24, dtype=torch.bfloat16)
+    options = {
+        "activation": "gelu", "shift": "-log_length", "window": (7, 3), "dropout": (0.1, 5),
+        "bias": torch.empty(4, 100, 100), "mask": torch.empty(100, 100, dtype=torch.bool),
+        "dropout_mask": torch.empty(100, 100), "key_lengths": torch.empty(2, 1, dtype=torch.int64),
+        "query_mask": torch.empty(2, 1, 100, dtype=torch.bool),
+    }  # fmt: skip
+    found = compile_for(lambda: launches(q, v, **options), 80)
+    assert set(found) == {*HEAVY, "backward_bias", "row_constants"}
+
+
+def test_the_gate_sees_a_tile_that_is_too_large(compile_for: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attnkit.kernels.triton.blocks.tile", lambda *sizes: Tile(128, 128, 4, 2))
+    q = torch.empty(1, 1, 128, 128, dtype=torch.bfloat16)
+    found = compile_for(lambda: {"forward": launches(q)["forward"]}, 80)
+    assert found["forward"].stack > 0
