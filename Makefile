@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := torch,jax,cupy,conformance,peers,experiments,dev
+EXTRAS := torch,jax,cupy,triton,conformance,peers,experiments,dev
 OUT ?= out
 WORKERS ?= 2
 # What `make run` judges: every library, but of JAX, which compiles every case anew, only single precision.

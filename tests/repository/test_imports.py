@@ -19,6 +19,7 @@ RULES: dict[str, tuple[set[str], tuple[str, ...]]] = {
         {"torch", "array_api_compat", "attnkit._", "attnkit.own", "attnkit.backends", "attnkit.kernels"},
         (),
     ),
+    "attnkit/kernels/triton": ({"triton", "attnkit.kernels.triton"}, ()),
     "attnkit/nn": ({"torch", "attnkit"}, ()),
     "conformance/attnkit_conformance": (
         {"numpy", "scipy", "ml_dtypes", "rich", "safetensors", "attnkit_reference", "attnkit_conformance"},

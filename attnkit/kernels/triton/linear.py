@@ -86,12 +86,17 @@ def live_queries(i, bounds, limits, masks, item, head, CAUSAL: tl.constexpr):
 
 
 @triton.jit
+def within(keep, column, width, COLUMNS: tl.constexpr):
+    """(len(keep), COLUMNS): where `keep` is True, and columns before the width."""
+    return keep[:, None] & (column + tl.arange(0, COLUMNS) < width)[None, :]
+
+
+@triton.jit
 def load_tokens(view, item, head, first, keep, column, width, COLUMNS: tl.constexpr, CHUNK: tl.constexpr):
-    """Columns column .. of CHUNK tokens in float32, (CHUNK, COLUMNS), and which are inside: 0 elsewhere."""
+    """Columns column .. of CHUNK tokens in float32, (CHUNK, COLUMNS); 0 where `keep` is False and beyond the width."""
     rows, columns = tl.arange(0, CHUNK), tl.arange(0, COLUMNS)
     at = corner(view, item, head, first, column) + rows[:, None] * view[3] + columns[None, :] * view[4]
-    inside = keep[:, None] & (column + columns < width)[None, :]
-    return tl.load(at, mask=inside, other=0.0).to(tl.float32), inside
+    return tl.load(at, mask=within(keep, column, width, COLUMNS), other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -99,8 +104,8 @@ def load_features(
     view, item, head, first, keep, column, width, PHI: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr
 ):
     """φ of tokens, 0 where `keep` is False and beyond the width."""
-    x, inside = load_tokens(view, item, head, first, keep, column, width, COLUMNS, CHUNK)
-    return tl.where(inside, PHI(x), 0.0)
+    x = load_tokens(view, item, head, first, keep, column, width, COLUMNS, CHUNK)
+    return tl.where(within(keep, column, width, COLUMNS), PHI(x), 0.0)
 
 
 @triton.jit
@@ -108,7 +113,7 @@ def load_cotangents(
     do, rows, item, head, first, i, live, column, width, COLUMNS: tl.constexpr, CHUNK: tl.constexpr
 ):
     """dn = do/den (CHUNK, COLUMNS) and dd = -(do·num)/den², None where nothing is divided."""
-    dn, _ = load_tokens(do, item, head, first, live, column, width, COLUMNS, CHUNK)
+    dn = load_tokens(do, item, head, first, live, column, width, COLUMNS, CHUNK)
     dd = None
     if rows[0] is not None:
         inverse = load_of(rows[0], item, head, i, live)
@@ -124,7 +129,7 @@ def store_tokens(view, item, head, first, keep, x, column, width, COLUMNS: tl.co
     """The inverse of `load_tokens`, rounded to the dtype of the view."""
     rows, columns = tl.arange(0, CHUNK), tl.arange(0, COLUMNS)
     at = corner(view, item, head, first, column) + rows[:, None] * view[3] + columns[None, :] * view[4]
-    tl.store(at, x.to(view[0].dtype.element_ty), mask=keep[:, None] & (column + columns < width)[None, :])
+    tl.store(at, x.to(view[0].dtype.element_ty), mask=within(keep, column, width, COLUMNS))
 
 
 @triton.jit
@@ -179,7 +184,7 @@ def key_sums(
     for j0 in range(begin, tl.minimum(begin + span[1], bounds[1]), CHUNK):
         seen = seen_keys(j0 + tl.arange(0, CHUNK), bounds, masks, item, head)
         y = load_features(k, item, shared, j0, seen, 0, d, PHI, D, CHUNK)
-        c, _ = load_tokens(v, item, shared, j0, seen, c0, e, BLOCK, CHUNK)
+        c = load_tokens(v, item, shared, j0, seen, c0, e, BLOCK, CHUNK)
         S = product(tl.trans(y), c, S, OPERAND, PRECISION)
         z += tl.sum(y, 0)
     store_state(state_at(states, segment, heads, item, head, d, e), c0, S, z, d, e, D, BLOCK)
@@ -267,7 +272,7 @@ def outputs(
         if CAUSAL:
             seen = seen_keys(p0 + beside, bounds, masks, item, head)
             y = load_features(k, item, shared, p0, seen, 0, d, PHI, D, CHUNK)
-            c, _ = load_tokens(v, item, shared, p0, seen, c0, e, BLOCK, CHUNK)
+            c = load_tokens(v, item, shared, p0, seen, c0, e, BLOCK, CHUNK)
             pairs = product(x, tl.trans(y), None, OPERAND, PRECISION)
             pairs = tl.where(beside[:, None] >= beside[None, :], pairs, 0.0)
             num, raw = product(pairs, c, num, OPERAND, PRECISION), raw + tl.sum(pairs, 1)
@@ -280,7 +285,7 @@ def outputs(
         if do is None:
             store_tokens(o, item, head, i0, inside, num * inverse[:, None], c0, e, BLOCK, CHUNK)
         else:
-            pulled, _ = load_tokens(do, item, head, i0, live, c0, e, BLOCK, CHUNK)
+            pulled = load_tokens(do, item, head, i0, live, c0, e, BLOCK, CHUNK)
             store_of(rows[0], item, head, i0 + beside, inside, inverse)
             place_of_block = item + block.to(tl.int64) * rows[2]
             store_of(rows[1], place_of_block, head, i0 + beside, inside, tl.sum(pulled * num, 1))
@@ -313,7 +318,7 @@ def gradient_queries(
         if CAUSAL:
             seen = seen_keys(p0 + beside, bounds, masks, item, head)
             y = load_features(k, item, shared, p0, seen, f0, d, PHI, BLOCK, CHUNK)
-            c, _ = load_tokens(v, item, shared, p0, seen, 0, e, E, CHUNK)
+            c = load_tokens(v, item, shared, p0, seen, 0, e, E, CHUNK)
             pairs = product(dn, tl.trans(c), None, OPERAND, PRECISION)
             if dd is not None:
                 pairs += dd[:, None]
@@ -321,7 +326,7 @@ def gradient_queries(
             total = product(pairs, y, total, OPERAND, PRECISION)
             S = product(tl.trans(y), c, S, OPERAND, PRECISION)
             z += tl.sum(y, 0)
-        queried, _ = load_tokens(q, item, head, i0, live, f0, d, BLOCK, CHUNK)
+        queried = load_tokens(q, item, head, i0, live, f0, d, BLOCK, CHUNK)
         total = tl.where(live[:, None], total * SLOPE(queried) * scale, 0.0)
         store_tokens(dq, item, head, i0, (i >= 0) & (i < limits[0]), total, f0, d, BLOCK, CHUNK)
 
@@ -345,7 +350,7 @@ def gradient_keys(
         j0 = begin + (chunks - 1 - step) * CHUNK
         i0 = j0 - limits[3]
         seen = seen_keys(j0 + beside, bounds, masks, item, first)
-        c, _ = load_tokens(v, item, shared, j0, seen, 0, e, E, CHUNK)
+        c = load_tokens(v, item, shared, j0, seen, 0, e, E, CHUNK)
         total = product(c, tl.trans(R), None, OPERAND, PRECISION) + r[None, :]
         if CAUSAL:
             for head in range(first, first + heads[2]):
@@ -359,7 +364,7 @@ def gradient_keys(
                 pairs = tl.where(beside[:, None] <= beside[None, :], pairs, 0.0)
                 total = product(pairs, x, total, OPERAND, PRECISION)
                 R = product(tl.trans(x), dn, R, OPERAND, PRECISION)
-        keyed, _ = load_tokens(k, item, shared, j0, seen, f0, d, BLOCK, CHUNK)
+        keyed = load_tokens(k, item, shared, j0, seen, f0, d, BLOCK, CHUNK)
         total = tl.where(seen[:, None], total * SLOPE(keyed), 0.0)
         stored = (j0 + beside >= 0) & (j0 + beside < limits[1])
         store_tokens(dk, item, held, j0, stored, total, f0, d, BLOCK, CHUNK)
@@ -376,7 +381,7 @@ def gradient_values(
     first, c0 = held * heads[2], block * BLOCK
     shared = first // heads[1]
     bounds = seen_range(limits, masks, item, first)
-    R, _ = opening(states, segment, heads, item, first, 0, c0, CAUSAL, d, e, D, BLOCK)
+    R, r = opening(states, segment, heads, item, first, 0, c0, CAUSAL, d, e, D, BLOCK)
     beside = tl.arange(0, CHUNK)
     begin = span[2] + segment * span[1]
     chunks = tl.cdiv(tl.minimum(begin + span[1], span[3]) - begin, CHUNK)
@@ -390,7 +395,7 @@ def gradient_values(
             for head in range(first, first + heads[2]):
                 live = live_queries(i0 + beside, bounds, limits, masks, item, head, CAUSAL)
                 x = load_features(q, item, head, i0, live, 0, d, PHI, D, CHUNK) * scale
-                dn, _ = load_cotangents(do, rows, item, head, i0, i0 + beside, live, c0, e, BLOCK, CHUNK)
+                dn, dd = load_cotangents(do, rows, item, head, i0, i0 + beside, live, c0, e, BLOCK, CHUNK)
                 pairs = product(y, tl.trans(x), None, OPERAND, PRECISION)
                 pairs = tl.where(beside[:, None] <= beside[None, :], pairs, 0.0)
                 total = product(pairs, dn, total, OPERAND, PRECISION)

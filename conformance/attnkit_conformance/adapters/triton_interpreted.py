@@ -6,22 +6,29 @@ The custom ops are called directly, for attnkit's dispatch never picks an interp
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from attnkit.backends.torch import triton_pointwise
+from attnkit.backends.torch import triton_linear, triton_pointwise
 from attnkit.pointwise import reluformer_options, sigmoid_options
 from attnkit_conformance.adapters.base import Arrays
 from attnkit_conformance.adapters.torch import Autograd
 
-OPTIONS = {
-    "pointwise_attention": dict,
+OPTIONS: dict[str, Callable[..., dict[str, Any]]] = {
     "reluformer_attention": reluformer_options,
     "sigmoid_attention": sigmoid_options,
 }
 """{op: its own options as those of pointwise_attention}."""
 OWN = ("gamma", "length")
+SERVED = {
+    "pointwise_attention": triton_pointwise.attend,
+    "reluformer_attention": triton_pointwise.attend,
+    "sigmoid_attention": triton_pointwise.attend,
+    "linear_attention": triton_linear.attend,
+}
+REFUSED = {"linear_attention": triton_linear.unserved}
 
 
 class Interpreted(Autograd):
@@ -32,7 +39,7 @@ class Interpreted(Autograd):
     def __init__(self) -> None:
         if os.environ.get("TRITON_INTERPRET") != "1":
             raise RuntimeError("set TRITON_INTERPRET=1 before triton is imported")
-        super().__init__("triton_interpreted", "triton", "cpu", "interpreted on the CPU, autograd", tuple(OPTIONS))
+        super().__init__("triton_interpreted", "triton", "cpu", "interpreted on the CPU, autograd", tuple(SERVED))
         self.dtypes = ("float32", "float16")
         np.seterr(all="ignore")  # a GPU does not warn of NaN and infinities either
 
@@ -45,10 +52,10 @@ class Interpreted(Autograd):
         """o from the custom op."""
         given = {**arrays, **params}
         q, k, v = (given.pop(name) for name in "qkv")
-        if op != "pointwise_attention":
+        if op in OPTIONS:
             given |= OPTIONS[op](**{name: given.pop(name) for name in OWN if name in given})
-        return {"o": triton_pointwise.attend(q, k, v, **given)}
+        return {"o": SERVED[op](q, k, v, **given)}
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
-        """Every case is served."""
-        return None
+        """What the kernels of an op do not serve on any device."""
+        return REFUSED[op](**arrays, **params) if op in REFUSED else None

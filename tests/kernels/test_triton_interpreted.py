@@ -1,0 +1,93 @@
+"""The Triton kernels in Triton's interpreter, in a process of its own, judged by the kit, which finds planted bugs."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from attnkit_conformance import core
+from attnkit_conformance.judge import judge
+from attnkit_conformance.worker import WorkerAdapter
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+TARGET = "attnkit_conformance.adapters.triton_interpreted:Interpreted"
+MODE = {"TRITON_INTERPRET": "1"}
+OPS = ("pointwise_attention", "reluformer_attention", "sigmoid_attention")
+
+PLANTED = """
+import triton
+import triton.language as tl
+
+from attnkit.kernels.triton import pointwise, tiles
+from attnkit_conformance.adapters.triton_interpreted import Interpreted
+
+
+@triton.jit
+def every_pair(mask, lo, hi, item, head, i0, i, j0, j):
+    return (i0 + i >= 0) & (j0 + j >= 0)
+
+
+@triton.jit
+def whole_blocks(i0, queries, keys, left, right, ROWS: tl.constexpr, KEYS: tl.constexpr):
+    first, whole, end, stop = tiles.key_blocks(i0, queries, keys, left, right, ROWS, KEYS)
+    return first, whole, end, stop // KEYS * KEYS
+
+
+@triton.jit
+def one_key_more(key_lengths, keys, item, head):
+    return tiles.valid_keys(key_lengths, keys, item, head) + 1
+
+
+class Wrong(Interpreted):
+    def __init__(self):
+        super().__init__()
+        pointwise.NAME = WRONG
+"""
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> Iterator[WorkerAdapter]:
+    adapter = WorkerAdapter("triton_interpreted", TARGET, MODE)
+    yield adapter
+    adapter.close()
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_conforms(op: str, interpreted: WorkerAdapter) -> None:
+    results = list(judge([interpreted], "quick", None, interpreted.dtypes, ops=(op,)))
+    assert {result.dtype for result in results} == {"float32", "float16"}
+    assert [f"{result.id}\n{result.message}" for result in results if result.status != "pass"] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "scene", "checks"),
+    [
+        ("visible_pairs", "every_pair", "causal-padded", {"bound", "nonfinite"}),
+        ("key_blocks", "whole_blocks", "cross", {"bound"}),
+        ("valid_keys", "one_key_more", "causal-padded", {"bound", "nonfinite", "null_rows"}),
+    ],
+)
+def test_a_planted_bug_is_found(
+    name: str, wrong: str, scene: str, checks: set[str], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = PLANTED.replace("NAME", name).replace("WRONG", wrong)
+    (tmp_path / f"planted_{wrong}.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    adapter = WorkerAdapter("planted", f"planted_{wrong}:Wrong", MODE)
+    case = next(case for case in core.cases("pointwise_attention", "quick", ("float32",)) if scene in case.tags)
+    result = core.check(adapter, case)
+    adapter.close()
+    assert result.checks & checks, result.message
+
+
+def test_dispatch_never_picks_the_interpreter() -> None:
+    import torch
+
+    import attnkit
+
+    x = torch.zeros(2, 3, 4)
+    told = attnkit.explain(attnkit.pointwise_attention, x, x, x)["triton"]
+    assert told == "Triton kernels run on CUDA; the tensors are on cpu"
+    with pytest.raises(NotImplementedError, match="run on CUDA"):
+        attnkit.pointwise_attention(x, x, x, impl="triton")
