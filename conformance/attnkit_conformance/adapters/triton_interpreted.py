@@ -50,6 +50,9 @@ class Interpreted(Autograd):
 
     def forward(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
         """o from the custom op."""
+        refused = self.unsupported(op, arrays, params)
+        if refused:
+            raise NotImplementedError(refused)
         given = {**arrays, **params}
         q, k, v = (given.pop(name) for name in "qkv")
         if op in OPTIONS:
