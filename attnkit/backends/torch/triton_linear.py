@@ -16,6 +16,7 @@ from attnkit.backends.torch.triton_launch import Launch, Layout, View
 
 PROGRAMS = 512  # that a launch should have: heads are divided into segments until there are as many
 FEWEST = 4  # chunks of a segment
+SUMS = ("key_sums", "query_sums")
 ELEMENTS = 1024  # of a state that a program of `running` adds up
 
 
@@ -144,8 +145,8 @@ def span(s: Setting, tokens: int) -> Span:
     return Span(blocks(units, size), size * UNIT, start, end)
 
 
-def constants(kernel: Any, dtype: torch.dtype, s: Setting, by_values: bool) -> dict[str, Any]:
-    """The compile-time arguments that a kernel has.
+def constants(kernel: Any, q: Tensor, s: Setting, by_values: bool) -> dict[str, Any]:
+    """The compile-time arguments that a kernel has; `by_values`: it produces columns like those of v.
 
     Features and sums of float16 inputs may leave its range: they are multiplied in TF32, which has as many digits.
     """
@@ -159,9 +160,11 @@ def constants(kernel: Any, dtype: torch.dtype, s: Setting, by_values: bool) -> d
     phi, slope = FEATURE_MAPS[s.feature_map]
     found = {"PHI": phi, "SLOPE": slope, "CAUSAL": s.causal, "NORMALIZE": s.normalize}
     found |= {"d": s.a.d, "e": s.a.e, "D": D, "E": E}
-    found |= {"OPERAND": tl.bfloat16 if dtype == torch.bfloat16 else tl.float32}
-    found |= {"PRECISION": "tf32x3" if dtype == torch.float32 else "tf32"}
-    chosen = tile(dtype.itemsize * 8, *((D, E) if by_values else (E, D)))
+    found |= {"OPERAND": tl.bfloat16 if q.dtype == torch.bfloat16 else tl.float32}
+    found |= {"PRECISION": "tf32x3" if q.dtype == torch.float32 else "tf32"}
+    kind = "sums" if kernel.__name__ in SUMS else "sweep"
+    capability = triton_launch._capability(q.device)
+    chosen = tile(kind, str(q.dtype).removeprefix("torch."), capability, *((D, E) if by_values else (E, D)))
     found |= {"CHUNK": chosen.CHUNK, "BLOCK": chosen.BLOCK}
     found = {name: value for name, value in found.items() if name in kernel.arg_names}
     return found | {"num_warps": chosen.num_warps, "num_stages": chosen.num_stages}
@@ -187,7 +190,7 @@ class Call:
         from attnkit.kernels.triton import linear
 
         kernel, s = getattr(linear, name), self.s
-        chosen = constants(kernel, self.like.dtype, s, by_values)
+        chosen = constants(kernel, self.like, s, by_values)
         parts = blocks(s.a.e if by_values else s.a.d, chosen["BLOCK"])
         programs = parts * steps.segments * (s.held if by_states else s.a.heads) * s.a.items
         return Launch(kernel, programs, (*arguments, s.heads, tuple(steps), parts), chosen)
@@ -227,7 +230,7 @@ class Call:
         a = self.s.a
         if not self.s.normalize:
             return (None, None, 0, 0), []
-        parts = blocks(a.e, constants(linear.outputs, self.like.dtype, self.s, True)["BLOCK"])
+        parts = blocks(a.e, constants(linear.outputs, self.like, self.s, True)["BLOCK"])
         inverses, dots = self.room(a.items, a.heads, a.queries), self.room(parts * a.items, a.heads, a.queries)
         rows = ((inverses, *inverses.stride()), (dots, *dots.stride()), a.items, parts)
         return rows, [self.outputs(None, do, rows, states)]

@@ -1,6 +1,7 @@
-"""Sizes of tiles of linear attention by bits of the inputs and contracted head size: no search at a launch.
+"""Sizes of tiles of linear attention, chosen by kernel, dtype and contracted head size: no search at a launch.
 
-Every row compiles for compute capability 8.0 and 9.0 within the memory of a multiprocessor.
+No row spills registers where the head size is at most 64, or 128 in bfloat16, and none needs more memory of a
+multiprocessor than compute capability 8.0 or 9.0 has.
 """
 
 from typing import NamedTuple
@@ -18,17 +19,29 @@ class Tile(NamedTuple):
 
 
 TILES = {
-    (16, 64): Tile(64, 64, 8, 2),
-    (16, 128): Tile(64, 64, 8, 2),
-    (16, 256): Tile(32, 32, 8, 1),
-    (32, 64): Tile(32, 64, 8, 1),
-    (32, 128): Tile(32, 32, 8, 1),
-    (32, 256): Tile(16, 16, 8, 1),
+    ("sums", "bfloat16", 64): (Tile(64, 64, 8, 2), Tile(64, 64, 8, 2)),
+    ("sums", "bfloat16", 128): (Tile(64, 64, 8, 2), Tile(64, 64, 8, 2)),
+    ("sums", "bfloat16", 256): (Tile(64, 64, 8, 2), Tile(64, 64, 8, 2)),
+    ("sums", "float16", 64): (Tile(64, 64, 8, 2), Tile(64, 64, 8, 2)),
+    ("sums", "float16", 128): (Tile(64, 64, 8, 2), Tile(64, 64, 8, 2)),
+    ("sums", "float16", 256): (Tile(32, 32, 8, 2), Tile(32, 32, 8, 2)),
+    ("sums", "float32", 64): (Tile(32, 32, 8, 2), Tile(32, 32, 8, 2)),
+    ("sums", "float32", 128): (Tile(32, 32, 8, 2), Tile(32, 32, 8, 2)),
+    ("sums", "float32", 256): (Tile(32, 32, 8, 2), Tile(32, 32, 8, 2)),
+    ("sweep", "bfloat16", 64): (Tile(32, 64, 4, 1), Tile(64, 64, 8, 2)),
+    ("sweep", "bfloat16", 128): (Tile(32, 32, 4, 1), Tile(64, 32, 8, 2)),
+    ("sweep", "bfloat16", 256): (Tile(32, 16, 8, 1), Tile(32, 16, 8, 1)),
+    ("sweep", "float16", 64): (Tile(32, 32, 4, 1), Tile(64, 32, 4, 2)),
+    ("sweep", "float16", 128): (Tile(32, 16, 4, 1), Tile(32, 32, 8, 1)),
+    ("sweep", "float16", 256): (Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
+    ("sweep", "float32", 64): (Tile(16, 32, 4, 2), Tile(16, 32, 4, 2)),
+    ("sweep", "float32", 128): (Tile(16, 16, 4, 1), Tile(16, 16, 4, 1)),
+    ("sweep", "float32", 256): (Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
 }
-"""By bits of the inputs, and head size rounded up to a power of two."""
+"""Sums of segments or a sweep over them, dtype, and head size rounded up: tiles for compute capability 8 and from 9 on."""
 
 
-def tile(bits: int, contracted: int, produced: int) -> Tile:
-    """The tile of a kernel that sums over `contracted` features (a power of two) for `produced` others."""
-    found = TILES[bits, max(64, contracted)]
+def tile(kind: str, dtype: str, capability: int, contracted: int, produced: int) -> Tile:
+    """The tile of a kernel that contracts so many features to produce others, both powers of two."""
+    found = TILES[kind, dtype, max(64, contracted)][capability >= 9]
     return found._replace(BLOCK=min(found.BLOCK, produced))
