@@ -1,7 +1,7 @@
 """Linear attention on torch tensors: memory, launches and registration of the Triton kernels.
 
-Any layout is served as views of (items, heads, tokens, features): broadcast axes have stride 0. A backward call makes the
-states again, then 1/den and do·num of every query, then dq in order and dk, dv from the end.
+Any layout is served as views of (items, heads, tokens, features): broadcast axes have stride 0. A backward call makes
+the states again, then 1/den and do·num of every query, then dq in order and dk, dv from the end.
 """
 
 from typing import Any, NamedTuple
@@ -134,7 +134,7 @@ def blocks(n: int, size: int) -> int:
 
 
 def span(s: Setting, tokens: int) -> Span:
-    """Positions, `tokens` of them where there is no order, divided so that all heads together keep a GPU busy."""
+    """Positions (`tokens` of them where there is no order) divided so that all heads together keep a GPU busy."""
     from attnkit.kernels.triton.linear_blocks import UNIT
 
     start = min(0, s.shift)
@@ -245,7 +245,7 @@ class Call:
         made += more
         if "q" in grads:
             dq = triton_launch._view(grads["q"], a.leading, a.queries, a.d)
-            arguments = (self.q, self.k, self.v, pulled, dq, rows, keyed, *settings)
+            arguments: tuple[Any, ...] = (self.q, self.k, self.v, pulled, dq, rows, keyed, *settings)
             made.append(self.launch("gradient_queries", span(s, a.queries), False, False, *arguments))
         queried, more = self.states("query_sums", a.queries, self.q, pulled, rows)
         made += more

@@ -38,7 +38,7 @@ TILES = {
     ("sweep", "float32", 128): (Tile(16, 16, 4, 1), Tile(16, 16, 4, 1)),
     ("sweep", "float32", 256): (Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
 }
-"""Sums of segments or a sweep over them, dtype, and head size rounded up: tiles for compute capability 8 and from 9 on."""
+"""By sums of segments or sweeps over them, dtype, and head size rounded up: for compute capability 8 and from 9 on."""
 
 
 def tile(kind: str, dtype: str, capability: int, contracted: int, produced: int) -> Tile:
