@@ -1,6 +1,10 @@
 """The Triton kernels in Triton's interpreter, in a process of its own, judged by the kit, which finds planted bugs."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -79,6 +83,13 @@ def test_a_planted_bug_is_found(
     result = core.check(adapter, case)
     adapter.close()
     assert result.checks & checks, result.message
+
+
+def test_what_the_kit_does_not_ask() -> None:
+    path = Path(__file__).with_name("in_interpreter.py")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(path)]
+    done = subprocess.run(command, env={**os.environ, **MODE}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 def test_dispatch_never_picks_the_interpreter() -> None:

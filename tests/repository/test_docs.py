@@ -19,6 +19,7 @@ README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 FAMILIES = ROOT / "docs" / "families"
 PAGES = sorted(FAMILIES.glob("*.md"))
+WITH_EXAMPLES = (*PAGES, ROOT / "docs" / "implementations.md")
 PICTURES = FAMILIES / "pictures"
 
 
@@ -51,7 +52,7 @@ def test_a_promise_that_is_not_kept_is_noticed():
     assert not kept(code, "4\n2\n3\n1\n")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", WITH_EXAMPLES, ids=lambda page: page.name)
 def test_examples_of_the_pages_run_and_print_what_they_say(page):
     """The blocks of a page run one after the other, in one namespace."""
     names: dict = {"__name__": "__main__"}

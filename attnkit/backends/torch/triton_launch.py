@@ -128,13 +128,15 @@ def _tuples(a: Layout, s: Setting, rows: Rows) -> tuple[Any, ...]:
 
 def _constants(kernel: str, q: Tensor, a: Layout, s: Setting, *functions: str) -> dict[str, Any]:
     from attnkit.kernels.triton.activations import ACTIVATIONS
-    from attnkit.kernels.triton.blocks import padded, tile
+    from attnkit.kernels.triton.blocks import padded, tile, with_pairs
 
     found = dict(zip(("H", "DH"), ACTIVATIONS[s.activation], strict=True))
     constants = {name: found[name] for name in functions}
     constants |= {"LOG_LENGTH": s.log_length, "d": a.d, "e": a.e, "D": padded(a.d), "E": padded(a.e)}
     constants["PRECISION"] = "tf32x3" if q.dtype == torch.float32 else "ieee"
-    return constants | tile(kernel, q.dtype.itemsize * 8, a.d, a.e, _capability(q.device))._asdict()
+    sizes = tile(kernel, q.dtype.itemsize * 8, a.d, a.e, _capability(q.device))
+    beside = sum(x.element_size() for x in (s.bias, s.mask, s.dropout_mask) if x is not None)
+    return constants | with_pairs(sizes, beside)._asdict()
 
 
 def _capability(device: torch.device) -> int:

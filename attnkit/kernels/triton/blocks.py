@@ -48,3 +48,9 @@ def padded(width: int) -> int:
 def tile(kernel: str, bits: int, d: int, e: int, capability: int) -> Tile:
     """The tile of a kernel for head sizes d and e; `capability` is the major number."""
     return TILES[kernel, bits, max(64, padded(d), padded(e))][capability >= 9]
+
+
+def with_pairs(sizes: Tile, beside: int) -> Tile:
+    """The tile of a call whose arrays of pairs take `beside` bytes for each pair: they are on their way as well."""
+    stages = sizes.num_stages if beside == 0 else 2 if beside <= 4 else 1
+    return sizes._replace(num_stages=min(sizes.num_stages, stages))

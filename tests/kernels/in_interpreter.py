@@ -1,0 +1,117 @@
+"""What the kit does not ask of the Triton kernels. Run by test_triton_interpreted.py with TRITON_INTERPRET=1."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+import attnkit
+from attnkit._activations import NAMES
+from attnkit.backends.torch import triton_pointwise
+from attnkit.kernels.triton import blocks
+
+EPS = torch.finfo(torch.float32).eps
+
+
+def draw(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def inputs(queries: int, keys: int, d: int = 8, e: int = 5) -> list[torch.Tensor]:
+    return [draw(n, 2, 2, *shape) for n, shape in enumerate(((queries, d), (keys, d), (keys, e), (queries, e)))]
+
+
+def agree(got: torch.Tensor, expected: torch.Tensor) -> None:
+    """Within a few roundings of the largest element of sums of tens of terms."""
+    assert got.shape == expected.shape
+    assert torch.all((got - expected).abs() <= 32 * EPS * expected.abs().amax()), (got - expected).abs().max()
+
+
+SIZES = ((33, 70), (70, 33), (1, 40))
+WINDOWS = (None, (5, None), (None, 3), (20, 20))
+
+
+@pytest.mark.parametrize(("queries", "keys"), SIZES)
+def test_blocks_that_are_seen_whole_in_part_or_not_at_all(
+    queries: int, keys: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks, "tile", lambda *sizes: blocks.Tile(16, 16, 4, 1))
+    q, k, v, do = (x[:1, :1] for x in inputs(queries, keys))
+    lengths = torch.tensor([[keys * 2 // 3]])
+    for n, (window, causal) in enumerate(itertools.product(WINDOWS, (False, True, "upper_left"))):
+        options = {"causal": causal, "window": window, "activation": "softplus"}
+        options |= {"key_lengths": lengths} if n % 2 else {}
+        agree(triton_pointwise.attend(q, k, v, **options), attnkit.pointwise_attention(q, k, v, **options))
+        expected = attnkit.pointwise_attention_vjp(q, k, v, do, impl="generic", **options)
+        for name, grad in triton_pointwise.pull(q, k, v, do, **options).items():
+            agree(grad, expected[name])
+
+
+@pytest.mark.parametrize("activation", NAMES)
+def test_h_and_its_slope_to_rounding(activation: str) -> None:
+    """q = 0, scores from the bias alone and v = 1: the output is h and the gradient of the bias its slope."""
+    x = torch.cat([torch.linspace(-80, 8, 500), torch.tensor([0.0, -0.0, 6.0, 1e-20, -1e-6])])[:, None]
+    q, one = torch.zeros(len(x), 1), torch.ones(1, 1)
+    options = {"activation": activation, "alpha": 0.0, "bias": x}
+    wide = {**options, "bias": x.double()}
+    do = torch.ones(len(x), 1)
+    h = triton_pointwise.attend(q, one, one, **options)
+    slope = triton_pointwise.pull(q, one, one, do, **options)["bias"]
+    exact = attnkit.pointwise_attention(q.double(), one.double(), one.double(), **wide)
+    steep = attnkit.pointwise_attention_vjp(q.double(), one.double(), one.double(), do.double(), **wide)["bias"]
+    relative = activation not in ("gelu", "gelu_tanh")  # 1 + erf and the cubic lose the tail
+    for got, truth in ((h, exact), (slope, steep)):
+        size = truth.abs() if relative else truth.abs().clamp(min=1.0)
+        allowed = EPS * (4 + x.abs().double() / 2) * size + 1e-37
+        assert torch.all((got - truth).abs() <= allowed), ((got - truth).abs() / allowed).max()
+
+
+def test_any_strides_give_the_same_bits() -> None:
+    q, k, v, _ = inputs(20, 30)
+    options = {"causal": True, "bias": draw(7, 2, 20, 30), "mask": draw(8, 2, 1, 1, 30) > -1}
+    expected = triton_pointwise.attend(q, k, v, **options)
+    inside = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
+    columns = [x.mT.contiguous().mT for x in (q, k, v)]
+    wide = [torch.full((*x.shape[:-1], 3 * x.shape[-1]), torch.nan) for x in (q, k, v)]
+    for room, x in zip(wide, (q, k, v), strict=True):
+        room[..., ::3] = x
+    moved = {"bias": options["bias"].mT.contiguous().mT, "mask": options["mask"].expand(2, 2, 20, 30)}
+    for views in (inside, columns, [room[..., ::3] for room in wide]):
+        assert torch.equal(triton_pointwise.attend(*views, **{**options, **moved}), expected)
+
+
+def test_gradients_of_broadcast_arguments_are_summed() -> None:
+    q, k, v, do = inputs(9, 11)
+    q, k, bias = q[:, :1], k[:1], draw(9, 2, 1, 1, 11)
+    expected = attnkit.pointwise_attention_vjp(q, k, v, do, impl="generic", bias=bias, activation="silu")
+    for name, grad in triton_pointwise.pull(q, k, v, do, bias=bias, activation="silu").items():
+        agree(grad, expected[name])
+
+
+def custom_op_arguments(**options: Any) -> tuple[Any, ...]:
+    q, k, v, _ = inputs(5, 6)
+    arrays = [x.requires_grad_() for x in (q, k, v)]
+    return (*arrays, *triton_pointwise.setting(q, k, **options))
+
+
+def test_the_custom_ops_are_registered_as_torch_wants() -> None:
+    arguments = custom_op_arguments(causal=True, bias=draw(3, 5, 6).requires_grad_(), dropout=(0.2, 3))
+    torch.library.opcheck(triton_pointwise.forward, arguments)
+    detached = [x.detach() if isinstance(x, torch.Tensor) else x for x in arguments]
+    checks = ("test_schema", "test_faketensor")
+    torch.library.opcheck(triton_pointwise.vjp, (draw(4, 2, 2, 5, 5), "q,k,v,bias", *detached), test_utils=checks)
+
+
+def test_a_second_derivative_says_that_there_is_none() -> None:
+    q, k, v, _ = (x.requires_grad_() for x in inputs(5, 6))
+    (grad,) = torch.autograd.grad(triton_pointwise.attend(q, k, v).sum(), q, create_graph=True)
+    with pytest.raises(NotImplementedError, match="impl='triton' has no second derivatives"):
+        grad.sum().backward()
+
+
+def test_vmap_is_a_loop() -> None:
+    q, k, v, _ = inputs(5, 6)
+    mapped = torch.vmap(lambda q, v: triton_pointwise.attend(q, k[0], v, dropout=(0.5, 1)), (0, 0))(q, v)
+    for n in range(2):
+        assert torch.equal(mapped[n], triton_pointwise.attend(q[n], k[0], v[n], dropout=(0.5, 1)))
