@@ -146,25 +146,20 @@ def span(s: Setting, tokens: int) -> Span:
 
 
 def constants(kernel: Any, q: Tensor, s: Setting, by_values: bool) -> dict[str, Any]:
-    """The compile-time arguments that a kernel has; `by_values`: it produces columns like those of v.
-
-    Features and sums of float16 inputs may leave its range: they are multiplied in TF32, which has as many digits.
-    """
-    import triton.language as tl
-
+    """The compile-time arguments that a kernel has; `by_values`: it produces columns like those of v."""
     from attnkit.kernels.triton.blocks import padded
     from attnkit.kernels.triton.features import FEATURE_MAPS
-    from attnkit.kernels.triton.linear_blocks import tile
+    from attnkit.kernels.triton.linear_blocks import PRODUCTS, tile
 
     D, E = padded(s.a.d), padded(s.a.e)
     phi, slope = FEATURE_MAPS[s.feature_map]
     found = {"PHI": phi, "SLOPE": slope, "CAUSAL": s.causal, "NORMALIZE": s.normalize}
     found |= {"d": s.a.d, "e": s.a.e, "D": D, "E": E}
-    found |= {"OPERAND": tl.bfloat16 if q.dtype == torch.bfloat16 else tl.float32}
-    found |= {"PRECISION": "tf32x3" if q.dtype == torch.float32 else "tf32"}
+    dtype = str(q.dtype).removeprefix("torch.")
+    found |= dict(zip(("OPERAND", "PRECISION"), PRODUCTS[dtype], strict=True))
     kind = "sums" if kernel.__name__ in SUMS else "sweep"
     capability = triton_launch._capability(q.device)
-    chosen = tile(kind, str(q.dtype).removeprefix("torch."), capability, *((D, E) if by_values else (E, D)))
+    chosen = tile(kind, dtype, capability, *((D, E) if by_values else (E, D)))
     found |= {"CHUNK": chosen.CHUNK, "BLOCK": chosen.BLOCK}
     found = {name: value for name, value in found.items() if name in kernel.arg_names}
     return found | {"num_warps": chosen.num_warps, "num_stages": chosen.num_stages}

@@ -6,6 +6,14 @@ multiprocessor than compute capability 8.0 or 9.0 has.
 
 from typing import NamedTuple
 
+import triton.language as tl
+
+PRODUCTS = {"bfloat16": (tl.bfloat16, "ieee"), "float16": (tl.float32, "tf32"), "float32": (tl.float32, "tf32x3")}
+"""By dtype, that of the operands of matrix products, and their precision.
+
+Features and sums of float16 inputs may leave its range; TF32 has as many digits.
+"""
+
 UNIT = 64  # tokens: segments are multiples of it, and every CHUNK divides it
 
 
