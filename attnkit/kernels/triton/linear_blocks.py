@@ -39,7 +39,7 @@ TILES = {
     ("sweep", "bfloat16", 64): (Tile(32, 64, 4, 1), Tile(64, 64, 8, 2)),
     ("sweep", "bfloat16", 128): (Tile(32, 32, 4, 1), Tile(64, 32, 8, 2)),
     ("sweep", "bfloat16", 256): (Tile(32, 16, 8, 1), Tile(32, 16, 8, 1)),
-    ("sweep", "float16", 64): (Tile(32, 32, 4, 1), Tile(64, 32, 4, 2)),
+    ("sweep", "float16", 64): (Tile(32, 32, 4, 1), Tile(64, 32, 8, 2)),
     ("sweep", "float16", 128): (Tile(32, 16, 4, 1), Tile(32, 32, 8, 1)),
     ("sweep", "float16", 256): (Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
     ("sweep", "float32", 64): (Tile(16, 32, 4, 2), Tile(16, 32, 4, 2)),

@@ -109,10 +109,20 @@ def store_tokens(view, item, head, first, keep, x, column, width, COLUMNS: tl.co
 
 
 @triton.jit
+def nearest(x, PRECISION: tl.constexpr):
+    """x rounded to the digits of TF32 where products are TF32: tensor cores cut the other digits off."""
+    if PRECISION == "tf32":
+        bits = x.to(tl.int32, bitcast=True)
+        x = tl.where(x == x, ((bits + 0x1000) & -0x2000).to(tl.float32, bitcast=True), x)
+    return x
+
+
+@triton.jit
 def product(x, y, total, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
     """total + x y in float32 with operands in OPERAND; without total if it is None."""
+    x, y = nearest(x.to(OPERAND), PRECISION), nearest(y.to(OPERAND), PRECISION)
     if total is None:
-        found = tl.dot(x.to(OPERAND), y.to(OPERAND), input_precision=PRECISION)
+        found = tl.dot(x, y, input_precision=PRECISION)
     else:
-        found = tl.dot(x.to(OPERAND), y.to(OPERAND), total, input_precision=PRECISION)
+        found = tl.dot(x, y, total, input_precision=PRECISION)
     return found
