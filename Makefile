@@ -57,14 +57,16 @@ docs: install
 	$(BIN)/python -m attnkit_conformance table --write README.md
 	$(BIN)/python docs/pictures.py
 
+# As many threads as cores, on a machine that does nothing else.
 benchmarks: install
-	$(BIN)/python -m benchmarks
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks overhead
+	OMP_NUM_THREADS=$$(nproc) $(BIN)/python -m benchmarks run --profile full
 
 # On a machine with a GPU and its own torch, JAX or CuPy: installs nothing and needs no .venv.
 gpu:
 	@mkdir -p $(OUT)
 	PYTHONPATH=.:reference:conformance JAX_PLATFORMS= $(PYTHON) -m attnkit_conformance run --profile full --html $(OUT)/conformance-gpu.html --json $(OUT)/conformance-gpu.json
-	PYTHONPATH=.:reference:conformance JAX_PLATFORMS= $(PYTHON) -m benchmarks --device cuda
+	PYTHONPATH=.:reference:conformance JAX_PLATFORMS= $(PYTHON) -m benchmarks run --profile full --device cuda
 
 clean:
 	rm -rf $(OUT) .mypy_cache .ruff_cache .pytest_cache

@@ -1,18 +1,29 @@
-"""`python -m benchmarks [overhead|long-sequences]`: measure, print, and write JSON with device and versions."""
+"""`python -m benchmarks run|overhead|long-sequences|page`: measure, print, and write JSON with device and versions."""
 
 import argparse
+import importlib.metadata
 import json
 import os
 import platform
+import re
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import attnkit
-from benchmarks import long_sequences, overhead
+from attnkit_conformance.judge import matcher
+from benchmarks import compare, long_sequences, overhead, page
+from benchmarks.cells import OPS, Cell, cells
+
+RESULTS = Path(__file__).parent / "results"
+PACKAGES = ("entmax", "fla-core", "flash-linear-attention", "triton")
 
 
 def processor() -> str:
@@ -20,6 +31,17 @@ def processor() -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def versions() -> dict[str, str]:
+    """Of the packages compared that are installed."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
 
 
 def environment(device: str) -> dict[str, Any]:
@@ -32,36 +54,122 @@ def environment(device: str) -> dict[str, Any]:
         "numpy": np.__version__,
         "torch": torch.__version__,
         "attnkit": attnkit.__version__,
+        **versions(),
     }
 
 
-def overhead_seconds(device: str) -> dict[str, Any]:
-    """What is written of `overhead`."""
+def slug(device: str) -> str:
+    """A device's name as the name of a file."""
+    return re.sub(r"[^a-z0-9]+", "-", re.sub(r"\((r|tm)\)", "", device.lower())).strip("-")
+
+
+def selected(options: argparse.Namespace) -> list[Cell]:
+    """The cells of -k; ValueError if there are none."""
+    table = cells(options.profile, options.device)
+    chosen = [cell for cell in table if matcher(options.k)(cell.name)]
+    if not chosen:
+        names = f"a cell is called e.g. {table[0].name!r}; ops: {', '.join(OPS)}"
+        raise ValueError(f"no cell of --profile {options.profile} matches -k {options.k!r}; {names}")
+    return chosen
+
+
+def run(options: argparse.Namespace) -> int:
+    """Compare, and write JSON and page after every table, so that nothing measured is lost."""
+    if options.rounds < 2:
+        raise ValueError(f"--rounds must be at least 2, got {options.rounds}")
+    chosen = selected(options)
+    given = environment(options.device)
+    suffix = "-smoke" if options.profile == "smoke" else ""
+    path = options.out or RESULTS / f"{slug(given['device'])}{suffix}.json"
+    given |= {"profile": options.profile, "rounds": options.rounds, "load_before": os.getloadavg()}
+    settings = compare.Settings(options.rounds, options.limit, tuple(options.without))
+    console, records, start = Console(highlight=False, soft_wrap=True), list[dict[str, Any]](), time.perf_counter()
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("", total=sum(len(cell.modes) for cell in chosen))
+        for record in compare.run(chosen, settings, lambda text: progress.update(task, description=text)):
+            records.append(record)
+            given |= {"load_after": os.getloadavg(), "seconds": round(time.perf_counter() - start)}
+            compare.write(path, given, records)
+            progress.console.print(compare.line(record))
+            progress.advance(task)
+    page.write(path)
+    faults = [f"{record['name']}, {record['mode']}: {text}" for record in records for text in compare.wrong(record)]
+    for fault in faults:
+        console.print(f"[red]{fault}[/]")
+    print(f"written to {path} and {path.with_suffix('.html').name}")
+    return int(bool(faults))
+
+
+def overhead_seconds(options: argparse.Namespace) -> int:
+    """What a call costs before any arithmetic."""
     with torch.no_grad():
-        measured = overhead.measure(device)
+        measured = overhead.measure(options.device)
     print("\n".join(overhead.lines(measured)))
-    return {"seconds": {case: {name: t._asdict() for name, t in timings.items()} for case, timings in measured.items()}}
+    seconds = {case: {name: t._asdict() for name, t in timings.items()} for case, timings in measured.items()}
+    return written(options.out or RESULTS / f"overhead-{options.device}.json", options.device, {"seconds": seconds})
 
 
-def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("suite", choices=("overhead", "long-sequences"), nargs="?", default="overhead")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--out", type=Path, help="JSON file; default benchmarks/results/SUITE-DEVICE.json")
-    options = parser.parse_args(arguments)
-    if options.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device cuda: torch finds no GPU")
-    if options.suite == "long-sequences" and options.device != "cpu":
-        parser.error("long-sequences measures the memory of processes: --device cpu only")
-    if options.suite == "overhead":
-        found = overhead_seconds(options.device)
-    else:
-        found = {"rows": long_sequences.measure()}
-    path = options.out or Path(__file__).parent / "results" / f"{options.suite}-{options.device}.json"
-    path.write_text(json.dumps({"environment": environment(options.device), **found}, indent=1) + "\n")
+def long_rows(options: argparse.Namespace) -> int:
+    """A million tokens."""
+    path = options.out or RESULTS / "long-sequences-cpu.json"
+    return written(path, "cpu", {"rows": long_sequences.measure()})
+
+
+def written(path: Path, device: str, found: dict[str, Any]) -> int:
+    path.write_text(json.dumps({"environment": environment(device), **found}, indent=1) + "\n")
     print(f"written to {path}")
     return 0
 
 
+def make_page(options: argparse.Namespace) -> int:
+    """The page of a JSON file beside it."""
+    print(f"written to {page.write(options.file)}")
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    top = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    commands = top.add_subparsers(required=True, metavar="COMMAND")
+
+    run_ = commands.add_parser("run", help="attnkit beside torch and other packages: time, ratio and memory")
+    run_.add_argument("-k", metavar="EXPR", help="cells whose name matches, e.g. 'relu and causal and not n=4096'")
+    run_.add_argument("--profile", choices=("smoke", "full"), default="smoke", help="small or real sizes (smoke)")
+    run_.add_argument("--rounds", type=int, default=7, metavar="N", help="rounds over all contenders (7)")
+    run_.add_argument("--limit", type=float, default=5.0, metavar="S", help="seconds of one call that are too many (5)")
+    run_.add_argument(
+        "--without", action="append", default=[], metavar="NAME", help="leave out contenders whose name holds NAME"
+    )
+    run_.set_defaults(function=run)
+    tiny = commands.add_parser("overhead", help="what a call costs on tiny tensors")
+    tiny.set_defaults(function=overhead_seconds)
+    for command in (run_, tiny):
+        command.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where arrays live (cpu)")
+    long = commands.add_parser("long-sequences", help="a million tokens: seconds, memory and error, on the CPU")
+    long.set_defaults(function=long_rows)
+    for command in (run_, tiny, long):
+        command.add_argument("--out", type=Path, metavar="FILE", help="JSON file (in benchmarks/results, by device)")
+
+    show = commands.add_parser("page", help="make the page of a file that run has written")
+    show.add_argument("file", type=Path, metavar="FILE.json")
+    show.set_defaults(function=make_page)
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; the exit status is 1 if a contender is wrong and 2 if the command cannot be understood."""
+    options = parser().parse_args(arguments)
+    if getattr(options, "device", "cpu") == "cuda" and not torch.cuda.is_available():
+        print("error: --device cuda: torch finds no GPU", file=sys.stderr)
+        return 2
+    try:
+        status: int = options.function(options)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return status
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

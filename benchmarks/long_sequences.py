@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import attnkit
+from benchmarks.memory import resident, restart_peak
 
 WIDTH = 64  # d, e and the features of Performer
 BOUND = 16.0  # units of float32, times the growth of ops that exponentiate
@@ -65,20 +66,14 @@ def call(task: Task, q: Any, k: Any, v: Any) -> dict[str, Any]:
     return {"o": getattr(attnkit, task.op)(q, k, v, causal=task.causal, **own)}
 
 
-def memory(field: str) -> float:
-    """VmRSS (now) or VmHWM (the largest so far) of this process in MiB. ru_maxrss would count the parent, too."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) / 1024
-
-
 def run(task: Task, path: Path) -> dict[str, float]:
     """One measurement, whose outputs go to `path`."""
     q, k, v = arrays(task)
     call(task._replace(tokens=64), q[:64], k[:64], v[:64])
-    Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts anew
-    before, start = memory("VmRSS"), time.perf_counter()
+    restart_peak()
+    before, start = resident("VmRSS"), time.perf_counter()
     found = call(task, q, k, v)
-    seconds, after = time.perf_counter() - start, memory("VmHWM")
+    seconds, after = time.perf_counter() - start, resident("VmHWM")
     outputs = {name: np.asarray(x) for name, x in found.items() if x is not None}
     assert all(np.all(np.isfinite(x)) for x in outputs.values()), f"{task}: an output is not finite"
     if task.golden and "o" in outputs:

@@ -29,7 +29,7 @@ def agree(got: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 SIZES = ((33, 70), (70, 33), (1, 40))
-WINDOWS = (None, (5, None), (None, 3), (20, 20))
+WINDOWS = (None, (5, None), (20, 3))
 
 
 @pytest.mark.parametrize(("queries", "keys"), SIZES)

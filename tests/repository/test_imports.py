@@ -29,6 +29,7 @@ RULES: dict[str, tuple[set[str], tuple[str, ...]]] = {
         {"numpy", "scipy", "torch", "jax", "entmax", "attnkit_reference", "attnkit_conformance"},
         (),
     ),
+    "benchmarks": ({"torch", "numpy", "attnkit", "attnkit_conformance", "benchmarks", "rich", "entmax"}, ()),
     "experiments": (
         {
             "torch",

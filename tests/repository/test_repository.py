@@ -22,7 +22,7 @@ def tracked() -> list[Path]:
 
 def test_every_public_name_is_exported_and_documented():
     public = {name for name in vars(attnkit) if not name.startswith("_")}
-    modules = {path.stem for path in (ROOT / "attnkit").glob("*.py")} | {"backends", "nn"}
+    modules = {path.stem for path in (ROOT / "attnkit").glob("*.py")} | {"backends", "kernels", "nn"}
     assert public - (modules - set(attnkit.__all__)) == set(attnkit.__all__)
     for name in attnkit.__all__:
         if callable(getattr(attnkit, name)):

@@ -1,8 +1,9 @@
 """Sizes of tiles, chosen by kernel, bits of the inputs and head size: no search when a kernel is launched.
 
-No row spills registers where the head size is at most 128 (float32: with head size 256 all do), and none needs more
-memory of a multiprocessor than compute capability 8.0 or 9.0 has. Tiles have 16 queries (keys, for the gradients of
-keys) or more for each warp, for otherwise warps share scores that each of them computes.
+They are chosen from what compilers say, not from measurements: causal calls without arrays of pairs spill no registers
+up to head size 128 (float32 with head size 256 does), and no call needs more memory than compute capability 8.0 or 9.0
+has. Where registers allow it a warp has 16 queries (keys, for the gradients of keys) of its own: warps that share them
+compute the same scores.
 """
 
 from typing import NamedTuple

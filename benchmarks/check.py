@@ -1,0 +1,68 @@
+"""Whether a contender computes the op: held against attnkit's generic body in float64 on the first head."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attnkit_conformance import tolerance
+from benchmarks.cells import BOTH, Cell
+from benchmarks.contenders import Attend, attnkit_call
+
+NAMES = ("o", "dq", "dk", "dv")
+
+
+def first_head(x: Tensor) -> Tensor:
+    return x[:1, :1].detach().double()
+
+
+def outputs(attend: Attend, arrays: tuple[Tensor, ...], mode: str) -> tuple[Tensor, ...]:
+    """o, and of forward+backward the gradients of q, k, v for do, the fourth array."""
+    *given, do = arrays
+    o = attend(*given)
+    return (o, *torch.autograd.grad(o, given, do)) if mode == BOTH else (o,)
+
+
+def drawn(cell: Cell, mode: str) -> tuple[Tensor, ...]:
+    """q, k, v and do: standard normal, the same for all contenders."""
+    made = torch.Generator(cell.device).manual_seed(0)
+    arrays = [torch.randn(cell.shape, generator=made, device=cell.device).to(cell.torch_dtype) for _ in range(4)]
+    return tuple(x.requires_grad_(mode == BOTH and i < 3) for i, x in enumerate(arrays))
+
+
+class Truth:
+    """The golden outputs of a cell, for what `drawn` gives."""
+
+    def __init__(self, cell: Cell, mode: str) -> None:
+        self.dtype = cell.dtype
+        arrays = tuple(first_head(x).requires_grad_(x.requires_grad) for x in drawn(cell, mode))
+        exact = cell._replace(dtype="float64", batch=1, heads=1)
+        with torch.set_grad_enabled(mode == BOTH):
+            attend = attnkit_call(exact, "generic")
+            self.golden = [numpy(x) for x in outputs(attend, arrays, mode)]
+            self.magnitude = numpy(attend(arrays[0], arrays[1], arrays[2].abs()))  # Σ|w||v|
+        largest = float((arrays[0] @ arrays[1].mT).detach().abs().max()) * cell.d**-0.5
+        self.growth = tolerance.growth_of_exponent(largest)
+
+    def fault(self, found: tuple[Any, ...]) -> str | None:
+        """What is wrong with a contender's outputs.
+
+        o is held to the bound of conformance. Gradients have steps where the op has kinks, and rounding may pass one:
+        they are held to an error of eps^⅓ in the norm.
+        """
+        names = NAMES[: len(self.golden)]
+        for name, golden, x in zip(names, self.golden, (numpy(first_head(x)) for x in found), strict=True):
+            if name == "o":
+                limit = tolerance.limit(golden, self.dtype, self.magnitude, self.growth)
+                failures = tolerance.measure(name, x, limit).failures
+                if failures:
+                    return failures[0][1]
+            elif not np.linalg.norm(x - golden) <= tolerance.eps(self.dtype) ** (1 / 3) * np.linalg.norm(golden):
+                return f"{name}: off by {np.linalg.norm(x - golden) / np.linalg.norm(golden):.3g} of its norm"
+        return None
+
+
+def numpy(x: Tensor) -> np.ndarray:
+    found: np.ndarray = x.detach().double().cpu().numpy()
+    return found
