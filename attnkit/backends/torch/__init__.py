@@ -1,7 +1,7 @@
 """Kernels for torch tensors."""
 
 from attnkit._dispatch import Kernel
-from attnkit.backends.torch import blocked, recomputed, softmax, triton_pointwise
+from attnkit.backends.torch import blocked, recomputed, softmax, triton_linear, triton_pointwise
 
 KERNELS: dict[str, tuple[Kernel, ...]] = {
     op: (kernel,) for op, kernel in (*blocked.KERNELS.items(), *recomputed.KERNELS.items())
@@ -10,7 +10,8 @@ KERNELS["softmax_attention"] = (
     Kernel("sdpa", softmax.sdpa, softmax.sdpa_unsupported),
     *KERNELS["softmax_attention"],
 )
-KERNELS |= {op: (kernel, *KERNELS[op]) for op, kernel in triton_pointwise.KERNELS.items()}
+TRITON = triton_pointwise.KERNELS | triton_linear.KERNELS
+KERNELS |= {op: (kernel, *KERNELS.get(op, ())) for op, kernel in TRITON.items()}
 SPECIAL_CASES = {
     "reluformer_attention": "pointwise_attention",
     "sigmoid_attention": "pointwise_attention",

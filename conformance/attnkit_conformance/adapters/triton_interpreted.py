@@ -11,18 +11,24 @@ from typing import Any
 
 import numpy as np
 
-from attnkit.backends.torch import triton_pointwise
+from attnkit.backends.torch import triton_linear, triton_pointwise
 from attnkit.pointwise import reluformer_options, sigmoid_options
 from attnkit_conformance.adapters.base import Arrays
 from attnkit_conformance.adapters.torch import Autograd
 
 OPTIONS: dict[str, Callable[..., dict[str, Any]]] = {
-    "pointwise_attention": dict,
     "reluformer_attention": reluformer_options,
     "sigmoid_attention": sigmoid_options,
 }
 """{op: its own options as those of pointwise_attention}."""
 OWN = ("gamma", "length")
+SERVED = {
+    "pointwise_attention": triton_pointwise.attend,
+    "reluformer_attention": triton_pointwise.attend,
+    "sigmoid_attention": triton_pointwise.attend,
+    "linear_attention": triton_linear.attend,
+}
+REFUSED = {"linear_attention": triton_linear.unserved}
 
 
 class Interpreted(Autograd):
@@ -33,7 +39,7 @@ class Interpreted(Autograd):
     def __init__(self) -> None:
         if os.environ.get("TRITON_INTERPRET") != "1":
             raise RuntimeError("set TRITON_INTERPRET=1 before triton is imported")
-        super().__init__("triton_interpreted", "triton", "cpu", "interpreted on the CPU, autograd", tuple(OPTIONS))
+        super().__init__("triton_interpreted", "triton", "cpu", "interpreted on the CPU, autograd", tuple(SERVED))
         self.dtypes = ("float32", "float16")
         np.seterr(all="ignore")  # a GPU does not warn of NaN and infinities either
 
@@ -44,12 +50,15 @@ class Interpreted(Autograd):
 
     def forward(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
         """o from the custom op."""
+        refused = self.unsupported(op, arrays, params)
+        if refused:
+            raise NotImplementedError(refused)
         given = {**arrays, **params}
         q, k, v = (given.pop(name) for name in "qkv")
-        if op != "pointwise_attention":
+        if op in OPTIONS:
             given |= OPTIONS[op](**{name: given.pop(name) for name in OWN if name in given})
-        return {"o": triton_pointwise.attend(q, k, v, **given)}
+        return {"o": SERVED[op](q, k, v, **given)}
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
-        """Every case is served."""
-        return None
+        """What the kernels of an op do not serve on any device."""
+        return REFUSED[op](**arrays, **params) if op in REFUSED else None

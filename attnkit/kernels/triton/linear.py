@@ -1,0 +1,301 @@
+"""Linear attention: o_i = num_i/(raw_i + eps) from sums over keys, and its gradients, in time linear in the tokens.
+
+With x = scale·φ(q), y = φ(k), dn = do/den, dd = -(do·num)/den² and sums over the pairs where query i sees key j,
+
+    num_i = Σ_j (x_i·y_j) v_j                      raw_i = Σ_j x_i·y_j
+    dφ(q)_i = scale Σ_j (dn_i·v_j + dd_i) y_j      dφ(k)_j = Σ_i (dn_i·v_j + dd_i) x_i      dv_j = Σ_i (y_j·x_i) dn_i
+
+Each is a product with a state, S = Σ_j y_j v_jᵀ and z = Σ_j y_j of keys, R = Σ_i x_i dn_iᵀ and r = Σ_i x_i dd_i of
+queries. Under causality the state holds what stands before a chunk (or behind it, for R), and the pairs within a chunk
+are multiplied out. The tokens of a head are divided into segments: `key_sums` or `query_sums` of every segment, their
+`running` sums, then all segments side by side. Every program owns its results, so that sums have one order.
+
+Query i stands at position i + shift and key j at position j; position p is seen from p on. Tuples hold what most
+functions need:
+
+    limits = (queries, keys, stop, shift)                 keys from `stop` on are seen by no query
+    masks = (key_mask, firsts, stops, query_mask)         views; the keys that a head sees are firsts ≤ j < stops
+    rows = (inverses, dots, items, parts)                 views of 1/den and do·num, None where nothing is divided;
+                                                          the latter is the sum of `parts` arrays of so many items
+    states = (pointer, segments)                          per state [S, z] or [R, r] in float32, d·e + d numbers
+    heads = (heads, groups, members)                      query head h has the keys of head h // groups, the state of
+                                                          head h // members, and so many query heads share a state
+    span = (segments, size, start, end)                   of positions; `size` is a multiple of CHUNK
+"""
+
+import triton
+import triton.language as tl
+
+from attnkit.kernels.triton.linear_tokens import (
+    live_queries,
+    load_cotangents,
+    load_features,
+    load_tokens,
+    place,
+    product,
+    seen_keys,
+    seen_range,
+    store_of,
+    store_tokens,
+)
+
+# ---------------------------------------------------------------------------------------------- states
+
+
+@triton.jit
+def state_at(states, segment, heads, item, head, d, e):
+    """Address of the state of a segment, for a query head."""
+    held = item * (heads[0] // heads[2]) + head // heads[2]
+    return states[0] + (held * states[1] + segment) * (d * e + d)
+
+
+@triton.jit
+def load_state(at, f0, c0, d, e, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """S[f0.., c0..] (ROWS, COLUMNS) and z[f0..] (ROWS,), 0 beyond (d, e)."""
+    f, c = f0 + tl.arange(0, ROWS), c0 + tl.arange(0, COLUMNS)
+    S = tl.load(at + f[:, None] * e + c[None, :], mask=(f < d)[:, None] & (c < e)[None, :], other=0.0)
+    return S, tl.load(at + d * e + f, mask=f < d, other=0.0)
+
+
+@triton.jit
+def store_state(at, c0, S, z, d, e, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Columns c0.. of S; the first block stores z."""
+    f, c = tl.arange(0, ROWS), c0 + tl.arange(0, COLUMNS)
+    tl.store(at + f[:, None] * e + c[None, :], S, mask=(f < d)[:, None] & (c < e)[None, :])
+    tl.store(at + d * e + f, z, mask=f < tl.where(c0 == 0, d, 0))
+
+
+@triton.jit
+def key_sums(
+    k, v, states, masks, limits, heads, span, blocks,
+    PHI: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+    OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """S = Σ φ(k)_j v_jᵀ for BLOCK columns and z = Σ φ(k)_j over the keys of a segment."""
+    block, segment, held, item = place(blocks, span, heads[0] // heads[2])
+    head, c0 = held * heads[2], block * BLOCK
+    shared = head // heads[1]
+    bounds = seen_range(limits, masks, item, head)
+    S, z = tl.zeros((D, BLOCK), tl.float32), tl.zeros((D,), tl.float32)
+    begin = span[2] + segment * span[1]
+    for j0 in range(begin, tl.minimum(begin + span[1], bounds[1]), CHUNK):
+        seen = seen_keys(j0 + tl.arange(0, CHUNK), bounds, masks, item, head)
+        y = load_features(k, item, shared, j0, seen, 0, d, PHI, D, CHUNK)
+        c = load_tokens(v, item, shared, j0, seen, c0, e, BLOCK, CHUNK)
+        S = product(tl.trans(y), c, S, OPERAND, PRECISION)
+        z += tl.sum(y, 0)
+    store_state(state_at(states, segment, heads, item, head, d, e), c0, S, z, d, e, D, BLOCK)
+
+
+@triton.jit
+def query_sums(
+    q, do, rows, states, masks, limits, scale, heads, span, blocks,
+    PHI: tl.constexpr, CAUSAL: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """R = Σ x_i dn_iᵀ for BLOCK columns and r = Σ x_i dd_i over the queries of a segment and all heads of a state."""
+    block, segment, held, item = place(blocks, span, heads[0] // heads[2])
+    first, c0 = held * heads[2], block * BLOCK
+    R, r = tl.zeros((D, BLOCK), tl.float32), tl.zeros((D,), tl.float32)
+    begin = span[2] + segment * span[1] - limits[3]
+    for head in range(first, first + heads[2]):
+        bounds = seen_range(limits, masks, item, head)
+        for i0 in range(begin, tl.minimum(begin + span[1], limits[0]), CHUNK):
+            i = i0 + tl.arange(0, CHUNK)
+            live = live_queries(i, bounds, limits, masks, item, head, CAUSAL)
+            x = load_features(q, item, head, i0, live, 0, d, PHI, D, CHUNK) * scale
+            dn, dd = load_cotangents(do, rows, item, head, i0, i, live, c0, e, BLOCK, CHUNK)
+            R = product(tl.trans(x), dn, R, OPERAND, PRECISION)
+            if dd is not None:
+                r += tl.sum(x * dd[:, None], 0)
+    store_state(state_at(states, segment, heads, item, first, d, e), c0, R, r, d, e, D, BLOCK)
+
+
+@triton.jit
+def running(states, size, blocks, CAUSAL: tl.constexpr, REVERSE: tl.constexpr, BLOCK: tl.constexpr):
+    """The states of segments become the sums of those before them (behind them with REVERSE), or the total at 0."""
+    n = tl.program_id(0)
+    at = n % blocks * BLOCK + tl.arange(0, BLOCK)
+    first = states[0] + (n // blocks).to(tl.int64) * states[1] * size
+    total = tl.zeros((BLOCK,), tl.float32)
+    for step in range(0, states[1]):
+        segment = states[1] - 1 - step if REVERSE else step
+        place = first + tl.cast(segment, tl.int64) * size + at
+        own = tl.load(place, mask=at < size, other=0.0)
+        if CAUSAL:
+            tl.store(place, total, mask=at < size)
+        total += own
+    if not CAUSAL:
+        tl.store(first + at, total, mask=at < size)
+
+
+@triton.jit
+def opening(
+    states, segment, heads, item, head, f0, c0, CAUSAL: tl.constexpr, d: tl.constexpr, e: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """The state from which a segment starts: 0 without any, the total where there is no order."""
+    if states is None:
+        S, z = tl.zeros((ROWS, COLUMNS), tl.float32), tl.zeros((ROWS,), tl.float32)
+    else:
+        at = state_at(states, segment if CAUSAL else 0, heads, item, head, d, e)
+        S, z = load_state(at, f0, c0, d, e, ROWS, COLUMNS)
+    return S, z
+
+
+# ---------------------------------------------------------------------------------------------- outputs
+
+
+@triton.jit
+def outputs(
+    q, k, v, o, do, rows, states, masks, limits, scale, eps, heads, span, blocks,
+    PHI: tl.constexpr, CAUSAL: tl.constexpr, NORMALIZE: tl.constexpr, d: tl.constexpr, e: tl.constexpr,
+    D: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """BLOCK columns of o for a segment of queries; or, given do, 1/den and its part of do·num into `rows`."""
+    block, segment, head, item = place(blocks, span, heads[0])
+    shared, c0 = head // heads[1], block * BLOCK
+    bounds = seen_range(limits, masks, item, head)
+    S, z = opening(states, segment, heads, item, head, 0, c0, CAUSAL, d, e, D, BLOCK)
+    beside = tl.arange(0, CHUNK)
+    begin = span[2] + segment * span[1]
+    for p0 in range(begin, tl.minimum(begin + span[1], span[3]), CHUNK):
+        i0 = p0 - limits[3]
+        inside = (i0 + beside >= 0) & (i0 + beside < limits[0])
+        live = live_queries(i0 + beside, bounds, limits, masks, item, head, CAUSAL)
+        x = load_features(q, item, head, i0, live, 0, d, PHI, D, CHUNK) * scale
+        num = product(x, S, None, OPERAND, PRECISION)
+        raw = tl.sum(x * z[None, :], 1)
+        if CAUSAL:
+            seen = seen_keys(p0 + beside, bounds, masks, item, head)
+            y = load_features(k, item, shared, p0, seen, 0, d, PHI, D, CHUNK)
+            c = load_tokens(v, item, shared, p0, seen, c0, e, BLOCK, CHUNK)
+            pairs = product(x, tl.trans(y), None, OPERAND, PRECISION)
+            pairs = tl.where(beside[:, None] >= beside[None, :], pairs, 0.0)
+            num, raw = product(pairs, c, num, OPERAND, PRECISION), raw + tl.sum(pairs, 1)
+            S = product(tl.trans(y), c, S, OPERAND, PRECISION)
+            z += tl.sum(y, 0)
+        inverse = tl.where(live, 1.0, 0.0)
+        if NORMALIZE:
+            den = raw + eps
+            inverse = tl.where(live & (den != 0.0), 1.0 / tl.where(den != 0.0, den, 1.0), 0.0)
+        if do is None:
+            store_tokens(o, item, head, i0, inside, num * inverse[:, None], c0, e, BLOCK, CHUNK)
+        else:
+            pulled = load_tokens(do, item, head, i0, live, c0, e, BLOCK, CHUNK)
+            store_of(rows[0], item, head, i0 + beside, inside, inverse)
+            place_of_block = item + block.to(tl.int64) * rows[2]
+            store_of(rows[1], place_of_block, head, i0 + beside, inside, tl.sum(pulled * num, 1))
+
+
+# ---------------------------------------------------------------------------------------------- gradients
+
+
+@triton.jit
+def gradient_queries(
+    q, k, v, do, dq, rows, states, masks, limits, scale, heads, span, blocks,
+    PHI: tl.constexpr, SLOPE: tl.constexpr, CAUSAL: tl.constexpr, d: tl.constexpr, e: tl.constexpr, E: tl.constexpr,
+    BLOCK: tl.constexpr, CHUNK: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """BLOCK columns of dq = φ'(q)·scale·(S dn + z dd + the pairs of the chunk) for a segment of queries."""
+    block, segment, head, item = place(blocks, span, heads[0])
+    shared, f0 = head // heads[1], block * BLOCK
+    bounds = seen_range(limits, masks, item, head)
+    S, z = opening(states, segment, heads, item, head, f0, 0, CAUSAL, d, e, BLOCK, E)
+    beside = tl.arange(0, CHUNK)
+    begin = span[2] + segment * span[1]
+    for p0 in range(begin, tl.minimum(begin + span[1], span[3]), CHUNK):
+        i0 = p0 - limits[3]
+        i = i0 + beside
+        live = live_queries(i, bounds, limits, masks, item, head, CAUSAL)
+        dn, dd = load_cotangents(do, rows, item, head, i0, i, live, 0, e, E, CHUNK)
+        total = product(dn, tl.trans(S), None, OPERAND, PRECISION)
+        if dd is not None:
+            total += dd[:, None] * z[None, :]
+        if CAUSAL:
+            seen = seen_keys(p0 + beside, bounds, masks, item, head)
+            y = load_features(k, item, shared, p0, seen, f0, d, PHI, BLOCK, CHUNK)
+            c = load_tokens(v, item, shared, p0, seen, 0, e, E, CHUNK)
+            pairs = product(dn, tl.trans(c), None, OPERAND, PRECISION)
+            if dd is not None:
+                pairs += dd[:, None]
+            pairs = tl.where(beside[:, None] >= beside[None, :], pairs, 0.0)
+            total = product(pairs, y, total, OPERAND, PRECISION)
+            S = product(tl.trans(y), c, S, OPERAND, PRECISION)
+            z += tl.sum(y, 0)
+        queried = load_tokens(q, item, head, i0, live, f0, d, BLOCK, CHUNK)
+        total = tl.where(live[:, None], total * SLOPE(queried) * scale, 0.0)
+        store_tokens(dq, item, head, i0, (i >= 0) & (i < limits[0]), total, f0, d, BLOCK, CHUNK)
+
+
+@triton.jit
+def gradient_keys(
+    q, k, v, do, dk, rows, states, masks, limits, scale, heads, span, blocks,
+    PHI: tl.constexpr, SLOPE: tl.constexpr, CAUSAL: tl.constexpr, d: tl.constexpr, e: tl.constexpr, E: tl.constexpr,
+    BLOCK: tl.constexpr, CHUNK: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """BLOCK columns of dk = φ'(k)·(R v + r + the pairs of the chunk) for a segment of keys, from its end."""
+    block, segment, held, item = place(blocks, span, heads[0] // heads[2])
+    first, f0 = held * heads[2], block * BLOCK
+    shared = first // heads[1]
+    bounds = seen_range(limits, masks, item, first)
+    R, r = opening(states, segment, heads, item, first, f0, 0, CAUSAL, d, e, BLOCK, E)
+    beside = tl.arange(0, CHUNK)
+    begin = span[2] + segment * span[1]
+    chunks = tl.cdiv(tl.minimum(begin + span[1], span[3]) - begin, CHUNK)
+    for step in range(0, chunks):
+        j0 = begin + (chunks - 1 - step) * CHUNK
+        i0 = j0 - limits[3]
+        seen = seen_keys(j0 + beside, bounds, masks, item, first)
+        c = load_tokens(v, item, shared, j0, seen, 0, e, E, CHUNK)
+        total = product(c, tl.trans(R), None, OPERAND, PRECISION) + r[None, :]
+        if CAUSAL:
+            for head in range(first, first + heads[2]):
+                live = live_queries(i0 + beside, bounds, limits, masks, item, head, CAUSAL)
+                x = load_features(q, item, head, i0, live, f0, d, PHI, BLOCK, CHUNK) * scale
+                dn, dd = load_cotangents(do, rows, item, head, i0, i0 + beside, live, 0, e, E, CHUNK)
+                pairs = product(c, tl.trans(dn), None, OPERAND, PRECISION)
+                if dd is not None:
+                    pairs += dd[None, :]
+                    r += tl.sum(x * dd[:, None], 0)
+                pairs = tl.where(beside[:, None] <= beside[None, :], pairs, 0.0)
+                total = product(pairs, x, total, OPERAND, PRECISION)
+                R = product(tl.trans(x), dn, R, OPERAND, PRECISION)
+        keyed = load_tokens(k, item, shared, j0, seen, f0, d, BLOCK, CHUNK)
+        total = tl.where(seen[:, None], total * SLOPE(keyed), 0.0)
+        stored = (j0 + beside >= 0) & (j0 + beside < limits[1])
+        store_tokens(dk, item, held, j0, stored, total, f0, d, BLOCK, CHUNK)
+
+
+@triton.jit
+def gradient_values(
+    q, k, do, dv, rows, states, masks, limits, scale, heads, span, blocks,
+    PHI: tl.constexpr, CAUSAL: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """BLOCK columns of dv = Rᵀφ(k) + the pairs of the chunk for a segment of keys, from its end."""
+    block, segment, held, item = place(blocks, span, heads[0] // heads[2])
+    first, c0 = held * heads[2], block * BLOCK
+    shared = first // heads[1]
+    bounds = seen_range(limits, masks, item, first)
+    R = opening(states, segment, heads, item, first, 0, c0, CAUSAL, d, e, D, BLOCK)[0]
+    beside = tl.arange(0, CHUNK)
+    begin = span[2] + segment * span[1]
+    chunks = tl.cdiv(tl.minimum(begin + span[1], span[3]) - begin, CHUNK)
+    for step in range(0, chunks):
+        j0 = begin + (chunks - 1 - step) * CHUNK
+        i0 = j0 - limits[3]
+        seen = seen_keys(j0 + beside, bounds, masks, item, first)
+        y = load_features(k, item, shared, j0, seen, 0, d, PHI, D, CHUNK)
+        total = product(y, R, None, OPERAND, PRECISION)
+        if CAUSAL:
+            for head in range(first, first + heads[2]):
+                live = live_queries(i0 + beside, bounds, limits, masks, item, head, CAUSAL)
+                x = load_features(q, item, head, i0, live, 0, d, PHI, D, CHUNK) * scale
+                dn = load_cotangents(do, rows, item, head, i0, i0 + beside, live, c0, e, BLOCK, CHUNK)[0]
+                pairs = product(y, tl.trans(x), None, OPERAND, PRECISION)
+                pairs = tl.where(beside[:, None] <= beside[None, :], pairs, 0.0)
+                total = product(pairs, dn, total, OPERAND, PRECISION)
+                R = product(tl.trans(x), dn, R, OPERAND, PRECISION)
+        stored = (j0 + beside >= 0) & (j0 + beside < limits[1])
+        store_tokens(dv, item, held, j0, stored, total, c0, e, BLOCK, CHUNK)

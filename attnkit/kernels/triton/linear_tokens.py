@@ -1,0 +1,128 @@
+"""What the kernels of linear attention share: who takes part, tokens and their features, products.
+
+`limits`, `masks`, `rows` and `span` are those of `attnkit.kernels.triton.linear`; a view is a pointer with its strides.
+"""
+
+import triton
+import triton.language as tl
+
+from attnkit.kernels.triton.tiles import corner
+
+
+@triton.jit
+def place(blocks, span, heads):
+    """Block of features, segment, head and item of this program; neighbours share a segment."""
+    n = tl.program_id(0)
+    block, n = n % blocks, n // blocks
+    segment, n = n % span[0], n // span[0]
+    return block, segment, (n % heads).to(tl.int64), (n // heads).to(tl.int64)
+
+
+@triton.jit
+def load_of(view, item, head, i, keep):
+    """Numbers of the tokens i from a view without columns, 0 where `keep` is False."""
+    at = view[0] + item * view[1] + head * view[2] + tl.cast(i, tl.int64) * view[3]
+    return tl.load(at, mask=keep, other=0)
+
+
+@triton.jit
+def store_of(view, item, head, i, keep, x):
+    """The inverse."""
+    tl.store(view[0] + item * view[1] + head * view[2] + tl.cast(i, tl.int64) * view[3], x, mask=keep)
+
+
+@triton.jit
+def seen_range(limits, masks, item, head):
+    """first, stop: the keys that some query of a head sees are among first ≤ j < stop."""
+    first, stop = 0, limits[2]
+    if masks[1] is not None:
+        first = tl.load(masks[1][0] + item * masks[1][1] + head * masks[1][2]).to(tl.int32)
+    if masks[2] is not None:
+        given = tl.load(masks[2][0] + item * masks[2][1] + head * masks[2][2])
+        stop = tl.minimum(stop, given.to(tl.int32))
+    return first, stop
+
+
+@triton.jit
+def seen_keys(j, bounds, masks, item, head):
+    """Which keys some query sees."""
+    seen = (j >= bounds[0]) & (j < bounds[1])
+    if masks[0] is not None:
+        seen = seen & (load_of(masks[0], item, head, j, seen) != 0)
+    return seen
+
+
+@triton.jit
+def live_queries(i, bounds, limits, masks, item, head, CAUSAL: tl.constexpr):
+    """Which queries see some key."""
+    live = (i >= 0) & (i < tl.where(bounds[0] < bounds[1], limits[0], 0))
+    if CAUSAL:
+        live = live & (i + limits[3] >= bounds[0])
+    if masks[3] is not None:
+        live = live & (load_of(masks[3], item, head, i, live) != 0)
+    return live
+
+
+@triton.jit
+def within(keep, column, width, COLUMNS: tl.constexpr):
+    """(len(keep), COLUMNS): where `keep` is True, and columns before the width."""
+    return keep[:, None] & (column + tl.arange(0, COLUMNS) < width)[None, :]
+
+
+@triton.jit
+def load_tokens(view, item, head, first, keep, column, width, COLUMNS: tl.constexpr, CHUNK: tl.constexpr):
+    """Columns column .. of CHUNK tokens in float32, (CHUNK, COLUMNS); 0 where `keep` is False and beyond the width."""
+    rows, columns = tl.arange(0, CHUNK), tl.arange(0, COLUMNS)
+    at = corner(view, item, head, first, column) + rows[:, None] * view[3] + columns[None, :] * view[4]
+    return tl.load(at, mask=within(keep, column, width, COLUMNS), other=0.0).to(tl.float32)
+
+
+@triton.jit
+def load_features(
+    view, item, head, first, keep, column, width, PHI: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr
+):
+    """φ of tokens, 0 where `keep` is False and beyond the width."""
+    x = load_tokens(view, item, head, first, keep, column, width, COLUMNS, CHUNK)
+    return tl.where(within(keep, column, width, COLUMNS), PHI(x), 0.0)
+
+
+@triton.jit
+def load_cotangents(do, rows, item, head, first, i, live, column, width, COLUMNS: tl.constexpr, CHUNK: tl.constexpr):
+    """dn = do/den (CHUNK, COLUMNS) and dd = -(do·num)/den², None where nothing is divided."""
+    dn = load_tokens(do, item, head, first, live, column, width, COLUMNS, CHUNK)
+    dd = None
+    if rows[0] is not None:
+        inverse = load_of(rows[0], item, head, i, live)
+        dots = load_of(rows[1], item, head, i, live)
+        for part in range(1, rows[3]):
+            dots += load_of(rows[1], item + part * rows[2], head, i, live)
+        dn, dd = dn * inverse[:, None], -dots * inverse * inverse
+    return dn, dd
+
+
+@triton.jit
+def store_tokens(view, item, head, first, keep, x, column, width, COLUMNS: tl.constexpr, CHUNK: tl.constexpr):
+    """The inverse of `load_tokens`, rounded to the dtype of the view."""
+    rows, columns = tl.arange(0, CHUNK), tl.arange(0, COLUMNS)
+    at = corner(view, item, head, first, column) + rows[:, None] * view[3] + columns[None, :] * view[4]
+    tl.store(at, x.to(view[0].dtype.element_ty), mask=within(keep, column, width, COLUMNS))
+
+
+@triton.jit
+def nearest(x, PRECISION: tl.constexpr):
+    """x rounded to the digits of TF32 where products are TF32: tensor cores cut the other digits off."""
+    if PRECISION == "tf32":
+        bits = x.to(tl.int32, bitcast=True)
+        x = tl.where(x == x, ((bits + 0x1000) & -0x2000).to(tl.float32, bitcast=True), x)
+    return x
+
+
+@triton.jit
+def product(x, y, total, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
+    """total + x y in float32 with operands in OPERAND; without total if it is None."""
+    x, y = nearest(x.to(OPERAND), PRECISION), nearest(y.to(OPERAND), PRECISION)
+    if total is None:
+        found = tl.dot(x, y, input_precision=PRECISION)
+    else:
+        found = tl.dot(x, y, total, input_precision=PRECISION)
+    return found

@@ -1,0 +1,179 @@
+"""Linear attention by Triton kernels: judged in the interpreter, with planted bugs found, and compiled for two GPUs."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from attnkit_conformance import core
+from attnkit_conformance.judge import judge
+from attnkit_conformance.worker import WorkerAdapter
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from attnkit.backends.torch import triton_launch, triton_linear
+
+from .test_triton_compile import CUOBJDUMP, MEMORY, compiled
+
+OP = "linear_attention"
+MODE = {"TRITON_INTERPRET": "1"}
+SCENES = ("mqa-causal", "everything")
+
+SEGMENTED = """
+import triton
+import triton.language as tl
+
+from attnkit.backends.torch import triton_linear
+from attnkit.kernels.triton import linear
+from attnkit_conformance.adapters.triton_interpreted import Interpreted
+
+load_state, seen_keys = linear.load_state, linear.seen_keys
+
+
+@triton.jit
+def forgotten(at, f0, c0, d, e, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    S, z = load_state(at, f0, c0, d, e, ROWS, COLUMNS)
+    return S * 0.0, z * 0.0
+
+
+@triton.jit
+def not_divided(at, f0, c0, d, e, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    S, z = load_state(at, f0, c0, d, e, ROWS, COLUMNS)
+    return S, z * 0.0
+
+
+@triton.jit
+def unmasked(j, bounds, masks, item, head):
+    return j >= 0
+
+
+class Segmented(Interpreted):
+    def __init__(self):
+        super().__init__()
+        triton_linear.FEWEST = 1
+
+
+class Wrong(Segmented):
+    def __init__(self):
+        super().__init__()
+        linear.NAME = WRONG
+"""
+
+
+def worker(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str = "load_state", wrong: str = "") -> WorkerAdapter:
+    """The kernels in segments of 64 tokens, one function of theirs replaced by `wrong` where that is given."""
+    module = f"segmented_{wrong}"
+    (folder / f"{module}.py").write_text(SEGMENTED.replace("NAME", name).replace("WRONG", wrong or name))
+    monkeypatch.syspath_prepend(folder)
+    return WorkerAdapter("segmented", f"{module}:{'Wrong' if wrong else 'Segmented'}", MODE)
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> Iterator[WorkerAdapter]:
+    adapter = WorkerAdapter("triton_interpreted", "attnkit_conformance.adapters.triton_interpreted:Interpreted", MODE)
+    yield adapter
+    adapter.close()
+
+
+def test_conforms(interpreted: WorkerAdapter) -> None:
+    results = list(judge([interpreted], "quick", None, interpreted.dtypes, ops=(OP,)))
+    assert {result.dtype for result in results if result.status == "pass"} == {"float32", "float16"}
+    assert [f"{result.id}\n{result.message}" for result in results if result.status == "fail"] == []
+
+
+def test_segments_conform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter = worker(tmp_path, monkeypatch)
+    found = [core.check(adapter, case) for case in core.cases(OP, "full", ("float32",)) if case.tags & {*SCENES}]
+    adapter.close()
+    assert len([result for result in found if result.status == "pass"]) >= len(SCENES)
+    assert [f"{result.id}\n{result.message}" for result in found if result.status == "fail"] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "scene", "checks"),
+    [
+        ("load_state", "forgotten", "mqa-causal", {"bound"}),
+        ("load_state", "not_divided", "key-mask-1d", {"bound"}),
+        ("seen_keys", "unmasked", "key-mask-1d", {"bound", "nonfinite"}),
+    ],
+)
+def test_a_planted_bug_is_found(
+    name: str, wrong: str, scene: str, checks: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter = worker(tmp_path, monkeypatch, name, wrong)
+    every = (case for case in core.cases(OP, "full", ("float32",)) if scene in case.tags)
+    cases = (case for case in every if "return_state" not in case.params)
+    result = core.check(adapter, next(cases))
+    adapter.close()
+    assert result.checks & checks, result.message
+
+
+def launches(
+    q: torch.Tensor, k: torch.Tensor | None = None, v: torch.Tensor | None = None, **options: Any
+) -> dict[str, triton_launch.Launch]:
+    """The launches of a call and of its gradients, by the names of their kernels; `rows` prepares the gradients."""
+    k = q if k is None else k
+    v = k if v is None else v
+    setting = triton_linear.setting(q, k, v, **options)
+    call = triton_linear.Call(q, k, v, setting)
+    o = q.new_empty((*setting.a.leading, setting.a.queries, setting.a.e))
+    grads = {name: x.new_empty((*setting.held_leading, *x.shape[-2:])) for name, x in (("k", k), ("v", v))} | {"q": q}
+    forward = {launch.kernel.fn.__name__: launch for launch in call.forward(o)}
+    backward = {launch.kernel.fn.__name__: launch for launch in call.backward(o, grads)}
+    return {**backward, **forward, "rows": backward["outputs"]}
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+@pytest.mark.parametrize(
+    ("dtype", "d", "capability"),
+    [
+        (torch.float16, 64, 80),
+        (torch.float16, 64, 90),
+        (torch.bfloat16, 64, 80),
+        (torch.bfloat16, 64, 90),
+        (torch.bfloat16, 128, 80),
+        (torch.bfloat16, 128, 90),
+        (torch.float32, 64, 80),
+        (torch.float32, 64, 90),
+    ],
+    ids=str,
+)
+def test_no_spills_enough_memory_and_tensor_cores(
+    dtype: torch.dtype, d: int, capability: int, causal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not CUOBJDUMP.exists():
+        pytest.skip("triton came without cuobjdump")
+    monkeypatch.setattr(triton_launch, "NEWEST", capability // 10)
+    made = launches(torch.empty(2, 8, 2048, d, dtype=dtype), causal=causal)
+    assert len(made) == 8
+    for name, launch in made.items():
+        kernel = compiled(launch, capability, tmp_path)
+        assert kernel.stack == 0, f"{name} spills {kernel.stack} bytes"
+        assert kernel.shared <= MEMORY[capability], f"{name} needs {kernel.shared} bytes of shared memory"
+        if name != "running":
+            assert kernel.tensor_core_instructions() >= 2, f"{name} multiplies without tensor cores"
+
+
+def test_every_option_compiles(tmp_path: Path) -> None:
+    if not CUOBJDUMP.exists():
+        pytest.skip("triton came without cuobjdump")
+    q, k, v = (torch.empty(2, *shape, dtype=torch.bfloat16) for shape in ((4, 700, 40), (2, 900, 40), (2, 900, 24)))
+    options = {
+        "feature_map": "relu", "eps": 0.1, "scale": 0.5, "causal": True, "enable_gqa": True,
+        "mask": torch.zeros(2, 4, 1, 900, dtype=torch.bool), "key_lengths": torch.zeros(2, 1, dtype=torch.int64),
+        "query_mask": torch.zeros(2, 1, 700, dtype=torch.bool),
+    }  # fmt: skip
+    for launch in launches(q, k, v, **options).values():
+        assert compiled(launch, 90, tmp_path).registers > 0
+
+
+def test_what_is_not_served_says_so() -> None:
+    import attnkit
+
+    q = torch.zeros(2, 3, 4)
+    assert "run on CUDA" in str(attnkit.explain(attnkit.linear_attention, q, q, q)["triton"])
+    assert "mask of pairs" in str(triton_linear.unserved(q, q, q, mask=torch.ones(3, 3, dtype=torch.bool)))
+    assert "feature map" in str(triton_linear.unserved(q, q, q, feature_map=abs))
+    assert "states" in str(triton_linear.unserved(q, q, q, return_state=True))
