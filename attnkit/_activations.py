@@ -25,8 +25,13 @@ def _normal_cdf(xp: Namespace, s: Array) -> Array:
     return 0.5 * (1.0 + erf(xp, s * math.sqrt(0.5)))
 
 
+def _doubled(s: Array) -> Array:
+    """2y with y = √(2/π)(s + 0.044715 s³): (1 + tanh y)/2 = σ(2y) has a tail that 1 + tanh y has rounded away."""
+    return 2.0 * _TANH_SCALE * (s + _TANH_CUBIC * s * s * s)
+
+
 def _gelu_tanh(xp: Namespace, s: Array) -> Array:
-    return 0.5 * s * (1.0 + xp.tanh(_TANH_SCALE * (s + _TANH_CUBIC * s * s * s)))
+    return s * _sigmoid(xp, _doubled(s))
 
 
 def _relu6(xp: Namespace, s: Array) -> Array:
@@ -42,8 +47,9 @@ def _d_gelu(xp: Namespace, s: Array) -> Array:
 
 
 def _d_gelu_tanh(xp: Namespace, s: Array) -> Array:
-    t = xp.tanh(_TANH_SCALE * (s + _TANH_CUBIC * s * s * s))
-    return 0.5 * (1.0 + t) + 0.5 * s * (1.0 - t * t) * _TANH_SCALE * (1.0 + 3.0 * _TANH_CUBIC * s * s)
+    y = _doubled(s)
+    p = _sigmoid(xp, y)
+    return p + s * p * _sigmoid(xp, -y) * (2.0 * _TANH_SCALE * (1.0 + 3.0 * _TANH_CUBIC * s * s))
 
 
 def _d_relu6(xp: Namespace, s: Array) -> Array:

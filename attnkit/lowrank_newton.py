@@ -6,7 +6,7 @@ from typing import Any
 from attnkit import _check
 from attnkit._dispatch import namespace, operation_checked_by
 from attnkit._quadratic import cast, compute_dtype, sum_to
-from attnkit._special import stop_gradient
+from attnkit._special import magnitude, stop_gradient
 from attnkit._typing import Array, Impl, Namespace
 from attnkit.lowrank_tokens import cotangent, diagonal, first_maximum, one_of, start, steps
 
@@ -22,7 +22,7 @@ def start_factor(xp: Namespace, init_scale: Any, dtype: Any) -> Any:
 
 def _column_norm(xp: Namespace, a: Array) -> tuple[Array, Array, Array]:
     """‖A‖₁, 1 in place of 0, and a mask of the first column that has it, each (..., 1, ·)."""
-    norm, first = first_maximum(xp, xp.sum(xp.abs(a), axis=-2, keepdims=True))
+    norm, first = first_maximum(xp, xp.sum(magnitude(xp, a), axis=-2, keepdims=True))
     return norm, xp.where(norm == 0, 1.0, norm), first
 
 

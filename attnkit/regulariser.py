@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 from attnkit import _check
 from attnkit._dispatch import namespace
+from attnkit._special import magnitude
 from attnkit._typing import Array, Namespace
 from attnkit.statistics import RowStatistics
 
@@ -66,7 +67,7 @@ def attention_regulariser(
     ):
         _check.number(op, name, value)
     xp, t = _regulariser_terms(op, stats, entropy_cap, query_mask)
-    sum_term = xp.sum(xp.abs(t.log_total)) * t.share
+    sum_term = xp.sum(magnitude(xp, t.log_total)) * t.share
     entropy_term = xp.sum(xp.where(t.excess <= 0, 0.0, t.excess)) * t.share
     return sum_weight * sum_term + entropy_weight * entropy_term, sum_term, entropy_term
 

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, Unpack
 from attnkit import _check
 from attnkit import _quadratic as quadratic
 from attnkit._dispatch import namespace, operation_checked_by
+from attnkit._special import magnitude
 from attnkit._typing import Array, Impl, Namespace
 from attnkit.lowrank_tokens import Tokens, both, chosen, gradient_like, join_heads, key_mask, split_heads, valid_keys
 
@@ -39,7 +40,7 @@ class _Side(NamedTuple):
 
 def _side(xp: Namespace, x: Array, valid: Array | None, eps: float) -> _Side:
     x = chosen(xp, valid, x)
-    total = xp.sum(xp.abs(x), axis=-2, keepdims=True)
+    total = xp.sum(magnitude(xp, x), axis=-2, keepdims=True)
     above = total > eps
     norm = xp.where(above, total, eps)
     return _Side(x, x / norm, norm, above)

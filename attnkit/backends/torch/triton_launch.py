@@ -59,7 +59,7 @@ def _joined(x: Tensor, leading: tuple[int, ...], *rest: int) -> Tensor:
 View = tuple[Any, ...] | None
 
 
-def _view(x: Tensor | None, leading: tuple[int, ...], *rest: int) -> View:
+def view_of(x: Tensor | None, leading: tuple[int, ...], *rest: int) -> View:
     """Pointer and strides of `_joined`, as kernels take them; booleans as bytes."""
     if x is None:
         return None
@@ -85,7 +85,7 @@ class Layout(NamedTuple):
         return self.heads // self.groups
 
 
-def _layout(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> Layout:
+def layout_of(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> Layout:
     leading = leading_axes(q, k, v, enable_gqa)
     heads = leading[-1] if leading else 1
     groups = heads // k.shape[-3] if enable_gqa else 1
@@ -120,10 +120,10 @@ class Rows(NamedTuple):
 def _tuples(a: Layout, s: Setting, rows: Rows) -> tuple[Any, ...]:
     """pairs, rows, limits and numbers of `attnkit.kernels.triton.pointwise`."""
     pair = (a.queries, a.keys)
-    pairs = (*(_view(x, a.leading, *pair) for x in (s.bias, s.mask, s.dropout_mask)), s.seed, s.last_kept)
-    of_queries = (_view(x, a.leading, a.queries) for x in (s.query_mask, *rows))
+    pairs = (*(view_of(x, a.leading, *pair) for x in (s.bias, s.mask, s.dropout_mask)), s.seed, s.last_kept)
+    of_queries = (view_of(x, a.leading, a.queries) for x in (s.query_mask, *rows))
     numbers = (s.scale, s.shift or None, s.gain, s.alpha or None)
-    return pairs, (_view(s.key_lengths, a.leading), *of_queries), (a.queries, s.keys, s.left, s.right), numbers
+    return pairs, (view_of(s.key_lengths, a.leading), *of_queries), (a.queries, s.keys, s.left, s.right), numbers
 
 
 def _constants(kernel: str, q: Tensor, a: Layout, s: Setting, *functions: str) -> dict[str, Any]:
@@ -134,12 +134,12 @@ def _constants(kernel: str, q: Tensor, a: Layout, s: Setting, *functions: str) -
     constants = {name: found[name] for name in functions}
     constants |= {"LOG_LENGTH": s.log_length, "d": a.d, "e": a.e, "D": padded(a.d), "E": padded(a.e)}
     constants["PRECISION"] = "tf32x3" if q.dtype == torch.float32 else "ieee"
-    sizes = tile(kernel, q.dtype.itemsize * 8, a.d, a.e, _capability(q.device))
+    sizes = tile(kernel, q.dtype.itemsize * 8, a.d, a.e, capability(q.device))
     beside = sum(x.element_size() for x in (s.bias, s.mask, s.dropout_mask) if x is not None)
     return constants | with_pairs(sizes, beside)._asdict()
 
 
-def _capability(device: torch.device) -> int:
+def capability(device: torch.device) -> int:
     """The major number of the compute capability; the newest where launches only compile or are interpreted."""
     return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else NEWEST
 
@@ -161,7 +161,7 @@ def _rows(q: Tensor, a: Layout, s: Setting, backward: bool) -> tuple[Rows, list[
     rows = Rows(*found)
     pairs, of_rows, limits, numbers = _tuples(a, s, rows)
     lengths = None if s.length is None else s.length.to(torch.float32)
-    arguments = (pairs[1], _view(lengths, a.leading, a.queries), of_rows, limits, numbers, heads)
+    arguments = (pairs[1], view_of(lengths, a.leading, a.queries), of_rows, limits, numbers, heads)
     constants = {"LOG_LENGTH": s.log_length, "ROWS": 64, "KEYS": 64}
     return rows, [Launch(pointwise.row_constants, _blocks(a.queries, 64) * heads * items, arguments, constants)]
 
@@ -174,10 +174,10 @@ def forward_launches(q: Tensor, k: Tensor, v: Tensor, o: Tensor, s: Setting) -> 
     """What computes o."""
     from attnkit.kernels.triton import pointwise
 
-    a = _layout(q, k, v, s.enable_gqa)
+    a = layout_of(q, k, v, s.enable_gqa)
     constants = _constants("forward", q, a, s, "H")
-    queried, answered = _view(q, a.leading, a.queries, a.d), _view(o, a.leading, a.queries, a.e)
-    keyed, valued = _view(k, a.shared, a.keys, a.d), _view(v, a.shared, a.keys, a.e)
+    queried, answered = view_of(q, a.leading, a.queries, a.d), view_of(o, a.leading, a.queries, a.e)
+    keyed, valued = view_of(k, a.shared, a.keys, a.d), view_of(v, a.shared, a.keys, a.e)
     programs = _blocks(a.queries, constants["ROWS"]) * a.heads * a.items
     rows, before = _rows(q, a, s, backward=False)
     arguments = (queried, keyed, valued, answered, *_tuples(a, s, rows), a.heads, a.groups)
@@ -190,25 +190,25 @@ def backward_launches(
     """What computes those of dq, (dk, dv) and dbias that are in `grads`, over all leading axes."""
     from attnkit.kernels.triton import pointwise
 
-    a = _layout(q, k, v, s.enable_gqa)
+    a = layout_of(q, k, v, s.enable_gqa)
     rows, launches = _rows(q, a, s, backward=True)
     shared = _tuples(a, s, rows)
     inputs = (
-        _view(q, a.leading, a.queries, a.d),
-        _view(k, a.shared, a.keys, a.d),
-        _view(v, a.shared, a.keys, a.e),
-        _view(do, a.leading, a.queries, a.e),
+        view_of(q, a.leading, a.queries, a.d),
+        view_of(k, a.shared, a.keys, a.d),
+        view_of(v, a.shared, a.keys, a.e),
+        view_of(do, a.leading, a.queries, a.e),
     )
     if "q" in grads:
         constants = _constants("backward_queries", q, a, s, "H", "DH")
         programs = _blocks(a.queries, constants["ROWS"]) * a.heads * a.items
-        dq = _view(grads["q"], a.leading, a.queries, a.d)
+        dq = view_of(grads["q"], a.leading, a.queries, a.d)
         arguments = (*inputs, dq, *shared, a.heads, a.groups)
         launches.append(Launch(pointwise.backward_queries, programs, arguments, constants))
     if "k" in grads:
         constants = _constants("backward_keys", q, a, s, "H", "DH")
         programs = _blocks(a.keys, constants["KEYS"]) * a.kv_heads * a.items
-        dk, dv = _view(grads["k"], a.shared, a.keys, a.d), _view(grads["v"], a.shared, a.keys, a.e)
+        dk, dv = view_of(grads["k"], a.shared, a.keys, a.d), view_of(grads["v"], a.shared, a.keys, a.e)
         arguments = (*inputs, dk, dv, *shared, a.keys, a.kv_heads, a.groups)
         launches.append(Launch(pointwise.backward_keys, programs, arguments, constants))
     if "bias" in grads:
@@ -227,7 +227,7 @@ def backward_launches(
 
 def forward(q: Tensor, k: Tensor, v: Tensor, s: Setting) -> Tensor:
     """o (..., L, e)."""
-    a = _layout(q, k, v, s.enable_gqa)
+    a = layout_of(q, k, v, s.enable_gqa)
     o = q.new_empty((*a.leading, a.queries, a.e))
     if o.numel():
         with torch.cuda.device_of(q):
@@ -238,7 +238,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, s: Setting) -> Tensor:
 
 def backward(q: Tensor, k: Tensor, v: Tensor, do: Tensor, s: Setting, names: tuple[str, ...]) -> dict[str, Tensor]:
     """Gradients of those of q, k, v and bias that are named, for the cotangent do."""
-    a = _layout(q, k, v, s.enable_gqa)
+    a = layout_of(q, k, v, s.enable_gqa)
     like = {name: x for name, x in (("q", q), ("k", k), ("v", v), ("bias", s.bias)) if x is not None}
     if not do.numel() or not a.keys:
         return {name: like[name].new_zeros(like[name].shape) for name in names}
@@ -249,11 +249,11 @@ def backward(q: Tensor, k: Tensor, v: Tensor, do: Tensor, s: Setting, names: tup
         "bias": _bias_shape(a, s.bias),
     }
     computed = {*names, "k", "v"} if {"k", "v"} & {*names} else {*names}
-    grads = {name: _room(like[name], shapes[name], name == "bias") for name in computed}
+    grads = {name: room_for(like[name], shapes[name], name == "bias") for name in computed}
     with torch.cuda.device_of(q):
         for launch in backward_launches(q, k, v, do, grads, s):
             launch()
-    return {name: _reduced(grads[name], a, like[name]) for name in names}
+    return {name: reduced_to(grads[name], a, like[name]) for name in names}
 
 
 def _bias_shape(a: Layout, bias: Tensor | None) -> tuple[int, ...]:
@@ -265,13 +265,13 @@ def _bias_shape(a: Layout, bias: Tensor | None) -> tuple[int, ...]:
     return items, heads, a.queries, a.keys
 
 
-def _room(like: Tensor, shape: tuple[int, ...], exact: bool) -> Tensor:
+def room_for(like: Tensor, shape: tuple[int, ...], exact: bool) -> Tensor:
     """Memory for a gradient: float32 where it is yet to be summed."""
     plain = tuple(like.shape) == shape and not exact
     return torch.empty(shape, dtype=like.dtype if plain else torch.float32, device=like.device)
 
 
-def _reduced(grad: Tensor, a: Layout, like: Tensor) -> Tensor:
+def reduced_to(grad: Tensor, a: Layout, like: Tensor) -> Tensor:
     """A gradient summed over the axes along which its argument was broadcast, and rounded once."""
     if grad.shape == like.shape:
         return grad.to(like.dtype)

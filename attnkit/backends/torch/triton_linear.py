@@ -44,10 +44,10 @@ class Setting(NamedTuple):
         """masks of `attnkit.kernels.triton.linear`."""
         leading = self.a.leading
         return (
-            triton_launch._view(self.key_mask, leading, self.a.keys),
-            triton_launch._view(self.firsts, leading),
-            triton_launch._view(self.stops, leading),
-            triton_launch._view(self.query_mask, leading, self.a.queries),
+            triton_launch.view_of(self.key_mask, leading, self.a.keys),
+            triton_launch.view_of(self.firsts, leading),
+            triton_launch.view_of(self.stops, leading),
+            triton_launch.view_of(self.query_mask, leading, self.a.queries),
         )
 
     @property
@@ -85,7 +85,7 @@ def setting(
     **others: Any,
 ) -> Setting:
     """The options of linear_attention."""
-    a = triton_launch._layout(q, k, v, enable_gqa)
+    a = triton_launch.layout_of(q, k, v, enable_gqa)
     shift = a.keys - a.queries if causal is True else 0
     stop = min(a.keys, a.queries + shift) if causal else a.keys if a.queries else 0
     if key_lengths is not None and not isinstance(key_lengths, Tensor):
@@ -158,7 +158,7 @@ def constants(kernel: Any, q: Tensor, s: Setting, by_values: bool) -> dict[str, 
     dtype = str(q.dtype).removeprefix("torch.")
     found |= dict(zip(("OPERAND", "PRECISION"), PRODUCTS[dtype], strict=True))
     kind = "sums" if kernel.__name__ in SUMS else "sweep"
-    capability = triton_launch._capability(q.device)
+    capability = triton_launch.capability(q.device)
     chosen = tile(kind, dtype, capability, *((D, E) if by_values else (E, D)))
     found |= {"CHUNK": chosen.CHUNK, "BLOCK": chosen.BLOCK}
     found = {name: value for name, value in found.items() if name in kernel.arg_names}
@@ -170,9 +170,9 @@ class Call:
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, s: Setting) -> None:
         self.s, self.like = s, q
-        self.q = triton_launch._view(q, s.a.leading, s.a.queries, s.a.d)
-        self.k = triton_launch._view(k, s.a.shared, s.a.keys, s.a.d)
-        self.v = triton_launch._view(v, s.a.shared, s.a.keys, s.a.e)
+        self.q = triton_launch.view_of(q, s.a.leading, s.a.queries, s.a.d)
+        self.k = triton_launch.view_of(k, s.a.shared, s.a.keys, s.a.d)
+        self.v = triton_launch.view_of(v, s.a.shared, s.a.keys, s.a.e)
 
     def room(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.float32, device=self.like.device)
@@ -215,7 +215,7 @@ class Call:
     def forward(self, o: Tensor) -> list[Launch]:
         """What computes o."""
         states, made = self.states("key_sums", self.s.a.keys, self.k, self.v)
-        view = triton_launch._view(o, self.s.a.leading, self.s.a.queries, self.s.a.e)
+        view = triton_launch.view_of(o, self.s.a.leading, self.s.a.queries, self.s.a.e)
         return [*made, self.outputs(view, None, None, states)]
 
     def rows(self, do: View, states: Any) -> tuple[tuple[Any, ...], list[Launch]]:
@@ -234,22 +234,22 @@ class Call:
         """What computes those of dq, dk and dv that are in `grads`."""
         s, a = self.s, self.s.a
         settings = (s.masks(), s.limits, s.scale)
-        pulled = triton_launch._view(do, a.leading, a.queries, a.e)
+        pulled = triton_launch.view_of(do, a.leading, a.queries, a.e)
         keyed, made = self.states("key_sums", a.keys, self.k, self.v)
         rows, more = self.rows(pulled, keyed)
         made += more
         if "q" in grads:
-            dq = triton_launch._view(grads["q"], a.leading, a.queries, a.d)
+            dq = triton_launch.view_of(grads["q"], a.leading, a.queries, a.d)
             arguments: tuple[Any, ...] = (self.q, self.k, self.v, pulled, dq, rows, keyed, *settings)
             made.append(self.launch("gradient_queries", span(s, a.queries), False, False, *arguments))
         queried, more = self.states("query_sums", a.queries, self.q, pulled, rows)
         made += more
         if "k" in grads:
-            dk = triton_launch._view(grads["k"], s.held_leading, a.keys, a.d)
+            dk = triton_launch.view_of(grads["k"], s.held_leading, a.keys, a.d)
             arguments = (self.q, self.k, self.v, pulled, dk, rows, queried, *settings)
             made.append(self.launch("gradient_keys", span(s, a.keys), False, True, *arguments))
         if "v" in grads:
-            dv = triton_launch._view(grads["v"], s.held_leading, a.keys, a.e)
+            dv = triton_launch.view_of(grads["v"], s.held_leading, a.keys, a.e)
             arguments = (self.q, self.k, pulled, dv, rows, queried, *settings)
             made.append(self.launch("gradient_values", span(s, a.keys), True, True, *arguments))
         return made
@@ -282,7 +282,7 @@ def _backward(op: str, given: Given, do: Tensor, wanted: tuple[str, ...]) -> dic
         "k": (*s.held_leading, s.a.keys, s.a.d),
         "v": (*s.held_leading, s.a.keys, s.a.e),
     }
-    grads = {name: triton_launch._room(like[name], shapes[name], False) for name in wanted}
+    grads = {name: triton_launch.room_for(like[name], shapes[name], False) for name in wanted}
     with torch.cuda.device_of(q):
         for launch in Call(q, k, v, s).backward(do, grads):
             launch()
@@ -293,7 +293,7 @@ def _reduced(grad: Tensor, s: Setting, name: str, like: Tensor) -> Tensor:
     """A gradient summed over the query heads of a group and over broadcast axes, rounded once."""
     if name != "q" and s.members < s.a.groups:
         grad = grad.unflatten(-3, (-1, s.a.groups)).sum(-3)
-    return triton_launch._reduced(grad, s.a, like)
+    return triton_launch.reduced_to(grad, s.a, like)
 
 
 DIFFERENTIABLE = ("q", "k", "v")
