@@ -331,6 +331,6 @@ def unsupported(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options
 
 
 KERNELS = {
-    "linear_attention": Kernel("triton", attend, unsupported),
-    "linear_attention_vjp": Kernel("triton", pull, unsupported),
+    "linear_attention": Kernel("triton", attend, unsupported, triton_pointwise.pays),
+    "linear_attention_vjp": Kernel("triton", pull, unsupported, triton_pointwise.pays),
 }
