@@ -100,15 +100,12 @@ def register(name: str, forward: Forward, backward: Backward, differentiable: tu
         found = iter(vjp(op, list(ctx.saved_tensors), names, text, do))
         return None, [next(found) if name in differentiable else None for name in names.split(",")], None, None
 
-    def no_second_derivative(ctx: Any, *grads: Any) -> Any:
-        raise NotImplementedError(f"attnkit: impl={name!r} has no second derivatives; impl='generic' has")
-
     run.register_fake(_output)
     vjp.register_fake(like_arguments)
     run.register_autograd(pull, setup_context=keep)
-    vjp.register_autograd(no_second_derivative, setup_context=lambda ctx, inputs, output: None)
-    run.register_vmap(partial(_one_by_one, run))
-    vjp.register_vmap(partial(_one_by_one, vjp))
+    refuse_second_derivatives(vjp, name)
+    map_one_by_one(run)
+    map_one_by_one(vjp)
     return Custom(run, vjp, differentiable)
 
 
@@ -118,8 +115,21 @@ def _output(op: str, arrays: list[Tensor], names: str, text: str) -> Tensor:
     return q.new_empty((*quadratic.leading_axes(q, k, v, given.get("enable_gqa", False)), q.shape[-2], v.shape[-1]))
 
 
+def refuse_second_derivatives(vjp: Any, name: str) -> None:
+    """Have a custom op that gives gradients raise NotImplementedError where they are differentiated."""
+
+    def refuse(ctx: Any, *grads: Any) -> Any:
+        raise NotImplementedError(f"attnkit::{name} has no second derivatives; impl='generic' has")
+
+    vjp.register_autograd(refuse, setup_context=lambda ctx, inputs, output: None)
+
+
+def map_one_by_one(op: Any) -> None:
+    """Register vmap as a loop: the counters of dropout are those of every single call."""
+    op.register_vmap(partial(_one_by_one, op))
+
+
 def _one_by_one(op: Callable[..., Any], info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
-    """vmap as a loop: the counters of dropout are those of every single call."""
     made = []
     for i in range(info.batch_size):
         made.append(op(*(_picked(x, dims, i) for x, dims in zip(arguments, in_dims, strict=True))))

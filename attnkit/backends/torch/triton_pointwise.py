@@ -1,7 +1,6 @@
 """Point-wise attention by Triton kernels: `attnkit::triton_pointwise` and `attnkit::triton_pointwise_vjp`."""
 
 import math
-from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from attnkit._dispatch import Kernel
 from attnkit.backends.torch import triton_launch
+from attnkit.backends.torch.custom import map_one_by_one, refuse_second_derivatives
 from attnkit.backends.torch.triton_launch import Setting
 
 OLDEST = (3, 6)
@@ -151,32 +151,10 @@ def _backward(ctx: Any, do: Tensor) -> tuple[Any, ...]:
     return *(grads.get(name) for name in DIFFERENTIABLE), *(None,) * rest
 
 
-def _no_second_derivative(ctx: Any, *grads: Any) -> Any:
-    raise NotImplementedError("attnkit: impl='triton' has no second derivatives; impl='generic' has")
-
-
 forward.register_autograd(_backward, setup_context=_keep)
-vjp.register_autograd(_no_second_derivative, setup_context=lambda ctx, inputs, output: None)
-
-
-def _one_by_one(op: Callable[..., Any]) -> Callable[..., Any]:
-    """vmap as a loop: the counters of dropout are those of every single call."""
-
-    def mapped(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
-        def one(i: int) -> Any:
-            pairs = zip(arguments, in_dims, strict=True)
-            return op(*(x if dim is None else x.select(dim, i) for x, dim in pairs))
-
-        made = [one(i) for i in range(info.batch_size)]
-        if isinstance(made[0], Tensor):
-            return torch.stack(made), 0
-        return [torch.stack(column) for column in zip(*made, strict=True)], [0] * len(made[0])
-
-    return mapped
-
-
-forward.register_vmap(_one_by_one(forward))
-vjp.register_vmap(_one_by_one(vjp))
+refuse_second_derivatives(vjp, "triton_pointwise")
+map_one_by_one(forward)
+map_one_by_one(vjp)
 
 
 # ---------------------------------------------------------------------------------------------- what the library calls
