@@ -34,8 +34,9 @@ def jobs(names: Sequence[str]) -> list[Job]:
 def work(
     find: Find, waiting: Any, verdicts: Any, profile: str, expression: str | None, dtypes: tuple[str, ...]
 ) -> None:
-    """The loop of one process: jobs until there are none, the adapters of a family made once."""
+    """The loop of one process: jobs until there are none or nobody waits, the adapters of a family made once."""
     made: dict[str, list[Adapter]] = {}
+    parent = multiprocessing.parent_process()
     try:
         while (job := waiting.get()) is not None:
             names, op = job
@@ -43,6 +44,9 @@ def work(
                 made[name] = made.get(name) or find([name])
             chosen = [adapter for name in names for adapter in made[name]]
             for result in judge(chosen, profile, expression, dtypes, ops=(op,)):
+                if parent is not None and not parent.is_alive():
+                    verdicts.cancel_join_thread()
+                    return
                 verdicts.put(result)
         verdicts.put(None)
     except Exception as error:
