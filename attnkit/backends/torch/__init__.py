@@ -1,17 +1,20 @@
 """Kernels for torch tensors."""
 
 from attnkit._dispatch import Kernel
-from attnkit.backends.torch import blocked, recomputed, softmax, triton_linear, triton_pointwise
+from attnkit.backends.torch import blocked, chunked, recomputed, softmax, triton_linear, triton_pointwise
 
-KERNELS: dict[str, tuple[Kernel, ...]] = {
-    op: (kernel,) for op, kernel in (*blocked.KERNELS.items(), *recomputed.KERNELS.items())
-}
-KERNELS["softmax_attention"] = (
-    Kernel("sdpa", softmax.sdpa, softmax.sdpa_unsupported),
-    *KERNELS["softmax_attention"],
-)
-TRITON = triton_pointwise.KERNELS | triton_linear.KERNELS
-KERNELS |= {op: (kernel, *KERNELS.get(op, ())) for op, kernel in TRITON.items()}
+KERNELS: dict[str, tuple[Kernel, ...]] = {}
+"""By op, in the order in which `impl="auto"` tries them."""
+for _rows in (
+    triton_pointwise.KERNELS,
+    triton_linear.KERNELS,
+    softmax.KERNELS,
+    blocked.KERNELS,
+    chunked.KERNELS,
+    recomputed.KERNELS,
+):
+    for _op, _kernel in _rows.items():
+        KERNELS[_op] = (*KERNELS.get(_op, ()), _kernel)
 SPECIAL_CASES = {
     "reluformer_attention": "pointwise_attention",
     "sigmoid_attention": "pointwise_attention",
