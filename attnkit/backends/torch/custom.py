@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from attnkit import _quadratic as quadratic
+from attnkit._special import without_autocast
 
 SEED, RATE = "dropout_seed", "dropout_rate"
 Given = dict[str, Any]  # every argument of a call by its name
@@ -74,16 +75,21 @@ def read(tensors: Sequence[Tensor], names: str, text: str) -> Given:
 
 
 def register(name: str, forward: Forward, backward: Backward, differentiable: tuple[str, ...]) -> Custom:
-    """Register both ops for functions of (op, arguments) and (op, arguments, do, names of the gradients wanted)."""
+    """Register both ops for functions of (op, arguments) and (op, arguments, do, names of the gradients wanted).
+
+    Autocast is off in both, whoever calls them: gradients may be asked for where it is on.
+    """
 
     @torch.library.custom_op(f"attnkit::{name}", mutates_args=())
     def run(op: str, arrays: list[Tensor], names: str, text: str) -> Tensor:
-        return forward(op, read(arrays, names, text))
+        with without_autocast(arrays[0]):
+            return forward(op, read(arrays, names, text))
 
     @torch.library.custom_op(f"attnkit::{name}_vjp", mutates_args=())
     def vjp(op: str, arrays: list[Tensor], names: str, text: str, do: Tensor) -> list[Tensor]:
         wanted = tuple(name for name in names.split(",") if name in differentiable)
-        grads = backward(op, read(arrays, names, text), do, wanted)
+        with without_autocast(do):
+            grads = backward(op, read(arrays, names, text), do, wanted)
         return [grads[name] for name in wanted]
 
     def like_arguments(op: str, arrays: list[Tensor], names: str, text: str, do: Tensor) -> list[Tensor]:
