@@ -1,15 +1,17 @@
 """Kernels for torch tensors."""
 
 from attnkit._dispatch import Kernel
-from attnkit.backends.torch import blocked, chunked, recomputed, softmax, triton_linear, triton_pointwise
+from attnkit.backends.torch import blocked, chunked, recomputed, rela, softmax, triton_linear, triton_pointwise
 
 KERNELS: dict[str, tuple[Kernel, ...]] = {}
 """By op, in the order in which `impl="auto"` tries them."""
 for _rows in (
     triton_pointwise.KERNELS,
     triton_linear.KERNELS,
+    rela.TRITON,
     softmax.KERNELS,
     blocked.KERNELS,
+    rela.BLOCKED,
     chunked.KERNELS,
     recomputed.KERNELS,
 ):
