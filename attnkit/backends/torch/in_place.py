@@ -129,7 +129,7 @@ class Prepared(NamedTuple):
         return x.masked_fill_(hidden, 0.0)
 
 
-def _prepared(xp: Namespace, c: _blocks.Call, rows: Rows) -> Prepared:
+def prepared(xp: Namespace, c: _blocks.Call, rows: Rows) -> Prepared:
     """The inputs of a block; with causality alone, without an array of what is visible."""
     options = {**c.common, **{name: x for name, x in c.arrays.items() if name in c.family.common}}
     q, k, v = (c.arrays[name] for name in "qkv")
@@ -142,31 +142,49 @@ def _prepared(xp: Namespace, c: _blocks.Call, rows: Rows) -> Prepared:
     return Prepared(a._replace(count=count[:, None]), first + 1)
 
 
-def _arguments(s: Tensor, a: quadratic.Inputs, length: Any, shift: float | str, xp: Namespace) -> Tensor:
-    """s + bias + shift, in place where no axis is missing."""
-    if a.bias is not None:
-        s = s + a.bias if torch.broadcast_shapes(s.shape, a.bias.shape) != s.shape else s.add_(a.bias)
+def scores(room: Room, a: quadratic.Inputs) -> Tensor:
+    """s = scale·q kᵀ + bias, in the memory of the call where no axis is missing."""
+    s = room.product("s", a.q * a.scale, a.k.mT)
+    if a.bias is None:
+        return s
+    return s + a.bias if torch.broadcast_shapes(s.shape, a.bias.shape) != s.shape else s.add_(a.bias)
+
+
+def arguments(room: Room, xp: Namespace, a: quadratic.Inputs, own: Mapping[str, Any]) -> Tensor:
+    """s + shift."""
+    s, shift = scores(room, a), own["shift"]
     if isinstance(shift, str):
-        return s.sub_(log(xp, quadratic.length_of_rows(xp, a, length)))
+        return s.sub_(log(xp, quadratic.length_of_rows(xp, a, own["length"])))
     return s.add_(shift) if shift else s
+
+
+def unscaled(room: Room, xp: Namespace, a: quadratic.Inputs, own: Mapping[str, Any]) -> Tensor:
+    """u = h(s + shift)."""
+    return _h(xp, own["activation"], arguments(room, xp, a, own))
+
+
+def factor(xp: Namespace, a: quadratic.Inputs, own: Mapping[str, Any]) -> Any:
+    """gain·n^-alpha."""
+    return pointwise.row_factor(xp, a, own["alpha"], own["gain"], own["length"])
+
+
+def settings(c: _blocks.Call) -> dict[str, Any]:
+    """The options of pointwise_attention."""
+    defaults = {"activation": "relu", "alpha": 1.0, "gain": 1.0, "length": "visible", "shift": 0.0}
+    return defaults | _blocks.options_of(c)
 
 
 def forward_block(room: Room, xp: Namespace, c: _blocks.Call, rows: Rows) -> Tensor:
     """o of a block, in the compute dtype."""
-    p = _prepared(xp, c, rows)
-    a, own = p.a, _settings(c)
-    factor = pointwise.row_factor(xp, a, own["alpha"], own["gain"], own["length"])
-    s = _arguments(room.product("s", a.q * a.scale, a.k.mT), a, own["length"], own["shift"], xp)
-    return quadratic.output(xp, a, p.hide(_h(xp, own["activation"], s)), factor)
+    p, own = prepared(xp, c, rows), settings(c)
+    return quadratic.output(xp, p.a, p.hide(unscaled(room, xp, p.a, own)), factor(xp, p.a, own))
 
 
 def backward_block(room: Room, xp: Namespace, c: _blocks.Call, rows: Rows, do: Tensor) -> dict[str, Tensor]:
     """Gradients of a block, in the compute dtype: five products of matrices."""
-    p = _prepared(xp, c, rows)
-    a, own = p.a, _settings(c)
-    factor = pointwise.row_factor(xp, a, own["alpha"], own["gain"], own["length"])
-    s = _arguments(room.product("s", a.q * a.scale, a.k.mT), a, own["length"], own["shift"], xp)
-    do = quadratic.masked_rows(xp, a, do.to(a.dtype)) * factor
+    p, own = prepared(xp, c, rows), settings(c)
+    a, s = p.a, arguments(room, xp, p.a, own)
+    do = quadratic.masked_rows(xp, a, do.to(a.dtype)) * factor(xp, a, own)
     du = room.product("ds", do, xp.matrix_transpose(a.v))
     u, ds = _pull(xp, own["activation"], s, du if a.drop is None else du * a.drop)
     u, ds = p.hide(u), p.hide(ds)
@@ -174,8 +192,3 @@ def backward_block(room: Room, xp: Namespace, c: _blocks.Call, rows: Rows, do: T
     like = {"bias": None, **c.arrays}
     grads: dict[str, Tensor] = quadratic.score_gradients(xp, a, ds, like["q"], like["k"], like["bias"])
     return grads | {"v": quadratic.sum_to(xp, dropped.mT @ do, tuple(like["v"].shape))}
-
-
-def _settings(c: _blocks.Call) -> dict[str, Any]:
-    defaults = {"activation": "relu", "alpha": 1.0, "gain": 1.0, "length": "visible", "shift": 0.0}
-    return defaults | _blocks.options_of(c)
