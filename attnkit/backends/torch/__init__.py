@@ -1,17 +1,17 @@
 """Kernels for torch tensors."""
 
 from attnkit._dispatch import Kernel
-from attnkit.backends.torch import blocked, recomputed, softmax, triton_linear, triton_pointwise
+from attnkit.backends.torch import blocked, recomputed, softmax, triton_linear, triton_pointwise, triton_rows
 
 KERNELS: dict[str, tuple[Kernel, ...]] = {
     op: (kernel,) for op, kernel in (*blocked.KERNELS.items(), *recomputed.KERNELS.items())
 }
+TRITON = triton_pointwise.KERNELS | triton_linear.KERNELS | triton_rows.KERNELS
+KERNELS |= {op: (kernel, *KERNELS.get(op, ())) for op, kernel in TRITON.items()}
 KERNELS["softmax_attention"] = (
     Kernel("sdpa", softmax.sdpa, softmax.sdpa_unsupported),
     *KERNELS["softmax_attention"],
 )
-TRITON = triton_pointwise.KERNELS | triton_linear.KERNELS
-KERNELS |= {op: (kernel, *KERNELS.get(op, ())) for op, kernel in TRITON.items()}
 SPECIAL_CASES = {
     "reluformer_attention": "pointwise_attention",
     "sigmoid_attention": "pointwise_attention",
