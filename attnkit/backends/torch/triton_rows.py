@@ -85,7 +85,8 @@ def _sizes(name: str, q: Tensor, call: Call) -> dict[str, Any] | None:
 
     a, bits, capability = call.a, q.dtype.itemsize * 8, triton_launch.capability(q.device)
     if name.endswith("_resident"):
-        sizes = rows_blocks.resident(name, bits, a.d, a.e, a.keys, capability)
+        kind = "forward_power" if name == "forward_resident" and call.normaliser == "entmax" else name
+        sizes = rows_blocks.resident(kind, bits, a.d, a.e, a.keys, capability)
         if sizes is None:
             return None
     else:
@@ -107,10 +108,10 @@ def forward_launch(
     """What computes o, unless it is None, lse, if it is wanted, and the numbers of rows."""
     from attnkit.kernels.triton import rows as kernels
 
-    a, name = call.a, "forward_resident"
+    a, name = call.a, "forward_online" if call.above is None else "forward_resident"
     sizes = _sizes(name, q, call)
     if sizes is None:
-        name = "forward_online" if call.above is None else "forward_tiled"
+        name = "forward_tiled"
         sizes = _sizes(name, q, call)
     assert sizes is not None
     kernel = getattr(kernels, name)

@@ -44,7 +44,7 @@ from attnkit.kernels.triton.tiles import (
 
 @triton.jit
 def begin(
-    q, rows, limits, heads, groups, d: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr
+    q, rows, limits, heads, d: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr
 ):  # fmt: skip
     """Where a program with ROWS queries of one head is, these queries, which keys they may see, and the first block."""
     queries, keys, left, right = limits
@@ -53,10 +53,9 @@ def begin(
     i = i0 + tl.arange(0, ROWS)
     keys = valid_keys(rows[0], keys, item, head)
     lo, hi = key_ranges(i, queries, keys, left, right, rows[1], item, head)
-    first, _, _, stop = key_blocks(i0, queries, keys, left, right, ROWS, KEYS)
-    low = None if left is None else i0 - left
+    first, _, _, high = key_blocks(i0, queries, keys, left, right, ROWS, KEYS)
     queried = load_rows(q, item, head, i0, tl.arange(0, ROWS), i < queries, d, D)
-    return (item, head, head // groups), i0, queried, (lo, hi, low, stop), first
+    return item, head, i0, queried, lo, hi, first, high
 
 
 @triton.jit
@@ -117,11 +116,19 @@ def threshold(x, power, steps, WEIGH: tl.constexpr, SLOPE: tl.constexpr, ROWS: t
 
 
 @triton.jit
-def weights(s, top, tau, step, numbers, WEIGH: tl.constexpr):
-    """p·Σ from scores and the numbers of their rows."""
+def relative(s, top, numbers):
+    """x from scores and the maxima of their rows."""
     x = s - top
+    if numbers[2] is not None:
+        x *= numbers[2]
+    return x
+
+
+@triton.jit
+def weights(x, tau, step, numbers, WEIGH: tl.constexpr):
+    """p·Σ."""
     if tau is not None:
-        x = x * numbers[2] - tau - step
+        x = x - tau - step
     return WEIGH(x, numbers[3])
 
 
@@ -150,12 +157,11 @@ def store_output(
 
 @triton.jit
 def add_values(
-    sums, size, u, inside, seen, v, pairs, at, i0, j0,
-    e: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+    sums, size, u, inside, values, pairs, at, i0, j0,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Σ r u v with the keys of one more tile."""
     i, columns = tl.arange(0, ROWS)[:, None], tl.arange(0, KEYS)
-    values = load_rows(v, at[0], at[2], j0, columns, seen, e, E)
     u = after_dropout(u, pairs[2], pairs[3], pairs[4], at[0], at[1], i0, i, j0, columns[None, :], inside)
     return add_product(sums, size, u, values, PRECISION)
 
@@ -166,21 +172,23 @@ def forward_resident(
     WEIGH: tl.constexpr, SLOPE: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """o, unless it is None, and the numbers of ROWS queries of one head that has at most KEYS keys."""
+    """o, unless it is None, and the numbers of ROWS queries of one head that has at most KEYS keys, with thresholds."""
     MASKED: tl.constexpr = pairs[1] is not None or rows[1] is not None
-    at, i0, queried, bounds, _ = begin(q, rows, limits, heads, groups, d, D, ROWS, KEYS)
+    item, head, i0, queried, lo, hi, _, high = begin(q, rows, limits, heads, d, D, ROWS, KEYS)
+    at, bounds = (item, head, head // groups), (lo, hi, None if limits[2] is None else i0 - limits[2], high)
     s, inside, seen, _ = standing_scores(
         queried, k, pairs, numbers, at, i0, bounds, 0, MASKED, d, D, ROWS, KEYS, PRECISION
     )
     top = finite(tl.max(s, 1))
-    tau, step = None, None
-    if SLOPE is not None:
-        tau, step = threshold((s - top[:, None]) * numbers[2], numbers[3], steps, WEIGH, SLOPE, ROWS)
-    u = weights(s, top[:, None], standing(tau), standing(step), numbers, WEIGH)
+    if o is not None:
+        values = load_rows(v, at[0], at[2], 0, tl.arange(0, KEYS), seen, e, E)
+    x = relative(s, top[:, None], numbers)
+    tau, step = threshold(x, numbers[3], steps, WEIGH, SLOPE, ROWS)
+    u = weights(x, tau[:, None], step[:, None], numbers, WEIGH)
     total = tl.sum(u, 1)
     if o is not None:
         sums, size = nothing(ROWS, E)
-        sums, size = add_values(sums, size, u, inside, seen, v, pairs, at, i0, 0, e, E, ROWS, KEYS, PRECISION)
+        sums, size = add_values(sums, size, u, inside, values, pairs, at, i0, 0, ROWS, KEYS, PRECISION)
         store_output(o, at, i0, limits[0], sums, size, total, numbers[1], v[0].dtype.element_ty, e, E, ROWS)
     store_found(found, lse, at[0], at[1], i0 + tl.arange(0, ROWS), limits[0], top, tau, step, total)
 
@@ -193,7 +201,8 @@ def forward_online(
 ):  # fmt: skip
     """The same for softmax and any number of keys, in one pass that keeps the maximum so far."""
     MASKED: tl.constexpr = pairs[1] is not None or rows[1] is not None
-    at, i0, queried, bounds, first = begin(q, rows, limits, heads, groups, d, D, ROWS, KEYS)
+    item, head, i0, queried, lo, hi, first, high = begin(q, rows, limits, heads, d, D, ROWS, KEYS)
+    at, bounds = (item, head, head // groups), (lo, hi, None if limits[2] is None else i0 - limits[2], high)
     top, total = tl.full((ROWS,), float("-inf"), tl.float32), tl.zeros((ROWS,), tl.float32)
     sums, size = nothing(ROWS, E)
     for j0 in range(first, bounds[3], KEYS):
@@ -202,11 +211,12 @@ def forward_online(
         )
         higher = tl.maximum(top, tl.max(s, 1))
         shrink = exp(top - finite(higher))
-        u = weights(s, finite(higher)[:, None], None, None, numbers, WEIGH)
+        u = weights(relative(s, finite(higher)[:, None], numbers), None, None, numbers, WEIGH)
         total = total * shrink + tl.sum(u, 1)
         if o is not None:
             sums *= shrink[:, None]
-            sums, size = add_values(sums, size, u, inside, seen, v, pairs, at, i0, j0, e, E, ROWS, KEYS, PRECISION)
+            values = load_rows(v, at[0], at[2], j0, tl.arange(0, KEYS), seen, e, E)
+            sums, size = add_values(sums, size, u, inside, values, pairs, at, i0, j0, ROWS, KEYS, PRECISION)
         top = higher
     if o is not None:
         store_output(o, at, i0, limits[0], sums, size, total, numbers[1], v[0].dtype.element_ty, e, E, ROWS)
@@ -221,7 +231,8 @@ def forward_tiled(
 ):  # fmt: skip
     """The same with a threshold: a pass for the maximum, one for each step, and one for the product with v."""
     MASKED: tl.constexpr = pairs[1] is not None or rows[1] is not None
-    at, i0, queried, bounds, first = begin(q, rows, limits, heads, groups, d, D, ROWS, KEYS)
+    item, head, i0, queried, lo, hi, first, high = begin(q, rows, limits, heads, d, D, ROWS, KEYS)
+    at, bounds = (item, head, head // groups), (lo, hi, None if limits[2] is None else i0 - limits[2], high)
     top = tl.full((ROWS,), float("-inf"), tl.float32)
     for j0 in range(first, bounds[3], KEYS):
         s, _, _, _ = standing_scores(
@@ -238,7 +249,7 @@ def forward_tiled(
             s, _, _, _ = standing_scores(
                 queried, k, pairs, numbers, at, i0, bounds, j0, MASKED, d, D, ROWS, KEYS, PRECISION
             )
-            t = (s - top[:, None]) * numbers[2] - tau[:, None]
+            t = relative(s, top[:, None], numbers) - tau[:, None]
             mass += tl.sum(WEIGH(t, numbers[3]), 1)
             slope += tl.sum(SLOPE(t, numbers[3]), 1)
         step = (mass - 1.0) / divisor(slope)
@@ -250,10 +261,11 @@ def forward_tiled(
         s, inside, seen, _ = standing_scores(
             queried, k, pairs, numbers, at, i0, bounds, j0, MASKED, d, D, ROWS, KEYS, PRECISION
         )
-        u = weights(s, top[:, None], tau[:, None], step[:, None], numbers, WEIGH)
+        u = weights(relative(s, top[:, None], numbers), tau[:, None], step[:, None], numbers, WEIGH)
         total += tl.sum(u, 1)
         if o is not None:
-            sums, size = add_values(sums, size, u, inside, seen, v, pairs, at, i0, j0, e, E, ROWS, KEYS, PRECISION)
+            values = load_rows(v, at[0], at[2], j0, tl.arange(0, KEYS), seen, e, E)
+            sums, size = add_values(sums, size, u, inside, values, pairs, at, i0, j0, ROWS, KEYS, PRECISION)
     if o is not None:
         store_output(o, at, i0, limits[0], sums, size, total, numbers[1], v[0].dtype.element_ty, e, E, ROWS)
     store_found(found, lse, at[0], at[1], i0 + tl.arange(0, ROWS), limits[0], top, tau, step, total)

@@ -7,7 +7,7 @@ Formulas and tuples are those of `rows`.
 import triton
 import triton.language as tl
 
-from attnkit.kernels.triton.rows import begin, divisor, scores, standing_scores, weights
+from attnkit.kernels.triton.rows import begin, divisor, relative, scores, standing_scores, weights
 from attnkit.kernels.triton.tiles import (
     add_product,
     after_dropout,
@@ -52,10 +52,11 @@ def standing_slopes(
         queried, k, pairs, numbers, at, i0, bounds, j0, MASKED, d, D, ROWS, KEYS, PRECISION
     )
     values = load_rows(v, at[0], at[2], j0, columns, seen, e, E)
-    u = weights(s, row[0][:, None], standing(row[1]), standing(row[2]), numbers, WEIGH) * row[3][:, None]
+    x = relative(s, row[0][:, None], numbers)
+    p = weights(x, standing(row[1]), standing(row[2]), numbers, WEIGH) * row[3][:, None]
     dp = tl.dot(pulled, tl.trans(values), input_precision=PRECISION)
     dp = after_dropout(dp, pairs[2], pairs[3], pairs[4], at[0], at[1], i0, i, j0, columns[None, :], inside)
-    return TILT(u, numbers[2]), tl.where(inside, dp, 0.0), keys
+    return TILT(p, numbers[2]), tl.where(inside, dp, 0.0), keys
 
 
 @triton.jit
@@ -75,7 +76,8 @@ def backward_resident(
 ):  # fmt: skip
     """dq, unless it is None, and δ for ROWS queries of one head that has at most KEYS keys."""
     MASKED: tl.constexpr = pairs[1] is not None or rows[1] is not None
-    at, i0, queried, bounds, _ = begin(q, rows, limits, heads, groups, d, D, ROWS, KEYS)
+    item, head, i0, queried, lo, hi, _, high = begin(q, rows, limits, heads, d, D, ROWS, KEYS)
+    at, bounds = (item, head, head // groups), (lo, hi, None if limits[2] is None else i0 - limits[2], high)
     beside = tl.arange(0, ROWS)
     row = load_found(found, at, i0 + beside, limits[0])
     pulled = load_rows(do, at[0], at[1], i0, beside, i0 + beside < limits[0], e, E)
@@ -100,7 +102,8 @@ def backward_tiled(
 ):  # fmt: skip
     """The same for any number of keys: a pass for δ and one for dq."""
     MASKED: tl.constexpr = pairs[1] is not None or rows[1] is not None
-    at, i0, queried, bounds, first = begin(q, rows, limits, heads, groups, d, D, ROWS, KEYS)
+    item, head, i0, queried, lo, hi, first, high = begin(q, rows, limits, heads, d, D, ROWS, KEYS)
+    at, bounds = (item, head, head // groups), (lo, hi, None if limits[2] is None else i0 - limits[2], high)
     beside = tl.arange(0, ROWS)
     row = load_found(found, at, i0 + beside, limits[0])
     pulled = load_rows(do, at[0], at[1], i0, beside, i0 + beside < limits[0], e, E)
@@ -155,7 +158,8 @@ def backward_keys(
             mean = load_of_rows(delta, item, at[1], i0 + beside, queries, 0.0)
             products = tl.dot(keyed, tl.trans(queried), input_precision=PRECISION)
             s = scores(products, pairs[0], numbers, at, i0, i, j0, j, inside)
-            p = weights(s, row[0][None, :], lying(row[1]), lying(row[2]), numbers, WEIGH) * row[3][None, :]
+            x = relative(s, row[0][None, :], numbers)
+            p = weights(x, lying(row[1]), lying(row[2]), numbers, WEIGH) * row[3][None, :]
             dp = tl.dot(valued, tl.trans(pulled), input_precision=PRECISION)
             dp = after_dropout(dp, pairs[2], pairs[3], pairs[4], item, at[1], i0, i, j0, j, inside)
             ds = tl.where(inside, TILT(p, numbers[2]) * (dp - mean[None, :]), 0.0)
@@ -196,7 +200,7 @@ def backward_bias(
                 row = load_found(found, at, i0 + beside, queries)
                 mean = load_of_rows(delta, item, head, i0 + beside, queries, 0.0)
                 bounds = (lo, hi, None if left is None else i0 - left, stop)
-                u, dp, _ = standing_slopes(
+                u, dp, _keys = standing_slopes(
                     queried, pulled, k, v, row, pairs, numbers, at, i0, bounds, j0,
                     WEIGH, TILT, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
                 )  # fmt: skip
