@@ -38,17 +38,23 @@ class Call(NamedTuple):
         """Newton steps that always are enough."""
         return 12 + max(self.a.keys, 1).bit_length()
 
-    def row_numbers(self) -> tuple[int, ...]:
-        """The shape of top, τ, c and 1/Σ, or of the first and the last."""
-        return (2 if self.above is None else 4), self.a.items, self.a.heads, self.a.queries
+
+def alpha_of(op: str, given: Given) -> float:
+    """α, 1 for softmax."""
+    return float(given.get("alpha", 1.0 if op == "softmax_attention" else 1.5))
+
+
+def row_numbers(a: Layout, alpha: float) -> tuple[int, ...]:
+    """The shape of top, τ, c and 1/Σ, or of the first and the last."""
+    return (2 if alpha == 1.0 else 4), a.items, a.heads, a.queries
 
 
 def call_of(op: str, given: Given) -> Call:
     """The options of softmax_attention or entmax_attention."""
     options = dict(given)
     q, k, v = (options.pop(name) for name in "qkv")
-    alpha = float(options.pop("alpha", 1.0 if op == "softmax_attention" else 1.5))
-    options.pop("return_lse", None)
+    alpha = alpha_of(op, given)
+    options = {name: value for name, value in options.items() if name not in ("alpha", "return_lse")}
     s = triton_pointwise.setting(q, k, activation="identity", alpha=0.0, **options)
     a = triton_launch.layout_of(q, k, v, s.enable_gqa)
     if alpha == 1.0:
@@ -181,9 +187,9 @@ def backward_launches(
 
 def _beside(op: str, given: Given) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     """What forward gives beside o: lse where it is wanted, and the numbers of rows."""
-    call = call_of(op, given)
-    lse = {"lse": ((*call.a.leading, call.a.queries), torch.float32)} if given.get("return_lse") else {}
-    return lse | {"rows": (call.row_numbers(), torch.float32)}
+    a = triton_launch.layout_of(given["q"], given["k"], given["v"], bool(given.get("enable_gqa")))
+    lse = {"lse": ((*a.leading, a.queries), torch.float32)} if given.get("return_lse") else {}
+    return lse | {"rows": (row_numbers(a, alpha_of(op, given)), torch.float32)}
 
 
 def _forward(op: str, given: Given) -> list[Tensor]:
@@ -218,7 +224,7 @@ def _backward(op: str, given: Given, do: Tensor, wanted: tuple[str, ...]) -> dic
     grads = {name: triton_launch.room_for(like[name], shapes[name], name == "bias") for name in computed}
     with torch.cuda.device_of(q):
         if rows is None:
-            rows = q.new_empty(call.row_numbers(), dtype=torch.float32)
+            rows = q.new_empty(row_numbers(a, alpha_of(op, given)), dtype=torch.float32)
             forward_launch(q, k, v, None, None, rows, call)()
         for launch in backward_launches(q, k, v, do, dlse, rows, grads, call):
             launch()
