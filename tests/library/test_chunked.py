@@ -94,7 +94,7 @@ def test_the_custom_ops_are_well_registered() -> None:
     arrays, text = [torch.tensor(x, requires_grad=True) for x in normal(*[(2, 20, 8)] * 3)], "causal=True;eps=0.1"
     torch.library.opcheck(chunked.CUSTOM.forward, ("linear_attention", arrays, "q,k,v", text))
     plain = [x.detach() for x in arrays]
-    torch.library.opcheck(chunked.CUSTOM.vjp, ("linear_attention", plain, "q,k,v", text, plain[0]))
+    torch.library.opcheck(chunked.CUSTOM.vjp, ("linear_attention", plain, "q,k,v", text, plain[0], "q,v"))
 
 
 def test_second_derivatives_are_refused() -> None:

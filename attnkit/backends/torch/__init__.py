@@ -1,13 +1,23 @@
 """Kernels for torch tensors."""
 
 from attnkit._dispatch import Kernel
-from attnkit.backends.torch import blocked, chunked, recomputed, rela, softmax, triton_linear, triton_pointwise
+from attnkit.backends.torch import (
+    blocked,
+    chunked,
+    recomputed,
+    rela,
+    softmax,
+    triton_linear,
+    triton_pointwise,
+    triton_rows,
+)
 
 KERNELS: dict[str, tuple[Kernel, ...]] = {}
 """By op, in the order in which `impl="auto"` tries them."""
 for _rows in (
     triton_pointwise.KERNELS,
     triton_linear.KERNELS,
+    triton_rows.KERNELS,
     rela.TRITON,
     softmax.KERNELS,
     blocked.KERNELS,

@@ -117,7 +117,7 @@ class Rows(NamedTuple):
     logs: Tensor | None = None
 
 
-def _tuples(a: Layout, s: Setting, rows: Rows) -> tuple[Any, ...]:
+def kernel_tuples(a: Layout, s: Setting, rows: Rows) -> tuple[Any, ...]:
     """pairs, rows, limits and numbers of `attnkit.kernels.triton.pointwise`."""
     pair = (a.queries, a.keys)
     pairs = (*(view_of(x, a.leading, *pair) for x in (s.bias, s.mask, s.dropout_mask)), s.seed, s.last_kept)
@@ -159,14 +159,14 @@ def _rows(q: Tensor, a: Layout, s: Setting, backward: bool) -> tuple[Rows, list[
     shape = (a.queries,) if shared else (*a.leading, a.queries)
     found = (torch.empty(shape, device=q.device, dtype=torch.float32) if need else None for need in s.rows_needed)
     rows = Rows(*found)
-    pairs, of_rows, limits, numbers = _tuples(a, s, rows)
+    pairs, of_rows, limits, numbers = kernel_tuples(a, s, rows)
     lengths = None if s.length is None else s.length.to(torch.float32)
     arguments = (pairs[1], view_of(lengths, a.leading, a.queries), of_rows, limits, numbers, heads)
     constants = {"LOG_LENGTH": s.log_length, "ROWS": 64, "KEYS": 64}
-    return rows, [Launch(pointwise.row_constants, _blocks(a.queries, 64) * heads * items, arguments, constants)]
+    return rows, [Launch(pointwise.row_constants, blocks_of(a.queries, 64) * heads * items, arguments, constants)]
 
 
-def _blocks(tokens: int, size: int) -> int:
+def blocks_of(tokens: int, size: int) -> int:
     return -(-tokens // size)
 
 
@@ -178,9 +178,9 @@ def forward_launches(q: Tensor, k: Tensor, v: Tensor, o: Tensor, s: Setting) -> 
     constants = _constants("forward", q, a, s, "H")
     queried, answered = view_of(q, a.leading, a.queries, a.d), view_of(o, a.leading, a.queries, a.e)
     keyed, valued = view_of(k, a.shared, a.keys, a.d), view_of(v, a.shared, a.keys, a.e)
-    programs = _blocks(a.queries, constants["ROWS"]) * a.heads * a.items
+    programs = blocks_of(a.queries, constants["ROWS"]) * a.heads * a.items
     rows, before = _rows(q, a, s, backward=False)
-    arguments = (queried, keyed, valued, answered, *_tuples(a, s, rows), a.heads, a.groups)
+    arguments = (queried, keyed, valued, answered, *kernel_tuples(a, s, rows), a.heads, a.groups)
     return [*before, Launch(pointwise.forward, programs, arguments, constants)]
 
 
@@ -192,7 +192,7 @@ def backward_launches(
 
     a = layout_of(q, k, v, s.enable_gqa)
     rows, launches = _rows(q, a, s, backward=True)
-    shared = _tuples(a, s, rows)
+    shared = kernel_tuples(a, s, rows)
     inputs = (
         view_of(q, a.leading, a.queries, a.d),
         view_of(k, a.shared, a.keys, a.d),
@@ -201,13 +201,13 @@ def backward_launches(
     )
     if "q" in grads:
         constants = _constants("backward_queries", q, a, s, "H", "DH")
-        programs = _blocks(a.queries, constants["ROWS"]) * a.heads * a.items
+        programs = blocks_of(a.queries, constants["ROWS"]) * a.heads * a.items
         dq = view_of(grads["q"], a.leading, a.queries, a.d)
         arguments = (*inputs, dq, *shared, a.heads, a.groups)
         launches.append(Launch(pointwise.backward_queries, programs, arguments, constants))
     if "k" in grads:
         constants = _constants("backward_keys", q, a, s, "H", "DH")
-        programs = _blocks(a.keys, constants["KEYS"]) * a.kv_heads * a.items
+        programs = blocks_of(a.keys, constants["KEYS"]) * a.kv_heads * a.items
         dk, dv = view_of(grads["k"], a.shared, a.keys, a.d), view_of(grads["v"], a.shared, a.keys, a.e)
         arguments = (*inputs, dk, dv, *shared, a.keys, a.kv_heads, a.groups)
         launches.append(Launch(pointwise.backward_keys, programs, arguments, constants))
@@ -215,7 +215,7 @@ def backward_launches(
         constants = _constants("backward_queries", q, a, s, "DH")
         dbias = grads["bias"]
         items, heads = dbias.shape[:2]
-        tiles = _blocks(a.queries, constants["ROWS"]) * _blocks(a.keys, constants["KEYS"])
+        tiles = blocks_of(a.queries, constants["ROWS"]) * blocks_of(a.keys, constants["KEYS"])
         view = (dbias, *dbias.stride())
         arguments = (*inputs, view, *shared, a.keys, a.items, a.heads, a.groups, items, heads)
         launches.append(Launch(pointwise.backward_bias, tiles * heads * items, arguments, constants))
@@ -246,7 +246,7 @@ def backward(q: Tensor, k: Tensor, v: Tensor, do: Tensor, s: Setting, names: tup
         "q": (*a.leading, a.queries, a.d),
         "k": (*a.shared, a.keys, a.d),
         "v": (*a.shared, a.keys, a.e),
-        "bias": _bias_shape(a, s.bias),
+        "bias": bias_shape(a, s.bias),
     }
     computed = {*names, "k", "v"} if {"k", "v"} & {*names} else {*names}
     grads = {name: room_for(like[name], shapes[name], name == "bias") for name in computed}
@@ -256,7 +256,7 @@ def backward(q: Tensor, k: Tensor, v: Tensor, do: Tensor, s: Setting, names: tup
     return {name: reduced_to(grads[name], a, like[name]) for name in names}
 
 
-def _bias_shape(a: Layout, bias: Tensor | None) -> tuple[int, ...]:
+def bias_shape(a: Layout, bias: Tensor | None) -> tuple[int, ...]:
     """(items, heads, L, S) of the gradient that `backward_bias` computes, 1 for axes that all share."""
     if bias is None:
         return ()

@@ -29,23 +29,19 @@ from attnkit.kernels.triton.tiles import (
     load_of_rows,
     load_pairs,
     load_rows,
+    lying,
     nothing,
+    place,
     queries_of_a_tile,
     query_blocks,
     range_lengths,
+    standing,
     store_of_rows,
     store_rows,
     valid_keys,
     visible_pairs,
     whole_sum,
 )
-
-
-@triton.jit
-def place(blocks, heads):
-    """Block, head and item of this program; neighbours share a head."""
-    n = tl.program_id(0)
-    return n % blocks, (n // blocks % heads).to(tl.int64), (n // blocks // heads).to(tl.int64)
 
 
 @triton.jit
@@ -80,18 +76,6 @@ def arguments(products, numbers, log_length, bias, at, i0, i, j0, j, inside):
     if log_length is not None:
         x -= log_length
     return x
-
-
-@triton.jit
-def standing(x):
-    """One number per query, beside a standing tile."""
-    return x if x is None else x[:, None]
-
-
-@triton.jit
-def lying(x):
-    """One number per query, above a lying tile."""
-    return x if x is None else x[None, :]
 
 
 @triton.jit

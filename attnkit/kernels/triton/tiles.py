@@ -11,6 +11,25 @@ import triton.language as tl
 
 
 @triton.jit
+def place(blocks, heads):
+    """Block, head and item of this program; neighbours share a head."""
+    n = tl.program_id(0)
+    return n % blocks, (n // blocks % heads).to(tl.int64), (n // blocks // heads).to(tl.int64)
+
+
+@triton.jit
+def standing(x):
+    """One number per query, beside a standing tile."""
+    return x if x is None else x[:, None]
+
+
+@triton.jit
+def lying(x):
+    """One number per query, above a lying tile."""
+    return x if x is None else x[None, :]
+
+
+@triton.jit
 def corner(view, item, head, row, column):
     """The address of one element."""
     start = view[0] + item * view[1] + head * view[2]

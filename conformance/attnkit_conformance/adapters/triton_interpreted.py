@@ -7,28 +7,35 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 
-from attnkit.backends.torch import triton_linear, triton_pointwise
+from attnkit.backends.torch import triton_linear, triton_pointwise, triton_rows
 from attnkit.pointwise import reluformer_options, sigmoid_options
+from attnkit.sparse import sparsemax_options
 from attnkit_conformance.adapters.base import Arrays
 from attnkit_conformance.adapters.torch import Autograd
 
 OPTIONS: dict[str, Callable[..., dict[str, Any]]] = {
     "reluformer_attention": reluformer_options,
     "sigmoid_attention": sigmoid_options,
+    "sparsemax_attention": sparsemax_options,
 }
-"""{op: its own options as those of pointwise_attention}."""
+"""{op: its own options as those of the op that it is a case of}."""
 OWN = ("gamma", "length")
-SERVED = {
+SERVED: dict[str, Callable[..., Any]] = {
     "pointwise_attention": triton_pointwise.attend,
     "reluformer_attention": triton_pointwise.attend,
     "sigmoid_attention": triton_pointwise.attend,
     "linear_attention": triton_linear.attend,
+    "softmax_attention": partial(triton_rows.attend, "softmax_attention"),
+    "sparsemax_attention": partial(triton_rows.attend, "entmax_attention"),
+    "entmax_attention": partial(triton_rows.attend, "entmax_attention"),
 }
-REFUSED = {"linear_attention": triton_linear.unserved}
+REFUSED = {"linear_attention": triton_linear.unserved, "entmax_attention": triton_rows.unserved}
 
 
 class Interpreted(Autograd):
@@ -57,7 +64,8 @@ class Interpreted(Autograd):
         q, k, v = (given.pop(name) for name in "qkv")
         if op in OPTIONS:
             given |= OPTIONS[op](**{name: given.pop(name) for name in OWN if name in given})
-        return {"o": SERVED[op](q, k, v, **given)}
+        found = SERVED[op](q, k, v, **given)
+        return {"o": found} if torch.is_tensor(found) else dict(zip(("o", "lse"), found, strict=True))
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
         """What the kernels of an op do not serve on any device."""
