@@ -81,7 +81,7 @@ def test_the_custom_ops_are_well_registered() -> None:
     arrays, text = tensors(2, 3, 20, 8), "causal=True;activation='gelu'"
     torch.library.opcheck(blocked.CUSTOM.forward, ("pointwise_attention", arrays, "q,k,v", text))
     plain = [x.detach() for x in arrays]
-    torch.library.opcheck(blocked.CUSTOM.vjp, ("pointwise_attention", plain, "q,k,v", text, plain[0]))
+    torch.library.opcheck(blocked.CUSTOM.vjp, ("pointwise_attention", plain, "q,k,v", text, [plain[0]]))
 
 
 def test_compiled_whole_and_mapped() -> None:

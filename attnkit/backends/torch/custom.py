@@ -17,8 +17,9 @@ from attnkit import _quadratic as quadratic
 
 SEED, RATE = "dropout_seed", "dropout_rate"
 Given = dict[str, Any]  # every argument of a call by its name
-Forward = Callable[[str, Given], Tensor]
-Backward = Callable[[str, Given, Tensor, tuple[str, ...]], dict[str, Tensor]]
+Outputs = Tensor | tuple[Tensor, ...]
+Forward = Callable[[str, Given], Outputs]
+Backward = Callable[[str, Given, Any, tuple[str, ...]], dict[str, Tensor]]  # of as many cotangents as outputs
 
 
 class Custom(NamedTuple):
@@ -28,16 +29,15 @@ class Custom(NamedTuple):
     vjp: Any
     differentiable: tuple[str, ...]
 
-    def attend(self, op: str, **given: Any) -> Tensor:
-        """o of `op`."""
+    def attend(self, op: str, **given: Any) -> Any:
+        """The output of `op`, or a tuple of several."""
         names, tensors, text = written(given)
-        o: Tensor = self.forward(op, tensors, names, text)
-        return o
+        return _alone(self.forward(op, tensors, names, text))
 
-    def pull(self, op: str, do: Tensor, **given: Any) -> dict[str, Tensor]:
+    def pull(self, op: str, do: Outputs, **given: Any) -> dict[str, Tensor]:
         """Explicit gradients of the arguments that have one."""
         names, tensors, text = written(given)
-        grads = self.vjp(op, tensors, names, text, do)
+        grads = self.vjp(op, tensors, names, text, _several(do))
         return dict(zip((name for name in names.split(",") if name in self.differentiable), grads, strict=True))
 
 
@@ -73,20 +73,42 @@ def read(tensors: Sequence[Tensor], names: str, text: str) -> Given:
     return given
 
 
-def register(name: str, forward: Forward, backward: Backward, differentiable: tuple[str, ...]) -> Custom:
-    """Register both ops for functions of (op, arguments) and (op, arguments, do, names of the gradients wanted)."""
+def _several(outputs: Outputs) -> list[Tensor]:
+    return [outputs] if isinstance(outputs, Tensor) else list(outputs)
+
+
+def _alone(outputs: Sequence[Tensor]) -> Any:
+    """The inverse of `_several`."""
+    return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+
+def _output(op: str, given: Given) -> Tensor:
+    q, k, v = (given[name] for name in "qkv")
+    return q.new_empty((*quadratic.leading_axes(q, k, v, given.get("enable_gqa", False)), q.shape[-2], v.shape[-1]))
+
+
+def register(
+    name: str, forward: Forward, backward: Backward, differentiable: tuple[str, ...], room: Forward = _output
+) -> Custom:
+    """Register both ops for functions of (op, arguments) and (op, arguments, do, names of the gradients wanted).
+
+    `forward` returns a tensor, or a tuple of tensors whose cotangents `do` then is; `room` is forward without content.
+    """
 
     @torch.library.custom_op(f"attnkit::{name}", mutates_args=())
-    def run(op: str, arrays: list[Tensor], names: str, text: str) -> Tensor:
-        return forward(op, read(arrays, names, text))
+    def run(op: str, arrays: list[Tensor], names: str, text: str) -> list[Tensor]:
+        return _several(forward(op, read(arrays, names, text)))
 
     @torch.library.custom_op(f"attnkit::{name}_vjp", mutates_args=())
-    def vjp(op: str, arrays: list[Tensor], names: str, text: str, do: Tensor) -> list[Tensor]:
+    def vjp(op: str, arrays: list[Tensor], names: str, text: str, do: list[Tensor]) -> list[Tensor]:
         wanted = tuple(name for name in names.split(",") if name in differentiable)
-        grads = backward(op, read(arrays, names, text), do, wanted)
+        grads = backward(op, read(arrays, names, text), _alone(do), wanted)
         return [grads[name] for name in wanted]
 
-    def like_arguments(op: str, arrays: list[Tensor], names: str, text: str, do: Tensor) -> list[Tensor]:
+    def made_room(op: str, arrays: list[Tensor], names: str, text: str) -> list[Tensor]:
+        return _several(room(op, read(arrays, names, text)))
+
+    def like_arguments(op: str, arrays: list[Tensor], names: str, text: str, do: list[Tensor]) -> list[Tensor]:
         named = zip(names.split(","), arrays, strict=True)
         return [x.new_empty(x.shape) for name, x in named if name in differentiable]
 
@@ -95,24 +117,18 @@ def register(name: str, forward: Forward, backward: Backward, differentiable: tu
         ctx.save_for_backward(*arrays)
         ctx.call = (op, names, text)
 
-    def pull(ctx: Any, do: Tensor) -> tuple[Any, ...]:
+    def pull(ctx: Any, do: list[Tensor]) -> tuple[Any, ...]:
         op, names, text = ctx.call
         found = iter(vjp(op, list(ctx.saved_tensors), names, text, do))
         return None, [next(found) if name in differentiable else None for name in names.split(",")], None, None
 
-    run.register_fake(_output)
+    run.register_fake(made_room)
     vjp.register_fake(like_arguments)
     run.register_autograd(pull, setup_context=keep)
     refuse_second_derivatives(vjp, name)
     map_one_by_one(run)
     map_one_by_one(vjp)
     return Custom(run, vjp, differentiable)
-
-
-def _output(op: str, arrays: list[Tensor], names: str, text: str) -> Tensor:
-    given = read(arrays, names, text)
-    q, k, v = (given[name] for name in "qkv")
-    return q.new_empty((*quadratic.leading_axes(q, k, v, given.get("enable_gqa", False)), q.shape[-2], v.shape[-1]))
 
 
 def refuse_second_derivatives(vjp: Any, name: str) -> None:

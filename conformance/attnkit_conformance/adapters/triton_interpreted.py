@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from attnkit.backends.torch import triton_linear, triton_pointwise
+from attnkit import lowrank
+from attnkit.backends.torch import triton_linear, triton_newton, triton_pointwise
 from attnkit.pointwise import reluformer_options, sigmoid_options
 from attnkit_conformance.adapters.base import Arrays
 from attnkit_conformance.adapters.torch import Autograd
+from attnkit_conformance.opdb import BY_NAME
 
 OPTIONS: dict[str, Callable[..., dict[str, Any]]] = {
     "reluformer_attention": reluformer_options,
@@ -22,13 +26,26 @@ OPTIONS: dict[str, Callable[..., dict[str, Any]]] = {
 }
 """{op: its own options as those of pointwise_attention}."""
 OWN = ("gamma", "length")
-SERVED = {
+
+
+def special_case(op: str, q: Any, k: Any, v: Any, **given: Any) -> Any:
+    """A call of pointwise_attention."""
+    given |= OPTIONS[op](**{name: given.pop(name) for name in OWN if name in given})
+    return triton_pointwise.attend(q, k, v, **given)
+
+
+SERVED: dict[str, Callable[..., Any]] = {
     "pointwise_attention": triton_pointwise.attend,
-    "reluformer_attention": triton_pointwise.attend,
-    "sigmoid_attention": triton_pointwise.attend,
+    **{op: partial(special_case, op) for op in OPTIONS},
     "linear_attention": triton_linear.attend,
+    "newton_inverse": triton_newton.invert,
+    "soft_attention": partial(lowrank.attend, triton_newton.inverted),
 }
-REFUSED = {"linear_attention": triton_linear.unserved}
+REFUSED: dict[str, Callable[..., str | None]] = {
+    "linear_attention": triton_linear.unserved,
+    "newton_inverse": lambda a, **given: triton_newton.too_large(a.shape[-1]),
+    "soft_attention": lambda landmarks, **given: triton_newton.too_large(landmarks.shape[-2]),
+}
 
 
 class Interpreted(Autograd):
@@ -49,15 +66,12 @@ class Interpreted(Autograd):
         return tensor if tensor.ndim < 3 else tensor.transpose(-3, -2).contiguous().transpose(-3, -2)
 
     def forward(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
-        """o from the custom op."""
+        """Outputs from the custom op."""
         refused = self.unsupported(op, arrays, params)
         if refused:
             raise NotImplementedError(refused)
-        given = {**arrays, **params}
-        q, k, v = (given.pop(name) for name in "qkv")
-        if op in OPTIONS:
-            given |= OPTIONS[op](**{name: given.pop(name) for name in OWN if name in given})
-        return {"o": SERVED[op](q, k, v, **given)}
+        row = BY_NAME[op]
+        return row.binding.forward(SimpleNamespace(**{op: SERVED[op]}), row, arrays, params)
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
         """What the kernels of an op do not serve on any device."""
