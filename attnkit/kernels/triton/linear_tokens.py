@@ -54,10 +54,12 @@ def seen_keys(j, bounds, masks, item, head):
 
 @triton.jit
 def live_queries(i, bounds, limits, masks, item, head, CAUSAL: tl.constexpr):
-    """Which queries see some key."""
-    live = (i >= 0) & (i < tl.where(bounds[0] < bounds[1], limits[0], 0))
-    if CAUSAL:
-        live = live & (i + limits[3] >= bounds[0])
+    """Which queries see some key or a state."""
+    live = (i >= 0) & (i < limits[0])
+    if limits[4] is None:
+        live = live & (i < tl.where(bounds[0] < bounds[1], limits[0], 0))
+        if CAUSAL:
+            live = live & (i + limits[3] >= bounds[0])
     if masks[3] is not None:
         live = live & (load_of(masks[3], item, head, i, live) != 0)
     return live
