@@ -1,4 +1,4 @@
-"""What the kit does not ask of linear attention with states. Run by test_triton_interpreted.py with TRITON_INTERPRET=1."""
+"""What the kit does not ask of linear attention. Run by test_triton_interpreted.py with TRITON_INTERPRET=1."""
 
 from typing import Any
 
@@ -88,6 +88,19 @@ def test_gradients_of_a_state_keep_the_digits_of_float32() -> None:
     options = {"initial_state": state(2), "causal": True}
     found = triton_linear.pull(q, k, v, torch.ones_like(v), **options)["initial_state"]
     agree(found, attnkit.linear_attention_vjp(q, k, v, torch.ones_like(v), **options, impl="generic")["initial_state"])
+
+
+@pytest.mark.parametrize(("dtype", "d"), [(torch.float32, 100), (torch.float16, 200)], ids=str)
+def test_sums_that_are_divided_among_warps(dtype: torch.dtype, d: int) -> None:
+    q, k = (draw(n, 2, 20, d).to(dtype) / 4 for n in (1, 2))
+    v, do = draw(3, 2, 20, d).to(dtype), draw(4, 2, 20, d).to(dtype)
+    wide = [x.double() for x in (q, k, v, do)]
+    allowed = 64 * EPS if dtype == torch.float32 else 4 * torch.finfo(dtype).eps
+    expected = attnkit.linear_attention_vjp(*wide, causal=True)
+    found = triton_linear.pull(q, k, v, do, causal=True)
+    for name, truth in {**expected, "o": attnkit.linear_attention(*wide[:3], causal=True)}.items():
+        got = triton_linear.attend(q, k, v, causal=True) if name == "o" else found[name]
+        assert (got - truth).abs().max() <= allowed * truth.abs().max(), name
 
 
 def test_states_that_do_not_fit_are_refused() -> None:

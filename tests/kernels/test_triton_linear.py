@@ -55,11 +55,6 @@ def not_added(initial, heads, number, at, d: tl.constexpr, e: tl.constexpr, REVE
 
 
 @triton.jit
-def added_once(initial, heads, number, at, d: tl.constexpr, e: tl.constexpr, REVERSE: tl.constexpr):
-    return load_initial(initial, heads, number, at, d, e, True)
-
-
-@triton.jit
 def null_without_keys(i, bounds, limits, masks, item, head, CAUSAL: tl.constexpr):
     stateless = limits[0], limits[1], limits[2], limits[3], None
     return linear_tokens.live_queries(i, bounds, stateless, masks, item, head, CAUSAL)
@@ -101,9 +96,13 @@ def test_conforms(interpreted: WorkerAdapter) -> None:
 
 def test_segments_conform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     adapter = worker(tmp_path, monkeypatch)
-    found = [core.check(adapter, case) for case in core.cases(OP, "full", ("float32",)) if case.tags & {*SCENES}]
+    every = list(core.cases(OP, "full", adapter.dtypes))
+    resumed = (case for case in every if "initial_S" in case.arrays and case.params.get("causal"))
+    chosen = [case for case in every if case.dtype == "float32" and case.tags & {*SCENES}]
+    chosen += {case.dtype: case for case in resumed}.values()
+    found = [core.check(adapter, case) for case in chosen]
     adapter.close()
-    assert len([result for result in found if result.status == "pass"]) >= len(SCENES)
+    assert len([result for result in found if result.status == "pass"]) >= len(SCENES) + len(adapter.dtypes)
     assert [f"{result.id}\n{result.message}" for result in found if result.status == "fail"] == []
 
 
@@ -156,6 +155,16 @@ def launches(
     return found
 
 
+def gate(made: dict[str, triton_launch.Launch], capability: int, folder: Path) -> None:
+    """No spilled registers, enough memory, tensor cores used."""
+    for name, launch in made.items():
+        kernel = compiled(launch, capability, folder)
+        assert kernel.stack == 0, f"{name} spills {kernel.stack} bytes"
+        assert kernel.shared <= MEMORY[capability], f"{name} needs {kernel.shared} bytes of shared memory"
+        if name != "running":
+            assert kernel.tensor_core_instructions() >= 2, f"{name} multiplies without tensor cores"
+
+
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
 @pytest.mark.parametrize(
     ("dtype", "d", "capability"),
@@ -179,12 +188,31 @@ def test_no_spills_enough_memory_and_tensor_cores(
     monkeypatch.setattr(triton_launch, "NEWEST", capability // 10)
     made = launches(torch.empty(2, 8, 2048, d, dtype=dtype), causal=causal)
     assert len(made) == 8
-    for name, launch in made.items():
-        kernel = compiled(launch, capability, tmp_path)
-        assert kernel.stack == 0, f"{name} spills {kernel.stack} bytes"
-        assert kernel.shared <= MEMORY[capability], f"{name} needs {kernel.shared} bytes of shared memory"
-        if name != "running":
-            assert kernel.tensor_core_instructions() >= 2, f"{name} multiplies without tensor cores"
+    gate(made, capability, tmp_path)
+
+
+LONG_SUMS = ("rows", "gradient_queries", "gradient_keys", "gradient_values")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "d", "capability"),
+    [
+        (torch.float16, 128, 80),
+        (torch.float16, 256, 90),
+        (torch.bfloat16, 256, 80),
+        (torch.float32, 128, 90),
+        (torch.float32, 256, 80),
+    ],
+    ids=str,
+)
+def test_long_sums_do_not_spill(
+    dtype: torch.dtype, d: int, capability: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not CUOBJDUMP.exists():
+        pytest.skip("triton came without cuobjdump")
+    monkeypatch.setattr(triton_launch, "NEWEST", capability // 10)
+    made = launches(torch.empty(2, 8, 2048, d, dtype=dtype), causal=True)
+    gate({name: made[name] for name in LONG_SUMS}, capability, tmp_path)
 
 
 def test_every_option_compiles(tmp_path: Path) -> None:

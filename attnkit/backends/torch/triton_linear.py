@@ -36,9 +36,9 @@ def state_axes(given: Given) -> tuple[int, ...]:
 
 
 def placed(x: Tensor, tail: int, leading: tuple[int, ...]) -> Tensor:
-    """x (..., `tail` axes) with these leading axes, where it broadcasts along one at its first index, and 0 elsewhere."""
-    own, width = x.shape[: x.ndim - tail], x.shape[x.ndim - tail :]
-    own = (1,) * (len(leading) - len(own)) + tuple(own)
+    """x (..., `tail` axes) with these leading axes: at the first index of one that it broadcasts along, 0 elsewhere."""
+    width, own = x.shape[x.ndim - tail :], tuple(x.shape[: x.ndim - tail])
+    own = (1,) * (len(leading) - len(own)) + own
     if own == leading:
         return x.reshape(*leading, *width)
     found = x.new_zeros((*leading, *width))
@@ -144,7 +144,7 @@ def pull(q: Tensor, k: Tensor, v: Tensor, do: Tensor, dstate: Any = None, **opti
     """linear_attention_vjp."""
     op = f"{OP}_vjp"
     given = _given(op, q, k, v, **options)
-    cotangents = do
+    cotangents: Any = do
     if dstate is not None:
         lead, widths = state_axes(given), _widths(k, v)
         linear_states.check_parts(op, "dstate", dstate, q, widths, lead, True)
