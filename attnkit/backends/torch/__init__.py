@@ -8,6 +8,7 @@ from attnkit.backends.torch import (
     rela,
     softmax,
     triton_linear,
+    triton_newton,
     triton_pointwise,
     triton_rows,
 )
@@ -18,6 +19,7 @@ for _rows in (
     triton_pointwise.KERNELS,
     triton_linear.KERNELS,
     triton_rows.KERNELS,
+    triton_newton.KERNELS,
     rela.TRITON,
     softmax.KERNELS,
     blocked.KERNELS,

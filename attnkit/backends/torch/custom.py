@@ -20,8 +20,8 @@ from attnkit._special import without_autocast
 
 SEED, RATE = "dropout_seed", "dropout_rate"
 Given = dict[str, Any]  # every argument of a call by its name
+Outputs = dict[str, tuple[tuple[int, ...], torch.dtype]]  # shapes and dtypes by name
 Forward = Callable[[str, Given], Tensor | list[Tensor]]
-Beside = Callable[[str, Given], dict[str, tuple[tuple[int, ...], torch.dtype]]]  # shapes and dtypes by name
 Backward = Callable[[str, Given, Tensor, tuple[str, ...]], dict[str, Tensor]]
 
 
@@ -81,9 +81,11 @@ def read(tensors: Sequence[Tensor], names: str, text: str) -> Given:
     return given
 
 
-def nothing_beside(op: str, given: Given) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """A function with one output."""
-    return {}
+def only_o(op: str, given: Given) -> Outputs:
+    """The output of an attention op alone."""
+    q, k, v = (given[name] for name in "qkv")
+    leading = quadratic.leading_axes(q, k, v, given.get("enable_gqa", False))
+    return {"o": ((*leading, q.shape[-2], v.shape[-1]), q.dtype)}
 
 
 def register(
@@ -91,12 +93,12 @@ def register(
     forward: Forward,
     backward: Backward,
     differentiable: tuple[str, ...],
-    beside: Beside = nothing_beside,
+    outputs: Callable[[str, Given], Outputs] = only_o,
 ) -> Custom:
     """Register both ops for functions of (op, arguments) and (op, arguments, do, names of the gradients wanted).
 
-    `forward` returns o, or a list of o and of what `beside` names, with the shapes and dtypes that it tells. Autocast
-    is off in both, whoever calls them: gradients may be asked for where it is on.
+    `forward` returns what `outputs` tells the shapes and dtypes of: a tensor, or a list of several, the first of which
+    has the cotangent do. Autocast is off in both, whoever calls them: gradients may be asked for where it is on.
     """
 
     @torch.library.custom_op(f"attnkit::{name}", mutates_args=())
@@ -113,9 +115,8 @@ def register(
         return [grads[name] for name in asked]
 
     def like_outputs(op: str, arrays: list[Tensor], names: str, text: str) -> list[Tensor]:
-        given = read(arrays, names, text)
-        others = (given["q"].new_empty(shape, dtype=dtype) for shape, dtype in beside(op, given).values())
-        return [_output(given), *others]
+        found = outputs(op, read(arrays, names, text))
+        return [arrays[0].new_empty(shape, dtype=dtype) for shape, dtype in found.values()]
 
     def like_arguments(op: str, arrays: list[Tensor], names: str, text: str, do: Tensor, wanted: str) -> list[Tensor]:
         like = dict(zip(names.split(","), arrays, strict=True))
@@ -123,7 +124,7 @@ def register(
 
     def keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
         op, arrays, names, text = inputs
-        others = tuple(beside(op, read(arrays, names, text)))
+        others = tuple(outputs(op, read(arrays, names, text)))[1:]
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*arrays, *output[1:])
         ctx.call = (op, names.split(","), others, text)
@@ -149,11 +150,6 @@ def register(
     map_one_by_one(run)
     map_one_by_one(vjp)
     return Custom(run, vjp, differentiable)
-
-
-def _output(given: Given) -> Tensor:
-    q, k, v = (given[name] for name in "qkv")
-    return q.new_empty((*quadratic.leading_axes(q, k, v, given.get("enable_gqa", False)), q.shape[-2], v.shape[-1]))
 
 
 def refuse_second_derivatives(vjp: Any, name: str) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attnkit._dispatch import Kernel
 from attnkit.backends.torch import triton_launch, triton_pointwise
-from attnkit.backends.torch.custom import Given, register
+from attnkit.backends.torch.custom import Given, Outputs, only_o, register
 from attnkit.backends.torch.triton_launch import Launch, Layout, Setting, View, blocks_of, view_of
 
 DIFFERENTIABLE = ("q", "k", "v", "bias")
@@ -185,24 +185,22 @@ def backward_launches(
 # ---------------------------------------------------------------------------------------------- the custom ops
 
 
-def _beside(op: str, given: Given) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """What forward gives beside o: lse where it is wanted, and the numbers of rows."""
+def _outputs(op: str, given: Given) -> Outputs:
+    """o, lse where it is wanted, and the numbers of rows."""
     a = triton_launch.layout_of(given["q"], given["k"], given["v"], bool(given.get("enable_gqa")))
     lse = {"lse": ((*a.leading, a.queries), torch.float32)} if given.get("return_lse") else {}
-    return lse | {"rows": (row_numbers(a, alpha_of(op, given)), torch.float32)}
+    return only_o(op, given) | lse | {"rows": (row_numbers(a, alpha_of(op, given)), torch.float32)}
 
 
 def _forward(op: str, given: Given) -> list[Tensor]:
     q, k, v = (given[name] for name in "qkv")
     call = call_of(op, given)
-    o = q.new_empty((*call.a.leading, call.a.queries, call.a.e))
-    others = {name: q.new_empty(shape, dtype=dtype) for name, (shape, dtype) in _beside(op, given).items()}
+    found = {name: q.new_empty(shape, dtype=dtype) for name, (shape, dtype) in _outputs(op, given).items()}
     if not call.a.keys:
-        fill = {"lse": -math.inf, "rows": 0.0}
-        return [o.zero_(), *(x.fill_(fill[name]) for name, x in others.items())]
+        return [x.fill_(-math.inf if name == "lse" else 0.0) for name, x in found.items()]
     with torch.cuda.device_of(q):
-        forward_launch(q, k, v, o, others.get("lse"), others["rows"], call)()
-    return [o, *others.values()]
+        forward_launch(q, k, v, found["o"], found.get("lse"), found["rows"], call)()
+    return list(found.values())
 
 
 def _backward(op: str, given: Given, do: Tensor, wanted: tuple[str, ...]) -> dict[str, Tensor]:
@@ -231,7 +229,7 @@ def _backward(op: str, given: Given, do: Tensor, wanted: tuple[str, ...]) -> dic
     return {name: triton_launch.reduced_to(grads[name], a, like[name]) for name in wanted}
 
 
-CUSTOM = register("triton_rows", _forward, _backward, DIFFERENTIABLE, _beside)
+CUSTOM = register("triton_rows", _forward, _backward, DIFFERENTIABLE, _outputs)
 
 
 # ---------------------------------------------------------------------------------------------- what the library calls

@@ -8,34 +8,51 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import torch
 
-from attnkit.backends.torch import triton_linear, triton_pointwise, triton_rows
+from attnkit import lowrank
+from attnkit.backends.torch import triton_linear, triton_newton, triton_pointwise, triton_rows
 from attnkit.pointwise import reluformer_options, sigmoid_options
 from attnkit.sparse import sparsemax_options
 from attnkit_conformance.adapters.base import Arrays
 from attnkit_conformance.adapters.torch import Autograd
+from attnkit_conformance.opdb import BY_NAME
 
-OPTIONS: dict[str, Callable[..., dict[str, Any]]] = {
-    "reluformer_attention": reluformer_options,
-    "sigmoid_attention": sigmoid_options,
-    "sparsemax_attention": sparsemax_options,
+ENTMAX = partial(triton_rows.attend, "entmax_attention")
+CASES: dict[str, tuple[Callable[..., Any], Callable[..., dict[str, Any]]]] = {
+    "reluformer_attention": (triton_pointwise.attend, reluformer_options),
+    "sigmoid_attention": (triton_pointwise.attend, sigmoid_options),
+    "sparsemax_attention": (ENTMAX, sparsemax_options),
 }
-"""{op: its own options as those of the op that it is a case of}."""
+"""{op: the op that it is a case of, and its own options as those of that op}."""
 OWN = ("gamma", "length")
+
+
+def special_case(op: str, q: Any, k: Any, v: Any, **given: Any) -> Any:
+    """The op that it is a case of, with its options."""
+    attend, translated = CASES[op]
+    given |= translated(**{name: given.pop(name) for name in OWN if name in given})
+    return attend(q, k, v, **given)
+
+
 SERVED: dict[str, Callable[..., Any]] = {
     "pointwise_attention": triton_pointwise.attend,
-    "reluformer_attention": triton_pointwise.attend,
-    "sigmoid_attention": triton_pointwise.attend,
+    **{op: partial(special_case, op) for op in CASES},
     "linear_attention": triton_linear.attend,
     "softmax_attention": partial(triton_rows.attend, "softmax_attention"),
-    "sparsemax_attention": partial(triton_rows.attend, "entmax_attention"),
-    "entmax_attention": partial(triton_rows.attend, "entmax_attention"),
+    "entmax_attention": ENTMAX,
+    "newton_inverse": triton_newton.invert,
+    "soft_attention": partial(lowrank.attend, triton_newton.inverted),
 }
-REFUSED = {"linear_attention": triton_linear.unserved, "entmax_attention": triton_rows.unserved}
+REFUSED: dict[str, Callable[..., str | None]] = {
+    "linear_attention": triton_linear.unserved,
+    "entmax_attention": triton_rows.unserved,
+    "newton_inverse": lambda a, **given: triton_newton.too_large(a.shape[-1]),
+    "soft_attention": lambda landmarks, **given: triton_newton.too_large(landmarks.shape[-2]),
+}
 
 
 class Interpreted(Autograd):
@@ -56,16 +73,12 @@ class Interpreted(Autograd):
         return tensor if tensor.ndim < 3 else tensor.transpose(-3, -2).contiguous().transpose(-3, -2)
 
     def forward(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
-        """o from the custom op."""
+        """Outputs from the custom op."""
         refused = self.unsupported(op, arrays, params)
         if refused:
             raise NotImplementedError(refused)
-        given = {**arrays, **params}
-        q, k, v = (given.pop(name) for name in "qkv")
-        if op in OPTIONS:
-            given |= OPTIONS[op](**{name: given.pop(name) for name in OWN if name in given})
-        found = SERVED[op](q, k, v, **given)
-        return {"o": found} if torch.is_tensor(found) else dict(zip(("o", "lse"), found, strict=True))
+        row = BY_NAME[op]
+        return row.binding.forward(SimpleNamespace(**{op: SERVED[op]}), row, arrays, params)
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
         """What the kernels of an op do not serve on any device."""
