@@ -17,13 +17,13 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 TARGET = "attnkit_conformance.adapters.triton_interpreted:Interpreted"
 MODE = {"TRITON_INTERPRET": "1"}
-OPS = ("pointwise_attention", "reluformer_attention", "sigmoid_attention")
+OPS = ("pointwise_attention", "reluformer_attention", "sigmoid_attention", "gaussian_attention")
 
 PLANTED = """
 import triton
 import triton.language as tl
 
-from attnkit.kernels.triton import pointwise, tiles
+from attnkit.kernels.triton import distances, pointwise, tiles
 from attnkit_conformance.adapters.triton_interpreted import Interpreted
 
 
@@ -43,10 +43,20 @@ def one_key_more(key_lengths, keys, item, head):
     return tiles.valid_keys(key_lengths, keys, item, head) + 1
 
 
+@triton.jit
+def nowhere(total, count):
+    return total * 0.0
+
+
+@triton.jit
+def products_alone(sums, own, dtype):
+    return tiles.whole_sum((sums[0], sums[1], None), own, dtype)
+
+
 class Wrong(Interpreted):
     def __init__(self):
         super().__init__()
-        pointwise.NAME = WRONG
+        NAME = WRONG
 """
 
 
@@ -65,21 +75,24 @@ def test_conforms(op: str, interpreted: WorkerAdapter) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "wrong", "scene", "checks"),
+    ("op", "name", "wrong", "scene", "checks"),
     [
-        ("visible_pairs", "every_pair", "causal-padded", {"bound", "nonfinite"}),
-        ("key_blocks", "whole_blocks", "cross", {"bound"}),
-        ("valid_keys", "one_key_more", "causal-padded", {"bound", "nonfinite", "null_rows"}),
+        ("pointwise", "pointwise.visible_pairs", "every_pair", "causal-padded", {"bound", "nonfinite"}),
+        ("pointwise", "pointwise.key_blocks", "whole_blocks", "cross", {"bound"}),
+        ("pointwise", "pointwise.valid_keys", "one_key_more", "causal-padded", {"bound", "nonfinite", "null_rows"}),
+        ("gaussian", "pointwise.whole_sum", "products_alone", "cross", {"bound"}),
+        ("gaussian", "distances.mean_of", "nowhere", "offset", {"bound"}),
+        ("gaussian", "distances.visible_pairs", "every_pair", "causal-padded", {"nonfinite"}),
     ],
 )
 def test_a_planted_bug_is_found(
-    name: str, wrong: str, scene: str, checks: set[str], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    op: str, name: str, wrong: str, scene: str, checks: set[str], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code = PLANTED.replace("NAME", name).replace("WRONG", wrong)
     (tmp_path / f"planted_{wrong}.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     adapter = WorkerAdapter("planted", f"planted_{wrong}:Wrong", MODE)
-    case = next(case for case in core.cases("pointwise_attention", "quick", ("float32",)) if scene in case.tags)
+    case = next(case for case in core.cases(f"{op}_attention", "quick", ("float32",)) if scene in case.tags)
     result = core.check(adapter, case)
     adapter.close()
     assert result.checks & checks, result.message

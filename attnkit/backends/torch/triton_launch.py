@@ -40,6 +40,11 @@ class Setting(NamedTuple):
         """Whether n^-alpha and log n are needed."""
         return self.alpha != 0.0, self.log_length
 
+    @property
+    def distances(self) -> bool:
+        """Whether scores are made of distances instead of products."""
+        return self.activation == "exp"
+
 
 def leading_axes(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> tuple[int, ...]:
     """The leading axes of the output."""
@@ -111,19 +116,21 @@ class Launch(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """n^-alpha and log n of every query, where kernels do not find them themselves."""
+    """n^-alpha and log n of every query, where kernels do not find them themselves; or norms of centred queries in the
+    place of log n, and those of keys."""
 
     factors: Tensor | None = None
     logs: Tensor | None = None
+    key_norms: Tensor | None = None
 
 
 def _tuples(a: Layout, s: Setting, rows: Rows) -> tuple[Any, ...]:
     """pairs, rows, limits and numbers of `attnkit.kernels.triton.pointwise`."""
     pair = (a.queries, a.keys)
     pairs = (*(view_of(x, a.leading, *pair) for x in (s.bias, s.mask, s.dropout_mask)), s.seed, s.last_kept)
-    of_queries = (view_of(x, a.leading, a.queries) for x in (s.query_mask, *rows))
-    numbers = (s.scale, s.shift or None, s.gain, s.alpha or None)
-    return pairs, (view_of(s.key_lengths, a.leading), *of_queries), (a.queries, s.keys, s.left, s.right), numbers
+    of_queries = (view_of(x, a.leading, a.queries) for x in (s.query_mask, rows.factors, rows.logs))
+    of_rows = (view_of(s.key_lengths, a.leading), *of_queries, view_of(rows.key_norms, a.shared, a.keys))
+    return pairs, of_rows, (a.queries, s.keys, s.left, s.right), (s.scale, s.shift or None, s.gain, s.alpha or None)
 
 
 def _constants(kernel: str, q: Tensor, a: Layout, s: Setting, *functions: str) -> dict[str, Any]:
@@ -134,7 +141,7 @@ def _constants(kernel: str, q: Tensor, a: Layout, s: Setting, *functions: str) -
     constants = {name: found[name] for name in functions}
     constants |= {"LOG_LENGTH": s.log_length, "d": a.d, "e": a.e, "D": padded(a.d), "E": padded(a.e)}
     constants["PRECISION"] = "tf32x3" if q.dtype == torch.float32 else "ieee"
-    sizes = tile(kernel, q.dtype.itemsize * 8, a.d, a.e, capability(q.device))
+    sizes = tile(kernel, q.dtype.itemsize * 8, a.d, a.e, capability(q.device), s.distances)
     beside = sum(x.element_size() for x in (s.bias, s.mask, s.dropout_mask) if x is not None)
     return constants | with_pairs(sizes, beside)._asdict()
 
@@ -170,18 +177,55 @@ def _blocks(tokens: int, size: int) -> int:
     return -(-tokens // size)
 
 
+class Scored(NamedTuple):
+    """What scores are made of, and the launches that have to come first."""
+
+    queried: View
+    keyed: View
+    rows: Rows
+    before: list[Launch]
+
+
+def _scored(q: Tensor, k: Tensor, a: Layout, s: Setting, backward: bool) -> Scored:
+    """q and k as given, or about the centre of the keys with their norms."""
+    if s.distances:
+        return _centred(q, k, a, s)
+    rows, before = _rows(q, a, s, backward)
+    return Scored(view_of(q, a.leading, a.queries, a.d), view_of(k, a.shared, a.keys, a.d), rows, before)
+
+
+def _centred(q: Tensor, k: Tensor, a: Layout, s: Setting) -> Scored:
+    from attnkit.kernels.triton import distances
+    from attnkit.kernels.triton.blocks import padded
+
+    pairs, of_rows, limits, _ = _tuples(a, s, Rows())
+    constants = {"d": a.d, "D": padded(a.d), "ROWS": 64}
+    centre = view_of(k.new_empty((*a.shared, 1, a.d)), a.shared, 1, a.d)
+    arguments = (view_of(k, a.shared, a.keys, a.d), centre, pairs[1], of_rows, limits, a.kv_heads, a.groups)
+    before = [Launch(distances.centre, a.items * a.kv_heads, arguments, {**constants, "KEYS": 64})]
+    moved, norms = [], []
+    for x, leading, tokens, groups in ((q, a.leading, a.queries, a.groups), (k, a.shared, a.keys, 1)):
+        moved.append(x.new_empty((*leading, tokens, a.d)))
+        norms.append(torch.empty((*leading, tokens), device=q.device, dtype=torch.float32))
+        heads = a.kv_heads * groups
+        views = (view_of(x, leading, tokens, a.d), centre, view_of(moved[-1], leading, tokens, a.d))
+        arguments = (*views, view_of(norms[-1], leading, tokens), 0.5 * s.scale, tokens, heads, groups)
+        before.append(Launch(distances.move, _blocks(tokens, 64) * heads * a.items, arguments, constants))
+    queried, keyed = view_of(moved[0], a.leading, a.queries, a.d), view_of(moved[1], a.shared, a.keys, a.d)
+    return Scored(queried, keyed, Rows(None, *norms), before)
+
+
 def forward_launches(q: Tensor, k: Tensor, v: Tensor, o: Tensor, s: Setting) -> list[Launch]:
     """What computes o."""
     from attnkit.kernels.triton import pointwise
 
     a = layout_of(q, k, v, s.enable_gqa)
     constants = _constants("forward", q, a, s, "H")
-    queried, answered = view_of(q, a.leading, a.queries, a.d), view_of(o, a.leading, a.queries, a.e)
-    keyed, valued = view_of(k, a.shared, a.keys, a.d), view_of(v, a.shared, a.keys, a.e)
+    valued, answered = view_of(v, a.shared, a.keys, a.e), view_of(o, a.leading, a.queries, a.e)
     programs = _blocks(a.queries, constants["ROWS"]) * a.heads * a.items
-    rows, before = _rows(q, a, s, backward=False)
-    arguments = (queried, keyed, valued, answered, *_tuples(a, s, rows), a.heads, a.groups)
-    return [*before, Launch(pointwise.forward, programs, arguments, constants)]
+    x = _scored(q, k, a, s, backward=False)
+    arguments = (x.queried, x.keyed, valued, answered, *_tuples(a, s, x.rows), a.heads, a.groups)
+    return [*x.before, Launch(pointwise.forward, programs, arguments, constants)]
 
 
 def backward_launches(
@@ -191,14 +235,9 @@ def backward_launches(
     from attnkit.kernels.triton import pointwise
 
     a = layout_of(q, k, v, s.enable_gqa)
-    rows, launches = _rows(q, a, s, backward=True)
-    shared = _tuples(a, s, rows)
-    inputs = (
-        view_of(q, a.leading, a.queries, a.d),
-        view_of(k, a.shared, a.keys, a.d),
-        view_of(v, a.shared, a.keys, a.e),
-        view_of(do, a.leading, a.queries, a.e),
-    )
+    x = _scored(q, k, a, s, backward=True)
+    launches, shared = [*x.before], _tuples(a, s, x.rows)
+    inputs = (x.queried, x.keyed, view_of(v, a.shared, a.keys, a.e), view_of(do, a.leading, a.queries, a.e))
     if "q" in grads:
         constants = _constants("backward_queries", q, a, s, "H", "DH")
         programs = _blocks(a.queries, constants["ROWS"]) * a.heads * a.items

@@ -150,6 +150,12 @@ def d_gelu_tanh(s):
     return sigmoid(twice) + s * d_sigmoid(twice) * slope
 
 
+@triton.jit
+def exponential(s):
+    """exp(s) for any s; infinite from 88.7 on, where float32 ends."""
+    return tl.where(s < 88.7, exp(s), s * 3e38)
+
+
 ACTIVATIONS = {
     "relu": (relu, d_relu),
     "relu_squared": (relu_squared, d_relu_squared),
@@ -160,4 +166,5 @@ ACTIVATIONS = {
     "relu6": (relu6, d_relu6),
     "sigmoid": (sigmoid, d_sigmoid),
     "silu": (silu, d_silu),
+    "exp": (exponential, exponential),
 }

@@ -10,11 +10,19 @@ Every program of a backward kernel owns its results, so that sums have one order
 dbias by tiles. Tiles of (queries, keys) stand, those of (keys, queries) lie. Tuples hold what most functions need:
 
     pairs = (bias, mask, dropout_mask, seed, last_kept)   views of arrays of pairs, and the dropout by counter
-    rows = (key_lengths, query_mask, factors, logs)       views without the axes that these arrays lack
+    rows = (key_lengths, query_mask, factors, logs, key_norms)   views without the axes that these arrays lack
     limits = (queries, keys, left, right)                 query i may see the keys i - left ≤ j ≤ i + right below `keys`
     numbers = (scale, shift, gain, alpha)                 shift and alpha are None where they do nothing
     factors, logs = n^-alpha, log n                       from `row_constants`, None where a kernel finds them itself
     at = (item, head, shared)                             `shared` is the head of k and v
+
+Distances are products of centred vectors q̂ and k̂ (`attnkit.kernels.triton.distances`), less two norms: `logs` holds
+(scale/2)|q̂_i|², `key_norms` (scale/2)|k̂_j|², and x = scale·q̂_i·k̂_j - both, 0 at most, + bias_ij. Then
+
+    dq_i = gain·scale Σ_j ds_ij (k̂_j - q̂_i)   dk_j = gain·scale Σ_i ds_ij (q̂_i - k̂_j)
+
+where Σ_j ds_ij adds up what the product was made of: the rounding of ds is one of weights of a difference. Without
+`key_norms` nothing of this is compiled.
 """
 
 import triton
@@ -30,6 +38,7 @@ from attnkit.kernels.triton.tiles import (
     load_pairs,
     load_rows,
     nothing,
+    place,
     queries_of_a_tile,
     query_blocks,
     range_lengths,
@@ -39,13 +48,6 @@ from attnkit.kernels.triton.tiles import (
     visible_pairs,
     whole_sum,
 )
-
-
-@triton.jit
-def place(blocks, heads):
-    """Block, head and item of this program; neighbours share a head."""
-    n = tl.program_id(0)
-    return n % blocks, (n // blocks % heads).to(tl.int64), (n // blocks // heads).to(tl.int64)
 
 
 @triton.jit
@@ -70,15 +72,27 @@ def row_settings(i, lo, hi, limits, rows, numbers, at, LOG_LENGTH: tl.constexpr)
 
 
 @triton.jit
-def arguments(products, numbers, log_length, bias, at, i0, i, j0, j, inside):
+def norms_of_keys(rows, at, j, keys):
+    """(scale/2)|k̂_j|² of the keys j, None where scores are products."""
+    norms = None
+    if rows[4] is not None:
+        norms = load_of_rows(rows[4], at[0], at[2], j, keys, 0.0)
+    return norms
+
+
+@triton.jit
+def arguments(products, numbers, of_queries, of_keys, bias, at, i0, i, j0, j, inside):
     """x from the products q·k of a tile."""
     x = products * numbers[0]
+    if of_queries is not None:
+        x -= of_queries
+    if of_keys is not None:
+        x -= of_keys
+        x = tl.where(x * numbers[0] > 0.0, 0.0, x)
     if bias is not None:
         x += load_pairs(bias, at[0], at[1], i0, i, j0, j, inside).to(tl.float32)
     if numbers[1] is not None:
         x += numbers[1]
-    if log_length is not None:
-        x -= log_length
     return x
 
 
@@ -96,14 +110,14 @@ def lying(x):
 
 @triton.jit
 def attend(
-    total, size, queried, k, v, pairs, limits, numbers, at, i0, lo, hi, log_length, low, high, first, stop,
+    sums, queried, k, v, pairs, rows, limits, numbers, at, i0, lo, hi, log_length, low, high, first, stop,
     H: tl.constexpr, EDGE: tl.constexpr, MASKED: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr,
     E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """total + Σ_j m r h(x) v_j over the key blocks first .. stop; without EDGE, every query sees every key of them."""
+    """sums + Σ_j m r h(x) v_j over the key blocks first .. stop; without EDGE, every query sees every key of them."""
     item, head, shared = at
-    rows, columns = tl.arange(0, ROWS), tl.arange(0, KEYS)
-    i, j = rows[:, None], columns[None, :]
+    columns = tl.arange(0, KEYS)
+    i, j = tl.arange(0, ROWS)[:, None], columns[None, :]
     for j0 in range(first, stop, KEYS):
         seen, inside = None, i0 + i < limits[0]
         if EDGE:
@@ -112,12 +126,13 @@ def attend(
         keys = load_rows(k, item, shared, j0, columns, seen, d, D)
         values = load_rows(v, item, shared, j0, columns, seen, e, E)
         products = tl.dot(queried, tl.trans(keys), input_precision=PRECISION)
-        x = arguments(products, numbers, standing(log_length), pairs[0], at, i0, i, j0, j, inside)
+        of_keys = norms_of_keys(rows, at, j0 + j, limits[1])
+        x = arguments(products, numbers, standing(log_length), of_keys, pairs[0], at, i0, i, j0, j, inside)
         u = after_dropout(H(x), pairs[2], pairs[3], pairs[4], item, head, i0, i, j0, j, inside)
         if EDGE:
             u = tl.where(inside, u, 0.0)
-        total, size = add_product(total, size, u, values, PRECISION)
-    return total, size
+        sums = add_product(sums, u, values, PRECISION)
+    return sums
 
 
 @triton.jit
@@ -136,24 +151,24 @@ def forward(
     lo, hi = key_ranges(i, queries, keys, left, right, rows[1], item, head)
     factor, log_length = row_settings(i, lo, hi, limits, rows, numbers, at, LOG_LENGTH)
     queried = load_rows(q, item, head, i0, tl.arange(0, ROWS), i < queries, d, D)
-    total, size = nothing(ROWS, E)
+    sums = nothing(ROWS, E, False)
     first, whole, end, stop = key_blocks(i0, queries, keys, left, right, ROWS, KEYS)
     low = None if left is None else i0 - left
     if MASKED or left is not None:
-        total, size = attend(
-            total, size, queried, k, v, pairs, limits, numbers, at, i0, lo, hi, log_length, low, stop,
+        sums = attend(
+            sums, queried, k, v, pairs, rows, limits, numbers, at, i0, lo, hi, log_length, low, stop,
             first, stop if MASKED else tl.minimum(whole, stop), H, True, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
         )  # fmt: skip
     if not MASKED:
-        total, size = attend(
-            total, size, queried, k, v, pairs, limits, numbers, at, i0, lo, hi, log_length, low, stop,
+        sums = attend(
+            sums, queried, k, v, pairs, rows, limits, numbers, at, i0, lo, hi, log_length, low, stop,
             whole, end, H, False, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
         )  # fmt: skip
-        total, size = attend(
-            total, size, queried, k, v, pairs, limits, numbers, at, i0, lo, hi, log_length, low, stop,
+        sums = attend(
+            sums, queried, k, v, pairs, rows, limits, numbers, at, i0, lo, hi, log_length, low, stop,
             end, stop, H, True, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
         )  # fmt: skip
-    total = whole_sum(total, size, v[0].dtype.element_ty) * numbers[2]
+    total = whole_sum(sums, None, v[0].dtype.element_ty) * numbers[2]
     if factor is not None:
         total *= factor[:, None]
     store_rows(o, item, head, i0, tl.arange(0, ROWS), i < queries, total, e, E)
@@ -161,14 +176,14 @@ def forward(
 
 @triton.jit
 def gather(
-    dq, size, queried, pulled, k, v, pairs, limits, numbers, at, i0, lo, hi, log_length, low, high, first, stop,
+    sums, queried, pulled, k, v, pairs, rows, limits, numbers, at, i0, lo, hi, log_length, low, high, first, stop,
     H: tl.constexpr, DH: tl.constexpr, EDGE: tl.constexpr, MASKED: tl.constexpr, d: tl.constexpr, e: tl.constexpr,
     D: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dq + Σ_j m r h'(x) (do_i·v_j) k_j over the key blocks first .. stop."""
+    """sums + Σ_j m r h'(x) (do_i·v_j) k_j over the key blocks first .. stop."""
     item, head, shared = at
-    rows, columns = tl.arange(0, ROWS), tl.arange(0, KEYS)
-    i, j = rows[:, None], columns[None, :]
+    columns = tl.arange(0, KEYS)
+    i, j = tl.arange(0, ROWS)[:, None], columns[None, :]
     for j0 in range(first, stop, KEYS):
         seen, inside = None, i0 + i < limits[0]
         if EDGE:
@@ -177,14 +192,15 @@ def gather(
         keys = load_rows(k, item, shared, j0, columns, seen, d, D)
         values = load_rows(v, item, shared, j0, columns, seen, e, E)
         products = tl.dot(queried, tl.trans(keys), input_precision=PRECISION)
-        x = arguments(products, numbers, standing(log_length), pairs[0], at, i0, i, j0, j, inside)
+        of_keys = norms_of_keys(rows, at, j0 + j, limits[1])
+        x = arguments(products, numbers, standing(log_length), of_keys, pairs[0], at, i0, i, j0, j, inside)
         du = tl.dot(pulled, tl.trans(values), input_precision=PRECISION)
         du = after_dropout(du, pairs[2], pairs[3], pairs[4], item, head, i0, i, j0, j, inside)
         ds = DH(x) * du
         if EDGE:
             ds = tl.where(inside, ds, 0.0)
-        dq, size = add_product(dq, size, ds, keys, PRECISION)
-    return dq, size
+        sums = add_product(sums, ds, keys, PRECISION)
+    return sums
 
 
 @triton.jit
@@ -204,24 +220,24 @@ def backward_queries(
     factor, log_length = row_settings(i, lo, hi, limits, rows, numbers, at, LOG_LENGTH)
     queried = load_rows(q, item, head, i0, tl.arange(0, ROWS), i < queries, d, D)
     pulled = load_rows(do, item, head, i0, tl.arange(0, ROWS), i < queries, e, E)
-    total, size = nothing(ROWS, D)
+    sums = nothing(ROWS, D, rows[4] is not None)
     first, whole, end, stop = key_blocks(i0, queries, keys, left, right, ROWS, KEYS)
     low = None if left is None else i0 - left
     if MASKED or left is not None:
-        total, size = gather(
-            total, size, queried, pulled, k, v, pairs, limits, numbers, at, i0, lo, hi, log_length, low, stop,
+        sums = gather(
+            sums, queried, pulled, k, v, pairs, rows, limits, numbers, at, i0, lo, hi, log_length, low, stop,
             first, stop if MASKED else tl.minimum(whole, stop), H, DH, True, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
         )  # fmt: skip
     if not MASKED:
-        total, size = gather(
-            total, size, queried, pulled, k, v, pairs, limits, numbers, at, i0, lo, hi, log_length, low, stop,
+        sums = gather(
+            sums, queried, pulled, k, v, pairs, rows, limits, numbers, at, i0, lo, hi, log_length, low, stop,
             whole, end, H, DH, False, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
         )  # fmt: skip
-        total, size = gather(
-            total, size, queried, pulled, k, v, pairs, limits, numbers, at, i0, lo, hi, log_length, low, stop,
+        sums = gather(
+            sums, queried, pulled, k, v, pairs, rows, limits, numbers, at, i0, lo, hi, log_length, low, stop,
             end, stop, H, DH, True, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
         )  # fmt: skip
-    total = whole_sum(total, size, k[0].dtype.element_ty) * (numbers[0] * numbers[2])
+    total = whole_sum(sums, queried, k[0].dtype.element_ty) * (numbers[0] * numbers[2])
     if factor is not None:
         total *= factor[:, None]
     store_rows(dq, item, head, i0, tl.arange(0, ROWS), i < queries, total, d, D)
@@ -229,7 +245,7 @@ def backward_queries(
 
 @triton.jit
 def collect(
-    dk, dk_size, dv, dv_size, keyed, valued, q, do, pairs, rows, limits, numbers, at, j0, first, stop,
+    dk, dv, keyed, valued, of_keys, q, do, pairs, rows, limits, numbers, at, j0, first, stop,
     H: tl.constexpr, DH: tl.constexpr, EDGE: tl.constexpr, LOG_LENGTH: tl.constexpr, d: tl.constexpr, e: tl.constexpr,
     D: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -248,7 +264,7 @@ def collect(
         queried = load_rows(q, item, head, i0, beside, seen, d, D)
         pulled = load_rows(do, item, head, i0, beside, seen, e, E)
         products = tl.dot(keyed, tl.trans(queried), input_precision=PRECISION)
-        x = arguments(products, numbers, lying(log_length), pairs[0], at, i0, i, j0, j, inside)
+        x = arguments(products, numbers, lying(log_length), of_keys, pairs[0], at, i0, i, j0, j, inside)
         u = after_dropout(H(x), pairs[2], pairs[3], pairs[4], item, head, i0, i, j0, j, inside)
         du = tl.dot(valued, tl.trans(pulled), input_precision=PRECISION)
         du = after_dropout(du, pairs[2], pairs[3], pairs[4], item, head, i0, i, j0, j, inside)
@@ -257,9 +273,9 @@ def collect(
         ds = DH(x) * du
         if EDGE:
             u, ds = tl.where(inside, u, 0.0), tl.where(inside, ds, 0.0)
-        dv, dv_size = add_product(dv, dv_size, u, pulled, PRECISION)
-        dk, dk_size = add_product(dk, dk_size, ds, queried, PRECISION)
-    return dk, dk_size, dv, dv_size
+        dv = add_product(dv, u, pulled, PRECISION)
+        dk = add_product(dk, ds, queried, PRECISION)
+    return dk, dv
 
 
 @triton.jit
@@ -274,34 +290,34 @@ def backward_keys(
     block, shared, item = place(tl.cdiv(stored, KEYS), heads)
     j0 = block * KEYS
     columns = tl.arange(0, KEYS)
-    dk_total, dk_size = nothing(KEYS, D)
-    dv_total, dv_size = nothing(KEYS, E)
+    dk_sums = nothing(KEYS, D, rows[4] is not None)
+    dv_sums = nothing(KEYS, E, False)
     keyed = load_rows(k, item, shared, j0, columns, j0 + columns < keys, d, D)
     valued = load_rows(v, item, shared, j0, columns, j0 + columns < keys, e, E)
     for member in range(groups):
         head = shared * groups + member
         at = (item, head, shared)
+        of_keys = norms_of_keys(rows, at, j0 + columns[:, None], stored)
         valid = valid_keys(rows[0], keys, item, head)
         bounds = (queries, valid, left, right)
         first, whole, end, stop = query_blocks(j0, queries, valid, left, right, ROWS, KEYS)
         if MASKED or right is not None:
-            dk_total, dk_size, dv_total, dv_size = collect(
-                dk_total, dk_size, dv_total, dv_size, keyed, valued, q, do, pairs, rows, bounds, numbers, at, j0,
-                first, stop if MASKED else tl.minimum(whole, stop), H, DH, True, LOG_LENGTH, d, e, D, E, ROWS, KEYS,
-                PRECISION,
+            dk_sums, dv_sums = collect(
+                dk_sums, dv_sums, keyed, valued, of_keys, q, do, pairs, rows, bounds, numbers, at, j0, first,
+                stop if MASKED else tl.minimum(whole, stop), H, DH, True, LOG_LENGTH, d, e, D, E, ROWS, KEYS, PRECISION,
             )  # fmt: skip
         if not MASKED:
-            dk_total, dk_size, dv_total, dv_size = collect(
-                dk_total, dk_size, dv_total, dv_size, keyed, valued, q, do, pairs, rows, bounds, numbers, at, j0,
+            dk_sums, dv_sums = collect(
+                dk_sums, dv_sums, keyed, valued, of_keys, q, do, pairs, rows, bounds, numbers, at, j0,
                 whole, end, H, DH, False, LOG_LENGTH, d, e, D, E, ROWS, KEYS, PRECISION,
             )  # fmt: skip
-            dk_total, dk_size, dv_total, dv_size = collect(
-                dk_total, dk_size, dv_total, dv_size, keyed, valued, q, do, pairs, rows, bounds, numbers, at, j0,
+            dk_sums, dv_sums = collect(
+                dk_sums, dv_sums, keyed, valued, of_keys, q, do, pairs, rows, bounds, numbers, at, j0,
                 end, stop, H, DH, True, LOG_LENGTH, d, e, D, E, ROWS, KEYS, PRECISION,
             )  # fmt: skip
     kept = j0 + columns < stored
-    dk_total = whole_sum(dk_total, dk_size, q[0].dtype.element_ty) * (numbers[0] * numbers[2])
-    dv_total = whole_sum(dv_total, dv_size, do[0].dtype.element_ty) * numbers[2]
+    dk_total = whole_sum(dk_sums, keyed, q[0].dtype.element_ty) * (numbers[0] * numbers[2])
+    dv_total = whole_sum(dv_sums, None, do[0].dtype.element_ty) * numbers[2]
     store_rows(dk, item, shared, j0, columns, kept, dk_total, d, D)
     store_rows(dv, item, shared, j0, columns, kept, dv_total, e, E)
 
@@ -334,7 +350,8 @@ def backward_bias(
                 keyed = load_rows(k, item, at[2], j0, columns, j0 + columns < valid, d, D)
                 valued = load_rows(v, item, at[2], j0, columns, j0 + columns < valid, e, E)
                 products = tl.dot(queried, tl.trans(keyed), input_precision=PRECISION)
-                x = arguments(products, numbers, standing(log_length), pairs[0], at, i0, i, j0, j, inside)
+                of_keys = norms_of_keys(rows, at, j0 + j, stored)
+                x = arguments(products, numbers, standing(log_length), of_keys, pairs[0], at, i0, i, j0, j, inside)
                 du = tl.dot(pulled, tl.trans(valued), input_precision=PRECISION)
                 du = after_dropout(du, pairs[2], pairs[3], pairs[4], item, head, i0, i, j0, j, inside)
                 ds = DH(x) * du

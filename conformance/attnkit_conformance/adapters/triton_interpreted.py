@@ -26,6 +26,7 @@ SERVED = {
     "pointwise_attention": triton_pointwise.attend,
     "reluformer_attention": triton_pointwise.attend,
     "sigmoid_attention": triton_pointwise.attend,
+    "gaussian_attention": triton_pointwise.attend_to_distances,
     "linear_attention": triton_linear.attend,
 }
 REFUSED = {"linear_attention": triton_linear.unserved}
