@@ -31,6 +31,7 @@ TYPES = {
     torch.float16: "fp16",
     torch.bfloat16: "bf16",
     torch.float32: "fp32",
+    torch.int32: "i32",
     torch.int64: "i64",
     torch.uint8: "u8",
 }
@@ -155,6 +156,37 @@ def test_distances_spill_nothing(compile_for: Any, dtype: torch.dtype, d: int, c
 
 
 @pytest.mark.parametrize("own", [{"activation": "gelu", "shift": "-log_length"}, triton_pointwise.GAUSSIAN], ids=str)
+def launches_with_statistics(q: torch.Tensor, **options: Any) -> dict[str, triton_launch.Launch]:
+    """The launches of a call with every statistic and of its gradients."""
+    setting, rows = triton_pointwise.setting(q, q, **options), torch.empty(q.shape[:-1])
+    first = torch.empty(q.shape[:-1], dtype=torch.int32)
+    made = triton_launch.forward_launches(q, q, q, q, setting, (rows,) * 6 + (first,))
+    made += triton_launch.backward_launches(q, q, q, q, {"q": q, "k": q, "v": q}, setting, (first, *(rows,) * 6))
+    return {launch.kernel.fn.__name__: launch for launch in made}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "d", "capability", "own"),
+    [
+        (torch.float16, 64, 80, {}),
+        (torch.bfloat16, 64, 90, triton_pointwise.GAUSSIAN),
+        (torch.bfloat16, 128, 90, {}),
+        (torch.float32, 128, 90, {}),
+    ],
+    ids=str,
+)
+def test_statistics_spill_nothing(
+    compile_for: Any, dtype: torch.dtype, d: int, capability: int, own: dict[str, Any]
+) -> None:
+    q = torch.empty(2, 8, 1024, d, dtype=dtype)
+    found = compile_for(lambda: launches_with_statistics(q, causal=True, **own), capability)
+    for name in HEAVY:
+        kernel = found[name]
+        assert kernel.stack == 0, f"{name} spills {kernel.stack} bytes"
+        assert kernel.shared <= MEMORY[capability], f"{name} needs {kernel.shared} bytes of shared memory"
+        assert kernel.tensor_core_instructions() >= 2, f"{name} multiplies without tensor cores"
+
+
 def test_every_option_compiles_and_has_enough_memory(own: dict[str, Any], compile_for: Any) -> None:
     q, v = torch.empty(2, 4, 100, 128, dtype=torch.bfloat16), torch.empty(2, 4, 100, 100, dtype=torch.bfloat16)
     options = {

@@ -23,7 +23,7 @@ PLANTED = """
 import triton
 import triton.language as tl
 
-from attnkit.kernels.triton import distances, pointwise, tiles
+from attnkit.kernels.triton import distances, pointwise, pointwise_gradients, statistics, tiles
 from attnkit_conformance.adapters.triton_interpreted import Interpreted
 
 
@@ -53,6 +53,16 @@ def products_alone(sums, own, dtype):
     return tiles.whole_sum((sums[0], sums[1], None), own, dtype)
 
 
+@triton.jit
+def no_logarithm(x):
+    return x * 0.0
+
+
+@triton.jit
+def output_alone(du, loaded, w, kept, j):
+    return du
+
+
 class Wrong(Interpreted):
     def __init__(self):
         super().__init__()
@@ -74,15 +84,25 @@ def test_conforms(op: str, interpreted: WorkerAdapter) -> None:
     assert [f"{result.id}\n{result.message}" for result in results if result.status != "pass"] == []
 
 
+def test_statistics_conform(interpreted: WorkerAdapter) -> None:
+    results = list(judge([interpreted], "quick", None, interpreted.dtypes, ops=("attention_with_statistics",)))
+    named = {result.id.split("/")[2].split(".")[1] for result in results if result.status == "pass"}
+    assert {*OPS} <= named
+    assert [f"{result.id}\n{result.message}" for result in results if result.status == "fail"] == []
+    assert all("served by the generic" in result.reason for result in results if result.status == "unsupported")
+
+
 @pytest.mark.parametrize(
     ("op", "name", "wrong", "scene", "checks"),
     [
         ("pointwise", "pointwise.visible_pairs", "every_pair", "causal-padded", {"bound", "nonfinite"}),
         ("pointwise", "pointwise.key_blocks", "whole_blocks", "cross", {"bound"}),
         ("pointwise", "pointwise.valid_keys", "one_key_more", "causal-padded", {"bound", "nonfinite", "null_rows"}),
-        ("gaussian", "pointwise.whole_sum", "products_alone", "cross", {"bound"}),
+        ("gaussian", "pointwise_gradients.whole_sum", "products_alone", "cross", {"bound"}),
         ("gaussian", "distances.mean_of", "nowhere", "offset", {"bound"}),
         ("gaussian", "distances.visible_pairs", "every_pair", "causal-padded", {"nonfinite"}),
+        ("statistics", "statistics.logarithm", "no_logarithm", "cross", {"bound"}),
+        ("statistics", "pointwise_gradients.with_statistics", "output_alone", "cross", {"bound"}),
     ],
 )
 def test_a_planted_bug_is_found(
@@ -92,7 +112,9 @@ def test_a_planted_bug_is_found(
     (tmp_path / f"planted_{wrong}.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     adapter = WorkerAdapter("planted", f"planted_{wrong}:Wrong", MODE)
-    case = next(case for case in core.cases(f"{op}_attention", "quick", ("float32",)) if scene in case.tags)
+    named = "attention_with_statistics" if op == "statistics" else f"{op}_attention"
+    served = (case for case in core.cases(named, "quick", ("float32",)) if case.params.get("op", OPS[0]) in OPS)
+    case = next(case for case in served if scene in case.tags)
     result = core.check(adapter, case)
     adapter.close()
     assert result.checks & checks, result.message

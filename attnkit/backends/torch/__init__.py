@@ -1,7 +1,7 @@
 """Kernels for torch tensors."""
 
 from attnkit._dispatch import Kernel
-from attnkit.backends.torch import blocked, recomputed, softmax, triton_linear, triton_pointwise
+from attnkit.backends.torch import blocked, recomputed, softmax, triton_linear, triton_pointwise, triton_statistics
 
 KERNELS: dict[str, tuple[Kernel, ...]] = {
     op: (kernel,) for op, kernel in (*blocked.KERNELS.items(), *recomputed.KERNELS.items())
@@ -10,7 +10,7 @@ KERNELS["softmax_attention"] = (
     Kernel("sdpa", softmax.sdpa, softmax.sdpa_unsupported),
     *KERNELS["softmax_attention"],
 )
-TRITON = triton_pointwise.KERNELS | triton_linear.KERNELS
+TRITON = triton_pointwise.KERNELS | triton_linear.KERNELS | triton_statistics.KERNELS
 KERNELS |= {op: (kernel, *KERNELS.get(op, ())) for op, kernel in TRITON.items()}
 SPECIAL_CASES = {
     "reluformer_attention": "pointwise_attention",

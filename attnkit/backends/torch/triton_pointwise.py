@@ -1,4 +1,4 @@
-"""Point-wise and Gaussian attention by Triton kernels: `attnkit::triton_pointwise` and `attnkit::triton_pointwise_vjp`."""
+"""Point-wise and Gaussian attention by Triton kernels: `attnkit::triton_pointwise` and its `_vjp`."""
 
 import math
 from importlib.metadata import PackageNotFoundError, version

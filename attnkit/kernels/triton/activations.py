@@ -152,8 +152,8 @@ def d_gelu_tanh(s):
 
 @triton.jit
 def exponential(s):
-    """exp(s) for any s; infinite from 88.7 on, where float32 ends."""
-    return tl.where(s < 88.7, exp(s), s * 3e38)
+    """exp(s) for any s; infinite beyond 88.7, where float32 ends."""
+    return tl.where(s > 88.7, float("inf"), exp(tl.minimum(s, 88.7, propagate_nan=tl.PropagateNan.ALL)))
 
 
 ACTIVATIONS = {

@@ -40,13 +40,24 @@ TILES = {
 }
 """By kernel, bits and head size (the larger of d and e, rounded up): tiles for compute capability 8 and from 9 on."""
 
-HEAVY = {
+DISTANCES = {
     ("forward", 16, 64): (Tile(128, 32, 8, 3), Tile(128, 64, 8, 3)),
     ("backward_queries", 16, 128): (Tile(64, 32, 4, 2), Tile(128, 64, 8, 2)),
     ("backward_queries", 32, 128): (Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
     ("backward_keys", 16, 128): (Tile(32, 64, 8, 2), Tile(32, 64, 8, 2)),
 }
-"""The same where calls with more numbers for each pair or query than a product has need smaller tiles."""
+STATISTICS = {
+    ("forward", 16, 64): (Tile(128, 32, 8, 3), Tile(128, 32, 8, 3)),
+    ("forward", 16, 128): (Tile(128, 32, 8, 3), Tile(128, 32, 8, 3)),
+    ("forward", 32, 128): (Tile(32, 16, 8, 1), Tile(16, 32, 8, 1)),
+    ("backward_queries", 16, 64): (Tile(128, 32, 8, 2), Tile(128, 64, 8, 2)),
+    ("backward_queries", 16, 128): (Tile(64, 32, 8, 2), Tile(128, 32, 8, 2)),
+    ("backward_queries", 32, 128): (Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
+    ("backward_keys", 16, 64): (Tile(16, 128, 8, 2), Tile(16, 128, 8, 2)),
+    ("backward_keys", 16, 128): (Tile(32, 64, 8, 2), Tile(16, 64, 8, 2)),
+    ("backward_keys", 32, 64): (Tile(16, 32, 8, 1), Tile(32, 32, 8, 1)),
+}
+"""Where calls with distances, and those with statistics of rows, need smaller ones."""
 
 
 def padded(width: int) -> int:
@@ -54,9 +65,11 @@ def padded(width: int) -> int:
     return max(16, 1 << (width - 1).bit_length())
 
 
-def tile(kernel: str, bits: int, d: int, e: int, capability: int, heavy: bool = False) -> Tile:
+def tile(
+    kernel: str, bits: int, d: int, e: int, capability: int, distances: bool = False, statistics: bool = False
+) -> Tile:
     """The tile of a kernel for head sizes d and e; `capability` is the major number."""
-    table = TILES | HEAVY if heavy else TILES
+    table = TILES | STATISTICS if statistics else TILES | DISTANCES if distances else TILES
     return table[kernel, bits, max(64, padded(d), padded(e))][capability >= 9]
 
 

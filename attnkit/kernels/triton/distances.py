@@ -1,8 +1,9 @@
 """Queries and keys about a vector near the keys, so that distances made of products lose no digits to a common offset.
 
 The centre c of a head of keys is their mean over those that the first query with a key sees: no later token changes a
-bit of it. It is rounded to the dtype of the inputs, and then x̂ = x - c is exact where all x are far off; the norms are
-those of the rounded x̂, so that -(scale/2)‖q̂ - k̂‖² = scale·q̂·k̂ - (scale/2)|q̂|² - (scale/2)|k̂|² holds for them.
+bit of it. It is rounded to the dtype of the inputs, and then x̂ = x - c is exact where all x are far off; x̂ is rounded
+to that dtype too, or float32 where weights have to be as exact. The norms are those of the rounded x̂, so that
+-(scale/2)‖q̂ - k̂‖² = scale·q̂·k̂ - (scale/2)|q̂|² - (scale/2)|k̂|² holds for them.
 Tuples are those of `attnkit.kernels.triton.pointwise`.
 """
 
@@ -80,7 +81,7 @@ def centre(
 def move(
     x, centres, moved, norms, half, tokens, heads, groups, d: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr
 ):  # fmt: skip
-    """x̂ = x - c, rounded to the dtype of x, and half·|x̂|², for ROWS tokens of one head; `groups` heads share c."""
+    """x̂ = x - c, rounded to the dtype of `moved`, and half·|x̂|², for ROWS tokens; `groups` heads have this c."""
     block, head, item = place(tl.cdiv(tokens, ROWS), heads)
     rows = tl.arange(0, ROWS)
     kept = block * ROWS + rows < tokens

@@ -39,6 +39,15 @@ def load_rows(view, item, head, first, rows, keep, WIDTH: tl.constexpr, PADDED: 
 
 
 @triton.jit
+def optional_matrix(view, item, head, first, rows, keep, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+    """`load_rows`, None without a view."""
+    x = None
+    if view is not None:
+        x = load_rows(view, item, head, first, rows, keep, WIDTH, PADDED)
+    return x
+
+
+@triton.jit
 def store_rows(view, item, head, first, rows, keep, x, WIDTH: tl.constexpr, PADDED: tl.constexpr):
     """The inverse, rounded to the dtype of the view."""
     columns = tl.arange(0, PADDED)

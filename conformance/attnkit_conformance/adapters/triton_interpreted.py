@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from attnkit.backends.torch import triton_linear, triton_pointwise
+from attnkit.backends.torch import triton_linear, triton_pointwise, triton_statistics
 from attnkit.pointwise import reluformer_options, sigmoid_options
 from attnkit_conformance.adapters.base import Arrays
 from attnkit_conformance.adapters.torch import Autograd
@@ -29,7 +29,19 @@ SERVED = {
     "gaussian_attention": triton_pointwise.attend_to_distances,
     "linear_attention": triton_linear.attend,
 }
-REFUSED = {"linear_attention": triton_linear.unserved}
+STATISTICS = ("row_statistics", "attention_with_statistics")
+
+
+def unserved_statistics(*, op: str, **given: Any) -> str | None:
+    """Why statistics of the rows of `op` are not served."""
+    return triton_statistics.unserved(op)
+
+
+REFUSED: dict[str, Callable[..., str | None]] = {
+    "linear_attention": triton_linear.unserved,
+    "row_statistics": unserved_statistics,
+    "attention_with_statistics": unserved_statistics,
+}
 
 
 class Interpreted(Autograd):
@@ -40,7 +52,8 @@ class Interpreted(Autograd):
     def __init__(self) -> None:
         if os.environ.get("TRITON_INTERPRET") != "1":
             raise RuntimeError("set TRITON_INTERPRET=1 before triton is imported")
-        super().__init__("triton_interpreted", "triton", "cpu", "interpreted on the CPU, autograd", tuple(SERVED))
+        ops = (*SERVED, *STATISTICS)
+        super().__init__("triton_interpreted", "triton", "cpu", "interpreted on the CPU, autograd", ops)
         self.dtypes = ("float32", "float16")
         np.seterr(all="ignore")  # a GPU does not warn of NaN and infinities either
 
@@ -50,14 +63,17 @@ class Interpreted(Autograd):
         return tensor if tensor.ndim < 3 else tensor.transpose(-3, -2).contiguous().transpose(-3, -2)
 
     def forward(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
-        """o from the custom op."""
+        """o, and the statistics, from the custom op."""
         refused = self.unsupported(op, arrays, params)
         if refused:
             raise NotImplementedError(refused)
         given = {**arrays, **params}
-        q, k, v = (given.pop(name) for name in "qkv")
-        if op in OPTIONS:
-            given |= OPTIONS[op](**{name: given.pop(name) for name in OWN if name in given})
+        q, k, v = given.pop("q"), given.pop("k"), given.pop("v", None)
+        subject = given.get("op", op)
+        if subject in OPTIONS:
+            given |= OPTIONS[subject](**{name: given.pop(name) for name in OWN if name in given})
+        if op in STATISTICS:
+            return triton_statistics.attend(q, k, v, **{"fields": triton_statistics.FIELDS, **given})
         return {"o": SERVED[op](q, k, v, **given)}
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
