@@ -62,7 +62,7 @@ def kernels(op: str, x: Array) -> tuple[Kernel, ...]:
     return ()
 
 
-def _choose(op: str, impl: Any, generic: Callable[..., Any], arrays: tuple[Array, ...], options: dict[str, Any]) -> Any:
+def choose(op: str, impl: Any, generic: Callable[..., Any], arrays: tuple[Array, ...], options: dict[str, Any]) -> Any:
     """The callable that serves this call under `impl`; NotImplementedError if a named one cannot."""
     rows = kernels(op, arrays[0])
     if isinstance(impl, _OnBehalf):
@@ -147,7 +147,7 @@ def operation_checked_by(
 
     def decorate(generic: Callable[P, R]) -> Callable[P, R]:
         def invoke(op: str, impl: Any, arrays: tuple[Array, ...], options: dict[str, Any]) -> Any:
-            return _choose(op, impl, generic, arrays, options)(*arrays, **options)
+            return choose(op, impl, generic, arrays, options)(*arrays, **options)
 
         return _wrap(generic, invoke, context_of, own)
 

@@ -1,15 +1,15 @@
 """Statistics of each row of attention weights, without an (L, S) array in memory."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from attnkit import _check
 from attnkit import _quadratic as quadratic
-from attnkit._dispatch import namespace
+from attnkit._dispatch import choose, namespace
 from attnkit._mask import Rows, positions
 from attnkit._special import without_autocast
-from attnkit._typing import Array, Namespace
+from attnkit._typing import Array, Impl, Namespace
 from attnkit.statistics_families import FAMILIES, Family
 
 _TILE = 2**23  # weights held at a time: 32 MiB; blocks below stay in the C heap when freed, and torch grew by gigabytes
@@ -39,6 +39,7 @@ class _Plan(NamedTuple):
     """A checked call: the family, its own options and the common ones, and the fields to compute."""
 
     xp: Namespace
+    op: str
     family: Family
     own: dict[str, Any]
     common: dict[str, Any]
@@ -66,7 +67,7 @@ def _plan(caller: str, op: Any, arrays: dict[str, Array], fields: Any, params: d
         rest = tuple(field for field in RowStatistics._fields if field != "entropy")
         got = ", ".join(f"{key}={value!r}" for key, value in own.items())
         raise ValueError(f"{label}: entropy needs weights that are not negative; got {got}; pass fields={rest}")
-    return _Plan(namespace(arrays["q"]), family, own, common, fields, family.exact_zeros(**own))
+    return _Plan(namespace(arrays["q"]), name, family, own, common, fields, family.exact_zeros(**own))
 
 
 def _tiles(q: Array, k: Array, held: int | None = None) -> Iterator[Rows]:
@@ -157,7 +158,17 @@ def _forward_tile(plan: _Plan, rows: Rows, q: Array, k: Array, v: Array | None) 
     return o, RowStatistics(*(None if x is None else xp.broadcast_to(x, o.shape[:-1]) for x in found))
 
 
-def row_statistics(op: Any, q: Array, k: Array, *, fields: Any = None, **params: Any) -> RowStatistics:
+def _served(caller: str, impl: Any, generic: Callable[..., Any], plan: _Plan, *arrays: Array, **more: Any) -> Any:
+    """What `generic`, the body in this module, gives, or the kernel that `impl` names."""
+    options = {"op": plan.op, "fields": plan.fields, **plan.own, **plan.common, **more}
+    serve = choose(caller, impl, lambda *_, **__: generic(), arrays, options)
+    with without_autocast(arrays[0]):
+        return serve(*arrays, **options)
+
+
+def row_statistics(
+    op: Any, q: Array, k: Array, *, fields: Any = None, impl: Impl = "auto", **params: Any
+) -> RowStatistics:
     """Statistics of each row of the weights that `op` gives q and k (semantics: `RowStatistics`).
 
     Blocks of queries are served one after the other, so memory is O(L·d + block·S). Automatic differentiation keeps the
@@ -167,6 +178,7 @@ def row_statistics(op: Any, q: Array, k: Array, *, fields: Any = None, **params:
         op: an attention op of this package or its name: one of those that the table of ops in the README marks.
         q, k: as in the op.
         fields: names of the fields wanted; None = all six.
+        impl: "auto", "generic", the name of a kernel, or a tuple of names tried in order (see `attnkit.explain`).
         **params: the op's own options and its mask, bias, causal, ... without those that touch the output only:
             dropout, and the norm and gate of ReLA.
 
@@ -174,29 +186,45 @@ def row_statistics(op: Any, q: Array, k: Array, *, fields: Any = None, **params:
         ValueError: an option that the op does not take; entropy of weights that can be negative (identity, gelu,
             gelu_tanh, silu, or gain < 0): pass `fields` without it. Otherwise as the op.
         TypeError: as the op.
+        NotImplementedError: `impl` names a kernel that cannot serve this call.
     """
     plan = _plan("row_statistics", op, {"q": q, "k": k}, fields, params)
-    with without_autocast(q):
+
+    def generic() -> RowStatistics:
         parts = [_forward_tile(plan, rows, q, k, None)[1] for rows in _tiles(q, k)]
-    return _join_statistics(plan.xp, parts)
+        return _join_statistics(plan.xp, parts)
+
+    found: RowStatistics = _served("row_statistics", impl, generic, plan, q, k)
+    return found
 
 
 def attention_with_statistics(
-    op: Any, q: Array, k: Array, v: Array, *, fields: Any = None, **params: Any
+    op: Any, q: Array, k: Array, v: Array, *, fields: Any = None, impl: Impl = "auto", **params: Any
 ) -> tuple[Array, RowStatistics]:
     """(o, statistics): the output of `op` and the statistics of its weights from the same scores.
 
     Arguments and errors as in `row_statistics`; `params` may hold dropout, which touches o only.
     """
     plan = _plan("attention_with_statistics", op, {"q": q, "k": k, "v": v}, fields, params)
-    if plan.family.apart is not None:
-        o = plan.family.apart.op(q, k, v, **params)
-        found = row_statistics(op, q, k, fields=fields, **_of_weights(plan.family, params))
-        shape = (*quadratic.leading_axes(q, k, v, params.get("enable_gqa", False)), q.shape[-2])
-        return o, RowStatistics(*(None if x is None else plan.xp.broadcast_to(x, shape) for x in found))
-    with without_autocast(q):
+
+    def generic() -> tuple[Array, RowStatistics]:
+        if plan.family.apart is not None:
+            return _forward_apart(plan, op, q, k, v, params)
         parts = [_forward_tile(plan, rows, q, k, v) for rows in _tiles(q, k)]
-    return _join(plan.xp, [o for o, _ in parts], -2), _join_statistics(plan.xp, [found for _, found in parts])
+        return _join(plan.xp, [o for o, _ in parts], -2), _join_statistics(plan.xp, [found for _, found in parts])
+
+    both: tuple[Array, RowStatistics] = _served("attention_with_statistics", impl, generic, plan, q, k, v)
+    return both
+
+
+def _forward_apart(
+    plan: _Plan, op: Any, q: Array, k: Array, v: Array, params: dict[str, Any]
+) -> tuple[Array, RowStatistics]:
+    assert plan.family.apart is not None
+    o = plan.family.apart.op(q, k, v, **params)
+    found = row_statistics(op, q, k, fields=plan.fields, **_of_weights(plan.family, params))
+    shape = (*quadratic.leading_axes(q, k, v, params.get("enable_gqa", False)), q.shape[-2])
+    return o, RowStatistics(*(None if x is None else plan.xp.broadcast_to(x, shape) for x in found))
 
 
 def _of_weights(family: Family, params: dict[str, Any]) -> dict[str, Any]:
@@ -234,8 +262,7 @@ def _backward_tile(
 def _backward(plan: _Plan, like: dict[str, Array], do: Array | None, dstats: RowStatistics) -> dict[str, Array]:
     """Gradients of a whole call: those of q (and of options with an axis of queries) are joined, the others added."""
     xp, q = plan.xp, like["q"]
-    with without_autocast(q):
-        parts = [_backward_tile(plan, rows, like, do, dstats) for rows in _tiles(q, like["k"])]
+    parts = [_backward_tile(plan, rows, like, do, dstats) for rows in _tiles(q, like["k"])]
     grads = {}
     for name in parts[0]:
         column = [part[name] for part in parts]
@@ -280,7 +307,7 @@ def _check_cotangents(caller: str, q: Array, dstats: Any) -> None:
 
 
 def row_statistics_vjp(
-    op: Any, q: Array, k: Array, dstats: RowStatistics, *, fields: Any = None, **params: Any
+    op: Any, q: Array, k: Array, dstats: RowStatistics, *, fields: Any = None, impl: Impl = "auto", **params: Any
 ) -> dict[str, Array]:
     """Gradients {"q", "k"} and, where a bias was given, "bias", for the cotangents `dstats` (None = 0).
 
@@ -288,7 +315,12 @@ def row_statistics_vjp(
     """
     plan = _plan("row_statistics_vjp", op, {"q": q, "k": k}, fields, params)
     _check_cotangents("row_statistics_vjp", q, dstats)
-    return _backward(plan, {"q": q, "k": k, **_beside(params)}, None, dstats)
+
+    def generic() -> dict[str, Array]:
+        return _backward(plan, {"q": q, "k": k, **_beside(params)}, None, dstats)
+
+    grads: dict[str, Array] = _served("row_statistics_vjp", impl, generic, plan, q, k, dstats=dstats)
+    return grads
 
 
 def attention_with_statistics_vjp(
@@ -300,6 +332,7 @@ def attention_with_statistics_vjp(
     dstats: RowStatistics,
     *,
     fields: Any = None,
+    impl: Impl = "auto",
     **params: Any,
 ) -> dict[str, Array]:
     """Gradients of `attention_with_statistics` for the cotangents do and dstats (None = 0): those of the op's own vjp,
@@ -307,6 +340,12 @@ def attention_with_statistics_vjp(
     """
     plan = _plan("attention_with_statistics_vjp", op, {"q": q, "k": k, "v": v}, fields, params)
     _check_cotangents("attention_with_statistics_vjp", q, dstats)
-    if plan.family.apart is None:
-        return _backward(plan, {"q": q, "k": k, "v": v, **_beside(params)}, do, dstats)
-    return _backward_apart(plan, op, {"q": q, "k": k, "v": v}, do, dstats, params)
+
+    def generic() -> dict[str, Array]:
+        if plan.family.apart is None:
+            return _backward(plan, {"q": q, "k": k, "v": v, **_beside(params)}, do, dstats)
+        return _backward_apart(plan, op, {"q": q, "k": k, "v": v}, do, dstats, params)
+
+    caller, given = "attention_with_statistics_vjp", {"do": do, "dstats": dstats}
+    grads: dict[str, Array] = _served(caller, impl, generic, plan, q, k, v, **given)
+    return grads

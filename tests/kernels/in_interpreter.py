@@ -8,7 +8,7 @@ import torch
 
 import attnkit
 from attnkit._activations import NAMES
-from attnkit.backends.torch import triton_pointwise
+from attnkit.backends.torch import triton_pointwise, triton_statistics
 from attnkit.kernels.triton import blocks
 
 EPS = torch.finfo(torch.float32).eps
@@ -46,6 +46,67 @@ def test_blocks_that_are_seen_whole_in_part_or_not_at_all(
         expected = attnkit.pointwise_attention_vjp(q, k, v, do, impl="generic", **options)
         for name, grad in triton_pointwise.pull(q, k, v, do, **options).items():
             agree(grad, expected[name])
+
+
+def test_distances_in_blocks_of_which_the_first_queries_see_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "tile", lambda *sizes: blocks.Tile(16, 16, 4, 1))
+    q, k, v, do = (x[:1] for x in inputs(40, 20))
+    q, k, v = q + 30.0, k[:, :1] + 30.0, v[:, :1]
+    for options in ({"causal": True}, {"query_mask": torch.arange(40) > 30}, {"mask": draw(5, 2, 40, 20) > 0.5}):
+        options |= {"enable_gqa": True, "bias": draw(6, 40, 20)}
+        agree(triton_pointwise.attend_to_distances(q, k, v, **options), attnkit.gaussian_attention(q, k, v, **options))
+        expected = attnkit.gaussian_attention_vjp(q, k, v, do, impl="generic", **options)
+        for name, grad in triton_pointwise.pull_from_distances(q, k, v, do, **options).items():
+            agree(grad, expected[name])
+
+
+STATISTICS: list[tuple[str, dict[str, Any]]] = [
+    ("pointwise_attention", {"activation": "softplus", "window": (20, 3), "dropout": (0.3, 4)}),
+    ("pointwise_attention", {"activation": "silu", "gain": -0.6, "causal": True, "mask": draw(5, 20, 40) > 0}),
+    ("gaussian_attention", {"bias": draw(6, 20, 40), "key_lengths": torch.tensor([[30], [0]])}),
+]
+
+
+@pytest.mark.parametrize(("op", "options"), STATISTICS, ids=["softplus", "silu", "distances"])
+@pytest.mark.parametrize("with_output", [True, False], ids=["output", "rows"])
+def test_statistics_in_blocks(
+    op: str, options: dict[str, Any], with_output: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks, "tile", lambda *sizes: blocks.Tile(16, 16, 4, 1))
+    q, k, v, do = (x[:, :1] for x in inputs(20, 40))
+    fields = tuple(name for name in triton_statistics.FIELDS if name != "entropy" or options.get("gain", 1) > 0)
+    given = options if with_output else {name: x for name, x in options.items() if name != "dropout"}
+    found = triton_statistics.attend(q, k, v if with_output else None, op=op, fields=fields, **given)
+    cotangents = {name: draw(n, 2, 1, 20) for n, name in enumerate(fields) if name in triton_statistics.WITH_GRADIENT}
+    dstats = attnkit.RowStatistics(**cotangents)
+    if with_output:
+        o, rows = attnkit.attention_with_statistics(op, q, k, v, fields=fields, **given)
+        agree(found["o"], o)
+        expected = attnkit.attention_with_statistics_vjp(op, q, k, v, do, dstats, fields=fields, **given)
+        grads = triton_statistics.pull(q, k, v, do, cotangents, op=op, **given)
+    else:
+        rows = attnkit.row_statistics(op, q, k, fields=fields, **given)
+        expected = attnkit.row_statistics_vjp(op, q, k, dstats, fields=fields, **given)
+        grads = triton_statistics.pull(q, k, None, None, cotangents, op=op, **given)
+    for name in fields:
+        agree(found[name], getattr(rows, name))
+    assert {*grads} == {*expected}
+    for name, grad in grads.items():
+        agree(grad, expected[name])
+
+
+def test_only_the_fields_asked_for_and_no_gradient_of_counts() -> None:
+    q, k, _, _ = (x.requires_grad_() for x in inputs(5, 6))
+    found = triton_statistics.attend(q, k, None, op="pointwise_attention", fields=("entropy", "nonzero"))
+    assert {name: x.requires_grad for name, x in found.items()} == {"entropy": True, "nonzero": False}
+
+
+def test_rows_whose_weights_are_all_zero_pass_no_gradient() -> None:
+    q, k = torch.zeros(3, 4, requires_grad=True), torch.ones(5, 4)
+    options = {"op": "pointwise_attention", "activation": "identity", "fields": ("total", "maximum")}
+    found = triton_statistics.attend(q, k, None, **options)
+    (found["total"] + found["maximum"]).sum().backward()
+    assert not q.grad.any()
 
 
 @pytest.mark.parametrize("activation", NAMES)
@@ -101,6 +162,31 @@ def test_the_custom_ops_are_registered_as_torch_wants() -> None:
     detached = [x.detach() if isinstance(x, torch.Tensor) else x for x in arguments]
     checks = ("test_schema", "test_faketensor")
     torch.library.opcheck(triton_pointwise.vjp, (draw(4, 2, 2, 5, 5), "q,k,v,bias", *detached), test_utils=checks)
+
+
+def test_the_custom_ops_of_statistics_are_registered_as_torch_wants() -> None:
+    q, k, v, do = (x.requires_grad_() for x in inputs(5, 6))
+    options = triton_pointwise.setting(q, k, causal=True, bias=draw(3, 5, 6).requires_grad_(), dropout=(0.2, 3))
+    for fields, values in (("total,entropy,maximum", v), ("sum_squares,visible", None)):
+        torch.library.opcheck(triton_statistics.forward, (fields, q, k, values, *options))
+    rows = triton_statistics.forward("total,entropy", q, k, v, *options)[1:]
+    detached = [x.detach() if isinstance(x, torch.Tensor) else x for x in (q, k, v, *options)]
+    saved, cotangents = [x.detach() for x in rows], [rows[0].detach(), rows[0].detach(), None, None]
+    checks = ("test_schema", "test_faketensor")
+    arguments = (do.detach(), cotangents, saved, "q,k,v,bias", *detached)
+    torch.library.opcheck(triton_statistics.vjp, arguments, test_utils=checks)
+
+
+def test_statistics_have_no_second_derivative_and_map_as_a_loop() -> None:
+    q, k, v, _ = inputs(5, 6)
+    options = {"op": "reluformer_attention", "alpha": 0.5, "fields": ("total", "maximum")}
+    mapped = torch.vmap(lambda q, k: triton_statistics.attend(q, k, None, **options)["total"])(q, k)
+    assert torch.equal(mapped[1], triton_statistics.attend(q[1], k[1], None, **options)["total"])
+    q.requires_grad_()
+    total = triton_statistics.attend(q, k, v, **options)["total"]
+    (grad,) = torch.autograd.grad(total.sum(), q, create_graph=True)
+    with pytest.raises(NotImplementedError, match="triton_statistics has no second derivatives"):
+        grad.sum().backward()
 
 
 def test_a_second_derivative_says_that_there_is_none() -> None:

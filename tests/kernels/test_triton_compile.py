@@ -31,6 +31,7 @@ TYPES = {
     torch.float16: "fp16",
     torch.bfloat16: "bf16",
     torch.float32: "fp32",
+    torch.int32: "i32",
     torch.int64: "i64",
     torch.uint8: "u8",
 }
@@ -140,16 +141,63 @@ def test_no_spills_enough_memory_and_tensor_cores(
             assert "wgmma.mma_async" in kernel.ptx, f"{name} does not use the instructions of this GPU"
 
 
-def test_every_option_compiles_and_has_enough_memory(compile_for: Any) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "d", "capability"),
+    [(torch.bfloat16, 64, 80), (torch.float16, 128, 80), (torch.bfloat16, 128, 90), (torch.float32, 128, 80)],
+    ids=str,
+)
+def test_distances_spill_nothing(compile_for: Any, dtype: torch.dtype, d: int, capability: int) -> None:
+    q = torch.empty(2, 8, 1024, d, dtype=dtype)
+    found = compile_for(lambda: launches(q, **triton_pointwise.GAUSSIAN, causal=True), capability)
+    assert {*found} == {*HEAVY, "centre", "move"}
+    for name, kernel in found.items():
+        assert kernel.stack == 0, f"{name} spills {kernel.stack} bytes"
+        assert kernel.shared <= MEMORY[capability], f"{name} needs {kernel.shared} bytes of shared memory"
+
+
+def launches_with_statistics(q: torch.Tensor, **options: Any) -> dict[str, triton_launch.Launch]:
+    """The launches of a call with every statistic and of its gradients."""
+    setting, rows = triton_pointwise.setting(q, q, **options), torch.empty(q.shape[:-1])
+    first = torch.empty(q.shape[:-1], dtype=torch.int32)
+    made = triton_launch.forward_launches(q, q, q, q, setting, (rows,) * 6 + (first,))
+    made += triton_launch.backward_launches(q, q, q, q, {"q": q, "k": q, "v": q}, setting, (first, *(rows,) * 6))
+    return {launch.kernel.fn.__name__: launch for launch in made}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "d", "capability", "own"),
+    [
+        (torch.float16, 64, 80, {}),
+        (torch.bfloat16, 64, 90, triton_pointwise.GAUSSIAN),
+        (torch.bfloat16, 128, 90, {}),
+        (torch.float32, 128, 90, {}),
+    ],
+    ids=str,
+)
+def test_statistics_spill_nothing(
+    compile_for: Any, dtype: torch.dtype, d: int, capability: int, own: dict[str, Any]
+) -> None:
+    q = torch.empty(2, 8, 1024, d, dtype=dtype)
+    found = compile_for(lambda: launches_with_statistics(q, causal=True, **own), capability)
+    for name in HEAVY:
+        kernel = found[name]
+        assert kernel.stack == 0, f"{name} spills {kernel.stack} bytes"
+        assert kernel.shared <= MEMORY[capability], f"{name} needs {kernel.shared} bytes of shared memory"
+        assert kernel.tensor_core_instructions() >= 2, f"{name} multiplies without tensor cores"
+
+
+@pytest.mark.parametrize("own", [{"activation": "gelu", "shift": "-log_length"}, triton_pointwise.GAUSSIAN], ids=str)
+def test_every_option_compiles_and_has_enough_memory(own: dict[str, Any], compile_for: Any) -> None:
     q, v = torch.empty(2, 4, 100, 128, dtype=torch.bfloat16), torch.empty(2, 4, 100, 100, dtype=torch.bfloat16)
     options = {
-        "activation": "gelu", "shift": "-log_length", "window": (7, 3), "dropout": (0.1, 5),
+        **own, "window": (7, 3), "dropout": (0.1, 5),
         "bias": torch.empty(4, 100, 100), "mask": torch.empty(100, 100, dtype=torch.bool),
         "dropout_mask": torch.empty(100, 100), "key_lengths": torch.empty(2, 1, dtype=torch.int64),
         "query_mask": torch.empty(2, 1, 100, dtype=torch.bool),
     }  # fmt: skip
     found = compile_for(lambda: launches(q, v, **options), 90)
-    assert set(found) == {*HEAVY, "backward_bias", "row_constants"}
+    before = {"centre", "move"} if own is triton_pointwise.GAUSSIAN else {"row_constants"}
+    assert set(found) == {*HEAVY, "backward_bias"} | before
     for name, kernel in found.items():
         assert kernel.shared <= MEMORY[90], f"{name} needs {kernel.shared} bytes of shared memory"
 

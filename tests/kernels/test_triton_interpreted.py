@@ -17,13 +17,13 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 TARGET = "attnkit_conformance.adapters.triton_interpreted:Interpreted"
 MODE = {"TRITON_INTERPRET": "1"}
-OPS = ("pointwise_attention", "reluformer_attention", "sigmoid_attention")
+OPS = ("pointwise_attention", "reluformer_attention", "sigmoid_attention", "gaussian_attention")
 
 PLANTED = """
 import triton
 import triton.language as tl
 
-from attnkit.kernels.triton import pointwise, tiles
+from attnkit.kernels.triton import distances, pointwise, pointwise_gradients, statistics, tiles
 from attnkit_conformance.adapters.triton_interpreted import Interpreted
 
 
@@ -43,10 +43,30 @@ def one_key_more(key_lengths, keys, item, head):
     return tiles.valid_keys(key_lengths, keys, item, head) + 1
 
 
+@triton.jit
+def nowhere(total, count):
+    return total * 0.0
+
+
+@triton.jit
+def products_alone(sums, own, dtype):
+    return tiles.whole_sum((sums[0], sums[1], None), own, dtype)
+
+
+@triton.jit
+def no_logarithm(x):
+    return x * 0.0
+
+
+@triton.jit
+def output_alone(du, loaded, w, kept, j):
+    return du
+
+
 class Wrong(Interpreted):
     def __init__(self):
         super().__init__()
-        pointwise.NAME = WRONG
+        NAME = WRONG
 """
 
 
@@ -64,22 +84,37 @@ def test_conforms(op: str, interpreted: WorkerAdapter) -> None:
     assert [f"{result.id}\n{result.message}" for result in results if result.status != "pass"] == []
 
 
+def test_statistics_conform(interpreted: WorkerAdapter) -> None:
+    results = list(judge([interpreted], "quick", None, interpreted.dtypes, ops=("attention_with_statistics",)))
+    named = {result.id.split("/")[2].split(".")[1] for result in results if result.status == "pass"}
+    assert {*OPS} <= named
+    assert [f"{result.id}\n{result.message}" for result in results if result.status == "fail"] == []
+    assert all("served by the generic" in result.reason for result in results if result.status == "unsupported")
+
+
 @pytest.mark.parametrize(
-    ("name", "wrong", "scene", "checks"),
+    ("op", "name", "wrong", "scene", "checks"),
     [
-        ("visible_pairs", "every_pair", "causal-padded", {"bound", "nonfinite"}),
-        ("key_blocks", "whole_blocks", "cross", {"bound"}),
-        ("valid_keys", "one_key_more", "causal-padded", {"bound", "nonfinite", "null_rows"}),
+        ("pointwise", "pointwise.visible_pairs", "every_pair", "causal-padded", {"bound", "nonfinite"}),
+        ("pointwise", "pointwise.key_blocks", "whole_blocks", "cross", {"bound"}),
+        ("pointwise", "pointwise.valid_keys", "one_key_more", "causal-padded", {"bound", "nonfinite", "null_rows"}),
+        ("gaussian", "pointwise_gradients.whole_sum", "products_alone", "cross", {"bound"}),
+        ("gaussian", "distances.mean_of", "nowhere", "offset", {"bound"}),
+        ("gaussian", "distances.visible_pairs", "every_pair", "causal-padded", {"nonfinite"}),
+        ("statistics", "statistics.logarithm", "no_logarithm", "cross", {"bound"}),
+        ("statistics", "pointwise_gradients.with_statistics", "output_alone", "cross", {"bound"}),
     ],
 )
 def test_a_planted_bug_is_found(
-    name: str, wrong: str, scene: str, checks: set[str], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    op: str, name: str, wrong: str, scene: str, checks: set[str], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code = PLANTED.replace("NAME", name).replace("WRONG", wrong)
     (tmp_path / f"planted_{wrong}.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     adapter = WorkerAdapter("planted", f"planted_{wrong}:Wrong", MODE)
-    case = next(case for case in core.cases("pointwise_attention", "quick", ("float32",)) if scene in case.tags)
+    named = "attention_with_statistics" if op == "statistics" else f"{op}_attention"
+    served = (case for case in core.cases(named, "quick", ("float32",)) if case.params.get("op", OPS[0]) in OPS)
+    case = next(case for case in served if scene in case.tags)
     result = core.check(adapter, case)
     adapter.close()
     assert result.checks & checks, result.message

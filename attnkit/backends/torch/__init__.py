@@ -11,6 +11,7 @@ from attnkit.backends.torch import (
     triton_newton,
     triton_pointwise,
     triton_rows,
+    triton_statistics,
 )
 
 KERNELS: dict[str, tuple[Kernel, ...]] = {}
@@ -19,6 +20,7 @@ for _rows in (
     triton_pointwise.KERNELS,
     triton_linear.KERNELS,
     triton_rows.KERNELS,
+    triton_statistics.KERNELS,
     triton_newton.KERNELS,
     rela.TRITON,
     softmax.KERNELS,

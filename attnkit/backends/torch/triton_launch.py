@@ -10,7 +10,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from attnkit._activations import ACTIVATIONS
+
 NEWEST = 9
+EXACT_ZEROS = tuple(name for name, h in ACTIVATIONS.items() if h.exact_zeros)
 
 
 class Setting(NamedTuple):
@@ -40,12 +43,23 @@ class Setting(NamedTuple):
         """Whether n^-alpha and log n are needed."""
         return self.alpha != 0.0, self.log_length
 
+    @property
+    def distances(self) -> bool:
+        """Whether scores are made of distances instead of products."""
+        return self.activation == "exp"
 
-def leading_axes(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> tuple[int, ...]:
+    @property
+    def kept(self) -> float:
+        """The share of the pairs that dropout keeps; the gain of the weights is as much of `gain`."""
+        return 1.0 if self.seed is None else (self.last_kept + 1) / 2**32
+
+
+def leading_axes(q: Tensor, k: Tensor, v: Tensor | None, enable_gqa: bool) -> tuple[int, ...]:
     """The leading axes of the output."""
+    given = [x for x in (q, k, v) if x is not None]
     if enable_gqa:
-        return (*torch.broadcast_shapes(*(x.shape[:-3] for x in (q, k, v))), q.shape[-3])
-    return tuple(torch.broadcast_shapes(*(x.shape[:-2] for x in (q, k, v))))
+        return (*torch.broadcast_shapes(*(x.shape[:-3] for x in given)), q.shape[-3])
+    return tuple(torch.broadcast_shapes(*(x.shape[:-2] for x in given)))
 
 
 def _joined(x: Tensor, leading: tuple[int, ...], *rest: int) -> Tensor:
@@ -85,12 +99,12 @@ class Layout(NamedTuple):
         return self.heads // self.groups
 
 
-def layout_of(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> Layout:
+def layout_of(q: Tensor, k: Tensor, v: Tensor | None, enable_gqa: bool) -> Layout:
     leading = leading_axes(q, k, v, enable_gqa)
     heads = leading[-1] if leading else 1
     groups = heads // k.shape[-3] if enable_gqa else 1
     shared = (*leading[:-1], heads // groups) if leading else ()
-    sizes = (q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1])
+    sizes = (q.shape[-2], k.shape[-2], q.shape[-1], (q if v is None else v).shape[-1])
     return Layout(leading, shared, math.prod(leading[:-1]), heads, groups, *sizes)
 
 
@@ -111,30 +125,46 @@ class Launch(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """n^-alpha and log n of every query, where kernels do not find them themselves."""
+    """n^-alpha and log n of every query, where kernels do not find them themselves; or norms of centred queries in the
+    place of log n, and those of keys."""
 
     factors: Tensor | None = None
     logs: Tensor | None = None
+    key_norms: Tensor | None = None
 
 
-def kernel_tuples(a: Layout, s: Setting, rows: Rows) -> tuple[Any, ...]:
-    """pairs, rows, limits and numbers of `attnkit.kernels.triton.pointwise`."""
+def kernel_tuples(a: Layout, s: Setting, rows: Rows, of_weights: Any = None) -> tuple[Any, ...]:
+    """pairs, rows, limits and numbers of `attnkit.kernels.triton.pointwise`; `of_weights`, if there are statistics."""
     pair = (a.queries, a.keys)
     pairs = (*(view_of(x, a.leading, *pair) for x in (s.bias, s.mask, s.dropout_mask)), s.seed, s.last_kept)
-    of_queries = (view_of(x, a.leading, a.queries) for x in (s.query_mask, *rows))
-    numbers = (s.scale, s.shift or None, s.gain, s.alpha or None)
-    return pairs, (view_of(s.key_lengths, a.leading), *of_queries), (a.queries, s.keys, s.left, s.right), numbers
+    of_queries = (view_of(x, a.leading, a.queries) for x in (s.query_mask, rows.factors, rows.logs))
+    of_rows = (view_of(s.key_lengths, a.leading), *of_queries, view_of(rows.key_norms, a.shared, a.keys))
+    numbers = (s.scale, s.shift or None, s.gain, s.alpha or None, None if of_weights is None else s.kept)
+    return pairs, of_rows, (a.queries, s.keys, s.left, s.right), numbers
 
 
-def _constants(kernel: str, q: Tensor, a: Layout, s: Setting, *functions: str) -> dict[str, Any]:
-    from attnkit.kernels.triton.activations import ACTIVATIONS
+def _contiguous_rows(found: tuple[Tensor | None, ...] | None, a: Layout) -> Any:
+    """Rows of statistics as one array for all items and heads; gradients of sums come broadcast."""
+    if found is None:
+        return None
+    return tuple(None if x is None else x.expand(*a.leading, a.queries).contiguous() for x in found)
+
+
+def _operand(q: Tensor, s: Setting, statistics: bool) -> torch.dtype:
+    """The dtype of what scores are made of. Statistics are float32, and so have to be differences of half types."""
+    return torch.float32 if statistics and s.distances else q.dtype
+
+
+def _constants(kernel: str, q: Tensor, a: Layout, s: Setting, statistics: bool, *functions: str) -> dict[str, Any]:
+    from attnkit.kernels.triton import activations
     from attnkit.kernels.triton.blocks import padded, tile, with_pairs
 
-    found = dict(zip(("H", "DH"), ACTIVATIONS[s.activation], strict=True))
+    found = dict(zip(("H", "DH"), activations.ACTIVATIONS[s.activation], strict=True))
     constants = {name: found[name] for name in functions}
     constants |= {"LOG_LENGTH": s.log_length, "d": a.d, "e": a.e, "D": padded(a.d), "E": padded(a.e)}
-    constants["PRECISION"] = "tf32x3" if q.dtype == torch.float32 else "ieee"
-    sizes = tile(kernel, q.dtype.itemsize * 8, a.d, a.e, capability(q.device))
+    dtype = _operand(q, s, statistics)
+    constants["PRECISION"] = "tf32x3" if dtype == torch.float32 else "ieee"
+    sizes = tile(kernel, dtype.itemsize * 8, a.d, a.e, capability(q.device), s.distances, statistics)
     beside = sum(x.element_size() for x in (s.bias, s.mask, s.dropout_mask) if x is not None)
     return constants | with_pairs(sizes, beside)._asdict()
 
@@ -170,59 +200,114 @@ def blocks_of(tokens: int, size: int) -> int:
     return -(-tokens // size)
 
 
-def forward_launches(q: Tensor, k: Tensor, v: Tensor, o: Tensor, s: Setting) -> list[Launch]:
-    """What computes o."""
+class Scored(NamedTuple):
+    """What scores are made of, and the launches that have to come first."""
+
+    queried: View
+    keyed: View
+    rows: Rows
+    before: list[Launch]
+
+
+def _scored(q: Tensor, k: Tensor, a: Layout, s: Setting, backward: bool, statistics: bool) -> Scored:
+    """q and k as given, or about the centre of the keys with their norms."""
+    if s.distances:
+        return _centred(q, k, a, s, _operand(q, s, statistics))
+    rows, before = _rows(q, a, s, backward)
+    return Scored(view_of(q, a.leading, a.queries, a.d), view_of(k, a.shared, a.keys, a.d), rows, before)
+
+
+def _centred(q: Tensor, k: Tensor, a: Layout, s: Setting, dtype: torch.dtype) -> Scored:
+    from attnkit.kernels.triton import distances
+    from attnkit.kernels.triton.blocks import padded
+
+    pairs, of_rows, limits, _ = kernel_tuples(a, s, Rows())
+    constants = {"d": a.d, "D": padded(a.d), "ROWS": 64}
+    centre, given = view_of(k.new_empty((*a.shared, 1, a.d)), a.shared, 1, a.d), view_of(k, a.shared, a.keys, a.d)
+    of_keys = (given, centre, pairs[1], of_rows, limits, a.kv_heads, a.groups)
+    before = [Launch(distances.centre, a.items * a.kv_heads, of_keys, {**constants, "KEYS": 64})]
+    moved, norms = [], []
+    for x, leading, tokens, groups in ((q, a.leading, a.queries, a.groups), (k, a.shared, a.keys, 1)):
+        moved.append(x.new_empty((*leading, tokens, a.d), dtype=dtype))
+        norms.append(torch.empty((*leading, tokens), device=q.device, dtype=torch.float32))
+        heads = a.kv_heads * groups
+        views = (view_of(x, leading, tokens, a.d), centre, view_of(moved[-1], leading, tokens, a.d))
+        arguments = (*views, view_of(norms[-1], leading, tokens), 0.5 * s.scale, tokens, heads, groups)
+        before.append(Launch(distances.move, blocks_of(tokens, 64) * heads * a.items, arguments, constants))
+    queried, keyed = view_of(moved[0], a.leading, a.queries, a.d), view_of(moved[1], a.shared, a.keys, a.d)
+    return Scored(queried, keyed, Rows(None, *norms), before)
+
+
+def forward_launches(
+    q: Tensor, k: Tensor, v: Tensor | None, o: Tensor | None, s: Setting, wanted: Any = None
+) -> list[Launch]:
+    """What computes o, and those statistics that are `wanted` (see `attnkit.kernels.triton.statistics`)."""
     from attnkit.kernels.triton import pointwise
 
     a = layout_of(q, k, v, s.enable_gqa)
-    constants = _constants("forward", q, a, s, "H")
-    queried, answered = view_of(q, a.leading, a.queries, a.d), view_of(o, a.leading, a.queries, a.e)
-    keyed, valued = view_of(k, a.shared, a.keys, a.d), view_of(v, a.shared, a.keys, a.e)
+    constants = _constants("forward", q, a, s, wanted is not None, "H")
+    constants["EXACT"] = wanted is not None and s.activation in EXACT_ZEROS
+    valued = None if v is None else view_of(v, a.shared, a.keys, a.e)
+    answered = None if o is None else view_of(o, a.leading, a.queries, a.e)
     programs = blocks_of(a.queries, constants["ROWS"]) * a.heads * a.items
-    rows, before = _rows(q, a, s, backward=False)
-    arguments = (queried, keyed, valued, answered, *kernel_tuples(a, s, rows), a.heads, a.groups)
-    return [*before, Launch(pointwise.forward, programs, arguments, constants)]
+    x = _scored(q, k, a, s, False, wanted is not None)
+    of_call = kernel_tuples(a, s, x.rows, wanted)
+    arguments = (x.queried, x.keyed, valued, answered, _contiguous_rows(wanted, a), *of_call, a.heads, a.groups)
+    return [*x.before, Launch(pointwise.forward, programs, arguments, constants)]
 
 
 def backward_launches(
-    q: Tensor, k: Tensor, v: Tensor, do: Tensor, grads: dict[str, Tensor], s: Setting
+    q: Tensor,
+    k: Tensor,
+    v: Tensor | None,
+    do: Tensor | None,
+    grads: dict[str, Tensor],
+    s: Setting,
+    given: Any = None,
 ) -> list[Launch]:
-    """What computes those of dq, (dk, dv) and dbias that are in `grads`, over all leading axes."""
-    from attnkit.kernels.triton import pointwise
+    """What computes those of dq, (dk, dv) and dbias that are in `grads`, over all leading axes; `given` are rows that
+    `attnkit.kernels.triton.statistics` reads. Without do there is no dv."""
+    from attnkit.kernels.triton import pointwise_gradients as kernels
 
-    a = layout_of(q, k, v, s.enable_gqa)
-    rows, launches = _rows(q, a, s, backward=True)
-    shared = kernel_tuples(a, s, rows)
-    inputs = (
-        view_of(q, a.leading, a.queries, a.d),
-        view_of(k, a.shared, a.keys, a.d),
-        view_of(v, a.shared, a.keys, a.e),
-        view_of(do, a.leading, a.queries, a.e),
-    )
+    a, statistics = layout_of(q, k, v, s.enable_gqa), given is not None
+    x = _scored(q, k, a, s, True, statistics)
+    launches, shared = [*x.before], kernel_tuples(a, s, x.rows, given)
+    through: tuple[View, View] = (None, None)
+    if v is not None and do is not None:
+        through = (view_of(v, a.shared, a.keys, a.e), view_of(do, a.leading, a.queries, a.e))
+    inputs = (x.queried, x.keyed, *through, _contiguous_rows(given, a))
     if "q" in grads:
-        constants = _constants("backward_queries", q, a, s, "H", "DH")
+        constants = _constants("backward_queries", q, a, s, statistics, "H", "DH")
         programs = blocks_of(a.queries, constants["ROWS"]) * a.heads * a.items
         dq = view_of(grads["q"], a.leading, a.queries, a.d)
         arguments = (*inputs, dq, *shared, a.heads, a.groups)
-        launches.append(Launch(pointwise.backward_queries, programs, arguments, constants))
+        launches.append(Launch(kernels.backward_queries, programs, arguments, constants))
     if "k" in grads:
-        constants = _constants("backward_keys", q, a, s, "H", "DH")
+        constants = _constants("backward_keys", q, a, s, statistics, "H", "DH")
         programs = blocks_of(a.keys, constants["KEYS"]) * a.kv_heads * a.items
-        dk, dv = view_of(grads["k"], a.shared, a.keys, a.d), view_of(grads["v"], a.shared, a.keys, a.e)
+        dk = view_of(grads["k"], a.shared, a.keys, a.d)
+        dv = None if do is None else view_of(grads["v"], a.shared, a.keys, a.e)
         arguments = (*inputs, dk, dv, *shared, a.keys, a.kv_heads, a.groups)
-        launches.append(Launch(pointwise.backward_keys, programs, arguments, constants))
+        launches.append(Launch(kernels.backward_keys, programs, arguments, constants))
     if "bias" in grads:
-        constants = _constants("backward_queries", q, a, s, "DH")
+        constants = _constants("backward_queries", q, a, s, statistics, "H", "DH")
         dbias = grads["bias"]
         items, heads = dbias.shape[:2]
         tiles = blocks_of(a.queries, constants["ROWS"]) * blocks_of(a.keys, constants["KEYS"])
         view = (dbias, *dbias.stride())
         arguments = (*inputs, view, *shared, a.keys, a.items, a.heads, a.groups, items, heads)
-        launches.append(Launch(pointwise.backward_bias, tiles * heads * items, arguments, constants))
+        launches.append(Launch(kernels.backward_bias, tiles * heads * items, arguments, constants))
     return launches
 
 
 # ---------------------------------------------------------------------------------------------- results
+
+
+def run(q: Tensor, launches: list[Launch]) -> None:
+    """Launch one after the other on the device of q."""
+    with torch.cuda.device_of(q):
+        for launch in launches:
+            launch()
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, s: Setting) -> Tensor:
@@ -230,17 +315,20 @@ def forward(q: Tensor, k: Tensor, v: Tensor, s: Setting) -> Tensor:
     a = layout_of(q, k, v, s.enable_gqa)
     o = q.new_empty((*a.leading, a.queries, a.e))
     if o.numel():
-        with torch.cuda.device_of(q):
-            for launch in forward_launches(q, k, v, o, s):
-                launch()
+        run(q, forward_launches(q, k, v, o, s))
     return o
 
 
-def backward(q: Tensor, k: Tensor, v: Tensor, do: Tensor, s: Setting, names: tuple[str, ...]) -> dict[str, Tensor]:
-    """Gradients of those of q, k, v and bias that are named, for the cotangent do."""
+def backward(
+    q: Tensor, k: Tensor, v: Tensor | None, do: Tensor | None, s: Setting, names: tuple[str, ...], given: Any = None
+) -> dict[str, Tensor]:
+    """Gradients of those of q, k, v and bias that are named, for the cotangent do and those of statistics in `given`,
+    which is as for `backward_launches`."""
     a = layout_of(q, k, v, s.enable_gqa)
     like = {name: x for name, x in (("q", q), ("k", k), ("v", v), ("bias", s.bias)) if x is not None}
-    if not do.numel() or not a.keys:
+    do = None if do is None or not do.numel() else do
+    empty = not a.keys or not a.queries * math.prod(a.leading)
+    if empty or (do is None and given is None):
         return {name: like[name].new_zeros(like[name].shape) for name in names}
     shapes = {
         "q": (*a.leading, a.queries, a.d),
@@ -248,11 +336,12 @@ def backward(q: Tensor, k: Tensor, v: Tensor, do: Tensor, s: Setting, names: tup
         "v": (*a.shared, a.keys, a.e),
         "bias": bias_shape(a, s.bias),
     }
-    computed = {*names, "k", "v"} if {"k", "v"} & {*names} else {*names}
+    together = {"k"} if do is None else {"k", "v"}
+    computed = {*names, *together} if {"k", "v"} & {*names} else {*names}
     grads = {name: room_for(like[name], shapes[name], name == "bias") for name in computed}
-    with torch.cuda.device_of(q):
-        for launch in backward_launches(q, k, v, do, grads, s):
-            launch()
+    run(q, backward_launches(q, k, v, do, grads, s, given))
+    if do is None and "v" in names:
+        grads["v"].zero_()
     return {name: reduced_to(grads[name], a, like[name]) for name in names}
 
 

@@ -1,4 +1,4 @@
-"""Point-wise attention by Triton kernels: `attnkit::triton_pointwise` and `attnkit::triton_pointwise_vjp`."""
+"""Point-wise and Gaussian attention by Triton kernels: `attnkit::triton_pointwise` and its `_vjp`."""
 
 import math
 from importlib.metadata import PackageNotFoundError, version
@@ -15,6 +15,7 @@ from attnkit.backends.torch.triton_launch import Setting
 OLDEST = (3, 6)
 WIDEST = 256  # head sizes beyond do not fit into the registers of a program
 DIFFERENTIABLE = ("q", "k", "v", "bias")  # the first arguments of the custom ops
+GAUSSIAN: dict[str, Any] = {"activation": "exp", "alpha": 0.0}  # Gaussian attention as a point-wise setting
 
 
 def _triton_version() -> tuple[int, ...] | None:
@@ -204,7 +205,19 @@ def pays(*arrays: Tensor | None, **options: Any) -> bool:
     return False
 
 
+def attend_to_distances(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    """gaussian_attention."""
+    return attend(q, k, v, **GAUSSIAN, **options)
+
+
+def pull_from_distances(q: Tensor, k: Tensor, v: Tensor, do: Tensor, **options: Any) -> dict[str, Tensor]:
+    """gaussian_attention_vjp."""
+    return pull(q, k, v, do, **GAUSSIAN, **options)
+
+
 KERNELS = {
     "pointwise_attention": Kernel("triton", attend, unsupported, pays),
     "pointwise_attention_vjp": Kernel("triton", pull, unsupported, pays),
+    "gaussian_attention": Kernel("triton", attend_to_distances, unsupported, pays),
+    "gaussian_attention_vjp": Kernel("triton", pull_from_distances, unsupported, pays),
 }

@@ -150,6 +150,12 @@ def d_gelu_tanh(s):
     return sigmoid(twice) + s * d_sigmoid(twice) * slope
 
 
+@triton.jit
+def exponential(s):
+    """exp(s) for any s; infinite beyond 88.7, where float32 ends."""
+    return tl.where(s > 88.7, float("inf"), exp(tl.minimum(s, 88.7, propagate_nan=tl.PropagateNan.ALL)))
+
+
 ACTIVATIONS = {
     "relu": (relu, d_relu),
     "relu_squared": (relu_squared, d_relu_squared),
@@ -160,4 +166,5 @@ ACTIVATIONS = {
     "relu6": (relu6, d_relu6),
     "sigmoid": (sigmoid, d_sigmoid),
     "silu": (silu, d_silu),
+    "exp": (exponential, exponential),
 }

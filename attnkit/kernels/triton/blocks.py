@@ -40,15 +40,37 @@ TILES = {
 }
 """By kernel, bits and head size (the larger of d and e, rounded up): tiles for compute capability 8 and from 9 on."""
 
+DISTANCES = {
+    ("forward", 16, 64): (Tile(128, 32, 8, 3), Tile(128, 64, 8, 3)),
+    ("backward_queries", 16, 128): (Tile(64, 32, 4, 2), Tile(128, 64, 8, 2)),
+    ("backward_queries", 32, 128): (Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
+    ("backward_keys", 16, 128): (Tile(32, 64, 8, 2), Tile(32, 64, 8, 2)),
+}
+STATISTICS = {
+    ("forward", 16, 64): (Tile(128, 32, 8, 3), Tile(128, 32, 8, 3)),
+    ("forward", 16, 128): (Tile(128, 32, 8, 3), Tile(128, 32, 8, 3)),
+    ("forward", 32, 128): (Tile(32, 16, 8, 1), Tile(16, 32, 8, 1)),
+    ("backward_queries", 16, 64): (Tile(128, 32, 8, 2), Tile(128, 64, 8, 2)),
+    ("backward_queries", 16, 128): (Tile(64, 32, 8, 2), Tile(128, 32, 8, 2)),
+    ("backward_queries", 32, 128): (Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
+    ("backward_keys", 16, 64): (Tile(16, 128, 8, 2), Tile(16, 128, 8, 2)),
+    ("backward_keys", 16, 128): (Tile(32, 64, 8, 2), Tile(16, 64, 8, 2)),
+    ("backward_keys", 32, 64): (Tile(16, 32, 8, 1), Tile(32, 32, 8, 1)),
+}
+"""Where calls with distances, and those with statistics of rows, need smaller ones."""
+
 
 def padded(width: int) -> int:
     """The power of two, at least 16, that holds a row of `width` features."""
     return max(16, 1 << (width - 1).bit_length())
 
 
-def tile(kernel: str, bits: int, d: int, e: int, capability: int) -> Tile:
+def tile(
+    kernel: str, bits: int, d: int, e: int, capability: int, distances: bool = False, statistics: bool = False
+) -> Tile:
     """The tile of a kernel for head sizes d and e; `capability` is the major number."""
-    return TILES[kernel, bits, max(64, padded(d), padded(e))][capability >= 9]
+    table = TILES | STATISTICS if statistics else TILES | DISTANCES if distances else TILES
+    return table[kernel, bits, max(64, padded(d), padded(e))][capability >= 9]
 
 
 def with_pairs(sizes: Tile, beside: int) -> Tile:

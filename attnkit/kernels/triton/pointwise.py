@@ -1,25 +1,34 @@
-"""Point-wise attention: o_i = gain·n_i^-alpha Σ_j h(s_ij + shift) v_j on the visible keys, and its gradients.
+"""Point-wise attention: o_i = gain·f_i Σ_j m r h(x) v_j, and what its gradients share with it.
 
-No maximum, no sum and nothing saved: with f_i = n_i^-alpha, m the visibility, r the dropout of a pair and x =
-scale·q_i·k_j + bias_ij + shift (or - log n_i),
-
-    dv_j = gain Σ_i m r f_i h(x) do_i         ds_ij = m r f_i h'(x) do_i·v_j
-    dq_i = gain·scale Σ_j ds_ij k_j           dk_j = gain·scale Σ_i ds_ij q_i           dbias_ij = gain·ds_ij
-
-Every program of a backward kernel owns its results, so that sums have one order: dq by queries, dk and dv by keys,
-dbias by tiles. Tiles of (queries, keys) stand, those of (keys, queries) lie. Tuples hold what most functions need:
+f_i = n_i^-alpha, m is the visibility and r the dropout of a pair, x = scale·q_i·k_j + bias_ij + shift (or - log n_i).
+Tiles of (queries, keys) stand, those of (keys, queries) lie. Tuples hold what most functions need:
 
     pairs = (bias, mask, dropout_mask, seed, last_kept)   views of arrays of pairs, and the dropout by counter
-    rows = (key_lengths, query_mask, factors, logs)       views without the axes that these arrays lack
+    rows = (key_lengths, query_mask, factors, logs, key_norms)   views without the axes that these arrays lack
     limits = (queries, keys, left, right)                 query i may see the keys i - left ≤ j ≤ i + right below `keys`
-    numbers = (scale, shift, gain, alpha)                 shift and alpha are None where they do nothing
+    numbers = (scale, shift, gain, alpha, kept)           shift and alpha are None where they do nothing
     factors, logs = n^-alpha, log n                       from `row_constants`, None where a kernel finds them itself
     at = (item, head, shared)                             `shared` is the head of k and v
+
+Distances are products of centred vectors q̂ and k̂ (`attnkit.kernels.triton.distances`), less two norms: `logs` holds
+(scale/2)|q̂_i|², `key_norms` (scale/2)|k̂_j|², and x = scale·q̂_i·k̂_j - both, 0 at most, + bias_ij. Without
+`key_norms` nothing of this is compiled.
+
+Statistics of the weights w_ij = gain·kept·f_i·h(x), dropout left out and `kept` being the share that it keeps, are made
+beside o by `attnkit.kernels.triton.statistics`, whose tuple `wanted` is. Without it nothing of that is compiled;
+without v and o nothing but that.
 """
 
 import triton
 import triton.language as tl
 
+from attnkit.kernels.triton.statistics import (
+    add_weights,
+    addresses,
+    no_weights,
+    scale_of_weights,
+    store_statistics,
+)
 from attnkit.kernels.triton.tiles import (
     add_product,
     after_dropout,
@@ -29,11 +38,8 @@ from attnkit.kernels.triton.tiles import (
     load_of_rows,
     load_pairs,
     load_rows,
-    lying,
     nothing,
     place,
-    queries_of_a_tile,
-    query_blocks,
     range_lengths,
     standing,
     store_of_rows,
@@ -66,51 +72,69 @@ def row_settings(i, lo, hi, limits, rows, numbers, at, LOG_LENGTH: tl.constexpr)
 
 
 @triton.jit
-def arguments(products, numbers, log_length, bias, at, i0, i, j0, j, inside):
+def norms_of_keys(rows, at, j, keys):
+    """(scale/2)|k̂_j|² of the keys j, None where scores are products."""
+    norms = None
+    if rows[4] is not None:
+        norms = load_of_rows(rows[4], at[0], at[2], j, keys, 0.0)
+    return norms
+
+
+@triton.jit
+def arguments(products, numbers, of_queries, of_keys, bias, at, i0, i, j0, j, inside):
     """x from the products q·k of a tile."""
     x = products * numbers[0]
+    if of_queries is not None:
+        x -= of_queries
+    if of_keys is not None:
+        x -= of_keys
+        x = tl.where(x * numbers[0] > 0.0, 0.0, x)
     if bias is not None:
         x += load_pairs(bias, at[0], at[1], i0, i, j0, j, inside).to(tl.float32)
     if numbers[1] is not None:
         x += numbers[1]
-    if log_length is not None:
-        x -= log_length
     return x
 
 
 @triton.jit
 def attend(
-    total, size, queried, k, v, pairs, limits, numbers, at, i0, lo, hi, log_length, low, high, first, stop,
+    sums, found, queried, k, v, pairs, rows, limits, numbers, at, i0, lo, hi, log_length, scale, low, high, first, stop,
     H: tl.constexpr, EDGE: tl.constexpr, MASKED: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr,
     E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """total + Σ_j m r h(x) v_j over the key blocks first .. stop; without EDGE, every query sees every key of them."""
+    """sums + Σ_j m r h(x) v_j, and what is `found` of weights, over the key blocks first .. stop; without EDGE, every
+    query sees every key of them."""
     item, head, shared = at
-    rows, columns = tl.arange(0, ROWS), tl.arange(0, KEYS)
-    i, j = rows[:, None], columns[None, :]
+    columns = tl.arange(0, KEYS)
+    i, j = tl.arange(0, ROWS)[:, None], columns[None, :]
     for j0 in range(first, stop, KEYS):
         seen, inside = None, i0 + i < limits[0]
         if EDGE:
             inside = visible_pairs(pairs[1], standing(lo), standing(hi), item, head, i0, i, j0, j)
             seen = keys_of_a_tile(inside, j0 + columns, low, high, MASKED)
         keys = load_rows(k, item, shared, j0, columns, seen, d, D)
-        values = load_rows(v, item, shared, j0, columns, seen, e, E)
         products = tl.dot(queried, tl.trans(keys), input_precision=PRECISION)
-        x = arguments(products, numbers, standing(log_length), pairs[0], at, i0, i, j0, j, inside)
-        u = after_dropout(H(x), pairs[2], pairs[3], pairs[4], item, head, i0, i, j0, j, inside)
+        of_keys = norms_of_keys(rows, at, j0 + j, limits[1])
+        x = arguments(products, numbers, standing(log_length), of_keys, pairs[0], at, i0, i, j0, j, inside)
+        u = H(x)
         if EDGE:
             u = tl.where(inside, u, 0.0)
-        total, size = add_product(total, size, u, values, PRECISION)
-    return total, size
+        if found is not None:
+            found = add_weights(found, u * standing(scale), inside, j0, j)
+        if v is not None:
+            values = load_rows(v, item, shared, j0, columns, seen, e, E)
+            u = after_dropout(u, pairs[2], pairs[3], pairs[4], item, head, i0, i, j0, j, inside)
+            sums = add_product(sums, u, values, PRECISION)
+    return sums, found
 
 
 @triton.jit
 def forward(
-    q, k, v, o, pairs, rows, limits, numbers, heads, groups,
-    H: tl.constexpr, LOG_LENGTH: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+    q, k, v, o, wanted, pairs, rows, limits, numbers, heads, groups,
+    H: tl.constexpr, LOG_LENGTH: tl.constexpr, EXACT: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr,
+    E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """o for ROWS queries of one head; query head h has the keys of head h // groups."""
+    """o and the statistics `wanted` for ROWS queries of one head; query head h has the keys of head h // groups."""
     queries, keys, left, right = limits
     MASKED: tl.constexpr = pairs[1] is not None or rows[1] is not None
     block, head, item = place(tl.cdiv(queries, ROWS), heads)
@@ -120,215 +144,31 @@ def forward(
     lo, hi = key_ranges(i, queries, keys, left, right, rows[1], item, head)
     factor, log_length = row_settings(i, lo, hi, limits, rows, numbers, at, LOG_LENGTH)
     queried = load_rows(q, item, head, i0, tl.arange(0, ROWS), i < queries, d, D)
-    total, size = nothing(ROWS, E)
+    scale = scale_of_weights(i, factor, numbers)
+    sums, found = nothing(ROWS, E, False) if v is not None else None, no_weights(wanted, EXACT, ROWS)
     first, whole, end, stop = key_blocks(i0, queries, keys, left, right, ROWS, KEYS)
     low = None if left is None else i0 - left
     if MASKED or left is not None:
-        total, size = attend(
-            total, size, queried, k, v, pairs, limits, numbers, at, i0, lo, hi, log_length, low, stop,
+        sums, found = attend(
+            sums, found, queried, k, v, pairs, rows, limits, numbers, at, i0, lo, hi, log_length, scale, low, stop,
             first, stop if MASKED else tl.minimum(whole, stop), H, True, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
         )  # fmt: skip
     if not MASKED:
-        total, size = attend(
-            total, size, queried, k, v, pairs, limits, numbers, at, i0, lo, hi, log_length, low, stop,
+        sums, found = attend(
+            sums, found, queried, k, v, pairs, rows, limits, numbers, at, i0, lo, hi, log_length, scale, low, stop,
             whole, end, H, False, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
         )  # fmt: skip
-        total, size = attend(
-            total, size, queried, k, v, pairs, limits, numbers, at, i0, lo, hi, log_length, low, stop,
+        sums, found = attend(
+            sums, found, queried, k, v, pairs, rows, limits, numbers, at, i0, lo, hi, log_length, scale, low, stop,
             end, stop, H, True, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
         )  # fmt: skip
-    total = whole_sum(total, size, v[0].dtype.element_ty) * numbers[2]
-    if factor is not None:
-        total *= factor[:, None]
-    store_rows(o, item, head, i0, tl.arange(0, ROWS), i < queries, total, e, E)
-
-
-@triton.jit
-def gather(
-    dq, size, queried, pulled, k, v, pairs, limits, numbers, at, i0, lo, hi, log_length, low, high, first, stop,
-    H: tl.constexpr, DH: tl.constexpr, EDGE: tl.constexpr, MASKED: tl.constexpr, d: tl.constexpr, e: tl.constexpr,
-    D: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """dq + Σ_j m r h'(x) (do_i·v_j) k_j over the key blocks first .. stop."""
-    item, head, shared = at
-    rows, columns = tl.arange(0, ROWS), tl.arange(0, KEYS)
-    i, j = rows[:, None], columns[None, :]
-    for j0 in range(first, stop, KEYS):
-        seen, inside = None, i0 + i < limits[0]
-        if EDGE:
-            inside = visible_pairs(pairs[1], standing(lo), standing(hi), item, head, i0, i, j0, j)
-            seen = keys_of_a_tile(inside, j0 + columns, low, high, MASKED)
-        keys = load_rows(k, item, shared, j0, columns, seen, d, D)
-        values = load_rows(v, item, shared, j0, columns, seen, e, E)
-        products = tl.dot(queried, tl.trans(keys), input_precision=PRECISION)
-        x = arguments(products, numbers, standing(log_length), pairs[0], at, i0, i, j0, j, inside)
-        du = tl.dot(pulled, tl.trans(values), input_precision=PRECISION)
-        du = after_dropout(du, pairs[2], pairs[3], pairs[4], item, head, i0, i, j0, j, inside)
-        ds = DH(x) * du
-        if EDGE:
-            ds = tl.where(inside, ds, 0.0)
-        dq, size = add_product(dq, size, ds, keys, PRECISION)
-    return dq, size
-
-
-@triton.jit
-def backward_queries(
-    q, k, v, do, dq, pairs, rows, limits, numbers, heads, groups,
-    H: tl.constexpr, DH: tl.constexpr, LOG_LENGTH: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr,
-    E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """dq for ROWS queries of one head."""
-    queries, keys, left, right = limits
-    MASKED: tl.constexpr = pairs[1] is not None or rows[1] is not None
-    block, head, item = place(tl.cdiv(queries, ROWS), heads)
-    i0, at = block * ROWS, (item, head, head // groups)
-    i = i0 + tl.arange(0, ROWS)
-    keys = valid_keys(rows[0], keys, item, head)
-    lo, hi = key_ranges(i, queries, keys, left, right, rows[1], item, head)
-    factor, log_length = row_settings(i, lo, hi, limits, rows, numbers, at, LOG_LENGTH)
-    queried = load_rows(q, item, head, i0, tl.arange(0, ROWS), i < queries, d, D)
-    pulled = load_rows(do, item, head, i0, tl.arange(0, ROWS), i < queries, e, E)
-    total, size = nothing(ROWS, D)
-    first, whole, end, stop = key_blocks(i0, queries, keys, left, right, ROWS, KEYS)
-    low = None if left is None else i0 - left
-    if MASKED or left is not None:
-        total, size = gather(
-            total, size, queried, pulled, k, v, pairs, limits, numbers, at, i0, lo, hi, log_length, low, stop,
-            first, stop if MASKED else tl.minimum(whole, stop), H, DH, True, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
-        )  # fmt: skip
-    if not MASKED:
-        total, size = gather(
-            total, size, queried, pulled, k, v, pairs, limits, numbers, at, i0, lo, hi, log_length, low, stop,
-            whole, end, H, DH, False, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
-        )  # fmt: skip
-        total, size = gather(
-            total, size, queried, pulled, k, v, pairs, limits, numbers, at, i0, lo, hi, log_length, low, stop,
-            end, stop, H, DH, True, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
-        )  # fmt: skip
-    total = whole_sum(total, size, k[0].dtype.element_ty) * (numbers[0] * numbers[2])
-    if factor is not None:
-        total *= factor[:, None]
-    store_rows(dq, item, head, i0, tl.arange(0, ROWS), i < queries, total, d, D)
-
-
-@triton.jit
-def collect(
-    dk, dk_size, dv, dv_size, keyed, valued, q, do, pairs, rows, limits, numbers, at, j0, first, stop,
-    H: tl.constexpr, DH: tl.constexpr, EDGE: tl.constexpr, LOG_LENGTH: tl.constexpr, d: tl.constexpr, e: tl.constexpr,
-    D: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """dk + Σ_i ds_ij q_i and dv + Σ_i m r f_i h(x) do_i over the query blocks first .. stop."""
-    queries, keys, left, right = limits
-    item, head, _ = at
-    beside = tl.arange(0, ROWS)
-    i, j = beside[None, :], tl.arange(0, KEYS)[:, None]
-    for i0 in range(first, stop, ROWS):
-        lo, hi = key_ranges(i0 + beside, queries, keys, left, right, rows[1], item, head)
-        factor, log_length = row_settings(i0 + beside, lo, hi, limits, rows, numbers, at, LOG_LENGTH)
-        seen, inside = None, j0 + j < keys
-        if EDGE:
-            inside = visible_pairs(pairs[1], lying(lo), lying(hi), item, head, i0, i, j0, j)
-            seen = queries_of_a_tile(inside, lo, hi, j0, KEYS, pairs[1] is not None)
-        queried = load_rows(q, item, head, i0, beside, seen, d, D)
-        pulled = load_rows(do, item, head, i0, beside, seen, e, E)
-        products = tl.dot(keyed, tl.trans(queried), input_precision=PRECISION)
-        x = arguments(products, numbers, lying(log_length), pairs[0], at, i0, i, j0, j, inside)
-        u = after_dropout(H(x), pairs[2], pairs[3], pairs[4], item, head, i0, i, j0, j, inside)
-        du = tl.dot(valued, tl.trans(pulled), input_precision=PRECISION)
-        du = after_dropout(du, pairs[2], pairs[3], pairs[4], item, head, i0, i, j0, j, inside)
+    if found is not None:
+        store_statistics(wanted, found, addresses(i, item, head, heads, queries), i < queries, EXACT)
+    if v is not None:
+        total = whole_sum(sums, None, v[0].dtype.element_ty) * numbers[2]
         if factor is not None:
-            u, du = u * factor[None, :], du * factor[None, :]
-        ds = DH(x) * du
-        if EDGE:
-            u, ds = tl.where(inside, u, 0.0), tl.where(inside, ds, 0.0)
-        dv, dv_size = add_product(dv, dv_size, u, pulled, PRECISION)
-        dk, dk_size = add_product(dk, dk_size, ds, queried, PRECISION)
-    return dk, dk_size, dv, dv_size
-
-
-@triton.jit
-def backward_keys(
-    q, k, v, do, dk, dv, pairs, rows, limits, numbers, stored, heads, groups,
-    H: tl.constexpr, DH: tl.constexpr, LOG_LENGTH: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr,
-    E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """dk and dv for KEYS of the `stored` keys of one of `heads` heads, which `groups` query heads share."""
-    queries, keys, left, right = limits
-    MASKED: tl.constexpr = pairs[1] is not None or rows[1] is not None
-    block, shared, item = place(tl.cdiv(stored, KEYS), heads)
-    j0 = block * KEYS
-    columns = tl.arange(0, KEYS)
-    dk_total, dk_size = nothing(KEYS, D)
-    dv_total, dv_size = nothing(KEYS, E)
-    keyed = load_rows(k, item, shared, j0, columns, j0 + columns < keys, d, D)
-    valued = load_rows(v, item, shared, j0, columns, j0 + columns < keys, e, E)
-    for member in range(groups):
-        head = shared * groups + member
-        at = (item, head, shared)
-        valid = valid_keys(rows[0], keys, item, head)
-        bounds = (queries, valid, left, right)
-        first, whole, end, stop = query_blocks(j0, queries, valid, left, right, ROWS, KEYS)
-        if MASKED or right is not None:
-            dk_total, dk_size, dv_total, dv_size = collect(
-                dk_total, dk_size, dv_total, dv_size, keyed, valued, q, do, pairs, rows, bounds, numbers, at, j0,
-                first, stop if MASKED else tl.minimum(whole, stop), H, DH, True, LOG_LENGTH, d, e, D, E, ROWS, KEYS,
-                PRECISION,
-            )  # fmt: skip
-        if not MASKED:
-            dk_total, dk_size, dv_total, dv_size = collect(
-                dk_total, dk_size, dv_total, dv_size, keyed, valued, q, do, pairs, rows, bounds, numbers, at, j0,
-                whole, end, H, DH, False, LOG_LENGTH, d, e, D, E, ROWS, KEYS, PRECISION,
-            )  # fmt: skip
-            dk_total, dk_size, dv_total, dv_size = collect(
-                dk_total, dk_size, dv_total, dv_size, keyed, valued, q, do, pairs, rows, bounds, numbers, at, j0,
-                end, stop, H, DH, True, LOG_LENGTH, d, e, D, E, ROWS, KEYS, PRECISION,
-            )  # fmt: skip
-    kept = j0 + columns < stored
-    dk_total = whole_sum(dk_total, dk_size, q[0].dtype.element_ty) * (numbers[0] * numbers[2])
-    dv_total = whole_sum(dv_total, dv_size, do[0].dtype.element_ty) * numbers[2]
-    store_rows(dk, item, shared, j0, columns, kept, dk_total, d, D)
-    store_rows(dv, item, shared, j0, columns, kept, dv_total, e, E)
-
-
-@triton.jit
-def backward_bias(
-    q, k, v, do, dbias, pairs, rows, limits, numbers, stored, items, heads, groups, bias_items, bias_heads,
-    DH: tl.constexpr, LOG_LENGTH: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr,
-    E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """dbias (bias_items, bias_heads, L, S) for one tile, summed over the items and heads that share it."""
-    queries, keys, left, right = limits
-    across = tl.cdiv(stored, KEYS)
-    block, first_head, first_item = place(tl.cdiv(queries, ROWS) * across, bias_heads)
-    i0, j0 = block // across * ROWS, block % across * KEYS
-    beside, columns = tl.arange(0, ROWS), tl.arange(0, KEYS)
-    i, j = beside[:, None], columns[None, :]
-    total = tl.zeros((ROWS, KEYS), tl.float32)
-    for item in range(first_item, items, bias_items):
-        for head in range(first_head, heads, bias_heads):
-            at = (item, head, head // groups)
-            valid = valid_keys(rows[0], keys, item, head)
-            lo, hi = key_ranges(i0 + beside, queries, valid, left, right, rows[1], item, head)
-            first, _, _, stop = key_blocks(i0, queries, valid, left, right, ROWS, KEYS)
-            if (j0 < stop) & (j0 + KEYS > first):
-                factor, log_length = row_settings(i0 + beside, lo, hi, limits, rows, numbers, at, LOG_LENGTH)
-                inside = visible_pairs(pairs[1], standing(lo), standing(hi), item, head, i0, i, j0, j)
-                queried = load_rows(q, item, head, i0, beside, i0 + beside < queries, d, D)
-                pulled = load_rows(do, item, head, i0, beside, i0 + beside < queries, e, E)
-                keyed = load_rows(k, item, at[2], j0, columns, j0 + columns < valid, d, D)
-                valued = load_rows(v, item, at[2], j0, columns, j0 + columns < valid, e, E)
-                products = tl.dot(queried, tl.trans(keyed), input_precision=PRECISION)
-                x = arguments(products, numbers, standing(log_length), pairs[0], at, i0, i, j0, j, inside)
-                du = tl.dot(pulled, tl.trans(valued), input_precision=PRECISION)
-                du = after_dropout(du, pairs[2], pairs[3], pairs[4], item, head, i0, i, j0, j, inside)
-                ds = DH(x) * du
-                if factor is not None:
-                    ds *= factor[:, None]
-                total += tl.where(inside, ds, 0.0)
-    kept = i0 + beside < queries
-    at_pairs = dbias[0] + first_item * dbias[1] + first_head * dbias[2]
-    at_pairs += (i0 + i).to(tl.int64) * dbias[3] + (j0 + j)
-    tl.store(at_pairs, total * numbers[2], mask=kept[:, None] & (j0 + j < stored))
+            total *= factor[:, None]
+        store_rows(o, item, head, i0, tl.arange(0, ROWS), i < queries, total, e, E)
 
 
 @triton.jit

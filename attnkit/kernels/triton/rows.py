@@ -147,23 +147,23 @@ def store_found(found, lse, item, head, i, queries, top, tau, step, total):
 
 @triton.jit
 def store_output(
-    o, at, i0, queries, sums, size, total, gain, dtype,
+    o, at, i0, queries, sums, total, gain, dtype,
     e: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """o from Σ u v and Σ u."""
-    o_rows = whole_sum(sums, size, dtype) * (gain / divisor(total))[:, None]
+    o_rows = whole_sum(sums, None, dtype) * (gain / divisor(total))[:, None]
     store_rows(o, at[0], at[1], i0, tl.arange(0, ROWS), i0 + tl.arange(0, ROWS) < queries, o_rows, e, E)
 
 
 @triton.jit
 def add_values(
-    sums, size, u, inside, values, pairs, at, i0, j0,
+    sums, u, inside, values, pairs, at, i0, j0,
     ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Σ r u v with the keys of one more tile."""
     i, columns = tl.arange(0, ROWS)[:, None], tl.arange(0, KEYS)
     u = after_dropout(u, pairs[2], pairs[3], pairs[4], at[0], at[1], i0, i, j0, columns[None, :], inside)
-    return add_product(sums, size, u, values, PRECISION)
+    return add_product(sums, u, values, PRECISION)
 
 
 @triton.jit
@@ -187,9 +187,9 @@ def forward_resident(
     u = weights(x, tau[:, None], step[:, None], numbers, WEIGH)
     total = tl.sum(u, 1)
     if o is not None:
-        sums, size = nothing(ROWS, E)
-        sums, size = add_values(sums, size, u, inside, values, pairs, at, i0, 0, ROWS, KEYS, PRECISION)
-        store_output(o, at, i0, limits[0], sums, size, total, numbers[1], v[0].dtype.element_ty, e, E, ROWS)
+        sums = nothing(ROWS, E, False)
+        sums = add_values(sums, u, inside, values, pairs, at, i0, 0, ROWS, KEYS, PRECISION)
+        store_output(o, at, i0, limits[0], sums, total, numbers[1], v[0].dtype.element_ty, e, E, ROWS)
     store_found(found, lse, at[0], at[1], i0 + tl.arange(0, ROWS), limits[0], top, tau, step, total)
 
 
@@ -204,7 +204,7 @@ def forward_online(
     item, head, i0, queried, lo, hi, first, high = begin(q, rows, limits, heads, d, D, ROWS, KEYS)
     at, bounds = (item, head, head // groups), (lo, hi, None if limits[2] is None else i0 - limits[2], high)
     top, total = tl.full((ROWS,), float("-inf"), tl.float32), tl.zeros((ROWS,), tl.float32)
-    sums, size = nothing(ROWS, E)
+    sums = nothing(ROWS, E, False)
     for j0 in range(first, bounds[3], KEYS):
         s, inside, seen, _ = standing_scores(
             queried, k, pairs, numbers, at, i0, bounds, j0, MASKED, d, D, ROWS, KEYS, PRECISION
@@ -214,12 +214,12 @@ def forward_online(
         u = weights(relative(s, finite(higher)[:, None], numbers), None, None, numbers, WEIGH)
         total = total * shrink + tl.sum(u, 1)
         if o is not None:
-            sums *= shrink[:, None]
+            sums = (sums[0] * shrink[:, None], sums[1], sums[2])
             values = load_rows(v, at[0], at[2], j0, tl.arange(0, KEYS), seen, e, E)
-            sums, size = add_values(sums, size, u, inside, values, pairs, at, i0, j0, ROWS, KEYS, PRECISION)
+            sums = add_values(sums, u, inside, values, pairs, at, i0, j0, ROWS, KEYS, PRECISION)
         top = higher
     if o is not None:
-        store_output(o, at, i0, limits[0], sums, size, total, numbers[1], v[0].dtype.element_ty, e, E, ROWS)
+        store_output(o, at, i0, limits[0], sums, total, numbers[1], v[0].dtype.element_ty, e, E, ROWS)
     store_found(found, lse, at[0], at[1], i0 + tl.arange(0, ROWS), limits[0], finite(top), None, None, total)
 
 
@@ -256,7 +256,7 @@ def forward_tiled(
         count += 1
         more = rising(tau, step, count, steps)
     total = tl.zeros((ROWS,), tl.float32)
-    sums, size = nothing(ROWS, E)
+    sums = nothing(ROWS, E, False)
     for j0 in range(first, bounds[3], KEYS):
         s, inside, seen, _ = standing_scores(
             queried, k, pairs, numbers, at, i0, bounds, j0, MASKED, d, D, ROWS, KEYS, PRECISION
@@ -265,7 +265,7 @@ def forward_tiled(
         total += tl.sum(u, 1)
         if o is not None:
             values = load_rows(v, at[0], at[2], j0, tl.arange(0, KEYS), seen, e, E)
-            sums, size = add_values(sums, size, u, inside, values, pairs, at, i0, j0, ROWS, KEYS, PRECISION)
+            sums = add_values(sums, u, inside, values, pairs, at, i0, j0, ROWS, KEYS, PRECISION)
     if o is not None:
-        store_output(o, at, i0, limits[0], sums, size, total, numbers[1], v[0].dtype.element_ty, e, E, ROWS)
+        store_output(o, at, i0, limits[0], sums, total, numbers[1], v[0].dtype.element_ty, e, E, ROWS)
     store_found(found, lse, at[0], at[1], i0 + tl.arange(0, ROWS), limits[0], top, tau, step, total)

@@ -88,9 +88,9 @@ def backward_resident(
     mean = means(tl.sum(u * dp, 1), tl.sum(u, 1), dlse, numbers[1], at, i0 + beside, limits[0])
     store_of_rows(delta, at[0], at[1], i0 + beside, limits[0], mean)
     if dq is not None:
-        total, size = nothing(ROWS, D)
-        total, size = add_product(total, size, u * (dp - mean[:, None]), keys, PRECISION)
-        total = whole_sum(total, size, k[0].dtype.element_ty) * (numbers[0] * numbers[1])
+        sums = nothing(ROWS, D, False)
+        sums = add_product(sums, u * (dp - mean[:, None]), keys, PRECISION)
+        total = whole_sum(sums, None, k[0].dtype.element_ty) * (numbers[0] * numbers[1])
         store_rows(dq, at[0], at[1], i0, beside, i0 + beside < limits[0], total, d, D)
 
 
@@ -118,14 +118,14 @@ def backward_tiled(
     mean = means(products, totals, dlse, numbers[1], at, i0 + beside, limits[0])
     store_of_rows(delta, at[0], at[1], i0 + beside, limits[0], mean)
     if dq is not None:
-        total, size = nothing(ROWS, D)
+        sums = nothing(ROWS, D, False)
         for j0 in range(first, bounds[3], KEYS):
             u, dp, keys = standing_slopes(
                 queried, pulled, k, v, row, pairs, numbers, at, i0, bounds, j0,
                 WEIGH, TILT, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
             )  # fmt: skip
-            total, size = add_product(total, size, u * (dp - mean[:, None]), keys, PRECISION)
-        total = whole_sum(total, size, k[0].dtype.element_ty) * (numbers[0] * numbers[1])
+            sums = add_product(sums, u * (dp - mean[:, None]), keys, PRECISION)
+        total = whole_sum(sums, None, k[0].dtype.element_ty) * (numbers[0] * numbers[1])
         store_rows(dq, at[0], at[1], i0, beside, i0 + beside < limits[0], total, d, D)
 
 
@@ -140,8 +140,8 @@ def backward_keys(
     block, shared, item = place(tl.cdiv(stored, KEYS), heads)
     j0, columns, beside = block * KEYS, tl.arange(0, KEYS), tl.arange(0, ROWS)
     i, j = beside[None, :], columns[:, None]
-    dk_total, dk_size = nothing(KEYS, D)
-    dv_total, dv_size = nothing(KEYS, E)
+    dk_sums = nothing(KEYS, D, False)
+    dv_sums = nothing(KEYS, E, False)
     keyed = load_rows(k, item, shared, j0, columns, j0 + columns < keys, d, D)
     valued = load_rows(v, item, shared, j0, columns, j0 + columns < keys, e, E)
     for member in range(groups):
@@ -164,11 +164,11 @@ def backward_keys(
             dp = after_dropout(dp, pairs[2], pairs[3], pairs[4], item, at[1], i0, i, j0, j, inside)
             ds = tl.where(inside, TILT(p, numbers[2]) * (dp - mean[None, :]), 0.0)
             p = after_dropout(p, pairs[2], pairs[3], pairs[4], item, at[1], i0, i, j0, j, inside)
-            dv_total, dv_size = add_product(dv_total, dv_size, p, pulled, PRECISION)
-            dk_total, dk_size = add_product(dk_total, dk_size, ds, queried, PRECISION)
+            dv_sums = add_product(dv_sums, p, pulled, PRECISION)
+            dk_sums = add_product(dk_sums, ds, queried, PRECISION)
     kept = j0 + columns < stored
-    dk_total = whole_sum(dk_total, dk_size, q[0].dtype.element_ty) * (numbers[0] * numbers[1])
-    dv_total = whole_sum(dv_total, dv_size, do[0].dtype.element_ty) * numbers[1]
+    dk_total = whole_sum(dk_sums, None, q[0].dtype.element_ty) * (numbers[0] * numbers[1])
+    dv_total = whole_sum(dv_sums, None, do[0].dtype.element_ty) * numbers[1]
     store_rows(dk, item, shared, j0, columns, kept, dk_total, d, D)
     store_rows(dv, item, shared, j0, columns, kept, dv_total, e, E)
 

@@ -51,6 +51,15 @@ def load_rows(view, item, head, first, rows, keep, WIDTH: tl.constexpr, PADDED: 
 
 
 @triton.jit
+def optional_matrix(view, item, head, first, rows, keep, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+    """`load_rows`, None without a view."""
+    x = None
+    if view is not None:
+        x = load_rows(view, item, head, first, rows, keep, WIDTH, PADDED)
+    return x
+
+
+@triton.jit
 def store_rows(view, item, head, first, rows, keep, x, WIDTH: tl.constexpr, PADDED: tl.constexpr):
     """The inverse, rounded to the dtype of the view."""
     columns = tl.arange(0, PADDED)
@@ -163,32 +172,45 @@ def after_dropout(x, dropout_mask, seed, last_kept, item, head, i0, i, j0, j, in
 
 
 @triton.jit
-def nothing(ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """An empty sum for `add_product`: a matrix and, for each row, the power of two that multiplies it."""
-    return tl.zeros((ROWS, COLUMNS), tl.float32), tl.full((ROWS,), 0x00800000, tl.int32).to(tl.float32, bitcast=True)
+def nothing(ROWS: tl.constexpr, COLUMNS: tl.constexpr, BESIDE: tl.constexpr):
+    """An empty sum for `add_product`: a matrix, for each row the power of two that multiplies it, and with BESIDE the
+    sum of what multiplied y, else None."""
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    size = tl.full((ROWS,), 0x00800000, tl.int32).to(tl.float32, bitcast=True)
+    return total, size, tl.zeros((ROWS,), tl.float32) if BESIDE else None
 
 
 @triton.jit
-def add_product(total, size, x, y, PRECISION: tl.constexpr):
-    """total + x y in float32, x being rounded to the dtype of y.
+def add_product(sums, x, y, PRECISION: tl.constexpr):
+    """sums + x y in float32, x being rounded to the dtype of y.
 
     float16 has little range: there each row of x is first divided by the power of two below the largest element that
-    the row has had so far, and `total` with it.
+    the row has had so far, and the sums with it.
     """
+    total, size, beside = sums
     if y.dtype == tl.float16:
         bits = tl.max(tl.abs(x), 1).to(tl.int32, bitcast=True) & 0x7F800000
         bits = tl.maximum(tl.minimum(bits, 0x7E800000), size.to(tl.int32, bitcast=True))
         inverse = (0x7F000000 - bits).to(tl.float32, bitcast=True)
-        total = tl.dot((x * inverse[:, None]).to(y.dtype), y, total * (size * inverse)[:, None])
+        rounded = (x * inverse[:, None]).to(y.dtype)
+        total = tl.dot(rounded, y, total * (size * inverse)[:, None])
+        if beside is not None:
+            beside *= size * inverse
         size = bits.to(tl.float32, bitcast=True)
     else:
-        total = tl.dot(x.to(y.dtype), y, total, input_precision=PRECISION)
-    return total, size
+        rounded = x.to(y.dtype)
+        total = tl.dot(rounded, y, total, input_precision=PRECISION)
+    if beside is not None:
+        beside += tl.sum(rounded.to(tl.float32), 1)
+    return total, size, beside
 
 
 @triton.jit
-def whole_sum(total, size, dtype):
-    """The sum of products with matrices of `dtype`."""
+def whole_sum(sums, own, dtype):
+    """The sum of products with matrices of `dtype`; where there is a sum beside them, x (y - own) instead of x y."""
+    total, size, beside = sums
+    if beside is not None:
+        total -= tl.where(beside[:, None] == 0.0, 0.0, beside[:, None] * own.to(tl.float32))
     return total * size[:, None] if dtype == tl.float16 else total
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from attnkit import lowrank
-from attnkit.backends.torch import triton_linear, triton_newton, triton_pointwise, triton_rows
+from attnkit.backends.torch import triton_linear, triton_newton, triton_pointwise, triton_rows, triton_statistics
 from attnkit.pointwise import reluformer_options, sigmoid_options
 from attnkit.sparse import sparsemax_options
 from attnkit_conformance.adapters.base import Arrays
@@ -41,13 +41,30 @@ def special_case(op: str, q: Any, k: Any, v: Any, **given: Any) -> Any:
 SERVED: dict[str, Callable[..., Any]] = {
     "pointwise_attention": triton_pointwise.attend,
     **{op: partial(special_case, op) for op in CASES},
+    "gaussian_attention": triton_pointwise.attend_to_distances,
     "linear_attention": triton_linear.attend,
     "softmax_attention": partial(triton_rows.attend, "softmax_attention"),
     "entmax_attention": ENTMAX,
     "newton_inverse": triton_newton.invert,
     "soft_attention": partial(lowrank.attend, triton_newton.inverted),
 }
+
+
+def statistics(q: Any, k: Any, v: Any = None, *, op: str, **given: Any) -> dict[str, Any]:
+    """o, if there is a v, and the statistics."""
+    if op in CASES:
+        given |= CASES[op][1](**{name: given.pop(name) for name in OWN if name in given})
+    return triton_statistics.attend(q, k, v, op=op, **{"fields": triton_statistics.FIELDS, **given})
+
+
+def unserved_statistics(*, op: str, **given: Any) -> str | None:
+    """Why statistics of the rows of `op` are not served."""
+    return triton_statistics.unserved(op)
+
+
+STATISTICS = ("row_statistics", "attention_with_statistics")
 REFUSED: dict[str, Callable[..., str | None]] = {
+    **dict.fromkeys(STATISTICS, unserved_statistics),
     "linear_attention": triton_linear.unserved,
     "entmax_attention": triton_rows.unserved,
     "newton_inverse": lambda a, **given: triton_newton.too_large(a.shape[-1]),
@@ -63,7 +80,8 @@ class Interpreted(Autograd):
     def __init__(self) -> None:
         if os.environ.get("TRITON_INTERPRET") != "1":
             raise RuntimeError("set TRITON_INTERPRET=1 before triton is imported")
-        super().__init__("triton_interpreted", "triton", "cpu", "interpreted on the CPU, autograd", tuple(SERVED))
+        ops = (*SERVED, *STATISTICS)
+        super().__init__("triton_interpreted", "triton", "cpu", "interpreted on the CPU, autograd", ops)
         self.dtypes = ("float32", "float16")
         np.seterr(all="ignore")  # a GPU does not warn of NaN and infinities either
 
@@ -77,6 +95,8 @@ class Interpreted(Autograd):
         refused = self.unsupported(op, arrays, params)
         if refused:
             raise NotImplementedError(refused)
+        if op in STATISTICS:
+            return statistics(**arrays, **params)
         row = BY_NAME[op]
         return row.binding.forward(SimpleNamespace(**{op: SERVED[op]}), row, arrays, params)
 

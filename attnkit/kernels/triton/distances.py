@@ -1,0 +1,93 @@
+"""Queries and keys about a vector near the keys, so that distances made of products lose no digits to a common offset.
+
+The centre c of a head of keys is their mean over those that the first query with a key sees: no later token changes a
+bit of it. It is rounded to the dtype of the inputs, and then x̂ = x - c is exact where all x are far off; x̂ is rounded
+to that dtype too, or float32 where weights have to be as exact. The norms are those of the rounded x̂, so that
+-(scale/2)‖q̂ - k̂‖² = scale·q̂·k̂ - (scale/2)|q̂|² - (scale/2)|k̂|² holds for them.
+Tuples are those of `attnkit.kernels.triton.pointwise`.
+"""
+
+import triton
+import triton.language as tl
+
+from attnkit.kernels.triton.tiles import (
+    key_blocks,
+    key_ranges,
+    load_rows,
+    place,
+    store_of_rows,
+    store_rows,
+    valid_keys,
+    visible_pairs,
+)
+
+
+@triton.jit
+def first_live(i0, mask, rows, limits, item, head, ROWS: tl.constexpr, KEYS: tl.constexpr):
+    """The first of the queries i0 .. i0 + ROWS - 1 of a head that sees a key, else the number of queries."""
+    queries, keys, left, right = limits
+    i = i0 + tl.arange(0, ROWS)
+    keys = valid_keys(rows[0], keys, item, head)
+    lo, hi = key_ranges(i, queries, keys, left, right, rows[1], item, head)
+    live = hi > (0 if lo is None else lo)
+    if mask is not None:
+        live = i < 0
+        columns = tl.arange(0, KEYS)
+        first, _, _, stop = key_blocks(i0, queries, keys, left, right, ROWS, KEYS)
+        for j0 in range(first, stop, KEYS):
+            of_rows = tl.arange(0, ROWS)[:, None]
+            low = None if lo is None else lo[:, None]
+            inside = visible_pairs(mask, low, hi[:, None], item, head, i0, of_rows, j0, columns[None, :])
+            live = live | (tl.max(inside.to(tl.int32), 1) > 0)
+    return tl.min(tl.where(live, i, queries), 0)
+
+
+@triton.jit
+def mean_of(total, count):
+    """The mean of `count` vectors, 0 of none."""
+    return total / tl.maximum(count, 1.0)
+
+
+@triton.jit
+def centre(
+    k, centres, mask, rows, limits, heads, groups,
+    d: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """c for one head of keys, which `groups` query heads share."""
+    queries, keys, left, right = limits
+    _, shared, item = place(1, heads)
+    query = tl.program_id(0) * 0 + queries
+    i0 = 0
+    while i0 < query:
+        for member in range(groups):
+            query = tl.minimum(query, first_live(i0, mask, rows, limits, item, shared * groups + member, ROWS, KEYS))
+        i0 += ROWS
+    columns = tl.arange(0, KEYS)
+    total, count = tl.zeros((D,), tl.float32), tl.zeros((KEYS,), tl.float32)
+    for j0 in range(0, tl.where(query < queries, keys, 0), KEYS):
+        seen = columns < 0
+        for member in range(groups):
+            head = shared * groups + member
+            valid = valid_keys(rows[0], keys, item, head)
+            lo, hi = key_ranges(query + columns * 0, queries, valid, left, right, rows[1], item, head)
+            seen = seen | visible_pairs(mask, lo, hi, item, head, query, columns * 0, j0, columns)
+        total += tl.sum(load_rows(k, item, shared, j0, columns, seen, d, D).to(tl.float32), 0)
+        count += seen.to(tl.float32)
+    mean = mean_of(total, tl.sum(count, 0))
+    store_rows(centres, item, shared, 0, tl.arange(0, 1), tl.arange(0, 1) < 1, mean[None, :], d, D)
+
+
+@triton.jit
+def move(
+    x, centres, moved, norms, half, tokens, heads, groups, d: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr
+):  # fmt: skip
+    """x̂ = x - c, rounded to the dtype of `moved`, and half·|x̂|², for ROWS tokens; `groups` heads have this c."""
+    block, head, item = place(tl.cdiv(tokens, ROWS), heads)
+    rows = tl.arange(0, ROWS)
+    kept = block * ROWS + rows < tokens
+    about = load_rows(centres, item, head // groups, 0, tl.arange(0, 1), None, d, D).to(tl.float32)
+    near = load_rows(x, item, head, block * ROWS, rows, kept, d, D).to(tl.float32) - about
+    near = near.to(moved[0].dtype.element_ty)
+    store_rows(moved, item, head, block * ROWS, rows, kept, near, d, D)
+    near = near.to(tl.float32)
+    store_of_rows(norms, item, head, block * ROWS + rows, tokens, half * tl.sum(near * near, 1))
