@@ -3,6 +3,7 @@
 from attnkit._dispatch import Kernel
 from attnkit.backends.torch import (
     blocked,
+    blocked_statistics,
     chunked,
     recomputed,
     rela,
@@ -25,6 +26,7 @@ for _rows in (
     rela.TRITON,
     softmax.KERNELS,
     blocked.KERNELS,
+    blocked_statistics.KERNELS,
     rela.BLOCKED,
     chunked.KERNELS,
     recomputed.KERNELS,

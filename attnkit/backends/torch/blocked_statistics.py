@@ -6,17 +6,23 @@ attention, with w = r·u and r a factor of the row: total = rΣu, Σw² = r²Σu
 
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
+import array_api_compat
 import torch
 from torch import Tensor
 
-from attnkit import _blocks
+from attnkit import _blocks, statistics
 from attnkit import _quadratic as quadratic
+from attnkit._dispatch import Kernel
 from attnkit._mask import Rows
 from attnkit._typing import Namespace
-from attnkit.backends.torch import in_place
+from attnkit.backends.torch import blocked, in_place
+from attnkit.backends.torch.custom import Given, Outputs, register
 from attnkit.backends.torch.in_place import Prepared, Room
+from attnkit.statistics_families import FAMILIES
 
+SCORES, QUERIES = _blocks.SCORES, 64  # of a block, which many passes look at, and at least so many queries
 NEVER = -1e4  # an exponent whose exponential is 0 in every dtype, and which times 0 is 0
 Fields = tuple[str, ...]
 Measure = Callable[[Room, Namespace, _blocks.Call, Rows, Fields], dict[str, Tensor]]
@@ -46,7 +52,7 @@ def of_softmax(room: Room, xp: Namespace, c: _blocks.Call, rows: Rows, fields: F
     total = e.sum(-1, keepdim=True)
     live = total > 0
     safe = total.masked_fill(~live, 1.0)
-    found = {"total": live.to(s.dtype), "maximum": live / safe, **_counts(p, live, None)}
+    found = {"total": total / safe, "maximum": torch.where(live, 1.0 / safe, total), **_counts(p, live, None)}
     if "sum_squares" in fields:
         found["sum_squares"] = (torch.linalg.vector_norm(e, dim=-1, keepdim=True) / safe).square_()
     if "entropy" in fields:
@@ -74,20 +80,87 @@ def of_pointwise(room: Room, xp: Namespace, c: _blocks.Call, rows: Rows, fields:
     return found
 
 
-MEASURES: Mapping[str, Measure] = {
-    "softmax_attention": of_softmax,
-    "pointwise_attention": of_pointwise,
-    "reluformer_attention": of_pointwise,
-    "sigmoid_attention": of_pointwise,
+MEASURES: Mapping[str, Measure] = {"softmax_attention": of_softmax, "pointwise_attention": of_pointwise}
+FAMILY = {
+    "softmax_attention": "softmax_attention",
+    **dict.fromkeys(("pointwise_attention", "reluformer_attention", "sigmoid_attention"), "pointwise_attention"),
 }
+"""Of which op the options are that a call comes with."""
 
 
-def measured(xp: Namespace, c: _blocks.Call, op: str, fields: Fields) -> Tensor:
-    """(..., L, number of fields) in the compute dtype."""
-    room, leading = Room(), c.leading
-    found = torch.zeros((*leading, c.lengths[0], len(fields)), dtype=quadratic.compute_dtype(xp, c.arrays["q"]))
+# ---------------------------------------------------------------------------------------------- the custom ops
+
+
+def _outputs(op: str, given: Given) -> Outputs:
+    """All fields in one array (..., L, fields) in the compute dtype."""
+    q, k = given["q"], given["k"]
+    leading = quadratic.leading_axes(q, k, None, given.get("enable_gqa", False))
+    dtype = quadratic.compute_dtype(array_api_compat.array_namespace(q), q)
+    return {"rows": ((*leading, q.shape[-2], len(given["fields"].split(","))), dtype)}
+
+
+def _forward(op: str, given: Given) -> Tensor:
+    (shape, dtype), fields = _outputs(op, given)["rows"], tuple(given.pop("fields").split(","))
+    q, k = given.pop("q"), given.pop("k")
+    xp, room, found = array_api_compat.array_namespace(q), Room(), q.new_zeros(shape, dtype=dtype)
+    c = _blocks.call(FAMILIES[op], q, k, k, given, SCORES)._replace(fewest=QUERIES)
     for block in _blocks.blocks(c):
         rows = MEASURES[op](room, xp, _blocks.part(c, block), block.rows, fields)
         at = (*block.leading, slice(block.rows.start, block.rows.stop))
         found[at] = torch.cat([rows[name].expand_as(rows["visible"]) for name in fields], -1)
     return found
+
+
+def _backward(op: str, given: Given, do: Tensor, wanted: tuple[str, ...]) -> dict[str, Tensor]:
+    """The generic gradients, which make the blocks again."""
+    fields = tuple(given.pop("fields").split(","))
+    dstats = statistics.RowStatistics(**dict(zip(fields, do.unbind(-1), strict=True)))
+    return statistics.row_statistics_vjp(op, dstats=dstats, fields=fields, impl="generic", **given)
+
+
+CUSTOM = register("blocked_statistics", _forward, _backward, ("q", "k", "bias"), _outputs)
+
+
+# ---------------------------------------------------------------------------------------------- what the library calls
+
+
+def of_rows(q: Tensor, k: Tensor, *, op: str, fields: Fields, **options: Any) -> statistics.RowStatistics:
+    """row_statistics; counts have no gradient."""
+    if not fields:
+        return statistics.RowStatistics()
+    rows = CUSTOM.attend(FAMILY[op], q=q, k=k, fields=",".join(fields), **options)
+    found = dict(zip(fields, rows.unbind(-1), strict=True))
+    return statistics.RowStatistics(**found | {n: found[n].detach() for n in ("nonzero", "visible") if n in found})
+
+
+def with_output(
+    q: Tensor, k: Tensor, v: Tensor, *, op: str, fields: Fields, **options: Any
+) -> tuple[Tensor, statistics.RowStatistics]:
+    """attention_with_statistics: two passes over the scores."""
+    o = blocked.attend(FAMILY[op], q, k, v, **options)
+    weights = {name: x for name, x in options.items() if name not in ("dropout", "dropout_mask")}
+    found = of_rows(q, k, op=op, fields=fields, **weights)
+    return o, statistics.RowStatistics(*(None if x is None else x.expand(o.shape[:-1]) for x in found))
+
+
+def unsupported(q: Tensor, *arrays: Tensor, op: str, fields: Fields, **options: Any) -> str | None:
+    """Why a call is not served in blocks."""
+    if q.device.type != "cpu":
+        return "blocks are for the CPU"
+    if op not in FAMILY:
+        return f"statistics of {op} are served by the generic implementation"
+    family = FAMILIES[FAMILY[op]]
+    if family.signed(**{name: x for name, x in options.items() if name not in family.common}):
+        return "weights that may be negative are served by the generic implementation"
+    return None
+
+
+def pays(q: Tensor, k: Tensor, *arrays: Tensor, op: str, **options: Any) -> bool:
+    """Whether there are enough scores."""
+    return blocked.pays(FAMILY[op], q, k, k)
+
+
+KERNELS = {
+    "row_statistics": Kernel("blocked", of_rows, unsupported, pays),
+    "attention_with_statistics": Kernel("blocked", with_output, unsupported, pays),
+}
