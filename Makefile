@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 EXTRAS := torch,jax,cupy,triton,conformance,peers,experiments,dev
 OUT ?= out
+SANITIZER ?= compute-sanitizer
 WORKERS ?= 2
 # What `make run` judges: every library, but of JAX, which compiles every case anew, only single precision.
 LIBRARIES := numpy numpy_readonly strict torch jax cupy
@@ -63,10 +64,23 @@ benchmarks: install
 	OMP_NUM_THREADS=$$(nproc) $(BIN)/python -m benchmarks run --profile full
 
 # On a machine with a GPU and its own torch, JAX or CuPy: installs nothing and needs no .venv.
+gpu: export PYTHONPATH := .:reference:conformance
+gpu: export JAX_PLATFORMS :=
 gpu:
 	@mkdir -p $(OUT)
-	PYTHONPATH=.:reference:conformance JAX_PLATFORMS= $(PYTHON) -m attnkit_conformance run --profile full --html $(OUT)/conformance-gpu.html --json $(OUT)/conformance-gpu.json
-	PYTHONPATH=.:reference:conformance JAX_PLATFORMS= $(PYTHON) -m benchmarks run --profile full --device cuda
+	@$(PYTHON) -c "import torch; assert torch.cuda.is_available(), 'no CUDA device'"
+	@echo "== does attnkit agree with its reference on this GPU?"
+	$(PYTHON) -m attnkit_conformance run --profile full --html $(OUT)/conformance-gpu.html --json $(OUT)/conformance-gpu.json
+	$(PYTHON) -m pytest -q -rs tests/kernels/test_custom_ops.py
+	@echo "== do its kernels stay within their memory?"
+	@if command -v $(SANITIZER) > /dev/null; then \
+	  $(SANITIZER) --tool memcheck --target-processes all --error-exitcode 1 \
+	    $(PYTHON) -m attnkit_conformance run torch_cuda-triton --profile quick --dtype float16 --workers 1 && \
+	  $(SANITIZER) --tool racecheck --target-processes all --error-exitcode 1 \
+	    $(PYTHON) -m attnkit_conformance run torch_cuda-triton --profile quick --dtype float32 -k causal --workers 1; \
+	else echo "$(SANITIZER) is not on this machine: not looked at"; fi
+	@echo "== how fast is it?"
+	$(PYTHON) -m benchmarks run --profile full --device cuda
 
 clean:
 	rm -rf $(OUT) .mypy_cache .ruff_cache .pytest_cache

@@ -49,6 +49,7 @@ class Call(NamedTuple):
     common: Mapping[str, Any]
     own: Mapping[str, Any]
     size: int = SCORES
+    fewest: int = 1  # queries of a block, however many keys there are
 
     @property
     def leading(self) -> tuple[int, ...]:
@@ -80,7 +81,7 @@ def call(family: Any, q: Array, k: Array, v: Array, options: Mapping[str, Any], 
 def blocks(c: Call) -> Iterator[Block]:
     """Blocks of about `c.size` scores that together cover the output; those without a key are left out."""
     queries, keys = c.lengths
-    rows = min(max(1, c.size // max(1, keys)), queries)
+    rows = min(max(c.fewest, c.size // max(1, keys)), queries)
     shared = len(c.leading) - 1 if c.groups > 1 else None
     axes = [axis for axis in range(len(c.leading)) if axis != shared]
     together = max(axes, key=lambda axis: c.leading[axis], default=None)
@@ -88,9 +89,11 @@ def blocks(c: Call) -> Iterator[Block]:
     for leading in _leading_picks(c.leading, together, several):
         for start in range(0, queries, max(1, rows)):
             stop = min(start + rows, queries)
-            seen = min(keys, stop + keys - queries) if c.common.get("causal") is True else keys
+            seen, total = keys, queries
+            if c.common.get("causal"):
+                total = stop
+                seen = min(keys, stop if c.common["causal"] == "upper_left" else stop + keys - queries)
             if seen > 0:
-                total = stop if c.common.get("causal") is True else queries
                 yield Block(leading, Rows(start, stop, total), seen)
 
 

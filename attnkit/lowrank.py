@@ -1,6 +1,7 @@
 """SOFT: attention with a Gaussian kernel, without softmax, through a few landmarks (Lu et al. 2021)."""
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple, Unpack
 
 from attnkit import _check
@@ -8,15 +9,10 @@ from attnkit._dispatch import namespace, operation_checked_by
 from attnkit._quadratic import cast, compute_dtype, sum_to
 from attnkit._special import stop_gradient
 from attnkit._typing import Array, Impl, Namespace
-from attnkit.lowrank_newton import (
-    INVERSE_OPTIONS,
-    init_scale_gradient,
-    inverse,
-    iterates,
-    pullback,
-    start_factor,
-)
+from attnkit.lowrank_newton import INVERSE_OPTIONS, inverted
 from attnkit.lowrank_tokens import Tokens, both, checked_with_arrays, chosen, cotangent, diagonal, key_mask, valid_keys
+
+Inverted = Callable[..., tuple[Array, Callable[[Array], dict[str, Array]]]]
 
 
 class _Kernels(NamedTuple):
@@ -83,6 +79,63 @@ def _kernels(
     if valid is not None:
         p = xp.where(valid[..., None, :], p, 0.0)
     return _Kernels(q, v, landmarks, valid, kernel, a, p, half_scale)
+
+
+def attend(
+    inverted: Inverted,
+    q: Array,
+    v: Array,
+    landmarks: Array,
+    *,
+    landmark_mask: Array | None = None,
+    newton_steps: int = 20,
+    init_scale: float | Array = 0.9,
+    ridge: float = 0.0,
+    inverse_grad: str = "implicit",
+    **tokens: Any,
+) -> Array:
+    """`soft_attention` with an inverse like `lowrank_newton.inverted`."""
+    xp = namespace(q)
+    s = _kernels(xp, q, v, landmarks, landmark_mask, ridge, tokens)
+    x, _ = inverted(s.a, newton_steps=newton_steps, init_scale=init_scale, inverse_grad=inverse_grad)
+    return cast(xp, s.p.mT @ (x @ (s.p @ s.v)), q.dtype)
+
+
+def pull(
+    inverted: Inverted,
+    q: Array,
+    v: Array,
+    landmarks: Array,
+    do: Array,
+    *,
+    landmark_mask: Array | None = None,
+    newton_steps: int = 20,
+    init_scale: float | Array = 0.9,
+    ridge: float = 0.0,
+    inverse_grad: str = "implicit",
+    **tokens: Any,
+) -> dict[str, Array]:
+    """`soft_attention_vjp` with an inverse like `lowrank_newton.inverted`."""
+    xp = namespace(q)
+    s = _kernels(xp, q, v, landmarks, landmark_mask, ridge, tokens)
+    x, pull_inverse = inverted(s.a, newton_steps=newton_steps, init_scale=init_scale, inverse_grad=inverse_grad)
+    do = chosen(xp, s.valid, cast(xp, do, s.a.dtype))
+    u, dy = s.p @ s.v, s.p @ do
+    y, du = x @ u, x.mT @ dy
+    of_inverse = pull_inverse(dy @ u.mT)
+    across = (y @ do.mT + du @ s.v.mT) * s.p * (-2.0 * s.half_scale)
+    between = xp.where(diagonal(xp, s.a), 0.0, of_inverse.pop("a") * s.kernel) * (-2.0 * s.half_scale)
+    between = between + between.mT
+    dlandmarks = _towards(xp, across, s.landmarks, s.q) + _towards(xp, between, s.landmarks, s.landmarks)
+    grads = {"q": _towards(xp, across.mT, s.q, s.landmarks), "v": s.p.mT @ du, "landmarks": dlandmarks}
+    like = {"q": q, "v": v, "landmarks": landmarks}
+    rounded = {name: cast(xp, sum_to(xp, g, tuple(like[name].shape)), q.dtype) for name, g in grads.items()}
+    return rounded | of_inverse
+
+
+def _towards(xp: Namespace, g: Array, x: Array, y: Array) -> Array:
+    """Σ_j g_ij (x_i - y_j)."""
+    return xp.sum(g, axis=-1, keepdims=True) * x - g @ y
 
 
 def _context(op: str, given: dict[str, Any], options: dict[str, Any]) -> _check.Context:
@@ -154,10 +207,13 @@ def soft_attention(
         TypeError: dtypes, libraries or devices that do not fit.
         NotImplementedError: `impl` names a kernel that cannot serve this call.
     """
-    xp = namespace(q)
-    s = _kernels(xp, q, v, landmarks, landmark_mask, ridge, tokens)
-    x = inverse(xp, s.a, newton_steps, start_factor(xp, init_scale, s.a.dtype), inverse_grad)[-1]
-    return cast(xp, s.p.mT @ (x @ (s.p @ s.v)), q.dtype)
+    own: dict[str, Any] = {
+        "newton_steps": newton_steps,
+        "init_scale": init_scale,
+        "inverse_grad": inverse_grad,
+        "ridge": ridge,
+    }
+    return attend(inverted, q, v, landmarks, landmark_mask=landmark_mask, **own, **tokens)
 
 
 @operation_checked_by(_context, _OWN)
@@ -176,7 +232,7 @@ def soft_attention_weights(
     """Ŝ = Pᵀ X P (..., n, n), by which `soft_attention` multiplies v (Lu et al. 2021 eq 9), in the dtype of q."""
     xp = namespace(q)
     s = _kernels(xp, q, None, landmarks, landmark_mask, ridge, tokens)
-    x = inverse(xp, s.a, newton_steps, start_factor(xp, init_scale, s.a.dtype), inverse_grad)[-1]
+    x, _ = inverted(s.a, newton_steps=newton_steps, init_scale=init_scale, inverse_grad=inverse_grad)
     w = cast(xp, s.p.mT @ (x @ s.p), q.dtype)
     leading = _check.broadcast("attention", "leading axes", tuple(q.shape[:-2]), tuple(landmarks.shape[:-2]))
     return xp.broadcast_to(w, (*leading, *w.shape[-2:]))
@@ -202,24 +258,10 @@ def soft_attention_vjp(
     With U = P v, Y = X U, dU = Xᵀ P do: dv = Pᵀ dU, dP = Y doᵀ + dU vᵀ, dX = (P do) Uᵀ, dA from dX as in
     `newton_inverse`. Landmarks get their gradient from P and from both sides of A.
     """
-    xp = namespace(q)
-    s = _kernels(xp, q, v, landmarks, landmark_mask, ridge, tokens)
-    factor = start_factor(xp, init_scale, s.a.dtype)
-    found = iterates(xp, s.a, newton_steps, factor)
-    do = chosen(xp, s.valid, cast(xp, do, s.a.dtype))
-    u, dy = s.p @ s.v, s.p @ do
-    y, du = found[-1] @ u, found[-1].mT @ dy
-    da, dfactor = pullback(xp, s.a, found, factor, dy @ u.mT, inverse_grad)
-    across = (y @ do.mT + du @ s.v.mT) * s.p * (-2.0 * s.half_scale)
-    between = xp.where(diagonal(xp, s.a), 0.0, da * s.kernel) * (-2.0 * s.half_scale)
-    between = between + between.mT
-    dlandmarks = _towards(xp, across, s.landmarks, s.q) + _towards(xp, between, s.landmarks, s.landmarks)
-    grads = {"q": _towards(xp, across.mT, s.q, s.landmarks), "v": s.p.mT @ du, "landmarks": dlandmarks}
-    like = {"q": q, "v": v, "landmarks": landmarks}
-    rounded = {name: cast(xp, sum_to(xp, g, tuple(like[name].shape)), q.dtype) for name, g in grads.items()}
-    return rounded | init_scale_gradient(xp, dfactor, init_scale)
-
-
-def _towards(xp: Namespace, g: Array, x: Array, y: Array) -> Array:
-    """Σ_j g_ij (x_i - y_j)."""
-    return xp.sum(g, axis=-1, keepdims=True) * x - g @ y
+    own: dict[str, Any] = {
+        "newton_steps": newton_steps,
+        "init_scale": init_scale,
+        "inverse_grad": inverse_grad,
+        "ridge": ridge,
+    }
+    return pull(inverted, q, v, landmarks, do, landmark_mask=landmark_mask, **own, **tokens)

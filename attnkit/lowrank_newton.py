@@ -1,6 +1,7 @@
 """The Newton-Raphson iteration that SOFT inverts its landmark kernel with (Lu et al. 2021, Algorithm 2)."""
 
 import numbers
+from collections.abc import Callable
 from typing import Any
 
 from attnkit import _check
@@ -52,6 +53,21 @@ def inverse(xp: Namespace, a: Array, count: int, factor: Any, inverse_grad: str)
         x = found[-1]
         found[-1] = x - x @ (a - fixed) @ x
     return found
+
+
+def inverted(
+    a: Array, *, newton_steps: int, init_scale: Any, inverse_grad: str
+) -> tuple[Array, Callable[[Array], dict[str, Array]]]:
+    """X_T for a in the compute dtype, and the gradients of a and init_scale as a function of its cotangent."""
+    xp = namespace(a)
+    factor = start_factor(xp, init_scale, a.dtype)
+    found = inverse(xp, a, newton_steps, factor, inverse_grad)
+
+    def pull(dx: Array) -> dict[str, Array]:
+        da, dfactor = pullback(xp, a, found, factor, dx, inverse_grad)
+        return {"a": da} | init_scale_gradient(xp, dfactor, init_scale)
+
+    return found[-1], pull
 
 
 def pullback(

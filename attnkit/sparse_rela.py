@@ -98,7 +98,17 @@ def _split(xp: Namespace, x: Array, heads: int | None) -> Array:
     return _swapped(xp, xp.reshape(x, (*x.shape[:-1], heads, x.shape[-1] // heads)))
 
 
-def _forward(xp: Namespace, n: _Normed) -> Array:
+def normalised(
+    xp: Namespace,
+    x: Array,
+    norm_weight: Array,
+    *,
+    gate_weight: Array | None = None,
+    norm_axis: str = "hidden",
+    eps: float = 1e-8,
+) -> Array:
+    """The output, from x = relu(s) v (..., H, L, e) in the compute dtype."""
+    n = _norm(xp, x, norm_weight, gate_weight, norm_axis, eps)
     y = n.x * n.inverse * n.weight
     return _joined(xp, y if n.opening is None else y * n.opening)
 
@@ -110,16 +120,32 @@ def _of_weight(xp: Namespace, g: Array, like: Array) -> Array:
     return xp.reshape(quadratic.sum_to(xp, g, (g.shape[-3], 1, g.shape[-1])), like.shape)
 
 
-def _backward(xp: Namespace, n: _Normed, do: Array) -> tuple[Array, Array, Array | None]:
-    """dx and, for every token, what dnorm_weight and dgate_weight add up; do in the layout of x."""
-    unit, dy, through_gate, of_gate = n.x * n.inverse, do, 0.0, None
+def normalised_vjp(
+    xp: Namespace,
+    x: Array,
+    norm_weight: Array,
+    do: Array,
+    *,
+    gate_weight: Array | None = None,
+    norm_axis: str = "hidden",
+    eps: float = 1e-8,
+) -> dict[str, Array]:
+    """Gradients {"x", "norm_weight"}, and "gate_weight" where given, in the compute dtype.
+
+    Where x is 0 its row has no weights, nothing passes, and do is not looked at.
+    """
+    n = _norm(xp, x, norm_weight, gate_weight, norm_axis, eps)
+    do = _split(xp, quadratic.cast(xp, do, x.dtype), x.shape[-3] if x.ndim >= 3 else None)
+    do = xp.where(xp.any(x != 0, axis=n.axes, keepdims=True), do, 0.0)
+    unit, dy, more = n.x * n.inverse, do, 0.0
+    grads = {}
     if n.opening is not None:
         dy = do * n.opening
         slope = do * (unit * n.weight) * ACTIVATIONS["sigmoid"].derivative(xp, n.gate * n.x)
-        through_gate, of_gate = slope * n.gate, slope * n.x
+        more, grads["gate_weight"] = slope * n.gate, _of_weight(xp, slope * n.x, gate_weight)
     g = dy * n.weight
-    dx = n.inverse * (g - unit * xp.mean(g * unit, axis=n.axes, keepdims=True)) + through_gate
-    return dx, dy * unit, of_gate
+    grads["norm_weight"] = _of_weight(xp, dy * unit, norm_weight)
+    return grads | {"x": n.inverse * (g - unit * xp.mean(g * unit, axis=n.axes, keepdims=True)) + more}
 
 
 # ---------------------------------------------------------------------------------------------- public
@@ -167,7 +193,8 @@ def rela_attention(
     xp = namespace(q)
     a = quadratic.prepare(xp, q, k, v, **common)
     x = quadratic.output(xp, a, *pointwise.weigh(xp, quadratic.scores(xp, a), a, **RELU))
-    return quadratic.cast(xp, _forward(xp, _norm(xp, x, norm_weight, gate_weight, norm_axis, eps)), q.dtype)
+    o = normalised(xp, x, norm_weight, gate_weight=gate_weight, norm_axis=norm_axis, eps=eps)
+    return quadratic.cast(xp, o, q.dtype)
 
 
 @operation
@@ -201,15 +228,10 @@ def rela_attention_vjp(
     s = quadratic.scores(xp, a)
     w, r = pointwise.weigh(xp, s, a, **RELU)
     x = quadratic.output(xp, a, w, r)
-    normed = _norm(xp, x, norm_weight, gate_weight, norm_axis, eps)
-    do = _split(xp, quadratic.cast(xp, do, a.dtype), x.shape[-3] if x.ndim >= 3 else None)
-    dx, of_norm, of_gate = _backward(xp, normed, quadratic.masked_rows(xp, a, do))
+    through = normalised_vjp(xp, x, norm_weight, do, gate_weight=gate_weight, norm_axis=norm_axis, eps=eps)
 
     def ds_of(dw: Any) -> Array:
         return pointwise.score_gradient(xp, s, a, w, dw, **RELU)
 
-    like = {"q": q, "k": k, "v": v, "bias": common.get("bias"), "norm_weight": norm_weight}
-    grads = quadratic.backward(xp, a, w, dx, ds_of, like) | {"norm_weight": _of_weight(xp, of_norm, norm_weight)}
-    if of_gate is not None:
-        like["gate_weight"], grads["gate_weight"] = gate_weight, _of_weight(xp, of_gate, gate_weight)
-    return quadratic.rounded(xp, grads, like)
+    like = {"q": q, "k": k, "v": v, "bias": common.get("bias"), "norm_weight": norm_weight, "gate_weight": gate_weight}
+    return quadratic.rounded(xp, quadratic.backward(xp, a, w, through.pop("x"), ds_of, like) | through, like)

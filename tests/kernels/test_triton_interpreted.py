@@ -121,8 +121,8 @@ def test_a_planted_bug_is_found(
 
 
 def test_what_the_kit_does_not_ask() -> None:
-    path = Path(__file__).with_name("in_interpreter.py")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(path)]
+    paths = [str(path) for path in sorted(Path(__file__).parent.glob("in_interpreter*.py"))]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *paths]
     done = subprocess.run(command, env={**os.environ, **MODE}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 

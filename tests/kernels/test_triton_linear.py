@@ -13,7 +13,7 @@ from attnkit_conformance.worker import WorkerAdapter
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from attnkit.backends.torch import triton_launch, triton_linear
+from attnkit.backends.torch import triton_launch, triton_linear, triton_linear_launch
 
 from .test_triton_compile import CUOBJDUMP, MEMORY, compiled
 
@@ -25,11 +25,11 @@ SEGMENTED = """
 import triton
 import triton.language as tl
 
-from attnkit.backends.torch import triton_linear
-from attnkit.kernels.triton import linear
+from attnkit.backends.torch import triton_linear_launch
+from attnkit.kernels.triton import linear, linear_tokens
 from attnkit_conformance.adapters.triton_interpreted import Interpreted
 
-load_state, seen_keys = linear.load_state, linear.seen_keys
+load_state, seen_keys, load_initial = linear.load_state, linear.seen_keys, linear.load_initial
 
 
 @triton.jit
@@ -49,10 +49,21 @@ def unmasked(j, bounds, masks, item, head):
     return j >= 0
 
 
+@triton.jit
+def not_added(initial, heads, number, at, d: tl.constexpr, e: tl.constexpr, REVERSE: tl.constexpr):
+    return load_initial(initial, heads, number, at, d, e, REVERSE) * 0.0
+
+
+@triton.jit
+def null_without_keys(i, bounds, limits, masks, item, head, CAUSAL: tl.constexpr):
+    stateless = limits[0], limits[1], limits[2], limits[3], None
+    return linear_tokens.live_queries(i, bounds, stateless, masks, item, head, CAUSAL)
+
+
 class Segmented(Interpreted):
     def __init__(self):
         super().__init__()
-        triton_linear.FEWEST = 1
+        triton_linear_launch.FEWEST = 1
 
 
 class Wrong(Segmented):
@@ -85,9 +96,13 @@ def test_conforms(interpreted: WorkerAdapter) -> None:
 
 def test_segments_conform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     adapter = worker(tmp_path, monkeypatch)
-    found = [core.check(adapter, case) for case in core.cases(OP, "full", ("float32",)) if case.tags & {*SCENES}]
+    every = list(core.cases(OP, "full", adapter.dtypes))
+    resumed = (case for case in every if "initial_S" in case.arrays and case.params.get("causal"))
+    chosen = [case for case in every if case.dtype == "float32" and case.tags & {*SCENES}]
+    chosen += {case.dtype: case for case in resumed}.values()
+    found = [core.check(adapter, case) for case in chosen]
     adapter.close()
-    assert len([result for result in found if result.status == "pass"]) >= len(SCENES)
+    assert len([result for result in found if result.status == "pass"]) >= len(SCENES) + len(adapter.dtypes)
     assert [f"{result.id}\n{result.message}" for result in found if result.status == "fail"] == []
 
 
@@ -97,32 +112,57 @@ def test_segments_conform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         ("load_state", "forgotten", "mqa-causal", {"bound"}),
         ("load_state", "not_divided", "key-mask-1d", {"bound"}),
         ("seen_keys", "unmasked", "key-mask-1d", {"bound", "nonfinite"}),
+        ("load_initial", "not_added", "resumed", {"bound"}),
+        ("live_queries", "null_without_keys", "resumed", {"bound"}),
     ],
 )
 def test_a_planted_bug_is_found(
     name: str, wrong: str, scene: str, checks: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     adapter = worker(tmp_path, monkeypatch, name, wrong)
-    every = (case for case in core.cases(OP, "full", ("float32",)) if scene in case.tags)
-    cases = (case for case in every if "return_state" not in case.params)
-    result = core.check(adapter, next(cases))
+    resumed = scene == "resumed"
+    every = (case for case in core.cases(OP, "full", ("float32",)) if resumed or scene in case.tags)
+    result = core.check(adapter, next(case for case in every if ("initial_S" in case.arrays) is resumed))
     adapter.close()
     assert result.checks & checks, result.message
 
 
 def launches(
-    q: torch.Tensor, k: torch.Tensor | None = None, v: torch.Tensor | None = None, **options: Any
+    q: torch.Tensor,
+    k: torch.Tensor | None = None,
+    v: torch.Tensor | None = None,
+    state: tuple[torch.Tensor, torch.Tensor] | None = None,
+    **options: Any,
 ) -> dict[str, triton_launch.Launch]:
-    """The launches of a call and of its gradients, by the names of their kernels; `rows` prepares the gradients."""
+    """The launches of a call and of its gradients, by the names of their kernels; `rows` prepares the gradients.
+
+    With a state those of the state that is returned are `kept` and `final`.
+    """
     k = q if k is None else k
     v = k if v is None else v
-    setting = triton_linear.setting(q, k, v, **options)
-    call = triton_linear.Call(q, k, v, setting)
+    setting = triton_linear_launch.setting(q, k, v, **options, initial_S=None if state is None else state[0])
+    call = triton_linear_launch.Call(q, k, v, setting)
     o = q.new_empty((*setting.a.leading, setting.a.queries, setting.a.e))
     grads = {name: x.new_empty((*setting.held_leading, *x.shape[-2:])) for name, x in (("k", k), ("v", v))} | {"q": q}
-    forward = {launch.kernel.fn.__name__: launch for launch in call.forward(o)}
-    backward = {launch.kernel.fn.__name__: launch for launch in call.backward(o, grads)}
-    return {**backward, **forward, "rows": backward["outputs"]}
+    grads |= {} if state is None else {"initial_S": state[0], "initial_z": state[1]}
+    forward = {launch.kernel.fn.__name__: launch for launch in call.forward(o, state)}
+    backward = {launch.kernel.fn.__name__: launch for launch in call.backward(o, grads, state, state)}
+    found = {**backward, **forward, "rows": backward["outputs"]}
+    if state is not None:
+        alone = setting.of_keys_alone(tuple(state[0].shape[:-2]))
+        kept, final = triton_linear_launch.Call(k[..., :0, :], k, v, alone).kept(state, state)
+        found |= {"kept": kept, "final": final}
+    return found
+
+
+def gate(made: dict[str, triton_launch.Launch], capability: int, folder: Path) -> None:
+    """No spilled registers, enough memory, tensor cores used."""
+    for name, launch in made.items():
+        kernel = compiled(launch, capability, folder)
+        assert kernel.stack == 0, f"{name} spills {kernel.stack} bytes"
+        assert kernel.shared <= MEMORY[capability], f"{name} needs {kernel.shared} bytes of shared memory"
+        if name != "running":
+            assert kernel.tensor_core_instructions() >= 2, f"{name} multiplies without tensor cores"
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
@@ -148,12 +188,31 @@ def test_no_spills_enough_memory_and_tensor_cores(
     monkeypatch.setattr(triton_launch, "NEWEST", capability // 10)
     made = launches(torch.empty(2, 8, 2048, d, dtype=dtype), causal=causal)
     assert len(made) == 8
-    for name, launch in made.items():
-        kernel = compiled(launch, capability, tmp_path)
-        assert kernel.stack == 0, f"{name} spills {kernel.stack} bytes"
-        assert kernel.shared <= MEMORY[capability], f"{name} needs {kernel.shared} bytes of shared memory"
-        if name != "running":
-            assert kernel.tensor_core_instructions() >= 2, f"{name} multiplies without tensor cores"
+    gate(made, capability, tmp_path)
+
+
+LONG_SUMS = ("rows", "gradient_queries", "gradient_keys", "gradient_values")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "d", "capability"),
+    [
+        (torch.float16, 128, 80),
+        (torch.float16, 256, 90),
+        (torch.bfloat16, 256, 80),
+        (torch.float32, 128, 90),
+        (torch.float32, 256, 80),
+    ],
+    ids=str,
+)
+def test_long_sums_do_not_spill(
+    dtype: torch.dtype, d: int, capability: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not CUOBJDUMP.exists():
+        pytest.skip("triton came without cuobjdump")
+    monkeypatch.setattr(triton_launch, "NEWEST", capability // 10)
+    made = launches(torch.empty(2, 8, 2048, d, dtype=dtype), causal=True)
+    gate({name: made[name] for name in LONG_SUMS}, capability, tmp_path)
 
 
 def test_every_option_compiles(tmp_path: Path) -> None:
@@ -165,7 +224,8 @@ def test_every_option_compiles(tmp_path: Path) -> None:
         "mask": torch.zeros(2, 4, 1, 900, dtype=torch.bool), "key_lengths": torch.zeros(2, 1, dtype=torch.int64),
         "query_mask": torch.zeros(2, 1, 700, dtype=torch.bool),
     }  # fmt: skip
-    for launch in launches(q, k, v, **options).values():
+    state = (torch.empty(2, 2, 40, 24), torch.empty(2, 2, 40))
+    for launch in (launches(q, k, v, **options) | launches(k, k, v, state, causal=True)).values():
         assert compiled(launch, 90, tmp_path).registers > 0
 
 
@@ -176,4 +236,5 @@ def test_what_is_not_served_says_so() -> None:
     assert "run on CUDA" in str(attnkit.explain(attnkit.linear_attention, q, q, q)["triton"])
     assert "mask of pairs" in str(triton_linear.unserved(q, q, q, mask=torch.ones(3, 3, dtype=torch.bool)))
     assert "feature map" in str(triton_linear.unserved(q, q, q, feature_map=abs))
-    assert "states" in str(triton_linear.unserved(q, q, q, return_state=True))
+    assert "without features" in str(triton_linear.unserved(q, q, q[..., :0]))
+    assert triton_linear.unserved(q, q, q, return_state=True) is None

@@ -1,6 +1,7 @@
 """Attention in blocks: what the conformance kit does not ask of it. Every block size must give the same answer."""
 
 import tracemalloc
+from functools import partial
 from typing import Any
 
 import array_api_compat
@@ -10,7 +11,8 @@ import torch
 
 import attnkit
 from attnkit import _blocks
-from attnkit.backends.torch import blocked
+from attnkit._activations import NAMES
+from attnkit.backends.torch import blocked, in_place
 from attnkit.statistics_families import FAMILIES
 
 from .arrays import assert_close, normal, qkv
@@ -43,6 +45,32 @@ def test_blocks_of_any_size_agree_with_the_whole(op: str, size: int, options: di
     got = _blocks.backward(xp, call, do, tuple(want))
     for name, gradient in want.items():
         assert_close(got[name], gradient)
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("activation", NAMES)
+def test_blocks_that_are_overwritten_agree_with_the_whole(activation: str, options: dict[str, Any]) -> None:
+    q, k, v = (torch.tensor(x) for x in qkv(9, 11))
+    given = {name: torch.tensor(x) if isinstance(x, np.ndarray) else x for name, x in options.items()}
+    given |= {"activation": activation, "shift": "-log_length" if activation == "sigmoid" else 0.3}
+    xp, op = array_api_compat.array_namespace(q), "pointwise_attention"
+    o = attnkit.pointwise_attention(q, k, v, impl="generic", **given)
+    do = torch.tensor(GENERATOR.standard_normal(o.shape))
+    want = attnkit.pointwise_attention_vjp(q, k, v, do, impl="generic", **given)
+    for size, fewest in ((1, 1), (25, 4), (300, 2)):
+        call = _blocks.call(FAMILIES[op], q, k, v, given, size)._replace(fewest=fewest)
+        assert_close(_blocks.forward(xp, call, partial(in_place.forward_block, in_place.Room())), o)
+        got = _blocks.backward(xp, call, do, tuple(want), partial(in_place.backward_block, in_place.Room()))
+        for name, gradient in want.items():
+            assert_close(got[name], gradient)
+
+
+def test_a_diagonal_that_is_seen_too_far_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = (torch.tensor(x) for x in qkv(9, 9))
+    right = attnkit.pointwise_attention(q, k, v, causal=True, impl="generic")
+    monkeypatch.setattr(in_place.Prepared, "hide", lambda self, x: x)
+    with pytest.raises(AssertionError):
+        assert_close(attnkit.pointwise_attention(q, k, v, causal=True, impl="blocked"), right)
 
 
 def test_blocks_cover_every_visible_pair_once() -> None:
@@ -81,7 +109,7 @@ def test_the_custom_ops_are_well_registered() -> None:
     arrays, text = tensors(2, 3, 20, 8), "causal=True;activation='gelu'"
     torch.library.opcheck(blocked.CUSTOM.forward, ("pointwise_attention", arrays, "q,k,v", text))
     plain = [x.detach() for x in arrays]
-    torch.library.opcheck(blocked.CUSTOM.vjp, ("pointwise_attention", plain, "q,k,v", text, plain[0]))
+    torch.library.opcheck(blocked.CUSTOM.vjp, ("pointwise_attention", plain, "q,k,v", text, plain[0], "q,k,v"))
 
 
 def test_compiled_whole_and_mapped() -> None:

@@ -118,6 +118,23 @@ def test_autocast_does_not_round_the_scores(dtype):
         assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize(
+    ("op", "impl"),
+    [("pointwise_attention", "blocked"), ("linear_attention", "chunked"), ("linear_attention", "recomputed")],
+)
+def test_autocast_does_not_round_explicit_gradients(op, impl):
+    """backward() may be called where autocast is on, although torch advises against it."""
+    found = []
+    for enabled in (False, True):
+        q, k, v = (x.detach().float().requires_grad_() for x in tensors())
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            o = getattr(attnkit, op)(q, k, v, causal="upper_left", impl=impl)
+            o.backward(torch.ones_like(o))
+        found.append((o.detach(), q.grad, k.grad, v.grad))
+    for a, b in zip(*found, strict=True):
+        assert torch.equal(a, b)
+
+
 def test_forward_mode_of_torch_and_jax():
     q, k, v = jax_arrays()
     tangent = jax.jvp(lambda q: attnkit.pointwise_attention(q, k, v), (q,), (jnp.ones_like(q),))[1]

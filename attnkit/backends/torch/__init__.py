@@ -1,17 +1,36 @@
 """Kernels for torch tensors."""
 
 from attnkit._dispatch import Kernel
-from attnkit.backends.torch import blocked, recomputed, softmax, triton_linear, triton_pointwise, triton_statistics
-
-KERNELS: dict[str, tuple[Kernel, ...]] = {
-    op: (kernel,) for op, kernel in (*blocked.KERNELS.items(), *recomputed.KERNELS.items())
-}
-KERNELS["softmax_attention"] = (
-    Kernel("sdpa", softmax.sdpa, softmax.sdpa_unsupported),
-    *KERNELS["softmax_attention"],
+from attnkit.backends.torch import (
+    blocked,
+    chunked,
+    recomputed,
+    rela,
+    softmax,
+    triton_linear,
+    triton_newton,
+    triton_pointwise,
+    triton_rows,
+    triton_statistics,
 )
-TRITON = triton_pointwise.KERNELS | triton_linear.KERNELS | triton_statistics.KERNELS
-KERNELS |= {op: (kernel, *KERNELS.get(op, ())) for op, kernel in TRITON.items()}
+
+KERNELS: dict[str, tuple[Kernel, ...]] = {}
+"""By op, in the order in which `impl="auto"` tries them."""
+for _rows in (
+    triton_pointwise.KERNELS,
+    triton_linear.KERNELS,
+    triton_rows.KERNELS,
+    triton_statistics.KERNELS,
+    triton_newton.KERNELS,
+    rela.TRITON,
+    softmax.KERNELS,
+    blocked.KERNELS,
+    rela.BLOCKED,
+    chunked.KERNELS,
+    recomputed.KERNELS,
+):
+    for _op, _kernel in _rows.items():
+        KERNELS[_op] = (*KERNELS.get(_op, ()), _kernel)
 SPECIAL_CASES = {
     "reluformer_attention": "pointwise_attention",
     "sigmoid_attention": "pointwise_attention",

@@ -25,19 +25,21 @@ OPS = tuple(ENOUGH)
 
 def _call(op: str, given: Given) -> _blocks.Call:
     q, k, v = (given[name] for name in "qkv")
-    return _blocks.call(FAMILIES[op], q, k, v, {name: x for name, x in given.items() if name not in ("q", "k", "v")})
+    options = {name: x for name, x in given.items() if name not in ("q", "k", "v")}
+    call = _blocks.call(FAMILIES[op], q, k, v, options)
+    return call._replace(fewest=in_place.QUERIES) if op == "pointwise_attention" else call
 
 
 def _forward(op: str, given: Given) -> Tensor:
     xp = array_api_compat.array_namespace(given["q"])
-    block = in_place.forward_block if op == "pointwise_attention" else _blocks.forward_block
+    block = partial(in_place.forward_block, in_place.Room()) if op == "pointwise_attention" else _blocks.forward_block
     o: Tensor = _blocks.forward(xp, _call(op, given), block)
     return o
 
 
 def _backward(op: str, given: Given, do: Tensor, wanted: tuple[str, ...]) -> dict[str, Tensor]:
     xp = array_api_compat.array_namespace(do)
-    block = in_place.backward_block if op == "pointwise_attention" else _blocks.backward_block
+    block = partial(in_place.backward_block, in_place.Room()) if op == "pointwise_attention" else _blocks.backward_block
     return _blocks.backward(xp, _call(op, given), do, wanted, block)
 
 

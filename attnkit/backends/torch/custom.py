@@ -1,7 +1,9 @@
-"""Custom ops for functions with explicit gradients: opaque to torch.compile, only the arguments kept for backward.
+"""Custom ops for functions with explicit gradients: opaque to torch.compile, only what they ask for kept for backward.
 
 Custom ops take tensors and plain values. The options of a call that are not tensors travel as one text, `name=value;…`
-in Python's notation, beside the names of the tensors.
+in Python's notation, beside the names of the tensors. What a function gives beside its output has a name as well, and
+its gradients get it as one more argument: numbers that need not be computed again under that name, the cotangent of a
+second output under the name with a d before it.
 """
 
 import numbers
@@ -14,10 +16,12 @@ import torch
 from torch import Tensor
 
 from attnkit import _quadratic as quadratic
+from attnkit._special import without_autocast
 
 SEED, RATE = "dropout_seed", "dropout_rate"
 Given = dict[str, Any]  # every argument of a call by its name
-Forward = Callable[[str, Given], Tensor]
+Outputs = dict[str, tuple[tuple[int, ...], torch.dtype]]  # shapes and dtypes by name
+Forward = Callable[[str, Given], Tensor | list[Tensor]]
 Backward = Callable[[str, Given, Tensor, tuple[str, ...]], dict[str, Tensor]]
 
 
@@ -28,17 +32,21 @@ class Custom(NamedTuple):
     vjp: Any
     differentiable: tuple[str, ...]
 
+    def outputs(self, op: str, **given: Any) -> list[Tensor]:
+        """o of `op`, and what it gives beside it."""
+        names, tensors, text = written(given)
+        found: list[Tensor] = self.forward(op, tensors, names, text)
+        return found
+
     def attend(self, op: str, **given: Any) -> Tensor:
         """o of `op`."""
-        names, tensors, text = written(given)
-        o: Tensor = self.forward(op, tensors, names, text)
-        return o
+        return self.outputs(op, **given)[0]
 
     def pull(self, op: str, do: Tensor, **given: Any) -> dict[str, Tensor]:
         """Explicit gradients of the arguments that have one."""
         names, tensors, text = written(given)
-        grads = self.vjp(op, tensors, names, text, do)
-        return dict(zip((name for name in names.split(",") if name in self.differentiable), grads, strict=True))
+        wanted = [name for name in names.split(",") if name in self.differentiable]
+        return dict(zip(wanted, self.vjp(op, tensors, names, text, do, ",".join(wanted)), strict=True))
 
 
 def written(given: Given) -> tuple[str, list[Tensor], str]:
@@ -73,46 +81,75 @@ def read(tensors: Sequence[Tensor], names: str, text: str) -> Given:
     return given
 
 
-def register(name: str, forward: Forward, backward: Backward, differentiable: tuple[str, ...]) -> Custom:
-    """Register both ops for functions of (op, arguments) and (op, arguments, do, names of the gradients wanted)."""
+def only_o(op: str, given: Given) -> Outputs:
+    """The output of an attention op alone."""
+    q, k, v = (given[name] for name in "qkv")
+    leading = quadratic.leading_axes(q, k, v, given.get("enable_gqa", False))
+    return {"o": ((*leading, q.shape[-2], v.shape[-1]), q.dtype)}
+
+
+def register(
+    name: str,
+    forward: Forward,
+    backward: Backward,
+    differentiable: tuple[str, ...],
+    outputs: Callable[[str, Given], Outputs] = only_o,
+) -> Custom:
+    """Register both ops for functions of (op, arguments) and (op, arguments, do, names of the gradients wanted).
+
+    `forward` returns what `outputs` tells the shapes and dtypes of: a tensor, or a list of several, the first of which
+    has the cotangent do. Autocast is off in both, whoever calls them: gradients may be asked for where it is on.
+    """
 
     @torch.library.custom_op(f"attnkit::{name}", mutates_args=())
-    def run(op: str, arrays: list[Tensor], names: str, text: str) -> Tensor:
-        return forward(op, read(arrays, names, text))
+    def run(op: str, arrays: list[Tensor], names: str, text: str) -> list[Tensor]:
+        with without_autocast(arrays[0]):
+            found = forward(op, read(arrays, names, text))
+        return [found] if isinstance(found, Tensor) else found
 
     @torch.library.custom_op(f"attnkit::{name}_vjp", mutates_args=())
-    def vjp(op: str, arrays: list[Tensor], names: str, text: str, do: Tensor) -> list[Tensor]:
-        wanted = tuple(name for name in names.split(",") if name in differentiable)
-        grads = backward(op, read(arrays, names, text), do, wanted)
-        return [grads[name] for name in wanted]
+    def vjp(op: str, arrays: list[Tensor], names: str, text: str, do: Tensor, wanted: str) -> list[Tensor]:
+        asked = tuple(wanted.split(","))
+        with without_autocast(do):
+            grads = backward(op, read(arrays, names, text), do, asked)
+        return [grads[name] for name in asked]
 
-    def like_arguments(op: str, arrays: list[Tensor], names: str, text: str, do: Tensor) -> list[Tensor]:
-        named = zip(names.split(","), arrays, strict=True)
-        return [x.new_empty(x.shape) for name, x in named if name in differentiable]
+    def like_outputs(op: str, arrays: list[Tensor], names: str, text: str) -> list[Tensor]:
+        found = outputs(op, read(arrays, names, text))
+        return [arrays[0].new_empty(shape, dtype=dtype) for shape, dtype in found.values()]
 
-    def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    def like_arguments(op: str, arrays: list[Tensor], names: str, text: str, do: Tensor, wanted: str) -> list[Tensor]:
+        like = dict(zip(names.split(","), arrays, strict=True))
+        return [like[name].new_empty(like[name].shape) for name in wanted.split(",")]
+
+    def keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
         op, arrays, names, text = inputs
-        ctx.save_for_backward(*arrays)
-        ctx.call = (op, names, text)
+        others = tuple(outputs(op, read(arrays, names, text)))[1:]
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*arrays, *output[1:])
+        ctx.call = (op, names.split(","), others, text)
+        ctx.like = (output[0].shape, output[0].dtype)
 
-    def pull(ctx: Any, do: Tensor) -> tuple[Any, ...]:
-        op, names, text = ctx.call
-        found = iter(vjp(op, list(ctx.saved_tensors), names, text, do))
-        return None, [next(found) if name in differentiable else None for name in names.split(",")], None, None
+    def pull(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
+        op, names, others, text = ctx.call
+        do, *rest = grads
+        shape, dtype = ctx.like
+        do = ctx.saved_tensors[0].new_zeros(shape, dtype=dtype) if do is None else do
+        given = dict(zip((*names, *others), ctx.saved_tensors, strict=True))
+        given |= {f"d{name}": grad for name, grad in zip(others, rest, strict=True) if grad is not None}
+        needed = zip(names, ctx.needs_input_grad[1], strict=True)
+        wanted = [name for name, need in needed if need and name in differentiable]
+        found = vjp(op, list(given.values()), ",".join(given), text, do, ",".join(wanted)) if wanted else []
+        gradients = dict(zip(wanted, found, strict=True))
+        return None, [gradients.get(name) for name in names], None, None
 
-    run.register_fake(_output)
+    run.register_fake(like_outputs)
     vjp.register_fake(like_arguments)
     run.register_autograd(pull, setup_context=keep)
     refuse_second_derivatives(vjp, name)
     map_one_by_one(run)
     map_one_by_one(vjp)
     return Custom(run, vjp, differentiable)
-
-
-def _output(op: str, arrays: list[Tensor], names: str, text: str) -> Tensor:
-    given = read(arrays, names, text)
-    q, k, v = (given[name] for name in "qkv")
-    return q.new_empty((*quadratic.leading_axes(q, k, v, given.get("enable_gqa", False)), q.shape[-2], v.shape[-1]))
 
 
 def refuse_second_derivatives(vjp: Any, name: str) -> None:

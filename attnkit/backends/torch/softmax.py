@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from attnkit._dispatch import Kernel
+
 
 def sdpa_unsupported(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> str | None:
     """Why torch's function cannot serve this call with attnkit's semantics, or None.
@@ -35,3 +37,6 @@ def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> t
         scale=options.get("scale"),
         enable_gqa=options.get("enable_gqa", False),
     )
+
+
+KERNELS = {"softmax_attention": Kernel("sdpa", sdpa, sdpa_unsupported)}

@@ -133,7 +133,7 @@ class Rows(NamedTuple):
     key_norms: Tensor | None = None
 
 
-def _tuples(a: Layout, s: Setting, rows: Rows, of_weights: Any = None) -> tuple[Any, ...]:
+def kernel_tuples(a: Layout, s: Setting, rows: Rows, of_weights: Any = None) -> tuple[Any, ...]:
     """pairs, rows, limits and numbers of `attnkit.kernels.triton.pointwise`; `of_weights`, if there are statistics."""
     pair = (a.queries, a.keys)
     pairs = (*(view_of(x, a.leading, *pair) for x in (s.bias, s.mask, s.dropout_mask)), s.seed, s.last_kept)
@@ -189,14 +189,14 @@ def _rows(q: Tensor, a: Layout, s: Setting, backward: bool) -> tuple[Rows, list[
     shape = (a.queries,) if shared else (*a.leading, a.queries)
     found = (torch.empty(shape, device=q.device, dtype=torch.float32) if need else None for need in s.rows_needed)
     rows = Rows(*found)
-    pairs, of_rows, limits, numbers = _tuples(a, s, rows)
+    pairs, of_rows, limits, numbers = kernel_tuples(a, s, rows)
     lengths = None if s.length is None else s.length.to(torch.float32)
     arguments = (pairs[1], view_of(lengths, a.leading, a.queries), of_rows, limits, numbers, heads)
     constants = {"LOG_LENGTH": s.log_length, "ROWS": 64, "KEYS": 64}
-    return rows, [Launch(pointwise.row_constants, _blocks(a.queries, 64) * heads * items, arguments, constants)]
+    return rows, [Launch(pointwise.row_constants, blocks_of(a.queries, 64) * heads * items, arguments, constants)]
 
 
-def _blocks(tokens: int, size: int) -> int:
+def blocks_of(tokens: int, size: int) -> int:
     return -(-tokens // size)
 
 
@@ -221,7 +221,7 @@ def _centred(q: Tensor, k: Tensor, a: Layout, s: Setting, dtype: torch.dtype) ->
     from attnkit.kernels.triton import distances
     from attnkit.kernels.triton.blocks import padded
 
-    pairs, of_rows, limits, _ = _tuples(a, s, Rows())
+    pairs, of_rows, limits, _ = kernel_tuples(a, s, Rows())
     constants = {"d": a.d, "D": padded(a.d), "ROWS": 64}
     centre, given = view_of(k.new_empty((*a.shared, 1, a.d)), a.shared, 1, a.d), view_of(k, a.shared, a.keys, a.d)
     of_keys = (given, centre, pairs[1], of_rows, limits, a.kv_heads, a.groups)
@@ -233,7 +233,7 @@ def _centred(q: Tensor, k: Tensor, a: Layout, s: Setting, dtype: torch.dtype) ->
         heads = a.kv_heads * groups
         views = (view_of(x, leading, tokens, a.d), centre, view_of(moved[-1], leading, tokens, a.d))
         arguments = (*views, view_of(norms[-1], leading, tokens), 0.5 * s.scale, tokens, heads, groups)
-        before.append(Launch(distances.move, _blocks(tokens, 64) * heads * a.items, arguments, constants))
+        before.append(Launch(distances.move, blocks_of(tokens, 64) * heads * a.items, arguments, constants))
     queried, keyed = view_of(moved[0], a.leading, a.queries, a.d), view_of(moved[1], a.shared, a.keys, a.d)
     return Scored(queried, keyed, Rows(None, *norms), before)
 
@@ -249,9 +249,9 @@ def forward_launches(
     constants["EXACT"] = wanted is not None and s.activation in EXACT_ZEROS
     valued = None if v is None else view_of(v, a.shared, a.keys, a.e)
     answered = None if o is None else view_of(o, a.leading, a.queries, a.e)
-    programs = _blocks(a.queries, constants["ROWS"]) * a.heads * a.items
+    programs = blocks_of(a.queries, constants["ROWS"]) * a.heads * a.items
     x = _scored(q, k, a, s, False, wanted is not None)
-    of_call = _tuples(a, s, x.rows, wanted)
+    of_call = kernel_tuples(a, s, x.rows, wanted)
     arguments = (x.queried, x.keyed, valued, answered, _contiguous_rows(wanted, a), *of_call, a.heads, a.groups)
     return [*x.before, Launch(pointwise.forward, programs, arguments, constants)]
 
@@ -271,20 +271,20 @@ def backward_launches(
 
     a, statistics = layout_of(q, k, v, s.enable_gqa), given is not None
     x = _scored(q, k, a, s, True, statistics)
-    launches, shared = [*x.before], _tuples(a, s, x.rows, given)
+    launches, shared = [*x.before], kernel_tuples(a, s, x.rows, given)
     through: tuple[View, View] = (None, None)
     if v is not None and do is not None:
         through = (view_of(v, a.shared, a.keys, a.e), view_of(do, a.leading, a.queries, a.e))
     inputs = (x.queried, x.keyed, *through, _contiguous_rows(given, a))
     if "q" in grads:
         constants = _constants("backward_queries", q, a, s, statistics, "H", "DH")
-        programs = _blocks(a.queries, constants["ROWS"]) * a.heads * a.items
+        programs = blocks_of(a.queries, constants["ROWS"]) * a.heads * a.items
         dq = view_of(grads["q"], a.leading, a.queries, a.d)
         arguments = (*inputs, dq, *shared, a.heads, a.groups)
         launches.append(Launch(kernels.backward_queries, programs, arguments, constants))
     if "k" in grads:
         constants = _constants("backward_keys", q, a, s, statistics, "H", "DH")
-        programs = _blocks(a.keys, constants["KEYS"]) * a.kv_heads * a.items
+        programs = blocks_of(a.keys, constants["KEYS"]) * a.kv_heads * a.items
         dk = view_of(grads["k"], a.shared, a.keys, a.d)
         dv = None if do is None else view_of(grads["v"], a.shared, a.keys, a.e)
         arguments = (*inputs, dk, dv, *shared, a.keys, a.kv_heads, a.groups)
@@ -293,7 +293,7 @@ def backward_launches(
         constants = _constants("backward_queries", q, a, s, statistics, "H", "DH")
         dbias = grads["bias"]
         items, heads = dbias.shape[:2]
-        tiles = _blocks(a.queries, constants["ROWS"]) * _blocks(a.keys, constants["KEYS"])
+        tiles = blocks_of(a.queries, constants["ROWS"]) * blocks_of(a.keys, constants["KEYS"])
         view = (dbias, *dbias.stride())
         arguments = (*inputs, view, *shared, a.keys, a.items, a.heads, a.groups, items, heads)
         launches.append(Launch(kernels.backward_bias, tiles * heads * items, arguments, constants))
@@ -334,7 +334,7 @@ def backward(
         "q": (*a.leading, a.queries, a.d),
         "k": (*a.shared, a.keys, a.d),
         "v": (*a.shared, a.keys, a.e),
-        "bias": _bias_shape(a, s.bias),
+        "bias": bias_shape(a, s.bias),
     }
     together = {"k"} if do is None else {"k", "v"}
     computed = {*names, *together} if {"k", "v"} & {*names} else {*names}
@@ -345,7 +345,7 @@ def backward(
     return {name: reduced_to(grads[name], a, like[name]) for name in names}
 
 
-def _bias_shape(a: Layout, bias: Tensor | None) -> tuple[int, ...]:
+def bias_shape(a: Layout, bias: Tensor | None) -> tuple[int, ...]:
     """(items, heads, L, S) of the gradient that `backward_bias` computes, 1 for axes that all share."""
     if bias is None:
         return ()

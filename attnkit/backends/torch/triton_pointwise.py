@@ -174,8 +174,8 @@ def pull(q: Tensor, k: Tensor, v: Tensor, do: Tensor, **options: Any) -> dict[st
     return dict(zip(names, found, strict=True))
 
 
-def unsupported(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options: Any) -> str | None:
-    """Why a call is not served by Triton."""
+def unready(q: Tensor) -> str | None:
+    """Why Triton kernels do not run on a tensor."""
     if q.device.type != "cuda":
         return f"Triton kernels run on CUDA; the tensors are on {q.device.type}"
     if TRITON is None or TRITON < OLDEST:
@@ -186,6 +186,13 @@ def unsupported(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options
         return "needs compute capability 8.0 or higher"
     if q.dtype == torch.float64:
         return "float64 is served by the generic implementation"
+    return None
+
+
+def unsupported(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options: Any) -> str | None:
+    """Why a call is not served by Triton."""
+    if unready(q):
+        return unready(q)
     if max(q.shape[-1], v.shape[-1]) > WIDEST:
         return f"head sizes beyond {WIDEST} are served by the generic implementation"
     if any(x is None for x in rest):

@@ -13,11 +13,14 @@ are multiplied out. The tokens of a head are divided into segments: `key_sums` o
 Query i stands at position i + shift and key j at position j; position p is seen from p on. Tuples hold what most
 functions need:
 
-    limits = (queries, keys, stop, shift)                 keys from `stop` on are seen by no query
+    limits = (queries, keys, stop, shift, stateful)       keys from `stop` on are seen by no query; `stateful` is None
+                                                          unless a state came first, which every query sees
     masks = (key_mask, firsts, stops, query_mask)         views; the keys that a head sees are firsts ≤ j < stops
     rows = (inverses, dots, items, parts)                 views of 1/den and do·num, None where nothing is divided;
                                                           the latter is the sum of `parts` arrays of so many items
     states = (pointer, segments)                          per state [S, z] or [R, r] in float32, d·e + d numbers
+    initial = (view of S, view of z)                      what the sums start from, for each head of k
+    final = (pointer, pointer)                            S and z of every state in float32, without gaps
     heads = (heads, groups, members)                      query head h has the keys of head h // groups, the state of
                                                           head h // members, and so many query heads share a state
     span = (segments, size, start, end)                   of positions; `size` is a multiple of CHUNK
@@ -112,12 +115,44 @@ def query_sums(
 
 
 @triton.jit
-def running(states, size, blocks, CAUSAL: tl.constexpr, REVERSE: tl.constexpr, BLOCK: tl.constexpr):
-    """The states of segments become the sums of those before them (behind them with REVERSE), or the total at 0."""
-    n = tl.program_id(0)
+def load_initial(initial, heads, number, at, d: tl.constexpr, e: tl.constexpr, REVERSE: tl.constexpr):
+    """Numbers `at` of the [S, z] that a state starts from.
+
+    With REVERSE it is the gradient of what is returned, to which the states of a group belong: the first one gets it.
+    """
+    S, z = initial
+    held = heads[0] // heads[2]
+    item, query_head = number // held, number % held * heads[2]
+    head, row = query_head // heads[1], at // e
+    own = d * e + d
+    if REVERSE:
+        own = tl.where(query_head % heads[1] == 0, own, 0)
+    found = tl.load(
+        S[0] + item * S[1] + head * S[2] + row.to(tl.int64) * S[3] + (at - row * e).to(tl.int64) * S[4],
+        mask=at < tl.minimum(own, d * e), other=0.0,
+    )  # fmt: skip
+    rest = tl.load(
+        z[0] + item * z[1] + head * z[2] + (at - d * e).to(tl.int64) * z[3], mask=(at >= d * e) & (at < own), other=0.0
+    )
+    return found.to(tl.float32) + rest.to(tl.float32)
+
+
+@triton.jit
+def running(
+    states, initial, final, heads, blocks, CAUSAL: tl.constexpr, REVERSE: tl.constexpr, d: tl.constexpr,
+    e: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The states of segments become the sums of those before them (behind them with REVERSE), or the total at 0.
+
+    All sums start from `initial`, and the total goes to `final` as well.
+    """
+    n, size = tl.program_id(0), d * e + d
     at = n % blocks * BLOCK + tl.arange(0, BLOCK)
-    first = states[0] + (n // blocks).to(tl.int64) * states[1] * size
+    number = (n // blocks).to(tl.int64)
+    first = states[0] + number * states[1] * size
     total = tl.zeros((BLOCK,), tl.float32)
+    if initial is not None:
+        total += load_initial(initial, heads, number, at, d, e, REVERSE)
     for step in range(0, states[1]):
         segment = states[1] - 1 - step if REVERSE else step
         place = first + tl.cast(segment, tl.int64) * size + at
@@ -127,6 +162,9 @@ def running(states, size, blocks, CAUSAL: tl.constexpr, REVERSE: tl.constexpr, B
         total += own
     if not CAUSAL:
         tl.store(first + at, total, mask=at < size)
+    if final is not None:
+        tl.store(final[0] + number * (d * e) + at, total, mask=at < d * e)
+        tl.store(final[1] + number * d + (at - d * e), total, mask=(at >= d * e) & (at < size))
 
 
 @triton.jit

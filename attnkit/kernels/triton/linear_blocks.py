@@ -1,7 +1,7 @@
 """Sizes of tiles of linear attention, chosen by kernel, dtype and contracted head size: no search at a launch.
 
-No row spills registers where the head size is at most 64, or 128 in bfloat16, and none needs more memory of a
-multiprocessor than compute capability 8.0 or 9.0 has.
+No row spills registers in a call without masks, and none needs more memory of a multiprocessor than compute capability
+8.0 or 9.0 has.
 """
 
 from typing import NamedTuple
@@ -38,13 +38,13 @@ TILES = {
     ("sums", "float32", 256): (Tile(32, 32, 8, 2), Tile(32, 32, 8, 2)),
     ("sweep", "bfloat16", 64): (Tile(32, 64, 4, 1), Tile(64, 64, 8, 2)),
     ("sweep", "bfloat16", 128): (Tile(32, 32, 4, 1), Tile(64, 32, 8, 2)),
-    ("sweep", "bfloat16", 256): (Tile(32, 16, 8, 1), Tile(32, 16, 8, 1)),
+    ("sweep", "bfloat16", 256): (Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
     ("sweep", "float16", 64): (Tile(32, 32, 4, 1), Tile(64, 32, 8, 2)),
     ("sweep", "float16", 128): (Tile(32, 16, 4, 1), Tile(32, 32, 8, 1)),
-    ("sweep", "float16", 256): (Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
+    ("sweep", "float16", 256): (Tile(16, 32, 8, 1), Tile(16, 32, 8, 1)),
     ("sweep", "float32", 64): (Tile(16, 32, 4, 2), Tile(16, 32, 4, 2)),
-    ("sweep", "float32", 128): (Tile(16, 16, 4, 1), Tile(16, 16, 4, 1)),
-    ("sweep", "float32", 256): (Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
+    ("sweep", "float32", 128): (Tile(16, 32, 4, 1), Tile(16, 32, 4, 1)),
+    ("sweep", "float32", 256): (Tile(16, 32, 8, 1), Tile(16, 32, 8, 1)),
 }
 """By sums of segments or sweeps over them, dtype, and head size rounded up: for compute capability 8 and from 9 on."""
 

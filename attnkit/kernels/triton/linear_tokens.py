@@ -8,6 +8,8 @@ import triton.language as tl
 
 from attnkit.kernels.triton.tiles import corner
 
+SLICE = tl.constexpr(64)  # terms of a sum that a warp adds up
+
 
 @triton.jit
 def place(blocks, span, heads):
@@ -54,10 +56,12 @@ def seen_keys(j, bounds, masks, item, head):
 
 @triton.jit
 def live_queries(i, bounds, limits, masks, item, head, CAUSAL: tl.constexpr):
-    """Which queries see some key."""
-    live = (i >= 0) & (i < tl.where(bounds[0] < bounds[1], limits[0], 0))
-    if CAUSAL:
-        live = live & (i + limits[3] >= bounds[0])
+    """Which queries see some key or a state."""
+    live = (i >= 0) & (i < limits[0])
+    if limits[4] is None:
+        live = live & (i < tl.where(bounds[0] < bounds[1], limits[0], 0))
+        if CAUSAL:
+            live = live & (i + limits[3] >= bounds[0])
     if masks[3] is not None:
         live = live & (load_of(masks[3], item, head, i, live) != 0)
     return live
@@ -119,9 +123,24 @@ def nearest(x, PRECISION: tl.constexpr):
 
 @triton.jit
 def product(x, y, total, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
-    """total + x y in float32 with operands in OPERAND; without total if it is None."""
+    """total + x y in float32 with operands in OPERAND; without total if it is None.
+
+    Long sums are divided among warps: for its part of the result one would need whole rows of x and columns of y, and
+    spill registers.
+    """
     x, y = nearest(x.to(OPERAND), PRECISION), nearest(y.to(OPERAND), PRECISION)
-    if total is None:
+    ROWS: tl.constexpr = x.shape[0]
+    K: tl.constexpr = x.shape[1]
+    COLUMNS: tl.constexpr = y.shape[1]
+    PARTS: tl.constexpr = K // SLICE
+    LONGEST: tl.constexpr = SLICE if tl.float32 == OPERAND else 2 * SLICE
+    if K > LONGEST:
+        left = tl.permute(tl.reshape(x, (ROWS, PARTS, SLICE)), (1, 0, 2))
+        right = tl.reshape(y, (PARTS, SLICE, COLUMNS))
+        found = tl.sum(tl.dot(left, right, input_precision=PRECISION), 0)
+        if total is not None:
+            found += total
+    elif total is None:
         found = tl.dot(x, y, input_precision=PRECISION)
     else:
         found = tl.dot(x, y, total, input_precision=PRECISION)

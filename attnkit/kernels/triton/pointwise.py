@@ -41,6 +41,7 @@ from attnkit.kernels.triton.tiles import (
     nothing,
     place,
     range_lengths,
+    standing,
     store_of_rows,
     store_rows,
     valid_keys,
@@ -93,18 +94,6 @@ def arguments(products, numbers, of_queries, of_keys, bias, at, i0, i, j0, j, in
     if numbers[1] is not None:
         x += numbers[1]
     return x
-
-
-@triton.jit
-def standing(x):
-    """One number per query, beside a standing tile."""
-    return x if x is None else x[:, None]
-
-
-@triton.jit
-def lying(x):
-    """One number per query, above a lying tile."""
-    return x if x is None else x[None, :]
 
 
 @triton.jit

@@ -19,10 +19,8 @@ import triton.language as tl
 
 from attnkit.kernels.triton.pointwise import (
     arguments,
-    lying,
     norms_of_keys,
     row_settings,
-    standing,
 )
 from attnkit.kernels.triton.statistics import (
     addresses,
@@ -37,11 +35,13 @@ from attnkit.kernels.triton.tiles import (
     key_ranges,
     keys_of_a_tile,
     load_rows,
+    lying,
     nothing,
     optional_matrix,
     place,
     queries_of_a_tile,
     query_blocks,
+    standing,
     store_rows,
     valid_keys,
     visible_pairs,

@@ -18,6 +18,18 @@ def place(blocks, heads):
 
 
 @triton.jit
+def standing(x):
+    """One number per query, beside a standing tile."""
+    return x if x is None else x[:, None]
+
+
+@triton.jit
+def lying(x):
+    """One number per query, above a lying tile."""
+    return x if x is None else x[None, :]
+
+
+@triton.jit
 def corner(view, item, head, row, column):
     """The address of one element."""
     start = view[0] + item * view[1] + head * view[2]

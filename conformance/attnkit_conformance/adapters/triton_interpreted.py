@@ -7,29 +7,54 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from attnkit.backends.torch import triton_linear, triton_pointwise, triton_statistics
+from attnkit import lowrank
+from attnkit.backends.torch import triton_linear, triton_newton, triton_pointwise, triton_rows, triton_statistics
 from attnkit.pointwise import reluformer_options, sigmoid_options
+from attnkit.sparse import sparsemax_options
 from attnkit_conformance.adapters.base import Arrays
 from attnkit_conformance.adapters.torch import Autograd
+from attnkit_conformance.opdb import BY_NAME
 
-OPTIONS: dict[str, Callable[..., dict[str, Any]]] = {
-    "reluformer_attention": reluformer_options,
-    "sigmoid_attention": sigmoid_options,
+ENTMAX = partial(triton_rows.attend, "entmax_attention")
+CASES: dict[str, tuple[Callable[..., Any], Callable[..., dict[str, Any]]]] = {
+    "reluformer_attention": (triton_pointwise.attend, reluformer_options),
+    "sigmoid_attention": (triton_pointwise.attend, sigmoid_options),
+    "sparsemax_attention": (ENTMAX, sparsemax_options),
 }
-"""{op: its own options as those of pointwise_attention}."""
+"""{op: the op that it is a case of, and its own options as those of that op}."""
 OWN = ("gamma", "length")
-SERVED = {
+
+
+def special_case(op: str, q: Any, k: Any, v: Any, **given: Any) -> Any:
+    """The op that it is a case of, with its options."""
+    attend, translated = CASES[op]
+    given |= translated(**{name: given.pop(name) for name in OWN if name in given})
+    return attend(q, k, v, **given)
+
+
+SERVED: dict[str, Callable[..., Any]] = {
     "pointwise_attention": triton_pointwise.attend,
-    "reluformer_attention": triton_pointwise.attend,
-    "sigmoid_attention": triton_pointwise.attend,
+    **{op: partial(special_case, op) for op in CASES},
     "gaussian_attention": triton_pointwise.attend_to_distances,
     "linear_attention": triton_linear.attend,
+    "softmax_attention": partial(triton_rows.attend, "softmax_attention"),
+    "entmax_attention": ENTMAX,
+    "newton_inverse": triton_newton.invert,
+    "soft_attention": partial(lowrank.attend, triton_newton.inverted),
 }
-STATISTICS = ("row_statistics", "attention_with_statistics")
+
+
+def statistics(q: Any, k: Any, v: Any = None, *, op: str, **given: Any) -> dict[str, Any]:
+    """o, if there is a v, and the statistics."""
+    if op in CASES:
+        given |= CASES[op][1](**{name: given.pop(name) for name in OWN if name in given})
+    return triton_statistics.attend(q, k, v, op=op, **{"fields": triton_statistics.FIELDS, **given})
 
 
 def unserved_statistics(*, op: str, **given: Any) -> str | None:
@@ -37,10 +62,13 @@ def unserved_statistics(*, op: str, **given: Any) -> str | None:
     return triton_statistics.unserved(op)
 
 
+STATISTICS = ("row_statistics", "attention_with_statistics")
 REFUSED: dict[str, Callable[..., str | None]] = {
+    **dict.fromkeys(STATISTICS, unserved_statistics),
     "linear_attention": triton_linear.unserved,
-    "row_statistics": unserved_statistics,
-    "attention_with_statistics": unserved_statistics,
+    "entmax_attention": triton_rows.unserved,
+    "newton_inverse": lambda a, **given: triton_newton.too_large(a.shape[-1]),
+    "soft_attention": lambda landmarks, **given: triton_newton.too_large(landmarks.shape[-2]),
 }
 
 
@@ -63,18 +91,14 @@ class Interpreted(Autograd):
         return tensor if tensor.ndim < 3 else tensor.transpose(-3, -2).contiguous().transpose(-3, -2)
 
     def forward(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
-        """o, and the statistics, from the custom op."""
+        """Outputs from the custom op."""
         refused = self.unsupported(op, arrays, params)
         if refused:
             raise NotImplementedError(refused)
-        given = {**arrays, **params}
-        q, k, v = given.pop("q"), given.pop("k"), given.pop("v", None)
-        subject = given.get("op", op)
-        if subject in OPTIONS:
-            given |= OPTIONS[subject](**{name: given.pop(name) for name in OWN if name in given})
         if op in STATISTICS:
-            return triton_statistics.attend(q, k, v, **{"fields": triton_statistics.FIELDS, **given})
-        return {"o": SERVED[op](q, k, v, **given)}
+            return statistics(**arrays, **params)
+        row = BY_NAME[op]
+        return row.binding.forward(SimpleNamespace(**{op: SERVED[op]}), row, arrays, params)
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
         """What the kernels of an op do not serve on any device."""

@@ -14,7 +14,7 @@ from attnkit_conformance.op import (
     has_signed_weights,
     o_only,
 )
-from attnkit_conformance.samples import LENGTH_ARRAY
+from attnkit_conformance.samples import LENGTH_ARRAY, Scene
 
 POINTWISE_VARIANTS: tuple[Params, ...] = (
     {},
@@ -29,6 +29,9 @@ POINTWISE_VARIANTS: tuple[Params, ...] = (
     {"activation": "softplus", "shift": "-log_length", "length": LENGTH_ARRAY},
     {"activation": "relu", "alpha": 0.5, "gain": 1.7, "shift": -0.4},
 )
+
+TAIL = Scene("2x4096-tail", 2, 4096, d=8, e=8, lead=((1, 2),) * 3, options=("positive_values",))
+"""Every weight is about 1/4096: a sigmoid that is accurate beside 1, such as a fast tanh, has no digits there."""
 
 OPS = (
     Op(
@@ -76,6 +79,7 @@ OPS = (
         group="a",
         own=("length",),
         variants=({}, {"length": "all"}, {"length": 20.0}),
+        extra=((TAIL, {}),),
         optional=OPTIONAL,
         differentiable=(*QKV, "bias"),
         errors=errors.length_errors,

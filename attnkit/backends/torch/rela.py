@@ -1,0 +1,69 @@
+"""ReLA on torch tensors: the kernels of point-wise attention in the compute dtype, and the norm of what they give."""
+
+from collections.abc import Callable
+from typing import Any
+
+import array_api_compat
+from torch import Tensor
+
+from attnkit import _quadratic as quadratic
+from attnkit import pointwise, sparse_rela
+from attnkit._dispatch import Kernel
+from attnkit.backends.torch import blocked, triton_pointwise
+
+OWN = ("gate_weight", "norm_axis", "eps")
+
+
+def _divided(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options of the norm, and those of point-wise attention."""
+    common = {name: x for name, x in options.items() if name not in OWN}
+    return {name: options[name] for name in OWN if name in options}, common | sparse_rela.RELU
+
+
+def _wide(*arrays: Tensor) -> list[Tensor]:
+    """x = relu(s) v is not rounded before the norm, and so half types are cast first."""
+    xp = array_api_compat.array_namespace(arrays[0])
+    return [x.to(quadratic.compute_dtype(xp, arrays[0])) for x in arrays]
+
+
+def _attend(impl: str) -> Callable[..., Tensor]:
+    def attend(q: Tensor, k: Tensor, v: Tensor, norm_weight: Tensor, **options: Any) -> Tensor:
+        own, common = _divided(options)
+        x = pointwise.pointwise_attention(*_wide(q, k, v), impl=impl, **common)
+        o: Tensor = sparse_rela.normalised(array_api_compat.array_namespace(q), x, norm_weight, **own)
+        return o.to(q.dtype)
+
+    return attend
+
+
+def _pull(impl: str) -> Callable[..., dict[str, Tensor]]:
+    def pull(q: Tensor, k: Tensor, v: Tensor, norm_weight: Tensor, do: Tensor, **options: Any) -> dict[str, Tensor]:
+        own, common = _divided(options)
+        xp, like = array_api_compat.array_namespace(q), {"q": q, "k": k, "v": v, "norm_weight": norm_weight, **options}
+        q, k, v = _wide(q, k, v)
+        x = pointwise.pointwise_attention(q, k, v, impl=impl, **common)
+        grads = sparse_rela.normalised_vjp(xp, x, norm_weight, do, **own)
+        grads |= pointwise.pointwise_attention_vjp(q, k, v, grads.pop("x"), impl=impl, **common)
+        return {name: g.to(like[name].dtype) for name, g in grads.items()}
+
+    return pull
+
+
+def _asked(question: Callable[..., Any]) -> Callable[..., Any]:
+    """What the kernel of point-wise attention answers, for the arguments of ReLA."""
+
+    def ask(q: Tensor, k: Tensor, v: Tensor, norm_weight: Tensor, *rest: Tensor, **options: Any) -> Any:
+        return question(*_wide(q, k, v), *rest, **_divided(options)[1])
+
+    return ask
+
+
+def _kernels(of: Kernel) -> dict[str, Kernel]:
+    unsupported, pays = _asked(of.unsupported), _asked(of.pays)
+    return {
+        "rela_attention": Kernel(of.name, _attend(of.name), unsupported, pays),
+        "rela_attention_vjp": Kernel(of.name, _pull(of.name), unsupported, pays),
+    }
+
+
+TRITON, BLOCKED = (_kernels(m.KERNELS["pointwise_attention"]) for m in (triton_pointwise, blocked))

@@ -1,0 +1,89 @@
+"""How rows of scores become weights, by name: compile-time arguments of the kernels in `rows`.
+
+With the maximum of a row subtracted, x = (α-1)(s - max s) and power = 1/(α-1), a weight is `weigh(x - τ)` with Σ weigh
+= 1; `slope` is its derivative, and `tilt(p)` = p^{2-α} what the gradient of the scores is proportional to (Peters et
+al. 2019 eq 8-11). Softmax has no threshold: `slope` is None, and a sum divides instead. Constants stand to the right of
+a tensor: Triton's interpreter needs that.
+"""
+
+import triton
+import triton.language as tl
+
+from attnkit.kernels.triton.activations import d_relu, d_relu_squared, exp, relu, relu_squared
+
+
+@triton.jit
+def weigh_exp(x, power):
+    """exp(x) for x ≤ 0."""
+    return exp(x)
+
+
+@triton.jit
+def tilt_exp(p, above):
+    """p."""
+    return p
+
+
+@triton.jit
+def weigh_relu(t, power):
+    """[t]₊."""
+    return relu(t)
+
+
+@triton.jit
+def slope_relu(t, power):
+    """1 for t > 0."""
+    return d_relu(t)
+
+
+@triton.jit
+def tilt_relu(p, above):
+    """1 for p > 0."""
+    return d_relu(p)
+
+
+@triton.jit
+def weigh_relu_squared(t, power):
+    """[t]₊²."""
+    return relu_squared(t)
+
+
+@triton.jit
+def slope_relu_squared(t, power):
+    """2·[t]₊."""
+    return d_relu_squared(t)
+
+
+@triton.jit
+def tilt_relu_squared(p, above):
+    """√p."""
+    return tl.sqrt(p)
+
+
+@triton.jit
+def weigh_power(t, power):
+    """[t]₊^power."""
+    none = t <= 0.0
+    return tl.where(none, 0.0, tl.exp2(tl.log2(tl.where(none, 1.0, t)) * power))
+
+
+@triton.jit
+def slope_power(t, power):
+    """power·[t]₊^(power - 1)."""
+    none = t <= 0.0
+    return tl.where(none, 0.0, tl.exp2(tl.log2(tl.where(none, 1.0, t)) * (power - 1.0)) * power)
+
+
+@triton.jit
+def tilt_power(p, above):
+    """p^(1 - above), 0 where p = 0."""
+    none = p <= 0.0
+    return tl.where(none, 0.0, tl.exp2(tl.log2(tl.where(none, 1.0, p)) * (1.0 - above)))
+
+
+NORMALISERS = {
+    "softmax": (weigh_exp, None, tilt_exp),
+    "sparsemax": (weigh_relu, slope_relu, tilt_relu),
+    "entmax15": (weigh_relu_squared, slope_relu_squared, tilt_relu_squared),
+    "entmax": (weigh_power, slope_power, tilt_power),
+}

@@ -1,0 +1,155 @@
+"""What the kit does not ask of linear attention. Run by test_triton_interpreted.py with TRITON_INTERPRET=1."""
+
+from typing import Any
+
+import pytest
+import torch
+
+import attnkit
+from attnkit.backends.torch import custom, triton_linear, triton_linear_launch
+
+EPS = torch.finfo(torch.float32).eps
+D, E = 4, 3
+
+
+def draw(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def state(*leading: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return draw(7, *leading, D, E), draw(8, *leading, D).abs() + 1.0
+
+
+def inputs(of_q: tuple[int, ...], of_k: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return draw(1, *of_q, D), draw(2, *of_k, D), draw(3, *of_k, E)
+
+
+def agree(got: Any, expected: Any) -> None:
+    """Within a few roundings of the largest element of sums of tens of terms."""
+    if isinstance(expected, tuple):
+        for one, other in zip(got, expected, strict=True):
+            agree(one, other)
+        return
+    assert got.shape == expected.shape
+    assert got.dtype == expected.dtype
+    size = expected.abs().amax() if expected.numel() else torch.zeros(())
+    assert torch.all((got - expected).abs() <= 64 * EPS * size), (got - expected).abs().max()
+
+
+NEVER = torch.zeros(2, 9, dtype=torch.bool)
+HALF = torch.arange(9) % 2 == 0
+CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...] | None, dict[str, Any]]] = {
+    "more-items-than-keys-have": ((2, 2, 9), (1, 2, 9), (1, 1), {}),
+    "a-mask-with-items": ((2, 2, 9), (1, 2, 9), (2,), {"mask": draw(4, 2, 1, 1, 9) > 0, "causal": True}),
+    "heads-with-masks-of-queries": (
+        (2, 4, 9), (2, 2, 9), (2, 2), {"enable_gqa": True, "query_mask": draw(5, 2, 4, 9) > 0, "causal": True},
+    ),
+    "shared-heads": ((2, 4, 9), (2, 2, 9), (2, 1), {"enable_gqa": True, "key_lengths": torch.tensor([[9], [4]])}),
+    "no-query": ((2, 9), (2, 9), (2,), {"query_mask": NEVER}),
+    "every-second-query": ((2, 9), (2, 9), None, {"query_mask": HALF, "causal": True}),
+    "keys-that-no-query-reaches": ((2, 3), (2, 9), None, {"causal": "upper_left"}),
+    "no-keys": ((2, 5), (2, 0), (2,), {}),
+    "no-queries": ((2, 0), (2, 5), (2,), {}),
+    "no-leading-axes": ((9,), (9,), (), {"key_lengths": 5, "causal": True}),
+    "segments": ((130,), (130,), (), {"causal": True}),
+    "segments-full": ((130,), (130,), None, {"normalize": False, "feature_map": "relu"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_states_in_and_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_linear_launch, "FEWEST", 1)
+    of_q, of_k, of_state, options = CASES[name]
+    q, k, v = inputs(of_q, of_k)
+    initial = None if of_state is None else state(*of_state)
+    options = {**options, "initial_state": initial}
+    o, kept = attnkit.linear_attention(q, k, v, **options, return_state=True, impl="generic")
+    agree(triton_linear.attend(q, k, v, **options, return_state=True), (o, kept))
+    agree(triton_linear.attend(q, k, v, **options), o)
+    do = draw(6, *o.shape)
+    for dstate in (None, (draw(9, *kept[0].shape), draw(10, *kept[1].shape))):
+        expected = attnkit.linear_attention_vjp(q, k, v, do, dstate=dstate, **options, impl="generic")
+        found = triton_linear.pull(q, k, v, do, dstate=dstate, **options)
+        assert found.keys() == expected.keys()
+        for part, grad in found.items():
+            agree(grad, expected[part])
+
+
+def test_a_part_of_dstate_may_be_missing() -> None:
+    q, k, v = inputs((9,), (9,))
+    for dstate in ((None, draw(10, D)), (draw(9, D, E), None)):
+        expected = attnkit.linear_attention_vjp(q, k, v, v, dstate=dstate, impl="generic")
+        for part, grad in triton_linear.pull(q, k, v, v, dstate=dstate).items():
+            agree(grad, expected[part])
+
+
+def test_gradients_of_a_state_keep_the_digits_of_float32() -> None:
+    q, k, v = (x.half() for x in inputs((2, 9), (2, 9)))
+    options = {"initial_state": state(2), "causal": True}
+    found = triton_linear.pull(q, k, v, torch.ones_like(v), **options)["initial_state"]
+    agree(found, attnkit.linear_attention_vjp(q, k, v, torch.ones_like(v), **options, impl="generic")["initial_state"])
+
+
+@pytest.mark.parametrize(("dtype", "d"), [(torch.float32, 100), (torch.float16, 200)], ids=str)
+def test_sums_that_are_divided_among_warps(dtype: torch.dtype, d: int) -> None:
+    q, k = (draw(n, 2, 20, d).to(dtype) / 4 for n in (1, 2))
+    v, do = draw(3, 2, 20, d).to(dtype), draw(4, 2, 20, d).to(dtype)
+    wide = [x.double() for x in (q, k, v, do)]
+    allowed = 64 * EPS if dtype == torch.float32 else 4 * torch.finfo(dtype).eps
+    expected = attnkit.linear_attention_vjp(*wide, causal=True)
+    found = triton_linear.pull(q, k, v, do, causal=True)
+    for name, truth in {**expected, "o": attnkit.linear_attention(*wide[:3], causal=True)}.items():
+        got = triton_linear.attend(q, k, v, causal=True) if name == "o" else found[name]
+        assert (got - truth).abs().max() <= allowed * truth.abs().max(), name
+
+
+def test_states_that_do_not_fit_are_refused() -> None:
+    q, k, v = inputs((2, 9), (2, 9))
+    with pytest.raises(ValueError, match="initial_state's S has shape"):
+        triton_linear.attend(q, k, v, initial_state=state(3))
+    with pytest.raises(ValueError, match="dstate's S has shape"):
+        triton_linear.pull(q, k, v, v, dstate=state(1))
+
+
+def arguments(**options: Any) -> tuple[Any, ...]:
+    S, z = (x.requires_grad_() for x in state(2))
+    q, k, v = (x.requires_grad_() for x in inputs((2, 9), (2, 9)))
+    names, tensors, text = custom.written({"q": q, "k": k, "v": v, "initial_S": S, "initial_z": z, **options})
+    return "linear_attention", tensors, names, text
+
+
+def test_the_custom_ops_are_registered_as_torch_wants() -> None:
+    op, tensors, names, text = arguments(return_state=True, causal=True)
+    torch.library.opcheck(triton_linear.CUSTOM.forward, (op, tensors, names, text))
+    tensors = [x.detach() for x in tensors]
+    o, S, z = triton_linear.CUSTOM.forward(op, tensors, names, text)
+    checks = ("test_schema", "test_faketensor")
+    given = (op, [*tensors, S, z], f"{names},dS,dz", text, torch.ones_like(o), "q,v,initial_S")
+    torch.library.opcheck(triton_linear.CUSTOM.vjp, given, test_utils=checks)
+
+
+def test_a_second_derivative_says_that_there_is_none() -> None:
+    q, k, v = (x.requires_grad_() for x in inputs((2, 9), (2, 9)))
+    _, (S, _) = triton_linear.attend(q, k, v, return_state=True)
+    (grad,) = torch.autograd.grad(S.sum(), k, create_graph=True)
+    with pytest.raises(NotImplementedError, match="triton_linear has no second derivatives"):
+        grad.sum().backward()
+
+
+def test_vmap_is_a_loop() -> None:
+    q, k, v = inputs((2, 9), (2, 9))
+    initial = state(2)
+    options = {"return_state": True, "causal": True}
+    mapped = torch.vmap(lambda *x: triton_linear.attend(*x[:3], initial_state=x[3:], **options))(q, k, v, *initial)
+    whole = triton_linear.attend(q, k, v, initial_state=initial, **options)
+    assert torch.equal(mapped[0], whole[0])
+    assert all(torch.equal(one, other) for one, other in zip(mapped[1], whole[1], strict=True))
+
+
+def test_a_sequence_in_two_parts() -> None:
+    q, k, v = inputs((2, 30), (2, 30))
+    whole = triton_linear.attend(q, k, v, causal=True, return_state=True)
+    first, kept = triton_linear.attend(q[:, :13], k[:, :13], v[:, :13], causal=True, return_state=True)
+    options = {"causal": True, "return_state": True, "initial_state": kept}
+    second, last = triton_linear.attend(q[:, 13:], k[:, 13:], v[:, 13:], **options)
+    agree((torch.cat([first, second], 1), last), whole)

@@ -1,0 +1,163 @@
+"""What the kit does not ask of the kernels of rows. Run by test_triton_rows.py with TRITON_INTERPRET=1."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+import attnkit
+from attnkit.backends.torch import triton_rows
+from attnkit.kernels.triton import rows_blocks
+from attnkit.kernels.triton.blocks import Tile
+
+from .in_interpreter import EPS, agree, draw, inputs
+
+OP = "entmax_attention"
+
+
+def tiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have every call served by small tiles."""
+    monkeypatch.setattr(rows_blocks, "resident", lambda *sizes: None)
+    monkeypatch.setattr(rows_blocks, "tile", lambda *sizes: Tile(16, 16, 4, 1))
+
+
+def expected(op: str, *arrays: torch.Tensor, **options: Any) -> torch.Tensor:
+    options |= {"bias": options["bias"].double()} if "bias" in options else {}
+    found: torch.Tensor = getattr(attnkit, op)(*(x.double() for x in arrays), **options, impl="generic")
+    return found
+
+
+def adversarial(keys: int) -> torch.Tensor:
+    """Scores whose thresholds are awkward: ties, one large score, equal ones, offsets, and slow descents."""
+    n = torch.arange(keys, dtype=torch.float32)
+    falling = torch.cumsum(torch.cumprod(torch.full((keys,), 1.2), 0) * 1e-6, 0).clamp(max=20.0)
+    rows = [
+        torch.where(n % 3 == 0, 0.0, -0.25),
+        torch.where(n == keys // 2, 0.0, -50.0),
+        torch.where(n == keys - 1, 0.0, -0.9921875),
+        n * 0 + 7.0,
+        n * 0 - 2.0**13,
+        torch.where(n < keys // 2, 2.0**13, 2.0**13 - 0.25) - torch.where(n == 0, 0.5, 0.0),
+        -torch.log1p(n),
+        -falling,
+        *(draw(seed, keys) * size for seed, size in enumerate((0.01, 0.1, 1.0, 10.0))),
+    ]
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("where", ["resident", "tiled"])
+@pytest.mark.parametrize("keys", [1, 2, 100])
+@pytest.mark.parametrize("alpha", [2.0, 1.5, 1.25])
+def test_rows_sum_to_one_on_the_support_of_the_reference(
+    alpha: float, keys: int, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With v = 1 on the diagonal the output is the weights; scores are the bias alone."""
+    if where == "tiled":
+        tiled(monkeypatch)
+    s, one = adversarial(keys), torch.eye(keys)
+    q, k = torch.zeros(len(s), 1), torch.zeros(keys, 1)
+    p = triton_rows.attend(OP, q, k, one, bias=s, alpha=alpha)
+    exact = expected(OP, q, k, one, bias=s, alpha=alpha)
+    assert torch.all((p.double().sum(-1) - 1).abs() <= 4 * EPS)
+    assert torch.equal(p > 0, exact > 0) or alpha == 1.25  # where the power underflows is not asked
+    assert torch.all((p - exact).abs() <= 16 * EPS / (alpha - 1)), (p - exact).abs().max()
+
+
+def test_a_row_does_not_see_how_many_steps_its_neighbours_need() -> None:
+    s, one = adversarial(100), torch.eye(100)
+    q, k = torch.zeros(len(s), 1), torch.zeros(100, 1)
+    together = triton_rows.attend(OP, q, k, one, bias=s, alpha=1.25)
+    for i in range(1, len(s), 3):
+        assert torch.equal(triton_rows.attend(OP, q[:1], k, one, bias=s[i : i + 1], alpha=1.25)[0], together[i])
+
+
+WINDOWS = (None, (20, 3))
+CALLS: tuple[tuple[str, dict[str, Any], int, int], ...] = (
+    ("softmax_attention", {}, 33, 70),
+    (OP, {"alpha": 2.0}, 40, 19),
+)
+
+
+@pytest.mark.parametrize(("op", "own", "queries", "keys"), CALLS, ids=["softmax", "sparsemax"])
+def test_blocks_that_are_seen_whole_in_part_or_not_at_all(
+    op: str, own: dict[str, Any], queries: int, keys: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiled(monkeypatch)
+    q, k, v, do = (x[:1, :1] for x in inputs(queries, keys))
+    lengths = torch.tensor([[keys * 2 // 3]])
+    for n, (window, causal) in enumerate(itertools.product(WINDOWS, (False, True, "upper_left"))):
+        options = {"causal": causal, "window": window, **own} | ({"key_lengths": lengths} if n % 2 else {})
+        agree(triton_rows.attend(op, q, k, v, **options), expected(op, q, k, v, **options).float())
+        exact = expected(f"{op}_vjp", q, k, v, do, **options)
+        for name, grad in triton_rows.pull(op, q, k, v, do, **options).items():
+            agree(grad, exact[name].float())
+
+
+def test_any_strides_give_the_same_bits() -> None:
+    q, k, v, _ = inputs(20, 30)
+    options = {"causal": True, "bias": draw(7, 2, 20, 30), "mask": draw(8, 2, 1, 1, 30) > -1}
+    plain = triton_rows.attend(OP, q, k, v, **options)
+    inside = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
+    columns = [x.mT.contiguous().mT for x in (q, k, v)]
+    moved = {"bias": options["bias"].mT.contiguous().mT, "mask": options["mask"].expand(2, 2, 20, 30)}
+    for views in (inside, columns):
+        assert torch.equal(triton_rows.attend(OP, *views, **{**options, **moved}), plain)
+
+
+def test_gradients_of_broadcast_arguments_are_summed_and_only_those_wanted_are_made() -> None:
+    q, k, v, do = inputs(9, 11)
+    q, k, bias = q[:, :1], k[:1], draw(9, 2, 1, 1, 11)
+    exact = attnkit.entmax_attention_vjp(q, k, v, do, impl="generic", bias=bias)
+    for name, grad in triton_rows.pull(OP, q, k, v, do, bias=bias).items():
+        agree(grad, exact[name])
+    (dv,) = torch.autograd.grad(triton_rows.attend(OP, q, k, v.requires_grad_(), bias=bias), v, do)
+    agree(dv, exact["v"])
+
+
+def test_cotangents_of_lse_alone_and_of_both() -> None:
+    q, k, v, do = inputs(9, 11)
+    dlse = draw(5, 2, 2, 9)
+    q, k = q.requires_grad_(), k.requires_grad_()
+    o, lse = triton_rows.attend("softmax_attention", q, k, v, return_lse=True, causal=True)
+    zero = attnkit.softmax_attention_vjp(q, k, v, None, dlse, causal=True, impl="generic")
+    agree(torch.autograd.grad(lse, q, dlse, retain_graph=True)[0], zero["q"])
+    both = attnkit.softmax_attention_vjp(q, k, v, do, dlse, causal=True, impl="generic")
+    agree(torch.autograd.grad((o, lse), k, (do, dlse))[0], both["k"])
+    explicit = triton_rows.pull("softmax_attention", q, k, v, do, dlse, causal=True)
+    for name, grad in explicit.items():
+        agree(grad, both[name])
+
+
+def test_the_custom_ops_are_registered_as_torch_wants() -> None:
+    arrays = [x.requires_grad_() for x in (*inputs(5, 6)[:3], draw(3, 5, 6))]
+    text = "causal=True;dropout=(0.2,3);return_lse=True"
+    torch.library.opcheck(triton_rows.CUSTOM.forward, ("softmax_attention", arrays, "q,k,v,bias", text))
+    detached = [x.detach() for x in arrays]
+    arguments = ("softmax_attention", detached, "q,k,v,bias", text, draw(4, 2, 2, 5, 5), "q,bias")
+    torch.library.opcheck(triton_rows.CUSTOM.vjp, arguments, test_utils=("test_schema", "test_faketensor"))
+
+
+def test_a_second_derivative_says_that_there_is_none() -> None:
+    q, k, v, _ = (x.requires_grad_() for x in inputs(5, 6))
+    (grad,) = torch.autograd.grad(triton_rows.attend(OP, q, k, v).sum(), q, create_graph=True)
+    with pytest.raises(NotImplementedError, match="triton_rows has no second derivatives"):
+        grad.sum().backward()
+
+
+def test_vmap_is_a_loop() -> None:
+    q, k, v, _ = inputs(5, 6)
+    mapped = torch.vmap(lambda q, v: triton_rows.attend(OP, q, k[0], v, dropout=(0.5, 1)), (0, 0))(q, v)
+    for n in range(2):
+        assert torch.equal(mapped[n], triton_rows.attend(OP, q[n], k[0], v[n], dropout=(0.5, 1)))
+
+
+def test_no_keys_or_no_queries() -> None:
+    q, k, v, _ = inputs(3, 4)
+    o, lse = triton_rows.attend("softmax_attention", q, k[..., :0, :], v[..., :0, :], return_lse=True)
+    assert torch.all(o == 0)
+    assert torch.all(lse == -torch.inf)
+    none = q[..., :0, :]
+    assert triton_rows.attend(OP, none, k, v).shape == (2, 2, 0, 5)
+    grads = triton_rows.pull(OP, none, k, v, torch.zeros(2, 2, 0, 5))
+    assert all(torch.all(grad == 0) for grad in grads.values())

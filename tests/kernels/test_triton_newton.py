@@ -1,0 +1,163 @@
+"""SOFT's inverse by Triton kernels: judged in the interpreter, with planted bugs found, and compiled for two GPUs."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from attnkit_conformance import core
+from attnkit_conformance.judge import judge
+from attnkit_conformance.worker import WorkerAdapter
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+import attnkit
+from attnkit.backends.torch import triton_launch, triton_newton
+
+from .test_triton_compile import CUOBJDUMP, MEMORY, compiled
+
+OP = "newton_inverse"
+MODE = {"TRITON_INTERPRET": "1"}
+
+CHANGED = """
+import triton
+import triton.language as tl
+
+from attnkit.kernels.triton import newton
+from attnkit_conformance.adapters.triton_interpreted import Interpreted
+
+NAME = newton.NAME
+
+
+@triton.jit
+def tf32(x):
+    return ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def one_product(x, y, total, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
+    found = tl.dot(tf32(x), tf32(y))
+    return found if total is None else total + found
+
+
+@triton.jit
+def three_products(x, y, total, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
+    high, over = tf32(x), tf32(y)
+    found = tl.dot(tf32(x - high), over) + tl.dot(high, tf32(y - over)) + tl.dot(high, over)
+    return found if total is None else total + found
+
+
+@triton.jit
+def half_step(a, x, PRECISION: tl.constexpr):
+    return NAME(a, x * 0.5, PRECISION) * 2.0
+
+
+@triton.jit
+def constant_norm(a, dx, factor, M: tl.constexpr):
+    _, norm, safe = newton.column_sums(a)
+    twice = 2.0 / (safe * safe)
+    return dx * (factor * twice), twice * tl.sum(tl.sum(dx * a, 1), 0)
+
+
+class Changed(Interpreted):
+    def __init__(self):
+        super().__init__()
+        newton.NAME = OTHER
+"""
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> Iterator[WorkerAdapter]:
+    adapter = WorkerAdapter("triton_interpreted", "attnkit_conformance.adapters.triton_interpreted:Interpreted", MODE)
+    yield adapter
+    adapter.close()
+
+
+@pytest.fixture
+def with_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
+    """A function (name, other): the kernels with one function of theirs replaced."""
+    made = []
+
+    def adapter(name: str, other: str) -> WorkerAdapter:
+        (tmp_path / f"newton_{other}.py").write_text(CHANGED.replace("NAME", name).replace("OTHER", other))
+        monkeypatch.syspath_prepend(tmp_path)
+        made.append(WorkerAdapter("changed", f"newton_{other}:Changed", MODE))
+        return made[-1]
+
+    yield adapter
+    for adapter_made in made:
+        adapter_made.close()
+
+
+def checked(adapter: WorkerAdapter, name: str) -> Any:
+    case = next(case for case in core.cases(OP, "full", ("float32",)) if name in case.tags)
+    return core.check(adapter, case)
+
+
+@pytest.mark.parametrize("op", [OP, "soft_attention"])
+def test_conforms(op: str, interpreted: WorkerAdapter) -> None:
+    results = list(judge([interpreted], "quick", None, interpreted.dtypes, ops=(op,)))
+    assert {result.dtype for result in results} == ({"float32"} if op == OP else {"float32", "float16"})
+    assert [f"{result.id}\n{result.message}" for result in results if result.status != "pass"] == []
+
+
+def test_three_tf32_products_are_enough(with_other: Any) -> None:
+    """Of operands that are rounded as `cvt.rna` does, which the compiler puts before them."""
+    result = checked(with_other("product", "three_products"), "not-symmetric")
+    assert result.status == "pass", result.message
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "case"),
+    [
+        ("product", "one_product", "random"),
+        ("step", "half_step", "random"),
+        ("start_gradient", "constant_norm", "init-scale"),
+    ],
+)
+def test_a_planted_bug_is_found(name: str, other: str, case: str, with_other: Any) -> None:
+    result = checked(with_other(name, other), case)
+    assert "bound" in result.checks, result.message
+
+
+def launches(a: torch.Tensor, **options: Any) -> dict[str, triton_launch.Launch]:
+    """The launches of a call and of its gradients, by the names of their kernels; those of `inverse` by their use."""
+    c = triton_newton.call_of(a, **options)
+    factors = torch.empty(c.leading) if isinstance(c.init_scale, torch.Tensor) else None
+    again, gradient = c.backward(torch.empty(a.shape), a, factors)
+    return {
+        "inverse": c.inverse(torch.empty(a.shape), None, keeps=False),
+        "again": again,
+        gradient.kernel.fn.__name__: gradient,
+    }
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize(("m", "inverse_grad"), [(49, "unrolled"), (49, "implicit"), (30, "unrolled")])
+def test_no_spills_enough_memory_and_tensor_cores(
+    m: int, inverse_grad: str, capability: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not CUOBJDUMP.exists():
+        pytest.skip("triton came without cuobjdump")
+    monkeypatch.setattr(triton_launch, "NEWEST", capability // 10)
+    a, factors = torch.empty(4, 8, m, m, dtype=torch.bfloat16 if m == 30 else torch.float32), torch.empty(4, 1)
+    made = launches(a, inverse_grad=inverse_grad, init_scale=factors if m == 30 else 0.9)
+    assert len(made) == 3
+    for name, launch in made.items():
+        kernel = compiled(launch, capability, tmp_path)
+        assert kernel.stack == 0, f"{name} spills {kernel.stack} bytes"
+        assert kernel.shared <= MEMORY[capability], f"{name} needs {kernel.shared} bytes of shared memory"
+        assert kernel.tensor_core_instructions() >= 2, f"{name} multiplies without tensor cores"
+        assert "cvt.rna.tf32" in kernel.ptx, f"{name} cuts digits off"
+
+
+def test_what_is_not_served_says_so() -> None:
+    a, q = torch.zeros(2, 3, 3), torch.zeros(2, 9, 4)
+    assert "run on CUDA" in str(attnkit.explain(attnkit.newton_inverse, a)["triton"])
+    assert "run on CUDA" in str(attnkit.explain(attnkit.soft_attention, q, q, q[:, :3])["triton"])
+    with pytest.raises(NotImplementedError, match="run on CUDA"):
+        attnkit.soft_attention(q, q, q[:, :3], impl="triton")
+    assert "more than 64 rows" in str(triton_newton.too_large(65))
+    assert triton_newton.too_large(64) is None

@@ -1,0 +1,202 @@
+"""Softmax, sparsemax and entmax by Triton kernels: judged in the interpreter, planted bugs found, compiled."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from attnkit_conformance import core
+from attnkit_conformance.judge import judge
+from attnkit_conformance.worker import WorkerAdapter
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from attnkit.backends.torch import triton_launch, triton_rows
+from attnkit.kernels.triton.blocks import Tile
+
+from .test_triton_compile import CUOBJDUMP, MEMORY, compiled
+
+OPS = (
+    ("softmax_attention", ("float32", "float16")),
+    ("sparsemax_attention", ("float32",)),
+    ("entmax_attention", ("float16",)),
+)
+"""Ops and dtypes: sparsemax and entmax share every line of the kernels but that of their weights."""
+TARGET = "attnkit_conformance.adapters.triton_interpreted:Interpreted"
+MODE = {"TRITON_INTERPRET": "1"}
+
+PLANTED = """
+import triton
+import triton.language as tl
+
+from attnkit.kernels.triton import rows, rows_gradients
+from attnkit_conformance.adapters.triton_interpreted import Interpreted
+
+
+@triton.jit
+def one_step(tau, step, count, steps):
+    return count < 1
+
+
+@triton.jit
+def never(x):
+    return tl.where(x < 0.0, 1.0, 1.0)
+
+
+@triton.jit
+def forgotten(products, total, dlse, gain, at, i, queries):
+    return products * 0.0
+
+
+@triton.jit
+def unmasked(products, bias, numbers, at, i0, i, j0, j, inside):
+    return products * numbers[0]
+
+
+class Wrong(Interpreted):
+    def __init__(self):
+        super().__init__()
+        MODULE.NAME = WRONG
+"""
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> Iterator[WorkerAdapter]:
+    adapter = WorkerAdapter("triton_interpreted", TARGET, MODE)
+    yield adapter
+    adapter.close()
+
+
+@pytest.mark.parametrize(("op", "dtypes"), OPS)
+def test_conforms(op: str, dtypes: tuple[str, ...], interpreted: WorkerAdapter) -> None:
+    results = list(judge([interpreted], "quick", None, dtypes, ops=(op,)))
+    assert {result.dtype for result in results} == {*dtypes}
+    assert [f"{result.id}\n{result.message}" for result in results if result.status != "pass"] == []
+
+
+@pytest.mark.parametrize(
+    ("op", "module", "name", "wrong", "scene", "checks"),
+    [
+        ("sparsemax_attention", "rows", "rising", "one_step", "cross", {"bound"}),
+        ("softmax_attention", "rows", "exp", "never", "cross", {"bound"}),
+        ("entmax_attention", "rows_gradients", "means", "forgotten", "cross", {"bound"}),
+        ("softmax_attention", "rows", "scores", "unmasked", "causal-padded", {"bound", "nonfinite"}),
+    ],
+)
+def test_a_planted_bug_is_found(
+    op: str, module: str, name: str, wrong: str, scene: str, checks: set[str], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    code = PLANTED.replace("MODULE", module).replace("NAME", name).replace("WRONG", wrong)
+    planted = f"planted_{wrong}"
+    (tmp_path / f"{planted}.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    adapter = WorkerAdapter("planted", f"{planted}:Wrong", MODE)
+    case = next(case for case in core.cases(op, "quick", ("float32",)) if scene in case.tags)
+    result = core.check(adapter, case)
+    adapter.close()
+    assert result.checks & checks, result.message
+
+
+def test_what_the_kit_does_not_ask() -> None:
+    here = Path(__file__)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    command += [str(here.with_name("rows_in_interpreter.py"))]
+    done = subprocess.run(command, env={**os.environ, **MODE}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+# ---------------------------------------------------------------------------------------------- the compiler
+
+
+def launches(
+    q: torch.Tensor, v: torch.Tensor | None = None, op: str = "entmax_attention", **options: Any
+) -> dict[str, triton_launch.Launch]:
+    """The launches of a call and of its gradients, by the names of their kernels."""
+    v = q if v is None else v
+    given = {"q": q, "k": q, "v": v, **options}
+    call = triton_rows.call_of(op, given)
+    rows = torch.empty(triton_rows.row_numbers(call.a, triton_rows.alpha_of(op, options)))
+    grads = {"q": q, "k": q, "v": v}
+    if options.get("bias") is not None:
+        grads["bias"] = torch.empty(1, q.shape[1], q.shape[2], q.shape[2])
+    lse = torch.empty(q.shape[:-1]) if op == "softmax_attention" else None
+    made = [triton_rows.forward_launch(q, q, v, v, lse, rows, call)]
+    made += triton_rows.backward_launches(q, q, v, v, lse, rows, grads, call)
+    return {launch.kernel.fn.__name__: launch for launch in made}
+
+
+CALLS: tuple[tuple[str, int, dict[str, Any], set[str]], ...] = (
+    ("entmax_attention", 197, {"alpha": 1.5}, {"forward_resident", "backward_resident", "backward_keys"}),
+    ("entmax_attention", 256, {"alpha": 2.0}, {"forward_resident"}),
+    ("entmax_attention", 1024, {"alpha": 1.3}, {"forward_tiled", "backward_tiled"}),
+    ("softmax_attention", 1024, {}, {"forward_online"}),
+)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "d", "capability", "causal"),
+    [
+        (torch.float16, 64, 80, True),
+        (torch.bfloat16, 128, 80, False),
+        (torch.bfloat16, 128, 90, True),
+        (torch.float32, 64, 90, False),
+    ],
+    ids=str,
+)
+def test_no_spills_enough_memory_and_tensor_cores(
+    dtype: torch.dtype, d: int, capability: int, causal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not CUOBJDUMP.exists():
+        pytest.skip("triton came without cuobjdump")
+    monkeypatch.setattr(triton_launch, "NEWEST", capability // 10)
+    for op, tokens, options, wanted in CALLS:
+        found = launches(torch.empty(2, 8, tokens, d, dtype=dtype), op=op, causal=causal, **options)
+        for name in wanted & found.keys():
+            kernel = compiled(found[name], capability, tmp_path)
+            assert kernel.stack == 0, f"{name} spills {kernel.stack} bytes"
+            assert kernel.shared <= MEMORY[capability], f"{name} needs {kernel.shared} bytes of shared memory"
+            assert kernel.tensor_core_instructions() >= 2, f"{name} multiplies without tensor cores"
+
+
+def test_every_option_compiles_and_has_enough_memory(tmp_path: Path) -> None:
+    if not CUOBJDUMP.exists():
+        pytest.skip("triton came without cuobjdump")
+    for tokens, op in ((100, "entmax_attention"), (300, "softmax_attention")):
+        q, v = (
+            torch.empty(2, 4, tokens, 128, dtype=torch.bfloat16),
+            torch.empty(2, 4, tokens, 100, dtype=torch.bfloat16),
+        )
+        options = {
+            "window": (7, 3), "dropout": (0.1, 5), "bias": torch.empty(4, tokens, tokens),
+            "mask": torch.empty(tokens, tokens, dtype=torch.bool), "dropout_mask": torch.empty(tokens, tokens),
+            "key_lengths": torch.empty(2, 1, dtype=torch.int64),
+            "query_mask": torch.empty(2, 1, tokens, dtype=torch.bool),
+        }  # fmt: skip
+        found = launches(q, v, op, **options)
+        assert len(found) == 4
+        for name, launch in found.items():
+            kernel = compiled(launch, 90, tmp_path)
+            assert kernel.shared <= MEMORY[90], f"{name} needs {kernel.shared} bytes of shared memory"
+
+
+def test_the_gate_sees_a_tile_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not CUOBJDUMP.exists():
+        pytest.skip("triton came without cuobjdump")
+    monkeypatch.setattr("attnkit.kernels.triton.rows_blocks.tile", lambda *sizes: Tile(128, 128, 4, 2))
+    found = launches(torch.empty(1, 1, 256, 128, dtype=torch.bfloat16), op="softmax_attention")
+    assert compiled(found["forward_online"], 80, tmp_path).stack > 0
+
+
+def test_what_is_not_served_says_so() -> None:
+    import attnkit
+
+    q = torch.zeros(2, 3, 4)
+    for op in (attnkit.softmax_attention, attnkit.sparsemax_attention, attnkit.entmax_attention):
+        assert attnkit.explain(op, q, q, q)["triton"] == "Triton kernels run on CUDA; the tensors are on cpu"
+    assert "array alpha" in str(triton_rows.unserved(q, q, q, alpha=torch.ones(3, 1)))
