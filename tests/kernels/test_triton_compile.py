@@ -21,7 +21,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from attnkit.backends.torch import triton_launch, triton_pointwise  # noqa: E402
+from attnkit.backends.torch import triton_launch, triton_pointwise, triton_statistics  # noqa: E402
 from attnkit.kernels.triton.blocks import Tile  # noqa: E402
 
 NVIDIA = Path(str(importlib.util.find_spec("triton").origin)).parent / "backends" / "nvidia" / "bin"  # type: ignore[union-attr]
@@ -112,6 +112,7 @@ def compile_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     return run
 
 
+ALL_FIELDS = ",".join(triton_statistics.FIELDS)
 HEAVY = ("forward", "backward_queries", "backward_keys")
 
 
@@ -155,13 +156,30 @@ def test_distances_spill_nothing(compile_for: Any, dtype: torch.dtype, d: int, c
         assert kernel.shared <= MEMORY[capability], f"{name} needs {kernel.shared} bytes of shared memory"
 
 
-def launches_with_statistics(q: torch.Tensor, **options: Any) -> dict[str, triton_launch.Launch]:
-    """The launches of a call with every statistic and of its gradients."""
-    setting, rows = triton_pointwise.setting(q, q, **options), torch.empty(q.shape[:-1])
-    first = torch.empty(q.shape[:-1], dtype=torch.int32)
-    made = triton_launch.forward_launches(q, q, q, q, setting, (rows,) * 6 + (first,))
-    made += triton_launch.backward_launches(q, q, q, q, {"q": q, "k": q, "v": q}, setting, (first, *(rows,) * 6))
+def launches_with_statistics(
+    q: torch.Tensor, fields: str = ALL_FIELDS, with_output: bool = True, **options: Any
+) -> dict[str, triton_launch.Launch]:
+    """The launches of a call with statistics and of its gradients."""
+    setting, v = triton_pointwise.setting(q, q, **options), q if with_output else None
+    rows = {name: torch.empty(q.shape[:-1]) for name in triton_statistics.outputs(fields)}
+    rows["first"] = rows["first"].to(torch.int32)
+    wanted = tuple(rows.get(name) for name in (*triton_statistics.FIELDS, "first"))
+    given = (rows["first"], *wanted[:4], *(wanted[:2] if "entropy" in fields else (None, None)))
+    grads = {"q": q, "k": q, "v": q}
+    if setting.bias is not None:
+        grads["bias"] = torch.empty(1, q.shape[1], q.shape[2], q.shape[2])
+    made = triton_launch.forward_launches(q, q, v, v, setting, wanted)
+    made += triton_launch.backward_launches(q, q, v, v, grads, setting, given)
     return {launch.kernel.fn.__name__: launch for launch in made}
+
+
+@pytest.mark.parametrize(("fields", "own"), [("total", {}), ("maximum", triton_pointwise.GAUSSIAN)], ids=str)
+def test_statistics_alone_compile_with_every_option(compile_for: Any, fields: str, own: dict[str, Any]) -> None:
+    q = torch.empty(2, 4, 100, 64, dtype=torch.float16)
+    options = {**own, "bias": torch.empty(4, 100, 100), "mask": torch.empty(100, 100, dtype=torch.bool)}
+    found = compile_for(lambda: launches_with_statistics(q, fields, False, window=(7, 3), **options), 90)
+    assert {*HEAVY, "backward_bias"} <= {*found}
+    assert all(kernel.shared <= MEMORY[90] for kernel in found.values())
 
 
 @pytest.mark.parametrize(

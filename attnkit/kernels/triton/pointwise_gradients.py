@@ -134,11 +134,12 @@ def backward_queries(
 
 @triton.jit
 def collect(
-    dk, dv, keyed, valued, of_keys, q, do, given, pairs, rows, limits, numbers, at, heads, j0, first, stop,
+    sums, keyed, valued, of_keys, q, do, given, pairs, rows, limits, numbers, at, heads, j0, first, stop,
     H: tl.constexpr, DH: tl.constexpr, EDGE: tl.constexpr, LOG_LENGTH: tl.constexpr, d: tl.constexpr, e: tl.constexpr,
     D: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dk + Σ_i ds_ij q_i and dv + Σ_i m r f_i h(x) do_i over the query blocks first .. stop."""
+    dk, dv = sums
     queries, keys, left, right = limits
     item, head, _ = at
     beside = tl.arange(0, ROWS)
@@ -187,8 +188,7 @@ def backward_keys(
     block, shared, item = place(tl.cdiv(stored, KEYS), heads)
     j0 = block * KEYS
     columns = tl.arange(0, KEYS)
-    dk_sums = nothing(KEYS, D, rows[4] is not None)
-    dv_sums = nothing(KEYS, E, False) if do is not None else None
+    sums = nothing(KEYS, D, rows[4] is not None), nothing(KEYS, E, False) if do is not None else None
     keyed = load_rows(k, item, shared, j0, columns, j0 + columns < keys, d, D)
     valued = optional_matrix(v, item, shared, j0, columns, j0 + columns < keys, e, E)
     for member in range(groups):
@@ -199,25 +199,25 @@ def backward_keys(
         bounds = (queries, valid, left, right)
         first, whole, end, stop = query_blocks(j0, queries, valid, left, right, ROWS, KEYS)
         if MASKED or right is not None:
-            dk_sums, dv_sums = collect(
-                dk_sums, dv_sums, keyed, valued, of_keys, q, do, given, pairs, rows, bounds, numbers, at,
+            sums = collect(
+                sums, keyed, valued, of_keys, q, do, given, pairs, rows, bounds, numbers, at,
                 heads * groups, j0, first, stop if MASKED else tl.minimum(whole, stop), H, DH, True, LOG_LENGTH,
                 d, e, D, E, ROWS, KEYS, PRECISION,
             )  # fmt: skip
         if not MASKED:
-            dk_sums, dv_sums = collect(
-                dk_sums, dv_sums, keyed, valued, of_keys, q, do, given, pairs, rows, bounds, numbers, at,
+            sums = collect(
+                sums, keyed, valued, of_keys, q, do, given, pairs, rows, bounds, numbers, at,
                 heads * groups, j0, whole, end, H, DH, False, LOG_LENGTH, d, e, D, E, ROWS, KEYS, PRECISION,
             )  # fmt: skip
-            dk_sums, dv_sums = collect(
-                dk_sums, dv_sums, keyed, valued, of_keys, q, do, given, pairs, rows, bounds, numbers, at,
+            sums = collect(
+                sums, keyed, valued, of_keys, q, do, given, pairs, rows, bounds, numbers, at,
                 heads * groups, j0, end, stop, H, DH, True, LOG_LENGTH, d, e, D, E, ROWS, KEYS, PRECISION,
             )  # fmt: skip
     kept = j0 + columns < stored
-    dk_total = whole_sum(dk_sums, keyed, q[0].dtype.element_ty) * (numbers[0] * numbers[2])
+    dk_total = whole_sum(sums[0], keyed, q[0].dtype.element_ty) * (numbers[0] * numbers[2])
     store_rows(dk, item, shared, j0, columns, kept, dk_total, d, D)
     if do is not None:
-        dv_total = whole_sum(dv_sums, None, do[0].dtype.element_ty) * numbers[2]
+        dv_total = whole_sum(sums[1], None, do[0].dtype.element_ty) * numbers[2]
         store_rows(dv, item, shared, j0, columns, kept, dv_total, e, E)
 
 
