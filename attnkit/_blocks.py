@@ -49,7 +49,7 @@ class Call(NamedTuple):
     common: Mapping[str, Any]
     own: Mapping[str, Any]
     size: int = SCORES
-    fewest: int = 1  # queries of a block, however many keys there are
+    queries: int | None = None  # of a block; None = as many as `size` allows
 
     @property
     def leading(self) -> tuple[int, ...]:
@@ -81,7 +81,7 @@ def call(family: Any, q: Array, k: Array, v: Array, options: Mapping[str, Any], 
 def blocks(c: Call) -> Iterator[Block]:
     """Blocks of about `c.size` scores that together cover the output; those without a key are left out."""
     queries, keys = c.lengths
-    rows = min(max(c.fewest, c.size // max(1, keys)), queries)
+    rows = min(c.queries or max(1, c.size // max(1, keys)), queries)
     shared = len(c.leading) - 1 if c.groups > 1 else None
     axes = [axis for axis in range(len(c.leading)) if axis != shared]
     together = max(axes, key=lambda axis: c.leading[axis], default=None)

@@ -27,6 +27,7 @@ BACKENDS = {
 }
 MATH_TOKENS = 1024  # beside ops other than softmax, SDPA's materialising backend is timed up to here
 FLA_CHUNK = 64
+SUBJECT = "softmax_attention"  # whose rows have their statistics measured
 
 
 class Contender(NamedTuple):
@@ -67,12 +68,11 @@ def served(cell: Cell, contender: Contender) -> bool:
 
 def attnkit_rows(cell: Cell) -> list[Contender]:
     """One per implementation that attnkit has for these arrays, in the order of `impl="auto"`."""
-    reasons: dict[str, str | None] = {"generic": None}
-    if cell.op != "statistics":
-        like = torch.empty(cell.shape, dtype=cell.torch_dtype, device=cell.device)
-        op = OPS[cell.op]
-        found = attnkit.explain(getattr(attnkit, op.function), like, like, like, causal=cell.causal, **op.options)
-        reasons = dict(sorted(found.items(), key=lambda item: item[1] is not None))
+    like, op = torch.empty(cell.shape, dtype=cell.torch_dtype, device=cell.device), OPS[cell.op]
+    function = getattr(attnkit, op.function)
+    arrays = (SUBJECT, like, like) if cell.op == "statistics" else (like, like, like)
+    found = attnkit.explain(function, *arrays, causal=cell.causal, **op.options)
+    reasons = dict(sorted(found.items(), key=lambda item: item[1] is not None))
     return [
         Contender(f"attnkit {impl}", partial(attnkit_call, impl=impl), partial(always, reason=reason))
         for impl, reason in reasons.items()
@@ -88,7 +88,7 @@ def attnkit_call(cell: Cell, impl: str) -> Attend:
     op = OPS[cell.op]
     if cell.op == "statistics":
         return lambda q, k, v: stacked(
-            attnkit.row_statistics("softmax_attention", q, k, causal=cell.causal, **op.options)
+            attnkit.row_statistics(SUBJECT, q, k, causal=cell.causal, impl=impl, **op.options)
         )
     return partial(getattr(attnkit, op.function), causal=cell.causal, impl=impl, **op.options)
 

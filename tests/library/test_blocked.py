@@ -57,8 +57,8 @@ def test_blocks_that_are_overwritten_agree_with_the_whole(activation: str, optio
     o = attnkit.pointwise_attention(q, k, v, impl="generic", **given)
     do = torch.tensor(GENERATOR.standard_normal(o.shape))
     want = attnkit.pointwise_attention_vjp(q, k, v, do, impl="generic", **given)
-    for size, fewest in ((1, 1), (25, 4), (300, 2)):
-        call = _blocks.call(FAMILIES[op], q, k, v, given, size)._replace(fewest=fewest)
+    for size, queries in ((1, 1), (25, 4), (300, 2)):
+        call = _blocks.call(FAMILIES[op], q, k, v, given, size)._replace(queries=queries)
         assert_close(_blocks.forward(xp, call, partial(in_place.forward_block, in_place.Room())), o)
         got = _blocks.backward(xp, call, do, tuple(want), partial(in_place.backward_block, in_place.Room()))
         for name, gradient in want.items():

@@ -22,7 +22,7 @@ from attnkit.backends.torch.custom import Given, Outputs, register
 from attnkit.backends.torch.in_place import Prepared, Room
 from attnkit.statistics_families import FAMILIES
 
-SCORES, QUERIES = _blocks.SCORES, 64  # of a block, which many passes look at, and at least so many queries
+SCORES, QUERIES = 1 << 20, 128  # of a block, which many passes look at, and its queries
 NEVER = -1e4  # an exponent whose exponential is 0 in every dtype, and which times 0 is 0
 Fields = tuple[str, ...]
 Measure = Callable[[Room, Namespace, _blocks.Call, Rows, Fields], dict[str, Tensor]]
@@ -103,7 +103,7 @@ def _forward(op: str, given: Given) -> Tensor:
     (shape, dtype), fields = _outputs(op, given)["rows"], tuple(given.pop("fields").split(","))
     q, k = given.pop("q"), given.pop("k")
     xp, room, found = array_api_compat.array_namespace(q), Room(), q.new_zeros(shape, dtype=dtype)
-    c = _blocks.call(FAMILIES[op], q, k, k, given, SCORES)._replace(fewest=QUERIES)
+    c = _blocks.call(FAMILIES[op], q, k, k, given, SCORES)._replace(queries=QUERIES)
     for block in _blocks.blocks(c):
         rows = MEASURES[op](room, xp, _blocks.part(c, block), block.rows, fields)
         at = (*block.leading, slice(block.rows.start, block.rows.stop))
