@@ -43,7 +43,7 @@ class Cell(NamedTuple):
     d: int = 64
     dtype: str = "float32"
     batch: int = 1
-    heads: int = 2
+    heads: int = 8
     device: str = "cpu"
 
     @property
@@ -86,7 +86,7 @@ def both_forms(op: str) -> tuple[bool, ...]:
 
 
 def on_cpu() -> Iterator[Cell]:
-    """Two heads of 64 in float32; a few with d = 128 and in bfloat16."""
+    """Eight heads of 64 in float32; a few with d = 128 and in bfloat16."""
     for op in OPS:
         for causal in both_forms(op):
             for n in (256, 1024, 4096 if op in MAIN else 2048):

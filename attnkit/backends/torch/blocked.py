@@ -15,7 +15,7 @@ from attnkit.statistics_families import FAMILIES
 
 ENOUGH = {
     "softmax_attention": 1 << 22,
-    "pointwise_attention": 1 << 19,
+    "pointwise_attention": 1 << 18,
     "entmax_attention": 1 << 22,
     "gaussian_attention": 1 << 22,
 }

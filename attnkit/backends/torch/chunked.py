@@ -1,6 +1,6 @@
-"""Causal linear attention on the CPU, head by head in segments that stay in the cache, with explicit gradients.
+"""Linear attention on the CPU, head by head in segments that stay in the cache, with explicit gradients.
 
-With x = scale·φ(q), y = φ(k), c = v, a denominator from raw and, for gradients, dn and dd those of num and raw,
+With x = scale·φ(q), y = φ(k), c = v, and for gradients dn and dd those of num and raw, under causality
 
     num_i = Σ_{j ≤ i} (x_i·y_j) c_j                      raw_i = Σ_{j ≤ i} x_i·y_j
     dx_i = Σ_{j ≤ i} (dn_i·c_j + dd_i) y_j               dy_j = Σ_{i ≥ j} (dn_i·c_j + dd_i) x_i
@@ -10,7 +10,8 @@ The pairs of a chunk are multiplied out; all others meet in sums over whole chun
 stands before a chunk, R = Σ x_i dn_iᵀ and r = Σ x_i dd_i of what stands behind it. The backward sweep starts at the
 end; sums over the past are made again, segment by segment, and no chunk is kept. Memory: O((L + S)·d + segment).
 
-Key j stands at position j, query i at position i + shift, and sees what is not behind it.
+Key j stands at position j, query i at position i + shift, and sees what is not behind it. Without causality the sums go
+over all keys, or all queries, and no pairs are multiplied out.
 """
 
 import itertools
@@ -33,7 +34,7 @@ from attnkit.linear_states import parts_of
 from attnkit.linear_sums import Features, Rule
 
 ELEMENTS = 1 << 18  # of the sums before the chunks of a segment: 1 MiB in float32, the size of a core's cache
-TOKENS = 256  # of a sequence: shorter ones take longer than by automatic differentiation
+TOKENS = 512  # of a sequence: shorter ones take longer than by automatic differentiation
 RULES: Mapping[str, Callable[..., Rule]] = {
     "linear_attention": partial(linear.rule, "linear_attention"),
     "cosine_attention": partial(linear_cosine.rule, "cosine_attention"),
@@ -104,6 +105,7 @@ class Head(NamedTuple):
     v: Sequence
     do: Sequence | None
     size: int  # of chunks
+    causal: bool
 
     def segments(self) -> Iterator[tuple[int, int]]:
         """Positions: whole chunks, as many as `ELEMENTS` allow."""
@@ -206,8 +208,45 @@ def _divided_back(h: Head, num: Tensor, raw: Tensor, do: Tensor) -> tuple[Tensor
     return dn, -slope * (dn * num).sum(-1, keepdim=True) / den
 
 
-def attend_head(h: Head, o: Tensor) -> None:
-    """o (L, e) of one head."""
+def _all_keys(h: Head) -> Sums:
+    """S and z."""
+    sums = None
+    for segment in h.segments():
+        y, c = (h.taken(sequence, segment).values for sequence in (h.k, h.v))
+        S, z = sums or _nothing(y, c)
+        sums = S + total(h.xp, y.flatten(0, 1), c.flatten(0, 1)), z + y.sum((0, 1)).unsqueeze(-1)
+    assert sums is not None
+    return sums
+
+
+def attend_whole(h: Head, o: Tensor) -> None:
+    """o (L, e) of one head without order."""
+    S, z = _all_keys(h)
+    for segment in h.segments():
+        q, x = h.queries(segment)
+        o[q.inside] = q.own(_divided(h, x @ S, x @ z)).to(o.dtype)
+
+
+def pull_whole(h: Head, dq: Tensor, dk: Tensor, dv: Tensor) -> None:
+    """Add the gradients of one head without order: a pass over the queries, and one over the keys."""
+    assert h.do is not None
+    S, z = _all_keys(h)
+    R, r = torch.zeros_like(S), torch.zeros_like(z)
+    for segment in h.segments():
+        q, x = h.queries(segment)
+        dn, dd = _divided_back(h, x @ S, x @ z, h.taken(h.do, segment).values)
+        rows = x.flatten(0, 1)
+        R += total(h.xp, rows, dn.flatten(0, 1))
+        r += total(h.xp, rows, dd.flatten(0, 1))
+        dq[q.inside] += q.pulled((dn @ S.mT + dd @ z.mT) * h.rule.scale)
+    for segment in h.segments():
+        k, v = h.taken(h.k, segment), h.taken(h.v, segment)
+        dk[k.inside] += k.pulled(v.values @ R.mT + r.mT)
+        dv[v.inside] += v.pulled(k.values @ R)
+
+
+def attend_causal(h: Head, o: Tensor) -> None:
+    """o (L, e) of one head under causality."""
     sums = None
     for segment in h.segments():
         q, x = h.queries(segment)
@@ -217,8 +256,8 @@ def attend_head(h: Head, o: Tensor) -> None:
         o[q.inside] = q.own(_divided(h, found.num, found.raw)).to(o.dtype)
 
 
-def pull_head(h: Head, dq: Tensor, dk: Tensor, dv: Tensor) -> None:
-    """Add the gradients of one head to dq (L, d), dk (S, d) and dv (S, e)."""
+def pull_causal(h: Head, dq: Tensor, dk: Tensor, dv: Tensor) -> None:
+    """Add the gradients of one head under causality to dq (L, d), dk (S, d) and dv (S, e)."""
     assert h.do is not None
     openings = list(_openings(h))
     later = None
@@ -282,7 +321,7 @@ def _heads(op: str, given: Given, do: Tensor | None) -> Iterator[tuple[Whole, tu
     common = {name: given[name] for name in ("mask", "causal", "key_lengths", "query_mask") if name in given}
     gqa = given.get("enable_gqa", False)
     parts = parts_of(xp, q, k, False, **common)
-    assert parts.shift is not None
+    shift = parts.shift or 0
     whole = Whole(quadratic.leading_axes(q, k, v, gqa), q.shape[-3] // k.shape[-3] if gqa else 1)
     dtype, size = quadratic.compute_dtype(xp, q), given.get("chunk_size", 64)
     for place in whole.places():
@@ -295,11 +334,12 @@ def _heads(op: str, given: Given, do: Tensor | None) -> Iterator[tuple[Whole, tu
                 xp,
                 rule,
                 dtype,
-                Sequence(whole.picked(q, place, 2), live, parts.shift, rule.of_queries),
+                Sequence(whole.picked(q, place, 2), live, shift, rule.of_queries),
                 Sequence(whole.picked(k, place, 2, shared=True), seen, 0, rule.of_keys),
                 Sequence(whole.picked(v, place, 2, shared=True), seen, 0),
-                None if do is None else Sequence(whole.picked(do, place, 2), live, parts.shift),
+                None if do is None else Sequence(whole.picked(do, place, 2), live, shift),
                 min(size, max(1, k.shape[-2], q.shape[-2])),
+                parts.shift is not None,
             ),
         )
 
@@ -313,7 +353,7 @@ def _forward(op: str, given: Given) -> Tensor:
     leading = quadratic.leading_axes(q, k, v, given.get("enable_gqa", False))
     o = q.new_empty((*leading, q.shape[-2], v.shape[-1]))
     for whole, place, head in _heads(op, given, None):
-        attend_head(head, whole.picked(o, place, 2))
+        (attend_causal if head.causal else attend_whole)(head, whole.picked(o, place, 2))
     return o
 
 
@@ -322,7 +362,8 @@ def _backward(op: str, given: Given, do: Tensor, wanted: tuple[str, ...]) -> dic
     dtype = quadratic.compute_dtype(array_api_compat.array_namespace(do), do)
     grads = {name: torch.zeros(x.shape, dtype=dtype) for name, x in like.items()}
     for whole, place, head in _heads(op, given, do):
-        pull_head(head, *(whole.picked(grads[name], place, 2, shared=name != "q") for name in DIFFERENTIABLE))
+        pulled = (whole.picked(grads[name], place, 2, shared=name != "q") for name in DIFFERENTIABLE)
+        (pull_causal if head.causal else pull_whole)(head, *pulled)
     return {name: grads[name].to(like[name].dtype) for name in wanted}
 
 
@@ -346,8 +387,6 @@ def unsupported(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options
     """Why a call is not served in chunks."""
     if q.device.type != "cpu":
         return "chunks are for the CPU"
-    if not options.get("causal"):
-        return "without causal the generic implementation keeps no chunks"
     if any(options.get(name) for name in ("initial_state", "return_state", "dstate")):
         return "states are served by the generic implementation"
     if callable(options.get("feature_map")):
