@@ -81,7 +81,9 @@ def test_explain_names_every_implementation_and_its_reason(tensors, kernel):
 
 
 def test_an_unknown_implementation_names_those_there_are(tensors):
-    with pytest.raises(ValueError, match=r"softmax_attention: impl must be one of 'auto', 'generic', .*'sdpa', .*mean 'sdpa'\?"):
+    with pytest.raises(
+        ValueError, match=r"softmax_attention: impl must be one of 'auto', 'generic', .*'sdpa', .*mean 'sdpa'\?"
+    ):
         attnkit.softmax_attention(*tensors, impl="sdp")
 
 
