@@ -81,6 +81,12 @@ def _kernels(
     return _Kernels(q, v, landmarks, valid, kernel, a, p, half_scale)
 
 
+def _of_inverse(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options of the inverse, and those of the tokens."""
+    own = {name: x for name, x in options.items() if name in INVERSE_OPTIONS}
+    return own, {name: x for name, x in options.items() if name not in own}
+
+
 def attend(
     inverted: Inverted,
     q: Array,
@@ -88,16 +94,14 @@ def attend(
     landmarks: Array,
     *,
     landmark_mask: Array | None = None,
-    newton_steps: int = 20,
-    init_scale: float | Array = 0.9,
     ridge: float = 0.0,
-    inverse_grad: str = "implicit",
-    **tokens: Any,
+    **options: Any,
 ) -> Array:
     """`soft_attention` with an inverse like `lowrank_newton.inverted`."""
     xp = namespace(q)
+    own, tokens = _of_inverse(options)
     s = _kernels(xp, q, v, landmarks, landmark_mask, ridge, tokens)
-    x, _ = inverted(s.a, newton_steps=newton_steps, init_scale=init_scale, inverse_grad=inverse_grad)
+    x, _ = inverted(s.a, **own)
     return cast(xp, s.p.mT @ (x @ (s.p @ s.v)), q.dtype)
 
 
@@ -109,16 +113,14 @@ def pull(
     do: Array,
     *,
     landmark_mask: Array | None = None,
-    newton_steps: int = 20,
-    init_scale: float | Array = 0.9,
     ridge: float = 0.0,
-    inverse_grad: str = "implicit",
-    **tokens: Any,
+    **options: Any,
 ) -> dict[str, Array]:
     """`soft_attention_vjp` with an inverse like `lowrank_newton.inverted`."""
     xp = namespace(q)
+    own, tokens = _of_inverse(options)
     s = _kernels(xp, q, v, landmarks, landmark_mask, ridge, tokens)
-    x, pull_inverse = inverted(s.a, newton_steps=newton_steps, init_scale=init_scale, inverse_grad=inverse_grad)
+    x, pull_inverse = inverted(s.a, **own)
     do = chosen(xp, s.valid, cast(xp, do, s.a.dtype))
     u, dy = s.p @ s.v, s.p @ do
     y, du = x @ u, x.mT @ dy

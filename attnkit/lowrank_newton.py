@@ -56,7 +56,7 @@ def inverse(xp: Namespace, a: Array, count: int, factor: Any, inverse_grad: str)
 
 
 def inverted(
-    a: Array, *, newton_steps: int, init_scale: Any, inverse_grad: str
+    a: Array, *, newton_steps: int = 20, init_scale: Any = 0.9, inverse_grad: str = "implicit"
 ) -> tuple[Array, Callable[[Array], dict[str, Array]]]:
     """X_T for a in the compute dtype, and the gradients of a and init_scale as a function of its cotangent."""
     xp = namespace(a)

@@ -15,7 +15,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from attnkit.backends.torch import triton_launch, triton_linear, triton_linear_launch
 
-from .test_triton_compile import CUOBJDUMP, MEMORY, compiled
+from .test_triton_compile import MEMORY, compiled
 
 OP = "linear_attention"
 MODE = {"TRITON_INTERPRET": "1"}
@@ -183,8 +183,6 @@ def gate(made: dict[str, triton_launch.Launch], capability: int, folder: Path) -
 def test_no_spills_enough_memory_and_tensor_cores(
     dtype: torch.dtype, d: int, capability: int, causal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not CUOBJDUMP.exists():
-        pytest.skip("triton came without cuobjdump")
     monkeypatch.setattr(triton_launch, "NEWEST", capability // 10)
     made = launches(torch.empty(2, 8, 2048, d, dtype=dtype), causal=causal)
     assert len(made) == 8
@@ -208,16 +206,12 @@ LONG_SUMS = ("rows", "gradient_queries", "gradient_keys", "gradient_values")
 def test_long_sums_do_not_spill(
     dtype: torch.dtype, d: int, capability: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not CUOBJDUMP.exists():
-        pytest.skip("triton came without cuobjdump")
     monkeypatch.setattr(triton_launch, "NEWEST", capability // 10)
     made = launches(torch.empty(2, 8, 2048, d, dtype=dtype), causal=True)
     gate({name: made[name] for name in LONG_SUMS}, capability, tmp_path)
 
 
 def test_every_option_compiles(tmp_path: Path) -> None:
-    if not CUOBJDUMP.exists():
-        pytest.skip("triton came without cuobjdump")
     q, k, v = (torch.empty(2, *shape, dtype=torch.bfloat16) for shape in ((4, 700, 40), (2, 900, 40), (2, 900, 24)))
     options = {
         "feature_map": "relu", "eps": 0.1, "scale": 0.5, "causal": True, "enable_gqa": True,

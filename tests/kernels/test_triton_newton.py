@@ -16,7 +16,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 import attnkit
 from attnkit.backends.torch import triton_launch, triton_newton
 
-from .test_triton_compile import CUOBJDUMP, MEMORY, compiled
+from .test_triton_compile import MEMORY, compiled
 
 OP = "newton_inverse"
 MODE = {"TRITON_INTERPRET": "1"}
@@ -139,8 +139,6 @@ def launches(a: torch.Tensor, **options: Any) -> dict[str, triton_launch.Launch]
 def test_no_spills_enough_memory_and_tensor_cores(
     m: int, inverse_grad: str, capability: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not CUOBJDUMP.exists():
-        pytest.skip("triton came without cuobjdump")
     monkeypatch.setattr(triton_launch, "NEWEST", capability // 10)
     a, factors = torch.empty(4, 8, m, m, dtype=torch.bfloat16 if m == 30 else torch.float32), torch.empty(4, 1)
     made = launches(a, inverse_grad=inverse_grad, init_scale=factors if m == 30 else 0.9)

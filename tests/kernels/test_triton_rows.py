@@ -19,7 +19,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 from attnkit.backends.torch import triton_launch, triton_rows
 from attnkit.kernels.triton.blocks import Tile
 
-from .test_triton_compile import CUOBJDUMP, MEMORY, compiled
+from .test_triton_compile import MEMORY, compiled
 
 OPS = (
     ("softmax_attention", ("float16",)),
@@ -152,8 +152,6 @@ CALLS: tuple[tuple[str, int, dict[str, Any], set[str]], ...] = (
 def test_no_spills_enough_memory_and_tensor_cores(
     dtype: torch.dtype, d: int, capability: int, causal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not CUOBJDUMP.exists():
-        pytest.skip("triton came without cuobjdump")
     monkeypatch.setattr(triton_launch, "NEWEST", capability // 10)
     for op, tokens, options, wanted in CALLS:
         found = launches(torch.empty(2, 8, tokens, d, dtype=dtype), op=op, causal=causal, **options)
@@ -165,8 +163,6 @@ def test_no_spills_enough_memory_and_tensor_cores(
 
 
 def test_every_option_compiles_and_has_enough_memory(tmp_path: Path) -> None:
-    if not CUOBJDUMP.exists():
-        pytest.skip("triton came without cuobjdump")
     for tokens, op in ((100, "entmax_attention"), (300, "softmax_attention")):
         q, v = (
             torch.empty(2, 4, tokens, 128, dtype=torch.bfloat16),
@@ -186,8 +182,6 @@ def test_every_option_compiles_and_has_enough_memory(tmp_path: Path) -> None:
 
 
 def test_the_gate_sees_a_tile_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not CUOBJDUMP.exists():
-        pytest.skip("triton came without cuobjdump")
     monkeypatch.setattr("attnkit.kernels.triton.rows_blocks.tile", lambda *sizes: Tile(128, 128, 4, 2))
     found = launches(torch.empty(1, 1, 256, 128, dtype=torch.bfloat16), op="softmax_attention")
     assert compiled(found["forward_online"], 80, tmp_path).stack > 0

@@ -208,20 +208,22 @@ def _divided_back(h: Head, num: Tensor, raw: Tensor, do: Tensor) -> tuple[Tensor
     return dn, -slope * (dn * num).sum(-1, keepdim=True) / den
 
 
-def _all_keys(h: Head) -> Sums:
-    """S and z."""
-    sums = None
+def _openings(h: Head) -> tuple[list[tuple[tuple[int, int], Sums]], Sums]:
+    """Segments with the S and z of the keys before them, and those of all keys."""
+    found, sums = [], None
     for segment in h.segments():
         y, c = (h.taken(sequence, segment).values for sequence in (h.k, h.v))
-        S, z = sums or _nothing(y, c)
-        sums = S + total(h.xp, y.flatten(0, 1), c.flatten(0, 1)), z + y.sum((0, 1)).unsqueeze(-1)
+        sums = sums or _nothing(y, c)
+        found.append((segment, sums))
+        y, c = y.flatten(0, 1), c.flatten(0, 1)
+        sums = sums[0] + total(h.xp, y, c), sums[1] + y.sum(0).unsqueeze(-1)
     assert sums is not None
-    return sums
+    return found, sums
 
 
 def attend_whole(h: Head, o: Tensor) -> None:
     """o (L, e) of one head without order."""
-    S, z = _all_keys(h)
+    _, (S, z) = _openings(h)
     for segment in h.segments():
         q, x = h.queries(segment)
         o[q.inside] = q.own(_divided(h, x @ S, x @ z)).to(o.dtype)
@@ -230,7 +232,7 @@ def attend_whole(h: Head, o: Tensor) -> None:
 def pull_whole(h: Head, dq: Tensor, dk: Tensor, dv: Tensor) -> None:
     """Add the gradients of one head without order: a pass over the queries, and one over the keys."""
     assert h.do is not None
-    S, z = _all_keys(h)
+    _, (S, z) = _openings(h)
     R, r = torch.zeros_like(S), torch.zeros_like(z)
     for segment in h.segments():
         q, x = h.queries(segment)
@@ -259,9 +261,8 @@ def attend_causal(h: Head, o: Tensor) -> None:
 def pull_causal(h: Head, dq: Tensor, dk: Tensor, dv: Tensor) -> None:
     """Add the gradients of one head under causality to dq (L, d), dk (S, d) and dv (S, e)."""
     assert h.do is not None
-    openings = list(_openings(h))
     later = None
-    for segment, opening in reversed(openings):
+    for segment, opening in reversed(_openings(h)[0]):
         q, x = h.queries(segment)
         k, v = h.taken(h.k, segment), h.taken(h.v, segment)
         y, c = k.values, v.values
@@ -279,17 +280,6 @@ def pull_causal(h: Head, dq: Tensor, dk: Tensor, dv: Tensor) -> None:
         dq[q.inside] += q.pulled(dx if h.rule.scale == 1 else dx.mul_(h.rule.scale))
         dk[k.inside] += k.pulled(dy)
         dv[v.inside] += v.pulled(dc)
-
-
-def _openings(h: Head) -> Iterator[tuple[tuple[int, int], Sums]]:
-    """Segments with the sums from which they start."""
-    sums = None
-    for segment in h.segments():
-        y, c = (h.taken(sequence, segment).values for sequence in (h.k, h.v))
-        sums = sums or _nothing(y, c)
-        yield segment, sums
-        y, c = y.flatten(0, 1), c.flatten(0, 1)
-        sums = sums[0] + total(h.xp, y, c), sums[1] + y.sum(0).unsqueeze(-1)
 
 
 # ---------------------------------------------------------------------------------------------- whole calls

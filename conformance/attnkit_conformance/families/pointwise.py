@@ -30,7 +30,7 @@ POINTWISE_VARIANTS: tuple[Params, ...] = (
     {"activation": "relu", "alpha": 0.5, "gain": 1.7, "shift": -0.4},
 )
 
-TAIL = Scene("2x4096-tail", 2, 4096, d=8, e=8, lead=((1, 2),) * 3, options=("positive_values",))
+TAIL = Scene("2x4096-tail", 2, 4096, d=8, e=8, lead=((1, 1),) * 3, options=("positive_values",))
 """Every weight is about 1/4096: a sigmoid that is accurate beside 1, such as a fast tanh, has no digits there."""
 
 OPS = (
