@@ -21,7 +21,7 @@ class Timing(NamedTuple):
 
 
 class Ratio(NamedTuple):
-    """How many times faster than the baseline: ratio of the medians, and quartiles of the ratios of single rounds."""
+    """How many times faster than the baseline: median and quartiles of the ratios of single rounds."""
 
     median: float
     lower: float
@@ -44,7 +44,7 @@ def summary(seconds: Sequence[float]) -> Timing:
 def ratio(baseline: Sequence[float], seconds: Sequence[float]) -> Ratio:
     """Above 1: faster than the baseline in the same rounds."""
     rounds = [b / s for b, s in zip(baseline, seconds, strict=True)]
-    return Ratio(statistics.median(baseline) / statistics.median(seconds), *quartiles(rounds))
+    return Ratio(statistics.median(rounds), *quartiles(rounds))
 
 
 def seconds_per_call(call: Call, repeats: int, wait: Call, context: Context = nullcontext) -> float:

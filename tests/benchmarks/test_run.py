@@ -68,7 +68,7 @@ def test_the_page_is_self_contained_and_shows_every_ratio(measured, capsys):
     assert "A &lt;machine&gt;" in text
     assert "for &lt;GPUs&gt;" in text
     assert text.count("<svg viewBox") == 2 + 2  # two panels and a key of two lines
-    assert "1.33×" in text  # 2 / 1.5, the ratio of the medians
+    assert "1.50×" in text  # rounds of 2 and 1
 
 
 def test_a_file_of_another_suite_is_refused(tmp_path, capsys):
@@ -78,10 +78,11 @@ def test_a_file_of_another_suite_is_refused(tmp_path, capsys):
     assert "not a file of `python -m benchmarks run`" in capsys.readouterr().err
 
 
-def test_ratios_compare_medians_and_their_spread_is_that_of_single_rounds():
+def test_a_ratio_is_the_median_of_single_rounds_and_its_spread_their_quartiles():
     ours, baseline = [1.0, 2.0, 4.0, 2.0, 2.0], [2.0, 4.0, 8.0, 2.0, 8.0]
     found = ratio(baseline, ours)
     assert (found.median, found.lower, found.upper) == (2.0, 2.0, 2.0)
+    assert ratio([3.0, 4.0, 1.0], [1.0, 4.0, 2.0]).median == 1.0  # the ratio of the medians is 1.5
     spread = ratio([1.0, 2.0, 3.0, 4.0, 5.0], [1.0] * 5)
     assert (spread.median, spread.lower, spread.upper) == (3.0, 2.0, 4.0)
     assert summary([3.0, 1.0, 2.0])[:3] == (2.0, 1.0, 3.0)
