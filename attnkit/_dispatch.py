@@ -98,6 +98,35 @@ def _explained(rows: tuple[Kernel, ...], arrays: tuple[Array, ...], options: dic
     return {**before, "generic": None, **dict.fromkeys(behind)}
 
 
+def _kernel_at_once(
+    rows: tuple[Kernel, ...], impl: Any, arrays: tuple[Array, ...], options: dict[str, Any]
+) -> Kernel | None:
+    """The kernel that serves a repeated call at once under `impl`; None where the op that it calls is to decide."""
+    if impl is _Explain:
+        return None
+    served = [row for row in rows if row.unsupported(*arrays, **options) is None]
+    if impl == "auto":
+        return next((row for row in served if row.pays(*arrays, **options)), None)
+    first = impl if isinstance(impl, str) else next(iter(impl), None)
+    return next((row for row in served if row.name == first), None)
+
+
+def _joint_explanation(
+    rows: tuple[Kernel, ...], arrays: tuple[Array, ...], options: dict[str, Any], called: dict[str, str | None]
+) -> dict[str, str | None]:
+    """What `explain` says of a repeated call: its own kernels, and what serves the op that it calls."""
+    own = _explained(rows, arrays, options)
+    names = list(own)
+    before, behind = names[: names.index("generic")], names[names.index("generic") + 1 :]
+    others = {name: reason for name, reason in called.items() if name not in (*before, *behind)}
+    return {name: own[name] for name in before} | others | {name: own[name] for name in behind}
+
+
+def explains(impl: Any) -> bool:
+    """Whether a special case is asked, through `impl`, which implementations could serve it."""
+    return isinstance(impl, _OnBehalf) and impl.impl is _Explain
+
+
 def _full_signature(function: Callable[..., Any]) -> inspect.Signature:
     """The signature with `**common` written out and `impl` last, so that help() shows what is accepted."""
     signature = inspect.signature(function)
@@ -164,24 +193,37 @@ def operation(generic: Callable[P, R]) -> Callable[P, R]:
     return operation_checked_by()(generic)
 
 
-def special_case_checked_by(
+def special_case(body: Callable[P, R]) -> Callable[P, R]:
+    """Decorate an op that calls another op with fixed parameters: checked under its own name, `impl` passed on."""
+
+    def invoke(op: str, impl: Any, arrays: tuple[Array, ...], options: dict[str, Any]) -> Any:
+        return body(*arrays, impl=_OnBehalf(op, impl), **options)  # type: ignore[arg-type]
+
+    return _wrap(body, invoke, _check.attention_context, {})
+
+
+def repeated_call_checked_by(
     context_of: _check.ContextOf = _check.attention_context,
     own: Mapping[str, _check.OptionCheck] = MappingProxyType({}),
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """`special_case` for an op whose arrays are not laid out as in the op that it calls, with its own options."""
+    """Decorate an op that calls another one several times: checked under its own name, `impl` passed on.
+
+    Its arrays need not be laid out as those of the other. It may have kernels of its own that do all at once; they come
+    before the kernels of the op that it calls.
+    """
 
     def decorate(body: Callable[P, R]) -> Callable[P, R]:
         def invoke(op: str, impl: Any, arrays: tuple[Array, ...], options: dict[str, Any]) -> Any:
-            return body(*arrays, impl=_OnBehalf(op, impl), **options)  # type: ignore[arg-type]
+            rows = kernels(op, arrays[0])
+            row = _kernel_at_once(rows, impl, arrays, options)
+            if row is not None:
+                return row.call(*arrays, **options)
+            answer: Any = body(*arrays, impl=_OnBehalf(op, impl), **options)  # type: ignore[arg-type]
+            return _joint_explanation(rows, arrays, options, answer) if impl is _Explain else answer
 
         return _wrap(body, invoke, context_of, own)
 
     return decorate
-
-
-def special_case(body: Callable[P, R]) -> Callable[P, R]:
-    """Decorate an op that calls another op with fixed parameters: checked under its own name, `impl` passed on."""
-    return special_case_checked_by()(body)
 
 
 def explain(op: Callable[..., Any], *arrays: Array, **options: Any) -> dict[str, str | None]:

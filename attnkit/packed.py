@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Unpack
 
 from attnkit import _check
 from attnkit import _quadratic as quadratic
-from attnkit._dispatch import namespace, special_case_checked_by
+from attnkit._dispatch import explains, namespace, repeated_call_checked_by
 from attnkit._mask import positions
 from attnkit._typing import Array, Impl, Length, Namespace, Packed, PackedLinear
 from attnkit.linear import OWN, FeatureMap, linear_attention, linear_attention_vjp
@@ -141,6 +141,8 @@ def _forward(
     for call in _calls(q, k, edges, options):
         inputs = (_turned(xp, x) for x in (q[call.queries, ...], k[call.keys, ...], v[call.keys, ...]))
         answer = attention(*inputs, **call.options)
+        if explains(options["impl"]):
+            return answer
         parts.append([_turned(xp, x) for x in (answer if isinstance(answer, tuple) else (answer,))])
     found = [_joined(xp, list(column)) for column in zip(*parts, strict=True)]
     return tuple(found) if len(found) > 1 else found[0]
@@ -159,7 +161,10 @@ def _backward(
     for call in _calls(q, k, edges, options):
         inputs = [_turned(xp, x) for x in (q[call.queries, ...], k[call.keys, ...], v[call.keys, ...])]
         pulled = [None if x is None else _turned(xp, x[call.queries, ...]) for x in cotangents]
-        parts.append(vjp(*inputs, *pulled, **call.options))
+        grads = vjp(*inputs, *pulled, **call.options)
+        if explains(options["impl"]):
+            return grads
+        parts.append(grads)
     return {name: _joined(xp, [_turned(xp, part[name]) for part in parts]) for name in parts[0]}
 
 
@@ -170,7 +175,7 @@ def _joined(xp: Namespace, parts: list[Array]) -> Array:
 # ---------------------------------------------------------------------------------------------- public
 
 
-@special_case_checked_by(_context)
+@repeated_call_checked_by(_context)
 def softmax_attention_packed(
     q: Array,
     k: Array,
@@ -194,7 +199,7 @@ def softmax_attention_packed(
             served at once through a mask of pairs, in memory O(H·T_q·T_k), and a NaN in v reaches all of them.
         cu_seqlens_k: the same among the keys, of the same kind. Sequences may be empty on either side.
         return_lse: also return lse (T_q, H).
-        impl: as in `softmax_attention`.
+        impl: as in `softmax_attention`; "triton" serves all sequences in one launch, however boundaries are given.
         **packed: `causal`, `window`, both counting positions within the sequence, `scale`, `enable_gqa`.
 
     Returns:
@@ -204,7 +209,7 @@ def softmax_attention_packed(
     return _forward(softmax_attention, q, k, v, edges, options)
 
 
-@special_case_checked_by(_context)
+@repeated_call_checked_by(_context)
 def softmax_attention_packed_vjp(
     q: Array,
     k: Array,
@@ -222,7 +227,7 @@ def softmax_attention_packed_vjp(
     return _backward(softmax_attention_vjp, q, k, v, edges, (do, dlse), options)
 
 
-@special_case_checked_by(_context)
+@repeated_call_checked_by(_context)
 def pointwise_attention_packed(
     q: Array,
     k: Array,
@@ -251,7 +256,7 @@ def pointwise_attention_packed(
     return _forward(pointwise_attention, q, k, v, edges, options)
 
 
-@special_case_checked_by(_context)
+@repeated_call_checked_by(_context)
 def pointwise_attention_packed_vjp(
     q: Array,
     k: Array,
@@ -274,7 +279,7 @@ def pointwise_attention_packed_vjp(
     return _backward(pointwise_attention_vjp, q, k, v, edges, (do,), options)
 
 
-@special_case_checked_by(_context, OWN)
+@repeated_call_checked_by(_context, OWN)
 def linear_attention_packed(
     q: Array,
     k: Array,
@@ -304,7 +309,7 @@ def linear_attention_packed(
     return _forward(linear_attention, q, k, v, edges, options)
 
 
-@special_case_checked_by(_context, OWN)
+@repeated_call_checked_by(_context, OWN)
 def linear_attention_packed_vjp(
     q: Array,
     k: Array,

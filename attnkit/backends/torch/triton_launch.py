@@ -2,6 +2,9 @@
 
 Any layout is served as views of (items, heads, tokens, features): broadcast axes have stride 0, and nothing is copied
 unless several leading axes cannot be joined. A masked call counts n_i in a kernel of its own where it needs them.
+
+Packed sequences come as one item of (heads, tokens, features) with their edges, which stay on the device: no launch
+depends on them but by their number.
 """
 
 import math
@@ -26,6 +29,8 @@ class Setting(NamedTuple):
     query_mask: Tensor | None
     length: Tensor | None
     seed: Tensor | None
+    edges_q: Tensor | None  # of packed sequences: the first query of each, and their number; None without any
+    edges_k: Tensor | None
     activation: str
     scale: float
     shift: float
@@ -37,6 +42,8 @@ class Setting(NamedTuple):
     keys: int
     last_kept: int  # the largest word of the counter that keeps a pair
     enable_gqa: bool
+    before: int | None = None  # `left` and `right` of packed sequences where their last tokens are aligned
+    after: int | None = None
 
     @property
     def rows_needed(self) -> tuple[bool, bool]:
@@ -47,6 +54,18 @@ class Setting(NamedTuple):
     def distances(self) -> bool:
         """Whether scores are made of distances instead of products."""
         return self.activation == "exp"
+
+    @property
+    def sequences(self) -> int:
+        """How many sequences are packed."""
+        return 0 if self.edges_q is None else self.edges_q.shape[0] - 1
+
+    @property
+    def packed(self) -> tuple[Any, ...] | None:
+        """packed of `attnkit.kernels.triton.pointwise`."""
+        if self.edges_q is None:
+            return None
+        return self.edges_q, self.edges_k, self.sequences, self.before, self.after
 
     @property
     def kept(self) -> float:
@@ -93,19 +112,29 @@ class Layout(NamedTuple):
     keys: int
     d: int
     e: int
+    sequences: int  # that are packed in the only item, 0 where items are what they are
 
     @property
     def kv_heads(self) -> int:
         return self.heads // self.groups
 
+    def view(self, x: Tensor | None, leading: tuple[int, ...], *rest: int) -> View:
+        """`view_of`; over packed sequences, whose items are first tokens, with the stride of tokens for items."""
+        found = view_of(x, leading, *rest)
+        return (found[0], found[3], *found[2:]) if found is not None and self.sequences else found
 
-def layout_of(q: Tensor, k: Tensor, v: Tensor | None, enable_gqa: bool) -> Layout:
+    def blocks(self, tokens: int, size: int) -> int:
+        """How many blocks hold the tokens; a packed sequence may need one more than its share."""
+        return blocks_of(tokens, size) + self.sequences
+
+
+def layout_of(q: Tensor, k: Tensor, v: Tensor | None, enable_gqa: bool, sequences: int = 0) -> Layout:
     leading = leading_axes(q, k, v, enable_gqa)
     heads = leading[-1] if leading else 1
     groups = heads // k.shape[-3] if enable_gqa else 1
     shared = (*leading[:-1], heads // groups) if leading else ()
     sizes = (q.shape[-2], k.shape[-2], q.shape[-1], (q if v is None else v).shape[-1])
-    return Layout(leading, shared, math.prod(leading[:-1]), heads, groups, *sizes)
+    return Layout(leading, shared, math.prod(leading[:-1]), heads, groups, *sizes, sequences)
 
 
 # ---------------------------------------------------------------------------------------------- launching
@@ -136,11 +165,11 @@ class Rows(NamedTuple):
 def kernel_tuples(a: Layout, s: Setting, rows: Rows, of_weights: Any = None) -> tuple[Any, ...]:
     """pairs, rows, limits and numbers of `attnkit.kernels.triton.pointwise`; `of_weights`, if there are statistics."""
     pair = (a.queries, a.keys)
-    pairs = (*(view_of(x, a.leading, *pair) for x in (s.bias, s.mask, s.dropout_mask)), s.seed, s.last_kept)
-    of_queries = (view_of(x, a.leading, a.queries) for x in (s.query_mask, rows.factors, rows.logs))
-    of_rows = (view_of(s.key_lengths, a.leading), *of_queries, view_of(rows.key_norms, a.shared, a.keys))
+    pairs = (*(a.view(x, a.leading, *pair) for x in (s.bias, s.mask, s.dropout_mask)), s.seed, s.last_kept)
+    of_queries = (a.view(x, a.leading, a.queries) for x in (s.query_mask, rows.factors, rows.logs))
+    of_rows = (a.view(s.key_lengths, a.leading), *of_queries, a.view(rows.key_norms, a.shared, a.keys))
     numbers = (s.scale, s.shift or None, s.gain, s.alpha or None, None if of_weights is None else s.kept)
-    return pairs, of_rows, (a.queries, s.keys, s.left, s.right), numbers
+    return pairs, of_rows, (a.queries, s.keys, s.left, s.right, s.packed), numbers
 
 
 def _contiguous_rows(found: tuple[Tensor | None, ...] | None, a: Layout) -> Any:
@@ -191,9 +220,9 @@ def _rows(q: Tensor, a: Layout, s: Setting, backward: bool) -> tuple[Rows, list[
     rows = Rows(*found)
     pairs, of_rows, limits, numbers = kernel_tuples(a, s, rows)
     lengths = None if s.length is None else s.length.to(torch.float32)
-    arguments = (pairs[1], view_of(lengths, a.leading, a.queries), of_rows, limits, numbers, heads)
+    arguments = (pairs[1], a.view(lengths, a.leading, a.queries), of_rows, limits, numbers, heads)
     constants = {"LOG_LENGTH": s.log_length, "ROWS": 64, "KEYS": 64}
-    return rows, [Launch(pointwise.row_constants, blocks_of(a.queries, 64) * heads * items, arguments, constants)]
+    return rows, [Launch(pointwise.row_constants, a.blocks(a.queries, 64) * heads * items, arguments, constants)]
 
 
 def blocks_of(tokens: int, size: int) -> int:
@@ -214,7 +243,7 @@ def _scored(q: Tensor, k: Tensor, a: Layout, s: Setting, backward: bool, statist
     if s.distances:
         return _centred(q, k, a, s, _operand(q, s, statistics))
     rows, before = _rows(q, a, s, backward)
-    return Scored(view_of(q, a.leading, a.queries, a.d), view_of(k, a.shared, a.keys, a.d), rows, before)
+    return Scored(a.view(q, a.leading, a.queries, a.d), a.view(k, a.shared, a.keys, a.d), rows, before)
 
 
 def _centred(q: Tensor, k: Tensor, a: Layout, s: Setting, dtype: torch.dtype) -> Scored:
@@ -223,7 +252,7 @@ def _centred(q: Tensor, k: Tensor, a: Layout, s: Setting, dtype: torch.dtype) ->
 
     pairs, of_rows, limits, _ = kernel_tuples(a, s, Rows())
     constants = {"d": a.d, "D": padded(a.d), "ROWS": 64}
-    centre, given = view_of(k.new_empty((*a.shared, 1, a.d)), a.shared, 1, a.d), view_of(k, a.shared, a.keys, a.d)
+    centre, given = a.view(k.new_empty((*a.shared, 1, a.d)), a.shared, 1, a.d), a.view(k, a.shared, a.keys, a.d)
     of_keys = (given, centre, pairs[1], of_rows, limits, a.kv_heads, a.groups)
     before = [Launch(distances.centre, a.items * a.kv_heads, of_keys, {**constants, "KEYS": 64})]
     moved, norms = [], []
@@ -231,10 +260,10 @@ def _centred(q: Tensor, k: Tensor, a: Layout, s: Setting, dtype: torch.dtype) ->
         moved.append(x.new_empty((*leading, tokens, a.d), dtype=dtype))
         norms.append(torch.empty((*leading, tokens), device=q.device, dtype=torch.float32))
         heads = a.kv_heads * groups
-        views = (view_of(x, leading, tokens, a.d), centre, view_of(moved[-1], leading, tokens, a.d))
-        arguments = (*views, view_of(norms[-1], leading, tokens), 0.5 * s.scale, tokens, heads, groups)
+        views = (a.view(x, leading, tokens, a.d), centre, a.view(moved[-1], leading, tokens, a.d))
+        arguments = (*views, a.view(norms[-1], leading, tokens), 0.5 * s.scale, tokens, heads, groups)
         before.append(Launch(distances.move, blocks_of(tokens, 64) * heads * a.items, arguments, constants))
-    queried, keyed = view_of(moved[0], a.leading, a.queries, a.d), view_of(moved[1], a.shared, a.keys, a.d)
+    queried, keyed = a.view(moved[0], a.leading, a.queries, a.d), a.view(moved[1], a.shared, a.keys, a.d)
     return Scored(queried, keyed, Rows(None, *norms), before)
 
 
@@ -244,12 +273,12 @@ def forward_launches(
     """What computes o, and those statistics that are `wanted` (see `attnkit.kernels.triton.statistics`)."""
     from attnkit.kernels.triton import pointwise
 
-    a = layout_of(q, k, v, s.enable_gqa)
+    a = layout_of(q, k, v, s.enable_gqa, s.sequences)
     constants = _constants("forward", q, a, s, wanted is not None, "H")
     constants["EXACT"] = wanted is not None and s.activation in EXACT_ZEROS
-    valued = None if v is None else view_of(v, a.shared, a.keys, a.e)
-    answered = None if o is None else view_of(o, a.leading, a.queries, a.e)
-    programs = blocks_of(a.queries, constants["ROWS"]) * a.heads * a.items
+    valued = None if v is None else a.view(v, a.shared, a.keys, a.e)
+    answered = None if o is None else a.view(o, a.leading, a.queries, a.e)
+    programs = a.blocks(a.queries, constants["ROWS"]) * a.heads * a.items
     x = _scored(q, k, a, s, False, wanted is not None)
     of_call = kernel_tuples(a, s, x.rows, wanted)
     arguments = (x.queried, x.keyed, valued, answered, _contiguous_rows(wanted, a), *of_call, a.heads, a.groups)
@@ -269,24 +298,24 @@ def backward_launches(
     `attnkit.kernels.triton.statistics` reads. Without do there is no dv."""
     from attnkit.kernels.triton import pointwise_gradients as kernels
 
-    a, statistics = layout_of(q, k, v, s.enable_gqa), given is not None
+    a, statistics = layout_of(q, k, v, s.enable_gqa, s.sequences), given is not None
     x = _scored(q, k, a, s, True, statistics)
     launches, shared = [*x.before], kernel_tuples(a, s, x.rows, given)
     through: tuple[View, View] = (None, None)
     if v is not None and do is not None:
-        through = (view_of(v, a.shared, a.keys, a.e), view_of(do, a.leading, a.queries, a.e))
+        through = (a.view(v, a.shared, a.keys, a.e), a.view(do, a.leading, a.queries, a.e))
     inputs = (x.queried, x.keyed, *through, _contiguous_rows(given, a))
     if "q" in grads:
         constants = _constants("backward_queries", q, a, s, statistics, "H", "DH")
-        programs = blocks_of(a.queries, constants["ROWS"]) * a.heads * a.items
-        dq = view_of(grads["q"], a.leading, a.queries, a.d)
+        programs = a.blocks(a.queries, constants["ROWS"]) * a.heads * a.items
+        dq = a.view(grads["q"], a.leading, a.queries, a.d)
         arguments = (*inputs, dq, *shared, a.heads, a.groups)
         launches.append(Launch(kernels.backward_queries, programs, arguments, constants))
     if "k" in grads:
         constants = _constants("backward_keys", q, a, s, statistics, "H", "DH")
-        programs = blocks_of(a.keys, constants["KEYS"]) * a.kv_heads * a.items
-        dk = view_of(grads["k"], a.shared, a.keys, a.d)
-        dv = None if do is None else view_of(grads["v"], a.shared, a.keys, a.e)
+        programs = a.blocks(a.keys, constants["KEYS"]) * a.kv_heads * a.items
+        dk = a.view(grads["k"], a.shared, a.keys, a.d)
+        dv = None if do is None else a.view(grads["v"], a.shared, a.keys, a.e)
         arguments = (*inputs, dk, dv, *shared, a.keys, a.kv_heads, a.groups)
         launches.append(Launch(kernels.backward_keys, programs, arguments, constants))
     if "bias" in grads:
@@ -312,7 +341,7 @@ def run(q: Tensor, launches: list[Launch]) -> None:
 
 def forward(q: Tensor, k: Tensor, v: Tensor, s: Setting) -> Tensor:
     """o (..., L, e)."""
-    a = layout_of(q, k, v, s.enable_gqa)
+    a = layout_of(q, k, v, s.enable_gqa, s.sequences)
     o = q.new_empty((*a.leading, a.queries, a.e))
     if o.numel():
         run(q, forward_launches(q, k, v, o, s))
@@ -324,7 +353,7 @@ def backward(
 ) -> dict[str, Tensor]:
     """Gradients of those of q, k, v and bias that are named, for the cotangent do and those of statistics in `given`,
     which is as for `backward_launches`."""
-    a = layout_of(q, k, v, s.enable_gqa)
+    a = layout_of(q, k, v, s.enable_gqa, s.sequences)
     like = {name: x for name, x in (("q", q), ("k", k), ("v", v), ("bias", s.bias)) if x is not None}
     do = None if do is None or not do.numel() else do
     empty = not a.keys or not a.queries * math.prod(a.leading)

@@ -43,6 +43,7 @@ class Setting(NamedTuple):
     query_mask: Tensor | None  # (..., L)
     valid: tuple[int, Tensor | None]  # stop and stops of the keys that go into a state, seen or not
     stateful: bool  # a state came first
+    packed: tuple[Tensor, Tensor, Tensor, int, int | None] | None  # of `attnkit.kernels.triton.linear`
     exact: bool = False  # products keep the digits of float32
 
     def of_valid_keys(self) -> "Setting":
@@ -101,11 +102,14 @@ def setting(
     query_mask: Tensor | None = None,
     enable_gqa: bool = False,
     initial_S: Tensor | None = None,
+    edges_q: Tensor | None = None,
+    edges_k: Tensor | None = None,
     **others: Any,
 ) -> Setting:
-    """The options of linear_attention."""
-    a = triton_launch.layout_of(q, k, v, enable_gqa)
-    shift = a.keys - a.queries if causal is True else 0
+    """The options of linear_attention; with edges sequences are packed, and causality counts within each."""
+    a = triton_launch.layout_of(q, k, v, enable_gqa, 0 if edges_q is None else edges_q.shape[0] - 1)
+    packed = None if edges_q is None or edges_k is None else _packed(edges_q, edges_k, causal is True)
+    shift = a.keys - a.queries if causal is True and packed is None else 0
     own_stop = a.keys
     if key_lengths is not None and not isinstance(key_lengths, Tensor):
         own_stop, key_lengths = min(own_stop, int(key_lengths)), None
@@ -125,8 +129,15 @@ def setting(
     factor = 1.0 if scale is None else float(scale)
     return Setting(
         a, feature_map, divides, float(eps), factor, bool(causal), shift, stop, members,
-        key_mask, firsts, key_lengths, query_mask, valid, initial_S is not None,
+        key_mask, firsts, key_lengths, query_mask, valid, initial_S is not None, packed,
     )  # fmt: skip
+
+
+def _packed(edges_q: Tensor, edges_k: Tensor, shifted: bool) -> tuple[Tensor, Tensor, Tensor, int, int | None]:
+    """packed of `attnkit.kernels.triton.linear`: a sequence has as many positions as queries or keys."""
+    reach = torch.maximum(edges_q.diff(), edges_k.diff()).cumsum(0)
+    reach = torch.cat([reach.new_zeros(1), reach])
+    return edges_q, edges_k, reach, edges_q.shape[0] - 1, 1 if shifted else None
 
 
 def first_true(x: Tensor, n: int) -> Tensor:
@@ -141,12 +152,13 @@ def first_true(x: Tensor, n: int) -> Tensor:
 
 
 class Span(NamedTuple):
-    """Segments of `size` positions from `start` to `end`."""
+    """Segments of `size` positions from `start` to `end`; packed sequences have segments of their own."""
 
     segments: int
     size: int
     start: int
     end: int
+    packed: tuple[Tensor, Tensor, Tensor, int, int | None] | None
 
 
 def blocks(n: int, size: int) -> int:
@@ -160,10 +172,12 @@ def span(s: Setting, tokens: int) -> Span:
 
     start = min(0, s.shift)
     end = max(s.a.keys, s.a.queries + s.shift) if s.causal else tokens
+    if s.packed is not None:
+        end = s.a.queries + s.a.keys  # at most: the edges of sequences are not read
     units = max(1, blocks(end - start, UNIT))
     segments = max(1, min(blocks(PROGRAMS, max(1, s.a.items * s.held)), units // FEWEST))
     size = blocks(units, segments)
-    return Span(blocks(units, size), size * UNIT, start, end)
+    return Span(blocks(units, size) + s.a.sequences, size * UNIT, start, end, s.packed)
 
 
 def constants(kernel: Any, q: Tensor, s: Setting, by_values: bool) -> dict[str, Any]:
@@ -191,9 +205,9 @@ class Call:
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, s: Setting) -> None:
         self.s, self.like = s, q
-        self.q = triton_launch.view_of(q, s.a.leading, s.a.queries, s.a.d)
-        self.k = triton_launch.view_of(k, s.a.shared, s.a.keys, s.a.d)
-        self.v = triton_launch.view_of(v, s.a.shared, s.a.keys, s.a.e)
+        self.q = s.a.view(q, s.a.leading, s.a.queries, s.a.d)
+        self.k = s.a.view(k, s.a.shared, s.a.keys, s.a.d)
+        self.v = s.a.view(v, s.a.shared, s.a.keys, s.a.e)
 
     def room(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.float32, device=self.like.device)
@@ -235,8 +249,9 @@ class Call:
         if steps.segments > 1 or not plain:
             parts = blocks(size, ELEMENTS)
             flags = {"CAUSAL": s.causal, "REVERSE": name == "query_sums", "BLOCK": ELEMENTS, "d": s.a.d, "e": s.a.e}
-            arguments = (states, self.parts(initial), final, s.heads, parts)
-            made.append(Launch(linear.running, parts * numbers, arguments, flags))
+            arguments = (states, self.parts(initial), final, s.heads, tuple(steps), parts)
+            sums = parts * numbers * max(1, s.a.sequences)
+            made.append(Launch(linear.running, sums, arguments, flags))
         return states, made
 
     def parts(self, state: State | None) -> tuple[View, View] | None:
@@ -244,7 +259,7 @@ class Call:
         if state is None:
             return None
         a, (S, z) = self.s.a, state
-        return triton_launch.view_of(S, a.shared, a.d, a.e), triton_launch.view_of(z, a.shared, a.d)
+        return a.view(S, a.shared, a.d, a.e), a.view(z, a.shared, a.d)
 
     def outputs(self, o: View, do: View, rows: Any, states: Any) -> Launch:
         s = self.s
@@ -254,7 +269,8 @@ class Call:
     def forward(self, o: Tensor, initial: State | None) -> list[Launch]:
         """What computes o."""
         states, made = self.states("key_sums", self.s.a.keys, (self.k, self.v), initial)
-        view = triton_launch.view_of(o, self.s.a.leading, self.s.a.queries, self.s.a.e)
+        a = self.s.a
+        view = a.view(o, a.leading, a.queries, a.e)
         return [*made, self.outputs(view, None, None, states)]
 
     def kept(self, initial: State | None, final: State) -> list[Launch]:
@@ -269,8 +285,8 @@ class Call:
         if not self.s.normalize:
             return (None, None, 0, 0), []
         parts = blocks(a.e, constants(linear.outputs, self.like, self.s, True)["BLOCK"])
-        inverses, dots = self.room(a.items, a.heads, a.queries), self.room(parts * a.items, a.heads, a.queries)
-        rows = ((inverses, *inverses.stride()), (dots, *dots.stride()), a.items, parts)
+        views = (a.view(self.room(a.items, n, a.queries), (a.items, n), a.queries) for n in (a.heads, parts * a.heads))
+        rows = (*views, a.heads, parts)
         return rows, [self.outputs(None, do, rows, states)]
 
     def backward(
@@ -279,23 +295,23 @@ class Call:
         """What computes those of dq, dk, dv, and the gradients of the initial state that are in `grads`."""
         s, a = self.s, self.s.a
         settings = (s.masks(), s.limits, s.scale)
-        pulled = triton_launch.view_of(do, a.leading, a.queries, a.e)
+        pulled = a.view(do, a.leading, a.queries, a.e)
         keyed, made = self.states("key_sums", a.keys, (self.k, self.v), initial)
         rows, more = self.rows(pulled, keyed)
         made += more
         if "q" in grads:
-            dq = triton_launch.view_of(grads["q"], a.leading, a.queries, a.d)
+            dq = a.view(grads["q"], a.leading, a.queries, a.d)
             arguments: tuple[Any, ...] = (self.q, self.k, self.v, pulled, dq, rows, keyed, *settings)
             made.append(self.launch("gradient_queries", span(s, a.queries), False, False, *arguments))
         final = None if initial is None else (grads["initial_S"], grads["initial_z"])
         queried, more = self.states("query_sums", a.queries, (self.q, pulled, rows), dstate, final)
         made += more
         if "k" in grads:
-            dk = triton_launch.view_of(grads["k"], s.held_leading, a.keys, a.d)
+            dk = a.view(grads["k"], s.held_leading, a.keys, a.d)
             arguments = (self.q, self.k, self.v, pulled, dk, rows, queried, *settings)
             made.append(self.launch("gradient_keys", span(s, a.keys), False, True, *arguments))
         if "v" in grads:
-            dv = triton_launch.view_of(grads["v"], s.held_leading, a.keys, a.e)
+            dv = a.view(grads["v"], s.held_leading, a.keys, a.e)
             arguments = (self.q, self.k, pulled, dv, rows, queried, *settings)
             made.append(self.launch("gradient_values", span(s, a.keys), True, True, *arguments))
         return made

@@ -39,15 +39,25 @@ def setting(
     shift: float | str = 0.0,
     **common: Any,
 ) -> Setting:
-    """The options of pointwise_attention, with everything that is constant over rows put into gain and shift."""
+    """The options of pointwise_attention, with everything that is constant over rows put into gain and shift.
+
+    With `edges_q` and `edges_k` sequences are packed, and causality and windows count within each.
+    """
     queries, keys = q.shape[-2], k.shape[-2]
+    edges: tuple[Any, Any] = (common.get("edges_q"), common.get("edges_k"))
+    before, after = None, None
     left, right = _bounds(keys - queries, common.get("causal", False), common.get("window"))
+    if edges[0] is not None:
+        before, after = _bounds(0, common.get("causal") is True, common.get("window"))
+        left, right = None, 0 if common.get("causal") == "upper_left" else None
     lengths, scale, dropout = common.get("key_lengths"), common.get("scale"), common.get("dropout")
     if lengths is not None and not isinstance(lengths, Tensor):
         keys, lengths = min(keys, int(lengths)), None
-    masks = (common.get("mask"), common.get("query_mask"), lengths, left, right)
+    masks = (common.get("mask"), common.get("query_mask"), lengths, left, right, edges[0])
     n: Any = None
-    if isinstance(length, str) and length == "all":
+    if isinstance(length, str) and length == "all" and edges[0] is not None:
+        length = _keys_of_sequences(q, *edges)
+    elif isinstance(length, str) and length == "all":
         n = max(k.shape[-2], 1)
     elif isinstance(length, str) and all(x is None for x in masks):
         n = max(keys, 1)
@@ -70,6 +80,7 @@ def setting(
         common.get("query_mask"),
         length if isinstance(length, Tensor) else None,
         seed,
+        *edges,
         activation,
         1.0 / math.sqrt(q.shape[-1]) if scale is None else float(scale),
         0.0 if isinstance(shift, str) else float(shift),
@@ -81,7 +92,15 @@ def setting(
         keys,
         last_kept,
         bool(common.get("enable_gqa", False)),
+        before,
+        after,
     )
+
+
+def _keys_of_sequences(q: Tensor, edges_q: Tensor, edges_k: Tensor) -> Tensor:
+    """How many keys the sequence of each query has (L,), 1 where it has none."""
+    sequence = torch.searchsorted(edges_q[1:], torch.arange(q.shape[-2], device=q.device), right=True)
+    return edges_k.diff()[sequence].clamp(min=1)
 
 
 def _bounds(offset: int, causal: Any, window: Any) -> tuple[int | None, int | None]:
@@ -102,8 +121,9 @@ def _word(like: Tensor, seed: int) -> Tensor:
 
 ARGUMENTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? mask, Tensor? dropout_mask, Tensor? key_lengths, "
-    "Tensor? query_mask, Tensor? length, Tensor? seed, str activation, float scale, float shift, float gain, "
-    "float alpha, bool log_length, SymInt? left, SymInt? right, SymInt keys, int last_kept, bool enable_gqa"
+    "Tensor? query_mask, Tensor? length, Tensor? seed, Tensor? edges_q, Tensor? edges_k, str activation, float scale, "
+    "float shift, float gain, float alpha, bool log_length, SymInt? left, SymInt? right, SymInt keys, int last_kept, "
+    "bool enable_gqa, SymInt? before, SymInt? after"
 )
 """q, k, v and the fields of `Setting`."""
 TENSORS = ARGUMENTS.count("Tensor")

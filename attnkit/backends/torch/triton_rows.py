@@ -14,7 +14,7 @@ from torch import Tensor
 from attnkit._dispatch import Kernel
 from attnkit.backends.torch import triton_launch, triton_pointwise
 from attnkit.backends.torch.custom import Given, Outputs, only_o, register
-from attnkit.backends.torch.triton_launch import Launch, Layout, Setting, View, blocks_of, view_of
+from attnkit.backends.torch.triton_launch import Launch, Layout, Setting, View, blocks_of
 
 DIFFERENTIABLE = ("q", "k", "v", "bias")
 EXACT = {2.0: "sparsemax", 1.5: "entmax15"}
@@ -56,7 +56,7 @@ def call_of(op: str, given: Given) -> Call:
     alpha = alpha_of(op, given)
     options = {name: value for name, value in options.items() if name not in ("alpha", "return_lse")}
     s = triton_pointwise.setting(q, k, activation="identity", alpha=0.0, **options)
-    a = triton_launch.layout_of(q, k, v, s.enable_gqa)
+    a = triton_launch.layout_of(q, k, v, s.enable_gqa, s.sequences)
     if alpha == 1.0:
         return Call(a, s, "softmax", None)
     return Call(a, s, EXACT.get(alpha, "entmax"), alpha - 1.0)
@@ -65,15 +65,16 @@ def call_of(op: str, given: Given) -> Call:
 # ---------------------------------------------------------------------------------------------- launches
 
 
-def _of_rows(x: Tensor | None) -> View:
-    return None if x is None else (x, *x.stride())
+def _of_rows(a: Layout, x: Tensor) -> View:
+    """A view of numbers (items, heads, L)."""
+    return a.view(x, (a.items, a.heads), a.queries)
 
 
-def _found(rows: Tensor) -> tuple[View, ...]:
+def _found(a: Layout, rows: Tensor) -> tuple[View, ...]:
     """top, τ, c and 1/Σ as views."""
     if rows.shape[0] == 2:
-        return _of_rows(rows[0]), None, None, _of_rows(rows[1])
-    return tuple(_of_rows(row) for row in rows)
+        return _of_rows(a, rows[0]), None, None, _of_rows(a, rows[1])
+    return tuple(_of_rows(a, row) for row in rows)
 
 
 def _functions(kernel: Any, call: Call) -> dict[str, Any]:
@@ -122,13 +123,13 @@ def forward_launch(
     assert sizes is not None
     kernel = getattr(kernels, name)
     views = (
-        view_of(q, a.leading, a.queries, a.d),
-        view_of(k, a.shared, a.keys, a.d),
-        view_of(v, a.shared, a.keys, a.e),
-        view_of(o, a.leading, a.queries, a.e),
+        a.view(q, a.leading, a.queries, a.d),
+        a.view(k, a.shared, a.keys, a.d),
+        a.view(v, a.shared, a.keys, a.e),
+        a.view(o, a.leading, a.queries, a.e),
     )
-    arguments = (*views, _found(rows), view_of(lse, a.leading, a.queries), *_tuples(call), a.heads, a.groups)
-    programs = blocks_of(a.queries, sizes["ROWS"]) * a.heads * a.items
+    arguments = (*views, _found(a, rows), a.view(lse, a.leading, a.queries), *_tuples(call), a.heads, a.groups)
+    programs = a.blocks(a.queries, sizes["ROWS"]) * a.heads * a.items
     return Launch(kernel, programs, (*arguments, call.steps), _functions(kernel, call) | sizes)
 
 
@@ -147,13 +148,13 @@ def backward_launches(
 
     a = call.a
     inputs = (
-        view_of(q, a.leading, a.queries, a.d),
-        view_of(k, a.shared, a.keys, a.d),
-        view_of(v, a.shared, a.keys, a.e),
-        view_of(do, a.leading, a.queries, a.e),
+        a.view(q, a.leading, a.queries, a.d),
+        a.view(k, a.shared, a.keys, a.d),
+        a.view(v, a.shared, a.keys, a.e),
+        a.view(do, a.leading, a.queries, a.e),
     )
     delta = torch.empty_like(rows[0])
-    shared = (_found(rows), _of_rows(delta))
+    shared = (_found(a, rows), _of_rows(a, delta))
     tuples = _tuples(call)
 
     def launch(name: str, programs: Any, *arguments: Any) -> Launch:
@@ -161,19 +162,30 @@ def backward_launches(
         assert sizes is not None
         return Launch(kernel, programs(sizes["ROWS"], sizes["KEYS"]), arguments, _functions(kernel, call) | sizes)
 
-    dq = view_of(grads.get("q"), a.leading, a.queries, a.d)
-    arguments: tuple[Any, ...] = (*inputs, dq, *shared, view_of(dlse, a.leading, a.queries), *tuples, a.heads, a.groups)
+    dq = a.view(grads.get("q"), a.leading, a.queries, a.d)
+    arguments: tuple[Any, ...] = (*inputs, dq, *shared, a.view(dlse, a.leading, a.queries), *tuples, a.heads, a.groups)
     name = "backward_tiled" if _sizes("backward_resident", q, call) is None else "backward_resident"
-    made = [launch(name, lambda size, keys: blocks_of(a.queries, size) * a.heads * a.items, *arguments)]
+    made = [launch(name, lambda size, keys: a.blocks(a.queries, size) * a.heads * a.items, *arguments)]
     if "k" in grads:
-        dk, dv = view_of(grads["k"], a.shared, a.keys, a.d), view_of(grads["v"], a.shared, a.keys, a.e)
+        dk, dv = a.view(grads["k"], a.shared, a.keys, a.d), a.view(grads["v"], a.shared, a.keys, a.e)
         arguments = (*inputs, dk, dv, *shared, *tuples, a.keys, a.kv_heads, a.groups)
         programs = a.kv_heads * a.items
-        made.append(launch("backward_keys", lambda size, keys: blocks_of(a.keys, keys) * programs, *arguments))
+        made.append(launch("backward_keys", lambda size, keys: a.blocks(a.keys, keys) * programs, *arguments))
     if "bias" in grads:
         dbias = grads["bias"]
         items, heads = dbias.shape[:2]
-        arguments = (*inputs, _of_rows(dbias), *shared, *tuples, a.keys, a.items, a.heads, a.groups, items, heads)
+        arguments = (
+            *inputs,
+            (dbias, *dbias.stride()),
+            *shared,
+            *tuples,
+            a.keys,
+            a.items,
+            a.heads,
+            a.groups,
+            items,
+            heads,
+        )
 
         def tiles(size: int, keys: int) -> int:
             return blocks_of(a.queries, size) * blocks_of(a.keys, keys) * heads * items

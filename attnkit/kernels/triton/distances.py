@@ -25,7 +25,7 @@ from attnkit.kernels.triton.tiles import (
 @triton.jit
 def first_live(i0, mask, rows, limits, item, head, ROWS: tl.constexpr, KEYS: tl.constexpr):
     """The first of the queries i0 .. i0 + ROWS - 1 of a head that sees a key, else the number of queries."""
-    queries, keys, left, right = limits
+    queries, keys, left, right, _packed = limits
     i = i0 + tl.arange(0, ROWS)
     keys = valid_keys(rows[0], keys, item, head)
     lo, hi = key_ranges(i, queries, keys, left, right, rows[1], item, head)
@@ -54,7 +54,7 @@ def centre(
     d: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """c for one head of keys, which `groups` query heads share."""
-    queries, keys, left, right = limits
+    queries, keys, left, right, _packed = limits
     _, shared, item = place(1, heads)
     query = tl.program_id(0) * 0 + queries
     i0 = 0

@@ -16,14 +16,17 @@ functions need:
     limits = (queries, keys, stop, shift, stateful)       keys from `stop` on are seen by no query; `stateful` is None
                                                           unless a state came first, which every query sees
     masks = (key_mask, firsts, stops, query_mask)         views; the keys that a head sees are firsts ≤ j < stops
-    rows = (inverses, dots, items, parts)                 views of 1/den and do·num, None where nothing is divided;
-                                                          the latter is the sum of `parts` arrays of so many items
+    rows = (inverses, dots, heads, parts)                 views of 1/den and do·num, None where nothing is divided;
+                                                          the latter is the sum of `parts` arrays of so many heads
     states = (pointer, segments)                          per state [S, z] or [R, r] in float32, d·e + d numbers
     initial = (view of S, view of z)                      what the sums start from, for each head of k
     final = (pointer, pointer)                            S and z of every state in float32, without gaps
     heads = (heads, groups, members)                      query head h has the keys of head h // groups, the state of
                                                           head h // members, and so many query heads share a state
-    span = (segments, size, start, end)                   of positions; `size` is a multiple of CHUNK
+    span = (segments, size, start, end, packed)           of positions; `size` is a multiple of CHUNK
+    packed = (edges, edges, reach, sequences, shifted)    of the queries, keys and positions of packed sequences. Each
+                                                          has segments of its own, its first token as item, and S - L
+                                                          as shift unless `shifted` is None
 """
 
 import triton
@@ -41,6 +44,7 @@ from attnkit.kernels.triton.linear_tokens import (
     store_of,
     store_tokens,
 )
+from attnkit.kernels.triton.tiles import first_block
 
 # ---------------------------------------------------------------------------------------------- states
 
@@ -71,23 +75,23 @@ def store_state(at, c0, S, z, d, e, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 @triton.jit
 def key_sums(
     k, v, states, masks, limits, heads, span, blocks,
-    PHI: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
-    OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    PHI: tl.constexpr, CAUSAL: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """S = Σ φ(k)_j v_jᵀ for BLOCK columns and z = Σ φ(k)_j over the keys of a segment."""
-    block, segment, held, item = place(blocks, span, heads[0] // heads[2])
+    block, segment, held, items, positions, limits = place(blocks, span, limits, heads[0] // heads[2], CAUSAL)
+    item, begin = items[1], positions[0]
     head, c0 = held * heads[2], block * BLOCK
     shared = head // heads[1]
     bounds = seen_range(limits, masks, item, head)
     S, z = tl.zeros((D, BLOCK), tl.float32), tl.zeros((D,), tl.float32)
-    begin = span[2] + segment * span[1]
     for j0 in range(begin, tl.minimum(begin + span[1], bounds[1]), CHUNK):
         seen = seen_keys(j0 + tl.arange(0, CHUNK), bounds, masks, item, head)
         y = load_features(k, item, shared, j0, seen, 0, d, PHI, D, CHUNK)
         c = load_tokens(v, item, shared, j0, seen, c0, e, BLOCK, CHUNK)
         S = product(tl.trans(y), c, S, OPERAND, PRECISION)
         z += tl.sum(y, 0)
-    store_state(state_at(states, segment, heads, item, head, d, e), c0, S, z, d, e, D, BLOCK)
+    store_state(state_at(states, segment, heads, items[2], head, d, e), c0, S, z, d, e, D, BLOCK)
 
 
 @triton.jit
@@ -97,10 +101,10 @@ def query_sums(
     CHUNK: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """R = Σ x_i dn_iᵀ for BLOCK columns and r = Σ x_i dd_i over the queries of a segment and all heads of a state."""
-    block, segment, held, item = place(blocks, span, heads[0] // heads[2])
+    block, segment, held, items, positions, limits = place(blocks, span, limits, heads[0] // heads[2], CAUSAL)
+    item, begin = items[0], positions[0] - limits[3]
     first, c0 = held * heads[2], block * BLOCK
     R, r = tl.zeros((D, BLOCK), tl.float32), tl.zeros((D,), tl.float32)
-    begin = span[2] + segment * span[1] - limits[3]
     for head in range(first, first + heads[2]):
         bounds = seen_range(limits, masks, item, head)
         for i0 in range(begin, tl.minimum(begin + span[1], limits[0]), CHUNK):
@@ -111,7 +115,7 @@ def query_sums(
             R = product(tl.trans(x), dn, R, OPERAND, PRECISION)
             if dd is not None:
                 r += tl.sum(x * dd[:, None], 0)
-    store_state(state_at(states, segment, heads, item, first, d, e), c0, R, r, d, e, D, BLOCK)
+    store_state(state_at(states, segment, heads, items[2], first, d, e), c0, R, r, d, e, D, BLOCK)
 
 
 @triton.jit
@@ -139,22 +143,28 @@ def load_initial(initial, heads, number, at, d: tl.constexpr, e: tl.constexpr, R
 
 @triton.jit
 def running(
-    states, initial, final, heads, blocks, CAUSAL: tl.constexpr, REVERSE: tl.constexpr, d: tl.constexpr,
+    states, initial, final, heads, span, blocks, CAUSAL: tl.constexpr, REVERSE: tl.constexpr, d: tl.constexpr,
     e: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The states of segments become the sums of those before them (behind them with REVERSE), or the total at 0.
+    """The states of segments become the sums of those before them (behind them with REVERSE), or the first the total.
 
     All sums start from `initial`, and the total goes to `final` as well.
     """
     n, size = tl.program_id(0), d * e + d
     at = n % blocks * BLOCK + tl.arange(0, BLOCK)
-    number = (n // blocks).to(tl.int64)
-    first = states[0] + number * states[1] * size
+    number, segments, packed = (n // blocks).to(tl.int64), states[1], span[4]
+    first = number * segments
+    if packed is not None:
+        sequence = (number % packed[3]).to(tl.int32)
+        before = first_block(packed[2], sequence, span[1])
+        segments = first_block(packed[2], sequence + 1, span[1]) - before
+        first = number // packed[3] * states[1] + before
+    first = states[0] + first * size
     total = tl.zeros((BLOCK,), tl.float32)
     if initial is not None:
         total += load_initial(initial, heads, number, at, d, e, REVERSE)
-    for step in range(0, states[1]):
-        segment = states[1] - 1 - step if REVERSE else step
+    for step in range(0, segments):
+        segment = segments - 1 - step if REVERSE else step
         place = first + tl.cast(segment, tl.int64) * size + at
         own = tl.load(place, mask=at < size, other=0.0)
         if CAUSAL:
@@ -169,14 +179,14 @@ def running(
 
 @triton.jit
 def opening(
-    states, segment, heads, item, head, f0, c0, CAUSAL: tl.constexpr, d: tl.constexpr, e: tl.constexpr,
+    states, segment, first, heads, item, head, f0, c0, CAUSAL: tl.constexpr, d: tl.constexpr, e: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """The state from which a segment starts: 0 without any, the total where there is no order."""
+    """The state from which a segment starts: 0 without any, the total, at the first, where there is no order."""
     if states is None:
         S, z = tl.zeros((ROWS, COLUMNS), tl.float32), tl.zeros((ROWS,), tl.float32)
     else:
-        at = state_at(states, segment if CAUSAL else 0, heads, item, head, d, e)
+        at = state_at(states, segment if CAUSAL else first, heads, item, head, d, e)
         S, z = load_state(at, f0, c0, d, e, ROWS, COLUMNS)
     return S, z
 
@@ -191,13 +201,13 @@ def outputs(
     D: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """BLOCK columns of o for a segment of queries; or, given do, 1/den and its part of do·num into `rows`."""
-    block, segment, head, item = place(blocks, span, heads[0])
+    block, segment, head, items, positions, limits = place(blocks, span, limits, heads[0], CAUSAL)
+    item, key_item, begin = items[0], items[1], positions[0]
     shared, c0 = head // heads[1], block * BLOCK
     bounds = seen_range(limits, masks, item, head)
-    S, z = opening(states, segment, heads, item, head, 0, c0, CAUSAL, d, e, D, BLOCK)
+    S, z = opening(states, segment, positions[2], heads, items[2], head, 0, c0, CAUSAL, d, e, D, BLOCK)
     beside = tl.arange(0, CHUNK)
-    begin = span[2] + segment * span[1]
-    for p0 in range(begin, tl.minimum(begin + span[1], span[3]), CHUNK):
+    for p0 in range(begin, tl.minimum(begin + span[1], positions[1]), CHUNK):
         i0 = p0 - limits[3]
         inside = (i0 + beside >= 0) & (i0 + beside < limits[0])
         live = live_queries(i0 + beside, bounds, limits, masks, item, head, CAUSAL)
@@ -205,9 +215,9 @@ def outputs(
         num = product(x, S, None, OPERAND, PRECISION)
         raw = tl.sum(x * z[None, :], 1)
         if CAUSAL:
-            seen = seen_keys(p0 + beside, bounds, masks, item, head)
-            y = load_features(k, item, shared, p0, seen, 0, d, PHI, D, CHUNK)
-            c = load_tokens(v, item, shared, p0, seen, c0, e, BLOCK, CHUNK)
+            seen = seen_keys(p0 + beside, bounds, masks, key_item, head)
+            y = load_features(k, key_item, shared, p0, seen, 0, d, PHI, D, CHUNK)
+            c = load_tokens(v, key_item, shared, p0, seen, c0, e, BLOCK, CHUNK)
             pairs = product(x, tl.trans(y), None, OPERAND, PRECISION)
             pairs = tl.where(beside[:, None] >= beside[None, :], pairs, 0.0)
             num, raw = product(pairs, c, num, OPERAND, PRECISION), raw + tl.sum(pairs, 1)
@@ -222,8 +232,7 @@ def outputs(
         else:
             pulled = load_tokens(do, item, head, i0, live, c0, e, BLOCK, CHUNK)
             store_of(rows[0], item, head, i0 + beside, inside, inverse)
-            place_of_block = item + block.to(tl.int64) * rows[2]
-            store_of(rows[1], place_of_block, head, i0 + beside, inside, tl.sum(pulled * num, 1))
+            store_of(rows[1], item, head + block * rows[2], i0 + beside, inside, tl.sum(pulled * num, 1))
 
 
 # ---------------------------------------------------------------------------------------------- gradients
@@ -236,13 +245,13 @@ def gradient_queries(
     BLOCK: tl.constexpr, CHUNK: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """BLOCK columns of dq = φ'(q)·scale·(S dn + z dd + the pairs of the chunk) for a segment of queries."""
-    block, segment, head, item = place(blocks, span, heads[0])
+    block, segment, head, items, positions, limits = place(blocks, span, limits, heads[0], CAUSAL)
+    item, key_item, begin = items[0], items[1], positions[0]
     shared, f0 = head // heads[1], block * BLOCK
     bounds = seen_range(limits, masks, item, head)
-    S, z = opening(states, segment, heads, item, head, f0, 0, CAUSAL, d, e, BLOCK, E)
+    S, z = opening(states, segment, positions[2], heads, items[2], head, f0, 0, CAUSAL, d, e, BLOCK, E)
     beside = tl.arange(0, CHUNK)
-    begin = span[2] + segment * span[1]
-    for p0 in range(begin, tl.minimum(begin + span[1], span[3]), CHUNK):
+    for p0 in range(begin, tl.minimum(begin + span[1], positions[1]), CHUNK):
         i0 = p0 - limits[3]
         i = i0 + beside
         live = live_queries(i, bounds, limits, masks, item, head, CAUSAL)
@@ -251,9 +260,9 @@ def gradient_queries(
         if dd is not None:
             total += dd[:, None] * z[None, :]
         if CAUSAL:
-            seen = seen_keys(p0 + beside, bounds, masks, item, head)
-            y = load_features(k, item, shared, p0, seen, f0, d, PHI, BLOCK, CHUNK)
-            c = load_tokens(v, item, shared, p0, seen, 0, e, E, CHUNK)
+            seen = seen_keys(p0 + beside, bounds, masks, key_item, head)
+            y = load_features(k, key_item, shared, p0, seen, f0, d, PHI, BLOCK, CHUNK)
+            c = load_tokens(v, key_item, shared, p0, seen, 0, e, E, CHUNK)
             pairs = product(dn, tl.trans(c), None, OPERAND, PRECISION)
             if dd is not None:
                 pairs += dd[:, None]
@@ -273,19 +282,19 @@ def gradient_keys(
     BLOCK: tl.constexpr, CHUNK: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """BLOCK columns of dk = φ'(k)·(R v + r + the pairs of the chunk) for a segment of keys, from its end."""
-    block, segment, held, item = place(blocks, span, heads[0] // heads[2])
+    block, segment, held, items, positions, limits = place(blocks, span, limits, heads[0] // heads[2], CAUSAL)
+    item, key_item, begin = items[0], items[1], positions[0]
     first, f0 = held * heads[2], block * BLOCK
     shared = first // heads[1]
     bounds = seen_range(limits, masks, item, first)
-    R, r = opening(states, segment, heads, item, first, f0, 0, CAUSAL, d, e, BLOCK, E)
+    R, r = opening(states, segment, positions[2], heads, items[2], first, f0, 0, CAUSAL, d, e, BLOCK, E)
     beside = tl.arange(0, CHUNK)
-    begin = span[2] + segment * span[1]
-    chunks = tl.cdiv(tl.minimum(begin + span[1], span[3]) - begin, CHUNK)
+    chunks = tl.cdiv(tl.minimum(begin + span[1], positions[1]) - begin, CHUNK)
     for step in range(0, chunks):
         j0 = begin + (chunks - 1 - step) * CHUNK
         i0 = j0 - limits[3]
-        seen = seen_keys(j0 + beside, bounds, masks, item, first)
-        c = load_tokens(v, item, shared, j0, seen, 0, e, E, CHUNK)
+        seen = seen_keys(j0 + beside, bounds, masks, key_item, first)
+        c = load_tokens(v, key_item, shared, j0, seen, 0, e, E, CHUNK)
         total = product(c, tl.trans(R), None, OPERAND, PRECISION) + r[None, :]
         if CAUSAL:
             for head in range(first, first + heads[2]):
@@ -299,10 +308,10 @@ def gradient_keys(
                 pairs = tl.where(beside[:, None] <= beside[None, :], pairs, 0.0)
                 total = product(pairs, x, total, OPERAND, PRECISION)
                 R = product(tl.trans(x), dn, R, OPERAND, PRECISION)
-        keyed = load_tokens(k, item, shared, j0, seen, f0, d, BLOCK, CHUNK)
+        keyed = load_tokens(k, key_item, shared, j0, seen, f0, d, BLOCK, CHUNK)
         total = tl.where(seen[:, None], total * SLOPE(keyed), 0.0)
         stored = (j0 + beside >= 0) & (j0 + beside < limits[1])
-        store_tokens(dk, item, held, j0, stored, total, f0, d, BLOCK, CHUNK)
+        store_tokens(dk, key_item, held, j0, stored, total, f0, d, BLOCK, CHUNK)
 
 
 @triton.jit
@@ -312,19 +321,19 @@ def gradient_values(
     CHUNK: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """BLOCK columns of dv = Rᵀφ(k) + the pairs of the chunk for a segment of keys, from its end."""
-    block, segment, held, item = place(blocks, span, heads[0] // heads[2])
+    block, segment, held, items, positions, limits = place(blocks, span, limits, heads[0] // heads[2], CAUSAL)
+    item, key_item, begin = items[0], items[1], positions[0]
     first, c0 = held * heads[2], block * BLOCK
     shared = first // heads[1]
     bounds = seen_range(limits, masks, item, first)
-    R = opening(states, segment, heads, item, first, 0, c0, CAUSAL, d, e, D, BLOCK)[0]
+    R = opening(states, segment, positions[2], heads, items[2], first, 0, c0, CAUSAL, d, e, D, BLOCK)[0]
     beside = tl.arange(0, CHUNK)
-    begin = span[2] + segment * span[1]
-    chunks = tl.cdiv(tl.minimum(begin + span[1], span[3]) - begin, CHUNK)
+    chunks = tl.cdiv(tl.minimum(begin + span[1], positions[1]) - begin, CHUNK)
     for step in range(0, chunks):
         j0 = begin + (chunks - 1 - step) * CHUNK
         i0 = j0 - limits[3]
-        seen = seen_keys(j0 + beside, bounds, masks, item, first)
-        y = load_features(k, item, shared, j0, seen, 0, d, PHI, D, CHUNK)
+        seen = seen_keys(j0 + beside, bounds, masks, key_item, first)
+        y = load_features(k, key_item, shared, j0, seen, 0, d, PHI, D, CHUNK)
         total = product(y, R, None, OPERAND, PRECISION)
         if CAUSAL:
             for head in range(first, first + heads[2]):
@@ -336,4 +345,4 @@ def gradient_values(
                 total = product(pairs, dn, total, OPERAND, PRECISION)
                 R = product(tl.trans(x), dn, R, OPERAND, PRECISION)
         stored = (j0 + beside >= 0) & (j0 + beside < limits[1])
-        store_tokens(dv, item, held, j0, stored, total, c0, e, BLOCK, CHUNK)
+        store_tokens(dv, key_item, held, j0, stored, total, c0, e, BLOCK, CHUNK)

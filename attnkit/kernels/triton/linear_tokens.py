@@ -6,18 +6,36 @@
 import triton
 import triton.language as tl
 
-from attnkit.kernels.triton.tiles import corner
+from attnkit.kernels.triton.tiles import corner, own_sequence, own_tokens
 
 SLICE = tl.constexpr(64)  # terms of a sum that a warp adds up
 
 
 @triton.jit
-def place(blocks, span, heads):
-    """Block of features, segment, head and item of this program; neighbours share a segment."""
+def place(blocks, span, limits, heads, CAUSAL: tl.constexpr):
+    """Block of features, segment, head, items, positions and limits of this program; neighbours share a segment.
+
+    items = (of queries, of keys, of states); positions = (begin, end, first segment of the sequence).
+    """
     n = tl.program_id(0)
     block, n = n % blocks, n // blocks
     segment, n = n % span[0], n // span[0]
-    return block, segment, (n % heads).to(tl.int64), (n // heads).to(tl.int64)
+    head, item = (n % heads).to(tl.int64), (n // heads).to(tl.int64)
+    packed = span[4]
+    if packed is None:
+        items, begin, end, first = (item, item, item), span[2] + segment * span[1], span[3], 0
+    else:
+        sequence, first = own_sequence(packed[2], packed[3], segment, span[1])
+        query_item, queries = own_tokens(packed[0], sequence)
+        key_item, keys = own_tokens(packed[1], sequence)
+        shift, stop = 0, tl.where(queries > 0, keys, 0)
+        if packed[4] is not None:
+            shift = keys - queries
+        if CAUSAL:
+            stop = tl.minimum(keys, queries + shift)
+        begin, end = (segment - first) * span[1] + tl.minimum(shift, 0), tl.maximum(keys, queries + shift)
+        items, limits = (query_item, key_item, item), (queries, keys, stop, shift, limits[4])
+    return block, segment, head, items, (begin, end, first), limits
 
 
 @triton.jit
@@ -99,7 +117,7 @@ def load_cotangents(do, rows, item, head, first, i, live, column, width, COLUMNS
         inverse = load_of(rows[0], item, head, i, live)
         dots = load_of(rows[1], item, head, i, live)
         for part in range(1, rows[3]):
-            dots += load_of(rows[1], item + part * rows[2], head, i, live)
+            dots += load_of(rows[1], item, head + part * rows[2], i, live)
         dn, dd = dn * inverse[:, None], -dots * inverse * inverse
     return dn, dd
 

@@ -5,10 +5,12 @@ Tiles of (queries, keys) stand, those of (keys, queries) lie. Tuples hold what m
 
     pairs = (bias, mask, dropout_mask, seed, last_kept)   views of arrays of pairs, and the dropout by counter
     rows = (key_lengths, query_mask, factors, logs, key_norms)   views without the axes that these arrays lack
-    limits = (queries, keys, left, right)                 query i may see the keys i - left ≤ j ≤ i + right below `keys`
+    limits = (queries, keys, left, right, packed)         query i may see the keys i - left ≤ j ≤ i + right below `keys`
+    packed = (edges, edges, sequences, before, after)     of queries and keys; with S keys and L queries a sequence has
+                                                          left = before - (S - L) and right ≤ S - L + after
     numbers = (scale, shift, gain, alpha, kept)           shift and alpha are None where they do nothing
     factors, logs = n^-alpha, log n                       from `row_constants`, None where a kernel finds them itself
-    at = (item, head, shared)                             `shared` is the head of k and v
+    at = (item, head, shared, key_item)                   `shared` and `key_item` are head and item of k and v
 
 Distances are products of centred vectors q̂ and k̂ (`attnkit.kernels.triton.distances`), less two norms: `logs` holds
 (scale/2)|q̂_i|², `key_norms` (scale/2)|k̂_j|², and x = scale·q̂_i·k̂_j - both, 0 at most, + bias_ij. Without
@@ -39,7 +41,7 @@ from attnkit.kernels.triton.tiles import (
     load_pairs,
     load_rows,
     nothing,
-    place,
+    placed_limits,
     range_lengths,
     standing,
     store_of_rows,
@@ -76,7 +78,7 @@ def norms_of_keys(rows, at, j, keys):
     """(scale/2)|k̂_j|² of the keys j, None where scores are products."""
     norms = None
     if rows[4] is not None:
-        norms = load_of_rows(rows[4], at[0], at[2], j, keys, 0.0)
+        norms = load_of_rows(rows[4], at[3], at[2], j, keys, 0.0)
     return norms
 
 
@@ -104,7 +106,7 @@ def attend(
 ):  # fmt: skip
     """sums + Σ_j m r h(x) v_j, and what is `found` of weights, over the key blocks first .. stop; without EDGE, every
     query sees every key of them."""
-    item, head, shared = at
+    item, head, shared, key_item = at
     columns = tl.arange(0, KEYS)
     i, j = tl.arange(0, ROWS)[:, None], columns[None, :]
     for j0 in range(first, stop, KEYS):
@@ -112,7 +114,7 @@ def attend(
         if EDGE:
             inside = visible_pairs(pairs[1], standing(lo), standing(hi), item, head, i0, i, j0, j)
             seen = keys_of_a_tile(inside, j0 + columns, low, high, MASKED)
-        keys = load_rows(k, item, shared, j0, columns, seen, d, D)
+        keys = load_rows(k, key_item, shared, j0, columns, seen, d, D)
         products = tl.dot(queried, tl.trans(keys), input_precision=PRECISION)
         of_keys = norms_of_keys(rows, at, j0 + j, limits[1])
         x = arguments(products, numbers, standing(log_length), of_keys, pairs[0], at, i0, i, j0, j, inside)
@@ -122,7 +124,7 @@ def attend(
         if found is not None:
             found = add_weights(found, u * standing(scale), inside, j0, j)
         if v is not None:
-            values = load_rows(v, item, shared, j0, columns, seen, e, E)
+            values = load_rows(v, key_item, shared, j0, columns, seen, e, E)
             u = after_dropout(u, pairs[2], pairs[3], pairs[4], item, head, i0, i, j0, j, inside)
             sums = add_product(sums, u, values, PRECISION)
     return sums, found
@@ -135,10 +137,10 @@ def forward(
     E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """o and the statistics `wanted` for ROWS queries of one head; query head h has the keys of head h // groups."""
-    queries, keys, left, right = limits
     MASKED: tl.constexpr = pairs[1] is not None or rows[1] is not None
-    block, head, item = place(tl.cdiv(queries, ROWS), heads)
-    i0, at = block * ROWS, (item, head, head // groups)
+    block, head, item, key_item, limits = placed_limits(limits, limits[0], heads, ROWS, False)
+    queries, keys, left, right = limits
+    i0, at = block * ROWS, (item, head, head // groups, key_item)
     i = i0 + tl.arange(0, ROWS)
     keys = valid_keys(rows[0], keys, item, head)
     lo, hi = key_ranges(i, queries, keys, left, right, rows[1], item, head)
@@ -179,8 +181,8 @@ def row_constants(
 
     n is given in `lengths`, or counted: with a boolean mask pair by pair.
     """
+    block, head, item, _key_item, limits = placed_limits(limits, limits[0], heads, ROWS, False)
     queries, keys, left, right = limits
-    block, head, item = place(tl.cdiv(queries, ROWS), heads)
     i0 = block * ROWS
     beside, columns = tl.arange(0, ROWS), tl.arange(0, KEYS)
     keys = valid_keys(rows[0], keys, item, head)

@@ -39,6 +39,7 @@ from attnkit.kernels.triton.tiles import (
     nothing,
     optional_matrix,
     place,
+    placed_limits,
     queries_of_a_tile,
     query_blocks,
     standing,
@@ -66,7 +67,7 @@ def gather(
     e: tl.constexpr, D: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """sums + Σ_j ds_ij/(gain·f_i) k_j over the key blocks first .. stop."""
-    item, head, shared = at
+    item, head, shared, key_item = at
     columns = tl.arange(0, KEYS)
     i, j = tl.arange(0, ROWS)[:, None], columns[None, :]
     for j0 in range(first, stop, KEYS):
@@ -74,8 +75,8 @@ def gather(
         if EDGE:
             inside = visible_pairs(pairs[1], standing(lo), standing(hi), item, head, i0, i, j0, j)
             seen = keys_of_a_tile(inside, j0 + columns, low, high, MASKED)
-        keys = load_rows(k, item, shared, j0, columns, seen, d, D)
-        values = optional_matrix(v, item, shared, j0, columns, seen, e, E)
+        keys = load_rows(k, key_item, shared, j0, columns, seen, d, D)
+        values = optional_matrix(v, key_item, shared, j0, columns, seen, e, E)
         products = tl.dot(queried, tl.trans(keys), input_precision=PRECISION)
         of_keys = norms_of_keys(rows, at, j0 + j, limits[1])
         x = arguments(products, numbers, standing(log_length), of_keys, pairs[0], at, i0, i, j0, j, inside)
@@ -96,10 +97,10 @@ def backward_queries(
     E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dq for ROWS queries of one head."""
-    queries, keys, left, right = limits
     MASKED: tl.constexpr = pairs[1] is not None or rows[1] is not None
-    block, head, item = place(tl.cdiv(queries, ROWS), heads)
-    i0, at = block * ROWS, (item, head, head // groups)
+    block, head, item, key_item, limits = placed_limits(limits, limits[0], heads, ROWS, False)
+    queries, keys, left, right = limits
+    i0, at = block * ROWS, (item, head, head // groups, key_item)
     i = i0 + tl.arange(0, ROWS)
     keys = valid_keys(rows[0], keys, item, head)
     lo, hi = key_ranges(i, queries, keys, left, right, rows[1], item, head)
@@ -141,7 +142,7 @@ def collect(
     """dk + Σ_i ds_ij q_i and dv + Σ_i m r f_i h(x) do_i over the query blocks first .. stop."""
     dk, dv = sums
     queries, keys, left, right = limits
-    item, head, _ = at
+    item, head, _, _ = at
     beside = tl.arange(0, ROWS)
     i, j = beside[None, :], tl.arange(0, KEYS)[:, None]
     for i0 in range(first, stop, ROWS):
@@ -183,17 +184,19 @@ def backward_keys(
     E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dk and dv for KEYS of the `stored` keys of one of `heads` heads, which `groups` query heads share."""
-    queries, keys, left, right = limits
     MASKED: tl.constexpr = pairs[1] is not None or rows[1] is not None
-    block, shared, item = place(tl.cdiv(stored, KEYS), heads)
+    block, shared, item, key_item, own = placed_limits(limits, stored, heads, KEYS, True)
+    queries, keys, left, right = own
+    if limits[4] is not None:
+        stored = keys
     j0 = block * KEYS
     columns = tl.arange(0, KEYS)
     sums = nothing(KEYS, D, rows[4] is not None), nothing(KEYS, E, False) if do is not None else None
-    keyed = load_rows(k, item, shared, j0, columns, j0 + columns < keys, d, D)
-    valued = optional_matrix(v, item, shared, j0, columns, j0 + columns < keys, e, E)
+    keyed = load_rows(k, key_item, shared, j0, columns, j0 + columns < keys, d, D)
+    valued = optional_matrix(v, key_item, shared, j0, columns, j0 + columns < keys, e, E)
     for member in range(groups):
         head = shared * groups + member
-        at = (item, head, shared)
+        at = (item, head, shared, key_item)
         of_keys = norms_of_keys(rows, at, j0 + columns[:, None], stored)
         valid = valid_keys(rows[0], keys, item, head)
         bounds = (queries, valid, left, right)
@@ -215,10 +218,10 @@ def backward_keys(
             )  # fmt: skip
     kept = j0 + columns < stored
     dk_total = whole_sum(sums[0], keyed, q[0].dtype.element_ty) * (numbers[0] * numbers[2])
-    store_rows(dk, item, shared, j0, columns, kept, dk_total, d, D)
+    store_rows(dk, key_item, shared, j0, columns, kept, dk_total, d, D)
     if do is not None:
         dv_total = whole_sum(sums[1], None, do[0].dtype.element_ty) * numbers[2]
-        store_rows(dv, item, shared, j0, columns, kept, dv_total, e, E)
+        store_rows(dv, key_item, shared, j0, columns, kept, dv_total, e, E)
 
 
 @triton.jit
@@ -228,7 +231,7 @@ def backward_bias(
     E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dbias (bias_items, bias_heads, L, S) for one tile, summed over the items and heads that share it."""
-    queries, keys, left, right = limits
+    queries, keys, left, right, _packed = limits
     across = tl.cdiv(stored, KEYS)
     block, first_head, first_item = place(tl.cdiv(queries, ROWS) * across, bias_heads)
     i0, j0 = block // across * ROWS, block % across * KEYS
@@ -237,7 +240,7 @@ def backward_bias(
     total = tl.zeros((ROWS, KEYS), tl.float32)
     for item in range(first_item, items, bias_items):
         for head in range(first_head, heads, bias_heads):
-            at = (item, head, head // groups)
+            at = (item, head, head // groups, item)
             valid = valid_keys(rows[0], keys, item, head)
             lo, hi = key_ranges(i0 + beside, queries, valid, left, right, rows[1], item, head)
             first, _, _, stop = key_blocks(i0, queries, valid, left, right, ROWS, KEYS)

@@ -32,7 +32,7 @@ from attnkit.kernels.triton.tiles import (
     load_pairs,
     load_rows,
     nothing,
-    place,
+    placed_limits,
     standing,
     store_of_rows,
     store_rows,
@@ -44,18 +44,20 @@ from attnkit.kernels.triton.tiles import (
 
 @triton.jit
 def begin(
-    q, rows, limits, heads, d: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr
+    q, rows, limits, heads, groups, d: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr
 ):  # fmt: skip
-    """Where a program with ROWS queries of one head is, these queries, which keys they may see, and the first block."""
+    """Where a program with ROWS queries of one head is, their number, these queries, the bounds of their keys, and the
+    first block."""
+    block, head, item, key_item, limits = placed_limits(limits, limits[0], heads, ROWS, False)
     queries, keys, left, right = limits
-    block, head, item = place(tl.cdiv(queries, ROWS), heads)
     i0 = block * ROWS
     i = i0 + tl.arange(0, ROWS)
     keys = valid_keys(rows[0], keys, item, head)
     lo, hi = key_ranges(i, queries, keys, left, right, rows[1], item, head)
     first, _, _, high = key_blocks(i0, queries, keys, left, right, ROWS, KEYS)
     queried = load_rows(q, item, head, i0, tl.arange(0, ROWS), i < queries, d, D)
-    return item, head, i0, queried, lo, hi, first, high
+    bounds = (lo, hi, None if left is None else i0 - left, high)
+    return (item, head, head // groups, key_item), i0, queries, queried, bounds, first
 
 
 @triton.jit
@@ -78,7 +80,7 @@ def standing_scores(
     j = columns[None, :]
     inside = visible_pairs(pairs[1], standing(bounds[0]), standing(bounds[1]), at[0], at[1], i0, i, j0, j)
     seen = keys_of_a_tile(inside, j0 + columns, bounds[2], bounds[3], MASKED)
-    keys = load_rows(k, at[0], at[2], j0, columns, seen, d, D)
+    keys = load_rows(k, at[3], at[2], j0, columns, seen, d, D)
     products = tl.dot(queried, tl.trans(keys), input_precision=PRECISION)
     return scores(products, pairs[0], numbers, at, i0, i, j0, j, inside), inside, seen, keys
 
@@ -174,14 +176,13 @@ def forward_resident(
 ):  # fmt: skip
     """o, unless it is None, and the numbers of ROWS queries of one head that has at most KEYS keys, with thresholds."""
     MASKED: tl.constexpr = pairs[1] is not None or rows[1] is not None
-    item, head, i0, queried, lo, hi, _, high = begin(q, rows, limits, heads, d, D, ROWS, KEYS)
-    at, bounds = (item, head, head // groups), (lo, hi, None if limits[2] is None else i0 - limits[2], high)
+    at, i0, queries, queried, bounds, _ = begin(q, rows, limits, heads, groups, d, D, ROWS, KEYS)
     s, inside, seen, _ = standing_scores(
         queried, k, pairs, numbers, at, i0, bounds, 0, MASKED, d, D, ROWS, KEYS, PRECISION
     )
     top = finite(tl.max(s, 1))
     if o is not None:
-        values = load_rows(v, at[0], at[2], 0, tl.arange(0, KEYS), seen, e, E)
+        values = load_rows(v, at[3], at[2], 0, tl.arange(0, KEYS), seen, e, E)
     x = relative(s, top[:, None], numbers)
     tau, step = threshold(x, numbers[3], steps, WEIGH, SLOPE, ROWS)
     u = weights(x, tau[:, None], step[:, None], numbers, WEIGH)
@@ -189,8 +190,8 @@ def forward_resident(
     if o is not None:
         sums = nothing(ROWS, E, False)
         sums = add_values(sums, u, inside, values, pairs, at, i0, 0, ROWS, KEYS, PRECISION)
-        store_output(o, at, i0, limits[0], sums, total, numbers[1], v[0].dtype.element_ty, e, E, ROWS)
-    store_found(found, lse, at[0], at[1], i0 + tl.arange(0, ROWS), limits[0], top, tau, step, total)
+        store_output(o, at, i0, queries, sums, total, numbers[1], v[0].dtype.element_ty, e, E, ROWS)
+    store_found(found, lse, at[0], at[1], i0 + tl.arange(0, ROWS), queries, top, tau, step, total)
 
 
 @triton.jit
@@ -201,8 +202,7 @@ def forward_online(
 ):  # fmt: skip
     """The same for softmax and any number of keys, in one pass that keeps the maximum so far."""
     MASKED: tl.constexpr = pairs[1] is not None or rows[1] is not None
-    item, head, i0, queried, lo, hi, first, high = begin(q, rows, limits, heads, d, D, ROWS, KEYS)
-    at, bounds = (item, head, head // groups), (lo, hi, None if limits[2] is None else i0 - limits[2], high)
+    at, i0, queries, queried, bounds, first = begin(q, rows, limits, heads, groups, d, D, ROWS, KEYS)
     top, total = tl.full((ROWS,), float("-inf"), tl.float32), tl.zeros((ROWS,), tl.float32)
     sums = nothing(ROWS, E, False)
     for j0 in range(first, bounds[3], KEYS):
@@ -215,12 +215,12 @@ def forward_online(
         total = total * shrink + tl.sum(u, 1)
         if o is not None:
             sums = (sums[0] * shrink[:, None], sums[1], sums[2])
-            values = load_rows(v, at[0], at[2], j0, tl.arange(0, KEYS), seen, e, E)
+            values = load_rows(v, at[3], at[2], j0, tl.arange(0, KEYS), seen, e, E)
             sums = add_values(sums, u, inside, values, pairs, at, i0, j0, ROWS, KEYS, PRECISION)
         top = higher
     if o is not None:
-        store_output(o, at, i0, limits[0], sums, total, numbers[1], v[0].dtype.element_ty, e, E, ROWS)
-    store_found(found, lse, at[0], at[1], i0 + tl.arange(0, ROWS), limits[0], finite(top), None, None, total)
+        store_output(o, at, i0, queries, sums, total, numbers[1], v[0].dtype.element_ty, e, E, ROWS)
+    store_found(found, lse, at[0], at[1], i0 + tl.arange(0, ROWS), queries, finite(top), None, None, total)
 
 
 @triton.jit
@@ -231,8 +231,7 @@ def forward_tiled(
 ):  # fmt: skip
     """The same with a threshold: a pass for the maximum, one for each step, and one for the product with v."""
     MASKED: tl.constexpr = pairs[1] is not None or rows[1] is not None
-    item, head, i0, queried, lo, hi, first, high = begin(q, rows, limits, heads, d, D, ROWS, KEYS)
-    at, bounds = (item, head, head // groups), (lo, hi, None if limits[2] is None else i0 - limits[2], high)
+    at, i0, queries, queried, bounds, first = begin(q, rows, limits, heads, groups, d, D, ROWS, KEYS)
     top = tl.full((ROWS,), float("-inf"), tl.float32)
     for j0 in range(first, bounds[3], KEYS):
         s, _, _, _ = standing_scores(
@@ -264,8 +263,8 @@ def forward_tiled(
         u = weights(relative(s, top[:, None], numbers), tau[:, None], step[:, None], numbers, WEIGH)
         total += tl.sum(u, 1)
         if o is not None:
-            values = load_rows(v, at[0], at[2], j0, tl.arange(0, KEYS), seen, e, E)
+            values = load_rows(v, at[3], at[2], j0, tl.arange(0, KEYS), seen, e, E)
             sums = add_values(sums, u, inside, values, pairs, at, i0, j0, ROWS, KEYS, PRECISION)
     if o is not None:
-        store_output(o, at, i0, limits[0], sums, total, numbers[1], v[0].dtype.element_ty, e, E, ROWS)
-    store_found(found, lse, at[0], at[1], i0 + tl.arange(0, ROWS), limits[0], top, tau, step, total)
+        store_output(o, at, i0, queries, sums, total, numbers[1], v[0].dtype.element_ty, e, E, ROWS)
+    store_found(found, lse, at[0], at[1], i0 + tl.arange(0, ROWS), queries, top, tau, step, total)

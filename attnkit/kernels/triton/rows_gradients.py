@@ -18,6 +18,7 @@ from attnkit.kernels.triton.tiles import (
     lying,
     nothing,
     place,
+    placed_limits,
     queries_of_a_tile,
     query_blocks,
     standing,
@@ -51,7 +52,7 @@ def standing_slopes(
     s, inside, seen, keys = standing_scores(
         queried, k, pairs, numbers, at, i0, bounds, j0, MASKED, d, D, ROWS, KEYS, PRECISION
     )
-    values = load_rows(v, at[0], at[2], j0, columns, seen, e, E)
+    values = load_rows(v, at[3], at[2], j0, columns, seen, e, E)
     x = relative(s, row[0][:, None], numbers)
     p = weights(x, standing(row[1]), standing(row[2]), numbers, WEIGH) * row[3][:, None]
     dp = tl.dot(pulled, tl.trans(values), input_precision=PRECISION)
@@ -76,22 +77,21 @@ def backward_resident(
 ):  # fmt: skip
     """dq, unless it is None, and δ for ROWS queries of one head that has at most KEYS keys."""
     MASKED: tl.constexpr = pairs[1] is not None or rows[1] is not None
-    item, head, i0, queried, lo, hi, _, high = begin(q, rows, limits, heads, d, D, ROWS, KEYS)
-    at, bounds = (item, head, head // groups), (lo, hi, None if limits[2] is None else i0 - limits[2], high)
+    at, i0, queries, queried, bounds, _ = begin(q, rows, limits, heads, groups, d, D, ROWS, KEYS)
     beside = tl.arange(0, ROWS)
-    row = load_found(found, at, i0 + beside, limits[0])
-    pulled = load_rows(do, at[0], at[1], i0, beside, i0 + beside < limits[0], e, E)
+    row = load_found(found, at, i0 + beside, queries)
+    pulled = load_rows(do, at[0], at[1], i0, beside, i0 + beside < queries, e, E)
     u, dp, keys = standing_slopes(
         queried, pulled, k, v, row, pairs, numbers, at, i0, bounds, 0,
         WEIGH, TILT, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
     )  # fmt: skip
-    mean = means(tl.sum(u * dp, 1), tl.sum(u, 1), dlse, numbers[1], at, i0 + beside, limits[0])
-    store_of_rows(delta, at[0], at[1], i0 + beside, limits[0], mean)
+    mean = means(tl.sum(u * dp, 1), tl.sum(u, 1), dlse, numbers[1], at, i0 + beside, queries)
+    store_of_rows(delta, at[0], at[1], i0 + beside, queries, mean)
     if dq is not None:
         sums = nothing(ROWS, D, False)
         sums = add_product(sums, u * (dp - mean[:, None]), keys, PRECISION)
         total = whole_sum(sums, None, k[0].dtype.element_ty) * (numbers[0] * numbers[1])
-        store_rows(dq, at[0], at[1], i0, beside, i0 + beside < limits[0], total, d, D)
+        store_rows(dq, at[0], at[1], i0, beside, i0 + beside < queries, total, d, D)
 
 
 @triton.jit
@@ -102,11 +102,10 @@ def backward_tiled(
 ):  # fmt: skip
     """The same for any number of keys: a pass for δ and one for dq."""
     MASKED: tl.constexpr = pairs[1] is not None or rows[1] is not None
-    item, head, i0, queried, lo, hi, first, high = begin(q, rows, limits, heads, d, D, ROWS, KEYS)
-    at, bounds = (item, head, head // groups), (lo, hi, None if limits[2] is None else i0 - limits[2], high)
+    at, i0, queries, queried, bounds, first = begin(q, rows, limits, heads, groups, d, D, ROWS, KEYS)
     beside = tl.arange(0, ROWS)
-    row = load_found(found, at, i0 + beside, limits[0])
-    pulled = load_rows(do, at[0], at[1], i0, beside, i0 + beside < limits[0], e, E)
+    row = load_found(found, at, i0 + beside, queries)
+    pulled = load_rows(do, at[0], at[1], i0, beside, i0 + beside < queries, e, E)
     products, totals = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32)
     for j0 in range(first, bounds[3], KEYS):
         u, dp, _ = standing_slopes(
@@ -115,8 +114,8 @@ def backward_tiled(
         )  # fmt: skip
         products += tl.sum(u * dp, 1)
         totals += tl.sum(u, 1)
-    mean = means(products, totals, dlse, numbers[1], at, i0 + beside, limits[0])
-    store_of_rows(delta, at[0], at[1], i0 + beside, limits[0], mean)
+    mean = means(products, totals, dlse, numbers[1], at, i0 + beside, queries)
+    store_of_rows(delta, at[0], at[1], i0 + beside, queries, mean)
     if dq is not None:
         sums = nothing(ROWS, D, False)
         for j0 in range(first, bounds[3], KEYS):
@@ -126,7 +125,7 @@ def backward_tiled(
             )  # fmt: skip
             sums = add_product(sums, u * (dp - mean[:, None]), keys, PRECISION)
         total = whole_sum(sums, None, k[0].dtype.element_ty) * (numbers[0] * numbers[1])
-        store_rows(dq, at[0], at[1], i0, beside, i0 + beside < limits[0], total, d, D)
+        store_rows(dq, at[0], at[1], i0, beside, i0 + beside < queries, total, d, D)
 
 
 @triton.jit
@@ -136,16 +135,18 @@ def backward_keys(
     ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dk and dv for KEYS of the `stored` keys of one of `heads` heads, which `groups` query heads share."""
-    queries, keys, left, right = limits
-    block, shared, item = place(tl.cdiv(stored, KEYS), heads)
+    block, shared, item, key_item, own = placed_limits(limits, stored, heads, KEYS, True)
+    queries, keys, left, right = own
+    if limits[4] is not None:
+        stored = keys
     j0, columns, beside = block * KEYS, tl.arange(0, KEYS), tl.arange(0, ROWS)
     i, j = beside[None, :], columns[:, None]
     dk_sums = nothing(KEYS, D, False)
     dv_sums = nothing(KEYS, E, False)
-    keyed = load_rows(k, item, shared, j0, columns, j0 + columns < keys, d, D)
-    valued = load_rows(v, item, shared, j0, columns, j0 + columns < keys, e, E)
+    keyed = load_rows(k, key_item, shared, j0, columns, j0 + columns < keys, d, D)
+    valued = load_rows(v, key_item, shared, j0, columns, j0 + columns < keys, e, E)
     for member in range(groups):
-        at = (item, shared * groups + member, shared)
+        at = (item, shared * groups + member, shared, key_item)
         valid = valid_keys(rows[0], keys, item, at[1])
         first, _, _, stop = query_blocks(j0, queries, valid, left, right, ROWS, KEYS)
         for i0 in range(first, stop, ROWS):
@@ -169,8 +170,8 @@ def backward_keys(
     kept = j0 + columns < stored
     dk_total = whole_sum(dk_sums, None, q[0].dtype.element_ty) * (numbers[0] * numbers[1])
     dv_total = whole_sum(dv_sums, None, do[0].dtype.element_ty) * numbers[1]
-    store_rows(dk, item, shared, j0, columns, kept, dk_total, d, D)
-    store_rows(dv, item, shared, j0, columns, kept, dv_total, e, E)
+    store_rows(dk, key_item, shared, j0, columns, kept, dk_total, d, D)
+    store_rows(dv, key_item, shared, j0, columns, kept, dv_total, e, E)
 
 
 @triton.jit
@@ -180,7 +181,7 @@ def backward_bias(
     E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dbias (bias_items, bias_heads, L, S) for one tile, summed over the items and heads that share it."""
-    queries, keys, left, right = limits
+    queries, keys, left, right, _packed = limits
     MASKED: tl.constexpr = pairs[1] is not None or rows[1] is not None
     across = tl.cdiv(stored, KEYS)
     block, first_head, first_item = place(tl.cdiv(queries, ROWS) * across, bias_heads)
@@ -190,7 +191,7 @@ def backward_bias(
     sums = tl.zeros((ROWS, KEYS), tl.float32)
     for item in range(first_item, items, bias_items):
         for head in range(first_head, heads, bias_heads):
-            at = (item, head, head // groups)
+            at = (item, head, head // groups, item)
             valid = valid_keys(rows[0], keys, item, head)
             lo, hi = key_ranges(i0 + beside, queries, valid, left, right, rows[1], item, head)
             first, _, _, stop = key_blocks(i0, queries, valid, left, right, ROWS, KEYS)

@@ -18,6 +18,59 @@ def place(blocks, heads):
 
 
 @triton.jit
+def first_block(edges, sequence, size):
+    """The first block of a packed sequence."""
+    return tl.load(edges + sequence).to(tl.int32) // size + sequence
+
+
+@triton.jit
+def own_tokens(edges, sequence):
+    """The first token of a packed sequence, and how many it has."""
+    first = tl.load(edges + sequence).to(tl.int64)
+    return first, (tl.load(edges + sequence + 1) - first).to(tl.int32)
+
+
+@triton.jit
+def own_sequence(edges, sequences, block, size):
+    """Of packed sequences, which one a block of tokens belongs to, and the first of its blocks.
+
+    Sequence b has the blocks edges[b]//size + b and further, as many as it needs and sometimes one more.
+    """
+    low, high = 0, sequences
+    while high - low > 1:
+        middle = (low + high) // 2
+        reached = first_block(edges, middle, size) <= block
+        low, high = tl.where(reached, middle, low), tl.where(reached, high, middle)
+    return low, first_block(edges, low, size)
+
+
+@triton.jit
+def placed_limits(limits, tokens, heads, SIZE: tl.constexpr, BY_KEYS: tl.constexpr):
+    """Block of the `tokens`, queries or keys, head, item, item of keys, and limits (queries, keys, left, right) of this
+    program.
+
+    The item of a packed sequence is its first token: its views have the stride of tokens as that of items.
+    """
+    queries, keys, left, right, packed = limits
+    blocks = tl.cdiv(tokens, SIZE)
+    if packed is None:
+        block, head, item = place(blocks, heads)
+        key_item = item
+    else:
+        block, head, _item = place(blocks + packed[2], heads)
+        sequence, first = own_sequence(packed[1] if BY_KEYS else packed[0], packed[2], block, SIZE)
+        block -= first
+        item, queries = own_tokens(packed[0], sequence)
+        key_item, keys = own_tokens(packed[1], sequence)
+        if packed[3] is not None:
+            left = packed[3] - (keys - queries)
+        if packed[4] is not None:
+            after = keys - queries + packed[4]
+            right = after if right is None else tl.minimum(after, right)
+    return block, head, item, key_item, (queries, keys, left, right)
+
+
+@triton.jit
 def standing(x):
     """One number per query, beside a standing tile."""
     return x if x is None else x[:, None]

@@ -14,7 +14,14 @@ from typing import Any
 import numpy as np
 
 from attnkit import lowrank
-from attnkit.backends.torch import triton_linear, triton_newton, triton_pointwise, triton_rows, triton_statistics
+from attnkit.backends.torch import (
+    triton_linear,
+    triton_newton,
+    triton_packed,
+    triton_pointwise,
+    triton_rows,
+    triton_statistics,
+)
 from attnkit.pointwise import reluformer_options, sigmoid_options
 from attnkit.sparse import sparsemax_options
 from attnkit_conformance.adapters.base import Arrays
@@ -47,6 +54,7 @@ SERVED: dict[str, Callable[..., Any]] = {
     "entmax_attention": ENTMAX,
     "newton_inverse": triton_newton.invert,
     "soft_attention": partial(lowrank.attend, triton_newton.inverted),
+    **{f"{op}_packed": partial(triton_packed.attend, attend) for op, (attend, _) in triton_packed.OPS.items()},
 }
 
 
@@ -66,6 +74,7 @@ STATISTICS = ("row_statistics", "attention_with_statistics")
 REFUSED: dict[str, Callable[..., str | None]] = {
     **dict.fromkeys(STATISTICS, unserved_statistics),
     "linear_attention": triton_linear.unserved,
+    "linear_attention_packed": triton_linear.unserved,
     "entmax_attention": triton_rows.unserved,
     "newton_inverse": lambda a, **given: triton_newton.too_large(a.shape[-1]),
     "soft_attention": lambda landmarks, **given: triton_newton.too_large(landmarks.shape[-2]),
