@@ -196,6 +196,16 @@ def test_a_second_derivative_says_that_there_is_none() -> None:
         grad.sum().backward()
 
 
+def test_gradients_added_in_any_order_are_refused_in_deterministic_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v, _ = (x.requires_grad_() for x in inputs(5, 6))
+    o = triton_pointwise.attend(q, k, v, atomic=True)
+    of_queries_alone = triton_pointwise.attend(q, k.detach(), v.detach(), atomic=True)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    of_queries_alone.sum().backward()
+    with pytest.raises(RuntimeError, match="impl='triton_atomic' adds in no fixed order"):
+        o.sum().backward()
+
+
 def test_vmap_is_a_loop() -> None:
     q, k, v, _ = inputs(5, 6)
     mapped = torch.vmap(lambda q, v: triton_pointwise.attend(q, k[0], v, dropout=(0.5, 1)), (0, 0))(q, v)

@@ -156,6 +156,23 @@ def test_distances_spill_nothing(compile_for: Any, dtype: torch.dtype, d: int, c
         assert kernel.shared <= MEMORY[capability], f"{name} needs {kernel.shared} bytes of shared memory"
 
 
+@pytest.mark.parametrize(
+    ("dtype", "d", "capability"),
+    [(torch.float16, 64, 80), (torch.bfloat16, 64, 90), (torch.bfloat16, 128, 90)],
+    ids=str,
+)
+def test_one_kernel_for_all_gradients_spills_nothing(
+    compile_for: Any, dtype: torch.dtype, d: int, capability: int
+) -> None:
+    q = torch.empty(2, 8, 1024, d, dtype=dtype)
+    found = compile_for(lambda: launches(q, causal=True, atomic=True), capability)
+    assert {*found} == {"forward", "row_constants", "backward_keys"}
+    kernel = found["backward_keys"]
+    assert kernel.stack == 0, f"spills {kernel.stack} bytes"
+    assert kernel.shared <= MEMORY[capability], f"needs {kernel.shared} bytes of shared memory"
+    assert "red" in kernel.ptx
+
+
 def launches_with_statistics(
     q: torch.Tensor, fields: str = ALL_FIELDS, with_output: bool = True, **options: Any
 ) -> dict[str, triton_launch.Launch]:

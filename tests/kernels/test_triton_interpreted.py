@@ -127,6 +127,15 @@ def test_a_planted_bug_is_found(
     assert result.checks & checks, result.message
 
 
+@pytest.mark.parametrize(("op", "dtype"), [("pointwise_attention", "float16"), ("gaussian_attention", "float32")])
+def test_gradients_that_are_added_in_any_order_conform(op: str, dtype: str) -> None:
+    adapter = WorkerAdapter("triton_interpreted-atomic", TARGET.replace(":Interpreted", ":Atomic"), MODE)
+    found = [core.check(adapter, case) for case in core.cases(op, "quick", (dtype,))]
+    adapter.close()
+    assert found
+    assert [f"{result.id}\n{result.message}" for result in found if result.status != "pass"] == []
+
+
 def test_what_the_kit_does_not_ask() -> None:
     paths = [str(path) for path in sorted(Path(__file__).parent.glob("in_interpreter*.py"))]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *paths]

@@ -20,6 +20,7 @@ KERNELS: dict[str, tuple[Kernel, ...]] = {}
 """By op, in the order in which `impl="auto"` tries them."""
 for _rows in (
     triton_pointwise.KERNELS,
+    triton_pointwise.ATOMIC,
     triton_linear.KERNELS,
     triton_rows.KERNELS,
     triton_statistics.KERNELS,

@@ -8,6 +8,7 @@ depends on them but by their number.
 """
 
 import math
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -44,6 +45,7 @@ class Setting(NamedTuple):
     enable_gqa: bool
     before: int | None = None  # `left` and `right` of packed sequences where their last tokens are aligned
     after: int | None = None
+    atomic: bool = False  # programs that own keys add to dq as well, in any order
 
     @property
     def rows_needed(self) -> tuple[bool, bool]:
@@ -295,7 +297,7 @@ def backward_launches(
     given: Any = None,
 ) -> list[Launch]:
     """What computes those of dq, (dk, dv) and dbias that are in `grads`, over all leading axes; `given` are rows that
-    `attnkit.kernels.triton.statistics` reads. Without do there is no dv."""
+    `attnkit.kernels.triton.statistics` reads. Without do there is no dv. A dq to which is added has to be 0."""
     from attnkit.kernels.triton import pointwise_gradients as kernels
 
     a, statistics = layout_of(q, k, v, s.enable_gqa, s.sequences), given is not None
@@ -305,18 +307,20 @@ def backward_launches(
     if v is not None and do is not None:
         through = (a.view(v, a.shared, a.keys, a.e), a.view(do, a.leading, a.queries, a.e))
     inputs = (x.queried, x.keyed, *through, _contiguous_rows(given, a))
-    if "q" in grads:
+    together = adds_to_queries(s, grads)
+    dq = a.view(grads.get("q"), a.leading, a.queries, a.d)
+    if "q" in grads and not together:
         constants = _constants("backward_queries", q, a, s, statistics, "H", "DH")
         programs = a.blocks(a.queries, constants["ROWS"]) * a.heads * a.items
-        dq = a.view(grads["q"], a.leading, a.queries, a.d)
         arguments = (*inputs, dq, *shared, a.heads, a.groups)
         launches.append(Launch(kernels.backward_queries, programs, arguments, constants))
     if "k" in grads:
-        constants = _constants("backward_keys", q, a, s, statistics, "H", "DH")
+        sizes = "backward_together" if together else "backward_keys"
+        constants = _constants(sizes, q, a, s, statistics, "H", "DH")
         programs = a.blocks(a.keys, constants["KEYS"]) * a.kv_heads * a.items
         dk = a.view(grads["k"], a.shared, a.keys, a.d)
         dv = None if do is None else a.view(grads["v"], a.shared, a.keys, a.e)
-        arguments = (*inputs, dk, dv, *shared, a.keys, a.kv_heads, a.groups)
+        arguments = (*inputs, dk, dv, dq if together else None, *shared, a.keys, a.kv_heads, a.groups)
         launches.append(Launch(kernels.backward_keys, programs, arguments, constants))
     if "bias" in grads:
         constants = _constants("backward_queries", q, a, s, statistics, "H", "DH")
@@ -327,6 +331,11 @@ def backward_launches(
         arguments = (*inputs, view, *shared, a.keys, a.items, a.heads, a.groups, items, heads)
         launches.append(Launch(kernels.backward_bias, tiles * heads * items, arguments, constants))
     return launches
+
+
+def adds_to_queries(s: Setting, grads: Iterable[str]) -> bool:
+    """Whether the kernel of dk and dv adds to dq too."""
+    return s.atomic and {"q", "k"} <= {*grads}
 
 
 # ---------------------------------------------------------------------------------------------- results
@@ -367,11 +376,24 @@ def backward(
     }
     together = {"k"} if do is None else {"k", "v"}
     computed = {*names, *together} if {"k", "v"} & {*names} else {*names}
-    grads = {name: room_for(like[name], shapes[name], name == "bias") for name in computed}
+    summed = {"bias", "q"} if adds_to_queries(s, computed) else {"bias"}
+    grads = {name: room_for(like[name], shapes[name], name in summed) for name in computed}
+    if "q" in summed:
+        refuse_determinism()
+        grads["q"].zero_()
     run(q, backward_launches(q, k, v, do, grads, s, given))
     if do is None and "v" in names:
         grads["v"].zero_()
     return {name: reduced_to(grads[name], a, like[name]) for name in names}
+
+
+def refuse_determinism() -> None:
+    """As torch's own ops do whose sums have no fixed order."""
+    if torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled():
+        raise RuntimeError(
+            "attnkit::triton_pointwise_vjp: impl='triton_atomic' adds in no fixed order, and torch is asked for "
+            "deterministic algorithms; impl='triton' is deterministic"
+        )
 
 
 def bias_shape(a: Layout, bias: Tensor | None) -> tuple[int, ...]:

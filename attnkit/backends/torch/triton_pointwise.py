@@ -1,6 +1,8 @@
 """Point-wise and Gaussian attention by Triton kernels: `attnkit::triton_pointwise` and its `_vjp`."""
 
 import math
+from collections.abc import Callable
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -41,7 +43,8 @@ def setting(
 ) -> Setting:
     """The options of pointwise_attention, with everything that is constant over rows put into gain and shift.
 
-    With `edges_q` and `edges_k` sequences are packed, and causality and windows count within each.
+    With `edges_q` and `edges_k` sequences are packed, and causality and windows count within each. `atomic` is as in
+    `Setting`.
     """
     queries, keys = q.shape[-2], k.shape[-2]
     edges: tuple[Any, Any] = (common.get("edges_q"), common.get("edges_k"))
@@ -94,6 +97,7 @@ def setting(
         bool(common.get("enable_gqa", False)),
         before,
         after,
+        bool(common.get("atomic", False)),
     )
 
 
@@ -123,7 +127,7 @@ ARGUMENTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? mask, Tensor? dropout_mask, Tensor? key_lengths, "
     "Tensor? query_mask, Tensor? length, Tensor? seed, Tensor? edges_q, Tensor? edges_k, str activation, float scale, "
     "float shift, float gain, float alpha, bool log_length, SymInt? left, SymInt? right, SymInt keys, int last_kept, "
-    "bool enable_gqa, SymInt? before, SymInt? after"
+    "bool enable_gqa, SymInt? before, SymInt? after, bool atomic"
 )
 """q, k, v and the fields of `Setting`."""
 TENSORS = ARGUMENTS.count("Tensor")
@@ -225,6 +229,13 @@ def pays(*arrays: Tensor | None, **options: Any) -> bool:
     return False
 
 
+def unsupported_atomic(*arrays: Tensor, **options: Any) -> str | None:
+    """Why a call is not served by kernels that add gradients in any order."""
+    if torch.are_deterministic_algorithms_enabled():
+        return "adds gradients of q in no fixed order, and torch is asked for deterministic algorithms"
+    return unsupported(*arrays, **options)
+
+
 def attend_to_distances(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
     """gaussian_attention."""
     return attend(q, k, v, **GAUSSIAN, **options)
@@ -235,9 +246,13 @@ def pull_from_distances(q: Tensor, k: Tensor, v: Tensor, do: Tensor, **options: 
     return pull(q, k, v, do, **GAUSSIAN, **options)
 
 
-KERNELS = {
-    "pointwise_attention": Kernel("triton", attend, unsupported, pays),
-    "pointwise_attention_vjp": Kernel("triton", pull, unsupported, pays),
-    "gaussian_attention": Kernel("triton", attend_to_distances, unsupported, pays),
-    "gaussian_attention_vjp": Kernel("triton", pull_from_distances, unsupported, pays),
+SERVED: dict[str, Callable[..., Any]] = {
+    "pointwise_attention": attend,
+    "pointwise_attention_vjp": pull,
+    "gaussian_attention": attend_to_distances,
+    "gaussian_attention_vjp": pull_from_distances,
+}
+KERNELS = {op: Kernel("triton", serve, unsupported, pays) for op, serve in SERVED.items()}
+ATOMIC = {
+    op: Kernel("triton_atomic", partial(serve, atomic=True), unsupported_atomic, pays) for op, serve in SERVED.items()
 }

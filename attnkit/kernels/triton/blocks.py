@@ -37,6 +37,12 @@ TILES = {
     ("backward_keys", 32, 64): (Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
     ("backward_keys", 32, 128): (Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
     ("backward_keys", 32, 256): (Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
+    ("backward_together", 16, 64): (Tile(32, 64, 8, 2), Tile(32, 128, 8, 2)),
+    ("backward_together", 16, 128): (Tile(32, 64, 8, 2), Tile(32, 32, 8, 1)),
+    ("backward_together", 16, 256): (Tile(16, 32, 8, 1), Tile(16, 32, 8, 1)),
+    ("backward_together", 32, 64): (Tile(16, 32, 8, 1), Tile(16, 32, 8, 1)),
+    ("backward_together", 32, 128): (Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
+    ("backward_together", 32, 256): (Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
 }
 """By kernel, bits and head size (the larger of d and e, rounded up): tiles for compute capability 8 and from 9 on."""
 

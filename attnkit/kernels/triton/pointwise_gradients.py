@@ -4,7 +4,8 @@
     dq_i = gain·scale Σ_j ds_ij k_j           dk_j = gain·scale Σ_i ds_ij q_i           dbias_ij = gain·ds_ij
 
 No maximum, no sum and nothing saved. Every program owns its results, so that sums have one order: dq by queries, dk and
-dv by keys, dbias by tiles. Of distances
+dv by keys, dbias by tiles. Only where it is asked for, the programs that own keys add their parts of dq to float32 in
+memory, in any order: five products of a tile instead of seven. Of distances
 
     dq_i = gain·scale Σ_j ds_ij (k̂_j - q̂_i)   dk_j = gain·scale Σ_i ds_ij (q̂_i - k̂_j)
 
@@ -30,6 +31,7 @@ from attnkit.kernels.triton.statistics import (
 )
 from attnkit.kernels.triton.tiles import (
     add_product,
+    add_rows,
     after_dropout,
     key_blocks,
     key_ranges,
@@ -135,11 +137,11 @@ def backward_queries(
 
 @triton.jit
 def collect(
-    sums, keyed, valued, of_keys, q, do, given, pairs, rows, limits, numbers, at, heads, j0, first, stop,
+    sums, keyed, valued, of_keys, q, do, dq, given, pairs, rows, limits, numbers, at, heads, j0, first, stop,
     H: tl.constexpr, DH: tl.constexpr, EDGE: tl.constexpr, LOG_LENGTH: tl.constexpr, d: tl.constexpr, e: tl.constexpr,
     D: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dk + Σ_i ds_ij q_i and dv + Σ_i m r f_i h(x) do_i over the query blocks first .. stop."""
+    """dk + Σ_i ds_ij q_i and dv + Σ_i m r f_i h(x) do_i over the query blocks first .. stop, whose dq gets Σ_j."""
     dk, dv = sums
     queries, keys, left, right = limits
     item, head, _, _ = at
@@ -174,16 +176,26 @@ def collect(
                 u = tl.where(inside, u, 0.0)
             dv = add_product(dv, u, pulled, PRECISION)
         dk = add_product(dk, ds, queried, PRECISION)
+        if dq is not None:
+            used = keyed
+            if EDGE:
+                used = tl.where((tl.max(inside.to(tl.int32), 1) > 0)[:, None], keyed, 0.0)
+            part = add_product(nothing(ROWS, D, rows[4] is not None), tl.trans(ds), used, PRECISION)
+            part = whole_sum(part, queried, keyed.dtype) * (numbers[0] * numbers[2])
+            add_rows(dq, item, head, i0, beside, i0 + beside < queries, part, d, D)
     return dk, dv
 
 
 @triton.jit
 def backward_keys(
-    q, k, v, do, given, dk, dv, pairs, rows, limits, numbers, stored, heads, groups,
+    q, k, v, do, given, dk, dv, dq, pairs, rows, limits, numbers, stored, heads, groups,
     H: tl.constexpr, DH: tl.constexpr, LOG_LENGTH: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr,
     E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv for KEYS of the `stored` keys of one of `heads` heads, which `groups` query heads share."""
+    """dk and dv for KEYS of the `stored` keys of one of `heads` heads, which `groups` query heads share.
+
+    If there is a dq, float32, what these keys add to it as well.
+    """
     MASKED: tl.constexpr = pairs[1] is not None or rows[1] is not None
     block, shared, item, key_item, own = placed_limits(limits, stored, heads, KEYS, True)
     queries, keys, left, right = own
@@ -203,17 +215,17 @@ def backward_keys(
         first, whole, end, stop = query_blocks(j0, queries, valid, left, right, ROWS, KEYS)
         if MASKED or right is not None:
             sums = collect(
-                sums, keyed, valued, of_keys, q, do, given, pairs, rows, bounds, numbers, at,
+                sums, keyed, valued, of_keys, q, do, dq, given, pairs, rows, bounds, numbers, at,
                 heads * groups, j0, first, stop if MASKED else tl.minimum(whole, stop), H, DH, True, LOG_LENGTH,
                 d, e, D, E, ROWS, KEYS, PRECISION,
             )  # fmt: skip
         if not MASKED:
             sums = collect(
-                sums, keyed, valued, of_keys, q, do, given, pairs, rows, bounds, numbers, at,
+                sums, keyed, valued, of_keys, q, do, dq, given, pairs, rows, bounds, numbers, at,
                 heads * groups, j0, whole, end, H, DH, False, LOG_LENGTH, d, e, D, E, ROWS, KEYS, PRECISION,
             )  # fmt: skip
             sums = collect(
-                sums, keyed, valued, of_keys, q, do, given, pairs, rows, bounds, numbers, at,
+                sums, keyed, valued, of_keys, q, do, dq, given, pairs, rows, bounds, numbers, at,
                 heads * groups, j0, end, stop, H, DH, True, LOG_LENGTH, d, e, D, E, ROWS, KEYS, PRECISION,
             )  # fmt: skip
     kept = j0 + columns < stored

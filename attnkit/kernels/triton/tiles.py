@@ -121,6 +121,14 @@ def store_rows(view, item, head, first, rows, keep, x, WIDTH: tl.constexpr, PADD
 
 
 @triton.jit
+def add_rows(view, item, head, first, rows, keep, x, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+    """Add x to rows in float32, in whatever order programs come."""
+    columns = tl.arange(0, PADDED)
+    at = corner(view, item, head, first, 0) + rows[:, None] * view[3] + columns[None, :] * view[4]
+    tl.atomic_add(at, x, mask=keep[:, None] & (columns < WIDTH)[None, :], sem="relaxed")
+
+
+@triton.jit
 def load_pairs(view, item, head, i0, i, j0, j, inside):
     """A tile of an array of pairs, 0 where `inside` is False."""
     at = corner(view, item, head, i0, j0) + i * view[3] + j * view[4]

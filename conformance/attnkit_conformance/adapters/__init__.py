@@ -33,7 +33,9 @@ def family(name: str) -> list[Any]:
     if name == "jax_x64":
         return [WorkerAdapter("jax_x64", f"{HERE}.jax:double_precision", {"JAX_ENABLE_X64": "1"})]
     if name == "triton_interpreted":
-        return [WorkerAdapter(name, f"{HERE}.triton_interpreted:Interpreted", {"TRITON_INTERPRET": "1"})]
+        targets = {name: "Interpreted", f"{name}-atomic": "Atomic"}
+        mode = {"TRITON_INTERPRET": "1"}
+        return [WorkerAdapter(own, f"{HERE}.triton_interpreted:{target}", mode) for own, target in targets.items()]
     module = importlib.import_module(f"{HERE}.{'torch' if library == 'torch' else library}")
     return [adapter for adapter in module.adapters() if adapter.name.partition("-")[0] == name]
 

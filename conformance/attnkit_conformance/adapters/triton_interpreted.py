@@ -92,6 +92,7 @@ class Interpreted(Autograd):
         ops = (*SERVED, *STATISTICS)
         super().__init__("triton_interpreted", "triton", "cpu", "interpreted on the CPU, autograd", ops)
         self.dtypes = ("float32", "float16")
+        self.served = SERVED
         np.seterr(all="ignore")  # a GPU does not warn of NaN and infinities either
 
     def array(self, x: np.ndarray, dtype: str) -> Any:
@@ -107,8 +108,17 @@ class Interpreted(Autograd):
         if op in STATISTICS:
             return statistics(**arrays, **params)
         row = BY_NAME[op]
-        return row.binding.forward(SimpleNamespace(**{op: SERVED[op]}), row, arrays, params)
+        return row.binding.forward(SimpleNamespace(**{op: self.served[op]}), row, arrays, params)
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
         """What the kernels of an op do not serve on any device."""
         return REFUSED[op](**arrays, **params) if op in REFUSED else None
+
+
+class Atomic(Interpreted):
+    """Gradients of q are added up by the programs that own keys."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.served = {op: partial(SERVED[op], atomic=True) for op in ("pointwise_attention", "gaussian_attention")}
+        self.name, self.ops = "triton_interpreted-atomic", tuple(self.served)
