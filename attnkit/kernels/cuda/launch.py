@@ -7,6 +7,7 @@ of compute capability 8.0; nothing has been timed on a GPU yet.
 
 import ctypes
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 OPEN = 1 << 30  # a window without bound, and the largest number of tokens
@@ -138,7 +139,7 @@ def strides_of(shape: Sequence[int], strides: Sequence[int], wanted: Sequence[in
 def joined(shape: Sequence[int], strides: Sequence[int]) -> int | None:
     """The stride of several axes as one, None where there is none."""
     axes = [(n, stride) for n, stride in zip(shape, strides, strict=True) if n != 1]
-    for (_, outer), (size, inner) in zip(axes, axes[1:], strict=False):
+    for (_, outer), (size, inner) in pairwise(axes):
         if outer != inner * size:
             return None
     return axes[-1][1] if axes else 0

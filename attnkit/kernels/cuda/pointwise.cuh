@@ -80,10 +80,21 @@ __device__ inline void store(const typename Tiles::Sums& sums, const Matrix& to,
   });
 }
 
-template <bool VALUE>
-struct Flag {
-  static constexpr bool value = VALUE;
-};
+// r h(x) of a pair from the product q·k; with EDGE it may be invisible, and is 0 then.
+template <class H, bool EDGE, class C, bool PAIRS>
+__device__ inline C weight(const Pointwise& a, const Pairs<C, PAIRS>& pairs, const Query<C>& query, int i, int j,
+                           C product) {
+  if (EDGE && !pairs.visible(query, i, j)) return C(0);
+  return pairs.after_dropout(H::value(product * C(a.scale) + pairs.addend(query, i, j)), i, j);
+}
+
+// r h'(x) du of a pair from the products q·k and du = do·v.
+template <class H, bool EDGE, class C, bool PAIRS>
+__device__ inline C slope(const Pointwise& a, const Pairs<C, PAIRS>& pairs, const Query<C>& query, int i, int j,
+                          C product, C du) {
+  if (EDGE && !pairs.visible(query, i, j)) return C(0);
+  return H::slope(product * C(a.scale) + pairs.addend(query, i, j)) * pairs.after_dropout(du, i, j);
+}
 
 template <class Tiles, class H, bool PAIRS>
 __global__ void __launch_bounds__(Tiles::THREADS) pointwise_forward(const __grid_constant__ Pointwise a) {
@@ -113,18 +124,14 @@ __global__ void __launch_bounds__(Tiles::THREADS) pointwise_forward(const __grid
     }
     typename Tiles::Scores s;
     Tiles::multiply(s, shared.own(0), shared.passing(stage, 0));
-    const auto weigh = [&](auto edge) {
-      Tiles::each_score([&](int n, int r, int c) {
-        const int i = i0 + r, j = j0 + c;
-        const bool seen = !decltype(edge)::value || pairs.visible(queries[r], i, j);
-        const C u = seen ? H::value(s[n] * C(a.scale) + pairs.addend(queries[r], i, j)) : C(0);
-        s[n] = seen ? pairs.after_dropout(u, i, j) : C(0);
-      });
-    };
     if (!PAIRS && all_visible(a, keys, i0, ROWS, j0, COLUMNS)) {
-      weigh(Flag<false>());
+      Tiles::each_score([&](int n, int r, int c) {
+        s[n] = weight<H, false>(a, pairs, queries[r], i0 + r, j0 + c, s[n]);
+      });
     } else {
-      weigh(Flag<true>());
+      Tiles::each_score([&](int n, int r, int c) {
+        s[n] = weight<H, true>(a, pairs, queries[r], i0 + r, j0 + c, s[n]);
+      });
     }
     Tiles::add_product(sums, s, shared.passing(stage, 1), shared.scratch());
   });

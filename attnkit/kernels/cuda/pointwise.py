@@ -32,7 +32,7 @@ ROW_THREADS = 128
 
 
 class Device(Protocol):
-    """Memory and launches. Arrays have the attributes shape, strides (in bytes) and dtype, and the methods of NumPy's."""
+    """Memory and launches. Arrays have shape, strides (in bytes), dtype and the methods of NumPy's."""
 
     def pointer(self, x: Array) -> int:
         """The address of the first element, for kernels."""

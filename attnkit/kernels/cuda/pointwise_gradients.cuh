@@ -41,18 +41,14 @@ __global__ void __launch_bounds__(Tiles::THREADS) pointwise_gradient_of_queries(
     typename Tiles::Scores s, du;
     Tiles::multiply(s, shared.own(0), shared.passing(stage, 0));
     Tiles::multiply(du, shared.own(1), shared.passing(stage, 1));
-    const auto pull = [&](auto edge) {
-      Tiles::each_score([&](int n, int r, int c) {
-        const int i = i0 + r, j = j0 + c;
-        const bool seen = !decltype(edge)::value || pairs.visible(queries[r], i, j);
-        s[n] = seen ? H::slope(s[n] * C(a.scale) + pairs.addend(queries[r], i, j)) * pairs.after_dropout(du[n], i, j)
-                    : C(0);
-      });
-    };
     if (!PAIRS && all_visible(a, keys, i0, ROWS, j0, COLUMNS)) {
-      pull(Flag<false>());
+      Tiles::each_score([&](int n, int r, int c) {
+        s[n] = slope<H, false>(a, pairs, queries[r], i0 + r, j0 + c, s[n], du[n]);
+      });
     } else {
-      pull(Flag<true>());
+      Tiles::each_score([&](int n, int r, int c) {
+        s[n] = slope<H, true>(a, pairs, queries[r], i0 + r, j0 + c, s[n], du[n]);
+      });
     }
     Tiles::add_product(sums, s, shared.passing(stage, 0), shared.scratch());
   });
@@ -102,20 +98,18 @@ __global__ void __launch_bounds__(Tiles::THREADS) pointwise_gradient_of_keys(con
       typename Tiles::Scores s, u, du;
       Tiles::multiply(s, shared.own(0), shared.passing(stage, 0));
       if constexpr (KEYS) Tiles::multiply(du, shared.own(1), shared.passing(stage, 1));
-      const auto both = [&](auto edge) {
-        Tiles::each_score([&](int n, int r, int c) {
-          const int i = i0 + c, j = j0 + r;
-          const bool seen = !decltype(edge)::value || pairs.visible(queries[c], i, j);
-          const C x = seen ? s[n] * C(a.scale) + pairs.addend(queries[c], i, j) : C(0);
-          const C factor = seen ? pairs.after_dropout(queries[c].factor, i, j) : C(0);
-          if constexpr (KEYS) s[n] = seen ? H::slope(x) * (du[n] * factor) : C(0);
-          if constexpr (VALUES) u[n] = seen ? H::value(x) * factor : C(0);
-        });
-      };
       if (!PAIRS && all_visible(a, keys, i0, COLUMNS, j0, ROWS)) {
-        both(Flag<false>());
+        Tiles::each_score([&](int n, int r, int c) {
+          const Query<C>& query = queries[c];
+          if constexpr (VALUES) u[n] = weight<H, false>(a, pairs, query, i0 + c, j0 + r, s[n]) * query.factor;
+          if constexpr (KEYS) s[n] = slope<H, false>(a, pairs, query, i0 + c, j0 + r, s[n], du[n] * query.factor);
+        });
       } else {
-        both(Flag<true>());
+        Tiles::each_score([&](int n, int r, int c) {
+          const Query<C>& query = queries[c];
+          if constexpr (VALUES) u[n] = weight<H, true>(a, pairs, query, i0 + c, j0 + r, s[n]) * query.factor;
+          if constexpr (KEYS) s[n] = slope<H, true>(a, pairs, query, i0 + c, j0 + r, s[n], du[n] * query.factor);
+        });
       }
       if constexpr (VALUES) Tiles::add_product(dv, u, shared.passing(stage, 1), shared.scratch());
       if constexpr (KEYS) Tiles::add_product(dk, s, shared.passing(stage, 0), shared.scratch());
@@ -159,10 +153,7 @@ __global__ void __launch_bounds__(Tiles::THREADS) pointwise_gradient_of_bias(con
       Tiles::multiply(s, shared.own(0), shared.passing(0, 0));
       Tiles::multiply(du, shared.own(1), shared.passing(0, 1));
       Tiles::each_score([&](int n, int r, int c) {
-        const int i = i0 + r, j = j0 + c;
-        if (!pairs.visible(queries[r], i, j)) return;
-        const C x = s[n] * C(a.scale) + pairs.addend(queries[r], i, j);
-        total[n] += H::slope(x) * pairs.after_dropout(du[n] * queries[r].factor, i, j);
+        total[n] += slope<H, true>(a, pairs, queries[r], i0 + r, j0 + c, s[n], du[n] * queries[r].factor);
       });
       __syncthreads();
     }

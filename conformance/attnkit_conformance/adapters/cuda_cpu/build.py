@@ -1,4 +1,4 @@
-"""Kernels compiled for the CPU: one shared library for each template instance, kept in a cache by what it is made of."""
+"""Kernels compiled for the CPU: a shared library for each template instance, kept in a cache by what it is made of."""
 
 from __future__ import annotations
 

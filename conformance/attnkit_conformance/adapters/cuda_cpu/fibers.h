@@ -48,8 +48,8 @@ struct Fiber {
   jmp_buf context;
   ucontext_t start;
   unsigned char* stack;
-  const char* waits_for;  // the instruction of the warp
-  int line;               // of the barrier
+  const char* waits_for;  // the instruction of the warp, or the barrier
+  int line;               // of either
   void* operands;
   int copies, groups;     // copies on their way; groups that were closed
   Copy copy[MOST_COPIES];
@@ -91,7 +91,7 @@ inline int finished;
 
 inline const char* told(const Fiber* fiber, char (&room)[96]) {
   if (fiber->state == IN_WARP) {
-    snprintf(room, sizeof room, "wait in %s for their warp", fiber->waits_for);
+    snprintf(room, sizeof room, "wait in %s of line %d for their warp", fiber->waits_for, fiber->line);
   } else if (fiber->state == AT_BARRIER) {
     snprintf(room, sizeof room, "wait at the barrier of line %d", fiber->line);
   } else {
@@ -145,18 +145,22 @@ inline void wait() {
 }
 
 // An instruction of a whole warp: the last of its lanes performs it on the operands of all.
-inline void together(const char* name, void* operands, void (*perform)(void* const*)) {
+inline void together(const char* name, int line, void* operands, void (*perform)(void* const*)) {
   Fiber** lanes = all + running->thread.x / LANES * LANES;
   running->waits_for = name;
+  running->line = line;
   running->operands = operands;
   running->state = IN_WARP;
   void* given[LANES];
   for (int n = 0; n < LANES; n++) {
-    if (lanes[n]->state != IN_WARP) return wait();
-    if (lanes[n]->waits_for != name) {
-      fail("%s, while thread %u of its warp is in %s", name, lanes[n]->thread.x, lanes[n]->waits_for);
+    if (lanes[n]->state == IN_WARP && (lanes[n]->line != line || strcmp(lanes[n]->waits_for, name))) {
+      fail("%s of line %d, while thread %u of its warp is in %s of line %d", name, line, lanes[n]->thread.x,
+           lanes[n]->waits_for, lanes[n]->line);
     }
     given[n] = lanes[n]->operands;
+  }
+  for (int n = 0; n < LANES; n++) {
+    if (lanes[n]->state != IN_WARP) return wait();
   }
   perform(given);
   for (int n = 0; n < LANES; n++) lanes[n]->state = READY;

@@ -127,28 +127,30 @@ inline void product(void* const* given) {
 
 }  // namespace lanes
 
-inline float shuffle_xor(float x, int mask) {
+inline float shuffle_xor(float x, int mask, int line = __builtin_LINE()) {
   lanes::Shuffle own = {x, 0, (int)(threadIdx.x % WARP) ^ mask};
-  fibers::together("a shuffle", &own, lanes::shuffle);
+  fibers::together("a shuffle", line, &own, lanes::shuffle);
   return own.y;
 }
 
-inline void load_fragments(const char* name, unsigned (&x)[4], const void* row, void (*perform)(void* const*)) {
-  if ((size_t)row % 16) fibers::fail("%s: a row that is not aligned to 16 bytes", name);
+inline void load_fragments(const char* name, int line, unsigned (&x)[4], const void* row,
+                           void (*perform)(void* const*)) {
+  if ((size_t)row % 16) fibers::fail("%s of line %d: a row that is not aligned to 16 bytes", name, line);
   lanes::Load own = {(const unsigned short*)row, x};
-  fibers::together(name, &own, perform);
+  fibers::together(name, line, &own, perform);
 }
-inline void load_matrices(unsigned (&x)[4], const void* row) {
-  load_fragments("ldmatrix", x, row, lanes::load<false>);
+inline void load_matrices(unsigned (&x)[4], const void* row, int line = __builtin_LINE()) {
+  load_fragments("ldmatrix", line, x, row, lanes::load<false>);
 }
-inline void load_matrices_transposed(unsigned (&x)[4], const void* row) {
-  load_fragments("ldmatrix.trans", x, row, lanes::load<true>);
+inline void load_matrices_transposed(unsigned (&x)[4], const void* row, int line = __builtin_LINE()) {
+  load_fragments("ldmatrix.trans", line, x, row, lanes::load<true>);
 }
 
 template <class T>
-inline void multiply_add(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+inline void multiply_add(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1,
+                         int line = __builtin_LINE()) {
   lanes::Product own = {c, a, {b0, b1}};
-  fibers::together("mma", &own, lanes::product<T>);
+  fibers::together("mma", line, &own, lanes::product<T>);
 }
 
 }  // namespace attnkit
