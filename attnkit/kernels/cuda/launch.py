@@ -99,7 +99,7 @@ def tiles_of(kernel: str, dtype: str, width: int) -> Tiles:
     """The tiles of a kernel for inputs of `dtype`."""
     number = NUMBERS[dtype]
     if dtype in ("float16", "bfloat16"):
-        wide = width >= 128 or kernel == "pointwise_gradient_of_keys"
+        wide = width >= 128 or kernel in ("pointwise_gradient_of_keys", "pointwise_gradient_of_bias")
         return Tiles("TensorTiles", number, 64, 32 if wide else 64, width, 2)
     size = 8 if dtype == "float64" else 4
     rows = 16 if width * size > 1024 else 32

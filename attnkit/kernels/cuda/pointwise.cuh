@@ -71,13 +71,26 @@ __device__ inline bool key_is_seen(const Pairs<C, PAIRS>& pairs, const Query<C>*
   return false;
 }
 
+// The sums of a block, times a factor and the factors of queries if they are given, as numbers of type N.
+template <class Tiles, class N>
+__device__ inline void store_as(const typename Tiles::Sums& sums, const Matrix& to, int first, int rows, int columns,
+                                typename Tiles::C factor, const Query<typename Tiles::C>* queries) {
+  Tiles::each_sum(sums, [&](int row, int column, typename Tiles::C value) {
+    if (first + row >= rows || column >= columns) return;
+    value *= queries ? factor * queries[row].factor : factor;
+    *(N*)to.element(first + row, column) = rounded_to<N>(value);
+  });
+}
+
+// The same, in the kind that `to` has: that of the inputs, or that of sums which are still to be added up.
 template <class Tiles>
 __device__ inline void store(const typename Tiles::Sums& sums, const Matrix& to, int first, int rows, int columns,
                              typename Tiles::C factor, const Query<typename Tiles::C>* queries) {
-  Tiles::each_sum(sums, [&](int row, int column, typename Tiles::C value) {
-    if (first + row >= rows || column >= columns) return;
-    store_number(to, first + row, column, queries ? value * (factor * queries[row].factor) : value * factor);
-  });
+  if (to.kind == kind_of<typename Tiles::T>) {
+    store_as<Tiles, typename Tiles::T>(sums, to, first, rows, columns, factor, queries);
+  } else {
+    store_as<Tiles, typename Tiles::C>(sums, to, first, rows, columns, factor, queries);
+  }
 }
 
 // r h(x) of a pair from the product q·k; with EDGE it may be invisible, and is 0 then.
@@ -96,8 +109,9 @@ __device__ inline C slope(const Pointwise& a, const Pairs<C, PAIRS>& pairs, cons
   return H::slope(product * C(a.scale) + pairs.addend(query, i, j)) * pairs.after_dropout(du, i, j);
 }
 
+// At least two blocks beside one another: otherwise the compiler keeps to 128 registers, and spills some.
 template <class Tiles, class H, bool PAIRS>
-__global__ void __launch_bounds__(Tiles::THREADS) pointwise_forward(const __grid_constant__ Pointwise a) {
+__global__ void __launch_bounds__(Tiles::THREADS, 2) pointwise_forward(const __grid_constant__ Pointwise a) {
   using C = typename Tiles::C;
   constexpr int ROWS = Tiles::ROWS, COLUMNS = Tiles::COLUMNS;
   const Shared<Tiles, 1, ROWS> shared = {shared_memory()};
@@ -162,8 +176,8 @@ __global__ void __launch_bounds__(THREADS) pointwise_rows(const __grid_constant_
     }
     n = count > 0 ? C(count) : C(1);
   }
-  if (factors.at) store_number(factors, i, 0, raised(n, C(-a.alpha)));
-  if (logs.at) store_number(logs, i, 0, logarithm(n));
+  if (factors.at) *(C*)factors.element(i, 0) = raised(n, C(-a.alpha));
+  if (logs.at) *(C*)logs.element(i, 0) = logarithm(n);
 }
 
 }  // namespace attnkit

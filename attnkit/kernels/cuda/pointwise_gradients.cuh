@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(Tiles::THREADS) pointwise_gradient_of_bias(con
   }
   const Matrix to = matrix_of(a.dbias, at.item, at.head);
   Tiles::each_score([&](int n, int r, int c) {
-    if (i0 + r < a.queries && j0 + c < a.keys) store_number(to, i0 + r, j0 + c, total[n] * C(a.gain));
+    if (i0 + r < a.queries && j0 + c < a.keys) *(C*)to.element(i0 + r, j0 + c) = total[n] * C(a.gain);
   });
 }
 

@@ -7,6 +7,9 @@ namespace attnkit {
 
 enum Kind { BYTE, INT64, HALF, BFLOAT16, FLOAT, DOUBLE };
 
+template <class T>
+constexpr int kind_of = same<T, half> ? HALF : same<T, bfloat16> ? BFLOAT16 : same<T, float> ? FLOAT : DOUBLE;
+
 // An array (items, heads, rows, columns), strides in bytes; `at` is 0 where a call has no such array.
 struct View {
   char* at;
@@ -57,17 +60,6 @@ __device__ inline C load_number(const Matrix& x, long long i, long long j) {
     case BFLOAT16: return (C)to_float(*(const bfloat16*)at);
     case FLOAT: return (C)*(const float*)at;
     default: return (C)*(const double*)at;
-  }
-}
-
-template <class C>
-__device__ inline void store_number(const Matrix& x, long long i, long long j, C y) {
-  char* at = x.element(i, j);
-  switch (x.kind) {
-    case HALF: *(half*)at = rounded_to<half>(y); break;
-    case BFLOAT16: *(bfloat16*)at = rounded_to<bfloat16>(y); break;
-    case FLOAT: *(float*)at = (float)y; break;
-    default: *(double*)at = (double)y; break;
   }
 }
 
