@@ -119,6 +119,25 @@ def test_a_planted_bug_is_found(name: str) -> None:
     assert failed.checks & checks, f"{failed.id}: {failed.message}"
 
 
+IN_GRADIENTS: dict[str, tuple[str, str, str, set[str]]] = {
+    "queries of padding that are loaded": (
+        "return larger(query.lo, j0) < smaller(query.hi, j0 + ROWS);", "return i0 + c < a.queries;", "query-mask",
+        {"nonfinite"},
+    ),
+    "all heads of a group but the first left out": (
+        "head < (at.head + 1) * a.groups", "head < at.head * a.groups + 1", "gqa", {"bound", "second_rule"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", IN_GRADIENTS)
+def test_a_planted_bug_in_the_gradients_is_found(name: str) -> None:
+    before, after, scene, checks = IN_GRADIENTS[name]
+    failed = core.check(CudaOnCpu("planted", {"pointwise_gradients.cuh": (before, after)}), case_of(scene))
+    assert failed.checks & checks, f"{failed.id}: {failed.message}"
+    assert not any(text.startswith("o:") for _, text in failed.failures)
+
+
 # ---------------------------------------------------------------------------------------------- the shim
 
 
@@ -126,12 +145,7 @@ OWN_ROWS = "[&](int r) { return i0 + r < a.queries; }"
 KERNEL_FAULTS = {
     "reads behind an array": ("pointwise.cuh", OWN_ROWS, "[](int) { return true; }", "bytes behind an input"),
     "writes behind an array": (
-        "pointwise.cuh", "if (first + row >= rows || column >= columns) return;", "if (column >= columns) return;",
-        "bytes behind an output",
-    ),
-    "writes into the gap behind a row": (
-        "pointwise.cuh", "if (first + row >= rows || column >= columns) return;", "if (first + row > rows) return;",
-        "wrote beside an output|bytes behind an output|depends on the order",
+        "tensor_tiles.cuh", "      if (first + row >= rows) continue;\n", "", "bytes behind an output",
     ),
     "some threads miss a barrier": (
         "pointwise.cuh", "    use(x0, stage);\n", "    use(x0, stage);\n    if (threadIdx.x < 64) __syncthreads();\n",
@@ -244,6 +258,21 @@ def test_any_strides_give_the_same_bits(dtype: str, kernels: CudaOnCpu) -> None:
     for layout in layouts:
         moved = {name: layout(x) for name, x in arrays.items()}
         assert np.array_equal(kernels.call("pointwise_attention", moved, options)["o"], expected)
+
+
+def test_numbers_of_numpy_are_numbers(kernels: CudaOnCpu) -> None:
+    arrays = {name: draw(n, 5, 8) for n, name in enumerate("qkv")}
+    options = {"key_lengths": np.int64(3), "length": np.float32(4.0), "dropout": (0.5, np.int64(7))}
+    plain = {"key_lengths": 3, "length": 4.0, "dropout": (0.5, 7)}
+    results = [kernels.call("pointwise_attention", arrays, given)["o"] for given in (options, plain)]
+    assert np.array_equal(*results)
+    agree(results[0], pointwise_attention(*(x.astype(np.float64) for x in arrays.values()), **plain))
+
+
+def test_a_seed_may_be_an_array(kernels: CudaOnCpu) -> None:
+    arrays = {name: draw(n, 5, 8) for n, name in enumerate("qkv")}
+    results = [kernels.call("pointwise_attention", arrays, {"dropout": (0.5, seed)})["o"] for seed in (7, np.array(7))]
+    assert np.array_equal(*results)
 
 
 def test_a_launch_is_what_cuda_needs(kernels: CudaOnCpu) -> None:

@@ -107,7 +107,8 @@ def tiles_of(kernel: str, dtype: str, width: int) -> Tiles:
 
 
 class Launch(NamedTuple):
-    """`blocks` blocks of `threads` threads of a kernel with `arguments` and dynamic shared memory."""
+    """`blocks` blocks of `threads` threads of a kernel with `arguments`, by value, and dynamic shared memory, which
+    CUDA has to be told of where it is more than 48 KiB."""
 
     kernel: str
     template: tuple[str, ...]

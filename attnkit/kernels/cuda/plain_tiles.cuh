@@ -81,13 +81,20 @@ struct PlainTiles {
     }
   }
 
-  template <class F>
-  static __device__ void each_sum(const Sums& sums, F f) {
+  // The sums of row r times factor(r) into row first + r, as numbers of type N.
+  template <class N, class Factor>
+  static __device__ void store(const Sums& sums, const Matrix& to, int first, int rows, int columns, Factor factor) {
     const int y = threadIdx.x / WIDE, x = threadIdx.x % WIDE;
 #pragma unroll
     for (int r = 0; r < ROWS / HIGH; r++) {
+      const int row = y + r * HIGH;
+      if (first + row >= rows) continue;
+      const C own = factor(row);
 #pragma unroll
-      for (int w = 0; w < WIDTH / WIDE; w++) f(y + r * HIGH, x + w * WIDE, sums.at[r][w]);
+      for (int w = 0; w < WIDTH / WIDE; w++) {
+        const int column = x + w * WIDE;
+        if (column < columns) *(N*)to.element(first + row, column) = rounded_to<N>(sums.at[r][w] * own);
+      }
     }
   }
 };

@@ -71,25 +71,15 @@ __device__ inline bool key_is_seen(const Pairs<C, PAIRS>& pairs, const Query<C>*
   return false;
 }
 
-// The sums of a block, times a factor and the factors of queries if they are given, as numbers of type N.
-template <class Tiles, class N>
-__device__ inline void store_as(const typename Tiles::Sums& sums, const Matrix& to, int first, int rows, int columns,
-                                typename Tiles::C factor, const Query<typename Tiles::C>* queries) {
-  Tiles::each_sum(sums, [&](int row, int column, typename Tiles::C value) {
-    if (first + row >= rows || column >= columns) return;
-    value *= queries ? factor * queries[row].factor : factor;
-    *(N*)to.element(first + row, column) = rounded_to<N>(value);
-  });
-}
-
-// The same, in the kind that `to` has: that of the inputs, or that of sums which are still to be added up.
-template <class Tiles>
+// Sums times factors of their rows, in the kind that `to` has: that of the inputs, or that of sums which are still to be
+// added up.
+template <class Tiles, class Factor>
 __device__ inline void store(const typename Tiles::Sums& sums, const Matrix& to, int first, int rows, int columns,
-                             typename Tiles::C factor, const Query<typename Tiles::C>* queries) {
+                             Factor factor) {
   if (to.kind == kind_of<typename Tiles::T>) {
-    store_as<Tiles, typename Tiles::T>(sums, to, first, rows, columns, factor, queries);
+    Tiles::template store<typename Tiles::T>(sums, to, first, rows, columns, factor);
   } else {
-    store_as<Tiles, typename Tiles::C>(sums, to, first, rows, columns, factor, queries);
+    Tiles::template store<typename Tiles::C>(sums, to, first, rows, columns, factor);
   }
 }
 
@@ -150,7 +140,8 @@ __global__ void __launch_bounds__(Tiles::THREADS, 2) pointwise_forward(const __g
     Tiles::add_product(sums, s, shared.passing(stage, 1), shared.scratch());
   });
   __syncthreads();  // `queries`, where the sweep was empty
-  store<Tiles>(sums, matrix_of(a.o, at.item, at.head), i0, a.queries, a.e, C(a.gain), queries);
+  store<Tiles>(sums, matrix_of(a.o, at.item, at.head), i0, a.queries, a.e,
+               [&](int r) { return C(a.gain) * queries[r].factor; });
 }
 
 // n^-alpha into `factors` and log n into `logs`, for each query and where they are given. n is given in `lengths`, or

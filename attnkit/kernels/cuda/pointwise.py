@@ -5,6 +5,7 @@ only where several leading axes cannot be joined to one. A `Device` compiles and
 """
 
 import math
+from numbers import Integral, Real
 from typing import Any, NamedTuple, Protocol
 
 import array_api_compat
@@ -145,7 +146,7 @@ class Call:
         a, pair = self.layout, (self.layout.queries, self.layout.keys)
         left, right = bounds(a.keys - a.queries, options.get("causal", False), options.get("window"))
         valid, lengths = a.keys, options.get("key_lengths")
-        if lengths is not None and not hasattr(lengths, "dtype"):
+        if isinstance(lengths, Integral):
             valid = min(valid, int(lengths))
         elif lengths is not None:
             self.view("key_lengths", lengths.astype("int64"), a.leading)
@@ -165,20 +166,21 @@ class Call:
         n: Any = None
         if isinstance(length, str):
             n = max(self.layout.keys, 1) if length == "all" else self.visible_to_all()
-        elif not hasattr(length, "dtype"):
-            n = length
+        elif isinstance(length, Real):
+            n = float(length)
         if n is not None:
             gain, alpha, shift = gain * n**-alpha, 0.0, -math.log(n) if isinstance(shift, str) else shift
         if options.get("dropout") is not None and options["dropout"][0] > 0:
             p, seed = options["dropout"]
             gain = gain / (1.0 - p)
             self.arguments.last_kept = math.ceil((1.0 - p) * 2**32) - 1
-            self.held.append(seed.astype("uint64") if hasattr(seed, "dtype") else self.device.word(int(seed)))
+            given = self.device.word(int(seed)) if isinstance(seed, Integral) else seed.astype("uint64")
+            self.held.append(given)
             self.arguments.seed = self.device.pointer(self.held[-1])
         s = self.arguments
         s.scale = 1.0 / math.sqrt(self.layout.d) if scale is None else float(scale)
         s.gain, s.alpha, s.shift = float(gain), float(alpha), 0.0 if isinstance(shift, str) else float(shift)
-        if hasattr(length, "dtype") and (alpha or isinstance(shift, str)):
+        if not isinstance(length, str | Real) and (alpha or isinstance(shift, str)):
             self.view("lengths", length.astype(self.compute), self.layout.leading, self.layout.queries)
         for name, wanted in (("factors", bool(alpha)), ("logs", isinstance(shift, str))):
             if wanted:

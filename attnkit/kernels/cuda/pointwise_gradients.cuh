@@ -53,7 +53,8 @@ __global__ void __launch_bounds__(Tiles::THREADS) pointwise_gradient_of_queries(
     Tiles::add_product(sums, s, shared.passing(stage, 0), shared.scratch());
   });
   __syncthreads();  // `queries`, where the sweep was empty
-  store<Tiles>(sums, matrix_of(a.dq, at.item, at.head), i0, a.queries, a.d, C(a.gain * a.scale), queries);
+  store<Tiles>(sums, matrix_of(a.dq, at.item, at.head), i0, a.queries, a.d,
+               [&](int r) { return C(a.gain * a.scale) * queries[r].factor; });
 }
 
 // dk if KEYS, dv if VALUES; both at once where registers allow it. Rows of tiles are keys, columns are queries.
@@ -116,9 +117,11 @@ __global__ void __launch_bounds__(Tiles::THREADS) pointwise_gradient_of_keys(con
     });
   }
   if constexpr (KEYS) {
-    store<Tiles>(dk, matrix_of(a.dk, at.item, at.head), j0, a.keys, a.d, C(a.gain * a.scale), nullptr);
+    store<Tiles>(dk, matrix_of(a.dk, at.item, at.head), j0, a.keys, a.d, [&](int) { return C(a.gain * a.scale); });
   }
-  if constexpr (VALUES) store<Tiles>(dv, matrix_of(a.dv, at.item, at.head), j0, a.keys, a.e, C(a.gain), nullptr);
+  if constexpr (VALUES) {
+    store<Tiles>(dv, matrix_of(a.dv, at.item, at.head), j0, a.keys, a.e, [&](int) { return C(a.gain); });
+  }
 }
 
 // dbias (bias_items, bias_heads, L, S) for one tile, summed over the items and heads that share it.

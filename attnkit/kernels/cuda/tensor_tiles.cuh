@@ -136,15 +136,33 @@ struct TensorTiles {
     }
   }
 
-  // f(row, column, value) for each of the sums that this thread has.
-  template <class F>
-  static __device__ void each_sum(const Sums& sums, F f) {
-    const int lane = threadIdx.x % WARP, row = threadIdx.x / WARP * 16 + lane / 4;
+  // The sums of row r times factor(r) into row first + r, as numbers of type N; two at once where they are neighbours.
+  template <class N, class Factor>
+  static __device__ void store(const Sums& sums, const Matrix& to, int first, int rows, int columns, Factor factor) {
+    struct alignas(2 * sizeof(N)) Two {
+      N x, y;
+    };
+    const bool pairs = to.column == sizeof(N) && to.row % sizeof(Two) == 0 && columns % 2 == 0 &&
+                       (unsigned long long)to.at % sizeof(Two) == 0;
+    const int lane = threadIdx.x % WARP;
 #pragma unroll
-    for (int n = 0; n < WIDTH / 8 * 4; n++) {
-      const int r = n % 4 / 2;
-      const C value = same<T, half> ? sums.at[n / 4][n % 4] * sums.size[r] : sums.at[n / 4][n % 4];
-      f(row + r * 8, n / 4 * 8 + lane % 4 * 2 + n % 2, value);
+    for (int r = 0; r < 2; r++) {
+      const int row = threadIdx.x / WARP * 16 + lane / 4 + r * 8;
+      if (first + row >= rows) continue;
+      const C own = factor(row), size = same<T, half> ? sums.size[r] : C(1);
+#pragma unroll
+      for (int n = 0; n < WIDTH / 8; n++) {
+        const int column = n * 8 + lane % 4 * 2;
+        const N x = rounded_to<N>(sums.at[n][2 * r] * size * own);
+        const N y = rounded_to<N>(sums.at[n][2 * r + 1] * size * own);
+        N* at = (N*)to.element(first + row, column);
+        if (pairs) {
+          if (column < columns) *(Two*)at = {x, y};
+        } else {
+          if (column < columns) *at = x;
+          if (column + 1 < columns) *(N*)to.element(first + row, column + 1) = y;
+        }
+      }
     }
   }
 };
