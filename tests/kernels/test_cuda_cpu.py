@@ -73,6 +73,10 @@ PLANTED: dict[str, tuple[str, str, str, str, set[str]]] = {
     "no barrier after a tile was used": (
         "pointwise.cuh", SWEEP, SWEEP[: -len(BARRIER)], "positive-values", {"exception"},
     ),
+    "no barrier before results are stored": (
+        "pointwise.cuh", "  __syncthreads();  // `queries`, where the sweep was empty\n", "", "causal-padded",
+        {"exception"},
+    ),
     "no wait for copies": (
         "pointwise.cuh", SWEEP, SWEEP.partition("\n")[2], "257x100-causal", {"exception", "nonfinite"},
     ),

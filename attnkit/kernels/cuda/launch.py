@@ -13,7 +13,7 @@ from typing import NamedTuple
 OPEN = 1 << 30  # a window without bound, and the largest number of tokens
 WIDEST = 256  # head sizes beyond do not fit into the registers of a block
 NUMBERS = {"float16": "attnkit::half", "bfloat16": "attnkit::bfloat16", "float32": "float", "float64": "double"}
-KINDS = {"bool": 0, "uint8": 0, "int64": 1, "float16": 2, "bfloat16": 3, "float32": 4, "float64": 5}
+KINDS = {"bool": 0, "int64": 1, "float16": 2, "bfloat16": 3, "float32": 4, "float64": 5}
 """By dtype: the C++ type of numbers that a kernel computes with, and the `Kind` of those that it only reads."""
 
 ACTIVATIONS = {

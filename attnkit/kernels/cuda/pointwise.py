@@ -109,7 +109,6 @@ class Call:
         self.dtype = q.dtype.name
         self.compute = "float64" if self.dtype == "float64" else "float32"
         self.activation = options.get("activation", "relu")
-        self.options = options
         a = self.layout
         self.held: list[Array] = []  # arrays that only addresses refer to
         self.arguments = Pointwise(heads=a.heads, groups=a.groups, queries=a.queries, keys=a.keys, d=a.d, e=a.e)
@@ -174,8 +173,7 @@ class Call:
             p, seed = options["dropout"]
             gain = gain / (1.0 - p)
             self.arguments.last_kept = math.ceil((1.0 - p) * 2**32) - 1
-            given = self.device.word(int(seed)) if isinstance(seed, Integral) else seed.astype("uint64")
-            self.held.append(given)
+            self.held.append(self.device.word(int(seed)) if isinstance(seed, Integral) else seed.astype("uint64"))
             self.arguments.seed = self.device.pointer(self.held[-1])
         s = self.arguments
         s.scale = 1.0 / math.sqrt(self.layout.d) if scale is None else float(scale)

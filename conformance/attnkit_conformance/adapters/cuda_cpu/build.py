@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from attnkit.kernels.cuda import SOURCES
 from attnkit.kernels.cuda.launch import ACTIVATIONS, Launch
@@ -102,7 +103,7 @@ class Library:
         self.files = sources(edits or {})
         self.loaded: dict[str, ctypes.PyDLL] = {}
 
-    def function(self, launch: Launch) -> object:
+    def function(self, launch: Launch) -> Any:
         """What runs the kernel of a launch; compiled the first time that anybody asks for it."""
         text = unit(launch)
         if text not in self.loaded:
@@ -113,7 +114,7 @@ class Library:
         """All blocks of a launch, one after the other."""
         answer = Answer()
         a = launch.arguments
-        self.function(launch)(  # type: ignore[operator]
+        self.function(launch)(
             ctypes.byref(a), ctypes.sizeof(a), launch.blocks, launch.threads, launch.shared_bytes, int(descending),
             activation_of(launch), ctypes.byref(answer),
         )  # fmt: skip
