@@ -148,3 +148,7 @@ def test_the_gate_sees_a_tile_that_is_too_large(tmp_path: Path, monkeypatch: pyt
     found = compiled({name: launch for name, launch in wanted.items() if launch.kernel == QUERIES}, 80, tmp_path)
     assert found[QUERIES].stack > 0
     assert found[QUERIES].shared > MEMORY[80]
+
+
+def test_only_one_header_holds_ptx() -> None:
+    assert {path.name for path in SOURCES.glob("*.cuh") if "asm" in path.read_text()} == {"intrinsics.cuh"}

@@ -167,7 +167,7 @@ KERNEL_FAULTS = {
         "tensor_tiles.cuh", "from.row % 16 == 0 &&", "", "asynchronous copy of 16 bytes, not aligned",
     ),
     "too much shared memory": (
-        "pointwise.cuh", "const Shared<Tiles, 1, ROWS> shared", "const Shared<Tiles, 2, ROWS> shared",
+        "pointwise.cuh", "const Shared<Tiles, 1> shared", "const Shared<Tiles, 2> shared",
         "which belongs to no array",
     ),
 }  # fmt: skip

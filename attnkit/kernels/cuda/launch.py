@@ -82,7 +82,7 @@ class Tiles(NamedTuple):
         return 128 if self.plain else self.rows // 16 * 32
 
     def shared_bytes(self, own: int, queries: int) -> int:
-        """`Shared<Tiles, own, queries>::BYTES` of pointwise.cuh."""
+        """What `Shared<Tiles, own>` of pointwise.cuh needs with so many queries."""
         size = {"float": 4, "double": 8}.get(self.number, 2)
         compute = max(size, 4)
         tiles = (own * self.rows + 2 * self.stages * self.columns) * (self.width + self.plain) * size

@@ -12,15 +12,14 @@
 namespace attnkit {
 
 // What a block keeps in shared memory: OWN tiles of ROWS rows, in each stage two of COLUMNS rows that pass, room for
-// add_product, and what distinguishes QUERIES queries.
-template <class Tiles, int OWN, int QUERIES>
+// add_product, and what distinguishes queries. `Tiles.shared_bytes` of launch.py counts it.
+template <class Tiles, int OWN>
 struct Shared {
   using T = typename Tiles::T;
   using C = typename Tiles::C;
   static constexpr int TILE = Tiles::COLUMNS * Tiles::TILE_PITCH, OWN_TILE = Tiles::ROWS * Tiles::TILE_PITCH;
   static constexpr int SCRATCH = (OWN * OWN_TILE + 2 * Tiles::STAGES * TILE) * (int)sizeof(T);
   static constexpr int OF_QUERIES = (SCRATCH + Tiles::SCRATCH * (int)sizeof(C) + 15) / 16 * 16;
-  static constexpr int BYTES = OF_QUERIES + QUERIES * (int)sizeof(Query<C>);
 
   unsigned char* memory;
 
@@ -104,7 +103,7 @@ template <class Tiles, class H, bool PAIRS>
 __global__ void __launch_bounds__(Tiles::THREADS, 2) pointwise_forward(const __grid_constant__ Pointwise a) {
   using C = typename Tiles::C;
   constexpr int ROWS = Tiles::ROWS, COLUMNS = Tiles::COLUMNS;
-  const Shared<Tiles, 1, ROWS> shared = {shared_memory()};
+  const Shared<Tiles, 1> shared = {shared_memory()};
   const Place at(blocks_of(a.queries, ROWS), a.heads);
   const int i0 = at.block * ROWS, keys = valid_keys(a, at.item, at.head);
   const Matrix k = matrix_of(a.k, at.item, at.head / a.groups), v = matrix_of(a.v, at.item, at.head / a.groups);

@@ -15,7 +15,7 @@ template <class Tiles, class H, bool PAIRS>
 __global__ void __launch_bounds__(Tiles::THREADS) pointwise_gradient_of_queries(const __grid_constant__ Pointwise a) {
   using C = typename Tiles::C;
   constexpr int ROWS = Tiles::ROWS, COLUMNS = Tiles::COLUMNS;
-  const Shared<Tiles, 2, ROWS> shared = {shared_memory()};
+  const Shared<Tiles, 2> shared = {shared_memory()};
   const Place at(blocks_of(a.queries, ROWS), a.heads);
   const int i0 = at.block * ROWS, keys = valid_keys(a, at.item, at.head);
   const Matrix k = matrix_of(a.k, at.item, at.head / a.groups), v = matrix_of(a.v, at.item, at.head / a.groups);
@@ -62,7 +62,7 @@ template <class Tiles, class H, bool PAIRS, bool KEYS, bool VALUES>
 __global__ void __launch_bounds__(Tiles::THREADS) pointwise_gradient_of_keys(const __grid_constant__ Pointwise a) {
   using C = typename Tiles::C;
   constexpr int ROWS = Tiles::ROWS, COLUMNS = Tiles::COLUMNS;
-  const Shared<Tiles, 2, Tiles::STAGES * COLUMNS> shared = {shared_memory()};
+  const Shared<Tiles, 2> shared = {shared_memory()};
   const Place at(blocks_of(a.keys, ROWS), a.heads / a.groups);
   const int j0 = at.block * ROWS;
   const auto exists = [&](int r) { return j0 + r < a.valid; };
@@ -129,7 +129,7 @@ template <class Tiles, class H>
 __global__ void __launch_bounds__(Tiles::THREADS) pointwise_gradient_of_bias(const __grid_constant__ Pointwise a) {
   using C = typename Tiles::C;
   constexpr int ROWS = Tiles::ROWS, COLUMNS = Tiles::COLUMNS;
-  const Shared<Tiles, 2, ROWS> shared = {shared_memory()};
+  const Shared<Tiles, 2> shared = {shared_memory()};
   const int across = blocks_of(a.keys, COLUMNS);
   const Place at(blocks_of(a.queries, ROWS) * across, a.bias_heads);
   const int i0 = at.block / across * ROWS, j0 = at.block % across * COLUMNS;
