@@ -121,6 +121,7 @@ def test_a_planted_bug_is_found(name: str) -> None:
     file, before, after, scene, checks = PLANTED[name]
     failed = core.check(Forward("planted", {file: (before, after)}), case_of(scene))
     assert failed.checks & checks, f"{failed.id}: {failed.message}"
+    assert all("KernelFault" in text for check, text in failed.failures if check == "exception"), failed.message
 
 
 IN_GRADIENTS: dict[str, tuple[str, str, str, set[str]]] = {
