@@ -1,0 +1,146 @@
+"""A launch of a CUDA kernel, described for whoever compiles and runs it: the structure of its arguments, the name of
+its template instance, threads, blocks and shared memory.
+
+Sizes of tiles are chosen by bits of the inputs and head size, so that they fit into the registers and the shared memory
+of compute capability 8.0; nothing has been timed on a GPU yet.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+OPEN = 1 << 30  # a window without bound, and the largest number of tokens
+WIDEST = 256  # head sizes beyond do not fit into the registers of a block
+NUMBERS = {"float16": "attnkit::half", "bfloat16": "attnkit::bfloat16", "float32": "float", "float64": "double"}
+KINDS = {"bool": 0, "int64": 1, "float16": 2, "bfloat16": 3, "float32": 4, "float64": 5}
+"""By dtype: the C++ type of numbers that a kernel computes with, and the `Kind` of those that it only reads."""
+
+ACTIVATIONS = {
+    "relu": "Relu",
+    "relu_squared": "ReluSquared",
+    "gelu": "Gelu",
+    "gelu_tanh": "GeluTanh",
+    "softplus": "Softplus",
+    "identity": "Identity",
+    "relu6": "Relu6",
+    "sigmoid": "Sigmoid",
+    "silu": "Silu",
+}
+"""The structures of activations.cuh by the names that ops use."""
+
+
+class View(ctypes.Structure):
+    """An array (items, heads, rows, columns): address, strides in bytes, kind. All zeros where a call has none."""
+
+    _fields_ = (
+        ("at", ctypes.c_void_p),
+        *((name, ctypes.c_longlong) for name in ("item", "head", "row", "column", "kind")),
+    )
+
+
+VIEWS = (
+    "q", "k", "v", "o", "dq", "dk", "dv", "dbias", "bias", "mask", "dropout_mask", "key_lengths", "query_mask",
+    "lengths", "factors", "logs",
+)  # fmt: skip
+
+
+class Pointwise(ctypes.Structure):
+    """The argument of every kernel of point-wise attention: `Pointwise` of pairs.cuh."""
+
+    _fields_ = (
+        *((name, View) for name in VIEWS),
+        ("seed", ctypes.c_void_p),
+        *((name, ctypes.c_double) for name in ("scale", "shift", "gain", "alpha")),
+        *((name, ctypes.c_int) for name in ("heads", "groups", "queries", "keys", "valid", "left", "right", "d", "e")),
+        ("last_kept", ctypes.c_uint),
+        *((name, ctypes.c_int) for name in ("items", "bias_items", "bias_heads")),
+    )
+
+
+class Tiles(NamedTuple):
+    """The matrix arithmetic of a block, `TensorTiles` or `PlainTiles`, and its sizes."""
+
+    name: str
+    number: str
+    rows: int
+    columns: int
+    width: int
+    stages: int
+
+    def __str__(self) -> str:
+        sizes = ", ".join(map(str, self[2:]))
+        return f"attnkit::{self.name}<{self.number}, {sizes}>"
+
+    @property
+    def plain(self) -> bool:
+        return self.name == "PlainTiles"
+
+    @property
+    def threads(self) -> int:
+        """128 = 8 × 16, or a warp for each 16 rows."""
+        return 128 if self.plain else self.rows // 16 * 32
+
+    def shared_bytes(self, own: int, queries: int) -> int:
+        """What `Shared<Tiles, own>` of pointwise.cuh needs with so many queries."""
+        size = {"float": 4, "double": 8}.get(self.number, 2)
+        compute = max(size, 4)
+        tiles = (own * self.rows + 2 * self.stages * self.columns) * (self.width + self.plain) * size
+        scratch = self.rows * (self.columns + 1) * compute if self.plain else 0
+        return -(-(tiles + scratch) // 16) * 16 + queries * (8 + 2 * compute)
+
+
+def width_of(*head_sizes: int) -> int:
+    """The power of two, at least 32, that holds a row of each."""
+    return max(32, *(1 << (size - 1).bit_length() for size in head_sizes if size))
+
+
+def tiles_of(kernel: str, dtype: str, width: int) -> Tiles:
+    """The tiles of a kernel for inputs of `dtype`."""
+    number = NUMBERS[dtype]
+    if dtype in ("float16", "bfloat16"):
+        wide = width >= 128 or kernel in ("pointwise_gradient_of_keys", "pointwise_gradient_of_bias")
+        return Tiles("TensorTiles", number, 64, 32 if wide else 64, width, 2)
+    size = 8 if dtype == "float64" else 4
+    rows = 16 if width * size > 1024 else 32
+    return Tiles("PlainTiles", number, rows, rows, width, 2 if width * size <= 512 else 1)
+
+
+class Launch(NamedTuple):
+    """`blocks` blocks of `threads` threads of a kernel with `arguments`, by value, and dynamic shared memory, which
+    CUDA has to be told of where it is more than 48 KiB."""
+
+    kernel: str
+    template: tuple[str, ...]
+    blocks: int
+    threads: int
+    shared_bytes: int
+    arguments: Pointwise
+    source: str = "pointwise_gradients.cuh"  # the header of `SOURCES` to be compiled
+
+    @property
+    def name(self) -> str:
+        """The C++ name of the instance, as NVRTC takes it for a name expression."""
+        return f"attnkit::{self.kernel}<{', '.join(self.template)}>"
+
+
+def blocks_of(tokens: int, size: int) -> int:
+    return -(-tokens // size)
+
+
+def strides_of(shape: Sequence[int], strides: Sequence[int], wanted: Sequence[int]) -> list[int]:
+    """Strides with which an array of `shape` is read as one of `wanted`: 0 on broadcast axes."""
+    extra = len(wanted) - len(shape)
+    found = [0] * extra
+    for have, want, stride in zip(shape, wanted[extra:], strides, strict=True):
+        found.append(0 if have == 1 or want == 1 else stride)
+    return found
+
+
+def joined(shape: Sequence[int], strides: Sequence[int]) -> int | None:
+    """The stride of several axes as one, None where there is none."""
+    axes = [(n, stride) for n, stride in zip(shape, strides, strict=True) if n != 1]
+    for (_, outer), (size, inner) in pairwise(axes):
+        if outer != inner * size:
+            return None
+    return axes[-1][1] if axes else 0

@@ -1,0 +1,148 @@
+"""Kernels compiled for the CPU: a shared library for each template instance, kept in a cache by what it is made of."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from attnkit.kernels.cuda import SOURCES
+from attnkit.kernels.cuda.launch import ACTIVATIONS, Launch
+
+HERE = Path(__file__).parent
+COMPILER = "g++"
+FLAGS = ("-std=c++17", "-O1", "-shared", "-fPIC", "-w", "-U_FORTIFY_SOURCE")
+SHIM = ("fibers.h", "intrinsics_on_host.h")
+Edits = Mapping[str, tuple[str, str]]  # by file: a text, and what takes its place
+
+UNIT = """
+#define ATTNKIT_HOST "intrinsics_on_host.h"
+#include "{source}"
+
+namespace attnkit {{
+inline int chosen;
+struct Chosen {{  // the activation of a launch, so that kernels are compiled once for all of them
+  template <class C>
+  [[gnu::noinline]] static C value(C s) {{ switch (chosen) {{ {values} }} return s; }}
+  template <class C>
+  [[gnu::noinline]] static C slope(C s) {{ switch (chosen) {{ {slopes} }} return s; }}
+}};
+}}
+
+extern "C" void run(const void* arguments, int size, int grid, int block, int shared, int descending, int activation,
+                    fibers::Answer* answer) {{
+  attnkit::chosen = activation;
+  const auto kernel = [](const void* a) {{ attnkit::{kernel}<{template}>(*(const attnkit::Pointwise*)a); }};
+  fibers::run({{kernel, arguments, grid, block, shared, descending != 0}}, answer);
+  if (size != (int)sizeof(attnkit::Pointwise)) {{
+    answer->failed = 1;
+    snprintf(answer->message, sizeof answer->message, "arguments of %d bytes; expected %d", size,
+             (int)sizeof(attnkit::Pointwise));
+  }}
+}}
+"""
+
+
+class Answer(ctypes.Structure):
+    """What a launch says when it is over."""
+
+    _fields_ = (("failed", ctypes.c_int), ("address", ctypes.c_void_p), ("message", ctypes.c_char * 2048))
+
+
+def missing_compiler() -> str | None:
+    """Why nothing can be compiled here, or None."""
+    return None if shutil.which(COMPILER) else f"{COMPILER} is not installed"
+
+
+def cache() -> Path:
+    """Where libraries are kept: the user's cache folder."""
+    root = os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path.home() / ".cache") / "attnkit" / "cuda_cpu"
+
+
+def sources(edits: Edits) -> dict[str, str]:
+    """All headers by name, with the edits made; ValueError for one that finds nothing to replace."""
+    files = {path.name: path.read_text() for path in sorted(SOURCES.glob("*.cuh"))}
+    files |= {name: (HERE / name).read_text() for name in SHIM}
+    for name, (before, after) in edits.items():
+        if files[name].count(before) == 0:
+            raise ValueError(f"{name}: nothing to edit, there is no {before!r}")
+        files[name] = files[name].replace(before, after)
+    return files
+
+
+def activation_of(launch: Launch) -> int:
+    """The place of a launch's activation in the table, 0 where it has none."""
+    names = [f"attnkit::{name}" for name in ACTIVATIONS.values()]
+    return next((names.index(part) for part in launch.template if part in names), 0)
+
+
+def unit(launch: Launch) -> str:
+    """The source of the library of a launch."""
+    structures = list(ACTIVATIONS.values())
+    values, slopes = (
+        " ".join(f"case {n}: return {name}::{function}(s);" for n, name in enumerate(structures))
+        for function in ("value", "slope")
+    )
+    chosen = [f"attnkit::{name}" for name in structures]
+    template = ", ".join("attnkit::Chosen" if part in chosen else part for part in launch.template)
+    return UNIT.format(source=launch.source, values=values, slopes=slopes, kernel=launch.kernel, template=template)
+
+
+class Library:
+    """Compiled kernels, by the unit they come from. `edits` plants something else in the sources."""
+
+    def __init__(self, edits: Edits | None = None) -> None:
+        self.files = sources(edits or {})
+        self.loaded: dict[str, ctypes.PyDLL] = {}
+
+    def function(self, launch: Launch) -> Any:
+        """What runs the kernel of a launch; compiled the first time that anybody asks for it."""
+        text = unit(launch)
+        if text not in self.loaded:
+            self.loaded[text] = ctypes.PyDLL(str(compiled(text, tuple(sorted(self.files.items())))))
+        return self.loaded[text].run
+
+    def run(self, launch: Launch, descending: bool) -> Answer:
+        """All blocks of a launch, one after the other."""
+        answer = Answer()
+        a = launch.arguments
+        self.function(launch)(
+            ctypes.byref(a), ctypes.sizeof(a), launch.blocks, launch.threads, launch.shared_bytes, int(descending),
+            activation_of(launch), ctypes.byref(answer),
+        )  # fmt: skip
+        return answer
+
+
+@functools.cache
+def compiled(text: str, files: tuple[tuple[str, str], ...]) -> Path:
+    """The path of the shared library of a unit."""
+    digest = hashlib.sha256(repr((text, files, FLAGS, compiler_version())).encode()).hexdigest()[:32]
+    path = cache() / f"{digest}.so"
+    if path.exists():
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as name:
+        folder = Path(name)
+        for file, content in files:
+            (folder / file).write_text(content)
+        (folder / "unit.cpp").write_text(text)
+        command = [COMPILER, *FLAGS, "unit.cpp", "-o", "unit.so"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"{COMPILER} refuses the kernels:\n{done.stderr[:4000]}")
+        os.replace(folder / "unit.so", path)
+    return path
+
+
+@functools.cache
+def compiler_version() -> str:
+    """What the compiler says of itself."""
+    return subprocess.run([COMPILER, "--version"], capture_output=True, text=True, check=True).stdout
