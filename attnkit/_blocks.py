@@ -166,15 +166,15 @@ def options_of(c: Call) -> dict[str, Any]:
     return {**c.own, **{name: x for name, x in c.arrays.items() if name not in common}}
 
 
-def forward_block(xp: Namespace, c: Call, rows: Rows) -> Array:
-    """o of a part, in the compute dtype."""
-    a, s = prepared(xp, c, rows)
+def output_of(xp: Namespace, c: Call, made: Prepared) -> Array:
+    """o of a part from its inputs and scores, in the compute dtype."""
+    a, s = made
     return quadratic.output(xp, a, *c.family.weigh(xp, s, a, **options_of(c)))
 
 
-def backward_block(xp: Namespace, c: Call, rows: Rows, do: Array) -> dict[str, Array]:
+def gradients_of(xp: Namespace, c: Call, made: Prepared, do: Array) -> dict[str, Array]:
     """Gradients of a part, in the compute dtype."""
-    a, s = prepared(xp, c, rows)
+    a, s = made
     own, more = options_of(c), dict[str, Array]()
     u, r = c.family.weigh(xp, s, a, **own)
     w = u * r
@@ -187,6 +187,16 @@ def backward_block(xp: Namespace, c: Call, rows: Rows, do: Array) -> dict[str, A
 
     grads = quadratic.backward(xp, a, w, do, ds_of, like)
     return grads | {name: grads[name] + x if name in grads else x for name, x in more.items()}
+
+
+def forward_block(xp: Namespace, c: Call, rows: Rows) -> Array:
+    """o of a part, in the compute dtype."""
+    return output_of(xp, c, prepared(xp, c, rows))
+
+
+def backward_block(xp: Namespace, c: Call, rows: Rows, do: Array) -> dict[str, Array]:
+    """Gradients of a part, in the compute dtype."""
+    return gradients_of(xp, c, prepared(xp, c, rows), do)
 
 
 BackwardBlock = Callable[..., dict[str, Array]]  # of a namespace, a part, its rows, and do and other cotangents there

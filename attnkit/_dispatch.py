@@ -81,6 +81,10 @@ def kernels(op: str, x: Array) -> tuple[Kernel, ...]:
         from attnkit.backends import numpy
 
         return numpy.KERNELS.get(op, ())
+    if array_api_compat.is_jax_array(x):
+        from attnkit.backends import jax
+
+        return jax.KERNELS.get(op, ())
     return ()
 
 
