@@ -15,6 +15,8 @@ from attnkit._activations import ACTIVATIONS
 from attnkit._mask import Rows, log, positions
 from attnkit._typing import Array, Namespace
 
+SCORES = 1 << 21  # of a block: products of several heads at a time keep all cores busy
+QUERIES, CAUSAL_QUERIES = 512, 256  # of a block; causality hides more of a higher one
 MASKS = ("mask", "window", "key_lengths", "query_mask")
 
 Overwrite = Callable[[Array], Array]
@@ -140,6 +142,11 @@ def settings(c: _blocks.Call) -> dict[str, Any]:
     """The options of pointwise_attention."""
     defaults = {"activation": "relu", "alpha": 1.0, "gain": 1.0, "length": "visible", "shift": 0.0}
     return defaults | _blocks.options_of(c)
+
+
+def sized(c: _blocks.Call) -> _blocks.Call:
+    """The call in blocks of the size that is fastest here."""
+    return c._replace(size=SCORES, queries=CAUSAL_QUERIES if c.common.get("causal") else QUERIES)
 
 
 def forward_block(room: Room, xp: Namespace, c: _blocks.Call, rows: Rows) -> Array:

@@ -15,9 +15,10 @@ from attnkit import _blocks
 from attnkit import _quadratic as quadratic
 from attnkit._dropout import kept_counters
 
-SCORES = 1 << 20  # of a block
+SCORES = 1 << 21  # of a block
+QUERIES, CAUSAL_QUERIES = 512, 256  # of a block at most; causality hides more of a higher one
 LEAST = 8  # queries of a block, if there are as many
-SEGMENTS = 8  # under causality
+SEGMENTS = 4  # under causality: more leave out more keys, and take longer to compile
 MASKS = ("mask", "window", "key_lengths", "query_mask")
 Index = tuple[Any, ...]  # a number for each leading axis
 
@@ -33,9 +34,10 @@ class Segment(NamedTuple):
 
 def segments(c: _blocks.Call) -> Iterator[Segment]:
     """Cover the queries; where there is no key before `keys`, the queries are null rows."""
-    queries, keys = c.lengths
-    rows = min(max(LEAST, c.size // max(1, keys)), queries) or 1
-    blocks, causal = queries // rows, c.common.get("causal", False)
+    (queries, keys), causal = c.lengths, c.common.get("causal", False)
+    most = c.queries or (CAUSAL_QUERIES if causal else QUERIES)
+    rows = min(max(LEAST, c.size // max(1, keys)), most, queries) or 1
+    blocks = queries // rows
     together = max(1, -(-blocks // SEGMENTS)) if causal else max(1, blocks)
     pieces = [(first * rows, rows, min(together, blocks - first)) for first in range(0, blocks, together)]
     pieces += [(blocks * rows, queries - blocks * rows, 1)] if queries > blocks * rows else []

@@ -15,12 +15,11 @@ from attnkit.backends.numpy.in_place import LIBRARY
 from attnkit.statistics_families import FAMILIES
 
 Array = np.ndarray
-SCORES = 1 << 19  # of a block that is overwritten
 ENOUGH = {
-    "softmax_attention": 1 << 16,
-    "pointwise_attention": 1 << 16,
-    "entmax_attention": 1 << 18,
-    "gaussian_attention": 1 << 18,
+    "softmax_attention": 1 << 20,
+    "pointwise_attention": 1 << 15,
+    "entmax_attention": 1 << 21,
+    "gaussian_attention": 1 << 21,
 }
 """Scores of a call from which it took less time than by the generic body."""
 OPS = tuple(ENOUGH)
@@ -32,7 +31,8 @@ def call_of(op: str, q: Array, k: Array, v: Array, options: dict[str, Any]) -> _
     """The call with its tokens in the compute dtype, so that they are cast once and not for every block."""
     dtype = quadratic.compute_dtype(np, q)
     wide = (x.astype(dtype, copy=False) for x in (q, k, v))
-    return _blocks.call(FAMILIES[op], *wide, options, SCORES if op in BACKWARD else _blocks.SCORES)
+    call = _blocks.call(FAMILIES[op], *wide, options)
+    return _in_place.sized(call) if op in BACKWARD else call
 
 
 def attend(op: str, q: Array, k: Array, v: Array, **options: Any) -> Array:

@@ -27,7 +27,7 @@ def _call(op: str, given: Given) -> _blocks.Call:
     q, k, v = (given[name] for name in "qkv")
     options = {name: x for name, x in given.items() if name not in ("q", "k", "v")}
     call = _blocks.call(FAMILIES[op], q, k, v, options)
-    return in_place.sized(call) if op == "pointwise_attention" else call
+    return _in_place.sized(call) if op == "pointwise_attention" else call
 
 
 def _forward(op: str, given: Given) -> Tensor:

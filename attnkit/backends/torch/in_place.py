@@ -1,14 +1,12 @@
-"""What `attnkit._in_place` needs of torch, and the size of its blocks."""
+"""What `attnkit._in_place` needs of torch."""
 
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from attnkit import _blocks, _in_place
+from attnkit import _in_place
 
-SCORES = 1 << 21  # of a block: products of several heads at a time keep all cores busy
-QUERIES, CAUSAL_QUERIES = 512, 256  # of a block; causality hides more of a higher one
 aten = torch.ops.aten
 
 
@@ -81,8 +79,3 @@ LIBRARY = _in_place.Library(
 def room() -> _in_place.Room:
     """Memory for a call."""
     return _in_place.Room(LIBRARY)
-
-
-def sized(c: _blocks.Call) -> _blocks.Call:
-    """The call in blocks of the size that is fastest here."""
-    return c._replace(size=SCORES, queries=CAUSAL_QUERIES if c.common.get("causal") else QUERIES)
