@@ -88,7 +88,9 @@ def taken(c: _blocks.Call, name: str, x: Array, index: Index, start: Any, rows: 
     return lax.dynamic_slice(x, place(c, name, x, index, start), shape).reshape(shape[own:])
 
 
-def added(c: _blocks.Call, name: str, total: Array, grad: Array, index: Index, start: Any, rows: int, keys: int) -> Array:
+def added(
+    c: _blocks.Call, name: str, total: Array, grad: Array, index: Index, start: Any, rows: int, keys: int
+) -> Array:
     """`total` with the gradient of a part added to it."""
     at, shape = place(c, name, total, index, start), extent(name, total, rows, keys)
     return lax.dynamic_update_slice(total, lax.dynamic_slice(total, at, shape) + grad.reshape(shape), at)

@@ -19,6 +19,7 @@ HERE = "attnkit_conformance.adapters"
 REQUIRES = {
     "numpy": "numpy", "numpy_readonly": "numpy", "strict": "array_api_strict", "torch": "torch", "torch_cuda": "torch",
     "jax": "jax", "jax_x64": "jax", "cupy": "cupy", "triton_interpreted": "triton",
+    "pallas_interpreted": "jax",
 }  # fmt: skip
 DEFAULT = ("numpy", "numpy_readonly", "strict", "torch", "jax", "jax_x64", "cupy")
 
@@ -34,7 +35,7 @@ def family(name: str) -> list[Any]:
         return [WorkerAdapter("jax_x64", f"{HERE}.jax:double_precision", {"JAX_ENABLE_X64": "1"})]
     if name == "triton_interpreted":
         return [WorkerAdapter(name, f"{HERE}.triton_interpreted:Interpreted", {"TRITON_INTERPRET": "1"})]
-    module = importlib.import_module(f"{HERE}.{'torch' if library == 'torch' else library}")
+    module = importlib.import_module(f"{HERE}.{name if name == 'pallas_interpreted' else library}")
     return [adapter for adapter in module.adapters() if adapter.name.partition("-")[0] == name]
 
 
