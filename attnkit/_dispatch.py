@@ -46,7 +46,7 @@ SPECIAL_CASES = {
 
 
 def kernels_by_op(*tables: Mapping[str, Kernel]) -> dict[str, tuple[Kernel, ...]]:
-    """A library's kernels of every op, in the order of its tables; special cases have those of the op that they call."""
+    """A library's kernels of every op in the order of its tables; special cases have those of the op that they call."""
     found: dict[str, tuple[Kernel, ...]] = {}
     for table in tables:
         for op, kernel in table.items():

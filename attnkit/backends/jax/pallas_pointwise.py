@@ -52,14 +52,15 @@ class Launch(NamedTuple):
 
 def whole_tiles(x: Array) -> Array:
     """Tokens (..., L, width) as (items, L, width), zeros behind them up to a tile and a power of 2."""
-    x = x.reshape(-1, *x.shape[-2:])
+    x = x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:])
     width = max(LEAST, 1 << (x.shape[2] - 1).bit_length())
     return jnp.pad(x, ((0, 0), (0, -x.shape[1] % TILE), (0, width - x.shape[2])))
 
 
 def vector(x: Array, c: _blocks.Call, dtype: Any) -> Array:
     """A number per query as (items, 1, L), zeros behind it."""
-    x = jnp.broadcast_to(x, (*c.leading, c.lengths[0])).reshape(-1, 1, c.lengths[0]).astype(dtype)
+    shape = (math.prod(c.leading), 1, c.lengths[0])
+    x = jnp.broadcast_to(x, (*c.leading, c.lengths[0])).reshape(shape).astype(dtype)
     return jnp.pad(x, ((0, 0), (0, 0), (0, -x.shape[2] % TILE)))
 
 
@@ -82,7 +83,8 @@ def bounds(c: _blocks.Call) -> tuple[Array, Array]:
 def prepared(static: Static, arrays: Arrays, interpret: bool) -> Launch:
     """Everything around the kernels."""
     given = given_by(static, arrays)
-    c = _blocks.call(FAMILIES[OP], *(given.pop(name) for name in "qkv"), given)
+    q, k, v = (given.pop(name) for name in "qkv")
+    c = _blocks.call(FAMILIES[OP], q, k, v, given)
     own = {"activation": "relu", "alpha": 1.0, "gain": 1.0, "length": "visible", "shift": 0.0, **c.own}
     first, limit = bounds(c)
     n: Any = jnp.maximum(limit - first, 1).astype(jnp.float32) if own["length"] == "visible" else own["length"]
@@ -90,7 +92,7 @@ def prepared(static: Static, arrays: Arrays, interpret: bool) -> Launch:
     factor = jnp.asarray(power(n, own["alpha"]) * float(own["gain"]), jnp.float32)
     return Launch(
         c,
-        tuple(whole_tiles(c.arrays[name]) for name in "qkv"),  # type: ignore[arg-type]
+        (whole_tiles(q), whole_tiles(k), whole_tiles(v)),
         (vector(shift, c, jnp.float32), vector(first, c, jnp.int32), vector(limit, c, jnp.int32)),
         jnp.broadcast_to(factor, (*c.leading, c.lengths[0]))[..., None],
         own["activation"],

@@ -107,7 +107,7 @@ def prepared(c: _blocks.Call, p: _blocks.Call, index: Index, start: Any) -> _blo
     """Inputs and scores of the part p of the call c."""
     q, k, v = (p.arrays[name] for name in "qkv")
     given = {**c.common, **{name: x for name, x in p.arrays.items() if name in c.family.common}}
-    options = {name: given[name] for name in ("bias", "scale", "dropout_mask") if name in given}
+    options: dict[str, Any] = {name: given[name] for name in ("bias", "scale", "dropout_mask") if name in given}
     i = start + jnp.arange(q.shape[0])[:, None]
     pairs = visible(c, given, i, k.shape[0])
     options |= dropped(c, given, index, i, k.shape[0])
@@ -115,7 +115,8 @@ def prepared(c: _blocks.Call, p: _blocks.Call, index: Index, start: Any) -> _blo
     if alone and c.family.prepare is quadratic.prepare:  # every query sees a key, and how many is known
         a = quadratic.prepare(jnp, q, k, v, **options)
         a = a._replace(pairs=pairs, count=(i + (1 + c.lengths[1] - c.lengths[0])).astype(a.dtype))
-        a = a._replace(drop=a.drop if a.drop is None else jnp.where(pairs, a.drop, 0.0))
+        if a.drop is not None and pairs is not None:
+            a = a._replace(drop=jnp.where(pairs, a.drop, 0.0))
     else:
         a = c.family.prepare(jnp, q, k, v, mask=pairs, **options)
     return a, c.family.scores(jnp, a)

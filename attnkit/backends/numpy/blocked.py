@@ -30,8 +30,8 @@ BACKWARD = {"softmax_attention": softmax.backward_block, "pointwise_attention": 
 def call_of(op: str, q: Array, k: Array, v: Array, options: dict[str, Any]) -> _blocks.Call:
     """The call with its tokens in the compute dtype, so that they are cast once and not for every block."""
     dtype = quadratic.compute_dtype(np, q)
-    wide = (x.astype(dtype, copy=False) for x in (q, k, v))
-    call = _blocks.call(FAMILIES[op], *wide, options)
+    q, k, v = (x.astype(dtype, copy=False) for x in (q, k, v))
+    call = _blocks.call(FAMILIES[op], q, k, v, options)
     return _in_place.sized(call) if op in BACKWARD else call
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from attnkit import _in_place
 
 Array = np.ndarray
-BITS = {4: np.dtype(np.int32), 8: np.dtype(np.int64)}  # as wide as a float of that many bytes
+BITS: Mapping[int, type[np.signedinteger]] = {4: np.int32, 8: np.int64}  # as wide as a float of that many bytes
 
 
 def cleared(x: Array, hidden: Array) -> Array:
@@ -24,7 +24,8 @@ def cleared(x: Array, hidden: Array) -> Array:
 
 def above(x: Array) -> Array:
     """True on and above the diagonal of the last two axes."""
-    return ~np.tri(*x.shape[-2:], -1, dtype=bool)
+    rows, columns = x.shape[-2:]
+    return ~np.tri(rows, columns, -1, dtype=bool)
 
 
 # ---------------------------------------------------------------------------------------------- h and its derivative

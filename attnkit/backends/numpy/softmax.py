@@ -68,7 +68,7 @@ def backward_block(
     a, row = p.a, rows_of(room, p)
     w = np.multiply(row.u, row.inverse, out=row.u)
     do = quadratic.masked_rows(xp, a, quadratic.cast(xp, do, a.dtype))
-    dw = room.product("ds", do, a.v.mT)
+    dw = room.product("ds", do, xp.matrix_transpose(a.v))
     dropped = w
     if a.drop is not None:
         dw, dropped = dw * a.drop, w * a.drop

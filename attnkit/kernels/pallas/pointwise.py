@@ -1,7 +1,7 @@
 """Point-wise attention without its factor per row: o_i = Σ_j h(scale·q_i·k_j + shift_i) v_j, first_i ≤ j < limit_i.
 
-A program has one item of the leading axes and a tile of its queries (of its keys for dk and dv), and loops over tiles of
-the others. Arrays are (items, L or S, width) in multiples of the tiles, vectors (items, 1, L). The bounds of queries
+A program has one item of the leading axes and a tile of its queries (of its keys for dk and dv), and loops over tiles
+of the others. Arrays are (items, L or S, width) in multiples of the tiles, vectors (items, 1, L). The bounds of queries
 are causality, windows, lengths and null rows: what lies outside is replaced by 0 before and after h, and may hold NaN.
 """
 
