@@ -5,7 +5,7 @@ none of its queries may see. A family says how scores become weights; nothing he
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from attnkit import _quadratic as quadratic
@@ -166,15 +166,15 @@ def options_of(c: Call) -> dict[str, Any]:
     return {**c.own, **{name: x for name, x in c.arrays.items() if name not in common}}
 
 
-def forward_block(xp: Namespace, c: Call, rows: Rows) -> Array:
-    """o of a part, in the compute dtype."""
-    a, s = prepared(xp, c, rows)
+def output_of(xp: Namespace, c: Call, made: Prepared) -> Array:
+    """o of a part from its inputs and scores, in the compute dtype."""
+    a, s = made
     return quadratic.output(xp, a, *c.family.weigh(xp, s, a, **options_of(c)))
 
 
-def backward_block(xp: Namespace, c: Call, rows: Rows, do: Array) -> dict[str, Array]:
+def gradients_of(xp: Namespace, c: Call, made: Prepared, do: Array) -> dict[str, Array]:
     """Gradients of a part, in the compute dtype."""
-    a, s = prepared(xp, c, rows)
+    a, s = made
     own, more = options_of(c), dict[str, Array]()
     u, r = c.family.weigh(xp, s, a, **own)
     w = u * r
@@ -189,29 +189,52 @@ def backward_block(xp: Namespace, c: Call, rows: Rows, do: Array) -> dict[str, A
     return grads | {name: grads[name] + x if name in grads else x for name, x in more.items()}
 
 
-ForwardBlock = Callable[[Namespace, Call, Rows], Array]
-BackwardBlock = Callable[[Namespace, Call, Rows, Array], dict[str, Array]]
+def forward_block(xp: Namespace, c: Call, rows: Rows) -> Array:
+    """o of a part, in the compute dtype."""
+    return output_of(xp, c, prepared(xp, c, rows))
 
 
-def forward(xp: Namespace, c: Call, block_of: ForwardBlock = forward_block) -> Array:
+def backward_block(xp: Namespace, c: Call, rows: Rows, do: Array) -> dict[str, Array]:
+    """Gradients of a part, in the compute dtype."""
+    return gradients_of(xp, c, prepared(xp, c, rows), do)
+
+
+BackwardBlock = Callable[..., dict[str, Array]]  # of a namespace, a part, its rows, and do and other cotangents there
+
+
+def fill(xp: Namespace, c: Call, outputs: Sequence[Array], block_of: Callable[..., Sequence[Array]]) -> None:
+    """Write what `block_of(xp, part, rows)` gives of each output where it belongs, in the dtype of that output."""
+    for block in blocks(c):
+        at = (*block.leading, slice(block.rows.start, block.rows.stop))
+        for x, found in zip(outputs, block_of(xp, part(c, block), block.rows), strict=True):
+            x[at] = quadratic.cast(xp, found, x.dtype)
+
+
+def forward(xp: Namespace, c: Call, block_of: Callable[..., Array] = forward_block) -> Array:
     """o (..., L, e) in the dtype of q."""
     q, v = c.arrays["q"], c.arrays["v"]
     o = xp.zeros((*c.leading, q.shape[-2], v.shape[-1]), dtype=q.dtype)
-    for block in blocks(c):
-        at = (*block.leading, slice(block.rows.start, block.rows.stop))
-        o[at] = quadratic.cast(xp, block_of(xp, part(c, block), block.rows), q.dtype)
+    fill(xp, c, (o,), lambda *given: (block_of(*given),))
     return o
 
 
 def backward(
-    xp: Namespace, c: Call, do: Array, names: tuple[str, ...], block_of: BackwardBlock = backward_block
+    xp: Namespace,
+    c: Call,
+    do: Array,
+    names: tuple[str, ...],
+    block_of: BackwardBlock = backward_block,
+    *others: Array,
 ) -> dict[str, Array]:
-    """Gradients of the arguments `names` in their dtypes, added up over the blocks in the compute dtype."""
+    """Gradients of the arguments `names` in their dtypes, added up over the blocks in the compute dtype.
+
+    `others` are cotangents (..., L) of other outputs, which `block_of` gets behind do.
+    """
     dtype = quadratic.compute_dtype(xp, c.arrays["q"])
     total = {name: xp.zeros(tuple(c.arrays[name].shape), dtype=dtype) for name in names}
     for block in blocks(c):
         at = (*block.leading, slice(block.rows.start, block.rows.stop))
-        grads = block_of(xp, part(c, block), block.rows, do[at])
+        grads = block_of(xp, part(c, block), block.rows, do[at], *(x[at] for x in others))
         for name in names:
             total[name][picks(c, name, total[name], block, prefix=False)] += grads[name]
     return {name: quadratic.cast(xp, total[name], c.arrays[name].dtype) for name in names}

@@ -37,6 +37,24 @@ class Kernel(NamedTuple):
     pays: Callable[..., bool] = _always
 
 
+SPECIAL_CASES = {
+    "reluformer_attention": "pointwise_attention",
+    "sigmoid_attention": "pointwise_attention",
+    "sparsemax_attention": "entmax_attention",
+}
+"""{op: the op that it calls with fixed parameters}: whatever serves the one serves the other."""
+
+
+def kernels_by_op(*tables: Mapping[str, Kernel]) -> dict[str, tuple[Kernel, ...]]:
+    """A library's kernels of every op in the order of its tables; special cases have those of the op that they call."""
+    found: dict[str, tuple[Kernel, ...]] = {}
+    for table in tables:
+        for op, kernel in table.items():
+            found[op] = (*found.get(op, ()), kernel)
+    ends = ("", "_vjp")
+    return found | {f"{op}{end}": found[f"{called}{end}"] for op, called in SPECIAL_CASES.items() for end in ends}
+
+
 class _Explain:
     """Passed as `impl` by `explain`: the call answers with the reasons instead of a result."""
 
@@ -59,6 +77,14 @@ def kernels(op: str, x: Array) -> tuple[Kernel, ...]:
         from attnkit.backends import torch
 
         return torch.KERNELS.get(op, ())
+    if array_api_compat.is_numpy_array(x):
+        from attnkit.backends import numpy
+
+        return numpy.KERNELS.get(op, ())
+    if array_api_compat.is_jax_array(x):
+        from attnkit.backends import jax
+
+        return jax.KERNELS.get(op, ())
     return ()
 
 

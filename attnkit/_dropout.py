@@ -61,6 +61,12 @@ def _key(xp: Namespace, seed: Any, like: Array) -> tuple[Array, Array]:
     return xp.astype(low, like.dtype), xp.astype(high, like.dtype)
 
 
+def kept_counters(xp: Namespace, counter: tuple[Array, ...], p: float, seed: Any) -> Array:
+    """True where the pair of a counter (j, i, head, item), unsigned words, is kept."""
+    word = _philox_word(counter, _key(xp, seed, counter[0]))
+    return word <= _constant(math.ceil((1.0 - p) * 2**32) - 1, word)
+
+
 def kept_pairs(
     xp: Namespace,
     like: Array,
@@ -87,6 +93,5 @@ def kept_pairs(
     shape = (*items, heads)
     head = xp.broadcast_to(words(0, heads, heads), shape)[picked or ...]
     item = xp.broadcast_to(words(0, math.prod(items), *items, 1), shape)[picked or ...]
-    word = _philox_word((j, i, head[..., None, None], item[..., None, None]), _key(xp, seed, j))
-    kept = word <= _constant(math.ceil((1.0 - p) * 2**32) - 1, word)
+    kept = kept_counters(xp, (j, i, head[..., None, None], item[..., None, None]), p, seed)
     return kept if leading else kept[0, ...]

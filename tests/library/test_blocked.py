@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import attnkit
-from attnkit import _blocks
+from attnkit import _blocks, _in_place
 from attnkit._activations import NAMES
 from attnkit.backends.torch import blocked, in_place
 from attnkit.statistics_families import FAMILIES
@@ -59,8 +59,8 @@ def test_blocks_that_are_overwritten_agree_with_the_whole(activation: str, optio
     want = attnkit.pointwise_attention_vjp(q, k, v, do, impl="generic", **given)
     for size, queries in ((1, 1), (25, 4), (300, 2)):
         call = _blocks.call(FAMILIES[op], q, k, v, given, size)._replace(queries=queries)
-        assert_close(_blocks.forward(xp, call, partial(in_place.forward_block, in_place.Room())), o)
-        got = _blocks.backward(xp, call, do, tuple(want), partial(in_place.backward_block, in_place.Room()))
+        assert_close(_blocks.forward(xp, call, partial(_in_place.forward_block, in_place.room())), o)
+        got = _blocks.backward(xp, call, do, tuple(want), partial(_in_place.backward_block, in_place.room()))
         for name, gradient in want.items():
             assert_close(got[name], gradient)
 
@@ -68,7 +68,7 @@ def test_blocks_that_are_overwritten_agree_with_the_whole(activation: str, optio
 def test_a_diagonal_that_is_seen_too_far_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = (torch.tensor(x) for x in qkv(9, 9))
     right = attnkit.pointwise_attention(q, k, v, causal=True, impl="generic")
-    monkeypatch.setattr(in_place.Prepared, "hide", lambda self, x: x)
+    monkeypatch.setattr(_in_place.Prepared, "hide", lambda self, xp, x: x)
     with pytest.raises(AssertionError):
         assert_close(attnkit.pointwise_attention(q, k, v, causal=True, impl="blocked"), right)
 

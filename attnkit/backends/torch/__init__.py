@@ -1,6 +1,6 @@
 """Kernels for torch tensors."""
 
-from attnkit._dispatch import Kernel
+from attnkit._dispatch import Kernel, kernels_by_op
 from attnkit.backends.torch import (
     blocked,
     blocked_statistics,
@@ -16,9 +16,7 @@ from attnkit.backends.torch import (
     triton_statistics,
 )
 
-KERNELS: dict[str, tuple[Kernel, ...]] = {}
-"""By op, in the order in which `impl="auto"` tries them."""
-for _rows in (
+KERNELS: dict[str, tuple[Kernel, ...]] = kernels_by_op(
     triton_pointwise.KERNELS,
     triton_pointwise.ATOMIC,
     triton_linear.KERNELS,
@@ -33,14 +31,5 @@ for _rows in (
     rela.BLOCKED,
     chunked.KERNELS,
     recomputed.KERNELS,
-):
-    for _op, _kernel in _rows.items():
-        KERNELS[_op] = (*KERNELS.get(_op, ()), _kernel)
-SPECIAL_CASES = {
-    "reluformer_attention": "pointwise_attention",
-    "sigmoid_attention": "pointwise_attention",
-    "sparsemax_attention": "entmax_attention",
-}
-KERNELS |= {
-    f"{op}{suffix}": KERNELS[f"{called}{suffix}"] for op, called in SPECIAL_CASES.items() for suffix in ("", "_vjp")
-}
+)
+"""By op, in the order in which `impl="auto"` tries them."""

@@ -7,7 +7,7 @@ from typing import Any
 import array_api_compat
 from torch import Tensor
 
-from attnkit import _blocks
+from attnkit import _blocks, _in_place
 from attnkit._dispatch import Kernel
 from attnkit.backends.torch import in_place
 from attnkit.backends.torch.custom import Given, register
@@ -27,19 +27,21 @@ def _call(op: str, given: Given) -> _blocks.Call:
     q, k, v = (given[name] for name in "qkv")
     options = {name: x for name, x in given.items() if name not in ("q", "k", "v")}
     call = _blocks.call(FAMILIES[op], q, k, v, options)
-    return in_place.sized(call) if op == "pointwise_attention" else call
+    return _in_place.sized(call) if op == "pointwise_attention" else call
 
 
 def _forward(op: str, given: Given) -> Tensor:
     xp = array_api_compat.array_namespace(given["q"])
-    block = partial(in_place.forward_block, in_place.Room()) if op == "pointwise_attention" else _blocks.forward_block
+    block = partial(_in_place.forward_block, in_place.room()) if op == "pointwise_attention" else _blocks.forward_block
     o: Tensor = _blocks.forward(xp, _call(op, given), block)
     return o
 
 
 def _backward(op: str, given: Given, do: Tensor, wanted: tuple[str, ...]) -> dict[str, Tensor]:
     xp = array_api_compat.array_namespace(do)
-    block = partial(in_place.backward_block, in_place.Room()) if op == "pointwise_attention" else _blocks.backward_block
+    block = (
+        partial(_in_place.backward_block, in_place.room()) if op == "pointwise_attention" else _blocks.backward_block
+    )
     return _blocks.backward(xp, _call(op, given), do, wanted, block)
 
 

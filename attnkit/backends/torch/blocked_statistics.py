@@ -12,14 +12,14 @@ import array_api_compat
 import torch
 from torch import Tensor
 
-from attnkit import _blocks, statistics
+from attnkit import _blocks, _in_place, statistics
 from attnkit import _quadratic as quadratic
 from attnkit._dispatch import Kernel
+from attnkit._in_place import Prepared, Room
 from attnkit._mask import Rows
 from attnkit._typing import Namespace
 from attnkit.backends.torch import blocked, in_place
 from attnkit.backends.torch.custom import Given, Outputs, register
-from attnkit.backends.torch.in_place import Prepared, Room
 from attnkit.statistics_families import FAMILIES
 
 SCORES, QUERIES = 1 << 20, 128  # of a block, which many passes look at, and its queries
@@ -44,8 +44,8 @@ def _counts(p: Prepared, live: Tensor, exact: Tensor | None) -> dict[str, Tensor
 
 def of_softmax(room: Room, xp: Namespace, c: _blocks.Call, rows: Rows, fields: Fields) -> dict[str, Tensor]:
     """Statistics (..., L, 1) of the rows of a block."""
-    p = in_place.prepared(xp, c, rows)
-    s = _forbid(p, in_place.scores(room, p.a))
+    p = _in_place.prepared(room, xp, c, rows)
+    s = _forbid(p, _in_place.scores(room, p.a))
     top = s.amax(-1, keepdim=True)
     s = s.sub_(top.masked_fill(top == -math.inf, 0.0))
     e = torch.exp(s, out=room.take("e", tuple(s.shape), s))
@@ -62,9 +62,9 @@ def of_softmax(room: Room, xp: Namespace, c: _blocks.Call, rows: Rows, fields: F
 
 def of_pointwise(room: Room, xp: Namespace, c: _blocks.Call, rows: Rows, fields: Fields) -> dict[str, Tensor]:
     """The same for weights that are not negative."""
-    p, own = in_place.prepared(xp, c, rows), in_place.settings(c)
-    u = p.hide(in_place.unscaled(room, xp, p.a, own))
-    r = in_place.factor(xp, p.a, own)
+    p, own = _in_place.prepared(room, xp, c, rows), _in_place.settings(c)
+    u = p.hide(xp, _in_place.unscaled(room, xp, p.a, own))
+    r = _in_place.factor(xp, p.a, own)
     total = u.sum(-1, keepdim=True)
     live = total > 0
     exact = torch.sign(u, out=room.take("e", tuple(u.shape), u)) if c.family.exact_zeros(**own) else None
@@ -102,7 +102,7 @@ def _outputs(op: str, given: Given) -> Outputs:
 def _forward(op: str, given: Given) -> Tensor:
     (shape, dtype), fields = _outputs(op, given)["rows"], tuple(given.pop("fields").split(","))
     q, k = given.pop("q"), given.pop("k")
-    xp, room, found = array_api_compat.array_namespace(q), Room(), q.new_zeros(shape, dtype=dtype)
+    xp, room, found = array_api_compat.array_namespace(q), in_place.room(), q.new_zeros(shape, dtype=dtype)
     c = _blocks.call(FAMILIES[op], q, k, k, given, SCORES)._replace(queries=QUERIES)
     for block in _blocks.blocks(c):
         rows = MEASURES[op](room, xp, _blocks.part(c, block), block.rows, fields)

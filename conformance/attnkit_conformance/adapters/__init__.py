@@ -19,8 +19,9 @@ HERE = "attnkit_conformance.adapters"
 REQUIRES = {
     "numpy": "numpy", "numpy_readonly": "numpy", "strict": "array_api_strict", "torch": "torch", "torch_cuda": "torch",
     "jax": "jax", "jax_x64": "jax", "cupy": "cupy", "triton_interpreted": "triton",
-    "cuda_cpu": "numpy",
+    "cuda_cpu": "numpy", "pallas_interpreted": "jax",
 }  # fmt: skip
+EMULATED = ("cuda_cpu", "pallas_interpreted")  # have modules of their own
 DEFAULT = ("numpy", "numpy_readonly", "strict", "torch", "jax", "jax_x64", "cupy")
 
 
@@ -37,7 +38,7 @@ def family(name: str) -> list[Any]:
         targets = {name: "Interpreted", f"{name}-atomic": "Atomic"}
         mode = {"TRITON_INTERPRET": "1"}
         return [WorkerAdapter(own, f"{HERE}.triton_interpreted:{target}", mode) for own, target in targets.items()]
-    module = importlib.import_module(f"{HERE}.{name if name == 'cuda_cpu' else library}")
+    module = importlib.import_module(f"{HERE}.{name if name in EMULATED else library}")
     return [adapter for adapter in module.adapters() if adapter.name.partition("-")[0] == name]
 
 

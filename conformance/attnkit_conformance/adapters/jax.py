@@ -61,10 +61,13 @@ class Jax(AttnkitAdapter):
             self.jitted[key] = jax.jit(make(), compiler_options=self.options)
         return self.jitted[key]
 
+    def answer(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+        """The outputs, as jit traces them."""
+        return super().forward(op, arrays, params)
+
     def forward(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
         """The outputs under jit."""
-        plain = super().forward
-        outputs: dict[str, Any] = self.compiled("call", op, params, lambda: lambda a: plain(op, a, params))(
+        outputs: dict[str, Any] = self.compiled("call", op, params, lambda: lambda a: self.answer(op, a, params))(
             dict(arrays)
         )
         return outputs
@@ -73,12 +76,11 @@ class Jax(AttnkitAdapter):
         """jax.vjp of the outputs that have a cotangent, under jit."""
         leaves = {name: arrays[name] for name in BY_NAME[op].differentiable if name in arrays}
         rest = {name: x for name, x in arrays.items() if name not in leaves}
-        plain = super().forward
 
         def pull(leaves: Any, rest: Any, cotangents: Any) -> Any:
             def outputs(leaves: Any) -> Any:
-                answer = plain(op, {**leaves, **rest}, params)
-                return {name: answer[name] for name in cotangents}
+                found = self.answer(op, {**leaves, **rest}, params)
+                return {name: found[name] for name in cotangents}
 
             return jax.vjp(outputs, leaves)[1](cotangents)[0]
 

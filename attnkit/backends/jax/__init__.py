@@ -1,0 +1,7 @@
+"""Kernels for JAX arrays."""
+
+from attnkit._dispatch import Kernel, kernels_by_op
+from attnkit.backends.jax import blocked, pallas_pointwise
+
+KERNELS: dict[str, tuple[Kernel, ...]] = kernels_by_op(blocked.KERNELS, pallas_pointwise.KERNELS)
+"""By op, in the order in which `impl="auto"` tries them."""

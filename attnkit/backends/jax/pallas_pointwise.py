@@ -1,0 +1,271 @@
+"""Launches of the Pallas kernels of point-wise attention, and their gradients for JAX.
+
+Causality, windows, key_lengths and query_mask reach the kernels as two numbers per query: it sees the keys
+first_i ≤ j < limit_i. The factor gain·n^-alpha multiplies rows of o and of do outside.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from attnkit import _blocks
+from attnkit import _quadratic as quadratic
+from attnkit._activations import ACTIVATIONS
+from attnkit._check import dtype_name
+from attnkit._dispatch import Kernel
+from attnkit._mask import log, power
+from attnkit.backends.jax import parts
+from attnkit.backends.jax.blocked import Arrays, Static, divided, given_by, without_forward_mode
+from attnkit.statistics_families import FAMILIES
+
+OP = "pointwise_attention"
+TILE = 64  # queries, and keys
+LEAST = 16  # numbers in a row of a tile: a power of 2 from here on
+WIDEST = 256  # head size
+REFUSED = ("mask", "bias", "dropout", "dropout_mask")
+
+
+class Launch(NamedTuple):
+    """A call as the kernels take it: tokens and vectors in whole tiles, rows beyond the last query without a key."""
+
+    call: _blocks.Call
+    tokens: tuple[Array, Array, Array]
+    rows: tuple[Array, Array, Array]  # shift, first, limit: (items, 1, L)
+    factor: Array  # (..., L, 1)
+    activation: str
+    interpret: bool
+
+    @property
+    def items(self) -> int:
+        return math.prod(self.call.leading)
+
+    @property
+    def scale(self) -> float:
+        given = self.call.common.get("scale")
+        return 1.0 / math.sqrt(self.call.arrays["q"].shape[-1]) if given is None else float(given)
+
+
+def whole_tiles(x: Array) -> Array:
+    """Tokens (..., L, width) as (items, L, width), zeros behind them up to a tile and a power of 2."""
+    x = x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:])
+    width = max(LEAST, 1 << (x.shape[2] - 1).bit_length())
+    return jnp.pad(x, ((0, 0), (0, -x.shape[1] % TILE), (0, width - x.shape[2])))
+
+
+def vector(x: Array, c: _blocks.Call, dtype: Any) -> Array:
+    """A number per query as (items, 1, L), zeros behind it."""
+    shape = (math.prod(c.leading), 1, c.lengths[0])
+    x = jnp.broadcast_to(x, (*c.leading, c.lengths[0])).reshape(shape).astype(dtype)
+    return jnp.pad(x, ((0, 0), (0, 0), (0, -x.shape[2] % TILE)))
+
+
+def bounds(c: _blocks.Call) -> tuple[Array, Array]:
+    """first_i and limit_i (..., L), equal where a query sees no key."""
+    given, (queries, keys) = {**c.common, **c.arrays}, c.lengths
+    i, shift = jnp.arange(queries), keys - queries
+    left, right = given.get("window") or (None, None)
+    first = jnp.zeros_like(i) if left is None else jnp.maximum(i + (shift - left), 0)
+    limit = jnp.full_like(i, keys) if right is None else jnp.minimum(i + (1 + shift + right), keys)
+    if given.get("causal"):
+        limit = jnp.minimum(limit, i + 1 if given["causal"] == "upper_left" else i + (1 + shift))
+    if "key_lengths" in given:
+        limit = jnp.minimum(limit, jnp.asarray(given["key_lengths"])[..., None])
+    if "query_mask" in given:
+        limit = jnp.where(given["query_mask"], limit, 0)
+    return first, jnp.maximum(limit, first)
+
+
+def prepared(static: Static, arrays: Arrays, interpret: bool) -> Launch:
+    """Everything around the kernels."""
+    given = given_by(static, arrays)
+    q, k, v = (given.pop(name) for name in "qkv")
+    c = _blocks.call(FAMILIES[OP], q, k, v, given)
+    own = {"activation": "relu", "alpha": 1.0, "gain": 1.0, "length": "visible", "shift": 0.0, **c.own}
+    first, limit = bounds(c)
+    n: Any = jnp.maximum(limit - first, 1).astype(jnp.float32) if own["length"] == "visible" else own["length"]
+    shift = -log(jnp, n) if isinstance(own["shift"], str) else own["shift"]
+    factor = jnp.asarray(power(n, own["alpha"]) * float(own["gain"]), jnp.float32)
+    return Launch(
+        c,
+        (whole_tiles(q), whole_tiles(k), whole_tiles(v)),
+        (vector(shift, c, jnp.float32), vector(first, c, jnp.int32), vector(limit, c, jnp.int32)),
+        jnp.broadcast_to(factor, (*c.leading, c.lengths[0]))[..., None],
+        own["activation"],
+        interpret,
+    )
+
+
+def launch(launched: Launch, kernel: str, size: int, inputs: Any, specs: Any, outputs: Any) -> Any:
+    """Run a kernel with a program per item and tile; `outputs` are the shapes (items, tokens, width) of its outputs."""
+    from jax.experimental import pallas as pl
+
+    from attnkit.kernels.pallas import pointwise
+
+    h = ACTIVATIONS[launched.activation]
+    score = pointwise.Score(partial(h.h, jnp), partial(h.derivative, jnp), launched.scale)
+    return pl.pallas_call(
+        partial(getattr(pointwise, kernel), score, size),
+        out_shape=[jax.ShapeDtypeStruct(shape, jnp.float32) for shape in outputs],
+        grid=(launched.items, outputs[0][1] // TILE),
+        in_specs=specs,
+        out_specs=[pl.BlockSpec((1, TILE, shape[2]), lambda b, i: (b, i, 0)) for shape in outputs],
+        interpret=launched.interpret,
+    )(*inputs)
+
+
+def item_of(c: _blocks.Call, name: str) -> Callable[[Any], Any]:
+    """Which of the items of an argument belongs to an item of the call."""
+    x = c.arrays[name]
+
+    def number(item: Any) -> Any:
+        at = 0
+        for size, place in zip(x.shape[:-2], parts.place(c, name, x, parts.unravel(item, c.leading), 0), strict=False):
+            at = at * size + place
+        return at
+
+    return number
+
+
+def specs_of(launched: Launch, by_keys: bool) -> tuple[Any, ...]:
+    """Which part of q, k, v and the rows a program has: a tile of one kind of tokens, and all of the other."""
+    from jax.experimental import pallas as pl
+
+    def tokens(name: str, x: Array, tiled: bool) -> Any:
+        of = item_of(launched.call, name)
+        shape = (1, TILE if tiled else x.shape[1], x.shape[2])
+        return pl.BlockSpec(shape, lambda b, i: (of(b), i if tiled else 0, 0))
+
+    def rows(x: Array) -> Any:
+        return pl.BlockSpec((1, 1, x.shape[2] if by_keys else TILE), lambda b, i: (b, 0, 0 if by_keys else i))
+
+    of_tokens = (tokens(n, x, (n == "q") != by_keys) for n, x in zip("qkv", launched.tokens, strict=True))
+    return (*of_tokens, *(rows(x) for x in launched.rows))
+
+
+def output(static: Static, arrays: Arrays, interpret: bool) -> Array:
+    """o (..., L, e) in the dtype of q."""
+    at = prepared(static, arrays, interpret)
+    (q, _, v), e = at.tokens, arrays["v"].shape[-1]
+    shape = (at.items, q.shape[1], v.shape[2])
+    if 0 in (*shape, v.shape[1]):
+        return jnp.zeros((*at.call.leading, arrays["q"].shape[-2], e), arrays["q"].dtype)
+    (o,) = launch(at, "forward", TILE, (*at.tokens, *at.rows), specs_of(at, False), [shape])
+    return (cropped(at.call, o, "q", e) * at.factor).astype(arrays["q"].dtype)
+
+
+def cropped(c: _blocks.Call, x: Array, name: str, width: int) -> Array:
+    """(items, tokens, width) in whole tiles as (..., tokens, width), as many tokens as the argument has."""
+    return x[:, : c.arrays[name].shape[-2], :width].reshape(*c.leading, -1, width)
+
+
+def pulled(static: Static, arrays: Arrays, do: Array, interpret: bool) -> Arrays:
+    """Gradients of q, k and v in their dtypes."""
+    at = prepared(static, arrays, interpret)
+    (q, k, v), c = at.tokens, at.call
+    if 0 in (at.items, q.shape[1], k.shape[1]):
+        return {name: jnp.zeros_like(arrays[name]) for name in "qkv"}
+    from jax.experimental import pallas as pl
+
+    dy = whole_tiles(jnp.where(at.factor == 0, 0.0, do.astype(jnp.float32)) * at.factor)
+    inputs = (*at.tokens, dy, *at.rows)
+    tile_of_do = pl.BlockSpec((1, TILE, dy.shape[2]), lambda b, i: (b, i, 0))
+    all_of_do = pl.BlockSpec((1, *dy.shape[1:]), lambda b, i: (b, 0, 0))
+    one, both = specs_of(at, False), specs_of(at, True)
+    (dq,) = launch(
+        at, "gradient_of_queries", TILE, inputs, (*one[:3], tile_of_do, *one[3:]), [(at.items, *q.shape[1:])]
+    )
+    of_tile = [pl.BlockSpec((1, 1, 1), lambda b, j: (b, j, 0))] * 2
+    shapes = [(at.items, *x.shape[1:]) for x in (k, v)]
+    dk, dv = launch(
+        at,
+        "gradients_of_keys",
+        TILE,
+        (*inputs, *tiles_of_queries(at, k.shape[1] // TILE)),
+        (*both[:3], all_of_do, *both[3:], *of_tile),
+        shapes,
+    )
+    found = {"q": dq * at.scale, "k": dk * at.scale, "v": dv}
+    return {name: summed(c, name, x).astype(arrays[name].dtype) for name, x in found.items()}
+
+
+def summed(c: _blocks.Call, name: str, x: Array) -> Array:
+    """Gradients of the items of the call as those of an argument."""
+    like = c.arrays[name]
+    return quadratic.sum_to(jnp, cropped(c, x, name, like.shape[-1]), tuple(like.shape))
+
+
+def tiles_of_queries(at: Launch, tiles: int) -> tuple[Array, Array]:
+    """From which to which tile of queries any of them may see a tile of keys, (items, tiles, 1)."""
+    _, first, limit = (x.reshape(at.items, -1, 1, TILE) for x in at.rows)
+    j = TILE * jnp.arange(tiles)
+    meets = (first.min(-1) < j + TILE) & (limit.max(-1) > j)
+    count, any_of = meets.shape[1], meets.any(1)
+    start, stop = jnp.argmax(meets, 1), count - jnp.argmax(meets[:, ::-1], 1)
+    return tuple(jnp.where(any_of, x, 0).astype(jnp.int32)[..., None] for x in (start, stop))  # type: ignore[return-value]
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def attended(static: Static, interpret: bool, arrays: Arrays) -> Array:
+    return output(static, arrays, interpret)
+
+
+def kept(static: Static, interpret: bool, arrays: Arrays) -> tuple[Array, Arrays]:
+    return output(static, arrays, interpret), arrays
+
+
+def gradients(static: Static, interpret: bool, arrays: Arrays, do: Array) -> tuple[dict[str, Array | None]]:
+    found = pulled(static, arrays, do, interpret)
+    return ({name: found.get(name) for name in arrays},)
+
+
+attended.defvjp(kept, gradients)
+
+
+def attend(q: Array, k: Array, v: Array, *, interpret: bool = False, **options: Any) -> Array:
+    """pointwise_attention; `interpret` runs the kernels as a program of XLA on any device, to test them."""
+    static, arrays = divided(OP, {"q": q, "k": k, "v": v, **options})
+    with without_forward_mode(OP, "pallas"):
+        o: Array = attended(static, interpret, arrays)
+    return o
+
+
+def pull(q: Array, k: Array, v: Array, do: Array, *, interpret: bool = False, **options: Any) -> Arrays:
+    """Its explicit gradients."""
+    return pulled(*divided(OP, {"q": q, "k": k, "v": v, **options}), do, interpret)
+
+
+def unserved(q: Array, k: Array, v: Array, *rest: Array, **options: Any) -> str | None:
+    """What the kernels do not serve on any device."""
+    for name in REFUSED:
+        if options.get(name) is not None:
+            return f"{name} is served by other implementations"
+    if hasattr(options.get("length"), "ndim"):
+        return "an array of lengths is served by other implementations"
+    if dtype_name(q) == "float64":
+        return "the kernels compute in float32"
+    if max(q.shape[-1], v.shape[-1]) > WIDEST:
+        return f"the kernels serve head sizes up to {WIDEST}"
+    return None
+
+
+def unsupported(q: Array, k: Array, v: Array, *rest: Array, **options: Any) -> str | None:
+    """Why a call is not served."""
+    if jax.default_backend() != "gpu":
+        return f"Pallas kernels run on GPUs; the default device of JAX is a {jax.default_backend()}"
+    return unserved(q, k, v, *rest, **options)
+
+
+def pays(*arrays: Array, **options: Any) -> bool:
+    """Only by name: no GPU has run them."""
+    return False
+
+
+KERNELS = {
+    OP: Kernel("pallas", attend, unsupported, pays),
+    f"{OP}_vjp": Kernel("pallas", pull, unsupported, pays),
+}

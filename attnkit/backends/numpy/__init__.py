@@ -1,0 +1,7 @@
+"""Kernels for NumPy arrays."""
+
+from attnkit._dispatch import Kernel, kernels_by_op
+from attnkit.backends.numpy import blocked
+
+KERNELS: dict[str, tuple[Kernel, ...]] = kernels_by_op(blocked.KERNELS)
+"""By op, in the order in which `impl="auto"` tries them."""

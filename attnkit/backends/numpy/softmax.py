@@ -1,0 +1,80 @@
+"""Softmax attention on a block of scores that is overwritten. The formulas are those of `attnkit.softmax`."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from attnkit import _blocks, _in_place
+from attnkit import _quadratic as quadratic
+from attnkit._in_place import Prepared, Room
+from attnkit._mask import Rows
+from attnkit._typing import Namespace
+from attnkit.backends.numpy.in_place import above
+
+Array = np.ndarray
+
+
+class Row(NamedTuple):
+    """exp(s - m) in the memory of the scores, m, and its sum Z; m = Z = 0 on rows without a finite visible score."""
+
+    u: Array
+    m: Array
+    z: Array
+
+    @property
+    def inverse(self) -> Array:
+        """1/Z, and 1 where Z is 0."""
+        return 1 / np.where(self.z == 0, self.z.dtype.type(1), self.z)
+
+
+def forbidden(p: Prepared, s: Array) -> Array:
+    """s with -inf on invisible pairs."""
+    if p.edge is not None:
+        beside = s[..., p.edge :]
+        np.copyto(beside, -np.inf, where=above(beside))
+        return s
+    if p.a.pairs is None:
+        return s
+    if not _in_place.fits(p.a.pairs, s):
+        return np.where(p.a.pairs, s, s.dtype.type(-np.inf))
+    np.copyto(s, -np.inf, where=~p.a.pairs)
+    return s
+
+
+def rows_of(room: Room, p: Prepared) -> Row:
+    """The exponentials of a block."""
+    s = forbidden(p, _in_place.scores(room, p.a))
+    m = np.max(s, axis=-1, keepdims=True)
+    m[m == -np.inf] = 0
+    s -= m
+    np.exp(s, out=s)
+    return Row(s, m, np.sum(s, axis=-1, keepdims=True))
+
+
+def forward_block(room: Room, xp: Namespace, c: _blocks.Call, rows: Rows) -> tuple[Array, Array]:
+    """o and lse of a block, in the compute dtype."""
+    p = _in_place.prepared(room, xp, c, rows)
+    row = rows_of(room, p)
+    with np.errstate(divide="ignore"):
+        lse = row.m + np.log(row.z)
+    return quadratic.output(xp, p.a, row.u, row.inverse), lse[..., 0]
+
+
+def backward_block(
+    room: Room, xp: Namespace, c: _blocks.Call, rows: Rows, do: Array, dlse: Array | None = None
+) -> dict[str, Array]:
+    """Gradients of a block, in the compute dtype: ds = w ⊙ (dw - Σ_j w dw + dlse)."""
+    p = _in_place.prepared(room, xp, c, rows)
+    a, row = p.a, rows_of(room, p)
+    w = np.multiply(row.u, row.inverse, out=row.u)
+    do = quadratic.masked_rows(xp, a, quadratic.cast(xp, do, a.dtype))
+    dw = room.product("ds", do, xp.matrix_transpose(a.v))
+    dropped = w
+    if a.drop is not None:
+        dw, dropped = dw * a.drop, w * a.drop
+    along = np.sum(w * dw, axis=-1, keepdims=True)
+    ds = dw - (along if dlse is None else along - dlse[..., None])
+    ds = quadratic.masked(xp, a, ds * w)
+    like = {"bias": None, **c.arrays}
+    grads: dict[str, Array] = quadratic.score_gradients(xp, a, ds, like["q"], like["k"], like["bias"])
+    return grads | {"v": quadratic.sum_to(xp, dropped.mT @ do, tuple(like["v"].shape))}
