@@ -52,7 +52,8 @@ def kernels_by_op(*tables: Mapping[str, Kernel]) -> dict[str, tuple[Kernel, ...]
         for op, kernel in table.items():
             found[op] = (*found.get(op, ()), kernel)
     ends = ("", "_vjp")
-    return found | {f"{op}{end}": found[f"{called}{end}"] for op, called in SPECIAL_CASES.items() for end in ends}
+    cases = {f"{op}{end}": f"{called}{end}" for op, called in SPECIAL_CASES.items() for end in ends}
+    return found | {op: found[called] for op, called in cases.items() if called in found}
 
 
 class _Explain:
@@ -85,6 +86,10 @@ def kernels(op: str, x: Array) -> tuple[Kernel, ...]:
         from attnkit.backends import jax
 
         return jax.KERNELS.get(op, ())
+    if array_api_compat.is_cupy_array(x):
+        from attnkit.backends import cupy
+
+        return cupy.KERNELS.get(op, ())
     return ()
 
 

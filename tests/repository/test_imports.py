@@ -19,6 +19,10 @@ RULES: dict[str, tuple[set[str], tuple[str, ...]]] = {
         {"torch", "array_api_compat", "attnkit._", "attnkit.own", "attnkit.backends", "attnkit.kernels"},
         (),
     ),
+    "attnkit/backends/cupy": (
+        {"cupy", "numpy", "attnkit._", "attnkit.own", "attnkit.backends", "attnkit.kernels"},
+        (),
+    ),
     "attnkit/kernels/triton": ({"triton", "attnkit.kernels.triton"}, ()),
     "attnkit/kernels/cuda": ({"array_api_compat", "attnkit.kernels.cuda"}, ()),
     "attnkit/nn": ({"torch", "attnkit"}, ()),

@@ -1,0 +1,68 @@
+"""The GPU that CuPy sees, as the device of `attnkit.kernels.cuda`: one module per template instance and device."""
+
+import ctypes
+from functools import cache
+from typing import Any
+
+import cupy
+import numpy
+
+from attnkit.kernels.cuda import SOURCES
+from attnkit.kernels.cuda.launch import Launch
+
+OLDEST = 80  # compute capability that the tensor core instructions need
+PLAIN_SHARED = 48 * 1024  # bytes of shared memory that a launch may have without being asked for
+
+
+@cache
+def compiled(source: str, name: str, shared_bytes: int, device: int) -> Any:
+    """A template instance, compiled by NVRTC for the current device; CuPy keeps the machine code on disk.
+
+    The numbers of registers and threads are settled by the sources; only shared memory has to be asked for.
+    """
+    module = cupy.RawModule(
+        code=f'#include "{source}"\n', options=("--std=c++17", f"-I{SOURCES}"), name_expressions=(name,)
+    )
+    kernel = module.get_function(name)
+    if shared_bytes > PLAIN_SHARED:
+        kernel.max_dynamic_shared_size_bytes = shared_bytes
+    return kernel
+
+
+def by_value(arguments: ctypes.Structure) -> numpy.ndarray:
+    """A structure as CuPy passes one to a kernel: an array of one element."""
+    return numpy.frombuffer(bytes(arguments), numpy.dtype((numpy.void, ctypes.sizeof(arguments))))
+
+
+class Gpu:
+    """`Device` of attnkit.kernels.cuda on the current device, in the current stream."""
+
+    def pointer(self, x: Any) -> int:
+        """Where the first element is in the memory of the device."""
+        return int(x.data.ptr)
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Memory that nothing has been written to."""
+        return cupy.empty(shape, dtype)
+
+    def word(self, value: int) -> Any:
+        """An unsigned 64-bit word in the memory of the device."""
+        return cupy.asarray(value, dtype=cupy.uint64)
+
+    def run(self, launch: Launch) -> None:
+        """Enqueue a launch."""
+        kernel = compiled(launch.source, launch.name, launch.shared_bytes, cupy.cuda.Device().id)
+        arguments = (by_value(launch.arguments),)
+        kernel((launch.blocks,), (launch.threads,), arguments, shared_mem=launch.shared_bytes)
+
+
+def unready(x: Any) -> str | None:
+    """Why kernels do not run on the device of an array."""
+    capability = int(x.device.compute_capability)
+    if capability < OLDEST:
+        return f"needs compute capability {_dotted(OLDEST)} or higher; the device has {_dotted(capability)}"
+    return None
+
+
+def _dotted(capability: int) -> str:
+    return f"{capability // 10}.{capability % 10}"
