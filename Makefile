@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := torch,jax,cupy,triton,conformance,peers,experiments,dev
+EXTRAS := torch,jax,cupy,triton,jax-triton,conformance,peers,experiments,dev
 OUT ?= out
 SANITIZER ?= compute-sanitizer
 WORKERS ?= 2
@@ -22,6 +22,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "== installing into $(VENV) (about 3 GB, a few minutes)"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	@# lowers Triton kernels for GPUs that are not here; what it depends on would bring CUDA
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt jax-cuda13-plugin
 	@touch $@
 
 run: install

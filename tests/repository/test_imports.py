@@ -24,7 +24,7 @@ RULES: dict[str, tuple[set[str], tuple[str, ...]]] = {
         (),
     ),
     "attnkit/kernels/triton": ({"triton", "attnkit.kernels.triton"}, ()),
-    "attnkit/kernels/cuda": ({"array_api_compat", "attnkit.kernels.cuda"}, ()),
+    "attnkit/kernels/cuda": ({"array_api_compat", "attnkit.kernels.cuda", "attnkit.kernels.strides"}, ()),
     "attnkit/nn": ({"torch", "attnkit"}, ()),
     "conformance/attnkit_conformance": (
         {"numpy", "scipy", "ml_dtypes", "rich", "safetensors", "attnkit_reference", "attnkit_conformance"},

@@ -1,7 +1,9 @@
 """Kernels for JAX arrays."""
 
 from attnkit._dispatch import Kernel, kernels_by_op
-from attnkit.backends.jax import blocked, pallas_pointwise
+from attnkit.backends.jax import blocked, pallas_pointwise, triton_pointwise
 
-KERNELS: dict[str, tuple[Kernel, ...]] = kernels_by_op(blocked.KERNELS, pallas_pointwise.KERNELS)
+KERNELS: dict[str, tuple[Kernel, ...]] = kernels_by_op(
+    triton_pointwise.KERNELS, blocked.KERNELS, pallas_pointwise.KERNELS
+)
 """By op, in the order in which `impl="auto"` tries them."""

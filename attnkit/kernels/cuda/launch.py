@@ -6,8 +6,6 @@ of compute capability 8.0; nothing has been timed on a GPU yet.
 """
 
 import ctypes
-from collections.abc import Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 OPEN = 1 << 30  # a window without bound, and the largest number of tokens
@@ -126,21 +124,3 @@ class Launch(NamedTuple):
 
 def blocks_of(tokens: int, size: int) -> int:
     return -(-tokens // size)
-
-
-def strides_of(shape: Sequence[int], strides: Sequence[int], wanted: Sequence[int]) -> list[int]:
-    """Strides with which an array of `shape` is read as one of `wanted`: 0 on broadcast axes."""
-    extra = len(wanted) - len(shape)
-    found = [0] * extra
-    for have, want, stride in zip(shape, wanted[extra:], strides, strict=True):
-        found.append(0 if have == 1 or want == 1 else stride)
-    return found
-
-
-def joined(shape: Sequence[int], strides: Sequence[int]) -> int | None:
-    """The stride of several axes as one, None where there is none."""
-    axes = [(n, stride) for n, stride in zip(shape, strides, strict=True) if n != 1]
-    for (_, outer), (size, inner) in pairwise(axes):
-        if outer != inner * size:
-            return None
-    return axes[-1][1] if axes else 0

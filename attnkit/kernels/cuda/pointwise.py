@@ -21,11 +21,10 @@ from attnkit.kernels.cuda.launch import (
     Tiles,
     View,
     blocks_of,
-    joined,
-    strides_of,
     tiles_of,
     width_of,
 )
+from attnkit.kernels.strides import joined, strides_of
 
 Array = Any
 OWN_TILES = {"pointwise_forward": 1}  # the gradients have two

@@ -20,6 +20,7 @@ REQUIRES = {
     "numpy": "numpy", "numpy_readonly": "numpy", "strict": "array_api_strict", "torch": "torch", "torch_cuda": "torch",
     "jax": "jax", "jax_x64": "jax", "cupy": "cupy", "triton_interpreted": "triton",
     "cuda_cpu": "numpy", "pallas_interpreted": "jax",
+    "jax_triton_interpreted": "triton",
 }  # fmt: skip
 EMULATED = ("cuda_cpu", "pallas_interpreted")  # have modules of their own
 DEFAULT = ("numpy", "numpy_readonly", "strict", "torch", "jax", "jax_x64", "cupy")
@@ -38,6 +39,8 @@ def family(name: str) -> list[Any]:
         targets = {name: "Interpreted", f"{name}-atomic": "Atomic"}
         mode = {"TRITON_INTERPRET": "1"}
         return [WorkerAdapter(own, f"{HERE}.triton_interpreted:{target}", mode) for own, target in targets.items()]
+    if name == "jax_triton_interpreted":
+        return [WorkerAdapter(name, f"{HERE}.jax_triton_interpreted:Interpreted", {"TRITON_INTERPRET": "1"})]
     module = importlib.import_module(f"{HERE}.{name if name in EMULATED else library}")
     return [adapter for adapter in module.adapters() if adapter.name.partition("-")[0] == name]
 

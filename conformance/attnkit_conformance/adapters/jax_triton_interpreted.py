@@ -1,0 +1,82 @@
+"""attnkit's Triton kernels called from JAX, in Triton's interpreter: a process with TRITON_INTERPRET=1, use a worker.
+
+Everything is as on a GPU but the launch itself, which is a callback.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import numpy as np
+
+from attnkit.backends.jax import triton_call, triton_pointwise
+from attnkit.pointwise import reluformer_options, sigmoid_options
+from attnkit_conformance.adapters.base import Arrays
+from attnkit_conformance.adapters.jax import Jax, light
+from attnkit_conformance.opdb import BY_NAME
+
+OPS: dict[str, Callable[..., dict[str, Any]]] = {
+    "pointwise_attention": lambda **own: own,
+    "reluformer_attention": reluformer_options,
+    "sigmoid_attention": sigmoid_options,
+}
+"""{op: its own options as those of pointwise_attention}."""
+OWN = ("gamma", "length")
+
+
+def interpreted(launch: triton_call.Launch, compute_capability: int | None = None) -> tuple[jax.Array, ...]:
+    """A launch in the interpreter, which takes torch tensors; outputs hold NaN before."""
+    import torch
+
+    def run(*arrays: Any) -> tuple[np.ndarray, ...]:
+        tensors = [torch.from_numpy(np.array(x)) for x in arrays]
+        outputs = [torch.from_numpy(np.full(x.shape, np.nan, x.dtype)) for x in launch.outputs]
+        launch.kernel[(launch.programs,)](*tensors, *outputs, **launch.constants)
+        return tuple(x.numpy() for x in outputs)
+
+    found: tuple[jax.Array, ...] = jax.pure_callback(run, launch.outputs, *launch.arrays)
+    return found
+
+
+def translated(op: str, given: dict[str, Any]) -> dict[str, Any]:
+    """The options of an op as those of pointwise_attention."""
+    if op == "pointwise_attention":
+        return given
+    own = {name: given[name] for name in OWN if name in given}
+    return {name: x for name, x in given.items() if name not in own} | OPS[op](**own)
+
+
+def attend(op: str, q: Any, k: Any, v: Any, **given: Any) -> Any:
+    """One of `OPS`."""
+    return triton_pointwise.attend(q, k, v, **translated(op, given))
+
+
+class Interpreted(Jax):
+    """Gradients by jax.vjp, under jit."""
+
+    errors = False
+
+    def __init__(self) -> None:
+        if os.environ.get("TRITON_INTERPRET") != "1":
+            raise RuntimeError("set TRITON_INTERPRET=1 before triton is imported")
+        triton_call.call = interpreted
+        super().__init__("jax_triton_interpreted", "triton", ("float32", "float16"), tuple(OPS), light())
+        self.description = f"interpreted on the CPU; {self.description}"
+        np.seterr(all="ignore")  # a GPU does not warn of NaN and infinities either
+
+    def answer(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+        """Outputs from the kernels."""
+        refused = self.unsupported(op, arrays, params)
+        if refused:
+            raise NotImplementedError(refused)
+        row = BY_NAME[op]
+        return row.binding.forward(SimpleNamespace(**{op: partial(attend, op)}), row, arrays, params)
+
+    def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
+        """What the kernels do not serve on any device."""
+        return triton_pointwise.unserved(**translated(op, {**arrays, **params}))

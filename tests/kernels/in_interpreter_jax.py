@@ -1,0 +1,90 @@
+"""Triton kernels called from JAX: transformations and layouts. Run like in_interpreter.py."""
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("jax", reason="jax is not installed")
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import attnkit
+from attnkit.backends.jax import triton_call, triton_pointwise
+from attnkit_conformance.adapters.jax_triton_interpreted import interpreted
+
+EPS = np.finfo(np.float32).eps
+
+
+@pytest.fixture(autouse=True)
+def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_call, "call", interpreted)
+
+
+def draw(seed: int, *shape: int) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+def agree(got: Any, expected: Any) -> None:
+    assert got.shape == expected.shape
+    assert jnp.all(jnp.abs(got - expected) <= 32 * EPS * jnp.abs(expected).max())
+
+
+def test_vmap_is_one_call_with_one_more_axis(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = draw(0, 3, 2, 6, 4), draw(1, 3, 1, 7, 4), draw(2, 2, 7, 5)
+    lengths = jnp.asarray([7, 2, 5])
+    programs = []
+
+    def counted(launch: triton_call.Launch) -> Any:
+        programs.append(launch.programs)
+        return interpreted(launch)
+
+    def call(q: jax.Array, k: jax.Array, length: jax.Array) -> jax.Array:
+        return triton_pointwise.attend(q, k, v, causal=True, key_lengths=length[None])
+
+    monkeypatch.setattr(triton_call, "call", counted)
+    found = jax.vmap(call)(q, k, lengths)
+    assert programs[-1] == 3 * 2
+    for n in range(3):
+        expected = attnkit.pointwise_attention(q[n], k[n], v, causal=True, key_lengths=lengths[n][None])
+        agree(found[n], expected)
+
+
+def test_gradients_under_vmap_are_those_of_every_call() -> None:
+    q, k, v = draw(0, 2, 6, 4), draw(1, 7, 4), draw(2, 7, 5)
+    bias = draw(3, 2, 6, 7)
+
+    def loss(function: Any, q: jax.Array, k: jax.Array, bias: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.sin(function(q, k, v, bias=bias, activation="softplus")))
+
+    def own(q: jax.Array, bias: jax.Array) -> Any:
+        return jax.grad(lambda *a: loss(triton_pointwise.attend, *a), (0, 1, 2))(q, k, bias)
+
+    found = jax.jit(jax.vmap(own))(q, bias)
+    for n in range(2):
+        expected = jax.grad(lambda *a: loss(attnkit.pointwise_attention, *a), (0, 1, 2))(q[n], k, bias[n])
+        for got, truth in zip(found, expected, strict=True):
+            agree(got[n], truth)
+
+
+def test_vmap_with_dropout_is_a_loop() -> None:
+    q, k, v = draw(0, 2, 6, 4), draw(1, 7, 4), draw(2, 7, 5)
+    mapped = jax.vmap(lambda q: triton_pointwise.attend(q, k, v, dropout=(0.5, 3)))(q)
+    for n in range(2):
+        agree(mapped[n], attnkit.pointwise_attention(q[n], k, v, dropout=(0.5, 3), impl="generic"))
+
+
+def test_leading_axes_that_cannot_be_joined() -> None:
+    q, k, v = draw(0, 2, 3, 2, 6, 4), draw(1, 2, 1, 2, 7, 4), draw(2, 3, 1, 7, 5)
+    agree(triton_pointwise.attend(q, k, v), attnkit.pointwise_attention(q, k, v))
+    do = draw(3, 2, 3, 2, 6, 5)
+    expected = attnkit.pointwise_attention_vjp(q, k, v, do, impl="generic")
+    for name, grad in triton_pointwise.pull(q, k, v, do).items():
+        agree(grad, expected[name])
+
+
+def test_forward_mode_says_that_there_is_none() -> None:
+    q = draw(0, 6, 4)
+    with pytest.raises(NotImplementedError, match="pointwise_attention: impl='triton' has no forward mode"):
+        jax.jvp(lambda q: triton_pointwise.attend(q, q, q), (q,), (q,))
