@@ -73,13 +73,15 @@ gpu:
 	@$(PYTHON) -c "import torch; assert torch.cuda.is_available(), 'no CUDA device'"
 	@echo "== does attnkit agree with its reference on this GPU?"
 	$(PYTHON) -m attnkit_conformance run --profile full --html $(OUT)/conformance-gpu.html --json $(OUT)/conformance-gpu.json
-	$(PYTHON) -m pytest -q -rs tests/kernels/test_custom_ops.py
+	$(PYTHON) -m pytest -q -rs tests/kernels/test_custom_ops.py tests/kernels/test_cupy.py
 	@echo "== do its kernels stay within their memory?"
 	@if command -v $(SANITIZER) > /dev/null; then \
 	  $(SANITIZER) --tool memcheck --target-processes all --error-exitcode 1 \
 	    $(PYTHON) -m attnkit_conformance run torch_cuda-triton --profile quick --dtype float16 --workers 1 && \
 	  $(SANITIZER) --tool racecheck --target-processes all --error-exitcode 1 \
-	    $(PYTHON) -m attnkit_conformance run torch_cuda-triton --profile quick --dtype float32 -k causal --workers 1; \
+	    $(PYTHON) -m attnkit_conformance run torch_cuda-triton --profile quick --dtype float32 -k causal --workers 1 && \
+	  { ! $(PYTHON) -c "import cupy" 2> /dev/null || $(SANITIZER) --tool memcheck --error-exitcode 1 \
+	    $(PYTHON) -m attnkit_conformance run cupy-cuda --profile quick --workers 1; }; \
 	else echo "$(SANITIZER) is not on this machine: not looked at"; fi
 	@echo "== how fast is it?"
 	$(PYTHON) -m benchmarks run --profile full --device cuda

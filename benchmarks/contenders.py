@@ -14,6 +14,7 @@ from torch.nn.functional import elu, gelu, scaled_dot_product_attention
 
 import attnkit
 from attnkit_conformance.peers import fla as fla_naive
+from benchmarks import libraries
 from benchmarks.cells import BOTH, FIELDS, OPS, Cell
 from benchmarks.timing import Context
 
@@ -27,6 +28,7 @@ BACKENDS = {
 }
 MATH_TOKENS = 1024  # beside ops other than softmax, SDPA's materialising backend is timed up to here
 FLA_CHUNK = 64
+REFUSED = (NotImplementedError,)  # by attnkit, with its reason
 SUBJECT = "softmax_attention"  # whose rows have their statistics measured
 
 
@@ -53,6 +55,8 @@ def contenders(cell: Cell) -> list[Contender]:
         Contender("flex compiled", flex, flex_unsupported, refusals=(Exception,)),
         Contender("entmax", entmax, entmax_unsupported),
         *(fla(name) for name in ("naive_chunk", "chunk", "fused_chunk")),
+        Contender("CuPy cuda", libraries.cupy_call, partial(libraries.unsupported, "cupy"), refusals=REFUSED),
+        Contender("JAX triton", libraries.jax_call, partial(libraries.unsupported, "jax"), refusals=REFUSED),
     ]
     return [*attnkit_rows(cell), *others]
 
@@ -60,6 +64,8 @@ def contenders(cell: Cell) -> list[Contender]:
 def served(cell: Cell, contender: Contender) -> bool:
     """Whether the cell's op is any of the contender's affair: where not, no reason is worth a line."""
     about = {"flex": ("softmax",), "entmax": ("sparsemax", "entmax15"), "fla": ("linear",)}
+    if contender.name in ("CuPy cuda", "JAX triton"):
+        return cell.device == "cuda"
     return cell.op in about.get(contender.name.split()[0], OPS)
 
 

@@ -34,7 +34,10 @@ RULES: dict[str, tuple[set[str], tuple[str, ...]]] = {
         {"numpy", "scipy", "torch", "jax", "entmax", "attnkit_reference", "attnkit_conformance"},
         (),
     ),
-    "benchmarks": ({"torch", "numpy", "attnkit", "attnkit_conformance", "benchmarks", "rich", "entmax"}, ()),
+    "benchmarks": (
+        {"torch", "jax", "cupy", "numpy", "attnkit", "attnkit_conformance", "benchmarks", "rich", "entmax"},
+        (),
+    ),
     "experiments": (
         {
             "torch",
