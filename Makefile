@@ -45,7 +45,7 @@ types: install
 	$(BIN)/mypy
 
 test: lint types
-	$(BIN)/python -m pytest -n $(WORKERS) -q -ra --durations=10
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q -ra --durations=10
 
 conformance: install
 	@mkdir -p $(OUT)

@@ -136,9 +136,9 @@ def test_gradients_that_are_added_in_any_order_conform(op: str, dtype: str) -> N
     assert [f"{result.id}\n{result.message}" for result in found if result.status != "pass"] == []
 
 
-def test_what_the_kit_does_not_ask() -> None:
-    paths = [str(path) for path in sorted(Path(__file__).parent.glob("in_interpreter*.py"))]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *paths]
+@pytest.mark.parametrize("path", sorted(Path(__file__).parent.glob("in_interpreter*.py")), ids=lambda path: path.stem)
+def test_what_the_kit_does_not_ask(path: Path) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(path)]
     done = subprocess.run(command, env={**os.environ, **MODE}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 
