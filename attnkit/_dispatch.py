@@ -220,6 +220,6 @@ def explain(op: Callable[..., Any], *arrays: Array, **options: Any) -> dict[str,
     >>> import numpy as np, attnkit
     >>> q = np.zeros((2, 8, 4))
     >>> attnkit.explain(attnkit.softmax_attention, q, q, q)
-    {'generic': None}
+    {'generic': None, 'blocked': None}
     """
     return op(*arrays, impl=_Explain, **options)

@@ -19,6 +19,12 @@ RULES: dict[str, tuple[set[str], tuple[str, ...]]] = {
         {"torch", "array_api_compat", "attnkit._", "attnkit.own", "attnkit.backends", "attnkit.kernels"},
         (),
     ),
+    "attnkit/backends/numpy": ({"numpy", "array_api_compat", "attnkit._", "attnkit.own", "attnkit.backends"}, ()),
+    "attnkit/backends/jax": (
+        {"jax", "array_api_compat", "attnkit._", "attnkit.own", "attnkit.backends", "attnkit.kernels"},
+        (),
+    ),
+    "attnkit/kernels/pallas": ({"jax", "attnkit.kernels.pallas"}, ()),
     "attnkit/kernels/triton": ({"triton", "attnkit.kernels.triton"}, ()),
     "attnkit/nn": ({"torch", "attnkit"}, ()),
     "conformance/attnkit_conformance": (
@@ -29,7 +35,7 @@ RULES: dict[str, tuple[set[str], tuple[str, ...]]] = {
         {"numpy", "scipy", "torch", "jax", "entmax", "attnkit_reference", "attnkit_conformance"},
         (),
     ),
-    "benchmarks": ({"torch", "numpy", "attnkit", "attnkit_conformance", "benchmarks", "rich", "entmax"}, ()),
+    "benchmarks": ({"torch", "jax", "numpy", "attnkit", "attnkit_conformance", "benchmarks", "rich", "entmax"}, ()),
     "experiments": (
         {
             "torch",

@@ -87,7 +87,9 @@ def prepared(static: Static, arrays: Arrays, interpret: bool) -> Launch:
     c = _blocks.call(FAMILIES[OP], q, k, v, given)
     own = {"activation": "relu", "alpha": 1.0, "gain": 1.0, "length": "visible", "shift": 0.0, **c.own}
     first, limit = bounds(c)
-    n: Any = jnp.maximum(limit - first, 1).astype(jnp.float32) if own["length"] == "visible" else own["length"]
+    length = c.arrays.get("length", own["length"])
+    n: Any = jnp.maximum(limit - first, 1) if isinstance(length, str) else length
+    n = n.astype(jnp.float32) if hasattr(n, "ndim") else n
     shift = -log(jnp, n) if isinstance(own["shift"], str) else own["shift"]
     factor = jnp.asarray(power(n, own["alpha"]) * float(own["gain"]), jnp.float32)
     return Launch(
@@ -244,8 +246,6 @@ def unserved(q: Array, k: Array, v: Array, *rest: Array, **options: Any) -> str 
     for name in REFUSED:
         if options.get(name) is not None:
             return f"{name} is served by other implementations"
-    if hasattr(options.get("length"), "ndim"):
-        return "an array of lengths is served by other implementations"
     if dtype_name(q) == "float64":
         return "the kernels compute in float32"
     if max(q.shape[-1], v.shape[-1]) > WIDEST:
