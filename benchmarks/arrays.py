@@ -128,7 +128,8 @@ def jax_rivals(cell: Cell, mode: str) -> list[Rival]:
 
         given = arrays if mode == BOTH else arrays[:3]
         program = jax.jit(both if mode == BOTH else lambda *x: (function(*x),)).lower(*given).compile()
-        mebibytes = program.memory_analysis().temp_size_in_bytes / 2**20
+        analysis = program.memory_analysis()
+        mebibytes = None if analysis is None else analysis.temp_size_in_bytes / 2**20
         return Rival(name, lambda: jax.block_until_ready(program(*given)), answers, lambda: mebibytes)
 
     own = [rival(f"attnkit {impl}", attend(cell, impl), q, k, v, do) for impl in chosen(cell, q)]
