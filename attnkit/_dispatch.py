@@ -262,11 +262,11 @@ def explain(op: Callable[..., Any], *arrays: Array, **options: Any) -> dict[str,
 
     Names stand in the order in which `impl="auto"` tries them, so that the first without a reason is the one it takes;
     `"generic"` always serves, and behind it stand kernels that could serve but would not be faster. Arguments are
-    checked as in the call itself. On JAX tracers the device is not known yet: the answer is that of any device.
+    checked as in the call itself. A JAX tracer has no device yet: the answer is that of JAX's default device.
 
     >>> import numpy as np, attnkit
     >>> q = np.zeros((2, 8, 4))
     >>> attnkit.explain(attnkit.softmax_attention, q, q, q)
-    {'generic': None}
+    {'generic': None, 'blocked': None}
     """
     return op(*arrays, impl=_Explain, **options)

@@ -42,20 +42,52 @@ def visible_pairs(
 
     causal=True aligns the last query with the last key: j <= i + S - L; causal="upper_left" means j <= i.
     """
-    terms = []
-    shift = keys - rows.total
+    i: Any = None
+    j: Any = None
     if causal or window is not None or key_lengths is not None:
         j = positions(xp, q, 0, keys)
         i = positions(xp, q, rows.start, rows.stop)[:, None]
-        if causal:
-            terms.append(j <= (i if causal == "upper_left" else i + shift))
-        left, right = window or (None, None)
-        if left is not None:
-            terms.append(j >= i + (shift - left))
-        if right is not None:
-            terms.append(j <= i + (shift + right))
-        if key_lengths is not None:
-            terms.append(j < (key_lengths if isinstance(key_lengths, int) else key_lengths[..., None, None]))
+    return pairs_between(
+        xp,
+        i,
+        j,
+        keys,
+        keys - rows.total,
+        mask=mask,
+        causal=causal,
+        window=window,
+        key_lengths=key_lengths,
+        query_mask=query_mask,
+    )
+
+
+def pairs_between(
+    xp: Namespace,
+    i: Any,
+    j: Any,
+    keys: int,
+    shift: int,
+    *,
+    mask: Array | None = None,
+    causal: Causal = False,
+    window: tuple[int | None, int | None] | None = None,
+    key_lengths: Array | int | None = None,
+    query_mask: Array | None = None,
+) -> Array | None:
+    """`visible_pairs` of the queries at i (L, 1) and the first keys, at j (S,), which nobody asks for without need.
+
+    shift is S - L of the whole call.
+    """
+    terms: list[Any] = []
+    if causal:
+        terms.append(j <= (i if causal == "upper_left" else i + shift))
+    left, right = window or (None, None)
+    if left is not None:
+        terms.append(j >= i + (shift - left))
+    if right is not None:
+        terms.append(j <= i + (shift + right))
+    if key_lengths is not None:
+        terms.append(j < (key_lengths if isinstance(key_lengths, int) else key_lengths[..., None, None]))
     if query_mask is not None:
         terms.append(query_mask[..., None])
     if mask is not None:

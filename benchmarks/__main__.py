@@ -1,4 +1,4 @@
-"""`python -m benchmarks run|overhead|long-sequences|page`: measure, print, and write JSON with device and versions."""
+"""`python -m benchmarks run|arrays|overhead|long-sequences|page`: measure, print and write JSON with the device."""
 
 import argparse
 import importlib.metadata
@@ -19,11 +19,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 import attnkit
 from attnkit_conformance.judge import matcher
-from benchmarks import compare, long_sequences, overhead, page
+from benchmarks import arrays, compare, long_sequences, overhead, page
 from benchmarks.cells import OPS, Cell, cells
 
 RESULTS = Path(__file__).parent / "results"
-PACKAGES = ("entmax", "fla-core", "flash-linear-attention", "triton")
+PACKAGES = ("jax", "entmax", "fla-core", "flash-linear-attention", "triton")
 
 
 def processor() -> str:
@@ -63,9 +63,8 @@ def slug(device: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", re.sub(r"\((r|tm)\)", "", device.lower())).strip("-")
 
 
-def selected(options: argparse.Namespace) -> list[Cell]:
+def selected(options: argparse.Namespace, table: list[Cell]) -> list[Cell]:
     """The cells of -k; ValueError if there are none."""
-    table = cells(options.profile, options.device)
     chosen = [cell for cell in table if matcher(options.k)(cell.name)]
     if not chosen:
         names = f"a cell is called e.g. {table[0].name!r}; ops: {', '.join(OPS)}"
@@ -77,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
     """Compare, and write JSON and page after every table, so that nothing measured is lost."""
     if options.rounds < 2:
         raise ValueError(f"--rounds must be at least 2, got {options.rounds}")
-    chosen = selected(options)
+    chosen = selected(options, cells(options.profile, options.device))
     given = environment(options.device)
     suffix = "-smoke" if options.profile == "smoke" else ""
     path = options.out or RESULTS / f"{slug(given['device'])}{suffix}.json"
@@ -93,12 +92,38 @@ def run(options: argparse.Namespace) -> int:
             compare.write(path, given, records)
             progress.console.print(compare.line(record))
             progress.advance(task)
+    return finished(path, records)
+
+
+def finished(path: Path, records: Sequence[dict[str, Any]]) -> int:
+    """Write the page and tell what is wrong; the exit status."""
     page.write(path)
     faults = [f"{record['name']}, {record['mode']}: {text}" for record in records for text in compare.wrong(record)]
+    console = Console(highlight=False, soft_wrap=True)
     for fault in faults:
         console.print(f"[red]{fault}[/]")
     print(f"written to {path} and {path.with_suffix('.html').name}")
     return int(bool(faults))
+
+
+def run_arrays(options: argparse.Namespace) -> int:
+    """NumPy and JAX, each into a file of its own."""
+    if options.rounds < 2:
+        raise ValueError(f"--rounds must be at least 2, got {options.rounds}")
+    table, status = selected(options, arrays.cells(options.profile)), 0
+    for library in options.library or tuple(arrays.RIVALS):
+        given = environment("cpu") | {"profile": options.profile, "rounds": options.rounds}
+        given |= {"against": arrays.AGAINST[library], "load_before": os.getloadavg()}
+        suffix = "-smoke" if options.profile == "smoke" else ""
+        path = (options.out or RESULTS) / f"{slug(given['device'])}-{library}{suffix}.json"
+        records, start = list[dict[str, Any]](), time.perf_counter()
+        for record in arrays.run(library, table, options.rounds):
+            records.append(record)
+            given |= {"load_after": os.getloadavg(), "seconds": round(time.perf_counter() - start)}
+            compare.write(path, given, records)
+            print(compare.line(record), flush=True)
+        status |= finished(path, records)
+    return status
 
 
 def overhead_seconds(options: argparse.Namespace) -> int:
@@ -142,6 +167,13 @@ def parser() -> argparse.ArgumentParser:
         "--without", action="append", default=[], metavar="NAME", help="leave out contenders whose name holds NAME"
     )
     run_.set_defaults(function=run)
+    other = commands.add_parser("arrays", help="attnkit on NumPy and JAX arrays beside NumPy and jax.nn, on the CPU")
+    other.add_argument("--library", action="append", choices=tuple(arrays.RIVALS), help="only this one (both)")
+    other.add_argument("-k", metavar="EXPR", help="cells whose name matches, e.g. 'relu and causal'")
+    other.add_argument("--profile", choices=tuple(arrays.LENGTHS), default="smoke", help="small or real sizes (smoke)")
+    other.add_argument("--rounds", type=int, default=7, metavar="N", help="rounds over all contenders (7)")
+    other.add_argument("--out", type=Path, metavar="DIR", help="folder of the files (benchmarks/results)")
+    other.set_defaults(function=run_arrays)
     tiny = commands.add_parser("overhead", help="what a call costs on tiny tensors")
     tiny.set_defaults(function=overhead_seconds)
     for command in (run_, tiny):

@@ -174,7 +174,7 @@ def wrong(record: dict[str, Any]) -> list[str]:
 def line(record: dict[str, Any]) -> str:
     """One record in the terminal: attnkit's own choice and the naive expression beside the baseline."""
     cells = []
-    for name in dict.fromkeys((record["auto"], "naive torch")):
+    for name in dict.fromkeys((record["auto"], "naive torch", "naive jnp")):
         if name in record["contenders"]:
             r = record["contenders"][name]["ratio"]
             cells.append(f"{name} {r['median']:.2f}× [{r['lower']:.2f}, {r['upper']:.2f}]")

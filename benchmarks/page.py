@@ -13,7 +13,9 @@ from benchmarks.plot import Point, Series, limits, panel
 Record = dict[str, Any]
 TEMPLATE = Path(__file__).parent / "page.html"
 GROUP = ("op", "causal", "d", "dtype")
-KINDS = ("naive", "flex", "entmax", "fla", "sdpa")
+KINDS = {"naive": "naive", "flex": "flex", "entmax": "entmax", "fla": "fla", "sdpa": "sdpa", "jax.nn": "sdpa"}
+"""{how the name of a contender begins: its class in the style sheet}."""
+AGAINST = "the fastest backend of torch's scaled_dot_product_attention (softmax beside every op)"
 HEADINGS = {FORWARD: "forward", BOTH: "forward and backward"}
 
 
@@ -31,6 +33,7 @@ def html(environment: dict[str, Any], records: Sequence[Record]) -> str:
     parts = {
         "device": escape(environment["device"]),
         "facts": facts(environment),
+        "against": escape(environment.get("against", AGAINST), quote=False),
         "ceilings": ceilings(records),
         "glance": glance(records),
         "plots": "".join(map(figure, grouped(records, *GROUP))) or "<p>Nothing was measured at more than one n.</p>",
@@ -52,7 +55,11 @@ def grouped(records: Iterable[Record], *fields: str) -> list[list[Record]]:
 
 def facts(environment: dict[str, Any]) -> str:
     """Versions, threads and load."""
-    shown = {name: value for name, value in environment.items() if name not in ("device", "load_before", "load_after")}
+    shown = {
+        name: value
+        for name, value in environment.items()
+        if name not in ("device", "against", "load_before", "load_after")
+    }
     for name in ("load_before", "load_after"):
         if name in environment:
             shown[name.replace("_", " ")] = " ".join(f"{x:.2f}" for x in environment[name])
@@ -111,7 +118,9 @@ def glance_cell(record: Record | None) -> str:
     if record is None:
         return "<td></td>"
     auto = record["contenders"].get(record["auto"])
-    known = next((name for name in ("naive torch", "entmax") if name in record["contenders"]), None)
+    known = next(
+        (name for name in ("naive torch", "naive NumPy", "naive jnp", "entmax") if name in record["contenders"]), None
+    )
     small = f"<small>{known.split()[0]} {ratio_text(record['contenders'][known]['ratio'])}</small>" if known else ""
     if auto is None:
         return f'<td class="num none" title="{escape(record["skipped"].get(record["auto"], ""))}">–{small}</td>'
@@ -136,7 +145,7 @@ def series(records: Sequence[Record]) -> list[Series]:
     used: dict[str, int] = {}
     for name in dict.fromkeys(name for record in ordered for name in record["contenders"]):
         serving = [r for r in ordered if name in r["contenders"]]
-        kind = next((kind for kind in KINDS if name.startswith(kind)), "attnkit")
+        kind = next((kind for start, kind in KINDS.items() if name.startswith(start)), "attnkit")
         if all(r["auto"] == name for r in serving) or (kind == "sdpa" and records[0]["cell"]["op"] != "softmax"):
             continue
         lines.append(Series(name, kind, used.get(kind, 0), tuple(point(r, name) for r in serving)))

@@ -6,6 +6,19 @@ import numpy as np
 
 from attnkit_conformance import tolerance
 
+GENERATOR = np.random.default_rng(3)
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"causal": True, "window": (4, None)},
+    "upper-left": {"causal": "upper_left"},
+    "masked": {"mask": GENERATOR.random((2, 1, 9, 11)) < 0.6, "causal": True},
+    "keys": {"mask": GENERATOR.random(11) < 0.6, "query_mask": GENERATOR.random((2, 1, 9)) < 0.6},
+    "lengths": {"key_lengths": np.array([[8], [0]]), "bias": GENERATOR.standard_normal((3, 9, 11))},
+    "bias": {"bias": GENERATOR.standard_normal((3, 1, 11)), "causal": True},
+    "dropout": {"dropout": (0.4, 7), "causal": True},
+}
+"""Options of quadratic ops for `qkv(9, 11)`."""
+
 
 def normal(*shapes: tuple[int, ...], seed: int = 0, dtype: str = "float64") -> list[np.ndarray]:
     generator = np.random.default_rng(seed)

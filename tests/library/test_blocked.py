@@ -15,19 +15,9 @@ from attnkit._activations import NAMES
 from attnkit.backends.torch import blocked, in_place
 from attnkit.statistics_families import FAMILIES
 
-from .arrays import assert_close, normal, qkv
+from .arrays import OPTIONS, assert_close, normal, qkv
 
 GENERATOR = np.random.default_rng(3)
-OPTIONS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "causal": {"causal": True, "window": (4, None)},
-    "upper-left": {"causal": "upper_left"},
-    "masked": {"mask": GENERATOR.random((2, 1, 9, 11)) < 0.6, "causal": True},
-    "keys": {"mask": GENERATOR.random(11) < 0.6, "query_mask": GENERATOR.random((2, 1, 9)) < 0.6},
-    "lengths": {"key_lengths": np.array([[8], [0]]), "bias": GENERATOR.standard_normal((3, 9, 11))},
-    "bias": {"bias": GENERATOR.standard_normal((3, 1, 11)), "causal": True},
-    "dropout": {"dropout": (0.4, 7), "causal": True},
-}
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)

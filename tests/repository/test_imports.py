@@ -23,6 +23,12 @@ RULES: dict[str, tuple[set[str], tuple[str, ...]]] = {
         {"cupy", "numpy", "attnkit._", "attnkit.own", "attnkit.backends", "attnkit.kernels"},
         (),
     ),
+    "attnkit/backends/numpy": ({"numpy", "array_api_compat", "attnkit._", "attnkit.own", "attnkit.backends"}, ()),
+    "attnkit/backends/jax": (
+        {"jax", "jax_triton", "array_api_compat", "attnkit._", "attnkit.own", "attnkit.backends", "attnkit.kernels"},
+        (),
+    ),
+    "attnkit/kernels/pallas": ({"jax", "attnkit.kernels.pallas"}, ()),
     "attnkit/kernels/triton": ({"triton", "attnkit.kernels.triton"}, ()),
     "attnkit/kernels/cuda": ({"array_api_compat", "attnkit.kernels.cuda", "attnkit.kernels.strides"}, ()),
     "attnkit/nn": ({"torch", "attnkit"}, ()),

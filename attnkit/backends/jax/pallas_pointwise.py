@@ -87,7 +87,9 @@ def prepared(static: Static, arrays: Arrays, interpret: bool) -> Launch:
     c = _blocks.call(FAMILIES[OP], q, k, v, given)
     own = {"activation": "relu", "alpha": 1.0, "gain": 1.0, "length": "visible", "shift": 0.0, **c.own}
     first, limit = bounds(c)
-    n: Any = jnp.maximum(limit - first, 1).astype(jnp.float32) if own["length"] == "visible" else own["length"]
+    length = c.arrays.get("length", own["length"])
+    n: Any = jnp.maximum(limit - first, 1) if isinstance(length, str) else length
+    n = n.astype(jnp.float32) if hasattr(n, "ndim") else n
     shift = -log(jnp, n) if isinstance(own["shift"], str) else own["shift"]
     factor = jnp.asarray(power(n, own["alpha"]) * float(own["gain"]), jnp.float32)
     return Launch(
@@ -100,7 +102,7 @@ def prepared(static: Static, arrays: Arrays, interpret: bool) -> Launch:
     )
 
 
-def launch(launched: Launch, kernel: str, size: int, inputs: Any, specs: Any, outputs: Any) -> Any:
+def launch(launched: Launch, kernel: Callable[..., None], inputs: Any, specs: Any, outputs: Any) -> Any:
     """Run a kernel with a program per item and tile; `outputs` are the shapes (items, tokens, width) of its outputs."""
     from jax.experimental import pallas as pl
 
@@ -109,7 +111,7 @@ def launch(launched: Launch, kernel: str, size: int, inputs: Any, specs: Any, ou
     h = ACTIVATIONS[launched.activation]
     score = pointwise.Score(partial(h.h, jnp), partial(h.derivative, jnp), launched.scale)
     return pl.pallas_call(
-        partial(getattr(pointwise, kernel), score, size),
+        partial(kernel, score, TILE),
         out_shape=[jax.ShapeDtypeStruct(shape, jnp.float32) for shape in outputs],
         grid=(launched.items, outputs[0][1] // TILE),
         in_specs=specs,
@@ -154,7 +156,9 @@ def output(static: Static, arrays: Arrays, interpret: bool) -> Array:
     shape = (at.items, q.shape[1], v.shape[2])
     if 0 in (*shape, v.shape[1]):
         return jnp.zeros((*at.call.leading, arrays["q"].shape[-2], e), arrays["q"].dtype)
-    (o,) = launch(at, "forward", TILE, (*at.tokens, *at.rows), specs_of(at, False), [shape])
+    from attnkit.kernels.pallas import pointwise
+
+    (o,) = launch(at, pointwise.forward, (*at.tokens, *at.rows), specs_of(at, False), [shape])
     return (cropped(at.call, o, "q", e) * at.factor).astype(arrays["q"].dtype)
 
 
@@ -171,20 +175,20 @@ def pulled(static: Static, arrays: Arrays, do: Array, interpret: bool) -> Arrays
         return {name: jnp.zeros_like(arrays[name]) for name in "qkv"}
     from jax.experimental import pallas as pl
 
-    dy = whole_tiles(jnp.where(at.factor == 0, 0.0, do.astype(jnp.float32)) * at.factor)
+    from attnkit.kernels.pallas import pointwise
+
+    dy = whole_tiles(do.astype(jnp.float32) * at.factor)
     inputs = (*at.tokens, dy, *at.rows)
     tile_of_do = pl.BlockSpec((1, TILE, dy.shape[2]), lambda b, i: (b, i, 0))
     all_of_do = pl.BlockSpec((1, *dy.shape[1:]), lambda b, i: (b, 0, 0))
     one, both = specs_of(at, False), specs_of(at, True)
-    (dq,) = launch(
-        at, "gradient_of_queries", TILE, inputs, (*one[:3], tile_of_do, *one[3:]), [(at.items, *q.shape[1:])]
-    )
+    of_queries = (*one[:3], tile_of_do, *one[3:])
+    (dq,) = launch(at, pointwise.gradient_of_queries, inputs, of_queries, [(at.items, *q.shape[1:])])
     of_tile = [pl.BlockSpec((1, 1, 1), lambda b, j: (b, j, 0))] * 2
     shapes = [(at.items, *x.shape[1:]) for x in (k, v)]
     dk, dv = launch(
         at,
-        "gradients_of_keys",
-        TILE,
+        pointwise.gradients_of_keys,
         (*inputs, *tiles_of_queries(at, k.shape[1] // TILE)),
         (*both[:3], all_of_do, *both[3:], *of_tile),
         shapes,
@@ -244,8 +248,6 @@ def unserved(q: Array, k: Array, v: Array, *rest: Array, **options: Any) -> str 
     for name in REFUSED:
         if options.get(name) is not None:
             return f"{name} is served by other implementations"
-    if hasattr(options.get("length"), "ndim"):
-        return "an array of lengths is served by other implementations"
     if dtype_name(q) == "float64":
         return "the kernels compute in float32"
     if max(q.shape[-1], v.shape[-1]) > WIDEST:

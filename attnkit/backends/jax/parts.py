@@ -14,12 +14,13 @@ from jax import Array, lax
 from attnkit import _blocks
 from attnkit import _quadratic as quadratic
 from attnkit._dropout import kept_counters
+from attnkit._in_place import MASKS
+from attnkit._mask import pairs_between
 
 SCORES = 1 << 21  # of a block
 QUERIES, CAUSAL_QUERIES = 512, 256  # of a block at most; causality hides more of a higher one
 LEAST = 8  # queries of a block, if there are as many
 SEGMENTS = 4  # under causality: more leave out more keys, and take longer to compile
-MASKS = ("mask", "window", "key_lengths", "query_mask")
 Index = tuple[Any, ...]  # a number for each leading axis
 
 
@@ -109,41 +110,19 @@ def prepared(c: _blocks.Call, p: _blocks.Call, index: Index, start: Any) -> _blo
     given = {**c.common, **{name: x for name, x in p.arrays.items() if name in c.family.common}}
     options: dict[str, Any] = {name: given[name] for name in ("bias", "scale", "dropout_mask") if name in given}
     i = start + jnp.arange(q.shape[0])[:, None]
-    pairs = visible(c, given, i, k.shape[0])
+    shift = c.lengths[1] - c.lengths[0]
+    seeing = {name: given[name] for name in ("causal", *MASKS) if name in given}
+    pairs = pairs_between(jnp, i, jnp.arange(k.shape[0]), k.shape[0], shift, **seeing)
     options |= dropped(c, given, index, i, k.shape[0])
     alone = given.get("causal") is True and c.lengths[0] <= c.lengths[1] and not any(name in given for name in MASKS)
     if alone and c.family.prepare is quadratic.prepare:  # every query sees a key, and how many is known
         a = quadratic.prepare(jnp, q, k, v, **options)
-        a = a._replace(pairs=pairs, count=(i + (1 + c.lengths[1] - c.lengths[0])).astype(a.dtype))
+        a = a._replace(pairs=pairs, count=(i + (1 + shift)).astype(a.dtype))
         if a.drop is not None and pairs is not None:
             a = a._replace(drop=jnp.where(pairs, a.drop, 0.0))
     else:
         a = c.family.prepare(jnp, q, k, v, mask=pairs, **options)
     return a, c.family.scores(jnp, a)
-
-
-def visible(c: _blocks.Call, given: dict[str, Any], i: Array, keys: int) -> Array | None:
-    """visible(i, j) (L, S) of the queries i of an item and its first keys; None if all are."""
-    j, shift, terms = jnp.arange(keys), c.lengths[1] - c.lengths[0], []
-    if given.get("causal"):
-        terms.append(j <= (i if given["causal"] == "upper_left" else i + shift))
-    left, right = given.get("window") or (None, None)
-    if left is not None:
-        terms.append(j >= i + (shift - left))
-    if right is not None:
-        terms.append(j <= i + (shift + right))
-    if "key_lengths" in given:
-        terms.append(j < given["key_lengths"])
-    if "query_mask" in given:
-        terms.append(given["query_mask"][:, None])
-    if "mask" in given:
-        terms.append(given["mask"])
-    if not terms:
-        return None
-    pairs = terms[0]
-    for term in terms[1:]:
-        pairs = pairs & term
-    return jnp.broadcast_to(pairs, (i.shape[0], keys))
 
 
 def dropped(c: _blocks.Call, given: dict[str, Any], index: Index, i: Array, keys: int) -> dict[str, Array]:

@@ -1,0 +1,103 @@
+"""The Pallas kernels, interpreted on the CPU and judged by the kit, which finds planted bugs."""
+
+from typing import Any
+
+import pytest
+
+import attnkit
+from attnkit_conformance import core
+
+jnp = pytest.importorskip("jax.numpy", reason="jax is not installed")
+
+from attnkit.backends.jax import pallas_pointwise  # noqa: E402
+from attnkit.kernels.pallas import pointwise  # noqa: E402
+from attnkit_conformance.adapters.pallas_interpreted import Interpreted  # noqa: E402
+
+OP = "pointwise_attention"
+SCENES = (
+    "cross", "257x100-causal", "100x64-upper-left", "window", "key-lengths", "query-mask", "gqa", "broadcast",
+    "empty-keys",
+)  # fmt: skip
+"""Every option that the kernels serve."""
+
+
+def case(scene: str, dtype: str = "float32", op: str = OP) -> Any:
+    """The first case of a scene that the kernels serve."""
+    adapter, found = Interpreted(), (x for x in core.cases(op, "full", (dtype,)) if scene in x.tags)
+    return next(x for x in found if not adapter.unsupported(op, core.typed_arrays(adapter, x), x.params))
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> Interpreted:
+    return Interpreted()
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_conforms(scene: str, interpreted: Interpreted) -> None:
+    result = core.check(interpreted, case(scene))
+    assert result.status == "pass", result.message
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype", "scene"),
+    [("sigmoid_attention", "float16", "63x63-causal"), ("reluformer_attention", "bfloat16", "64x64-d64")],
+)
+def test_special_cases_and_half_types_conform(op: str, dtype: str, scene: str, interpreted: Interpreted) -> None:
+    result = core.check(interpreted, case(scene, dtype, op))
+    assert result.status == "pass", result.message
+
+
+def every_pair(self: Any, number: Any, keys: int) -> Any:
+    return jnp.ones((self.first.shape[0], keys), bool)
+
+
+def half_of_them(at: Any, tiles: int) -> Any:
+    start, stop = RIGHT_TILES(at, tiles)
+    return start, stop - 1
+
+
+RIGHT_TILES = pallas_pointwise.tiles_of_queries
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "wrong", "scene"),
+    [
+        (pointwise.Rows, "sees", every_pair, "257x100-causal"),
+        (pointwise.Rows, "kept", lambda self, x: x, "query-mask"),
+        (pointwise, "rows_kept", lambda x, wanted: x, "key-lengths"),
+        (pallas_pointwise, "tiles_of_queries", half_of_them, "cross"),
+    ],
+)
+def test_a_planted_bug_is_found(
+    module: Any, name: str, wrong: Any, scene: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, name, wrong)
+    assert core.check(Interpreted(), case(scene)).checks & {"bound", "nonfinite"}
+
+
+def test_dispatch_never_picks_the_interpreter() -> None:
+    x = jnp.zeros((2, 3, 4))
+    told = attnkit.explain(attnkit.pointwise_attention, x, x, x)
+    assert told["pallas"] == "Pallas kernels run on GPUs; the default device of JAX is a cpu"
+    with pytest.raises(NotImplementedError, match="run on GPUs"):
+        attnkit.pointwise_attention(x, x, x, impl="pallas")
+    with pytest.raises(NotImplementedError, match="run on GPUs"):
+        attnkit.pointwise_attention_vjp(x, x, x, x, impl="pallas")
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"bias": jnp.zeros((3, 3))}, "bias is served by other implementations"),
+        ({"dropout": (0.1, 3)}, "dropout is served by other implementations"),
+        ({}, None),
+    ],
+)
+def test_what_is_refused_on_any_device(options: dict[str, Any], reason: str | None) -> None:
+    x = jnp.zeros((2, 3, 4))
+    assert pallas_pointwise.unserved(x, x, x, **options) == reason
+
+
+def test_head_sizes_are_limited() -> None:
+    x = jnp.zeros((2, 3, 257))
+    assert pallas_pointwise.unserved(x, x, x) == "the kernels serve head sizes up to 256"
