@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attnkit.kernels.cuda import linear, pointwise
+from attnkit import lowrank_newton
+from attnkit.kernels.cuda import linear, newton, pointwise
 from attnkit.pointwise import reluformer_options, sigmoid_options
 from attnkit_conformance.adapter import Unsupported
 from attnkit_conformance.adapters.base import Absent, Arrays
@@ -67,10 +68,20 @@ def bound(op: str, forward: Call, backward: Call, unserved: Callable[..., str | 
     )
 
 
+def inverse(device: Machine, a: Any, **given: Any) -> Any:
+    """newton_inverse, with the generic residuals of the kernel's iterates where they are wanted."""
+    if not given.pop("return_residuals", False):
+        return newton.forward(device, a, **given)
+    found = newton.iterates(device, a, **given)
+    each = [found[..., n, :, :] for n in range(found.shape[-3])]
+    return each[-1], lowrank_newton.residuals(np, a.astype(found.dtype), each)
+
+
 SERVED: dict[str, Served] = {
     "pointwise_attention": pointwise_served(dict),
     "reluformer_attention": pointwise_served(reluformer_options, "gamma", "length"),
     "sigmoid_attention": pointwise_served(sigmoid_options, "length"),
+    "newton_inverse": bound("newton_inverse", inverse, newton.backward, newton.unserved),
     "linear_attention": bound("linear_attention", linear.forward, linear.backward, linear.unserved),
 }
 
