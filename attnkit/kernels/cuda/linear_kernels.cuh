@@ -6,11 +6,32 @@
 
 namespace attnkit {
 
+// sums_rw += Σ_s a_s,f0+r c_sw over the positions begin ≤ s < end. The answer is Σ_s a_s,f0+r γ_s for the row of this
+// thread. All threads have to call it.
+template <class Tiles, class A, class T>
+__device__ inline typename Tiles::C add_products(typename Tiles::Sums& sums, const LinearShared<Tiles>& shared,
+                                                 const A& a, const T& c, int f0, int begin, int end) {
+  using C = typename Tiles::C;
+  C vector = 0;
+  for (int s0 = begin; s0 < end; s0 += Tiles::COLUMNS) {
+    __syncthreads();
+    load_tokens<Tiles, Tiles::COLUMNS>(shared.passing(0), shared.of_columns(), c, s0);
+    typename Tiles::Scores x;
+    Tiles::each_score([&](int n, int row, int column) {
+      const bool present = f0 + row < a.width && a.present(s0 + column);
+      x[n] = present ? a.at(s0 + column, f0 + row) : C(0);
+    });
+    Tiles::add_product(sums, x, shared.passing(0), shared.scratch());
+    vector += row_sum<Tiles>(shared.scratch(), [&](int n) { return shared.of_columns()[n]; });
+  }
+  return vector;
+}
+
 // ROWS features of the state of a segment: S and z of keys, or R and r of queries.
 template <class Tiles, class Phi, bool QUERIES>
-__global__ void __launch_bounds__(Tiles::THREADS) linear_sums(const __grid_constant__ Linear l) {
+__global__ void __launch_bounds__(Tiles::THREADS, 2) linear_sums(const __grid_constant__ Linear l) {
   using C = typename Tiles::C;
-  constexpr int ROWS = Tiles::ROWS, COLUMNS = Tiles::COLUMNS;
+  constexpr int ROWS = Tiles::ROWS;
   const LinearShared<Tiles> shared = {(C*)shared_memory()};
   const int across = blocks_of(l.d, ROWS), members = QUERIES ? 1 : l.members;
   const int positions = QUERIES ? l.query_positions : l.key_positions, segments = blocks_of(positions, l.segment);
@@ -19,24 +40,13 @@ __global__ void __launch_bounds__(Tiles::THREADS) linear_sums(const __grid_const
   const int begin = l.start + segment * l.segment, end = smaller(begin + l.segment, l.start + positions);
 
   typename Tiles::Sums sums;
-  C vector = 0;
-  const auto add = [&](const auto& feature, const auto& token) {
-    for (int s0 = begin; s0 < end; s0 += COLUMNS) {
-      __syncthreads();
-      load_tokens<Tiles, COLUMNS>(shared.passing(0), shared.of_columns(), token, s0);
-      typename Tiles::Scores x;
-      Tiles::each_score([&](int n, int row, int column) {
-        const bool present = f0 + row < l.d && feature.present(s0 + column);
-        x[n] = present ? feature.at(s0 + column, f0 + row) : C(0);
-      });
-      Tiles::add_product(sums, x, shared.passing(0), shared.scratch());
-      vector += row_sum<Tiles>(shared.scratch(), [&](int c) { return shared.of_columns()[c]; });
-    }
-  };
+  C vector;
   if constexpr (QUERIES) {
-    add(QueryFeatures<C, Phi>(l, at.item, head), Cotangents<C>(l, at.item, head));
+    vector = add_products<Tiles>(sums, shared, QueryFeatures<C, Phi>(l, at.item, head),
+                                 Cotangents<C>(l, at.item, head), f0, begin, end);
   } else {
-    add(KeyFeatures<C, Phi>(l, at.item, head), Values<C>(l, at.item, head));
+    vector = add_products<Tiles>(sums, shared, KeyFeatures<C, Phi>(l, at.item, head), Values<C>(l, at.item, head), f0,
+                                 begin, end);
   }
   C* state = (C*)matrix_of(QUERIES ? l.queried : l.keyed, at.item, at.head).element(segment, 0);
   each_sum<Tiles>(sums, [&](C& sum, int row, int w) {
@@ -93,7 +103,7 @@ __device__ inline void numerators(typename Tiles::Sums& sums, const Linear& l, c
 
 // o = num/den.
 template <class Tiles, class Phi>
-__global__ void __launch_bounds__(Tiles::THREADS) linear_forward(const __grid_constant__ Linear l) {
+__global__ void __launch_bounds__(Tiles::THREADS, 2) linear_forward(const __grid_constant__ Linear l) {
   using C = typename Tiles::C;
   const LinearShared<Tiles> shared = {(C*)shared_memory()};
   const Place at(blocks_of(l.query_positions, Tiles::ROWS), l.heads);
@@ -110,7 +120,7 @@ __global__ void __launch_bounds__(Tiles::THREADS) linear_forward(const __grid_co
 
 // 1/den and γ = -(do·num)/den² of each query.
 template <class Tiles, class Phi>
-__global__ void __launch_bounds__(Tiles::THREADS) linear_rows(const __grid_constant__ Linear l) {
+__global__ void __launch_bounds__(Tiles::THREADS, 2) linear_rows(const __grid_constant__ Linear l) {
   using C = typename Tiles::C;
   constexpr int PITCH = Tiles::COLUMNS + 1;
   const LinearShared<Tiles> shared = {(C*)shared_memory()};
@@ -120,13 +130,16 @@ __global__ void __launch_bounds__(Tiles::THREADS) linear_rows(const __grid_const
   numerators<Tiles, Phi>(sums, l, shared, at.item, at.head, p0);
   const Taking taking(l, at.item, at.head);
   const Matrix pulled = matrix_of(l.o, at.item, at.head);
-  C own[Tiles::ROWS / Tiles::HIGH] = {};
   each_sum<Tiles>(sums, [&](C& sum, int row, int w) {
     const int i = p0 + row - l.shift;
-    if (taking.query(i) && w < l.e) own[row / Tiles::HIGH] += load_number<C>(pulled, i, w) * sum;
+    sum = taking.query(i) && w < l.e ? load_number<C>(pulled, i, w) * sum : C(0);
   });
+#pragma unroll
   for (int r = 0; r < Tiles::ROWS / Tiles::HIGH; r++) {
-    shared.scratch()[(threadIdx.x / Tiles::WIDE + r * Tiles::HIGH) * PITCH + threadIdx.x % Tiles::WIDE] = own[r];
+    C own = 0;
+#pragma unroll
+    for (int w = 0; w < Tiles::WIDTH / Tiles::WIDE; w++) own += sums.at[r][w];
+    shared.scratch()[(threadIdx.x / Tiles::WIDE + r * Tiles::HIGH) * PITCH + threadIdx.x % Tiles::WIDE] = own;
   }
   __syncthreads();
   const int row = threadIdx.x, i = p0 + row - l.shift;
@@ -140,7 +153,7 @@ __global__ void __launch_bounds__(Tiles::THREADS) linear_rows(const __grid_const
 
 // dq = scale·φ'(q)·dx.
 template <class Tiles, class Phi>
-__global__ void __launch_bounds__(Tiles::THREADS) linear_gradient_of_queries(const __grid_constant__ Linear l) {
+__global__ void __launch_bounds__(Tiles::THREADS, 2) linear_gradient_of_queries(const __grid_constant__ Linear l) {
   using C = typename Tiles::C;
   const LinearShared<Tiles> shared = {(C*)shared_memory()};
   const Place at(blocks_of(l.query_positions, Tiles::ROWS), l.heads);
@@ -169,7 +182,7 @@ __device__ inline bool key_takes_part(const Linear& l, int item, int shared, int
 
 // dk = φ'(k)·Σ dy over the query heads of a group.
 template <class Tiles, class Phi>
-__global__ void __launch_bounds__(Tiles::THREADS) linear_gradient_of_keys(const __grid_constant__ Linear l) {
+__global__ void __launch_bounds__(Tiles::THREADS, 2) linear_gradient_of_keys(const __grid_constant__ Linear l) {
   using C = typename Tiles::C;
   const LinearShared<Tiles> shared = {(C*)shared_memory()};
   const Place at(blocks_of(l.key_positions, Tiles::ROWS), l.heads / l.groups);
@@ -191,7 +204,7 @@ __global__ void __launch_bounds__(Tiles::THREADS) linear_gradient_of_keys(const 
 
 // dv over the query heads of a group.
 template <class Tiles, class Phi>
-__global__ void __launch_bounds__(Tiles::THREADS) linear_gradient_of_values(const __grid_constant__ Linear l) {
+__global__ void __launch_bounds__(Tiles::THREADS, 2) linear_gradient_of_values(const __grid_constant__ Linear l) {
   using C = typename Tiles::C;
   const LinearShared<Tiles> shared = {(C*)shared_memory()};
   const Place at(blocks_of(l.key_positions, Tiles::ROWS), l.heads / l.groups);

@@ -128,7 +128,7 @@ __device__ inline C factor_of(const Newton& n, int item, int head) {
 
 // X_T into `x` and the iterates.
 template <class C>
-__global__ void __launch_bounds__(Squares<C>::THREADS) newton_inverse(const __grid_constant__ Newton n) {
+__global__ void __launch_bounds__(Squares<C>::THREADS, 1) newton_inverse(const __grid_constant__ Newton n) {
   using Part = typename Squares<C>::Part;
   const Squares<C> squares = {n.m};
   const int item = blockIdx.x / n.heads, head = blockIdx.x % n.heads;
@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(Squares<C>::THREADS) newton_inverse(const __gr
 
 // dA = -Xᵀ dX Xᵀ with the last X.
 template <class C>
-__global__ void __launch_bounds__(Squares<C>::THREADS) newton_implicit_gradient(const __grid_constant__ Newton n) {
+__global__ void __launch_bounds__(Squares<C>::THREADS, 1) newton_implicit_gradient(const __grid_constant__ Newton n) {
   using Part = typename Squares<C>::Part;
   const Squares<C> squares = {n.m};
   const int item = blockIdx.x / n.heads, head = blockIdx.x % n.heads;
@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(Squares<C>::THREADS) newton_implicit_gradient(
 // dA = -Σ_k X_kᵀ dX_k+1 X_kᵀ and that of X_0, with dX_k = 2 dX_k+1 - dX_k+1 (A X_k)ᵀ - (X_k A)ᵀ dX_k+1. That of ‖A‖₁
 // goes to the first of its largest columns.
 template <class C>
-__global__ void __launch_bounds__(Squares<C>::THREADS) newton_unrolled_gradient(const __grid_constant__ Newton n) {
+__global__ void __launch_bounds__(Squares<C>::THREADS, 1) newton_unrolled_gradient(const __grid_constant__ Newton n) {
   using Part = typename Squares<C>::Part;
   const Squares<C> squares = {n.m};
   const int item = blockIdx.x / n.heads, head = blockIdx.x % n.heads, each = n.m * n.m;
