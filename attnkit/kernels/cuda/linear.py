@@ -7,6 +7,7 @@ sum. A state that is returned has sums of its own, for it has keys that no query
 
 import ctypes
 import math
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import array_api_compat
@@ -16,6 +17,7 @@ from attnkit.kernels.cuda.launch import FEATURE_MAPS, NUMBERS, Launch, Tiles, Vi
 from attnkit.kernels.cuda.pointwise import Array, Device, Layout, broadcast, layout_of, reduced_to
 from attnkit.kernels.cuda.views import Views
 
+SOURCE = "linear_kernels.cuh"
 SHORTEST = 64  # positions of a segment
 NUMBERS_OF_A_BLOCK = 256  # of a state, for running sums
 VIEWS = (
@@ -157,11 +159,10 @@ class Call(Views):
         if not (self.arguments.normalize and a.queries):
             return []
         for name in ("inverses", "slopes"):
-            self.view(name, self.device.empty((a.items, a.heads, a.queries), self.compute), (a.items, a.heads), a.queries)
+            self.view(
+                name, self.device.empty((a.items, a.heads, a.queries), self.compute), (a.items, a.heads), a.queries
+            )
         return [self.by_queries("linear_rows")]
-
-
-SOURCE = "linear_kernels.cuh"
 
 
 def shared_bytes(tiles: Tiles) -> int:
@@ -176,10 +177,11 @@ def shared_bytes(tiles: Tiles) -> int:
 
 def keys_of(keys: int, options: dict[str, Any]) -> Seen:
     """The keys that `mask` and `key_lengths` allow."""
-    mask, lengths, stop = options.get("mask"), options.get("key_lengths"), keys
+    mask, stop = options.get("mask"), keys
+    lengths: Any = options.get("key_lengths")
     if mask is not None and mask.ndim > 1:
         mask = mask[..., 0, :]
-    if lengths is not None and not hasattr(lengths, "astype"):
+    if isinstance(lengths, Integral):
         lengths, stop = None, min(keys, int(lengths))
     elif lengths is not None:
         lengths = lengths.astype("int64")
@@ -247,7 +249,9 @@ def kept(device: Device, k: Array, v: Array, initial: State | None, options: dic
     k, v = (xp.broadcast_to(x, (*leading, *x.shape[-2:])) for x in (k, v))
     alone = {name: options.get(name) for name in ("mask", "key_lengths", "feature_map") if name in options}
     call = Call(device, k[..., :0, :], k, v, valid=True, **alone)
-    final = tuple(device.empty((*leading, *size), call.compute) for size in ((call.layout.d, call.layout.e), (call.layout.d,)))
+    final = tuple(
+        device.empty((*leading, *size), call.compute) for size in ((call.layout.d, call.layout.e), (call.layout.d,))
+    )
     if final[0].size:
         for launch in call.states(False, initial, (final[0], final[1])):
             device.run(launch)

@@ -21,7 +21,8 @@ COMPILER = "g++"
 FLAGS = ("-std=c++17", "-O1", "-shared", "-fPIC", "-w", "-U_FORTIFY_SOURCE")
 SHIM = ("fibers.h", "intrinsics_on_host.h")
 Edits = Mapping[str, tuple[str, str]]  # by file: a text, and what takes its place
-CHOSEN = tuple(dict.fromkeys([*ACTIVATIONS.values(), *FEATURE_MAPS.values()]))  # structures that are chosen as kernels run
+CHOSEN = tuple(dict.fromkeys([*ACTIVATIONS.values(), *FEATURE_MAPS.values()]))
+"""Structures that are chosen when a kernel runs."""
 
 UNIT = """
 #define ATTNKIT_HOST "intrinsics_on_host.h"
