@@ -1,4 +1,4 @@
-// Linear attention: what its kernels have in common.
+// Linear attention (Katharopoulos et al. 2020, eq 4-15, with the denominator): what its kernels have in common.
 //
 // With x = scale·φ(q), y = φ(k), den = Σ x·y + eps, g = do/den, γ = -(do·num)/den² and sums over the pairs where query i
 // sees key j,

@@ -1,4 +1,5 @@
-"""Linear attention by CUDA kernels: from the arguments of a call to launches, on arrays of NumPy's kind.
+"""Linear attention (Katharopoulos et al. 2020) by CUDA kernels: from the arguments of a call to launches, on arrays of
+NumPy's kind. Formulas are in linear.cuh.
 
 The sums of all segments, their running sums, then every tile of the output on its own. The gradient makes them again,
 then 1/den and γ of every query, dq, the same sums of queries from the end, dk and dv. Without causality there is one

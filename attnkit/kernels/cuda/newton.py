@@ -1,4 +1,7 @@
-"""SOFT's Newton inverse by CUDA kernels: all steps of all matrices in one launch, one launch more for a gradient."""
+"""SOFT's Newton inverse (Lu et al. 2021, Algorithm 2) by CUDA kernels: X ← 2X - XAX from init_scale·2/‖A‖₁²·A.
+
+All steps of all matrices are one launch, a gradient one more. Formulas are in newton.cuh.
+"""
 
 import ctypes
 import math
