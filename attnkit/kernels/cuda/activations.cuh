@@ -109,4 +109,12 @@ struct GeluTanh {
   }
 };
 
+// The feature map of linear attention: s + 1 above 0, exp(s) below. Its slope at 0 is 1.
+struct EluPlusOne {
+  template <class C>
+  static __device__ inline C value(C s) { return s > 0 ? s + 1 : exponential(s); }
+  template <class C>
+  static __device__ inline C slope(C s) { return s > 0 ? C(1) : exponential(s); }
+};
+
 }  // namespace attnkit

@@ -25,6 +25,7 @@ ACTIVATIONS = {
     "sigmoid": "Sigmoid",
     "silu": "Silu",
 }
+FEATURE_MAPS = {"elu_plus_one": "EluPlusOne", "relu": "Relu", "identity": "Identity"}
 """The structures of activations.cuh by the names that ops use."""
 
 
@@ -113,7 +114,7 @@ class Launch(NamedTuple):
     blocks: int
     threads: int
     shared_bytes: int
-    arguments: Pointwise
+    arguments: ctypes.Structure  # its class has the name of the structure in C++
     source: str = "pointwise_gradients.cuh"  # the header of `SOURCES` to be compiled
 
     @property

@@ -12,19 +12,17 @@ import array_api_compat
 
 from attnkit.kernels.cuda.launch import (
     ACTIVATIONS,
-    KINDS,
     NUMBERS,
     OPEN,
     WIDEST,
     Launch,
     Pointwise,
     Tiles,
-    View,
     blocks_of,
     tiles_of,
     width_of,
 )
-from attnkit.kernels.strides import joined, strides_of
+from attnkit.kernels.cuda.views import Views
 
 Array = Any
 OWN_TILES = {"pointwise_forward": 1}  # the gradients have two
@@ -100,7 +98,7 @@ def unserved(q: Array, k: Array, v: Array, **options: Any) -> str | None:
     return None
 
 
-class Call:
+class Call(Views):
     """One call of `pointwise_attention` or its gradient on a device: the arguments that all of its launches share."""
 
     def __init__(self, device: Device, q: Array, k: Array, v: Array, o: Array, **options: Any) -> None:
@@ -123,21 +121,6 @@ class Call:
         self.weigh(options)
         self.pairs = any(options.get(x) is not None for x in ("mask", "query_mask", "bias", "dropout_mask"))
         self.pairs = self.pairs or bool(self.arguments.seed)
-
-    def view(self, name: str, x: Array, leading: tuple[int, ...], *rest: int) -> None:
-        """Set the view `name` of the arguments to x broadcast to (*leading, *rest), rest being rows and columns."""
-        *items, heads = leading or (1,)
-        shape = (*items, heads, *rest)
-        strides = strides_of(x.shape, x.strides, (*leading, *rest))
-        strides = strides if leading else [0, *strides]
-        item = joined(items, strides[: len(items)])
-        if item is None:
-            x = array_api_compat.array_namespace(x).broadcast_to(x, shape).reshape(-1, heads, *rest)
-            item, strides = x.strides[0], [0] * len(items) + list(x.strides[1:])
-        self.held.append(x)
-        row, column = (*strides[len(items) + 1 :], 0, 0)[:2]
-        at = self.device.pointer(x)
-        setattr(self.arguments, name, View(at, item, strides[len(items)], row, column, KINDS[x.dtype.name]))
 
     def see(self, options: dict[str, Any]) -> None:
         """Which query sees which key."""

@@ -63,4 +63,16 @@ __device__ inline C load_number(const Matrix& x, long long i, long long j) {
   }
 }
 
+// A number rounded to the kind of an array.
+template <class C>
+__device__ inline void store_number(const Matrix& to, int i, int j, C x) {
+  char* at = to.element(i, j);
+  switch (to.kind) {
+    case HALF: *(half*)at = rounded_to<half>(x); break;
+    case BFLOAT16: *(bfloat16*)at = rounded_to<bfloat16>(x); break;
+    case FLOAT: *(float*)at = (float)x; break;
+    default: *(double*)at = (double)x;
+  }
+}
+
 }  // namespace attnkit

@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from attnkit.kernels.cuda import SOURCES
-from attnkit.kernels.cuda.launch import ACTIVATIONS, Launch
+from attnkit.kernels.cuda.launch import ACTIVATIONS, FEATURE_MAPS, Launch
 
 HERE = Path(__file__).parent
 COMPILER = "g++"
 FLAGS = ("-std=c++17", "-O1", "-shared", "-fPIC", "-w", "-U_FORTIFY_SOURCE")
 SHIM = ("fibers.h", "intrinsics_on_host.h")
 Edits = Mapping[str, tuple[str, str]]  # by file: a text, and what takes its place
+CHOSEN = tuple(dict.fromkeys([*ACTIVATIONS.values(), *FEATURE_MAPS.values()]))
+"""Structures that are chosen when a kernel runs."""
 
 UNIT = """
 #define ATTNKIT_HOST "intrinsics_on_host.h"
@@ -39,12 +41,12 @@ struct Chosen {{  // the activation of a launch, so that kernels are compiled on
 extern "C" void run(const void* arguments, int size, int grid, int block, int shared, int descending, int activation,
                     fibers::Answer* answer) {{
   attnkit::chosen = activation;
-  const auto kernel = [](const void* a) {{ attnkit::{kernel}<{template}>(*(const attnkit::Pointwise*)a); }};
+  const auto kernel = [](const void* a) {{ attnkit::{kernel}<{template}>(*(const attnkit::{arguments}*)a); }};
   fibers::run({{kernel, arguments, grid, block, shared, descending != 0}}, answer);
-  if (size != (int)sizeof(attnkit::Pointwise)) {{
+  if (size != (int)sizeof(attnkit::{arguments})) {{
     answer->failed = 1;
     snprintf(answer->message, sizeof answer->message, "arguments of %d bytes; expected %d", size,
-             (int)sizeof(attnkit::Pointwise));
+             (int)sizeof(attnkit::{arguments}));
   }}
 }}
 """
@@ -80,20 +82,22 @@ def sources(edits: Edits) -> dict[str, str]:
 
 def activation_of(launch: Launch) -> int:
     """The place of a launch's activation in the table, 0 where it has none."""
-    names = [f"attnkit::{name}" for name in ACTIVATIONS.values()]
+    names = [f"attnkit::{name}" for name in CHOSEN]
     return next((names.index(part) for part in launch.template if part in names), 0)
 
 
 def unit(launch: Launch) -> str:
     """The source of the library of a launch."""
-    structures = list(ACTIVATIONS.values())
     values, slopes = (
-        " ".join(f"case {n}: return {name}::{function}(s);" for n, name in enumerate(structures))
+        " ".join(f"case {n}: return {name}::{function}(s);" for n, name in enumerate(CHOSEN))
         for function in ("value", "slope")
     )
-    chosen = [f"attnkit::{name}" for name in structures]
+    chosen = [f"attnkit::{name}" for name in CHOSEN]
     template = ", ".join("attnkit::Chosen" if part in chosen else part for part in launch.template)
-    return UNIT.format(source=launch.source, values=values, slopes=slopes, kernel=launch.kernel, template=template)
+    return UNIT.format(
+        source=launch.source, values=values, slopes=slopes, kernel=launch.kernel, template=template,
+        arguments=type(launch.arguments).__name__,
+    )  # fmt: skip
 
 
 class Library:

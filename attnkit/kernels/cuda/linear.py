@@ -1,0 +1,319 @@
+"""Linear attention (Katharopoulos et al. 2020) by CUDA kernels: from the arguments of a call to launches, on arrays of
+NumPy's kind. Formulas are in linear.cuh.
+
+The sums of all segments, their running sums, then every tile of the output on its own. The gradient makes them again,
+then 1/den and γ of every query, dq, the same sums of queries from the end, dk and dv. Without causality there is one
+sum. A state that is returned has sums of its own, for it has keys that no query sees.
+"""
+
+import ctypes
+import math
+from numbers import Integral
+from typing import Any, NamedTuple
+
+import array_api_compat
+
+from attnkit.kernels.cuda import pointwise
+from attnkit.kernels.cuda.launch import FEATURE_MAPS, NUMBERS, Launch, Tiles, View, blocks_of, tiles_of, width_of
+from attnkit.kernels.cuda.pointwise import Array, Device, Layout, broadcast, layout_of, reduced_to
+from attnkit.kernels.cuda.views import Views
+
+SOURCE = "linear_kernels.cuh"
+SHORTEST = 64  # positions of a segment
+NUMBERS_OF_A_BLOCK = 256  # of a state, for running sums
+VIEWS = (
+    "q", "k", "v", "o", "dq", "dk", "dv", "key_mask", "query_mask", "firsts", "stops", "inverses", "slopes", "keyed",
+    "queried", "initial_S", "initial_z", "final_S", "final_z",
+)  # fmt: skip
+State = tuple[Array, Array]
+
+
+class Linear(ctypes.Structure):
+    """The argument of every kernel of linear attention: `Linear` of linear.cuh."""
+
+    _fields_ = (
+        *((name, View) for name in VIEWS),
+        *((name, ctypes.c_double) for name in ("scale", "eps")),
+        *((name, ctypes.c_int) for name in ("heads", "groups", "members", "queries", "keys", "d", "e")),
+        *((name, ctypes.c_int) for name in ("stop", "shift", "start", "segment", "query_positions", "key_positions")),
+        *((name, ctypes.c_int) for name in ("causal", "normalize", "stateful")),
+    )
+
+
+class Seen(NamedTuple):
+    """Which keys are seen by some query, or belong to a state: those of `mask` with firsts ≤ j < stop and stops."""
+
+    mask: Array | None  # (..., S)
+    stop: int
+    firsts: Array | None  # (...)
+    stops: Array | None  # (...)
+
+
+def unserved(q: Array, k: Array, v: Array, **options: Any) -> str | None:
+    """Why a call is not served, on any device."""
+    mask = options.get("mask")
+    if callable(options.get("feature_map")):
+        return "a feature map of your own is served by the generic implementation"
+    if mask is not None and mask.ndim > 1 and mask.shape[-2] != 1:
+        return "a mask of pairs is served by the generic implementation"
+    if not (q.shape[-1] and v.shape[-1]):
+        return "tokens without features are served by the generic implementation"
+    return pointwise.unserved(q, k, v)
+
+
+class Call(Views):
+    """One call of `linear_attention` or its gradient: what all of its launches share. Keys that belong to a state are
+    seen if `valid`, even if no query sees them."""
+
+    def __init__(self, device: Device, q: Array, k: Array, v: Array, valid: bool = False, **options: Any) -> None:
+        self.layout = a = layout_of(q, k, v, bool(options.get("enable_gqa", False)))
+        self.arguments = s = Linear(heads=a.heads, groups=a.groups, queries=a.queries, keys=a.keys, d=a.d, e=a.e)
+        self.device, self.held = device, []
+        self.compute = "float64" if q.dtype.name == "float64" else "float32"
+        self.feature_map = options.get("feature_map", "elu_plus_one")
+        scale, normalize = options.get("scale"), options.get("normalize")
+        s.scale, s.eps = 1.0 if scale is None else float(scale), float(options.get("eps", 1e-6))
+        s.normalize = self.feature_map != "identity" if normalize is None else normalize
+        s.causal = bool(options.get("causal", False))
+        s.shift = a.keys - a.queries if options.get("causal") is True else 0
+        s.segment = max(SHORTEST, width_of(a.d, a.e))
+        s.start = min(0, s.shift)
+        s.query_positions, s.key_positions = max(a.queries, 1), max(a.keys, 1)
+        if s.causal:
+            s.query_positions = s.key_positions = max(a.keys, a.queries + s.shift, 1) - s.start
+        self.view("q", q, a.leading, a.queries, a.d)
+        self.view("k", k, a.shared, a.keys, a.d)
+        self.view("v", v, a.shared, a.keys, a.e)
+        self.see(options, valid)
+
+    def see(self, options: dict[str, Any], valid: bool) -> None:
+        """Which tokens take part."""
+        s, a, queries = self.arguments, self.layout, options.get("query_mask")
+        seen = keys_of(a.keys, options)
+        own = [x is not None and x.ndim > n and x.shape[-1 - n] > 1 for x, n in ((seen.mask, 1), (seen.stops, 0))]
+        s.members = 1 if any(own) or (queries is not None and queries.ndim > 1 and queries.shape[-2] > 1) else a.groups
+        if not valid:
+            seen = seen_by(seen, a, bool(s.causal), s.shift, queries)
+        s.stop = seen.stop
+        for name, x, tokens in (
+            ("key_mask", seen.mask, (a.keys,)),
+            ("query_mask", queries, (a.queries,)),
+            ("firsts", seen.firsts, ()),
+            ("stops", seen.stops, ()),
+        ):
+            if x is not None:
+                self.view(name, x, a.leading, *tokens)
+
+    # ------------------------------------------------------------------------------------------ launches
+
+    @property
+    def tiles(self) -> Tiles:
+        a = self.layout
+        return tiles_of("linear", self.compute, width_of(a.d, a.e))._replace(stages=1)
+
+    def launch(self, kernel: str, blocks: int, *flags: bool) -> Launch:
+        """A kernel on tiles."""
+        tiles = self.tiles
+        template = (str(tiles), f"attnkit::{FEATURE_MAPS[self.feature_map]}", *(str(flag).lower() for flag in flags))
+        return Launch(kernel, template, blocks, tiles.threads, shared_bytes(tiles), self.arguments, SOURCE)
+
+    def by_queries(self, kernel: str) -> Launch:
+        blocks = blocks_of(self.arguments.query_positions, self.tiles.rows)
+        return self.launch(kernel, blocks * self.layout.heads * self.layout.items)
+
+    def by_keys(self, kernel: str) -> Launch:
+        blocks = blocks_of(self.arguments.key_positions, self.tiles.rows)
+        return self.launch(kernel, blocks * self.layout.heads // self.layout.groups * self.layout.items)
+
+    def states(self, of_queries: bool, initial: State | None = None, final: State | None = None) -> list[Launch]:
+        """What computes the sums with which segments start; none where there is one, in order, from 0."""
+        a, s = self.layout, self.arguments
+        segments = blocks_of(s.query_positions if of_queries else s.key_positions, s.segment)
+        if s.causal and segments == 1 and initial is None and final is None:
+            return []
+        held, size = (a.heads if of_queries else a.heads // s.members), a.d * a.e + a.d
+        room = self.device.empty((a.items, held, segments, size), self.compute)
+        self.view("queried" if of_queries else "keyed", room, (a.items, held), segments, size)
+        across = blocks_of(a.d, self.tiles.rows) * segments
+        sums = self.launch("linear_sums", across * held * a.items, of_queries)
+        template = (NUMBERS[self.compute], str(NUMBERS_OF_A_BLOCK), str(of_queries).lower())
+        blocks = blocks_of(size, NUMBERS_OF_A_BLOCK) * held * a.items
+        started = self.with_states(initial, final)
+        return [sums, Launch("linear_running", template, blocks, NUMBERS_OF_A_BLOCK, 0, started, SOURCE)]
+
+    def with_states(self, initial: State | None, final: State | None) -> Linear:
+        """The arguments with what sums start from and where they end; others do not have these views."""
+        a, plain = self.layout, self.arguments
+        self.arguments = Linear.from_buffer_copy(plain)
+        if initial is not None:
+            self.view("initial_S", initial[0], a.shared, a.d, a.e)
+            self.view("initial_z", initial[1], a.shared, a.d)
+        if final is not None:
+            self.view("final_S", final[0], a.leading, a.d, a.e)
+            self.view("final_z", final[1], a.leading, a.d)
+        found, self.arguments = self.arguments, plain
+        return found
+
+    def rows(self) -> list[Launch]:
+        """What computes 1/den and γ, if anything is divided."""
+        a = self.layout
+        if not (self.arguments.normalize and a.queries):
+            return []
+        for name in ("inverses", "slopes"):
+            self.view(
+                name, self.device.empty((a.items, a.heads, a.queries), self.compute), (a.items, a.heads), a.queries
+            )
+        return [self.by_queries("linear_rows")]
+
+
+def shared_bytes(tiles: Tiles) -> int:
+    """What `LinearShared<Tiles>` of linear.cuh needs."""
+    numbers = (tiles.rows + 2 * tiles.columns) * (tiles.width + 1) + tiles.rows * (tiles.columns + 1)
+    numbers += tiles.rows + tiles.columns
+    return -(-numbers * (8 if tiles.number == "double" else 4) // 16) * 16
+
+
+# ---------------------------------------------------------------------------------------------- tokens that take part
+
+
+def keys_of(keys: int, options: dict[str, Any]) -> Seen:
+    """The keys that `mask` and `key_lengths` allow."""
+    mask, stop = options.get("mask"), keys
+    lengths: Any = options.get("key_lengths")
+    if mask is not None and mask.ndim > 1:
+        mask = mask[..., 0, :]
+    if isinstance(lengths, Integral):
+        lengths, stop = None, min(keys, int(lengths))
+    elif lengths is not None:
+        lengths = lengths.astype("int64")
+    return Seen(mask, stop, None, lengths)
+
+
+def seen_by(seen: Seen, a: Layout, causal: bool, shift: int, query_mask: Array | None) -> Seen:
+    """Those of them that some query sees."""
+    stop = min(seen.stop, a.queries + shift if causal else seen.stop if a.queries else 0)
+    firsts, stops = None, seen.stops
+    if seen.mask is not None:
+        firsts = first_true(seen.mask, a.keys)
+    if query_mask is not None:
+        xp = array_api_compat.array_namespace(query_mask)
+        reached = a.queries - first_true(query_mask[..., ::-1], a.queries)
+        reached = reached + shift if causal else xp.where(reached > 0, a.keys, 0)
+        stops = reached if stops is None else xp.minimum(stops, reached)
+    return Seen(seen.mask, stop, firsts, stops)
+
+
+def first_true(x: Array, n: int) -> Array:
+    """The index of the first True of n along the last axis, n if there is none."""
+    xp = array_api_compat.array_namespace(x)
+    if not n:
+        return xp.zeros(x.shape[:-1], dtype=xp.int64)
+    x = xp.broadcast_to(x, (*x.shape[:-1], n))
+    return xp.where(xp.any(x, axis=-1), xp.argmax(xp.astype(x, xp.uint8), axis=-1), n).astype("int64")
+
+
+# ---------------------------------------------------------------------------------------------- what a library calls
+
+
+def forward(
+    device: Device, q: Array, k: Array, v: Array, *, initial_state: State | None = None, return_state: bool = False,
+    **options: Any,
+) -> Any:  # fmt: skip
+    """o (..., L, e), or with `return_state` (o, (S (..., d, e), z (..., d)))."""
+    a = layout_of(q, k, v, bool(options.get("enable_gqa", False)))
+    o = device.empty((*a.leading, a.queries, a.e), q.dtype)
+    if o.size:
+        call = Call(device, q, k, v, **options)
+        call.arguments.stateful = initial_state is not None
+        call.view("o", o, a.leading, a.queries, a.e)
+        for launch in (*call.states(False, initial_state), call.by_queries("linear_forward")):
+            device.run(launch)
+    return (o, kept(device, k, v, initial_state, options)) if return_state else o
+
+
+def state_axes(k: Array, v: Array, initial: State | None, options: dict[str, Any]) -> tuple[int, ...]:
+    """The leading axes of the state that a call returns."""
+    shapes = [k.shape[:-2], v.shape[:-2]]
+    if initial is not None:
+        shapes += [initial[0].shape[:-2], initial[1].shape[:-1]]
+    if options.get("mask") is not None:
+        shapes.append(options["mask"].shape[:-2])
+    if hasattr(options.get("key_lengths"), "shape"):
+        shapes.append(options["key_lengths"].shape)
+    return broadcast(*map(tuple, shapes))
+
+
+def kept(device: Device, k: Array, v: Array, initial: State | None, options: dict[str, Any]) -> State:
+    """The state after the initial one and all keys that `mask` and `key_lengths` allow."""
+    leading = state_axes(k, v, initial, options)
+    xp = array_api_compat.array_namespace(k)
+    k, v = (xp.broadcast_to(x, (*leading, *x.shape[-2:])) for x in (k, v))
+    alone = {name: options.get(name) for name in ("mask", "key_lengths", "feature_map") if name in options}
+    call = Call(device, k[..., :0, :], k, v, valid=True, **alone)
+    final = tuple(
+        device.empty((*leading, *size), call.compute) for size in ((call.layout.d, call.layout.e), (call.layout.d,))
+    )
+    if final[0].size:
+        for launch in call.states(False, initial, (final[0], final[1])):
+            device.run(launch)
+    return final[0], final[1]
+
+
+def backward(
+    device: Device, q: Array, k: Array, v: Array, do: Array, dstate: State | None = None, *,
+    initial_state: State | None = None, **options: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """Gradients {"q", "k", "v"} and, where one was given, "initial_state", for the cotangents do and (dS, dz)."""
+    a = layout_of(q, k, v, bool(options.get("enable_gqa", False)))
+    like = {"q": q, "k": k, "v": v}
+    call = Call(device, q, k, v, valid=dstate is not None, **options)
+    call.arguments.stateful = initial_state is not None
+    call.view("o", do, a.leading, a.queries, a.e)
+    if dstate is not None:
+        dstate = placed(dstate[0], 2, a.shared), placed(dstate[1], 1, a.shared)
+    shapes = {
+        "q": (*a.leading, a.queries, a.d),
+        "k": (*a.shared, a.keys, a.d),
+        "v": (*a.shared, a.keys, a.e),
+    }
+    grads = {}
+    for name, shape in shapes.items():
+        grads[name] = device.empty(shape, q.dtype if tuple(like[name].shape) == shape else call.compute)
+        call.view(f"d{name}", grads[name], shape[:-2], *shape[-2:])
+    initial_grads = None
+    if initial_state is not None:
+        sizes = ((a.d, a.e), (a.d,))
+        initial_grads = tuple(device.empty((*a.leading, *size), call.compute) for size in sizes)
+    launches = [*call.states(False, initial_state), *call.rows()]
+    launches += [call.by_queries("linear_gradient_of_queries")] if a.queries else []
+    launches += call.states(True, dstate, initial_grads)
+    if a.keys:
+        launches += [call.by_keys("linear_gradient_of_keys"), call.by_keys("linear_gradient_of_values")]
+    if math.prod(a.leading):
+        for launch in launches:
+            device.run(launch)
+    found: dict[str, Any] = {name: reduced_to(grad, like[name]) for name, grad in grads.items()}
+    if initial_state is not None and initial_grads is not None:
+        tails = zip(initial_grads, initial_state, (2, 1), strict=True)
+        found["initial_state"] = tuple(reduced_to(of_groups(grad, a, tail), x) for grad, x, tail in tails)
+    return found
+
+
+def of_groups(x: Array, a: Layout, tail: int) -> Array:
+    """x of query heads summed over those that share a head of k; a state has `tail` axes of its own."""
+    if a.groups == 1:
+        return x
+    lead = x.shape[: x.ndim - tail - 1]
+    return x.reshape(*lead, -1, a.groups, *x.shape[x.ndim - tail :]).sum(axis=-1 - tail)
+
+
+def placed(x: Array, tail: int, leading: tuple[int, ...]) -> Array:
+    """x (..., `tail` axes) with these leading axes: at the first index of one that it broadcasts along, 0 elsewhere."""
+    xp = array_api_compat.array_namespace(x)
+    width, own = x.shape[x.ndim - tail :], tuple(x.shape[: x.ndim - tail])
+    own = (1,) * (len(leading) - len(own)) + own
+    if own == leading:
+        return x.reshape(*leading, *width)
+    found = xp.zeros((*leading, *width), dtype=x.dtype)
+    found[tuple(slice(0, n) for n in own)] = x.reshape(*own, *width)
+    return found

@@ -1,0 +1,118 @@
+"""SOFT's Newton inverse (Lu et al. 2021, Algorithm 2) by CUDA kernels: X ← 2X - XAX from init_scale·2/‖A‖₁²·A.
+
+All steps of all matrices are one launch, a gradient one more. Formulas are in newton.cuh.
+"""
+
+import ctypes
+import math
+from numbers import Real
+from typing import Any
+
+from attnkit.kernels.cuda.launch import NUMBERS, Launch, View
+from attnkit.kernels.cuda.pointwise import Array, Device, reduced_to
+from attnkit.kernels.cuda.views import Views
+
+LARGEST = 64  # rows of a matrix: larger ones do not stay in shared memory
+THREADS = 256
+SOURCE = "newton.cuh"
+
+
+class Newton(ctypes.Structure):
+    """The argument of every kernel: `Newton` of newton.cuh."""
+
+    _fields_ = (
+        *((name, View) for name in ("a", "x", "dx", "da", "factors", "dfactors")),
+        ("iterates", ctypes.c_void_p),
+        ("factor", ctypes.c_double),
+        *((name, ctypes.c_int) for name in ("heads", "m", "steps", "all")),
+    )
+
+
+def unserved(a: Array, **options: Any) -> str | None:
+    """Why a call is not served, on any device."""
+    if a.dtype.name not in NUMBERS:
+        return f"no kernel for {a.dtype.name}"
+    if a.shape[-1] > LARGEST:
+        return f"matrices with more than {LARGEST} rows are served by the generic implementation"
+    return None
+
+
+class Call(Views):
+    """One call of `newton_inverse` or its gradient: what all of its launches share."""
+
+    def __init__(self, device: Device, a: Array, newton_steps: int, init_scale: Any) -> None:
+        self.device, self.held = device, []
+        self.leading, self.m = tuple(a.shape[:-2]), a.shape[-1]
+        self.compute = "float64" if a.dtype.name == "float64" else "float32"
+        heads = self.leading[-1] if self.leading else 1
+        self.arguments = Newton(heads=heads, m=self.m, steps=int(newton_steps))
+        self.view("a", a, self.leading, self.m, self.m)
+        if isinstance(init_scale, Real):
+            self.arguments.factor = float(init_scale)
+        else:
+            self.view("factors", init_scale, self.leading)
+
+    def iterates(self, every: bool) -> Array:
+        """Room for X_0 .. X_T, or for the last one alone."""
+        n = self.arguments.steps + 1 if every else 1
+        found = self.device.empty((*self.leading, n, self.m, self.m), self.compute)
+        self.arguments.all, self.arguments.iterates = every, self.device.pointer(found)
+        self.held.append(found)
+        return found
+
+    def run(self, kernel: str, matrices: int, numbers: int) -> None:
+        """A launch with so many matrices and numbers in shared memory, if there is anything to do."""
+        blocks = math.prod(self.leading)
+        if not (blocks and self.m):
+            return
+        size = 8 if self.compute == "float64" else 4
+        shared = -(-(matrices * self.m * (self.m + 1) + numbers) * size // 16) * 16
+        self.device.run(Launch(kernel, (NUMBERS[self.compute],), blocks, THREADS, shared, self.arguments, SOURCE))
+
+    def inverse(self) -> None:
+        """X_T into `x`, and into the iterates where there is room for them."""
+        self.run("newton_inverse", 3, self.m)
+
+
+# ---------------------------------------------------------------------------------------------- what a library calls
+
+
+def forward(device: Device, a: Array, *, newton_steps: int = 20, init_scale: Any = 0.9, **others: Any) -> Array:
+    """X_T (..., m, m) in the compute dtype."""
+    call = Call(device, a, newton_steps, init_scale)
+    x = device.empty(tuple(a.shape), call.compute)
+    call.view("x", x, call.leading, call.m, call.m)
+    call.inverse()
+    return x
+
+
+def iterates(device: Device, a: Array, *, newton_steps: int = 20, init_scale: Any = 0.9, **others: Any) -> Array:
+    """X_0 .. X_T (..., T + 1, m, m) in the compute dtype."""
+    call = Call(device, a, newton_steps, init_scale)
+    found = call.iterates(True)
+    call.inverse()
+    return found
+
+
+def backward(
+    device: Device, a: Array, dx: Array, *, newton_steps: int = 20, init_scale: Any = 0.9,
+    inverse_grad: str = "implicit", **others: Any,
+) -> dict[str, Array]:  # fmt: skip
+    """Gradients {"a"} and, where it is an array, "init_scale" (0 if the gradient is implicit) for the cotangent dx."""
+    call, unrolled = Call(device, a, newton_steps, init_scale), inverse_grad == "unrolled"
+    grads = {"a": device.empty(tuple(a.shape), a.dtype)}
+    call.view("da", grads["a"], call.leading, call.m, call.m)
+    call.view("dx", dx, call.leading, call.m, call.m)
+    if not isinstance(init_scale, Real):
+        dfactors = device.empty(call.leading, call.compute)
+        dfactors[...] = 0
+        call.view("dfactors", dfactors, call.leading)
+    call.iterates(unrolled)
+    call.inverse()
+    if unrolled:
+        call.run("newton_unrolled_gradient", 4, call.m + THREADS)
+    else:
+        call.run("newton_implicit_gradient", 2, 0)
+    if not isinstance(init_scale, Real):
+        grads["init_scale"] = reduced_to(dfactors, init_scale)
+    return grads

@@ -1,0 +1,128 @@
+"""The CUDA kernels of the Newton inverse: judged on the CPU, with planted bugs found, and compiled for two GPUs."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from attnkit import newton_inverse, newton_inverse_vjp
+from attnkit.kernels.cuda import newton
+from attnkit_conformance import core
+from attnkit_conformance.adapters.cuda_cpu import CudaOnCpu, build
+from attnkit_conformance.adapters.cuda_cpu.machine import Machine
+from attnkit_conformance.case import Case
+from attnkit_conformance.judge import judge
+
+if build.missing_compiler():
+    pytest.skip(str(build.missing_compiler()), allow_module_level=True)
+
+OP = "newton_inverse"
+
+
+@pytest.fixture(scope="module")
+def kernels() -> CudaOnCpu:
+    return CudaOnCpu()
+
+
+def case_of(scene: str) -> Case:
+    return next(case for case in core.cases(OP, "full", ("float32",)) if case.id.split("/")[2] == scene)
+
+
+def matrices(*shape: int) -> np.ndarray:
+    """Symmetric, with eigenvalues between 1 and 3."""
+    x = np.random.default_rng(0).standard_normal(shape)
+    found: np.ndarray = np.eye(shape[-1]) + x @ x.swapaxes(-2, -1) / (2 * shape[-1])
+    return found
+
+
+def test_conforms(kernels: CudaOnCpu) -> None:
+    results = list(judge([kernels], "quick", None, ("float64", "float32"), ops=(OP,)))
+    assert {result.dtype for result in results} == {"float64", "float32"}
+    assert [f"{result.id}\n{result.message}" for result in results if result.status != "pass"] == []
+
+
+@pytest.mark.parametrize("scene", ["not-symmetric-unrolled", "zero", "ones", "empty", "one", "no-leading-axes"])
+def test_conforms_beyond_the_quick_profile(scene: str, kernels: CudaOnCpu) -> None:
+    result = core.check(kernels, case_of(scene))
+    assert result.status == "pass", f"{result.id}\n{result.message}"
+
+
+# ---------------------------------------------------------------------------------------------- planted bugs
+
+KEEP = "    each(part, [&](C& element, int i, int j) { at[i * pitch() + j] = element; });\n    __syncthreads();\n"
+PLANTED: dict[str, tuple[str, str, str, set[str]]] = {
+    "no barrier behind a matrix that is kept": (KEEP, KEEP.rpartition("    __")[0], "random", {"nonfinite"}),
+    "no barrier before a matrix is replaced": ("    __syncthreads();\n" + KEEP, KEEP, "random", {"exception"}),
+    "no barrier behind the sums of columns": ("  }\n  __syncthreads();\n}", "  }\n}", "random", {"nonfinite"}),
+    "a step too few": ("step < n.steps; step++", "step < n.steps - 1; step++", "init-scale", {"nonfinite"}),
+    "a last row left out": ("n < m; n++) {\n      C of_x", "n < m - 1; n++) {\n      C of_x", "random", {"bound"}),
+    "row sums instead of columns'": (
+        "size_of(a[i * squares.pitch() + j])", "size_of(a[j * squares.pitch() + i])", "not-symmetric-unrolled",
+        {"bound"},
+    ),
+    "a product not transposed": (
+        "da.subtract(squares.template product<false, true>", "da.subtract(squares.template product<false, false>",
+        "not-symmetric-unrolled", {"bound"},
+    ),
+    "a constant norm": ("if (j == first) element", "if (j < 0) element", "not-symmetric-unrolled", {"bound"}),
+}  # fmt: skip
+"""By name: text and what takes its place, the scene of a sample and the checks one of which has to fail."""
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_bug_is_found(name: str) -> None:
+    before, after, scene, checks = PLANTED[name]
+    failed = core.check(CudaOnCpu("planted", {"newton.cuh": (before, after)}), case_of(scene))
+    assert failed.checks & checks, f"{failed.id}: {failed.message}"
+    assert all("KernelFault" in text for check, text in failed.failures if check == "exception"), failed.message
+
+
+# ---------------------------------------------------------------------------------------------- the kernels
+
+
+@pytest.mark.parametrize(("dtype", "m"), [("float32", 64), ("float64", 49), ("float16", 17)])
+def test_the_largest_matrices_with_both_gradients(dtype: str, m: int, kernels: CudaOnCpu) -> None:
+    device = Machine(kernels.library, behind=True, descending=False)
+    exact = matrices(2, m, m).astype(dtype).astype(np.float64)
+    dx = np.random.default_rng(1).standard_normal(exact.shape)
+    scales, limit = np.array([0.9, 0.5]), 1e-10 if dtype == "float64" else 1e-3
+    for kind in ("implicit", "unrolled"):
+        options = {"init_scale": scales, "newton_steps": 8, "inverse_grad": kind}
+        given = {**options, "init_scale": scales.astype(dtype)}
+        a = exact.astype(dtype)
+        x = newton.forward(device, a, **given)
+        found = newton.backward(device, a, dx.astype(x.dtype), **given)
+        expected = newton_inverse_vjp(exact, dx, **{**options, "init_scale": given["init_scale"].astype(np.float64)})
+        assert x.dtype == ("float64" if dtype == "float64" else "float32")
+        assert {name: grad.dtype for name, grad in found.items()} == {"a": a.dtype, "init_scale": a.dtype}
+        truth = newton_inverse(exact, init_scale=given["init_scale"].astype(np.float64), newton_steps=8)
+        for got, true in ((x, truth), *((found[name], expected[name]) for name in expected)):
+            assert np.max(np.abs(got - true)) <= limit * np.max(np.abs(true)) + (0 if np.any(true) else 1e-300)
+
+
+def test_strides_and_broadcast_scales_are_read_in_place(kernels: CudaOnCpu) -> None:
+    device = Machine(kernels.library, behind=False, descending=True)
+    a = matrices(3, 2, 5, 5).astype(np.float32) + np.triu(np.full((5, 5), 0.1, np.float32))
+    expected = newton.forward(device, a, init_scale=np.full((2,), 0.9, np.float32))
+    moved = np.ascontiguousarray(a.transpose(3, 1, 0, 2)).transpose(2, 1, 3, 0)
+    assert np.array_equal(newton.forward(device, moved, init_scale=np.float32(0.9)), expected)
+
+
+def test_larger_matrices_are_refused() -> None:
+    assert newton.unserved(np.zeros((64, 64))) is None
+    assert "more than 64 rows" in str(newton.unserved(np.zeros((65, 65))))
+
+
+@pytest.mark.parametrize(("dtype", "capability"), [("float32", 80), ("float64", 90)])
+def test_no_spills_and_enough_memory(dtype: str, capability: int, tmp_path: Path) -> None:
+    from .test_cuda_compile import MEMORY, Noting, compiled
+
+    device, a = Noting(), np.zeros((2, 64, 64), dtype)
+    newton.forward(device, a)
+    for kind in ("implicit", "unrolled"):
+        newton.backward(device, a, a, inverse_grad=kind)
+    found = compiled({launch.name: launch for launch in device.launches}, capability, tmp_path)
+    assert {*found} == {"newton_inverse", "newton_implicit_gradient", "newton_unrolled_gradient"}
+    for name, kernel in found.items():
+        assert kernel.stack == 0, f"{name} spills {kernel.stack} bytes"
+        assert kernel.shared <= MEMORY[80], f"{name} needs {kernel.shared} bytes of shared memory"
