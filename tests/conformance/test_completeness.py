@@ -106,12 +106,13 @@ def test_every_kernel_has_a_sample_that_it_serves(library: str) -> None:
     for op, names in found.items():
         for name in names:
             for adapter in adapters.find([f"{library}-{name}"]):
-                results = [core.check(adapter, case) for case in core.cases(op, "quick", adapter.dtypes)]
-                elsewhere = bool(results) and all(
-                    "run on CUDA" in result.reason for result in results
-                )  # tests/kernels judges them
-                served = any(result.status == "pass" for result in results)
-                assert served or elsewhere, f"{adapter.name} serves no sample of {op}"
+                results = (core.check(adapter, case) for case in core.cases(op, "quick", adapter.dtypes))
+                assert any(map(served_here_or_elsewhere, results)), f"{adapter.name} serves no sample of {op}"
+
+
+def served_here_or_elsewhere(result: core.CaseResult) -> bool:
+    """Kernels for GPUs are judged by tests/kernels."""
+    return result.status == "pass" or any(text in result.reason for text in ("run on CUDA", "run on GPUs"))
 
 
 def test_expected_failures_match_cases() -> None:
