@@ -7,11 +7,11 @@ begin behind such a page and threads run in descending order. The results have t
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from attnkit.kernels.cuda import pointwise
+from attnkit.kernels.cuda import pointwise, rows
 from attnkit.pointwise import reluformer_options, sigmoid_options
 from attnkit_conformance.adapter import Unsupported
 from attnkit_conformance.adapters.base import Absent, Arrays
@@ -19,13 +19,55 @@ from attnkit_conformance.adapters.cuda_cpu.build import Edits, Library, missing_
 from attnkit_conformance.adapters.cuda_cpu.machine import KernelFault, Machine
 from attnkit_conformance.case import DTYPES
 
-CASES: dict[str, Callable[..., dict[str, Any]]] = {
-    "pointwise_attention": lambda **own: own,
-    "reluformer_attention": reluformer_options,
-    "sigmoid_attention": sigmoid_options,
+Call = Callable[..., dict[str, Any]]
+
+
+class Served(NamedTuple):
+    """How an op is served: outputs by name, gradients from cotangents by name, and why a call is not served."""
+
+    forward: Call  # (device, **arrays and params)
+    backward: Call  # (device, cotangents, **arrays and params)
+    unserved: Callable[..., str | None]  # (**arrays and params)
+
+
+def pointwise_served(translate: Callable[..., dict[str, Any]], *names: str) -> Served:
+    """Point-wise attention, or a case of it whose own options, `names`, `translate` into those."""
+
+    def options(given: dict[str, Any]) -> dict[str, Any]:
+        own = {name: given.pop(name) for name in names if name in given}
+        return given | translate(**own)
+
+    return Served(
+        lambda device, **given: {"o": pointwise.forward(device, **options(given))},
+        lambda device, cotangents, q, k, v, **given: pointwise.backward(
+            device, q, k, v, cotangents["o"], **options(given)
+        ),
+        pointwise.unserved,
+    )
+
+
+def rows_served(alpha: float) -> Served:
+    """Softmax, sparsemax or entmax attention, with its α where the call names none."""
+
+    def forward(device: Machine, **given: Any) -> dict[str, Any]:
+        found = rows.forward(device, **{"alpha": alpha, **given})
+        return dict(zip(("o", "lse"), found, strict=True)) if given.get("return_lse") else {"o": found}
+
+    def backward(device: Machine, cotangents: Arrays, q: Any, k: Any, v: Any, **given: Any) -> dict[str, Any]:
+        given = {name: x for name, x in {"alpha": alpha, **given}.items() if name != "return_lse"}
+        return rows.backward(device, q, k, v, cotangents["o"], cotangents.get("lse"), **given)
+
+    return Served(forward, backward, rows.unserved)
+
+
+SERVED: dict[str, Served] = {
+    "pointwise_attention": pointwise_served(dict),
+    "reluformer_attention": pointwise_served(reluformer_options, "gamma", "length"),
+    "sigmoid_attention": pointwise_served(sigmoid_options, "length"),
+    "softmax_attention": rows_served(1.0),
+    "sparsemax_attention": rows_served(2.0),
+    "entmax_attention": rows_served(1.5),
 }
-"""{op: its own options as those of point-wise attention}."""
-OWN = ("activation", "alpha", "gain", "gamma", "length", "shift")
 
 
 class CudaOnCpu:
@@ -34,7 +76,7 @@ class CudaOnCpu:
     description = "CUDA C++ executed on the CPU, explicit gradients"
 
     def __init__(self, name: str = "cuda_cpu", edits: Edits | None = None) -> None:
-        self.name, self.dtypes, self.ops = name, DTYPES, tuple(CASES)
+        self.name, self.dtypes, self.ops = name, DTYPES, tuple(SERVED)
         self.library = Library(edits)
 
     def array(self, x: np.ndarray, dtype: str) -> np.ndarray:
@@ -49,17 +91,17 @@ class CudaOnCpu:
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
         """What the kernels do not serve on any device."""
-        return pointwise.unserved(**arrays, **params)
+        return SERVED[op].unserved(**arrays, **params)
 
     def call(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, np.ndarray]:
-        """o, from both runs."""
-        return self.twice(op, arrays, params, lambda *given, **options: {"o": pointwise.forward(*given, **options)})
+        """Outputs, from both runs."""
+        return self.twice(op, arrays, params, SERVED[op].forward)
 
     def vjp(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays) -> dict[str, np.ndarray]:
         """Gradients, from both runs."""
 
-        def pull(device: Machine, q: Any, k: Any, v: Any, **options: Any) -> dict[str, Any]:
-            return pointwise.backward(device, q, k, v, cotangents["o"], **options)
+        def pull(device: Machine, **given: Any) -> dict[str, Any]:
+            return SERVED[op].backward(device, cotangents, **given)
 
         return self.twice(op, arrays, params, pull)
 
@@ -69,12 +111,10 @@ class CudaOnCpu:
         """Results that depend neither on where arrays lie nor on the order of threads; KernelFault otherwise."""
         if reason := self.unsupported(op, arrays, params):
             raise Unsupported(reason)
-        options = {**arrays, **params}
-        options |= CASES[op](**{name: options.pop(name) for name in OWN if name in options})
         results = []
         for descending in (False, True):
             device = Machine(self.library, behind=not descending, descending=descending)
-            results.append({name: x.copy() for name, x in run(device, **options).items()})
+            results.append({name: x.copy() for name, x in run(device, **arrays, **params).items()})
         for name, x in results[0].items():
             if x.tobytes() != results[1][name].tobytes():
                 raise KernelFault(f"{op}: {name} depends on the order of threads or on the alignment of arrays")
