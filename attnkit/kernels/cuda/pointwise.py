@@ -29,7 +29,7 @@ from attnkit.kernels.cuda.launch import (
 )
 
 Array = Any
-OWN_TILES = {"pointwise_forward": 1}  # the gradients have two
+OWN_TILES = {"pointwise_forward": 1, "statistics_forward": 1}  # the gradients have two
 ROW_THREADS = 128
 
 

@@ -1,7 +1,7 @@
 """Softmax, sparsemax and entmax attention by CUDA kernels: from the arguments of a call to launches.
 
 Every option of the ops is taken as point-wise attention takes it. Numbers of rows, 2 for softmax and 4 with a
-threshold, lie in arrays of the compute dtype between the launches of a gradient; nothing is saved from the forward call.
+threshold, lie in arrays of the compute dtype between the launches of a gradient; the forward call saves nothing.
 """
 
 import ctypes
