@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnkit import entmax_attention, entmax_attention_vjp, softmax_attention
+from attnkit import entmax_attention, entmax_attention_vjp, softmax_attention, softmax_attention_vjp
 from attnkit.kernels.cuda import rows
 from attnkit.kernels.cuda.launch import Launch
 from attnkit_conformance import core
@@ -156,6 +156,16 @@ def test_no_queries_and_no_keys(kernels: CudaOnCpu) -> None:
     expected = entmax_attention_vjp(q, k, v, do)
     assert {name: x.shape for name, x in grads.items()} == {name: x.shape for name, x in expected.items()}
     assert np.all(grads["q"] == 0)
+
+
+def test_values_of_no_width_leave_the_gradient_of_lse(kernels: CudaOnCpu) -> None:
+    q, k, v, do = draw(0, 5, 8), draw(1, 7, 8), np.zeros((7, 0), np.float32), np.zeros((5, 0), np.float32)
+    dlse = draw(4, 5)
+    params = {"return_lse": True}
+    grads = kernels.vjp("softmax_attention", {"q": q, "k": k, "v": v}, params, {"o": do, "lse": dlse})
+    expected = softmax_attention_vjp(q, k, v, do, dlse)
+    for name, grad in grads.items():
+        assert np.allclose(grad, expected[name], rtol=1e-5, atol=1e-6), name
 
 
 def test_an_array_alpha_is_refused() -> None:

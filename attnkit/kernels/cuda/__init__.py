@@ -1,7 +1,7 @@
 """CUDA C++ sources, and how they are launched: no CUDA library is imported here.
 
-`launch.py` describes a launch, `pointwise.py` makes launches of a call. Whoever has a device, a GPU or its emulation,
-compiles `Launch.name` from the folder `SOURCES` and runs it.
+`launch.py` describes a launch; `pointwise.py`, `rows.py` and `statistics.py` make launches of a call. Whoever has a
+device, a GPU or its emulation, compiles `Launch.name` from the folder `SOURCES` and runs it.
 """
 
 from pathlib import Path

@@ -275,7 +275,7 @@ def gradients(make: Callable[[], Call], q: Array, k: Array, v: Array, do: Array,
     if options.get("bias") is not None:
         like["bias"] = options["bias"]
     a = layout_of(q, k, v, bool(options.get("enable_gqa", False)))
-    if not (a.keys and do.size):
+    if not (a.keys and math.prod(do.shape[:-1])):
         return {name: array_api_compat.array_namespace(x).zeros_like(x) for name, x in like.items()}
     call = make()
     device = call.device
