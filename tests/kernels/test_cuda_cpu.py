@@ -194,7 +194,7 @@ def test_arguments_that_are_laid_out_differently_are_refused(
     class Pointwise(launch.Pointwise):
         _fields_ = (("more", launch.View),)
 
-    monkeypatch.setattr(pointwise, "Pointwise", Pointwise)
+    monkeypatch.setattr(pointwise.Call, "structure", Pointwise)
     x = draw(0, 4, 8)
     with pytest.raises(KernelFault, match=r"arguments of \d+ bytes; expected"):
         kernels.call("pointwise_attention", {"q": x, "k": x, "v": x}, {})

@@ -18,6 +18,8 @@ __device__ inline float error_function(float x) { return erff(x); }
 __device__ inline double error_function(double x) { return erf(x); }
 __device__ inline float raised(float x, float y) { return powf(x, y); }
 __device__ inline double raised(double x, double y) { return pow(x, y); }
+__device__ inline float square_root(float x) { return sqrtf(x); }
+__device__ inline double square_root(double x) { return sqrt(x); }
 __device__ inline float size_of(float x) { return fabsf(x); }
 __device__ inline double size_of(double x) { return fabs(x); }
 

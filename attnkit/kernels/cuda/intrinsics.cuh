@@ -95,6 +95,7 @@ __device__ inline void wait_for_copies() {
 // ------------------------------------------------------------------------------------------------ warps
 
 __device__ inline float shuffle_xor(float x, int lanes) { return __shfl_xor_sync(0xffffffffu, x, lanes); }
+__device__ inline double shuffle_xor(double x, int lanes) { return __shfl_xor_sync(0xffffffffu, x, lanes); }
 
 // Four 8×8 matrices of 16-bit numbers; lane 8m + r gives the address of row r of matrix m. Lane l receives of each the
 // elements (l / 4, 2(l % 4)) and the next.

@@ -5,6 +5,7 @@ only where several leading axes cannot be joined to one. A `Device` compiles and
 """
 
 import math
+from collections.abc import Callable
 from numbers import Integral, Real
 from typing import Any, NamedTuple, Protocol
 
@@ -25,7 +26,7 @@ from attnkit.kernels.cuda.launch import (
 from attnkit.kernels.cuda.views import Views
 
 Array = Any
-OWN_TILES = {"pointwise_forward": 1}  # the gradients have two
+OWN_TILES = {"pointwise_forward": 1, "statistics_forward": 1}  # the gradients have two
 ROW_THREADS = 128
 
 
@@ -101,6 +102,9 @@ def unserved(q: Array, k: Array, v: Array, **options: Any) -> str | None:
 class Call(Views):
     """One call of `pointwise_attention` or its gradient on a device: the arguments that all of its launches share."""
 
+    structure: type[Pointwise] = Pointwise
+    family = "pointwise"  # what the names of its kernels begin with
+
     def __init__(self, device: Device, q: Array, k: Array, v: Array, o: Array, **options: Any) -> None:
         self.device, self.layout = device, layout_of(q, k, v, bool(options.get("enable_gqa", False)))
         self.dtype = q.dtype.name
@@ -108,7 +112,7 @@ class Call(Views):
         self.activation = options.get("activation", "relu")
         a = self.layout
         self.held: list[Array] = []  # arrays that only addresses refer to
-        self.arguments = Pointwise(heads=a.heads, groups=a.groups, queries=a.queries, keys=a.keys, d=a.d, e=a.e)
+        self.arguments = self.structure(heads=a.heads, groups=a.groups, queries=a.queries, keys=a.keys, d=a.d, e=a.e)
         self.arguments.items = a.items
         for name, x, leading, tokens, size in (
             ("q", q, a.leading, a.queries, a.d),
@@ -201,16 +205,19 @@ class Call(Views):
 
     def by_keys(self) -> list[Launch]:
         """A block for each tile of keys of each head of k and v; two launches where sums for both are too many."""
-        kernel, a = "pointwise_gradient_of_keys", self.layout
+        kernel, a = f"{self.family}_gradient_of_keys", self.layout
         tiles = self.tiles(kernel)
         blocks = blocks_of(a.keys, tiles.rows) * (a.heads // a.groups) * a.items
-        both = not (tiles.width == WIDEST and not tiles.plain)
-        wanted = [(True, True)] if both else [(True, False), (False, True)]
+        wanted = [(True, True)] if self.fit(tiles) else [(True, False), (False, True)]
         return [self.launch(kernel, blocks, self.pairs, *flags) for flags in wanted]
+
+    def fit(self, tiles: Tiles) -> bool:
+        """Whether registers hold the sums of dk and dv beside one another."""
+        return tiles.plain or tiles.width < WIDEST
 
     def of_bias(self, shape: tuple[int, ...]) -> Launch:
         """A block for each tile of the gradient."""
-        kernel = "pointwise_gradient_of_bias"
+        kernel = f"{self.family}_gradient_of_bias"
         tiles = self.tiles(kernel)
         self.arguments.bias_items, self.arguments.bias_heads = shape[:2]
         across = blocks_of(self.layout.keys, tiles.columns)
@@ -241,13 +248,19 @@ def forward(device: Device, q: Array, k: Array, v: Array, **options: Any) -> Arr
 
 def backward(device: Device, q: Array, k: Array, v: Array, do: Array, **options: Any) -> dict[str, Array]:
     """Gradients {"q", "k", "v"} and, where a bias was given, "bias"."""
+    return gradients(lambda: Call(device, q, k, v, do, **options), q, k, v, do, **options)
+
+
+def gradients(make: Callable[[], Call], q: Array, k: Array, v: Array, do: Array, **options: Any) -> dict[str, Array]:
+    """The same by the kernels of a family, whose call `make` gives."""
     like = {"q": q, "k": k, "v": v}
     if options.get("bias") is not None:
         like["bias"] = options["bias"]
     a = layout_of(q, k, v, bool(options.get("enable_gqa", False)))
-    if not (a.keys and do.size):
+    if not (a.keys and math.prod(do.shape[:-1])):
         return {name: array_api_compat.array_namespace(x).zeros_like(x) for name, x in like.items()}
-    call = Call(device, q, k, v, do, **options)
+    call = make()
+    device = call.device
     shapes = {
         "q": (*a.leading, a.queries, a.d),
         "k": (*a.shared, a.keys, a.d),
@@ -258,7 +271,7 @@ def backward(device: Device, q: Array, k: Array, v: Array, do: Array, **options:
         plain = tuple(like[name].shape) == shape
         grads[name] = device.empty(shape, q.dtype if plain else call.compute)
         call.view(f"d{name}", grads[name], shape[:-2], *shape[-2:])
-    launches = [*call.rows(), call.by_queries("pointwise_gradient_of_queries"), *call.by_keys()]
+    launches = [*call.rows(), call.by_queries(f"{call.family}_gradient_of_queries"), *call.by_keys()]
     if "bias" in like:
         shape = bias_shape(a, like["bias"])
         grads["bias"] = device.empty(shape, call.compute)

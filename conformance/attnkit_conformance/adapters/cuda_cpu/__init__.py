@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from attnkit import lowrank_newton
-from attnkit.kernels.cuda import linear, newton, pointwise
+from attnkit.kernels.cuda import linear, newton, pointwise, rows, statistics
 from attnkit.pointwise import reluformer_options, sigmoid_options
 from attnkit_conformance.adapter import Unsupported
 from attnkit_conformance.adapters.base import Absent, Arrays
@@ -34,12 +34,17 @@ class Served(NamedTuple):
     unserved: Callable[..., str | None]  # (**arrays and params)
 
 
+def translated(given: dict[str, Any], translate: Callable[..., dict[str, Any]], *names: str) -> dict[str, Any]:
+    """A call whose own options, `names`, are turned into others."""
+    own = {name: given.pop(name) for name in names if name in given}
+    return given | translate(**own)
+
+
 def pointwise_served(translate: Callable[..., dict[str, Any]], *names: str) -> Served:
     """Point-wise attention, or a case of it whose own options, `names`, `translate` into those."""
 
     def options(given: dict[str, Any]) -> dict[str, Any]:
-        own = {name: given.pop(name) for name in names if name in given}
-        return given | translate(**own)
+        return translated(given, translate, *names)
 
     return Served(
         lambda device, **given: {"o": pointwise.forward(device, **options(given))},
@@ -77,10 +82,47 @@ def inverse(device: Machine, a: Any, **given: Any) -> Any:
     return each[-1], lowrank_newton.residuals(np, a.astype(found.dtype), each)
 
 
+def rows_served(alpha: float) -> Served:
+    """Softmax, sparsemax or entmax attention, with its α where the call names none."""
+
+    def forward(device: Machine, **given: Any) -> dict[str, Any]:
+        found = rows.forward(device, **{"alpha": alpha, **given})
+        return dict(zip(("o", "lse"), found, strict=True)) if given.get("return_lse") else {"o": found}
+
+    def backward(device: Machine, cotangents: Arrays, q: Any, k: Any, v: Any, **given: Any) -> dict[str, Any]:
+        given = {name: x for name, x in {"alpha": alpha, **given}.items() if name != "return_lse"}
+        return rows.backward(device, q, k, v, cotangents["o"], cotangents.get("lse"), **given)
+
+    return Served(forward, backward, rows.unserved)
+
+
+CASES: dict[str, tuple[Callable[..., dict[str, Any]], tuple[str, ...]]] = {
+    "pointwise_attention": (dict, ()),
+    "reluformer_attention": (reluformer_options, ("gamma", "length")),
+    "sigmoid_attention": (sigmoid_options, ("length",)),
+}
+"""{op: what turns its own options, which are named, into those of point-wise attention}."""
+
+
+def statistics_forward(device: Machine, op: str, **given: Any) -> dict[str, Any]:
+    """Statistics of an op, and its output if there is a v."""
+    translate, names = CASES[op]
+    return statistics.forward(device, **translated(given, translate, *names))
+
+
+def statistics_backward(device: Machine, cotangents: Arrays, **given: Any) -> dict[str, Any]:
+    """Refused."""
+    raise Unsupported("the kernel of statistics has no gradients")
+
+
+STATISTICS = Served(statistics_forward, statistics_backward, statistics.unserved)
 SERVED: dict[str, Served] = {
-    "pointwise_attention": pointwise_served(dict),
-    "reluformer_attention": pointwise_served(reluformer_options, "gamma", "length"),
-    "sigmoid_attention": pointwise_served(sigmoid_options, "length"),
+    **{op: pointwise_served(translate, *names) for op, (translate, names) in CASES.items()},
+    "softmax_attention": rows_served(1.0),
+    "sparsemax_attention": rows_served(2.0),
+    "entmax_attention": rows_served(1.5),
+    "row_statistics": STATISTICS,
+    "attention_with_statistics": STATISTICS,
     "newton_inverse": bound("newton_inverse", inverse, newton.backward, newton.unserved),
     "linear_attention": bound("linear_attention", linear.forward, linear.backward, linear.unserved),
 }

@@ -15,14 +15,13 @@ from typing import Any
 
 from attnkit.kernels.cuda import SOURCES
 from attnkit.kernels.cuda.launch import ACTIVATIONS, FEATURE_MAPS, Launch
+from attnkit.kernels.cuda.rows import NORMALISERS
 
 HERE = Path(__file__).parent
 COMPILER = "g++"
 FLAGS = ("-std=c++17", "-O1", "-shared", "-fPIC", "-w", "-U_FORTIFY_SOURCE")
 SHIM = ("fibers.h", "intrinsics_on_host.h")
 Edits = Mapping[str, tuple[str, str]]  # by file: a text, and what takes its place
-CHOSEN = tuple(dict.fromkeys([*ACTIVATIONS.values(), *FEATURE_MAPS.values()]))
-"""Structures that are chosen when a kernel runs."""
 
 UNIT = """
 #define ATTNKIT_HOST "intrinsics_on_host.h"
@@ -30,17 +29,14 @@ UNIT = """
 
 namespace attnkit {{
 inline int chosen;
-struct Chosen {{  // the activation of a launch, so that kernels are compiled once for all of them
-  template <class C>
-  [[gnu::noinline]] static C value(C s) {{ switch (chosen) {{ {values} }} return s; }}
-  template <class C>
-  [[gnu::noinline]] static C slope(C s) {{ switch (chosen) {{ {slopes} }} return s; }}
+struct Chosen {{  // the structure that a launch names among several, so that kernels are compiled once for all of them
+{functions}
 }};
 }}
 
-extern "C" void run(const void* arguments, int size, int grid, int block, int shared, int descending, int activation,
+extern "C" void run(const void* arguments, int size, int grid, int block, int shared, int descending, int choice,
                     fibers::Answer* answer) {{
-  attnkit::chosen = activation;
+  attnkit::chosen = choice;
   const auto kernel = [](const void* a) {{ attnkit::{kernel}<{template}>(*(const attnkit::{arguments}*)a); }};
   fibers::run({{kernel, arguments, grid, block, shared, descending != 0}}, answer);
   if (size != (int)sizeof(attnkit::{arguments})) {{
@@ -50,6 +46,24 @@ extern "C" void run(const void* arguments, int size, int grid, int block, int sh
   }}
 }}
 """
+
+
+FUNCTION = """  template <class C>
+  [[gnu::noinline]] static C {name}({declared}) {{ switch (chosen) {{ {cases} }} return 0; }}"""
+
+CHOICES: tuple[tuple[tuple[str, ...], dict[str, tuple[str, ...]]], ...] = (
+    (tuple(dict.fromkeys((*ACTIVATIONS.values(), *FEATURE_MAPS.values()))), {"value": ("s",), "slope": ("s",)}),
+    (
+        NORMALISERS,
+        {
+            "relative": ("s", "top", "tau", "c", "above"),
+            "weigh": ("x", "power"),
+            "slope": ("x", "power"),
+            "tilt": ("p", "above"),
+        },
+    ),
+)
+"""Structures that are chosen when a kernel runs, and their functions with the names of their arguments."""
 
 
 class Answer(ctypes.Structure):
@@ -80,24 +94,32 @@ def sources(edits: Edits) -> dict[str, str]:
     return files
 
 
-def activation_of(launch: Launch) -> int:
-    """The place of a launch's activation in the table, 0 where it has none."""
-    names = [f"attnkit::{name}" for name in CHOSEN]
-    return next((names.index(part) for part in launch.template if part in names), 0)
+def choice_of(launch: Launch) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]], int]:
+    """Structures, functions and the place of the one that a launch names; nothing where it names none."""
+    for structures, functions in CHOICES:
+        for part in launch.template:
+            if part.removeprefix("attnkit::") in structures:
+                return structures, functions, structures.index(part.removeprefix("attnkit::"))
+    return (), {}, 0
 
 
 def unit(launch: Launch) -> str:
     """The source of the library of a launch."""
-    values, slopes = (
-        " ".join(f"case {n}: return {name}::{function}(s);" for n, name in enumerate(CHOSEN))
-        for function in ("value", "slope")
-    )
-    chosen = [f"attnkit::{name}" for name in CHOSEN]
+    structures, functions, _ = choice_of(launch)
+    written = []
+    for name, given in functions.items():
+        declared, passed = ", ".join(f"C {x}" for x in given), ", ".join(given)
+        cases = " ".join(f"case {n}: return {it}::{name}({passed});" for n, it in enumerate(structures))
+        written.append(FUNCTION.format(name=name, declared=declared, cases=cases))
+    chosen = {f"attnkit::{name}" for name in structures}
     template = ", ".join("attnkit::Chosen" if part in chosen else part for part in launch.template)
     return UNIT.format(
-        source=launch.source, values=values, slopes=slopes, kernel=launch.kernel, template=template,
+        source=launch.source,
+        functions="\n".join(written),
+        kernel=launch.kernel,
+        template=template,
         arguments=type(launch.arguments).__name__,
-    )  # fmt: skip
+    )
 
 
 class Library:
@@ -120,7 +142,7 @@ class Library:
         a = launch.arguments
         self.function(launch)(
             ctypes.byref(a), ctypes.sizeof(a), launch.blocks, launch.threads, launch.shared_bytes, int(descending),
-            activation_of(launch), ctypes.byref(answer),
+            choice_of(launch)[2], ctypes.byref(answer),
         )  # fmt: skip
         return answer
 

@@ -66,7 +66,7 @@ inline void wait_for_copies() {
 namespace lanes {
 
 struct Shuffle {
-  float x, y;
+  double x, y;  // float or double
   int from;
 };
 inline void shuffle(void* const* given) {
@@ -127,10 +127,11 @@ inline void product(void* const* given) {
 
 }  // namespace lanes
 
-inline float shuffle_xor(float x, int mask, int line = __builtin_LINE()) {
+template <class C>
+inline C shuffle_xor(C x, int mask, int line = __builtin_LINE()) {
   lanes::Shuffle own = {x, 0, (int)(threadIdx.x % WARP) ^ mask};
   fibers::together("a shuffle", line, &own, lanes::shuffle);
-  return own.y;
+  return (C)own.y;
 }
 
 inline void load_fragments(const char* name, int line, unsigned (&x)[4], const void* row,

@@ -1,0 +1,130 @@
+"""Softmax, sparsemax and entmax attention by CUDA kernels: from the arguments of a call to launches.
+
+Every option of the ops is taken as point-wise attention takes it. Numbers of rows, 2 for softmax and 4 with a
+threshold, lie in arrays of the compute dtype between the launches of a gradient; the forward call saves nothing.
+"""
+
+import ctypes
+from typing import Any
+
+from attnkit.kernels.cuda import pointwise
+from attnkit.kernels.cuda.launch import WIDEST, Launch, Pointwise, Tiles, View, blocks_of, tiles_of, width_of
+from attnkit.kernels.cuda.pointwise import Array, Device, layout_of
+
+EXACT = {1.0: "Softmax", 1.5: "EntmaxOneHalf", 2.0: "Sparsemax"}
+NORMALISERS = (*EXACT.values(), "Entmax")
+"""The structures of normalisers.cuh: by α, and the one for any α."""
+
+RESIDENT = 256
+"""Keys up to which the scores of a row stay in shared memory while its threshold is found: 64 KiB for 64 rows."""
+
+STEPS = {"float32": 12, "float64": 27}
+"""Newton steps that always are enough, less log2 of the number of keys: half the bits of a number."""
+
+LIKE = {
+    "rows_gradient_of_keys": "pointwise_gradient_of_keys",
+    "rows_gradient_of_bias": "pointwise_gradient_of_bias",
+}
+"""Kernels whose tiles are those of another with the same sums; the others have those of its forward kernel."""
+
+
+class Rows(Pointwise):
+    """The argument of every kernel: `Rows` of rows.cuh."""
+
+    _fields_ = (
+        *((name, View) for name in ("top", "tau", "step", "inverse", "delta", "lse", "dlse")),
+        *((name, ctypes.c_double) for name in ("above", "power")),
+        *((name, ctypes.c_int) for name in ("steps", "output")),
+    )
+
+
+class RowsCall(pointwise.Call):
+    """One call of softmax_attention or entmax_attention, or of its gradient; softmax is α = 1.
+
+    `rows` are given views by name: `lse` to be written, or its cotangent `dlse`. A call with `output` makes o.
+    """
+
+    structure = Rows
+    family = "rows"
+
+    def __init__(
+        self, device: Device, q: Array, k: Array, v: Array, o: Array, *, alpha: float, output: bool,
+        rows: dict[str, Array], **options: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(device, q, k, v, o, **options, activation="identity", alpha=0.0)
+        self.normaliser = EXACT.get(alpha, "Entmax")
+        s, a = self.arguments, self.layout
+        s.above, s.power = (0.0, 0.0) if alpha == 1.0 else (alpha - 1.0, 1.0 / (alpha - 1.0))
+        s.steps, s.output = STEPS[self.compute] + max(a.keys, 1).bit_length(), output
+        for name, x in rows.items():
+            self.view(name, x, a.leading, a.queries)
+        if not output:
+            for name in ("top", "inverse", "delta", *(() if alpha == 1.0 else ("tau", "step"))):
+                self.view(name, device.empty((*a.leading, a.queries), self.compute), a.leading, a.queries)
+
+    def rows(self) -> list[Launch]:
+        """What computes o, or the numbers of rows for the gradients."""
+        if self.normaliser == "Softmax":
+            return [self.by_queries("rows_softmax")]
+        return [self.by_queries("rows_threshold")]
+
+    def tiles(self, kernel: str) -> Tiles:
+        return tiles_of(LIKE.get(kernel, kernel), self.dtype, width_of(self.layout.d, self.layout.e))
+
+    def fit(self, tiles: Tiles) -> bool:
+        """Arrays of pairs take registers besides."""
+        return tiles.plain or tiles.width < (WIDEST // 2 if self.pairs else WIDEST)
+
+    def launch(self, kernel: str, blocks: int, *flags: bool) -> Launch:
+        """A kernel on tiles; its template has the normaliser, unless it is for softmax alone, and `flags`."""
+        tiles, own = self.tiles(kernel), 2 if "gradient" in kernel else 1
+        queries = tiles.stages * tiles.columns if kernel == "rows_gradient_of_keys" else tiles.rows
+        size = 8 if self.compute == "float64" else 4
+        if own == 1:
+            columns = blocks_of(self.layout.keys, tiles.columns) * tiles.columns
+            resident = kernel == "rows_threshold" and self.layout.keys <= RESIDENT
+            flags = (*flags, resident) if kernel == "rows_threshold" else flags
+            behind = 16 + (tiles.rows * columns * size if resident else 0)
+        else:
+            behind = queries * 5 * size
+        named = () if kernel == "rows_softmax" else (f"attnkit::{self.normaliser}",)
+        template = (str(tiles), *named, *(str(flag).lower() for flag in flags))
+        shared = tiles.shared_bytes(own, queries) + behind
+        return Launch(kernel, template, blocks, tiles.threads, shared, self.arguments, "rows_gradients.cuh")
+
+
+# ---------------------------------------------------------------------------------------------- what a library calls
+
+
+def unserved(q: Array, k: Array, v: Array, **options: Any) -> str | None:
+    """Why a call is not served, on any device."""
+    if hasattr(options.get("alpha"), "shape") and options["alpha"].shape != ():
+        return "an array alpha is served by the generic implementation"
+    return pointwise.unserved(q, k, v)
+
+
+def forward(
+    device: Device, q: Array, k: Array, v: Array, *, alpha: Any, return_lse: bool = False, **options: Any
+) -> Any:
+    """o (..., L, e), and with `return_lse` besides log Σ exp(s) (..., L) in the compute dtype; softmax is α = 1."""
+    a = layout_of(q, k, v, bool(options.get("enable_gqa", False)))
+    o = device.empty((*a.leading, a.queries, a.e), q.dtype)
+    compute = "float64" if q.dtype.name == "float64" else "float32"
+    rows = {"lse": device.empty((*a.leading, a.queries), compute)} if return_lse else {}
+    if o.size or (return_lse and rows["lse"].size):
+        call = RowsCall(device, q, k, v, o, alpha=float(alpha), output=bool(o.size), rows=rows, **options)
+        for launch in call.rows():
+            device.run(launch)
+    return (o, rows["lse"]) if return_lse else o
+
+
+def backward(
+    device: Device, q: Array, k: Array, v: Array, do: Array, dlse: Array | None = None, *, alpha: Any, **options: Any
+) -> dict[str, Array]:
+    """Gradients {"q", "k", "v"} and, where a bias was given, "bias"."""
+    rows = {} if dlse is None else {"dlse": dlse}
+
+    def call() -> RowsCall:
+        return RowsCall(device, q, k, v, do, alpha=float(alpha), output=False, rows=rows, **options)
+
+    return pointwise.gradients(call, q, k, v, do, **options)

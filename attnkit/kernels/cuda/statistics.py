@@ -1,0 +1,70 @@
+"""Statistics of the rows of point-wise weights by a CUDA kernel, alone or beside the output of the same call."""
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+from attnkit.kernels.cuda import pointwise
+from attnkit.kernels.cuda.launch import Launch, Pointwise, View
+from attnkit.kernels.cuda.pointwise import Array, Device, layout_of
+
+FIELDS = ("total", "entropy", "sum_squares", "maximum", "nonzero", "visible")
+OPS = ("pointwise_attention", "reluformer_attention", "sigmoid_attention")
+EXACT = ("relu", "relu_squared", "relu6")
+"""Activations whose zeros are counted."""
+
+
+class Statistics(Pointwise):
+    """The argument of the kernel: `Statistics` of statistics.cuh."""
+
+    _fields_ = (
+        *((name, View) for name in FIELDS),
+        ("weight_gain", ctypes.c_double),
+        *((name, ctypes.c_int) for name in ("exact", "output")),
+    )
+
+
+class StatisticsCall(pointwise.Call):
+    """One call of `row_statistics` or `attention_with_statistics` with the options of point-wise attention."""
+
+    structure = Statistics
+
+    def __init__(
+        self, device: Device, q: Array, k: Array, v: Array, o: Array, *, output: bool, rows: dict[str, Array],
+        **options: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(device, q, k, v, o, **options)
+        s, a = self.arguments, self.layout
+        p = options["dropout"][0] if options.get("dropout") is not None else 0.0
+        s.weight_gain, s.exact, s.output = s.gain * (1.0 - p), self.activation in EXACT, output
+        for name, x in rows.items():
+            self.view(name, x, a.leading, a.queries)
+
+    def launches(self) -> list[Launch]:
+        """What computes n^-alpha and log n, if that is needed, and everything else."""
+        made = (*self.rows(), self.by_queries("statistics_forward"))
+        return [launch._replace(source="statistics.cuh") for launch in made]
+
+
+def unserved(q: Array, k: Array, v: Array | None = None, *, op: str, **options: Any) -> str | None:
+    """Why a call is not served, on any device."""
+    if op not in OPS:
+        return f"statistics of {op} are served by the generic implementation"
+    return pointwise.unserved(q, k, k if v is None else v)
+
+
+def forward(
+    device: Device, q: Array, k: Array, v: Array | None = None, *, fields: Sequence[str] = FIELDS, **options: Any
+) -> dict[str, Array]:
+    """{"o": o if there is a v, field: (..., L) in the compute dtype}; the options are those of point-wise attention."""
+    a = layout_of(q, k, k if v is None else v, bool(options.get("enable_gqa", False)))
+    compute = "float64" if q.dtype.name == "float64" else "float32"
+    rows = {name: device.empty((*a.leading, a.queries), compute) for name in fields}
+    o = {} if v is None else {"o": device.empty((*a.leading, a.queries, a.e), q.dtype)}
+    if a.items * a.heads * a.queries:
+        output = v is not None and bool(o["o"].size)
+        written = o.get("o", q)
+        call = StatisticsCall(device, q, k, k if v is None else v, written, output=output, rows=rows, **options)
+        for launch in call.launches():
+            device.run(launch)
+    return o | rows

@@ -1,0 +1,128 @@
+"""The CUDA kernel of row statistics: judged on the CPU, planted bugs found, compiled."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from attnkit import ACTIVATIONS, row_statistics
+from attnkit.backends.torch.triton_launch import EXACT_ZEROS
+from attnkit.kernels.cuda import statistics
+from attnkit_conformance import core
+from attnkit_conformance.adapter import Unsupported
+from attnkit_conformance.adapters.cuda_cpu import CudaOnCpu, build
+from attnkit_conformance.case import Case, numpy_dtype
+
+if build.missing_compiler():
+    pytest.skip(str(build.missing_compiler()), allow_module_level=True)
+
+JUDGED = (
+    ("row_statistics", "float32", "cross.sigmoid_attention"),
+    ("row_statistics", "float32", "1x257.pointwise_attention"),
+    ("row_statistics", "float32", "mask-none-visible.reluformer_attention"),
+    ("row_statistics", "float32", "kinks.pointwise_attention"),
+    ("attention_with_statistics", "float32", "causal-padded.pointwise_attention"),
+    ("attention_with_statistics", "float32", "dropout.pointwise_attention"),
+    ("attention_with_statistics", "bfloat16", "gqa-mask.reluformer_attention"),
+    ("attention_with_statistics", "bfloat16", "100x257.sigmoid_attention"),
+    ("attention_with_statistics", "bfloat16", "dropout-mask.pointwise_attention"),
+)
+"""Op, dtype and the beginning of a sample's name: the full profile by hand has all of them, in all dtypes."""
+
+
+@pytest.fixture(scope="module")
+def kernels() -> CudaOnCpu:
+    return CudaOnCpu()
+
+
+def case_of(op: str, dtype: str, name: str) -> Case:
+    return next(case for case in core.cases(op, "full", (dtype,)) if case.id.split("/")[2].startswith(name))
+
+
+@pytest.mark.parametrize(("op", "dtype", "name"), JUDGED)
+def test_conforms(op: str, dtype: str, name: str, kernels: CudaOnCpu) -> None:
+    result = core.check(kernels, case_of(op, dtype, name))
+    assert result.status == "pass", f"{result.id}\n{result.message}"
+
+
+def test_other_ops_and_gradients_are_refused(kernels: CudaOnCpu) -> None:
+    x = np.zeros((2, 5, 8), np.float32)
+    refused = statistics.unserved(x, x, op="softmax_attention")
+    assert refused == "statistics of softmax_attention are served by the generic implementation"
+    with pytest.raises(Unsupported, match="has no gradients"):
+        kernels.vjp("row_statistics", {"q": x, "k": x}, {"op": "pointwise_attention"}, {})
+
+
+# ---------------------------------------------------------------------------------------------- planted bugs
+
+PLANTED: dict[str, tuple[str, str, str, set[str]]] = {
+    "lanes that keep maxima of their own": (
+        "  higher.reduce([](C x, C y) { return greater(x, y); });\n", "", "cross.sigmoid_attention", {"bound"},
+    ),
+    "a sum over the keys of one lane": ("    total.sum();\n", "", "cross.sigmoid_attention", {"bound"}),
+    "an entropy whose maximum rises alone": (
+        "spread[r] += total[r] * logarithm_or_zero(higher[r] / largest[r]);", ";", "1x257.sigmoid_attention", {"bound"},
+    ),
+    "visible pairs that count weights": (
+        "rows.visible.of_score(n) += 1;", "rows.visible.of_score(n) += s[n] != 0;", "kinks.pointwise_attention",
+        {"bound"},
+    ),
+    "no barrier before rows are stored": (
+        "  __syncthreads();  // `queries`, where the sweep was empty\n", "", "causal-padded.pointwise_attention",
+        {"exception"},
+    ),
+    "weights with the gain of dropout": (
+        "(C(a.weight_gain) * queries[r].factor)", "(C(a.gain) * queries[r].factor)", "dropout.pointwise_attention",
+        {"bound"},
+    ),
+}  # fmt: skip
+"""By name: text of statistics.cuh and what takes its place, the beginning of a sample's name, checks that may fail."""
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_bug_is_found(name: str) -> None:
+    before, after, scene, checks = PLANTED[name]
+    wrong = CudaOnCpu("planted", {"statistics.cuh": (before, after)})
+    failed = core.check(wrong, case_of("attention_with_statistics", "float32", scene))
+    assert failed.checks & checks, f"{failed.id}: {failed.checks} {failed.message}"
+    assert all("KernelFault" in text for check, text in failed.failures if check == "exception"), failed.message
+
+
+# ---------------------------------------------------------------------------------------------- the kernel
+
+
+def test_the_output_is_that_of_the_op(kernels: CudaOnCpu) -> None:
+    """The same bits as without statistics."""
+    q, k, v = (np.random.default_rng(n).standard_normal((3, 70, 16)).astype(np.float16) for n in range(3))
+    arrays = {"q": q, "k": k, "v": v}
+    both = kernels.call("attention_with_statistics", arrays, {"op": "pointwise_attention", "causal": True})
+    assert np.array_equal(both["o"], kernels.call("pointwise_attention", arrays, {"causal": True})["o"])
+
+
+def test_only_the_fields_that_are_asked_for(kernels: CudaOnCpu) -> None:
+    q, k = (np.random.default_rng(n).standard_normal((70, 16)).astype(np.float32) for n in range(2))
+    found = kernels.call("row_statistics", {"q": q, "k": k}, {"op": "pointwise_attention", "fields": ("maximum",)})
+    assert {*found} == {"maximum"}
+    exact = row_statistics("pointwise_attention", q.astype(np.float64), k.astype(np.float64)).maximum
+    assert np.max(np.abs(found["maximum"] - exact)) <= 1e-6
+
+
+def test_the_activations_with_exact_zeros_are_those_of_the_library() -> None:
+    assert {*statistics.EXACT} == {*EXACT_ZEROS} <= {*ACTIVATIONS}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "d", "capability"), [("float16", 64, 80), ("bfloat16", 128, 90), ("float32", 64, 80)]
+)
+@pytest.mark.parametrize("pairs", [False, True], ids=["plain", "pairs"])
+def test_no_spills_and_enough_memory(dtype: str, d: int, capability: int, pairs: bool, tmp_path: Path) -> None:
+    from .test_cuda_compile import MEMORY, Noting, compiled
+
+    device, x = Noting(), np.zeros((1, 2, 128, d), numpy_dtype(dtype))
+    options = {"mask": np.ones((128, 128), bool), "dropout": (0.1, 5)} if pairs else {}
+    statistics.forward(device, x, x, x, activation="sigmoid", causal=True, **options)
+    wanted = {launch.name: launch for launch in device.launches}
+    for name, kernel in compiled(wanted, capability, tmp_path).items():
+        assert kernel.stack == 0, f"{name} spills {kernel.stack} bytes"
+        assert kernel.shared <= MEMORY[capability]
+    assert {launch.kernel for launch in device.launches} == {"pointwise_rows", "statistics_forward"}
