@@ -1,6 +1,7 @@
 """CUDA kernels on CuPy arrays: how launches reach the driver, and arrays that torch and JAX share without a copy."""
 
 import ctypes
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,11 @@ pytest.importorskip("cupy", reason="cupy is not installed")
 
 import cupy
 
+from attnkit import _dispatch as dispatch
+from attnkit.backends.cupy import KERNELS as cupy_kernels
 from attnkit.backends.cupy import cuda, gpu
+from attnkit_conformance.adapters.cuda_cpu.build import Library, missing_compiler
+from attnkit_conformance.adapters.cuda_cpu.machine import Machine
 
 
 class Recorded:
@@ -67,8 +72,85 @@ def test_old_devices_and_missing_cotangents_say_so() -> None:
         device = type("Device", (), {"compute_capability": "75", "__str__": lambda self: "<Device 0>"})()
 
     assert gpu.unready(Old()) == "needs compute capability 8.0 or higher; the device has 7.5"
-    told = cuda.unsupported(lambda *arrays: None, Old(), Old(), Old(), None)
+    told = cuda.unsupported(lambda *arrays: None, 3, Old(), Old(), Old(), None)
     assert told == "no cotangent of the output was given"
+
+
+class OnCpu(np.ndarray):
+    """A NumPy array that has what the backend asks of a CuPy array."""
+
+    device = nullcontext()
+
+
+def draw(seed: int, *shape: int) -> Any:
+    return np.random.default_rng(seed).normal(size=shape).view(OnCpu)
+
+
+CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+    "pointwise_attention": ((), {"activation": "gelu", "causal": True}),
+    "sigmoid_attention": ((), {}),
+    "softmax_attention": ((), {"causal": True, "return_lse": True}),
+    "sparsemax_attention": ((), {}),
+    "entmax_attention": ((), {"alpha": 1.5}),
+    "linear_attention": ((), {"causal": True}),
+    "row_statistics": (("pointwise_attention",), {"activation": "relu"}),
+    "attention_with_statistics": (("reluformer_attention",), {}),
+}
+
+
+def flat(found: Any) -> list[Any]:
+    """The arrays of a result."""
+    if isinstance(found, dict):
+        return [x for name in sorted(found) for x in flat(found[name])]
+    if isinstance(found, tuple):
+        return [x for part in found for x in flat(part)]
+    return [] if found is None else [found]
+
+
+@pytest.fixture
+def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dispatch takes NumPy arrays for CuPy arrays, and launches run in the emulation of a GPU."""
+    if reason := missing_compiler():
+        pytest.skip(reason)
+    library = Library()
+    monkeypatch.setattr(cuda, "Gpu", lambda: Machine(library, behind=True, descending=False))
+    monkeypatch.setattr(cuda, "unready", lambda x: None)
+    monkeypatch.setattr(dispatch, "kernels", lambda op, x: cupy_kernels.get(op, ()))
+
+
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("op", CALLS)
+def test_every_op_is_wired_to_its_kernels(op: str) -> None:
+    q, k, v = draw(0, 2, 5, 8), draw(1, 2, 6, 8), draw(2, 2, 6, 4)
+    named, options = CALLS[op]
+    arrays = (q, k) if op == "row_statistics" else (q, k, v)
+    function = getattr(attnkit, op)
+    found = flat(function(*named, *arrays, impl="cuda", **options))
+    expected = flat(function(*named, *arrays, impl="generic", **options))
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-12)
+    if not named:
+        pulled, own = draw(3, 2, 5, 4), {name: x for name, x in options.items() if name != "return_lse"}
+        vjp = getattr(attnkit, f"{op}_vjp")
+        grads, truth = (flat(vjp(*arrays, pulled, impl=impl, **own)) for impl in ("cuda", "generic"))
+        for one, other in zip(grads, truth, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.usefixtures("emulated")
+def test_the_newton_inverse_is_wired_with_its_residuals() -> None:
+    a = draw(0, 3, 6, 6)
+    a = a @ a.mT
+    found, expected = (flat(attnkit.newton_inverse(a, return_residuals=True, impl=i)) for i in ("cuda", "generic"))
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-8, atol=1e-10)
+
+
+def test_what_is_refused() -> None:
+    q = draw(0, 2, 5, 8)
+    assert "array alpha" in cuda.rows_unserved(q, q, q, alpha=np.asarray(1.5))
+    assert "statistics of gaussian" in cuda.statistics.unserved(q, q, op="gaussian_attention")
 
 
 # ---------------------------------------------------------------------------------------------- on a GPU

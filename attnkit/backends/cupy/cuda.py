@@ -3,32 +3,61 @@
 No GPU has run or timed them yet: `impl="cuda"` names them, and `impl="auto"` leaves them alone.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from attnkit._dispatch import Kernel
+from attnkit import lowrank_newton
+from attnkit._dispatch import Kernel, namespace
 from attnkit.backends.cupy.gpu import Gpu, unready
-from attnkit.kernels.cuda import pointwise
+from attnkit.kernels.cuda import linear, newton, pointwise, rows, statistics
+from attnkit.statistics import RowStatistics
+
+Call = Callable[..., Any]
 
 
-def attend(op: Any, q: Any, k: Any, v: Any, **options: Any) -> Any:
-    """What `op` gives on the device of q."""
-    with q.device:
-        return op(Gpu(), q, k, v, **options)
+def on_its_device(function: Call, x: Any, *arrays: Any, **options: Any) -> Any:
+    """What a function of (device, arrays) gives on the device of its first array."""
+    with x.device:
+        return function(Gpu(), x, *arrays, **options)
 
 
-def pull(op: Any, q: Any, k: Any, v: Any, do: Any, **options: Any) -> dict[str, Any]:
-    """Its gradients."""
-    with q.device:
-        grads: dict[str, Any] = op(Gpu(), q, k, v, do, **options)
-    return grads
+# ---------------------------------------------------------------------------------------------- what is served
 
 
-def unsupported(unserved: Any, q: Any, k: Any, v: Any, *rest: Any, **options: Any) -> str | None:
-    """Why a call is not served."""
-    if any(x is None for x in rest):
+def unsupported(unserved: Call, inputs: int, *arrays: Any, **options: Any) -> str | None:
+    """Why a call is not served; behind the inputs stand cotangents, the first of which has to be there."""
+    if arrays[inputs:] and arrays[inputs] is None:
         return "no cotangent of the output was given"
-    return unready(q) or unserved(q, k, v, **options)
+    return unready(arrays[0]) or unserved(*arrays[:inputs], **options)
+
+
+def rows_unserved(q: Any, k: Any, v: Any, **options: Any) -> str | None:
+    """Why softmax, sparsemax or entmax is not served."""
+    if hasattr(options.get("alpha"), "ndim"):
+        return "an array alpha is served by the generic implementation"
+    return rows.unserved(q, k, v, **options)
+
+
+def inverse_unserved(a: Any, **options: Any) -> str | None:
+    """Why the Newton inverse is not served."""
+    return newton.unserved(a, **options)
+
+
+def residuals(a: Any, iterates: list[Any]) -> Any:
+    """The generic residuals of iterates."""
+    return lowrank_newton.residuals(namespace(a), a, iterates)
+
+
+def statistics_of_rows(device: Gpu, q: Any, k: Any, *, op: str, **options: Any) -> RowStatistics:
+    """row_statistics."""
+    return RowStatistics(**statistics.forward(device, q, k, **options))
+
+
+def both(device: Gpu, q: Any, k: Any, v: Any, *, op: str, **options: Any) -> tuple[Any, RowStatistics]:
+    """attention_with_statistics."""
+    found = statistics.forward(device, q, k, v, **options)
+    return found.pop("o"), RowStatistics(**found)
 
 
 def pays(*arrays: Any, **options: Any) -> bool:
@@ -36,10 +65,21 @@ def pays(*arrays: Any, **options: Any) -> bool:
     return False
 
 
-OPS = {"pointwise_attention": (pointwise.forward, pointwise.backward, pointwise.unserved)}
-"""{op: (forward, backward, why a call is not served)}."""
-KERNELS = {
-    f"{op}{suffix}": Kernel("cuda", partial(serve, function), partial(unsupported, unserved), pays)
-    for op, (forward, backward, unserved) in OPS.items()
-    for suffix, serve, function in (("", attend, forward), ("_vjp", pull, backward))
+def kernel(function: Call, unserved: Call, inputs: int) -> Kernel:
+    return Kernel("cuda", partial(on_its_device, function), partial(unsupported, unserved, inputs), pays)
+
+
+SERVED: dict[str, tuple[Call, Call, Call, int]] = {
+    "pointwise_attention": (pointwise.forward, pointwise.backward, pointwise.unserved, 3),
+    "softmax_attention": (partial(rows.forward, alpha=1.0), partial(rows.backward, alpha=1.0), rows_unserved, 3),
+    "entmax_attention": (partial(rows.forward, alpha=1.5), partial(rows.backward, alpha=1.5), rows_unserved, 3),
+    "linear_attention": (linear.forward, linear.backward, linear.unserved, 3),
+    "newton_inverse": (partial(newton.inverse, residuals), newton.backward, inverse_unserved, 1),
+}
+"""{op: (forward, backward, why a call is not served, how many arrays come before cotangents)}."""
+KERNELS = {op: kernel(forward, unserved, inputs) for op, (forward, _, unserved, inputs) in SERVED.items()}
+KERNELS |= {f"{op}_vjp": kernel(backward, unserved, inputs) for op, (_, backward, unserved, inputs) in SERVED.items()}
+KERNELS |= {
+    "row_statistics": kernel(statistics_of_rows, statistics.unserved, 2),
+    "attention_with_statistics": kernel(both, statistics.unserved, 3),
 }

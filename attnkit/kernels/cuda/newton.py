@@ -5,6 +5,7 @@ All steps of all matrices are one launch, a gradient one more. Formulas are in n
 
 import ctypes
 import math
+from collections.abc import Callable
 from numbers import Real
 from typing import Any
 
@@ -92,6 +93,15 @@ def iterates(device: Device, a: Array, *, newton_steps: int = 20, init_scale: An
     found = call.iterates(True)
     call.inverse()
     return found
+
+
+def inverse(residuals: Callable[..., Array], device: Device, a: Array, **given: Any) -> Any:
+    """X_T, or with `return_residuals` (X_T, `residuals` (A, X_0 .. X_T) of the kernel's iterates)."""
+    if not given.pop("return_residuals", False):
+        return forward(device, a, **given)
+    found = iterates(device, a, **given)
+    each = [found[..., n, :, :] for n in range(found.shape[-3])]
+    return each[-1], residuals(a.astype(found.dtype), each)
 
 
 def backward(

@@ -73,15 +73,6 @@ def bound(op: str, forward: Call, backward: Call, unserved: Callable[..., str | 
     )
 
 
-def inverse(device: Machine, a: Any, **given: Any) -> Any:
-    """newton_inverse, with the generic residuals of the kernel's iterates where they are wanted."""
-    if not given.pop("return_residuals", False):
-        return newton.forward(device, a, **given)
-    found = newton.iterates(device, a, **given)
-    each = [found[..., n, :, :] for n in range(found.shape[-3])]
-    return each[-1], lowrank_newton.residuals(np, a.astype(found.dtype), each)
-
-
 def rows_served(alpha: float) -> Served:
     """Softmax, sparsemax or entmax attention, with its α where the call names none."""
 
@@ -123,7 +114,12 @@ SERVED: dict[str, Served] = {
     "entmax_attention": rows_served(1.5),
     "row_statistics": STATISTICS,
     "attention_with_statistics": STATISTICS,
-    "newton_inverse": bound("newton_inverse", inverse, newton.backward, newton.unserved),
+    "newton_inverse": bound(
+        "newton_inverse",
+        partial(newton.inverse, partial(lowrank_newton.residuals, np)),
+        newton.backward,
+        newton.unserved,
+    ),
     "linear_attention": bound("linear_attention", linear.forward, linear.backward, linear.unserved),
 }
 
