@@ -14,7 +14,7 @@ export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 export JAX_PLATFORMS ?= cpu
 
-.PHONY: install run test lint types conformance smoke gpu benchmarks docs clean
+.PHONY: install run test lint types conformance emulated smoke gpu benchmarks docs clean
 
 install: $(VENV)/.installed
 
@@ -50,6 +50,12 @@ test: lint types
 conformance: install
 	@mkdir -p $(OUT)
 	$(BIN)/python -m attnkit_conformance run --profile full --html $(OUT)/conformance-full.html --json $(OUT)/conformance-full.json
+
+# Kernels of GPUs beside the generic bodies, without a GPU: interpreted, or emulated thread by thread.
+emulated: install
+	@mkdir -p $(OUT)
+	$(BIN)/python -m attnkit_conformance run numpy-generic triton_interpreted jax_triton_interpreted pallas_interpreted cuda_cpu \
+	  --profile quick -k "not property" --html $(OUT)/conformance-emulated.html
 
 smoke: install
 	for recipe in 000-fig1 000-fig2 000-fig3 000-fig4; do \

@@ -6,7 +6,6 @@ Everything is as on a GPU but the launch itself, which is a callback.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -15,18 +14,10 @@ import jax
 import numpy as np
 
 from attnkit.backends.jax import triton_call, triton_pointwise
-from attnkit.pointwise import reluformer_options, sigmoid_options
 from attnkit_conformance.adapters.base import Arrays
+from attnkit_conformance.adapters.cases import POINTWISE, as_pointwise
 from attnkit_conformance.adapters.jax import Jax, light
 from attnkit_conformance.opdb import BY_NAME
-
-OPS: dict[str, Callable[..., dict[str, Any]]] = {
-    "pointwise_attention": lambda **own: own,
-    "reluformer_attention": reluformer_options,
-    "sigmoid_attention": sigmoid_options,
-}
-"""{op: its own options as those of pointwise_attention}."""
-OWN = ("gamma", "length")
 
 
 def interpreted(launch: triton_call.Launch, compute_capability: int | None = None) -> tuple[jax.Array, ...]:
@@ -43,17 +34,9 @@ def interpreted(launch: triton_call.Launch, compute_capability: int | None = Non
     return found
 
 
-def translated(op: str, given: dict[str, Any]) -> dict[str, Any]:
-    """The options of an op as those of pointwise_attention."""
-    if op == "pointwise_attention":
-        return given
-    own = {name: given[name] for name in OWN if name in given}
-    return {name: x for name, x in given.items() if name not in own} | OPS[op](**own)
-
-
 def attend(op: str, q: Any, k: Any, v: Any, **given: Any) -> Any:
-    """One of `OPS`."""
-    return triton_pointwise.attend(q, k, v, **translated(op, given))
+    """One of `POINTWISE`."""
+    return triton_pointwise.attend(q, k, v, **as_pointwise(op, given))
 
 
 class Interpreted(Jax):
@@ -65,7 +48,7 @@ class Interpreted(Jax):
         if os.environ.get("TRITON_INTERPRET") != "1":
             raise RuntimeError("set TRITON_INTERPRET=1 before triton is imported")
         triton_call.call = interpreted
-        super().__init__("jax_triton_interpreted", "triton", ("float32", "float16"), tuple(OPS), light())
+        super().__init__("jax_triton_interpreted", "triton", ("float32", "float16"), tuple(POINTWISE), light())
         self.description = f"interpreted on the CPU; {self.description}"
         np.seterr(all="ignore")  # a GPU does not warn of NaN and infinities either
 
@@ -79,4 +62,4 @@ class Interpreted(Jax):
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
         """What the kernels do not serve on any device."""
-        return triton_pointwise.unserved(**translated(op, {**arrays, **params}))
+        return triton_pointwise.unserved(**as_pointwise(op, {**arrays, **params}))

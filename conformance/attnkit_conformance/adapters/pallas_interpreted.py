@@ -5,37 +5,20 @@ They are called directly, for attnkit's dispatch never picks an interpreter.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 from attnkit.backends.jax import pallas_pointwise
-from attnkit.pointwise import reluformer_options, sigmoid_options
 from attnkit_conformance.adapters.base import Arrays
+from attnkit_conformance.adapters.cases import POINTWISE, as_pointwise
 from attnkit_conformance.adapters.jax import Jax, light
 from attnkit_conformance.opdb import BY_NAME
 
-OPS: dict[str, Callable[..., dict[str, Any]]] = {
-    "pointwise_attention": lambda **own: own,
-    "reluformer_attention": reluformer_options,
-    "sigmoid_attention": sigmoid_options,
-}
-"""{op: its own options as those of pointwise_attention}."""
-OWN = ("gamma", "length")
-
-
-def translated(op: str, given: dict[str, Any]) -> dict[str, Any]:
-    """The options of an op as those of pointwise_attention."""
-    if op == "pointwise_attention":
-        return given
-    own = {name: given[name] for name in OWN if name in given}
-    return {name: x for name, x in given.items() if name not in own} | OPS[op](**own)
-
 
 def attend(op: str, q: Any, k: Any, v: Any, **given: Any) -> Any:
-    """One of `OPS`, interpreted."""
-    return pallas_pointwise.attend(q, k, v, interpret=True, **translated(op, given))
+    """One of `POINTWISE`, interpreted."""
+    return pallas_pointwise.attend(q, k, v, interpret=True, **as_pointwise(op, given))
 
 
 class Interpreted(Jax):
@@ -44,7 +27,7 @@ class Interpreted(Jax):
     errors = False
 
     def __init__(self) -> None:
-        super().__init__("pallas_interpreted", "pallas", ("float32", "bfloat16", "float16"), tuple(OPS), light())
+        super().__init__("pallas_interpreted", "pallas", ("float32", "bfloat16", "float16"), tuple(POINTWISE), light())
         self.description = f"interpreted on the CPU; {self.description}"
 
     def answer(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
@@ -57,7 +40,7 @@ class Interpreted(Jax):
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
         """What the kernels do not serve on any device."""
-        return pallas_pointwise.unserved(**translated(op, {**arrays, **params}))
+        return pallas_pointwise.unserved(**as_pointwise(op, {**arrays, **params}))
 
 
 def adapters() -> list[Interpreted]:

@@ -15,9 +15,9 @@ import numpy as np
 
 from attnkit import lowrank_newton
 from attnkit.kernels.cuda import linear, newton, pointwise, rows, statistics
-from attnkit.pointwise import reluformer_options, sigmoid_options
 from attnkit_conformance.adapter import Unsupported
 from attnkit_conformance.adapters.base import Absent, Arrays
+from attnkit_conformance.adapters.cases import POINTWISE, as_pointwise
 from attnkit_conformance.adapters.cuda_cpu.build import Edits, Library, missing_compiler
 from attnkit_conformance.adapters.cuda_cpu.machine import KernelFault, Machine
 from attnkit_conformance.case import DTYPES
@@ -34,22 +34,12 @@ class Served(NamedTuple):
     unserved: Callable[..., str | None]  # (**arrays and params)
 
 
-def translated(given: dict[str, Any], translate: Callable[..., dict[str, Any]], *names: str) -> dict[str, Any]:
-    """A call whose own options, `names`, are turned into others."""
-    own = {name: given.pop(name) for name in names if name in given}
-    return given | translate(**own)
-
-
-def pointwise_served(translate: Callable[..., dict[str, Any]], *names: str) -> Served:
-    """Point-wise attention, or a case of it whose own options, `names`, `translate` into those."""
-
-    def options(given: dict[str, Any]) -> dict[str, Any]:
-        return translated(given, translate, *names)
-
+def pointwise_served(op: str) -> Served:
+    """Point-wise attention, or a case of it."""
     return Served(
-        lambda device, **given: {"o": pointwise.forward(device, **options(given))},
+        lambda device, **given: {"o": pointwise.forward(device, **as_pointwise(op, given))},
         lambda device, cotangents, q, k, v, **given: pointwise.backward(
-            device, q, k, v, cotangents["o"], **options(given)
+            device, q, k, v, cotangents["o"], **as_pointwise(op, given)
         ),
         pointwise.unserved,
     )
@@ -87,18 +77,9 @@ def rows_served(alpha: float) -> Served:
     return Served(forward, backward, rows.unserved)
 
 
-CASES: dict[str, tuple[Callable[..., dict[str, Any]], tuple[str, ...]]] = {
-    "pointwise_attention": (dict, ()),
-    "reluformer_attention": (reluformer_options, ("gamma", "length")),
-    "sigmoid_attention": (sigmoid_options, ("length",)),
-}
-"""{op: what turns its own options, which are named, into those of point-wise attention}."""
-
-
 def statistics_forward(device: Machine, op: str, **given: Any) -> dict[str, Any]:
     """Statistics of an op, and its output if there is a v."""
-    translate, names = CASES[op]
-    return statistics.forward(device, **translated(given, translate, *names))
+    return statistics.forward(device, **as_pointwise(op, given))
 
 
 def statistics_backward(device: Machine, cotangents: Arrays, **given: Any) -> dict[str, Any]:
@@ -108,7 +89,7 @@ def statistics_backward(device: Machine, cotangents: Arrays, **given: Any) -> di
 
 STATISTICS = Served(statistics_forward, statistics_backward, statistics.unserved)
 SERVED: dict[str, Served] = {
-    **{op: pointwise_served(translate, *names) for op, (translate, names) in CASES.items()},
+    **{op: pointwise_served(op) for op in POINTWISE},
     "softmax_attention": rows_served(1.0),
     "sparsemax_attention": rows_served(2.0),
     "entmax_attention": rows_served(1.5),
