@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from attnkit_conformance.adapters.base import Arrays, AttnkitAdapter, implementations
 from attnkit_conformance.opdb import BY_NAME
 
-KEPT = 100  # jitted functions
+KEPT = 60  # jitted functions of all adapters of a process: each holds memory maps, and their number is limited
 # Every case is a program of its own, run once or twice, and compiling is nearly all of the time: this halves it.
 LIGHT = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
 Options = dict[str, Any]
@@ -31,13 +31,14 @@ def light() -> Options:
 class Jax(AttnkitAdapter):
     """Every call is jitted; jitted functions are kept, so that one shape is compiled once."""
 
+    jitted: ClassVar[dict[tuple[str, ...], Callable[..., Any]]] = {}
+
     def __init__(
         self, name: str, impl: str, dtypes: tuple[str, ...], ops: tuple[str, ...] | None, options: Options
     ) -> None:
         described = ", ".join(f"{option}={value}" for option, value in options.items())
         super().__init__(name, dtypes, impl, "; ".join(filter(None, ("jit, jax.vjp", described))), ops)
         self.options = options
-        self.jitted: dict[tuple[str, str, str], Callable[..., Any]] = {}
 
     def array(self, x: np.ndarray, dtype: str) -> Any:
         """On the default device."""
@@ -53,9 +54,9 @@ class Jax(AttnkitAdapter):
         self, kind: str, op: str, params: Arrays, make: Callable[[], Callable[..., Any]]
     ) -> Callable[..., Any]:
         """The jitted function of an op with these parameters."""
-        key = (kind, op, repr(sorted(params.items())))
+        key = (self.name, repr(self.options), kind, op, repr(sorted(params.items())))
         if key not in self.jitted:
-            if len(self.jitted) >= KEPT:  # each executable holds memory maps, and their number is limited
+            if len(self.jitted) >= KEPT:
                 self.jitted.clear()
                 jax.clear_caches()
             self.jitted[key] = jax.jit(make(), compiler_options=self.options)
