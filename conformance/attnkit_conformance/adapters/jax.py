@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import jax
@@ -31,14 +32,15 @@ def light() -> Options:
 class Jax(AttnkitAdapter):
     """Every call is jitted; jitted functions are kept, so that one shape is compiled once."""
 
-    jitted: ClassVar[dict[tuple[str, ...], Callable[..., Any]]] = {}
+    jitted: ClassVar[dict[tuple[Any, ...], Callable[..., Any]]] = {}
+    numbers: ClassVar[Iterator[int]] = itertools.count()
 
     def __init__(
         self, name: str, impl: str, dtypes: tuple[str, ...], ops: tuple[str, ...] | None, options: Options
     ) -> None:
         described = ", ".join(f"{option}={value}" for option, value in options.items())
         super().__init__(name, dtypes, impl, "; ".join(filter(None, ("jit, jax.vjp", described))), ops)
-        self.options = options
+        self.options, self.number = options, next(Jax.numbers)
 
     def array(self, x: np.ndarray, dtype: str) -> Any:
         """On the default device."""
@@ -54,7 +56,7 @@ class Jax(AttnkitAdapter):
         self, kind: str, op: str, params: Arrays, make: Callable[[], Callable[..., Any]]
     ) -> Callable[..., Any]:
         """The jitted function of an op with these parameters."""
-        key = (self.name, repr(self.options), kind, op, repr(sorted(params.items())))
+        key = (self.number, kind, op, repr(sorted(params.items())))
         if key not in self.jitted:
             if len(self.jitted) >= KEPT:
                 self.jitted.clear()
