@@ -135,10 +135,10 @@ def judge_arrays(
         if x.shape != limit.golden.shape:
             found.fail("shape", f"{label} has shape {x.shape}; expected {limit.golden.shape}")
             continue
-        wide = x.astype(np.float64)
+        wide = tolerance.widened(x)
         if name in zeros and np.any(wide[np.broadcast_to(zeros[name], x.shape) & (limit.golden == 0)]):
             found.fail("null_rows", f"{label} is not exactly 0 where nothing is visible")
-        measured = tolerance.measure(label, wide, limit)
+        measured = tolerance.measure(label, x, limit)
         found.measured.append(measured)
         found.failures.extend(measured.failures)
 

@@ -121,7 +121,7 @@ def judged(adapter: Adapter, case: Case, of: Case, back: Callable[[str, np.ndarr
     truth = compute(of)
     limits = {**truth.outputs, **{f"d{name}": limit for name, limit in truth.gradients.items()}}
     for name, x in both(adapter, case).items():
-        measured = tolerance.measure(name, back(name, x.astype(np.float64)), limits[name])
+        measured = tolerance.measure(name, back(name, x), limits[name])
         yield from (text for _, text in measured.failures)
 
 
@@ -153,7 +153,7 @@ def batch_mates(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[str
     summed = {f"d{name}" for name, x in case.arrays.items() if x.ndim <= 2}  # over the batch
     for name, alone in both(adapter, one).items():
         for x in (alone,) if name in summed else (alone, company[name]):
-            yield from (text for _, text in tolerance.measure(name, x.astype(np.float64), limits[name]).failures)
+            yield from (text for _, text in tolerance.measure(name, x, limits[name]).failures)
 
 
 def padding_amount(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[str]:
@@ -237,7 +237,7 @@ def sigmoid_tail(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[st
 def whole_is(case: Case, other: Mapping[str, np.ndarray]) -> Iterator[str]:
     """Outputs put together from other calls are the golden ones of `case` within the bounds of D."""
     for name, limit in compute(case).outputs.items():
-        found = tolerance.measure(name, other[name].astype(np.float64), limit)
+        found = tolerance.measure(name, other[name], limit)
         yield from (text for _, text in found.failures)
 
 

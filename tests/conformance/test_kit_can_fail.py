@@ -367,3 +367,17 @@ def test_undiscernible_limit_is_called_blind() -> None:
     assert tolerance.blind_spots("o", limit) == []
     blind = tolerance.blind_spots("o", replace(limit, bound=4 / tolerance.eps("float32")))
     assert [text.split()[2] for text in blind] == list(tolerance.impostors(limit.golden))
+
+
+@pytest.mark.parametrize("bits", [0x7F800001, 0xFF7FFFFF], ids=["signalling NaN", "largest"])
+def test_unwritten_memory_is_a_finding_and_not_an_error(bits: int) -> None:
+    """What a kernel never wrote may hold any bits; they are judged as numbers, without a warning that ends the case."""
+    x = np.array([1.0, 1.0], np.float32)
+    x.view(np.uint32)[1] = bits
+    measured = tolerance.measure("o", x, tolerance.limit(np.ones(2), "float32"))
+    assert {check for check, _ in measured.failures} & {"bound", "nonfinite"}
+
+
+def test_errors_whose_squares_overflow_are_measured() -> None:
+    measured = tolerance.measure("o", np.array([1.0, 1e308]), tolerance.limit(np.ones(2), "float64"))
+    assert [check for check, _ in measured.failures] == ["bound"]
