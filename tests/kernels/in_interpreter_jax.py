@@ -13,8 +13,7 @@ import numpy as np
 import attnkit
 from attnkit.backends.jax import triton_call, triton_pointwise
 from attnkit_conformance.adapters.jax_triton_interpreted import interpreted
-
-EPS = np.finfo(np.float32).eps
+from tests.library.arrays import assert_close
 
 
 @pytest.fixture(autouse=True)
@@ -24,11 +23,6 @@ def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def draw(seed: int, *shape: int) -> jax.Array:
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
-
-
-def agree(got: Any, expected: Any) -> None:
-    assert got.shape == expected.shape
-    assert jnp.all(jnp.abs(got - expected) <= 32 * EPS * jnp.abs(expected).max())
 
 
 def test_vmap_is_one_call_with_one_more_axis(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,7 +42,7 @@ def test_vmap_is_one_call_with_one_more_axis(monkeypatch: pytest.MonkeyPatch) ->
     assert programs[-1] == 3 * 2
     for n in range(3):
         expected = attnkit.pointwise_attention(q[n], k[n], v, causal=True, key_lengths=lengths[n][None])
-        agree(found[n], expected)
+        assert_close(found[n], expected)
 
 
 def test_gradients_under_vmap_are_those_of_every_call() -> None:
@@ -65,23 +59,23 @@ def test_gradients_under_vmap_are_those_of_every_call() -> None:
     for n in range(2):
         expected = jax.grad(lambda *a: loss(attnkit.pointwise_attention, *a), (0, 1, 2))(q[n], k, bias[n])
         for got, truth in zip(found, expected, strict=True):
-            agree(got[n], truth)
+            assert_close(got[n], truth)
 
 
 def test_vmap_with_dropout_is_a_loop() -> None:
     q, k, v = draw(0, 2, 6, 4), draw(1, 7, 4), draw(2, 7, 5)
     mapped = jax.vmap(lambda q: triton_pointwise.attend(q, k, v, dropout=(0.5, 3)))(q)
     for n in range(2):
-        agree(mapped[n], attnkit.pointwise_attention(q[n], k, v, dropout=(0.5, 3), impl="generic"))
+        assert_close(mapped[n], attnkit.pointwise_attention(q[n], k, v, dropout=(0.5, 3), impl="generic"))
 
 
 def test_leading_axes_that_cannot_be_joined() -> None:
     q, k, v = draw(0, 2, 3, 2, 6, 4), draw(1, 2, 1, 2, 7, 4), draw(2, 3, 1, 7, 5)
-    agree(triton_pointwise.attend(q, k, v), attnkit.pointwise_attention(q, k, v))
+    assert_close(triton_pointwise.attend(q, k, v), attnkit.pointwise_attention(q, k, v))
     do = draw(3, 2, 3, 2, 6, 5)
     expected = attnkit.pointwise_attention_vjp(q, k, v, do, impl="generic")
     for name, grad in triton_pointwise.pull(q, k, v, do).items():
-        agree(grad, expected[name])
+        assert_close(grad, expected[name])
 
 
 def test_forward_mode_says_that_there_is_none() -> None:

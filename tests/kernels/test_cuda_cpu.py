@@ -10,13 +10,13 @@ from attnkit import ACTIVATIONS, pointwise_attention, pointwise_attention_vjp
 from attnkit.kernels.cuda import launch, pointwise
 from attnkit_conformance import core
 from attnkit_conformance.adapter import Unsupported
-from attnkit_conformance.adapters.cuda_cpu import CudaOnCpu, build
+from attnkit_conformance.adapters.cuda_cpu import CudaOnCpu
 from attnkit_conformance.adapters.cuda_cpu.machine import KernelFault, Machine
-from attnkit_conformance.case import Case, numpy_dtype
+from attnkit_conformance.case import Case
 from attnkit_conformance.judge import judge
+from tests.library.arrays import assert_agrees
 
-if build.missing_compiler():
-    pytest.skip(str(build.missing_compiler()), allow_module_level=True)
+from .emulated import assert_found, draw
 
 DTYPES = {
     "pointwise_attention": ("float64", "float32", "bfloat16", "float16"),
@@ -24,15 +24,6 @@ DTYPES = {
     "sigmoid_attention": ("float32",),
 }
 """What is judged of each op here: the kernels are the same, and the full profile by hand has all dtypes of all."""
-
-
-@pytest.fixture(scope="module")
-def kernels() -> CudaOnCpu:
-    return CudaOnCpu()
-
-
-def draw(seed: int, *shape: int, dtype: str = "float32") -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape).astype(numpy_dtype(dtype))
 
 
 @pytest.mark.parametrize("op", DTYPES)
@@ -119,9 +110,7 @@ def case_of(scene: str) -> Case:
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_bug_is_found(name: str) -> None:
     file, before, after, scene, checks = PLANTED[name]
-    failed = core.check(Forward("planted", {file: (before, after)}), case_of(scene))
-    assert failed.checks & checks, f"{failed.id}: {failed.message}"
-    assert all("KernelFault" in text for check, text in failed.failures if check == "exception"), failed.message
+    assert_found(Forward("planted", {file: (before, after)}), case_of(scene), checks)
 
 
 IN_GRADIENTS: dict[str, tuple[str, str, str, set[str]]] = {
@@ -146,7 +135,7 @@ def test_a_planted_bug_in_the_gradients_is_found(name: str) -> None:
 # ---------------------------------------------------------------------------------------------- the shim
 
 
-OWN_ROWS = "[&](int r) { return i0 + r < a.queries; }"
+OWN_ROWS = "[&](int r) { return i0 + r < this->a.queries; }"
 KERNEL_FAULTS = {
     "reads behind an array": ("pointwise.cuh", OWN_ROWS, "[](int) { return true; }", "bytes behind an input"),
     "writes behind an array": (
@@ -168,7 +157,8 @@ KERNEL_FAULTS = {
         "tensor_tiles.cuh", "from.row % 16 == 0 &&", "", "asynchronous copy of 16 bytes, not aligned",
     ),
     "too much shared memory": (
-        "pointwise.cuh", "const Shared<Tiles, 1> shared", "const Shared<Tiles, 2> shared",
+        "pointwise.cuh", "const QueryBlock<Tiles, PAIRS, 1> block(a);",
+        "const QueryBlock<Tiles, PAIRS, 1, Shared<Tiles, 2>> block(a);",
         "which belongs to no array",
     ),
 }  # fmt: skip
@@ -203,22 +193,15 @@ def test_arguments_that_are_laid_out_differently_are_refused(
 # ---------------------------------------------------------------------------------------------- the kernels
 
 
-def agree(got: np.ndarray, exact: np.ndarray) -> None:
-    """Within 16 units of the largest element: the kit has the finer rules."""
-    eps = float(np.finfo(got.dtype).eps)
-    wide = got.astype(np.float64)
-    assert np.max(np.abs(wide - exact)) <= 16 * eps * np.max(np.abs(exact)), np.max(np.abs(wide - exact))
-
-
 @pytest.mark.parametrize(("dtype", "d"), [("float16", 129), ("float32", 256), ("float64", 200)])
 def test_wide_heads(dtype: str, d: int, kernels: CudaOnCpu) -> None:
     arrays = {name: draw(n, 1, 33, d, dtype=dtype) for n, name in enumerate("qkv")}
     do = draw(4, 1, 33, d, dtype=dtype)
     wide = [x.astype(np.float64) for x in (*arrays.values(), do)]
-    agree(kernels.call("pointwise_attention", arrays, {})["o"], pointwise_attention(*wide[:3]))
+    assert_agrees(kernels.call("pointwise_attention", arrays, {})["o"], pointwise_attention(*wide[:3]))
     expected = pointwise_attention_vjp(*wide)
     for name, grad in kernels.vjp("pointwise_attention", arrays, {}, {"o": do}).items():
-        agree(grad, expected[name])
+        assert_agrees(grad, expected[name])
 
 
 @pytest.mark.parametrize("activation", launch.ACTIVATIONS)
@@ -271,7 +254,7 @@ def test_numbers_of_numpy_are_numbers(kernels: CudaOnCpu) -> None:
     plain = {"key_lengths": 3, "length": 4.0, "dropout": (0.5, 7)}
     results = [kernels.call("pointwise_attention", arrays, given)["o"] for given in (options, plain)]
     assert np.array_equal(*results)
-    agree(results[0], pointwise_attention(*(x.astype(np.float64) for x in arrays.values()), **plain))
+    assert_agrees(results[0], pointwise_attention(*(x.astype(np.float64) for x in arrays.values()), **plain))
 
 
 def test_a_seed_may_be_an_array(kernels: CudaOnCpu) -> None:

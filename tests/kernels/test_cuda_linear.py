@@ -9,13 +9,13 @@ import pytest
 from attnkit import linear_attention, linear_attention_vjp
 from attnkit.kernels.cuda import linear
 from attnkit_conformance import core
-from attnkit_conformance.adapters.cuda_cpu import CudaOnCpu, build
+from attnkit_conformance.adapters.cuda_cpu import CudaOnCpu
 from attnkit_conformance.adapters.cuda_cpu.machine import KernelFault
 from attnkit_conformance.case import Case, numpy_dtype
 from attnkit_conformance.judge import judge
+from tests.library.arrays import assert_agrees
 
-if build.missing_compiler():
-    pytest.skip(str(build.missing_compiler()), allow_module_level=True)
+from .emulated import assert_found, draw
 
 OP = "linear_attention"
 TELLING = (
@@ -23,15 +23,6 @@ TELLING = (
     "strided-causal", "broadcast", "mqa-causal", "empty-queries", "empty-keys", "everything",
 )  # fmt: skip
 """Scenes with several segments, and with the options that the quick profile lacks."""
-
-
-@pytest.fixture(scope="module")
-def kernels() -> CudaOnCpu:
-    return CudaOnCpu()
-
-
-def draw(seed: int, *shape: int, dtype: str = "float32") -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape).astype(numpy_dtype(dtype))
 
 
 def scenes(dtype: str, chosen: tuple[str, ...]) -> dict[str, Case]:
@@ -111,9 +102,7 @@ PLANTED: dict[str, tuple[str, str, str, str, set[str]]] = {
 def test_a_planted_bug_is_found(name: str) -> None:
     file, before, after, scene, checks = PLANTED[name]
     wrong = CudaOnCpu("planted", {file: (before, after)})
-    failed = core.check(wrong, scenes("float32", (scene,))[scene])
-    assert failed.checks & checks, f"{failed.id}: {failed.message}"
-    assert all("KernelFault" in text for check, text in failed.failures if check == "exception"), failed.message
+    assert_found(wrong, scenes("float32", (scene,))[scene], checks)
 
 
 def test_a_missing_barrier_between_the_heads_of_a_group_is_found() -> None:
@@ -129,13 +118,6 @@ def test_a_missing_barrier_between_the_heads_of_a_group_is_found() -> None:
 # ---------------------------------------------------------------------------------------------- the kernels
 
 
-def agree(got: np.ndarray, exact: np.ndarray) -> None:
-    """Within 32 units of the largest element: the kit has the finer rules."""
-    assert got.shape == exact.shape
-    wide = got.astype(np.float64)
-    assert np.max(np.abs(wide - exact)) <= 32 * float(np.finfo(got.dtype).eps) * np.max(np.abs(exact))
-
-
 @pytest.mark.parametrize(
     ("dtype", "d", "e"), [("float32", 129, 256), ("float64", 140, 70)], ids=["wider-values", "wider-keys"]
 )
@@ -147,10 +129,10 @@ def test_wide_heads(dtype: str, d: int, e: int, kernels: CudaOnCpu) -> None:
     }
     do, options = draw(3, 1, 40, e, dtype=dtype), {"causal": True}
     wide = [x.astype(np.float64) for x in (*arrays.values(), do)]
-    agree(kernels.call(OP, arrays, options)["o"], linear_attention(*wide[:3], **options))
+    assert_agrees(kernels.call(OP, arrays, options)["o"], linear_attention(*wide[:3], **options))
     expected = linear_attention_vjp(*wide, **options)
     for name, grad in kernels.vjp(OP, arrays, options, {"o": do}).items():
-        agree(grad, expected[name])
+        assert_agrees(grad, expected[name])
 
 
 def test_masks_of_query_heads_and_states_of_their_groups(kernels: CudaOnCpu) -> None:
@@ -164,16 +146,16 @@ def test_masks_of_query_heads_and_states_of_their_groups(kernels: CudaOnCpu) -> 
     wide = [x.astype(np.float64) for x in (q, k, v, do)]
     masks = {"key_lengths": lengths, "query_mask": live}
     initial = (state["initial_S"].astype(np.float64), state["initial_z"].astype(np.float64))
-    agree(
+    assert_agrees(
         kernels.call(OP, arrays, options)["o"],
         linear_attention(*wide[:3], initial_state=initial, **options, **masks),
     )
     expected = linear_attention_vjp(*wide, initial_state=initial, **options, **masks)
     found = kernels.vjp(OP, arrays, options, {"o": do})
     for name in "qkv":
-        agree(found[name], expected[name])
+        assert_agrees(found[name], expected[name])
     for name, exact in zip(("initial_S", "initial_z"), expected["initial_state"], strict=True):
-        agree(found[name], exact)
+        assert_agrees(found[name], exact)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
@@ -190,7 +172,7 @@ def test_features_of_float16_may_leave_its_range(kernels: CudaOnCpu) -> None:
     arrays = {name: draw(n, 1, 70, 8, dtype="float16") * np.float16(4000) for n, name in enumerate("qk")}
     arrays["v"] = draw(2, 1, 70, 8, dtype="float16")
     o = kernels.call(OP, arrays, {"causal": True})["o"]
-    agree(o, linear_attention(*(x.astype(np.float64) for x in arrays.values()), causal=True))
+    assert_agrees(o, linear_attention(*(x.astype(np.float64) for x in arrays.values()), causal=True))
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ from attnkit.backends.torch.triton_launch import EXACT_ZEROS
 from attnkit.kernels.cuda import statistics
 from attnkit_conformance import core
 from attnkit_conformance.adapter import Unsupported
-from attnkit_conformance.adapters.cuda_cpu import CudaOnCpu, build
+from attnkit_conformance.adapters.cuda_cpu import CudaOnCpu
 from attnkit_conformance.case import Case, numpy_dtype
+from tests.library.arrays import assert_agrees
 
-if build.missing_compiler():
-    pytest.skip(str(build.missing_compiler()), allow_module_level=True)
+from .emulated import assert_found, draw
 
 JUDGED = (
     ("row_statistics", "float32", "cross.sigmoid_attention"),
@@ -28,11 +28,6 @@ JUDGED = (
     ("attention_with_statistics", "bfloat16", "dropout-mask.pointwise_attention"),
 )
 """Op, dtype and the beginning of a sample's name: the full profile by hand has all of them, in all dtypes."""
-
-
-@pytest.fixture(scope="module")
-def kernels() -> CudaOnCpu:
-    return CudaOnCpu()
 
 
 def case_of(op: str, dtype: str, name: str) -> Case:
@@ -83,9 +78,7 @@ PLANTED: dict[str, tuple[str, str, str, set[str]]] = {
 def test_a_planted_bug_is_found(name: str) -> None:
     before, after, scene, checks = PLANTED[name]
     wrong = CudaOnCpu("planted", {"statistics.cuh": (before, after)})
-    failed = core.check(wrong, case_of("attention_with_statistics", "float32", scene))
-    assert failed.checks & checks, f"{failed.id}: {failed.checks} {failed.message}"
-    assert all("KernelFault" in text for check, text in failed.failures if check == "exception"), failed.message
+    assert_found(wrong, case_of("attention_with_statistics", "float32", scene), checks)
 
 
 # ---------------------------------------------------------------------------------------------- the kernel
@@ -93,18 +86,18 @@ def test_a_planted_bug_is_found(name: str) -> None:
 
 def test_the_output_is_that_of_the_op(kernels: CudaOnCpu) -> None:
     """The same bits as without statistics."""
-    q, k, v = (np.random.default_rng(n).standard_normal((3, 70, 16)).astype(np.float16) for n in range(3))
+    q, k, v = (draw(n, 3, 70, 16, dtype="float16") for n in range(3))
     arrays = {"q": q, "k": k, "v": v}
     both = kernels.call("attention_with_statistics", arrays, {"op": "pointwise_attention", "causal": True})
     assert np.array_equal(both["o"], kernels.call("pointwise_attention", arrays, {"causal": True})["o"])
 
 
 def test_only_the_fields_that_are_asked_for(kernels: CudaOnCpu) -> None:
-    q, k = (np.random.default_rng(n).standard_normal((70, 16)).astype(np.float32) for n in range(2))
+    q, k = (draw(n, 70, 16) for n in range(2))
     found = kernels.call("row_statistics", {"q": q, "k": k}, {"op": "pointwise_attention", "fields": ("maximum",)})
     assert {*found} == {"maximum"}
     exact = row_statistics("pointwise_attention", q.astype(np.float64), k.astype(np.float64)).maximum
-    assert np.max(np.abs(found["maximum"] - exact)) <= 1e-6
+    assert_agrees(found["maximum"], exact)
 
 
 def test_the_activations_with_exact_zeros_are_those_of_the_library() -> None:

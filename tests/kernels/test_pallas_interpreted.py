@@ -7,11 +7,13 @@ import pytest
 import attnkit
 from attnkit_conformance import core
 
-jnp = pytest.importorskip("jax.numpy", reason="jax is not installed")
+pytest.importorskip("jax", reason="jax is not installed")
 
-from attnkit.backends.jax import pallas_pointwise  # noqa: E402
-from attnkit.kernels.pallas import pointwise  # noqa: E402
-from attnkit_conformance.adapters.pallas_interpreted import Interpreted  # noqa: E402
+import jax.numpy as jnp
+
+from attnkit.backends.jax import pallas_pointwise
+from attnkit.kernels.pallas import pointwise
+from attnkit_conformance.adapters.pallas_interpreted import Interpreted
 
 OP = "pointwise_attention"
 SCENES = (

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,10 @@ from attnkit_conformance import core
 from attnkit_conformance.judge import judge
 from attnkit_conformance.worker import WorkerAdapter
 
+from .interpreted import MODE, TARGET
+
 pytest.importorskip("triton", reason="triton is not installed")
 
-TARGET = "attnkit_conformance.adapters.triton_interpreted:Interpreted"
-MODE = {"TRITON_INTERPRET": "1"}
 DTYPES = {
     "pointwise_attention": ("float32", "float16"),
     "reluformer_attention": ("float16",),
@@ -76,13 +75,6 @@ class Wrong(Interpreted):
         super().__init__()
         NAME = WRONG
 """
-
-
-@pytest.fixture(scope="module")
-def interpreted() -> Iterator[WorkerAdapter]:
-    adapter = WorkerAdapter("triton_interpreted", TARGET, MODE)
-    yield adapter
-    adapter.close()
 
 
 @pytest.mark.parametrize("op", OPS)

@@ -1,6 +1,5 @@
 """Linear attention by Triton kernels: judged in the interpreter, with planted bugs found, and compiled for two GPUs."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,10 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from attnkit.backends.torch import triton_launch, triton_linear, triton_linear_launch
 
+from .interpreted import MODE
 from .test_triton_compile import MEMORY, compiled
 
 OP = "linear_attention"
-MODE = {"TRITON_INTERPRET": "1"}
 SCENES = ("mqa-causal", "everything")
 
 SEGMENTED = """
@@ -79,13 +78,6 @@ def worker(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str = "load_stat
     (folder / f"{module}.py").write_text(SEGMENTED.replace("NAME", name).replace("WRONG", wrong or name))
     monkeypatch.syspath_prepend(folder)
     return WorkerAdapter("segmented", f"{module}:{'Wrong' if wrong else 'Segmented'}", MODE)
-
-
-@pytest.fixture(scope="module")
-def interpreted() -> Iterator[WorkerAdapter]:
-    adapter = WorkerAdapter("triton_interpreted", "attnkit_conformance.adapters.triton_interpreted:Interpreted", MODE)
-    yield adapter
-    adapter.close()
 
 
 def test_conforms(interpreted: WorkerAdapter) -> None:

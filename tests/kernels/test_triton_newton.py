@@ -16,10 +16,10 @@ pytest.importorskip("triton", reason="triton is not installed")
 import attnkit
 from attnkit.backends.torch import triton_launch, triton_newton
 
+from .interpreted import MODE
 from .test_triton_compile import MEMORY, compiled
 
 OP = "newton_inverse"
-MODE = {"TRITON_INTERPRET": "1"}
 
 CHANGED = """
 import triton
@@ -66,13 +66,6 @@ class Changed(Interpreted):
         super().__init__()
         newton.NAME = OTHER
 """
-
-
-@pytest.fixture(scope="module")
-def interpreted() -> Iterator[WorkerAdapter]:
-    adapter = WorkerAdapter("triton_interpreted", "attnkit_conformance.adapters.triton_interpreted:Interpreted", MODE)
-    yield adapter
-    adapter.close()
 
 
 @pytest.fixture

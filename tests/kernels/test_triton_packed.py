@@ -1,6 +1,6 @@
 """Packed sequences in one launch of the Triton kernels: judged by the kit in the interpreter, and compiled."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,9 @@ from attnkit_conformance.worker import WorkerAdapter
 pytest.importorskip("triton", reason="triton is not installed")
 
 from attnkit.backends.torch import triton_launch, triton_linear_launch, triton_pointwise, triton_rows
-from tests.kernels.test_triton_compile import MEMORY, compiled
-from tests.kernels.test_triton_interpreted import MODE, TARGET
+
+from .interpreted import MODE
+from .test_triton_compile import MEMORY, compiled
 
 DTYPES = {
     "softmax_attention_packed": "float32",
@@ -48,13 +49,6 @@ class Wrong(Interpreted):
         super().__init__()
         NAME = WRONG
 """
-
-
-@pytest.fixture(scope="module")
-def interpreted() -> Iterator[WorkerAdapter]:
-    adapter = WorkerAdapter("triton_interpreted", TARGET, MODE)
-    yield adapter
-    adapter.close()
 
 
 @pytest.mark.parametrize("op", DTYPES)

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 from attnkit.backends.torch import triton_launch, triton_rows
 from attnkit.kernels.triton.blocks import Tile
 
+from .interpreted import MODE
 from .test_triton_compile import MEMORY, compiled
 
 OPS = (
@@ -27,8 +27,6 @@ OPS = (
     ("entmax_attention", ("float16",)),
 )
 """Ops and dtypes: sparsemax and entmax share every line of the kernels but that of their weights."""
-TARGET = "attnkit_conformance.adapters.triton_interpreted:Interpreted"
-MODE = {"TRITON_INTERPRET": "1"}
 
 PLANTED = """
 import triton
@@ -63,13 +61,6 @@ class Wrong(Interpreted):
         super().__init__()
         MODULE.NAME = WRONG
 """
-
-
-@pytest.fixture(scope="module")
-def interpreted() -> Iterator[WorkerAdapter]:
-    adapter = WorkerAdapter("triton_interpreted", TARGET, MODE)
-    yield adapter
-    adapter.close()
 
 
 @pytest.mark.parametrize(("op", "dtypes"), OPS)

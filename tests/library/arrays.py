@@ -33,9 +33,15 @@ def to_numpy(x: Any) -> np.ndarray:
     return np.asarray(x.detach() if hasattr(x, "detach") else x)
 
 
+def assert_agrees(got: Any, exact: Any, growth: float = 1.0) -> None:
+    """`got` is as close to `exact`, given in any precision, as the kit wants of its dtype, times an op's growth."""
+    got, exact = to_numpy(got), to_numpy(exact).astype(np.float64)
+    assert got.shape == exact.shape
+    found = tolerance.measure("x", got, tolerance.limit(exact, got.dtype.name, growth=growth))
+    assert not found.failures, found.failures
+
+
 def assert_close(got: Any, want: Any) -> None:
     """Arrays of one dtype that differ by no more than the kit's bound for it, without its growth."""
-    got, want = to_numpy(got), to_numpy(want)
-    assert got.dtype == want.dtype
-    found = tolerance.measure("x", got.astype(np.float64), tolerance.limit(want.astype(np.float64), want.dtype.name))
-    assert not found.failures, found.failures
+    assert to_numpy(got).dtype == to_numpy(want).dtype
+    assert_agrees(got, want)

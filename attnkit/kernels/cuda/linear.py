@@ -15,7 +15,7 @@ import array_api_compat
 
 from attnkit.kernels.cuda import pointwise
 from attnkit.kernels.cuda.launch import FEATURE_MAPS, NUMBERS, Launch, Tiles, View, blocks_of, tiles_of, width_of
-from attnkit.kernels.cuda.pointwise import Array, Device, Layout, broadcast, layout_of, reduced_to
+from attnkit.kernels.cuda.pointwise import Array, Device, Layout, broadcast, gradients_of, layout_of, reduced_to
 from attnkit.kernels.cuda.views import Views
 
 SOURCE = "linear_kernels.cuh"
@@ -271,15 +271,7 @@ def backward(
     call.view("o", do, a.leading, a.queries, a.e)
     if dstate is not None:
         dstate = placed(dstate[0], 2, a.shared), placed(dstate[1], 1, a.shared)
-    shapes = {
-        "q": (*a.leading, a.queries, a.d),
-        "k": (*a.shared, a.keys, a.d),
-        "v": (*a.shared, a.keys, a.e),
-    }
-    grads = {}
-    for name, shape in shapes.items():
-        grads[name] = device.empty(shape, q.dtype if tuple(like[name].shape) == shape else call.compute)
-        call.view(f"d{name}", grads[name], shape[:-2], *shape[-2:])
+    grads = gradients_of(call, like)
     initial_grads = None
     if initial_state is not None:
         sizes = ((a.d, a.e), (a.d,))

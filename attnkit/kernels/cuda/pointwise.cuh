@@ -70,6 +70,64 @@ __device__ inline bool key_is_seen(const Pairs<C, PAIRS>& pairs, const Query<C>*
   return false;
 }
 
+// Whether query i sees some of `rows` keys from j0 on.
+template <class C, bool PAIRS>
+__device__ inline bool sees_some_key(const Pairs<C, PAIRS>& pairs, const Query<C>& query, int i, int j0, int rows) {
+  for (int r = 0; r < rows; r++) {
+    if (pairs.visible(query, i, j0 + r)) return true;
+  }
+  return false;
+}
+
+// ROWS queries of one head as own tile 0, with OWN = 2 their rows of `o` as own tile 1, and the tiles of keys that pass.
+template <class Tiles, bool PAIRS, int OWN, class Memory = Shared<Tiles, OWN>>
+struct QueryBlock {
+  using C = typename Tiles::C;
+  static constexpr int ROWS = Tiles::ROWS, COLUMNS = Tiles::COLUMNS;
+
+  const Pointwise& a;
+  const Memory shared;
+  const Place at;
+  const int i0, keys;
+  const Matrix k, v;
+  const Pairs<C, PAIRS> pairs;
+  const Range range;
+
+  __device__ explicit QueryBlock(const Pointwise& a)
+      : a(a), shared{shared_memory()}, at(blocks_of(a.queries, ROWS), a.heads), i0(at.block * ROWS),
+        keys(valid_keys(a, at.item, at.head)), k(matrix_of(a.k, at.item, at.head / a.groups)),
+        v(matrix_of(a.v, at.item, at.head / a.groups)), pairs(a, at.item, at.head),
+        range(keys_of(a, keys, i0, ROWS, COLUMNS)) {
+    Query<C>* queries = shared.queries();
+    for (int r = threadIdx.x; r < ROWS; r += Tiles::THREADS) queries[r] = query_of<C>(a, at.item, at.head, i0 + r, keys);
+    const auto exists = [&](int r) { return i0 + r < this->a.queries; };
+    Tiles::template load<ROWS>(shared.own(0), matrix_of(a.q, at.item, at.head), i0, a.d, exists);
+    if (OWN == 2) Tiles::template load<ROWS>(shared.own(1), matrix_of(a.o, at.item, at.head), i0, a.e, exists);
+  }
+
+  // use(j0, stage) for each tile of keys.
+  template <class Use>
+  __device__ void walk(bool with_keys, bool with_values, Use use) const {
+    const auto load = [&](int j0, int stage) {
+      const auto keep = [&](int c) { return j0 + c >= i0 - a.left && j0 + c < range.stop; };
+      if (with_keys) Tiles::template load<COLUMNS>(shared.passing(stage, 0), k, j0, a.d, keep);
+      if (with_values) Tiles::template load<COLUMNS>(shared.passing(stage, 1), v, j0, a.e, keep);
+    };
+    sweep<Tiles::STAGES>(range, COLUMNS, load, use);
+  }
+
+  // Zeros in the rows of passing tile n that no query sees.
+  __device__ void clear(int j0, int stage, int n) const {
+    if (!PAIRS || !(a.mask.at || a.query_mask.at)) return;
+    const Query<C>* queries = shared.queries();
+    clear_unseen<Tiles>(shared.passing(stage, n), shared.passing(stage, n),
+                        [&](int c) { return key_is_seen(pairs, queries, i0, ROWS, j0 + c); });
+  }
+
+  // Whether every query sees every key of the tile at j0, which is not known of pairs with a mask.
+  __device__ bool whole(int j0) const { return !PAIRS && all_visible(a, keys, i0, ROWS, j0, COLUMNS); }
+};
+
 // Sums times factors of their rows, in the kind that `to` has: that of the inputs, or that of sums which are still to be
 // added up.
 template <class Tiles, class Factor>
@@ -102,44 +160,27 @@ __device__ inline C slope(const Pointwise& a, const Pairs<C, PAIRS>& pairs, cons
 template <class Tiles, class H, bool PAIRS>
 __global__ void __launch_bounds__(Tiles::THREADS, 2) pointwise_forward(const __grid_constant__ Pointwise a) {
   using C = typename Tiles::C;
-  constexpr int ROWS = Tiles::ROWS, COLUMNS = Tiles::COLUMNS;
-  const Shared<Tiles, 1> shared = {shared_memory()};
-  const Place at(blocks_of(a.queries, ROWS), a.heads);
-  const int i0 = at.block * ROWS, keys = valid_keys(a, at.item, at.head);
-  const Matrix k = matrix_of(a.k, at.item, at.head / a.groups), v = matrix_of(a.v, at.item, at.head / a.groups);
-  const Pairs<C, PAIRS> pairs(a, at.item, at.head);
-  Query<C>* queries = shared.queries();
-  for (int r = threadIdx.x; r < ROWS; r += Tiles::THREADS) queries[r] = query_of<C>(a, at.item, at.head, i0 + r, keys);
-  Tiles::template load<ROWS>(shared.own(0), matrix_of(a.q, at.item, at.head), i0, a.d,
-                             [&](int r) { return i0 + r < a.queries; });
-
-  const Range range = keys_of(a, keys, i0, ROWS, COLUMNS);
-  const auto load = [&](int j0, int stage) {
-    const auto keep = [&](int c) { return j0 + c >= i0 - a.left && j0 + c < range.stop; };
-    Tiles::template load<COLUMNS>(shared.passing(stage, 0), k, j0, a.d, keep);
-    Tiles::template load<COLUMNS>(shared.passing(stage, 1), v, j0, a.e, keep);
-  };
+  const QueryBlock<Tiles, PAIRS, 1> block(a);
+  const Query<C>* queries = block.shared.queries();
+  const int i0 = block.i0;
   typename Tiles::Sums sums;
-  sweep<Tiles::STAGES>(range, COLUMNS, load, [&](int j0, int stage) {
-    if (PAIRS && (a.mask.at || a.query_mask.at)) {
-      clear_unseen<Tiles>(shared.passing(stage, 1), shared.passing(stage, 1),
-                          [&](int c) { return key_is_seen(pairs, queries, i0, ROWS, j0 + c); });
-    }
+  block.walk(true, true, [&](int j0, int stage) {
+    block.clear(j0, stage, 1);
     typename Tiles::Scores s;
-    Tiles::multiply(s, shared.own(0), shared.passing(stage, 0));
-    if (!PAIRS && all_visible(a, keys, i0, ROWS, j0, COLUMNS)) {
+    Tiles::multiply(s, block.shared.own(0), block.shared.passing(stage, 0));
+    if (block.whole(j0)) {
       Tiles::each_score([&](int n, int r, int c) {
-        s[n] = weight<H, false>(a, pairs, queries[r], i0 + r, j0 + c, s[n]);
+        s[n] = weight<H, false>(a, block.pairs, queries[r], i0 + r, j0 + c, s[n]);
       });
     } else {
       Tiles::each_score([&](int n, int r, int c) {
-        s[n] = weight<H, true>(a, pairs, queries[r], i0 + r, j0 + c, s[n]);
+        s[n] = weight<H, true>(a, block.pairs, queries[r], i0 + r, j0 + c, s[n]);
       });
     }
-    Tiles::add_product(sums, s, shared.passing(stage, 1), shared.scratch());
+    Tiles::add_product(sums, s, block.shared.passing(stage, 1), block.shared.scratch());
   });
   __syncthreads();  // `queries`, where the sweep was empty
-  store<Tiles>(sums, matrix_of(a.o, at.item, at.head), i0, a.queries, a.e,
+  store<Tiles>(sums, matrix_of(a.o, block.at.item, block.at.head), i0, a.queries, a.e,
                [&](int r) { return C(a.gain) * queries[r].factor; });
 }
 

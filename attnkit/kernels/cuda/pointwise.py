@@ -261,16 +261,7 @@ def gradients(make: Callable[[], Call], q: Array, k: Array, v: Array, do: Array,
         return {name: array_api_compat.array_namespace(x).zeros_like(x) for name, x in like.items()}
     call = make()
     device = call.device
-    shapes = {
-        "q": (*a.leading, a.queries, a.d),
-        "k": (*a.shared, a.keys, a.d),
-        "v": (*a.shared, a.keys, a.e),
-    }
-    grads = {}
-    for name, shape in shapes.items():
-        plain = tuple(like[name].shape) == shape
-        grads[name] = device.empty(shape, q.dtype if plain else call.compute)
-        call.view(f"d{name}", grads[name], shape[:-2], *shape[-2:])
+    grads = gradients_of(call, like)
     launches = [*call.rows(), call.by_queries(f"{call.family}_gradient_of_queries"), *call.by_keys()]
     if "bias" in like:
         shape = bias_shape(a, like["bias"])
@@ -282,6 +273,24 @@ def gradients(make: Callable[[], Call], q: Array, k: Array, v: Array, do: Array,
     if "bias" in like and grads["bias"].shape[0] > 1:
         grads["bias"] = grads["bias"].reshape(*a.leading[:-1], *grads["bias"].shape[1:])
     return {name: reduced_to(grad, like[name]) for name, grad in grads.items()}
+
+
+def gradients_of(call: Any, like: dict[str, Array]) -> dict[str, Array]:
+    """Room for dq, dk and dv, with the views of a call that say where they are: in the precision of sums where an
+    argument was broadcast, so that they are summed before they are rounded.
+    """
+    a: Layout = call.layout
+    shapes = {
+        "q": (*a.leading, a.queries, a.d),
+        "k": (*a.shared, a.keys, a.d),
+        "v": (*a.shared, a.keys, a.e),
+    }
+    grads = {}
+    for name, shape in shapes.items():
+        plain = tuple(like[name].shape) == shape
+        grads[name] = call.device.empty(shape, like["q"].dtype if plain else call.compute)
+        call.view(f"d{name}", grads[name], shape[:-2], *shape[-2:])
+    return grads
 
 
 def bias_shape(a: Layout, bias: Array) -> tuple[int, ...]:

@@ -14,46 +14,28 @@ namespace attnkit {
 template <class Tiles, class H, bool PAIRS>
 __global__ void __launch_bounds__(Tiles::THREADS) pointwise_gradient_of_queries(const __grid_constant__ Pointwise a) {
   using C = typename Tiles::C;
-  constexpr int ROWS = Tiles::ROWS, COLUMNS = Tiles::COLUMNS;
-  const Shared<Tiles, 2> shared = {shared_memory()};
-  const Place at(blocks_of(a.queries, ROWS), a.heads);
-  const int i0 = at.block * ROWS, keys = valid_keys(a, at.item, at.head);
-  const Matrix k = matrix_of(a.k, at.item, at.head / a.groups), v = matrix_of(a.v, at.item, at.head / a.groups);
-  const Pairs<C, PAIRS> pairs(a, at.item, at.head);
-  Query<C>* queries = shared.queries();
-  for (int r = threadIdx.x; r < ROWS; r += Tiles::THREADS) queries[r] = query_of<C>(a, at.item, at.head, i0 + r, keys);
-  const auto exists = [&](int r) { return i0 + r < a.queries; };
-  Tiles::template load<ROWS>(shared.own(0), matrix_of(a.q, at.item, at.head), i0, a.d, exists);
-  Tiles::template load<ROWS>(shared.own(1), matrix_of(a.o, at.item, at.head), i0, a.e, exists);
-
-  const Range range = keys_of(a, keys, i0, ROWS, COLUMNS);
-  const auto load = [&](int j0, int stage) {
-    const auto keep = [&](int c) { return j0 + c >= i0 - a.left && j0 + c < range.stop; };
-    Tiles::template load<COLUMNS>(shared.passing(stage, 0), k, j0, a.d, keep);
-    Tiles::template load<COLUMNS>(shared.passing(stage, 1), v, j0, a.e, keep);
-  };
+  const QueryBlock<Tiles, PAIRS, 2> block(a);
+  const Query<C>* queries = block.shared.queries();
+  const int i0 = block.i0;
   typename Tiles::Sums sums;
-  sweep<Tiles::STAGES>(range, COLUMNS, load, [&](int j0, int stage) {
-    if (PAIRS && (a.mask.at || a.query_mask.at)) {
-      clear_unseen<Tiles>(shared.passing(stage, 0), shared.passing(stage, 0),
-                          [&](int c) { return key_is_seen(pairs, queries, i0, ROWS, j0 + c); });
-    }
+  block.walk(true, true, [&](int j0, int stage) {
+    block.clear(j0, stage, 0);
     typename Tiles::Scores s, du;
-    Tiles::multiply(s, shared.own(0), shared.passing(stage, 0));
-    Tiles::multiply(du, shared.own(1), shared.passing(stage, 1));
-    if (!PAIRS && all_visible(a, keys, i0, ROWS, j0, COLUMNS)) {
+    Tiles::multiply(s, block.shared.own(0), block.shared.passing(stage, 0));
+    Tiles::multiply(du, block.shared.own(1), block.shared.passing(stage, 1));
+    if (block.whole(j0)) {
       Tiles::each_score([&](int n, int r, int c) {
-        s[n] = slope<H, false>(a, pairs, queries[r], i0 + r, j0 + c, s[n], du[n]);
+        s[n] = slope<H, false>(a, block.pairs, queries[r], i0 + r, j0 + c, s[n], du[n]);
       });
     } else {
       Tiles::each_score([&](int n, int r, int c) {
-        s[n] = slope<H, true>(a, pairs, queries[r], i0 + r, j0 + c, s[n], du[n]);
+        s[n] = slope<H, true>(a, block.pairs, queries[r], i0 + r, j0 + c, s[n], du[n]);
       });
     }
-    Tiles::add_product(sums, s, shared.passing(stage, 0), shared.scratch());
+    Tiles::add_product(sums, s, block.shared.passing(stage, 0), block.shared.scratch());
   });
   __syncthreads();  // `queries`, where the sweep was empty
-  store<Tiles>(sums, matrix_of(a.dq, at.item, at.head), i0, a.queries, a.d,
+  store<Tiles>(sums, matrix_of(a.dq, block.at.item, block.at.head), i0, a.queries, a.d,
                [&](int r) { return C(a.gain * a.scale) * queries[r].factor; });
 }
 
@@ -89,12 +71,8 @@ __global__ void __launch_bounds__(Tiles::THREADS) pointwise_gradient_of_keys(con
     sweep<Tiles::STAGES>(queries_of(a, keys, j0, ROWS, COLUMNS), COLUMNS, load, [&](int i0, int stage) {
       const Query<C>* queries = shared.queries() + stage * COLUMNS;
       if (PAIRS && a.mask.at) {
-        clear_unseen<Tiles>(shared.passing(stage, 0), shared.passing(stage, 1), [&](int c) {
-          for (int r = 0; r < ROWS; r++) {
-            if (pairs.visible(queries[c], i0 + c, j0 + r)) return true;
-          }
-          return false;
-        });
+        clear_unseen<Tiles>(shared.passing(stage, 0), shared.passing(stage, 1),
+                            [&](int c) { return sees_some_key(pairs, queries[c], i0 + c, j0, ROWS); });
       }
       typename Tiles::Scores s, u, du;
       Tiles::multiply(s, shared.own(0), shared.passing(stage, 0));

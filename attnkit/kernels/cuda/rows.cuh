@@ -67,55 +67,21 @@ __device__ inline C divisor(C total) {
   return total == 0 ? C(1) : total;
 }
 
-// ROWS queries of one head, as own tile 0, and their scores with tiles of keys. With OWN = 2, tile 1 has the rows of `o`.
+// A block of queries with the scores of tiles of keys, and what is kept of its rows.
 template <class Tiles, bool PAIRS, int OWN>
-struct RowBlock {
+struct RowBlock : QueryBlock<Tiles, PAIRS, OWN, RowsShared<Tiles, OWN, Tiles::ROWS>> {
+  using Base = QueryBlock<Tiles, PAIRS, OWN, RowsShared<Tiles, OWN, Tiles::ROWS>>;
   using C = typename Tiles::C;
-  static constexpr int ROWS = Tiles::ROWS, COLUMNS = Tiles::COLUMNS;
+  using Base::at, Base::clear, Base::i0, Base::pairs, Base::shared;
 
   const Rows& a;
-  const RowsShared<Tiles, OWN, ROWS> shared;
-  const Place at;
-  const int i0, keys;
-  const Matrix k, v;
-  const Pairs<C, PAIRS> pairs;
-  const Range range;
 
-  __device__ explicit RowBlock(const Rows& a)
-      : a(a), shared{{shared_memory()}}, at(blocks_of(a.queries, ROWS), a.heads), i0(at.block * ROWS),
-        keys(valid_keys(a, at.item, at.head)), k(matrix_of(a.k, at.item, at.head / a.groups)),
-        v(matrix_of(a.v, at.item, at.head / a.groups)), pairs(a, at.item, at.head),
-        range(keys_of(a, keys, i0, ROWS, COLUMNS)) {
-    Query<C>* queries = shared.queries();
-    for (int r = threadIdx.x; r < ROWS; r += Tiles::THREADS) queries[r] = query_of<C>(a, at.item, at.head, i0 + r, keys);
-    const auto exists = [&](int r) { return i0 + r < this->a.queries; };
-    Tiles::template load<ROWS>(shared.own(0), matrix_of(a.q, at.item, at.head), i0, a.d, exists);
-    if (OWN == 2) Tiles::template load<ROWS>(shared.own(1), matrix_of(a.o, at.item, at.head), i0, a.e, exists);
-  }
-
-  // use(j0, stage) for each tile of keys.
-  template <class Use>
-  __device__ void walk(bool with_keys, bool with_values, Use use) const {
-    const auto load = [&](int j0, int stage) {
-      const auto keep = [&](int c) { return j0 + c >= i0 - a.left && j0 + c < range.stop; };
-      if (with_keys) Tiles::template load<COLUMNS>(shared.passing(stage, 0), k, j0, a.d, keep);
-      if (with_values) Tiles::template load<COLUMNS>(shared.passing(stage, 1), v, j0, a.e, keep);
-    };
-    sweep<Tiles::STAGES>(range, COLUMNS, load, use);
-  }
-
-  // Zeros in the rows of passing tile n that no query sees.
-  __device__ void clear(int j0, int stage, int n) const {
-    if (!PAIRS || !(a.mask.at || a.query_mask.at)) return;
-    const Query<C>* queries = shared.queries();
-    clear_unseen<Tiles>(shared.passing(stage, n), shared.passing(stage, n),
-                        [&](int c) { return key_is_seen(pairs, queries, i0, ROWS, j0 + c); });
-  }
+  __device__ explicit RowBlock(const Rows& a) : Base(a), a(a) {}
 
   __device__ void scores(typename Tiles::Scores& s, int j0, int stage) const {
     const Query<C>* queries = shared.queries();
     Tiles::multiply(s, shared.own(0), shared.passing(stage, 0));
-    if (!PAIRS && all_visible(a, keys, i0, ROWS, j0, COLUMNS)) {
+    if (Base::whole(j0)) {
       Tiles::each_score([&](int n, int r, int c) { s[n] = score<false>(a, pairs, queries[r], i0 + r, j0 + c, s[n]); });
     } else {
       Tiles::each_score([&](int n, int r, int c) { s[n] = score<true>(a, pairs, queries[r], i0 + r, j0 + c, s[n]); });

@@ -106,12 +106,8 @@ __global__ void __launch_bounds__(Tiles::THREADS, 2) rows_gradient_of_keys(const
       const Query<C>* queries = shared.queries() + stage * COLUMNS;
       const RowNumbers<C>* numbers = shared.numbers() + stage * COLUMNS;
       if (PAIRS && a.mask.at) {
-        clear_unseen<Tiles>(shared.passing(stage, 0), shared.passing(stage, 1), [&](int c) {
-          for (int r = 0; r < ROWS; r++) {
-            if (pairs.visible(queries[c], i0 + c, j0 + r)) return true;
-          }
-          return false;
-        });
+        clear_unseen<Tiles>(shared.passing(stage, 0), shared.passing(stage, 1),
+                            [&](int c) { return sees_some_key(pairs, queries[c], i0 + c, j0, ROWS); });
       }
       typename Tiles::Scores s, u, dp;
       Tiles::multiply(s, shared.own(0), shared.passing(stage, 0));

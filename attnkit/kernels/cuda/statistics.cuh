@@ -59,38 +59,22 @@ struct RowSums {
 template <class Tiles, class H, bool PAIRS>
 __global__ void __launch_bounds__(Tiles::THREADS, 2) statistics_forward(const __grid_constant__ Statistics a) {
   using C = typename Tiles::C;
-  constexpr int ROWS = Tiles::ROWS, COLUMNS = Tiles::COLUMNS;
-  const Shared<Tiles, 1> shared = {shared_memory()};
-  const Place at(blocks_of(a.queries, ROWS), a.heads);
-  const int i0 = at.block * ROWS, keys = valid_keys(a, at.item, at.head);
-  const Matrix k = matrix_of(a.k, at.item, at.head / a.groups), v = matrix_of(a.v, at.item, at.head / a.groups);
-  const Pairs<C, PAIRS> pairs(a, at.item, at.head);
-  Query<C>* queries = shared.queries();
-  for (int r = threadIdx.x; r < ROWS; r += Tiles::THREADS) queries[r] = query_of<C>(a, at.item, at.head, i0 + r, keys);
-  Tiles::template load<ROWS>(shared.own(0), matrix_of(a.q, at.item, at.head), i0, a.d,
-                             [&](int r) { return i0 + r < a.queries; });
-
-  const Range range = keys_of(a, keys, i0, ROWS, COLUMNS);
-  const auto load = [&](int j0, int stage) {
-    const auto keep = [&](int c) { return j0 + c >= i0 - a.left && j0 + c < range.stop; };
-    Tiles::template load<COLUMNS>(shared.passing(stage, 0), k, j0, a.d, keep);
-    if (a.output) Tiles::template load<COLUMNS>(shared.passing(stage, 1), v, j0, a.e, keep);
-  };
+  const QueryBlock<Tiles, PAIRS, 1> block(a);
+  const Query<C>* queries = block.shared.queries();
+  const Place at = block.at;
+  const int i0 = block.i0;
   typename Tiles::Sums sums;
   RowSums<Tiles> rows;
-  sweep<Tiles::STAGES>(range, COLUMNS, load, [&](int j0, int stage) {
-    if (PAIRS && a.output && (a.mask.at || a.query_mask.at)) {
-      clear_unseen<Tiles>(shared.passing(stage, 1), shared.passing(stage, 1),
-                          [&](int c) { return key_is_seen(pairs, queries, i0, ROWS, j0 + c); });
-    }
+  block.walk(true, a.output, [&](int j0, int stage) {
+    if (a.output) block.clear(j0, stage, 1);
     typename Tiles::Scores s;
-    Tiles::multiply(s, shared.own(0), shared.passing(stage, 0));
+    Tiles::multiply(s, block.shared.own(0), block.shared.passing(stage, 0));
     OfRows<Tiles> higher = rows.largest;
-    const bool whole = !PAIRS && all_visible(a, keys, i0, ROWS, j0, COLUMNS);
+    const bool whole = block.whole(j0);
     Tiles::each_score([&](int n, int r, int c) {
       const Query<C>& query = queries[r];
-      const bool seen = whole || pairs.visible(query, i0 + r, j0 + c);
-      s[n] = seen ? H::value(s[n] * C(a.scale) + pairs.addend(query, i0 + r, j0 + c)) : C(0);
+      const bool seen = whole || block.pairs.visible(query, i0 + r, j0 + c);
+      s[n] = seen ? H::value(s[n] * C(a.scale) + block.pairs.addend(query, i0 + r, j0 + c)) : C(0);
       if (seen) {
         rows.visible.of_score(n) += 1;
         higher.of_score(n) = greater(higher.of_score(n), s[n] * (C(a.weight_gain) * query.factor));
@@ -105,10 +89,10 @@ __global__ void __launch_bounds__(Tiles::THREADS, 2) statistics_forward(const __
     if (!a.output) return;
     if (PAIRS && (a.dropout_mask.at || a.seed)) {
       Tiles::each_score([&](int n, int r, int c) {
-        if (pairs.visible(queries[r], i0 + r, j0 + c)) s[n] = pairs.after_dropout(s[n], i0 + r, j0 + c);
+        if (block.pairs.visible(queries[r], i0 + r, j0 + c)) s[n] = block.pairs.after_dropout(s[n], i0 + r, j0 + c);
       });
     }
-    Tiles::add_product(sums, s, shared.passing(stage, 1), shared.scratch());
+    Tiles::add_product(sums, s, block.shared.passing(stage, 1), block.shared.scratch());
   });
   __syncthreads();  // `queries`, where the sweep was empty
   if (a.output) {

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
@@ -36,6 +37,15 @@ def implementations(library: str, gradients: bool = False) -> dict[str, tuple[st
     for op, names in kernels(library, gradients).items():
         found |= {name: (*(found.get(name) or ()), op) for name in names}
     return found
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """attnkit's NotImplementedError becomes Unsupported."""
+    try:
+        yield
+    except NotImplementedError as refusal:
+        raise Unsupported(str(refusal)) from refusal
 
 
 class AttnkitAdapter:
@@ -71,19 +81,15 @@ class AttnkitAdapter:
 
     def call(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
         """Outputs; attnkit's NotImplementedError becomes Unsupported."""
-        try:
+        with refusing():
             return self.forward(op, arrays, params)
-        except NotImplementedError as refusal:
-            raise Unsupported(str(refusal)) from refusal
 
     def vjp(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays) -> dict[str, Any]:
         """Explicit gradients; attnkit's NotImplementedError becomes Unsupported."""
         row = BY_NAME[op]
         chosen = {"impl": self.impl} if dispatches(row) else {}
-        try:
+        with refusing():
             return row.binding.vjp(attnkit, row, arrays, {**chosen, **params}, cotangents)
-        except NotImplementedError as refusal:
-            raise Unsupported(str(refusal)) from refusal
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
         """The reason that attnkit.explain gives against this adapter's `impl`."""

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from attnkit_conformance.adapters.base import Arrays, AttnkitAdapter, implementations
+from attnkit_conformance.adapters.base import Arrays, AttnkitAdapter, implementations, refusing
 from attnkit_conformance.opdb import BY_NAME
 
 KEPT = 60  # jitted functions of all adapters of a process: each holds memory maps, and their number is limited
@@ -87,7 +87,8 @@ class Jax(AttnkitAdapter):
 
             return jax.vjp(outputs, leaves)[1](cotangents)[0]
 
-        answer: dict[str, Any] = self.compiled("vjp", op, params, lambda: pull)(leaves, rest, dict(cotangents))
+        with refusing():
+            answer: dict[str, Any] = self.compiled("vjp", op, params, lambda: pull)(leaves, rest, dict(cotangents))
         return answer
 
 

@@ -1,0 +1,24 @@
+"""What the tests of the CUDA kernels share. Without a C++ compiler, importing it skips them with the reason."""
+
+from collections.abc import Set
+
+import numpy as np
+import pytest
+
+from attnkit_conformance import core
+from attnkit_conformance.adapters.cuda_cpu import CudaOnCpu, build
+from attnkit_conformance.case import Case, numpy_dtype
+
+if build.missing_compiler():
+    pytest.skip(str(build.missing_compiler()), allow_module_level=True)
+
+
+def draw(seed: int, *shape: int, dtype: str = "float32") -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(numpy_dtype(dtype))
+
+
+def assert_found(edited: CudaOnCpu, case: Case, checks: Set[str]) -> None:
+    """One of the checks fails for edited kernels; if they end with an exception, it says what a kernel did wrong."""
+    failed = core.check(edited, case)
+    assert failed.checks & checks, f"{failed.id}: {failed.message}"
+    assert all("KernelFault" in text for check, text in failed.failures if check == "exception"), failed.message
