@@ -78,7 +78,7 @@ def test_a_planted_bug_is_found(name: str) -> None:
 def test_the_largest_matrices_with_both_gradients(dtype: str, m: int, inverse_grad: str, kernels: CudaOnCpu) -> None:
     arrays = {"a": rounded(matrices(2, m, m), dtype), "init_scale": rounded(np.array([0.9, 0.5]), dtype)}
     cotangents = {"axa": rounded(np.random.default_rng(1).standard_normal((2, m, m)), dtype)}
-    params = {"newton_steps": 8, "inverse_grad": inverse_grad, "return_residuals": True}
+    params = {"newton_steps": 3, "inverse_grad": inverse_grad, "return_residuals": True}  # init_scale still matters
     result = core.check(kernels, Case(f"{OP}/{dtype}/largest-{inverse_grad}", OP, dtype, arrays, params, cotangents))
     assert result.status == "pass", result.message
 
