@@ -6,7 +6,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 # spinning threads are many times slower as soon as another process wants a core; torch reads this when it is imported
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -19,7 +19,6 @@ from experiments import runner
 from experiments.errors import Diverged, UserError
 from experiments.progress import say
 from experiments.recipes import RECIPES
-from experiments.report import write_report
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Run:
     preset: str = "smoke"
     """smoke, small or cpu."""
     data: str | None = None
-    """digits, or an ImageFolder directory or zip; default: ATTNKIT_DATA, else digits."""
+    """Images: digits, or an ImageFolder directory or zip; default: ATTNKIT_DATA, else digits."""
     settings: Annotated[
         tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]], tyro.conf.arg(name="set", metavar="KEY=VALUE")
     ] = ()
@@ -59,6 +58,8 @@ class Run:
     """Leave unreadable images out and count them."""
     keep_going: bool = False
     """Record a diverged cell and train the others."""
+    sharding: Literal["ddp", "fsdp"] = "ddp"
+    """Under torchrun: every process holds the whole model (ddp) or a part of it (fsdp)."""
 
 
 @dataclass(frozen=True)
@@ -91,15 +92,9 @@ def show_list() -> None:
             say(f"    {name:<7} not yet: {when}")
 
 
-def data_source(given: str | None) -> str:
-    """--data, else what ATTNKIT_DATA names: images, or a folder that holds cifar10-subset.zip; else digits."""
-    if given is not None:
-        return given
-    if "ATTNKIT_DATA" not in os.environ:
-        return "digits"
-    place = Path(os.environ["ATTNKIT_DATA"])
-    inside = place / "cifar10-subset.zip"
-    return str(inside if inside.exists() else place)
+def source_of(recipe: str) -> str:
+    """Where a recipe looks for its data if nobody says; "" for a recipe that there is not, which is refused later."""
+    return RECIPES[recipe].domain.source() if recipe in RECIPES else ""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -113,11 +108,13 @@ def main(arguments: list[str] | None = None) -> int:
         if isinstance(command, List):
             show_list()
         elif isinstance(command, Report):
+            from experiments.report import write_report  # draws: nothing that training needs to load
+
             say(f"report: {write_report(command.folder, show_images=not command.hide_images)}")
         else:
             fields = vars(command) | {
                 "settings": tuple(word for words in command.settings for word in words),
-                "data": data_source(command.data),
+                "data": command.data if command.data is not None else source_of(command.recipe),
             }
             out = runner.run(runner.Request(**fields))
             say(f"done; python -m experiments report {out}")

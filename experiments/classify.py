@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,7 +15,6 @@ from experiments.data import augment
 from experiments.data.images import ImageData
 from experiments.data.sampler import sample_ids
 from experiments.models.vit import ViT, ViTConfig
-from experiments.train import TrainConfig
 
 EVALUATION_BATCH = 500
 
@@ -42,10 +42,10 @@ class ImageTask:
         self,
         data: ImageData,
         model: ViTConfig,
-        train: TrainConfig,
         augmentation: AugmentConfig,
         *,
         batch: int,
+        precision: str,
         seed: int,
         device: torch.device,
     ) -> None:
@@ -54,9 +54,9 @@ class ImageTask:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.model = ViT(model).to(device)
-        self.apply = torch.compile(self.model) if train.compile else self.model
+        self.apply: Callable[..., Tensor] = self.model
         self.augmentation, self.batch, self.seed, self.device = augmentation, batch, seed, device
-        self.precision = train.precision
+        self.precision = precision
         self.classes = model.classes
         self.train_images = torch.from_numpy(data.train_images).to(device)
         self.train_labels = torch.from_numpy(data.train_labels).to(device)
@@ -66,10 +66,11 @@ class ImageTask:
     def sample_ids(self, step: int) -> np.ndarray:
         return sample_ids(self.seed, step, self.batch, len(self.train_labels))
 
-    def loss(self, ids: np.ndarray, step: int) -> Tensor:
-        images, targets = self.training_batch(ids, step)
+    def loss(self, ids: np.ndarray, step: int, own: slice) -> Tensor:
+        images, targets = (x[own] for x in self.training_batch(ids, step))
         # smoothing spreads over all classes, the true one included (torch's convention)
-        return cross_entropy(self.apply(images), targets, label_smoothing=self.augmentation.smoothing)
+        total = cross_entropy(self.apply(images), targets, label_smoothing=self.augmentation.smoothing, reduction="sum")
+        return total / len(ids)
 
     def training_batch(self, ids: np.ndarray, step: int) -> tuple[Tensor, Tensor]:
         """Augmented images (B, C, H, W) and target distributions (B, classes) of step `step`."""
@@ -100,7 +101,7 @@ class ImageTask:
             images = augment.normalise(self.test_images[start : start + EVALUATION_BATCH])
             labels = self.test_labels[start : start + EVALUATION_BATCH]
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
-                logits = self.apply(images).float()
+                logits = self.model(images).float()
             correct += int((logits.argmax(1) == labels).sum())
             total += float(cross_entropy(logits, labels, reduction="sum"))
         return {"accuracy": correct / len(self.test_labels), "test_loss": total / len(self.test_labels)}

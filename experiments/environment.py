@@ -15,9 +15,15 @@ from experiments.errors import UserError
 
 
 def choose_device(name: str) -> torch.device:
-    """ "auto" (CUDA if there is one, else the CPU), or a device of torch by name."""
+    """ "auto" (CUDA if there is one, else the CPU), or a device of torch by name. Under torchrun every process of a
+    machine gets a GPU of its own.
+    """
+    if name in ("auto", "cuda") and torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+        return device
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device("cpu")
     try:
         device = torch.device(name)
     except RuntimeError:

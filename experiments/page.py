@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import html
-from collections.abc import Sequence
 from typing import Any
 
 from experiments import plots
 from experiments.claims import SLOPE_TOLERANCE
 from experiments.claims import hold as claims_hold
+from experiments.parts import safe, section, table
 from experiments.recipes import RECIPES
 from experiments.results import StudyResults
 
@@ -52,24 +51,7 @@ def render(study: StudyResults, *, show_images: bool = True) -> str:
     about = study.about
     recipe = RECIPES[about["recipe"]]
     parts = [_head(study), _headline_table(study)]
-    alpha = plots.against_alpha(study)
-    if alpha:
-        parts.append(_section("Accuracy against α", alpha, _alpha_text(study)))
-    parts.append(_section("Accuracy against compute", plots.against_compute(study), _compute_text(study)))
-    parts.append(_section("Learning curves", plots.learning_curves(study), _curves_text(study)))
-    parts.append(_section("Attention maps", plots.attention_maps(study, show_images=show_images), _maps_text(study)))
-    parts.append(
-        _section(
-            "",
-            plots.layer_maps(study, show_images=show_images),
-            "The first image through the layers: the weight each patch "
-            "receives, mean over heads and queries. Every picture has its own scale.",
-        )
-    )
-    entropy = plots.entropy_bars(study)
-    if entropy:
-        parts.append(_section("Entropy per layer", entropy, _entropy_text(study)))
-    parts.append(_statistics_table(study))
+    parts += [section(part) for part in recipe.domain.sections(study, show_images)]
     if study.claims:
         parts.append(_claims(study.claims))
     parts.append(_limits(study))
@@ -78,30 +60,15 @@ def render(study: StudyResults, *, show_images: bool = True) -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{_safe(title)}</title><style>{STYLE}</style></head><body><main>\n"
+        f"<title>{safe(title)}</title><style>{STYLE}</style></head><body><main>\n"
         + "\n".join(parts)
         + "\n</main></body></html>\n"
     )
 
 
-def _safe(value: Any) -> str:
-    return html.escape(str(value))
-
-
 def _badge(study: StudyResults) -> str:
     kind = "badge smoke" if study.smoke else "badge"
-    return f'<span class="{kind}">{"SMOKE · not a result" if study.smoke else _safe(study.label)}</span>'
-
-
-def _section(title: str, figure: str, text: str) -> str:
-    head = f"<h2>{_safe(title)}</h2>" if title else ""
-    return f'{head}<p class="soft">{text}</p><div class="card">{figure}</div>'
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    cells = "".join(f"<th>{name}</th>" for name in head)
-    body = "".join("<tr>" + "".join(f"<td>{value}</td>" for value in row) + "</tr>" for row in rows)
-    return f'<div class="card"><table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table></div>'
+    return f'<span class="{kind}">{"SMOKE · not a result" if study.smoke else safe(study.label)}</span>'
 
 
 def _head(study: StudyResults) -> str:
@@ -109,18 +76,17 @@ def _head(study: StudyResults) -> str:
     settings = about["study"]
     finished = sum(len(line.results) for line in study.lines)
     text = (
-        f"<h1>{_safe(recipe.title)}</h1>"
+        f"<h1>{safe(recipe.title)}</h1>"
         f"<p>{_badge(study)} &nbsp; <code>{recipe.id}</code> "
-        f'<span class="soft">· after {_safe(recipe.source)}</span></p>'
-        f"<p>{finished} runs of {settings['steps']} steps, batch {settings['batch']}, "
-        f"{_safe(about['data']['name'])}: {about['data']['train']:,} train and {about['data']['test']:,} test images "
-        f"of {about['data']['size']}×{about['data']['size']} pixels, {len(about['data']['classes'])} classes.</p>"
+        f'<span class="soft">· after {safe(recipe.source)}</span></p>'
+        f"<p>{finished} runs of {settings['steps']} steps, {safe(about['data']['name'])}: "
+        f"{safe(about['data']['text'])}.</p>"
     )
     if study.smoke:
         text += (
             '<div class="alarm"><b>This is a smoke run, not a result.</b> It trains for '
             f"{settings['steps']} steps to show that data, models, training and this page work. "
-            "Its accuracies say nothing about the variants.</div>"
+            "Its numbers say nothing about the variants.</div>"
         )
     if study.missing:
         text += (
@@ -129,100 +95,42 @@ def _head(study: StudyResults) -> str:
         )
     for line in study.lines:
         for seed, diagnosis in line.diverged.items():
-            text += f'<div class="alarm"><b>{_safe(line.label)}, seed {seed}:</b> {_safe(diagnosis)}</div>'
+            text += f'<div class="alarm"><b>{safe(line.label)}, seed {seed}:</b> {safe(diagnosis)}</div>'
     return text
 
 
 def _headline_table(study: StudyResults) -> str:
-    rows = []
+    rows, measure = [], RECIPES[study.about["recipe"]].domain.measure
     for line in plots.trained(study):
-        accuracy = line.over_seeds("accuracy")
-        ratio, difference = study.step_ratio(line), study.difference(line)
+        found = line.over_seeds(measure.key)
+        ratio, difference = study.step_ratio(line), study.difference(line, measure.key)
         rows.append(
             (
-                _safe(line.label),
-                str(accuracy.n),
-                f'<span class="{"soft" if study.smoke else "big"}">{accuracy.text(1, 100)}</span>',
-                difference.text() if difference else "",
+                safe(line.label),
+                str(found.n),
+                f'<span class="{"soft" if study.smoke else "big"}">{found.text(measure.digits, measure.factor)}</span>',
+                difference.text(measure) if difference else "",
                 line.over_seeds("last_loss").text(3),
                 f"{line.first['parameters']:,}",
-                f"{line.first['flops_per_image'] / 1e6:.1f}",
+                f"{line.first['flops_per_sample'] / 1e6:.1f}" if "flops_per_sample" in line.first else "",
                 f"{line.step_ms():.0f}" + (f" <small>×{ratio:.2f}</small>" if ratio else ""),
                 line.over_seeds("seconds").text(0),
             )
         )
     head = (
-        "variant", "seeds", f"accuracy, %<br>{study.preset}", "difference to<br>its baseline", "training<br>loss",
-        "parameters", "MFLOPs<br>per image", "ms per step", "seconds",
+        "variant", "seeds", f"{measure.head}<br>{study.preset}", "difference to<br>its baseline", "training<br>loss",
+        "parameters", "MFLOPs<br>per sample", "ms per step", "seconds",
     )  # fmt: skip
     text = (
-        "Test accuracy after the last step, mean ± standard deviation over seeds. Differences are paired by seed (same "
-        "first weights where shapes agree, same batches), with a 95 % interval (Student); the baseline is softmax, or "
-        "the variant without the change. Training loss: mean of the last tenth of the steps. Step time: median over "
+        f"Test {measure.name} after the last step, mean ± standard deviation over seeds. Differences are paired by "
+        "seed (same first weights where shapes agree, same batches), with a 95 % interval (Student); the baseline is "
+        "named by the recipe. Training loss: mean of the last tenth of the steps. Step time: median over "
         f"steps and seeds, and its ratio to the baseline's. {study.load_text()}"
     )
     return (
-        f"<h2>{'What came out (smoke: ignore the accuracies)' if study.smoke else 'Result'} {_badge(study)}</h2>"
-        f'<p class="soft">{text}</p>{_table(head, rows)}'
+        f"<h2>{'What came out (smoke: ignore the numbers)' if study.smoke else 'Result'} {_badge(study)}</h2>"
+        f'<p class="soft">{text}</p>{table(head, rows)}'
     )
-
-
-def _alpha_text(study: StudyResults) -> str:
-    seeds = len(study.about["study"]["seeds"])
-    if seeds == 1:
-        return "One seed: there is no spread to judge differences by."
-    return (
-        f"Mean and standard deviation over {seeds} seeds; dots are single seeds, the grey band is softmax ± one "
-        "standard deviation. Points whose bars overlap are not told apart by this study."
-    )
-
-
-def _compute_text(study: StudyResults) -> str:
-    return (
-        "Training FLOPs are counted (3 × forward, matrix products only), so at equal shape they are equal for every "
-        "activation. Seconds are steps × the median measured step on the machine named below, so a pause "
-        f"does not count. {study.load_text()}"
-    )
-
-
-def _curves_text(study: StudyResults) -> str:
-    smoothing = study.about["study"]["smoothing"]
-    return (
-        f"Loss on augmented batches (label smoothing {smoothing:g}, mixup {study.about['study']['mixup']:g}), averaged "
-        "over short stretches of steps and over seeds."
-    )
-
-
-def _maps_text(study: StudyResults) -> str:
-    return (
-        "First four test images, first seed. Each map shows the weights of the query in the middle (blue square) in "
-        "the last layer, mean over heads, before any normalisation; every picture has its own scale. Black is zero; an "
-        "all-black map is a row without any weight."
-    )
-
-
-def _entropy_text(study: StudyResults) -> str:
-    signed = [line.label for line in plots.trained(study) if not line.layers("entropy_share")]
-    text = (
-        "Entropy of each row's normalised weights over log n: 1 is attention spread evenly over all tokens, 0 is "
-        "attention to one. Mean over valid rows, heads and 64 test images; the tick is the same model before "
-        "training."
-    )
-    if signed:
-        text += f" Not defined where weights can be negative: {_safe(', '.join(signed))}."
-    return text
-
-
-def _statistics_table(study: StudyResults) -> str:
-    rows = []
-    for line in plots.trained(study):
-        cells = [_safe(line.label)]
-        for key, digits, factor in (("total", 3, 1.0), ("nonzero", 1, 100.0), ("dead", 1, 100.0)):
-            layers = line.layers(key) or []
-            cells.append(" · ".join(f"{factor * spread.mean:.{digits}f}" for spread in layers))
-        rows.append(cells)
-    head = ("variant", "row sum, layer by layer", "non-zero weights, %", "rows with no weight, %")
-    return f"<h3>Rows of the attention matrix after training</h3>{_table(head, rows)}"
 
 
 def _claims(claims: dict[str, Any]) -> str:
@@ -231,11 +139,11 @@ def _claims(claims: dict[str, Any]) -> str:
     activations = list(dict.fromkeys(row["activation"] for row in claims["weights"]))
     worst = max(abs(row["slope"] + row["alpha"]) for row in claims["weights"])
     holds = "holds" if claims_hold(claims) else "does NOT hold"
-    slopes = _table(
+    slopes = table(
         ("h", *(f"α = {alpha:g}: slope" for alpha in alphas)),
         [(name, *(f"{round(found[name, alpha], 4) + 0.0:+.4f}" for alpha in alphas)) for name in activations],
     )
-    variance = _table(
+    variance = table(
         ("n", *(str(row["n"]) for row in claims["variance"])),
         [
             ("n/2", *(f"{row['expected']:.0f}" for row in claims["variance"])),
@@ -260,25 +168,26 @@ def _claims(claims: dict[str, Any]) -> str:
 
 def _limits(study: StudyResults) -> str:
     if study.smoke:
-        limits = ["Anything about accuracy: the models have barely begun to learn."]
+        limits = ["Anything about quality: the models have barely begun to learn."]
     else:
+        measure = RECIPES[study.about["recipe"]].domain.measure
         undecided = [
             line.label
             for line in plots.trained(study)
-            if (difference := study.difference(line)) and not difference.decided
+            if (difference := study.difference(line, measure.key)) and not difference.decided
         ]
         limits = [
-            "The paper's figure. Models, images and training are far smaller, and the paper's differences are between "
+            "What the paper shows. Models, data and training are far smaller, and the paper's differences are between "
             "models that are trained to the end.",
-            "That one variant is better in general: the spread covers seeds (weights, order of samples, augmentation), "
-            "not data sets, sizes or hyperparameters, which were not tuned for any variant.",
+            "That one variant is better in general: the spread covers seeds (weights, order of samples, dropout or "
+            "augmentation), not data sets, sizes or hyperparameters, which were not tuned for any variant.",
         ]
         if undecided:
             limits.insert(0, f"A difference to the baseline for: {'; '.join(undecided)}. The interval contains zero.")
         if study.preset == "cpu":
             limits.append("Speed: at this size the step time is mostly overhead.")
-    texts = "".join(f"<li>{_safe(text)}</li>" for text in limits)
-    deviations = "".join(f"<li>{_safe(text)}</li>" for text in study.about["deviations"])
+    texts = "".join(f"<li>{safe(text)}</li>" for text in limits)
+    deviations = "".join(f"<li>{safe(text)}</li>" for text in study.about["deviations"])
     return (
         f"<h2>What this does not show</h2><ul>{texts}</ul><h2>Where it departs from the paper</h2><ul>{deviations}</ul>"
     )
@@ -291,21 +200,20 @@ def _made_with(study: StudyResults) -> str:
         f"Python {environment['python']}",
         "commit": environment["commit"] or "unknown (no git)",
         "device": f"{environment['device']} ({about['device']}), {environment['threads']} threads of "
-        f"{environment['cores']} cores, {environment['system']}",
-        "data": f"{data['name']}, {data['train']} train + {data['test']} test, {data['channels']} channels"
-        + (f", {len(data['skipped'])} unreadable files left out" if data["skipped"] else ""),
+        f"{environment['cores']} cores, {environment['processes']} processes, {environment['system']}",
+        "data": f"{data['name']}, {data['text']}",
         "data checksum": f"sha256 {data['checksum']}",
         "seeds": ", ".join(map(str, about["study"]["seeds"])),
     }
     settings = {key: value for key, value in about["study"].items() if key != "seeds"}
-    listed = "".join(f"<dt>{_safe(key)}</dt><dd>{_safe(value)}</dd>" for key, value in facts.items())
+    listed = "".join(f"<dt>{safe(key)}</dt><dd>{safe(value)}</dd>" for key, value in facts.items())
     chosen = ", ".join(f"{key}={_plain(value)}" for key, value in settings.items())
     changed = "".join(f" --set {word}" for word in about["settings"])
     command = f"python -m experiments run {about['recipe']} --preset {about['preset']}{changed} --data DATA --out DIR"
     return (
         f'<h2>How it was made</h2><div class="card"><dl>{listed}</dl></div>'
-        f"<pre><code>{_safe(command)}\npython -m experiments report DIR</code></pre>"
-        f'<p class="soft">Settings: <code>{_safe(chosen)}</code></p>'
+        f"<pre><code>{safe(command)}\npython -m experiments report DIR</code></pre>"
+        f'<p class="soft">Settings: <code>{safe(chosen)}</code></p>'
     )
 
 

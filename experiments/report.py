@@ -25,8 +25,9 @@ def write_report(folder: Path, *, show_images: bool = True) -> Path:
 def row(study: StudyResults, line: Line) -> dict[str, Any]:
     """One variant as a flat record; it carries its preset."""
     about, environment = study.about, study.about["environment"]
-    accuracy = line.over_seeds("accuracy")
-    difference = study.difference(line)
+    measure = RECIPES[about["recipe"]].domain.measure
+    found = line.over_seeds(measure.key)
+    difference = study.difference(line, measure.key)
     return {
         "recipe": about["recipe"],
         "preset": study.preset,
@@ -34,17 +35,17 @@ def row(study: StudyResults, line: Line) -> dict[str, Any]:
         "is_result": not study.smoke,
         "variant": line.name,
         "seeds": " ".join(map(str, line.results)),
-        "n": accuracy.n,
-        "accuracy_mean": accuracy.mean,
-        "accuracy_sd": accuracy.sd,
+        "n": found.n,
+        f"{measure.key}_mean": found.mean,
+        f"{measure.key}_sd": found.sd,
         "difference_mean": difference.mean if difference else None,
         "difference_95": difference.half_width if difference else None,
         "test_loss_mean": line.over_seeds("test_loss").mean,
         "training_loss_mean": line.over_seeds("last_loss").mean,
         "parameters": line.first["parameters"],
-        "tokens": line.first["tokens"],
-        "flops_per_image": line.first["flops_per_image"],
-        "training_flops": line.first["training_flops"],
+        "tokens": line.first.get("tokens"),
+        "flops_per_sample": line.first.get("flops_per_sample"),
+        "training_flops": line.first.get("training_flops"),
         "step_ms": line.step_ms(),
         "seconds_mean": line.over_seeds("seconds").mean,
         "diverged": len(line.diverged),
@@ -53,6 +54,7 @@ def row(study: StudyResults, line: Line) -> dict[str, Any]:
         "torch": environment["torch"],
         "device": environment["device"],
         "threads": environment["threads"],
+        "processes": environment["processes"],
         "data_checksum": about["data"]["checksum"],
     }
 
@@ -69,24 +71,24 @@ def as_csv(study: StudyResults) -> str:
 def as_markdown(study: StudyResults) -> str:
     """The headline table for a README or an issue, with its label on top."""
     about, recipe = study.about, RECIPES[study.about["recipe"]]
-    data, settings = about["data"], about["study"]
+    data, settings, measure = about["data"], about["study"], recipe.domain.measure
     text = [
         f"# {recipe.id} · {study.label}" + (" · SMOKE, NOT A RESULT" if study.smoke else ""),
         "",
         f"{recipe.title}. {about['label']}.",
-        f"{data['name']}, {data['train']} train and {data['test']} test images of {data['size']} pixels, "
-        f"{settings['steps']} steps, batch {settings['batch']}; {about['environment']['device']}, "
+        f"{data['name']}, {data['text']}, {settings['steps']} steps; {about['environment']['device']}, "
         f"{about['environment']['threads']} threads. {study.load_text()}",
         "",
-        f"| variant ({study.preset}) | seeds | accuracy, % | difference to baseline, % (95 %) | ms per step |",
+        f"| variant ({study.preset}) | seeds | {measure.head} | difference to baseline (95 %) | ms per step |",
         "|---|---|---|---|---|",
     ]
     for line in study.lines:
         if not line.results:
             text.append(f"| {line.label} | 0 | diverged | | |")
             continue
-        difference = study.difference(line)
-        gap = difference.text() if difference else ""
-        accuracy = line.over_seeds("accuracy")
-        text.append(f"| {line.label} | {accuracy.n} | {accuracy.text(1, 100)} | {gap} | {line.step_ms():.0f} |")
+        difference = study.difference(line, measure.key)
+        gap = difference.text(measure) if difference else ""
+        found = line.over_seeds(measure.key)
+        value = found.text(measure.digits, measure.factor)
+        text.append(f"| {line.label} | {found.n} | {value} | {gap} | {line.step_ms():.0f} |")
     return "\n".join(text) + "\n"

@@ -11,7 +11,8 @@ from scipy.stats import t as student
 
 from experiments.errors import UserError
 from experiments.files import read_json
-from experiments.train import read_metrics
+from experiments.metrics import read_metrics
+from experiments.study import Measure
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,13 @@ class Difference:
     mean: float
     half_width: float | None
 
-    def text(self) -> str:
-        """In percentage points; a difference whose interval contains zero is called undecided."""
-        mean = f"{round(100 * self.mean, 1) + 0.0:+.1f}"
+    def text(self, measure: Measure) -> str:
+        """In the measure's unit; a difference whose interval contains zero is called undecided."""
+        mean = f"{round(measure.factor * self.mean, measure.digits) + 0.0:+.{measure.digits}f}"
         if self.half_width is None:
             return f"{mean} (one seed)"
-        return f"{mean} ± {100 * self.half_width:.1f}" + ("" if self.decided else " (undecided)")
+        width = f"{measure.factor * self.half_width:.{measure.digits}f}"
+        return f"{mean} ± {width}" + ("" if self.decided else " (undecided)")
 
     @property
     def decided(self) -> bool:
@@ -136,8 +138,8 @@ class StudyResults:
     def by_name(self, name: str) -> Line | None:
         return next((line for line in self.lines if line.name == name), None)
 
-    def difference(self, line: Line, key: str = "accuracy") -> Difference | None:
-        """`line` minus its baseline over the seeds that both have."""
+    def difference(self, line: Line, key: str) -> Difference | None:
+        """`line` minus its baseline in `key` of their results, over the seeds that both have."""
         baseline = self.by_name(line.variant["baseline"])
         if baseline is None:
             return None

@@ -20,18 +20,16 @@ from typing import Any
 
 import torch
 
-from experiments import checkpoint, claims, inspection
-from experiments.classify import ImageTask
-from experiments.data import ImageData, ImageRequest, load_images
+from experiments import checkpoint, claims
 from experiments.environment import choose_device, describe
 from experiments.errors import Diverged, UserError, unknown
 from experiments.files import read_json, write_json
-from experiments.models.vit import forward_flops
 from experiments.progress import say
 from experiments.recipes import RECIPES
 from experiments.settings import override
-from experiments.study import Cell, ImageStudy, Recipe, expand
-from experiments.train import reproducible, train
+from experiments.study import Cell, Measure, Recipe, Source, expand
+from experiments.train import Task, reproducible, train
+from experiments.world import Sharding, World, joined
 
 FORMAT = "attnkit-experiments-study-1"
 OURS = ("study.json", "cells", "claims.json", "finished.json", "report.html", "results.csv", "summary.md")
@@ -54,9 +52,10 @@ class Request:
     overwrite: bool = False
     skip_unreadable: bool = False
     keep_going: bool = False
+    sharding: Sharding = "ddp"
 
 
-def choose(request: Request) -> tuple[Recipe, ImageStudy]:
+def choose(request: Request) -> tuple[Recipe, Any]:
     """The recipe and its settings; UserError with the nearest name for anything that does not exist."""
     if request.recipe not in RECIPES:
         raise unknown("recipe", request.recipe, RECIPES)
@@ -73,59 +72,67 @@ def choose(request: Request) -> tuple[Recipe, ImageStudy]:
         study = dataclasses.replace(study, seeds=request.seeds)
     if not study.seeds or len(set(study.seeds)) < len(study.seeds) or min(study.seeds) < 0:
         raise UserError(f"seeds: expected different whole numbers from 0, got {study.seeds}")
-    recipe.variants(study)  # a bad activation or point is reported before any image is decoded
+    recipe.variants(study)  # a bad activation or point is reported before any data is read
     return recipe, study
 
 
 def run(request: Request) -> Path:
-    """Train every cell that has no result yet; returns the study's directory."""
+    """Train every cell that has no result yet; returns the study's directory.
+
+    Started by torchrun, its processes train every cell together, and the main one writes.
+    """
     recipe, study = choose(request)
     device = choose_device(request.device)
-    before = prepare(request)
-    threads = request.threads or (before["environment"]["threads"] if before else torch.get_num_threads())
-    data = load_images(
-        request.data,
-        ImageRequest(study.image_size, study.train_images, study.test_images),
-        cache=request.cache or request.out / "cache",
-        skip_unreadable=request.skip_unreadable,
-    )
-    try:
-        cells = expand(recipe, study, data)
-    except ValueError as error:
-        raise UserError(f"{recipe.id}: {error}") from None
-    if len({cell.name for cell in cells}) < len(cells):
-        raise UserError(f"{recipe.id}: the settings name one cell twice")
-    about = {
-        "format": FORMAT,
-        "recipe": recipe.id,
-        "preset": request.preset,
-        "label": recipe.presets[request.preset].label,
-        "settings": list(request.settings),
-        "study": dataclasses.asdict(study),
-        "data": _about_data(data, cells),
-        "device": device.type,
-        "variants": [dataclasses.asdict(v) | {"label": v.label} for v in recipe.variants(study)],
-        "cells": [cell.name for cell in cells],
-        "deviations": list(recipe.deviations),
-        "environment": describe(device, threads),
-    }
-    if before:
-        _require_same(before, about, request.out)
-    else:
-        write_json(request.out / "study.json", about)
-    say(_headline(recipe, request, study, data, len(cells), device, threads))
-    with reproducible(threads):
-        results = [
-            run_cell(cell, data, request, device, label=f"[{index + 1}/{len(cells)}] {cell.name}")
-            for index, cell in enumerate(cells)
-        ]
-        if recipe.claims and not (request.out / "claims.json").exists():
+    with joined(device, request.sharding) as world:
+        before = world.agreed(lambda: prepare(request))
+        threads = request.threads or (before["environment"]["threads"] if before else torch.get_num_threads())
+        source = Source(request.data, study, request.cache or request.out / "cache", request.skip_unreadable)
+        data = world.in_turn(lambda: recipe.domain.load(source))
+        try:
+            cells = expand(recipe, study, data)
+        except ValueError as error:
+            raise UserError(f"{recipe.id}: {error}") from None
+        if len({cell.name for cell in cells}) < len(cells):
+            raise UserError(f"{recipe.id}: the settings name one cell twice")
+        about = {
+            "format": FORMAT,
+            "recipe": recipe.id,
+            "preset": request.preset,
+            "label": recipe.presets[request.preset].label,
+            "settings": list(request.settings),
+            "study": dataclasses.asdict(study),
+            "data": recipe.domain.about(data) | {"checksum": cells[0].data_checksum},
+            "device": device.type,
+            "variants": [dataclasses.asdict(v) | {"label": v.label} for v in recipe.variants(study)],
+            "cells": [cell.name for cell in cells],
+            "deviations": list(recipe.deviations),
+            "environment": describe(device, threads) | {"processes": world.size},
+        }
+        if before:
+            _require_same(before, about, request.out)
+        elif world.main:
+            write_json(request.out / "study.json", about)
+        if world.main:
+            say(_headline(recipe, request, about, device, threads, world))
+        with reproducible(threads):
+            results = [
+                run_cell(recipe, cell, data, request, device, world, label=f"[{index + 1}/{len(cells)}] {cell.name}")
+                for index, cell in enumerate(cells)
+            ]
+        if world.main:
+            finish(recipe, request, cells, results)
+    return request.out
+
+
+def finish(recipe: Recipe, request: Request, cells: Sequence[Cell], results: Sequence[dict[str, Any]]) -> None:
+    """What comes after the last cell."""
+    if recipe.claims and not (request.out / "claims.json").exists():
+        with reproducible(torch.get_num_threads()):
             write_json(request.out / "claims.json", claims.measure())
     if request.preset == "smoke":
-        check_smoke(cells, results)
+        check_smoke(recipe, cells, results)
         say("smoke checks: ok (finite, loss falls, equal parameter counts); this is not a result")
     write_json(request.out / "finished.json", {"format": FORMAT, "cells": len(results)})
-    return request.out
 
 
 def prepare(request: Request) -> dict[str, Any] | None:
@@ -172,101 +179,97 @@ def _require_same(before: dict[str, Any], now: dict[str, Any], out: Path) -> Non
             )
 
 
-def _about_data(data: ImageData, cells: tuple[Cell, ...]) -> dict[str, Any]:
-    return {
-        "name": data.name,
-        "classes": list(data.classes),
-        "train": len(data.train_labels),
-        "test": len(data.test_labels),
-        "size": data.size,
-        "channels": data.channels,
-        "skipped": list(data.skipped),
-        "checksum": cells[0].data_checksum,
-    }
-
-
 def _headline(
-    recipe: Recipe,
-    request: Request,
-    study: ImageStudy,
-    data: ImageData,
-    cells: int,
-    device: torch.device,
-    threads: int,
+    recipe: Recipe, request: Request, about: dict[str, Any], device: torch.device, threads: int, world: World
 ) -> str:
     text = (
-        f"{recipe.id} ({request.preset}): {cells} cells of {study.steps} steps, batch {study.batch}; {data.name}, "
-        f"{len(data.train_labels)} train and {len(data.test_labels)} test images of {data.size} pixels"
+        f"{recipe.id} ({request.preset}): {len(about['cells'])} cells of {about['study']['steps']} steps; "
+        f"{about['data']['name']}, {about['data']['text']}; {device.type}, {threads} threads"
     )
-    if data.skipped:
-        text += f" ({len(data.skipped)} unreadable files left out)"
-    text += f"; {device.type}, {threads} threads"
+    if world.size > 1:
+        text += f", {world.size} processes ({world.sharding})"
     if request.preset == "small" and device.type == "cpu":
-        text += "\nwarning: preset small is meant for a GPU and takes hours on a CPU; preset cpu is the small one here"
+        text += "\nwarning: preset small is meant for a GPU and takes hours on a CPU"
+        text += "; preset cpu is the small one here" if "cpu" in recipe.presets else ""
     return text
 
 
-def run_cell(cell: Cell, data: ImageData, request: Request, device: torch.device, *, label: str) -> dict[str, Any]:
-    """Train one cell unless its result is there; returns the result."""
-    folder = request.out / "cells" / cell.name
+def run_cell(
+    recipe: Recipe, cell: Cell, data: Any, request: Request, device: torch.device, world: World, *, label: str
+) -> dict[str, Any]:
+    """Train one cell unless its result is there; returns the result, in the main process with all its numbers."""
+    folder, domain = request.out / "cells" / cell.name, recipe.domain
     config_hash = cell.config_hash()
-    if (folder / "result.json").exists():
-        result = read_json(folder / "result.json")
-        if result.get("config_hash") != config_hash:
-            raise UserError(f"{folder / 'result.json'}: belongs to another configuration; --overwrite starts anew")
-        if "diverged" not in result or request.keep_going:
-            say(f"{label}: already there, {_outcome(result)}")
-            return result
-    write_json(folder / "config.json", cell.config() | {"config_hash": config_hash})
+    stored = world.agreed(lambda: stored_result(folder, config_hash))
+    if stored and ("diverged" not in stored or request.keep_going):
+        if world.main:
+            say(f"{label}: already there, {_outcome(stored, domain.measure)}")
+        return stored
+    if world.main:
+        write_json(folder / "config.json", cell.config() | {"config_hash": config_hash})
+
+    def make() -> Task:
+        return domain.task(cell, data, device)
+
+    measured: dict[str, Any] = {}
     try:
-        task, initial = (make_task(cell, data, device) for _ in range(2))
-        measured: dict[str, Any] = train(task, cell.train, folder, config_hash=config_hash, device=device, label=label)
-        measured |= inspection.inspect(task, folder, signed=cell.variant.signed, initial=initial)
-        checkpoint.write_weights(folder / "weights.safetensors", task.model, {"config_hash": config_hash})
+        task, measured = train(
+            make, cell.train, folder, config_hash=config_hash, device=device, label=label, world=world
+        )
+        if world.main:
+            initial = make()
+            measured["parameters"] = sum(parameter.numel() for parameter in initial.model.parameters())
+            measured |= domain.inspect(task, initial, cell, folder)
+            checkpoint.write_weights(folder / "weights.safetensors", task.model, {"config_hash": config_hash})
     except Diverged as diagnosis:
         if not request.keep_going:
             raise
-        say(str(diagnosis))
+        if world.main:
+            say(str(diagnosis))
         measured = {"diverged": str(diagnosis)}
     except ValueError as error:
         raise UserError(f"{label}: {error}") from None
-    samples = cell.train.steps * cell.batch
     result = {
         "config_hash": config_hash,
         "variant": cell.variant.name,
         "seed": cell.seed,
-        "parameters": sum(parameter.numel() for parameter in initial.model.parameters()),
-        "tokens": cell.model.tokens,
-        "flops_per_image": forward_flops(cell.model),
-        "training_flops": 3 * forward_flops(cell.model) * samples,
         "load": round(os.getloadavg()[0], 1),
+        **domain.facts(cell),
         **measured,
     }
-    write_json(folder / "result.json", result)
-    say(f"{label}: {_outcome(result)}")
+    if world.main:
+        write_json(folder / "result.json", result)
+        say(f"{label}: {_outcome(result, domain.measure)}")
+    world.wait()
     return result
 
 
-def make_task(cell: Cell, data: ImageData, device: torch.device) -> ImageTask:
-    return ImageTask(data, cell.model, cell.train, cell.augmentation, batch=cell.batch, seed=cell.seed, device=device)
+def stored_result(folder: Path, config_hash: str) -> dict[str, Any] | None:
+    """The result that a cell has already; UserError if it is another cell's."""
+    if not (folder / "result.json").exists():
+        return None
+    result = read_json(folder / "result.json")
+    if result.get("config_hash") != config_hash:
+        raise UserError(f"{folder / 'result.json'}: belongs to another configuration; --overwrite starts anew")
+    return result
 
 
-def _outcome(result: dict[str, Any]) -> str:
+def _outcome(result: dict[str, Any], measure: Measure) -> str:
     if "diverged" in result:
         return "diverged"
     return (
-        f"accuracy {100 * result['accuracy']:.1f} %, loss {result['first_loss']:.3f} → {result['last_loss']:.3f}, "
+        f"{measure.text(result[measure.key])}, loss {result['first_loss']:.3f} → {result['last_loss']:.3f}, "
         f"{result['step_ms']:.0f} ms a step, {result['seconds']:.0f} s"
     )
 
 
-def check_smoke(cells: Sequence[Cell], results: Sequence[dict[str, Any]]) -> None:
+def check_smoke(recipe: Recipe, cells: Sequence[Cell], results: Sequence[dict[str, Any]]) -> None:
     """What a smoke run asserts: finite numbers, losses that fall, one parameter count for one shape of model."""
-    shapes: dict[tuple[Any, ...], int] = {}
+    shapes: dict[Any, int] = {}
     for cell, result in zip(cells, results, strict=True):
         if "diverged" in result:
             raise Diverged(result["diverged"])
-        for key in ("first_loss", "last_loss", "test_loss", "accuracy"):
+        for key in ("first_loss", "last_loss", "test_loss", recipe.domain.measure.key):
             if not math.isfinite(result[key]):
                 raise Diverged(f"smoke check failed: {cell.name}: {key} is {result[key]}")
         if result["last_loss"] >= result["first_loss"]:
@@ -274,8 +277,7 @@ def check_smoke(cells: Sequence[Cell], results: Sequence[dict[str, Any]]) -> Non
                 f"smoke check failed: {cell.name}: the loss does not fall "
                 f"({result['first_loss']:.4f} → {result['last_loss']:.4f})"
             )
-        shape = (cell.model.size, cell.model.patch, cell.model.qk_norm, cell.model.gate)
-        expected = shapes.setdefault(shape, result["parameters"])
+        expected = shapes.setdefault(recipe.domain.shape(cell), result["parameters"])
         if result["parameters"] != expected:
             raise Diverged(
                 f"smoke check failed: {cell.name} has {result['parameters']} parameters, its peers {expected}"

@@ -1,50 +1,57 @@
-"""What a recipe is: frozen settings, the variants it compares, and the cells (variant × seed) it expands to."""
+"""What a recipe is: frozen settings, the variants it compares, and the cells (variant × seed) it expands to.
+
+What differs between images and sentences (how data is read, which model and task a cell is, what is drawn in the
+report) is a `Domain`; there is one file for each in `experiments/domains`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
-from experiments.classify import AugmentConfig
-from experiments.data.images import ImageData
+import torch
+
 from experiments.files import fingerprint
-from experiments.models.vit import ViTConfig
-from experiments.train import TrainConfig
+from experiments.optim import TrainConfig
 
 # Activations whose weights can be negative: attnkit defines no entropy for them
 SIGNED = ("identity", "gelu", "gelu_tanh", "silu")
 
 
-@dataclass(frozen=True)
-class ImageStudy:
-    """The settings every image recipe shares; each is a key of `--set`. Zero for a count or size means "all"."""
+class Study(Protocol):
+    """Settings, each a key of `--set`: a frozen dataclass of a domain, which a recipe may extend."""
 
-    model: str = "d64"
-    patch: int = 4
-    image_size: int = 0
-    train_images: int = 0
-    test_images: int = 0
-    steps: int = 300
-    batch: int = 64
-    lr: float = 1e-3
-    warmup: int = 30
-    weight_decay: float = 0.1
-    clip: float = 1.0
-    crop: Literal["none", "pad", "inception"] = "pad"
-    padding: int = 4
-    smallest_crop: float = 0.05
-    flip: bool = True
-    mixup: float = 0.2
-    smoothing: float = 0.1
-    qk_norm: bool = True
-    pool: Literal["gap", "tok"] = "gap"
-    precision: Literal["float32", "bfloat16"] = "float32"
-    compile: bool = False
-    evaluate_every: int = 0
-    checkpoint_every: int = 100
-    seeds: tuple[int, ...] = (0,)
+    @property
+    def steps(self) -> int: ...
+
+    @property
+    def seeds(self) -> tuple[int, ...]: ...
+
+    @property
+    def __dataclass_fields__(self) -> dict[str, Any]: ...
+
+
+class Data(Protocol):
+    """What a domain has read."""
+
+    @property
+    def name(self) -> str: ...
+
+    def checksum(self) -> str:
+        """A hash of all that is trained and tested on."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where data is read from, and what of it a study wants."""
+
+    place: str
+    study: Any
+    cache: Path
+    skip_unreadable: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,14 +81,15 @@ class Variant:
 
 @dataclass(frozen=True)
 class Cell:
-    """One training run. Its hash covers all that decides its numbers, the pixels included, and nothing else."""
+    """One training run. Its hash covers all that decides its numbers, the data included, and nothing else.
+
+    `settings` are what the domain's task is made from, frozen dataclasses by name.
+    """
 
     variant: Variant
     seed: int
-    batch: int
-    model: ViTConfig
     train: TrainConfig
-    augmentation: AugmentConfig
+    settings: Mapping[str, Any]
     data_checksum: str
 
     @property
@@ -89,24 +97,77 @@ class Cell:
         return f"{self.variant.name}-seed{self.seed}"
 
     def config(self) -> dict[str, Any]:
-        return {
-            "seed": self.seed,
-            "batch": self.batch,
-            "model": dataclasses.asdict(self.model),
-            "train": dataclasses.asdict(self.train),
-            "augmentation": dataclasses.asdict(self.augmentation),
-            "data": self.data_checksum,
+        """All of it as JSON."""
+        parts = {
+            name: dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value  # type: ignore[arg-type]
+            for name, value in self.settings.items()
         }
+        return {"seed": self.seed, "train": dataclasses.asdict(self.train), "data": self.data_checksum} | parts
 
     def config_hash(self) -> str:
         return fingerprint(self.config())
 
 
 @dataclass(frozen=True)
+class Measure:
+    """The number that a domain's tables compare, `key` of a result, shown times `factor` with `digits`."""
+
+    key: str
+    name: str
+    factor: float = 1.0
+    digits: int = 1
+    unit: str = ""
+
+    def text(self, value: float) -> str:
+        """The number with its name."""
+        return f"{self.name} {self.factor * value:.{self.digits}f} {self.unit}".rstrip()
+
+    @property
+    def head(self) -> str:
+        """The head of a column."""
+        return f"{self.name}, {self.unit}" if self.unit else self.name
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the report: a title, or none where it goes on, a text as HTML, and a figure or table as HTML."""
+
+    title: str
+    text: str
+    body: str
+
+
+@dataclass(frozen=True)
+class Domain:
+    """What the recipes of one kind of data share."""
+
+    name: str
+    source: Callable[[], str]
+    """Where data is if --data does not say so."""
+    load: Callable[[Source], Any]
+    """The data; UserError if it is not there or cannot be used."""
+    about: Callable[[Any], dict[str, Any]]
+    """Facts about the data for study.json: at least `name`, and `text`, a line for a person."""
+    cell: Callable[[Any, Variant, int, Any, str], Cell]
+    """The cell of a study, a variant, a seed, the data and its checksum."""
+    task: Callable[[Cell, Any, torch.device], Any]
+    """The `Task` that is trained."""
+    inspect: Callable[[Any, Any, Cell, Path], dict[str, Any]]
+    """What is measured of the trained task, the untrained one and a folder to write to, beside `Task.evaluate`."""
+    facts: Callable[[Cell], dict[str, Any]]
+    """What the shape of a cell decides: FLOPs, tokens."""
+    shape: Callable[[Cell], Any]
+    """Cells of equal shape must have equally many parameters."""
+    measure: Measure
+    sections: Callable[[Any, bool], list[Section]]
+    """The figures of a report (`StudyResults`, whether samples may be shown)."""
+
+
+@dataclass(frozen=True)
 class Preset:
     """A study's settings at one scale, what they cost, and the label its numbers carry."""
 
-    study: ImageStudy
+    study: Any
     cost: str
     label: str
 
@@ -119,6 +180,7 @@ class Recipe:
     title: str
     shows: str
     source: str
+    domain: Domain
     presets: Mapping[str, Preset]
     variants: Callable[[Any], tuple[Variant, ...]]
     deviations: tuple[str, ...]
@@ -141,44 +203,15 @@ def pointwise_variant(activation: str, alpha: float) -> Variant:
     )
 
 
-def expand(recipe: Recipe, study: ImageStudy, data: ImageData) -> tuple[Cell, ...]:
+def expand(recipe: Recipe, study: Any, data: Data) -> tuple[Cell, ...]:
     """Every variant with every seed; seeds are the outer loop, so an interrupted study is balanced."""
     variants = recipe.variants(study)
     checksum = data.checksum()
-    return tuple(make_cell(study, variant, seed, data, checksum) for seed in study.seeds for variant in variants)
+    make = recipe.domain.cell
+    return tuple(make(study, variant, seed, data, checksum) for seed in study.seeds for variant in variants)
 
 
-def make_cell(study: ImageStudy, variant: Variant, seed: int, data: ImageData, checksum: str) -> Cell:
-    settings = dataclasses.replace(study, **variant.changes)
-    model = ViTConfig(
-        size=settings.model,
-        patch=settings.patch,
-        image=data.size,
-        channels=data.channels,
-        classes=len(data.classes),
-        op=variant.op,
-        options=dict(variant.options),
-        qk_norm=settings.qk_norm,
-        gate=variant.gate,
-        pool=settings.pool,
-    )
-    train = TrainConfig(
-        steps=settings.steps,
-        lr=settings.lr,
-        warmup=settings.warmup,
-        weight_decay=settings.weight_decay,
-        clip=settings.clip,
-        precision=settings.precision,
-        compile=settings.compile,
-        evaluate_every=settings.evaluate_every,
-        checkpoint_every=settings.checkpoint_every,
-    )
-    augmentation = AugmentConfig(
-        crop=settings.crop,
-        padding=settings.padding,
-        smallest_crop=settings.smallest_crop,
-        flip=settings.flip,
-        mixup=settings.mixup,
-        smoothing=settings.smoothing,
-    )
-    return Cell(variant, seed, settings.batch, model, train, augmentation, checksum)
+def train_config(study: Any) -> TrainConfig:
+    """The fields of a study that a TrainConfig has as well."""
+    names = {field.name for field in dataclasses.fields(TrainConfig)} & {f.name for f in dataclasses.fields(study)}
+    return TrainConfig(**{name: getattr(study, name) for name in names})

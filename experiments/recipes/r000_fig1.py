@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from experiments.domains.images import IMAGES, ImageStudy
 from experiments.errors import UserError, unknown
 from experiments.models.vit import SIZES
 from experiments.recipes.common import (
@@ -27,7 +28,7 @@ from experiments.recipes.common import (
     SMOKE_LABEL,
     pointwise_grid,
 )
-from experiments.study import ImageStudy, Preset, Recipe, Variant, softmax_variant
+from experiments.study import Preset, Recipe, Variant, softmax_variant
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ RECIPE = Recipe(
     title="Softmax and relu/L: accuracy against compute",
     shows="accuracy against FLOPs and measured seconds, softmax and relu/L, several model and patch sizes",
     source="Wortsman et al. 2023, Figure 1",
+    domain=IMAGES,
     presets={
         "smoke": Preset(
             Study(**SMOKE | {"steps": 15}, points=("d64/4", "d64/2")), "under a minute, 2 CPU cores", SMOKE_LABEL

@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from experiments.domains.images import IMAGES, ImageStudy
 from experiments.recipes.common import (
     CPU,
     CPU_LABEL,
@@ -26,7 +27,7 @@ from experiments.recipes.common import (
     SMOKE_LABEL,
     pointwise_grid,
 )
-from experiments.study import ImageStudy, Preset, Recipe, Variant, softmax_variant
+from experiments.study import Preset, Recipe, Variant, softmax_variant
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ RECIPE = Recipe(
     title="L⁻ᵅ·h in the place of softmax: accuracy against α",
     shows="accuracy against alpha for point-wise attention, softmax as a line",
     source="Wortsman et al. 2023, Figure 2",
+    domain=IMAGES,
     presets={
         "smoke": Preset(Study(**SMOKE), "under a minute, 2 CPU cores", SMOKE_LABEL),
         "small": Preset(

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from experiments.domains.images import IMAGES, ImageStudy
 from experiments.errors import UserError
 from experiments.recipes.common import (
     CPU,
@@ -25,7 +26,7 @@ from experiments.recipes.common import (
     SMOKE_LABEL,
     pointwise_grid,
 )
-from experiments.study import ImageStudy, Preset, Recipe, Variant
+from experiments.study import Preset, Recipe, Variant
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ RECIPE = Recipe(
     title="With and without qk-layernorm: accuracy against α",
     shows="relu and relu² attention with qk-layernorm on and off",
     source="Wortsman et al. 2023, Figure 3",
+    domain=IMAGES,
     presets={
         "smoke": Preset(Study(**SMOKE, activations=BOTH, alphas=(1.0,)), "under a minute, 2 CPU cores", SMOKE_LABEL),
         "small": Preset(

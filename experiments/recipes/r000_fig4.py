@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from experiments.domains.images import IMAGES, ImageStudy
 from experiments.recipes.common import (
     CPU,
     CPU_LABEL,
@@ -24,7 +25,7 @@ from experiments.recipes.common import (
     SMOKE_LABEL,
     pointwise_grid,
 )
-from experiments.study import ImageStudy, Preset, Recipe, Variant
+from experiments.study import Preset, Recipe, Variant
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ RECIPE = Recipe(
     title="With and without a gate: accuracy against α",
     shows="relu and relu² attention with and without the gate, and what the gate costs per step",
     source="Wortsman et al. 2023, Figure 4",
+    domain=IMAGES,
     presets={
         "smoke": Preset(Study(**SMOKE, activations=BOTH, alphas=(1.0,)), "under a minute, 2 CPU cores", SMOKE_LABEL),
         "small": Preset(Study(**SMALL, activations=BOTH), "under 8 minutes, one H200 (estimated)", SMALL_LABEL),

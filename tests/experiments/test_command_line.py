@@ -3,10 +3,10 @@
 import pytest
 
 from experiments import runner
-from experiments.__main__ import data_source, main
+from experiments.__main__ import main
+from experiments.domains.images import ImageStudy, source
 from experiments.errors import Diverged, UserError
 from experiments.recipes import RECIPES
-from experiments.study import ImageStudy
 
 
 def test_list_names_every_recipe_with_presets_cost_and_source(capsys):
@@ -59,14 +59,13 @@ def test_settings_may_be_repeated_or_listed():
     assert study.alphas == (0.0, 0.5)
 
 
-def test_data_comes_from_the_flag_the_environment_or_scikit_learn(tmp_path, monkeypatch):
+def test_images_come_from_the_environment_or_scikit_learn(tmp_path, monkeypatch):
     monkeypatch.delenv("ATTNKIT_DATA", raising=False)
-    assert data_source(None) == "digits"
+    assert source() == "digits"
     monkeypatch.setenv("ATTNKIT_DATA", str(tmp_path))
-    assert data_source(None) == str(tmp_path)
+    assert source() == str(tmp_path)
     (tmp_path / "cifar10-subset.zip").touch()
-    assert data_source(None) == str(tmp_path / "cifar10-subset.zip")
-    assert data_source("digits") == "digits"
+    assert source() == str(tmp_path / "cifar10-subset.zip")
 
 
 def test_a_finished_study_is_kept_unless_told_otherwise(tiny, tmp_path):

@@ -8,7 +8,7 @@ import time
 import torch
 from safetensors.torch import load_file
 
-from experiments.train import read_metrics
+from experiments.metrics import read_metrics
 
 SETTINGS = (
     *("activations=relu", "alphas=1", "image_size=16", "patch=4", "train_images=200", "test_images=50"),

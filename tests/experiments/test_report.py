@@ -11,6 +11,7 @@ from experiments.__main__ import main
 from experiments.errors import UserError
 from experiments.report import write_report
 from experiments.results import Difference, Spread, read_study
+from experiments.study import Measure
 
 
 def test_a_spread_over_one_seed_has_no_deviation():
@@ -19,9 +20,11 @@ def test_a_spread_over_one_seed_has_no_deviation():
 
 
 def test_a_difference_is_undecided_while_its_interval_holds_zero():
-    assert Difference(0.012, 0.03).text() == "+1.2 ± 3.0 (undecided)"
-    assert Difference(-0.05, 0.03).text() == "-5.0 ± 3.0"
-    assert Difference(-0.0001, None).text() == "+0.0 (one seed)"
+    accuracy, bleu = Measure("accuracy", "accuracy", factor=100, unit="%"), Measure("bleu", "BLEU", digits=2)
+    assert Difference(0.012, 0.03).text(accuracy) == "+1.2 ± 3.0 (undecided)"
+    assert Difference(-0.05, 0.03).text(accuracy) == "-5.0 ± 3.0"
+    assert Difference(-0.0001, None).text(accuracy) == "+0.0 (one seed)"
+    assert Difference(0.4, 0.3).text(bleu) == "+0.40 ± 0.30"
 
 
 @pytest.fixture(scope="module")

@@ -7,10 +7,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from experiments import checkpoint
+from attnkit.nn import MultiHeadAttention
+from experiments import checkpoint, diagnosis
+from experiments.classify import ImageTask
 from experiments.errors import Diverged, UserError
 from experiments.files import sha256, written_aside
-from experiments.train import TrainConfig, learning_rate, make_optimizer, read_metrics
+from experiments.metrics import read_metrics
+from experiments.optim import TrainConfig, learning_rate, make_optimizer
 
 
 def test_warmup_is_linear_and_cosine_ends_at_zero():
@@ -28,11 +31,34 @@ def test_a_schedule_of_warmup_alone_and_of_none():
     assert learning_rate(0, TrainConfig(steps=4, lr=1.0, warmup=0)) == 1
 
 
+def test_inverse_sqrt_peaks_after_the_warmup_and_halves_at_four_times_it():
+    config = TrainConfig(steps=400, lr=0.5, warmup=100, schedule="inverse_sqrt")
+    rates = [learning_rate(step, config) for step in range(400)]
+    assert max(rates) == rates[99] == 0.5
+    assert rates[49] == 0.25
+    assert rates[399] == pytest.approx(0.25)
+
+
+def test_onecycle_is_the_one_of_torch():
+    config = TrainConfig(steps=50, lr=0.5, warmup=10, schedule="onecycle")
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0, momentum=0.9)
+    theirs = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, max_lr=0.5, total_steps=50, pct_start=10 / 50, anneal_strategy="linear"
+    )
+    for step in range(50):
+        assert learning_rate(step, config) == pytest.approx(theirs.get_last_lr()[0]), step
+        optimizer.step()
+        if step < 49:
+            theirs.step()
+
+
 def test_bad_training_settings_are_named():
     with pytest.raises(ValueError, match="steps must be at least 1, got 0"):
         TrainConfig(steps=0)
     with pytest.raises(ValueError, match="lr and clip above 0"):
         TrainConfig(steps=1, lr=0)
+    with pytest.raises(ValueError, match="schedule must be one of cosine, inverse_sqrt, onecycle; got 'step'"):
+        TrainConfig(steps=1, schedule="step")
 
 
 def test_only_the_matrices_of_linear_maps_decay():
@@ -77,9 +103,67 @@ def test_a_loss_that_is_not_finite_stops_with_a_diagnosis(tiny, tmp_path):
     assert "[1/2] relu-alpha1-seed0: diverged at step" in text
     assert "the last finite step was 1 with loss 2.3" in text
     assert "--keep-going" in text
+    assert "the first output that is not finite is that of " in text
     tiny(tmp_path / "out", "lr=1e30", "warmup=0", resume=True, keep_going=True)
     result = json.loads((tmp_path / "out" / "cells" / "relu-alpha1-seed0" / "result.json").read_text())
     assert "diverged at step" in result["diverged"]
+
+
+def block(broken):
+    """Two layers of attention; with `broken` the second has a weight that overflows."""
+    torch.manual_seed(0)
+    layers = nn.ModuleList(MultiHeadAttention(8, 2) for _ in range(2))
+    if broken:
+        with torch.no_grad():
+            layers[1].v_proj.weight.fill_(torch.inf)
+    return nn.ModuleDict({"layers": layers})
+
+
+@pytest.mark.parametrize("broken", [True, False])
+def test_the_diagnosis_names_the_first_layer_and_what_came_before_it(broken):
+    model, x = block(broken), torch.randn(2, 5, 8)
+
+    def forward():
+        y = x
+        for layer in model["layers"]:
+            y = layer(y)
+        return y.square().mean()
+
+    text = diagnosis.first_bad_layer(model, forward)
+    if broken:
+        assert "the first output that is not finite is that of layers.1.v_proj, input variance 0." in text
+        assert "output variance/entropy of the attention layers before it: layers.0 " in text
+        assert "layers.1 " not in text
+    else:
+        assert text == "with the weights as they are now the same step is finite"
+
+
+def test_the_diagnosis_names_gradients_where_only_they_overflow():
+    model = nn.Linear(2, 1)
+    model.bias.grad, model.weight.grad = torch.tensor([torch.inf]), torch.zeros(1, 2)
+    text = diagnosis.first_bad_layer(model, lambda: model(torch.ones(1, 2)).sum())
+    assert text == "the forward pass is finite, the gradients of 1 parameters are not, bias among them"
+
+
+def test_a_diverged_run_keeps_its_last_good_checkpoint(tiny, tmp_path, monkeypatch):
+    loss = ImageTask.loss
+    monkeypatch.setattr(
+        ImageTask, "loss", lambda self, ids, step, own: loss(self, ids, step, own) * (torch.nan if step == 4 else 1)
+    )
+    with pytest.raises(Diverged, match=r"diverged at step 5.*all modules are finite, the loss computed from them is"):
+        tiny(tmp_path / "out")
+    checkpoints = tmp_path / "out" / "cells" / "relu-alpha1-seed0" / "checkpoints"
+    assert json.loads((checkpoints / "LATEST").read_text())["step"] == 4
+    stored = load_file(checkpoints / "step-00000004.safetensors")
+    assert all(bool(torch.isfinite(x).all()) for x in stored.values())
+
+
+def test_parts_of_a_batch_give_the_same_run(tiny, tmp_path):
+    whole, parts = (tiny(tmp_path / name, f"accumulate={n}") for name, n in (("whole", 1), ("parts", 3)))
+    rows, others = (read_metrics(out / "cells" / "relu-alpha1-seed0" / "metrics.jsonl") for out in (whole, parts))
+    for row, other in zip(rows[:-1], others[:-1], strict=True):
+        assert other["loss"] == pytest.approx(row["loss"], rel=1e-5)
+        assert other["grad_norm"] == pytest.approx(row["grad_norm"], rel=1e-5)
 
 
 @pytest.fixture

@@ -1,0 +1,1 @@
+"""What the recipes of one kind of data share, a file for each."""

@@ -1,0 +1,152 @@
+"""Image classification with vision transformers: settings, cells and what a report shows."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from experiments import inspection
+from experiments.classify import AugmentConfig, ImageTask
+from experiments.data import ImageRequest, load_images
+from experiments.data.images import ImageData
+from experiments.models.vit import ViTConfig, forward_flops
+from experiments.study import Cell, Domain, Measure, Section, Source, Variant, train_config
+
+
+@dataclass(frozen=True)
+class ImageStudy:
+    """The settings every image recipe shares; each is a key of `--set`. Zero for a count or size means "all"."""
+
+    model: str = "d64"
+    patch: int = 4
+    image_size: int = 0
+    train_images: int = 0
+    test_images: int = 0
+    steps: int = 300
+    batch: int = 64
+    lr: float = 1e-3
+    warmup: int = 30
+    weight_decay: float = 0.1
+    clip: float = 1.0
+    crop: Literal["none", "pad", "inception"] = "pad"
+    padding: int = 4
+    smallest_crop: float = 0.05
+    flip: bool = True
+    mixup: float = 0.2
+    smoothing: float = 0.1
+    qk_norm: bool = True
+    pool: Literal["gap", "tok"] = "gap"
+    precision: Literal["float32", "bfloat16"] = "float32"
+    compile: bool = False
+    accumulate: int = 1
+    evaluate_every: int = 0
+    checkpoint_every: int = 100
+    seeds: tuple[int, ...] = (0,)
+
+
+def source() -> str:
+    """What ATTNKIT_DATA names: images, or a folder that holds cifar10-subset.zip; else digits."""
+    if "ATTNKIT_DATA" not in os.environ:
+        return "digits"
+    place = Path(os.environ["ATTNKIT_DATA"])
+    inside = place / "cifar10-subset.zip"
+    return str(inside if inside.exists() else place)
+
+
+def load(wanted: Source) -> ImageData:
+    study = wanted.study
+    request = ImageRequest(study.image_size, study.train_images, study.test_images)
+    return load_images(wanted.place, request, cache=wanted.cache, skip_unreadable=wanted.skip_unreadable)
+
+
+def about(data: ImageData) -> dict[str, Any]:
+    train, test = len(data.train_labels), len(data.test_labels)
+    text = f"{train:,} train and {test:,} test images of {data.size}×{data.size} pixels, {len(data.classes)} classes"
+    if data.skipped:
+        text += f" ({len(data.skipped)} unreadable files left out)"
+    return {
+        "name": data.name,
+        "text": text,
+        "classes": list(data.classes),
+        "train": train,
+        "test": test,
+        "size": data.size,
+        "channels": data.channels,
+        "skipped": list(data.skipped),
+    }
+
+
+def cell(study: ImageStudy, variant: Variant, seed: int, data: ImageData, checksum: str) -> Cell:
+    settings = dataclasses.replace(study, **variant.changes)
+    model = ViTConfig(
+        size=settings.model,
+        patch=settings.patch,
+        image=data.size,
+        channels=data.channels,
+        classes=len(data.classes),
+        op=variant.op,
+        options=dict(variant.options),
+        qk_norm=settings.qk_norm,
+        gate=variant.gate,
+        pool=settings.pool,
+    )
+    augmentation = AugmentConfig(
+        crop=settings.crop,
+        padding=settings.padding,
+        smallest_crop=settings.smallest_crop,
+        flip=settings.flip,
+        mixup=settings.mixup,
+        smoothing=settings.smoothing,
+    )
+    parts = {"batch": settings.batch, "model": model, "augmentation": augmentation}
+    return Cell(variant, seed, train_config(settings), parts, checksum)
+
+
+def task(cell: Cell, data: ImageData, device: torch.device) -> ImageTask:
+    of = cell.settings
+    return ImageTask(
+        data, of["model"], of["augmentation"], batch=of["batch"], precision=cell.train.precision, seed=cell.seed,
+        device=device,
+    )  # fmt: skip
+
+
+def facts(cell: Cell) -> dict[str, Any]:
+    flops = forward_flops(cell.settings["model"])
+    return {
+        "tokens": cell.settings["model"].tokens,
+        "flops_per_sample": flops,
+        "training_flops": 3 * flops * cell.train.steps * cell.settings["batch"],
+    }
+
+
+def shape(cell: Cell) -> tuple[Any, ...]:
+    model = cell.settings["model"]
+    return model.size, model.patch, model.qk_norm, model.gate
+
+
+def sections(study: Any, show_images: bool) -> list[Section]:
+    from experiments import image_page  # draws: nothing that training needs to load
+
+    return image_page.sections(study, show_images)
+
+
+IMAGES = Domain(
+    name="images",
+    source=source,
+    load=load,
+    about=about,
+    cell=cell,
+    task=task,
+    inspect=lambda task, initial, cell, folder: inspection.inspect(
+        task, folder, signed=cell.variant.signed, initial=initial
+    ),
+    facts=facts,
+    shape=shape,
+    measure=Measure("accuracy", "accuracy", factor=100, unit="%"),
+    sections=sections,
+)

@@ -1,0 +1,87 @@
+"""What a report shows of image studies: accuracy against α and compute, curves, attention maps, rows of weights."""
+
+from __future__ import annotations
+
+from experiments import plots
+from experiments.parts import card, safe, table
+from experiments.results import StudyResults
+from experiments.study import Section
+
+
+def sections(study: StudyResults, show_images: bool) -> list[Section]:
+    """In the order of the page; without `show_images` nothing of the data set is in it."""
+    found = []
+    alpha = plots.against_alpha(study)
+    if alpha:
+        found.append(Section("Accuracy against α", alpha_text(study), card(alpha)))
+    found.append(Section("Accuracy against compute", compute_text(study), card(plots.against_compute(study))))
+    found.append(Section("Learning curves", curves_text(study), card(plots.learning_curves(study))))
+    found.append(Section("Attention maps", MAPS, card(plots.attention_maps(study, show_images=show_images))))
+    found.append(Section("", LAYERS, card(plots.layer_maps(study, show_images=show_images))))
+    entropy = plots.entropy_bars(study)
+    if entropy:
+        found.append(Section("Entropy per layer", entropy_text(study), card(entropy)))
+    found.append(Section("Rows of the attention matrix after training", ROWS, rows_table(study)))
+    return found
+
+
+MAPS = (
+    "First four test images, first seed. Each map shows the weights of the query in the middle (blue square) in "
+    "the last layer, mean over heads, before any normalisation; every picture has its own scale. Black is zero; an "
+    "all-black map is a row without any weight."
+)
+LAYERS = (
+    "The first image through the layers: the weight each patch receives, mean over heads and queries. Every picture "
+    "has its own scale."
+)
+ROWS = "Means over valid rows, heads and 64 test images; a row with no weight at all is counted on the right."
+
+
+def alpha_text(study: StudyResults) -> str:
+    seeds = len(study.about["study"]["seeds"])
+    if seeds == 1:
+        return "One seed: there is no spread to judge differences by."
+    return (
+        f"Mean and standard deviation over {seeds} seeds; dots are single seeds, the grey band is softmax ± one "
+        "standard deviation. Points whose bars overlap are not told apart by this study."
+    )
+
+
+def compute_text(study: StudyResults) -> str:
+    return (
+        "Training FLOPs are counted (3 × forward, matrix products only), so at equal shape they are equal for every "
+        "activation. Seconds are steps × the median measured step on the machine named below, so a pause "
+        f"does not count. {study.load_text()}"
+    )
+
+
+def curves_text(study: StudyResults) -> str:
+    smoothing = study.about["study"]["smoothing"]
+    return (
+        f"Loss on augmented batches (label smoothing {smoothing:g}, mixup {study.about['study']['mixup']:g}), averaged "
+        "over short stretches of steps and over seeds."
+    )
+
+
+def entropy_text(study: StudyResults) -> str:
+    signed = [line.label for line in plots.trained(study) if not line.layers("entropy_share")]
+    text = (
+        "Entropy of each row's normalised weights over log n: 1 is attention spread evenly over all tokens, 0 is "
+        "attention to one. Mean over valid rows, heads and 64 test images; the tick is the same model before "
+        "training."
+    )
+    if signed:
+        text += f" Not defined where weights can be negative: {safe(', '.join(signed))}."
+    return text
+
+
+def rows_table(study: StudyResults) -> str:
+    rows = []
+    for line in plots.trained(study):
+        cells = [safe(line.label)]
+        for key, digits, factor in (("total", 3, 1.0), ("nonzero", 1, 100.0), ("dead", 1, 100.0)):
+            layers = line.layers(key) or []
+            cells.append(" · ".join(f"{factor * spread.mean:.{digits}f}" for spread in layers))
+        rows.append(cells)
+    head = ("variant", "row sum, layer by layer", "non-zero weights, %", "rows with no weight, %")
+    return table(head, rows)

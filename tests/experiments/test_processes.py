@@ -1,0 +1,124 @@
+"""The same run on several processes: equal within rounding, resumed on another number, ended by the first error."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from experiments.errors import UserError
+from experiments.metrics import read_metrics
+from experiments.world import World
+
+CELL = Path("cells", "relu-alpha1-seed0")
+SETTINGS = (
+    *("activations=relu", "alphas=1", "image_size=8", "patch=4", "train_images=60", "test_images=30"),
+    *("steps=6", "batch=12", "checkpoint_every=2"),
+)
+DRIVER = """
+import sys
+from pathlib import Path
+
+from experiments import checkpoint, runner
+from experiments.classify import ImageTask
+from experiments.world import World
+
+out, sharding, resume, fault, *settings = sys.argv[1:]
+save, loss = checkpoint.save, ImageTask.loss
+
+
+def save_then_stop(folder, *, step, **state):
+    save(folder, step=step, **state)
+    if step == 4:
+        raise SystemExit(9)
+
+
+def fail(self, ids, step, own):
+    if step == 3 and own.start:
+        raise RuntimeError("this process has had enough")
+    return loss(self, ids, step, own)
+
+
+if fault == "stop":
+    checkpoint.save = save_then_stop
+if fault == "fail":
+    ImageTask.loss = fail
+request = runner.Request(
+    "000-fig4", "cpu", "digits", Path(out), tuple(settings), seeds=(0,), device="cpu", threads=1,
+    sharding=sharding, resume=resume == "resume",
+)
+runner.run(request)
+"""
+
+
+def together(tmp_path, out, processes, sharding="ddp", resume="", fault="", *settings):
+    """Run the driver in several processes; the finished subprocess."""
+    driver = tmp_path / "driver.py"
+    driver.write_text(DRIVER)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    command += [str(driver), str(out), sharding, resume, fault, *SETTINGS, *settings]
+    root = Path(__file__).parents[2]
+    paths = os.pathsep.join(str(root / part) for part in ("", "reference", "conformance"))
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+
+
+def assert_equal_runs(ours, theirs):
+    """The same samples, and losses and weights that differ by rounding."""
+    rows, expected = (read_metrics(out / CELL / "metrics.jsonl") for out in (ours, theirs))
+    assert [row.get("ids") for row in rows] == [row.get("ids") for row in expected]
+    for row, other in zip(rows, expected, strict=True):
+        numbers, wanted = (
+            x.get("evaluation", {k: x.get(k) for k in ("loss", "grad_norm", "lr")}) for x in (row, other)
+        )
+        assert numbers == pytest.approx(wanted, rel=1e-5), row["step"]
+    found, wanted = (load_file(out / CELL / "weights.safetensors") for out in (ours, theirs))
+    assert found.keys() == wanted.keys()
+    for name in found:
+        # AdamW divides by the root of the second moment, so that rounding of a tiny gradient moves by a share of lr
+        assert torch.allclose(found[name], wanted[name], rtol=1e-4, atol=1e-4), name
+
+
+@pytest.fixture
+def whole(tiny, tmp_path):
+    """The run in one process."""
+    return tiny(tmp_path / "whole", *SETTINGS)
+
+
+def test_two_processes_equal_one(whole, tmp_path):
+    done = together(tmp_path, tmp_path / "out", 2, "ddp", "", "", "accumulate=2")
+    assert done.returncode == 0, done.stderr
+    assert_equal_runs(tmp_path / "out", whole)
+    assert json.loads((tmp_path / "out" / "study.json").read_text())["environment"]["processes"] == 2
+
+
+def test_a_sharded_run_goes_on_with_another_number_of_processes(whole, tiny, tmp_path):
+    out, again = tmp_path / "out", tmp_path / "again"
+    stopped = together(tmp_path, out, 2, "fsdp", "", "stop")
+    assert stopped.returncode != 0
+    assert read_metrics(out / CELL / "metrics.jsonl")[-1]["step"] == 4
+    shutil.copytree(out, again)
+    done = together(tmp_path, out, 3, "fsdp", "resume")
+    assert done.returncode == 0, done.stderr
+    assert_equal_runs(out, whole)
+    assert_equal_runs(tiny(again, *SETTINGS, resume=True), whole)
+
+
+def test_a_process_that_fails_ends_the_job_with_its_error(tmp_path):
+    done = together(tmp_path, tmp_path / "out", 2, "ddp", "", "fail")
+    assert done.returncode != 0
+    assert "this process has had enough" in done.stderr
+    assert not (tmp_path / "out" / CELL / "result.json").exists()
+
+
+def test_shares_of_a_step_cover_it_once():
+    for size, accumulate in ((1, 1), (3, 2), (4, 1)):
+        parts = [part for rank in range(size) for part in World(rank, size).parts(13, accumulate)]
+        assert [n for part in parts for n in range(13)[part]] == list(range(13))
+    with pytest.raises(UserError, match="a step of 3 samples cannot be shared by 2 processes with accumulate=2"):
+        World(0, 2).parts(3, 2)
