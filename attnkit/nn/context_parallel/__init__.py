@@ -1,0 +1,114 @@
+"""Attention over a sequence whose tokens lie on several processes (torch.distributed).
+
+Every process holds a contiguous part of the tokens, queries and keys of the same ones, and gets its part of the output.
+What is exchanged depends on the family: see `pointwise`, `linear` and `softmax` in this package for the formulas, and
+docs/context-parallel.md for a table.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import attnkit
+from attnkit.nn.context_parallel import linear, pointwise, softmax
+from attnkit.nn.context_parallel.collectives import Traffic, count_traffic
+from attnkit.nn.context_parallel.shards import Visibility, shards_of
+
+__all__ = ["SERVED", "Traffic", "context_parallel", "count_traffic"]
+
+SERVED: dict[Callable[..., Any], Callable[..., Tensor]] = {
+    attnkit.softmax_attention: softmax.attend,
+    attnkit.pointwise_attention: pointwise.attend,
+    attnkit.reluformer_attention: pointwise.attend,
+    attnkit.sigmoid_attention: pointwise.attend,
+    attnkit.gaussian_attention: pointwise.attend,
+    attnkit.linear_attention: linear.attend,
+    attnkit.cosine_attention: linear.attend,
+    attnkit.performer_attention: linear.attend,
+    attnkit.efficient_attention: linear.attend,
+}
+"""{op: how it is served}."""
+
+_NOT_SERVED = ("bias", "dropout", "dropout_mask", "return_lse", "return_state", "initial_state")
+
+
+def context_parallel(
+    op: Callable[..., Any],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mesh: Any,
+    lengths: Sequence[int] | None = None,
+    causal: Any = False,
+    window: tuple[int | None, int | None] | None = None,
+    mask: Tensor | None = None,
+    key_lengths: Tensor | int | None = None,
+    query_mask: Tensor | None = None,
+    **options: Any,
+) -> Tensor:
+    """The own part of `op(q, k, v, ...)` of the whole sequence, tokens of all processes in the order of their ranks.
+
+    Every process of the mesh calls this with the same op and options, and computes gradients alike: both send. o and
+    the gradients are those of one process up to rounding.
+
+    Args:
+        op: an attention op of attnkit, one of `SERVED`.
+        q: (..., own tokens, d). Leading axes, features and dtype are the same on every process, tokens need not be.
+        k: (..., own tokens, d), of the same tokens.
+        v: (..., own tokens, e).
+        mesh: a DeviceMesh of one dimension or a ProcessGroup; None is the default group.
+        lengths: tokens of every process. None: they tell each other, 8 bytes each, which a GPU has to wait for.
+        causal: by positions in the whole sequence; True and "upper_left" are the same here.
+        window: (left, right), likewise; makes a mask of pairs for a part of the sequence at a time.
+        mask: a key mask (..., 1, own tokens) or (own tokens,), True = may be attended to.
+        key_lengths: of the whole sequence: keys at positions below it may be attended to.
+        query_mask: (..., own tokens), False = a null row.
+        **options: `scale`, `enable_gqa`, `impl` and the op's own (`activation`, `alpha`, `projection`, ...). `length`
+            counts keys of the whole sequence; it is a name or a number here.
+
+    Returns:
+        o (..., own tokens, e) in the dtype of q.
+
+    Raises:
+        NotImplementedError: an op that is not in `SERVED`; masks of pairs, bias, dropout, lse and states.
+        ValueError, TypeError: what does not fit. A process that raises leaves the others waiting for it, until the
+            timeout of their group.
+        RuntimeError: a second derivative of what was sent.
+    """
+    name = getattr(op, "__name__", repr(op))
+    if op not in SERVED:
+        names = ", ".join(served.__name__ for served in SERVED)
+        raise NotImplementedError(f"context_parallel: {name} is not served; served are {names}")
+    for option in _NOT_SERVED:
+        if options.get(option) is not None and options[option] is not False:
+            raise NotImplementedError(f"context_parallel: {name} with {option} is not served")
+    if not q.shape[-2] == k.shape[-2] == v.shape[-2]:
+        tokens = ", ".join(str(x.shape[-2]) for x in (q, k, v))
+        raise ValueError(f"context_parallel: q, k and v must be of the same tokens; got {tokens} of them")
+    keys = _key_mask(name, mask, k.shape[-2])
+    shards = shards_of(mesh, q.shape[-2], lengths, q.device)
+    if query_mask is not None:
+        q = torch.where(query_mask[..., None], q, 0.0)
+    seen = Visibility(bool(causal), window, keys, key_lengths)
+    o = SERVED[op](op, q, k, v, shards, seen, options)
+    return o if query_mask is None else torch.where(query_mask[..., None], o, 0.0)
+
+
+def _key_mask(op: str, mask: Tensor | None, tokens: int) -> Tensor | None:
+    """A key mask without its axis of queries, (..., tokens)."""
+    if mask is None:
+        return None
+    if mask.dtype != torch.bool:
+        raise TypeError(f"context_parallel: mask has dtype {mask.dtype}; expected bool (True = may attend)")
+    if mask.ndim > 1 and mask.shape[-2] != 1:
+        raise NotImplementedError(
+            f"context_parallel: {op} with a mask of pairs is not served; got shape {tuple(mask.shape)}, expected "
+            f"a key mask (..., 1, {tokens})"
+        )
+    keys = mask[..., 0, :] if mask.ndim > 1 else mask
+    if keys.shape[-1] not in (1, tokens):
+        raise ValueError(f"context_parallel: mask has shape {tuple(mask.shape)}; expected (..., 1, {tokens})")
+    return keys.expand(*keys.shape[:-1], tokens)
