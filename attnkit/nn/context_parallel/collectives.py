@@ -112,6 +112,27 @@ class ReduceScatter(Function):
         return all_gather(d, ctx.group), None
 
 
+class _Tied(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *others: Tensor) -> Tensor:
+        ctx.save_for_backward(*others)
+        return x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d: Tensor) -> tuple[Tensor, ...]:
+        return d, *(torch.zeros_like(x) for x in ctx.saved_tensors)
+
+
+def tied(x: Tensor, *others: Tensor) -> Tensor:
+    """x, whose gradient reaches the others as 0.
+
+    An op may answer without a graph where a process holds no token; it has to take part in the gradient's collectives.
+    """
+    out: Tensor = _Tied.apply(x, *others)
+    return out
+
+
 def send_on(tensors: Sequence[Tensor], shapes: Sequence[Sequence[int]], group: Any) -> Callable[[], tuple[Tensor, ...]]:
     """Start to send tensors of one dtype to the next process; call the answer for those of the process before.
 

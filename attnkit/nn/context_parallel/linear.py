@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnkit.nn.context_parallel.collectives import Gather
+from attnkit.nn.context_parallel.collectives import Gather, tied
 from attnkit.nn.context_parallel.shards import Shards, Visibility, own_keys
 
 State = tuple[Tensor, ...]
@@ -43,7 +43,7 @@ def attend(
         o: Tensor = op(q, k, v, causal=True, initial_state=before, **masked)
     else:
         o = op(q, k[..., :0, :], v[..., :0, :], initial_state=merged(states, shards.processes), **options)
-    return o
+    return o if shards.own else tied(o, q, k, v, *states)
 
 
 def _states_of_all(state: State, shards: Shards) -> State:

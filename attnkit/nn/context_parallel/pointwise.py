@@ -18,6 +18,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn.functional import pad
 
+from attnkit.nn.context_parallel.collectives import tied
 from attnkit.nn.context_parallel.shards import (
     Shards,
     Visibility,
@@ -50,6 +51,8 @@ def attend(
         options = {**options, "length": length}
     queries = gather_tokens(q, shards)[..., rows.start : rows.stop, :]
     partial = op(queries, k, v, **between(rows, own, valid, seen, q.device), **options)
+    if not own:
+        partial = tied(partial, queries, k, v)
     return reduce_scatter_tokens(pad(partial, (0, 0, rows.start, total - rows.stop)), shards)
 
 
