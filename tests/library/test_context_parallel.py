@@ -51,6 +51,7 @@ def _cases() -> list[Case]:
         found += [
             case(f"{op}-plain", options=own),
             case(f"{op}-plain-single", options=own, dtype="float32", tell_lengths=True),
+            case(f"{op}-half", options=own, dtype="float16"),
             case(f"{op}-causal", options={**own, "causal": True}, lengths=LENGTHS[4]),
             case(f"{op}-causal-single", options={**own, "causal": True}, lengths=LENGTHS[3], dtype="float32"),
             case(f"{op}-masked", options={**own, **KEYS}, lengths=LENGTHS[3]),
@@ -253,8 +254,12 @@ REFUSED = [
     (attnkit.softmax_attention, {"dropout": (0.1, 1)}, NotImplementedError, "softmax_attention with dropout"),
     (attnkit.linear_attention, {"return_state": True}, NotImplementedError, "linear_attention with return_state"),
     (attnkit.softmax_attention, {"mask": PAIRS}, NotImplementedError, r"pairs is not served; got shape \(7, 7\)"),
-    (attnkit.softmax_attention, {"mask": PAIRS[0].double()}, TypeError, "mask has dtype torch.float64; expected bool"),
-    (attnkit.softmax_attention, {"mask": PAIRS[0, :3]}, ValueError, r"mask has shape \(3,\); expected \(..., 1, 7\)"),
+    (attnkit.softmax_attention, {"mask": PAIRS[0].double()}, TypeError, "mask has dtype torch.float64"),
+    (attnkit.softmax_attention, {"mask": PAIRS[0, :3]}, ValueError, r"mask marks \(3,\) tokens; expected \(..., 7\)"),
+    (attnkit.softmax_attention, {"query_mask": PAIRS[0, :3]}, ValueError, r"query_mask marks \(3,\) tokens"),
+    (attnkit.softmax_attention, {"causal": "lower"}, ValueError, "softmax_attention: causal must be False, True"),
+    (attnkit.pointwise_attention, {"window": (-1, 2)}, ValueError, "pointwise_attention: window must be"),
+    (attnkit.softmax_attention, {"key_lengths": torch.ones(5, dtype=torch.int64)}, ValueError, "key_lengths has shape"),
     (attnkit.pointwise_attention, {"length": torch.ones(7)}, NotImplementedError, "an array as length"),
     (attnkit.pointwise_attention, {"lengths": (6,)}, ValueError, "gives process 0 6 tokens; its q, k and v have 7"),
     (attnkit.pointwise_attention, {"lengths": (3, 4)}, ValueError, r"lengths must be 1 numbers.*got \(3, 4\)"),
@@ -267,6 +272,13 @@ REFUSED = [
 def test_what_is_not_served_is_said(alone, op, options, error, text):
     with pytest.raises(error, match=text):
         context_parallel(op, *tensors(), mesh=alone, **options)
+
+
+def test_a_mesh_of_two_dimensions_and_a_group_of_others_are_refused(alone):
+    with pytest.raises(ValueError, match=r"mesh must have one dimension; got 2: pass mesh\['name'\]"):
+        context_parallel(attnkit.softmax_attention, *tensors(), mesh=init_device_mesh("cpu", (1, 1)))
+    with pytest.raises(ValueError, match="this process does not belong to mesh"):
+        context_parallel(attnkit.softmax_attention, *tensors(), mesh=dist.GroupMember.NON_GROUP_MEMBER)
 
 
 def test_queries_of_other_tokens_are_refused():

@@ -85,30 +85,48 @@ def context_parallel(
     for option in _NOT_SERVED:
         if options.get(option) is not None and options[option] is not False:
             raise NotImplementedError(f"context_parallel: {name} with {option} is not served")
+    if isinstance(options.get("length"), Tensor):
+        raise NotImplementedError(
+            f"context_parallel: {name} with an array as length is not served; pass a number or a name"
+        )
     if not q.shape[-2] == k.shape[-2] == v.shape[-2]:
         tokens = ", ".join(str(x.shape[-2]) for x in (q, k, v))
         raise ValueError(f"context_parallel: q, k and v must be of the same tokens; got {tokens} of them")
-    keys = _key_mask(name, mask, k.shape[-2])
-    shards = shards_of(mesh, q.shape[-2], lengths, q.device)
+    _check_on_no_tokens(op, q, k, v, options, causal=causal, window=window, key_lengths=key_lengths)
+    if mask is not None:
+        mask = _marks(name, "mask", _without_queries(name, mask), q.shape[-2])
     if query_mask is not None:
+        query_mask = _marks(name, "query_mask", query_mask, q.shape[-2])
         q = torch.where(query_mask[..., None], q, 0.0)
-    seen = Visibility(bool(causal), window, keys, key_lengths)
+    shards = shards_of(mesh, q.shape[-2], lengths, q.device)
+    seen = Visibility(bool(causal), window, mask, key_lengths)
     o = SERVED[op](op, q, k, v, shards, seen, options)
     return o if query_mask is None else torch.where(query_mask[..., None], o, 0.0)
 
 
-def _key_mask(op: str, mask: Tensor | None, tokens: int) -> Tensor | None:
+def _check_on_no_tokens(
+    op: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor, own: dict[str, Any], **seen: Any
+) -> None:
+    """Have the op check what does not depend on the number of tokens, on all processes alike, before one waits."""
+    given = {name: x for name, x in {**own, **seen}.items() if x is not None and name != "impl"}
+    with torch.no_grad():
+        op(*(x[..., :0, :] for x in (q, k, v)), impl="generic", **given)
+
+
+def _without_queries(op: str, mask: Tensor) -> Tensor:
     """A key mask without its axis of queries, (..., tokens)."""
-    if mask is None:
-        return None
-    if mask.dtype != torch.bool:
-        raise TypeError(f"context_parallel: mask has dtype {mask.dtype}; expected bool (True = may attend)")
     if mask.ndim > 1 and mask.shape[-2] != 1:
         raise NotImplementedError(
-            f"context_parallel: {op} with a mask of pairs is not served; got shape {tuple(mask.shape)}, expected "
-            f"a key mask (..., 1, {tokens})"
+            f"context_parallel: {op} with a mask of pairs is not served; got shape {tuple(mask.shape)}, expected a key "
+            "mask (..., 1, own tokens)"
         )
-    keys = mask[..., 0, :] if mask.ndim > 1 else mask
-    if keys.shape[-1] not in (1, tokens):
-        raise ValueError(f"context_parallel: mask has shape {tuple(mask.shape)}; expected (..., 1, {tokens})")
-    return keys.expand(*keys.shape[:-1], tokens)
+    return mask[..., 0, :] if mask.ndim > 1 else mask
+
+
+def _marks(op: str, name: str, marks: Tensor, tokens: int) -> Tensor:
+    """Marks of the own tokens (..., tokens), checked."""
+    if marks.dtype != torch.bool:
+        raise TypeError(f"context_parallel: {op}'s {name} has dtype {marks.dtype}; expected bool")
+    if not marks.ndim or marks.shape[-1] not in (1, tokens):
+        raise ValueError(f"context_parallel: {op}'s {name} marks {tuple(marks.shape)} tokens; expected (..., {tokens})")
+    return marks.expand(*marks.shape[:-1], tokens)

@@ -26,8 +26,8 @@ class Traffic:
     """What this process has sent: filled by `count_traffic`.
 
     `bytes_sent`: an all-gather of x over W processes and a reduce-scatter to parts as large as x count (W - 1)·bytes of
-    x each, which is what their ring algorithms send and the least that any can when nothing is sent twice; a send
-    counts its bytes. `calls`: how often, by kind ("all_gather", "reduce_scatter", "send").
+    x each, which is what their ring algorithms send; a send counts its bytes. `calls`: how often, by kind
+    ("all_gather", "reduce_scatter", "send").
     """
 
     bytes_sent: int = 0
@@ -153,6 +153,7 @@ def send_on(tensors: Sequence[Tensor], shapes: Sequence[Sequence[int]], group: A
     def receive() -> tuple[Tensor, ...]:
         for transfer in under_way:
             transfer.wait()
+        transfers.clear()  # until here they keep alive what is sent
         return tuple(x.view(*shape) for x, shape in zip(coming.split(sizes), shapes, strict=True))
 
     return receive

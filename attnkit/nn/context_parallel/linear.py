@@ -32,8 +32,6 @@ def attend(
     options: dict[str, Any],
 ) -> Tensor:
     """The own part of o."""
-    if seen.window is not None:
-        options = {**options, "window": seen.window}  # for the op to refuse
     valid = own_keys(seen, shards, q.device)
     masked = options if valid is None else {**options, "mask": valid[..., None, :]}
     _, state = op(q[..., :0, :], k, v, return_state=True, **masked)

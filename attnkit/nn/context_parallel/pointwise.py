@@ -61,8 +61,6 @@ def _keys_and_length(
 ) -> tuple[Tensor | None, Any]:
     """The own keys that may be attended to, and n of all queries as the op's `length`; None for an op without one."""
     length = options.get("length", "visible")
-    if isinstance(length, Tensor):
-        raise NotImplementedError(f"context_parallel: {op.__name__} with an array as length; pass a number or a name")
     if length == "visible" and "length" in inspect.signature(op).parameters:
         valid = all_keys(seen, shards, q.device)
         own = None if valid is None else valid[..., shards.own.start : shards.own.stop]
