@@ -96,10 +96,6 @@ def _every_block_on_the_diagonal(queries: range, keys: range, valid: Any, seen: 
     return {"causal": True} if seen.causal else {}
 
 
-def _from_the_first_query(keys: range, total: int, seen: Any) -> range:
-    return range(total)
-
-
 def _own_state_only(states: tuple[Tensor, ...], count: int) -> tuple[Tensor, ...]:
     return tuple(part[0] for part in states)
 
