@@ -234,6 +234,11 @@ def test_one_process_sends_nothing(alone, op):
     assert traffic.bytes_sent == 0
 
 
+def test_what_is_not_served_may_be_said_to_be_absent(alone):
+    o = context_parallel(attnkit.linear_attention, *tensors(), mesh=alone, return_state=False, initial_state=None)
+    assert_close(o, attnkit.linear_attention(*tensors()))
+
+
 @pytest.mark.parametrize("op", ["softmax_attention", "pointwise_attention", "linear_attention"])
 def test_second_derivatives_raise(alone, op):
     q, k, v = tensors()

@@ -85,6 +85,7 @@ def context_parallel(
     for option in _NOT_SERVED:
         if options.get(option) is not None and options[option] is not False:
             raise NotImplementedError(f"context_parallel: {name} with {option} is not served")
+    options = {option: value for option, value in options.items() if option not in _NOT_SERVED}
     if isinstance(options.get("length"), Tensor):
         raise NotImplementedError(
             f"context_parallel: {name} with an array as length is not served; pass a number or a name"
