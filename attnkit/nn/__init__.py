@@ -2,6 +2,8 @@
 
 from attnkit.nn.attention import KeyValueCache, MultiHeadAttention
 from attnkit.nn.capture import LayerAnalysis, Record, capture
+from attnkit.nn.context_parallel import Traffic, context_parallel, count_traffic
+from attnkit.nn.context_parallel.modules import parallelize
 from attnkit.nn.gated import GatedAttentionUnit
 from attnkit.nn.memory import KeyValueMemory
 from attnkit.nn.soft2d import SoftAttention2d
@@ -14,5 +16,9 @@ __all__ = [
     "MultiHeadAttention",
     "Record",
     "SoftAttention2d",
+    "Traffic",
     "capture",
+    "context_parallel",
+    "count_traffic",
+    "parallelize",
 ]

@@ -150,6 +150,7 @@ class MultiHeadAttention(nn.Module):
             raise ValueError(f"MultiHeadAttention: dropout must lie in [0, 1); got {dropout}")
         self.head_dim = head_dim or dim // num_heads
         self.op = attention_op(op)
+        self.attend = self.op  # replaced where tokens lie on several processes: see `attnkit.nn.context_parallel`
         self.weights_op: Callable[..., Tensor] = getattr(attnkit, f"{self.op.__name__}_weights")
         self._of_weights = frozenset(inspect.signature(self.weights_op).parameters)
         self._seeded = "dropout" in inspect.signature(self.op).parameters
@@ -257,7 +258,7 @@ class MultiHeadAttention(nn.Module):
             heads, found = attnkit.attention_with_statistics(self.op, q, k, v, fields=fields, **options, **dropout)
             extras.append(found)
         else:
-            heads = self.op(q, k, v, impl=self.impl, **options, **dropout)
+            heads = self.attend(q, k, v, impl=self.impl, **options, **dropout)
         joined = heads.transpose(-3, -2).flatten(-2) if heads.ndim == q.ndim else heads  # rela joins heads itself
         if self.gate is not None and self.gate_proj is not None:
             joined = joined * self.gate(self.gate_proj(x))

@@ -19,7 +19,7 @@ README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 FAMILIES = ROOT / "docs" / "families"
 PAGES = sorted(FAMILIES.glob("*.md"))
-WITH_EXAMPLES = (*PAGES, ROOT / "docs" / "implementations.md")
+WITH_EXAMPLES = (*PAGES, ROOT / "docs" / "implementations.md", ROOT / "docs" / "context-parallel.md")
 PICTURES = FAMILIES / "pictures"
 
 
