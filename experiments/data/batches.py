@@ -41,7 +41,7 @@ class TokenBatches:
         return len(self._starts) - 1
 
     def ids(self, step: int) -> np.ndarray:
-        """Pairs (b,) int64 of step `step` from 0; steps k·batches_per_epoch … (k+1)·batches_per_epoch - 1 are epoch k."""
+        """Pairs (b,) int64 of step `step`, counted from 0; epoch k starts with step k·batches_per_epoch."""
         batch = int(sample_ids(self.seed, step, 1, self.batches_per_epoch)[0])
         return self._order[self._starts[batch] : self._starts[batch + 1]]
 

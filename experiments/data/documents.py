@@ -1,9 +1,9 @@
 """Long inputs made of consecutive sentences, and results by length.
 
-Shen et al. 2023, "A Study on ReLU and Softmax in Transformer", Appendix B: of a document of sentences with l_1, l_2, …, l_K tokens, the
-first m with Σ_{i≤m} l_i ≤ L and Σ_{i≤m+1} l_i > L become one new document; the next one starts with sentence m + 1.
-The paper does not say which side l counts; here both sides must fit, since both are attended over. It puts nothing
-between the sentences, and neither do we.
+Shen et al. 2023, "A Study on ReLU and Softmax in Transformer", Appendix B: of a document of sentences with
+l_1, l_2, …, l_K tokens, the first m with Σ_{i≤m} l_i ≤ L and Σ_{i≤m+1} l_i > L become one new document; the next one
+starts with sentence m + 1. The paper does not say which side l counts; here both sides must fit, since both are
+attended over. It puts nothing between the sentences, and neither do we.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 """Concatenation to a limit as in Appendix B of paper 001, and buckets of lengths."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -20,7 +22,7 @@ def test_groups_fit_are_as_long_as_they_can_be_and_stay_in_their_document(seed):
     starts = concatenation(source, target, documents, limit)
     assert (starts[0], starts[-1]) == (0, len(documents))
     assert (np.diff(starts) > 0).all(), "the groups are the sentences in their order, each once"
-    for first, end in zip(starts[:-1], starts[1:], strict=True):
+    for first, end in pairwise(starts):
         assert len(set(documents[first:end])) == 1
         longest = max(source[first:end].sum(), target[first:end].sum())
         assert longest <= limit or end - first == 1
@@ -33,7 +35,7 @@ def test_the_random_documents_hold_every_case():
     for seed in range(30):
         source, target, documents, limit = random_documents(seed)
         starts = concatenation(source, target, documents, limit)
-        for first, end in zip(starts[:-1], starts[1:], strict=True):
+        for first, end in pairwise(starts):
             if max(source[first], target[first]) > limit:
                 kinds.add("too long alone")
             elif end < len(documents) and documents[end] == documents[first]:
