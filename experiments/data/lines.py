@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,16 +71,17 @@ def decode_lines(raw: bytes, where: str) -> list[str]:
     return lines
 
 
-def require_aligned(source: list[str], target: list[str], source_name: str, target_name: str) -> None:
+def require_aligned(sides: Sequence[list[str]], names: Sequence[str]) -> None:
     """UserError with both counts, or with the first document mark that the other side lacks."""
+    source, target = sides
     if len(source) != len(target):
         raise UserError(
-            f"{source_name} has {len(source)} lines and {target_name} has {len(target)}: they are not translations of "
-            "each other line by line"
+            f"{names[0]} has {len(source)} lines and {names[1]} has {len(target)}: they are not translations of each "
+            "other line by line"
         )
     for number, (one, other) in enumerate(zip(source, target, strict=True), start=1):
         if (one.strip() == DOCUMENT_MARK) != (other.strip() == DOCUMENT_MARK):
-            raise UserError(f"{source_name} and {target_name}: line {number} opens a document in only one of them")
+            raise UserError(f"{names[0]} and {names[1]}: line {number} opens a document in only one of them")
 
 
 def pair(source: Iterable[str], target: Iterable[str], *, lowercase: bool) -> Lines:
@@ -105,7 +106,7 @@ def pair(source: Iterable[str], target: Iterable[str], *, lowercase: bool) -> Li
 def read_pair(source: Path, target: Path, *, lowercase: bool) -> Lines:
     """Two files as sentence pairs. UserError if they are not aligned, not UTF-8 or hold no pair."""
     lines = read_lines(source), read_lines(target)
-    require_aligned(*lines, str(source), str(target))
+    require_aligned(lines, (str(source), str(target)))
     pairs = pair(*lines, lowercase=lowercase)
     if not len(pairs):
         raise UserError(f"{source} and {target}: hold no sentence pair ({pairs.dropped} have an empty side)")
