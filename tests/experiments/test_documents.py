@@ -16,18 +16,42 @@ def random_documents(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, int
     return source, target, documents, int(rng.integers(10, 150))
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_groups_fit_are_as_long_as_they_can_be_and_stay_in_their_document(seed):
-    source, target, documents, limit = random_documents(seed)
-    starts = concatenation(source, target, documents, limit)
+def require_appendix_b(starts, source, target, documents, limit):
+    """Groups fit, are as long as they can be, stay in their document and are the sentences in order, each once."""
     assert (starts[0], starts[-1]) == (0, len(documents))
-    assert (np.diff(starts) > 0).all(), "the groups are the sentences in their order, each once"
+    assert (np.diff(starts) > 0).all()
     for first, end in pairwise(starts):
         assert len(set(documents[first:end])) == 1
-        longest = max(source[first:end].sum(), target[first:end].sum())
-        assert longest <= limit or end - first == 1
+        assert max(source[first:end].sum(), target[first:end].sum()) <= limit or end - first == 1
         if end < len(documents) and documents[end] == documents[first]:
             assert max(source[first : end + 1].sum(), target[first : end + 1].sum()) > limit
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_groups_are_those_of_appendix_b(seed):
+    source, target, documents, limit = random_documents(seed)
+    require_appendix_b(concatenation(source, target, documents, limit), source, target, documents, limit)
+
+
+WRONG = {
+    "crosses documents": lambda source, target, documents, limit: (source, target, 0 * documents, limit),
+    "counts the source only": lambda source, target, documents, limit: (source, source, documents, limit),
+    "counts the target only": lambda source, target, documents, limit: (target, target, documents, limit),
+    "stops one token early": lambda source, target, documents, limit: (source, target, documents, limit - 1),
+    "stops one token late": lambda source, target, documents, limit: (source, target, documents, limit + 1),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_concatenation_would_be_noticed(name):
+    noticed = 0
+    for seed in range(30):
+        arguments = random_documents(seed)
+        try:
+            require_appendix_b(concatenation(*WRONG[name](*arguments)), *arguments)
+        except AssertionError:
+            noticed += 1
+    assert noticed
 
 
 def test_the_random_documents_hold_every_case():

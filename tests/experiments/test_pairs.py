@@ -7,7 +7,6 @@ not needed; the subwords themselves are tested at the end.
 import dataclasses
 import gzip
 import os
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,37 +17,12 @@ from experiments.data.lines import normalise, pair, read_lines
 from experiments.data.pairs import BOS, EOS, PAD, UNK, PairRequest, Sentences, TranslationData, load_pairs
 from experiments.errors import UserError
 
-
-class Characters:
-    """A tokenizer with the methods of the library's that are used: one token per character, a space in front."""
-
-    def encode_batch(self, lines):
-        return [self.Encoding([4 + ord(character) for character in f" {line}"]) for line in lines]
-
-    def decode(self, ids, skip_special_tokens):
-        assert skip_special_tokens
-        return "".join(chr(token - 4) for token in ids if token >= 4)
-
-    def get_vocab_size(self):
-        return 4 + sys.maxunicode
-
-    @dataclasses.dataclass
-    class Encoding:
-        ids: list[int]
+from .characters import Encoding, replace_tokenizers
 
 
 @pytest.fixture
 def characters(monkeypatch):
-    """Replace the library; returns the lists of lines that a tokenizer was trained on."""
-    seen = []
-
-    def train(lines, vocabulary):
-        seen.append(list(lines))
-        return "characters"
-
-    monkeypatch.setattr(bpe, "train", train)
-    monkeypatch.setattr(bpe, "loaded", lambda tokenizer: Characters())
-    return seen
+    return replace_tokenizers(monkeypatch)
 
 
 def write(path: Path, lines: list[str]) -> None:
@@ -421,7 +395,7 @@ def test_a_vocabulary_smaller_than_the_bytes_is_refused(tmp_path):
 def test_a_special_token_in_a_sentence_is_noticed(tmp_path):
     class Careless:
         def encode_batch(self, lines):
-            return [Characters.Encoding([7, EOS]) for _ in lines]
+            return [Encoding([7, EOS]) for _ in lines]
 
     with pytest.raises(RuntimeError, match="wrote the special token </s> into a sentence"):
         bpe._encode(["x"], Careless())

@@ -93,6 +93,6 @@ def _require_archives(folder: Path) -> None:
     missing = [url for url in urls if not (folder / Path(url).name).exists()]
     if missing:
         raise UserError(
-            f"{folder}: {len(missing)} of {len(urls)} archives are missing; download them from https://www.statmt.org/: "
+            f"{folder}: {len(missing)} of {len(urls)} archives are missing; they are at https://www.statmt.org/ as "
             + ", ".join(missing)
         )
