@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 SPECIAL = ("<pad>", "<s>", "</s>", "<unk>")
 """The tokens with ids 0, 1, 2, 3 = PAD, BOS, EOS, UNK."""
 SMALLEST = len(SPECIAL) + 256
+SCHEME = "byte-level, space in front"  # part of the cache's key: change it with what `train` does
 CHUNK = 100_000  # lines encoded at a time, so that the library's objects do not fill the memory
 
 
@@ -61,7 +62,7 @@ def trained(source: Sequence[str], target: Sequence[str], vocabulary: int, cache
     """The tokenizer of these lines: from `cache` if they were seen before, otherwise trained and kept there."""
     if vocabulary < SMALLEST:
         raise UserError(f"vocabulary {vocabulary}: a byte-level vocabulary has at least {SMALLEST} tokens")
-    kept = cache / f"bpe-{_key(chain(source, target), str(vocabulary))}.json"
+    kept = cache / f"bpe-{_key(chain(source, target), SCHEME, str(vocabulary))}.json"
     if not kept.exists():
         write_text(kept, train(chain(source, target), vocabulary))
     return kept.read_text(encoding="utf-8")

@@ -264,7 +264,8 @@ def _filtered(split: Split, request: PairRequest, counts: dict[str, int]) -> Spl
     uneven = ~long & (longer > shorter * (request.max_ratio or np.inf))
     counts |= {"pairs longer than max_length, dropped": int(long.sum())}
     counts |= {"pairs more uneven than max_ratio, dropped": int(uneven.sum())}
-    return _take(split, np.flatnonzero(~long & ~uneven))
+    dropped = long | uneven
+    return _take(split, np.flatnonzero(~dropped)) if dropped.any() else split
 
 
 def _take(split: Split, chosen: np.ndarray) -> Split:
@@ -289,7 +290,7 @@ def _joined(split: Split, documents: np.ndarray, limit: int, counts: dict[str, i
     longer = np.maximum(joined.source.lengths, joined.target.lengths) > limit
     said = f"sentences longer than document_tokens, {'dropped' if drop_longer else 'each a document of its own'}"
     counts |= {said: int(longer.sum())}
-    if drop_longer:
+    if drop_longer and longer.any():
         joined = _take(joined, np.flatnonzero(~longer))
     counts["documents"] = len(joined.source)
     return joined

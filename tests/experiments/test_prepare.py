@@ -61,7 +61,7 @@ IWSLT_EXPECTED = {"train": 46, "dev2010": 2, "dev2012": 1, "tst2010": 3, "tst201
 def iwslt_files(**changes: str) -> dict[str, str]:
     files = {}
     for language in ("de", "en"):
-        said = "".join(f"{language} line {number} .\n" for number in range(SAID))
+        said = "".join(f"{language} line {number} .\n" for number in range(SAID)).replace("line 9 .", "R&amp;D .")
         files[f"de-en/train.tags.de-en.{language}"] = TALK.format(language) + said
         for part, series in iwslt14.SETS.items():
             texts = [f"{part} {language}{number} isn’t &amp; is" for number in range(IWSLT_EXPECTED[part])]
@@ -80,6 +80,7 @@ def test_iwslt_every_23rd_line_is_valid_and_the_others_are_train(prepared):
     _, out = prepared
     train, valid = (read_lines(out / f"{split}.de.gz") for split in ("train", "valid"))
     everything = ["de: Titel", "de says this", *(f"de line {number} ." for number in range(SAID))]
+    everything[11] = "de R&amp;D ."
     assert valid == [everything[22], everything[45]]
     assert train == [line for line in everything if line not in valid]
     assert read_lines(out / "train.en.gz") == [line.replace("de", "en") for line in train]
@@ -101,6 +102,8 @@ def test_the_manifest_says_what_was_read_kept_and_written(prepared):
     assert json.loads((out / "manifest.json").read_text()) == manifest
     assert manifest["lines"] == manifest["expected"] == IWSLT_EXPECTED
     assert manifest["train_cleaned"] == {"empty": 0, "longer than 175 words": 0, "ratio above 1.5": 0, "kept": 46}
+    assert manifest["train_lines_with_an_entity"] == 1
+    assert manifest["train_lines_that_begin_with_a_tag"] == 0
     assert manifest["words"] == "experiments.data.prepare.cleaning.count_words"
     assert set(manifest["files"]) == {file.name for file in out.iterdir()} - {"manifest.json"}
     for name, file in manifest["files"].items():
