@@ -57,6 +57,7 @@ RULES: dict[str, tuple[set[str], tuple[str, ...]]] = {
             "matplotlib",
             "safetensors",
             "sklearn",
+            "tokenizers",
         },
         (),
     ),
