@@ -4,15 +4,18 @@ from attnkit.nn.attention import KeyValueCache, MultiHeadAttention
 from attnkit.nn.capture import LayerAnalysis, Record, capture
 from attnkit.nn.gated import GatedAttentionUnit
 from attnkit.nn.memory import KeyValueMemory
+from attnkit.nn.shared import LSHAttention, SoftAttention1d
 from attnkit.nn.soft2d import SoftAttention2d
 
 __all__ = [
     "GatedAttentionUnit",
     "KeyValueCache",
     "KeyValueMemory",
+    "LSHAttention",
     "LayerAnalysis",
     "MultiHeadAttention",
     "Record",
+    "SoftAttention1d",
     "SoftAttention2d",
     "capture",
 ]
