@@ -110,9 +110,9 @@ class MultiHeadAttention(nn.Module):
         gate: None or a function of (B, L, num_heads·head_dim).
         dropout: probability with which a weight is dropped in training; seeds come from torch's generator.
         causal: each token attends to itself and those before it (aligned at the end when decoding with a cache).
-        value_conv: None, or the odd length of a convolution of v along the tokens, one kernel per head and no bias, that
-            is added to the output of the heads: the skip of Xiong et al. 2021 §3 (Nyströmformer; 35 in their code for
-            Long Range Arena). For attention of x to itself; it is no part of the weights.
+        value_conv: None, or the odd length of a convolution of v along the tokens, one kernel per head and no bias,
+            that is added to the output of the heads: the skip of Xiong et al. 2021 §3 (Nyströmformer; 35 in their code
+            for Long Range Arena). For attention of x to itself; it is no part of the weights.
         impl: the op's implementation, see `attnkit.explain`.
 
     Raises:
@@ -201,8 +201,8 @@ class MultiHeadAttention(nn.Module):
             raise ValueError(f"MultiHeadAttention: value_conv must be odd; got {length}")
         if self.causal or self.num_kv_heads != self.num_heads or self.op is attnkit.rela_attention:
             raise ValueError(
-                "MultiHeadAttention: value_conv needs causal=False, as many heads of keys as of queries, and an op that "
-                f"keeps heads apart; got causal={self.causal}, num_kv_heads={self.num_kv_heads}, op={self.op.__name__}"
+                "MultiHeadAttention: value_conv needs causal=False, num_kv_heads=num_heads and an op that keeps heads "
+                f"apart; got causal={self.causal}, num_kv_heads={self.num_kv_heads}, op={self.op.__name__}"
             )
         h = self.num_heads
         return nn.Conv2d(h, h, (length, 1), padding=(length // 2, 0), groups=h, bias=False, **new)
@@ -258,6 +258,8 @@ class MultiHeadAttention(nn.Module):
         """
         if self.causal and context is not None:
             raise ValueError("MultiHeadAttention: a causal module cannot attend to a context")
+        if self.value_conv is not None and (context is not None or cache is not None):
+            raise ValueError("MultiHeadAttention: value_conv is for attention of x to itself, without a cache")
         q = self._heads(self.q_proj(x), self.num_heads)
         q, k, v, key_mask = self._keys_and_values(q, x if context is None else context, key_mask, context, cache)
         arrays = {} if self.operands is None else self.operands.arrays()
@@ -277,8 +279,6 @@ class MultiHeadAttention(nn.Module):
         else:
             heads = self.op(q, k, v, impl=self.impl, **options, **dropout)
         if self.value_conv is not None:
-            if context is not None or cache is not None:
-                raise ValueError("MultiHeadAttention: value_conv is for attention of x to itself, without a cache")
             heads = heads + _convolved(self.value_conv, v, key_mask, query_mask)
         joined = heads.transpose(-3, -2).flatten(-2) if heads.ndim == q.ndim else heads  # rela joins heads itself
         if self.gate is not None and self.gate_proj is not None:
