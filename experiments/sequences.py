@@ -70,8 +70,8 @@ class SequenceTask:
         tokens = self.padded(rows[own], self.width_of(rows))
         first = range(len(ids))[own].start
         with _seeded(generator(self.seed, step, f"dropout/{first}"), self.device):
-            logits = self.apply(tokens)
-        return cross_entropy(logits.float(), labels, reduction="sum") / len(ids)
+            logits = _wide(self.apply(tokens))
+        return cross_entropy(logits, labels, reduction="sum") / len(ids)
 
     def width_of(self, rows: np.ndarray) -> int:
         """The padded length of a batch of sequences."""
@@ -109,7 +109,7 @@ class SequenceTask:
             rows = split.rows[start : start + self.batch]
             labels = torch.from_numpy(split.labels[start : start + self.batch]).to(self.device)
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
-                logits = self.apply(self.padded(rows, self.width_of(rows))).float()
+                logits = _wide(self.apply(self.padded(rows, self.width_of(rows))))
             correct += int((logits.argmax(1) == labels).sum())
             total += float(cross_entropy(logits, labels, reduction="sum"))
         return correct / len(split), total / len(split)
@@ -128,6 +128,11 @@ def _require_fit(data: SequenceData, model: ClassifierConfig, batch: int, pad_to
             f"pad_to_multiple must be 0 for {model.method} with {model.pool} pooling: its logits depend on how much "
             f"padding there is; got {pad_to_multiple}"
         )
+
+
+def _wide(logits: Tensor) -> Tensor:
+    """In float32 at least: autocast answers in bfloat16."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 @contextmanager
