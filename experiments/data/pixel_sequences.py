@@ -17,7 +17,7 @@ from experiments.errors import UserError, unknown
 from experiments.progress import progress, say
 
 VOCABULARY = 257
-LUMA = np.array([0.299, 0.587, 0.114])
+LUMA = np.array([0.2989, 0.587, 0.114])
 PATHFINDER = {
     "easy": "curv_baseline",
     "intermediate": "curv_contour_length_9",
@@ -34,9 +34,8 @@ def load_grey_images(
 ) -> SequenceData:
     """Task "image": CIFAR-10 in grey, size² tokens, from an ImageFolder directory or zip (`experiments.data`).
 
-    Grey is round(0.299 R + 0.587 G + 0.114 B), the luma of ITU-R BT.601. The benchmark's 0.2989 R + 0.5870 G + 0.1140 B
-    rounds to the same level but for few pixels. `valid_share` of train is held out, as there; `train`, `test`: how many
-    images are read (0: all).
+    Grey is round(0.2989 R + 0.587 G + 0.114 B), the luma of ITU-R BT.601 with the digits that the benchmark's reader
+    (TensorFlow) has. `valid_share` of train is held out, as there; `train`, `test`: how many images are read (0: all).
     """
     images = imagefolder.load(path, size=size, train_images=train, test_images=test, cache=cache)
     split, valid = split_off(single(0, images.train_labels), valid_share)

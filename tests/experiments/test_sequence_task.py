@@ -184,14 +184,16 @@ def test_published_sizes():
     block = 4 * (64 * 64 + 64) + (64 * 128 + 128) + (128 * 64 + 64) + 2 * 2 * 64
     head = 64 * 128 + 128 + 128 * 10 + 10
     assert sum(p.numel() for p in model.parameters()) == (16 + 2048) * 64 + 2 * block + 2 * 64 + head
-    attentions = {name: METHODS[name].build(ClassifierConfig(16, 10, 2048, method=name)) for name in METHODS}
+    attentions = {
+        name: METHODS[name].build(ClassifierConfig(16, 10, 2048, method=name, weight_dropout=0.1)) for name in METHODS
+    }
     assert attentions["linformer"].operands.proj_k.shape == (256, 2048)
     assert attentions["performer"].operands.projection.shape == (256, 32)
     assert attentions["reformer"].rotations.shape == (2, 32, 2, 32)  # 64 buckets
     assert attentions["nystromformer"].value_conv.weight.shape == (2, 1, 35, 1)
     assert attentions["soft"].window == 4
     drops = {name for name, each in attentions.items() if isinstance(each, MultiHeadAttention) and each.dropout}
-    assert drops == {"transformer", "linformer", "relu"}
+    assert drops == {"transformer", "relu"}
 
 
 # ---------------------------------------------------------------------------------------------- task

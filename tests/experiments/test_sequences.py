@@ -10,6 +10,8 @@ import pytest
 from PIL import Image
 
 from experiments.data import pixel_sequences, text_sequences
+from experiments.data.listops import ListOpsRules
+from experiments.data.lra import SequenceRequest, load_sequences
 from experiments.data.sequences import SequenceData, Split, flat, single, split_off
 from experiments.errors import UserError
 
@@ -207,7 +209,7 @@ def test_grey_images_become_rows_of_levels(image_folder, tmp_path):
     assert set(data.lengths) == {64}
     assert (data.vocabulary, data.classes) == (257, ("cat", "dog"))
     pixels = np.asarray(Image.open(image_folder / "train/cat/0000.png")).astype(float)
-    wanted = np.rint(0.299 * pixels[..., 0] + 0.587 * pixels[..., 1] + 0.114 * pixels[..., 2])
+    wanted = np.rint(0.2989 * pixels[..., 0] + 0.587 * pixels[..., 1] + 0.114 * pixels[..., 2])
     held = [data.sequence(row).astype(float) - 1 for row in range(12)]
     assert sum(np.array_equal(levels, wanted.ravel()) for levels in held) == 1
     white = np.full((1, 2, 2, 3), 255, dtype=np.uint8)
@@ -270,3 +272,36 @@ def test_real_reviews():
     medians = [np.median(lengths[data.train.labels == label]) for label in (0, 1)]
     assert 0.93 < medians[0] / medians[1] < 1.07
     assert data.majority() == 0.5
+
+
+def test_tasks_by_name(reviews, image_folder, pathfinder, tmp_path):
+    path, _ = reviews
+    rules = ListOpsRules(longer_than=3, shorter_than=30, depth=5)
+    cases = (
+        ("generated", SequenceRequest("listops", 40, 5, 10, listops=rules), (40, 5, 10), (10, 1)),
+        (path, SequenceRequest("text", 8, test=4, valid_share=0.25), (8, 4, 4), (2, 1)),
+        (path, SequenceRequest("imdb-halves"), (12, 0, 8), (2, 2)),
+        (image_folder, SequenceRequest("image", test=2, image_side=8, valid_share=0.5), (6, 6, 2), (2, 1)),
+        (pathfinder, SequenceRequest("pathfinder", image_side=4), (8, 1, 2), (2, 1)),
+    )
+    for source, request, sizes, (classes, towers) in cases:
+        data = load_sequences(str(source), request, cache=tmp_path / "cache")
+        assert (len(data.train), len(data.valid), len(data.test)) == sizes, request.task
+        assert (len(data.classes), data.towers) == (classes, towers), request.task
+        assert data.name.startswith(request.task)
+
+
+def test_tasks_that_cannot_be(reviews, tmp_path):
+    path, _ = reviews
+    with pytest.raises(UserError, match="did you mean 'listops'"):
+        SequenceRequest("listop")
+    with pytest.raises(ValueError, match="must be at least 0, got -1, 0, 0"):
+        SequenceRequest("text", -1)
+    for source, request, match in (
+        ("generated", SequenceRequest("text"), "the task text needs a path"),
+        (str(path), SequenceRequest("listops"), "the task listops needs generated"),
+        (str(path), SequenceRequest("text", 13), "text has 12 samples in train, 13 were asked for"),
+        (str(path), SequenceRequest("text", valid=1), "text has 0 samples in valid, 1 were asked for"),
+    ):
+        with pytest.raises(UserError, match=match):
+            load_sequences(source, request, cache=tmp_path)
