@@ -135,8 +135,8 @@ class SoftAttention1d(SharedQueryKeyAttention):
         dim: features of x and of the output, a multiple of num_heads.
         num_heads: heads.
         window: tokens of a window, and its stride; the paper's 4.
-        newton_steps, init_scale, ridge, inverse_grad: as in `attnkit.soft_attention`. Neighbouring tokens are alike, so
-            that A is nearly singular: the authors' code adds a ridge of 0.01, the paper none.
+        newton_steps, init_scale, ridge, inverse_grad: as in `attnkit.soft_attention`. The paper has no ridge, the
+            authors' code for pictures one of 0.01.
         qkv_bias, out_bias: whether the projections have biases.
         impl: the op's implementation, see `attnkit.explain`.
 

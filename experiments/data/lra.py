@@ -1,4 +1,4 @@
-"""The tasks of Long Range Arena (Tay et al. 2021, arXiv:2011.04006) by name, and one that stands in for a closed one."""
+"""The tasks of Long Range Arena (Tay et al. 2021) by name, and one that stands in for a closed one."""
 
 from __future__ import annotations
 

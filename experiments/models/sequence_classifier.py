@@ -115,7 +115,7 @@ def reformer(*, num_hashes: int) -> Callable[[ClassifierConfig], nn.Module]:
 
 
 def soft(*, window: int) -> Callable[[ClassifierConfig], nn.Module]:
-    """SOFT with the ridge of the authors' code, without which A of neighbouring tokens has no usable inverse."""
+    """SOFT with the ridge of the authors' code for pictures, 0.01; their code for sequences is not public."""
 
     def build(config: ClassifierConfig) -> nn.Module:
         return SoftAttention1d(config.width, config.heads, window=window, ridge=0.01)
