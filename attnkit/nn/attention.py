@@ -112,7 +112,8 @@ class MultiHeadAttention(nn.Module):
         causal: each token attends to itself and those before it (aligned at the end when decoding with a cache).
         value_conv: None, or the odd length of a convolution of v along the tokens, one kernel per head and no bias,
             that is added to the output of the heads: the skip of Xiong et al. 2021 §3 (Nyströmformer; 35 in their code
-            for Long Range Arena). For attention of x to itself; it is no part of the weights.
+            for Long Range Arena). For attention of x to itself; it is no part of the weights, and a token that a mask
+            excludes is read as 0 and gets 0.
         impl: the op's implementation, see `attnkit.explain`.
 
     Raises:
@@ -327,8 +328,9 @@ class MultiHeadAttention(nn.Module):
 
 
 def _convolved(conv: nn.Conv2d, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None) -> Tensor:
-    """A convolution of v (B, H, n, d) along the tokens; what is no key is read as 0, what is no query gets 0."""
-    if key_mask is not None:
-        v = torch.where(key_mask[:, None, :, None], v, 0.0)
-    out: Tensor = conv(v)
-    return out if query_mask is None else torch.where(query_mask[:, None, :, None], out, 0.0)
+    """A convolution of v (B, H, n, d) along the tokens; what either mask excludes is read as 0 and gets 0."""
+    masks = [mask for mask in (key_mask, query_mask) if mask is not None]
+    if not masks:
+        return conv(v)  # type: ignore[no-any-return]
+    there = torch.stack(masks).all(0)[:, None, :, None]
+    return torch.where(there, conv(torch.where(there, v, 0.0)), 0.0)

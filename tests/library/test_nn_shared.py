@@ -146,6 +146,14 @@ def test_the_convolution_of_values_is_added_to_the_heads():
     torch.testing.assert_close(layer(x), without(x))
 
 
+@pytest.mark.parametrize("name", ["key_mask", "query_mask"])
+def test_the_convolution_reads_no_padding_whichever_mask_names_it(name):
+    layer, x, present = LAYERS["nystrom"]().double(), randn(2, 19, 8), torch.rand(2, 19) < 0.7
+    padded = torch.where(present[..., None], x, float("nan"))
+    want = layer(x, key_mask=present, query_mask=present)
+    torch.testing.assert_close(layer(padded, **{name: present})[present], want[present], rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("name", ["lsh", "soft"])
 def test_torch_compile_in_one_graph(name):
     layer, x = LAYERS[name](), torch.randn(2, 19, 8)
