@@ -330,7 +330,8 @@ class MultiHeadAttention(nn.Module):
 def _convolved(conv: nn.Conv2d, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None) -> Tensor:
     """A convolution of v (B, H, n, d) along the tokens; what either mask excludes is read as 0 and gets 0."""
     masks = [mask for mask in (key_mask, query_mask) if mask is not None]
-    if not masks:
-        return conv(v)  # type: ignore[no-any-return]
-    there = torch.stack(masks).all(0)[:, None, :, None]
-    return torch.where(there, conv(torch.where(there, v, 0.0)), 0.0)
+    if masks:
+        there = torch.stack(masks).all(0)[:, None, :, None]
+        return torch.where(there, conv(torch.where(there, v, 0.0)), 0.0)
+    out: Tensor = conv(v)
+    return out
