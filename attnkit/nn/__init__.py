@@ -6,15 +6,18 @@ from attnkit.nn.context_parallel import Traffic, context_parallel, count_traffic
 from attnkit.nn.context_parallel.modules import parallelize
 from attnkit.nn.gated import GatedAttentionUnit
 from attnkit.nn.memory import KeyValueMemory
+from attnkit.nn.shared import LSHAttention, SoftAttention1d
 from attnkit.nn.soft2d import SoftAttention2d
 
 __all__ = [
     "GatedAttentionUnit",
     "KeyValueCache",
     "KeyValueMemory",
+    "LSHAttention",
     "LayerAnalysis",
     "MultiHeadAttention",
     "Record",
+    "SoftAttention1d",
     "SoftAttention2d",
     "Traffic",
     "capture",

@@ -110,11 +110,16 @@ class MultiHeadAttention(nn.Module):
         gate: None or a function of (B, L, num_heads·head_dim).
         dropout: probability with which a weight is dropped in training; seeds come from torch's generator.
         causal: each token attends to itself and those before it (aligned at the end when decoding with a cache).
+        value_conv: None, or the odd length of a convolution of v along the tokens, one kernel per head and no bias,
+            that is added to the output of the heads: the skip of Xiong et al. 2021 §3 (Nyströmformer; 35 in their code
+            for Long Range Arena). For attention of x to itself; it is no part of the weights, and a token that a mask
+            excludes is read as 0 and gets 0.
         impl: the op's implementation, see `attnkit.explain`.
 
     Raises:
         ValueError: sizes that do not divide, an unknown op, options that the op does not take or cannot do without,
-            causal or dropout with an op that has no such form.
+            causal or dropout with an op that has no such form; an even value_conv, or one with causal, with
+            num_kv_heads or with an op that joins heads itself.
     """
 
     def __init__(
@@ -133,6 +138,7 @@ class MultiHeadAttention(nn.Module):
         gate: Callable[[Tensor], Tensor] | None = None,
         dropout: float = 0.0,
         causal: bool = False,
+        value_conv: int | None = None,
         impl: str | tuple[str, ...] = "auto",
         device: Any = None,
         dtype: torch.dtype | None = None,
@@ -172,6 +178,7 @@ class MultiHeadAttention(nn.Module):
         heads = Heads(num_heads, self.num_kv_heads, self.head_dim, new)
         name = self.op.__name__
         self.operands = Operands(name, heads, options or {}) if name in BUILDERS else None
+        self.value_conv = None if value_conv is None else self._convolution(value_conv, new)
 
     def _own_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """The op's own options; masks, causality, dropout and heads are arguments of the module or of `forward`."""
@@ -189,6 +196,18 @@ class MultiHeadAttention(nn.Module):
             raise ValueError(f"MultiHeadAttention: {self.op.__name__} has no causal form; got causal=True")
         if dropout > 0 and not {"dropout", "dropout_mask"} & set(taken):
             raise ValueError(f"MultiHeadAttention: {self.op.__name__} takes no dropout; got {dropout}")
+
+    def _convolution(self, length: int, new: Mapping[str, Any]) -> nn.Conv2d:
+        """One kernel per head: heads are the channels, (tokens, head_dim) the picture."""
+        if length < 1 or length % 2 == 0:
+            raise ValueError(f"MultiHeadAttention: value_conv must be odd; got {length}")
+        if self.causal or self.num_kv_heads != self.num_heads or self.op is attnkit.rela_attention:
+            raise ValueError(
+                "MultiHeadAttention: value_conv needs causal=False, num_kv_heads=num_heads and an op that keeps heads "
+                f"apart; got causal={self.causal}, num_kv_heads={self.num_kv_heads}, op={self.op.__name__}"
+            )
+        h = self.num_heads
+        return nn.Conv2d(h, h, (length, 1), padding=(length // 2, 0), groups=h, bias=False, **new)
 
     def redraw(self, seed: int) -> None:
         """Draw anew what the op is given at random, such as the features of performer_attention, in place."""
@@ -241,6 +260,8 @@ class MultiHeadAttention(nn.Module):
         """
         if self.causal and context is not None:
             raise ValueError("MultiHeadAttention: a causal module cannot attend to a context")
+        if self.value_conv is not None and (context is not None or cache is not None):
+            raise ValueError("MultiHeadAttention: value_conv is for attention of x to itself, without a cache")
         q = self._heads(self.q_proj(x), self.num_heads)
         q, k, v, key_mask = self._keys_and_values(q, x if context is None else context, key_mask, context, cache)
         arrays = {} if self.operands is None else self.operands.arrays()
@@ -259,6 +280,8 @@ class MultiHeadAttention(nn.Module):
             extras.append(found)
         else:
             heads = self.attend(q, k, v, impl=self.impl, **options, **dropout)
+        if self.value_conv is not None:
+            heads = heads + _convolved(self.value_conv, v, key_mask, query_mask)
         joined = heads.transpose(-3, -2).flatten(-2) if heads.ndim == q.ndim else heads  # rela joins heads itself
         if self.gate is not None and self.gate_proj is not None:
             joined = joined * self.gate(self.gate_proj(x))
@@ -303,3 +326,13 @@ class MultiHeadAttention(nn.Module):
     ) -> dict[str, Any]:
         grouped = {"enable_gqa": True} if self.num_kv_heads != self.num_heads else {}
         return op_masks(self.causal, key_mask, query_mask, mask, bias) | grouped
+
+
+def _convolved(conv: nn.Conv2d, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None) -> Tensor:
+    """A convolution of v (B, H, n, d) along the tokens; what either mask excludes is read as 0 and gets 0."""
+    masks = [mask for mask in (key_mask, query_mask) if mask is not None]
+    if masks:
+        there = torch.stack(masks).all(0)[:, None, :, None]
+        return torch.where(there, conv(torch.where(there, v, 0.0)), 0.0)
+    out: Tensor = conv(v)
+    return out

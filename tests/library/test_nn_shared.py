@@ -1,0 +1,185 @@
+"""LSHAttention, SoftAttention1d and the convolution of values: the ops that they are, masks, state, gradients."""
+
+import pytest
+import torch
+
+import attnkit
+from attnkit.nn import LSHAttention, MultiHeadAttention, SoftAttention1d
+
+LAYERS = {
+    "lsh": lambda **o: LSHAttention(8, 2, num_buckets=6, chunk_size=5, **o),
+    "lsh causal": lambda **o: LSHAttention(8, 2, num_buckets=4, chunk_size=4, num_hashes=1, causal=True, **o),
+    "soft": lambda **o: SoftAttention1d(8, 2, **o),
+    "soft ridge": lambda **o: SoftAttention1d(8, 2, window=3, ridge=0.1, inverse_grad="unrolled", **o),
+    "nystrom": lambda **o: MultiHeadAttention(
+        8, 2, op="nystrom_attention", options={"num_landmarks": 5}, value_conv=3, **o
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+def randn(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def heads_of(x, *projections):
+    return [proj(x).unflatten(-1, (2, 4)).transpose(1, 2) for proj in projections]
+
+
+def joined(layer, heads):
+    return layer.out_proj(heads.transpose(1, 2).flatten(2))
+
+
+def masked(layer, x, present):
+    names = ("key_mask", "query_mask") if isinstance(layer, MultiHeadAttention) else ("token_mask",)
+    return layer(x, **dict.fromkeys(names, present))
+
+
+def every_parameter_learns(layer, out):
+    out.float().square().sum().backward()
+    for name, p in layer.named_parameters():
+        assert p.grad is not None, name
+        assert p.grad.isfinite().all(), name
+        # what k_proj.bias adds to a row of scores is the same everywhere; rounding may leave more than 0
+        assert p.grad.abs().max() > 0 or name == "k_proj.bias", name
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_state_gradients_and_repr(name):
+    one, two, x = LAYERS[name]().double(), LAYERS[name]().double(), randn(2, 19, 8)
+    two.load_state_dict(one.state_dict())
+    out = two(x)
+    torch.testing.assert_close(out, one(x), rtol=0, atol=0)
+    every_parameter_learns(two, out)
+    assert one.extra_repr() in repr(one)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_half_precision_autocast_and_dtype(name):
+    layer, x = LAYERS[name](), torch.randn(2, 19, 8)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = layer(x)
+    assert out.dtype == torch.bfloat16
+    every_parameter_learns(layer, out)
+    half = LAYERS[name](dtype=torch.float16)
+    assert {x.dtype for x in half.state_dict().values()} == {torch.float16}
+    assert half(x.half()).dtype == torch.float16
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_padding_does_not_reach_the_tokens(name):
+    layer, x = LAYERS[name]().double(), randn(2, 19, 8)
+    present = torch.rand(2, 19) < 0.7
+    results = []
+    for content in (0.0, 3.0, float("nan")):
+        layer.zero_grad()
+        out = masked(layer, torch.where(present[..., None], x, content), present)
+        results.append(out)
+        if content != content and name == "nystrom":
+            continue  # a projection of NaN has a gradient of NaN: MultiHeadAttention leaves padding in x
+        every_parameter_learns(layer, out)
+    for out in results[1:]:
+        torch.testing.assert_close(out, results[0], rtol=0, atol=0)
+    torch.testing.assert_close(results[0][~present], layer.out_proj.bias.expand(int((~present).sum()), 8))
+
+
+@pytest.mark.parametrize("name", ["soft", "soft ridge", "nystrom"])
+def test_the_amount_of_padding_changes_nothing(name):
+    layer, x = LAYERS[name]().double(), randn(2, 14, 8)
+    padded, present = torch.cat([x, randn(2, 5, 8)], 1), torch.arange(19).expand(2, 19) < 14
+    torch.testing.assert_close(masked(layer, padded, present)[:, :14], layer(x))
+
+
+def test_lsh_is_the_op_between_projections():
+    layer, x = LAYERS["lsh"]().double(), randn(2, 19, 8)
+    assert layer.rotations.shape == (2, 4, 2, 3)
+    assert not layer.rotations[0].equal(layer.rotations[1])
+    q, v = heads_of(x, layer.q_proj, layer.v_proj)
+    torch.testing.assert_close(layer(x), joined(layer, attnkit.lsh_attention(q, v, layer.rotations, chunk_size=5)))
+    causal = LAYERS["lsh causal"]().double()
+    q, v = heads_of(x, causal.q_proj, causal.v_proj)
+    heads = attnkit.lsh_attention(q, v, causal.rotations, chunk_size=4, causal=True)
+    torch.testing.assert_close(causal(x), joined(causal, heads))
+
+
+def test_rotations_are_those_of_the_seed_and_can_be_redrawn():
+    layer, x = LAYERS["lsh"](dtype=torch.float64), randn(2, 19, 8)
+    first, drawn = layer(x), layer.rotations.clone()
+    assert torch.equal(layer(x), first)
+    layer.redraw(1)
+    assert not torch.allclose(layer(x), first)
+    assert torch.equal(LAYERS["lsh"](seed=1, dtype=torch.float64).rotations, layer.rotations)
+    layer.redraw(0)
+    assert torch.equal(layer.rotations, drawn)
+
+
+def test_soft_takes_the_means_of_windows_as_landmarks():
+    layer, x = SoftAttention1d(8, 2, window=4, newton_steps=5, init_scale=0.8).double(), randn(2, 10, 8)
+    q, v = heads_of(x, layer.q_proj, layer.v_proj)
+    marks = torch.stack([q[..., start : start + 4, :].mean(-2) for start in (0, 4, 8)], -2)  # the last of 2 tokens
+    heads = attnkit.soft_attention(q, v, marks, newton_steps=5, init_scale=0.8)
+    torch.testing.assert_close(layer(x), joined(layer, heads))
+    present = torch.tensor([[1, 0, 1, 1, 0, 0, 0, 0, 1, 1]]).bool().expand(2, 10)
+    marks = torch.stack([q[..., [0, 2, 3], :].mean(-2), q[..., [8, 9], :].mean(-2)], -2)
+    q, v, kept = q[..., present[0], :], v[..., present[0], :], {"newton_steps": 5, "init_scale": 0.8}
+    out = layer(x, token_mask=present)[:, present[0]]
+    torch.testing.assert_close(out, joined(layer, attnkit.soft_attention(q, v, marks, **kept)))
+
+
+def test_the_convolution_of_values_is_added_to_the_heads():
+    layer, x = LAYERS["nystrom"]().double(), randn(2, 19, 8)
+    q, k, v = heads_of(x, layer.q_proj, layer.k_proj, layer.v_proj)
+    kernel = layer.value_conv.weight
+    assert kernel.shape == (2, 1, 3, 1)
+    around = torch.nn.functional.pad(v, (0, 0, 1, 1))
+    skip = sum(kernel[:, 0, i, 0][:, None, None] * around[..., i : i + 19, :] for i in range(3))
+    heads = attnkit.nystrom_attention(q, k, v, num_landmarks=5) + skip
+    torch.testing.assert_close(layer(x), joined(layer, heads))
+    with torch.no_grad():
+        kernel.zero_()
+    without = MultiHeadAttention(8, 2, op="nystrom_attention", options={"num_landmarks": 5}).double()
+    without.load_state_dict(layer.state_dict(), strict=False)
+    torch.testing.assert_close(layer(x), without(x))
+
+
+@pytest.mark.parametrize("name", ["key_mask", "query_mask"])
+def test_the_convolution_reads_no_padding_whichever_mask_names_it(name):
+    layer, x, present = LAYERS["nystrom"]().double(), randn(2, 19, 8), torch.rand(2, 19) < 0.7
+    padded = torch.where(present[..., None], x, float("nan"))
+    want = layer(x, key_mask=present, query_mask=present)
+    torch.testing.assert_close(layer(padded, **{name: present})[present], want[present], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["lsh", "soft"])
+def test_torch_compile_in_one_graph(name):
+    layer, x = LAYERS[name](), torch.randn(2, 19, 8)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), layer(x))
+
+
+def convolved(op="softmax_attention", **options):
+    return MultiHeadAttention(8, 2, op=op, **({"value_conv": 3} | options))
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: LSHAttention(8, 3, num_buckets=4), "LSHAttention: dim must be a multiple of num_heads; got 8 and 3"),
+        (lambda: LSHAttention(8, 2, num_buckets=3), "num_buckets must be even; got 3"),
+        (lambda: LSHAttention(8, 2, num_buckets=4, chunk_size=0), "chunk_size must be at least 1; got 0"),
+        (lambda: SoftAttention1d(8, 0), "SoftAttention1d: dim must be a multiple of num_heads; got 8 and 0"),
+        (lambda: SoftAttention1d(8, 2, window=0), "window must be at least 1; got 0"),
+        (lambda: convolved(value_conv=4), "value_conv must be odd; got 4"),
+        (lambda: convolved(causal=True), "value_conv needs causal=False.*got causal=True"),
+        (lambda: convolved(num_kv_heads=1), "num_kv_heads=1"),
+        (lambda: convolved("rela_attention"), "op=rela_attention"),
+        (lambda: convolved()(torch.ones(1, 2, 8), torch.ones(1, 3, 8)), "value_conv is for attention of x to itself"),
+    ],
+)
+def test_errors(make, text):
+    with pytest.raises(ValueError, match=text):
+        make()
