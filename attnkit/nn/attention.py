@@ -82,6 +82,16 @@ class KeyValueCache:
             self.mask[:, self.length : stop] = key_mask
         self.length = stop
 
+    def reorder(self, indices: Tensor) -> None:
+        """Make item n of the batch what item indices[n] was; items may repeat or be left out: the batch has their size.
+
+        indices: integers (n,). For beam search, in which hypotheses continue one another.
+        """
+        if indices.ndim != 1:
+            raise ValueError(f"KeyValueCache: indices must have one axis; got shape {tuple(indices.shape)}")
+        self.keys, self.values = (x.index_select(0, indices) for x in (self.keys, self.values))
+        self.mask = None if self.mask is None else self.mask.index_select(0, indices)
+
     def filled(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """(k, v, key_mask) of all stored tokens; no mask if none was ever given."""
         mask = None if self.mask is None else self.mask[:, : self.length]
