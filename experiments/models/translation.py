@@ -38,7 +38,7 @@ class Method:
             raise ValueError(f"Method: regulariser must not be negative; got {self.regulariser}")
 
 
-# The first seven are those of Shen et al. 2023 Tables 2, 4 and 5; the others are what else attnkit has with causal form.
+# First those of Shen et al. 2023 Tables 2, 4 and 5, then what else attnkit has in causal form.
 METHODS: dict[str, Method] = {
     "vanilla": Method(),
     "sparsemax": Method("sparsemax_attention"),
@@ -198,7 +198,9 @@ class LayerRows(NamedTuple):
 Attend = Callable[..., Tensor]
 
 
-def _attend(attention: nn.Module, x: Tensor, context: Tensor | None = None, *, queries: Tensor, **masks: Any) -> Tensor:
+def _attend(
+    attention: MultiHeadAttention, x: Tensor, context: Tensor | None = None, *, queries: Tensor, **masks: Any
+) -> Tensor:
     out: Tensor = attention(x, context, **masks)
     return out
 
@@ -206,12 +208,12 @@ def _attend(attention: nn.Module, x: Tensor, context: Tensor | None = None, *, q
 class _Watch:
     """`_attend` that also collects row statistics of the modules named."""
 
-    def __init__(self, names: Mapping[nn.Module, str], fields: tuple[str, ...]) -> None:
+    def __init__(self, names: Mapping[MultiHeadAttention, str], fields: tuple[str, ...]) -> None:
         self.names, self.fields = names, fields
         self.rows: dict[str, LayerRows] = {}
 
     def __call__(
-        self, attention: nn.Module, x: Tensor, context: Tensor | None = None, *, queries: Tensor, **masks: Any
+        self, attention: MultiHeadAttention, x: Tensor, context: Tensor | None = None, *, queries: Tensor, **masks: Any
     ) -> Tensor:
         if attention not in self.names:
             return _attend(attention, x, context, queries=queries, **masks)
