@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sacrebleu.metrics import BLEU
-
 
 class Bleu(NamedTuple):
     """`score` in 0..100, hypothesis tokens over reference tokens, and sacrebleu's signature."""
@@ -29,6 +27,8 @@ def corpus_bleu(
     """
     if not hypotheses or len(hypotheses) != len(references):
         raise ValueError(f"corpus_bleu: {len(hypotheses)} hypotheses and {len(references)} references")
+    from sacrebleu.metrics import BLEU  # what does not translate needs no sacrebleu
+
     # force: sacrebleu would warn of tokenised text, which is what "none" is for
     metric = BLEU(tokenize=tokenize, lowercase=lowercase, force=tokenize == "none")
     found = metric.corpus_score(list(hypotheses), [list(references)])
