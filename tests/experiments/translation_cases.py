@@ -22,11 +22,19 @@ def config(method: str = "vanilla", **changes) -> TranslationConfig:
 
 
 def translator(method: str = "vanilla", seed: int = 0, **changes) -> Translator:
-    """In float64 and without dropout; EOS is made likely enough that translations end."""
+    """In float64 and without dropout."""
     torch.manual_seed(seed)
-    model = Translator(config(method, **changes)).double().eval()
+    return Translator(config(method, **changes)).double().eval()
+
+
+def talker(method: str = "vanilla", seed: int = 1, **changes) -> Translator:
+    """A translator that does not repeat its last token, as one with one embedding does, and that may stop."""
+    model, generator = translator(method, seed, shared=False, **changes), torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        model.source.weight[EOS] *= 1.5
+        for p in model.parameters():
+            p += 0.1 * torch.randn(p.shape, dtype=p.dtype, generator=generator)
+        assert model.output is not None
+        model.output.weight[EOS] *= 1.3
     return model
 
 
