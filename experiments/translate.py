@@ -185,7 +185,7 @@ class TranslationTask:
             )[0]
             valid = ((found.total > 0) & (found.visible > 0) & counted).sum()
             whole = self.model.config.heads * tokens["source" if name.startswith("encoder.") else "target"]
-            shares.append(self.weights[name] * mean * (valid / whole))
+            shares.append(self.weights[name] * mean * valid / whole)
         return torch.stack(shares).mean()
 
     @torch.no_grad()
@@ -215,6 +215,7 @@ class TranslationTask:
             "decode_seconds": found.seconds,
         }
 
+    @torch.no_grad()
     def valid_loss(self) -> float:
         """-log p of a target token of the valid split, EOS included: the mean over all of them."""
         total, tokens = 0.0, 0

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -120,6 +121,7 @@ def test_the_loss_is_the_mean_over_target_tokens():
     assert_close(other.loss(ids, 0, slice(None)), cross_entropy(logits, batch.target_out[there], label_smoothing=0.1))
 
 
+@torch.no_grad()
 def regulariser(made: TranslationTask, ids: np.ndarray) -> float:
     """Shen et al. 2023 eq 7 from the weights themselves, with C = 0.7·log n, over every layer."""
     batch, seen = make_batch(made.data.train, ids, CPU), {}
@@ -175,7 +177,7 @@ def test_shares_of_slices_add_up(method):
     whole = made.loss(ids, 0, slice(None))
     grads = gradients(made, whole)
     for cuts in ((0, 4, 11), (0, 1, 5, 9, 11)):
-        parts = [made.loss(ids, 0, slice(a, b)) for a, b in zip(cuts, cuts[1:], strict=False)]
+        parts = [made.loss(ids, 0, slice(a, b)) for a, b in pairwise(cuts)]
         assert_close(sum(parts), whole)
         added = gradients(made, sum(parts))
         for name, grad in grads.items():
@@ -332,7 +334,7 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(UserError, match="numbers has a vocabulary of 23; the model was given 24"):
         task(model=config(vocabulary=24))
     data = numbers()
-    with pytest.raises(UserError, match="the train split has a sentence of 7 tokens with EOS; .* max_length=6"):
+    with pytest.raises(UserError, match=r"the train split has a sentence of 7 tokens with EOS; .* max_length=6"):
         task(model=config(max_length=6))
     nothing = dataclasses.replace(data.valid, source=Sentences(np.empty(0, np.int32), np.zeros(1, np.int64)))
     with pytest.raises(UserError, match="numbers: the valid split is empty"):
