@@ -142,7 +142,7 @@ class TranslationTask:
         # every sentence is searched `beam` times over; what its translation will be as long as is not known
         beam_budget = max(budget // decoding.beam, int(sources.max()) + 1)
         self.search_batches = TokenBatches(sources, sources, budget=beam_budget, seed=0)
-        self.weights = self.model.regularised()
+        self.regularised = self.model.regularised()
         self.forward = torch.compile(self.model) if train.compile else self.model
         self.observe = torch.compile(self.model.observe) if train.compile else self.model.observe
         self.signatures: dict[str, str] = {}
@@ -158,8 +158,8 @@ class TranslationTask:
         batch = make_batch(self.data.train, mine, self.device)
         rows: Mapping[str, LayerRows] = {}
         with seeded(self.seed, step, own.indices(len(ids))[0], self.device):
-            if self.weights:
-                logits, rows = self.observe(*batch[:3], fields=FIELDS, layers=tuple(self.weights))
+            if self.regularised:
+                logits, rows = self.observe(*batch[:3], fields=FIELDS, layers=tuple(self.regularised))
             else:
                 logits = self.forward(*batch[:3])
         tokens = {
@@ -185,7 +185,7 @@ class TranslationTask:
             )[0]
             valid = ((found.total > 0) & (found.visible > 0) & counted).sum()
             whole = self.model.config.heads * tokens["source" if name.startswith("encoder.") else "target"]
-            shares.append(self.weights[name] * mean * valid / whole)
+            shares.append(self.regularised[name] * mean * valid / whole)
         return torch.stack(shares).mean()
 
     @torch.no_grad()
@@ -198,8 +198,9 @@ class TranslationTask:
         precision of training.
         """
         with evaluating(self.model):
-            loss = self.valid_loss()
+            losses = self.sentence_losses(self.data.valid, self.valid_batches)
             found = self.translate(self.scored, self.search_batches)
+        loss = float(losses.sum() / (self.data.valid.target.lengths + 1).sum())
         texts, references = found.texts, self.scored.target_text
         bleu = corpus_bleu(texts, references)
         flat = [[self.tokenised(text) for text in side] for side in (texts, references)]
@@ -216,18 +217,16 @@ class TranslationTask:
         }
 
     @torch.no_grad()
-    def valid_loss(self) -> float:
-        """-log p of a target token of the valid split, EOS included: the mean over all of them."""
-        total, tokens = 0.0, 0
-        for ids in _epoch(self.valid_batches):
-            batch = make_batch(self.data.valid, ids, self.device)
+    def sentence_losses(self, split: Split, batches: TokenBatches) -> np.ndarray:
+        """-Σ log p over the tokens of each target sentence of a split and its EOS, (n,) float64, in nats."""
+        losses = np.empty(len(split.target))
+        for ids in _epoch(batches):
+            batch = make_batch(split, ids, self.device)
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
                 logits = self.model(*batch[:3])
-            there = batch.target_out != PAD
             logs = log_probabilities(logits).gather(-1, batch.target_out[..., None])[..., 0]
-            total -= float(logs.masked_fill(~there, 0.0).double().sum())
-            tokens += int(there.sum())
-        return total / tokens
+            losses[ids] = -logs.masked_fill(batch.target_out == PAD, 0.0).double().sum(1).cpu().numpy()
+        return losses
 
     def translate(self, split: Split, batches: TokenBatches) -> Translated:
         """Search for a translation of every sentence of a split."""

@@ -221,15 +221,23 @@ def test_dropout_is_a_function_of_seed_step_and_slice():
 # ---------------------------------------------------------------------------------------------- evaluation
 
 
-def test_valid_loss_is_the_mean_over_all_tokens():
+def test_losses_of_sentences_are_those_of_each_alone():
     made = double("vanilla")
     made.model.eval()
-    total, tokens = 0.0, 0
-    for number in range(len(made.data.valid.source)):
+    found = made.sentence_losses(made.data.valid, made.valid_batches)
+    for number, loss in enumerate(found.tolist()):
         batch = make_batch(made.data.valid, np.array([number]), CPU)
-        losses = cross_entropy(made.model(*batch[:3])[0], batch.target_out[0], reduction="none")
-        total, tokens = total + losses.sum().item(), tokens + len(losses)
-    assert made.valid_loss() == pytest.approx(total / tokens, rel=1e-12)
+        alone = cross_entropy(made.model(*batch[:3])[0], batch.target_out[0], reduction="sum")
+        assert loss == pytest.approx(alone.item(), rel=1e-12)
+
+
+def test_valid_loss_is_the_mean_over_all_tokens():
+    pytest.importorskip("sacrebleu")
+    made = double("vanilla")
+    made.model.eval()
+    lengths = made.data.valid.target.lengths + 1
+    total = made.sentence_losses(made.data.valid, made.valid_batches).sum()
+    assert made.evaluate()["valid_loss"] == pytest.approx(total / lengths.sum(), rel=1e-12)
 
 
 def test_translations_come_in_the_order_of_the_split():
@@ -323,7 +331,11 @@ def test_half_precision_has_a_loss_and_an_evaluation(method):
     full = made.loss(ids, 0, slice(None))
     assert half.item() != full.item()
     assert half.item() == pytest.approx(full.item(), rel=0.02)  # eight bits, and errors that average out
-    assert made.valid_loss() == pytest.approx(task(method).valid_loss(), rel=0.02)
+    made.model.eval()
+    pair = (made, task(method))
+    losses = [one.sentence_losses(made.data.valid, made.valid_batches).sum() for one in pair]
+    assert losses[0] != losses[1]
+    assert losses[0] == pytest.approx(losses[1], rel=0.02)
     assert len(made.translate(made.scored, made.search_batches).texts) == 7
 
 
