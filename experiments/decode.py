@@ -96,7 +96,7 @@ def beam_search(
 
     At each step the 2·beam best continuations of an item's hypotheses are taken. Those of the first `beam` that end
     with EOS are finished; the best `beam` of the others go on. An item is done when `beam` hypotheses have finished, or
-    at its limit. Equal sums are ordered by hypothesis, then by token; of equal scores the one that finished first wins.
+    at its limit. Equal sums are ordered by hypothesis and token; of equal scores the one that finished first wins.
     Sums are kept in float64. With beam = 1 this is `greedy`.
     """
     config = config or DecodeConfig()
@@ -109,9 +109,7 @@ def beam_search(
     sums = torch.zeros(len(items), 1, dtype=torch.float64, device=source.device)
     for step in range(room):
         at_limit = limit[items] <= step
-        totals = sums[..., None] + _next_logs(model, last, state, at_limit)
-        found, index = first_largest(totals.flatten(1), min(2 * config.beam, totals[0].numel()))
-        parents, words = index // totals.shape[-1], index % totals.shape[-1]
+        found, parents, words = _continuations(sums, _next_logs(model, last, state, at_limit), 2 * config.beam)
         hypotheses = torch.cat([_of_parents(tokens, parents), words[..., None]], -1)
 
         ends = (words == EOS) & (found > NEVER)
@@ -134,17 +132,34 @@ def beam_search(
 
 
 def first_largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest of each row of x (n, m) and their places, in order; of equal ones the first.
+    """The k largest of each row of x (n, m) and their places, in order; of equal ones, other than -inf, the first.
 
-    torch.topk leaves open which of equal ones it takes.
+    torch.topk leaves open which of equal ones it takes, so where there are any the places are compared too.
     """
-    least = x.topk(k, dim=1).values[:, -1:]
+    values, places = x.topk(min(k + 1, x.shape[1]), dim=1)
+    equal = (values[:, 1:] == values[:, :-1]) & (values[:, 1:] > NEVER)
+    if not equal.any():
+        return values[:, :k], places[:, :k]
+    least = values[:, k - 1 : k]
     behind = torch.arange(x.shape[1], 0, -1, device=x.device)
     # whatever is larger than the k-th value comes before what equals it, and that in the order of places
     rank = torch.where(x > least, 2 * x.shape[1], torch.where(x == least, behind, 0))
     places = rank.topk(k, dim=1).indices.sort(dim=1).values
     values, order = x.gather(1, places).sort(dim=1, descending=True, stable=True)
     return values, places.gather(1, order)
+
+
+def _continuations(sums: Tensor, logs: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The best of all tokens behind all hypotheses of each item, in order: sums, hypotheses and tokens, each (n, c).
+
+    sums (n, hypotheses) of what is there, logs (n, hypotheses, vocabulary) of what may follow. No hypothesis has more
+    than `count` of the best, so that only so many of each are added up.
+    """
+    items, hypotheses, vocabulary = logs.shape
+    each = min(count, vocabulary)
+    best, words = (x.view(items, hypotheses, each) for x in first_largest(logs.flatten(0, 1), each))
+    found, index = first_largest((sums[..., None] + best).flatten(1), min(count, hypotheses * each))
+    return found, index // each, words.flatten(1).gather(1, index)
 
 
 @dataclass
