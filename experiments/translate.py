@@ -176,6 +176,7 @@ class TranslationTask:
         shares = []
         for name, (found, queries) in rows.items():
             counted = queries[:, None, :]
+            assert found.total is not None, "one of FIELDS"
             mean = attention_regulariser(
                 found,
                 entropy_cap=o.entropy_cap,
@@ -183,7 +184,7 @@ class TranslationTask:
                 entropy_weight=o.entropy_weight,
                 query_mask=counted,
             )[0]
-            valid = ((found.total > 0) & (found.visible > 0) & counted).sum()
+            valid = ((found.total > 0) & counted).sum()
             whole = self.model.config.heads * tokens["source" if name.startswith("encoder.") else "target"]
             shares.append(self.regularised[name] * mean * valid / whole)
         return torch.stack(shares).mean()
