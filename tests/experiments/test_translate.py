@@ -266,7 +266,7 @@ def test_training_on_reversed_numbers_is_seen_in_bleu():
     optimizer = torch.optim.Adam(made.model.parameters(), lr=3e-3)
     losses = []
     for step in range(150):
-        loss = made.loss(made.sample_ids(step), step, slice(None))
+        loss = made.loss(np.arange(8), step, slice(None))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
