@@ -121,6 +121,7 @@ class MultiHeadAttention(nn.Module):
         dropout: probability with which a weight is dropped in training; seeds come from torch's generator.
         causal: each token attends to itself and those before it (aligned at the end when decoding with a cache).
         impl: the op's implementation, see `attnkit.explain`.
+        statistics_impl: that of `attnkit.attention_with_statistics`, which serves calls that want statistics.
 
     Raises:
         ValueError: sizes that do not divide, an unknown op, options that the op does not take or cannot do without,
@@ -144,6 +145,7 @@ class MultiHeadAttention(nn.Module):
         dropout: float = 0.0,
         causal: bool = False,
         impl: str | tuple[str, ...] = "auto",
+        statistics_impl: str | tuple[str, ...] = "auto",
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -165,7 +167,8 @@ class MultiHeadAttention(nn.Module):
         self._seeded = "dropout" in inspect.signature(self.op).parameters
         self.options = self._own_options(options or {})
         self._check_forms(causal, dropout)
-        self.gate, self.dropout, self.causal, self.impl = gate, dropout, causal, impl
+        self.gate, self.dropout, self.causal = gate, dropout, causal
+        self.impl, self.statistics_impl = impl, statistics_impl
         self.observers: list[Observer] = []  # called before the op, for looking only: see `attnkit.nn.capture`
 
         inner, shared = num_heads * self.head_dim, self.num_kv_heads * self.head_dim
@@ -264,7 +267,9 @@ class MultiHeadAttention(nn.Module):
             extras.append(self.weights_op(q, k, impl="generic", **of_weights))
         if return_statistics:
             fields = None if return_statistics is True else return_statistics
-            heads, found = attnkit.attention_with_statistics(self.op, q, k, v, fields=fields, **options, **dropout)
+            heads, found = attnkit.attention_with_statistics(
+                self.op, q, k, v, fields=fields, impl=self.statistics_impl, **options, **dropout
+            )
             extras.append(found)
         else:
             heads = self.op(q, k, v, impl=self.impl, **options, **dropout)

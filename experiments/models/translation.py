@@ -71,7 +71,9 @@ class TranslationConfig:
 
     `memory` names one of `MEMORIES`, `slots` is its d_h. `shared` keeps one matrix for source, target and output
     embeddings. `max_length` counts tokens of either side with EOS. `attention_dropout` drops weights: an op that takes
-    no dropout (linear, cosine, efficient, performer) refuses any but 0.
+    no dropout (linear, cosine, efficient, performer) refuses any but 0. `statistics` names the implementation of
+    `attnkit.attention_with_statistics`, which regularised layers call: on a CPU "blocked" keeps no (L, S) array for the
+    backward pass; "auto" takes it from 2^18 scores of a call on, below which "generic" keeps a few.
     """
 
     vocabulary: int
@@ -89,6 +91,7 @@ class TranslationConfig:
     attention_dropout: float = 0.1
     shared: bool = True
     max_length: int = 1024
+    statistics: str = "auto"
 
     def __post_init__(self) -> None:
         if self.memory not in MEMORIES:
@@ -146,6 +149,7 @@ def _attention(config: TranslationConfig, method: Method, *, causal: bool = Fals
         options=method.options,
         dropout=config.attention_dropout,
         causal=causal,
+        statistics_impl=config.statistics,
     )
 
 

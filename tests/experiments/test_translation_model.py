@@ -264,9 +264,6 @@ def test_observing_changes_nothing_and_names_layers():
     assert torch.equal(statistics.visible[:, 0, 0], batch.mask.sum(1).double())
 
 
-SCORES = 400  # 2 heads · 400² scores exceed the 2^18 from which attnkit serves statistics in blocks on a CPU
-
-
 def saved_shapes(run):
     """Shapes of what autograd keeps for the backward pass of run()."""
     shapes = []
@@ -280,37 +277,33 @@ def saved_shapes(run):
     return shapes
 
 
-def quadratic_loss(model):
-    """A loss of the rows of the encoder's and the decoder's attention at `SCORES` tokens."""
-    words = torch.randint(4, VOCABULARY, (2, 1, SCORES), generator=torch.Generator().manual_seed(0))
-    there = torch.ones(1, SCORES, dtype=torch.bool)
-    logits, rows = model.observe(words[0], there, words[1], fields=("total", "entropy", "visible"))
-    assert len(rows) == 3
-    return logits.mean() + sum(attnkit.attention_regulariser(found)[0] for found, _ in rows.values())
+def saved_for_the_regulariser(length, **changes):
+    """Those of a loss of the rows of encoder, decoder and cross-attention with that many tokens."""
+    model = translator("reluformer", encoder_layers=1, decoder_layers=1, max_length=length, **changes).train()
+    words = torch.randint(4, VOCABULARY, (2, 1, length), generator=torch.Generator().manual_seed(0))
+    there = torch.ones(1, length, dtype=torch.bool)
+
+    def loss():
+        logits, rows = model.observe(words[0], there, words[1], fields=("total", "entropy", "visible"))
+        assert len(rows) == 3
+        return logits.mean() + sum(attnkit.attention_regulariser(found)[0] for found, _ in rows.values())
+
+    return saved_shapes(loss)
 
 
+# 2 heads · 400² scores exceed the 2^18 from which "auto" takes "blocked"
+@pytest.mark.parametrize(("statistics", "length"), [("auto", 400), ("blocked", 60)])
 @pytest.mark.parametrize("attention_dropout", [0.0, 0.1])
-def test_autograd_keeps_no_weights_for_the_regulariser(attention_dropout):
-    """Under "blocked", which "auto" takes on a CPU from 2^18 scores on."""
-    model = translator(
-        "reluformer", encoder_layers=1, decoder_layers=1, max_length=SCORES, attention_dropout=attention_dropout
-    ).train()
-    shapes = saved_shapes(lambda: quadratic_loss(model))
+def test_autograd_keeps_no_weights_for_the_regulariser(statistics, length, attention_dropout):
+    shapes = saved_for_the_regulariser(length, statistics=statistics, attention_dropout=attention_dropout)
     assert shapes
-    assert not [shape for shape in shapes if math.prod(shape) >= SCORES * SCORES]
+    assert not [shape for shape in shapes if math.prod(shape) >= length * length]
 
 
-def test_weights_that_autograd_keeps_are_noticed(monkeypatch):
-    """The generic implementation keeps them, which is what "auto" takes for fewer scores."""
-    with_statistics = attnkit.attention_with_statistics
-    monkeypatch.setattr(
-        attnkit,
-        "attention_with_statistics",
-        lambda *args, **options: with_statistics(*args, impl="generic", **options),
-    )
-    model = translator("reluformer", encoder_layers=1, decoder_layers=1, max_length=SCORES)
-    shapes = saved_shapes(lambda: quadratic_loss(model))
-    assert [shape for shape in shapes if shape[-2:] == (SCORES, SCORES)]
+def test_weights_that_autograd_keeps_are_noticed():
+    for statistics in ("generic", "auto"):
+        shapes = saved_for_the_regulariser(60, statistics=statistics)
+        assert [shape for shape in shapes if shape[-2:] == (60, 60)]
 
 
 def test_statistics_of_rows_are_those_of_the_weights():

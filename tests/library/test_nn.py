@@ -126,6 +126,18 @@ def test_statistics_come_with_the_same_output():
     assert few.entropy is None
 
 
+def test_statistics_come_from_the_implementation_that_was_named():
+    options, x = {"op": "pointwise_attention", "causal": True}, tokens()
+    found = {}
+    for name in ("auto", "generic", "blocked"):
+        torch.manual_seed(0)
+        found[name] = module(**options, statistics_impl=name)(x, return_statistics=True)
+    for name in ("generic", "blocked"):
+        torch.testing.assert_close(found[name], found["auto"])
+    with pytest.raises(NotImplementedError, match="attention_with_statistics"):
+        module(op="gaussian_attention", statistics_impl="blocked")(x, return_statistics=True)
+
+
 def test_dropout_only_in_training_and_from_torchs_generator():
     layer, x = module(op="pointwise_attention", dropout=0.5), tokens()
     assert torch.equal(layer(x), layer(x))
