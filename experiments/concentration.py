@@ -6,7 +6,8 @@ Everything is measured by `attnkit.analysis` and `attnkit.nn.capture`; here is w
 - Figure 2: share of the scores of a memory's slots that the largest p% hold, relu's divided by their sum (§3.4),
 - Figure 3: anisotropy (eq 4) of a memory's value slots,
 - Tables 3 and 5: entropy of the rows of attention in nats, of normalised weights,
-- Figure 4: share of the weights of a row of attention that the largest p% hold.
+- Figure 4: share of the weights of a row of attention that the largest p% hold,
+- Figure 5: the weights themselves.
 
 Means run over valid rows of tokens; padding is left out.
 """
@@ -89,6 +90,24 @@ def residuals(config: TranslationConfig) -> dict[str, str]:
     """{branch: module whose input is the residual that the branch is added to}, as `capture` takes it."""
     branches = ("encoder.*.attention", "encoder.*.memory", "decoder.*.attention", "decoder.*.cross", "decoder.*.memory")
     return {branch: branch if config.norm == "post" else f"{branch}_norm" for branch in branches}
+
+
+@torch.no_grad()
+def attention_maps(model: Translator, source: Tensor, source_mask: Tensor, target_in: Tensor) -> dict[str, Tensor]:
+    """{attention layer: its weights (B, heads, L, S), not normalised} on one batch."""
+    maps: dict[str, Tensor] = {}
+    with ExitStack() as watched:
+        for name, attention in model.attentions().items():
+
+            def look(
+                op: Any, q: Tensor, k: Tensor, options: Any, name: str = name, weigh: Any = attention.weights_op
+            ) -> None:
+                maps[name] = weigh(q, k, impl="generic", **options)
+
+            attention.observers.append(look)
+            watched.callback(attention.observers.remove, look)
+        model(source, source_mask, target_in)
+    return maps
 
 
 class _Slots:

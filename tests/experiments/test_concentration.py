@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from attnkit.analysis import anisotropy
-from experiments.concentration import analyse, residuals
+from experiments.concentration import analyse, attention_maps, residuals
 from experiments.data.pairs import PAD
 from experiments.models.translation import MEMORIES
 from tests.experiments.translation_cases import tokens, translator
@@ -97,6 +97,20 @@ def test_entropy_and_concentration_of_attention_leave_padding_out():
         for measure in (lambda a: a.means["entropy"], lambda a: a.concentration[25.0]):
             each = [measure(one.layers[name]) for one in alone]
             assert measure(layer) == pytest.approx(np.average(each, weights=rows), rel=1e-9)
+
+
+@pytest.mark.parametrize("method", ["vanilla", "reluformer"])
+@torch.no_grad()
+def test_maps_are_the_weights_that_statistics_are_made_of(method):
+    model, batch = translator(method), tokens()
+    maps = attention_maps(model, *batch)
+    _, rows = model.observe(*batch, fields=("total",))
+    assert list(maps) == list(rows)
+    for name, weights in maps.items():
+        assert_close(weights.sum(-1), rows[name].statistics.total)
+    assert maps["decoder.0.cross"].shape == (3, 2, 6, 7)
+    assert (maps["decoder.0.cross"].movedim(1, -1).movedim(1, -1)[~batch.mask] == 0).all()
+    assert not any(attention.observers for attention in model.attentions().values())
 
 
 @torch.no_grad()
