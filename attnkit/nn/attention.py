@@ -82,6 +82,16 @@ class KeyValueCache:
             self.mask[:, self.length : stop] = key_mask
         self.length = stop
 
+    def reorder(self, indices: Tensor) -> None:
+        """Make item n of the batch what item indices[n] was; items may repeat or be left out: the batch has their size.
+
+        indices: integers (n,). For beam search, in which hypotheses continue one another.
+        """
+        if indices.ndim != 1:
+            raise ValueError(f"KeyValueCache: indices must have one axis; got shape {tuple(indices.shape)}")
+        self.keys, self.values = (x.index_select(0, indices) for x in (self.keys, self.values))
+        self.mask = None if self.mask is None else self.mask.index_select(0, indices)
+
     def filled(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """(k, v, key_mask) of all stored tokens; no mask if none was ever given."""
         mask = None if self.mask is None else self.mask[:, : self.length]
@@ -115,6 +125,7 @@ class MultiHeadAttention(nn.Module):
             for Long Range Arena). For attention of x to itself; it is no part of the weights, and a token that a mask
             excludes is read as 0 and gets 0.
         impl: the op's implementation, see `attnkit.explain`.
+        statistics_impl: that of `attnkit.attention_with_statistics`, which serves calls that want statistics.
 
     Raises:
         ValueError: sizes that do not divide, an unknown op, options that the op does not take or cannot do without,
@@ -140,6 +151,7 @@ class MultiHeadAttention(nn.Module):
         causal: bool = False,
         value_conv: int | None = None,
         impl: str | tuple[str, ...] = "auto",
+        statistics_impl: str | tuple[str, ...] = "auto",
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -162,7 +174,8 @@ class MultiHeadAttention(nn.Module):
         self._seeded = "dropout" in inspect.signature(self.op).parameters
         self.options = self._own_options(options or {})
         self._check_forms(causal, dropout)
-        self.gate, self.dropout, self.causal, self.impl = gate, dropout, causal, impl
+        self.gate, self.dropout, self.causal = gate, dropout, causal
+        self.impl, self.statistics_impl = impl, statistics_impl
         self.observers: list[Observer] = []  # called before the op, for looking only: see `attnkit.nn.capture`
 
         inner, shared = num_heads * self.head_dim, self.num_kv_heads * self.head_dim
@@ -276,7 +289,9 @@ class MultiHeadAttention(nn.Module):
             extras.append(self.weights_op(q, k, impl="generic", **of_weights))
         if return_statistics:
             fields = None if return_statistics is True else return_statistics
-            heads, found = attnkit.attention_with_statistics(self.op, q, k, v, fields=fields, **options, **dropout)
+            heads, found = attnkit.attention_with_statistics(
+                self.op, q, k, v, fields=fields, impl=self.statistics_impl, **options, **dropout
+            )
             extras.append(found)
         else:
             heads = self.attend(q, k, v, impl=self.impl, **options, **dropout)

@@ -80,6 +80,22 @@ def test_cross_attention_and_its_cache():
     torch.testing.assert_close(torch.cat([first, rest], 1), out)
 
 
+def test_a_cache_whose_items_are_reordered():
+    layer, x = module(op="reluformer_attention", causal=True), tokens(4, batch=3)
+    present = torch.tensor([[True, True, True], [False, True, True], [False, False, True]])
+    cache = layer.new_cache(3, 4)
+    layer(x[:, :3], key_mask=present, cache=cache)
+    order = torch.tensor([2, 0, 2, 1])
+    cache.reorder(order)
+    next_token = tokens(1, batch=4)
+    out = layer(next_token, key_mask=torch.ones(4, 1, dtype=torch.bool), cache=cache)
+    for row, item in enumerate(order.tolist()):
+        alone = torch.cat([x[[item], :3][:, present[item]], next_token[[row]]], 1)
+        torch.testing.assert_close(out[row], layer(alone)[0, -1:])
+    with pytest.raises(ValueError, match=r"indices must have one axis; got shape \(2, 2\)"):
+        cache.reorder(order.view(2, 2))
+
+
 def test_gate_multiplies_the_heads():
     layer, x = module(gate=silu), tokens()
     open_gate = module()
@@ -108,6 +124,18 @@ def test_statistics_come_with_the_same_output():
     torch.testing.assert_close(found.total, weights.sum(-1))
     torch.testing.assert_close(few.total, found.total)
     assert few.entropy is None
+
+
+def test_statistics_come_from_the_implementation_that_was_named():
+    options, x = {"op": "pointwise_attention", "causal": True}, tokens()
+    found = {}
+    for name in ("auto", "generic", "blocked"):
+        torch.manual_seed(0)
+        found[name] = module(**options, statistics_impl=name)(x, return_statistics=True)
+    for name in ("generic", "blocked"):
+        torch.testing.assert_close(found[name], found["auto"])
+    with pytest.raises(NotImplementedError, match="attention_with_statistics"):
+        module(op="gaussian_attention", statistics_impl="blocked")(x, return_statistics=True)
 
 
 def test_dropout_only_in_training_and_from_torchs_generator():

@@ -55,6 +55,7 @@ RULES: dict[str, tuple[set[str], tuple[str, ...]]] = {
             "rich",
             "PIL",
             "matplotlib",
+            "sacrebleu",
             "safetensors",
             "sklearn",
             "tokenizers",
