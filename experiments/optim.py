@@ -10,6 +10,8 @@ from typing import Literal
 import torch
 from torch import nn
 
+from attnkit.nn import KeyValueMemory
+
 
 @dataclass(frozen=True)
 class TrainConfig:
@@ -83,8 +85,9 @@ def learning_rate(step: int, config: TrainConfig) -> float:
 
 
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
-    """AdamW that decays the kernels of linear maps only: no bias, norm, position or class token."""
+    """AdamW that decays the matrices of linear maps and memories only: no bias, norm, embedding or class token."""
     kernels = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
+    kernels |= {id(x) for m in model.modules() if isinstance(m, KeyValueMemory) for x in (m.keys, m.values)}
     decayed = [p for p in model.parameters() if id(p) in kernels]
     others = [p for p in model.parameters() if id(p) not in kernels]
     groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]

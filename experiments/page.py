@@ -9,7 +9,8 @@ from experiments.claims import SLOPE_TOLERANCE
 from experiments.claims import hold as claims_hold
 from experiments.parts import safe, section, table
 from experiments.recipes import RECIPES
-from experiments.results import StudyResults
+from experiments.results import Line, Spread, StudyResults
+from experiments.study import Published
 
 STYLE = """
 :root { color-scheme: light dark; --paper: #fbfbf9; --card: #ffffff; --ink: #1d2430; --soft: #5b6675; --line: #dfe3e8;
@@ -51,6 +52,8 @@ def render(study: StudyResults, *, show_images: bool = True) -> str:
     about = study.about
     recipe = RECIPES[about["recipe"]]
     parts = [_head(study), _headline_table(study)]
+    if recipe.published:
+        parts.append(_published(study))
     parts += [section(part) for part in recipe.domain.sections(study, show_images)]
     if study.claims:
         parts.append(_claims(study.claims))
@@ -131,6 +134,40 @@ def _headline_table(study: StudyResults) -> str:
         f"<h2>{'What came out (smoke: ignore the numbers)' if study.smoke else 'Result'} {_badge(study)}</h2>"
         f'<p class="soft">{text}</p>{table(head, rows)}'
     )
+
+
+def _published(study: StudyResults) -> str:
+    """The paper's table, ours beside it and labelled with the preset."""
+    columns = RECIPES[study.about["recipe"]].published
+    rows = []
+    for line in study.lines:
+        cells = [safe(line.label)]
+        for column in columns:
+            cells += [_ours(line, column), _theirs(line, column)]
+        rows.append(cells)
+    head = ["variant"]
+    for column in columns:
+        head += [f"{column.name}<br>{safe(study.preset)}", f"{column.name}<br>paper"]
+    text = (
+        "The paper's numbers are of its own data and scale: they stand here to compare the order of the rows, not the "
+        "values. A dash in them is a training that did not converge."
+    )
+    return f'<h2>Beside the paper {_badge(study)}</h2><p class="soft">{text}</p>{table(head, rows)}'
+
+
+def _ours(line: Line, column: Published) -> str:
+    if not line.results:
+        return "diverged"
+    values = [result.get(column.key) for result in line.results.values()]
+    known = [value for value in values if value is not None]
+    return Spread.of(known).text(column.digits, column.factor) if known else "not measured"
+
+
+def _theirs(line: Line, column: Published) -> str:
+    if line.name not in column.values:
+        return ""
+    value = column.values[line.name]
+    return "–" if value is None else f"{value:.{column.digits}f}"
 
 
 def _claims(claims: dict[str, Any]) -> str:

@@ -40,7 +40,7 @@ def row(study: StudyResults, line: Line) -> dict[str, Any]:
         f"{measure.key}_sd": found.sd,
         "difference_mean": difference.mean if difference else None,
         "difference_95": difference.half_width if difference else None,
-        "test_loss_mean": line.over_seeds("test_loss").mean,
+        **{f"{key}_mean": line.over_seeds(key).mean for key in ("test_loss", "valid_loss") if key in line.first},
         "training_loss_mean": line.over_seeds("last_loss").mean,
         "parameters": line.first["parameters"],
         "tokens": line.first.get("tokens"),

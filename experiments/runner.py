@@ -269,7 +269,7 @@ def check_smoke(recipe: Recipe, cells: Sequence[Cell], results: Sequence[dict[st
     for cell, result in zip(cells, results, strict=True):
         if "diverged" in result:
             raise Diverged(result["diverged"])
-        for key in ("first_loss", "last_loss", "test_loss", recipe.domain.measure.key):
+        for key in (*(key for key in result if key.endswith("_loss")), recipe.domain.measure.key):
             if not math.isfinite(result[key]):
                 raise Diverged(f"smoke check failed: {cell.name}: {key} is {result[key]}")
         if result["last_loss"] >= result["first_loss"]:

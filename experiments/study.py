@@ -164,6 +164,20 @@ class Domain:
 
 
 @dataclass(frozen=True)
+class Published:
+    """A column of the paper's table: `values` by the name of a variant, None where training did not converge.
+
+    `key` is the number of a result that stands beside it.
+    """
+
+    name: str
+    key: str
+    values: Mapping[str, float | None]
+    factor: float = 1.0
+    digits: int = 2
+
+
+@dataclass(frozen=True)
 class Preset:
     """A study's settings at one scale, what they cost, and the label its numbers carry."""
 
@@ -185,6 +199,7 @@ class Recipe:
     variants: Callable[[Any], tuple[Variant, ...]]
     deviations: tuple[str, ...]
     claims: bool = False  # whether the exact statements belong to it
+    published: tuple[Published, ...] = ()
     later: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,7 +24,6 @@ from experiments.decode import DecodeConfig, beam_search
 from experiments.errors import UserError
 from experiments.models.translation import LayerRows, TranslationConfig, Translator
 from experiments.smoothing import Smoothed, fairseq_smoothed, log_probabilities
-from experiments.train import TrainConfig
 
 FIELDS = ("total", "entropy", "visible")  # what the regulariser needs of each row
 
@@ -101,8 +100,9 @@ class TranslationTask:
 
     Args:
         data: three splits that are not empty.
-        model, train, objective, decoding: their configurations; of `train`, precision and compile matter here.
+        model, objective, decoding: their configurations.
         budget: tokens of a padded side of a batch, see `TokenBatches`.
+        precision: "bfloat16" computes the losses of `evaluate` under autocast, as training does.
         seed: of weights, batches and dropout.
         device: where the model lives.
         smoothed: the convention of label smoothing, `fairseq_smoothed` or `torch_smoothed`.
@@ -118,11 +118,11 @@ class TranslationTask:
         self,
         data: TranslationData,
         model: TranslationConfig,
-        train: TrainConfig,
         objective: ObjectiveConfig,
         decoding: DecodeConfig,
         *,
         budget: int,
+        precision: str,
         seed: int,
         device: torch.device,
         smoothed: Smoothed = fairseq_smoothed,
@@ -135,7 +135,7 @@ class TranslationTask:
             torch.manual_seed(seed)
             self.model = Translator(model).to(device)
         self.objective, self.decoding, self.smoothed, self.tokenised = objective, decoding, smoothed, tokenised
-        self.seed, self.device, self.precision = seed, device, train.precision
+        self.seed, self.device, self.precision = seed, device, precision
         self.batches = _batches(data.train, budget, seed)
         self.valid_batches = _batches(data.valid, budget, 0)
         sources = self.scored.source.lengths
@@ -143,8 +143,10 @@ class TranslationTask:
         beam_budget = max(budget // decoding.beam, int(sources.max()) + 1)
         self.search_batches = TokenBatches(sources, sources, budget=beam_budget, seed=0)
         self.regularised = self.model.regularised()
-        self.forward = torch.compile(self.model) if train.compile else self.model
-        self.observe = torch.compile(self.model.observe) if train.compile else self.model.observe
+        self.apply: Callable[..., Any] = self.model
+        self.translations: tuple[str, ...] = ()
+        self.decode_seconds = math.nan
+        """What `evaluate` has made of the scored split, and how long it took."""
         self.signatures: dict[str, str] = {}
         """sacrebleu's signature of each BLEU that `evaluate` has given."""
 
@@ -159,9 +161,9 @@ class TranslationTask:
         rows: Mapping[str, LayerRows] = {}
         with seeded(self.seed, step, own.indices(len(ids))[0], self.device):
             if self.regularised:
-                logits, rows = self.observe(*batch[:3], fields=FIELDS, layers=tuple(self.regularised))
+                logits, rows = self.apply(*batch[:3], fields=FIELDS, layers=tuple(self.regularised))
             else:
-                logits = self.forward(*batch[:3])
+                logits = self.apply(*batch[:3])
         tokens = {
             "source": int(self.data.train.source.lengths[ids].sum()) + len(ids),
             "target": int(self.data.train.target.lengths[ids].sum()) + len(ids),
@@ -202,6 +204,7 @@ class TranslationTask:
             losses = self.sentence_losses(self.data.valid, self.valid_batches)
             found = self.translate(self.scored, self.search_batches)
         loss = float(losses.sum() / (self.data.valid.target.lengths + 1).sum())
+        self.translations, self.decode_seconds = found.texts, found.seconds
         texts, references = found.texts, self.scored.target_text
         bleu = corpus_bleu(texts, references)
         flat = [[self.tokenised(text) for text in side] for side in (texts, references)]

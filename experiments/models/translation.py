@@ -47,6 +47,7 @@ METHODS: dict[str, Method] = {
     "rela": Method("rela_attention", {"gated": True}),
     "reluformer": Method("reluformer_attention", {"gamma": 1.0}, regulariser=0.1),
     "reluformer_unregularised": Method("reluformer_attention", {"gamma": 1.0}),
+    "relu_regularised": Method("pointwise_attention", {"activation": "relu", "alpha": 0.0}, regulariser=0.1),
     "relu_unscaled": Method("pointwise_attention", {"activation": "relu", "alpha": 0.0}),
     "relu_over_length": Method("pointwise_attention", {"activation": "relu", "alpha": 1.0}),
     "sigmoid": Method("sigmoid_attention"),
@@ -306,23 +307,22 @@ class Translator(nn.Module):
         if self.output is not None:
             nn.init.normal_(self.output.weight, std=self.config.dim**-0.5)
 
-    def forward(self, source: Tensor, source_mask: Tensor, target_in: Tensor) -> Tensor:
-        """(B, S) tokens, boolean (B, S), (B, T) tokens -> logits (B, T, vocabulary)."""
-        return self._logits(source, source_mask, target_in, _attend)
-
-    def observe(
+    def forward(
         self,
         source: Tensor,
         source_mask: Tensor,
         target_in: Tensor,
         *,
-        fields: tuple[str, ...],
+        fields: tuple[str, ...] = (),
         layers: Collection[str] | None = None,
-    ) -> tuple[Tensor, dict[str, LayerRows]]:
-        """The same, and row statistics, with gradients, of the attention layers named (None = all).
+    ) -> Any:
+        """(B, S) tokens, boolean (B, S), (B, T) tokens -> logits (B, T, vocabulary).
 
-        Names are those of the modules: encoder.0.attention, decoder.0.attention, decoder.0.cross.
+        With `fields`, also {name: LayerRows} with those row statistics, with gradients, of the attention layers named
+        (None = all): encoder.0.attention, decoder.0.attention, decoder.0.cross.
         """
+        if not fields:
+            return self._logits(source, source_mask, target_in, _attend)
         names = {module: name for name, module in self.attentions().items() if layers is None or name in layers}
         watch = _Watch(names, fields)
         return self._logits(source, source_mask, target_in, watch), watch.rows

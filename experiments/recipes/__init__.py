@@ -2,9 +2,40 @@
 
 from __future__ import annotations
 
-from experiments.recipes import r000_fig1, r000_fig2, r000_fig3, r000_fig4
+from experiments.recipes import (
+    r000_fig1,
+    r000_fig2,
+    r000_fig3,
+    r000_fig4,
+    r001_fig1,
+    r001_fig2,
+    r001_fig3,
+    r001_fig4,
+    r001_fig5,
+    r001_table1,
+    r001_table2,
+    r001_table3,
+    r001_table4,
+    r001_table5,
+    r001_table6,
+)
 from experiments.study import Recipe
 
-RECIPES: dict[str, Recipe] = {
-    recipe.id: recipe for recipe in (r000_fig1.RECIPE, r000_fig2.RECIPE, r000_fig3.RECIPE, r000_fig4.RECIPE)
-}
+FILES = (
+    r000_fig1,
+    r000_fig2,
+    r000_fig3,
+    r000_fig4,
+    r001_table1,
+    r001_table2,
+    r001_table3,
+    r001_table4,
+    r001_table5,
+    r001_table6,
+    r001_fig1,
+    r001_fig2,
+    r001_fig3,
+    r001_fig4,
+    r001_fig5,
+)
+RECIPES: dict[str, Recipe] = {file.RECIPE.id: file.RECIPE for file in FILES}

@@ -7,7 +7,7 @@ from safetensors.torch import save_file
 from experiments import checkpoint
 from experiments.averaging import average_checkpoints, average_weights, read_weights
 from experiments.errors import UserError
-from experiments.train import TrainConfig, make_optimizer
+from experiments.optim import TrainConfig, make_optimizer
 from tests.experiments.translation_cases import tokens, translator
 
 

@@ -104,7 +104,7 @@ def test_entropy_and_concentration_of_attention_leave_padding_out():
 def test_maps_are_the_weights_that_statistics_are_made_of(method):
     model, batch = translator(method), tokens()
     maps = attention_maps(model, *batch)
-    _, rows = model.observe(*batch, fields=("total",))
+    _, rows = model(*batch, fields=("total",))
     assert list(maps) == list(rows)
     for name, weights in maps.items():
         assert_close(weights.sum(-1), rows[name].statistics.total)

@@ -15,7 +15,6 @@ from experiments.decode import DecodeConfig
 from experiments.errors import UserError
 from experiments.models.translation import METHODS
 from experiments.smoothing import fairseq_smoothed, torch_smoothed
-from experiments.train import TrainConfig
 from experiments.translate import ObjectiveConfig, TranslationTask, make_batch, padded
 from tests.experiments.translation_cases import VOCABULARY, Numbers, config, numbers, sentences, split
 from tests.library.arrays import assert_close
@@ -27,11 +26,10 @@ def task(
     method: str = "vanilla", *, data: Numbers | None = None, seed: int = 0, precision: str = "float32", **changes
 ) -> TranslationTask:
     model = changes.pop("model", None) or config(method, dropout=changes.pop("dropout", 0.0), **NO_DROPOUT)
-    train = TrainConfig(steps=10, precision=precision)
     rest = {"objective": ObjectiveConfig(), "decoding": DecodeConfig(beam=3)} | changes
     return TranslationTask(
-        data or numbers(), model, train, rest.pop("objective"), rest.pop("decoding"), budget=40, seed=seed, device=CPU,
-        **rest,
+        data or numbers(), model, rest.pop("objective"), rest.pop("decoding"), budget=40, precision=precision,
+        seed=seed, device=CPU, **rest,
     )  # fmt: skip
 
 

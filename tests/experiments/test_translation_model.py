@@ -253,10 +253,10 @@ def test_mistakes_are_named():
 
 def test_observing_changes_nothing_and_names_layers():
     model, batch = translator("reluformer"), tokens()
-    logits, rows = model.observe(*batch, fields=("total",))
+    logits, rows = model(*batch, fields=("total",))
     assert_close(logits, model(*batch))
     assert list(rows) == list(model.attentions())
-    _, few = model.observe(*batch, fields=("total", "visible"), layers=("decoder.1.cross",))
+    _, few = model(*batch, fields=("total", "visible"), layers=("decoder.1.cross",))
     assert list(few) == ["decoder.1.cross"]
     statistics, queries = few["decoder.1.cross"]
     assert_close(statistics.total, rows["decoder.1.cross"].statistics.total)
@@ -284,7 +284,7 @@ def saved_for_the_regulariser(length, **changes):
     there = torch.ones(1, length, dtype=torch.bool)
 
     def loss():
-        logits, rows = model.observe(words[0], there, words[1], fields=("total", "entropy", "visible"))
+        logits, rows = model(words[0], there, words[1], fields=("total", "entropy", "visible"))
         assert len(rows) == 3
         return logits.mean() + sum(attnkit.attention_regulariser(found)[0] for found, _ in rows.values())
 
@@ -310,7 +310,7 @@ def test_statistics_of_rows_are_those_of_the_weights():
     model, batch = translator("reluformer"), tokens()
     attention, seen = model.attentions()["encoder.0.attention"], []
     attention.observers.append(lambda op, q, k, options: seen.append((q, k)))
-    _, rows = model.observe(*batch, fields=("total", "entropy"), layers=("encoder.0.attention",))
+    _, rows = model(*batch, fields=("total", "entropy"), layers=("encoder.0.attention",))
     q, k = (x.detach().numpy() for x in seen[0])
     there = batch.mask.numpy()
     n = there.sum(1)[:, None, None, None]

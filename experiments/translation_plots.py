@@ -1,0 +1,97 @@
+"""The figures of translation studies."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+from safetensors import safe_open
+
+from experiments.files import read_json
+from experiments.metrics import read_metrics
+from experiments.plots import DASHES, STYLE, shades, svg, trained
+from experiments.results import Line, StudyResults
+
+
+def first_cell(line: Line) -> Path:
+    """The folder of the first seed that has finished."""
+    return line.cell(next(iter(line.results)))
+
+
+def gradient_norms(study: StudyResults) -> str:
+    """Norm of the gradient against the step, diverged runs included."""
+    shade = shades(study)
+    with mpl.rc_context(STYLE):
+        figure, axes = plt.subplots(figsize=(8.4, 3.6))
+        for line in study.lines:
+            seed = next(iter(line.results or line.diverged))
+            rows = [row for row in read_metrics(line.cell(seed) / "metrics.jsonl") if "grad_norm" in row]
+            norms = np.array([row["grad_norm"] for row in rows])
+            stretch = max(len(norms) // 60, 1)
+            usable = len(norms) // stretch * stretch
+            means = norms[:usable].reshape(-1, stretch).mean(1)
+            style: Any = "-" if line.results else DASHES[1]
+            label = line.label if line.results else f"{line.label} (diverged)"
+            axes.plot(
+                (np.arange(len(means)) + 0.5) * stretch, means, color=shade[line.name], linestyle=style, label=label
+            )
+        axes.set(xlabel="step", ylabel="gradient norm", yscale="log")
+        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1))
+        return svg(figure, "norm of the gradient against step for every variant")
+
+
+def concentration(study: StudyResults) -> str:
+    """Share held by the largest p % of the slots of memories and of the weights of attention."""
+    shade = shades(study)
+    with mpl.rc_context(STYLE):
+        figure, both = plt.subplots(1, 2, figsize=(9.4, 3.6), sharey=True)
+        for line in trained(study):
+            found = read_json(first_cell(line) / "analysis.json")["trained"]
+            curves = (
+                list(found["slots"].values()),
+                [layer["concentration"] for layer in found["layers"].values() if layer["concentration"]],
+            )
+            for axes, layers in zip(both, curves, strict=True):
+                if layers:
+                    x = sorted(float(percent) for percent in layers[0])
+                    shares = [statistics.fmean(float(_at(layer, p)) for layer in layers) for p in x]
+                    axes.plot(
+                        x, [100 * share for share in shares], color=shade[line.name], marker=".", label=line.label
+                    )
+        for axes, title in zip(both, ("slots of memories", "weights of attention"), strict=True):
+            axes.set(title=title, xlabel="largest p %", xscale="log")
+        both[0].set_ylabel("share of the sum, %")
+        both[1].legend(loc="upper left", bbox_to_anchor=(1.02, 1))
+        return svg(figure, "share of the sum that the largest weights hold")
+
+
+def _at(curve: dict[str, float], percent: float) -> float:
+    return next(share for name, share in curve.items() if float(name) == percent)
+
+
+def attention_maps(study: StudyResults) -> str | None:
+    """One sentence: the last encoder layer above, the last cross-attention below, mean over heads."""
+    lines = [line for line in trained(study) if (first_cell(line) / "maps.safetensors").exists()]
+    if not lines:
+        return None
+    with mpl.rc_context(STYLE | {"axes.grid": False}):
+        figure, grid = plt.subplots(2, len(lines), figsize=(3.3 * len(lines), 6.6), squeeze=False)
+        for column, line in enumerate(lines):
+            with safe_open(first_cell(line) / "maps.safetensors", framework="np") as stored:
+                words = json.loads(stored.metadata()["attnkit"])
+                names = sorted(stored.keys(), reverse=True)  # the encoder's above
+                drawn = [stored.get_tensor(name).mean(0) for name in names]
+            for row, (weights, queries) in enumerate(zip(drawn, ("source", "target"), strict=True)):
+                axes = grid[row][column]
+                axes.imshow(weights, cmap="magma", aspect="auto", vmin=min(0.0, float(weights.min())))
+                axes.set_xticks(range(weights.shape[1]), words["source"][: weights.shape[1]], rotation=90, fontsize=7)
+                axes.set_yticks(range(weights.shape[0]), words[queries][: weights.shape[0]], fontsize=7)
+                if row == 0:
+                    axes.set_title(line.label)
+        figure.tight_layout()
+        return svg(figure, "attention weights of one sentence for every variant")
