@@ -6,7 +6,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 # spinning threads are many times slower as soon as another process wants a core; torch reads this when it is imported
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -16,7 +16,8 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 import tyro
 
 from experiments import runner
-from experiments.errors import Diverged, UserError
+from experiments.data.prepare import PREPARE
+from experiments.errors import Diverged, UserError, unknown
 from experiments.progress import say
 from experiments.recipes import RECIPES
 
@@ -35,9 +36,10 @@ class Run:
     out: Path
     """Directory for everything that is written."""
     preset: str = "smoke"
-    """smoke, small or cpu."""
+    """smoke, cpu, small, paper: what a recipe has is printed by list."""
     data: str | None = None
-    """Images: digits, or an ImageFolder directory or zip; default: ATTNKIT_DATA, else digits."""
+    """Images: digits, or an ImageFolder directory or zip; sentence pairs: a folder as `prepare` writes it, multi30k or
+    documents/NAME. Default: what ATTNKIT_DATA names, else digits for images."""
     settings: Annotated[
         tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]], tyro.conf.arg(name="set", metavar="KEY=VALUE")
     ] = ()
@@ -49,7 +51,7 @@ class Run:
     threads: int | None = None
     """CPU threads; a resumed run keeps the number it was started with."""
     cache: Path | None = None
-    """Where decoded images are kept (default: OUT/cache)."""
+    """Where decoded images and subwords are kept (default: OUT/cache)."""
     resume: bool = False
     """Continue the study in --out."""
     overwrite: bool = False
@@ -69,14 +71,29 @@ class Report:
     folder: tyro.conf.Positional[Path]
     """The --out of a run."""
 
-    hide_images: bool = False
-    """Leave the test images out of the page, for data sets whose pictures must not be passed on."""
+    hide_samples: bool = False
+    """Leave the images or sentences of the data out of the page, if they must not be passed on."""
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """Write the sentence pairs of IWSLT14, WMT14 or Europarl7 out of the original archives, checked and counted."""
+
+    name: tyro.conf.Positional[str]
+    """iwslt14, wmt14 or europarl7."""
+    archive: tyro.conf.Positional[Path]
+    """The archive, or the folder that holds the archives, as they were downloaded."""
+    out: tyro.conf.Positional[Path]
+    """Directory for SPLIT.LANGUAGE.gz and manifest.json."""
+    any_count: bool = False
+    """Take archives whose counts differ from the known ones; the manifest records it."""
 
 
 Command = (
     Annotated[List, tyro.conf.subcommand("list")]
     | Annotated[Run, tyro.conf.subcommand("run")]
     | Annotated[Report, tyro.conf.subcommand("report")]
+    | Annotated[Prepare, tyro.conf.subcommand("prepare")]
 )
 
 
@@ -92,13 +109,23 @@ def show_list() -> None:
             say(f"    {name:<7} not yet: {when}")
 
 
+def prepare(command: Prepare) -> None:
+    if command.name not in PREPARE:
+        raise unknown("data set", command.name, PREPARE)
+    expected: dict[str, Any] = {"expected": None} if command.any_count else {}
+    manifest = PREPARE[command.name](command.archive, command.out, **expected)
+    for name, file in manifest["files"].items():
+        say(f"{name}: {file['lines']:,} lines")
+    say(f"written: {command.out}")
+
+
 def source_of(recipe: str) -> str:
     """Where a recipe looks for its data if nobody says; "" for a recipe that there is not, which is refused later."""
     return RECIPES[recipe].domain.source() if recipe in RECIPES else ""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    command: List | Run | Report = tyro.cli(
+    command: List | Run | Report | Prepare = tyro.cli(
         Command,
         prog="python -m experiments",
         args=arguments,
@@ -110,7 +137,9 @@ def main(arguments: list[str] | None = None) -> int:
         elif isinstance(command, Report):
             from experiments.report import write_report  # draws: nothing that training needs to load
 
-            say(f"report: {write_report(command.folder, show_images=not command.hide_images)}")
+            say(f"report: {write_report(command.folder, show_images=not command.hide_samples)}")
+        elif isinstance(command, Prepare):
+            prepare(command)
         else:
             fields = vars(command) | {
                 "settings": tuple(word for words in command.settings for word in words),

@@ -23,7 +23,7 @@ def require_counts(archive: Path, found: Mapping[str, int], expected: Mapping[st
     if different:
         raise UserError(
             f"{archive}: not the archive that results are published for ({'; '.join(different)}); is it complete and "
-            "unchanged? expected=None prepares it as it is"
+            "unchanged? --any-count prepares it as it is"
         )
 
 
