@@ -57,10 +57,17 @@ emulated: install
 	$(BIN)/python -m attnkit_conformance run numpy-generic triton_interpreted jax_triton_interpreted pallas_interpreted cuda_cpu \
 	  --profile quick -k "not property" --html $(OUT)/conformance-emulated.html
 
+# Every recipe in miniature; translation needs sentence pairs, which ATTNKIT_DATA names.
+IMAGES := 000-fig1 000-fig2 000-fig3 000-fig4
+SENTENCES := 001-table1 001-table2 001-table3 001-table4 001-table5 001-fig1 001-fig2 001-fig3 001-fig5
+DOCUMENTS := 001-table6 001-fig4
+SMOKE = OMP_NUM_THREADS=2 $(BIN)/python -m experiments run $$recipe --preset smoke --out $(OUT)/smoke/$$recipe --overwrite
+
 smoke: install
-	for recipe in 000-fig1 000-fig2 000-fig3 000-fig4; do \
-	  OMP_NUM_THREADS=2 $(BIN)/python -m experiments run $$recipe --preset smoke --data digits --out $(OUT)/smoke/$$recipe --overwrite || exit 1; \
-	done
+	for recipe in $(IMAGES); do $(SMOKE) --data digits || exit 1; done
+	@if [ -z "$$ATTNKIT_DATA" ]; then echo "ATTNKIT_DATA is not set: $(SENTENCES) $(DOCUMENTS) left out"; exit 0; fi; \
+	for recipe in $(SENTENCES); do $(SMOKE) --keep-going --data "$$ATTNKIT_DATA/multi30k" || exit 1; done; \
+	for recipe in $(DOCUMENTS); do $(SMOKE) --data "$$ATTNKIT_DATA/documents/europarl7" || exit 1; done
 
 docs: install
 	$(BIN)/python -m attnkit_conformance table --write README.md

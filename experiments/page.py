@@ -104,6 +104,7 @@ def _head(study: StudyResults) -> str:
 
 def _headline_table(study: StudyResults) -> str:
     rows, measure = [], RECIPES[study.about["recipe"]].domain.measure
+    counted = all("flops_per_sample" in line.first for line in plots.trained(study))
     for line in plots.trained(study):
         found = line.over_seeds(measure.key)
         ratio, difference = study.step_ratio(line), study.difference(line, measure.key)
@@ -115,14 +116,14 @@ def _headline_table(study: StudyResults) -> str:
                 difference.text(measure) if difference else "",
                 line.over_seeds("last_loss").text(3),
                 f"{line.first['parameters']:,}",
-                f"{line.first['flops_per_sample'] / 1e6:.1f}" if "flops_per_sample" in line.first else "",
+                *([f"{line.first['flops_per_sample'] / 1e6:.1f}"] if counted else []),
                 f"{line.step_ms():.0f}" + (f" <small>×{ratio:.2f}</small>" if ratio else ""),
                 line.over_seeds("seconds").text(0),
             )
         )
     head = (
         "variant", "seeds", f"{measure.head}<br>{study.preset}", "difference to<br>its baseline", "training<br>loss",
-        "parameters", "MFLOPs<br>per sample", "ms per step", "seconds",
+        "parameters", *(["MFLOPs<br>per sample"] if counted else []), "ms per step", "seconds",
     )  # fmt: skip
     text = (
         f"Test {measure.name} after the last step, mean ± standard deviation over seeds. Differences are paired by "

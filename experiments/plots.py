@@ -121,7 +121,7 @@ def against_alpha(study: StudyResults) -> str | None:
         axes.set_xticks(sorted(set(alphas)))
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0 if _wide(axes) else 1))
         axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1))
-        _stamp(axes, study)
+        stamp(axes, study)
         return svg(figure, "test accuracy against alpha, softmax as a line")
 
 
@@ -130,7 +130,7 @@ def _wide(axes: Axes) -> bool:
     return high - low > 0.05
 
 
-def _stamp(axes: Axes, study: StudyResults) -> None:
+def stamp(axes: Axes, study: StudyResults) -> None:
     """The preset, inside every figure that shows an accuracy, so that a copied figure keeps its label."""
     text = "SMOKE · not a result" if study.smoke else study.label
     axes.text(
@@ -192,7 +192,7 @@ def against_compute(study: StudyResults) -> str:
                 axes.set_xscale("log")
             else:
                 axes.set_xlim(left=0)
-            _stamp(axes, study)
+            stamp(axes, study)
         both[0].set_ylabel("test accuracy")
         both[0].yaxis.set_major_formatter(PercentFormatter(1, decimals=0 if _wide(both[0]) else 1))
         both[1].legend(loc="upper left", bbox_to_anchor=(1.09, 1))

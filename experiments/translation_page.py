@@ -10,8 +10,10 @@ from experiments.study import Section
 
 def sections(study: StudyResults, show_samples: bool) -> list[Section]:
     """In the order of the page; without `show_samples` no sentence of the data is in it."""
+    sizes = translation_plots.against_size(study)
     found = [
         Section("Translation", TRANSLATION, translation_table(study)),
+        *([Section("Against size", SIZES, card(sizes))] if sizes else []),
         Section("Learning curves", CURVES, card(plots.learning_curves(study))),
         Section("Gradient norms", NORMS, card(translation_plots.gradient_norms(study))),
         Section("What the layers do", MEASURES, measures_table(study)),
@@ -29,6 +31,7 @@ TRANSLATION = (
     "Beam search on the test split. BLEU is sacrebleu's on detokenised text; the tokenised one, without case, is what "
     "papers print. A length ratio far from 1 or many translations that ran to their limit mean an undertrained model."
 )
+SIZES = "Mean and standard deviation over seeds of what the recipe varies, on a logarithmic axis."
 CURVES = "Label-smoothed loss per target token, with the regulariser where a method has one, averaged over seeds."
 NORMS = "Norm of the gradient before clipping, first seed, logarithmic: where it rises, training is about to diverge."
 MEASURES = (

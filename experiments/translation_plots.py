@@ -14,13 +14,44 @@ from safetensors import safe_open
 
 from experiments.files import read_json
 from experiments.metrics import read_metrics
-from experiments.plots import DASHES, STYLE, shades, svg, trained
+from experiments.plots import DASHES, STYLE, colours, shades, stamp, svg, trained
 from experiments.results import Line, StudyResults
 
 
 def first_cell(line: Line) -> Path:
     """The folder of the first seed that has finished."""
     return line.cell(next(iter(line.results)))
+
+
+def against_size(study: StudyResults) -> str | None:
+    """BLEU and the anisotropy of slots against the number that the recipe varies: slots, or tokens of a document."""
+    points = {line.name: line.variant["point"].partition(" ") for line in trained(study)}
+    sizes = {int(number) for number, _, _ in points.values() if number.isdigit()}
+    if len(sizes) < 2:
+        return None
+    colour, unit = colours(study), next(iter(points.values()))[2]
+    with mpl.rc_context(STYLE):
+        figure, both = plt.subplots(1, 2, figsize=(9.4, 3.6), layout="constrained")
+        for series in dict.fromkeys(line.variant["series"] for line in trained(study)):
+            lines = [line for line in trained(study) if line.variant["series"] == series]
+            for axes, key in zip(both, ("bleu", "slot_anisotropy"), strict=True):
+                spreads = [line.over_seeds(key) for line in lines]
+                axes.errorbar(
+                    [int(points[line.name][0]) for line in lines],
+                    [spread.mean for spread in spreads],
+                    yerr=[spread.sd or 0 for spread in spreads],
+                    color=colour[series],
+                    marker="o",
+                    capsize=4,
+                    label=series,
+                )
+        for axes, name in zip(both, ("BLEU", "anisotropy of value slots"), strict=True):
+            axes.set(xlabel=unit, ylabel=name, xscale="log")
+            axes.set_xticks(sorted(sizes), [str(size) for size in sorted(sizes)])
+            axes.minorticks_off()
+        stamp(both[0], study)
+        both[1].legend(loc="upper left", bbox_to_anchor=(1.02, 1))
+        return svg(figure, f"BLEU and anisotropy against the number of {unit}")
 
 
 def gradient_norms(study: StudyResults) -> str:
@@ -80,7 +111,9 @@ def attention_maps(study: StudyResults) -> str | None:
     if not lines:
         return None
     with mpl.rc_context(STYLE | {"axes.grid": False}):
-        figure, grid = plt.subplots(2, len(lines), figsize=(3.3 * len(lines), 6.6), squeeze=False)
+        figure, grid = plt.subplots(
+            2, len(lines), figsize=(3.3 * len(lines) + 1, 7.4), squeeze=False, layout="constrained"
+        )
         for column, line in enumerate(lines):
             with safe_open(first_cell(line) / "maps.safetensors", framework="np") as stored:
                 words = json.loads(stored.metadata()["attnkit"])
@@ -93,5 +126,4 @@ def attention_maps(study: StudyResults) -> str | None:
                 axes.set_yticks(range(weights.shape[0]), words[queries][: weights.shape[0]], fontsize=7)
                 if row == 0:
                     axes.set_title(line.label)
-        figure.tight_layout()
         return svg(figure, "attention weights of one sentence for every variant")

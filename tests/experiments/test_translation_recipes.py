@@ -77,6 +77,13 @@ def test_a_table_is_made_from_raw_text(corpus, tmp_path):
     assert "BLEU" in (out / "summary.md").read_text()
 
 
+def test_a_smoke_run_checks_itself(corpus, tmp_path, capsys):
+    request = runner.Request("001-table5", "smoke", str(corpus / "pairs"), tmp_path / "out", device="cpu", threads=1)
+    out = runner.run(request)
+    assert "smoke checks: ok" in capsys.readouterr().out
+    assert "SMOKE" in write_report(out).read_text()
+
+
 def test_documents_are_joined_for_every_limit(corpus, tmp_path):
     out = run(
         "001-table6", tmp_path / "out", corpus / "documents", "methods=vanilla", "limits=24,60", "direction=de-en"
