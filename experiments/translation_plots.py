@@ -31,7 +31,7 @@ def against_size(study: StudyResults) -> str | None:
         return None
     colour, unit = colours(study), next(iter(points.values()))[2]
     with mpl.rc_context(STYLE):
-        figure, both = plt.subplots(1, 2, figsize=(9.4, 3.6), layout="constrained")
+        figure, both = plt.subplots(1, 2, figsize=(9.4, 3.6), gridspec_kw={"wspace": 0.3})
         for series in dict.fromkeys(line.variant["series"] for line in trained(study)):
             lines = [line for line in trained(study) if line.variant["series"] == series]
             for axes, key in zip(both, ("bleu", "slot_anisotropy"), strict=True):
