@@ -1,5 +1,6 @@
 """What the experiment tests share: a study of seconds, and image folders made on the spot."""
 
+import gzip
 import zipfile
 from pathlib import Path
 
@@ -48,3 +49,35 @@ def image_zip(image_folder, tmp_path):
         for file in sorted(image_folder.rglob("*.png")):
             archive.write(file, Path("top") / file.relative_to(image_folder))
     return path
+
+
+WORDS = {
+    "de": ("ein", "hund", "läuft", "über", "die", "straße", "und", "bellt"),
+    "en": ("a", "dog", "runs", "across", "the", "street", "and", "barks"),
+}
+
+
+def lines(language: str, count: int, documents: bool) -> list[str]:
+    """Sentences of one to seven words, which both languages have in the same order."""
+    made = []
+    for n in range(count):
+        if documents and n % 5 == 0:
+            made.append("<d>")
+        made.append(" ".join(WORDS[language][(n * 3 + place) % 8] for place in range(1 + n % 7)))
+    return made
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory) -> Path:
+    """Pairs in the layout of Multi30k, and documents beside them."""
+    folder = tmp_path_factory.mktemp("data")
+    for name, splits, documents in (
+        ("pairs", {"train": 60, "val": 10, "test2016": 6}, False),
+        ("documents", {"train": 60, "dev": 10, "test": 5}, True),
+    ):
+        (folder / name).mkdir()
+        for split, count in splits.items():
+            for language in WORDS:
+                text = "".join(f"{line}\n" for line in lines(language, count, documents))
+                (folder / name / f"{split}.{language}.gz").write_bytes(gzip.compress(text.encode()))
+    return folder

@@ -1,7 +1,6 @@
 """The recipes of translation through the runner: on sentences made here, with models of a moment."""
 
 import dataclasses
-import gzip
 import json
 from pathlib import Path
 
@@ -15,41 +14,9 @@ from experiments.errors import UserError
 from experiments.recipes import RECIPES
 from experiments.report import write_report
 
-TINY = (
-    *("subwords=300", "layers=1", "dim=16", "heads=2", "slots=24", "positions=128", "dropout=0", "steps=4"),
-    *("tokens=128", "warmup=2", "lr=0.01", "beam=2", "analysed=1", "checkpoint_every=2", "test_pairs=0"),
-)
-WORDS = {
-    "de": ("ein", "hund", "läuft", "über", "die", "straße", "und", "bellt"),
-    "en": ("a", "dog", "runs", "across", "the", "street", "and", "barks"),
-}
+from .translation_cases import TINY
+
 TRANSLATED = [recipe for recipe in RECIPES.values() if recipe.domain is TRANSLATION]
-
-
-def lines(language: str, count: int, documents: bool) -> list[str]:
-    """Sentences of one to seven words, which both languages have in the same order."""
-    made = []
-    for n in range(count):
-        if documents and n % 5 == 0:
-            made.append("<d>")
-        made.append(" ".join(WORDS[language][(n * 3 + place) % 8] for place in range(1 + n % 7)))
-    return made
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory) -> Path:
-    """Pairs in the layout of Multi30k, and documents beside them."""
-    folder = tmp_path_factory.mktemp("data")
-    for name, splits, documents in (
-        ("pairs", {"train": 60, "val": 10, "test2016": 6}, False),
-        ("documents", {"train": 60, "dev": 10, "test": 5}, True),
-    ):
-        (folder / name).mkdir()
-        for split, count in splits.items():
-            for language in WORDS:
-                text = "".join(f"{line}\n" for line in lines(language, count, documents))
-                (folder / name / f"{split}.{language}.gz").write_bytes(gzip.compress(text.encode()))
-    return folder
 
 
 def run(recipe: str, out: Path, data: Path, *settings: str, **options) -> Path:

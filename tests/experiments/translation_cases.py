@@ -91,3 +91,10 @@ def split(pairs: int, seed: int, longest: int = 7) -> Split:
 def numbers(train: int = 20, valid: int = 9, test: int = 7) -> Numbers:
     splits = (split(count, seed) for seed, count in enumerate((train, valid, test)))
     return Numbers("numbers", "a", "b", *splits, VOCABULARY, "", {})
+
+
+TINY = (
+    *("subwords=300", "layers=1", "dim=16", "heads=2", "slots=24", "positions=128", "dropout=0", "steps=4"),
+    *("tokens=128", "warmup=2", "lr=0.01", "beam=2", "analysed=1", "checkpoint_every=2", "test_pairs=0"),
+)
+"""Settings of a study of translation that takes a moment."""
