@@ -139,7 +139,8 @@ def _headline_table(study: StudyResults) -> str:
 
 def _published(study: StudyResults) -> str:
     """The paper's table, ours beside it and labelled with the preset."""
-    columns = RECIPES[study.about["recipe"]].published
+    every = RECIPES[study.about["recipe"]].published
+    columns = [column for column in every if not column.presets or study.preset in column.presets]
     rows = []
     for line in study.lines:
         cells = [safe(line.label)]

@@ -167,7 +167,7 @@ class Domain:
 class Published:
     """A column of the paper's table: `values` by the name of a variant, None where training did not converge.
 
-    `key` is the number of a result that stands beside it.
+    `key` is the number of a result that stands beside it. `presets` names those whose data it is about, if not all.
     """
 
     name: str
@@ -175,6 +175,7 @@ class Published:
     values: Mapping[str, float | None]
     factor: float = 1.0
     digits: int = 2
+    presets: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
