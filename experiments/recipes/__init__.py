@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from experiments.recipes import r000_fig1, r000_fig2, r000_fig3, r000_fig4
+from experiments.recipes import r000_fig1, r000_fig2, r000_fig3, r000_fig4, r002_table6
 from experiments.study import Recipe
 
 RECIPES: dict[str, Recipe] = {
-    recipe.id: recipe for recipe in (r000_fig1.RECIPE, r000_fig2.RECIPE, r000_fig3.RECIPE, r000_fig4.RECIPE)
+    module.RECIPE.id: module.RECIPE for module in (r000_fig1, r000_fig2, r000_fig3, r000_fig4, r002_table6)
 }
