@@ -66,8 +66,8 @@ def chance_table(study: StudyResults) -> str:
 def rows_text(study: StudyResults, shown: list[Line]) -> str:
     without = [line.label for line in plots.trained(study) if line not in shown]
     text = (
-        "After training, in brackets before it: means over the rows of tokens of some test sequences and over heads, "
-        "first seed, layer by layer. Entropy is that of normalised weights, in nats."
+        "After training, in brackets before it: means over heads and over the rows of tokens of the first test "
+        "sequences, first seed, layer by layer. Entropy is that of normalised weights, in nats."
     )
     if without:
         text += f" Without such rows or without statistics of them: {safe(', '.join(without))}."
