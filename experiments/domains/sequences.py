@@ -119,6 +119,7 @@ def load(wanted: Source) -> SequenceData:
             listops=ListOpsRules(study.longer_than, study.shorter_than, study.tree_depth),
             pathfinder_level=study.pathfinder_level,
             data_seed=study.data_seed,
+            skip_unreadable=wanted.skip_unreadable,
         )
     except ValueError as error:
         raise UserError(f"{study.task}: {error}") from None
@@ -129,8 +130,10 @@ def about(data: SequenceData) -> dict[str, Any]:
     counts = {name: len(getattr(data, name)) for name in ("train", "valid", "test")}
     samples = ", ".join(f"{count:,} {name}" for name, count in counts.items())
     pairs = "pairs of sequences" if data.towers == 2 else "sequences"
+    shortest, longest = int(data.lengths.min()), int(data.lengths.max())
+    span = f"{longest:,}" if shortest == longest else f"{shortest:,} to {longest:,}"
     text = (
-        f"{samples} {pairs} of {data.lengths.min():,} to {data.lengths.max():,} tokens, {len(data.classes)} classes; "
+        f"{samples} {pairs} of {span} tokens, {len(data.classes)} classes; "
         f"always answering the commonest one is right for {100 * data.majority():.1f} % of test"
     )
     if data.truncated:

@@ -146,6 +146,15 @@ def test_texts_are_trained_on_too(task, run, reviews):
     assert results(out)["relu-seed0"]["tokens"] == 64 * (2 if task == "imdb-halves" else 1)
 
 
+def test_pictures_are_trained_on_too(run, image_folder):
+    everything = ("train_samples=0", "valid_samples=0", "test_samples=0")
+    out = run(
+        "task=image", "methods=soft", *everything, "hold_out=3", "image_side=8", "steps=2", data=str(image_folder)
+    )
+    assert "8 train, 4 valid, 6 test sequences of 64 tokens, 2 classes" in (out / "study.json").read_text()
+    assert results(out)["soft-seed0"]["majority"] == 0.5
+
+
 # ---------------------------------------------------------------------------------------------- settings
 
 
@@ -229,6 +238,18 @@ def test_cells_hold_what_decides_their_numbers(data):
     longest = expand(RECIPE, study_of("smoke", *TINY), data)[0]
     assert longest.settings["model"].length == 64
     json.dumps(longest.config(), allow_nan=False)
+
+
+def test_every_method_is_built_at_the_published_length(data):
+    cells = expand(RECIPE, study_of("paper", f"methods={','.join(METHODS)}", "seeds=0"), data)
+    assert [cell.settings["model"].method for cell in cells] == list(METHODS)
+    for cell in cells:
+        assert cell.train == TrainConfig(
+            steps=5000, lr=1e-4, schedule="onecycle", warmup=1000, weight_decay=0, eps=1e-6, clip=1e30,
+            checkpoint_every=500,
+        )  # fmt: skip
+        task = SEQUENCES.task(cell, data, torch.device("cpu"))
+        assert task.model.position.weight.shape == (2048, 64)
 
 
 def test_a_clip_of_zero_clips_nothing(data):
