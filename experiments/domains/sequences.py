@@ -23,7 +23,7 @@ TABLE_6 = ("transformer", "reformer", "linformer", "performer", "nystromformer",
 BY_TASK = "by-task"  # the data that the task needs: generated, or what ATTNKIT_DATA names
 INSIDE = {"text": "imdb-subset.zip", "imdb-halves": "imdb-subset.zip", "image": "cifar10-subset.zip"}
 UNCLIPPED = 1e30  # a norm that no finite gradient reaches; JSON has no infinity
-ROUND_TO = 64
+ROUND_TO = 32
 INSPECTED, AT_ONCE = 32, 8  # sequences whose rows of attention are looked at
 
 
@@ -31,7 +31,7 @@ INSPECTED, AT_ONCE = 32, 8  # sequences whose rows of attention are looked at
 class SequenceStudy:
     """The settings of every recipe on sequences; each is a key of `--set`.
 
-    Zero means: all samples there are; `length`: the longest sequence, rounded up to a multiple of 64; `clip`: none;
+    Zero means: all samples there are; `length`: the longest sequence, rounded up to a multiple of 32; `clip`: none;
     `hold_out`: no sample. Otherwise every `hold_out`-th training sample of text, imdb-halves and image is kept for
     valid; the other tasks have a valid split of their own. `longer_than`, `shorter_than` (both exclusive, in tokens)
     and `tree_depth` are the rules of ListOps, `text_length` bytes of a text, `image_side` pixels of image and

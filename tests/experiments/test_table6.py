@@ -79,7 +79,7 @@ def test_every_method_trains_and_the_report_shows_it_beside_chance(run):
     for name, result in found.items():
         assert {"accuracy", "valid_accuracy", "test_loss", "parameters", "step_ms"} <= set(result), name
         assert math.isfinite(result["test_loss"]), name
-        assert result["tokens"] == 64
+        assert result["tokens"] == 32
     with_rows = {name.removesuffix("-seed0") for name, result in found.items() if result["layers"]}
     assert with_rows == {"transformer", "performer", "performer_relu", "linear", "relu"}
     assert all(len(result["layers"]) in (0, 2) for result in found.values())
@@ -143,7 +143,7 @@ def test_texts_are_trained_on_too(task, run, reviews):
     assert (about["train"], about["valid"], about["test"]) == (12, 4, 8)
     assert ("pairs of sequences" in about["text"]) == (task == "imdb-halves")
     assert ("were cut to their longest length" in about["text"]) == (about["truncated"] > 0)
-    assert results(out)["relu-seed0"]["tokens"] == 64 * (2 if task == "imdb-halves" else 1)
+    assert results(out)["relu-seed0"]["tokens"] == 32 * (2 if task == "imdb-halves" else 1)
 
 
 def test_pictures_are_trained_on_too(run, image_folder):
@@ -171,7 +171,8 @@ def test_what_is_set_does_not_follow_the_task():
     assert (study.steps, study.warmup, study.length) == (5000, 8000, 4096)
     other = dataclasses.replace(study, task="image", seeds=(7,))
     assert (other.steps, other.warmup, other.batch) == (5000, 175, 256)
-    assert study_of("small", "task=text").steps == RECIPE.presets["small"].study.steps
+    small = study_of("small", "task=image")
+    assert (small.steps, small.warmup, small.length, small.batch) == (1200, 240, 1024, 256)
     assert json.loads(json.dumps(dataclasses.asdict(other)))["warmup"] == 175
 
 
@@ -196,7 +197,7 @@ def test_published_numbers_belong_to_rows_and_tasks():
         (["hold_out=1"], "hold_out must be 0 or at least 2"),
         (["steps=0"], "002-table6: steps must be at least 1, got 0"),
         (["tree_depth=0"], "listops: depth must be at least 1"),
-        (["length=8"], "length must hold 64 tokens for listops, got 8"),
+        (["length=8"], "length must hold 32 tokens for listops, got 8"),
         (["methods=reformer", "pad_to_multiple=8"], "pad_to_multiple must be 0 for reformer"),
         (["task=text"], "the task text needs data: give --data PATH, or set ATTNKIT_DATA"),
     ],
@@ -236,7 +237,7 @@ def test_cells_hold_what_decides_their_numbers(data):
     assert {(cell.train.clip, cell.train.eps, cell.train.schedule) for cell in cells} == {(0.5, 1e-7, "onecycle")}
     assert len({cell.config_hash() for cell in cells}) == len(cells)
     longest = expand(RECIPE, study_of("smoke", *TINY), data)[0]
-    assert longest.settings["model"].length == 64
+    assert longest.settings["model"].length == 32
     json.dumps(longest.config(), allow_nan=False)
 
 
