@@ -46,7 +46,7 @@ class SequenceTask:
         device: torch.device,
         pad_to_multiple: int = 0,
     ) -> None:
-        _require_fit(data, model, batch, pad_to_multiple)
+        require_fit(data, model, batch, pad_to_multiple)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.model = SequenceClassifier(model).to(device)
@@ -115,7 +115,8 @@ class SequenceTask:
         return correct / len(split), total / len(split)
 
 
-def _require_fit(data: SequenceData, model: ClassifierConfig, batch: int, pad_to_multiple: int) -> None:
+def require_fit(data: SequenceData, model: ClassifierConfig, batch: int, pad_to_multiple: int) -> None:
+    """ValueError for a SequenceTask that cannot be, before it is made."""
     if batch < 1 or pad_to_multiple < 0:
         raise ValueError(f"batch must be at least 1 and pad_to_multiple at least 0, got {batch} and {pad_to_multiple}")
     for name, wanted in (("vocabulary", data.vocabulary), ("classes", len(data.classes)), ("towers", data.towers)):

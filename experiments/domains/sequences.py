@@ -16,7 +16,7 @@ from experiments.data.lra import GENERATED, TASKS, SequenceRequest, load_sequenc
 from experiments.data.sequences import SequenceData
 from experiments.errors import UserError, unknown
 from experiments.models.sequence_classifier import METHODS, POOLINGS, ClassifierConfig, SequenceClassifier
-from experiments.sequences import SequenceTask
+from experiments.sequences import SequenceTask, require_fit
 from experiments.study import Cell, Domain, Measure, Section, Source, Variant, train_config
 
 TABLE_6 = ("transformer", "reformer", "linformer", "performer", "nystromformer", "soft")
@@ -162,6 +162,7 @@ def cell(study: SequenceStudy, variant: Variant, seed: int, data: SequenceData, 
         dropout=settings.dropout,
         weight_dropout=settings.weight_dropout,
     )
+    require_fit(data, model, settings.batch, settings.pad_to_multiple)
     parts = {"batch": settings.batch, "pad_to_multiple": settings.pad_to_multiple, "model": model}
     train = train_config(dataclasses.replace(settings, clip=settings.clip or UNCLIPPED))
     return Cell(variant, seed, train, parts, checksum)

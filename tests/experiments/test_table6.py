@@ -197,8 +197,8 @@ def test_published_numbers_belong_to_rows_and_tasks():
         (["hold_out=1"], "hold_out must be 0 or at least 2"),
         (["steps=0"], "002-table6: steps must be at least 1, got 0"),
         (["tree_depth=0"], "listops: depth must be at least 1"),
-        (["length=8"], "length must hold 32 tokens for listops, got 8"),
-        (["methods=reformer", "pad_to_multiple=8"], "pad_to_multiple must be 0 for reformer"),
+        (["length=8"], "002-table6: length must hold 12 tokens for listops, got 8"),
+        (["methods=reformer", "pad_to_multiple=8"], "002-table6: pad_to_multiple must be 0 for reformer"),
         (["task=text"], "the task text needs data: give --data PATH, or set ATTNKIT_DATA"),
     ],
 )
@@ -209,6 +209,7 @@ def test_a_mistake_is_answered_in_one_line(words, text, tmp_path, capsys, monkey
     said = capsys.readouterr().err
     assert text in said
     assert said.count("\n") == 1
+    assert not (tmp_path / "out" / "study.json").exists(), "the next try needs no --overwrite"
 
 
 # ---------------------------------------------------------------------------------------------- data and cells
