@@ -65,6 +65,7 @@ SMOKE = OMP_NUM_THREADS=2 $(BIN)/python -m experiments run $$recipe --preset smo
 
 smoke: install
 	for recipe in $(IMAGES); do $(SMOKE) --data digits || exit 1; done
+	for recipe in 002-table6; do $(SMOKE) || exit 1; done
 	@if [ -z "$$ATTNKIT_DATA" ]; then echo "ATTNKIT_DATA is not set: $(SENTENCES) $(DOCUMENTS) left out"; exit 0; fi; \
 	for recipe in $(SENTENCES); do $(SMOKE) --keep-going --data "$$ATTNKIT_DATA/multi30k" || exit 1; done; \
 	for recipe in $(DOCUMENTS); do $(SMOKE) --data "$$ATTNKIT_DATA/documents/europarl7" || exit 1; done

@@ -12,6 +12,9 @@ from experiments.recipes import RECIPES
 from experiments.results import Line, Spread, StudyResults
 from experiments.study import Published
 
+FULL = ("paper", "fairseq", "wmt14")
+"""Presets at the scale of a paper."""
+
 STYLE = """
 :root { color-scheme: light dark; --paper: #fbfbf9; --card: #ffffff; --ink: #1d2430; --soft: #5b6675; --line: #dfe3e8;
   --accent: #2f6fc4; --alarm: #c2382d; --alarm-paper: #fdecea; --good: #257a4d; }
@@ -52,8 +55,9 @@ def render(study: StudyResults, *, show_images: bool = True) -> str:
     about = study.about
     recipe = RECIPES[about["recipe"]]
     parts = [_head(study), _headline_table(study)]
-    if recipe.published:
-        parts.append(_published(study))
+    columns = [column for column in recipe.published if _concerns(column, study)]
+    if columns:
+        parts.append(_published(study, columns))
     parts += [section(part) for part in recipe.domain.sections(study, show_images)]
     if study.claims:
         parts.append(_claims(study.claims))
@@ -137,10 +141,13 @@ def _headline_table(study: StudyResults) -> str:
     )
 
 
-def _published(study: StudyResults) -> str:
+def _concerns(column: Published, study: StudyResults) -> bool:
+    given = study.about["study"] | {"preset": study.preset}
+    return all(given[key] in values for key, values in column.where.items())
+
+
+def _published(study: StudyResults, columns: list[Published]) -> str:
     """The paper's table, ours beside it and labelled with the preset."""
-    every = RECIPES[study.about["recipe"]].published
-    columns = [column for column in every if not column.presets or study.preset in column.presets]
     rows = []
     for line in study.lines:
         cells = [safe(line.label)]
@@ -215,9 +222,15 @@ def _limits(study: StudyResults) -> str:
             for line in plots.trained(study)
             if (difference := study.difference(line, measure.key)) and not difference.decided
         ]
-        limits = [
-            "What the paper shows. Models, data and training are far smaller, and the paper's differences are between "
-            "models that are trained to the end.",
+        limits = (
+            []
+            if study.preset in FULL
+            else [
+                "What the paper shows. Models, data and training are far smaller, and the paper's differences are between "
+                "models that are trained to the end.",
+            ]
+        )
+        limits += [
             "That one variant is better in general: the spread covers seeds (weights, order of samples, dropout or "
             "augmentation), not data sets, sizes or hyperparameters, which were not tuned for any variant.",
         ]

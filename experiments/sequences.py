@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +15,6 @@ from experiments.data.augment import generator
 from experiments.data.sampler import sample_ids
 from experiments.data.sequences import PADDING, SequenceData, Split
 from experiments.models.sequence_classifier import METHODS, ClassifierConfig, SequenceClassifier
-from experiments.train import TrainConfig
 
 
 class SequenceTask:
@@ -23,8 +23,8 @@ class SequenceTask:
     Args:
         data: what is trained and tested on.
         model: the classifier; its length must hold the longest sequence.
-        train: of the loop; here only `precision` and `compile` matter.
         batch: samples of a step.
+        precision: float32, or bfloat16 to evaluate under autocast, as the loop trains.
         seed: of weights, batches and dropout.
         device: of the model and of the data, which are moved there whole.
         pad_to_multiple: 0 pads every batch to `model.length`, as the benchmark does: all steps have one shape. Another
@@ -39,20 +39,20 @@ class SequenceTask:
         self,
         data: SequenceData,
         model: ClassifierConfig,
-        train: TrainConfig,
         *,
         batch: int,
+        precision: str,
         seed: int,
         device: torch.device,
         pad_to_multiple: int = 0,
     ) -> None:
-        _require_fit(data, model, batch, pad_to_multiple)
+        require_fit(data, model, batch, pad_to_multiple)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.model = SequenceClassifier(model).to(device)
-        self.apply = torch.compile(self.model) if train.compile else self.model
+        self.apply: Callable[..., Any] = self.model
         self.data, self.batch, self.seed, self.device = data, batch, seed, device
-        self.length, self.pad_to_multiple, self.precision = model.length, pad_to_multiple, train.precision
+        self.length, self.pad_to_multiple, self.precision = model.length, pad_to_multiple, precision
         self.tokens = torch.from_numpy(data.tokens).to(device)
         self.starts = torch.from_numpy(data.starts).to(device)
 
@@ -109,13 +109,14 @@ class SequenceTask:
             rows = split.rows[start : start + self.batch]
             labels = torch.from_numpy(split.labels[start : start + self.batch]).to(self.device)
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
-                logits = _wide(self.apply(self.padded(rows, self.width_of(rows))))
+                logits = _wide(self.model(self.padded(rows, self.width_of(rows))))
             correct += int((logits.argmax(1) == labels).sum())
             total += float(cross_entropy(logits, labels, reduction="sum"))
         return correct / len(split), total / len(split)
 
 
-def _require_fit(data: SequenceData, model: ClassifierConfig, batch: int, pad_to_multiple: int) -> None:
+def require_fit(data: SequenceData, model: ClassifierConfig, batch: int, pad_to_multiple: int) -> None:
+    """ValueError for a SequenceTask that cannot be, before it is made."""
     if batch < 1 or pad_to_multiple < 0:
         raise ValueError(f"batch must be at least 1 and pad_to_multiple at least 0, got {batch} and {pad_to_multiple}")
     for name, wanted in (("vocabulary", data.vocabulary), ("classes", len(data.classes)), ("towers", data.towers)):

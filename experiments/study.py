@@ -167,7 +167,8 @@ class Domain:
 class Published:
     """A column of the paper's table: `values` by the name of a variant, None where training did not converge.
 
-    `key` is the number of a result that stands beside it. `presets` names those whose data it is about, if not all.
+    `key` is the number of a result that stands beside it. `where` says for which presets, or values of other
+    settings, the paper has it: {"preset": ("paper",)}.
     """
 
     name: str
@@ -175,7 +176,7 @@ class Published:
     values: Mapping[str, float | None]
     factor: float = 1.0
     digits: int = 2
-    presets: tuple[str, ...] = ()
+    where: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

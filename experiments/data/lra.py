@@ -30,6 +30,7 @@ class SequenceRequest:
         listops: the rules of listops.
         pathfinder_level: easy, intermediate or hard.
         data_seed: of what is drawn: ListOps, pairs of halves, pathfinder's splits.
+        skip_unreadable: of image, whether files that are no pictures are left out and counted, or refused.
     """
 
     task: str
@@ -42,6 +43,7 @@ class SequenceRequest:
     listops: ListOpsRules = field(default_factory=ListOpsRules)
     pathfinder_level: str = "hard"
     data_seed: int = 0
+    skip_unreadable: bool = False
 
     def __post_init__(self) -> None:
         if self.task not in TASKS:
@@ -85,7 +87,13 @@ def _retrieval(path: Path, request: SequenceRequest, _: Path) -> SequenceData:
 
 
 def _image(path: Path, request: SequenceRequest, cache: Path) -> SequenceData:
-    return load_grey_images(path, cache=cache, size=request.image_side, valid_share=request.valid_share)
+    return load_grey_images(
+        path,
+        cache=cache,
+        size=request.image_side,
+        valid_share=request.valid_share,
+        skip_unreadable=request.skip_unreadable,
+    )
 
 
 def _pathfinder(path: Path, request: SequenceRequest, _: Path) -> SequenceData:

@@ -30,14 +30,24 @@ PATHFINDER_LAYOUT = (
 
 
 def load_grey_images(
-    path: Path, *, cache: Path, size: int = 32, train: int = 0, test: int = 0, valid_share: float = 0.1
+    path: Path,
+    *,
+    cache: Path,
+    size: int = 32,
+    train: int = 0,
+    test: int = 0,
+    valid_share: float = 0.1,
+    skip_unreadable: bool = False,
 ) -> SequenceData:
     """Task "image": CIFAR-10 in grey, size² tokens, from an ImageFolder directory or zip (`experiments.data`).
 
     Grey is round(0.2989 R + 0.587 G + 0.114 B), the luma of ITU-R BT.601 with the digits that the benchmark's reader
     (TensorFlow) has. `valid_share` of train is held out, as there; `train`, `test`: how many images are read (0: all).
+    `skip_unreadable`: leave files that are no pictures out and count them.
     """
-    images = imagefolder.load(path, size=size, train_images=train, test_images=test, cache=cache)
+    images = imagefolder.load(
+        path, size=size, train_images=train, test_images=test, cache=cache, skip_unreadable=skip_unreadable
+    )
     split, valid = split_off(single(0, images.train_labels), valid_share)
     levels = np.concatenate([grey(images.train_images), grey(images.test_images)])
     tokens, starts = _of_pictures(levels)

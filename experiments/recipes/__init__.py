@@ -18,6 +18,7 @@ from experiments.recipes import (
     r001_table4,
     r001_table5,
     r001_table6,
+    r002_table6,
 )
 from experiments.study import Recipe
 
@@ -37,5 +38,6 @@ FILES = (
     r001_fig3,
     r001_fig4,
     r001_fig5,
+    r002_table6,
 )
 RECIPES: dict[str, Recipe] = {file.RECIPE.id: file.RECIPE for file in FILES}

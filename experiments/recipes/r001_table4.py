@@ -46,13 +46,13 @@ RECIPE = Recipe(
             "BLEU",
             "bleu",
             {"vanilla": 34.22, "sparsemax": 33.98, "entmax15": 34.46, "rela": 33.59, "reluformer": 34.56},
-            presets=("smoke", "cpu", "small", "paper", "fairseq"),
+            where={"preset": ("smoke", "cpu", "small", "paper", "fairseq")},
         ),
         Published(
             "BLEU",
             "bleu",
             {"vanilla": 27.21, "sparsemax": 27.32, "entmax15": 27.11, "rela": 26.31, "reluformer": 27.64},
-            presets=("wmt14",),
+            where={"preset": ("wmt14",)},
         ),
         Published(
             "sentences per second,<br>paper: relative",

@@ -13,7 +13,6 @@ from experiments.errors import UserError
 from experiments.models import sequence_classifier
 from experiments.models.sequence_classifier import METHODS, POOLINGS, ClassifierConfig, SequenceClassifier
 from experiments.sequences import SequenceTask
-from experiments.train import TrainConfig
 from tests.library.arrays import assert_close
 
 CPU = torch.device("cpu")
@@ -59,8 +58,8 @@ def task(data=None, *, batch=8, seed=0, pad_to_multiple=0, double=True, **change
     made = SequenceTask(
         data,
         ClassifierConfig(data.vocabulary, len(data.classes), 32, **settings),
-        TrainConfig(steps=1),
         batch=batch,
+        precision="float32",
         seed=seed,
         device=CPU,
         pad_to_multiple=pad_to_multiple,
@@ -250,6 +249,20 @@ def test_dropout_is_a_function_of_seed_and_step_and_leaves_torchs_generator_alon
     assert not torch.equal(task(dropout=0.3, seed=1).loss(ids, 4, all_of_them), first)
     torch.manual_seed(1)
     assert torch.equal(torch.rand(3), drawn)
+
+
+def test_loss_calls_what_the_loop_has_wrapped_and_evaluation_the_model():
+    """Under DistributedDataParallel only one process evaluates."""
+    made, ids, called = task(), np.arange(8), []
+
+    def wrapped(tokens):
+        called.append(tokens.shape)
+        return made.model(tokens)
+
+    made.apply = wrapped
+    made.loss(ids, 0, slice(0, 3))
+    made.evaluate()
+    assert called == [(3, 1, 32)]
 
 
 def test_evaluation_counts_right_answers():
