@@ -222,14 +222,12 @@ def _limits(study: StudyResults) -> str:
             for line in plots.trained(study)
             if (difference := study.difference(line, measure.key)) and not difference.decided
         ]
-        limits = (
-            []
-            if study.preset in FULL
-            else [
-                "What the paper shows. Models, data and training are far smaller, and the paper's differences are between "
-                "models that are trained to the end.",
-            ]
-        )
+        limits = []
+        if study.preset not in FULL:
+            limits.append(
+                "What the paper shows. Models, data and training are far smaller, and the paper's differences are "
+                "between models that are trained to the end."
+            )
         limits += [
             "That one variant is better in general: the spread covers seeds (weights, order of samples, dropout or "
             "augmentation), not data sets, sizes or hyperparameters, which were not tuned for any variant.",
