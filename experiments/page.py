@@ -233,7 +233,10 @@ def _limits(study: StudyResults) -> str:
             "augmentation), not data sets, sizes or hyperparameters, which were not tuned for any variant.",
         ]
         if undecided:
-            limits.insert(0, f"A difference to the baseline for: {'; '.join(undecided)}. The interval contains zero.")
+            limits.insert(
+                0,
+                f"A difference to the baseline for: {'; '.join(undecided)}: one seed, or an interval that holds zero.",
+            )
         if study.preset == "cpu":
             limits.append("Speed: at this size the step time is mostly overhead.")
     texts = "".join(f"<li>{safe(text)}</li>" for text in limits)

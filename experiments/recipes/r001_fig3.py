@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from experiments.domains.translation import TRANSLATION, TranslationStudy
-from experiments.recipes.translation import DEVIATIONS, MEMORY_LABELS, by_memory, presets
+from experiments.recipes.translation import DEVIATIONS, by_memory, presets
 from experiments.study import Published, Recipe, Variant
 
 
@@ -25,7 +25,7 @@ class Study(TranslationStudy):
 
 
 def variants(study: Study) -> tuple[Variant, ...]:
-    return tuple(each for size in study.sizes for each in by_memory(study.memories, MEMORY_LABELS, slots=size))
+    return tuple(each for size in study.sizes for each in by_memory(study.memories, slots=size))
 
 
 RECIPE = Recipe(

@@ -25,10 +25,7 @@ class Study(TranslationStudy):
 
 
 def variants(study: Study) -> tuple[Variant, ...]:
-    return by_method(study.methods, LABELS)
-
-
-LABELS = {"reluformer": "ReLUFormer"}
+    return by_method(study.methods)
 
 
 RECIPE = Recipe(

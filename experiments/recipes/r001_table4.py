@@ -26,10 +26,7 @@ class Study(TranslationStudy):
 
 
 def variants(study: Study) -> tuple[Variant, ...]:
-    return by_method(study.methods, LABELS)
-
-
-LABELS = {"entmax15": "1.5-entmax", "rela": "ReLA", "reluformer": "ReLUFormer"}
+    return by_method(study.methods)
 
 
 RECIPE = Recipe(

@@ -37,7 +37,7 @@ def variants(study: Study) -> tuple[Variant, ...]:
             changes={**each.changes, "document_tokens": limit},
         )
         for limit in study.limits
-        for each in by_method(study.methods, {"reluformer": "ReLUFormer"})
+        for each in by_method(study.methods)
     )
 
 

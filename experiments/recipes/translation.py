@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from experiments.errors import UserError, unknown
@@ -155,7 +156,17 @@ def presets(study: Callable[..., Any], changes: Mapping[str, Mapping[str, Any]],
     }
 
 
-def by_method(names: tuple[str, ...], labels: dict[str, str]) -> tuple[Variant, ...]:
+LABELS = {
+    "entmax15": "1.5-entmax",
+    "rela": "ReLA",
+    "reluformer": "ReLUFormer",
+    "reluformer_unregularised": "ReLUFormer, no regulariser",
+    "relu_regularised": "ReLUFormer, no scale",
+    "relu_unscaled": "relu, no scale",
+}
+
+
+def by_method(names: tuple[str, ...], labels: Mapping[str, str] = MappingProxyType({})) -> tuple[Variant, ...]:
     """A variant for each of METHODS by name; its difference is to the first."""
     if not names:
         raise UserError(f"--set methods: expected one or more of {', '.join(METHODS)}")
@@ -165,7 +176,7 @@ def by_method(names: tuple[str, ...], labels: dict[str, str]) -> tuple[Variant, 
     return tuple(
         Variant(
             name=name,
-            series="softmax" if name == "vanilla" else labels.get(name, name),
+            series="softmax" if name == "vanilla" else {**LABELS, **labels}.get(name, name),
             op=METHODS[name].op,
             options=METHODS[name].options,
             baseline="" if name == names[0] else names[0],
@@ -175,7 +186,7 @@ def by_method(names: tuple[str, ...], labels: dict[str, str]) -> tuple[Variant, 
     )
 
 
-def by_memory(names: tuple[str, ...], labels: dict[str, str], **changes: Any) -> tuple[Variant, ...]:
+def by_memory(names: tuple[str, ...], **changes: Any) -> tuple[Variant, ...]:
     """A variant for each of MEMORIES by name."""
     for name in names:
         if name not in MEMORIES:
@@ -184,7 +195,7 @@ def by_memory(names: tuple[str, ...], labels: dict[str, str], **changes: Any) ->
     return tuple(
         Variant(
             name=f"{name}{tail}",
-            series=labels.get(name, name),
+            series=MEMORY_LABELS.get(name, name),
             point=", ".join(f"{value} {key}" for key, value in changes.items()),
             baseline="" if name == names[0] else f"{names[0]}{tail}",
             changes={"memory": name, **changes},
