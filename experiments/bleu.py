@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 
@@ -33,3 +33,11 @@ def corpus_bleu(
     metric = BLEU(tokenize=tokenize, lowercase=lowercase, force=tokenize == "none")
     found = metric.corpus_score(list(hypotheses), [list(references)])
     return Bleu(found.score, found.sys_len / found.ref_len, str(metric.get_signature()))
+
+
+def moses(language: str) -> Callable[[str], str]:
+    """Moses' tokenisation of a language, without escapes, as sacremoses has it: what papers compute their BLEU on."""
+    from sacremoses import MosesTokenizer
+
+    tokenizer = MosesTokenizer(lang=language)
+    return lambda text: str(tokenizer.tokenize(text, return_str=True, escape=False))

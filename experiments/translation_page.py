@@ -28,8 +28,9 @@ def sections(study: StudyResults, show_samples: bool) -> list[Section]:
 
 
 TRANSLATION = (
-    "Beam search on the test split. BLEU is sacrebleu's on detokenised text; the tokenised one, without case, is what "
-    "papers print. A length ratio far from 1 or many translations that ran to their limit mean an undertrained model."
+    "Beam search on the test split. BLEU is sacrebleu's on detokenised text; the tokenised one, on Moses' tokens and "
+    "without case, is what papers print. A length ratio far from 1 or many translations that ran to their limit mean "
+    "an undertrained model."
 )
 SIZES = "Mean and standard deviation over seeds of what the recipe varies, on a logarithmic axis."
 CURVES = "Label-smoothed loss per target token, with the regulariser where a method has one, averaged over seeds."

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 
+from experiments.bleu import moses
 from experiments.data.pairs import PairRequest, TranslationData, load_pairs
 from experiments.decode import DecodeConfig
 from experiments.errors import UserError
@@ -196,8 +197,9 @@ def tuned(method: Method, settings: TranslationStudy) -> Method:
 
 def task(cell: Cell, data: Corpora, device: torch.device) -> TranslationTask:
     of = cell.settings
+    found = data.of(of["pairs"])
     return TranslationTask(
-        data.of(of["pairs"]),
+        found,
         of["model"],
         of["objective"],
         of["decoding"],
@@ -205,6 +207,7 @@ def task(cell: Cell, data: Corpora, device: torch.device) -> TranslationTask:
         precision=cell.train.precision,
         seed=cell.seed,
         device=device,
+        tokenised=moses(found.target_language),
     )
 
 

@@ -120,7 +120,8 @@ DEVIATIONS = (
     "The paper trains on IWSLT14 de-en and WMT14 en-de; presets smoke, cpu and small train small models on Multi30k, "
     "captions of images, whose BLEU is not comparable.",
     "Subwords are a byte-level BPE of the tokenizers library, trained jointly on the training split.",
-    "BLEU in the headline is sacrebleu's on detokenised text; the paper's is tokenised (multi-bleu).",
+    "BLEU in the headline is sacrebleu's on detokenised text; the paper's is tokenised (multi-bleu): that on "
+    "sacremoses' tokens stands beside it.",
     "The paper gives neither γ nor the weight of the regulariser: γ is 1, the weight 0.1 (1 made the first gradients "
     "30 times as long), both are settings. C = 0.7 log n is the paper's; the absolute value around log Σs is lost in "
     "its formula, but its text has it.",

@@ -10,6 +10,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import attnkit
+from experiments.bleu import moses
 from experiments.data.pairs import BOS, EOS, PAD, Sentences
 from experiments.decode import DecodeConfig
 from experiments.errors import UserError
@@ -353,3 +354,8 @@ def test_what_does_not_fit_is_refused():
         task(data=dataclasses.replace(data, valid=nothing))
     with pytest.raises(ValueError, match=r"smoothing must lie in \[0, 1\); got 1"):
         ObjectiveConfig(smoothing=1)
+
+
+def test_tokenised_bleu_is_computed_on_moses_tokens():
+    assert moses("en")("It's a dog, isn't it?") == "It 's a dog , isn 't it ?"
+    assert moses("de")('Der Hund sagte: "Ja." & nein') == 'Der Hund sagte : " Ja . " & nein'

@@ -56,6 +56,7 @@ RULES: dict[str, tuple[set[str], tuple[str, ...]]] = {
             "PIL",
             "matplotlib",
             "sacrebleu",
+            "sacremoses",
             "safetensors",
             "sklearn",
             "tokenizers",
