@@ -8,6 +8,7 @@ from experiments import checkpoint
 from experiments.averaging import average_checkpoints, average_weights, read_weights
 from experiments.errors import UserError
 from experiments.optim import TrainConfig, make_optimizer
+from experiments.world import World
 from tests.experiments.translation_cases import tokens, translator
 
 
@@ -39,7 +40,8 @@ def test_checkpoints_and_weights_alone_can_be_averaged(tmp_path):
         optimizer = make_optimizer(model, TrainConfig(steps=1))
         model(*tokens()).sum().backward()
         optimizer.step()
-        checkpoint.save(tmp_path / str(step), step=step, seconds=0.0, config_hash="x", model=model, optimizer=optimizer)
+        state = {"model": model, "optimizer": optimizer, "world": World()}
+        checkpoint.save(tmp_path / str(step), step=step, seconds=0.0, config_hash="x", **state)
     checkpoint.write_weights(tmp_path / "weights.safetensors", models[2], {})
     paths = [*sorted(tmp_path.glob("*/step-*.safetensors")), tmp_path / "weights.safetensors"]
     assert len(paths) == 3

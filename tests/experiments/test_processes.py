@@ -91,23 +91,17 @@ def whole(tiny, tmp_path):
     return tiny(tmp_path / "whole", *SETTINGS)
 
 
-def test_two_processes_equal_one(whole, tmp_path):
-    done = together(tmp_path, tmp_path / "out", 2, *SETTINGS, "accumulate=2")
-    assert done.returncode == 0, done.stderr
-    assert_equal_runs(tmp_path / "out", whole)
-    assert json.loads((tmp_path / "out" / "study.json").read_text())["environment"]["processes"] == 2
-
-
-def test_translation_with_its_regulariser_is_shared_as_well(corpus, tmp_path):
-    """Tokens and rows of the whole step are what shares of the loss are divided by."""
+def test_two_processes_equal_one(corpus, tmp_path):
+    """Of translation with its regulariser: tokens and rows of the whole step are what shares are divided by."""
     # small steps: AdamW's first ones are signs, so that rounding of a gradient near 0 moves a weight by lr
     settings = (*TINY, "methods=reluformer", "tokens=256", "lr=0.0001")
     whole = runner.run(
         runner.Request("001-table4", "cpu", str(corpus / "pairs"), tmp_path / "whole", settings, (0,), "cpu", 1)
     )
-    given = {"recipe": "001-table4", "data": str(corpus / "pairs"), "sharding": "fsdp"}
-    done = together(tmp_path, tmp_path / "out", 2, *settings, **given)
+    given = {"recipe": "001-table4", "data": str(corpus / "pairs")}
+    done = together(tmp_path, tmp_path / "out", 2, *settings, "accumulate=2", **given)
     assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "out" / "study.json").read_text())["environment"]["processes"] == 2
     assert_equal_runs(tmp_path / "out", whole, Path("cells", "reluformer-seed0"), left_out=("decode_seconds",))
 
 
