@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from experiments import runner
+from experiments import checkpoint, runner
 from experiments.errors import UserError
 from experiments.metrics import read_metrics
 from experiments.world import World
@@ -23,23 +22,18 @@ SETTINGS = (
     *("activations=relu", "alphas=1", "image_size=8", "patch=4", "train_images=60", "test_images=30"),
     *("steps=6", "batch=12", "checkpoint_every=2"),
 )
+WEIGHTS = "weights.safetensors"
 NUMBERS = ("loss", "grad_norm", "lr")
 DRIVER = """
 import json
 import sys
 from pathlib import Path
 
-from experiments import checkpoint, runner
+from experiments import runner
 from experiments.classify import ImageTask
 
 fault, given = sys.argv[1], json.loads(sys.argv[2])
-save, loss = checkpoint.save, ImageTask.loss
-
-
-def save_then_stop(folder, *, step, **state):
-    save(folder, step=step, **state)
-    if step == 4:
-        raise SystemExit(9)
+loss = ImageTask.loss
 
 
 def fail(self, ids, step, own):
@@ -48,8 +42,6 @@ def fail(self, ids, step, own):
     return loss(self, ids, step, own)
 
 
-if fault == "stop":
-    checkpoint.save = save_then_stop
 if fault == "fail":
     ImageTask.loss = fail
 runner.run(runner.Request(**given | {"out": Path(given["out"]), "settings": tuple(given["settings"]), "seeds": (0,)}))
@@ -78,7 +70,7 @@ def assert_equal_runs(ours, theirs, cell=CELL, left_out=()):
         numbers, wanted = (x.get("evaluation", {k: x.get(k) for k in NUMBERS}) for x in (row, other))
         for key in numbers.keys() - {*left_out}:
             assert numbers[key] == pytest.approx(wanted[key], rel=1e-5), (row["step"], key)
-    found, wanted = (load_file(out / cell / "weights.safetensors") for out in (ours, theirs))
+    found, wanted = (load_file(out / cell / WEIGHTS) for out in (ours, theirs))
     assert found.keys() == wanted.keys()
     for name in found:
         # AdamW divides by the root of the second moment, so that rounding of a tiny gradient moves by a share of lr
@@ -105,16 +97,25 @@ def test_two_processes_equal_one(corpus, tmp_path):
     assert_equal_runs(tmp_path / "out", whole, Path("cells", "reluformer-seed0"), left_out=("decode_seconds",))
 
 
-def test_a_sharded_run_goes_on_with_another_number_of_processes(whole, tiny, tmp_path):
-    out, again = tmp_path / "out", tmp_path / "again"
-    stopped = together(tmp_path, out, 2, fault="stop", sharding="fsdp")
-    assert stopped.returncode != 0
+def test_a_run_goes_on_in_parts_on_another_number_of_processes(whole, tiny, tmp_path, monkeypatch):
+    """Stopped in one process, resumed by two of which each holds a part (FSDP2)."""
+    out, save = tmp_path / "out", checkpoint.save
+
+    def save_then_stop(folder, *, step, **state):
+        save(folder, step=step, **state)
+        if step == 4:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save", save_then_stop)
+        with pytest.raises(KeyboardInterrupt):
+            tiny(out, *SETTINGS)
     assert read_metrics(out / CELL / "metrics.jsonl")[-1]["step"] == 4
-    shutil.copytree(out, again)
-    done = together(tmp_path, out, 3, sharding="fsdp", resume=True)
+    done = together(tmp_path, out, 2, sharding="fsdp", resume=True)
     assert done.returncode == 0, done.stderr
     assert_equal_runs(out, whole)
-    assert_equal_runs(tiny(again, *SETTINGS, resume=True), whole)
+    stored, weights = (load_file(out / CELL / name) for name in ("checkpoints/step-00000006.safetensors", WEIGHTS))
+    assert all(torch.equal(stored[f"model.{name}"], x) for name, x in weights.items()), "parts are saved whole"
 
 
 def test_a_process_that_fails_ends_the_job_with_its_error(tmp_path):

@@ -1,5 +1,7 @@
 """Attention over 2, 3 and 4 gloo processes is that of one process: values, gradients, and the bytes that are sent."""
 
+import fcntl
+import os
 import re
 from functools import partial
 from pathlib import Path
@@ -105,9 +107,18 @@ MODELS = ["pointwise_attention", "softmax_attention", "linear_attention"]
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory) -> list[dict[str, Any]]:
-    """What each of the processes has found; their first error is raised here."""
-    folder = tmp_path_factory.mktemp("processes")
-    spawn(work, (folder, [*CASES, *PLANTED, *COUNTED], MODELS), nprocs=PROCESSES)
+    """What each of the processes has found; their first error is raised here. Workers of one session share it."""
+    of_session = tmp_path_factory.getbasetemp()
+    folder = (of_session.parent if "PYTEST_XDIST_WORKER" in os.environ else of_session) / "context_parallel"
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "done").exists():
+            work_in = tmp_path_factory.mktemp("processes")
+            spawn(work, (work_in, [*CASES, *PLANTED, *COUNTED], MODELS), nprocs=PROCESSES)
+            for rank in range(PROCESSES):
+                (work_in / f"{rank}.pt").rename(folder / f"{rank}.pt")
+            (folder / "done").touch()
     return [torch.load(folder / f"{rank}.pt") for rank in range(PROCESSES)]
 
 
