@@ -58,7 +58,6 @@ SMALL: dict[str, Any] = {
     "steps": 1000,
     "tokens": 8192,
     "precision": "bfloat16",
-    "compile": True,
     "checkpoint_every": 500,
     "seeds": (0, 1, 2),
 }
@@ -78,7 +77,6 @@ PAPER: dict[str, Any] = {
     "warmup": 4000,
     "clip": 1e9,
     "precision": "bfloat16",
-    "compile": True,
     "checkpoint_every": 1000,
     "average": 10,
     "seeds": (0, 1, 2),
