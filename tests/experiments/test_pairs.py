@@ -1,7 +1,7 @@
 """Sentence pairs: files in, tokens and counts out, and the texts for files that are missing, torn or not aligned.
 
-Most tests cut text into characters instead of subwords, so that lengths are plain to see and the tokenizers library is
-not needed; the subwords themselves are tested at the end.
+Most tests cut text into characters instead of subwords, so that lengths are plain to see; the subwords themselves are
+tested at the end.
 """
 
 import dataclasses
@@ -349,7 +349,6 @@ TEXTS = ["der Hund läuft schnell", "the dog runs fast", "the dog's bone isn't h
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    pytest.importorskip("tokenizers", reason="the tokenizers library is not installed")
     return bpe.train(TEXTS, 300)
 
 
