@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := torch,jax,cupy,triton,jax-triton,conformance,peers,experiments,dev
+EXTRAS := torch,jax,cupy,triton,jax-triton,conformance,peers,experiments,transformers,flax,onnx,docs,dev
 OUT ?= out
 SANITIZER ?= compute-sanitizer
 WORKERS ?= 2
