@@ -9,7 +9,6 @@ import difflib
 import math
 import numbers
 from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
 import array_api_compat
@@ -49,7 +48,8 @@ def dtype_name(x: Array) -> str:
 
 
 def is_array(x: Any) -> bool:
-    return hasattr(x, "shape") and hasattr(x, "dtype")
+    # numbers first: torch.compile(dynamic=True) makes symbols of them, of which it cannot ask for attributes
+    return not isinstance(x, (int, float)) and hasattr(x, "shape") and hasattr(x, "dtype")
 
 
 def library(x: Any) -> str:
@@ -156,10 +156,10 @@ def broadcast(op: str, what: str, *shapes: Shape) -> Shape:
     padded = [(1,) * (width - len(shape)) + shape for shape in shapes]
     result = []
     for sizes in zip(*padded, strict=True):
-        wide = {size for size in sizes if size != 1}
-        if len(wide) > 1:
+        wide = [size for size in sizes if size != 1]
+        if any(size != wide[0] for size in wide):
             raise ValueError(f"{op}: {what} do not broadcast; got {' and '.join(map(str, shapes))}")
-        result.append(wide.pop() if wide else 1)
+        result.append(wide[0] if wide else 1)
     return tuple(result)
 
 
@@ -266,7 +266,7 @@ def number(op: str, name: str, value: Any) -> float:
     if isinstance(value, bool) or (is_array(value) and value.shape) or not isinstance(value, numbers.Real):
         kind = f"an array of shape {tuple(value.shape)}" if is_array(value) else repr(value)
         raise TypeError(f"{op}: {name} must be a number; got {kind}")
-    if not math.isfinite(value):
+    if not abs(value) < math.inf:  # math.isfinite cannot be traced where torch.compile makes a symbol of the number
         raise ValueError(f"{op}: {name} must be finite; got {value}")
     return float(value)
 
@@ -361,6 +361,8 @@ def layernorm_context(op: str, given: dict[str, Any], options: dict[str, Any]) -
 
 ContextOf = Callable[[str, dict[str, Any], dict[str, Any]], Context]
 OptionCheck = Callable[[Context, str, Any], None]
+# a plain dict: torch.compile breaks the graph where it meets two read-only views of dicts
+NO_CHECKS: Mapping[str, OptionCheck] = {}
 
 
 def call(
@@ -370,7 +372,7 @@ def call(
     options: dict[str, Any],
     accepted: tuple[str, ...],
     context_of: ContextOf = attention_context,
-    own: Mapping[str, OptionCheck] = MappingProxyType({}),
+    own: Mapping[str, OptionCheck] = NO_CHECKS,
 ) -> None:
     """Check a whole call: names of options, library, device and dtype of the arrays, shapes, then each option given.
 

@@ -8,7 +8,6 @@ dtype, shapes and options.
 import inspect
 from collections.abc import Callable, Mapping
 from functools import wraps
-from types import MappingProxyType
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import array_api_compat
@@ -201,7 +200,7 @@ def _wrap(body: Callable[P, R], invoke: Callable[..., R], *checks: Any) -> Calla
 
 def operation_checked_by(
     context_of: _check.ContextOf = _check.attention_context,
-    own: Mapping[str, _check.OptionCheck] = MappingProxyType({}),
+    own: Mapping[str, _check.OptionCheck] = _check.NO_CHECKS,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """`operation` for an op whose arrays are not q, k, v, or with options that no other op has."""
 
@@ -235,7 +234,7 @@ def special_case(body: Callable[P, R]) -> Callable[P, R]:
 
 def repeated_call_checked_by(
     context_of: _check.ContextOf = _check.attention_context,
-    own: Mapping[str, _check.OptionCheck] = MappingProxyType({}),
+    own: Mapping[str, _check.OptionCheck] = _check.NO_CHECKS,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate an op that calls another one several times: checked under its own name, `impl` passed on.
 

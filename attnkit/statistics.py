@@ -75,7 +75,10 @@ def _tiles(q: Array, k: Array, held: int | None = None) -> Iterator[Rows]:
     total = q.shape[-2]
     heads = max(math.prod(q.shape[:-2]), math.prod(k.shape[:-2]))
     size = max(1, (held or _TILE) // max(1, heads * k.shape[-2]))
-    for start in range(0, max(total, 1), size):
+    if total <= size:  # without a loop, whose length torch.compile would fix
+        yield Rows(0, total, total)
+        return
+    for start in range(0, total, size):
         yield Rows(start, min(start + size, total), total)
 
 

@@ -3,7 +3,6 @@
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from attnkit import (
@@ -53,7 +52,7 @@ class Family(NamedTuple):
     translate: Callable[..., dict[str, Any]]  # the op's own options -> those of `weigh`
     signed: Callable[..., bool] = _never  # of the translated options: can a weight be negative
     exact_zeros: Callable[..., bool] = _never  # likewise: is a weight of 0 meant, not underflow
-    checks: Mapping[str, _check.OptionCheck] = MappingProxyType({})  # of options that only this op has
+    checks: Mapping[str, _check.OptionCheck] = _check.NO_CHECKS  # of options that only this op has
     prepare: Callable[..., quadratic.Inputs] = quadratic.prepare
     scores: Callable[..., Array] = quadratic.scores
     beside: Callable[..., dict[str, Array]] = _nothing  # gradients to add to those of the scores

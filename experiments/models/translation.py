@@ -201,9 +201,6 @@ class LayerRows(NamedTuple):
     queries: Tensor
 
 
-Attend = Callable[..., Tensor]
-
-
 def _attend(
     attention: MultiHeadAttention, x: Tensor, context: Tensor | None = None, *, queries: Tensor, **masks: Any
 ) -> Tensor:
@@ -211,22 +208,42 @@ def _attend(
     return out
 
 
+def _watched(
+    fields: tuple[str, ...],
+    rows: list[LayerRows],
+    attention: MultiHeadAttention,
+    x: Tensor,
+    context: Tensor | None = None,
+    *,
+    queries: Tensor,
+    **masks: Any,
+) -> Tensor:
+    out: Tensor
+    out, found = attention(x, context, return_statistics=fields, **masks)
+    rows.append(LayerRows(found, queries))
+    return out
+
+
 class _Watch:
-    """`_attend` that also collects row statistics of the modules named."""
+    """Collects the statistics named of the attention layers named (None = all).
 
-    def __init__(self, names: Mapping[MultiHeadAttention, str], fields: tuple[str, ...]) -> None:
-        self.names, self.fields = names, fields
-        self.rows: dict[str, LayerRows] = {}
+    Each layer gets an empty list of its own and does not learn its name, so that compiled layers are all alike.
+    """
 
-    def __call__(
-        self, attention: MultiHeadAttention, x: Tensor, context: Tensor | None = None, *, queries: Tensor, **masks: Any
-    ) -> Tensor:
-        if attention not in self.names:
-            return _attend(attention, x, context, queries=queries, **masks)
-        out: Tensor
-        out, found = attention(x, context, return_statistics=self.fields, **masks)
-        self.rows[self.names[attention]] = LayerRows(found, queries)
-        return out
+    def __init__(self, fields: tuple[str, ...] = (), layers: Collection[str] | None = None) -> None:
+        self.fields, self.layers = fields, layers
+        self.found: dict[str, list[LayerRows]] = {}
+
+    def of(self, name: str) -> Callable[..., Tensor]:
+        """What calls the attention layer of that name."""
+        if not self.fields or (self.layers is not None and name not in self.layers):
+            return _attend
+        self.found[name] = []
+        return partial(_watched, self.fields, self.found[name])
+
+    @property
+    def rows(self) -> dict[str, LayerRows]:
+        return {name: found[0] for name, found in self.found.items()}
 
 
 # ---------------------------------------------------------------------------------------------- decoding state
@@ -321,11 +338,9 @@ class Translator(nn.Module):
         With `fields`, also {name: LayerRows} with those row statistics, with gradients, of the attention layers named
         (None = all): encoder.0.attention, decoder.0.attention, decoder.0.cross.
         """
-        if not fields:
-            return self._logits(source, source_mask, target_in, _attend)
-        names = {module: name for name, module in self.attentions().items() if layers is None or name in layers}
-        watch = _Watch(names, fields)
-        return self._logits(source, source_mask, target_in, watch), watch.rows
+        watch = _Watch(fields, layers)
+        logits = self._logits(source, source_mask, target_in, watch)
+        return (logits, watch.rows) if fields else logits
 
     def attentions(self) -> dict[str, MultiHeadAttention]:
         """Every attention layer by its name."""
@@ -340,11 +355,13 @@ class Translator(nn.Module):
             weights[name] = kinds["encoder" if stack == "encoder" else kind].regulariser
         return {name: weight for name, weight in weights.items() if weight > 0}
 
-    def encode(self, source: Tensor, source_mask: Tensor, attend: Attend = _attend) -> Tensor:
+    def encode(self, source: Tensor, source_mask: Tensor, watch: _Watch | None = None) -> Tensor:
         """(B, S, dim): what the decoder attends to."""
+        watch = watch or _Watch()
         x = self._embedded(self.source, source, 0)
-        for layer in self.encoder:
+        for n, layer in enumerate(self.encoder):
             assert isinstance(layer, EncoderLayer)
+            attend = watch.of(f"encoder.{n}.attention")
             masks = {"key_mask": source_mask, "query_mask": source_mask}
             x = layer(x, partial(attend, layer.attention, queries=source_mask, **masks))
         out: Tensor = self.encoder_norm(x)
@@ -377,14 +394,15 @@ class Translator(nn.Module):
         state.position += 1
         return self._to_vocabulary(x).view(items, beams, -1)
 
-    def _logits(self, source: Tensor, source_mask: Tensor, target_in: Tensor, attend: Attend) -> Tensor:
-        memory = self.encode(source, source_mask, attend)
+    def _logits(self, source: Tensor, source_mask: Tensor, target_in: Tensor, watch: _Watch) -> Tensor:
+        memory = self.encode(source, source_mask, watch)
         x = self._embedded(self.source if self.target is None else self.target, target_in, 0)
         # padding stands behind, so causality alone hides it from every token
         there = target_in != PAD
-        for layer in self.decoder:
+        for n, layer in enumerate(self.decoder):
             assert isinstance(layer, DecoderLayer)
-            across = partial(attend, layer.cross, context=memory, queries=there, key_mask=source_mask)
+            attend, attend_across = (watch.of(f"decoder.{n}.{name}") for name in ("attention", "cross"))
+            across = partial(attend_across, layer.cross, context=memory, queries=there, key_mask=source_mask)
             x = layer(x, partial(attend, layer.attention, queries=there), across)
         return self._to_vocabulary(x)
 

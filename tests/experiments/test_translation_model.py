@@ -56,6 +56,24 @@ def test_no_token_sees_those_behind_it(method):
     assert_close(model(batch.source, batch.mask, changed)[0, :4], model(*batch)[0, :4])
 
 
+def test_compiled_layers_serve_batches_of_any_size():
+    """A graph for each kind of layer, and another as soon as sizes change; then no more, in all layers."""
+    torch.manual_seed(0)
+    model, graphs = Translator(config("reluformer")).train(), []
+
+    def count(graph, examples):
+        graphs.append(graph)
+        return graph
+
+    for layer in (*model.encoder, *model.decoder):
+        layer.compile(backend=count)
+    counts = []
+    for lengths in (((7, 6), (3, 5)), ((9, 8), (8, 4), (4, 7)), ((6, 9),) * 4, ((12, 5),) * 5):
+        model(*tokens(lengths), fields=("total", "entropy", "visible"))
+        counts.append(len(graphs))
+    assert counts == [2, 4, 4, 4]
+
+
 # ---------------------------------------------------------------------------------------------- caches
 
 

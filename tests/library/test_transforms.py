@@ -57,6 +57,25 @@ def test_torch_compile_through_inductor(op):
     close(out, function(q, k, v, causal=True))
 
 
+def test_one_compiled_graph_serves_all_shapes():
+    """Whatever is asked of sizes while tracing must not fix them. Numbers may be fixed: alpha chooses the formula."""
+    graphs = []
+
+    def count(graph, examples):
+        graphs.append(graph)
+        return graph
+
+    def run(q, k, v, seed):
+        o = attnkit.pointwise_attention(q, k, v, dropout=(0.1, seed))
+        return o + attnkit.attention_with_statistics("sigmoid_attention", q, k, v, fields=("total",))[0]
+
+    compiled = torch.compile(run, fullgraph=True, dynamic=True, backend=count)
+    for batch, length in ((2, 5), (3, 7), (5, 11)):
+        q, k, v = (torch.randn(batch, 4, length, 8) for _ in range(3))
+        close(compiled(q, k, v, torch.tensor(1)), run(q, k, v, torch.tensor(1)))
+    assert len(graphs) == 1
+
+
 def test_torch_compile_of_statistics_and_regulariser():
     def loss(q, k):
         return attnkit.attention_regulariser(attnkit.row_statistics("reluformer_attention", q, k, causal=True))[0]

@@ -6,6 +6,7 @@ import ctypes
 import functools
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -20,6 +21,7 @@ from attnkit.kernels.cuda.rows import NORMALISERS
 HERE = Path(__file__).parent
 COMPILER = "g++"
 FLAGS = ("-std=c++17", "-O1", "-shared", "-fPIC", "-w", "-U_FORTIFY_SOURCE")
+QUOTED = re.compile(r'"([^"\n]+)"')
 SHIM = ("fibers.h", "intrinsics_on_host.h")
 Edits = Mapping[str, tuple[str, str]]  # by file: a text, and what takes its place
 
@@ -133,7 +135,7 @@ class Library:
         """What runs the kernel of a launch; compiled the first time that anybody asks for it."""
         text = unit(launch)
         if text not in self.loaded:
-            self.loaded[text] = ctypes.PyDLL(str(compiled(text, tuple(sorted(self.files.items())))))
+            self.loaded[text] = ctypes.PyDLL(str(compiled(text, included(text, self.files))))
         return self.loaded[text].run
 
     def run(self, launch: Launch, descending: bool) -> Answer:
@@ -145,6 +147,17 @@ class Library:
             choice_of(launch)[2], ctypes.byref(answer),
         )  # fmt: skip
         return answer
+
+
+def included(text: str, files: dict[str, str]) -> tuple[tuple[str, str], ...]:
+    """The headers that a unit names, and those that these name, with their texts."""
+    found: dict[str, str] = {}
+    texts = [text]
+    while texts:
+        new = {name for name in QUOTED.findall(texts.pop()) if name in files} - found.keys()
+        found |= {name: files[name] for name in new}
+        texts += [files[name] for name in new]
+    return tuple(sorted(found.items()))
 
 
 @functools.cache

@@ -1,6 +1,10 @@
 // The functions of attnkit/kernels/cuda/intrinsics.cuh on a CPU, for blocks of fibers.
 #pragma once
 
+#include <bits/c++config.h>
+// the special functions of C++17 are half of the time that a small kernel takes to compile
+#undef _GLIBCXX_USE_STD_SPEC_FUNCS
+#define _GLIBCXX_USE_STD_SPEC_FUNCS 0
 #include <cmath>
 
 #include "fibers.h"
