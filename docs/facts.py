@@ -1,9 +1,10 @@
-"""The tables of facts on the pages of docs/variants, from the op database, the signatures and the kernels declared.
+"""The tables in the documentation that are written from code and results, so that they cannot drift.
 
     python docs/facts.py     # writes them anew
 
-A page says where a table belongs: `<!-- facts of softmax_attention -->`, the table, `<!-- end -->`. An op lives on the
-page that has its table. `<!-- facts of all -->` is the list of ops with links to them.
+A page says where a table belongs: `<!-- facts of softmax_attention -->`, the table, `<!-- end -->`. Tables of ops come
+from the op database, the signatures and the kernels declared; an op lives on the page of docs/variants that has its
+table, and `all` is the list of ops with links to them. What was measured is in `docs.measured`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+from functools import cache, partial
 from operator import attrgetter
 from pathlib import Path
 
@@ -23,8 +25,10 @@ from attnkit_conformance import table  # noqa: E402
 from attnkit_conformance.adapters.base import kernels  # noqa: E402
 from attnkit_conformance.op import Op  # noqa: E402
 from attnkit_conformance.opdb import BY_NAME, PUBLIC  # noqa: E402
+from docs import measured  # noqa: E402
 
-FOLDER = ROOT / "docs" / "variants"
+DOCS = ROOT / "docs"
+FOLDER = DOCS / "variants"
 BLOCK = re.compile(r"(<!-- facts of (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -48,6 +52,12 @@ def link(op: Op, pages: dict[str, Path]) -> str:
 
 def code(names: list[str] | tuple[str, ...]) -> str:
     return ", ".join(f"`{name}`" for name in names)
+
+
+@cache
+def implementations(library: str) -> dict[str, tuple[str, ...]]:
+    """{op: names of attnkit's kernels} of a library."""
+    return kernels(library)
 
 
 def own_parameters(op: Op) -> str:
@@ -76,7 +86,8 @@ def facts(op: Op) -> str:
         "beside it": code(beside(op)),
         "gradients": code(op.differentiable) if op.vjp else "none",
         "implementations": " · ".join(
-            f"{library}: {', '.join(('generic', *kernels(library).get(op.name, ())))}" for library in table.LIBRARIES
+            f"{library}: {', '.join(('generic', *implementations(library).get(op.name, ())))}"
+            for library in table.LIBRARIES
         ),
     }
     lines = ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items() if value)]
@@ -93,19 +104,20 @@ def everything() -> str:
     return "\n".join(lines) + "\n"
 
 
+TABLES = {"all": everything, **measured.TABLES, **{op.name: partial(facts, op) for op in PUBLIC}}
+
+
 def current(text: str) -> str:
     """A page with its tables as they should be."""
-
-    def table_of(found: re.Match[str]) -> str:
-        begin, name, end = found.groups()
-        return begin + (everything() if name == "all" else facts(BY_NAME[name])) + end
-
-    return BLOCK.sub(table_of, text)
+    return BLOCK.sub(lambda found: found[1] + TABLES[found[2]]() + found[3], text)
 
 
 def main() -> None:
-    for page in sorted(FOLDER.glob("*.md")):
-        page.write_text(current(page.read_text()))
+    for page in sorted(DOCS.rglob("*.md")):
+        text = page.read_text()
+        if (now := current(text)) != text:
+            page.write_text(now)
+            print(f"written: {page.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":
