@@ -15,7 +15,6 @@ version = release = attnkit.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "docs.mathml", "docs.docstrings"]
 exclude_patterns = ["families/pictures/*", "**/__pycache__"]
-suppress_warnings = ["toc.empty_glob"]  # pages that are listed as soon as they are there
 
 # what GitHub shows too: tables, $ formulas, and headings as targets of links
 myst_enable_extensions = ["dollarmath"]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+from collections.abc import Callable
 from functools import cache, partial
 from operator import attrgetter
 from pathlib import Path
@@ -54,10 +55,12 @@ def code(names: list[str] | tuple[str, ...]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-@cache
-def implementations(library: str) -> dict[str, tuple[str, ...]]:
-    """{op: names of attnkit's kernels} of a library."""
-    return kernels(library)
+kernels_of = cache(kernels)
+
+
+def served(library: str, op: Op) -> str:
+    """What implements an op on a library."""
+    return ", ".join(("generic", *kernels_of(library).get(op.name, ())))
 
 
 def own_parameters(op: Op) -> str:
@@ -85,10 +88,7 @@ def facts(op: Op) -> str:
         "options of all ops": code([name for name in DEFAULTS if name in accepted]),
         "beside it": code(beside(op)),
         "gradients": code(op.differentiable) if op.vjp else "none",
-        "implementations": " · ".join(
-            f"{library}: {', '.join(('generic', *implementations(library).get(op.name, ())))}"
-            for library in table.LIBRARIES
-        ),
+        "implementations": " · ".join(f"{name}: {served(name, op)}" for name in table.LIBRARIES),
     }
     lines = ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items() if value)]
     return "\n".join(lines) + "\n"
@@ -104,7 +104,11 @@ def everything() -> str:
     return "\n".join(lines) + "\n"
 
 
-TABLES = {"all": everything, **measured.TABLES, **{op.name: partial(facts, op) for op in PUBLIC}}
+TABLES: dict[str, Callable[[], str]] = {
+    "all": everything,
+    **measured.TABLES,
+    **{op.name: partial(facts, op) for op in PUBLIC},
+}
 
 
 def current(text: str) -> str:
