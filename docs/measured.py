@@ -55,7 +55,8 @@ def speed() -> str:
             for n in LENGTHS:
                 forward, both = (found.get((op, n, mode)) for mode in ("forward", "forward+backward"))
                 cells += [f"{x[0]:.0f} ms" if x else "–" for x in (forward, both)]
-                cells.append(f"{(both or forward or (0, 0))[1]:.0f}")
+                largest = both or forward
+                cells.append(f"{largest[1]:.0f}" if largest else "–")
             lines.append(cells)
     return rows(lines)
 
