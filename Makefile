@@ -14,7 +14,7 @@ export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 export JAX_PLATFORMS ?= cpu
 
-.PHONY: install run test lint types conformance emulated smoke gpu benchmarks docs clean
+.PHONY: install run test lint types conformance emulated smoke gpu benchmarks docs site clean
 
 install: $(VENV)/.installed
 
@@ -73,6 +73,11 @@ smoke: install
 docs: install
 	$(BIN)/python -m attnkit_conformance table --write README.md
 	$(BIN)/python docs/pictures.py
+
+# The documentation as pages: warnings are errors, nothing is loaded from elsewhere.
+site: install
+	$(BIN)/python -m sphinx -q -W --keep-going -b html -d $(OUT)/site-trees docs $(OUT)/site
+	@echo "$(CURDIR)/$(OUT)/site/index.html"
 
 # As many threads as cores, on a machine that does nothing else.
 benchmarks: install

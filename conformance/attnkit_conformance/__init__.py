@@ -1,1 +1,1 @@
-"""x"""
+"""The referee of attention variants: cases, golden values, bounds and the judge; `python -m attnkit_conformance`."""

@@ -1,0 +1,87 @@
+"""The measured tables of docs/which-variant.md, from the results that are committed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+REPORTS = ROOT / "docs" / "reports"
+DEVICE = "intel-xeon-processor"
+FILES = {"NumPy": f"{DEVICE}-numpy.json", "torch": f"{DEVICE}.json", "JAX": f"{DEVICE}-jax.json"}
+SOFTMAX = {"torch": "sdpa flash"}  # torch's own attention is the softmax that attnkit serves there
+TRAINED = ("000-fig2-cpu", "001-table4-cpu")
+LENGTHS = (1024, 4096)
+
+Times = dict[tuple[str, int, str], tuple[float, float]]  # (row, tokens, mode) -> milliseconds, MiB
+
+
+def rows(lines: list[list[str]]) -> str:
+    """A table in Markdown; the first line is its head."""
+    head, *body = lines
+    return "".join("| " + " | ".join(cells) + " |\n" for cells in (head, ["---"] * len(head), *body))
+
+
+def taken(record: dict[str, Any], name: str) -> tuple[float, float]:
+    found = record["contenders"][name]
+    return found["seconds"]["median"] * 1e3, found["peak_mebibytes"]
+
+
+def times(library: str) -> Times:
+    """What `impl="auto"` takes, and in torch its own softmax where it was the rival."""
+    found: Times = {}
+    for record in json.loads((RESULTS / FILES[library]).read_text())["records"]:
+        cell, rival = record["cell"], SOFTMAX.get(library)
+        if cell["op"] == "statistics":
+            continue
+        causal = ", causal" if cell["causal"] else ""
+        found[cell["op"] + causal, cell["n"], record["mode"]] = taken(record, record["auto"])
+        if rival is not None and cell["op"] == "relu":
+            found["softmax" + causal, cell["n"], record["mode"]] = taken(record, rival)
+    return found
+
+
+def speed() -> str:
+    """Milliseconds of a call and its memory, by library and op."""
+    lines = [["library", "op"]]
+    for n in LENGTHS:
+        lines[0] += [f"n = {n}: forward", "with gradients", "MiB"]
+    for library in FILES:
+        found = times(library)
+        for op in dict.fromkeys(row for row, _, _ in found):
+            cells = [library, op]
+            for n in LENGTHS:
+                forward, both = (found.get((op, n, mode)) for mode in ("forward", "forward+backward"))
+                cells += [f"{x[0]:.0f} ms" if x else "–" for x in (forward, both)]
+                largest = both or forward
+                cells.append(f"{largest[1]:.0f}" if largest else "–")
+            lines.append(cells)
+    return rows(lines)
+
+
+def long_sequences() -> str:
+    """Seconds and memory of one head at lengths where only some ops can be called."""
+    lines = [["op", "tokens", "NumPy", "torch", "peak, NumPy", "peak, torch"]]
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    for row in json.loads((RESULTS / "long-sequences-cpu.json").read_text())["rows"]:
+        name = f"`{row['op']}`" + (", causal" if row["causal"] else "")
+        found.setdefault((name, row["tokens"]), {})[row["library"]] = row
+    for (name, tokens), by in found.items():
+        both = [by["numpy"], by["torch"]]
+        seconds = [f"{row['seconds']:.1f} s" for row in both]
+        lines.append([name, f"{tokens:,}", *seconds, *(f"{row['peak_mebibytes']:.0f} MiB" for row in both)])
+    return rows(lines)
+
+
+def trained() -> str:
+    """The tables of the summaries of what was trained, each with its setting."""
+    parts = []
+    for name in TRAINED:
+        title, setting, table = (REPORTS / name / "summary.md").read_text().strip().split("\n\n")
+        parts.append(f"[{title.removeprefix('# ')}](reports/{name}/summary.md): {setting}\n\n{table}\n")
+    return "\n".join(parts)
+
+
+TABLES = {"speed": speed, "long_sequences": long_sequences, "trained": trained}
