@@ -1,4 +1,4 @@
-"""python -m attnkit_conformance run | table | export | compare."""
+"""python -m attnkit_conformance run | table | export | vectors | compare."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from attnkit_conformance import adapters, exchange, report, table, terminal
+from attnkit_conformance import adapters, exchange, report, table, terminal, vectors
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.case import DTYPES, PROFILES
 from attnkit_conformance.core import CaseResult
@@ -39,6 +39,9 @@ def parser() -> argparse.ArgumentParser:
     export.add_argument("folder", type=Path, metavar="DIR")
     selection(export)
 
+    release = commands.add_parser("vectors", help="the same for a release: every op, at most 20 MB, always alike")
+    release.add_argument("folder", type=Path, metavar="DIR")
+
     compare = commands.add_parser("compare", help="judge tensors that another program computed from exported inputs")
     compare.add_argument("folder", type=Path, metavar="DIR", help="what export wrote")
     compare.add_argument("theirs", type=Path, metavar="THEIRS", help="folder or file of safetensors, same names")
@@ -56,7 +59,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a command; the exit status is 1 if anything fails and 2 if the command cannot be understood."""
     given = parser().parse_args(arguments)
     try:
-        return {"run": run, "table": show_table, "export": export, "compare": compare}[given.command](given)
+        commands = {"run": run, "table": show_table, "export": export, "vectors": write_vectors, "compare": compare}
+        return commands[given.command](given)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -105,6 +109,14 @@ def export(given: argparse.Namespace) -> int:
     """Write golden vectors."""
     count = exchange.export(given.folder, given.profile, given.k, tuple(given.dtype or DTYPES))
     print(f"{count} cases written to {given.folder}")
+    return 0
+
+
+def write_vectors(given: argparse.Namespace) -> int:
+    """Write the test vectors of a release."""
+    count = vectors.write(given.folder)
+    print(f"{count} cases written to {given.folder}")
+    print(f"sha256 of {exchange.SUMS}: {exchange.digest(given.folder / exchange.SUMS)}")
     return 0
 
 
