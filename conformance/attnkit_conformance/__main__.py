@@ -11,8 +11,11 @@ from attnkit_conformance import adapters, exchange, report, table, terminal, vec
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.case import DTYPES, PROFILES
 from attnkit_conformance.core import CaseResult
-from attnkit_conformance.judge import in_order, planned
+from attnkit_conformance.judge import in_order, matcher, planned
+from attnkit_conformance.opdb import OPDB
 from attnkit_conformance.processes import judge_in_processes
+
+FOUND = Path("out") / "found"  # failing cases of a search
 
 
 def parser() -> argparse.ArgumentParser:
@@ -27,6 +30,10 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--json", type=Path, help="write every verdict as JSON")
     run.add_argument("--junit", type=Path, help="write JUnit XML")
     run.add_argument("--html", type=Path, help="write one self-contained page")
+    run.add_argument("--search", type=float, metavar="SECONDS", help="judge drawn cases instead of the fixed ones")
+    run.add_argument("--seed", type=int, default=0, help="of the search; the same seed draws the same cases")
+    run.add_argument("--save", type=Path, metavar="DIR", default=FOUND, help=f"where failures are saved: {FOUND}")
+    run.add_argument("--samples", type=Path, nargs="+", metavar="FILE", help="judge the cases that a search saved")
     run.add_argument("--workers", type=int, metavar="N", help="processes that judge, one per core by default")
     selection(run)
 
@@ -70,6 +77,8 @@ def run(given: argparse.Namespace) -> int:
     """Judge, show, and write the reports asked for."""
     dtypes, names = tuple(given.dtype or DTYPES), given.adapters or adapters.default()
     chosen = adapters.find(names)
+    if given.samples or given.search is not None:
+        return conclude(drawn_or_saved(given, chosen, dtypes), chosen, given)
     for adapter in chosen:
         if hasattr(adapter, "close"):
             adapter.close()
@@ -78,6 +87,28 @@ def run(given: argparse.Namespace) -> int:
     if not results:
         raise ValueError("nothing selected: no case matches")
     return conclude(in_order(results, chosen), chosen, given)
+
+
+def drawn_or_saved(given: argparse.Namespace, chosen: list[Adapter], dtypes: tuple[str, ...]) -> list[CaseResult]:
+    """Verdicts of a search, whose findings are shown with how to see them again, or on the cases of an earlier one."""
+    from attnkit_conformance import search
+
+    if given.samples:
+        results = search.replayed(chosen, given.samples)
+        if not results:
+            raise ValueError("nothing selected: no adapter serves the op and dtype of a sample")
+        return results
+    found = search.Search(chosen, given.search, given.seed, given.save, dtypes, matcher(given.k))
+    found.run(terminal.show_search())
+    for finding in found.findings:
+        own = [name for name in given.adapters if ":" in name or finding.result.adapter == "reference"]
+        names = " ".join(own or [finding.result.adapter])
+        print(f"found by seed {given.seed}; again: python -m attnkit_conformance run {names} --samples {finding.path}")
+    tried = sum(found.examples.values())
+    print(f"{tried} cases judged, {sum(found.silent.values())} draws told nothing; judged and silent by op:")
+    for op in (op for op in OPDB if found.examples[op.name] or found.silent[op.name]):
+        print(f"  {op.name:34} {found.examples[op.name]:7} {found.silent[op.name]:7}")
+    return found.results()
 
 
 def conclude(results: list[CaseResult], chosen: Iterable[Adapter], given: argparse.Namespace) -> int:
