@@ -128,7 +128,7 @@ class Search:
             return True
 
         drawn = random.Random(f"{self.seed}/{turn}/{op.name}")
-        with contextlib.suppress(NoSuchExample, Unsatisfiable, TimeIsUp):
+        with np.errstate(all="ignore"), contextlib.suppress(NoSuchExample, Unsatisfiable, TimeIsUp):
             hypothesis.find(cases(op, dtypes), fails, settings=SETTINGS, random=drawn)
         if failing:
             self.save(*failing[-1])
