@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, Unpack
 from attnkit import _check
 from attnkit import _quadratic as quadratic
 from attnkit._dispatch import namespace, operation_checked_by
+from attnkit._mask import positions
 from attnkit._special import magnitude
 from attnkit._typing import Array, Impl, Namespace
 from attnkit.lowrank_tokens import Tokens, both, chosen, gradient_like, join_heads, key_mask, split_heads, valid_keys
@@ -61,7 +62,10 @@ class _Inputs(NamedTuple):
     shared: int | None  # heads of k, where they are in groups
 
 
-def _any(xp: Namespace, valid: Array | None) -> Array | None:
+def _any(xp: Namespace, valid: Array | None, x: Array) -> Array | None:
+    """Whether x has a valid token; None if it has."""
+    if valid is None and x.shape[-2] == 0:
+        valid = positions(xp, x, 0, 0) < 0
     return None if valid is None else xp.any(valid, axis=-1, keepdims=True)
 
 
@@ -82,7 +86,7 @@ def _prepare(
     live = split_heads(xp, query_mask, shared, -2)
     seen = split_heads(xp, valid_keys(xp, k, k.shape[-2], mask, key_lengths), shared, -2)
     # without a valid token on the other side a token takes no part either
-    live, seen = both(live, _any(xp, seen)), both(seen, _any(xp, live))
+    live, seen = both(live, _any(xp, seen, k)), both(seen, _any(xp, live, q))
     q, k = (split_heads(xp, quadratic.cast(xp, x, dtype), shared) for x in (q, k))
     if v is not None:
         v = chosen(xp, seen, split_heads(xp, quadratic.cast(xp, v, dtype), shared))

@@ -1,4 +1,4 @@
-"""python -m attnkit_conformance run | table | export | compare."""
+"""python -m attnkit_conformance run | table | export | vectors | compare."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from attnkit_conformance import adapters, exchange, report, table, terminal
+from attnkit_conformance import adapters, exchange, report, table, terminal, vectors
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.case import DTYPES, PROFILES
 from attnkit_conformance.core import CaseResult
-from attnkit_conformance.judge import in_order, planned
+from attnkit_conformance.judge import in_order, matcher, planned
+from attnkit_conformance.opdb import OPDB
 from attnkit_conformance.processes import judge_in_processes
+
+FOUND = Path("out") / "found"  # failing cases of a search
 
 
 def parser() -> argparse.ArgumentParser:
@@ -27,6 +30,10 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--json", type=Path, help="write every verdict as JSON")
     run.add_argument("--junit", type=Path, help="write JUnit XML")
     run.add_argument("--html", type=Path, help="write one self-contained page")
+    run.add_argument("--search", type=float, metavar="SECONDS", help="judge drawn cases instead of the fixed ones")
+    run.add_argument("--seed", type=int, default=0, help="of the search; the same seed draws the same cases")
+    run.add_argument("--save", type=Path, metavar="DIR", default=FOUND, help=f"where failures are saved: {FOUND}")
+    run.add_argument("--samples", type=Path, nargs="+", metavar="FILE", help="judge the cases that a search saved")
     run.add_argument("--workers", type=int, metavar="N", help="processes that judge, one per core by default")
     selection(run)
 
@@ -38,6 +45,9 @@ def parser() -> argparse.ArgumentParser:
     export = commands.add_parser("export", help="write inputs, golden outputs, gradients and bounds to a folder")
     export.add_argument("folder", type=Path, metavar="DIR")
     selection(export)
+
+    release = commands.add_parser("vectors", help="the same for a release: every op, at most 20 MB, always alike")
+    release.add_argument("folder", type=Path, metavar="DIR")
 
     compare = commands.add_parser("compare", help="judge tensors that another program computed from exported inputs")
     compare.add_argument("folder", type=Path, metavar="DIR", help="what export wrote")
@@ -56,7 +66,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a command; the exit status is 1 if anything fails and 2 if the command cannot be understood."""
     given = parser().parse_args(arguments)
     try:
-        return {"run": run, "table": show_table, "export": export, "compare": compare}[given.command](given)
+        commands = {"run": run, "table": show_table, "export": export, "vectors": write_vectors, "compare": compare}
+        return commands[given.command](given)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -66,6 +77,8 @@ def run(given: argparse.Namespace) -> int:
     """Judge, show, and write the reports asked for."""
     dtypes, names = tuple(given.dtype or DTYPES), given.adapters or adapters.default()
     chosen = adapters.find(names)
+    if given.samples or given.search is not None:
+        return conclude(drawn_or_saved(given, chosen, dtypes), chosen, given)
     for adapter in chosen:
         if hasattr(adapter, "close"):
             adapter.close()
@@ -74,6 +87,28 @@ def run(given: argparse.Namespace) -> int:
     if not results:
         raise ValueError("nothing selected: no case matches")
     return conclude(in_order(results, chosen), chosen, given)
+
+
+def drawn_or_saved(given: argparse.Namespace, chosen: list[Adapter], dtypes: tuple[str, ...]) -> list[CaseResult]:
+    """Verdicts of a search, whose findings are shown with how to see them again, or on the cases of an earlier one."""
+    from attnkit_conformance import search
+
+    if given.samples:
+        results = search.replayed(chosen, given.samples)
+        if not results:
+            raise ValueError("nothing selected: no adapter serves the op and dtype of a sample")
+        return results
+    found = search.Search(chosen, given.search, given.seed, given.save, dtypes, matcher(given.k))
+    found.run(terminal.show_search())
+    for finding in found.findings:
+        own = [name for name in given.adapters if ":" in name or finding.result.adapter == "reference"]
+        names = " ".join(own or [finding.result.adapter])
+        print(f"found by seed {given.seed}; again: python -m attnkit_conformance run {names} --samples {finding.path}")
+    tried = sum(found.examples.values())
+    print(f"{tried} cases judged, {sum(found.silent.values())} draws told nothing; judged and silent by op:")
+    for op in (op for op in OPDB if found.examples[op.name] or found.silent[op.name]):
+        print(f"  {op.name:34} {found.examples[op.name]:7} {found.silent[op.name]:7}")
+    return found.results()
 
 
 def conclude(results: list[CaseResult], chosen: Iterable[Adapter], given: argparse.Namespace) -> int:
@@ -105,6 +140,14 @@ def export(given: argparse.Namespace) -> int:
     """Write golden vectors."""
     count = exchange.export(given.folder, given.profile, given.k, tuple(given.dtype or DTYPES))
     print(f"{count} cases written to {given.folder}")
+    return 0
+
+
+def write_vectors(given: argparse.Namespace) -> int:
+    """Write the test vectors of a release."""
+    count = vectors.write(given.folder)
+    print(f"{count} cases written to {given.folder}")
+    print(f"sha256 of {exchange.SUMS}: {exchange.digest(given.folder / exchange.SUMS)}")
     return 0
 
 

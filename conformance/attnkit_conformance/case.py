@@ -15,6 +15,10 @@ DTYPES = ("float64", "float32", "bfloat16", "float16")
 PROFILES = ("quick", "full")
 
 
+class NoDraw(ValueError):
+    """No draw keeps its distance from where rounding decides."""
+
+
 def numpy_dtype(name: str) -> np.dtype:
     """The NumPy dtype called `name`, ml_dtypes' bfloat16 included; "integer", which an output may be, is int64 here."""
     if name == INTEGER:
@@ -70,11 +74,13 @@ class Case:
 
 
 def laid_out(x: np.ndarray, layout: str) -> np.ndarray:
-    """The same values as a view that is not contiguous."""
+    """The same values as a view that is not contiguous; a reversed one has negative strides."""
     if layout == "transposed" and x.ndim >= 3:  # (B, L, H, d) memory seen as (B, H, L, d)
         return np.swapaxes(np.ascontiguousarray(np.swapaxes(x, -3, -2)), -3, -2)
     if layout == "strided":
         wide = np.zeros((*x.shape[:-2], 2 * x.shape[-2], 2 * x.shape[-1]), x.dtype)
         wide[..., ::2, 1::2] = x
         return wide[..., ::2, 1::2]
+    if layout == "reversed":
+        return np.ascontiguousarray(x[..., ::-1, ::-1])[..., ::-1, ::-1]
     return x

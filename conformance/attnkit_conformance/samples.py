@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnkit_conformance import lowprecision
-from attnkit_conformance.case import Case, compute_dtype, generator, rounded
+from attnkit_conformance.case import Case, NoDraw, compute_dtype, generator, rounded
 from attnkit_reference import _common as reference
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ HALF_TYPES = ("bfloat16", "float16")
 TELLING = {"opposite_keys", "positive_values"}  # options of scenes that both half types need
 LENGTH_ARRAY = "<array>"  # in a variant: draw a `length` array
 ATTEMPTS = 200
+DENSITIES = (0.1, 0.5, 0.9)  # of random masks
 LARGEST_GROWTH = {"float16": 8.0, "bfloat16": 8.0, "float32": 200.0}  # beyond, the bound is no part of the result
 MARGIN = 2e-6  # relative distance of a score from a kink below which float32 may fall on the other side
 
@@ -110,8 +111,8 @@ FULL = (
     Scene("dropout", 63, 65, params={"dropout": (0.25, 2**63 + 5)}),
     Scene("dropout-gqa", 64, 100, lead=((2, 4), (2, 2), (2, 2)), params={**GQA, "dropout": (0.5, 7)}, options=("gqa",)),
     Scene("dropout-mask", 65, 63, options=("dropout_mask",)),
-    Scene("empty-queries", 0, 65),
-    Scene("empty-keys", 63, 0),
+    Scene("empty-queries", 0, 65, options=("poison",)),
+    Scene("empty-keys", 63, 0, options=("poison",)),
     Scene(
         "everything", 65, 100, lead=((2, 4), (2, 2), (2, 2)), layout="transposed",
         params={**GQA, "causal": True, "window": (40, 2), "dropout": (0.1, 3), "scale": 0.4},
@@ -131,7 +132,7 @@ def arbitrary_mask(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarr
     """A random mask with a few null rows and one key that nobody sees."""
     mask = rng.random(shape) < 0.6
     mask[..., ::5, :] = False
-    mask[..., shape[-1] // 2] = False
+    mask[..., shape[-1] // 2 : shape[-1] // 2 + 1] = False
     return mask
 
 
@@ -153,6 +154,14 @@ def option_arrays(scene: Scene, rng: np.random.Generator) -> dict[str, np.ndarra
         made["mask"] = arbitrary_mask(rng, (L, S))
     if "mask_nothing" in options:
         made["mask"] = np.zeros((*lead, L, S), bool)
+    if "mask_random" in options:
+        made["mask"] = rng.random((*lead, L, S)) < rng.choice(DENSITIES)
+    if "query_mask_random" in options:
+        made["query_mask"] = rng.random((*lead[:-1], 1, L)[-len(lead) - 1 :]) < rng.choice(DENSITIES)
+    if "key_lengths_random" in options:
+        made["key_lengths"] = rng.integers(0, S + 1, (*lead[:-1], 1))
+    if "bias_2d" in options:
+        made["bias"] = rng.standard_normal((L, S))
     if "bias" in options:
         made["bias"] = rng.standard_normal((1, lead[-1], L, S))
     if "bias_per_key" in options:
@@ -235,7 +244,7 @@ def attention_case(op: Op, scene: Scene, variant: Mapping[str, Any], label: str,
         if exact or not any(too_near(case, kink) for kink in kinks):
             break
         if attempt == ATTEMPTS:
-            raise ValueError(f"{case.id}: no draw in {ATTEMPTS} keeps its distance from where the slope jumps")
+            raise NoDraw(f"{case.id}: no draw in {ATTEMPTS} keeps its distance from where the slope jumps")
     if "poison" in scene.options:
         poison(dict(case.arrays), scene, bool(params.get("return_state")))
     wanted = (*op.arguments, *op.optional)

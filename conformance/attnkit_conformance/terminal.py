@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -13,8 +14,12 @@ from rich.text import Text
 from attnkit_conformance.case import DTYPES
 from attnkit_conformance.core import STATUSES, CaseResult
 
+if TYPE_CHECKING:
+    from attnkit_conformance.search import Search
+
 SHORT = {"float64": "f64", "float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 SHOWN_FAILURES = 40
+PAUSE = 20.0  # seconds between two lines of progress
 
 
 def show_progress(results: Iterable[CaseResult], total: Callable[[], int]) -> list[CaseResult]:
@@ -38,6 +43,22 @@ def show_progress(results: Iterable[CaseResult], total: Callable[[], int]) -> li
                 task, advance=1 if result.measured or result.status == "unsupported" else 0, description=text
             )
     return collected
+
+
+def show_search() -> Callable[[Search, str], None]:
+    """Shows how far a search is, in one line of a terminal, or else in a line every PAUSE seconds."""
+    console, said = Console(), [0.0]
+
+    def tell(search: Search, op: str) -> None:
+        left = max(search.end - search.clock(), 0.0)
+        text = f"{sum(search.examples.values())} cases, {len(search.findings)} failures, {left:.0f} s left, now {op}"
+        if console.is_terminal:
+            console.print(f"{text:100}", end="\r", highlight=False)
+        elif search.clock() > said[0] + PAUSE:
+            said[0] = search.clock()
+            print(text, flush=True)
+
+    return tell
 
 
 def worst(results: Iterable[CaseResult]) -> float | None:

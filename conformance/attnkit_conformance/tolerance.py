@@ -81,7 +81,8 @@ def limit(
     naive_units = None
     if naive is not None and dtype in ("float16", "bfloat16"):
         error = distance(naive, golden) / unit
-        naive_units = HALF_FACTOR[kind] * error + 1.0 if np.isfinite(error) else None
+        in_single = BOUND["float32"] * growth * eps("float32") / eps(dtype)  # of scores, computed there
+        naive_units = HALF_FACTOR[kind] * error + 1.0 + in_single if np.isfinite(error) else None
     return Limit(golden, dtype, unit, BOUND[dtype] * growth, naive_units)
 
 

@@ -102,3 +102,11 @@ def test_sums_in_a_half_type_are_caught_by_the_second_rule_alone(dtype: str) -> 
     found = core.check(SumsInHalf(), case)
     assert found.checks == {"second_rule"}, found.message
     assert core.check(SumsInFloat32(), case).status == "pass"
+
+
+def test_second_rule_leaves_what_scores_in_float32_need() -> None:
+    """Equal keys have equal scores in any arithmetic that adds them up in one order: the formula then has no error."""
+    x = np.full(8, 0.027)
+    assert tolerance.limit(x, "float16", growth=1.0, naive=x).naive_units == pytest.approx(1.0, rel=2e-2)
+    needed = 1.0 + 16.0 * 1000.0 * 2.0**-23 / 2.0**-10
+    assert tolerance.limit(x, "float16", growth=1000.0, naive=x).naive_units == pytest.approx(needed)

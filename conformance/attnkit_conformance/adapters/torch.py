@@ -22,7 +22,9 @@ class Explicit(AttnkitAdapter):
         self.device = torch.device(device)
 
     def array(self, x: np.ndarray, dtype: str) -> Any:
-        """A tensor with the strides of `x`."""
+        """A tensor with the strides of `x`, but for negative ones, which torch has not."""
+        if any(stride < 0 for stride in x.strides):
+            x = np.ascontiguousarray(x)
         if x.dtype == ml_dtypes.bfloat16:
             return torch.from_numpy(x.view(np.uint16)).view(torch.bfloat16).to(self.device)
         return torch.from_numpy(x).to(self.device)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from attnkit_conformance import samples, tolerance
-from attnkit_conformance.case import Case, compute_dtype, generator, rounded
+from attnkit_conformance.case import Case, NoDraw, compute_dtype, generator, rounded
 from attnkit_conformance.errors import ErrorSample, zeros
 from attnkit_conformance.families import tokens_lowprecision
 from attnkit_conformance.families.lowrank import calls
@@ -92,7 +92,7 @@ def lsh_case(op: Op, scene: Scene, dtype: str) -> Case:
         if "integers" in scene.options or not too_near(case):
             break
     else:
-        raise ValueError(f"{case.id}: no draw in {ATTEMPTS} keeps its distance from the borders of buckets")
+        raise NoDraw(f"{case.id}: no draw in {ATTEMPTS} keeps its distance from the borders of buckets")
     if "poison" in scene.options:
         for name in ("qk", "v"):
             rows = np.broadcast_to(hidden(case), case.arrays[name].shape[:-1])

@@ -288,21 +288,26 @@ def sampler_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
     scenes = [("plain", 6, 8, 2, False), ("masked", 7, 9, 2, True)]
     more = [("whole", 5, 5, 5, True), ("pixel", 3, 4, 1, False), ("strip", 3, 20, 3, False)]
     for name, height, width, r, masked in scenes if profile == "quick" else scenes + more:
-        rng, kind = generator(f"sampler/{name}"), op.name.rpartition(".")[-1]
-        n, m = height * width, 5
-        arrays: dict[str, Array] = {"q": rounded(rng.standard_normal((2, 2, n, 12)), dtype)}
-        params: dict[str, Any] = {"height": height, "width": width, "r": r}
-        windows = (height // r) * (width // r)
-        out: Shape = (2, 2, windows, 12)
-        if kind == "convolution":
-            arrays["kernel"], out = rounded(rng.standard_normal((7, 12, r, r)), dtype), (2, 2, windows, 7)
-        if kind == "random":
-            shape = (2, 1, m) if masked else (m,)
-            arrays["indices"], params, out = rng.integers(0, n, shape), {}, (2, 2, m, 12)
-        if kind == "biased":
-            params, out = {"m": m}, (2, 2, m, 12)
-        if masked:
-            arrays["query_mask"] = rng.random((2, 1, n)) < 0.6
-            arrays["q"][~np.broadcast_to(arrays["query_mask"], (2, 2, n))] = np.nan
-        cotangents = {"landmarks": rounded(rng.standard_normal(out), dtype)}
-        yield Case(f"{op.name}/{dtype}/{name}", op.name, dtype, arrays, params, cotangents, frozenset({name}))
+        yield sampler_case(op, name, dtype, (height, width, r), masked)
+
+
+def sampler_case(op: Op, name: str, dtype: str, sizes: tuple[int, int, int], masked: bool) -> Case:
+    """A picture of height x width tokens in windows of r x r."""
+    rng, kind, (height, width, r) = generator(f"sampler/{name}"), op.name.rpartition(".")[-1], sizes
+    n, m = height * width, 5
+    arrays: dict[str, Array] = {"q": rounded(rng.standard_normal((2, 2, n, 12)), dtype)}
+    params: dict[str, Any] = {"height": height, "width": width, "r": r}
+    windows = (height // r) * (width // r)
+    out: Shape = (2, 2, windows, 12)
+    if kind == "convolution":
+        arrays["kernel"], out = rounded(rng.standard_normal((7, 12, r, r)), dtype), (2, 2, windows, 7)
+    if kind == "random":
+        shape = (2, 1, m) if masked else (m,)
+        arrays["indices"], params, out = rng.integers(0, n, shape), {}, (2, 2, m, 12)
+    if kind == "biased":
+        params, out = {"m": m}, (2, 2, m, 12)
+    if masked:
+        arrays["query_mask"] = rng.random((2, 1, n)) < 0.6
+        arrays["q"][~np.broadcast_to(arrays["query_mask"], (2, 2, n))] = np.nan
+    cotangents = {"landmarks": rounded(rng.standard_normal(out), dtype)}
+    return Case(f"{op.name}/{dtype}/{name}", op.name, dtype, arrays, params, cotangents, frozenset({name}))

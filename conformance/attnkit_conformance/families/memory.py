@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from attnkit_conformance import samples, tolerance
-from attnkit_conformance.case import Case, compute_dtype, generator, rounded
+from attnkit_conformance.case import Case, NoDraw, compute_dtype, generator, rounded
 from attnkit_conformance.errors import ErrorSample, zeros
 from attnkit_conformance.families import tokens_lowprecision
 from attnkit_conformance.families.lowrank import calls
@@ -77,7 +77,7 @@ def memory_case(op: Op, scene: Scene, dtype: str) -> Case:
         if scene.params == SOFTMAX or not near_zero(case):
             break
     else:
-        raise ValueError(f"{case.id}: no draw in {ATTEMPTS} keeps its distance from the kink")
+        raise NoDraw(f"{case.id}: no draw in {ATTEMPTS} keeps its distance from the kink")
     out = (*np.broadcast_shapes(*scene.lead), scene.tokens, 20)
     return replace(case, cotangents={"o": rounded(rng.standard_normal(out), dtype)})
 

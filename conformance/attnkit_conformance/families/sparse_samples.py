@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnkit_conformance import lowprecision, tolerance
-from attnkit_conformance.case import Case, compute_dtype, generator, rounded
+from attnkit_conformance.case import Case, NoDraw, compute_dtype, generator, rounded
 from attnkit_conformance.samples import (
     ATTEMPTS,
     CAUSAL,
@@ -101,7 +101,7 @@ def settled(case: Case) -> Case:
             return case
         q = q.copy()
         q[rows] = rng.permuted(q[rows], axis=-1) * rng.choice([-1.0, 1.0], q[rows].shape)
-    raise ValueError(f"{case.id}: {np.sum(rows)} queries stay near the threshold of their rows")
+    raise NoDraw(f"{case.id}: {np.sum(rows)} queries stay near the threshold of their rows")
 
 
 def near_threshold(case: Case, alpha: Any) -> Array:
@@ -228,8 +228,8 @@ SIMA = (
     Scene("broadcast", 63, 2, lead=((3, 1), (1, 2), (2,))),
     Scene("gqa", 63, 65, lead=((2, 6), (2, 2), (2, 2)), params=GQA, options=("gqa",)),
     Scene("mqa", 65, 63, lead=((2, 3), (2, 1), (2, 1)), params=GQA, options=("gqa", "key_mask")),
-    Scene("empty-queries", 0, 65),
-    Scene("empty-keys", 63, 0),
+    Scene("empty-queries", 0, 65, options=("poison",)),
+    Scene("empty-keys", 63, 0, options=("poison",)),
 )  # fmt: skip
 
 

@@ -1,0 +1,198 @@
+"""A search for inputs on which an implementation is wrong, beside the fixed samples.
+
+hypothesis draws cases of every op in turn: shapes, masks, magnitudes, dtypes, layouts and the op's own parameters. They
+are judged exactly as the fixed ones are. A case that fails is made smaller for as long as it fails in the same way, and
+saved; `run --samples FILE` judges it again. The same seed draws the same cases.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import hypothesis
+import numpy as np
+from hypothesis.errors import NoSuchExample, Unsatisfiable
+
+from attnkit_conformance import core
+from attnkit_conformance.adapter import Adapter
+from attnkit_conformance.case import Case, numpy_dtype
+from attnkit_conformance.core import CaseResult
+from attnkit_conformance.golden import golden
+from attnkit_conformance.judge import Keep
+from attnkit_conformance.op import Op
+from attnkit_conformance.opdb import OPDB
+from attnkit_conformance.search import saved
+from attnkit_conformance.search.strategies import cases
+
+TURN = 12  # examples of an op before the next op has its turn
+TINY = 1e-20  # row sums that are smaller, but not 0, lose digits or all of themselves in float32
+SHRINKING = 60.0  # seconds that making one failing case smaller may take, beyond the time of the search
+SETTINGS = hypothesis.settings(
+    max_examples=TURN,
+    database=None,
+    deadline=None,
+    derandomize=False,
+    suppress_health_check=list(hypothesis.HealthCheck),
+    phases=(hypothesis.Phase.generate, hypothesis.Phase.shrink),
+)
+Way = tuple[str, str, frozenset[str]]  # adapter, op and failed checks: failures that are alike
+
+
+class TimeIsUp(BaseException):
+    """Leaves hypothesis, which takes an Exception for a failure of the example."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A failing case, as small as it became, and where it lies."""
+
+    result: CaseResult
+    path: Path
+
+
+@dataclass
+class Search:
+    """What a search does and learns. `examples` counts the cases judged of each op, `silent` those that tell nothing:
+    draws that make no case, bounds that nothing exceeds, results beyond the range of the dtype.
+    """
+
+    adapters: Sequence[Adapter]
+    seconds: float
+    seed: int
+    folder: Path
+    dtypes: tuple[str, ...]
+    keep: Keep
+    clock: Callable[[], float] = time.monotonic
+    examples: Counter[str] = field(default_factory=Counter)
+    silent: Counter[str] = field(default_factory=Counter)
+    findings: list[Finding] = field(default_factory=list)
+    worst: dict[tuple[str, str, str], CaseResult] = field(default_factory=dict)  # of what passes or is not served
+    known: set[Way] = field(default_factory=set)
+
+    def run(self, tell: Callable[[Search, str], None]) -> None:
+        """Turns over all ops, each time in another order, until the time is up; `tell` is called at every turn."""
+        self.end, turn = self.clock() + self.seconds, 0
+        chosen = [op for op in OPDB if self.asked(op)]
+        if not chosen:
+            raise ValueError("nothing selected: no op of any adapter matches")
+        while self.clock() < self.end:
+            order = random.Random(f"{self.seed}/{turn}").sample(chosen, len(chosen))
+            for op in order:
+                if self.clock() < self.end:
+                    tell(self, op.name)
+                    self.look(op, turn)
+            turn += 1
+
+    def asked(self, op: Op) -> list[tuple[Adapter, tuple[str, ...]]]:
+        """The adapters that are judged on an op, with the dtypes."""
+        pairs = []
+        for adapter in self.adapters:
+            served = [
+                dtype
+                for dtype in self.dtypes
+                if dtype in adapter.dtypes
+                and dtype in op.dtypes
+                and self.keep(f"{adapter.name}::{op.name}/{dtype}/search")
+            ]
+            if served and core.asked(adapter, op.name):
+                pairs.append((adapter, tuple(served)))
+        return pairs
+
+    def look(self, op: Op, turn: int) -> None:
+        """One turn of an op; a failure is made smaller and saved."""
+        asked = self.asked(op)
+        dtypes = tuple(dtype for dtype in self.dtypes if any(dtype in served for _, served in asked))
+        failing: list[tuple[Case, CaseResult]] = []
+        limit = self.end
+
+        def fails(case: Case | None) -> bool:
+            nonlocal limit
+            if self.clock() > limit:
+                raise TimeIsUp
+            if case is None:
+                self.silent[op.name] += 1
+                return False
+            case = saved.named_by_content(case)
+            way = way_of(failing[-1][1]) if failing else None
+            result = self.judge(case, [adapter for adapter, served in asked if case.dtype in served], way)
+            if result is None:
+                return False
+            limit = limit if failing else self.clock() + SHRINKING
+            failing.append((case, result))
+            return True
+
+        drawn = random.Random(f"{self.seed}/{turn}/{op.name}")
+        with np.errstate(all="ignore"), contextlib.suppress(NoSuchExample, Unsatisfiable, TimeIsUp):
+            hypothesis.find(cases(op, dtypes), fails, settings=SETTINGS, random=drawn)
+        if failing:
+            self.save(*failing[-1])
+
+    def judge(self, case: Case, adapters: Sequence[Adapter], way: Way | None) -> CaseResult | None:
+        """The first failure of a case that is new, or like `way` where one is given."""
+        try:
+            silent = not tells(case)
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+            result = CaseResult(case.id, "reference", case.op, case.dtype, "fail", failures=(("exception", text),))
+            return result if self.counts(result, way) else None
+        self.silent[case.op] += silent
+        self.examples[case.op] += not silent
+        for adapter in () if silent else adapters:
+            result = core.check(adapter, case)
+            if result.status != "fail":
+                place = (adapter.name, case.op, case.dtype)
+                if place not in self.worst or (result.status, -result.ratio) < (
+                    self.worst[place].status,
+                    -self.worst[place].ratio,
+                ):
+                    self.worst[place] = result
+            elif self.counts(result, way):
+                return result
+        return None
+
+    def counts(self, result: CaseResult, way: Way | None) -> bool:
+        """Whether a failure is what is looked for."""
+        return way_of(result) == way if way else way_of(result) not in self.known
+
+    def save(self, case: Case, result: CaseResult) -> None:
+        """Write the case, and never look for its like again."""
+        self.known.add(way_of(result))
+        path = self.folder / f"{case.op}-{result.adapter}-{case.id.rpartition('-')[2]}.safetensors"
+        saved.save(path, case, {"adapter": result.adapter, "seed": self.seed, "message": result.message})
+        self.findings.append(Finding(result, path))
+
+    def results(self) -> list[CaseResult]:
+        """Findings, and the worst verdict on every adapter, op and dtype without one."""
+        return [*(finding.result for finding in self.findings), *self.worst.values()]
+
+
+def way_of(result: CaseResult) -> Way:
+    """What makes two failures alike."""
+    return result.adapter, result.op, frozenset(result.checks)
+
+
+def tells(case: Case) -> bool:
+    """Whether bounds tell right from wrong, every finite golden value is finite in the dtype of the result, and no row
+    is dead but for numbers that only float64 has: its entropy jumps there.
+    """
+    truth = golden(case)
+    limits = (*truth.outputs.values(), *truth.gradients.values())
+    with np.errstate(over="ignore"):
+        held = all(
+            np.array_equal(np.isfinite(x.golden.astype(numpy_dtype(x.dtype))), np.isfinite(x.golden)) for x in limits
+        )
+    total = np.abs(truth.outputs["total"].golden) if "total" in truth.outputs else np.ones(1)
+    return held and not np.any((total > 0) & (total < TINY)) and not truth.blind_spots()
+
+
+def replayed(adapters: Sequence[Adapter], paths: Sequence[Path]) -> list[CaseResult]:
+    """Verdicts on saved cases."""
+    found = [saved.load(path) for path in paths]
+    asked = ((a, c) for c in found for a in adapters if core.asked(a, c.op) and c.dtype in a.dtypes)
+    return [core.check(adapter, case) for adapter, case in asked]

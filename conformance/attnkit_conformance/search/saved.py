@@ -1,0 +1,66 @@
+"""Cases as files: what a search found, to be run again anywhere. A safetensors file each, parameters in JSON."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from attnkit_conformance.case import Case
+from attnkit_conformance.opdb import BY_NAME
+
+FORMAT = 1
+
+
+def named_by_content(case: Case, word: str = "search") -> Case:
+    """The case under an id that tells it from every other: golden values are kept by id."""
+    digest = hashlib.sha256(repr((sorted(case.params.items()), case.dtype, case.layout)).encode())
+    for arrays in (case.arrays, case.cotangents):
+        for name, x in sorted(arrays.items()):
+            digest.update(f"{name} {x.dtype} {x.shape} {case.dtypes.get(name)}".encode() + x.tobytes())
+    return replace(case, id=f"{case.op}/{case.dtype}/{word}-{digest.hexdigest()[:12]}")
+
+
+def save(path: Path, case: Case, found: dict[str, Any]) -> None:
+    """Write a case; `found` (adapter, seed, message) is for the reader."""
+    arrays = {f"in.{name}": x for name, x in case.arrays.items()}
+    arrays |= {f"cotangent.{name}": x for name, x in case.cotangents.items()}
+    told = {
+        "format": FORMAT, "id": case.id, "op": case.op, "dtype": case.dtype, "params": dict(case.params),
+        "dtypes": dict(case.dtypes), "layout": case.layout, "tags": sorted(case.tags), "found": found,
+    }  # fmt: skip
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file({name: x.copy(order="C") for name, x in arrays.items()}, path, {"case": json.dumps(told)})
+
+
+def load(path: Path) -> Case:
+    """Read a case; ValueError for any other file."""
+    try:
+        with safe_open(path, framework="np") as held:
+            told = json.loads((held.metadata() or {}).get("case", "null"))
+            arrays = {name: held.get_tensor(name) for name in held.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{path}: no sample that a search saved: {error}") from error
+    if told is None or told["format"] != FORMAT or told["op"] not in BY_NAME:
+        raise ValueError(f"{path}: no sample that a search of this version saved")
+    params = {name: as_tuple(value) for name, value in told["params"].items()}
+    return Case(
+        told["id"], told["op"], told["dtype"], part(arrays, "in."), params, part(arrays, "cotangent."),
+        frozenset(told["tags"]), told["dtypes"], told["layout"],
+    )  # fmt: skip
+
+
+def part(arrays: dict[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
+    """The arrays whose names begin so, without it."""
+    return {name.removeprefix(prefix): x for name, x in arrays.items() if name.startswith(prefix)}
+
+
+def as_tuple(value: Any) -> Any:
+    """JSON has no tuples, and parameters no lists."""
+    return tuple(map(as_tuple, value)) if isinstance(value, list) else value

@@ -1,0 +1,182 @@
+"""The test vectors of a release: what they hold, their checksums, and readers in C and in JavaScript."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from attnkit_conformance import exchange, vectors
+from attnkit_conformance.__main__ import main
+from attnkit_conformance.opdb import OPDB
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "docs" / "examples" / "vectors"
+OPTIONS = {
+    "a": {"causal", "mask", "query_mask", "key_lengths", "bias", "enable_gqa"},
+    "b": {"causal", "mask", "query_mask", "key_lengths", "enable_gqa"},
+    "c": {"causal", "mask", "query_mask", "key_lengths", "enable_gqa"},
+    "d": {"query_mask", "key_lengths"},
+    "e": {"causal", "mask"},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("vectors") / "set"
+    vectors.write(made)
+    return made
+
+
+def run(*command: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+
+
+def tool(name: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        pytest.skip(f"{name} is not installed")
+    return found
+
+
+def test_every_op_is_there_with_its_options_and_null_rows_in_20_megabytes(folder: Path) -> None:
+    assert sum(path.stat().st_size for path in folder.iterdir()) <= 20_000_000
+    cases = exchange.read_manifest(folder)["cases"]
+    names = [line.split()[:2] for line in (folder / "tensors.txt").read_text().splitlines()]
+    for op in OPDB:
+        held = [case for case in cases if case["op"] == op.name]
+        assert {case["dtype"] for case in held} == {"float32", "float64"} & set(op.dtypes), op.name
+        given = [name.split(".", 1) for identity, name in names if identity.startswith(f"{op.name}/")]
+        assert {kind for kind, _ in given} == {"in", "out"} | ({"cotangent", "grad"} if op.vjp else set()), op.name
+        seen = {name for case in held for name in case["params"]} | {name for _, name in given}
+        missing = OPTIONS.get(op.group, set()) - seen
+        assert missing <= {"query_mask", "key_lengths"} if op.name.startswith("soft_") else not missing, op.name
+    for name in ("softmax_attention", "pointwise_attention", "linear_attention"):
+        o = load_file(folder / f"{name}.safetensors")
+        assert any(np.any(np.all(x == 0, axis=-1)) for key, x in o.items() if key.endswith("out.o")), "no null row"
+
+
+def test_the_size_is_held_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = list(vectors.small_cases(OPDB[0], "float32"))
+    monkeypatch.setattr(vectors, "cases", lambda: iter(few))
+    assert vectors.write(tmp_path / "few") == len(few)
+    monkeypatch.setattr(vectors, "LIMIT", 10_000)
+    with pytest.raises(ValueError, match="expected at most 10000"):
+        vectors.write(tmp_path / "few")
+
+
+def test_bytes_are_the_same_every_time(folder: Path, tmp_path: Path) -> None:
+    chosen = {"softmax_attention_weights", "linear_attention_step", "key_value_memory"}
+    for name in ("one", "two"):
+        exchange.write(tmp_path / name, (case for op in OPDB if op.name in chosen for case in vectors.of_op(op)))
+    one, two = (sorted((path.name, path.read_bytes()) for path in (tmp_path / n).iterdir()) for n in ("one", "two"))
+    assert one == two
+    for op in chosen:
+        assert (tmp_path / "one" / f"{op}.safetensors").read_bytes() == (folder / f"{op}.safetensors").read_bytes()
+
+
+def test_lines_say_what_the_manifest_and_the_files_say(folder: Path) -> None:
+    manifest = exchange.read_manifest(folder)
+    assert manifest["semantics"] == int(
+        re.findall(r"semantics version (\d+)", (ROOT / "docs/semantics.md").read_text())[0]
+    )
+    assert manifest["attnkit"] == re.findall(r'__version__ = "(.+)"', (ROOT / "attnkit/__init__.py").read_text())[0]
+    limits = {f"{c['id']}/{name}": x for c in manifest["cases"] for name, x in c["limits"].items()}
+    tensors = {n: x for file in folder.glob("*.safetensors") for n, x in exchange.read_tensors(file)}
+    for line in (folder / "tensors.txt").read_text().splitlines():
+        case, name, file, offset, size, dtype, shape, allowed = line.split(" ")
+        x = tensors.pop(f"{case}/{name}")
+        with (folder / file).open("rb") as held:
+            held.seek(int(offset))
+            assert held.read(int(size)) == x.tobytes(), line
+        assert (list(x.shape), x.dtype.name) == (json.loads(shape), dtype)
+        limit = limits.get(f"{case}/{name}")
+        if limit is None:
+            assert allowed == "nan"
+        else:
+            assert float(allowed) == limit["unit"] * min(limit["bound"], limit["second_rule"] or np.inf)
+    assert tensors == {}
+    params: dict[str, dict[str, object]] = {case["id"]: {} for case in manifest["cases"]}
+    for line in (folder / "params.txt").read_text().splitlines():
+        case, name, value = line.split(" ")
+        params[case][name] = json.loads(value)
+    assert params == {case["id"]: case["params"] for case in manifest["cases"]}
+
+
+@pytest.mark.parametrize("name", ["pointwise_attention.safetensors", "params.txt", "manifest.json"])
+def test_a_changed_file_is_noticed(folder: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    data = bytearray((copy / name).read_bytes())
+    data[-2] ^= 1
+    if name == "manifest.json":
+        data[-2:] = b" }\n"
+    (copy / name).write_bytes(data)
+    assert main(["compare", str(copy), str(tmp_path)]) == 2
+    assert f"{name}: the checksum" in capsys.readouterr().err
+    done = subprocess.run(
+        [tool("sha256sum"), "-c", "SHA256SUMS"], cwd=copy, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert f"{name}: FAILED" in done.stdout
+
+
+def judged_and_read_bit_for_bit(folder: Path, case: str, mine: Path) -> None:
+    """What an example wrote: inputs as they were, and an output that `compare` accepts, but not with a wrong entry."""
+    tensors, known = load_file(mine), load_file(folder / f"{case.partition('/')[0]}.safetensors")
+    for name in ("in.q", "in.k", "in.v"):
+        ours, theirs = known[f"{case}/{name}"], tensors[f"{case}/{name}"]
+        assert (theirs.dtype, theirs.shape, theirs.tobytes()) == (ours.dtype, ours.shape, ours.tobytes())
+    assert main(["compare", str(folder), str(mine)]) == 0
+    output = f"{case}/out.o"
+    wrong = tensors[output].copy()
+    wrong.flat[-1] *= 1 + 1e-3
+    save_file({**tensors, output: wrong}, mine)
+    assert main(["compare", str(folder), str(mine)]) == 1
+
+
+@pytest.fixture(scope="module")
+def softmax_attention(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    program = tmp_path_factory.mktemp("c") / "softmax_attention"
+    done = run(tool("cc"), "-O2", "-Wall", "-Wextra", "-Werror", EXAMPLES / "softmax_attention.c", "-lm", "-o", program)
+    assert done.returncode == 0, done.stderr
+    return program
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_vectors_pass_through_the_reader_in_c(
+    softmax_attention: Path, folder: Path, tmp_path: Path, dtype: str
+) -> None:
+    case, mine = f"softmax_attention/{dtype}/small-cross", tmp_path / "mine.safetensors"
+    done = run(softmax_attention, folder, case, mine)
+    assert done.returncode == 0, done.stdout + done.stderr
+    judged_and_read_bit_for_bit(folder, case, mine)
+
+
+def test_the_example_in_c_sees_that_it_is_wrong(softmax_attention: Path, folder: Path, tmp_path: Path) -> None:
+    done = run(
+        softmax_attention, folder, "softmax_attention/float32/small-gqa-mask", tmp_path / "mine"
+    )  # no masks there
+    assert done.returncode == 1
+    assert run(softmax_attention, folder, "softmax_attention/float32/gone", tmp_path / "mine").returncode == 2
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_vectors_pass_through_the_reader_in_javascript(folder: Path, tmp_path: Path, dtype: str) -> None:
+    case, mine = f"pointwise_attention/{dtype}/small-cross", tmp_path / "mine.safetensors"
+    done = run(tool("node"), EXAMPLES / "pointwise_attention.mjs", folder, case, mine)
+    assert done.returncode == 0, done.stdout + done.stderr
+    judged_and_read_bit_for_bit(folder, case, mine)
+
+
+def test_the_example_in_javascript_sees_that_it_is_wrong(folder: Path, tmp_path: Path) -> None:
+    for path in EXAMPLES.glob("*.mjs"):
+        (tmp_path / path.name).write_text(path.read_text().replace("Math.max(s, 0)", "Math.max(s, 0.01)"))
+    example = [tool("node"), tmp_path / "pointwise_attention.mjs", folder]
+    assert run(*example, "pointwise_attention/float64/small-cross", tmp_path / "mine").returncode == 1
+    done = run(*example, "pointwise_attention/float64/gone", tmp_path / "mine")
+    assert "has no case pointwise_attention/float64/gone" in done.stderr
