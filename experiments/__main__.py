@@ -38,9 +38,9 @@ class Run:
     preset: str = "smoke"
     """smoke, cpu, small, paper: what a recipe has is printed by list."""
     data: str | None = None
-    """Images: digits, or an ImageFolder directory or zip; sentence pairs: a folder as `prepare` writes it, multi30k or
-    documents/NAME; sequences: generated (ListOps), or where the task's files are. Default: what ATTNKIT_DATA names,
-    else digits for images."""
+    """Images: digits, or an ImageFolder directory or zip, or with --set lazy=true also zips and tar shards; sentence
+    pairs: a folder as `prepare` writes it, multi30k or documents/NAME; sequences: generated (ListOps), or where the
+    task's files are. Default: what ATTNKIT_DATA names, else digits for images."""
     settings: Annotated[
         tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]], tyro.conf.arg(name="set", metavar="KEY=VALUE")
     ] = ()
@@ -59,6 +59,8 @@ class Run:
     """Delete the study in --out and start anew."""
     skip_unreadable: bool = False
     """Leave unreadable images out and count them."""
+    workers: int = 0
+    """Processes that decode images with --set lazy=true; they change no result."""
     keep_going: bool = False
     """Record a diverged cell and train the others."""
     sharding: Literal["ddp", "fsdp"] = "ddp"
