@@ -130,7 +130,7 @@ def autocontrast(images: Tensor, _: Argument) -> Tensor:
     """Each channel stretched to 0..255."""
     lowest, highest = images.flatten(2).aminmax(dim=2, keepdim=True)
     lowest, span = lowest.double(), highest.double() - lowest.double()
-    scale = 255 / span.clamp(min=1)
+    scale = torch.full_like(span, 255) / span.clamp(min=1)  # 255 / tensor would multiply by a rounded reciprocal
     table = (_levels(images) * scale - lowest * scale).clamp(0, 255).byte()
     return torch.where((span > 0)[..., None], _looked_up(images, table), images)
 
@@ -197,7 +197,8 @@ def _transformed(images: Tensor, matrix: Tensor, argument: Argument) -> Tensor:
     inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
     if argument.bilinear:
         grid = torch.stack([(2 * source_x + 1) / width - 1, (2 * source_y + 1) / height - 1], dim=-1).float()
-        moved = grid_sample(images.float(), grid, padding_mode="border", align_corners=False).add_(0.5).byte()
+        moved = grid_sample(images.float(), grid, padding_mode="border", align_corners=False)
+        moved = moved.add_(1e-3).byte()  # cut off as in Pillow, but for what is a whole number within rounding
     else:
         nearest = row.clamp(0, height - 1) * width + column.clamp(0, width - 1)
         moved = images.flatten(2).gather(2, nearest.flatten(1)[:, None].expand(-1, 3, -1)).view_as(images)
