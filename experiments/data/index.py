@@ -81,12 +81,18 @@ class _Found(NamedTuple):
     crc: int = -1
 
 
-def open_index(data: str, *, cache: Path) -> ImageIndex:
+def build_index(data: str) -> ImageIndex:
     """The index of `data`: a directory, a zip, a tar, a folder of them, or a pattern such as shards/a-{000..009}.tar.
 
-    It is kept in `cache` until a file or folder of `data` changes. Errors: UserError, one line, if there is nothing, a
-    split is missing, an archive cannot be read, or classes do not agree.
+    Errors: UserError, one line, if there is nothing, a split is missing, an archive cannot be read, or classes do not
+    agree.
     """
+    root, files = _places(data)
+    return _numbered(data, root, files, list(_contents(data, root, files)))
+
+
+def open_index(data: str, *, cache: Path) -> ImageIndex:
+    """`build_index`, kept in `cache` until an archive is written or a folder gains or loses a file."""
     root, files = _places(data)
     stamp = list(_stamps(root, files))
     kept = cache / f"index-{hashlib.sha256(repr((FORMAT, str(root), stamp)).encode()).hexdigest()[:20]}.npz"

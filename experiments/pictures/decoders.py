@@ -80,11 +80,13 @@ def _serve(jobs: Jobs) -> None:
     while (taken := jobs.get()) is not None:
         future, job = taken
         try:
-            pickle.dump(job, process.stdin)
+            process.stdin.write(pickle.dumps(job))
             process.stdin.flush()
             value, error = pickle.load(process.stdout)
         except (OSError, EOFError, pickle.UnpicklingError):
             value, error = None, RuntimeError(f"a decoding process ended with status {process.wait()}")
+        except Exception as unexpected:  # whoever waits for the future must hear of it
+            value, error = None, unexpected
         if error is None:
             future.set_result(value)
         else:

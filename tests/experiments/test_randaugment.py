@@ -117,7 +117,7 @@ def arguments(choices, level: float, side: int) -> dict[str, float]:
 def test_the_arguments_of_big_visions_levels():
     at_10 = arguments(BIG_VISION, 10, 224)
     assert at_10 == pytest.approx(
-        {name: 1.9 for name in randaugment.ENHANCED}
+        dict.fromkeys(randaugment.ENHANCED, 1.9)
         | {"autocontrast": 0, "equalize": 0, "invert": 0, "rotate": 30, "posterize": 4, "solarize": 256}
         | {"shear_x": 0.3, "shear_y": 0.3, "translate_x": 100, "translate_y": 100, "cutout": 40, "solarize_add": 110}
     )
@@ -131,7 +131,7 @@ def test_the_arguments_of_big_visions_levels():
 def test_the_arguments_of_timms_levels():
     at_9 = arguments(TIMM_INCREASING, 9, 200)
     assert at_9 == pytest.approx(
-        {name: 0.81 for name in randaugment.ENHANCED}
+        dict.fromkeys(randaugment.ENHANCED, 0.81)
         | {"autocontrast": 0, "equalize": 0, "invert": 0, "rotate": 27, "posterize": 1, "solarize": 26}
         | {"shear_x": 0.27, "shear_y": 0.27, "translate_x": 81, "translate_y": 81, "solarize_add": 99}
     )
@@ -205,7 +205,9 @@ def test_policies_are_named_as_their_authors_name_them():
     assert named("2,15") == big_vision(2, 15.0)
     timm = named("rand-m7-n3-mstd1-inc1")
     assert (timm.layers, timm.magnitude, timm.spread, timm.fill) == (3, 7, 1, (124, 116, 104))
-    with pytest.raises(ValueError, match=r"expected layers,magnitude such as 2,15, or rand-m9-mstd0.5-inc1, got '2;15'"):
+    with pytest.raises(
+        ValueError, match=r"expected layers,magnitude such as 2,15, or rand-m9-mstd0.5-inc1, got '2;15'"
+    ):
         named("2;15")
     with pytest.raises(ValueError, match="got 'rand-m9'"):
         AugmentConfig(randaug="rand-m9")
