@@ -43,8 +43,8 @@ class RandomCrop:
         box = inception_box(width, height, self.smallest, rng)
         fewest = min(box[2] - box[0], box[3] - box[1]) / self.side
         image.draft("RGB", (math.ceil(width / max(fewest, 1)), math.ceil(height / max(fewest, 1))))
-        across, down = image.width / width, image.height / height
-        scaled = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
+        shrunk = round(width / image.width)  # a whole factor: a draft's last column may stand for less than the others
+        scaled = (box[0] / shrunk, box[1] / shrunk, box[2] / shrunk, box[3] / shrunk)
         return image.convert("RGB").resize((self.side, self.side), Image.Resampling.BILINEAR, box=scaled)
 
 

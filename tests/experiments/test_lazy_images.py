@@ -172,8 +172,8 @@ def test_processes_decode_their_own_share_and_together_the_batch(layouts, tmp_pa
 def test_a_run_is_killed_and_resumed_with_other_workers_and_ends_the_same(layouts, tmp_path, tiny):
     settings = ("lazy=true", "image_size=16", "patch=8", "train_images=0", "test_images=0", "steps=5", "order=shards")
     settings = (*settings, "window=2", "crop=inception", "augreg=medium2", "cutmix=1", "erase=0.25", "batch=6")
-    settings = (*settings, "softmax=false", "warmup=1")
-    given = {"recipe": "000-fig2", "data": layouts["shards"]}
+    settings = (*settings, "warmup=1")
+    given = {"data": layouts["shards"]}
     runs = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(classify, "ViT", VIT)
@@ -214,7 +214,7 @@ def broken(directory: Path, to: Path) -> Path:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_image_that_cannot_be_read_ends_the_run_with_its_name(directory, tmp_path, workers):
     trained = task(load(broken(directory, tmp_path / "broken"), tmp_path, workers=workers), batch=15)
-    with pytest.raises(UserError, match=r"train/bee/bee_3.JPEG cannot be read as an image \(.*truncated.*--skip"):
+    with pytest.raises(UserError, match=r"train/bee/bee_3.JPEG cannot be read as an image \(.*[Tt]runcated.*--skip"):
         batches(trained, range(1))
     with pytest.raises(UserError, match=r"val/cow/cow_1.jpg cannot be read as an image \(unknown format\)"):
         list(trained.pixels.test_batches(6))
@@ -262,6 +262,7 @@ def test_the_index_is_kept_until_something_changes(directory, tmp_path, monkeypa
     assert len(open_index(str(source), cache=tmp_path / "cache").names) == 22
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # webdataset leaves shards open
 def test_webdataset_reads_our_shards_and_we_read_webdatasets(layouts, tmp_path):
     shards = sorted(Path(layouts["shards"]).glob("train-*.tar"))
     samples = list(webdataset.WebDataset([str(shard) for shard in shards], shardshuffle=False, empty_check=False))
@@ -304,8 +305,8 @@ def test_crops_have_the_areas_and_aspects_that_were_asked_for():
     assert 0.74 < aspects.min() < 0.76
     assert 1.32 < aspects.max() < 1.35
     assert abs(np.mean(aspects) - 25 / 24) < 0.02
-    # the height is uniform from √(0.05·A/aspect) to 375, whose mean over aspects is (92.4 + 373.4)/2 = 232.9
-    assert abs(np.mean(tall) - 232.9) < 8
+    # the height is uniform from √(0.05·A/aspect) to 375, whose mean over aspects is (95.8 + 375)/2 = 235.4
+    assert abs(np.mean(tall) - 235.4) < 8
     assert inception_box(2000, 10, 0.5, rng) == (0, 0, 2000, 10), "nothing fits: the whole image"
 
 
@@ -323,9 +324,8 @@ def test_a_crop_is_cut_from_the_original_pixels(tmp_path):
                     found = np.asarray(view(image)).astype(float)
                 across = left + (np.arange(16) + 0.5) * (right - left) / 16 - 0.5
                 down = top + (np.arange(16) + 0.5) * (bottom - top) / 16 - 0.5
-                # a draft is smaller by a whole factor, and its border repeats the last pixels
-                assert np.abs(found[1:-1, 1:-1, 0] - across[None, 1:-1] * 255 / 299).max() < 4
-                assert np.abs(found[1:-1, 1:-1, 1] - down[1:-1, None] * 255 / 199).max() < 4
+                assert np.abs(found[1:-1, 1:-1, 0] - across[None, 1:-1] * 255 / 299).max() < 3
+                assert np.abs(found[1:-1, 1:-1, 1] - down[1:-1, None] * 255 / 199).max() < 3
     with Image.open(tmp_path / "x.png") as image:
         middle = np.asarray(CentralCrop(56)(image)).astype(float)
     # 200 → 64: the middle 56 columns are 62.5 to 237.5 of 300
@@ -408,7 +408,7 @@ def test_what_a_person_reads_when_the_data_is_wrong(make, text, tmp_path, capsys
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        (["lazy=true"], "images that are decoded lazily need a size: --set image_size=224"),
+        (["lazy=true", "image_size=0"], "images that are decoded lazily need a size: --set image_size=224"),
         (["lazy=true", "image_size=8", "order=shards"], "order=shards needs shards (tar or zip); a directory has none"),
         (["order=shards"], "--set order=shards: images that are held in memory have none; --set lazy=true"),
         (["lazy=true", "image_size=8", "randaug=2x10"], "randaug: expected layers,magnitude such as 2,15"),
