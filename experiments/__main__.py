@@ -60,7 +60,7 @@ class Run:
     skip_unreadable: bool = False
     """Leave unreadable images out and count them."""
     workers: int = 0
-    """Processes that decode images with --set lazy=true; they change no result."""
+    """Processes that decode images with --set lazy=true, for each process under torchrun; they change no result."""
     keep_going: bool = False
     """Record a diverged cell and train the others."""
     sharding: Literal["ddp", "fsdp"] = "ddp"
