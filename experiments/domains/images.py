@@ -14,19 +14,30 @@ from experiments import inspection
 from experiments.classify import AugmentConfig, ImageTask
 from experiments.data import ImageRequest, load_images
 from experiments.data.images import ImageData
+from experiments.data.lazy import LazyImages, LazyRequest, load_lazily
+from experiments.data.randaugment import AUGREG
+from experiments.errors import UserError
 from experiments.models.vit import ViTConfig, forward_flops
 from experiments.study import Cell, Domain, Measure, Section, Source, Variant, train_config
 
 
 @dataclass(frozen=True)
 class ImageStudy:
-    """The settings every image recipe shares; each is a key of `--set`. Zero for a count or size means "all"."""
+    """The settings every image recipe shares; each is a key of `--set`. Zero for a count or size means "all".
+
+    lazy: decode images when a step needs them, for sets that do not fit into memory. order: shuffle all samples, or
+    shards and then the samples of `window` shards. augreg: a level of big_vision's augmentation, which stands for
+    randaug and mixup.
+    """
 
     model: str = "d64"
     patch: int = 4
     image_size: int = 0
     train_images: int = 0
     test_images: int = 0
+    lazy: bool = False
+    order: Literal["samples", "shards"] = "samples"
+    window: int = 16
     steps: int = 300
     batch: int = 64
     lr: float = 1e-3
@@ -37,7 +48,11 @@ class ImageStudy:
     padding: int = 4
     smallest_crop: float = 0.05
     flip: bool = True
+    augreg: Literal["", "none", "light1", "light2", "medium1", "medium2", "strong1", "strong2"] = ""
+    randaug: str = ""
     mixup: float = 0.2
+    cutmix: float = 0.0
+    erase: float = 0.0
     smoothing: float = 0.1
     qk_norm: bool = True
     pool: Literal["gap", "tok"] = "gap"
@@ -58,13 +73,23 @@ def source() -> str:
     return str(inside if inside.exists() else place)
 
 
-def load(wanted: Source) -> ImageData:
+def load(wanted: Source) -> ImageData | LazyImages:
     study = wanted.study
+    if study.lazy:
+        if wanted.place == "digits":
+            raise UserError("--set lazy: digits are always held in memory")
+        window = study.window if study.order == "shards" else 0
+        lazily = LazyRequest(study.image_size, study.train_images, study.test_images, window)
+        return load_lazily(
+            wanted.place, lazily, cache=wanted.cache, workers=wanted.workers, skip_unreadable=wanted.skip_unreadable
+        )
+    if study.order == "shards":
+        raise UserError("--set order=shards: images that are held in memory have none; --set lazy=true")
     request = ImageRequest(study.image_size, study.train_images, study.test_images)
     return load_images(wanted.place, request, cache=wanted.cache, skip_unreadable=wanted.skip_unreadable)
 
 
-def about(data: ImageData) -> dict[str, Any]:
+def about(data: ImageData | LazyImages) -> dict[str, Any]:
     train, test = len(data.train_labels), len(data.test_labels)
     text = f"{train:,} train and {test:,} test images of {data.size}×{data.size} pixels, {len(data.classes)} classes"
     if data.skipped:
@@ -81,7 +106,7 @@ def about(data: ImageData) -> dict[str, Any]:
     }
 
 
-def cell(study: ImageStudy, variant: Variant, seed: int, data: ImageData, checksum: str) -> Cell:
+def cell(study: ImageStudy, variant: Variant, seed: int, data: ImageData | LazyImages, checksum: str) -> Cell:
     settings = dataclasses.replace(study, **variant.changes)
     model = ViTConfig(
         size=settings.model,
@@ -95,19 +120,23 @@ def cell(study: ImageStudy, variant: Variant, seed: int, data: ImageData, checks
         gate=variant.gate,
         pool=settings.pool,
     )
+    randaug, mixup = AUGREG[settings.augreg] if settings.augreg else (settings.randaug, settings.mixup)
     augmentation = AugmentConfig(
         crop=settings.crop,
         padding=settings.padding,
         smallest_crop=settings.smallest_crop,
         flip=settings.flip,
-        mixup=settings.mixup,
+        randaug=randaug,
+        mixup=mixup,
+        cutmix=settings.cutmix,
+        erase=settings.erase,
         smoothing=settings.smoothing,
     )
     parts = {"batch": settings.batch, "model": model, "augmentation": augmentation}
     return Cell(variant, seed, train_config(settings), parts, checksum)
 
 
-def task(cell: Cell, data: ImageData, device: torch.device) -> ImageTask:
+def task(cell: Cell, data: ImageData | LazyImages, device: torch.device) -> ImageTask:
     of = cell.settings
     return ImageTask(
         data, of["model"], of["augmentation"], batch=of["batch"], precision=cell.train.precision, seed=cell.seed,
