@@ -11,9 +11,10 @@ from typing import Any, Literal
 import torch
 
 from experiments import inspection
-from experiments.classify import AugmentConfig, ImageTask
+from experiments.classify import LOSSES, AugmentConfig, ImageTask
 from experiments.data import ImageRequest, load_images
 from experiments.data.images import ImageData
+from experiments.models.learned_scale import LearnedScale
 from experiments.models.vit import ViTConfig, forward_flops
 from experiments.study import Cell, Domain, Measure, Section, Source, Variant, train_config
 
@@ -32,6 +33,8 @@ class ImageStudy:
     lr: float = 1e-3
     warmup: int = 30
     weight_decay: float = 0.1
+    decay_per_step: bool = False
+    optimizer: Literal["adamw", "adafactor"] = "adamw"
     clip: float = 1.0
     crop: Literal["none", "pad", "inception"] = "pad"
     padding: int = 4
@@ -39,8 +42,14 @@ class ImageStudy:
     flip: bool = True
     mixup: float = 0.2
     smoothing: float = 0.1
+    loss: Literal["softmax", "sigmoid"] = "softmax"
     qk_norm: bool = True
     pool: Literal["gap", "tok"] = "gap"
+    position: Literal["learned", "sincos2d"] = "learned"
+    pre_logits: bool = False
+    head_bias: float = 0.0
+    mlp_gelu: Literal["exact", "tanh"] = "exact"
+    learned_scale: LearnedScale = ""
     precision: Literal["float32", "bfloat16"] = "float32"
     compile: bool = False
     accumulate: int = 1
@@ -94,6 +103,11 @@ def cell(study: ImageStudy, variant: Variant, seed: int, data: ImageData, checks
         qk_norm=settings.qk_norm,
         gate=variant.gate,
         pool=settings.pool,
+        position=settings.position,
+        pre_logits=settings.pre_logits,
+        head_bias=settings.head_bias,
+        mlp_gelu=settings.mlp_gelu,
+        learned_scale=settings.learned_scale,
     )
     augmentation = AugmentConfig(
         crop=settings.crop,
@@ -103,7 +117,9 @@ def cell(study: ImageStudy, variant: Variant, seed: int, data: ImageData, checks
         mixup=settings.mixup,
         smoothing=settings.smoothing,
     )
-    parts = {"batch": settings.batch, "model": model, "augmentation": augmentation}
+    if settings.loss == "sigmoid" and settings.smoothing:
+        raise ValueError(f"the sigmoid loss has no label smoothing: smoothing must be 0, got {settings.smoothing:g}")
+    parts = {"batch": settings.batch, "model": model, "augmentation": augmentation, "loss": settings.loss}
     return Cell(variant, seed, train_config(settings), parts, checksum)
 
 
@@ -111,7 +127,7 @@ def task(cell: Cell, data: ImageData, device: torch.device) -> ImageTask:
     of = cell.settings
     return ImageTask(
         data, of["model"], of["augmentation"], batch=of["batch"], precision=cell.train.precision, seed=cell.seed,
-        device=device,
+        device=device, loss=LOSSES[of["loss"]],
     )  # fmt: skip
 
 
@@ -126,7 +142,7 @@ def facts(cell: Cell) -> dict[str, Any]:
 
 def shape(cell: Cell) -> tuple[Any, ...]:
     model = cell.settings["model"]
-    return model.size, model.patch, model.qk_norm, model.gate
+    return model.size, model.patch, model.qk_norm, model.gate, model.learned_scale
 
 
 def sections(study: Any, show_images: bool) -> list[Section]:
