@@ -11,9 +11,9 @@ from experiments.study import Section
 def sections(study: StudyResults, show_images: bool) -> list[Section]:
     """In the order of the page; without `show_images` nothing of the data set is in it."""
     found = []
-    alpha = plots.against_alpha(study)
-    if alpha:
-        found.append(Section("Accuracy against α", alpha_text(study), card(alpha)))
+    alphas = [figure for point in plots.points(study) if (figure := plots.against_alpha(study, point))]
+    if alphas:
+        found.append(Section("Accuracy against α", alpha_text(study), "".join(card(figure) for figure in alphas)))
     found.append(Section("Accuracy against compute", compute_text(study), card(plots.against_compute(study))))
     found.append(Section("Learning curves", curves_text(study), card(plots.learning_curves(study))))
     found.append(Section("Attention maps", MAPS, card(plots.attention_maps(study, show_images=show_images))))

@@ -81,15 +81,21 @@ def trained(study: StudyResults) -> list[Line]:
     return [line for line in study.lines if line.results]
 
 
-def against_alpha(study: StudyResults) -> str | None:
-    """Accuracy against alpha, a line per series with its standard deviation, softmax as a level."""
-    lines = [line for line in trained(study) if line.variant["alpha"] is not None]
+def points(study: StudyResults) -> list[str]:
+    """The model sizes of a study, or [""] if it has one."""
+    return list(dict.fromkeys(line.variant["point"] for line in trained(study)))
+
+
+def against_alpha(study: StudyResults, point: str) -> str | None:
+    """Accuracy against alpha, a line per series with its standard deviation, softmax as a level, at one model size."""
+    here_alone = [line for line in trained(study) if line.variant["point"] == point]
+    lines = [line for line in here_alone if line.variant["alpha"] is not None]
     if not lines:
         return None
     colour = colours(study)
     with mpl.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(8.4, 4.2))
-        for line in trained(study):
+        for line in here_alone:
             if line.variant["series"] == "softmax":
                 level = line.over_seeds("accuracy")
                 axes.axhline(level.mean, color=INK, linestyle=DASHES[0], label="softmax")
@@ -117,7 +123,7 @@ def against_alpha(study: StudyResults) -> str | None:
         axes.margins(y=0.15)
         alphas = [line.variant["alpha"] for line in lines]
         axes.set_xlim(min(alphas) - 0.06, max(alphas) + 0.06)
-        axes.set(xlabel="α  (weights are L^-α · h)", ylabel="test accuracy")
+        axes.set(xlabel="α  (weights are L^-α · h)", ylabel="test accuracy", title=point)
         axes.set_xticks(sorted(set(alphas)))
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0 if _wide(axes) else 1))
         axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1))

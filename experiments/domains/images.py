@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from experiments import inspection
 from experiments.classify import LOSSES, AugmentConfig, ImageTask
 from experiments.data import ImageRequest, load_images
 from experiments.data.images import ImageData
+from experiments.data.lines import read_lines
+from experiments.errors import UserError
 from experiments.models.learned_scale import LearnedScale
 from experiments.models.vit import ViTConfig, forward_flops
 from experiments.study import Cell, Domain, Measure, Section, Source, Variant, train_config
@@ -21,7 +24,11 @@ from experiments.study import Cell, Domain, Measure, Section, Source, Variant, t
 
 @dataclass(frozen=True)
 class ImageStudy:
-    """The settings every image recipe shares; each is a key of `--set`. Zero for a count or size means "all"."""
+    """The settings every image recipe shares; each is a key of `--set`. Zero for a count or size means "all".
+
+    `judged`: the classes among which a test image's top one is taken: "" for all, "test" for those that have test
+    images (a model of ImageNet-21k on the images of ImageNet-1k), or a file with the name of one in each line.
+    """
 
     model: str = "d64"
     patch: int = 4
@@ -50,6 +57,7 @@ class ImageStudy:
     head_bias: float = 0.0
     mlp_gelu: Literal["exact", "tanh"] = "exact"
     learned_scale: LearnedScale = ""
+    judged: str = ""
     precision: Literal["float32", "bfloat16"] = "float32"
     compile: bool = False
     accumulate: int = 1
@@ -90,6 +98,23 @@ def about(data: ImageData) -> dict[str, Any]:
     }
 
 
+def judged_classes(judged: str, data: ImageData) -> tuple[int, ...] | None:
+    """`ImageStudy.judged` as class numbers, None for all; UserError for a name that the data does not have."""
+    if not judged:
+        return None
+    if judged == "test":
+        return tuple(np.unique(data.test_labels).tolist())
+    number = {name: index for index, name in enumerate(data.classes)}
+    names = [name for line in read_lines(Path(judged)) if (name := line.strip())]
+    for name in names:
+        if name not in number:
+            raise UserError(f"--set judged={judged}: {name!r} is not among the {len(number):,} classes of {data.name}")
+    found = tuple(sorted({number[name] for name in names}))
+    if strangers := set(data.test_labels.tolist()) - set(found):
+        raise UserError(f"--set judged={judged}: {data.classes[min(strangers)]!r} has test images but is not named")
+    return found
+
+
 def cell(study: ImageStudy, variant: Variant, seed: int, data: ImageData, checksum: str) -> Cell:
     settings = dataclasses.replace(study, **variant.changes)
     model = ViTConfig(
@@ -120,6 +145,7 @@ def cell(study: ImageStudy, variant: Variant, seed: int, data: ImageData, checks
     if settings.loss == "sigmoid" and settings.smoothing:
         raise ValueError(f"the sigmoid loss has no label smoothing: smoothing must be 0, got {settings.smoothing:g}")
     parts = {"batch": settings.batch, "model": model, "augmentation": augmentation, "loss": settings.loss}
+    parts["judged"] = judged_classes(settings.judged, data)
     return Cell(variant, seed, train_config(settings), parts, checksum)
 
 
@@ -127,7 +153,7 @@ def task(cell: Cell, data: ImageData, device: torch.device) -> ImageTask:
     of = cell.settings
     return ImageTask(
         data, of["model"], of["augmentation"], batch=of["batch"], precision=cell.train.precision, seed=cell.seed,
-        device=device, loss=LOSSES[of["loss"]],
+        device=device, loss=LOSSES[of["loss"]], judged=of["judged"],
     )  # fmt: skip
 
 

@@ -174,9 +174,9 @@ class ViT(nn.Module):
         nn.init.constant_(self.head.bias, self.config.head_bias)
         if isinstance(self.position, nn.Parameter):
             nn.init.normal_(self.position, std=1 / math.sqrt(self.position.shape[1]))
-        for block in self.blocks:
-            for linear in (block.mlp[0], block.mlp[2]):
-                nn.init.normal_(linear.bias, std=MLP_BIAS_STD)
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear) and ".mlp." in name:
+                nn.init.normal_(module.bias, std=MLP_BIAS_STD)
 
     def tokens(self, images: Tensor) -> Tensor:
         """Patches as tokens with their positions: (B, L, width)."""
