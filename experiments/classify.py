@@ -82,6 +82,7 @@ class ImageTask:
         self.precision = precision
         self.classes = model.classes
         self.loss_of = loss
+        self.probes: tuple[ImageData, ...] = ()
         self.judged = torch.arange(model.classes, device=device)
         if judged is not None:
             self.judged = torch.tensor(judged, device=device)
@@ -130,3 +131,13 @@ class ImageTask:
             correct += int((self.judged[logits[:, self.judged].argmax(1)] == labels).sum())
             total += float(self.loss_of(logits, one_hot(labels, self.classes).float()))
         return {"accuracy": correct / len(self.test_labels), "test_loss": total / len(self.test_labels)}
+
+    @torch.no_grad()
+    def features(self, images: np.ndarray) -> np.ndarray:
+        """What a probe is given of images (N, H, W, C) uint8: (N, width) float32."""
+        found = []
+        for start in range(0, len(images), EVALUATION_BATCH):
+            pixels = torch.from_numpy(images[start : start + EVALUATION_BATCH]).to(self.device)
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
+                found.append(self.model.features(augment.normalise(pixels)).float().cpu())
+        return torch.cat(found).numpy()

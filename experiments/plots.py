@@ -154,55 +154,42 @@ def stamp(axes: Axes, study: StudyResults) -> None:
     )
 
 
-def against_compute(study: StudyResults) -> str:
-    """Accuracy against counted FLOPs and against measured seconds of training."""
+def against_compute(study: StudyResults, key: str = "accuracy", name: str = "test accuracy") -> str:
+    """A share of right answers against counted FLOPs and against measured core hours of training."""
     colour = colours(study)
     with mpl.rc_context(STYLE):
         figure, both = plt.subplots(1, 2, figsize=(10.2, 3.9), sharey=True)
-        for axes, key, name in zip(
-            both,
-            ("training_flops", "steady_seconds"),
-            ("training FLOPs (counted, matrix products)", "training seconds (steps × median step)"),
-            strict=True,
+        for axes, place, label in (
+            (both[0], lambda line: line.first["training_flops"], "training FLOPs (counted, matrix products)"),
+            (both[1], study.core_hours, "core hours (cores × steps × median step)"),
         ):
             for series in dict.fromkeys(line.variant["series"] for line in trained(study)):
-                here = [line for line in trained(study) if line.variant["series"] == series]
-                x = [line.over_seeds(key).mean for line in here]
-                spreads = [line.over_seeds("accuracy") for line in here]
-                order = np.argsort(x)
+                here = sorted((line for line in trained(study) if line.variant["series"] == series), key=place)
+                spreads = [line.over_seeds(key) for line in here]
                 axes.errorbar(
-                    [x[i] for i in order],
-                    [spreads[i].mean for i in order],
-                    yerr=[spreads[i].sd or 0 for i in order],
+                    [place(line) for line in here],
+                    [spread.mean for spread in spreads],
+                    yerr=[spread.sd or 0 for spread in spreads],
                     color=colour[series],
                     marker="s" if series == "softmax" else "o",
                     linestyle="-" if any(line.variant["point"] for line in here) else "none",
                     capsize=3,
                     label=series,
                 )
-                for i in order:
-                    note = here[i].variant["point"] or (
-                        f"α={here[i].variant['alpha']:g}" if here[i].variant["alpha"] is not None else ""
-                    )
-                    if note and key == "steady_seconds":
+                for line, spread in zip(here, spreads, strict=True):
+                    alpha = line.variant["alpha"]
+                    note = line.variant["point"] or (f"α={alpha:g}" if alpha is not None else "")
+                    if note and axes is both[1]:
+                        at = (place(line), spread.mean)
                         axes.annotate(
-                            note,
-                            (x[i], spreads[i].mean),
-                            xytext=(6, -3),
-                            textcoords="offset points",
-                            fontsize=8.5,
-                            color=colour[series],
+                            note, at, xytext=(6, -3), textcoords="offset points", fontsize=8.5, color=colour[series]
                         )
-            axes.set(xlabel=name)
-            if key == "training_flops":
-                axes.set_xscale("log")
-            else:
-                axes.set_xlim(left=0)
+            axes.set(xlabel=label, xscale="log")
             stamp(axes, study)
-        both[0].set_ylabel("test accuracy")
+        both[0].set_ylabel(name)
         both[0].yaxis.set_major_formatter(PercentFormatter(1, decimals=0 if _wide(both[0]) else 1))
         both[1].legend(loc="upper left", bbox_to_anchor=(1.09, 1))
-        return svg(figure, "test accuracy against floating-point operations and seconds")
+        return svg(figure, f"{name} against floating-point operations and core hours")
 
 
 def learning_curves(study: StudyResults) -> str:

@@ -17,6 +17,8 @@ from experiments.data import ImageRequest, load_images
 from experiments.data.images import ImageData
 from experiments.data.lines import read_lines
 from experiments.errors import UserError
+from experiments.fewshot import SHOTS
+from experiments.files import fingerprint
 from experiments.models.learned_scale import LearnedScale
 from experiments.models.vit import ViTConfig, forward_flops
 from experiments.study import Cell, Domain, Measure, Section, Source, Variant, train_config
@@ -28,6 +30,8 @@ class ImageStudy:
 
     `judged`: the classes among which a test image's top one is taken: "" for all, "test" for those that have test
     images (a model of ImageNet-21k on the images of ImageNet-1k), or a file with the name of one in each line.
+    `fewshot`: image sets, each as --data takes them, on whose classes the trained model's features are probed with
+    `shots` images of a class.
     """
 
     model: str = "d64"
@@ -58,6 +62,8 @@ class ImageStudy:
     mlp_gelu: Literal["exact", "tanh"] = "exact"
     learned_scale: LearnedScale = ""
     judged: str = ""
+    fewshot: tuple[str, ...] = ()
+    shots: tuple[int, ...] = SHOTS
     precision: Literal["float32", "bfloat16"] = "float32"
     compile: bool = False
     accumulate: int = 1
@@ -146,6 +152,7 @@ def cell(study: ImageStudy, variant: Variant, seed: int, data: ImageData, checks
         raise ValueError(f"the sigmoid loss has no label smoothing: smoothing must be 0, got {settings.smoothing:g}")
     parts = {"batch": settings.batch, "model": model, "augmentation": augmentation, "loss": settings.loss}
     parts["judged"] = judged_classes(settings.judged, data)
+    parts["shots"] = settings.shots if settings.fewshot else ()
     return Cell(variant, seed, train_config(settings), parts, checksum)
 
 
@@ -177,16 +184,66 @@ def sections(study: Any, show_images: bool) -> list[Section]:
     return image_page.sections(study, show_images)
 
 
+@dataclass(frozen=True)
+class ImageSets:
+    """The images of a study, and those its models are probed on."""
+
+    main: ImageData
+    probes: tuple[ImageData, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.main.name
+
+    def checksum(self) -> str:
+        """That of the images alone, or of all sets if some are probed."""
+        sums = [data.checksum() for data in (self.main, *self.probes)]
+        return fingerprint(sums) if self.probes else sums[0]
+
+
+def load_sets(wanted: Source) -> ImageSets:
+    """The images, and the sets to probe brought to their size; UserError if those cannot be read or do not fit."""
+    study, main = wanted.study, load(wanted)
+    if study.fewshot and (not study.shots or min(study.shots) < 1):
+        raise UserError(f"--set shots: expected numbers from 1, got {study.shots}")
+    probes = tuple(
+        load_images(place, ImageRequest(main.size), cache=wanted.cache, skip_unreadable=wanted.skip_unreadable)
+        for place in study.fewshot
+    )
+    for data in probes:
+        if data.channels != main.channels:
+            raise UserError(
+                f"--set fewshot: {data.name} has images of {data.channels} channels, the study's have {main.channels}"
+            )
+    if len({data.name for data in probes}) < len(probes):
+        raise UserError("--set fewshot: two sets have one name")
+    return ImageSets(main, probes)
+
+
+def about_sets(sets: ImageSets) -> dict[str, Any]:
+    probed = [{"name": data.name, "classes": len(data.classes)} for data in sets.probes]
+    return about(sets.main) | ({"probed": probed} if probed else {})
+
+
+def task_of(cell: Cell, sets: ImageSets, device: torch.device) -> ImageTask:
+    made = task(cell, sets.main, device)
+    made.probes = sets.probes
+    return made
+
+
+def inspect(made: ImageTask, initial: ImageTask, cell: Cell, folder: Path) -> dict[str, Any]:
+    found = inspection.inspect(made, folder, signed=cell.variant.signed, initial=initial)
+    return found | inspection.probes(made, made.probes, cell.settings["shots"])
+
+
 IMAGES = Domain(
     name="images",
     source=source,
-    load=load,
-    about=about,
-    cell=cell,
-    task=task,
-    inspect=lambda task, initial, cell, folder: inspection.inspect(
-        task, folder, signed=cell.variant.signed, initial=initial
-    ),
+    load=load_sets,
+    about=about_sets,
+    cell=lambda study, variant, seed, sets, checksum: cell(study, variant, seed, sets.main, checksum),
+    task=task_of,
+    inspect=inspect,
     facts=facts,
     shape=shape,
     measure=Measure("accuracy", "accuracy", factor=100, unit="%"),
