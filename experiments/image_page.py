@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 
 from experiments import plots
@@ -22,6 +23,8 @@ def sections(study: StudyResults, show_images: bool) -> list[Section]:
     if all("fewshot_accuracy" in line.first for line in plots.trained(study)):
         probes = card(plots.against_compute(study, "fewshot_accuracy", "few-shot accuracy")) + probe_table(study)
         found.append(Section("Few-shot probes", probe_text(study), probes))
+    if any(line.first.get("learned") for line in plots.trained(study)):
+        found.append(Section("Learned scales", LEARNED, learned_table(study)))
     found.append(Section("Learning curves", curves_text(study), card(plots.learning_curves(study))))
     found.append(Section("Attention maps", MAPS, card(plots.attention_maps(study, show_images=show_images))))
     found.append(Section("", LAYERS, card(plots.layer_maps(study, show_images=show_images))))
@@ -40,6 +43,10 @@ MAPS = (
 LAYERS = (
     "The first image through the layers: the weight each patch receives, mean over heads and queries. Every picture "
     "has its own scale."
+)
+LEARNED = (
+    "What was learned in each layer, mean over heads and seeds (lowest and highest in brackets): the factor e^value on "
+    "the weights of a gain, which begins at 1, or alpha, which begins where the label says."
 )
 ROWS = "Means over valid rows, heads and 64 test images; a row with no weight at all is counted on the right."
 
@@ -117,6 +124,21 @@ def entropy_text(study: StudyResults) -> str:
     if signed:
         text += f" Not defined where weights can be negative: {safe(', '.join(signed))}."
     return text
+
+
+def learned_table(study: StudyResults) -> str:
+    rows = []
+    for line in plots.trained(study):
+        if not line.first.get("learned"):
+            continue
+        cells = []
+        for layer in range(len(line.first["learned"])):
+            values = [value for result in line.results.values() for value in result["learned"][layer]]
+            if "gain" in line.variant["changes"]["learned_scale"]:
+                values = [math.exp(value) for value in values]
+            cells.append(f"{statistics.fmean(values):.3f} ({min(values):.3f} … {max(values):.3f})")
+        rows.append((safe(line.label), " · ".join(cells)))
+    return table(("variant", "layer by layer"), rows)
 
 
 def rows_table(study: StudyResults) -> str:

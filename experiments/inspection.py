@@ -29,10 +29,11 @@ def layer_statistics(model: ViT, images: Tensor, *, signed: bool) -> list[dict[s
     """
     fields = ("total", "nonzero", "visible") if signed else ("total", "nonzero", "visible", "entropy")
     _, records = model.inspect(images, fields=fields)
-    return [_layer(record.statistics) for record in records]
+    return [row_means(record.statistics) for record in records]
 
 
-def _layer(rows: Any) -> dict[str, float | None]:
+def row_means(rows: Any) -> dict[str, float | None]:
+    """The means of one layer's `attnkit.RowStatistics`."""
     alive = rows.nonzero > 0
     row: dict[str, float | None] = {
         "total": _mean(rows.total, alive),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import re
+from dataclasses import dataclass
 from typing import Any
 
 import matplotlib as mpl
@@ -86,8 +87,20 @@ def points(study: StudyResults) -> list[str]:
     return list(dict.fromkeys(line.variant["point"] for line in trained(study)))
 
 
-def against_alpha(study: StudyResults, point: str) -> str | None:
-    """Accuracy against alpha, a line per series with its standard deviation, softmax as a level, at one model size."""
+@dataclass(frozen=True)
+class Axis:
+    """What is drawn upwards: `key` of a result; `share` says whether it is shown in percent."""
+
+    key: str
+    name: str
+    share: bool = True
+
+
+ACCURACY = Axis("accuracy", "test accuracy")
+
+
+def against_alpha(study: StudyResults, point: str, axis: Axis = ACCURACY) -> str | None:
+    """`axis` against alpha, a line per series with its standard deviation, softmax as a level, at one point."""
     here_alone = [line for line in trained(study) if line.variant["point"] == point]
     lines = [line for line in here_alone if line.variant["alpha"] is not None]
     if not lines:
@@ -97,7 +110,7 @@ def against_alpha(study: StudyResults, point: str) -> str | None:
         figure, axes = plt.subplots(figsize=(8.4, 4.2))
         for line in here_alone:
             if line.variant["series"] == "softmax":
-                level = line.over_seeds("accuracy")
+                level = line.over_seeds(axis.key)
                 axes.axhline(level.mean, color=INK, linestyle=DASHES[0], label="softmax")
                 if level.sd is not None:
                     axes.axhspan(level.mean - level.sd, level.mean + level.sd, color=INK, alpha=0.1, linewidth=0)
@@ -106,7 +119,7 @@ def against_alpha(study: StudyResults, point: str) -> str | None:
             here = [line for line in lines if line.variant["series"] == name]
             shift = 0.008 * (index - (len(series) - 1) / 2)
             x = [line.variant["alpha"] + shift for line in here]
-            spreads = [line.over_seeds("accuracy") for line in here]
+            spreads = [line.over_seeds(axis.key) for line in here]
             axes.errorbar(
                 x,
                 [spread.mean for spread in spreads],
@@ -118,17 +131,18 @@ def against_alpha(study: StudyResults, point: str) -> str | None:
                 label=name,
             )
             for at, line in zip(x, here, strict=True):
-                seeds = [result["accuracy"] for result in line.results.values()]
+                seeds = [result[axis.key] for result in line.results.values()]
                 axes.plot([at] * len(seeds), seeds, ".", color=colour[name], alpha=0.5, markersize=8)
         axes.margins(y=0.15)
         alphas = [line.variant["alpha"] for line in lines]
         axes.set_xlim(min(alphas) - 0.06, max(alphas) + 0.06)
-        axes.set(xlabel="α  (weights are L^-α · h)", ylabel="test accuracy", title=point)
+        axes.set(xlabel="α  (weights are L^-α · h)", ylabel=axis.name, title=point)
         axes.set_xticks(sorted(set(alphas)))
-        axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0 if _wide(axes) else 1))
+        if axis.share:
+            axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0 if _wide(axes) else 1))
         axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1))
         stamp(axes, study)
-        return svg(figure, "test accuracy against alpha, softmax as a line")
+        return svg(figure, f"{axis.name} against alpha, softmax as a line")
 
 
 def _wide(axes: Axes) -> bool:

@@ -19,7 +19,7 @@ from experiments.data.lines import read_lines
 from experiments.errors import UserError
 from experiments.fewshot import SHOTS
 from experiments.files import fingerprint
-from experiments.models.learned_scale import LearnedScale
+from experiments.models.learned_scale import LearnedScale, learned_values
 from experiments.models.vit import ViTConfig, forward_flops
 from experiments.study import Cell, Domain, Measure, Section, Source, Variant, train_config
 
@@ -233,6 +233,7 @@ def task_of(cell: Cell, sets: ImageSets, device: torch.device) -> ImageTask:
 
 def inspect(made: ImageTask, initial: ImageTask, cell: Cell, folder: Path) -> dict[str, Any]:
     found = inspection.inspect(made, folder, signed=cell.variant.signed, initial=initial)
+    found["learned"] = learned_values(made.model)
     return found | inspection.probes(made, made.probes, cell.settings["shots"])
 
 

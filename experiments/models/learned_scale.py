@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from attnkit.nn import MultiHeadAttention
 
 LearnedScale = Literal["", "gain-layer", "gain-head", "alpha-layer", "alpha-head"]
+KINDS: tuple[str, ...] = get_args(LearnedScale)[1:]
 
 
 @dataclass(frozen=True)
@@ -61,3 +62,8 @@ def factors_of(attention: MultiHeadAttention) -> Tensor | None:
     """The learned factors (heads,) of an attention, or None if it has none."""
     projection: nn.Module = attention.v_proj
     return projection.factors() if isinstance(projection, ScaledValues) else None
+
+
+def learned_values(model: nn.Module) -> list[list[float]]:
+    """Per layer what was learned, for all heads or for each: log gains, or alphas; [] of a model that learns none."""
+    return [module.value.tolist() for module in model.modules() if isinstance(module, ScaledValues)]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from attnkit import RowStatistics
 from attnkit.nn import MultiHeadAttention
 from experiments.errors import unknown
-from experiments.models.learned_scale import LearnedScale, ScaledValues, factors_of, scale_of
+from experiments.models.learned_scale import LearnedScale, Scale, ScaledValues, factors_of, scale_of
 
 LAYERNORM_EPS = 1e-6  # flax's default, which big_vision uses
 MLP_BIAS_STD = 1e-6
@@ -81,6 +81,13 @@ class ViTConfig:
         return (self.image // self.patch) ** 2 + (self.pool == "tok")
 
 
+def tiny_biases(model: nn.Module) -> None:
+    """Biases of MLPs of std 1e-6, as big_vision draws them."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and ".mlp." in name:
+            nn.init.normal_(module.bias, std=MLP_BIAS_STD)
+
+
 class LayerRecord(NamedTuple):
     """What one layer's attention did: weights (B, H, L, L) and attnkit's row statistics."""
 
@@ -89,25 +96,20 @@ class LayerRecord(NamedTuple):
 
 
 class Block(nn.Module):
-    """x + attention(LN x), then x + MLP(LN x)."""
+    """x + attention(LN x), then x + MLP(LN x); `attention` is given to MultiHeadAttention."""
 
-    def __init__(self, config: ViTConfig) -> None:
+    def __init__(
+        self, size: str, *, mlp_gelu: str = "exact", scale: Scale | None = None, gate: str = "", **attention: Any
+    ) -> None:
         super().__init__()
-        width, _, hidden, heads = SIZES[config.size]
+        width, _, hidden, heads = SIZES[size]
+        gated = nn.functional.silu if gate == "silu" else None
         self.attention_norm = nn.LayerNorm(width, eps=LAYERNORM_EPS)
-        self.attention = MultiHeadAttention(
-            width,
-            heads,
-            op=config.op,
-            options=config.options,
-            qk_norm=config.qk_norm,
-            gate=nn.functional.silu if config.gate == "silu" else None,
-        )
-        if config.learned_scale:
-            scale = scale_of(config.learned_scale, config.options.get("alpha", 1.0), config.tokens)
+        self.attention = MultiHeadAttention(width, heads, gate=gated, **attention)
+        if scale is not None:
             self.attention.v_proj = ScaledValues(self.attention.v_proj, heads, scale)  # type: ignore[assignment]
         self.mlp_norm = nn.LayerNorm(width, eps=LAYERNORM_EPS)
-        gelu = nn.GELU("tanh" if config.mlp_gelu == "tanh" else "none")
+        gelu = nn.GELU("tanh" if mlp_gelu == "tanh" else "none")
         self.mlp = nn.Sequential(nn.Linear(width, hidden), gelu, nn.Linear(hidden, width))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -150,7 +152,21 @@ class ViT(nn.Module):
         else:
             self.register_buffer("position", sincos_2d(side, width), persistent=False)
         self.class_token = nn.Parameter(torch.zeros(width)) if config.pool == "tok" else None
-        self.blocks = nn.ModuleList(Block(config) for _ in range(depth))
+        scale = None
+        if config.learned_scale:
+            scale = scale_of(config.learned_scale, config.options.get("alpha", 1.0), config.tokens)
+        self.blocks = nn.ModuleList(
+            Block(
+                config.size,
+                mlp_gelu=config.mlp_gelu,
+                scale=scale,
+                gate=config.gate,
+                op=config.op,
+                options=config.options,
+                qk_norm=config.qk_norm,
+            )
+            for _ in range(depth)
+        )
         self.norm = nn.LayerNorm(width, eps=LAYERNORM_EPS)
         self.pre_logits = nn.Linear(width, width) if config.pre_logits else None
         self.head = nn.Linear(width, config.classes)
@@ -174,9 +190,7 @@ class ViT(nn.Module):
         nn.init.constant_(self.head.bias, self.config.head_bias)
         if isinstance(self.position, nn.Parameter):
             nn.init.normal_(self.position, std=1 / math.sqrt(self.position.shape[1]))
-        for name, module in self.named_modules():
-            if isinstance(module, nn.Linear) and ".mlp." in name:
-                nn.init.normal_(module.bias, std=MLP_BIAS_STD)
+        tiny_biases(self)
 
     def tokens(self, images: Tensor) -> Tensor:
         """Patches as tokens with their positions: (B, L, width)."""
