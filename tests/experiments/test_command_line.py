@@ -108,13 +108,14 @@ def test_resuming_something_else_names_the_difference(tiny, tmp_path, image_fold
 @pytest.mark.parametrize("recipe", OF_IMAGES)
 def test_every_recipe_trains_at_a_tiny_size(recipe, tiny, tmp_path, monkeypatch):
     monkeypatch.setattr("experiments.claims.measure", dict)
-    small = ("points=d64/4,d64/2",) if recipe == "000-fig1" else ()
+    small = {"000-fig1": ("points=d64/4,d64/2",), "000-learned": ("kinds=alpha-head",)}.get(recipe, ())
     out = tiny(tmp_path / "out", *small, recipe=recipe)
     cells = sorted(path.name for path in (out / "cells").iterdir())
     expected = {
         "000-fig1": [f"d64-p{p}-{v}-seed0" for p in (2, 4) for v in ("relu-alpha1", "softmax")],
         "000-fig2": ["relu-alpha1-seed0", "softmax-seed0"],
         "000-fig3": ["relu-alpha1-nonorm-seed0", "relu-alpha1-norm-seed0"],
+        "000-learned": ["relu-alpha1-alpha-head-seed0", "relu-alpha1-seed0", "softmax-seed0"],
         "000-fig4": ["relu-alpha1-gate-seed0", "relu-alpha1-seed0"],
     }
     assert cells == expected[recipe]
