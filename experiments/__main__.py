@@ -15,7 +15,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import tyro
 
-from experiments import runner
+from experiments import runner, throughput
 from experiments.data.prepare import PREPARE
 from experiments.errors import Diverged, UserError, unknown
 from experiments.progress import say
@@ -38,9 +38,9 @@ class Run:
     preset: str = "smoke"
     """smoke, cpu, small, paper: what a recipe has is printed by list."""
     data: str | None = None
-    """Images: digits, or an ImageFolder directory or zip; sentence pairs: a folder as `prepare` writes it, multi30k or
-    documents/NAME; sequences: generated (ListOps), or where the task's files are. Default: what ATTNKIT_DATA names,
-    else digits for images."""
+    """Images: digits, or an ImageFolder directory or zip, or with --set lazy=true also zips and tar shards; sentence
+    pairs: a folder as `prepare` writes it, multi30k or documents/NAME; sequences: generated (ListOps), or where the
+    task's files are. Default: what ATTNKIT_DATA names, else digits for images."""
     settings: Annotated[
         tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]], tyro.conf.arg(name="set", metavar="KEY=VALUE")
     ] = ()
@@ -59,6 +59,8 @@ class Run:
     """Delete the study in --out and start anew."""
     skip_unreadable: bool = False
     """Leave unreadable images out and count them."""
+    workers: int = 0
+    """Processes that decode images with --set lazy=true; they change no result."""
     keep_going: bool = False
     """Record a diverged cell and train the others."""
     sharding: Literal["ddp", "fsdp"] = "ddp"
@@ -78,16 +80,37 @@ class Report:
 
 @dataclass(frozen=True)
 class Prepare:
-    """Write the sentence pairs of IWSLT14, WMT14 or Europarl7 out of the original archives, checked and counted."""
+    """Write the sentence pairs of IWSLT14, WMT14 or Europarl7, or ImageNet as tar shards, checked and counted."""
 
     name: tyro.conf.Positional[str]
-    """iwslt14, wmt14 or europarl7."""
+    """iwslt14, wmt14, europarl7 or imagenet-shards."""
     archive: tyro.conf.Positional[Path]
-    """The archive, or the folder that holds the archives, as they were downloaded."""
+    """The archive, or the folder that holds the archives, as they were downloaded; images: train/CLASS and val/CLASS,
+    a directory or zips."""
     out: tyro.conf.Positional[Path]
-    """Directory for SPLIT.LANGUAGE.gz and manifest.json."""
+    """Directory for SPLIT.LANGUAGE.gz, or SPLIT-NUMBER.tar and classes.txt, and manifest.json."""
     any_count: bool = False
     """Take archives whose counts differ from the known ones; the manifest records it."""
+
+
+@dataclass(frozen=True)
+class Decode:
+    """Measure images per second: decoding by number of processes, augmentation by operation."""
+
+    data: str
+    """Images: an ImageFolder directory, zips or tar shards."""
+    workers: tuple[int, ...] = (0, 1, 2)
+    """Numbers of decoding processes; 0 decodes in this one."""
+    size: int = 224
+    """Side of the decoded images."""
+    images: int = 512
+    """Images of a round."""
+    rounds: int = 3
+    """Rounds of each measurement; the median is printed with the slowest and the fastest."""
+    device: str = "auto"
+    """Where images are augmented: auto, cpu or cuda[:N]."""
+    cache: Path = Path("cache")
+    """Where the index is kept."""
 
 
 Command = (
@@ -95,6 +118,7 @@ Command = (
     | Annotated[Run, tyro.conf.subcommand("run")]
     | Annotated[Report, tyro.conf.subcommand("report")]
     | Annotated[Prepare, tyro.conf.subcommand("prepare")]
+    | Annotated[Decode, tyro.conf.subcommand("decode")]
 )
 
 
@@ -114,7 +138,7 @@ def prepare(command: Prepare) -> None:
     expected: dict[str, Any] = {"expected": None} if command.any_count else {}
     manifest = PREPARE[command.name](command.archive, command.out, **expected)
     for name, file in manifest["files"].items():
-        say(f"{name}: {file['lines']:,} lines")
+        say(f"{name}: {', '.join(f'{count:,} {unit}' for unit, count in file.items() if isinstance(count, int))}")
     say(f"written: {command.out}")
 
 
@@ -124,7 +148,7 @@ def source_of(recipe: str) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    command: List | Run | Report | Prepare = tyro.cli(
+    command: List | Run | Report | Prepare | Decode = tyro.cli(
         Command,
         prog="python -m experiments",
         args=arguments,
@@ -139,6 +163,8 @@ def main(arguments: list[str] | None = None) -> int:
             say(f"report: {write_report(command.folder, show_images=not command.hide_samples)}")
         elif isinstance(command, Prepare):
             prepare(command)
+        elif isinstance(command, Decode):
+            throughput.measure(**vars(command))
         else:
             fields = vars(command) | {
                 "settings": tuple(word for words in command.settings for word in words),

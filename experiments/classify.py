@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, one_hot
 
-from experiments.data import augment
+from experiments.data import augment, randaugment
 from experiments.data.images import ImageData
+from experiments.data.lazy import LazyImages
+from experiments.data.pixels import open_pixels
 from experiments.data.sampler import sample_ids
 from experiments.models.vit import ViT, ViTConfig
 
@@ -21,16 +23,27 @@ EVALUATION_BATCH = 500
 
 @dataclass(frozen=True)
 class AugmentConfig:
-    """What happens to a training batch; tests see the images as they are."""
+    """What happens to a training batch, in this order; tests see the images as they are.
+
+    randaug: "" or a policy of `randaugment`. mixup, cutmix: concentration of their Beta distribution, 0 for none; of
+    both, each batch gets one at even odds. erase: the probability that a part of an image becomes noise.
+    """
 
     crop: Literal["none", "pad", "inception"] = "pad"
     padding: int = 4
     smallest_crop: float = 0.05
     flip: bool = True
+    randaug: str = ""
     mixup: float = 0.2
+    cutmix: float = 0.0
+    erase: float = 0.0
     smoothing: float = 0.1
 
     def __post_init__(self) -> None:
+        if self.randaug:
+            randaugment.named(self.randaug)
+        if self.cutmix < 0 or not 0 <= self.erase <= 1:
+            raise ValueError("cutmix must be at least 0, erase in [0, 1]")
         if self.mixup < 0 or not 0 <= self.smoothing < 1 or not 0 < self.smallest_crop <= 1:
             raise ValueError("mixup must be at least 0, smoothing in [0, 1), smallest_crop in (0, 1]")
 
@@ -61,7 +74,7 @@ class ImageTask:
 
     def __init__(
         self,
-        data: ImageData,
+        data: ImageData | LazyImages,
         model: ViTConfig,
         augmentation: AugmentConfig,
         *,
@@ -86,46 +99,64 @@ class ImageTask:
         self.judged = torch.arange(model.classes, device=device)
         if judged is not None:
             self.judged = torch.tensor(judged, device=device)
-        self.train_images = torch.from_numpy(data.train_images).to(device)
+        self.permutation = data.permutation
         self.train_labels = torch.from_numpy(data.train_labels).to(device)
-        self.test_images = torch.from_numpy(data.test_images).to(device)
         self.test_labels = torch.from_numpy(data.test_labels).to(device)
+        self.randaugment = randaugment.named(augmentation.randaug) if augmentation.randaug else None
+        if self.randaugment and data.channels != 3:
+            raise ValueError(f"randaug needs images of 3 channels, got {data.channels}")
+        smallest = augmentation.smallest_crop if augmentation.crop == "inception" else None
+        self.pixels = open_pixels(data, device, sample_ids=self.sample_ids, seed=seed, smallest=smallest)
 
     def sample_ids(self, step: int) -> np.ndarray:
-        return sample_ids(self.seed, step, self.batch, len(self.train_labels))
+        return sample_ids(self.seed, step, self.batch, len(self.train_labels), self.permutation)
 
     def loss(self, ids: np.ndarray, step: int, own: slice) -> Tensor:
-        images, targets = (x[own] for x in self.training_batch(ids, step))
+        images, targets = self.training_batch(ids, step, own)
         return self.loss_of(self.apply(images).float(), targets, self.augmentation.smoothing) / len(ids)
 
-    def training_batch(self, ids: np.ndarray, step: int) -> tuple[Tensor, Tensor]:
-        """Augmented images (B, C, H, W) and target distributions (B, classes) of step `step`."""
-        chosen = torch.from_numpy(ids).to(self.device)
-        images = augment.normalise(self.train_images[chosen])
-        targets = one_hot(self.train_labels[chosen], self.classes).float()
-        wanted = self.augmentation
+    def training_batch(self, ids: np.ndarray, step: int, own: slice) -> tuple[Tensor, Tensor]:
+        """Augmented images (n, C, H, W) and target distributions (n, classes) of the samples ids[own] of a step.
 
-        def rng(purpose: str) -> torch.Generator:
-            return augment.generator(self.seed, step, purpose)
-
+        The sample before them comes along where neighbours are mixed.
+        """
+        wanted, count = self.augmentation, len(ids)
+        mixed = wanted.mixup > 0 or wanted.cutmix > 0
+        rows = np.arange(own.start - mixed, own.stop) % count
+        draws = augment.Draws(self.seed, step, count, rows)
+        images = augment.normalise(self.pixels.train(step, rows))
+        targets = one_hot(self.train_labels[torch.from_numpy(ids[rows]).to(self.device)], self.classes).float()
         if wanted.crop == "pad":
-            images = augment.random_crop(images, wanted.padding, rng("crop"))
-        elif wanted.crop == "inception":
-            images = augment.inception_crop(images, wanted.smallest_crop, rng("crop"))
+            images = augment.random_crop(images, wanted.padding, draws)
+        elif wanted.crop == "inception" and not self.pixels.cropped:
+            images = augment.inception_crop(images, wanted.smallest_crop, draws)
         if wanted.flip:
-            images = augment.random_flip(images, rng("flip"))
-        if wanted.mixup:
-            share = augment.mixup_share(wanted.mixup, rng("mixup"))
-            images, targets = augment.mixup(images, targets, share)
+            images = augment.random_flip(images, draws)
+        if self.randaugment:
+            pixels = self.randaugment(augment.to_bytes(images), draws)
+            images = augment.normalise(pixels.permute(0, 2, 3, 1))
+        if mixed:
+            images, targets = self._mixed(images, targets, step)
+            draws = augment.Draws(self.seed, step, count, rows[1:])
+        if wanted.erase:
+            images = augment.random_erase(images, wanted.erase, draws)
         return images, targets
+
+    def _mixed(self, images: Tensor, targets: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        wanted = self.augmentation
+        coin = torch.rand((), generator=augment.generator(self.seed, step, "mixup or cutmix")).item() < 0.5
+        if wanted.cutmix and (coin or not wanted.mixup):
+            return augment.cutmix(images, targets, wanted.cutmix, augment.generator(self.seed, step, "cutmix"))
+        share = augment.mixup_share(wanted.mixup, augment.generator(self.seed, step, "mixup"))
+        return augment.mixup(images, targets, share)
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
         """Accuracy among the judged classes, and the loss over all of them, on the test split."""
         correct, total = 0, 0.0
-        for start in range(0, len(self.test_labels), EVALUATION_BATCH):
-            images = augment.normalise(self.test_images[start : start + EVALUATION_BATCH])
-            labels = self.test_labels[start : start + EVALUATION_BATCH]
+        batches = zip(self.pixels.test_batches(EVALUATION_BATCH), self.test_labels.split(EVALUATION_BATCH), strict=True)
+        for pixels, labels in batches:
+            images = augment.normalise(pixels)
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
                 logits = self.model(images).float()
             correct += int((self.judged[logits[:, self.judged].argmax(1)] == labels).sum())

@@ -76,8 +76,8 @@ def inspect(task: ImageTask, folder: Path, *, signed: bool, initial: ImageTask) 
     of the image, mean over heads; both (images, layers, L), as they are, not normalised.
     """
     order = in_turn(task.test_labels.tolist())
-    images = augment.normalise(task.test_images[order[:STATISTICS_IMAGES]])
-    shown = task.test_images[order[:MAP_IMAGES]]
+    images = augment.normalise(task.pixels.test(order[:STATISTICS_IMAGES]))
+    shown = task.pixels.test(order[:MAP_IMAGES])
     _, records = task.model.inspect(augment.normalise(shown))
     side = task.model.config.image // task.model.config.patch
     patches = slice(records[0].weights.shape[-1] - side * side, None)  # a class token comes first

@@ -51,6 +51,7 @@ class Request:
     resume: bool = False
     overwrite: bool = False
     skip_unreadable: bool = False
+    workers: int = 0
     keep_going: bool = False
     sharding: Sharding = "ddp"
 
@@ -81,7 +82,8 @@ def run(request: Request) -> Path:
     with joined(device, request.sharding) as world:
         before = world.agreed(lambda: prepare(request))
         threads = request.threads or (before["environment"]["threads"] if before else torch.get_num_threads())
-        source = Source(request.data, study, request.cache or request.out / "cache", request.skip_unreadable)
+        cache = request.cache or request.out / "cache"
+        source = Source(request.data, study, cache, request.skip_unreadable, request.workers)
         data = world.in_turn(lambda: recipe.domain.load(source))
         try:
             cells = expand(recipe, study, data)

@@ -52,6 +52,8 @@ class Source:
     study: Any
     cache: Path
     skip_unreadable: bool = False
+    workers: int = 0
+    """Processes that decode images."""
 
 
 @dataclass(frozen=True)

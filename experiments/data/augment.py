@@ -1,13 +1,17 @@
 """Augmentation as torch operations on the device that holds the images; every random number comes from (seed, step).
 
 The few numbers per image (offsets, flips, the mixing share) are drawn on the CPU, so a GPU and a CPU train on the
-same crops.
+same crops. They are drawn for every row of a batch, whichever rows a process has (`Draws`), so that a batch is the same
+however it is shared.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample, pad
@@ -19,15 +23,43 @@ def generator(seed: int, step: int, purpose: str) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
 
 
+@dataclass(frozen=True)
+class Draws:
+    """Random numbers of step `step` for `rows` of a batch of `batch`."""
+
+    seed: int
+    step: int
+    batch: int
+    rows: np.ndarray
+
+    def uniform(self, purpose: str, count: int) -> Tensor:
+        """(count, rows) in 0..1."""
+        return torch.rand(count, self.batch, generator=generator(self.seed, self.step, purpose))[:, self.rows]
+
+    def below(self, limit: int, purpose: str, count: int) -> Tensor:
+        """(count, rows) whole numbers from 0 to `limit` - 1."""
+        rng = generator(self.seed, self.step, purpose)
+        return torch.randint(0, limit, (count, self.batch), generator=rng)[:, self.rows]
+
+    def normal(self, purpose: str, count: int) -> Tensor:
+        """(count, rows) of the standard normal distribution."""
+        return torch.randn(count, self.batch, generator=generator(self.seed, self.step, purpose))[:, self.rows]
+
+
 def normalise(images: Tensor) -> Tensor:
     """(B, H, W, C) uint8 in 0..255 to (B, C, H, W) float32 in -1..1, as big_vision does."""
     return images.permute(0, 3, 1, 2).float().div_(127.5).sub_(1)
 
 
-def random_crop(images: Tensor, padding: int, rng: torch.Generator) -> Tensor:
+def to_bytes(images: Tensor) -> Tensor:
+    """The pixels 0..255 (B, C, H, W) uint8 of normalised images, rounded: what `normalise` began with."""
+    return images.add(1).mul_(127.5).round_().clamp_(0, 255).byte()
+
+
+def random_crop(images: Tensor, padding: int, draws: Draws) -> Tensor:
     """Pad (B, C, H, W) by `padding` pixels (reflected) and cut a window of the old size at a random place."""
     batch, _, height, width = images.shape
-    offsets = torch.randint(0, 2 * padding + 1, (2, batch, 1), generator=rng).to(images.device)
+    offsets = draws.below(2 * padding + 1, "crop", 2)[..., None].to(images.device)
     rows = offsets[0] + torch.arange(height, device=images.device)
     columns = offsets[1] + torch.arange(width, device=images.device)
     padded = pad(images, (padding,) * 4, mode="reflect")
@@ -36,42 +68,95 @@ def random_crop(images: Tensor, padding: int, rng: torch.Generator) -> Tensor:
     return cropped.permute(0, 3, 1, 2)
 
 
-def inception_crop(images: Tensor, smallest: float, rng: torch.Generator, *, widest: float = 4 / 3) -> Tensor:
+def inception_crop(images: Tensor, smallest: float, draws: Draws, *, widest: float = 4 / 3) -> Tensor:
     """Cut a window of random area (`smallest` to 1 of the image) and aspect (1/widest to widest), resized bilinearly.
 
     Szegedy et al. 2015 §6. A window that does not fit is shrunk to the image's side.
     """
     batch = images.shape[0]
-    draws = torch.rand(4, batch, generator=rng)
-    area = smallest + (1 - smallest) * draws[0]
-    aspect = torch.exp((2 * draws[1] - 1) * torch.log(torch.tensor(widest)))
+    drawn = draws.uniform("crop", 4)
+    area = smallest + (1 - smallest) * drawn[0]
+    aspect = torch.exp((2 * drawn[1] - 1) * torch.log(torch.tensor(widest)))
     height, width = (area / aspect).sqrt().clamp(max=1), (area * aspect).sqrt().clamp(max=1)
     theta = torch.zeros(batch, 2, 3)
     theta[:, 0, 0], theta[:, 1, 1] = width, height
-    theta[:, 0, 2] = (1 - width) * (2 * draws[2] - 1)
-    theta[:, 1, 2] = (1 - height) * (2 * draws[3] - 1)
+    theta[:, 0, 2] = (1 - width) * (2 * drawn[2] - 1)
+    theta[:, 1, 2] = (1 - height) * (2 * drawn[3] - 1)
     grid = affine_grid(theta.to(images.device), list(images.shape), align_corners=False)
     return grid_sample(images, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
 
 
-def random_flip(images: Tensor, rng: torch.Generator) -> Tensor:
+def random_flip(images: Tensor, draws: Draws) -> Tensor:
     """Mirror each image left to right with probability ½."""
-    flipped = (torch.rand(images.shape[0], generator=rng) < 0.5).to(images.device)
+    flipped = (draws.uniform("flip", 1)[0] < 0.5).to(images.device)
     return torch.where(flipped[:, None, None, None], images.flip(-1), images)
+
+
+def random_erase(images: Tensor, probability: float, draws: Draws) -> Tensor:
+    """Put standard normal noise into a rectangle of some images (Zhong et al. 2020, Algorithm 1; noise as in timm).
+
+    The rectangle has an area of 0.02 to ⅓ of the image and an aspect of 0.3 to 1/0.3, uniform in its logarithm; of ten
+    drawn the first that fits is taken, or none. The noise is in the units of normalised pixels.
+    """
+    height, width = images.shape[2:]
+    erased = draws.uniform("erase", 1)[0] < probability
+    sizes, places = draws.uniform("erase sizes", 2 * ERASE_ATTEMPTS), draws.uniform("erase places", 2)
+    images = images.clone()
+    for index in erased.nonzero().flatten().tolist():
+        for area, aspect in sizes[:, index].reshape(ERASE_ATTEMPTS, 2).tolist():
+            target = (ERASE_AREA[0] + area * (ERASE_AREA[1] - ERASE_AREA[0])) * height * width
+            ratio = math.exp((2 * aspect - 1) * math.log(ERASE_ASPECT))
+            tall, wide = round(math.sqrt(target * ratio)), round(math.sqrt(target / ratio))
+            if 0 < tall < height and 0 < wide < width:
+                top, left = int(places[0, index] * (height - tall + 1)), int(places[1, index] * (width - wide + 1))
+                rng = generator(draws.seed, draws.step, f"erase noise {draws.rows[index]}")
+                noise = torch.randn(images.shape[1], tall, wide, generator=rng)
+                images[index, :, top : top + tall, left : left + wide] = noise.to(images.device)
+                break
+    return images
+
+
+ERASE_ATTEMPTS = 10
+ERASE_AREA = (0.02, 1 / 3)
+ERASE_ASPECT = 1 / 0.3
+
+
+def beta(concentration: float, rng: torch.Generator) -> float:
+    """A number of the distribution Beta(p, p)."""
+    while True:  # Jöhnk's method: the first pair under the simplex gives a Beta sample
+        first, second = torch.rand(2, generator=rng, dtype=torch.float64).pow(1 / concentration).tolist()
+        if 0 < first + second <= 1:
+            return float(first / (first + second))
 
 
 def mixup_share(concentration: float, rng: torch.Generator) -> float:
     """The share of the first image, Beta(p, p) folded to ½..1, one per batch (Zhang et al. 2018; big_vision)."""
-    while True:  # Jöhnk's method: the first pair under the simplex gives a Beta sample
-        first, second = torch.rand(2, generator=rng, dtype=torch.float64).pow(1 / concentration).tolist()
-        if 0 < first + second <= 1:
-            share = first / (first + second)
-            return max(share, 1 - share)
+    share = beta(concentration, rng)
+    return max(share, 1 - share)
 
 
 def mixup(images: Tensor, targets: Tensor, share: float) -> tuple[Tensor, Tensor]:
-    """Mix every image and target distribution with its neighbour in the batch."""
+    """Mix every image and target distribution but the first with the one before it: one less comes out."""
     return (
-        share * images + (1 - share) * images.roll(1, 0),
-        share * targets + (1 - share) * targets.roll(1, 0),
+        share * images[1:] + (1 - share) * images[:-1],
+        share * targets[1:] + (1 - share) * targets[:-1],
     )
+
+
+def cutmix(images: Tensor, targets: Tensor, concentration: float, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Put a rectangle of the image before it into every image but the first: one less comes out.
+
+    Yun et al. 2019, §3.1: λ is Beta(p, p), the rectangle of sides √(1-λ) has its centre anywhere and is cut at the
+    borders; targets are mixed by the areas that come of it. One rectangle per batch.
+    """
+    height, width = images.shape[2:]
+    side = math.sqrt(1 - beta(concentration, rng))
+    middle = torch.rand(2, generator=rng).tolist()
+    (top, bottom), (left, right) = (
+        (max(round(extent * (at - side / 2)), 0), min(round(extent * (at + side / 2)), extent))
+        for extent, at in zip((height, width), middle, strict=True)
+    )
+    mixed = images[1:].clone()
+    mixed[:, :, top:bottom, left:right] = images[:-1, :, top:bottom, left:right]
+    share = 1 - (bottom - top) * (right - left) / (height * width)
+    return mixed, share * targets[1:] + (1 - share) * targets[:-1]

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from experiments.data.sampler import Permutation, shuffled
+
 
 @dataclass(frozen=True)
 class ImageData:
@@ -21,6 +23,7 @@ class ImageData:
     test_images: np.ndarray
     test_labels: np.ndarray
     skipped: tuple[str, ...] = ()
+    permutation: Permutation = shuffled
 
     @property
     def size(self) -> int:

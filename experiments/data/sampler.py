@@ -3,12 +3,51 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
 
+Permutation = Callable[[int, int, int], np.ndarray]
+"""The order of an epoch: (seed, epoch, count) to a permutation of range(count)."""
 
-def sample_ids(seed: int, step: int, batch: int, count: int) -> np.ndarray:
+
+@lru_cache(maxsize=2)
+def shuffled(seed: int, epoch: int, count: int) -> np.ndarray:
+    """Every order is equally likely."""
+    order = np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(count)
+    order.flags.writeable = False
+    return order
+
+
+class ShuffledShards:
+    """Shards in random order, and samples in random order among those of `window` shards that follow each other.
+
+    For storage that reads neighbours faster than strangers: at any time only `window` shards are read (twice that where
+    a window ends). `shards` (count,) is the shard of each sample. A pure function of (seed, epoch), unlike a shuffle
+    buffer.
+    """
+
+    def __init__(self, shards: np.ndarray, window: int) -> None:
+        if window < 1:
+            raise ValueError(f"window must be at least 1, got {window}")
+        _, self._shard = np.unique(shards, return_inverse=True)
+        self._window = window
+        self._order = lru_cache(maxsize=2)(self._new)
+
+    def __call__(self, seed: int, epoch: int, count: int) -> np.ndarray:
+        return self._order(seed, epoch, count)
+
+    def _new(self, seed: int, epoch: int, count: int) -> np.ndarray:
+        if count != len(self._shard):
+            raise ValueError(f"an order of {len(self._shard)} samples cannot order {count}")
+        rng = np.random.Generator(np.random.Philox(key=[seed, epoch]))
+        place = rng.permutation(int(self._shard.max()) + 1)
+        samples = rng.permutation(count)
+        return samples[np.argsort(place[self._shard[samples]] // self._window, kind="stable")]
+
+
+def sample_ids(seed: int, step: int, batch: int, count: int, permutation: Permutation = shuffled) -> np.ndarray:
     """Ids (batch,) of step `step`: an endless row of epochs, each a permutation of range(count), cut into batches.
 
     Every epoch visits every sample exactly once; a batch may hold the end of one epoch and the start of the next.
@@ -18,15 +57,8 @@ def sample_ids(seed: int, step: int, batch: int, count: int) -> np.ndarray:
     ids = np.empty(batch, dtype=np.int64)
     for epoch in range(int(epochs[0]), int(epochs[-1]) + 1):
         here = epochs == epoch
-        ids[here] = _permutation(seed, epoch, count)[position[here] % count]
+        ids[here] = permutation(seed, epoch, count)[position[here] % count]
     return ids
-
-
-@lru_cache(maxsize=2)
-def _permutation(seed: int, epoch: int, count: int) -> np.ndarray:
-    order = np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(count)
-    order.flags.writeable = False
-    return order
 
 
 def ids_hash(ids: np.ndarray) -> str:

@@ -15,7 +15,9 @@ from experiments import inspection
 from experiments.classify import LOSSES, AugmentConfig, ImageTask
 from experiments.data import ImageRequest, load_images
 from experiments.data.images import ImageData
+from experiments.data.lazy import LazyImages, LazyRequest, load_lazily
 from experiments.data.lines import read_lines
+from experiments.data.randaugment import AUGREG
 from experiments.errors import UserError
 from experiments.fewshot import SHOTS
 from experiments.files import fingerprint
@@ -28,6 +30,10 @@ from experiments.study import Cell, Domain, Measure, Section, Source, Variant, t
 class ImageStudy:
     """The settings every image recipe shares; each is a key of `--set`. Zero for a count or size means "all".
 
+    lazy: decode images when a step needs them, for sets that do not fit into memory. order: shuffle all samples, or
+    shards and then the samples of `window` shards. augreg: a level of big_vision's augmentation, which stands for
+    randaug and mixup.
+
     `judged`: the classes among which a test image's top one is taken: "" for all, "test" for those that have test
     images (a model of ImageNet-21k on the images of ImageNet-1k), or a file with the name of one in each line.
     `fewshot`: image sets, each as --data takes them, on whose classes the trained model's features are probed with
@@ -39,6 +45,9 @@ class ImageStudy:
     image_size: int = 0
     train_images: int = 0
     test_images: int = 0
+    lazy: bool = False
+    order: Literal["samples", "shards"] = "samples"
+    window: int = 16
     steps: int = 300
     batch: int = 64
     lr: float = 1e-3
@@ -51,7 +60,11 @@ class ImageStudy:
     padding: int = 4
     smallest_crop: float = 0.05
     flip: bool = True
+    augreg: Literal["", "none", "light1", "light2", "medium1", "medium2", "strong1", "strong2"] = ""
+    randaug: str = ""
     mixup: float = 0.2
+    cutmix: float = 0.0
+    erase: float = 0.0
     smoothing: float = 0.1
     loss: Literal["softmax", "sigmoid"] = "softmax"
     qk_norm: bool = True
@@ -81,13 +94,23 @@ def source() -> str:
     return str(inside if inside.exists() else place)
 
 
-def load(wanted: Source) -> ImageData:
+def load(wanted: Source) -> ImageData | LazyImages:
     study = wanted.study
+    if study.lazy:
+        if wanted.place == "digits":
+            raise UserError("--set lazy: digits are always held in memory")
+        window = study.window if study.order == "shards" else 0
+        lazily = LazyRequest(study.image_size, study.train_images, study.test_images, window)
+        return load_lazily(
+            wanted.place, lazily, cache=wanted.cache, workers=wanted.workers, skip_unreadable=wanted.skip_unreadable
+        )
+    if study.order == "shards":
+        raise UserError("--set order=shards: images that are held in memory have none; --set lazy=true")
     request = ImageRequest(study.image_size, study.train_images, study.test_images)
     return load_images(wanted.place, request, cache=wanted.cache, skip_unreadable=wanted.skip_unreadable)
 
 
-def about(data: ImageData) -> dict[str, Any]:
+def about(data: ImageData | LazyImages) -> dict[str, Any]:
     train, test = len(data.train_labels), len(data.test_labels)
     text = f"{train:,} train and {test:,} test images of {data.size}×{data.size} pixels, {len(data.classes)} classes"
     if data.skipped:
@@ -104,7 +127,7 @@ def about(data: ImageData) -> dict[str, Any]:
     }
 
 
-def judged_classes(judged: str, data: ImageData) -> tuple[int, ...] | None:
+def judged_classes(judged: str, data: ImageData | LazyImages) -> tuple[int, ...] | None:
     """`ImageStudy.judged` as class numbers, None for all; UserError for a name that the data does not have."""
     if not judged:
         return None
@@ -121,7 +144,7 @@ def judged_classes(judged: str, data: ImageData) -> tuple[int, ...] | None:
     return found
 
 
-def cell(study: ImageStudy, variant: Variant, seed: int, data: ImageData, checksum: str) -> Cell:
+def cell(study: ImageStudy, variant: Variant, seed: int, data: ImageData | LazyImages, checksum: str) -> Cell:
     settings = dataclasses.replace(study, **variant.changes)
     model = ViTConfig(
         size=settings.model,
@@ -140,12 +163,16 @@ def cell(study: ImageStudy, variant: Variant, seed: int, data: ImageData, checks
         mlp_gelu=settings.mlp_gelu,
         learned_scale=settings.learned_scale,
     )
+    randaug, mixup = AUGREG[settings.augreg] if settings.augreg else (settings.randaug, settings.mixup)
     augmentation = AugmentConfig(
         crop=settings.crop,
         padding=settings.padding,
         smallest_crop=settings.smallest_crop,
         flip=settings.flip,
-        mixup=settings.mixup,
+        randaug=randaug,
+        mixup=mixup,
+        cutmix=settings.cutmix,
+        erase=settings.erase,
         smoothing=settings.smoothing,
     )
     if settings.loss == "sigmoid" and settings.smoothing:
@@ -156,7 +183,7 @@ def cell(study: ImageStudy, variant: Variant, seed: int, data: ImageData, checks
     return Cell(variant, seed, train_config(settings), parts, checksum)
 
 
-def task(cell: Cell, data: ImageData, device: torch.device) -> ImageTask:
+def task(cell: Cell, data: ImageData | LazyImages, device: torch.device) -> ImageTask:
     of = cell.settings
     return ImageTask(
         data, of["model"], of["augmentation"], batch=of["batch"], precision=cell.train.precision, seed=cell.seed,
@@ -188,7 +215,7 @@ def sections(study: Any, show_images: bool) -> list[Section]:
 class ImageSets:
     """The images of a study, and those its models are probed on."""
 
-    main: ImageData
+    main: ImageData | LazyImages
     probes: tuple[ImageData, ...] = ()
 
     @property

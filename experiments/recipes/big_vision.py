@@ -17,6 +17,7 @@ FEW_SHOT_SETS = ("birds", "caltech101", "cars", "cifar100", "dtd", "col_hist", "
 
 BOTH: dict[str, Any] = {
     "image_size": 224,
+    "lazy": True,
     "batch": 4096,
     "lr": 1e-3,
     "warmup": 10_000,
@@ -63,16 +64,12 @@ LEVELS = {
 }
 """Augmentation by model. Neither configuration has S/8, which the paper trains: it gets that of S/16."""
 
-MIXUP = {"none": 0.0, "light1": 0.0, "light2": 0.2, "medium1": 0.2, "medium2": 0.5}
-
 DEVIATIONS = (
     "9e5 steps in the paper's text are taken for a slip: 30 epochs of ImageNet-21k are 103,607 batches of 4,096, 300 "
     "of ImageNet-1k 92,897.",
     "Which 1 % of ImageNet-1k's, or 51,200 of ImageNet-21k's, training images stay out follows our order of the files.",
-    "No RandAugment, which big_vision's levels but one have; mixup is that of the level. Neither configuration names a "
-    "level for S/8: it has that of S/16.",
-    "Images are cut square to 224 pixels before they are cropped at random; big_vision crops the whole picture. Test "
-    "images: the shorter side becomes 224 pixels; big_vision makes it 256 and cuts 224 out of the middle.",
+    "RandAugment is our own on the GPU. Neither configuration names a level of augmentation for S/8: it has that of "
+    "S/16.",
     "The order of the images is a permutation for each epoch; big_vision draws from a buffer of 250,000.",
     "The first moment of Adam is float32; big_vision keeps it in bfloat16. Its weight decay (1e-4, times the schedule) "
     "is translated exactly. The rate of step t in the warmup is that of t + 1 there: its first step has rate 0.",
@@ -96,7 +93,7 @@ def augmented(table: str, variants: Iterable[Variant]) -> tuple[Variant, ...]:
     """
     levels = LEVELS.get(table, {})
     return tuple(
-        dataclasses.replace(each, changes={**each.changes, "mixup": MIXUP[levels[each.point]]})
+        dataclasses.replace(each, changes={**each.changes, "augreg": levels[each.point]})
         if each.point in levels
         else each
         for each in variants

@@ -132,7 +132,8 @@ def test_the_published_settings_are_big_visions(preset, steps, classes):
         assert (study.pool, study.pre_logits) == (("gap", False) if preset == "paper" else ("tok", True))
         variants = {variant.name: variant for variant in recipe.variants(study)}
         assert {"S/32", "S/16", "S/8"} <= {variant.point for variant in variants.values()}
-        assert {v.changes["mixup"] for v in variants.values() if v.point == "S/16"} == {0 if preset == "paper" else 0.5}
+        levels = {variant.changes["augreg"] for variant in variants.values() if variant.point == "S/16"}
+        assert levels == {"light1" if preset == "paper" else "medium2"}
         assert all(variant.baseline in {"", *variants} for variant in variants.values())
     assert len(RECIPES["000-fig1"].variants(RECIPES["000-fig1"].presets[preset].study)) == 12
 

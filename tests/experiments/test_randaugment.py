@@ -1,0 +1,214 @@
+"""Every operation of RandAugment beside Pillow, the arguments of its levels, and that a row's draws are its own."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageEnhance, ImageOps
+
+from experiments.classify import AugmentConfig
+from experiments.data import randaugment
+from experiments.data.augment import Draws
+from experiments.data.randaugment import AUGREG, BIG_VISION, TIMM_INCREASING, Argument, big_vision, named
+
+HEIGHT, WIDTH = 37, 53
+FILL = (128, 127, 126)
+CENTRE = torch.tensor([[0.5], [0.25]], dtype=torch.float64)
+
+
+def pictures() -> list[Image.Image]:
+    """Noise, a dim slope of few levels, one level only, and black with a single bright pixel."""
+    rng = np.random.default_rng(0)
+    noise = rng.integers(0, 256, (HEIGHT, WIDTH, 3), dtype=np.uint8)
+    slope = np.linspace(40, 90, WIDTH)[None, :, None] + np.arange(3) * 20 + np.arange(HEIGHT)[:, None, None] / 3
+    dot = np.zeros((HEIGHT, WIDTH, 3), dtype=np.uint8)
+    dot[5, 7] = 200, 10, 0
+    return [Image.fromarray(x) for x in (noise, slope.astype(np.uint8), np.full_like(noise, 77), dot)]
+
+
+def tensor(images: list[Image.Image]) -> torch.Tensor:
+    return torch.from_numpy(np.stack([np.asarray(image) for image in images])).permute(0, 3, 1, 2)
+
+
+def apply(operation, value: float, *, bilinear: bool = False) -> torch.Tensor:
+    """`operation` on the four pictures at once."""
+    images = tensor(pictures())
+    values = torch.full((4,), float(value), dtype=torch.float64)
+    return operation(images, Argument(values, CENTRE.expand(2, 4), FILL, bilinear))
+
+
+def moved(image: Image.Image, matrix: tuple[float, ...], resample=Image.Resampling.NEAREST) -> Image.Image:
+    """The pixel with centre (x, y) from a x + b y + c, d x + e y + f; Pillow counts from corners."""
+    a, b, c, d, e, f = matrix
+    from_corners = (a, b, c + (1 - a - b) / 2, d, e, f + (1 - d - e) / 2)
+    return image.transform(image.size, Image.Transform.AFFINE, from_corners, resample, fillcolor=FILL)
+
+
+def cut(image: Image.Image, half: float) -> Image.Image:
+    image = image.copy()
+    row, column = HEIGHT // 2, WIDTH // 4
+    image.paste(FILL, (max(column - int(half), 0), max(row - int(half), 0), column + int(half), row + int(half)))
+    return image
+
+
+def solarized_add(image: Image.Image, value: float) -> Image.Image:
+    return image.point([min(level + int(value), 255) if level < 128 else level for level in range(256)] * 3)
+
+
+# operation, what Pillow says, arguments
+EXPECTED = {
+    "autocontrast": (lambda image, _: ImageOps.autocontrast(image), (0,)),
+    "equalize": (lambda image, _: ImageOps.equalize(image), (0,)),
+    "invert": (lambda image, _: ImageOps.invert(image), (0,)),
+    "rotate": (lambda image, value: image.rotate(value, fillcolor=FILL), (30, -30, 13.7, 0)),
+    "posterize": (lambda image, value: ImageOps.posterize(image, int(value)), (1, 4, 6, 8)),
+    "solarize": (lambda image, value: ImageOps.solarize(image, int(value)), (0, 100, 256, 384)),
+    "color": (lambda image, value: ImageEnhance.Color(image).enhance(value), (0.1, 1, 1.9, 2.8)),
+    "contrast": (lambda image, value: ImageEnhance.Contrast(image).enhance(value), (0.1, 1, 1.9, 2.8)),
+    "brightness": (lambda image, value: ImageEnhance.Brightness(image).enhance(value), (0.1, 1, 1.9, 2.8)),
+    "sharpness": (lambda image, value: ImageEnhance.Sharpness(image).enhance(value), (0.1, 1, 1.9, 2.8)),
+    "shear_x": (lambda image, value: moved(image, (1, value, 0, 0, 1, 0)), (0.3, -0.45)),
+    "shear_y": (lambda image, value: moved(image, (1, 0, 0, value, 1, 0)), (0.3, -0.45)),
+    "translate_x": (lambda image, value: moved(image, (1, 0, value, 0, 1, 0)), (11, -7, 100)),
+    "translate_y": (lambda image, value: moved(image, (1, 0, 0, 0, 1, value)), (11, -7, 100)),
+    "cutout": (cut, (0, 6, 40)),
+    "solarize_add": (solarized_add, (0, 60, 165)),
+}
+
+
+@pytest.mark.parametrize("name", BIG_VISION)
+def test_an_operation_is_pillows(name):
+    expected, values = EXPECTED[name]
+    for value in values:
+        found = apply(BIG_VISION[name].apply, value)
+        assert found.dtype == torch.uint8
+        wanted = tensor([expected(image, value) for image in pictures()])
+        differing = int((found != wanted).sum())
+        # a place that is half-way between two pixels may be taken from either
+        assert differing <= (3 if name == "rotate" else 0), (value, differing)
+
+
+@pytest.mark.parametrize("name", ["rotate", "translate_x", "translate_y"])
+def test_bilinear_places_are_pillows(name):
+    resample = Image.Resampling.BILINEAR
+    expected = {
+        "rotate": lambda image, value: image.rotate(value, resample, fillcolor=FILL),
+        "translate_x": lambda image, value: moved(image, (1, 0, value, 0, 1, 0), resample),
+        "translate_y": lambda image, value: moved(image, (1, 0, 0, 0, 1, value), resample),
+    }[name]
+    for value in (7.3713, -11.8517):
+        found = apply(BIG_VISION[name].apply, value, bilinear=True)
+        gap = (found.int() - tensor([expected(image, value) for image in pictures()]).int()).abs()
+        assert gap.max() <= 1
+        assert gap.float().mean() < 2e-3, "a place in float32 may be a hair aside"
+
+
+def test_posterizing_to_no_bits():
+    assert (apply(randaugment.posterize, 0) == tensor(pictures()) // 128 * 128).all(), "big_vision keeps one bit"
+    assert not apply(TIMM_INCREASING["posterize"].apply, 0).any()
+
+
+def arguments(choices, level: float, side: int) -> dict[str, float]:
+    share = torch.tensor([level / 10], dtype=torch.float64)
+    return {name: float(choice.argument(share, side)) for name, choice in choices.items()}
+
+
+def test_the_arguments_of_big_visions_levels():
+    at_10 = arguments(BIG_VISION, 10, 224)
+    assert at_10 == pytest.approx(
+        dict.fromkeys(randaugment.ENHANCED, 1.9)
+        | {"autocontrast": 0, "equalize": 0, "invert": 0, "rotate": 30, "posterize": 4, "solarize": 256}
+        | {"shear_x": 0.3, "shear_y": 0.3, "translate_x": 100, "translate_y": 100, "cutout": 40, "solarize_add": 110}
+    )
+    at_15 = arguments(BIG_VISION, 15, 224)
+    assert (at_15["posterize"], at_15["rotate"], at_15["cutout"], at_15["solarize_add"]) == (6, 45, 60, 165)
+    assert arguments(BIG_VISION, 10, 56)["translate_x"] == 25, "lengths are shares of 224"
+    signed = {name for name, choice in BIG_VISION.items() if choice.signed}
+    assert signed == {"rotate", "shear_x", "shear_y", "translate_x", "translate_y"}
+
+
+def test_the_arguments_of_timms_levels():
+    at_9 = arguments(TIMM_INCREASING, 9, 200)
+    assert at_9 == pytest.approx(
+        dict.fromkeys(randaugment.ENHANCED, 0.81)
+        | {"autocontrast": 0, "equalize": 0, "invert": 0, "rotate": 27, "posterize": 1, "solarize": 26}
+        | {"shear_x": 0.27, "shear_y": 0.27, "translate_x": 81, "translate_y": 81, "solarize_add": 99}
+    )
+    enhance = TIMM_INCREASING["brightness"].apply
+    assert torch.equal(apply(enhance, -0.5), apply(randaugment.brightness, 0.5))
+    assert torch.equal(apply(enhance, -0.95), apply(randaugment.brightness, 0.1)), "at least a tenth"
+
+
+BATCH = 60
+
+
+def augmented(policy, *, seed: int = 0, step: int = 0, rows: slice = slice(None)) -> torch.Tensor:
+    chosen = np.arange(BATCH)[rows]
+    images = tensor(pictures()[:1]).expand(BATCH, -1, -1, -1)[rows]
+    return policy(images, Draws(seed, step, BATCH, chosen))
+
+
+@pytest.mark.parametrize("text", ["2,15", "rand-m9-mstd0.5-inc1"])
+def test_a_policy_is_a_function_of_seed_step_and_row(text):
+    policy = named(text)
+    first = augmented(policy, seed=1, step=5)
+    torch.manual_seed(3)
+    assert torch.equal(augmented(policy, seed=1, step=5), first)
+    assert torch.equal(augmented(policy, seed=1, step=5, rows=slice(7, 12)), first[7:12])
+    for other in (augmented(policy, seed=2, step=5), augmented(policy, seed=1, step=6)):
+        assert (other != first).flatten(1).any(1).sum() > BATCH // 2
+    assert len({image.numpy().tobytes() for image in first}) > BATCH // 3
+
+
+def test_a_layer_applies_one_operation_and_chooses_all_alike():
+    seen = dict.fromkeys(BIG_VISION, 0)
+    choices = {
+        name: choice._replace(apply=lambda images, argument, name=name: _count(seen, name, images, argument))
+        for name, choice in BIG_VISION.items()
+    }
+    policy = randaugment.Policy(choices, 1, 10)
+    for step in range(50):
+        augmented(policy, step=step)
+    total = 50 * BATCH
+    assert sum(seen.values()) == total
+    assert max(abs(count / total - 1 / 16) for count in seen.values()) < 5 * math.sqrt(1 / 16 / total)
+
+
+def _count(seen, name, images, argument):
+    seen[name] += len(images)
+    if BIG_VISION[name].signed:
+        assert set(argument.value.sign().tolist()) <= {-1.0, 1.0}
+    return images
+
+
+def test_timms_magnitudes_are_normal_cut_and_applied_half_of_the_time():
+    seen: list[float] = []
+
+    def note(images, argument):
+        seen.extend(argument.value.tolist())
+        return images
+
+    policy = named("rand-m9-n1-mstd0.5-inc1")
+    choice = randaugment.Choice(note, lambda level, side: level)
+    spread = randaugment.Policy({"only": choice}, 1, 9, policy.spread, policy.probability, policy.limit)
+    for step in range(50):
+        augmented(spread, step=step)
+    levels = np.array(seen) * 10
+    assert abs(len(levels) / (50 * BATCH) - 0.5) < 0.05
+    assert abs(np.median(levels) - 9) < 0.06
+    assert levels.max() == 10
+    assert abs(np.quantile(levels, 0.1587) - 8.5) < 0.08, "one standard deviation below"
+
+
+def test_policies_are_named_as_their_authors_name_them():
+    assert named("2,15") == big_vision(2, 15.0)
+    timm = named("rand-m7-n3-mstd1-inc1")
+    assert (timm.layers, timm.magnitude, timm.spread, timm.fill) == (3, 7, 1, (124, 116, 104))
+    with pytest.raises(
+        ValueError, match=r"expected layers,magnitude such as 2,15, or rand-m9-mstd0.5-inc1, got '2;15'"
+    ):
+        named("2;15")
+    with pytest.raises(ValueError, match="got 'rand-m9'"):
+        AugmentConfig(randaug="rand-m9")
+    assert all(named(text) for text, _ in AUGREG.values() if text)
