@@ -130,8 +130,6 @@ def show_list() -> None:
         for name, preset in recipe.presets.items():
             cells = len(recipe.variants(preset.study)) * len(preset.study.seeds)
             say(f"    {name:<7} {cells} cells × {preset.study.steps} steps; {preset.cost}")
-        for name, when in recipe.later.items():
-            say(f"    {name:<7} not yet: {when}")
 
 
 def prepare(command: Prepare) -> None:

@@ -1,4 +1,4 @@
-"""Image classification as a Task of the training loop: augmented batches in, label-smoothed cross-entropy out."""
+"""Image classification as a Task of the training loop: augmented batches in, softmax or sigmoid cross-entropy out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, one_hot
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, one_hot
 
 from experiments.data import augment, randaugment
 from experiments.data.images import ImageData
@@ -48,8 +48,29 @@ class AugmentConfig:
             raise ValueError("mixup must be at least 0, smoothing in [0, 1), smallest_crop in (0, 1]")
 
 
+def softmax_loss(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+    """-Σ_n Σ_c t_nc log softmax(z_n)_c; smoothing spreads over all classes, the true one included (torch's way)."""
+    return cross_entropy(logits, targets, label_smoothing=smoothing, reduction="sum")
+
+
+def sigmoid_loss(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+    """-Σ_n Σ_c (t_nc log σ(z_nc) + (1 - t_nc) log σ(-z_nc)): big_vision's sigmoid_xent, a sum over classes.
+
+    ValueError for a smoothing other than 0: it has none.
+    """
+    if smoothing:
+        raise ValueError(f"the sigmoid loss has no label smoothing: smoothing must be 0, got {smoothing:g}")
+    return binary_cross_entropy_with_logits(logits, targets, reduction="sum")
+
+
+LOSSES: dict[str, Callable[..., Tensor]] = {"softmax": softmax_loss, "sigmoid": sigmoid_loss}
+
+
 class ImageTask:
-    """A ViT on `data`. The same seed starts every variant of equal shape from the same weights and batches."""
+    """A ViT on `data`. The same seed starts every variant of equal shape from the same weights and batches.
+
+    `judged`: the classes among which a test image's top one is taken, or None for all.
+    """
 
     def __init__(
         self,
@@ -61,6 +82,8 @@ class ImageTask:
         precision: str,
         seed: int,
         device: torch.device,
+        loss: Callable[..., Tensor] = softmax_loss,
+        judged: tuple[int, ...] | None = None,
     ) -> None:
         if batch < 1:
             raise ValueError(f"batch must be at least 1, got {batch}")
@@ -71,6 +94,11 @@ class ImageTask:
         self.augmentation, self.batch, self.seed, self.device = augmentation, batch, seed, device
         self.precision = precision
         self.classes = model.classes
+        self.loss_of = loss
+        self.probes: tuple[ImageData, ...] = ()
+        self.judged = torch.arange(model.classes, device=device)
+        if judged is not None:
+            self.judged = torch.tensor(judged, device=device)
         self.permutation = data.permutation
         self.train_labels = torch.from_numpy(data.train_labels).to(device)
         self.test_labels = torch.from_numpy(data.test_labels).to(device)
@@ -85,9 +113,7 @@ class ImageTask:
 
     def loss(self, ids: np.ndarray, step: int, own: slice) -> Tensor:
         images, targets = self.training_batch(ids, step, own)
-        # smoothing spreads over all classes, the true one included (torch's convention)
-        total = cross_entropy(self.apply(images), targets, label_smoothing=self.augmentation.smoothing, reduction="sum")
-        return total / len(ids)
+        return self.loss_of(self.apply(images).float(), targets, self.augmentation.smoothing) / len(ids)
 
     def training_batch(self, ids: np.ndarray, step: int, own: slice) -> tuple[Tensor, Tensor]:
         """Augmented images (n, C, H, W) and target distributions (n, classes) of the samples ids[own] of a step.
@@ -126,13 +152,23 @@ class ImageTask:
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        """Accuracy and cross-entropy on the test split."""
+        """Accuracy among the judged classes, and the loss over all of them, on the test split."""
         correct, total = 0, 0.0
         batches = zip(self.pixels.test_batches(EVALUATION_BATCH), self.test_labels.split(EVALUATION_BATCH), strict=True)
         for pixels, labels in batches:
             images = augment.normalise(pixels)
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
                 logits = self.model(images).float()
-            correct += int((logits.argmax(1) == labels).sum())
-            total += float(cross_entropy(logits, labels, reduction="sum"))
+            correct += int((self.judged[logits[:, self.judged].argmax(1)] == labels).sum())
+            total += float(self.loss_of(logits, one_hot(labels, self.classes).float()))
         return {"accuracy": correct / len(self.test_labels), "test_loss": total / len(self.test_labels)}
+
+    @torch.no_grad()
+    def features(self, images: np.ndarray) -> np.ndarray:
+        """What a probe is given of images (N, H, W, C) uint8: (N, width) float32."""
+        found = []
+        for start in range(0, len(images), EVALUATION_BATCH):
+            pixels = torch.from_numpy(images[start : start + EVALUATION_BATCH]).to(self.device)
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
+                found.append(self.model.features(augment.normalise(pixels)).float().cpu())
+        return torch.cat(found).numpy()

@@ -10,9 +10,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from experiments import fewshot
 from experiments.classify import ImageTask
 from experiments.data import augment
-from experiments.data.images import in_turn
+from experiments.data.images import ImageData, in_turn
 from experiments.files import written_aside
 from experiments.models.vit import ViT
 
@@ -28,10 +29,11 @@ def layer_statistics(model: ViT, images: Tensor, *, signed: bool) -> list[dict[s
     """
     fields = ("total", "nonzero", "visible") if signed else ("total", "nonzero", "visible", "entropy")
     _, records = model.inspect(images, fields=fields)
-    return [_layer(record.statistics) for record in records]
+    return [row_means(record.statistics) for record in records]
 
 
-def _layer(rows: Any) -> dict[str, float | None]:
+def row_means(rows: Any) -> dict[str, float | None]:
+    """The means of one layer's `attnkit.RowStatistics`."""
     alive = rows.nonzero > 0
     row: dict[str, float | None] = {
         "total": _mean(rows.total, alive),
@@ -48,6 +50,23 @@ def _layer(rows: Any) -> dict[str, float | None]:
 
 def _mean(values: Tensor, rows: Tensor) -> float:
     return float(values[rows].mean()) if rows.any() else 0.0
+
+
+def probes(task: ImageTask, sets: tuple[ImageData, ...], shots: tuple[int, ...]) -> dict[str, Any]:
+    """Accuracies of few-shot probes by data set, and their mean at the headline number of shots; {} without sets."""
+    if not sets:
+        return {}
+    task.model.eval()
+    found = {
+        data.name: fewshot.accuracies(
+            (task.features(data.train_images), data.train_labels),
+            (task.features(data.test_images), data.test_labels),
+            len(data.classes),
+            shots=shots,
+        )
+        for data in sets
+    }
+    return {"fewshot": found, "fewshot_accuracy": fewshot.mean_at(found, fewshot.headline_shots(shots))}
 
 
 def inspect(task: ImageTask, folder: Path, *, signed: bool, initial: ImageTask) -> dict[str, Any]:

@@ -1,22 +1,26 @@
-"""The optimiser and its schedule, fixed by one frozen configuration."""
+"""The optimisers and their schedules, fixed by one frozen configuration."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from attnkit.nn import KeyValueMemory
+from experiments.adafactor import Adafactor
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """AdamW, its schedule, and when to look and to save.
+    """The optimiser, its schedule, and when to look and to save.
 
+    `weight_decay`: in a step with the rate r the matrices lose the share r·weight_decay; with `decay_per_step`, the
+    share weight_decay·r/lr, which does not change with lr: big_vision's `wd` is multiplied by the schedule only. Its
+    1e-4 at lr 1e-3 is AdamW's 0.1. `betas` and `eps` are those of AdamW; `Adafactor` keeps its own.
     `accumulate`: the samples of a step are taken in so many parts, for memory. `evaluate_every` 0: at the end only;
     `checkpoint_every` 0: likewise; the last `keep_checkpoints` of them are kept.
     """
@@ -26,6 +30,8 @@ class TrainConfig:
     schedule: Literal["cosine", "inverse_sqrt", "onecycle"] = "cosine"
     warmup: int = 10
     weight_decay: float = 0.1
+    decay_per_step: bool = False
+    optimizer: Literal["adamw", "adafactor"] = "adamw"
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     clip: float = 1.0
@@ -45,6 +51,8 @@ class TrainConfig:
             raise ValueError(f"accumulate must be at least 1, got {self.accumulate}")
         if self.schedule not in SCHEDULES:
             raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}; got {self.schedule!r}")
+        if self.optimizer not in OPTIMIZERS:
+            raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}; got {self.optimizer!r}")
 
 
 def cosine(step: int, config: TrainConfig) -> float:
@@ -84,11 +92,26 @@ def learning_rate(step: int, config: TrainConfig) -> float:
     return config.lr * SCHEDULES[config.schedule](step, config)
 
 
-def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
-    """AdamW that decays the matrices of linear maps and memories only: no bias, norm, embedding or class token."""
+def adamw(groups: list[dict[str, Any]], config: TrainConfig) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps)
+
+
+def adafactor(groups: list[dict[str, Any]], config: TrainConfig) -> torch.optim.Optimizer:
+    return Adafactor(groups, lr=config.lr)
+
+
+OPTIMIZERS: dict[str, Callable[[list[dict[str, Any]], TrainConfig], torch.optim.Optimizer]] = {
+    "adamw": adamw,
+    "adafactor": adafactor,
+}
+
+
+def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
+    """It decays the matrices of linear maps and memories only: no bias, norm, embedding, class token or scale."""
     kernels = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
     kernels |= {id(x) for m in model.modules() if isinstance(m, KeyValueMemory) for x in (m.keys, m.values)}
     decayed = [p for p in model.parameters() if id(p) in kernels]
     others = [p for p in model.parameters() if id(p) not in kernels]
-    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps)
+    decay = config.weight_decay / config.lr if config.decay_per_step else config.weight_decay
+    groups = [{"params": decayed, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}]
+    return OPTIMIZERS[config.optimizer](groups, config)

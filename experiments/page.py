@@ -12,7 +12,7 @@ from experiments.recipes import RECIPES
 from experiments.results import Line, Spread, StudyResults
 from experiments.study import Published
 
-FULL = ("paper", "fairseq", "wmt14")
+FULL = ("paper", "i1k", "fairseq", "wmt14")
 """Presets at the scale of a paper."""
 
 STYLE = """

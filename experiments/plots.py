@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import re
+from dataclasses import dataclass
 from typing import Any
 
 import matplotlib as mpl
@@ -81,17 +82,35 @@ def trained(study: StudyResults) -> list[Line]:
     return [line for line in study.lines if line.results]
 
 
-def against_alpha(study: StudyResults) -> str | None:
-    """Accuracy against alpha, a line per series with its standard deviation, softmax as a level."""
-    lines = [line for line in trained(study) if line.variant["alpha"] is not None]
+def points(study: StudyResults) -> list[str]:
+    """The model sizes of a study, or [""] if it has one."""
+    return list(dict.fromkeys(line.variant["point"] for line in trained(study)))
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What is drawn upwards: `key` of a result; `share` says whether it is shown in percent."""
+
+    key: str
+    name: str
+    share: bool = True
+
+
+ACCURACY = Axis("accuracy", "test accuracy")
+
+
+def against_alpha(study: StudyResults, point: str, axis: Axis = ACCURACY) -> str | None:
+    """`axis` against alpha, a line per series with its standard deviation, softmax as a level, at one point."""
+    here_alone = [line for line in trained(study) if line.variant["point"] == point]
+    lines = [line for line in here_alone if line.variant["alpha"] is not None]
     if not lines:
         return None
     colour = colours(study)
     with mpl.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(8.4, 4.2))
-        for line in trained(study):
+        for line in here_alone:
             if line.variant["series"] == "softmax":
-                level = line.over_seeds("accuracy")
+                level = line.over_seeds(axis.key)
                 axes.axhline(level.mean, color=INK, linestyle=DASHES[0], label="softmax")
                 if level.sd is not None:
                     axes.axhspan(level.mean - level.sd, level.mean + level.sd, color=INK, alpha=0.1, linewidth=0)
@@ -100,7 +119,7 @@ def against_alpha(study: StudyResults) -> str | None:
             here = [line for line in lines if line.variant["series"] == name]
             shift = 0.008 * (index - (len(series) - 1) / 2)
             x = [line.variant["alpha"] + shift for line in here]
-            spreads = [line.over_seeds("accuracy") for line in here]
+            spreads = [line.over_seeds(axis.key) for line in here]
             axes.errorbar(
                 x,
                 [spread.mean for spread in spreads],
@@ -112,17 +131,18 @@ def against_alpha(study: StudyResults) -> str | None:
                 label=name,
             )
             for at, line in zip(x, here, strict=True):
-                seeds = [result["accuracy"] for result in line.results.values()]
+                seeds = [result[axis.key] for result in line.results.values()]
                 axes.plot([at] * len(seeds), seeds, ".", color=colour[name], alpha=0.5, markersize=8)
         axes.margins(y=0.15)
         alphas = [line.variant["alpha"] for line in lines]
         axes.set_xlim(min(alphas) - 0.06, max(alphas) + 0.06)
-        axes.set(xlabel="α  (weights are L^-α · h)", ylabel="test accuracy")
+        axes.set(xlabel="α  (weights are L^-α · h)", ylabel=axis.name, title=point)
         axes.set_xticks(sorted(set(alphas)))
-        axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0 if _wide(axes) else 1))
+        if axis.share:
+            axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0 if _wide(axes) else 1))
         axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1))
         stamp(axes, study)
-        return svg(figure, "test accuracy against alpha, softmax as a line")
+        return svg(figure, f"{axis.name} against alpha, softmax as a line")
 
 
 def _wide(axes: Axes) -> bool:
@@ -148,55 +168,42 @@ def stamp(axes: Axes, study: StudyResults) -> None:
     )
 
 
-def against_compute(study: StudyResults) -> str:
-    """Accuracy against counted FLOPs and against measured seconds of training."""
+def against_compute(study: StudyResults, key: str = "accuracy", name: str = "test accuracy") -> str:
+    """A share of right answers against counted FLOPs and against measured core hours of training."""
     colour = colours(study)
     with mpl.rc_context(STYLE):
         figure, both = plt.subplots(1, 2, figsize=(10.2, 3.9), sharey=True)
-        for axes, key, name in zip(
-            both,
-            ("training_flops", "steady_seconds"),
-            ("training FLOPs (counted, matrix products)", "training seconds (steps × median step)"),
-            strict=True,
+        for axes, place, label in (
+            (both[0], lambda line: line.first["training_flops"], "training FLOPs (counted, matrix products)"),
+            (both[1], study.core_hours, "core hours (cores × steps × median step)"),
         ):
             for series in dict.fromkeys(line.variant["series"] for line in trained(study)):
-                here = [line for line in trained(study) if line.variant["series"] == series]
-                x = [line.over_seeds(key).mean for line in here]
-                spreads = [line.over_seeds("accuracy") for line in here]
-                order = np.argsort(x)
+                here = sorted((line for line in trained(study) if line.variant["series"] == series), key=place)
+                spreads = [line.over_seeds(key) for line in here]
                 axes.errorbar(
-                    [x[i] for i in order],
-                    [spreads[i].mean for i in order],
-                    yerr=[spreads[i].sd or 0 for i in order],
+                    [place(line) for line in here],
+                    [spread.mean for spread in spreads],
+                    yerr=[spread.sd or 0 for spread in spreads],
                     color=colour[series],
                     marker="s" if series == "softmax" else "o",
                     linestyle="-" if any(line.variant["point"] for line in here) else "none",
                     capsize=3,
                     label=series,
                 )
-                for i in order:
-                    note = here[i].variant["point"] or (
-                        f"α={here[i].variant['alpha']:g}" if here[i].variant["alpha"] is not None else ""
-                    )
-                    if note and key == "steady_seconds":
+                for line, spread in zip(here, spreads, strict=True):
+                    alpha = line.variant["alpha"]
+                    note = line.variant["point"] or (f"α={alpha:g}" if alpha is not None else "")
+                    if note and axes is both[1]:
+                        at = (place(line), spread.mean)
                         axes.annotate(
-                            note,
-                            (x[i], spreads[i].mean),
-                            xytext=(6, -3),
-                            textcoords="offset points",
-                            fontsize=8.5,
-                            color=colour[series],
+                            note, at, xytext=(6, -3), textcoords="offset points", fontsize=8.5, color=colour[series]
                         )
-            axes.set(xlabel=name)
-            if key == "training_flops":
-                axes.set_xscale("log")
-            else:
-                axes.set_xlim(left=0)
+            axes.set(xlabel=label, xscale="log")
             stamp(axes, study)
-        both[0].set_ylabel("test accuracy")
+        both[0].set_ylabel(name)
         both[0].yaxis.set_major_formatter(PercentFormatter(1, decimals=0 if _wide(both[0]) else 1))
         both[1].legend(loc="upper left", bbox_to_anchor=(1.09, 1))
-        return svg(figure, "test accuracy against floating-point operations and seconds")
+        return svg(figure, f"{name} against floating-point operations and core hours")
 
 
 def learning_curves(study: StudyResults) -> str:

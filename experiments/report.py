@@ -46,6 +46,8 @@ def row(study: StudyResults, line: Line) -> dict[str, Any]:
         "tokens": line.first.get("tokens"),
         "flops_per_sample": line.first.get("flops_per_sample"),
         "training_flops": line.first.get("training_flops"),
+        "core_hours": study.core_hours(line),
+        "fewshot_accuracy": line.over_seeds("fewshot_accuracy").mean if "fewshot_accuracy" in line.first else None,
         "step_ms": line.step_ms(),
         "seconds_mean": line.over_seeds("seconds").mean,
         "diverged": len(line.diverged),

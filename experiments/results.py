@@ -152,6 +152,15 @@ class StudyResults:
         width = float(student.ppf(0.975, len(gaps) - 1)) * statistics.stdev(gaps) / len(gaps) ** 0.5
         return Difference(statistics.fmean(gaps), width)
 
+    def core_hours(self, line: Line) -> float:
+        """Hours of training times what trained: GPUs, or threads of a CPU (big_vision counts TPU cores this way).
+
+        Steps × the median step, mean over seeds, so that a pause does not count.
+        """
+        environment = self.about["environment"]
+        cores = environment["processes"] * (environment["threads"] if self.about["device"] == "cpu" else 1)
+        return cores * line.over_seeds("steady_seconds").mean / 3600
+
     def step_ratio(self, line: Line) -> float | None:
         baseline = self.by_name(line.variant["baseline"])
         return line.step_ms() / baseline.step_ms() if baseline else None

@@ -61,11 +61,6 @@ def choose(request: Request) -> tuple[Recipe, Any]:
     if request.recipe not in RECIPES:
         raise unknown("recipe", request.recipe, RECIPES)
     recipe = RECIPES[request.recipe]
-    if request.preset in recipe.later:
-        raise UserError(
-            f"{recipe.id} has no preset {request.preset!r} yet: {recipe.later[request.preset]}; "
-            f"there are {', '.join(recipe.presets)}"
-        )
     if request.preset not in recipe.presets:
         raise unknown(f"preset of {recipe.id}", request.preset, recipe.presets)
     study = override(recipe.presets[request.preset].study, request.settings)
@@ -107,7 +102,7 @@ def run(request: Request) -> Path:
             "device": device.type,
             "variants": [dataclasses.asdict(v) | {"label": v.label} for v in recipe.variants(study)],
             "cells": [cell.name for cell in cells],
-            "deviations": list(recipe.deviations),
+            "deviations": list(recipe.presets[request.preset].deviations or recipe.deviations),
             "environment": describe(device, threads) | {"processes": world.size},
         }
         if before:

@@ -183,11 +183,15 @@ class Published:
 
 @dataclass(frozen=True)
 class Preset:
-    """A study's settings at one scale, what they cost, and the label its numbers carry."""
+    """A study's settings at one scale, what they cost, and the label its numbers carry.
+
+    `deviations`: how this scale departs from the paper, where that is not what the recipe says of the others.
+    """
 
     study: Any
     cost: str
     label: str
+    deviations: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -204,7 +208,6 @@ class Recipe:
     deviations: tuple[str, ...]
     claims: bool = False  # whether the exact statements belong to it
     published: tuple[Published, ...] = ()
-    later: Mapping[str, str] = field(default_factory=dict)
 
 
 def softmax_variant(**changes: Any) -> Variant:

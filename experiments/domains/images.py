@@ -8,15 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from experiments import inspection
-from experiments.classify import AugmentConfig, ImageTask
+from experiments.classify import LOSSES, AugmentConfig, ImageTask
 from experiments.data import ImageRequest, load_images
 from experiments.data.images import ImageData
 from experiments.data.lazy import LazyImages, LazyRequest, load_lazily
+from experiments.data.lines import read_lines
 from experiments.data.randaugment import AUGREG
 from experiments.errors import UserError
+from experiments.fewshot import SHOTS
+from experiments.files import fingerprint
+from experiments.models.learned_scale import LearnedScale, learned_values
 from experiments.models.vit import ViTConfig, forward_flops
 from experiments.study import Cell, Domain, Measure, Section, Source, Variant, train_config
 
@@ -28,6 +33,11 @@ class ImageStudy:
     lazy: decode images when a step needs them, for sets that do not fit into memory. order: shuffle all samples, or
     shards and then the samples of `window` shards. augreg: a level of big_vision's augmentation, which stands for
     randaug and mixup.
+
+    `judged`: the classes among which a test image's top one is taken: "" for all, "test" for those that have test
+    images (a model of ImageNet-21k on the images of ImageNet-1k), or a file with the name of one in each line.
+    `fewshot`: image sets, each as --data takes them, on whose classes the trained model's features are probed with
+    `shots` images of a class.
     """
 
     model: str = "d64"
@@ -43,6 +53,8 @@ class ImageStudy:
     lr: float = 1e-3
     warmup: int = 30
     weight_decay: float = 0.1
+    decay_per_step: bool = False
+    optimizer: Literal["adamw", "adafactor"] = "adamw"
     clip: float = 1.0
     crop: Literal["none", "pad", "inception"] = "pad"
     padding: int = 4
@@ -54,8 +66,17 @@ class ImageStudy:
     cutmix: float = 0.0
     erase: float = 0.0
     smoothing: float = 0.1
+    loss: Literal["softmax", "sigmoid"] = "softmax"
     qk_norm: bool = True
     pool: Literal["gap", "tok"] = "gap"
+    position: Literal["learned", "sincos2d"] = "learned"
+    pre_logits: bool = False
+    head_bias: float = 0.0
+    mlp_gelu: Literal["exact", "tanh"] = "exact"
+    learned_scale: LearnedScale = ""
+    judged: str = ""
+    fewshot: tuple[str, ...] = ()
+    shots: tuple[int, ...] = SHOTS
     precision: Literal["float32", "bfloat16"] = "float32"
     compile: bool = False
     accumulate: int = 1
@@ -106,6 +127,23 @@ def about(data: ImageData | LazyImages) -> dict[str, Any]:
     }
 
 
+def judged_classes(judged: str, data: ImageData | LazyImages) -> tuple[int, ...] | None:
+    """`ImageStudy.judged` as class numbers, None for all; UserError for a name that the data does not have."""
+    if not judged:
+        return None
+    if judged == "test":
+        return tuple(np.unique(data.test_labels).tolist())
+    number = {name: index for index, name in enumerate(data.classes)}
+    names = [name for line in read_lines(Path(judged)) if (name := line.strip())]
+    for name in names:
+        if name not in number:
+            raise UserError(f"--set judged={judged}: {name!r} is not among the {len(number):,} classes of {data.name}")
+    found = tuple(sorted({number[name] for name in names}))
+    if strangers := set(data.test_labels.tolist()) - set(found):
+        raise UserError(f"--set judged={judged}: {data.classes[min(strangers)]!r} has test images but is not named")
+    return found
+
+
 def cell(study: ImageStudy, variant: Variant, seed: int, data: ImageData | LazyImages, checksum: str) -> Cell:
     settings = dataclasses.replace(study, **variant.changes)
     model = ViTConfig(
@@ -119,6 +157,11 @@ def cell(study: ImageStudy, variant: Variant, seed: int, data: ImageData | LazyI
         qk_norm=settings.qk_norm,
         gate=variant.gate,
         pool=settings.pool,
+        position=settings.position,
+        pre_logits=settings.pre_logits,
+        head_bias=settings.head_bias,
+        mlp_gelu=settings.mlp_gelu,
+        learned_scale=settings.learned_scale,
     )
     randaug, mixup = AUGREG[settings.augreg] if settings.augreg else (settings.randaug, settings.mixup)
     augmentation = AugmentConfig(
@@ -132,7 +175,11 @@ def cell(study: ImageStudy, variant: Variant, seed: int, data: ImageData | LazyI
         erase=settings.erase,
         smoothing=settings.smoothing,
     )
-    parts = {"batch": settings.batch, "model": model, "augmentation": augmentation}
+    if settings.loss == "sigmoid" and settings.smoothing:
+        raise ValueError(f"the sigmoid loss has no label smoothing: smoothing must be 0, got {settings.smoothing:g}")
+    parts = {"batch": settings.batch, "model": model, "augmentation": augmentation, "loss": settings.loss}
+    parts["judged"] = judged_classes(settings.judged, data)
+    parts["shots"] = settings.shots if settings.fewshot else ()
     return Cell(variant, seed, train_config(settings), parts, checksum)
 
 
@@ -140,7 +187,7 @@ def task(cell: Cell, data: ImageData | LazyImages, device: torch.device) -> Imag
     of = cell.settings
     return ImageTask(
         data, of["model"], of["augmentation"], batch=of["batch"], precision=cell.train.precision, seed=cell.seed,
-        device=device,
+        device=device, loss=LOSSES[of["loss"]], judged=of["judged"],
     )  # fmt: skip
 
 
@@ -155,7 +202,7 @@ def facts(cell: Cell) -> dict[str, Any]:
 
 def shape(cell: Cell) -> tuple[Any, ...]:
     model = cell.settings["model"]
-    return model.size, model.patch, model.qk_norm, model.gate
+    return model.size, model.patch, model.qk_norm, model.gate, model.learned_scale
 
 
 def sections(study: Any, show_images: bool) -> list[Section]:
@@ -164,16 +211,67 @@ def sections(study: Any, show_images: bool) -> list[Section]:
     return image_page.sections(study, show_images)
 
 
+@dataclass(frozen=True)
+class ImageSets:
+    """The images of a study, and those its models are probed on."""
+
+    main: ImageData | LazyImages
+    probes: tuple[ImageData, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.main.name
+
+    def checksum(self) -> str:
+        """That of the images alone, or of all sets if some are probed."""
+        sums = [data.checksum() for data in (self.main, *self.probes)]
+        return fingerprint(sums) if self.probes else sums[0]
+
+
+def load_sets(wanted: Source) -> ImageSets:
+    """The images, and the sets to probe brought to their size; UserError if those cannot be read or do not fit."""
+    study, main = wanted.study, load(wanted)
+    if study.fewshot and (not study.shots or min(study.shots) < 1):
+        raise UserError(f"--set shots: expected numbers from 1, got {study.shots}")
+    probes = tuple(
+        load_images(place, ImageRequest(main.size), cache=wanted.cache, skip_unreadable=wanted.skip_unreadable)
+        for place in study.fewshot
+    )
+    for data in probes:
+        if data.channels != main.channels:
+            raise UserError(
+                f"--set fewshot: {data.name} has images of {data.channels} channels, the study's have {main.channels}"
+            )
+    if len({data.name for data in probes}) < len(probes):
+        raise UserError("--set fewshot: two sets have one name")
+    return ImageSets(main, probes)
+
+
+def about_sets(sets: ImageSets) -> dict[str, Any]:
+    probed = [{"name": data.name, "classes": len(data.classes)} for data in sets.probes]
+    return about(sets.main) | ({"probed": probed} if probed else {})
+
+
+def task_of(cell: Cell, sets: ImageSets, device: torch.device) -> ImageTask:
+    made = task(cell, sets.main, device)
+    made.probes = sets.probes
+    return made
+
+
+def inspect(made: ImageTask, initial: ImageTask, cell: Cell, folder: Path) -> dict[str, Any]:
+    found = inspection.inspect(made, folder, signed=cell.variant.signed, initial=initial)
+    found["learned"] = learned_values(made.model)
+    return found | inspection.probes(made, made.probes, cell.settings["shots"])
+
+
 IMAGES = Domain(
     name="images",
     source=source,
-    load=load,
-    about=about,
-    cell=cell,
-    task=task,
-    inspect=lambda task, initial, cell, folder: inspection.inspect(
-        task, folder, signed=cell.variant.signed, initial=initial
-    ),
+    load=load_sets,
+    about=about_sets,
+    cell=lambda study, variant, seed, sets, checksum: cell(study, variant, seed, sets.main, checksum),
+    task=task_of,
+    inspect=inspect,
     facts=facts,
     shape=shape,
     measure=Measure("accuracy", "accuracy", factor=100, unit="%"),

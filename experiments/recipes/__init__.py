@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from experiments.recipes import (
+    r000_causal,
     r000_fig1,
     r000_fig2,
     r000_fig3,
     r000_fig4,
+    r000_learned,
+    r000_lengths,
     r001_fig1,
     r001_fig2,
     r001_fig3,
@@ -27,6 +30,9 @@ FILES = (
     r000_fig2,
     r000_fig3,
     r000_fig4,
+    r000_learned,
+    r000_lengths,
+    r000_causal,
     r001_table1,
     r001_table2,
     r001_table3,

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 import attnkit
 from experiments.errors import UserError, unknown
+from experiments.models.vit import SIZES
 from experiments.study import Variant, pointwise_variant
 
 SMOKE_LABEL = "smoke: shows that the code runs; its accuracies mean nothing"
 SMALL_LABEL = "small: one GPU, small images; not the paper's scale"
 CPU_LABEL = "cpu: width 64, depth 4, minutes on two CPU cores; not the paper's scale"
-PAPER_LATER = "the published ImageNet settings come with the ImageNet-scale experiments"
 
 # digits enlarged to 16 pixels and cut into 64 patches: the number of tokens of the cpu preset
 SMOKE: dict[str, Any] = {
@@ -86,3 +88,26 @@ def pointwise_grid(activations: tuple[str, ...], alphas: tuple[float, ...]) -> t
     if not alphas:
         raise UserError("--set alphas: expected at least one number")
     return tuple(pointwise_variant(activation, alpha) for activation in activations for alpha in alphas)
+
+
+def at_points(points: tuple[str, ...], variants: Iterable[Variant]) -> tuple[Variant, ...]:
+    """Every variant at every model and patch size, such as "S/16"; without points the variants as they are."""
+    if not points:
+        return tuple(variants)
+    kept = tuple(variants)
+    return tuple(_at_point(point, each) for point in points for each in kept)
+
+
+def _at_point(point: str, variant: Variant) -> Variant:
+    size, slash, patch = point.partition("/")
+    if not slash or not patch.isdigit() or int(patch) < 1:
+        raise UserError(f"--set points: expected size/patch such as d64/4, got {point!r}")
+    if size not in SIZES:
+        raise unknown("model size", size, SIZES)
+    return dataclasses.replace(
+        variant,
+        name=f"{size}-p{patch}-{variant.name}",
+        point=point,
+        baseline=f"{size}-p{patch}-{variant.baseline}" if variant.baseline else "",
+        changes={**variant.changes, "model": size, "patch": int(patch)},
+    )

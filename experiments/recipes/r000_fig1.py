@@ -2,8 +2,8 @@
 
 Source: "Replacing softmax with ReLU in Vision Transformers", Figure 1 and §4 "Main experiment".
 Expected: on ImageNet-21k, S/32 to L/16, both activations lie on one curve of accuracy against core hours. No number is
-    printed in the paper. What a smaller preset can show is the compute axis itself: equal FLOPs, and the measured
-    seconds of either activation on this machine.
+    printed in the paper: presets paper (ImageNet-21k) and i1k train its models on data that you bring. What a smaller
+    preset can show is the compute axis itself: equal FLOPs, and the measured seconds of either activation here.
 Cost: smoke under a minute on 2 CPU cores; cpu about 20 minutes on 2 CPU cores (estimated); small under 8 minutes on one
     H200 (estimated, not measured).
 Command: python -m experiments run 000-fig1 --preset cpu --data IMAGES --out runs/fig1
@@ -13,19 +13,20 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Literal
 
 from experiments.domains.images import IMAGES, ImageStudy
-from experiments.errors import UserError, unknown
-from experiments.models.vit import SIZES
+from experiments.errors import UserError
+from experiments.recipes.big_vision import augmented, paper_presets
 from experiments.recipes.common import (
     CPU,
     CPU_LABEL,
     DEVIATIONS,
-    PAPER_LATER,
     SMALL,
     SMALL_LABEL,
     SMOKE,
     SMOKE_LABEL,
+    at_points,
     pointwise_grid,
 )
 from experiments.study import Preset, Recipe, Variant, softmax_variant
@@ -33,37 +34,23 @@ from experiments.study import Preset, Recipe, Variant, softmax_variant
 
 @dataclass(frozen=True)
 class Study(ImageStudy):
-    """`points` are models as size/patch, from little compute to much."""
+    """`points` are models as size/patch, from little compute to much; `augmentation`: see `big_vision.augmented`."""
 
     points: tuple[str, ...] = ("d64/8", "d64/4", "w96/4")
     activations: tuple[str, ...] = ("relu",)
     alpha: float = 1.0
+    augmentation: Literal["", "i21k", "i1k"] = ""
 
 
 def variants(study: Study) -> tuple[Variant, ...]:
-    found = []
-    for point in study.points:
-        size, slash, patch = point.partition("/")
-        if not slash or not patch.isdigit() or int(patch) < 1:
-            raise UserError(f"--set points: expected size/patch such as d64/4, got {point!r}")
-        if size not in SIZES:
-            raise unknown("model size", size, SIZES)
-        changes = {"model": size, "patch": int(patch)}
-        reference = f"{size}-p{patch}-softmax"
-        for each in (softmax_variant(), *pointwise_grid(study.activations, (study.alpha,))):
-            power = "" if each.alpha == 1 else f"^{study.alpha:g}"
-            found.append(
-                dataclasses.replace(
-                    each,
-                    name=f"{size}-p{patch}-{each.name}",
-                    series=each.series if each.alpha is None else f"{each.series}/L{power}",
-                    alpha=None,
-                    point=point,
-                    baseline=reference if each.alpha is not None else "",
-                    changes=changes,
-                )
-            )
-    return tuple(found)
+    if not study.points:
+        raise UserError("--set points: expected at least one model such as d64/4")
+    power = "" if study.alpha == 1 else f"^{study.alpha:g}"
+    pointwise = [
+        dataclasses.replace(each, series=f"{each.series}/L{power}", alpha=None, baseline="softmax")
+        for each in pointwise_grid(study.activations, (study.alpha,))
+    ]
+    return augmented(study.augmentation, at_points(study.points, (softmax_variant(), *pointwise)))
 
 
 RECIPE = Recipe(
@@ -85,8 +72,8 @@ RECIPE = Recipe(
             SMALL_LABEL,
         ),
         "cpu": Preset(Study(**CPU), "about 20 minutes, 2 CPU cores (estimated)", CPU_LABEL),
+        **paper_presets(Study, hours=600, points=("S/32", "S/16", "S/8", "B/32", "B/16", "L/16")),
     },
     variants=variants,
     deviations=(*DEVIATIONS, "The paper's x-axis is TPU core hours; here it is counted FLOPs and measured seconds."),
-    later={"paper": PAPER_LATER},
 )

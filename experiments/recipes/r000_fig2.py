@@ -14,17 +14,19 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Literal
 
 from experiments.domains.images import IMAGES, ImageStudy
+from experiments.recipes.big_vision import FIGURE_POINTS, augmented, paper_presets
 from experiments.recipes.common import (
     CPU,
     CPU_LABEL,
     DEVIATIONS,
-    PAPER_LATER,
     SMALL,
     SMALL_LABEL,
     SMOKE,
     SMOKE_LABEL,
+    at_points,
     pointwise_grid,
 )
 from experiments.study import Preset, Recipe, Variant, softmax_variant
@@ -32,19 +34,24 @@ from experiments.study import Preset, Recipe, Variant, softmax_variant
 
 @dataclass(frozen=True)
 class Study(ImageStudy):
-    """`activations` × `alphas`, and softmax as the line to compare with."""
+    """`activations` × `alphas`, and softmax as the line to compare with; at `points` such as S/16 if there are any."""
 
     activations: tuple[str, ...] = ("relu",)
     alphas: tuple[float, ...] = (0.0, 0.5, 1.0)
+    points: tuple[str, ...] = ()
+    augmentation: Literal["", "i21k", "i1k"] = ""
     softmax: bool = True
 
 
 def variants(study: Study) -> tuple[Variant, ...]:
     grid = pointwise_grid(study.activations, study.alphas)
-    if not study.softmax:
-        return grid
-    return (softmax_variant(), *(dataclasses.replace(each, baseline="softmax") for each in grid))
+    if study.softmax:
+        grid = (softmax_variant(), *(dataclasses.replace(each, baseline="softmax") for each in grid))
+    return augmented(study.augmentation, at_points(study.points, grid))
 
+
+ACTIVATIONS = ("relu", "relu_squared", "gelu", "softplus", "identity", "relu6", "sigmoid")
+ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 RECIPE = Recipe(
     id="000-fig2",
@@ -57,16 +64,16 @@ RECIPE = Recipe(
         "small": Preset(
             Study(
                 **SMALL,
-                activations=("relu", "relu_squared", "gelu", "softplus", "identity"),
-                alphas=(0.0, 0.25, 0.5, 0.75, 1.0),
+                activations=ACTIVATIONS[:5],
+                alphas=ALPHAS,
             ),
             "under 8 minutes, one H200 (estimated)",
             SMALL_LABEL,
         ),
         "cpu": Preset(Study(**CPU), "about 10 minutes, 2 CPU cores", CPU_LABEL),
+        **paper_presets(Study, hours=2600, points=FIGURE_POINTS, activations=ACTIVATIONS, alphas=ALPHAS),
     },
     variants=variants,
     deviations=DEVIATIONS,
     claims=True,
-    later={"paper": PAPER_LATER},
 )

@@ -12,18 +12,20 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Literal
 
 from experiments.domains.images import IMAGES, ImageStudy
 from experiments.errors import UserError
+from experiments.recipes.big_vision import FIGURE_POINTS, augmented, paper_presets
 from experiments.recipes.common import (
     CPU,
     CPU_LABEL,
     DEVIATIONS,
-    PAPER_LATER,
     SMALL,
     SMALL_LABEL,
     SMOKE,
     SMOKE_LABEL,
+    at_points,
     pointwise_grid,
 )
 from experiments.study import Preset, Recipe, Variant
@@ -31,10 +33,15 @@ from experiments.study import Preset, Recipe, Variant
 
 @dataclass(frozen=True)
 class Study(ImageStudy):
-    """`activations` × `alphas` × qk-layernorm on and off × `lr_factors`; the key qk_norm has no effect here."""
+    """`activations` × `alphas` × qk-layernorm on and off × `lr_factors`, at `points` such as S/16 if there are any.
+
+    The key qk_norm has no effect here.
+    """
 
     activations: tuple[str, ...] = ("relu",)
     alphas: tuple[float, ...] = (0.0, 0.5, 1.0)
+    points: tuple[str, ...] = ()
+    augmentation: Literal["", "i21k", "i1k"] = ""
     lr_factors: tuple[float, ...] = (1.0,)
 
 
@@ -53,10 +60,11 @@ def variants(study: Study) -> tuple[Variant, ...]:
                     series = f"{series}, lr × {factor:g}"
                 changes = {"qk_norm": on, "lr": study.lr * factor}
                 found.append(dataclasses.replace(each, name=name, series=series, baseline=baseline, changes=changes))
-    return tuple(found)
+    return augmented(study.augmentation, at_points(study.points, found))
 
 
 BOTH = ("relu", "relu_squared")
+ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 RECIPE = Recipe(
     id="000-fig3",
@@ -72,8 +80,8 @@ RECIPE = Recipe(
             SMALL_LABEL,
         ),
         "cpu": Preset(Study(**CPU), "about 15 minutes, 2 CPU cores (estimated)", CPU_LABEL),
+        **paper_presets(Study, hours=1400, points=FIGURE_POINTS, activations=BOTH, alphas=ALPHAS),
     },
     variants=variants,
     deviations=DEVIATIONS,
-    later={"paper": PAPER_LATER},
 )

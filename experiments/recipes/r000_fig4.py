@@ -12,17 +12,19 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Literal
 
 from experiments.domains.images import IMAGES, ImageStudy
+from experiments.recipes.big_vision import FIGURE_POINTS, augmented, paper_presets
 from experiments.recipes.common import (
     CPU,
     CPU_LABEL,
     DEVIATIONS,
-    PAPER_LATER,
     SMALL,
     SMALL_LABEL,
     SMOKE,
     SMOKE_LABEL,
+    at_points,
     pointwise_grid,
 )
 from experiments.study import Preset, Recipe, Variant
@@ -30,10 +32,12 @@ from experiments.study import Preset, Recipe, Variant
 
 @dataclass(frozen=True)
 class Study(ImageStudy):
-    """`activations` × `alphas` × gate off and on."""
+    """`activations` × `alphas` × gate off and on; at `points` such as S/16 if there are any."""
 
     activations: tuple[str, ...] = ("relu",)
     alphas: tuple[float, ...] = (0.0, 0.5, 1.0)
+    points: tuple[str, ...] = ()
+    augmentation: Literal["", "i21k", "i1k"] = ""
 
 
 def variants(study: Study) -> tuple[Variant, ...]:
@@ -44,10 +48,12 @@ def variants(study: Study) -> tuple[Variant, ...]:
         )
         for each in plain
     ]
-    return (*plain, *gated)
+    return augmented(study.augmentation, at_points(study.points, (*plain, *gated)))
 
 
 BOTH = ("relu", "relu_squared")
+ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
+GATE = "The gate's activation is silu (Hua et al. 2022); the paper does not name the one it used."
 
 RECIPE = Recipe(
     id="000-fig4",
@@ -59,11 +65,8 @@ RECIPE = Recipe(
         "smoke": Preset(Study(**SMOKE, activations=BOTH, alphas=(1.0,)), "under a minute, 2 CPU cores", SMOKE_LABEL),
         "small": Preset(Study(**SMALL, activations=BOTH), "under 8 minutes, one H200 (estimated)", SMALL_LABEL),
         "cpu": Preset(Study(**CPU), "about 15 minutes, 2 CPU cores (estimated)", CPU_LABEL),
+        **paper_presets(Study, hours=1400, more=(GATE,), points=FIGURE_POINTS, activations=BOTH, alphas=ALPHAS),
     },
     variants=variants,
-    deviations=(
-        *DEVIATIONS,
-        "The gate's activation is silu (Hua et al. 2022); the paper does not name the one it used.",
-    ),
-    later={"paper": PAPER_LATER},
+    deviations=(*DEVIATIONS, GATE),
 )

@@ -1,10 +1,15 @@
 """The command line: what list shows, what a mistyped name answers, when --out is refused, and each recipe's smoke."""
 
+import dataclasses
+import math
+
+import numpy as np
 import pytest
 
 from experiments import runner
 from experiments.__main__ import main
-from experiments.domains.images import ImageStudy, source
+from experiments.data import ImageRequest, load_images
+from experiments.domains.images import ImageStudy, judged_classes, source
 from experiments.errors import Diverged, UserError
 from experiments.recipes import RECIPES
 
@@ -19,7 +24,6 @@ def test_list_names_every_recipe_with_presets_cost_and_source(capsys):
         assert recipe.source in said
         for preset in recipe.presets.values():
             assert preset.cost in said
-    assert "paper   not yet" in said
 
 
 @pytest.mark.parametrize(
@@ -27,7 +31,6 @@ def test_list_names_every_recipe_with_presets_cost_and_source(capsys):
     [
         (["000-fg2"], "unknown recipe '000-fg2'; did you mean '000-fig2'?"),
         (["000-fig2", "--preset", "smal"], "unknown preset of 000-fig2 'smal'; did you mean 'small'?"),
-        (["000-fig2", "--preset", "paper"], "000-fig2 has no preset 'paper' yet: the published ImageNet settings come"),
         (["000-fig2", "--set", "stepz=3"], "unknown --set key 'stepz'; did you mean 'steps'?"),
         (["000-fig2", "--set", "steps=many"], "--set steps: expected a whole number, got 'many'"),
         (["000-fig2", "--set", "lr=nan"], "--set lr: expected a finite number, got 'nan'"),
@@ -105,16 +108,68 @@ def test_resuming_something_else_names_the_difference(tiny, tmp_path, image_fold
 @pytest.mark.parametrize("recipe", OF_IMAGES)
 def test_every_recipe_trains_at_a_tiny_size(recipe, tiny, tmp_path, monkeypatch):
     monkeypatch.setattr("experiments.claims.measure", dict)
-    small = ("points=d64/4,d64/2",) if recipe == "000-fig1" else ()
+    small = {"000-fig1": ("points=d64/4,d64/2",), "000-learned": ("kinds=alpha-head",)}.get(recipe, ())
     out = tiny(tmp_path / "out", *small, recipe=recipe)
     cells = sorted(path.name for path in (out / "cells").iterdir())
     expected = {
         "000-fig1": [f"d64-p{p}-{v}-seed0" for p in (2, 4) for v in ("relu-alpha1", "softmax")],
         "000-fig2": ["relu-alpha1-seed0", "softmax-seed0"],
         "000-fig3": ["relu-alpha1-nonorm-seed0", "relu-alpha1-norm-seed0"],
+        "000-learned": ["relu-alpha1-alpha-head-seed0", "relu-alpha1-seed0", "softmax-seed0"],
         "000-fig4": ["relu-alpha1-gate-seed0", "relu-alpha1-seed0"],
     }
     assert cells == expected[recipe]
+
+
+@pytest.mark.parametrize(("preset", "steps", "classes"), [("paper", 103_607, 21_843), ("i1k", 92_897, 1000)])
+def test_the_published_settings_are_big_visions(preset, steps, classes):
+    for recipe in (RECIPES[f"000-fig{n}"] for n in (1, 2, 3, 4)):
+        study = recipe.presets[preset].study
+        assert (study.steps, study.batch, study.lr, study.warmup) == (steps, 4096, 1e-3, 10_000)
+        assert study.steps == int(study.train_images * (30 if preset == "paper" else 300) / 4096)
+        assert (study.loss, study.smoothing, study.clip) == ("sigmoid", 0, 1)
+        assert abs(study.head_bias + math.log(classes)) < 0.02
+        assert (study.pool, study.pre_logits) == (("gap", False) if preset == "paper" else ("tok", True))
+        variants = {variant.name: variant for variant in recipe.variants(study)}
+        assert {"S/32", "S/16", "S/8"} <= {variant.point for variant in variants.values()}
+        levels = {variant.changes["augreg"] for variant in variants.values() if variant.point == "S/16"}
+        assert levels == {"light1" if preset == "paper" else "medium2"}
+        assert all(variant.baseline in {"", *variants} for variant in variants.values())
+    assert len(RECIPES["000-fig1"].variants(RECIPES["000-fig1"].presets[preset].study)) == 12
+
+
+def test_a_point_changes_model_and_patch_and_keeps_what_a_variant_changes():
+    request = runner.Request("000-fig3", "cpu", "digits", out=None, settings=("points=w96/8,d64/4", "alphas=1"))
+    recipe, study = runner.choose(request)
+    found = {variant.name: variant for variant in recipe.variants(study)}
+    assert found.keys() == {f"{p}-relu-alpha1-{n}norm" for p in ("w96-p8", "d64-p4") for n in ("", "no")}
+    one = found["w96-p8-relu-alpha1-nonorm"]
+    assert one.changes == {"model": "w96", "patch": 8, "qk_norm": False, "lr": 1e-3}
+    assert one.baseline == "w96-p8-relu-alpha1-norm"
+
+
+@pytest.mark.parametrize(
+    ("judged", "text"),
+    [
+        ("cat\nmouse", "'mouse' is not among the 2 classes of images"),
+        ("cat", "'dog' has test images but is not named"),
+        (None, "judged.txt: no such file"),
+    ],
+)
+def test_judged_classes_that_do_not_fit_are_named(judged, text, tiny, tmp_path, image_folder):
+    names = tmp_path / "judged.txt"
+    if judged:
+        names.write_text(judged)
+    with pytest.raises(UserError, match=text):
+        tiny(tmp_path / "out", f"judged={names}", data=str(image_folder))
+
+
+def test_judged_classes_are_those_of_the_test_images_or_of_a_file(image_folder, tmp_path):
+    data = load_images(str(image_folder), ImageRequest(), cache=tmp_path / "cache")
+    only_dogs = dataclasses.replace(data, test_labels=np.ones_like(data.test_labels))
+    (tmp_path / "names.txt").write_text("dog\n")
+    assert judged_classes("", only_dogs) is None
+    assert judged_classes("test", only_dogs) == judged_classes(str(tmp_path / "names.txt"), only_dogs) == (1,)
 
 
 @pytest.mark.parametrize("recipe", OF_IMAGES)

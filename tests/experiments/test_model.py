@@ -50,7 +50,10 @@ def test_initialisation_follows_big_vision():
     limit = (6 / (64 + 256)) ** 0.5
     hidden = model.blocks[0].mlp[0].weight
     assert 0.95 * limit < hidden.abs().max() <= limit
-    assert all(not m.bias.any() for m in model.modules() if isinstance(m, torch.nn.Linear))
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            assert float(module.bias.detach().abs().max()) < 1e-5
+            assert bool(module.bias.any()) == ("mlp" in name)
     torch.testing.assert_close(model.position.std(), torch.tensor(64**-0.5), rtol=0.1, atol=0)
 
 

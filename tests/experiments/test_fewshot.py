@@ -1,0 +1,82 @@
+"""The probe against least squares and the normal equations, what it is given, and its way through a study."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+from experiments import fewshot
+from experiments.data import ImageRequest, load_images
+from experiments.domains.images import ImageSets
+from experiments.errors import UserError
+from experiments.report import write_report
+
+
+def features(count, width=6, classes=3):
+    rng = np.random.default_rng(count)
+    labels = rng.permutation(np.arange(count) % classes)
+    return rng.standard_normal((count, width)) + 2 * np.eye(classes, width)[labels], labels
+
+
+@pytest.mark.parametrize("count", [4, 7, 30])  # fewer rows than columns, as many, more
+def test_the_probe_solves_the_ridge_problem(count):
+    x, labels = features(count)
+    x = fewshot.whitened(x, x)
+    y = 2 * np.eye(3)[labels] - 1
+    w = fewshot.ridge_probe(x, labels, 3, ridge=8.0)
+    np.testing.assert_allclose(x.T @ (x @ w - y) + 8.0 * w, 0, atol=1e-8)
+    stacked = np.vstack([x, np.sqrt(8.0) * np.eye(7)])
+    np.testing.assert_allclose(w, np.linalg.lstsq(stacked, np.vstack([y, np.zeros((7, 3))]))[0], atol=1e-10)
+
+
+def test_features_are_whitened_by_those_of_training_and_get_a_constant():
+    train, test = features(30)[0] * 5 + 3, features(8)[0]
+    found = fewshot.whitened(test, train)
+    np.testing.assert_allclose(found[:, :-1], (test - train.mean(0)) / (train.std(0) + 1e-5))
+    assert (found[:, -1] == 100).all()
+    constant = fewshot.whitened(np.ones((4, 2)), np.ones((4, 2)))
+    assert (constant[:, :-1] == 0).all()
+
+
+def test_shots_are_of_every_class_nested_and_drawn_from_the_seed():
+    labels = np.array([0] * 9 + [1] * 9 + [2] * 2)
+    few, many, other = (fewshot.chosen(labels, 3, n, seed) for n, seed in ((3, 0), (5, 0), (5, 1)))
+    assert np.bincount(labels[few]).tolist() == [3, 3, 2]
+    assert set(few) <= set(many)
+    assert set(many) != set(other)
+
+
+def test_accuracy_is_that_of_unseen_images():
+    train, test = features(120), features(60)
+    found = fewshot.accuracies(train, test, 3, shots=(1, 20), seeds=(0, 1))
+    assert found.keys() == {"1", "20"}
+    assert all(len(values) == 2 for values in found.values())
+    assert min(found["20"]) > 0.8
+    shuffled = np.random.default_rng(0).permutation(train[1])
+    assert max(fewshot.accuracies((train[0], shuffled), test, 3, shots=(20,))["20"]) < 0.7
+    assert fewshot.mean_at({"a": {"1": [0.2, 0.4]}, "b": {"1": [0.9, 0.7], "5": [1.0]}}, 1) == pytest.approx(0.55)
+
+
+def test_a_study_probes_its_models_and_reports_it(tiny, tmp_path, image_folder):
+    settings = (f"fewshot=digits,{image_folder}", "shots=1,2", "points=d64/4")
+    with pytest.raises(UserError, match="images of 3 channels, the study's have 1"):
+        tiny(tmp_path / "refused", *settings, recipe="000-fig1")
+    settings = ("fewshot=digits", *settings[1:])
+    out = tiny(tmp_path / "out", *settings, recipe="000-fig1")
+    result = json.loads((out / "cells" / "d64-p4-softmax-seed0" / "result.json").read_text())
+    assert result["fewshot"].keys() == {"scikit-learn digits"}
+    assert [len(values) for values in result["fewshot"]["scikit-learn digits"].values()] == [3, 3]
+    assert all(0.02 < value < 1 for value in result["fewshot"]["scikit-learn digits"]["2"])
+    assert result["fewshot_accuracy"] == pytest.approx(np.mean(result["fewshot"]["scikit-learn digits"]["2"]))
+    page = write_report(out).read_text()
+    assert "Few-shot probes" in page
+    (row, *_) = csv.DictReader((out / "results.csv").read_text().splitlines())
+    assert float(row["core_hours"]) == pytest.approx(float(row["step_ms"]) * 6 / 3.6e6)
+    assert float(row["fewshot_accuracy"]) > 0.02
+
+
+def test_what_is_probed_is_part_of_the_checksum(tmp_path):
+    one, other = (load_images("digits", ImageRequest(size), cache=tmp_path) for size in (0, 16))
+    assert ImageSets(one).checksum() == one.checksum()
+    assert len({ImageSets(one, probes).checksum() for probes in ((), (one,), (other,), (one, other))}) == 4

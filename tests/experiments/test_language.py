@@ -1,0 +1,175 @@
+"""The causal language model: what a byte may depend on, its task, its text, exact statistics, and its recipes."""
+
+import dataclasses
+import gzip
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from experiments import lengths, runner
+from experiments.__main__ import main
+from experiments.data.text import load_text
+from experiments.domains.language import source
+from experiments.errors import UserError
+from experiments.language import LanguageTask, windows
+from experiments.models.language import LanguageConfig, LanguageModel, forward_flops
+from experiments.report import write_report
+
+RELU = LanguageConfig(
+    size="d64", length=12, op="pointwise_attention", options={"activation": "relu", "alpha": 1.0}, qk_norm=True
+)
+SOFTMAX = dataclasses.replace(RELU, op="softmax_attention", options={})
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """2,000 bytes of two words in turn, in two files."""
+    folder = tmp_path_factory.mktemp("text")
+    (folder / "a.en.gz").write_bytes(gzip.compress(b"sea and " * 125))
+    (folder / "b.en.gz").write_bytes(gzip.compress(b"air and " * 125))
+    (folder / "c.de.gz").write_bytes(b"not gzip")
+    return load_text(str(folder), "*.en.gz")
+
+
+def model_of(config):
+    torch.manual_seed(0)
+    model = LanguageModel(config)
+    torch.nn.init.normal_(model.head.weight)
+    return model
+
+
+def task_of(data, config=RELU, **changes):
+    how = {"batch": 4, "tested": 0, "precision": "float32", "seed": 0, "device": torch.device("cpu")}
+    return LanguageTask(data, config, **how | changes)
+
+
+@pytest.mark.parametrize("config", [RELU, SOFTMAX], ids=["relu", "softmax"])
+def test_a_byte_depends_on_nothing_behind_it(config):
+    """Neither on later bytes nor on how many there are: the divisor is the number of keys that are seen."""
+    tokens = torch.arange(24).reshape(2, 12) * 7 % 256
+    model = model_of(config).double()
+    whole = model(tokens)
+    torch.testing.assert_close(model(tokens[:, :5]), whole[:, :5])
+    changed = tokens.clone()
+    changed[:, 5:] += 1
+    assert torch.equal(model(changed)[:, :5], whole[:, :5])
+    assert not torch.allclose(model(changed)[:, 6:], whole[:, 6:])
+    earlier = tokens.clone()
+    earlier[:, 0] += 1
+    assert not torch.allclose(model(earlier)[:, 5:], whole[:, 5:])
+
+
+def test_a_new_model_needs_eight_bits_a_byte_and_shares_add_up(data):
+    task = task_of(data)
+    found = task.evaluate()
+    assert found["bits_per_byte"] == pytest.approx(8)
+    torch.nn.init.normal_(task.model.head.weight, generator=torch.Generator().manual_seed(0))
+    ids = task.sample_ids(3)
+    parts = [task.loss(ids, 3, slice(a, b)) for a, b in ((0, 1), (1, 4))]
+    torch.testing.assert_close(sum(parts), task.loss(ids, 3, slice(0, 4)))
+    found = task.evaluate()
+    assert found["test_loss"] == pytest.approx(found["bits_per_byte"] * math.log(2))
+    assert found["first_quarter"] != found["last_quarter"]
+    logits = task.model(task.cut(task.test, np.arange(windows(len(data.test), 12)))[0]).detach()
+    following = torch.from_numpy(data.test[1 : logits.shape[0] * 12 + 1].astype(np.int64)).reshape(-1, 12)
+    by_hand = -logits.log_softmax(-1).gather(-1, following[..., None]).mean() / math.log(2)
+    assert found["bits_per_byte"] == pytest.approx(float(by_hand), rel=1e-5)
+
+
+def test_windows_follow_one_another_and_end_with_a_byte_behind_the_last(data):
+    task = task_of(data)
+    tokens, following = task.cut(task.train, np.array([0, 3]))
+    assert bytes(tokens[0].tolist()) == b"sea and sea "
+    assert bytes(following[0].tolist()) == b"ea and sea a"
+    assert tokens[1].tolist() == data.train[36:48].tolist()
+    assert windows(25, 12) == 2
+    assert windows(24, 12) == 1
+    assert task_of(data, tested=3).tested_ids().tolist() == [0, 5, 10]
+
+
+def test_counted_operations_are_those_of_pairs_that_see_each_other():
+    config = dataclasses.replace(RELU, gate="silu")
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        LanguageModel(config)(torch.zeros(1, 12, dtype=torch.long))
+    unseen = 12 * 11 // 2 * 64 * 2 * 2 * 4  # features, products, operations, layers
+    assert counter.get_total_flops() == forward_flops(config) + unseen
+
+
+def test_text_is_read_in_order_and_its_end_held_out(data, tmp_path, monkeypatch):
+    assert (len(data.train), len(data.test), data.files) == (1800, 200, 2)
+    assert bytes(data.train[:900]) == (b"sea and " * 125)[:900]
+    assert bytes(data.test) == (b"sea and " * 125)[900:] + (b"air and " * 125)[900:]
+    (tmp_path / "one.txt").write_bytes(b"x" * 30)
+    assert len(load_text(str(tmp_path / "one.txt"), "*").test) == 3
+    with pytest.raises(UserError, match=r"holds no file like \*\.fr; another pattern is --set files=PATTERN"):
+        load_text(str(tmp_path), "*.fr")
+    with pytest.raises(UserError, match="no such file or directory"):
+        load_text(str(tmp_path / "nothing"), "*")
+    (tmp_path / "torn.gz").write_bytes(b"torn")
+    with pytest.raises(UserError, match=r"torn.gz: cannot be read"):
+        load_text(str(tmp_path), "*.gz")
+    monkeypatch.delenv("ATTNKIT_DATA", raising=False)
+    assert source() == "pydoc"
+    assert len(load_text("pydoc", "*").train) > 100_000
+
+
+@pytest.mark.parametrize("activation", lengths.ACTIVATIONS)
+def test_row_sums_and_variances_before_training_are_the_exact_ones(activation):
+    for alpha in (0.0, 0.5, 1.0, 2.0):
+        for length in (64, 8192):
+            assert lengths.holds(lengths.at_start(activation, alpha, length)), (alpha, length)
+
+
+def test_exact_moments_are_those_of_the_sphere():
+    """E relu(√d·u)² = d/(2m), E|√d·u| = √d Γ(m/2)/(√π Γ((m + 1)/2)), m = d - 1."""
+    relu, identity = lengths.ACTIVATIONS["relu"], lengths.ACTIVATIONS["identity"]
+    assert lengths.moment(relu, 2) == pytest.approx(64 / 63 / 2, rel=1e-10)
+    by_hand = 4 * math.sqrt(1 / math.pi) * math.exp(math.lgamma(63 / 2) - math.lgamma(32))
+    assert lengths.moment(relu, 1) == pytest.approx(by_hand, rel=1e-10)
+    assert lengths.moment(identity, 4) == pytest.approx(3 * 64**2 / (63 * 65), rel=1e-10)
+
+
+def test_a_divisor_that_is_not_the_length_is_noticed(monkeypatch):
+    right = lengths.attnkit.pointwise_attention_weights
+    monkeypatch.setattr(
+        lengths.attnkit,
+        "pointwise_attention_weights",
+        lambda q, k, **own: right(q, k, length=k.shape[-2] + 100, **own),
+    )
+    assert not lengths.holds(lengths.at_start("relu", 1.0, 8192))
+
+
+def test_the_recipes_train_and_report(tmp_path):
+    settings = ("steps=4", "tokens=64", "checkpoint_every=2", "tested=4", "alphas=0,1")
+    for recipe, own in (("000-causal", ("length=16",)), ("000-lengths", ("lengths=8,16", "exact_at=64"))):
+        request = runner.Request(recipe, "cpu", "pydoc", tmp_path / recipe, (*settings, *own), seeds=(0,), threads=1)
+        out = runner.run(dataclasses.replace(request, device="cpu"))
+        page = write_report(out).read_text()
+        assert "Bits per byte against α" in page
+        assert ("measured and exact" in page) == (recipe == "000-lengths")
+    names = sorted(path.name for path in (tmp_path / "000-lengths" / "cells").iterdir())
+    assert names == [f"L{n}-{v}-seed0" for n in (16, 8) for v in ("relu-alpha0", "relu-alpha1", "softmax")]
+    result = json.loads((tmp_path / "000-lengths" / "cells" / "L16-relu-alpha0-seed0" / "result.json").read_text())
+    assert result["tokens"] == 16
+    assert [row["length"] for row in result["exact"]] == [64]
+    assert "4 of 4 rows lie within 5 standard errors" in page
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["length=1"], "length must be at least 2 bytes, got 1"),
+        (["length=64", "tokens=32"], "tokens must hold a window of 64 bytes, got 32"),
+        (["length=60000", "tokens=60000"], "length 60,000 does not fit into the 46,611 test bytes of pydoc"),
+        (["tested=-1"], "tested must be at least 0"),
+        (["model=S16"], "unknown model size 'S16'"),
+    ],
+)
+def test_settings_that_do_not_fit_are_named(words, text, tmp_path, capsys):
+    given = [part for word in words for part in ("--set", word)]
+    assert main(["run", "000-causal", *given, "--data", "pydoc", "--out", str(tmp_path / "out")]) == 2
+    assert text.partition("46,611")[0] in capsys.readouterr().err
