@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu
+from torch.nn.functional import conv2d, gelu
 
 import attnkit
 
@@ -27,8 +27,11 @@ class SoftAttention2d(nn.Module):
         num_landmarks: m for "random" and "biased"; default as many as there are windows.
         seed: of the positions that "random" picks: the same for every call with as many tokens, in training and after.
         newton_steps, init_scale, ridge, inverse_grad: as in `attnkit.soft_attention`.
-        landmark_norm: LayerNorm over the features of a head and GELU, on the landmarks.
-        value_conv: None, or the odd side of a depthwise convolution of v that is added to the output of the heads.
+        landmark_norm: landmarks become c·gelu(LayerNorm(landmark / c)) over the features of a head, c = head_dim^¼
+            being the length of which the kernel's distances are multiples: the authors' code takes LayerNorm and GELU
+            after dividing q by it.
+        value_conv: None, or the odd side of a convolution of v, one kernel per head and no bias, that is added to the
+            output of the heads.
         qkv_bias, out_bias: whether the projections have biases.
         impl: the op's implementation, see `attnkit.explain`.
 
@@ -90,8 +93,8 @@ class SoftAttention2d(nn.Module):
         if self.kernel is not None:
             nn.init.uniform_(self.kernel, -1.0 / (r * d**0.5), 1.0 / (r * d**0.5))
         self.landmark_norm = nn.LayerNorm(d, **new) if landmark_norm else None
-        side = value_conv
-        conv = None if side is None else nn.Conv2d(dim, dim, side, padding=side // 2, groups=dim, bias=False, **new)
+        h, side = num_heads, value_conv
+        conv = None if side is None else nn.Conv2d(h, h, side, padding=side // 2, groups=h, bias=False, **new)
         self.value_conv = conv
 
     def extra_repr(self) -> str:
@@ -161,14 +164,17 @@ class SoftAttention2d(nn.Module):
             found = attnkit.landmarks.random(q, indices, query_mask=tokens)
         landmarks, mask = (found, None) if tokens is None else found
         if self.landmark_norm is not None:
-            landmarks = gelu(self.landmark_norm(landmarks)).to(q.dtype)
+            length = self.head_dim**0.25
+            landmarks = (length * gelu(self.landmark_norm(landmarks / length))).to(q.dtype)
         return landmarks, mask
 
 
 def _convolved(conv: nn.Conv2d, v: Tensor, height: int, width: int, token_mask: Tensor | None) -> Tensor:
-    """A convolution of v (B, heads, n, head_dim), as (B, n, dim); padding is read as 0 and gets 0."""
-    flat = v.transpose(1, 2).flatten(2)
+    """A convolution of v (B, heads, n, head_dim), a kernel per head, as (B, n, dim); padding is read as 0 and gets 0."""
+    d, flat = v.shape[-1], v.transpose(1, 2).flatten(2)
     if token_mask is not None:
         flat = torch.where(token_mask[..., None], flat, 0.0)
-    out = conv(flat.transpose(1, 2).unflatten(-1, (height, width))).flatten(2).transpose(1, 2)
+    kernels = conv.weight.repeat_interleave(d, dim=0)
+    pictures = flat.transpose(1, 2).unflatten(-1, (height, width))
+    out = conv2d(pictures, kernels, padding=conv.padding, groups=len(kernels)).flatten(2).transpose(1, 2)
     return out if token_mask is None else torch.where(token_mask[..., None], out, 0.0)

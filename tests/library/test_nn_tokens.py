@@ -173,18 +173,24 @@ def test_soft_is_the_op_between_projections():
 
 
 def test_the_options_of_the_authors_code():
+    """Their order of things: q is divided by d^¼ first, landmarks are made from that, distances count half."""
     options = {"sampling": "convolution", "stride": 2, "ridge": 0.01, "landmark_norm": True, "value_conv": 3}
     layer, x = SoftAttention2d(8, 2, **options).double(), randn(2, 4, 6, 8)
+    torch.nn.init.normal_(layer.landmark_norm.bias)
     flat = x.flatten(1, 2)
     q, v = (proj(flat).unflatten(-1, (2, 4)).transpose(1, 2) for proj in (layer.q_proj, layer.v_proj))
+    q = q / 4**0.25
     pictures = q.transpose(2, 3).reshape(4, 4, 4, 6)
     marks = torch.nn.functional.conv2d(pictures, layer.kernel, stride=2).flatten(2).transpose(1, 2)
     marks = torch.nn.functional.gelu(layer.landmark_norm(marks)).unflatten(0, (2, 2))
-    heads = attnkit.soft_attention(q, v, marks, ridge=0.01).transpose(1, 2).flatten(2)
-    picture = layer.v_proj(x).permute(0, 3, 1, 2)
-    heads = heads + layer.value_conv(picture).permute(0, 2, 3, 1).flatten(1, 2)
-    torch.testing.assert_close(layer(flat, 4, 6), layer.out_proj(heads))
-    assert layer.value_conv.weight.shape == (8, 1, 3, 3)
+    a, p = (torch.exp(-torch.cdist(marks, other).square() / 2) for other in (marks, q))
+    heads = p.mT @ attnkit.newton_inverse(a + 0.01 * torch.eye(6, dtype=a.dtype)) @ p @ v
+    # heads are the channels, features of a head the batch
+    pictures = v.unflatten(2, (4, 6)).permute(0, 4, 1, 2, 3).flatten(0, 1)
+    convolved = torch.nn.functional.conv2d(pictures, layer.value_conv.weight, padding=1, groups=2)
+    heads = heads + convolved.unflatten(0, (2, 4)).permute(0, 2, 3, 4, 1).flatten(2, 3)
+    torch.testing.assert_close(layer(flat, 4, 6), layer.out_proj(heads.transpose(1, 2).flatten(2)))
+    assert layer.value_conv.weight.shape == (2, 1, 3, 3)
 
 
 @pytest.mark.parametrize("name", SOFTS)
