@@ -19,7 +19,7 @@ from experiments import runner
 from experiments.data.prepare import PREPARE
 from experiments.errors import Diverged, UserError, unknown
 from experiments.progress import say
-from experiments.recipes import RECIPES
+from experiments.recipes import MEASUREMENTS, RECIPES
 
 
 @dataclass(frozen=True)
@@ -108,6 +108,12 @@ def show_list() -> None:
             say(f"    {name:<7} {cells} cells × {preset.study.steps} steps; {preset.cost}")
         for name, when in recipe.later.items():
             say(f"    {name:<7} not yet: {when}")
+    for measurement in MEASUREMENTS.values():
+        say(f"{measurement.id}  {measurement.title}")
+        say(f"    shows   {measurement.shows}")
+        say(f"    source  {measurement.source}")
+        for name, preset in measurement.presets.items():
+            say(f"    {name:<7} {len(measurement.items(preset.study))} measured, nothing trained; {preset.cost}")
 
 
 def prepare(command: Prepare) -> None:

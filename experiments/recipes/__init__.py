@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from experiments.measurement import Measurement
 from experiments.recipes import (
     r000_fig1,
     r000_fig2,
@@ -18,6 +19,7 @@ from experiments.recipes import (
     r001_table4,
     r001_table5,
     r001_table6,
+    r002_fig1b,
     r002_table6,
 )
 from experiments.study import Recipe
@@ -41,3 +43,4 @@ FILES = (
     r002_table6,
 )
 RECIPES: dict[str, Recipe] = {file.RECIPE.id: file.RECIPE for file in FILES}
+MEASUREMENTS: dict[str, Measurement] = {file.MEASUREMENT.id: file.MEASUREMENT for file in (r002_fig1b,)}
