@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
 from experiments.data import augment
 from experiments.data.images import ImageData
 from experiments.data.sampler import sample_ids
-from experiments.models.vit import ViT, ViTConfig
+from experiments.models.vit import ViT
 
 EVALUATION_BATCH = 500
 
@@ -36,24 +36,28 @@ class AugmentConfig:
 
 
 class ImageTask:
-    """A ViT on `data`. The same seed starts every variant of equal shape from the same weights and batches."""
+    """A model on `data`: what `build` makes of a configuration that has `classes`.
+
+    The same seed starts every variant of equal shape from the same weights and batches.
+    """
 
     def __init__(
         self,
         data: ImageData,
-        model: ViTConfig,
+        model: Any,
         augmentation: AugmentConfig,
         *,
         batch: int,
         precision: str,
         seed: int,
         device: torch.device,
+        build: Callable[[Any], nn.Module] = ViT,
     ) -> None:
         if batch < 1:
             raise ValueError(f"batch must be at least 1, got {batch}")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.model = ViT(model).to(device)
+            self.model: Any = build(model).to(device)
         self.apply: Callable[..., Tensor] = self.model
         self.augmentation, self.batch, self.seed, self.device = augmentation, batch, seed, device
         self.precision = precision

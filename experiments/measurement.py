@@ -71,11 +71,8 @@ def carry_out(measurement: Measurement, study: Any, out: Path, device: torch.dev
         for index, item in enumerate(items[len(rows) :], start=len(rows)):
             rows.append(dict(item) | dict(measurement.measure(item, study, device)))
             write_json(kept, {"rows": rows})
-            said = ", ".join(
-                f"{column.head} {column.text(rows[-1])}"
-                for column in measurement.columns
-                if rows[-1].get(column.key) != ""
-            )
+            shown = [column for column in measurement.columns if rows[-1].get(column.key) != ""]
+            said = ", ".join(f"{column.head} {column.text(rows[-1])}" for column in shown)
             say(f"[{index + 1}/{len(items)}] {said}")
     measurement.check(rows)
     write_json(out / "finished.json", {"rows": len(rows)})

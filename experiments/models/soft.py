@@ -227,7 +227,9 @@ class PreNormBlock(nn.Module):
 def make_block(config: SoftConfig, stage: int, rate: float) -> nn.Module:
     """A block of a stage; with a class token in the last stage of a pyramid."""
     size, options = SIZES[config.size], config.options
-    place = Place(size.widths[stage], size.heads[stage], config.grids[stage], config.landmarks, stage, options)
+    # a model without a pyramid has the tokens of stage 3
+    like = stage if config.pyramid else max(len(options.value_convs) - 1, 0)
+    place = Place(size.widths[stage], size.heads[stage], config.grids[stage], config.landmarks, like, options)
     if config.pyramid and stage == len(size.widths) - 1:
         if options.softmax_last:
             return PreNormBlock(last_softmax(place), place.width, StochasticDepth(rate))

@@ -40,7 +40,8 @@ class SoftOptions:
 
 
 class Place(NamedTuple):
-    """Where in a model an attention layer stands: grid is tokens a side, landmarks is m, stage counts from 0."""
+    """Where in a model an attention layer stands: grid is tokens a side, landmarks is m, stage (from 0) chooses the
+    convolution of values."""
 
     width: int
     heads: int
