@@ -50,8 +50,8 @@ RESIDUALS = (
 def cost_text(study: StudyResults) -> str:
     text = (
         "The model of the paper's row at 224 pixels and 1,000 classes. Multiply-adds are those of matrix products and "
-        "convolutions of one image, counted from the model; the paper's FLOPs agree with the column without Newton's "
-        "iteration."
+        "convolutions of one image, counted from the model; the paper's FLOPs are closest to the column without "
+        "Newton's iteration."
     )
     batch = study.about["study"]["measured_batch"]
     if batch:

@@ -23,6 +23,8 @@ from experiments.recipes import (
     r002_fig3,
     r002_fig4,
     r002_table1,
+    r002_table2,
+    r002_table3,
     r002_table4,
     r002_table5,
     r002_table6,
@@ -53,4 +55,6 @@ FILES = (
     r002_fig4,
 )
 RECIPES: dict[str, Recipe] = {file.RECIPE.id: file.RECIPE for file in FILES}
-MEASUREMENTS: dict[str, Measurement] = {file.MEASUREMENT.id: file.MEASUREMENT for file in (r002_fig1b,)}
+MEASUREMENTS: dict[str, Measurement] = {
+    file.MEASUREMENT.id: file.MEASUREMENT for file in (r002_table2, r002_table3, r002_fig1b)
+}
