@@ -139,14 +139,14 @@ def sections(rows: Sequence[Row], about: Mapping[str, Any]) -> list[Section]:
 
 COUNTED = (
     "Parameters and multiply-adds are counted from our models at 224 pixels and 1,000 classes, with matrix products "
-    "and convolutions alone. Other models' numbers and all accuracies are the paper's, cited. What the paper calls FLOPs "
-    "seem to be multiply-adds without Newton's iteration."
+    "and convolutions alone. Other models' numbers and all accuracies are the paper's, cited. What the paper calls "
+    "FLOPs seem to be multiply-adds without Newton's iteration."
 )
 DEVIATIONS = (
     "Stage 3 of Small has 7 blocks, as in Table 2; in the authors' code it has 20, which makes 39 M parameters.",
     "Medium's 45.8 M and Large's 64.7 M parameters are printed as 45 and 64 in the paper.",
-    "That the paper's FLOPs leave out the iteration is a guess: without it all rows are within 0.3 G of the paper, with "
-    "it Huge is 2.5 G above. What is left (Medium and Large 0.2 G above, Huge 0.3 G below) is not explained.",
+    "That the paper's FLOPs leave out the iteration is a guess: without it all rows are within 0.3 G of the paper, "
+    "with it Huge is 2.5 G above. What is left (Medium and Large 0.2 G above, Huge 0.3 G below) is not explained.",
 )
 PAPER_COLUMNS = (
     Column("paper_parameters", "paper: parameters, M"),
