@@ -52,7 +52,7 @@ def as_markdown(measurement: Measurement, rows: list[dict[str, Any]], about: Map
     text = [
         f"# {measurement.id} · {_label(about)}{smoke}",
         "",
-        f"{measurement.title}. {about['label']}.",
+        f"{measurement.title}. {_scale(about)}.",
         f"{measurement.about} {_device(about)}.",
         "",
         "| " + " | ".join(column.head for column in measurement.columns) + " |",
@@ -65,6 +65,11 @@ def as_markdown(measurement: Measurement, rows: list[dict[str, Any]], about: Map
 def _label(about: Mapping[str, Any]) -> str:
     changed = " ".join(about["settings"])
     return f"preset {about['preset']}" + (f", changed: {changed}" if changed else "")
+
+
+def _scale(about: Mapping[str, Any]) -> str:
+    changed = " ".join(about["settings"])
+    return f"{about['label']}" + (f"; here with {changed}" if changed else "")
 
 
 def _device(about: Mapping[str, Any]) -> str:
@@ -82,11 +87,12 @@ def render(measurement: Measurement, rows: list[dict[str, Any]], about: Mapping[
     parts = [
         f"<h1>{safe(measurement.title)}</h1><p>{badge} &nbsp; <code>{measurement.id}</code> "
         f'<span class="soft">· after {safe(measurement.source)}</span></p>'
-        f"<p>{safe(about['label'])}. {safe(measurement.about)}</p>"
+        f"<p>{safe(_scale(about))}. {safe(measurement.about)}</p>"
     ]
     parts += [section(part) for part in measurement.sections(rows, about)]
     cells = [[safe(column.text(row)) for column in measurement.columns] for row in rows]
-    parts.append(f"<h2>All numbers {badge}</h2>{table([safe(column.head) for column in measurement.columns], cells)}")
+    heads = [safe(column.head).replace(", ", "<br>") for column in measurement.columns]
+    parts.append(f"<h2>All numbers {badge}</h2>{table(heads, cells)}")
     departures = "".join(f"<li>{safe(text)}</li>" for text in measurement.deviations)
     parts.append(f"<h2>Where it departs from the paper</h2><ul>{departures}</ul>")
     parts.append(_made_with(about))

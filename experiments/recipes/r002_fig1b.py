@@ -7,7 +7,7 @@ Expected: the Transformer's memory grows with n², that of the four others with 
     most 2.2 times the memory of a linear method, and at least 3 times that of the Transformer from p = 4 to p = 8.
 Settings: `limit_gb`: a training whose attention weights alone would take more is not begun, and has no number.
 Cost: smoke (2 layers, n = 196 and 392) seconds on 2 CPU cores; cpu and paper are the full published setting, cpu with
-    a limit for a machine of 16 GB: about 10 minutes on 2 CPU cores; paper under a minute on one H200 (estimated).
+    a limit for a machine of 16 GB: about 15 minutes on 2 idle CPU cores (estimated); paper under a minute on one H200 (estimated).
 Command: python -m experiments run 002-fig1b --preset cpu --out runs/fig1b
 """
 
@@ -161,11 +161,12 @@ def sections(rows: Sequence[Row], about: Mapping[str, Any]) -> list[Section]:
             for method in methods
         ]
         tables.append(Section("", f"{mode.capitalize()}, MB:", table(["method", *(f"n = {n}" for n in sizes)], cells)))
-    return [Section("Memory against the number of tokens", FIGURE, card(figure)), *tables]
+    text = FIGURE.format(layers=about["study"]["layers"])
+    return [Section("Memory against the number of tokens", text, card(figure)), *tables]
 
 
 FIGURE = (
-    "Peak of one pass over 12 layers, batch 1, float32, beyond the weights of the model and its input; training counts "
+    "Peak of one pass over {layers} layers, batch 1, float32, beyond the weights of the model and its input; training counts "
     "what the backward pass needs and the gradients. The scale is logarithmic; the Transformer ends where its "
     "weights would not fit the limit."
 )
@@ -181,8 +182,8 @@ MEASUREMENT = Measurement(
         ),
         "cpu": Preset(
             Study(limit_gb=6.0),
-            "about 10 minutes, 2 CPU cores",
-            "cpu: the published setting in full, on a CPU; the paper's is a 16 GB V100",
+            "about 15 minutes, 2 CPU cores (estimated)",
+            "cpu: the published setting on a CPU; the paper's is a 16 GB V100",
         ),
         "paper": Preset(
             Study(), "under a minute, one H200 (estimated)", "paper: the published setting, for a GPU of 16 GB or more"
