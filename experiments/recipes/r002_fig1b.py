@@ -167,8 +167,8 @@ def sections(rows: Sequence[Row], about: Mapping[str, Any]) -> list[Section]:
 
 
 FIGURE = (
-    "Peak of one pass over {layers} layers, batch 1, float32, beyond the weights of the model and its input; training counts "
-    "what the backward pass needs and the gradients. The scale is logarithmic; the Transformer ends where its "
+    "Peak of one pass over {layers} layers, batch 1, float32, beyond the weights of the model and its input; training "
+    "counts what the backward pass needs and the gradients. The scale is logarithmic; the Transformer ends where its "
     "weights would not fit the limit."
 )
 
