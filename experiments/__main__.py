@@ -19,7 +19,7 @@ from experiments import runner, throughput
 from experiments.data.prepare import PREPARE
 from experiments.errors import Diverged, UserError, unknown
 from experiments.progress import say
-from experiments.recipes import RECIPES
+from experiments.recipes import MEASUREMENTS, RECIPES
 
 
 @dataclass(frozen=True)
@@ -130,6 +130,12 @@ def show_list() -> None:
         for name, preset in recipe.presets.items():
             cells = len(recipe.variants(preset.study)) * len(preset.study.seeds)
             say(f"    {name:<7} {cells} cells × {preset.study.steps} steps; {preset.cost}")
+    for measurement in MEASUREMENTS.values():
+        say(f"{measurement.id}  {measurement.title}")
+        say(f"    shows   {measurement.shows}")
+        say(f"    source  {measurement.source}")
+        for name, preset in measurement.presets.items():
+            say(f"    {name:<7} {len(measurement.items(preset.study))} measured, nothing trained; {preset.cost}")
 
 
 def prepare(command: Prepare) -> None:

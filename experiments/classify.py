@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, one_hot
 
 from experiments.data import augment, randaugment
@@ -16,7 +16,7 @@ from experiments.data.images import ImageData
 from experiments.data.lazy import LazyImages
 from experiments.data.pixels import open_pixels
 from experiments.data.sampler import sample_ids
-from experiments.models.vit import ViT, ViTConfig
+from experiments.models.vit import ViT
 
 EVALUATION_BATCH = 500
 
@@ -67,21 +67,23 @@ LOSSES: dict[str, Callable[..., Tensor]] = {"softmax": softmax_loss, "sigmoid": 
 
 
 class ImageTask:
-    """A ViT on `data`. The same seed starts every variant of equal shape from the same weights and batches.
+    """A model on `data`: what `build` makes of a configuration that has `classes`.
 
-    `judged`: the classes among which a test image's top one is taken, or None for all.
+    The same seed starts every variant of equal shape from the same weights and batches. `judged`: the classes among
+    which a test image's top one is taken, or None for all.
     """
 
     def __init__(
         self,
         data: ImageData | LazyImages,
-        model: ViTConfig,
+        model: Any,
         augmentation: AugmentConfig,
         *,
         batch: int,
         precision: str,
         seed: int,
         device: torch.device,
+        build: Callable[[Any], nn.Module] = ViT,
         loss: Callable[..., Tensor] = softmax_loss,
         judged: tuple[int, ...] | None = None,
     ) -> None:
@@ -89,7 +91,7 @@ class ImageTask:
             raise ValueError(f"batch must be at least 1, got {batch}")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.model = ViT(model).to(device)
+            self.model: Any = build(model).to(device)
         self.apply: Callable[..., Tensor] = self.model
         self.augmentation, self.batch, self.seed, self.device = augmentation, batch, seed, device
         self.precision = precision

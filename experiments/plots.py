@@ -279,12 +279,12 @@ def attention_maps(study: StudyResults, *, show_images: bool) -> str:
             squeeze=False,
             gridspec_kw={"wspace": 0.06, "hspace": 0.06},
         )
-        for row, image in enumerate(images):
-            _image(grid[row, 0], image.squeeze(), show_images)
+        for row, pixels in enumerate(images):
+            image(grid[row, 0], pixels.squeeze(), show_images)
             for column, (line, maps) in enumerate(zip(lines, stored, strict=True), start=1):
                 weights = maps["centre"][row, -1]
                 side = round(weights.size**0.5)
-                _picture(grid[row, column], weights.reshape(side, side), cmap="magma", vmin=min(weights.min(), 0))
+                picture(grid[row, column], weights.reshape(side, side), cmap="magma", vmin=min(weights.min(), 0))
                 middle = side // 2
                 grid[row, column].plot(middle, middle, "s", ms=5, mfc="none", mec="#7fd4ff", mew=1.2)
                 if row == 0:
@@ -307,26 +307,26 @@ def layer_maps(study: StudyResults, *, show_images: bool) -> str:
             gridspec_kw={"wspace": 0.06, "hspace": 0.06},
         )
         for row, (line, maps) in enumerate(zip(lines, stored, strict=True)):
-            _image(grid[row, 0], maps["images"][0].squeeze(), show_images)
+            image(grid[row, 0], maps["images"][0].squeeze(), show_images)
             label = line.label.replace(", ", "\n")
             grid[row, 0].set_ylabel(label, fontsize=8.5, rotation=0, ha="right", va="center")
             for layer in range(depth):
                 weights = maps["received"][0, layer]
                 side = round(weights.size**0.5)
-                _picture(grid[row, layer + 1], weights.reshape(side, side), cmap="magma", vmin=min(weights.min(), 0))
+                picture(grid[row, layer + 1], weights.reshape(side, side), cmap="magma", vmin=min(weights.min(), 0))
                 if row == 0:
                     grid[0, layer + 1].set_title(f"layer {layer + 1}", fontsize=8.5, loc="center")
         return svg(figure, "weight received by each patch of one image, layer by layer")
 
 
-def _image(axes: Axes, pixels: np.ndarray, show: bool) -> None:
+def image(axes: Axes, pixels: np.ndarray, show: bool) -> None:
     """A test image, or a grey square in its place."""
-    _picture(axes, pixels if show else np.full_like(pixels, 200), cmap="gray", vmin=0, vmax=255)
+    picture(axes, pixels if show else np.full_like(pixels, 200), cmap="gray", vmin=0, vmax=255)
     if not show:
         axes.text(0.5, 0.5, "not shown", transform=axes.transAxes, ha="center", va="center", fontsize=8)
 
 
-def _picture(axes: Axes, pixels: np.ndarray, **how: Any) -> None:
+def picture(axes: Axes, pixels: np.ndarray, **how: Any) -> None:
     axes.imshow(pixels, interpolation="nearest", **how)
     axes.set_xticks([])
     axes.set_yticks([])

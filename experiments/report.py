@@ -7,14 +7,18 @@ import io
 from pathlib import Path
 from typing import Any
 
-from experiments.files import write_text
+from experiments import measurement_page
+from experiments.files import read_json, write_text
 from experiments.page import render
-from experiments.recipes import RECIPES
+from experiments.recipes import MEASUREMENTS, RECIPES
 from experiments.results import Line, StudyResults, read_study
 
 
 def write_report(folder: Path, *, show_images: bool = True) -> Path:
     """Write the three files into `folder`; returns the page. UserError if there is nothing to report."""
+    about = folder / "study.json"
+    if about.exists() and (recipe := read_json(about)["recipe"]) in MEASUREMENTS:
+        return measurement_page.write_report(MEASUREMENTS[recipe], folder)
     study = read_study(folder)
     write_text(folder / "results.csv", as_csv(study))
     write_text(folder / "summary.md", as_markdown(study))

@@ -24,15 +24,17 @@ from experiments import checkpoint, claims
 from experiments.environment import choose_device, describe
 from experiments.errors import Diverged, UserError, unknown
 from experiments.files import read_json, write_json
+from experiments.measurement import Measurement, carry_out
+from experiments.measurement import describe as describe_measurement
 from experiments.progress import say
-from experiments.recipes import RECIPES
+from experiments.recipes import MEASUREMENTS, RECIPES
 from experiments.settings import override
 from experiments.study import Cell, Measure, Recipe, Source, expand
 from experiments.train import Task, reproducible, train
 from experiments.world import Sharding, World, joined
 
 FORMAT = "attnkit-experiments-study-1"
-OURS = ("study.json", "cells", "claims.json", "finished.json", "report.html", "results.csv", "summary.md")
+OURS = ("study.json", "cells", "rows.json", "claims.json", "finished.json", "report.html", "results.csv", "summary.md")
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Request:
 def choose(request: Request) -> tuple[Recipe, Any]:
     """The recipe and its settings; UserError with the nearest name for anything that does not exist."""
     if request.recipe not in RECIPES:
-        raise unknown("recipe", request.recipe, RECIPES)
+        raise unknown("recipe", request.recipe, [*RECIPES, *MEASUREMENTS])
     recipe = RECIPES[request.recipe]
     if request.preset not in recipe.presets:
         raise unknown(f"preset of {recipe.id}", request.preset, recipe.presets)
@@ -75,8 +77,11 @@ def choose(request: Request) -> tuple[Recipe, Any]:
 def run(request: Request) -> Path:
     """Train every cell that has no result yet; returns the study's directory.
 
-    Started by torchrun, its processes train every cell together, and the main one writes.
+    Started by torchrun, its processes train every cell together, and the main one writes. What is a measurement and no
+    study is measured instead.
     """
+    if request.recipe in MEASUREMENTS:
+        return run_measurement(MEASUREMENTS[request.recipe], request)
     recipe, study = choose(request)
     device = choose_device(request.device)
     with joined(device, request.sharding) as world:
@@ -121,6 +126,30 @@ def run(request: Request) -> Path:
     return request.out
 
 
+def run_measurement(measurement: Measurement, request: Request) -> Path:
+    """Measure everything that OUT has no row of yet, in one process."""
+    if request.preset not in measurement.presets:
+        raise unknown(f"preset of {measurement.id}", request.preset, measurement.presets)
+    if request.seeds is not None:
+        raise UserError(f"{measurement.id}: --seeds is for what is trained")
+    study = override(measurement.presets[request.preset].study, request.settings)
+    device = choose_device(request.device)
+    before = prepare(request)
+    threads = request.threads or (before["environment"]["threads"] if before else torch.get_num_threads())
+    environment = describe(device, threads)
+    about = describe_measurement(measurement, request.preset, request.settings, study, device, environment)
+    about["format"] = FORMAT
+    if before:
+        _require_same_settings(before, about, request.out)
+    else:
+        write_json(request.out / "study.json", about)
+    say(f"{measurement.id} ({request.preset}): {len(measurement.items(study))} rows; {device.type}, {threads} threads")
+    try:
+        return carry_out(measurement, study, request.out, device, threads)
+    except ValueError as error:
+        raise UserError(f"{measurement.id}: {error}") from None
+
+
 def finish(recipe: Recipe, request: Request, cells: Sequence[Cell], results: Sequence[dict[str, Any]]) -> None:
     """What comes after the last cell."""
     if recipe.claims and not (request.out / "claims.json").exists():
@@ -162,14 +191,22 @@ def prepare(request: Request) -> dict[str, Any] | None:
 
 
 def _require_same(before: dict[str, Any], now: dict[str, Any], out: Path) -> None:
+    _require_same_settings(
+        before,
+        now,
+        out,
+        ("data checksum", before["data"]["checksum"], now["data"]["checksum"]),
+        ("cells", before["cells"], now["cells"]),
+    )
+
+
+def _require_same_settings(before: dict[str, Any], now: dict[str, Any], out: Path, *more: tuple[str, Any, Any]) -> None:
     pairs: list[tuple[str, Any, Any]] = [(key, before[key], now[key]) for key in ("recipe", "preset", "device")]
     stored = before["study"]
     for key, value in now["study"].items():
         value = list(value) if isinstance(value, tuple) else value
         pairs.append((key, stored.get(key), value))
-    pairs.append(("data checksum", before["data"]["checksum"], now["data"]["checksum"]))
-    pairs.append(("cells", before["cells"], now["cells"]))
-    for key, old, new in pairs:
+    for key, old, new in (*pairs, *more):
         if old != new:
             raise UserError(
                 f"--resume {out}: it was started with {key} {old!r}, now it is {new!r}; give the same, or --overwrite"

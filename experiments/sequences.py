@@ -69,7 +69,7 @@ class SequenceTask:
         labels = torch.from_numpy(self.data.train.labels[ids[own]]).to(self.device)
         tokens = self.padded(rows[own], self.width_of(rows))
         first = range(len(ids))[own].start
-        with _seeded(generator(self.seed, step, f"dropout/{first}"), self.device):
+        with seeded(generator(self.seed, step, f"dropout/{first}"), self.device):
             logits = _wide(self.apply(tokens))
         return cross_entropy(logits, labels, reduction="sum") / len(ids)
 
@@ -137,7 +137,7 @@ def _wide(logits: Tensor) -> Tensor:
 
 
 @contextmanager
-def _seeded(source: torch.Generator, device: torch.device) -> Iterator[None]:
+def seeded(source: torch.Generator, device: torch.device) -> Iterator[None]:
     """torch's own generators, of which dropout draws, set from `source` and put back afterwards."""
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):

@@ -1,10 +1,11 @@
 """SOFT's attention block over pictures (Lu et al. 2021)."""
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu
+from torch.nn.functional import conv2d, gelu
 
 import attnkit
 
@@ -24,16 +25,22 @@ class SoftAttention2d(nn.Module):
         sampling: "average_pool" or "convolution" over windows of stride × stride tokens; "random" or "biased" (the
             first ones): `num_landmarks` tokens.
         stride: side and stride of the windows, r; incomplete windows are dropped.
-        num_landmarks: m for "random" and "biased"; default as many as there are windows.
+        num_landmarks: m for "random" and "biased"; default as many as there are windows. With "average_pool" a square
+            number: √m × √m windows that cover the picture as evenly as can be, in place of those of `stride`; they
+            overlap where √m divides no side. m is then the same for every size of picture.
         seed: of the positions that "random" picks: the same for every call with as many tokens, in training and after.
         newton_steps, init_scale, ridge, inverse_grad: as in `attnkit.soft_attention`.
-        landmark_norm: LayerNorm over the features of a head and GELU, on the landmarks.
-        value_conv: None, or the odd side of a depthwise convolution of v that is added to the output of the heads.
+        landmark_norm: landmarks become c·gelu(LayerNorm(landmark / c)) over the features of a head, c = head_dim^¼
+            being the length of which the kernel's distances are multiples: the authors' code takes LayerNorm and GELU
+            after dividing q by it.
+        value_conv: None, or the odd side of a convolution of v, one kernel per head and no bias, that is added to the
+            output of the heads.
         qkv_bias, out_bias: whether the projections have biases.
         impl: the op's implementation, see `attnkit.explain`.
 
     Raises:
-        ValueError: sizes that do not divide or are too small, an unknown sampling, an even value_conv.
+        ValueError: sizes that do not divide or are too small, an unknown sampling, an even value_conv, num_landmarks
+            with "convolution", or no square number of them with "average_pool".
     """
 
     def __init__(
@@ -65,6 +72,11 @@ class SoftAttention2d(nn.Module):
         if stride < 1 or (num_landmarks is not None and num_landmarks < 1):
             sizes = f"{stride} and {num_landmarks}"
             raise ValueError(f"SoftAttention2d: stride and num_landmarks must be at least 1; got {sizes}")
+        if num_landmarks is not None and (
+            sampling == "convolution" or (sampling == "average_pool" and math.isqrt(num_landmarks) ** 2 < num_landmarks)
+        ):
+            wanted = "None" if sampling == "convolution" else "a square number"
+            raise ValueError(f"SoftAttention2d: num_landmarks must be {wanted} for {sampling}; got {num_landmarks}")
         if value_conv is not None and value_conv % 2 == 0:
             raise ValueError(f"SoftAttention2d: value_conv must be odd; got {value_conv}")
         self.num_heads, self.head_dim = num_heads, dim // num_heads
@@ -90,8 +102,8 @@ class SoftAttention2d(nn.Module):
         if self.kernel is not None:
             nn.init.uniform_(self.kernel, -1.0 / (r * d**0.5), 1.0 / (r * d**0.5))
         self.landmark_norm = nn.LayerNorm(d, **new) if landmark_norm else None
-        side = value_conv
-        conv = None if side is None else nn.Conv2d(dim, dim, side, padding=side // 2, groups=dim, bias=False, **new)
+        h, side = num_heads, value_conv
+        conv = None if side is None else nn.Conv2d(h, h, side, padding=side // 2, groups=h, bias=False, **new)
         self.value_conv = conv
 
     def extra_repr(self) -> str:
@@ -120,12 +132,7 @@ class SoftAttention2d(nn.Module):
             The shape of x.
         """
         shape = x.shape
-        if x.ndim == 4:
-            height, width = x.shape[1:3]
-            x = x.flatten(1, 2)
-        if height is None or width is None or height * width != x.shape[1]:
-            got = f"{tuple(shape)}, height {height} and width {width}"
-            raise ValueError(f"SoftAttention2d: x must be (B, height, width, dim) or (B, height·width, dim); got {got}")
+        x, height, width = _flat(x, height, width)
         tokens = None if token_mask is None else token_mask[:, None, :]
         if token_mask is not None:
             x = torch.where(token_mask[..., None], x, 0.0)
@@ -138,6 +145,14 @@ class SoftAttention2d(nn.Module):
             joined = joined + _convolved(self.value_conv, v, height, width, token_mask)
         return self.out_proj(joined).reshape(shape)
 
+    def queries_and_landmarks(
+        self, x: Tensor, height: int | None = None, width: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """(B, heads, n, head_dim) and (B, heads, m, head_dim): what the weights are made of, for looking at them."""
+        x, height, width = _flat(x, height, width)
+        q = self._heads(self.q_proj(x))
+        return q, self._landmarks(q, height, width, None, None)[0]
+
     def _heads(self, x: Tensor) -> Tensor:
         """(B, n, dim) -> (B, heads, n, head_dim), a view."""
         return x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
@@ -147,7 +162,9 @@ class SoftAttention2d(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         n, r = q.shape[-2], self.stride
         count = self.num_landmarks or (height // r) * (width // r)
-        if self.sampling == "average_pool":
+        if self.sampling == "average_pool" and self.num_landmarks is not None:
+            found = _even_means(q, height, width, math.isqrt(self.num_landmarks), tokens)
+        elif self.sampling == "average_pool":
             found = attnkit.landmarks.average_pool(q, height, width, r, query_mask=tokens)
         elif self.kernel is not None:
             kernel = self.kernel.to(q.dtype)
@@ -161,14 +178,52 @@ class SoftAttention2d(nn.Module):
             found = attnkit.landmarks.random(q, indices, query_mask=tokens)
         landmarks, mask = (found, None) if tokens is None else found
         if self.landmark_norm is not None:
-            landmarks = gelu(self.landmark_norm(landmarks)).to(q.dtype)
+            length = self.head_dim**0.25
+            landmarks = (length * gelu(self.landmark_norm(landmarks / length))).to(q.dtype)
         return landmarks, mask
 
 
+def _flat(x: Tensor, height: int | None, width: int | None) -> tuple[Tensor, int, int]:
+    """(B, height·width, dim), height and width of either form of x."""
+    shape = x.shape
+    if x.ndim == 4:
+        height, width = x.shape[1:3]
+        x = x.flatten(1, 2)
+    if height is None or width is None or height * width != x.shape[1]:
+        got = f"{tuple(shape)}, height {height} and width {width}"
+        raise ValueError(f"SoftAttention2d: x must be (B, height, width, dim) or (B, height·width, dim); got {got}")
+    return x, height, width
+
+
+def _even_means(q: Tensor, height: int, width: int, side: int, tokens: Tensor | None) -> Any:
+    """Means of q (B, heads, n, d) over side × side windows, [⌊i·h/side⌋, ⌈(i+1)·h/side⌉) along each axis.
+
+    As `attnkit.landmarks.average_pool`: with tokens (B, 1, n) over those, and with the mask of windows that have any.
+    """
+    wide = q.dtype if q.dtype == torch.float64 else torch.float32
+
+    def windows(length: int) -> Tensor:
+        if side > length:
+            raise ValueError(f"SoftAttention2d: num_landmarks {side**2} does not fit pictures of {height}×{width}")
+        i, place = torch.arange(side, device=q.device)[:, None], torch.arange(length, device=q.device)
+        return ((place >= i * length // side) & (place * side < (i + 1) * length)).to(wide)
+
+    def totals(x: Tensor) -> Tensor:
+        pictures = x.to(wide).unflatten(-2, (height, width))
+        return torch.einsum("ah,bw,...hwd->...abd", windows(height), windows(width), pictures).flatten(-3, -2)
+
+    present = q.new_ones(1, 1, q.shape[-2], dtype=torch.bool) if tokens is None else tokens
+    count = totals(present[..., None])
+    means = (totals(torch.where(present[..., None], q, 0.0)) / count.clamp(min=1)).to(q.dtype)
+    return means if tokens is None else (means, count[..., 0] > 0)
+
+
 def _convolved(conv: nn.Conv2d, v: Tensor, height: int, width: int, token_mask: Tensor | None) -> Tensor:
-    """A convolution of v (B, heads, n, head_dim), as (B, n, dim); padding is read as 0 and gets 0."""
-    flat = v.transpose(1, 2).flatten(2)
+    """A convolution of v (B, heads, n, head_dim), a kernel per head, as (B, n, dim); padding is read and becomes 0."""
+    d, flat = v.shape[-1], v.transpose(1, 2).flatten(2)
     if token_mask is not None:
         flat = torch.where(token_mask[..., None], flat, 0.0)
-    out = conv(flat.transpose(1, 2).unflatten(-1, (height, width))).flatten(2).transpose(1, 2)
+    kernels = conv.weight.repeat_interleave(d, dim=0)
+    pictures = flat.transpose(1, 2).unflatten(-1, (height, width))
+    out = conv2d(pictures, kernels, padding=conv.padding, groups=len(kernels)).flatten(2).transpose(1, 2)
     return out if token_mask is None else torch.where(token_mask[..., None], out, 0.0)

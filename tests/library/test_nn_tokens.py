@@ -37,6 +37,7 @@ SOFTS = {
     "convolution": {"sampling": "convolution", "ridge": 0.01, "landmark_norm": True, "value_conv": 3},
     "random": {"sampling": "random", "num_landmarks": 4, "inverse_grad": "unrolled"},
     "biased": {"sampling": "biased", "landmark_norm": True},
+    "even": {"num_landmarks": 9},
 }
 LAYERS = {
     **{f"memory {name}": (lambda o=o: KeyValueMemory(8, 10, **o)) for name, o in MEMORIES.items()},
@@ -173,18 +174,24 @@ def test_soft_is_the_op_between_projections():
 
 
 def test_the_options_of_the_authors_code():
+    """Their order of things: q is divided by d^¼ first, landmarks are made from that, distances count half."""
     options = {"sampling": "convolution", "stride": 2, "ridge": 0.01, "landmark_norm": True, "value_conv": 3}
     layer, x = SoftAttention2d(8, 2, **options).double(), randn(2, 4, 6, 8)
+    torch.nn.init.normal_(layer.landmark_norm.bias)
     flat = x.flatten(1, 2)
     q, v = (proj(flat).unflatten(-1, (2, 4)).transpose(1, 2) for proj in (layer.q_proj, layer.v_proj))
+    q = q / 4**0.25
     pictures = q.transpose(2, 3).reshape(4, 4, 4, 6)
     marks = torch.nn.functional.conv2d(pictures, layer.kernel, stride=2).flatten(2).transpose(1, 2)
     marks = torch.nn.functional.gelu(layer.landmark_norm(marks)).unflatten(0, (2, 2))
-    heads = attnkit.soft_attention(q, v, marks, ridge=0.01).transpose(1, 2).flatten(2)
-    picture = layer.v_proj(x).permute(0, 3, 1, 2)
-    heads = heads + layer.value_conv(picture).permute(0, 2, 3, 1).flatten(1, 2)
-    torch.testing.assert_close(layer(flat, 4, 6), layer.out_proj(heads))
-    assert layer.value_conv.weight.shape == (8, 1, 3, 3)
+    a, p = (torch.exp(-torch.cdist(marks, other).square() / 2) for other in (marks, q))
+    heads = p.mT @ attnkit.newton_inverse(a + 0.01 * torch.eye(6, dtype=a.dtype)) @ p @ v
+    # heads are the channels, features of a head the batch
+    pictures = v.unflatten(2, (4, 6)).permute(0, 4, 1, 2, 3).flatten(0, 1)
+    convolved = torch.nn.functional.conv2d(pictures, layer.value_conv.weight, padding=1, groups=2)
+    heads = heads + convolved.unflatten(0, (2, 4)).permute(0, 2, 3, 4, 1).flatten(2, 3)
+    torch.testing.assert_close(layer(flat, 4, 6), layer.out_proj(heads.transpose(1, 2).flatten(2)))
+    assert layer.value_conv.weight.shape == (2, 1, 3, 3)
 
 
 @pytest.mark.parametrize("name", SOFTS)
@@ -211,6 +218,22 @@ def test_random_landmarks_are_those_of_the_seed_or_given():
     torch.testing.assert_close(biased(x, 4, 5), layer(x, 4, 5, indices=torch.arange(4)), rtol=0, atol=0)
 
 
+def test_any_square_number_of_landmarks_covers_the_picture():
+    layer, x = SoftAttention2d(8, 2, num_landmarks=9).double(), randn(2, 20, 8)
+    q, landmarks = layer.queries_and_landmarks(x, 4, 5)
+    pooled = torch.nn.functional.adaptive_avg_pool2d(q.transpose(2, 3).unflatten(-1, (4, 5)).flatten(0, 1), 3)
+    torch.testing.assert_close(landmarks, pooled.unflatten(0, (2, 2)).flatten(-2).mT)
+    whole = SoftAttention2d(8, 2, num_landmarks=4).double()
+    whole.load_state_dict(layer.state_dict())
+    torch.testing.assert_close(whole(x[:, :16], 4, 4), _strided(whole)(x[:, :16], 4, 4))
+
+
+def _strided(layer):
+    other = SoftAttention2d(8, 2, stride=2).double()
+    other.load_state_dict(layer.state_dict())
+    return other
+
+
 @pytest.mark.parametrize("name", ["memory softmax", "unit causal", "soft convolution"])
 def test_torch_compile_in_one_graph(name):
     layer, x = LAYERS[name](), torch.randn(2, 20, 8)
@@ -227,6 +250,18 @@ def test_torch_compile_in_one_graph(name):
         (lambda: SoftAttention2d(8, 3), "dim must be a multiple of num_heads; got 8 and 3"),
         (lambda: SoftAttention2d(8, 2, sampling="pool"), "sampling must be one of average_pool, .*; got 'pool'"),
         (lambda: SoftAttention2d(8, 2, stride=0), "stride and num_landmarks must be at least 1; got 0 and None"),
+        (
+            lambda: SoftAttention2d(8, 2, num_landmarks=8),
+            "num_landmarks must be a square number for average_pool; got 8",
+        ),
+        (
+            lambda: SoftAttention2d(8, 2, sampling="convolution", num_landmarks=4),
+            "num_landmarks must be None for convolution; got 4",
+        ),
+        (
+            lambda: SoftAttention2d(8, 2, num_landmarks=36)(torch.ones(2, 20, 8), 4, 5),
+            "36 does not fit pictures of 4×5",
+        ),
         (lambda: SoftAttention2d(8, 2, value_conv=4), "value_conv must be odd; got 4"),
         (lambda: SoftAttention2d(8, 2)(torch.ones(2, 20, 8), 4, 4), r"x must be \(B, height, width, dim\)"),
         (lambda: SoftAttention2d(8, 2)(torch.ones(2, 20, 8)), "height None and width None"),

@@ -1,0 +1,33 @@
+"""What a model costs, counted from the model itself: parameters, and the multiply-adds of one forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
+
+
+def parameters(build: Callable[[], nn.Module]) -> int:
+    """Of the model that `build` makes; on the meta device, where weights take no memory."""
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in build().parameters())
+
+
+def multiply_adds(build: Callable[[], nn.Module], shape: tuple[int, ...]) -> int:
+    """Multiply-adds of the matrix products and convolutions of one forward pass of an input of `shape`.
+
+    Counted by torch while the model runs on tensors without memory, every op as its plain array formula (impl
+    "generic"): a fused kernel would be one call that nobody can count. Activations, norms, exponentials and sums are
+    left out, as papers do; what papers call FLOPs is mostly this number, half of what torch calls so.
+    """
+    with FakeTensorMode(), torch.no_grad():
+        model = build().eval()
+        for module in model.modules():
+            if hasattr(module, "impl"):
+                module.impl = "generic"  # type: ignore[assignment]
+        with FlopCounterMode(display=False) as counter:
+            model(torch.zeros(shape))
+    return counter.get_total_flops() // 2

@@ -1,0 +1,208 @@
+"""The attention layers that Lu et al. 2021 compare in one backbone (Table 1): one signature, (x, height, width).
+
+Also the weights of each, for looking at: `weights(x, height, width)` is (B, heads, n, n).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+import attnkit
+from attnkit.nn import MultiHeadAttention, SoftAttention1d, SoftAttention2d
+
+
+@dataclass(frozen=True)
+class SoftOptions:
+    """What SOFT's attention and blocks are.
+
+    Attributes:
+        sampling: of landmarks, see `attnkit.nn.SoftAttention2d`; "random" picks the same positions at every call.
+        ridge, init_scale: see `attnkit.soft_attention`.
+        landmark_norm: LayerNorm and GELU on landmarks.
+        value_convs: sides of the convolution of values in the stages, () for none; stages behind the last have none.
+        softmax_last: the last stage of a pyramid has softmax attention and pre-norm blocks.
+        stochastic_depth: drop_path drops whole branches, not single features.
+    """
+
+    sampling: str = "average_pool"
+    ridge: float = 0.0
+    init_scale: float = 0.9
+    landmark_norm: bool = False
+    value_convs: tuple[int, ...] = (9, 5, 3)
+    softmax_last: bool = True
+    stochastic_depth: bool = False
+
+
+class Place(NamedTuple):
+    """Where in a model an attention layer stands: grid is tokens a side, landmarks is m, stage (from 0) chooses the
+    convolution of values."""
+
+    width: int
+    heads: int
+    grid: int
+    landmarks: int
+    stage: int
+    options: SoftOptions
+
+    def window(self) -> int:
+        """Tokens a side of a window, so that there is a landmark for each; ValueError if they do not divide."""
+        side = math.isqrt(self.landmarks)
+        if side**2 != self.landmarks or self.grid % side:
+            raise ValueError(f"landmarks must be a square number that divides {self.grid}², got {self.landmarks}")
+        return self.grid // side
+
+
+class Tokens(nn.Module):
+    """`MultiHeadAttention` over the tokens of a picture, whose order does not matter to it."""
+
+    def __init__(self, attention: MultiHeadAttention) -> None:
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, x: Tensor, height: int, width: int) -> Tensor:
+        out: Tensor = self.attention(x)
+        return out
+
+    def weights(self, x: Tensor, height: int, width: int) -> Tensor:
+        found: Tensor = self.attention(x, return_weights=True)[1]
+        return found
+
+
+class Windows(Tokens):
+    """The same with tokens window by window, so that r² successive ones are an r×r window of the picture."""
+
+    def __init__(self, attention: MultiHeadAttention, grid: int, window: int) -> None:
+        super().__init__(attention)
+        cut = torch.arange(grid * grid).reshape(grid // window, window, grid // window, window)
+        order = cut.transpose(1, 2).flatten()
+        self.register_buffer("order", order, persistent=False)
+        self.register_buffer("back", order.argsort(), persistent=False)
+        self.order: Tensor
+        self.back: Tensor
+
+    def forward(self, x: Tensor, height: int, width: int) -> Tensor:
+        out: Tensor = self.attention(x[:, self.order])[:, self.back]
+        return out
+
+    def weights(self, x: Tensor, height: int, width: int) -> Tensor:
+        found: Tensor = self.attention(x[:, self.order], return_weights=True)[1]
+        return found[..., self.back, :][..., self.back]
+
+
+class Soft(nn.Module):
+    """`SoftAttention2d`."""
+
+    def __init__(self, attention: SoftAttention2d) -> None:
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, x: Tensor, height: int, width: int) -> Tensor:
+        out: Tensor = self.attention(x, height, width)
+        return out
+
+    def weights(self, x: Tensor, height: int, width: int) -> Tensor:
+        """Without what a convolution of values adds."""
+        q, landmarks = self.attention.queries_and_landmarks(x, height, width)
+        options = {name: value for name, value in self.attention.options.items() if name != "inverse_grad"}
+        found: Tensor = attnkit.soft_attention_weights(q, landmarks, **options)
+        return found
+
+    def residuals(self, x: Tensor, height: int, width: int) -> Tensor:
+        """‖A A_k A - A‖₂/‖A‖₂ for k = 0..20, (B, heads, 21), A being what the layer inverts, its ridge included."""
+        options = self.attention.options
+        _, landmarks = self.attention.queries_and_landmarks(x, height, width)
+        a = attnkit.gaussian_attention_weights(landmarks, landmarks)
+        a = a + options["ridge"] * torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+        found: Tensor = attnkit.analysis.newton_residuals(
+            a, newton_steps=options["newton_steps"], init_scale=options["init_scale"]
+        )
+        return found
+
+
+class SoftWithClassToken(nn.Module):
+    """SOFT with every token as a landmark, the class token too: what equation 9 is for a sampling ratio of 1."""
+
+    def __init__(self, attention: SoftAttention1d) -> None:
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, x: Tensor, height: int, width: int) -> Tensor:
+        out: Tensor = self.attention(x)
+        return out
+
+
+# ---------------------------------------------------------------------------------------------- methods
+
+
+def multi_head(place: Place, op: str, **options: Any) -> MultiHeadAttention:
+    return MultiHeadAttention(place.width, place.heads, op=op, options=options)
+
+
+def transformer(place: Place) -> nn.Module:
+    return Tokens(multi_head(place, "softmax_attention"))
+
+
+def linformer(place: Place) -> nn.Module:
+    """Keys and values projected to as many slots as there are landmarks; the projections are learned."""
+    return Tokens(
+        multi_head(place, "linformer_attention", num_slots=place.landmarks, max_length=place.grid * place.grid)
+    )
+
+
+def performer(place: Place) -> nn.Module:
+    """FAVOR+ with ⌊d ln d⌋ features, 110 for the paper's heads of 32."""
+    d = place.width // place.heads
+    return Tokens(multi_head(place, "performer_attention", num_features=int(d * math.log(d))))
+
+
+def nystromformer(place: Place) -> nn.Module:
+    """Landmarks are means over windows of the picture (§4.2); 6 steps, without the convolution of values."""
+    window = place.window()
+    return Windows(multi_head(place, "nystrom_attention", num_landmarks=place.landmarks), place.grid, window)
+
+
+def soft(place: Place) -> nn.Module:
+    options, side = place.options, math.isqrt(place.landmarks)
+    convs = options.value_convs
+    sampled: dict[str, Any] = {"num_landmarks": place.landmarks}
+    if options.sampling == "convolution" or (options.sampling == "average_pool" and place.grid % side == 0):
+        sampled = {"stride": place.window()}
+    layer = SoftAttention2d(
+        place.width,
+        place.heads,
+        sampling=options.sampling,
+        ridge=options.ridge,
+        init_scale=options.init_scale,
+        landmark_norm=options.landmark_norm,
+        value_conv=convs[place.stage] if place.stage < len(convs) else None,
+        **sampled,
+    )
+    return Soft(layer)
+
+
+METHODS: dict[str, Callable[[Place], nn.Module]] = {
+    "transformer": transformer,
+    "linformer": linformer,
+    "performer": performer,
+    "nystromformer": nystromformer,
+    "soft": soft,
+}
+"""The rows of Table 1."""
+
+
+def last_softmax(place: Place) -> nn.Module:
+    """Attention of a last stage, over the class token and all others."""
+    return transformer(place)
+
+
+def last_soft(place: Place) -> nn.Module:
+    options = place.options
+    return SoftWithClassToken(
+        SoftAttention1d(place.width, place.heads, window=1, ridge=options.ridge, init_scale=options.init_scale)
+    )

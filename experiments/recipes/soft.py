@@ -1,0 +1,76 @@
+"""What the tables and figures of Lu et al. 2021 that train on images share: settings by preset, and departures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+LABELS = {
+    "smoke": "smoke: shows that the code runs; its accuracies mean nothing",
+    "cpu": "cpu: a model of four narrow stages on small images, minutes on two CPU cores; not the paper's scale",
+    "small": "small: Tiny on images of 64 pixels, one GPU, few steps; not the paper's scale",
+    "paper": "paper: the published model, images and number of steps; see below for what is not as published",
+}
+COSTS = {
+    "smoke": "under a minute, 2 CPU cores",
+    "small": "under 8 minutes, one H200 (estimated)",
+    "paper": "15 to 25 hours a row, one H200 (estimated)",
+}
+
+# digits enlarged to 16 pixels: 16 × 16, 8 × 8, 4 × 4 and 2 × 2 tokens
+SMOKE: dict[str, Any] = {
+    "stem_stride": 1,
+    "image_size": 16,
+    "train_images": 1000,
+    "test_images": 100,
+    "steps": 20,
+    "batch": 32,
+    "lr": 3e-3,
+    "warmup": 3,
+    "padding": 1,
+    "flip": False,
+    "mixup": 0.0,
+    "checkpoint_every": 10,
+    "full_scale": False,
+}
+
+CPU: dict[str, Any] = {"checkpoint_every": 100, "seeds": (0, 1, 2)}
+
+SMALL: dict[str, Any] = {
+    "size": "tiny",
+    "image_size": 64,
+    "landmarks": 16,
+    "steps": 600,
+    "batch": 512,
+    "warmup": 60,
+    "precision": "bfloat16",
+    "checkpoint_every": 300,
+}
+
+# 300 epochs of 1,281,167 images, 10 of them for the warm-up
+PAPER: dict[str, Any] = {
+    "size": "tiny",
+    "stem_stride": 4,
+    "image_size": 224,
+    "landmarks": 49,
+    "steps": 375_342,
+    "batch": 1024,
+    "warmup": 12_511,
+    "drop_path": 0.1,
+    "crop": "inception",
+    "mixup": 0.8,
+    "precision": "bfloat16",
+    "checkpoint_every": 1251,
+}
+
+DEVIATIONS = (
+    "The paper trains on ImageNet-1k at 224 pixels for 300 epochs; other presets train small models on small images.",
+    "The paper's recipe has CutMix, RandAugment, random erasing and the mean of weights over steps; here are crop, "
+    "flip, mixup and label smoothing, and the weights of the last step.",
+    "Weight decay falls on linear maps only; the authors' training decays convolutions too. The learning rate falls to "
+    "0 (there to a hundredth of its peak), and there is no cool-down at its end.",
+    "SOFT is that of the authors' code unless options=paper: landmarks through LayerNorm and GELU, a ridge of 0.01, a "
+    "convolution of values (9×9, 5×5, 3×3 in stages 1 to 3), softmax in stage 4. Newton's iteration starts from the "
+    "norm of the matrix with its ridge; the code's from that without it.",
+    "drop_path is an option of the study; with the options of the code it drops single features, as the code does.",
+    "Batch normalisation takes its statistics from the images of one process and one part of a batch.",
+)
