@@ -172,11 +172,13 @@ def test_decoding_with_a_cache_is_the_full_forward(name):
     close(torch.cat(steps, 1)[tokens], whole[tokens])
 
 
+@pytest.mark.parametrize("left", [True, None], ids=["left", "unpadded"])
 @pytest.mark.parametrize("options", [{"use_cache": False}, {"cache_implementation": "static"}], ids=["none", "static"])
-def test_generate(options):
+def test_generate(options, left):
     """A static cache is longer than what it holds: its empty slots are no keys, and count in no length."""
-    batch, model = padded(True), llama("attnkit_relu")
-    given = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    model, given = llama("attnkit_relu"), {"input_ids": padded(True)["input_ids"]}
+    if left:
+        given["attention_mask"] = padded(True)["attention_mask"]
     settings = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0, "output_logits": True}
     settings |= {"return_dict_in_generate": True, "disable_compile": True}
     plain, other = model.generate(**given, **settings), model.generate(**given, **settings, **options)
