@@ -5,14 +5,18 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
-from attnkit_conformance import adapters, exchange, report, table, terminal
+from attnkit_conformance import adapters, report, table, terminal
 from attnkit_conformance.adapter import Adapter
-from attnkit_conformance.case import DTYPES, PROFILES
+from attnkit_conformance.case import DTYPES, HAS_BFLOAT16, PROFILES, judged_dtypes
 from attnkit_conformance.core import CaseResult
 from attnkit_conformance.judge import in_order, planned
 from attnkit_conformance.processes import judge_in_processes
+
+INSTALL = "pip install 'attnkit[conformance]'"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -64,7 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def run(given: argparse.Namespace) -> int:
     """Judge, show, and write the reports asked for."""
-    dtypes, names = tuple(given.dtype or DTYPES), given.adapters or adapters.default()
+    dtypes, names = chosen_dtypes(given.dtype), given.adapters or adapters.default()
     chosen = adapters.find(names)
     for adapter in chosen:
         if hasattr(adapter, "close"):
@@ -74,6 +78,25 @@ def run(given: argparse.Namespace) -> int:
     if not results:
         raise ValueError("nothing selected: no case matches")
     return conclude(in_order(results, chosen), chosen, given)
+
+
+def chosen_dtypes(named: list[str] | None) -> tuple[str, ...]:
+    """The dtypes named, or all. ValueError for bfloat16 if nothing here can hold it; else it is said to be left out."""
+    if not HAS_BFLOAT16 and "bfloat16" in (named or ()):
+        raise ValueError(f"--dtype bfloat16 needs ml_dtypes, which is not installed: {INSTALL}")
+    if not HAS_BFLOAT16 and not named:
+        print(f"bfloat16 is left out: it needs ml_dtypes, which is not installed ({INSTALL})")
+    return tuple(named or judged_dtypes())
+
+
+def exchange_of_files() -> ModuleType:
+    """The module that reads and writes golden vectors; ValueError without what it needs."""
+    missing = [name for name in ("safetensors", "ml_dtypes") if find_spec(name) is None]
+    if missing:
+        raise ValueError(f"export and compare need {' and '.join(missing)}, not installed here: {INSTALL}")
+    from attnkit_conformance import exchange
+
+    return exchange
 
 
 def conclude(results: list[CaseResult], chosen: Iterable[Adapter], given: argparse.Namespace) -> int:
@@ -103,14 +126,14 @@ def show_table(given: argparse.Namespace) -> int:
 
 def export(given: argparse.Namespace) -> int:
     """Write golden vectors."""
-    count = exchange.export(given.folder, given.profile, given.k, tuple(given.dtype or DTYPES))
+    count = exchange_of_files().export(given.folder, given.profile, given.k, chosen_dtypes(given.dtype))
     print(f"{count} cases written to {given.folder}")
     return 0
 
 
 def compare(given: argparse.Namespace) -> int:
     """Judge what others computed."""
-    results = exchange.compare(given.folder, given.theirs)
+    results = exchange_of_files().compare(given.folder, given.theirs)
     terminal.show(results)
     if all(result.status == "unsupported" for result in results):
         raise ValueError(f"{given.theirs}: holds none of the outputs")
