@@ -4,7 +4,6 @@
 >>> layer = nnx.MultiHeadAttention(8, 64, attention_fn=attention_fn(attnkit.reluformer_attention), ...)
 """
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -13,13 +12,12 @@ from flax import nnx
 from flax.nnx.nn import dtypes
 
 import attnkit
+from attnkit.integrations._ops import Op, check, taken_by
 
-_FROM_THE_CALL = frozenset(
-    ("q", "k", "v", "mask", "bias", "causal", "enable_gqa", "dropout", "dropout_mask", "return_lse", "return_state")
-)
+_FROM_THE_CALL = frozenset(("mask", "bias", "causal", "enable_gqa", "dropout", "dropout_mask"))
 
 
-def attention_fn(op: Callable[..., jax.Array], **options: Any) -> Callable[..., jax.Array]:
+def attention_fn(op: Op, **options: Any) -> Callable[..., jax.Array]:
     """A function with the arguments of `nnx.dot_product_attention` that computes `op`.
 
     query (..., L, Hq, d), key (..., S, Hkv, d), value (..., S, Hkv, e) -> (..., L, Hq, e), in flax's order of axes. As
@@ -35,17 +33,10 @@ def attention_fn(op: Callable[..., jax.Array], **options: Any) -> Callable[..., 
         ValueError: no such op, or an option that it does not take or that each call decides. From the call,
             NotImplementedError for a `precision`, and for dropout, a bias or causality with an op that has none.
     """
-    known = [n for n in attnkit.__all__ if n.endswith("_attention") and _keeps_heads(getattr(attnkit, n))]
-    if getattr(attnkit, getattr(op, "__name__", ""), None) is not op or op.__name__ not in known:
-        given = getattr(op, "__name__", repr(op))
-        raise ValueError(f"attention_fn: op must be one of {', '.join(known)}; got {given!r}")
-    taken = frozenset(inspect.signature(op).parameters)
-    for option in options:
-        if option not in taken - _FROM_THE_CALL:
-            legal = ", ".join(sorted(taken - _FROM_THE_CALL))
-            raise ValueError(f"attention_fn: {op.__name__} takes the options {legal}; got {option!r}")
+    check("attention_fn", op, options, _FROM_THE_CALL)
+    taken = taken_by(op)
     weights_op = getattr(attnkit, f"{op.__name__}_weights")
-    of_weights = frozenset(inspect.signature(weights_op).parameters)
+    of_weights = taken_by(weights_op)
 
     def attend(
         query: jax.Array,
@@ -89,10 +80,6 @@ def attention_fn(op: Callable[..., jax.Array], **options: Any) -> Callable[..., 
         return op(q, k, v, **given).swapaxes(-3, -2)
 
     return attend
-
-
-def _keeps_heads(op: Callable[..., Any]) -> bool:
-    return list(inspect.signature(op).parameters)[:3] == ["q", "k", "v"] and op is not attnkit.rela_attention
 
 
 def _kept(rng: jax.Array | None, rate: float, pairs: tuple[int, ...], broadcast: bool, dtype: Any) -> jax.Array:

@@ -10,8 +10,6 @@ mask is boolean, a pair of tokens being visible or not, so that a length n count
 it, and a row that sees nothing gives 0.
 """
 
-import inspect
-import math
 from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any
@@ -22,9 +20,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
 
 import attnkit
+from attnkit.integrations._ops import Op, check, scale_of, taken_by
 from attnkit.nn.attention import SEEDS
-
-Op = Callable[..., Any]
 
 _OPS: dict[str, tuple[Op, dict[str, Any]]] = {
     **{name: (attnkit.pointwise_attention, {"activation": name}) for name in attnkit.ACTIVATIONS},
@@ -45,9 +42,9 @@ VARIANTS = MappingProxyType({f"attnkit_{name}": variant for name, variant in _OP
 `sigmoid_attention`, whose shift is -log n.
 """
 
-_MASKS = frozenset(("mask", "bias", "causal", "window", "key_lengths", "query_mask", "dropout", "dropout_mask"))
-_FROM_THE_MODEL = _MASKS | {"q", "k", "v", "enable_gqa", "return_lse", "return_state", "initial_state"}
-_SCORED = frozenset(("nystrom_attention", "linformer_attention"))  # scale q·k inside, without a bias
+_FROM_THE_MODEL = frozenset(
+    ("mask", "bias", "causal", "window", "key_lengths", "query_mask", "enable_gqa", "dropout", "dropout_mask")
+)
 # Passed to every implementation, and without a word about which tokens see which.
 _POSITIONS = frozenset(("position_ids", "cache_position", "seq_idx", "max_length_q", "max_length_k"))
 _OUTPUTS = frozenset(("output_hidden_states", "output_router_logits", "num_items_in_batch", "return_dict", "use_cache"))
@@ -74,23 +71,12 @@ def register_variant(name: str, op: Op, **options: Any) -> None:
         ValueError: no such op, options that the op does not take or that the model decides, a name of another
             implementation of transformers.
     """
-    known = [n for n in attnkit.__all__ if n.endswith("_attention") and _keeps_heads(getattr(attnkit, n))]
-    if getattr(attnkit, getattr(op, "__name__", ""), None) is not op or op.__name__ not in known:
-        given = getattr(op, "__name__", repr(op))
-        raise ValueError(f"register_variant: op must be one of {', '.join(known)}; got {given!r}")
-    legal = sorted(set(inspect.signature(op).parameters) - _FROM_THE_MODEL)
-    for option in options:
-        if option not in legal:
-            raise ValueError(f"register_variant: {op.__name__} takes the options {', '.join(legal)}; got {option!r}")
+    check("register_variant", op, options, _FROM_THE_MODEL)
     if name not in _registered and (name == "eager" or name in AttentionInterface()):
         raise ValueError(f"register_variant: name must not be that of another implementation; got {name!r}")
     _registered.add(name)
     AttentionInterface.register(name, attention_function(name, op, **options))
     AttentionMaskInterface.register(name, visible_pairs)
-
-
-def _keeps_heads(op: Op) -> bool:
-    return list(inspect.signature(op).parameters)[:3] == ["q", "k", "v"] and op is not attnkit.rela_attention
 
 
 def visible_pairs(
@@ -134,9 +120,9 @@ def visible_pairs(
 
 def attention_function(name: str, op: Op, **options: Any) -> Callable[..., tuple[Tensor, Tensor | None]]:
     """The function of an `AttentionInterface` that calls `op`; `name` is for its errors."""
-    taken = frozenset(inspect.signature(op).parameters)
+    taken = taken_by(op)
     weights_op: Op = getattr(attnkit, f"{op.__name__}_weights")
-    of_weights = frozenset(inspect.signature(weights_op).parameters)
+    of_weights = taken_by(weights_op)
 
     def attend(
         module: nn.Module,
@@ -156,7 +142,7 @@ def attention_function(name: str, op: Op, **options: Any) -> Callable[..., tuple
         _refuse_others(name, attention_mask, others)
         given = dict(options)
         if "scale" not in given:
-            given |= _scale(name, op, taken, scaling, query.shape[-1])
+            given |= scale_of(name, op, scaling, query.shape[-1])
         if attention_mask is None:
             given |= _unmasked(name, module, query.shape[-2], key.shape[-2], is_causal, sliding_window)
         given |= _masked(name, taken, attention_mask, position_bias)
@@ -184,17 +170,6 @@ def _refuse_others(name: str, mask: Tensor | None, others: dict[str, Any]) -> No
             continue
         what = "sequences packed into one, without a mask" if packed else f"the argument {argument!r} of this model"
         raise NotImplementedError(f"{name}: attnkit does not serve {what}; use another attn_implementation")
-
-
-def _scale(name: str, op: Op, taken: frozenset[str], scaling: float | None, d: int) -> dict[str, Any]:
-    """The model's scaling as the op's scale. An op without scores q·k has none, and serves models of the usual 1/√d."""
-    if scaling is None:
-        return {}
-    if "bias" in taken or op.__name__ in _SCORED:
-        return {"scale": scaling}
-    if math.isclose(scaling, d**-0.5, rel_tol=1e-6):
-        return {}
-    raise NotImplementedError(f"{name}: {op.__name__} has no scores that could be scaled; expected 1/√d; got {scaling}")
 
 
 def _unmasked(
