@@ -19,7 +19,10 @@ README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 FAMILIES = ROOT / "docs" / "families"
 PAGES = sorted(FAMILIES.glob("*.md"))
-WITH_EXAMPLES = (*PAGES, ROOT / "docs" / "implementations.md", ROOT / "docs" / "context-parallel.md")
+WITH_EXAMPLES = (
+    *PAGES,
+    *(ROOT / "docs" / f"{name}.md" for name in ("implementations", "context-parallel", "integrations")),
+)
 PICTURES = FAMILIES / "pictures"
 
 
