@@ -42,7 +42,7 @@ CASES = (
     Case("cosine_attention"),
     Case("efficient_attention"),
     Case("performer_attention", others=((8, 4),)),
-    Case("linformer_attention", others=((3, 16), (3, 16))),
+    Case("linformer_attention", others=((3, 32), (3, 32))),
 )
 
 
