@@ -266,7 +266,8 @@ def number(op: str, name: str, value: Any) -> float:
     if isinstance(value, bool) or (is_array(value) and value.shape) or not isinstance(value, numbers.Real):
         kind = f"an array of shape {tuple(value.shape)}" if is_array(value) else repr(value)
         raise TypeError(f"{op}: {name} must be a number; got {kind}")
-    if not abs(value) < math.inf:  # math.isfinite cannot be traced where torch.compile makes a symbol of the number
+    # math.isfinite cannot be traced where torch.compile makes a symbol of the number
+    if not abs(value) < math.inf:  # type: ignore[operator]
         raise ValueError(f"{op}: {name} must be finite; got {value}")
     return float(value)
 

@@ -145,7 +145,7 @@ def row_length(xp: Namespace, length: Length, count: Any, keys: int, rows: Rows,
         return xp.astype(length, dtype)[..., None]
     else:
         n = length
-    if isinstance(n, int | float):
+    if isinstance(n, int | float) or not hasattr(n, "ndim"):  # a number, or its symbol while torch.export traces
         return n if n > 0 else 1
     return xp.where(n > 0, n, 1)
 
@@ -156,5 +156,7 @@ def power(length: Any, alpha: float) -> Any:
 
 
 def log(xp: Namespace, length: Any) -> Any:
-    """log(length), a number if length is one."""
-    return math.log(length) if isinstance(length, int | float) else xp.log(length)
+    """log(length), a number if length is one; a scalar array for the symbol of one while torch.export traces."""
+    if isinstance(length, int | float):
+        return math.log(length)
+    return xp.log(length if hasattr(length, "ndim") else xp.ones((), dtype=xp.float64) * length)

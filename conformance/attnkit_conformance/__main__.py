@@ -5,17 +5,20 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
-from attnkit_conformance import adapters, exchange, report, table, terminal, vectors
+from attnkit_conformance import adapters, report, table, terminal
 from attnkit_conformance.adapter import Adapter
-from attnkit_conformance.case import DTYPES, PROFILES
+from attnkit_conformance.case import DTYPES, HAS_BFLOAT16, PROFILES, judged_dtypes
 from attnkit_conformance.core import CaseResult
 from attnkit_conformance.judge import in_order, matcher, planned
 from attnkit_conformance.opdb import OPDB
 from attnkit_conformance.processes import judge_in_processes
 
 FOUND = Path("out") / "found"  # failing cases of a search
+INSTALL = "pip install 'attnkit[conformance]'"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -75,7 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def run(given: argparse.Namespace) -> int:
     """Judge, show, and write the reports asked for."""
-    dtypes, names = tuple(given.dtype or DTYPES), given.adapters or adapters.default()
+    dtypes, names = chosen_dtypes(given.dtype), given.adapters or adapters.default()
     chosen = adapters.find(names)
     if given.samples or given.search is not None:
         return conclude(drawn_or_saved(given, chosen, dtypes), chosen, given)
@@ -91,6 +94,7 @@ def run(given: argparse.Namespace) -> int:
 
 def drawn_or_saved(given: argparse.Namespace, chosen: list[Adapter], dtypes: tuple[str, ...]) -> list[CaseResult]:
     """Verdicts of a search, whose findings are shown with how to see them again, or on the cases of an earlier one."""
+    require("a search or its samples", "hypothesis", "safetensors", "ml_dtypes")
     from attnkit_conformance import search
 
     if given.samples:
@@ -109,6 +113,30 @@ def drawn_or_saved(given: argparse.Namespace, chosen: list[Adapter], dtypes: tup
     for op in (op for op in OPDB if found.examples[op.name] or found.silent[op.name]):
         print(f"  {op.name:34} {found.examples[op.name]:7} {found.silent[op.name]:7}")
     return found.results()
+
+
+def chosen_dtypes(named: list[str] | None) -> tuple[str, ...]:
+    """The dtypes named, or all. ValueError for bfloat16 if nothing here can hold it; else it is said to be left out."""
+    if not HAS_BFLOAT16 and "bfloat16" in (named or ()):
+        raise ValueError(f"--dtype bfloat16 needs ml_dtypes, which is not installed: {INSTALL}")
+    if not HAS_BFLOAT16 and not named:
+        print(f"bfloat16 is left out: it needs ml_dtypes, which is not installed ({INSTALL})")
+    return tuple(named or judged_dtypes())
+
+
+def require(purpose: str, *packages: str) -> None:
+    """ValueError if one of the packages that a command needs is not installed."""
+    missing = [name for name in packages if find_spec(name) is None]
+    if missing:
+        raise ValueError(f"{purpose} needs {' and '.join(missing)}, not installed here: {INSTALL}")
+
+
+def exchange_of_files() -> ModuleType:
+    """The module that reads and writes golden vectors; ValueError without what it needs."""
+    require("writing or reading golden vectors", "safetensors", "ml_dtypes")
+    from attnkit_conformance import exchange
+
+    return exchange
 
 
 def conclude(results: list[CaseResult], chosen: Iterable[Adapter], given: argparse.Namespace) -> int:
@@ -138,13 +166,16 @@ def show_table(given: argparse.Namespace) -> int:
 
 def export(given: argparse.Namespace) -> int:
     """Write golden vectors."""
-    count = exchange.export(given.folder, given.profile, given.k, tuple(given.dtype or DTYPES))
+    count = exchange_of_files().export(given.folder, given.profile, given.k, chosen_dtypes(given.dtype))
     print(f"{count} cases written to {given.folder}")
     return 0
 
 
 def write_vectors(given: argparse.Namespace) -> int:
     """Write the test vectors of a release."""
+    exchange = exchange_of_files()
+    from attnkit_conformance import vectors
+
     count = vectors.write(given.folder)
     print(f"{count} cases written to {given.folder}")
     print(f"sha256 of {exchange.SUMS}: {exchange.digest(given.folder / exchange.SUMS)}")
@@ -153,7 +184,7 @@ def write_vectors(given: argparse.Namespace) -> int:
 
 def compare(given: argparse.Namespace) -> int:
     """Judge what others computed."""
-    results = exchange.compare(given.folder, given.theirs)
+    results = exchange_of_files().compare(given.folder, given.theirs)
     terminal.show(results)
     if all(result.status == "unsupported" for result in results):
         raise ValueError(f"{given.theirs}: holds none of the outputs")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 INTEGER = "integer"  # an output of integers of any width
 DTYPES = ("float64", "float32", "bfloat16", "float16")
+HAS_BFLOAT16 = find_spec("ml_dtypes") is not None  # NumPy itself has none
 PROFILES = ("quick", "full")
 
 
@@ -19,11 +20,27 @@ class NoDraw(ValueError):
     """No draw keeps its distance from where rounding decides."""
 
 
+def judged_dtypes() -> tuple[str, ...]:
+    """The dtypes that are judged where none is named: all that can be held here."""
+    return tuple(name for name in DTYPES if HAS_BFLOAT16 or name != "bfloat16")
+
+
 def numpy_dtype(name: str) -> np.dtype:
     """The NumPy dtype called `name`, ml_dtypes' bfloat16 included; "integer", which an output may be, is int64 here."""
-    if name == INTEGER:
-        return np.dtype(np.int64)
-    return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(np.int64 if name == INTEGER else name)
+
+
+def finfo(name: str) -> Any:
+    """NumPy's `finfo` of a float dtype, or ml_dtypes' of bfloat16."""
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return ml_dtypes.finfo(ml_dtypes.bfloat16)
+    return np.finfo(name)
 
 
 def is_dtype(x: np.ndarray, name: str) -> bool:

@@ -17,7 +17,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from safetensors import deserialize
 from safetensors.numpy import save_file
@@ -135,8 +134,7 @@ def read_tensors(path: Path) -> Iterator[tuple[str, np.ndarray]]:
     for name, held in deserialize(path.read_bytes()):
         if held["dtype"] not in TENSOR_DTYPES:
             raise ValueError(f"{path}: {name} has dtype {held['dtype']}; expected one of {', '.join(TENSOR_DTYPES)}")
-        dtype = TENSOR_DTYPES[held["dtype"]]
-        kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
+        kind = numpy_dtype(TENSOR_DTYPES[held["dtype"]])
         yield name, np.frombuffer(held["data"], dtype=kind).reshape(held["shape"])
 
 

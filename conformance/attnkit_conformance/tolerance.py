@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import ml_dtypes
 import numpy as np
 
-from attnkit_conformance.case import INTEGER, numpy_dtype
+from attnkit_conformance.case import INTEGER, finfo
 
 BOUND = {"float64": 64.0, "float32": 16.0, "bfloat16": 4.0, "float16": 4.0, INTEGER: 1.0}  # in units, times growth
 HALF_FACTOR = {"output": 2.0, "gradient": 3.0}  # second rule, times the error of the formula in that dtype
@@ -19,12 +18,12 @@ def eps(dtype: str) -> float:
     """Distance from 1 to the next number of `dtype`; for integers that of float64, in which they are held: a unit is
     far below 1, and they are compared exactly.
     """
-    return float(ml_dtypes.finfo(numpy_dtype("float64" if dtype == INTEGER else dtype)).eps)
+    return float(finfo("float64" if dtype == INTEGER else dtype).eps)
 
 
 def smallest_normal(dtype: str) -> float:
     """The floor of a unit."""
-    return float(ml_dtypes.finfo(numpy_dtype("float64" if dtype == INTEGER else dtype)).smallest_normal)
+    return float(finfo("float64" if dtype == INTEGER else dtype).smallest_normal)
 
 
 def growth_of_exponent(largest: float) -> float:

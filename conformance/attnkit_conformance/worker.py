@@ -16,10 +16,10 @@ from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from attnkit_conformance.adapter import Unsupported
+from attnkit_conformance.case import is_dtype, numpy_dtype
 
 PATIENCE = 600.0  # seconds for one call, compilation included
 
@@ -30,13 +30,13 @@ class WorkerDied(RuntimeError):
 
 def packed(x: np.ndarray) -> tuple[str, np.ndarray]:
     """An array as (dtype name, array that pickles without ml_dtypes)."""
-    return x.dtype.name, x.view(np.uint16) if x.dtype == ml_dtypes.bfloat16 else x
+    return x.dtype.name, x.view(np.uint16) if is_dtype(x, "bfloat16") else x
 
 
 def unpacked(pair: tuple[str, np.ndarray]) -> np.ndarray:
     """Inverse of `packed`."""
     name, x = pair
-    return x.view(ml_dtypes.bfloat16) if name == "bfloat16" else x
+    return x.view(numpy_dtype("bfloat16")) if name == "bfloat16" else x
 
 
 def pack(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:

@@ -195,7 +195,7 @@ def shape(cell: Cell) -> SoftConfig:
 def inspect(task: SoftImageTask, initial: SoftImageTask, cell: Cell, folder: Path) -> dict[str, Any]:
     """Heat maps to look at, residuals of the inverse before and after training, and cost at full scale."""
     order = in_turn(task.test_labels.tolist())
-    shown = task.test_images[order[:MAP_IMAGES]]
+    shown = task.pixels.test(order[:MAP_IMAGES])
     # hooks need a model that is not compiled
     plain = SoftVisionTransformer(cell.settings["model"]).to(task.device)
     plain.load_state_dict(task.model.state_dict())
@@ -204,7 +204,7 @@ def inspect(task: SoftImageTask, initial: SoftImageTask, cell: Cell, folder: Pat
             save_file({"images": shown.cpu(), "maps": heat_maps(plain, augment.normalise(shown)).cpu()}, aside)
     found: dict[str, Any] = {}
     if cell.variant.op == "soft":
-        images = augment.normalise(task.test_images[order[:RESIDUAL_IMAGES]])
+        images = augment.normalise(task.pixels.test(order[:RESIDUAL_IMAGES]))
         found["residuals"] = residuals(plain, images)
         found["initial_residuals"] = residuals(initial.model, images)
     if cell.settings["full"] and cell.settings["measured_batch"]:

@@ -8,7 +8,7 @@ source; the feed-forward network is a `KeyValueMemory` (their §2.1, §3.2).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, NamedTuple

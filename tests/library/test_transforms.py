@@ -58,7 +58,7 @@ def test_torch_compile_through_inductor(op):
 
 
 def test_one_compiled_graph_serves_all_shapes():
-    """Whatever is asked of sizes while tracing must not fix them; only sigmoid's log n, a number, is a graph for each."""
+    """Whatever is asked of sizes while tracing must not fix them (but sigmoid's log n, which is a number)."""
     graphs = []
 
     def count(graph, examples):

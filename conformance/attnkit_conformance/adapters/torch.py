@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import torch
 
 from attnkit_conformance.adapters.base import Arrays, AttnkitAdapter, implementations
-from attnkit_conformance.case import DTYPES
+from attnkit_conformance.case import DTYPES, is_dtype, numpy_dtype
 from attnkit_conformance.opdb import BY_NAME
 
 
@@ -25,7 +24,7 @@ class Explicit(AttnkitAdapter):
         """A tensor with the strides of `x`, but for negative ones, which torch has not."""
         if any(stride < 0 for stride in x.strides):
             x = np.ascontiguousarray(x)
-        if x.dtype == ml_dtypes.bfloat16:
+        if is_dtype(x, "bfloat16"):
             return torch.from_numpy(x.view(np.uint16)).view(torch.bfloat16).to(self.device)
         return torch.from_numpy(x).to(self.device)
 
@@ -35,7 +34,7 @@ class Explicit(AttnkitAdapter):
             where = f" on {x.device}" if isinstance(x, torch.Tensor) else ""
             raise TypeError(f"{self.name}: expected a tensor on {self.device}, got {type(x).__name__}{where}")
         x = x.detach().cpu()
-        return x.view(torch.uint16).numpy().view(ml_dtypes.bfloat16) if x.dtype == torch.bfloat16 else x.numpy()
+        return x.view(torch.uint16).numpy().view(numpy_dtype("bfloat16")) if x.dtype == torch.bfloat16 else x.numpy()
 
 
 class Autograd(Explicit):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import ml_dtypes
 import numpy as np
 
-from attnkit_conformance.case import Case, numpy_dtype
+from attnkit_conformance.case import Case, finfo
 from attnkit_conformance.lowprecision import (
     ACTIVATIONS,
     COMMON,
@@ -42,7 +41,7 @@ def lsh(case: Case) -> Results:
     norm = r(np.sqrt(r(squares + NORM_EPS * a.qk.shape[-1])))
     keys = r(a.qk / norm)
     s = r(r(a.qk @ turn(keys)) + SELF_LOGIT * np.eye(a.qk.shape[-2]))
-    s = np.maximum(s, float(ml_dtypes.finfo(numpy_dtype(case.dtype)).min))  # float16 ends before 10⁵
+    s = np.maximum(s, float(finfo(case.dtype).min))  # float16 ends before 10⁵
     w, pull = softmax(np.where(a.met > 0, s, -np.inf), r, a.met)
     if a.v is None:
         return {"w": w}, {}

@@ -1,0 +1,1 @@
+"""attnkit in other people's models. Each module here imports its library; attnkit itself imports none of them."""

@@ -1,0 +1,91 @@
+"""attnkit's ops as the `attention_fn` of `flax.nnx.MultiHeadAttention`.
+
+>>> from attnkit.integrations.flax import attention_fn
+>>> layer = nnx.MultiHeadAttention(8, 64, attention_fn=attention_fn(attnkit.reluformer_attention), ...)
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from flax import nnx
+from flax.nnx.nn import dtypes
+
+import attnkit
+from attnkit.integrations._ops import Op, check, taken_by
+
+_FROM_THE_CALL = frozenset(("mask", "bias", "causal", "enable_gqa", "dropout", "dropout_mask"))
+
+
+def attention_fn(op: Op, **options: Any) -> Callable[..., jax.Array]:
+    """A function with the arguments of `nnx.dot_product_attention` that computes `op`.
+
+    query (..., L, Hq, d), key (..., S, Hkv, d), value (..., S, Hkv, e) -> (..., L, Hq, e), in flax's order of axes. As
+    in flax, mask and bias broadcast to (..., Hq, L, S), a mask of numbers says yes where it is not 0, `is_causal` is
+    aligned at the upper left, and dropout draws from `dropout_rng`: the same pairs are dropped. Not as in flax, a row
+    that sees nothing gives 0. `sow_weights=True` of the layer sows the op's weights, before dropout.
+
+    Args:
+        op: an attention op of attnkit over q, k, v that keeps heads apart.
+        options: the op's own, such as activation="relu", alpha=1.0, scale, impl="generic", or arrays it needs.
+
+    Raises:
+        ValueError: no such op, or an option that it does not take or that each call decides. From the call,
+            NotImplementedError for a `precision`, and for dropout, a bias or causality with an op that has none.
+    """
+    check("attention_fn", op, options, _FROM_THE_CALL)
+    taken = taken_by(op)
+    weights_op = getattr(attnkit, f"{op.__name__}_weights")
+    of_weights = taken_by(weights_op)
+
+    def attend(
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        bias: jax.Array | None = None,
+        mask: jax.Array | None = None,
+        broadcast_dropout: bool = True,
+        dropout_rng: jax.Array | None = None,
+        dropout_rate: float = 0.0,
+        deterministic: bool = False,
+        dtype: Any = None,
+        precision: Any = None,
+        module: nnx.Module | None = None,
+        promote_dtype: Callable[..., Any] = dtypes.promote_dtype,
+        is_causal: bool = False,
+    ) -> jax.Array:
+        if precision is not None:
+            raise NotImplementedError(f"attention_fn: {op.__name__} takes no precision; got {precision!r}")
+        query, key, value = promote_dtype((query, key, value), dtype=dtype)
+        q, k, v = (x.swapaxes(-3, -2) for x in (query, key, value))
+        asked: dict[str, Any] = {}
+        if mask is not None:
+            asked["mask"] = mask != 0
+        if bias is not None:
+            asked["bias"] = bias
+        if is_causal:
+            asked["causal"] = "upper_left"
+        if dropout_rate > 0 and not deterministic:
+            pairs = (*q.shape[:-1], k.shape[-2])
+            asked["dropout_mask"] = _kept(dropout_rng, dropout_rate, pairs, broadcast_dropout, q.dtype)
+        for name in asked:
+            if name not in taken:
+                raise NotImplementedError(f"attention_fn: {op.__name__} takes no {name.replace('_mask', '')}")
+        if q.shape[-3] != k.shape[-3]:
+            asked["enable_gqa"] = True
+        given = options | asked
+        if module is not None:
+            of_op = {name: x for name, x in given.items() if name in of_weights}
+            module.sow(nnx.Intermediate, "attention_weights", weights_op(q, k, **(of_op | {"impl": "generic"})))
+        return op(q, k, v, **given).swapaxes(-3, -2)
+
+    return attend
+
+
+def _kept(rng: jax.Array | None, rate: float, pairs: tuple[int, ...], broadcast: bool, dtype: Any) -> jax.Array:
+    """flax's dropout of weights (..., Hq, L, S): one mask for all items and heads if `broadcast`."""
+    if rng is None:
+        raise ValueError(f"attention_fn: dropout_rate={rate} needs dropout_rng; got None")
+    shape = (1,) * (len(pairs) - 2) + pairs[-2:] if broadcast else pairs
+    kept = jax.random.bernoulli(rng, 1.0 - rate, shape)
+    return kept.astype(dtype) / (1.0 - rate)

@@ -1,0 +1,126 @@
+"""attnkit's ops in vision transformers of timm: their attention modules replaced, weights and all.
+
+>>> from attnkit.integrations.timm import swap_attention
+>>> swap_attention(model, attnkit.pointwise_attention, activation="relu")
+('blocks.0.attn', 'blocks.1.attn')
+
+What counts is the interface of `timm.models.vision_transformer.Attention`, not where a class comes from, so that timm
+itself is not imported.
+"""
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import attnkit
+from attnkit.integrations._ops import Op, check, scale_of, taken_by
+from attnkit.nn.attention import SEEDS, Observer
+
+_NEEDED = ("qkv", "proj", "num_heads")
+_PARTS = frozenset(("qkv", "q_norm", "k_norm", "attn_drop", "norm", "proj", "proj_drop"))
+_CALLED_WITH = frozenset(("x", "attn_mask", "is_causal"))
+_FROM_THE_MODEL = frozenset(
+    ("mask", "bias", "causal", "window", "key_lengths", "query_mask", "enable_gqa", "dropout", "dropout_mask", "scale")
+)
+
+
+class SwappedAttention(nn.Module):
+    """out = proj(norm(concat_h(op(q_norm(q_h), k_norm(k_h), v_h)))) with q, k, v = qkv(x): made by `swap_attention`.
+
+    Its parts are those of the module it replaces, under their names: a checkpoint of one loads into the other.
+    `attnkit.nn.capture` watches it.
+    """
+
+    def __init__(self, replaced: Any, op: Op, options: dict[str, Any]) -> None:
+        super().__init__()
+        self.qkv = replaced.qkv
+        self.q_norm, self.k_norm, self.norm = (
+            getattr(replaced, name, nn.Identity()) for name in ("q_norm", "k_norm", "norm")
+        )
+        self.proj, self.proj_drop = replaced.proj, getattr(replaced, "proj_drop", nn.Identity())
+        self.num_heads: int = replaced.num_heads
+        self.dropout, self.op = _dropout_of(replaced), op
+        head_dim = self.qkv.out_features // (3 * self.num_heads)
+        self.options = options | scale_of("swap_attention", op, getattr(replaced, "scale", None), head_dim)
+        self.observers: list[Observer] = []
+        self._of_weights = taken_by(getattr(attnkit, f"{op.__name__}_weights")) - {"impl"}
+        self.train(replaced.training)
+
+    def extra_repr(self) -> str:
+        options = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+        return f"op={self.op.__name__}({options}), num_heads={self.num_heads}, dropout={self.dropout}"
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        """x (B, N, C) -> (B, N, C).
+
+        attn_mask: boolean, broadcast to (B, num_heads, N, N), True = may attend.
+        """
+        if attn_mask is not None and attn_mask.dtype != torch.bool:
+            raise NotImplementedError(f"SwappedAttention: attn_mask has dtype {attn_mask.dtype}; expected torch.bool")
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k = self.q_norm(q), self.k_norm(k)
+        given = dict(self.options)
+        if attn_mask is not None:
+            given["mask"] = attn_mask
+        if is_causal:
+            given["causal"] = True
+        for observe in self.observers:
+            observe(self.op, q, k, {name: value for name, value in given.items() if name in self._of_weights})
+        if self.training and self.dropout:
+            given["dropout"] = (self.dropout, torch.randint(SEEDS, (), device=x.device))
+        heads: Tensor = self.op(q, k, v, **given)
+        out: Tensor = self.proj_drop(self.proj(self.norm(heads.transpose(1, 2).flatten(2))))
+        return out
+
+
+def swap_attention(model: nn.Module, op: Op, **options: Any) -> tuple[str, ...]:
+    """Replace every timm-style attention module of a model, in place, by one that computes `op` with its weights.
+
+    A module is one if it has `qkv`, `proj` and `num_heads`. It may have `scale` (1/√head_dim), `q_norm`, `k_norm`,
+    `norm`, `attn_drop`, `proj_drop`. Make optimizers before or after: the parameters stay the same objects.
+
+    Args:
+        model: holds the modules; not one itself.
+        op: an attention op of attnkit over q, k, v that keeps heads apart.
+        options: the op's own, such as activation="relu", alpha=1.0, impl="generic".
+
+    Returns:
+        The names of the modules that were replaced.
+
+    Raises:
+        ValueError: nothing to replace, a module with parts, parameters or arguments that are not known here (a relative
+            position table, a gate, rotary embeddings), no such op or option. NotImplementedError: dropout or a scale
+            that the op does not have. The model is then as it was.
+    """
+    check("swap_attention", op, options, _FROM_THE_MODEL)
+    found = {name: module for name, module in model.named_modules() if all(hasattr(module, n) for n in _NEEDED)}
+    if not found or "" in found:
+        raise ValueError(f"swap_attention: expected a model that holds modules with {', '.join(_NEEDED)}")
+    for name, module in found.items():
+        _refuse_unknown(name, module)
+        if _dropout_of(module) and "dropout" not in taken_by(op):
+            raise NotImplementedError(f"swap_attention: {op.__name__} takes no dropout; {name} has some")
+    swapped = {name: SwappedAttention(module, op, options) for name, module in found.items()}
+    for name, module in swapped.items():
+        model.set_submodule(name, module)
+    return tuple(swapped)
+
+
+def _dropout_of(module: nn.Module) -> float:
+    return float(getattr(getattr(module, "attn_drop", None), "p", 0.0))
+
+
+def _refuse_unknown(name: str, module: nn.Module) -> None:
+    """ValueError naming what the module has beyond the interface: without it something else is computed."""
+    children = {n for n, child in module.named_children() if n not in _PARTS and not isinstance(child, nn.Identity)}
+    held = {n for n, _ in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))}
+    called = set(inspect.signature(module.forward).parameters) - _CALLED_WITH
+    hooked = {"forward hooks"} if module._forward_hooks or module._forward_pre_hooks else set()
+    for kind, names in (("parts", children), ("parameters", held), ("arguments", called), ("state", hooked)):
+        if names:
+            raise ValueError(f"swap_attention: {name} has {kind} that are not known: {', '.join(sorted(names))}")
+    qkv, heads = module.qkv, module.num_heads
+    if not isinstance(qkv, nn.Linear) or not isinstance(heads, int) or qkv.out_features % (3 * heads):
+        raise ValueError(f"swap_attention: {name}.qkv must be a Linear of 3·num_heads·head_dim features; got {qkv}")

@@ -1,0 +1,247 @@
+"""attnkit's ops as attention implementations of Hugging Face transformers, chosen by a string in a model's config.
+
+>>> from attnkit.integrations import transformers as integration
+>>> integration.register()
+>>> config = LlamaConfig(..., attn_implementation="attnkit_relu")
+
+A name stands in two tables of transformers: in `AttentionInterface`, which calls the op, and in
+`AttentionMaskInterface`, which makes the mask for it; with the first alone transformers would drop padding masks. The
+mask is boolean, a pair of tokens being visible or not, so that a length n counts what a query sees: padding is not in
+it, and a row that sees nothing gives 0.
+"""
+
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
+
+import attnkit
+from attnkit.integrations._ops import Op, check, scale_of, taken_by
+from attnkit.nn.attention import SEEDS
+
+_OPS: dict[str, tuple[Op, dict[str, Any]]] = {
+    **{name: (attnkit.pointwise_attention, {"activation": name}) for name in attnkit.ACTIVATIONS},
+    "softmax": (attnkit.softmax_attention, {}),
+    "reluformer": (attnkit.reluformer_attention, {}),
+    "sigmoid": (attnkit.sigmoid_attention, {}),
+    "sparsemax": (attnkit.sparsemax_attention, {}),
+    "entmax15": (attnkit.entmax_attention, {"alpha": 1.5}),
+    "gaussian": (attnkit.gaussian_attention, {}),
+    "linear": (attnkit.linear_attention, {}),
+    "cosine": (attnkit.cosine_attention, {}),
+    "efficient": (attnkit.efficient_attention, {}),
+}
+VARIANTS = MappingProxyType({f"attnkit_{name}": variant for name, variant in _OPS.items()})
+"""{name: (op, options)} of what `register` registers: every op that needs nothing but q, k, v and is causal or not.
+
+`attnkit_relu` and the other names of activations are `pointwise_attention` with alpha = 1, but `attnkit_sigmoid` is
+`sigmoid_attention`, whose shift is -log n.
+"""
+
+_FROM_THE_MODEL = frozenset(
+    ("mask", "bias", "causal", "window", "key_lengths", "query_mask", "enable_gqa", "dropout", "dropout_mask")
+)
+# Passed to every implementation, and without a word about which tokens see which.
+_POSITIONS = frozenset(("position_ids", "cache_position", "seq_idx", "max_length_q", "max_length_k"))
+_OUTPUTS = frozenset(("output_hidden_states", "output_router_logits", "num_items_in_batch", "return_dict", "use_cache"))
+_HARMLESS = _POSITIONS | _OUTPUTS | {"deterministic"}
+_registered: set[str] = set()
+
+
+def register() -> None:
+    """Register all of `VARIANTS`. Calling it again changes nothing."""
+    for name, (op, options) in VARIANTS.items():
+        register_variant(name, op, **options)
+
+
+def register_variant(name: str, op: Op, **options: Any) -> None:
+    """Register an op with options of its own as an attention implementation of transformers.
+
+    Args:
+        name: what a config calls it, `attn_implementation=name`. A name registered here before is replaced.
+        op: an attention op of attnkit over q, k, v that keeps heads apart.
+        options: what the op takes beside what the model says, such as alpha=0.5, impl="generic", or the arrays that an
+            op needs (`performer_attention` a projection). `scale` goes before the model's scaling.
+
+    Raises:
+        ValueError: no such op, options that the op does not take or that the model decides, a name of another
+            implementation of transformers.
+    """
+    check("register_variant", op, options, _FROM_THE_MODEL)
+    if name not in _registered and (name == "eager" or name in AttentionInterface()):
+        raise ValueError(f"register_variant: name must not be that of another implementation; got {name!r}")
+    _registered.add(name)
+    AttentionInterface.register(name, attention_function(name, op, **options))
+    AttentionMaskInterface.register(name, visible_pairs)
+
+
+def visible_pairs(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int = 0,
+    kv_offset: int = 0,
+    mask_function: Callable[..., Any] = causal_mask_function,
+    attention_mask: Tensor | None = None,
+    allow_is_causal_skip: bool = True,
+    allow_is_bidirectional_skip: bool = False,
+    **rest: Any,
+) -> Tensor | None:
+    """The mask of an `AttentionMaskInterface`: boolean, True = may attend, or None where the op needs none.
+
+    None says that all is visible, or with a causal module of L = S tokens what is causal; a bidirectional model gets a
+    key mask (B, 1, 1, S), which ops of linear time take too; all else is a mask of pairs (B, 1, L, S).
+    """
+    if mask_function is bidirectional_mask_function and allow_is_bidirectional_skip:
+        if attention_mask is None:
+            return None
+        stop = kv_offset + kv_length
+        missing = max(stop - attention_mask.shape[-1], 0)
+        keys: Tensor = nn.functional.pad(attention_mask, (0, missing))[:, None, None, kv_offset:stop]
+        return keys
+    pairs: Tensor | None = sdpa_mask(
+        batch_size=batch_size,
+        q_length=q_length,
+        kv_length=kv_length,
+        q_offset=q_offset,
+        kv_offset=kv_offset,
+        mask_function=mask_function,
+        attention_mask=attention_mask,
+        allow_is_causal_skip=allow_is_causal_skip and q_length == kv_length,
+        allow_is_bidirectional_skip=False,
+        **rest,
+    )
+    return pairs
+
+
+def attention_function(name: str, op: Op, **options: Any) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    """The function of an `AttentionInterface` that calls `op`; `name` is for its errors."""
+    taken = taken_by(op)
+    weights_op: Op = getattr(attnkit, f"{op.__name__}_weights")
+    of_weights = taken_by(weights_op)
+
+    def attend(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        dropout: float = 0.0,
+        scaling: float | None = None,
+        is_causal: bool | None = None,
+        position_bias: Tensor | None = None,
+        sliding_window: int | None = None,
+        output_attentions: bool | None = False,
+        **others: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """query (B, Hq, L, d), key (B, Hkv, S, d), value (B, Hkv, S, e) -> (B, L, Hq, e), and the weights if asked."""
+        _refuse_others(name, attention_mask, others)
+        given = dict(options)
+        if "scale" not in given:
+            given |= scale_of(name, op, scaling, query.shape[-1])
+        if attention_mask is None:
+            given |= _unmasked(name, module, query.shape[-2], key.shape[-2], is_causal, sliding_window)
+        given |= _masked(name, taken, attention_mask, position_bias)
+        if query.shape[1] != key.shape[1]:
+            given["enable_gqa"] = True
+        on_weights = {n: x for n, x in given.items() if n in of_weights}
+        for observe in getattr(module, "observers", ()):  # see `observable`
+            observe(op, query, key, {n: x for n, x in on_weights.items() if n != "impl"})
+        if dropout:
+            if "dropout" not in taken:
+                raise NotImplementedError(f"{name}: {op.__name__} takes no dropout; got dropout={dropout}")
+            given["dropout"] = (dropout, torch.randint(SEEDS, (), device=query.device))
+        out: Tensor = op(query, key, value, **given)
+        weights = weights_op(query, key, **(on_weights | {"impl": "generic"})) if output_attentions else None
+        return out.transpose(1, 2).contiguous(), weights
+
+    return attend
+
+
+def _refuse_others(name: str, mask: Tensor | None, others: dict[str, Any]) -> None:
+    """Whatever else a model passes is refused unless it says nothing: an argument that is dropped would be a bug."""
+    for argument, value in others.items():
+        packed = argument in ("cu_seq_lens_q", "cu_seq_lens_k")
+        if value is None or value is False or argument in _HARMLESS or (packed and mask is not None):
+            continue
+        what = "sequences packed into one, without a mask" if packed else f"the argument {argument!r} of this model"
+        raise NotImplementedError(f"{name}: attnkit does not serve {what}; use another attn_implementation")
+
+
+def _unmasked(
+    name: str, module: nn.Module, length: int, keys: int, is_causal: bool | None, window: int | None
+) -> dict[str, Any]:
+    """Causality of a call without a mask; transformers takes a module that says nothing for a causal one."""
+    if window is not None and window < keys:
+        raise ValueError(f"{name}: sliding_window={window} with {keys} keys needs attention_mask; got None")
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if not causal or length == 1:
+        return {}
+    if length != keys:
+        raise ValueError(f"{name}: causal attention from {length} tokens to {keys} needs attention_mask; got None")
+    return {"causal": True}
+
+
+def _masked(name: str, taken: frozenset[str], mask: Tensor | None, position_bias: Tensor | None) -> dict[str, Any]:
+    """mask and bias of the op. A float mask hides below half its dtype's minimum and is a bias elsewhere."""
+    given: dict[str, Any] = {}
+    bias = position_bias
+    if mask is not None:
+        if mask.ndim != 4:
+            raise ValueError(f"{name}: attention_mask has shape {tuple(mask.shape)}; expected (B, 1 or H, 1 or L, S)")
+        if mask.dtype == torch.bool:
+            given["mask"] = mask
+        elif mask.is_floating_point():
+            given["mask"] = visible = mask > torch.finfo(mask.dtype).min / 2
+            added = torch.where(visible, mask, 0.0)
+            bias = added if bias is None else bias + added
+        else:
+            raise TypeError(f"{name}: attention_mask has dtype {mask.dtype}; expected bool or a float dtype")
+    if bias is not None:
+        if "bias" not in taken:
+            what = "position_bias" if position_bias is not None else "a float attention_mask; make it boolean"
+            raise NotImplementedError(f"{name}: this op takes no bias, and so does not serve {what}")
+        given["bias"] = bias
+    return given
+
+
+def observable(model: PreTrainedModel) -> PreTrainedModel:
+    """The model itself, its attention modules made visible to `attnkit.nn.capture`.
+
+    >>> with torch.no_grad(), capture(observable(model)) as record:
+    ...     model(**batch)
+
+    Which modules attend is what transformers' own recorder of attentions says. They report when an implementation of
+    `register` or `register_variant` serves them.
+
+    Raises:
+        ValueError: transformers knows no attention modules of this model.
+    """
+    found = False
+    for part in model.modules():
+        if not isinstance(part, PreTrainedModel):
+            continue
+        kinds = _attention_kinds(part)
+        for module in part.modules():
+            if isinstance(module, kinds):
+                found = True
+                if not hasattr(module, "observers"):
+                    module.observers = []  # type: ignore[assignment]
+    if not found:
+        raise ValueError(f"observable: transformers names no attention modules of {type(model).__name__}")
+    return model
+
+
+def _attention_kinds(model: PreTrainedModel) -> tuple[type[nn.Module], ...]:
+    """The classes whose attention weights transformers would record."""
+    recorded = getattr(model, "_can_record_outputs", None) or {}
+    kinds: list[Any] = []
+    for output, recorders in recorded.items():
+        if output.endswith("attentions"):
+            for recorder in recorders if isinstance(recorders, list | tuple) else (recorders,):
+                kinds.append(getattr(recorder, "target_class", recorder))
+    return tuple(kinds)

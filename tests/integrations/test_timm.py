@@ -1,0 +1,157 @@
+"""swap_attention on modules of timm's interface, written here: timm needs torchvision."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import dropout, softmax
+
+import attnkit
+import attnkit_reference as reference
+from attnkit.integrations.timm import swap_attention
+from attnkit.nn import capture
+
+
+class Attention(nn.Module):
+    """The interface: softmax written out."""
+
+    def __init__(self, dim: int = 16, num_heads: int = 2, qk_norm: bool = False, attn_drop: float = 0.0) -> None:
+        super().__init__()
+        self.num_heads, self.head_dim = num_heads, dim // num_heads
+        self.scale, self.fused_attn = self.head_dim**-0.5, False
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.q_norm, self.k_norm = (nn.LayerNorm(self.head_dim) if qk_norm else nn.Identity() for _ in range(2))
+        self.attn_drop, self.proj, self.proj_drop = nn.Dropout(attn_drop), nn.Linear(dim, dim), nn.Dropout(0.0)
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
+        b, n, c = x.shape
+        q, k, v = self.qkv(x).reshape(b, n, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
+        scores = (self.q_norm(q) * self.scale) @ self.k_norm(k).transpose(-2, -1)
+        if attn_mask is not None:
+            scores = scores.masked_fill(~attn_mask, float("-inf"))
+        weights = dropout(softmax(scores, -1), self.attn_drop.p, self.training)
+        return self.proj_drop(self.proj((weights @ v).transpose(1, 2).reshape(b, n, c)))
+
+
+class Model(nn.Module):
+    def __init__(self, attention: type[Attention] = Attention, **given) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList(nn.ModuleDict({"attn": attention(**given)}) for _ in range(2))
+        for p in self.parameters():
+            nn.init.normal_(p, std=0.25)
+        self.double().eval()
+
+    def forward(self, x: Tensor, **given) -> Tensor:
+        for block in self.blocks:
+            x = x + block["attn"](x, **given)
+        return x
+
+
+NAMES = ("blocks.0.attn", "blocks.1.attn")
+
+
+def tokens() -> Tensor:
+    return torch.randn(2, 5, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_softmax_is_what_stood_there(qk_norm):
+    """Outputs and gradients of inputs, with a mask too; the parameters are the same objects under the same names."""
+    original = Model(qk_norm=qk_norm)
+    swapped, mask = copy.deepcopy(original), torch.ones(5, 5, dtype=torch.bool).tril()
+    before = dict(swapped.named_parameters())
+    assert swap_attention(swapped, attnkit.softmax_attention) == NAMES
+    after = dict(swapped.named_parameters())
+    assert list(before) == list(after)
+    assert all(before[name] is after[name] for name in before)
+    for given in ({}, {"attn_mask": mask}):
+        x, y = tokens().requires_grad_(), tokens().requires_grad_()
+        out, golden = swapped(x, **given), original(y, **given)
+        torch.testing.assert_close(out, golden, rtol=0, atol=1e-13 * float(golden.detach().abs().max()))
+        out.square().sum().backward()
+        golden.square().sum().backward()
+        torch.testing.assert_close(x.grad, y.grad, rtol=1e-12, atol=1e-12)
+    swapped.load_state_dict(original.state_dict())
+
+
+def test_relu_is_the_references():
+    model, x = Model(qk_norm=True), tokens()
+    for block in model.blocks:
+        block["attn"].scale = 0.7
+    swap_attention(model, attnkit.pointwise_attention, activation="relu", alpha=0.5)
+    layer = model.blocks[0]["attn"]
+    q, k, v = layer.qkv(x).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4).unbind(0)
+    given = (layer.q_norm(q), layer.k_norm(k), v)
+    golden = reference.pointwise_attention(*(y.detach().numpy() for y in given), alpha=0.5, scale=0.7)
+    expected = layer.proj(torch.from_numpy(golden).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(layer(x), expected, rtol=1e-12, atol=1e-12)
+    with torch.no_grad(), capture(model) as record:
+        model(x)
+    assert [(found.name, found.rows) for found in record.layers] == [(name, 2 * 2 * 5) for name in NAMES]
+
+
+def test_dropout_and_mode_are_kept():
+    model = Model(attn_drop=0.5).train()
+    swap_attention(model, attnkit.reluformer_attention)
+    runs = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        runs.append(model(tokens()))
+    assert torch.equal(runs[0], runs[1])
+    assert not torch.equal(runs[0], runs[2])
+    model.eval()
+    assert torch.equal(model(tokens()), model(tokens()))
+    with pytest.raises(NotImplementedError, match="swap_attention: linear_attention takes no dropout; blocks"):
+        swap_attention(Model(attn_drop=0.5), attnkit.linear_attention)
+
+
+class Relative(Attention):
+    def __init__(self, **given) -> None:
+        super().__init__(**given)
+        self.relative_position_bias_table = nn.Parameter(torch.zeros(3))
+
+
+class Gated(Attention):
+    def __init__(self, **given) -> None:
+        super().__init__(**given)
+        self.gate = nn.Linear(16, 16)
+
+
+class Rotary(Attention):
+    def forward(self, x: Tensor, rope: Tensor | None = None) -> Tensor:
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("attention", "text"),
+    [
+        (Relative, r"blocks.0.attn has parameters that are not known: relative_position_bias_table"),
+        (Gated, r"blocks.0.attn has parts that are not known: gate"),
+        (Rotary, r"blocks.0.attn has arguments that are not known: rope"),
+    ],
+)
+def test_what_is_not_known_is_refused_and_nothing_is_changed(attention, text):
+    model = Model(attention)
+    with pytest.raises(ValueError, match=text):
+        swap_attention(model, attnkit.softmax_attention)
+    assert all(type(block["attn"]) is attention for block in model.blocks)
+
+
+def test_errors():
+    with pytest.raises(ValueError, match="expected a model that holds modules with qkv, proj, num_heads"):
+        swap_attention(nn.Linear(2, 2), attnkit.softmax_attention)
+    with pytest.raises(ValueError, match="expected a model that holds modules"):
+        swap_attention(Attention(), attnkit.softmax_attention)
+    with pytest.raises(ValueError, match=r"swap_attention: op must be one of .*; got 'rela_attention'"):
+        swap_attention(Model(), attnkit.rela_attention)
+    with pytest.raises(ValueError, match=r"swap_attention: softmax_attention takes the options .*; got 'mask'"):
+        swap_attention(Model(), attnkit.softmax_attention, mask=None)
+    model = Model()
+    model.blocks[0]["attn"].scale = 1.0
+    with pytest.raises(NotImplementedError, match=r"swap_attention: linear_attention has no scores .* got 1.0"):
+        swap_attention(model, attnkit.linear_attention)
+    swap_attention(model, attnkit.softmax_attention)
+    with pytest.raises(NotImplementedError, match=r"attn_mask has dtype torch.float64; expected torch.bool"):
+        model(tokens(), attn_mask=torch.zeros(5, 5, dtype=torch.float64))

@@ -1,0 +1,74 @@
+"""Install the wheel with each extra into an environment of its own, and run it there: minutes and gigabytes.
+
+    python -m tests.repository.wheel_extras [EXTRA ...]     all by default
+
+For each extra: `pip install 'attnkit[EXTRA]'` with the pins of constraints.txt into a new virtual environment, import
+what it is for, judge one op on every library that is there. Exit status 1 if an extra does not work.
+"""
+
+import subprocess
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+# What an extra makes importable that nothing else does. cupy imports without a GPU, Triton's kernels need none to load.
+IMPORTS = {
+    "torch": ("torch", "attnkit.nn"),
+    "jax": ("jax",),
+    "cupy": ("cupy",),
+    "triton": ("triton",),
+    "jax-triton": ("jax", "jax_triton"),
+    "conformance": ("rich", "safetensors", "ml_dtypes", "array_api_strict", "hypothesis"),
+    "experiments": ("torch", "tyro", "sklearn", "tokenizers", "sacrebleu", "webdataset"),
+    "transformers": ("attnkit.integrations.transformers", "attnkit.integrations.timm"),
+    "flax": ("attnkit.integrations.flax",),
+    "onnx": ("torch", "onnx", "onnxscript"),
+    "peers": ("entmax", "fla", "einops", "keras", "transformers"),
+    "docs": ("sphinx", "myst_parser", "furo"),
+    "dev": ("pytest", "xdist", "onnxruntime"),
+}
+JUDGED = ["-m", "attnkit_conformance", "run", "-k", "reluformer_attention and float32 and not property"]
+
+
+def check(extra: str, wheel: Path, folder: Path) -> str | None:
+    """What is wrong with an extra, or None."""
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    python = str(folder / "bin" / "python")
+    pins = ["-c", str(ROOT / "constraints.txt")]
+    steps = [
+        ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", *pins, f"{wheel}[{extra}]"],
+        ["-c", f"import {', '.join(name for name in IMPORTS[extra] if name != 'jax_triton') or 'attnkit'}"],
+        JUDGED,
+    ]
+    for step in steps:
+        done = subprocess.run([python, *step], cwd=folder, capture_output=True, text=True, check=False)
+        if done.returncode:
+            return f"{' '.join(step)[:200]}\n{(done.stdout + done.stderr)[-2000:]}"
+    print(f"{extra}: {done.stdout.strip().splitlines()[-1]}", flush=True)
+    return None
+
+
+def main(names: list[str]) -> int:
+    """Check the extras named, or all."""
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    if unknown := [name for name in names if name not in known]:
+        print(f"error: no extra {', '.join(unknown)}; there are {', '.join(known)}", file=sys.stderr)
+        return 2
+    failed = 0
+    with tempfile.TemporaryDirectory() as place:
+        build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", place]
+        subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+        wheel = next(Path(place).glob("attnkit-*.whl"))
+        for name in names or known:
+            with tempfile.TemporaryDirectory() as folder:
+                wrong = check(name, wheel, Path(folder) / "venv")
+            if wrong:
+                failed += 1
+                print(f"{name}: FAILED at {wrong}", flush=True)
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
