@@ -58,14 +58,17 @@ emulated: install
 	  --profile quick -k "not property" --html $(OUT)/conformance-emulated.html
 
 # Every recipe in miniature; translation needs sentence pairs, which ATTNKIT_DATA names.
-IMAGES := 000-fig1 000-fig2 000-fig3 000-fig4
+IMAGES := 000-fig1 000-fig2 000-fig3 000-fig4 000-learned 002-table1 002-table4 002-table5 002-fig3 002-fig4
+MEASURED := 002-table2 002-table3 002-fig1b
+TEXT := 000-causal 000-lengths
 SENTENCES := 001-table1 001-table2 001-table3 001-table4 001-table5 001-fig1 001-fig2 001-fig3 001-fig5
 DOCUMENTS := 001-table6 001-fig4
 SMOKE = OMP_NUM_THREADS=2 $(BIN)/python -m experiments run $$recipe --preset smoke --out $(OUT)/smoke/$$recipe --overwrite
 
 smoke: install
 	for recipe in $(IMAGES); do $(SMOKE) --data digits || exit 1; done
-	for recipe in 002-table6; do $(SMOKE) || exit 1; done
+	for recipe in $(TEXT); do $(SMOKE) --data pydoc || exit 1; done
+	for recipe in $(MEASURED) 002-table6; do $(SMOKE) || exit 1; done
 	@if [ -z "$$ATTNKIT_DATA" ]; then echo "ATTNKIT_DATA is not set: $(SENTENCES) $(DOCUMENTS) left out"; exit 0; fi; \
 	for recipe in $(SENTENCES); do $(SMOKE) --keep-going --data "$$ATTNKIT_DATA/multi30k" || exit 1; done; \
 	for recipe in $(DOCUMENTS); do $(SMOKE) --data "$$ATTNKIT_DATA/documents/europarl7" || exit 1; done
@@ -73,11 +76,28 @@ smoke: install
 docs: install
 	$(BIN)/python -m attnkit_conformance table --write README.md
 	$(BIN)/python docs/pictures.py
+	$(BIN)/python docs/facts.py
 
 # The documentation as pages: warnings are errors, nothing is loaded from elsewhere.
 site: install
 	$(BIN)/python -m sphinx -q -W --keep-going -b html -d $(OUT)/site-trees docs $(OUT)/site
 	@echo "$(CURDIR)/$(OUT)/site/index.html"
+
+# Test vectors of a release, for other languages.
+vectors: install
+	$(BIN)/python -m attnkit_conformance vectors $(OUT)/vectors
+
+# Ten minutes of drawn cases beside the fixed ones.
+search: install
+	$(BIN)/python -m attnkit_conformance run --search 600 --save $(OUT)/found
+
+# torch.export and ONNX of every op that can be exported.
+exports: install
+	$(BIN)/python -m tests.integrations.exports
+
+# The wheel with each of its extras in an environment of its own: gigabytes.
+wheel: install
+	$(BIN)/python -m tests.repository.wheel_extras
 
 # As many threads as cores, on a machine that does nothing else.
 benchmarks: install
