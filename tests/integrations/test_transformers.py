@@ -113,7 +113,9 @@ def test_without_the_mask_registration_padding_is_seen(make, monkeypatch):
 
 @pytest.mark.parametrize("left", [True, False], ids=["left", "right"])
 @pytest.mark.parametrize(
-    ("make", "name"), [(llama, n) for n in CAUSAL] + [(bert, n) for n in integration.VARIANTS], ids=str
+    ("make", "name"),
+    [(llama, n) for n in CAUSAL] + [(bert, n) for n in integration.VARIANTS],
+    ids=lambda given: getattr(given, "__name__", given),
 )
 def test_padding_changes_nothing(make, name, left):
     batch, model = padded(left), make(name)
