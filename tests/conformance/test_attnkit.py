@@ -62,9 +62,10 @@ def test_conforms(family: str, op: str, families: dict[str, list[Any]]) -> None:
 
 
 def test_jax_conforms_as_xla_compiles_by_itself() -> None:
-    """The kit's JAX adapter has XLA compile in little time; users have it optimise."""
+    """The kit's JAX adapter and the tests have XLA compile in little time; users have it optimise."""
     jax = pytest.importorskip("attnkit_conformance.adapters.jax")
     ops = ("pointwise_attention",)
-    results = list(judge(jax.adapters(options={}), "quick", "not property", ("float32",), ops=ops))
+    usual = {"xla_backend_optimization_level": 3, "xla_cpu_use_fusion_emitters": True}
+    results = list(judge(jax.adapters(options=usual), "quick", "not property", ("float32",), ops=ops))
     assert results
     assert not failures(results), "\n".join(failures(results))
