@@ -12,19 +12,24 @@ from typing import Any
 
 from attnkit_conformance.adapters.base import Absent
 from attnkit_conformance.case import DTYPES
+from attnkit_conformance.peers.gpu_only import GPU_ONLY, absent
 
 HERE = "attnkit_conformance.peers"
 ALL = "peers"
 REQUIRES = {
-    "torch_sdpa": ("torch",), "jax_nn": ("jax",), "entmax": ("torch", "entmax"),
-    "fla": ("torch", "einops", "fla"), "numpy_pinv": ("numpy", "scipy"),
+    "torch_sdpa": ("torch",), "flex_attention": ("torch",), "jax_nn": ("jax",), "keras": ("keras", "torch", "jax"),
+    "entmax": ("torch", "entmax"), "fla": ("torch", "einops", "fla"), "transformers": ("torch", "transformers"),
+    "numpy_pinv": ("numpy", "scipy"), "commonly_written": ("torch", "einops"),
 }  # fmt: skip
+FAMILIES = (*REQUIRES, *dict.fromkeys(item.name.partition("-")[0] for item in GPU_ONLY))
 
 
 def family(name: str) -> list[Any]:
-    """The adapters of one library, or of all (`peers`)."""
+    """The adapters of one library, or of all that can be judged on a CPU (`peers`)."""
     if name == ALL:
         return [adapter for library in REQUIRES for adapter in family(library)]
+    if name not in REQUIRES:
+        return [absent(item) for item in GPU_ONLY if item.name.partition("-")[0] == name]
     missing = [module for module in REQUIRES[name] if importlib.util.find_spec(module) is None]
     if missing:
         return [Absent(name, f"{', '.join(missing)} is not installed", DTYPES)]

@@ -16,7 +16,7 @@ import numpy as np
 
 from attnkit_conformance.adapter import Unsupported
 from attnkit_conformance.opdb import BY_NAME
-from attnkit_conformance.peers.base import refusal, visible_pairs
+from attnkit_conformance.peers.base import Source, refusal, visible_pairs
 
 Arrays = Mapping[str, Any]
 TAKEN = (
@@ -91,6 +91,16 @@ class JaxNn:
         pull = jax.jit(lambda leaves, cotangents: jax.vjp(function, leaves)[1](cotangents)[0])
         found: dict[str, Any] = pull(leaves, dict(cotangents))
         return found
+
+    def source(self, op: str, arrays: Arrays, params: Arrays) -> Source:
+        """The same call where q and v have the same features."""
+        shape = "(*q.shape[:3], k.shape[2])"
+        given = [f"bias=jax.numpy.broadcast_to(bias, {shape})"] if "bias" in arrays else []
+        given += [f"mask=jax.numpy.broadcast_to(seen, {shape})"] if visible_pairs(arrays, params) is not None else []
+        given += [f"scale={params['scale']!r}"] if "scale" in params else []
+        lines = ("turned = lambda x: x.swapaxes(1, 2)",)
+        call = f"jax.nn.dot_product_attention({', '.join(('turned(q)', 'turned(k)', 'turned(v)', *given))})"
+        return Source("jax", (), lines, f"turned({call})", "jax.__version__")
 
 
 def padded(x: Any, features: int) -> Any:
