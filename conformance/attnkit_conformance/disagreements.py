@@ -6,6 +6,7 @@ case is shrunk, and written as a snippet that needs only that library and NumPy.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +18,7 @@ from attnkit_conformance.case import DTYPES, INTEGER, Case
 from attnkit_conformance.core import CaseResult
 from attnkit_conformance.golden import golden
 from attnkit_conformance.opdb import BY_NAME
+from attnkit_conformance.peers.base import visible_pairs
 from attnkit_conformance.shrink import Fails, fewer_leading, shrink, size
 from attnkit_conformance.snippet import snippet
 from attnkit_conformance.tolerance import Measured, eps
@@ -115,10 +117,16 @@ def start_cases(results: Sequence[CaseResult]) -> Iterator[tuple[CaseResult, Cas
     for op in dict.fromkeys(result.op for result in results):
         wanted = {result.id: result for result in results if result.op == op}
         dtypes = tuple(dict.fromkeys(result.dtype for result in wanted.values()))
-        yield from ((wanted[case.id], case) for case in core.cases(op, "full", dtypes) if case.id in wanted)
+        yield from ((wanted[case.id], case) for case in full_cases(op, dtypes) if case.id in wanted)
         for identity, result in wanted.items():
             if "/property.visible_nan" in identity:
                 yield result, property_case(result)
+
+
+@functools.cache
+def full_cases(op: str, dtypes: tuple[str, ...]) -> tuple[Case, ...]:
+    """All cases of an op: every library that differs asks for them."""
+    return tuple(core.cases(op, "full", dtypes))
 
 
 def property_case(result: CaseResult) -> Case:
@@ -137,13 +145,21 @@ def simplicity(result: CaseResult, case: Case) -> tuple[Any, ...]:
 
 
 def traits(case: Case) -> set[str]:
-    """What else may go wrong in a case: rows that see nothing, numbers that are not finite, grouped heads."""
-    found = {"null"} if np.any(golden(case).zero_outputs.get("o", False)) else set()
+    """What may go wrong in a case beside the rest: rows that see nothing, numbers that are not finite."""
+    found = {"null"} if sees_nothing(case) else set()
     if any(np.any(np.isnan(x) | (np.isinf(x) & (name != "bias"))) for name, x in floats(case)):
         found.add("poison")
     if "bias" in case.arrays and np.any(np.isinf(case.arrays["bias"])):
         found.add("bias")
     return found
+
+
+def sees_nothing(case: Case) -> bool:
+    """Whether some query has no visible key; where tokens are both, whether one is hidden."""
+    if "k" in case.arrays:
+        pairs = visible_pairs(case.arrays, case.params)
+        return pairs is not None and not bool(np.all(np.any(pairs, axis=-1)))
+    return not bool(np.all(case.arrays.get("mask", True)))
 
 
 def floats(case: Case) -> Iterator[tuple[str, np.ndarray]]:
@@ -175,6 +191,7 @@ def same(adapter: Any, first: Case, sight: Sight) -> Fails:
         try:
             if not traits(case) <= allowed:
                 return False
+            golden(case)
         except Exception:  # the reference refuses it: no legal case
             return False
         result = core.check(adapter, case)

@@ -1,7 +1,8 @@
 """Implementations that nobody here wrote, as adapters: `run peers`, `run entmax`, `run torch_sdpa-math`.
 
 None of them is judged by default. Nothing of attnkit computes here: an adapter brings arguments into the form that a
-library takes, and says what the library does not serve. docs/peers.md has the outcome.
+library takes, says what the library does not serve, and writes its call as a reader would (`source`). docs/peers.md has
+the outcome, the command `peers` makes its page.
 """
 
 from __future__ import annotations
