@@ -68,7 +68,7 @@ class Flex(TorchPeer):
             made = score(s if bias is None else s + bias[b, h, i, j])
             return made if seen is None else torch.where(seen[b, h, i, j], made, -torch.inf)
 
-        given = {"scale": params.get("scale"), "enable_gqa": bool(params.get("enable_gqa"))}
+        given: dict[str, Any] = {"scale": params.get("scale"), "enable_gqa": bool(params.get("enable_gqa"))}
         o, aux = flex_attention(q, k, v, score_mod=score_mod, return_aux=AuxRequest(lse=True), **given)
         return o, aux.lse
 

@@ -69,12 +69,15 @@ class Functions:
 
     def sparsemax(self, op: str, seen: np.ndarray | None, params: Arrays, floats: Arrays) -> dict[str, Any]:
         """Scores, -inf where nothing may be seen, keras.ops.sparsemax, and the product with v."""
-        q, k, v = (floats.get(name) for name in ("q", "k", "v"))
+        q: Any = floats["q"]
+        k: Any = floats["k"]
+        v: Any = floats.get("v")
         groups = q.shape[1] // k.shape[1]
         k, v = (x if x is None or groups == 1 else keras.ops.repeat(x, groups, 1) for x in (k, v))
         clean = seen is None
         seen = np.ones((*q.shape[:-1], k.shape[-2]), bool) if seen is None else seen
-        rows, keys = (keras.ops.convert_to_tensor(seen.any(axis)[..., None]) for axis in (-1, -2))
+        rows, keys = (keras.ops.convert_to_tensor(np.any(seen, axis=axis, keepdims=True)) for axis in (-1, -2))
+        keys = keras.ops.swapaxes(keys, -1, -2)
         if not clean:
             q, k = keras.ops.where(rows, q, 0.0), keras.ops.where(keys, k, 0.0)
             v = v if v is None else keras.ops.where(keys, v, 0.0)

@@ -60,12 +60,12 @@ class Sdpa(TorchPeer):
         if "bias" in arrays:
             mask = ["attn_mask=torch.where(seen, bias, -torch.inf)"] if mask else ["attn_mask=bias"]
         call = f"scaled_dot_product_attention({', '.join(('q', 'k', 'v', *mask, *given))})"
-        imports = ("from torch.nn.functional import scaled_dot_product_attention",)
+        function = "from torch.nn.functional import scaled_dot_product_attention"
         if self.kernel is None:
-            return Source("torch", imports, (), call, "torch.__version__")
+            return Source("torch", (function,), (), call, "torch.__version__")
         kernel = f"SDPBackend.{self.kernel.name}"
         lines = (f"with sdpa_kernel({kernel}):", f"    o = {call}")
-        imports = ("from torch.nn.attention import SDPBackend, sdpa_kernel", *imports)
+        imports = ("from torch.nn.attention import SDPBackend, sdpa_kernel", function)
         return Source("torch", imports, lines, "o", "torch.__version__")
 
 

@@ -74,7 +74,7 @@ class Nystromformer(TorchPeer):
             hidden_size=heads * width, num_attention_heads=heads, num_landmarks=params["num_landmarks"],
             segment_means_seq_len=tokens, inv_coeff_init_option=params.get("init") != "batch_max",
         )  # fmt: skip
-        module = NystromformerSelfAttention(config).eval()
+        module: Any = NystromformerSelfAttention(config).eval()
         module.conv_kernel_size = None  # no convolution of v on top
         q = q * (params.get("scale", own**-0.5) * width**0.5)  # the module divides by √width
         module.query, module.key, module.value = (Given(pad(x, (0, width - x.shape[-1]))) for x in (q, k, v))
@@ -141,7 +141,7 @@ class Reformer(TorchPeer):
             num_buckets=buckets, lsh_attn_chunk_length=params["chunk_size"], is_decoder=bool(params.get("causal")),
             lsh_attention_probs_dropout_prob=0.0,
         )  # fmt: skip
-        module = LSHSelfAttention(config, layer_idx=0).eval()
+        module: Any = LSHSelfAttention(config, layer_idx=0).eval()
         module.query_key, module.value = (Given(pad(x, (0, width - x.shape[-1]))) for x in (qk, v))
         if width != d:  # the module's key has the mean square of width features
             module._len_and_dim_norm = lambda x, root: x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6 * d)
