@@ -95,7 +95,8 @@ def example(results: Sequence[CaseResult], adapters: dict[str, Any]) -> Example 
     """The smallest case of the simplest verdict that can be shown, shrunk."""
     for result, case in sorted(start_cases(results), key=lambda pair: simplicity(*pair))[:CANDIDATES]:
         adapter = adapters[result.adapter]
-        failing = [(case, sight) for case in purer(case) if (sight := seen(adapter, case)) is not None]
+        starts = [case] if "/property." in result.id else purer(case)
+        failing = [(start, sight) for start in starts if (sight := seen(adapter, start)) is not None]
         if failing:
             start, sight = min(failing, key=lambda pair: len(traits(pair[0])))
             small = shrink(start, same(adapter, start, sight))

@@ -117,6 +117,8 @@ class Written(TorchPeer):
         text = inspect.getsource(self.function).replace(": Tensor | None", "").replace(": Tensor", "")
         lines = text.replace(": float", "").replace(" -> Tensor", "").rstrip().splitlines()
         seen = "None" if visible(arrays, params) is None else "seen"
+        if self.of_keys and seen != "None":
+            seen = "seen.expand(*q.shape[:2], 1, k.shape[2])"
         scale = repr(params["scale"]) if "scale" in params else "q.shape[-1] ** -0.5"
         call = f"{self.function.__name__}(q, k, v, {seen}, {scale})"
         return Source("torch", ("import einops",), (*lines, ""), call, "torch.__version__")

@@ -93,14 +93,20 @@ class JaxNn:
         return found
 
     def source(self, op: str, arrays: Arrays, params: Arrays) -> Source:
-        """The same call where q and v have the same features."""
+        """The same call; where q and v have not the same features, zeros are put to the shorter and cut again."""
         shape = "(*q.shape[:3], k.shape[2])"
         given = [f"bias=jax.numpy.broadcast_to(bias, {shape})"] if "bias" in arrays else []
         given += [f"mask=jax.numpy.broadcast_to(seen, {shape})"] if visible_pairs(arrays, params) is not None else []
-        given += [f"scale={params['scale']!r}"] if "scale" in params else []
-        lines = ("turned = lambda x: x.swapaxes(1, 2)",)
+        features, values = arrays["q"].shape[-1], arrays["v"].shape[-1]
+        turn, cut = "x.swapaxes(1, 2)", ""
+        if features != values:
+            width = max(features, values)
+            turn = f"jax.numpy.pad({turn}, ((0, 0), (0, 0), (0, 0), (0, {width} - x.shape[-1])))"
+            cut = f"[..., :{values}]"
+        if "scale" in params or features != values:
+            given.append(f"scale={params.get('scale', features**-0.5)!r}")
         call = f"jax.nn.dot_product_attention({', '.join(('turned(q)', 'turned(k)', 'turned(v)', *given))})"
-        return Source("jax", (), lines, f"turned({call})", "jax.__version__")
+        return Source("jax", (), (f"turned = lambda x: {turn}",), f"{call}.swapaxes(1, 2){cut}", "jax.__version__")
 
 
 def padded(x: Any, features: int) -> Any:
