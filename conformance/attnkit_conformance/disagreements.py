@@ -37,6 +37,7 @@ class Sight:
     output: str = ""
     relative: float = 0.0  # error over the largest golden magnitude
     exception: str = ""
+    beyond: bool = False  # also where something is visible
 
 
 @dataclass(frozen=True)
@@ -173,11 +174,23 @@ def seen(adapter: Any, case: Case) -> Sight | None:
     wrong = [m for m in result.measured if m.failures and m.dtype != INTEGER]
     if wrong:
         worst = max(wrong, key=lambda m: relative(m) / (STEEPER if m.output.startswith("d") else 1.0))
-        return Sight(worst.failures[0][0], worst.output, relative(worst))
+        return Sight(worst.failures[0][0], worst.output, relative(worst), beyond=beyond(adapter, case, worst.output))
     for check, text in result.failures:
         if check == "exception":
             return Sight(check, exception=text.partition(":")[0])
     return None
+
+
+def beyond(adapter: Any, case: Case, output: str) -> bool:
+    """Whether an output is off where it is not exactly 0 for want of anything visible."""
+    truth = golden(case)
+    if output not in truth.zero_outputs:
+        return False
+    limit, got = truth.outputs[output], core.outputs(adapter, case)[output]
+    live = ~np.broadcast_to(truth.zero_outputs[output], got.shape)
+    with np.errstate(invalid="ignore"):
+        off = ~(np.abs(got.astype(np.float64) - limit.golden) <= limit.allowed * limit.unit)
+    return bool(np.any(off & live & np.isfinite(limit.golden)))
 
 
 def relative(measured: Measured) -> float:
@@ -198,11 +211,12 @@ def same(adapter: Any, first: Case, sight: Sight) -> Fails:
         result = core.check(adapter, case)
         if sight.exception:
             return any(c == "exception" and text.startswith(sight.exception) for c, text in result.failures)
-        return any(
+        off = any(
             m.output == sight.output
             and sight.check in {check for check, _ in m.failures}
             and relative(m) >= min(PLAIN_SIGHT, sight.relative)
             for m in result.measured
         )
+        return off and (not sight.beyond or beyond(adapter, case, sight.output))
 
     return fails

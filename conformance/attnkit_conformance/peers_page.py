@@ -23,10 +23,12 @@ from attnkit_conformance.golden import golden
 from attnkit_conformance.opdb import OPDB
 from attnkit_conformance.peers.gpu_only import GPU_ONLY, OnGpu
 from attnkit_conformance.report import Header
+from attnkit_conformance.shrink import size
 
 TEMPLATE = Path(__file__).parent / "peers.html"
 WEIGHTS = "_weights"
 LIBRARIES = ("entmax", "fla", "transformers", "keras", "einops")
+LONGEST = 6000  # characters of a program that is shown
 PATIENCE = 1200  # seconds for all snippets of an environment, imports included
 RUN = """
 import contextlib, io, json, sys
@@ -60,7 +62,7 @@ def made(results: Sequence[CaseResult], adapters: Sequence[Any], profile: str) -
 
 def page(results: Sequence[CaseResult], adapters: Sequence[Any], head: Header, held: Sequence[Disagreement]) -> str:
     """The whole page."""
-    printed = run([example for one in held for example in one.examples])
+    printed = run([example for one in held for example in one.examples if len(example.program) <= LONGEST])
     parts = {
         "facts": facts(results, adapters, held),
         "meta": meta(head),
@@ -192,14 +194,17 @@ def card(number: int, one: Disagreement, printed: Mapping[str, str]) -> str:
     table = "".join(f"<tr>{row}</tr>" for row in rows)
     head = "<tr><th>function</th><th>op</th><th>dtypes</th><th>verdicts</th><th>off by</th></tr>"
     programs = "".join(
-        program(example, printed[example.program], opened=n == 0) for n, example in enumerate(one.examples)
+        program(example, printed.get(example.program), opened=n == 0) for n, example in enumerate(one.examples)
     )
     sentence = f'<h3 id="d{number}"><i>{number}</i>{escape(one.reason)}</h3>'
     return f'<section class="card">{sentence}<table class="who">{head}{table}</table>{programs}</section>'
 
 
-def program(example: Example, printed: str, opened: bool) -> str:
-    """A snippet and what it prints here."""
+def program(example: Example, printed: str | None, opened: bool) -> str:
+    """A snippet and what it prints here, or how large the smallest input is where it is too long to read."""
+    if printed is None:
+        found = f"the smallest input found for <code>{escape(example.adapter)}</code> is {size(example.case):,} numbers"
+        return f'<p class="hint">No short program: {found}.</p>'
     text = f'<pre class="snippet" data-tolerance="{tolerated(example):.3g}">{escape(example.program)}</pre>'
     shown = f'<pre class="printed">{escape(printed)}</pre>'
     label = f"<summary>smallest input for <code>{escape(example.adapter)}</code></summary>"

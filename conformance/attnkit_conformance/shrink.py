@@ -18,7 +18,7 @@ from attnkit_conformance.opdb import BY_NAME
 
 Fails = Callable[[Case], bool]
 Arrays = Mapping[str, np.ndarray]
-EVALUATIONS = 600  # of `fails` at most
+EVALUATIONS = 2000  # of `fails` at most
 FEW = 64  # entries of an array that are tried one by one
 KEPT = (1, 2, 3, 4, 6, 8, 16, 32)  # how many of an axis are tried, from its front
 # What the last axes of an array count: Queries, Keys, Landmarks, features of q and k, of v, slots of a hash.

@@ -31,7 +31,7 @@ def snippet(adapter: Any, case: Case, output: str, exception: str = "") -> tuple
     if exception:
         call = ["try:", *(f"    {line}" for line in call), f"except {exception} as error:"]
         call.append(f'    got = f"{exception}: {{error}}"')
-    name = source.version.partition(".")[0]
+    name = source.version.split('"')[1] if '"' in source.version else source.version.partition(".")[0]
     told = "got if isinstance(got, str) else got.tolist()" if exception else "got.tolist()"
     body = [
         *(literal(n, case.typed(n), case.dtype_of(n), source.library, n == gradient) for n in shown_arrays(case)),

@@ -12,7 +12,7 @@ from attnkit_conformance.judge import judge
 PROFILES = {"fla": "full", "numpy_pinv": "full"}  # the quick profile has little that they serve
 DOUBLE_AND_SINGLE = ("float64", "float32")
 SINGLE = {"flex_attention": ("float32",), "transformers": ("float32",)}  # slow, and the same in float64
-MODULES = ("transformers-nystromformer", "transformers-reformer")  # serve nothing of the quick profile
+NOTHING_QUICK = ("transformers-nystromformer", "transformers-reformer", "commonly_written-softplus_zeroed")
 
 
 def installed(family: str) -> list:
@@ -34,7 +34,7 @@ def judged(chosen: list, profile: str, dtypes: tuple[str, ...]) -> Counter:
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
 @pytest.mark.parametrize("family", [name for name in peers.REQUIRES if name != "keras"])
 def test_peer_agrees_but_for_what_is_written_down(family: str) -> None:
-    chosen = [adapter for adapter in installed(family) if adapter.name not in MODULES]
+    chosen = [adapter for adapter in installed(family) if adapter.name not in NOTHING_QUICK]
     passed = judged(chosen, PROFILES.get(family, "quick"), SINGLE.get(family, DOUBLE_AND_SINGLE))
     assert set(passed) == {adapter.name for adapter in chosen}, "an adapter was judged on nothing"
 
@@ -51,9 +51,10 @@ def test_keras_agrees_on_what_is_no_sparsemax() -> None:
         adapter.close()
 
 
-def test_modules_of_transformers_agree_where_tokens_fit() -> None:
-    chosen = [adapter for adapter in installed("transformers") if adapter.name in MODULES]
-    assert set(judged(chosen, "full", ("float32",))) == set(MODULES)
+@pytest.mark.parametrize("name", NOTHING_QUICK)
+def test_peer_that_serves_nothing_of_the_quick_profile(name: str) -> None:
+    chosen = [adapter for adapter in installed(name.partition("-")[0]) if adapter.name == name]
+    assert judged(chosen, "full", ("float32",))[name]
 
 
 def test_entmax_in_bfloat16_loses_sums_over_many_keys() -> None:
@@ -69,8 +70,8 @@ def test_names_select_one_function_or_a_library_or_all() -> None:
     assert not set(adapters.default()) & {*peers.FAMILIES, peers.ALL}
     assert [adapter.reason for adapter in adapters.find(["adasplash"])] == ["needs a GPU: Triton kernels"]
     assert {adapter.ops for adapter in adapters.find(["fla_triton"])} == {("linear_attention",), ("softmax_attention",)}
-    with pytest.raises(ValueError, match="torch_sdpa has torch_sdpa-auto, torch_sdpa-math"):
-        adapters.find(["torch_sdpa-flash"])
+    with pytest.raises(ValueError, match="torch_sdpa has torch_sdpa-auto, torch_sdpa-math, torch_sdpa-flash"):
+        adapters.find(["torch_sdpa-cudnn"])
 
 
 def test_a_library_that_is_not_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
