@@ -91,6 +91,10 @@ vectors: install
 search: install
 	$(BIN)/python -m attnkit_conformance run --search 600 --save $(OUT)/found
 
+# Who agrees with which definition, and the smallest input where one does not.
+peers: install
+	$(BIN)/python -m attnkit_conformance peers --profile full --html $(OUT)/peers.html
+
 # torch.export and ONNX of every op that can be exported.
 exports: install
 	$(BIN)/python -m tests.integrations.exports

@@ -1,4 +1,4 @@
-"""python -m attnkit_conformance run | table | export | vectors | compare."""
+"""python -m attnkit_conformance run | table | export | vectors | compare | peers."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from attnkit_conformance.case import DTYPES, HAS_BFLOAT16, PROFILES, judged_dtyp
 from attnkit_conformance.core import CaseResult
 from attnkit_conformance.judge import in_order, matcher, planned
 from attnkit_conformance.opdb import OPDB
+from attnkit_conformance.peers import REQUIRES
 from attnkit_conformance.processes import judge_in_processes
 
 FOUND = Path("out") / "found"  # failing cases of a search
@@ -55,6 +56,12 @@ def parser() -> argparse.ArgumentParser:
     compare = commands.add_parser("compare", help="judge tensors that another program computed from exported inputs")
     compare.add_argument("folder", type=Path, metavar="DIR", help="what export wrote")
     compare.add_argument("theirs", type=Path, metavar="THEIRS", help="folder or file of safetensors, same names")
+
+    others = commands.add_parser("peers", help="judge other people's implementations and make a page of disagreements")
+    others.add_argument("names", nargs="*", metavar="PEER", help="entmax, torch_sdpa-math, ...; all by default")
+    others.add_argument("--html", type=Path, default=Path("out/peers.html"), help="the page")
+    others.add_argument("--profile", choices=PROFILES, default="quick")
+    others.add_argument("--workers", type=int, metavar="N", help="processes that judge, one per core by default")
     return top
 
 
@@ -69,7 +76,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a command; the exit status is 1 if anything fails and 2 if the command cannot be understood."""
     given = parser().parse_args(arguments)
     try:
-        commands = {"run": run, "table": show_table, "export": export, "vectors": write_vectors, "compare": compare}
+        commands = {
+            "run": run, "table": show_table, "export": export, "vectors": write_vectors, "compare": compare, "peers": peers,
+        }  # fmt: skip
         return commands[given.command](given)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -188,6 +197,21 @@ def compare(given: argparse.Namespace) -> int:
     terminal.show(results)
     if all(result.status == "unsupported" for result in results):
         raise ValueError(f"{given.theirs}: holds none of the outputs")
+    return int(any(result.status == "fail" for result in results))
+
+
+def peers(given: argparse.Namespace) -> int:
+    """Judge peers, shrink what differs, write the page; exit status 1 if something differs without a reason."""
+    require("the page of peers", "ml_dtypes")
+    from attnkit_conformance import peers_page
+
+    names = given.names or list(REQUIRES)
+    verdicts = judge_in_processes(adapters.find, names, given.profile, None, DTYPES, given.workers)
+    chosen = adapters.find(names)
+    results = in_order(terminal.show_progress(verdicts, lambda: planned(chosen, given.profile, None, DTYPES)), chosen)
+    given.html.parent.mkdir(parents=True, exist_ok=True)
+    given.html.write_text(peers_page.made(results, chosen, given.profile))
+    print(f"written: {given.html}")
     return int(any(result.status == "fail" for result in results))
 
 

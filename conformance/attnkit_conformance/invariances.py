@@ -194,6 +194,15 @@ def kink_gradients(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[
         yield from (f"d{n} is not exactly 0 at s = {kink:g}" for n in ("q", "k") if np.any(found[n] != 0))
 
 
+def with_a_nan(case: Case) -> Case:
+    """The case with NaN in the third key from the end."""
+    tokens = tokens_of(case)
+    source = next(iter(tokens.keys))
+    moved = {source: case.arrays[source].copy()}
+    tokens_first(tokens.keys, moved)[source][S - 3] = np.nan
+    return changed(case, **moved)
+
+
 def visible_nan(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[str]:
     """A NaN in a visible key is seen in the output of every query that sees it: all, or the last three if causal.
 
@@ -201,10 +210,7 @@ def visible_nan(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[str
     """
     case = make(LAST_CAUSAL)
     tokens = tokens_of(case)
-    source = next(iter(tokens.keys))
-    moved = {source: case.arrays[source].copy()}
-    tokens_first(tokens.keys, moved)[source][S - 3] = np.nan
-    for name, x in core.outputs(adapter, changed(case, **moved)).items():
+    for name, x in core.outputs(adapter, with_a_nan(case)).items():
         if name not in ("o", "w", "total"):
             continue
         seen = np.moveaxis(np.isnan(x.astype(np.float64)), tokens.queries.get(name, -1), -1)

@@ -11,6 +11,8 @@ from attnkit_conformance.judge import judge
 
 PROFILES = {"fla": "full", "numpy_pinv": "full"}  # the quick profile has little that they serve
 DOUBLE_AND_SINGLE = ("float64", "float32")
+SINGLE = {"flex_attention": ("float32",), "transformers": ("float32",)}  # slow, and the same in float64
+NOTHING_QUICK = ("transformers-nystromformer", "transformers-reformer", "commonly_written-softplus_zeroed")
 
 
 def installed(family: str) -> list:
@@ -20,15 +22,39 @@ def installed(family: str) -> list:
     return adapters.find([family])
 
 
-@pytest.mark.parametrize("family", peers.REQUIRES)
-def test_peer_agrees_but_for_what_is_written_down(family: str) -> None:
-    chosen = installed(family)
+def judged(chosen: list, profile: str, dtypes: tuple[str, ...]) -> Counter:
+    """Verdicts that passed, by adapter; nothing fails but for what is written down."""
     ops = tuple({op: None for adapter in chosen for op in adapter.ops})
-    results = list(judge(chosen, PROFILES.get(family, "quick"), dtypes=DOUBLE_AND_SINGLE, ops=ops))
+    results = list(judge(chosen, profile, dtypes=dtypes, ops=ops))
     failures = [f"{result.adapter}::{result.id}\n{result.message}" for result in results if result.status == "fail"]
     assert not failures, "\n".join(failures)
-    passed = Counter(result.adapter for result in results if result.status == "pass" and result.measured)
+    return Counter(result.adapter for result in results if result.status == "pass" and result.measured)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
+@pytest.mark.parametrize("family", [name for name in peers.REQUIRES if name != "keras"])
+def test_peer_agrees_but_for_what_is_written_down(family: str) -> None:
+    chosen = [adapter for adapter in installed(family) if adapter.name not in NOTHING_QUICK]
+    passed = judged(chosen, PROFILES.get(family, "quick"), SINGLE.get(family, DOUBLE_AND_SINGLE))
     assert set(passed) == {adapter.name for adapter in chosen}, "an adapter was judged on nothing"
+
+
+def test_keras_agrees_on_what_is_no_sparsemax() -> None:
+    if importlib.util.find_spec("keras") is None:
+        pytest.skip("not installed: keras (extra `peers`)")
+    from attnkit_conformance.peers.keras import Keras
+
+    adapter = Keras("numpy")
+    try:
+        assert judged([adapter], "quick", ("float32",))["keras-numpy"]
+    finally:
+        adapter.close()
+
+
+@pytest.mark.parametrize("name", NOTHING_QUICK)
+def test_peer_that_serves_nothing_of_the_quick_profile(name: str) -> None:
+    chosen = [adapter for adapter in installed(name.partition("-")[0]) if adapter.name == name]
+    assert judged(chosen, "full", ("float32",))[name]
 
 
 def test_entmax_in_bfloat16_loses_sums_over_many_keys() -> None:
@@ -41,10 +67,11 @@ def test_entmax_in_bfloat16_loses_sums_over_many_keys() -> None:
 def test_names_select_one_function_or_a_library_or_all() -> None:
     assert [adapter.name for adapter in adapters.find(["numpy_pinv"])] == ["numpy_pinv"]
     assert [adapter.name for adapter in adapters.find(["torch_sdpa-math"])] == ["torch_sdpa-math"]
-    assert {adapter.name.partition("-")[0] for adapter in adapters.find(["peers"])} == set(peers.REQUIRES)
-    assert not set(adapters.default()) & {*peers.REQUIRES, peers.ALL}
-    with pytest.raises(ValueError, match="torch_sdpa has torch_sdpa-auto, torch_sdpa-math"):
-        adapters.find(["torch_sdpa-flash"])
+    assert not set(adapters.default()) & {*peers.FAMILIES, peers.ALL}
+    assert [adapter.reason for adapter in adapters.find(["adasplash"])] == ["needs a GPU: Triton kernels"]
+    assert {adapter.ops for adapter in adapters.find(["fla_triton"])} == {("linear_attention",), ("softmax_attention",)}
+    with pytest.raises(ValueError, match="torch_sdpa has torch_sdpa-auto, torch_sdpa-math, torch_sdpa-flash"):
+        adapters.find(["torch_sdpa-cudnn"])
 
 
 def test_a_library_that_is_not_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,7 +73,7 @@ def named(name: str) -> list[Adapter]:
     from attnkit_conformance import peers
 
     head = name.partition("-")[0]
-    others = (*peers.REQUIRES, peers.ALL)
+    others = (*peers.FAMILIES, peers.ALL)
     if head not in REQUIRES and head not in others:
         known = ", ".join((*REQUIRES, *others))
         raise ValueError(f"unknown adapter {name!r}; families are {known}, yours is package.module:NAME")

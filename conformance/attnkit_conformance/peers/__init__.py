@@ -1,7 +1,8 @@
 """Implementations that nobody here wrote, as adapters: `run peers`, `run entmax`, `run torch_sdpa-math`.
 
 None of them is judged by default. Nothing of attnkit computes here: an adapter brings arguments into the form that a
-library takes, and says what the library does not serve. docs/peers.md has the outcome.
+library takes, says what the library does not serve, and writes its call as a reader would (`source`). docs/peers.md has
+the outcome, the command `peers` makes its page.
 """
 
 from __future__ import annotations
@@ -12,19 +13,24 @@ from typing import Any
 
 from attnkit_conformance.adapters.base import Absent
 from attnkit_conformance.case import DTYPES
+from attnkit_conformance.peers.gpu_only import GPU_ONLY, absent
 
 HERE = "attnkit_conformance.peers"
 ALL = "peers"
 REQUIRES = {
-    "torch_sdpa": ("torch",), "jax_nn": ("jax",), "entmax": ("torch", "entmax"),
-    "fla": ("torch", "einops", "fla"), "numpy_pinv": ("numpy", "scipy"),
+    "torch_sdpa": ("torch",), "flex_attention": ("torch",), "jax_nn": ("jax",), "keras": ("keras", "torch", "jax"),
+    "entmax": ("torch", "entmax"), "fla": ("torch", "einops", "fla"), "transformers": ("torch", "transformers"),
+    "numpy_pinv": ("numpy", "scipy"), "commonly_written": ("torch", "einops"),
 }  # fmt: skip
+FAMILIES = (*REQUIRES, *dict.fromkeys(item.name.partition("-")[0] for item in GPU_ONLY))
 
 
 def family(name: str) -> list[Any]:
-    """The adapters of one library, or of all (`peers`)."""
+    """The adapters of one library, or of all that can be judged on a CPU (`peers`)."""
     if name == ALL:
         return [adapter for library in REQUIRES for adapter in family(library)]
+    if name not in REQUIRES:
+        return [absent(item) for item in GPU_ONLY if item.name.partition("-")[0] == name]
     missing = [module for module in REQUIRES[name] if importlib.util.find_spec(module) is None]
     if missing:
         return [Absent(name, f"{', '.join(missing)} is not installed", DTYPES)]

@@ -1,13 +1,29 @@
-"""What adapters of other people's functions share: refusals and masks of pairs."""
+"""What adapters of other people's functions share: refusals, masks of pairs, calls for people to read."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 Arrays = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A call of the peer for people to read and run, in arrays of `library` that have the names of the arguments.
+
+    `seen` is what may be attended to, if not everything. `lines` are Python statements that make `result` of them.
+    """
+
+    library: str  # torch, jax or numpy: whose arrays the lines take
+    imports: tuple[str, ...]
+    lines: tuple[str, ...]
+    result: str
+    version: str  # an expression
+    environment: tuple[tuple[str, str], ...] = ()
 
 
 def refusal(given: Iterable[str], taken: Iterable[str]) -> str | None:

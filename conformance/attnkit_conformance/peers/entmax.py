@@ -18,7 +18,7 @@ from typing import Any
 import entmax
 import torch
 
-from attnkit_conformance.peers.base import refusal
+from attnkit_conformance.peers.base import Source, refusal
 from attnkit_conformance.peers.torch_base import TorchPeer, visible
 
 Arrays = Mapping[str, Any]
@@ -86,6 +86,22 @@ class Entmax(TorchPeer):
             return found
         exact: torch.Tensor = (entmax.sparsemax if alpha == 2.0 else entmax.entmax15)(s, dim=-1)
         return exact
+
+    def source(self, op: str, arrays: Arrays, params: Arrays) -> Source:
+        """The function on scores."""
+        scale = repr(params["scale"]) if "scale" in params else "q.shape[-1] ** -0.5"
+        lines = [f"s = q @ k.mT * {scale}"]
+        lines += ["s = s + bias"] if "bias" in arrays else []
+        lines += ["s = torch.where(seen, s, -torch.inf)"] if visible(arrays, params) is not None else []
+        alpha = (
+            "2.0" if op.startswith("sparsemax") else "alpha" if "alpha" in arrays else repr(params.get("alpha", 1.5))
+        )
+        call = f"entmax.{'sparsemax' if alpha == '2.0' else 'entmax15'}(s, dim=-1)"
+        if self.bisects:
+            call = f"entmax.entmax_bisect(s, {alpha}, n_iter={STEPS.get(arrays['q'].dtype, 30)})"
+        result = call if op.endswith("weights") else f"{call} @ v"
+        version = 'importlib.metadata.version("entmax")'
+        return Source("torch", ("import importlib.metadata", "import entmax"), tuple(lines), result, version)
 
 
 def adapters() -> list[Any]:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from attnkit_conformance.case import DTYPES
-from attnkit_conformance.peers.base import refusal
+from attnkit_conformance.peers.base import Source, refusal
 from attnkit_conformance.peers.torch_base import TorchPeer, visible
 
 Arrays = Mapping[str, Any]
@@ -119,6 +119,23 @@ class Linear(TorchPeer):
         if not params.get("return_state"):
             return {"o": time_first(o)}
         return {"o": time_first(o), "S": state[0][:, ::groups], "z": state[1][:, 0, ::groups]}
+
+    def source(self, op: str, arrays: Arrays, params: Arrays) -> Source:
+        """The function on features of q and k."""
+        name = params.get("feature_map", "elu_plus_one")
+        phi = {"elu_plus_one": "torch.nn.functional.elu(x) + 1", "relu": "torch.relu(x)", "identity": "x"}[name]
+        imports = ("import importlib.metadata", "import importlib.util", "from pathlib import Path")
+        lines = (
+            'path = Path(importlib.util.find_spec("fla").origin).parent / "ops" / "linear_attn" / "naive.py"',
+            'spec = importlib.util.spec_from_file_location("naive", path)  # fla itself imports Triton',
+            "naive = importlib.util.module_from_spec(spec)",
+            "spec.loader.exec_module(naive)",
+            f"phi = lambda x: ({phi}).transpose(1, 2)",
+        )
+        given = f"scale={params.get('scale', 1.0)!r}, normalize={self.normalizes(params)}"
+        call = f"naive.{self.function.__name__}(phi(q), phi(k), v.transpose(1, 2), {given})"
+        result = f"{call if self.chunks else call + '[0]'}.transpose(1, 2)"
+        return Source("torch", imports, lines, result, 'importlib.metadata.version("fla-core")')
 
     def first(self, arrays: Arrays, normalize: bool, groups: int) -> Any:
         """The state before the first token in fla's layout."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from attnkit_conformance.adapter import Unsupported
 from attnkit_conformance.opdb import BY_NAME
-from attnkit_conformance.peers.base import refusal, visible_pairs
+from attnkit_conformance.peers.base import Source, refusal, visible_pairs
 
 Arrays = Mapping[str, Any]
 TAKEN = (
@@ -91,6 +91,22 @@ class JaxNn:
         pull = jax.jit(lambda leaves, cotangents: jax.vjp(function, leaves)[1](cotangents)[0])
         found: dict[str, Any] = pull(leaves, dict(cotangents))
         return found
+
+    def source(self, op: str, arrays: Arrays, params: Arrays) -> Source:
+        """The same call; where q and v have not the same features, zeros are put to the shorter and cut again."""
+        shape = "(*q.shape[:3], k.shape[2])"
+        given = [f"bias=jax.numpy.broadcast_to(bias, {shape})"] if "bias" in arrays else []
+        given += [f"mask=jax.numpy.broadcast_to(seen, {shape})"] if visible_pairs(arrays, params) is not None else []
+        features, values = arrays["q"].shape[-1], arrays["v"].shape[-1]
+        turn, cut = "x.swapaxes(1, 2)", ""
+        if features != values:
+            width = max(features, values)
+            turn = f"jax.numpy.pad({turn}, ((0, 0), (0, 0), (0, 0), (0, {width} - x.shape[-1])))"
+            cut = f"[..., :{values}]"
+        if "scale" in params or features != values:
+            given.append(f"scale={params.get('scale', features**-0.5)!r}")
+        call = f"jax.nn.dot_product_attention({', '.join(('turned(q)', 'turned(k)', 'turned(v)', *given))})"
+        return Source("jax", (), (f"turned = lambda x: {turn}",), f"{call}.swapaxes(1, 2){cut}", "jax.__version__")
 
 
 def padded(x: Any, features: int) -> Any:

@@ -1,8 +1,10 @@
-"""torch.nn.functional.scaled_dot_product_attention on the CPU, with the kernel that torch chooses and by its formula.
+"""torch.nn.functional.scaled_dot_product_attention on the CPU, by each of its kernels and as torch chooses.
 
 Served: softmax_attention, with masks, biases, causal and window handed over as one attn_mask (is_causal where nothing
 else is asked, and as many queries as keys), scale and grouped heads. Not served: lse, which it does not return;
-dropout, whose random numbers are its own; a bias in another dtype than q.
+dropout, whose random numbers are its own; a bias in another dtype than q. The kernel for flash attention wants two
+leading axes and as many features in v as in k (the adapter pads the shorter with zeros, and cuts the output), and has
+no gradient where there is a bias.
 """
 
 from __future__ import annotations
@@ -13,10 +15,11 @@ from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
+from attnkit_conformance.adapter import Unsupported
 from attnkit_conformance.case import DTYPES
-from attnkit_conformance.peers.base import refusal
+from attnkit_conformance.peers.base import Source, refusal
 from attnkit_conformance.peers.torch_base import TorchPeer, visible
 
 Arrays = Mapping[str, Any]
@@ -50,6 +53,50 @@ class Sdpa(TorchPeer):
         with contextlib.nullcontext() if self.kernel is None else sdpa_kernel(self.kernel):
             return {"o": scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, **given)}
 
+    def source(self, op: str, arrays: Arrays, params: Arrays) -> Source:
+        """The same call."""
+        given = [f"{name}={params[name]!r}" for name in ("scale", "enable_gqa") if name in params]
+        mask = ["attn_mask=seen"] if visible(arrays, params) is not None else []
+        if "bias" in arrays:
+            mask = ["attn_mask=torch.where(seen, bias, -torch.inf)"] if mask else ["attn_mask=bias"]
+        call = f"scaled_dot_product_attention({', '.join(('q', 'k', 'v', *mask, *given))})"
+        function = "from torch.nn.functional import scaled_dot_product_attention"
+        if self.kernel is None:
+            return Source("torch", (function,), (), call, "torch.__version__")
+        kernel = f"SDPBackend.{self.kernel.name}"
+        lines = (f"with sdpa_kernel({kernel}):", f"    o = {call}")
+        imports = ("from torch.nn.attention import SDPBackend, sdpa_kernel", function)
+        return Source("torch", imports, lines, "o", "torch.__version__")
+
+
+class Flash(Sdpa):
+    """The kernel for flash attention, which takes less."""
+
+    def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
+        """Besides, other than two leading axes."""
+        shapes = [arrays[name].shape for name in ("q", "k", "v")]
+        if any(len(shape) != 4 or shape[0] != shapes[0][0] for shape in shapes):
+            return "takes four axes and one batch size"
+        if shapes[0][1] != shapes[1][1] and not params.get("enable_gqa"):
+            return "heads do not broadcast"
+        if 0 in (shapes[0][2], shapes[1][2]):
+            return "has no kernel for empty inputs"
+        return super().unsupported(op, arrays, params)
+
+    def outputs(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+        """One call on as many features everywhere."""
+        features, values = arrays["q"].shape[-1], arrays["v"].shape[-1]
+        wide = {
+            name: pad(arrays[name], (0, max(features, values) - arrays[name].shape[-1])) for name in ("q", "k", "v")
+        }
+        o = super().outputs(op, {**arrays, **wide}, {"scale": features**-0.5, **params})["o"]
+        return {"o": o[..., :values]}
+
+    def vjp(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays) -> dict[str, Any]:
+        if "bias" in arrays:
+            raise Unsupported("attn_mask has no gradient")
+        return super().vjp(op, arrays, params, cotangents)
+
 
 def attn_mask(arrays: Arrays, params: Arrays) -> torch.Tensor | None:
     """Masks, or a bias that is -inf where nothing may be seen."""
@@ -60,5 +107,9 @@ def attn_mask(arrays: Arrays, params: Arrays) -> torch.Tensor | None:
 
 
 def adapters() -> list[Any]:
-    """Both."""
-    return [Sdpa("torch_sdpa-auto", None), Sdpa("torch_sdpa-math", SDPBackend.MATH)]
+    """One per kernel that a CPU has."""
+    return [
+        Sdpa("torch_sdpa-auto", None),
+        Sdpa("torch_sdpa-math", SDPBackend.MATH),
+        Flash("torch_sdpa-flash", SDPBackend.FLASH_ATTENTION),
+    ]

@@ -1,0 +1,96 @@
+"""transformers on the CPU: eager attention of LLaMA and BERT, its path over SDPA, and modules with approximations.
+
+Served: softmax_attention by functions that take an additive mask, which the adapter makes as the library does: 0 or the
+least float, bias added. LLaMA's softmax is in float32 whatever comes, so that it is not asked for float64; it repeats
+the heads of keys itself. transformers_modules has Nyströmformer and Reformer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import transformers
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.models.bert.modeling_bert import eager_attention_forward as bert_eager
+from transformers.models.llama.modeling_llama import eager_attention_forward as llama_eager
+
+from attnkit_conformance.case import DTYPES
+from attnkit_conformance.peers import transformers_modules
+from attnkit_conformance.peers.base import Source, refusal
+from attnkit_conformance.peers.torch_base import TorchPeer, visible
+from attnkit_conformance.peers.transformers_modules import hiding
+
+Arrays = Mapping[str, Any]
+TAKEN = ("q", "k", "v", "mask", "bias", "key_lengths", "query_mask", "causal", "window", "scale", "enable_gqa")
+
+
+class Forward(TorchPeer):
+    """softmax_attention by a function of (module, query, key, value, attention_mask)."""
+
+    ops = ("softmax_attention",)
+
+    def __init__(self, name: str, function: Callable[..., Any], dtypes: tuple[str, ...], repeats: bool) -> None:
+        path = f"{function.__module__.removeprefix('transformers.')}.{function.__name__}"
+        super().__init__(name, dtypes, f"transformers {transformers.__version__}, {path}, CPU, autograd")
+        self.function, self.repeats = function, repeats
+
+    def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
+        """Other than two leading axes, grouped heads where keys are not repeated, and empty inputs."""
+        shapes = [arrays[name].shape for name in ("q", "k", "v")]
+        if any(len(shape) != 4 or shape[0] != shapes[0][0] for shape in shapes) or shapes[1][1] != shapes[2][1]:
+            return "takes (batch, heads, tokens, features) arrays"
+        if shapes[0][1] != shapes[1][1] and not (params.get("enable_gqa") and self.repeats):
+            return "heads do not broadcast"
+        if "bias" in arrays and arrays["bias"].dtype != arrays["q"].dtype:
+            return "attention_mask has the dtype of query"
+        return refusal((*arrays, *params), TAKEN)
+
+    def outputs(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+        """One call."""
+        q, k, v = (arrays[name] for name in ("q", "k", "v"))
+        module = SimpleNamespace(num_key_value_groups=q.shape[1] // k.shape[1], training=False, is_causal=False)
+        scaling = params.get("scale", q.shape[-1] ** -0.5)
+        return {"o": self.function(module, q, k, v, additive(arrays, params), scaling=scaling)[0].transpose(1, 2)}
+
+    def source(self, op: str, arrays: Arrays, params: Arrays) -> Source:
+        """The same call."""
+        lines = [
+            "module = SimpleNamespace(num_key_value_groups=q.shape[1] // k.shape[1], training=False, is_causal=False)"
+        ]
+        mask = "None"
+        if visible(arrays, params) is not None:
+            shown = "bias" if "bias" in arrays else "torch.zeros(seen.shape, dtype=q.dtype)"
+            mask = f"{shown}.masked_fill(~seen, torch.finfo(q.dtype).min)"
+        elif "bias" in arrays:
+            mask = "bias"
+        lines.append(f"mask = {mask}")
+        scaling = repr(params["scale"]) if "scale" in params else "q.shape[-1] ** -0.5"
+        name = self.function.__name__
+        imports = (
+            "import transformers",
+            "from types import SimpleNamespace",
+            f"from {self.function.__module__} import {name}",
+        )
+        result = f"{name}(module, q, k, v, mask, scaling={scaling})[0].transpose(1, 2)"
+        return Source("torch", imports, tuple(lines), result, "transformers.__version__")
+
+
+def additive(arrays: Arrays, params: Arrays) -> torch.Tensor | None:
+    """What is added to scores: the bias, and the least float where nothing may be seen."""
+    seen, bias = visible(arrays, params), arrays.get("bias")
+    if seen is None:
+        return bias
+    return hiding(seen, arrays["q"].dtype, bias)
+
+
+def adapters() -> list[Any]:
+    """Three functions for softmax, and the modules."""
+    return [
+        Forward("transformers-llama_eager", llama_eager, DTYPES[1:], True),
+        Forward("transformers-bert_eager", bert_eager, DTYPES, False),
+        Forward("transformers-sdpa", sdpa_attention_forward, DTYPES, True),
+        *transformers_modules.adapters(),
+    ]

@@ -1,0 +1,60 @@
+"""The committed page: every program on it runs, and what it computes is as far from the definition as the page says."""
+
+import html
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+PAGE = Path(__file__).parents[2] / "docs" / "reports" / "peers.html"
+SNIPPET = re.compile(r'<pre class="snippet" data-tolerance="([^"]*)">(.*?)</pre>', re.DOTALL)
+SEPARATE = "os.environ"  # what sets a mode for its whole process
+
+
+def programs() -> list[tuple[float, str]]:
+    return [(float(tolerance), html.unescape(text)) for tolerance, text in SNIPPET.findall(PAGE.read_text())]
+
+
+def differs(text: str, tolerance: float) -> bool:
+    told: dict = {}
+    exec(text, told)
+    if isinstance(told["got"], str):
+        return True
+    got, expected = (np.asarray(told[name].tolist(), np.float64) for name in ("got", "expected"))
+    if not np.array_equal(np.isfinite(got), np.isfinite(expected)):
+        return True
+    return bool(np.max(np.abs(got - expected)) > tolerance)
+
+
+def test_programs_of_the_page_reproduce(capsys: pytest.CaptureFixture) -> None:
+    for name in ("torch", "jax", "entmax", "transformers", "einops"):
+        pytest.importorskip(name)
+    held = [(tolerance, text) for tolerance, text in programs() if SEPARATE not in text]
+    assert len(held) >= 10
+    for tolerance, text in held:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the libraries' own
+            assert differs(text, tolerance), text
+    assert capsys.readouterr().out.count("the definition gives") == len(held)
+
+
+def test_keras_reproduces_in_a_process_of_its_own() -> None:
+    if importlib.util.find_spec("keras") is None:  # importing it would choose a backend
+        pytest.skip("not installed: keras (extra `peers`)")
+    held = next(text for _, text in programs() if SEPARATE in text and "sparsemax" in text)
+    check = f"{held}\nimport json\nprint(json.dumps([got.tolist(), expected.tolist()]))"
+    command = [sys.executable, "-W", "ignore", "-c", check]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    got, expected = json.loads(done.stdout.splitlines()[-1])
+    assert np.max(np.abs(np.subtract(got, expected))) > 1e-3
+
+
+def test_a_program_that_agrees_would_be_noticed() -> None:
+    assert not differs("import numpy as np\ngot = expected = np.ones(2)", 0.0)
+    assert differs("import numpy as np\ngot, expected = np.ones(2), np.zeros(2)", 0.5)

@@ -1,0 +1,114 @@
+"""Planted bugs shrink to the smallest case that is known to show them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import attnkit_reference
+from attnkit_conformance import core
+from attnkit_conformance.adapter import Unsupported
+from attnkit_conformance.case import Case
+from attnkit_conformance.disagreements import same, seen
+from attnkit_conformance.opdb import BY_NAME
+from attnkit_conformance.shrink import shrink
+from attnkit_conformance.snippet import snippet
+
+Arrays = Mapping[str, Any]
+
+
+class Planted:
+    """The reference with a bug: `wrong(arrays, params, o)`."""
+
+    name, dtypes = "planted", ("float64",)
+
+    def __init__(self, wrong: Callable[[Arrays, Arrays, np.ndarray], np.ndarray]) -> None:
+        self.wrong = wrong
+
+    def array(self, x: np.ndarray, dtype: str) -> np.ndarray:
+        return x
+
+    def numpy(self, x: np.ndarray) -> np.ndarray:
+        return np.asarray(x)
+
+    def call(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, np.ndarray]:
+        row = BY_NAME[op]
+        found = row.binding.forward(attnkit_reference, row, arrays, params)
+        return {**found, "o": self.wrong(arrays, params, found["o"])}
+
+    def vjp(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays) -> dict[str, np.ndarray]:
+        raise Unsupported("outputs only")
+
+
+def case_of(name: str) -> Case:
+    return next(case for case in core.cases("softmax_attention", "full", ("float64",)) if case.id.endswith(f"/{name}"))
+
+
+def smallest(name: str, wrong: Callable[[Arrays, Arrays, np.ndarray], np.ndarray]) -> Case:
+    adapter, case = Planted(wrong), case_of(name)
+    sight = seen(adapter, case)
+    assert sight is not None
+    assert sight.output == "o"
+    return shrink(case, same(adapter, case, sight))
+
+
+def test_three_keys_are_left_of_a_hundred() -> None:
+    found = smallest("cross", lambda arrays, params, o: o + (arrays["k"].shape[-2] >= 3))
+    shapes = {name: x.shape for name, x in found.arrays.items()}
+    assert shapes == {"q": (1, 1, 1, 1), "k": (1, 1, 3, 1), "v": (1, 1, 3, 1)}
+    assert not any(x.any() for x in found.arrays.values())
+
+
+def test_options_that_do_not_matter_go_and_the_one_that_does_stays() -> None:
+    found = smallest("everything.return_lse=True", lambda arrays, params, o: o + ("scale" in params))
+    assert {*found.params} == {"scale"}
+    assert {*found.arrays} == {"q", "k", "v"}
+    assert found.layout == "contiguous"
+
+
+def test_a_causal_mask_with_the_wrong_corner_is_two_keys() -> None:
+    def upper_left(arrays: Arrays, params: Arrays, o: np.ndarray) -> np.ndarray:
+        moved = {**params, "causal": "upper_left"} if params.get("causal") else params
+        row = BY_NAME["softmax_attention"]
+        return row.binding.forward(attnkit_reference, row, arrays, moved)["o"]
+
+    found = smallest("64x100-causal", upper_left)
+    assert found.params == {"causal": True}
+    assert (found.arrays["q"].shape[-2], found.arrays["k"].shape[-2]) == (1, 2)
+    assert sorted(found.arrays["v"].ravel()) in ([0.0, 1.0], [1.0, 1.0])
+
+
+def test_heads_are_cut_with_the_group_they_use() -> None:
+    def crossed(arrays: Arrays, params: Arrays, o: np.ndarray) -> np.ndarray:
+        return o + (arrays["v"] > 2).any()
+
+    found = smallest("gqa", crossed)
+    assert "enable_gqa" not in found.params
+    assert all(x.shape == (1, 1, 1, 1) for x in found.arrays.values())
+    assert found.arrays["v"].item() == 3
+
+
+def test_what_does_not_fail_is_refused_and_patience_ends() -> None:
+    case = case_of("cross")
+    with pytest.raises(ValueError, match=f"shrink: {case.id} does not fail"):
+        shrink(case, lambda candidate: False)
+    asked: list[str] = []
+    shrink(case, lambda candidate: bool(asked.append(candidate.id) or True), evaluations=5)
+    assert len(asked) == 6
+    assert len({*asked}) == 6, "golden values are kept by id"
+
+
+def test_a_snippet_shows_the_shrunk_case() -> None:
+    sdpa = pytest.importorskip("attnkit_conformance.peers.torch_sdpa").adapters()[1]
+    case = case_of("key-mask")
+    sight = seen(sdpa, case)
+    assert sight is not None
+    small = shrink(case, same(sdpa, case, sight))
+    told: dict[str, Any] = {}
+    exec(snippet(sdpa, small, "o")[0], told)
+    assert np.isnan(told["got"].numpy()).any()
+    assert np.isfinite(told["expected"]).all()
+    assert same(sdpa, case, sight)(small)
+    assert not same(sdpa, case, sight)(replace(small, id="other", arrays={**small.arrays, "v": np.zeros((1, 1, 2, 1))}))
