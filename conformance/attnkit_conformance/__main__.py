@@ -77,8 +77,13 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser().parse_args(arguments)
     try:
         commands = {
-            "run": run, "table": show_table, "export": export, "vectors": write_vectors, "compare": compare, "peers": peers,
-        }  # fmt: skip
+            "run": run,
+            "table": show_table,
+            "export": export,
+            "vectors": write_vectors,
+            "compare": compare,
+            "peers": peers,
+        }
         return commands[given.command](given)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
