@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 from xml.etree import ElementTree
 
-from docutils import nodes  # type: ignore[import-untyped]
-from docutils.utils.math import MathError, latex2mathml  # type: ignore[import-untyped]
+from docutils import nodes
+from docutils.utils.math import MathError, latex2mathml
 from sphinx.application import Sphinx
 from sphinx.util import logging
 from sphinx.writers.html5 import HTML5Translator

@@ -11,7 +11,7 @@ import attnkit_reference
 from attnkit_conformance import adapters, core, golden, properties, table, tolerance
 from attnkit_conformance.adapters.base import kernels
 from attnkit_conformance.case import DTYPES
-from attnkit_conformance.judge import XFAILS, read_xfails, refuse_unmatched
+from attnkit_conformance.judge import XFAILS, ids_of, read_xfails, refuse_unmatched
 from attnkit_conformance.opdb import BY_NAME, OPDB, PUBLIC
 from attnkit_conformance.samples import HALF_TYPES
 
@@ -79,7 +79,7 @@ def test_every_output_has_a_sample_that_tells_right_from_wrong(op: Any) -> None:
 
 
 def test_ids_are_unique_and_quick_is_part_of_full() -> None:
-    full = [case.id for case in core.all_cases("full")] + list(properties.identities("full"))
+    full = [identity for op in OPDB for identity in ids_of(op.name)]
     assert len(full) == len(set(full))
     quick = {case.id for case in core.all_cases("quick")} | set(properties.identities("quick"))
     assert quick <= set(full)
