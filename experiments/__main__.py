@@ -15,7 +15,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import tyro
 
-from experiments import runner, throughput
+from experiments import exported, predict, runner, throughput
 from experiments.data.prepare import PREPARE
 from experiments.errors import Diverged, UserError, unknown
 from experiments.progress import say
@@ -113,12 +113,42 @@ class Decode:
     """Where the index is kept."""
 
 
+@dataclass(frozen=True)
+class Export:
+    """Write a trained image model as a folder that stands by itself: model.safetensors and config.json."""
+
+    cell: tyro.conf.Positional[Path]
+    """RUN/CELL: the --out of a run and one of its cells, such as runs/fig2/softmax-seed0."""
+    out: tyro.conf.Positional[Path]
+    """A new directory."""
+    average: bool = False
+    """The moving average of its weights, where one was kept (--set ema=0.999)."""
+
+
+@dataclass(frozen=True)
+class Classify:
+    """Print the top classes of images by an exported model, and draw what its attention looks at."""
+
+    folder: tyro.conf.Positional[Path]
+    """What export has written."""
+    images: tyro.conf.Positional[tuple[Path, ...]]
+    """Image files."""
+    top: int = 5
+    """How many classes."""
+    maps: Path | None = None
+    """A PNG for attention maps: weights of the class token, or their mean over queries, layer by layer."""
+    device: str = "auto"
+    """auto, cpu or cuda[:N]."""
+
+
 Command = (
     Annotated[List, tyro.conf.subcommand("list")]
     | Annotated[Run, tyro.conf.subcommand("run")]
     | Annotated[Report, tyro.conf.subcommand("report")]
     | Annotated[Prepare, tyro.conf.subcommand("prepare")]
     | Annotated[Decode, tyro.conf.subcommand("decode")]
+    | Annotated[Export, tyro.conf.subcommand("export")]
+    | Annotated[Classify, tyro.conf.subcommand("classify")]
 )
 
 
@@ -154,7 +184,7 @@ def source_of(recipe: str) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    command: List | Run | Report | Prepare | Decode = tyro.cli(
+    command: List | Run | Report | Prepare | Decode | Export | Classify = tyro.cli(
         Command,
         prog="python -m experiments",
         args=arguments,
@@ -171,6 +201,10 @@ def main(arguments: list[str] | None = None) -> int:
             prepare(command)
         elif isinstance(command, Decode):
             throughput.measure(**vars(command))
+        elif isinstance(command, Export):
+            say(f"written: {exported.export(command.cell, command.out, average=command.average)}")
+        elif isinstance(command, Classify):
+            predict.classify(command.folder, command.images, top=command.top, maps=command.maps, device=command.device)
         else:
             fields = vars(command) | {
                 "settings": tuple(word for words in command.settings for word in words),

@@ -22,8 +22,6 @@ SETTINGS = (
     *("activations=relu", "alphas=1", "image_size=8", "patch=4", "train_images=60", "test_images=30"),
     *("steps=6", "batch=12", "checkpoint_every=2", "ema=0.6"),
 )
-IMAGES = ("model=d64", "image_size=8", "patch=4", "train_images=60", "test_images=30", "steps=6", "batch=12")
-IMAGES = (*IMAGES, "activations=relu", "alphas=1", "ema=0.6", "evaluate_every=3", "mixup=0.2", "lr=0.0001")
 WEIGHTS, AVERAGE = "weights.safetensors", "weights_ema.safetensors"
 NUMBERS = ("loss", "grad_norm", "lr")
 DRIVER = """
@@ -95,26 +93,23 @@ def whole(tiny, tmp_path):
     return tiny(tmp_path / "whole", *SETTINGS)
 
 
-def test_two_processes_equal_one(corpus, tiny, tmp_path):
+def test_two_processes_equal_one(corpus, whole, tmp_path):
     """Of translation with its regulariser: tokens and rows of the whole step are what shares are divided by. And of
     images, mixed with their neighbours, with a moving average of the weights.
     """
     # small steps: AdamW's first ones are signs, so that rounding of a gradient near 0 moves a weight by lr
     settings = (*TINY, "methods=reluformer", "tokens=256", "lr=0.0001")
-    whole = runner.run(
-        runner.Request("001-table4", "cpu", str(corpus / "pairs"), tmp_path / "whole", settings, (0,), "cpu", 1)
+    pairs = runner.run(
+        runner.Request("001-table4", "cpu", str(corpus / "pairs"), tmp_path / "pairs", settings, (0,), "cpu", 1)
     )
     given = {"recipe": "001-table4", "data": str(corpus / "pairs")}
     of_pairs = request(tmp_path / "out", *settings, "accumulate=2", **given)
-    of_images = request(tmp_path / "images", *IMAGES, recipe="000-fig2")
-    done = together(tmp_path, 2, of_pairs, of_images)
+    done = together(tmp_path, 2, of_pairs, request(tmp_path / "images"))
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "out" / "study.json").read_text())["environment"]["processes"] == 2
-    assert_equal_runs(tmp_path / "out", whole, Path("cells", "reluformer-seed0"), left_out=("decode_seconds",))
-    alone = tiny(tmp_path / "alone", *IMAGES, recipe="000-fig2")
-    for cell in ("softmax", "relu-alpha1"):
-        assert_equal_runs(tmp_path / "images", alone, Path("cells", f"{cell}-seed0"))
-    assert (alone / CELL / AVERAGE).exists()
+    assert_equal_runs(tmp_path / "out", pairs, Path("cells", "reluformer-seed0"), left_out=("decode_seconds",))
+    assert_equal_runs(tmp_path / "images", whole)
+    assert (whole / CELL / AVERAGE).exists()
 
 
 def test_a_run_goes_on_in_parts_on_another_number_of_processes(whole, tiny, tmp_path, monkeypatch):
