@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import tyro
 
-from experiments import runner, throughput
+from experiments import cost, exported, predict, runner, throughput
 from experiments.data.prepare import PREPARE
 from experiments.errors import Diverged, UserError, unknown
 from experiments.progress import say
@@ -113,12 +114,73 @@ class Decode:
     """Where the index is kept."""
 
 
+@dataclass(frozen=True)
+class Export:
+    """Write a trained image model as a folder that stands by itself: model.safetensors and config.json."""
+
+    cell: tyro.conf.Positional[Path]
+    """RUN/CELL: the --out of a run and one of its cells, such as runs/fig2/softmax-seed0."""
+    out: tyro.conf.Positional[Path]
+    """A new directory."""
+    average: bool = False
+    """The moving average of its weights, where one was kept (--set ema=0.999)."""
+
+
+@dataclass(frozen=True)
+class Classify:
+    """Print the top classes of images by an exported model, and draw what its attention looks at."""
+
+    folder: tyro.conf.Positional[Path]
+    """What export has written."""
+    images: tyro.conf.Positional[tuple[Path, ...]]
+    """Image files."""
+    top: int = 5
+    """How many classes."""
+    maps: Path | None = None
+    """A PNG for attention maps: weights of the class token, or their mean over queries, layer by layer."""
+    device: str = "auto"
+    """auto, cpu or cuda[:N]."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Measure what training a model costs: time, memory and parameters of each block, samples per second."""
+
+    recipe: tyro.conf.Positional[str]
+    """Recipe id, as printed by list."""
+    preset: str = "smoke"
+    """As of run."""
+    variant: str = ""
+    """One of the recipe's variants (default: its first)."""
+    data: str | None = None
+    """As of run."""
+    settings: Annotated[
+        tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]], tyro.conf.arg(name="set", metavar="KEY=VALUE")
+    ] = ()
+    """As of run."""
+    repeats: int = 5
+    """Steps of each measurement; medians are printed."""
+    device: str = "auto"
+    """auto, cpu or cuda[:N]."""
+    threads: int | None = None
+    """CPU threads."""
+    workers: int = 0
+    """Processes that decode images with --set lazy=true."""
+    cache: Path = Path("cache")
+    """Where decoded images and subwords are kept."""
+    out: Path | None = None
+    """A JSON file for the numbers."""
+
+
 Command = (
     Annotated[List, tyro.conf.subcommand("list")]
     | Annotated[Run, tyro.conf.subcommand("run")]
     | Annotated[Report, tyro.conf.subcommand("report")]
     | Annotated[Prepare, tyro.conf.subcommand("prepare")]
     | Annotated[Decode, tyro.conf.subcommand("decode")]
+    | Annotated[Export, tyro.conf.subcommand("export")]
+    | Annotated[Classify, tyro.conf.subcommand("classify")]
+    | Annotated[Profile, tyro.conf.subcommand("profile")]
 )
 
 
@@ -153,8 +215,17 @@ def source_of(recipe: str) -> str:
     return RECIPES[recipe].domain.source() if recipe in RECIPES else ""
 
 
+def request_of(command: Run | Profile) -> dict[str, Any]:
+    """The fields of a `runner.Request`."""
+    known = {field.name for field in dataclasses.fields(runner.Request)}
+    return {name: value for name, value in vars(command).items() if name in known} | {
+        "settings": tuple(word for words in command.settings for word in words),
+        "data": command.data if command.data is not None else source_of(command.recipe),
+    }
+
+
 def main(arguments: list[str] | None = None) -> int:
-    command: List | Run | Report | Prepare | Decode = tyro.cli(
+    command: List | Run | Report | Prepare | Decode | Export | Classify | Profile = tyro.cli(
         Command,
         prog="python -m experiments",
         args=arguments,
@@ -171,12 +242,17 @@ def main(arguments: list[str] | None = None) -> int:
             prepare(command)
         elif isinstance(command, Decode):
             throughput.measure(**vars(command))
+        elif isinstance(command, Export):
+            say(f"written: {exported.export(command.cell, command.out, average=command.average)}")
+        elif isinstance(command, Classify):
+            predict.classify(command.folder, command.images, top=command.top, maps=command.maps, device=command.device)
+        elif isinstance(command, Profile):
+            asked = request_of(command)
+            cost.profile(
+                runner.Request(**asked | {"out": command.cache}), command.variant, command.repeats, command.out
+            )
         else:
-            fields = vars(command) | {
-                "settings": tuple(word for words in command.settings for word in words),
-                "data": command.data if command.data is not None else source_of(command.recipe),
-            }
-            out = runner.run(runner.Request(**fields))
+            out = runner.run(runner.Request(**request_of(command)))
             say(f"done; python -m experiments report {out}")
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
     get_state_dict,
+    set_model_state_dict,
     set_state_dict,
 )
 
@@ -44,17 +45,20 @@ def save(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     world: World,
+    average: nn.Module | None = None,
     keep: int = 1,
 ) -> None:
-    """Write the state after `step` steps; all but the last `keep` checkpoints go once the new one is sealed.
+    """Write the state after `step` steps, the moving `average` of the weights too if there is one.
 
-    Every process takes part, the main one writes.
+    All but the last `keep` checkpoints go once the new one is sealed. Every process takes part, the main one writes.
     """
     weights, state = get_state_dict(model, optimizer, options=WHOLE)
     moments: dict[str, Any] = dict(state)
+    averaged = whole_weights(average) if average else {}
     if not world.main:
         return
     tensors = {f"model.{name}": tensor for name, tensor in weights.items()}
+    tensors |= {f"average.{name}": tensor for name, tensor in averaged.items()}
     for owner, held in moments["state"].items():
         tensors |= {f"optimizer.{owner}.{key}": value for key, value in held.items()}
     header = {"format": FORMAT, "config": config_hash, "step": step, "seconds": seconds}
@@ -77,9 +81,15 @@ def exists(folder: Path) -> bool:
 
 
 def restore(
-    folder: Path, *, config_hash: str, model: nn.Module, optimizer: torch.optim.Optimizer, world: World
+    folder: Path,
+    *,
+    config_hash: str,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    world: World,
+    average: nn.Module | None = None,
 ) -> tuple[int, float]:
-    """Load the sealed checkpoint into `model` and `optimizer`; returns (steps done, seconds spent).
+    """Load the sealed checkpoint into `model`, `optimizer` and `average`; returns (steps done, seconds spent).
 
     The main process reads it and gives the others their parts. Errors: UserError, in every process, naming the file if
     it is missing, torn, not ours, or of another configuration.
@@ -93,7 +103,7 @@ def restore(
 
     header = world.agreed(header_of)
     device = next(model.parameters()).device
-    _load(world.shared(tensors, device), model, optimizer)
+    _load(world.shared(tensors, device), model, optimizer, average)
     return int(header["step"]), float(header["seconds"])
 
 
@@ -122,15 +132,20 @@ def read(folder: Path, *, config_hash: str) -> tuple[dict[str, Any], dict[str, t
     return header, tensors
 
 
-def _load(tensors: dict[str, torch.Tensor], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def _load(
+    tensors: dict[str, torch.Tensor], model: nn.Module, optimizer: torch.optim.Optimizer, average: nn.Module | None
+) -> None:
     """Whole tensors into a model and an optimiser that may hold their parts."""
     _, fresh = get_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True))
     weights: dict[str, Any] = {}
+    averaged: dict[str, Any] = {}
     state: dict[str, dict[str, torch.Tensor]] = {}
     for name, value in tensors.items():
         kind, _, rest = name.partition(".")
         if kind == "model":
             weights[rest] = value
+        elif kind == "average":
+            averaged[rest] = value
         else:
             owner, _, key = rest.rpartition(".")
             state.setdefault(owner, {})[key] = value
@@ -141,6 +156,8 @@ def _load(tensors: dict[str, torch.Tensor], model: nn.Module, optimizer: torch.o
         optim_state_dict={"state": state, "param_groups": fresh["param_groups"]},  # type: ignore[dict-item]
         options=StateDictOptions(full_state_dict=True),
     )
+    if average:
+        set_model_state_dict(average, averaged, options=StateDictOptions(full_state_dict=True))
 
 
 def _refusal(path: Path, reason: str) -> UserError:
@@ -151,7 +168,7 @@ def _on_cpu(tensors: dict[str, Any]) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
 
 
-def write_weights(path: Path, model: nn.Module, about: dict[str, Any]) -> None:
+def write_weights(path: Path, weights: dict[str, Any], about: dict[str, Any]) -> None:
     """The final weights alone, for others to read with safetensors."""
     with written_aside(path) as aside:
-        save_file(_on_cpu(model.state_dict()), aside, metadata={"attnkit": json.dumps(about)})
+        save_file(_on_cpu(weights), aside, metadata={"attnkit": json.dumps(about)})

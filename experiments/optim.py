@@ -22,7 +22,8 @@ class TrainConfig:
     share weight_decay·r/lr, which does not change with lr: big_vision's `wd` is multiplied by the schedule only. Its
     1e-4 at lr 1e-3 is AdamW's 0.1. `betas` and `eps` are those of AdamW; `Adafactor` keeps its own.
     `accumulate`: the samples of a step are taken in so many parts, for memory. `evaluate_every` 0: at the end only;
-    `checkpoint_every` 0: likewise; the last `keep_checkpoints` of them are kept.
+    `checkpoint_every` 0: likewise; the last `keep_checkpoints` of them are kept. `ema`: the decay of the moving average
+    of the weights that is kept and judged beside them (see `ema`), 0 for none.
     """
 
     steps: int
@@ -38,6 +39,7 @@ class TrainConfig:
     precision: Literal["float32", "bfloat16"] = "float32"
     compile: bool = False
     accumulate: int = 1
+    ema: float = 0.0
     evaluate_every: int = 0
     checkpoint_every: int = 0
     keep_checkpoints: int = 1
@@ -49,6 +51,8 @@ class TrainConfig:
             raise ValueError("warmup must be at least 0, lr and clip above 0")
         if self.accumulate < 1:
             raise ValueError(f"accumulate must be at least 1, got {self.accumulate}")
+        if not 0 <= self.ema < 1:
+            raise ValueError(f"ema must lie in [0, 1), got {self.ema:g}")
         if self.schedule not in SCHEDULES:
             raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}; got {self.schedule!r}")
         if self.optimizer not in OPTIMIZERS:

@@ -111,12 +111,16 @@ def _headline_table(study: StudyResults) -> str:
     counted = all("flops_per_sample" in line.first for line in plots.trained(study))
     for line in plots.trained(study):
         found = line.over_seeds(measure.key)
+        value = found.text(measure.digits, measure.factor)
+        averaged = ""
+        if (ema := f"{measure.key}_ema") in line.first:
+            averaged = f"<br><small>averaged {line.over_seeds(ema).text(measure.digits, measure.factor)}</small>"
         ratio, difference = study.step_ratio(line), study.difference(line, measure.key)
         rows.append(
             (
                 safe(line.label),
                 str(found.n),
-                f'<span class="{"soft" if study.smoke else "big"}">{found.text(measure.digits, measure.factor)}</span>',
+                f'<span class="{"soft" if study.smoke else "big"}">{value}</span>{averaged}',
                 difference.text(measure) if difference else "",
                 line.over_seeds("last_loss").text(3),
                 f"{line.first['parameters']:,}",
@@ -132,8 +136,8 @@ def _headline_table(study: StudyResults) -> str:
     text = (
         f"Test {measure.name} after the last step, mean ± standard deviation over seeds. Differences are paired by "
         "seed (same first weights where shapes agree, same batches), with a 95 % interval (Student); the baseline is "
-        "named by the recipe. Training loss: mean of the last tenth of the steps. Step time: median over "
-        f"steps and seeds, and its ratio to the baseline's. {study.load_text()}"
+        "named by the recipe. Averaged: with the moving average of the weights. Training loss: mean of the last tenth "
+        f"of the steps. Step time: median over steps and seeds, and its ratio to the baseline's. {study.load_text()}"
     )
     return (
         f"<h2>{'What came out (smoke: ignore the numbers)' if study.smoke else 'Result'} {_badge(study)}</h2>"

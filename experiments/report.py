@@ -42,6 +42,7 @@ def row(study: StudyResults, line: Line) -> dict[str, Any]:
         "n": found.n,
         f"{measure.key}_mean": found.mean,
         f"{measure.key}_sd": found.sd,
+        **({f"{ema}_mean": line.over_seeds(ema).mean} if (ema := f"{measure.key}_ema") in line.first else {}),
         "difference_mean": difference.mean if difference else None,
         "difference_95": difference.half_width if difference else None,
         **{f"{key}_mean": line.over_seeds(key).mean for key in ("test_loss", "valid_loss") if key in line.first},
@@ -96,5 +97,7 @@ def as_markdown(study: StudyResults) -> str:
         gap = difference.text(measure) if difference else ""
         found = line.over_seeds(measure.key)
         value = found.text(measure.digits, measure.factor)
+        if (ema := f"{measure.key}_ema") in line.first:
+            value += f" (moving average of weights {line.over_seeds(ema).text(measure.digits, measure.factor)})"
         text.append(f"| {line.label} | {found.n} | {value} | {gap} | {line.step_ms():.0f} |")
     return "\n".join(text) + "\n"

@@ -2,6 +2,7 @@
 
     OUT/study.json                      what was asked for, on which data, with which versions
     OUT/cells/VARIANT-seedN/config.json metrics.jsonl checkpoints/ weights.safetensors maps.safetensors result.json
+                                        weights_ema.safetensors, where a moving average of the weights is kept
     OUT/claims.json  OUT/finished.json  the exact statements; written last
 
 `result.json` is the last file of a cell and `finished.json` the last of a study.
@@ -254,7 +255,9 @@ def run_cell(
             initial = make()
             measured["parameters"] = sum(parameter.numel() for parameter in initial.model.parameters())
             measured |= domain.inspect(task, initial, cell, folder)
-            checkpoint.write_weights(folder / "weights.safetensors", task.model, {"config_hash": config_hash})
+            checkpoint.write_weights(
+                folder / "weights.safetensors", task.model.state_dict(), {"config_hash": config_hash}
+            )
     except Diverged as diagnosis:
         if not request.keep_going:
             raise

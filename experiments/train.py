@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from experiments import checkpoint, diagnosis
 from experiments.data.sampler import ids_hash
+from experiments.ema import MovingAverage
 from experiments.errors import Diverged
 from experiments.metrics import Metrics, summary
 from experiments.optim import TrainConfig, learning_rate, make_optimizer
@@ -88,8 +89,9 @@ def train(
 ) -> tuple[Task, dict[str, Any]]:
     """Train a task to the end, from the checkpoint in `folder` if there is one; returns it and what was measured.
 
-    The main process writes `metrics.jsonl` (a line per step and per evaluation) and `checkpoints/`; the task that it
-    gets back holds the whole model, even if training had it in parts. Errors: Diverged if the loss or the gradient
+    The main process writes `metrics.jsonl` (a line per step and per evaluation), `checkpoints/`, and, where a moving
+    average is kept, `weights_ema.safetensors`; the task that it gets back holds the whole model, even if training had
+    it in parts. Errors: Diverged if the loss or the gradient
     stops being finite; UserError if the checkpoint is torn or foreign.
     """
     world = world or World()
@@ -138,6 +140,9 @@ def train(
                     **run.state,
                 )
             clock = time.perf_counter()
+    averaged = run.averaged_weights()
+    if averaged and world.main:
+        checkpoint.write_weights(folder / "weights_ema.safetensors", averaged, {"config_hash": config_hash})
     return run.whole(), summary(folder / "metrics.jsonl", seconds) if world.main else {}
 
 
@@ -147,6 +152,7 @@ class Run:
     def __init__(self, make: Callable[[], Task], config: TrainConfig, device: torch.device, world: World) -> None:
         self.make, self.config, self.world = make, config, world
         self.task = make()
+        self.average = MovingAverage(self.task.model, config.ema, world, device) if config.ema else None
         if config.compile:
             for block in blocks_of(self.task.model):
                 block.compile()
@@ -157,7 +163,8 @@ class Run:
     @property
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds."""
-        return {"model": self.task.model, "optimizer": self.optimizer, "world": self.world}
+        average = self.average.model if self.average else None
+        return {"model": self.task.model, "optimizer": self.optimizer, "world": self.world, "average": average}
 
     def step(self, step: int) -> Waiting:
         """One update."""
@@ -178,6 +185,8 @@ class Run:
         norm = nn.utils.get_total_norm([p.grad for p in self.task.model.parameters() if p.grad is not None])
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         self.update(norm, total)
+        if self.average:
+            self.average.update(self.task.model, step)
         return Waiting(step, total, norm.detach(), rate, ids)
 
     def update(self, norm: Tensor, total: Tensor) -> None:
@@ -203,14 +212,23 @@ class Run:
             return self.task.loss(ids, step, own)
 
     def evaluate(self) -> dict[str, float]:
-        """What the main process finds; the others wait for it."""
-        task = self.whole()
+        """What the main process finds, and with names that end in _ema what it finds with the moving average of the
+        weights; the others wait for it.
+        """
+        task, averaged = self.whole(), self.averaged_weights()
         found: dict[str, float] = {}
         if self.world.main:
             task.model.eval()
             found = task.evaluate()
+            if averaged:
+                with weights_in_place(task.model, averaged):
+                    found |= {f"{name}_ema": value for name, value in task.evaluate().items()}
             task.model.train()
         return self.world.told(found)
+
+    def averaged_weights(self) -> dict[str, Tensor]:
+        """The moving average, whole, in the main process; {} where none is kept."""
+        return checkpoint.whole_weights(self.average.model) if self.average else {}
 
     def whole(self) -> Task:
         """The task with its whole model in the main process: itself, or a copy if the model is in parts."""
@@ -222,6 +240,17 @@ class Run:
         copy = self.make()
         copy.model.load_state_dict(weights)
         return copy
+
+
+@contextmanager
+def weights_in_place(model: nn.Module, weights: dict[str, Tensor]) -> Iterator[None]:
+    """`model` with other weights, and afterwards with its own, bit for bit."""
+    own = {name: x.clone() for name, x in model.state_dict().items()}
+    model.load_state_dict(weights)
+    try:
+        yield
+    finally:
+        model.load_state_dict(own)
 
 
 def _due(done: int, every: int) -> bool:

@@ -129,7 +129,7 @@ def _decode(
             skipped.append(entry.name)
             continue
         if size:
-            pixels = _square(pixels, size)
+            pixels = square(pixels, size)
         elif pixels.width != pixels.height or (images and np.asarray(pixels).shape != images[0].shape):
             raise UserError(
                 f"--data {path}: {entry.name} is {pixels.width}×{pixels.height}; images of several "
@@ -152,7 +152,7 @@ def _reason(error: Exception) -> str:
     return "unknown format" if isinstance(error, UnidentifiedImageError) else str(error).splitlines()[0]
 
 
-def _square(image: Image.Image, size: int) -> Image.Image:
+def square(image: Image.Image, size: int) -> Image.Image:
     """The shorter side resized to `size`, then the middle cut out."""
     shorter = min(image.size)
     if image.size != (size, size):

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 
 from experiments import inspection
-from experiments.classify import LOSSES, AugmentConfig, ImageTask
+from experiments.classify import LOSSES, ImageTask
 from experiments.data import ImageRequest, load_images
 from experiments.data.images import ImageData
-from experiments.data.lazy import LazyImages, LazyRequest, load_lazily
+from experiments.data.lazy import LazyImages
 from experiments.data.lines import read_lines
-from experiments.data.randaugment import AUGREG
+from experiments.domains.image_settings import ImageSettings, augmentation, load
 from experiments.errors import UserError
 from experiments.fewshot import SHOTS
 from experiments.files import fingerprint
@@ -27,12 +27,8 @@ from experiments.study import Cell, Domain, Measure, Section, Source, Variant, t
 
 
 @dataclass(frozen=True)
-class ImageStudy:
-    """The settings every image recipe shares; each is a key of `--set`. Zero for a count or size means "all".
-
-    lazy: decode images when a step needs them, for sets that do not fit into memory. order: shuffle all samples, or
-    shards and then the samples of `window` shards. augreg: a level of big_vision's augmentation, which stands for
-    randaug and mixup.
+class ImageStudy(ImageSettings):
+    """The settings every recipe of vision transformers shares.
 
     `judged`: the classes among which a test image's top one is taken: "" for all, "test" for those that have test
     images (a model of ImageNet-21k on the images of ImageNet-1k), or a file with the name of one in each line.
@@ -42,30 +38,8 @@ class ImageStudy:
 
     model: str = "d64"
     patch: int = 4
-    image_size: int = 0
-    train_images: int = 0
-    test_images: int = 0
-    lazy: bool = False
-    order: Literal["samples", "shards"] = "samples"
-    window: int = 16
-    steps: int = 300
-    batch: int = 64
-    lr: float = 1e-3
-    warmup: int = 30
-    weight_decay: float = 0.1
     decay_per_step: bool = False
     optimizer: Literal["adamw", "adafactor"] = "adamw"
-    clip: float = 1.0
-    crop: Literal["none", "pad", "inception"] = "pad"
-    padding: int = 4
-    smallest_crop: float = 0.05
-    flip: bool = True
-    augreg: Literal["", "none", "light1", "light2", "medium1", "medium2", "strong1", "strong2"] = ""
-    randaug: str = ""
-    mixup: float = 0.2
-    cutmix: float = 0.0
-    erase: float = 0.0
-    smoothing: float = 0.1
     loss: Literal["softmax", "sigmoid"] = "softmax"
     qk_norm: bool = True
     pool: Literal["gap", "tok"] = "gap"
@@ -77,12 +51,6 @@ class ImageStudy:
     judged: str = ""
     fewshot: tuple[str, ...] = ()
     shots: tuple[int, ...] = SHOTS
-    precision: Literal["float32", "bfloat16"] = "float32"
-    compile: bool = False
-    accumulate: int = 1
-    evaluate_every: int = 0
-    checkpoint_every: int = 100
-    seeds: tuple[int, ...] = (0,)
 
 
 def source() -> str:
@@ -92,22 +60,6 @@ def source() -> str:
     place = Path(os.environ["ATTNKIT_DATA"])
     inside = place / "cifar10-subset.zip"
     return str(inside if inside.exists() else place)
-
-
-def load(wanted: Source) -> ImageData | LazyImages:
-    study = wanted.study
-    if study.lazy:
-        if wanted.place == "digits":
-            raise UserError("--set lazy: digits are always held in memory")
-        window = study.window if study.order == "shards" else 0
-        lazily = LazyRequest(study.image_size, study.train_images, study.test_images, window)
-        return load_lazily(
-            wanted.place, lazily, cache=wanted.cache, workers=wanted.workers, skip_unreadable=wanted.skip_unreadable
-        )
-    if study.order == "shards":
-        raise UserError("--set order=shards: images that are held in memory have none; --set lazy=true")
-    request = ImageRequest(study.image_size, study.train_images, study.test_images)
-    return load_images(wanted.place, request, cache=wanted.cache, skip_unreadable=wanted.skip_unreadable)
 
 
 def about(data: ImageData | LazyImages) -> dict[str, Any]:
@@ -163,21 +115,9 @@ def cell(study: ImageStudy, variant: Variant, seed: int, data: ImageData | LazyI
         mlp_gelu=settings.mlp_gelu,
         learned_scale=settings.learned_scale,
     )
-    randaug, mixup = AUGREG[settings.augreg] if settings.augreg else (settings.randaug, settings.mixup)
-    augmentation = AugmentConfig(
-        crop=settings.crop,
-        padding=settings.padding,
-        smallest_crop=settings.smallest_crop,
-        flip=settings.flip,
-        randaug=randaug,
-        mixup=mixup,
-        cutmix=settings.cutmix,
-        erase=settings.erase,
-        smoothing=settings.smoothing,
-    )
     if settings.loss == "sigmoid" and settings.smoothing:
         raise ValueError(f"the sigmoid loss has no label smoothing: smoothing must be 0, got {settings.smoothing:g}")
-    parts = {"batch": settings.batch, "model": model, "augmentation": augmentation, "loss": settings.loss}
+    parts = {"batch": settings.batch, "model": model, "augmentation": augmentation(settings), "loss": settings.loss}
     parts["judged"] = judged_classes(settings.judged, data)
     parts["shots"] = settings.shots if settings.fewshot else ()
     return Cell(variant, seed, train_config(settings), parts, checksum)

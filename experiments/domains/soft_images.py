@@ -19,18 +19,20 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from experiments.classify import AugmentConfig, ImageTask
+from experiments.classify import ImageTask
 from experiments.counting import multiply_adds, parameters
-from experiments.data import ImageRequest, augment, load_images
+from experiments.data import augment
 from experiments.data.images import ImageData, in_turn
+from experiments.data.lazy import LazyImages
 from experiments.domains import images
+from experiments.domains.image_settings import ImageSettings, augmentation, load
 from experiments.errors import UserError, unknown
 from experiments.files import written_aside
 from experiments.memory import peak_bytes
 from experiments.models.soft import OPTIONS, SoftConfig, SoftVisionTransformer, Stage
 from experiments.models.soft_attention import METHODS, Soft
 from experiments.sequences import seeded
-from experiments.study import Cell, Domain, Measure, Section, Source, Variant, train_config
+from experiments.study import Cell, Domain, Measure, Section, Variant, train_config
 
 MAP_IMAGES, MAP_HEADS = 4, 2
 RESIDUAL_IMAGES = 32
@@ -38,12 +40,12 @@ TIMED_PASSES = 3
 
 
 @dataclass(frozen=True)
-class SoftStudy:
-    """The settings every recipe of SOFT on images shares; each is a key of `--set`.
+class SoftStudy(ImageSettings):
+    """The settings every recipe of SOFT on images shares.
 
-    Zero for a count or size means "all". `sampling` "" is that of the options. `full_scale`: count parameters and
-    multiply-adds of each row's published model too; `measured_batch`: and measure its memory and speed with so many
-    random images of 224 pixels, on the device of the run (0: do not).
+    `sampling` "" is that of the options. `full_scale`: count parameters and multiply-adds of each row's published model
+    too; `measured_batch`: and measure its memory and speed with so many random images of 224 pixels, on the device of
+    the run (0: do not).
     """
 
     size: str = "mini"
@@ -53,29 +55,10 @@ class SoftStudy:
     stem_stride: int = 2
     overlap: bool = True
     drop_path: float = 0.0
-    image_size: int = 0
-    train_images: int = 0
-    test_images: int = 0
-    steps: int = 300
-    batch: int = 64
-    lr: float = 1e-3
-    warmup: int = 30
     weight_decay: float = 0.05
-    clip: float = 1.0
-    crop: Literal["none", "pad", "inception"] = "pad"
-    padding: int = 4
     smallest_crop: float = 0.08
-    flip: bool = True
-    mixup: float = 0.2
-    smoothing: float = 0.1
-    precision: Literal["float32", "bfloat16"] = "float32"
-    compile: bool = False
-    accumulate: int = 1
-    evaluate_every: int = 0
-    checkpoint_every: int = 100
     full_scale: bool = True
     measured_batch: int = 0
-    seeds: tuple[int, ...] = (0,)
 
 
 def require_methods(names: tuple[str, ...]) -> None:
@@ -86,13 +69,7 @@ def require_methods(names: tuple[str, ...]) -> None:
             raise unknown("method", name, METHODS)
 
 
-def load(wanted: Source) -> ImageData:
-    study = wanted.study
-    request = ImageRequest(study.image_size, study.train_images, study.test_images)
-    return load_images(wanted.place, request, cache=wanted.cache, skip_unreadable=wanted.skip_unreadable)
-
-
-def cell(study: SoftStudy, variant: Variant, seed: int, data: ImageData, checksum: str) -> Cell:
+def cell(study: SoftStudy, variant: Variant, seed: int, data: ImageData | LazyImages, checksum: str) -> Cell:
     settings = dataclasses.replace(study, **variant.changes)
     options = OPTIONS[settings.options]
     if settings.sampling:
@@ -117,18 +94,10 @@ def cell(study: SoftStudy, variant: Variant, seed: int, data: ImageData, checksu
         "method": variant.op,
         "options": options,
     }
-    augmentation = AugmentConfig(
-        crop=settings.crop,
-        padding=settings.padding,
-        smallest_crop=settings.smallest_crop,
-        flip=settings.flip,
-        mixup=settings.mixup,
-        smoothing=settings.smoothing,
-    )
     parts = {
         "batch": settings.batch,
         "model": model,
-        "augmentation": augmentation,
+        "augmentation": augmentation(settings),
         "full": SoftConfig(**(full | dict(variant.options))) if settings.full_scale else None,
         "measured_batch": settings.measured_batch,
     }
@@ -147,7 +116,7 @@ class SoftImageTask(ImageTask):
             return super().loss(ids, step, own)
 
 
-def task(cell: Cell, data: ImageData, device: torch.device) -> SoftImageTask:
+def task(cell: Cell, data: ImageData | LazyImages, device: torch.device) -> SoftImageTask:
     of = cell.settings
     return SoftImageTask(
         data, of["model"], of["augmentation"], batch=of["batch"], precision=cell.train.precision, seed=cell.seed,

@@ -57,15 +57,23 @@ PAPER: dict[str, Any] = {
     "warmup": 12_511,
     "drop_path": 0.1,
     "crop": "inception",
+    "randaug": "rand-m9-mstd0.5-inc1",
     "mixup": 0.8,
+    "cutmix": 1.0,
+    "erase": 0.25,
+    "ema": 0.99996,
     "precision": "bfloat16",
     "checkpoint_every": 1251,
 }
 
 DEVIATIONS = (
     "The paper trains on ImageNet-1k at 224 pixels for 300 epochs; other presets train small models on small images.",
-    "The paper's recipe has CutMix, RandAugment, random erasing and the mean of weights over steps; here are crop, "
-    "flip, mixup and label smoothing, and the weights of the last step.",
+    "RandAugment, mixup, CutMix, random erasing and the moving average of weights are those of the authors' "
+    "configuration in preset paper alone; the others have crop, flip, mixup and label smoothing. RandAugment "
+    "interpolates bilinearly (timm draws bilinear or bicubic), and images are erased after they are mixed (timm "
+    "erases before).",
+    "The average forgets the untrained weights faster: its decay is min(0.99996, (1 + t)/(10 + t)) at step t. Accuracy "
+    "is that of the weights of the last step, accuracy_ema that of the average.",
     "Weight decay falls on linear maps only; the authors' training decays convolutions too. The learning rate falls to "
     "0 (there to a hundredth of its peak), and there is no cool-down at its end.",
     "SOFT is that of the authors' code unless options=paper: landmarks through LayerNorm and GELU, a ridge of 0.01, a "

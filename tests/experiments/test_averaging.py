@@ -42,7 +42,7 @@ def test_checkpoints_and_weights_alone_can_be_averaged(tmp_path):
         optimizer.step()
         state = {"model": model, "optimizer": optimizer, "world": World()}
         checkpoint.save(tmp_path / str(step), step=step, seconds=0.0, config_hash="x", **state)
-    checkpoint.write_weights(tmp_path / "weights.safetensors", models[2], {})
+    checkpoint.write_weights(tmp_path / "weights.safetensors", models[2].state_dict(), {})
     paths = [*sorted(tmp_path.glob("*/step-*.safetensors")), tmp_path / "weights.safetensors"]
     assert len(paths) == 3
     mean = average_checkpoints(paths)

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from experiments import runner
 from experiments.__main__ import main
+from experiments.classify import AugmentConfig
 from experiments.domains.soft_images import SOFT_IMAGES, SoftStudy, heat_maps, residuals, task
 from experiments.errors import UserError
 from experiments.memory import peak_bytes
@@ -82,6 +83,20 @@ def test_published_numbers_belong_to_rows(recipe):
         for variant in recipe.variants(preset.study):
             assert all(hasattr(preset.study, name) for name in variant.changes)
             assert not variant.baseline or variant.baseline in {v.name for v in recipe.variants(preset.study)}
+
+
+def test_the_paper_preset_trains_as_the_authors_configuration_says(data):
+    """rand-m9-mstd0.5-inc1, erasing 0.25, mixup 0.8, CutMix 1, smoothing 0.1, an average of decay 0.99996."""
+    recipe = RECIPES["002-table1"]
+    small = {"image_size": 16, "stem_stride": 1, "landmarks": 4, "full_scale": False}
+    cell = expand(recipe, dataclasses.replace(recipe.presets["paper"].study, **small), data)[0]
+    assert cell.settings["augmentation"] == AugmentConfig(
+        crop="inception", smallest_crop=0.08, flip=True, randaug="rand-m9-mstd0.5-inc1", mixup=0.8, cutmix=1.0,
+        erase=0.25, smoothing=0.1,
+    )  # fmt: skip
+    assert (cell.train.ema, cell.train.weight_decay, cell.train.clip, cell.train.lr) == (0.99996, 0.05, 1.0, 1e-3)
+    others = [preset.study for name, preset in recipe.presets.items() if name != "paper"]
+    assert all((study.ema, study.randaug, study.cutmix, study.erase) == (0, "", 0, 0) for study in others)
 
 
 def test_what_is_dropped_depends_on_the_step_alone(data):

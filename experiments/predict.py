@@ -1,0 +1,131 @@
+"""`classify DIR IMAGE...`: the top classes of images by an exported model, and what its attention looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor, nn
+
+from experiments.data.imagefolder import square
+from experiments.domains.soft_images import attention_inputs
+from experiments.environment import choose_device
+from experiments.errors import UserError
+from experiments.exported import Exported, load
+from experiments.models.soft import SoftVisionTransformer
+from experiments.models.vit import ViT
+from experiments.pictures.views import CentralCrop
+from experiments.progress import say
+
+FITS: dict[str, Callable[[Image.Image, int], Image.Image]] = {
+    "shorter side": square,
+    "central crop": lambda image, side: CentralCrop(side)(image),
+}
+"""How test images were brought to their size: held in memory, or decoded lazily."""
+
+PROBABILITIES: dict[str, Callable[[Tensor], Tensor]] = {
+    "softmax": lambda logits: logits.softmax(-1),
+    "sigmoid": lambda logits: logits.sigmoid(),
+}
+
+
+@dataclass(frozen=True)
+class LayerMap:
+    """What one layer looks at in each image: weights (images, side, side), as they are, not normalised."""
+
+    name: str
+    weights: Tensor
+
+
+def classify(folder: Path, images: tuple[Path, ...], *, top: int, maps: Path | None, device: str) -> None:
+    """Say the `top` classes of every image with their probabilities, and draw attention maps to the file `maps`.
+
+    Classes that were not judged in training are left out; probabilities are over all of them.
+    """
+    if top < 1:
+        raise UserError(f"classify: --top must be at least 1, got {top}")
+    exported, on = load(folder), choose_device(device)
+    model = exported.model.to(on)
+    pixels = np.stack([read_image(path, exported.about["input"]) for path in images])
+    inputs = normalised(pixels, exported.about["input"]).to(on)
+    probabilities = predict(exported, inputs)
+    best = []
+    for path, found in zip(images, ranked(exported, probabilities, top), strict=True):
+        say(str(path))
+        for name, probability in found:
+            say(f"  {100 * probability:5.1f} %  {name}")
+        best.append(f"{found[0][0]}, {100 * found[0][1]:.0f} %")
+    if maps is not None:
+        from experiments.map_plots import draw_maps  # draws: nothing that predicting needs to load
+
+        draw_maps(maps, pixels, best, attention_maps(model, inputs))
+        say(f"attention maps: {maps}")
+
+
+def read_image(path: Path, wanted: dict[str, Any]) -> np.ndarray:
+    """The pixels (size, size, channels) uint8 of an image file, brought to size as test images were."""
+    try:
+        with Image.open(path) as image:
+            fitted = FITS[wanted["fit"]](image.convert("RGB"), wanted["size"])
+    except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
+        reason = "unknown format" if isinstance(error, UnidentifiedImageError) else str(error)
+        raise UserError(f"{path}: cannot be read as an image ({reason})") from None
+    if wanted["channels"] == 1:
+        return np.asarray(fitted.convert("L"))[..., None]
+    return np.asarray(fitted)
+
+
+def normalised(pixels: np.ndarray, wanted: dict[str, Any]) -> Tensor:
+    """(N, H, W, C) uint8 to what the model is given, (N, C, H, W)."""
+    return torch.from_numpy(pixels).permute(0, 3, 1, 2).float().div(wanted["divide"]).sub(wanted["subtract"])
+
+
+@torch.no_grad()
+def predict(exported: Exported, inputs: Tensor) -> Tensor:
+    """Probabilities (N, classes): softmax, or each class by itself for a model of the sigmoid loss."""
+    return PROBABILITIES[exported.about["loss"]](exported.model(inputs).float()).cpu()
+
+
+def ranked(exported: Exported, probabilities: Tensor, top: int) -> list[list[tuple[str, float]]]:
+    """For every image (class, probability) of the `top` judged classes, the likeliest first."""
+    classes, judged = exported.about["classes"], exported.about["judged"]
+    among = list(range(len(classes))) if judged is None else judged
+    values, places = probabilities[:, among].topk(min(top, len(among)))
+    return [
+        [(classes[among[place]], value) for value, place in zip(row.tolist(), at.tolist(), strict=True)]
+        for row, at in zip(values, places, strict=True)
+    ]
+
+
+def attention_maps(model: nn.Module, inputs: Tensor) -> list[LayerMap]:
+    """Mean over heads of the weights on each patch: those of the class token, or the mean over queries without one."""
+    if isinstance(model, ViT):
+        _, records = model.inspect(inputs)
+        side = model.config.image // model.config.patch
+        return [layer_map(f"layer {n}", record.weights, side) for n, record in enumerate(records, 1)]
+    assert isinstance(model, SoftVisionTransformer)
+    if model.config.method == "linformer":
+        raise UserError("classify --maps: linformer mixes tokens before it weighs them; it has no weight for each")
+    found = []
+    for stage, layers in enumerate(attention_inputs(model, inputs), 1):
+        for block, (layer, x, grid) in enumerate(layers, 1):
+            if not hasattr(layer, "weights"):
+                say(f"stage {stage}: its attention shows no weights and is not drawn")
+                continue
+            with torch.no_grad():
+                weights = layer.weights(x, grid, grid)  # type: ignore[operator]
+                found.append(layer_map(f"stage {stage}, {block}", weights, grid))
+    return found
+
+
+def layer_map(name: str, weights: Tensor, side: int) -> LayerMap:
+    """From weights (B, heads, n, n); of n = side² + 1 tokens the first is a class token."""
+    mean = weights.float().mean(1)
+    has_class_token = mean.shape[-1] > side * side
+    row = mean[:, 0, 1:] if has_class_token else mean.mean(1)
+    return LayerMap(name, row.unflatten(-1, (side, side)).cpu())
