@@ -305,4 +305,5 @@ def test_every_preparation_is_in_the_table():
         "iwslt14": "iwslt14",
         "wmt14": "wmt14",
         "europarl7": "europarl7",
+        "imagenet-shards": "imagenet",
     }

@@ -131,7 +131,7 @@ def scores_growth(case: Case) -> float:
     leading, q, k = leading_of(case), case.arrays["q"], case.arrays["k"]
     keys, queries = valid_keys(case.arrays, leading, k.shape[-2]), valid_queries(case.arrays, leading, q.shape[-2])
     q = np.where(of_input(queries[..., None], q), q, 0.0)
-    k = np.where(np.isfinite(k), k, 0.0)
+    q, k = (np.where(np.isfinite(x), x, 0.0) for x in (q, k))  # rows that see nothing may hold anything
     if case.op.startswith("linformer"):
         k = projected(case.arrays["proj_k"], np.where(keys_of_input(keys, k), k, 0.0), case)
     k = np.repeat(k, q.shape[-3] // k.shape[-3], axis=-3) if case.params.get("enable_gqa") else k
