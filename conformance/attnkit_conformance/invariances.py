@@ -78,7 +78,7 @@ def rerun(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[str]:
 def causal_prefix(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[str]:
     """Other finite values in the future change no bit before it."""
     case = make(LAST_CAUSAL)
-    tokens, moved = tokens_of(case), {name: x.copy() for name, x in case.arrays.items()}
+    tokens, moved = tokens_of(case), {name: x.copy(order="K") for name, x in case.arrays.items()}
     queries, keys = (tokens_first(axes, moved) for axes in (tokens.queries, tokens.keys))
     n_queries, n_keys = (len(next(iter(arrays.values()))) for arrays in (queries, keys))
     past = n_queries // 2
