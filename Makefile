@@ -56,6 +56,7 @@ emulated: install
 	@mkdir -p $(OUT)
 	$(BIN)/python -m attnkit_conformance run numpy-generic triton_interpreted jax_triton_interpreted pallas_interpreted cuda_cpu \
 	  --profile quick -k "not property" --html $(OUT)/conformance-emulated.html
+	$(BIN)/python -m pytest -q -m emulated tests/kernels
 
 # Every recipe in miniature; translation needs sentence pairs, which ATTNKIT_DATA names.
 IMAGES := 000-fig1 000-fig2 000-fig3 000-fig4 000-learned 002-table1 002-table4 002-table5 002-fig3 002-fig4

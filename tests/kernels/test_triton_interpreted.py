@@ -130,6 +130,7 @@ def test_gradients_that_are_added_in_any_order_conform(op: str, dtype: str) -> N
     assert [f"{result.id}\n{result.message}" for result in found if result.status != "pass"] == []
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("path", sorted(Path(__file__).parent.glob("in_interpreter*.py")), ids=lambda path: path.stem)
 def test_what_the_kit_does_not_ask(path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(path)]

@@ -96,6 +96,7 @@ def test_a_planted_bug_is_found(
     assert result.checks & checks, result.message
 
 
+@pytest.mark.emulated
 def test_what_the_kit_does_not_ask() -> None:
     here = Path(__file__)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
