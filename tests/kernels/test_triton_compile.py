@@ -24,6 +24,8 @@ from triton.compiler import ASTSource  # noqa: E402
 from attnkit.backends.torch import triton_launch, triton_pointwise, triton_statistics  # noqa: E402
 from attnkit.kernels.triton.blocks import Tile  # noqa: E402
 
+from .interpreted import later  # noqa: E402
+
 NVIDIA = Path(str(importlib.util.find_spec("triton").origin)).parent / "backends" / "nvidia" / "bin"  # type: ignore[union-attr]
 CUOBJDUMP = NVIDIA / "cuobjdump"
 MEMORY = {80: 163 * 1024, 90: 227 * 1024}  # of a multiprocessor, for one program
@@ -119,8 +121,8 @@ HEAVY = ("forward", "backward_queries", "backward_keys")
 @pytest.mark.parametrize(
     ("dtype", "d", "capability", "activation"),
     [
-        (torch.float16, 64, 80, "sigmoid"),
-        (torch.float16, 128, 80, "relu"),
+        later(torch.float16, 64, 80, "sigmoid"),
+        later(torch.float16, 128, 80, "relu"),
         (torch.bfloat16, 64, 90, "relu"),
         (torch.bfloat16, 128, 90, "sigmoid"),
         (torch.float32, 64, 80, "relu"),
