@@ -123,6 +123,7 @@ def test_a_planted_bug_is_found(
     assert result.checks & checks, result.message
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize(("op", "dtype"), [("pointwise_attention", "float16"), ("gaussian_attention", "float32")])
 def test_gradients_that_are_added_in_any_order_conform(op: str, dtype: str) -> None:
     adapter = WorkerAdapter("triton_interpreted-atomic", TARGET.replace(":Interpreted", ":Atomic"), MODE)

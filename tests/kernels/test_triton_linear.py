@@ -86,6 +86,7 @@ def test_conforms(interpreted: WorkerAdapter) -> None:
     assert [f"{result.id}\n{result.message}" for result in results if result.status == "fail"] == []
 
 
+@pytest.mark.emulated
 def test_segments_conform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     adapter = worker(tmp_path, monkeypatch)
     every = list(core.cases(OP, "full", adapter.dtypes))
@@ -184,6 +185,7 @@ def test_no_spills_enough_memory_and_tensor_cores(
 LONG_SUMS = ("rows", "gradient_queries", "gradient_keys", "gradient_values")
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize(
     ("dtype", "d", "capability"),
     [
