@@ -7,13 +7,13 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from experiments import checkpoint
 from experiments.ema import MovingAverage, decay_at
 from experiments.metrics import read_metrics
 from experiments.optim import TrainConfig
 from experiments.report import write_report
 from experiments.train import weights_in_place
 from experiments.world import World
+from tests.experiments.stopping import stopped_after
 
 CELL = "relu-alpha1-seed0"
 CPU = torch.device("cpu")
@@ -56,20 +56,11 @@ def test_weights_are_put_back_bit_for_bit():
     assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
 
 
-def test_judged_beside_the_weights_and_resumed_as_if_never_stopped(tiny, tmp_path, monkeypatch):
+def test_judged_beside_the_weights_and_resumed_as_if_never_stopped(tiny, tmp_path):
     settings = ("ema=0.6", "evaluate_every=2", "lr=0.01")
     plain, whole = tiny(tmp_path / "plain", *settings[1:]), tiny(tmp_path / "whole", *settings)
-    save = checkpoint.save
-
-    def save_then_stop(folder, *, step, **state):
-        save(folder, step=step, **state)
-        if step == 4:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "save", save_then_stop)
-        with pytest.raises(KeyboardInterrupt):
-            tiny(tmp_path / "out", *settings)
+    with stopped_after(4):
+        tiny(tmp_path / "out", *settings)
     out = tiny(tmp_path / "out", *settings, resume=True)
     rows, without = (
         [row["evaluation"] for row in read_metrics(run / "cells" / CELL / "metrics.jsonl") if "evaluation" in row]

@@ -7,9 +7,9 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from experiments import checkpoint
 from experiments.adafactor import Adafactor
 from experiments.optim import TrainConfig, learning_rate, make_optimizer
+from tests.experiments.stopping import stopped_after
 
 SHAPES = ((32, 40), (40, 31), (33,))  # in factors, a side too short, no matrix
 CELL = "cells/relu-alpha1-seed0"
@@ -115,18 +115,10 @@ def test_an_optimiser_that_there_is_not_is_named():
 
 
 def test_adafactor_is_resumed_to_the_bit_and_takes_a_step_in_parts(tiny, tmp_path, monkeypatch):
-    save, settings = checkpoint.save, ("optimizer=adafactor", "accumulate=2", "softmax=no")
+    settings = ("optimizer=adafactor", "accumulate=2", "softmax=no")
     monkeypatch.setattr("experiments.claims.measure", dict)
-
-    def save_then_stop(folder, *, step, **state):
-        save(folder, step=step, **state)
-        if step == 4:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "save", save_then_stop)
-        with pytest.raises(KeyboardInterrupt):
-            tiny(tmp_path / "out", *settings, recipe="000-fig2")
+    with stopped_after(4):
+        tiny(tmp_path / "out", *settings, recipe="000-fig2")
     stored = load_file(tmp_path / "out" / CELL / "checkpoints" / "step-00000004.safetensors")
     assert {x.dtype for name, x in stored.items() if name.endswith(".momentum")} == {torch.bfloat16}
     assert any(name.endswith(".rows") for name in stored)

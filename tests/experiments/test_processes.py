@@ -10,11 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from experiments import checkpoint, runner
+from experiments import runner
 from experiments.errors import UserError
 from experiments.metrics import read_metrics
 from experiments.world import World
 
+from .stopping import stopped_after
 from .translation_cases import TINY
 
 CELL, GATED = Path("cells", "relu-alpha1-seed0"), Path("cells", "relu-alpha1-gate-seed0")
@@ -106,19 +107,11 @@ def test_two_processes_equal_one(corpus, tmp_path):
     assert_equal_runs(tmp_path / "out", pairs, Path("cells", "reluformer-seed0"), left_out=("decode_seconds",))
 
 
-def test_a_run_goes_on_in_parts_on_another_number_of_processes(whole, tiny, tmp_path, monkeypatch):
+def test_a_run_goes_on_in_parts_on_another_number_of_processes(whole, tiny, tmp_path):
     """Stopped in one process, resumed by two of which each holds a part (FSDP2)."""
-    out, save = tmp_path / "out", checkpoint.save
-
-    def save_then_stop(folder, *, step, **state):
-        save(folder, step=step, **state)
-        if step == 4:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "save", save_then_stop)
-        with pytest.raises(KeyboardInterrupt):
-            tiny(out, *SETTINGS)
+    out = tmp_path / "out"
+    with stopped_after(4):
+        tiny(out, *SETTINGS)
     assert read_metrics(out / CELL / "metrics.jsonl")[-1]["step"] == 4
     done = together(tmp_path, 2, request(out, sharding="fsdp", resume=True))
     assert done.returncode == 0, done.stderr

@@ -156,7 +156,7 @@ def test_landmarks_of_nystromformer_are_means_of_windows():
     q_marks, k_marks = (attnkit.landmarks.average_pool(y, 6, 6, 2) for y in (q, k))
     left, middle, right = ((a @ b.mT / 2).softmax(-1) for a, b in ((q, k_marks), (q_marks, k_marks), (q_marks, k)))
     layer.attention.options["inverse_steps"] = 40
-    torch.testing.assert_close(layer.weights(x, 6, 6), left @ torch.linalg.inv(middle) @ right, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(layer.weights(x, 6, 6), left @ torch.linalg.inv(middle) @ right)
 
 
 def test_the_soft_layer_of_the_last_stage_is_the_whole_gaussian():
@@ -166,7 +166,7 @@ def test_the_soft_layer_of_the_last_stage_is_the_whole_gaussian():
     layer, x = model.stages[-1].blocks[0].attention, 6 * torch.randn(1, 5, 96).double()
     q, v = (p(x).unflatten(-1, (3, 32)).transpose(1, 2) for p in (layer.attention.q_proj, layer.attention.v_proj))
     expected = attnkit.gaussian_attention(q, q, v).transpose(1, 2).flatten(2)
-    torch.testing.assert_close(layer(x, 2, 2), layer.attention.out_proj(expected), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(layer(x, 2, 2), layer.attention.out_proj(expected))
     # tokens far from each other make A the identity, on which Algorithm 2 as printed falls to 0
     assert not layer(20 * x, 2, 2).any()
 

@@ -8,12 +8,13 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from attnkit.nn import MultiHeadAttention
-from experiments import checkpoint, diagnosis
+from experiments import diagnosis
 from experiments.classify import ImageTask
 from experiments.errors import Diverged, UserError
 from experiments.files import sha256, written_aside
 from experiments.metrics import read_metrics
 from experiments.optim import TrainConfig, learning_rate, make_optimizer
+from tests.experiments.stopping import stopped_after
 
 
 def test_warmup_is_linear_and_cosine_ends_at_zero():
@@ -167,19 +168,10 @@ def test_parts_of_a_batch_give_the_same_run(tiny, tmp_path):
 
 
 @pytest.fixture
-def interrupted(tiny, tmp_path, monkeypatch):
+def interrupted(tiny, tmp_path):
     """A study stopped after the checkpoint of step 4 of 6; returns (out, checkpoints of its first cell)."""
-    save = checkpoint.save
-
-    def save_then_stop(folder, *, step, **state):
-        save(folder, step=step, **state)
-        if step == 4:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "save", save_then_stop)
-        with pytest.raises(KeyboardInterrupt):
-            tiny(tmp_path / "out")
+    with stopped_after(4):
+        tiny(tmp_path / "out")
     return tmp_path / "out", tmp_path / "out" / "cells" / "relu-alpha1-seed0" / "checkpoints"
 
 
