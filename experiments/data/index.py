@@ -3,6 +3,7 @@
     DATA/train/CLASS/image  DATA/val/CLASS/image      a directory (ImageFolder)
     DATA.zip, DATA/*.zip, DATA/train/*.zip            zips with the same paths inside
     DATA/*train*.tar  DATA/*val*.tar  DATA/train/*.tar  tar shards as webdataset writes them
+    DATA/ILSVRC2012_img_{train,val}.tar               as published, with the development kit beside them
 
 A shard is read once, for the places of its members; from then on any sample is one read at an offset. webdataset itself
 streams shards through a shuffle buffer, whose order depends on the number of readers and on how far each of them has
@@ -12,7 +13,7 @@ knows its samples from (seed, step) alone, whoever reads them.
 Samples are numbered by split, class and name, whatever holds them, so a directory, a zip and shards of the same images
 train the same run. Splits are recognised by the words train, training, test, val, valid, validation in the name or
 folder of an archive, or in the path inside. The class of an image in a shard is its `.cls` (a number) where there is
-one, else the folder it is in; `classes.txt` beside the shards names the numbers.
+one, else the folder it is in; `classes.txt` beside the shards names the numbers. A tar inside a tar is a class.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ import re
 import struct
 import tarfile
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 import numpy as np
 
+from experiments.data import ilsvrc
 from experiments.data.imagefolder import SPLITS, SUFFIXES
 from experiments.errors import UserError
 from experiments.files import written_aside
@@ -155,9 +157,15 @@ def _contents(data: str, root: Path, files: tuple[str, ...]) -> Iterator[_Found]
     for number, name in enumerate(progress(files, "indexing")):
         path = root / name
         try:
-            yield from (_tar if path.suffix.lower() == ".tar" else _zip)(path, name, number)
+            yield from _reader(path)(path, name, number)
         except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
             raise UserError(f"--data {data}: {name} cannot be read as an archive ({error})") from None
+
+
+def _reader(path: Path) -> Callable[[Path, str, int], Iterator[_Found]]:
+    if path.name == ilsvrc.VALIDATION:
+        return _ilsvrc_validation
+    return _tar if path.suffix.lower() == ".tar" else _zip
 
 
 def _directory(root: Path) -> Iterator[_Found]:
@@ -195,6 +203,9 @@ def _tar(path: Path, name: str, number: int) -> Iterator[_Found]:
             if not member.isfile() or not split:
                 continue
             place = PurePosixPath(member.name)
+            if place.suffix.lower() == ".tar":
+                yield from _class_in_a_tar(archive, member, split, number)
+                continue
             key = str(place.parent / place.name.partition(".")[0])  # webdataset: up to the first dot of the file's name
             if _is_image(member.name):
                 if key in images:
@@ -210,6 +221,25 @@ def _tar(path: Path, name: str, number: int) -> Iterator[_Found]:
         if key not in classes and not image.folder:
             raise UserError(f"{path}: {image.name} has neither a .cls nor a folder that is its class")
         yield image._replace(number=classes.get(key, -1))
+
+
+def _class_in_a_tar(archive: tarfile.TarFile, member: tarfile.TarInfo, split: str, number: int) -> Iterator[_Found]:
+    """The images of a class that has a tar of its own in another one, by their places in the outer one."""
+    folder = PurePosixPath(member.name).stem
+    with tarfile.open(fileobj=archive.extractfile(member), mode="r:") as inner:
+        for image in inner:
+            if image.isfile() and _is_image(image.name):
+                name, offset = f"{folder}/{image.name}", member.offset_data + image.offset_data
+                yield _Found(split, folder, -1, name, number, offset, image.size)
+
+
+def _ilsvrc_validation(path: Path, name: str, number: int) -> Iterator[_Found]:
+    classes = ilsvrc.validation_classes(path.parent / ilsvrc.DEVKIT)
+    with tarfile.open(path, "r:") as archive:
+        for member in archive:
+            if member.isfile() and _is_image(member.name):
+                folder = ilsvrc.class_of(member.name, classes, path)
+                yield _Found("test", folder, -1, member.name, number, member.offset_data, member.size)
 
 
 def _is_image(name: str) -> bool:

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from experiments.data import archives
 from experiments.data.lines import read_lines
 from experiments.data.pairs import PairRequest, load_pairs
-from experiments.data.prepare import PREPARE, archives, europarl7, iwslt14, wmt14
+from experiments.data.prepare import PREPARE, europarl7, iwslt14, wmt14
 from experiments.data.prepare.cleaning import clean, count_words
 from experiments.errors import UserError
 from experiments.files import sha256

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from experiments.data import archives
 from experiments.data.lines import DOCUMENT_MARK, require_aligned
-from experiments.data.prepare import archives
 from experiments.data.prepare.writing import checksums, require_counts, write
 
 LANGUAGES = ("en", "de")

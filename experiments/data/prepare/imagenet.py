@@ -1,8 +1,8 @@
 """ImageNet-1k (ILSVRC2012) as tar shards that webdataset and `experiments.data.index` read.
 
-What is expected are the two archives of images unpacked as directories or zips, train/SYNSET/*.JPEG and
-val/SYNSET/*.JPEG: the labels of the validation images come in the development kit, and sorting them into folders is
-done by the usual scripts. Shards hold images in random order (the same for everybody), so that reading a few shards at
+What is read is whatever the index knows: the two archives of images as published beside the development kit, whose file
+says the classes of the validation images, or their images in directories or zips, train/SYNSET/*.JPEG and
+val/SYNSET/*.JPEG. Shards hold images in random order (the same for everybody), so that reading a few shards at
 a time (order=shards) still mixes classes.
 """
 
@@ -30,8 +30,9 @@ def prepare(
     """Write train-NNNNNN.tar and val-NNNNNN.tar of `per_shard` images, classes.txt and the manifest; returns it.
 
     A sample is CLASS/NAME with the encoded image, as it is, and `.cls`, the place of its class in classes.txt (sorted).
-    The shards are the same, byte for byte, whenever they are written. Errors: UserError if counts differ from
-    `expected`, naming the classes whose validation images are not as many as those of most; if `out` holds shards.
+    The shards are the same, byte for byte, whenever and from whichever of these they are written. Errors: UserError if
+    counts differ from `expected`, naming the classes whose validation images are not as many as those of most; if `out`
+    holds shards.
     """
     if any(out.glob("*.tar")):
         raise UserError(f"{out}: holds tar files; choose another directory")
@@ -70,7 +71,7 @@ def _write(path: Path, index: ImageIndex, ids: np.ndarray) -> None:
     with written_aside(path) as aside, aside.open("wb") as file, TarWriter(file, encoder=False, mtime=0) as writer:
         for i in ids:
             place, label = index.place(i), int(index.labels[i])
-            name = PurePosixPath(place.name)
+            name = PurePosixPath(index.names[i].decode())
             if "." in name.stem:
                 raise UserError(f"{place.name}: a name with two dots cannot be the key of a sample in a shard")
             key = f"{index.classes[label]}/{name.stem}"

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from experiments.data import archives
 from experiments.data.lines import require_aligned
-from experiments.data.prepare import archives
 from experiments.data.prepare.cleaning import clean, count_words
 from experiments.data.prepare.writing import checksums, require_counts, write
 from experiments.errors import UserError
