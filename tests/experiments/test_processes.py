@@ -20,8 +20,8 @@ from .translation_cases import TINY
 
 CELL, GATED = Path("cells", "relu-alpha1-seed0"), Path("cells", "relu-alpha1-gate-seed0")
 SETTINGS = (
-    *("activations=relu", "alphas=1", "image_size=8", "patch=4", "train_images=60", "test_images=30"),
-    *("steps=6", "batch=12", "checkpoint_every=2", "ema=0.6"),
+    *("activations=relu", "alphas=1", "image_size=8", "patch=4", "train_images=0", "test_images=0"),
+    *("steps=6", "batch=6", "checkpoint_every=2", "ema=0.6", "lazy=true", "crop=inception"),
 )
 WEIGHTS, AVERAGE = "weights.safetensors", "weights_ema.safetensors"
 NUMBERS = ("loss", "grad_norm", "lr")
@@ -88,9 +88,9 @@ def assert_equal_runs(ours, theirs, cell=CELL, left_out=()):
 
 
 @pytest.fixture
-def whole(tiny, tmp_path):
-    """The run in one process."""
-    return tiny(tmp_path / "whole", *SETTINGS)
+def whole(tiny, image_folder, tmp_path):
+    """The run in one process, which decodes every image when a step needs it."""
+    return tiny(tmp_path / "whole", *SETTINGS, data=str(image_folder))
 
 
 def test_two_processes_equal_one(corpus, tmp_path):
@@ -107,24 +107,24 @@ def test_two_processes_equal_one(corpus, tmp_path):
     assert_equal_runs(tmp_path / "out", pairs, Path("cells", "reluformer-seed0"), left_out=("decode_seconds",))
 
 
-def test_a_run_goes_on_in_parts_on_another_number_of_processes(whole, tiny, tmp_path):
-    """Stopped in one process, resumed by two of which each holds a part (FSDP2)."""
+def test_a_run_goes_on_in_parts_on_another_number_of_processes(whole, tiny, image_folder, tmp_path):
+    """Stopped in one process, resumed by two of which each holds a part (FSDP2) and has its images decoded by another."""
     out = tmp_path / "out"
     with stopped_after(4):
-        tiny(out, *SETTINGS)
+        tiny(out, *SETTINGS, data=str(image_folder))
     assert read_metrics(out / CELL / "metrics.jsonl")[-1]["step"] == 4
-    done = together(tmp_path, 2, request(out, sharding="fsdp", resume=True))
+    done = together(tmp_path, 2, request(out, data=str(image_folder), sharding="fsdp", workers=1, resume=True))
     assert done.returncode == 0, done.stderr
     assert_equal_runs(out, whole)
     stored, weights = (load_file(out / CELL / name) for name in ("checkpoints/step-00000006.safetensors", WEIGHTS))
     assert all(torch.equal(stored[f"model.{name}"], x) for name, x in weights.items()), "parts are saved whole"
 
 
-def test_a_process_that_fails_ends_the_job_with_its_error(whole, tmp_path):
+def test_a_process_that_fails_ends_the_job_with_its_error(whole, image_folder, tmp_path):
     """In its second cell. The first one, of images mixed with their neighbours, equals that of one process, the moving
     average of its weights too.
     """
-    done = together(tmp_path, 2, request(tmp_path / "out"), fault="fail")
+    done = together(tmp_path, 2, request(tmp_path / "out", data=str(image_folder)), fault="fail")
     assert done.returncode != 0
     assert "this process has had enough" in done.stderr
     assert not (tmp_path / "out" / GATED / "result.json").exists()
