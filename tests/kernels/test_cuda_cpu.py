@@ -17,6 +17,7 @@ from attnkit_conformance.judge import judge
 from tests.library.arrays import assert_agrees
 
 from .emulated import assert_found, draw
+from .selection import first_now
 
 DTYPES = {
     "pointwise_attention": ("float64", "float32", "bfloat16", "float16"),
@@ -107,7 +108,7 @@ def case_of(scene: str) -> Case:
     return next(case for case in found if case.id.split("/")[2].split(".")[0] == scene)
 
 
-@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.parametrize("name", first_now(PLANTED))
 def test_a_planted_bug_is_found(name: str) -> None:
     file, before, after, scene, checks = PLANTED[name]
     assert_found(Forward("planted", {file: (before, after)}), case_of(scene), checks)
@@ -124,7 +125,7 @@ IN_GRADIENTS: dict[str, tuple[str, str, str, set[str]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", IN_GRADIENTS)
+@pytest.mark.parametrize("name", first_now(IN_GRADIENTS))
 def test_a_planted_bug_in_the_gradients_is_found(name: str) -> None:
     before, after, scene, checks = IN_GRADIENTS[name]
     failed = core.check(CudaOnCpu("planted", {"pointwise_gradients.cuh": (before, after)}), case_of(scene))
@@ -164,7 +165,7 @@ KERNEL_FAULTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", KERNEL_FAULTS)
+@pytest.mark.parametrize("name", first_now(KERNEL_FAULTS))
 def test_what_a_kernel_must_not_do_ends_its_launch(name: str) -> None:
     file, before, after, message = KERNEL_FAULTS[name]
     wrong = Forward("planted", {file: (before, after)})

@@ -15,6 +15,7 @@ from attnkit_conformance.judge import judge
 from tests.library.arrays import assert_agrees
 
 from .emulated import assert_found
+from .selection import first_now, later
 
 OP = "newton_inverse"
 
@@ -64,7 +65,7 @@ PLANTED: dict[str, tuple[str, str, str, set[str]]] = {
 """By name: text and what takes its place, the scene of a sample and the checks one of which has to fail."""
 
 
-@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.parametrize("name", first_now(PLANTED))
 def test_a_planted_bug_is_found(name: str) -> None:
     before, after, scene, checks = PLANTED[name]
     assert_found(CudaOnCpu("planted", {"newton.cuh": (before, after)}), case_of(scene), checks)
@@ -122,7 +123,7 @@ def test_larger_matrices_are_refused() -> None:
     assert "more than 64 rows" in str(newton.unserved(np.zeros((65, 65))))
 
 
-@pytest.mark.parametrize(("dtype", "capability"), [("float32", 80), ("float64", 90)])
+@pytest.mark.parametrize(("dtype", "capability"), [("float32", 80), later("float64", 90)])
 def test_no_spills_and_enough_memory(dtype: str, capability: int, tmp_path: Path) -> None:
     from .test_cuda_compile import MEMORY, Noting, compiled
 

@@ -15,6 +15,7 @@ from attnkit_conformance.case import Case, numpy_dtype
 from tests.library.arrays import assert_agrees
 
 from .emulated import assert_found, draw
+from .selection import first_now, later
 
 JUDGED = (
     ("row_statistics", "float32", "cross.sigmoid_attention"),
@@ -74,7 +75,7 @@ PLANTED: dict[str, tuple[str, str, str, set[str]]] = {
 """By name: text of statistics.cuh and what takes its place, the beginning of a sample's name, checks that may fail."""
 
 
-@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.parametrize("name", first_now(PLANTED))
 def test_a_planted_bug_is_found(name: str) -> None:
     before, after, scene, checks = PLANTED[name]
     wrong = CudaOnCpu("planted", {"statistics.cuh": (before, after)})
@@ -105,9 +106,9 @@ def test_the_activations_with_exact_zeros_are_those_of_the_library() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "d", "capability"), [("float16", 64, 80), ("bfloat16", 128, 90), ("float32", 64, 80)]
+    ("dtype", "d", "capability"), [later("float16", 64, 80), ("bfloat16", 128, 90), later("float32", 64, 80)]
 )
-@pytest.mark.parametrize("pairs", [False, True], ids=["plain", "pairs"])
+@pytest.mark.parametrize("pairs", [later(False), True], ids=["plain", "pairs"])
 def test_no_spills_and_enough_memory(dtype: str, d: int, capability: int, pairs: bool, tmp_path: Path) -> None:
     from .test_cuda_compile import MEMORY, Noting, compiled
 

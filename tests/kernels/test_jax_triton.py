@@ -11,6 +11,8 @@ import pytest
 from attnkit_conformance.judge import judge
 from attnkit_conformance.worker import WorkerAdapter
 
+from .selection import FEW
+
 pytest.importorskip("triton", reason="triton is not installed")
 pytest.importorskip("jax", reason="jax is not installed")
 
@@ -56,12 +58,13 @@ print("lowered")
 
 def test_conforms() -> None:
     adapter = WorkerAdapter("jax_triton_interpreted", TARGET, {"TRITON_INTERPRET": "1"})
-    results = list(judge([adapter], "quick", "not property", ("float32",), ops=("pointwise_attention",)))
+    results = list(judge([adapter], "quick", FEW, ("float32",), ops=("pointwise_attention",)))
     adapter.close()
     assert [f"{result.id}\n{result.message}" for result in results if result.status == "fail"] == []
-    assert sum(result.status == "pass" for result in results) >= 3
+    assert sum(result.status == "pass" for result in results) >= 2
 
 
+@pytest.mark.emulated
 def test_forward_and_gradients_are_lowered_and_triton_compiles_on(tmp_path: Path) -> None:
     for module, package in (("jax_triton", "jax-triton"), ("jax_cuda13_plugin", "jax-cuda13-plugin")):
         if importlib.util.find_spec(module) is None:

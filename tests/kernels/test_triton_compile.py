@@ -24,7 +24,7 @@ from triton.compiler import ASTSource  # noqa: E402
 from attnkit.backends.torch import triton_launch, triton_pointwise, triton_statistics  # noqa: E402
 from attnkit.kernels.triton.blocks import Tile  # noqa: E402
 
-from .interpreted import later  # noqa: E402
+from .selection import later  # noqa: E402
 
 NVIDIA = Path(str(importlib.util.find_spec("triton").origin)).parent / "backends" / "nvidia" / "bin"  # type: ignore[union-attr]
 CUOBJDUMP = NVIDIA / "cuobjdump"
@@ -124,9 +124,9 @@ HEAVY = ("forward", "backward_queries", "backward_keys")
         later(torch.float16, 64, 80, "sigmoid"),
         later(torch.float16, 128, 80, "relu"),
         (torch.bfloat16, 64, 90, "relu"),
-        (torch.bfloat16, 128, 90, "sigmoid"),
-        (torch.float32, 64, 80, "relu"),
-        (torch.float32, 64, 90, "sigmoid"),
+        later(torch.bfloat16, 128, 90, "sigmoid"),
+        later(torch.float32, 64, 80, "relu"),
+        later(torch.float32, 64, 90, "sigmoid"),
     ],
     ids=str,
 )
@@ -146,7 +146,12 @@ def test_no_spills_enough_memory_and_tensor_cores(
 
 @pytest.mark.parametrize(
     ("dtype", "d", "capability"),
-    [(torch.bfloat16, 64, 80), (torch.float16, 128, 80), (torch.bfloat16, 128, 90), (torch.float32, 128, 80)],
+    [
+        (torch.bfloat16, 128, 90),
+        later(torch.bfloat16, 64, 80),
+        later(torch.float16, 128, 80),
+        later(torch.float32, 128, 80),
+    ],
     ids=str,
 )
 def test_distances_spill_nothing(compile_for: Any, dtype: torch.dtype, d: int, capability: int) -> None:
@@ -160,7 +165,7 @@ def test_distances_spill_nothing(compile_for: Any, dtype: torch.dtype, d: int, c
 
 @pytest.mark.parametrize(
     ("dtype", "d", "capability"),
-    [(torch.float16, 64, 80), (torch.bfloat16, 64, 90), (torch.bfloat16, 128, 90)],
+    [later(torch.float16, 64, 80), (torch.bfloat16, 64, 90), later(torch.bfloat16, 128, 90)],
     ids=str,
 )
 def test_one_kernel_for_all_gradients_spills_nothing(
@@ -192,6 +197,7 @@ def launches_with_statistics(
     return {launch.kernel.fn.__name__: launch for launch in made}
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize(("fields", "own"), [("total", {}), ("maximum", triton_pointwise.GAUSSIAN)], ids=str)
 def test_statistics_alone_compile_with_every_option(compile_for: Any, fields: str, own: dict[str, Any]) -> None:
     q = torch.empty(2, 4, 100, 64, dtype=torch.float16)
@@ -204,10 +210,10 @@ def test_statistics_alone_compile_with_every_option(compile_for: Any, fields: st
 @pytest.mark.parametrize(
     ("dtype", "d", "capability", "own"),
     [
-        (torch.float16, 64, 80, {}),
-        (torch.bfloat16, 64, 90, triton_pointwise.GAUSSIAN),
+        later(torch.float16, 64, 80, {}),
+        later(torch.bfloat16, 64, 90, triton_pointwise.GAUSSIAN),
         (torch.bfloat16, 128, 90, {}),
-        (torch.float32, 128, 90, {}),
+        later(torch.float32, 128, 90, {}),
     ],
     ids=str,
 )
@@ -223,6 +229,7 @@ def test_statistics_spill_nothing(
         assert kernel.tensor_core_instructions() >= 2, f"{name} multiplies without tensor cores"
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("own", [{"activation": "gelu", "shift": "-log_length"}, triton_pointwise.GAUSSIAN], ids=str)
 def test_every_option_compiles_and_has_enough_memory(own: dict[str, Any], compile_for: Any) -> None:
     q, v = torch.empty(2, 4, 100, 128, dtype=torch.bfloat16), torch.empty(2, 4, 100, 100, dtype=torch.bfloat16)

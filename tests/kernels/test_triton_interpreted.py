@@ -12,7 +12,8 @@ from attnkit_conformance import core
 from attnkit_conformance.judge import judge
 from attnkit_conformance.worker import WorkerAdapter
 
-from .interpreted import MODE, TARGET, later
+from .interpreted import MODE, TARGET
+from .selection import FEW, later
 
 pytest.importorskip("triton", reason="triton is not installed")
 
@@ -77,14 +78,21 @@ class Wrong(Interpreted):
 """
 
 
-@pytest.mark.parametrize("op", OPS)
-def test_conforms(op: str, interpreted: WorkerAdapter) -> None:
-    expression = None if op == "pointwise_attention" else "not property"
+@pytest.mark.parametrize(
+    ("op", "expression"),
+    [
+        ("pointwise_attention", FEW),
+        ("gaussian_attention", FEW),
+        *(later(op, None if op == "pointwise_attention" else "not property") for op in OPS),
+    ],
+)
+def test_conforms(op: str, expression: str | None, interpreted: WorkerAdapter) -> None:
     results = list(judge([interpreted], "quick", expression, DTYPES[op], ops=(op,)))
     assert {result.dtype for result in results} == {*DTYPES[op]}
     assert [f"{result.id}\n{result.message}" for result in results if result.status != "pass"] == []
 
 
+@pytest.mark.emulated
 def test_statistics_conform(interpreted: WorkerAdapter) -> None:
     results = list(judge([interpreted], "quick", "not property", ("float32",), ops=("attention_with_statistics",)))
     named = {result.id.split("/")[2].split(".")[1] for result in results if result.status == "pass"}
@@ -101,7 +109,7 @@ def test_statistics_conform(interpreted: WorkerAdapter) -> None:
         later(
             "pointwise", "pointwise.valid_keys", "one_key_more", "causal-padded", {"bound", "nonfinite", "null_rows"}
         ),
-        ("gaussian", "pointwise_gradients.whole_sum", "products_alone", "cross", {"bound"}),
+        later("gaussian", "pointwise_gradients.whole_sum", "products_alone", "cross", {"bound"}),
         later("gaussian", "distances.mean_of", "nowhere", "offset", {"bound"}),
         later("gaussian", "distances.visible_pairs", "every_pair", "causal-padded", {"nonfinite"}),
         ("statistics", "statistics.logarithm", "no_logarithm", "cross", {"bound"}),

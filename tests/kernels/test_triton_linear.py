@@ -14,7 +14,8 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from attnkit.backends.torch import triton_launch, triton_linear, triton_linear_launch
 
-from .interpreted import MODE, later
+from .interpreted import MODE
+from .selection import FEW, later
 from .test_triton_compile import MEMORY, compiled
 
 OP = "linear_attention"
@@ -80,9 +81,10 @@ def worker(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str = "load_stat
     return WorkerAdapter("segmented", f"{module}:{'Wrong' if wrong else 'Segmented'}", MODE)
 
 
-def test_conforms(interpreted: WorkerAdapter) -> None:
-    results = list(judge([interpreted], "quick", None, interpreted.dtypes, ops=(OP,)))
-    assert {result.dtype for result in results if result.status == "pass"} == {"float32", "float16"}
+@pytest.mark.parametrize(("expression", "dtypes"), [(FEW, ("float32",)), later(None, ("float32", "float16"))])
+def test_conforms(expression: str | None, dtypes: tuple[str, ...], interpreted: WorkerAdapter) -> None:
+    results = list(judge([interpreted], "quick", expression, dtypes, ops=(OP,)))
+    assert {result.dtype for result in results if result.status == "pass"} == {*dtypes}
     assert [f"{result.id}\n{result.message}" for result in results if result.status == "fail"] == []
 
 
@@ -158,18 +160,18 @@ def gate(made: dict[str, triton_launch.Launch], capability: int, folder: Path) -
             assert kernel.tensor_core_instructions() >= 2, f"{name} multiplies without tensor cores"
 
 
-@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+@pytest.mark.parametrize("causal", [True, later(False)], ids=["causal", "full"])
 @pytest.mark.parametrize(
     ("dtype", "d", "capability"),
     [
         later(torch.float16, 64, 80),
-        (torch.float16, 64, 90),
+        later(torch.float16, 64, 90),
         later(torch.bfloat16, 64, 80),
         (torch.bfloat16, 64, 90),
         later(torch.bfloat16, 128, 80),
-        (torch.bfloat16, 128, 90),
-        (torch.float32, 64, 80),
-        (torch.float32, 64, 90),
+        later(torch.bfloat16, 128, 90),
+        later(torch.float32, 64, 80),
+        later(torch.float32, 64, 90),
     ],
     ids=str,
 )
@@ -205,6 +207,7 @@ def test_long_sums_do_not_spill(
     gate({name: made[name] for name in LONG_SUMS}, capability, tmp_path)
 
 
+@pytest.mark.emulated
 def test_every_option_compiles(tmp_path: Path) -> None:
     q, k, v = (torch.empty(2, *shape, dtype=torch.bfloat16) for shape in ((4, 700, 40), (2, 900, 40), (2, 900, 24)))
     options = {

@@ -16,7 +16,8 @@ pytest.importorskip("triton", reason="triton is not installed")
 import attnkit
 from attnkit.backends.torch import triton_launch, triton_newton
 
-from .interpreted import MODE, later
+from .interpreted import MODE
+from .selection import later
 from .test_triton_compile import MEMORY, compiled
 
 OP = "newton_inverse"
@@ -89,13 +90,14 @@ def checked(adapter: WorkerAdapter, name: str) -> Any:
     return core.check(adapter, case)
 
 
-@pytest.mark.parametrize("op", [OP, "soft_attention"])
+@pytest.mark.parametrize("op", [OP, later("soft_attention")])
 def test_conforms(op: str, interpreted: WorkerAdapter) -> None:
     results = list(judge([interpreted], "quick", None, ("float32",), ops=(op,)))
     assert {result.dtype for result in results} == {"float32"}
     assert [f"{result.id}\n{result.message}" for result in results if result.status != "pass"] == []
 
 
+@pytest.mark.emulated
 def test_three_tf32_products_are_enough(with_other: Any) -> None:
     """Of operands that are rounded as `cvt.rna` does, which the compiler puts before them."""
     result = checked(with_other("product", "three_products"), "not-symmetric")
@@ -106,7 +108,7 @@ def test_three_tf32_products_are_enough(with_other: Any) -> None:
     ("name", "other", "case"),
     [
         later("product", "one_product", "random"),
-        ("step", "half_step", "random"),
+        later("step", "half_step", "random"),
         later("start_gradient", "constant_norm", "init-scale"),
     ],
 )
@@ -127,8 +129,8 @@ def launches(a: torch.Tensor, **options: Any) -> dict[str, triton_launch.Launch]
     }
 
 
-@pytest.mark.parametrize("capability", [80, 90])
-@pytest.mark.parametrize(("m", "inverse_grad"), [(49, "unrolled"), (49, "implicit"), (30, "unrolled")])
+@pytest.mark.parametrize("capability", [later(80), 90])
+@pytest.mark.parametrize(("m", "inverse_grad"), [(49, "implicit"), later(49, "unrolled"), later(30, "unrolled")])
 def test_no_spills_enough_memory_and_tensor_cores(
     m: int, inverse_grad: str, capability: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

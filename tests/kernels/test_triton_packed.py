@@ -17,7 +17,8 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from attnkit.backends.torch import triton_launch, triton_linear_launch, triton_pointwise, triton_rows
 
-from .interpreted import MODE, later
+from .interpreted import MODE
+from .selection import first_now, later
 from .test_triton_compile import MEMORY, compiled
 
 DTYPES = {
@@ -51,6 +52,7 @@ class Wrong(Interpreted):
 """
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("op", DTYPES)
 def test_conforms(op: str, interpreted: WorkerAdapter) -> None:
     results = list(judge([interpreted], "quick", None, (DTYPES[op],), ops=(op,)))
@@ -107,7 +109,7 @@ def of_linear() -> list[triton_launch.Launch]:
     return call.forward(q, None) + call.backward(q, {"q": q, "k": q, "v": q}, None, None)
 
 
-@pytest.mark.parametrize("launches", [of_pointwise, of_rows, of_linear])
+@pytest.mark.parametrize("launches", first_now([of_pointwise, of_rows, of_linear]))
 def test_sequences_compile_without_spills(launches: Callable[[], list[triton_launch.Launch]], tmp_path: Path) -> None:
     by_name = {launch.kernel.fn.__name__: launch for launch in launches()}
     for name, launch in by_name.items():

@@ -1,0 +1,23 @@
+"""Which tests of the kernels for GPUs `make test`, which has 15 minutes on two cores, leaves to `make emulated`.
+
+`make test` has one look at every family: it is judged on a few scenes, one planted bug is found, and one configuration
+compiles for the newest GPU without spilling. `make emulated` runs everything.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+FEW = "(cross or causal-padded) and not property"
+"""Which cases of the quick profile a family is judged on: lengths that differ, padding, causality."""
+
+
+def later(*values: Any) -> Any:
+    """Parameters that only `make emulated` runs."""
+    return pytest.param(*values, marks=pytest.mark.emulated)
+
+
+def first_now(cases: Iterable[Any]) -> list[Any]:
+    """The first of the cases is run by both, the others later."""
+    return [case if place == 0 else later(case) for place, case in enumerate(cases)]
