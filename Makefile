@@ -109,6 +109,7 @@ benchmarks: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks overhead
 	OMP_NUM_THREADS=$$(nproc) $(BIN)/python -m benchmarks run --profile full
 	OMP_NUM_THREADS=$$(nproc) $(BIN)/python -m benchmarks arrays --profile full
+	OMP_NUM_THREADS=$$(nproc) $(BIN)/python -m benchmarks variants
 
 # On a machine with a GPU and its own torch, JAX or CuPy: installs nothing and needs no .venv.
 gpu: export PYTHONPATH := .:reference:conformance

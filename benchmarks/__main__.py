@@ -1,4 +1,4 @@
-"""`python -m benchmarks run|arrays|overhead|long-sequences|page`: measure, print and write JSON with the device."""
+"""`python -m benchmarks run|arrays|variants|overhead|long-sequences|page`: measure, print, write JSON and page."""
 
 import argparse
 import importlib.metadata
@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 import attnkit
 from attnkit_conformance.judge import matcher
-from benchmarks import arrays, compare, long_sequences, overhead, page
+from benchmarks import arrays, compare, long_sequences, overhead, page, variants
 from benchmarks.cells import OPS, Cell, cells
 
 RESULTS = Path(__file__).parent / "results"
@@ -126,6 +126,21 @@ def run_arrays(options: argparse.Namespace) -> int:
     return status
 
 
+def every_variant(options: argparse.Namespace) -> int:
+    """One table of all variants."""
+    if options.rounds < 2:
+        raise ValueError(f"--rounds must be at least 2, got {options.rounds}")
+    about = environment("cpu") | {"rounds": options.rounds, "load_before": os.getloadavg()}
+    path, rows = options.out or RESULTS / "variants-cpu.json", list[dict[str, Any]]()
+    for found in variants.measure(options.rounds, options.limit, tuple(options.lengths)):
+        rows += found
+        about["load_after"] = os.getloadavg()
+        path.write_text(json.dumps({"environment": about, "rows": rows}, indent=1) + "\n")
+        print("\n".join(map(variants.line, found)), flush=True)
+    print(f"written to {path}")
+    return 0
+
+
 def overhead_seconds(options: argparse.Namespace) -> int:
     """What a call costs before any arithmetic."""
     with torch.no_grad():
@@ -174,13 +189,20 @@ def parser() -> argparse.ArgumentParser:
     other.add_argument("--rounds", type=int, default=7, metavar="N", help="rounds over all contenders (7)")
     other.add_argument("--out", type=Path, metavar="DIR", help="folder of the files (benchmarks/results)")
     other.set_defaults(function=run_arrays)
+    all_ = commands.add_parser("variants", help="every variant beside torch's softmax, on the CPU")
+    all_.add_argument("--rounds", type=int, default=7, metavar="N", help="rounds over all variants (7)")
+    all_.add_argument(
+        "--lengths", type=int, nargs="+", default=variants.LENGTHS, metavar="n", help="tokens (1024 4096)"
+    )
+    all_.add_argument("--limit", type=float, default=5.0, metavar="S", help="seconds of a call that is timed once (5)")
+    all_.set_defaults(function=every_variant)
     tiny = commands.add_parser("overhead", help="what a call costs on tiny tensors")
     tiny.set_defaults(function=overhead_seconds)
     for command in (run_, tiny):
         command.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where arrays live (cpu)")
     long = commands.add_parser("long-sequences", help="a million tokens: seconds, memory and error, on the CPU")
     long.set_defaults(function=long_rows)
-    for command in (run_, tiny, long):
+    for command in (run_, all_, tiny, long):
         command.add_argument("--out", type=Path, metavar="FILE", help="JSON file (in benchmarks/results, by device)")
 
     show = commands.add_parser("page", help="make the page of a file that run has written")

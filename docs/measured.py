@@ -61,6 +61,24 @@ def speed() -> str:
     return rows(lines)
 
 
+def variants() -> str:
+    """Every variant at two lengths: times and how many times faster than softmax of the same form."""
+    found: dict[tuple[str, bool, str], dict[tuple[int, str], dict[str, Any]]] = {}
+    for row in json.loads((RESULTS / "variants-cpu.json").read_text())["rows"]:
+        found.setdefault((row["op"], row["causal"], row["options"]), {})[row["n"], row["mode"]] = row
+    lengths = sorted({n for by in found.values() for n, _ in by})
+    lines = [["op", *(f"n = {n}: {head}" for n in lengths for head in ("forward", "with gradients", "MiB"))]]
+    for (op, causal, options), by in found.items():
+        about = ", ".join(word for word in (options, "causal" if causal else "") if word)
+        cells = [f"`{op}`" + (f" ({about})" if about else "")]
+        for n in lengths:
+            both = [by[n, mode] for mode in ("forward", "forward+backward")]
+            cells += [f"{row['seconds']['median'] * 1e3:.0f} ms, {row['ratio']['median']:.2g}×" for row in both]
+            cells.append(f"{both[1]['peak_mebibytes']:.0f}")
+        lines.append(cells)
+    return rows(lines)
+
+
 def long_sequences() -> str:
     """Seconds and memory of one head at lengths where only some ops can be called."""
     lines = [["op", "tokens", "NumPy", "torch", "peak, NumPy", "peak, torch"]]
@@ -84,4 +102,4 @@ def trained() -> str:
     return "\n".join(parts)
 
 
-TABLES = {"speed": speed, "long_sequences": long_sequences, "trained": trained}
+TABLES = {"speed": speed, "variants": variants, "long_sequences": long_sequences, "trained": trained}

@@ -151,8 +151,11 @@ def _wide(axes: Axes) -> bool:
 
 
 def stamp(axes: Axes, study: StudyResults) -> None:
-    """The preset, inside every figure that shows an accuracy, so that a copied figure keeps its label."""
-    text = "SMOKE · not a result" if study.smoke else study.label
+    """The preset, inside every figure that shows an accuracy, so that a copied figure keeps its label.
+
+    What was changed of it is in the heading of the page: it may be longer than a figure is wide.
+    """
+    text = "SMOKE · not a result" if study.smoke else study.label.partition(":")[0]
     axes.text(
         0.5 if study.smoke else 0.995,
         0.5 if study.smoke else 0.02,

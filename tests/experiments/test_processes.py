@@ -108,7 +108,7 @@ def test_two_processes_equal_one(corpus, tmp_path):
 
 
 def test_a_run_goes_on_in_parts_on_another_number_of_processes(whole, tiny, image_folder, tmp_path):
-    """Stopped in one process, resumed by two of which each holds a part (FSDP2) and has its images decoded by another."""
+    """Stopped in one process, resumed by two of which each holds a part (FSDP2), and another decodes its images."""
     out = tmp_path / "out"
     with stopped_after(4):
         tiny(out, *SETTINGS, data=str(image_folder))

@@ -1,0 +1,177 @@
+"""Every variant beside torch's softmax at one size, on torch CPU tensors: what choosing one costs in time and memory.
+
+Each takes `impl="auto"`. Arrays are (1, 8, n, 64) in float32; landmarks, slots and random features are 64. The calls of
+one length take turns, softmax among them; the ratio is that of single rounds, above 1: faster than softmax. Memory is
+what a process of its own grows by, forward and backward. What the ops compute is judged by attnkit_conformance.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import attnkit
+from benchmarks import memory
+from benchmarks.compare import AT_LEAST, PRELOAD
+from benchmarks.timing import Call, ratio, repeats_for, rounds_of, seconds_per_call, summary
+
+BATCH, HEADS, WIDTH, AMONG = 1, 8, 64, 64
+LENGTHS = (1024, 4096)
+MODES = ("forward", "forward+backward")
+Attend = Callable[..., Tensor]
+
+
+class Variant(NamedTuple):
+    """`make(n, causal)` is a function of q, k, v; `forms`: full, causal or both."""
+
+    op: str
+    make: Callable[..., Attend]
+    options: str = ""
+    forms: tuple[bool, ...] = (False, True)
+
+
+class Task(NamedTuple):
+    """One row of the table."""
+
+    op: str
+    causal: bool
+    n: int
+    mode: str
+
+
+def plainly(op: str, **options: Any) -> Callable[..., Attend]:
+    """The op on q, k and v."""
+
+    def make(n: int, causal: bool) -> Attend:
+        given = options | ({"causal": True} if causal else {})
+        return lambda q, k, v: getattr(attnkit, op)(q, k, v, **given)
+
+    return make
+
+
+def rela(n: int, causal: bool) -> Attend:
+    gain = torch.ones(HEADS * WIDTH)
+    return lambda q, k, v: attnkit.rela_attention(q, k, v, gain, causal=causal)
+
+
+def performer(n: int, causal: bool) -> Attend:
+    projection = torch.from_numpy(attnkit.orthogonal_features(AMONG, WIDTH, 0)).float()
+    return lambda q, k, v: attnkit.performer_attention(q, k, v, projection, causal=causal)
+
+
+def linformer(n: int, causal: bool) -> Attend:
+    proj_k, proj_v = torch.randn(2, AMONG, n, generator=torch.Generator().manual_seed(0)) / math.sqrt(n)
+    return lambda q, k, v: attnkit.linformer_attention(q, k, v, proj_k, proj_v)
+
+
+def soft(n: int, causal: bool) -> Attend:
+    """Queries of a square picture, pooled."""
+    side = math.isqrt(n)
+    window = side // math.isqrt(AMONG)
+    return lambda q, k, v: attnkit.soft_attention(q, v, attnkit.landmarks.average_pool(q, side, side, window))
+
+
+def lsh(n: int, causal: bool) -> Attend:
+    rotations = torch.from_numpy(attnkit.random_rotations(WIDTH, 2, n // 32, 0)).float()
+    return lambda q, k, v: attnkit.lsh_attention(q, v, rotations, chunk_size=64, causal=causal)
+
+
+FULL = (False,)
+VARIANTS = (
+    Variant("softmax_attention", plainly("softmax_attention"), "torch's own kernel"),
+    Variant("pointwise_attention", plainly("pointwise_attention"), "relu, α = 1"),
+    Variant("reluformer_attention", plainly("reluformer_attention")),
+    Variant("sigmoid_attention", plainly("sigmoid_attention")),
+    Variant("rela_attention", rela),
+    Variant("gaussian_attention", plainly("gaussian_attention")),
+    Variant("sparsemax_attention", plainly("sparsemax_attention")),
+    Variant("entmax_attention", plainly("entmax_attention"), "α = 1.5"),
+    Variant("sima_attention", plainly("sima_attention"), forms=FULL),
+    Variant("linear_attention", plainly("linear_attention"), "elu + 1"),
+    Variant("cosine_attention", plainly("cosine_attention")),
+    Variant("performer_attention", performer, f"{AMONG} features"),
+    Variant("efficient_attention", plainly("efficient_attention")),
+    Variant("soft_attention", soft, f"{AMONG} landmarks, pooled, 20 steps", forms=FULL),
+    Variant("nystrom_attention", plainly("nystrom_attention", num_landmarks=AMONG), f"{AMONG} landmarks", forms=FULL),
+    Variant("linformer_attention", linformer, f"{AMONG} slots", forms=FULL),
+    Variant("lsh_attention", lsh, "2 rounds, chunks of 64, q = k"),
+)
+BY_OP = {variant.op: variant for variant in VARIANTS}
+BASELINE = VARIANTS[0].op
+
+
+def tasks(n: int, mode: str) -> Iterator[Task]:
+    for variant in VARIANTS:
+        for causal in variant.forms:
+            yield Task(variant.op, causal, n, mode)
+
+
+def thunk(task: Task) -> Call:
+    """One call, on arrays of its own."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, do = torch.randn(4, BATCH, HEADS, task.n, WIDTH, generator=generator)
+    attend = BY_OP[task.op].make(task.n, task.causal)
+    if task.mode == MODES[0]:
+        return lambda: attend(q, k, v)
+    leaves = tuple(x.clone().requires_grad_() for x in (q, k, v))
+
+    def both() -> tuple[Tensor | None, ...]:
+        o = attend(*leaves)
+        found: tuple[Tensor | None, ...] = torch.autograd.grad(o, leaves, do.reshape_as(o), allow_unused=True)
+        return found
+
+    return both
+
+
+def peak(task: Task, threads: int) -> float:
+    """MiB that a call needs beside its arguments."""
+    torch.set_num_threads(threads)
+    return memory.growth(thunk(task))
+
+
+def measure(rounds: int, limit: float, lengths: tuple[int, ...] = LENGTHS) -> Iterator[list[dict[str, Any]]]:
+    """The rows of one length and mode after another. What takes more than `limit` seconds a call is timed once."""
+    for n in lengths:
+        for mode in MODES:
+            found = {task: thunk(task) for task in tasks(n, mode)}
+            seconds: dict[str, list[float]] = {}
+            with torch.set_grad_enabled(mode == MODES[1]):
+                for task, call in found.items():
+                    call()
+                    once = seconds_per_call(call, 1, wait)
+                    if once > limit:
+                        seconds[str(task)] = [once]
+                calls = {str(task): call for task, call in found.items() if str(task) not in seconds}
+                repeats = {name: repeats_for(call, AT_LEAST, wait) for name, call in calls.items()}
+                seconds |= rounds_of(calls, rounds, repeats, wait) if calls else {}
+            yield [row(task, seconds[str(task)], seconds[str(task._replace(op=BASELINE))]) for task in found]
+
+
+def wait() -> None:
+    """Nothing runs behind a CPU's back."""
+
+
+def row(task: Task, seconds: list[float], baseline: list[float]) -> dict[str, Any]:
+    """Times, the ratio to softmax of the same form (to its median for what is timed once), memory with gradients."""
+    against = baseline if len(seconds) == len(baseline) else [statistics.median(baseline)]
+    measured = memory.MEASURED and task.mode == MODES[1]
+    threads = torch.get_num_threads()
+    return {
+        **task._asdict(),
+        "options": BY_OP[task.op].options,
+        "rounds": len(seconds),
+        "seconds": summary(seconds)._asdict(),
+        "ratio": ratio(against, seconds)._asdict(),
+        "peak_mebibytes": memory.in_a_process(peak, task, threads, preload=PRELOAD) if measured else None,
+    }
+
+
+def line(row: dict[str, Any]) -> str:
+    """One row of the table."""
+    form, peak = "causal" if row["causal"] else "full", row["peak_mebibytes"]
+    cells = f"{row['seconds']['median'] * 1e3:9.1f} ms {row['ratio']['median']:7.2f}×"
+    said = "" if peak is None else f"{peak:9.0f} MiB"
+    return f"{row['op']:22}{form:8}{row['n']:6} {row['mode']:18}{cells}{said}"

@@ -1,0 +1,55 @@
+"""`python -m benchmarks variants`: every op that attends to q, k and v is in the table, right in size, and timed."""
+
+import json
+
+import pytest
+import torch
+
+from attnkit_conformance.opdb import PUBLIC
+from benchmarks import memory, variants
+from benchmarks.__main__ import main
+
+
+def test_no_variant_is_forgotten():
+    attention = {op.name for op in PUBLIC if op.name.endswith("_attention")}
+    assert {variant.op for variant in variants.VARIANTS} == attention
+
+
+@pytest.mark.parametrize("task", list(variants.tasks(64, "forward")), ids=lambda task: f"{task.op}-{task.causal}")
+def test_calls_give_a_value_for_every_query_and_gradients(task):
+    out = variants.thunk(task)()
+    assert out.numel() == variants.BATCH * variants.HEADS * 64 * variants.WIDTH
+    gradients = variants.thunk(task._replace(mode="forward+backward"))()
+    shared = {"soft_attention": 1, "lsh_attention": 1}  # take q for k
+    assert [x is None for x in gradients].count(True) == shared.get(task.op, 0)
+    assert all(torch.isfinite(x).all() for x in (out, *gradients) if x is not None)
+
+
+def test_all_are_timed_in_turns_and_written(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(variants, "VARIANTS", variants.VARIANTS[:2])
+    monkeypatch.setattr(variants, "AT_LEAST", 1e-4)
+    monkeypatch.setattr(memory, "MEASURED", False)
+    path = tmp_path / "found.json"
+    assert main(["variants", "--rounds", "2", "--lengths", "64", "--out", str(path)]) == 0
+    found = json.loads(path.read_text())
+    assert found["environment"]["rounds"] == 2
+    assert [(row["op"], row["causal"], row["mode"]) for row in found["rows"]] == [
+        (op, causal, mode)
+        for mode in variants.MODES
+        for op in ("softmax_attention", "pointwise_attention")
+        for causal in (False, True)
+    ]
+    for row in found["rows"]:
+        assert row["rounds"] == 2
+        assert row["seconds"]["lowest"] > 0
+        assert (row["ratio"]["median"] == 1) == (row["op"] == "softmax_attention")
+    assert "pointwise_attention   causal" in capsys.readouterr().out
+    assert main(["variants", "--rounds", "1"]) == 2
+    assert main(["variants", "--rounds", "2", "--lengths", "64", "--limit", "0", "--out", str(path)]) == 0
+    assert {row["rounds"] for row in json.loads(path.read_text())["rows"]} == {1}
+
+
+@pytest.mark.skipif(not memory.MEASURED, reason="memory of processes is read where Linux tells it")
+def test_the_memory_of_a_call_is_its_own():
+    task = variants.Task("softmax_attention", False, 64, "forward")
+    assert 0 <= memory.in_a_process(variants.peak, task, 1, preload=variants.PRELOAD) < 50
