@@ -6,8 +6,10 @@ import argparse
 import sys
 from collections.abc import Iterable
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from attnkit_conformance import adapters, report, table, terminal
 from attnkit_conformance.adapter import Adapter
@@ -19,6 +21,7 @@ from attnkit_conformance.peers import REQUIRES
 from attnkit_conformance.processes import judge_in_processes
 
 FOUND = Path("out") / "found"  # failing cases of a search
+COMPILED = ("keras-jax",)  # compiled anew for every shape: peers judges it on the quick profile only
 INSTALL = "pip install 'attnkit[conformance]'"
 
 
@@ -210,10 +213,19 @@ def peers(given: argparse.Namespace) -> int:
     require("the page of peers", "ml_dtypes")
     from attnkit_conformance import peers_page
 
-    names = given.names or list(REQUIRES)
-    verdicts = judge_in_processes(adapters.find, names, given.profile, None, DTYPES, given.workers)
-    chosen = adapters.find(names)
-    results = in_order(terminal.show_progress(verdicts, lambda: planned(chosen, given.profile, None, DTYPES)), chosen)
+    chosen: list[Any] = adapters.find(given.names or list(REQUIRES))
+    profiles: dict[str, list[Any]] = {given.profile: [], "quick": []}
+    for adapter in chosen:
+        slow = adapter.name in COMPILED and given.profile != "quick"
+        profiles["quick" if slow else given.profile].append(adapter)
+        adapter.description += " (quick profile)" if slow else ""
+    asked = {profile: held for profile, held in profiles.items() if held}
+    verdicts = chain.from_iterable(
+        judge_in_processes(adapters.find, [a.name for a in held], profile, None, DTYPES, given.workers)
+        for profile, held in asked.items()
+    )
+    count = sum(planned(held, profile, None, DTYPES) for profile, held in asked.items())
+    results = in_order(terminal.show_progress(verdicts, lambda: count), chosen)
     given.html.parent.mkdir(parents=True, exist_ok=True)
     given.html.write_text(peers_page.made(results, chosen, given.profile))
     print(f"written: {given.html}")

@@ -20,10 +20,11 @@ class Adapter(Protocol):
     library on this device. `call` returns {output name: array}. `vjp` takes a cotangent for every differentiable output
     and returns {argument name: gradient}. Both may raise `Unsupported(reason)`.
 
-    Four attributes are optional. `ops` (names) restricts what is asked of the adapter at all.
+    Five attributes are optional. `ops` (names) restricts what is asked of the adapter at all.
     `unsupported(op, arrays, params) -> reason or None` declares beforehand what will be refused: then exactly those
-    calls must raise Unsupported. `errors = True` holds the adapter to the error texts of semantics A12. `description`
-    (text) is shown in reports beside the name.
+    calls must raise Unsupported. `without` (names of parameters, e.g. "return_lse") says which further outputs the
+    implementation does not have: its cases are asked without them, and all else is judged. `errors = True` holds the
+    adapter to the error texts of semantics A12. `description` (text) is shown in reports beside the name.
     """
 
     name: str

@@ -96,6 +96,7 @@ def example(results: Sequence[CaseResult], adapters: dict[str, Any]) -> Example 
     """The smallest case of the simplest verdict that can be shown, shrunk."""
     for result, case in sorted(start_cases(results), key=lambda pair: simplicity(*pair))[:CANDIDATES]:
         adapter = adapters[result.adapter]
+        case = core.as_asked(adapter, case)
         starts = [case] if "/property." in result.id else purer(case)
         failing = [(start, sight) for start in starts if (sight := seen(adapter, start)) is not None]
         if failing:

@@ -1,4 +1,4 @@
-"""The page of peers: a matrix of who agrees with which definition, then disagreements with programs that show them.
+"""The page of peers: who agrees with which definition, then disagreements with programs that show them.
 
 It needs no script and nothing beside itself.
 """
@@ -27,6 +27,17 @@ from attnkit_conformance.shrink import size
 
 TEMPLATE = Path(__file__).parent / "peers.html"
 WEIGHTS = "_weights"
+COLUMNS = (
+    "definition",
+    "function",
+    "verdict",
+    "disagreements",
+    "agree",
+    "worst, of its bound",
+    "differ",
+    "by",
+    "not served",
+)
 LIBRARIES = ("entmax", "fla", "transformers", "keras", "einops")
 LONGEST = 6000  # characters of a program that is shown
 PATIENCE = 1200  # seconds for all snippets of an environment, imports included
@@ -107,50 +118,48 @@ def meta(head: Header) -> str:
     return " · ".join([*shown, *versions])
 
 
-def of_op(results: Iterable[CaseResult], op: str) -> list[CaseResult]:
-    """Verdicts on an op and on its weights."""
-    return [result for result in results if result.op.removesuffix(WEIGHTS) == op]
-
-
 def matrix(results: Sequence[CaseResult], adapters: Sequence[Any], held: Sequence[Disagreement]) -> str:
-    """Peers down, ops across."""
-    asked = {result.op.removesuffix(WEIGHTS) for result in results}
-    ops = [op.name for op in OPDB if op.name in asked]
-    titles = "".join(f"<th>{escape(op.removesuffix('_attention'))}</th>" for op in ops)
-    rows, before = [], ""
-    for adapter in adapters:
-        own = [result for result in results if result.adapter == adapter.name]
-        cells = "".join(f"<td>{cell(of_op(own, op), adapter.name, op, held)}</td>" for op in ops)
-        first = ' class="first"' if library(adapter.name) != before else ""
-        before = library(adapter.name)
-        name = f"<th>{escape(adapter.name)}<small>{escape(adapter.description)}</small></th>"
-        rows.append(f"<tr{first}>{name}{cells}</tr>")
-    return f"<thead><tr><th></th>{titles}</tr></thead><tbody>{''.join(rows)}</tbody>"
+    """A block of rows for each definition: who computes it, the verdict, and the numbers behind it."""
+    blocks = []
+    for op in OPDB:
+        rows = []
+        for adapter in adapters:
+            own = [r for r in results if r.adapter == adapter.name and r.op.removesuffix(WEIGHTS) == op.name]
+            if any(result.status != "unsupported" for result in own):
+                name = f"<td><code>{escape(adapter.name)}</code><small>{escape(adapter.description)}</small></td>"
+                rows.append(name + verdict(own, held))
+        if rows:
+            head = f"<th rowspan={len(rows)}>{escape(op.name)}<small>{escape(op.formula)}</small></th>"
+            lines = "".join(f"<tr>{head if n == 0 else ''}{row}</tr>" for n, row in enumerate(rows))
+            blocks.append(f"<tbody>{lines}</tbody>")
+    return f"<thead><tr>{''.join(f'<th>{title}</th>' for title in COLUMNS)}</tr></thead>{''.join(blocks)}"
 
 
-def cell(results: Sequence[CaseResult], adapter: str, op: str, held: Sequence[Disagreement]) -> str:
-    """Agrees, differs (with the numbers of the disagreements), or what it is to that op."""
-    if not results:
-        return '<span class="none">·</span>'
-    counts = Counter(result.status for result in results)
-    worst = max((result.ratio for result in results if result.status == "pass"), default=0.0)
-    good = f"{counts['pass']} agree, worst {percent(worst)}" if counts["pass"] else "none agrees"
-    if not counts["xfail"] + counts["fail"]:
-        if not counts["pass"]:
-            return '<span class="none">unsupported</span>'
-        return f'<div class="agrees"><b>agrees</b><span>{counts["pass"]} verdicts, worst {percent(worst)}</span></div>'
-    largest = most(result for result in results if result.status in ("xfail", "fail"))
-    links = "".join(
-        f' <a href="#d{n}">{n}</a>' for n, one in enumerate(held, 1)
-        if any(r.adapter == adapter and r.op.removesuffix(WEIGHTS) == op for r in one.results)
+def verdict(own: Sequence[CaseResult], held: Sequence[Disagreement]) -> str:
+    """Cells of one function and one definition: agrees or differs, links to how, and the numbers."""
+    counts = Counter(result.status for result in own)
+    differing = [result for result in own if result.status in ("xfail", "fail")]
+    word = "differs" if differing else "agrees"
+    worst = max((result.ratio for result in own if result.status == "pass"), default=0.0)
+    asked = {(result.adapter, result.op) for result in own}
+    links = " ".join(
+        f'<a href="#d{n}">{n}</a>' for n, one in enumerate(held, 1)
+        if any((result.adapter, result.op) in asked for result in one.results)
     )  # fmt: skip
-    shown = f"{counts['xfail'] + counts['fail']} differ, up to {largest}; {good}"
-    return f'<div class="differs"><b>differs</b>{links}<span>{escape(shown)}</span></div>'
+    cells = (
+        f'<b class="{word}">{word}</b>',
+        links,
+        number(counts["pass"]),
+        f"{100 * worst:.0f} %" if counts["pass"] else "",
+        number(len(differing)),
+        escape(most(differing)) if differing else "",
+        number(counts["unsupported"]),
+    )
+    return "".join(f"<td>{text}</td>" for text in cells)
 
 
-def percent(ratio: float) -> str:
-    """A part of the bound."""
-    return f"{100 * ratio:.0f} % of the bound"
+def number(count: int) -> str:
+    return f"{count:,}" if count else ""
 
 
 def most(results: Iterable[CaseResult]) -> str:

@@ -41,7 +41,7 @@ def snippet(adapter: Any, case: Case, output: str, exception: str = "") -> tuple
         *call,
         "",
         f"# attnkit_reference.{reference_call(case)}{f', gradient of {gradient}' if gradient else ''}",
-        f"expected = np.array({numbers(expected)})",
+        f"expected = np.array({numbers(expected)}){shape(np.asarray(expected))}",
         f'print("{name}", {source.version}, "gives", {told})',
         'print("the definition gives", expected.tolist())',
     ]
@@ -82,10 +82,15 @@ def literal(name: str, x: np.ndarray, dtype: str, library: str, leaf: bool = Fal
     """`name = <array>` in the library's arrays."""
     if library == "torch":
         kind = "" if x.dtype.kind == "b" else f", dtype=torch.{dtype}"
-        return f"{name} = torch.tensor({numbers(x)}{kind}{', requires_grad=True' if leaf else ''})"
+        return f"{name} = torch.tensor({numbers(x)}{kind}){shape(x)}{'.requires_grad_()' if leaf else ''}"
     if library == "jax":
-        return f'{name} = jax.numpy.array({numbers(x)}, "{dtype}")'
-    return f"{name} = np.array({numbers(x)}, np.{'bool_' if dtype == 'bool' else dtype})"
+        return f'{name} = jax.numpy.array({numbers(x)}, "{dtype}"){shape(x)}'
+    return f"{name} = np.array({numbers(x)}, np.{'bool_' if dtype == 'bool' else dtype}){shape(x)}"
+
+
+def shape(x: np.ndarray) -> str:
+    """What lists do not say of an array without entries."""
+    return "" if x.size else f".reshape({x.shape})"
 
 
 def numbers(x: np.ndarray) -> str:

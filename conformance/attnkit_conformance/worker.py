@@ -58,6 +58,7 @@ def serve(pipe: Connection, target: str) -> None:
         declares = getattr(adapter, "unsupported", None) is not None
         traits = {"dtypes": adapter.dtypes, "errors": getattr(adapter, "errors", False), "declares": declares}
         traits |= {"description": getattr(adapter, "description", ""), "ops": getattr(adapter, "ops", None)}
+        traits |= {"without": getattr(adapter, "without", ())}
         pipe.send(("answer", traits))
     except Exception as error:
         pipe.send(("error", (type(error).__name__, f"{target}: {error}")))
@@ -101,6 +102,7 @@ class WorkerAdapter:
         self.errors: bool = traits["errors"]
         self.description: str = traits["description"]
         self.ops: tuple[str, ...] | None = traits["ops"]
+        self.without: tuple[str, ...] = tuple(traits["without"])
         self.unsupported = self.declared if traits["declares"] else None
 
     def start(self) -> Any:

@@ -381,3 +381,33 @@ def test_unwritten_memory_is_a_finding_and_not_an_error(bits: int) -> None:
 def test_errors_whose_squares_overflow_are_measured() -> None:
     measured = tolerance.measure("o", np.array([1.0, 1e308]), tolerance.limit(np.ones(2), "float64"))
     assert [check for check, _ in measured.failures] == ["bound"]
+
+
+class NoLse(Correct):
+    """Has no lse to return; with `slope`, gradients that are that much too large."""
+
+    without = ("return_lse",)
+
+    def __init__(self, slope: float = 1.0) -> None:
+        self.slope = slope
+
+    def call(self, op: str, arrays: Any, params: Any) -> Any:
+        assert "return_lse" not in params
+        return super().call(op, arrays, params)
+
+    def vjp(self, op: str, arrays: Any, params: Any, cotangents: Any) -> Any:
+        assert set(cotangents) == {"o"}
+        return {
+            name: (self.slope * x).astype(x.dtype) for name, x in super().vjp(op, arrays, params, cotangents).items()
+        }
+
+
+def test_what_an_adapter_does_not_return_is_not_asked_for_and_the_rest_is_judged() -> None:
+    cases = [case for case in core.cases("softmax_attention", "quick", ("float32",)) if "return_lse" in case.params]
+    assert cases
+    for case in cases:
+        assert core.check(Correct(), case).measured[1].output == "lse"
+        result = core.check(NoLse(), case)
+        assert (result.id, result.status) == (case.id, "pass"), result.message
+        assert "lse" not in {measured.output for measured in result.measured}
+        assert "bound" in core.check(NoLse(1.01), case).checks

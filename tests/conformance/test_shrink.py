@@ -112,3 +112,17 @@ def test_a_snippet_shows_the_shrunk_case() -> None:
     assert np.isfinite(told["expected"]).all()
     assert same(sdpa, case, sight)(small)
     assert not same(sdpa, case, sight)(replace(small, id="other", arrays={**small.arrays, "v": np.zeros((1, 1, 2, 1))}))
+
+
+def test_a_snippet_keeps_the_shape_of_an_array_without_entries() -> None:
+    sdpa = pytest.importorskip("attnkit_conformance.peers.torch_sdpa").adapters()[1]
+    case = case_of("empty-keys")
+    sight = seen(sdpa, case)
+    assert sight is not None
+    small = shrink(case, same(sdpa, case, sight))
+    told: dict[str, Any] = {}
+    exec(snippet(sdpa, small, "o")[0], told)
+    assert told["k"].shape == small.arrays["k"].shape
+    assert told["k"].shape[-2] == 0
+    assert told["expected"].shape == tuple(told["got"].shape)
+    assert np.isnan(told["got"].numpy()).any()

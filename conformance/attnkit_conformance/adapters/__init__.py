@@ -81,6 +81,9 @@ def named(name: str) -> list[Adapter]:
     chosen = members if name == head else [adapter for adapter in members if adapter.name == name]
     if not chosen:
         raise ValueError(f"unknown adapter {name!r}; {head} has {', '.join(a.name for a in members) or 'none'}")
+    for adapter in members:
+        if adapter not in chosen and hasattr(adapter, "close"):
+            adapter.close()
     return chosen
 
 

@@ -84,6 +84,8 @@ def efficient(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, scale: float
 class Written(TorchPeer):
     """One function of an op: `about` are the parameters that it is for, `options` what else it takes."""
 
+    without = ("return_lse", "return_state")
+
     def __init__(self, function: Function, op: str, about: Arrays, options: tuple[str, ...]) -> None:
         self.function, self.ops, self.about, self.options = function, (op,), about, options
         summary = f"torch {torch.__version__}, einops {einops.__version__}, CPU, autograd"

@@ -75,6 +75,7 @@ class Linear(TorchPeer):
     def __init__(self, name: str, chunks: bool) -> None:
         self.chunks = chunks
         self.function = getattr(naive("linear_attn"), f"naive_{'chunk' if chunks else 'recurrent'}_linear_attn")
+        self.without = ("return_state",) if chunks else ()
         dtypes = ("float64", "float32") if chunks else ("float32",)
         super().__init__(name, dtypes, f"fla-core {version('fla-core')}, {self.function.__name__}, CPU, autograd")
 
@@ -106,7 +107,8 @@ class Linear(TorchPeer):
         phi = FEATURES[params.get("feature_map", "elu_plus_one")]
         fq, fk, v = phi(q), torch.where(kept, phi(torch.where(kept, k, 0)), 0), torch.where(kept, v, 0)
         if seen is not None and "initial_S" not in arrays:  # rows that see nothing
-            fq = torch.where(kept.expand(*k.shape[:-1], 1).any(1, keepdim=True).cumsum(2) > 0, phi(q), 0)
+            live = kept.expand(*k.shape[:-1], 1).any(1, keepdim=True).cumsum(2) > 0
+            fq = torch.where(live, phi(torch.where(live, q, 0)), 0)
         groups = q.shape[1] // k.shape[1]
         fk, v = (x.repeat_interleave(groups, 1) for x in (fk, v))
         given: dict[str, Any] = {"scale": params.get("scale", 1.0), "normalize": self.normalizes(params)}
@@ -149,6 +151,7 @@ class Softmax(TorchPeer):
     """softmax_attention by naive_parallel_attn."""
 
     ops = ("softmax_attention",)
+    without = ("return_lse",)
 
     def __init__(self, name: str) -> None:
         self.function = naive("attn").naive_parallel_attn

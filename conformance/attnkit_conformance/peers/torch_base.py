@@ -20,6 +20,7 @@ class TorchPeer:
     """A function of torch tensors on the CPU; gradients by autograd."""
 
     ops: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()  # further outputs that it does not have
 
     def __init__(self, name: str, dtypes: tuple[str, ...], description: str) -> None:
         self.name, self.dtypes, self.description = name, dtypes, description

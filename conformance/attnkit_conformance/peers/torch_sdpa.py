@@ -1,10 +1,10 @@
 """torch.nn.functional.scaled_dot_product_attention on the CPU, by each of its kernels and as torch chooses.
 
 Served: softmax_attention, with masks, biases, causal and window handed over as one attn_mask (is_causal where nothing
-else is asked, and as many queries as keys), scale and grouped heads. Not served: lse, which it does not return;
-dropout, whose random numbers are its own; a bias in another dtype than q. The kernel for flash attention wants two
-leading axes and as many features in v as in k (the adapter pads the shorter with zeros, and cuts the output), and has
-no gradient where there is a bias.
+else is asked, and as many queries as keys), scale and grouped heads. lse, which it does not return, is not asked for.
+Not served: dropout, whose random numbers are its own; a bias in another dtype than q. The kernel for flash attention
+wants two leading axes and as many features in v as in k (the adapter pads the shorter with zeros, and cuts the output),
+and has no gradient where there is a bias.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class Sdpa(TorchPeer):
     """One adapter per kernel."""
 
     ops = ("softmax_attention",)
+    without = ("return_lse",)
 
     def __init__(self, name: str, kernel: SDPBackend | None) -> None:
         chosen = "the kernel that torch chooses" if kernel is None else f"kernel {kernel.name}"

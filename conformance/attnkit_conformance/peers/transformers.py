@@ -31,6 +31,7 @@ class Forward(TorchPeer):
     """softmax_attention by a function of (module, query, key, value, attention_mask)."""
 
     ops = ("softmax_attention",)
+    without = ("return_lse",)
 
     def __init__(self, name: str, function: Callable[..., Any], dtypes: tuple[str, ...], repeats: bool) -> None:
         path = f"{function.__module__.removeprefix('transformers.')}.{function.__name__}"
