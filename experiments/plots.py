@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import re
+import textwrap
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,7 @@ INK, FAINT, PAPER = "#010203", "#040506", "#070809"  # stand-ins, replaced by th
 _PAGE_COLOURS = {INK: "var(--ink)", FAINT: "var(--line)", PAPER: "var(--paper)"}
 COLOURS = ("#3a7fd5", "#e0762f", "#35a06b", "#c2539b", "#8b6cd8", "#b8952b", "#d2493f", "#2aa3b5", "#7d8794")
 DASHES = ((0, (5, 3)), (0, (2, 2)), (0, (8, 2, 2, 2)), (0, (1, 1.5)))  # softmax is always ink, so several need these
+STAMP = 44  # characters of a line of the label inside a figure: two figures stand beside each other
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "attnkit",
@@ -151,11 +153,8 @@ def _wide(axes: Axes) -> bool:
 
 
 def stamp(axes: Axes, study: StudyResults) -> None:
-    """The preset, inside every figure that shows an accuracy, so that a copied figure keeps its label.
-
-    What was changed of it is in the heading of the page: it may be longer than a figure is wide.
-    """
-    text = "SMOKE · not a result" if study.smoke else study.label.partition(":")[0]
+    """The preset, inside every figure that shows an accuracy, so that a copied figure keeps its label."""
+    text = "SMOKE · not a result" if study.smoke else textwrap.fill(study.label, STAMP, break_long_words=False)
     axes.text(
         0.5 if study.smoke else 0.995,
         0.5 if study.smoke else 0.02,
