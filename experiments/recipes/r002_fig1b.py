@@ -7,8 +7,7 @@ Expected: the Transformer's memory grows with n², that of the four others with 
     most 2.2 times the memory of a linear method, and at least 3 times that of the Transformer from p = 4 to p = 8.
 Settings: `limit_gb`: a training whose attention weights alone would take more is not begun, and has no number.
 Cost: smoke (2 layers, n = 196 and 392) seconds on 2 CPU cores; cpu and paper are the full published setting, cpu with
-    a limit for a machine of 16 GB: about 15 minutes on 2 idle CPU cores (estimated); paper under a minute on one H200
-    (estimated).
+    a limit for a machine of 16 GB: within half an hour of one CPU core; paper under a minute on one H200 (estimated).
 Command: python -m experiments run 002-fig1b --preset cpu --out runs/fig1b
 """
 
@@ -183,7 +182,7 @@ MEASUREMENT = Measurement(
         ),
         "cpu": Preset(
             Study(limit_gb=6.0),
-            "about 15 minutes, 2 CPU cores (estimated)",
+            "within half an hour, 1 CPU core",
             "cpu: the published setting on a CPU; the paper's is a 16 GB V100",
         ),
         "paper": Preset(
