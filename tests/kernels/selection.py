@@ -1,7 +1,8 @@
 """Which tests of the kernels for GPUs `make test`, which has 15 minutes on two cores, leaves to `make emulated`.
 
-`make test` has one look at every family: it is judged on a few scenes, one planted bug is found, and one configuration
-compiles for the newest GPU without spilling. `make emulated` runs everything.
+`make test` looks at each template of kernels: it is judged on a few scenes, and one configuration compiles without
+spilling; a planted bug is found in each CUDA family and in Triton's point-wise and linear kernels. `make emulated` runs
+all that is marked, packed sequences and statistics in the interpreter among it.
 """
 
 from collections.abc import Iterable
