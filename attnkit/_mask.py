@@ -40,10 +40,12 @@ def visible_pairs(
 ) -> Array | None:
     """visible(i, j) as a boolean array that broadcasts to (..., L, S) and has S columns; None if every pair is visible.
 
-    causal=True aligns the last query with the last key: j <= i + S - L; causal="upper_left" means j <= i.
+    causal=True aligns the last query with the last key: j <= i + S - L; causal="upper_left" means j <= i. Without
+    queries or keys there is no pair, so that every token is one that nobody sees or that sees nobody (A6).
     """
     i: Any = None
     j: Any = None
+    causal = causal or keys == 0 or rows.total == 0
     if causal or window is not None or key_lengths is not None:
         j = positions(xp, q, 0, keys)
         i = positions(xp, q, rows.start, rows.stop)[:, None]

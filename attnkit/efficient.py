@@ -19,7 +19,7 @@ def efficient_attention(
     k: Array,
     v: Array,
     *,
-    chunk_size: int = 16,
+    chunk_size: int = 64,
     initial_state: State | None = None,
     return_state: bool = False,
     impl: Impl = "auto",
@@ -35,8 +35,8 @@ def efficient_attention(
         q: (..., L, d). Leading axes broadcast; heads are axis -3.
         k: (..., S, d).
         v: (..., S, e).
-        chunk_size: tokens that are multiplied out at a time under causality; speed, not meaning. Pairs within a chunk
-            have weights for each feature: smaller chunks than those of linear attention are faster.
+        chunk_size: tokens that are multiplied out at a time under causality, the next power of two; speed, not meaning.
+            Every feature has fading sums of its own, so that a chunk is halved log2(chunk_size) times.
         initial_state: (S (..., d, e), z (..., d), m (..., d)), any real float dtype, with the heads of k: m_c is the
             largest k_jc so far (-inf without a key), S_c = Σ_j exp(k_jc - m_c) v_j and z_c = Σ_j exp(k_jc - m_c). A row
             with a state is not null. With `causal` it needs L = S.
@@ -73,7 +73,7 @@ def efficient_attention_vjp(
     do: Array | None,
     *,
     dstate: State | None = None,
-    chunk_size: int = 16,
+    chunk_size: int = 64,
     initial_state: State | None = None,
     impl: Impl = "auto",
     **common: Unpack[Tokens],

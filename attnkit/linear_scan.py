@@ -51,6 +51,12 @@ def total(xp: Namespace, y: Array, c: Array) -> Array:
 # ---------------------------------------------------------------------------------------------- causal sums
 
 
+def _halved(xp: Namespace, x: Array, half: int) -> tuple[Array, Array]:
+    """(..., n, half, f) twice: the first and the second half of every 2·half tokens."""
+    x = xp.reshape(x, (*x.shape[:-2], x.shape[-2] // (2 * half), 2 * half, x.shape[-1]))
+    return x[..., :half, :], x[..., half:, :]
+
+
 class _Faded(NamedTuple):
     """How sums fade with the level (..., n, w): all alike (w = 1), or each feature of x and y (w = f), or, with
     `outputs`, each feature of c (w = g)."""
@@ -61,15 +67,30 @@ class _Faded(NamedTuple):
         """Σ_j over the pairs of a chunk."""
         if level is None:
             return xp.where(past, x @ y.mT, 0.0) @ c
-        gap = level[..., None, :, :] - level[..., :, None, :]
-        fade = xp.exp(xp.where(past[..., None], gap, 0.0))
         if level.shape[-1] == 1:
-            return xp.where(past, (x @ y.mT) * fade[..., 0], 0.0) @ c
-        if self.outputs:
-            each = (x @ y.mT)[..., None] * fade * c[..., None, :, :]
-            return xp.sum(xp.where(past[..., None], each, 0.0), axis=-2)
-        s = xp.sum(x[..., :, None, :] * fade * y[..., None, :, :], axis=-1)
-        return xp.where(past, s, 0.0) @ c
+            fade = xp.exp(xp.where(past, level.mT - level, 0.0))
+            return xp.where(past, (x @ y.mT) * fade, 0.0) @ c
+        return self.halves(xp, x, y, c, level)
+
+    def halves(self, xp: Namespace, x: Array, y: Array, c: Array, level: Array) -> Array:
+        """The same with a level for each feature, in chunks of 2^m tokens: every token with itself, then the second
+        half of every 2, 4, ... tokens with the first, whose last level parts a fade into two factors up to 1."""
+        out, half = xp.sum(x * y, axis=-1, keepdims=True) * c, 1
+        while half < x.shape[-2]:
+            (y_, _), (c_, _), (level_, later) = (_halved(xp, a, half) for a in (y, c, level))
+            end = level_[..., -1:, :]
+            late, early = xp.exp(end - later), xp.exp(level_ - end)
+            x_ = _halved(xp, x, half)[1]
+            if self.outputs:
+                found = ((x_ @ y_.mT) @ (c_ * early)) * late
+            else:
+                found = ((x_ * late) @ (y_ * early).mT) @ c_
+            first, second = _halved(xp, out, half)
+            second = second + found
+            joint = xp.concat([xp.broadcast_to(first, second.shape), second], axis=-2)
+            out = xp.reshape(joint, (*joint.shape[:-3], x.shape[-2], joint.shape[-1]))
+            half *= 2
+        return out
 
     def added(self, xp: Namespace, y: Array, c: Array, level: Array | None, end: Array | None) -> Array:
         """What a chunk adds to the sums after it."""
@@ -139,6 +160,14 @@ def _block(
     return out, states[..., -1, :, :], None if at is None else at[..., -1, :, :]
 
 
+def _to_halve(size: int, n: int) -> int:
+    """The smallest power of two that holds `size` or n tokens."""
+    size = 2 ** math.ceil(math.log2(size))
+    while size >= 2 * n:
+        size //= 2
+    return size
+
+
 def scan(
     xp: Namespace,
     x: Array,
@@ -153,15 +182,15 @@ def scan(
     """out_i = x_i·state + Σ_{j <= i} x_i·y_j c_j (..., n, g), the sums after the last token, and their level.
 
     x, y (..., n, f), c (..., n, g), state (..., f, g) at level `start` (..., 1, w), level (..., n, w). Chunks of `size`
-    tokens are multiplied out; the sums before each chunk come from those of all chunks of a block at once; blocks, as
-    many tokens as `_ELEMENTS` allow, follow each other.
+    tokens, for w > 1 of the next power of two, are multiplied out; the sums before each chunk come from those of all
+    chunks of a block at once; blocks, as many tokens as `_ELEMENTS` allow, follow each other.
     """
     n, f, g = x.shape[-2], x.shape[-1], c.shape[-1]
     if n == 0:
         return zeros(xp, c, (*leading(x, y, c), 0, g)), state, start
-    size = min(size, n)
     wide = 1 if level is None else level.shape[-1]
-    each = math.prod(leading(x, y, c)) * (size * size * wide + f * g)
+    size = min(size, n) if wide == 1 else _to_halve(size, n)
+    each = math.prod(leading(x, y, c)) * (size * max(size, wide) + f * g)
     chunks = min(-(-n // size), max(1, _ELEMENTS // max(1, each)))
     blocks = -(-n // (size * chunks))
 

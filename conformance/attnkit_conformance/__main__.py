@@ -17,7 +17,7 @@ from attnkit_conformance.case import DTYPES, HAS_BFLOAT16, PROFILES, judged_dtyp
 from attnkit_conformance.core import CaseResult
 from attnkit_conformance.judge import in_order, matcher, planned
 from attnkit_conformance.opdb import OPDB
-from attnkit_conformance.peers import REQUIRES
+from attnkit_conformance.peers import ALL, FAMILIES, REQUIRES
 from attnkit_conformance.processes import judge_in_processes
 
 FOUND = Path("out") / "found"  # failing cases of a search
@@ -213,7 +213,11 @@ def peers(given: argparse.Namespace) -> int:
     require("the page of peers", "ml_dtypes")
     from attnkit_conformance import peers_page
 
-    chosen: list[Any] = adapters.find(given.names or list(REQUIRES))
+    names = given.names or list(REQUIRES)
+    for name in names:
+        if name.partition("-")[0] not in (*FAMILIES, ALL):
+            raise ValueError(f"peers: {name!r} is none of {', '.join((*FAMILIES, ALL))}; `run` judges any adapter")
+    chosen: list[Any] = adapters.find(names)
     profiles: dict[str, list[Any]] = {given.profile: [], "quick": []}
     for adapter in chosen:
         slow = adapter.name in COMPILED and given.profile != "quick"

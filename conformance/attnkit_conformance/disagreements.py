@@ -6,6 +6,7 @@ case is shrunk, and written as a snippet that needs only that library and NumPy.
 
 from __future__ import annotations
 
+import fnmatch
 import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from attnkit_conformance import core, invariances, properties
 from attnkit_conformance.case import DTYPES, INTEGER, Case
 from attnkit_conformance.core import CaseResult
 from attnkit_conformance.golden import golden
+from attnkit_conformance.judge import MAY_PASS, read_xfails
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.peers.base import visible_pairs
 from attnkit_conformance.shrink import Fails, fewer_leading, shrink, size
@@ -97,7 +99,7 @@ def example(results: Sequence[CaseResult], adapters: dict[str, Any]) -> Example 
     for result, case in sorted(start_cases(results), key=lambda pair: simplicity(*pair))[:CANDIDATES]:
         adapter = adapters[result.adapter]
         case = core.as_asked(adapter, case)
-        starts = [case] if "/property." in result.id else purer(case)
+        starts = [case] if "/property." in case.id else purer(case)
         failing = [(start, sight) for start in starts if (sight := seen(adapter, start)) is not None]
         if failing:
             start, sight = min(failing, key=lambda pair: len(traits(pair[0])))
@@ -116,14 +118,25 @@ def purer(case: Case) -> Iterator[Case]:
 
 
 def start_cases(results: Sequence[CaseResult]) -> Iterator[tuple[CaseResult, Case]]:
-    """The cases of the verdicts; of properties, the one on visible NaN."""
+    """The cases of the verdicts, or where all are properties those that the full profile expects to fail for the same
+    reason; and the case on visible NaN."""
     for op in dict.fromkeys(result.op for result in results):
         wanted = {result.id: result for result in results if result.op == op}
         dtypes = tuple(dict.fromkeys(result.dtype for result in wanted.values()))
-        yield from ((wanted[case.id], case) for case in full_cases(op, dtypes) if case.id in wanted)
+        cases = full_cases(op, dtypes)
+        own = [(wanted[case.id], case) for case in cases if case.id in wanted]
+        yield from own or ((result, case) for result in wanted.values() for case in alike(result, cases))
         for identity, result in wanted.items():
             if "/property.visible_nan" in identity:
                 yield result, property_case(result)
+
+
+def alike(result: CaseResult, cases: Sequence[Case]) -> list[Case]:
+    """The cases in the dtype of a verdict that its adapter is expected to fail for the reason of the verdict."""
+    expected = read_xfails(result.adapter).items()
+    patterns = [identity.removeprefix(MAY_PASS) for identity, reason in expected if reason == result.reason]
+    own = [case for case in cases if case.dtype == result.dtype]
+    return [case for case in own if any(fnmatch.fnmatchcase(case.id, pattern) for pattern in patterns)]
 
 
 @functools.cache

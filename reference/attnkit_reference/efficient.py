@@ -93,7 +93,7 @@ def _call(
     v: Array | None,
     keep: Array | None = None,
     *,
-    chunk_size: int = 16,
+    chunk_size: int = 64,
     initial_state: Any = None,
     **options: Any,
 ) -> Efficient:
@@ -261,8 +261,7 @@ def efficient_attention(q: Array, k: Array, v: Array, **params: Any) -> Array | 
 
     state = (S (..., d, e), z (..., d), m (..., d)), with the heads of k: m_c is the largest k_jc (-inf without a key),
     S_c = Σ_j exp(k_jc - m_c) v_j, z_c = Σ_j exp(k_jc - m_c). mask, a key mask (..., 1, S) or (S,), causal, key_lengths,
-    query_mask, enable_gqa, initial_state, return_state and chunk_size (16: pairs cost more here) are those of
-    `linear_attention`.
+    query_mask, enable_gqa, initial_state, return_state and chunk_size are those of `linear_attention`.
 
     A query that sees no key and no state gets output and gradients 0. ValueError for shapes, values and unknown
     arguments, TypeError for dtypes. Source: Shen et al. 2021 "Efficient Attention: Attention with Linear Complexities".

@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from attnkit_conformance.__main__ import main
+
 PAGE = Path(__file__).parents[2] / "docs" / "reports" / "peers.html"
 SNIPPET = re.compile(r'<pre class="snippet" data-tolerance="([^"]*)">(.*?)</pre>', re.DOTALL)
 SEPARATE = "os.environ"  # what sets a mode for its whole process
@@ -58,3 +60,18 @@ def test_keras_reproduces_in_a_process_of_its_own() -> None:
 def test_a_program_that_agrees_would_be_noticed() -> None:
     assert not differs("import numpy as np\ngot = expected = np.ones(2)", 0.0)
     assert differs("import numpy as np\ngot, expected = np.ones(2), np.zeros(2)", 0.5)
+
+
+def test_the_command_shows_what_a_property_found(tmp_path: Path) -> None:
+    pytest.importorskip("einops")
+    page = tmp_path / "new" / "peers.html"
+    assert main(["peers", "commonly_written-relu_clamp", "--html", str(page), "--workers", "1"]) == 0
+    ((tolerance, text),) = SNIPPET.findall(page.read_text())
+    assert differs(html.unescape(text), float(tolerance))
+
+
+@pytest.mark.parametrize("name", ["torch-generic", "mine:ADAPTER"])
+def test_the_command_says_what_it_judges(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["peers", name]) == 2
+    said = capsys.readouterr().err
+    assert all(word in said for word in (repr(name), "torch_sdpa", "`run`"))

@@ -96,6 +96,20 @@ def test_null_and_dead_rows_are_told_apart_by_visible():
     assert found.maximum[0] == 1.0
 
 
+@pytest.mark.parametrize("op", statistics.FAMILIES)
+def test_queries_without_any_key_get_no_gradient_whatever_they_hold(op):
+    q, k, v = qkv()
+    own = {"projection": np.ones((8, q.shape[-1]))} if op == "performer_attention" else {}
+    own |= {"alpha": 1.5} if op == "entmax_attention" else {}
+    own |= {"norm_weight": np.ones(3 * v.shape[-1])} if op == "rela_attention" else {}
+    cotangents = attnkit.RowStatistics(*[np.ones((2, 3, 5))] * 4)
+    do = np.ones_like(attnkit.attention_with_statistics(op, q, k, v, **own)[0])
+    given = np.full_like(q, np.nan), k[..., :0, :], v[..., :0, :], do, cotangents
+    assert not np.any(attnkit.attention_with_statistics_vjp(op, *given, **own)["q"])
+    given = q[..., :0, :], np.full_like(k, np.nan), v, do[..., :0, :], attnkit.RowStatistics(*[np.ones((2, 3, 0))] * 4)
+    assert not np.any(attnkit.attention_with_statistics_vjp(op, *given, **own)["k"])
+
+
 def test_only_the_fields_asked_for_are_there():
     q, k, _ = qkv()
     found = attnkit.row_statistics("pointwise_attention", q, k, activation="identity", fields=("total", "maximum"))
