@@ -19,14 +19,19 @@ Options = dict[str, Any]
 
 
 def light() -> Options:
-    """Options with which XLA compiles for the CPU in less time, or none where there is no CPU or XLA lacks them."""
-    if jax.default_backend() != "cpu":
-        return {}
+    """Options with which XLA compiles for the CPU in less time, as far as it knows them; none on other devices."""
+    return (
+        {name: value for name, value in LIGHT.items() if known(name, value)} if jax.default_backend() == "cpu" else {}
+    )
+
+
+def known(name: str, value: Any) -> bool:
+    """Whether this XLA has an option: jaxlib 0.11 dropped one of them."""
     try:
-        jax.jit(jax.numpy.negative, compiler_options=LIGHT)(1.0)
+        jax.jit(jax.numpy.negative, compiler_options={name: value})(1.0)
     except jax.errors.JaxRuntimeError:
-        return {}
-    return LIGHT
+        return False
+    return True
 
 
 class Jax(AttnkitAdapter):
