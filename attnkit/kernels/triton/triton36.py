@@ -1,0 +1,45 @@
+"""Tuples of Triton 3.6, which torch 2.11 brings, as they are from 3.7 on.
+
+The kernels hand on tuples in which None stands for what a call does not have, and strides of 1 are constants. 3.6 makes
+tensors of all constants that a function returns, and fails at None; a tuple around a tuple forgets constants of the
+inner one. No later version needs any of this.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from triton import knobs
+from triton.compiler import code_generator
+from triton.language import constexpr, core
+from triton.language.semantic import TritonSemantic
+
+NONE = constexpr(None)
+
+
+def _is_none(x: Any) -> bool:
+    return x is None or (isinstance(x, constexpr) and x.value is None)
+
+
+def keep_constants_of_tuples() -> None:
+    """Let tuples hold None, functions return it among other values, and tuples know the constants of inner ones.
+
+    Python itself does so in the interpreter.
+    """
+    if knobs.runtime.interpret:
+        return
+    tensor_of, make, put = TritonSemantic.to_tensor, core.tuple.__init__, code_generator.set_iterable_path
+
+    def to_tensor(self: Any, x: Any, *options: Any, **named: Any) -> Any:
+        return NONE if _is_none(x) else tensor_of(self, x, *options, **named)
+
+    def init(self: Any, values: Sequence[Any], type: Any = None) -> None:
+        make(self, [NONE if x is None else x for x in values], type)
+
+    def put_and_tell(values: Any, path: tuple[int, ...], value: Any) -> None:
+        put(values, path, value)
+        for depth in range(len(path) - 2, -1, -1):
+            outer = code_generator.get_iterable_path(values, path[:depth])
+            outer._setitem(path[depth], outer.values[path[depth]])
+
+    TritonSemantic.to_tensor, core.tuple.__init__ = to_tensor, init
+    code_generator.set_iterable_path = put_and_tell
