@@ -140,3 +140,15 @@ def test_memory_is_that_of_a_block() -> None:
     tracemalloc.stop()
     assert peak < q.nbytes * 6 + 8 * (1 << 16) * 12
     assert peak < 8 * 4096 * 4096 / 10
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(1, 16), (300, 700), (700, 300)])
+def test_upper_left_causality_and_a_window_count_from_different_ends(queries, keys):
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, n, 4, generator=generator, dtype=torch.float64) for n in (queries, keys, keys))
+    for window in ((0, None), (3, None), (None, 0), (2, 1)):
+        options = {"causal": "upper_left", "window": window}
+        right = attnkit.softmax_attention(q, k, v, impl="generic", **options)
+        assert_close(attnkit.softmax_attention(q, k, v, impl="blocked", **options), right)
+        on_numpy = attnkit.softmax_attention(*(x.numpy() for x in (q, k, v)), impl="blocked", **options)
+        assert_close(torch.from_numpy(on_numpy), right)

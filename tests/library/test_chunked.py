@@ -105,3 +105,12 @@ def test_second_derivatives_are_refused() -> None:
     (first,) = torch.autograd.grad(o.square().sum(), q, create_graph=True)
     with pytest.raises(NotImplementedError, match="impl='generic' has"):
         first.sum().backward()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("op", ["linear_attention", "cosine_attention"])
+def test_no_tokens_at_all(op, causal):
+    q, k, v = (torch.zeros(0, width, requires_grad=True) for width in (3, 3, 2))
+    o = getattr(attnkit, op)(q, k, v, causal=causal, impl="chunked")
+    assert o.shape == (0, 2)
+    assert torch.autograd.grad(o.sum(), q)[0].shape == q.shape

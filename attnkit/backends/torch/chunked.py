@@ -342,7 +342,7 @@ def _forward(op: str, given: Given) -> Tensor:
     q, k, v = (given[name] for name in DIFFERENTIABLE)
     leading = quadratic.leading_axes(q, k, v, given.get("enable_gqa", False))
     o = q.new_empty((*leading, q.shape[-2], v.shape[-1]))
-    for whole, place, head in _heads(op, given, None):
+    for whole, place, head in _heads(op, given, None) if o.numel() else ():
         (attend_causal if head.causal else attend_whole)(head, whole.picked(o, place, 2))
     return o
 
@@ -351,7 +351,7 @@ def _backward(op: str, given: Given, do: Tensor, wanted: tuple[str, ...]) -> dic
     like = {name: given[name] for name in DIFFERENTIABLE}
     dtype = quadratic.compute_dtype(array_api_compat.array_namespace(do), do)
     grads = {name: torch.zeros(x.shape, dtype=dtype) for name, x in like.items()}
-    for whole, place, head in _heads(op, given, do):
+    for whole, place, head in _heads(op, given, do) if do.numel() else ():
         pulled = (whole.picked(grads[name], place, 2, shared=name != "q") for name in DIFFERENTIABLE)
         (pull_causal if head.causal else pull_whole)(head, *pulled)
     return {name: grads[name].to(like[name].dtype) for name in wanted}
