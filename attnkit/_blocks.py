@@ -90,14 +90,14 @@ def blocks(c: Call) -> Iterator[Block]:
         for start in range(0, queries, max(1, rows)):
             stop = min(start + rows, queries)
             seen, total = keys, queries
-            if c.common.get("causal") and not two_alignments(c.common):
+            if c.common.get("causal") and not _two_alignments(c.common):
                 total = stop
                 seen = min(keys, stop if c.common["causal"] == "upper_left" else stop + keys - queries)
             if seen > 0:
                 yield Block(leading, Rows(start, stop, total), seen)
 
 
-def two_alignments(common: Mapping[str, Any]) -> bool:
+def _two_alignments(common: Mapping[str, Any]) -> bool:
     """Whether causality counts from the first tokens and a window from the last: no part of the keys has both."""
     return common.get("causal") == "upper_left" and "window" in common
 

@@ -63,7 +63,7 @@ def test_a_program_that_agrees_would_be_noticed() -> None:
 
 
 def test_the_command_shows_what_a_property_found(tmp_path: Path) -> None:
-    pytest.importorskip("einops")
+    pytest.importorskip("einops", reason="not installed: einops (extra `peers`)")
     page = tmp_path / "new" / "peers.html"
     assert main(["peers", "commonly_written-relu_clamp", "--html", str(page), "--workers", "1"]) == 0
     ((tolerance, text),) = SNIPPET.findall(page.read_text())
