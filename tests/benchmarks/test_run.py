@@ -2,11 +2,12 @@
 
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from benchmarks import compare, contenders
+from benchmarks import compare, contenders, timing
 from benchmarks.__main__ import main, slug
 from benchmarks.cells import BOTH, FORWARD, OPS, Cell, both_forms, cells
 from benchmarks.check import Truth, drawn, outputs
@@ -98,8 +99,12 @@ def test_contenders_take_turns_and_another_one_begins_each_round():
     assert [len(x) for x in seconds.values()] == [3, 3, 3]
 
 
-def test_short_calls_are_repeated_until_they_take_long_enough():
-    assert repeats_for(lambda: sum(range(100)), 0.002, lambda: None) > 8
+def test_short_calls_are_repeated_until_they_take_long_enough(monkeypatch):
+    """By a clock that only the calls move on."""
+    calls = []
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: len(calls) / 1024))
+    assert repeats_for(lambda: calls.append(1), 5 / 1024, lambda: None) == 8
+    assert len(calls) == 1 + 2 + 4 + 8
 
 
 @pytest.mark.parametrize("mode", [FORWARD, BOTH])

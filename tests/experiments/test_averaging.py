@@ -10,6 +10,7 @@ from experiments.errors import UserError
 from experiments.optim import TrainConfig, make_optimizer
 from experiments.world import World
 from tests.experiments.translation_cases import tokens, translator
+from tests.library.arrays import assert_close
 
 
 def test_the_mean_is_taken_in_float64_and_given_back_in_the_dtype_of_the_weights():
@@ -49,7 +50,7 @@ def test_checkpoints_and_weights_alone_can_be_averaged(tmp_path):
     states = [model.state_dict() for model in models]
     assert mean.keys() == states[0].keys()
     for name, x in mean.items():
-        torch.testing.assert_close(x, sum(state[name] for state in states) / 3)
+        assert_close(x, sum(state[name] for state in states) / 3)
     models[0].load_state_dict(mean)
 
 

@@ -11,7 +11,7 @@ from experiments.data.pairs import BOS, EOS, PAD, UNK
 from experiments.decode import NEVER, DecodeConfig, beam_search, first_largest, greedy, limits
 from experiments.errors import Diverged
 from experiments.models.translation import DecoderState
-from tests.experiments.translation_cases import CAUSAL, Tokens, talker, tokens
+from tests.experiments.translation_cases import CAUSAL, TRANSLATOR, Tokens, talker, tokens
 from tests.library.arrays import assert_close
 
 SEARCHES = {"greedy": greedy, "beam": beam_search}
@@ -81,7 +81,7 @@ def test_a_beam_of_one_is_greedy(method):
     config = DecodeConfig(beam=1, length_penalty=1.1)
     one, other = (search(model, whole.source, whole.mask, config) for search in (beam_search, greedy))
     assert torch.equal(one.tokens, other.tokens)
-    assert_close(one.score, other.score)
+    assert_close(one.score, other.score, TRANSLATOR)
     assert torch.equal(one.cut, other.cut)
 
 
@@ -94,7 +94,7 @@ def test_beam_search_is_the_one_written_out(method, beam, penalty, seed):
     for item, sequence in enumerate(found.sequences()):
         score, history = plain_beam_search(model, whole.only(item), int(limit[item]), beam, penalty)
         assert [*sequence, EOS] == history
-        assert found.score[item].item() == pytest.approx(score, rel=1e-12)
+        assert_close(found.score[item].item(), score, TRANSLATOR)
 
 
 @pytest.mark.parametrize("lost", ["follow", "keep"])
@@ -143,7 +143,7 @@ def test_a_beam_that_holds_everything_finds_the_best_of_all(penalty):
     best = max(scores, key=scores.get)
     assert len(scores) == 40
     assert found.sequences() == [list(best)]
-    assert found.score.item() == pytest.approx(scores[best], rel=1e-12)
+    assert_close(found.score.item(), scores[best], TRANSLATOR)
 
 
 @pytest.mark.parametrize("search", SEARCHES)
@@ -155,12 +155,12 @@ def test_a_batch_is_its_items_and_padding_changes_nothing(method, search):
     wide = whole.wider(4)
     wider = SEARCHES[search](model, wide.source, wide.mask, config)
     assert wider.sequences() == found.sequences()
-    assert_close(wider.score, found.score)
+    assert_close(wider.score, found.score, TRANSLATOR)
     for item, sequence in enumerate(found.sequences()):
         alone = whole.only(item)
         single = SEARCHES[search](model, alone.source, alone.mask, config)
         assert single.sequences() == [sequence]
-        assert_close(single.score, found.score[[item]])
+        assert_close(single.score, found.score[[item]], TRANSLATOR)
 
 
 @pytest.mark.parametrize("search", SEARCHES)

@@ -18,10 +18,12 @@ from experiments.errors import UserError
 from experiments.language import LanguageTask, windows
 from experiments.models.language import LanguageConfig, LanguageModel, forward_flops
 from experiments.report import write_report
+from tests.library.arrays import LAYER, assert_agrees, assert_close
 
 RELU = LanguageConfig(
     size="d64", length=12, op="pointwise_attention", options={"activation": "relu", "alpha": 1.0}, qk_norm=True
 )
+MODEL = 4 * (LAYER + 2) + 2  # ops that follow one another: blocks with their MLP, a norm, the head
 SOFTMAX = dataclasses.replace(RELU, op="softmax_attention", options={})
 
 
@@ -33,6 +35,9 @@ def data(tmp_path_factory):
     (folder / "b.en.gz").write_bytes(gzip.compress(b"air and " * 125))
     (folder / "c.de.gz").write_bytes(b"not gzip")
     return load_text(str(folder), "*.en.gz")
+
+
+QUADRATURE = 1e-10  # ten times what lengths.moment asks of its integrals
 
 
 def model_of(config):
@@ -53,7 +58,7 @@ def test_a_byte_depends_on_nothing_behind_it(config):
     tokens = torch.arange(24).reshape(2, 12) * 7 % 256
     model = model_of(config).double()
     whole = model(tokens)
-    torch.testing.assert_close(model(tokens[:, :5]), whole[:, :5])
+    assert_close(model(tokens[:, :5]), whole[:, :5], MODEL)
     changed = tokens.clone()
     changed[:, 5:] += 1
     assert torch.equal(model(changed)[:, :5], whole[:, :5])
@@ -66,18 +71,18 @@ def test_a_byte_depends_on_nothing_behind_it(config):
 def test_a_new_model_needs_eight_bits_a_byte_and_shares_add_up(data):
     task = task_of(data)
     found = task.evaluate()
-    assert found["bits_per_byte"] == pytest.approx(8)
+    assert_agrees(found["bits_per_byte"], 8.0, dtype="float32")
     torch.nn.init.normal_(task.model.head.weight, generator=torch.Generator().manual_seed(0))
     ids = task.sample_ids(3)
     parts = [task.loss(ids, 3, slice(a, b)) for a, b in ((0, 1), (1, 4))]
-    torch.testing.assert_close(sum(parts), task.loss(ids, 3, slice(0, 4)))
+    assert_close(sum(parts), task.loss(ids, 3, slice(0, 4)), MODEL)
     found = task.evaluate()
-    assert found["test_loss"] == pytest.approx(found["bits_per_byte"] * math.log(2))
+    assert_close(found["test_loss"], found["bits_per_byte"] * math.log(2))
     assert found["first_quarter"] != found["last_quarter"]
     logits = task.model(task.cut(task.test, np.arange(windows(len(data.test), 12)))[0]).detach()
     following = torch.from_numpy(data.test[1 : logits.shape[0] * 12 + 1].astype(np.int64)).reshape(-1, 12)
     by_hand = -logits.log_softmax(-1).gather(-1, following[..., None]).mean() / math.log(2)
-    assert found["bits_per_byte"] == pytest.approx(float(by_hand), rel=1e-5)
+    assert_agrees(found["bits_per_byte"], by_hand, MODEL, dtype="float32")
 
 
 def test_windows_follow_one_another_and_end_with_a_byte_behind_the_last(data):
@@ -127,10 +132,10 @@ def test_row_sums_and_variances_before_training_are_the_exact_ones(activation):
 def test_exact_moments_are_those_of_the_sphere():
     """E relu(√d·u)² = d/(2m), E|√d·u| = √d Γ(m/2)/(√π Γ((m + 1)/2)), m = d - 1."""
     relu, identity = lengths.ACTIVATIONS["relu"], lengths.ACTIVATIONS["identity"]
-    assert lengths.moment(relu, 2) == pytest.approx(64 / 63 / 2, rel=1e-10)
+    assert lengths.moment(relu, 2) == pytest.approx(64 / 63 / 2, rel=QUADRATURE)
     by_hand = 4 * math.sqrt(1 / math.pi) * math.exp(math.lgamma(63 / 2) - math.lgamma(32))
-    assert lengths.moment(relu, 1) == pytest.approx(by_hand, rel=1e-10)
-    assert lengths.moment(identity, 4) == pytest.approx(3 * 64**2 / (63 * 65), rel=1e-10)
+    assert lengths.moment(relu, 1) == pytest.approx(by_hand, rel=QUADRATURE)
+    assert lengths.moment(identity, 4) == pytest.approx(3 * 64**2 / (63 * 65), rel=QUADRATURE)
 
 
 def test_a_divisor_that_is_not_the_length_is_noticed(monkeypatch):

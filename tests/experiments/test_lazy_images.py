@@ -26,6 +26,7 @@ from experiments.models.vit import ViTConfig
 from experiments.pictures.decoders import Decoders
 from experiments.pictures.places import Unreadable
 from experiments.pictures.views import CentralCrop, RandomCrop, decode, inception_box
+from tests.library.arrays import assert_close
 
 SIDE = 16
 
@@ -155,7 +156,7 @@ def test_processes_decode_their_own_share_and_together_the_batch(layouts, tmp_pa
         ids = trained.sample_ids(step)
         images, targets = trained.training_batch(ids, step, slice(0, 6))
         assert images.shape == (6, 3, SIDE, SIDE)
-        torch.testing.assert_close(targets.sum(1), torch.ones(6))
+        assert_close(targets.sum(1), torch.ones(6))
         for own in (slice(0, 2), slice(2, 3), slice(3, 6)):
             with monkeypatch.context() as patch:
                 asked = []

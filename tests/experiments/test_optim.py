@@ -7,9 +7,11 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from attnkit_conformance import tolerance
 from experiments.adafactor import Adafactor
 from experiments.optim import TrainConfig, learning_rate, make_optimizer
 from tests.experiments.stopping import stopped_after
+from tests.library.arrays import assert_agrees, assert_close
 
 SHAPES = ((32, 40), (40, 31), (33,))  # in factors, a side too short, no matrix
 CELL = "cells/relu-alpha1-seed0"
@@ -53,9 +55,10 @@ def test_adafactor_takes_the_steps_written_in_numpy():
             p.grad = torch.tensor(g)
         optimizer.step()
     for p, w in zip(parameters, adafactor_in_numpy(start(), lr=0.02, decay=0.1, steps=4), strict=True):
-        # one unit of the momentum's bfloat16 where the rounding falls the other way
-        np.testing.assert_allclose(p.detach().numpy(), w, atol=0.02 * 2**-8)
-        assert np.abs(p.detach().numpy() - w).mean() < 1e-6
+        # one unit of the momentum's bfloat16 where the rounding falls the other way, elsewhere that of the weights
+        gap = np.abs(p.detach().numpy() - w)
+        assert gap.max() <= 0.02 * 2**-8
+        assert gap.mean() <= tolerance.BOUND["float32"] * tolerance.eps("float32") * np.abs(w).mean()
 
 
 def test_adafactor_keeps_a_matrix_in_factors_and_caps_its_memory():
@@ -68,7 +71,7 @@ def test_adafactor_keeps_a_matrix_in_factors_and_caps_its_memory():
     state["step"].fill_(10**6)
     state["rows"].fill_(2.0)
     optimizer.step()
-    torch.testing.assert_close(state["rows"], torch.full((32,), 0.999 * 2 + 0.001))
+    assert_close(state["rows"], torch.full((32,), 0.999 * 2 + 0.001))
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
@@ -87,7 +90,7 @@ def test_decay_per_step_follows_the_schedule_and_not_the_rate(optimizer):
                 group["lr"] = learning_rate(step, config)
             stepper.step()
             before = before * (1 - 1e-4 * learning_rate(step, config) / lr)
-        torch.testing.assert_close(model.weight.detach().double(), before, rtol=1e-6, atol=0)
+        assert_agrees(model.weight, before)
 
 
 def test_adamw_with_a_tenth_is_big_visions_decay_at_its_own_rate():
@@ -106,7 +109,7 @@ def test_adamw_with_a_tenth_is_big_visions_decay_at_its_own_rate():
         optimizer.param_groups[0]["lr"] = learning_rate(step, config)
         model.weight.grad = torch.tensor(g)
         optimizer.step()
-    np.testing.assert_allclose(model.weight.detach().numpy(), w, rtol=1e-12)
+    assert_close(model.weight, w)
 
 
 def test_an_optimiser_that_there_is_not_is_named():

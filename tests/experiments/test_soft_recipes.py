@@ -20,6 +20,7 @@ from experiments.recipes import MEASUREMENTS, RECIPES
 from experiments.recipes.r002_table3 import stages
 from experiments.report import write_report
 from experiments.study import Source, expand
+from tests.library.arrays import assert_close
 
 CPU = torch.device("cpu")
 TINY = (
@@ -51,7 +52,7 @@ def test_a_study_from_settings_to_report(tmp_path):
     assert all(low <= high for s in found["residuals"] for low, high in zip(s["median"], s["largest"], strict=True))
     maps = load_file(out / "cells" / "transformer-seed0" / "maps.safetensors")["maps"]
     assert maps.shape == (4, 1, 16, 16)
-    torch.testing.assert_close(maps.sum((-2, -1)), torch.ones(4, 1))
+    assert_close(maps.sum((-2, -1)), torch.ones(4, 1))
     page = write_report(out).read_text()
     for title in ("Heat maps", "How the inverse converges", "Beside the paper"):
         assert (f"<h2>{title}" in page) == (title != "Beside the paper")

@@ -25,6 +25,7 @@ from experiments.report import write_report
 from experiments.sequence_page import near_chance
 from experiments.sequences import SequenceTask
 from experiments.study import Source, expand
+from tests.library.arrays import assert_agrees
 
 TINY = (
     "longer_than=3", "shorter_than=33", "tree_depth=3", "train_samples=48", "valid_samples=10", "test_samples=20",
@@ -280,9 +281,8 @@ def test_rows_of_attention_are_those_of_tokens(data, monkeypatch):
     found = uniform()
     assert len(found) == 2
     for layer in found:
-        # float32: each entropy within rounding
-        assert layer["entropy"] == pytest.approx(wanted, rel=1e-5)
-        assert layer["total"] == pytest.approx(1, rel=1e-5)
+        assert_agrees(layer["entropy"], wanted, dtype="float32")
+        assert_agrees(layer["total"], 1.0, dtype="float32")
         assert (layer["nonzero"], layer["dead"]) == (1, 0)
     monkeypatch.setitem(METHODS, "transformer", METHODS["transformer"]._replace(masks=("key_mask",)))
     assert uniform()[0]["entropy"] != pytest.approx(wanted, rel=1e-3), "rows of padding would be noticed"

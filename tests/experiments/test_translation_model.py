@@ -22,8 +22,8 @@ from experiments.models.translation import (
     everywhere,
     sinusoids,
 )
-from tests.experiments.translation_cases import CAUSAL, VOCABULARY, Tokens, config, tokens, translator
-from tests.library.arrays import assert_close
+from tests.experiments.translation_cases import CAUSAL, TRANSLATOR, VOCABULARY, Tokens, config, tokens, translator
+from tests.library.arrays import LAYER, assert_agrees, assert_close
 
 # ---------------------------------------------------------------------------------------------- padding, batches
 
@@ -35,8 +35,8 @@ def test_padding_and_batch_mates_change_nothing(method):
     for item in range(len(batch.source)):
         alone = batch.only(item)
         length = alone.target_in.shape[1]
-        assert_close(logits[item, :length], model(*alone)[0])
-        assert_close(wider[item, :length], logits[item, :length])
+        assert_close(logits[item, :length], model(*alone)[0], TRANSLATOR)
+        assert_close(wider[item, :length], logits[item, :length], TRANSLATOR)
 
 
 def test_a_model_that_attends_to_padding_is_noticed(monkeypatch):
@@ -45,7 +45,7 @@ def test_a_model_that_attends_to_padding_is_noticed(monkeypatch):
     forward = MultiHeadAttention.forward
     monkeypatch.setattr(MultiHeadAttention, "forward", lambda *args, key_mask=None, **rest: forward(*args, **rest))
     with pytest.raises(AssertionError):
-        assert_close(model(*batch)[1], right[1])
+        assert_close(model(*batch)[1], right[1], TRANSLATOR)
 
 
 @pytest.mark.parametrize("method", CAUSAL)
@@ -53,7 +53,7 @@ def test_no_token_sees_those_behind_it(method):
     model, batch = translator(method), tokens()
     changed = batch.target_in.clone()
     changed[:, 4:] = 4
-    assert_close(model(batch.source, batch.mask, changed)[0, :4], model(*batch)[0, :4])
+    assert_close(model(batch.source, batch.mask, changed)[0, :4], model(*batch)[0, :4], TRANSLATOR)
 
 
 def test_compiled_layers_serve_batches_of_any_size():
@@ -84,7 +84,7 @@ def test_decoding_with_caches_is_the_whole_sequence(method, norm):
     model, batch = translator(method, norm=norm), tokens(((7, 6), (3, 6), (5, 6)))
     state = model.start(batch.source, batch.mask, 6)
     steps = [model.decode_step(batch.target_in[:, [t]], state) for t in range(6)]
-    assert_close(torch.cat(steps, 1), model(*batch))
+    assert_close(torch.cat(steps, 1), model(*batch), TRANSLATOR)
 
 
 @pytest.mark.parametrize("method", CAUSAL)
@@ -104,7 +104,7 @@ def test_hypotheses_follow_their_parents_and_items_leave(method):
         for beam in range(3):
             history = [batch.target_in[item, 0], words[item, parents[row, beam]], last[row, beam]]
             alone = Tokens(batch.source[[item]], batch.mask[[item]], torch.tensor([history]))
-            assert_close(logits[row, beam], model(*alone)[0, -1])
+            assert_close(logits[row, beam], model(*alone)[0, -1], TRANSLATOR)
 
 
 # ---------------------------------------------------------------------------------------------- packed sequences
@@ -133,7 +133,7 @@ def test_packed_is_padded(method, causal):
     )
     edges = tuple(itertools.accumulate((0, *lengths)))
     heads = op(q, k, v, edges, edges, causal=causal, **options)
-    assert_close(attention.out_proj(heads.flatten(1)), padded)
+    assert_close(attention.out_proj(heads.flatten(1)), padded, LAYER)
 
 
 # ---------------------------------------------------------------------------------------------- the parts
@@ -180,15 +180,14 @@ def test_vanilla_is_torchs_transformer(norm):
         y = theirs(y, memory, tgt_mask=future, memory_key_padding_mask=~batch.mask)
     there = batch.target_in != PAD
     logits = model.decoder_norm(y) @ model.source.weight.T
-    assert_close(model(*batch)[there], logits[there])
+    assert_close(model(*batch)[there], logits[there], TRANSLATOR)
 
 
 def test_positions_are_sines_and_cosines():
     table = sinusoids(9, 6)
     for t, i in itertools.product(range(9), range(3)):
         angle = t / 10000 ** (2 * i / 6)
-        assert table[t, i].item() == pytest.approx(math.sin(angle), abs=1e-7)
-        assert table[t, 3 + i].item() == pytest.approx(math.cos(angle), abs=1e-7)
+        assert_agrees(table[t, [i, 3 + i]], [math.sin(angle), math.cos(angle)])
 
 
 @pytest.mark.parametrize("slots", [1, 7])
@@ -202,7 +201,7 @@ def test_memories_of_any_size(memory, slots):
     out = weights @ layer.values + layer.value_bias
     if memory == "softmax_norm":
         out = nn.functional.layer_norm(out, (16,), layer.norm_weight, layer.norm_bias, layer.eps)
-    assert_close(layer(x), out)
+    assert_close(layer(x), out, LAYER)
     assert model(*tokens()).isfinite().all()
 
 
@@ -273,12 +272,12 @@ def test_mistakes_are_named():
 def test_observing_changes_nothing_and_names_layers():
     model, batch = translator("reluformer"), tokens()
     logits, rows = model(*batch, fields=("total",))
-    assert_close(logits, model(*batch))
+    assert_close(logits, model(*batch), TRANSLATOR)
     assert list(rows) == list(model.attentions())
     _, few = model(*batch, fields=("total", "visible"), layers=("decoder.1.cross",))
     assert list(few) == ["decoder.1.cross"]
     statistics, queries = few["decoder.1.cross"]
-    assert_close(statistics.total, rows["decoder.1.cross"].statistics.total)
+    assert_close(statistics.total, rows["decoder.1.cross"].statistics.total, TRANSLATOR)
     assert torch.equal(queries, batch.target_in != PAD)
     assert torch.equal(statistics.visible[:, 0, 0], batch.mask.sum(1).double())
 

@@ -9,8 +9,11 @@ from torch import Tensor
 
 from experiments.data.pairs import BOS, EOS, PAD, Sentences, Split, TranslationData
 from experiments.models.translation import METHODS, TranslationConfig, Translator, everywhere
+from tests.library.arrays import LAYER
 
 VOCABULARY = 23
+# ops that follow one another in two layers of encoder and of decoder, with their memories, and the logits
+TRANSLATOR = 2 * (LAYER + 2) + 2 * (2 * LAYER + 2) + 1
 NO_DROPOUT = {"linear", "cosine", "efficient", "performer"}  # ops that take none
 CAUSAL = tuple(METHODS)  # every method of the table has a causal form: the tests run all of them as decoder
 

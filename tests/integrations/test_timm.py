@@ -11,6 +11,7 @@ import attnkit
 import attnkit_reference as reference
 from attnkit.integrations.timm import swap_attention
 from attnkit.nn import capture
+from tests.library.arrays import LAYER, assert_close
 
 
 class Attention(nn.Module):
@@ -49,6 +50,7 @@ class Model(nn.Module):
         return x
 
 
+BLOCKS = 2
 NAMES = ("blocks.0.attn", "blocks.1.attn")
 
 
@@ -69,10 +71,10 @@ def test_softmax_is_what_stood_there(qk_norm):
     for given in ({}, {"attn_mask": mask}):
         x, y = tokens().requires_grad_(), tokens().requires_grad_()
         out, golden = swapped(x, **given), original(y, **given)
-        torch.testing.assert_close(out, golden, rtol=0, atol=1e-13 * float(golden.detach().abs().max()))
+        assert_close(out, golden, BLOCKS * LAYER)
         out.square().sum().backward()
         golden.square().sum().backward()
-        torch.testing.assert_close(x.grad, y.grad, rtol=1e-12, atol=1e-12)
+        assert_close(x.grad, y.grad, 2 * BLOCKS * LAYER)  # there and back
     swapped.load_state_dict(original.state_dict())
 
 
@@ -86,7 +88,7 @@ def test_relu_is_the_references():
     given = (layer.q_norm(q), layer.k_norm(k), v)
     golden = reference.pointwise_attention(*(y.detach().numpy() for y in given), alpha=0.5, scale=0.7)
     expected = layer.proj(torch.from_numpy(golden).transpose(1, 2).flatten(2))
-    torch.testing.assert_close(layer(x), expected, rtol=1e-12, atol=1e-12)
+    assert_close(layer(x), expected, LAYER)
     with torch.no_grad(), capture(model) as record:
         model(x)
     assert [(found.name, found.rows) for found in record.layers] == [(name, 2 * 2 * 5) for name in NAMES]

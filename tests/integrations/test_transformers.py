@@ -1,7 +1,5 @@
 """Stock models of transformers whose config names an op: padding, caches, windows, and what is refused."""
 
-import math
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -23,6 +21,7 @@ import attnkit
 import attnkit_reference as reference
 from attnkit.integrations import transformers as integration
 from attnkit.nn import capture
+from tests.library.arrays import LAYER, assert_close
 
 SIZES = {
     "vocab_size": 40,
@@ -77,9 +76,9 @@ def alone(batch: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: batch[name][1:, tokens] for name in ("input_ids", "position_ids")}
 
 
-def close(actual: Tensor, expected: Tensor, dtype: torch.dtype = torch.float64) -> None:
-    eps = torch.finfo(dtype).eps
-    torch.testing.assert_close(actual, expected, rtol=0, atol=256 * eps * float(expected.detach().abs().max()))
+def close(actual: Tensor, expected: Tensor) -> None:
+    """Through two layers, each of attention with its projections, a network of two or three, and two norms."""
+    assert_close(actual, expected, 2 * (LAYER + 3 + 2))
 
 
 def no_mask(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +96,7 @@ def test_softmax_is_eager(make, left):
     batch = padded(left)
     ours, theirs = (make(name, torch.float32)(**batch)[0] for name in ("attnkit_softmax", "eager"))
     tokens = batch["attention_mask"].bool()
-    close(ours[tokens], theirs[tokens], torch.float32)
+    close(ours[tokens], theirs[tokens])
 
 
 @pytest.mark.parametrize("make", [llama, bert])
@@ -198,8 +197,8 @@ def test_sliding_windows_are_masks():
         model = seeded(MistralForCausalLM, config, torch.float32)
         out[name] = model(**batch).logits
         if name != "eager":
-            close(out[name][1][tokens[1]], model(**alone(batch)).logits[0], torch.float32)
-    close(out["attnkit_softmax"][tokens], out["eager"][tokens], torch.float32)
+            close(out[name][1][tokens[1]], model(**alone(batch)).logits[0])
+    close(out["attnkit_softmax"][tokens], out["eager"][tokens])
     config = MistralConfig(**(given | {"sliding_window": None}), attn_implementation="attnkit_softmax")
     wide = seeded(MistralForCausalLM, config, torch.float32)(**batch).logits
     assert float((wide - out["eager"])[tokens].abs().max().detach()) > 1e-3
@@ -215,7 +214,7 @@ def test_relative_positions_and_cross_attention():
     for name in ("eager", "attnkit_softmax"):
         config = T5Config(**sizes, attn_implementation=name, dropout_rate=0.0)
         out.append(seeded(T5Model, config, torch.float32)(**given).last_hidden_state)
-    close(out[1], out[0], torch.float32)
+    close(out[1], out[0])
 
 
 def test_gradients_and_dropout():
@@ -246,7 +245,7 @@ def test_attentions_on_demand():
     )
     assert len(ours) == 2
     for a, b in zip(ours, theirs, strict=True):
-        close(a, b, torch.float32)
+        close(a, b)
 
 
 def test_a_mask_of_floats_hides_and_adds():
@@ -283,7 +282,7 @@ def test_capture():
     assert [x.name for x in record.layers] == [f"encoder.layer.{n}.attention.self" for n in range(2)]
     assert (layer.rows, layer.null) == (2 * 4 * LENGTH, 4 * PADDING)
     for name, values in found._asdict().items():
-        assert math.isclose(layer.means[name], values[valid].mean(), rel_tol=1e-12)
+        assert_close(layer.means[name], values[valid].mean())
 
 
 def test_capture_sees_nothing_that_attnkit_does_not_compute():

@@ -15,13 +15,41 @@ FINITE_DIFFERENCE_ERROR = 1e-8
 
 @pytest.fixture(scope="session")
 def same() -> Callable[[Any, Any], None]:
-    """Assert that every entry agrees to rounding, relative to that entry."""
+    """Assert that every entry agrees to rounding, relative to that entry: for values that are no sums which cancel."""
 
     def check(actual: Any, expected: Any) -> None:
         actual, expected = np.asarray(actual, dtype=np.float64), np.asarray(expected, dtype=np.float64)
         assert actual.shape == expected.shape
         limit = ROUNDING * np.finfo(np.float64).eps
         np.testing.assert_allclose(actual, expected, rtol=limit, atol=0.0)
+
+    return check
+
+
+@pytest.fixture(scope="session")
+def near() -> Callable[..., None]:
+    """Assert that entries agree to rounding beside the largest, or beside what was added up where that is larger.
+
+    `growth`: by how much an op enlarges an error, the condition number of a matrix that it inverts for example.
+    """
+
+    def check(actual: Any, expected: Any, growth: float = 1.0, magnitude: Any = 0.0) -> None:
+        actual, expected = np.asarray(actual, dtype=np.float64), np.asarray(expected, dtype=np.float64)
+        assert actual.shape == expected.shape
+        size = max(float(np.max(np.abs(x), initial=0.0)) for x in (expected, magnitude))
+        limit = ROUNDING * np.finfo(np.float64).eps * growth * size
+        np.testing.assert_allclose(actual, expected, rtol=0.0, atol=limit)
+
+    return check
+
+
+@pytest.fixture(scope="session")
+def covers() -> Callable[..., None]:
+    """Assert that magnitudes have the shape of a result and are nowhere below its size, but for rounding."""
+
+    def check(magnitude: Any, result: Any, what: str = "") -> None:
+        assert magnitude.shape == result.shape, what
+        assert np.all(magnitude >= np.abs(result) * (1 - ROUNDING * np.finfo(np.float64).eps)), what
 
     return check
 

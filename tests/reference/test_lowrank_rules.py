@@ -96,7 +96,7 @@ def test_a_visible_nan_is_seen(op: str) -> None:
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_batch_mates_do_not_matter_unless_batch_max(same: Any, op: str) -> None:
+def test_batch_mates_do_not_matter_unless_batch_max(near: Any, op: str) -> None:
     arrays, name = arrays_of(op), op.split("-")[0]
     arrays["q"][1] *= 3
     together = getattr(reference, name)(*arrays.values(), **OPS[op])[:1]
@@ -105,11 +105,11 @@ def test_batch_mates_do_not_matter_unless_batch_max(same: Any, op: str) -> None:
     if op == "nystrom_attention-batch":
         assert np.max(np.abs(found - together)) > UNITS * 1e6
     else:
-        same(found, together)
+        near(found, together)
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_magnitudes_bound_the_results_and_have_their_shapes(op: str) -> None:
+def test_magnitudes_bound_the_results_and_have_their_shapes(covers: Any, op: str) -> None:
     arrays, name = arrays_of(op), op.split("-")[0]
     do = np.random.default_rng(1).normal(size=(B, H, N, 2))
     params = {**OPS[op], "key_lengths": np.array([[6], [2]])}
@@ -118,13 +118,12 @@ def test_magnitudes_bound_the_results_and_have_their_shapes(op: str) -> None:
     found = getattr(reference, f"{name}_magnitudes")(*arrays.values(), do, **params)
     assert set(found) == set(golden)
     for n, value in golden.items():
-        assert found[n].shape == value.shape
-        assert np.all(found[n] >= np.abs(value) * (1 - UNITS)), n
+        covers(found[n], value, n)
         assert np.any(found[n] > 1.5 * np.abs(value)), n
 
 
 @pytest.mark.parametrize("kind", ["implicit", "unrolled"])
-def test_magnitudes_of_the_inverse(kind: str) -> None:
+def test_magnitudes_of_the_inverse(covers: Any, kind: str) -> None:
     x = np.random.default_rng(0).normal(size=(2, 5, 3))
     a = np.exp(-np.sum((x[:, :, None] - x[:, None]) ** 2, axis=-1) / 2)
     dx, own = np.random.default_rng(1).normal(size=a.shape), {"newton_steps": 6, "inverse_grad": kind}
@@ -133,8 +132,7 @@ def test_magnitudes_of_the_inverse(kind: str) -> None:
     found = reference.newton_inverse_magnitudes(a, dx, **own)
     assert set(found) == set(golden)
     for n, value in golden.items():
-        assert found[n].shape == value.shape
-        assert np.all(found[n] >= np.abs(value) * (1 - UNITS)), n
+        covers(found[n], value, n)
 
 
 @pytest.mark.parametrize("name", ["average_pool", "convolution", "random", "biased"])

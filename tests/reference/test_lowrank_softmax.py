@@ -9,13 +9,7 @@ import pytest
 import attnkit_reference as reference
 
 UNITS = 64 * np.finfo(np.float64).eps  # of the largest entry
-
-
-def near(actual: Any, expected: Any, condition: float = 1.0) -> None:
-    """Equal to rounding beside the largest entry, times a condition number."""
-    assert actual.shape == expected.shape
-    size = max(1.0, float(np.max(np.abs(expected), initial=0.0)))
-    assert np.max(np.abs(actual - expected), initial=0.0) <= UNITS * condition * size
+STEPS = 4.0  # what the cubic steps of the inverse make of an error, as the conformance kit has it
 
 
 def normal(seed: int, *shapes: tuple[int, ...]) -> list[Any]:
@@ -46,21 +40,21 @@ def by_segments(q: Any, k: Any, v: Any, sizes: list[int], steps: int, divisor: f
 
 @pytest.mark.parametrize(("n", "sizes"), [(7, [2, 2, 3]), (8, [2, 3, 3]), (9, [3, 3, 3]), (4, [1, 1, 2])])
 @pytest.mark.parametrize("steps", [0, 1, 6])
-def test_nystrom_by_its_formula(same: Any, n: int, sizes: list[int], steps: int) -> None:
+def test_nystrom_by_its_formula(near: Any, n: int, sizes: list[int], steps: int) -> None:
     q, k, v = normal(n, (n, 4), (n, 4), (n, 2))
     found = reference.nystrom_attention(q, k, v, num_landmarks=3, inverse_steps=steps)
-    near(found, by_segments(q, k, v, sizes, steps))
+    near(found, by_segments(q, k, v, sizes, steps), STEPS)
     weights = reference.nystrom_attention_weights(q, k, num_landmarks=3, inverse_steps=steps)
-    near(weights @ v, found)
+    near(weights @ v, found, STEPS)
 
 
-def test_one_landmark_is_one_softmax_for_all_queries(same: Any) -> None:
+def test_one_landmark_is_one_softmax_for_all_queries(near: Any) -> None:
     q, k, v = normal(0, (6, 4), (6, 4), (6, 2))
     expected = softmax(q.mean(0) @ k.T / 2) @ v
-    same(reference.nystrom_attention(q, k, v, num_landmarks=1), np.tile(expected, (6, 1)))
+    near(reference.nystrom_attention(q, k, v, num_landmarks=1), np.tile(expected, (6, 1)), STEPS)
 
 
-def test_converged_steps_give_the_inverse() -> None:
+def test_converged_steps_give_the_inverse(near: Any) -> None:
     q, k, v = normal(1, (12, 4), (12, 4), (12, 2))
     q_means, k_means = (x.reshape(3, 4, 4).mean(1) for x in (3 * q, 3 * k))
     k1, k2, k3 = softmax(1.5 * q @ k_means.T), softmax(0.5 * q_means @ k_means.T), softmax(1.5 * q_means @ k.T)
@@ -70,17 +64,17 @@ def test_converged_steps_give_the_inverse() -> None:
 
 @pytest.mark.parametrize("init", ["exact", "batch_max"])
 @pytest.mark.parametrize("num_landmarks", [5, 9])
-def test_as_many_landmarks_as_tokens_is_softmax(same: Any, init: str, num_landmarks: int) -> None:
+def test_as_many_landmarks_as_tokens_is_softmax(near: Any, init: str, num_landmarks: int) -> None:
     q, k, v = normal(2, (2, 4, 5, 3), (2, 2, 5, 3), (2, 2, 5, 2))
     own = {"num_landmarks": num_landmarks, "init": init, "enable_gqa": True}
-    same(reference.nystrom_attention(q, k, v, **own), reference.softmax_attention(q, k, v, enable_gqa=True))
+    near(reference.nystrom_attention(q, k, v, **own), reference.softmax_attention(q, k, v, enable_gqa=True))
     mask = np.arange(5) > 1
     found = reference.nystrom_attention(q, k, v, mask=mask, **own)
-    same(found[..., 2:, :], reference.softmax_attention(q[..., 2:, :], k, v, mask=mask, enable_gqa=True))
+    near(found[..., 2:, :], reference.softmax_attention(q[..., 2:, :], k, v, mask=mask, enable_gqa=True))
 
 
 @pytest.mark.parametrize("how", ["key_lengths", "mask", "query_mask"])
-def test_each_item_is_served_by_its_own_number_of_tokens(same: Any, how: str) -> None:
+def test_each_item_is_served_by_its_own_number_of_tokens(near: Any, how: str) -> None:
     """7 tokens in three segments, 3 and 2 tokens by exact softmax, and none at all."""
     q, k, v = normal(3, (4, 7, 3), (4, 7, 3), (4, 7, 2))
     lengths = np.array([7, 3, 2, 0])
@@ -93,21 +87,21 @@ def test_each_item_is_served_by_its_own_number_of_tokens(same: Any, how: str) ->
     for item, n in enumerate(lengths):
         alone = [x[item, :n] for x in (q, k, v)]
         expected = reference.nystrom_attention(*alone, num_landmarks=3)
-        np.testing.assert_allclose(found[item, :n], expected)
+        near(found[item, :n], expected, STEPS)
         np.testing.assert_array_equal(found[item, n:], np.zeros((7 - n, 2)))
         assert not weights[item, n:].any()
         assert not weights[item, :, n:].any()
 
 
-def test_tokens_in_the_middle_may_be_missing(same: Any) -> None:
+def test_tokens_in_the_middle_may_be_missing(near: Any) -> None:
     q, k, v = normal(4, (9, 3), (9, 3), (9, 2))
     there = np.array([True, False, True, True, False, True, True, True, False])
     found = reference.nystrom_attention(q, k, v, num_landmarks=2, query_mask=there)
     alone = reference.nystrom_attention(q[there], k[there], v[there], num_landmarks=2)
-    near(found[there], alone)
+    near(found[there], alone, STEPS)
 
 
-def test_batch_max_divides_by_the_largest_norm_that_is_inverted() -> None:
+def test_batch_max_divides_by_the_largest_norm_that_is_inverted(near: Any) -> None:
     q, k, v = normal(5, (3, 8, 4), (3, 8, 4), (3, 8, 2))
     q[1] *= 4
     q[2] = 10 * q[2, :1]  # equal queries: ‖K‖₁ would be large, but 3 tokens get exact softmax
@@ -122,50 +116,50 @@ def test_batch_max_divides_by_the_largest_norm_that_is_inverted() -> None:
     assert norms[1] > 1.1 * norms[0]
     for item in (0, 1):
         expected = by_segments(q[item], k[item], v[item], [2] * 4, 2, norms[1])
-        near(found[item], expected)
+        near(found[item], expected, STEPS)
     exact = reference.nystrom_attention(q, k, v, num_landmarks=4, inverse_steps=2, key_lengths=lengths)
     assert np.max(np.abs(exact[0] - found[0])) > UNITS * 1e6
-    near(exact[1:], found[1:])
+    near(exact[1:], found[1:], STEPS)
 
 
 # -------------------------------------------------------------------------------------------------- Linformer
 
 
-def test_linformer_by_loops(same: Any) -> None:
+def test_linformer_by_loops(near: Any) -> None:
     q, k, v, e, f = normal(0, (2, 3), (4, 3), (4, 2), (3, 6), (3, 4))
     o = np.zeros((2, 2))
     for i in range(2):
         scores = [sum(e[a, j] * (q[i] @ k[j]) for j in range(4)) / np.sqrt(3) for a in range(3)]
         w = np.exp(scores) / np.sum(np.exp(scores))
         o[i] = sum(w[a] * f[a, j] * v[j] for a in range(3) for j in range(4))
-        same(reference.linformer_attention_weights(q, k, e)[i], w)
-    same(reference.linformer_attention(q, k, v, e, f), o)
+        near(reference.linformer_attention_weights(q, k, e)[i], w)
+    near(reference.linformer_attention(q, k, v, e, f), o, magnitude=np.abs(f) @ np.abs(v))
 
 
-def test_identity_projections_give_softmax(same: Any) -> None:
+def test_identity_projections_give_softmax(near: Any) -> None:
     q, k, v = normal(1, (2, 4, 3, 3), (2, 2, 5, 3), (2, 2, 5, 2))
     eye = np.eye(5)
     found = reference.linformer_attention(q, k, v, eye, eye, enable_gqa=True, scale=0.3)
-    same(found, reference.softmax_attention(q, k, v, enable_gqa=True, scale=0.3))
+    near(found, reference.softmax_attention(q, k, v, enable_gqa=True, scale=0.3))
 
 
-def test_projections_of_each_head(same: Any) -> None:
+def test_projections_of_each_head(near: Any) -> None:
     q, k, v, e, f = normal(2, (4, 3, 3), (2, 5, 3), (2, 5, 2), (2, 3, 5), (2, 3, 5))
     found = reference.linformer_attention(q, k, v, e, f, enable_gqa=True)
     for head in range(4):
         alone = reference.linformer_attention(q[head], k[head // 2], v[head // 2], e[head // 2], f[head // 2])
-        same(found[head], alone)
+        near(found[head], alone)
 
 
 @pytest.mark.parametrize("how", ["mask", "key_lengths"])
-def test_padding_is_zero_before_the_projection_and_slots_are_not_masked(same: Any, how: str) -> None:
+def test_padding_is_zero_before_the_projection_and_slots_are_not_masked(near: Any, how: str) -> None:
     q, k, v, e, f = normal(3, (2, 3), (6, 3), (6, 2), (4, 6), (4, 6))
     clean_k, clean_v = (np.where(np.arange(6)[:, None] < 4, x, 0.0) for x in (k, v))
     k[4:], v[4:] = np.nan, np.inf
     e[3, :4] = 0  # a slot of nothing but padding: its score is 0 and it takes its share of the softmax
     option = {"mask": np.arange(6) < 4, "key_lengths": 4}[how]
     found = reference.linformer_attention(q, k, v, e, f, **{how: option})
-    same(found, reference.linformer_attention(q, clean_k, clean_v, e, f))
+    near(found, reference.linformer_attention(q, clean_k, clean_v, e, f))
     assert np.all(reference.linformer_attention_weights(q, k, e, **{how: option})[:, 3] > 0)
     # the amount of padding on the right does not matter
     near(found, reference.linformer_attention(q, k[:4], v[:4], e, f))
@@ -180,11 +174,11 @@ def test_an_item_without_a_key_gives_0() -> None:
     assert reference.linformer_attention(q, k, v, e, f, **own)[0].all()
 
 
-def test_dropout_of_slots(same: Any) -> None:
+def test_dropout_of_slots(near: Any) -> None:
     q, k, v, e, f = normal(5, (3, 3), (5, 3), (5, 2), (4, 5), (4, 5))
     keep = np.array([[2.0, 0.0, 2.0, 0.0], [0.0] * 4, [1.0] * 4])
     w = reference.linformer_attention_weights(q, k, e)
-    same(reference.linformer_attention(q, k, v, e, f, dropout_mask=keep), (w * keep) @ (f @ v))
+    near(reference.linformer_attention(q, k, v, e, f, dropout_mask=keep), (w * keep) @ (f @ v))
 
 
 def test_nothing_to_see() -> None:

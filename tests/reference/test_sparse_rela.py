@@ -38,7 +38,7 @@ def sample(case: str, norm_axis: str, gated: bool) -> tuple[dict[str, Any], dict
 @pytest.mark.parametrize("case", PARAMS)
 @pytest.mark.parametrize("norm_axis", sparse_rela.NORM_AXES)
 @pytest.mark.parametrize("gated", [False, True])
-def test_gradients(check_gradients: Any, case: str, norm_axis: str, gated: bool) -> None:
+def test_gradients(covers: Any, check_gradients: Any, case: str, norm_axis: str, gated: bool) -> None:
     arrays, params = sample(case, norm_axis, gated)
     o = sparse_rela.rela_attention(**arrays, **params)
     do = np.random.default_rng(7).normal(size=o.shape)
@@ -50,8 +50,7 @@ def test_gradients(check_gradients: Any, case: str, norm_axis: str, gated: bool)
     sizes = sparse_rela.rela_attention_magnitudes(*args, do, **rest, **params)
     assert set(sizes) == {*gradients, "o"}
     for name, value in {**gradients, "o": o}.items():
-        assert sizes[name].shape == value.shape
-        assert np.all(sizes[name] >= np.abs(value) * (1 - 64 * np.finfo(np.float64).eps)), name
+        covers(sizes[name], value, name)
 
 
 def test_values_by_hand(same: Any) -> None:
@@ -70,7 +69,7 @@ def test_values_by_hand(same: Any) -> None:
     same(sparse_rela.rela_attention_weights(q, k, scale=1.0), np.array([[[3.0, 0.0, 1.0]]] * 2))
 
 
-def test_heads_are_joined_in_order(same: Any) -> None:
+def test_heads_are_joined_in_order(near: Any) -> None:
     rng = np.random.default_rng(0)
     q, k, v = rng.normal(size=(2, 4, 3, 5)), rng.normal(size=(2, 2, 6, 5)), rng.normal(size=(2, 2, 6, 7))
     o = sparse_rela.rela_attention(q, k, v, np.ones(28), enable_gqa=True)
@@ -78,7 +77,7 @@ def test_heads_are_joined_in_order(same: Any) -> None:
     x = pointwise_attention(q, k, v, alpha=0.0, enable_gqa=True)
     rms = np.sqrt(np.mean(x**2, axis=(1, 3)) + 1e-8)
     for head in range(4):
-        same(o[..., 7 * head : 7 * head + 7], x[:, head] / rms[..., None])
+        near(o[..., 7 * head : 7 * head + 7], x[:, head] / rms[..., None])
 
 
 def test_the_scale_of_the_values_cancels() -> None:

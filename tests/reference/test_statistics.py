@@ -55,7 +55,7 @@ def test_only_the_fields_asked_for_are_there() -> None:
     assert [name for name in FIELDS if getattr(stats, name) is not None] == ["total", "maximum"]
 
 
-def test_op_is_a_function_or_its_name(same: Any) -> None:
+def test_op_is_a_function_or_its_name() -> None:
     q = np.random.default_rng(0).normal(size=(3, 4))
     for op in (reference.softmax_attention, reference.sigmoid_attention, reference.reluformer_attention):
         for field, expected in zip(
@@ -174,7 +174,7 @@ def test_regulariser_of_a_dead_row_ignores_what_it_holds() -> None:
     assert reference.attention_regulariser_vjp(stats, 1.0)["entropy"][0] == 0
 
 
-def test_regulariser_of_an_attention_call(same: Any) -> None:
+def test_regulariser_of_an_attention_call(near: Any) -> None:
     rng = np.random.default_rng(0)
     q, k, v = rng.normal(size=(2, 6, 4)), rng.normal(size=(2, 6, 4)), rng.normal(size=(2, 6, 4))
     w = reference.reluformer_attention_weights(q, k, causal=True)
@@ -188,5 +188,5 @@ def test_regulariser_of_an_attention_call(same: Any) -> None:
     _, sum_term, entropy_term = reference.attention_regulariser(stats)
     assert 0 < len(sums) < 12
     assert max(excess) > 0
-    same(sum_term, np.mean(sums))
-    same(entropy_term, np.mean(excess))
+    near(sum_term, np.mean(sums), magnitude=1.0)  # the logarithm of a sum near 1 has the sum's relative error
+    near(entropy_term, np.mean(excess), magnitude=math.log(6))

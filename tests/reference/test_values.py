@@ -91,25 +91,25 @@ def test_visibility_pair_by_pair(sizes: tuple[int, int], causal: Any, window: An
                 assert (weights[b, i, j] > 0) == expected, (b, i, j)
 
 
-def test_heads_of_a_group_share_keys_and_values(same: Any) -> None:
+def test_heads_of_a_group_share_keys_and_values(near: Any) -> None:
     rng = np.random.default_rng(0)
     q, k, v = rng.normal(size=(2, 6, 3, 4)), rng.normal(size=(2, 2, 5, 4)), rng.normal(size=(2, 2, 5, 3))
     for name in OPS:
         grouped = getattr(reference, name)(q, k, v, enable_gqa=True)
         for head in range(6):
-            same(grouped[:, head], getattr(reference, name)(q[:, head], k[:, head // 3], v[:, head // 3]))
+            near(grouped[:, head], getattr(reference, name)(q[:, head], k[:, head // 3], v[:, head // 3]))
 
 
-def test_reluformer_is_a_pointwise_attention(same: Any) -> None:
+def test_reluformer_is_a_pointwise_attention(near: Any) -> None:
     rng = np.random.default_rng(0)
     q, k, v = rng.normal(size=(4, 3)), rng.normal(size=(6, 3)), rng.normal(size=(6, 2))
     weights = reference.reluformer_attention_weights(q, k, gamma=0.8, causal=True)
     visible = np.tril(np.ones((4, 6), dtype=bool), 2)
     n = visible.sum(axis=1, keepdims=True)
-    same(weights, np.where(visible, np.maximum(q @ k.T, 0) / math.sqrt(3) / (0.8 * np.sqrt(n / 2)), 0.0))
+    near(weights, np.where(visible, np.maximum(q @ k.T, 0) / math.sqrt(3) / (0.8 * np.sqrt(n / 2)), 0.0))
     own = {"activation": "relu", "alpha": 0.5, "gain": math.sqrt(2) / 0.8}
     pointwise = reference.pointwise_attention(q, k, v, causal=True, **own)
-    same(reference.reluformer_attention(q, k, v, gamma=0.8, causal=True), pointwise)
+    near(reference.reluformer_attention(q, k, v, gamma=0.8, causal=True), pointwise)
 
 
 def test_reluformer_keeps_the_output_variance() -> None:
