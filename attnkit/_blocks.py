@@ -67,8 +67,9 @@ class Call(NamedTuple):
 
 
 def call(family: Any, q: Array, k: Array, v: Array, options: Mapping[str, Any], size: int = SCORES) -> Call:
-    """The call of an op with its options, those that are None left out."""
-    given = {"q": q, "k": k, "v": v, **{name: x for name, x in options.items() if x is not None}}
+    """The call of an op with its options. Those that are None are left out, and return_lse, which is no block's."""
+    options = {name: x for name, x in options.items() if x is not None and name != "return_lse"}
+    given = {"q": q, "k": k, "v": v, **options}
     common = {name: x for name, x in given.items() if name in family.common}
     own = family.translate(**{n: x for n, x in given.items() if n not in (*common, "q", "k", "v")})
     if isinstance(own.get("length"), str) and own["length"] == "all":

@@ -8,12 +8,11 @@ libraries, dtypes and devices are TypeError. The contents of arrays are not read
 import difflib
 import math
 import numbers
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
-import array_api_compat
-
 from attnkit._activations import ACTIVATIONS
+from attnkit._library import beside, library
 from attnkit._typing import Array
 
 # A7: these may have a dtype of their own
@@ -25,6 +24,7 @@ FREE_DTYPE = frozenset(
 )
 INTEGER_ARGUMENTS = ("cu_seqlens_q", "cu_seqlens_k")  # the op's context checks them
 FLOATS = ("float16", "bfloat16", "float32", "float64")
+SERVED = "NumPy, torch, JAX, CuPy or array_api_strict"
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 
 Shape = tuple[int, ...]
@@ -52,20 +52,9 @@ def is_array(x: Any) -> bool:
     return not isinstance(x, (int, float)) and hasattr(x, "shape") and hasattr(x, "dtype")
 
 
-def library(x: Any) -> str:
-    """ "numpy", "torch", "jax", "cupy", "array_api_strict", ... or the Python type of what is no array."""
-    if not is_array(x):
-        return type(x).__name__
-    try:
-        name = array_api_compat.array_namespace(x).__name__
-    except TypeError:
-        return type(x).__module__.partition(".")[0]
-    return name.replace("array_api_compat.", "").partition(".")[0]
-
-
 def device_of(x: Array) -> Any:
     """The device where it matters and can be read; JAX places its arrays itself."""
-    return None if array_api_compat.is_jax_array(x) else getattr(x, "device", None)
+    return beside(x).get("device")
 
 
 # ---------------------------------------------------------------------------------------------- error texts
@@ -99,11 +88,26 @@ def wrong_shape(op: str, name: str, x: Array, expected: str) -> NoReturn:
     raise ValueError(f"{op}: {name} has shape {tuple(x.shape)}; expected {expected}")
 
 
+def wrong_dtype(op: str, name: str, x: Array, expected: str) -> NoReturn:
+    dtype = dtype_name(x)
+    order = ", in the byte order of other machines" if dtype[0] in "<>" else ""
+    raise TypeError(f"{op}: {name} has dtype {dtype}{order}; expected {expected}")
+
+
 # ---------------------------------------------------------------------------------------------- the arrays
 
 
-def same_home(op: str, first_name: str, first: Array, name: str, x: Array) -> None:
+def array(op: str, name: str, x: Any) -> None:
+    """x must be an array of a library that is served."""
+    if library(x) is None:
+        kind = type(x)
+        came = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+        raise TypeError(f"{op}: {name} must be an array of {SERVED}; got {'None' if x is None else came}")
+
+
+def same_home(op: str, first_name: str, first: Array, name: str, x: Any) -> None:
     """x must live in the same library and on the same device as the first array."""
+    array(op, name, x)
     if type(x) is not type(first) and library(x) != library(first):
         given = f"{library(x)} {name} with {library(first)} {first_name}"
         raise TypeError(f"{op}: all arrays must come from one library; got {given}")
@@ -113,33 +117,34 @@ def same_home(op: str, first_name: str, first: Array, name: str, x: Array) -> No
 
 
 def float_array(op: str, name: str, x: Any) -> None:
-    if not is_array(x):
-        raise TypeError(f"{op}: {name} must be an array; got {type(x).__name__}")
+    array(op, name, x)
     if dtype_name(x) not in FLOATS:
-        raise TypeError(f"{op}: {name} has dtype {dtype_name(x)}; expected one of {', '.join(FLOATS)}")
+        wrong_dtype(op, name, x, f"one of {', '.join(FLOATS)}")
 
 
 def boolean_array(op: str, name: str, x: Any, like_name: str, like: Array, shape: Shape, axes: str) -> None:
     """A boolean array of the library and device of `like` that broadcasts to `shape` without enlarging it."""
-    if not is_array(x):
-        raise TypeError(f"{op}: {name} must be an array; got {type(x).__name__}")
     same_home(op, like_name, like, name, x)
     if dtype_name(x) != "bool":
-        raise TypeError(f"{op}: {name} has dtype {dtype_name(x)}; expected bool")
+        wrong_dtype(op, name, x, "bool")
     given = tuple(x.shape)
     fits = len(given) <= len(shape) and all(a in (1, b) for a, b in zip(reversed(given), reversed(shape), strict=False))
     if not fits:
         wrong_shape(op, name, x, f"a shape that broadcasts to {axes} = {shape}")
 
 
-def one_home(op: str, names: Iterable[str], arrays: Iterable[Any]) -> None:
-    """All are float arrays of one library and device, and of one dtype but for `FREE_DTYPE`; None is absent."""
-    pairs = zip(names, arrays, strict=False)
-    given = [(name, x) for name, x in pairs if x is not None and name not in INTEGER_ARGUMENTS]
-    first_name, first = given[0]
+def one_home(op: str, names: Iterable[str], arrays: Iterable[Any], optional: Collection[str] = ()) -> None:
+    """All are float arrays of one library and device, and of one dtype but for `FREE_DTYPE`.
+
+    Those that are `optional` may be None; the first is not.
+    """
+    (first_name, first), *rest = zip(names, arrays, strict=False)
     float_array(op, first_name, first)
-    for name, x in given[1:]:
-        if type(x) is type(first) and x.dtype == first.dtype and device_of(x) == device_of(first):
+    placed = bool(beside(first))
+    for name, x in rest:
+        if (x is None and name in optional) or name in INTEGER_ARGUMENTS:
+            continue
+        if type(x) is type(first) and x.dtype == first.dtype and (not placed or x.device == first.device):
             continue
         float_array(op, name, x)
         same_home(op, first_name, first, name, x)
@@ -214,11 +219,9 @@ def attention_context(op: str, given: dict[str, Any], options: dict[str, Any]) -
 
 def option_array(c: Context, name: str, x: Any, dtypes: tuple[str, ...], hint: str, shape: Shape, axes: str) -> None:
     """An optional array: library, device, dtype, and a shape that broadcasts to `shape` without enlarging it."""
-    if not is_array(x):
-        raise TypeError(f"{c.op}: {name} must be an array; got {type(x).__name__}")
     same_home(c.op, c.first_name, c.first, name, x)
     if dtype_name(x) not in dtypes:
-        raise TypeError(f"{c.op}: {name} has dtype {dtype_name(x)}; expected {hint}")
+        wrong_dtype(c.op, name, x, hint)
     given = tuple(x.shape)
     fits = len(given) <= len(shape) and all(a in (1, b) for a, b in zip(reversed(given), reversed(shape), strict=False))
     if not fits:
@@ -374,14 +377,17 @@ def call(
     accepted: tuple[str, ...],
     context_of: ContextOf = attention_context,
     own: Mapping[str, OptionCheck] = NO_CHECKS,
-) -> None:
+    optional: Collection[str] = (),
+) -> Context:
     """Check a whole call: names of options, library, device and dtype of the arrays, shapes, then each option given.
 
-    `context_of` checks the shapes of the arrays; `own` holds the checks of options that only this op has.
+    `context_of` checks the shapes of the arrays; `own` holds the checks of options that only this op has; `optional`
+    arrays may be None.
     """
     known_options(op, options, accepted)
-    one_home(op, names, arrays)
+    one_home(op, names, arrays, optional)
     context = context_of(op, dict(zip(names, arrays, strict=False)), options)
     for name, value in options.items():
         if value is not None or name not in OPTIONAL:
             (own.get(name) or OPTIONS[name])(context, name, value)
+    return context

@@ -8,13 +8,14 @@ dtype, shapes and options.
 import inspect
 from collections.abc import Callable, Mapping
 from functools import wraps
-from typing import Any, NamedTuple, ParamSpec, TypeVar
-
-import array_api_compat
+from types import NoneType
+from typing import Any, NamedTuple, ParamSpec, TypeVar, get_args
 
 from attnkit import _check
+from attnkit._library import library
+from attnkit._library import namespace as namespace
 from attnkit._special import without_autocast
-from attnkit._typing import DEFAULTS, Array, Namespace
+from attnkit._typing import DEFAULTS, Array
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -22,6 +23,9 @@ R = TypeVar("R")
 
 def _always(*arrays: Any, **options: Any) -> bool:
     return True
+
+
+Refusal = Callable[..., str | None]
 
 
 class Kernel(NamedTuple):
@@ -32,8 +36,15 @@ class Kernel(NamedTuple):
 
     name: str
     call: Callable[..., Any]
-    unsupported: Callable[..., str | None]
+    unsupported: Refusal
     pays: Callable[..., bool] = _always
+
+
+def _guarded(kernel: Kernel, refusal: Refusal) -> Kernel:
+    def unsupported(*arrays: Any, **options: Any) -> str | None:
+        return refusal(*arrays, **options) or kernel.unsupported(*arrays, **options)
+
+    return kernel._replace(unsupported=unsupported)
 
 
 SPECIAL_CASES = {
@@ -44,12 +55,15 @@ SPECIAL_CASES = {
 """{op: the op that it calls with fixed parameters}: whatever serves the one serves the other."""
 
 
-def kernels_by_op(*tables: Mapping[str, Kernel]) -> dict[str, tuple[Kernel, ...]]:
-    """A library's kernels of every op in the order of its tables; special cases have those of the op that they call."""
+def kernels_by_op(*tables: Mapping[str, Kernel], refusal: Refusal | None = None) -> dict[str, tuple[Kernel, ...]]:
+    """A library's kernels of every op in the order of its tables; special cases have those of the op that they call.
+
+    `refusal` is asked before each kernel: a reason against all kernels of the library, or None.
+    """
     found: dict[str, tuple[Kernel, ...]] = {}
     for table in tables:
         for op, kernel in table.items():
-            found[op] = (*found.get(op, ()), kernel)
+            found[op] = (*found.get(op, ()), kernel if refusal is None else _guarded(kernel, refusal))
     ends = ("", "_vjp")
     cases = {f"{op}{end}": f"{called}{end}" for op, called in SPECIAL_CASES.items() for end in ends}
     return found | {op: found[called] for op, called in cases.items() if called in found}
@@ -66,26 +80,22 @@ class _OnBehalf(NamedTuple):
     impl: Any
 
 
-def namespace(x: Array) -> Namespace:
-    """The array-API namespace of x's library."""
-    return array_api_compat.array_namespace(x)
-
-
 def kernels(op: str, x: Array) -> tuple[Kernel, ...]:
     """The kernels that x's library has for an op. The imports are plain: torch.compile cannot trace importlib."""
-    if array_api_compat.is_torch_array(x):
+    name = library(x)
+    if name == "torch":
         from attnkit.backends import torch
 
         return torch.KERNELS.get(op, ())
-    if array_api_compat.is_numpy_array(x):
+    if name == "numpy":
         from attnkit.backends import numpy
 
         return numpy.KERNELS.get(op, ())
-    if array_api_compat.is_jax_array(x):
+    if name == "jax":
         from attnkit.backends import jax
 
         return jax.KERNELS.get(op, ())
-    if array_api_compat.is_cupy_array(x):
+    if name == "cupy":
         from attnkit.backends import cupy
 
         return cupy.KERNELS.get(op, ())
@@ -173,7 +183,11 @@ def _bind(op: str, names: tuple[str, ...], arrays: tuple[Array, ...], options: d
     """The positional arguments, with those that were given by name moved to their place."""
     if len(arrays) > len(names):
         raise TypeError(f"{op}: takes {len(names)} positional arguments ({', '.join(names)}), got {len(arrays)}")
-    return arrays + tuple(options.pop(name) for name in names[len(arrays) :] if name in options)
+    for name in names[len(arrays) :]:
+        if name not in options:
+            break
+        arrays = (*arrays, options.pop(name))
+    return arrays
 
 
 def _wrap(body: Callable[P, R], invoke: Callable[..., R], *checks: Any) -> Callable[P, R]:
@@ -182,6 +196,7 @@ def _wrap(body: Callable[P, R], invoke: Callable[..., R], *checks: Any) -> Calla
     names = tuple(name for name, kind, _ in kinds if kind is not inspect.Parameter.KEYWORD_ONLY)
     required = sum(p.default is p.empty and p.kind is not p.KEYWORD_ONLY for p in signature.parameters.values())
     accepted = tuple(name for name, kind, _ in kinds if kind is inspect.Parameter.KEYWORD_ONLY)
+    optional = tuple(p.name for p in signature.parameters.values() if NoneType in get_args(p.annotation))
     op = body.__name__
 
     @wraps(body)
@@ -190,7 +205,7 @@ def _wrap(body: Callable[P, R], invoke: Callable[..., R], *checks: Any) -> Calla
             arrays = _bind(op, names, arrays, options)
         if len(arrays) < required:
             raise TypeError(f"{op}: missing argument {names[len(arrays)]!r}")
-        _check.call(op, names, arrays, options, accepted, *checks)
+        _check.call(op, names, arrays, options, accepted, *checks, optional=optional)
         with without_autocast(arrays[0]):
             return invoke(op, impl, arrays, options)
 

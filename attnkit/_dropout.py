@@ -7,8 +7,7 @@ The bits are the first 32-bit word of Philox4x32-10 (Salmon et al. 2011, §3.3) 
 import math
 from typing import Any
 
-import array_api_compat
-
+from attnkit._library import library
 from attnkit._mask import Rows, positions
 from attnkit._typing import Array, Namespace
 
@@ -26,7 +25,7 @@ def _constant(x: int, like: Array) -> Array:
 
 def _wrap(x: Array) -> Array:
     """A sum of words modulo 2^32: uint32 wraps by itself, torch counts in int64."""
-    return x & _WORD if array_api_compat.is_torch_array(x) else x
+    return x & _WORD if library(x) == "torch" else x
 
 
 def _multiply(a: Array, b: int) -> tuple[Array, Array]:
@@ -82,7 +81,7 @@ def kept_pairs(
     `leading` are the leading axes of the output; the last of them counts heads. `picked` are the indices and slices of
     them that are wanted, all without it.
     """
-    dtype = xp.int64 if array_api_compat.is_torch_array(like) else xp.uint32
+    dtype = xp.int64 if library(like) == "torch" else xp.uint32
 
     def words(start: int, stop: int, *shape: int) -> Array:
         return xp.reshape(xp.astype(positions(xp, like, start, stop), dtype), shape)

@@ -6,8 +6,8 @@ Everything is None (or a Python number) where nothing is masked, so that a call 
 import math
 from typing import Any, NamedTuple
 
-import array_api_compat
-
+from attnkit._library import beside
+from attnkit._special import stop_gradient
 from attnkit._typing import Array, Causal, Length, Namespace
 
 
@@ -21,9 +21,7 @@ class Rows(NamedTuple):
 
 def positions(xp: Namespace, x: Array, start: int, stop: int) -> Array:
     """The integers start .. stop - 1 on x's device."""
-    if array_api_compat.is_jax_array(x):
-        return xp.arange(start, stop)
-    return xp.arange(start, stop, device=array_api_compat.device(x))
+    return xp.arange(start, stop, **beside(x))
 
 
 def visible_pairs(
@@ -100,7 +98,7 @@ def pairs_between(
     for term in terms[1:]:
         pairs = pairs & term
     if pairs.ndim < 2:
-        pairs = pairs[None, ...]
+        pairs = xp.reshape(pairs, (1, -1))
     if pairs.shape[-1] != keys:
         pairs = xp.broadcast_to(pairs, (*pairs.shape[:-1], keys))
     return pairs
@@ -140,6 +138,7 @@ def row_length(xp: Namespace, length: Length, count: Any, keys: int, rows: Rows,
     if isinstance(length, str):
         n = keys if length == "all" else count
     elif hasattr(length, "ndim"):
+        length = stop_gradient(length)
         if length.ndim == 0:
             return xp.astype(length, dtype)
         if length.shape[-1] == rows.total and rows.total > 1:

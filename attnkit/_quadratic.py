@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from attnkit._check import broadcast, dtype_name
 from attnkit._dropout import kept_pairs
 from attnkit._mask import Rows, always_seen, row_length, seen_keys, visible_count, visible_pairs
+from attnkit._special import stop_gradient
 from attnkit._typing import DEFAULTS, Array, Length, Namespace
 
 COMMON = tuple(DEFAULTS)
@@ -110,7 +111,7 @@ def prepare(
         live = xp.any(pairs, axis=-1, keepdims=True)
         q = xp.where(live, q, 0.0)
     count = visible_count(xp, q, pairs, keys, rows, causal is True and not others, dtype)
-    drop = None if dropout_mask is None else cast(xp, _tile(dropout_mask, -2, rows), dtype)
+    drop = None if dropout_mask is None else cast(xp, stop_gradient(_tile(dropout_mask, -2, rows)), dtype)
     if drop is not None and pairs is not None:
         drop = xp.where(pairs, drop, 0.0)
     if dropout is not None and dropout[0] > 0:
@@ -125,6 +126,12 @@ def leading_axes(q: Array, k: Array, v: Array | None, enable_gqa: bool) -> tuple
     end = -3 if enable_gqa else -2
     leading = broadcast("attention", "leading axes", *(tuple(x.shape[:end]) for x in (q, k, v) if x is not None))
     return (*leading, q.shape[-3]) if enable_gqa else leading
+
+
+def mean(xp: Namespace, x: Array, axes: tuple[int, ...]) -> Array:
+    """The mean along axes, which stay; 0 of nothing, of which NumPy warns."""
+    nothing = 0 in [x.shape[axis] for axis in axes]
+    return xp.sum(x, axis=axes, keepdims=True) if nothing else xp.mean(x, axis=axes, keepdims=True)
 
 
 def contract(xp: Namespace, x: Array, y: Array) -> Array:

@@ -4,13 +4,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import array_api_compat
-
 from attnkit import _check, statistics
 from attnkit import _quadratic as quadratic
 from attnkit._dispatch import namespace
+from attnkit._library import beside
 from attnkit._mask import positions
-from attnkit._special import floats, readable, without_autocast
+from attnkit._special import floats, needs_values, readable, without_autocast
 from attnkit._typing import Array, Namespace
 from attnkit.lowrank_tokens import whole
 
@@ -96,7 +95,7 @@ def _table(rows: _Rows, dtype: Any, percent: float, fractional: bool, kept: dict
     `kept` holds the tables of calls before this one, which would otherwise be sent to the device for each block.
     """
     xp, keys = rows.xp, rows.w.shape[-1]
-    device = {} if array_api_compat.is_jax_array(rows.w) else {"device": array_api_compat.device(rows.w)}
+    device = beside(rows.w)
     name = (keys, percent, fractional, rows.w.dtype, str(device))
     if name not in kept:
         if len(kept) >= _KEPT:
@@ -264,6 +263,7 @@ class Concentration:
     def update(self, weights: Array, visible: Array | None = None) -> None:
         """Add rows (..., S); arguments as in `concentration`."""
         rows = _rows_of("Concentration", weights, visible)
+        needs_values("Concentration", weights)
         sums = [rows.xp.sum(share) for share in _shares(rows, self.percents, self.fractional, self._tables)]
         found = floats(rows.xp.stack([_count(rows, rows.valid), *sums]))
         self.rows += int(found[0])

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from attnkit import _check
 from attnkit._dispatch import namespace
 from attnkit._quadratic import cast, compute_dtype
-from attnkit._special import floats
+from attnkit._special import floats, needs_values
 from attnkit._typing import Array, Namespace
 
 # ---------------------------------------------------------------------------------------------- anisotropy
@@ -86,6 +86,7 @@ class Anisotropy:
         if x.ndim < 2:
             _check.wrong_shape("Anisotropy", "x", x, "at least two axes, (..., m, d)")
         xp, sums = _directions("Anisotropy", x, mask)
+        needs_values("Anisotropy", x)
         axes = tuple(range(x.ndim - 2))
         total, counts = sums.total, [sums.squares, sums.used, sums.excluded]
         if axes:
@@ -220,6 +221,7 @@ class VarianceRatio:
     def update(self, branch: Array, residual: Array, mask: Array | None = None) -> None:
         """Add a batch; arguments as in `variance_ratio`."""
         xp, x, r, there = _checked_pair("VarianceRatio", branch, residual, mask)
+        needs_values("VarianceRatio", branch)
         tokens = int(_tokens(xp, x, there))
         if tokens * x.shape[-1] == 0:
             return

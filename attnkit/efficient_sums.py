@@ -204,13 +204,13 @@ def _state_sums(xp: Namespace, m: _Call, kept: _Kept) -> Array:
     return held if m.state is None else held + m.state * _column(kept.before)
 
 
-def _from_first(xp: Namespace, m: _Call, kept: _Kept) -> tuple[Array | None, Array]:
+def _from_first(xp: Namespace, m: _Call, kept: _Kept) -> tuple[Array, Array]:
     """(..., S, d): whether a key is the first with the largest value of a feature; whether the initial m is that."""
     old = kept.top == -math.inf
     if m.m0 is not None:
         old = stop_gradient(m.m0) >= kept.top
     if kept.k.shape[-2] == 0:
-        return None, old
+        return kept.k > 0, old
     index = xp.argmax(stop_gradient(kept.k), axis=-2, keepdims=True)
     first = (positions(xp, index, 0, kept.k.shape[-2])[:, None] == index) & ~old
     return first, old
@@ -219,9 +219,7 @@ def _from_first(xp: Namespace, m: _Call, kept: _Kept) -> tuple[Array | None, Arr
 def _final(xp: Namespace, m: _Call, kept: _Kept, held: Array) -> State:
     """(S, z, m); m moves with the first largest key or with the initial m, and S and z with it."""
     first, old = _from_first(xp, m, kept)
-    moved = zeros(xp, kept.top, kept.top.shape)
-    if first is not None:
-        moved = xp.sum(xp.where(first, m.k - stop_gradient(m.k), 0.0), axis=-2, keepdims=True)
+    moved = xp.sum(xp.where(first, m.k - stop_gradient(m.k), 0.0), axis=-2, keepdims=True)
     if m.m0 is not None:
         moved = moved + xp.where(old & (m.m0 != -math.inf), m.m0 - stop_gradient(finite(xp, m.m0)), 0.0)
     held = held * xp.exp(-moved).mT
@@ -246,9 +244,7 @@ def _state_backward(xp: Namespace, op: str, m: _Call, kept: _Kept, dstate: State
     joint = split_heads(xp, xp.concat([dS, dz[..., None]], axis=-1), shared)
     dtop = split_heads(xp, dm[..., None, :], shared) - xp.sum(held * joint, axis=-1, keepdims=True).mT
     first, old = _from_first(xp, m, kept)
-    dk = (kept.values @ joint.mT) * kept.y
-    if first is not None:
-        dk = dk + xp.where(first, dtop, 0.0)
+    dk = (kept.values @ joint.mT) * kept.y + xp.where(first, dtop, 0.0)
     dv = (kept.y @ joint)[..., :-1]
     return dk, dv, joint * _column(kept.before), xp.where(old & (kept.top != -math.inf), dtop, 0.0)
 

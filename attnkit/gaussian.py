@@ -8,7 +8,7 @@ from typing import Any, Unpack
 
 from attnkit import _quadratic as quadratic
 from attnkit._dispatch import namespace, operation
-from attnkit._special import stop_gradient
+from attnkit._special import cumulative_sum, stop_gradient
 from attnkit._typing import Array, Common, Impl, Namespace, Scoring
 
 
@@ -25,11 +25,11 @@ def _centre(xp: Namespace, a: quadratic.Inputs) -> Array:
     if a.pairs is None:
         return (xp.zeros_like(a.k[..., :1]).mT + 1.0 / a.keys) @ a.k
     pairs, heads, shared = a.pairs, _heads(a.q), _heads(a.k)
-    if heads > shared and _heads(pairs) == heads:
+    if shared > 0 and heads not in (1, shared) and _heads(pairs) == heads:
         grouped = (*pairs.shape[:-3], shared, heads // shared, *pairs.shape[-2:])
         pairs = xp.any(xp.reshape(pairs, grouped), axis=-3)
     live = xp.any(pairs, axis=-1, keepdims=True)
-    first = live & (xp.cumulative_sum(xp.astype(live, xp.int32), axis=-2) == 1)
+    first = live & (cumulative_sum(xp, xp.astype(live, xp.int32), axis=-2) == 1)
     seen = xp.any(pairs & first, axis=-2)[..., None]
     share = xp.astype(seen, a.dtype)
     count = xp.sum(share, axis=-2, keepdims=True)
@@ -38,7 +38,7 @@ def _centre(xp: Namespace, a: quadratic.Inputs) -> Array:
 
 def _for_queries(xp: Namespace, x: Array, heads: int) -> Array:
     """x with the heads of the keys, repeated for the query heads that share them."""
-    if _heads(x) == 1 or _heads(x) >= heads:
+    if heads == 1 or _heads(x) in (1, heads):
         return x
     wide = (*x.shape[:-2], heads // x.shape[-3], *x.shape[-2:])
     return xp.reshape(xp.broadcast_to(x[..., None, :, :], wide), (*x.shape[:-3], heads, *x.shape[-2:]))

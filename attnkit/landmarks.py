@@ -79,7 +79,7 @@ def _tokens_per_window(
         return None
     ones = xp.astype(_every_token(xp, query_mask, q), compute_dtype(xp, q))[..., None]
     count = xp.sum(_windows(xp, ones, height, width, r), axis=(-4, -2))
-    return xp.reshape(count, (*count.shape[:-3], -1, 1))
+    return xp.reshape(count, (*count.shape[:-3], (height // r) * (width // r), 1))
 
 
 def _divided(xp: Namespace, x: Array, count: Array | None, r: int) -> Array:
@@ -100,7 +100,7 @@ def average_pool(q: Array, height: int, width: int, r: int, *, query_mask: Array
     xp = _checked("average_pool", q, query_mask)
     _grid("average_pool", q, height, width, r)
     total = xp.sum(_windows(xp, _wide(xp, q, query_mask), height, width, r), axis=(-4, -2))
-    total = xp.reshape(total, (*total.shape[:-3], -1, total.shape[-1]))
+    total = xp.reshape(total, (*q.shape[:-2], (height // r) * (width // r), q.shape[-1]))
     count = _tokens_per_window(xp, q, query_mask, height, width, r)
     landmarks = cast(xp, _divided(xp, total, count, r), q.dtype)
     return landmarks if count is None else (landmarks, count[..., 0] > 0)

@@ -10,6 +10,7 @@ from attnkit import _check
 from attnkit import _quadratic as quadratic
 from attnkit._dispatch import namespace, operation_checked_by
 from attnkit._quadratic import cast
+from attnkit._special import relu
 from attnkit._typing import Array, Impl, Namespace
 from attnkit.linear_attend import attend, attend_vjp, step, step_vjp
 from attnkit.linear_rows import FoundRows, rows_of_rule, weights
@@ -35,7 +36,7 @@ FeatureMap = Any  # a name of FEATURE_MAPS or a callable (..., n, d) -> (..., n,
 
 def _map(xp: Namespace, name: str, x: Array) -> Array:
     if name == "relu":
-        return xp.where(x <= 0, 0.0, x)
+        return relu(xp, x)
     if name == "identity":
         return x
     return xp.where(x > 0, x + 1.0, xp.exp(xp.where(x > 0, 0.0, x)))

@@ -48,7 +48,7 @@ def state_sums(xp: Namespace, m: Call, kept: Kept) -> Array:
     return held if m.state is None else held + m.state * kept.before
 
 
-def _from_first(xp: Namespace, m: Call, kept: Kept) -> tuple[Array | None, Array]:
+def _from_first(xp: Namespace, m: Call, kept: Kept) -> tuple[Array, Array]:
     """(..., S, f): the exponent that the level of the state is, 1 there and 0 elsewhere; or whether (...) it is the
     initial level."""
     level, exponents = kept.level, m.k.exponents
@@ -58,9 +58,9 @@ def _from_first(xp: Namespace, m: Call, kept: Kept) -> tuple[Array | None, Array
     old = kept.top == -math.inf
     if m.c0 is not None:
         old = stop_gradient(m.c0) >= kept.top
-    if level.shape[-1] == 0:
-        return None, old
     exponents = split_heads(xp, stop_gradient(exponents), m.parts.shared)
+    if level.shape[-1] == 0:
+        return exponents, old
     key = positions(xp, level, 0, level.shape[-1]) == xp.argmax(level, axis=-1, keepdims=True)
     feature = positions(xp, exponents, 0, exponents.shape[-1]) == xp.argmax(exponents, axis=-1, keepdims=True)
     first = (key & ~old[..., None])[..., None] & feature
@@ -72,10 +72,8 @@ def _moving_level(xp: Namespace, m: Call, kept: Kept) -> Array:
     first, old = _from_first(xp, m, kept)
     assert kept.top is not None
     assert m.k.exponents is not None
-    moved = zeros(xp, kept.top, kept.top.shape)
-    if first is not None:
-        exponents = split_heads(xp, m.k.exponents, m.parts.shared)
-        moved = xp.sum(xp.where(first > 0, exponents - stop_gradient(exponents), 0.0), axis=(-2, -1))
+    exponents = split_heads(xp, m.k.exponents, m.parts.shared)
+    moved = xp.sum(xp.where(first > 0, exponents - stop_gradient(exponents), 0.0), axis=(-2, -1))
     if m.c0 is not None:
         change = xp.where(m.c0 == -math.inf, 0.0, m.c0 - stop_gradient(m.c0))
         moved = moved + xp.where(old, change, 0.0)
@@ -125,10 +123,9 @@ def state_backward(xp: Namespace, m: Call, kept: Kept, dstate: State) -> tuple[A
         return dy, dvalues, d * kept.before, None
     dtop = dc - xp.sum(state_sums(xp, m, kept) * d, axis=(-2, -1))
     first, old = _from_first(xp, m, kept)
-    if first is not None:
-        # φ = values·exp(level) is 1/√m where the exponent is the level: moving the value moves the level by √m
-        inverse = math.sqrt(kept.y.shape[-1])
-        dy = dy + first * xp.where(old, 0.0, dtop)[..., None, None] * inverse
+    # φ = values·exp(level) is 1/√m where the exponent is the level: moving the value moves the level by √m
+    inverse = math.sqrt(kept.y.shape[-1])
+    dy = dy + first * xp.where(old, 0.0, dtop)[..., None, None] * inverse
     return dy, dvalues, d * kept.before, xp.where(old, dtop, 0.0)
 
 

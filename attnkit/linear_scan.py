@@ -187,7 +187,7 @@ def scan(
     """
     n, f, g = x.shape[-2], x.shape[-1], c.shape[-1]
     if n == 0:
-        return zeros(xp, c, (*leading(x, y, c), 0, g)), state, start
+        return x @ (state + y.mT @ c), state, start
     wide = 1 if level is None else level.shape[-1]
     size = min(size, n) if wide == 1 else _to_halve(size, n)
     each = math.prod(leading(x, y, c)) * (size * max(size, wide) + f * g)

@@ -90,7 +90,8 @@ def check_parts(
     exact: bool,
 ) -> None:
     """A tuple of float arrays (leading..., width), leading axes exact or broadcast to `leading` without enlarging it.
-    With `exact` a part may be None."""
+    With `exact` a part may be None. What a whole call takes as initial_state is the `state` of a step."""
+    name = "state" if name == "initial_state" and "_step" in op else name
     if not isinstance(state, tuple | list) or len(state) != len(widths):
         got = f"{len(state)} parts" if isinstance(state, tuple | list) else type(state).__name__
         raise ValueError(f"{op}: {name} must be a tuple ({', '.join(widths)}); got {got}")
@@ -112,7 +113,7 @@ def causal_fits(op: str, causal: Causal, queries: int, keys: int) -> None:
 
 def one_head(op: str, mask: Array | None, key_lengths: Any, heads: int) -> None:
     """Under GQA a state belongs to all query heads of a group: they must see the same keys."""
-    shapes = [tuple(mask.shape[:-2])] if mask is not None else []
+    shapes = [tuple(mask.shape[:-2])] if _check.is_array(mask) else []
     if _check.is_array(key_lengths):
         shapes.append(tuple(key_lengths.shape))
     for shape in shapes:
@@ -200,7 +201,7 @@ def _first(xp: Namespace, x: Array) -> tuple[Array, Array]:
 
 
 def _wide(xp: Namespace, x: Array, n: int) -> Array:
-    return x if x.shape[-1] == n else xp.broadcast_to(x, (*x.shape[:-1], n))
+    return x if x.shape[-1:] == (n,) else xp.broadcast_to(x, (*x.shape[:-1], n))
 
 
 def _live(xp: Namespace, q: Array, keys: int, valid: Array | None, shift: int | None) -> Array | None:

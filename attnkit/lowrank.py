@@ -49,6 +49,11 @@ def _mean(xp: Namespace, x: Array, valid: Array | None) -> Array:
     return (share / xp.where(count == 0, 1.0, count)).mT @ x
 
 
+def _vector(xp: Namespace, mask: Array | None) -> Array | None:
+    """A mask () as (1,)."""
+    return xp.reshape(mask, (1,)) if mask is not None and mask.ndim == 0 else mask
+
+
 def _kernels(
     xp: Namespace,
     q: Array,
@@ -62,7 +67,7 @@ def _kernels(
     dtype = compute_dtype(xp, q)
     n = q.shape[-2]
     keys = valid_keys(xp, q, n, tokens.get("mask"), tokens.get("key_lengths"))
-    valid = both(keys, tokens.get("query_mask"))
+    valid, landmark_mask = _vector(xp, both(keys, tokens.get("query_mask"))), _vector(xp, landmark_mask)
     q, landmarks = chosen(xp, valid, cast(xp, q, dtype)), chosen(xp, landmark_mask, cast(xp, landmarks, dtype))
     v = None if v is None else chosen(xp, valid, cast(xp, v, dtype))
     origin = stop_gradient(_mean(xp, landmarks, landmark_mask))

@@ -5,7 +5,9 @@ from typing import Any, NamedTuple, Unpack
 
 from attnkit import _check
 from attnkit._dispatch import namespace, operation_checked_by
+from attnkit._mask import positions
 from attnkit._quadratic import cast, compute_dtype
+from attnkit._special import stop_gradient
 from attnkit._typing import Array, Impl, Namespace
 from attnkit.lowrank_tokens import (
     ScaledTokens,
@@ -47,6 +49,8 @@ class _Parts(NamedTuple):
 def _visibility(xp: Namespace, q: Array, S: int, common: Any, shared: int | None) -> tuple[Array | None, Array | None]:
     """Keys (..., S) that some query sees and queries (..., L) that see some key; None = all."""
     keys = split_heads(xp, valid_keys(xp, q, S, common.get("mask"), common.get("key_lengths")), shared, axis=-2)
+    if S == 0 and keys is None:
+        keys = positions(xp, q, 0, 0) < 0  # there is none that a query could see
     queries = split_heads(xp, common.get("query_mask"), shared, axis=-2)
     if keys is None and queries is None:
         return None, None
@@ -77,8 +81,8 @@ def _parts(
     scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
     slots = proj_k @ k
     w = chosen(xp, live, softmax(xp, (q * scale) @ slots.mT, None))
-    w = w if S else xp.zeros_like(w)
     drop = wide(common.get("dropout_mask"))
+    drop = None if drop is None else stop_gradient(drop)
     if drop is not None and drop.ndim > 1:
         drop = chosen(xp, live, drop)
     return _Parts(q, k, v, proj_k, proj_v, slots, w, drop, live, scale, shared)

@@ -11,6 +11,7 @@ from attnkit._special import magnitude, stop_gradient
 from attnkit._typing import Array, Impl, Namespace
 from attnkit.lowrank_tokens import cotangent, diagonal, first_maximum, one_of, start, steps
 
+_ORDERS = 3  # of derivatives that the implicit inverse has
 _SQUARINGS = 50  # 2^50 steps of the power method leave a relative error of m/(e 2^50), below float64's rounding
 
 
@@ -30,7 +31,7 @@ def _column_norm(xp: Namespace, a: Array) -> tuple[Array, Array, Array]:
 def iterates(xp: Namespace, a: Array, count: int, factor: Any) -> list[Array]:
     """X_0 = factor·2/‖A‖₁²·A, then `count` times X <- 2X - XAX. A = 0 stays 0: no 0/0 is formed."""
     if a.shape[-1] == 0:
-        return [a] * (count + 1)
+        return [a * factor] * (count + 1)
     _, safe, _ = _column_norm(xp, a)
     found = [a / safe * (2.0 * factor / safe)]
     for _ in range(count):
@@ -42,7 +43,8 @@ def iterates(xp: Namespace, a: Array, count: int, factor: Any) -> list[Array]:
 def inverse(xp: Namespace, a: Array, count: int, factor: Any, inverse_grad: str) -> list[Array]:
     """The iterates, the last of which automatic differentiation sees as `inverse_grad` says.
 
-    implicit: X - X (A - Ā) X with X and Ā constants has the value X and the differential -X dA X.
+    implicit: dX = -X dA X, applied again to the X on its right side, is solved by X(A) = Σ (-X (A - Ā))ᵏ X with X and Ā
+    constants. The sum up to k = 3 has the value X, and its derivatives up to the third.
     """
     if inverse_grad == "unrolled":
         return iterates(xp, a, count, factor)
@@ -51,7 +53,9 @@ def inverse(xp: Namespace, a: Array, count: int, factor: Any, inverse_grad: str)
     found = iterates(xp, fixed, count, factor)
     if fixed is not a:
         x = found[-1]
-        found[-1] = x - x @ (a - fixed) @ x
+        change = x @ (a - fixed)
+        for _ in range(_ORDERS):
+            found[-1] = x - change @ found[-1]
     return found
 
 
@@ -125,7 +129,7 @@ def _context(op: str, given: dict[str, Any], options: dict[str, Any]) -> _check.
     if a.ndim < 2 or a.shape[-1] != a.shape[-2]:
         _check.wrong_shape(op, "a", a, "square matrices, (..., m, m)")
     cotangent(op, "dx", given.get("dx"), tuple(a.shape))
-    return _check.Context(op, a, tuple(a.shape[:-2]), a.shape[-1], a.shape[-1], options)
+    return _check.Context(op, a, tuple(a.shape[:-2]), a.shape[-1], a.shape[-1], options, "a")
 
 
 INVERSE_OPTIONS = {

@@ -7,6 +7,7 @@ from attnkit import _check
 from attnkit._dispatch import namespace, operation_checked_by
 from attnkit._mask import positions
 from attnkit._quadratic import cast, compute_dtype
+from attnkit._special import cumulative_sum
 from attnkit._typing import Array, Impl, Namespace
 from attnkit.lowrank_tokens import (
     ScaledTokens,
@@ -82,7 +83,7 @@ def _segment_starts(xp: Namespace, a: _Inputs, m: int) -> tuple[Array, Array, Ar
         rank, count, base, longer = xp.astype(positions(xp, a.q, 0, n), xp.int32), None, n // m, n % m
     else:
         ones = xp.astype(a.valid, xp.int32)
-        rank = xp.cumulative_sum(ones, axis=-1, dtype=xp.int32) - 1
+        rank = cumulative_sum(xp, ones, axis=-1, dtype=xp.int32) - 1
         count = xp.sum(ones, axis=-1, keepdims=True, dtype=xp.int32)
         base = count // m
         longer = count - base * m
@@ -118,7 +119,7 @@ def _norm(xp: Namespace, x: _Landmarks, init: str) -> _Norm:
         largest, first = first_maximum(xp, sums)
     else:
         sums = sums if x.exact is None else xp.where(x.exact, 0.0, sums)
-        largest, first = first_maximum(xp, xp.reshape(sums, (-1,)))
+        largest, first = first_maximum(xp, xp.reshape(sums, (math.prod(sums.shape),)))
         first = xp.reshape(first, sums.shape)
     return _Norm(xp.where(largest == 0, 1.0, largest), first)
 

@@ -8,9 +8,8 @@ import numbers
 from collections.abc import Sequence
 from typing import Any, TypedDict
 
-import array_api_compat
-
 from attnkit import _check
+from attnkit._library import beside
 from attnkit._mask import positions
 from attnkit._quadratic import sum_to
 from attnkit._special import stop_gradient
@@ -158,7 +157,10 @@ def softmax_gradient(xp: Namespace, w: Array, dw: Array) -> Array:
 
 
 def first_maximum(xp: Namespace, x: Array) -> tuple[Array, Array]:
-    """The maximum over the last axis (..., 1) and a mask of the first index that has it, where its gradient goes."""
+    """The maximum over the last axis (..., 1), 0 of nothing, and a mask of the first index that has it, where its
+    gradient goes."""
+    if x.shape[-1] == 0:
+        return xp.sum(x, axis=-1, keepdims=True), x > 0
     first = positions(xp, x, 0, x.shape[-1]) == xp.argmax(x, axis=-1, keepdims=True)
     return xp.sum(xp.where(first, x, 0.0), axis=-1, keepdims=True), first
 
@@ -170,6 +172,4 @@ def diagonal(xp: Namespace, x: Array) -> Array:
 
 
 def zeros(xp: Namespace, like: Array, shape: Sequence[int]) -> Array:
-    if array_api_compat.is_jax_array(like):
-        return xp.zeros(tuple(shape), dtype=like.dtype)
-    return xp.zeros(tuple(shape), dtype=like.dtype, device=array_api_compat.device(like))
+    return xp.zeros(tuple(shape), dtype=like.dtype, **beside(like))

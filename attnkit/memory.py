@@ -152,8 +152,8 @@ def key_value_memory_vjp(
     if norm_weight is not None:
         normed = pointwise.normalise(xp, p.h, eps)
         g = do * quadratic.cast(xp, norm_weight, p.a.dtype)
-        along = xp.mean(g * normed.centred, axis=-1, keepdims=True)
-        dh = (g - xp.mean(g, axis=-1, keepdims=True) - normed.centred * along) * normed.inverse
+        along = quadratic.mean(xp, g * normed.centred, (-1,))
+        dh = (g - quadratic.mean(xp, g, (-1,)) - normed.centred * along) * normed.inverse
         vectors = {
             "value_bias": (dh, value_bias),
             "norm_weight": (do * normed.centred, norm_weight),

@@ -29,7 +29,7 @@ def _edges(op: str, name: str, cu: Any, first: Array, tokens: int) -> int:
     if _check.is_array(cu):
         _check.same_home(op, "q", first, name, cu)
         if _check.dtype_name(cu) not in ("int32", "int64"):
-            raise TypeError(f"{op}: {name} has dtype {_check.dtype_name(cu)}; expected int32 or int64")
+            _check.wrong_dtype(op, name, cu, "int32 or int64")
         if cu.ndim != 1 or cu.shape[0] == 0:
             _check.wrong_shape(op, name, cu, "(number of sequences + 1,)")
         return int(cu.shape[0]) - 1

@@ -6,7 +6,7 @@ from attnkit import _check
 from attnkit import _quadratic as quadratic
 from attnkit._dispatch import namespace, operation_checked_by
 from attnkit._quadratic import cast
-from attnkit._special import generator, stop_gradient
+from attnkit._special import generator, relu, stop_gradient
 from attnkit._typing import Array, Impl, Namespace
 from attnkit.linear_attend import attend, attend_vjp, step, step_vjp
 from attnkit.linear_rows import FoundRows, rows_of_rule, weights
@@ -76,11 +76,15 @@ def _rectified(xp: Namespace, x: Array, omega: Array, eps: float) -> Features:
     def pull(dvalues: Array) -> Array:
         return (xp.where(dots <= 0, 0.0, dvalues) * factor) @ omega
 
-    return Features(xp.where(dots <= 0, 0.0, dots) * factor + eps, pull)
+    return Features(relu(xp, dots) * factor + eps, pull)
 
 
 def rule(op: str, projection: Array, grouped: bool, *, kernel: str = "softmax", eps: float = 1e-3) -> Rule:
-    """Performer with its own options bound; `grouped`: query heads share heads of k and of the projection."""
+    """Performer with its own options bound; `grouped`: query heads share heads of k and of the projection.
+
+    The projection is a constant to automatic differentiation.
+    """
+    projection = stop_gradient(projection)
 
     def features(xp: Namespace, x: Array, omega: Array) -> Features:
         return _exponential(xp, x, omega) if kernel == "softmax" else _rectified(xp, x, omega, eps)
@@ -180,8 +184,8 @@ def performer_attention(
         q: (..., L, d). Leading axes broadcast; heads are axis -3.
         k: (..., S, d).
         v: (..., S, e).
-        projection: (..., m, d), the ω_r, any real float dtype; shared by the heads or one per head of k; no gradient.
-            See `orthogonal_features`.
+        projection: (..., m, d), the ω_r, any real float dtype; shared by the heads or one per head of k. It is a
+            constant: no implementation gives it a gradient. See `orthogonal_features`.
         kernel: "softmax" or "relu".
         eps: of the relu kernel; 1e-3 as in the authors' code.
         chunk_size, initial_state, return_state, impl, **common: as in `linear_attention`, without scale. A state is (S

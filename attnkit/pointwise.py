@@ -35,8 +35,9 @@ def weigh(
     shift: float | str = 0.0,
 ) -> tuple[Array, Any]:
     """u = h(s + shift), 0 on invisible pairs, and the row factor gain·n^-alpha."""
-    u = quadratic.masked(xp, a, ACTIVATIONS[activation].h(xp, _shifted(xp, s, a, length, shift)))
-    return u, row_factor(xp, a, alpha, gain, length)
+    function = ACTIVATIONS[activation]
+    u = function.h(xp, _shifted(xp, s, a, length, shift))
+    return u if function.through_zero else quadratic.masked(xp, a, u), row_factor(xp, a, alpha, gain, length)
 
 
 def row_factor(xp: Namespace, a: quadratic.Inputs, alpha: float, gain: float, length: Length) -> Any:
@@ -85,8 +86,8 @@ def pointwise_attention(
         q: (..., L, d). Leading axes broadcast; heads are axis -3.
         k: (..., S, d).
         v: (..., S, e).
-        activation: h, one of `attnkit.ACTIVATIONS`. "gelu" is the exact one (erf), "gelu_tanh" its approximation, which
-            the paper's code base most likely used. "relu" is the paper's choice. Gradients at kinks are 0.
+        activation: h, one of `attnkit.ACTIVATIONS`. "gelu" is the exact one, "gelu_tanh" its approximation, which the
+            paper's code base most likely used. "relu" is the paper's choice. Gradients at kinks are 0.
         alpha: the exponent of the length. 1 (the paper's best) keeps the mean weight O(1/n) as softmax does.
         gain: a factor on the weights.
         length: n_i. "visible": the number of keys that query i sees, which makes the result independent of padding and
@@ -151,13 +152,13 @@ def pointwise_attention_vjp(
     a = quadratic.prepare(xp, q, k, v, **common)
     s = quadratic.scores(xp, a)
     u, r = weigh(xp, s, a, **own)
-    w = u * r
 
-    def ds_of(dw: Any) -> Array:
-        return score_gradient(xp, s, a, w, dw, **own)
+    def ds_of(du: Any) -> Array:
+        return ACTIVATIONS[activation].derivative(xp, _shifted(xp, s, a, length, shift)) * du
 
     like = {"q": q, "k": k, "v": v, "bias": common.get("bias")}
-    return quadratic.rounded(xp, quadratic.backward(xp, a, w, do, ds_of, like), like)
+    scaled = quadratic.cast(xp, do, a.dtype) * r  # L·e numbers, where w has L·S
+    return quadratic.rounded(xp, quadratic.backward(xp, a, u, scaled, ds_of, like), like)
 
 
 def has_signed_weights(*, activation: str = "relu", gain: float = 1.0, **own: Any) -> bool:
@@ -291,8 +292,8 @@ class _Normed(NamedTuple):
 
 def normalise(xp: Namespace, x: Array, eps: float) -> _Normed:
     """(x - mean)/√(var + eps) over the last axis, the population variance taken in a second pass."""
-    difference = x - xp.mean(x, axis=-1, keepdims=True)
-    inverse = 1.0 / xp.sqrt(xp.mean(difference * difference, axis=-1, keepdims=True) + eps)
+    difference = x - quadratic.mean(xp, x, (-1,))
+    inverse = 1.0 / xp.sqrt(quadratic.mean(xp, difference * difference, (-1,)) + eps)
     return _Normed(difference * inverse, inverse)
 
 
@@ -353,8 +354,8 @@ def qk_layernorm_vjp(
         normed = normalise(xp, quadratic.cast(xp, x, dtype), eps)
         dy = quadratic.cast(xp, dy, dtype)
         g = dy * quadratic.cast(xp, weight, dtype)
-        along = xp.mean(g * normed.centred, axis=-1, keepdims=True)
-        dx = (g - xp.mean(g, axis=-1, keepdims=True) - normed.centred * along) * normed.inverse
+        along = quadratic.mean(xp, g * normed.centred, (-1,))
+        dx = (g - quadratic.mean(xp, g, (-1,)) - normed.centred * along) * normed.inverse
         dweight = xp.sum(dy * normed.centred, axis=tuple(range(x.ndim - 1)))
         return quadratic.cast(xp, dx, x.dtype), quadratic.cast(xp, dweight, weight.dtype)
 

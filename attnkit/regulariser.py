@@ -1,5 +1,6 @@
 """ReLUFormer's regulariser: what keeps rows of relu weights summing to about 1 and not too flat."""
 
+import numbers
 from typing import Any, NamedTuple
 
 from attnkit import _check
@@ -22,17 +23,38 @@ def _regulariser_terms(op: str, stats: Any, entropy_cap: float, query_mask: Arra
     missing = [name for name in ("total", "entropy", "visible") if getattr(stats, name, None) is None]
     if missing:
         raise ValueError(f"{op}: stats must hold total, entropy and visible; {', '.join(missing)} missing")
+    _check_rows(op, stats)
     xp = namespace(stats.total)
     valid = (stats.visible > 0) & (stats.total > 0)
     if query_mask is not None:
-        if _check.dtype_name(query_mask) != "bool":
-            raise TypeError(f"{op}: query_mask has dtype {_check.dtype_name(query_mask)}; expected bool")
+        shape = tuple(stats.total.shape)
+        _check.boolean_array(op, "query_mask", query_mask, "stats.total", stats.total, shape, "(..., L)")
         valid = valid & query_mask
     log_total = xp.log(xp.where(valid, stats.total, 1.0))
     cap = entropy_cap * xp.log(xp.where(valid, stats.visible, 1.0))
     excess = xp.where(valid, stats.entropy, 0.0) - cap
     number = xp.sum(xp.astype(valid, stats.total.dtype))
     return xp, _Terms(valid, log_total, excess, 1.0 / xp.where(number > 0, number, 1.0))
+
+
+def _check_rows(op: str, stats: Any) -> None:
+    """Three float arrays of one home, dtype and shape."""
+    rows = {f"stats.{name}": getattr(stats, name) for name in ("total", "entropy", "visible")}
+    _check.one_home(op, rows, rows.values())
+    shape = tuple(stats.total.shape)
+    for name, x in rows.items():
+        if tuple(x.shape) != shape:
+            _check.wrong_shape(op, name, x, f"{shape}, the shape of stats.total")
+
+
+def _check_cotangent(op: str, total: Array, name: str, x: Any) -> None:
+    """None, a number, or an array () of the home of the statistics."""
+    if x is None or isinstance(x, numbers.Real):
+        return
+    _check.float_array(op, name, x)
+    _check.same_home(op, "stats.total", total, name, x)
+    if tuple(x.shape):
+        _check.wrong_shape(op, name, x, "(), the shape of a loss")
 
 
 def attention_regulariser(
@@ -74,7 +96,7 @@ def attention_regulariser(
 
 def attention_regulariser_vjp(
     stats: RowStatistics,
-    dloss: Array,
+    dloss: Array | None,
     dsum_term: Array | None = None,
     dentropy_term: Array | None = None,
     *,
@@ -83,9 +105,14 @@ def attention_regulariser_vjp(
     entropy_weight: float = 1.0,
     query_mask: Array | None = None,
 ) -> dict[str, Array]:
-    """Gradients {"total", "entropy"} of `attention_regulariser`: sign(log Z)/Z and [H > cap], over the valid rows."""
+    """Gradients {"total", "entropy"} of `attention_regulariser`: sign(log Z)/Z and [H > cap], over the valid rows.
+
+    Cotangents are scalars, arrays () or numbers; None = 0.
+    """
     op = "attention_regulariser_vjp"
     xp, t = _regulariser_terms(op, stats, entropy_cap, query_mask)
+    for name, x in (("dloss", dloss), ("dsum_term", dsum_term), ("dentropy_term", dentropy_term)):
+        _check_cotangent(op, stats.total, name, x)
     on_sum = sum_weight * (0.0 if dloss is None else dloss) + (0.0 if dsum_term is None else dsum_term)
     on_entropy = entropy_weight * (0.0 if dloss is None else dloss) + (0.0 if dentropy_term is None else dentropy_term)
     slope = xp.sign(t.log_total) / xp.where(t.valid, stats.total, 1.0)

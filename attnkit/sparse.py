@@ -1,8 +1,9 @@
 """Sparsemax and α-entmax attention: rows that sum to 1 and are exactly 0 below a threshold of their own.
 
 With x = (α-1)(s - max s) and power = 1/(α-1), the weights are [x - τ]₊^power, and τ lies in [-1, 0). It is found
-without automatic differentiation; one Newton step from there gives it the derivatives that the implicit function
-theorem asks for, so that the bodies are differentiable in the scores and in α as they stand.
+without automatic differentiation. Steps towards the root with a constant slope give it its derivatives from there: each
+step multiplies the error, which is of first order in a change of x or α, by another such change. After three steps
+first, second and third derivatives are exact, and the bodies are differentiable in the scores and in α as they stand.
 """
 
 import math
@@ -13,10 +14,12 @@ from attnkit import _check, softmax
 from attnkit import _quadratic as quadratic
 from attnkit._dispatch import namespace, operation_checked_by, special_case
 from attnkit._mask import positions
-from attnkit._special import stop_gradient
+from attnkit._special import cumulative_sum, stop_gradient
 from attnkit._typing import Array, Common, Impl, Namespace, Scoring
 
 SMALLEST_ALPHA = 1.01
+_STEPS = 3  # to a threshold whose third derivatives are exact
+_UNDERFLOW = -800.0  # the logarithm of a number that is 0 in every dtype
 _HALVINGS = {"float32": 24, "float64": 53}  # of a bracket of width 1, to the spacing of its numbers
 
 
@@ -68,15 +71,21 @@ def _positive(xp: Namespace, t: Array) -> Array:
     return xp.where(t <= 0, 0.0, t)
 
 
-def _correction(xp: Namespace, above: Array, power: Any) -> Array:
-    """One Newton step on Σ[x - τ]₊^power = 1 from `above` = x - τ: what has to be added to τ. With a constant τ it has
-    the derivatives of the exact threshold."""
+def _slope(xp: Namespace, above: Array, power: Any) -> Array:
+    """power·Σ[x - τ]₊^(power - 1), by how much Σ[x - τ]₊^power falls with τ; 1 in place of 0. `above` is x - τ."""
     t = _positive(xp, above)
-    mass = xp.sum(_raised(xp, t, power), axis=-1, keepdims=True)
-    support = xp.astype(t > 0, t.dtype)
-    slope = support if isinstance(power, float) and power == 1.0 else _raised(xp, t, power - 1.0)
-    slope = stop_gradient(power * xp.sum(slope, axis=-1, keepdims=True))
-    return (mass - 1.0) / xp.where(slope == 0, 1.0, slope)
+    each = xp.astype(t > 0, t.dtype) if _is_one(power) else _raised(xp, t, power - 1.0)
+    slope = power * xp.sum(each, axis=-1, keepdims=True)
+    return xp.where(slope == 0, 1.0, slope)
+
+
+def _excess(xp: Namespace, above: Array, power: Any) -> Array:
+    """Σ[x - τ]₊^power - 1."""
+    return xp.sum(_raised(xp, _positive(xp, above), power), axis=-1, keepdims=True) - 1.0
+
+
+def _is_one(power: Any) -> bool:
+    return isinstance(power, float) and power == 1.0
 
 
 def _sorted_threshold(xp: Namespace, x: Array, power: float) -> Array:
@@ -84,11 +93,11 @@ def _sorted_threshold(xp: Namespace, x: Array, power: float) -> Array:
     threshold, a sum over the entries before it, is below 1."""
     ordered = xp.sort(x, axis=-1, descending=True, stable=False)
     rank = xp.astype(positions(xp, x, 1, x.shape[-1] + 1), x.dtype)
-    total = xp.cumulative_sum(ordered, axis=-1)
+    total = cumulative_sum(xp, ordered, axis=-1)
     if power == 1.0:
         inside = total - rank * ordered < 1
     else:
-        squares = xp.cumulative_sum(ordered * ordered, axis=-1)
+        squares = cumulative_sum(xp, ordered * ordered, axis=-1)
         inside = squares - 2.0 * ordered * total + rank * ordered * ordered < 1
     count = xp.sum(xp.astype(inside, x.dtype), axis=-1, keepdims=True)
     count = xp.where(count == 0, 1.0, count)
@@ -105,7 +114,7 @@ def _halved_threshold(xp: Namespace, x: Array, power: Any) -> Array:
     low = xp.zeros_like(x[..., :1]) - 1.0
     if x.shape[-1] == 1:  # the bracket is a point; and XLA fuses halvings without a sum into one expression and fails
         return low
-    high = low + (1.0 - float(x.shape[-1]) ** (-1.0 / power))
+    high = low + (1.0 - x.shape[-1] ** (-1.0 / power))
     for _ in range(_HALVINGS[_check.dtype_name(x)]):
         middle = 0.5 * (low + high)
         left = xp.sum(_positive(xp, x - middle) ** power, axis=-1, keepdims=True) >= 1
@@ -118,10 +127,13 @@ def _unnormalised(xp: Namespace, x: Array, power: Any) -> Array:
     fixed, constant = stop_gradient(x), power if isinstance(power, float) else stop_gradient(power)
     exact = isinstance(power, float) and power in (1.0, 2.0)
     threshold = (_sorted_threshold if exact else _halved_threshold)(xp, fixed, constant)
-    threshold = threshold + _correction(xp, fixed - threshold, constant)
-    # the last step is not added to τ, which has too few digits where thousands of small weights hang on it
+    above = fixed - threshold
+    slope = _slope(xp, above, constant)
+    threshold = threshold + _excess(xp, above, constant) / slope
+    # further steps are not added to τ, which has too few digits where thousands of small weights hang on it
     above = x - threshold
-    above = above - _correction(xp, above, power)
+    for _ in range(1 if _is_one(power) else _STEPS):
+        above = above - _excess(xp, above, power) / slope
     return _raised(xp, xp.where(x <= -1, 0.0, _positive(xp, above)), power)
 
 
@@ -132,25 +144,37 @@ def weigh(xp: Namespace, s: Array, a: quadratic.Inputs, *, alpha: Any = 1.5) -> 
     """u = [x - τ]₊^power and the row factor 1/Σu, which is 1 on rows without a finite visible score."""
     if isinstance(alpha, numbers.Real) and alpha == 1:
         return softmax.weigh(xp, s, a)
-    if a.keys == 0:
-        return s, 1.0
     alpha = _of_rows(xp, a, alpha)
+    if a.keys == 0:
+        return s * alpha, 1.0
     if isinstance(alpha, float):
         u = _unnormalised(xp, _scaled(xp, s, a, alpha - 1.0), 1.0 / (alpha - 1.0))
     else:
         one = alpha == 1
         above = xp.where(one, 1.0, alpha - 1.0)
         u = _unnormalised(xp, _scaled(xp, s, a, above), 1.0 / above)
-        u = xp.where(one, _exponentials(xp, s, a, alpha), u)
+        u = xp.where(one, _at_one(xp, s, a, alpha), u)
     total = xp.sum(u, axis=-1, keepdims=True)
     return u, 1.0 / xp.where(total == 0, 1.0, total)
 
 
-def _exponentials(xp: Namespace, s: Array, a: quadratic.Inputs, alpha: Array) -> Array:
-    """exp(s - max s), with the derivative in α that its limit at α = 1 has."""
-    u, _, total = softmax.exponentials(xp, s, a)
-    slope = _slope_at_one(xp, u / xp.where(total == 0, 1.0, total)) * total
-    return u + (alpha - stop_gradient(alpha)) * stop_gradient(slope)
+def _at_one(xp: Namespace, s: Array, a: quadratic.Inputs, alpha: Array) -> Array:
+    """The weights at α = 1, softmax, with the derivatives in the scores and in α that their limit has.
+
+    With y = s - θ and ε = α - 1 they are (1 + εy)^(1/ε) = exp(y - εy²/2 + ε²y³/3 - …), θ such that they sum to 1: log Σ
+    exp(s) at ε = 0, from where steps with the slope 1 give it its derivatives. The value of ε is 0 here.
+    """
+    _, top, total = softmax.exponentials(xp, stop_gradient(s), a)
+    y = s - top - xp.log(xp.where(total == 0, 1.0, total))
+    seen = y > _UNDERFLOW if a.pairs is None else (y > _UNDERFLOW) & a.pairs
+    y, eps = xp.where(seen, y, 0.0), alpha - stop_gradient(alpha)
+
+    def weights(y: Array) -> Array:
+        return xp.where(seen, xp.exp(y * (1.0 - eps * y * (0.5 - eps * y * (1.0 / 3.0 - eps * y * 0.25)))), 0.0)
+
+    for _ in range(_STEPS):
+        y = y - (xp.sum(weights(y), axis=-1, keepdims=True) - 1.0)
+    return weights(y)
 
 
 def _log(xp: Namespace, p: Array) -> Array:
@@ -167,7 +191,7 @@ def _slope_at_one(xp: Namespace, p: Array) -> Array:
 def _tilted(xp: Namespace, p: Array, alpha: Any) -> Array:
     """u = p^{2-α} where p > 0, else 0."""
     if isinstance(alpha, float) and alpha in (1.0, 1.5):
-        return p if alpha == 1.0 else xp.sqrt(p)
+        return p if alpha == 1.0 else xp.where(p <= 0, 0.0, xp.sqrt(xp.where(p <= 0, 1.0, p)))
     if isinstance(alpha, float) and alpha == 2.0:
         return xp.astype(p > 0, p.dtype)
     return _raised(xp, p, 2.0 - alpha)

@@ -71,7 +71,7 @@ def _norm(
     xp: Namespace, x: Array, norm_weight: Array, gate_weight: Array | None, norm_axis: str, eps: float
 ) -> _Normed:
     axes = (-3, -1) if norm_axis == "hidden" and x.ndim >= 3 else (-1,)
-    inverse = 1.0 / xp.sqrt(xp.mean(x * x, axis=axes, keepdims=True) + eps)
+    inverse = 1.0 / xp.sqrt(quadratic.mean(xp, x * x, axes) + eps)
     gate = None if gate_weight is None else _spread(xp, x, gate_weight)
     opening = None if gate is None else ACTIVATIONS["sigmoid"].h(xp, gate * x)
     return _Normed(x, inverse, _spread(xp, x, norm_weight), opening, gate, axes)
@@ -91,11 +91,11 @@ def _joined(xp: Namespace, x: Array) -> Array:
     return xp.reshape(x, (*x.shape[:-2], x.shape[-2] * x.shape[-1]))
 
 
-def _split(xp: Namespace, x: Array, heads: int | None) -> Array:
-    """The inverse of `_joined`."""
-    if heads is None:
+def _split(xp: Namespace, x: Array, like: Array) -> Array:
+    """The inverse of `_joined`, to the shape of `like`."""
+    if like.ndim < 3:
         return x
-    return _swapped(xp, xp.reshape(x, (*x.shape[:-1], heads, x.shape[-1] // heads)))
+    return _swapped(xp, xp.reshape(x, (*x.shape[:-1], like.shape[-3], like.shape[-1])))
 
 
 def normalised(
@@ -135,7 +135,7 @@ def normalised_vjp(
     Where x is 0 its row has no weights, nothing passes, and do is not looked at.
     """
     n = _norm(xp, x, norm_weight, gate_weight, norm_axis, eps)
-    do = _split(xp, quadratic.cast(xp, do, x.dtype), x.shape[-3] if x.ndim >= 3 else None)
+    do = _split(xp, quadratic.cast(xp, do, x.dtype), x)
     do = xp.where(xp.any(x != 0, axis=n.axes, keepdims=True), do, 0.0)
     unit, dy, more = n.x * n.inverse, do, 0.0
     grads = {}
@@ -145,7 +145,7 @@ def normalised_vjp(
         more, grads["gate_weight"] = slope * n.gate, _of_weight(xp, slope * n.x, gate_weight)
     g = dy * n.weight
     grads["norm_weight"] = _of_weight(xp, dy * unit, norm_weight)
-    return grads | {"x": n.inverse * (g - unit * xp.mean(g * unit, axis=n.axes, keepdims=True)) + more}
+    return grads | {"x": n.inverse * (g - unit * quadratic.mean(xp, g * unit, n.axes)) + more}
 
 
 # ---------------------------------------------------------------------------------------------- public

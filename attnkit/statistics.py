@@ -10,6 +10,7 @@ from attnkit._dispatch import choose, namespace
 from attnkit._mask import Rows, positions
 from attnkit._special import without_autocast
 from attnkit._typing import Array, Impl, Namespace
+from attnkit.lowrank_tokens import cotangent
 from attnkit.statistics_families import FAMILIES, Family
 
 _TILE = 2**23  # weights held at a time: 32 MiB; blocks below stay in the C heap when freed, and torch grew by gigabytes
@@ -45,6 +46,7 @@ class _Plan(NamedTuple):
     common: dict[str, Any]
     fields: tuple[str, ...]
     exact_zeros: bool
+    context: _check.Context
 
 
 def _plan(caller: str, op: Any, arrays: dict[str, Array], fields: Any, params: dict[str, Any]) -> _Plan:
@@ -56,7 +58,7 @@ def _plan(caller: str, op: Any, arrays: dict[str, Array], fields: Any, params: d
     family = FAMILIES[name]
     given = params if family.apart is None else {key: x for key, x in params.items() if key not in family.apart.outside}
     _check.known_options(label, params, accepted)
-    _check.call(label, tuple(arrays), tuple(arrays.values()), given, accepted, own=family.checks)
+    context = _check.call(label, tuple(arrays), tuple(arrays.values()), given, accepted, own=family.checks)
     fields = RowStatistics._fields if fields is None else tuple(fields)
     for field in fields:
         if field not in RowStatistics._fields:
@@ -67,7 +69,7 @@ def _plan(caller: str, op: Any, arrays: dict[str, Array], fields: Any, params: d
         rest = tuple(field for field in RowStatistics._fields if field != "entropy")
         got = ", ".join(f"{key}={value!r}" for key, value in own.items())
         raise ValueError(f"{label}: entropy needs weights that are not negative; got {got}; pass fields={rest}")
-    return _Plan(namespace(arrays["q"]), name, family, own, common, fields, family.exact_zeros(**own))
+    return _Plan(namespace(arrays["q"]), name, family, own, common, fields, family.exact_zeros(**own), context)
 
 
 def _tiles(q: Array, k: Array, held: int | None = None) -> Iterator[Rows]:
@@ -294,6 +296,8 @@ def _backward_apart(
     dtype = quadratic.compute_dtype(xp, arrays["q"])
     q, k, v = (quadratic.cast(xp, x, dtype) for x in arrays.values())
     of_rows = _of_weights(plan.family, params)
+    rows = (*quadratic.leading_axes(q, k, None, params.get("enable_gqa", False)), q.shape[-2])  # v may have more
+    dstats = RowStatistics(*(None if x is None else quadratic.sum_to(xp, x, rows) for x in dstats))
     grads = row_statistics_vjp(op, q, k, dstats, fields=plan.fields, **of_rows)
     do = xp.zeros_like(apart.op(q, k, v, **params)) if do is None else quadratic.cast(xp, do, dtype)
     through = apart.vjp(q, k, v, do=do, **params)
@@ -301,12 +305,17 @@ def _backward_apart(
     return quadratic.rounded(xp, both, like)
 
 
-def _check_cotangents(caller: str, q: Array, dstats: Any) -> None:
+def _check_cotangents(c: _check.Context, dstats: Any) -> None:
     if not isinstance(dstats, RowStatistics):
-        raise TypeError(f"{caller}: dstats must be a RowStatistics of cotangents; got {type(dstats).__name__}")
+        raise TypeError(f"{c.op}: dstats must be a RowStatistics of cotangents; got {type(dstats).__name__}")
+    rows = (*c.leading, c.queries)
     for name, x in zip(RowStatistics._fields, dstats, strict=True):
-        if x is not None and x.shape[-1:] != q.shape[-2:-1]:
-            raise ValueError(f"{caller}: dstats.{name} has shape {tuple(x.shape)}; expected (..., {q.shape[-2]})")
+        if x is None:
+            continue
+        _check.float_array(c.op, f"dstats.{name}", x)
+        _check.same_home(c.op, "q", c.first, f"dstats.{name}", x)
+        if tuple(x.shape) != rows:
+            _check.wrong_shape(c.op, f"dstats.{name}", x, f"{rows}, the shape of the statistics")
 
 
 def row_statistics_vjp(
@@ -317,7 +326,7 @@ def row_statistics_vjp(
     `nonzero` and `visible` are counts: their cotangents are not used. Arguments and errors as in `row_statistics`.
     """
     plan = _plan("row_statistics_vjp", op, {"q": q, "k": k}, fields, params)
-    _check_cotangents("row_statistics_vjp", q, dstats)
+    _check_cotangents(plan.context, dstats)
 
     def generic() -> dict[str, Array]:
         return _backward(plan, {"q": q, "k": k, **_beside(params)}, None, dstats)
@@ -342,7 +351,11 @@ def attention_with_statistics_vjp(
     plus those of `row_statistics_vjp`.
     """
     plan = _plan("attention_with_statistics_vjp", op, {"q": q, "k": k, "v": v}, fields, params)
-    _check_cotangents("attention_with_statistics_vjp", q, dstats)
+    _check_cotangents(plan.context, dstats)
+    if do is not None:
+        _check.one_home(plan.context.op, ("q", "do"), (q, do))
+        if plan.family.apart is None:
+            cotangent(plan.context.op, "do", do, (*plan.context.leading, q.shape[-2], v.shape[-1]))
 
     def generic() -> dict[str, Array]:
         if plan.family.apart is None:

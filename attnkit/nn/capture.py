@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import attnkit
+from attnkit._special import needs_values
 from attnkit.analysis import Anisotropy, Concentration, VarianceRatio, weight_blocks
 from attnkit.analysis_rows import served
 
@@ -64,6 +65,7 @@ class _Rows:
     left_out: dict[str, str] = field(default_factory=dict)
 
     def update(self, op: Callable[..., Any], q: Tensor, k: Tensor, options: Mapping[str, Any]) -> None:
+        needs_values("capture", q)
         fields, options = served(op, options)
         if not fields:
             self.left_out["rows"] = f"{op.__name__} has no row statistics"

@@ -83,8 +83,9 @@ class KeyValueMemory(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., dim) -> (..., out_dim); under autocast in its dtype, as a `torch.nn.Linear`."""
-        if torch.is_autocast_enabled(x.device.type):
-            x = x.to(torch.get_autocast_dtype(x.device.type))
+        device = x.device.type
+        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):  # meta has no autocast
+            x = x.to(torch.get_autocast_dtype(device))
         rows = x if x.ndim > 1 else x[None]
         out = attnkit.key_value_memory(
             rows,

@@ -1,4 +1,4 @@
-"""python -m attnkit_conformance run | table | export | vectors | compare | peers."""
+"""python -m attnkit_conformance run | table | transforms | export | vectors | compare | peers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from attnkit_conformance import adapters, report, table, terminal
+from attnkit_conformance import adapters, report, table, terminal, transforms
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.case import DTYPES, HAS_BFLOAT16, PROFILES, judged_dtypes
 from attnkit_conformance.core import CaseResult
@@ -19,6 +19,7 @@ from attnkit_conformance.judge import in_order, matcher, planned
 from attnkit_conformance.opdb import OPDB
 from attnkit_conformance.peers import ALL, FAMILIES, REQUIRES
 from attnkit_conformance.processes import judge_in_processes
+from attnkit_conformance.transforms import page
 
 FOUND = Path("out") / "found"  # failing cases of a search
 COMPILED = ("keras-jax",)  # compiled anew for every shape: peers judges it on the quick profile only
@@ -48,6 +49,11 @@ def parser() -> argparse.ArgumentParser:
     group = tab.add_mutually_exclusive_group()
     group.add_argument("--check", type=Path, metavar="FILE", help="exit status 1 unless FILE holds the current table")
     group.add_argument("--write", type=Path, metavar="FILE", help="replace the table in FILE")
+
+    change = commands.add_parser("transforms", help="judge every op under the transformations of torch and JAX")
+    change.add_argument("-k", metavar="EXPR", help="rows such as 'torch/entmax_attention/generic' that match")
+    change.add_argument("--most", type=int, metavar="N", help="problems looked at for a row; all by default")
+    change.add_argument("--write", type=Path, metavar="FILE", help="replace the tables in FILE")
 
     export = commands.add_parser("export", help="write inputs, golden outputs, gradients and bounds to a folder")
     export.add_argument("folder", type=Path, metavar="DIR")
@@ -82,6 +88,7 @@ def main(arguments: list[str] | None = None) -> int:
         commands = {
             "run": run,
             "table": show_table,
+            "transforms": judge_transforms,
             "export": export,
             "vectors": write_vectors,
             "compare": compare,
@@ -179,6 +186,26 @@ def show_table(given: argparse.Namespace) -> int:
         return 0
     print(table.markdown())
     return 0
+
+
+def judge_transforms(given: argparse.Namespace) -> int:
+    """Say of every op and implementation under which transformations it is right; exit status 1 if it is neither right
+    nor refused somewhere."""
+    require("judging transformations", *transforms.LIBRARIES)
+    if given.write and given.k:
+        raise ValueError("transforms: --write takes all rows, -k some of them")
+    keep, verdicts = matcher(given.k), []
+    for row in chain.from_iterable(transforms.rows(library) for library in transforms.LIBRARIES):
+        if keep(f"{row.library}/{row.op}/{row.label}"):
+            several = list(transforms.judge(row, given.most))
+            verdicts += several
+            print(f"{row.library} {row.op}, {row.label}: {transforms.summary(several)}", flush=True)
+    failed = [verdict for verdict in verdicts if verdict.failed]
+    for verdict in failed:
+        print(f"{verdict.row.library} {verdict.row.op}, {verdict.row.label}, {verdict.transform}: {verdict.text}")
+    if given.write and not failed:
+        page.write(given.write, verdicts)
+    return int(bool(failed))
 
 
 def export(given: argparse.Namespace) -> int:

@@ -12,13 +12,18 @@ class Unsupported(Exception):
     """Raised by an adapter for a valid call that its implementation does not serve; the text is the reason."""
 
 
+class IllFormed(ValueError):
+    """Raised for an adapter that is none, or that answers with what is no answer: it is refused, not judged."""
+
+
 class Adapter(Protocol):
-    """What the judge needs from an implementation.
+    """What the judge needs from an implementation. What it lacks or has of another type is `IllFormed`.
 
     `array` takes a NumPy array that already has the dtype `dtype` (bfloat16 as ml_dtypes.bfloat16) and possibly strides
     that are not contiguous; `numpy` is its inverse and must refuse (TypeError) anything that is not an array of this
     library on this device. `call` returns {output name: array}. `vjp` takes a cotangent for every differentiable output
-    and returns {argument name: gradient}. Both may raise `Unsupported(reason)`.
+    and returns {argument name: gradient}. Both may raise `Unsupported(reason)`, and anything else that they raise is a
+    failure of the case.
 
     Five attributes are optional. `ops` (names) restricts what is asked of the adapter at all.
     `unsupported(op, arrays, params) -> reason or None` declares beforehand what will be refused: then exactly those
@@ -47,3 +52,25 @@ class Adapter(Protocol):
     ) -> Mapping[str, Any]:
         """Gradients by argument name."""
         ...
+
+
+def as_numpy(adapter: Adapter, name: str, x: Any) -> np.ndarray:
+    """x as the adapter gives it back; IllFormed if that is no NumPy array."""
+    array = adapter.numpy(x)
+    if not isinstance(array, np.ndarray | np.generic):
+        got = f"{kind(array)} for {name}, {kind(x)} as the adapter has it"
+        raise IllFormed(f"adapter {adapter.name!r}: numpy must return a NumPy array; got {got}")
+    return np.asarray(array)
+
+
+def answered(adapter: Adapter, method: str, answer: Any) -> dict[str, np.ndarray]:
+    """What `call` or `vjp` returned, as NumPy arrays; IllFormed if it is no dict of arrays by name."""
+    if not isinstance(answer, Mapping) or not all(isinstance(name, str) for name in answer):
+        got = f"the keys {list(answer)}" if isinstance(answer, Mapping) else kind(answer)
+        raise IllFormed(f"adapter {adapter.name!r}: {method} must return a dict of arrays by name; got {got}")
+    return {name: as_numpy(adapter, name, x) for name, x in answer.items()}
+
+
+def kind(x: Any) -> str:
+    """None, or the name of the type of x."""
+    return "None" if x is None else type(x).__name__

@@ -14,6 +14,7 @@ INTEGER = "integer"  # an output of integers of any width
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 HAS_BFLOAT16 = find_spec("ml_dtypes") is not None  # NumPy itself has none
 PROFILES = ("quick", "full")
+ALIGNMENT = 64  # bytes; as torch and JAX place arrays
 
 
 class NoDraw(ValueError):
@@ -59,6 +60,16 @@ def rounded(x: np.ndarray, dtype: str) -> np.ndarray:
         return np.asarray(x, np.float64).astype(numpy_dtype(dtype)).astype(np.float64)
 
 
+def aligned(x: np.ndarray) -> np.ndarray:
+    """A dense array in memory that begins at a multiple of 64 bytes. A BLAS may add up in another order where arrays
+    begin elsewhere, and NumPy places one now here, now there, while reruns and prefixes are compared bit by bit.
+    """
+    room = np.empty(x.nbytes + ALIGNMENT, np.uint8)
+    copy = np.ndarray(x.shape, x.dtype, room, -room.ctypes.data % ALIGNMENT, x.strides)
+    copy[...] = x
+    return copy
+
+
 def generator(seed_text: str) -> np.random.Generator:
     """A generator seeded by text, the same on every machine."""
     digest = hashlib.sha256(seed_text.encode()).digest()
@@ -86,7 +97,7 @@ class Case:
 
     def typed(self, name: str) -> np.ndarray:
         """Array `name` in its dtype and with the memory layout of the case."""
-        x = self.arrays[name].astype(numpy_dtype(self.dtype_of(name)))
+        x = aligned(self.arrays[name].astype(numpy_dtype(self.dtype_of(name))))
         return laid_out(x, self.layout) if name in ("q", "k", "v") else x
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from attnkit_conformance import tolerance
-from attnkit_conformance.adapter import Adapter, Unsupported
-from attnkit_conformance.case import DTYPES, PROFILES, Case, is_dtype, numpy_dtype
+from attnkit_conformance.adapter import Adapter, IllFormed, Unsupported, answered, as_numpy
+from attnkit_conformance.case import DTYPES, PROFILES, Case, aligned, is_dtype, numpy_dtype
 from attnkit_conformance.golden import Golden, golden
 from attnkit_conformance.op import Op
 from attnkit_conformance.opdb import BY_NAME, OPDB
@@ -102,21 +102,19 @@ def typed_cotangents(adapter: Adapter, case: Case) -> dict[str, Any]:
     op, made = BY_NAME[case.op], {}
     for name, x in case.cotangents.items():
         dtype = op.output_dtype(name, case.dtype)
-        made[name] = adapter.array(x.astype(numpy_dtype(dtype)), dtype)
+        made[name] = adapter.array(aligned(x.astype(numpy_dtype(dtype))), dtype)
     return made
 
 
 def outputs(adapter: Adapter, case: Case) -> dict[str, np.ndarray]:
     """What the adapter computes for a case, as NumPy arrays in their dtypes."""
-    answer = adapter.call(case.op, typed_arrays(adapter, case), case.params)
-    return {name: adapter.numpy(x) for name, x in answer.items()}
+    return answered(adapter, "call", adapter.call(case.op, typed_arrays(adapter, case), case.params))
 
 
 def gradients(adapter: Adapter, case: Case) -> dict[str, np.ndarray]:
     """The adapter's gradients for a case, as NumPy arrays in their dtypes."""
     arrays, cotangents = typed_arrays(adapter, case), typed_cotangents(adapter, case)
-    answer = adapter.vjp(case.op, arrays, case.params, cotangents)
-    return {name: adapter.numpy(x) for name, x in answer.items()}
+    return answered(adapter, "vjp", adapter.vjp(case.op, arrays, case.params, cotangents))
 
 
 def as_asked(adapter: Adapter, case: Case) -> Case:
@@ -180,13 +178,15 @@ def judge_case(adapter: Adapter, case: Case, found: Findings) -> str:
     """Fill in the findings; the answer is the reason for which something was not served, or nothing."""
     try:
         arrays = typed_arrays(adapter, case)
-        before = {name: adapter.numpy(x).tobytes() for name, x in arrays.items()}
+        before = {name: as_numpy(adapter, name, x).tobytes() for name, x in arrays.items()}
         reason = judge_outputs(adapter, case, arrays, found)
         if not reason and BY_NAME[case.op].vjp:
             reason = judge_gradients(adapter, case, arrays, found)
         for name, x in arrays.items():
             if adapter.numpy(x).tobytes() != before[name]:
                 found.fail("inputs", f"{name} was changed by the call")
+    except IllFormed:
+        raise
     except Exception as error:  # an adapter may raise anything, and the run goes on
         found.fail("exception", f"{type(error).__name__}: {error}")
         return ""
@@ -208,7 +208,7 @@ def judge_outputs(adapter: Adapter, case: Case, arrays: Mapping[str, Any], found
     truth = golden(case)
     for text in truth.blind_spots():
         found.fail("blind", text)
-    judge_arrays(found, "output", {n: adapter.numpy(x) for n, x in answer.items()}, truth.outputs, truth.zero_outputs)
+    judge_arrays(found, "output", answered(adapter, "call", answer), truth.outputs, truth.zero_outputs)
     return ""
 
 
@@ -219,6 +219,5 @@ def judge_gradients(adapter: Adapter, case: Case, arrays: Mapping[str, Any], fou
     except Unsupported as refusal:
         return f"gradients: {refusal}"
     truth: Golden = golden(case)
-    got = {name: adapter.numpy(x) for name, x in answer.items()}
-    judge_arrays(found, "gradient", got, truth.gradients, truth.zero_gradients)
+    judge_arrays(found, "gradient", answered(adapter, "vjp", answer), truth.gradients, truth.zero_gradients)
     return ""

@@ -83,6 +83,7 @@ def judge_in_processes(
             process.join(PATIENCE)
             if process.exitcode is None:
                 process.terminate()
+                process.join()
 
 
 def collected(verdicts: Any, running: Sequence[Any]) -> Iterator[CaseResult]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attnkit_conformance import invariances
-from attnkit_conformance.adapter import Adapter, Unsupported
+from attnkit_conformance.adapter import Adapter, IllFormed, Unsupported
 from attnkit_conformance.binding import STATISTICS
 from attnkit_conformance.case import Case
 from attnkit_conformance.core import CaseResult, Findings
@@ -106,6 +106,8 @@ def check_property(
             found.fail(item.name, text)
     except Unsupported as refusal:
         reason = str(refusal)
+    except IllFormed:
+        raise
     except Exception as error:  # an adapter may raise anything, and the run goes on
         found.fail("exception", f"{item.name}: {type(error).__name__}: {error}")
     status = "fail" if found.failures else "unsupported" if reason else "pass"
@@ -120,9 +122,9 @@ def check_error(adapter: Adapter, op: Op, sample: ErrorSample) -> CaseResult:
     An implementation that does not serve the call at all may say so instead.
     """
     found, reason = Findings(), ""
-    arrays = {name: adapter.array(x, x.dtype.name) for name, x in sample.arrays.items()}
     expected = f"{sample.exception.__name__} matching {sample.pattern!r}"
     try:
+        arrays = {name: adapter.array(x, x.dtype.name) for name, x in sample.arrays.items()}
         adapter.call(op.name, arrays, sample.params)
         found.fail("error", f"nothing was raised; expected {expected}")
     except Unsupported as refusal:

@@ -28,19 +28,19 @@ def markdown() -> str:
     return "\n".join((BEGIN, *("| " + " | ".join(cells) + " |" for cells in lines), END))
 
 
-def split(path: Path) -> tuple[str, str, str]:
-    """What stands before, in and after the table in a file; ValueError if it has no markers."""
+def split(path: Path, begin: str = BEGIN, end: str = END) -> tuple[str, str, str]:
+    """What stands before, between and after two markers in a file; ValueError if it does not have them once."""
     text = path.read_text()
-    if text.count(BEGIN) != 1 or text.count(END) != 1:
-        raise ValueError(f"{path}: expected one {BEGIN} and one {END}")
-    before, _, rest = text.partition(BEGIN)
-    inside, _, after = rest.partition(END)
-    return before, f"{BEGIN}{inside}{END}", after
+    if text.count(begin) != 1 or text.count(end) != 1:
+        raise ValueError(f"{path}: expected one {begin} and one {end}")
+    before, _, rest = text.partition(begin)
+    inside, _, after = rest.partition(end)
+    return before, inside, after
 
 
 def is_current(path: Path) -> bool:
     """Whether the table in a file is what `markdown` writes."""
-    return split(path)[1].strip() == markdown()
+    return f"{BEGIN}{split(path)[1].rstrip()}\n{END}" == markdown()
 
 
 def write(path: Path) -> None:

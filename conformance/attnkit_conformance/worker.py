@@ -12,16 +12,19 @@ import os
 import socket
 import subprocess
 import sys
+import weakref
 from collections.abc import Mapping
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 
-from attnkit_conformance.adapter import Unsupported
-from attnkit_conformance.case import is_dtype, numpy_dtype
+from attnkit_conformance.adapter import IllFormed, Unsupported, answered
+from attnkit_conformance.case import aligned, is_dtype, numpy_dtype
 
 PATIENCE = 600.0  # seconds for one call, compilation included
+FAREWELL = 60.0  # seconds in which a worker whose pipe is closed ends by itself
 
 
 class WorkerDied(RuntimeError):
@@ -48,7 +51,7 @@ def load(target: str) -> Any:
     """The object named "package.module:ATTRIBUTE"; a class or function without arguments is called."""
     module, _, attribute = target.partition(":")
     found = getattr(importlib.import_module(module), attribute)
-    return found() if isinstance(found, type) or not hasattr(found, "call") else found
+    return found() if isinstance(found, type) or (callable(found) and not hasattr(found, "call")) else found
 
 
 def serve(pipe: Connection, target: str) -> None:
@@ -74,23 +77,37 @@ def serve(pipe: Connection, target: str) -> None:
 def answer(adapter: Any, method: str, op: str, arrays: Any, params: Any, cotangents: Any) -> tuple[str, Any]:
     """Run one call in the worker."""
     try:
-        given = {name: adapter.array(unpacked(x), x[0]) for name, x in arrays.items()}
+        given = {name: adapter.array(aligned(unpacked(x)), x[0]) for name, x in arrays.items()}
         if method == "unsupported":
             return "answer", adapter.unsupported(op, given, params)
         if method == "vjp":
-            pulled = {name: adapter.array(unpacked(x), x[0]) for name, x in cotangents.items()}
+            pulled = {name: adapter.array(aligned(unpacked(x)), x[0]) for name, x in cotangents.items()}
             result = adapter.vjp(op, given, params, pulled)
         else:
             result = adapter.call(op, given, params)
-        return "answer", pack({name: adapter.numpy(x) for name, x in result.items()})
+        return "answer", pack(answered(adapter, method, result))
     except Unsupported as refusal:
         return "unsupported", str(refusal)
+    except IllFormed as error:
+        return "ill-formed", str(error)
     except Exception as error:
         return "error", (type(error).__name__, str(error))
 
 
+def end(pipe: Connection, process: subprocess.Popen[bytes]) -> None:
+    """End a worker and wait until it has: closing the pipe tells it to, and one that does not listen is killed."""
+    pipe.close()
+    try:
+        process.wait(FAREWELL)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
 class WorkerAdapter:
-    """The adapter `target` = "package.module:ATTRIBUTE" in a process with extra environment variables."""
+    """The adapter `target` = "package.module:ATTRIBUTE" in a process with extra environment variables. The process
+    ends with `close()`, or when this object is no longer used.
+    """
 
     def __init__(
         self, name: str, target: str, environment: Mapping[str, str] | None = None, patience: float = PATIENCE
@@ -113,6 +130,7 @@ class WorkerAdapter:
         self.process = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()])
         theirs.close()
         self.pipe = Connection(ours.detach())
+        self.close = weakref.finalize(self, end, self.pipe, self.process)
         return self.receive("starting")
 
     def receive(self, doing: str) -> Any:
@@ -120,13 +138,17 @@ class WorkerAdapter:
         try:
             if not self.pipe.poll(self.patience):
                 self.process.kill()
+                self.close()
                 raise WorkerDied(f"{self.name}: no answer within {self.patience:g} s while {doing}")
             kind, value = self.pipe.recv()
         except (EOFError, ConnectionError):
-            code = self.process.wait(5)
+            self.close()
+            code = self.process.returncode
             raise WorkerDied(f"{self.name}: the worker ended with exit code {code} while {doing}") from None
         if kind == "unsupported":
             raise Unsupported(value)
+        if kind == "ill-formed":
+            raise IllFormed(value)
         if kind == "error":
             known = getattr(builtins, value[0], RuntimeError)
             raise known(value[1] if known is not RuntimeError else ": ".join(value))
@@ -135,8 +157,10 @@ class WorkerAdapter:
     def ask(self, method: str, op: str, arrays: Any, params: Any, cotangents: Any = None) -> Any:
         """One call in the worker, in a fresh process if the last one is gone."""
         if self.process.poll() is not None:
+            self.close()
             self.start()
-        self.pipe.send((method, op, pack(arrays), dict(params), pack(cotangents or {})))
+        with suppress(ConnectionError):  # the worker has died: receive says how
+            self.pipe.send((method, op, pack(arrays), dict(params), pack(cotangents or {})))
         return self.receive(f"running {method} of {op}")
 
     def array(self, x: np.ndarray, dtype: str) -> np.ndarray:
@@ -161,14 +185,6 @@ class WorkerAdapter:
         """What the adapter in the worker declares unsupported."""
         reason: str | None = self.ask("unsupported", op, arrays, params)
         return reason
-
-    def close(self) -> None:
-        """End the worker."""
-        self.pipe.close()
-        try:
-            self.process.wait(5)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
 
 
 if __name__ == "__main__":

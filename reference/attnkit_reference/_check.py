@@ -2,7 +2,7 @@
 
 import difflib
 import numbers
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,11 +24,26 @@ def refuse_unexpected(op: str, given: Iterable[str], legal: Iterable[str]) -> No
             )
 
 
+def refuse_none(op: str, given: Mapping[str, Any], names: Iterable[str]) -> None:
+    """TypeError for the first of `names` that is given as None."""
+    for name in names:
+        if name in given and given[name] is None:
+            raise TypeError(f"{op}: {name}; expected a NumPy array, got None")
+
+
 def as_float(op: str, name: str, x: Any) -> Array:
-    """x in float64; TypeError unless it is a NumPy array of real floats."""
-    if not isinstance(x, np.ndarray | np.generic) or x.dtype.name not in FLOATS:
+    """x in float64; TypeError unless it is a NumPy array of real floats in the byte order of this machine."""
+    if not isinstance(x, np.ndarray | np.generic) or x.dtype.name not in FLOATS or not x.dtype.isnative:
         raise TypeError(f"{op}: {name}; expected a NumPy array of {', '.join(FLOATS)}, got {_kind(x)}")
     return np.asarray(x).astype(np.float64)
+
+
+def tokens(op: str, name: str, x: Any) -> Array:
+    """`as_float` of x (..., tokens, features)."""
+    wide = as_float(op, name, x)
+    if wide.ndim < 2:
+        raise ValueError(f"{op}: {name} needs two axes, tokens and features; expected (..., n, d), got {wide.shape}")
+    return wide
 
 
 def number(op: str, name: str, x: Any, positive: bool = False) -> float:
@@ -61,7 +76,7 @@ def boolean(op: str, name: str, x: Any) -> Array:
 
 
 def integers(op: str, name: str, x: Any) -> Array:
-    if isinstance(x, bool) or np.asarray(x).dtype.kind not in "iu":
+    if isinstance(x, bool) or np.asarray(x).dtype.kind not in "iu" or not np.asarray(x).dtype.isnative:
         raise TypeError(f"{op}: {name}; expected integers, got {_kind(x)}")
     return np.asarray(x)
 

@@ -8,7 +8,7 @@ import functools
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, get_args
 
 import numpy as np
 
@@ -19,7 +19,9 @@ from attnkit_reference._check import (
     broadcast,
     integers,
     number,
+    refuse_none,
     refuse_unexpected,
+    tokens,
     window_bounds,
 )
 from attnkit_reference._dropout import dropout_multiplier
@@ -259,14 +261,19 @@ def keywords_of(rows: Callable[..., Rows], dropout: bool = True) -> Callable[[Fu
 
 
 def refuse_others(function: Function, more: Sequence[inspect.Parameter] = ()) -> Function:
-    """Make a keyword argument that a public function does not take a ValueError; help() shows those that it takes."""
+    """Make a keyword argument that a public function does not take a ValueError; help() shows those that it takes.
+
+    An argument that may not be None, as its annotation says, is a TypeError if it is.
+    """
     own = [p for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
     parameters = [*own, *more]
     names = [p.name for p in parameters]
+    needed = [p.name for p in own if p.default is p.empty and type(None) not in get_args(p.annotation)]
 
     @functools.wraps(function)
     def checked(*args: Any, **params: Any) -> Any:
         refuse_unexpected(function.__name__, params, names)
+        refuse_none(function.__name__, {**dict(zip(names, args, strict=False)), **params}, needed)
         return function(*args, **params)
 
     checked.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -275,10 +282,8 @@ def refuse_others(function: Function, more: Sequence[inspect.Parameter] = ()) ->
 
 def _inputs(op: str, q: Array, k: Array, v: Array | None) -> tuple[Array, Array, Array | None]:
     given = {name: x for name, x in (("q", q), ("k", k), ("v", v)) if x is not None}
-    wide = {name: as_float(op, name, x) for name, x in given.items()}
+    wide = {name: tokens(op, name, x) for name, x in given.items()}
     for name, x in given.items():
-        if x.ndim < 2:
-            raise ValueError(f"{op}: {name} needs two axes, tokens and features; expected (..., n, d), got {x.shape}")
         if x.dtype != q.dtype:
             raise TypeError(f"{op}: {name} must share the dtype of q; expected {q.dtype}, got {x.dtype}")
     if q.shape[-1] != k.shape[-1] or q.shape[-1] == 0:

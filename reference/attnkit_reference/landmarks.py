@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from attnkit_reference._check import Array, as_float, boolean, broadcast, integers
+from attnkit_reference._check import Array, as_float, boolean, broadcast, integers, tokens
 from attnkit_reference._common import refuse_others
 from attnkit_reference.lowrank_newton import whole
 
@@ -17,9 +17,7 @@ Landmarks = Array | tuple[Array, Array]
 
 def _tokens(op: str, q: Array, query_mask: Array | None) -> tuple[Array, Array]:
     """q in float64 with 0 at invalid tokens, and the valid tokens (..., n)."""
-    wide = as_float(op, "q", q)
-    if wide.ndim < 2:
-        raise ValueError(f"{op}: q needs two axes, tokens and features; expected (..., n, d), got {wide.shape}")
+    wide = tokens(op, "q", q)
     valid = np.ones(wide.shape[:-1], dtype=bool)
     if query_mask is not None:
         valid = broadcast(op, "query_mask", boolean(op, "query_mask", query_mask), wide.shape[:-1])
@@ -225,8 +223,9 @@ def biased_magnitudes(q: Array, dlandmarks: Array, m: int, *, query_mask: Array 
 
 
 def _first(op: str, q: Array, m: Any) -> Array:
-    if whole(op, "m", m, 1) > q.shape[-2]:
-        raise ValueError(f"{op}: m; expected at most the {q.shape[-2]} tokens of q, got {m}")
+    n = tokens(op, "q", q).shape[-2]
+    if whole(op, "m", m, 1) > n:
+        raise ValueError(f"{op}: m; expected at most the {n} tokens of q, got {m}")
     return np.arange(m)
 
 

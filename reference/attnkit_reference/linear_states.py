@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from attnkit_reference._check import as_float, boolean, integers
+from attnkit_reference._check import as_float, boolean, integers, tokens
 from attnkit_reference._common import Array, Scores, reduce_to
 
 State = tuple[Array, ...]
@@ -95,7 +95,7 @@ def valid_keys(
 ) -> Array:
     """Keys (..., S) that go into a state: allowed by key_lengths and, for some query, by mask. causal and query_mask
     do not matter: what later queries may see must be in the state."""
-    valid: Array = np.ones(k.shape[-2:-1], dtype=bool)
+    valid: Array = np.ones(tokens(op, "k", k).shape[-2:-1], dtype=bool)
     if mask is not None:
         mask = boolean(op, "mask", mask)
         valid = valid & (mask.any(axis=-2) if mask.ndim > 1 else mask)

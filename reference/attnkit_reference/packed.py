@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from attnkit_reference._check import integers
+from attnkit_reference._check import as_float, integers
 from attnkit_reference._common import Array, Function, Rows, keyword_parameters, refuse_others
 from attnkit_reference.linear import linear_attention, linear_attention_magnitudes, linear_attention_vjp
 from attnkit_reference.pointwise import (
@@ -37,13 +37,16 @@ class Segment(NamedTuple):
     keys: slice
 
 
+def _three_axes(op: str, **arrays: Array) -> None:
+    for name, x in arrays.items():
+        if as_float(op, name, x).ndim != 3:
+            raise ValueError(f"{op}: {name} needs three axes; expected (tokens, heads, features), got {x.shape}")
+
+
 def segments(
     op: str, q: Array, k: Array, v: Array, cu_seqlens_q: Boundaries, cu_seqlens_k: Boundaries
 ) -> list[Segment]:
     """Sequence b has the queries cu_seqlens_q[b] .. cu_seqlens_q[b+1] - 1, and keys likewise."""
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.ndim != 3:
-            raise ValueError(f"{op}: {name} needs three axes; expected (tokens, heads, features), got {x.shape}")
     edges = []
     for name, given, tokens in (("cu_seqlens_q", cu_seqlens_q, len(q)), ("cu_seqlens_k", cu_seqlens_k, len(k))):
         cu = integers(op, name, np.asarray(given))
@@ -72,6 +75,7 @@ def _forward(
     op: str, attention: Callable[..., Any], q: Array, k: Array, v: Array, cu_q: Any, cu_k: Any, params: dict[str, Any]
 ) -> Any:
     """The outputs of all sequences, tokens first, one after the other."""
+    _three_axes(op, q=q, k=k, v=v)
     heads = q.shape[1]
     found = [np.zeros((len(q), heads, v.shape[-1])), np.zeros((len(q), heads))][: 1 + params.get("return_lse", False)]
     for part, inputs, own in _each(op, q, k, v, cu_q, cu_k, params):
@@ -90,6 +94,7 @@ def _backward(
     params: dict[str, Any],
 ) -> dict[str, Array]:
     """Gradients of q, k and v (or what `vjp` gives of that shape), tokens first; outputs of one row per query too."""
+    _three_axes(op, **dict(zip("qkv", arrays, strict=True)))
     whole = {name: np.zeros(x.shape) for name, x in zip("qkv", arrays, strict=True)}
     for part, inputs, own in _each(op, *arrays, *edges, params):
         pulled = [None if x is None else np.swapaxes(x[part.queries], 0, 1) for x in cotangents]

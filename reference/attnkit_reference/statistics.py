@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from scipy.special import xlogy
 
-from attnkit_reference._check import as_float, boolean, broadcast, number, refuse_unexpected
+from attnkit_reference._check import as_float, boolean, broadcast, number, refuse_none, refuse_unexpected
 from attnkit_reference._common import (
     Array,
     Rows,
@@ -97,6 +97,7 @@ def _prepare(
     legal = [p.name for p in keyword_parameters(rows_of, dropout=len(arrays) == 3)]
     outside = APART[name].outside if name in APART and len(arrays) == 3 else ()
     refuse_unexpected(label, params, [*legal, *outside, "fields"])
+    refuse_none(label, dict(zip("qkv", arrays, strict=False)), "qkv")
     params = {key: value for key, value in params.items() if key not in outside}
     wanted = RowStatistics._fields if fields is None else tuple(fields)
     if isinstance(fields, str) or not set(wanted) <= set(RowStatistics._fields):

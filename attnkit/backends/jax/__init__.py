@@ -1,9 +1,9 @@
 """Kernels for JAX arrays."""
 
 from attnkit._dispatch import Kernel, kernels_by_op
-from attnkit.backends.jax import blocked, pallas_pointwise, triton_pointwise
+from attnkit.backends.jax import blocked, pallas_pointwise, transforms, triton_pointwise
 
 KERNELS: dict[str, tuple[Kernel, ...]] = kernels_by_op(
-    triton_pointwise.KERNELS, blocked.KERNELS, pallas_pointwise.KERNELS
+    triton_pointwise.KERNELS, blocked.KERNELS, pallas_pointwise.KERNELS, refusal=transforms.unsupported
 )
 """By op, in the order in which `impl="auto"` tries them."""

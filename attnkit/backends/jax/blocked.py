@@ -4,8 +4,6 @@ Nothing is kept for the gradients but the arguments: memory is O((L + S)·d + bl
 """
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -141,21 +139,9 @@ def gradients(static: Static, arrays: Arrays, do: Array) -> tuple[dict[str, Arra
 attended.defvjp(kept, gradients)
 
 
-@contextmanager
-def without_forward_mode(op: str, impl: str) -> Iterator[None]:
-    """JAX's error for jax.jvp of a function with explicit gradients, in the terms of the caller."""
-    try:
-        yield
-    except TypeError as error:
-        if "forward-mode" not in str(error):
-            raise
-        raise NotImplementedError(f"{op}: impl={impl!r} has no forward mode (jax.jvp); impl='generic' has") from error
-
-
 def attend(op: str, q: Array, k: Array, v: Array, **options: Any) -> Array:
     """An op of `OPS`."""
-    with without_forward_mode(op, "blocked"):
-        o: Array = attended(*divided(op, {"q": q, "k": k, "v": v, **options}))
+    o: Array = attended(*divided(op, {"q": q, "k": k, "v": v, **options}))
     return o
 
 

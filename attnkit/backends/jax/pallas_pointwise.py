@@ -19,8 +19,8 @@ from attnkit._activations import ACTIVATIONS
 from attnkit._check import dtype_name
 from attnkit._dispatch import Kernel
 from attnkit._mask import log, power
-from attnkit.backends.jax import parts
-from attnkit.backends.jax.blocked import Arrays, Static, divided, given_by, without_forward_mode
+from attnkit.backends.jax import parts, transforms
+from attnkit.backends.jax.blocked import Arrays, Static, divided, given_by
 from attnkit.statistics_families import FAMILIES
 
 OP = "pointwise_attention"
@@ -197,6 +197,13 @@ def pulled(static: Static, arrays: Arrays, do: Array, interpret: bool) -> Arrays
     return {name: summed(c, name, x).astype(arrays[name].dtype) for name, x in found.items()}
 
 
+def pulled_once(static: Static, arrays: Arrays, do: Array, interpret: bool) -> Arrays:
+    """`pulled`, which refuses to be differentiated."""
+    once = transforms.differentiated_once(f"{OP}: impl='pallas'", partial(pulled, static, interpret=interpret))
+    grads: Arrays = once(arrays, do)
+    return grads
+
+
 def summed(c: _blocks.Call, name: str, x: Array) -> Array:
     """Gradients of the items of the call as those of an argument."""
     like = c.arrays[name]
@@ -219,11 +226,11 @@ def attended(static: Static, interpret: bool, arrays: Arrays) -> Array:
 
 
 def kept(static: Static, interpret: bool, arrays: Arrays) -> tuple[Array, Arrays]:
-    return output(static, arrays, interpret), arrays
+    return attended(static, interpret, arrays), arrays
 
 
 def gradients(static: Static, interpret: bool, arrays: Arrays, do: Array) -> tuple[dict[str, Array | None]]:
-    found = pulled(static, arrays, do, interpret)
+    found = pulled_once(static, arrays, do, interpret)
     return ({name: found.get(name) for name in arrays},)
 
 
@@ -233,14 +240,13 @@ attended.defvjp(kept, gradients)
 def attend(q: Array, k: Array, v: Array, *, interpret: bool = False, **options: Any) -> Array:
     """pointwise_attention; `interpret` runs the kernels as a program of XLA on any device, to test them."""
     static, arrays = divided(OP, {"q": q, "k": k, "v": v, **options})
-    with without_forward_mode(OP, "pallas"):
-        o: Array = attended(static, interpret, arrays)
+    o: Array = attended(static, interpret, arrays)
     return o
 
 
 def pull(q: Array, k: Array, v: Array, do: Array, *, interpret: bool = False, **options: Any) -> Arrays:
     """Its explicit gradients."""
-    return pulled(*divided(OP, {"q": q, "k": k, "v": v, **options}), do, interpret)
+    return pulled_once(*divided(OP, {"q": q, "k": k, "v": v, **options}), do, interpret)
 
 
 def unserved(q: Array, k: Array, v: Array, *rest: Array, **options: Any) -> str | None:

@@ -19,8 +19,8 @@ from attnkit import _quadratic as quadratic
 from attnkit._check import dtype_name
 from attnkit._dispatch import Kernel
 from attnkit._mask import log, power
-from attnkit.backends.jax import triton_call
-from attnkit.backends.jax.blocked import SEED, Arrays, Static, divided, given_by, without_forward_mode
+from attnkit.backends.jax import transforms, triton_call
+from attnkit.backends.jax.blocked import SEED, Arrays, Static, divided, given_by
 from attnkit.backends.jax.pallas_pointwise import bounds
 from attnkit.backends.jax.triton_call import Launch
 from attnkit.kernels.strides import joined, row_major, strides_of
@@ -310,6 +310,13 @@ def mapped(function: Any, static: Static, own: tuple[str, ...]) -> Any:
     return run
 
 
+def pulled_once(static: Static, arrays: Arrays, do: Array) -> Arrays:
+    """Explicit gradients, which refuse to be differentiated."""
+    once = transforms.differentiated_once(f"{OP}: impl='triton'", mapped(pulled, static, DIFFERENTIABLE))
+    grads: Arrays = once(arrays, do)
+    return grads
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def attended(static: Static, arrays: Arrays) -> Array:
     """o, with explicit gradients."""
@@ -322,7 +329,7 @@ def kept(static: Static, arrays: Arrays) -> tuple[Array, Arrays]:
 
 
 def gradients(static: Static, arrays: Arrays, do: Array) -> tuple[dict[str, Array | None]]:
-    found = mapped(pulled, static, DIFFERENTIABLE)(arrays, do)
+    found = pulled_once(static, arrays, do)
     return ({name: found.get(name) for name in arrays},)
 
 
@@ -334,16 +341,13 @@ attended.defvjp(kept, gradients)
 
 def attend(q: Array, k: Array, v: Array, **options: Any) -> Array:
     """pointwise_attention."""
-    with without_forward_mode(OP, "triton"):
-        o: Array = attended(*divided(OP, {"q": q, "k": k, "v": v, **options}))
+    o: Array = attended(*divided(OP, {"q": q, "k": k, "v": v, **options}))
     return o
 
 
 def pull(q: Array, k: Array, v: Array, do: Array, **options: Any) -> Arrays:
     """Its explicit gradients."""
-    static, arrays = divided(OP, {"q": q, "k": k, "v": v, **options})
-    found: Arrays = mapped(pulled, static, DIFFERENTIABLE)(arrays, do)
-    return found
+    return pulled_once(*divided(OP, {"q": q, "k": k, "v": v, **options}), do)
 
 
 def unserved(q: Array, k: Array, v: Array, *rest: Array, **options: Any) -> str | None:

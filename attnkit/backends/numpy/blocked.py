@@ -4,12 +4,12 @@ import math
 from functools import partial
 from typing import Any
 
-import array_api_compat
 import numpy as np
 
 from attnkit import _blocks, _in_place
 from attnkit import _quadratic as quadratic
 from attnkit._dispatch import Kernel
+from attnkit._library import namespace
 from attnkit.backends.numpy import softmax
 from attnkit.backends.numpy.in_place import LIBRARY
 from attnkit.statistics_families import FAMILIES
@@ -17,7 +17,7 @@ from attnkit.statistics_families import FAMILIES
 Array = np.ndarray
 ENOUGH = {
     "softmax_attention": 1 << 20,
-    "pointwise_attention": 1 << 15,
+    "pointwise_attention": 1 << 18,
     "entmax_attention": 1 << 21,
     "gaussian_attention": 1 << 21,
 }
@@ -39,13 +39,13 @@ def attend(op: str, q: Array, k: Array, v: Array, **options: Any) -> Array:
     """An op of `OPS` whose only output is o."""
     overwritten = op == "pointwise_attention"
     block = partial(_in_place.forward_block, _in_place.Room(LIBRARY)) if overwritten else _blocks.forward_block
-    o: Array = _blocks.forward(array_api_compat.array_namespace(q), call_of(op, q, k, v, options), block)
+    o: Array = _blocks.forward(namespace(q), call_of(op, q, k, v, options), block)
     return o.astype(q.dtype, copy=False)
 
 
 def attend_by_softmax(q: Array, k: Array, v: Array, *, return_lse: bool = False, **options: Any) -> Any:
     """softmax_attention."""
-    xp, c = array_api_compat.array_namespace(q), call_of("softmax_attention", q, k, v, options)
+    xp, c = namespace(q), call_of("softmax_attention", q, k, v, options)
     shape, dtype = (*c.leading, q.shape[-2]), c.arrays["q"].dtype
     o, lse = np.zeros((*shape, v.shape[-1]), dtype), np.full(shape, -np.inf, dtype)
     _blocks.fill(xp, c, (o, lse), partial(softmax.forward_block, _in_place.Room(LIBRARY)))
@@ -57,7 +57,7 @@ def pull(
     op: str, q: Array, k: Array, v: Array, do: Array | None, dlse: Array | None = None, **options: Any
 ) -> dict[str, Array]:
     """The explicit gradients of an op of `OPS`."""
-    xp, c = array_api_compat.array_namespace(q), call_of(op, q, k, v, options)
+    xp, c = namespace(q), call_of(op, q, k, v, options)
     given = {"q": q, "k": k, "v": v, **options}
     wanted = tuple(name for name in ("q", "k", "v", "bias", "alpha") if hasattr(given.get(name), "ndim"))
     block = partial(BACKWARD[op], _in_place.Room(LIBRARY)) if op in BACKWARD else _blocks.backward_block

@@ -12,6 +12,7 @@ import numpy as np
 from attnkit import _in_place
 
 Array = np.ndarray
+TANH_SCALE = math.sqrt(2.0 / math.pi)
 BITS: Mapping[int, type[np.signedinteger]] = {4: np.int32, 8: np.int64}  # as wide as a float of that many bytes
 
 
@@ -51,8 +52,24 @@ def _sigmoid(s: Array) -> Array:
     return np.divide(1, s, out=s)
 
 
+def _odds(half: Array) -> Array:
+    """2⁻¹⁶·exp(-x) from -x/2, in its place; infinite only where σ(x) is far below the smallest normal number."""
+    with np.errstate(over="ignore"):
+        np.exp(half, out=half)
+        half *= 2.0**-8
+        return np.multiply(half, half, out=half)
+
+
+def _gated(y: Array, half: Array) -> Array:
+    """y·σ(x) = y·2⁻¹⁶/(2⁻¹⁶ + 2⁻¹⁶ exp(-x)) from -x/2: it may be a normal number where exp(-x) overflows."""
+    odds = _odds(half)
+    odds += 2.0**-16
+    y *= 2.0**-16
+    return np.divide(y, odds, out=y)
+
+
 def _silu(s: Array) -> Array:
-    return np.multiply(s, _sigmoid(s.copy()), out=s)
+    return _gated(s, s * -0.5)
 
 
 def _softplus(s: Array) -> Array:
@@ -64,12 +81,11 @@ def _softplus(s: Array) -> Array:
 
 def _gelu_tanh(s: Array) -> Array:
     """s·σ(2y), y = √(2/π)(s + 0.044715 s³)."""
-    y = s * s
-    y *= 0.044715
-    y += 1
+    y = s * s  # in the end -y
+    y *= -0.044715 * TANH_SCALE
+    y -= TANH_SCALE
     y *= s
-    y *= 2.0 * math.sqrt(2.0 / math.pi)
-    return np.multiply(s, _sigmoid(y), out=s)
+    return _gated(s, y)
 
 
 def _relu_pull(s: Array, ds: Array) -> tuple[Array, Array]:
@@ -99,12 +115,16 @@ def _sigmoid_pull(s: Array, ds: Array) -> tuple[Array, Array]:
 
 def _silu_pull(s: Array, ds: Array) -> tuple[Array, Array]:
     """h' = σ(s)(1 + s·σ(-s))."""
-    p, slope = _sigmoid(s.copy()), _sigmoid(-s)
+    odds = _odds(s * -0.5)
+    whole = odds + 2.0**-16
+    slope = np.minimum(odds, np.finfo(odds.dtype).max, out=odds)  # for inf/inf is nan
+    slope /= whole
     slope *= s
     slope += 1
-    slope *= p
-    ds *= slope
-    return np.multiply(s, p, out=s), ds
+    for factor in (slope, s):
+        factor *= 2.0**-16
+        factor /= whole
+    return s, np.multiply(ds, slope, out=ds)
 
 
 def _softplus_pull(s: Array, ds: Array) -> tuple[Array, Array]:

@@ -8,6 +8,7 @@ from attnkit.backends.torch import (
     recomputed,
     rela,
     softmax,
+    transforms,
     triton_linear,
     triton_newton,
     triton_packed,
@@ -31,5 +32,6 @@ KERNELS: dict[str, tuple[Kernel, ...]] = kernels_by_op(
     rela.BLOCKED,
     chunked.KERNELS,
     recomputed.KERNELS,
+    refusal=transforms.unsupported,
 )
 """By op, in the order in which `impl="auto"` tries them."""

@@ -4,18 +4,18 @@ import math
 from functools import partial
 from typing import Any
 
-import array_api_compat
 from torch import Tensor
 
 from attnkit import _blocks, _in_place
 from attnkit._dispatch import Kernel
+from attnkit._library import namespace
 from attnkit.backends.torch import in_place
 from attnkit.backends.torch.custom import Given, register
 from attnkit.statistics_families import FAMILIES
 
 ENOUGH = {
     "softmax_attention": 1 << 22,
-    "pointwise_attention": 1 << 18,
+    "pointwise_attention": 1 << 20,
     "entmax_attention": 1 << 22,
     "gaussian_attention": 1 << 22,
 }
@@ -31,14 +31,14 @@ def _call(op: str, given: Given) -> _blocks.Call:
 
 
 def _forward(op: str, given: Given) -> Tensor:
-    xp = array_api_compat.array_namespace(given["q"])
+    xp = namespace(given["q"])
     block = partial(_in_place.forward_block, in_place.room()) if op == "pointwise_attention" else _blocks.forward_block
     o: Tensor = _blocks.forward(xp, _call(op, given), block)
     return o
 
 
 def _backward(op: str, given: Given, do: Tensor, wanted: tuple[str, ...]) -> dict[str, Tensor]:
-    xp = array_api_compat.array_namespace(do)
+    xp = namespace(do)
     block = (
         partial(_in_place.backward_block, in_place.room()) if op == "pointwise_attention" else _blocks.backward_block
     )

@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import array_api_compat
 import torch
 from torch import Tensor
 
@@ -16,6 +15,7 @@ from attnkit import _blocks, _in_place, statistics
 from attnkit import _quadratic as quadratic
 from attnkit._dispatch import Kernel
 from attnkit._in_place import Prepared, Room
+from attnkit._library import namespace
 from attnkit._mask import Rows
 from attnkit._typing import Namespace
 from attnkit.backends.torch import blocked, in_place
@@ -95,14 +95,14 @@ def _outputs(op: str, given: Given) -> Outputs:
     """All fields in one array (..., L, fields) in the compute dtype."""
     q, k = given["q"], given["k"]
     leading = quadratic.leading_axes(q, k, None, given.get("enable_gqa", False))
-    dtype = quadratic.compute_dtype(array_api_compat.array_namespace(q), q)
+    dtype = quadratic.compute_dtype(namespace(q), q)
     return {"rows": ((*leading, q.shape[-2], len(given["fields"].split(","))), dtype)}
 
 
 def _forward(op: str, given: Given) -> Tensor:
     (shape, dtype), fields = _outputs(op, given)["rows"], tuple(given.pop("fields").split(","))
     q, k = given.pop("q"), given.pop("k")
-    xp, room, found = array_api_compat.array_namespace(q), in_place.room(), q.new_zeros(shape, dtype=dtype)
+    xp, room, found = namespace(q), in_place.room(), q.new_zeros(shape, dtype=dtype)
     c = _blocks.call(FAMILIES[op], q, k, k, given, SCORES)._replace(queries=QUERIES)
     for block in _blocks.blocks(c):
         rows = MEASURES[op](room, xp, _blocks.part(c, block), block.rows, fields)

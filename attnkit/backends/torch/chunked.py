@@ -20,13 +20,13 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-import array_api_compat
 import torch
 from torch import Tensor
 
 from attnkit import _quadratic as quadratic
 from attnkit import linear, linear_cosine
 from attnkit._dispatch import Kernel
+from attnkit._library import namespace
 from attnkit._typing import Namespace
 from attnkit.backends.torch.custom import Given, register
 from attnkit.linear_scan import total
@@ -306,7 +306,7 @@ class Whole(NamedTuple):
 def _heads(op: str, given: Given, do: Tensor | None) -> Iterator[tuple[Whole, tuple[int, ...], Head]]:
     """Every head of a call."""
     q, k, v = (given[name] for name in DIFFERENTIABLE)
-    xp = array_api_compat.array_namespace(q)
+    xp = namespace(q)
     rule = _rule(op, given)
     common = {name: given[name] for name in ("mask", "causal", "key_lengths", "query_mask") if name in given}
     gqa = given.get("enable_gqa", False)
@@ -349,7 +349,7 @@ def _forward(op: str, given: Given) -> Tensor:
 
 def _backward(op: str, given: Given, do: Tensor, wanted: tuple[str, ...]) -> dict[str, Tensor]:
     like = {name: given[name] for name in DIFFERENTIABLE}
-    dtype = quadratic.compute_dtype(array_api_compat.array_namespace(do), do)
+    dtype = quadratic.compute_dtype(namespace(do), do)
     grads = {name: torch.zeros(x.shape, dtype=dtype) for name, x in like.items()}
     for whole, place, head in _heads(op, given, do) if do.numel() else ():
         pulled = (whole.picked(grads[name], place, 2, shared=name != "q") for name in DIFFERENTIABLE)

@@ -33,8 +33,10 @@ class Custom(NamedTuple):
     differentiable: tuple[str, ...]
 
     def outputs(self, op: str, **given: Any) -> list[Tensor]:
-        """o of `op`, and what it gives beside it."""
+        """o of `op`, and what it gives beside it. Tensors without a gradient are constants to autograd."""
         names, tensors, text = written(given)
+        pairs = zip(names.split(","), tensors, strict=True)
+        tensors = [x if name in self.differentiable else x.detach() for name, x in pairs]
         found: list[Tensor] = self.forward(op, tensors, names, text)
         return found
 

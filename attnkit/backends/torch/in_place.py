@@ -1,5 +1,6 @@
 """What `attnkit._in_place` needs of torch."""
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 from attnkit import _in_place
 
 aten = torch.ops.aten
+SQRT_HALF, DENSITY_AT_0, TANH_SCALE = math.sqrt(0.5), 1.0 / math.sqrt(2.0 * math.pi), math.sqrt(2.0 / math.pi)
 
 
 # ---------------------------------------------------------------------------------------------- h and its derivative
@@ -35,9 +37,27 @@ def _sigmoid_pull(s: Tensor, ds: Tensor) -> tuple[Tensor, Tensor]:
     return u, ds.mul_(u).mul_(s.neg_().sigmoid_())
 
 
+def _gelu(s: Tensor) -> Tensor:
+    """s/2·erfc(-s/√2); aten.gelu_ has 1 + erf, without the tail."""
+    s.mul_(-SQRT_HALF)
+    return s.mul_(torch.special.erfc(s)).mul_(-SQRT_HALF)
+
+
 def _gelu_pull(s: Tensor, ds: Tensor) -> tuple[Tensor, Tensor]:
-    aten.gelu_backward.grad_input(ds, s, approximate="none", grad_input=ds)
-    return aten.gelu_(s), ds
+    """h' = Φ(s) + s·φ(s)."""
+    twice = torch.special.erfc(s * -SQRT_HALF)
+    slope = (s * s).mul_(-0.5).exp_().mul_(s).mul_(DENSITY_AT_0).add_(twice, alpha=0.5)
+    return s.mul_(twice).mul_(0.5), ds.mul_(slope)
+
+
+def _gated(y: Tensor, p: Tensor) -> Tensor:
+    """y·σ(x) from p = σ(x/2): the product may be a normal number where 1/σ(x) overflows."""
+    return y.mul_(p).mul_(p).div_((p * p).sub_(p).mul_(2.0).add_(1.0))
+
+
+def _gelu_tanh(s: Tensor) -> Tensor:
+    """s·σ(2y), y = √(2/π)(s + 0.044715 s³); aten.gelu_ has 1 + tanh, without the tail."""
+    return _gated(s, (s * s).mul_(0.044715 * TANH_SCALE).add_(TANH_SCALE).mul_(s).sigmoid_())
 
 
 OVERWRITE: Mapping[str, _in_place.Overwrite] = {
@@ -46,8 +66,9 @@ OVERWRITE: Mapping[str, _in_place.Overwrite] = {
     "relu6": lambda s: s.clamp_(0, 6),
     "identity": lambda s: s,
     "sigmoid": torch.sigmoid_,
-    "gelu": aten.gelu_,
-    "gelu_tanh": lambda s: aten.gelu_(s, approximate="tanh"),
+    "gelu": _gelu,
+    "gelu_tanh": _gelu_tanh,
+    "silu": lambda s: _gated(s, (s * 0.5).sigmoid_()),
 }
 PULL: Mapping[str, _in_place.Pull] = {
     "relu": _relu_pull,

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
-import array_api_compat
 from torch import Tensor
 
 from attnkit import _quadratic as quadratic
 from attnkit import pointwise, sparse_rela
 from attnkit._dispatch import Kernel
+from attnkit._library import namespace
 from attnkit.backends.torch import blocked, triton_pointwise
 
 OWN = ("gate_weight", "norm_axis", "eps")
@@ -22,7 +22,7 @@ def _divided(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _wide(*arrays: Tensor) -> list[Tensor]:
     """x = relu(s) v is not rounded before the norm, and so half types are cast first."""
-    xp = array_api_compat.array_namespace(arrays[0])
+    xp = namespace(arrays[0])
     return [x.to(quadratic.compute_dtype(xp, arrays[0])) for x in arrays]
 
 
@@ -30,7 +30,7 @@ def _attend(impl: str) -> Callable[..., Tensor]:
     def attend(q: Tensor, k: Tensor, v: Tensor, norm_weight: Tensor, **options: Any) -> Tensor:
         own, common = _divided(options)
         x = pointwise.pointwise_attention(*_wide(q, k, v), impl=impl, **common)
-        o: Tensor = sparse_rela.normalised(array_api_compat.array_namespace(q), x, norm_weight, **own)
+        o: Tensor = sparse_rela.normalised(namespace(q), x, norm_weight, **own)
         return o.to(q.dtype)
 
     return attend
@@ -39,7 +39,7 @@ def _attend(impl: str) -> Callable[..., Tensor]:
 def _pull(impl: str) -> Callable[..., dict[str, Tensor]]:
     def pull(q: Tensor, k: Tensor, v: Tensor, norm_weight: Tensor, do: Tensor, **options: Any) -> dict[str, Tensor]:
         own, common = _divided(options)
-        xp, like = array_api_compat.array_namespace(q), {"q": q, "k": k, "v": v, "norm_weight": norm_weight, **options}
+        xp, like = namespace(q), {"q": q, "k": k, "v": v, "norm_weight": norm_weight, **options}
         q, k, v = _wide(q, k, v)
         x = pointwise.pointwise_attention(q, k, v, impl=impl, **common)
         grads = sparse_rela.normalised_vjp(xp, x, norm_weight, do, **own)

@@ -6,6 +6,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from attnkit._dispatch import Kernel
+from attnkit.backends.torch import transforms
 
 
 def sdpa_unsupported(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> str | None:
@@ -21,6 +22,8 @@ def sdpa_unsupported(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **option
         return "causal needs as many queries as keys"
     if q.shape[-2] == 0 or k.shape[-2] == 0:
         return "no queries or no keys"
+    if transforms.maps():  # torch has no rule for its kernel for CPUs, loops and warns
+        return transforms.MAPS
     if q.ndim != 4 or k.ndim != 4 or v.ndim != 4 or not (q.shape[0] == k.shape[0] == v.shape[0]):
         return "needs q, k and v of shape (B, H, tokens, features) with one B"
     if not options.get("enable_gqa") and not (q.shape[1] == k.shape[1] == v.shape[1]):
@@ -28,8 +31,41 @@ def sdpa_unsupported(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **option
     return None
 
 
+class _Final(torch.autograd.Function):
+    """Gradients that refuse to be differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(x.view_as(x) for x in grads)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        raise NotImplementedError("softmax_attention: impl='sdpa' has no second derivatives; impl='generic' has")
+
+
+def _final(grads: tuple[torch.Tensor | None, ...], do: tuple[torch.Tensor, ...]) -> Any:
+    """A hook: `grads` for good, where autograd would differentiate them (`create_graph`)."""
+    if not torch.is_grad_enabled():
+        return None
+    final = iter(_Final.apply(*(g for g in grads if g is not None)))
+    return tuple(g if g is None else next(final) for g in grads)
+
+
+def _fused(node: Any) -> Any:
+    """The node of a fused kernel in the graph of an output, which a transpose or a cut to the head size may follow.
+
+    None where torch took its plain formula, which has all derivatives.
+    """
+    for _ in range(4):
+        if node is None or node.name().startswith("ScaledDotProduct"):
+            return node
+        node = node.next_functions[0][0] if node.next_functions else None
+    return None
+
+
 def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> torch.Tensor:
-    return scaled_dot_product_attention(
+    """torch's function; the second derivatives that its fused kernels lack are refused by our name, not theirs."""
+    o = scaled_dot_product_attention(
         q,
         k,
         v,
@@ -37,6 +73,11 @@ def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> t
         scale=options.get("scale"),
         enable_gqa=options.get("enable_gqa", False),
     )
+    if o.requires_grad and not torch.compiler.is_compiling():
+        node = _fused(o.grad_fn)
+        if node is not None:
+            node.register_hook(_final)
+    return o
 
 
 KERNELS = {"softmax_attention": Kernel("sdpa", sdpa, sdpa_unsupported)}

@@ -1,7 +1,7 @@
 // The non-linearities h of point-wise attention (`value`) and their derivatives (`slope`), in float or double.
 //
 // Derivatives at kinks are 0, and NaN stays NaN. Nothing is exact for small arguments only: no fast exponential, no
-// tanh in the place of a sigmoid, whose tail it would round away.
+// tanh in the place of a sigmoid and no 1 + erf, whose tails they would round away.
 #pragma once
 
 #include "intrinsics.cuh"
@@ -14,8 +14,8 @@ __device__ inline float logarithm(float x) { return logf(x); }
 __device__ inline double logarithm(double x) { return log(x); }
 __device__ inline float logarithm_plus_one(float x) { return log1pf(x); }
 __device__ inline double logarithm_plus_one(double x) { return log1p(x); }
-__device__ inline float error_function(float x) { return erff(x); }
-__device__ inline double error_function(double x) { return erf(x); }
+__device__ inline float complementary_error_function(float x) { return erfcf(x); }
+__device__ inline double complementary_error_function(double x) { return erfc(x); }
 __device__ inline float raised(float x, float y) { return powf(x, y); }
 __device__ inline double raised(double x, double y) { return pow(x, y); }
 __device__ inline float square_root(float x) { return sqrtf(x); }
@@ -89,7 +89,9 @@ struct Silu {
 // s·Φ(s), Φ the distribution function of the normal distribution.
 struct Gelu {
   template <class C>
-  static __device__ inline C cdf(C s) { return C(0.5) * (1 + error_function(s * C(0.70710678118654752))); }
+  static __device__ inline C cdf(C s) {
+    return C(0.5) * complementary_error_function(s * C(-0.70710678118654752));
+  }
   template <class C>
   static __device__ inline C value(C s) { return s * cdf(s); }
   template <class C>

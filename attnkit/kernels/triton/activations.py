@@ -10,7 +10,6 @@ import triton.language as tl
 LOG2_E = tl.constexpr(1.4426950408889634)  # a product with it rounds it to float32 ...
 LOG2_E_REST = tl.constexpr(1.925963033500011e-08)  # ... and this is what the rounding took away
 LN_2 = tl.constexpr(0.6931471805599453)
-SQRT_HALF = tl.constexpr(0.7071067811865476)
 INVERSE_SQRT_2PI = tl.constexpr(0.3989422804014327)
 TWO_TANH_SCALE = tl.constexpr(1.5957691216057308)  # 2√(2/π)
 TANH_CUBIC = tl.constexpr(0.044715)
@@ -38,9 +37,43 @@ def log1p(z):
 
 
 @triton.jit
-def normal_cdf(s):
-    """Φ(s), the distribution function of the normal distribution."""
-    return 0.5 * (1.0 + tl.erf(s * SQRT_HALF))
+def gated(y, x):
+    """y·σ(x). It may be a normal number where σ(x) is none: y is multiplied by exp(x/2) twice."""
+    root = exp(-0.5 * tl.abs(x))
+    return tl.where(x < 0.0, y * root * root, y) / (1.0 + root * root)
+
+
+@triton.jit
+def mirrored_sigmoid(x):
+    """σ(-x), from the exponential that `gated` has."""
+    root = exp(-0.5 * tl.abs(x))
+    return tl.where(x < 0.0, 1.0, root * root) / (1.0 + root * root)
+
+
+@triton.jit
+def mills_ratio(x):
+    """m(x) = (1 - Φ(x))/φ(x) for x ≥ 0, Φ the distribution function of the normal distribution and φ its density.
+
+    (1 + x)·m(x) as a polynomial in (x - 4)/(x + 4): interpolation at Chebyshev nodes for x from 0 to 14, where φ is 0
+    in float32. The relative error is 7e-8, half a unit of the last place; with rounding, below 2 units.
+    """
+    q = 1.0 - 8.0 / (x + 4.0)
+    value = q * 0.000247430202 + 0.00186496507
+    value = value * q - 0.00100717472
+    value = value * q - 0.0126840863
+    value = value * q + 0.045018442
+    value = value * q - 0.0806730092
+    value = value * q + 0.0716858357
+    value = value * q + 0.0350893252
+    value = value * q - 0.242399558
+    value = value * q + 1.18326199
+    return value / (1.0 + x)
+
+
+@triton.jit
+def bounded_size(s):
+    """|s|, or 64, where φ is 0."""
+    return tl.minimum(tl.abs(s), 64.0, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -115,39 +148,49 @@ def softplus(s):
 @triton.jit
 def silu(s):
     """s·σ(s)."""
-    return s * sigmoid(s)
+    return gated(s, s)
 
 
 @triton.jit
 def d_silu(s):
-    """σ(s) + s·σ'(s)."""
-    return sigmoid(s) + s * d_sigmoid(s)
+    """σ(s)·(1 + s·σ(-s))."""
+    return gated(1.0 + s * mirrored_sigmoid(s), s)
 
 
 @triton.jit
 def gelu(s):
-    """s·Φ(s)."""
-    return s * normal_cdf(s)
+    """s·Φ(s) = max(s, 0) - |s|·m(|s|)·φ(s): no 1 + erf, which has no tail."""
+    a = bounded_size(s)
+    return relu(s) - a * mills_ratio(a) * (exp(-0.5 * a * a) * INVERSE_SQRT_2PI)
 
 
 @triton.jit
 def d_gelu(s):
-    """Φ(s) + s·exp(-s²/2)/√(2π)."""
-    return normal_cdf(s) + s * exp(-0.5 * s * s) * INVERSE_SQRT_2PI
+    """Φ(s) + s·φ(s), which is φ(s)·(m(|s|) - |s|) below 0. φ as two factors: their product may be no normal number."""
+    a = bounded_size(s)
+    root = exp(-0.25 * a * a)
+    rest = (a - mills_ratio(a)) * root * (root * INVERSE_SQRT_2PI)
+    return tl.where(s > 0.0, 1.0 + rest, -rest)
+
+
+@triton.jit
+def doubled(s):
+    """2t with t = √(2/π)·(s + 0.044715 s³)."""
+    return s * (s * s * (TANH_CUBIC * TWO_TANH_SCALE) + TWO_TANH_SCALE)
 
 
 @triton.jit
 def gelu_tanh(s):
-    """s·(1 + tanh(t))/2 = s·σ(2t) with t = √(2/π)·(s + 0.044715 s³)."""
-    return s * sigmoid((s + s * s * s * TANH_CUBIC) * TWO_TANH_SCALE)
+    """s·(1 + tanh(t))/2 = s·σ(2t)."""
+    return gated(s, doubled(s))
 
 
 @triton.jit
 def d_gelu_tanh(s):
-    """σ(2t) + s·σ'(2t)·2t'."""
-    twice = (s + s * s * s * TANH_CUBIC) * TWO_TANH_SCALE
-    slope = (s * s * TANH_CUBIC * 3.0 + 1.0) * TWO_TANH_SCALE
-    return sigmoid(twice) + s * d_sigmoid(twice) * slope
+    """σ(2t)·(1 + s·σ(-2t)·2t')."""
+    x = doubled(s)
+    slope = s * s * (TANH_CUBIC * TWO_TANH_SCALE * 3.0) + TWO_TANH_SCALE
+    return gated(1.0 + s * mirrored_sigmoid(x) * slope, x)
 
 
 @triton.jit

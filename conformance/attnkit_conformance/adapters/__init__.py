@@ -7,15 +7,18 @@ import importlib.util
 import os
 import platform
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from attnkit_conformance.adapter import Adapter
+from attnkit_conformance.adapter import Adapter, IllFormed
 from attnkit_conformance.adapters.base import Absent
 from attnkit_conformance.case import DTYPES
+from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.worker import WorkerAdapter, load
 
 HERE = "attnkit_conformance.adapters"
+METHODS = ("array", "numpy", "call", "vjp")
 REQUIRES = {
     "numpy": "numpy", "numpy_readonly": "numpy", "strict": "array_api_strict", "torch": "torch", "torch_cuda": "torch",
     "jax": "jax", "jax_x64": "jax", "cupy": "cupy", "triton_interpreted": "triton",
@@ -91,14 +94,46 @@ def third_party(path: str) -> Adapter:
     """The adapter at "package.module:ATTRIBUTE", found from the working directory as well."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
+    module, _, attribute = path.partition(":")
+    if not module or not attribute:
+        raise IllFormed(f"cannot load adapter {path!r}: expected package.module:ATTRIBUTE")
     try:
         adapter: Adapter = load(path)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"cannot load adapter {path!r}: {error}") from error
-    missing = [n for n in ("name", "dtypes", "array", "numpy", "call", "vjp") if not hasattr(adapter, n)]
-    if missing:
-        raise ValueError(f"{path!r} is no adapter: it lacks {', '.join(missing)}; see attnkit_conformance.adapter")
+    except (Exception, SystemExit) as error:  # the code of others may raise anything
+        raise IllFormed(f"cannot load adapter {path!r}: {type(error).__name__}: {error}") from error
+    if wrong := list(what_is_wrong(adapter)):
+        raise IllFormed(f"{path!r} is no adapter: {'; '.join(wrong)}; see attnkit_conformance.adapter")
     return adapter
+
+
+def what_is_wrong(adapter: Any) -> Iterator[str]:
+    """What an object lacks of an adapter, and what it has of another type than an adapter."""
+    missing = [name for name in ("name", "dtypes", *METHODS) if not hasattr(adapter, name)]
+    if missing:
+        yield f"it lacks {', '.join(missing)}"
+        return
+    if not isinstance(adapter.name, str) or not adapter.name:
+        yield f"name must be a text; got {adapter.name!r}"
+    if not texts(adapter.dtypes) or not adapter.dtypes or set(adapter.dtypes) - set(DTYPES):
+        yield f"dtypes must be a tuple of some of {', '.join(DTYPES)}; got {adapter.dtypes!r}"
+    for name in METHODS:
+        if not callable(getattr(adapter, name)):
+            yield f"{name} must be a method; got {getattr(adapter, name)!r}"
+    ops = getattr(adapter, "ops", None)
+    if ops is not None and (not texts(ops) or set(ops) - set(BY_NAME)):
+        unknown = [name for name in ops if name not in BY_NAME] if texts(ops) else ops
+        yield f"ops must be a tuple of names of ops (softmax_attention, ...); got {unknown!r}"
+    if not texts(getattr(adapter, "without", ())):
+        yield f"without must be a tuple of names; got {adapter.without!r}"
+    if not callable(getattr(adapter, "unsupported", None) or str):
+        yield f"unsupported must be a method; got {adapter.unsupported!r}"
+    if not isinstance(getattr(adapter, "description", ""), str):
+        yield f"description must be a text; got {adapter.description!r}"
+
+
+def texts(x: Any) -> bool:
+    """Whether x is several texts, and not one."""
+    return isinstance(x, tuple | list | set | frozenset) and all(isinstance(name, str) for name in x)
 
 
 def device() -> str:

@@ -1,0 +1,39 @@
+"""Derivatives that a function with gradients of its own (`jax.custom_vjp`) has no rule for, refused by name.
+
+Forward mode shows in the arguments of a call, and kernels are passed over. Inside `jax.jit` it does not: a call sees
+the tracer of the program, and jax.jvp of that program ends with JAX's own TypeError. Second derivatives show where the
+gradients of a kernel are differentiated.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.interpreters.ad import JVPTracer
+
+REASON = "forward mode (jax.jvp, jacfwd, hessian) is served by the generic implementation"
+
+
+def forward_mode(x: Any) -> bool:
+    """Whether x is traced for forward mode at any level."""
+    while isinstance(x, jax.core.Tracer):
+        if isinstance(x, JVPTracer):
+            return True
+        x = getattr(x, "primal", getattr(x, "val", None))  # of a linearisation, of vmap
+    return False
+
+
+def unsupported(*arrays: Any, **options: Any) -> str | None:
+    """Why no kernel serves a call now."""
+    return REASON if any(forward_mode(x) for x in (*arrays, *options.values())) else None
+
+
+def differentiated_once(name: str, pull: Callable[..., Any]) -> Callable[..., Any]:
+    """`pull`, which gives the gradients of the kernel `name`, with second derivatives that are refused."""
+    once = jax.custom_vjp(pull)
+
+    def refuse(residuals: None, cotangents: Any) -> Any:
+        raise NotImplementedError(f"{name} has no second derivatives; impl='generic' has")
+
+    once.defvjp(lambda *arguments: (pull(*arguments), None), refuse)
+    return once

@@ -1,0 +1,38 @@
+"""Derivatives that torch takes around a call, and that no kernel takes part in.
+
+`torch.func.grad`, `vjp`, `jvp`, `jacrev`, `jacfwd` and `hessian` refuse custom ops with rules for autograd, and forward
+mode passes them by without a tangent. `vmap` alone has its rule.
+"""
+
+from typing import Any
+
+from torch._C._functorch import TransformType, get_interpreter_stack
+from torch.autograd import forward_ad
+
+DERIVATIVES = "derivatives by torch.func or in forward mode are served by the generic implementation"
+MAPS = "torch.func.vmap is served by the generic implementation"
+
+
+def differentiates() -> bool:
+    """Whether a call now is inside a derivative of torch.func or a level of dual numbers."""
+    if forward_ad._current_level >= 0:
+        return True
+    stack = get_interpreter_stack()
+    return stack is not None and any(level.key() != TransformType.Vmap for level in stack)
+
+
+def maps() -> bool:
+    """Whether a call now is inside vmap."""
+    stack = get_interpreter_stack()
+    return stack is not None and any(level.key() == TransformType.Vmap for level in stack)
+
+
+# torch.compile asks while it traces, when the levels are there; torch.compiler.assume_constant_result would say the
+# same and import the compiler
+differentiates._dynamo_marked_constant = True  # type: ignore[attr-defined]
+maps._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def unsupported(*arrays: Any, **options: Any) -> str | None:
+    """Why no kernel serves a call now."""
+    return DERIVATIVES if differentiates() else None

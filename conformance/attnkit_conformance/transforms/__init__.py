@@ -1,0 +1,178 @@
+"""Is every op right under every transformation of its library, or refused by name (semantics E)?
+
+A cell is an op, an implementation, a number of tokens and a transformation. On every problem of the op it must be right
+or refused by a NotImplementedError that names the implementation, or the op, and `generic`; anything else is a failure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from attnkit_conformance.adapters.base import explain, kernels
+from attnkit_conformance.binding import STATISTICS
+from attnkit_conformance.op import QKV, Op
+from attnkit_conformance.transforms.problem import Problem, differentiable, long_problem, problems
+
+LIBRARIES = ("torch", "jax")
+LENGTHS = (512, 1024, 1536, 2048)  # where auto may take something else than for a few tokens
+ROWS = ("a", "b", "c")  # groups of ops whose cost grows with pairs or tokens
+RIGHT, REFUSED, EITHER, ELSEWHERE = "right", "refused", "right or refused", "needs a GPU"
+
+
+@dataclass(frozen=True)
+class Row:
+    """An op under an implementation; for auto with many tokens their number, and what it takes there."""
+
+    library: str
+    op: str
+    impl: str
+    tokens: int | None = None
+    takes: str | None = None
+
+    @property
+    def label(self) -> str:
+        return self.impl if self.tokens is None else f"{self.impl} from {self.tokens} tokens ({self.takes})"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was seen in a cell; `text` says what is wrong or why it was refused."""
+
+    row: Row
+    transform: str
+    word: str
+    text: str = ""
+
+    @property
+    def failed(self) -> bool:
+        return self.word not in (RIGHT, REFUSED, EITHER, ELSEWHERE)
+
+
+def runner(library: str) -> tuple[Any, dict[str, Any]]:
+    """The class that carries a library's transformations out, and these by name."""
+    module = importlib.import_module(f"attnkit_conformance.transforms.{library}")
+    return getattr(module, library.capitalize()), module.TRANSFORMS
+
+
+@contextlib.contextmanager
+def double_precision(library: str) -> Iterator[None]:
+    """float64 for JAX, which has it on request."""
+    if library != "jax":
+        yield
+        return
+    import jax
+
+    with jax.enable_x64(True):
+        yield
+
+
+def rows(library: str) -> Iterator[Row]:
+    """Every op under every implementation that the library has; auto only where it takes something else for long."""
+    for op in differentiable():
+        yield Row(library, op.name, "generic")
+        for impl in kernels(library).get(op.name, ()):
+            yield Row(library, op.name, impl)
+        switch = switching(library, op)
+        if switch:
+            yield Row(library, op.name, "auto", *switch)
+
+
+def switching(library: str, op: Op) -> tuple[int, str] | None:
+    """From how many tokens on `auto` takes a kernel here, and which; None where it never does, or always."""
+    if op.name not in kernels(library) or op.group not in ROWS:
+        return None
+    few = long_problem(op, 1)
+    for tokens in LENGTHS:
+        many = {name: np.repeat(x, tokens, -2) for name, x in few.case.arrays.items() if name in QKV}
+        taken = first_choice(library, Problem(replace(few.case, arrays={**few.case.arrays, **many})))
+        if taken != "generic":
+            return tokens, taken
+    return None
+
+
+def first_choice(library: str, problem: Problem) -> str:
+    """What `auto` takes."""
+    return next(name for name, reason in reasons(library, problem).items() if reason is None)
+
+
+def reasons(library: str, problem: Problem) -> dict[str, str | None]:
+    """attnkit.explain of a problem."""
+    make, _ = runner(library)
+    with double_precision(library):
+        run = make(problem, "auto")
+        return explain(problem.op, {**run.rest, **run.x}, problem.case.params)
+
+
+def judge(row: Row, most: int | None = None, transforms: tuple[str, ...] | None = None) -> Iterator[Verdict]:
+    """The verdicts of a row; `most` bounds how many problems are looked at."""
+    _, known = runner(row.library)
+    op = next(op for op in differentiable() if op.name == row.op)
+    several = [long_problem(op, row.tokens)] if row.tokens else list(islice(problems(op), most))
+    for transform in transforms or tuple(known):
+        seen = [answer(row, transform, problem) for problem in several]
+        answers = [pair for pair in seen if pair is not None]
+        yield joined(row, transform, answers or refused_elsewhere(row, transform, several[0]))
+
+
+def summary(verdicts: list[Verdict]) -> str:
+    """The transformations by what was seen of them."""
+    by_word: dict[str, list[str]] = {}
+    for verdict in verdicts:
+        by_word.setdefault(verdict.word, []).append(verdict.transform)
+    return "; ".join(f"{word} {', '.join(names)}" for word, names in by_word.items())
+
+
+def joined(row: Row, transform: str, answers: list[tuple[str, str]]) -> Verdict:
+    """One verdict from those on several problems."""
+    for word, text in answers:
+        if word not in (RIGHT, REFUSED):
+            return Verdict(row, transform, word, text)
+    words = {word for word, _ in answers}
+    if len(words) > 1:
+        return Verdict(row, transform, EITHER)
+    return Verdict(row, transform, *answers[0]) if answers else Verdict(row, transform, ELSEWHERE)
+
+
+def answer(row: Row, transform: str, problem: Problem) -> tuple[str, str] | None:
+    """A word and a text; None where the implementation does not serve the problem here, transformed or not."""
+    make, known = runner(row.library)
+    unserved = None if row.impl in ("auto", "generic") else reasons(row.library, problem)[row.impl]
+    with double_precision(row.library):
+        try:
+            wrong = known[transform](make(problem, row.impl))
+        except NotImplementedError as refusal:
+            if unserved and unserved in str(refusal):
+                return None
+            return as_refusal(row, refusal)
+        except Exception as error:  # whatever a library raises is a verdict
+            return "error", f"{problem.case.id}: {type(error).__name__}: {error}"
+    return (RIGHT, "") if wrong is None else ("wrong", f"{problem.case.id}: {wrong}")
+
+
+def as_refusal(row: Row, refusal: NotImplementedError) -> tuple[str, str]:
+    """Whether a refusal says what refuses and what does not."""
+    text = str(refusal)
+    named = any(name in text for name in (row.takes or row.impl, row.op.partition("_")[0], "attnkit::"))
+    return (REFUSED if named and "generic" in text else "nameless", text)
+
+
+def refused_elsewhere(row: Row, transform: str, problem: Problem) -> list[tuple[str, str]]:
+    """Whether a kernel of another device refuses second derivatives, seen without running it; nothing if that is not
+    the question, or if it calls another kernel by name, which answers for itself."""
+    library = importlib.import_module(f"attnkit_conformance.transforms.{row.library}")
+    if transform != library.SECOND_WITHOUT_RUNNING or problem.op.binding is STATISTICS:
+        return []
+    backend = importlib.import_module(f"attnkit.backends.{row.library}")
+    kernel = next(kernel for kernel in backend.KERNELS[row.op] if kernel.name == row.impl)
+    try:
+        library.without_running(problem, kernel.call)
+    except NotImplementedError as refusal:
+        return [] if "no implementation of impl" in str(refusal) else [as_refusal(row, refusal)]
+    return [("wrong", f"{problem.case.id}: second derivatives of {row.impl} are not refused")]

@@ -1,0 +1,239 @@
+"""Semantics E: what a library's transformation of an op has to give, known from the reference's explicit gradients.
+
+With a cotangent that is 1 at one entry, `<op>_vjp` is a row of the Jacobian J, and the entry of J u is its product with
+u. Second derivatives along u are differences of `<op>_vjp` at x ± hu and x ± 2hu.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+import attnkit_reference
+from attnkit_conformance import core, tolerance
+from attnkit_conformance.binding import STATISTICS
+from attnkit_conformance.case import PROFILES, Case, generator
+from attnkit_conformance.golden import Golden, compute, growth_of
+from attnkit_conformance.op import Op
+from attnkit_conformance.opdb import BY_NAME, OPDB
+from attnkit_conformance.samples import Scene, attention_case, variant_label
+from attnkit_conformance.tolerance import Limit
+
+ENTRIES = 3  # of the output whose rows of J are judged
+STEP = 1e-6  # h: its fourth power, and eps divided by it, lie below SECOND
+LONG_STEP = 1e-8  # h among so many scores that some would cross a kink on the way
+AWAY = 0.05  # steps along u from the sample to where derivatives are taken: samples hit kinks and ties by intention
+SECOND = 1e-6  # how far a second derivative may be off, of the root mean square of its row
+ROUNDINGS = 8.0  # eps·|gradient|/h: of four gradients, each with some
+TINY = tolerance.smallest_normal("float64")
+SHORT = (
+    Scene("cross", 5, 7, d=4, e=3),
+    Scene("square", 6, 6, d=4, e=4),
+    Scene("causal", 6, 8, d=4, e=3, params={"causal": True}, options=("bias", "key_lengths")),
+)
+OWN_CASES = 3  # of ops without scenes
+CONVERGED = {"newton_steps": 60}  # where the implicit gradient of an inverse is its derivative
+NEWTON = ("newton_inverse", "soft_attention")
+
+Arrays = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Second:
+    """A second derivative, and by how much the differences that it is from may be off by rounding."""
+
+    golden: np.ndarray
+    noise: float
+
+    def allowed(self) -> np.ndarray:
+        """For each entry."""
+        rows = root_mean_square(self.golden, -1) if self.golden.ndim else np.abs(self.golden)
+        return SECOND * rows + self.noise
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A case in float64, a direction u for every differentiable argument, and the truth about both."""
+
+    case: Case
+    step: float = STEP
+
+    @property
+    def op(self) -> Op:
+        return BY_NAME[self.case.op]
+
+    @property
+    def inputs(self) -> dict[str, np.ndarray]:
+        """The arguments that have a gradient."""
+        return {name: x for name, x in self.case.arrays.items() if name in self.op.differentiable}
+
+    @cached_property
+    def direction(self) -> dict[str, np.ndarray]:
+        rng = generator(f"direction of {self.case.id}")
+        found = {name: rng.standard_normal(x.shape) for name, x in self.inputs.items()}
+        if "alpha" in found:  # of entmax, which lies between 1 and 2
+            alpha = self.inputs["alpha"]
+            found["alpha"] = np.where((alpha == 1) | (alpha == 2), 0.0, np.sign(1.5 - alpha) * np.abs(found["alpha"]))
+        return found
+
+    @cached_property
+    def entries(self) -> tuple[tuple[str, int], ...]:
+        """Names of outputs, and the index of an entry in each, flattened."""
+        rng = generator(f"entries of {self.case.id}")
+        names = [name for name, x in self.case.cotangents.items() if x.size]
+        chosen = [names[n % len(names)] for n in range(max(ENTRIES, len(names)))]
+        return tuple((name, int(rng.integers(self.case.cotangents[name].size))) for name in chosen)
+
+    def moved(self, step: float) -> Problem:
+        """The case at x + step·u."""
+        arrays = {**self.case.arrays, **{name: x + step * self.direction[name] for name, x in self.inputs.items()}}
+        return replace(self, case=replace(self.case, arrays=arrays))
+
+    @cached_property
+    def golden(self) -> Golden:
+        return compute(self.case)
+
+    @property
+    def gradient(self) -> dict[str, Limit]:
+        """Gradients for the cotangents of the case."""
+        return dict(self.golden.gradients)
+
+    @cached_property
+    def rows(self) -> tuple[dict[str, Limit], ...]:
+        """Rows of the Jacobian at the entries."""
+        rows = []
+        for name, index in self.entries:
+            cotangents = {other: np.zeros_like(x) for other, x in self.case.cotangents.items()}
+            cotangents[name].reshape(-1)[index] = 1.0
+            rows.append(dict(compute(replace(self.case, cotangents=cotangents)).gradients))
+        return tuple(rows)
+
+    @cached_property
+    def tangents(self) -> tuple[Limit, ...]:
+        """Entries of J u; the summands of the product, in absolute value, are what rounding is measured by."""
+        growth = growth_of(self.op, self.case)
+        found = []
+        for row in self.rows:
+            products = [row[name].golden * u for name, u in self.direction.items()]
+            sizes = [np.abs(u) * row[name].unit / tolerance.eps("float64") for name, u in self.direction.items()]
+            total = np.asarray(sum(np.sum(x) for x in products))
+            size = np.asarray(sum(np.sum(x) for x in sizes))
+            found.append(tolerance.limit(total, "float64", size, growth))
+        return tuple(found)
+
+    @cached_property
+    def second(self) -> dict[str, Second]:
+        """The derivative of the gradients along u, in differences of fourth order."""
+        near, far = ([self.moved(step).explicit() for step in (h, -h)] for h in (self.step, 2 * self.step))
+        found = {}
+        for name, ahead in near[0].items():
+            change = 8 * (ahead - near[1][name]) - (far[0][name] - far[1][name])
+            noise = tolerance.eps("float64") * tolerance.largest(ahead) / self.step
+            found[name] = Second(change / (12 * self.step), ROUNDINGS * noise)
+        return found
+
+    def explicit(self) -> dict[str, np.ndarray]:
+        """The reference's gradients."""
+        case = self.case
+        grads = self.op.binding.vjp(attnkit_reference, self.op, case.arrays, case.params, case.cotangents)
+        return {name: np.asarray(x) for name, x in grads.items()}
+
+
+def root_mean_square(x: np.ndarray, axis: int | None = None) -> np.ndarray:
+    """Over an axis, which is kept, or over all; 0 of nothing."""
+    if x.size == 0:
+        return np.zeros(())
+    return np.sqrt(np.mean(x * x, axis=axis, keepdims=axis is not None))
+
+
+def missed(kind: str, got: Mapping[str, Any], limits: Mapping[str, Limit]) -> str | None:
+    """What is wrong with first derivatives, or None."""
+    if set(got) != set(limits):
+        return f"{kind} of {sorted(got)}; expected {sorted(limits)}"
+    for name, limit in limits.items():
+        x = np.asarray(got[name])
+        if x.shape != limit.golden.shape:
+            return f"{kind} of {name} has shape {x.shape}; expected {limit.golden.shape}"
+        failures = tolerance.measure(f"{kind} of {name}", x, limit).failures
+        if failures:
+            return failures[0][1]
+    return None
+
+
+def missed_tangents(got: Any, problem: Problem) -> str | None:
+    """What is wrong with entries of J u, or None."""
+    names = [f"{name}[{index}]" for name, index in problem.entries]
+    return missed("the tangent", dict(zip(names, got, strict=True)), dict(zip(names, problem.tangents, strict=True)))
+
+
+def missed_second(got: Mapping[str, Any], golden: Mapping[str, Second]) -> str | None:
+    """What is wrong with second derivatives, or None."""
+    if set(got) != set(golden):
+        return f"second derivatives of {sorted(got)}; expected {sorted(golden)}"
+    for name, second in golden.items():
+        x, truth = np.asarray(got[name]), second.golden
+        if x.shape != truth.shape:
+            return f"the second derivative of {name} has shape {x.shape}; expected {truth.shape}"
+        excess = np.nan_to_num(np.abs(x - truth), nan=np.inf) / np.maximum(second.allowed(), TINY)
+        if np.any(excess > 1):
+            worst = np.unravel_index(int(np.argmax(excess)), truth.shape)
+            at = tuple(map(int, worst))
+            return f"the second derivative of {name} is {x[worst]:.9g} at {at}; expected {truth[worst]:.9g}"
+    return None
+
+
+# ---------------------------------------------------------------------------------------------- which cases
+
+
+def differentiable() -> tuple[Op, ...]:
+    """Ops with gradients."""
+    return tuple(op for op in OPDB if op.vjp)
+
+
+def finite(case: Case) -> bool:
+    return all(bool(np.all(np.isfinite(x))) for x in case.arrays.values() if x.dtype.kind == "f")
+
+
+def settings(op: Op) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Labels and own parameters under which an op is judged: each subject of statistics, each variant of others."""
+    if op.binding is STATISTICS:
+        for subject in op.subjects():
+            left_out = () if "v" in op.arguments else subject.outside
+            variant = subject.statistics_variant(subject.variants[0], left_out)
+            yield subject.name, {"op": subject.name, **variant}
+        return
+    for variant in op.variants:
+        yield variant_label(variant), variant
+
+
+def problems(op: Op) -> Iterator[Problem]:
+    """Small cases of an op: three scenes for each of its settings, or samples of its own where it has no scenes."""
+    if op.scene_case is attention_case and (op.group or op.subjects()):
+        for label, params in settings(op):
+            for scene in SHORT:
+                adapted = op.adapted(scene, params)
+                if adapted is not None:
+                    yield Problem(op.scene_case(op, adapted, params, label, "float64")).moved(AWAY)
+        return
+    for profile in PROFILES:
+        own = [case for case in core.cases(op.name, profile, ("float64",)) if finite(case)][:OWN_CASES]
+        if own:
+            yield from (Problem(with_convergence(case)).moved(AWAY) for case in own)
+            return
+
+
+def with_convergence(case: Case) -> Case:
+    return replace(case, params={**case.params, **CONVERGED}) if case.op in NEWTON else case
+
+
+def long_problem(op: Op, tokens: int) -> Problem:
+    """A case of so many queries and keys."""
+    lead = ((1, 1),) * 3
+    scene = Scene(f"{tokens}x{tokens}", tokens, tokens, d=4, e=3, lead=lead, options=("key_lengths",))
+    _, params = next(settings(op))
+    case = op.scene_case(op, op.adapted(scene, params) or scene, params, "long", "float64")
+    return Problem(case, LONG_STEP).moved(AWAY)
