@@ -14,7 +14,7 @@ export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 export JAX_PLATFORMS ?= cpu
 
-.PHONY: install run test lint types conformance emulated smoke gpu benchmarks docs site clean
+.PHONY: install run test lint types conformance transforms emulated smoke gpu benchmarks docs site clean
 
 install: $(VENV)/.installed
 
@@ -78,6 +78,10 @@ docs: install
 	$(BIN)/python -m attnkit_conformance table --write README.md
 	$(BIN)/python docs/pictures.py
 	$(BIN)/python docs/facts.py
+
+# Every op under every transformation of torch and JAX: the tables of docs/differentiation.md. About ten minutes.
+transforms: install
+	$(BIN)/python -m attnkit_conformance transforms --write docs/differentiation.md
 
 # The documentation as pages: warnings are errors, nothing is loaded from elsewhere.
 site: install

@@ -13,6 +13,8 @@ import torch
 
 from experiments.errors import UserError
 
+PATIENCE = 60  # seconds for an answer of git
+
 
 def choose_device(name: str) -> torch.device:
     """ "auto" (CUDA if there is one, else the CPU), or a device of torch by name. Under torchrun every process of a
@@ -63,7 +65,9 @@ def _commit() -> str:
     def git(*words: str) -> str:
         here = Path(__file__).parent
         try:
-            done = subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, timeout=10, check=True)
+            done = subprocess.run(
+                ["git", *words], cwd=here, capture_output=True, text=True, timeout=PATIENCE, check=True
+            )
         except (OSError, subprocess.SubprocessError):
             return ""
         return done.stdout.strip()

@@ -6,6 +6,8 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# torch's compiler else starts processes, which serve Triton alone, outlive the test and take cores from the others
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 
 def quick_to_compile() -> str:

@@ -4,13 +4,14 @@ import inspect
 from operator import attrgetter
 from typing import Any
 
+import numpy as np
 import pytest
 
 import attnkit
 import attnkit_reference
 from attnkit_conformance import adapters, core, golden, properties, table, tolerance
-from attnkit_conformance.adapters.base import kernels
-from attnkit_conformance.case import DTYPES
+from attnkit_conformance.adapters.base import AttnkitAdapter, kernels
+from attnkit_conformance.case import ALIGNMENT, DTYPES
 from attnkit_conformance.judge import XFAILS, ids_of, read_xfails, refuse_unmatched
 from attnkit_conformance.opdb import BY_NAME, OPDB, PUBLIC
 from attnkit_conformance.samples import HALF_TYPES
@@ -90,6 +91,20 @@ def test_samples_are_the_same_every_time(op: Any) -> None:
     for one, two in zip(core.cases(op.name, "quick"), core.cases(op.name, "quick"), strict=True):
         for held, again in ((one.arrays, two.arrays), (one.cotangents, two.cotangents)):
             assert {n: x.tobytes() for n, x in held.items()} == {n: x.tobytes() for n, x in again.items()}
+
+
+def test_arrays_and_cotangents_begin_where_memory_is_aligned() -> None:
+    class Looking(AttnkitAdapter):
+        def array(self, x: np.ndarray, dtype: str) -> np.ndarray:
+            places.append(x.ctypes.data % ALIGNMENT)
+            return x
+
+    places: list[int] = []
+    for case in core.cases("softmax_attention", "full", ("float32",)):
+        if case.layout == "contiguous":
+            core.gradients(Looking("looking", ("float32",)), case)
+    assert len(places) > 100
+    assert set(places) == {0}
 
 
 @pytest.mark.parametrize("op", [op for op in OPDB if op.group == "a"], ids=lambda op: op.name)

@@ -1,10 +1,11 @@
 """An adapter in a process of its own: what it raises, refuses and returns comes back, and a crash is a failure."""
 
+import gc
 from typing import Any
 
 import pytest
 
-from attnkit_conformance import core
+from attnkit_conformance import core, worker
 from attnkit_conformance.case import numpy_dtype
 from attnkit_conformance.worker import WorkerAdapter
 
@@ -38,6 +39,12 @@ class Crashing:
 
     vjp = call
 
+class Lingering(Crashing):
+    def __init__(self):
+        import atexit
+        import time
+        atexit.register(time.sleep, 600)
+
 class Boasting(Crashing):
     def unsupported(self, op, arrays, params):
         return "I do not do this"
@@ -52,7 +59,7 @@ def crashing(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_worker_that_dies_is_a_failure_and_not_a_hang(crashing: str) -> None:
-    adapter = WorkerAdapter("crashing", f"{crashing}:Crashing", patience=20)
+    adapter = WorkerAdapter("crashing", f"{crashing}:Crashing")
     result = core.check(adapter, plain_case("softmax_attention", "float32"))
     assert result.status == "fail"
     assert "exit code 3" in result.message
@@ -62,15 +69,32 @@ def test_worker_that_dies_is_a_failure_and_not_a_hang(crashing: str) -> None:
 
 
 def test_worker_that_does_not_answer_is_a_failure(crashing: str) -> None:
-    adapter = WorkerAdapter("crashing", f"{crashing}:Crashing", patience=20)
+    adapter = WorkerAdapter("crashing", f"{crashing}:Crashing")
     adapter.patience = 1
     assert "no answer within 1 s" in core.check(adapter, plain_case("qk_layernorm", "float32")).message
     adapter.close()
 
 
 def test_worker_that_declares_itself_unsupported_must_refuse(crashing: str) -> None:
-    adapter = WorkerAdapter("boasting", f"{crashing}:Boasting", patience=20)
+    adapter = WorkerAdapter("boasting", f"{crashing}:Boasting")
     case = plain_case("pointwise_attention", "bfloat16")
     assert "declared" in core.check(adapter, case).checks
     assert core.outputs(adapter, case)["o"].dtype == numpy_dtype("bfloat16"), "bfloat16 travels through the pipe"
     adapter.close()
+
+
+def test_a_worker_is_awaited_however_it_ends(crashing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is closed and lingers is killed, and so is one that nobody closed; one that cannot be loaded has ended.
+
+    Of a process that nobody awaits Python warns, which is an error here.
+    """
+    monkeypatch.setattr(worker, "FAREWELL", 0.0)
+    closed, forgotten = (WorkerAdapter("lingering", f"{crashing}:Lingering") for _ in range(2))
+    closed.close()
+    ended = [closed.process, forgotten.process]
+    del closed, forgotten
+    gc.collect()
+    assert [process.returncode for process in ended] == [-9, -9]
+    with pytest.raises(AttributeError, match="Missing"):
+        WorkerAdapter("missing", f"{crashing}:Missing")
+    gc.collect()

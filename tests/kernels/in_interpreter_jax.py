@@ -78,7 +78,8 @@ def test_leading_axes_that_cannot_be_joined() -> None:
         assert_close(grad, expected[name])
 
 
-def test_forward_mode_says_that_there_is_none() -> None:
+def test_second_derivatives_are_refused_by_name() -> None:
     q = draw(0, 6, 4)
-    with pytest.raises(NotImplementedError, match="pointwise_attention: impl='triton' has no forward mode"):
-        jax.jvp(lambda q: triton_pointwise.attend(q, q, q), (q,), (q,))
+    first = jax.grad(lambda q: jnp.sum(triton_pointwise.attend(q, q, q) ** 2))
+    with pytest.raises(NotImplementedError, match="pointwise_attention: impl='triton' has no second derivatives"):
+        jax.grad(lambda q: jnp.sum(first(q) ** 2))(q)

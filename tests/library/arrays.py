@@ -1,11 +1,14 @@
 """Small arrays for the tests of the library, in every library of the machine."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from attnkit_conformance import tolerance
+from attnkit_conformance.families import lowrank_samples, lowrank_softmax_samples
 
+LAYER = 3.0  # ops of an attention layer that follow one another: projections, attention, the projection of heads
 GENERATOR = np.random.default_rng(3)
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -33,15 +36,35 @@ def to_numpy(x: Any) -> np.ndarray:
     return np.asarray(x.detach() if hasattr(x, "detach") else x)
 
 
-def assert_agrees(got: Any, exact: Any, growth: float = 1.0) -> None:
-    """`got` is as close to `exact`, given in any precision, as the kit wants of its dtype, times an op's growth."""
+def assert_agrees(got: Any, exact: Any, growth: float = 1.0, magnitude: Any = None, dtype: str | None = None) -> None:
+    """`got` is as close to `exact`, given in any precision, as the kit wants of its dtype, times an op's growth.
+
+    magnitude: the size of what was added up, where that is larger than any sum. dtype: the one that `got` was computed
+    in, where it is held in a wider one.
+    """
     got, exact = to_numpy(got), to_numpy(exact).astype(np.float64)
     assert got.shape == exact.shape
-    found = tolerance.measure("x", got, tolerance.limit(exact, got.dtype.name, growth=growth))
+    size = None if magnitude is None else to_numpy(magnitude).astype(np.float64)
+    limit = tolerance.limit(exact, dtype or got.dtype.name, size, growth)
+    found = tolerance.measure("x", got, limit)
     assert not found.failures, found.failures
 
 
-def assert_close(got: Any, want: Any) -> None:
-    """Arrays of one dtype that differ by no more than the kit's bound for it, without its growth."""
+def assert_close(got: Any, want: Any, growth: float = 1.0, magnitude: Any = None) -> None:
+    """Arrays of one dtype, or numbers, that differ by no more than the kit's bound for it, times `growth`: 1 for an op,
+    the number of ops where several follow one another. `magnitude` as in `assert_agrees`.
+    """
     assert to_numpy(got).dtype == to_numpy(want).dtype
-    assert_agrees(got, want)
+    assert_agrees(got, want, growth, magnitude)
+
+
+def soft_growth(q: Any, landmarks: Any, **params: Any) -> float:
+    """What inverting the kernel of these landmarks costs soft_attention, by the kit's rule."""
+    arrays = {"q": to_numpy(q), "landmarks": to_numpy(landmarks)}
+    return lowrank_samples.soft_growth(SimpleNamespace(arrays=arrays, params=params))
+
+
+def nystrom_growth(q: Any, k: Any, **params: Any) -> float:
+    """What nystrom_attention's inverse costs, by the kit's rule."""
+    case = SimpleNamespace(op="nystrom_attention", arrays={"q": to_numpy(q), "k": to_numpy(k)}, params=params)
+    return lowrank_softmax_samples.nystrom_growth(case)

@@ -23,7 +23,7 @@ PROCESSES = 4
 MEMBERS = {2: [1, 3], 3: [0, 2, 3], 4: [0, 1, 2, 3]}
 LENGTHS = {2: (5, 8), 3: (6, 0, 7), 4: (3, 5, 1, 4)}
 TOKENS = 13
-PATIENCE = timedelta(seconds=60)  # of a process that waits for another
+PATIENCE = timedelta(minutes=10)  # of a process that waits for another
 LAST_AXIS = ("mask", "query_mask")  # options whose last axis is cut like tokens
 
 

@@ -271,7 +271,7 @@ def test_moments_of_outputs():
         golden = reference.analysis.output_moments(activation, 196, **options)
         for value, expected in zip(analysis.output_moments(activation, 196, **options), golden, strict=True):
             agrees(value, expected)
-    assert analysis.output_moments("relu", 64, alpha=0.0).variance == pytest.approx(32.0, rel=1e-14)
+    agrees(analysis.output_moments("relu", 64, alpha=0.0).variance, 32.0)
     assert math.isnan(analysis.output_moments("relu", 4, var=0.0).kurtosis)
 
 
@@ -290,7 +290,7 @@ ERRORS = [
     (analysis.concentration, (ONES, 0.0), {}, ValueError, r"concentration: percent must lie in \(0, 100\]; got 0\.0"),
     (analysis.concentration, (ONES, "1"), {}, TypeError, "concentration: percent must be a number; got '1'"),
     (analysis.concentration, (ONES, 1), {"visible": ONES}, TypeError, "visible has dtype float64; expected bool"),
-    (analysis.concentration, (ONES, 1), {"visible": [True]}, TypeError, "visible must be an array; got list"),
+    (analysis.concentration, (ONES, 1), {"visible": [True]}, TypeError, "visible must be an array of .*got list"),
     (analysis.concentration, (ONES, 1), {"visible": torch.ones(3) > 0}, TypeError, "torch visible with numpy weights"),
     (analysis.concentration, (ONES, 1), {"visible": np.ones(2, bool)}, ValueError, r"visible has shape \(2,\)"),
     (analysis.concentration_curve, (ONES, (1, 200)), {}, ValueError, "percent must lie in .* got 200"),

@@ -17,7 +17,7 @@ from torch.multiprocessing import ProcessRaisedException, spawn
 import attnkit
 from attnkit.nn import GatedAttentionUnit, MultiHeadAttention, capture, context_parallel, count_traffic, parallelize
 from attnkit.nn.context_parallel import SERVED
-from tests.library.arrays import assert_close, qkv
+from tests.library.arrays import LAYER, assert_close, qkv
 from tests.library.context_parallel_cases import (
     LENGTHS,
     MEMBERS,
@@ -313,7 +313,7 @@ def test_a_module_refuses_what_it_would_answer_from_its_own_tokens(alone):
     x = torch.randn(1, 5, 8)
     want = layer(x)
     parallelize(layer, alone)
-    torch.testing.assert_close(layer(x), want)
+    assert_close(layer(x), want, LAYER)
     for name, value in {"context": x, "return_weights": True, "return_statistics": True, "bias": x}.items():
         with pytest.raises(NotImplementedError, match=f"several processes: {name} is not served"):
             layer(x, **{name: value})

@@ -84,8 +84,7 @@ def test_a_state_can_be_saved_and_resumed(name):
     second, final = of(name)(*rest, initial_state=loaded, return_state=True, **own, **common)
     close(np.concatenate([first, second], axis=-2), whole)
     all_close(final, last)
-    again = of(name)(*rest, initial_state=state, **own, **common)
-    assert np.array_equal(again, second)
+    close(of(name)(*rest, initial_state=state, **own, **common), second)
 
 
 @pytest.mark.parametrize("name", OPS)
@@ -125,7 +124,7 @@ def test_a_step_changes_nothing_that_it_was_given(name, convert):
 @pytest.mark.parametrize("name", OPS)
 def test_the_future_changes_no_bit_before_it(name):
     """However large it is: a stabiliser taken over the whole sequence would round what comes before."""
-    q, k, v = (x[:, :2] for x in inputs())
+    q, k, v = (x[:, :2].copy() for x in inputs())
     other = [x.copy() for x in (q, k, v)]
     for x in other:
         x[..., 11:, :] *= -30

@@ -7,6 +7,8 @@ from torch.nn.functional import multi_head_attention_forward, silu
 import attnkit
 from attnkit.nn import MultiHeadAttention
 
+from .arrays import LAYER, assert_close
+
 OPS = ("softmax_attention", "pointwise_attention", "reluformer_attention", "sigmoid_attention")
 
 
@@ -33,8 +35,8 @@ def test_softmax_is_torchs_multi_head_attention():
         average_attn_weights=False,
     )  # fmt: skip
     out, our_weights = ours(x, return_weights=True)
-    torch.testing.assert_close(out, theirs.transpose(0, 1))
-    torch.testing.assert_close(our_weights, weights)
+    assert_close(out, theirs.transpose(0, 1), LAYER)
+    assert_close(our_weights, weights, LAYER)
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -44,7 +46,7 @@ def test_decoding_with_a_cache_is_the_whole_sequence(op, kv_heads):
     whole = layer(x)
     cache = layer.new_cache(2, 10)
     parts = [layer(x[:, :3], cache=cache), layer(x[:, 3:4], cache=cache), layer(x[:, 4:], cache=cache)]
-    torch.testing.assert_close(torch.cat(parts, 1), whole)
+    assert_close(torch.cat(parts, 1), whole, LAYER)
     assert cache.length == 7
 
 
@@ -54,8 +56,8 @@ def test_padding_changes_nothing(op):
     padded = torch.cat([x, torch.full((2, 3, 24), float("nan"), dtype=x.dtype)], 1)
     present = torch.arange(8).expand(2, 8) < 5
     out = layer(padded, key_mask=present, query_mask=present)
-    torch.testing.assert_close(out[:, :5], layer(x))
-    torch.testing.assert_close(out[:, 5:], layer.out_proj.bias.expand(2, 3, 24))
+    assert_close(out[:, :5], layer(x), LAYER)
+    assert_close(out[:, 5:], layer.out_proj.bias.expand(2, 3, 24), LAYER)
 
 
 def test_decoding_with_left_padding():
@@ -65,7 +67,7 @@ def test_decoding_with_left_padding():
     cache = layer.new_cache(2, 6)
     first = layer(padded[:, :4], key_mask=present[:, :4], cache=cache)
     rest = layer(padded[:, 4:], key_mask=present[:, 4:], cache=cache)
-    torch.testing.assert_close(torch.cat([first[:, 2:], rest], 1), layer(x))
+    assert_close(torch.cat([first[:, 2:], rest], 1), layer(x), LAYER)
 
 
 def test_cross_attention_and_its_cache():
@@ -73,11 +75,11 @@ def test_cross_attention_and_its_cache():
     x, context = tokens(3), tokens(5, features=10)
     present = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
     out = layer(x, context, key_mask=present)
-    torch.testing.assert_close(out[1:], layer(x[1:], context[1:, :3]))
+    assert_close(out[1:], layer(x[1:], context[1:, :3]), LAYER)
     cache = layer.new_cache(2, 5)
     first = layer(x[:, :1], context, key_mask=present, cache=cache)
     rest = layer(x[:, 1:], torch.full_like(context, float("nan")), cache=cache)
-    torch.testing.assert_close(torch.cat([first, rest], 1), out)
+    assert_close(torch.cat([first, rest], 1), out, LAYER)
 
 
 def test_a_cache_whose_items_are_reordered():
@@ -91,7 +93,7 @@ def test_a_cache_whose_items_are_reordered():
     out = layer(next_token, key_mask=torch.ones(4, 1, dtype=torch.bool), cache=cache)
     for row, item in enumerate(order.tolist()):
         alone = torch.cat([x[[item], :3][:, present[item]], next_token[[row]]], 1)
-        torch.testing.assert_close(out[row], layer(alone)[0, -1:])
+        assert_close(out[row], layer(alone)[0, -1:], LAYER)
     with pytest.raises(ValueError, match=r"indices must have one axis; got shape \(2, 2\)"):
         cache.reorder(order.view(2, 2))
 
@@ -104,7 +106,7 @@ def test_gate_multiplies_the_heads():
     layer.gate_proj.bias.data.fill_(3.0)
     factor, bias = silu(torch.tensor(3.0, dtype=x.dtype)), layer.out_proj.bias
     gated = factor * (open_gate(x) - bias) + bias
-    torch.testing.assert_close(layer(x), gated)
+    assert_close(layer(x), gated, LAYER)
 
 
 def test_masks_and_bias_reach_the_op():
@@ -113,16 +115,16 @@ def test_masks_and_bias_reach_the_op():
     out, weights = layer(x, mask=mask, key_mask=torch.ones(2, 6, dtype=torch.bool), return_weights=True)
     assert (weights.masked_select(~mask.expand_as(weights)) == 0).all()
     biased = layer(x, bias=torch.zeros(6, 6, dtype=x.dtype).masked_fill(~mask[0, 0], -torch.inf))
-    torch.testing.assert_close(biased[0], out[0])
+    assert_close(biased[0], out[0], LAYER)
 
 
 def test_statistics_come_with_the_same_output():
     layer, x = module(op="pointwise_attention", options={"activation": "relu"}, causal=True), tokens()
     out, found = layer(x, return_statistics=True)
-    torch.testing.assert_close(out, layer(x))
+    assert_close(out, layer(x), LAYER)
     _, weights, few = layer(x, return_weights=True, return_statistics=("total",))
-    torch.testing.assert_close(found.total, weights.sum(-1))
-    torch.testing.assert_close(few.total, found.total)
+    assert_close(found.total, weights.sum(-1), LAYER)
+    assert_close(few.total, found.total, LAYER)
     assert few.entropy is None
 
 
@@ -132,8 +134,11 @@ def test_statistics_come_from_the_implementation_that_was_named():
     for name in ("auto", "generic", "blocked"):
         torch.manual_seed(0)
         found[name] = module(**options, statistics_impl=name)(x, return_statistics=True)
+    (out, statistics) = found["auto"]
     for name in ("generic", "blocked"):
-        torch.testing.assert_close(found[name], found["auto"])
+        assert_close(found[name][0], out, LAYER)
+        for field, value in statistics._asdict().items():
+            assert_close(getattr(found[name][1], field), value, LAYER)
     with pytest.raises(NotImplementedError, match="attention_with_statistics"):
         module(op="gaussian_attention", statistics_impl="blocked")(x, return_statistics=True)
 

@@ -7,6 +7,8 @@ import attnkit
 from attnkit.nn import MultiHeadAttention
 from attnkit.nn.operands import BUILDERS
 
+from .arrays import LAYER, assert_close
+
 LINFORMER = {"num_slots": 3, "max_length": 9}
 OPTIONS = {
     "linformer_attention": LINFORMER,
@@ -42,7 +44,7 @@ def test_linformer_has_learned_projections():
     assert layer.operands.proj_k.shape == (3, 9)
     assert 0.5 < layer.operands.proj_k.std() * 3**0.5 < 1.5
     heads = attnkit.linformer_attention(*heads_of(layer, x), layer.operands.proj_k, layer.operands.proj_v)
-    torch.testing.assert_close(layer(x), layer.out_proj(heads.transpose(1, 2).flatten(2)))
+    assert_close(layer(x), layer.out_proj(heads.transpose(1, 2).flatten(2)), LAYER)
     assert layer(x, return_weights=True)[1].shape == (2, 4, 6, 3)
     with pytest.raises(ValueError, match="S_max at least 10"):
         layer(tokens(10))
@@ -55,8 +57,8 @@ def test_rela_has_learned_weights_and_joins_its_heads():
     given = {"gate_weight": layer.operands.gate_weight, "causal": True}
     joined = attnkit.rela_attention(*heads_of(layer, x), layer.operands.norm_weight, **given)
     out, weights, found = layer(x, return_weights=True, return_statistics=("total",))
-    torch.testing.assert_close(out, layer.out_proj(joined))
-    torch.testing.assert_close(found.total, weights.sum(-1))
+    assert_close(out, layer.out_proj(joined), LAYER)
+    assert_close(found.total, weights.sum(-1), LAYER)
     head = module("rela_attention", options={"norm_axis": "head", "gated": False})
     assert {n: tuple(p.shape) for n, p in head.operands.named_parameters()} == {"norm_weight": (6,)}
     assert head(x).shape == x.shape
@@ -66,7 +68,7 @@ def test_nystrom_has_its_options():
     layer, x = module("nystrom_attention"), tokens()
     assert layer.operands is None
     heads = attnkit.nystrom_attention(*heads_of(layer, x), num_landmarks=3)
-    torch.testing.assert_close(layer(x), layer.out_proj(heads.transpose(1, 2).flatten(2)))
+    assert_close(layer(x), layer.out_proj(heads.transpose(1, 2).flatten(2)), LAYER)
 
 
 def test_performer_has_features_that_can_be_redrawn():
@@ -75,12 +77,12 @@ def test_performer_has_features_that_can_be_redrawn():
     assert layer.operands.projection.shape == (10, 6)
     heads = attnkit.performer_attention(*heads_of(layer, x), layer.operands.projection)
     first = layer(x)
-    torch.testing.assert_close(first, layer.out_proj(heads.transpose(1, 2).flatten(2)))
-    torch.testing.assert_close(layer(x), first, rtol=0, atol=0)
+    assert_close(first, layer.out_proj(heads.transpose(1, 2).flatten(2)), LAYER)
+    assert torch.equal(layer(x), first)
     layer.redraw(1)
     assert not torch.allclose(layer(x), first)
     layer.redraw(0)
-    torch.testing.assert_close(layer(x), first, rtol=0, atol=0)
+    assert torch.equal(layer(x), first)
 
 
 @pytest.mark.parametrize("op", OPTIONS)
@@ -89,7 +91,7 @@ def test_state_and_gradients(op):
     assert set(one.state_dict()) == set(two.state_dict())
     two.load_state_dict(one.state_dict())
     out = two(x)
-    torch.testing.assert_close(out, one(x), rtol=0, atol=0)
+    assert torch.equal(out, one(x))
     out.square().sum().backward()
     for name, p in two.named_parameters():
         assert p.grad is not None, name
@@ -102,7 +104,7 @@ def test_padding_changes_nothing(op):
     padded = torch.cat([x, torch.full((2, 3, 24), float("nan"), dtype=x.dtype)], 1)
     present = torch.arange(8).expand(2, 8) < 5
     out = layer(padded, key_mask=present, query_mask=present)
-    torch.testing.assert_close(out[:, :5], layer(x))
+    assert_close(out[:, :5], layer(x), LAYER)
 
 
 def test_dropout_of_slots_comes_from_torchs_generator():

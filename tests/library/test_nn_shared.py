@@ -6,6 +6,8 @@ import torch
 import attnkit
 from attnkit.nn import LSHAttention, MultiHeadAttention, SoftAttention1d
 
+from .arrays import LAYER, assert_close, nystrom_growth, soft_growth
+
 LAYERS = {
     "lsh": lambda **o: LSHAttention(8, 2, num_buckets=6, chunk_size=5, **o),
     "lsh causal": lambda **o: LSHAttention(8, 2, num_buckets=4, chunk_size=4, num_hashes=1, causal=True, **o),
@@ -34,6 +36,15 @@ def joined(layer, heads):
     return layer.out_proj(heads.transpose(1, 2).flatten(2))
 
 
+def growth_of(layer, x):
+    """What its op and its projections may add to an error."""
+    (q,) = heads_of(x, layer.q_proj)
+    if isinstance(layer, MultiHeadAttention):
+        return LAYER * nystrom_growth(q, *heads_of(x, layer.k_proj))
+    marks = torch.stack([part.mean(-2) for part in q.split(layer.window, -2)], -2)
+    return LAYER * soft_growth(q, marks, ridge=layer.options["ridge"], newton_steps=layer.options["newton_steps"])
+
+
 def masked(layer, x, present):
     names = ("key_mask", "query_mask") if isinstance(layer, MultiHeadAttention) else ("token_mask",)
     return layer(x, **dict.fromkeys(names, present))
@@ -53,7 +64,7 @@ def test_state_gradients_and_repr(name):
     one, two, x = LAYERS[name]().double(), LAYERS[name]().double(), randn(2, 19, 8)
     two.load_state_dict(one.state_dict())
     out = two(x)
-    torch.testing.assert_close(out, one(x), rtol=0, atol=0)
+    assert torch.equal(out, one(x))
     every_parameter_learns(two, out)
     assert one.extra_repr() in repr(one)
 
@@ -83,15 +94,15 @@ def test_padding_does_not_reach_the_tokens(name):
             continue  # a projection of NaN has a gradient of NaN: MultiHeadAttention leaves padding in x
         every_parameter_learns(layer, out)
     for out in results[1:]:
-        torch.testing.assert_close(out, results[0], rtol=0, atol=0)
-    torch.testing.assert_close(results[0][~present], layer.out_proj.bias.expand(int((~present).sum()), 8))
+        assert torch.equal(out, results[0])
+    assert_close(results[0][~present], layer.out_proj.bias.expand(int((~present).sum()), 8), LAYER)
 
 
 @pytest.mark.parametrize("name", ["soft", "soft ridge", "nystrom"])
 def test_the_amount_of_padding_changes_nothing(name):
     layer, x = LAYERS[name]().double(), randn(2, 14, 8)
     padded, present = torch.cat([x, randn(2, 5, 8)], 1), torch.arange(19).expand(2, 19) < 14
-    torch.testing.assert_close(masked(layer, padded, present)[:, :14], layer(x))
+    assert_close(masked(layer, padded, present)[:, :14], layer(x), growth_of(layer, x))
 
 
 def test_lsh_is_the_op_between_projections():
@@ -99,11 +110,11 @@ def test_lsh_is_the_op_between_projections():
     assert layer.rotations.shape == (2, 4, 2, 3)
     assert not layer.rotations[0].equal(layer.rotations[1])
     q, v = heads_of(x, layer.q_proj, layer.v_proj)
-    torch.testing.assert_close(layer(x), joined(layer, attnkit.lsh_attention(q, v, layer.rotations, chunk_size=5)))
+    assert_close(layer(x), joined(layer, attnkit.lsh_attention(q, v, layer.rotations, chunk_size=5)), LAYER)
     causal = LAYERS["lsh causal"]().double()
     q, v = heads_of(x, causal.q_proj, causal.v_proj)
     heads = attnkit.lsh_attention(q, v, causal.rotations, chunk_size=4, causal=True)
-    torch.testing.assert_close(causal(x), joined(causal, heads))
+    assert_close(causal(x), joined(causal, heads), LAYER)
 
 
 def test_rotations_are_those_of_the_seed_and_can_be_redrawn():
@@ -122,12 +133,13 @@ def test_soft_takes_the_means_of_windows_as_landmarks():
     q, v = heads_of(x, layer.q_proj, layer.v_proj)
     marks = torch.stack([q[..., start : start + 4, :].mean(-2) for start in (0, 4, 8)], -2)  # the last of 2 tokens
     heads = attnkit.soft_attention(q, v, marks, newton_steps=5, init_scale=0.8)
-    torch.testing.assert_close(layer(x), joined(layer, heads))
+    assert_close(layer(x), joined(layer, heads), growth_of(layer, x))
     present = torch.tensor([[1, 0, 1, 1, 0, 0, 0, 0, 1, 1]]).bool().expand(2, 10)
     marks = torch.stack([q[..., [0, 2, 3], :].mean(-2), q[..., [8, 9], :].mean(-2)], -2)
     q, v, kept = q[..., present[0], :], v[..., present[0], :], {"newton_steps": 5, "init_scale": 0.8}
     out = layer(x, token_mask=present)[:, present[0]]
-    torch.testing.assert_close(out, joined(layer, attnkit.soft_attention(q, v, marks, **kept)))
+    growth = LAYER * soft_growth(q, marks, newton_steps=5)
+    assert_close(out, joined(layer, attnkit.soft_attention(q, v, marks, **kept)), growth)
 
 
 def test_the_convolution_of_values_is_added_to_the_heads():
@@ -138,12 +150,12 @@ def test_the_convolution_of_values_is_added_to_the_heads():
     around = torch.nn.functional.pad(v, (0, 0, 1, 1))
     skip = sum(kernel[:, 0, i, 0][:, None, None] * around[..., i : i + 19, :] for i in range(3))
     heads = attnkit.nystrom_attention(q, k, v, num_landmarks=5) + skip
-    torch.testing.assert_close(layer(x), joined(layer, heads))
+    assert_close(layer(x), joined(layer, heads), growth_of(layer, x))
     with torch.no_grad():
         kernel.zero_()
     without = MultiHeadAttention(8, 2, op="nystrom_attention", options={"num_landmarks": 5}).double()
     without.load_state_dict(layer.state_dict(), strict=False)
-    torch.testing.assert_close(layer(x), without(x))
+    assert_close(layer(x), without(x), growth_of(layer, x))
 
 
 @pytest.mark.parametrize("name", ["key_mask", "query_mask"])
@@ -151,14 +163,14 @@ def test_the_convolution_reads_no_padding_whichever_mask_names_it(name):
     layer, x, present = LAYERS["nystrom"]().double(), randn(2, 19, 8), torch.rand(2, 19) < 0.7
     padded = torch.where(present[..., None], x, float("nan"))
     want = layer(x, key_mask=present, query_mask=present)
-    torch.testing.assert_close(layer(padded, **{name: present})[present], want[present], rtol=0, atol=0)
+    assert torch.equal(layer(padded, **{name: present})[present], want[present])
 
 
 @pytest.mark.parametrize("name", ["lsh", "soft"])
 def test_torch_compile_in_one_graph(name):
     layer, x = LAYERS[name](), torch.randn(2, 19, 8)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(x), layer(x))
+    assert_close(compiled(x), layer(x), LAYER)
 
 
 def convolved(op="softmax_attention", **options):

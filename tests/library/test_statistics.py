@@ -38,9 +38,8 @@ def test_tiles_change_nothing(op, monkeypatch):
     pairs = [(whole[0], tiles[0]), *zip(whole[1], tiles[1], strict=True)]
     pairs += [(whole_grads[name], tile_grads[name]) for name in ("q", "k", "v", "bias")]
     for a, b in pairs:
-        assert a.shape == b.shape
-        assert np.max(np.abs(a - b)) <= 64 * np.finfo(float).eps * np.max(np.abs(a))
-    assert np.array_equal(whole[0], getattr(attnkit, op)(q, k, v, **options))
+        assert_close(b, a)
+    assert_close(whole[0], getattr(attnkit, op)(q, k, v, **options))
 
 
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"key_lengths": 3}, {"bias": 1.5}], ids=str)
@@ -121,9 +120,9 @@ def test_regulariser_of_uniform_rows():
     n = 16
     stats = attnkit.row_statistics("softmax_attention", np.zeros((n, 4)), np.zeros((n, 4)))
     loss, sum_term, entropy_term = attnkit.attention_regulariser(stats, entropy_weight=2.0)
-    assert abs(entropy_term - 0.3 * np.log(n)) < 1e-12
-    assert abs(sum_term) < 1e-12
-    assert abs(loss - 2 * entropy_term) < 1e-12
+    assert_close(entropy_term, 0.3 * np.log(n), magnitude=np.log(n))
+    assert_close(sum_term, 0.0, magnitude=np.log(n))
+    assert_close(loss, 2 * entropy_term)
 
 
 def test_regulariser_without_a_valid_row_is_zero():

@@ -160,3 +160,35 @@ def test_forward_mode_of_torch_and_jax():
     q, k, v = (x.detach() for x in tensors())
     other = torch.func.jvp(lambda q: attnkit.pointwise_attention(q, k, v), (q,), (torch.ones_like(q),))[1]
     close(tangent, other)
+
+
+def test_kernels_are_passed_over_inside_derivatives_of_torch_func_compiled_or_not():
+    """600 tokens, where auto takes blocks: torch.compile must ask while it traces, and ask again outside."""
+    x = torch.randn(2, 1, 1, 600, 4)
+
+    def loss(q):
+        return attnkit.pointwise_attention(q, q, q, causal=True).square().sum()
+
+    each = torch.func.vmap(torch.func.grad(loss))
+    for got, row in zip(torch.compile(each, fullgraph=True, backend="aot_eager")(x), x, strict=True):
+        leaf = row.clone().requires_grad_()
+        loss(leaf).backward()
+        close(got, leaf.grad)
+    inside = {}
+
+    def asked(q):
+        inside.update(attnkit.explain(attnkit.pointwise_attention, q, q, q))
+        return q.sum()
+
+    torch.func.grad(asked)(x[0])
+    assert "torch.func" in inside["blocked"]
+    assert attnkit.explain(attnkit.pointwise_attention, x[0], x[0], x[0])["blocked"] is None
+
+
+def test_a_second_backward_of_torchs_kernel_is_refused_in_our_words():
+    q, k, v = (torch.randn(1, 2, 8, 16, requires_grad=True) for _ in range(3))
+    first = torch.autograd.grad(attnkit.softmax_attention(q, k, v).square().sum(), (q, k, v), create_graph=True)
+    with pytest.raises(NotImplementedError, match="impl='sdpa' has no second derivatives; impl='generic' has"):
+        torch.autograd.grad(first[0].sum(), q)
+    attnkit.softmax_attention(q, k, v).square().sum().backward()
+    close(q.grad, first[0])

@@ -1,0 +1,91 @@
+"""The table of differentiation: complete, as the kit sees it, and with planted bugs that the kit sees."""
+
+from pathlib import Path
+
+import pytest
+
+from attnkit import lowrank_newton, sparse
+from attnkit.backends import jax as jax_backend
+from attnkit.backends import torch as torch_backend
+from attnkit.backends.torch import blocked, chunked
+from attnkit_conformance import transforms
+from attnkit_conformance.transforms import EITHER, REFUSED, RIGHT, Row, Verdict, page
+
+TABLE = Path(__file__).parents[2] / "docs" / "differentiation.md"
+COMPILED = ("pointwise_attention", "entmax_attention", "newton_inverse", "linear_attention_step")  # by XLA, of all ops
+LONGEST = 512  # tokens; longer rows are judged by make transforms
+
+
+def allowed(word: str) -> set[str]:
+    return {RIGHT, REFUSED} if word == EITHER else {word}
+
+
+def assert_as_in_table(verdicts: list[Verdict]) -> None:
+    table = page.cells(TABLE)
+    for verdict in verdicts:
+        assert allowed(verdict.word) <= allowed(table[page.key(verdict.row, verdict.transform)]), verdict
+
+
+def test_the_table_has_every_cell() -> None:
+    expected = {
+        page.key(row, transform)
+        for library in transforms.LIBRARIES
+        for row in transforms.rows(library)
+        for transform in transforms.runner(library)[1]
+    }
+    assert set(page.cells(TABLE)) == expected, "run `make transforms`"
+
+
+@pytest.mark.parametrize("op", [op.name for op in transforms.differentiable()])
+def test_torch(op: str) -> None:
+    rows = [row for row in transforms.rows("torch") if row.op == op and (row.tokens or 0) <= LONGEST]
+    assert_as_in_table([verdict for row in rows for verdict in transforms.judge(row, most=1)])
+
+
+@pytest.mark.parametrize("op", COMPILED)
+def test_jax(op: str) -> None:
+    rows = [row for row in transforms.rows("jax") if row.op == op and not row.tokens]
+    assert_as_in_table([verdict for row in rows for verdict in transforms.judge(row, most=1)])
+
+
+# ---------------------------------------------------------------------------------------------- planted bugs
+
+
+def words(row: Row, *names: str) -> dict[str, str]:
+    return {verdict.transform: verdict.word for verdict in transforms.judge(row, 1, names)}
+
+
+@pytest.mark.parametrize("kernel", [blocked.KERNELS["pointwise_attention"], chunked.KERNELS["linear_attention"]])
+def test_kernels_that_let_forward_mode_pass_are_seen(kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the refusal tangents are 0 or missing, and derivatives of torch.func end in torch's own error."""
+    op = next(op for op in ("pointwise_attention", "linear_attention") if op.startswith(kernel.call.args[0]))
+    monkeypatch.setitem(torch_backend.KERNELS, op, (kernel,))
+    row = Row("torch", op, kernel.name)
+    assert words(row, "func.jvp", "dual numbers", "func.grad", "vmap(grad)") == {
+        "func.jvp": "wrong",
+        "dual numbers": "wrong",
+        "func.grad": "error",
+        "vmap(grad)": "error",
+    }
+
+
+def test_forward_mode_through_explicit_gradients_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    from attnkit.backends.jax import blocked
+
+    op = "pointwise_attention"
+    monkeypatch.setitem(jax_backend.KERNELS, op, (blocked.KERNELS[op],))
+    assert words(Row("jax", op, "blocked"), "jvp") == {"jvp": "error"}
+
+
+def test_a_threshold_after_one_step_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has first derivatives only."""
+    monkeypatch.setattr(sparse, "_STEPS", 1)
+    row = Row("torch", "entmax_attention", "generic")
+    assert words(row, "func.grad", "backward twice") == {"func.grad": RIGHT, "backward twice": "wrong"}
+
+
+@pytest.mark.parametrize("op", ["newton_inverse", "soft_attention"])
+def test_an_implicit_inverse_of_first_order_is_seen(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lowrank_newton, "_ORDERS", 1)
+    row = Row("torch", op, "generic")
+    assert words(row, "func.grad", "func.hessian") == {"func.grad": RIGHT, "func.hessian": "wrong"}

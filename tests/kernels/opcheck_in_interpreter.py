@@ -1,0 +1,68 @@
+"""opcheck of the custom ops of Triton kernels. Run by test_opcheck.py with TRITON_INTERPRET=1."""
+
+import itertools
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from attnkit_conformance.adapters.triton_interpreted import SERVED, statistics
+
+from .opchecks import Case, checked, draw, pair, qkv
+
+MATRICES = {"a": torch.eye(3) + 0.1 * draw(6, 1, 3, 3), "init_scale": torch.tensor([0.5])}
+BIAS = {"bias": draw(3, 5, 6)}
+FIELDS = {"fields": ("total", "entropy", "maximum", "nonzero")}
+BY_CUSTOM_OP = {
+    "triton_pointwise": (
+        Case("triton_pointwise", "pointwise_attention", {"activation": "gelu", "dropout": (0.2, 5)}, BIAS),
+        Case("triton_pointwise", "pointwise_attention", {"atomic": True, "causal": True}),
+        Case("triton_pointwise", "gaussian_attention", {}),
+    ),
+    "triton_statistics": (
+        Case("triton_statistics", "attention_with_statistics", {"op": "pointwise_attention", **FIELDS}, BIAS),
+        Case("triton_statistics", "row_statistics", {"op": "gaussian_attention", **FIELDS}),
+    ),
+    "triton_linear": (
+        Case("triton_linear", "linear_attention", {"causal": True, "return_state": True}),
+        Case("triton_linear", "linear_attention", {"feature_map": "relu"}),
+    ),
+    "triton_rows": (
+        Case("triton_rows", "softmax_attention", {"return_lse": True}, BIAS),
+        Case("triton_rows", "entmax_attention", {"causal": True}),
+    ),
+    "triton_newton": (
+        Case("triton_newton", "newton_inverse", {"inverse_grad": "unrolled", "newton_steps": 2}, MATRICES),
+        Case("triton_newton", "newton_inverse", {"return_residuals": True, "newton_steps": 2}, MATRICES),
+    ),
+}
+
+
+def function(case: Case) -> Callable[..., Any]:
+    if case.op in ("row_statistics", "attention_with_statistics"):
+        return partial(statistics, **case.options)
+    groups = {} if case.op == "newton_inverse" else {"enable_gqa": True}
+    return partial(SERVED[case.op], **case.options, **groups)
+
+
+def check(case: Case, traced: bool) -> None:
+    grouped = not case.op.endswith("statistics")
+    arrays = {} if case.op == "newton_inverse" else qkv(2 if grouped else 1, 1)
+    if case.op == "row_statistics":
+        del arrays["v"]
+    assert checked(function(case), {**arrays, **case.arrays}, traced) == pair(case.custom)
+
+
+@pytest.mark.parametrize("custom", BY_CUSTOM_OP)
+def test_registration(custom: str) -> None:
+    check(BY_CUSTOM_OP[custom][0], traced=False)
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize(
+    "case", [*itertools.chain(*BY_CUSTOM_OP.values())], ids=lambda case: f"{case.custom}-{case.op}"
+)
+def test_registration_and_traced_gradients(case: Case) -> None:
+    check(case, traced=True)

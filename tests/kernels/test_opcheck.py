@@ -1,0 +1,73 @@
+"""Every custom op that the library registers passes torch.library.opcheck, with the arguments that calls give it."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import attnkit
+
+from .interpreted import MODE
+from .opchecks import Case, checked, draw, pair, qkv, registered
+from .selection import later
+
+LENGTHS = {"key_lengths": torch.tensor([[4]])}
+CAUSAL = {"causal": "upper_left"}
+GROUPS = {"enable_gqa": True}
+ROWS = {"op": "softmax_attention", "fields": ("total", "entropy", "maximum", "nonzero")}
+ALPHA = {"alpha": torch.tensor([1.5, 1.2, 2.0, 1.0, 1.3])[:, None]}
+CASES = (
+    Case("blocked", "softmax_attention", {**CAUSAL, **GROUPS}),
+    Case("blocked", "pointwise_attention", {"activation": "gelu", "dropout": (0.2, 5)}, {"bias": draw(3, 2, 1, 6)}),
+    Case("blocked", "entmax_attention", LENGTHS, ALPHA),
+    Case("blocked", "gaussian_attention", {"mask": draw(5, 5, 6) > 0}),
+    Case("blocked", "rela_attention", {}, {"norm_weight": torch.ones(8)}),
+    Case("blocked_statistics", "row_statistics", {**ROWS, **GROUPS}),
+    Case("blocked_statistics", "attention_with_statistics", {**ROWS, **LENGTHS}),
+    Case("chunked", "linear_attention", {**CAUSAL, **GROUPS}),
+    Case("chunked", "cosine_attention", LENGTHS),
+    Case("recomputed", "linear_attention", {"feature_map": "relu"}),
+    Case("recomputed", "cosine_attention", {**CAUSAL}),
+    Case("recomputed", "efficient_attention", {**CAUSAL, **GROUPS}),
+    Case("recomputed", "performer_attention", LENGTHS, {"projection": draw(4, 3, 8)}),
+)
+
+
+def function(case: Case) -> Callable[..., Any]:
+    """The call by the names of its arrays."""
+    impl = case.custom.removesuffix("_statistics")
+    options = {name: x for name, x in case.options.items() if name != "op"}
+    first = (case.options["op"],) if "op" in case.options else ()
+    return lambda **arrays: getattr(attnkit, case.op)(*first, **arrays, impl=impl, **options)
+
+
+@pytest.mark.parametrize("dtype", ["float32", later("bfloat16"), later("float64")])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.custom}-{case.op}")
+def test_on_the_cpu(case: Case, dtype: str) -> None:
+    arrays = {**qkv(4 if "enable_gqa" in case.options else 2, 2), **case.arrays}
+    if case.op == "row_statistics":
+        del arrays["v"]
+    names = checked(function(case), {name: x.to(getattr(torch, dtype)) for name, x in arrays.items()})
+    beside = pair("blocked") if case.op == "attention_with_statistics" else set()
+    assert names == pair(case.custom) | beside
+
+
+@pytest.mark.parametrize("which", ["not emulated", later("emulated")])
+def test_of_triton_kernels(which: str) -> None:
+    pytest.importorskip("triton", reason="triton is not installed")
+    path = Path(__file__).with_name("opcheck_in_interpreter.py")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", which, str(path)]
+    done = subprocess.run(command, env={**os.environ, **MODE}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_no_custom_op_is_without_a_case() -> None:
+    pytest.importorskip("triton", reason="triton is not installed")
+    from .opcheck_in_interpreter import BY_CUSTOM_OP
+
+    assert registered() == set().union(*map(pair, (*BY_CUSTOM_OP, *(case.custom for case in CASES))))
