@@ -190,7 +190,12 @@ def _bind(op: str, names: tuple[str, ...], arrays: tuple[Array, ...], options: d
     return arrays
 
 
-def _wrap(body: Callable[P, R], invoke: Callable[..., R], *checks: Any) -> Callable[P, R]:
+def _wrap(
+    body: Callable[P, R],
+    invoke: Callable[..., R],
+    context_of: _check.ContextOf,
+    own: Mapping[str, _check.OptionCheck],
+) -> Callable[P, R]:
     signature = _full_signature(body)
     kinds = [(p.name, p.kind, p.default) for p in signature.parameters.values()]
     names = tuple(name for name, kind, _ in kinds if kind is not inspect.Parameter.KEYWORD_ONLY)
@@ -205,7 +210,7 @@ def _wrap(body: Callable[P, R], invoke: Callable[..., R], *checks: Any) -> Calla
             arrays = _bind(op, names, arrays, options)
         if len(arrays) < required:
             raise TypeError(f"{op}: missing argument {names[len(arrays)]!r}")
-        _check.call(op, names, arrays, options, accepted, *checks, optional=optional)
+        _check.call(op, names, arrays, options, accepted, context_of, own, optional)
         with without_autocast(arrays[0]):
             return invoke(op, impl, arrays, options)
 

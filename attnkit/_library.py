@@ -9,11 +9,9 @@ from typing import Any
 
 from attnkit._typing import Array, Namespace
 
-SERVED = ("numpy", "torch", "jax", "cupy", "array_api_strict")
-
 
 def library(x: Any) -> str | None:
-    """The name in `SERVED` of the library that x is an array of; None for anything else."""
+    """ "numpy", "torch", "jax", "cupy" or "array_api_strict", of which x is an array; None for anything else."""
     modules, kind = sys.modules, type(x)
     numpy = modules.get("numpy")
     if numpy is not None and issubclass(kind, numpy.ndarray):

@@ -77,7 +77,7 @@ def with_derivative(function: Function, derivative: Function) -> Function:
     """A function (xp, x) whose automatic derivative in JAX is an explicit one.
 
     JAX's own has ½ at kinks, and on CPUs XLA replaces subnormal numbers by 0, also where they are factors of a
-    derivative that is a normal number.
+    derivative that is a normal number. It is compiled, so that outside of jax.jit too it is one operation.
     """
 
     @cache
@@ -86,7 +86,7 @@ def with_derivative(function: Function, derivative: Function) -> Function:
 
         wrapped = jax.custom_jvp(partial(function, jax.numpy))
         wrapped.defjvps(lambda tangent, value, x: derivative(jax.numpy, x) * tangent)
-        return wrapped
+        return jax.jit(wrapped)
 
     def by_library(xp: Namespace, x: Array) -> Array:
         return in_jax()(x) if library(x) == "jax" else function(xp, x)
@@ -186,6 +186,27 @@ def cumulative_sum(xp: Namespace, x: Array, axis: int, dtype: Any = None) -> Arr
     if library(x) == "torch":
         return x.cumsum(dim=axis, dtype=dtype)
     return xp.cumulative_sum(x, axis=axis, dtype=dtype)
+
+
+def cumulative_maximum(x: Array, axis: int) -> Array:
+    """The largest entry so far along an axis, of torch or JAX; the standard has none."""
+    if library(x) == "torch":
+        return x.cummax(dim=axis).values
+    import jax
+
+    return jax.lax.cummax(x, axis=axis % x.ndim)
+
+
+def take_along(xp: Namespace, x: Array, index: Array, axis: int) -> Array:
+    """xp.take_along_axis for an index with the other axes of x; torch's own knows no symbolic sizes (torch.export)."""
+    if library(x) == "torch":
+        return x.gather(axis, index)
+    return xp.take_along_axis(x, index, axis=axis)
+
+
+def as_index(x: Array) -> Array:
+    """Integers of any dtype as torch wants them of an index."""
+    return x.long() if library(x) == "torch" else x
 
 
 def unstack(xp: Namespace, x: Array, axis: int) -> tuple[Array, ...]:

@@ -7,7 +7,7 @@ from attnkit import _check
 from attnkit._dispatch import namespace, operation_checked_by
 from attnkit._mask import positions
 from attnkit._quadratic import cast, compute_dtype, sum_to
-from attnkit._special import generator, stop_gradient
+from attnkit._special import generator, stop_gradient, take_along
 from attnkit._typing import Array, Causal, Impl, Namespace
 from attnkit.lowrank_tokens import chosen, cotangent, key_mask, valid_keys, whole, zeros
 
@@ -106,7 +106,7 @@ class _Order(NamedTuple):
 
 def _rows(xp: Namespace, x: Array, index: Array) -> Array:
     """The rows (axis -2) of x (..., T, c) at index (..., T)."""
-    return xp.take_along_axis(x, xp.broadcast_to(index[..., None], (*index.shape, x.shape[-1])), axis=-2)
+    return take_along(xp, x, xp.broadcast_to(index[..., None], (*index.shape, x.shape[-1])), -2)
 
 
 def _into_chunks(xp: Namespace, x: Array, order: _Order) -> Array:

@@ -19,7 +19,7 @@ from attnkit import _check
 from attnkit._dispatch import namespace
 from attnkit._mask import positions
 from attnkit._quadratic import cast, compute_dtype
-from attnkit._special import generator
+from attnkit._special import as_index, generator, take_along
 from attnkit._typing import Array, Namespace
 from attnkit.lowrank_tokens import chosen, cotangent, whole, zeros
 
@@ -196,11 +196,12 @@ def _check_indices(op: str, q: Array, indices: Any) -> None:
 
 def _picked(xp: Namespace, x: Array, indices: Array) -> Array:
     """The rows (axis -2) of x at indices (m,) or (..., m)."""
+    indices = as_index(indices)
     if indices.ndim == 1:
         return xp.take(x, indices, axis=-2)
     lead = x.shape[:-2]
     spread = xp.broadcast_to(indices[..., None], (*lead, indices.shape[-1], x.shape[-1]))
-    return xp.take_along_axis(x, spread, axis=-2)
+    return take_along(xp, x, spread, -2)
 
 
 def random(q: Array, indices: Array, *, query_mask: Array | None = None) -> Any:

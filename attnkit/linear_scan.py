@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from attnkit._check import broadcast
 from attnkit._mask import positions
-from attnkit._special import unstack
+from attnkit._special import cumulative_maximum, cumulative_sum, unstack
 from attnkit._typing import Array, Namespace
 from attnkit.lowrank_tokens import zeros
 
@@ -24,10 +24,15 @@ def leading(*arrays: Array) -> tuple[int, ...]:
     return broadcast("attention", "leading axes", *(tuple(x.shape[:-2]) for x in arrays))
 
 
+def _symbolic(*sizes: int) -> bool:
+    """Whether a size is the symbol of any, for which torch.export traces one program: nothing may hang on its value."""
+    return not all(isinstance(size, int) for size in sizes)
+
+
 def _padded(xp: Namespace, x: Array, n: int, repeat: bool = False) -> Array:
     """x with n tokens: 0 after its own, or its last one again."""
     missing = n - x.shape[-2]
-    if not missing:
+    if not _symbolic(missing) and missing == 0:
         return x
     shape = (*x.shape[:-2], missing, x.shape[-1])
     return xp.concat([x, xp.broadcast_to(x[..., -1:, :], shape) if repeat else zeros(xp, x, shape)], axis=-2)
@@ -36,7 +41,7 @@ def _padded(xp: Namespace, x: Array, n: int, repeat: bool = False) -> Array:
 def total(xp: Namespace, y: Array, c: Array) -> Array:
     """Σ_j y_j c_jᵀ (..., f, g). Rounding errors grow with the logarithm of the number of tokens."""
     n = y.shape[-2]
-    if n <= _SUMMED:
+    if _symbolic(n) or n <= _SUMMED:
         return y.mT @ c
     parts = 2 ** math.ceil(math.log2(n / _SUMMED))
     size = -(-n // parts)
@@ -121,6 +126,8 @@ BY_OUTPUT = _Faded(outputs=True)
 def _running(xp: Namespace, faded: _Faded, states: Array, levels: Array | None) -> Array:
     """states[n] + all before it, faded: (..., n, f, g) with levels (..., n, 1, w). Doubling: errors grow with log n."""
     n, step = states.shape[-3], 1
+    if _symbolic(n):
+        return _running_sums(xp, faded, states, levels)
     while step < n:
         earlier = faded.moved(
             xp,
@@ -131,6 +138,20 @@ def _running(xp: Namespace, faded: _Faded, states: Array, levels: Array | None) 
         states = xp.concat([states[..., :step, :, :], states[..., step:, :, :] + earlier], axis=-3)
         step *= 2
     return states
+
+
+def _running_sums(xp: Namespace, faded: _Faded, states: Array, levels: Array | None) -> Array:
+    """The same for any n, without a loop: the states of n chunks meet in pairs where they fade."""
+    if levels is None:
+        return cumulative_sum(xp, states, -3)
+    i = positions(xp, states, 0, states.shape[-3])
+    level = levels[..., 0, :].mT  # (..., w, n)
+    past = i[:, None] >= i
+    fade = xp.where(past, xp.exp(xp.where(past, level[..., None, :] - level[..., :, None], 0.0)), 0.0)
+    lead = tuple(range(states.ndim - 3))
+    n, f, g = (states.ndim - axis for axis in (3, 2, 1))
+    there, back = ((g, n, f), (n + 1, n + 2, n)) if faded.outputs else ((f, n, g), (n + 1, n, n + 2))
+    return xp.permute_dims(fade @ xp.permute_dims(states, (*lead, *there)), (*lead, *back))
 
 
 def _block(
@@ -163,7 +184,7 @@ def _block(
 def _to_halve(size: int, n: int) -> int:
     """The smallest power of two that holds `size` or n tokens."""
     size = 2 ** math.ceil(math.log2(size))
-    while size >= 2 * n:
+    while not _symbolic(n) and size >= 2 * n:
         size //= 2
     return size
 
@@ -186,13 +207,18 @@ def scan(
     chunks of a block at once; blocks, as many tokens as `_ELEMENTS` allow, follow each other.
     """
     n, f, g = x.shape[-2], x.shape[-1], c.shape[-1]
-    if n == 0:
+    if not _symbolic(n) and n == 0:
         return x @ (state + y.mT @ c), state, start
     wide = 1 if level is None else level.shape[-1]
-    size = min(size, n) if wide == 1 else _to_halve(size, n)
+    if wide > 1:
+        size = _to_halve(size, n)
+    elif not _symbolic(n):
+        size = min(size, n)
     each = math.prod(leading(x, y, c)) * (size * max(size, wide) + f * g)
-    chunks = min(-(-n // size), max(1, _ELEMENTS // max(1, each)))
-    blocks = -(-n // (size * chunks))
+    chunks, blocks = -(-n // size), 1
+    if not _symbolic(n, each):
+        chunks = min(chunks, max(1, _ELEMENTS // max(1, each)))
+        blocks = -(-n // (size * chunks))
 
     def cut(a: Array, repeat: bool = False) -> tuple[Array, ...]:
         a = _padded(xp, a, blocks * chunks * size, repeat)
@@ -206,7 +232,7 @@ def scan(
         out, state, start = _block(xp, faded, x_, y_, c_, level_, state, start)
         found.append(xp.reshape(out, (*out.shape[:-3], chunks * size, g)))
     out = found[0] if blocks == 1 else xp.concat(found, axis=-2)
-    return (out if out.shape[-2] == n else out[..., :n, :]), state, start
+    return (out if not _symbolic(n) and out.shape[-2] == n else out[..., :n, :]), state, start
 
 
 def _part(x: Array | None, start: int, stop: int) -> Any:
@@ -345,6 +371,8 @@ def finite(xp: Namespace, level: Array) -> Array:
 def _running_maximum(xp: Namespace, x: Array) -> Array:
     """The largest of x[0..n] for each n along axis -2, by doubling."""
     n, step = x.shape[-2], 1
+    if _symbolic(n):
+        return cumulative_maximum(x, -2)
     while step < n:
         x = xp.concat([x[..., :step, :], xp.maximum(x[..., step:, :], x[..., : n - step, :])], axis=-2)
         step *= 2

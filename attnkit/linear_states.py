@@ -113,7 +113,7 @@ def causal_fits(op: str, causal: Causal, queries: int, keys: int) -> None:
 
 def one_head(op: str, mask: Array | None, key_lengths: Any, heads: int) -> None:
     """Under GQA a state belongs to all query heads of a group: they must see the same keys."""
-    shapes = [tuple(mask.shape[:-2])] if _check.is_array(mask) else []
+    shapes = [tuple(mask.shape[:-2])] if mask is not None and _check.is_array(mask) else []
     if _check.is_array(key_lengths):
         shapes.append(tuple(key_lengths.shape))
     for shape in shapes:

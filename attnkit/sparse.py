@@ -14,7 +14,7 @@ from attnkit import _check, softmax
 from attnkit import _quadratic as quadratic
 from attnkit._dispatch import namespace, operation_checked_by, special_case
 from attnkit._mask import positions
-from attnkit._special import cumulative_sum, stop_gradient
+from attnkit._special import cumulative_sum, relu, stop_gradient
 from attnkit._typing import Array, Common, Impl, Namespace, Scoring
 
 SMALLEST_ALPHA = 1.01
@@ -67,13 +67,9 @@ def _raised(xp: Namespace, t: Array, power: Any) -> Array:
     return xp.where(none, 0.0, xp.exp(power * xp.log(xp.where(none, 1.0, t))))
 
 
-def _positive(xp: Namespace, t: Array) -> Array:
-    return xp.where(t <= 0, 0.0, t)
-
-
 def _slope(xp: Namespace, above: Array, power: Any) -> Array:
     """power·Σ[x - τ]₊^(power - 1), by how much Σ[x - τ]₊^power falls with τ; 1 in place of 0. `above` is x - τ."""
-    t = _positive(xp, above)
+    t = relu(xp, above)
     each = xp.astype(t > 0, t.dtype) if _is_one(power) else _raised(xp, t, power - 1.0)
     slope = power * xp.sum(each, axis=-1, keepdims=True)
     return xp.where(slope == 0, 1.0, slope)
@@ -81,7 +77,7 @@ def _slope(xp: Namespace, above: Array, power: Any) -> Array:
 
 def _excess(xp: Namespace, above: Array, power: Any) -> Array:
     """Σ[x - τ]₊^power - 1."""
-    return xp.sum(_raised(xp, _positive(xp, above), power), axis=-1, keepdims=True) - 1.0
+    return xp.sum(_raised(xp, relu(xp, above), power), axis=-1, keepdims=True) - 1.0
 
 
 def _is_one(power: Any) -> bool:
@@ -117,7 +113,7 @@ def _halved_threshold(xp: Namespace, x: Array, power: Any) -> Array:
     high = low + (1.0 - x.shape[-1] ** (-1.0 / power))
     for _ in range(_HALVINGS[_check.dtype_name(x)]):
         middle = 0.5 * (low + high)
-        left = xp.sum(_positive(xp, x - middle) ** power, axis=-1, keepdims=True) >= 1
+        left = xp.sum(relu(xp, x - middle) ** power, axis=-1, keepdims=True) >= 1
         low, high = xp.where(left, middle, low), xp.where(left, high, middle)
     return low
 
@@ -134,7 +130,7 @@ def _unnormalised(xp: Namespace, x: Array, power: Any) -> Array:
     above = x - threshold
     for _ in range(1 if _is_one(power) else _STEPS):
         above = above - _excess(xp, above, power) / slope
-    return _raised(xp, xp.where(x <= -1, 0.0, _positive(xp, above)), power)
+    return _raised(xp, xp.where(x <= -1, 0.0, relu(xp, above)), power)
 
 
 # ---------------------------------------------------------------------------------------------- the family

@@ -8,7 +8,7 @@ from attnkit import _check
 from attnkit import _quadratic as quadratic
 from attnkit._dispatch import choose, namespace
 from attnkit._mask import Rows, positions
-from attnkit._special import without_autocast
+from attnkit._special import take_along, without_autocast
 from attnkit._typing import Array, Impl, Namespace
 from attnkit.lowrank_tokens import cotangent
 from attnkit.statistics_families import FAMILIES, Family
@@ -88,7 +88,7 @@ def _first_maximum(xp: Namespace, a: quadratic.Inputs, w: Array) -> tuple[Array,
     """max w over the visible keys and the first key that attains it, both (..., L, 1)."""
     shown = w if a.pairs is None else xp.where(a.pairs, w, -math.inf)
     index = xp.argmax(shown, axis=-1, keepdims=True)
-    return xp.take_along_axis(w, index, axis=-1), index
+    return take_along(xp, w, index, -1), index
 
 
 def _alive(xp: Namespace, w: Array) -> tuple[Array, Array, Array]:
@@ -104,7 +104,7 @@ def _measure(plan: _Plan, a: quadratic.Inputs, w: Array) -> RowStatistics:
     xp, found = plan.xp, {}
     alive, total, p = _alive(xp, w)
     live = alive[..., 0]
-    visible = xp.full_like(total, a.count) if isinstance(a.count, int) else xp.broadcast_to(a.count, total.shape)
+    visible = xp.broadcast_to(a.count, total.shape) if hasattr(a.count, "ndim") else xp.full_like(total, a.count)
     if "total" in plan.fields:
         found["total"] = xp.where(live, total[..., 0], 0.0)
     if "entropy" in plan.fields:

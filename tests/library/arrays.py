@@ -58,6 +58,11 @@ def assert_close(got: Any, want: Any, growth: float = 1.0, magnitude: Any = None
     assert_agrees(got, want, growth, magnitude)
 
 
+def close(a: Any, b: Any, growth: float = 4.0) -> None:
+    """In float32: an op or its gradients computed in two ways, each a few products that follow one another."""
+    assert_agrees(a, b, growth, dtype="float32")
+
+
 def soft_growth(q: Any, landmarks: Any, **params: Any) -> float:
     """What inverting the kernel of these landmarks costs soft_attention, by the kit's rule."""
     arrays = {"q": to_numpy(q), "landmarks": to_numpy(landmarks)}

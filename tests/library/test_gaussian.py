@@ -8,17 +8,9 @@ import torch
 
 from attnkit import gaussian
 
-from .arrays import normal, qkv, to_numpy
+from .arrays import close, normal, qkv, to_numpy
 
 Q, K, V = qkv(5, 7)
-EPS = np.finfo(np.float32).eps
-
-
-def close(a, b, rounding=64):
-    """Both in float32: equal to a few roundings of the largest value."""
-    a, b = to_numpy(a), to_numpy(b)
-    assert a.shape == b.shape
-    assert np.max(np.abs(a - b)) <= rounding * EPS * np.max(np.abs(b))
 
 
 def direct(q, k, v, do, scale):

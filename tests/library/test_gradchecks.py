@@ -1,6 +1,6 @@
 """The finite differences of torch and of JAX, through every differentiable op: both modes, and once more.
 
-`python -m tests.library.gradient_sweep` asks more: every case in JAX, and every entry of the Jacobians in torch.
+`python -m tests.library.gradient_sweep` asks more for minutes: every case in JAX, each entry of Jacobians in torch.
 """
 
 from collections.abc import Callable, Iterator
@@ -32,6 +32,7 @@ IN_JAX = (
 )
 """Compiling is nearly all of the time; `gradient_sweep` has the others."""
 BLOCKED_IN_JAX = ("pointwise_attention-gelu_tanh-0.5-0.3",)
+SMALL_BLOCKS = {"QUERIES": 2, "CAUSAL_QUERIES": 2, "SEGMENTS": 2, "LEAST": 1}
 
 
 def named(*names: str) -> list[Any]:
@@ -88,21 +89,25 @@ def test_third_derivatives_in_torch(case: Case) -> None:
     assert gradgradcheck(gradient_of(function), leaves, fast_mode=True, check_undefined_grad=False)
 
 
-def kernels() -> Iterator[Any]:
-    """Each case with each kernel that serves it on this machine."""
-    for case in CASES:
-        row = BY_NAME[case.op]
-        if dispatches(row):
-            arrays = {name: torch.as_tensor(x) for name, x in case.arrays.items()}
-            for impl, reason in explain(row, arrays, case.params).items():
-                if impl != "generic" and reason is None:
-                    yield pytest.param(case, impl, id=f"{impl}-{case.id}")
+def kernels(case: Case, convert: Callable[[Any], Any]) -> list[str]:
+    """The kernels of a library that serve a case on this machine."""
+    row = BY_NAME[case.op]
+    if not dispatches(row):
+        return []
+    reasons = explain(row, {name: convert(x) for name, x in case.arrays.items()}, case.params)
+    return [impl for impl, reason in reasons.items() if impl != "generic" and reason is None]
 
 
-@pytest.mark.parametrize(("case", "impl"), [*kernels()])
+SERVED = [(case, impl) for case in CASES for impl in kernels(case, torch.as_tensor)]
+
+
+@pytest.mark.parametrize(("case", "impl"), SERVED, ids=lambda x: x if isinstance(x, str) else x.id)
 def test_kernels_in_torch(case: Case, impl: str) -> None:
+    """Gradients are right, and theirs are refused with the name of what has them."""
     function, leaves = in_torch(case, impl)
     assert gradcheck(function, leaves, fast_mode=True)
+    with pytest.raises(NotImplementedError, match="impl='generic' has"):
+        gradgradcheck(function, leaves, fast_mode=True)
 
 
 @pytest.mark.parametrize("case", named(*IN_JAX))
@@ -113,7 +118,7 @@ def test_generic_body_in_jax(case: Case) -> None:
 
 @pytest.mark.parametrize("case", named(*BLOCKED_IN_JAX))
 def test_blocks_in_jax(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("QUERIES", 2), ("CAUSAL_QUERIES", 2), ("SEGMENTS", 2), ("LEAST", 1)):
+    for name, value in SMALL_BLOCKS.items():
         monkeypatch.setattr(parts, name, value)
     with jax.enable_x64(True):
         check_grads(*in_jax(case, "blocked"), order=2, modes=("rev",))

@@ -11,7 +11,7 @@ import torch
 import attnkit
 import attnkit_reference
 
-from .arrays import normal, to_numpy
+from .arrays import close, normal, to_numpy
 
 QK, V = normal((2, 3, 10, 8), (2, 3, 10, 6), dtype="float32")
 ROTATIONS = attnkit.random_rotations(8, num_hashes=2, num_buckets=6, seed=0).astype("float32")
@@ -79,12 +79,6 @@ def test_rotations_and_hashes_are_the_same_everywhere():
 
 
 # --------------------------------------------------------------------------------------------- transformations
-
-
-def close(a, b):
-    """Both in float32: equal to a few roundings of the largest value."""
-    a, b = to_numpy(a), to_numpy(b)
-    assert np.max(np.abs(a - b)) <= 64 * np.finfo(np.float32).eps * np.max(np.abs(b))
 
 
 def call_of(convert, causal=True, mask=TOKENS):

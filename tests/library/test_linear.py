@@ -10,7 +10,7 @@ import torch
 import attnkit
 import attnkit_reference
 
-from .arrays import assert_close, normal, to_numpy
+from .arrays import assert_close, close, normal, to_numpy
 
 PROJECTION = attnkit.orthogonal_features(5, 4, seed=1)
 OPS = {
@@ -35,12 +35,6 @@ def own_of(name, convert=lambda x: x):
 
 def inputs(dtype="float32", n=N, seed=0):
     return normal((2, 4, n, 4), (2, 2, n, 4), (2, 2, n, 3), dtype=dtype, seed=seed)
-
-
-def close(a, b):
-    """Both in float32: equal to a few roundings of the largest value."""
-    a, b = to_numpy(a), to_numpy(b)
-    assert np.max(np.abs(a - b)) <= 128 * np.finfo(np.float32).eps * np.max(np.abs(b))
 
 
 def all_close(a, b):

@@ -8,7 +8,7 @@ import torch
 
 import attnkit
 
-from .arrays import normal, to_numpy
+from .arrays import close, normal
 
 N = 6
 PROJECTION = attnkit.orthogonal_features(5, 4, seed=1).astype("float32")
@@ -24,12 +24,6 @@ OPS = {
     "performer_attention-relu": {"projection": PROJECTION, "kernel": "relu"},
 }
 MASKS = {"mask": np.array([True, True, False, True, True, True]), "query_mask": np.arange(N) != 4}
-
-
-def close(a, b):
-    """Both in float32: equal to a few roundings of the largest value."""
-    a, b = to_numpy(a), to_numpy(b)
-    assert np.max(np.abs(a - b)) <= 128 * np.finfo(np.float32).eps * np.max(np.abs(b))
 
 
 def of(name, suffix=""):

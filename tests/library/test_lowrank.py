@@ -12,7 +12,7 @@ import attnkit
 from attnkit import landmarks
 from attnkit.lowrank import gaussian
 
-from .arrays import normal, qkv, to_numpy
+from .arrays import close, normal, qkv, to_numpy
 
 Q, K, V = qkv(6, 6)
 MARKS = Q[..., :3, :]
@@ -108,12 +108,6 @@ OPTIONS = {
     "nystrom_attention-batch": {"num_landmarks": 3, "init": "batch_max"},
     "linformer_attention": {"query_mask": TOKENS},
 }
-
-
-def close(a, b):
-    """Both in float32: equal to a few roundings of the largest value."""
-    a, b = to_numpy(a), to_numpy(b)
-    assert np.max(np.abs(a - b)) <= 64 * np.finfo(np.float32).eps * np.max(np.abs(b))
 
 
 def call_of(name, convert):

@@ -8,7 +8,7 @@ import torch
 
 import attnkit
 
-from .arrays import normal, to_numpy
+from .arrays import close, normal
 
 X, KEYS, VALUES, KEY_BIAS, VALUE_BIAS, WEIGHT, BIAS = normal(
     (2, 6, 8), (10, 8), (10, 5), (10,), (5,), (5,), (5,), dtype="float32"
@@ -19,12 +19,6 @@ NAMES = ("w_z", "w_u", "w_v", "w_o", "gamma_q", "beta_q", "gamma_k", "beta_k")
 WEIGHTS = dict(zip(NAMES, normal((8, 4), (8, 6), (8, 6), (6, 8), (4,), (4,), (4,), (4,), dtype="float32"), strict=True))
 UNIT = {"x": X, **WEIGHTS}
 THERE = np.arange(6) != 4
-
-
-def close(a, b):
-    """Both in float32: equal to a few roundings of the largest value."""
-    a, b = to_numpy(a), to_numpy(b)
-    assert np.max(np.abs(a - b)) <= 64 * np.finfo(np.float32).eps * np.max(np.abs(b))
 
 
 def test_memory_is_attention():

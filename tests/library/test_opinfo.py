@@ -1,4 +1,4 @@
-"""torch's own samples of scaled_dot_product_attention (its OpInfo) through softmax_attention, beside torch's plain form.
+"""torch's own samples of scaled_dot_product_attention, its OpInfo, through softmax_attention, beside its plain form.
 
 is_causal is causal="upper_left", a boolean attn_mask `mask`, any other `bias`. Samples with dropout are left out: their
 random numbers are torch's own.

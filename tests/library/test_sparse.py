@@ -12,7 +12,7 @@ import torch
 
 from attnkit import sparse, sparse_rela, sparse_sima
 
-from .arrays import normal, qkv, to_numpy
+from .arrays import close, normal, qkv, to_numpy
 
 Q, K, V = qkv(5, 7)
 SELF = qkv(7, 7)
@@ -111,13 +111,6 @@ def explicit(name: str, shape: tuple[int, ...]) -> dict[str, Any]:
     module = {"entmax": sparse, "sparsemax": sparse, "rela": sparse_rela, "sima": sparse_sima}[name.partition("-")[0]]
     arrays = {n: x.astype("float32") for n, x in {"q": Q, "k": K, "v": V, **EXTRA.get(name, {})}.items()}
     return getattr(module, f"{function.__name__}_vjp")(**arrays, do=np.ones(shape, "float32"), **options)
-
-
-def close(a: Any, b: Any) -> None:
-    """Both in float32: equal to a few roundings of the largest value."""
-    a, b = to_numpy(a), to_numpy(b)
-    assert a.shape == b.shape
-    assert np.max(np.abs(a - b)) <= 64 * np.finfo(np.float32).eps * max(1.0, np.max(np.abs(b)))
 
 
 @pytest.mark.parametrize("name", CALLS)

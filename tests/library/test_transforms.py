@@ -8,18 +8,12 @@ import torch
 
 import attnkit
 
-from .arrays import qkv, to_numpy
+from .arrays import close, qkv
 
 OPS = ("softmax_attention", "pointwise_attention", "reluformer_attention", "sigmoid_attention")
 INDUCTOR_OPS = ("softmax_attention", "pointwise_attention", "sigmoid_attention")
 MASK = np.random.default_rng(3).random((2, 1, 5, 7)) > 0.2
 LENGTHS = np.array([[3], [7]])
-
-
-def close(a, b):
-    """Both in float32: equal to a few roundings of the largest value."""
-    a, b = to_numpy(a), to_numpy(b)
-    assert np.max(np.abs(a - b)) <= 64 * np.finfo(np.float32).eps * np.max(np.abs(b))
 
 
 def tensors() -> list[torch.Tensor]:

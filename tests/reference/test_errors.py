@@ -43,6 +43,7 @@ VALUE_ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"v": V[..., :5, :]}, "v must have the tokens of k; expected (..., 6, e), got (2, 4, 5, 7)"),
     ({"k": K[..., :4]}, "k must have the features of q; expected (..., S, 5), got (2, 4, 6, 4)"),
     ({"q": np.ones(5)}, "q needs two axes, tokens and features; expected (..., n, d), got (5,)"),
+    ({"v": np.ones(())}, "v needs two axes, tokens and features; expected (..., n, d), got ()"),
     ({"q": Q[..., :0], "k": K[..., :0]}, "k must have the features of q"),
     (
         {"k": K[:, :2], "v": V[:, :2]},
@@ -82,6 +83,10 @@ TYPE_ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"q": Q.astype(int)}, f"q; {FLOATS}, got ndarray of dtype int64"),
     ({"k": K.astype(complex)}, f"k; {FLOATS}, got ndarray of dtype complex128"),
     ({"q": Q.tolist()}, f"q; {FLOATS}, got list"),
+    ({"q": Q.astype(">f8")}, f"q; {FLOATS}, got ndarray of dtype >f8"),
+    ({"bias": np.ones(6, ">f4")}, f"bias; {FLOATS}, got ndarray of dtype >f4"),
+    ({"key_lengths": np.ones((2, 4), ">i4")}, "key_lengths; expected integers, got ndarray of dtype >i4"),
+    *(({name: None}, f"{name}; expected a NumPy array, got None") for name in ("q", "k", "v")),
     ({"k": K.astype(np.float32)}, "k must share the dtype of q; expected float64, got float32"),
 ]
 
@@ -141,6 +146,20 @@ def test_own_parameters(op: str, own: dict[str, Any], text: str) -> None:
 def test_integer_lengths_are_refused() -> None:
     with pytest.raises(TypeError, match=r"^sigmoid_attention: length; expected a NumPy array of float16"):
         reference.sigmoid_attention(Q, K, V, length=np.ones(3, dtype=int))
+
+
+@pytest.mark.parametrize("name", [name for name in reference.__all__ if name.islower()])
+def test_none_is_refused_by_name(name: str) -> None:
+    """Where the annotation of an argument does not say that it may be None."""
+    function = getattr(reference, name)
+    if not inspect.isfunction(function):
+        return
+    parameters = inspect.signature(function).parameters.values()
+    given: dict[str, Any] = {p.name: None for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD}
+    given |= {"op": "softmax_attention"} if "op" in given else {}
+    needed = [name for name in given if name not in ("op", "state")]
+    with pytest.raises(TypeError, match=rf"^{name}.*: {needed[0]}; expected .*got .*None"):
+        function(**given)
 
 
 @pytest.mark.parametrize("op", OPS)
