@@ -104,7 +104,9 @@ def _measure(plan: _Plan, a: quadratic.Inputs, w: Array) -> RowStatistics:
     xp, found = plan.xp, {}
     alive, total, p = _alive(xp, w)
     live = alive[..., 0]
-    visible = xp.broadcast_to(a.count, total.shape) if hasattr(a.count, "ndim") else xp.full_like(total, a.count)
+    # numbers first: torch.compile makes symbols of them, of which it cannot ask for attributes
+    known = isinstance(a.count, int | float) or not hasattr(a.count, "ndim")
+    visible = xp.full_like(total, a.count) if known else xp.broadcast_to(a.count, total.shape)
     if "total" in plan.fields:
         found["total"] = xp.where(live, total[..., 0], 0.0)
     if "entropy" in plan.fields:

@@ -11,15 +11,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from attnkit_conformance import adapters, report, table, terminal, transforms
+from attnkit_conformance import adapters, report, table, terminal
 from attnkit_conformance.adapter import Adapter
+from attnkit_conformance.adapters import transforms
+from attnkit_conformance.adapters.transforms import page
 from attnkit_conformance.case import DTYPES, HAS_BFLOAT16, PROFILES, judged_dtypes
 from attnkit_conformance.core import CaseResult
 from attnkit_conformance.judge import in_order, matcher, planned
 from attnkit_conformance.opdb import OPDB
 from attnkit_conformance.peers import ALL, FAMILIES, REQUIRES
 from attnkit_conformance.processes import judge_in_processes
-from attnkit_conformance.transforms import page
 
 FOUND = Path("out") / "found"  # failing cases of a search
 COMPILED = ("keras-jax",)  # compiled anew for every shape: peers judges it on the quick profile only

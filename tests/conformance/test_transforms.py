@@ -8,8 +8,8 @@ from attnkit import lowrank_newton, sparse
 from attnkit.backends import jax as jax_backend
 from attnkit.backends import torch as torch_backend
 from attnkit.backends.torch import blocked, chunked
-from attnkit_conformance import transforms
-from attnkit_conformance.transforms import EITHER, REFUSED, RIGHT, Row, Verdict, page
+from attnkit_conformance.adapters import transforms
+from attnkit_conformance.adapters.transforms import EITHER, REFUSED, RIGHT, Row, Verdict, page
 
 TABLE = Path(__file__).parents[2] / "docs" / "differentiation.md"
 COMPILED = ("pointwise_attention", "entmax_attention", "newton_inverse", "linear_attention_step")  # by XLA, of all ops

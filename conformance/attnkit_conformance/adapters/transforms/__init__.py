@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from attnkit_conformance.adapters.base import explain, kernels
+from attnkit_conformance.adapters.transforms.problem import Problem, differentiable, long_problem, problems
 from attnkit_conformance.binding import STATISTICS
 from attnkit_conformance.op import QKV, Op
-from attnkit_conformance.transforms.problem import Problem, differentiable, long_problem, problems
 
 LIBRARIES = ("torch", "jax")
 LENGTHS = (512, 1024, 1536, 2048)  # where auto may take something else than for a few tokens
@@ -57,7 +57,7 @@ class Verdict:
 
 def runner(library: str) -> tuple[Any, dict[str, Any]]:
     """The class that carries a library's transformations out, and these by name."""
-    module = importlib.import_module(f"attnkit_conformance.transforms.{library}")
+    module = importlib.import_module(f"attnkit_conformance.adapters.transforms.{library}")
     return getattr(module, library.capitalize()), module.TRANSFORMS
 
 
@@ -166,7 +166,7 @@ def as_refusal(row: Row, refusal: NotImplementedError) -> tuple[str, str]:
 def refused_elsewhere(row: Row, transform: str, problem: Problem) -> list[tuple[str, str]]:
     """Whether a kernel of another device refuses second derivatives, seen without running it; nothing if that is not
     the question, or if it calls another kernel by name, which answers for itself."""
-    library = importlib.import_module(f"attnkit_conformance.transforms.{row.library}")
+    library = importlib.import_module(f"attnkit_conformance.adapters.transforms.{row.library}")
     if transform != library.SECOND_WITHOUT_RUNNING or problem.op.binding is STATISTICS:
         return []
     backend = importlib.import_module(f"attnkit.backends.{row.library}")

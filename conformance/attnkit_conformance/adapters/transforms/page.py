@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 
+from attnkit_conformance.adapters.transforms import EITHER, ELSEWHERE, LIBRARIES, REFUSED, RIGHT, Row, Verdict, runner
 from attnkit_conformance.table import split
-from attnkit_conformance.transforms import EITHER, ELSEWHERE, LIBRARIES, REFUSED, RIGHT, Row, Verdict, runner
 
 BEGIN, END = "<!-- transforms: begin -->", "<!-- transforms: end -->"
 MARKS = {RIGHT: "✓", REFUSED: "refused", EITHER: "✓ or refused", ELSEWHERE: "GPU"}

@@ -16,7 +16,7 @@ import numpy as np
 import attnkit
 from attnkit_conformance.adapters.base import dispatches
 from attnkit_conformance.adapters.jax import light
-from attnkit_conformance.transforms.problem import Problem, missed, missed_second, missed_tangents
+from attnkit_conformance.adapters.transforms.problem import Problem, missed, missed_second, missed_tangents
 
 Arrays = dict[str, jax.Array]
 

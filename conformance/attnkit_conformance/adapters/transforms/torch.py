@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 
 import attnkit
 from attnkit_conformance.adapters.base import dispatches
-from attnkit_conformance.transforms.problem import Problem, missed, missed_second, missed_tangents
+from attnkit_conformance.adapters.transforms.problem import Problem, missed, missed_second, missed_tangents
 
 Tensors = dict[str, torch.Tensor]
 Function = Callable[[Tensors], Tensors]
