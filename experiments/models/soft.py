@@ -21,7 +21,7 @@ POSITION_STD = 0.02
 PATCH = 16  # of models without a pyramid
 PRE_NORM_EPS = 1e-6  # of stage 4 and the last norm; the others have torch's 1e-5
 MLP_RATIO = 4
-NEWTON_PRODUCTS = 2 * (20 + 1)  # of m×m matrices: two a step, and two through which the gradient goes
+NEWTON_PRODUCTS = 2 * 20 + 4  # of m×m matrices: two a step, and four through which the gradient goes
 
 
 class SoftSize(NamedTuple):

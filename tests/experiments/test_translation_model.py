@@ -309,8 +309,8 @@ def saved_for_the_regulariser(length, **changes):
     return saved_shapes(loss)
 
 
-# 2 heads · 400² scores exceed the 2^18 from which "auto" takes "blocked"
-@pytest.mark.parametrize(("statistics", "length"), [("auto", 400), ("blocked", 60)])
+# 2 heads · 768² scores exceed the 2^20 from which "auto" takes "blocked"
+@pytest.mark.parametrize(("statistics", "length"), [("auto", 768), ("blocked", 60)])
 @pytest.mark.parametrize("attention_dropout", [0.0, 0.1])
 def test_autograd_keeps_no_weights_for_the_regulariser(statistics, length, attention_dropout):
     shapes = saved_for_the_regulariser(length, statistics=statistics, attention_dropout=attention_dropout)

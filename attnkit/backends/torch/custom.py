@@ -107,14 +107,14 @@ def register(
     def run(op: str, arrays: list[Tensor], names: str, text: str) -> list[Tensor]:
         with without_autocast(arrays[0]):
             found = forward(op, read(arrays, names, text))
-        return [found] if isinstance(found, Tensor) else found
+        return [x.contiguous() for x in ([found] if isinstance(found, Tensor) else found)]
 
     @torch.library.custom_op(f"attnkit::{name}_vjp", mutates_args=())
     def vjp(op: str, arrays: list[Tensor], names: str, text: str, do: Tensor, wanted: str) -> list[Tensor]:
         asked = tuple(wanted.split(","))
         with without_autocast(do):
             grads = backward(op, read(arrays, names, text), do, asked)
-        return [grads[name] for name in asked]
+        return [grads[name].contiguous() for name in asked]
 
     def like_outputs(op: str, arrays: list[Tensor], names: str, text: str) -> list[Tensor]:
         found = outputs(op, read(arrays, names, text))
