@@ -36,7 +36,10 @@ SHORT = (
     Scene("causal", 6, 8, d=4, e=3, params={"causal": True}, options=("bias", "key_lengths")),
 )
 OWN_CASES = 3  # of ops without scenes
-CONVERGED = {"newton_inverse": {"newton_steps": 60}, "soft_attention": {"newton_steps": 40, "ridge": 0.5}}
+CONVERGED: Mapping[str, Mapping[str, Any]] = {
+    "newton_inverse": {"newton_steps": 60},
+    "soft_attention": {"newton_steps": 40, "ridge": 0.5},
+}
 """Where the implicit gradient of an inverse is its derivative: far enough, and no matrix nearly singular."""
 
 Arrays = Mapping[str, np.ndarray]
