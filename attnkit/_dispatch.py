@@ -133,7 +133,7 @@ def choose(op: str, impl: Any, generic: Callable[..., Any], arrays: tuple[Array,
 def _explained(rows: tuple[Kernel, ...], arrays: tuple[Array, ...], options: dict[str, Any]) -> dict[str, str | None]:
     """{name: reason or None} in the order of `impl="auto"`: kernels that do not pay stand behind the generic body."""
     reasons = {row.name: row.unsupported(*arrays, **options) for row in rows}
-    behind = {row.name for row in rows if reasons[row.name] is None and not row.pays(*arrays, **options)}
+    behind = [row.name for row in rows if reasons[row.name] is None and not row.pays(*arrays, **options)]
     before = {name: reason for name, reason in reasons.items() if name not in behind}
     return {**before, "generic": None, **dict.fromkeys(behind)}
 
