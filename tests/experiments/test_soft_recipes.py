@@ -69,7 +69,7 @@ def test_costs_at_full_scale_stand_beside_the_papers(data, monkeypatch):
     assert (cells[0].settings["full"].image, cells[0].settings["full"].landmarks) == (224, 49)
     pooled = SOFT_IMAGES.facts(cells[0])
     inverse = pooled["full_multiply_adds"] - pooled["full_multiply_adds_without_inverse"]
-    assert inverse == 42 * 49**3 * (1 + 2 + 2 * 2)
+    assert inverse == 44 * 49**3 * (1 + 2 + 2 * 2)
     assert {"full_parameters", "flops_per_sample"} <= set(pooled)
 
 
