@@ -13,6 +13,7 @@ has an explicit gradient `<sampler>_vjp`, and is differentiable as it stands. Va
 TypeError for dtypes.
 """
 
+import math
 from typing import Any
 
 from attnkit import _check
@@ -178,8 +179,9 @@ def convolution_vjp(
     lead = split.ndim - 5
     split = xp.permute_dims(split, (*range(lead), lead, lead + 2, lead + 1, lead + 3, lead + 4))
     dq = chosen(xp, query_mask, _picture(xp, split, height, width))
-    flat = xp.reshape(_patches(xp, q, query_mask, height, width, r), (-1, r * r * d))
-    dmatrix = flat.mT @ xp.reshape(g, (flat.shape[0], kernel.shape[0]))
+    windows = math.prod(q.shape[:-2]) * rows * columns
+    flat = xp.reshape(_patches(xp, q, query_mask, height, width, r), (windows, r * r * d))
+    dmatrix = flat.mT @ xp.reshape(g, (windows, kernel.shape[0]))
     dkernel = xp.permute_dims(xp.reshape(dmatrix, (r, r, d, kernel.shape[0])), (3, 2, 0, 1))
     return {"q": cast(xp, dq, q.dtype), "kernel": cast(xp, dkernel, kernel.dtype)}
 

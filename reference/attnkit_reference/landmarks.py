@@ -4,6 +4,7 @@ Tokens (..., n, d) of a picture lie row by row: token y width + x is the pixel i
 given query_mask (..., n), True = a token, also answers with a landmark_mask (..., m), False = an invalid landmark.
 """
 
+import math
 from typing import Any, cast
 
 import numpy as np
@@ -106,9 +107,9 @@ def _convolved(
     windows = _windows(op, q.shape[-2], height, width, r)
     if wide.ndim != 4 or wide.shape[1:] != (q.shape[-1], r, r):
         raise ValueError(f"{op}: kernel; expected (d_out, {q.shape[-1]}, {r}, {r}), got {wide.shape}")
-    patches = clean[..., windows, :]
-    patches = patches.reshape(*patches.shape[:-2], -1)
-    matrix = np.moveaxis(wide, (0, 1), (3, 2)).reshape(-1, wide.shape[0])
+    numbers = r * r * q.shape[-1]
+    patches = clean[..., windows, :].reshape(*clean.shape[:-2], len(windows), numbers)
+    matrix = np.moveaxis(wide, (0, 1), (3, 2)).reshape(numbers, wide.shape[0])
     return windows, patches, matrix, cast(Array, valid[..., windows].any(axis=-1))
 
 
@@ -136,8 +137,9 @@ def _convolution_pull(
     d, r = q.shape[-1], size[-1]
     dq = np.zeros(q.shape)
     dq[..., windows, :] = (given @ matrix.T).reshape(*given.shape[:-1], r * r, d)
-    dmatrix = patches.reshape(-1, patches.shape[-1]).T @ given.reshape(-1, given.shape[-1])
-    dkernel = np.moveaxis(dmatrix.reshape(r, r, d, -1), (3, 2), (0, 1))
+    rows = math.prod(given.shape[:-1])
+    dmatrix = patches.reshape(rows, r * r * d).T @ given.reshape(rows, matrix.shape[-1])
+    dkernel = np.moveaxis(dmatrix.reshape(r, r, d, matrix.shape[-1]), (3, 2), (0, 1))
     valid = _tokens(op, q, query_mask)[1]
     return {"q": np.where(valid[..., None], dq, 0.0), "kernel": dkernel}
 

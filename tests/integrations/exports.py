@@ -24,6 +24,7 @@ class Case(NamedTuple):
     options: Mapping[str, Any] = MappingProxyType({})
     others: tuple[tuple[int, ...], ...] = ()  # shapes of what the op takes behind q, k, v
     onnx: bool = True  # False: aten.sort, which finds thresholds, has no ONNX form in torch's exporter
+    longest: int = 16  # tokens
 
 
 CASES = (
@@ -35,10 +36,11 @@ CASES = (
     Case("sigmoid_attention"),
     Case("sparsemax_attention", onnx=False),
     Case("entmax_attention", onnx=False),
+    Case("entmax_attention", {"alpha": 1.25}),
     Case("gaussian_attention"),
     Case("rela_attention", others=((8,),)),
     Case("sima_attention"),
-    Case("linear_attention"),
+    Case("linear_attention", longest=4096),
     Case("cosine_attention"),
     Case("efficient_attention"),
     Case("performer_attention", others=((8, 4),)),
@@ -67,9 +69,9 @@ def arrays(case: Case, batch: int, length: int) -> tuple[Tensor, ...]:
 
 
 def exported(case: Case, strict: bool = False) -> ExportedProgram:
-    """The op for 2 to 64 items of 2 to 16 tokens."""
+    """The op for 2 to 64 items of 2 to `longest` tokens."""
     given = arrays(case, 2, 6)
-    free = {0: Dim("batch", min=2, max=64), 2: Dim("length", min=2, max=16)}
+    free = {0: Dim("batch", min=2, max=64), 2: Dim("length", min=2, max=case.longest)}
     shapes = tuple(free if n < 3 else {} for n in range(len(given)))
     return export(Call(case), given, dynamic_shapes=(shapes,), strict=strict)
 

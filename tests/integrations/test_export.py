@@ -2,9 +2,12 @@
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.export import Dim, export
 
+import attnkit
 from attnkit_conformance import tolerance
-from tests.integrations.exports import CASES, error_of_export, error_of_onnx, exported
+from tests.integrations.exports import CASES, Case, arrays, error_of_export, error_of_onnx, exported
 
 BOUND = tolerance.BOUND["float32"] * tolerance.eps("float32")
 BY_NAME = {f"{case.op}{'-causal' if case.options.get('causal') else ''}": case for case in CASES}
@@ -13,9 +16,26 @@ BY_NAME = {f"{case.op}{'-causal' if case.options.get('causal') else ''}": case f
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning", "ignore::DeprecationWarning")
 
 
-@pytest.mark.parametrize("name", ["reluformer_attention", "sigmoid_attention", "sparsemax_attention"])
+@pytest.mark.parametrize(
+    "name", ["reluformer_attention", "sigmoid_attention", "sparsemax_attention", "linear_attention"]
+)
 def test_programs_serve_sizes_that_they_have_not_seen(name):
     assert error_of_export(BY_NAME[name], exported(BY_NAME[name])) <= BOUND
+
+
+class Rows(nn.Module):
+    """Statistics of weights whose threshold is found by halving a bracket that depends on the number of keys."""
+
+    def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, ...]:
+        return tuple(attnkit.row_statistics("entmax_attention", q, k, alpha=1.25, impl="generic"))
+
+
+def test_statistics_of_sizes_that_a_program_has_not_seen():
+    free = {0: Dim("batch", min=2, max=64), 2: Dim("length", min=2, max=16)}
+    seen, new = (arrays(Case("entmax_attention"), *sizes)[:2] for sizes in ((2, 6), (3, 9)))
+    program = export(Rows(), seen, dynamic_shapes=(free, free), strict=False).module()
+    for found, golden in zip(program(*new), Rows()(*new), strict=True):
+        assert float((found - golden).abs().max() / golden.abs().max()) <= BOUND
 
 
 def test_strict_export():

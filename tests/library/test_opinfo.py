@@ -4,8 +4,9 @@ is_causal is causal="upper_left", a boolean attn_mask `mask`, any other `bias`. 
 random numbers are torch's own.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -23,6 +24,8 @@ NAME = "nn.functional.scaled_dot_product_attention"
 WITH_DROPOUT = 12  # of torch's 25 samples
 IMPLS = ("auto", "generic")
 PLAIN = ("scale", "enable_gqa")
+UNIT = 1 / 9
+"""torch draws from -9 to 9, where softmax is nearly one-hot and most of its derivatives are 0."""
 
 
 class Sample(NamedTuple):
@@ -33,6 +36,9 @@ class Sample(NamedTuple):
     v: torch.Tensor
     attn_mask: torch.Tensor | None
     options: dict[str, Any]  # is_causal, scale, enable_gqa
+
+
+Draw = Callable[[torch.dtype], list[Sample]]
 
 
 def opinfo() -> Any:
@@ -47,7 +53,7 @@ def opinfo() -> Any:
 
 
 @pytest.fixture(scope="module")
-def drawn() -> Iterator[Callable[[torch.dtype], list[Sample]]]:
+def drawn() -> Draw:
     """All samples without dropout of a dtype, the same numbers in every test."""
     info = opinfo()
 
@@ -76,11 +82,12 @@ def as_sample(
     return Sample(q, k, v, attn_mask, options)
 
 
-def arrays_of(sample: Sample) -> dict[str, torch.Tensor]:
-    """The tensors by the names that they have in attnkit."""
-    arrays = {"q": sample.q, "k": sample.k, "v": sample.v}
+def arrays_of(sample: Sample, size: float) -> dict[str, torch.Tensor]:
+    """The tensors, times a size, by the names that they have in attnkit."""
+    arrays = {"q": sample.q * size, "k": sample.k * size, "v": sample.v}
     if sample.attn_mask is not None:
-        arrays["mask" if sample.attn_mask.dtype == torch.bool else "bias"] = sample.attn_mask
+        boolean = sample.attn_mask.dtype == torch.bool
+        arrays["mask" if boolean else "bias"] = sample.attn_mask if boolean else sample.attn_mask * size
     return arrays
 
 
@@ -104,56 +111,51 @@ def pulled(function: Callable[..., torch.Tensor], arrays: dict[str, torch.Tensor
     return {"o": o.detach()} | dict(zip(wanted, torch.autograd.grad(o, list(wanted.values()), do), strict=True))
 
 
+@pytest.mark.parametrize("size", [1.0, UNIT], ids=["as-drawn", "unit"])
 @pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_outputs_and_gradients_are_torchs(dtype: str, impl: str, drawn: Callable[[torch.dtype], list[Sample]]) -> None:
+def test_outputs_and_gradients_are_torchs(dtype: str, impl: str, size: float, drawn: Draw) -> None:
     """Within the kit's bound around what torch's plain math gives in float64."""
-    samples = drawn(getattr(torch, dtype))
-    for number, sample in enumerate(samples):
-        arrays, params = arrays_of(sample), params_of(sample)
+    for number, sample in enumerate(drawn(getattr(torch, dtype))):
+        arrays, params = arrays_of(sample, size), params_of(sample)
         wide = {name: x.double() if x.is_floating_point() else x for name, x in arrays.items()}
-        like = by_torch(sample, **wide)
-        do = torch.randn(like.shape, generator=torch.Generator().manual_seed(1)).to(getattr(torch, dtype))
-        exact = pulled(lambda sample=sample, **x: by_torch(sample, **x), wide, do.double())
-        got = pulled(lambda params=params, **x: attnkit.softmax_attention(**x, impl=impl, **params), arrays, do)
+        leading = torch.broadcast_shapes(sample.q.shape[:-2], sample.k.shape[:-2])
+        do = torch.randn(*leading, sample.q.shape[-2], sample.v.shape[-1], generator=torch.Generator().manual_seed(1))
+        do = do.to(sample.q.dtype)
+        exact = pulled(partial(by_torch, sample), wide, do.double())
+        got = pulled(partial(attnkit.softmax_attention, impl=impl, **params), arrays, do)
         held = {name: x.numpy() for name, x in wide.items()}
-        name = f"softmax_attention/{dtype}/opinfo-{number}"
+        name = f"softmax_attention/{dtype}/opinfo-{number}-{size}"
         limits = golden(Case(name, "softmax_attention", dtype, held, params, {"o": do.double().numpy()}))
         for label, limit in {**limits.outputs, **limits.gradients}.items():
             judged = tolerance.measure(label, got[label].numpy(), replace(limit, golden=exact[label].numpy()))
             assert not judged.failures, f"{name}: {judged.failures}"
 
 
-def small(sample: Sample) -> tuple[list[str], list[torch.Tensor]]:
-    """Names and leaves of the float arrays. torch draws from -9 to 9, where most derivatives of softmax are 0."""
-    arrays = {name: x for name, x in arrays_of(sample).items() if x.is_floating_point()}
-    return list(arrays), [(x / 9).requires_grad_() for x in arrays.values()]
+def differentiable(sample: Sample, impl: str) -> tuple[Callable[..., torch.Tensor], list[torch.Tensor]]:
+    """The call as a function of its float arrays, and those."""
+    arrays = arrays_of(sample, UNIT)
+    names = [name for name, x in arrays.items() if x.is_floating_point()]
+
+    def attend(*leaves: torch.Tensor) -> torch.Tensor:
+        moved = arrays | dict(zip(names, leaves, strict=True))
+        o: torch.Tensor = attnkit.softmax_attention(**moved, impl=impl, **params_of(sample))
+        return o
+
+    return attend, [arrays[name].requires_grad_() for name in names]
 
 
-def test_gradcheck_of_both_modes_and_twice(drawn: Callable[[torch.dtype], list[Sample]]) -> None:
+def test_gradcheck_of_both_modes_and_twice(drawn: Draw) -> None:
     """torch's own checks of the generic body: reverse and forward mode, under vmap, and all of it a second time."""
     for sample in drawn(torch.float64):
-        names, leaves = small(sample)
-        others = {name: x for name, x in arrays_of(sample).items() if name not in names}
-
-        def attend(*given: torch.Tensor, sample: Sample = sample, names: Any = names, others: Any = others) -> Any:
-            arrays = dict(zip(names, given, strict=True)) | others
-            return attnkit.softmax_attention(**arrays, impl="generic", **params_of(sample))
-
+        attend, leaves = differentiable(sample, "generic")
         batched = {"check_batched_grad": True, "fast_mode": True}
         assert gradcheck(attend, leaves, check_forward_ad=True, check_batched_forward_grad=True, **batched)
         assert gradgradcheck(attend, leaves, check_fwd_over_rev=True, check_rev_over_rev=True, **batched)
 
 
-def test_gradcheck_of_what_auto_takes(drawn: Callable[[torch.dtype], list[Sample]]) -> None:
+def test_gradcheck_of_what_auto_takes(drawn: Draw) -> None:
     """Kernels have the gradients of reverse mode."""
     for sample in drawn(torch.float64):
-        names, leaves = small(sample)
-        options = params_of(sample)
-        assert gradcheck(
-            lambda *given, names=names, options=options: attnkit.softmax_attention(
-                **dict(zip(names, given, strict=True)), **options
-            ),
-            leaves,
-            fast_mode=True,
-        )
+        attend, leaves = differentiable(sample, "auto")
+        assert gradcheck(attend, leaves, fast_mode=True)
