@@ -14,7 +14,7 @@ export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 export JAX_PLATFORMS ?= cpu
 
-.PHONY: install run test lint types conformance transforms gradients emulated smoke gpu benchmarks docs site clean
+.PHONY: install run test tests lint types conformance transforms gradients emulated smoke gpu benchmarks docs site clean
 
 install: $(VENV)/.installed
 
@@ -44,7 +44,11 @@ lint: install
 types: install
 	$(BIN)/mypy
 
-test: lint types
+# Types are checked beside the tests: mypy keeps one core busy for half a minute.
+test: lint
+	@$(MAKE) --no-print-directory -j2 types tests
+
+tests: install
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q -ra --durations=10
 
 conformance: install
