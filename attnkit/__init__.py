@@ -4,47 +4,41 @@ Every op takes arrays of one library and answers with arrays of that library; im
 Layouts, masks, lengths, dropout and null rows mean the same in every op: see docs/semantics.md.
 """
 
-from attnkit import analysis, landmarks
-from attnkit._activations import NAMES as ACTIVATIONS
-from attnkit._dispatch import explain
-from attnkit.efficient import (
-    efficient_attention,
-    efficient_attention_step,
-    efficient_attention_step_vjp,
-    efficient_attention_vjp,
-    efficient_attention_weights,
+from attnkit import analysis, backends, landmarks
+from attnkit._core.activations import NAMES as ACTIVATIONS
+from attnkit._core.dispatch import explain, hand_tables
+from attnkit.ops.entmax import (
+    entmax_attention,
+    entmax_attention_vjp,
+    entmax_attention_weights,
+    sparsemax_attention,
+    sparsemax_attention_vjp,
+    sparsemax_attention_weights,
 )
-from attnkit.gated import gated_attention_unit, gated_attention_unit_vjp
-from attnkit.gaussian import gaussian_attention, gaussian_attention_vjp, gaussian_attention_weights
-from attnkit.hashing import lsh_attention, lsh_attention_vjp, lsh_attention_weights, lsh_buckets, random_rotations
-from attnkit.linear import (
+from attnkit.ops.gated import gated_attention_unit, gated_attention_unit_vjp
+from attnkit.ops.gaussian import gaussian_attention, gaussian_attention_vjp, gaussian_attention_weights
+from attnkit.ops.linear.attention import (
     linear_attention,
     linear_attention_step,
     linear_attention_step_vjp,
     linear_attention_vjp,
     linear_attention_weights,
 )
-from attnkit.linear_cosine import (
+from attnkit.ops.linear.cosine import (
     cosine_attention,
     cosine_attention_step,
     cosine_attention_step_vjp,
     cosine_attention_vjp,
     cosine_attention_weights,
 )
-from attnkit.lowrank import soft_attention, soft_attention_vjp, soft_attention_weights
-from attnkit.lowrank_linformer import linformer_attention, linformer_attention_vjp, linformer_attention_weights
-from attnkit.lowrank_newton import newton_inverse, newton_inverse_vjp
-from attnkit.lowrank_nystrom import nystrom_attention, nystrom_attention_vjp, nystrom_attention_weights
-from attnkit.memory import key_value_memory, key_value_memory_vjp
-from attnkit.packed import (
-    linear_attention_packed,
-    linear_attention_packed_vjp,
-    pointwise_attention_packed,
-    pointwise_attention_packed_vjp,
-    softmax_attention_packed,
-    softmax_attention_packed_vjp,
+from attnkit.ops.linear.efficient import (
+    efficient_attention,
+    efficient_attention_step,
+    efficient_attention_step_vjp,
+    efficient_attention_vjp,
+    efficient_attention_weights,
 )
-from attnkit.performer import (
+from attnkit.ops.linear.performer import (
     orthogonal_features,
     performer_attention,
     performer_attention_step,
@@ -52,7 +46,22 @@ from attnkit.performer import (
     performer_attention_vjp,
     performer_attention_weights,
 )
-from attnkit.pointwise import (
+from attnkit.ops.lowrank.linformer import linformer_attention, linformer_attention_vjp, linformer_attention_weights
+from attnkit.ops.lowrank.newton import newton_inverse, newton_inverse_vjp
+from attnkit.ops.lowrank.nystrom import nystrom_attention, nystrom_attention_vjp, nystrom_attention_weights
+from attnkit.ops.lowrank.sima import sima_attention, sima_attention_vjp, sima_attention_weights
+from attnkit.ops.lowrank.soft import soft_attention, soft_attention_vjp, soft_attention_weights
+from attnkit.ops.lsh import lsh_attention, lsh_attention_vjp, lsh_attention_weights, lsh_buckets, random_rotations
+from attnkit.ops.memory import key_value_memory, key_value_memory_vjp
+from attnkit.ops.packed import (
+    linear_attention_packed,
+    linear_attention_packed_vjp,
+    pointwise_attention_packed,
+    pointwise_attention_packed_vjp,
+    softmax_attention_packed,
+    softmax_attention_packed_vjp,
+)
+from attnkit.ops.pointwise import (
     pointwise_attention,
     pointwise_attention_vjp,
     pointwise_attention_weights,
@@ -65,19 +74,10 @@ from attnkit.pointwise import (
     sigmoid_attention_vjp,
     sigmoid_attention_weights,
 )
-from attnkit.regulariser import attention_regulariser, attention_regulariser_vjp
-from attnkit.softmax import softmax_attention, softmax_attention_vjp, softmax_attention_weights
-from attnkit.sparse import (
-    entmax_attention,
-    entmax_attention_vjp,
-    entmax_attention_weights,
-    sparsemax_attention,
-    sparsemax_attention_vjp,
-    sparsemax_attention_weights,
-)
-from attnkit.sparse_rela import rela_attention, rela_attention_vjp, rela_attention_weights
-from attnkit.sparse_sima import sima_attention, sima_attention_vjp, sima_attention_weights
-from attnkit.statistics import (
+from attnkit.ops.regulariser import attention_regulariser, attention_regulariser_vjp
+from attnkit.ops.rela import rela_attention, rela_attention_vjp, rela_attention_weights
+from attnkit.ops.softmax import softmax_attention, softmax_attention_vjp, softmax_attention_weights
+from attnkit.ops.statistics import (
     RowStatistics,
     attention_with_statistics,
     attention_with_statistics_vjp,
@@ -86,6 +86,8 @@ from attnkit.statistics import (
 )
 
 __version__ = "0.1.0"
+
+hand_tables(backends.kernels)
 
 __all__ = [
     "ACTIVATIONS",
@@ -176,3 +178,7 @@ __all__ = [
     "sparsemax_attention_vjp",
     "sparsemax_attention_weights",
 ]
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -16,23 +16,23 @@ TypeError for dtypes.
 import math
 from typing import Any
 
-from attnkit import _check
-from attnkit._dispatch import namespace
-from attnkit._mask import positions
-from attnkit._quadratic import cast, compute_dtype
-from attnkit._special import as_index, generator, take_along
-from attnkit._typing import Array, Namespace
-from attnkit.lowrank_tokens import chosen, cotangent, whole, zeros
+from attnkit._core import check
+from attnkit._core.dispatch import namespace
+from attnkit._core.mask import positions
+from attnkit._core.quadratic import cast, compute_dtype
+from attnkit._core.special import as_index, generator, take_along
+from attnkit._core.tokens import chosen, cotangent, whole, zeros
+from attnkit._core.typing import Array, Namespace
 
 
 def _checked(op: str, q: Array, query_mask: Array | None, **more: Any) -> Namespace:
     """The namespace of q, once q, the mask and further float arrays are known to fit."""
-    _check.one_home(op, ("q", *more), (q, *more.values()))
+    check.one_home(op, ("q", *more), (q, *more.values()))
     if q.ndim < 2:
-        _check.wrong_shape(op, "q", q, "at least two axes, (..., tokens, features)")
+        check.wrong_shape(op, "q", q, "at least two axes, (..., tokens, features)")
     if query_mask is not None:
-        context = _check.Context(op, q, tuple(q.shape[:-2]), q.shape[-2], q.shape[-2], {})
-        _check.OPTIONS["query_mask"](context, "query_mask", query_mask)
+        context = check.Context(op, q, tuple(q.shape[:-2]), q.shape[-2], q.shape[-2], {})
+        check.OPTIONS["query_mask"](context, "query_mask", query_mask)
     return namespace(q)
 
 
@@ -135,7 +135,7 @@ def _kernel_matrix(xp: Namespace, op: str, q: Array, kernel: Array, r: int) -> A
     """The kernel (d_out, d, r, r) as (r·r·d, d_out) in the compute dtype."""
     d = q.shape[-1]
     if kernel.ndim != 4 or tuple(kernel.shape[1:]) != (d, r, r):
-        _check.wrong_shape(op, "kernel", kernel, f"(d_out, {d}, {r}, {r})")
+        check.wrong_shape(op, "kernel", kernel, f"(d_out, {d}, {r}, {r})")
     ordered = xp.permute_dims(cast(xp, kernel, compute_dtype(xp, q)), (2, 3, 1, 0))
     return xp.reshape(ordered, (r * r * d, kernel.shape[0]))
 
@@ -187,13 +187,13 @@ def convolution_vjp(
 
 
 def _check_indices(op: str, q: Array, indices: Any) -> None:
-    if not _check.is_array(indices):
+    if not check.is_array(indices):
         raise TypeError(f"{op}: indices must be an array; got {type(indices).__name__}")
-    context = _check.Context(op, q, tuple(q.shape[:-2]), q.shape[-2], q.shape[-2], {})
+    context = check.Context(op, q, tuple(q.shape[:-2]), q.shape[-2], q.shape[-2], {})
     if indices.ndim == 0:
-        _check.wrong_shape(op, "indices", indices, "(..., m)")
+        check.wrong_shape(op, "indices", indices, "(..., m)")
     shape = (*q.shape[:-2], indices.shape[-1])
-    _check.option_array(context, "indices", indices, _check.INTEGERS, "an integer dtype", shape, "(..., m)")
+    check.option_array(context, "indices", indices, check.INTEGERS, "an integer dtype", shape, "(..., m)")
 
 
 def _picked(xp: Namespace, x: Array, indices: Array) -> Array:

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "reference"), str(ROOT / "conformance")]  # this checkout, installed or not
 
 import attnkit  # noqa: E402
-from attnkit._typing import DEFAULTS  # noqa: E402
+from attnkit._core.typing import DEFAULTS  # noqa: E402
 from attnkit_conformance import table  # noqa: E402
 from attnkit_conformance.adapters.base import kernels  # noqa: E402
 from attnkit_conformance.op import Op  # noqa: E402

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 import attnkit
-from attnkit._special import needs_values
+from attnkit._core.special import needs_values
 from attnkit.analysis import Anisotropy, Concentration, VarianceRatio, weight_blocks
-from attnkit.analysis_rows import served
+from attnkit.analysis.rows import served
 
 PERCENTS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
 _COLUMNS = ("rows", "null", "dead", "total", "entropy", "zeros", "variance_ratio", "anisotropy", "slot_anisotropy")

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from attnkit import lowrank_newton, sparse
 from attnkit.backends import jax as jax_backend
 from attnkit.backends import torch as torch_backend
 from attnkit.backends.torch import blocked, chunked
+from attnkit.ops import entmax
+from attnkit.ops.lowrank import newton
 from attnkit_conformance.adapters import transforms
 from attnkit_conformance.adapters.transforms import EITHER, REFUSED, RIGHT, Row, Verdict, page
 
@@ -79,13 +80,13 @@ def test_forward_mode_through_explicit_gradients_is_seen(monkeypatch: pytest.Mon
 
 def test_a_threshold_after_one_step_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has first derivatives only."""
-    monkeypatch.setattr(sparse, "_STEPS", 1)
+    monkeypatch.setattr(entmax, "_STEPS", 1)
     row = Row("torch", "entmax_attention", "generic")
     assert words(row, "func.grad", "backward twice") == {"func.grad": RIGHT, "backward twice": "wrong"}
 
 
 @pytest.mark.parametrize("op", ["newton_inverse", "soft_attention"])
 def test_an_implicit_inverse_of_first_order_is_seen(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lowrank_newton, "_ORDERS", 1)
+    monkeypatch.setattr(newton, "_ORDERS", 1)
     row = Row("torch", op, "generic")
     assert words(row, "func.grad", "func.hessian") == {"func.grad": RIGHT, "func.hessian": "wrong"}

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import attnkit
-from attnkit._activations import NAMES
-from attnkit.backends.torch import triton_pointwise, triton_statistics
+from attnkit._core.activations import NAMES
+from attnkit.backends.torch.triton import pointwise, statistics
 from attnkit.kernels.triton import blocks
 from tests.library import tails
 
@@ -44,9 +44,9 @@ def test_blocks_that_are_seen_whole_in_part_or_not_at_all(
     for n, (window, causal) in chosen[queries > keys :: 2]:
         options = {"causal": causal, "window": window, "activation": "softplus"}
         options |= {"key_lengths": lengths} if n % 2 else {}
-        agree(triton_pointwise.attend(q, k, v, **options), attnkit.pointwise_attention(q, k, v, **options))
+        agree(pointwise.attend(q, k, v, **options), attnkit.pointwise_attention(q, k, v, **options))
         expected = attnkit.pointwise_attention_vjp(q, k, v, do, impl="generic", **options)
-        for name, grad in triton_pointwise.pull(q, k, v, do, **options).items():
+        for name, grad in pointwise.pull(q, k, v, do, **options).items():
             agree(grad, expected[name])
 
 
@@ -56,9 +56,9 @@ def test_distances_in_blocks_of_which_the_first_queries_see_nothing(monkeypatch:
     q, k, v = q + 30.0, k[:, :1] + 30.0, v[:, :1]
     for options in ({"causal": True}, {"query_mask": torch.arange(40) > 30}, {"mask": draw(5, 2, 40, 20) > 0.5}):
         options |= {"enable_gqa": True, "bias": draw(6, 40, 20)}
-        agree(triton_pointwise.attend_to_distances(q, k, v, **options), attnkit.gaussian_attention(q, k, v, **options))
+        agree(pointwise.attend_to_distances(q, k, v, **options), attnkit.gaussian_attention(q, k, v, **options))
         expected = attnkit.gaussian_attention_vjp(q, k, v, do, impl="generic", **options)
-        for name, grad in triton_pointwise.pull_from_distances(q, k, v, do, **options).items():
+        for name, grad in pointwise.pull_from_distances(q, k, v, do, **options).items():
             agree(grad, expected[name])
 
 
@@ -76,20 +76,20 @@ def test_statistics_in_blocks(
 ) -> None:
     monkeypatch.setattr(blocks, "tile", lambda *sizes: blocks.Tile(16, 16, 4, 1))
     q, k, v, do = (x[:, :1] for x in inputs(20, 40))
-    fields = tuple(name for name in triton_statistics.FIELDS if name != "entropy" or options.get("gain", 1) > 0)
+    fields = tuple(name for name in statistics.FIELDS if name != "entropy" or options.get("gain", 1) > 0)
     given = options if with_output else {name: x for name, x in options.items() if name != "dropout"}
-    found = triton_statistics.attend(q, k, v if with_output else None, op=op, fields=fields, **given)
-    cotangents = {name: draw(n, 2, 1, 20) for n, name in enumerate(fields) if name in triton_statistics.WITH_GRADIENT}
+    found = statistics.attend(q, k, v if with_output else None, op=op, fields=fields, **given)
+    cotangents = {name: draw(n, 2, 1, 20) for n, name in enumerate(fields) if name in statistics.WITH_GRADIENT}
     dstats = attnkit.RowStatistics(**cotangents)
     if with_output:
         o, rows = attnkit.attention_with_statistics(op, q, k, v, fields=fields, **given)
         agree(found["o"], o)
         expected = attnkit.attention_with_statistics_vjp(op, q, k, v, do, dstats, fields=fields, **given)
-        grads = triton_statistics.pull(q, k, v, do, cotangents, op=op, **given)
+        grads = statistics.pull(q, k, v, do, cotangents, op=op, **given)
     else:
         rows = attnkit.row_statistics(op, q, k, fields=fields, **given)
         expected = attnkit.row_statistics_vjp(op, q, k, dstats, fields=fields, **given)
-        grads = triton_statistics.pull(q, k, None, None, cotangents, op=op, **given)
+        grads = statistics.pull(q, k, None, None, cotangents, op=op, **given)
     for name in fields:
         agree(found[name], getattr(rows, name))
     assert {*grads} == {*expected}
@@ -99,14 +99,14 @@ def test_statistics_in_blocks(
 
 def test_only_the_fields_asked_for_and_no_gradient_of_counts() -> None:
     q, k, _, _ = (x.requires_grad_() for x in inputs(5, 6))
-    found = triton_statistics.attend(q, k, None, op="pointwise_attention", fields=("entropy", "nonzero"))
+    found = statistics.attend(q, k, None, op="pointwise_attention", fields=("entropy", "nonzero"))
     assert {name: x.requires_grad for name, x in found.items()} == {"entropy": True, "nonzero": False}
 
 
 def test_rows_whose_weights_are_all_zero_pass_no_gradient() -> None:
     q, k = torch.zeros(3, 4, requires_grad=True), torch.ones(5, 4)
     options = {"op": "pointwise_attention", "activation": "identity", "fields": ("total", "maximum")}
-    found = triton_statistics.attend(q, k, None, **options)
+    found = statistics.attend(q, k, None, **options)
     (found["total"] + found["maximum"]).sum().backward()
     assert not q.grad.any()
 
@@ -117,15 +117,15 @@ def test_h_and_its_slope_to_rounding(activation: str) -> None:
     x = torch.tensor(tails.GRID)[:, None]
     q, one = torch.zeros(len(x), 1), torch.ones(1, 1)
     options = {"activation": activation, "alpha": 0.0, "bias": x}
-    tails.assert_tails(activation, False, triton_pointwise.attend(q, one, one, **options)[:, 0])
-    slope = triton_pointwise.pull(q, one, one, torch.ones(len(x), 1), **options)["bias"]
+    tails.assert_tails(activation, False, pointwise.attend(q, one, one, **options)[:, 0])
+    slope = pointwise.pull(q, one, one, torch.ones(len(x), 1), **options)["bias"]
     tails.assert_tails(activation, True, slope[:, 0])
 
 
 def test_any_strides_give_the_same_bits() -> None:
     q, k, v, _ = inputs(20, 30)
     options = {"causal": True, "bias": draw(7, 2, 20, 30), "mask": draw(8, 2, 1, 1, 30) > -1}
-    expected = triton_pointwise.attend(q, k, v, **options)
+    expected = pointwise.attend(q, k, v, **options)
     inside = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
     columns = [x.mT.contiguous().mT for x in (q, k, v)]
     wide = [torch.full((*x.shape[:-1], 3 * x.shape[-1]), torch.nan) for x in (q, k, v)]
@@ -133,51 +133,51 @@ def test_any_strides_give_the_same_bits() -> None:
         room[..., ::3] = x
     moved = {"bias": options["bias"].mT.contiguous().mT, "mask": options["mask"].expand(2, 2, 20, 30)}
     for views in (inside, columns, [room[..., ::3] for room in wide]):
-        assert torch.equal(triton_pointwise.attend(*views, **{**options, **moved}), expected)
+        assert torch.equal(pointwise.attend(*views, **{**options, **moved}), expected)
 
 
 def test_gradients_of_broadcast_arguments_are_summed() -> None:
     q, k, v, do = inputs(9, 11)
     q, k, bias = q[:, :1], k[:1], draw(9, 2, 1, 1, 11)
     expected = attnkit.pointwise_attention_vjp(q, k, v, do, impl="generic", bias=bias, activation="silu")
-    for name, grad in triton_pointwise.pull(q, k, v, do, bias=bias, activation="silu").items():
+    for name, grad in pointwise.pull(q, k, v, do, bias=bias, activation="silu").items():
         agree(grad, expected[name])
 
 
 def custom_op_arguments(**options: Any) -> tuple[Any, ...]:
     q, k, v, _ = inputs(5, 6)
     arrays = [x.requires_grad_() for x in (q, k, v)]
-    return (*arrays, *triton_pointwise.setting(q, k, **options))
+    return (*arrays, *pointwise.setting(q, k, **options))
 
 
 def test_the_custom_ops_are_registered_as_torch_wants() -> None:
     arguments = custom_op_arguments(causal=True, bias=draw(3, 5, 6).requires_grad_(), dropout=(0.2, 3))
-    torch.library.opcheck(triton_pointwise.forward, arguments)
+    torch.library.opcheck(pointwise.forward, arguments)
     detached = [x.detach() if isinstance(x, torch.Tensor) else x for x in arguments]
     checks = ("test_schema", "test_faketensor")
-    torch.library.opcheck(triton_pointwise.vjp, (draw(4, 2, 2, 5, 5), "q,k,v,bias", *detached), test_utils=checks)
+    torch.library.opcheck(pointwise.vjp, (draw(4, 2, 2, 5, 5), "q,k,v,bias", *detached), test_utils=checks)
 
 
 def test_the_custom_ops_of_statistics_are_registered_as_torch_wants() -> None:
     q, k, v, do = (x.requires_grad_() for x in inputs(5, 6))
-    options = triton_pointwise.setting(q, k, causal=True, bias=draw(3, 5, 6).requires_grad_(), dropout=(0.2, 3))
-    torch.library.opcheck(triton_statistics.forward, ("total,entropy,maximum", q, k, v, *options))
+    options = pointwise.setting(q, k, causal=True, bias=draw(3, 5, 6).requires_grad_(), dropout=(0.2, 3))
+    torch.library.opcheck(statistics.forward, ("total,entropy,maximum", q, k, v, *options))
     checks = ("test_schema", "test_faketensor")
-    torch.library.opcheck(triton_statistics.forward, ("sum_squares,visible", q, k, None, *options), test_utils=checks)
-    rows = triton_statistics.forward("total,entropy", q, k, v, *options)[1:]
+    torch.library.opcheck(statistics.forward, ("sum_squares,visible", q, k, None, *options), test_utils=checks)
+    rows = statistics.forward("total,entropy", q, k, v, *options)[1:]
     detached = [x.detach() if isinstance(x, torch.Tensor) else x for x in (q, k, v, *options)]
     saved, cotangents = [x.detach() for x in rows], [rows[0].detach(), rows[0].detach(), None, None]
     arguments = (do.detach(), cotangents, saved, "q,k,v,bias", *detached)
-    torch.library.opcheck(triton_statistics.vjp, arguments, test_utils=checks)
+    torch.library.opcheck(statistics.vjp, arguments, test_utils=checks)
 
 
 def test_statistics_have_no_second_derivative_and_map_as_a_loop() -> None:
     q, k, v, _ = inputs(5, 6)
     options = {"op": "reluformer_attention", "alpha": 0.5, "fields": ("total", "maximum")}
-    mapped = torch.vmap(lambda q, k: triton_statistics.attend(q, k, None, **options)["total"])(q, k)
-    assert torch.equal(mapped[1], triton_statistics.attend(q[1], k[1], None, **options)["total"])
+    mapped = torch.vmap(lambda q, k: statistics.attend(q, k, None, **options)["total"])(q, k)
+    assert torch.equal(mapped[1], statistics.attend(q[1], k[1], None, **options)["total"])
     q.requires_grad_()
-    total = triton_statistics.attend(q, k, v, **options)["total"]
+    total = statistics.attend(q, k, v, **options)["total"]
     (grad,) = torch.autograd.grad(total.sum(), q, create_graph=True)
     with pytest.raises(NotImplementedError, match="triton_statistics has no second derivatives"):
         grad.sum().backward()
@@ -185,15 +185,15 @@ def test_statistics_have_no_second_derivative_and_map_as_a_loop() -> None:
 
 def test_a_second_derivative_says_that_there_is_none() -> None:
     q, k, v, _ = (x.requires_grad_() for x in inputs(5, 6))
-    (grad,) = torch.autograd.grad(triton_pointwise.attend(q, k, v).sum(), q, create_graph=True)
+    (grad,) = torch.autograd.grad(pointwise.attend(q, k, v).sum(), q, create_graph=True)
     with pytest.raises(NotImplementedError, match="triton_pointwise has no second derivatives"):
         grad.sum().backward()
 
 
 def test_gradients_added_in_any_order_are_refused_in_deterministic_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v, _ = (x.requires_grad_() for x in inputs(5, 6))
-    o = triton_pointwise.attend(q, k, v, atomic=True)
-    of_queries_alone = triton_pointwise.attend(q, k.detach(), v.detach(), atomic=True)
+    o = pointwise.attend(q, k, v, atomic=True)
+    of_queries_alone = pointwise.attend(q, k.detach(), v.detach(), atomic=True)
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
     of_queries_alone.sum().backward()
     with pytest.raises(RuntimeError, match="impl='triton_atomic' adds in no fixed order"):
@@ -202,6 +202,6 @@ def test_gradients_added_in_any_order_are_refused_in_deterministic_mode(monkeypa
 
 def test_vmap_is_a_loop() -> None:
     q, k, v, _ = inputs(5, 6)
-    mapped = torch.vmap(lambda q, v: triton_pointwise.attend(q, k[0], v, dropout=(0.5, 1)), (0, 0))(q, v)
+    mapped = torch.vmap(lambda q, v: pointwise.attend(q, k[0], v, dropout=(0.5, 1)), (0, 0))(q, v)
     for n in range(2):
-        assert torch.equal(mapped[n], triton_pointwise.attend(q[n], k[0], v[n], dropout=(0.5, 1)))
+        assert torch.equal(mapped[n], pointwise.attend(q[n], k[0], v[n], dropout=(0.5, 1)))

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import attnkit
-from attnkit.backends.torch import custom, triton_linear, triton_linear_launch
+from attnkit.backends.torch import custom
+from attnkit.backends.torch.triton import linear, linear_launch
 
 EPS = torch.finfo(torch.float32).eps
 D, E = 4, 3
@@ -58,18 +59,18 @@ CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...] | None,
 
 @pytest.mark.parametrize("name", CASES)
 def test_states_in_and_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_linear_launch, "FEWEST", 1)
+    monkeypatch.setattr(linear_launch, "FEWEST", 1)
     of_q, of_k, of_state, options = CASES[name]
     q, k, v = inputs(of_q, of_k)
     initial = None if of_state is None else state(*of_state)
     options = {**options, "initial_state": initial}
     o, kept = attnkit.linear_attention(q, k, v, **options, return_state=True, impl="generic")
-    agree(triton_linear.attend(q, k, v, **options, return_state=True), (o, kept))
-    agree(triton_linear.attend(q, k, v, **options), o)
+    agree(linear.attend(q, k, v, **options, return_state=True), (o, kept))
+    agree(linear.attend(q, k, v, **options), o)
     do = draw(6, *o.shape)
     for dstate in (None, (draw(9, *kept[0].shape), draw(10, *kept[1].shape))):
         expected = attnkit.linear_attention_vjp(q, k, v, do, dstate=dstate, **options, impl="generic")
-        found = triton_linear.pull(q, k, v, do, dstate=dstate, **options)
+        found = linear.pull(q, k, v, do, dstate=dstate, **options)
         assert found.keys() == expected.keys()
         for part, grad in found.items():
             agree(grad, expected[part])
@@ -79,14 +80,14 @@ def test_a_part_of_dstate_may_be_missing() -> None:
     q, k, v = inputs((9,), (9,))
     for dstate in ((None, draw(10, D)), (draw(9, D, E), None)):
         expected = attnkit.linear_attention_vjp(q, k, v, v, dstate=dstate, impl="generic")
-        for part, grad in triton_linear.pull(q, k, v, v, dstate=dstate).items():
+        for part, grad in linear.pull(q, k, v, v, dstate=dstate).items():
             agree(grad, expected[part])
 
 
 def test_gradients_of_a_state_keep_the_digits_of_float32() -> None:
     q, k, v = (x.half() for x in inputs((2, 9), (2, 9)))
     options = {"initial_state": state(2), "causal": True}
-    found = triton_linear.pull(q, k, v, torch.ones_like(v), **options)["initial_state"]
+    found = linear.pull(q, k, v, torch.ones_like(v), **options)["initial_state"]
     agree(found, attnkit.linear_attention_vjp(q, k, v, torch.ones_like(v), **options, impl="generic")["initial_state"])
 
 
@@ -97,18 +98,18 @@ def test_sums_that_are_divided_among_warps(dtype: torch.dtype, d: int) -> None:
     wide = [x.double() for x in (q, k, v, do)]
     allowed = 64 * EPS if dtype == torch.float32 else 4 * torch.finfo(dtype).eps
     expected = attnkit.linear_attention_vjp(*wide, causal=True)
-    found = triton_linear.pull(q, k, v, do, causal=True)
+    found = linear.pull(q, k, v, do, causal=True)
     for name, truth in {**expected, "o": attnkit.linear_attention(*wide[:3], causal=True)}.items():
-        got = triton_linear.attend(q, k, v, causal=True) if name == "o" else found[name]
+        got = linear.attend(q, k, v, causal=True) if name == "o" else found[name]
         assert (got - truth).abs().max() <= allowed * truth.abs().max(), name
 
 
 def test_states_that_do_not_fit_are_refused() -> None:
     q, k, v = inputs((2, 9), (2, 9))
     with pytest.raises(ValueError, match="initial_state's S has shape"):
-        triton_linear.attend(q, k, v, initial_state=state(3))
+        linear.attend(q, k, v, initial_state=state(3))
     with pytest.raises(ValueError, match="dstate's S has shape"):
-        triton_linear.pull(q, k, v, v, dstate=state(1))
+        linear.pull(q, k, v, v, dstate=state(1))
 
 
 def arguments(**options: Any) -> tuple[Any, ...]:
@@ -120,17 +121,17 @@ def arguments(**options: Any) -> tuple[Any, ...]:
 
 def test_the_custom_ops_are_registered_as_torch_wants() -> None:
     op, tensors, names, text = arguments(return_state=True, causal=True)
-    torch.library.opcheck(triton_linear.CUSTOM.forward, (op, tensors, names, text))
+    torch.library.opcheck(linear.CUSTOM.forward, (op, tensors, names, text))
     tensors = [x.detach() for x in tensors]
-    o, S, z = triton_linear.CUSTOM.forward(op, tensors, names, text)
+    o, S, z = linear.CUSTOM.forward(op, tensors, names, text)
     checks = ("test_schema", "test_faketensor")
     given = (op, [*tensors, S, z], f"{names},dS,dz", text, torch.ones_like(o), "q,v,initial_S")
-    torch.library.opcheck(triton_linear.CUSTOM.vjp, given, test_utils=checks)
+    torch.library.opcheck(linear.CUSTOM.vjp, given, test_utils=checks)
 
 
 def test_a_second_derivative_says_that_there_is_none() -> None:
     q, k, v = (x.requires_grad_() for x in inputs((2, 9), (2, 9)))
-    _, (S, _) = triton_linear.attend(q, k, v, return_state=True)
+    _, (S, _) = linear.attend(q, k, v, return_state=True)
     (grad,) = torch.autograd.grad(S.sum(), k, create_graph=True)
     with pytest.raises(NotImplementedError, match="triton_linear has no second derivatives"):
         grad.sum().backward()
@@ -140,16 +141,16 @@ def test_vmap_is_a_loop() -> None:
     q, k, v = inputs((2, 9), (2, 9))
     initial = state(2)
     options = {"return_state": True, "causal": True}
-    mapped = torch.vmap(lambda *x: triton_linear.attend(*x[:3], initial_state=x[3:], **options))(q, k, v, *initial)
-    whole = triton_linear.attend(q, k, v, initial_state=initial, **options)
+    mapped = torch.vmap(lambda *x: linear.attend(*x[:3], initial_state=x[3:], **options))(q, k, v, *initial)
+    whole = linear.attend(q, k, v, initial_state=initial, **options)
     assert torch.equal(mapped[0], whole[0])
     assert all(torch.equal(one, other) for one, other in zip(mapped[1], whole[1], strict=True))
 
 
 def test_a_sequence_in_two_parts() -> None:
     q, k, v = inputs((2, 30), (2, 30))
-    whole = triton_linear.attend(q, k, v, causal=True, return_state=True)
-    first, kept = triton_linear.attend(q[:, :13], k[:, :13], v[:, :13], causal=True, return_state=True)
+    whole = linear.attend(q, k, v, causal=True, return_state=True)
+    first, kept = linear.attend(q[:, :13], k[:, :13], v[:, :13], causal=True, return_state=True)
     options = {"causal": True, "return_state": True, "initial_state": kept}
-    second, last = triton_linear.attend(q[:, 13:], k[:, 13:], v[:, 13:], **options)
+    second, last = linear.attend(q[:, 13:], k[:, 13:], v[:, 13:], **options)
     agree((torch.cat([first, second], 1), last), whole)

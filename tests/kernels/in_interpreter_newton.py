@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import attnkit
-from attnkit.backends.torch import custom, triton_newton
+from attnkit.backends.torch import custom
+from attnkit.backends.torch.triton import newton
 
 EPS = torch.finfo(torch.float32).eps
 
@@ -29,19 +30,19 @@ def agree(got: torch.Tensor, expected: torch.Tensor) -> None:
 def test_large_matrices_in_registers_and_through_memory(
     m: int, inverse_grad: str, capability: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("attnkit.backends.torch.triton_launch.NEWEST", capability)
+    monkeypatch.setattr("attnkit.backends.torch.triton.launch.NEWEST", capability)
     a = torch.eye(m) + matrices(2, m=m)
     dx, scale = matrices(2, m=m), torch.tensor([0.7, 0.9])
     options = {"newton_steps": 6, "inverse_grad": inverse_grad, "init_scale": scale}
-    agree(triton_newton.invert(a, **options), attnkit.newton_inverse(a, impl="generic", **options))
+    agree(newton.invert(a, **options), attnkit.newton_inverse(a, impl="generic", **options))
     expected = attnkit.newton_inverse_vjp(a, dx, impl="generic", **options)
-    for name, grad in triton_newton.pull(a, dx, **options).items():
+    for name, grad in newton.pull(a, dx, **options).items():
         agree(grad, expected[name])
 
 
 def test_half_types_are_read_and_written_once() -> None:
     a = matrices(3).half().requires_grad_()
-    x = triton_newton.invert(a, newton_steps=4, inverse_grad="unrolled")
+    x = newton.invert(a, newton_steps=4, inverse_grad="unrolled")
     assert x.dtype == torch.float32
     agree(x, attnkit.newton_inverse(a.float(), newton_steps=4))
     (da,) = torch.autograd.grad(x.sum(), a)
@@ -53,16 +54,16 @@ def test_half_types_are_read_and_written_once() -> None:
 def test_any_strides_and_leading_axes_give_the_same_bits() -> None:
     a = matrices(2, 1, 3)
     a = a + 0.01 * torch.arange(5.0)  # not symmetric
-    expected = triton_newton.invert(a)
-    assert torch.equal(triton_newton.invert(a.mT.contiguous().mT), expected)
-    assert torch.equal(triton_newton.invert(a.transpose(0, 2)), expected.transpose(0, 2))
-    assert torch.equal(triton_newton.invert(a[1, 0, 2]), expected[1, 0, 2])
+    expected = newton.invert(a)
+    assert torch.equal(newton.invert(a.mT.contiguous().mT), expected)
+    assert torch.equal(newton.invert(a.transpose(0, 2)), expected.transpose(0, 2))
+    assert torch.equal(newton.invert(a[1, 0, 2]), expected[1, 0, 2])
 
 
 def test_nan_stays_nan_and_residuals_have_no_gradient() -> None:
     a = matrices(2)
     a[0, 1, 2] = torch.nan
-    x, residuals = triton_newton.invert(a.requires_grad_(), newton_steps=1, return_residuals=True)
+    x, residuals = newton.invert(a.requires_grad_(), newton_steps=1, return_residuals=True)
     assert x[0].isnan().all()
     assert x[1].isfinite().all()
     assert residuals.shape == (2, 2)
@@ -78,22 +79,22 @@ def arguments(**options: Any) -> tuple[Any, ...]:
 @pytest.mark.parametrize("options", [{"inverse_grad": "unrolled"}, {"return_residuals": True}], ids=str)
 def test_the_custom_ops_are_registered_as_torch_wants(options: dict[str, Any]) -> None:
     op, tensors, names, text = arguments(**options)
-    torch.library.opcheck(triton_newton.CUSTOM.forward, (op, tensors, names, text))
+    torch.library.opcheck(newton.CUSTOM.forward, (op, tensors, names, text))
     tensors = [x.detach() for x in tensors]
     dx, checks = torch.ones_like(tensors[0]), ("test_schema", "test_faketensor")
-    torch.library.opcheck(triton_newton.CUSTOM.vjp, (op, tensors, names, text, dx, "a"), test_utils=checks)
+    torch.library.opcheck(newton.CUSTOM.vjp, (op, tensors, names, text, dx, "a"), test_utils=checks)
 
 
 def test_a_second_derivative_says_that_there_is_none() -> None:
     a = matrices(2).requires_grad_()
-    (grad,) = torch.autograd.grad(triton_newton.invert(a).sum(), a, create_graph=True)
+    (grad,) = torch.autograd.grad(newton.invert(a).sum(), a, create_graph=True)
     with pytest.raises(NotImplementedError, match="triton_newton has no second derivatives"):
         grad.sum().backward()
 
 
 def test_vmap_is_a_loop() -> None:
     a = matrices(3, 2)
-    assert torch.equal(torch.vmap(triton_newton.invert)(a), triton_newton.invert(a))
-    mapped = torch.vmap(lambda a: triton_newton.invert(a, return_residuals=True))(a)
-    for one, whole in zip(mapped, triton_newton.invert(a, return_residuals=True), strict=True):
+    assert torch.equal(torch.vmap(newton.invert)(a), newton.invert(a))
+    mapped = torch.vmap(lambda a: newton.invert(a, return_residuals=True))(a)
+    for one, whole in zip(mapped, newton.invert(a, return_residuals=True), strict=True):
         assert torch.equal(one, whole)

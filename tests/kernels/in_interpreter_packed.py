@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import attnkit
-from attnkit.backends.torch import triton_linear_launch, triton_packed
+from attnkit.backends.torch.triton import linear_launch, packed
 from attnkit.kernels.triton import blocks, linear_blocks, rows_blocks
 from tests.kernels.in_interpreter import agree, draw
 
@@ -28,7 +28,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows_blocks, "resident", lambda *sizes: None)
     monkeypatch.setattr(linear_blocks, "tile", lambda *sizes: linear_blocks.Tile(16, 16, 4, 1))
     monkeypatch.setattr(linear_blocks, "UNIT", 16)
-    monkeypatch.setattr(triton_linear_launch, "FEWEST", 1)
+    monkeypatch.setattr(linear_launch, "FEWEST", 1)
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -37,9 +37,9 @@ def test_sequences_of_several_blocks(op: str, options: dict[str, Any]) -> None:
     q, k, v, do = (draw(n, *shape) for n, shape in enumerate(((60, 4, 8), (41, 2, 8), (41, 2, 5), (60, 4, 5))))
     edges = [torch.tensor(edge) for edge in EDGES] if options.get("causal") else EDGES
     options = {**options, "enable_gqa": True}
-    attend, pull = triton_packed.OPS[op]
+    attend, pull = packed.OPS[op]
     expected = getattr(attnkit, f"{op}_packed")(q, k, v, *EDGES, impl="generic", **options)
-    agree(triton_packed.attend(attend, q, k, v, *edges, **options), expected)
+    agree(packed.attend(attend, q, k, v, *edges, **options), expected)
     grads = getattr(attnkit, f"{op}_packed_vjp")(q, k, v, *EDGES, do, impl="generic", **options)
-    for name, grad in triton_packed.pull(pull, q, k, v, *edges, do, **options).items():
+    for name, grad in packed.pull(pull, q, k, v, *edges, do, **options).items():
         agree(grad, grads[name])

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import attnkit
-from attnkit.backends.torch import triton_rows
+from attnkit.backends.torch.triton import rows as triton_rows
 from attnkit.kernels.triton import rows_blocks
 from attnkit.kernels.triton.blocks import Tile
 

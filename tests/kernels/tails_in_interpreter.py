@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from attnkit._activations import NAMES
+from attnkit._core.activations import NAMES
 from attnkit.kernels.triton.activations import ACTIVATIONS
 from tests.library import tails
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from attnkit import ACTIVATIONS, row_statistics
-from attnkit.backends.torch.triton_launch import EXACT_ZEROS
+from attnkit.backends.torch.triton.launch import EXACT_ZEROS
 from attnkit.kernels.cuda import statistics
 from attnkit_conformance import core
 from attnkit_conformance.adapter import Unsupported

@@ -14,7 +14,7 @@ pytest.importorskip("cupy", reason="cupy is not installed")
 
 import cupy
 
-from attnkit import _dispatch as dispatch
+from attnkit._core import dispatch
 from attnkit.backends.cupy import KERNELS as cupy_kernels
 from attnkit.backends.cupy import cuda, gpu
 from attnkit_conformance.adapters.cuda_cpu.build import Library, missing_compiler

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attnkit._activations import NAMES
+from attnkit._core.activations import NAMES
 from attnkit.kernels.cuda import launch
 from attnkit_conformance.adapters.cuda_cpu import CudaOnCpu, build
 from tests.library import tails

@@ -21,7 +21,8 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from attnkit.backends.torch import triton_launch, triton_pointwise, triton_statistics  # noqa: E402
+from attnkit.backends.torch.triton import launch as triton_launch  # noqa: E402
+from attnkit.backends.torch.triton import pointwise, statistics  # noqa: E402
 from attnkit.kernels.triton.blocks import Tile  # noqa: E402
 
 from .selection import later  # noqa: E402
@@ -94,7 +95,7 @@ def compiled(launch: triton_launch.Launch, capability: int, folder: Path) -> Com
 def launches(q: torch.Tensor, v: torch.Tensor | None = None, **options: Any) -> dict[str, triton_launch.Launch]:
     """The launches of a call and of its gradients, by the names of their kernels."""
     v = q if v is None else v
-    setting = triton_pointwise.setting(q, q, **options)
+    setting = pointwise.setting(q, q, **options)
     grads = {"q": q, "k": q, "v": v}
     if setting.bias is not None:
         grads["bias"] = torch.empty(1, q.shape[1], q.shape[2], q.shape[2])
@@ -114,7 +115,7 @@ def compile_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     return run
 
 
-ALL_FIELDS = ",".join(triton_statistics.FIELDS)
+ALL_FIELDS = ",".join(statistics.FIELDS)
 HEAVY = ("forward", "backward_queries", "backward_keys")
 
 
@@ -156,7 +157,7 @@ def test_no_spills_enough_memory_and_tensor_cores(
 )
 def test_distances_spill_nothing(compile_for: Any, dtype: torch.dtype, d: int, capability: int) -> None:
     q = torch.empty(2, 8, 1024, d, dtype=dtype)
-    found = compile_for(lambda: launches(q, **triton_pointwise.GAUSSIAN, causal=True), capability)
+    found = compile_for(lambda: launches(q, **pointwise.GAUSSIAN, causal=True), capability)
     assert {*found} == {*HEAVY, "centre", "move"}
     for name, kernel in found.items():
         assert kernel.stack == 0, f"{name} spills {kernel.stack} bytes"
@@ -184,10 +185,10 @@ def launches_with_statistics(
     q: torch.Tensor, fields: str = ALL_FIELDS, with_output: bool = True, **options: Any
 ) -> dict[str, triton_launch.Launch]:
     """The launches of a call with statistics and of its gradients."""
-    setting, v = triton_pointwise.setting(q, q, **options), q if with_output else None
-    rows = {name: torch.empty(q.shape[:-1]) for name in triton_statistics.outputs(fields)}
+    setting, v = pointwise.setting(q, q, **options), q if with_output else None
+    rows = {name: torch.empty(q.shape[:-1]) for name in statistics.outputs(fields)}
     rows["first"] = rows["first"].to(torch.int32)
-    wanted = tuple(rows.get(name) for name in (*triton_statistics.FIELDS, "first"))
+    wanted = tuple(rows.get(name) for name in (*statistics.FIELDS, "first"))
     given = (rows["first"], *wanted[:4], *(wanted[:2] if "entropy" in fields else (None, None)))
     grads = {"q": q, "k": q, "v": q}
     if setting.bias is not None:
@@ -198,7 +199,7 @@ def launches_with_statistics(
 
 
 @pytest.mark.emulated
-@pytest.mark.parametrize(("fields", "own"), [("total", {}), ("maximum", triton_pointwise.GAUSSIAN)], ids=str)
+@pytest.mark.parametrize(("fields", "own"), [("total", {}), ("maximum", pointwise.GAUSSIAN)], ids=str)
 def test_statistics_alone_compile_with_every_option(compile_for: Any, fields: str, own: dict[str, Any]) -> None:
     q = torch.empty(2, 4, 100, 64, dtype=torch.float16)
     options = {**own, "bias": torch.empty(4, 100, 100), "mask": torch.empty(100, 100, dtype=torch.bool)}
@@ -211,7 +212,7 @@ def test_statistics_alone_compile_with_every_option(compile_for: Any, fields: st
     ("dtype", "d", "capability", "own"),
     [
         later(torch.float16, 64, 80, {}),
-        later(torch.bfloat16, 64, 90, triton_pointwise.GAUSSIAN),
+        later(torch.bfloat16, 64, 90, pointwise.GAUSSIAN),
         (torch.bfloat16, 128, 90, {}),
         later(torch.float32, 128, 90, {}),
     ],
@@ -230,7 +231,7 @@ def test_statistics_spill_nothing(
 
 
 @pytest.mark.emulated
-@pytest.mark.parametrize("own", [{"activation": "gelu", "shift": "-log_length"}, triton_pointwise.GAUSSIAN], ids=str)
+@pytest.mark.parametrize("own", [{"activation": "gelu", "shift": "-log_length"}, pointwise.GAUSSIAN], ids=str)
 def test_every_option_compiles_and_has_enough_memory(own: dict[str, Any], compile_for: Any) -> None:
     q, v = torch.empty(2, 4, 100, 128, dtype=torch.bfloat16), torch.empty(2, 4, 100, 100, dtype=torch.bfloat16)
     options = {
@@ -240,7 +241,7 @@ def test_every_option_compiles_and_has_enough_memory(own: dict[str, Any], compil
         "query_mask": torch.empty(2, 1, 100, dtype=torch.bool),
     }  # fmt: skip
     found = compile_for(lambda: launches(q, v, **options), 90)
-    before = {"centre", "move"} if own is triton_pointwise.GAUSSIAN else {"row_constants"}
+    before = {"centre", "move"} if own is pointwise.GAUSSIAN else {"row_constants"}
     assert set(found) == {*HEAVY, "backward_bias"} | before
     for name, kernel in found.items():
         assert kernel.shared <= MEMORY[90], f"{name} needs {kernel.shared} bytes of shared memory"

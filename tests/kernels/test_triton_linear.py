@@ -12,7 +12,8 @@ from attnkit_conformance.worker import WorkerAdapter
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from attnkit.backends.torch import triton_launch, triton_linear, triton_linear_launch
+from attnkit.backends.torch.triton import launch as triton_launch
+from attnkit.backends.torch.triton import linear, linear_launch
 
 from .interpreted import MODE
 from .selection import FEW, later
@@ -135,8 +136,8 @@ def launches(
     """
     k = q if k is None else k
     v = k if v is None else v
-    setting = triton_linear_launch.setting(q, k, v, **options, initial_S=None if state is None else state[0])
-    call = triton_linear_launch.Call(q, k, v, setting)
+    setting = linear_launch.setting(q, k, v, **options, initial_S=None if state is None else state[0])
+    call = linear_launch.Call(q, k, v, setting)
     o = q.new_empty((*setting.a.leading, setting.a.queries, setting.a.e))
     grads = {name: x.new_empty((*setting.held_leading, *x.shape[-2:])) for name, x in (("k", k), ("v", v))} | {"q": q}
     grads |= {} if state is None else {"initial_S": state[0], "initial_z": state[1]}
@@ -145,7 +146,7 @@ def launches(
     found = {**backward, **forward, "rows": backward["outputs"]}
     if state is not None:
         alone = setting.of_keys_alone(tuple(state[0].shape[:-2]))
-        kept, final = triton_linear_launch.Call(k[..., :0, :], k, v, alone).kept(state, state)
+        kept, final = linear_launch.Call(k[..., :0, :], k, v, alone).kept(state, state)
         found |= {"kept": kept, "final": final}
     return found
 
@@ -225,7 +226,7 @@ def test_what_is_not_served_says_so() -> None:
 
     q = torch.zeros(2, 3, 4)
     assert "run on CUDA" in str(attnkit.explain(attnkit.linear_attention, q, q, q)["triton"])
-    assert "mask of pairs" in str(triton_linear.unserved(q, q, q, mask=torch.ones(3, 3, dtype=torch.bool)))
-    assert "feature map" in str(triton_linear.unserved(q, q, q, feature_map=abs))
-    assert "without features" in str(triton_linear.unserved(q, q, q[..., :0]))
-    assert triton_linear.unserved(q, q, q, return_state=True) is None
+    assert "mask of pairs" in str(linear.unserved(q, q, q, mask=torch.ones(3, 3, dtype=torch.bool)))
+    assert "feature map" in str(linear.unserved(q, q, q, feature_map=abs))
+    assert "without features" in str(linear.unserved(q, q, q[..., :0]))
+    assert linear.unserved(q, q, q, return_state=True) is None

@@ -14,7 +14,8 @@ from attnkit_conformance.worker import WorkerAdapter
 pytest.importorskip("triton", reason="triton is not installed")
 
 import attnkit
-from attnkit.backends.torch import triton_launch, triton_newton
+from attnkit.backends.torch.triton import launch as triton_launch
+from attnkit.backends.torch.triton import newton
 
 from .interpreted import MODE
 from .selection import later
@@ -119,7 +120,7 @@ def test_a_planted_bug_is_found(name: str, other: str, case: str, with_other: An
 
 def launches(a: torch.Tensor, **options: Any) -> dict[str, triton_launch.Launch]:
     """The launches of a call and of its gradients, by the names of their kernels; those of `inverse` by their use."""
-    c = triton_newton.call_of(a, **options)
+    c = newton.call_of(a, **options)
     factors = torch.empty(c.leading) if isinstance(c.init_scale, torch.Tensor) else None
     again, gradient = c.backward(torch.empty(a.shape), a, factors)
     return {
@@ -152,5 +153,5 @@ def test_what_is_not_served_says_so() -> None:
     assert "run on CUDA" in str(attnkit.explain(attnkit.soft_attention, q, q, q[:, :3])["triton"])
     with pytest.raises(NotImplementedError, match="run on CUDA"):
         attnkit.soft_attention(q, q, q[:, :3], impl="triton")
-    assert "more than 64 rows" in str(triton_newton.too_large(65))
-    assert triton_newton.too_large(64) is None
+    assert "more than 64 rows" in str(newton.too_large(65))
+    assert newton.too_large(64) is None

@@ -15,7 +15,9 @@ from attnkit_conformance.worker import WorkerAdapter
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from attnkit.backends.torch import triton_launch, triton_linear_launch, triton_pointwise, triton_rows
+from attnkit.backends.torch.triton import launch as triton_launch
+from attnkit.backends.torch.triton import linear_launch, pointwise
+from attnkit.backends.torch.triton import rows as triton_rows
 
 from .interpreted import MODE
 from .selection import first_now, later
@@ -90,7 +92,7 @@ def operands() -> tuple[torch.Tensor, dict[str, Any]]:
 
 def of_pointwise() -> list[triton_launch.Launch]:
     q, options = operands()
-    s = triton_pointwise.setting(q, q, alpha=0.5, shift="-log_length", window=(50, None), **options)
+    s = pointwise.setting(q, q, alpha=0.5, shift="-log_length", window=(50, None), **options)
     launches = triton_launch.forward_launches(q, q, q, q, s)
     return launches + triton_launch.backward_launches(q, q, q, q, {"q": q, "k": q, "v": q}, s)
 
@@ -105,7 +107,7 @@ def of_rows() -> list[triton_launch.Launch]:
 
 def of_linear() -> list[triton_launch.Launch]:
     q, options = operands()
-    call = triton_linear_launch.Call(q, q, q, triton_linear_launch.setting(q, q, q, **options))
+    call = linear_launch.Call(q, q, q, linear_launch.setting(q, q, q, **options))
     return call.forward(q, None) + call.backward(q, {"q": q, "k": q, "v": q}, None, None)
 
 

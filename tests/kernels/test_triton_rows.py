@@ -15,7 +15,8 @@ from attnkit_conformance.worker import WorkerAdapter
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from attnkit.backends.torch import triton_launch, triton_rows
+from attnkit.backends.torch.triton import launch as triton_launch
+from attnkit.backends.torch.triton import rows as triton_rows
 from attnkit.kernels.triton.blocks import Tile
 
 from .interpreted import MODE

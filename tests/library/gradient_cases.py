@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import attnkit
-from attnkit._activations import NAMES
+from attnkit._core.activations import NAMES
 from attnkit_conformance.adapters.base import AttnkitAdapter
 from attnkit_conformance.opdb import BY_NAME
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from attnkit._activations import ACTIVATIONS, NAMES
-from attnkit._dispatch import namespace
-from attnkit._special import relu
-from attnkit.backends.numpy import in_place
-from attnkit.backends.torch import in_place as torch_in_place
+from attnkit._core.activations import ACTIVATIONS, NAMES
+from attnkit._core.dispatch import namespace
+from attnkit._core.special import relu
+from attnkit.backends.numpy import workspace
+from attnkit.backends.torch import workspace as torch_in_place
 
 from . import tails, torch_tails
 from .torch_tails import DTYPES
@@ -82,9 +82,9 @@ def test_torch_by_fewer_instructions(capability: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_numpy_in_place(dtype: str) -> None:
-    for name, overwrite in in_place.OVERWRITE.items():
+    for name, overwrite in workspace.OVERWRITE.items():
         tails.assert_tails(name, False, overwrite(grid("numpy", dtype)))
-    for name, pull in in_place.PULL.items():
+    for name, pull in workspace.PULL.items():
         s = grid("numpy", dtype)
         value, slope = pull(s, np.ones_like(s))
         tails.assert_tails(name, False, value)
@@ -141,7 +141,9 @@ def test_nan_stays_and_zeros_are_exact(name: str, library: str) -> None:
     assert ACTIVATIONS[name].through_zero == (value[1] == 0.0) == (value[2] == 0.0)
 
 
-@pytest.mark.parametrize(("library", "overwrite"), [("numpy", in_place.OVERWRITE), ("torch", torch_in_place.OVERWRITE)])
+@pytest.mark.parametrize(
+    ("library", "overwrite"), [("numpy", workspace.OVERWRITE), ("torch", torch_in_place.OVERWRITE)]
+)
 def test_nan_stays_in_place(library: str, overwrite: Any) -> None:
     for name, h in overwrite.items():
         assert np.isnan(np.asarray(h(ARRAYS[library](np.array([np.nan], np.float32))))).all(), name

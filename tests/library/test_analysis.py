@@ -14,7 +14,8 @@ import torch
 
 import attnkit
 import attnkit_reference as reference
-from attnkit import analysis, analysis_rows
+from attnkit import analysis
+from attnkit.analysis import rows
 from attnkit_conformance import tolerance
 
 from .arrays import normal, to_numpy
@@ -152,7 +153,7 @@ def test_merging_what_does_not_fit_is_an_error():
 
 @pytest.mark.parametrize("op", ["softmax_attention", "pointwise_attention", "entmax_attention", "gaussian_attention"])
 def test_blocks_are_the_weights_of_the_op(op, monkeypatch):
-    monkeypatch.setattr(analysis_rows, "_BLOCK", 3 * 2 * 2 * 7)  # three queries
+    monkeypatch.setattr(rows, "_BLOCK", 3 * 2 * 2 * 7)  # three queries
     q, k = normal((2, 2, 8, 6), (2, 1, 7, 6))
     options = {"causal": True, "query_mask": np.arange(8) != 5, "key_lengths": np.array([[6], [4]]), "enable_gqa": True}
     blocks = list(analysis.weight_blocks(op, q, k, **options))
@@ -238,7 +239,7 @@ def test_singular_values_need_linear_algebra(monkeypatch):
         __name__ = "bare"
 
     with pytest.raises(NotImplementedError, match="condition_number: needs singular values, and bare has no extension"):
-        attnkit._special.singular_values(Bare(), None, "condition_number")
+        attnkit._core.special.singular_values(Bare(), None, "condition_number")
 
 
 # ---------------------------------------------------------------------------------------------- moments

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import attnkit
-from attnkit import _in_place
-from attnkit._activations import ACTIVATIONS, NAMES
-from attnkit.backends.numpy import blocked, in_place, softmax
+from attnkit._core.activations import ACTIVATIONS, NAMES
+from attnkit.backends import in_place
+from attnkit.backends.numpy import blocked, softmax, workspace
 from attnkit_conformance.adapters import find
 from attnkit_conformance.judge import judge
 
@@ -19,7 +19,7 @@ from .arrays import OPTIONS, assert_close, normal, qkv
 
 def sized(monkeypatch: pytest.MonkeyPatch, scores: int, queries: int) -> None:
     for name, value in (("SCORES", scores), ("QUERIES", queries), ("CAUSAL_QUERIES", queries)):
-        monkeypatch.setattr(_in_place, name, value)
+        monkeypatch.setattr(in_place, name, value)
 
 
 def both(op: str, impl: str, do: np.ndarray, *arrays: np.ndarray, **options: Any) -> list[np.ndarray]:
@@ -73,7 +73,7 @@ def test_non_linearities_keep_their_digits_far_out(dtype: str, largest: float) -
     """Each value that is a normal number, to a few eps of itself and of its exponent, and without a warning."""
     s = np.concatenate([np.linspace(-largest, largest, 4001), np.linspace(-1e-3, 1e-3, 401)]).astype(dtype)
     tiny, eps = np.finfo(dtype).tiny, np.finfo(dtype).eps
-    for name, overwrite in in_place.OVERWRITE.items():
+    for name, overwrite in workspace.OVERWRITE.items():
         want = ACTIVATIONS[name].h(np, s.astype(np.float64)) if dtype == "float32" else ACTIVATIONS[name].h(np, s)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -88,7 +88,7 @@ def test_non_linearities_keep_their_digits_far_out(dtype: str, largest: float) -
 def test_zeros_are_put_over_anything() -> None:
     x = np.array([[np.nan, 1.0, -np.inf], [-0.0, 5.0, np.inf]])
     for dtype in (np.float32, np.float64):
-        got = in_place.cleared(x.astype(dtype), np.array([[True, False, True], [True, False, True]]))
+        got = workspace.cleared(x.astype(dtype), np.array([[True, False, True], [True, False, True]]))
         assert np.array_equal(got, np.array([[0.0, 1.0, 0.0], [0.0, 5.0, 0.0]]))
         assert not np.signbit(got).any()
 
@@ -96,7 +96,7 @@ def test_zeros_are_put_over_anything() -> None:
 @pytest.mark.parametrize(
     ("op", "module", "name", "wrong"),
     [
-        ("pointwise_attention", _in_place.Prepared, "hide", lambda self, xp, x: x),
+        ("pointwise_attention", in_place.Prepared, "hide", lambda self, xp, x: x),
         ("softmax_attention", softmax, "forbidden", lambda p, s: s),
         ("softmax_attention", softmax.Row, "inverse", property(lambda self: np.ones_like(self.z))),
     ],

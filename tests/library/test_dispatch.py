@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import attnkit
-from attnkit._dispatch import Kernel
+from attnkit._core.dispatch import Kernel
 from attnkit.backends import torch as torch_backend
 
 from .arrays import assert_close, qkv

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from attnkit import gaussian
+from attnkit.ops import gaussian
 
 from .arrays import close, normal, qkv, to_numpy
 

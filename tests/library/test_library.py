@@ -13,7 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import attnkit
-from attnkit._library import beside, library, namespace
+from attnkit._core.library import beside, library, namespace
 
 X = np.ones((2, 3), np.float32)
 

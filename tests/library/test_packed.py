@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import attnkit
-from attnkit import packed
+from attnkit.ops import packed
 
 from .arrays import assert_close
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from attnkit import sparse, sparse_rela, sparse_sima
+from attnkit.ops import entmax, rela
+from attnkit.ops.lowrank import sima
 
 from .arrays import close, normal, qkv, to_numpy
 
@@ -20,46 +21,46 @@ W = np.ones(18)
 ALPHA = np.linspace(1.1, 2.0, 5)[:, None]
 
 ERRORS = [
-    (sparse.entmax_attention, {"alpha": 1.005}, ValueError, r"alpha must be 1 or lie in \[1.01, 2\]; got 1.005"),
-    (sparse.entmax_attention, {"alpha": float("nan")}, ValueError, "alpha must be finite"),
-    (sparse.entmax_attention, {"alpha": True}, TypeError, "alpha must be a number; got True"),
-    (sparse.entmax_attention, {"alpha": [1.5]}, TypeError, r"alpha must be a number; got \[1.5\]"),
+    (entmax.entmax_attention, {"alpha": 1.005}, ValueError, r"alpha must be 1 or lie in \[1.01, 2\]; got 1.005"),
+    (entmax.entmax_attention, {"alpha": float("nan")}, ValueError, "alpha must be finite"),
+    (entmax.entmax_attention, {"alpha": True}, TypeError, "alpha must be a number; got True"),
+    (entmax.entmax_attention, {"alpha": [1.5]}, TypeError, r"alpha must be a number; got \[1.5\]"),
     (
-        sparse.entmax_attention,
+        entmax.entmax_attention,
         {"alpha": np.ones(5)},
         ValueError,
         r"alpha has shape \(5,\).*\(..., L, 1\) = \(2, 3, 5, 1",
     ),
     (
-        sparse.entmax_attention,
+        entmax.entmax_attention,
         {"alpha": np.ones((5, 1), int)},
         TypeError,
         "alpha has dtype int64; expected a real float",
     ),
-    (sparse.entmax_attention, {"alpha": torch.tensor(ALPHA)}, TypeError, "got torch alpha with numpy q"),
-    (sparse.sparsemax_attention, {"alpha": 2.0}, ValueError, "unexpected argument 'alpha'"),
-    (sparse_rela.rela_attention, {"norm_axis": "token"}, ValueError, "norm_axis must be one of 'hidden', 'head'"),
-    (sparse_rela.rela_attention, {"norm_axis": "head"}, ValueError, r"norm_weight has shape \(18,\); expected \(6,\)"),
+    (entmax.entmax_attention, {"alpha": torch.tensor(ALPHA)}, TypeError, "got torch alpha with numpy q"),
+    (entmax.sparsemax_attention, {"alpha": 2.0}, ValueError, "unexpected argument 'alpha'"),
+    (rela.rela_attention, {"norm_axis": "token"}, ValueError, "norm_axis must be one of 'hidden', 'head'"),
+    (rela.rela_attention, {"norm_axis": "head"}, ValueError, r"norm_weight has shape \(18,\); expected \(6,\)"),
     (
-        sparse_rela.rela_attention,
+        rela.rela_attention,
         {"gate_weight": np.ones(6)},
         ValueError,
         r"gate_weight has shape \(6,\); expected \(18,",
     ),
-    (sparse_rela.rela_attention, {"gate_weight": [1.0] * 18}, TypeError, "gate_weight must be an array of .*got list"),
-    (sparse_rela.rela_attention, {"gate_weight": np.ones(18, int)}, TypeError, "gate_weight has dtype int64"),
-    (sparse_rela.rela_attention, {"gate_weight": torch.ones(18)}, TypeError, "got torch gate_weight with numpy q"),
-    (sparse_rela.rela_attention, {"eps": 0.0}, ValueError, "eps must be greater than 0; got 0.0"),
-    (sparse_sima.sima_attention, {"mask": np.ones((5, 7), bool)}, ValueError, r"mask has shape \(5, 7\).*a key mask"),
-    (sparse_sima.sima_attention, {"causal": True}, ValueError, "unexpected argument 'causal'"),
-    (sparse_sima.sima_attention, {"eps": -1.0}, ValueError, "eps must be greater than 0"),
+    (rela.rela_attention, {"gate_weight": [1.0] * 18}, TypeError, "gate_weight must be an array of .*got list"),
+    (rela.rela_attention, {"gate_weight": np.ones(18, int)}, TypeError, "gate_weight has dtype int64"),
+    (rela.rela_attention, {"gate_weight": torch.ones(18)}, TypeError, "got torch gate_weight with numpy q"),
+    (rela.rela_attention, {"eps": 0.0}, ValueError, "eps must be greater than 0; got 0.0"),
+    (sima.sima_attention, {"mask": np.ones((5, 7), bool)}, ValueError, r"mask has shape \(5, 7\).*a key mask"),
+    (sima.sima_attention, {"causal": True}, ValueError, "unexpected argument 'causal'"),
+    (sima.sima_attention, {"eps": -1.0}, ValueError, "eps must be greater than 0"),
 ]
 
 
 @pytest.mark.parametrize("index", range(len(ERRORS)))
 def test_errors(index):
     op, options, error, text = ERRORS[index]
-    arrays = (Q, K, V, W) if op is sparse_rela.rela_attention else (Q, K, V)
+    arrays = (Q, K, V, W) if op is rela.rela_attention else (Q, K, V)
     with pytest.raises(error, match=f"^{op.__name__}: .*{text}"):
         op(*arrays, **options)
 
@@ -69,28 +70,28 @@ def test_hidden_keys_of_self_attention_need_a_query_mask(options):
     with pytest.raises(
         ValueError, match=r"^sima_attention: query_mask must be given with (mask|key_lengths) where L = S"
     ):
-        sparse_sima.sima_attention(*SELF, **options)
-    o = sparse_sima.sima_attention(*SELF, **options, query_mask=np.ones(7, bool))
+        sima.sima_attention(*SELF, **options)
+    o = sima.sima_attention(*SELF, **options, query_mask=np.ones(7, bool))
     assert o.shape == SELF[2].shape
 
 
 def test_the_cotangent_of_rela_has_joined_heads():
     with pytest.raises(ValueError, match=r"^rela_attention_vjp: do has shape \(2, 3, 5, 6\); expected \(2, 5, 18\)"):
-        sparse_rela.rela_attention_vjp(Q, K, V, W, np.ones((2, 3, 5, 6)))
+        rela.rela_attention_vjp(Q, K, V, W, np.ones((2, 3, 5, 6)))
     with pytest.raises(TypeError, match=r"^rela_attention: missing argument 'norm_weight'"):
-        sparse_rela.rela_attention(Q, K, V)
+        rela.rela_attention(Q, K, V)
 
 
 # --------------------------------------------------------------------------------------------- transformations
 
 CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
-    "sparsemax": (sparse.sparsemax_attention, {"causal": True}),
-    "entmax": (sparse.entmax_attention, {"key_lengths": np.array([[3], [7]])}),
-    "entmax-general": (sparse.entmax_attention, {"alpha": 1.3, "window": (2, 1)}),
-    "entmax-array": (sparse.entmax_attention, {"causal": True}),
-    "rela": (sparse_rela.rela_attention, {"causal": True}),
-    "rela-gated": (sparse_rela.rela_attention, {"norm_axis": "head"}),
-    "sima": (sparse_sima.sima_attention, {"key_lengths": np.array([[3], [7]])}),
+    "sparsemax": (entmax.sparsemax_attention, {"causal": True}),
+    "entmax": (entmax.entmax_attention, {"key_lengths": np.array([[3], [7]])}),
+    "entmax-general": (entmax.entmax_attention, {"alpha": 1.3, "window": (2, 1)}),
+    "entmax-array": (entmax.entmax_attention, {"causal": True}),
+    "rela": (rela.rela_attention, {"causal": True}),
+    "rela-gated": (rela.rela_attention, {"norm_axis": "head"}),
+    "sima": (sima.sima_attention, {"key_lengths": np.array([[3], [7]])}),
 }
 EXTRA = {
     "entmax-array": {"alpha": np.array([[1.0], [1.2], [1.5], [1.7], [2.0]])},
@@ -108,7 +109,7 @@ def call_of(name: str, convert: Callable[[Any], Any]) -> tuple[Callable[..., Any
 
 def explicit(name: str, shape: tuple[int, ...]) -> dict[str, Any]:
     function, options = CALLS[name]
-    module = {"entmax": sparse, "sparsemax": sparse, "rela": sparse_rela, "sima": sparse_sima}[name.partition("-")[0]]
+    module = {"entmax": entmax, "sparsemax": entmax, "rela": rela, "sima": sima}[name.partition("-")[0]]
     arrays = {n: x.astype("float32") for n, x in {"q": Q, "k": K, "v": V, **EXTRA.get(name, {})}.items()}
     return getattr(module, f"{function.__name__}_vjp")(**arrays, do=np.ones(shape, "float32"), **options)
 
@@ -158,8 +159,8 @@ def test_long_rows_keep_their_sum_and_threshold_in_float32(alpha):
     s = np.full((1, 100_000), -0.5 / (alpha - 1), "float32")
     s[0, 0] = 0.0
     s[0, 1:] += normal((99_999,), dtype="float32")[0] * 1e-3
-    found = sparse.entmax_attention_weights(np.ones((1, 1), "float32"), s.T, alpha=alpha, scale=1.0)
-    wide = sparse.entmax_attention_weights(np.ones((1, 1)), s.T.astype("float64"), alpha=alpha, scale=1.0)
+    found = entmax.entmax_attention_weights(np.ones((1, 1), "float32"), s.T, alpha=alpha, scale=1.0)
+    wide = entmax.entmax_attention_weights(np.ones((1, 1)), s.T.astype("float64"), alpha=alpha, scale=1.0)
     assert np.count_nonzero(wide) > 1000
     assert np.max(np.abs(found - wide)) <= 16 / (alpha - 1) * np.finfo(np.float32).eps * wide.max()
     assert abs(found.astype("float64").sum() - 1) <= 16 * np.finfo(np.float32).eps
@@ -170,7 +171,7 @@ def test_scores_that_crowd_the_threshold(alpha):
     """The slope of the mass changes by orders within the last bits of the threshold: Newton alone would not arrive."""
     gaps = 2.0 ** -np.arange(2, 50)
     s = np.concatenate([np.zeros(3), -((1 / 3) ** (alpha - 1)) / (alpha - 1) * (1 - gaps)])[None]
-    p = sparse.entmax_attention_weights(np.ones((1, 1)), s.T, alpha=alpha, scale=1.0)
+    p = entmax.entmax_attention_weights(np.ones((1, 1)), s.T, alpha=alpha, scale=1.0)
     tau = ((alpha - 1) * s - p ** (alpha - 1))[p > 0]
     assert abs(p.sum() - 1) <= 64 * np.finfo(float).eps
     assert np.ptp(tau) <= 64 * np.finfo(float).eps / (alpha - 1)
@@ -184,7 +185,7 @@ def test_ties_with_the_threshold_are_outside_in_float32():
         ([0.0, -1.0], 2.0, 1),
     ):
         k = np.asarray(z, "float32")[:, None]
-        p = sparse.entmax_attention_weights(np.ones((1, 1), "float32"), k, alpha=alpha, scale=1.0)
+        p = entmax.entmax_attention_weights(np.ones((1, 1), "float32"), k, alpha=alpha, scale=1.0)
         assert np.count_nonzero(p) == inside
         assert np.all(p[0, :inside] == 1 / inside)
 
@@ -193,9 +194,9 @@ def test_a_visible_nan_is_seen_and_an_invisible_one_is_not():
     k = K.copy()
     k[..., 6, :] = np.nan
     for alpha in (1.0, 1.3, 1.5, 2.0, ALPHA):
-        o = sparse.entmax_attention(Q, k, V, alpha=alpha, causal="upper_left")
+        o = entmax.entmax_attention(Q, k, V, alpha=alpha, causal="upper_left")
         assert np.isfinite(o).all()
-        o = sparse.entmax_attention(Q, k, V, alpha=alpha, causal=True)
+        o = entmax.entmax_attention(Q, k, V, alpha=alpha, causal=True)
         assert np.isnan(o).any(axis=-1).tolist() == [[[False] * 4 + [True]] * 3] * 2
 
 
@@ -203,10 +204,10 @@ def test_sima_needs_memory_linear_in_the_number_of_tokens():
     """o = q̂ (k̂ᵀ v), and its gradients, without a matrix of weights."""
     n = 4000
     q = normal((n, 8), dtype="float32")[0]
-    sparse_sima.sima_attention_vjp(q[:8], q[:8], q[:8], q[:8])
+    sima.sima_attention_vjp(q[:8], q[:8], q[:8], q[:8])
     tracemalloc.start()
-    sparse_sima.sima_attention(q, q, q)
-    sparse_sima.sima_attention_vjp(q, q, q, q)
+    sima.sima_attention(q, q, q)
+    sima.sima_attention_vjp(q, q, q, q)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 4 * n * n / 16

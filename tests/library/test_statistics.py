@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import attnkit
-from attnkit import statistics
 from attnkit.backends.torch import blocked_statistics
+from attnkit.ops import statistics
 
 from .arrays import assert_close, normal, qkv
 

@@ -3,9 +3,9 @@
 import torch
 from torch.autograd import forward_ad
 
-from attnkit._activations import ACTIVATIONS, NAMES
-from attnkit._dispatch import namespace
-from attnkit.backends.torch import in_place
+from attnkit._core.activations import ACTIVATIONS, NAMES
+from attnkit._core.dispatch import namespace
+from attnkit.backends.torch import workspace
 
 from . import tails
 
@@ -44,9 +44,9 @@ def by_forward_mode(name: str, dtype: str) -> None:
 
 def overwritten(dtype: str) -> None:
     """h and h' in place."""
-    for name, overwrite in in_place.OVERWRITE.items():
+    for name, overwrite in workspace.OVERWRITE.items():
         tails.assert_tails(name, False, overwrite(grid(dtype)))
-    for name, pull in in_place.PULL.items():
+    for name, pull in workspace.PULL.items():
         value, slope = pull(grid(dtype), torch.ones_like(grid(dtype)))
         tails.assert_tails(name, False, value)
         tails.assert_tails(name, True, slope)

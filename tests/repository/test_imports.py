@@ -135,7 +135,7 @@ def test_the_rule_would_notice():
     assert not allowed("attnkit_reference", rule, {"softmax"})
     assert not allowed("numpy", rule, {"softmax"})
     assert not allowed("attnkit.nn", rule, {"softmax"})
-    assert allowed("attnkit._check", rule, {"softmax"})
+    assert allowed("attnkit._core.check", rule, {"softmax"})
 
 
 def test_only_the_special_functions_import_a_library_and_only_when_called():

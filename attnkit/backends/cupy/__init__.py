@@ -1,6 +1,6 @@
 """Kernels for CuPy arrays."""
 
-from attnkit._dispatch import Kernel, kernels_by_op
+from attnkit._core.dispatch import Kernel, kernels_by_op
 from attnkit.backends.cupy import cuda
 
 KERNELS: dict[str, tuple[Kernel, ...]] = kernels_by_op(cuda.KERNELS)

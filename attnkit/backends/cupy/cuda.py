@@ -7,11 +7,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from attnkit import lowrank_newton
-from attnkit._dispatch import Kernel, namespace
+from attnkit._core.dispatch import Kernel, namespace
 from attnkit.backends.cupy.gpu import Gpu, unready
 from attnkit.kernels.cuda import linear, newton, pointwise, rows, statistics
-from attnkit.statistics import RowStatistics
+from attnkit.ops.lowrank import newton as lowrank_newton
+from attnkit.ops.statistics import RowStatistics
 
 Call = Callable[..., Any]
 

@@ -1,6 +1,6 @@
 """Kernels for JAX arrays."""
 
-from attnkit._dispatch import Kernel, kernels_by_op
+from attnkit._core.dispatch import Kernel, kernels_by_op
 from attnkit.backends.jax import blocked, pallas_pointwise, transforms, triton_pointwise
 
 KERNELS: dict[str, tuple[Kernel, ...]] = kernels_by_op(

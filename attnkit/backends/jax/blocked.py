@@ -11,11 +11,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from attnkit import _blocks
-from attnkit import _quadratic as quadratic
-from attnkit._dispatch import Kernel
+from attnkit._core import blocks, quadratic
+from attnkit._core.dispatch import Kernel
 from attnkit.backends.jax import parts
-from attnkit.statistics_families import FAMILIES
+from attnkit.ops.statistics_families import FAMILIES
 
 ENOUGH = {
     "softmax_attention": 1 << 21,
@@ -55,15 +54,15 @@ def given_by(static: Static, arrays: Arrays) -> dict[str, Any]:
     return given
 
 
-def call_of(static: Static, arrays: Arrays) -> _blocks.Call:
+def call_of(static: Static, arrays: Arrays) -> blocks.Call:
     """The call with its tokens in the compute dtype, so that they are cast once and not for every block."""
     given = given_by(static, arrays)
     dtype = quadratic.compute_dtype(jnp, given["q"])
     q, k, v = (quadratic.cast(jnp, given.pop(name), dtype) for name in "qkv")
-    return _blocks.call(FAMILIES[static.op], q, k, v, given, parts.SCORES)
+    return blocks.call(FAMILIES[static.op], q, k, v, given, parts.SCORES)
 
 
-def tokens_of(c: _blocks.Call, index: parts.Index, keys: int) -> Arrays:
+def tokens_of(c: blocks.Call, index: parts.Index, keys: int) -> Arrays:
     """Keys and values of an item that a segment sees."""
     return {name: parts.taken(c, name, c.arrays[name], index, 0, 0, keys) for name in "kv"}
 
@@ -77,7 +76,7 @@ def attended(static: Static, arrays: Arrays) -> Array:
     return o.astype(arrays["q"].dtype)
 
 
-def segment_output(c: _blocks.Call, segment: parts.Segment) -> Array:
+def segment_output(c: blocks.Call, segment: parts.Segment) -> Array:
     """o of the queries of a segment."""
     width = c.arrays["v"].shape[-1]
     shape = (*c.leading, segment.rows * segment.blocks, width)
@@ -90,7 +89,7 @@ def segment_output(c: _blocks.Call, segment: parts.Segment) -> Array:
 
         def block(carry: None, start: Array) -> tuple[None, Array]:
             p = parts.part(c, tokens, index, start, segment)
-            return None, _blocks.output_of(jnp, p, parts.prepared(c, p, index, start))
+            return None, blocks.output_of(jnp, p, parts.prepared(c, p, index, start))
 
         return parts.over_blocks(segment, block, None)[1]
 
@@ -108,7 +107,7 @@ def pulled(static: Static, arrays: Arrays, do: Array) -> Arrays:
     return {name: quadratic.cast(jnp, x, arrays[name].dtype) for name, x in total.items()}
 
 
-def segment_gradients(c: _blocks.Call, segment: parts.Segment, do: Array, total: Arrays) -> Arrays:
+def segment_gradients(c: blocks.Call, segment: parts.Segment, do: Array, total: Arrays) -> Arrays:
     """`total` with the gradients added that come from the queries of a segment."""
     rows, keys = segment.rows, segment.keys
 
@@ -119,7 +118,7 @@ def segment_gradients(c: _blocks.Call, segment: parts.Segment, do: Array, total:
         def block(total: Arrays, start: Array) -> tuple[Arrays, None]:
             p = parts.part(c, tokens, index, start, segment)
             there = parts.taken(c, "do", do, index, start, rows, keys)
-            grads = _blocks.gradients_of(jnp, p, parts.prepared(c, p, index, start), there)
+            grads = blocks.gradients_of(jnp, p, parts.prepared(c, p, index, start), there)
             return {n: parts.added(c, n, x, grads[n], index, start, rows, keys) for n, x in total.items()}, None
 
         return parts.over_blocks(segment, block, total)[0], None

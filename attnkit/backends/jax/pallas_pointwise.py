@@ -13,15 +13,14 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from attnkit import _blocks
-from attnkit import _quadratic as quadratic
-from attnkit._activations import ACTIVATIONS
-from attnkit._check import dtype_name
-from attnkit._dispatch import Kernel
-from attnkit._mask import log, power
+from attnkit._core import blocks, quadratic
+from attnkit._core.activations import ACTIVATIONS
+from attnkit._core.check import dtype_name
+from attnkit._core.dispatch import Kernel
+from attnkit._core.mask import log, power
 from attnkit.backends.jax import parts, transforms
 from attnkit.backends.jax.blocked import Arrays, Static, divided, given_by
-from attnkit.statistics_families import FAMILIES
+from attnkit.ops.statistics_families import FAMILIES
 
 OP = "pointwise_attention"
 TILE = 64  # queries, and keys
@@ -33,7 +32,7 @@ REFUSED = ("mask", "bias", "dropout", "dropout_mask")
 class Launch(NamedTuple):
     """A call as the kernels take it: tokens and vectors in whole tiles, rows beyond the last query without a key."""
 
-    call: _blocks.Call
+    call: blocks.Call
     tokens: tuple[Array, Array, Array]
     rows: tuple[Array, Array, Array]  # shift, first, limit: (items, 1, L)
     factor: Array  # (..., L, 1)
@@ -57,14 +56,14 @@ def whole_tiles(x: Array) -> Array:
     return jnp.pad(x, ((0, 0), (0, -x.shape[1] % TILE), (0, width - x.shape[2])))
 
 
-def vector(x: Array, c: _blocks.Call, dtype: Any) -> Array:
+def vector(x: Array, c: blocks.Call, dtype: Any) -> Array:
     """A number per query as (items, 1, L), zeros behind it."""
     shape = (math.prod(c.leading), 1, c.lengths[0])
     x = jnp.broadcast_to(x, (*c.leading, c.lengths[0])).reshape(shape).astype(dtype)
     return jnp.pad(x, ((0, 0), (0, 0), (0, -x.shape[2] % TILE)))
 
 
-def bounds(c: _blocks.Call) -> tuple[Array, Array]:
+def bounds(c: blocks.Call) -> tuple[Array, Array]:
     """first_i and limit_i (..., L), equal where a query sees no key."""
     given, (queries, keys) = {**c.common, **c.arrays}, c.lengths
     i, shift = jnp.arange(queries), keys - queries
@@ -84,7 +83,7 @@ def prepared(static: Static, arrays: Arrays, interpret: bool) -> Launch:
     """Everything around the kernels."""
     given = given_by(static, arrays)
     q, k, v = (given.pop(name) for name in "qkv")
-    c = _blocks.call(FAMILIES[OP], q, k, v, given)
+    c = blocks.call(FAMILIES[OP], q, k, v, given)
     own = {"activation": "relu", "alpha": 1.0, "gain": 1.0, "length": "visible", "shift": 0.0, **c.own}
     first, limit = bounds(c)
     length = c.arrays.get("length", own["length"])
@@ -120,7 +119,7 @@ def launch(launched: Launch, kernel: Callable[..., None], inputs: Any, specs: An
     )(*inputs)
 
 
-def item_of(c: _blocks.Call, name: str) -> Callable[[Any], Any]:
+def item_of(c: blocks.Call, name: str) -> Callable[[Any], Any]:
     """Which of the items of an argument belongs to an item of the call."""
     x = c.arrays[name]
 
@@ -162,7 +161,7 @@ def output(static: Static, arrays: Arrays, interpret: bool) -> Array:
     return (cropped(at.call, o, "q", e) * at.factor).astype(arrays["q"].dtype)
 
 
-def cropped(c: _blocks.Call, x: Array, name: str, width: int) -> Array:
+def cropped(c: blocks.Call, x: Array, name: str, width: int) -> Array:
     """(items, tokens, width) in whole tiles as (..., tokens, width), as many tokens as the argument has."""
     return x[:, : c.arrays[name].shape[-2], :width].reshape(*c.leading, -1, width)
 
@@ -204,7 +203,7 @@ def pulled_once(static: Static, arrays: Arrays, do: Array, interpret: bool) -> A
     return grads
 
 
-def summed(c: _blocks.Call, name: str, x: Array) -> Array:
+def summed(c: blocks.Call, name: str, x: Array) -> Array:
     """Gradients of the items of the call as those of an argument."""
     like = c.arrays[name]
     return quadratic.sum_to(jnp, cropped(c, x, name, like.shape[-1]), tuple(like.shape))

@@ -11,11 +11,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from attnkit import _blocks
-from attnkit import _quadratic as quadratic
-from attnkit._dropout import kept_counters
-from attnkit._in_place import MASKS
-from attnkit._mask import pairs_between
+from attnkit._core import blocks, quadratic
+from attnkit._core.dropout import kept_counters
+from attnkit._core.mask import pairs_between
+from attnkit.backends.in_place import MASKS
 
 SCORES = 1 << 21  # of a block
 QUERIES, CAUSAL_QUERIES = 512, 256  # of a block at most; causality hides more of a higher one
@@ -33,15 +32,15 @@ class Segment(NamedTuple):
     keys: int
 
 
-def segments(c: _blocks.Call) -> Iterator[Segment]:
+def segments(c: blocks.Call) -> Iterator[Segment]:
     """Cover the queries; where there is no key before `keys`, the queries are null rows."""
     (queries, keys), causal = c.lengths, c.common.get("causal", False)
     most = c.queries or (CAUSAL_QUERIES if causal else QUERIES)
     rows = min(max(LEAST, c.size // max(1, keys)), most, queries) or 1
-    blocks = queries // rows
-    together = max(1, -(-blocks // SEGMENTS)) if causal else max(1, blocks)
-    pieces = [(first * rows, rows, min(together, blocks - first)) for first in range(0, blocks, together)]
-    pieces += [(blocks * rows, queries - blocks * rows, 1)] if queries > blocks * rows else []
+    whole = queries // rows
+    together = max(1, -(-whole // SEGMENTS)) if causal else max(1, whole)
+    pieces = [(first * rows, rows, min(together, whole - first)) for first in range(0, whole, together)]
+    pieces += [(whole * rows, queries - whole * rows, 1)] if queries > whole * rows else []
     for start, size, several in pieces:
         stop = start + size * several
         seen = keys if not causal else stop if causal == "upper_left" else stop + keys - queries
@@ -57,15 +56,15 @@ def unravel(number: Any, shape: tuple[int, ...]) -> Index:
     return tuple(reversed(index))
 
 
-def place(c: _blocks.Call, name: str, x: Array, index: Index, start: Any) -> Index:
+def place(c: blocks.Call, name: str, x: Array, index: Index, start: Any) -> Index:
     """Where the part of an argument begins that a block looks at; an axis of size 1 serves every block."""
-    own = x.ndim - min(_blocks.TRAILING[name], x.ndim)
+    own = x.ndim - min(blocks.TRAILING[name], x.ndim)
     found = []
     for axis, at in zip(range(own), index[len(index) - own :], strict=True):
         shared = name in ("k", "v") and axis == own - 1 and c.groups > 1
         found.append(0 if x.shape[axis] == 1 else at // c.groups if shared else at)
     found += [0] * (x.ndim - own)
-    at = _blocks.QUERY_AXIS.get(name, 0)
+    at = blocks.QUERY_AXIS.get(name, 0)
     if at and x.ndim >= -at and x.shape[at] != 1:
         found[at] = start
     return tuple(found)
@@ -73,38 +72,38 @@ def place(c: _blocks.Call, name: str, x: Array, index: Index, start: Any) -> Ind
 
 def extent(name: str, x: Array, rows: int, keys: int) -> tuple[int, ...]:
     """The shape of that part, leading axes of size 1 included."""
-    own = x.ndim - min(_blocks.TRAILING[name], x.ndim)
+    own = x.ndim - min(blocks.TRAILING[name], x.ndim)
     found = [1] * own + list(x.shape[own:])
-    for axes, size in ((_blocks.QUERY_AXIS, rows), (_blocks.KEY_AXIS, keys)):
+    for axes, size in ((blocks.QUERY_AXIS, rows), (blocks.KEY_AXIS, keys)):
         at = axes.get(name, 0)
         if at and x.ndim >= -at and x.shape[at] != 1:
             found[at] = size
     return tuple(found)
 
 
-def taken(c: _blocks.Call, name: str, x: Array, index: Index, start: Any, rows: int, keys: int) -> Array:
+def taken(c: blocks.Call, name: str, x: Array, index: Index, start: Any, rows: int, keys: int) -> Array:
     """The part of an argument, without leading axes."""
     shape = extent(name, x, rows, keys)
-    own = x.ndim - min(_blocks.TRAILING[name], x.ndim)
+    own = x.ndim - min(blocks.TRAILING[name], x.ndim)
     return lax.dynamic_slice(x, place(c, name, x, index, start), shape).reshape(shape[own:])
 
 
 def added(
-    c: _blocks.Call, name: str, total: Array, grad: Array, index: Index, start: Any, rows: int, keys: int
+    c: blocks.Call, name: str, total: Array, grad: Array, index: Index, start: Any, rows: int, keys: int
 ) -> Array:
     """`total` with the gradient of a part added to it."""
     at, shape = place(c, name, total, index, start), extent(name, total, rows, keys)
     return lax.dynamic_update_slice(total, lax.dynamic_slice(total, at, shape) + grad.reshape(shape), at)
 
 
-def part(c: _blocks.Call, tokens: dict[str, Array], index: Index, start: Any, segment: Segment) -> _blocks.Call:
+def part(c: blocks.Call, tokens: dict[str, Array], index: Index, start: Any, segment: Segment) -> blocks.Call:
     """The call restricted to a block; `tokens` are the keys and values of the item."""
     others = {name: x for name, x in c.arrays.items() if name not in tokens}
     arrays = {name: taken(c, name, x, index, start, segment.rows, segment.keys) for name, x in others.items()}
     return c._replace(arrays=tokens | arrays)
 
 
-def prepared(c: _blocks.Call, p: _blocks.Call, index: Index, start: Any) -> _blocks.Prepared:
+def prepared(c: blocks.Call, p: blocks.Call, index: Index, start: Any) -> blocks.Prepared:
     """Inputs and scores of the part p of the call c."""
     q, k, v = (p.arrays[name] for name in "qkv")
     given = {**c.common, **{name: x for name, x in p.arrays.items() if name in c.family.common}}
@@ -125,7 +124,7 @@ def prepared(c: _blocks.Call, p: _blocks.Call, index: Index, start: Any) -> _blo
     return a, c.family.scores(jnp, a)
 
 
-def dropped(c: _blocks.Call, given: dict[str, Any], index: Index, i: Array, keys: int) -> dict[str, Array]:
+def dropped(c: blocks.Call, given: dict[str, Any], index: Index, i: Array, keys: int) -> dict[str, Array]:
     """Dropout by counter as a mask that multiplies the weights."""
     if "dropout" not in given or given["dropout"][0] <= 0:
         return {}

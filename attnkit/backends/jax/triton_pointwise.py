@@ -14,17 +14,16 @@ import jax.numpy as jnp
 from jax import Array
 from jax.custom_batching import custom_vmap
 
-from attnkit import _blocks
-from attnkit import _quadratic as quadratic
-from attnkit._check import dtype_name
-from attnkit._dispatch import Kernel
-from attnkit._mask import log, power
+from attnkit._core import blocks, quadratic
+from attnkit._core.check import dtype_name
+from attnkit._core.dispatch import Kernel
+from attnkit._core.mask import log, power
 from attnkit.backends.jax import transforms, triton_call
 from attnkit.backends.jax.blocked import SEED, Arrays, Static, divided, given_by
 from attnkit.backends.jax.pallas_pointwise import bounds
 from attnkit.backends.jax.triton_call import Launch
 from attnkit.kernels.strides import joined, row_major, strides_of
-from attnkit.statistics_families import FAMILIES
+from attnkit.ops.statistics_families import FAMILIES
 
 OP = "pointwise_attention"
 WIDEST = 256  # head size
@@ -39,7 +38,7 @@ CAPABILITY = 9  # tiles are those of the newest GPUs where arrays do not say whi
 class Prepared(NamedTuple):
     """A call as the kernels take it."""
 
-    c: _blocks.Call
+    c: blocks.Call
     arrays: Arrays  # those of `INPUTS` that the call has
     activation: str
     limits: tuple[int | None, ...]
@@ -80,7 +79,7 @@ def prepared(static: Static, arrays: Arrays) -> Prepared:
     """Arrays and numbers; what is the same for all queries is put into gain and shift."""
     given = given_by(static, arrays)
     q, k, v = (given.pop(name) for name in "qkv")
-    c = _blocks.call(FAMILIES[OP], q, k, v, given)
+    c = blocks.call(FAMILIES[OP], q, k, v, given)
     given = {**c.common, **c.arrays}
     own = {"activation": "relu", "alpha": 1.0, "gain": 1.0, "length": "visible", "shift": 0.0, **c.own}
     found = {name: x for name, x in c.arrays.items() if name in INPUTS}
@@ -106,7 +105,7 @@ def prepared(static: Static, arrays: Arrays) -> Prepared:
     return Prepared(c, found, own["activation"], limits(c, given), numbers, last_kept)
 
 
-def limits(c: _blocks.Call, given: dict[str, Any]) -> tuple[int | None, ...]:
+def limits(c: blocks.Call, given: dict[str, Any]) -> tuple[int | None, ...]:
     """limits of `attnkit.kernels.triton.pointwise`."""
     queries, keys = c.lengths
     offset, (before, after) = keys - queries, given.get("window") or (None, None)
@@ -119,7 +118,7 @@ def limits(c: _blocks.Call, given: dict[str, Any]) -> tuple[int | None, ...]:
     return queries, valid, left, min(reaches, default=None)
 
 
-def lengths(c: _blocks.Call) -> Any:
+def lengths(c: blocks.Call) -> Any:
     """n_i: a number where all queries see as many keys, else (..., L); 1 where a query sees none."""
     given = {**c.common, **c.arrays}
     if not any(given.get(name) for name in ("causal", "window")) and not any(
@@ -273,7 +272,7 @@ def with_axis(arrays: Arrays, batched: dict[str, bool], size: int, own: tuple[st
     found = {}
     for name, x in arrays.items():
         rank = x.ndim - batched[name]
-        missing = leading - max(0, rank - _blocks.TRAILING.get(name, 0))
+        missing = leading - max(0, rank - blocks.TRAILING.get(name, 0))
         if batched[name]:
             found[name] = x.reshape(size, *(1,) * missing, *x.shape[1:])
         else:

@@ -1,6 +1,6 @@
 """Kernels for NumPy arrays."""
 
-from attnkit._dispatch import Kernel, kernels_by_op
+from attnkit._core.dispatch import Kernel, kernels_by_op
 from attnkit.backends.numpy import blocked
 
 KERNELS: dict[str, tuple[Kernel, ...]] = kernels_by_op(blocked.KERNELS)

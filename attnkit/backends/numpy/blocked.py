@@ -1,4 +1,4 @@
-"""Quadratic attention in blocks of heads and queries (`attnkit._blocks`)."""
+"""Quadratic attention in blocks of heads and queries (`attnkit._core.blocks`)."""
 
 import math
 from functools import partial
@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from attnkit import _blocks, _in_place
-from attnkit import _quadratic as quadratic
-from attnkit._dispatch import Kernel
-from attnkit._library import namespace
+from attnkit._core import blocks, quadratic
+from attnkit._core.dispatch import Kernel
+from attnkit._core.library import namespace
+from attnkit.backends import in_place
 from attnkit.backends.numpy import softmax
-from attnkit.backends.numpy.in_place import LIBRARY
-from attnkit.statistics_families import FAMILIES
+from attnkit.backends.numpy.workspace import LIBRARY
+from attnkit.ops.statistics_families import FAMILIES
 
 Array = np.ndarray
 ENOUGH = {
@@ -23,23 +23,23 @@ ENOUGH = {
 }
 """Scores of a call from which it took less time than by the generic body."""
 OPS = tuple(ENOUGH)
-BACKWARD = {"softmax_attention": softmax.backward_block, "pointwise_attention": _in_place.backward_block}
+BACKWARD = {"softmax_attention": softmax.backward_block, "pointwise_attention": in_place.backward_block}
 """Blocks that are overwritten; those of other ops are their generic bodies."""
 
 
-def call_of(op: str, q: Array, k: Array, v: Array, options: dict[str, Any]) -> _blocks.Call:
+def call_of(op: str, q: Array, k: Array, v: Array, options: dict[str, Any]) -> blocks.Call:
     """The call with its tokens in the compute dtype, so that they are cast once and not for every block."""
     dtype = quadratic.compute_dtype(np, q)
     q, k, v = (x.astype(dtype, copy=False) for x in (q, k, v))
-    call = _blocks.call(FAMILIES[op], q, k, v, options)
-    return _in_place.sized(call) if op in BACKWARD else call
+    call = blocks.call(FAMILIES[op], q, k, v, options)
+    return in_place.sized(call) if op in BACKWARD else call
 
 
 def attend(op: str, q: Array, k: Array, v: Array, **options: Any) -> Array:
     """An op of `OPS` whose only output is o."""
     overwritten = op == "pointwise_attention"
-    block = partial(_in_place.forward_block, _in_place.Room(LIBRARY)) if overwritten else _blocks.forward_block
-    o: Array = _blocks.forward(namespace(q), call_of(op, q, k, v, options), block)
+    block = partial(in_place.forward_block, in_place.Room(LIBRARY)) if overwritten else blocks.forward_block
+    o: Array = blocks.forward(namespace(q), call_of(op, q, k, v, options), block)
     return o.astype(q.dtype, copy=False)
 
 
@@ -48,7 +48,7 @@ def attend_by_softmax(q: Array, k: Array, v: Array, *, return_lse: bool = False,
     xp, c = namespace(q), call_of("softmax_attention", q, k, v, options)
     shape, dtype = (*c.leading, q.shape[-2]), c.arrays["q"].dtype
     o, lse = np.zeros((*shape, v.shape[-1]), dtype), np.full(shape, -np.inf, dtype)
-    _blocks.fill(xp, c, (o, lse), partial(softmax.forward_block, _in_place.Room(LIBRARY)))
+    blocks.fill(xp, c, (o, lse), partial(softmax.forward_block, in_place.Room(LIBRARY)))
     o = o.astype(q.dtype, copy=False)
     return (o, lse) if return_lse else o
 
@@ -60,10 +60,10 @@ def pull(
     xp, c = namespace(q), call_of(op, q, k, v, options)
     given = {"q": q, "k": k, "v": v, **options}
     wanted = tuple(name for name in ("q", "k", "v", "bias", "alpha") if hasattr(given.get(name), "ndim"))
-    block = partial(BACKWARD[op], _in_place.Room(LIBRARY)) if op in BACKWARD else _blocks.backward_block
+    block = partial(BACKWARD[op], in_place.Room(LIBRARY)) if op in BACKWARD else blocks.backward_block
     if do is None:
         do = np.broadcast_to(np.zeros((), q.dtype), (*c.leading, q.shape[-2], v.shape[-1]))
-    grads = _blocks.backward(xp, c, do, wanted, block, *(() if dlse is None else (dlse,)))
+    grads = blocks.backward(xp, c, do, wanted, block, *(() if dlse is None else (dlse,)))
     return {name: g.astype(given[name].dtype, copy=False) for name, g in grads.items()}
 
 

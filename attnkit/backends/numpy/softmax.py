@@ -1,15 +1,15 @@
-"""Softmax attention on a block of scores that is overwritten. The formulas are those of `attnkit.softmax`."""
+"""Softmax attention on a block of scores that is overwritten. The formulas are those of `attnkit.ops.softmax`."""
 
 from typing import NamedTuple
 
 import numpy as np
 
-from attnkit import _blocks, _in_place
-from attnkit import _quadratic as quadratic
-from attnkit._in_place import Prepared, Room
-from attnkit._mask import Rows
-from attnkit._typing import Namespace
-from attnkit.backends.numpy.in_place import above
+from attnkit._core import blocks, quadratic
+from attnkit._core.mask import Rows
+from attnkit._core.typing import Namespace
+from attnkit.backends import in_place
+from attnkit.backends.in_place import Prepared, Room
+from attnkit.backends.numpy.workspace import above
 
 Array = np.ndarray
 
@@ -35,7 +35,7 @@ def forbidden(p: Prepared, s: Array) -> Array:
         return s
     if p.a.pairs is None:
         return s
-    if not _in_place.fits(p.a.pairs, s):
+    if not in_place.fits(p.a.pairs, s):
         return np.where(p.a.pairs, s, s.dtype.type(-np.inf))
     np.copyto(s, -np.inf, where=~p.a.pairs)
     return s
@@ -43,7 +43,7 @@ def forbidden(p: Prepared, s: Array) -> Array:
 
 def rows_of(room: Room, p: Prepared) -> Row:
     """The exponentials of a block."""
-    s = forbidden(p, _in_place.scores(room, p.a))
+    s = forbidden(p, in_place.scores(room, p.a))
     m = np.max(s, axis=-1, keepdims=True)
     m[m == -np.inf] = 0
     s -= m
@@ -51,9 +51,9 @@ def rows_of(room: Room, p: Prepared) -> Row:
     return Row(s, m, np.sum(s, axis=-1, keepdims=True))
 
 
-def forward_block(room: Room, xp: Namespace, c: _blocks.Call, rows: Rows) -> tuple[Array, Array]:
+def forward_block(room: Room, xp: Namespace, c: blocks.Call, rows: Rows) -> tuple[Array, Array]:
     """o and lse of a block, in the compute dtype."""
-    p = _in_place.prepared(room, xp, c, rows)
+    p = in_place.prepared(room, xp, c, rows)
     row = rows_of(room, p)
     with np.errstate(divide="ignore"):
         lse = row.m + np.log(row.z)
@@ -61,10 +61,10 @@ def forward_block(room: Room, xp: Namespace, c: _blocks.Call, rows: Rows) -> tup
 
 
 def backward_block(
-    room: Room, xp: Namespace, c: _blocks.Call, rows: Rows, do: Array, dlse: Array | None = None
+    room: Room, xp: Namespace, c: blocks.Call, rows: Rows, do: Array, dlse: Array | None = None
 ) -> dict[str, Array]:
     """Gradients of a block, in the compute dtype: ds = w ⊙ (dw - Σ_j w dw + dlse)."""
-    p = _in_place.prepared(room, xp, c, rows)
+    p = in_place.prepared(room, xp, c, rows)
     a, row = p.a, rows_of(room, p)
     w = np.multiply(row.u, row.inverse, out=row.u)
     do = quadratic.masked_rows(xp, a, quadratic.cast(xp, do, a.dtype))

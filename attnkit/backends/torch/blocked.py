@@ -1,4 +1,4 @@
-"""Quadratic attention on the CPU in blocks of heads and queries (`attnkit._blocks`)."""
+"""Quadratic attention on the CPU in blocks of heads and queries (`attnkit._core.blocks`)."""
 
 import math
 from functools import partial
@@ -6,12 +6,13 @@ from typing import Any
 
 from torch import Tensor
 
-from attnkit import _blocks, _in_place
-from attnkit._dispatch import Kernel
-from attnkit._library import namespace
-from attnkit.backends.torch import in_place
+from attnkit._core import blocks
+from attnkit._core.dispatch import Kernel
+from attnkit._core.library import namespace
+from attnkit.backends import in_place
+from attnkit.backends.torch import workspace
 from attnkit.backends.torch.custom import Given, register
-from attnkit.statistics_families import FAMILIES
+from attnkit.ops.statistics_families import FAMILIES
 
 ENOUGH = {
     "softmax_attention": 1 << 22,
@@ -23,26 +24,24 @@ ENOUGH = {
 OPS = tuple(ENOUGH)
 
 
-def _call(op: str, given: Given) -> _blocks.Call:
+def _call(op: str, given: Given) -> blocks.Call:
     q, k, v = (given[name] for name in "qkv")
     options = {name: x for name, x in given.items() if name not in ("q", "k", "v")}
-    call = _blocks.call(FAMILIES[op], q, k, v, options)
-    return _in_place.sized(call) if op == "pointwise_attention" else call
+    call = blocks.call(FAMILIES[op], q, k, v, options)
+    return in_place.sized(call) if op == "pointwise_attention" else call
 
 
 def _forward(op: str, given: Given) -> Tensor:
     xp = namespace(given["q"])
-    block = partial(_in_place.forward_block, in_place.room()) if op == "pointwise_attention" else _blocks.forward_block
-    o: Tensor = _blocks.forward(xp, _call(op, given), block)
+    block = partial(in_place.forward_block, workspace.room()) if op == "pointwise_attention" else blocks.forward_block
+    o: Tensor = blocks.forward(xp, _call(op, given), block)
     return o
 
 
 def _backward(op: str, given: Given, do: Tensor, wanted: tuple[str, ...]) -> dict[str, Tensor]:
     xp = namespace(do)
-    block = (
-        partial(_in_place.backward_block, in_place.room()) if op == "pointwise_attention" else _blocks.backward_block
-    )
-    return _blocks.backward(xp, _call(op, given), do, wanted, block)
+    block = partial(in_place.backward_block, workspace.room()) if op == "pointwise_attention" else blocks.backward_block
+    return blocks.backward(xp, _call(op, given), do, wanted, block)
 
 
 CUSTOM = register("blocked", _forward, _backward, ("q", "k", "v", "bias", "alpha"))

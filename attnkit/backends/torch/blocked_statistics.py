@@ -11,21 +11,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnkit import _blocks, _in_place, statistics
-from attnkit import _quadratic as quadratic
-from attnkit._dispatch import Kernel
-from attnkit._in_place import Prepared, Room
-from attnkit._library import namespace
-from attnkit._mask import Rows
-from attnkit._typing import Namespace
-from attnkit.backends.torch import blocked, in_place
+from attnkit._core import blocks, quadratic
+from attnkit._core.dispatch import Kernel
+from attnkit._core.library import namespace
+from attnkit._core.mask import Rows
+from attnkit._core.typing import Namespace
+from attnkit.backends import in_place
+from attnkit.backends.in_place import Prepared, Room
+from attnkit.backends.torch import blocked, workspace
 from attnkit.backends.torch.custom import Given, Outputs, register
-from attnkit.statistics_families import FAMILIES
+from attnkit.ops import statistics
+from attnkit.ops.statistics_families import FAMILIES
 
 SCORES, QUERIES = 1 << 20, 128  # of a block, which many passes look at, and its queries
 NEVER = -1e4  # an exponent whose exponential is 0 in every dtype, and which times 0 is 0
 Fields = tuple[str, ...]
-Measure = Callable[[Room, Namespace, _blocks.Call, Rows, Fields], dict[str, Tensor]]
+Measure = Callable[[Room, Namespace, blocks.Call, Rows, Fields], dict[str, Tensor]]
 
 
 def _forbid(p: Prepared, s: Tensor) -> Tensor:
@@ -42,10 +43,10 @@ def _counts(p: Prepared, live: Tensor, exact: Tensor | None) -> dict[str, Tensor
     return {"visible": visible, "nonzero": torch.where(live, visible if exact is None else exact, 0.0)}
 
 
-def of_softmax(room: Room, xp: Namespace, c: _blocks.Call, rows: Rows, fields: Fields) -> dict[str, Tensor]:
+def of_softmax(room: Room, xp: Namespace, c: blocks.Call, rows: Rows, fields: Fields) -> dict[str, Tensor]:
     """Statistics (..., L, 1) of the rows of a block."""
-    p = _in_place.prepared(room, xp, c, rows)
-    s = _forbid(p, _in_place.scores(room, p.a))
+    p = in_place.prepared(room, xp, c, rows)
+    s = _forbid(p, in_place.scores(room, p.a))
     top = s.amax(-1, keepdim=True)
     s = s.sub_(top.masked_fill(top == -math.inf, 0.0))
     e = torch.exp(s, out=room.take("e", tuple(s.shape), s))
@@ -60,11 +61,11 @@ def of_softmax(room: Room, xp: Namespace, c: _blocks.Call, rows: Rows, fields: F
     return found
 
 
-def of_pointwise(room: Room, xp: Namespace, c: _blocks.Call, rows: Rows, fields: Fields) -> dict[str, Tensor]:
+def of_pointwise(room: Room, xp: Namespace, c: blocks.Call, rows: Rows, fields: Fields) -> dict[str, Tensor]:
     """The same for weights that are not negative."""
-    p, own = _in_place.prepared(room, xp, c, rows), _in_place.settings(c)
-    u = p.hide(xp, _in_place.unscaled(room, xp, p.a, own))
-    r = _in_place.factor(xp, p.a, own)
+    p, own = in_place.prepared(room, xp, c, rows), in_place.settings(c)
+    u = p.hide(xp, in_place.unscaled(room, xp, p.a, own))
+    r = in_place.factor(xp, p.a, own)
     total = u.sum(-1, keepdim=True)
     live = total > 0
     exact = torch.sign(u, out=room.take("e", tuple(u.shape), u)) if c.family.exact_zeros(**own) else None
@@ -102,10 +103,10 @@ def _outputs(op: str, given: Given) -> Outputs:
 def _forward(op: str, given: Given) -> Tensor:
     (shape, dtype), fields = _outputs(op, given)["rows"], tuple(given.pop("fields").split(","))
     q, k = given.pop("q"), given.pop("k")
-    xp, room, found = namespace(q), in_place.room(), q.new_zeros(shape, dtype=dtype)
-    c = _blocks.call(FAMILIES[op], q, k, k, given, SCORES)._replace(queries=QUERIES)
-    for block in _blocks.blocks(c):
-        rows = MEASURES[op](room, xp, _blocks.part(c, block), block.rows, fields)
+    xp, room, found = namespace(q), workspace.room(), q.new_zeros(shape, dtype=dtype)
+    c = blocks.call(FAMILIES[op], q, k, k, given, SCORES)._replace(queries=QUERIES)
+    for block in blocks.blocks(c):
+        rows = MEASURES[op](room, xp, blocks.part(c, block), block.rows, fields)
         at = (*block.leading, slice(block.rows.start, block.rows.stop))
         found[at] = torch.cat([rows[name].expand_as(rows["visible"]) for name in fields], -1)
     return found

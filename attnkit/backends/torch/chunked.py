@@ -23,21 +23,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attnkit import _quadratic as quadratic
-from attnkit import linear, linear_cosine
-from attnkit._dispatch import Kernel
-from attnkit._library import namespace
-from attnkit._typing import Namespace
+from attnkit._core import quadratic
+from attnkit._core.dispatch import Kernel
+from attnkit._core.library import namespace
+from attnkit._core.typing import Namespace
 from attnkit.backends.torch.custom import Given, register
-from attnkit.linear_scan import total
-from attnkit.linear_states import parts_of
-from attnkit.linear_sums import Features, Rule
+from attnkit.ops.linear import attention, cosine
+from attnkit.ops.linear.scan import total
+from attnkit.ops.linear.states import parts_of
+from attnkit.ops.linear.sums import Features, Rule
 
 ELEMENTS = 1 << 18  # of the sums before the chunks of a segment: 1 MiB in float32, the size of a core's cache
 TOKENS = 512  # of a sequence: shorter ones take longer than by automatic differentiation
 RULES: Mapping[str, Callable[..., Rule]] = {
-    "linear_attention": partial(linear.rule, "linear_attention"),
-    "cosine_attention": partial(linear_cosine.rule, "cosine_attention"),
+    "linear_attention": partial(attention.rule, "linear_attention"),
+    "cosine_attention": partial(cosine.rule, "cosine_attention"),
 }
 OPTIONS = ("feature_map", "normalize", "eps", "scale")  # of a rule
 DIFFERENTIABLE = ("q", "k", "v")
@@ -136,7 +136,7 @@ def _relu(xp: Namespace, x: Tensor) -> Features:
 
 
 FEATURE_MAPS = {"elu_plus_one": _elu_plus_one, "relu": _relu}
-"""Those of `attnkit.linear` in fewer passes: without automatic differentiation both sides of 0 may be evaluated."""
+"""Those of `linear.attention` in fewer passes: without automatic differentiation both sides of 0 may be evaluated."""
 
 
 def _rule(op: str, given: Given) -> Rule:

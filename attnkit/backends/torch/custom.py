@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attnkit import _quadratic as quadratic
-from attnkit._special import without_autocast
+from attnkit._core import quadratic
+from attnkit._core.special import without_autocast
 
 SEED, RATE = "dropout_seed", "dropout_rate"
 Given = dict[str, Any]  # every argument of a call by its name

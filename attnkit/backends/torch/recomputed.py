@@ -10,13 +10,13 @@ from typing import Any
 
 from torch import Tensor
 
-from attnkit import efficient, linear, linear_cosine, performer
-from attnkit._dispatch import Kernel
+from attnkit._core.dispatch import Kernel
 from attnkit.backends.torch.custom import Given, register
+from attnkit.ops.linear import attention, cosine, efficient, performer
 
 OPS: dict[str, tuple[Callable[..., Any], Callable[..., dict[str, Any]]]] = {
-    "linear_attention": (linear.linear_attention, linear.linear_attention_vjp),
-    "cosine_attention": (linear_cosine.cosine_attention, linear_cosine.cosine_attention_vjp),
+    "linear_attention": (attention.linear_attention, attention.linear_attention_vjp),
+    "cosine_attention": (cosine.cosine_attention, cosine.cosine_attention_vjp),
     "performer_attention": (performer.performer_attention, performer.performer_attention_vjp),
     "efficient_attention": (efficient.efficient_attention, efficient.efficient_attention_vjp),
 }

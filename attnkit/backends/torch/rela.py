@@ -5,11 +5,12 @@ from typing import Any
 
 from torch import Tensor
 
-from attnkit import _quadratic as quadratic
-from attnkit import pointwise, sparse_rela
-from attnkit._dispatch import Kernel
-from attnkit._library import namespace
-from attnkit.backends.torch import blocked, triton_pointwise
+from attnkit._core import quadratic
+from attnkit._core.dispatch import Kernel
+from attnkit._core.library import namespace
+from attnkit.backends.torch import blocked
+from attnkit.backends.torch.triton import pointwise as triton_pointwise
+from attnkit.ops import pointwise, rela
 
 OWN = ("gate_weight", "norm_axis", "eps")
 
@@ -17,7 +18,7 @@ OWN = ("gate_weight", "norm_axis", "eps")
 def _divided(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The options of the norm, and those of point-wise attention."""
     common = {name: x for name, x in options.items() if name not in OWN}
-    return {name: options[name] for name in OWN if name in options}, common | sparse_rela.RELU
+    return {name: options[name] for name in OWN if name in options}, common | rela.RELU
 
 
 def _wide(*arrays: Tensor) -> list[Tensor]:
@@ -30,7 +31,7 @@ def _attend(impl: str) -> Callable[..., Tensor]:
     def attend(q: Tensor, k: Tensor, v: Tensor, norm_weight: Tensor, **options: Any) -> Tensor:
         own, common = _divided(options)
         x = pointwise.pointwise_attention(*_wide(q, k, v), impl=impl, **common)
-        o: Tensor = sparse_rela.normalised(namespace(q), x, norm_weight, **own)
+        o: Tensor = rela.normalised(namespace(q), x, norm_weight, **own)
         return o.to(q.dtype)
 
     return attend
@@ -42,7 +43,7 @@ def _pull(impl: str) -> Callable[..., dict[str, Tensor]]:
         xp, like = namespace(q), {"q": q, "k": k, "v": v, "norm_weight": norm_weight, **options}
         q, k, v = _wide(q, k, v)
         x = pointwise.pointwise_attention(q, k, v, impl=impl, **common)
-        grads = sparse_rela.normalised_vjp(xp, x, norm_weight, do, **own)
+        grads = rela.normalised_vjp(xp, x, norm_weight, do, **own)
         grads |= pointwise.pointwise_attention_vjp(q, k, v, grads.pop("x"), impl=impl, **common)
         return {name: g.to(like[name].dtype) for name, g in grads.items()}
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from attnkit._dispatch import Kernel
+from attnkit._core.dispatch import Kernel
 from attnkit.backends.torch import transforms
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from attnkit.pointwise import reluformer_options, sigmoid_options
+from attnkit.ops.pointwise import reluformer_options, sigmoid_options
 
 POINTWISE: dict[str, Callable[..., dict[str, Any]]] = {
     "pointwise_attention": dict,

@@ -13,25 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from attnkit import lowrank
-from attnkit.backends.torch import (
-    triton_linear,
-    triton_newton,
-    triton_packed,
-    triton_pointwise,
-    triton_rows,
-    triton_statistics,
-)
-from attnkit.pointwise import reluformer_options, sigmoid_options
-from attnkit.sparse import sparsemax_options
+from attnkit.backends.torch.triton import linear, newton, packed, pointwise, rows
+from attnkit.backends.torch.triton import statistics as triton_statistics
+from attnkit.ops.entmax import sparsemax_options
+from attnkit.ops.lowrank import soft
+from attnkit.ops.pointwise import reluformer_options, sigmoid_options
 from attnkit_conformance.adapters.base import Arrays
 from attnkit_conformance.adapters.torch import Autograd
 from attnkit_conformance.opdb import BY_NAME
 
-ENTMAX = partial(triton_rows.attend, "entmax_attention")
+ENTMAX = partial(rows.attend, "entmax_attention")
 CASES: dict[str, tuple[Callable[..., Any], Callable[..., dict[str, Any]]]] = {
-    "reluformer_attention": (triton_pointwise.attend, reluformer_options),
-    "sigmoid_attention": (triton_pointwise.attend, sigmoid_options),
+    "reluformer_attention": (pointwise.attend, reluformer_options),
+    "sigmoid_attention": (pointwise.attend, sigmoid_options),
     "sparsemax_attention": (ENTMAX, sparsemax_options),
 }
 """{op: the op that it is a case of, and its own options as those of that op}."""
@@ -46,15 +40,15 @@ def special_case(op: str, q: Any, k: Any, v: Any, **given: Any) -> Any:
 
 
 SERVED: dict[str, Callable[..., Any]] = {
-    "pointwise_attention": triton_pointwise.attend,
+    "pointwise_attention": pointwise.attend,
     **{op: partial(special_case, op) for op in CASES},
-    "gaussian_attention": triton_pointwise.attend_to_distances,
-    "linear_attention": triton_linear.attend,
-    "softmax_attention": partial(triton_rows.attend, "softmax_attention"),
+    "gaussian_attention": pointwise.attend_to_distances,
+    "linear_attention": linear.attend,
+    "softmax_attention": partial(rows.attend, "softmax_attention"),
     "entmax_attention": ENTMAX,
-    "newton_inverse": triton_newton.invert,
-    "soft_attention": partial(lowrank.attend, triton_newton.inverted),
-    **{f"{op}_packed": partial(triton_packed.attend, attend) for op, (attend, _) in triton_packed.OPS.items()},
+    "newton_inverse": newton.invert,
+    "soft_attention": partial(soft.attend, newton.inverted),
+    **{f"{op}_packed": partial(packed.attend, attend) for op, (attend, _) in packed.OPS.items()},
 }
 
 
@@ -73,11 +67,11 @@ def unserved_statistics(*, op: str, **given: Any) -> str | None:
 STATISTICS = ("row_statistics", "attention_with_statistics")
 REFUSED: dict[str, Callable[..., str | None]] = {
     **dict.fromkeys(STATISTICS, unserved_statistics),
-    "linear_attention": triton_linear.unserved,
-    "linear_attention_packed": triton_linear.unserved,
-    "entmax_attention": triton_rows.unserved,
-    "newton_inverse": lambda a, **given: triton_newton.too_large(a.shape[-1]),
-    "soft_attention": lambda landmarks, **given: triton_newton.too_large(landmarks.shape[-2]),
+    "linear_attention": linear.unserved,
+    "linear_attention_packed": linear.unserved,
+    "entmax_attention": rows.unserved,
+    "newton_inverse": lambda a, **given: newton.too_large(a.shape[-1]),
+    "soft_attention": lambda landmarks, **given: newton.too_large(landmarks.shape[-2]),
 }
 
 

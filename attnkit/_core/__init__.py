@@ -1,0 +1,1 @@
+"""The ground floor: checks, visibility, scores, dispatch. Nothing here knows an op by name."""

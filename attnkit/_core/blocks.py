@@ -1,0 +1,246 @@
+"""Quadratic attention in blocks of heads and queries, forward and backward: memory O((L + S)·d + block).
+
+For libraries whose arrays can be written to. A block's scores stay in the cache, and causality leaves the keys out that
+none of its queries may see. A family says how scores become weights; nothing here knows which one it is.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from attnkit._core import quadratic
+from attnkit._core.mask import Rows
+from attnkit._core.typing import Array, Namespace
+
+SCORES = 1 << 18  # in a block: 1 MiB in float32, the size of a core's cache
+TRAILING = {
+    "q": 2, "k": 2, "v": 2, "do": 2, "mask": 2, "bias": 2, "dropout_mask": 2, "alpha": 2, "query_mask": 1, "length": 1,
+    "key_lengths": 0,
+}  # fmt: skip
+"""Axes of an argument that are not leading ones."""
+QUERY_AXIS = {
+    "q": -2,
+    "do": -2,
+    "mask": -2,
+    "bias": -2,
+    "dropout_mask": -2,
+    "alpha": -2,
+    "query_mask": -1,
+    "length": -1,
+}
+KEY_AXIS = {"k": -2, "v": -2, "mask": -1, "bias": -1, "dropout_mask": -1}
+
+Picks = tuple[Any, ...]  # an integer or a slice for each axis
+
+
+class Block(NamedTuple):
+    """Some of the leading axes of the output, some of its queries, and the keys before `keys`."""
+
+    leading: Picks
+    rows: Rows
+    keys: int
+
+
+class Call(NamedTuple):
+    """A call whose arrays are in `arrays`; `common` and `own` hold what is not an array."""
+
+    family: Any  # a statistics_families.Family
+    arrays: Mapping[str, Array]
+    common: Mapping[str, Any]
+    own: Mapping[str, Any]
+    size: int = SCORES
+    queries: int | None = None  # of a block; None = as many as `size` allows
+
+    @property
+    def leading(self) -> tuple[int, ...]:
+        q, k, v = (self.arrays[name] for name in "qkv")
+        return quadratic.leading_axes(q, k, v, self.common.get("enable_gqa", False))
+
+    @property
+    def groups(self) -> int:
+        """Query heads that share a head of k and v."""
+        return self.arrays["q"].shape[-3] // self.arrays["k"].shape[-3] if self.common.get("enable_gqa") else 1
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        return self.arrays["q"].shape[-2], self.arrays["k"].shape[-2]
+
+
+def call(family: Any, q: Array, k: Array, v: Array, options: Mapping[str, Any], size: int = SCORES) -> Call:
+    """The call of an op with its options. Those that are None are left out, and return_lse, which is no block's."""
+    options = {name: x for name, x in options.items() if x is not None and name != "return_lse"}
+    given = {"q": q, "k": k, "v": v, **options}
+    common = {name: x for name, x in given.items() if name in family.common}
+    own = family.translate(**{n: x for n, x in given.items() if n not in (*common, "q", "k", "v")})
+    if isinstance(own.get("length"), str) and own["length"] == "all":
+        own["length"] = max(k.shape[-2], 1)
+    arrays = {name: x for name, x in (*given.items(), *own.items()) if hasattr(x, "ndim") and name in TRAILING}
+    common, own = ({name: x for name, x in held.items() if name not in arrays} for held in (common, own))
+    return Call(family, arrays, common, own, size)
+
+
+def blocks(c: Call) -> Iterator[Block]:
+    """Blocks of about `c.size` scores that together cover the output; those without a key are left out."""
+    queries, keys = c.lengths
+    rows = min(c.queries or max(1, c.size // max(1, keys)), queries)
+    shared = len(c.leading) - 1 if c.groups > 1 else None
+    axes = [axis for axis in range(len(c.leading)) if axis != shared]
+    together = max(axes, key=lambda axis: c.leading[axis], default=None)
+    several = max(1, c.size // max(1, rows * keys))
+    for leading in _leading_picks(c.leading, together, several):
+        for start in range(0, queries, max(1, rows)):
+            stop = min(start + rows, queries)
+            seen, total = keys, queries
+            if c.common.get("causal") and not _two_alignments(c.common):
+                total = stop
+                seen = min(keys, stop if c.common["causal"] == "upper_left" else stop + keys - queries)
+            if seen > 0:
+                yield Block(leading, Rows(start, stop, total), seen)
+
+
+def _two_alignments(common: Mapping[str, Any]) -> bool:
+    """Whether causality counts from the first tokens and a window from the last: no part of the keys has both."""
+    return common.get("causal") == "upper_left" and "window" in common
+
+
+def _leading_picks(shape: tuple[int, ...], together: int | None, several: int) -> Iterator[Picks]:
+    """Every item of the leading axes, `several` at a time along the axis `together`."""
+    if not shape:
+        yield ()
+        return
+    ranges: list[list[Any]] = [list(range(size)) for size in shape]
+    if together is not None:
+        size = shape[together]
+        ranges[together] = [slice(at, min(at + several, size)) for at in range(0, size, several)]
+    for number in range(math.prod(len(choices) for choices in ranges)):
+        picks = []
+        for choices in reversed(ranges):
+            number, at = divmod(number, len(choices))
+            picks.append(choices[at])
+        yield tuple(reversed(picks))
+
+
+def picks(c: Call, name: str, x: Array, block: Block, *, prefix: bool) -> Picks:
+    """Where the part of argument `name` lies that a block looks at; an axis of size 1 serves every block.
+
+    `prefix` takes the queries before the block along, with which `quadratic.prepare` counts positions.
+    """
+    trailing = min(TRAILING[name], x.ndim)
+    own = x.ndim - trailing
+    found: list[Any] = []
+    for axis, pick in zip(range(own), block.leading[len(block.leading) - own :], strict=True):
+        if x.shape[axis] == 1:
+            found.append(0 if isinstance(pick, int) else slice(0, 1))
+        elif name in ("k", "v") and axis == own - 1 and c.groups > 1:
+            found.append(pick // c.groups)
+        else:
+            found.append(pick)
+    found += [slice(None)] * trailing
+    for axes, part in ((QUERY_AXIS, _of_queries(block.rows, prefix)), (KEY_AXIS, slice(0, block.keys))):
+        at = axes.get(name, 0)
+        if at and x.ndim >= -at and x.shape[at] != 1:
+            found[at] = part
+    return tuple(found)
+
+
+def _of_queries(rows: Rows, prefix: bool) -> slice:
+    return slice(0, rows.total) if prefix else slice(rows.start, rows.stop)
+
+
+def part(c: Call, block: Block) -> Call:
+    """The call restricted to a block: fewer leading axes, and no heads that share keys."""
+    arrays = {name: x[picks(c, name, x, block, prefix=True)] for name, x in c.arrays.items()}
+    common = {name: x for name, x in c.common.items() if name != "enable_gqa"}
+    common["part"] = (c.leading, block.leading)
+    return c._replace(arrays=arrays, common=common)
+
+
+Prepared = tuple[quadratic.Inputs, Array]
+
+
+def prepared(xp: Namespace, c: Call, rows: Rows) -> Prepared:
+    """Inputs and scores of a part."""
+    options = {**c.common, **{name: x for name, x in c.arrays.items() if name in c.family.common}}
+    q, k, v = (c.arrays[name] for name in "qkv")
+    a = c.family.prepare(xp, q, k, v, rows=rows, **options)
+    return a, c.family.scores(xp, a)
+
+
+def options_of(c: Call) -> dict[str, Any]:
+    """The family's own options of a part, arrays among them."""
+    common = {*c.family.common, "q", "k", "v", "do"}
+    return {**c.own, **{name: x for name, x in c.arrays.items() if name not in common}}
+
+
+def output_of(xp: Namespace, c: Call, made: Prepared) -> Array:
+    """o of a part from its inputs and scores, in the compute dtype."""
+    a, s = made
+    return quadratic.output(xp, a, *c.family.weigh(xp, s, a, **options_of(c)))
+
+
+def gradients_of(xp: Namespace, c: Call, made: Prepared, do: Array) -> dict[str, Array]:
+    """Gradients of a part, in the compute dtype."""
+    a, s = made
+    own, more = options_of(c), dict[str, Array]()
+    u, r = c.family.weigh(xp, s, a, **own)
+    w = u * r
+    like = {"bias": None, **c.arrays}
+
+    def ds_of(dw: Any) -> Array:
+        ds = c.family.score_gradient(xp, s, a, w, dw, **own)
+        more.update(c.family.beside(xp, a, w, dw, ds, like, **own))
+        return ds
+
+    grads = quadratic.backward(xp, a, w, do, ds_of, like)
+    return grads | {name: grads[name] + x if name in grads else x for name, x in more.items()}
+
+
+def forward_block(xp: Namespace, c: Call, rows: Rows) -> Array:
+    """o of a part, in the compute dtype."""
+    return output_of(xp, c, prepared(xp, c, rows))
+
+
+def backward_block(xp: Namespace, c: Call, rows: Rows, do: Array) -> dict[str, Array]:
+    """Gradients of a part, in the compute dtype."""
+    return gradients_of(xp, c, prepared(xp, c, rows), do)
+
+
+BackwardBlock = Callable[..., dict[str, Array]]  # of a namespace, a part, its rows, and do and other cotangents there
+
+
+def fill(xp: Namespace, c: Call, outputs: Sequence[Array], block_of: Callable[..., Sequence[Array]]) -> None:
+    """Write what `block_of(xp, part, rows)` gives of each output where it belongs, in the dtype of that output."""
+    for block in blocks(c):
+        at = (*block.leading, slice(block.rows.start, block.rows.stop))
+        for x, found in zip(outputs, block_of(xp, part(c, block), block.rows), strict=True):
+            x[at] = quadratic.cast(xp, found, x.dtype)
+
+
+def forward(xp: Namespace, c: Call, block_of: Callable[..., Array] = forward_block) -> Array:
+    """o (..., L, e) in the dtype of q."""
+    q, v = c.arrays["q"], c.arrays["v"]
+    o = xp.zeros((*c.leading, q.shape[-2], v.shape[-1]), dtype=q.dtype)
+    fill(xp, c, (o,), lambda *given: (block_of(*given),))
+    return o
+
+
+def backward(
+    xp: Namespace,
+    c: Call,
+    do: Array,
+    names: tuple[str, ...],
+    block_of: BackwardBlock = backward_block,
+    *others: Array,
+) -> dict[str, Array]:
+    """Gradients of the arguments `names` in their dtypes, added up over the blocks in the compute dtype.
+
+    `others` are cotangents (..., L) of other outputs, which `block_of` gets behind do.
+    """
+    dtype = quadratic.compute_dtype(xp, c.arrays["q"])
+    total = {name: xp.zeros(tuple(c.arrays[name].shape), dtype=dtype) for name in names}
+    for block in blocks(c):
+        at = (*block.leading, slice(block.rows.start, block.rows.stop))
+        grads = block_of(xp, part(c, block), block.rows, do[at], *(x[at] for x in others))
+        for name in names:
+            total[name][picks(c, name, total[name], block, prefix=False)] += grads[name]
+    return {name: quadratic.cast(xp, total[name], c.arrays[name].dtype) for name in names}

@@ -1,0 +1,393 @@
+"""Arguments are checked here, once, before an implementation is chosen; every error text is built here.
+
+A text names the op and the argument, what came and what was expected. Wrong shapes and values are ValueError; wrong
+libraries, dtypes and devices are TypeError. The contents of arrays are not read, for that would stop a GPU or a tracer:
+`length` arrays that are not positive and biases that are not finite are the caller's affair.
+"""
+
+import difflib
+import math
+import numbers
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, NamedTuple, NoReturn
+
+from attnkit._core.activations import ACTIVATIONS
+from attnkit._core.library import beside, library
+from attnkit._core.typing import Array
+
+# A7: these may have a dtype of their own
+FREE_DTYPE = frozenset(
+    (
+        *("dlse", "q_weight", "k_weight", "proj_k", "proj_v", "kernel", "norm_weight", "projection"),
+        *("rotations", "w_z", "w_u", "w_v", "w_o", "gamma_q", "beta_q", "gamma_k", "beta_k"),
+    )
+)
+INTEGER_ARGUMENTS = ("cu_seqlens_q", "cu_seqlens_k")  # the op's context checks them
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+SERVED = "NumPy, torch, JAX, CuPy or array_api_strict"
+INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+
+Shape = tuple[int, ...]
+
+
+class Context(NamedTuple):
+    """What the checks of single options need to know of the call."""
+
+    op: str
+    first: Array
+    leading: Shape
+    queries: int
+    keys: int
+    options: dict[str, Any]
+    first_name: str = "q"
+
+
+def dtype_name(x: Array) -> str:
+    """The dtype as "float32", "bfloat16", ...: by name, for bfloat16 has no finfo or isdtype in some libraries."""
+    return str(x.dtype).rpartition(".")[2]
+
+
+def is_array(x: Any) -> bool:
+    # numbers first: torch.compile(dynamic=True) makes symbols of them, of which it cannot ask for attributes
+    return not isinstance(x, (int, float)) and hasattr(x, "shape") and hasattr(x, "dtype")
+
+
+def device_of(x: Array) -> Any:
+    """The device where it matters and can be read; JAX places its arrays itself."""
+    return beside(x).get("device")
+
+
+# ---------------------------------------------------------------------------------------------- error texts
+
+
+def _hint(given: Any, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(str(given), known, n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def refuse_name(op: str, argument: str, given: Any, known: Iterable[str], where: str = "") -> NoReturn:
+    """ValueError for a name that is not among the known ones, with the nearest of them."""
+    known = tuple(known)
+    where = f" {where}" if where else ""
+    names = ", ".join(map(repr, known))
+    raise ValueError(f"{op}: {argument} must be one of {names}{where}; got {given!r}{_hint(given, known)}")
+
+
+def _refuse_option(op: str, name: str, accepted: tuple[str, ...]) -> NoReturn:
+    names = ", ".join(accepted)
+    raise ValueError(f"{op}: unexpected argument {name!r}; expected some of {names}{_hint(name, accepted)}")
+
+
+def known_options(op: str, options: Iterable[str], accepted: tuple[str, ...]) -> None:
+    for name in options:
+        if name not in accepted:
+            _refuse_option(op, name, accepted)
+
+
+def wrong_shape(op: str, name: str, x: Array, expected: str) -> NoReturn:
+    raise ValueError(f"{op}: {name} has shape {tuple(x.shape)}; expected {expected}")
+
+
+def wrong_dtype(op: str, name: str, x: Array, expected: str) -> NoReturn:
+    dtype = dtype_name(x)
+    order = ", in the byte order of other machines" if dtype[0] in "<>" else ""
+    raise TypeError(f"{op}: {name} has dtype {dtype}{order}; expected {expected}")
+
+
+# ---------------------------------------------------------------------------------------------- the arrays
+
+
+def array(op: str, name: str, x: Any) -> None:
+    """x must be an array of a library that is served."""
+    if library(x) is None:
+        kind = type(x)
+        came = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+        raise TypeError(f"{op}: {name} must be an array of {SERVED}; got {'None' if x is None else came}")
+
+
+def same_home(op: str, first_name: str, first: Array, name: str, x: Any) -> None:
+    """x must live in the same library and on the same device as the first array."""
+    array(op, name, x)
+    if type(x) is not type(first) and library(x) != library(first):
+        given = f"{library(x)} {name} with {library(first)} {first_name}"
+        raise TypeError(f"{op}: all arrays must come from one library; got {given}")
+    if device_of(x) != device_of(first):
+        given = f"{name} on {device_of(x)} with {first_name} on {device_of(first)}"
+        raise TypeError(f"{op}: all arrays must be on one device; got {given}")
+
+
+def float_array(op: str, name: str, x: Any) -> None:
+    array(op, name, x)
+    if dtype_name(x) not in FLOATS:
+        wrong_dtype(op, name, x, f"one of {', '.join(FLOATS)}")
+
+
+def boolean_array(op: str, name: str, x: Any, like_name: str, like: Array, shape: Shape, axes: str) -> None:
+    """A boolean array of the library and device of `like` that broadcasts to `shape` without enlarging it."""
+    same_home(op, like_name, like, name, x)
+    if dtype_name(x) != "bool":
+        wrong_dtype(op, name, x, "bool")
+    given = tuple(x.shape)
+    fits = len(given) <= len(shape) and all(a in (1, b) for a, b in zip(reversed(given), reversed(shape), strict=False))
+    if not fits:
+        wrong_shape(op, name, x, f"a shape that broadcasts to {axes} = {shape}")
+
+
+def one_home(op: str, names: Iterable[str], arrays: Iterable[Any], optional: Collection[str] = ()) -> None:
+    """All are float arrays of one library and device, and of one dtype but for `FREE_DTYPE`.
+
+    Those that are `optional` may be None; the first is not.
+    """
+    (first_name, first), *rest = zip(names, arrays, strict=False)
+    float_array(op, first_name, first)
+    placed = bool(beside(first))
+    for name, x in rest:
+        if (x is None and name in optional) or name in INTEGER_ARGUMENTS:
+            continue
+        if type(x) is type(first) and x.dtype == first.dtype and (not placed or x.device == first.device):
+            continue
+        float_array(op, name, x)
+        same_home(op, first_name, first, name, x)
+        if x.dtype != first.dtype and name not in FREE_DTYPE:
+            got = f"{first_name} {dtype_name(first)}, {name} {dtype_name(x)}"
+            raise TypeError(f"{op}: {first_name} and {name} must share one dtype; got {got}")
+
+
+def broadcast(op: str, what: str, *shapes: Shape) -> Shape:
+    """The broadcast of several shapes, or ValueError naming them."""
+    if all(shape == shapes[0] for shape in shapes):
+        return shapes[0]
+    width = max(map(len, shapes))
+    padded = [(1,) * (width - len(shape)) + shape for shape in shapes]
+    result = []
+    for sizes in zip(*padded, strict=True):
+        wide = [size for size in sizes if size != 1]
+        if any(size != wide[0] for size in wide):
+            raise ValueError(f"{op}: {what} do not broadcast; got {' and '.join(map(str, shapes))}")
+        result.append(wide[0] if wide else 1)
+    return tuple(result)
+
+
+def _leading(op: str, q: Array, k: Array, v: Array | None, enable_gqa: bool) -> Shape:
+    """The leading axes of the output: those of q, k and v broadcast; under GQA with the heads of q."""
+    shapes = [tuple(x.shape[:-2]) for x in (q, k, v) if x is not None]
+    if not enable_gqa:
+        try:
+            return broadcast(op, "the leading axes of q, k and v", *shapes)
+        except ValueError as error:
+            hint = ""
+            if q.ndim >= 3 and k.ndim >= 3 and q.shape[-3] != k.shape[-3]:
+                hint = "; pass enable_gqa=True if several query heads share a key/value head"
+            raise ValueError(f"{error}{hint}") from None
+    if q.ndim < 3 or k.ndim < 3 or (v is not None and v.ndim < 3):
+        raise ValueError(
+            f"{op}: enable_gqa=True needs a head axis (-3) on q, k and v; got {', '.join(map(str, shapes))}"
+        )
+    heads, shared = q.shape[-3], k.shape[-3]
+    if v is not None and v.shape[-3] != shared:
+        raise ValueError(f"{op}: k and v must have the same number of heads; got {shared} and {v.shape[-3]}")
+    if shared == 0 or heads % shared:
+        raise ValueError(f"{op}: enable_gqa=True needs heads of q divisible by heads of k; got {heads} and {shared}")
+    return (*broadcast(op, "the leading axes of q, k and v", *(shape[:-1] for shape in shapes)), heads)
+
+
+def attention_context(op: str, given: dict[str, Any], options: dict[str, Any]) -> Context:
+    """Shapes of q, k, v and the cotangents, and what the options are checked against."""
+    q, k, v = given["q"], given["k"], given.get("v")
+    if not isinstance(options.get("enable_gqa", False), bool):
+        raise TypeError(f"{op}: enable_gqa must be True or False; got {options['enable_gqa']!r}")
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x is not None and x.ndim < 2:
+            wrong_shape(op, name, x, "at least two axes, (..., tokens, features)")
+    if q.shape[-1] == 0:
+        wrong_shape(op, "q", q, "at least one feature")
+    if q.shape[-1] != k.shape[-1]:
+        wrong_shape(op, "k", k, f"(..., S, {q.shape[-1]}) as q has {q.shape[-1]} features")
+    if v is not None and v.shape[-2] != k.shape[-2]:
+        wrong_shape(op, "v", v, f"(..., {k.shape[-2]}, e) as k has {k.shape[-2]} tokens")
+    leading = _leading(op, q, k, v, options.get("enable_gqa", False))
+    context = Context(op, q, leading, q.shape[-2], k.shape[-2], options)
+    rows = (*leading, context.queries)
+    for name, shape in (("do", (*rows, 0 if v is None else v.shape[-1])), ("dlse", rows)):
+        if given.get(name) is not None and tuple(given[name].shape) != shape:
+            wrong_shape(op, name, given[name], f"{shape}, the shape of the output")
+    return context
+
+
+# ---------------------------------------------------------------------------------------------- the options
+
+
+def option_array(c: Context, name: str, x: Any, dtypes: tuple[str, ...], hint: str, shape: Shape, axes: str) -> None:
+    """An optional array: library, device, dtype, and a shape that broadcasts to `shape` without enlarging it."""
+    same_home(c.op, c.first_name, c.first, name, x)
+    if dtype_name(x) not in dtypes:
+        wrong_dtype(c.op, name, x, hint)
+    given = tuple(x.shape)
+    fits = len(given) <= len(shape) and all(a in (1, b) for a, b in zip(reversed(given), reversed(shape), strict=False))
+    if not fits:
+        wrong_shape(c.op, name, x, f"a shape that broadcasts to {axes} = {shape}")
+
+
+def _mask(c: Context, name: str, x: Any) -> None:
+    hint = "bool (True = may attend); pass additive scores as bias"
+    option_array(c, name, x, ("bool",), hint, (*c.leading, c.queries, c.keys), "(..., L, S)")
+
+
+def _pairs_float(c: Context, name: str, x: Any) -> None:
+    if name == "dropout_mask" and c.options.get("dropout") is not None:
+        raise ValueError(f"{c.op}: pass dropout_mask or dropout, not both")
+    hint = f"one of {', '.join(FLOATS)}" + ("; a mask of pairs goes to mask" if name == "bias" else "")
+    option_array(c, name, x, FLOATS, hint, (*c.leading, c.queries, c.keys), "(..., L, S)")
+
+
+def _query_mask(c: Context, name: str, x: Any) -> None:
+    option_array(c, name, x, ("bool",), "bool (True = a token)", (*c.leading, c.queries), "(..., L)")
+
+
+def _key_lengths(c: Context, name: str, x: Any) -> None:
+    if isinstance(x, numbers.Integral) and not isinstance(x, bool):
+        if int(x) < 0:
+            raise ValueError(f"{c.op}: key_lengths must not be negative; got {x}")
+        return
+    option_array(c, name, x, INTEGERS, "an integer dtype", c.leading, "the leading axes (...)")
+
+
+def _causal(c: Context, name: str, value: Any) -> None:
+    if not (isinstance(value, bool) or value == "upper_left"):
+        raise ValueError(f"{c.op}: causal must be False, True (lower right) or 'upper_left'; got {value!r}")
+
+
+def _window(c: Context, name: str, value: Any) -> None:
+    legal = isinstance(value, tuple) and len(value) == 2
+    legal = legal and all(x is None or (isinstance(x, numbers.Integral) and int(x) >= 0) for x in value)
+    if not legal:
+        raise ValueError(f"{c.op}: window must be (left, right), each a non-negative integer or None; got {value!r}")
+
+
+def number(op: str, name: str, value: Any) -> float:
+    """A finite real Python or NumPy number."""
+    if isinstance(value, bool) or (is_array(value) and value.shape) or not isinstance(value, numbers.Real):
+        kind = f"an array of shape {tuple(value.shape)}" if is_array(value) else repr(value)
+        raise TypeError(f"{op}: {name} must be a number; got {kind}")
+    # math.isfinite cannot be traced where torch.compile makes a symbol of the number
+    if not abs(value) < math.inf:  # type: ignore[operator]
+        raise ValueError(f"{op}: {name} must be finite; got {value}")
+    return float(value)
+
+
+def _number(c: Context, name: str, value: Any) -> None:
+    number(c.op, name, value)
+
+
+def positive(c: Context, name: str, value: Any) -> None:
+    if not number(c.op, name, value) > 0:
+        raise ValueError(f"{c.op}: {name} must be greater than 0; got {value}")
+
+
+def _length(c: Context, name: str, value: Any) -> None:
+    if isinstance(value, str):
+        if value not in ("visible", "all"):
+            raise ValueError(f"{c.op}: length must be 'visible', 'all', a number or an array; got {value!r}")
+    elif is_array(value):
+        option_array(c, name, value, FLOATS, "a real float dtype", (*c.leading, c.queries), "(..., L)")
+    else:
+        positive(c, name, value)
+
+
+def _shift(c: Context, name: str, value: Any) -> None:
+    if isinstance(value, str):
+        if value != "-log_length":
+            raise ValueError(f"{c.op}: shift must be a number or '-log_length'; got {value!r}")
+    else:
+        number(c.op, name, value)
+
+
+def _activation(c: Context, name: str, value: Any) -> None:
+    if value not in ACTIVATIONS:
+        refuse_name(c.op, "activation", value, ACTIVATIONS)
+
+
+def _dropout(c: Context, name: str, value: Any) -> None:
+    if not (isinstance(value, tuple) and len(value) == 2):
+        raise ValueError(f"{c.op}: dropout must be (p, seed); got {value!r}")
+    p, seed = value
+    if not 0 <= number(c.op, "dropout p", p) < 1:
+        raise ValueError(f"{c.op}: dropout p must lie in [0, 1); got {p}")
+    if is_array(seed) and not isinstance(seed, numbers.Integral):
+        if dtype_name(seed) not in INTEGERS or tuple(seed.shape):
+            got = f"{dtype_name(seed)} of shape {tuple(seed.shape)}"
+            raise TypeError(f"{c.op}: a dropout seed array must be an integer of shape (); got {got}")
+        same_home(c.op, c.first_name, c.first, "dropout seed", seed)
+    elif isinstance(seed, bool) or not isinstance(seed, numbers.Integral) or not 0 <= int(seed) < 2**64:
+        raise ValueError(f"{c.op}: dropout seed must be an integer in [0, 2**64); got {seed!r}")
+
+
+def flag(c: Context, name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{c.op}: {name} must be True or False; got {value!r}")
+
+
+OPTIONS: dict[str, Callable[[Context, str, Any], None]] = {
+    "mask": _mask,
+    "bias": _pairs_float,
+    "dropout_mask": _pairs_float,
+    "dropout": _dropout,
+    "query_mask": _query_mask,
+    "key_lengths": _key_lengths,
+    "causal": _causal,
+    "window": _window,
+    "scale": _number,
+    "enable_gqa": flag,
+    "return_lse": flag,
+    "activation": _activation,
+    "alpha": _number,
+    "gain": _number,
+    "gamma": positive,
+    "length": _length,
+    "shift": _shift,
+    "eps": positive,
+}
+OPTIONAL = frozenset(("mask", "bias", "dropout_mask", "dropout", "query_mask", "key_lengths", "window", "scale"))
+
+
+def layernorm_context(op: str, given: dict[str, Any], options: dict[str, Any]) -> Context:
+    """Shapes of `qk_layernorm`: weights of one head, cotangents like q and k."""
+    for name in ("q", "k"):
+        x, weight = given[name], given[f"{name}_weight"]
+        if x.ndim < 1 or tuple(weight.shape) != (x.shape[-1],):
+            size = x.shape[-1] if x.ndim else "d"
+            wrong_shape(op, f"{name}_weight", weight, f"({size},), the head size of {name}")
+        cotangent = given.get(f"d{name}_normed")
+        if cotangent is not None and cotangent.shape != x.shape:
+            wrong_shape(op, f"d{name}_normed", cotangent, f"{tuple(x.shape)}, the shape of {name}")
+    return Context(op, given["q"], (), 0, 0, options)
+
+
+ContextOf = Callable[[str, dict[str, Any], dict[str, Any]], Context]
+OptionCheck = Callable[[Context, str, Any], None]
+# a plain dict: torch.compile breaks the graph where it meets two read-only views of dicts
+NO_CHECKS: Mapping[str, OptionCheck] = {}
+
+
+def call(
+    op: str,
+    names: tuple[str, ...],
+    arrays: tuple[Any, ...],
+    options: dict[str, Any],
+    accepted: tuple[str, ...],
+    context_of: ContextOf = attention_context,
+    own: Mapping[str, OptionCheck] = NO_CHECKS,
+    optional: Collection[str] = (),
+) -> Context:
+    """Check a whole call: names of options, library, device and dtype of the arrays, shapes, then each option given.
+
+    `context_of` checks the shapes of the arrays; `own` holds the checks of options that only this op has; `optional`
+    arrays may be None.
+    """
+    known_options(op, options, accepted)
+    one_home(op, names, arrays, optional)
+    context = context_of(op, dict(zip(names, arrays, strict=False)), options)
+    for name, value in options.items():
+        if value is not None or name not in OPTIONAL:
+            (own.get(name) or OPTIONS[name])(context, name, value)
+    return context

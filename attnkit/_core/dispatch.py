@@ -1,0 +1,285 @@
+"""From a call to the code that serves it: check the arguments, pick an implementation, explain the choice.
+
+An *op* is a public function. Its generic array-API body is the decorated function itself; faster implementations of the
+same op are `Kernel` rows in the tables that `attnkit/__init__.py` hands over. Which one runs is a pure function of
+library, device, dtype, shapes and options.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import wraps
+from types import NoneType
+from typing import Any, NamedTuple, ParamSpec, TypeVar, get_args
+
+from attnkit._core import check
+from attnkit._core.library import library
+from attnkit._core.library import namespace as namespace
+from attnkit._core.special import without_autocast
+from attnkit._core.typing import DEFAULTS, Array
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _always(*arrays: Any, **options: Any) -> bool:
+    return True
+
+
+Refusal = Callable[..., str | None]
+
+
+class Kernel(NamedTuple):
+    """An implementation of an op for one library; `unsupported(*arrays, **options)` is a reason, or None.
+
+    `pays` says whether a call that it can serve is faster with it than with the generic body.
+    """
+
+    name: str
+    call: Callable[..., Any]
+    unsupported: Refusal
+    pays: Callable[..., bool] = _always
+
+
+def _guarded(kernel: Kernel, refusal: Refusal) -> Kernel:
+    def unsupported(*arrays: Any, **options: Any) -> str | None:
+        return refusal(*arrays, **options) or kernel.unsupported(*arrays, **options)
+
+    return kernel._replace(unsupported=unsupported)
+
+
+SPECIAL_CASES = {
+    "reluformer_attention": "pointwise_attention",
+    "sigmoid_attention": "pointwise_attention",
+    "sparsemax_attention": "entmax_attention",
+}
+"""{op: the op that it calls with fixed parameters}: whatever serves the one serves the other."""
+
+
+def kernels_by_op(*tables: Mapping[str, Kernel], refusal: Refusal | None = None) -> dict[str, tuple[Kernel, ...]]:
+    """A library's kernels of every op in the order of its tables; special cases have those of the op that they call.
+
+    `refusal` is asked before each kernel: a reason against all kernels of the library, or None.
+    """
+    found: dict[str, tuple[Kernel, ...]] = {}
+    for table in tables:
+        for op, kernel in table.items():
+            found[op] = (*found.get(op, ()), kernel if refusal is None else _guarded(kernel, refusal))
+    ends = ("", "_vjp")
+    cases = {f"{op}{end}": f"{called}{end}" for op, called in SPECIAL_CASES.items() for end in ends}
+    return found | {op: found[called] for op, called in cases.items() if called in found}
+
+
+class _Explain:
+    """Passed as `impl` by `explain`: the call answers with the reasons instead of a result."""
+
+
+class _OnBehalf(NamedTuple):
+    """Passed as `impl` by a special case, so that errors name the op that was called."""
+
+    op: str
+    impl: Any
+
+
+Tables = Callable[[str], Mapping[str, tuple[Kernel, ...]]]
+_tables: Tables = lambda library: {}  # noqa: E731
+
+
+def hand_tables(tables: Tables) -> None:
+    """Say where kernels are chosen from: `tables(library)` maps an op to its kernels."""
+    global _tables
+    _tables = tables
+
+
+def kernels(op: str, x: Array) -> tuple[Kernel, ...]:
+    """The kernels that x's library has for an op."""
+    name = library(x)
+    return () if name is None else _tables(name).get(op, ())
+
+
+def choose(op: str, impl: Any, generic: Callable[..., Any], arrays: tuple[Array, ...], options: dict[str, Any]) -> Any:
+    """The callable that serves this call under `impl`; NotImplementedError if a named one cannot."""
+    rows = kernels(op, arrays[0])
+    if isinstance(impl, _OnBehalf):
+        op, impl = impl
+    if impl == "generic":
+        return generic
+    if impl is _Explain:
+        return lambda *a, **o: _explained(rows, a, o)
+    if impl == "auto":
+        for row in rows:
+            if row.unsupported(*arrays, **options) is None and row.pays(*arrays, **options):
+                return row.call
+        return generic
+    known = {row.name: row for row in rows}
+    reasons = []
+    for name in (impl,) if isinstance(impl, str) else impl:
+        if name == "generic":
+            return generic
+        if name not in known:
+            check.refuse_name(op, "impl", name, ("auto", "generic", *known), "on these arrays")
+        reason = known[name].unsupported(*arrays, **options)
+        if reason is None:
+            return known[name].call
+        reasons.append(f"{name}: {reason}")
+    raise NotImplementedError(f"{op}: no implementation of impl={impl!r} can serve this call ({'; '.join(reasons)})")
+
+
+def _explained(rows: tuple[Kernel, ...], arrays: tuple[Array, ...], options: dict[str, Any]) -> dict[str, str | None]:
+    """{name: reason or None} in the order of `impl="auto"`: kernels that do not pay stand behind the generic body."""
+    reasons = {row.name: row.unsupported(*arrays, **options) for row in rows}
+    behind = [row.name for row in rows if reasons[row.name] is None and not row.pays(*arrays, **options)]
+    before = {name: reason for name, reason in reasons.items() if name not in behind}
+    return {**before, "generic": None, **dict.fromkeys(behind)}
+
+
+def _kernel_at_once(
+    rows: tuple[Kernel, ...], impl: Any, arrays: tuple[Array, ...], options: dict[str, Any]
+) -> Kernel | None:
+    """The kernel that serves a repeated call at once under `impl`; None where the op that it calls is to decide."""
+    if impl is _Explain:
+        return None
+    served = [row for row in rows if row.unsupported(*arrays, **options) is None]
+    if impl == "auto":
+        return next((row for row in served if row.pays(*arrays, **options)), None)
+    first = impl if isinstance(impl, str) else next(iter(impl), None)
+    return next((row for row in served if row.name == first), None)
+
+
+def _joint_explanation(
+    rows: tuple[Kernel, ...], arrays: tuple[Array, ...], options: dict[str, Any], called: dict[str, str | None]
+) -> dict[str, str | None]:
+    """What `explain` says of a repeated call: its own kernels, and what serves the op that it calls."""
+    own = _explained(rows, arrays, options)
+    names = list(own)
+    before, behind = names[: names.index("generic")], names[names.index("generic") + 1 :]
+    others = {name: reason for name, reason in called.items() if name not in (*before, *behind)}
+    return {name: own[name] for name in before} | others | {name: own[name] for name in behind}
+
+
+def explains(impl: Any) -> bool:
+    """Whether a special case is asked, through `impl`, which implementations could serve it."""
+    return isinstance(impl, _OnBehalf) and impl.impl is _Explain
+
+
+def _full_signature(function: Callable[..., Any]) -> inspect.Signature:
+    """The signature with `**common` written out and `impl` last, so that help() shows what is accepted."""
+    signature = inspect.signature(function)
+    parameters = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    impl = [p for p in parameters if p.name == "impl"]
+    common = next((p for p in signature.parameters.values() if p.kind is inspect.Parameter.VAR_KEYWORD), None)
+    accepted = common.annotation.__args__[0].__annotations__ if common else {}
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    expanded = [inspect.Parameter(n, keyword, default=d) for n, d in DEFAULTS.items() if n in accepted]
+    return signature.replace(parameters=[p for p in parameters if p.name != "impl"] + expanded + impl)
+
+
+def _bind(op: str, names: tuple[str, ...], arrays: tuple[Array, ...], options: dict[str, Any]) -> tuple[Array, ...]:
+    """The positional arguments, with those that were given by name moved to their place."""
+    if len(arrays) > len(names):
+        raise TypeError(f"{op}: takes {len(names)} positional arguments ({', '.join(names)}), got {len(arrays)}")
+    for name in names[len(arrays) :]:
+        if name not in options:
+            break
+        arrays = (*arrays, options.pop(name))
+    return arrays
+
+
+def _wrap(
+    body: Callable[P, R],
+    invoke: Callable[..., R],
+    context_of: check.ContextOf,
+    own: Mapping[str, check.OptionCheck],
+) -> Callable[P, R]:
+    signature = _full_signature(body)
+    kinds = [(p.name, p.kind, p.default) for p in signature.parameters.values()]
+    names = tuple(name for name, kind, _ in kinds if kind is not inspect.Parameter.KEYWORD_ONLY)
+    required = sum(p.default is p.empty and p.kind is not p.KEYWORD_ONLY for p in signature.parameters.values())
+    accepted = tuple(name for name, kind, _ in kinds if kind is inspect.Parameter.KEYWORD_ONLY)
+    optional = tuple(p.name for p in signature.parameters.values() if NoneType in get_args(p.annotation))
+    op = body.__name__
+
+    @wraps(body)
+    def call(*arrays: Any, impl: Any = "auto", **options: Any) -> Any:
+        if len(arrays) != len(names):
+            arrays = _bind(op, names, arrays, options)
+        if len(arrays) < required:
+            raise TypeError(f"{op}: missing argument {names[len(arrays)]!r}")
+        check.call(op, names, arrays, options, accepted, context_of, own, optional)
+        with without_autocast(arrays[0]):
+            return invoke(op, impl, arrays, options)
+
+    call.__signature__ = signature  # type: ignore[attr-defined]
+    return call
+
+
+def operation_checked_by(
+    context_of: check.ContextOf = check.attention_context,
+    own: Mapping[str, check.OptionCheck] = check.NO_CHECKS,
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """`operation` for an op whose arrays are not q, k, v, or with options that no other op has."""
+
+    def decorate(generic: Callable[P, R]) -> Callable[P, R]:
+        def invoke(op: str, impl: Any, arrays: tuple[Array, ...], options: dict[str, Any]) -> Any:
+            return choose(op, impl, generic, arrays, options)(*arrays, **options)
+
+        return _wrap(generic, invoke, context_of, own)
+
+    return decorate
+
+
+def operation(generic: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a generic array-API body: arguments are checked first, then the implementation that `impl` names runs.
+
+    `impl="auto"` is the first kernel of the library without a reason against it that pays, else the body; a name is
+    that kernel or NotImplementedError with its reason; a tuple of names is tried in order. The body itself never sees
+    `impl`.
+    """
+    return operation_checked_by()(generic)
+
+
+def special_case(body: Callable[P, R]) -> Callable[P, R]:
+    """Decorate an op that calls another op with fixed parameters: checked under its own name, `impl` passed on."""
+
+    def invoke(op: str, impl: Any, arrays: tuple[Array, ...], options: dict[str, Any]) -> Any:
+        return body(*arrays, impl=_OnBehalf(op, impl), **options)  # type: ignore[arg-type]
+
+    return _wrap(body, invoke, check.attention_context, {})
+
+
+def repeated_call_checked_by(
+    context_of: check.ContextOf = check.attention_context,
+    own: Mapping[str, check.OptionCheck] = check.NO_CHECKS,
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorate an op that calls another one several times: checked under its own name, `impl` passed on.
+
+    Its arrays need not be laid out as those of the other. It may have kernels of its own that do all at once; they come
+    before the kernels of the op that it calls.
+    """
+
+    def decorate(body: Callable[P, R]) -> Callable[P, R]:
+        def invoke(op: str, impl: Any, arrays: tuple[Array, ...], options: dict[str, Any]) -> Any:
+            rows = kernels(op, arrays[0])
+            row = _kernel_at_once(rows, impl, arrays, options)
+            if row is not None:
+                return row.call(*arrays, **options)
+            answer: Any = body(*arrays, impl=_OnBehalf(op, impl), **options)  # type: ignore[arg-type]
+            return _joint_explanation(rows, arrays, options, answer) if impl is _Explain else answer
+
+        return _wrap(body, invoke, context_of, own)
+
+    return decorate
+
+
+def explain(op: Callable[..., Any], *arrays: Array, **options: Any) -> dict[str, str | None]:
+    """Which implementations could serve `op(*arrays, **options)`: {name: reason against it, or None}.
+
+    Names stand in the order in which `impl="auto"` tries them, so that the first without a reason is the one it takes;
+    `"generic"` always serves, and behind it stand kernels that could serve but would not be faster. Arguments are
+    checked as in the call itself. A JAX tracer has no device yet: the answer is that of JAX's default device.
+
+    >>> import numpy as np, attnkit
+    >>> q = np.zeros((2, 8, 4))
+    >>> attnkit.explain(attnkit.softmax_attention, q, q, q)
+    {'generic': None, 'blocked': None}
+    """
+    return op(*arrays, impl=_Explain, **options)

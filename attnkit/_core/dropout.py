@@ -1,0 +1,96 @@
+"""Dropout of attention weights by counter (semantics A9): which pair is kept is a function of (seed, j, i, head, item).
+
+The bits are the first 32-bit word of Philox4x32-10 (Salmon et al. 2011, §3.3) with the 64-bit seed as its key and
+(j, i, head, flattened leading index) as its counter, so every library and every gradient recomputes the same ones.
+"""
+
+import math
+from typing import Any
+
+from attnkit._core.library import library
+from attnkit._core.mask import Rows, positions
+from attnkit._core.typing import Array, Namespace
+
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+_LOW, _WORD = 0xFFFF, 0xFFFFFFFF
+
+
+def _constant(x: int, like: Array) -> Array:
+    """A 32-bit constant of like's dtype, built from halves because JAX takes Python integers as int32."""
+    zero = like * 0
+    return ((zero + (x >> 16)) << 16) | (zero + (x & _LOW))
+
+
+def _wrap(x: Array) -> Array:
+    """A sum of words modulo 2^32: uint32 wraps by itself, torch counts in int64."""
+    return x & _WORD if library(x) == "torch" else x
+
+
+def _multiply(a: Array, b: int) -> tuple[Array, Array]:
+    """High and low word of a 32 by 32 bit product, through 16-bit halves: no step exceeds 32 bits."""
+    a1, a0 = a >> 16, a & _LOW
+    b1, b0 = b >> 16, b & _LOW
+    p00, p01, p10, p11 = a0 * b0, a0 * b1, a1 * b0, a1 * b1
+    middle = (p00 >> 16) + (p01 & _LOW) + (p10 & _LOW)
+    low = ((middle & _LOW) << 16) | (p00 & _LOW)
+    return p11 + (p01 >> 16) + (p10 >> 16) + (middle >> 16), low
+
+
+def _philox_word(counter: tuple[Array, ...], key: tuple[Array, Array]) -> Array:
+    """The first output word of Philox4x32-10."""
+    c0, c1, c2, c3 = counter
+    for r in range(_ROUNDS):
+        k0, k1 = (_wrap(k + _constant(r * step & _WORD, k)) for k, step in zip(key, _KEY_STEPS, strict=True))
+        high0, low0 = _multiply(c0, _MULTIPLIERS[0])
+        high1, low1 = _multiply(c2, _MULTIPLIERS[1])
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+    return c0
+
+
+def _key(xp: Namespace, seed: Any, like: Array) -> tuple[Array, Array]:
+    """The two key words of a seed, which is a Python integer or an integer array of shape ()."""
+    if not hasattr(seed, "dtype"):
+        return _constant(int(seed) & _WORD, like), _constant(int(seed) >> 32, like)
+    seed = xp.reshape(seed, (1,))
+    wide = str(seed.dtype).endswith("64")
+    low = seed & _WORD if wide else seed
+    high = (seed >> 32) & _WORD if wide else seed * 0
+    return xp.astype(low, like.dtype), xp.astype(high, like.dtype)
+
+
+def kept_counters(xp: Namespace, counter: tuple[Array, ...], p: float, seed: Any) -> Array:
+    """True where the pair of a counter (j, i, head, item), unsigned words, is kept."""
+    word = _philox_word(counter, _key(xp, seed, counter[0]))
+    return word <= _constant(math.ceil((1.0 - p) * 2**32) - 1, word)
+
+
+def kept_pairs(
+    xp: Namespace,
+    like: Array,
+    p: float,
+    seed: Any,
+    leading: tuple[int, ...],
+    keys: int,
+    rows: Rows,
+    picked: tuple[Any, ...] = (),
+) -> Array:
+    """Boolean (..., L, S): True where the pair is kept, with probability 1 - p.
+
+    `leading` are the leading axes of the output; the last of them counts heads. `picked` are the indices and slices of
+    them that are wanted, all without it.
+    """
+    dtype = xp.int64 if library(like) == "torch" else xp.uint32
+
+    def words(start: int, stop: int, *shape: int) -> Array:
+        return xp.reshape(xp.astype(positions(xp, like, start, stop), dtype), shape)
+
+    *items, heads = leading or (1,)
+    j = words(0, keys, keys)
+    i = words(rows.start, rows.stop, rows.stop - rows.start, 1)
+    shape = (*items, heads)
+    head = xp.broadcast_to(words(0, heads, heads), shape)[picked or ...]
+    item = xp.broadcast_to(words(0, math.prod(items), *items, 1), shape)[picked or ...]
+    kept = kept_counters(xp, (j, i, head[..., None, None], item[..., None, None]), p, seed)
+    return kept if leading else kept[0, ...]

@@ -1,0 +1,55 @@
+"""Which library an array is of, and what follows from it: the namespace, and the device of new arrays.
+
+A library that is not loaded has no arrays, so that nothing is loaded for the question. There is no cache either:
+torch.compile traces these questions, and warns of every functools.lru_cache, through which array_api_compat asks them.
+"""
+
+import sys
+from typing import Any
+
+from attnkit._core.typing import Array, Namespace
+
+
+def library(x: Any) -> str | None:
+    """ "numpy", "torch", "jax", "cupy" or "array_api_strict", of which x is an array; None for anything else."""
+    modules, kind = sys.modules, type(x)
+    numpy = modules.get("numpy")
+    if numpy is not None and issubclass(kind, numpy.ndarray):
+        return "numpy"
+    torch = modules.get("torch")
+    if torch is not None and issubclass(kind, torch.Tensor):
+        return "torch"
+    jax = modules.get("jax")
+    if jax is not None and isinstance(x, jax.Array):
+        return "jax"
+    cupy = modules.get("cupy")
+    if cupy is not None and issubclass(kind, cupy.ndarray):
+        return "cupy"
+    if numpy is not None and issubclass(kind, numpy.generic):
+        return "numpy"
+    if kind.__module__.startswith("array_api_strict.") and hasattr(x, "__array_namespace__"):
+        return "array_api_strict"
+    return None
+
+
+def namespace(x: Array) -> Namespace:
+    """The array-API namespace of x's library."""
+    name = library(x)
+    if name == "numpy":
+        import array_api_compat.numpy
+
+        return array_api_compat.numpy
+    if name == "torch":
+        import array_api_compat.torch
+
+        return array_api_compat.torch
+    if name == "cupy":
+        import array_api_compat.cupy
+
+        return array_api_compat.cupy
+    return x.__array_namespace__()
+
+
+def beside(x: Array) -> dict[str, Any]:
+    """The keyword that creates an array on the device of x: none in NumPy, and in JAX, which places arrays itself."""
+    return {} if library(x) in ("numpy", "jax") else {"device": x.device}

@@ -1,0 +1,255 @@
+"""What every quadratic op does around its score function: mask and cast the inputs, form scores, multiply by v, and the
+same backwards.
+
+A family is one function `weigh(xp, s, a, **own) -> (u, r)`: the weights are w = r·u, u (..., L, S) from the scores and
+r a factor per row (a number or (..., L, 1)). The factor commutes with the product, so o = r·(u v) multiplies L·e
+numbers instead of L·S, and u may stay unnormalised.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from attnkit._core.check import broadcast, dtype_name
+from attnkit._core.dropout import kept_pairs
+from attnkit._core.mask import Rows, always_seen, row_length, seen_keys, visible_count, visible_pairs
+from attnkit._core.special import stop_gradient
+from attnkit._core.typing import DEFAULTS, Array, Length, Namespace
+
+COMMON = tuple(DEFAULTS)
+
+
+class Inputs(NamedTuple):
+    """The arguments of a quadratic op in the compute dtype, with everything invisible replaced by 0 (semantics A6)."""
+
+    q: Array
+    k: Array
+    v: Array | None
+    scale: float
+    bias: Array | None
+    pairs: Array | None  # visible(i, j), None = all
+    live: Array | None  # (..., L, 1) queries that see a key, None = all
+    count: Any  # n_i, a number or (..., L, 1)
+    drop: Array | None  # what multiplies the weights just before the product with v
+    rows: Rows
+    dtype: Any  # the compute dtype
+
+    @property
+    def keys(self) -> int:
+        return self.k.shape[-2]
+
+
+Weigh = Callable[..., tuple[Array, Any]]
+
+
+def compute_dtype(xp: Namespace, x: Array) -> Any:
+    return xp.float64 if dtype_name(x) == "float64" else xp.float32
+
+
+def cast(xp: Namespace, x: Array, dtype: Any) -> Array:
+    return x if x.dtype == dtype else xp.astype(x, dtype)
+
+
+def _tile(x: Array | None, axis: int, rows: Rows) -> Array | None:
+    """The part of an option that belongs to the rows looked at; an axis of size 1 or absent serves all of them."""
+    if x is None or rows.stop - rows.start == rows.total or x.ndim < -axis or x.shape[axis] == 1:
+        return x
+    return x[..., rows.start : rows.stop] if axis == -1 else x[..., rows.start : rows.stop, :]
+
+
+def prepare(
+    xp: Namespace,
+    q: Array,
+    k: Array,
+    v: Array | None = None,
+    *,
+    mask: Array | None = None,
+    bias: Array | None = None,
+    causal: Any = False,
+    window: Any = None,
+    key_lengths: Any = None,
+    query_mask: Array | None = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    dropout_mask: Array | None = None,
+    dropout: Any = None,
+    rows: Rows | None = None,
+    part: tuple[tuple[int, ...], tuple[Any, ...]] | None = None,
+) -> Inputs:
+    """Cast, find what is visible, and put 0 in place of keys that no query sees and of queries that see no key.
+
+    `part`, for dropout, says of which call this is a block: the leading axes of that call, and those picked of them.
+    """
+    dtype = compute_dtype(xp, q)
+    total, keys = q.shape[-2], k.shape[-2]
+    rows = rows or Rows(0, total, total)
+    heads, shared = (q.shape[-3], k.shape[-3]) if enable_gqa else (1, 1)
+    leading, picked = part or (leading_axes(q, k, v, enable_gqa) if dropout is not None else (), ())
+    q, k = cast(xp, _tile(q, -2, rows), dtype), cast(xp, k, dtype)
+    v = None if v is None else cast(xp, v, dtype)
+    bias = None if bias is None else cast(xp, _tile(bias, -2, rows), dtype)
+
+    pairs = visible_pairs(
+        xp,
+        q,
+        keys,
+        rows,
+        mask=_tile(mask, -2, rows),
+        causal=causal,
+        window=window,
+        key_lengths=key_lengths,
+        query_mask=_tile(query_mask, -1, rows),
+    )
+    others = not (mask is None and window is None and key_lengths is None and query_mask is None)
+    all_live, all_seen = always_seen(rows, keys, causal, others)
+    live = None
+    if pairs is not None and not all_seen:
+        seen = seen_keys(xp, pairs, heads, shared)
+        k = xp.where(seen, k, 0.0)
+        v = None if v is None else xp.where(seen, v, 0.0)
+    if pairs is not None and not all_live:
+        live = xp.any(pairs, axis=-1, keepdims=True)
+        q = xp.where(live, q, 0.0)
+    count = visible_count(xp, q, pairs, keys, rows, causal is True and not others, dtype)
+    drop = None if dropout_mask is None else cast(xp, stop_gradient(_tile(dropout_mask, -2, rows)), dtype)
+    if drop is not None and pairs is not None:
+        drop = xp.where(pairs, drop, 0.0)
+    if dropout is not None and dropout[0] > 0:
+        p, seed = dropout
+        drop = cast(xp, kept_pairs(xp, q, p, seed, leading, keys, rows, picked), dtype) * (1.0 / (1.0 - p))
+    scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
+    return Inputs(q, k, v, scale, bias, pairs, live, count, drop, rows, dtype)
+
+
+def leading_axes(q: Array, k: Array, v: Array | None, enable_gqa: bool) -> tuple[int, ...]:
+    """The leading axes of the output."""
+    end = -3 if enable_gqa else -2
+    leading = broadcast("attention", "leading axes", *(tuple(x.shape[:end]) for x in (q, k, v) if x is not None))
+    return (*leading, q.shape[-3]) if enable_gqa else leading
+
+
+def mean(xp: Namespace, x: Array, axes: tuple[int, ...]) -> Array:
+    """The mean along axes, which stay; 0 of nothing, of which NumPy warns."""
+    nothing = 0 in [x.shape[axis] for axis in axes]
+    return xp.sum(x, axis=axes, keepdims=True) if nothing else xp.mean(x, axis=axes, keepdims=True)
+
+
+def contract(xp: Namespace, x: Array, y: Array) -> Array:
+    """x y for x with the heads of the queries and y with those of the keys.
+
+    Under GQA the heads that share a y are laid one below the other, so that y is neither repeated nor copied.
+    """
+    if x.ndim < 3 or y.ndim < 3 or y.shape[-3] in (1, x.shape[-3]) or x.shape[-3] == 1:
+        return x @ y
+    heads, shared, length = x.shape[-3], y.shape[-3], x.shape[-2]
+    folded = xp.reshape(x, (*x.shape[:-3], shared, heads // shared * length, x.shape[-1]))
+    product = folded @ y
+    return xp.reshape(product, (*product.shape[:-3], heads, length, y.shape[-1]))
+
+
+def scores(xp: Namespace, a: Inputs) -> Array:
+    """s = scale·q kᵀ + bias (semantics A2), before anything invisible is replaced."""
+    s = contract(xp, a.q * a.scale, a.k.mT)
+    return s if a.bias is None else s + a.bias
+
+
+def length_of_rows(xp: Namespace, a: Inputs, length: Length) -> Any:
+    return row_length(xp, length, a.count, a.keys, a.rows, a.dtype)
+
+
+def output(xp: Namespace, a: Inputs, u: Array, r: Any) -> Array:
+    """o = r·((u ⊙ dropout) v) in the compute dtype, 0 on rows that see nothing."""
+    o = contract(xp, u if a.drop is None else u * a.drop, a.v)
+    o = o if isinstance(r, float) and r == 1.0 else o * r
+    return masked_rows(xp, a, o)
+
+
+def masked(xp: Namespace, a: Inputs, w: Array) -> Array:
+    """w with exactly 0 on invisible pairs."""
+    return w if a.pairs is None else xp.where(a.pairs, w, 0.0)
+
+
+def sum_to(xp: Namespace, g: Array, shape: tuple[int, ...]) -> Array:
+    """A gradient summed over the axes along which its input was broadcast; a head axis that is a multiple of the
+    input's (GQA) is summed over each group."""
+    extra = g.ndim - len(shape)
+    if extra:
+        g = xp.sum(g, axis=tuple(range(extra)))
+    if len(shape) >= 3 and shape[-3] not in (1, g.shape[-3]):
+        groups = (shape[-3], g.shape[-3] // shape[-3])
+        g = xp.sum(xp.reshape(g, (*g.shape[:-3], *groups, *g.shape[-2:])), axis=-3)
+    axes = tuple(i for i, (have, want) in enumerate(zip(g.shape, shape, strict=True)) if have != want)
+    return xp.sum(g, axis=axes, keepdims=True) if axes else g
+
+
+def _shape_in_tile(x: Array, a: Inputs) -> tuple[int, ...]:
+    """The shape that x, with an axis of queries, has within the rows looked at."""
+    shape = tuple(x.shape)
+    if len(shape) < 2 or shape[-2] != a.rows.total:
+        return shape
+    return (*shape[:-2], a.rows.stop - a.rows.start, shape[-1])
+
+
+def score_gradients(xp: Namespace, a: Inputs, ds: Array, q: Array, k: Array, bias: Array | None) -> dict[str, Array]:
+    """Gradients of q, k and bias (in the compute dtype) from ds, that of the scores; q, k, bias are as given."""
+    grads = {
+        "q": sum_to(xp, contract(xp, ds, a.k) * a.scale, _shape_in_tile(q, a)),
+        "k": sum_to(xp, ds.mT @ (a.q * a.scale), tuple(k.shape)),
+    }
+    if bias is not None:
+        grads["bias"] = sum_to(xp, ds, _shape_in_tile(bias, a))
+    return grads
+
+
+def forward(xp: Namespace, weigh: Weigh, own: dict[str, Any], q: Array, k: Array, v: Array, common: Any) -> Array:
+    """o of the family `weigh` in the dtype of q."""
+    a = prepare(xp, q, k, v, **common)
+    u, r = weigh(xp, scores(xp, a), a, **own)
+    return cast(xp, output(xp, a, u, r), q.dtype)
+
+
+def weights(xp: Namespace, weigh: Weigh, own: dict[str, Any], q: Array, k: Array, common: Any) -> Array:
+    """w (..., L, S) of the family `weigh` in the dtype of q."""
+    a = prepare(xp, q, k, **common)
+    u, r = weigh(xp, scores(xp, a), a, **own)
+    leading = broadcast(
+        "attention", "leading axes", tuple(u.shape[:-2]), leading_axes(q, k, None, common.get("enable_gqa"))
+    )
+    return cast(xp, xp.broadcast_to(u * r, (*leading, *u.shape[-2:])), q.dtype)
+
+
+def backward(
+    xp: Namespace,
+    a: Inputs,
+    w: Array,
+    do: Array | None,
+    ds_of: Callable[[Array | float], Array],
+    like: dict[str, Array],
+) -> dict[str, Array]:
+    """Gradients of q, k, v and bias for o = (w ⊙ dropout) v in the compute dtype; `like` are the arguments as given.
+
+    `ds_of(dw)` maps the gradient of the weights to that of the scores; do=None stands for 0, and without v in `like`
+    there is no product.
+    """
+    v, dw, dv = like.get("v"), 0.0, None
+    if do is not None and v is not None:
+        do = masked_rows(xp, a, cast(xp, do, a.dtype))
+        dw = contract(xp, do, xp.matrix_transpose(a.v))
+        dropped = w
+        if a.drop is not None:
+            dw, dropped = dw * a.drop, w * a.drop
+        dv = sum_to(xp, dropped.mT @ do, tuple(v.shape))
+    elif v is not None:
+        dv = xp.zeros_like(cast(xp, v, a.dtype))
+    grads = score_gradients(xp, a, masked(xp, a, ds_of(dw)), like["q"], like["k"], like["bias"])
+    return grads if dv is None else grads | {"v": dv}
+
+
+def masked_rows(xp: Namespace, a: Inputs, x: Array) -> Array:
+    """x (..., L, ·) with 0 on rows that see nothing."""
+    return x if a.live is None else xp.where(a.live, x, 0.0)
+
+
+def rounded(xp: Namespace, grads: dict[str, Array], like: dict[str, Array]) -> dict[str, Array]:
+    """Gradients in the dtypes of their arguments, rounded once."""
+    return {name: cast(xp, g, like[name].dtype) for name, g in grads.items()}

@@ -1,0 +1,214 @@
+"""The few functions that the array API lacks: the library's own where it has one, else a float64-accurate form."""
+
+import contextlib
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+from attnkit._core.library import library
+from attnkit._core.typing import Array, Namespace
+
+Function = Callable[[Namespace, Array], Array]
+
+
+def relu(xp: Namespace, x: Array) -> Array:
+    """max(x, 0). torch.relu has derivative 0 at 0 (semantics A8) and takes a tenth of the time of where()."""
+    name = library(x)
+    if name == "torch":
+        return xp.relu(x)
+    if name in ("numpy", "cupy"):
+        return xp.maximum(x, 0)
+    return xp.where(x <= 0, 0.0, x)
+
+
+def step(xp: Namespace, x: Array) -> Array:
+    """The derivative of max(x, 0): 1 above 0, else 0."""
+    return xp.astype(~(x <= 0), x.dtype)
+
+
+def relu6(xp: Namespace, x: Array) -> Array:
+    """min(max(x, 0), 6). Torch's own has derivative 0 at both kinks (semantics A8)."""
+    name = library(x)
+    if name == "torch":
+        return xp.nn.functional.relu6(x)
+    if name in ("numpy", "cupy"):
+        return xp.minimum(xp.maximum(x, 0), 6)
+    return xp.where(x <= 0, 0.0, xp.where(x >= 6, 6.0, x))
+
+
+def logistic(xp: Namespace, x: Array) -> Array:
+    """σ(x) = 1/(1 + exp(-x)) with the digits of its tail; automatic derivatives are σ(1 - σ), without those above 0."""
+    name = library(x)
+    if name == "torch":
+        return xp.sigmoid(x)
+    if name == "jax":
+        import jax
+
+        return jax.nn.sigmoid(x)
+    return xp.exp(xp.minimum(x, 0)) / (1.0 + xp.exp(-xp.abs(x)))
+
+
+def sigmoid(xp: Namespace, x: Array) -> Array:
+    """σ(x); in torch as 1 - σ(-x) above 0, so that the automatic derivative has both tails."""
+    if library(x) != "torch":
+        return logistic(xp, x)
+    return xp.sigmoid(xp.clamp(x, max=0.0)) + (0.5 - xp.sigmoid(-xp.relu(x)))
+
+
+def softplus(xp: Namespace, x: Array) -> Array:
+    """log(1 + exp(x)). Torch's own returns x above a threshold: at 40 that is x to rounding in float64."""
+    if library(x) == "torch":
+        return xp.nn.functional.softplus(x, threshold=40.0)
+    return relu(xp, x) + xp.log1p(xp.exp(-xp.abs(x)))
+
+
+def erfc(x: Array) -> Array:
+    """2/√π ∫ₓ^∞ exp(-t²) dt, in torch and CuPy."""
+    if library(x) == "torch":
+        import torch
+
+        return torch.special.erfc(x)
+    import cupyx.scipy.special
+
+    return cupyx.scipy.special.erfc(x)
+
+
+def with_derivative(function: Function, derivative: Function) -> Function:
+    """A function (xp, x) whose automatic derivative in JAX is an explicit one.
+
+    JAX's own has ½ at kinks, and on CPUs XLA replaces subnormal numbers by 0, also where they are factors of a
+    derivative that is a normal number. It is compiled, so that outside of jax.jit too it is one operation.
+    """
+
+    @cache
+    def in_jax() -> Any:
+        import jax
+
+        wrapped = jax.custom_jvp(partial(function, jax.numpy))
+        wrapped.defjvps(lambda tangent, value, x: derivative(jax.numpy, x) * tangent)
+        return jax.jit(wrapped)
+
+    def by_library(xp: Namespace, x: Array) -> Array:
+        return in_jax()(x) if library(x) == "jax" else function(xp, x)
+
+    return by_library
+
+
+def stop_gradient(x: Array) -> Array:
+    """x as a constant to automatic differentiation, for maxima that cancel from the result."""
+    if library(x) == "torch":
+        return x.detach()
+    if library(x) == "jax":
+        import jax
+
+        return jax.lax.stop_gradient(x)
+    return x
+
+
+def magnitude(xp: Namespace, x: Array) -> Array:
+    """|x| with derivative 0 at 0 (semantics A8), where JAX's own has 1."""
+    return xp.where(x == 0, 0.0, xp.abs(x))
+
+
+def generator(seed: int) -> Any:
+    """NumPy's random generator, so that what is drawn beforehand is the same for every library (semantics A9)."""
+    import numpy
+
+    return numpy.random.default_rng(seed)
+
+
+def without_autocast(x: Array) -> Any:
+    """A context in which torch's autocast does not round scores to a half type behind the op's back (semantics A7)."""
+    if library(x) == "torch":
+        import torch
+
+        device = x.device.type
+        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):  # meta has no autocast
+            return torch.autocast(device, enabled=False)
+    return contextlib.nullcontext()
+
+
+def readable(x: Array) -> bool:
+    """Whether the values of x can be looked at: not while JAX or torch trace a program, nor where there are none."""
+    if library(x) == "jax":
+        import jax
+
+        return not isinstance(x, jax.core.Tracer)
+    if library(x) == "torch":
+        import torch
+        from torch._subclasses.fake_tensor import FakeTensor
+
+        if torch.compiler.is_compiling() or x.is_meta or isinstance(x, FakeTensor):
+            return False
+        return not torch._C._functorch.is_batchedtensor(x)
+    return True
+
+
+def needs_values(op: str, x: Array) -> None:
+    """TypeError for arrays that cannot be read, from what answers with Python numbers."""
+    if not readable(x):
+        kind = f"{type(x).__name__} on {x.device}" if library(x) == "torch" else type(x).__name__
+        raise TypeError(f"{op}: adds up Python numbers and needs an array whose values can be read; got a {kind}")
+
+
+def floats(x: Array) -> list[float]:
+    """The entries of a vector as Python floats."""
+    if hasattr(x, "tolist"):
+        return [float(value) for value in x.tolist()]
+    return [float(x[i]) for i in range(x.shape[0])]
+
+
+def double_precision(x: Array) -> Any:
+    """A context in which float64 exists on x's library: JAX has it only on request."""
+    if library(x) == "jax":
+        import jax
+
+        return jax.enable_x64(True)
+    return contextlib.nullcontext()
+
+
+def singular_values(xp: Namespace, x: Array, op: str) -> Array:
+    """Singular values of (..., m, n), descending; NotImplementedError on a library without linear algebra."""
+    if not hasattr(xp, "linalg"):
+        raise NotImplementedError(f"{op}: needs singular values, and {xp.__name__} has no extension linalg")
+    return xp.linalg.svdvals(x)
+
+
+def quadrature(points: int) -> tuple[Any, Array, Array]:
+    """NumPy, and nodes and weights of Gauss and Legendre on (-1, 1)."""
+    import numpy
+
+    return numpy, *numpy.polynomial.legendre.leggauss(points)
+
+
+def cumulative_sum(xp: Namespace, x: Array, axis: int, dtype: Any = None) -> Array:
+    """xp.cumulative_sum; torch's own, for array_api_compat's asks through a cache that torch.compile warns of."""
+    if library(x) == "torch":
+        return x.cumsum(dim=axis, dtype=dtype)
+    return xp.cumulative_sum(x, axis=axis, dtype=dtype)
+
+
+def cumulative_maximum(x: Array, axis: int) -> Array:
+    """The largest entry so far along an axis, of torch or JAX; the standard has none."""
+    if library(x) == "torch":
+        return x.cummax(dim=axis).values
+    import jax
+
+    return jax.lax.cummax(x, axis=axis % x.ndim)
+
+
+def take_along(xp: Namespace, x: Array, index: Array, axis: int) -> Array:
+    """xp.take_along_axis for an index with the other axes of x; torch's own knows no symbolic sizes (torch.export)."""
+    if library(x) == "torch":
+        return x.gather(axis, index)
+    return xp.take_along_axis(x, index, axis=axis)
+
+
+def as_index(x: Array) -> Array:
+    """Integers of any dtype as torch wants them of an index."""
+    return x.long() if library(x) == "torch" else x
+
+
+def unstack(xp: Namespace, x: Array, axis: int) -> tuple[Array, ...]:
+    """xp.unstack: slices along an axis whose gradient is one stack; in torch without `moveaxis`, which vmap refuses."""
+    return tuple(xp.unbind(x, dim=axis)) if library(x) == "torch" else tuple(xp.unstack(x, axis=axis))

@@ -1,0 +1,282 @@
+"""How attention weights are spread over keys: concentration, ranks, exact zeros; at once or in blocks of queries."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from attnkit._core import check, quadratic
+from attnkit._core.dispatch import namespace
+from attnkit._core.library import beside
+from attnkit._core.mask import positions
+from attnkit._core.special import floats, needs_values, readable, without_autocast
+from attnkit._core.tokens import whole
+from attnkit._core.typing import Array, Namespace
+from attnkit.ops import statistics
+
+_BLOCK = 2**20  # weights in a block: 4 MiB in float32, a few times that while they are sorted
+_KEPT = 64  # tables of numbers of keys
+_SLACK = 1e-9  # of n: what rounding may add to percent·n/100 before it counts as one key more
+
+
+class Sparsity(NamedTuple):
+    """Scalars in the compute dtype, shares in 0..1 but for `active`.
+
+    `zeros`: visible pairs whose weight is exactly 0 · `null`: rows without a visible key · `dead`: rows that see keys
+    and give all of them 0 · `active`: the mean number of keys with weight over the other, valid rows.
+    """
+
+    zeros: Array
+    null: Array
+    dead: Array
+    active: Array
+
+
+class _Rows(NamedTuple):
+    """Weights (..., S) in the compute dtype, 0 where invisible, and what is known of their rows."""
+
+    xp: Namespace
+    w: Array
+    n: Any  # visible keys: a number, or integers (...)
+    valid: Array  # (...): some key has weight
+    negative: Array | None  # whether there is a negative weight, where that could not be looked at
+
+
+def _rows_of(op: str, weights: Any, visible: Any, signed: bool = False) -> _Rows:
+    """Checked weights; ValueError for negative ones unless `signed`."""
+    check.float_array(op, "weights", weights)
+    if weights.ndim < 1:
+        check.wrong_shape(op, "weights", weights, "at least one axis, (..., S)")
+    xp = namespace(weights)
+    w, n = quadratic.cast(xp, weights, quadratic.compute_dtype(xp, weights)), weights.shape[-1]
+    if visible is not None:
+        check.boolean_array(op, "visible", visible, "weights", weights, tuple(weights.shape), "the shape of weights")
+        visible = xp.broadcast_to(visible, w.shape)
+        w, n = xp.where(visible, w, 0.0), xp.sum(xp.astype(visible, xp.int32), axis=-1)
+    negative = None if signed else xp.any(w < 0)
+    if negative is not None and readable(weights):
+        if bool(negative):
+            raise ValueError(f"{op}: weights must not be negative; got {float(xp.min(w))}")
+        negative = None
+    return _Rows(xp, w, n, xp.any(w != 0, axis=-1), negative)
+
+
+def _descending(rows: _Rows) -> tuple[Array, Array]:
+    """The weights of each row in descending order, and their sum, 1 in rows of zeros: (..., S) and (...)."""
+    ordered = rows.xp.sort(rows.w, axis=-1, descending=True)
+    total = rows.xp.sum(ordered, axis=-1)
+    return ordered, rows.xp.where(rows.valid, total, 1.0)
+
+
+def _count(rows: _Rows, rows_that: Array) -> Array:
+    return rows.xp.sum(rows.xp.astype(rows_that, rows.w.dtype))
+
+
+def _mean(rows: _Rows, x: Array) -> Array:
+    """Mean over the valid rows of an x that is 0 on others; 0 without one; nan where negative weights got this far."""
+    count = _count(rows, rows.valid)
+    mean = rows.xp.sum(x) / rows.xp.where(count > 0, count, 1.0)
+    return mean if rows.negative is None else rows.xp.where(rows.negative, math.nan, mean)
+
+
+# ---------------------------------------------------------------------------------------------- the k largest
+
+
+def _largest(n: int, percent: float, fractional: bool) -> tuple[int, float]:
+    """How many of n keys percent are: (k, 0.0), or the whole keys and the part of the next."""
+    t = percent * n / 100.0
+    if fractional:
+        return math.floor(t), t - math.floor(t)
+    return max(1, math.ceil(t - _SLACK * n)), 0.0
+
+
+def _table(rows: _Rows, dtype: Any, percent: float, fractional: bool, kept: dict[Any, tuple[Array, Array]]) -> Any:
+    """`_largest` for 0 .. S visible keys, as (k, part): in float32, percent·n/100 is not exact enough to be rounded up.
+
+    `kept` holds the tables of calls before this one, which would otherwise be sent to the device for each block.
+    """
+    xp, keys = rows.xp, rows.w.shape[-1]
+    device = beside(rows.w)
+    name = (keys, percent, fractional, rows.w.dtype, str(device))
+    if name not in kept:
+        if len(kept) >= _KEPT:
+            kept.clear()
+        counts, parts = zip(*(_largest(n, percent, fractional) for n in range(keys + 1)), strict=True)
+        kept[name] = (xp.asarray(counts, dtype=dtype, **device), xp.asarray(parts, dtype=rows.w.dtype, **device))
+    return kept[name]
+
+
+def _looked_up(xp: Namespace, table: Array, n: Array) -> Array:
+    """table[n], (..., 1)."""
+    return xp.reshape(xp.take(table, xp.reshape(n, (-1,)), axis=0), (*n.shape, 1))
+
+
+def _taken(rows: _Rows, percent: float, fractional: bool, kept: dict[Any, tuple[Array, Array]]) -> Array:
+    """How much of each place of the descending order counts: 1, the part, or 0."""
+    xp, place = rows.xp, positions(rows.xp, rows.w, 0, rows.w.shape[-1])
+    if isinstance(rows.n, int):
+        full, part = _largest(rows.n, percent, fractional)
+    else:
+        full, part = (_looked_up(xp, table, rows.n) for table in _table(rows, place.dtype, percent, fractional, kept))
+    one = xp.astype(place < full, rows.w.dtype)
+    return one + xp.astype(place == full, rows.w.dtype) * part if fractional else one
+
+
+def _percents(op: str, percents: Any) -> tuple[float, ...]:
+    values = tuple(check.number(op, "percent", percent) for percent in percents)
+    for value in values:
+        if not 0 < value <= 100:
+            raise ValueError(f"{op}: percent must lie in (0, 100]; got {value}")
+    return values
+
+
+def _shares(
+    rows: _Rows, percents: Sequence[float], fractional: bool, kept: dict[Any, tuple[Array, Array]] | None = None
+) -> list[Array]:
+    """For each percent the share of the row sum, (...); 0 on rows that are not valid."""
+    ordered, total = _descending(rows)
+    kept = {} if kept is None else kept
+    return [rows.xp.sum(ordered * _taken(rows, percent, fractional, kept), axis=-1) / total for percent in percents]
+
+
+def concentration(weights: Array, percent: float, visible: Array | None = None, *, fractional: bool = False) -> Array:
+    """Mean over valid rows of the share of a row's sum that its k largest weights hold.
+
+    With n visible keys and t = percent·n/100: k = max(1, ceil(t - 1e-9·n)); with `fractional` the floor(t) largest and
+    the part t - floor(t) of the next (Shen et al. 2023 §3.4, Figures 2 and 4; the rounding is ours, they give none).
+
+    Args:
+        weights: (..., L, S), not negative; rows need not sum to 1.
+        percent: in (0, 100].
+        visible: boolean, broadcast to weights; False = not there. None = all visible.
+        fractional: whether a part of a key may be taken.
+
+    Returns:
+        A scalar in the compute dtype. Rows whose weights are all 0 do not count; 0 if there is no other.
+
+    Raises:
+        ValueError: negative weights, shapes, values. While a program is traced (jax.jit) values cannot be read: the
+            result is nan where a weight is negative.
+        TypeError: dtypes, libraries, devices.
+    """
+    percents = _percents("concentration", (percent,))
+    rows = _rows_of("concentration", weights, visible)
+    return _mean(rows, _shares(rows, percents, fractional)[0])
+
+
+def concentration_curve(
+    weights: Array, percents: Sequence[float], visible: Array | None = None, *, fractional: bool = False
+) -> Array:
+    """`concentration` at each of `percents`, (len(percents),), from one sort."""
+    percents = _percents("concentration_curve", percents)
+    rows = _rows_of("concentration_curve", weights, visible)
+    return rows.xp.stack([_mean(rows, share) for share in _shares(rows, percents, fractional)])
+
+
+def mass_at_rank(weights: Array, rank: int, visible: Array | None = None) -> Array:
+    """Mean over valid rows of the share of a row's sum held by its rank-th largest weight (1 = the largest).
+
+    A row that sees fewer than `rank` keys gives 0. Otherwise as `concentration`.
+    """
+    whole("mass_at_rank", "rank", rank, 1)
+    rows = _rows_of("mass_at_rank", weights, visible)
+    if rank > rows.w.shape[-1]:
+        return _mean(rows, rows.xp.zeros_like(rows.xp.sum(rows.w, axis=-1)))
+    ordered, total = _descending(rows)
+    return _mean(rows, ordered[..., rank - 1] / total)
+
+
+def sparsity(weights: Array, visible: Array | None = None) -> Sparsity:
+    """Exact zeros among the visible pairs, rows that are null or dead, keys that get weight: see `Sparsity`.
+
+    weights (..., L, S) may be negative; `visible` as in `concentration`. Without rows, or visible pairs, the shares
+    are 0. `row_statistics` gives the same counts (`nonzero`, `visible`) without an (L, S) array.
+    """
+    rows = _rows_of("sparsity", weights, visible, signed=True)
+    xp, dtype = rows.xp, rows.w.dtype
+    active = xp.sum(xp.astype(rows.w != 0, dtype), axis=-1)
+    n = xp.full_like(active, rows.n) if isinstance(rows.n, int) else xp.astype(rows.n, dtype)
+    pairs, number = xp.sum(n), max(math.prod(n.shape), 1)
+    return Sparsity(
+        xp.sum(n - active) / xp.where(pairs > 0, pairs, 1.0),
+        _count(rows, n == 0) / number,
+        _count(rows, (n > 0) & (active == 0)) / number,
+        _mean(rows, active),
+    )
+
+
+# ---------------------------------------------------------------------------------------------- in blocks
+
+
+def weight_blocks(op: Any, q: Array, k: Array, **params: Any) -> Iterator[tuple[Array, Array | None]]:
+    """Blocks of queries: (weights (..., block, S) in the compute dtype, visible pairs or None = all).
+
+    Feeds the analyses of this module without an (L, S) array in memory. Arguments and errors as in `row_statistics`.
+
+    >>> import numpy as np
+    >>> from attnkit import analysis
+    >>> curve, q = analysis.Concentration([1, 10, 50]), np.random.default_rng(0).standard_normal((300, 8))
+    >>> for weights, visible in analysis.weight_blocks("softmax_attention", q, q, causal=True):
+    ...     curve.update(weights, visible)
+    >>> [round(share, 2) for share in curve.value]
+    [0.2, 0.45, 0.84]
+    """
+    plan = statistics._plan("weight_blocks", op, {"q": q, "k": k}, ("total",), params)
+    return _blocks(plan, q, k)
+
+
+def _blocks(plan: Any, q: Array, k: Array) -> Iterator[tuple[Array, Array | None]]:
+    for rows in statistics._tiles(q, k, _BLOCK):
+        with without_autocast(q):
+            a = plan.family.prepare(plan.xp, q, k, rows=rows, **plan.common)
+            u, r = plan.family.weigh(plan.xp, plan.family.scores(plan.xp, a), a, **plan.own)
+            w = u * r
+        yield w, a.pairs
+
+
+def served(op: Any, options: Mapping[str, Any]) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """The fields that `row_statistics` has for an op with these options, and the options that it takes.
+
+    No entropy if weights may be negative, no fields for an op that it does not serve.
+    """
+    family = statistics.FAMILIES.get(getattr(op, "__name__", op))
+    if family is None:
+        return (), {}
+    taken = {name: value for name, value in options.items() if name not in family.outside}
+    own = {name: value for name, value in taken.items() if name not in quadratic.COMMON}
+    signed = family.signed(**family.translate(**own))
+    return tuple(name for name in statistics.RowStatistics._fields if not (signed and name == "entropy")), taken
+
+
+class Concentration:
+    """`concentration_curve` of weights that come in parts: rows are summed on their device, parts in float64 here.
+
+    Parts are any split of the rows, each with all its keys. `value` is the curve, 0 before the first valid row; `rows`
+    counts valid rows.
+    """
+
+    def __init__(self, percents: Sequence[float], *, fractional: bool = False) -> None:
+        self.percents, self.fractional = _percents("Concentration", percents), fractional
+        self.rows = 0
+        self._sums = [0.0] * len(self.percents)
+        self._tables: dict[Any, tuple[Array, Array]] = {}
+
+    def update(self, weights: Array, visible: Array | None = None) -> None:
+        """Add rows (..., S); arguments as in `concentration`."""
+        rows = _rows_of("Concentration", weights, visible)
+        needs_values("Concentration", weights)
+        sums = [rows.xp.sum(share) for share in _shares(rows, self.percents, self.fractional, self._tables)]
+        found = floats(rows.xp.stack([_count(rows, rows.valid), *sums]))
+        self.rows += int(found[0])
+        self._sums = [a + b for a, b in zip(self._sums, found[1:], strict=True)]
+
+    def merge(self, other: "Concentration") -> None:
+        """Add what another one has seen; ValueError if it looks at other percents."""
+        if (self.percents, self.fractional) != (other.percents, other.fractional):
+            given = f"{other.percents} (fractional={other.fractional})"
+            raise ValueError(f"Concentration: cannot merge percents {given} into {self.percents}")
+        self.rows += other.rows
+        self._sums = [a + b for a, b in zip(self._sums, other._sums, strict=True)]
+
+    @property
+    def value(self) -> tuple[float, ...]:
+        return tuple(total / max(self.rows, 1) for total in self._sums)

@@ -1,0 +1,178 @@
+"""Linear attention by Triton kernels: `attnkit::triton_linear` and `attnkit::triton_linear_vjp`."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnkit._core.dispatch import Kernel
+from attnkit.backends.torch.custom import Given, Outputs, only_o, register
+from attnkit.backends.torch.triton import launch as triton_launch
+from attnkit.backends.torch.triton import pointwise
+from attnkit.backends.torch.triton.linear_launch import Call, Setting, State, setting
+from attnkit.ops.linear import states
+
+OP = "linear_attention"
+INITIAL = ("initial_S", "initial_z")
+
+
+# ---------------------------------------------------------------------------------------------- states
+
+
+def initial_of(given: Given) -> State | None:
+    """The state among the arguments of a custom op."""
+    return (given[INITIAL[0]], given[INITIAL[1]]) if INITIAL[0] in given else None
+
+
+def state_axes(given: Given) -> tuple[int, ...]:
+    """The leading axes of the state that a call returns."""
+    shapes = [given[name].shape[:-2] for name in ("k", "v", INITIAL[0]) if name in given]
+    if INITIAL[1] in given:
+        shapes.append(given[INITIAL[1]].shape[:-1])
+    if given.get("mask") is not None:
+        shapes.append(given["mask"].shape[:-2])
+    if isinstance(given.get("key_lengths"), Tensor):
+        shapes.append(given["key_lengths"].shape)
+    return tuple(torch.broadcast_shapes(*shapes))
+
+
+def placed(x: Tensor, tail: int, leading: tuple[int, ...]) -> Tensor:
+    """x (..., `tail` axes) with these leading axes: at the first index of one that it broadcasts along, 0 elsewhere."""
+    width, own = x.shape[x.ndim - tail :], tuple(x.shape[: x.ndim - tail])
+    own = (1,) * (len(leading) - len(own)) + own
+    if own == leading:
+        return x.reshape(*leading, *width)
+    found = x.new_zeros((*leading, *width))
+    found[tuple(slice(0, n) for n in own)] = x.reshape(*own, *width)
+    return found
+
+
+# ---------------------------------------------------------------------------------------------- the custom ops
+
+
+def _outputs(op: str, given: Given) -> Outputs:
+    """o, and the parts of a state where it is wanted."""
+    if not given.get("return_state"):
+        return only_o(op, given)
+    lead, widths = state_axes(given), _widths(given["k"], given["v"])
+    return only_o(op, given) | {name: ((*lead, *width), torch.float32) for name, width in widths.items()}
+
+
+def _forward(op: str, given: Given) -> list[Tensor]:
+    q, k, v = (given[name] for name in "qkv")
+    s, initial = setting(**given), initial_of(given)
+    o, *final = (q.new_empty(shape, dtype=dtype) for shape, dtype in _outputs(op, given).values())
+    made = []
+    if not s.a.keys and initial is None:
+        o.zero_()
+    elif o.numel():
+        made += Call(q, k, v, s).forward(o, initial)
+    if final:
+        alone = s.of_keys_alone(state_axes(given))
+        made += Call(k[..., :0, :], k, v, alone).kept(initial, (final[0], final[1]))
+    with torch.cuda.device_of(q):
+        for launch in made:
+            launch()
+    return [o, *final]
+
+
+def _backward(op: str, given: Given, do: Tensor, wanted: tuple[str, ...]) -> dict[str, Tensor]:
+    q, k, v = (given[name] for name in "qkv")
+    s, initial, dstate = setting(**given), initial_of(given), None
+    if given.get("return_state"):
+        lead, widths = state_axes(given), _widths(k, v)
+        dS, dz = (_or_zero(given.get(f"d{name}"), q, (*lead, *width)) for name, width in widths.items())
+        dstate = (placed(dS, 2, s.a.shared), placed(dz, 1, s.a.shared))
+        s = s.of_valid_keys()
+    if initial is None and dstate is None and not (do.numel() and s.a.keys):
+        return {name: given[name].new_zeros(given[name].shape) for name in wanted}
+    s = s._replace(exact=initial is not None)  # whose gradients are float32
+    shapes = {
+        "q": (*s.a.leading, s.a.queries, s.a.d),
+        "k": (*s.held_leading, s.a.keys, s.a.d),
+        "v": (*s.held_leading, s.a.keys, s.a.e),
+    }
+    grads = {name: triton_launch.room_for(given[name], shapes[name], False) for name in shapes}
+    if initial is not None:
+        grads[INITIAL[0]] = q.new_empty((*s.held_leading, s.a.d, s.a.e), dtype=torch.float32)
+        grads[INITIAL[1]] = q.new_empty((*s.held_leading, s.a.d), dtype=torch.float32)
+    with torch.cuda.device_of(q):
+        for launch in Call(q, k, v, s).backward(do, grads, initial, dstate):
+            launch()
+    return {name: _reduced(grads[name], s, name, given[name]) for name in wanted}
+
+
+def _or_zero(x: Tensor | None, like: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return like.new_zeros(shape, dtype=torch.float32) if x is None else x
+
+
+def _reduced(grad: Tensor, s: Setting, name: str, like: Tensor) -> Tensor:
+    """A gradient summed over the query heads of a group and over broadcast axes, rounded once."""
+    if name == INITIAL[1]:
+        return _reduced(grad[..., None], s, "", like[..., None])[..., 0]
+    if name != "q" and s.members < s.a.groups:
+        grad = grad.unflatten(-3, (-1, s.a.groups)).sum(-3)
+    return triton_launch.reduced_to(grad, s.a, like)
+
+
+CUSTOM = register("triton_linear", _forward, _backward, ("q", "k", "v", *INITIAL), _outputs)
+
+
+# ---------------------------------------------------------------------------------------------- what the library calls
+
+
+def _given(op: str, q: Tensor, k: Tensor, v: Tensor, initial_state: Any = None, **options: Any) -> Given:
+    """The arguments of the custom ops, the parts of a state with names of their own."""
+    given = {"q": q, "k": k, "v": v, **options}
+    if initial_state is None:
+        return given
+    shared = k.shape[-3] if options.get("enable_gqa") else None
+    leading = states.leading_of_keys(op, q, k, v, shared)
+    states.check_parts(op, "initial_state", initial_state, q, _widths(k, v), leading, False)
+    return given | dict(zip(INITIAL, initial_state, strict=True))
+
+
+def _widths(k: Tensor, v: Tensor) -> dict[str, tuple[int, ...]]:
+    return {"S": (k.shape[-1], v.shape[-1]), "z": (k.shape[-1],)}
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
+    """linear_attention."""
+    o, *state = CUSTOM.outputs(OP, **_given(OP, q, k, v, **options))
+    return (o, tuple(state)) if state else o
+
+
+def pull(q: Tensor, k: Tensor, v: Tensor, do: Tensor, dstate: Any = None, **options: Any) -> dict[str, Any]:
+    """linear_attention_vjp."""
+    op = f"{OP}_vjp"
+    given = _given(op, q, k, v, **options)
+    if dstate is not None:
+        states.check_parts(op, "dstate", dstate, q, _widths(k, v), state_axes(given), True)
+        given |= {"return_state": True, "dS": dstate[0], "dz": dstate[1]}
+    grads: dict[str, Any] = CUSTOM.pull(OP, do, **given)
+    if INITIAL[0] in grads:
+        grads["initial_state"] = tuple(grads.pop(name) for name in INITIAL)
+    return grads
+
+
+def unserved(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options: Any) -> str | None:
+    """Why the kernels do not serve a call, whatever the device."""
+    if callable(options.get("feature_map")):
+        return "a feature map of your own is served by the generic implementation"
+    mask = options.get("mask")
+    if mask is not None and mask.ndim > 1 and mask.shape[-2] != 1:
+        return "a mask of pairs is served by the generic implementation"
+    if not v.shape[-1]:
+        return "values without features are served by the generic implementation"
+    return None
+
+
+def unsupported(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options: Any) -> str | None:
+    """Why a call is not served by Triton."""
+    return pointwise.unsupported(q, k, v, *rest) or unserved(q, k, v, **options)
+
+
+KERNELS = {
+    OP: Kernel("triton", attend, unsupported, pointwise.pays),
+    f"{OP}_vjp": Kernel("triton", pull, unsupported, pointwise.pays),
+}

@@ -1,0 +1,186 @@
+"""SOFT's Newton inverse by Triton kernels: `attnkit::triton_newton` and `attnkit::triton_newton_vjp`, and SOFT with it.
+
+One launch does all steps of all matrices. Backward takes them again: one launch more for either gradient.
+"""
+
+import math
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from attnkit._core.dispatch import Kernel, namespace
+from attnkit.backends.torch.custom import Given, Outputs, register
+from attnkit.backends.torch.triton import launch as triton_launch
+from attnkit.backends.torch.triton import pointwise
+from attnkit.backends.torch.triton.launch import Launch, View
+from attnkit.kernels.triton.blocks import padded
+from attnkit.kernels.triton.newton_blocks import LARGEST, constants
+from attnkit.ops.lowrank import newton as lowrank_newton
+from attnkit.ops.lowrank import soft
+
+
+class Call(NamedTuple):
+    """Matrices of a call, and how they are inverted."""
+
+    a: Tensor
+    steps: int
+    init_scale: Any  # a number or a tensor over the leading axes
+    unrolled: bool
+    keeps: bool  # X_0 .. X_T are wanted
+
+    @property
+    def leading(self) -> tuple[int, ...]:
+        return tuple(self.a.shape[:-2])
+
+    @property
+    def matrices(self) -> int:
+        return math.prod(self.leading)
+
+    @property
+    def heads(self) -> int:
+        return self.leading[-1] if self.leading else 1
+
+    @property
+    def m(self) -> int:
+        return self.a.shape[-1]
+
+    def view(self, x: Tensor) -> View:
+        return triton_launch.view_of(x, self.leading, self.m, self.m)
+
+    def factors(self) -> tuple[Any, ...]:
+        """`factor` of `attnkit.kernels.triton.newton`."""
+        if isinstance(self.init_scale, Tensor):
+            return None, triton_launch.view_of(self.init_scale, self.leading)
+        return float(self.init_scale), None
+
+    def room(self, several: int) -> Tensor:
+        """So many padded matrices for each matrix."""
+        shape = (self.matrices, several, padded(self.m), padded(self.m))
+        return torch.empty(shape, dtype=torch.float32, device=self.a.device)
+
+    def launch(self, name: str, *arguments: Any, **flags: Any) -> Launch:
+        from attnkit.kernels.triton import newton
+
+        chosen = constants(name, self.m, triton_launch.capability(self.a.device))
+        return Launch(getattr(newton, name), self.matrices, (*arguments, self.heads), {**chosen, **flags})
+
+    def inverse(self, x: Tensor | None, found: Tensor | None, keeps: bool) -> Launch:
+        """What writes X_T into x and `found`, or all of X_0 .. X_T into the latter."""
+        held = constants("inverse", self.m, triton_launch.capability(self.a.device))["HELD"]
+        found, scratch = (found, None) if held else (self.room(1) if found is None else found, self.room(2))
+        written = None if x is None else self.view(x)
+        arguments = (self.view(self.a), self.factors(), written, found, scratch, self.steps)
+        return self.launch("inverse", *arguments, KEEP=keeps)
+
+    def backward(self, dx: Tensor, da: Tensor, dfactors: Tensor | None) -> list[Launch]:
+        """What writes the gradients of a and, where it is an array and the steps are unrolled, of init_scale."""
+        pulled, written = self.view(dx), self.view(da)
+        if not self.unrolled:
+            found = self.room(1)
+            gradient = self.launch("implicit_gradient", found, self.room(2), pulled, written)
+        else:
+            found = self.room(self.steps + 1)
+            arguments = (self.view(self.a), self.factors(), found, self.room(4), pulled, written, dfactors, self.steps)
+            gradient = self.launch("unrolled_gradient", *arguments)
+        return [self.inverse(None, found, self.unrolled), gradient]
+
+
+def call_of(
+    a: Tensor,
+    *,
+    newton_steps: int = 20,
+    init_scale: Any = 0.9,
+    inverse_grad: str = "implicit",
+    return_residuals: bool = False,
+) -> Call:
+    """The options of newton_inverse."""
+    return Call(a, int(newton_steps), init_scale, inverse_grad == "unrolled", return_residuals)
+
+
+# ---------------------------------------------------------------------------------------------- the custom ops
+
+
+def _outputs(op: str, given: Given) -> Outputs:
+    """X_T, and all iterates where they are wanted."""
+    c = call_of(**given)
+    every = {"iterates": ((*c.leading, c.steps + 1, c.m, c.m), torch.float32)} if c.keeps else {}
+    return {"x": (tuple(c.a.shape), torch.float32)} | every
+
+
+def _forward(op: str, given: Given) -> list[Tensor]:
+    c = call_of(**given)
+    x = torch.empty(c.a.shape, dtype=torch.float32, device=c.a.device)
+    found = c.room(c.steps + 1) if c.keeps else None
+    if x.numel():
+        with torch.cuda.device_of(x):
+            c.inverse(x, found, c.keeps)()
+    if found is None:
+        return [x]
+    return [x, found[..., : c.m, : c.m].reshape(*c.leading, c.steps + 1, c.m, c.m).clone()]
+
+
+def _backward(op: str, given: Given, dx: Tensor, wanted: tuple[str, ...]) -> dict[str, Tensor]:
+    c = call_of(**{name: x for name, x in given.items() if name not in ("iterates", "diterates")})
+    da = torch.empty(c.a.shape, dtype=c.a.dtype, device=c.a.device)
+    dfactors = None
+    if isinstance(c.init_scale, Tensor):
+        dfactors = torch.zeros(c.leading, dtype=torch.float32, device=c.a.device)
+    if da.numel():
+        with torch.cuda.device_of(da):
+            for launch in c.backward(dx, da, dfactors):
+                launch()
+    grads = {"a": da}
+    if dfactors is not None:
+        grads["init_scale"] = dfactors.sum_to_size(c.init_scale.shape).to(c.init_scale.dtype)
+    return grads
+
+
+CUSTOM = register("triton_newton", _forward, _backward, ("a", "init_scale"), _outputs)
+
+
+# ---------------------------------------------------------------------------------------------- what the library calls
+
+
+def invert(a: Tensor, **options: Any) -> Any:
+    """newton_inverse; residuals are the generic ones of the iterates of the kernel."""
+    if not options.get("return_residuals"):
+        return CUSTOM.attend("newton_inverse", a=a, **options)
+    x, found = CUSTOM.outputs("newton_inverse", a=a, **options)
+    return x, lowrank_newton.residuals(namespace(a), a.to(x.dtype), list(found.detach().unbind(-3)))
+
+
+def pull(a: Tensor, dx: Tensor, **options: Any) -> dict[str, Tensor]:
+    """newton_inverse_vjp."""
+    return CUSTOM.pull("newton_inverse", dx, a=a, **options)
+
+
+def inverted(a: Tensor, **options: Any) -> tuple[Tensor, Any]:
+    """X, and its gradients as a function of its cotangent: what SOFT asks for."""
+    return invert(a, **options), lambda dx: pull(a, dx, **options)
+
+
+def too_large(m: int) -> str | None:
+    """Why matrices of m rows are not served on any device."""
+    return f"matrices with more than {LARGEST} rows are served by the generic implementation" if m > LARGEST else None
+
+
+def unsupported(a: Tensor, *rest: Tensor | None, **options: Any) -> str | None:
+    """Why newton_inverse or its gradients are not served by Triton."""
+    none = "no cotangent of the output was given" if any(x is None for x in rest) else None
+    return pointwise.unready(a) or too_large(a.shape[-1]) or none
+
+
+def soft_unsupported(q: Tensor, v: Tensor, landmarks: Tensor, *rest: Tensor | None, **options: Any) -> str | None:
+    """Why the inverse of SOFT is not served by Triton."""
+    none = "no cotangent of the output was given" if any(x is None for x in rest) else None
+    return pointwise.unready(q) or too_large(landmarks.shape[-2]) or none
+
+
+KERNELS = {
+    "newton_inverse": Kernel("triton", invert, unsupported, pointwise.pays),
+    "newton_inverse_vjp": Kernel("triton", pull, unsupported, pointwise.pays),
+    "soft_attention": Kernel("triton", partial(soft.attend, inverted), soft_unsupported, pointwise.pays),
+    "soft_attention_vjp": Kernel("triton", partial(soft.pull, inverted), soft_unsupported, pointwise.pays),
+}

@@ -1,0 +1,160 @@
+"""Gaussian attention: the kernel of SOFT (Lu et al. 2021) with queries and keys of its own, and no normaliser.
+
+Distances are expanded into products, after one vector near the keys was subtracted from all queries and keys of a head:
+so a common offset costs no digits.
+"""
+
+from typing import Any, Unpack
+
+from attnkit._core import quadratic
+from attnkit._core.dispatch import namespace, operation
+from attnkit._core.special import cumulative_sum, stop_gradient
+from attnkit._core.typing import Array, Common, Impl, Namespace, Scoring
+
+
+def _heads(x: Array) -> int:
+    return x.shape[-3] if x.ndim >= 3 else 1
+
+
+def _centre(xp: Namespace, a: quadratic.Inputs) -> Array:
+    """The mean of the keys that the first query with a key sees, (..., 1, d): no later token can change a bit of it.
+
+    It is a product of matrices because XLA may make a sum twice, in two orders, where it is subtracted twice, and then
+    q and k are not about one centre.
+    """
+    if a.pairs is None:
+        return (xp.zeros_like(a.k[..., :1]).mT + 1.0 / a.keys) @ a.k
+    pairs, heads, shared = a.pairs, _heads(a.q), _heads(a.k)
+    if shared > 0 and heads not in (1, shared) and _heads(pairs) == heads:
+        grouped = (*pairs.shape[:-3], shared, heads // shared, *pairs.shape[-2:])
+        pairs = xp.any(xp.reshape(pairs, grouped), axis=-3)
+    live = xp.any(pairs, axis=-1, keepdims=True)
+    first = live & (cumulative_sum(xp, xp.astype(live, xp.int32), axis=-2) == 1)
+    seen = xp.any(pairs & first, axis=-2)[..., None]
+    share = xp.astype(seen, a.dtype)
+    count = xp.sum(share, axis=-2, keepdims=True)
+    return (share / xp.where(count == 0, 1.0, count)).mT @ xp.where(seen, a.k, 0.0)
+
+
+def _for_queries(xp: Namespace, x: Array, heads: int) -> Array:
+    """x with the heads of the keys, repeated for the query heads that share them."""
+    if heads == 1 or _heads(x) in (1, heads):
+        return x
+    wide = (*x.shape[:-2], heads // x.shape[-3], *x.shape[-2:])
+    return xp.reshape(xp.broadcast_to(x[..., None, :, :], wide), (*x.shape[:-3], heads, *x.shape[-2:]))
+
+
+def centred(xp: Namespace, a: quadratic.Inputs) -> quadratic.Inputs:
+    """The inputs with the centre of the keys subtracted from q and k."""
+    if a.keys == 0:
+        return a
+    centre = stop_gradient(_centre(xp, a))
+    return a._replace(q=a.q - _for_queries(xp, centre, _heads(a.q)), k=a.k - centre)
+
+
+def prepare(xp: Namespace, q: Array, k: Array, v: Array | None = None, **common: Any) -> quadratic.Inputs:
+    """`quadratic.prepare`, and the centre of the keys subtracted."""
+    return centred(xp, quadratic.prepare(xp, q, k, v, **common))
+
+
+def exponents(xp: Namespace, a: quadratic.Inputs) -> Array:
+    """-(scale/2)‖q - k‖² + bias from centred inputs. A square that rounding made negative counts as 0."""
+    half = 0.5 * a.scale
+    of_queries = half * xp.sum(a.q * a.q, axis=-1, keepdims=True)
+    of_keys = _for_queries(xp, half * xp.sum(a.k * a.k, axis=-1, keepdims=True), _heads(a.q)).mT
+    s = quadratic.scores(xp, a._replace(bias=None)) - of_queries - of_keys
+    beyond = s > 0 if a.scale > 0 else s < 0
+    s = s - stop_gradient(xp.where(beyond, s, 0.0))
+    return s if a.bias is None else s + a.bias
+
+
+def weigh(xp: Namespace, s: Array, a: quadratic.Inputs) -> tuple[Array, float]:
+    """exp(s) from `exponents`, 0 on invisible pairs."""
+    return quadratic.masked(xp, a, xp.exp(quadratic.masked(xp, a, s))), 1.0
+
+
+def score_gradient(xp: Namespace, s: Array, a: quadratic.Inputs, w: Array, dw: Any) -> Array:
+    """ds = w dw."""
+    return w * dw
+
+
+def beside(
+    xp: Namespace, a: quadratic.Inputs, w: Array, dw: Any, ds: Array, like: dict[str, Array]
+) -> dict[str, Array]:
+    """What ‖q‖² and ‖k‖² add to the gradients that a product has: -scale·q_i Σ_j ds_ij and -scale·k_j Σ_i ds_ij."""
+    ds = quadratic.masked(xp, a, ds)
+    q_shape = (*like["q"].shape[:-2], *a.q.shape[-2:])
+    of_queries = xp.sum(ds, axis=-1, keepdims=True) * a.q
+    of_keys = quadratic.sum_to(xp, xp.sum(ds, axis=-2)[..., None], _key_rows(ds, a.k)) * a.k
+    return {
+        "q": -a.scale * quadratic.sum_to(xp, of_queries, q_shape),
+        "k": -a.scale * quadratic.sum_to(xp, of_keys, tuple(like["k"].shape)),
+    }
+
+
+def _key_rows(ds: Array, k: Array) -> tuple[int, ...]:
+    """The shape of Σ_i ds once the query heads that share a key head are added up, other axes as they are."""
+    shape = (*ds.shape[:-2], k.shape[-2], 1)
+    if len(shape) < 3 or k.ndim < 3 or k.shape[-3] == 1:
+        return shape
+    return (*shape[:-3], k.shape[-3], *shape[-2:])
+
+
+@operation
+def gaussian_attention(q: Array, k: Array, v: Array, *, impl: Impl = "auto", **common: Unpack[Common]) -> Array:
+    """o_i = Σ_j w_ij v_j with w_ij = exp(-(scale/2)·‖q_i - k_j‖² + bias_ij) on the visible keys, without a normaliser.
+
+    Lu et al. 2021 (SOFT) eq 4-5, where k = q: with scale = 1/√d the exponent is -‖q_i - k_j‖²/(2√d).
+
+    Args:
+        q: (..., L, d). Leading axes broadcast; heads are axis -3.
+        k: (..., S, d).
+        v: (..., S, e).
+        impl: "auto", "generic", the name of a kernel, or a tuple of names tried in order (see `attnkit.explain`).
+        **common: `mask`, `bias` (-inf allowed), `causal`, `window`, `key_lengths`, `query_mask`, `scale` (None = 1/√d),
+            `enable_gqa`, `dropout_mask`, `dropout`; see docs/semantics.md.
+
+    Returns:
+        o (..., L, e) in the dtype of q, computed in float32 (float64 for float64). A row that sees no key is 0.
+
+    Raises:
+        ValueError: shapes or values that do not fit; an argument that this op does not take.
+        TypeError: dtypes, libraries or devices that do not fit.
+        NotImplementedError: `impl` names a kernel that cannot serve this call.
+    """
+    xp = namespace(q)
+    a = prepare(xp, q, k, v, **common)
+    u, r = weigh(xp, exponents(xp, a), a)
+    return quadratic.cast(xp, quadratic.output(xp, a, u, r), q.dtype)
+
+
+@operation
+def gaussian_attention_weights(q: Array, k: Array, *, impl: Impl = "auto", **scoring: Unpack[Scoring]) -> Array:
+    """The weights w (..., L, S) of `gaussian_attention`, before dropout, in the dtype of q."""
+    xp = namespace(q)
+    a = prepare(xp, q, k, **scoring)
+    return quadratic.cast(xp, weigh(xp, exponents(xp, a), a)[0], q.dtype)
+
+
+@operation
+def gaussian_attention_vjp(
+    q: Array, k: Array, v: Array, do: Array, *, impl: Impl = "auto", **common: Unpack[Common]
+) -> dict[str, Array]:
+    """Gradients {"q", "k", "v"} and, where a bias was given, "bias", for the cotangent do.
+
+    With ds = w ⊙ dropout ⊙ (do vᵀ) and G = -(scale/2)·ds: dq_i = 2 Σ_j G_ij (q_i - k_j), dk_j = -2 Σ_i G_ij (q_i -
+    k_j), dv = (w ⊙ dropout)ᵀ do, dbias = ds; each has the shape and dtype of its argument.
+    """
+    xp = namespace(q)
+    a = prepare(xp, q, k, v, **common)
+    s = exponents(xp, a)
+    w, _ = weigh(xp, s, a)
+    like, more = {"q": q, "k": k, "v": v, "bias": common.get("bias")}, {}
+
+    def ds_of(dw: Any) -> Array:
+        ds = score_gradient(xp, s, a, w, dw)
+        more.update(beside(xp, a, w, dw, ds, like))
+        return ds
+
+    grads = quadratic.backward(xp, a, w, do, ds_of, like)
+    return quadratic.rounded(xp, grads | {name: grads[name] + more[name] for name in more}, like)

@@ -1,0 +1,275 @@
+"""Linear attention (Katharopoulos et al. 2020): a product of features takes the place of exp(q·k).
+
+Sums over keys become a state, so that time is linear in the number of tokens, a sequence can be resumed, and one more
+token costs the same however many there were. Masks of pairs take the quadratic form of the same weights.
+"""
+
+from typing import Any, Unpack
+
+from attnkit._core import check, quadratic
+from attnkit._core.dispatch import namespace, operation_checked_by
+from attnkit._core.quadratic import cast
+from attnkit._core.special import relu
+from attnkit._core.typing import Array, Impl, Namespace
+from attnkit.ops.linear.rows import FoundRows, rows_of_rule, weights
+from attnkit.ops.linear.rule import attend, attend_vjp, step, step_vjp
+from attnkit.ops.linear.states import (
+    STATE_CHECKS,
+    Options,
+    Scaled,
+    ScaledHeads,
+    State,
+    not_negative,
+    state_context,
+    step_context,
+    stepping,
+)
+from attnkit.ops.linear.sums import Features, Rule
+
+FEATURE_MAPS = ("elu_plus_one", "relu", "identity")
+FeatureMap = Any  # a name of FEATURE_MAPS or a callable (..., n, d) -> (..., n, f)
+
+
+# ---------------------------------------------------------------------------------------------- features
+
+
+def _map(xp: Namespace, name: str, x: Array) -> Array:
+    if name == "relu":
+        return relu(xp, x)
+    if name == "identity":
+        return x
+    return xp.where(x > 0, x + 1.0, xp.exp(xp.where(x > 0, 0.0, x)))
+
+
+def _slope(xp: Namespace, name: str, x: Array, d: Array) -> Array:
+    """φ'(x)·d; φ'(0) is 0 for relu and 1 for elu_plus_one."""
+    if name == "relu":
+        return xp.where(x <= 0, 0.0, d)
+    if name == "identity":
+        return d
+    return xp.where(x > 0, d, d * xp.exp(xp.where(x > 0, 0.0, x)))
+
+
+def _features(xp: Namespace, op: str, feature_map: FeatureMap, x: Array) -> Features:
+    if not callable(feature_map):
+        return Features(_map(xp, feature_map, x), lambda d: _slope(xp, feature_map, x, d))
+    values = feature_map(x)
+    if not check.is_array(values) or tuple(values.shape[:-1]) != tuple(x.shape[:-1]):
+        got = tuple(values.shape) if check.is_array(values) else type(values).__name__
+        expected = ", ".join(map(str, x.shape[:-1]))
+        raise ValueError(f"{op}: feature_map must map (..., n, d) to (..., n, f) = ({expected}, f); got {got}")
+
+    def pull(d: Array) -> Array:
+        if not hasattr(feature_map, "vjp"):
+            raise NotImplementedError(
+                f"{op}: explicit gradients need a feature_map with an attribute vjp(x, dfeatures) -> dx; got "
+                f"{feature_map!r}; automatic differentiation of the op itself needs none"
+            )
+        return cast(xp, feature_map.vjp(x, d), x.dtype)
+
+    return Features(cast(xp, values, x.dtype), pull)
+
+
+def rule(
+    op: str,
+    *,
+    feature_map: FeatureMap = "elu_plus_one",
+    normalize: bool | None = None,
+    eps: float = 1e-6,
+    scale: float | None = None,
+) -> Rule:
+    """Linear attention with its own options bound."""
+    divides = feature_map != "identity" if normalize is None else normalize
+
+    def features(xp: Namespace, x: Array) -> Features:
+        return _features(xp, op, feature_map, x)
+
+    def divide(xp: Namespace, raw: Array) -> tuple[Array, float, Array | None]:
+        if not divides:
+            return xp.ones_like(raw), 0.0, None
+        return raw + eps, 1.0, raw + eps != 0
+
+    return Rule(op, features, features, divide, 1.0 if scale is None else float(scale))
+
+
+def signed(feature_map: FeatureMap = "elu_plus_one", scale: float | None = None, **others: Any) -> bool:
+    """Whether a weight can be negative."""
+    return callable(feature_map) or feature_map == "identity" or (scale is not None and scale < 0)
+
+
+def rows(xp: Namespace, a: quadratic.Inputs, **own: Any) -> FoundRows:
+    """The weights of a tile of queries, for statistics."""
+    return rows_of_rule(xp, rule("row_statistics(linear_attention)", **own), a)
+
+
+# ---------------------------------------------------------------------------------------------- checks
+
+
+def _check_feature_map(c: check.Context, name: str, value: Any) -> None:
+    if not callable(value) and value not in FEATURE_MAPS:
+        check.refuse_name(c.op, name, value, FEATURE_MAPS, "or a callable")
+
+
+def _check_normalize(c: check.Context, name: str, value: Any) -> None:
+    if value is not None and not isinstance(value, bool):
+        raise TypeError(f"{c.op}: normalize must be None, True or False; got {value!r}")
+    if value and c.options.get("feature_map") == "identity":
+        raise ValueError(f"{c.op}: normalize must be None or False for identity, whose row sums can be 0; got True")
+
+
+OWN = {"feature_map": _check_feature_map, "normalize": _check_normalize, "eps": not_negative, **STATE_CHECKS}
+
+
+# ---------------------------------------------------------------------------------------------- the op
+
+
+@operation_checked_by(state_context, OWN)
+def linear_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    feature_map: FeatureMap = "elu_plus_one",
+    normalize: bool | None = None,
+    eps: float = 1e-6,
+    chunk_size: int = 64,
+    initial_state: State | None = None,
+    return_state: bool = False,
+    impl: Impl = "auto",
+    **common: Unpack[Scaled],
+) -> Any:
+    """o_i = φ(q_i)ᵀS_i / (φ(q_i)·z_i + eps) with S_i = Σ_j φ(k_j) v_jᵀ, z_i = Σ_j φ(k_j) over the keys j visible to i.
+
+    Katharopoulos et al. 2020 eq 4-12 (causal: S_i, Z_i there). The weights are w_ij = scale·φ(q_i)·φ(k_j)/den_i.
+
+    Args:
+        q: (..., L, d). Leading axes broadcast; heads are axis -3.
+        k: (..., S, d).
+        v: (..., S, e).
+        feature_map: φ. "elu_plus_one" (the paper's, eq 7): x + 1 above 0, exp(x) below. "relu". "identity". Or a
+            callable (..., n, d) -> (..., n, f) on arrays of the library in the compute dtype; its output is set to 0 at
+            tokens that take no part. For explicit gradients it needs an attribute vjp(x, dφ) -> dx.
+        normalize: divide by the row sum. None: True, but False for "identity", whose row sums can be 0 or negative
+            (True there is an error). Where the denominator is 0, o is 0.
+        eps: added to the denominator, as in the authors' code.
+        chunk_size: tokens that are multiplied out at a time under causality; speed, not meaning.
+        initial_state: (S (..., f, e), z (..., f)), any real float dtype, with the heads of k: keys that came before and
+            that every query sees. A row with a state is not null. With `causal` it needs L = S.
+        return_state: also return the state: initial_state plus all keys that `key_lengths` and (for some query) `mask`
+            allow, whatever `causal` and `query_mask` say, for later queries may see them.
+        impl: "auto", "generic", the name of a kernel, or a tuple of names tried in order (see `attnkit.explain`).
+        **common: `mask`, `causal`, `key_lengths`, `query_mask`, `scale` (a factor of φ(q)·φ(k), None = 1) and
+            `enable_gqa`; see docs/semantics.md. A mask of pairs (not a key mask) costs O(L·S).
+
+    Returns:
+        o (..., L, e) in the dtype of q, computed in float32 (float64 for float64); with `return_state` (o, (S, z)), the
+        state in the compute dtype. A row that sees neither a key nor a state is 0.
+
+    Raises:
+        ValueError: shapes or values that do not fit; an argument that this op does not take.
+        TypeError: dtypes, libraries or devices that do not fit.
+        NotImplementedError: `impl` names a kernel that cannot serve this call.
+    """
+    bound = rule("linear_attention", feature_map=feature_map, normalize=normalize, eps=eps, scale=common.get("scale"))
+    return attend(namespace(q), bound, q, k, v, Options(initial_state, chunk_size, common), return_state)
+
+
+@operation_checked_by(check.attention_context, OWN)
+def linear_attention_weights(
+    q: Array,
+    k: Array,
+    *,
+    feature_map: FeatureMap = "elu_plus_one",
+    normalize: bool | None = None,
+    eps: float = 1e-6,
+    impl: Impl = "auto",
+    **common: Unpack[Scaled],
+) -> Array:
+    """The weights w (..., L, S) of `linear_attention` without a state, in the dtype of q."""
+    op = "linear_attention_weights"
+    bound = rule(op, feature_map=feature_map, normalize=normalize, eps=eps, scale=common.get("scale"))
+    return weights(namespace(q), bound, q, k, common)
+
+
+@operation_checked_by(state_context, OWN)
+def linear_attention_vjp(
+    q: Array,
+    k: Array,
+    v: Array,
+    do: Array | None,
+    *,
+    dstate: State | None = None,
+    feature_map: FeatureMap = "elu_plus_one",
+    normalize: bool | None = None,
+    eps: float = 1e-6,
+    chunk_size: int = 64,
+    initial_state: State | None = None,
+    impl: Impl = "auto",
+    **common: Unpack[Scaled],
+) -> dict[str, Any]:
+    """Gradients {"q", "k", "v"} and, where one was given, "initial_state" (a tuple), for the cotangents do and dstate =
+    (dS, dz); None is 0, for a part too.
+
+    With dn = do/den and dd = -(do·o)/den: dφ(q_i) = S_i dn_i + z_i dd_i in one pass; dφ(k_j) = R_j v_j + r_j and dv_j
+    = R_jᵀφ(k_j) in a second one from the end, R_j = Σ φ(q_i) dn_iᵀ + dS and r_j = Σ φ(q_i) dd_i + dz over the queries
+    that see key j (Katharopoulos et al. 2020 eq 13-15, with the denominator). S_i is made again, not kept or
+    subtracted.
+    """
+    op = "linear_attention_vjp"
+    bound = rule(op, feature_map=feature_map, normalize=normalize, eps=eps, scale=common.get("scale"))
+    return attend_vjp(namespace(q), bound, q, k, v, do, dstate, Options(initial_state, chunk_size, common))
+
+
+@stepping
+@operation_checked_by(step_context, OWN)
+def linear_attention_step(
+    q_t: Array,
+    k_t: Array,
+    v_t: Array,
+    *,
+    state: State | None = None,
+    feature_map: FeatureMap = "elu_plus_one",
+    normalize: bool | None = None,
+    eps: float = 1e-6,
+    impl: Impl = "auto",
+    **common: Unpack[ScaledHeads],
+) -> tuple[Array, State]:
+    """One more token: S' = S + φ(k_t) v_tᵀ, z' = z + φ(k_t), o_t = φ(q_t)ᵀS'/(φ(q_t)·z' + eps).
+
+    Katharopoulos et al. 2020 eq 16-20.
+
+    Args:
+        state: from `linear_attention` or this function; None = nothing seen yet. It is not changed.
+        q_t: (..., d). Leading axes broadcast; heads are axis -2.
+        k_t: (..., d).
+        v_t: (..., e).
+        feature_map, normalize, eps, scale, enable_gqa, impl: as in `linear_attention`.
+
+    Returns:
+        (o_t (..., e) in the dtype of q_t, (S', z') in the compute dtype).
+    """
+    op, heads = "linear_attention_step", common.get("enable_gqa", False)
+    bound = rule(op, feature_map=feature_map, normalize=normalize, eps=eps, scale=common.get("scale"))
+    return step(namespace(q_t), bound, q_t, k_t, v_t, state, heads)
+
+
+@stepping
+@operation_checked_by(step_context, OWN)
+def linear_attention_step_vjp(
+    q_t: Array,
+    k_t: Array,
+    v_t: Array,
+    do_t: Array | None,
+    *,
+    state: State | None = None,
+    dstate: State | None = None,
+    feature_map: FeatureMap = "elu_plus_one",
+    normalize: bool | None = None,
+    eps: float = 1e-6,
+    impl: Impl = "auto",
+    **common: Unpack[ScaledHeads],
+) -> dict[str, Any]:
+    """Gradients {"q_t", "k_t", "v_t"} and, where there was one, "state", for do_t and dstate (None = 0)."""
+    op, heads = "linear_attention_step_vjp", common.get("enable_gqa", False)
+    bound = rule(op, feature_map=feature_map, normalize=normalize, eps=eps, scale=common.get("scale"))
+    return step_vjp(namespace(q_t), bound, q_t, k_t, v_t, do_t, state, dstate, heads)

@@ -1,0 +1,337 @@
+"""Sums of efficient attention: every feature c has sums over the keys and a level of its own.
+
+S_c = Σ_j exp(k_jc - m_c) v_j and z_c = Σ_j exp(k_jc - m_c), m_c the largest k_jc so far, and o_i = Σ_c softmax(q_i)_c
+S_c/z_c. Under causality m_c grows along the sequence, and older sums fade. [S, z] are one array (..., d, e + 1).
+"""
+
+import math
+from typing import Any, NamedTuple
+
+from attnkit._core import check, quadratic
+from attnkit._core.mask import positions
+from attnkit._core.special import stop_gradient
+from attnkit._core.tokens import chosen, join_heads, softmax, softmax_gradient, split_heads, zeros
+from attnkit._core.typing import Array, Namespace
+from attnkit.ops.linear.scan import BY_OUTPUT, anticausal, causal, fading, finite, largest, levels_of_queries, total
+from attnkit.ops.linear.states import (
+    Options,
+    Parts,
+    State,
+    cast_like,
+    check_parts,
+    gathered,
+    leading_of_keys,
+    of_keys,
+    of_queries,
+    ones_beside,
+    parts_of,
+)
+
+
+class _Call(NamedTuple):
+    """Arrays in the compute dtype with heads split under GQA."""
+
+    parts: Parts
+    size: int  # of chunks
+    x: Array  # (..., L, d): softmax of q, 0 in rows that take no part
+    k: Array  # (..., S, d), finite
+    v: Array  # (..., S, e), 0 at keys without query
+    y: Array  # (..., S, d): exp(k - m), 0 at keys without query
+    level: Array | None  # (..., S, d): m under causality
+    before: Any  # exp(m0 - m): a number or (..., 1, d)
+    start: Array | None  # (..., 1, d): the level of the state under causality
+    state: Array | None  # (..., d, e + 1): [S, z] as given
+    m0: Array | None  # (..., 1, d): its level
+
+
+def _shown(xp: Namespace, k: Array, part: Array | None) -> Array:
+    return k if part is None else xp.where(part[..., None], k, -math.inf)
+
+
+def _prepared(xp: Namespace, op: str, q: Array, k: Array, v: Array, options: Options, keeps: bool) -> _Call:
+    """`keeps`: keys without a query stay, for the state."""
+    initial = options.initial_state
+    parts = parts_of(xp, q, k, initial is not None, **options.common)
+    shared = parts.shared
+    state = m0 = None
+    if initial is not None:
+        state, m0 = _checked_state(xp, op, q, k, v, initial, shared)
+    q, k, v = cast_like(xp, q, q, k, v)
+    x = softmax(xp, split_heads(xp, of_queries(xp, q, parts.live, shared), shared), None)
+    x = chosen(xp, parts.live, x)
+    k = split_heads(xp, of_keys(xp, k, parts.valid if keeps else parts.seen, shared), shared)
+    v = split_heads(xp, of_keys(xp, v, parts.seen, shared), shared)
+    shown = _shown(xp, stop_gradient(k), parts.seen)
+    ordered = parts.shift is not None and k.shape[-2] > 0
+    top, before, start = fading(xp, shown, None if m0 is None else stop_gradient(m0), ordered)
+    y = chosen(xp, parts.seen, xp.exp(xp.where(shown == -math.inf, 0.0, k - top)))
+    return _Call(parts, options.chunk_size, x, k, v, y, top if ordered else None, before, start, state, m0)
+
+
+def _widths(d: int, e: int) -> dict[str, tuple[int, ...]]:
+    return {"S": (d, e), "z": (d,), "m": (d,)}
+
+
+def _checked_state(
+    xp: Namespace, op: str, q: Array, k: Array, v: Array, initial: State, shared: int | None
+) -> tuple[Array, Array]:
+    """[S, z] and m (..., 1, d). They stand for [S, z]·exp(m): a factor that is exactly 1 gives m its gradient."""
+    own = leading_of_keys(op, q, k, v, shared)
+    check_parts(op, "initial_state", initial, q, _widths(k.shape[-1], v.shape[-1]), own, False)
+    S, z, m = cast_like(xp, q, *initial)
+    lead = check.broadcast(op, "leading axes", *(tuple(a.shape[:-2]) for a in (S, z[..., None])))
+    S, z = (xp.broadcast_to(a, (*lead, *a.shape[-2:])) for a in (S, z[..., None]))
+    state, m = (split_heads(xp, a, shared) for a in (xp.concat([S, z], axis=-1), m[..., None, :]))
+    moved = xp.where(m == -math.inf, 0.0, m - stop_gradient(finite(xp, m)))
+    return state * xp.exp(moved).mT, m
+
+
+# ---------------------------------------------------------------------------------------------- outputs
+
+
+def _column(before: Any) -> Any:
+    """A factor of each feature as one of the rows of [S, z]."""
+    return before if isinstance(before, float) else before.mT
+
+
+def _held(m: _Call) -> Array:
+    """The initial [S, z] as it enters the sums."""
+    return m.state * _column(m.before)
+
+
+def _means(xp: Namespace, held: Array) -> tuple[Array, Array]:
+    """S_c/z_c (..., d, e) and z (..., d, 1), 1 where nothing has been seen."""
+    z = xp.where(held[..., -1:] <= 0, 1.0, held[..., -1:])
+    return held[..., :-1] / z, z
+
+
+def _full_sums(xp: Namespace, m: _Call) -> Array:
+    held = total(xp, m.y, ones_beside(xp, m.v))
+    return held if m.state is None else held + _held(m)
+
+
+def _shares(xp: Namespace, m: _Call) -> tuple[Array, Array]:
+    """x_ic/z_ic and z_ic (..., L, d) under causality, z_ic the sum over what query i sees."""
+    one_q, one_k = (zeros(xp, a, (*a.shape[:-2], a.shape[-2], 1)) + 1.0 for a in (m.x, m.y))
+    state = None if m.state is None else _held(m)[..., -1:].mT
+    z = causal(xp, one_q, one_k, m.y, _shift(m), m.size, state, m.start, m.level, faded=BY_OUTPUT)
+    z = xp.where(z <= 0, 1.0, z)
+    return m.x / z, z
+
+
+def _shift(m: _Call) -> int:
+    assert m.parts.shift is not None
+    return m.parts.shift
+
+
+def _outputs(xp: Namespace, m: _Call) -> Array:
+    if m.parts.shift is None:
+        return m.x @ _means(xp, _full_sums(xp, m))[0]
+    share, _ = _shares(xp, m)
+    state = None if m.state is None else _held(m)[..., :-1]
+    return causal(xp, share, m.y, m.v, _shift(m), m.size, state, m.start, m.level)
+
+
+# ---------------------------------------------------------------------------------------------- gradients
+
+
+class _Gradients(NamedTuple):
+    """Of softmax(q), of exp(k - m) as it stands in `_Call`, of v and of the initial [S, z]."""
+
+    x: Array
+    y: Array
+    v: Array
+    state: Array | None
+
+
+def _full_backward(xp: Namespace, m: _Call, do: Array) -> _Gradients:
+    means, z = _means(xp, _full_sums(xp, m))
+    dmeans = total(xp, m.x, do)
+    if m.parts.shared is not None and m.y.shape[-3] == 1:
+        dmeans = xp.sum(dmeans, axis=-3, keepdims=True)
+    dS = dmeans / z
+    dheld = xp.concat([dS, -xp.sum(dS * means, axis=-1, keepdims=True)], axis=-1)
+    state = None if m.state is None else dheld * _column(m.before)
+    return _Gradients(do @ means.mT, ones_beside(xp, m.v) @ dheld.mT, m.y @ dS, state)
+
+
+def _causal_backward(xp: Namespace, m: _Call, do: Array) -> _Gradients:
+    """dx in one pass; dy and dv in a second one from the end."""
+    share, z = _shares(xp, m)
+    shift, queries = _shift(m), m.x.shape[-2]
+    level_q = None if m.level is None else levels_of_queries(xp, m.level, queries, shift)
+    state = None if m.state is None else _held(m)[..., :-1].mT
+    dx = causal(xp, do, m.v, m.y, shift, m.size, state, m.start, m.level, faded=BY_OUTPUT) / z
+    one_q, one_k = (zeros(xp, a, (*a.shape[:-2], a.shape[-2], 1)) + 1.0 for a in (m.x, m.y))
+    dy = anticausal(xp, m.v, do, share, shift, m.size, m.level, level_q, BY_OUTPUT)
+    dy = dy - anticausal(xp, one_k, one_q, share * dx, shift, m.size, m.level, level_q, BY_OUTPUT)
+    dv = anticausal(xp, m.y, share, do, shift, m.size, m.level, level_q)
+    if m.state is None:
+        return _Gradients(dx, dy, dv, None)
+    kept = share if level_q is None or m.start is None else share * xp.exp(m.start - level_q)
+    dz = -xp.sum(kept * dx, axis=-2, keepdims=True).mT
+    return _Gradients(dx, dy, dv, xp.concat([total(xp, kept, do), dz], axis=-1) * _column(m.before))
+
+
+# ---------------------------------------------------------------------------------------------- the state
+
+
+class _Kept(NamedTuple):
+    """What a returned state is made of."""
+
+    k: Array  # -inf at keys that are not valid
+    y: Array  # exp(k - m), 0 there
+    values: Array  # [v, 1]
+    before: Any  # exp(m0 - m): a number or (..., 1, d)
+    top: Array  # (..., 1, d): m
+
+
+def _kept(xp: Namespace, m: _Call, v: Array) -> _Kept:
+    shared, valid = m.parts.shared, m.parts.valid
+    k = _shown(xp, m.k, valid)
+    values = ones_beside(xp, split_heads(xp, of_keys(xp, v, valid, shared), shared))
+    fixed = None if m.m0 is None else stop_gradient(m.m0)
+    top = stop_gradient(largest(xp, k.mT).mT)
+    top = top if fixed is None else xp.maximum(top, fixed)
+    safe = finite(xp, top)
+    y = chosen(xp, valid, xp.exp(xp.where(k == -math.inf, 0.0, k - safe)))
+    return _Kept(k, y, values, 1.0 if fixed is None else xp.exp(fixed - safe), top)
+
+
+def _state_sums(xp: Namespace, m: _Call, kept: _Kept) -> Array:
+    held = total(xp, kept.y, kept.values)
+    return held if m.state is None else held + m.state * _column(kept.before)
+
+
+def _from_first(xp: Namespace, m: _Call, kept: _Kept) -> tuple[Array, Array]:
+    """(..., S, d): whether a key is the first with the largest value of a feature; whether the initial m is that."""
+    old = kept.top == -math.inf
+    if m.m0 is not None:
+        old = stop_gradient(m.m0) >= kept.top
+    if kept.k.shape[-2] == 0:
+        return kept.k > 0, old
+    index = xp.argmax(stop_gradient(kept.k), axis=-2, keepdims=True)
+    first = (positions(xp, index, 0, kept.k.shape[-2])[:, None] == index) & ~old
+    return first, old
+
+
+def _final(xp: Namespace, m: _Call, kept: _Kept, held: Array) -> State:
+    """(S, z, m); m moves with the first largest key or with the initial m, and S and z with it."""
+    first, old = _from_first(xp, m, kept)
+    moved = xp.sum(xp.where(first, m.k - stop_gradient(m.k), 0.0), axis=-2, keepdims=True)
+    if m.m0 is not None:
+        moved = moved + xp.where(old & (m.m0 != -math.inf), m.m0 - stop_gradient(finite(xp, m.m0)), 0.0)
+    held = held * xp.exp(-moved).mT
+    top = kept.top + moved
+    lead = check.broadcast("efficient_attention", "leading axes", tuple(held.shape[:-2]), tuple(top.shape[:-2]))
+    held, top = (xp.broadcast_to(a, (*lead, *a.shape[-2:])) for a in (held, top))
+    held, top = (join_heads(xp, a, m.parts.shared) for a in (held, top))
+    return held[..., :-1], held[..., -1], top[..., 0, :]
+
+
+def _state_backward(xp: Namespace, op: str, m: _Call, kept: _Kept, dstate: State) -> tuple[Array, ...]:
+    """Gradients of k, v, the initial [S, z] and its m."""
+    held, shared = _state_sums(xp, m, kept), m.parts.shared
+    lead = check.broadcast(op, "leading axes", tuple(held.shape[:-2]), tuple(kept.top.shape[:-2]))
+    own = lead[:-1] if shared else lead
+    d, e = held.shape[-2], held.shape[-1] - 1
+    check_parts(op, "dstate", dstate, held, _widths(d, e), own, True)
+    dS, dz, dm = cast_like(xp, held, *dstate)
+    dS = zeros(xp, held, (*own, d, e)) if dS is None else dS
+    dz = zeros(xp, held, (*own, d)) if dz is None else dz
+    dm = zeros(xp, held, (*own, d)) if dm is None else dm
+    joint = split_heads(xp, xp.concat([dS, dz[..., None]], axis=-1), shared)
+    dtop = split_heads(xp, dm[..., None, :], shared) - xp.sum(held * joint, axis=-1, keepdims=True).mT
+    first, old = _from_first(xp, m, kept)
+    dk = (kept.values @ joint.mT) * kept.y + xp.where(first, dtop, 0.0)
+    dv = (kept.y @ joint)[..., :-1]
+    return dk, dv, joint * _column(kept.before), xp.where(old & (kept.top != -math.inf), dtop, 0.0)
+
+
+def _initial_gradients(xp: Namespace, m: _Call, initial: State, terms: list[Any], dlevel: Array | None) -> State:
+    """Like the parts of an initial state; m gets <[S, z], d[S, z]> of each feature besides: see `_checked_state`."""
+    shared, (S, z, level) = m.parts.shared, cast_like(xp, m.x, *initial)
+    given = [g for g in terms if g is not None]
+    scaled = [xp.sum(m.state * g, axis=-1, keepdims=True).mT for g in given]
+    found = (
+        gathered(xp, [g[..., :-1] for g in given], S, shared),
+        gathered(xp, [g[..., -1:] for g in given], z[..., None], shared)[..., 0],
+        gathered(xp, [*scaled, dlevel], level[..., None, :], shared)[..., 0, :],
+    )
+    return tuple(quadratic.cast(xp, g, x.dtype) for g, x in zip(found, initial, strict=True))
+
+
+# ---------------------------------------------------------------------------------------------- whole calls
+
+
+def attend(xp: Namespace, op: str, q: Array, k: Array, v: Array, options: Options, return_state: bool) -> Any:
+    """o in the dtype of q, or (o, state)."""
+    m = _prepared(xp, op, q, k, v, options, return_state)
+    o = quadratic.cast(xp, join_heads(xp, _outputs(xp, m), m.parts.shared), q.dtype)
+    if not return_state:
+        return o
+    kept = _kept(xp, m, cast_like(xp, q, v)[0])
+    return o, _final(xp, m, kept, _state_sums(xp, m, kept))
+
+
+def step(
+    xp: Namespace, op: str, q_t: Array, k_t: Array, v_t: Array, state: State | None, enable_gqa: bool
+) -> tuple[Array, State]:
+    """(o_t, state): the new key is added first, and the query sees what there is then."""
+    q, k, v = (a[..., None, :] for a in (q_t, k_t, v_t))
+    m = _prepared(xp, op, q, k, v, Options(state, 1, {"enable_gqa": enable_gqa}), True)
+    kept = _kept(xp, m, cast_like(xp, q, v)[0])
+    held = _state_sums(xp, m, kept)
+    o = m.x @ _means(xp, held)[0]
+    o = quadratic.cast(xp, join_heads(xp, o, m.parts.shared), q.dtype)
+    return o[..., 0, :], _final(xp, m, kept, held)
+
+
+def attend_vjp(
+    xp: Namespace, op: str, q: Array, k: Array, v: Array, do: Array | None, dstate: State | None, options: Options
+) -> dict[str, Any]:
+    """{"q", "k", "v"} and "initial_state" if given, each like its argument."""
+    m = _prepared(xp, op, q, k, v, options, dstate is not None)
+    parts, shared, initial = m.parts, m.parts.shared, options.initial_state
+    wide_q, wide_k, wide_v, wide_do = cast_like(xp, q, q, k, v, do)
+    dq: list[Array | None] = []
+    dk: list[Array | None] = []
+    dv: list[Array | None] = []
+    held, dlevel = [], None
+    if wide_do is not None:
+        wide_do = chosen(xp, parts.live, split_heads(xp, wide_do, shared))
+        g = (_full_backward if parts.shift is None else _causal_backward)(xp, m, wide_do)
+        dq.append(chosen(xp, parts.live, softmax_gradient(xp, m.x, g.x)))
+        dk.append(m.y * g.y)
+        dv.append(chosen(xp, parts.seen, g.v))
+        held.append(g.state)
+    if dstate is not None:
+        more_k, more_v, more_held, dlevel = _state_backward(xp, op, m, _kept(xp, m, wide_v), dstate)
+        dk.append(more_k)
+        dv.append(chosen(xp, parts.valid, more_v))
+        held.append(more_held)
+    grads: dict[str, Any] = {
+        name: quadratic.cast(xp, gathered(xp, terms, like, shared), x.dtype)
+        for name, terms, like, x in (("q", dq, wide_q, q), ("k", dk, wide_k, k), ("v", dv, wide_v, v))
+    }
+    if initial is not None:
+        grads["initial_state"] = _initial_gradients(xp, m, initial, held, dlevel)
+    return grads
+
+
+def step_vjp(
+    xp: Namespace,
+    op: str,
+    q_t: Array,
+    k_t: Array,
+    v_t: Array,
+    do_t: Array | None,
+    state: State | None,
+    dstate: State | None,
+    enable_gqa: bool,
+) -> dict[str, Any]:
+    """{"q_t", "k_t", "v_t"} and "state" if there was one."""
+    q, k, v, do = (None if a is None else a[..., None, :] for a in (q_t, k_t, v_t, do_t))
+    found = attend_vjp(xp, op, q, k, v, do, dstate, Options(state, 1, {"enable_gqa": enable_gqa}))
+    grads = {f"{name}_t": found[name][..., 0, :] for name in "qkv"}
+    return grads | ({"state": found["initial_state"]} if state is not None else {})

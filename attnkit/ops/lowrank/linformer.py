@@ -1,0 +1,206 @@
+"""Linformer attention: softmax over a few fixed linear combinations of the keys (Wang et al. 2020)."""
+
+import math
+from typing import Any, NamedTuple, Unpack
+
+from attnkit._core import check
+from attnkit._core.dispatch import namespace, operation_checked_by
+from attnkit._core.mask import positions
+from attnkit._core.quadratic import cast, compute_dtype
+from attnkit._core.special import stop_gradient
+from attnkit._core.tokens import (
+    ScaledTokens,
+    checked_with_arrays,
+    chosen,
+    gradient_like,
+    join_heads,
+    key_mask,
+    softmax,
+    softmax_gradient,
+    split_heads,
+    valid_keys,
+    zeros,
+)
+from attnkit._core.typing import Array, Impl, Namespace
+
+
+class Projected(ScaledTokens, total=False):
+    """`ScaledTokens`, and the dropout of the weights of slots."""
+
+    dropout_mask: Array | None
+
+
+class _Parts(NamedTuple):
+    """Everything in the compute dtype, heads split under GQA, 0 at keys without a query and queries without a key."""
+
+    q: Array
+    k: Array
+    v: Any  # (..., S, e), None for weights
+    proj_k: Array  # (..., m, S)
+    proj_v: Any
+    slots: Array  # E k: (..., m, d)
+    w: Array  # (..., L, m)
+    drop: Array | None
+    live: Array | None  # (..., L), None = all
+    scale: float
+    shared: int | None
+
+
+def _visibility(xp: Namespace, q: Array, S: int, common: Any, shared: int | None) -> tuple[Array | None, Array | None]:
+    """Keys (..., S) that some query sees and queries (..., L) that see some key; None = all."""
+    keys = split_heads(xp, valid_keys(xp, q, S, common.get("mask"), common.get("key_lengths")), shared, axis=-2)
+    if S == 0 and keys is None:
+        keys = positions(xp, q, 0, 0) < 0  # there is none that a query could see
+    queries = split_heads(xp, common.get("query_mask"), shared, axis=-2)
+    if keys is None and queries is None:
+        return None, None
+    live, seen = queries, keys
+    if keys is not None:
+        some_key = xp.any(xp.broadcast_to(keys, (*keys.shape[:-1], S)), axis=-1, keepdims=True)
+        live = some_key if queries is None else queries & some_key
+    if queries is not None:
+        some_query = xp.any(queries, axis=-1, keepdims=True)
+        seen = some_query if keys is None else keys & some_query
+    return seen, live
+
+
+def _parts(
+    xp: Namespace, q: Array, k: Array, v: Array | None, proj_k: Array, proj_v: Array | None, common: Any
+) -> _Parts:
+    dtype, S = compute_dtype(xp, q), k.shape[-2]
+    shared = k.shape[-3] if common.get("enable_gqa") else None
+    seen, live = _visibility(xp, q, S, common, shared)
+
+    def wide(x: Array | None) -> Any:
+        return None if x is None else split_heads(xp, cast(xp, x, dtype), shared)
+
+    q, k = chosen(xp, live, wide(q)), chosen(xp, seen, wide(k))
+    v = None if v is None else chosen(xp, seen, wide(v))
+    proj_k, proj_v = wide(proj_k[..., :S]), None if proj_v is None else wide(proj_v[..., :S])
+    scale = common.get("scale")
+    scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
+    slots = proj_k @ k
+    w = chosen(xp, live, softmax(xp, (q * scale) @ slots.mT, None))
+    drop = wide(common.get("dropout_mask"))
+    drop = None if drop is None else stop_gradient(drop)
+    if drop is not None and drop.ndim > 1:
+        drop = chosen(xp, live, drop)
+    return _Parts(q, k, v, proj_k, proj_v, slots, w, drop, live, scale, shared)
+
+
+def _check_projection(op: str, name: str, x: Array, keys: int, leading: tuple[int, ...]) -> None:
+    if x.ndim < 2 or x.shape[-1] < keys:
+        check.wrong_shape(op, name, x, f"(..., m, S_max) with S_max at least {keys}, the tokens of k")
+    given = tuple(x.shape[:-2])
+    fits = zip(reversed(given), reversed(leading), strict=False)
+    if len(given) > len(leading) or any(a not in (1, b) for a, b in fits):
+        check.wrong_shape(op, name, x, f"leading axes that broadcast to {leading}, those of k and v")
+
+
+def _context(op: str, given: dict[str, Any], options: dict[str, Any]) -> check.Context:
+    context = check.attention_context(op, given, options)
+    leading = context.leading
+    if options.get("enable_gqa", False):
+        leading = (*leading[:-1], given["k"].shape[-3])
+    for name in ("proj_k", "proj_v"):
+        if given.get(name) is not None:
+            _check_projection(op, name, given[name], context.keys, leading)
+    m = given["proj_k"].shape[-2]
+    if given.get("proj_v") is not None and given["proj_v"].shape[-2] != m:
+        check.wrong_shape(op, "proj_v", given["proj_v"], f"(..., {m}, S_max) as proj_k has {m} slots")
+    if options.get("dropout_mask") is not None:
+        hint, shape = f"one of {', '.join(check.FLOATS)}", (*context.leading, context.queries, m)
+        check.option_array(context, "dropout_mask", options["dropout_mask"], check.FLOATS, hint, shape, "(..., L, m)")
+    return context
+
+
+_OWN = {"mask": key_mask, "dropout_mask": checked_with_arrays}
+
+
+@operation_checked_by(_context, _OWN)
+def linformer_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    proj_k: Array,
+    proj_v: Array,
+    *,
+    impl: Impl = "auto",
+    **common: Unpack[Projected],
+) -> Array:
+    """o = softmax(scale·q (E k)ᵀ) (F v): attention to m "slots", fixed linear combinations of the keys.
+
+    Wang et al. 2020 eq 7, E = `proj_k`, F = `proj_v`. There is no causal form: a slot mixes all keys.
+
+    Args:
+        q: (..., L, d). Leading axes broadcast; heads are axis -3.
+        k: (..., S, d).
+        v: (..., S, e).
+        proj_k, proj_v: (..., m, S_max), any real float dtype, shared by the heads or one per head of k. Columns
+            0..S-1 are used; S > S_max is a ValueError.
+        impl: "auto", "generic", the name of a kernel, or a tuple of names tried in order (see `attnkit.explain`).
+        **common: `mask`, a key mask (..., 1, S) or (S,), and `key_lengths`: keys that they exclude are 0 before E and
+            F, but slots are never masked. `query_mask` (..., L), `scale` (None = 1/√d), `enable_gqa`, and
+            `dropout_mask` (..., L, m), which multiplies the weights of the slots. An item without a valid key gets 0.
+
+    Returns:
+        o (..., L, e) in the dtype of q, computed in float32 (float64 for float64).
+
+    Raises:
+        ValueError: shapes or values that do not fit; an argument that this op does not take.
+        TypeError: dtypes, libraries or devices that do not fit.
+        NotImplementedError: `impl` names a kernel that cannot serve this call.
+    """
+    xp = namespace(q)
+    p = _parts(xp, q, k, v, proj_k, proj_v, common)
+    o = (p.w if p.drop is None else p.w * p.drop) @ (p.proj_v @ p.v)
+    return cast(xp, join_heads(xp, chosen(xp, p.live, o), p.shared), q.dtype)
+
+
+@operation_checked_by(_context, {"mask": key_mask})
+def linformer_attention_weights(
+    q: Array, k: Array, proj_k: Array, *, impl: Impl = "auto", **common: Unpack[ScaledTokens]
+) -> Array:
+    """softmax(scale·q (E k)ᵀ) (..., L, m) in the dtype of q: the weights of the slots, before dropout; null rows 0."""
+    xp = namespace(q)
+    p = _parts(xp, q, k, None, proj_k, None, common)
+    return cast(xp, join_heads(xp, p.w, p.shared), q.dtype)
+
+
+@operation_checked_by(_context, _OWN)
+def linformer_attention_vjp(
+    q: Array,
+    k: Array,
+    v: Array,
+    proj_k: Array,
+    proj_v: Array,
+    do: Array,
+    *,
+    impl: Impl = "auto",
+    **common: Unpack[Projected],
+) -> dict[str, Array]:
+    """Gradients {"q", "k", "v", "proj_k", "proj_v"} for the cotangent do; unused columns of the projections get 0."""
+    xp = namespace(q)
+    p = _parts(xp, q, k, v, proj_k, proj_v, common)
+    do = chosen(xp, p.live, split_heads(xp, cast(xp, do, p.q.dtype), p.shared))
+    dw = do @ (p.proj_v @ p.v).mT
+    dropped = p.w
+    if p.drop is not None:
+        dw, dropped = dw * p.drop, p.w * p.drop
+    ds = softmax_gradient(xp, p.w, dw) * p.scale
+    dslots, dvalues = ds.mT @ p.q, dropped.mT @ do
+    seen, _ = _visibility(xp, q, k.shape[-2], common, p.shared)
+    grads = {
+        "q": (ds @ p.slots, q),
+        "k": (chosen(xp, seen, p.proj_k.mT @ dslots), k),
+        "v": (chosen(xp, seen, p.proj_v.mT @ dvalues), v),
+        "proj_k": (_widened(xp, dslots @ p.k.mT, proj_k), proj_k),
+        "proj_v": (_widened(xp, dvalues @ p.v.mT, proj_v), proj_v),
+    }
+    return {name: gradient_like(xp, g, like, p.shared) for name, (g, like) in grads.items()}
+
+
+def _widened(xp: Namespace, g: Array, projection: Array) -> Array:
+    """g with columns of 0 for the tokens that are not there."""
+    unused = projection.shape[-1] - g.shape[-1]
+    return g if unused == 0 else xp.concat([g, zeros(xp, g, (*g.shape[:-1], unused))], axis=-1)

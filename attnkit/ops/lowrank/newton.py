@@ -1,0 +1,204 @@
+"""The Newton-Raphson iteration that SOFT inverts its landmark kernel with (Lu et al. 2021, Algorithm 2)."""
+
+import numbers
+from collections.abc import Callable
+from typing import Any
+
+from attnkit._core import check
+from attnkit._core.dispatch import namespace, operation_checked_by
+from attnkit._core.quadratic import cast, compute_dtype, sum_to
+from attnkit._core.special import magnitude, stop_gradient
+from attnkit._core.tokens import cotangent, diagonal, first_maximum, one_of, start, steps
+from attnkit._core.typing import Array, Impl, Namespace
+
+_ORDERS = 3  # of derivatives that the implicit inverse has
+_SQUARINGS = 50  # 2^50 steps of the power method leave a relative error of m/(e 2^50), below float64's rounding
+
+
+def start_factor(xp: Namespace, init_scale: Any, dtype: Any) -> Any:
+    """init_scale as a number or (..., 1, 1) in the compute dtype."""
+    if isinstance(init_scale, numbers.Real):
+        return float(init_scale)
+    return cast(xp, init_scale, dtype)[..., None, None]
+
+
+def _column_norm(xp: Namespace, a: Array) -> tuple[Array, Array, Array]:
+    """‖A‖₁, 1 in place of 0, and a mask of the first column that has it, each (..., 1, ·)."""
+    norm, first = first_maximum(xp, xp.sum(magnitude(xp, a), axis=-2, keepdims=True))
+    return norm, xp.where(norm == 0, 1.0, norm), first
+
+
+def iterates(xp: Namespace, a: Array, count: int, factor: Any) -> list[Array]:
+    """X_0 = factor·2/‖A‖₁²·A, then `count` times X <- 2X - XAX. A = 0 stays 0: no 0/0 is formed."""
+    if a.shape[-1] == 0:
+        return [a * factor] * (count + 1)
+    _, safe, _ = _column_norm(xp, a)
+    found = [a / safe * (2.0 * factor / safe)]
+    for _ in range(count):
+        x = found[-1]
+        found.append(2.0 * x - x @ a @ x)
+    return found
+
+
+def inverse(xp: Namespace, a: Array, count: int, factor: Any, inverse_grad: str) -> list[Array]:
+    """The iterates, the last of which automatic differentiation sees as `inverse_grad` says.
+
+    implicit: dX = -X dA X, applied again to the X on its right side, is solved by X(A) = Σ (-X (A - Ā))ᵏ X with X and Ā
+    constants. The sum up to k = 3 has the value X, and its derivatives up to the third.
+    """
+    if inverse_grad == "unrolled":
+        return iterates(xp, a, count, factor)
+    fixed = stop_gradient(a)
+    factor = stop_gradient(factor) if hasattr(factor, "ndim") else factor
+    found = iterates(xp, fixed, count, factor)
+    if fixed is not a:
+        x = found[-1]
+        change = x @ (a - fixed)
+        for _ in range(_ORDERS):
+            found[-1] = x - change @ found[-1]
+    return found
+
+
+def inverted(
+    a: Array, *, newton_steps: int = 20, init_scale: Any = 0.9, inverse_grad: str = "implicit"
+) -> tuple[Array, Callable[[Array], dict[str, Array]]]:
+    """X_T for a in the compute dtype, and the gradients of a and init_scale as a function of its cotangent."""
+    xp = namespace(a)
+    factor = start_factor(xp, init_scale, a.dtype)
+    found = inverse(xp, a, newton_steps, factor, inverse_grad)
+
+    def pull(dx: Array) -> dict[str, Array]:
+        da, dfactor = pullback(xp, a, found, factor, dx, inverse_grad)
+        return {"a": da} | init_scale_gradient(xp, dfactor, init_scale)
+
+    return found[-1], pull
+
+
+def pullback(
+    xp: Namespace, a: Array, found: list[Array], factor: Any, dx: Array, inverse_grad: str
+) -> tuple[Array, Array]:
+    """dA and the gradient of the factor, (..., 1, 1), for a cotangent of the last iterate."""
+    if inverse_grad == "implicit":
+        x = found[-1]
+        return -(x.mT @ dx @ x.mT), xp.sum(dx * 0.0, axis=(-2, -1), keepdims=True)
+    da = dx * 0.0
+    if a.shape[-1] == 0:
+        return da, xp.sum(da, axis=(-2, -1), keepdims=True)
+    for x in reversed(found[:-1]):
+        da = da - x.mT @ dx @ x.mT
+        dx = 2.0 * dx - dx @ (a @ x).mT - (x @ a).mT @ dx
+    norm, safe, first = _column_norm(xp, a)
+    twice = 2.0 / (safe * safe)
+    along = xp.sum(dx * a, axis=(-2, -1), keepdims=True)
+    dnorm = xp.where(norm == 0, 0.0, -2.0 * factor * twice * along / safe)
+    da = da + factor * twice * dx + xp.where(first, dnorm, 0.0) * xp.sign(a)
+    return da, twice * along
+
+
+def spectral_norm(xp: Namespace, x: Array) -> Array:
+    """The largest singular value (...) by repeated squaring of XᵀX: the standard has no norm without extensions."""
+    if x.shape[-1] == 0:
+        return xp.sum(x, axis=(-2, -1))
+    on = diagonal(xp, x)
+
+    def trace(y: Array) -> Array:
+        total = xp.sum(xp.where(on, y, 0.0), axis=(-2, -1), keepdims=True)
+        return xp.where(total == 0, 1.0, total)
+
+    largest = xp.max(xp.abs(x), axis=(-2, -1), keepdims=True)
+    scaled = x / xp.where(largest == 0, 1.0, largest)
+    gram = scaled.mT @ scaled
+    power = gram / trace(gram)
+    for _ in range(_SQUARINGS):
+        power = power @ power
+        power = power / trace(power)
+    return (largest * xp.sqrt(xp.sum(power * gram, axis=(-2, -1), keepdims=True)))[..., 0, 0]
+
+
+def residuals(xp: Namespace, a: Array, found: list[Array]) -> Array:
+    """‖A X_k A - A‖₂/‖A‖₂ for each iterate, (..., T + 1), a constant to automatic differentiation; 0 for A = 0."""
+    a = stop_gradient(a)
+    size = spectral_norm(xp, a)
+    size = xp.where(size == 0, 1.0, size)
+    gaps = xp.stack([a @ stop_gradient(x) @ a - a for x in found], axis=-3)
+    return spectral_norm(xp, gaps) / size[..., None]
+
+
+def _context(op: str, given: dict[str, Any], options: dict[str, Any]) -> check.Context:
+    a = given["a"]
+    if a.ndim < 2 or a.shape[-1] != a.shape[-2]:
+        check.wrong_shape(op, "a", a, "square matrices, (..., m, m)")
+    cotangent(op, "dx", given.get("dx"), tuple(a.shape))
+    return check.Context(op, a, tuple(a.shape[:-2]), a.shape[-1], a.shape[-1], options, "a")
+
+
+INVERSE_OPTIONS = {
+    "newton_steps": steps,
+    "init_scale": start,
+    "inverse_grad": one_of("implicit", "unrolled"),
+    "return_residuals": check.flag,
+}
+
+
+@operation_checked_by(_context, INVERSE_OPTIONS)
+def newton_inverse(
+    a: Array,
+    *,
+    newton_steps: int = 20,
+    init_scale: float | Array = 0.9,
+    inverse_grad: str = "implicit",
+    return_residuals: bool = False,
+    impl: Impl = "auto",
+) -> Any:
+    """X_T of X_{k+1} = 2X_k - X_k A X_k from X_0 = init_scale·2/‖A‖₁²·A, which tends to the pseudo-inverse of A.
+
+    Lu et al. 2021 eq 10 and Algorithm 2; ‖A‖₁ is the maximum column sum. For a symmetric positive semi-definite A the
+    iteration converges if init_scale < 1. The paper prints init_scale = 1, which stands on the boundary wherever all
+    row sums are equal: A = I and A = all ones then give X = 0. 0.9 is the factor of the authors' later code.
+
+    Args:
+        a: (..., m, m). A ridge, if one is wanted, is part of it.
+        newton_steps: T, always carried out in full. It is part of the meaning, not a precision: small eigenvalues are
+            not inverted yet. Compare A X A, not X.
+        init_scale: a number > 0, or an array over the leading axes (0.5ⁿ per matrix is the paper's alternative).
+        inverse_grad: "implicit": da = -Xᵀ dx Xᵀ, as if X were the inverse, and nothing to init_scale; "unrolled": the
+            derivative of the T steps, of X_0 and of ‖A‖₁, whose maximum passes its gradient to the first column.
+        return_residuals: also return ‖A X_k A - A‖₂/‖A‖₂ for k = 0..T (their Figure 4), spectral norms, no gradient.
+        impl: as everywhere; see `attnkit.explain`.
+
+    Returns:
+        x (..., m, m), or (x, residuals (..., T + 1)), both in the compute dtype: X can exceed the range of half types.
+
+    Raises:
+        ValueError, TypeError: shapes, values, dtypes or libraries that do not fit; an argument that it does not take.
+    """
+    xp = namespace(a)
+    wide = cast(xp, a, compute_dtype(xp, a))
+    found = inverse(xp, wide, newton_steps, start_factor(xp, init_scale, wide.dtype), inverse_grad)
+    return (found[-1], residuals(xp, wide, found)) if return_residuals else found[-1]
+
+
+@operation_checked_by(_context, INVERSE_OPTIONS)
+def newton_inverse_vjp(
+    a: Array,
+    dx: Array,
+    *,
+    newton_steps: int = 20,
+    init_scale: float | Array = 0.9,
+    inverse_grad: str = "implicit",
+    impl: Impl = "auto",
+) -> dict[str, Array]:
+    """Gradients {"a"} and, if it is an array, "init_scale" of `newton_inverse` for the cotangent dx of x."""
+    xp = namespace(a)
+    wide = cast(xp, a, compute_dtype(xp, a))
+    factor = start_factor(xp, init_scale, wide.dtype)
+    found = iterates(xp, wide, newton_steps, factor)
+    da, dfactor = pullback(xp, wide, found, factor, cast(xp, dx, wide.dtype), inverse_grad)
+    return {"a": cast(xp, da, a.dtype)} | init_scale_gradient(xp, dfactor, init_scale)
+
+
+def init_scale_gradient(xp: Namespace, dfactor: Array, init_scale: Any) -> dict[str, Array]:
+    """The gradient of init_scale if it is an array."""
+    if isinstance(init_scale, numbers.Real):
+        return {}
+    return {"init_scale": cast(xp, sum_to(xp, dfactor[..., 0, 0], tuple(init_scale.shape)), init_scale.dtype)}

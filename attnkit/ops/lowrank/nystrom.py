@@ -1,0 +1,315 @@
+"""Nyströmformer attention: three softmaxes through the means of segments, and a cubic iteration for an inverse."""
+
+import math
+from typing import Any, NamedTuple, Unpack
+
+from attnkit._core import check
+from attnkit._core.dispatch import namespace, operation_checked_by
+from attnkit._core.mask import positions
+from attnkit._core.quadratic import cast, compute_dtype
+from attnkit._core.special import cumulative_sum
+from attnkit._core.tokens import (
+    ScaledTokens,
+    both,
+    chosen,
+    diagonal,
+    first_maximum,
+    gradient_like,
+    join_heads,
+    key_mask,
+    one_of,
+    softmax,
+    softmax_gradient,
+    split_heads,
+    steps,
+    valid_keys,
+    whole,
+)
+from attnkit._core.typing import Array, Impl, Namespace
+
+
+class _Inputs(NamedTuple):
+    """Tokens in the compute dtype, 0 where invalid, heads split under GQA."""
+
+    q: Array
+    k: Array
+    v: Any  # (..., n, e), None for weights
+    valid: Array | None  # (..., n), None = all
+    scale: float
+    shared: int | None  # heads of k under GQA
+
+
+class _Landmarks(NamedTuple):
+    """o = K1 (exact ? M v : Z K3 v): with at most m tokens each landmark is a token, and K1 is the whole softmax."""
+
+    means: Array  # M (..., m, n)
+    exact: Array | None  # (..., 1, 1), None = no item
+    q: Array  # M q
+    k: Array
+    k1: Array  # (..., n, m)
+    k2: Array
+    k3: Array
+
+
+class _Norm(NamedTuple):
+    """What divides K2ᵀ in Z_0, not 0, and where its gradient goes."""
+
+    value: Array  # (..., 1, 1)
+    first: Array  # (..., 1, m)
+
+
+def _prepare(xp: Namespace, q: Array, k: Array, v: Array | None, common: Any) -> _Inputs:
+    dtype, n = compute_dtype(xp, q), q.shape[-2]
+    shared = k.shape[-3] if common.get("enable_gqa") else None
+    keys = valid_keys(xp, q, n, common.get("mask"), common.get("key_lengths"))
+    valid = both(keys, common.get("query_mask"))
+    if valid is not None:
+        valid = split_heads(xp, xp.broadcast_to(valid, (*valid.shape[:-1], n)), shared, axis=-2)
+    scale = common.get("scale")
+    arrays = (None if x is None else split_heads(xp, cast(xp, x, dtype), shared) for x in (q, k, v))
+    q, k, v = (None if x is None else chosen(xp, valid, x) for x in arrays)
+    return _Inputs(q, k, v, valid, 1.0 / math.sqrt(q.shape[-1]) if scale is None else float(scale), shared)
+
+
+def _segment_starts(xp: Namespace, a: _Inputs, m: int) -> tuple[Array, Array, Array | None]:
+    """The rank of each token among the valid ones (..., n), the first rank of each segment (..., m + 1), and the
+    number of valid tokens (..., 1) where it is not n.
+
+    m - (N mod m) segments of floor(N/m) tokens, then N mod m of one more; with N < m the first m - N are empty.
+    """
+    n = a.q.shape[-2]
+    i = xp.astype(positions(xp, a.q, 0, m + 1), xp.int32)
+    if a.valid is None:
+        rank, count, base, longer = xp.astype(positions(xp, a.q, 0, n), xp.int32), None, n // m, n % m
+    else:
+        ones = xp.astype(a.valid, xp.int32)
+        rank = cumulative_sum(xp, ones, axis=-1, dtype=xp.int32) - 1
+        count = xp.sum(ones, axis=-1, keepdims=True, dtype=xp.int32)
+        base = count // m
+        longer = count - base * m
+    over = i - (m - longer)
+    return rank, i * base + xp.where(over > 0, over, 0), count
+
+
+def _landmarks(xp: Namespace, a: _Inputs, m: int) -> _Landmarks:
+    """Landmarks and the three softmaxes."""
+    rank, starts, count = _segment_starts(xp, a, m)
+    start, stop = starts[..., :-1][..., None], starts[..., 1:][..., None]
+    inside = (rank[..., None, :] >= start) & (rank[..., None, :] < stop)
+    slots = pairs = slot_pairs = seen = None
+    if a.valid is not None:
+        inside = inside & a.valid[..., None, :]
+        full = stop > start
+        slots, pairs = full.mT, a.valid[..., :, None] & full.mT
+        slot_pairs, seen = full & slots, full & a.valid[..., None, :]
+    size = xp.astype(xp.where(stop > start, stop - start, 1), a.q.dtype)
+    means = xp.where(inside, 1.0 / size, 0.0)
+    q, k = means @ a.q, means @ a.k
+    k1 = softmax(xp, (a.q * a.scale) @ k.mT, pairs)
+    k2 = softmax(xp, (q * a.scale) @ k.mT, slot_pairs)
+    k3 = softmax(xp, (q * a.scale) @ a.k.mT, seen)
+    exact = None if count is None else (count <= m)[..., None]
+    return _Landmarks(means, exact, q, k, k1, k2, k3)
+
+
+def _norm(xp: Namespace, x: _Landmarks, init: str) -> _Norm:
+    """‖K2‖₁ of each matrix, or the largest of all that are inverted ("batch_max")."""
+    sums = xp.sum(x.k2, axis=-2, keepdims=True)
+    if init == "exact":
+        largest, first = first_maximum(xp, sums)
+    else:
+        sums = sums if x.exact is None else xp.where(x.exact, 0.0, sums)
+        largest, first = first_maximum(xp, xp.reshape(sums, (math.prod(sums.shape),)))
+        first = xp.reshape(first, sums.shape)
+    return _Norm(xp.where(largest == 0, 1.0, largest), first)
+
+
+def _inverses(xp: Namespace, k2: Array, norm: _Norm, count: int) -> list[Array]:
+    """Z_0 = K2ᵀ/norm, then `count` times Z <- ¼ Z (13 I - K2 Z (15 I - K2 Z (7 I - K2 Z)))."""
+    eye = xp.astype(diagonal(xp, k2), k2.dtype)
+    found = [k2.mT / norm.value]
+    for _ in range(count):
+        z = found[-1]
+        kz = k2 @ z
+        found.append(0.25 * (z @ (13.0 * eye - kz @ (15.0 * eye - kz @ (7.0 * eye - kz)))))
+    return found
+
+
+def _inverse_gradient(xp: Namespace, x: _Landmarks, norm: _Norm, found: list[Array], dz: Array, init: str) -> Array:
+    """dK2 for a cotangent of the last iterate, back through every step and the norm."""
+    eye = xp.astype(diagonal(xp, x.k2), x.k2.dtype)
+    dk2 = dz * 0.0
+    for z in reversed(found[:-1]):
+        kz = x.k2 @ z
+        inner = 7.0 * eye - kz
+        middle = 15.0 * eye - kz @ inner
+        outer = 13.0 * eye - kz @ middle
+        to_outer = 0.25 * (z.mT @ dz)
+        to_middle = -(kz.mT @ to_outer)
+        to_kz = kz.mT @ to_middle - to_outer @ middle.mT - to_middle @ inner.mT
+        dk2 = dk2 + to_kz @ z.mT
+        dz = 0.25 * (dz @ outer.mT) + x.k2.mT @ to_kz
+    to_norm = -xp.sum(dz.mT * x.k2, axis=(-2, -1), keepdims=True) / (norm.value * norm.value)
+    if init == "batch_max":
+        # the batch shares one norm; an axis that only v has repeats the items that k2 has once
+        to_norm = xp.sum(to_norm)
+        repeats = math.prod(dz.shape[:-2]) // max(math.prod(x.k2.shape[:-2]), 1)
+        to_norm = to_norm / max(repeats, 1)
+    return dk2 + dz.mT / norm.value + xp.where(norm.first, to_norm, 0.0)
+
+
+def _context(op: str, given: dict[str, Any], options: dict[str, Any]) -> check.Context:
+    context = check.attention_context(op, given, options)
+    if context.queries != context.keys:
+        expected = f"(..., {context.queries}, d): queries and keys are the same tokens"
+        check.wrong_shape(op, "k", given["k"], expected)
+    if "num_landmarks" not in options:
+        raise TypeError(f"{op}: missing argument 'num_landmarks'")
+    return context
+
+
+def _positive(c: check.Context, name: str, value: Any) -> None:
+    whole(c.op, name, value, 1)
+
+
+_OWN = {
+    "num_landmarks": _positive,
+    "inverse_steps": steps,
+    "init": one_of("exact", "batch_max"),
+    "mask": key_mask,
+}
+
+
+def _apply(xp: Namespace, a: _Inputs, v: Array | None, num_landmarks: int, inverse_steps: int, init: str) -> Array:
+    """The implied attention matrix times v; the matrix itself for v = None."""
+    if num_landmarks >= a.q.shape[-2]:
+        w = _exact(xp, a)
+        return w if v is None else w @ v
+    x = _landmarks(xp, a, num_landmarks)
+    z = _inverses(xp, x.k2, _norm(xp, x, init), inverse_steps)[-1]
+    middle = z @ (x.k3 if v is None else x.k3 @ v)
+    if x.exact is not None:
+        middle = xp.where(x.exact, x.means if v is None else x.means @ v, middle)
+    return x.k1 @ middle
+
+
+def _exact(xp: Namespace, a: _Inputs) -> Array:
+    pairs = None if a.valid is None else a.valid[..., :, None] & a.valid[..., None, :]
+    return softmax(xp, (a.q * a.scale) @ a.k.mT, pairs)
+
+
+@operation_checked_by(_context, _OWN)
+def nystrom_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    num_landmarks: int,
+    inverse_steps: int = 6,
+    init: str = "exact",
+    impl: Impl = "auto",
+    **common: Unpack[ScaledTokens],
+) -> Array:
+    """o = K1 Z K3 v with K1 = softmax(q k̃ᵀ), K2 = softmax(q̃ k̃ᵀ), K3 = softmax(q̃ kᵀ), all scaled, and Z ≈ K2⁻¹.
+
+    Xiong et al. 2021, Algorithm 1. q̃ and k̃ are means over segments of the valid tokens of each item: m - (n mod m)
+    segments of ⌊n/m⌋ tokens in order, then n mod m of one more. Z_0 = K2ᵀ/‖K2‖₁ and `inverse_steps` times
+    Z <- ¼ Z (13 I - K2 Z (15 I - K2 Z (7 I - K2 Z))). There is no causal form: a mean mixes the future in.
+
+    Args:
+        q, k: (..., n, d). Leading axes broadcast; heads are axis -3.
+        v: (..., n, e).
+        num_landmarks: m. An item with at most m valid tokens gets exact softmax attention.
+        inverse_steps: part of the meaning, not a precision: 6, the authors' number, leave Z far from the inverse.
+        init: "exact" takes ‖K2‖₁, the maximum column sum, of each matrix; "batch_max" the largest of all leading axes,
+            as the authors' code does by default: an item then depends on its batch-mates. Items that get exact softmax
+            have no part in it.
+        impl: "auto", "generic", the name of a kernel, or a tuple of names tried in order (see `attnkit.explain`).
+        **common: `mask`, a key mask (..., 1, n) or (n,), `key_lengths` and `query_mask` (..., n): a token that one of
+            them excludes is neither key nor query, and its output is 0. `scale` (None = 1/√d), `enable_gqa`.
+
+    Returns:
+        o (..., n, e) in the dtype of q, computed in float32 (float64 for float64).
+
+    Raises:
+        ValueError: shapes or values that do not fit; an argument that this op does not take.
+        TypeError: dtypes, libraries or devices that do not fit.
+        NotImplementedError: `impl` names a kernel that cannot serve this call.
+    """
+    xp = namespace(q)
+    a = _prepare(xp, q, k, v, common)
+    return cast(xp, join_heads(xp, _apply(xp, a, a.v, num_landmarks, inverse_steps, init), a.shared), q.dtype)
+
+
+@operation_checked_by(_context, _OWN)
+def nystrom_attention_weights(
+    q: Array,
+    k: Array,
+    *,
+    num_landmarks: int,
+    inverse_steps: int = 6,
+    init: str = "exact",
+    impl: Impl = "auto",
+    **common: Unpack[ScaledTokens],
+) -> Array:
+    """K1 Z K3 (..., n, n), by which `nystrom_attention` multiplies v, in the dtype of q; entries may be negative."""
+    xp = namespace(q)
+    a = _prepare(xp, q, k, None, common)
+    return cast(xp, join_heads(xp, _apply(xp, a, None, num_landmarks, inverse_steps, init), a.shared), q.dtype)
+
+
+@operation_checked_by(_context, _OWN)
+def nystrom_attention_vjp(
+    q: Array,
+    k: Array,
+    v: Array,
+    do: Array,
+    *,
+    num_landmarks: int,
+    inverse_steps: int = 6,
+    init: str = "exact",
+    impl: Impl = "auto",
+    **common: Unpack[ScaledTokens],
+) -> dict[str, Array]:
+    """Gradients {"q", "k", "v"} for the cotangent do: through the three softmaxes, the means, every inverse step and
+    the norm of Z_0, whose maximum passes its gradient to the first column (of the whole batch for "batch_max").
+    """
+    xp = namespace(q)
+    a = _prepare(xp, q, k, v, common)
+    do = chosen(xp, a.valid, split_heads(xp, cast(xp, do, a.q.dtype), a.shared))
+    if num_landmarks >= q.shape[-2]:
+        grads = _exact_gradients(xp, a, do)
+    else:
+        grads = _landmark_gradients(xp, a, do, num_landmarks, inverse_steps, init)
+    return {name: gradient_like(xp, grads[name], x, a.shared) for name, x in (("q", q), ("k", k), ("v", v))}
+
+
+def _exact_gradients(xp: Namespace, a: _Inputs, do: Array) -> dict[str, Array]:
+    w = _exact(xp, a)
+    ds = softmax_gradient(xp, w, do @ a.v.mT) * a.scale
+    return {"q": ds @ a.k, "k": ds.mT @ a.q, "v": w.mT @ do}
+
+
+def _landmark_gradients(
+    xp: Namespace, a: _Inputs, do: Array, num_landmarks: int, inverse_steps: int, init: str
+) -> dict[str, Array]:
+    x = _landmarks(xp, a, num_landmarks)
+    norm = _norm(xp, x, init)
+    found = _inverses(xp, x.k2, norm, inverse_steps)
+    u = x.k3 @ a.v
+    middle, dmiddle = found[-1] @ u, x.k1.mT @ do
+    direct = 0.0
+    if x.exact is not None:
+        middle = xp.where(x.exact, x.means @ a.v, middle)
+        direct = x.means.mT @ xp.where(x.exact, dmiddle, 0.0)
+        dmiddle = xp.where(x.exact, 0.0, dmiddle)
+    du = found[-1].mT @ dmiddle
+    dk2 = _inverse_gradient(xp, x, norm, found, dmiddle @ u.mT, init)
+    ds1 = softmax_gradient(xp, x.k1, do @ middle.mT) * a.scale
+    ds2 = softmax_gradient(xp, x.k2, dk2) * a.scale
+    ds3 = softmax_gradient(xp, x.k3, du @ a.v.mT) * a.scale
+    return {
+        "q": ds1 @ x.k + x.means.mT @ (ds2 @ x.k + ds3 @ a.k),
+        "k": ds3.mT @ x.q + x.means.mT @ (ds1.mT @ a.q + ds2.mT @ x.q),
+        "v": x.k3.mT @ du + direct,
+    }

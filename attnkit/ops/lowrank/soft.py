@@ -1,0 +1,274 @@
+"""SOFT: attention with a Gaussian kernel, without softmax, through a few landmarks (Lu et al. 2021)."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, Unpack
+
+from attnkit._core import check
+from attnkit._core.dispatch import namespace, operation_checked_by
+from attnkit._core.quadratic import cast, compute_dtype, sum_to
+from attnkit._core.special import stop_gradient
+from attnkit._core.tokens import Tokens, both, checked_with_arrays, chosen, cotangent, diagonal, key_mask, valid_keys
+from attnkit._core.typing import Array, Impl, Namespace
+from attnkit.ops.lowrank.newton import INVERSE_OPTIONS, inverted
+
+Inverted = Callable[..., tuple[Array, Callable[[Array], dict[str, Array]]]]
+
+
+class _Kernels(NamedTuple):
+    """A (..., m, m) with its ridge, the same without it, and P (..., m, n), from tokens about a common origin."""
+
+    q: Array
+    v: Any  # (..., n, e), None for weights
+    landmarks: Array
+    valid: Array | None  # (..., n), None = all
+    kernel: Array
+    a: Array
+    p: Array
+    half_scale: float
+
+
+def gaussian(xp: Namespace, x: Array, y: Array, half_scale: float) -> Array:
+    """exp(-half_scale ‖x_i - y_j‖²), (..., i, j). x and y must lie about a common origin.
+
+    The expanded square can fall below 0 by rounding: there it counts as 0, but its gradient still flows.
+    """
+    size_x = xp.sum(x * x, axis=-1, keepdims=True)
+    size_y = xp.sum(y * y, axis=-1, keepdims=True)
+    square = size_x + size_y.mT - 2.0 * (x @ y.mT)
+    square = square - stop_gradient(xp.where(square < 0, square, 0.0))
+    return xp.exp(square * -half_scale)
+
+
+def _mean(xp: Namespace, x: Array, valid: Array | None) -> Array:
+    """The mean of the rows that are valid, the others being 0, (..., 1, d): a product, for the reason in `gaussian`."""
+    share = xp.zeros_like(x[..., :1]) + 1.0
+    if valid is not None:
+        share = share * xp.astype(valid, x.dtype)[..., None]
+    count = xp.sum(share, axis=-2, keepdims=True)
+    return (share / xp.where(count == 0, 1.0, count)).mT @ x
+
+
+def _vector(xp: Namespace, mask: Array | None) -> Array | None:
+    """A mask () as (1,)."""
+    return xp.reshape(mask, (1,)) if mask is not None and mask.ndim == 0 else mask
+
+
+def _kernels(
+    xp: Namespace,
+    q: Array,
+    v: Array | None,
+    landmarks: Array,
+    landmark_mask: Array | None,
+    ridge: float,
+    tokens: Any,
+) -> _Kernels:
+    """Everything invisible replaced by 0, one vector per (batch, head) subtracted, and both kernels formed."""
+    dtype = compute_dtype(xp, q)
+    n = q.shape[-2]
+    keys = valid_keys(xp, q, n, tokens.get("mask"), tokens.get("key_lengths"))
+    valid, landmark_mask = _vector(xp, both(keys, tokens.get("query_mask"))), _vector(xp, landmark_mask)
+    q, landmarks = chosen(xp, valid, cast(xp, q, dtype)), chosen(xp, landmark_mask, cast(xp, landmarks, dtype))
+    v = None if v is None else chosen(xp, valid, cast(xp, v, dtype))
+    origin = stop_gradient(_mean(xp, landmarks, landmark_mask))
+    q, landmarks = q - origin, landmarks - origin
+    half_scale = 0.5 / math.sqrt(q.shape[-1])
+    on_diagonal = diagonal(xp, landmarks.mT)
+    kernel = xp.where(on_diagonal, 1.0, gaussian(xp, landmarks, landmarks, half_scale))
+    p = gaussian(xp, landmarks, q, half_scale)
+    a = kernel if ridge == 0 else xp.where(on_diagonal, 1.0 + ridge, kernel)
+    if landmark_mask is not None:
+        square = landmark_mask[..., :, None] & landmark_mask[..., None, :]
+        kernel, a = xp.where(square, kernel, 0.0), xp.where(square, a, 0.0)
+        p = xp.where(landmark_mask[..., :, None], p, 0.0)
+    if valid is not None:
+        p = xp.where(valid[..., None, :], p, 0.0)
+    return _Kernels(q, v, landmarks, valid, kernel, a, p, half_scale)
+
+
+def _of_inverse(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options of the inverse, and those of the tokens."""
+    own = {name: x for name, x in options.items() if name in INVERSE_OPTIONS}
+    return own, {name: x for name, x in options.items() if name not in own}
+
+
+def attend(
+    inverted: Inverted,
+    q: Array,
+    v: Array,
+    landmarks: Array,
+    *,
+    landmark_mask: Array | None = None,
+    ridge: float = 0.0,
+    **options: Any,
+) -> Array:
+    """`soft_attention` with an inverse like `lowrank_newton.inverted`."""
+    xp = namespace(q)
+    own, tokens = _of_inverse(options)
+    s = _kernels(xp, q, v, landmarks, landmark_mask, ridge, tokens)
+    x, _ = inverted(s.a, **own)
+    return cast(xp, s.p.mT @ (x @ (s.p @ s.v)), q.dtype)
+
+
+def pull(
+    inverted: Inverted,
+    q: Array,
+    v: Array,
+    landmarks: Array,
+    do: Array,
+    *,
+    landmark_mask: Array | None = None,
+    ridge: float = 0.0,
+    **options: Any,
+) -> dict[str, Array]:
+    """`soft_attention_vjp` with an inverse like `lowrank_newton.inverted`."""
+    xp = namespace(q)
+    own, tokens = _of_inverse(options)
+    s = _kernels(xp, q, v, landmarks, landmark_mask, ridge, tokens)
+    x, pull_inverse = inverted(s.a, **own)
+    do = chosen(xp, s.valid, cast(xp, do, s.a.dtype))
+    u, dy = s.p @ s.v, s.p @ do
+    y, du = x @ u, x.mT @ dy
+    of_inverse = pull_inverse(dy @ u.mT)
+    across = (y @ do.mT + du @ s.v.mT) * s.p * (-2.0 * s.half_scale)
+    between = xp.where(diagonal(xp, s.a), 0.0, of_inverse.pop("a") * s.kernel) * (-2.0 * s.half_scale)
+    between = between + between.mT
+    dlandmarks = _towards(xp, across, s.landmarks, s.q) + _towards(xp, between, s.landmarks, s.landmarks)
+    grads = {"q": _towards(xp, across.mT, s.q, s.landmarks), "v": s.p.mT @ du, "landmarks": dlandmarks}
+    like = {"q": q, "v": v, "landmarks": landmarks}
+    rounded = {name: cast(xp, sum_to(xp, g, tuple(like[name].shape)), q.dtype) for name, g in grads.items()}
+    return rounded | of_inverse
+
+
+def _towards(xp: Namespace, g: Array, x: Array, y: Array) -> Array:
+    """Σ_j g_ij (x_i - y_j)."""
+    return xp.sum(g, axis=-1, keepdims=True) * x - g @ y
+
+
+def _context(op: str, given: dict[str, Any], options: dict[str, Any]) -> check.Context:
+    q, v, landmarks = given["q"], given.get("v"), given["landmarks"]
+    for name, x in (("q", q), ("v", v), ("landmarks", landmarks)):
+        if x is not None and x.ndim < 2:
+            check.wrong_shape(op, name, x, "at least two axes, (..., tokens, features)")
+    if q.shape[-1] == 0:
+        check.wrong_shape(op, "q", q, "at least one feature")
+    if landmarks.shape[-1] != q.shape[-1]:
+        check.wrong_shape(op, "landmarks", landmarks, f"(..., m, {q.shape[-1]}) as q has {q.shape[-1]} features")
+    if v is not None and v.shape[-2] != q.shape[-2]:
+        check.wrong_shape(op, "v", v, f"(..., {q.shape[-2]}, e) as q has {q.shape[-2]} tokens")
+    shapes = [tuple(x.shape[:-2]) for x in (q, v, landmarks) if x is not None]
+    leading = check.broadcast(op, "the leading axes of q, v and landmarks", *shapes)
+    context = check.Context(op, q, leading, q.shape[-2], q.shape[-2], options)
+    if v is not None:
+        cotangent(op, "do", given.get("do"), (*leading, q.shape[-2], v.shape[-1]))
+    if options.get("landmark_mask") is not None:
+        hint, shape = "bool (True = a landmark)", (*leading, landmarks.shape[-2])
+        check.option_array(context, "landmark_mask", options["landmark_mask"], ("bool",), hint, shape, "(..., m)")
+    return context
+
+
+def _ridge(c: check.Context, name: str, value: Any) -> None:
+    if check.number(c.op, name, value) < 0:
+        raise ValueError(f"{c.op}: {name} must not be negative; got {value}")
+
+
+_OWN = {**INVERSE_OPTIONS, "ridge": _ridge, "mask": key_mask, "landmark_mask": checked_with_arrays}
+
+
+@operation_checked_by(_context, _OWN)
+def soft_attention(
+    q: Array,
+    v: Array,
+    landmarks: Array,
+    *,
+    landmark_mask: Array | None = None,
+    newton_steps: int = 20,
+    init_scale: float | Array = 0.9,
+    ridge: float = 0.0,
+    inverse_grad: str = "implicit",
+    impl: Impl = "auto",
+    **tokens: Unpack[Tokens],
+) -> Array:
+    """o = Pᵀ X P v with P_lj = exp(-‖landmark_l - q_j‖²/(2√d)) and X the T-step Newton inverse of A.
+
+    Lu et al. 2021 eq 9 and Algorithm 1: their Q̃ = `landmarks`, A_lr = exp(-‖landmark_l - landmark_r‖²/(2√d)) + ridge·I,
+    A† = X = `newton_inverse(A)`. Queries and keys are the same tokens; there is no normaliser, and no causal form.
+
+    Args:
+        q: (..., n, d), the tokens. Leading axes of q, v and landmarks broadcast.
+        v: (..., n, e).
+        landmarks: (..., m, d), for example from `attnkit.landmarks`.
+        landmark_mask: boolean (..., m), False = removed.
+        newton_steps, init_scale, inverse_grad: as in `newton_inverse`. "implicit" is what the authors' code does and
+            what the exact gradient becomes once A X A = A; "unrolled" is the exact gradient of the T steps.
+        ridge: ≥ 0, added to the diagonal of A before its norm is taken. The authors' code uses 0.01.
+        impl: "auto", "generic", the name of a kernel, or a tuple of names tried in order (see `attnkit.explain`).
+        **tokens: `mask`, a key mask (..., 1, n) or (n,), `key_lengths` and `query_mask` (..., n): a token that one of
+            them excludes is neither key nor query, and its output is 0.
+
+    Returns:
+        o (..., n, e) in the dtype of q, computed in float32 (float64 for float64).
+
+    Raises:
+        ValueError: shapes or values that do not fit; an argument that this op does not take.
+        TypeError: dtypes, libraries or devices that do not fit.
+        NotImplementedError: `impl` names a kernel that cannot serve this call.
+    """
+    own: dict[str, Any] = {
+        "newton_steps": newton_steps,
+        "init_scale": init_scale,
+        "inverse_grad": inverse_grad,
+        "ridge": ridge,
+    }
+    return attend(inverted, q, v, landmarks, landmark_mask=landmark_mask, **own, **tokens)
+
+
+@operation_checked_by(_context, _OWN)
+def soft_attention_weights(
+    q: Array,
+    landmarks: Array,
+    *,
+    landmark_mask: Array | None = None,
+    newton_steps: int = 20,
+    init_scale: float | Array = 0.9,
+    ridge: float = 0.0,
+    inverse_grad: str = "implicit",
+    impl: Impl = "auto",
+    **tokens: Unpack[Tokens],
+) -> Array:
+    """Ŝ = Pᵀ X P (..., n, n), by which `soft_attention` multiplies v (Lu et al. 2021 eq 9), in the dtype of q."""
+    xp = namespace(q)
+    s = _kernels(xp, q, None, landmarks, landmark_mask, ridge, tokens)
+    x, _ = inverted(s.a, newton_steps=newton_steps, init_scale=init_scale, inverse_grad=inverse_grad)
+    w = cast(xp, s.p.mT @ (x @ s.p), q.dtype)
+    leading = check.broadcast("attention", "leading axes", tuple(q.shape[:-2]), tuple(landmarks.shape[:-2]))
+    return xp.broadcast_to(w, (*leading, *w.shape[-2:]))
+
+
+@operation_checked_by(_context, _OWN)
+def soft_attention_vjp(
+    q: Array,
+    v: Array,
+    landmarks: Array,
+    do: Array,
+    *,
+    landmark_mask: Array | None = None,
+    newton_steps: int = 20,
+    init_scale: float | Array = 0.9,
+    ridge: float = 0.0,
+    inverse_grad: str = "implicit",
+    impl: Impl = "auto",
+    **tokens: Unpack[Tokens],
+) -> dict[str, Array]:
+    """Gradients {"q", "v", "landmarks"} and, if it is an array, "init_scale", for the cotangent do.
+
+    With U = P v, Y = X U, dU = Xᵀ P do: dv = Pᵀ dU, dP = Y doᵀ + dU vᵀ, dX = (P do) Uᵀ, dA from dX as in
+    `newton_inverse`. Landmarks get their gradient from P and from both sides of A.
+    """
+    own: dict[str, Any] = {
+        "newton_steps": newton_steps,
+        "init_scale": init_scale,
+        "inverse_grad": inverse_grad,
+        "ridge": ridge,
+    }
+    return pull(inverted, q, v, landmarks, do, landmark_mask=landmark_mask, **own, **tokens)

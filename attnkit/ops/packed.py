@@ -1,0 +1,330 @@
+"""Packed sequences: the tokens of several sequences one after the other, each attending within itself only (A13).
+
+Boundaries given as a tuple are known before the call runs: the op serves one sequence after the other. Boundaries given
+as an array are not read, so that the call can be traced: the op sees all tokens at once and a mask of pairs.
+"""
+
+import itertools
+import numbers
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Unpack
+
+from attnkit._core import check, quadratic
+from attnkit._core.dispatch import explains, namespace, repeated_call_checked_by
+from attnkit._core.mask import positions
+from attnkit._core.typing import Array, Impl, Length, Namespace, Packed, PackedLinear
+from attnkit.ops.linear.attention import OWN, FeatureMap, linear_attention, linear_attention_vjp
+from attnkit.ops.pointwise import pointwise_attention, pointwise_attention_vjp
+from attnkit.ops.softmax import softmax_attention, softmax_attention_vjp
+
+Edges = tuple[int, ...] | Array
+
+
+# ---------------------------------------------------------------------------------------------- checks
+
+
+def _edges(op: str, name: str, cu: Any, first: Array, tokens: int) -> int:
+    """The number of sequences, once the boundaries are known to be legal; the contents of arrays are not read."""
+    if check.is_array(cu):
+        check.same_home(op, "q", first, name, cu)
+        if check.dtype_name(cu) not in ("int32", "int64"):
+            check.wrong_dtype(op, name, cu, "int32 or int64")
+        if cu.ndim != 1 or cu.shape[0] == 0:
+            check.wrong_shape(op, name, cu, "(number of sequences + 1,)")
+        return int(cu.shape[0]) - 1
+    legal = isinstance(cu, tuple) and cu and all(isinstance(x, numbers.Integral) for x in cu)
+    if not legal:
+        raise TypeError(f"{op}: {name} must be a tuple of integers or an integer array; got {cu!r}")
+    if cu[0] != 0 or cu[-1] != tokens or any(a > b for a, b in itertools.pairwise(cu)):
+        raise ValueError(f"{op}: {name} must rise from 0 to the {tokens} tokens; got {cu}")
+    return len(cu) - 1
+
+
+def _context(op: str, given: dict[str, Any], options: dict[str, Any]) -> check.Context:
+    """Three axes, tokens first; otherwise as in every attention op."""
+    q, k = given["q"], given["k"]
+    for name in ("q", "k", "v"):
+        if given[name].ndim != 3:
+            check.wrong_shape(op, name, given[name], "three axes, (tokens, heads, features)")
+    turned = {name: _Shaped(x) for name, x in given.items() if name in ("q", "k", "v")}
+    c = check.attention_context(op, turned, options)
+    counts = [
+        _edges(op, name, given[name], q, tokens)
+        for name, tokens in (("cu_seqlens_q", q.shape[0]), ("cu_seqlens_k", k.shape[0]))
+    ]
+    if counts[0] != counts[1]:
+        raise ValueError(f"{op}: cu_seqlens_q and cu_seqlens_k must bound as many sequences; got {counts}")
+    if isinstance(given["cu_seqlens_q"], tuple) != isinstance(given["cu_seqlens_k"], tuple):
+        raise TypeError(f"{op}: cu_seqlens_q and cu_seqlens_k must both be tuples or both be arrays")
+    rows = (c.queries, *c.leading)
+    for name, shape in (("do", (*rows, given["v"].shape[-1])), ("dlse", rows)):
+        if given.get(name) is not None and tuple(given[name].shape) != shape:
+            check.wrong_shape(op, name, given[name], f"{shape}, the shape of the output")
+    return c._replace(first=q)
+
+
+class _Shaped:
+    """The shape that tokens-first x has with its heads first."""
+
+    def __init__(self, x: Array) -> None:
+        self.shape, self.ndim = (x.shape[1], x.shape[0], *x.shape[2:]), x.ndim
+
+
+# ---------------------------------------------------------------------------------------------- from tokens to calls
+
+
+class _Call(NamedTuple):
+    """One call of the op: which tokens of q, and of k and v, and with which options."""
+
+    queries: slice
+    keys: slice
+    options: dict[str, Any]
+
+
+def _calls(q: Array, k: Array, edges: tuple[Edges, Edges], options: dict[str, Any]) -> Iterator[_Call]:
+    cu_q, cu_k = edges
+    if not (isinstance(cu_q, tuple) and isinstance(cu_k, tuple)):
+        yield _Call(slice(None), slice(None), _masked(namespace(q), q, k, cu_q, cu_k, options))
+        return
+    if len(cu_q) == 1:
+        yield _Call(slice(None), slice(None), options)
+    both = zip(itertools.pairwise(cu_q), itertools.pairwise(cu_k), strict=True)
+    for queries, keys in ((slice(*a), slice(*b)) for a, b in both):
+        length: Any = options.get("length")
+        per_query = check.is_array(length) and length.ndim > 0 and length.shape[-1] == q.shape[0]
+        yield _Call(queries, keys, {**options, "length": length[..., queries]} if per_query else options)
+
+
+class _Place(NamedTuple):
+    """For each token its sequence, its position there, and how many tokens of each kind the sequence has."""
+
+    sequence: Array
+    position: Array
+
+
+def _place(xp: Namespace, x: Array, cu: Array, tokens: int) -> _Place:
+    index = positions(xp, x, 0, tokens)
+    sequence = xp.sum(xp.astype(cu[1:] <= index[:, None], cu.dtype), axis=-1, dtype=cu.dtype)
+    return _Place(sequence, xp.astype(index, cu.dtype) - xp.take(cu, sequence))
+
+
+def _masked(xp: Namespace, q: Array, k: Array, cu_q: Array, cu_k: Array, options: dict[str, Any]) -> dict[str, Any]:
+    """The options with a mask of pairs in place of causal and window, which count positions within a sequence."""
+    of_q, of_k = _place(xp, q, cu_q, q.shape[0]), _place(xp, k, cu_k, k.shape[0])
+    own = dict(options)
+    causal, (left, right) = own.pop("causal", False), own.pop("window", None) or (None, None)
+    keys = xp.take(cu_k[1:] - cu_k[:-1], of_q.sequence)
+    shift = keys - xp.take(cu_q[1:] - cu_q[:-1], of_q.sequence)
+    ahead = of_k.position - of_q.position[:, None]
+    mask = of_k.sequence == of_q.sequence[:, None]
+    if causal:
+        mask = mask & (ahead <= (0 if causal == "upper_left" else shift[:, None]))
+    if left is not None:
+        mask = mask & (ahead - shift[:, None] >= -left)
+    if right is not None:
+        mask = mask & (ahead - shift[:, None] <= right)
+    if isinstance(own.get("length"), str) and own["length"] == "all":
+        own["length"] = xp.astype(xp.where(keys == 0, 1, keys), quadratic.compute_dtype(xp, q))
+    return {**own, "mask": mask}
+
+
+def _turned(xp: Namespace, x: Array) -> Array:
+    """(tokens, heads, ...) and (heads, tokens, ...) into one another."""
+    return xp.permute_dims(x, (1, 0, *range(2, x.ndim)))
+
+
+def _forward(
+    attention: Callable[..., Any], q: Array, k: Array, v: Array, edges: tuple[Edges, Edges], options: dict[str, Any]
+) -> Any:
+    xp, parts = namespace(q), []
+    for call in _calls(q, k, edges, options):
+        inputs = (_turned(xp, x) for x in (q[call.queries, ...], k[call.keys, ...], v[call.keys, ...]))
+        answer = attention(*inputs, **call.options)
+        if explains(options["impl"]):
+            return answer
+        parts.append([_turned(xp, x) for x in (answer if isinstance(answer, tuple) else (answer,))])
+    found = [_joined(xp, list(column)) for column in zip(*parts, strict=True)]
+    return tuple(found) if len(found) > 1 else found[0]
+
+
+def _backward(
+    vjp: Callable[..., dict[str, Array]],
+    q: Array,
+    k: Array,
+    v: Array,
+    edges: tuple[Edges, Edges],
+    cotangents: tuple[Array | None, ...],
+    options: dict[str, Any],
+) -> dict[str, Array]:
+    xp, parts = namespace(q), []
+    for call in _calls(q, k, edges, options):
+        inputs = [_turned(xp, x) for x in (q[call.queries, ...], k[call.keys, ...], v[call.keys, ...])]
+        pulled = [None if x is None else _turned(xp, x[call.queries, ...]) for x in cotangents]
+        grads = vjp(*inputs, *pulled, **call.options)
+        if explains(options["impl"]):
+            return grads
+        parts.append(grads)
+    return {name: _joined(xp, [_turned(xp, part[name]) for part in parts]) for name in parts[0]}
+
+
+def _joined(xp: Namespace, parts: list[Array]) -> Array:
+    return parts[0] if len(parts) == 1 else xp.concat(parts, axis=0)
+
+
+# ---------------------------------------------------------------------------------------------- public
+
+
+@repeated_call_checked_by(_context)
+def softmax_attention_packed(
+    q: Array,
+    k: Array,
+    v: Array,
+    cu_seqlens_q: Edges,
+    cu_seqlens_k: Edges,
+    *,
+    return_lse: bool = False,
+    impl: Impl = "auto",
+    **packed: Unpack[Packed],
+) -> Any:
+    """`softmax_attention` of each of several sequences, whose tokens stand one after the other.
+
+    Args:
+        q: (T_q, H, d), the queries of all sequences.
+        k: (T_k, H, d); fewer heads with `enable_gqa`.
+        v: (T_k, H, e).
+        cu_seqlens_q: where sequences begin and end among the queries: sequence b has the queries cu_seqlens_q[b] to
+            cu_seqlens_q[b+1] - 1, so that the first entry is 0 and the last T_q. A tuple of integers, served one
+            sequence after the other; or an int32 or int64 array, whose contents are not read: then all sequences are
+            served at once through a mask of pairs, in memory O(H·T_q·T_k), and a NaN in v reaches all of them.
+        cu_seqlens_k: the same among the keys, of the same kind. Sequences may be empty on either side.
+        return_lse: also return lse (T_q, H).
+        impl: as in `softmax_attention`; "triton" serves all sequences in one launch, however boundaries are given.
+        **packed: `causal`, `window`, both counting positions within the sequence, `scale`, `enable_gqa`.
+
+    Returns:
+        o (T_q, H, e) in the dtype of q, or (o, lse). Errors as in `softmax_attention`.
+    """
+    edges, options = (cu_seqlens_q, cu_seqlens_k), {**packed, "impl": impl, "return_lse": return_lse}
+    return _forward(softmax_attention, q, k, v, edges, options)
+
+
+@repeated_call_checked_by(_context)
+def softmax_attention_packed_vjp(
+    q: Array,
+    k: Array,
+    v: Array,
+    cu_seqlens_q: Edges,
+    cu_seqlens_k: Edges,
+    do: Array | None,
+    dlse: Array | None = None,
+    *,
+    impl: Impl = "auto",
+    **packed: Unpack[Packed],
+) -> dict[str, Array]:
+    """Gradients {"q", "k", "v"} of `softmax_attention_packed` for the cotangents do and dlse (None = 0)."""
+    edges, options = (cu_seqlens_q, cu_seqlens_k), {**packed, "impl": impl}
+    return _backward(softmax_attention_vjp, q, k, v, edges, (do, dlse), options)
+
+
+@repeated_call_checked_by(_context)
+def pointwise_attention_packed(
+    q: Array,
+    k: Array,
+    v: Array,
+    cu_seqlens_q: Edges,
+    cu_seqlens_k: Edges,
+    *,
+    activation: str = "relu",
+    alpha: float = 1.0,
+    gain: float = 1.0,
+    length: Length = "visible",
+    shift: float | str = 0.0,
+    impl: Impl = "auto",
+    **packed: Unpack[Packed],
+) -> Array:
+    """`pointwise_attention` of each of several sequences, laid out as in `softmax_attention_packed`.
+
+    Args:
+        q, k, v, cu_seqlens_q, cu_seqlens_k, **packed: as in `softmax_attention_packed`.
+        activation, alpha, gain, shift, impl: as in `pointwise_attention`.
+        length: the divisor n of n^-alpha and nothing else: "visible", "all" (the keys of the sequence), a number, or an
+            array that broadcasts to (H, T_q).
+    """
+    own = {"activation": activation, "alpha": alpha, "gain": gain, "length": length, "shift": shift}
+    edges, options = (cu_seqlens_q, cu_seqlens_k), {**own, **packed, "impl": impl}
+    return _forward(pointwise_attention, q, k, v, edges, options)
+
+
+@repeated_call_checked_by(_context)
+def pointwise_attention_packed_vjp(
+    q: Array,
+    k: Array,
+    v: Array,
+    cu_seqlens_q: Edges,
+    cu_seqlens_k: Edges,
+    do: Array,
+    *,
+    activation: str = "relu",
+    alpha: float = 1.0,
+    gain: float = 1.0,
+    length: Length = "visible",
+    shift: float | str = 0.0,
+    impl: Impl = "auto",
+    **packed: Unpack[Packed],
+) -> dict[str, Array]:
+    """Gradients {"q", "k", "v"} of `pointwise_attention_packed`."""
+    own = {"activation": activation, "alpha": alpha, "gain": gain, "length": length, "shift": shift}
+    edges, options = (cu_seqlens_q, cu_seqlens_k), {**own, **packed, "impl": impl}
+    return _backward(pointwise_attention_vjp, q, k, v, edges, (do,), options)
+
+
+@repeated_call_checked_by(_context, OWN)
+def linear_attention_packed(
+    q: Array,
+    k: Array,
+    v: Array,
+    cu_seqlens_q: Edges,
+    cu_seqlens_k: Edges,
+    *,
+    feature_map: FeatureMap = "elu_plus_one",
+    normalize: bool | None = None,
+    eps: float = 1e-6,
+    chunk_size: int = 64,
+    impl: Impl = "auto",
+    **packed: Unpack[PackedLinear],
+) -> Array:
+    """`linear_attention` of each of several sequences, laid out as in `softmax_attention_packed`, without states.
+
+    Linear in the number of tokens where boundaries are a tuple; where they are an array, all pairs are formed and
+    chunk_size is not used.
+
+    Args:
+        q, k, v, cu_seqlens_q, cu_seqlens_k: as in `softmax_attention_packed`.
+        feature_map, normalize, eps, chunk_size, impl: as in `linear_attention`.
+        **packed: `causal`, within the sequence, `scale` and `enable_gqa`.
+    """
+    own = {"feature_map": feature_map, "normalize": normalize, "eps": eps, "chunk_size": chunk_size}
+    edges, options = (cu_seqlens_q, cu_seqlens_k), {**own, **packed, "impl": impl}
+    return _forward(linear_attention, q, k, v, edges, options)
+
+
+@repeated_call_checked_by(_context, OWN)
+def linear_attention_packed_vjp(
+    q: Array,
+    k: Array,
+    v: Array,
+    cu_seqlens_q: Edges,
+    cu_seqlens_k: Edges,
+    do: Array,
+    *,
+    feature_map: FeatureMap = "elu_plus_one",
+    normalize: bool | None = None,
+    eps: float = 1e-6,
+    chunk_size: int = 64,
+    impl: Impl = "auto",
+    **packed: Unpack[PackedLinear],
+) -> dict[str, Array]:
+    """Gradients {"q", "k", "v"} of `linear_attention_packed`."""
+    own = {"feature_map": feature_map, "normalize": normalize, "eps": eps, "chunk_size": chunk_size}
+    edges, options = (cu_seqlens_q, cu_seqlens_k), {**own, **packed, "impl": impl}
+    return _backward(linear_attention_vjp, q, k, v, edges, (do,), options)

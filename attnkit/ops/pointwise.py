@@ -1,0 +1,364 @@
+"""Point-wise attention: a non-linearity of each score takes softmax's place (Wortsman et al. 2023); its named members.
+
+`qk_layernorm`, which these models put before the scores, is here too; ReLUFormer's regulariser is in `statistics`.
+"""
+
+import math
+from typing import Any, NamedTuple, Unpack
+
+from attnkit._core import quadratic
+from attnkit._core.activations import ACTIVATIONS
+from attnkit._core.check import layernorm_context
+from attnkit._core.dispatch import namespace, operation, operation_checked_by, special_case
+from attnkit._core.mask import log, power
+from attnkit._core.typing import Array, Common, Impl, Length, Namespace, Scoring
+
+
+def _shifted(xp: Namespace, s: Array, a: quadratic.Inputs, length: Length, shift: float | str) -> Array:
+    """s + shift, with a finite value in place of invisible scores."""
+    if isinstance(shift, str):
+        s = s - log(xp, quadratic.length_of_rows(xp, a, length))
+    elif shift != 0:
+        s = s + shift
+    return quadratic.masked(xp, a, s)
+
+
+def weigh(
+    xp: Namespace,
+    s: Array,
+    a: quadratic.Inputs,
+    *,
+    activation: str = "relu",
+    alpha: float = 1.0,
+    gain: float = 1.0,
+    length: Length = "visible",
+    shift: float | str = 0.0,
+) -> tuple[Array, Any]:
+    """u = h(s + shift), 0 on invisible pairs, and the row factor gain·n^-alpha."""
+    function = ACTIVATIONS[activation]
+    u = function.h(xp, _shifted(xp, s, a, length, shift))
+    return u if function.through_zero else quadratic.masked(xp, a, u), row_factor(xp, a, alpha, gain, length)
+
+
+def row_factor(xp: Namespace, a: quadratic.Inputs, alpha: float, gain: float, length: Length) -> Any:
+    n = quadratic.length_of_rows(xp, a, length) if alpha else 1
+    return power(n, alpha) * float(gain)
+
+
+def score_gradient(
+    xp: Namespace,
+    s: Array,
+    a: quadratic.Inputs,
+    w: Array,
+    dw: Any,
+    *,
+    activation: str = "relu",
+    alpha: float = 1.0,
+    gain: float = 1.0,
+    length: Length = "visible",
+    shift: float | str = 0.0,
+) -> Array:
+    """ds = gain·n^-alpha·h'(s + shift)·dw."""
+    slope = ACTIVATIONS[activation].derivative(xp, _shifted(xp, s, a, length, shift))
+    return slope * (dw * row_factor(xp, a, alpha, gain, length))
+
+
+@operation
+def pointwise_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    activation: str = "relu",
+    alpha: float = 1.0,
+    gain: float = 1.0,
+    length: Length = "visible",
+    shift: float | str = 0.0,
+    impl: Impl = "auto",
+    **common: Unpack[Common],
+) -> Array:
+    """o_i = Σ_j w_ij v_j with w_ij = gain·n_i^-alpha·h(s_ij + shift) on the keys j visible to query i, and 0 elsewhere.
+
+    Wortsman et al. 2023 §3: φ = L^-α h with h = `activation`, α = `alpha`, L = n_i. The length factor stands outside h.
+    s_ij = scale·q_i·k_j + bias_ij.
+
+    Args:
+        q: (..., L, d). Leading axes broadcast; heads are axis -3.
+        k: (..., S, d).
+        v: (..., S, e).
+        activation: h, one of `attnkit.ACTIVATIONS`. "gelu" is the exact one, "gelu_tanh" its approximation, which the
+            paper's code base most likely used. "relu" is the paper's choice. Gradients at kinks are 0.
+        alpha: the exponent of the length. 1 (the paper's best) keeps the mean weight O(1/n) as softmax does.
+        gain: a factor on the weights.
+        length: n_i. "visible": the number of keys that query i sees, which makes the result independent of padding and
+            of batch-mates; "all": S; or a number or an array > 0 broadcast to (..., L), used as given.
+        shift: added to the scores inside h; "-log_length" is -log n_i.
+        impl: "auto", "generic", the name of a kernel, or a tuple of names tried in order (see `attnkit.explain`).
+        **common: `mask`, `bias`, `causal`, `window`, `key_lengths`, `query_mask`, `scale` (None = 1/√d), `enable_gqa`,
+            `dropout_mask`, `dropout`; see docs/semantics.md.
+
+    Returns:
+        o (..., L, e) in the dtype of q, computed in float32 (float64 for float64). A row that sees no key is 0.
+
+    Raises:
+        ValueError: shapes or values that do not fit; an argument that this op does not take.
+        TypeError: dtypes, libraries or devices that do not fit.
+        NotImplementedError: `impl` names a kernel that cannot serve this call.
+    """
+    own = {"activation": activation, "alpha": alpha, "gain": gain, "length": length, "shift": shift}
+    return quadratic.forward(namespace(q), weigh, own, q, k, v, common)
+
+
+@operation
+def pointwise_attention_weights(
+    q: Array,
+    k: Array,
+    *,
+    activation: str = "relu",
+    alpha: float = 1.0,
+    gain: float = 1.0,
+    length: Length = "visible",
+    shift: float | str = 0.0,
+    impl: Impl = "auto",
+    **scoring: Unpack[Scoring],
+) -> Array:
+    """The weights w (..., L, S) of `pointwise_attention`, before dropout, in the dtype of q."""
+    own = {"activation": activation, "alpha": alpha, "gain": gain, "length": length, "shift": shift}
+    return quadratic.weights(namespace(q), weigh, own, q, k, scoring)
+
+
+@operation
+def pointwise_attention_vjp(
+    q: Array,
+    k: Array,
+    v: Array,
+    do: Array,
+    *,
+    activation: str = "relu",
+    alpha: float = 1.0,
+    gain: float = 1.0,
+    length: Length = "visible",
+    shift: float | str = 0.0,
+    impl: Impl = "auto",
+    **common: Unpack[Common],
+) -> dict[str, Array]:
+    """Gradients {"q", "k", "v"} and, where a bias was given, "bias", for the cotangent do.
+
+    ds = gain·n^-alpha·h'(s + shift) ⊙ (do vᵀ ⊙ dropout), dq = scale·ds k, dk = scale·dsᵀ q, dv = (w ⊙ dropout)ᵀ do,
+    dbias = ds; each has the shape and dtype of its argument. Nothing but q, k, v is needed: no row statistic is saved.
+    """
+    own = {"activation": activation, "alpha": alpha, "gain": gain, "length": length, "shift": shift}
+    xp = namespace(q)
+    a = quadratic.prepare(xp, q, k, v, **common)
+    s = quadratic.scores(xp, a)
+    u, r = weigh(xp, s, a, **own)
+
+    def ds_of(du: Any) -> Array:
+        return ACTIVATIONS[activation].derivative(xp, _shifted(xp, s, a, length, shift)) * du
+
+    like = {"q": q, "k": k, "v": v, "bias": common.get("bias")}
+    scaled = quadratic.cast(xp, do, a.dtype) * r  # L·e numbers, where w has L·S
+    return quadratic.rounded(xp, quadratic.backward(xp, a, u, scaled, ds_of, like), like)
+
+
+def has_signed_weights(*, activation: str = "relu", gain: float = 1.0, **own: Any) -> bool:
+    """Whether a weight can be negative."""
+    return ACTIVATIONS[activation].signed or gain < 0
+
+
+def has_exact_zeros(*, activation: str = "relu", **own: Any) -> bool:
+    """Whether a weight of 0 is meant, and not an underflow."""
+    return ACTIVATIONS[activation].exact_zeros
+
+
+def reluformer_options(gamma: float = 1.0, length: Length = "visible") -> dict[str, Any]:
+    """ReLUFormer's scale as point-wise options: relu(s)/(gamma·√(n/2)) = (√2/gamma)·n^-½·relu(s)."""
+    return {
+        "activation": "relu",
+        "alpha": 0.5,
+        "gain": math.sqrt(2.0) / gamma,
+        "length": length,
+        "shift": 0.0,
+    }
+
+
+def sigmoid_options(length: Length = "visible") -> dict[str, Any]:
+    """Sigmoid attention as point-wise options."""
+    return {"activation": "sigmoid", "alpha": 0.0, "gain": 1.0, "length": length, "shift": "-log_length"}
+
+
+@special_case
+def reluformer_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    gamma: float = 1.0,
+    length: Length = "visible",
+    impl: Impl = "auto",
+    **common: Unpack[Common],
+) -> Array:
+    """o_i = Σ_j w_ij v_j with w_ij = relu(s_ij) / (gamma·√(n_i/2)), ReLUFormer's attention.
+
+    Shen et al. 2023 eq 6, γ = `gamma`, n = n_i. It is `pointwise_attention` with relu, alpha = ½ and gain = √2/gamma,
+    and keeps the variance of the output independent of n (their Theorem 4.1). The factor 1/√d stays (their §2.2 puts
+    it into q). Under causality n_i is counted per query; in cross-attention it is the number of valid source tokens.
+
+    Args:
+        gamma: > 0. The paper gives no value: the default 1 is ours.
+        length: n_i, as in `pointwise_attention`.
+        q, k, v, impl, **common: as in `pointwise_attention`.
+
+    Returns, raises: as `pointwise_attention`.
+    """
+    return pointwise_attention(q, k, v, **reluformer_options(gamma, length), impl=impl, **common)
+
+
+@special_case
+def reluformer_attention_weights(
+    q: Array,
+    k: Array,
+    *,
+    gamma: float = 1.0,
+    length: Length = "visible",
+    impl: Impl = "auto",
+    **scoring: Unpack[Scoring],
+) -> Array:
+    """The weights w (..., L, S) of `reluformer_attention`, before dropout, in the dtype of q."""
+    return pointwise_attention_weights(q, k, **reluformer_options(gamma, length), impl=impl, **scoring)
+
+
+@special_case
+def reluformer_attention_vjp(
+    q: Array,
+    k: Array,
+    v: Array,
+    do: Array,
+    *,
+    gamma: float = 1.0,
+    length: Length = "visible",
+    impl: Impl = "auto",
+    **common: Unpack[Common],
+) -> dict[str, Array]:
+    """Gradients of `reluformer_attention`, as `pointwise_attention_vjp`."""
+    return pointwise_attention_vjp(q, k, v, do, **reluformer_options(gamma, length), impl=impl, **common)
+
+
+@special_case
+def sigmoid_attention(
+    q: Array, k: Array, v: Array, *, length: Length = "visible", impl: Impl = "auto", **common: Unpack[Common]
+) -> Array:
+    """o_i = Σ_j w_ij v_j with w_ij = σ(s_ij - log n_i).
+
+    `pointwise_attention` with sigmoid, alpha = 0 and shift = "-log_length" (the bias b ≈ -log n of Ramapuram et al.
+    2024). The tail is exact: no tanh approximation, whose absolute error would exceed the weights themselves at long n.
+
+    Args:
+        length: n_i, as in `pointwise_attention`.
+        q, k, v, impl, **common: as in `pointwise_attention`; bias may be -inf (weight 0).
+
+    Returns, raises: as `pointwise_attention`.
+    """
+    return pointwise_attention(q, k, v, **sigmoid_options(length), impl=impl, **common)
+
+
+@special_case
+def sigmoid_attention_weights(
+    q: Array, k: Array, *, length: Length = "visible", impl: Impl = "auto", **scoring: Unpack[Scoring]
+) -> Array:
+    """The weights w (..., L, S) of `sigmoid_attention`, before dropout, in the dtype of q."""
+    return pointwise_attention_weights(q, k, **sigmoid_options(length), impl=impl, **scoring)
+
+
+@special_case
+def sigmoid_attention_vjp(
+    q: Array,
+    k: Array,
+    v: Array,
+    do: Array,
+    *,
+    length: Length = "visible",
+    impl: Impl = "auto",
+    **common: Unpack[Common],
+) -> dict[str, Array]:
+    """Gradients of `sigmoid_attention`, as `pointwise_attention_vjp`."""
+    return pointwise_attention_vjp(q, k, v, do, **sigmoid_options(length), impl=impl, **common)
+
+
+class _Normed(NamedTuple):
+    centred: Array  # (x - mean)/σ
+    inverse: Array  # 1/σ
+
+
+def normalise(xp: Namespace, x: Array, eps: float) -> _Normed:
+    """(x - mean)/√(var + eps) over the last axis, the population variance taken in a second pass."""
+    difference = x - quadratic.mean(xp, x, (-1,))
+    inverse = 1.0 / xp.sqrt(quadratic.mean(xp, difference * difference, (-1,)) + eps)
+    return _Normed(difference * inverse, inverse)
+
+
+@operation_checked_by(layernorm_context)
+def qk_layernorm(
+    q: Array, k: Array, q_weight: Array, k_weight: Array, *, eps: float = 1e-6, impl: Impl = "auto"
+) -> tuple[Array, Array]:
+    """LayerNorm of queries and keys over the head axis, before the scores: (x - mean)/√(var + eps) ⊙ weight.
+
+    Dehghani et al. 2023, used by Wortsman et al. 2023 §4; 1/√d of the scores comes after it. No bias; the weights are
+    shared by the heads; the population variance is taken in two passes in float32 (float64 for float64).
+
+    Args:
+        q: (..., L, d).
+        k: (..., S, d).
+        q_weight, k_weight: (d,), any real float dtype.
+        eps: added to the variance; 1e-6 as in the public ViT code of the paper's authors.
+
+    Returns:
+        (q, k) normalised, in the dtype of q.
+
+    Raises:
+        ValueError, TypeError: shapes, dtypes or libraries that do not fit; eps ≤ 0.
+    """
+    xp = namespace(q)
+    dtype = quadratic.compute_dtype(xp, q)
+
+    def one(x: Array, weight: Array) -> Array:
+        normed = normalise(xp, quadratic.cast(xp, x, dtype), eps).centred * quadratic.cast(xp, weight, dtype)
+        return quadratic.cast(xp, normed, x.dtype)
+
+    return one(q, q_weight), one(k, k_weight)
+
+
+@operation_checked_by(layernorm_context)
+def qk_layernorm_vjp(
+    q: Array,
+    k: Array,
+    q_weight: Array,
+    k_weight: Array,
+    dq_normed: Array | None,
+    dk_normed: Array | None,
+    *,
+    eps: float = 1e-6,
+    impl: Impl = "auto",
+) -> dict[str, Array]:
+    """Gradients {"q", "k", "q_weight", "k_weight"} of `qk_layernorm` for the cotangents of both outputs (None = 0).
+
+    With x̂ the normalised x and g = dy ⊙ weight: dx = (g - mean(g) - x̂·mean(g ⊙ x̂))/σ, dweight = Σ dy ⊙ x̂ over all
+    axes but the last.
+    """
+    xp = namespace(q)
+    dtype = quadratic.compute_dtype(xp, q)
+
+    def one(x: Array, weight: Array, dy: Array | None) -> tuple[Array, Array]:
+        if dy is None:
+            return xp.zeros_like(x), xp.zeros_like(weight)
+        normed = normalise(xp, quadratic.cast(xp, x, dtype), eps)
+        dy = quadratic.cast(xp, dy, dtype)
+        g = dy * quadratic.cast(xp, weight, dtype)
+        along = quadratic.mean(xp, g * normed.centred, (-1,))
+        dx = (g - quadratic.mean(xp, g, (-1,)) - normed.centred * along) * normed.inverse
+        dweight = xp.sum(dy * normed.centred, axis=tuple(range(x.ndim - 1)))
+        return quadratic.cast(xp, dx, x.dtype), quadratic.cast(xp, dweight, weight.dtype)
+
+    dq, dq_weight = one(q, q_weight, dq_normed)
+    dk, dk_weight = one(k, k_weight, dk_normed)
+    return {"q": dq, "k": dk, "q_weight": dq_weight, "k_weight": dk_weight}

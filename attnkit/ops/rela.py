@@ -1,0 +1,237 @@
+"""ReLA (Zhang et al. 2021): relu of the scores without a normaliser, and an RMSNorm of what it gives."""
+
+from typing import Any, NamedTuple, Unpack
+
+from attnkit._core import check, quadratic
+from attnkit._core.activations import ACTIVATIONS
+from attnkit._core.dispatch import namespace, operation, operation_checked_by
+from attnkit._core.typing import Array, Common, Impl, Namespace, Scoring
+from attnkit.ops import pointwise
+
+NORM_AXES = ("hidden", "head")
+RELU: dict[str, Any] = {"activation": "relu", "alpha": 0.0}
+
+
+# ---------------------------------------------------------------------------------------------- checks
+
+
+def _context(op: str, given: dict[str, Any], options: dict[str, Any]) -> check.Context:
+    """Shapes of q, k, v as in every attention op; weights of one head or of all, and do with the heads joined."""
+    without = {name: x for name, x in given.items() if name != "do"}
+    c = check.attention_context(op, without, options)
+    size = given["v"].shape[-1]
+    joined = (*c.leading[:-1], c.queries, c.leading[-1] * size) if c.leading else (c.queries, size)
+    axis = options.get("norm_axis", "hidden")
+    _check_axis(c, "norm_axis", axis)
+    shape = (joined[-1],) if axis == "hidden" else (size,)
+    for name, x in (("norm_weight", given["norm_weight"]), ("gate_weight", options.get("gate_weight"))):
+        if x is not None and check.is_array(x) and tuple(x.shape) != shape:
+            check.wrong_shape(op, name, x, f"{shape} for norm_axis={axis!r}")
+    if given.get("do") is not None and tuple(given["do"].shape) != joined:
+        check.wrong_shape(op, "do", given["do"], f"{joined}, the shape of the output")
+    return c
+
+
+def _check_axis(c: check.Context, name: str, value: Any) -> None:
+    if value not in NORM_AXES:
+        check.refuse_name(c.op, name, value, NORM_AXES)
+
+
+def _check_gate(c: check.Context, name: str, value: Any) -> None:
+    """Library and dtype; `_context` has looked at the shape."""
+    if value is not None:
+        shape = tuple(value.shape) if check.is_array(value) else ()
+        check.option_array(c, name, value, check.FLOATS, "a real float dtype", shape, "")
+
+
+OWN = {"norm_axis": _check_axis, "gate_weight": _check_gate}
+
+
+# ---------------------------------------------------------------------------------------------- the norm
+
+
+class _Normed(NamedTuple):
+    """x = relu(s) v (..., H, L, e) in the compute dtype, and what turns it into the output."""
+
+    x: Array
+    inverse: Array  # 1/√(mean x² + eps)
+    weight: Array  # (H, 1, e) or (e,)
+    opening: Array | None  # sigmoid(gate ⊙ x)
+    gate: Array | None
+    axes: tuple[int, ...]
+
+
+def _spread(xp: Namespace, x: Array, weight: Array) -> Array:
+    """A weight (H·e,) or (e,) as it multiplies x."""
+    weight = quadratic.cast(xp, weight, x.dtype)
+    return weight if x.ndim < 3 or weight.shape[0] == x.shape[-1] else xp.reshape(weight, (x.shape[-3], 1, x.shape[-1]))
+
+
+def _norm(
+    xp: Namespace, x: Array, norm_weight: Array, gate_weight: Array | None, norm_axis: str, eps: float
+) -> _Normed:
+    axes = (-3, -1) if norm_axis == "hidden" and x.ndim >= 3 else (-1,)
+    inverse = 1.0 / xp.sqrt(quadratic.mean(xp, x * x, axes) + eps)
+    gate = None if gate_weight is None else _spread(xp, x, gate_weight)
+    opening = None if gate is None else ACTIVATIONS["sigmoid"].h(xp, gate * x)
+    return _Normed(x, inverse, _spread(xp, x, norm_weight), opening, gate, axes)
+
+
+def _swapped(xp: Namespace, x: Array) -> Array:
+    """x with axes -3 and -2 exchanged; moveaxis has no rule for torch.vmap."""
+    n = x.ndim
+    return xp.permute_dims(x, (*range(n - 3), n - 2, n - 3, n - 1))
+
+
+def _joined(xp: Namespace, x: Array) -> Array:
+    """(..., H, L, e) -> (..., L, H·e), heads in order."""
+    if x.ndim < 3:
+        return x
+    x = _swapped(xp, x)
+    return xp.reshape(x, (*x.shape[:-2], x.shape[-2] * x.shape[-1]))
+
+
+def _split(xp: Namespace, x: Array, like: Array) -> Array:
+    """The inverse of `_joined`, to the shape of `like`."""
+    if like.ndim < 3:
+        return x
+    return _swapped(xp, xp.reshape(x, (*x.shape[:-1], like.shape[-3], like.shape[-1])))
+
+
+def normalised(
+    xp: Namespace,
+    x: Array,
+    norm_weight: Array,
+    *,
+    gate_weight: Array | None = None,
+    norm_axis: str = "hidden",
+    eps: float = 1e-8,
+) -> Array:
+    """The output, from x = relu(s) v (..., H, L, e) in the compute dtype."""
+    n = _norm(xp, x, norm_weight, gate_weight, norm_axis, eps)
+    y = n.x * n.inverse * n.weight
+    return _joined(xp, y if n.opening is None else y * n.opening)
+
+
+def _of_weight(xp: Namespace, g: Array, like: Array) -> Array:
+    """Gradients (..., H, L, e) of every token summed to those of a weight."""
+    if g.ndim < 3 or like.shape[0] == g.shape[-1]:
+        return xp.reshape(quadratic.sum_to(xp, g, (1, g.shape[-1])), like.shape)
+    return xp.reshape(quadratic.sum_to(xp, g, (g.shape[-3], 1, g.shape[-1])), like.shape)
+
+
+def normalised_vjp(
+    xp: Namespace,
+    x: Array,
+    norm_weight: Array,
+    do: Array,
+    *,
+    gate_weight: Array | None = None,
+    norm_axis: str = "hidden",
+    eps: float = 1e-8,
+) -> dict[str, Array]:
+    """Gradients {"x", "norm_weight"}, and "gate_weight" where given, in the compute dtype.
+
+    Where x is 0 its row has no weights, nothing passes, and do is not looked at.
+    """
+    n = _norm(xp, x, norm_weight, gate_weight, norm_axis, eps)
+    do = _split(xp, quadratic.cast(xp, do, x.dtype), x)
+    do = xp.where(xp.any(x != 0, axis=n.axes, keepdims=True), do, 0.0)
+    unit, dy, more = n.x * n.inverse, do, 0.0
+    grads = {}
+    if n.opening is not None:
+        dy = do * n.opening
+        slope = do * (unit * n.weight) * ACTIVATIONS["sigmoid"].derivative(xp, n.gate * n.x)
+        more, grads["gate_weight"] = slope * n.gate, _of_weight(xp, slope * n.x, gate_weight)
+    g = dy * n.weight
+    grads["norm_weight"] = _of_weight(xp, dy * unit, norm_weight)
+    return grads | {"x": n.inverse * (g - unit * quadratic.mean(xp, g * unit, n.axes)) + more}
+
+
+# ---------------------------------------------------------------------------------------------- public
+
+
+@operation_checked_by(_context, OWN)
+def rela_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    norm_weight: Array,
+    *,
+    gate_weight: Array | None = None,
+    norm_axis: str = "hidden",
+    eps: float = 1e-8,
+    impl: Impl = "auto",
+    **common: Unpack[Common],
+) -> Array:
+    """RMSNorm of x_i = Σ_j relu(s_ij) v_j, the heads joined: y = x/√(mean x² + eps) ⊙ norm_weight, (..., L, H·e).
+
+    Zhang et al. 2021 §3 and their code; a baseline of Shen et al. 2023. s = scale·q kᵀ + bias, without a length scale.
+
+    Args:
+        q: (..., H, L, d). Leading axes broadcast; without a head axis H = 1.
+        k: (..., H, S, d).
+        v: (..., H, S, e).
+        norm_weight: (H·e,) for norm_axis "hidden", (e,) for "head"; any real float dtype.
+        gate_weight: of the same shape; y is multiplied by sigmoid(gate_weight ⊙ x), x not normalised. None = no gate.
+        norm_axis: "hidden" (the official code): the mean runs over the H·e features of a token; "head" (a popular
+            port): over the e features of a head.
+        eps: added to the mean square; 1e-8 as in the official code.
+        impl: "auto", "generic", the name of a kernel, or a tuple of names tried in order (see `attnkit.explain`).
+        **common: `mask`, `bias`, `causal`, `window`, `key_lengths`, `query_mask`, `scale` (None = 1/√d), `enable_gqa`,
+            `dropout_mask`, `dropout`; see docs/semantics.md.
+
+    Returns:
+        o (..., L, H·e) in the dtype of q, heads in order, computed in float32 (float64 for float64). A token that sees
+        no key, or whose scores are all negative, gives 0.
+
+    Raises:
+        ValueError: shapes or values that do not fit; an argument that this op does not take.
+        TypeError: dtypes, libraries or devices that do not fit.
+        NotImplementedError: `impl` names a kernel that cannot serve this call.
+    """
+    xp = namespace(q)
+    a = quadratic.prepare(xp, q, k, v, **common)
+    x = quadratic.output(xp, a, *pointwise.weigh(xp, quadratic.scores(xp, a), a, **RELU))
+    o = normalised(xp, x, norm_weight, gate_weight=gate_weight, norm_axis=norm_axis, eps=eps)
+    return quadratic.cast(xp, o, q.dtype)
+
+
+@operation
+def rela_attention_weights(q: Array, k: Array, *, impl: Impl = "auto", **scoring: Unpack[Scoring]) -> Array:
+    """The weights relu(s) (..., L, S) of `rela_attention`, before dropout and norm, in the dtype of q."""
+    return quadratic.weights(namespace(q), pointwise.weigh, RELU, q, k, scoring)
+
+
+@operation_checked_by(_context, OWN)
+def rela_attention_vjp(
+    q: Array,
+    k: Array,
+    v: Array,
+    norm_weight: Array,
+    do: Array,
+    *,
+    gate_weight: Array | None = None,
+    norm_axis: str = "hidden",
+    eps: float = 1e-8,
+    impl: Impl = "auto",
+    **common: Unpack[Common],
+) -> dict[str, Array]:
+    """Gradients {"q", "k", "v", "norm_weight"}, and "gate_weight" and "bias" where given, for the cotangent do.
+
+    With r = 1/√(mean x² + eps), σ = sigmoid(gate_weight ⊙ x), dy = do ⊙ σ and g = dy ⊙ norm_weight:
+    dx = r·(g - x r²·mean(g ⊙ x)) + do ⊙ y ⊙ σ(1-σ) ⊙ gate_weight, dnorm_weight = Σ dy ⊙ x r,
+    dgate_weight = Σ do ⊙ y ⊙ σ(1-σ) ⊙ x; then as in `pointwise_attention_vjp` with dx for do.
+    """
+    xp = namespace(q)
+    a = quadratic.prepare(xp, q, k, v, **common)
+    s = quadratic.scores(xp, a)
+    w, r = pointwise.weigh(xp, s, a, **RELU)
+    x = quadratic.output(xp, a, w, r)
+    through = normalised_vjp(xp, x, norm_weight, do, gate_weight=gate_weight, norm_axis=norm_axis, eps=eps)
+
+    def ds_of(dw: Any) -> Array:
+        return pointwise.score_gradient(xp, s, a, w, dw, **RELU)
+
+    like = {"q": q, "k": k, "v": v, "bias": common.get("bias"), "norm_weight": norm_weight, "gate_weight": gate_weight}
+    return quadratic.rounded(xp, quadratic.backward(xp, a, w, through.pop("x"), ds_of, like) | through, like)

@@ -1,0 +1,121 @@
+"""Softmax attention: the baseline that every other variant is compared with."""
+
+import math
+from typing import Any, Unpack
+
+from attnkit._core import quadratic
+from attnkit._core.dispatch import namespace, operation
+from attnkit._core.special import stop_gradient
+from attnkit._core.typing import Array, Common, Impl, Namespace, Scoring
+
+
+def exponentials(xp: Namespace, s: Array, a: quadratic.Inputs) -> tuple[Array, Array, Array]:
+    """u = exp(s - m) with 0 on invisible pairs, m the maximum of the visible scores and z = Σu, both (..., L, 1).
+
+    Rows without a finite visible score have m = 0, u = 0 and z = 0. Gradients do not flow through m: it cancels.
+    """
+    if a.pairs is not None:
+        s = xp.where(a.pairs, s, -math.inf)
+    if a.keys == 0:
+        m = xp.sum(s, axis=-1, keepdims=True)
+    else:
+        m = stop_gradient(xp.max(s, axis=-1, keepdims=True))
+        if _may_be_empty(a):
+            m = xp.where(m == -math.inf, 0.0, m)
+    u = xp.exp(s - m)
+    return u, m, xp.sum(u, axis=-1, keepdims=True)
+
+
+def _may_be_empty(a: quadratic.Inputs) -> bool:
+    """Whether a row can be without a finite visible score: only masks, a bias of -inf or no keys at all do that."""
+    return a.pairs is not None or a.bias is not None or a.keys == 0
+
+
+def _inverse(xp: Namespace, z: Array, a: quadratic.Inputs) -> Array:
+    """1/z, and 1 where z is 0."""
+    return 1.0 / (xp.where(z == 0, 1.0, z) if _may_be_empty(a) else z)
+
+
+def weigh(xp: Namespace, s: Array, a: quadratic.Inputs) -> tuple[Array, Array]:
+    """u = exp(s - m) and the row factor 1/Σu, which is 1 where the sum is 0."""
+    u, _, z = exponentials(xp, s, a)
+    return u, _inverse(xp, z, a)
+
+
+def _logsumexp(xp: Namespace, m: Array, z: Array) -> Array:
+    lse = m + xp.log(xp.where(z == 0, 1.0, z))
+    return xp.where(z == 0, -math.inf, lse)[..., 0]
+
+
+def score_gradient(xp: Namespace, s: Array, a: quadratic.Inputs, w: Array, dw: Any) -> Array:
+    """ds_j = w_j (dw_j - Σ w dw)."""
+    return w * (dw - xp.sum(w * dw, axis=-1, keepdims=True))
+
+
+@operation
+def softmax_attention(
+    q: Array, k: Array, v: Array, *, return_lse: bool = False, impl: Impl = "auto", **common: Unpack[Common]
+) -> Any:
+    """o_i = Σ_j w_ij v_j with w_ij = exp(s_ij) / Σ_t exp(s_it) over the keys t visible to query i.
+
+    Vaswani et al. 2017 eq 1; α_ij in Wortsman et al. 2023 eq 1. s_ij = scale·q_i·k_j + bias_ij.
+
+    Args:
+        q: (..., L, d). Leading axes broadcast; heads are axis -3.
+        k: (..., S, d).
+        v: (..., S, e).
+        return_lse: also return lse_i = log Σ_t exp(s_it), (..., L), in the compute dtype; -inf on null rows.
+        impl: "auto", "generic", the name of a kernel, or a tuple of names tried in order (see `attnkit.explain`).
+        **common: `mask`, `bias` (-inf allowed), `causal`, `window`, `key_lengths`, `query_mask`, `scale` (None = 1/√d),
+            `enable_gqa`, `dropout_mask`, `dropout`; see docs/semantics.md.
+
+    Returns:
+        o (..., L, e) in the dtype of q, computed in float32 (float64 for float64); with `return_lse` (o, lse).
+        A row that sees no key, or only scores of -inf, is null: w = 0, o = 0, all its gradients 0.
+
+    Raises:
+        ValueError: shapes or values that do not fit; an argument that this op does not take.
+        TypeError: dtypes, libraries or devices that do not fit.
+        NotImplementedError: `impl` names a kernel that cannot serve this call.
+    """
+    xp = namespace(q)
+    a = quadratic.prepare(xp, q, k, v, **common)
+    u, m, z = exponentials(xp, quadratic.scores(xp, a), a)
+    o = quadratic.cast(xp, quadratic.output(xp, a, u, _inverse(xp, z, a)), q.dtype)
+    return (o, xp.broadcast_to(_logsumexp(xp, m, z), o.shape[:-1])) if return_lse else o
+
+
+@operation
+def softmax_attention_weights(q: Array, k: Array, *, impl: Impl = "auto", **scoring: Unpack[Scoring]) -> Array:
+    """The weights w (..., L, S) of `softmax_attention` in the dtype of q; rows sum to 1, null rows to 0."""
+    return quadratic.weights(namespace(q), weigh, {}, q, k, scoring)
+
+
+@operation
+def softmax_attention_vjp(
+    q: Array,
+    k: Array,
+    v: Array,
+    do: Array | None,
+    dlse: Array | None = None,
+    *,
+    impl: Impl = "auto",
+    **common: Unpack[Common],
+) -> dict[str, Array]:
+    """Gradients {"q", "k", "v"} and, where a bias was given, "bias", for the cotangents do and dlse (None = 0).
+
+    With dw = do vᵀ ⊙ dropout: ds = w ⊙ (dw - Σ_j w dw + dlse), dq = scale·ds k, dk = scale·dsᵀ q,
+    dv = (w ⊙ dropout)ᵀ do, dbias = ds; each has the shape and dtype of its argument.
+    """
+    xp = namespace(q)
+    a = quadratic.prepare(xp, q, k, v, **common)
+    s = quadratic.scores(xp, a)
+    u, r = weigh(xp, s, a)
+    w = u * r
+    from_lse = 0.0 if dlse is None else dlse[..., None]
+
+    def ds_of(dw: Any) -> Array:
+        return score_gradient(xp, s, a, w, dw) + w * from_lse
+
+    like = {"q": q, "k": k, "v": v, "bias": common.get("bias")}
+    return quadratic.rounded(xp, quadratic.backward(xp, a, w, do, ds_of, like), like)

@@ -1,0 +1,368 @@
+"""Statistics of each row of attention weights, without an (L, S) array in memory."""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from attnkit._core import check, quadratic
+from attnkit._core.dispatch import choose, namespace
+from attnkit._core.mask import Rows, positions
+from attnkit._core.special import take_along, without_autocast
+from attnkit._core.tokens import cotangent
+from attnkit._core.typing import Array, Impl, Namespace
+from attnkit.ops.statistics_families import FAMILIES, Family
+
+_TILE = 2**23  # weights held at a time: 32 MiB; blocks below stay in the C heap when freed, and torch grew by gigabytes
+_ACCEPTED = {(name, output): family.accepted(output) for name, family in FAMILIES.items() for output in (False, True)}
+
+
+class RowStatistics(NamedTuple):
+    """Per query, (..., H, L) in the compute dtype; a field that was not asked for is None.
+
+    With w the weights of the row (before dropout): `total` Z = Σw · `entropy` H = -Σ p log p of p = w/Z, in nats, with
+    0·log 0 = 0 · `sum_squares` Σw² · `maximum` max w over visible keys · `nonzero` the number of w ≠ 0, exact for relu,
+    relu_squared, relu6, sparsemax, entmax and ReLA and the number of visible keys otherwise · `visible` n_i.
+
+    A row without visible keys (null) and one whose weights are all 0 (dead) has 0 in every field but `visible`, which
+    stays n_i so that both kinds can be counted; no gradient flows from them.
+    """
+
+    total: Array | None = None
+    entropy: Array | None = None
+    sum_squares: Array | None = None
+    maximum: Array | None = None
+    nonzero: Array | None = None
+    visible: Array | None = None
+
+
+class _Plan(NamedTuple):
+    """A checked call: the family, its own options and the common ones, and the fields to compute."""
+
+    xp: Namespace
+    op: str
+    family: Family
+    own: dict[str, Any]
+    common: dict[str, Any]
+    fields: tuple[str, ...]
+    exact_zeros: bool
+    context: check.Context
+
+
+def _plan(caller: str, op: Any, arrays: dict[str, Array], fields: Any, params: dict[str, Any]) -> _Plan:
+    name = getattr(op, "__name__", op)
+    if name not in FAMILIES:
+        check.refuse_name(caller, "op", name, FAMILIES)
+    label = f"{caller}({name})"
+    accepted = _ACCEPTED[name, "v" in arrays]
+    family = FAMILIES[name]
+    given = params if family.apart is None else {key: x for key, x in params.items() if key not in family.apart.outside}
+    check.known_options(label, params, accepted)
+    context = check.call(label, tuple(arrays), tuple(arrays.values()), given, accepted, own=family.checks)
+    fields = RowStatistics._fields if fields is None else tuple(fields)
+    for field in fields:
+        if field not in RowStatistics._fields:
+            check.refuse_name(label, "fields", field, RowStatistics._fields)
+    own = family.translate(**{key: value for key, value in given.items() if key not in family.common})
+    common = {key: value for key, value in params.items() if key in family.common}
+    if "entropy" in fields and family.signed(**own):
+        rest = tuple(field for field in RowStatistics._fields if field != "entropy")
+        got = ", ".join(f"{key}={value!r}" for key, value in own.items())
+        raise ValueError(f"{label}: entropy needs weights that are not negative; got {got}; pass fields={rest}")
+    return _Plan(namespace(arrays["q"]), name, family, own, common, fields, family.exact_zeros(**own), context)
+
+
+def _tiles(q: Array, k: Array, held: int | None = None) -> Iterator[Rows]:
+    """Blocks of queries so that a block's weights stay near `held` (default `_TILE`) elements."""
+    total = q.shape[-2]
+    heads = max(math.prod(q.shape[:-2]), math.prod(k.shape[:-2]))
+    size = max(1, (held or _TILE) // max(1, heads * k.shape[-2]))
+    if total <= size:  # without a loop, whose length torch.compile would fix
+        yield Rows(0, total, total)
+        return
+    for start in range(0, total, size):
+        yield Rows(start, min(start + size, total), total)
+
+
+def _first_maximum(xp: Namespace, a: quadratic.Inputs, w: Array) -> tuple[Array, Array]:
+    """max w over the visible keys and the first key that attains it, both (..., L, 1)."""
+    shown = w if a.pairs is None else xp.where(a.pairs, w, -math.inf)
+    index = xp.argmax(shown, axis=-1, keepdims=True)
+    return take_along(xp, w, index, -1), index
+
+
+def _alive(xp: Namespace, w: Array) -> tuple[Array, Array, Array]:
+    """(alive, Z, p): whether any weight is not 0, the row sum, and the normalised weights (0 on dead rows)."""
+    alive = xp.any(w != 0, axis=-1, keepdims=True)
+    total = xp.sum(w, axis=-1, keepdims=True)
+    safe = xp.where(alive & (total != 0), total, 1.0)
+    return alive, total, w / safe
+
+
+def _measure(plan: _Plan, a: quadratic.Inputs, w: Array) -> RowStatistics:
+    """The statistics of the rows of w (..., L, S)."""
+    xp, found = plan.xp, {}
+    alive, total, p = _alive(xp, w)
+    live = alive[..., 0]
+    # numbers first: torch.compile makes symbols of them, of which it cannot ask for attributes
+    known = isinstance(a.count, int | float) or not hasattr(a.count, "ndim")
+    visible = xp.full_like(total, a.count) if known else xp.broadcast_to(a.count, total.shape)
+    if "total" in plan.fields:
+        found["total"] = xp.where(live, total[..., 0], 0.0)
+    if "entropy" in plan.fields:
+        found["entropy"] = -xp.sum(p * xp.log(xp.where(p > 0, p, 1.0)), axis=-1)
+    if "sum_squares" in plan.fields:
+        found["sum_squares"] = xp.sum(w * w, axis=-1)
+    if "maximum" in plan.fields:
+        largest = _first_maximum(xp, a, w)[0][..., 0] if a.keys else total[..., 0]
+        found["maximum"] = xp.where(live, largest, 0.0)
+    if "nonzero" in plan.fields:
+        exact = xp.sum(xp.astype(w != 0, a.dtype), axis=-1) if plan.exact_zeros else visible[..., 0]
+        found["nonzero"] = xp.where(live, exact, 0.0)
+    if "visible" in plan.fields:
+        found["visible"] = visible[..., 0]
+    return RowStatistics(**found)
+
+
+def _weight_gradient(plan: _Plan, a: quadratic.Inputs, w: Array, d: RowStatistics) -> Array:
+    """dw from the cotangents of the statistics: dZ - dH (log p + H)/Z on the support + 2 w dΣw² + dmax at the first
+    maximum; 0 on dead and null rows."""
+    xp = plan.xp
+    alive, total, p = _alive(xp, w)
+    dw = xp.zeros_like(w)
+    if d.total is not None:
+        dw = dw + d.total[..., None]
+    if d.entropy is not None:
+        log_p = xp.log(xp.where(p > 0, p, 1.0))
+        entropy = -xp.sum(p * log_p, axis=-1, keepdims=True)
+        slope = (log_p + entropy) / xp.where(alive, total, 1.0)
+        dw = dw - xp.where(p > 0, slope, 0.0) * d.entropy[..., None]
+    if d.sum_squares is not None:
+        dw = dw + 2.0 * w * d.sum_squares[..., None]
+    if d.maximum is not None and a.keys:
+        columns = positions(xp, w, 0, a.keys)
+        dw = dw + xp.where(columns == _first_maximum(xp, a, w)[1], d.maximum[..., None], 0.0)
+    return xp.where(alive, dw, 0.0)
+
+
+def _join(xp: Namespace, parts: list[Any], axis: int) -> Any:
+    return parts[0] if len(parts) == 1 else xp.concat(parts, axis=axis)
+
+
+def _join_statistics(xp: Namespace, parts: list[RowStatistics]) -> RowStatistics:
+    columns = zip(*parts, strict=True)
+    return RowStatistics(*(None if column[0] is None else _join(xp, list(column), -1) for column in columns))
+
+
+def _forward_tile(plan: _Plan, rows: Rows, q: Array, k: Array, v: Array | None) -> tuple[Array | None, RowStatistics]:
+    xp = plan.xp
+    a = plan.family.prepare(xp, q, k, v, rows=rows, **plan.common)
+    u, r = plan.family.weigh(xp, plan.family.scores(xp, a), a, **plan.own)
+    found = _measure(plan, a, u * r)
+    if v is None:
+        return None, found
+    o = quadratic.cast(xp, quadratic.output(xp, a, u, r), q.dtype)
+    return o, RowStatistics(*(None if x is None else xp.broadcast_to(x, o.shape[:-1]) for x in found))
+
+
+def _served(caller: str, impl: Any, generic: Callable[..., Any], plan: _Plan, *arrays: Array, **more: Any) -> Any:
+    """What `generic`, the body in this module, gives, or the kernel that `impl` names."""
+    options = {"op": plan.op, "fields": plan.fields, **plan.own, **plan.common, **more}
+    serve = choose(caller, impl, lambda *_, **__: generic(), arrays, options)
+    with without_autocast(arrays[0]):
+        return serve(*arrays, **options)
+
+
+def row_statistics(
+    op: Any, q: Array, k: Array, *, fields: Any = None, impl: Impl = "auto", **params: Any
+) -> RowStatistics:
+    """Statistics of each row of the weights that `op` gives q and k (semantics: `RowStatistics`).
+
+    Blocks of queries are served one after the other, so memory is O(L·d + block·S). Automatic differentiation keeps the
+    blocks; `row_statistics_vjp` recomputes them instead.
+
+    Args:
+        op: an attention op of this package or its name: one of those that the table of ops in the README marks.
+        q, k: as in the op.
+        fields: names of the fields wanted; None = all six.
+        impl: "auto", "generic", the name of a kernel, or a tuple of names tried in order (see `attnkit.explain`).
+        **params: the op's own options and its mask, bias, causal, ... without those that touch the output only:
+            dropout, and the norm and gate of ReLA.
+
+    Raises:
+        ValueError: an option that the op does not take; entropy of weights that can be negative (identity, gelu,
+            gelu_tanh, silu, or gain < 0): pass `fields` without it. Otherwise as the op.
+        TypeError: as the op.
+        NotImplementedError: `impl` names a kernel that cannot serve this call.
+    """
+    plan = _plan("row_statistics", op, {"q": q, "k": k}, fields, params)
+
+    def generic() -> RowStatistics:
+        parts = [_forward_tile(plan, rows, q, k, None)[1] for rows in _tiles(q, k)]
+        return _join_statistics(plan.xp, parts)
+
+    found: RowStatistics = _served("row_statistics", impl, generic, plan, q, k)
+    return found
+
+
+def attention_with_statistics(
+    op: Any, q: Array, k: Array, v: Array, *, fields: Any = None, impl: Impl = "auto", **params: Any
+) -> tuple[Array, RowStatistics]:
+    """(o, statistics): the output of `op` and the statistics of its weights from the same scores.
+
+    Arguments and errors as in `row_statistics`; `params` may hold dropout, which touches o only.
+    """
+    plan = _plan("attention_with_statistics", op, {"q": q, "k": k, "v": v}, fields, params)
+
+    def generic() -> tuple[Array, RowStatistics]:
+        if plan.family.apart is not None:
+            return _forward_apart(plan, op, q, k, v, params)
+        parts = [_forward_tile(plan, rows, q, k, v) for rows in _tiles(q, k)]
+        return _join(plan.xp, [o for o, _ in parts], -2), _join_statistics(plan.xp, [found for _, found in parts])
+
+    both: tuple[Array, RowStatistics] = _served("attention_with_statistics", impl, generic, plan, q, k, v)
+    return both
+
+
+def _forward_apart(
+    plan: _Plan, op: Any, q: Array, k: Array, v: Array, params: dict[str, Any]
+) -> tuple[Array, RowStatistics]:
+    assert plan.family.apart is not None
+    o = plan.family.apart.op(q, k, v, **params)
+    found = row_statistics(op, q, k, fields=plan.fields, **_of_weights(plan.family, params))
+    shape = (*quadratic.leading_axes(q, k, v, params.get("enable_gqa", False)), q.shape[-2])
+    return o, RowStatistics(*(None if x is None else plan.xp.broadcast_to(x, shape) for x in found))
+
+
+def _of_weights(family: Family, params: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in params.items() if name not in family.outside}
+
+
+def _rows_of(x: Array | None, rows: Rows, axis: int) -> Array | None:
+    if x is None or rows.stop - rows.start == rows.total:
+        return x
+    return x[..., rows.start : rows.stop] if axis == -1 else x[..., rows.start : rows.stop, :]
+
+
+def _backward_tile(
+    plan: _Plan, rows: Rows, like: dict[str, Array], do: Array | None, dstats: RowStatistics
+) -> dict[str, Array]:
+    """Gradients, in the compute dtype, of what the rows of one tile contribute."""
+    xp = plan.xp
+    family, more = plan.family, {}
+    a = family.prepare(xp, like["q"], like["k"], like.get("v"), rows=rows, **plan.common)
+    s = family.scores(xp, a)
+    u, r = family.weigh(xp, s, a, **plan.own)
+    w = u * r
+    from_statistics = _weight_gradient(plan, a, w, RowStatistics(*(_rows_of(x, rows, -1) for x in dstats)))
+
+    def ds_of(dw: Any) -> Array:
+        dw = dw + from_statistics
+        ds = family.score_gradient(xp, s, a, w, dw, **plan.own)
+        more.update(family.beside(xp, a, w, dw, ds, like, **plan.own))
+        return ds
+
+    grads = quadratic.backward(xp, a, w, _rows_of(do, rows, -2), ds_of, like)
+    return grads | {name: grads[name] + x if name in grads else x for name, x in more.items()}
+
+
+def _backward(plan: _Plan, like: dict[str, Array], do: Array | None, dstats: RowStatistics) -> dict[str, Array]:
+    """Gradients of a whole call: those of q (and of options with an axis of queries) are joined, the others added."""
+    xp, q = plan.xp, like["q"]
+    parts = [_backward_tile(plan, rows, like, do, dstats) for rows in _tiles(q, like["k"])]
+    grads = {}
+    for name in parts[0]:
+        column = [part[name] for part in parts]
+        per_query = name not in ("k", "v") and like[name].ndim >= 2 and like[name].shape[-2] != 1
+        grads[name] = _join(xp, column, -2) if per_query else sum(column[1:], start=column[0])
+    return quadratic.rounded(xp, grads, like)
+
+
+def _beside(params: dict[str, Any]) -> dict[str, Any]:
+    """The options that have gradients: bias, which may be None, and arrays of the op's own."""
+    own = {name: params[name] for name in ("alpha",) if check.is_array(params.get(name))}
+    return {"bias": params.get("bias"), **own}
+
+
+def _backward_apart(
+    plan: _Plan,
+    op: Any,
+    arrays: dict[str, Array],
+    do: Array | None,
+    dstats: RowStatistics,
+    params: dict[str, Any],
+) -> dict[str, Array]:
+    """The gradients through the output and those through the statistics, added in the compute dtype."""
+    xp, like, apart = plan.xp, {**arrays, **params}, plan.family.apart
+    assert apart is not None
+    dtype = quadratic.compute_dtype(xp, arrays["q"])
+    q, k, v = (quadratic.cast(xp, x, dtype) for x in arrays.values())
+    of_rows = _of_weights(plan.family, params)
+    rows = (*quadratic.leading_axes(q, k, None, params.get("enable_gqa", False)), q.shape[-2])  # v may have more
+    dstats = RowStatistics(*(None if x is None else quadratic.sum_to(xp, x, rows) for x in dstats))
+    grads = row_statistics_vjp(op, q, k, dstats, fields=plan.fields, **of_rows)
+    do = xp.zeros_like(apart.op(q, k, v, **params)) if do is None else quadratic.cast(xp, do, dtype)
+    through = apart.vjp(q, k, v, do=do, **params)
+    both = {name: through[name] + grads[name] if name in grads else through[name] for name in through}
+    return quadratic.rounded(xp, both, like)
+
+
+def _check_cotangents(c: check.Context, dstats: Any) -> None:
+    if not isinstance(dstats, RowStatistics):
+        raise TypeError(f"{c.op}: dstats must be a RowStatistics of cotangents; got {type(dstats).__name__}")
+    rows = (*c.leading, c.queries)
+    for name, x in zip(RowStatistics._fields, dstats, strict=True):
+        if x is None:
+            continue
+        check.float_array(c.op, f"dstats.{name}", x)
+        check.same_home(c.op, "q", c.first, f"dstats.{name}", x)
+        if tuple(x.shape) != rows:
+            check.wrong_shape(c.op, f"dstats.{name}", x, f"{rows}, the shape of the statistics")
+
+
+def row_statistics_vjp(
+    op: Any, q: Array, k: Array, dstats: RowStatistics, *, fields: Any = None, impl: Impl = "auto", **params: Any
+) -> dict[str, Array]:
+    """Gradients {"q", "k"} and, where a bias was given, "bias", for the cotangents `dstats` (None = 0).
+
+    `nonzero` and `visible` are counts: their cotangents are not used. Arguments and errors as in `row_statistics`.
+    """
+    plan = _plan("row_statistics_vjp", op, {"q": q, "k": k}, fields, params)
+    _check_cotangents(plan.context, dstats)
+
+    def generic() -> dict[str, Array]:
+        return _backward(plan, {"q": q, "k": k, **_beside(params)}, None, dstats)
+
+    grads: dict[str, Array] = _served("row_statistics_vjp", impl, generic, plan, q, k, dstats=dstats)
+    return grads
+
+
+def attention_with_statistics_vjp(
+    op: Any,
+    q: Array,
+    k: Array,
+    v: Array,
+    do: Array | None,
+    dstats: RowStatistics,
+    *,
+    fields: Any = None,
+    impl: Impl = "auto",
+    **params: Any,
+) -> dict[str, Array]:
+    """Gradients of `attention_with_statistics` for the cotangents do and dstats (None = 0): those of the op's own vjp,
+    plus those of `row_statistics_vjp`.
+    """
+    plan = _plan("attention_with_statistics_vjp", op, {"q": q, "k": k, "v": v}, fields, params)
+    _check_cotangents(plan.context, dstats)
+    if do is not None:
+        check.one_home(plan.context.op, ("q", "do"), (q, do))
+        if plan.family.apart is None:
+            cotangent(plan.context.op, "do", do, (*plan.context.leading, q.shape[-2], v.shape[-1]))
+
+    def generic() -> dict[str, Array]:
+        if plan.family.apart is None:
+            return _backward(plan, {"q": q, "k": k, "v": v, **_beside(params)}, do, dstats)
+        return _backward_apart(plan, op, {"q": q, "k": k, "v": v}, do, dstats, params)
+
+    caller, given = "attention_with_statistics_vjp", {"do": do, "dstats": dstats}
+    grads: dict[str, Array] = _served(caller, impl, generic, plan, q, k, v, **given)
+    return grads
