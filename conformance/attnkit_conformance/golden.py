@@ -14,7 +14,7 @@ from attnkit_conformance.case import Case
 from attnkit_conformance.op import Op
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.tolerance import Limit
-from attnkit_reference._common import reduce_to
+from attnkit_reference._core import reduce_to
 
 QUERY_OUTPUTS = ("o", "total", "entropy", "sum_squares", "maximum", "nonzero", "visible")
 

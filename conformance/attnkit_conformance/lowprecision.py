@@ -13,7 +13,7 @@ import numpy as np
 from scipy.special import erf, expit
 
 from attnkit_conformance.case import Case, rounded
-from attnkit_reference._common import Scores, reduce_to, row_lengths, scores
+from attnkit_reference._core import Scores, reduce_to, row_lengths, scores
 
 Array = np.ndarray
 Round = Callable[[Array], Array]

@@ -16,7 +16,7 @@ import numpy as np
 
 from attnkit_conformance import lowprecision
 from attnkit_conformance.case import Case, NoDraw, compute_dtype, generator, rounded
-from attnkit_reference import _common as reference
+from attnkit_reference import _core as reference
 
 if TYPE_CHECKING:
     from attnkit_conformance.op import Op

@@ -3,15 +3,16 @@
 It is the truth that fast implementations are judged against, and meant to be read beside the papers.
 """
 
-from attnkit_reference import analysis, landmarks
-from attnkit_reference.efficient import (
-    efficient_attention,
-    efficient_attention_magnitudes,
-    efficient_attention_step,
-    efficient_attention_step_magnitudes,
-    efficient_attention_step_vjp,
-    efficient_attention_vjp,
-    efficient_attention_weights,
+from attnkit_reference import analysis
+from attnkit_reference.entmax import (
+    entmax_attention,
+    entmax_attention_magnitudes,
+    entmax_attention_vjp,
+    entmax_attention_weights,
+    sparsemax_attention,
+    sparsemax_attention_magnitudes,
+    sparsemax_attention_vjp,
+    sparsemax_attention_weights,
 )
 from attnkit_reference.gated import gated_attention_unit, gated_attention_unit_magnitudes, gated_attention_unit_vjp
 from attnkit_reference.gaussian import (
@@ -20,15 +21,7 @@ from attnkit_reference.gaussian import (
     gaussian_attention_vjp,
     gaussian_attention_weights,
 )
-from attnkit_reference.hashing import (
-    lsh_attention,
-    lsh_attention_magnitudes,
-    lsh_attention_vjp,
-    lsh_attention_weights,
-    lsh_buckets,
-    random_rotations,
-)
-from attnkit_reference.linear import (
+from attnkit_reference.linear.attention import (
     linear_attention,
     linear_attention_magnitudes,
     linear_attention_step,
@@ -37,7 +30,7 @@ from attnkit_reference.linear import (
     linear_attention_vjp,
     linear_attention_weights,
 )
-from attnkit_reference.linear_cosine import (
+from attnkit_reference.linear.cosine import (
     cosine_attention,
     cosine_attention_magnitudes,
     cosine_attention_step,
@@ -46,24 +39,58 @@ from attnkit_reference.linear_cosine import (
     cosine_attention_vjp,
     cosine_attention_weights,
 )
-from attnkit_reference.lowrank import (
-    soft_attention,
-    soft_attention_magnitudes,
-    soft_attention_vjp,
-    soft_attention_weights,
+from attnkit_reference.linear.efficient import (
+    efficient_attention,
+    efficient_attention_magnitudes,
+    efficient_attention_step,
+    efficient_attention_step_magnitudes,
+    efficient_attention_step_vjp,
+    efficient_attention_vjp,
+    efficient_attention_weights,
 )
-from attnkit_reference.lowrank_linformer import (
+from attnkit_reference.linear.performer import (
+    orthogonal_features,
+    performer_attention,
+    performer_attention_magnitudes,
+    performer_attention_step,
+    performer_attention_step_magnitudes,
+    performer_attention_step_vjp,
+    performer_attention_vjp,
+    performer_attention_weights,
+)
+from attnkit_reference.lowrank import landmarks
+from attnkit_reference.lowrank.linformer import (
     linformer_attention,
     linformer_attention_magnitudes,
     linformer_attention_vjp,
     linformer_attention_weights,
 )
-from attnkit_reference.lowrank_newton import newton_inverse, newton_inverse_magnitudes, newton_inverse_vjp
-from attnkit_reference.lowrank_nystrom import (
+from attnkit_reference.lowrank.newton import newton_inverse, newton_inverse_magnitudes, newton_inverse_vjp
+from attnkit_reference.lowrank.nystrom import (
     nystrom_attention,
     nystrom_attention_magnitudes,
     nystrom_attention_vjp,
     nystrom_attention_weights,
+)
+from attnkit_reference.lowrank.sima import (
+    sima_attention,
+    sima_attention_magnitudes,
+    sima_attention_vjp,
+    sima_attention_weights,
+)
+from attnkit_reference.lowrank.soft import (
+    soft_attention,
+    soft_attention_magnitudes,
+    soft_attention_vjp,
+    soft_attention_weights,
+)
+from attnkit_reference.lsh import (
+    lsh_attention,
+    lsh_attention_magnitudes,
+    lsh_attention_vjp,
+    lsh_attention_weights,
+    lsh_buckets,
+    random_rotations,
 )
 from attnkit_reference.memory import key_value_memory, key_value_memory_magnitudes, key_value_memory_vjp
 from attnkit_reference.packed import (
@@ -76,16 +103,6 @@ from attnkit_reference.packed import (
     softmax_attention_packed,
     softmax_attention_packed_magnitudes,
     softmax_attention_packed_vjp,
-)
-from attnkit_reference.performer import (
-    orthogonal_features,
-    performer_attention,
-    performer_attention_magnitudes,
-    performer_attention_step,
-    performer_attention_step_magnitudes,
-    performer_attention_step_vjp,
-    performer_attention_vjp,
-    performer_attention_weights,
 )
 from attnkit_reference.pointwise import (
     ACTIVATIONS,
@@ -105,33 +122,17 @@ from attnkit_reference.pointwise import (
     sigmoid_attention_vjp,
     sigmoid_attention_weights,
 )
-from attnkit_reference.softmax import (
-    softmax_attention,
-    softmax_attention_magnitudes,
-    softmax_attention_vjp,
-    softmax_attention_weights,
-)
-from attnkit_reference.sparse import (
-    entmax_attention,
-    entmax_attention_magnitudes,
-    entmax_attention_vjp,
-    entmax_attention_weights,
-    sparsemax_attention,
-    sparsemax_attention_magnitudes,
-    sparsemax_attention_vjp,
-    sparsemax_attention_weights,
-)
-from attnkit_reference.sparse_rela import (
+from attnkit_reference.rela import (
     rela_attention,
     rela_attention_magnitudes,
     rela_attention_vjp,
     rela_attention_weights,
 )
-from attnkit_reference.sparse_sima import (
-    sima_attention,
-    sima_attention_magnitudes,
-    sima_attention_vjp,
-    sima_attention_weights,
+from attnkit_reference.softmax import (
+    softmax_attention,
+    softmax_attention_magnitudes,
+    softmax_attention_vjp,
+    softmax_attention_weights,
 )
 from attnkit_reference.statistics import (
     RowStatistics,

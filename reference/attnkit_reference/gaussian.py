@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from attnkit_reference._common import (
+from attnkit_reference._core import (
     Array,
     Rows,
     attend,

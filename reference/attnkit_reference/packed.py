@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from attnkit_reference._check import as_float, integers
-from attnkit_reference._common import Array, Function, Rows, keyword_parameters, refuse_others
-from attnkit_reference.linear import linear_attention, linear_attention_magnitudes, linear_attention_vjp
+from attnkit_reference._core import Array, Function, Rows, keyword_parameters, refuse_others
+from attnkit_reference.linear.attention import linear_attention, linear_attention_magnitudes, linear_attention_vjp
 from attnkit_reference.pointwise import (
     pointwise_attention,
     pointwise_attention_magnitudes,

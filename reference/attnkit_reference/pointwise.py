@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from scipy.special import erfc
 
-from attnkit_reference._common import (
+from attnkit_reference._core import (
     Array,
     Rows,
     as_float,

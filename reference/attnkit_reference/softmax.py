@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from attnkit_reference._common import (
+from attnkit_reference._core import (
     Array,
     Rows,
     attend,

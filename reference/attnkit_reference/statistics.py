@@ -7,7 +7,7 @@ import numpy as np
 from scipy.special import xlogy
 
 from attnkit_reference._check import as_float, boolean, broadcast, number, refuse_none, refuse_unexpected
-from attnkit_reference._common import (
+from attnkit_reference._core import (
     Array,
     Rows,
     attend,
@@ -17,15 +17,15 @@ from attnkit_reference._common import (
     row_cotangent,
     weight_cotangent,
 )
-from attnkit_reference.efficient import efficient_rows
+from attnkit_reference.entmax import entmax_rows, sparsemax_rows
 from attnkit_reference.gaussian import gaussian_rows
-from attnkit_reference.linear import linear_rows
-from attnkit_reference.linear_cosine import cosine_rows
-from attnkit_reference.performer import performer_rows
+from attnkit_reference.linear.attention import linear_rows
+from attnkit_reference.linear.cosine import cosine_rows
+from attnkit_reference.linear.efficient import efficient_rows
+from attnkit_reference.linear.performer import performer_rows
 from attnkit_reference.pointwise import pointwise_rows, reluformer_rows, sigmoid_rows
+from attnkit_reference.rela import rela_attention, rela_attention_magnitudes, rela_attention_vjp, rela_rows
 from attnkit_reference.softmax import softmax_rows
-from attnkit_reference.sparse import entmax_rows, sparsemax_rows
-from attnkit_reference.sparse_rela import rela_attention, rela_attention_magnitudes, rela_attention_vjp, rela_rows
 
 ROWS: dict[str, Callable[..., Rows]] = {
     "softmax_attention": softmax_rows,

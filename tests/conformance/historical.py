@@ -12,7 +12,7 @@ import numpy as np
 from attnkit_conformance.adapter import Unsupported
 from attnkit_conformance.case import compute_dtype, rounded
 from attnkit_conformance.opdb import BY_NAME
-from attnkit_reference._common import Scores, scores, visibility
+from attnkit_reference._core import Scores, scores, visibility
 
 Array = np.ndarray
 VISIBILITY = ("mask", "causal", "window", "key_lengths", "query_mask")

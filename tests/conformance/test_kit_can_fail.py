@@ -13,7 +13,7 @@ from attnkit_conformance import core, golden, properties, samples, tolerance
 from attnkit_conformance.adapter import Unsupported
 from attnkit_conformance.case import DTYPES, numpy_dtype, rounded
 from attnkit_conformance.opdb import BY_NAME, OPDB
-from attnkit_reference._common import scores
+from attnkit_reference._core import scores
 
 COMMON = (
     "mask", "bias", "causal", "window", "key_lengths", "query_mask", "scale", "enable_gqa", "dropout_mask", "dropout",

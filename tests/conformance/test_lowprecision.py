@@ -12,7 +12,7 @@ from attnkit_conformance.case import Case, rounded
 from attnkit_conformance.golden import Golden
 from attnkit_conformance.opdb import BY_NAME, OPDB
 from attnkit_conformance.samples import HALF_TYPES
-from attnkit_reference.linear import elu_plus_one
+from attnkit_reference.linear.attention import elu_plus_one
 
 from .test_kit_can_fail import Correct, common
 

@@ -164,7 +164,7 @@ def test_blocks_are_the_weights_of_the_op(op, monkeypatch):
     curve = analysis.Concentration(PERCENTS)
     for w, visible in blocks:
         curve.update(w, visible)
-    seen = reference._common.visibility("test", (2, 2, 8, 7), None, True, None, options["key_lengths"])
+    seen = reference._core.visibility("test", (2, 2, 8, 7), None, True, None, options["key_lengths"])
     seen &= options["query_mask"][:, None]
     agrees(curve.value, reference.analysis.concentration_curve(expected, PERCENTS, seen))
     with pytest.raises(ValueError, match=r"^weight_blocks\(softmax_attention\): unexpected argument 'alpha'"):

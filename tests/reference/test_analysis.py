@@ -10,7 +10,7 @@ import pytest
 
 import attnkit_reference as reference
 from attnkit_reference import analysis
-from attnkit_reference.lowrank import gaussian
+from attnkit_reference.lowrank.soft import gaussian
 
 GENERATOR = np.random.default_rng(3)
 ROW = np.array([2.0, 4.0, 1.0, 3.0])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import attnkit_reference as reference
-from attnkit_reference._common import Scores, scores
+from attnkit_reference._core import Scores, scores
 
 KINKS = {"relu": (0.0,), "relu_squared": (0.0,), "relu6": (0.0, 6.0)}
 MARGIN = 0.05  # of scores from kinks, and between the two largest weights of a row

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import attnkit_reference as reference
-from attnkit_reference.hashing import meetings
+from attnkit_reference.lsh import meetings
 
 Arrays = dict[str, Any]
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from attnkit_reference import efficient, linear, linear_cosine, performer
+from attnkit_reference.linear.attention import attention, cosine, efficient, performer
 
 Rng = np.random.Generator
 Arrays = dict[str, Any]
@@ -44,12 +44,12 @@ class Op(NamedTuple):
 
 
 OPS = {
-    "elu_plus_one": Op(linear, "linear_attention", 3, {"scale": 0.7, "eps": 0.1}, {}),
-    "relu": Op(linear, "linear_attention", 3, {"feature_map": "relu", "eps": 0.5}, {}),
-    "identity": Op(linear, "linear_attention", 3, {"feature_map": "identity", "scale": -1.3}, {}),
-    "unnormalised": Op(linear, "linear_attention", 3, {"normalize": False}, {}),
-    "callable": Op(linear, "linear_attention", 4, {"feature_map": Squares()}, {}),
-    "cosine": Op(linear_cosine, "cosine_attention", 4, {}, {}),
+    "elu_plus_one": Op(attention, "linear_attention", 3, {"scale": 0.7, "eps": 0.1}, {}),
+    "relu": Op(attention, "linear_attention", 3, {"feature_map": "relu", "eps": 0.5}, {}),
+    "identity": Op(attention, "linear_attention", 3, {"feature_map": "identity", "scale": -1.3}, {}),
+    "unnormalised": Op(attention, "linear_attention", 3, {"normalize": False}, {}),
+    "callable": Op(attention, "linear_attention", 4, {"feature_map": Squares()}, {}),
+    "cosine": Op(cosine, "cosine_attention", 4, {}, {}),
     "performer": Op(performer, "performer_attention", 5, {}, {"projection": PROJECTION}, "c"),
     "performer_relu": Op(performer, "performer_attention", 5, {"kernel": "relu"}, {"projection": PROJECTION}),
     "efficient": Op(efficient, "efficient_attention", 3, {}, {}, "m", pairs=False),
@@ -271,7 +271,7 @@ def test_no_gradient_at_the_kink_of_relu_and_at_the_origin_of_cosine(same: Any) 
         found = op.function("_vjp")(x, x, v, *op.arrays.values(), v, **op.own)
         assert not np.any(found["q"])
         assert not np.any(found["k"])
-    one = linear.linear_attention_vjp(x, x, np.array([[1.0], [-1.0]]), np.ones((2, 1)), eps=0.0)
+    one = attention.linear_attention_vjp(x, x, np.array([[1.0], [-1.0]]), np.ones((2, 1)), eps=0.0)
     # φ'(0) = 1: dφ(k_j) = Σ_i φ(q_i) (v_j - o)/den with φ = 1, o = 0, den = 6
     same(one["k"], np.array([[1.0], [-1.0]]) * np.full((1, 3), 2 / 6))
 
@@ -279,13 +279,13 @@ def test_no_gradient_at_the_kink_of_relu_and_at_the_origin_of_cosine(same: Any) 
 def test_gradients_where_a_denominator_is_0_or_at_its_floor() -> None:
     # relu with eps = 0: orthogonal supports, so that nothing is left to divide by
     q, k = np.array([[1.0, -1.0]]), np.array([[-1.0, 1.0]])
-    assert linear.linear_attention(q, k, np.ones((1, 1)), feature_map="relu", eps=0.0) == 0
-    zero = linear.linear_attention_vjp(q, k, np.ones((1, 1)), np.ones((1, 1)), feature_map="relu", eps=0.0)
+    assert attention.linear_attention(q, k, np.ones((1, 1)), feature_map="relu", eps=0.0) == 0
+    zero = attention.linear_attention_vjp(q, k, np.ones((1, 1)), np.ones((1, 1)), feature_map="relu", eps=0.0)
     assert all(not np.any(x) for x in zero.values())
     # the only key points away: max(1 - 1, 0) + 1e-6, and what is left of 1 + cos is rounding
-    o = linear_cosine.cosine_attention(np.array([[1.0, 0.0]]), np.array([[-2.0, 0.0]]), np.ones((1, 1)))
+    o = cosine.cosine_attention(np.array([[1.0, 0.0]]), np.array([[-2.0, 0.0]]), np.ones((1, 1)))
     assert np.all(np.isfinite(o))
-    floored = linear_cosine.cosine_attention_vjp(
+    floored = cosine.cosine_attention_vjp(
         np.array([[1.0, 0.0]]), np.array([[-2.0, 0.0]]), np.ones((1, 1)), np.ones((1, 1))
     )
     assert all(np.all(np.isfinite(x)) for x in floored.values())

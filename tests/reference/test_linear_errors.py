@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnkit_reference import efficient, linear, linear_cosine, performer
+from attnkit_reference.linear.attention import attention, cosine, efficient, performer
 
 Arrays = dict[str, Any]
 
 OPS: dict[str, tuple[Any, Arrays]] = {
-    "elu_plus_one": (linear.linear_attention, {}),
-    "relu": (linear.linear_attention, {"feature_map": "relu"}),
-    "identity": (linear.linear_attention, {"feature_map": "identity"}),
-    "cosine": (linear_cosine.cosine_attention, {}),
+    "elu_plus_one": (attention.linear_attention, {}),
+    "relu": (attention.linear_attention, {"feature_map": "relu"}),
+    "identity": (attention.linear_attention, {"feature_map": "identity"}),
+    "cosine": (cosine.cosine_attention, {}),
     "performer": (performer.performer_attention, {"projection": performer.orthogonal_features(8, 4, seed=0)}),
     "efficient": (efficient.efficient_attention, {}),
 }
@@ -126,23 +126,23 @@ def test_a_state_under_causal_needs_as_many_queries_as_keys() -> None:
     text = "initial_state with causal; expected as many queries as keys, got 5 and 6"
     for causal in (True, "upper_left"):
         with pytest.raises(ValueError, match=text):
-            linear.linear_attention(Q[..., :5, :], K, V, enable_gqa=True, causal=causal, initial_state=STATE)
+            attention.linear_attention(Q[..., :5, :], K, V, enable_gqa=True, causal=causal, initial_state=STATE)
 
 
 def test_gradients_say_what_is_wrong() -> None:
     do = np.ones((2, 4, 6, 3))
     with pytest.raises(ValueError, match=re.escape("do has another shape than the output; expected (2, 4, 6, 3)")):
-        linear.linear_attention_vjp(Q, K, V, do[:1], enable_gqa=True)
+        attention.linear_attention_vjp(Q, K, V, do[:1], enable_gqa=True)
     with pytest.raises(ValueError, match=re.escape("dstate; expected a tuple of 2 parts, got 3 parts")):
-        linear.linear_attention_vjp(Q, K, V, do, dstate=(None, None, None), enable_gqa=True)
+        attention.linear_attention_vjp(Q, K, V, do, dstate=(None, None, None), enable_gqa=True)
     with pytest.raises(ValueError, match=re.escape("dstate has another shape than the state; expected (2, 2, 4)")):
-        linear.linear_attention_vjp(Q, K, V, do, dstate=(None, STATE[0]), enable_gqa=True)
+        attention.linear_attention_vjp(Q, K, V, do, dstate=(None, STATE[0]), enable_gqa=True)
     with pytest.raises(NotImplementedError, match=re.escape("feature_map; expected a callable with an attribute vjp")):
-        linear.linear_attention_vjp(Q, K, V, do, feature_map=lambda x: x, enable_gqa=True)
+        attention.linear_attention_vjp(Q, K, V, do, feature_map=lambda x: x, enable_gqa=True)
     with pytest.raises(ValueError, match="m; expected an integer >= 1"):
         performer.orthogonal_features(0, 3, 1)
     with pytest.raises(ValueError, match=re.escape("q_t needs an axis of features; expected (..., d), got ()")):
-        linear.linear_attention_step(None, np.float64(1), K, V)
+        attention.linear_attention_step(None, np.float64(1), K, V)
 
 
 def test_help_shows_what_is_accepted() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import attnkit_reference as reference
-from attnkit_reference import efficient, linear, linear_cosine, performer
+from attnkit_reference.linear.attention import attention, cosine, efficient, performer
 
 Arrays = dict[str, Any]
 
@@ -25,11 +25,11 @@ class Square:
 
 
 OPS: dict[str, tuple[Any, str, Arrays]] = {
-    "elu_plus_one": (linear, "linear_attention", {"scale": 0.6}),
-    "relu": (linear, "linear_attention", {"feature_map": "relu"}),
-    "identity": (linear, "linear_attention", {"feature_map": "identity"}),
-    "callable": (linear, "linear_attention", {"feature_map": Square()}),
-    "cosine": (linear_cosine, "cosine_attention", {}),
+    "elu_plus_one": (attention, "linear_attention", {"scale": 0.6}),
+    "relu": (attention, "linear_attention", {"feature_map": "relu"}),
+    "identity": (attention, "linear_attention", {"feature_map": "identity"}),
+    "callable": (attention, "linear_attention", {"feature_map": Square()}),
+    "cosine": (cosine, "cosine_attention", {}),
     "performer": (performer, "performer_attention", {"projection": PROJECTION}),
     "performer_relu": (performer, "performer_attention", {"projection": PROJECTION, "kernel": "relu"}),
     "efficient": (efficient, "efficient_attention", {}),
@@ -56,28 +56,28 @@ def test_linear_attention_by_hand(same: Any) -> None:
     phi_q = np.array([2.0, np.exp(-2.0)])
     phi_k = np.array([[1.5, 1.0], [np.exp(-1.0), 4.0]])
     s = phi_k @ phi_q
-    same(linear.linear_attention(q, k, v), [[(s[0] - s[1]) / (s.sum() + 1e-6)]])
-    same(linear.linear_attention(q, k, v, eps=0.5, scale=3.0), [[3 * (s[0] - s[1]) / (3 * s.sum() + 0.5)]])
-    same(linear.linear_attention(q, k, v, normalize=False), [[s[0] - s[1]]])
-    same(linear.linear_attention(q, k, v, feature_map="identity"), [[(0.5 + 7.0)]])
-    same(linear.linear_attention(q, k, v, feature_map="relu", eps=0.25), [[0.5 / 0.75]])
-    same(linear.linear_attention(q, k, v, return_state=True)[1][0], phi_k[:1].T - phi_k[1:].T)
-    same(linear.linear_attention(q, k, v, return_state=True)[1][1], phi_k.sum(0))
+    same(attention.linear_attention(q, k, v), [[(s[0] - s[1]) / (s.sum() + 1e-6)]])
+    same(attention.linear_attention(q, k, v, eps=0.5, scale=3.0), [[3 * (s[0] - s[1]) / (3 * s.sum() + 0.5)]])
+    same(attention.linear_attention(q, k, v, normalize=False), [[s[0] - s[1]]])
+    same(attention.linear_attention(q, k, v, feature_map="identity"), [[(0.5 + 7.0)]])
+    same(attention.linear_attention(q, k, v, feature_map="relu", eps=0.25), [[0.5 / 0.75]])
+    same(attention.linear_attention(q, k, v, return_state=True)[1][0], phi_k[:1].T - phi_k[1:].T)
+    same(attention.linear_attention(q, k, v, return_state=True)[1][1], phi_k.sum(0))
 
 
 def test_elu_plus_one_keeps_its_tail(same: Any) -> None:
     x = np.array([-300.0, -40.0, 0.0, 1e-300, 2.0])
-    same(linear.elu_plus_one(x), [np.exp(-300.0), np.exp(-40.0), 1.0, 1.0, 3.0])
-    same(linear.elu_plus_one_slope(x), [np.exp(-300.0), np.exp(-40.0), 1.0, 1.0, 1.0])
+    same(attention.elu_plus_one(x), [np.exp(-300.0), np.exp(-40.0), 1.0, 1.0, 3.0])
+    same(attention.elu_plus_one_slope(x), [np.exp(-300.0), np.exp(-40.0), 1.0, 1.0, 1.0])
 
 
 def test_cosine_attention_by_hand(same: Any) -> None:
     q, k = np.array([[3.0, 4.0]]), np.array([[0.0, 2.0], [-5.0, 0.0], [0.0, 0.0]])
     v = np.array([[1.0], [10.0], [100.0]])
     w = np.array([1.8, 0.4, 1.0])  # a key without direction has cosine 0
-    same(linear_cosine.cosine_attention(q, k, v), [[(w @ v)[0] / (3.2 + 1e-6)]])
-    same(linear_cosine.cosine_attention(np.zeros((1, 2)), k, v), [[111 / (3 + 1e-6)]])
-    same(linear_cosine.cosine_attention(q, k, v, eps=3.0), [[(1 + 100 + 10 * 0.4) / (1 + 1 + 0.4 + 1e-6)]])
+    same(cosine.cosine_attention(q, k, v), [[(w @ v)[0] / (3.2 + 1e-6)]])
+    same(cosine.cosine_attention(np.zeros((1, 2)), k, v), [[111 / (3 + 1e-6)]])
+    same(cosine.cosine_attention(q, k, v, eps=3.0), [[(1 + 100 + 10 * 0.4) / (1 + 1 + 0.4 + 1e-6)]])
 
 
 def test_performer_attention_by_hand(same: Any) -> None:
@@ -245,10 +245,10 @@ def test_a_huge_future_key_reaches_nothing_before_it(name: str) -> None:
 def test_heads_of_k_may_be_broadcast() -> None:
     q, k, v = arrays()
     q, k = q[:, :2], k[:1, :1]
-    o, (S, z) = linear.linear_attention(q, k, v[:1, :1], return_state=True)
+    o, (S, z) = attention.linear_attention(q, k, v[:1, :1], return_state=True)
     assert (o.shape, S.shape, z.shape) == ((2, 2, 6, 3), (1, 1, 4, 3), (1, 1, 4))
     mask = np.random.default_rng(0).random((2, 1, 1, 6)) < 0.5
-    assert linear.linear_attention(q, k, v[:1, :1], mask=mask, return_state=True)[1][0].shape == (2, 1, 4, 3)
+    assert attention.linear_attention(q, k, v[:1, :1], mask=mask, return_state=True)[1][0].shape == (2, 1, 4, 3)
 
 
 # ------------------------------------------------------------------------------------------------ padding

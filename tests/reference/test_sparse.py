@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnkit_reference import sparse
+from attnkit_reference import entmax
 from attnkit_reference.softmax import softmax_attention, softmax_attention_vjp, softmax_attention_weights
 
 Rng = np.random.Generator
@@ -62,7 +62,7 @@ CASES: dict[str, Callable[[Rng], tuple[Arrays, Arrays]]] = {
 def distances(alpha: Any, arrays: Arrays, params: Arrays) -> Any:
     """How far (α-1)s is from the threshold of its row, at visible pairs with a finite score."""
     common = {name: x for name, x in params.items() if not name.startswith("dropout")}
-    rows = sparse.entmax_rows(
+    rows = entmax.entmax_rows(
         "sample", arrays["q"], arrays["k"], arrays["v"], alpha=alpha, bias=arrays.get("bias"), **common
     )
     sc, above = rows.scores, np.broadcast_to(alpha, (*rows.scores.n.shape, 1)) - 1.0
@@ -82,7 +82,7 @@ def sample(case: str, alpha: Any) -> tuple[Arrays, Arrays]:
 
 
 def check_op(check_gradients: Any, name: str, arrays: Arrays, params: Arrays) -> None:
-    function, vjp = getattr(sparse, name), getattr(sparse, f"{name}_vjp")
+    function, vjp = getattr(entmax, name), getattr(entmax, f"{name}_vjp")
     do = np.random.default_rng(7).normal(size=function(**arrays, **params).shape)
     rest = {x: value for x, value in arrays.items() if x not in ("q", "k", "v")}
     gradients = vjp(arrays["q"], arrays["k"], arrays["v"], do, **rest, **params)
@@ -129,10 +129,10 @@ def test_gradient_in_alpha_at_one_is_the_limit(near: Any) -> None:
 
     def value(alpha: float) -> Any:
         return np.sum(
-            sparse.entmax_attention(z, IDENTITY, IDENTITY, alpha=alpha, scale=1.0) * do, axis=-1, keepdims=True
+            entmax.entmax_attention(z, IDENTITY, IDENTITY, alpha=alpha, scale=1.0) * do, axis=-1, keepdims=True
         )
 
-    gradient = sparse.entmax_attention_vjp(z, IDENTITY, IDENTITY, do, alpha=np.ones((3, 1)), scale=1.0)["alpha"]
+    gradient = entmax.entmax_attention_vjp(z, IDENTITY, IDENTITY, do, alpha=np.ones((3, 1)), scale=1.0)["alpha"]
     quotients = {h: (value(1 + h) - value(1)) / h for h in (0.01, 0.02, 0.04)}
     first = [2 * quotients[h] - quotients[2 * h] for h in (0.01, 0.02)]
     second = (4 * first[0] - first[1]) / 3
@@ -148,7 +148,7 @@ def test_gradient_in_alpha_at_one_is_the_limit(near: Any) -> None:
 
 def weights(z: Any, **params: Any) -> Any:
     z = np.asarray(z, dtype=np.float64)
-    return sparse.entmax_attention_weights(z, np.eye(z.shape[-1]), scale=1.0, **params)
+    return entmax.entmax_attention_weights(z, np.eye(z.shape[-1]), scale=1.0, **params)
 
 
 def test_sparsemax_by_hand(same: Any) -> None:
@@ -157,7 +157,7 @@ def test_sparsemax_by_hand(same: Any) -> None:
         weights([[3.0, 2.5, 0.0], [0.0, 0.0, -5.0], [1.0, 5.0, 1.0]], alpha=2),
         [[0.75, 0.25, 0], [0.5, 0.5, 0], [0, 1, 0]],
     )
-    same(sparse.sparsemax_attention_weights(np.array([[3.0, 2.5]]), np.eye(2), scale=1.0), [[0.75, 0.25]])
+    same(entmax.sparsemax_attention_weights(np.array([[3.0, 2.5]]), np.eye(2), scale=1.0), [[0.75, 0.25]])
 
 
 def test_entmax_by_hand(same: Any) -> None:
@@ -189,12 +189,12 @@ def test_ends_are_softmax_and_sparsemax(near: Any) -> None:
     rng = np.random.default_rng(0)
     q, k, v, do = (rng.normal(size=shape) for shape in ((5, 3), (6, 3), (6, 2), (5, 2)))
     np.testing.assert_array_equal(
-        sparse.entmax_attention(q, k, v, alpha=2, causal=True), sparse.sparsemax_attention(q, k, v, causal=True)
+        entmax.entmax_attention(q, k, v, alpha=2, causal=True), entmax.sparsemax_attention(q, k, v, causal=True)
     )
     for alpha in (1.0, np.ones((5, 1))):
-        o = sparse.entmax_attention(q, k, v, alpha=alpha, causal=True)
+        o = entmax.entmax_attention(q, k, v, alpha=alpha, causal=True)
         near(o, softmax_attention(q, k, v, causal=True))
-        found = sparse.entmax_attention_vjp(q, k, v, do, alpha=alpha, causal=True)
+        found = entmax.entmax_attention_vjp(q, k, v, do, alpha=alpha, causal=True)
         for name, expected in softmax_attention_vjp(q, k, v, do, causal=True).items():
             near(found[name], expected)
 
@@ -218,7 +218,7 @@ def test_scores_on_the_threshold_are_outside() -> None:
         np.testing.assert_array_equal(p, np.array([support]) / sum(support))
         do = np.random.default_rng(0).normal(size=(1, n))
         params = {"alpha": alpha, "scale": 1.0}
-        ds = sparse.entmax_attention_vjp(np.array(z), np.eye(n), np.eye(n), do, **params)["q"]
+        ds = entmax.entmax_attention_vjp(np.array(z), np.eye(n), np.eye(n), do, **params)["q"]
         assert ((ds != 0) == np.array([support], dtype=bool)).all() or sum(support) == 1
 
 
@@ -232,7 +232,7 @@ def test_rows_without_a_finite_score_are_null(same: Any) -> None:
         assert not p[1:].any()
         same(p[0].sum(), 1.0)
         rest = {"alpha": alpha, "bias": bias, "mask": mask, "scale": 1.0}
-        gradients = sparse.entmax_attention_vjp(z, IDENTITY, IDENTITY, np.ones((3, 4)), **rest)
+        gradients = entmax.entmax_attention_vjp(z, IDENTITY, IDENTITY, np.ones((3, 4)), **rest)
         assert all(np.isfinite(x).all() for x in gradients.values())
         assert not gradients["q"][1:].any()
         assert "alpha" not in gradients or not gradients["alpha"][1:].any()
@@ -244,9 +244,9 @@ def test_magnitudes_bound_the_gradients(covers: Any, name: str) -> None:
     own = {"alpha": np.array([[[1.3]], [[1.0]], [[2.0]], [[1.6]]])} if name == "entmax_attention" else {}
     rest = {"bias": arrays.pop("bias"), **own, **params}
     do = np.random.default_rng(0).normal(size=(2, 4, 2, 2))
-    golden = getattr(sparse, f"{name}_vjp")(*arrays.values(), do, **rest)
-    golden["o"] = getattr(sparse, name)(*arrays.values(), **rest)
-    found = getattr(sparse, f"{name}_magnitudes")(*arrays.values(), do, **rest)
+    golden = getattr(entmax, f"{name}_vjp")(*arrays.values(), do, **rest)
+    golden["o"] = getattr(entmax, name)(*arrays.values(), **rest)
+    found = getattr(entmax, f"{name}_magnitudes")(*arrays.values(), do, **rest)
     assert set(found) == set(golden)
     for x, value in golden.items():
         covers(found[x], value, x)
@@ -268,7 +268,7 @@ def test_magnitudes_bound_the_gradients(covers: Any, name: str) -> None:
 def test_errors(alpha: Any, error: type[Exception], text: str) -> None:
     q, k = np.ones((2, 3, 4)), np.ones((2, 5, 4))
     with pytest.raises(error, match=f"^entmax_attention: {re.escape(text)}"):
-        sparse.entmax_attention(q, k, k, alpha=alpha)
+        entmax.entmax_attention(q, k, k, alpha=alpha)
 
 
 def test_the_smallest_alpha_may_be_written_in_any_dtype() -> None:
@@ -278,4 +278,4 @@ def test_the_smallest_alpha_may_be_written_in_any_dtype() -> None:
 
 def test_sparsemax_takes_no_alpha() -> None:
     with pytest.raises(ValueError, match=r"^sparsemax_attention: unexpected argument 'alpha'"):
-        sparse.sparsemax_attention(np.ones((2, 3)), np.ones((2, 3)), np.ones((2, 3)), alpha=2.0)
+        entmax.sparsemax_attention(np.ones((2, 3)), np.ones((2, 3)), np.ones((2, 3)), alpha=2.0)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnkit_reference import sparse_rela
+from attnkit_reference import rela
 from attnkit_reference.pointwise import pointwise_attention
 
 MARGIN = 0.05  # of scores from the kink of relu
@@ -29,25 +29,25 @@ def sample(case: str, norm_axis: str, gated: bool) -> tuple[dict[str, Any], dict
         shapes |= {"gate_weight": (features,)} if gated else {"bias": (3, 4)}
         arrays = {name: rng.normal(size=shape) for name, shape in shapes.items()}
         common = {name: x for name, x in params.items() if name != "dropout"}
-        rows = sparse_rela.rela_rows("sample", arrays["q"], arrays["k"], bias=arrays.get("bias"), **common)
+        rows = rela.rela_rows("sample", arrays["q"], arrays["k"], bias=arrays.get("bias"), **common)
         if np.all(np.abs(rows.scores.s[rows.scores.visible]) > MARGIN):
             return arrays, {**params, "norm_axis": norm_axis, "eps": 0.01}
     raise AssertionError("no draw keeps the margin")
 
 
 @pytest.mark.parametrize("case", PARAMS)
-@pytest.mark.parametrize("norm_axis", sparse_rela.NORM_AXES)
+@pytest.mark.parametrize("norm_axis", rela.NORM_AXES)
 @pytest.mark.parametrize("gated", [False, True])
 def test_gradients(covers: Any, check_gradients: Any, case: str, norm_axis: str, gated: bool) -> None:
     arrays, params = sample(case, norm_axis, gated)
-    o = sparse_rela.rela_attention(**arrays, **params)
+    o = rela.rela_attention(**arrays, **params)
     do = np.random.default_rng(7).normal(size=o.shape)
     rest = {name: arrays[name] for name in ("bias", "gate_weight") if name in arrays}
     args = [arrays[name] for name in ("q", "k", "v", "norm_weight")]
-    gradients = sparse_rela.rela_attention_vjp(*args, do, **rest, **params)
+    gradients = rela.rela_attention_vjp(*args, do, **rest, **params)
     assert set(gradients) == set(arrays)
-    check_gradients(lambda **x: {"o": sparse_rela.rela_attention(**x, **params)}, arrays, {"o": do}, gradients)
-    sizes = sparse_rela.rela_attention_magnitudes(*args, do, **rest, **params)
+    check_gradients(lambda **x: {"o": rela.rela_attention(**x, **params)}, arrays, {"o": do}, gradients)
+    sizes = rela.rela_attention_magnitudes(*args, do, **rest, **params)
     assert set(sizes) == {*gradients, "o"}
     for name, value in {**gradients, "o": o}.items():
         covers(sizes[name], value, name)
@@ -61,18 +61,18 @@ def test_values_by_hand(same: Any) -> None:
     weight, gate = np.array([2.0, -1.0]), np.array([0.5, 0.25])
     params = {"scale": 1.0, "eps": 0.25}
     hidden = x / np.sqrt(12.75)
-    same(sparse_rela.rela_attention(q, k, v, weight, **params), hidden * weight)
+    same(rela.rela_attention(q, k, v, weight, **params), hidden * weight)
     opening = 1 / (1 + np.exp(-gate * x))
-    same(sparse_rela.rela_attention(q, k, v, weight, gate_weight=gate, **params), hidden * weight * opening)
+    same(rela.rela_attention(q, k, v, weight, gate_weight=gate, **params), hidden * weight * opening)
     head = x / np.sqrt(x * x + 0.25)
-    same(sparse_rela.rela_attention(q, k, v, weight[:1], norm_axis="head", **params), head * 2)
-    same(sparse_rela.rela_attention_weights(q, k, scale=1.0), np.array([[[3.0, 0.0, 1.0]]] * 2))
+    same(rela.rela_attention(q, k, v, weight[:1], norm_axis="head", **params), head * 2)
+    same(rela.rela_attention_weights(q, k, scale=1.0), np.array([[[3.0, 0.0, 1.0]]] * 2))
 
 
 def test_heads_are_joined_in_order(near: Any) -> None:
     rng = np.random.default_rng(0)
     q, k, v = rng.normal(size=(2, 4, 3, 5)), rng.normal(size=(2, 2, 6, 5)), rng.normal(size=(2, 2, 6, 7))
-    o = sparse_rela.rela_attention(q, k, v, np.ones(28), enable_gqa=True)
+    o = rela.rela_attention(q, k, v, np.ones(28), enable_gqa=True)
     assert o.shape == (2, 3, 28)
     x = pointwise_attention(q, k, v, alpha=0.0, enable_gqa=True)
     rms = np.sqrt(np.mean(x**2, axis=(1, 3)) + 1e-8)
@@ -83,18 +83,18 @@ def test_heads_are_joined_in_order(near: Any) -> None:
 def test_the_scale_of_the_values_cancels() -> None:
     rng = np.random.default_rng(0)
     q, k, v = rng.normal(size=(2, 3, 5)), rng.normal(size=(2, 6, 5)), rng.normal(size=(2, 6, 4))
-    o = sparse_rela.rela_attention(q, k, v, np.ones(8), eps=1e-300)
-    np.testing.assert_array_equal(o, sparse_rela.rela_attention(q, k, 1024 * v, np.ones(8), eps=1e-300))
+    o = rela.rela_attention(q, k, v, np.ones(8), eps=1e-300)
+    np.testing.assert_array_equal(o, rela.rela_attention(q, k, 1024 * v, np.ones(8), eps=1e-300))
 
 
 def test_rows_without_weights_give_zero_and_pass_nothing() -> None:
     q, k, v = np.array([[1.0], [-1.0], [1.0]]), np.array([[1.0], [2.0]]), np.array([[1.0, 2.0], [3.0, 4.0]])
     common = {"query_mask": np.array([True, True, False]), "gate_weight": np.ones(2)}
-    o = sparse_rela.rela_attention(q, k, v, np.ones(2), **common)
+    o = rela.rela_attention(q, k, v, np.ones(2), **common)
     assert o[0].all()
     assert not o[1:].any()
     do = np.array([[0.0, 0.0], [1.0, 2.0], [np.nan, np.inf]])
-    for gradient in sparse_rela.rela_attention_vjp(q, k, v, np.ones(2), do, **common).values():
+    for gradient in rela.rela_attention_vjp(q, k, v, np.ones(2), do, **common).values():
         assert not gradient.any()
 
 
@@ -115,10 +115,10 @@ Q, K, V, W = np.ones((2, 3, 4, 5)), np.ones((2, 3, 6, 5)), np.ones((2, 3, 6, 7))
 )
 def test_errors(changed: dict[str, Any], error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=f"^rela_attention: {re.escape(text)}"):
-        sparse_rela.rela_attention(**{"q": Q, "k": K, "v": V, "norm_weight": W, **changed})
+        rela.rela_attention(**{"q": Q, "k": K, "v": V, "norm_weight": W, **changed})
 
 
 def test_the_cotangent_has_joined_heads() -> None:
     text = "do has another shape than the output; expected (2, 4, 21), got (2, 3, 4, 7)"
     with pytest.raises(ValueError, match=f"^rela_attention_vjp: {re.escape(text)}"):
-        sparse_rela.rela_attention_vjp(Q, K, V, W, np.ones((2, 3, 4, 7)))
+        rela.rela_attention_vjp(Q, K, V, W, np.ones((2, 3, 4, 7)))

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnkit_reference import sparse_sima
+from attnkit_reference.lowrank.soft import sima
 
 QUERIES = np.array([[[1, 0, 1, 1]], [[0, 1, 1, 0]]], dtype=bool)
 CASES: dict[str, dict[str, Any]] = {
@@ -31,11 +31,11 @@ def test_gradients(covers: Any, check_gradients: Any, case: str, eps: float) -> 
     arrays, params = arrays_of(case), {**CASES[case], "enable_gqa": True, "eps": eps}
     total = np.abs(arrays["k"]).sum(axis=-2)
     assert np.all(np.abs(total - eps) > 0.01)
-    o = sparse_sima.sima_attention(**arrays, **params)
+    o = sima.sima_attention(**arrays, **params)
     do = np.random.default_rng(7).normal(size=o.shape)
-    gradients = sparse_sima.sima_attention_vjp(*arrays.values(), do, **params)
-    check_gradients(lambda **x: {"o": sparse_sima.sima_attention(**x, **params)}, arrays, {"o": do}, gradients)
-    sizes = sparse_sima.sima_attention_magnitudes(*arrays.values(), do, **params)
+    gradients = sima.sima_attention_vjp(*arrays.values(), do, **params)
+    check_gradients(lambda **x: {"o": sima.sima_attention(**x, **params)}, arrays, {"o": do}, gradients)
+    sizes = sima.sima_attention_magnitudes(*arrays.values(), do, **params)
     for name, value in {**gradients, "o": o}.items():
         covers(sizes[name], value, name)
 
@@ -43,19 +43,19 @@ def test_gradients(covers: Any, check_gradients: Any, case: str, eps: float) -> 
 def test_values_by_hand(same: Any) -> None:
     q, k, v = np.array([[1.0, 0.0], [-3.0, 0.0]]), np.array([[2.0, 5.0], [-2.0, 5.0], [4.0, 0.0]]), np.eye(3)
     # norms 4 and 8 of the first channel; the second is 0 in q
-    same(sparse_sima.sima_attention_weights(q, k), np.array([[1.0, -1.0, 2.0], [-3.0, 3.0, -6.0]]) / 16)
-    same(sparse_sima.sima_attention(q, k, v), np.array([[1.0, -1.0, 2.0], [-3.0, 3.0, -6.0]]) / 16)
+    same(sima.sima_attention_weights(q, k), np.array([[1.0, -1.0, 2.0], [-3.0, 3.0, -6.0]]) / 16)
+    same(sima.sima_attention(q, k, v), np.array([[1.0, -1.0, 2.0], [-3.0, 3.0, -6.0]]) / 16)
     visible = np.array([True, True, False])
-    same(sparse_sima.sima_attention_weights(q, k, mask=visible), np.array([[1.0, -1.0, 0.0], [-3.0, 3.0, 0.0]]) / 8)
+    same(sima.sima_attention_weights(q, k, mask=visible), np.array([[1.0, -1.0, 0.0], [-3.0, 3.0, 0.0]]) / 8)
     one = {"query_mask": np.array([False, True])}
-    same(sparse_sima.sima_attention_weights(q, k, **one), np.array([[0.0, 0.0, 0.0], [-1.0, 1.0, -2.0]]) / 4)
+    same(sima.sima_attention_weights(q, k, **one), np.array([[0.0, 0.0, 0.0], [-1.0, 1.0, -2.0]]) / 4)
 
 
 def test_linear_and_quadratic_order_agree(near: Any) -> None:
     for case, params in CASES.items():
         arrays = arrays_of(case)
-        w = sparse_sima.sima_attention_weights(arrays["q"], arrays["k"], enable_gqa=True, **params)
-        o = sparse_sima.sima_attention(**arrays, enable_gqa=True, **params)
+        w = sima.sima_attention_weights(arrays["q"], arrays["k"], enable_gqa=True, **params)
+        o = sima.sima_attention(**arrays, enable_gqa=True, **params)
         found = w @ np.repeat(arrays["v"], 2, axis=-3)
         near(found, o)
         assert np.abs(o).max() > 0.1
@@ -65,7 +65,7 @@ def test_zeros_pass_no_gradient_through_the_norm() -> None:
     """sign(0) = 0: where x = 0, dx = dx̂/norm alone; and in an empty channel eps is the norm."""
     k = np.array([[0.0, 0.0], [2.0, 0.0]])
     q, v, do = np.array([[1.0, 1.0]]), np.array([[3.0], [5.0]]), np.array([[1.0]])
-    gradients = sparse_sima.sima_attention_vjp(q, k, v, do, eps=0.5)
+    gradients = sima.sima_attention_vjp(q, k, v, do, eps=0.5)
     # dk̂ = v (q̂^T do)^T = [[3, 3], [5, 5]]; k̂ = [[0, 0], [1, 0]]; norms 2 and eps
     np.testing.assert_array_equal(gradients["k"], [[3 / 2, 3 / 0.5], [(5 - 5) / 2, 5 / 0.5]])
 
@@ -77,7 +77,7 @@ def test_padding_reaches_nothing(case: str, hole: float) -> None:
     arrays = arrays_of(case)
     arrays["k"] = np.repeat(arrays["k"], 2, axis=0)
     ones = np.ones((2, 4, 4, 1)), np.ones((2, 2, 5, 1))
-    visible = sparse_sima.sima_attention_weights(*ones, **params) > 0
+    visible = sima.sima_attention_weights(*ones, **params) > 0
     null, unseen = ~visible.any(-1), ~visible.any(-2).reshape(2, 2, 2, 5).any(2)
     assert null.any() or unseen.any()
     do = np.random.default_rng(1).normal(size=(2, 4, 4, 2))
@@ -87,9 +87,9 @@ def test_padding_reaches_nothing(case: str, hole: float) -> None:
         for name, hidden in (("q", null), ("do", null), ("k", unseen), ("v", unseen)):
             x[name][hidden] = content
         given = (x["q"], x["k"], x["v"])
-        vjp = sparse_sima.sima_attention_vjp(*given, x["do"], **params)
-        weights = sparse_sima.sima_attention_weights(*given[:2], **params)
-        found.append([sparse_sima.sima_attention(*given, **params), weights, *vjp.values()])
+        vjp = sima.sima_attention_vjp(*given, x["do"], **params)
+        weights = sima.sima_attention_weights(*given[:2], **params)
+        found.append([sima.sima_attention(*given, **params), weights, *vjp.values()])
     for clean, poisoned in zip(*found, strict=True):
         np.testing.assert_array_equal(poisoned, clean)
         assert np.isfinite(clean).all()
@@ -120,10 +120,10 @@ Q, K, V = np.ones((2, 3, 4)), np.ones((2, 5, 4)), np.ones((2, 5, 6))
 )
 def test_errors(changed: dict[str, Any], error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=f"^sima_attention: {re.escape(text)}"):
-        sparse_sima.sima_attention(**{"q": Q, "k": K, "v": V, **changed})
+        sima.sima_attention(**{"q": Q, "k": K, "v": V, **changed})
 
 
 def test_the_cotangent_has_the_shape_of_the_output() -> None:
     text = "do has another shape than the output; expected (2, 3, 6), got (3, 6)"
     with pytest.raises(ValueError, match=f"^sima_attention_vjp: {re.escape(text)}"):
-        sparse_sima.sima_attention_vjp(Q, K, V, np.ones((3, 6)))
+        sima.sima_attention_vjp(Q, K, V, np.ones((3, 6)))

@@ -11,7 +11,7 @@ from attnkit_conformance import tolerance
 from attnkit_conformance.case import Case, compute_dtype, generator, rounded
 from attnkit_conformance.samples import QUICK
 from attnkit_reference import newton_inverse
-from attnkit_reference.lowrank import gaussian
+from attnkit_reference.lowrank.soft import gaussian
 
 if TYPE_CHECKING:
     from attnkit_conformance.op import Op

@@ -27,9 +27,9 @@ from attnkit_conformance.lowprecision import (
     subject,
     turn,
 )
-from attnkit_reference._common import reduce_to
-from attnkit_reference.linear_states import Features, finite_level
-from attnkit_reference.linear_sums import Sums, sums
+from attnkit_reference._core import reduce_to
+from attnkit_reference.linear.states import Features, finite_level
+from attnkit_reference.linear.sums import Sums, sums
 
 Embed = Callable[[Case, Round, Array], Features]
 Denominator = Callable[[Case, Round, Array], tuple[Array, Array]]  # raw -> den, 0 where nothing comes out; its slope

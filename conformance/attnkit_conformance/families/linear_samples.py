@@ -14,7 +14,7 @@ from attnkit_conformance.binding import FIELDS
 from attnkit_conformance.case import Case, compute_dtype, generator, rounded
 from attnkit_conformance.samples import LENGTH_ARRAY, Scene, valid_keys
 from attnkit_conformance.tolerance import growth_of_exponent
-from attnkit_reference._common import reduce_to
+from attnkit_reference._core import reduce_to
 
 if TYPE_CHECKING:
     from attnkit_conformance.op import Op

@@ -13,8 +13,8 @@ from attnkit_conformance.case import Case
 from attnkit_conformance.families.lowrank_samples import tokens_of
 from attnkit_conformance.families.sparse_lowprecision import minus_distances
 from attnkit_conformance.lowprecision import Array, Results, Round, case_scores, rounding, softmax, turn
-from attnkit_reference._common import Scores, reduce_to
-from attnkit_reference.lowrank_nystrom import segment_means
+from attnkit_reference._core import Scores, reduce_to
+from attnkit_reference.lowrank.nystrom import segment_means
 
 
 def through(left: Array, middle: Array, right: Array, v: Array | None, r: Round) -> dict[str, Array]:

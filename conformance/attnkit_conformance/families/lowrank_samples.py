@@ -11,7 +11,7 @@ import numpy as np
 from attnkit_conformance import samples
 from attnkit_conformance.case import Case, compute_dtype, generator, rounded
 from attnkit_reference import newton_inverse
-from attnkit_reference.lowrank import differences, gaussian
+from attnkit_reference.lowrank.soft import differences, gaussian
 
 if TYPE_CHECKING:
     from attnkit_conformance.op import Op

@@ -15,7 +15,7 @@ from attnkit_conformance.families import tokens_lowprecision
 from attnkit_conformance.families.lowrank import calls
 from attnkit_conformance.op import ALL_TOKENS, Op, Tokens, o_only
 from attnkit_conformance.samples import ATTEMPTS, CAUSAL, LENGTH_ARRAY, MARGIN
-from attnkit_reference._common import visibility
+from attnkit_reference._core import visibility
 
 Array = np.ndarray
 Shape = tuple[int, ...]

@@ -17,7 +17,7 @@ from attnkit_conformance.lowprecision import (
     softmax,
     turn,
 )
-from attnkit_reference._common import Scores
+from attnkit_reference._core import Scores
 
 HALVINGS = 64  # of a bracket of width 1: more than float64 can tell apart
 

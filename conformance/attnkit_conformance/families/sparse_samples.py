@@ -20,9 +20,9 @@ from attnkit_conformance.samples import (
     attention_case,
     attention_samples,
 )
-from attnkit_reference import _common as reference
-from attnkit_reference.sparse import entmax_rows
-from attnkit_reference.sparse_rela import rela_rows
+from attnkit_reference import _core as reference
+from attnkit_reference.entmax import entmax_rows
+from attnkit_reference.rela import rela_rows
 
 if TYPE_CHECKING:
     from attnkit_conformance.op import Op

@@ -22,8 +22,8 @@ from attnkit_conformance.lowprecision import (
     subject,
     turn,
 )
-from attnkit_reference._common import reduce_to, visibility
-from attnkit_reference.hashing import NORM_EPS, SELF_LOGIT, _lsh
+from attnkit_reference._core import reduce_to, visibility
+from attnkit_reference.lsh import NORM_EPS, SELF_LOGIT, _lsh
 
 UNIT_OPTIONS = ("length", *COMMON)
 HIDING = ("mask", "causal", "window", "key_lengths", "query_mask")

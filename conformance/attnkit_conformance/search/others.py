@@ -21,7 +21,7 @@ from attnkit_conformance.families import (
 from attnkit_conformance.op import Op
 from attnkit_conformance.samples import CAUSAL, GQA
 from attnkit_conformance.search.attention import LAYOUTS, LENGTHS, POSITIVE, SEEDS, WIDTHS, optional
-from attnkit_reference.lowrank import gaussian
+from attnkit_reference.lowrank.soft import gaussian
 
 Draw = Any
 SMALL = st.integers(1, 9)

@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from attnkit_reference._common import Array
-from attnkit_reference.linear import not_negative
-from attnkit_reference.linear_states import Features, State
-from attnkit_reference.linear_sums import STATE, TOKENS, Attention, FeatureRows, keywords
+from attnkit_reference._core import Array
+from attnkit_reference.linear.attention import not_negative
+from attnkit_reference.linear.states import Features, State
+from attnkit_reference.linear.sums import STATE, TOKENS, Attention, FeatureRows, keywords
 
 FLOOR = 1e-6  # of the denominator
 

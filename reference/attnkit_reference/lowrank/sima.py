@@ -6,8 +6,8 @@ from typing import Any, NamedTuple, TypeVar, cast
 import numpy as np
 
 from attnkit_reference._check import as_float, number
-from attnkit_reference._common import Array, Scores, reduce_to, refuse_others, scores
-from attnkit_reference.lowrank import refuse_pair_mask
+from attnkit_reference._core import Array, Scores, reduce_to, refuse_others, scores
+from attnkit_reference.lowrank.soft import refuse_pair_mask
 
 Function = TypeVar("Function")
 

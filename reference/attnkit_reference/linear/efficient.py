@@ -6,8 +6,8 @@ from typing import Any, cast
 import numpy as np
 
 from attnkit_reference._check import as_float
-from attnkit_reference._common import Array, Scores, reduce_to, scores
-from attnkit_reference.linear_states import (
+from attnkit_reference._core import Array, Scores, reduce_to, scores
+from attnkit_reference.linear.states import (
     Initial,
     State,
     finite_level,
@@ -16,7 +16,7 @@ from attnkit_reference.linear_states import (
     transposed,
     valid_keys,
 )
-from attnkit_reference.linear_sums import (
+from attnkit_reference.linear.sums import (
     STATE,
     TOKENS,
     FeatureRows,
@@ -26,8 +26,8 @@ from attnkit_reference.linear_sums import (
     rows_where,
     step_names,
 )
-from attnkit_reference.lowrank import refuse_pair_mask
-from attnkit_reference.lowrank_newton import whole
+from attnkit_reference.lowrank.newton import whole
+from attnkit_reference.lowrank.soft import refuse_pair_mask
 
 
 @dataclass(frozen=True)

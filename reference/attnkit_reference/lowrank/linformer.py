@@ -9,9 +9,8 @@ from typing import Any, cast
 import numpy as np
 
 from attnkit_reference._check import Array, as_float, broadcast
-from attnkit_reference._common import Scores, reduce_to, scores
-from attnkit_reference.lowrank import refuse_pair_mask
-from attnkit_reference.lowrank_nystrom import (
+from attnkit_reference._core import Scores, reduce_to, scores
+from attnkit_reference.lowrank.nystrom import (
     Gradients,
     keywords_from,
     like_output,
@@ -19,6 +18,7 @@ from attnkit_reference.lowrank_nystrom import (
     softmax_pull,
     turn,
 )
+from attnkit_reference.lowrank.soft import refuse_pair_mask
 
 
 @dataclass(frozen=True)

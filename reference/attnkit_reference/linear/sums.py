@@ -17,8 +17,8 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from attnkit_reference._check import as_float
-from attnkit_reference._common import Array, Rows, Scores, contract, reduce_to, refuse_others, scores
-from attnkit_reference.linear_states import (
+from attnkit_reference._core import Array, Rows, Scores, contract, reduce_to, refuse_others, scores
+from attnkit_reference.linear.states import (
     Features,
     FinalState,
     Initial,
@@ -30,7 +30,7 @@ from attnkit_reference.linear_states import (
     transposed,
     valid_keys,
 )
-from attnkit_reference.lowrank_newton import whole
+from attnkit_reference.lowrank.newton import whole
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 FeatureMap = Callable[[Array], Features]

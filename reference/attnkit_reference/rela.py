@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from attnkit_reference._check import as_float, number
-from attnkit_reference._common import (
+from attnkit_reference._core import (
     Array,
     Rows,
     attend,

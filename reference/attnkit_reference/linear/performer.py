@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 
 from attnkit_reference._check import as_float
-from attnkit_reference._common import Array, reduce_to, scores
-from attnkit_reference.linear import not_negative
-from attnkit_reference.linear_states import Features, State
-from attnkit_reference.linear_sums import STATE, TOKENS, Attention, FeatureMap, FeatureRows, keywords, one_token
-from attnkit_reference.lowrank_newton import whole
+from attnkit_reference._core import Array, reduce_to, scores
+from attnkit_reference.linear.attention import not_negative
+from attnkit_reference.linear.states import Features, State
+from attnkit_reference.linear.sums import STATE, TOKENS, Attention, FeatureMap, FeatureRows, keywords, one_token
+from attnkit_reference.lowrank.newton import whole
 from attnkit_reference.pointwise import relu, relu_slope
 
 KERNELS = ("softmax", "relu")

@@ -10,8 +10,8 @@ from typing import Any, cast
 import numpy as np
 
 from attnkit_reference._check import Array, as_float, boolean, broadcast, integers, tokens
-from attnkit_reference._common import refuse_others
-from attnkit_reference.lowrank_newton import whole
+from attnkit_reference._core import refuse_others
+from attnkit_reference.lowrank.newton import whole
 
 Landmarks = Array | tuple[Array, Array]
 

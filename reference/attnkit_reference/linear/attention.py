@@ -6,9 +6,9 @@ from typing import Any, cast
 import numpy as np
 
 from attnkit_reference._check import number
-from attnkit_reference._common import Array
-from attnkit_reference.linear_states import Features, State
-from attnkit_reference.linear_sums import SCALED, STATE, Attention, FeatureRows, keywords
+from attnkit_reference._core import Array
+from attnkit_reference.linear.states import Features, State
+from attnkit_reference.linear.sums import SCALED, STATE, Attention, FeatureRows, keywords
 from attnkit_reference.pointwise import relu, relu_slope
 
 

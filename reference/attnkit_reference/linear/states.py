@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from attnkit_reference._check import as_float, boolean, integers, tokens
-from attnkit_reference._common import Array, Scores, reduce_to
+from attnkit_reference._core import Array, Scores, reduce_to
 
 State = tuple[Array, ...]
 

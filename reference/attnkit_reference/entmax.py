@@ -7,7 +7,7 @@ import numpy as np
 from scipy.special import xlogy
 
 from attnkit_reference._check import as_float, broadcast, number
-from attnkit_reference._common import (
+from attnkit_reference._core import (
     Array,
     Rows,
     Scores,
