@@ -14,7 +14,7 @@ EDITS = re.findall(r"```python\n# (\S+\.py)\n(.*?)```", PAGE.read_text(), flags=
 PACKAGES = ("attnkit", "reference/attnkit_reference", "conformance/attnkit_conformance")
 JUDGE = """
 import collections, json
-from attnkit import softmax
+from attnkit.ops import softmax
 from attnkit_conformance import adapters
 from attnkit_conformance.judge import judge
 

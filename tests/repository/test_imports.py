@@ -11,28 +11,31 @@ ROOT = Path(__file__).parents[2]
 STANDARD = frozenset(sys.stdlib_module_names)
 CONFORMANCE = ROOT / "conformance" / "attnkit_conformance"
 
+IN_PLACE = "attnkit.backends.in_place"
+# Room -> what its modules import, of attnkit and of others, beside the standard library and the room itself: a lower
+# floor at most. "attnkit" is the public names.
+FLOORS = {
+    "attnkit/_core": "array_api_compat",
+    "attnkit/ops": "attnkit._core",
+    "attnkit/landmarks.py": "attnkit._core attnkit.ops",
+    "attnkit/analysis": "attnkit._core attnkit.ops",
+    "attnkit/kernels/strides.py": "",
+    "attnkit/kernels/triton": "triton",
+    "attnkit/kernels/pallas": "jax",
+    "attnkit/kernels/cuda": "array_api_compat attnkit.kernels.strides",
+    "attnkit/backends/__init__.py": "attnkit._core attnkit.backends",
+    "attnkit/backends/in_place.py": "attnkit._core attnkit.ops",
+    "attnkit/backends/numpy": f"numpy array_api_compat attnkit._core attnkit.ops {IN_PLACE}",
+    "attnkit/backends/torch": f"torch array_api_compat attnkit._core attnkit.ops attnkit.kernels {IN_PLACE}",
+    "attnkit/backends/jax": f"jax jax_triton attnkit._core attnkit.ops attnkit.kernels {IN_PLACE}",
+    "attnkit/backends/cupy": "cupy numpy attnkit._core attnkit.ops attnkit.kernels",
+    "attnkit/__init__.py": "attnkit._core attnkit.ops attnkit.analysis attnkit.landmarks attnkit.backends",
+    "attnkit/nn": "torch attnkit",
+    "attnkit/integrations": "torch jax transformers flax attnkit",
+}
 # Folder -> (what its modules may import beside the standard library, folders inside it that have a rule of their own).
 RULES: dict[str, tuple[set[str], tuple[str, ...]]] = {
     "reference/attnkit_reference": ({"numpy", "scipy", "attnkit_reference"}, ()),
-    "attnkit": ({"array_api_compat", "attnkit._", "attnkit.own"}, ("backends", "nn", "integrations", "kernels")),
-    "attnkit/backends/torch": (
-        {"torch", "array_api_compat", "attnkit._", "attnkit.own", "attnkit.backends", "attnkit.kernels"},
-        (),
-    ),
-    "attnkit/backends/cupy": (
-        {"cupy", "numpy", "attnkit._", "attnkit.own", "attnkit.backends", "attnkit.kernels"},
-        (),
-    ),
-    "attnkit/backends/numpy": ({"numpy", "array_api_compat", "attnkit._", "attnkit.own", "attnkit.backends"}, ()),
-    "attnkit/backends/jax": (
-        {"jax", "jax_triton", "array_api_compat", "attnkit._", "attnkit.own", "attnkit.backends", "attnkit.kernels"},
-        (),
-    ),
-    "attnkit/kernels/pallas": ({"jax", "attnkit.kernels.pallas"}, ()),
-    "attnkit/kernels/triton": ({"triton", "attnkit.kernels.triton"}, ()),
-    "attnkit/kernels/cuda": ({"array_api_compat", "attnkit.kernels.cuda", "attnkit.kernels.strides"}, ()),
-    "attnkit/nn": ({"torch", "attnkit"}, ()),
-    "attnkit/integrations": ({"torch", "jax", "transformers", "flax", "attnkit"}, ()),
     "conformance/attnkit_conformance": (
         {
             "numpy",
@@ -102,48 +105,97 @@ def imported(tree: ast.AST) -> list[str]:
     return names
 
 
-def allowed(name: str, rule: set[str], family_names: set[str]) -> bool:
-    top = name.partition(".")[0]
-    if top in STANDARD or top in rule:
-        return True
-    if top != "attnkit":
-        return False
-    rest = name.partition(".")[2]
-    first = rest.partition(".")[0]
-    private = "attnkit._" in rule and (first.startswith("_") or not rest)
-    own = "attnkit.own" in rule and (first in family_names or first == "backends")
-    return private or own or any(name.startswith(prefix) for prefix in rule if prefix.startswith("attnkit."))
+def allowed(name: str, rule: set[str]) -> bool:
+    """Whether a module, or something in it, is in the standard library or named by the rule."""
+    parts = name.split(".")
+    return parts[0] in STANDARD or any(".".join(parts[:n]) in rule for n in range(1, len(parts) + 1))
 
 
 @pytest.mark.parametrize("folder", RULES)
 def test_import_rules(folder):
     rule, exempt = RULES[folder]
-    families = {path.stem for path in (ROOT / "attnkit").glob("*.py")}
     checked = 0
     for path in sorted((ROOT / folder).rglob("*.py")):
         if path.relative_to(ROOT / folder).parts[0] in exempt:
             continue
-        extra = SPECIAL if path == ROOT / "attnkit" / "_special.py" else set()
         for name in imported(ast.parse(path.read_text())):
-            assert allowed(name, rule | extra, families), f"{path.relative_to(ROOT)} must not import {name}"
+            assert allowed(name, rule), f"{path.relative_to(ROOT)} must not import {name}"
         checked += 1
     assert checked, f"no module below {folder}"
 
 
-def test_the_rule_would_notice():
-    rule, _ = RULES["attnkit"]
-    assert not allowed("attnkit_reference", rule, {"softmax"})
-    assert not allowed("numpy", rule, {"softmax"})
-    assert not allowed("attnkit.nn", rule, {"softmax"})
-    assert allowed("attnkit._core.check", rule, {"softmax"})
+@pytest.mark.parametrize("room", FLOORS)
+def test_a_room_of_attnkit_imports_its_own_and_lower_floors(room):
+    """Lazy imports and imports of types too."""
+    rule = {*FLOORS[room].split()} | {room.removesuffix(".py").removesuffix("/__init__").replace("/", ".")} - {
+        "attnkit"
+    }
+    for path in modules(ROOT / room):
+        extra = SPECIAL if path == ROOT / "attnkit/_core/special.py" else set()
+        for name in imported(ast.parse(path.read_text())):
+            assert allowed(name, rule | extra), f"{path.relative_to(ROOT)} must not import {name}"
+
+
+def test_every_module_of_attnkit_is_on_a_floor():
+    rooms = [path for room in FLOORS for path in modules(ROOT / room)]
+    assert len(rooms) == len(set(rooms))
+    homeless = {*modules(ROOT / "attnkit")} - {*rooms}
+    assert {path.relative_to(ROOT / "attnkit").as_posix() for path in homeless} == {"kernels/__init__.py"}
+
+
+def modules(place: Path) -> list[Path]:
+    return sorted(place.rglob("*.py")) if place.is_dir() else [place]
+
+
+def arrows(base: Path, package: str) -> dict[str, set[str]]:
+    """Which modules of a package each of them imports, by name; of what is imported from a package, the module."""
+    files = {".".join(path.relative_to(base).with_suffix("").parts): path for path in modules(base / package)}
+    files = {name.removesuffix(".__init__"): path for name, path in files.items()}
+    graph: dict[str, set[str]] = {}
+    for module, path in files.items():
+        targets = set()
+        for name in imported(ast.parse(path.read_text())):
+            while name and name not in files:
+                name = name.rpartition(".")[0]
+            targets.add(name)
+        graph[module] = targets - {"", module}
+    return graph
+
+
+def circle(graph: dict[str, set[str]]) -> set[str]:
+    """The nodes that are left when those that import, or are imported by, none of the rest are taken away again."""
+    while True:
+        imported_ones = {target for targets in graph.values() for target in targets}
+        ends = {node for node, targets in graph.items() if not targets or node not in imported_ones}
+        if not ends:
+            return {*graph}
+        graph = {node: targets - ends for node, targets in graph.items() if node not in ends}
+
+
+@pytest.mark.parametrize(("base", "package"), [(".", "attnkit"), ("reference", "attnkit_reference")])
+def test_no_circle_of_imports(base, package):
+    graph = arrows(ROOT / base, package)
+    assert len(graph) > 20
+    assert circle(graph) == set()
+
+
+def test_the_rules_would_notice():
+    assert circle({"a": {"b"}, "b": {"a", "c"}, "c": set()}) == {"a", "b"}
+    rule = {*FLOORS["attnkit/ops"].split()}
+    assert not any(
+        allowed(name, rule) for name in ("attnkit_reference", "numpy", "attnkit.nn", "attnkit.softmax_attention")
+    )
+    assert allowed("attnkit._core.check", rule)
 
 
 def test_only_the_special_functions_import_a_library_and_only_when_called():
-    for path in (ROOT / "attnkit").glob("*.py"):
-        tree = ast.parse(path.read_text())
-        top_level = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
-        for name in imported(ast.Module(body=top_level, type_ignores=[])):
-            assert name.partition(".")[0] not in LIBRARIES, f"{path.name} imports {name} at import"
+    """Of what `import attnkit` loads."""
+    for room in ("_core", "ops", "analysis", "landmarks.py"):
+        for path in modules(ROOT / "attnkit" / room):
+            tree = ast.parse(path.read_text())
+            top_level = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+            for name in imported(ast.Module(body=top_level, type_ignores=[])):
+                assert name.partition(".")[0] not in LIBRARIES, f"{path.name} imports {name} at import"
 
 
 @pytest.mark.parametrize("statement", ["", "attnkit.explain", "attnkit.softmax_attention.__doc__"])
