@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnkit_conformance import tolerance
+from attnkit_conformance.model import tolerance
 from benchmarks.cells import BOTH, Cell
 from benchmarks.contenders import Attend, attnkit_call
 

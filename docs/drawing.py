@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 import attnkit
-from attnkit_conformance.op import Op
+from attnkit_conformance.model.op import Op
 
 Array = Any
 Params = Mapping[str, Any]

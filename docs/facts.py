@@ -22,10 +22,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "reference"), str(ROOT / "conformance")]  
 
 import attnkit  # noqa: E402
 from attnkit._core.typing import DEFAULTS  # noqa: E402
-from attnkit_conformance import table  # noqa: E402
 from attnkit_conformance.adapters.base import kernels  # noqa: E402
-from attnkit_conformance.op import Op  # noqa: E402
+from attnkit_conformance.model.op import Op  # noqa: E402
 from attnkit_conformance.opdb import BY_NAME, PUBLIC  # noqa: E402
+from attnkit_conformance.report import table  # noqa: E402
 from docs import measured  # noqa: E402
 
 DOCS = ROOT / "docs"

@@ -11,16 +11,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from attnkit_conformance import adapters, report, table, terminal
+from attnkit_conformance import adapters
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters import transforms
 from attnkit_conformance.adapters.transforms import page
-from attnkit_conformance.case import DTYPES, HAS_BFLOAT16, PROFILES, judged_dtypes
 from attnkit_conformance.core import CaseResult
 from attnkit_conformance.judge import in_order, matcher, planned
+from attnkit_conformance.judge.processes import judge_in_processes
+from attnkit_conformance.model.case import DTYPES, HAS_BFLOAT16, PROFILES, judged_dtypes
 from attnkit_conformance.opdb import OPDB
 from attnkit_conformance.peers import ALL, FAMILIES, REQUIRES
-from attnkit_conformance.processes import judge_in_processes
+from attnkit_conformance.report import files, table, terminal
 
 FOUND = Path("out") / "found"  # failing cases of a search
 COMPILED = ("keras-jax",)  # compiled anew for every shape: peers judges it on the quick profile only
@@ -167,8 +168,8 @@ def exchange_of_files() -> ModuleType:
 def conclude(results: list[CaseResult], chosen: Iterable[Adapter], given: argparse.Namespace) -> int:
     """Terminal, JSON, JUnit, HTML, and the exit status."""
     terminal.show(results)
-    header = report.header(chosen, given.profile)
-    for path, render in ((given.json, report.as_json), (given.junit, report.as_junit), (given.html, report.as_html)):
+    header = files.header(chosen, given.profile)
+    for path, render in ((given.json, files.as_json), (given.junit, files.as_junit), (given.html, files.as_html)):
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(render(results, header))
@@ -219,7 +220,7 @@ def export(given: argparse.Namespace) -> int:
 def write_vectors(given: argparse.Namespace) -> int:
     """Write the test vectors of a release."""
     exchange = exchange_of_files()
-    from attnkit_conformance import vectors
+    from attnkit_conformance.exchange import vectors
 
     count = vectors.write(given.folder)
     print(f"{count} cases written to {given.folder}")
@@ -239,7 +240,7 @@ def compare(given: argparse.Namespace) -> int:
 def peers(given: argparse.Namespace) -> int:
     """Judge peers, shrink what differs, write the page; exit status 1 if something differs without a reason."""
     require("the page of peers", "ml_dtypes")
-    from attnkit_conformance import peers_page
+    from attnkit_conformance.report import peers_page
 
     names = given.names or list(REQUIRES)
     for name in names:

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from attnkit_conformance import tolerance
 from attnkit_conformance.adapter import Adapter, IllFormed, Unsupported, answered, as_numpy
-from attnkit_conformance.case import DTYPES, PROFILES, Case, aligned, is_dtype, numpy_dtype
-from attnkit_conformance.golden import Golden, golden
-from attnkit_conformance.op import Op
+from attnkit_conformance.model import tolerance
+from attnkit_conformance.model.case import DTYPES, PROFILES, Case, aligned, is_dtype, numpy_dtype
+from attnkit_conformance.model.golden import Golden, golden
+from attnkit_conformance.model.op import Op
+from attnkit_conformance.model.tolerance import Limit, Measured
 from attnkit_conformance.opdb import BY_NAME, OPDB
-from attnkit_conformance.tolerance import Limit, Measured
 
 STATUSES = ("pass", "fail", "unsupported", "xfail")
 Failure = tuple[str, str]  # name of the check, message

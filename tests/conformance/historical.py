@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from attnkit_conformance.adapter import Unsupported
-from attnkit_conformance.case import compute_dtype, rounded
+from attnkit_conformance.model.case import compute_dtype, rounded
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_reference._core import Scores, scores, visibility
 

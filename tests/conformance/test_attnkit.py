@@ -14,9 +14,9 @@ import pytest
 
 from attnkit_conformance import adapters
 from attnkit_conformance.adapters.base import implementations
-from attnkit_conformance.case import DTYPES
 from attnkit_conformance.core import CaseResult
 from attnkit_conformance.judge import judge
+from attnkit_conformance.model.case import DTYPES
 from attnkit_conformance.opdb import BY_NAME, OPDB
 
 PARTS: dict[str, tuple[str | None, str]] = {

@@ -9,12 +9,14 @@ import pytest
 
 import attnkit
 import attnkit_reference
-from attnkit_conformance import adapters, core, golden, properties, table, tolerance
+from attnkit_conformance import adapters, core
 from attnkit_conformance.adapters.base import AttnkitAdapter, kernels
-from attnkit_conformance.case import ALIGNMENT, DTYPES
-from attnkit_conformance.judge import XFAILS, ids_of, read_xfails, refuse_unmatched
+from attnkit_conformance.judge import XFAILS, ids_of, properties, read_xfails, refuse_unmatched
+from attnkit_conformance.model import golden, tolerance
+from attnkit_conformance.model.case import ALIGNMENT, DTYPES
 from attnkit_conformance.opdb import BY_NAME, OPDB, PUBLIC
-from attnkit_conformance.samples import HALF_TYPES
+from attnkit_conformance.report import table
+from attnkit_conformance.scenes.attention import HALF_TYPES
 
 ONLY_IN_ATTNKIT = {"explain"}
 WITHOUT_ROW = {"ACTIVATIONS", "RowStatistics", "analysis", "landmarks", "orthogonal_features", "random_rotations"}

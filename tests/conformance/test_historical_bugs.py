@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnkit_conformance import core, properties
-from attnkit_conformance.case import Case
+from attnkit_conformance import core
+from attnkit_conformance.judge import properties
+from attnkit_conformance.model.case import Case
 from attnkit_conformance.opdb import BY_NAME
 from tests.library.arrays import assert_agrees
 

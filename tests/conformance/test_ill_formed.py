@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnkit_conformance import core, processes, properties, worker
+from attnkit_conformance import core
 from attnkit_conformance.__main__ import main
 from attnkit_conformance.adapter import IllFormed
-from attnkit_conformance.adapters import find
+from attnkit_conformance.adapters import find, worker
+from attnkit_conformance.adapters.worker import WorkerAdapter
+from attnkit_conformance.judge import processes, properties
 from attnkit_conformance.opdb import BY_NAME
-from attnkit_conformance.worker import WorkerAdapter
 
 MODULE = """
 class Base:

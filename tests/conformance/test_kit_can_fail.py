@@ -9,10 +9,13 @@ import pytest
 from scipy.special import expit
 
 import attnkit_reference
-from attnkit_conformance import core, golden, properties, samples, tolerance
+from attnkit_conformance import core
 from attnkit_conformance.adapter import Unsupported
-from attnkit_conformance.case import DTYPES, numpy_dtype, rounded
+from attnkit_conformance.judge import properties
+from attnkit_conformance.model import golden, tolerance
+from attnkit_conformance.model.case import DTYPES, numpy_dtype, rounded
 from attnkit_conformance.opdb import BY_NAME, OPDB
+from attnkit_conformance.scenes import attention
 from attnkit_reference._core import scores
 
 COMMON = (
@@ -326,7 +329,7 @@ def test_wrong_adapter_is_caught_by_the_named_check(wrong: Callable[[], Any], op
 
 
 def plain_case(op: str, dtype: str) -> Any:
-    return samples.attention_case(BY_NAME[op], samples.QUICK[0], BY_NAME[op].variants[0], "", dtype)
+    return attention.attention_case(BY_NAME[op], attention.QUICK[0], BY_NAME[op].variants[0], "", dtype)
 
 
 class Shifted(Correct):

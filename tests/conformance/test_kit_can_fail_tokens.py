@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnkit_conformance import core, properties
+from attnkit_conformance import core
+from attnkit_conformance.judge import properties
 from attnkit_conformance.opdb import BY_NAME
 
 from .test_kit_can_fail import Correct, Restless

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnkit_conformance import core, golden, tolerance
-from attnkit_conformance.case import Case, rounded
-from attnkit_conformance.golden import Golden
+from attnkit_conformance import core
+from attnkit_conformance.model import golden, tolerance
+from attnkit_conformance.model.case import Case, rounded
+from attnkit_conformance.model.golden import Golden
 from attnkit_conformance.opdb import BY_NAME, OPDB
-from attnkit_conformance.samples import HALF_TYPES
+from attnkit_conformance.scenes.attention import HALF_TYPES
 from attnkit_reference.linear.attention import elu_plus_one
 
 from .test_kit_can_fail import Correct, common

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import settings
 
 import attnkit_reference
-from attnkit_conformance import core, golden
+from attnkit_conformance import core
 from attnkit_conformance.__main__ import main
-from attnkit_conformance.case import numpy_dtype
+from attnkit_conformance.model import golden
+from attnkit_conformance.model.case import numpy_dtype
 from attnkit_conformance.opdb import BY_NAME, OPDB
 from attnkit_conformance.search import SETTINGS, Search, saved
 from attnkit_conformance.search.strategies import strategy_of

@@ -10,11 +10,11 @@ import pytest
 import attnkit_reference
 from attnkit_conformance import core
 from attnkit_conformance.adapter import Unsupported
-from attnkit_conformance.case import Case
-from attnkit_conformance.disagreements import same, seen
+from attnkit_conformance.model.case import Case
 from attnkit_conformance.opdb import BY_NAME
-from attnkit_conformance.shrink import shrink
-from attnkit_conformance.snippet import snippet
+from attnkit_conformance.peers.disagreements import same, seen
+from attnkit_conformance.report.snippet import snippet
+from attnkit_conformance.search.shrink import shrink
 
 Arrays = Mapping[str, Any]
 

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from attnkit_conformance import core, exchange, golden, judge, report, table
+from attnkit_conformance import core, exchange, judge
 from attnkit_conformance.__main__ import main
 from attnkit_conformance.adapters.numpy import adapters
+from attnkit_conformance.model import golden
+from attnkit_conformance.report import files, table
 
 MINE = """
 import numpy as np
@@ -225,7 +227,7 @@ def test_text_in_the_page_cannot_end_its_script() -> None:
     result = core.CaseResult(
         "qk_layernorm/float32/x", "</script>", "qk_layernorm", "float32", "unsupported", reason="<b>"
     )
-    page = report.as_html([result], report.header([], "quick"))
+    page = files.as_html([result], files.header([], "quick"))
     assert page.count("</script>") == 2
 
 

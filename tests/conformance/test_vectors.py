@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from attnkit_conformance import exchange, vectors
+from attnkit_conformance import exchange
 from attnkit_conformance.__main__ import main
+from attnkit_conformance.exchange import vectors
 from attnkit_conformance.opdb import OPDB
 
 ROOT = Path(__file__).parents[2]

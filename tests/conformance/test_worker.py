@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from attnkit_conformance import core, worker
-from attnkit_conformance.case import numpy_dtype
-from attnkit_conformance.worker import WorkerAdapter
+from attnkit_conformance import core
+from attnkit_conformance.adapters import worker
+from attnkit_conformance.adapters.worker import WorkerAdapter
+from attnkit_conformance.model.case import numpy_dtype
 
 
 def plain_case(op: str, dtype: str) -> Any:

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from attnkit_conformance import tolerance
+from attnkit_conformance.model import tolerance
 from experiments.adafactor import Adafactor
 from experiments.optim import TrainConfig, learning_rate, make_optimizer
 from tests.experiments.stopping import stopped_after

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import attnkit
-from attnkit_conformance import tolerance
+from attnkit_conformance.model import tolerance
 from experiments.counting import multiply_adds, parameters
 from experiments.models.soft import (
     NEWTON_PRODUCTS,

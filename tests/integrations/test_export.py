@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.export import Dim, export
 
 import attnkit
-from attnkit_conformance import tolerance
+from attnkit_conformance.model import tolerance
 from tests.integrations.exports import CASES, Case, arrays, error_of_export, error_of_onnx, exported
 
 BOUND = tolerance.BOUND["float32"] * tolerance.eps("float32")

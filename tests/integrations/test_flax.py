@@ -9,7 +9,7 @@ from flax import nnx
 import attnkit
 import attnkit_reference as reference
 from attnkit.integrations.flax import attention_fn
-from attnkit_conformance import tolerance
+from attnkit_conformance.model import tolerance
 from tests.library.arrays import LAYER, assert_agrees
 
 B, L, HEADS, D = 2, 5, 4, 8

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from attnkit_conformance.adapters.cuda_cpu import CudaOnCpu
-from attnkit_conformance.worker import WorkerAdapter
+from attnkit_conformance.adapters.worker import WorkerAdapter
 from tests.kernels.interpreted import MODE, TARGET
 
 

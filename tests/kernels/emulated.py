@@ -7,7 +7,7 @@ import pytest
 
 from attnkit_conformance import core
 from attnkit_conformance.adapters.cuda_cpu import CudaOnCpu, build
-from attnkit_conformance.case import Case, numpy_dtype
+from attnkit_conformance.model.case import Case, numpy_dtype
 
 if build.missing_compiler():
     pytest.skip(str(build.missing_compiler()), allow_module_level=True)

@@ -14,7 +14,7 @@ import pytest
 
 from attnkit.kernels.cuda import SOURCES, pointwise
 from attnkit.kernels.cuda.launch import Launch, Tiles
-from attnkit_conformance.case import numpy_dtype
+from attnkit_conformance.model.case import numpy_dtype
 
 from .selection import later
 

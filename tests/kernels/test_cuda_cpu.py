@@ -12,8 +12,8 @@ from attnkit_conformance import core
 from attnkit_conformance.adapter import Unsupported
 from attnkit_conformance.adapters.cuda_cpu import CudaOnCpu
 from attnkit_conformance.adapters.cuda_cpu.machine import KernelFault, Machine
-from attnkit_conformance.case import Case
 from attnkit_conformance.judge import judge
+from attnkit_conformance.model.case import Case
 from tests.library.arrays import assert_agrees
 
 from .emulated import assert_found, draw

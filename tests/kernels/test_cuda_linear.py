@@ -11,8 +11,8 @@ from attnkit.kernels.cuda import linear
 from attnkit_conformance import core
 from attnkit_conformance.adapters.cuda_cpu import CudaOnCpu
 from attnkit_conformance.adapters.cuda_cpu.machine import KernelFault
-from attnkit_conformance.case import Case, numpy_dtype
 from attnkit_conformance.judge import judge
+from attnkit_conformance.model.case import Case, numpy_dtype
 from tests.library.arrays import assert_agrees
 
 from .emulated import assert_found, draw

@@ -10,8 +10,8 @@ from attnkit.kernels.cuda import newton
 from attnkit_conformance import core
 from attnkit_conformance.adapters.cuda_cpu import CudaOnCpu
 from attnkit_conformance.adapters.cuda_cpu.machine import Machine
-from attnkit_conformance.case import Case, rounded
 from attnkit_conformance.judge import judge
+from attnkit_conformance.model.case import Case, rounded
 from tests.library.arrays import assert_agrees
 
 from .emulated import assert_found

@@ -11,9 +11,9 @@ from attnkit.kernels.cuda import rows
 from attnkit.kernels.cuda.launch import Launch
 from attnkit_conformance import core
 from attnkit_conformance.adapters.cuda_cpu import CudaOnCpu
-from attnkit_conformance.case import Case, numpy_dtype
 from attnkit_conformance.judge import judge
-from attnkit_conformance.tolerance import growth_of_exponent
+from attnkit_conformance.model.case import Case, numpy_dtype
+from attnkit_conformance.model.tolerance import growth_of_exponent
 from tests.library.arrays import assert_agrees
 
 from .emulated import assert_found, draw

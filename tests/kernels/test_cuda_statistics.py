@@ -11,7 +11,7 @@ from attnkit.kernels.cuda import statistics
 from attnkit_conformance import core
 from attnkit_conformance.adapter import Unsupported
 from attnkit_conformance.adapters.cuda_cpu import CudaOnCpu
-from attnkit_conformance.case import Case, numpy_dtype
+from attnkit_conformance.model.case import Case, numpy_dtype
 from tests.library.arrays import assert_agrees
 
 from .emulated import assert_found, draw

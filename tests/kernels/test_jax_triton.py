@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from attnkit_conformance.adapters.worker import WorkerAdapter
 from attnkit_conformance.judge import judge
-from attnkit_conformance.worker import WorkerAdapter
 
 from .selection import FEW
 

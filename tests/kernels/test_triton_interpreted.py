@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from attnkit_conformance import core
+from attnkit_conformance.adapters.worker import WorkerAdapter
 from attnkit_conformance.judge import judge
-from attnkit_conformance.worker import WorkerAdapter
 
 from .interpreted import MODE, TARGET
 from .selection import FEW, later

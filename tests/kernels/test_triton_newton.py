@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from attnkit_conformance import core
+from attnkit_conformance.adapters.worker import WorkerAdapter
 from attnkit_conformance.judge import judge
-from attnkit_conformance.worker import WorkerAdapter
 
 pytest.importorskip("triton", reason="triton is not installed")
 

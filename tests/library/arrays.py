@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from attnkit_conformance import tolerance
-from attnkit_conformance.families import lowrank_samples, lowrank_softmax_samples
+from attnkit_conformance.families.lowrank import samples, softmax_samples
+from attnkit_conformance.model import tolerance
 
 LAYER = 3.0  # ops of an attention layer that follow one another: projections, attention, the projection of heads
 GENERATOR = np.random.default_rng(3)
@@ -66,10 +66,10 @@ def close(a: Any, b: Any, growth: float = 4.0) -> None:
 def soft_growth(q: Any, landmarks: Any, **params: Any) -> float:
     """What inverting the kernel of these landmarks costs soft_attention, by the kit's rule."""
     arrays = {"q": to_numpy(q), "landmarks": to_numpy(landmarks)}
-    return lowrank_samples.soft_growth(SimpleNamespace(arrays=arrays, params=params))
+    return samples.soft_growth(SimpleNamespace(arrays=arrays, params=params))
 
 
 def nystrom_growth(q: Any, k: Any, **params: Any) -> float:
     """What nystrom_attention's inverse costs, by the kit's rule."""
     case = SimpleNamespace(op="nystrom_attention", arrays={"q": to_numpy(q), "k": to_numpy(k)}, params=params)
-    return lowrank_softmax_samples.nystrom_growth(case)
+    return softmax_samples.nystrom_growth(case)

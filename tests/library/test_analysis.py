@@ -16,7 +16,7 @@ import attnkit
 import attnkit_reference as reference
 from attnkit import analysis
 from attnkit.analysis import rows
-from attnkit_conformance import tolerance
+from attnkit_conformance.model import tolerance
 
 from .arrays import normal, to_numpy
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import attnkit
 import attnkit_reference as reference
 from attnkit.nn import MultiHeadAttention, capture
-from attnkit_conformance import tolerance
+from attnkit_conformance.model import tolerance
 
 from .arrays import LAYER, assert_close
 

@@ -30,10 +30,11 @@ from attnkit.nn.attention import _served
 from attnkit_conformance.adapter import Unsupported
 from attnkit_conformance.adapters.base import implementations
 from attnkit_conformance.adapters.torch import Autograd, Explicit, pulled_back
-from attnkit_conformance.case import Case
 from attnkit_conformance.core import cases, typed_arrays, typed_cotangents
+from attnkit_conformance.model.case import Case
+from attnkit_conformance.model.scene import Scene
 from attnkit_conformance.opdb import BY_NAME, OPDB
-from attnkit_conformance.samples import Scene
+from attnkit_conformance.scenes.attention import scene_case
 
 EXPLICIT = {impl: ops or tuple(BY_NAME) for impl, ops in implementations("torch", gradients=True).items()}
 EXPLICIT["auto"] = EXPLICIT["generic"]
@@ -100,7 +101,7 @@ def test_kernels_for_the_cpu_on_fake_tensors(impl: str, op: str) -> None:
     """With leading axes that broadcast, and a case of the kit, heads in groups where the kernel serves them."""
     row, served = BY_NAME[op], 0
     given = reversed(list(cases(op, "quick", ("float32", "float16"))))
-    broadcast = [row.scene_case(row, BROADCAST, {}, "meta", "float16")] if row.group in ("a", "b", "c") else []
+    broadcast = [scene_case(row, BROADCAST, {}, "meta", "float16")] if row.group in ("a", "b", "c") else []
     for case in (*broadcast, *given):
         if served <= len(broadcast):
             with FakeTensorMode() as mode, suppress(Unsupported):

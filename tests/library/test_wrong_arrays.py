@@ -12,8 +12,8 @@ import torch
 import attnkit
 from attnkit_conformance import core
 from attnkit_conformance.adapters.base import AttnkitAdapter
-from attnkit_conformance.case import Case
-from attnkit_conformance.op import Op
+from attnkit_conformance.model.case import Case
+from attnkit_conformance.model.op import Op
 from attnkit_conformance.opdb import BY_NAME, OPDB
 
 SERVED = "an array of NumPy, torch, JAX, CuPy or array_api_strict"

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attnkit_conformance import table
 from attnkit_conformance.opdb import PUBLIC
+from attnkit_conformance.report import table
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

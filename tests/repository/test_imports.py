@@ -172,7 +172,9 @@ def circle(graph: dict[str, set[str]]) -> set[str]:
         graph = {node: targets - ends for node, targets in graph.items() if node not in ends}
 
 
-@pytest.mark.parametrize(("base", "package"), [(".", "attnkit"), ("reference", "attnkit_reference")])
+@pytest.mark.parametrize(
+    ("base", "package"), [(".", "attnkit"), ("reference", "attnkit_reference"), ("conformance", "attnkit_conformance")]
+)
 def test_no_circle_of_imports(base, package):
     graph = arrows(ROOT / base, package)
     assert len(graph) > 20

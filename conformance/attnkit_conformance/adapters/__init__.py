@@ -13,9 +13,9 @@ from typing import Any
 
 from attnkit_conformance.adapter import Adapter, IllFormed
 from attnkit_conformance.adapters.base import Absent
-from attnkit_conformance.case import DTYPES
+from attnkit_conformance.adapters.worker import WorkerAdapter, load
+from attnkit_conformance.model.case import DTYPES
 from attnkit_conformance.opdb import BY_NAME
-from attnkit_conformance.worker import WorkerAdapter, load
 
 HERE = "attnkit_conformance.adapters"
 METHODS = ("array", "numpy", "call", "vjp")

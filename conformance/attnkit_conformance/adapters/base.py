@@ -14,7 +14,7 @@ import numpy as np
 
 import attnkit
 from attnkit_conformance.adapter import Unsupported
-from attnkit_conformance.op import Op
+from attnkit_conformance.model.op import Op
 from attnkit_conformance.opdb import BY_NAME
 
 Arrays = Mapping[str, Any]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from attnkit_conformance.adapters.base import AttnkitAdapter, implementations
-from attnkit_conformance.case import DTYPES
+from attnkit_conformance.model.case import DTYPES
 
 
 class ReadOnly(AttnkitAdapter):

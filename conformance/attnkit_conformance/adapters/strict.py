@@ -8,7 +8,7 @@ import array_api_strict
 import numpy as np
 
 from attnkit_conformance.adapters.base import Arrays, AttnkitAdapter
-from attnkit_conformance.families.analysis import NEEDS_LINALG
+from attnkit_conformance.families.analysis.row import NEEDS_LINALG
 
 
 class Strict(AttnkitAdapter):

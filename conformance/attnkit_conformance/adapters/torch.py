@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from attnkit_conformance.adapters.base import Arrays, AttnkitAdapter, implementations
-from attnkit_conformance.case import DTYPES, is_dtype, numpy_dtype
+from attnkit_conformance.model.case import DTYPES, is_dtype, numpy_dtype
 from attnkit_conformance.opdb import BY_NAME
 
 

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from attnkit_conformance import errors, lowprecision, tolerance
-from attnkit_conformance.case import Case, generator, rounded
-from attnkit_conformance.families.sparse_lowprecision import GAUSSIAN
-from attnkit_conformance.op import OPTIONAL, QKV, Op, o_only
-from attnkit_conformance.samples import CAUSAL, GQA, Scene, attention_case, attention_samples
+from attnkit_conformance.families.entmax.lowprecision import GAUSSIAN
+from attnkit_conformance.model import errors, lowprecision, tolerance
+from attnkit_conformance.model.case import Case, generator, rounded
+from attnkit_conformance.model.op import OPTIONAL, QKV, Op, o_only
+from attnkit_conformance.model.scene import Scene
+from attnkit_conformance.scenes.attention import CAUSAL, GQA, attention_case, attention_samples
 from attnkit_reference.gaussian import gaussian_rows
 
 OFFSET = 100.0

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from attnkit_conformance import samples, tolerance
-from attnkit_conformance.case import Case, NoDraw, compute_dtype, generator, rounded
-from attnkit_conformance.errors import ErrorSample, zeros
 from attnkit_conformance.families import tokens_lowprecision
-from attnkit_conformance.families.lowrank import calls
-from attnkit_conformance.op import ALL_TOKENS, Op, Tokens, o_only
-from attnkit_conformance.samples import ATTEMPTS, CAUSAL, LENGTH_ARRAY, MARGIN
+from attnkit_conformance.families.lowrank.row import calls
+from attnkit_conformance.model import tolerance
+from attnkit_conformance.model.case import Case, ErrorSample, NoDraw, compute_dtype, generator, rounded
+from attnkit_conformance.model.errors import zeros
+from attnkit_conformance.model.op import ALL_TOKENS, Op, Tokens, o_only
+from attnkit_conformance.scenes import attention
+from attnkit_conformance.scenes.attention import ATTEMPTS, CAUSAL, LENGTH_ARRAY, MARGIN
 from attnkit_reference._core import visibility
 
 Array = np.ndarray
@@ -82,7 +83,7 @@ def memory_case(op: Op, scene: Scene, dtype: str) -> Case:
     return replace(case, cotangents={"o": rounded(rng.standard_normal(out), dtype)})
 
 
-def memory_property(op: Op, scene: samples.Scene, params: Params, label: str, dtype: str) -> Case:
+def memory_property(op: Op, scene: attention.Scene, params: Params, label: str, dtype: str) -> Case:
     """The scene of a property, slots for keys: they are all there for every token."""
     own = Scene(scene.name, scene.L, scene.S, (scene.lead[0], ()), ("key_bias", "value_bias"), params=params)
     return memory_case(op, own, dtype)
@@ -197,7 +198,7 @@ def unit_case(op: Op, scene: Scene, dtype: str) -> Case:
     return replace(case, cotangents={"o": rounded(rng.standard_normal((*lead, T, D)), dtype)})
 
 
-def unit_property(op: Op, scene: samples.Scene, params: Params, label: str, dtype: str) -> Case:
+def unit_property(op: Op, scene: attention.Scene, params: Params, label: str, dtype: str) -> Case:
     """The scene of a property, its mask one of keys and its bias per key: tokens can be moved."""
     of_keys = {"mask": "key_mask", "bias": "bias_per_key"}
     options = tuple(of_keys.get(name, name) for name in scene.options)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from attnkit_conformance import errors, lowprecision, plain_samples, samples
-from attnkit_conformance.op import (
+from attnkit_conformance.model import errors, lowprecision
+from attnkit_conformance.model.op import (
     OPTIONAL,
     QKV,
     Op,
@@ -14,7 +14,9 @@ from attnkit_conformance.op import (
     has_signed_weights,
     o_only,
 )
-from attnkit_conformance.samples import LENGTH_ARRAY, Scene
+from attnkit_conformance.model.scene import Scene
+from attnkit_conformance.scenes import attention, plain
+from attnkit_conformance.scenes.attention import LENGTH_ARRAY
 
 POINTWISE_VARIANTS: tuple[Params, ...] = (
     {},
@@ -39,7 +41,7 @@ OPS = (
         formula="w = gain · n^-alpha · h(s + shift)",
         arguments=QKV,
         outputs=o_only,
-        samples=samples.attention_samples,
+        samples=attention.attention_samples,
         group="a",
         own=("activation", "alpha", "gain", "length", "shift"),
         variants=POINTWISE_VARIANTS,
@@ -58,7 +60,7 @@ OPS = (
         formula="w = relu(s) / (gamma · √(n/2))",
         arguments=QKV,
         outputs=o_only,
-        samples=samples.attention_samples,
+        samples=attention.attention_samples,
         group="a",
         own=("gamma", "length"),
         variants=({}, {"gamma": 0.6, "length": "all"}, {"length": LENGTH_ARRAY}),
@@ -75,7 +77,7 @@ OPS = (
         formula="w = sigmoid(s - log n)",
         arguments=QKV,
         outputs=o_only,
-        samples=samples.attention_samples,
+        samples=attention.attention_samples,
         group="a",
         own=("length",),
         variants=({}, {"length": "all"}, {"length": 20.0}),
@@ -94,7 +96,7 @@ OPS = (
         formula="(x - mean) / √(var + eps) · weight over the head axis of q and of k",
         arguments=("q", "k", "q_weight", "k_weight"),
         outputs=lambda params: ("q_normed", "k_normed"),
-        samples=plain_samples.layernorm_samples,
+        samples=plain.layernorm_samples,
         own=("eps",),
         differentiable=("q", "k", "q_weight", "k_weight"),
         errors=errors.layernorm_errors,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from attnkit_conformance import errors, lowprecision, samples
-from attnkit_conformance.op import OPTIONAL, QKV, Op, always, o_and_lse
+from attnkit_conformance.model import errors, lowprecision
+from attnkit_conformance.model.op import OPTIONAL, QKV, Op, always, o_and_lse
+from attnkit_conformance.scenes import attention
 
 OPS = (
     Op(
@@ -11,7 +12,7 @@ OPS = (
         formula="w = exp(s - m) / Σ exp(s - m)",
         arguments=QKV,
         outputs=o_and_lse,
-        samples=samples.attention_samples,
+        samples=attention.attention_samples,
         group="a",
         own=("return_lse",),
         variants=({}, {"return_lse": True}),

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from attnkit_conformance.case import Case, finfo
-from attnkit_conformance.lowprecision import (
+from attnkit_conformance.model.case import Case, finfo
+from attnkit_conformance.model.lowprecision import (
     ACTIVATIONS,
     COMMON,
     Array,

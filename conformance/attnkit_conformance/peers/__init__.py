@@ -12,7 +12,7 @@ import importlib.util
 from typing import Any
 
 from attnkit_conformance.adapters.base import Absent
-from attnkit_conformance.case import DTYPES
+from attnkit_conformance.model.case import DTYPES
 from attnkit_conformance.peers.gpu_only import GPU_ONLY, absent
 
 HERE = "attnkit_conformance.peers"

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from attnkit_conformance.case import DTYPES
+from attnkit_conformance.model.case import DTYPES
 from attnkit_conformance.peers.base import Source, refusal
 from attnkit_conformance.peers.torch_base import TorchPeer, visible
 

@@ -11,7 +11,7 @@ from importlib import metadata
 from typing import Any
 
 from attnkit_conformance.adapters.base import Absent
-from attnkit_conformance.case import DTYPES
+from attnkit_conformance.model.case import DTYPES
 
 
 @dataclass(frozen=True)

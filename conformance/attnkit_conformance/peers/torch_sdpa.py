@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from attnkit_conformance.adapter import Unsupported
-from attnkit_conformance.case import DTYPES
+from attnkit_conformance.model.case import DTYPES
 from attnkit_conformance.peers.base import Source, refusal
 from attnkit_conformance.peers.torch_base import TorchPeer, visible
 

@@ -21,11 +21,11 @@ from hypothesis.errors import NoSuchExample, Unsatisfiable
 
 from attnkit_conformance import core
 from attnkit_conformance.adapter import Adapter
-from attnkit_conformance.case import Case, numpy_dtype
 from attnkit_conformance.core import CaseResult
-from attnkit_conformance.golden import golden
 from attnkit_conformance.judge import Keep
-from attnkit_conformance.op import Op
+from attnkit_conformance.model.case import Case, numpy_dtype
+from attnkit_conformance.model.golden import golden
+from attnkit_conformance.model.op import Op
 from attnkit_conformance.opdb import OPDB
 from attnkit_conformance.search import saved
 from attnkit_conformance.search.strategies import cases

@@ -12,10 +12,11 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import mutually_broadcastable_shapes
 
-from attnkit_conformance import lowprecision
-from attnkit_conformance.case import Case, NoDraw
-from attnkit_conformance.op import Op
-from attnkit_conformance.samples import GQA, LENGTH_ARRAY, Scene, attention_case, tells
+from attnkit_conformance.model import lowprecision
+from attnkit_conformance.model.case import Case, NoDraw
+from attnkit_conformance.model.op import Op
+from attnkit_conformance.model.scene import Scene
+from attnkit_conformance.scenes.attention import GQA, LENGTH_ARRAY, attention_case, tells
 
 Draw = Any
 Settings = Mapping[str, Any]
@@ -132,7 +133,7 @@ def scenes(draw: Draw, op: Op, arguments: tuple[str, ...]) -> Scene:
 @st.composite
 def attention(draw: Draw, op: Op, dtype: str) -> Case | None:
     """A case of an attention op, its weights, or the statistics of one; None where this draw makes none."""
-    subjects = op.subjects()
+    subjects = op.subjects
     subject = draw(st.sampled_from(subjects)) if subjects else op
     scene, setting = draw(scenes(subject, op.arguments)), draw(settings_of(subject))
     if subjects:

@@ -7,19 +7,17 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from attnkit_conformance import plain_samples
-from attnkit_conformance.case import Case, compute_dtype, generator, rounded
-from attnkit_conformance.families import (
-    analysis_samples,
-    hashing,
-    linear_samples,
-    lowrank_samples,
-    lowrank_softmax_samples,
-    memory,
-    packed,
-)
-from attnkit_conformance.op import Op
-from attnkit_conformance.samples import CAUSAL, GQA
+from attnkit_conformance.families import lsh as hashing
+from attnkit_conformance.families import memory
+from attnkit_conformance.families.analysis import samples
+from attnkit_conformance.families.linear import samples as linear_samples
+from attnkit_conformance.families.lowrank import samples as lowrank_samples
+from attnkit_conformance.families.lowrank import softmax_samples
+from attnkit_conformance.families.packed import row
+from attnkit_conformance.model.case import Case, compute_dtype, generator, rounded
+from attnkit_conformance.model.op import Op
+from attnkit_conformance.scenes import plain
+from attnkit_conformance.scenes.attention import CAUSAL, GQA
 from attnkit_conformance.search.attention import LAYOUTS, LENGTHS, POSITIVE, SEEDS, WIDTHS, optional
 from attnkit_reference.lowrank.soft import gaussian
 
@@ -58,15 +56,15 @@ def soft(draw: Draw, op: Op, dtype: str) -> Case:
 @st.composite
 def nystrom(draw: Draw, op: Op, dtype: str) -> Case:
     scene = draw(lowrank_scene(("key_lengths", "query_mask", "mask", "poison"), m=SMALL))
-    variant = draw(st.sampled_from(lowrank_softmax_samples.NYSTROM_VARIANTS))
-    return lowrank_softmax_samples.nystrom_case(op, scene, dtype, variant)
+    variant = draw(st.sampled_from(softmax_samples.NYSTROM_VARIANTS))
+    return softmax_samples.nystrom_case(op, scene, dtype, variant)
 
 
 @st.composite
 def linformer(draw: Draw, op: Op, dtype: str) -> Case:
     names = ("key_lengths", "query_mask", "mask", "poison", "per_head", "longer", "projection_float32", "dropout_mask")
     scene = draw(lowrank_scene(names, m=SMALL, S=LENGTHS))
-    return lowrank_softmax_samples.linformer_case(op, scene, dtype)
+    return softmax_samples.linformer_case(op, scene, dtype)
 
 
 @st.composite
@@ -134,10 +132,10 @@ def packed_sequences(draw: Draw, op: Op, dtype: str) -> Case:
     if not op.name.startswith("linear"):
         edge = st.one_of(st.none(), st.integers(0, 9))
         params = {**params, **draw(optional(window=st.tuples(edge, edge)))}
-    pack = packed.Pack(
+    pack = row.Pack(
         f"search-{draw(SEEDS)}", queries, keys, (heads * groups, heads), {**params, **(GQA if groups > 1 else {})}
     )
-    return packed.packed_case(op, pack, draw(st.sampled_from(op.variants)), dtype)
+    return row.packed_case(op, pack, draw(st.sampled_from(op.variants)), dtype)
 
 
 @st.composite
@@ -157,7 +155,7 @@ def layernorm(draw: Draw, op: Op, dtype: str) -> Case:
     arrays = {name[0]: size * rng.standard_normal(shape) for name, shape in shapes.items()}
     arrays |= {f"{name}_weight": 1 + 0.3 * rng.standard_normal(d) for name in "qk"}
     dtypes = dict.fromkeys(("q_weight", "k_weight"), compute_dtype(dtype)) if draw(st.booleans()) else {}
-    return plain_samples.build(
+    return plain.build(
         op, f"search-{draw(SEEDS)}", dtype, arrays, draw(optional(eps=POSITIVE)), shapes, dtypes, draw(LAYOUTS)
     )
 
@@ -176,9 +174,7 @@ def regulariser(draw: Draw, op: Op, dtype: str) -> Case:
     if draw(st.booleans()):
         arrays["query_mask"] = rng.random(rows) < 0.6
     params = draw(optional(entropy_cap=POSITIVE, sum_weight=POSITIVE, entropy_weight=POSITIVE))
-    return plain_samples.build(
-        op, f"search-{draw(SEEDS)}", dtype, arrays, params, dict.fromkeys(op.outputs(params), ())
-    )
+    return plain.build(op, f"search-{draw(SEEDS)}", dtype, arrays, params, dict.fromkeys(op.outputs(params), ()))
 
 
 @st.composite
@@ -188,13 +184,13 @@ def analysis(draw: Draw, op: Op, dtype: str) -> Case:
     name = f"{'masked-' if masked else ''}search-{seed}"
     shape = (*draw(LEADS)[0], draw(st.integers(4, 40)), draw(st.integers(1, 40)))
     kind, params = op.name.rpartition(".")[-1], {}
-    if op.name in analysis_samples.SHARES:
-        arrays, params = analysis_samples.weights(name, shape), draw(st.sampled_from(analysis_samples.SHARES[op.name]))
+    if op.name in samples.SHARES:
+        arrays, params = samples.weights(name, shape), draw(st.sampled_from(samples.SHARES[op.name]))
     elif kind == "anisotropy":
-        arrays = analysis_samples.vectors("masked" if masked else name, shape)
+        arrays = samples.vectors("masked" if masked else name, shape)
     elif kind == "variance_ratio":
-        arrays, params = analysis_samples.branch_and_residual(name, shape), {"pooled": draw(st.booleans())}
+        arrays, params = samples.branch_and_residual(name, shape), {"pooled": draw(st.booleans())}
     else:
         x = generator(name).standard_normal((*shape[:-2], shape[-1] % 9 + 1, 12))
         arrays = {"a": gaussian(x, x, 12**-0.5)}
-    return analysis_samples.new_case(op, name, dtype, arrays, params)
+    return samples.new_case(op, name, dtype, arrays, params)

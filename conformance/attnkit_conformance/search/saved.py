@@ -12,7 +12,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from attnkit_conformance.case import Case
+from attnkit_conformance.model.case import Case
 from attnkit_conformance.opdb import BY_NAME
 
 FORMAT = 1

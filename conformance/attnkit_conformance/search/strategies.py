@@ -7,9 +7,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from attnkit_conformance.case import Case, NoDraw
-from attnkit_conformance.op import Op
-from attnkit_conformance.samples import attention_case
+from attnkit_conformance.model.case import Case, NoDraw
+from attnkit_conformance.model.op import Op
 from attnkit_conformance.search import attention, others
 
 Strategy = Callable[[Op, str], st.SearchStrategy[Case | None]]
@@ -32,7 +31,7 @@ def strategy_of(op: Op) -> Strategy:
     name = op.name.removesuffix("_weights")
     if name in OWN:
         return OWN[name]
-    if op.scene_case is attention_case and (op.group or op.subjects()):
+    if op.scene_case is None and (op.group or op.subjects):
         return attention.attention
     for sign, strategy in (("_packed", others.packed_sequences), ("_step", others.step)):
         if name.endswith(sign):

@@ -20,7 +20,7 @@ from attnkit_conformance.adapters.base import Absent, Arrays
 from attnkit_conformance.adapters.cases import POINTWISE, as_pointwise
 from attnkit_conformance.adapters.cuda_cpu.build import Edits, Library, missing_compiler
 from attnkit_conformance.adapters.cuda_cpu.machine import KernelFault, Machine
-from attnkit_conformance.case import DTYPES
+from attnkit_conformance.model.case import DTYPES
 from attnkit_conformance.opdb import BY_NAME
 
 Call = Callable[..., dict[str, Any]]

@@ -17,8 +17,8 @@ import numpy as np
 
 from attnkit_conformance.adapters.base import explain, kernels
 from attnkit_conformance.adapters.transforms.problem import Problem, differentiable, long_problem, problems
-from attnkit_conformance.binding import STATISTICS
-from attnkit_conformance.op import QKV, Op
+from attnkit_conformance.model.binding import STATISTICS
+from attnkit_conformance.model.op import QKV, Op
 
 LIBRARIES = ("torch", "jax")
 LENGTHS = (512, 1024, 1536, 2048)  # where auto may take something else than for a few tokens

@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 
 from attnkit_conformance.adapters.transforms import EITHER, ELSEWHERE, LIBRARIES, REFUSED, RIGHT, Row, Verdict, runner
-from attnkit_conformance.table import split
+from attnkit_conformance.report.table import split
 
 BEGIN, END = "<!-- transforms: begin -->", "<!-- transforms: end -->"
 MARKS = {RIGHT: "✓", REFUSED: "refused", EITHER: "✓ or refused", ELSEWHERE: "GPU"}

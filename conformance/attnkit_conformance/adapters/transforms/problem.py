@@ -14,14 +14,16 @@ from typing import Any
 import numpy as np
 
 import attnkit_reference
-from attnkit_conformance import core, tolerance
-from attnkit_conformance.binding import STATISTICS
-from attnkit_conformance.case import PROFILES, Case, generator
-from attnkit_conformance.golden import Golden, compute, growth_of
-from attnkit_conformance.op import Op
+from attnkit_conformance import core
+from attnkit_conformance.model import tolerance
+from attnkit_conformance.model.binding import STATISTICS
+from attnkit_conformance.model.case import PROFILES, Case, generator
+from attnkit_conformance.model.golden import Golden, compute, growth_of
+from attnkit_conformance.model.op import Op
+from attnkit_conformance.model.scene import Scene
+from attnkit_conformance.model.tolerance import Limit
 from attnkit_conformance.opdb import BY_NAME, OPDB
-from attnkit_conformance.samples import Scene, attention_case, variant_label
-from attnkit_conformance.tolerance import Limit
+from attnkit_conformance.scenes.attention import scene_case, variant_label
 
 ENTRIES = 3  # of the output whose rows of J are judged
 STEP = 1e-6  # h: its fourth power, and eps divided by it, lie below SECOND
@@ -204,7 +206,7 @@ def finite(case: Case) -> bool:
 def settings(op: Op) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Labels and own parameters under which an op is judged: each subject of statistics, each variant of others."""
     if op.binding is STATISTICS:
-        for subject in op.subjects():
+        for subject in op.subjects:
             left_out = () if "v" in op.arguments else subject.outside
             variant = subject.statistics_variant(subject.variants[0], left_out)
             yield subject.name, {"op": subject.name, **variant}
@@ -215,12 +217,12 @@ def settings(op: Op) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 def problems(op: Op) -> Iterator[Problem]:
     """Small cases of an op: three scenes for each of its settings, or samples of its own where it has no scenes."""
-    if op.scene_case is attention_case and (op.group or op.subjects()):
+    if op.scene_case is None and (op.group or op.subjects):
         for label, params in settings(op):
             for scene in SHORT:
                 adapted = op.adapted(scene, params)
                 if adapted is not None:
-                    yield Problem(op.scene_case(op, adapted, params, label, "float64")).moved(AWAY)
+                    yield Problem(scene_case(op, adapted, params, label, "float64")).moved(AWAY)
         return
     for profile in PROFILES:
         own = [case for case in core.cases(op.name, profile, ("float64",)) if finite(case)][:OWN_CASES]
@@ -238,5 +240,5 @@ def long_problem(op: Op, tokens: int) -> Problem:
     lead = ((1, 1),) * 3
     scene = Scene(f"{tokens}x{tokens}", tokens, tokens, d=4, e=3, lead=lead, options=("key_lengths",))
     _, params = next(settings(op))
-    case = op.scene_case(op, op.adapted(scene, params) or scene, params, "long", "float64")
+    case = scene_case(op, op.adapted(scene, params) or scene, params, "long", "float64")
     return Problem(case, LONG_STEP).moved(AWAY)

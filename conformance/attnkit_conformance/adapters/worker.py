@@ -1,0 +1,191 @@
+"""An adapter in a process of its own, for modes that hold for a whole process and for code that may crash.
+
+Cases travel over a pipe as pickled NumPy arrays, bfloat16 as its 16-bit integers. A worker that dies becomes a
+`WorkerDied` with its exit code instead of a hang, and the next call starts a fresh one.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import os
+import socket
+import subprocess
+import sys
+import weakref
+from collections.abc import Mapping
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from attnkit_conformance.adapter import IllFormed, Unsupported, answered
+from attnkit_conformance.model.case import aligned, is_dtype, numpy_dtype
+
+PATIENCE = 600.0  # seconds for one call, compilation included
+FAREWELL = 60.0  # seconds in which a worker whose pipe is closed ends by itself
+
+
+class WorkerDied(RuntimeError):
+    """The worker process ended or stopped answering during a call."""
+
+
+def packed(x: np.ndarray) -> tuple[str, np.ndarray]:
+    """An array as (dtype name, array that pickles without ml_dtypes)."""
+    return x.dtype.name, x.view(np.uint16) if is_dtype(x, "bfloat16") else x
+
+
+def unpacked(pair: tuple[str, np.ndarray]) -> np.ndarray:
+    """Inverse of `packed`."""
+    name, x = pair
+    return x.view(numpy_dtype("bfloat16")) if name == "bfloat16" else x
+
+
+def pack(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """All arrays of a dict, packed."""
+    return {name: packed(x.copy(order="C")) for name, x in arrays.items()}
+
+
+def load(target: str) -> Any:
+    """The object named "package.module:ATTRIBUTE"; a class or function without arguments is called."""
+    module, _, attribute = target.partition(":")
+    found = getattr(importlib.import_module(module), attribute)
+    return found() if isinstance(found, type) or (callable(found) and not hasattr(found, "call")) else found
+
+
+def serve(pipe: Connection, target: str) -> None:
+    """The worker's loop: one message (method, op, arrays, params, cotangents) in, one (kind, value) out."""
+    try:
+        adapter = load(target)
+        declares = getattr(adapter, "unsupported", None) is not None
+        traits = {"dtypes": adapter.dtypes, "errors": getattr(adapter, "errors", False), "declares": declares}
+        traits |= {"description": getattr(adapter, "description", ""), "ops": getattr(adapter, "ops", None)}
+        traits |= {"without": getattr(adapter, "without", ())}
+        pipe.send(("answer", traits))
+    except Exception as error:
+        pipe.send(("error", (type(error).__name__, f"{target}: {error}")))
+        return
+    while True:
+        try:
+            message = pipe.recv()
+        except EOFError:
+            return
+        pipe.send(answer(adapter, *message))
+
+
+def answer(adapter: Any, method: str, op: str, arrays: Any, params: Any, cotangents: Any) -> tuple[str, Any]:
+    """Run one call in the worker."""
+    try:
+        given = {name: adapter.array(aligned(unpacked(x)), x[0]) for name, x in arrays.items()}
+        if method == "unsupported":
+            return "answer", adapter.unsupported(op, given, params)
+        if method == "vjp":
+            pulled = {name: adapter.array(aligned(unpacked(x)), x[0]) for name, x in cotangents.items()}
+            result = adapter.vjp(op, given, params, pulled)
+        else:
+            result = adapter.call(op, given, params)
+        return "answer", pack(answered(adapter, method, result))
+    except Unsupported as refusal:
+        return "unsupported", str(refusal)
+    except IllFormed as error:
+        return "ill-formed", str(error)
+    except Exception as error:
+        return "error", (type(error).__name__, str(error))
+
+
+def end(pipe: Connection, process: subprocess.Popen[bytes]) -> None:
+    """End a worker and wait until it has: closing the pipe tells it to, and one that does not listen is killed."""
+    pipe.close()
+    try:
+        process.wait(FAREWELL)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+class WorkerAdapter:
+    """The adapter `target` = "package.module:ATTRIBUTE" in a process with extra environment variables. The process
+    ends with `close()`, or when this object is no longer used.
+    """
+
+    def __init__(
+        self, name: str, target: str, environment: Mapping[str, str] | None = None, patience: float = PATIENCE
+    ) -> None:
+        self.name, self.target, self.patience = name, target, patience
+        self.environment = dict(environment or {})
+        traits = self.start()
+        self.dtypes: tuple[str, ...] = tuple(traits["dtypes"])
+        self.errors: bool = traits["errors"]
+        self.description: str = traits["description"]
+        self.ops: tuple[str, ...] | None = traits["ops"]
+        self.without: tuple[str, ...] = tuple(traits["without"])
+        self.unsupported = self.declared if traits["declares"] else None
+
+    def start(self) -> Any:
+        """Start the process and wait until it says what it can do."""
+        ours, theirs = socket.socketpair()
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **self.environment}
+        command = [sys.executable, "-m", "attnkit_conformance.adapters.worker", str(theirs.fileno()), self.target]
+        self.process = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()])
+        theirs.close()
+        self.pipe = Connection(ours.detach())
+        self.close = weakref.finalize(self, end, self.pipe, self.process)
+        return self.receive("starting")
+
+    def receive(self, doing: str) -> Any:
+        """The worker's next answer, or the exception that it stands for."""
+        try:
+            if not self.pipe.poll(self.patience):
+                self.process.kill()
+                self.close()
+                raise WorkerDied(f"{self.name}: no answer within {self.patience:g} s while {doing}")
+            kind, value = self.pipe.recv()
+        except (EOFError, ConnectionError):
+            self.close()
+            code = self.process.returncode
+            raise WorkerDied(f"{self.name}: the worker ended with exit code {code} while {doing}") from None
+        if kind == "unsupported":
+            raise Unsupported(value)
+        if kind == "ill-formed":
+            raise IllFormed(value)
+        if kind == "error":
+            known = getattr(builtins, value[0], RuntimeError)
+            raise known(value[1] if known is not RuntimeError else ": ".join(value))
+        return value
+
+    def ask(self, method: str, op: str, arrays: Any, params: Any, cotangents: Any = None) -> Any:
+        """One call in the worker, in a fresh process if the last one is gone."""
+        if self.process.poll() is not None:
+            self.close()
+            self.start()
+        with suppress(ConnectionError):  # the worker has died: receive says how
+            self.pipe.send((method, op, pack(arrays), dict(params), pack(cotangents or {})))
+        return self.receive(f"running {method} of {op}")
+
+    def array(self, x: np.ndarray, dtype: str) -> np.ndarray:
+        """Arrays stay NumPy's on this side; the worker makes them its own."""
+        return x
+
+    def numpy(self, x: np.ndarray) -> np.ndarray:
+        """The worker has already made them NumPy's."""
+        return x
+
+    def call(self, op: str, arrays: Mapping[str, Any], params: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """Outputs, computed in the worker."""
+        return {name: unpacked(x) for name, x in self.ask("call", op, arrays, params).items()}
+
+    def vjp(
+        self, op: str, arrays: Mapping[str, Any], params: Mapping[str, Any], cotangents: Mapping[str, Any]
+    ) -> dict[str, np.ndarray]:
+        """Gradients, computed in the worker."""
+        return {name: unpacked(x) for name, x in self.ask("vjp", op, arrays, params, cotangents).items()}
+
+    def declared(self, op: str, arrays: Mapping[str, Any], params: Mapping[str, Any]) -> str | None:
+        """What the adapter in the worker declares unsupported."""
+        reason: str | None = self.ask("unsupported", op, arrays, params)
+        return reason
+
+
+if __name__ == "__main__":
+    serve(Connection(int(sys.argv[1])), sys.argv[2])

@@ -1,0 +1,199 @@
+"""Golden vectors for implementations in any language: `export` writes them, `compare` judges what others computed.
+
+A folder holds one safetensors file per op. Tensors are named "<case>/in.<argument>", "<case>/cotangent.<output>",
+"<case>/out.<output>" and "<case>/grad.<argument>"; the last two are the float64 golden values, the others have the
+dtype of the case. manifest.json gives parameters, units and bounds, and sha256 of each file; tensors.txt and params.txt
+say the same line by line, for readers without JSON: where each tensor lies, and how far a result may be from it.
+SHA256SUMS covers everything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import deserialize
+from safetensors.numpy import save_file
+
+from attnkit_conformance import core
+from attnkit_conformance.core import CaseResult
+from attnkit_conformance.judge import matcher
+from attnkit_conformance.model import tolerance
+from attnkit_conformance.model.case import DTYPES, Case, is_dtype, numpy_dtype
+from attnkit_conformance.model.golden import golden
+from attnkit_conformance.model.tolerance import Limit
+from attnkit_conformance.opdb import BY_NAME
+from attnkit_conformance.report.files import version
+
+FORMAT = 2  # of the folder; raised when a reader of the one before could not read it
+SEMANTICS = 1  # of docs/semantics.md; raised when the result of a valid call changes
+SUMS = "SHA256SUMS"
+TENSOR_DTYPES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "BOOL": "bool",
+    "I64": "int64", "I32": "int32",
+}  # fmt: skip
+
+
+def tensors_of(case: Case) -> dict[str, np.ndarray]:
+    """Everything that a case is made of, under its names in the file."""
+    op = BY_NAME[case.op]
+    found = {f"in.{name}": case.typed(name) for name in case.arrays}
+    for name, x in case.cotangents.items():
+        found[f"cotangent.{name}"] = x.astype(numpy_dtype(op.output_dtype(name, case.dtype)))
+    found |= {name: limit.golden for name, limit in limits_of(case).items()}
+    return {f"{case.id}/{name}": x.copy(order="C") for name, x in found.items()}
+
+
+def entry(case: Case) -> dict[str, Any]:
+    """A case in the manifest."""
+    described = {
+        name: {"dtype": x.dtype, "unit": x.unit, "bound": x.bound, "second_rule": x.naive_units}
+        for name, x in limits_of(case).items()
+    }
+    return {"id": case.id, "op": case.op, "dtype": case.dtype, "params": dict(case.params), "limits": described}
+
+
+def export(
+    folder: Path, profile: str = "quick", expression: str | None = None, dtypes: tuple[str, ...] = DTYPES
+) -> int:
+    """Write the vectors of all selected cases; returns how many."""
+    keep = matcher(expression)
+    return write(folder, (case for case in core.all_cases(profile, dtypes) if keep(case.id)))
+
+
+def write(folder: Path, cases: Iterable[Case]) -> int:
+    """Write the vectors of `cases`, which come op by op; returns how many. The same cases give the same bytes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files: list[str] = []
+    entries: list[dict[str, Any]] = []
+    places: list[str] = []
+    params: list[str] = []
+    for op, held in itertools.groupby(cases, key=lambda case: case.op):
+        tensors: dict[str, np.ndarray] = {}
+        allowed: dict[str, float] = {}
+        for case in held:
+            tensors |= tensors_of(case)
+            entries.append(entry(case))
+            allowed |= {f"{case.id}/{name}": x.allowed * x.unit for name, x in limits_of(case).items()}
+            params += [
+                f"{case.id} {name} {json.dumps(value, separators=(',', ':'))}" for name, value in case.params.items()
+            ]
+        path = folder / f"{op}.safetensors"
+        save_file(tensors, path)
+        files.append(path.name)
+        places += places_of(path, allowed)
+    if not entries:
+        raise ValueError("nothing selected to export")
+    for name, lines in (("tensors.txt", places), ("params.txt", params)):
+        (folder / name).write_text("".join(f"{line}\n" for line in lines))
+        files.append(name)
+    manifest = {
+        "format": FORMAT,
+        "attnkit": version("attnkit"),
+        "semantics": SEMANTICS,
+        "files": {name: digest(folder / name) for name in files},
+        "cases": entries,
+    }
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
+    (folder / SUMS).write_text("".join(f"{digest(folder / name)}  {name}\n" for name in (*files, "manifest.json")))
+    return len(entries)
+
+
+def limits_of(case: Case) -> dict[str, Limit]:
+    """Golden values with their limits, by the names of their tensors."""
+    truth = golden(case)
+    found = {f"out.{name}": limit for name, limit in truth.outputs.items()}
+    return found | {f"grad.{name}": limit for name, limit in truth.gradients.items()}
+
+
+def places_of(path: Path, allowed: dict[str, float]) -> Iterator[str]:
+    """Lines of tensors.txt, "case tensor file offset bytes dtype shape allowed": offset counts bytes from the
+    beginning of the file, allowed is the largest error that a result may have (nan for what is given).
+    """
+    data = path.read_bytes()
+    start = 8 + int.from_bytes(data[:8], "little")
+    for key, held in sorted(json.loads(data[8:start]).items()):
+        case, _, name = key.rpartition("/")
+        shape, dtype = json.dumps(held["shape"], separators=(",", ":")), TENSOR_DTYPES[held["dtype"]]
+        begin, end = held["data_offsets"]
+        yield f"{case} {name} {path.name} {start + begin} {end - begin} {dtype} {shape} {allowed.get(key, math.nan)!r}"
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def read_tensors(path: Path) -> Iterator[tuple[str, np.ndarray]]:
+    """All tensors of a safetensors file, bfloat16 included."""
+    for name, held in deserialize(path.read_bytes()):
+        if held["dtype"] not in TENSOR_DTYPES:
+            raise ValueError(f"{path}: {name} has dtype {held['dtype']}; expected one of {', '.join(TENSOR_DTYPES)}")
+        kind = numpy_dtype(TENSOR_DTYPES[held["dtype"]])
+        yield name, np.frombuffer(held["data"], dtype=kind).reshape(held["shape"])
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of exported vectors, after all checksums were verified."""
+    path = folder / "manifest.json"
+    if not path.exists():
+        raise ValueError(f"{folder}: no manifest.json; write one with the export command")
+    manifest: dict[str, Any] = json.loads(path.read_text())
+    if manifest.get("format") != FORMAT:
+        raise ValueError(f"{path}: format {manifest.get('format')}; expected {FORMAT}")
+    sums = {name: expected for expected, name in map(str.split, (folder / SUMS).read_text().splitlines())}
+    if sums.get(path.name) != digest(path):
+        raise ValueError(f"{path}: the checksum is not that of {SUMS}")
+    for name, expected in manifest["files"].items():
+        if digest(folder / name) != expected or sums.get(name) != expected:
+            raise ValueError(f"{folder / name}: the checksum is not that of the manifest and of {SUMS}")
+    return manifest
+
+
+def compare(folder: Path, theirs: Path) -> list[CaseResult]:
+    """Judge the tensors in the safetensors files of `theirs` ("<case>/out.o", "<case>/grad.q", ...)."""
+    manifest = read_manifest(folder)
+    held = [folder / name for name in manifest["files"] if name.endswith(".safetensors")]
+    golden_tensors = {name: x for path in held for name, x in read_tensors(path)}
+    paths = sorted(theirs.glob("*.safetensors")) if theirs.is_dir() else [theirs]
+    if not paths or not paths[0].exists():
+        raise ValueError(f"{theirs}: no safetensors files")
+    given = {name: x for path in paths for name, x in read_tensors(path) if "/out." in name or "/grad." in name}
+    unknown = sorted(set(given) - set(golden_tensors))
+    if unknown:
+        raise ValueError(f"{theirs}: {len(unknown)} tensors match no case, the first is {unknown[0]!r}")
+    return [compare_case(item, golden_tensors, given, theirs.name) for item in manifest["cases"]]
+
+
+def compare_case(
+    item: dict[str, Any], golden_tensors: dict[str, np.ndarray], given: dict[str, np.ndarray], name: str
+) -> CaseResult:
+    """The verdict on one case; without any of its tensors it counts as unsupported, without some it fails."""
+    found = core.Findings()
+    present = [output for output in item["limits"] if f"{item['id']}/{output}" in given]
+    for output, held in item["limits"].items():
+        key = f"{item['id']}/{output}"
+        if key not in given:
+            if present and output.startswith("out."):
+                found.fail("names", f"{output} is missing")
+            continue
+        limit = Limit(golden_tensors[key], held["dtype"], held["unit"], held["bound"], held["second_rule"])
+        x = given[key]
+        if x.shape != limit.golden.shape:
+            found.fail("shape", f"{output} has shape {x.shape}; expected {limit.golden.shape}")
+            continue
+        if not is_dtype(x, limit.dtype):
+            found.fail("dtype", f"{output} has dtype {x.dtype.name}; expected {limit.dtype}")
+        measured = tolerance.measure(output, x, limit)
+        found.measured.append(measured)
+        found.failures.extend(measured.failures)
+    status = "fail" if found.failures else "pass" if present else "unsupported"
+    reason = "" if present else "no tensors given"
+    measured_all, failures = tuple(found.measured), tuple(found.failures)
+    return CaseResult(item["id"], name, item["op"], item["dtype"], status, measured_all, failures, reason)

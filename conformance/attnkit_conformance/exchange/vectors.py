@@ -1,0 +1,70 @@
+"""Test vectors for other languages: every op in float32 and float64, small enough to be attached to a release."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from attnkit_conformance import core, exchange
+from attnkit_conformance.model.case import Case
+from attnkit_conformance.model.op import Op, Params
+from attnkit_conformance.model.scene import Scene
+from attnkit_conformance.opdb import OPDB
+from attnkit_conformance.scenes.attention import CAUSAL, GQA, attention_case, fitting, variant_label
+
+DTYPES = ("float32", "float64")
+LARGEST = 125_000  # bytes that a case of the quick profile may take
+LIMIT = 20_000_000  # bytes of all files
+SMALL = (
+    Scene("small-cross", 9, 17, d=5, e=3),
+    Scene("small-causal-padded", 16, 16, d=5, e=3, params=CAUSAL,
+          options=("key_lengths", "query_mask", "bias", "poison")),
+    Scene("small-gqa-mask", 5, 21, d=5, e=3, lead=((2, 4), (2, 2), (2, 2)), params=GQA,
+          options=("mask", "query_mask", "gqa")),
+)  # fmt: skip
+
+
+def cases() -> Iterator[Case]:
+    """All of them, op by op."""
+    for op in OPDB:
+        yield from of_op(op)
+
+
+def of_op(op: Op) -> Iterator[Case]:
+    """Each variant of an op in a small scene, and the quick cases that are not large.
+
+    Ops that do not share scenes have all of their quick cases in float32, and at least the smallest in float64.
+    """
+    for dtype in DTYPES:
+        if dtype in op.dtypes:
+            small, quick = list(small_cases(op, dtype)), list(core.cases(op.name, "quick", (dtype,)))
+            chosen = quick if not small and dtype == "float32" else [case for case in quick if size(case) <= LARGEST]
+            yield from [*small, *chosen] or [min(quick, key=size)]
+
+
+def size(case: Case) -> int:
+    """Bytes of the tensors of a case."""
+    return sum(x.nbytes for x in exchange.tensors_of(case).values())
+
+
+def small_cases(op: Op, dtype: str) -> Iterator[Case]:
+    """The three scenes with the variants in turn; for statistics, in turn with the ops that have them."""
+    subjects = op.subjects
+    if op.scene_case is not None or not (op.group or subjects):
+        return
+    settings: list[Params] = [{"op": of.name, **of.statistics_variant(of.variants[0])} for of in subjects] or list(
+        op.variants
+    )
+    for n in range(max(len(SMALL), len(settings))):
+        setting = settings[n % len(settings)]
+        for scene, variant in fitting(op, [(SMALL[n % len(SMALL)], setting)]):
+            yield attention_case(op, scene, variant, variant_label(variant), dtype)
+
+
+def write(folder: Path) -> int:
+    """Write the vectors; returns how many cases. ValueError if they take more than LIMIT bytes."""
+    count = exchange.write(folder, cases())
+    taken = sum(path.stat().st_size for path in folder.iterdir())
+    if taken > LIMIT:
+        raise ValueError(f"{folder}: {taken} bytes; expected at most {LIMIT}, the folder empty before")
+    return count

@@ -1,0 +1,1 @@
+"""The analyses that take arrays."""

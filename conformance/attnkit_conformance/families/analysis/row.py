@@ -1,0 +1,136 @@
+"""Rows of the op database: the analyses that take arrays. They measure, and have no gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+
+from attnkit_conformance.families.analysis import samples
+from attnkit_conformance.model.binding import Arrays, Binding, Signature, named, split
+from attnkit_conformance.model.case import ErrorSample
+from attnkit_conformance.model.errors import zeros
+from attnkit_conformance.model.op import Op, Params
+
+NEEDS_LINALG = ("analysis.condition_number", "analysis.effective_rank")  # the standard's extension
+
+
+def analysis_forward(module: Any, op: Signature, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+    """`analysis.<name>(...)`."""
+    args, keywords = split(op, arrays, params)
+    return named(op, params, attrgetter(op.name)(module)(*args, **keywords))
+
+
+def analysis_magnitudes(
+    module: Any, op: Signature, arrays: Arrays, params: Arrays, cotangents: Arrays, suffix: str
+) -> dict[str, Any]:
+    """`analysis.<name>_magnitudes(...)`, of the outputs."""
+    args, keywords = split(op, arrays, params)
+    return dict(attrgetter(op.name + suffix)(module)(*args, **keywords))
+
+
+ANALYSIS = Binding(analysis_forward, analysis_magnitudes)
+
+
+def analysis_errors(op: Op) -> Iterator[ErrorSample]:
+    """Dtypes and shapes of the arrays, and the parameter of each."""
+    good = {
+        "weights": zeros(2, 3, 5), "x": zeros(2, 3, 5), "branch": zeros(2, 3, 5), "residual": zeros(2, 3, 5),
+        "a": zeros(2, 3, 3),
+    }  # fmt: skip
+    arrays = {name: good[name] for name in op.arguments}
+    first, params = op.arguments[0], samples.SHARES.get(op.name, ({},))[0]
+    wrong: list[tuple[str, Any, type[Exception], str]] = [
+        (first, zeros(2, 3, 3, dtype=np.int32), TypeError, f"{first}.*int32")
+    ]
+    for mask in op.optional:
+        wrong.append((mask, zeros(2, 1, 1), TypeError, f"{mask}.*float32|{mask}.*boolean"))
+        wrong.append((mask, zeros(7, dtype=bool), ValueError, mask))
+    own: dict[str, list[tuple[str, Any, type[Exception], str]]] = {
+        "percent": [("percent", 0, ValueError, "percent"), ("percent", 101.0, ValueError, "percent")],
+        "percents": [("percents", (1.0, -2.0), ValueError, "percent"), ("percents", ("1",), TypeError, "percent")],
+        "rank": [("rank", 0, ValueError, "rank"), ("rank", 1.5, TypeError, "rank")],
+        "newton_steps": [("newton_steps", -1, ValueError, "newton_steps"), ("a", zeros(2, 3), ValueError, r"\ba\b")],
+        "init_scale": [("init_scale", 0.0, ValueError, "init_scale")],
+        "pooled": [("residual", zeros(2, 3, 4), ValueError, "residual")],
+    }
+    wrong += [sample for name in op.own for sample in own.get(name, [])]
+    if op.name in NEEDS_LINALG:
+        wrong.append(("a", zeros(3, 0), ValueError, r"\ba\b"))
+    for n, (name, value, exception, pattern) in enumerate(wrong):
+        given, options = dict(arrays), dict(params)
+        (given if isinstance(value, np.ndarray) else options)[name] = value
+        yield ErrorSample(f"{name}-{n}", given, options, exception, pattern)
+
+
+def row(
+    name: str,
+    formula: str,
+    arguments: tuple[str, ...],
+    outputs: tuple[str, ...],
+    drawn: Any,
+    own: tuple[str, ...] = (),
+    optional: tuple[str, ...] = (),
+    growth: Any = None,
+) -> Op:
+    def names(params: Params) -> tuple[str, ...]:
+        return outputs
+
+    return Op(
+        name=f"analysis.{name}",
+        formula=formula,
+        arguments=arguments,
+        outputs=names,
+        samples=drawn,
+        own=own,
+        optional=optional,
+        not_differentiable=outputs,
+        compute_outputs=outputs,
+        binding=ANALYSIS,
+        errors=analysis_errors,
+        vjp=False,
+        dropout=False,
+        growth=growth or (lambda case: 1.0),
+    )
+
+
+WEIGHTS, SEEN = ("weights",), ("visible",)
+OPS: tuple[Op, ...] = (
+    row(
+        "concentration", "share of the row sum held by the largest percent of the weights", WEIGHTS, ("share",),
+        samples.weights_samples, ("percent", "fractional"), SEEN,
+    ),
+    row(
+        "concentration_curve", "the same at several percents", WEIGHTS, ("shares",),
+        samples.weights_samples, ("percents", "fractional"), SEEN,
+    ),
+    row(
+        "mass_at_rank", "share of the row sum held by the rank-th largest weight", WEIGHTS, ("share",),
+        samples.weights_samples, ("rank",), SEEN,
+    ),
+    row(
+        "sparsity", "exact zeros among visible pairs, null and dead rows, active keys", WEIGHTS,
+        ("zeros", "null", "dead", "active"), samples.weights_samples, (), SEEN,
+    ),
+    row(
+        "anisotropy", "(‖Σû‖² - Σ‖û‖²) / (m(m - 1)), û = x/‖x‖", ("x",), ("value", "used", "excluded"),
+        samples.anisotropy_samples, (), ("mask",),
+    ),
+    row(
+        "variance_ratio", "Var(branch) / Var(residual)", ("branch", "residual"), ("ratio",),
+        samples.ratio_samples, ("pooled",), ("mask",),
+    ),
+    row(
+        "newton_residuals", "‖A Xₖ A - A‖₂ / ‖A‖₂ in float64", ("a",), ("residuals",),
+        samples.spectra_samples, ("newton_steps", "init_scale"), (), samples.residual_growth,
+    ),
+    row(
+        "condition_number", "σ₁ / σ_min in float64", ("a",), ("condition",),
+        samples.spectra_samples, (), (), samples.condition_growth,
+    ),
+    row(
+        "effective_rank", "exp(-Σ p log p), p = σ/Σσ, in float64", ("a",), ("rank",), samples.spectra_samples,
+    ),
+)  # fmt: skip

@@ -1,0 +1,213 @@
+"""Samples of the analyses: weights with null and dead rows, sets of vectors, branches with residuals, kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attnkit_conformance.model import tolerance
+from attnkit_conformance.model.case import Case, compute_dtype, generator, rounded
+from attnkit_conformance.scenes.attention import QUICK
+from attnkit_reference import newton_inverse
+from attnkit_reference.lowrank.soft import gaussian
+
+if TYPE_CHECKING:
+    from attnkit_conformance.model.op import Op
+
+Array = np.ndarray
+CONDITION_STEP = 32.0
+
+
+def new_case(op: Op, name: str, dtype: str, arrays: Mapping[str, Array], params: Mapping[str, Any]) -> Case:
+    held = {n: rounded(x, dtype) if x.dtype.kind == "f" else x for n, x in arrays.items()}
+    return Case(f"{op.name}/{dtype}/{name}", op.name, dtype, held, params, {}, frozenset({name}))
+
+
+# ---------------------------------------------------------------------------------------- rows of weights
+
+ROWS = (2, 2, QUICK[2].L, QUICK[2].S)
+SHARES: dict[str, tuple[dict[str, Any], ...]] = {
+    "analysis.concentration": ({"percent": 10.0}, {"percent": 2.5, "fractional": True}, {"percent": 100.0}),
+    "analysis.concentration_curve": (
+        {"percents": (0.2, 10.0, 50.0)},
+        {"percents": (1.0, 33.0), "fractional": True},
+        {"percents": (100.0, 1.0, 99.9)},
+    ),
+    "analysis.mass_at_rank": ({"rank": 1}, {"rank": 3}, {"rank": 60}),
+    "analysis.sparsity": ({}, {}, {}),
+}
+
+
+def weights_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
+    """relu and softmax weights, some hidden; besides one key, ties, 257 keys, no keys, no rows, percent·n/100 whole."""
+    params = SHARES[op.name]
+    scenes: list[tuple[str, tuple[int, ...], Mapping[str, Any]]] = [
+        ("relu", ROWS, params[0]),
+        ("masked", ROWS, params[1]),
+    ]
+    if profile == "full":
+        rounded_up = {name: (17.6, 64.4) if name == "percents" else 17.6 for name in params[0] if name != "rank"}
+        scenes += [
+            ("softmax", ROWS, params[2]),
+            ("whole", (2, 375), {**params[0], **rounded_up}),  # 17.6·375/100 is 66, and in float64 a little more
+            ("masked-whole", (3, 40, 100), params[0]),
+            ("masked-broadcast", (2, 2, 7, 100), params[2]),
+            ("one-row", (65,), params[1]),
+            ("one-key", (2, 7, 1), params[0]),
+            ("ties", (2, 7, 63), params[0]),
+            ("wide", (2, 65, 257), params[1]),
+            ("huge", (2, 7, 63), params[0]),
+            ("nothing-visible", (2, 7, 63), params[0]),
+            ("no-keys", (2, 7, 0), params[0]),
+            ("no-rows", (2, 0, 63), params[0]),
+        ]
+    for name, shape, given in scenes:
+        yield new_case(op, name, dtype, weights(name, shape), given)
+
+
+def weights(name: str, shape: tuple[int, ...]) -> dict[str, Array]:
+    rng = generator(f"analysis/{name}")
+    w = np.maximum(rng.standard_normal(shape), 0.0) / max(shape[-1], 1)
+    if name == "softmax":
+        w = np.exp(2.0 * rng.standard_normal(shape))
+        w = w / w.sum(axis=-1, keepdims=True)
+    if name == "ties":
+        w = np.round(4.0 * w * shape[-1]) / 4.0
+    if name == "huge":
+        w = w * 1e4
+    arrays: dict[str, Array] = {"weights": w}
+    if name.startswith("masked"):
+        seen = rng.random((*shape[:-3], 1, *shape[-2:]) if name == "masked-broadcast" else shape) < 0.7
+        seen[..., 2, :] = False
+        w[..., 3, :] = 0.0
+        arrays["visible"] = seen
+        w[~np.broadcast_to(seen, shape)] = np.nan  # nobody may look
+    if name == "nothing-visible":
+        arrays["visible"] = np.zeros(shape[-1], bool)
+    return arrays
+
+
+# ------------------------------------------------------------------------------------------- vectors
+
+
+def anisotropy_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
+    """Vectors around a common direction, with zero vectors and masks; besides random, orthogonal, equal, too few."""
+    yield new_case(op, "narrow", dtype, vectors("narrow", (2, 2, 65, 12)), {})
+    yield new_case(op, "masked", dtype, vectors("masked", (2, 2, 65, 12)), {})
+    if profile == "full":
+        shapes = {
+            "random": (2, 257, 20), "orthogonal": (12, 12), "equal": (2, 7, 12), "one": (3, 1, 12),
+            "zero": (2, 7, 12), "none": (2, 0, 12), "tiny": (2, 7, 12), "one-feature": (2, 65, 1),
+        }  # fmt: skip
+        for name, shape in shapes.items():
+            yield new_case(op, name, dtype, vectors(name, shape), {})
+
+
+def vectors(name: str, shape: tuple[int, ...]) -> dict[str, Array]:
+    rng = generator(f"analysis/{name}")
+    x = rng.standard_normal(shape)
+    if name in ("narrow", "masked"):
+        x = x + 1.0
+        x[..., 3, :] = 0.0
+    if name == "orthogonal":
+        x = 3.0 * np.eye(shape[-1])
+    if name == "equal":
+        x = np.broadcast_to(x[:, :1], shape).copy()
+    if name == "zero":
+        x = np.zeros(shape)
+    if name == "tiny":
+        x = x * 1e-6
+    if name != "masked":
+        return {"x": x}
+    there = rng.random((*shape[:-3], 1, shape[-2])) < 0.7
+    x[~np.broadcast_to(there, shape[:-1])] = np.inf
+    return {"x": x, "mask": there}
+
+
+def ratio_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
+    """Pooled and per token, with padding; besides a mean far from 0, one feature, residuals that do not vary, none."""
+    per_token = {"pooled": False}
+    scenes = [("masked", (2, 65, 12), {}), ("per-token", (2, 65, 12), per_token)]
+    if profile == "full":
+        scenes += [
+            ("plain", (2, 65, 12), {}),
+            ("masked-per-token", (2, 65, 12), per_token),
+            ("offset", (4, 65, 20), {}),
+            ("offset-per-token", (4, 65, 20), per_token),
+            ("one-feature", (2, 65, 1), {}),
+            ("flat", (2, 7, 12), {}),
+            ("flat-token", (2, 7, 12), per_token),
+            ("all-masked", (2, 7, 12), {}),
+            ("all-masked-per-token", (2, 7, 12), per_token),
+            ("empty", (2, 0, 12), {}),
+        ]
+    for name, shape, params in scenes:
+        yield new_case(op, name, dtype, branch_and_residual(name, shape), params)
+
+
+def branch_and_residual(name: str, shape: tuple[int, ...]) -> dict[str, Array]:
+    rng = generator(f"analysis/{name}")
+    branch, residual = 0.5 * rng.standard_normal(shape), rng.standard_normal(shape)
+    if name.startswith("offset"):
+        branch, residual = branch + 8.0, residual - 8.0
+    if name == "flat":
+        residual = np.ones(shape)
+    if name == "flat-token":
+        residual[1, 2] = 2.0
+    arrays: dict[str, Array] = {"branch": branch, "residual": residual}
+    if "masked" in name:
+        there = rng.random(shape[:-1]) < (0.0 if name.startswith("all") else 0.6)
+        arrays["mask"] = there
+        branch[~there], residual[~there] = np.nan, np.inf
+    return arrays
+
+
+# ------------------------------------------------------------------------------------------- spectra
+
+
+def spectra_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
+    """Kernels of spread and of clustered landmarks; besides identity, ones, zero, one entry, matrices not square."""
+    names = ["spread", "clustered"]
+    if profile == "full":
+        names += ["identity", "one", "no-leading-axes", "few-steps"]
+        names += ["ones", "zero"] if op.name != "analysis.condition_number" else []  # σ_min is 0, but for rounding
+        names += ["wide", "tall"] if op.name != "analysis.newton_residuals" else []
+    for name in names:
+        few = {"newton_steps": 3, "init_scale": 0.5} if op.name == "analysis.newton_residuals" else {}
+        yield new_case(op, name, dtype, {"a": kernel(name)}, few if name == "few-steps" else {})
+
+
+def kernel(name: str) -> Array:
+    rng, m = generator(f"analysis/{name}"), 1 if name == "one" else 9
+    if name in ("wide", "tall"):
+        return rng.standard_normal((3, 5, 9) if name == "wide" else (3, 9, 5))
+    if name in ("identity", "ones", "zero"):
+        return {"identity": np.eye(m), "ones": np.ones((m, m)), "zero": np.zeros((m, m))}[name]
+    x = rng.standard_normal((m, 12) if name == "no-leading-axes" else (2, 3, m, 12))
+    if name == "clustered":
+        x = x[..., :1, :] + 0.5 * x
+    return gaussian(x, x, 12**-0.5)
+
+
+def condition(case: Case) -> float:
+    return float(np.max(np.linalg.cond(case.arrays["a"])))
+
+
+def in_double(case: Case, growth: float) -> float:
+    """Growth of what is computed in float64 and rounded once: as much less as float64 is finer than the output."""
+    return max(1.0, growth * tolerance.eps("float64") / tolerance.eps(compute_dtype(case.dtype)))
+
+
+def condition_growth(case: Case) -> float:
+    """κ: σ_min carries an error of eps·σ₁."""
+    return in_double(case, condition(case))
+
+
+def residual_growth(case: Case) -> float:
+    """1 + κ/32 with κ = max ‖A‖₂‖X‖₂, as for newton_inverse."""
+    a = case.arrays["a"]
+    x = newton_inverse(a, newton_steps=case.params.get("newton_steps", 20))
+    largest = np.linalg.norm(a, 2, axis=(-2, -1)) * np.linalg.norm(x, 2, axis=(-2, -1))
+    return in_double(case, 1.0 + float(largest.max()) / CONDITION_STEP)

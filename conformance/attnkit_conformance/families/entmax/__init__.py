@@ -1,0 +1,1 @@
+"""Sparsemax, α-entmax, ReLA and SimA."""

@@ -1,0 +1,251 @@
+"""Samples of sparsemax, entmax, ReLA and SimA, with what golden values need to know of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attnkit_conformance.model import lowprecision, tolerance
+from attnkit_conformance.model.case import Case, NoDraw, compute_dtype, generator, rounded
+from attnkit_conformance.scenes.attention import (
+    ATTEMPTS,
+    CAUSAL,
+    GQA,
+    LENGTH_ARRAY,
+    MARGIN,
+    Scene,
+    attention_case,
+    attention_samples,
+)
+from attnkit_reference import _core as reference
+from attnkit_reference.entmax import entmax_rows
+from attnkit_reference.rela import rela_rows
+
+if TYPE_CHECKING:
+    from attnkit_conformance.model.op import Op
+
+Array = np.ndarray
+
+ALPHAS = (
+    1.0,
+    1.2,
+    1.25,
+    1.4,
+    1.5,
+    2.0,
+)  # of arrays; between 1.5 and 2 the slope at the edge of the support is infinite
+EXACT_ALPHAS = (1.5, 2.0)  # as numbers they are exact on exact scores, ties with the threshold included
+STEEP = Scene("steep", 4, 3, lead=((1, 2),) * 3, options=("far",))
+SINGLE = Scene("single", 1, 1, e=1, lead=((3, 4),) * 3, options=("bias",))  # no sums: bfloat16 can tell them from 0
+MANY = Scene("many-keys", 3, 2048, size=0.3, options=("positive_values",))  # sums over a support of hundreds of keys
+NEAR_ONE = (Scene("near-one", 63, 65), Scene("near-one-causal", 65, 65, params=CAUSAL))
+
+
+def drawn(case: Case, name: str, shape: tuple[int, ...]) -> Array:
+    """Standard normal numbers that depend on the scene and the variant, but not on the dtype."""
+    return generator(f"{case.id.split('/', 2)[2]}/{name}").standard_normal(shape)
+
+
+def with_array(case: Case, name: str, x: Array, dtype: str) -> Case:
+    """The case with one more array, in a dtype of its own, in place of a parameter that asks for it."""
+    params = {n: value for n, value in case.params.items() if n != name}
+    return replace(
+        case, params=params, arrays={**case.arrays, name: rounded(x, dtype)}, dtypes={**case.dtypes, name: dtype}
+    )
+
+
+# ---------------------------------------------------------------------------------------------- sparsemax, entmax
+
+
+def entmax_complete(case: Case) -> Case:
+    """An α per query or per head where the variant asks for an array; among them 1, whose gradient is a limit. Scores
+    are integers, which often lie on the threshold, only where α is exact."""
+    if "integers" in case.tags and case.params.get("alpha", 1.5) not in (1.0, *EXACT_ALPHAS):
+        moved = {n: case.arrays[n] + 0.1 * drawn(case, n, case.arrays[n].shape) for n in ("q", "k")}
+        case = replace(case, arrays={**case.arrays, **{n: rounded(x, case.dtype) for n, x in moved.items()}})
+    return settled(with_alpha(case))
+
+
+def with_alpha(case: Case) -> Case:
+    if case.params.get("alpha") != LENGTH_ARRAY:
+        return case
+    leading, queries = lowprecision.case_scores(case, with_v=False).n.shape[:-1], case.arrays["q"].shape[-2]
+    per_head = bool(leading) and "mask" in case.arrays
+    shape = (leading[-1], 1, 1) if per_head else (queries, 1)
+    order = np.argsort(drawn(case, "alpha", (int(np.prod(shape)),)))
+    return with_array(case, "alpha", np.take(ALPHAS, order % len(ALPHAS)).reshape(shape), compute_dtype(case.dtype))
+
+
+def alphas_of(case: Case) -> Any:
+    """The α of a case, as entmax_attention takes it."""
+    if lowprecision.subject(case) == "sparsemax_attention":
+        return 2.0
+    return case.arrays.get("alpha", case.params.get("alpha", 1.5))
+
+
+def settled(case: Case) -> Case:
+    """The case with other queries where rounding could move a score across the threshold of its row: nonzero and, for
+    α > 1.5 and for entropy, slopes jump there. A query is replaced by its features in another order, with other signs.
+    """
+    alpha = alphas_of(case)
+    if "integers" in case.tags and not isinstance(alpha, np.ndarray) and alpha in EXACT_ALPHAS:
+        return case
+    rng, q = generator(f"{case.id.split('/', 2)[2]}/settled"), case.arrays["q"].copy()
+    for _ in range(ATTEMPTS):
+        case = replace(case, arrays={**case.arrays, "q": q})
+        rows = reference.reduce_to(near_threshold(case, alpha)[..., None], (*q.shape[:-1], 1), 1, np.logical_or)[..., 0]
+        if not np.any(rows):
+            return case
+        q = q.copy()
+        q[rows] = rng.permuted(q[rows], axis=-1) * rng.choice([-1.0, 1.0], q[rows].shape)
+    raise NoDraw(f"{case.id}: {np.sum(rows)} queries stay near the threshold of their rows")
+
+
+def near_threshold(case: Case, alpha: Any) -> Array:
+    """Rows (..., L) with a score so near to the threshold that rounding decides on which side it lies."""
+    given = {**case.arrays, **case.params}
+    common = {name: given[name] for name in lowprecision.COMMON if name in given and not name.startswith("dropout")}
+    rows = entmax_rows("sample", given["q"], given["k"], alpha=alpha, **common)
+    sc = rows.scores
+    above = np.broadcast_to(alpha, (*sc.n.shape, 1)) - 1.0
+    top = np.max(sc.s, axis=-1, keepdims=True, initial=-np.inf, where=sc.visible)
+    compared = sc.visible & np.isfinite(sc.s) & np.isfinite(top) & (above > 0)
+    size = abs(sc.scale) * (np.abs(sc.q) @ np.abs(np.swapaxes(sc.k, -1, -2)))
+    size = np.where(compared, size + (0.0 if sc.bias is None else np.abs(np.where(compared, sc.bias, 0.0))), 0.0)
+    below = np.where(compared, sc.s, 0.0) - np.where(np.isfinite(top), top, 0.0)
+    largest = np.max(rows.w, axis=-1, keepdims=True, initial=0.0)
+    distance = np.abs(above * below + np.where(above > 0, largest**above, 1.0))
+    margin = np.maximum(MARGIN * (1.0 + above * (size + np.max(size, axis=-1, keepdims=True, initial=0.0))), 0.0)
+    return np.any(compared & (distance < (0.01 if "far" in case.tags else margin)), axis=-1)
+
+
+def entmax_growth(case: Case) -> float:
+    """D: 1/(α-1) for the smallest α above 1; besides, scores have errors eps·|s|, and so have weights."""
+    alphas = np.ravel(alphas_of(case))
+    sc = lowprecision.case_scores(case, with_v=False)
+    largest = float(np.max(np.abs(sc.s), initial=0.0, where=sc.visible & np.isfinite(sc.s)))
+    return float(1.0 / (np.min(alphas[alphas != 1], initial=2.0) - 1.0) + tolerance.growth_of_exponent(largest) - 1.0)
+
+
+def steep(params: Any) -> bool:
+    """α > 1.5: a small weight is t^{1/(α-1)} with t a difference, and its gradient does not vanish with it."""
+    alpha = params.get("alpha", 1.5)
+    return isinstance(alpha, str) or alpha > 1.5
+
+
+def entmax_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
+    """The scenes of attention; α near 1 where the bound of the dtype can still tell right from wrong; α = 1.75; a row
+    with so many weights that sums in a half type lose them.
+    """
+    yield from attention_samples(op, dtype, profile)
+    if profile == "full":
+        yield attention_case(op, MANY, {}, "", dtype)
+    if profile == "full" and "alpha" in op.own:
+        yield attention_case(op, STEEP, {"alpha": 1.75}, "alpha=1.75", dtype)
+    if profile == "full" and "alpha" in op.own and dtype in ("float64", "float32"):
+        for scene in NEAR_ONE:
+            for alpha in (1.01, 1.05):
+                yield attention_case(op, scene, {"alpha": alpha}, f"alpha={alpha}", dtype)
+
+
+# ---------------------------------------------------------------------------------------------- rela
+
+
+def rela_complete(case: Case) -> Case:
+    """norm_weight, and gate_weight where the variant asks for it."""
+    leading, features = lowprecision.case_scores(case).n.shape[:-1], case.arrays["v"].shape[-1]
+    if case.params.get("norm_axis", "hidden") == "hidden" and leading:
+        features *= leading[-1]
+    dtype = compute_dtype(case.dtype) if "bias_float32" in case.tags else case.dtype
+    gated = case.params.get("gate_weight") == LENGTH_ARRAY
+    case = with_array(case, "norm_weight", 1 + 0.3 * drawn(case, "norm_weight", (features,)), dtype)
+    return with_array(case, "gate_weight", drawn(case, "gate_weight", (features,)), dtype) if gated else case
+
+
+def rela_growth(case: Case) -> float:
+    """D: 1 + max|exponent|/16 of the gate, x counted as Σ w |v|."""
+    if "gate_weight" not in case.arrays:
+        return 1.0
+    common = {n: x for n, x in (*case.arrays.items(), *case.params.items()) if n in lowprecision.COMMON}
+    rows = rela_rows("sample", case.arrays["q"], case.arrays["k"], case.arrays["v"], **common)
+    largest = np.max(reference.attend(rows, absolute=True), initial=0.0) * np.max(np.abs(case.arrays["gate_weight"]))
+    return tolerance.growth_of_exponent(float(largest))
+
+
+def of_masks(case: Case) -> tuple[Array, Array, dict[str, Array]]:
+    """Null queries (..., L), unseen keys (..., S), and where the gradients of the inputs are exactly 0."""
+    sc = lowprecision.case_scores(case)
+    null, unseen = np.asarray(~sc.visible.any(-1)), np.asarray(~sc.visible.any(-2))
+    by = {"q": (null, 1), "k": (unseen, sc.groups), "v": (unseen, sc.groups)}
+    zeros = {
+        name: reference.reduce_to(hidden[..., None], (*case.arrays[name].shape[:-1], 1), groups, np.logical_and)
+        for name, (hidden, groups) in by.items()
+        if name in case.arrays
+    }
+    if "bias" in case.arrays:
+        zeros["bias"] = reference.reduce_to(~sc.visible, case.arrays["bias"].shape, 1, np.logical_and)
+    return null, unseen, zeros
+
+
+def rela_zeros(case: Case) -> tuple[dict[str, Array], dict[str, Array]]:
+    """A token is 0 if none of its heads sees a key."""
+    null, _, gradients = of_masks(case)
+    return {"o": (np.logical_and.reduce(null, axis=-2) if null.ndim > 1 else null)[..., None]}, gradients
+
+
+# ---------------------------------------------------------------------------------------------- sima
+
+
+PADDED = ("key_lengths", "query_mask", "poison")
+SIMA_QUICK = (
+    Scene("cross", 65, 100),
+    Scene("self-padded", 64, 64, options=PADDED),
+    Scene("gqa-padded", 7, 63, lead=((2, 4), (2, 2), (2, 2)), params=GQA, options=(*PADDED, "gqa")),
+)
+SIMA = (
+    *SIMA_QUICK,
+    Scene("1x1", 1, 1),
+    Scene("1x257", 1, 257),
+    Scene("65x1-single", 65, 1, d=1, e=1),  # gradients of one summand, which bfloat16 can tell from 0
+    Scene("1x65-single", 1, 65, d=1, e=1),
+    Scene("63x65", 63, 65, d=17, e=5),
+    Scene("100x257", 100, 257, d=64, e=32, lead=((1, 2),) * 3),
+    Scene("key-lengths", 63, 65, options=("key_lengths", "poison")),
+    Scene("key-mask", 65, 100, options=("key_mask", "poison")),
+    Scene("key-mask-1d", 2, 63, options=("key_mask_1d", "poison")),
+    Scene("query-mask", 65, 63, options=("query_mask", "poison")),
+    Scene("huge", 63, 65, size=12.0),
+    Scene("tiny", 63, 65, size=1e-2),
+    Scene("integers", 33, 35, d=3, options=("integers",)),
+    Scene("nothing", 2, 65, size=0.0),
+    Scene("positive-values", 2, 257, options=("positive_values",)),
+    Scene("transposed", 63, 65, layout="transposed"),
+    Scene("strided", 65, 65, layout="strided"),
+    Scene("no-leading-axes", 63, 65, lead=((), (), ())),
+    Scene("broadcast", 63, 2, lead=((3, 1), (1, 2), (2,))),
+    Scene("gqa", 63, 65, lead=((2, 6), (2, 2), (2, 2)), params=GQA, options=("gqa",)),
+    Scene("mqa", 65, 63, lead=((2, 3), (2, 1), (2, 1)), params=GQA, options=("gqa", "key_mask")),
+    Scene("empty-queries", 0, 65, options=("poison",)),
+    Scene("empty-keys", 63, 0, options=("poison",)),
+)  # fmt: skip
+
+
+def sima_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
+    """Masks of keys and of queries, self and cross, groups of heads."""
+    for scene in SIMA_QUICK if profile == "quick" else SIMA:
+        yield attention_case(op, scene, {}, "", dtype)
+
+
+def sima_adapt(scene: Scene, params: Mapping[str, Any]) -> Scene:
+    """The scene without bias and causality, its mask one of keys."""
+    options = tuple("key_mask" if name == "mask" else name for name in scene.options if name != "bias")
+    return replace(scene, options=options, params={n: x for n, x in scene.params.items() if n != "causal"})
+
+
+def sima_zeros(case: Case) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Masked queries and keys."""
+    null, unseen, gradients = of_masks(case)
+    return {"o": null[..., None], "w": null[..., None] | unseen[..., None, :]}, gradients

@@ -1,0 +1,1 @@
+"""Linear, cosine, Performer and efficient attention."""

@@ -1,0 +1,275 @@
+"""Rows of the op database: linear, cosine, Performer and efficient attention, whole and step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from attnkit_conformance.families.linear import lowprecision
+from attnkit_conformance.families.linear import samples as linear_samples
+from attnkit_conformance.families.linear.samples import INITIAL, LEVELS, parts_of
+from attnkit_conformance.model import errors
+from attnkit_conformance.model.binding import Arrays, Binding, Signature, split
+from attnkit_conformance.model.case import ErrorSample
+from attnkit_conformance.model.errors import GOOD, D, E, L, S, wrong, zeros
+from attnkit_conformance.model.op import QKV, STATEFUL, Op, Params
+from attnkit_conformance.model.scene import Scene
+from attnkit_conformance.scenes import attention
+from attnkit_conformance.scenes.attention import LENGTH_ARRAY
+
+# ------------------------------------------------------------------------------- calls with states
+
+
+def with_state(keywords: dict[str, Any], name: str) -> dict[str, Any]:
+    """The parts of a state among the keywords as the tuple `name`, which is absent without any."""
+    parts = [keywords.pop(INITIAL + part) for part in ("S", "z", "c", "m") if INITIAL + part in keywords]
+    return {**keywords, name: tuple(parts)} if parts else keywords
+
+
+def apart(op: Signature, params: Arrays, state: tuple[Any, ...], prefix: str = "") -> dict[str, Any]:
+    """A state by the names of its parts."""
+    return {prefix + name: x for name, x in zip(parts_of(op.name, params), state, strict=True)}
+
+
+def linear_forward(module: Any, op: Signature, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+    args, keywords = split(op, arrays, params)
+    answer = getattr(module, op.name)(*args, **with_state(keywords, "initial_state"))
+    if not params.get("return_state"):
+        return {op.outputs(params)[0]: answer}
+    return {"o": answer[0], **apart(op, params, answer[1])}
+
+
+def linear_backward(
+    module: Any, op: Signature, arrays: Arrays, params: Arrays, cotangents: Arrays, suffix: str
+) -> dict[str, Any]:
+    args, keywords = split(op, arrays, params)
+    returns = keywords.pop("return_state", False)
+    dstate = tuple(cotangents[name] for name in parts_of(op.name, params)) if returns else None
+    keywords = with_state(keywords, "initial_state")
+    found = dict(getattr(module, op.name + suffix)(*args, cotangents["o"], dstate=dstate, **keywords))
+    found |= apart(op, params, found.pop("initial_state", None) or (), INITIAL) if "initial_state" in found else {}
+    return found | (apart(op, params, found.pop("state")) if "state" in found else {})
+
+
+def step_forward(module: Any, op: Signature, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+    args, keywords = split(op, arrays, params)
+    keywords = with_state(keywords, "state")
+    o, state = getattr(module, op.name)(keywords.pop("state", None), *args, **keywords)
+    return {"o_t": o, **apart(op, params, state)}
+
+
+def step_backward(
+    module: Any, op: Signature, arrays: Arrays, params: Arrays, cotangents: Arrays, suffix: str
+) -> dict[str, Any]:
+    args, keywords = split(op, arrays, params)
+    keywords = with_state(keywords, "state")
+    dstate = tuple(cotangents[name] for name in parts_of(op.name, params))
+    function = getattr(module, op.name + suffix)
+    found = dict(function(keywords.pop("state", None), *args, cotangents["o_t"], dstate=dstate, **keywords))
+    found |= apart(op, params, found.pop("state"), INITIAL) if "state" in found else {}
+    return found | (apart(op, params, found.pop("next_state")) if "next_state" in found else {})
+
+
+LINEAR = Binding(linear_forward, linear_backward)
+STEP = Binding(step_forward, step_backward)
+
+
+# ---------------------------------------------------------------------------------------------- errors
+
+STATE = {f"{INITIAL}S": zeros(2, 2, D, E), f"{INITIAL}z": zeros(2, 2, D)}
+
+
+def common_errors(op: Op) -> Iterator[ErrorSample]:
+    """What group a refuses as far as it is known here; bias, window and dropout are not."""
+    known = ("mask-", "key-", "query-", "q-", "causal-", "features-", "tokens-", "gqa-", "one-axis", "batch-", "heads-",
+             "dtypes-", "unexpected", "impl-", "no-dropout")  # fmt: skip
+    extra = {"projection": zeros(3, D)} if "projection" in op.arguments else {}
+    plain = replace(op, arguments=tuple(name for name in op.arguments if name in GOOD))
+    for sample in errors.attention_errors(plain):
+        if sample.name.startswith(known):
+            yield replace(sample, arrays={**sample.arrays, **extra})
+    for name, arrays, params, exception, pattern in (
+        ("bias", {"bias": zeros(L, S)}, {}, ValueError, "unexpected argument 'bias'"),
+        ("window", {}, {"window": (1, 1)}, ValueError, "unexpected argument 'window'"),
+        *(() if "scale" in op.own else (("scale", {}, {"scale": 1.0}, ValueError, "unexpected argument 'scale'"),)),
+        *(() if op.name.endswith("_weights") else own_errors(op)),
+    ):
+        yield wrong(plain, f"own-{name}", exception, pattern, params, **{**extra, **arrays})
+
+
+def own_errors(op: Op) -> Iterator[tuple[str, Mapping[str, Any], Params, type[Exception], str]]:
+    """Chunks and states."""
+    same = {"q": zeros(2, 2, S, D)}
+    first = {f"{INITIAL}S": zeros(2, 2, D, E + 1), f"{INITIAL}z": zeros(2, 2, D)}
+    yield "chunk-size-zero", {}, {"chunk_size": 0}, ValueError, "chunk_size"
+    yield "chunk-size-half", {}, {"chunk_size": 0.5}, TypeError, "chunk_size"
+    yield "causal-with-state", STATE, {"causal": True}, ValueError, "initial_state.*causal"
+    yield "state-of-one-part", {**same, f"{INITIAL}S": STATE[f"{INITIAL}S"]}, {}, ValueError, r"initial_state.*\(S, z"
+    yield "state-shape", first, {}, ValueError, "initial_state"
+    yield "return-state", {}, {"return_state": 1}, TypeError, "return_state"
+
+
+def linear_errors(op: Op) -> Iterator[ErrorSample]:
+    """The same with the parameters of linear_attention."""
+    yield from common_errors(op)
+    yield wrong(op, "feature-map", ValueError, "feature_map.*elu_plus_one", {"feature_map": "elu"})
+    yield wrong(
+        op, "normalize-identity", ValueError, "normalize.*identity", {"feature_map": "identity", "normalize": True}
+    )
+    yield wrong(op, "normalize-number", TypeError, "normalize", {"normalize": 1})
+    yield wrong(op, "eps-negative", ValueError, "eps", {"eps": -1.0})
+    yield wrong(op, "scale-nan", ValueError, "scale", {"scale": float("nan")})
+
+
+def cosine_errors(op: Op) -> Iterator[ErrorSample]:
+    yield from common_errors(op)
+    yield wrong(op, "eps-negative", ValueError, "eps", {"eps": -1.0})
+
+
+def performer_errors(op: Op) -> Iterator[ErrorSample]:
+    """The same with a projection that does not fit, and the parameters of the kernel."""
+    yield from common_errors(op)
+    plain = replace(op, arguments=tuple(name for name in op.arguments if name in GOOD))
+    good = {"projection": zeros(3, D)}
+    yield wrong(plain, "projection-width", ValueError, "projection", projection=zeros(3, D + 1))
+    yield wrong(plain, "projection-heads", ValueError, "projection", projection=zeros(3, 3, D))
+    yield wrong(plain, "projection-integer", TypeError, "projection", projection=zeros(3, D, dtype=np.int32))
+    yield wrong(plain, "kernel-unknown", ValueError, "kernel.*softmax", {"kernel": "exp"}, **good)
+    yield wrong(plain, "eps-negative", ValueError, "eps", {"eps": -1.0}, **good)
+
+
+def efficient_errors(op: Op) -> Iterator[ErrorSample]:
+    yield from (sample for sample in common_errors(op) if sample.name != "mask-float")  # there is no bias to point to
+    yield wrong(op, "mask-float", TypeError, "mask", mask=zeros(1, S))
+    yield wrong(op, "mask-of-pairs", ValueError, "mask.*key mask", mask=zeros(L, S, dtype=bool))
+
+
+# ---------------------------------------------------------------------------------------------- rows
+
+RESUMED: Params = {"initial_state": LENGTH_ARRAY, "return_state": True, "chunk_size": 32}
+KEPT: Params = {"return_state": True}
+TOKENS = ("mask", "key_lengths", "query_mask")
+STATES = ("S", "z", "c", "m")
+
+
+def any_scene(scene: Scene, params: Params) -> Scene | None:
+    return linear_samples.adapt(scene, params, scaled=True, pairs=True)
+
+
+def no_scale(scene: Scene, params: Params) -> Scene | None:
+    return linear_samples.adapt(scene, params, scaled=False, pairs=True)
+
+
+def key_masks(scene: Scene, params: Params) -> Scene | None:
+    return linear_samples.adapt(scene, params, scaled=False, pairs=False)
+
+
+def row(name: str, formula: str, group: str, **own: Any) -> Op:
+    """An op with states."""
+    parts = tuple(INITIAL + part for part in ("S", "z", *((LEVELS[name],) if name in LEVELS else ())))
+    opposite: tuple[tuple[Scene, Params], ...] = tuple((scene, {}) for scene in linear_samples.OPPOSITE)
+    given = {"arguments": QKV, "variants": ({}, KEPT, {"chunk_size": 5}, RESUMED), "extra": opposite, **own}
+    return Op(
+        name=name,
+        formula=formula,
+        outputs=linear_samples.outputs(name),
+        samples=attention.attention_samples,
+        group=group,
+        outside=(*STATEFUL, *parts),
+        optional=(*TOKENS, *parts),
+        differentiable=(*QKV, *parts),
+        compute_outputs=STATES,
+        binding=LINEAR,
+        complete=linear_samples.complete,
+        shapes=linear_samples.shapes,
+        zeros=linear_samples.zeros,
+        weights=True,
+        statistics=True,
+        dropout=False,
+        **{**given, "own": (*given.get("own", ()), *STATEFUL)},
+    )
+
+
+def step_of(op: Op) -> Op:
+    """The row of `<op>_step`."""
+    own = tuple(name for name in op.own if name not in (*STATEFUL, "normalize"))
+    variants = tuple({n: x for n, x in variant.items() if n in own} for variant in op.variants)
+    parts = tuple(name for name in op.differentiable if name.startswith(INITIAL))
+    return Op(
+        name=f"{op.name}_step",
+        formula=f"one more token of `{op.name}`: (state, q_t, k_t, v_t) → (o_t, state)",
+        arguments=("q_t", "k_t", "v_t", *op.arguments[3:]),
+        outputs=lambda params: ("o_t", *parts_of(op.name, params)),
+        samples=linear_samples.step_samples,
+        own=own,
+        variants=tuple(v for n, v in enumerate(variants) if v not in variants[:n]),
+        differentiable=("q_t", "k_t", "v_t", *parts),
+        compute_outputs=STATES,
+        binding=STEP,
+        growth=linear_samples.step_growth,
+        naive=None if op.naive is None else lowprecision.step(op.naive),
+        dropout=False,
+    )
+
+
+LINEAR_ATTENTION = row(
+    "linear_attention",
+    "w = φ(q)·φ(k) / (Σ_j φ(q)·φ(k) + eps)",
+    "b",
+    own=("feature_map", "normalize", "eps", "scale"),
+    variants=(
+        {},
+        {"feature_map": "relu", "eps": 0.1},
+        {"feature_map": "identity", "scale": -0.3},
+        RESUMED,
+        {"normalize": False, "return_state": True, "scale": 0.05},
+        {"feature_map": "identity", **RESUMED},
+        {"feature_map": "relu", "chunk_size": 5, **KEPT},
+    ),
+    errors=linear_errors,
+    adapt=any_scene,
+    naive=lowprecision.LINEAR,
+    signed=lambda params: params.get("feature_map") == "identity" or params.get("scale", 1.0) < 0,
+)
+COSINE = row(
+    "cosine_attention",
+    "w = (1 + cos(q, k)) / (max(n + Σ_j cos(q, k_j), 0) + 1e-6)",
+    "b",
+    own=("eps",),
+    variants=({}, KEPT, {"chunk_size": 5}, RESUMED, {"eps": 3.0}),
+    errors=cosine_errors,
+    adapt=linear_samples.without_kinks,
+    naive=lowprecision.COSINE,
+)
+PERFORMER = row(
+    "performer_attention",
+    "w = φ(q)·φ(k) / Σ_j φ(q)·φ(k), φ random features of exp(q·k/√d)",
+    "b",
+    arguments=(*QKV, "projection"),
+    own=("kernel", "eps"),
+    variants=({}, {"kernel": "relu"}, {"chunk_size": 5}, RESUMED, {"kernel": "relu", **RESUMED}, KEPT),
+    errors=performer_errors,
+    adapt=no_scale,
+    growth=linear_samples.performer_growth,
+    naive=lowprecision.PERFORMER,
+)
+EFFICIENT = row(
+    "efficient_attention",
+    "o = Σ_c softmax(q)_c · (Σ_j e^k_jc v_j) / (Σ_j e^k_jc)",
+    "c",
+    extra=(  # bfloat16 can tell dk from 0 in one row of many keys
+        *((scene, {}) for scene in linear_samples.OPPOSITE),
+        *((scene, {"chunk_size": 5}) for scene in attention.FULL if scene.name == "1x257"),
+    ),
+    errors=efficient_errors,
+    adapt=key_masks,
+    growth=linear_samples.efficient_growth,
+    naive=lowprecision.efficient,
+)
+
+OPS: tuple[Op, ...] = tuple(
+    found for op in (LINEAR_ATTENTION, COSINE, PERFORMER, EFFICIENT) for found in (op, step_of(op))
+)

@@ -1,0 +1,245 @@
+"""Samples of linear, cosine, Performer and efficient attention, with what golden values need to know of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import attnkit_reference
+from attnkit_conformance.model import lowprecision
+from attnkit_conformance.model.binding import FIELDS
+from attnkit_conformance.model.case import Case, compute_dtype, generator, rounded
+from attnkit_conformance.model.scene import Scene
+from attnkit_conformance.model.tolerance import growth_of_exponent
+from attnkit_conformance.scenes.attention import LENGTH_ARRAY, valid_keys
+from attnkit_reference._core import reduce_to
+
+if TYPE_CHECKING:
+    from attnkit_conformance.model.op import Op
+
+Array = np.ndarray
+Params = Mapping[str, Any]
+
+INITIAL = "initial_"
+FEATURES = 8  # of Performer
+SIZES = {"opposite-near": 0.25, "opposite-far": 1.5}  # of two keys that point away from each other
+OPPOSITE = tuple(Scene(name, 1, 2, d=4, e=1, lead=((1, 1),) * 3) for name in SIZES)
+NOT_TAKEN = {"bias", "bias_per_key", "bias_inf", "bias_float32", "dropout_mask"}
+LEVELS = {"performer_attention": "c", "efficient_attention": "m"}  # the last part of a state
+
+
+# ---------------------------------------------------------------------------------------------- scenes
+
+
+def adapt(scene: Scene, params: Params, scaled: bool, pairs: bool) -> Scene | None:
+    """The scene without bias, window and dropout, and without the scale or mask of pairs that an op does not take."""
+    dropped = {"bias_per_key", "bias_inf", "bias_float32", "dropout_mask"} & set(scene.options)
+    alone = {"window", "dropout"} & set(scene.params) and scene.name != "everything"
+    if dropped or alone or scene.name == "bias" or ("scale" in scene.params and len(scene.params) == 1 and not scaled):
+        return None
+    kept = {name: x for name, x in scene.params.items() if name not in ("window", "dropout")}
+    if not scaled:
+        kept.pop("scale", None)
+    options = tuple(name for name in scene.options if name not in NOT_TAKEN)
+    if not pairs and {"mask", "mask_2d", "mask_nothing"} & set(options):
+        changed = {"mask": "key_mask", "mask_2d": "key_mask_1d", "mask_nothing": "key_mask"}
+        options = tuple(changed.get(name, name) for name in options)
+    scene = replace(scene, params=kept, options=options)
+    return resumable(scene, params) if {"initial_state", "return_state"} & set(params) else scene
+
+
+def resumable(scene: Scene, params: Params) -> Scene | None:
+    """A scene for a call with states: query heads of a group share their keys; causal has as many queries as keys."""
+    if "initial_state" in params and scene.params.get("causal") and scene.L != scene.S:
+        return None
+    if "gqa" in scene.options:
+        return replace(scene, options=tuple("mask_2d" if name == "mask" else name for name in scene.options))
+    return scene
+
+
+def without_kinks(scene: Scene, params: Params) -> Scene | None:
+    """Cosine attention: keys that point away exactly have weights that are nothing but rounding."""
+    return None if "integers" in scene.options or scene.d == 1 else adapt(scene, params, scaled=False, pairs=True)
+
+
+# ---------------------------------------------------------------------------------------------- arrays
+
+
+def complete(case: Case) -> Case:
+    """The case with a projection and an initial state where they are asked for, in the compute dtype."""
+    name = case.params.get("op", case.op)
+    name = name.removesuffix("_weights")
+    rng = generator(f"{case.id.split('/', 2)[2]}/own")
+    arrays, params = dict(case.arrays), dict(case.params)
+    wide = compute_dtype(case.dtype)
+    added: dict[str, Array] = {}
+    for scene in SIZES.keys() & case.tags:
+        for n, x in opposite(scene, name).items():
+            arrays[n] = rounded(np.broadcast_to(x, arrays[n].shape), case.dtype)
+    if name == "performer_attention":
+        added["projection"] = attnkit_reference.orthogonal_features(FEATURES, arrays["k"].shape[-1], 1)
+    if params.pop("initial_state", None) == LENGTH_ARRAY:
+        added |= {INITIAL + part: x for part, x in state_arrays(name, params, arrays, rng).items()}
+    return replace(
+        case,
+        params=params,
+        arrays={**arrays, **{n: rounded(x, wide) for n, x in added.items()}},
+        dtypes={**case.dtypes, **dict.fromkeys(added, wide)},
+    )
+
+
+def opposite(scene: str, name: str) -> dict[str, Array]:
+    """q, k and v whose gradients have few and equal signs to add up: bfloat16 can tell them from 0."""
+    q, k = np.array([0.25, 0.125, 0.125, 0.125]), np.array([1.0, -1.0, -1.0, -1.0])
+    if name == "cosine_attention":  # a right angle, along axes: nothing is left of the projections
+        q, k = np.eye(4)[:2]
+    if name == "performer_attention" and scene == "opposite-near":  # one feature outweighs the others
+        omega = attnkit_reference.orthogonal_features(FEATURES, 4, 1)[0]
+        q = omega / np.linalg.norm(omega)
+    return {"q": q[None], "k": SIZES[scene] * np.stack([k, -k]), "v": np.array([[1.0], [-1.0]])}
+
+
+def state_arrays(name: str, params: Params, arrays: Mapping[str, Array], rng: np.random.Generator) -> dict[str, Array]:
+    """A state as some keys may have left it: z positive, in cosine attention a count above the length of the rest."""
+    leading: tuple[int, ...] = np.broadcast_shapes(arrays["k"].shape[:-2], arrays["v"].shape[:-2])
+    d, e = arrays["k"].shape[-1], arrays["v"].shape[-1]
+    f = d + 1 if name == "cosine_attention" else FEATURES if name == "performer_attention" else d
+    found = {"S": rng.standard_normal((*leading, f, e)), "z": 1 + rng.random((*leading, f))}
+    found["z"][..., 0] += 8
+    if name == "efficient_attention":
+        found["m"] = rng.standard_normal((*leading, d))
+    elif name == "performer_attention" and params.get("kernel") != "relu":
+        found["c"] = rng.standard_normal(leading)
+    return found
+
+
+def parts_of(op: str, params: Params) -> tuple[str, ...]:
+    """Names of the parts of a state."""
+    level = LEVELS.get(op.removesuffix("_step"), "")
+    return ("S", "z") if not level or params.get("kernel") == "relu" else ("S", "z", level)
+
+
+def outputs(op: str) -> Any:
+    """Names of outputs: o, and the parts of the state where it is asked for."""
+    return lambda params: ("o", *(parts_of(op, params) if params.get("return_state") else ()))
+
+
+def shapes(op: Op, case: Case) -> dict[str, tuple[int, ...]]:
+    """Shapes of the parts of a state, from the reference."""
+    if not case.params.get("return_state"):
+        return {}
+    return {name: x.shape for name, x in op.binding.forward(attnkit_reference, op, case.arrays, case.params).items()}
+
+
+# ---------------------------------------------------------------------------------------------- golden values
+
+
+def zeros(case: Case) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Null rows see neither a key nor a state; hidden keys have no query and no place in a state."""
+    sc = lowprecision.case_scores(case)
+    null, unseen = np.asarray(~sc.visible.any(-1)), np.asarray(~sc.visible.any(-2))
+    if "initial_S" in case.arrays:
+        null = np.broadcast_to(~case.arrays.get("query_mask", np.asarray(True)), null.shape)
+    if case.params.get("return_state"):
+        unseen = np.broadcast_to(~valid_keys(case.arrays, sc.visible.shape[-1]), unseen.shape)
+    rows = {name: null[..., None] if name == "o" else null for name in ("o", *FIELDS)}
+    gradients = {"q": reduce_to(null[..., None], (*case.arrays["q"].shape[:-1], 1), 1, np.logical_and)}
+    for name in ("k", "v"):
+        if name in case.arrays:
+            shape = (*case.arrays[name].shape[:-1], 1)
+            gradients[name] = reduce_to(unseen[..., None], shape, sc.groups, np.logical_and)
+    return {**rows, "w": ~sc.visible}, gradients
+
+
+def finite(x: Array) -> Array:
+    """x without what padding holds."""
+    return np.where(np.isfinite(x), x, 0.0)
+
+
+def performer_growth(case: Case) -> float:
+    """1 + max(|ω·x̃| + ‖x̃‖²/2)/16: an exponent has a rounding error of that size times eps before anything cancels."""
+    if case.params.get("kernel") == "relu":
+        return 1.0
+    omega, largest = case.arrays["projection"], 0.0
+    for x in (finite(case.arrays["q"]), finite(case.arrays["k"])):
+        y = x * x.shape[-1] ** -0.25
+        size = np.abs(y) @ np.abs(omega).T + 0.5 * np.sum(y * y, axis=-1, keepdims=True)
+        largest = max(largest, float(np.max(size, initial=0.0)))
+    return growth_of_exponent(largest)
+
+
+def efficient_growth(case: Case) -> float:
+    """1 + max(largest - smallest)/16 of k over the tokens and of q over its features."""
+    spread = 0.0
+    for x, axis in ((finite(case.arrays["q"]), -1), (finite(case.arrays["k"]), -2)):
+        if x.size:
+            spread = max(spread, float(np.max(np.ptp(x, axis=axis))))
+    return growth_of_exponent(spread)
+
+
+# ---------------------------------------------------------------------------------------------- steps
+
+
+def step_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
+    """One token: from nothing, from a state, with shared heads and leading axes that broadcast."""
+    Named = tuple[str, tuple[int, ...], tuple[int, ...], bool, Params]
+    quick: list[Named] = [("state", (2, 4), (2, 2), True, op.variants[0])]
+    more: list[Named] = [("first", (2, 2), (2, 2), False, op.variants[0])]
+    more += [(f"state-{n}", (2, 2), (1, 2), True, variant) for n, variant in enumerate(op.variants[1:])]
+    more += [(name, (1, 1), (1, 1), True, op.variants[0]) for name in SIZES]
+    more += [("no-heads", (), (), True, op.variants[0]), ("one-feature", (3,), (3,), True, op.variants[-1])]
+    for name, of_q, of_k, state, variant in quick if profile == "quick" else quick + more:
+        yield step_case(op, name, dtype, (of_q, of_k), state, variant)
+
+
+def step_case(
+    op: Op, name: str, dtype: str, leading: tuple[tuple[int, ...], ...], state: bool, variant: Params
+) -> Case:
+    rng = generator(f"step/{name}")
+    of_q, of_k = leading
+    d, e = (1, 3) if name == "one-feature" else (4, 1) if name in SIZES else (12, 20)
+    own = op.name.removesuffix("_step")
+    arrays = {
+        "q_t": 0.5 * rng.standard_normal((*of_q, d)),
+        "k_t": 0.5 * rng.standard_normal((*of_k, d)),
+        "v_t": rng.standard_normal((*of_k, e)),
+    }
+    extra: dict[str, Array] = {}
+    if own == "performer_attention":
+        extra["projection"] = attnkit_reference.orthogonal_features(FEATURES, d, 1)
+    if state:
+        tokens = {"k": arrays["k_t"][..., None, :], "v": arrays["v_t"][..., None, :]}
+        extra |= {INITIAL + part: x for part, x in state_arrays(own, variant, tokens, rng).items()}
+    if name in SIZES:  # after the token that points the other way
+        arrays = {f"{n}_t": x[:1].reshape((1, 1, -1)) for n, x in opposite(name, own).items()}
+        before = {**arrays, **extra, "k_t": -arrays["k_t"], "v_t": -arrays["v_t"]}
+        before = {n: x for n, x in before.items() if not n.startswith(INITIAL)}
+        kept = op.binding.forward(attnkit_reference, op, before, variant)
+        extra |= {INITIAL + n: x for n, x in kept.items() if n != "o_t"}
+    wide = compute_dtype(dtype)
+    held = {n: rounded(x, dtype) for n, x in arrays.items()} | {n: rounded(x, wide) for n, x in extra.items()}
+    params = {**variant, **({"enable_gqa": True} if name == "state" else {})}
+    case = Case(f"{op.name}/{dtype}/{name}", op.name, dtype, held, params, {}, frozenset({name}),
+                dict.fromkeys(extra, wide))  # fmt: skip
+    answer = op.binding.forward(attnkit_reference, op, case.arrays, case.params)
+    cotangents = {n: rounded(rng.standard_normal(x.shape), op.output_dtype(n, dtype)) for n, x in answer.items()}
+    if name in SIZES:  # what comes through the output outweighs the rest
+        cotangents = {n: x if n == "o_t" else x / 8 for n, x in cotangents.items()}
+    return replace(case, cotangents=cotangents)
+
+
+def step_growth(case: Case) -> float:
+    """As for whole sequences of one token; beside it the distance of its exponents from the level of the state."""
+    arrays = {"q": case.arrays["q_t"][..., None, :], "k": case.arrays["k_t"][..., None, :]}
+    arrays |= {name: x for name, x in case.arrays.items() if name == "projection"}
+    whole = replace(case, arrays=arrays)
+    if case.op.startswith("performer"):
+        return performer_growth(whole)
+    if case.op.startswith("efficient"):
+        level = finite(case.arrays.get("initial_m", np.zeros(1)))
+        apart = float(np.max(np.abs(arrays["k"])) + np.max(np.abs(level)))
+        return efficient_growth(whole) + apart / 16
+    return 1.0

@@ -1,0 +1,1 @@
+"""SOFT, Nyström and Linformer attention."""

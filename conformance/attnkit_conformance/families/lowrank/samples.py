@@ -1,0 +1,313 @@
+"""Samples of SOFT, its inverse and its samplers, with what golden values need to know of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attnkit_conformance.model.case import Case, compute_dtype, generator, rounded
+from attnkit_conformance.scenes import attention
+from attnkit_reference import newton_inverse
+from attnkit_reference.lowrank.soft import differences, gaussian
+
+if TYPE_CHECKING:
+    from attnkit_conformance.model.op import Op
+
+Array = np.ndarray
+Shape = tuple[int, ...]
+EXPONENT_STEP, CONDITION_STEP = 16.0, 32.0
+GAUSSIANS = 3.0  # P, A and P again: their relative errors add
+HALVES = ("float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Shapes, masks and parameters of one low-rank case; `lead` are the leading axes of q, v (and k), landmarks."""
+
+    name: str
+    n: int  # tokens, queries
+    m: int = 9  # landmarks, slots
+    S: int = 0  # keys, where they are not the tokens
+    d: int = 12
+    e: int = 20
+    lead: tuple[Shape, ...] = ((2, 2), (2, 2), (2, 2))
+    size: float = 1.0  # standard deviation of q, k and landmarks
+    options: tuple[str, ...] = ()
+    params: Mapping[str, Any] = field(default_factory=dict)
+    layout: str = "contiguous"
+    quick: bool = False
+
+    @property
+    def leading(self) -> Shape:
+        return self.lead[0] if "gqa" in self.options else np.broadcast_shapes(*self.lead)
+
+
+UNROLLED = {"inverse_grad": "unrolled"}
+APART = {"apart": 12.0, "far-apart": 100.0}  # norm of landmarks that are orthogonal
+MASKS = ("key_lengths", "query_mask", "mask")
+SOFT = (
+    Scene("cross", 65, quick=True),
+    Scene("padded", 64, options=("key_lengths", "landmark_mask", "poison"), params=UNROLLED, quick=True),
+    Scene("init-scale", 63, m=7, options=("init_scale",), params={**UNROLLED, "newton_steps": 4}, quick=True),
+    Scene("small", 65, m=7, size=0.2),
+    Scene("small-unrolled", 65, m=7, size=0.2, params=UNROLLED),
+    Scene("small-ridge", 65, m=9, size=0.2, params={"ridge": 0.01, **UNROLLED}),
+    Scene("few-steps", 63, params={**UNROLLED, "newton_steps": 3}),
+    Scene("no-steps", 63, params={**UNROLLED, "newton_steps": 0}),
+    Scene("init-scale-implicit", 63, m=7, options=("init_scale",)),
+    Scene("large", 65, size=3.0),
+    Scene("paper", 196, m=49, d=32, e=32, lead=((1, 2),) * 3),
+    Scene("tokens-as-landmarks", 33, m=16, options=("first",), size=2.0),
+    Scene("duplicates", 33, m=8, options=("duplicates",)),
+    Scene("query-mask", 65, options=("query_mask", "poison")),
+    Scene("key-mask", 65, options=("mask", "poison"), params=UNROLLED),
+    Scene("all-masks", 65, options=(*MASKS, "landmark_mask", "poison")),
+    Scene("no-landmark", 7, m=3, options=("no_landmark", "poison")),
+    Scene("as-printed", 12, m=12, options=("first", "far"), params={"init_scale": 1.0}),
+    Scene("apart", 24, m=12, options=("apart",)),  # A = I to rounding: o = Pᵀ P v
+    Scene("far-apart", 24, m=12, options=("far-apart",)),
+    Scene("one-token", 1, m=1),
+    Scene("scalar", 1, m=1, e=1),  # no sum cancels: half types can tell the gradients from 0
+    Scene("no-leading-axes", 63, lead=((), (), ())),
+    Scene("broadcast", 33, lead=((2, 1), (3, 1, 2), (1, 2))),
+    Scene("transposed", 65, layout="transposed"),
+    Scene("strided", 65, layout="strided"),
+    Scene("empty", 0, m=3),
+    Scene("no-landmarks-axis", 5, m=0),
+)  # fmt: skip
+
+
+def of_property(scene: attention.Scene) -> Scene:
+    """The scene of a property as one of here: without bias and causality, its mask one of keys."""
+    options = tuple(name for name in scene.options if name in MASKS)
+    return Scene(scene.name, scene.S, S=scene.S, d=scene.d, e=scene.e, lead=scene.lead, options=options)
+
+
+def masks_of(scene: Scene, S: int, rng: np.random.Generator) -> dict[str, Array]:
+    """The masks that a scene asks for; the last item has no valid key, or no query."""
+    lead = scene.leading
+    made: dict[str, Array] = {}
+    if "key_lengths" in scene.options:
+        shape = (*lead[:-1], 1)
+        made["key_lengths"] = np.linspace(S * 0.8, 0, int(np.prod(shape))).astype(np.int64).reshape(shape)
+    if "query_mask" in scene.options:
+        made["query_mask"] = rng.random((*lead[:-1], 1, scene.n)) < 0.7
+        made["query_mask"][-1] = False  # nobody looks at the keys of this item
+    if "mask" in scene.options:
+        made["mask"] = rng.random((*lead[:-1], 1, 1, S)) < 0.7
+    return made
+
+
+def valid_keys(arrays: Mapping[str, Array], leading: Shape, S: int) -> Array:
+    """Keys (leading..., S) that mask and key_lengths allow."""
+    keys = np.ones((*leading, S), bool)
+    if "mask" in arrays:
+        keys &= arrays["mask"][..., 0, :]
+    if "key_lengths" in arrays:
+        keys &= np.arange(S) < arrays["key_lengths"][..., None]
+    return keys
+
+
+def valid_queries(arrays: Mapping[str, Array], leading: Shape, n: int) -> Array:
+    return np.broadcast_to(arrays.get("query_mask", np.ones(n, bool)), (*leading, n))
+
+
+def finished(op: Op, scene: Scene, dtype: str, case: Case, hidden: Mapping[str, Array], out: Shape) -> Case:
+    """Rounded arrays, NaN and infinities where nothing may be read, and a cotangent."""
+    held = {n: rounded(x, case.dtype_of(n)) if x.dtype.kind == "f" else x for n, x in case.arrays.items()}
+    if "poison" in scene.options:
+        for name, rows in hidden.items():
+            if name in held:
+                held[name] = held[name].copy()
+                held[name][rows] = np.resize([np.nan, np.inf, -np.inf], held[name].shape[-1])
+    rng = generator(f"{op.name}/{case.id}/cotangents".replace(dtype, ""))
+    cotangents = {name: rounded(rng.standard_normal(out), dtype) for name in op.outputs(case.params)}
+    wanted = (*op.arguments, *op.optional)
+    kept = {n: x for n, x in held.items() if n in wanted}
+    return replace(case, arrays=kept, cotangents=cotangents if op.vjp else {})
+
+
+def new_case(op: Op, scene: Scene, dtype: str, arrays: Mapping[str, Array], params: Any, label: str = "") -> Case:
+    name = f"{scene.name}{label}"
+    tags = frozenset((scene.name, *scene.options))
+    return Case(f"{op.name}/{dtype}/{name}", op.name, dtype, arrays, params, {}, tags, {}, scene.layout)
+
+
+def soft_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
+    """Landmarks of standard deviation 1 and 0.2, masks of tokens and of landmarks, both gradients of the inverse.
+
+    Half types leave two kinds of scenes out: ill-conditioned ones, which after rounding q to 8 bits are other, singular
+    matrices; and landmarks 100 apart, for which their bound tells nothing.
+    """
+    for scene in SOFT:
+        if (scene.quick or profile == "full") and not (
+            dtype in HALVES and scene.name.startswith(("small", "far-apart"))
+        ):
+            yield soft_case(op, scene, dtype)
+
+
+def soft_case(op: Op, scene: Scene, dtype: str) -> Case:
+    rng = generator(f"soft/{scene.name}")
+    n, m, leading = scene.n, scene.m, scene.leading
+    shapes = zip(scene.lead, ((n, scene.d), (n, scene.e), (m, scene.d)), strict=True)
+    q, v, landmarks = (rng.standard_normal((*lead, *rest)) for lead, rest in shapes)
+    q, landmarks = q * scene.size, landmarks * scene.size
+    if "far" in scene.options:
+        q = np.broadcast_to(100.0 * np.eye(n, scene.d), q.shape).copy()
+    for size in (APART[option] for option in scene.options if option in APART):  # two tokens near each landmark
+        landmarks = np.broadcast_to(size * np.eye(m, scene.d), landmarks.shape).copy()
+        q = q + np.concatenate([landmarks, landmarks], axis=-2)
+    if "first" in scene.options:
+        landmarks = q[..., :m, :].copy()
+    if "duplicates" in scene.options:
+        landmarks[..., m // 2 :, :] = landmarks[..., : m // 2, :]
+    arrays = {"q": q, "v": v, "landmarks": landmarks, **masks_of(scene, n, rng)}
+    if "landmark_mask" in scene.options:
+        arrays["landmark_mask"] = np.arange(m) % 4 != 1
+    if "no_landmark" in scene.options:
+        arrays["landmark_mask"] = np.zeros(m, bool)
+    dtypes = {}
+    if "init_scale" in scene.options:
+        arrays["init_scale"], dtypes["init_scale"] = rng.uniform(0.4, 0.9, (2, 1)), compute_dtype(dtype)
+    case = replace(new_case(op, scene, dtype, arrays, dict(scene.params)), dtypes=dtypes)
+    tokens = ~(valid_keys(arrays, leading, n) & valid_queries(arrays, leading, n))
+    hidden = {"q": tokens, "v": tokens}
+    if "landmark_mask" in arrays:
+        hidden["landmarks"] = np.broadcast_to(~arrays["landmark_mask"], landmarks.shape[:-1])
+    return finished(op, scene, dtype, case, hidden, (*leading, n, scene.e))
+
+
+def soft_property(op: Op, scene: attention.Scene, params: Mapping[str, Any], label: str, dtype: str) -> Case:
+    return soft_case(op, of_property(scene), dtype)
+
+
+def tokens_of(case: Case) -> tuple[Array, Array]:
+    """Valid tokens (..., n) and landmarks (..., m) of a soft_attention case."""
+    arrays = [case.arrays[name] for name in ("q", "v", "landmarks") if name in case.arrays]
+    leading, n = np.broadcast_shapes(*(x.shape[:-2] for x in arrays)), case.arrays["q"].shape[-2]
+    tokens = valid_keys(case.arrays, leading, n) & valid_queries(case.arrays, leading, n)
+    m = case.arrays["landmarks"].shape[-2]
+    return tokens, np.broadcast_to(case.arrays.get("landmark_mask", np.ones(m, bool)), (*leading, m))
+
+
+def soft_growth(case: Case) -> float:
+    """(1 + 3 max|exponent|/16)(1 + κ/32), κ = max ‖A‖₂‖X‖₂: X carries an error of A over to X A X, κ times larger.
+
+    Exponents ‖x - y‖²/(2√d) whose Gaussian is 0 count as well: they tell how far from their centre the tokens lie, and
+    that is what an expanded square loses digits to.
+    """
+    tokens, chosen = tokens_of(case)
+    q = np.where(tokens[..., None], case.arrays["q"], 0.0)
+    landmarks = np.where(chosen[..., None], case.arrays["landmarks"], 0.0)
+    if 0 in (q.size, landmarks.size):
+        return 1.0
+    scale = 1.0 / float(np.sqrt(q.shape[-1]))
+    squares = np.sum(differences(landmarks, q) ** 2, axis=-1)
+    visible = np.broadcast_to(chosen[..., :, None] & tokens[..., None, :], squares.shape)
+    largest = 0.5 * scale * float(np.max(squares, initial=0.0, where=visible))
+    a = gaussian(landmarks, landmarks, scale) * (chosen[..., :, None] & chosen[..., None, :])
+    a = a + case.params.get("ridge", 0.0) * np.eye(a.shape[-1]) * chosen[..., None]
+    x = newton_inverse(a, newton_steps=case.params.get("newton_steps", 20))
+    condition = np.linalg.norm(a, 2, axis=(-2, -1)) * np.linalg.norm(x, 2, axis=(-2, -1))
+    return (1.0 + GAUSSIANS * largest / EXPONENT_STEP) * (1.0 + float(condition.max()) / CONDITION_STEP)
+
+
+def soft_zeros(case: Case) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Invalid tokens have output and gradients 0, invalid landmarks gradient 0."""
+    tokens, chosen = tokens_of(case)
+    pairs = tokens[..., :, None] & tokens[..., None, :]
+    outputs = {"o": ~tokens[..., None], "w": ~pairs}
+    gradients = {"q": ~tokens[..., None], "v": ~tokens[..., None], "landmarks": ~chosen[..., None]}
+    return outputs, {n: of_input(x, case.arrays[n]) for n, x in gradients.items() if n in case.arrays}
+
+
+def of_input(zero: Array, x: Array) -> Array:
+    """Where every use of an entry of x is 0."""
+    shape = (*x.shape[:-1], 1)
+    zero = np.logical_and.reduce(zero, axis=tuple(range(zero.ndim - len(shape))))
+    axes = tuple(n for n, size in enumerate(shape[:-1]) if size == 1 and zero.shape[n] != 1)
+    return np.asarray(np.logical_and.reduce(zero, axis=axes, keepdims=True))
+
+
+def newton_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
+    """Kernels of landmarks of standard deviation 1 and 0.5, identity, ones, zero, one that is not symmetric."""
+    names = ("random", "init-scale", "unrolled")
+    more = (
+        "near",
+        "identity",
+        "ones",
+        "zero",
+        "not-symmetric",
+        "not-symmetric-unrolled",
+        "no-steps",
+        "one",
+        "empty",
+        "no-leading-axes",
+    )
+    for name in names if profile == "quick" else names + more:
+        yield newton_case(op, name, dtype)
+
+
+def newton_case(op: Op, name: str, dtype: str) -> Case:
+    rng, m = generator(f"newton/{name}"), {"one": 1, "empty": 0}.get(name, 9)
+    x = rng.standard_normal((2, 3, m, 12)[int(name == "no-leading-axes") * 2 :]) * (0.5 if name == "near" else 1.0)
+    a = gaussian(x, x, 12**-0.5)
+    if name in ("identity", "ones", "zero"):
+        a = np.broadcast_to({"identity": np.eye(m), "ones": np.ones((m, m)), "zero": np.zeros((m, m))}[name], a.shape)
+    if name.startswith("not-symmetric"):
+        a = a + 0.02 * rng.standard_normal(a.shape)
+    params: dict[str, Any] = {"return_residuals": True}
+    if name in ("unrolled", "not-symmetric-unrolled", "no-steps"):
+        params |= {
+            "inverse_grad": "unrolled",
+            "newton_steps": {"no-steps": 0, "not-symmetric-unrolled": 5}.get(name, 20),
+        }
+    arrays = {"a": rounded(a, dtype)}
+    if name == "init-scale":
+        arrays["init_scale"] = rounded(rng.uniform(0.4, 0.9, (2, 3)), dtype)
+        params |= {"inverse_grad": "unrolled", "newton_steps": 3}
+    cotangents = {"axa": rounded(rng.standard_normal(a.shape), dtype)}
+    return Case(f"{op.name}/{dtype}/{name}", op.name, dtype, arrays, params, cotangents, frozenset({name}))
+
+
+def newton_growth(case: Case) -> float:
+    """1 + κ/32 with κ = max ‖A‖₂‖X‖₂, as for soft_attention."""
+    a = case.arrays["a"]
+    if a.size == 0:
+        return 1.0
+    x = newton_inverse(a, newton_steps=case.params.get("newton_steps", 20))
+    condition = np.linalg.norm(a, 2, axis=(-2, -1)) * np.linalg.norm(x, 2, axis=(-2, -1))
+    return 1.0 + float(condition.max()) / CONDITION_STEP
+
+
+def sampler_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
+    """Pictures whose sides r divides and does not divide, with and without invalid tokens."""
+    scenes = [("plain", 6, 8, 2, False), ("masked", 7, 9, 2, True)]
+    more = [("whole", 5, 5, 5, True), ("pixel", 3, 4, 1, False), ("strip", 3, 20, 3, False)]
+    for name, height, width, r, masked in scenes if profile == "quick" else scenes + more:
+        yield sampler_case(op, name, dtype, (height, width, r), masked)
+
+
+def sampler_case(op: Op, name: str, dtype: str, sizes: tuple[int, int, int], masked: bool) -> Case:
+    """A picture of height x width tokens in windows of r x r."""
+    rng, kind, (height, width, r) = generator(f"sampler/{name}"), op.name.rpartition(".")[-1], sizes
+    n, m = height * width, 5
+    arrays: dict[str, Array] = {"q": rounded(rng.standard_normal((2, 2, n, 12)), dtype)}
+    params: dict[str, Any] = {"height": height, "width": width, "r": r}
+    windows = (height // r) * (width // r)
+    out: Shape = (2, 2, windows, 12)
+    if kind == "convolution":
+        arrays["kernel"], out = rounded(rng.standard_normal((7, 12, r, r)), dtype), (2, 2, windows, 7)
+    if kind == "random":
+        shape = (2, 1, m) if masked else (m,)
+        arrays["indices"], params, out = rng.integers(0, n, shape), {}, (2, 2, m, 12)
+    if kind == "biased":
+        params, out = {"m": m}, (2, 2, m, 12)
+    if masked:
+        arrays["query_mask"] = rng.random((2, 1, n)) < 0.6
+        arrays["q"][~np.broadcast_to(arrays["query_mask"], (2, 2, n))] = np.nan
+    cotangents = {"landmarks": rounded(rng.standard_normal(out), dtype)}
+    return Case(f"{op.name}/{dtype}/{name}", op.name, dtype, arrays, params, cotangents, frozenset({name}))

@@ -1,0 +1,191 @@
+"""Rows of the op database: packed sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from attnkit_conformance.families.linear import lowprecision as linear_lowprecision
+from attnkit_conformance.families.packed.lowprecision import packed
+from attnkit_conformance.model import lowprecision, tolerance
+from attnkit_conformance.model.case import Case, ErrorSample, compute_dtype, generator, rounded
+from attnkit_conformance.model.errors import zeros
+from attnkit_conformance.model.op import QKV, Op, Params, Tokens, always, exponentiates, has_kinks, o_and_lse, o_only
+from attnkit_conformance.model.scene import Scene
+from attnkit_conformance.scenes.attention import LENGTH_ARRAY, variant_label
+
+TOKENS = Tokens({"q": 0, "o": 0, "lse": 0}, {"k": 0, "v": 0})
+INVARIANCES = ("rerun", "causal_prefix", "key_permutation", "batch_mates", "visible_nan")  # there is no padding
+EDGES = ("cu_seqlens_q", "cu_seqlens_k")
+GOOD = {
+    **{name: zeros(tokens, 2, 4) for name, tokens in (("q", 5), ("k", 6), ("v", 6))},
+    "cu_seqlens_q": np.asarray([0, 2, 5], np.int32),
+    "cu_seqlens_k": np.asarray([0, 4, 6], np.int32),
+}
+
+
+class Pack(NamedTuple):
+    """Lengths of the sequences, heads of q and of k, and options."""
+
+    name: str
+    queries: tuple[int, ...]
+    keys: tuple[int, ...]
+    heads: tuple[int, int] = (2, 2)
+    params: Mapping[str, Any] = {}
+
+
+QUICK = (
+    Pack("cross", (7, 1, 20), (33, 5, 12)),
+    Pack("causal", (13, 0, 4, 16), (13, 3, 9, 8), (4, 2), {"causal": True, "enable_gqa": True}),
+)
+FULL = (
+    *QUICK,
+    Pack("one", (9,), (11,)),
+    Pack("upper-left", (5, 9), (9, 5), params={"causal": "upper_left"}),
+    Pack("window", (17, 30), (20, 25), params={"window": (4, 2)}),
+    Pack("window-causal", (17, 30), (17, 30), params={"window": (4, None), "causal": True, "scale": 0.4}),
+    Pack("no-keys", (4, 6), (8, 0)),
+    Pack("nothing", (), ()),
+    Pack("opposite-keys", (9, 4), (2, 2)),  # softmax gradients without cancellation: half types can tell them from 0
+)
+
+
+def edges_of(lengths: tuple[int, ...]) -> np.ndarray:
+    return np.cumsum((0, *lengths), dtype=np.int32)
+
+
+def packed_case(op: Op, pack: Pack, variant: Params, dtype: str) -> Case:
+    """A seeded case; scores are exact, so that no rounding decides on which side of a kink they lie."""
+    label = variant_label(variant)
+    rng = generator(f"packed/{pack.name}/{label}")
+    tokens, sources = sum(pack.queries), sum(pack.keys)
+    shapes = {"q": (tokens, pack.heads[0], 8), "k": (sources, pack.heads[1], 8), "v": (sources, pack.heads[1], 5)}
+    arrays = {name: np.round(rng.standard_normal(shape) * 4 + 0.5) / 4 for name, shape in shapes.items()}
+    if pack.name == "opposite-keys":
+        arrays |= {
+            name: np.where(np.arange(sources)[:, None, None] % 2, -0.25, 0.25) * arrays[name][:1] for name in "kv"
+        }
+    arrays |= {"cu_seqlens_q": edges_of(pack.queries), "cu_seqlens_k": edges_of(pack.keys)}
+    params, dtypes = {"scale": 0.25, **pack.params, **variant}, {}
+    if params.get("length") == LENGTH_ARRAY:
+        del params["length"]
+        arrays["length"] = rng.integers(1, 40, (tokens,)).astype(np.float64)
+        dtypes["length"] = compute_dtype(dtype)
+    rows = (tokens, pack.heads[0])
+    sizes: dict[str, tuple[int, ...]] = {"o": (*rows, 5), "lse": rows}
+    cotangents = {
+        name: rounded(rng.standard_normal(sizes[name]), op.output_dtype(name, dtype)) for name in op.outputs(params)
+    }
+    return Case(
+        id=f"{op.name}/{dtype}/{pack.name}{'.' + label if label else ''}", op=op.name, dtype=dtype, arrays=arrays,
+        params=params, cotangents=cotangents, tags=frozenset((pack.name, "packed")), dtypes=dtypes,
+    )  # fmt: skip
+
+
+def packed_property(op: Op, scene: Scene, params: Params, label: str, dtype: str) -> Case:
+    """The scene of a property as three sequences; what it changes at the end lies in the last one."""
+    pack = Pack(scene.name, (5, 0, scene.L - 5), (7, 3, scene.S - 10), params=scene.params)
+    return packed_case(op, pack, params, dtype)
+
+
+def packed_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
+    """Packs in turn with the variants, and every variant with the first."""
+    every = QUICK if profile == "quick" else FULL
+    packs = [pack for pack in every if "window" not in pack.params or not op.name.startswith("linear")]
+    pairs = [(pack, n % len(op.variants)) for n, pack in enumerate(packs)]
+    pairs += [(FULL[0], n) for n in range(len(op.variants))] if profile == "full" else []
+    for m, (pack, n) in enumerate(pairs):
+        if (pack, n) not in pairs[:m]:
+            yield packed_case(op, pack, op.variants[n], dtype)
+
+
+def growth(case: Case) -> float:
+    """D: 1 + max|exponent|/16, by the largest score of any pair."""
+    if case.op.startswith("pointwise") and not exponentiates(case.params):
+        return 1.0
+    q, k = case.arrays["q"], case.arrays["k"]
+    largest = np.max(np.linalg.norm(q, axis=-1), initial=0.0) * np.max(np.linalg.norm(k, axis=-1), initial=0.0)
+    return tolerance.growth_of_exponent(float(abs(case.params["scale"]) * largest))
+
+
+def packed_errors(op: Op) -> Iterator[ErrorSample]:
+    """Layouts, boundaries, and what packed sequences do not take."""
+    for name, arrays, params, exception, pattern in (
+        ("two-axes", {"q": zeros(5, 4)}, {}, ValueError, r"\bq\b.*tokens, heads"),
+        ("features-differ", {"k": zeros(6, 2, 3)}, {}, ValueError, r"\bk\b"),
+        ("heads-differ", {"k": zeros(6, 1, 4), "v": zeros(6, 3, 4)}, {}, ValueError, "broadcast"),
+        ("edges-float", {"cu_seqlens_q": zeros(3)}, {}, TypeError, "cu_seqlens_q.*int"),
+        ("edges-2d", {"cu_seqlens_k": zeros(1, 3, dtype=np.int32)}, {}, ValueError, "cu_seqlens_k"),
+        ("edges-of-fewer", {"cu_seqlens_k": zeros(2, dtype=np.int32)}, {}, ValueError, "as many sequences"),
+        ("mask-not-taken", {"mask": zeros(5, 6, dtype=bool)}, {}, ValueError, "unexpected argument 'mask'"),
+        ("key-lengths-not-taken", {}, {"key_lengths": 3}, ValueError, "unexpected argument 'key_lengths'"),
+        ("dropout-not-taken", {}, {"dropout": (0.5, 1)}, ValueError, "unexpected argument 'dropout'"),
+        ("causal-unknown", {}, {"causal": "lower"}, ValueError, "causal"),
+        ("scale-nan", {}, {"scale": float("nan")}, ValueError, "scale"),
+    ):
+        yield ErrorSample(name, {**GOOD, **arrays}, params, exception, pattern)
+
+
+OPS = (
+    Op(
+        name="softmax_attention_packed",
+        formula="softmax_attention of each of several sequences, concatenated",
+        arguments=(*QKV, *EDGES),
+        outputs=o_and_lse,
+        samples=packed_samples,
+        own=("return_lse",),
+        variants=({}, {"return_lse": True}),
+        differentiable=QKV,
+        compute_outputs=("lse",),
+        naive=packed(lowprecision.attention(lowprecision.softmax_weights)),
+        errors=packed_errors,
+        exponent=always,
+        growth=growth,
+        dropout=False,
+        tokens=TOKENS,
+        invariances=INVARIANCES,
+        scene_case=packed_property,
+    ),
+    Op(
+        name="pointwise_attention_packed",
+        formula="pointwise_attention of each of several sequences, concatenated",
+        arguments=(*QKV, *EDGES),
+        outputs=o_only,
+        samples=packed_samples,
+        own=("activation", "alpha", "gain", "length", "shift"),
+        variants=(
+            {},
+            {"activation": "softplus", "alpha": 0.5, "length": "all"},
+            {"activation": "sigmoid", "alpha": 0.0, "shift": "-log_length"},
+            {"activation": "relu_squared", "length": LENGTH_ARRAY},
+        ),
+        optional=("length",),
+        differentiable=QKV,
+        errors=packed_errors,
+        kinks=has_kinks,
+        naive=packed(lowprecision.attention(lowprecision.pointwise_weights)),
+        growth=growth,
+        dropout=False,
+        tokens=TOKENS,
+        invariances=INVARIANCES,
+        scene_case=packed_property,
+    ),
+    Op(
+        name="linear_attention_packed",
+        formula="linear_attention of each of several sequences, concatenated",
+        arguments=(*QKV, *EDGES),
+        outputs=o_only,
+        samples=packed_samples,
+        own=("feature_map", "normalize", "eps", "chunk_size"),
+        variants=({}, {"feature_map": "relu", "eps": 0.1, "chunk_size": 5}, {"feature_map": "identity"}),
+        differentiable=QKV,
+        errors=packed_errors,
+        naive=packed(linear_lowprecision.LINEAR),
+        dropout=False,
+        tokens=TOKENS,
+        invariances=INVARIANCES,
+        scene_case=packed_property,
+    ),
+)

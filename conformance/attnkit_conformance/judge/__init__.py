@@ -1,0 +1,150 @@
+"""Many adapters on many cases: selection by expression, expected failures, and the order that computes golden once."""
+
+from __future__ import annotations
+
+import ast
+import fnmatch
+import functools
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from attnkit_conformance import core
+from attnkit_conformance.adapter import Adapter
+from attnkit_conformance.core import CaseResult
+from attnkit_conformance.judge import properties
+from attnkit_conformance.model.case import DTYPES
+from attnkit_conformance.model.op import Op
+from attnkit_conformance.opdb import OPDB
+
+XFAILS = Path(__file__).parents[1] / "peers" / "xfails"
+MAY_PASS = "~"
+Keep = Callable[[str], bool]
+
+
+def matcher(expression: str | None) -> Keep:
+    """`"softmax and not float16"` as a predicate on "<adapter>::<id>": words are substrings; and, or, not, brackets."""
+    if not expression:
+        return lambda text: True
+    words = re.findall(r"[^\s()]+", expression)
+    code = re.sub(r"[^\s()]+", lambda m: m[0] if m[0] in ("and", "or", "not") else f"{m[0]!r}", expression)
+    try:
+        tree = ast.parse(code, mode="eval").body
+        evaluate(tree, "")
+    except (SyntaxError, TypeError):
+        raise ValueError(f"cannot read -k {expression!r}; expected words with and, or, not, got {words}") from None
+    return lambda text: evaluate(tree, text)
+
+
+def evaluate(node: ast.expr, text: str) -> bool:
+    """Value of a parsed expression for one id."""
+    if isinstance(node, ast.BoolOp):
+        values = [evaluate(value, text) for value in node.values]
+        return all(values) if isinstance(node.op, ast.And) else any(values)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return not evaluate(node.operand, text)
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value in text
+    raise TypeError(node)
+
+
+def read_xfails(adapter: str, folder: Path = XFAILS) -> dict[str, str]:
+    """{id or pattern with *: reason} of `xfails/<adapter>.txt`; ValueError for a line without a reason.
+
+    An id behind MAY_PASS is of a case that fails on some machines only.
+    """
+    path, found = folder / f"{adapter}.txt", {}
+    lines = path.read_text().splitlines() if path.exists() else []
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        identity, _, reason = line.strip().partition(" ")
+        if not reason.strip():
+            raise ValueError(f"{path.name}:{number}: expected 'case-id reason', got {line!r}")
+        found[identity] = reason.strip()
+    return found
+
+
+@functools.cache
+def ids_of(op: str) -> tuple[str, ...]:
+    """Ids of all cases, properties and errors of an op in the full profile."""
+    others = (identity for identity in properties.identities("full") if identity.startswith(f"{op}/"))
+    return (*(case.id for case in core.cases(op, "full")), *others)
+
+
+def refuse_unmatched(xfails: Mapping[str, Mapping[str, str]]) -> None:
+    """ValueError for an expected failure whose id matches nothing."""
+    for adapter, entries in xfails.items():
+        for identity in (entry.removeprefix(MAY_PASS) for entry in entries):
+            ops = [op.name for op in OPDB if fnmatch.fnmatchcase(op.name, identity.partition("/")[0])]
+            if not any(fnmatch.filter(ids_of(op), identity) for op in ops):
+                raise ValueError(f"xfails/{adapter}.txt: {identity!r} matches no case")
+
+
+def with_xfails(result: CaseResult, entries: Mapping[str, str]) -> CaseResult:
+    """The verdict in the light of expected failures: one that does not fail is itself a failure, unless it may pass."""
+    matching = (entry for entry in entries if fnmatch.fnmatchcase(result.id, entry.removeprefix(MAY_PASS)))
+    entry = next(matching, None)
+    if entry is None:
+        return result
+    reason = entries[entry]
+    if result.status == "fail":
+        return replace(result, status="xfail", reason=reason)
+    if entry.startswith(MAY_PASS) and result.status == "pass":
+        return result
+    text = f"listed as an expected failure ({reason}) but its status is {result.status}: remove it"
+    return replace(result, status="fail", failures=(*result.failures, ("xfail", text)))
+
+
+def judge(
+    adapters: Iterable[Adapter],
+    profile: str = "quick",
+    expression: str | None = None,
+    dtypes: tuple[str, ...] = DTYPES,
+    ops: tuple[str, ...] | None = None,
+    xfails: Path = XFAILS,
+) -> Iterator[CaseResult]:
+    """Every verdict, as it comes."""
+    adapters, keep = tuple(adapters), matcher(expression)
+    expected = {adapter.name: read_xfails(adapter.name, xfails) for adapter in adapters}
+    refuse_unmatched(expected)
+    chosen = OPDB if ops is None else tuple(core.op_named(name) for name in ops)
+    for result in judge_lane(adapters, profile, keep, dtypes, chosen):
+        yield with_xfails(result, expected[result.adapter])
+
+
+def judge_lane(
+    adapters: Sequence[Adapter], profile: str, keep: Keep, dtypes: tuple[str, ...], ops: Sequence[Op]
+) -> Iterator[CaseResult]:
+    """Verdicts on a few adapters, op by op; within an op case by case, so that each golden value is computed once."""
+    for op in ops:
+        asked = [adapter for adapter in adapters if core.asked(adapter, op.name)]
+        for case in core.cases(op.name, profile, dtypes):
+            for adapter in asked:
+                if case.dtype in adapter.dtypes and keep(f"{adapter.name}::{case.id}"):
+                    yield core.check(adapter, case)
+        for adapter in asked:
+            served = tuple(dtype for dtype in dtypes if dtype in adapter.dtypes)
+            yield from properties.check_all(adapter, op, profile, served, prefixed(keep, adapter.name))
+
+
+def in_order(results: Iterable[CaseResult], adapters: Sequence[Adapter]) -> list[CaseResult]:
+    """Verdicts by op, then adapter, then as they came."""
+    names, ops = [adapter.name for adapter in adapters], [op.name for op in OPDB]
+    return sorted(results, key=lambda result: (ops.index(result.op), names.index(result.adapter)))
+
+
+def prefixed(keep: Keep, adapter: str) -> Keep:
+    """`keep` for ids of one adapter."""
+    return lambda identity: keep(f"{adapter}::{identity}")
+
+
+def planned(adapters: Iterable[Adapter], profile: str, expression: str | None, dtypes: tuple[str, ...]) -> int:
+    """How many verdicts on cases `judge` will give, for a progress bar."""
+    adapters, keep = tuple(adapters), matcher(expression)
+    return sum(
+        core.asked(adapter, case.op) and case.dtype in adapter.dtypes and keep(f"{adapter.name}::{case.id}")
+        for case in core.all_cases(profile, dtypes)
+        for adapter in adapters
+    )

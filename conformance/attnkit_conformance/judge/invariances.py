@@ -1,0 +1,296 @@
+"""Semantics A11 and the exact rules of A6, A8, A9 as generators of what is wrong with an adapter.
+
+Each has the arguments (adapter, make), `make(scene)` being a case of the op under judgement.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from attnkit_conformance import core
+from attnkit_conformance.adapter import Adapter, Unsupported
+from attnkit_conformance.model import tolerance
+from attnkit_conformance.model.case import Case, compute_dtype, rounded
+from attnkit_conformance.model.golden import compute
+from attnkit_conformance.model.op import STATEFUL, Tokens
+from attnkit_conformance.model.scene import Scene
+from attnkit_conformance.opdb import BY_NAME
+from attnkit_conformance.scenes.attention import CAUSAL
+
+Arrays = Mapping[str, np.ndarray]
+L, S, SHORT = 17, 33, 20  # SHORT: valid keys where there is padding
+STEPS = 7
+STATES = ("S", "z", "c", "m")  # parts of a state
+PLAIN = Scene("property", L, S)
+LAST_CAUSAL = Scene("property-causal", L, S, params=CAUSAL)
+PADDED = Scene("property-padded", L, S, options=("query_mask",))
+BIASED = Scene("property-bias", L, S, options=("mask", "bias"))
+
+
+def tokens_of(case: Case) -> Tokens:
+    return BY_NAME[case.op].tokens
+
+
+def tokens_first(axes: Mapping[str, int], arrays: Arrays) -> dict[str, np.ndarray]:
+    """Views of the arrays that lie along `axes`, their tokens on the first axis."""
+    return {name: np.moveaxis(arrays[name], axis, 0) for name, axis in axes.items() if name in arrays}
+
+
+def along(axes: Mapping[str, int], index: Any, arrays: Arrays) -> dict[str, np.ndarray]:
+    """Arrays (or gradients of them, as d<name>) with the tokens `index` of those that lie along `axes`."""
+    names = {name: name.removeprefix("d") for name in arrays}
+    return {n: np.take(x, index, axes[names[n]]) if names[n] in axes else x for n, x in arrays.items()}
+
+
+def both(adapter: Adapter, case: Case) -> dict[str, np.ndarray]:
+    """Outputs and gradients (as d<name>) of an adapter; gradients are left out where they are not served."""
+    found = core.outputs(adapter, case)
+    if BY_NAME[case.op].vjp:
+        try:
+            found |= {f"d{name}": x for name, x in core.gradients(adapter, case).items()}
+        except Unsupported:
+            return found
+    return found
+
+
+def differing(first: Arrays, second: Arrays, what: str) -> Iterator[str]:
+    """Names under which two results are not the same bits."""
+    for name, x in first.items():
+        if x.tobytes() != second[name].tobytes():
+            yield f"{name} {what}"
+
+
+def changed(case: Case, **arrays: np.ndarray) -> Case:
+    """The case with other arrays, rounded to their dtype."""
+    held = {n: rounded(x, case.dtype_of(n)) if x.dtype.kind == "f" else x for n, x in arrays.items()}
+    return replace(case, arrays={**case.arrays, **held})
+
+
+def rerun(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[str]:
+    """The same call twice gives the same bits."""
+    case = make(BIASED)
+    yield from differing(both(adapter, case), both(adapter, case), "differs between two runs")
+
+
+def causal_prefix(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[str]:
+    """Other finite values in the future change no bit before it."""
+    case = make(LAST_CAUSAL)
+    tokens, moved = tokens_of(case), {name: x.copy(order="K") for name, x in case.arrays.items()}
+    queries, keys = (tokens_first(axes, moved) for axes in (tokens.queries, tokens.keys))
+    n_queries, n_keys = (len(next(iter(arrays.values()))) for arrays in (queries, keys))
+    past = n_queries // 2
+    hidden = past + n_keys - n_queries  # the first key that queries before `past` cannot see
+    for x in keys.values():
+        x[hidden:] = 3 - 2 * x[hidden:]
+    for name in queries.keys() - keys.keys():
+        queries[name][past:] *= -2
+    other = core.outputs(adapter, changed(case, **moved))
+    rows = {name: x for name, x in core.outputs(adapter, case).items() if name not in STATES}
+    for name, x in rows.items():
+        before, after = (np.take(y, range(past), tokens.queries.get(name, -1)) for y in (x, other[name]))
+        if before.tobytes() != after.tobytes():
+            yield f"{name} before query {past} depends on what comes after it"
+
+
+def padding_contents(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[str]:
+    """Whatever padding holds, NaN included, no bit of outputs and gradients changes."""
+    case, valid = make(PADDED), np.arange(S) < SHORT
+    tokens = tokens_of(case)
+    masks = {"mask": valid}
+    if tokens.shared and "query_mask" in case.arrays:
+        masks["query_mask"] = valid
+    case = changed(case, **masks)
+    hidden = {name: ~case.arrays["query_mask"] for name in tokens.queries if name not in tokens.keys}
+    hidden |= {name: ~valid for name, axis in tokens.keys.items() if axis == -2}
+    results = []
+    for content in (0.0, 1e4, np.nan):
+        filled = {}
+        for name in hidden.keys() & case.arrays.keys():
+            x = case.arrays[name]
+            filled[name] = np.where(np.broadcast_to(hidden[name], x.shape[:-1])[..., None], content, x)
+        results.append(both(adapter, changed(case, **filled)))
+    for other, text in zip(results[1:], ("1e4", "NaN"), strict=True):
+        yield from differing(results[0], other, f"changes when padding holds {text} instead of 0")
+
+
+def judged(adapter: Adapter, case: Case, of: Case, back: Callable[[str, np.ndarray], np.ndarray]) -> Iterator[str]:
+    """The adapter's result on `case`, brought back by `back`, is the golden one of `of` within the bounds of D."""
+    truth = compute(of)
+    limits = {**truth.outputs, **{f"d{name}": limit for name, limit in truth.gradients.items()}}
+    for name, x in both(adapter, case).items():
+        measured = tolerance.measure(name, back(name, x), limits[name])
+        yield from (text for _, text in measured.failures)
+
+
+def key_permutation(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[str]:
+    """Keys in another order, packed ones within their sequences, give the same result, or the same in that order."""
+    case, rng = make(BIASED), np.random.default_rng(0)
+    keys, ends = tokens_of(case).keys, case.arrays.get("cu_seqlens_k", (0, S))
+    order = np.concatenate([rng.permutation(np.arange(a, b)) for a, b in itertools.pairwise(ends)])
+    moved = replace(case, arrays=along(keys, order, case.arrays), cotangents=along(keys, order, case.cotangents))
+    yield from judged(adapter, moved, case, lambda name, x: along(keys, np.argsort(order), {name: x})[name])
+
+
+def first_item(case: Case, arrays: Arrays) -> dict[str, np.ndarray]:
+    """What arrays, outputs or gradients have of the first batch item, or of the first packed sequence."""
+    if "cu_seqlens_q" not in case.arrays:
+        return {name: x[:1] if x.ndim > 2 else x for name, x in arrays.items()}
+    tokens, edges = tokens_of(case), {name: x[:2] for name, x in arrays.items() if name.startswith("cu_seqlens")}
+    found = along(tokens.queries, range(case.arrays["cu_seqlens_q"][1]), arrays)
+    return along(tokens.keys, range(case.arrays["cu_seqlens_k"][1]), found) | edges
+
+
+def batch_mates(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[str]:
+    """A batch item, or a packed sequence, alone gives what it gives beside others."""
+    case = make(PLAIN)
+    one = replace(case, arrays=first_item(case, case.arrays), cotangents=first_item(case, case.cotangents))
+    company = first_item(case, both(adapter, case))
+    truth = compute(one)
+    limits = {**truth.outputs, **{f"d{name}": limit for name, limit in truth.gradients.items()}}
+    summed = {f"d{name}" for name, x in case.arrays.items() if x.ndim <= 2}  # over the batch
+    for name, alone in both(adapter, one).items():
+        for x in (alone,) if name in summed else (alone, company[name]):
+            yield from (text for _, text in tolerance.measure(name, x, limits[name]).failures)
+
+
+def padding_amount(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[str]:
+    """More padding gives the same result."""
+    long = make(PLAIN)
+    tokens = tokens_of(long)
+    masks = {"key_lengths": np.asarray(SHORT)}
+    if tokens.shared and "query_mask" in BY_NAME[long.op].optional:
+        masks["query_mask"] = np.arange(S) < SHORT
+
+    def cut(arrays: Arrays) -> dict[str, np.ndarray]:
+        return along(tokens.keys, range(SHORT), arrays)
+
+    short = replace(long, arrays=cut(long.arrays), cotangents=cut(long.cotangents))
+    padded = replace(long, arrays={**long.arrays, **masks})
+    yield from judged(adapter, padded, short, lambda name, x: cut({name: x})[name])
+
+
+def dropout_bits(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[str]:
+    """dropout=(p, seed) drops exactly the pairs that the reference drops: seen with v = identity."""
+    case = make(Scene("property-dropout", L, S, e=S, lead=((2, 3, 2),) * 3, params={"dropout": (0.4, 2**40 + 3)}))
+    case = changed(case, v=np.broadcast_to(np.eye(S), case.arrays["v"].shape))
+    golden = compute(case).outputs["o"].golden
+    told = (golden == 0) | (np.abs(golden) > tolerance.smallest_normal(case.dtype))  # others may vanish in a half type
+    kept = (core.outputs(adapter, case)["o"] != 0) & told
+    expected = (golden != 0) & told
+    if kept.shape != expected.shape or np.any(kept != expected):
+        yield f"other pairs are dropped than in the reference, which keeps {expected.mean():.3f}; got {kept.mean():.3f}"
+
+
+def kink_gradients(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[str]:
+    """Where every score is exactly at a kink, every gradient is exactly 0."""
+    case = make(Scene("property-kink", L, S, d=2, params={"scale": 1.0}))
+    for kink in BY_NAME[str(case.params.get("op", case.op))].kinks(case.params):
+        q = np.broadcast_to([2.0, 0.0], case.arrays["q"].shape)
+        k = np.broadcast_to([kink / 2, 1.0], case.arrays["k"].shape)
+        found = core.gradients(adapter, changed(case, q=q, k=k))
+        yield from (f"d{n} is not exactly 0 at s = {kink:g}" for n in ("q", "k") if np.any(found[n] != 0))
+
+
+def with_a_nan(case: Case) -> Case:
+    """The case with NaN in the third key from the end."""
+    tokens = tokens_of(case)
+    source = next(iter(tokens.keys))
+    moved = {source: case.arrays[source].copy()}
+    tokens_first(tokens.keys, moved)[source][S - 3] = np.nan
+    return changed(case, **moved)
+
+
+def visible_nan(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[str]:
+    """A NaN in a visible key is seen in the output of every query that sees it: all, or the last three if causal.
+
+    It is seen in no other, unless keys are values as well: a NaN in v meets weights of 0 in all rows.
+    """
+    case = make(LAST_CAUSAL)
+    tokens = tokens_of(case)
+    for name, x in core.outputs(adapter, with_a_nan(case)).items():
+        if name not in ("o", "w", "total"):
+            continue
+        seen = np.moveaxis(np.isnan(x.astype(np.float64)), tokens.queries.get(name, -1), -1)
+        rows = seen if name == "total" else seen.any(-2)
+        n = rows.shape[-1]
+        expected = np.broadcast_to(np.arange(n) >= (n - 3 if case.params.get("causal") else 0), rows.shape)
+        if np.any(expected & ~rows if tokens.shared else rows != expected):
+            yield f"{name}: NaN in {int(rows.sum())} rows; expected in the {int(expected.sum())} that see it"
+
+
+def sigmoid_tail(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[str]:
+    """Semantics B: each weight has relative error <= eps·(4 + (|x| + log n)/2), on exact scores, far into the tail."""
+    case = make(Scene("property-tail", L, S, d=1, params={"scale": 1.0}))
+    q = np.broadcast_to(np.linspace(-80, 16, L).round()[:, None], case.arrays["q"].shape)
+    k = np.broadcast_to(np.ones((S, 1)), case.arrays["k"].shape)
+    case = changed(case, q=q, k=k)
+    got = core.outputs(adapter, case)["w"].astype(np.float64)
+    exact = compute(case).outputs["w"].golden
+    compute_eps = tolerance.eps(compute_dtype(case.dtype))
+    allowed = compute_eps * (4 + (np.abs(q - np.log(S)) + np.log(S)) / 2)
+    if case.dtype != compute_dtype(case.dtype):
+        allowed = allowed + tolerance.eps(case.dtype) / 2
+    normal = exact > tolerance.smallest_normal(case.dtype)
+    off = np.where(normal, np.abs(got - exact) / np.where(normal, exact, 1) / allowed, 0.0)
+    if off.max() > 1:
+        row = int(np.argmax(off.max(axis=(0, 1, 3))))
+        yield f"relative error is {off.max():.3g} times the bound at s = {q[0, 0, row, 0]:g}"
+
+
+def whole_is(case: Case, other: Mapping[str, np.ndarray]) -> Iterator[str]:
+    """Outputs put together from other calls are the golden ones of `case` within the bounds of D."""
+    for name, limit in compute(case).outputs.items():
+        found = tolerance.measure(name, other[name], limit)
+        yield from (text for _, text in found.failures)
+
+
+def part_of(case: Case, rows: slice, keys: slice, state: Mapping[str, np.ndarray]) -> Case:
+    """Some queries and keys of a case, after `state`."""
+    cut = {"q": rows, "k": keys, "v": keys}
+    arrays = {n: x[..., cut[n], :] if n in cut else x for n, x in case.arrays.items()}
+    held = {f"initial_{n}": x.astype(np.float64) for n, x in state.items() if n in STATES}
+    dtypes = {**case.dtypes, **dict.fromkeys(held, compute_dtype(case.dtype))}
+    return replace(case, arrays={**arrays, **held}, dtypes=dtypes)
+
+
+def resumed(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[str]:
+    """A sequence split in two, the second part after the state of the first, gives what the whole gives."""
+    for causal in (True, False):
+        case = make(Scene("property-resumed", S, S, params={"causal": causal, "return_state": True}))
+        rows = slice(0, SHORT) if causal else slice(None)
+        first = core.outputs(adapter, part_of(case, rows, slice(0, SHORT), {}))
+        after = slice(SHORT, None) if causal else slice(None)
+        second = core.outputs(adapter, part_of(case, after, slice(SHORT, None), first))
+        o = np.concatenate([first["o"], second["o"]], axis=-2) if causal else second["o"]
+        yield from whole_is(case, {**second, "o": o})
+
+
+def chunked(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[str]:
+    """Chunks of one token, of a few, and one of everything give the same outputs and gradients."""
+    case = make(LAST_CAUSAL)
+    for size in (1, 5, 1000):
+        yield from judged(adapter, replace(case, params={**case.params, "chunk_size": size}), case, lambda name, x: x)
+
+
+def step_by_step(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[str]:
+    """The recurrence, one token after the other from nothing, gives what the causal form gives."""
+    if not core.asked(adapter, f"{make(PLAIN).op}_step"):
+        raise Unsupported("has no step of its own")
+    case = make(Scene("property-steps", STEPS, STEPS, params={**CAUSAL, "return_state": True}))
+    kept = {n: x for n, x in case.params.items() if n not in (*CAUSAL, *STATEFUL)}
+    found: list[np.ndarray] = []
+    state: dict[str, np.ndarray] = {}
+    for t in range(STEPS):
+        arrays = {f"{n}_t": case.arrays[n][..., t, :] for n in ("q", "k", "v")}
+        arrays |= {n: x for n, x in case.arrays.items() if n not in ("q", "k", "v")}
+        arrays |= {f"initial_{n}": x.astype(np.float64) for n, x in state.items()}
+        dtypes = {n: compute_dtype(case.dtype) for n in arrays if not n.endswith("_t")}
+        step = core.outputs(adapter, replace(case, op=f"{case.op}_step", arrays=arrays, params=kept, dtypes=dtypes))
+        state = {n: x for n, x in step.items() if n in STATES}
+        found.append(step["o_t"])
+    yield from whole_is(case, {**state, "o": np.stack(found, axis=-2)})

@@ -1,0 +1,176 @@
+"""Which invariances and exact rules hold for which op, and the checks of them and of errors (A12)."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from attnkit_conformance.adapter import Adapter, IllFormed, Unsupported
+from attnkit_conformance.core import CaseResult, Findings
+from attnkit_conformance.judge import invariances
+from attnkit_conformance.model.binding import STATISTICS
+from attnkit_conformance.model.case import Case, ErrorSample
+from attnkit_conformance.model.op import Op
+from attnkit_conformance.model.scene import Scene
+from attnkit_conformance.opdb import OPDB
+from attnkit_conformance.scenes.attention import LENGTH_ARRAY, scene_case, variant_label
+
+QUICK_WITH_STATES = ("causal_prefix", "padding_contents", "step_by_step")
+ROWS = ("a", "b", "c")  # groups of ops whose queries have rows of weights
+
+
+@dataclass(frozen=True)
+class Property:
+    """`run(adapter, make)` yields what is wrong, `make(scene)` being a case of the op under judgement."""
+
+    name: str
+    holds: Callable[[Op, Mapping[str, Any]], bool]  # for ops that do not name it among their invariances
+    run: Callable[[Adapter, Callable[[Scene], Case]], Iterator[str]]
+
+    def applies(self, op: Op, params: Mapping[str, Any]) -> bool:
+        return self.name in op.invariances or self.holds(op, params)
+
+
+def with_states(op: Op, params: Mapping[str, Any]) -> bool:
+    """Ops that can be resumed."""
+    return op.group in ROWS and op.vjp and "return_state" in op.own
+
+
+def attention_like(op: Op, params: Mapping[str, Any]) -> bool:
+    """Attention ops and statistics over them; weights functions only where they say something of their own."""
+    return (op.group in ROWS and op.vjp) or "op" in params
+
+
+def with_weights(op: Op, params: Mapping[str, Any]) -> bool:
+    """The same and the weights functions."""
+    return op.group in ROWS or "op" in params
+
+
+def has_kink(op: Op, params: Mapping[str, Any]) -> bool:
+    """Attention ops whose slope jumps."""
+    return op.group == "a" and op.vjp and bool(op.kinks(params))
+
+
+def free_length(op: Op, params: Mapping[str, Any]) -> bool:
+    """Ops whose result may not depend on the amount of padding."""
+    return attention_like(op, params) and params.get("length") != "all"
+
+
+PROPERTIES = (
+    Property("rerun", attention_like, invariances.rerun),
+    Property("causal_prefix", with_weights, invariances.causal_prefix),
+    Property("padding_contents", with_weights, invariances.padding_contents),
+    Property("key_permutation", attention_like, invariances.key_permutation),
+    Property("batch_mates", attention_like, invariances.batch_mates),
+    Property("padding_amount", free_length, invariances.padding_amount),
+    Property("dropout_bits", lambda op, params: op.group == "a" and op.dropout, invariances.dropout_bits),
+    Property("kink_gradients", has_kink, invariances.kink_gradients),
+    Property("visible_nan", attention_like, invariances.visible_nan),
+    Property("resumed", with_states, invariances.resumed),
+    Property("chunked", with_states, invariances.chunked),
+    Property("step_by_step", with_states, invariances.step_by_step),
+    Property("sigmoid_tail", lambda op, params: op.name == "sigmoid_attention_weights", invariances.sigmoid_tail),
+)
+
+
+def subjects(op: Op, profile: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """(label, params) under which the properties of an op are checked."""
+    if op.binding is STATISTICS:
+        ops = op.subjects if profile == "full" else op.subjects[1:2]
+        yield from ((f".{subject.name}", {"op": subject.name}) for subject in ops)
+        return
+    for variant in op.variants[: 4 if profile == "full" else 1]:
+        if LENGTH_ARRAY not in variant.values():
+            yield f".{variant_label(variant)}" if variant else "", variant
+
+
+def in_profile(item: Property, op: Op, profile: str) -> bool:
+    """The quick profile leaves most of the ops with states to the full one: their graphs are long to compile."""
+    return profile == "full" or op.group not in ("b", "c") or (op.vjp and item.name in QUICK_WITH_STATES)
+
+
+def check_property(
+    adapter: Adapter, op: Op, item: Property, label: str, params: Mapping[str, Any], dtype: str
+) -> CaseResult:
+    """Judge one property of one op."""
+    started, found, reason = time.perf_counter(), Findings(), ""
+
+    def make(scene: Scene) -> Case:
+        return scene_case(op, scene, params, label.strip("."), dtype)
+
+    try:
+        for text in item.run(adapter, make):
+            found.fail(item.name, text)
+    except Unsupported as refusal:
+        reason = str(refusal)
+    except IllFormed:
+        raise
+    except Exception as error:  # an adapter may raise anything, and the run goes on
+        found.fail("exception", f"{item.name}: {type(error).__name__}: {error}")
+    status = "fail" if found.failures else "unsupported" if reason else "pass"
+    seconds = time.perf_counter() - started
+    identity = property_id(op, dtype, item, label)
+    return CaseResult(identity, adapter.name, op.name, dtype, status, (), tuple(found.failures), reason, seconds)
+
+
+def check_error(adapter: Adapter, op: Op, sample: ErrorSample) -> CaseResult:
+    """A wrong call raises the right exception, with a text that names the op and what is wrong (A12).
+
+    An implementation that does not serve the call at all may say so instead.
+    """
+    found, reason = Findings(), ""
+    expected = f"{sample.exception.__name__} matching {sample.pattern!r}"
+    try:
+        arrays = {name: adapter.array(x, x.dtype.name) for name, x in sample.arrays.items()}
+        adapter.call(op.name, arrays, sample.params)
+        found.fail("error", f"nothing was raised; expected {expected}")
+    except Unsupported as refusal:
+        reason = str(refusal)
+    except Exception as error:
+        text = str(error)
+        if not isinstance(error, sample.exception):
+            found.fail("error", f"{type(error).__name__}: {text}; expected {expected}")
+        elif not text.startswith(op.name.rpartition(".")[2]):
+            found.fail("error", f"the text does not begin with the name of the function, {op.name}: {text}")
+        elif not re.search(sample.pattern, text, re.DOTALL):
+            found.fail("error", f"{text!r}; expected {expected}")
+    status = "fail" if found.failures else "unsupported" if reason else "pass"
+    return CaseResult(error_id(op, sample), adapter.name, op.name, "float32", status, (), tuple(found.failures), reason)
+
+
+def property_id(op: Op, dtype: str, item: Property, label: str) -> str:
+    return f"{op.name}/{dtype}/property.{item.name}{label}"
+
+
+def error_id(op: Op, sample: ErrorSample) -> str:
+    return f"{op.name}/float32/error.{sample.name}"
+
+
+def check_all(
+    adapter: Adapter, op: Op, profile: str, dtypes: tuple[str, ...], keep: Callable[[str], bool] = lambda identity: True
+) -> Iterator[CaseResult]:
+    """Every property of an op on an adapter, in float32 or its first dtype (full: in all), and the errors."""
+    served = [dtype for dtype in dtypes if dtype in op.dtypes]
+    preferred = ["float32"] if "float32" in served else served[:1]
+    for dtype in served if profile == "full" else preferred:
+        for label, params in subjects(op, profile):
+            for item in PROPERTIES:
+                asked = in_profile(item, op, profile) and item.applies(op, params)
+                if asked and keep(property_id(op, dtype, item, label)):
+                    yield check_property(adapter, op, item, label, params, dtype)
+    for sample in op.errors(op) if getattr(adapter, "errors", False) and "float32" in dtypes else ():
+        if sample.fits(adapter.dtypes) and keep(error_id(op, sample)):
+            yield check_error(adapter, op, sample)
+
+
+def identities(profile: str) -> Iterator[str]:
+    """Ids of everything that `check_all` may yield."""
+    for op in OPDB:
+        for dtype in op.dtypes:
+            for label, params in subjects(op, profile):
+                items = [item for item in PROPERTIES if in_profile(item, op, profile) and item.applies(op, params)]
+                yield from (property_id(op, dtype, item, label) for item in items)
+        yield from (error_id(op, sample) for sample in op.errors(op))

@@ -1,0 +1,1 @@
+"""What a case, an op and a bound are."""

@@ -1,0 +1,123 @@
+"""How a public function is called: the same for the reference and for attnkit, whose signatures are equal.
+
+A `Binding` turns (arrays, params) into a call and the answer into a dict of outputs, and the same for the explicit
+`*_vjp` function. An op names its binding in the op database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+Arrays = Mapping[str, Any]
+FIELDS = ("total", "entropy", "sum_squares", "maximum", "nonzero", "visible")
+
+
+class Signature(Protocol):
+    """What a binding has to know of an op."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def arguments(self) -> tuple[str, ...]: ...
+
+    @property
+    def outputs(self) -> Callable[[Arrays], tuple[str, ...]]: ...
+
+
+@dataclass(frozen=True)
+class Binding:
+    """`forward(module, op, arrays, params) -> outputs`; `backward` besides takes cotangents and returns gradients.
+
+    `backward` calls `<op><suffix>`: `_vjp`, or `_magnitudes`, which has the same arguments.
+    """
+
+    forward: Callable[[Any, Signature, Arrays, Arrays], dict[str, Any]]
+    backward: Callable[[Any, Signature, Arrays, Arrays, Arrays, str], dict[str, Any]]
+
+    def vjp(self, module: Any, op: Signature, arrays: Arrays, params: Arrays, cotangents: Arrays) -> dict[str, Any]:
+        """Explicit gradients."""
+        return self.backward(module, op, arrays, params, cotangents, "_vjp")
+
+
+def split(op: Signature, arrays: Arrays, params: Arrays) -> tuple[list[Any], dict[str, Any]]:
+    """Positional arrays in the order of the op, and everything else by keyword."""
+    keywords = {name: x for name, x in arrays.items() if name not in op.arguments}
+    return [arrays[name] for name in op.arguments], {**keywords, **params}
+
+
+def named(op: Signature, params: Arrays, answer: Any) -> dict[str, Any]:
+    """The answer of a function under the op's output names."""
+    names = op.outputs(params)
+    values = answer if isinstance(answer, tuple) else (answer,)
+    if len(values) != len(names):
+        raise ValueError(f"{op.name}: returned {len(values)} outputs; expected {len(names)}: {', '.join(names)}")
+    return dict(zip(names, values, strict=True))
+
+
+def plain_forward(module: Any, op: Signature, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+    """op(*arrays, **params) -> output or tuple of outputs."""
+    args, keywords = split(op, arrays, params)
+    return named(op, params, getattr(module, op.name)(*args, **keywords))
+
+
+def plain_backward(
+    module: Any, op: Signature, arrays: Arrays, params: Arrays, cotangents: Arrays, suffix: str
+) -> dict[str, Any]:
+    """op_vjp(*arrays, *cotangents, **params) -> gradients."""
+    args, keywords = split(op, arrays, params)
+    keywords.pop("return_lse", None)
+    given = [cotangents.get(name) for name in op.outputs(params)]
+    return dict(getattr(module, op.name + suffix)(*args, *given, **keywords))
+
+
+def row_statistics(module: Any, values: Arrays) -> Any:
+    """A RowStatistics of `module` with the given fields, None elsewhere."""
+    return module.RowStatistics(**{name: values.get(name) for name in FIELDS})
+
+
+def fields_of(stats: Any) -> dict[str, Any]:
+    """The fields of a RowStatistics that were asked for."""
+    return {name: value for name, value in stats._asdict().items() if value is not None}
+
+
+def statistics_forward(module: Any, op: Signature, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+    """row_statistics(op, q, k, ...) or attention_with_statistics(op, q, k, v, ...)."""
+    args, keywords = split(op, arrays, params)
+    answer = getattr(module, op.name)(keywords.pop("op"), *args, **keywords)
+    if op.name == "row_statistics":
+        return fields_of(answer)
+    o, stats = answer
+    return {"o": o, **fields_of(stats)}
+
+
+def statistics_backward(
+    module: Any, op: Signature, arrays: Arrays, params: Arrays, cotangents: Arrays, suffix: str
+) -> dict[str, Any]:
+    """The same with cotangents: `do` if the op has o, and a RowStatistics."""
+    args, keywords = split(op, arrays, params)
+    given = [cotangents["o"]] if "o" in cotangents else []
+    dstats = row_statistics(module, cotangents)
+    return dict(getattr(module, op.name + suffix)(keywords.pop("op"), *args, *given, dstats, **keywords))
+
+
+def regulariser_forward(module: Any, op: Signature, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+    """attention_regulariser(stats, ...): the arrays are the fields of the statistics."""
+    rest = {name: x for name, x in arrays.items() if name not in FIELDS}
+    return named(op, params, getattr(module, op.name)(row_statistics(module, arrays), **rest, **params))
+
+
+def regulariser_backward(
+    module: Any, op: Signature, arrays: Arrays, params: Arrays, cotangents: Arrays, suffix: str
+) -> dict[str, Any]:
+    """attention_regulariser_vjp(stats, dloss, dsum_term, dentropy_term, ...)."""
+    rest = {name: x for name, x in arrays.items() if name not in FIELDS}
+    given = [cotangents.get(name) for name in op.outputs(params)]
+    return dict(getattr(module, op.name + suffix)(row_statistics(module, arrays), *given, **rest, **params))
+
+
+PLAIN = Binding(plain_forward, plain_backward)
+STATISTICS = Binding(statistics_forward, statistics_backward)
+REGULARISER = Binding(regulariser_forward, regulariser_backward)

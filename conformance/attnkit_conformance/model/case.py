@@ -1,0 +1,129 @@
+"""A `Case`: one input of one op in one dtype, as any adapter is shown it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+INTEGER = "integer"  # an output of integers of any width
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+HAS_BFLOAT16 = find_spec("ml_dtypes") is not None  # NumPy itself has none
+PROFILES = ("quick", "full")
+ALIGNMENT = 64  # bytes; as torch and JAX place arrays
+
+
+class NoDraw(ValueError):
+    """No draw keeps its distance from where rounding decides."""
+
+
+def judged_dtypes() -> tuple[str, ...]:
+    """The dtypes that are judged where none is named: all that can be held here."""
+    return tuple(name for name in DTYPES if HAS_BFLOAT16 or name != "bfloat16")
+
+
+def numpy_dtype(name: str) -> np.dtype:
+    """The NumPy dtype called `name`, ml_dtypes' bfloat16 included; "integer", which an output may be, is int64 here."""
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(np.int64 if name == INTEGER else name)
+
+
+def finfo(name: str) -> Any:
+    """NumPy's `finfo` of a float dtype, or ml_dtypes' of bfloat16."""
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return ml_dtypes.finfo(ml_dtypes.bfloat16)
+    return np.finfo(name)
+
+
+def is_dtype(x: np.ndarray, name: str) -> bool:
+    """Whether x has the dtype `name`; libraries have their own default integer, so that any is "integer"."""
+    return x.dtype.kind in "iu" if name == INTEGER else x.dtype.name == name
+
+
+def compute_dtype(name: str) -> str:
+    """A7: float64 stays, everything else is computed in float32."""
+    return "float64" if name == "float64" else "float32"
+
+
+def rounded(x: np.ndarray, dtype: str) -> np.ndarray:
+    """`x` as float64 after rounding to `dtype`."""
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        return np.asarray(x, np.float64).astype(numpy_dtype(dtype)).astype(np.float64)
+
+
+def aligned(x: np.ndarray) -> np.ndarray:
+    """A dense array in memory that begins at a multiple of 64 bytes. A BLAS may add up in another order where arrays
+    begin elsewhere, and NumPy places one now here, now there, while reruns and prefixes are compared bit by bit.
+    """
+    room = np.empty(x.nbytes + ALIGNMENT, np.uint8)
+    copy = np.ndarray(x.shape, x.dtype, room, -room.ctypes.data % ALIGNMENT, x.strides)
+    copy[...] = x
+    return copy
+
+
+def generator(seed_text: str) -> np.random.Generator:
+    """A generator seeded by text, the same on every machine."""
+    digest = hashlib.sha256(seed_text.encode()).digest()
+    return np.random.default_rng(np.random.SeedSequence(int.from_bytes(digest[:16], "little")))
+
+
+@dataclass(frozen=True)
+class Case:
+    """One input with its parameters and cotangents. Float arrays are float64, already rounded to their dtype."""
+
+    id: str
+    op: str
+    dtype: str
+    arrays: Mapping[str, np.ndarray]
+    params: Mapping[str, Any]
+    cotangents: Mapping[str, np.ndarray]
+    tags: frozenset[str] = frozenset()
+    dtypes: Mapping[str, str] = field(default_factory=dict)  # only where an array's dtype is not `dtype`
+    layout: str = "contiguous"
+
+    def dtype_of(self, name: str) -> str:
+        """The dtype in which an adapter is given array `name`."""
+        x = self.arrays[name]
+        return self.dtypes.get(name, self.dtype) if x.dtype.kind == "f" else x.dtype.name
+
+    def typed(self, name: str) -> np.ndarray:
+        """Array `name` in its dtype and with the memory layout of the case."""
+        x = aligned(self.arrays[name].astype(numpy_dtype(self.dtype_of(name))))
+        return laid_out(x, self.layout) if name in ("q", "k", "v") else x
+
+
+def laid_out(x: np.ndarray, layout: str) -> np.ndarray:
+    """The same values as a view that is not contiguous; a reversed one has negative strides."""
+    if layout == "transposed" and x.ndim >= 3:  # (B, L, H, d) memory seen as (B, H, L, d)
+        return np.swapaxes(np.ascontiguousarray(np.swapaxes(x, -3, -2)), -3, -2)
+    if layout == "strided":
+        wide = np.zeros((*x.shape[:-2], 2 * x.shape[-2], 2 * x.shape[-1]), x.dtype)
+        wide[..., ::2, 1::2] = x
+        return wide[..., ::2, 1::2]
+    if layout == "reversed":
+        return np.ascontiguousarray(x[..., ::-1, ::-1])[..., ::-1, ::-1]
+    return x
+
+
+@dataclass(frozen=True)
+class ErrorSample:
+    """A call that must raise `exception` with a text that names the op and matches `pattern`."""
+
+    name: str
+    arrays: Mapping[str, np.ndarray]  # in their dtypes
+    params: Mapping[str, Any]
+    exception: type[Exception]
+    pattern: str
+
+    def fits(self, dtypes: tuple[str, ...]) -> bool:
+        """Whether the sample needs only float dtypes that an adapter has."""
+        return all(x.dtype.kind != "f" or x.dtype.name in dtypes for x in self.arrays.values())

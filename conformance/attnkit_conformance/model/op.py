@@ -1,0 +1,179 @@
+"""The row type of the op database: what the judge has to know about an op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from attnkit_conformance.model import lowprecision
+from attnkit_conformance.model.binding import FIELDS, PLAIN, Binding
+from attnkit_conformance.model.case import DTYPES, INTEGER, Case, ErrorSample, compute_dtype
+from attnkit_conformance.model.scene import Scene
+
+Params = Mapping[str, Any]
+
+QKV = ("q", "k", "v")
+OPTIONAL = ("mask", "bias", "key_lengths", "query_mask", "dropout_mask", "length")
+STATEFUL = ("initial_state", "return_state", "chunk_size")  # weights and statistics are of calls without a state
+SIGNED_ACTIVATIONS = ("identity", "gelu", "gelu_tanh", "silu")
+OF_WEIGHTS = ("causal_prefix", "padding_contents")  # what weights can do wrong that the op cannot
+EXPONENTIATING_ACTIVATIONS = ("gelu", "gelu_tanh", "softplus", "sigmoid", "silu")
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """On which axis of each array, inputs and outputs, the queries and the keys lie; rows of other outputs on the last.
+
+    Arrays of queries that are among those of keys as well hold tokens that are both, with one validity.
+    """
+
+    queries: Mapping[str, int]
+    keys: Mapping[str, int]
+
+    @property
+    def shared(self) -> bool:
+        """Whether queries and keys are the same tokens."""
+        return set(self.queries) <= set(self.keys)
+
+
+ALL_TOKENS = ("rerun", "padding_contents", "key_permutation", "batch_mates", "padding_amount", "visible_nan")
+QUERIES_AND_KEYS = Tokens({"q": -2, "o": -2, "w": -2}, {"k": -2, "v": -2, "mask": -1, "bias": -1, "w": -1})
+
+
+@dataclass(frozen=True)
+class Op:
+    """What the judge has to know about an op; `formula` and `own` also feed the table in the documentation."""
+
+    name: str
+    formula: str
+    arguments: tuple[str, ...]
+    outputs: Callable[[Params], tuple[str, ...]]
+    samples: Callable[[Op, str, str], Iterator[Case]]
+    group: str = ""  # of semantics A14
+    own: tuple[str, ...] = ()  # its own parameters
+    variants: tuple[Params, ...] = ({},)  # settings of its own parameters
+    optional: tuple[str, ...] = ()  # array arguments that may be absent
+    differentiable: tuple[str, ...] = ()
+    not_differentiable: tuple[str, ...] = ()  # outputs without gradient
+    compute_outputs: tuple[str, ...] = ()  # outputs in the compute dtype (A7)
+    integer_outputs: tuple[str, ...] = ()  # outputs that are compared exactly
+    dtypes: tuple[str, ...] = DTYPES
+    binding: Binding = PLAIN
+    errors: Callable[[Op], Iterator[ErrorSample]] = lambda op: iter(())
+    exponent: Callable[[Params], bool] = lambda params: False  # does it exponentiate the scores
+    signed: Callable[[Params], bool] = lambda params: False  # can a weight be negative
+    kinks: Callable[[Params], tuple[float, ...]] = lambda params: ()  # where the slope of w(s + shift) jumps
+    naive: lowprecision.Formula | None = None  # the formula evaluated operation by operation
+    vjp: bool = True
+    weights: bool = False  # has an `<op>_weights`
+    statistics: bool = False  # row_statistics serves it
+    dropout: bool = True
+    bias_inf: bool = False  # a bias of -inf is legal
+    subjects: tuple[Op, ...] = ()  # the ops over which a statistics function runs
+    growth: Callable[[Case], float] | None = None  # D: where more is demanded than by the exponent
+    outside: tuple[str, ...] = ()  # arguments that touch the output only, beside v and dropout
+    joined: bool = False  # the output has its heads joined, (..., L, H·e)
+    steep: Callable[[Params], bool] = lambda params: False  # is a small weight a difference: exact scores for entropy
+    extra: tuple[tuple[Scene, Params], ...] = ()  # scenes with variants beyond those that all ops share
+    complete: Callable[[Case], Case] | None = None  # adds arrays of the op's own to a drawn case
+    adapt: Callable[[Scene, Params], Scene | None] | None = None  # a scene without what the op does not take
+    shapes: Callable[[Op, Case], Mapping[str, tuple[int, ...]]] | None = None  # of outputs beside o, w and rows
+    zeros: Callable[[Case], tuple[Mapping[str, Any], Mapping[str, Any]]] | None = None  # A5, A6: exact zeros
+    tokens: Tokens = QUERIES_AND_KEYS
+    invariances: tuple[str, ...] = ()  # properties that hold by definition, beside those of the groups a, b and c
+    scene_case: Callable[[Op, Scene, Params, str, str], Case] | None = None  # of a scene; None: `attention_case`
+
+    def adapted(self, scene: Scene, params: Params) -> Scene | None:
+        """The scene as this op can serve it with these parameters; None if nothing is left of it."""
+        adapt = self.subject(params).adapt
+        return scene if adapt is None else adapt(scene, params)
+
+    def subject(self, params: Params) -> Op:
+        """The op that a statistics function is asked about; any other op itself."""
+        return next((op for op in self.subjects if op.name == params.get("op")), self)
+
+    def output_dtype(self, name: str, dtype: str) -> str:
+        """The dtype of output `name` for inputs of `dtype`."""
+        if name in self.integer_outputs:
+            return INTEGER
+        return compute_dtype(dtype) if name in self.compute_outputs else dtype
+
+    def serves(self, options: tuple[str, ...]) -> bool:
+        """Whether a scene with these options is legal for the op."""
+        return self.bias_inf or "bias_inf" not in options
+
+    def statistics_variant(self, variant: Params, left_out: tuple[str, ...] = ()) -> Params:
+        """`variant` as parameters of the statistics functions: entropy only where weights cannot be negative."""
+        kept = without_parameters(variant, ("return_lse", *STATEFUL, *left_out))
+        without_entropy = tuple(name for name in FIELDS if name != "entropy")
+        return {**kept, "fields": without_entropy} if self.signed(variant) else kept
+
+    def outputs_entropy(self, params: Params) -> bool:
+        """Whether the entropy of rows is among the outputs."""
+        return "entropy" in self.outputs(params)
+
+
+def o_only(params: Params) -> tuple[str, ...]:
+    return ("o",)
+
+
+def o_and_lse(params: Params) -> tuple[str, ...]:
+    return ("o", "lse") if params.get("return_lse") else ("o",)
+
+
+def w_only(params: Params) -> tuple[str, ...]:
+    return ("w",)
+
+
+def statistics_fields(params: Params) -> tuple[str, ...]:
+    return params.get("fields") or FIELDS
+
+
+def o_and_statistics(params: Params) -> tuple[str, ...]:
+    return ("o", *statistics_fields(params))
+
+
+def exponentiates(params: Params) -> bool:
+    return params.get("activation", "relu") in EXPONENTIATING_ACTIVATIONS
+
+
+def has_signed_weights(params: Params) -> bool:
+    return params.get("activation", "relu") in SIGNED_ACTIVATIONS or params.get("gain", 1.0) < 0
+
+
+def has_kinks(params: Params) -> tuple[float, ...]:
+    return {"relu": (0.0,), "relu_squared": (0.0,), "relu6": (0.0, 6.0)}.get(params.get("activation", "relu"), ())
+
+
+def always(params: Params) -> bool:
+    return True
+
+
+def without_parameters(variant: Params, left_out: tuple[str, ...]) -> Params:
+    return {name: value for name, value in variant.items() if name not in left_out}
+
+
+def weights_of(op: Op) -> Op:
+    """The row of `<op>_weights`: no v, no dropout, no gradient of its own."""
+    outside = ("v", "proj_v", "return_lse", "dropout_mask", *op.outside)
+    variants = tuple(without_parameters(variant, outside) for variant in op.variants)
+    return replace(
+        op,
+        name=f"{op.name}_weights",
+        arguments=tuple(name for name in op.arguments if name not in outside),
+        outputs=w_only,
+        own=tuple(name for name in op.own if name not in op.outside),
+        variants=tuple(v for n, v in enumerate(variants) if v not in variants[:n]),
+        optional=tuple(name for name in op.optional if name not in outside),
+        differentiable=(),
+        not_differentiable=("w",),
+        compute_outputs=(),
+        vjp=False,
+        weights=False,
+        statistics=False,
+        dropout=False,
+        joined=False,
+        invariances=tuple(name for name in op.invariances if name in OF_WEIGHTS),
+        extra=tuple((scene, without_parameters(variant, outside)) for scene, variant in op.extra),
+    )

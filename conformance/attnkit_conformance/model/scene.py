@@ -1,0 +1,32 @@
+"""A scene: which shapes and which common options (semantics A1-A6) a case has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Shapes and common options of an attention case."""
+
+    name: str
+    L: int
+    S: int
+    d: int = 12
+    e: int = 20
+    lead: tuple[tuple[int, ...], ...] = ((2, 2), (2, 2), (2, 2))  # leading axes of q, k, v
+    size: float = 1.0  # standard deviation of q and k
+    options: tuple[str, ...] = ()
+    params: Mapping[str, Any] = field(default_factory=dict)
+    layout: str = "contiguous"
+
+    @property
+    def leading(self) -> tuple[int, ...]:
+        """Leading axes of the output."""
+        if "gqa" in self.options:
+            return self.lead[0]
+        return np.broadcast_shapes(*self.lead)

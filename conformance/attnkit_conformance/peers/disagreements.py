@@ -1,0 +1,237 @@
+"""Where peers differ from the definitions: expected failures by reason, each with a smallest input that shows it.
+
+A `Disagreement` is one sentence of what differs, whoever differs so. For every library among them the smallest failing
+case is shrunk, and written as a snippet that needs only that library and NumPy.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from attnkit_conformance import core
+from attnkit_conformance.core import CaseResult
+from attnkit_conformance.judge import MAY_PASS, invariances, properties, read_xfails
+from attnkit_conformance.model.case import DTYPES, INTEGER, Case
+from attnkit_conformance.model.golden import golden
+from attnkit_conformance.model.tolerance import Measured, eps
+from attnkit_conformance.opdb import BY_NAME
+from attnkit_conformance.peers.base import visible_pairs
+from attnkit_conformance.report.snippet import snippet
+from attnkit_conformance.scenes.attention import scene_case
+from attnkit_conformance.search.shrink import Fails, fewer_leading, shrink, size
+
+PLAIN_SIGHT = 1e-2  # a relative error of this size is kept while a case is shrunk, if it was there
+SINGLES = ("float64", "float32")
+CANDIDATES = 3  # verdicts that are tried for an example
+STEEPER = 10.0  # a gradient is shown instead of an output if its error is so many times as large
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What is seen of a disagreement in one case: an output that is off, or an exception."""
+
+    check: str
+    output: str = ""
+    relative: float = 0.0  # error over the largest golden magnitude
+    exception: str = ""
+    beyond: bool = False  # also where something is visible
+
+
+@dataclass(frozen=True)
+class Example:
+    """A smallest failing case of one adapter, and the program that shows it."""
+
+    adapter: str
+    case: Case
+    sight: Sight
+    program: str
+    environment: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """Verdicts that fail for one reason, and an example per library."""
+
+    reason: str
+    results: tuple[CaseResult, ...]
+    examples: tuple[Example, ...]
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(result.adapter for result in self.results))
+
+    @property
+    def ops(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(result.op for result in self.results))
+
+
+def found(results: Iterable[CaseResult], adapters: Sequence[Any]) -> list[Disagreement]:
+    """Disagreements, those of most peers first; failures that nobody expected count by their first check."""
+    groups: dict[str, list[CaseResult]] = {}
+    for result in results:
+        if result.status in ("xfail", "fail"):
+            expected = result.status == "xfail"
+            groups.setdefault(result.reason if expected else f"not explained yet: {result.message}", []).append(result)
+    by_name = {adapter.name: adapter for adapter in adapters}
+    made = [Disagreement(reason, tuple(held), tuple(examples(held, by_name))) for reason, held in groups.items()]
+    return sorted(made, key=lambda one: (-len({library(name) for name in one.adapters}), -len(one.adapters)))
+
+
+def library(adapter: str) -> str:
+    return adapter.partition("-")[0]
+
+
+def examples(results: Sequence[CaseResult], adapters: dict[str, Any]) -> Iterator[Example]:
+    """One per library."""
+    for name in dict.fromkeys(library(result.adapter) for result in results):
+        made = example([result for result in results if library(result.adapter) == name], adapters)
+        if made is not None:
+            yield made
+
+
+def example(results: Sequence[CaseResult], adapters: dict[str, Any]) -> Example | None:
+    """The smallest case of the simplest verdict that can be shown, shrunk."""
+    for result, case in sorted(start_cases(results), key=lambda pair: simplicity(*pair))[:CANDIDATES]:
+        adapter = adapters[result.adapter]
+        case = core.as_asked(adapter, case)
+        starts = [case] if "/property." in case.id else purer(case)
+        failing = [(start, sight) for start in starts if (sight := seen(adapter, start)) is not None]
+        if failing:
+            start, sight = min(failing, key=lambda pair: len(traits(pair[0])))
+            small = shrink(start, same(adapter, start, sight))
+            program, environment = snippet(adapter, small, sight.output, sight.exception)
+            return Example(adapter.name, small, sight, program, environment)
+    return None
+
+
+def purer(case: Case) -> Iterator[Case]:
+    """The case, its batch items, and the same without NaN and infinities: with fewer reasons to fail."""
+    arrays = {n: np.where(np.isfinite(x), x, 1.0) if x.dtype.kind == "f" else x for n, x in case.arrays.items()}
+    for n, whole in enumerate((replace(case, arrays=arrays), case)):
+        for i, one in enumerate((*fewer_leading(whole), whole)):
+            yield replace(one, id=f"{case.id}~{n}.{i}")
+
+
+def start_cases(results: Sequence[CaseResult]) -> Iterator[tuple[CaseResult, Case]]:
+    """The cases of the verdicts, or where all are properties those that the full profile expects to fail for the same
+    reason; and the case on visible NaN."""
+    for op in dict.fromkeys(result.op for result in results):
+        wanted = {result.id: result for result in results if result.op == op}
+        dtypes = tuple(dict.fromkeys(result.dtype for result in wanted.values()))
+        cases = full_cases(op, dtypes)
+        own = [(wanted[case.id], case) for case in cases if case.id in wanted]
+        yield from own or ((result, case) for result in wanted.values() for case in alike(result, cases))
+        for identity, result in wanted.items():
+            if "/property.visible_nan" in identity:
+                yield result, property_case(result)
+
+
+def alike(result: CaseResult, cases: Sequence[Case]) -> list[Case]:
+    """The cases in the dtype of a verdict that its adapter is expected to fail for the reason of the verdict."""
+    expected = read_xfails(result.adapter).items()
+    patterns = [identity.removeprefix(MAY_PASS) for identity, reason in expected if reason == result.reason]
+    own = [case for case in cases if case.dtype == result.dtype]
+    return [case for case in own if any(fnmatch.fnmatchcase(case.id, pattern) for pattern in patterns)]
+
+
+@functools.cache
+def full_cases(op: str, dtypes: tuple[str, ...]) -> tuple[Case, ...]:
+    """All cases of an op: every library that differs asks for them."""
+    return tuple(core.cases(op, "full", dtypes))
+
+
+def property_case(result: CaseResult) -> Case:
+    """The case in which a visible key holds NaN."""
+    op = BY_NAME[result.op]
+    labels = dict(properties.subjects(op, "full"))
+    label = result.id.partition("property.visible_nan")[2]
+    case = scene_case(op, invariances.LAST_CAUSAL, labels[label], label.strip("."), result.dtype)
+    return replace(invariances.with_a_nan(case), id=result.id)
+
+
+def simplicity(result: CaseResult, case: Case) -> tuple[Any, ...]:
+    """Cases show a reason best that have no other: few traits, outputs before gradients, wide dtypes, small."""
+    forward = any(m.failures and not m.output.startswith("d") for m in result.measured)
+    return len(traits(case)), not forward, case.dtype not in SINGLES, DTYPES.index(case.dtype), size(case)
+
+
+def traits(case: Case) -> set[str]:
+    """What may go wrong in a case beside the rest: rows that see nothing, numbers that are not finite."""
+    found = {"null"} if sees_nothing(case) else set()
+    if any(np.any(np.isnan(x) | (np.isinf(x) & (name != "bias"))) for name, x in floats(case)):
+        found.add("poison")
+    if "bias" in case.arrays and np.any(np.isinf(case.arrays["bias"])):
+        found.add("bias")
+    return found
+
+
+def sees_nothing(case: Case) -> bool:
+    """Whether some query has no visible key; where tokens are both, whether one is hidden."""
+    if "k" in case.arrays:
+        pairs = visible_pairs(case.arrays, case.params)
+        return pairs is not None and not bool(np.all(np.any(pairs, axis=-1)))
+    return not bool(np.all(case.arrays.get("mask", True)))
+
+
+def floats(case: Case) -> Iterator[tuple[str, np.ndarray]]:
+    return ((name, x) for name, x in case.arrays.items() if x.dtype.kind == "f")
+
+
+def seen(adapter: Any, case: Case) -> Sight | None:
+    """The largest of what is wrong, outputs before gradients; None if nothing that can be shown."""
+    result = core.check(adapter, case)
+    wrong = [m for m in result.measured if m.failures and m.dtype != INTEGER]
+    if wrong:
+        worst = max(wrong, key=lambda m: relative(m) / (STEEPER if m.output.startswith("d") else 1.0))
+        return Sight(worst.failures[0][0], worst.output, relative(worst), beyond=beyond(adapter, case, worst.output))
+    for check, text in result.failures:
+        if check == "exception":
+            return Sight(check, exception=text.partition(":")[0])
+    return None
+
+
+def beyond(adapter: Any, case: Case, output: str) -> bool:
+    """Whether an output is off where it is not exactly 0 for want of anything visible."""
+    truth = golden(case)
+    if output not in truth.zero_outputs:
+        return False
+    limit, got = truth.outputs[output], core.outputs(adapter, case)[output]
+    live = ~np.broadcast_to(truth.zero_outputs[output], got.shape)
+    with np.errstate(invalid="ignore"):
+        off = ~(np.abs(got.astype(np.float64) - limit.golden) <= limit.allowed * limit.unit)
+    return bool(np.any(off & live & np.isfinite(limit.golden)))
+
+
+def relative(measured: Measured) -> float:
+    return measured.max_error * eps(measured.dtype)
+
+
+def same(adapter: Any, first: Case, sight: Sight) -> Fails:
+    """Whether a case shows what `first` shows: the same check on the same output, as large, and for no new reason."""
+    allowed = traits(first)
+
+    def fails(case: Case) -> bool:
+        try:
+            if not traits(case) <= allowed:
+                return False
+            golden(case)
+        except Exception:  # the reference refuses it: no legal case
+            return False
+        result = core.check(adapter, case)
+        if sight.exception:
+            return any(c == "exception" and text.startswith(sight.exception) for c, text in result.failures)
+        off = any(
+            m.output == sight.output
+            and sight.check in {check for check, _ in m.failures}
+            and relative(m) >= min(PLAIN_SIGHT, sight.relative)
+            for m in result.measured
+        )
+        return off and (not sight.beyond or beyond(adapter, case, sight.output))
+
+    return fails

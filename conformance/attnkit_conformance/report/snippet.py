@@ -1,0 +1,116 @@
+"""A case as a program for people: it needs the peer's library and NumPy, and prints what is computed and defined."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from attnkit_conformance.core import typed_arrays
+from attnkit_conformance.model.case import Case
+from attnkit_conformance.model.golden import golden
+from attnkit_conformance.opdb import BY_NAME
+from attnkit_conformance.peers.base import Source, visible_pairs
+
+MASKS = ("mask", "key_lengths", "query_mask")
+
+
+def snippet(adapter: Any, case: Case, output: str, exception: str = "") -> tuple[str, tuple[tuple[str, str], ...]]:
+    """The program (arrays, the peer's call, the value of the definition, both printed) and the environment it sets.
+
+    `output` is what differs: an output of the op, or d<argument> for a gradient. Where the call raises `exception`, its
+    text stands for what is computed.
+    """
+    arrays = typed_arrays(adapter, case)
+    source: Source = adapter.source(case.op, arrays, case.params)
+    truth = golden(case)
+    gradient = output[1:] if output.startswith("d") else ""
+    shown = output or next(iter(truth.outputs))
+    expected = (truth.gradients[gradient] if gradient else truth.outputs[shown]).golden
+    call = [*source.lines, *(gradient_lines(source, gradient) if gradient else [f"got = {source.result}"])]
+    if exception:
+        call = ["try:", *(f"    {line}" for line in call), f"except {exception} as error:"]
+        call.append(f'    got = f"{exception}: {{error}}"')
+    name = source.version.split('"')[1] if '"' in source.version else source.version.partition(".")[0]
+    told = "got if isinstance(got, str) else got.tolist()" if exception else "got.tolist()"
+    body = [
+        *(literal(n, case.typed(n), case.dtype_of(n), source.library, n == gradient) for n in shown_arrays(case)),
+        *pairs(case, source.library),
+        *([literal("do", case.cotangents["o"], case.dtype, source.library)] if gradient else []),
+        "",
+        *call,
+        "",
+        f"# attnkit_reference.{reference_call(case)}{f', gradient of {gradient}' if gradient else ''}",
+        f"expected = np.array({numbers(expected)}){shape(np.asarray(expected))}",
+        f'print("{name}", {source.version}, "gives", {told})',
+        'print("the definition gives", expected.tolist())',
+    ]
+    head = []
+    if source.environment:
+        head = ["import os", "", *(f'os.environ["{n}"] = "{value}"' for n, value in source.environment), ""]
+    imports = ["import numpy as np", *(["import torch"] if source.library == "torch" else [])]
+    imports += ["import jax"] if source.library == "jax" else []
+    text = "\n".join(body)
+    special = [n for n in ("inf", "nan") if any(f"{mark}{n}" in text for mark in ("[", " ", "-"))]
+    imports += [f"from math import {', '.join(special)}"] if special else []
+    return "\n".join([*head, *imports, *source.imports, "", text]) + "\n", source.environment
+
+
+def gradient_lines(source: Source, name: str) -> list[str]:
+    """`got` becomes the gradient of one argument."""
+    if source.library == "torch":
+        return [f"o = {source.result}", f"got = torch.autograd.grad(o, {name}, do)[0]"]
+    if source.library == "jax":
+        return [f"got = jax.vjp(lambda {name}: {source.result}, {name})[1](do)[0]"]
+    raise ValueError(f"snippet: {source.library} has no gradients; expected torch or jax")
+
+
+def shown_arrays(case: Case) -> list[str]:
+    """The arrays that the call is given; masks are shown as what they make visible."""
+    return [name for name in case.arrays if name not in (MASKS if "qk" not in case.arrays else ())]
+
+
+def pairs(case: Case, library: str) -> list[str]:
+    """What may be attended to, if not everything."""
+    if "k" not in case.arrays:
+        return []
+    seen = visible_pairs(case.arrays, case.params)
+    return [] if seen is None else [literal("seen", np.asarray(seen), "bool", library)]
+
+
+def literal(name: str, x: np.ndarray, dtype: str, library: str, leaf: bool = False) -> str:
+    """`name = <array>` in the library's arrays."""
+    if library == "torch":
+        kind = "" if x.dtype.kind == "b" else f", dtype=torch.{dtype}"
+        return f"{name} = torch.tensor({numbers(x)}{kind}){shape(x)}{'.requires_grad_()' if leaf else ''}"
+    if library == "jax":
+        return f'{name} = jax.numpy.array({numbers(x)}, "{dtype}"){shape(x)}'
+    return f"{name} = np.array({numbers(x)}, np.{'bool_' if dtype == 'bool' else dtype}){shape(x)}"
+
+
+def shape(x: np.ndarray) -> str:
+    """What lists do not say of an array without entries."""
+    return "" if x.size else f".reshape({x.shape})"
+
+
+def numbers(x: np.ndarray) -> str:
+    """Nested lists; floats as short as they are exact in their dtype."""
+    if x.dtype.kind in "biu":
+        return str(x.tolist())
+    if x.dtype == np.float32:
+        return nested(x)
+    return str(x.astype(np.float64).tolist())
+
+
+def nested(x: np.ndarray) -> str:
+    return str(x[()]) if x.ndim == 0 else f"[{', '.join(nested(part) for part in x)}]"
+
+
+def reference_call(case: Case) -> str:
+    """How attnkit_reference is asked for the same."""
+    given = [f"{name}={name}" for name in case.arrays if name not in BY_NAME[case.op].arguments and name not in MASKS]
+    masked = "k" in case.arrays and visible_pairs(case.arrays, case.params) is not None
+    given += ["mask=seen"] if masked else [f"{name}={name}" for name in MASKS if name in case.arrays]
+    hidden = ("causal", "window") if masked else ()
+    given += [f"{name}={value!r}" for name, value in case.params.items() if name not in hidden]
+    return f"{case.op}({', '.join((*BY_NAME[case.op].arguments, *given))})"

@@ -1,0 +1,49 @@
+"""The table of ops in the documentation, written from the op database and the kernels that attnkit declares."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from attnkit_conformance.adapters.base import kernels
+from attnkit_conformance.model.op import Op
+from attnkit_conformance.opdb import PUBLIC
+
+BEGIN, END = "<!-- ops: begin -->", "<!-- ops: end -->"
+LIBRARIES = ("numpy", "torch", "jax", "cupy")
+COLUMNS = ("op", "definition", "own parameters", "group", "weights", "gradient", "statistics", *LIBRARIES)
+
+
+def row(op: Op, kernels_of: dict[str, dict[str, tuple[str, ...]]]) -> list[str]:
+    """Cells of one op: what it is, what it takes, which functions it has, and its implementations by library."""
+    served = [", ".join(("generic", *kernels_of[library].get(op.name, ()))) for library in LIBRARIES]
+    marks = ["yes" if has else "–" for has in (op.weights, op.vjp, op.statistics)]
+    own = ", ".join(f"`{name}`" for name in op.own) or "–"
+    return [f"`{op.name}`", op.formula, own, op.group or "–", *marks, *served]
+
+
+def markdown() -> str:
+    """The table between its markers."""
+    found = {library: kernels(library) for library in LIBRARIES}
+    lines = [list(COLUMNS), ["---"] * len(COLUMNS), *(row(op, found) for op in PUBLIC)]
+    return "\n".join((BEGIN, *("| " + " | ".join(cells) + " |" for cells in lines), END))
+
+
+def split(path: Path, begin: str = BEGIN, end: str = END) -> tuple[str, str, str]:
+    """What stands before, between and after two markers in a file; ValueError if it does not have them once."""
+    text = path.read_text()
+    if text.count(begin) != 1 or text.count(end) != 1:
+        raise ValueError(f"{path}: expected one {begin} and one {end}")
+    before, _, rest = text.partition(begin)
+    inside, _, after = rest.partition(end)
+    return before, inside, after
+
+
+def is_current(path: Path) -> bool:
+    """Whether the table in a file is what `markdown` writes."""
+    return f"{BEGIN}{split(path)[1].rstrip()}\n{END}" == markdown()
+
+
+def write(path: Path) -> None:
+    """Replace the table in a file."""
+    before, _, after = split(path)
+    path.write_text(before + markdown() + after)

@@ -1,0 +1,86 @@
+"""What a run looks like in a terminal: a progress bar, failures, a matrix; plain lines without a terminal or rich."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from attnkit_conformance.core import STATUSES, CaseResult
+from attnkit_conformance.judge.verdicts import SHORT, counts, grouped, percent, worst
+from attnkit_conformance.model.case import DTYPES
+
+if TYPE_CHECKING:
+    from attnkit_conformance.search import Search
+
+SHOWN_FAILURES = 40
+PAUSE = 20.0  # seconds between two lines of progress
+
+
+def drawn() -> bool:
+    """Whether rich is there and has a terminal to draw in."""
+    return find_spec("rich") is not None and sys.stdout.isatty()
+
+
+def show_progress(results: Iterable[CaseResult], total: Callable[[], int]) -> list[CaseResult]:
+    """Collect verdicts while a bar (or a line now and then) shows how far they are."""
+    if drawn():
+        from attnkit_conformance.report import terminal_rich
+
+        return terminal_rich.show_progress(results, total)
+    collected = []
+    for result in results:
+        collected.append(result)
+        if len(collected) % 500 == 0:
+            print(f"{len(collected)} verdicts, now {result.op}", flush=True)
+    return collected
+
+
+def show_search() -> Callable[[Search, str], None]:
+    """Shows how far a search is, in one line of a terminal, or else in a line every PAUSE seconds."""
+    said = [0.0]
+
+    def tell(search: Search, op: str) -> None:
+        left = max(search.end - search.clock(), 0.0)
+        text = f"{sum(search.examples.values())} cases, {len(search.findings)} failures, {left:.0f} s left, now {op}"
+        if sys.stdout.isatty():
+            print(f"{text:100}", end="\r", flush=True)
+        elif search.clock() > said[0] + PAUSE:
+            said[0] = search.clock()
+            print(text, flush=True)
+
+    return tell
+
+
+def show(results: list[CaseResult]) -> None:
+    """Failures first, then the matrix and the counts."""
+    failures = [result for result in results if result.status == "fail"]
+    for result in failures[:SHOWN_FAILURES]:
+        print(f"FAIL {result.adapter}::{result.id}\n     " + result.message.replace("\n", "\n     "))
+    if len(failures) > SHOWN_FAILURES:
+        print(f"... and {len(failures) - SHOWN_FAILURES} more failures")
+    if drawn():
+        from attnkit_conformance.report import terminal_rich
+
+        terminal_rich.show_tables(results)
+    else:
+        show_lines(results)
+    total = counts(results)
+    reasons = Counter(r.reason.partition("\n")[0] for r in results if r.status in ("unsupported", "xfail"))
+    for reason, number in reasons.most_common(8):
+        print(f"  {number:5d} × {reason}")
+    print(", ".join(f"{total[status]} {status}" for status in STATUSES))
+
+
+def show_lines(results: list[CaseResult]) -> None:
+    """One line per op and adapter: worst error over its bound by dtype, then the counts."""
+    for op, by_adapter in grouped(results).items():
+        for adapter, held in by_adapter.items():
+            if held:
+                by_dtype = {SHORT[d]: worst(r for r in held if r.dtype == d) for d in DTYPES}
+                errors = "  ".join(f"{d} {percent(ratio):>4}" for d, ratio in by_dtype.items() if ratio is not None)
+                total = counts(held)
+                numbers = "  ".join(f"{total[status]} {status}" for status in STATUSES if total[status])
+                print(f"{op:27} {adapter:16} {errors:46} {numbers}")

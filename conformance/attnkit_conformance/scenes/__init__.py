@@ -1,0 +1,1 @@
+"""Seeded inputs of the ops as frozen cases."""

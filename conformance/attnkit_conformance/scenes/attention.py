@@ -1,0 +1,364 @@
+"""Samples: seeded inputs of the attention ops as frozen `Case`s.
+
+A `Scene` says which shapes and which common options (semantics A1-A6) a case has; an op's variants say which of
+its own parameters are set. In the full profile every scene meets one variant and every variant meets the basic scenes;
+the quick profile has three scenes, whose shapes all ops share so that JAX compiles few shapes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from attnkit_conformance.model import lowprecision
+from attnkit_conformance.model.case import Case, NoDraw, compute_dtype, generator, rounded
+from attnkit_conformance.model.op import Op
+from attnkit_conformance.model.scene import Scene
+from attnkit_reference import _core as reference
+
+HALF_TYPES = ("bfloat16", "float16")
+TELLING = {"opposite_keys", "positive_values"}  # options of scenes that both half types need
+LENGTH_ARRAY = "<array>"  # in a variant: draw a `length` array
+ATTEMPTS = 200
+DENSITIES = (0.1, 0.5, 0.9)  # of random masks
+LARGEST_GROWTH = {"float16": 8.0, "bfloat16": 8.0, "float32": 200.0}  # beyond, the bound is no part of the result
+MARGIN = 2e-6  # relative distance of a score from a kink below which float32 may fall on the other side
+
+
+Pair = tuple[Scene, Mapping[str, Any]]
+VISIBILITY = ("mask", "causal", "window", "key_lengths", "query_mask")
+CAUSAL = {"causal": True}
+GQA = {"enable_gqa": True}
+QUICK = (
+    Scene("cross", 65, 100),
+    Scene("causal-padded", 64, 64, params=CAUSAL, options=("key_lengths", "bias", "poison")),
+    Scene("gqa-mask", 7, 63, lead=((2, 4), (2, 2), (2, 2)), params=GQA, options=("mask", "query_mask", "gqa")),
+)
+KINKS = Scene("kinks", 33, 33, d=2, size=0.0, options=("integers",), params={"scale": 1.0})
+FULL = (
+    *QUICK,
+    Scene("1x1", 1, 1),
+    Scene("2x1", 2, 1),
+    Scene("1x2-causal", 1, 2, params=CAUSAL),
+    Scene("1x257", 1, 257),
+    Scene("63x65", 63, 65, d=17, e=5),
+    Scene("64x64-d64", 64, 64, d=64, e=64),
+    Scene("100x257", 100, 257, d=64, e=32, lead=((1, 2),) * 3),
+    Scene("257x100-causal", 257, 100, d=32, e=32, lead=((1, 2),) * 3, params=CAUSAL),
+    Scene("63x63-causal", 63, 63, params=CAUSAL),
+    Scene("64x100-causal", 64, 100, params=CAUSAL),
+    Scene("100x64-upper-left", 100, 64, params={"causal": "upper_left"}),
+    Scene("63x100-upper-left", 63, 100, params={"causal": "upper_left"}),
+    Scene("window-causal", 65, 65, params={"causal": True, "window": (3, 0)}),
+    Scene("window", 63, 100, params={"window": (2, 5)}),
+    Scene("window-open-left", 65, 63, params={"window": (None, 3)}),
+    Scene("window-diagonal", 65, 65, params={"window": (0, 0)}),
+    Scene("key-lengths", 63, 65, options=("key_lengths", "poison")),
+    Scene("key-mask", 65, 100, options=("key_mask", "poison")),
+    Scene("key-mask-1d", 2, 63, options=("key_mask_1d", "poison")),
+    Scene("query-mask", 65, 63, options=("query_mask", "poison")),
+    Scene("mask", 63, 65, options=("mask", "poison")),
+    Scene("mask-2d", 65, 64, options=("mask_2d",)),
+    Scene("mask-none-visible", 2, 65, options=("mask_nothing", "poison")),
+    Scene("bias", 63, 65, options=("bias",)),
+    Scene("bias-per-key", 63, 65, options=("bias_per_key",)),
+    Scene("bias-float32", 63, 65, options=("bias", "bias_float32")),
+    Scene("bias-inf", 65, 63, options=("bias", "bias_inf")),
+    Scene("scale", 63, 65, params={"scale": 0.7}),
+    Scene("scale-negative", 2, 65, params={"scale": -0.3}),
+    Scene("huge", 63, 65, size=12.0),
+    Scene("tiny", 63, 65, size=1e-2),
+    KINKS,
+    Scene("ties", 63, 65, options=("equal_keys",)),
+    Scene("positive-values", 2, 257, options=("positive_values",)),
+    Scene("opposite-keys", 63, 2, size=0.5, options=("opposite_keys",)),
+    Scene("zero-logits", 2, 65, size=0.0),
+    Scene("transposed", 63, 65, layout="transposed"),
+    Scene("strided-causal", 65, 65, layout="strided", params=CAUSAL),
+    Scene("no-leading-axes", 63, 65, lead=((), (), ())),
+    Scene("broadcast", 63, 2, lead=((3, 1), (1, 2), (2,))),
+    Scene("broadcast-mask", 2, 65, lead=((2, 1, 2), (3, 2), (3, 1)), options=("mask",)),
+    Scene("gqa", 63, 65, lead=((2, 6), (2, 2), (2, 2)), params=GQA, options=("gqa",)),
+    Scene("mqa-causal", 65, 65, lead=((2, 3), (2, 1), (2, 1)), params={**GQA, **CAUSAL}, options=("gqa", "bias")),
+    Scene("dropout", 63, 65, params={"dropout": (0.25, 2**63 + 5)}),
+    Scene("dropout-gqa", 64, 100, lead=((2, 4), (2, 2), (2, 2)), params={**GQA, "dropout": (0.5, 7)}, options=("gqa",)),
+    Scene("dropout-mask", 65, 63, options=("dropout_mask",)),
+    Scene("empty-queries", 0, 65, options=("poison",)),
+    Scene("empty-keys", 63, 0, options=("poison",)),
+    Scene(
+        "everything", 65, 100, lead=((2, 4), (2, 2), (2, 2)), layout="transposed",
+        params={**GQA, "causal": True, "window": (40, 2), "dropout": (0.1, 3), "scale": 0.4},
+        options=("gqa", "key_lengths", "query_mask", "bias", "poison"),
+    ),
+)  # fmt: skip
+
+
+def key_lengths_of(scene: Scene) -> np.ndarray:
+    """Valid keys per batch item, the last item with none: its rows are null."""
+    shape = (*scene.leading[:-1], 1)
+    lengths = np.linspace(scene.S * 0.6, 0, int(np.prod(shape))).astype(np.int64)
+    return lengths.reshape(shape)
+
+
+def arbitrary_mask(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """A random mask with a few null rows and one key that nobody sees."""
+    mask = rng.random(shape) < 0.6
+    mask[..., ::5, :] = False
+    mask[..., shape[-1] // 2 : shape[-1] // 2 + 1] = False
+    return mask
+
+
+def option_arrays(scene: Scene, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """The optional arrays that a scene asks for."""
+    lead, L, S, options = scene.leading, scene.L, scene.S, scene.options
+    made: dict[str, np.ndarray] = {}
+    if "key_lengths" in options:
+        made["key_lengths"] = key_lengths_of(scene)
+    if "query_mask" in options:
+        made["query_mask"] = rng.random((*lead[:-1], 1, L)) < 0.7
+    if "key_mask" in options:
+        made["mask"] = rng.random((*lead[:-1], 1, 1, S)) < 0.6
+    if "key_mask_1d" in options:
+        made["mask"] = rng.random(S) < 0.6
+    if "mask" in options:
+        made["mask"] = arbitrary_mask(rng, (*lead, L, S))
+    if "mask_2d" in options:
+        made["mask"] = arbitrary_mask(rng, (L, S))
+    if "mask_nothing" in options:
+        made["mask"] = np.zeros((*lead, L, S), bool)
+    if "mask_random" in options:
+        made["mask"] = rng.random((*lead, L, S)) < rng.choice(DENSITIES)
+    if "query_mask_random" in options:
+        made["query_mask"] = rng.random((*lead[:-1], 1, L)[-len(lead) - 1 :]) < rng.choice(DENSITIES)
+    if "key_lengths_random" in options:
+        made["key_lengths"] = rng.integers(0, S + 1, (*lead[:-1], 1))
+    if "bias_2d" in options:
+        made["bias"] = rng.standard_normal((L, S))
+    if "bias" in options:
+        made["bias"] = rng.standard_normal((1, lead[-1], L, S))
+    if "bias_per_key" in options:
+        made["bias"] = rng.standard_normal((lead[0], 1, 1, S))
+    if "bias_inf" in options:
+        made["bias"][rng.random(made["bias"].shape) < 0.2] = -np.inf
+        made["bias"][..., ::7, :] = -np.inf
+    if "dropout_mask" in options:
+        made["dropout_mask"] = (rng.random((*lead, L, S)) < 0.75) / 0.75
+    return made
+
+
+def draw(scene: Scene, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """q, k, v and the optional arrays of a scene, before rounding and poison."""
+    shapes = ((*lead, n, width) for lead, n, width in zip(
+        scene.lead, (scene.L, scene.S, scene.S), (scene.d, scene.d, scene.e), strict=True))  # fmt: skip
+    q, k, v = (rng.standard_normal(shape) for shape in shapes)
+    if "integers" in scene.options:  # scores are exact and hit 0 and 6 often
+        q, k = (rng.integers(-3, 4, x.shape).astype(np.float64) for x in (q, k))
+    else:
+        q, k = q * scene.size, k * scene.size
+    if "grid" in scene.options:  # q kᵀ / 4 is exact in float32
+        q, k = np.round(q * 4) / 4, np.round(k * 4) / 4
+    if "equal_keys" in scene.options:
+        k = np.broadcast_to(k[..., :1, :], k.shape).copy()
+    if "opposite_keys" in scene.options:  # softmax gradients without cancellation: half types can tell them from 0
+        k[..., 1::2, :], v[..., 1::2, :] = -k[..., ::2, :], -v[..., ::2, :]
+    if "positive_values" in scene.options:  # sums over keys grow: low-precision accumulators stagnate
+        v = 1 + np.abs(v)
+    made = option_arrays(scene, rng)
+    if "grid" in scene.options and "bias" in made:
+        made["bias"] = np.round(made["bias"] * 4) / 4
+    return {"q": q, "k": k, "v": v, **made}
+
+
+def poison(arrays: dict[str, np.ndarray], scene: Scene, keeps: bool = False) -> None:
+    """Put NaN and infinities where A6 says that nothing may be read (in place); `keeps`: keys stay in a state."""
+    shape = (*scene.leading, scene.L, scene.S)
+    visible = visibility(scene, arrays)
+    seen_q = visible.any(-1)
+    seen_k = visible.any(-2)
+    if "initial_S" in arrays:  # every query sees the state
+        seen_q = np.broadcast_to(arrays.get("query_mask", np.asarray(True)), seen_q.shape)
+    if keeps:
+        seen_k = np.broadcast_to(valid_keys(arrays, scene.S), seen_k.shape)
+    for name, seen in (("q", seen_q), ("k", seen_k), ("v", seen_k)):
+        x = arrays[name]
+        if "gqa" in scene.options and name != "q":
+            group = shape[-3] // x.shape[-3]
+            seen = seen.reshape(*shape[:-3], x.shape[-3], group, -1).any(-2)
+        if seen.shape != x.shape[:-1]:  # a row of a broadcast input is used by several batch items
+            raise ValueError(f"scene {scene.name}: poison needs inputs that are not broadcast")
+        x[~seen] = np.resize([np.nan, np.inf, -np.inf], x.shape[-1])
+    if "bias" in arrays and arrays["bias"].shape == shape:
+        arrays["bias"][~visible] = np.nan
+
+
+def valid_keys(arrays: Mapping[str, np.ndarray], S: int) -> np.ndarray:
+    """Keys (..., S) that a state holds: those that mask (for some query) and key_lengths allow."""
+    mask = arrays.get("mask", np.ones((1, S), bool))
+    valid = mask.any(-2) if mask.ndim > 1 else mask
+    lengths = arrays.get("key_lengths", np.asarray(S))
+    return np.asarray(valid & (np.arange(S) < lengths[..., None]))
+
+
+def scene_case(op: Op, scene: Scene, variant: Mapping[str, Any], label: str, dtype: str) -> Case:
+    """The case of a scene, drawn as the op draws its cases."""
+    return (op.scene_case or attention_case)(op, scene, variant, label, dtype)
+
+
+def attention_case(op: Op, scene: Scene, variant: Mapping[str, Any], label: str, dtype: str) -> Case:
+    """The case of one op, scene, variant and dtype: the first draw that keeps its distance from the kinks."""
+    scene = op.adapted(scene, variant) or scene
+    params = {**scene.params, **variant}
+    subject = op.subject(params)
+    kinks = subject.kinks(params)
+    if op.outputs_entropy(params) and (kinks or subject.steep(params)):  # log w of a difference: exact scores
+        scene = replace(scene, options=(*scene.options, "grid"), params={"scale": 0.25, **scene.params})
+        params = {"scale": 0.25, **params}
+    exact = bool({"grid", "integers"} & set(scene.options))
+    for attempt in itertools.count():
+        rng = generator(f"{scene.name}/{label}/{attempt}")
+        case = drawn_case(op, scene, params, label, dtype, rng)
+        case = subject.complete(case) if subject.complete else case
+        if exact or not any(too_near(case, kink) for kink in kinks):
+            break
+        if attempt == ATTEMPTS:
+            raise NoDraw(f"{case.id}: no draw in {ATTEMPTS} keeps its distance from where the slope jumps")
+    if "poison" in scene.options:
+        poison(dict(case.arrays), scene, bool(params.get("return_state")))
+    wanted = (*op.arguments, *op.optional)
+    case = replace(case, arrays={name: x for name, x in case.arrays.items() if name in wanted})
+    return replace(case, cotangents=draw_cotangents(op, case, rng, scene))
+
+
+def drawn_case(
+    op: Op, scene: Scene, params: Mapping[str, Any], label: str, dtype: str, rng: np.random.Generator
+) -> Case:
+    """A case without cotangents and poison."""
+    arrays, params, dtypes = draw(scene, rng), dict(params), {}
+    if params.get("length") == LENGTH_ARRAY:
+        del params["length"]
+        arrays["length"] = rng.integers(1, 90, (*scene.leading[-1:], scene.L)).astype(np.float64)
+        dtypes["length"] = compute_dtype(dtype)
+    if "bias_float32" in scene.options:
+        dtypes["bias"] = compute_dtype(dtype)
+    if not op.dropout:
+        arrays.pop("dropout_mask", None)
+        params.pop("dropout", None)
+    for name, x in arrays.items():
+        if x.dtype.kind == "f":
+            arrays[name] = rounded(x, dtypes.get(name, dtype))
+    return Case(
+        id=f"{op.name}/{dtype}/{scene.name}{'.' + label if label else ''}", op=op.name, dtype=dtype, arrays=arrays,
+        params=params, cotangents={}, tags=frozenset((scene.name, *scene.options)), dtypes=dtypes, layout=scene.layout,
+    )  # fmt: skip
+
+
+def too_near(case: Case, kink: float) -> bool:
+    """Whether rounding could move a visible score across a kink, where the gradient jumps."""
+    sc = lowprecision.case_scores(case)
+    x = lowprecision.shifted(case, sc)
+    size = np.abs(sc.scale) * (np.abs(sc.q) @ np.abs(np.swapaxes(sc.k, -1, -2))) + np.abs(x - sc.s)
+    size = size if sc.bias is None else size + np.abs(sc.bias)
+    return bool(np.any(sc.visible & (np.abs(x - kink) < MARGIN * (size + abs(kink)))))
+
+
+def draw_cotangents(op: Op, case: Case, rng: np.random.Generator, scene: Scene) -> dict[str, np.ndarray]:
+    """A cotangent for every output of `op` that has a gradient."""
+    rows = (*scene.leading, scene.L)
+    heads = scene.leading[-1] if scene.leading else 1
+    joined = op.subject(case.params).joined
+    shapes = {"o": (*scene.leading[:-1], scene.L, heads * scene.e) if joined else (*rows, scene.e)}
+    shapes |= op.shapes(op, case) if op.shapes else {}
+    return {
+        name: rounded(rng.standard_normal(shapes.get(name, rows)), op.output_dtype(name, case.dtype))
+        for name in op.outputs(case.params)
+        if name not in op.not_differentiable
+    }
+
+
+def visibility(scene: Scene, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+    """A3 for a scene, (leading..., L, S)."""
+    given = {name: x for name, x in (*arrays.items(), *scene.params.items()) if name in VISIBILITY}
+    return reference.visibility(f"scene {scene.name}", (*scene.leading, scene.L, scene.S), **given)
+
+
+def attention_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
+    """Scenes x variants for an attention op or its weights."""
+    scenes = tuple(scene for scene in FULL if op.serves(scene.options))
+    for scene, variant in fitting(op, [*shared(scene_variants(scenes, op.variants, profile), dtype), *op.extra]):
+        case = attention_case(op, scene, variant, variant_label(variant), dtype)
+        if tells(op, case):
+            yield case
+
+
+def fitting(
+    op: Op, pairs: Iterable[tuple[Scene, Mapping[str, Any]]], subject: str | None = None
+) -> list[tuple[Scene, Mapping[str, Any]]]:
+    """The pairs that differ, as the op (or the one that its statistics are of) can serve them."""
+    own = {} if subject is None else {"op": subject}
+    adapted = [(op.adapted(scene, {**variant, **own}), variant) for scene, variant in pairs]
+    return distinct([(scene, variant) for scene, variant in adapted if scene is not None])
+
+
+def tells(op: Op, case: Case) -> bool:
+    """Whether the bound of the case is so small that a wrong array exceeds it."""
+    growth = op.subject(case.params).growth
+    return growth is None or growth(case) <= LARGEST_GROWTH.get(case.dtype, np.inf)
+
+
+STATISTICS_SCENES = (
+    "cross", "causal-padded", "gqa-mask", "1x257", "100x257", "63x100-upper-left", "window", "bias-inf", "kinks",
+    "dropout", "dropout-mask", "empty-keys", "strided-causal", "broadcast-mask", "mask-none-visible",
+)  # fmt: skip
+
+
+def statistics_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
+    """The same for statistics of every attention op that has them; the quick profile gives each op one scene."""
+    for n, subject in enumerate(op.subjects):
+        left_out = () if "v" in op.arguments else subject.outside
+        every = [subject.statistics_variant(variant, left_out) for variant in subject.variants]
+        variants = tuple(v for m, v in enumerate(every) if v not in every[:m])
+        scenes = tuple(s for s in FULL if s.name in STATISTICS_SCENES and subject.serves(s.options))
+        extra = [(scene, subject.statistics_variant(variant, left_out)) for scene, variant in subject.extra]
+        pairs = [*shared(scene_variants(scenes, variants, "full"), dtype), *extra]
+        for scene, variant in fitting(op, pairs, subject.name):
+            quick = scene.name == QUICK[n % len(QUICK)].name and variant == variants[n % len(variants)]
+            if profile == "full" or quick:
+                label = ".".join(filter(None, (subject.name, variant_label(variant))))
+                case = attention_case(op, scene, {"op": subject.name, **variant}, label, dtype)
+                if tells(op, case):
+                    yield case
+
+
+def variant_label(variant: Mapping[str, Any]) -> str:
+    """`{"activation": "gelu", "alpha": 0.5}` -> "gelu,alpha=0.5"."""
+    parts = (str(v) if k == "activation" else f"{k}={v}" for k, v in variant.items() if k != "fields")
+    return ",".join(parts)
+
+
+def scene_variants(scenes: tuple[Scene, ...], variants: tuple[Mapping[str, Any], ...], profile: str) -> list[Pair]:
+    """Quick: the three quick scenes, spread over the variants. Full: besides, every scene with some variant, and every
+    variant with the base scenes and the kinks."""
+    count = len(variants)
+    pairs = [(scene, n * 3 % count) for n, scene in enumerate(QUICK)]
+    if profile == "full":
+        pairs += [(scene, n % count) for n, scene in enumerate(scenes)]
+        pairs += [(scene, v) for scene in (*QUICK[:2], KINKS) for v in range(count)]
+    return distinct([(scene, variants[v]) for scene, v in pairs])
+
+
+def shared(pairs: list[Pair], dtype: str) -> list[Pair]:
+    """The half types take turns, for both are computed in float32, but where few samples tell right from wrong."""
+
+    def keeps(n: int, scene: Scene, variant: Mapping[str, Any]) -> bool:
+        telling = TELLING & set(scene.options) or ("alpha", LENGTH_ARRAY) in variant.items()
+        return dtype not in HALF_TYPES or n % 2 == HALF_TYPES.index(dtype) or bool(telling)
+
+    return [pair for n, pair in enumerate(pairs) if keeps(n, *pair)]
+
+
+def distinct(pairs: list[Pair]) -> list[Pair]:
+    return [pair for n, pair in enumerate(pairs) if pair not in pairs[:n]]
