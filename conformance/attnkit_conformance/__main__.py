@@ -11,9 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from attnkit_conformance import adapters
 from attnkit_conformance.adapter import Adapter
-from attnkit_conformance.adapters import transforms
+from attnkit_conformance.adapters import families, transforms
 from attnkit_conformance.adapters.transforms import page
 from attnkit_conformance.core import CaseResult
 from attnkit_conformance.judge import in_order, matcher, planned
@@ -22,6 +21,7 @@ from attnkit_conformance.model.case import DTYPES, HAS_BFLOAT16, PROFILES, judge
 from attnkit_conformance.opdb import OPDB
 from attnkit_conformance.peers import ALL, FAMILIES, REQUIRES
 from attnkit_conformance.report import files, table, terminal
+from attnkit_conformance.selection import find
 
 FOUND = Path("out") / "found"  # failing cases of a search
 COMPILED = ("keras-jax",)  # compiled anew for every shape: peers judges it on the quick profile only
@@ -104,14 +104,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 def run(given: argparse.Namespace) -> int:
     """Judge, show, and write the reports asked for."""
-    dtypes, names = chosen_dtypes(given.dtype), given.adapters or adapters.default()
-    chosen = adapters.find(names)
+    dtypes, names = chosen_dtypes(given.dtype), given.adapters or families.default()
+    chosen = find(names)
     if given.samples or given.search is not None:
         return conclude(drawn_or_saved(given, chosen, dtypes), chosen, given)
     for adapter in chosen:
         if hasattr(adapter, "close"):
             adapter.close()
-    verdicts = judge_in_processes(adapters.find, names, given.profile, given.k, dtypes, given.workers)
+    verdicts = judge_in_processes(find, names, given.profile, given.k, dtypes, given.workers)
     results = terminal.show_progress(verdicts, lambda: planned(chosen, given.profile, given.k, dtypes))
     if not results:
         raise ValueError("nothing selected: no case matches")
@@ -246,7 +246,7 @@ def peers(given: argparse.Namespace) -> int:
     for name in names:
         if name.partition("-")[0] not in (*FAMILIES, ALL):
             raise ValueError(f"peers: {name!r} is none of {', '.join((*FAMILIES, ALL))}; `run` judges any adapter")
-    chosen: list[Any] = adapters.find(names)
+    chosen: list[Any] = find(names)
     profiles: dict[str, list[Any]] = {given.profile: [], "quick": []}
     for adapter in chosen:
         slow = adapter.name in COMPILED and given.profile != "quick"
@@ -254,7 +254,7 @@ def peers(given: argparse.Namespace) -> int:
         adapter.description += " (quick profile)" if slow else ""
     asked = {profile: held for profile, held in profiles.items() if held}
     verdicts = chain.from_iterable(
-        judge_in_processes(adapters.find, [a.name for a in held], profile, None, DTYPES, given.workers)
+        judge_in_processes(find, [a.name for a in held], profile, None, DTYPES, given.workers)
         for profile, held in asked.items()
     )
     count = sum(planned(held, profile, None, DTYPES) for profile, held in asked.items())

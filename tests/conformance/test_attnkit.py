@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from attnkit_conformance import adapters
+from attnkit_conformance import selection
 from attnkit_conformance.adapters.base import implementations
+from attnkit_conformance.adapters.families import DEFAULT
 from attnkit_conformance.core import CaseResult
 from attnkit_conformance.judge import judge
 from attnkit_conformance.model.case import DTYPES
@@ -25,7 +26,7 @@ PARTS: dict[str, tuple[str | None, str]] = {
     "jax-blocked": ("float32", "not property"),
     "jax_x64": ("float64", "not property"),
 }
-FAMILIES = ["jax-blocked" if name == "jax" else name for name in adapters.DEFAULT]
+FAMILIES = ["jax-blocked" if name == "jax" else name for name in DEFAULT]
 BLOCKED = implementations("jax")["blocked"] if importlib.util.find_spec("jax") else ()
 LEFT_OUT = {
     "jax-blocked": {op.name for op in OPDB} - {*(BLOCKED or ())},
@@ -52,7 +53,7 @@ def failures(results: Sequence[CaseResult]) -> list[str]:
 @pytest.mark.parametrize(("family", "op"), CASES)
 def test_conforms(family: str, op: str, families: dict[str, list[Any]]) -> None:
     if family not in families:
-        families[family] = list(adapters.find([family]))
+        families[family] = list(selection.find([family]))
     dtype, expression = PARTS.get(family, (None, None))
     dtypes = (dtype,) if dtype in BY_NAME[op].dtypes else DTYPES
     results = list(judge(families[family], "quick", expression, dtypes, ops=(op,)))

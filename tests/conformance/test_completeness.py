@@ -9,7 +9,7 @@ import pytest
 
 import attnkit
 import attnkit_reference
-from attnkit_conformance import adapters, core
+from attnkit_conformance import core, selection
 from attnkit_conformance.adapters.base import AttnkitAdapter, kernels
 from attnkit_conformance.judge import XFAILS, ids_of, properties, read_xfails, refuse_unmatched
 from attnkit_conformance.model import golden, tolerance
@@ -126,7 +126,7 @@ def test_every_kernel_has_a_sample_that_it_serves(library: str) -> None:
     assert set(found) <= set(BY_NAME), "a kernel for an op that the op database does not know"
     for op, names in found.items():
         for name in names:
-            for adapter in adapters.find([EMULATED.get((library, name), f"{library}-{name}")]):
+            for adapter in selection.find([EMULATED.get((library, name), f"{library}-{name}")]):
                 results = (core.check(adapter, case) for case in core.cases(op, "quick", adapter.dtypes))
                 assert any(map(served_here_or_elsewhere, results)), f"{adapter.name} serves no sample of {op}"
 

@@ -10,10 +10,11 @@ import pytest
 from attnkit_conformance import core
 from attnkit_conformance.__main__ import main
 from attnkit_conformance.adapter import IllFormed
-from attnkit_conformance.adapters import find, worker
+from attnkit_conformance.adapters import worker
 from attnkit_conformance.adapters.worker import WorkerAdapter
 from attnkit_conformance.judge import processes, properties
 from attnkit_conformance.opdb import BY_NAME
+from attnkit_conformance.selection import find
 
 MODULE = """
 class Base:

@@ -5,9 +5,11 @@ from collections import Counter
 
 import pytest
 
-from attnkit_conformance import adapters, core, peers
+from attnkit_conformance import core, peers
+from attnkit_conformance.adapters import families
 from attnkit_conformance.adapters.base import Absent
 from attnkit_conformance.judge import judge
+from attnkit_conformance.selection import find
 
 PROFILES = {"fla": "full", "numpy_pinv": "full"}  # the quick profile has little that they serve
 DOUBLE_AND_SINGLE = ("float64", "float32")
@@ -19,7 +21,7 @@ def installed(family: str) -> list:
     missing = [name for name in peers.REQUIRES[family] if importlib.util.find_spec(name) is None]
     if missing:
         pytest.skip(f"not installed: {', '.join(missing)} (extra `peers`)")
-    return adapters.find([family])
+    return find([family])
 
 
 def judged(chosen: list, profile: str, dtypes: tuple[str, ...]) -> Counter:
@@ -65,13 +67,16 @@ def test_entmax_in_bfloat16_loses_sums_over_many_keys() -> None:
 
 
 def test_names_select_one_function_or_a_library_or_all() -> None:
-    assert [adapter.name for adapter in adapters.find(["numpy_pinv"])] == ["numpy_pinv"]
-    assert [adapter.name for adapter in adapters.find(["torch_sdpa-math"])] == ["torch_sdpa-math"]
-    assert not set(adapters.default()) & {*peers.FAMILIES, peers.ALL}
-    assert [adapter.reason for adapter in adapters.find(["adasplash"])] == ["needs a GPU: Triton kernels"]
-    assert {adapter.ops for adapter in adapters.find(["fla_triton"])} == {("linear_attention",), ("softmax_attention",)}
+    assert [adapter.name for adapter in find(["numpy_pinv"])] == ["numpy_pinv"]
+    assert [adapter.name for adapter in find(["torch_sdpa-math"])] == ["torch_sdpa-math"]
+    assert not set(families.default()) & {*peers.FAMILIES, peers.ALL}
+    assert [adapter.reason for adapter in find(["adasplash"])] == ["needs a GPU: Triton kernels"]
+    assert {adapter.ops for adapter in find(["fla_triton"])} == {
+        ("linear_attention",),
+        ("softmax_attention",),
+    }
     with pytest.raises(ValueError, match="torch_sdpa has torch_sdpa-auto, torch_sdpa-math, torch_sdpa-flash"):
-        adapters.find(["torch_sdpa-cudnn"])
+        find(["torch_sdpa-cudnn"])
 
 
 def test_a_library_that_is_not_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:

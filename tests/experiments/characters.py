@@ -3,7 +3,7 @@
 import sys
 from dataclasses import dataclass
 
-from experiments.data import bpe
+from attnkit_experiments.data.text import bpe
 
 
 @dataclass

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from experiments.data import augment
+from attnkit_experiments.data.images import augment
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from experiments import checkpoint
+from attnkit_experiments.engine import checkpoint
 
 
 @contextmanager

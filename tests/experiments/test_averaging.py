@@ -4,11 +4,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from experiments import checkpoint
-from experiments.averaging import average_checkpoints, average_weights, read_weights
-from experiments.errors import UserError
-from experiments.optim import TrainConfig, make_optimizer
-from experiments.world import World
+from attnkit_experiments.engine import checkpoint
+from attnkit_experiments.engine.averaging import average_checkpoints, average_weights, read_weights
+from attnkit_experiments.engine.errors import UserError
+from attnkit_experiments.engine.optim import TrainConfig, make_optimizer
+from attnkit_experiments.engine.world import World
 from tests.experiments.translation_cases import tokens, translator
 from tests.library.arrays import assert_close
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from experiments.data import batches as module
-from experiments.data.batches import TokenBatches
-from experiments.errors import UserError
+from attnkit_experiments.data.text import batches as module
+from attnkit_experiments.data.text.batches import TokenBatches
+from attnkit_experiments.engine.errors import UserError
 
 
 def lengths(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

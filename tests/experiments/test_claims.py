@@ -3,7 +3,7 @@
 import pytest
 
 import attnkit
-from experiments import claims
+from attnkit_experiments.report import claims
 
 PAIRS = 1 << 20
 

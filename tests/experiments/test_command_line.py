@@ -6,12 +6,12 @@ import math
 import numpy as np
 import pytest
 
-from experiments import runner
-from experiments.__main__ import main
-from experiments.data import ImageRequest, load_images
-from experiments.domains.images import ImageStudy, judged_classes, source
-from experiments.errors import Diverged, UserError
-from experiments.recipes import RECIPES
+from attnkit_experiments import runner
+from attnkit_experiments.__main__ import main
+from attnkit_experiments.data.images.loading import ImageRequest, load_images
+from attnkit_experiments.engine.errors import Diverged, UserError
+from attnkit_experiments.images.domain import ImageStudy, judged_classes, source
+from attnkit_experiments.recipes import RECIPES
 
 OF_IMAGES = [name for name, recipe in RECIPES.items() if recipe.domain.name == "images"]
 
@@ -107,7 +107,7 @@ def test_resuming_something_else_names_the_difference(tiny, tmp_path, image_fold
 
 @pytest.mark.parametrize("recipe", OF_IMAGES)
 def test_every_recipe_trains_at_a_tiny_size(recipe, tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr("experiments.claims.measure", dict)
+    monkeypatch.setattr("attnkit_experiments.report.claims.measure", dict)
     small = {"000-fig1": ("points=d64/4,d64/2",), "000-learned": ("kinds=alpha-head",)}.get(recipe, ())
     out = tiny(tmp_path / "out", *small, recipe=recipe)
     cells = sorted(path.name for path in (out / "cells").iterdir())

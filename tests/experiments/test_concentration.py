@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from attnkit.analysis import anisotropy
-from experiments.concentration import analyse, attention_maps, residuals
-from experiments.data.pairs import PAD
-from experiments.models.translation import MEMORIES
+from attnkit_experiments.data.text.pairs import PAD
+from attnkit_experiments.translation.concentration import analyse, attention_maps, residuals
+from attnkit_experiments.translation.model import MEMORIES
 from tests.experiments.translation_cases import TRANSLATOR, tokens, translator
 from tests.library.arrays import assert_close
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.data.pairs import BOS, EOS, PAD, UNK
-from experiments.decode import NEVER, DecodeConfig, beam_search, first_largest, greedy, limits
-from experiments.errors import Diverged
-from experiments.models.translation import DecoderState
+from attnkit_experiments.data.text.pairs import BOS, EOS, PAD, UNK
+from attnkit_experiments.engine.errors import Diverged
+from attnkit_experiments.translation.decode import NEVER, DecodeConfig, beam_search, first_largest, greedy, limits
+from attnkit_experiments.translation.model import DecoderState
 from tests.experiments.translation_cases import CAUSAL, TRANSLATOR, Tokens, talker, tokens
 from tests.library.arrays import assert_close
 

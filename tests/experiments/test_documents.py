@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from experiments.data.documents import PAPER_LIMITS, concatenation, length_buckets
+from attnkit_experiments.data.text.documents import PAPER_LIMITS, concatenation, length_buckets
 
 
 def random_documents(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:

@@ -10,15 +10,16 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from attnkit.nn import MultiHeadAttention
-from experiments import exported, predict, runner
-from experiments.__main__ import main
-from experiments.classify import ImageTask
-from experiments.data import augment
-from experiments.domains.images import IMAGES
-from experiments.errors import UserError
-from experiments.models.soft import SoftConfig, SoftVisionTransformer
-from experiments.models.vit import ViT, ViTConfig
-from experiments.study import Source, expand
+from attnkit_experiments import runner
+from attnkit_experiments.__main__ import main
+from attnkit_experiments.data.images import augment
+from attnkit_experiments.engine.errors import UserError
+from attnkit_experiments.images import classify, export
+from attnkit_experiments.images.domain import IMAGES
+from attnkit_experiments.images.model import ViT, ViTConfig
+from attnkit_experiments.images.task import ImageTask
+from attnkit_experiments.soft.model import SoftConfig, SoftVisionTransformer
+from attnkit_experiments.study.recipe import Source, expand
 from tests.library.arrays import assert_close
 
 SETTINGS = ("activations=relu", "alphas=1", "ema=0.5", "pool=tok", "evaluate_every=0", "steps=3")
@@ -38,7 +39,7 @@ def study(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def model(study, tmp_path_factory):
-    return exported.export(study / "relu-alpha1-seed0", tmp_path_factory.mktemp("export") / "model")
+    return export.export(study / "relu-alpha1-seed0", tmp_path_factory.mktemp("export") / "model")
 
 
 @pytest.fixture
@@ -71,15 +72,15 @@ def trained_task(study, cell_name, weights):
 
 @pytest.mark.parametrize("average", [False, True])
 def test_the_logits_are_those_of_the_study(study, tmp_path, average):
-    folder = exported.export(study / "cells" / "relu-alpha1-seed0", tmp_path / "model", average=average)
-    found = exported.load(folder)
+    folder = export.export(study / "cells" / "relu-alpha1-seed0", tmp_path / "model", average=average)
+    found = export.load(folder)
     task = trained_task(study, "relu-alpha1-seed0", f"weights{'_ema' * average}.safetensors")
     pixels = task.pixels.test(range(8))
-    inputs = predict.normalised(pixels.numpy(), found.about["input"])
+    inputs = classify.normalised(pixels.numpy(), found.about["input"])
     with torch.no_grad():
         wanted = task.model.eval()(augment.normalise(pixels))
         assert torch.equal(found.model(inputs), wanted)
-    assert torch.equal(predict.predict(found, inputs), wanted.softmax(-1))
+    assert torch.equal(classify.predict(found, inputs), wanted.softmax(-1))
     stored = json.loads((study / "cells" / "relu-alpha1-seed0" / "result.json").read_text())
     provenance = found.about["provenance"]
     assert provenance["accuracy"] == stored["accuracy_ema" if average else "accuracy"]
@@ -89,7 +90,7 @@ def test_the_logits_are_those_of_the_study(study, tmp_path, average):
 
 def test_attnkit_alone_builds_the_attention_from_the_file(model):
     config = json.loads((model / "config.json").read_text())["model"]
-    inside = exported.load(model).model.blocks[1].attention
+    inside = export.load(model).model.blocks[1].attention
     alone = MultiHeadAttention(64, 2, op=config["op"], options=config["options"], qk_norm=config["qk_norm"])
     prefix = "blocks.1.attention."
     weights = load_file(model / "model.safetensors")
@@ -128,31 +129,31 @@ def tear(folder):
 def test_what_is_no_export_is_refused(copied, damage, text):
     damage(copied)
     with pytest.raises(UserError, match=text):
-        exported.load(copied)
+        export.load(copied)
 
 
 def test_what_cannot_be_exported_is_refused(study, model, tmp_path):
     with pytest.raises(UserError, match=r"unknown cell of .* 'relu-alpha3-seed0'; did you mean 'relu-alpha1-seed0'"):
-        exported.export(study / "relu-alpha3-seed0", tmp_path / "a")
+        export.export(study / "relu-alpha3-seed0", tmp_path / "a")
     with pytest.raises(UserError, match="holds no study"):
-        exported.export(tmp_path / "softmax-seed0", tmp_path / "a")
+        export.export(tmp_path / "softmax-seed0", tmp_path / "a")
     with pytest.raises(UserError, match="holds something already"):
-        exported.export(study / "relu-alpha1-gate-seed0", model)
+        export.export(study / "relu-alpha1-gate-seed0", model)
     with pytest.raises(UserError, match="001-table4 trains a model of translation, which has no export"):
-        exported.kind_of("001-table4")
+        export.kind_of("001-table4")
     with pytest.raises(UserError, match="002-fig1b trains no model"):
-        exported.kind_of("002-fig1b")
+        export.kind_of("002-fig1b")
     other = shutil.copytree(study, tmp_path / "other")
     cell = other / "cells" / "relu-alpha1-gate-seed0"
     (cell / "weights_ema.safetensors").unlink()
     with pytest.raises(UserError, match="no moving average of its weights; train with --set ema"):
-        exported.export(other / "relu-alpha1-gate-seed0", tmp_path / "a", average=True)
+        export.export(other / "relu-alpha1-gate-seed0", tmp_path / "a", average=True)
     (cell / "result.json").write_text('{"diverged": "at step 3"}')
     with pytest.raises(UserError, match="it diverged"):
-        exported.export(other / "relu-alpha1-gate-seed0", tmp_path / "a")
+        export.export(other / "relu-alpha1-gate-seed0", tmp_path / "a")
     (cell / "result.json").unlink()
     with pytest.raises(UserError, match="it has not finished"):
-        exported.export(other / "relu-alpha1-gate-seed0", tmp_path / "a")
+        export.export(other / "relu-alpha1-gate-seed0", tmp_path / "a")
 
 
 def test_soft_from_training_to_maps(tmp_path, pictures, capsys):
@@ -161,7 +162,7 @@ def test_soft_from_training_to_maps(tmp_path, pictures, capsys):
         runner.Request("002-table1", "cpu", "digits", tmp_path / "out", (*SOFT, "methods=soft"), (0,), "cpu", 1)
     )
     assert main(["export", str(out / "soft-seed0"), str(tmp_path / "model"), "--average"]) == 0
-    found = exported.load(tmp_path / "model")
+    found = export.load(tmp_path / "model")
     assert isinstance(found.model.config, SoftConfig)
     stored = load_file(out / "cells" / "soft-seed0" / "weights_ema.safetensors")
     assert all(torch.equal(x, stored[name]) for name, x in found.model.state_dict().items())
@@ -174,11 +175,11 @@ def test_soft_from_training_to_maps(tmp_path, pictures, capsys):
 
 
 def test_classes_are_ranked_among_those_that_were_judged(model):
-    found = exported.load(model)
+    found = export.load(model)
     probabilities = torch.tensor([[0.5, 0.1, 0.2, 0.05, 0.15, 0, 0, 0, 0, 0]])
-    assert predict.ranked(found, probabilities, 2) == [[("0", 0.5), ("2", probabilities[0, 2].item())]]
+    assert classify.ranked(found, probabilities, 2) == [[("0", 0.5), ("2", probabilities[0, 2].item())]]
     found.about["judged"] = [1, 3, 4]
-    assert [name for name, _ in predict.ranked(found, probabilities, 9)[0]] == ["4", "1", "3"]
+    assert [name for name, _ in classify.ranked(found, probabilities, 9)[0]] == ["4", "1", "3"]
 
 
 def test_maps_are_the_weights_of_the_class_token_or_the_mean_over_queries():
@@ -186,14 +187,14 @@ def test_maps_are_the_weights_of_the_class_token_or_the_mean_over_queries():
     inputs = torch.randn(2, 1, 8, 8)
     for pool in ("tok", "gap"):
         vit = ViT(ViTConfig("d64", patch=4, image=8, channels=1, classes=3, pool=pool)).eval()
-        maps = predict.attention_maps(vit, inputs)
+        maps = classify.attention_maps(vit, inputs)
         weights = vit.inspect(inputs)[1][2].weights.mean(1)
         wanted = weights[:, 0, 1:] if pool == "tok" else weights.mean(1)
         assert [each.name for each in maps] == [f"layer {n}" for n in (1, 2, 3, 4)]
         assert_close(maps[2].weights, wanted.reshape(2, 2, 2))
     linformer = SoftVisionTransformer(SoftConfig("mini", 16, 1, 3, method="linformer", landmarks=4, stem_stride=1))
     with pytest.raises(UserError, match="linformer mixes tokens"):
-        predict.attention_maps(linformer, torch.randn(1, 1, 16, 16))
+        classify.attention_maps(linformer, torch.randn(1, 1, 16, 16))
 
 
 def test_images_that_cannot_be_read_are_refused(model, tmp_path, capsys):

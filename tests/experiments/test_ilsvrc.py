@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from experiments.data import ilsvrc
-from experiments.data.index import build_index
-from experiments.data.prepare import imagenet
-from experiments.errors import UserError
+from attnkit_experiments.data.images import ilsvrc
+from attnkit_experiments.data.images.index import build_index
+from attnkit_experiments.data.prepare import imagenet
+from attnkit_experiments.engine.errors import UserError
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from experiments.__main__ import main
-from experiments.data import ImageRequest, load_images
-from experiments.errors import UserError
+from attnkit_experiments.__main__ import main
+from attnkit_experiments.data.images.loading import ImageRequest, load_images
+from attnkit_experiments.engine.errors import UserError
 
 
 def load(source, tmp_path, *, size=0, train=0, test=0, **options):

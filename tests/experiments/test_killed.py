@@ -9,7 +9,7 @@ import sys
 import torch
 from safetensors.torch import load_file
 
-from experiments.metrics import read_metrics
+from attnkit_experiments.engine.metrics import read_metrics
 
 SETTINGS = (
     *("activations=relu", "alphas=1", "image_size=16", "patch=4", "train_images=200", "test_images=50"),
@@ -22,8 +22,8 @@ import os
 import signal
 import sys
 
-from experiments.__main__ import main
-from experiments.metrics import Metrics
+from attnkit_experiments.__main__ import main
+from attnkit_experiments.engine.metrics import Metrics
 
 write = Metrics.write
 

@@ -14,18 +14,18 @@ import torch
 import webdataset
 from PIL import Image
 
-from experiments import classify
-from experiments.__main__ import main
-from experiments.classify import AugmentConfig, ImageTask
-from experiments.data.index import build_index, open_index
-from experiments.data.lazy import LazyRequest, load_lazily
-from experiments.data.prepare import imagenet
-from experiments.errors import UserError
-from experiments.metrics import read_metrics
-from experiments.models.vit import ViTConfig
-from experiments.pictures.decoders import Decoders
-from experiments.pictures.places import Unreadable
-from experiments.pictures.views import CentralCrop, RandomCrop, decode, inception_box
+from attnkit_experiments.__main__ import main
+from attnkit_experiments.data.images.decoding.decoders import Decoders
+from attnkit_experiments.data.images.decoding.places import Unreadable
+from attnkit_experiments.data.images.decoding.views import CentralCrop, RandomCrop, decode, inception_box
+from attnkit_experiments.data.images.index import build_index, open_index
+from attnkit_experiments.data.images.lazy import LazyRequest, load_lazily
+from attnkit_experiments.data.prepare import imagenet
+from attnkit_experiments.engine.errors import UserError
+from attnkit_experiments.engine.metrics import read_metrics
+from attnkit_experiments.images import task as classify
+from attnkit_experiments.images.model import ViTConfig
+from attnkit_experiments.images.task import AugmentConfig, ImageTask
 from tests.library.arrays import assert_close
 
 SIDE = 16
@@ -253,7 +253,7 @@ def test_the_index_is_kept_until_something_changes(directory, tmp_path, monkeypa
     shutil.copytree(directory, source)
     first = open_index(str(source), cache=tmp_path / "cache")
     with monkeypatch.context() as patch:
-        patch.setattr("experiments.data.index._contents", lambda *_: pytest.fail("indexed again"))
+        patch.setattr("attnkit_experiments.data.images.index._contents", lambda *_: pytest.fail("indexed again"))
         again = open_index(str(source), cache=tmp_path / "cache")
     assert again.names.tolist() == first.names.tolist()
     (kept,) = (tmp_path / "cache").iterdir()

@@ -5,9 +5,9 @@ import statistics
 import numpy as np
 import pytest
 
-from experiments.data import listops
-from experiments.data.listops import ListOpsRules
-from experiments.errors import UserError
+from attnkit_experiments.data.sequences import listops
+from attnkit_experiments.data.sequences.listops import ListOpsRules
+from attnkit_experiments.engine.errors import UserError
 
 FIRST = ("[SM 1 0 3 9 8 7 [MAX 9 6 0 2 ] ]", 7)  # of SHORT and seed 0
 SHORT = ListOpsRules(longer_than=3, shorter_than=30, depth=5)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from experiments.errors import UserError
-from experiments.models.vit import SIZES, ViT, ViTConfig, forward_flops
+from attnkit_experiments.engine.errors import UserError
+from attnkit_experiments.images.model import SIZES, ViT, ViTConfig, forward_flops
 from tests.library.arrays import LAYER, assert_close
 
 CONFIG = ViTConfig(size="d64", patch=4, image=16, channels=3, classes=7)

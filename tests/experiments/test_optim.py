@@ -8,8 +8,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from attnkit_conformance.model import tolerance
-from experiments.adafactor import Adafactor
-from experiments.optim import TrainConfig, learning_rate, make_optimizer
+from attnkit_experiments.engine.adafactor import Adafactor
+from attnkit_experiments.engine.optim import TrainConfig, learning_rate, make_optimizer
 from tests.experiments.stopping import stopped_after
 from tests.library.arrays import assert_agrees, assert_close
 
@@ -119,7 +119,7 @@ def test_an_optimiser_that_there_is_not_is_named():
 
 def test_adafactor_is_resumed_to_the_bit_and_takes_a_step_in_parts(tiny, tmp_path, monkeypatch):
     settings = ("optimizer=adafactor", "accumulate=2", "softmax=no")
-    monkeypatch.setattr("experiments.claims.measure", dict)
+    monkeypatch.setattr("attnkit_experiments.report.claims.measure", dict)
     with stopped_after(4):
         tiny(tmp_path / "out", *settings, recipe="000-fig2")
     stored = load_file(tmp_path / "out" / CELL / "checkpoints" / "step-00000004.safetensors")

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.data import bpe
-from experiments.data.lines import normalise, pair, read_lines
-from experiments.data.pairs import BOS, EOS, PAD, UNK, PairRequest, Sentences, TranslationData, load_pairs
-from experiments.errors import UserError
+from attnkit_experiments.data.text import bpe
+from attnkit_experiments.data.text.lines import normalise, pair, read_lines
+from attnkit_experiments.data.text.pairs import BOS, EOS, PAD, UNK, PairRequest, Sentences, TranslationData, load_pairs
+from attnkit_experiments.engine.errors import UserError
 
 from .characters import Encoding, replace_tokenizers
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from experiments.data import archives
-from experiments.data.lines import read_lines
-from experiments.data.pairs import PairRequest, load_pairs
-from experiments.data.prepare import PREPARE, europarl7, iwslt14, wmt14
-from experiments.data.prepare.cleaning import clean, count_words
-from experiments.errors import UserError
-from experiments.files import sha256
+from attnkit_experiments.data import archives
+from attnkit_experiments.data.prepare import PREPARE, europarl7, iwslt14, wmt14
+from attnkit_experiments.data.prepare.cleaning import clean, count_words
+from attnkit_experiments.data.text.lines import read_lines
+from attnkit_experiments.data.text.pairs import PairRequest, load_pairs
+from attnkit_experiments.engine.errors import UserError
+from attnkit_experiments.engine.files import sha256
 
 from .characters import replace_tokenizers
 
@@ -105,7 +105,7 @@ def test_the_manifest_says_what_was_read_kept_and_written(prepared):
     assert manifest["train_cleaned"] == {"empty": 0, "longer than 175 words": 0, "ratio above 1.5": 0, "kept": 46}
     assert manifest["train_lines_with_an_entity"] == 1
     assert manifest["train_lines_that_begin_with_a_tag"] == 0
-    assert manifest["words"] == "experiments.data.prepare.cleaning.count_words"
+    assert manifest["words"] == "attnkit_experiments.data.prepare.cleaning.count_words"
     assert set(manifest["files"]) == {file.name for file in out.iterdir()} - {"manifest.json"}
     for name, file in manifest["files"].items():
         assert file == {"lines": len(read_lines(out / name)), "sha256": sha256(out / name)}

@@ -12,11 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from experiments import runner
-from experiments.errors import UserError
-from experiments.metrics import read_metrics
-from experiments.optim import TrainConfig
-from experiments.world import World
+from attnkit_experiments import runner
+from attnkit_experiments.engine.errors import UserError
+from attnkit_experiments.engine.metrics import read_metrics
+from attnkit_experiments.engine.optim import TrainConfig
+from attnkit_experiments.engine.world import World
 from tests.library.arrays import assert_agrees, assert_close
 
 from .doubles import in_float64
@@ -37,7 +37,7 @@ import sys
 from pathlib import Path
 
 from experiments import runner
-from experiments.classify import ImageTask
+from attnkit_experiments.images.task import ImageTask
 from tests.experiments.doubles import in_float64
 
 fault, given = sys.argv[1], json.loads(sys.argv[2])

@@ -7,10 +7,10 @@ import pytest
 import torch
 from PIL import Image, ImageEnhance, ImageOps
 
-from experiments.classify import AugmentConfig
-from experiments.data import randaugment
-from experiments.data.augment import Draws
-from experiments.data.randaugment import AUGREG, BIG_VISION, TIMM_INCREASING, Argument, big_vision, named
+from attnkit_experiments.data.images import randaugment
+from attnkit_experiments.data.images.augment import Draws
+from attnkit_experiments.data.images.randaugment import AUGREG, BIG_VISION, TIMM_INCREASING, Argument, big_vision, named
+from attnkit_experiments.images.task import AugmentConfig
 from tests.library.arrays import assert_close
 
 HEIGHT, WIDTH = 37, 53

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from experiments.__main__ import main
-from experiments.errors import UserError
-from experiments.report import write_report
-from experiments.results import Difference, Spread, read_study
-from experiments.study import Measure
+from attnkit_experiments.__main__ import main
+from attnkit_experiments.engine.errors import UserError
+from attnkit_experiments.report.results import Difference, Spread, read_study
+from attnkit_experiments.report.write import write_report
+from attnkit_experiments.study.recipe import Measure
 
 
 def test_a_spread_over_one_seed_has_no_deviation():
@@ -29,7 +29,7 @@ def test_a_difference_is_undecided_while_its_interval_holds_zero():
 
 @pytest.fixture(scope="module")
 def light_claims():
-    from experiments import claims
+    from attnkit_experiments.report import claims
 
     return {
         "lengths": list(claims.LENGTHS),
@@ -46,7 +46,7 @@ def records(out: Path) -> list[dict[str, str]]:
 
 @pytest.fixture
 def study(tiny, tmp_path, monkeypatch, light_claims):
-    monkeypatch.setattr("experiments.claims.measure", lambda: light_claims)
+    monkeypatch.setattr("attnkit_experiments.report.claims.measure", lambda: light_claims)
 
     def run(*settings, preset="cpu", **options):
         return tiny(tmp_path / "out", "alphas=0,1", *settings, recipe="000-fig2", preset=preset, **options)

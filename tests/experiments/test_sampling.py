@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.data import augment
-from experiments.data.sampler import ShuffledShards, ids_hash, sample_ids
+from attnkit_experiments.data.images import augment
+from attnkit_experiments.data.sampler import ShuffledShards, ids_hash, sample_ids
 from tests.library.arrays import assert_close
 
 

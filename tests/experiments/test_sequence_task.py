@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from attnkit.nn import MultiHeadAttention
-from experiments import sequences
-from experiments.data.sequences import SequenceData, Split, flat, single
-from experiments.errors import UserError
-from experiments.models import sequence_classifier
-from experiments.models.sequence_classifier import METHODS, POOLINGS, ClassifierConfig, SequenceClassifier
-from experiments.sequences import SequenceTask
+from attnkit_experiments.data.sequences.dataset import SequenceData, Split, flat, single
+from attnkit_experiments.engine.errors import UserError
+from attnkit_experiments.sequences import model as sequence_classifier
+from attnkit_experiments.sequences import task as sequences
+from attnkit_experiments.sequences.model import METHODS, POOLINGS, ClassifierConfig, SequenceClassifier
+from attnkit_experiments.sequences.task import SequenceTask
 from tests.library.arrays import LAYER, assert_agrees, assert_close
 
 CPU = torch.device("cpu")

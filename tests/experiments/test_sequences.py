@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from experiments.data import pixel_sequences, text_sequences
-from experiments.data.listops import ListOpsRules
-from experiments.data.lra import SequenceRequest, load_sequences
-from experiments.data.sequences import SequenceData, Split, flat, single, split_off
-from experiments.errors import UserError
+from attnkit_experiments.data.sequences import pixels as pixel_sequences
+from attnkit_experiments.data.sequences import text as text_sequences
+from attnkit_experiments.data.sequences.dataset import SequenceData, Split, flat, single, split_off
+from attnkit_experiments.data.sequences.listops import ListOpsRules
+from attnkit_experiments.data.sequences.lra import SequenceRequest, load_sequences
+from attnkit_experiments.engine.errors import UserError
 
 WORDS = ("good", "bad", "film", "dull", "plot", "the", "a", "actor", "scene", "never")
 

@@ -8,8 +8,9 @@ import torch
 
 import attnkit
 from attnkit_conformance.model import tolerance
-from experiments.counting import multiply_adds, parameters
-from experiments.models.soft import (
+from attnkit_experiments.cost.counting import multiply_adds, parameters
+from attnkit_experiments.soft.attention import METHODS, Place, SoftOptions, soft
+from attnkit_experiments.soft.model import (
     NEWTON_PRODUCTS,
     OFFICIAL,
     OPTIONS,
@@ -19,7 +20,6 @@ from experiments.models.soft import (
     SoftVisionTransformer,
     StochasticDepth,
 )
-from experiments.models.soft_attention import METHODS, Place, SoftOptions, soft
 from tests.library.arrays import LAYER, assert_agrees, assert_close, soft_growth
 
 MILLIONS = {"tiny": 13, "small": 24, "medium": 45, "large": 64, "huge": 87}  # Table 3

@@ -11,20 +11,20 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from experiments import runner
-from experiments.__main__ import main
-from experiments.data.lra import TASKS
-from experiments.domains import sequences
-from experiments.domains.sequences import SEQUENCES, SequenceStudy, layer_statistics, place_of
-from experiments.errors import UserError
-from experiments.metrics import read_metrics
-from experiments.models.sequence_classifier import METHODS
-from experiments.optim import TrainConfig
-from experiments.recipes.r002_table6 import PAPER, PUBLISHED, RECIPE
-from experiments.report import write_report
-from experiments.sequence_page import near_chance
-from experiments.sequences import SequenceTask
-from experiments.study import Source, expand
+from attnkit_experiments import runner
+from attnkit_experiments.__main__ import main
+from attnkit_experiments.data.sequences.lra import TASKS
+from attnkit_experiments.engine.errors import UserError
+from attnkit_experiments.engine.metrics import read_metrics
+from attnkit_experiments.engine.optim import TrainConfig
+from attnkit_experiments.recipes.soft.table6 import PAPER, PUBLISHED, RECIPE
+from attnkit_experiments.report.write import write_report
+from attnkit_experiments.sequences import domain
+from attnkit_experiments.sequences.domain import SEQUENCES, SequenceStudy, layer_statistics, place_of
+from attnkit_experiments.sequences.model import METHODS
+from attnkit_experiments.sequences.page import near_chance
+from attnkit_experiments.sequences.task import SequenceTask
+from attnkit_experiments.study.recipe import Source, expand
 from tests.library.arrays import assert_agrees
 
 TINY = (
@@ -276,7 +276,7 @@ def test_rows_of_attention_are_those_of_tokens(data, monkeypatch):
             torch.nn.init.zeros_(block.attention.q_proj.bias)
         return layer_statistics(task.model, task)
 
-    sizes = data.lengths[data.test.rows[: sequences.INSPECTED, 0]]
+    sizes = data.lengths[data.test.rows[: domain.INSPECTED, 0]]
     wanted = (sizes * np.log(sizes)).sum() / sizes.sum()
     found = uniform()
     assert len(found) == 2

@@ -8,12 +8,12 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from attnkit.nn import MultiHeadAttention
-from experiments import diagnosis
-from experiments.classify import ImageTask
-from experiments.errors import Diverged, UserError
-from experiments.files import sha256, written_aside
-from experiments.metrics import read_metrics
-from experiments.optim import TrainConfig, learning_rate, make_optimizer
+from attnkit_experiments.engine import diagnosis
+from attnkit_experiments.engine.errors import Diverged, UserError
+from attnkit_experiments.engine.files import sha256, written_aside
+from attnkit_experiments.engine.metrics import read_metrics
+from attnkit_experiments.engine.optim import TrainConfig, learning_rate, make_optimizer
+from attnkit_experiments.images.task import ImageTask
 from tests.experiments.doubles import in_float64
 from tests.experiments.stopping import stopped_after
 from tests.library.arrays import assert_agrees, assert_close

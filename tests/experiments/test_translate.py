@@ -11,13 +11,13 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import attnkit
-from experiments.bleu import moses
-from experiments.data.pairs import BOS, EOS, PAD, Sentences
-from experiments.decode import DecodeConfig
-from experiments.errors import UserError
-from experiments.models.translation import METHODS
-from experiments.smoothing import fairseq_smoothed, torch_smoothed
-from experiments.translate import ObjectiveConfig, TranslationTask, make_batch, padded
+from attnkit_experiments.data.text.pairs import BOS, EOS, PAD, Sentences
+from attnkit_experiments.engine.errors import UserError
+from attnkit_experiments.translation.bleu import moses
+from attnkit_experiments.translation.decode import DecodeConfig
+from attnkit_experiments.translation.model import METHODS
+from attnkit_experiments.translation.smoothing import fairseq_smoothed, torch_smoothed
+from attnkit_experiments.translation.task import ObjectiveConfig, TranslationTask, make_batch, padded
 from tests.experiments.translation_cases import TRANSLATOR, VOCABULARY, Numbers, config, numbers, sentences, split
 from tests.library.arrays import assert_agrees, assert_close
 
@@ -310,7 +310,7 @@ def test_signatures_say_how_bleu_was_computed():
 
 
 def test_bleu_of_known_texts():
-    from experiments.bleu import corpus_bleu
+    from attnkit_experiments.translation.bleu import corpus_bleu
 
     assert_close(corpus_bleu(["The cat sat here."], ["The cat sat here."]).score, 100.0)
     # 4 of 5 words, 3 of 4 pairs, 2 of 3 triples, 1 of 2 quadruples, no brevity penalty

@@ -11,9 +11,9 @@ from torch import nn
 import attnkit
 import attnkit.nn.attention
 from attnkit.nn import MultiHeadAttention
-from experiments.data.pairs import PAD
-from experiments.errors import UserError
-from experiments.models.translation import (
+from attnkit_experiments.data.text.pairs import PAD
+from attnkit_experiments.engine.errors import UserError
+from attnkit_experiments.translation.model import (
     MEMORIES,
     METHODS,
     Method,

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.classify import AugmentConfig, ImageTask, sigmoid_loss, softmax_loss
-from experiments.data import digits
-from experiments.errors import UserError
-from experiments.models.learned_scale import ScaledValues, factors_of
-from experiments.models.vit import SIZES, ViT, ViTConfig, sincos_2d
+from attnkit_experiments.data.images import digits
+from attnkit_experiments.engine.errors import UserError
+from attnkit_experiments.images.learned_scale import ScaledValues, factors_of
+from attnkit_experiments.images.model import SIZES, ViT, ViTConfig, sincos_2d
+from attnkit_experiments.images.task import AugmentConfig, ImageTask, sigmoid_loss, softmax_loss
 from tests.library.arrays import LAYER, assert_agrees, assert_close
 
 RELU = ViTConfig(
@@ -54,7 +54,7 @@ def test_fixed_positions_are_no_parameter_and_no_weight():
 
 @pytest.fixture(autouse=True)
 def odd_size(monkeypatch):
-    monkeypatch.setitem(__import__("experiments.models.vit", fromlist=["SIZES"]).SIZES, "odd", (6, 1, 8, 1))
+    monkeypatch.setitem(__import__("attnkit_experiments.images.model", fromlist=["SIZES"]).SIZES, "odd", (6, 1, 8, 1))
 
 
 def test_pre_logits_are_the_tanh_that_the_head_reads(images):

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from experiments.data.pairs import BOS, EOS, PAD, Sentences, Split, TranslationData
-from experiments.models.translation import METHODS, TranslationConfig, Translator, everywhere
+from attnkit_experiments.data.text.pairs import BOS, EOS, PAD, Sentences, Split, TranslationData
+from attnkit_experiments.translation.model import METHODS, TranslationConfig, Translator, everywhere
 from tests.library.arrays import LAYER
 
 VOCABULARY = 23

@@ -14,9 +14,9 @@ import pytest
 
 import attnkit
 from attnkit.backends.jax import blocked, parts
-from attnkit_conformance.adapters import find
 from attnkit_conformance.adapters.jax import light
 from attnkit_conformance.judge import judge
+from attnkit_conformance.selection import find
 
 from .arrays import OPTIONS, assert_close, qkv
 

@@ -11,8 +11,8 @@ import attnkit
 from attnkit._core.activations import ACTIVATIONS, NAMES
 from attnkit.backends import in_place
 from attnkit.backends.numpy import blocked, softmax, workspace
-from attnkit_conformance.adapters import find
 from attnkit_conformance.judge import judge
+from attnkit_conformance.selection import find
 
 from .arrays import OPTIONS, assert_close, normal, qkv
 

@@ -15,7 +15,7 @@ PACKAGES = ("attnkit", "reference/attnkit_reference", "conformance/attnkit_confo
 JUDGE = """
 import collections, json
 from attnkit.ops import softmax
-from attnkit_conformance import adapters
+from attnkit_conformance import selection
 from attnkit_conformance.judge import judge
 
 OPS = ("quiet_attention", "quiet_attention_weights")
@@ -29,7 +29,7 @@ def half_as_quiet(xp, s, a):
 
 for body in (right, half_as_quiet):
     softmax.weigh_quietly = body
-    verdicts = list(judge(adapters.find(["numpy-generic"]), dtypes=("float32",), ops=OPS))
+    verdicts = list(judge(selection.find(["numpy-generic"]), dtypes=("float32",), ops=OPS))
     print(json.dumps({op: collections.Counter(v.status for v in verdicts if v.op == op) for op in OPS}))
 """
 

@@ -9,10 +9,10 @@ import tyro
 import yaml
 
 import attnkit
+import attnkit_experiments.__main__ as experimenting
 import benchmarks.__main__ as benchmarking
-import experiments.__main__ as experimenting
 from attnkit_conformance.__main__ import parser as conformance_parser
-from experiments.recipes import RECIPES
+from attnkit_experiments.recipes import RECIPES
 
 ROOT = Path(__file__).parents[2]
 SHOWN = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))

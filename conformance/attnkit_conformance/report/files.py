@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from attnkit_conformance.adapter import Adapter
-from attnkit_conformance.adapters import device as machine_device
+from attnkit_conformance.adapters.families import device as machine_device
 from attnkit_conformance.core import STATUSES, CaseResult
 from attnkit_conformance.opdb import BY_NAME
 

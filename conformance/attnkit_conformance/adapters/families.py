@@ -1,0 +1,66 @@
+"""attnkit's adapters by family: those of a library, or of a mode that needs a process of its own."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import platform
+from pathlib import Path
+from typing import Any
+
+from attnkit_conformance.adapters.base import Absent
+from attnkit_conformance.adapters.worker import WorkerAdapter
+from attnkit_conformance.model.case import DTYPES
+
+HERE = "attnkit_conformance.adapters"
+REQUIRES = {
+    "numpy": "numpy", "numpy_readonly": "numpy", "strict": "array_api_strict", "torch": "torch", "torch_cuda": "torch",
+    "jax": "jax", "jax_x64": "jax", "cupy": "cupy", "triton_interpreted": "triton",
+    "cuda_cpu": "numpy", "pallas_interpreted": "jax",
+    "jax_triton_interpreted": "triton",
+}  # fmt: skip
+EMULATED = ("cuda_cpu", "pallas_interpreted")  # have modules of their own
+DEFAULT = ("numpy", "numpy_readonly", "strict", "torch", "jax", "jax_x64", "cupy")
+
+
+def family(name: str) -> list[Any]:
+    """The adapters of one library, or of one mode that needs a process of its own."""
+    library = REQUIRES[name]
+    if importlib.util.find_spec(library) is None:
+        return [Absent(name, f"{library} is not installed", DTYPES)]
+    if name == "strict":
+        return [WorkerAdapter("strict", f"{HERE}.strict:Strict")]
+    if name == "jax_x64":
+        return [WorkerAdapter("jax_x64", f"{HERE}.jax:double_precision", {"JAX_ENABLE_X64": "1"})]
+    if name == "triton_interpreted":
+        targets = {name: "Interpreted", f"{name}-atomic": "Atomic"}
+        mode = {"TRITON_INTERPRET": "1"}
+        return [WorkerAdapter(own, f"{HERE}.triton_interpreted:{target}", mode) for own, target in targets.items()]
+    if name == "jax_triton_interpreted":
+        return [WorkerAdapter(name, f"{HERE}.jax_triton_interpreted:Interpreted", {"TRITON_INTERPRET": "1"})]
+    module = importlib.import_module(f"{HERE}.{name if name in EMULATED else library}")
+    return [adapter for adapter in module.adapters() if adapter.name.partition("-")[0] == name]
+
+
+def default() -> list[str]:
+    """The families that are judged where none is named: everything found here."""
+    cuda = ["torch_cuda"] if importlib.util.find_spec("torch") and has_cuda() else []
+    return [*DEFAULT, *cuda]
+
+
+def has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def device() -> str:
+    """The accelerator that torch sees, or the processor."""
+    if importlib.util.find_spec("torch") and has_cuda():
+        import torch
+
+        return str(torch.cuda.get_device_name())
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(models, platform.processor())

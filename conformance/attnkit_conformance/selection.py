@@ -1,0 +1,91 @@
+"""Adapters by what a command or a caller names: one, a family, or the path of somebody's own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from attnkit_conformance import peers
+from attnkit_conformance.adapter import Adapter, IllFormed
+from attnkit_conformance.adapters import families
+from attnkit_conformance.adapters.worker import load
+from attnkit_conformance.model.case import DTYPES
+from attnkit_conformance.opdb import BY_NAME
+
+METHODS = ("array", "numpy", "call", "vjp")
+
+
+def find(names: list[str]) -> list[Adapter]:
+    """Adapters by name ("torch-sdpa"), family ("torch", all of it) or path ("package.module:ATTRIBUTE").
+
+    ValueError for what is not known.
+    """
+    found: list[Adapter] = []
+    for name in names:
+        found += [third_party(name)] if ":" in name else named(name)
+    return found
+
+
+def named(name: str) -> list[Adapter]:
+    """One adapter, or all of a family."""
+    head = name.partition("-")[0]
+    others = (*peers.FAMILIES, peers.ALL)
+    if head not in families.REQUIRES and head not in others:
+        known = ", ".join((*families.REQUIRES, *others))
+        raise ValueError(f"unknown adapter {name!r}; families are {known}, yours is package.module:NAME")
+    members = peers.family(head) if head in others else families.family(head)
+    chosen = members if name == head else [adapter for adapter in members if adapter.name == name]
+    if not chosen:
+        raise ValueError(f"unknown adapter {name!r}; {head} has {', '.join(a.name for a in members) or 'none'}")
+    for adapter in members:
+        if adapter not in chosen and hasattr(adapter, "close"):
+            adapter.close()
+    return chosen
+
+
+def third_party(path: str) -> Adapter:
+    """The adapter at "package.module:ATTRIBUTE", found from the working directory as well."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    module, _, attribute = path.partition(":")
+    if not module or not attribute:
+        raise IllFormed(f"cannot load adapter {path!r}: expected package.module:ATTRIBUTE")
+    try:
+        adapter: Adapter = load(path)
+    except (Exception, SystemExit) as error:  # the code of others may raise anything
+        raise IllFormed(f"cannot load adapter {path!r}: {type(error).__name__}: {error}") from error
+    if wrong := list(what_is_wrong(adapter)):
+        raise IllFormed(f"{path!r} is no adapter: {'; '.join(wrong)}; see attnkit_conformance.adapter")
+    return adapter
+
+
+def what_is_wrong(adapter: Any) -> Iterator[str]:
+    """What an object lacks of an adapter, and what it has of another type than an adapter."""
+    missing = [name for name in ("name", "dtypes", *METHODS) if not hasattr(adapter, name)]
+    if missing:
+        yield f"it lacks {', '.join(missing)}"
+        return
+    if not isinstance(adapter.name, str) or not adapter.name:
+        yield f"name must be a text; got {adapter.name!r}"
+    if not texts(adapter.dtypes) or not adapter.dtypes or set(adapter.dtypes) - set(DTYPES):
+        yield f"dtypes must be a tuple of some of {', '.join(DTYPES)}; got {adapter.dtypes!r}"
+    for name in METHODS:
+        if not callable(getattr(adapter, name)):
+            yield f"{name} must be a method; got {getattr(adapter, name)!r}"
+    ops = getattr(adapter, "ops", None)
+    if ops is not None and (not texts(ops) or set(ops) - set(BY_NAME)):
+        unknown = [name for name in ops if name not in BY_NAME] if texts(ops) else ops
+        yield f"ops must be a tuple of names of ops (softmax_attention, ...); got {unknown!r}"
+    if not texts(getattr(adapter, "without", ())):
+        yield f"without must be a tuple of names; got {adapter.without!r}"
+    if not callable(getattr(adapter, "unsupported", None) or str):
+        yield f"unsupported must be a method; got {adapter.unsupported!r}"
+    if not isinstance(getattr(adapter, "description", ""), str):
+        yield f"description must be a text; got {adapter.description!r}"
+
+
+def texts(x: Any) -> bool:
+    """Whether x is several texts, and not one."""
+    return isinstance(x, tuple | list | set | frozenset) and all(isinstance(name, str) for name in x)

@@ -1,0 +1,272 @@
+"""The command line: list recipes, run one, make the report of what was run."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+# spinning threads are many times slower as soon as another process wants a core; torch reads this when it is imported
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# a GPU's matrix library reads this once, when it starts; without it torch refuses to be deterministic
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+import tyro
+
+from attnkit_experiments import runner
+from attnkit_experiments.cost import profile, throughput
+from attnkit_experiments.data.prepare import PREPARE
+from attnkit_experiments.engine.errors import Diverged, UserError, unknown
+from attnkit_experiments.engine.progress import say
+from attnkit_experiments.images import classify, export
+from attnkit_experiments.recipes import MEASUREMENTS, RECIPES
+
+
+@dataclass(frozen=True)
+class List:
+    """Show every recipe: id, what it shows, source, presets with their cost."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Train the cells of a recipe; a killed run continues with --resume."""
+
+    recipe: tyro.conf.Positional[str]
+    """Recipe id, as printed by list."""
+    out: Path
+    """Directory for everything that is written."""
+    preset: str = "smoke"
+    """smoke, cpu, small, paper: what a recipe has is printed by list."""
+    data: str | None = None
+    """Images: digits, or an ImageFolder directory or zip, or with --set lazy=true also zips and tar shards; sentence
+    pairs: a folder as `prepare` writes it, multi30k or documents/NAME; sequences: generated (ListOps), or where the
+    task's files are. Default: what ATTNKIT_DATA names, else digits for images."""
+    settings: Annotated[
+        tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]], tyro.conf.arg(name="set", metavar="KEY=VALUE")
+    ] = ()
+    """Change a setting of the study, such as steps=100 or alphas=0,0.5,1 (repeatable)."""
+    seeds: tuple[int, ...] | None = None
+    """Seeds instead of the preset's, such as 0 1 2."""
+    device: str = "auto"
+    """auto, cpu or cuda[:N]."""
+    threads: int | None = None
+    """CPU threads; a resumed run keeps the number it was started with."""
+    cache: Path | None = None
+    """Where decoded images and subwords are kept (default: OUT/cache)."""
+    resume: bool = False
+    """Continue the study in --out."""
+    overwrite: bool = False
+    """Delete the study in --out and start anew."""
+    skip_unreadable: bool = False
+    """Leave unreadable images out and count them."""
+    workers: int = 0
+    """Processes that decode images with --set lazy=true, for each process under torchrun; they change no result."""
+    keep_going: bool = False
+    """Record a diverged cell and train the others."""
+    sharding: Literal["ddp", "fsdp"] = "ddp"
+    """Under torchrun: every process holds the whole model (ddp) or a part of it (fsdp)."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Write report.html, results.csv and summary.md for a study."""
+
+    folder: tyro.conf.Positional[Path]
+    """The --out of a run."""
+
+    hide_samples: bool = False
+    """Leave the images or sentences of the data out of the page, if they must not be passed on."""
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """Write the sentence pairs of IWSLT14, WMT14 or Europarl7, or ImageNet as tar shards, checked and counted."""
+
+    name: tyro.conf.Positional[str]
+    """iwslt14, wmt14, europarl7 or imagenet-shards."""
+    archive: tyro.conf.Positional[Path]
+    """The archive, or the folder that holds the archives, as they were downloaded; images: train/CLASS and val/CLASS,
+    a directory or zips."""
+    out: tyro.conf.Positional[Path]
+    """Directory for SPLIT.LANGUAGE.gz, or SPLIT-NUMBER.tar and classes.txt, and manifest.json."""
+    any_count: bool = False
+    """Take archives whose counts differ from the known ones; the manifest records it."""
+
+
+@dataclass(frozen=True)
+class Decode:
+    """Measure images per second: decoding by number of processes, augmentation by operation."""
+
+    data: str
+    """Images: an ImageFolder directory, zips or tar shards."""
+    workers: tuple[int, ...] = (0, 1, 2)
+    """Numbers of decoding processes; 0 decodes in this one."""
+    size: int = 224
+    """Side of the decoded images."""
+    images: int = 512
+    """Images of a round."""
+    rounds: int = 3
+    """Rounds of each measurement; the median is printed with the slowest and the fastest."""
+    device: str = "auto"
+    """Where images are augmented: auto, cpu or cuda[:N]."""
+    cache: Path = Path("cache")
+    """Where the index is kept."""
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write a trained image model as a folder that stands by itself: model.safetensors and config.json."""
+
+    cell: tyro.conf.Positional[Path]
+    """RUN/CELL: the --out of a run and one of its cells, such as runs/fig2/softmax-seed0."""
+    out: tyro.conf.Positional[Path]
+    """A new directory."""
+    average: bool = False
+    """The moving average of its weights, where one was kept (--set ema=0.999)."""
+
+
+@dataclass(frozen=True)
+class Classify:
+    """Print the top classes of images by an exported model, and draw what its attention looks at."""
+
+    folder: tyro.conf.Positional[Path]
+    """What export has written."""
+    images: tyro.conf.Positional[tuple[Path, ...]]
+    """Image files."""
+    top: int = 5
+    """How many classes."""
+    maps: Path | None = None
+    """A PNG for attention maps: weights of the class token, or their mean over queries, layer by layer."""
+    device: str = "auto"
+    """auto, cpu or cuda[:N]."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Measure what training a model costs: time, memory and parameters of each block, samples per second."""
+
+    recipe: tyro.conf.Positional[str]
+    """Recipe id, as printed by list."""
+    preset: str = "smoke"
+    """As of run."""
+    variant: str = ""
+    """One of the recipe's variants (default: its first)."""
+    data: str | None = None
+    """As of run."""
+    settings: Annotated[
+        tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]], tyro.conf.arg(name="set", metavar="KEY=VALUE")
+    ] = ()
+    """As of run."""
+    repeats: int = 5
+    """Steps of each measurement; medians are printed."""
+    device: str = "auto"
+    """auto, cpu or cuda[:N]."""
+    threads: int | None = None
+    """CPU threads."""
+    workers: int = 0
+    """Processes that decode images with --set lazy=true."""
+    cache: Path = Path("cache")
+    """Where decoded images and subwords are kept."""
+    out: Path | None = None
+    """A JSON file for the numbers."""
+
+
+Command = (
+    Annotated[List, tyro.conf.subcommand("list")]
+    | Annotated[Run, tyro.conf.subcommand("run")]
+    | Annotated[Report, tyro.conf.subcommand("report")]
+    | Annotated[Prepare, tyro.conf.subcommand("prepare")]
+    | Annotated[Decode, tyro.conf.subcommand("decode")]
+    | Annotated[Export, tyro.conf.subcommand("export")]
+    | Annotated[Classify, tyro.conf.subcommand("classify")]
+    | Annotated[Profile, tyro.conf.subcommand("profile")]
+)
+
+
+def show_list() -> None:
+    for recipe in RECIPES.values():
+        say(f"{recipe.id}  {recipe.title}")
+        say(f"    shows   {recipe.shows}")
+        say(f"    source  {recipe.source}")
+        for name, preset in recipe.presets.items():
+            cells = len(recipe.variants(preset.study)) * len(preset.study.seeds)
+            say(f"    {name:<7} {cells} cells × {preset.study.steps} steps; {preset.cost}")
+    for measurement in MEASUREMENTS.values():
+        say(f"{measurement.id}  {measurement.title}")
+        say(f"    shows   {measurement.shows}")
+        say(f"    source  {measurement.source}")
+        for name, preset in measurement.presets.items():
+            say(f"    {name:<7} {len(measurement.items(preset.study))} measured, nothing trained; {preset.cost}")
+
+
+def prepare(command: Prepare) -> None:
+    if command.name not in PREPARE:
+        raise unknown("data set", command.name, PREPARE)
+    expected: dict[str, Any] = {"expected": None} if command.any_count else {}
+    manifest = PREPARE[command.name](command.archive, command.out, **expected)
+    for name, file in manifest["files"].items():
+        say(f"{name}: {', '.join(f'{count:,} {unit}' for unit, count in file.items() if isinstance(count, int))}")
+    say(f"written: {command.out}")
+
+
+def source_of(recipe: str) -> str:
+    """Where a recipe looks for its data if nobody says; "" for a recipe that there is not, which is refused later."""
+    return RECIPES[recipe].domain.source() if recipe in RECIPES else ""
+
+
+def request_of(command: Run | Profile) -> dict[str, Any]:
+    """The fields of a `runner.Request`."""
+    known = {field.name for field in dataclasses.fields(runner.Request)}
+    return {name: value for name, value in vars(command).items() if name in known} | {
+        "settings": tuple(word for words in command.settings for word in words),
+        "data": command.data if command.data is not None else source_of(command.recipe),
+    }
+
+
+def main(arguments: list[str] | None = None) -> int:
+    command: List | Run | Report | Prepare | Decode | Export | Classify | Profile = tyro.cli(
+        Command,
+        prog="python -m experiments",
+        args=arguments,
+        config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitSubcommandPrefixes),
+    )
+    try:
+        if isinstance(command, List):
+            show_list()
+        elif isinstance(command, Report):
+            from attnkit_experiments.report.write import write_report  # draws: nothing that training needs to load
+
+            say(f"report: {write_report(command.folder, show_images=not command.hide_samples)}")
+        elif isinstance(command, Prepare):
+            prepare(command)
+        elif isinstance(command, Decode):
+            throughput.measure(**vars(command))
+        elif isinstance(command, Export):
+            say(f"written: {export.export(command.cell, command.out, average=command.average)}")
+        elif isinstance(command, Classify):
+            classify.classify(command.folder, command.images, top=command.top, maps=command.maps, device=command.device)
+        elif isinstance(command, Profile):
+            asked = request_of(command)
+            profile.profile(
+                runner.Request(**asked | {"out": command.cache}), command.variant, command.repeats, command.out
+            )
+        else:
+            out = runner.run(runner.Request(**request_of(command)))
+            say(f"done; python -m experiments report {out}")
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except Diverged as diagnosis:
+        print(f"error: {diagnosis}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted; --resume continues at the last checkpoint", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

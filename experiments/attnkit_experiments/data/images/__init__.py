@@ -1,0 +1,1 @@
+"""Images, decoded before or while a run trains, and their augmentation."""

@@ -1,0 +1,63 @@
+"""A train and a test split of images of one size, as uint8 arrays."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from attnkit_experiments.data.sampler import Permutation, shuffled
+
+
+@dataclass(frozen=True)
+class ImageData:
+    """`train_images` (N, H, W, C) uint8, `train_labels` (N,) int64, the same for test, and where they are from."""
+
+    name: str
+    classes: tuple[str, ...]
+    train_images: np.ndarray
+    train_labels: np.ndarray
+    test_images: np.ndarray
+    test_labels: np.ndarray
+    skipped: tuple[str, ...] = ()
+    permutation: Permutation = shuffled
+
+    @property
+    def size(self) -> int:
+        return int(self.train_images.shape[1])
+
+    @property
+    def channels(self) -> int:
+        return int(self.train_images.shape[3])
+
+    def checksum(self) -> str:
+        """A hash of every pixel and label: what a result was trained on, whatever its path was."""
+        digest = hashlib.sha256()
+        for array in (self.train_images, self.train_labels, self.test_images, self.test_labels):
+            digest.update(f"{array.shape}{array.dtype}".encode())
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
+
+    def take(self, train: int, test: int) -> ImageData:
+        """The first `train` and `test` images in an order that takes the classes in turn (0: all)."""
+        kept = {}
+        for split, limit in (("train", train), ("test", test)):
+            labels = getattr(self, f"{split}_labels")
+            chosen = in_turn(labels)[: limit or None]
+            kept[f"{split}_images"] = getattr(self, f"{split}_images")[chosen]
+            kept[f"{split}_labels"] = labels[chosen]
+        return dataclasses.replace(self, **kept)
+
+
+def in_turn(labels: Iterable[int]) -> list[int]:
+    """Indices ordered so that any beginning holds every class equally often, as far as there are enough."""
+    seen: dict[int, int] = {}
+    ranked = []
+    for index, label in enumerate(labels):
+        rank = seen.get(int(label), 0)
+        seen[int(label)] = rank + 1
+        ranked.append((rank, int(label), index))
+    return [index for _, _, index in sorted(ranked)]

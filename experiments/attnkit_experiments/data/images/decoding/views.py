@@ -1,0 +1,115 @@
+"""The part of an image that is wanted, cut and resized while it is decoded.
+
+A crop is drawn from (seed, step, row) before the image is decoded, so it is the same whoever decodes it. JPEG images
+are decoded at ½, ¼ or ⅛ of their size (the decoder's draft mode) where a training crop still has at least as many
+pixels as are wanted; test images never are. Resizing is Pillow's bilinear filter, which averages where it shrinks;
+big_vision resizes training crops without that and test images by areas.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from attnkit_experiments.data.images.decoding.places import Place, Unreadable
+
+Box = tuple[float, float, float, float]
+View = Callable[[Image.Image], Image.Image]
+
+ASPECTS = (3 / 4, 4 / 3)
+ATTEMPTS = 100
+SHRUNK = 7 / 8
+"""The share of a test image's shorter side that is kept: resized to 256, the middle 224 are looked at."""
+
+
+@dataclass(frozen=True)
+class RandomCrop:
+    """The inception crop of row `row` of step `step` in `side`² pixels; `smallest` is a share of the area."""
+
+    side: int
+    smallest: float
+    seed: int
+    step: int
+    row: int
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        width, height = image.size
+        rng = np.random.Generator(np.random.Philox(key=[self.seed, self.step], counter=[0, 0, 1, self.row]))
+        box = inception_box(width, height, self.smallest, rng)
+        fewest = min(box[2] - box[0], box[3] - box[1]) / self.side
+        image.draft("RGB", (math.ceil(width / max(fewest, 1)), math.ceil(height / max(fewest, 1))))
+        shrunk = round(width / image.width)  # a whole factor: a draft's last column may stand for less than the others
+        scaled = (box[0] / shrunk, box[1] / shrunk, box[2] / shrunk, box[3] / shrunk)
+        return image.convert("RGB").resize((self.side, self.side), Image.Resampling.BILINEAR, box=scaled)
+
+
+@dataclass(frozen=True)
+class CentralCrop:
+    """The middle square of `side` pixels of an image whose shorter side is `side`·8/7 (224 of 256, as big_vision)."""
+
+    side: int
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        shorter = round(self.side / SHRUNK)
+        factor = shorter / min(image.size)
+        width, height = (max(shorter, round(side * factor)) for side in image.size)
+        resized = image.convert("RGB").resize((width, height), Image.Resampling.BILINEAR)
+        left, top = (width - self.side) // 2, (height - self.side) // 2
+        return resized.crop((left, top, left + self.side, top + self.side))
+
+
+def inception_box(width: int, height: int, smallest: float, rng: np.random.Generator) -> Box:
+    """Left, top, right, bottom of a random part: aspect uniform in ¾..4/3, then its height uniform in what fits.
+
+    Szegedy et al. 2015 §6 with the distribution of TensorFlow's `sample_distorted_bounding_box`, which big_vision uses:
+    it is the height, not the area, that is uniform between the one that gives `smallest` of the image's area and the
+    largest that fits. The whole image if nothing fits.
+    """
+    area = width * height
+    for _ in range(ATTEMPTS):
+        aspect = rng.uniform(*ASPECTS)
+        lowest = round(math.sqrt(smallest * area / aspect))
+        highest = min(round(math.sqrt(area / aspect)), height, int(width / aspect))
+        tall = int(rng.integers(lowest, highest + 1)) if lowest < highest else highest
+        wide = min(round(tall * aspect), width)
+        if tall > 0 and wide > 0 and smallest * area <= wide * tall:
+            left, top = int(rng.integers(0, width - wide + 1)), int(rng.integers(0, height - tall + 1))
+            return left, top, left + wide, top + tall
+    return 0, 0, width, height
+
+
+def decode(items: Sequence[tuple[Place, View]]) -> np.ndarray:
+    """The views of images, which are equally large: (n, side, side, 3) uint8. Errors: Unreadable, for the first."""
+    return np.stack([np.asarray(opened(place, view)) for place, view in items])
+
+
+def failures(places: Sequence[Place]) -> list[tuple[str, str]]:
+    """Name and reason of every image that cannot be decoded; JPEG images are decoded at ⅛ of their size."""
+    found = []
+    for place in places:
+        try:
+            opened(place, _coarse)
+        except Unreadable as error:
+            found.append((error.name, error.reason))
+    return found
+
+
+def opened(place: Place, view: View) -> Image.Image:
+    """`view` of the image that lies there. Errors: Unreadable if Pillow cannot read it."""
+    try:
+        with Image.open(io.BytesIO(place.read())) as image:
+            return view(image)
+    except UnidentifiedImageError:
+        raise Unreadable(place.name, "unknown format") from None
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise Unreadable(place.name, (str(error) or type(error).__name__).splitlines()[0]) from None
+
+
+def _coarse(image: Image.Image) -> Image.Image:
+    image.draft("RGB", (1, 1))
+    return image.convert("RGB")

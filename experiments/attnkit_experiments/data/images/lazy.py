@@ -1,0 +1,145 @@
+"""Images that are decoded when a step needs them: for sets that do not fit into memory decoded."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from attnkit_experiments.data.images.dataset import in_turn
+from attnkit_experiments.data.images.decoding.decoders import Decoders
+from attnkit_experiments.data.images.decoding.views import View, decode, failures
+from attnkit_experiments.data.images.index import ImageIndex, open_index
+from attnkit_experiments.data.sampler import Permutation, ShuffledShards, shuffled
+from attnkit_experiments.engine.errors import UserError
+from attnkit_experiments.engine.files import read_json, write_json
+from attnkit_experiments.engine.progress import meter
+
+CHUNK = 8
+"""Images in a job of a decoding process."""
+
+
+@dataclass(frozen=True)
+class LazyImages:
+    """The images `train` and `test` of an index (its numbers), decoded as squares of `size` pixels, RGB.
+
+    It stands where an `ImageData` does. How many `decoders` there are has no influence on any pixel.
+    """
+
+    index: ImageIndex
+    train: np.ndarray
+    test: np.ndarray
+    size: int
+    decoders: Decoders
+    permutation: Permutation = shuffled
+    skipped: tuple[str, ...] = ()
+    channels: int = 3
+
+    @property
+    def name(self) -> str:
+        return self.index.name
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.index.classes
+
+    @property
+    def train_labels(self) -> np.ndarray:
+        return self.index.labels[self.train]
+
+    @property
+    def test_labels(self) -> np.ndarray:
+        return self.index.labels[self.test]
+
+    def checksum(self) -> str:
+        """A hash of the name, class and encoded size of every image, and of their order.
+
+        What is inside the files is not read for it: that would take as long as an epoch.
+        """
+        digest = hashlib.sha256(repr((self.size, self.classes)).encode())
+        digest.update(np.ascontiguousarray(self.permutation(0, 0, len(self.train))).data)
+        for ids in (self.train, self.test):
+            for array in (self.index.names, self.index.labels, self.index.sizes):
+                digest.update(np.ascontiguousarray(array[ids]).data)
+        return digest.hexdigest()
+
+    def decoded(self, items: Sequence[tuple[int, View]]) -> list[Future[np.ndarray]]:
+        """Views of images of the index, in chunks, in order."""
+        jobs = [(self.index.place(image), view) for image, view in items]
+        return [self.decoders.submit(decode, jobs[start : start + CHUNK]) for start in range(0, len(jobs), CHUNK)]
+
+
+@dataclass(frozen=True)
+class LazyRequest:
+    """Side in pixels, images of each split (0: all), order by samples, or by shards in windows of `window` (0: no)."""
+
+    size: int
+    train_images: int = 0
+    test_images: int = 0
+    window: int = 0
+
+
+def load_lazily(
+    data: str, request: LazyRequest, *, cache: Path, workers: int = 0, skip_unreadable: bool = False
+) -> LazyImages:
+    """Images of a directory, zips or tar shards (`index`), to be decoded when they are needed.
+
+    skip_unreadable: every image is decoded once, in advance, and those that cannot be are left out; which ones is kept
+    in `cache`, so that every process and every later run leaves out the same. Errors: UserError.
+    """
+    if request.size < 1:
+        raise UserError("images that are decoded lazily need a size: --set image_size=224")
+    index = open_index(data, cache=cache)
+    train, test = np.flatnonzero(index.train), np.flatnonzero(~index.train)
+    images = LazyImages(index, train, test, request.size, Decoders(workers))
+    if skip_unreadable:
+        bad = unreadable(images, cache)
+        names = {name for name, _ in bad}
+        readable = np.array([index.place(i).name not in names for i in range(len(index.names))])
+        images = dataclasses.replace(
+            images,
+            train=images.train[readable[images.train]],
+            test=images.test[readable[images.test]],
+            skipped=tuple(f"{name} ({reason})" for name, reason in bad),
+        )
+        for split in ("train", "test"):
+            if not len(getattr(images, split)):
+                raise UserError(f"--data {data}: no readable {split} images are left")
+    chosen = {}
+    for split, limit in (("train", request.train_images), ("test", request.test_images)):
+        if limit:
+            ids = getattr(images, split)
+            chosen[split] = ids[in_turn(index.labels[ids])[:limit]]
+    images = dataclasses.replace(images, **chosen) if chosen else images
+    if not request.window:
+        return images
+    if not index.files:
+        raise UserError(f"--data {data}: order=shards needs shards (tar or zip); a directory has none")
+    return dataclasses.replace(images, permutation=ShuffledShards(index.archives[images.train], request.window))
+
+
+def unreadable(images: LazyImages, cache: Path) -> list[tuple[str, str]]:
+    """Name and reason of every image that cannot be decoded: all are tried once, then `cache` knows."""
+    count = len(images.index.names)
+    key = hashlib.sha256(images.index.names.tobytes() + images.index.sizes.tobytes()).hexdigest()[:20]
+    kept = cache / f"unreadable-{key}.json"
+    if kept.exists():
+        return [(name, reason) for name, reason in read_json(kept)["unreadable"]]
+    found: list[tuple[str, str]] = []
+    with meter("trying to decode every image", count) as update:
+        asked: deque[Future[list[tuple[str, str]]]] = deque()
+        for start in range(0, count, CHUNK):
+            places = [images.index.place(i) for i in range(start, min(start + CHUNK, count))]
+            asked.append(images.decoders.submit(failures, places))
+            if len(asked) > 4 * max(images.decoders.count, 1):
+                found += asked.popleft().result()
+                update(start, f"{len(found)} unreadable")
+        found += [each for future in asked for each in future.result()]
+    write_json(kept, {"images": count, "unreadable": found})
+    return found

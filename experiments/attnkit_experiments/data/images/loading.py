@@ -1,0 +1,38 @@
+"""Real images as uint8 arrays, a stateless sampler, and augmentation on the device that trains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from attnkit_experiments.data.images import digits, folder
+from attnkit_experiments.data.images.dataset import ImageData
+
+__all__ = ["ImageData", "ImageRequest", "load_images"]
+
+
+@dataclass(frozen=True)
+class ImageRequest:
+    """Which images a study wants: side in pixels (0: as stored), how many of each split (0: all)."""
+
+    size: int = 0
+    train_images: int = 0
+    test_images: int = 0
+
+
+def load_images(source: str, request: ImageRequest, *, cache: Path, skip_unreadable: bool = False) -> ImageData:
+    """Images from scikit-learn (`source` = "digits") or from an ImageFolder directory or zip.
+
+    Errors: UserError, one line, if the path does not exist, holds no images or holds an unreadable one.
+    """
+    if source == "digits":
+        data = digits.load(request.size)
+        return data.take(request.train_images, request.test_images)
+    return folder.load(
+        Path(source),
+        size=request.size,
+        train_images=request.train_images,
+        test_images=request.test_images,
+        cache=cache,
+        skip_unreadable=skip_unreadable,
+    )

@@ -1,0 +1,132 @@
+"""The pixels of a batch on the device that trains: of images that are held there, or decoded for the step."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attnkit_experiments.data.images.dataset import ImageData
+from attnkit_experiments.data.images.decoding.places import Unreadable
+from attnkit_experiments.data.images.decoding.views import CentralCrop, RandomCrop, View
+from attnkit_experiments.data.images.lazy import LazyImages
+from attnkit_experiments.engine.errors import UserError
+
+AHEAD = 2
+"""Steps that are decoded while one is trained."""
+
+
+class Pixels(Protocol):
+    """Images as (n, side, side, channels) uint8."""
+
+    cropped: bool
+    """Whether training images are inception crops already."""
+
+    def train(self, step: int, rows: np.ndarray) -> Tensor:
+        """Rows of the batch of a step."""
+
+    def test(self, ids: Sequence[int]) -> Tensor:
+        """Test images."""
+
+    def test_batches(self, batch: int) -> Iterator[Tensor]:
+        """All test images in order, `batch` at a time."""
+
+
+def open_pixels(
+    data: ImageData | LazyImages,
+    device: torch.device,
+    *,
+    sample_ids: Callable[[int], np.ndarray],
+    seed: int,
+    smallest: float | None,
+) -> Pixels:
+    """The pixels of `data`. sample_ids: the ids of a step. smallest: smallest area of an inception crop, None: no crop.
+
+    Only images that are decoded for the step are cropped here: what is cut from the original pixels is sharper.
+    """
+    if isinstance(data, ImageData):
+        return HeldPixels(data, device, sample_ids)
+    return DecodedPixels(data, device, sample_ids, seed, smallest)
+
+
+class HeldPixels:
+    """All of `data` on `device`."""
+
+    cropped = False
+
+    def __init__(self, data: ImageData, device: torch.device, sample_ids: Callable[[int], np.ndarray]) -> None:
+        self.sample_ids = sample_ids
+        self.train_images = torch.from_numpy(data.train_images).to(device)
+        self.test_images = torch.from_numpy(data.test_images).to(device)
+
+    def train(self, step: int, rows: np.ndarray) -> Tensor:
+        return self.train_images[torch.from_numpy(self.sample_ids(step)[rows]).to(self.train_images.device)]
+
+    def test(self, ids: Sequence[int]) -> Tensor:
+        return self.test_images[list(ids)]
+
+    def test_batches(self, batch: int) -> Iterator[Tensor]:
+        yield from self.test_images.split(batch)
+
+
+class DecodedPixels:
+    """What the next steps train on is decoded while this one is computed; of a batch only rows that are asked for."""
+
+    def __init__(
+        self,
+        data: LazyImages,
+        device: torch.device,
+        sample_ids: Callable[[int], np.ndarray],
+        seed: int,
+        smallest: float | None,
+    ) -> None:
+        self.data, self.device, self.sample_ids, self.seed, self.smallest = data, device, sample_ids, seed, smallest
+        self.cropped = smallest is not None
+        self.waiting: dict[tuple[int, bytes], list[Future[np.ndarray]]] = {}
+
+    def train(self, step: int, rows: np.ndarray) -> Tensor:
+        key = rows.tobytes()
+        for later in range(step, step + 1 + (AHEAD if self.data.decoders.count else 0)):
+            if (later, key) not in self.waiting:
+                self.waiting[later, key] = self._asked(later, rows)
+        return self._fetched(self.waiting.pop((step, key)))
+
+    def test(self, ids: Sequence[int]) -> Tensor:
+        return self._fetched(self._asked_test(ids))
+
+    def test_batches(self, batch: int) -> Iterator[Tensor]:
+        starts = range(0, len(self.data.test), batch)
+        asked: deque[list[Future[np.ndarray]]] = deque()
+        for start in starts:
+            asked.append(self._asked_test(range(start, min(start + batch, len(self.data.test)))))
+            if len(asked) > (1 if self.data.decoders.count else 0):
+                yield self._fetched(asked.popleft())
+        while asked:
+            yield self._fetched(asked.popleft())
+
+    def _asked(self, step: int, rows: np.ndarray) -> list[Future[np.ndarray]]:
+        ids, side = self.sample_ids(step)[rows], self.data.size
+        return self.data.decoded(
+            [(int(self.data.train[id]), self._view(side, step, int(row))) for id, row in zip(ids, rows, strict=True)]
+        )
+
+    def _view(self, side: int, step: int, row: int) -> View:
+        return CentralCrop(side) if self.smallest is None else RandomCrop(side, self.smallest, self.seed, step, row)
+
+    def _asked_test(self, ids: Sequence[int]) -> list[Future[np.ndarray]]:
+        return self.data.decoded([(int(self.data.test[id]), CentralCrop(self.data.size)) for id in ids])
+
+    def _fetched(self, futures: Sequence[Future[np.ndarray]]) -> Tensor:
+        try:
+            chunks = [future.result() for future in futures]
+        except Unreadable as error:
+            raise UserError(
+                f"--data {self.data.index.root}: {error.name} cannot be read as an image ({error.reason}); "
+                "--skip-unreadable decodes all once, leaves such files out and counts them"
+            ) from None
+        return torch.from_numpy(np.concatenate(chunks)).to(self.device)

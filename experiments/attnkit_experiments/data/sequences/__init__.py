@@ -1,0 +1,1 @@
+"""Long sequences to classify: the tasks of Long Range Arena."""

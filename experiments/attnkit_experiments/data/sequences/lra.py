@@ -1,0 +1,110 @@
+"""The tasks of Long Range Arena (Tay et al. 2021) by name, and one that stands in for a closed one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from attnkit_experiments.data.sequences import listops
+from attnkit_experiments.data.sequences.dataset import SequenceData
+from attnkit_experiments.data.sequences.listops import ListOpsRules
+from attnkit_experiments.data.sequences.pixels import load_grey_images, load_pathfinder
+from attnkit_experiments.data.sequences.text import load_halves, load_retrieval, load_reviews
+from attnkit_experiments.engine.errors import UserError, unknown
+
+GENERATED = "generated"  # what stands for a path where data needs none
+
+
+@dataclass(frozen=True)
+class SequenceRequest:
+    """Which sequences a study wants; the defaults are the benchmark's.
+
+    Attributes:
+        task: a key of TASKS.
+        train, valid, test: samples of each split, classes in turn (0: all; of listops 96,000, 2,000 and 2,000).
+        text_length: bytes kept of a text.
+        image_side: pixels of a side, of image and pathfinder.
+        valid_share: of train, held out for valid, where the data has no split of its own. The benchmark holds out a
+            tenth of image and nothing of text.
+        listops: the rules of listops.
+        pathfinder_level: easy, intermediate or hard.
+        data_seed: of what is drawn: ListOps, pairs of halves, pathfinder's splits.
+        skip_unreadable: of image, whether files that are no pictures are left out and counted, or refused.
+    """
+
+    task: str
+    train: int = 0
+    valid: int = 0
+    test: int = 0
+    text_length: int = 4000
+    image_side: int = 32
+    valid_share: float = 0.0
+    listops: ListOpsRules = field(default_factory=ListOpsRules)
+    pathfinder_level: str = "hard"
+    data_seed: int = 0
+    skip_unreadable: bool = False
+
+    def __post_init__(self) -> None:
+        if self.task not in TASKS:
+            raise unknown("task", self.task, TASKS)
+        if min(self.train, self.valid, self.test) < 0:
+            raise ValueError(f"train, valid and test must be at least 0, got {self.train}, {self.valid}, {self.test}")
+
+
+def load_sequences(source: str, request: SequenceRequest, *, cache: Path) -> SequenceData:
+    """The data of a request from `source`: a path, or "generated" for listops.
+
+    Errors: UserError, one line, if the path is missing or holds something else, or if there are fewer samples than
+    asked for.
+    """
+    if (source == GENERATED) != (request.task == "listops"):
+        wanted = GENERATED if request.task == "listops" else "a path"
+        raise UserError(f"--data {source}: the task {request.task} needs {wanted}")
+    data = TASKS[request.task](Path(source), request, cache)
+    for split in ("train", "valid", "test"):
+        wanted, there = getattr(request, split), len(getattr(data, split))
+        if wanted > there:
+            raise UserError(f"--data {source}: {request.task} has {there} samples in {split}, {wanted} were asked for")
+    return data.take(request.train, request.valid, request.test)
+
+
+def _listops(_: Path, request: SequenceRequest, cache: Path) -> SequenceData:
+    sizes = {"train": request.train or 96_000, "valid": request.valid or 2_000, "test": request.test or 2_000}
+    return listops.load(request.listops, **sizes, seed=request.data_seed, cache=cache)
+
+
+def _text(path: Path, request: SequenceRequest, _: Path) -> SequenceData:
+    return load_reviews(path, length=request.text_length, valid_share=request.valid_share)
+
+
+def _halves(path: Path, request: SequenceRequest, _: Path) -> SequenceData:
+    return load_halves(path, length=request.text_length, valid_share=request.valid_share, seed=request.data_seed)
+
+
+def _retrieval(path: Path, request: SequenceRequest, _: Path) -> SequenceData:
+    return load_retrieval(path, length=request.text_length)
+
+
+def _image(path: Path, request: SequenceRequest, cache: Path) -> SequenceData:
+    return load_grey_images(
+        path,
+        cache=cache,
+        size=request.image_side,
+        valid_share=request.valid_share,
+        skip_unreadable=request.skip_unreadable,
+    )
+
+
+def _pathfinder(path: Path, request: SequenceRequest, _: Path) -> SequenceData:
+    return load_pathfinder(path, level=request.pathfinder_level, size=request.image_side, seed=request.data_seed)
+
+
+TASKS: dict[str, Callable[[Path, SequenceRequest, Path], SequenceData]] = {
+    "listops": _listops,
+    "text": _text,
+    "retrieval": _retrieval,
+    "imdb-halves": _halves,
+    "image": _image,
+    "pathfinder": _pathfinder,
+}

@@ -1,0 +1,201 @@
+"""Byte-level text: reviews to classify, documents to match, and a stand-in for the documents.
+
+A byte is token byte + 1, as 0 is padding: a vocabulary of 257.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+
+from attnkit_experiments.data.sequences.dataset import SequenceData, Split, flat, single, split_off
+from attnkit_experiments.engine.errors import UserError
+from attnkit_experiments.engine.progress import meter, progress, say
+
+VOCABULARY = 257
+SENTIMENTS = ("neg", "pos")
+REVIEWS_LAYOUT = "expected train/pos/*.txt, train/neg/*.txt, test/pos/*.txt and test/neg/*.txt (aclImdb)"
+PAIRS_LAYOUT = (
+    "expected lra_release/tsv_data of Long Range Arena, one *.train.tsv, *.eval.tsv and *.test.tsv with the columns "
+    "label, id 1, id 2, text 1, text 2 and no header; the text of the papers (AAN) has to be obtained from its owners"
+)
+
+
+@dataclass(frozen=True)
+class Reviews:
+    """The files of one split in the order of their names: raw bytes, and 1 for a positive one."""
+
+    texts: list[bytes]
+    labels: np.ndarray
+
+
+def load_reviews(path: Path, *, length: int = 4000, valid_share: float = 0.0) -> SequenceData:
+    """Task "text": is a review positive? From an aclImdb directory or zip; unlabelled reviews are left aside.
+
+    `length`: bytes kept of a review; Long Range Arena's 4,000. How many were cut is counted and said. `valid_share`: of
+    train, held out; 0 by default, because the benchmark trains on all 25,000 and calls the test split its validation.
+
+    Errors: UserError if the path does not exist or lacks a split or a class.
+    """
+    train, test = _reviews(path)
+    tokens, starts, truncated = _bytes(train.texts + test.texts, length, "text")
+    rest, valid = split_off(single(0, train.labels), valid_share)
+    return SequenceData(
+        name="text",
+        vocabulary=VOCABULARY,
+        classes=SENTIMENTS,
+        tokens=tokens,
+        starts=starts,
+        train=rest,
+        valid=valid,
+        test=single(len(train.texts), test.labels),
+        truncated=truncated,
+    )
+
+
+def load_halves(path: Path, *, length: int = 4000, valid_share: float = 0.0, seed: int = 0) -> SequenceData:
+    """Task "imdb-halves": are these two the halves of one review? Not Long Range Arena's retrieval, of which the text
+    is not free, but of its form: two byte sequences, two classes, labels that need both.
+
+    Half of the reviews, chosen by `seed`, keep their halves. Each of the others swaps its second half with the review
+    of the same sentiment that is nearest in length. Both halves of a sample are then cut to the shorter one, so that
+    neither lengths nor sentiments tell the class; how many bytes that takes is said.
+    """
+    reviews = _reviews(path)
+    halves = [_halves(split, np.random.Generator(np.random.Philox(key=[seed, i]))) for i, split in enumerate(reviews)]
+    texts = [text for split, _ in halves for text in split]
+    lost = sum(len(review) for split in reviews for review in split.texts) - sum(map(len, texts))
+    say(f"imdb-halves: {lost} bytes were left out so that the halves of a sample are of one length")
+    tokens, starts, truncated = _bytes(texts, length, "imdb-halves")
+    rows = np.arange(len(texts), dtype=np.int64).reshape(-1, 2)
+    middle = len(reviews[0].texts)
+    train, valid = split_off(Split(rows[:middle], halves[0][1]), valid_share)
+    return SequenceData(
+        name="imdb-halves",
+        vocabulary=VOCABULARY,
+        classes=("different", "same"),
+        tokens=tokens,
+        starts=starts,
+        train=train,
+        valid=valid,
+        test=Split(rows[middle:], halves[1][1]),
+        truncated=truncated,
+    )
+
+
+def load_retrieval(path: Path, *, length: int = 4000) -> SequenceData:
+    """Task "retrieval": does one paper cite the other? From the TSV files of Long Range Arena (AAN, Radev et al. 2013).
+
+    A text that occurs in several pairs is stored once. `length`: bytes kept of each text, the benchmark's 4,000.
+
+    Errors: UserError if a file is missing or a line has other columns.
+    """
+    known: dict[bytes, int] = {}
+    splits = {}
+    for name in ("train", "eval", "test"):
+        found = sorted(path.glob(f"*.{name}.tsv")) if path.is_dir() else []
+        if len(found) != 1:
+            raise UserError(f"--data {path}: holds {len(found)} files *.{name}.tsv; {PAIRS_LAYOUT}")
+        splits[name] = _read_pairs(found[0], known)
+    tokens, starts, truncated = _bytes(list(known), length, "retrieval")
+    return SequenceData(
+        name="retrieval",
+        vocabulary=VOCABULARY,
+        classes=("unrelated", "cited"),
+        tokens=tokens,
+        starts=starts,
+        train=splits["train"],
+        valid=splits["eval"],
+        test=splits["test"],
+        truncated=truncated,
+    )
+
+
+def _bytes(texts: list[bytes], length: int, task: str) -> tuple[np.ndarray, np.ndarray, int]:
+    """(tokens, starts, how many texts were longer than `length` and cut)."""
+    if length < 1:
+        raise UserError(f"{task}: length must be at least 1 byte, got {length}")
+    truncated = sum(len(text) > length for text in texts)
+    if truncated:
+        say(f"{task}: {truncated} of {len(texts)} texts are longer than {length} bytes and were cut there")
+    tokens, starts = flat(np.frombuffer(text[:length], dtype=np.uint8) for text in texts)
+    return tokens.astype(np.int16) + np.int16(1), starts, truncated
+
+
+def _reviews(path: Path) -> tuple[Reviews, Reviews]:
+    if not path.exists():
+        raise UserError(f"--data {path}: no such file or directory")
+    names, read = _directory(path) if path.is_dir() else _archive(path)
+    train, test = (_reviews_of(path, split, names, read) for split in ("train", "test"))
+    return train, test
+
+
+def _directory(path: Path) -> tuple[list[str], Callable[[str], bytes]]:
+    names = [file.relative_to(path).as_posix() for file in path.rglob("*.txt")]
+    return names, lambda name: (path / name).read_bytes()
+
+
+def _archive(path: Path) -> tuple[list[str], Callable[[str], bytes]]:
+    try:
+        archive = zipfile.ZipFile(path)
+    except zipfile.BadZipFile:
+        raise UserError(f"--data {path}: neither a directory nor a zip archive; {REVIEWS_LAYOUT}") from None
+    return [name for name in archive.namelist() if name.endswith(".txt")], archive.read
+
+
+def _reviews_of(path: Path, split: str, names: Iterable[str], read: Callable[[str], bytes]) -> Reviews:
+    chosen = sorted(name for name in names if PurePosixPath(name).parts[-3:-1] in {(split, s) for s in SENTIMENTS})
+    labels = np.array([SENTIMENTS.index(PurePosixPath(name).parts[-2]) for name in chosen], dtype=np.int64)
+    for label, sentiment in enumerate(SENTIMENTS):
+        if not (labels == label).any():
+            raise UserError(f"--data {path}: holds no {split}/{sentiment} reviews; {REVIEWS_LAYOUT}")
+    texts = [read(name) for name in progress(chosen, f"reading {split} reviews")]
+    for name, review in zip(chosen, texts, strict=True):
+        if len(review) < 2:
+            raise UserError(f"--data {path}: {name} holds {len(review)} bytes; a review has at least 2")
+    return Reviews(texts, labels)
+
+
+def _halves(reviews: Reviews, rng: np.random.Generator) -> tuple[list[bytes], np.ndarray]:
+    """(first and second half of each sample, one behind the other, 1 where they are of one review)."""
+    partner = _partners(reviews, rng)
+    halves = []
+    for first, second in enumerate(partner):
+        one, two = reviews.texts[first], reviews.texts[second]
+        size, middle = min(len(one), len(two)) // 2, len(two) // 2
+        halves += [one[:size], two[middle : middle + size]]
+    return halves, (partner == np.arange(len(partner))).astype(np.int64)
+
+
+def _partners(reviews: Reviews, rng: np.random.Generator) -> np.ndarray:
+    """(N,): whose second half goes with the first half of each review; itself for half of each sentiment."""
+    partner = np.arange(len(reviews.texts))
+    sizes = np.array([len(review) for review in reviews.texts])
+    for label in range(len(SENTIMENTS)):
+        members = rng.permutation(np.flatnonzero(reviews.labels == label))
+        swapped = members[: len(members) // 4 * 2]
+        twins = swapped[np.argsort(sizes[swapped], kind="stable")].reshape(-1, 2)
+        partner[twins] = twins[:, ::-1]
+    return partner
+
+
+def _read_pairs(path: Path, known: dict[bytes, int]) -> Split:
+    """The pairs of a file; texts that are not in `known` are added to it."""
+    rows, labels = [], []
+    size = path.stat().st_size
+    with path.open("rb") as file, meter(f"reading {path.name}", size) as update:
+        done = 0
+        for number, line in enumerate(file, 1):
+            done += len(line)
+            update(done)
+            fields = line.rstrip(b"\r\n").split(b"\t")
+            if len(fields) != 5 or fields[0] not in (b"0", b"1", b"0.0", b"1.0") or not (fields[3] and fields[4]):
+                start = line[:40].decode(errors="replace")
+                raise UserError(f"{path}, line {number}: not a pair of texts ({start!r}...); {PAIRS_LAYOUT}")
+            labels.append(int(float(fields[0])))
+            rows.append([known.setdefault(document, len(known)) for document in fields[3:]])
+    return Split(np.array(rows, dtype=np.int64).reshape(-1, 2), np.array(labels, dtype=np.int64))

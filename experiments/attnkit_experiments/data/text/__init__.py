@@ -1,0 +1,1 @@
+"""Text and sentence pairs: lines, subwords, documents, batches of tokens."""

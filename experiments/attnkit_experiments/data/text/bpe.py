@@ -1,0 +1,102 @@
+"""Joint byte-pair encoding of both languages, by the `tokenizers` library.
+
+Byte-level (Radford et al. 2019, §2.2, on Sennrich et al. 2016): text is cut into words with the space before them,
+words into UTF-8 bytes, and the pair of symbols that is most frequent in the training text is merged until the
+vocabulary is full. Since all 256 bytes are in it, every text can be written and read back as it was: UNK keeps its id
+but never occurs. Papers cut words with the Moses scripts instead, so lengths in tokens differ a little from theirs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnkit_experiments.engine.errors import UserError
+from attnkit_experiments.engine.files import write_text, written_aside
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+SPECIAL = ("<pad>", "<s>", "</s>", "<unk>")
+"""The tokens with ids 0, 1, 2, 3 = PAD, BOS, EOS, UNK."""
+SMALLEST = len(SPECIAL) + 256
+SCHEME = "byte-level, space in front"  # part of the cache's key: change it with what `train` does
+CHUNK = 100_000  # lines encoded at a time, so that the library's objects do not fill the memory
+
+
+def train(lines: Iterable[str], vocabulary: int) -> str:
+    """The library's JSON of a tokenizer of at most `vocabulary` tokens (few lines may not hold that many pairs)."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=list(SPECIAL),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(lines, trainer)
+    return str(tokenizer.to_str())
+
+
+@lru_cache(maxsize=4)
+def loaded(tokenizer: str) -> Tokenizer:
+    """The tokenizer of this JSON. Text like "</s>" in a sentence is text for it, not the token."""
+    from tokenizers import Tokenizer
+
+    made = Tokenizer.from_str(tokenizer)
+    made.encode_special_tokens = True
+    return made
+
+
+def trained(source: Sequence[str], target: Sequence[str], vocabulary: int, cache: Path) -> str:
+    """The tokenizer of these lines: from `cache` if they were seen before, otherwise trained and kept there."""
+    if vocabulary < SMALLEST:
+        raise UserError(f"vocabulary {vocabulary}: a byte-level vocabulary has at least {SMALLEST} tokens")
+    kept = cache / f"bpe-{_key(chain(source, target), SCHEME, str(vocabulary))}.json"
+    if not kept.exists():
+        write_text(kept, train(chain(source, target), vocabulary))
+    return kept.read_text(encoding="utf-8")
+
+
+def encoded(lines: Sequence[str], tokenizer: str, cache: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Token ids (total,) int32 of all lines one behind the other, and where each starts (n + 1,) int64; cached."""
+    kept = cache / f"tokens-{_key(lines, tokenizer)}.npz"
+    try:
+        with kept.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+            return stored["ids"], stored["starts"]
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        pass  # not there, or torn: made again
+    ids, starts = _encode(lines, loaded(tokenizer))
+    with written_aside(kept) as aside, aside.open("wb") as out:
+        np.savez(out, ids=ids, starts=starts)
+    return ids, starts
+
+
+def _encode(lines: Sequence[str], tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
+    parts, lengths = [np.empty(0, dtype=np.int32)], [0]
+    for first in range(0, len(lines), CHUNK):
+        found = [encoding.ids for encoding in tokenizer.encode_batch(list(lines[first : first + CHUNK]))]
+        lengths += [len(ids) for ids in found]
+        parts.append(np.fromiter(chain.from_iterable(found), dtype=np.int32))
+    ids = np.concatenate(parts)
+    if len(ids) and int(ids.min()) < len(SPECIAL):
+        raise RuntimeError(f"the tokenizer wrote the special token {SPECIAL[ids.min()]} into a sentence")
+    return ids, np.cumsum(lengths, dtype=np.int64)
+
+
+def _key(lines: Iterable[str], *more: str) -> str:
+    digest = hashlib.sha256()
+    for text in chain(more, lines):
+        digest.update(text.encode())
+        digest.update(b"\n")
+    return digest.hexdigest()[:20]

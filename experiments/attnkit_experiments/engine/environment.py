@@ -1,0 +1,76 @@
+"""What a result was made with: versions, device, threads, commit."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attnkit_experiments.engine.errors import UserError
+
+PATIENCE = 60  # seconds for an answer of git
+
+
+def choose_device(name: str) -> torch.device:
+    """ "auto" (CUDA if there is one, else the CPU), or a device of torch by name. Under torchrun every process of a
+    machine gets a GPU of its own.
+    """
+    if name in ("auto", "cuda") and torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+        return device
+    if name == "auto":
+        return torch.device("cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"--device {name}: expected auto, cpu or cuda[:N]") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"--device {name}: torch {torch.__version__} sees no CUDA device; use --device cpu")
+    return device
+
+
+def describe(device: torch.device, threads: int) -> dict[str, Any]:
+    """Facts to keep beside every number; nothing that names a person or a path."""
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": importlib.metadata.version("numpy"),
+        "attnkit": importlib.metadata.version("attnkit"),
+        "commit": _commit(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
+        "cores": os.cpu_count(),
+        "threads": threads,
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _commit() -> str:
+    """The commit of this checkout, "+ changes" if files differ from it, "" if there is no git or no commit."""
+
+    def git(*words: str) -> str:
+        here = Path(__file__).parents[2]
+        try:
+            done = subprocess.run(
+                ["git", *words], cwd=here, capture_output=True, text=True, timeout=PATIENCE, check=True
+            )
+        except (OSError, subprocess.SubprocessError):
+            return ""
+        return done.stdout.strip()
+
+    head = git("rev-parse", "--short=12", "HEAD")
+    return f"{head} + changes" if head and git("status", "--porcelain", ".", "../attnkit") else head

@@ -1,0 +1,66 @@
+"""JSON lines of a run: a line per step and per evaluation, cut back to the checkpoint on resume."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from pathlib import Path
+from typing import Any, Self
+
+from attnkit_experiments.engine.files import written_aside
+
+
+class Metrics:
+    """JSON lines, appended; on resume cut back to the steps that the checkpoint holds."""
+
+    def __init__(self, path: Path, *, keep_until: int) -> None:
+        kept = [row for row in read_metrics(path) if row["step"] <= keep_until] if path.exists() else []
+        self.last_finite: dict[str, Any] | None = next((r for r in reversed(kept) if "loss" in r), None)
+        with written_aside(path) as aside:
+            aside.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+        self._file = path.open("a", encoding="utf-8", buffering=1)
+
+    def write(self, row: dict[str, Any]) -> None:
+        self._file.write(json.dumps(row) + "\n")
+
+    def flush(self) -> None:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The rows of a metrics file; the half line that a killed process may leave at the end is not one."""
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            break
+    return rows
+
+
+def summary(path: Path, seconds: float) -> dict[str, Any]:
+    """The numbers of a finished run that its result keeps."""
+    rows = read_metrics(path)
+    steps = [row for row in rows if "loss" in row]
+    evaluations = [row for row in rows if "evaluation" in row]
+    losses = [row["loss"] for row in steps]
+    tail = max(len(losses) // 10, 1)
+    # the first steps pay for allocation and compilation, so the middle one of the rest is the step time
+    times = [row["samples"] / row["samples_per_s"] for row in steps[min(5, len(steps) - 1) :]]
+    return {
+        "steps": len(steps),
+        "first_loss": statistics.fmean(losses[:tail]),
+        "last_loss": statistics.fmean(losses[-tail:]),
+        "seconds": seconds,
+        "step_ms": 1000 * statistics.median(times),
+        "steady_seconds": len(steps) * statistics.median(times),
+        **evaluations[-1]["evaluation"],
+    }

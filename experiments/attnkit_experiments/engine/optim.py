@@ -1,0 +1,121 @@
+"""The optimisers and their schedules, fixed by one frozen configuration."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from attnkit.nn import KeyValueMemory
+from attnkit_experiments.engine.adafactor import Adafactor
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """The optimiser, its schedule, and when to look and to save.
+
+    `weight_decay`: in a step with the rate r the matrices lose the share r·weight_decay; with `decay_per_step`, the
+    share weight_decay·r/lr, which does not change with lr: big_vision's `wd` is multiplied by the schedule only. Its
+    1e-4 at lr 1e-3 is AdamW's 0.1. `betas` and `eps` are those of AdamW; `Adafactor` keeps its own.
+    `accumulate`: the samples of a step are taken in so many parts, for memory. `evaluate_every` 0: at the end only;
+    `checkpoint_every` 0: likewise; the last `keep_checkpoints` of them are kept. `ema`: the decay of the moving average
+    of the weights that is kept and judged beside them (see `ema`), 0 for none.
+    """
+
+    steps: int
+    lr: float = 1e-3
+    schedule: Literal["cosine", "inverse_sqrt", "onecycle"] = "cosine"
+    warmup: int = 10
+    weight_decay: float = 0.1
+    decay_per_step: bool = False
+    optimizer: Literal["adamw", "adafactor"] = "adamw"
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    clip: float = 1.0
+    precision: Literal["float32", "bfloat16"] = "float32"
+    compile: bool = False
+    accumulate: int = 1
+    ema: float = 0.0
+    evaluate_every: int = 0
+    checkpoint_every: int = 0
+    keep_checkpoints: int = 1
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError(f"steps must be at least 1, got {self.steps}")
+        if self.warmup < 0 or self.lr <= 0 or self.clip <= 0:
+            raise ValueError("warmup must be at least 0, lr and clip above 0")
+        if self.accumulate < 1:
+            raise ValueError(f"accumulate must be at least 1, got {self.accumulate}")
+        if not 0 <= self.ema < 1:
+            raise ValueError(f"ema must lie in [0, 1), got {self.ema:g}")
+        if self.schedule not in SCHEDULES:
+            raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}; got {self.schedule!r}")
+        if self.optimizer not in OPTIMIZERS:
+            raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}; got {self.optimizer!r}")
+
+
+def cosine(step: int, config: TrainConfig) -> float:
+    """Linear over `warmup` steps, then half a cosine to 0 at `steps`."""
+    if step < config.warmup:
+        return (step + 1) / config.warmup
+    share = (step - config.warmup) / max(config.steps - config.warmup, 1)
+    return 0.5 * (1 + math.cos(math.pi * share))
+
+
+def inverse_sqrt(step: int, config: TrainConfig) -> float:
+    """Linear over `warmup` steps, then √(warmup / updates): Vaswani et al. 2017 §5.3 with its peak named."""
+    warmup = max(config.warmup, 1)
+    return min((step + 1) / warmup, math.sqrt(warmup / (step + 1)))
+
+
+def onecycle(step: int, config: TrainConfig) -> float:
+    """In straight lines from 1/25 up over `warmup` steps, and down to 1/250,000 at the last: `torch`'s OneCycleLR with
+    anneal_strategy="linear", which the published settings of Long Range Arena name.
+    """
+    first, last = 1 / 25, 1 / 250_000
+    top = config.warmup - 1
+    if step <= top:
+        return first + (1 - first) * (step / top if top else 1)
+    return 1 + (last - 1) * (step - top) / max(config.steps - 1 - top, 1)
+
+
+SCHEDULES: dict[str, Callable[[int, TrainConfig], float]] = {
+    "cosine": cosine,
+    "inverse_sqrt": inverse_sqrt,
+    "onecycle": onecycle,
+}
+
+
+def learning_rate(step: int, config: TrainConfig) -> float:
+    """The rate of step `step`, counted from 0; `lr` is the highest."""
+    return config.lr * SCHEDULES[config.schedule](step, config)
+
+
+def adamw(groups: list[dict[str, Any]], config: TrainConfig) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps)
+
+
+def adafactor(groups: list[dict[str, Any]], config: TrainConfig) -> torch.optim.Optimizer:
+    return Adafactor(groups, lr=config.lr)
+
+
+OPTIMIZERS: dict[str, Callable[[list[dict[str, Any]], TrainConfig], torch.optim.Optimizer]] = {
+    "adamw": adamw,
+    "adafactor": adafactor,
+}
+
+
+def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
+    """It decays the matrices of linear maps and memories only: no bias, norm, embedding, class token or scale."""
+    kernels = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
+    kernels |= {id(x) for m in model.modules() if isinstance(m, KeyValueMemory) for x in (m.keys, m.values)}
+    decayed = [p for p in model.parameters() if id(p) in kernels]
+    others = [p for p in model.parameters() if id(p) not in kernels]
+    decay = config.weight_decay / config.lr if config.decay_per_step else config.weight_decay
+    groups = [{"params": decayed, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}]
+    return OPTIMIZERS[config.optimizer](groups, config)

@@ -1,0 +1,299 @@
+"""One training loop for every study, readable from top to bottom.
+
+The loop knows nothing about images or sentences: a Task brings the model, says which samples a step takes, and turns
+them into a loss. Everything a step does is a function of (configuration, seed, step), so a checkpoint holds no random
+state, and a run that was killed and resumed ends with the same losses, sample ids and weights (bit for bit on a CPU).
+On several processes it is the same run within rounding: the shares of a loss add up, whoever computes them.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from attnkit_experiments.data.sampler import ids_hash
+from attnkit_experiments.engine import checkpoint, diagnosis
+from attnkit_experiments.engine.ema import MovingAverage
+from attnkit_experiments.engine.errors import Diverged
+from attnkit_experiments.engine.metrics import Metrics, summary
+from attnkit_experiments.engine.optim import TrainConfig, learning_rate, make_optimizer
+from attnkit_experiments.engine.progress import meter
+from attnkit_experiments.engine.world import World, blocks_of
+
+
+class Task(Protocol):
+    """What the loop needs to know about a problem."""
+
+    model: nn.Module
+    """What is trained."""
+
+    apply: Callable[..., Any]
+    """What `loss` calls: the model, or what the loop wraps around it."""
+
+    def sample_ids(self, step: int) -> np.ndarray:
+        """The ids of all training samples of step `step`."""
+
+    def loss(self, ids: np.ndarray, step: int, own: slice) -> Tensor:
+        """The share that samples ids[own] have in the loss of all `ids`, augmented as step `step` says: a scalar.
+
+        Shares of slices that cover `ids` add up to the loss. What it is divided by (samples, tokens, rows) is counted
+        over all `ids`.
+        """
+
+    def evaluate(self) -> dict[str, float]:
+        """Numbers about the test split."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A step whose numbers are still on the device."""
+
+    step: int
+    loss: Tensor
+    norm: Tensor
+    rate: float
+    ids: np.ndarray
+
+
+@contextmanager
+def reproducible(threads: int) -> Iterator[None]:
+    """Deterministic torch operations and a fixed number of threads, put back afterwards."""
+    before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before[0])
+        torch.use_deterministic_algorithms(before[1])
+
+
+def train(
+    make: Callable[[], Task],
+    config: TrainConfig,
+    folder: Path,
+    *,
+    config_hash: str,
+    device: torch.device,
+    label: str,
+    world: World | None = None,
+) -> tuple[Task, dict[str, Any]]:
+    """Train a task to the end, from the checkpoint in `folder` if there is one; returns it and what was measured.
+
+    The main process writes `metrics.jsonl` (a line per step and per evaluation), `checkpoints/`, and, where a moving
+    average is kept, `weights_ema.safetensors`; the task that it gets back holds the whole model, even if training had
+    it in parts. Errors: Diverged if the loss or the gradient
+    stops being finite; UserError if the checkpoint is torn or foreign.
+    """
+    world = world or World()
+    run = Run(make, config, device, world)
+    checkpoints = folder / "checkpoints"
+    start, seconds = 0, 0.0
+    if world.told(checkpoint.exists(checkpoints)):
+        start, seconds = checkpoint.restore(checkpoints, config_hash=config_hash, **run.state)
+    waiting: list[Waiting] = []
+    # asking a GPU for a number waits for it, so there the numbers of several steps are fetched together
+    fetch_every = 1 if device.type == "cpu" else 20
+
+    metrics = Metrics(folder / "metrics.jsonl", keep_until=start) if world.main else None
+    with meter(label, config.steps) as update, metrics or nullcontext():
+        clock = time.perf_counter()
+        for step in range(start, config.steps):
+            waiting.append(run.step(step))
+            done = step + 1
+            evaluating = done == config.steps or _due(done, config.evaluate_every)
+            saving = done == config.steps or _due(done, config.checkpoint_every)
+            if len(waiting) < fetch_every and not (evaluating or saving):
+                continue
+            rows = _fetch(waiting)
+            spent = time.perf_counter() - clock
+            for row, waited in zip(rows, waiting, strict=True):
+                if metrics:
+                    metrics.write(_finished(row, seconds, spent, len(rows)))
+                _require_finite(row, metrics, label, run, waited)
+            seconds += spent
+            waiting.clear()
+            if world.main:
+                update(done, f"loss {rows[-1]['loss']:.3f}")
+            if evaluating:
+                found = run.evaluate()
+                if metrics:
+                    metrics.write({"step": done, "evaluation": found})
+            if saving:
+                if metrics:
+                    metrics.flush()
+                checkpoint.save(
+                    checkpoints,
+                    step=done,
+                    seconds=seconds,
+                    config_hash=config_hash,
+                    keep=config.keep_checkpoints,
+                    **run.state,
+                )
+            clock = time.perf_counter()
+    averaged = run.averaged_weights()
+    if averaged and world.main:
+        checkpoint.write_weights(folder / "weights_ema.safetensors", averaged, {"config_hash": config_hash})
+    return run.whole(), summary(folder / "metrics.jsonl", seconds) if world.main else {}
+
+
+class Run:
+    """A task with its optimiser in one process of a world."""
+
+    def __init__(self, make: Callable[[], Task], config: TrainConfig, device: torch.device, world: World) -> None:
+        self.make, self.config, self.world = make, config, world
+        self.task = make()
+        self.average = MovingAverage(self.task.model, config.ema, world, device) if config.ema else None
+        if config.compile:
+            for block in blocks_of(self.task.model):
+                block.compile()
+        self.task.apply = self.module = world.wrap(self.task.model, device)
+        self.optimizer = make_optimizer(self.task.model, config)
+        self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bfloat16")
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds."""
+        average = self.average.model if self.average else None
+        return {"model": self.task.model, "optimizer": self.optimizer, "world": self.world, "average": average}
+
+    def step(self, step: int) -> Waiting:
+        """One update."""
+        self.task.model.train()
+        rate = learning_rate(step, self.config)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        ids = self.task.sample_ids(step)
+        parts = self.world.parts(len(ids), self.config.accumulate)
+        self.optimizer.zero_grad(set_to_none=True)
+        total = torch.zeros(())
+        for own in parts:
+            with self.autocast:
+                share = self.task.loss(ids, step, own)
+            self.world.backward(share, self.module, last=own is parts[-1])
+            total = total.to(share.device) + share.detach().float()
+        total = self.world.sum(total)
+        norm = nn.utils.get_total_norm([p.grad for p in self.task.model.parameters() if p.grad is not None])
+        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        self.update(norm, total)
+        if self.average:
+            self.average.update(self.task.model, step)
+        return Waiting(step, total, norm.detach(), rate, ids)
+
+    def update(self, norm: Tensor, total: Tensor) -> None:
+        """Clip and step, unless something is not finite: then the weights stay what they were, to be looked at.
+
+        Nothing is asked of a GPU: there bad gradients become zeros, and the loop stops when it fetches the numbers.
+        """
+        bad = ~(torch.isfinite(norm) & torch.isfinite(total))
+        if norm.device.type == "cpu" and bad:
+            return
+        nn.utils.clip_grads_with_norm_(self.task.model.parameters(), self.config.clip, norm)
+        if norm.device.type != "cpu":
+            for p in self.task.model.parameters():
+                if p.grad is not None:
+                    local = p.grad.to_local() if hasattr(p.grad, "to_local") else p.grad
+                    local.masked_fill_(bad, 0)
+        self.optimizer.step()
+
+    def again(self, ids: np.ndarray, step: int) -> Tensor:
+        """The loss of this process's share of a step."""
+        own = self.world.parts(len(ids), 1)[0]
+        with self.autocast:
+            return self.task.loss(ids, step, own)
+
+    def evaluate(self) -> dict[str, float]:
+        """What the main process finds, and with names that end in _ema what it finds with the moving average of the
+        weights; the others wait for it.
+        """
+        task, averaged = self.whole(), self.averaged_weights()
+        found: dict[str, float] = {}
+        if self.world.main:
+            task.model.eval()
+            found = task.evaluate()
+            if averaged:
+                with weights_in_place(task.model, averaged):
+                    found |= {f"{name}_ema": value for name, value in task.evaluate().items()}
+            task.model.train()
+        return self.world.told(found)
+
+    def averaged_weights(self) -> dict[str, Tensor]:
+        """The moving average, whole, in the main process; {} where none is kept."""
+        return checkpoint.whole_weights(self.average.model) if self.average else {}
+
+    def whole(self) -> Task:
+        """The task with its whole model in the main process: itself, or a copy if the model is in parts."""
+        if self.world.size == 1 or self.world.sharding == "ddp":
+            return self.task
+        weights = checkpoint.whole_weights(self.task.model)
+        if not self.world.main:
+            return self.task
+        copy = self.make()
+        copy.model.load_state_dict(weights)
+        return copy
+
+
+@contextmanager
+def weights_in_place(model: nn.Module, weights: dict[str, Tensor]) -> Iterator[None]:
+    """`model` with other weights, and afterwards with its own, bit for bit."""
+    own = {name: x.clone() for name, x in model.state_dict().items()}
+    model.load_state_dict(weights)
+    try:
+        yield
+    finally:
+        model.load_state_dict(own)
+
+
+def _due(done: int, every: int) -> bool:
+    return every > 0 and done % every == 0
+
+
+def _fetch(waiting: list[Waiting]) -> list[dict[str, Any]]:
+    """The rows of the metrics, with one wait for the device."""
+    numbers = torch.stack([torch.stack([w.loss, w.norm.float().to(w.loss.device)]) for w in waiting]).tolist()
+    return [
+        {
+            "step": w.step + 1,
+            "loss": loss,
+            "lr": w.rate,
+            "grad_norm": norm,
+            "ids": ids_hash(w.ids),
+            "samples": len(w.ids),
+        }
+        for w, (loss, norm) in zip(waiting, numbers, strict=True)
+    ]
+
+
+def _finished(row: dict[str, Any], before: float, spent: float, rows: int) -> dict[str, Any]:
+    """The row with its speed and the training seconds so far (evaluation and checkpoints not counted)."""
+    each = spent / rows
+    return row | {"samples_per_s": round(row["samples"] / each, 1), "seconds": round(before + spent, 4)}
+
+
+def _require_finite(row: dict[str, Any], metrics: Metrics | None, label: str, run: Run, waited: Waiting) -> None:
+    if math.isfinite(row["loss"]) and math.isfinite(row["grad_norm"]):
+        if metrics:
+            metrics.last_finite = row
+        return
+    last = metrics.last_finite if metrics else None
+    history = (
+        f"the last finite step was {last['step']} with loss {last['loss']:.4g} and gradient norm "
+        f"{last['grad_norm']:.3g}"
+        if last
+        else "no step was finite"
+    )
+    found = diagnosis.first_bad_layer(run.task.model, lambda: run.again(waited.ids, waited.step))
+    raise Diverged(
+        f"{label}: diverged at step {row['step']}: loss {row['loss']:.4g}, gradient norm {row['grad_norm']:.4g}, "
+        f"learning rate {row['lr']:.3g}; {history}. {found}. A lower lr, a longer warmup, qk_norm=true or a larger "
+        "alpha are the usual remedies; --keep-going records it and trains the other cells"
+    )

@@ -1,0 +1,146 @@
+"""The processes that train together: one, or those that torchrun has started.
+
+`torchrun --nproc-per-node N -m experiments run ...` is the same run on N processes: every process takes its share of
+the samples of a step, gradients are added up, and the main process alone evaluates and writes.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from attnkit_experiments.engine.errors import UserError
+
+T = TypeVar("T")
+Sharding = Literal["ddp", "fsdp"]
+
+PATIENCE = datetime.timedelta(hours=2)
+"""How long a process waits for the others: the main process may be translating a test set meanwhile."""
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among `size`; `sharding` says whether each holds the whole model (DDP) or its part (FSDP2)."""
+
+    rank: int = 0
+    size: int = 1
+    sharding: Sharding = "ddp"
+
+    @property
+    def main(self) -> bool:
+        """Whether this is the process that evaluates and writes."""
+        return self.rank == 0
+
+    def parts(self, samples: int, accumulate: int) -> list[slice]:
+        """Which of the samples of a step this process takes, in `accumulate` parts; all processes take all of them."""
+        pieces = self.size * accumulate
+        if samples < pieces:
+            raise UserError(
+                f"a step of {samples} samples cannot be shared by {self.size} processes with accumulate={accumulate}: "
+                "give more samples to a step, or fewer processes"
+            )
+        edges = [samples * n // pieces for n in range(pieces + 1)]
+        own = range(self.rank * accumulate, (self.rank + 1) * accumulate)
+        return [slice(edges[n], edges[n + 1]) for n in own]
+
+    def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
+        """The module to call in training: `model` itself, or what adds up its gradients over processes."""
+        if self.size == 1:
+            return model
+        if self.sharding == "fsdp":
+            for block in blocks_of(model):
+                fully_shard(block)
+            fully_shard(model)
+            return model
+        return DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
+
+    def backward(self, loss: Tensor, module: nn.Module, *, last: bool) -> None:
+        """Add the gradients of a part of the loss; with the last part they are added up over processes.
+
+        Both wrappers give the mean over processes, and shares of one loss are to be summed: hence the factor.
+        """
+        if isinstance(module, FSDPModule):
+            module.set_requires_gradient_sync(last)
+        alone: AbstractContextManager[Any] = nullcontext()
+        if isinstance(module, DistributedDataParallel) and not last:
+            alone = module.no_sync()
+        with alone:
+            (loss * self.size).backward()
+
+    def sum(self, x: Tensor) -> Tensor:
+        """The sum over processes."""
+        if self.size > 1:
+            dist.all_reduce(x)
+        return x
+
+    def wait(self) -> None:
+        """Until every process is here."""
+        if self.size > 1:
+            dist.barrier()
+
+    def agreed(self, find: Callable[[], T]) -> T:
+        """What the main process finds, in every process; its UserError is raised in all of them."""
+        found, refusal = None, None
+        if self.main:
+            try:
+                found = find()
+            except UserError as error:
+                refusal = str(error)
+        found, refusal = self.told((found, refusal))
+        if refusal is not None:
+            raise UserError(refusal)
+        return found  # type: ignore[return-value]
+
+    def in_turn(self, read: Callable[[], T]) -> T:
+        """`read` in every process, first in the main one: the others find what it has put into a cache."""
+        found = read() if self.main else None
+        self.wait()
+        return found if self.main else read()  # type: ignore[return-value]
+
+    def shared(self, tensors: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+        """The main process's tensors, in every process."""
+        if self.size == 1:
+            return tensors
+        kinds = self.told({name: (x.shape, x.dtype) for name, x in tensors.items()})
+        found = {}
+        for name, (shape, dtype) in kinds.items():
+            x = tensors[name].to(device) if self.main else torch.empty(shape, dtype=dtype, device=device)
+            dist.broadcast(x, src=0)
+            found[name] = x.cpu()
+        return found
+
+    def told(self, value: T | None) -> T:
+        """The main process's value, in every process."""
+        held = [value]
+        if self.size > 1:
+            dist.broadcast_object_list(held, src=0)
+        return held[0]  # type: ignore[return-value]
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The repeated blocks of a model: what it keeps in lists. They are compiled and sharded one by one."""
+    return [block for module in model.modules() if isinstance(module, nn.ModuleList) for block in module]
+
+
+@contextmanager
+def joined(device: torch.device, sharding: Sharding) -> Iterator[World]:
+    """The processes that torchrun has started around this one, or this one alone."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1:
+        yield World(sharding=sharding)
+        return
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
+    try:
+        yield World(dist.get_rank(), size, sharding)
+    finally:
+        dist.destroy_process_group()

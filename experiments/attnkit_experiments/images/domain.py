@@ -1,0 +1,219 @@
+"""Image classification with vision transformers: settings, cells and what a report shows."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from attnkit_experiments.data.images.dataset import ImageData
+from attnkit_experiments.data.images.lazy import LazyImages
+from attnkit_experiments.data.images.loading import ImageRequest, load_images
+from attnkit_experiments.data.text.lines import read_lines
+from attnkit_experiments.engine.errors import UserError
+from attnkit_experiments.engine.files import fingerprint
+from attnkit_experiments.images import inspection
+from attnkit_experiments.images.fewshot import SHOTS
+from attnkit_experiments.images.learned_scale import LearnedScale, learned_values
+from attnkit_experiments.images.model import ViTConfig, forward_flops
+from attnkit_experiments.images.settings import ImageSettings, augmentation, load
+from attnkit_experiments.images.task import LOSSES, ImageTask
+from attnkit_experiments.study.recipe import Cell, Domain, Measure, Section, Source, Variant, train_config
+
+
+@dataclass(frozen=True)
+class ImageStudy(ImageSettings):
+    """The settings every recipe of vision transformers shares.
+
+    `judged`: the classes among which a test image's top one is taken: "" for all, "test" for those that have test
+    images (a model of ImageNet-21k on the images of ImageNet-1k), or a file with the name of one in each line.
+    `fewshot`: image sets, each as --data takes them, on whose classes the trained model's features are probed with
+    `shots` images of a class.
+    """
+
+    model: str = "d64"
+    patch: int = 4
+    decay_per_step: bool = False
+    optimizer: Literal["adamw", "adafactor"] = "adamw"
+    loss: Literal["softmax", "sigmoid"] = "softmax"
+    qk_norm: bool = True
+    pool: Literal["gap", "tok"] = "gap"
+    position: Literal["learned", "sincos2d"] = "learned"
+    pre_logits: bool = False
+    head_bias: float = 0.0
+    mlp_gelu: Literal["exact", "tanh"] = "exact"
+    learned_scale: LearnedScale = ""
+    judged: str = ""
+    fewshot: tuple[str, ...] = ()
+    shots: tuple[int, ...] = SHOTS
+
+
+def source() -> str:
+    """What ATTNKIT_DATA names: images, or a folder that holds cifar10-subset.zip; else digits."""
+    if "ATTNKIT_DATA" not in os.environ:
+        return "digits"
+    place = Path(os.environ["ATTNKIT_DATA"])
+    inside = place / "cifar10-subset.zip"
+    return str(inside if inside.exists() else place)
+
+
+def about(data: ImageData | LazyImages) -> dict[str, Any]:
+    train, test = len(data.train_labels), len(data.test_labels)
+    text = f"{train:,} train and {test:,} test images of {data.size}×{data.size} pixels, {len(data.classes)} classes"
+    if data.skipped:
+        text += f" ({len(data.skipped)} unreadable files left out)"
+    return {
+        "name": data.name,
+        "text": text,
+        "classes": list(data.classes),
+        "train": train,
+        "test": test,
+        "size": data.size,
+        "channels": data.channels,
+        "skipped": list(data.skipped),
+    }
+
+
+def judged_classes(judged: str, data: ImageData | LazyImages) -> tuple[int, ...] | None:
+    """`ImageStudy.judged` as class numbers, None for all; UserError for a name that the data does not have."""
+    if not judged:
+        return None
+    if judged == "test":
+        return tuple(np.unique(data.test_labels).tolist())
+    number = {name: index for index, name in enumerate(data.classes)}
+    names = [name for line in read_lines(Path(judged)) if (name := line.strip())]
+    for name in names:
+        if name not in number:
+            raise UserError(f"--set judged={judged}: {name!r} is not among the {len(number):,} classes of {data.name}")
+    found = tuple(sorted({number[name] for name in names}))
+    if strangers := set(data.test_labels.tolist()) - set(found):
+        raise UserError(f"--set judged={judged}: {data.classes[min(strangers)]!r} has test images but is not named")
+    return found
+
+
+def cell(study: ImageStudy, variant: Variant, seed: int, data: ImageData | LazyImages, checksum: str) -> Cell:
+    settings = dataclasses.replace(study, **variant.changes)
+    model = ViTConfig(
+        size=settings.model,
+        patch=settings.patch,
+        image=data.size,
+        channels=data.channels,
+        classes=len(data.classes),
+        op=variant.op,
+        options=dict(variant.options),
+        qk_norm=settings.qk_norm,
+        gate=variant.gate,
+        pool=settings.pool,
+        position=settings.position,
+        pre_logits=settings.pre_logits,
+        head_bias=settings.head_bias,
+        mlp_gelu=settings.mlp_gelu,
+        learned_scale=settings.learned_scale,
+    )
+    if settings.loss == "sigmoid" and settings.smoothing:
+        raise ValueError(f"the sigmoid loss has no label smoothing: smoothing must be 0, got {settings.smoothing:g}")
+    parts = {"batch": settings.batch, "model": model, "augmentation": augmentation(settings), "loss": settings.loss}
+    parts["judged"] = judged_classes(settings.judged, data)
+    parts["shots"] = settings.shots if settings.fewshot else ()
+    return Cell(variant, seed, train_config(settings), parts, checksum)
+
+
+def task(cell: Cell, data: ImageData | LazyImages, device: torch.device) -> ImageTask:
+    of = cell.settings
+    return ImageTask(
+        data, of["model"], of["augmentation"], batch=of["batch"], precision=cell.train.precision, seed=cell.seed,
+        device=device, loss=LOSSES[of["loss"]], judged=of["judged"],
+    )  # fmt: skip
+
+
+def facts(cell: Cell) -> dict[str, Any]:
+    flops = forward_flops(cell.settings["model"])
+    return {
+        "tokens": cell.settings["model"].tokens,
+        "flops_per_sample": flops,
+        "training_flops": 3 * flops * cell.train.steps * cell.settings["batch"],
+    }
+
+
+def shape(cell: Cell) -> tuple[Any, ...]:
+    model = cell.settings["model"]
+    return model.size, model.patch, model.qk_norm, model.gate, model.learned_scale
+
+
+def sections(study: Any, show_images: bool) -> list[Section]:
+    from attnkit_experiments.images import page  # draws: nothing that training needs to load
+
+    return page.sections(study, show_images)
+
+
+@dataclass(frozen=True)
+class ImageSets:
+    """The images of a study, and those its models are probed on."""
+
+    main: ImageData | LazyImages
+    probes: tuple[ImageData, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.main.name
+
+    def checksum(self) -> str:
+        """That of the images alone, or of all sets if some are probed."""
+        sums = [data.checksum() for data in (self.main, *self.probes)]
+        return fingerprint(sums) if self.probes else sums[0]
+
+
+def load_sets(wanted: Source) -> ImageSets:
+    """The images, and the sets to probe brought to their size; UserError if those cannot be read or do not fit."""
+    study, main = wanted.study, load(wanted)
+    if study.fewshot and (not study.shots or min(study.shots) < 1):
+        raise UserError(f"--set shots: expected numbers from 1, got {study.shots}")
+    probes = tuple(
+        load_images(place, ImageRequest(main.size), cache=wanted.cache, skip_unreadable=wanted.skip_unreadable)
+        for place in study.fewshot
+    )
+    for data in probes:
+        if data.channels != main.channels:
+            raise UserError(
+                f"--set fewshot: {data.name} has images of {data.channels} channels, the study's have {main.channels}"
+            )
+    if len({data.name for data in probes}) < len(probes):
+        raise UserError("--set fewshot: two sets have one name")
+    return ImageSets(main, probes)
+
+
+def about_sets(sets: ImageSets) -> dict[str, Any]:
+    probed = [{"name": data.name, "classes": len(data.classes)} for data in sets.probes]
+    return about(sets.main) | ({"probed": probed} if probed else {})
+
+
+def task_of(cell: Cell, sets: ImageSets, device: torch.device) -> ImageTask:
+    made = task(cell, sets.main, device)
+    made.probes = sets.probes
+    return made
+
+
+def inspect(made: ImageTask, initial: ImageTask, cell: Cell, folder: Path) -> dict[str, Any]:
+    found = inspection.inspect(made, folder, signed=cell.variant.signed, initial=initial)
+    found["learned"] = learned_values(made.model)
+    return found | inspection.probes(made, made.probes, cell.settings["shots"])
+
+
+IMAGES = Domain(
+    name="images",
+    source=source,
+    load=load_sets,
+    about=about_sets,
+    cell=lambda study, variant, seed, sets, checksum: cell(study, variant, seed, sets.main, checksum),
+    task=task_of,
+    inspect=inspect,
+    facts=facts,
+    shape=shape,
+    measure=Measure("accuracy", "accuracy", factor=100, unit="%"),
+    sections=sections,
+)

@@ -1,0 +1,153 @@
+"""What a report shows of image studies: accuracy against α and compute, curves, attention maps, rows of weights."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+from attnkit_experiments.images.fewshot import headline_shots
+from attnkit_experiments.report import plots
+from attnkit_experiments.report.html import card, safe, table
+from attnkit_experiments.report.results import Spread, StudyResults
+from attnkit_experiments.study.recipe import Section
+
+
+def sections(study: StudyResults, show_images: bool) -> list[Section]:
+    """In the order of the page; without `show_images` nothing of the data set is in it."""
+    found = []
+    alphas = [figure for point in plots.points(study) if (figure := plots.against_alpha(study, point))]
+    if alphas:
+        found.append(Section("Accuracy against α", alpha_text(study), "".join(card(figure) for figure in alphas)))
+    compute = card(plots.against_compute(study)) + compute_table(study)
+    found.append(Section("Accuracy against compute", compute_text(study), compute))
+    if all("fewshot_accuracy" in line.first for line in plots.trained(study)):
+        probes = card(plots.against_compute(study, "fewshot_accuracy", "few-shot accuracy")) + probe_table(study)
+        found.append(Section("Few-shot probes", probe_text(study), probes))
+    if any(line.first.get("learned") for line in plots.trained(study)):
+        found.append(Section("Learned scales", LEARNED, learned_table(study)))
+    found.append(Section("Learning curves", curves_text(study), card(plots.learning_curves(study))))
+    found.append(Section("Attention maps", MAPS, card(plots.attention_maps(study, show_images=show_images))))
+    found.append(Section("", LAYERS, card(plots.layer_maps(study, show_images=show_images))))
+    entropy = plots.entropy_bars(study)
+    if entropy:
+        found.append(Section("Entropy per layer", entropy_text(study), card(entropy)))
+    found.append(Section("Rows of the attention matrix after training", ROWS, rows_table(study)))
+    return found
+
+
+MAPS = (
+    "First four test images, first seed. Each map shows the weights of the query in the middle (blue square) in "
+    "the last layer, mean over heads, before any normalisation; every picture has its own scale. Black is zero; an "
+    "all-black map is a row without any weight."
+)
+LAYERS = (
+    "The first image through the layers: the weight each patch receives, mean over heads and queries. Every picture "
+    "has its own scale."
+)
+LEARNED = (
+    "What was learned in each layer, mean over heads and seeds (lowest and highest in brackets): the factor e^value on "
+    "the weights of a gain, which begins at 1, or alpha, which begins where the label says."
+)
+ROWS = "Means over valid rows, heads and 64 test images; a row with no weight at all is counted on the right."
+
+
+def alpha_text(study: StudyResults) -> str:
+    seeds = len(study.about["study"]["seeds"])
+    if seeds == 1:
+        return "One seed: there is no spread to judge differences by."
+    return (
+        f"Mean and standard deviation over {seeds} seeds; dots are single seeds, the grey band is softmax ± one "
+        "standard deviation. Points whose bars overlap are not told apart by this study."
+    )
+
+
+def compute_text(study: StudyResults) -> str:
+    cores = "threads" if study.about["device"] == "cpu" else "GPUs"
+    return (
+        "Training FLOPs are counted (3 × forward, matrix products only), so at equal shape they are equal for every "
+        f"activation. Core hours are {cores} × steps × the median measured step on the machine named below, so a pause "
+        f"does not count; the paper's are of TPU cores. {study.load_text()}"
+    )
+
+
+def compute_table(study: StudyResults) -> str:
+    rows = [
+        (
+            safe(line.label),
+            f"{line.first['tokens']:,}",
+            f"{line.first['training_flops']:.3g}",
+            f"{study.core_hours(line):.3g}",
+            line.over_seeds("accuracy").text(1, 100),
+        )
+        for line in plots.trained(study)
+    ]
+    return table(("variant", "tokens", "training FLOPs", "core hours", f"accuracy, %<br>{study.preset}"), rows)
+
+
+def probe_text(study: StudyResults) -> str:
+    shots = headline_shots(study.about["study"]["shots"])
+    return (
+        f"A linear probe on the features before the head, {shots} images of each class, mean over data sets, three "
+        "draws of the images and the seeds of training; test images are all of each set's. Ridge regression as in "
+        "big_vision, whose settings the paper uses with 10 images."
+    )
+
+
+def probe_table(study: StudyResults) -> str:
+    shots = str(headline_shots(study.about["study"]["shots"]))
+    names = list(plots.trained(study)[0].first["fewshot"])
+    rows = []
+    for line in plots.trained(study):
+        cells = [safe(line.label)]
+        for name in names:
+            means = [statistics.fmean(result["fewshot"][name][shots]) for result in line.results.values()]
+            cells.append(Spread.of(means).text(1, 100))
+        rows.append((*cells, line.over_seeds("fewshot_accuracy").text(1, 100)))
+    return table(("variant", *(safe(name) for name in names), f"mean, %<br>{study.preset}"), rows)
+
+
+def curves_text(study: StudyResults) -> str:
+    smoothing = study.about["study"]["smoothing"]
+    return (
+        f"Loss on augmented batches (label smoothing {smoothing:g}, mixup {study.about['study']['mixup']:g}), averaged "
+        "over short stretches of steps and over seeds."
+    )
+
+
+def entropy_text(study: StudyResults) -> str:
+    signed = [line.label for line in plots.trained(study) if not line.layers("entropy_share")]
+    text = (
+        "Entropy of each row's normalised weights over log n: 1 is attention spread evenly over all tokens, 0 is "
+        "attention to one. Mean over valid rows, heads and 64 test images; the tick is the same model before "
+        "training."
+    )
+    if signed:
+        text += f" Not defined where weights can be negative: {safe(', '.join(signed))}."
+    return text
+
+
+def learned_table(study: StudyResults) -> str:
+    rows = []
+    for line in plots.trained(study):
+        if not line.first.get("learned"):
+            continue
+        cells = []
+        for layer in range(len(line.first["learned"])):
+            values = [value for result in line.results.values() for value in result["learned"][layer]]
+            if "gain" in line.variant["changes"]["learned_scale"]:
+                values = [math.exp(value) for value in values]
+            cells.append(f"{statistics.fmean(values):.3f} ({min(values):.3f} … {max(values):.3f})")
+        rows.append((safe(line.label), " · ".join(cells)))
+    return table(("variant", "layer by layer"), rows)
+
+
+def rows_table(study: StudyResults) -> str:
+    rows = []
+    for line in plots.trained(study):
+        cells = [safe(line.label)]
+        for key, digits, factor in (("total", 3, 1.0), ("nonzero", 1, 100.0), ("dead", 1, 100.0)):
+            layers = line.layers(key) or []
+            cells.append(" · ".join(f"{factor * spread.mean:.{digits}f}" for spread in layers))
+        rows.append(cells)
+    head = ("variant", "row sum, layer by layer", "non-zero weights, %", "rows with no weight, %")
+    return table(head, rows)

@@ -1,0 +1,85 @@
+"""What all studies of image classification set: images, their augmentation, training; each is a key of `--set`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from attnkit_experiments.data.images.dataset import ImageData
+from attnkit_experiments.data.images.lazy import LazyImages, LazyRequest, load_lazily
+from attnkit_experiments.data.images.loading import ImageRequest, load_images
+from attnkit_experiments.data.images.randaugment import AUGREG
+from attnkit_experiments.engine.errors import UserError
+from attnkit_experiments.images.task import AugmentConfig
+from attnkit_experiments.study.recipe import Source
+
+
+@dataclass(frozen=True)
+class ImageSettings:
+    """Zero for a count or size means "all".
+
+    lazy: decode images when a step needs them, for sets that do not fit into memory. order: shuffle all samples, or
+    shards and then the samples of `window` shards. augreg: a level of big_vision's augmentation, which stands for
+    randaug and mixup. ema: the decay of a moving average of the weights, which is judged beside them (0: none).
+    """
+
+    image_size: int = 0
+    train_images: int = 0
+    test_images: int = 0
+    lazy: bool = False
+    order: Literal["samples", "shards"] = "samples"
+    window: int = 16
+    steps: int = 300
+    batch: int = 64
+    lr: float = 1e-3
+    warmup: int = 30
+    weight_decay: float = 0.1
+    clip: float = 1.0
+    crop: Literal["none", "pad", "inception"] = "pad"
+    padding: int = 4
+    smallest_crop: float = 0.05
+    flip: bool = True
+    augreg: Literal["", "none", "light1", "light2", "medium1", "medium2", "strong1", "strong2"] = ""
+    randaug: str = ""
+    mixup: float = 0.2
+    cutmix: float = 0.0
+    erase: float = 0.0
+    smoothing: float = 0.1
+    ema: float = 0.0
+    precision: Literal["float32", "bfloat16"] = "float32"
+    compile: bool = False
+    accumulate: int = 1
+    evaluate_every: int = 0
+    checkpoint_every: int = 100
+    seeds: tuple[int, ...] = (0,)
+
+
+def augmentation(settings: ImageSettings) -> AugmentConfig:
+    randaug, mixup = AUGREG[settings.augreg] if settings.augreg else (settings.randaug, settings.mixup)
+    return AugmentConfig(
+        crop=settings.crop,
+        padding=settings.padding,
+        smallest_crop=settings.smallest_crop,
+        flip=settings.flip,
+        randaug=randaug,
+        mixup=mixup,
+        cutmix=settings.cutmix,
+        erase=settings.erase,
+        smoothing=settings.smoothing,
+    )
+
+
+def load(wanted: Source) -> ImageData | LazyImages:
+    study = wanted.study
+    if study.lazy:
+        if wanted.place == "digits":
+            raise UserError("--set lazy: digits are always held in memory")
+        window = study.window if study.order == "shards" else 0
+        lazily = LazyRequest(study.image_size, study.train_images, study.test_images, window)
+        return load_lazily(
+            wanted.place, lazily, cache=wanted.cache, workers=wanted.workers, skip_unreadable=wanted.skip_unreadable
+        )
+    if study.order == "shards":
+        raise UserError("--set order=shards: images that are held in memory have none; --set lazy=true")
+    request = ImageRequest(study.image_size, study.train_images, study.test_images)
+    return load_images(wanted.place, request, cache=wanted.cache, skip_unreadable=wanted.skip_unreadable)

@@ -1,0 +1,176 @@
+"""Image classification as a Task of the training loop: augmented batches in, softmax or sigmoid cross-entropy out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, one_hot
+
+from attnkit_experiments.data.images import augment, randaugment
+from attnkit_experiments.data.images.dataset import ImageData
+from attnkit_experiments.data.images.lazy import LazyImages
+from attnkit_experiments.data.images.pixels import open_pixels
+from attnkit_experiments.data.sampler import sample_ids
+from attnkit_experiments.images.model import ViT
+
+EVALUATION_BATCH = 500
+
+
+@dataclass(frozen=True)
+class AugmentConfig:
+    """What happens to a training batch, in this order; tests see the images as they are.
+
+    randaug: "" or a policy of `randaugment`. mixup, cutmix: concentration of their Beta distribution, 0 for none; of
+    both, each batch gets one at even odds. erase: the probability that a part of an image becomes noise.
+    """
+
+    crop: Literal["none", "pad", "inception"] = "pad"
+    padding: int = 4
+    smallest_crop: float = 0.05
+    flip: bool = True
+    randaug: str = ""
+    mixup: float = 0.2
+    cutmix: float = 0.0
+    erase: float = 0.0
+    smoothing: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.randaug:
+            randaugment.named(self.randaug)
+        if self.cutmix < 0 or not 0 <= self.erase <= 1:
+            raise ValueError("cutmix must be at least 0, erase in [0, 1]")
+        if self.mixup < 0 or not 0 <= self.smoothing < 1 or not 0 < self.smallest_crop <= 1:
+            raise ValueError("mixup must be at least 0, smoothing in [0, 1), smallest_crop in (0, 1]")
+
+
+def softmax_loss(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+    """-Σ_n Σ_c t_nc log softmax(z_n)_c; smoothing spreads over all classes, the true one included (torch's way)."""
+    return cross_entropy(logits, targets, label_smoothing=smoothing, reduction="sum")
+
+
+def sigmoid_loss(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+    """-Σ_n Σ_c (t_nc log σ(z_nc) + (1 - t_nc) log σ(-z_nc)): big_vision's sigmoid_xent, a sum over classes.
+
+    ValueError for a smoothing other than 0: it has none.
+    """
+    if smoothing:
+        raise ValueError(f"the sigmoid loss has no label smoothing: smoothing must be 0, got {smoothing:g}")
+    return binary_cross_entropy_with_logits(logits, targets, reduction="sum")
+
+
+LOSSES: dict[str, Callable[..., Tensor]] = {"softmax": softmax_loss, "sigmoid": sigmoid_loss}
+
+
+class ImageTask:
+    """A model on `data`: what `build` makes of a configuration that has `classes`.
+
+    The same seed starts every variant of equal shape from the same weights and batches. `judged`: the classes among
+    which a test image's top one is taken, or None for all.
+    """
+
+    def __init__(
+        self,
+        data: ImageData | LazyImages,
+        model: Any,
+        augmentation: AugmentConfig,
+        *,
+        batch: int,
+        precision: str,
+        seed: int,
+        device: torch.device,
+        build: Callable[[Any], nn.Module] = ViT,
+        loss: Callable[..., Tensor] = softmax_loss,
+        judged: tuple[int, ...] | None = None,
+    ) -> None:
+        if batch < 1:
+            raise ValueError(f"batch must be at least 1, got {batch}")
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.model: Any = build(model).to(device)
+        self.apply: Callable[..., Tensor] = self.model
+        self.augmentation, self.batch, self.seed, self.device = augmentation, batch, seed, device
+        self.precision = precision
+        self.classes = model.classes
+        self.loss_of = loss
+        self.probes: tuple[ImageData, ...] = ()
+        self.judged = torch.arange(model.classes, device=device)
+        if judged is not None:
+            self.judged = torch.tensor(judged, device=device)
+        self.permutation = data.permutation
+        self.train_labels = torch.from_numpy(data.train_labels).to(device)
+        self.test_labels = torch.from_numpy(data.test_labels).to(device)
+        self.randaugment = randaugment.named(augmentation.randaug) if augmentation.randaug else None
+        if self.randaugment and data.channels != 3:
+            raise ValueError(f"randaug needs images of 3 channels, got {data.channels}")
+        smallest = augmentation.smallest_crop if augmentation.crop == "inception" else None
+        self.pixels = open_pixels(data, device, sample_ids=self.sample_ids, seed=seed, smallest=smallest)
+
+    def sample_ids(self, step: int) -> np.ndarray:
+        return sample_ids(self.seed, step, self.batch, len(self.train_labels), self.permutation)
+
+    def loss(self, ids: np.ndarray, step: int, own: slice) -> Tensor:
+        images, targets = self.training_batch(ids, step, own)
+        return self.loss_of(self.apply(images).float(), targets, self.augmentation.smoothing) / len(ids)
+
+    def training_batch(self, ids: np.ndarray, step: int, own: slice) -> tuple[Tensor, Tensor]:
+        """Augmented images (n, C, H, W) and target distributions (n, classes) of the samples ids[own] of a step.
+
+        The sample before them comes along where neighbours are mixed.
+        """
+        wanted, count = self.augmentation, len(ids)
+        mixed = wanted.mixup > 0 or wanted.cutmix > 0
+        rows = np.arange(own.start - mixed, own.stop) % count
+        draws = augment.Draws(self.seed, step, count, rows)
+        images = augment.normalise(self.pixels.train(step, rows))
+        targets = one_hot(self.train_labels[torch.from_numpy(ids[rows]).to(self.device)], self.classes).float()
+        if wanted.crop == "pad":
+            images = augment.random_crop(images, wanted.padding, draws)
+        elif wanted.crop == "inception" and not self.pixels.cropped:
+            images = augment.inception_crop(images, wanted.smallest_crop, draws)
+        if wanted.flip:
+            images = augment.random_flip(images, draws)
+        if self.randaugment:
+            pixels = self.randaugment(augment.to_bytes(images), draws)
+            images = augment.normalise(pixels.permute(0, 2, 3, 1))
+        if mixed:
+            images, targets = self._mixed(images, targets, step)
+            draws = augment.Draws(self.seed, step, count, rows[1:])
+        if wanted.erase:
+            images = augment.random_erase(images, wanted.erase, draws)
+        return images, targets
+
+    def _mixed(self, images: Tensor, targets: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        wanted = self.augmentation
+        coin = torch.rand((), generator=augment.generator(self.seed, step, "mixup or cutmix")).item() < 0.5
+        if wanted.cutmix and (coin or not wanted.mixup):
+            return augment.cutmix(images, targets, wanted.cutmix, augment.generator(self.seed, step, "cutmix"))
+        share = augment.mixup_share(wanted.mixup, augment.generator(self.seed, step, "mixup"))
+        return augment.mixup(images, targets, share)
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, float]:
+        """Accuracy among the judged classes, and the loss over all of them, on the test split."""
+        correct, total = 0, 0.0
+        batches = zip(self.pixels.test_batches(EVALUATION_BATCH), self.test_labels.split(EVALUATION_BATCH), strict=True)
+        for pixels, labels in batches:
+            images = augment.normalise(pixels)
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
+                logits = self.model(images).float()
+            correct += int((self.judged[logits[:, self.judged].argmax(1)] == labels).sum())
+            total += float(self.loss_of(logits, one_hot(labels, self.classes).float()))
+        return {"accuracy": correct / len(self.test_labels), "test_loss": total / len(self.test_labels)}
+
+    @torch.no_grad()
+    def features(self, images: np.ndarray) -> np.ndarray:
+        """What a probe is given of images (N, H, W, C) uint8: (N, width) float32."""
+        found = []
+        for start in range(0, len(images), EVALUATION_BATCH):
+            pixels = torch.from_numpy(images[start : start + EVALUATION_BATCH]).to(self.device)
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
+                found.append(self.model.features(augment.normalise(pixels)).float().cpu())
+        return torch.cat(found).numpy()

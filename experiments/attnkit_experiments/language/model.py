@@ -1,0 +1,92 @@
+"""A causal language model of bytes with the blocks of the ViT: what follows Wortsman et al. 2023 to text.
+
+Query i sees the keys j ≤ i. Point-wise weights are divided by the number of keys that their query sees, n_i = i + 1
+(`length="visible"`), so that what is computed for a byte does not depend on what comes after it; by L it would.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from attnkit import RowStatistics
+from attnkit_experiments.engine.errors import unknown
+from attnkit_experiments.images.model import LAYERNORM_EPS, SIZES, Block, tiny_biases
+
+BYTES = 256
+
+
+@dataclass(frozen=True)
+class LanguageConfig:
+    """Everything that fixes the model: sizes are those of the ViT, `length` is the number of bytes it reads."""
+
+    size: str
+    length: int
+    op: str = "softmax_attention"
+    options: dict[str, Any] = field(default_factory=dict)
+    qk_norm: bool = True
+    gate: Literal["", "silu"] = ""
+
+    def __post_init__(self) -> None:
+        if self.size not in SIZES:
+            raise unknown("model size", self.size, SIZES)
+        if self.length < 2:
+            raise ValueError(f"length must be at least 2 bytes, got {self.length}")
+
+
+class LanguageModel(nn.Module):
+    """Bytes (B, T) to logits (B, T, 256) of the byte behind each, T ≤ length."""
+
+    def __init__(self, config: LanguageConfig) -> None:
+        super().__init__()
+        width, depth, _, _ = SIZES[config.size]
+        self.config = config
+        self.embed = nn.Embedding(BYTES, width)
+        self.position = nn.Parameter(torch.empty(config.length, width))
+        own: dict[str, Any] = {"op": config.op, "options": config.options, "qk_norm": config.qk_norm, "causal": True}
+        self.blocks = nn.ModuleList(Block(config.size, gate=config.gate, **own) for _ in range(depth))
+        self.norm = nn.LayerNorm(width, eps=LAYERNORM_EPS)
+        self.head = nn.Linear(width, BYTES)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                nn.init.zeros_(module.bias)
+        nn.init.zeros_(self.head.weight)
+        for table in (self.embed.weight, self.position):
+            nn.init.normal_(table, std=width**-0.5)
+        tiny_biases(self)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens) + self.position[: tokens.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+    @torch.no_grad()
+    def statistics(self, tokens: Tensor, fields: tuple[str, ...]) -> list[RowStatistics]:
+        """The named statistics of the rows of attention, layer by layer."""
+        x = self.embed(tokens) + self.position[: tokens.shape[1]]
+        found = []
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            out, rows = block.attention(block.attention_norm(x), return_statistics=fields)
+            x = x + out
+            x = x + block.mlp(block.mlp_norm(x))
+            found.append(rows)
+        return found
+
+
+def forward_flops(config: LanguageConfig) -> int:
+    """Floating-point operations of the matrix products of one sequence's forward pass (a multiply-add is 2).
+
+    Of the pairs of tokens those are counted that see each other, L(L + 1)/2: what an implementation computes in vain
+    shows in the measured time.
+    """
+    width, depth, hidden, _ = SIZES[config.size]
+    length = config.length
+    projections = (5 if config.gate else 4) * width * width
+    block = length * (projections + 2 * width * hidden) + length * (length + 1) * width
+    return 2 * (depth * block + length * width * BYTES)

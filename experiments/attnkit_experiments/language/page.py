@@ -1,0 +1,84 @@
+"""What a report shows of language models: bits per byte against α, by place, and statistics that are known exactly."""
+
+from __future__ import annotations
+
+from attnkit_experiments.images.page import rows_table
+from attnkit_experiments.language import lengths
+from attnkit_experiments.report import plots
+from attnkit_experiments.report.html import card, safe, table
+from attnkit_experiments.report.results import StudyResults
+from attnkit_experiments.study.recipe import Section
+
+
+def sections(study: StudyResults) -> list[Section]:
+    """In the order of the page; nothing of the text is in it."""
+    found = []
+    names = plots.points(study)
+    figures = [figure for name in names if (figure := plots.against_alpha(study, name, BITS))]
+    if figures:
+        found.append(Section("Bits per byte against α", ALPHA, "".join(card(figure) for figure in figures)))
+    found.append(Section("By place in the window", PLACES, places_table(study)))
+    if any(line.first["exact"] for line in plots.trained(study)):
+        found.append(Section("Before training: measured and exact", exact_text(study), exact_table(study)))
+    found.append(Section("Learning curves", CURVES, card(plots.learning_curves(study))))
+    found.append(Section("Rows of the attention matrix after training", ROWS, rows_table(study)))
+    return found
+
+
+BITS = plots.Axis("bits_per_byte", "bits per byte of the test part", share=False)
+ALPHA = "Less is better. Dots are single seeds; the dashed line is softmax."
+PLACES = (
+    "Mean over the first and over the last quarter of the windows' bytes: what more text before a byte is worth. Core "
+    "hours are those of training, steps × the median step."
+)
+CURVES = "Cross-entropy in nats of the training windows, averaged over short stretches of steps and over seeds."
+ROWS = "Means over valid rows, heads and test windows; row i sees the bytes up to i. Weightless rows on the right."
+
+
+def places_table(study: StudyResults) -> str:
+    rows = [
+        (
+            safe(line.label),
+            f"{line.first['tokens']:,}",
+            line.over_seeds("bits_per_byte").text(3),
+            line.over_seeds("first_quarter").text(3),
+            line.over_seeds("last_quarter").text(3),
+            f"{line.first['training_flops']:.3g}",
+            f"{study.core_hours(line):.3g}",
+        )
+        for line in plots.trained(study)
+    ]
+    head = ("variant", "length", "bits per byte", "first quarter", "last quarter", "training FLOPs", "core hours")
+    return table(head, rows)
+
+
+def exact_text(study: StudyResults) -> str:
+    rows = [row for line in plots.trained(study) for row in line.first["exact"]]
+    good = sum(lengths.holds(row) for row in rows)
+    return (
+        f"Normal q and k of {lengths.HEAD_DIM} features through qk-layernorm, every query sees all L keys. Row sum: "
+        "L<sup>1-α</sup> E h; variance of the output for values of variance 1: L<sup>1-2α</sup> E h². Both moments are "
+        f"integrals. {good} of {len(rows)} rows lie within {lengths.ERRORS:g} standard errors."
+    )
+
+
+def exact_table(study: StudyResults) -> str:
+    rows, seen = [], set()
+    for line in plots.trained(study):
+        series = line.variant["series"], line.variant["alpha"]
+        for row in line.first["exact"]:
+            if (*series, row["length"]) in seen:
+                continue
+            seen.add((*series, row["length"]))
+            rows.append(
+                (
+                    f"{safe(series[0])}, α = {series[1]:g}",
+                    f"{row['length']:,}",
+                    f"{row['row_sum']:.4g}",
+                    f"{row['row_sum_exact']:.4g}",
+                    f"{row['variance']:.4g}",
+                    f"{row['variance_exact']:.4g}",
+                    "" if lengths.holds(row) else "differs",
+                )
+            )
+    return table(("variant", "L", "row sum", "exact", "output variance", "exact", ""), rows)

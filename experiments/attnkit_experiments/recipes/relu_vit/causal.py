@@ -1,0 +1,57 @@
+"""L^-alpha·h in a causal language model: does what Wortsman et al. 2023 find for images hold for text?
+
+Source: the next checks that the summary of "Replacing softmax with ReLU in Vision Transformers" proposes: language
+    models, other architectures.
+Expected: nothing is published. What can be checked: bits per byte near those of softmax at alpha 1, and worse at 0.
+Cost: smoke under a minute on 2 CPU cores; cpu about 15 minutes on 2 CPU cores (estimated); small under 8 minutes on one
+    H200 (estimated, not measured); paper about 7 hours of one H200 a variant and seed (estimated).
+Command: python -m experiments run 000-causal --preset cpu --data TEXT --out runs/causal
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from attnkit_experiments.language.domain import LANGUAGE, LanguageStudy
+from attnkit_experiments.recipes.relu_vit.language import DEVIATIONS, presets
+from attnkit_experiments.recipes.relu_vit.presets import pointwise_grid
+from attnkit_experiments.study.recipe import Recipe, Variant, softmax_variant
+
+
+@dataclass(frozen=True)
+class Study(LanguageStudy):
+    """`activations` × `alphas` beside softmax."""
+
+    activations: tuple[str, ...] = ("relu",)
+    alphas: tuple[float, ...] = (0.0, 0.5, 1.0)
+
+
+def variants(study: Study) -> tuple[Variant, ...]:
+    grid = pointwise_grid(study.activations, study.alphas)
+    return (softmax_variant(), *(dataclasses.replace(each, baseline="softmax") for each in grid))
+
+
+RECIPE = Recipe(
+    id="000-causal",
+    title="L⁻ᵅ·h in a causal language model",
+    shows="bits per byte of causal point-wise attention divided by the number of visible keys, beside softmax",
+    source="a next check of Wortsman et al. 2023",
+    domain=LANGUAGE,
+    presets=presets(
+        Study,
+        {
+            "smoke": {"alphas": (1.0,)},
+            "small": {"activations": ("relu", "relu_squared", "sigmoid"), "seeds": (0,)},
+            "paper": {"activations": ("relu", "relu_squared", "gelu", "softplus", "sigmoid")},
+        },
+        {
+            "smoke": "under a minute, 2 CPU cores",
+            "cpu": "about 15 minutes, 2 CPU cores (estimated)",
+            "small": "under 8 minutes, one H200 (estimated)",
+            "paper": "about 7 hours of one H200 a variant and seed (estimated)",
+        },
+    ),
+    variants=variants,
+    deviations=DEVIATIONS,
+)

@@ -1,0 +1,79 @@
+"""Figure 1 of Wortsman et al. 2023: accuracy against compute for softmax and relu/L.
+
+Source: "Replacing softmax with ReLU in Vision Transformers", Figure 1 and §4 "Main experiment".
+Expected: on ImageNet-21k, S/32 to L/16, both activations lie on one curve of accuracy against core hours. No number is
+    printed in the paper: presets paper (ImageNet-21k) and i1k train its models on data that you bring. What a smaller
+    preset can show is the compute axis itself: equal FLOPs, and the measured seconds of either activation here.
+Cost: smoke under a minute on 2 CPU cores; cpu about 20 minutes on 2 CPU cores (estimated); small under 8 minutes on one
+    H200 (estimated, not measured).
+Command: python -m experiments run 000-fig1 --preset cpu --data IMAGES --out runs/fig1
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Literal
+
+from attnkit_experiments.engine.errors import UserError
+from attnkit_experiments.images.domain import IMAGES, ImageStudy
+from attnkit_experiments.recipes.relu_vit.big_vision import augmented, paper_presets
+from attnkit_experiments.recipes.relu_vit.presets import (
+    CPU,
+    CPU_LABEL,
+    DEVIATIONS,
+    SMALL,
+    SMALL_LABEL,
+    SMOKE,
+    SMOKE_LABEL,
+    at_points,
+    pointwise_grid,
+)
+from attnkit_experiments.study.recipe import Preset, Recipe, Variant, softmax_variant
+
+
+@dataclass(frozen=True)
+class Study(ImageStudy):
+    """`points` are models as size/patch, from little compute to much; `augmentation`: see `big_vision.augmented`."""
+
+    points: tuple[str, ...] = ("d64/8", "d64/4", "w96/4")
+    activations: tuple[str, ...] = ("relu",)
+    alpha: float = 1.0
+    augmentation: Literal["", "i21k", "i1k"] = ""
+
+
+def variants(study: Study) -> tuple[Variant, ...]:
+    if not study.points:
+        raise UserError("--set points: expected at least one model such as d64/4")
+    power = "" if study.alpha == 1 else f"^{study.alpha:g}"
+    pointwise = [
+        dataclasses.replace(each, series=f"{each.series}/L{power}", alpha=None, baseline="softmax")
+        for each in pointwise_grid(study.activations, (study.alpha,))
+    ]
+    return augmented(study.augmentation, at_points(study.points, (softmax_variant(), *pointwise)))
+
+
+RECIPE = Recipe(
+    id="000-fig1",
+    title="Softmax and relu/L: accuracy against compute",
+    shows="accuracy against FLOPs and measured seconds, softmax and relu/L, several model and patch sizes",
+    source="Wortsman et al. 2023, Figure 1",
+    domain=IMAGES,
+    presets={
+        "smoke": Preset(
+            Study(**SMOKE | {"steps": 15}, points=("d64/4", "d64/2")), "under a minute, 2 CPU cores", SMOKE_LABEL
+        ),
+        "small": Preset(
+            Study(
+                **SMALL | {"steps": 1500, "image_size": 64, "padding": 8, "warmup": 150},
+                points=("w96/8", "w192/8", "w384/8", "w192/4"),
+            ),
+            "under 8 minutes, one H200 (estimated)",
+            SMALL_LABEL,
+        ),
+        "cpu": Preset(Study(**CPU), "about 20 minutes, 2 CPU cores (estimated)", CPU_LABEL),
+        **paper_presets(Study, hours=600, points=("S/32", "S/16", "S/8", "B/32", "B/16", "L/16")),
+    },
+    variants=variants,
+    deviations=(*DEVIATIONS, "The paper's x-axis is TPU core hours; here it is counted FLOPs and measured seconds."),
+)

@@ -1,0 +1,113 @@
+"""What the figures of Wortsman et al. 2023 share: the settings of each preset, and how they differ from the paper."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+import attnkit
+from attnkit_experiments.engine.errors import UserError, unknown
+from attnkit_experiments.images.model import SIZES
+from attnkit_experiments.study.recipe import Variant, pointwise_variant
+
+SMOKE_LABEL = "smoke: shows that the code runs; its accuracies mean nothing"
+SMALL_LABEL = "small: one GPU, small images; not the paper's scale"
+CPU_LABEL = "cpu: width 64, depth 4, minutes on two CPU cores; not the paper's scale"
+
+# digits enlarged to 16 pixels and cut into 64 patches: the number of tokens of the cpu preset
+SMOKE: dict[str, Any] = {
+    "model": "d64",
+    "patch": 2,
+    "image_size": 16,
+    "train_images": 2000,
+    "test_images": 500,
+    "steps": 40,
+    "batch": 64,
+    "lr": 2e-3,
+    "warmup": 5,
+    "padding": 1,
+    "flip": False,
+    "mixup": 0.0,
+    "checkpoint_every": 10,
+    "seeds": (0,),
+}
+
+CPU: dict[str, Any] = {
+    "model": "d64",
+    "patch": 4,
+    "image_size": 32,
+    "train_images": 10_000,
+    "test_images": 5_000,
+    "steps": 300,
+    "batch": 64,
+    "warmup": 30,
+    "checkpoint_every": 50,
+    "seeds": (0, 1, 2),
+}
+
+# CIFAR-10 at patch 2: 256 tokens
+SMALL: dict[str, Any] = {
+    "model": "w192",
+    "patch": 2,
+    "image_size": 32,
+    "steps": 600,
+    "batch": 512,
+    "warmup": 60,
+    "precision": "bfloat16",
+    "compile": True,
+    "checkpoint_every": 300,
+    "seeds": (0,),
+}
+
+DEVIATIONS = (
+    "The paper trains on ImageNet-21k (30 epochs) and ImageNet-1k (300 epochs) at 224 pixels; this preset trains a "
+    "small model on small images, for minutes at most.",
+    "AdamW with weight decay 0.1 on matrices stands for big_vision's decoupled 1e-4 (which is multiplied by the "
+    "schedule only, not by the learning rate).",
+    "Softmax cross-entropy with label smoothing and global average pooling stand for big_vision's sigmoid "
+    "cross-entropy.",
+    "Crop with padding, flip and mixup (where the settings below have them) stand for inception crop and RandAugment.",
+    "qk-layernorm is on as in the paper; it is not in big_vision's published model, so the layer is ours (one weight "
+    "per head feature, no bias).",
+    "Queries see all tokens and L is their number; there is no class token.",
+)
+
+
+def require_activations(names: tuple[str, ...]) -> None:
+    if not names:
+        raise UserError("--set activations: expected at least one activation")
+    for name in names:
+        if name not in attnkit.ACTIVATIONS:
+            raise unknown("activation", name, attnkit.ACTIVATIONS)
+
+
+def pointwise_grid(activations: tuple[str, ...], alphas: tuple[float, ...]) -> tuple[Variant, ...]:
+    """L^-alpha·h for every h and alpha."""
+    require_activations(activations)
+    if not alphas:
+        raise UserError("--set alphas: expected at least one number")
+    return tuple(pointwise_variant(activation, alpha) for activation in activations for alpha in alphas)
+
+
+def at_points(points: tuple[str, ...], variants: Iterable[Variant]) -> tuple[Variant, ...]:
+    """Every variant at every model and patch size, such as "S/16"; without points the variants as they are."""
+    if not points:
+        return tuple(variants)
+    kept = tuple(variants)
+    return tuple(_at_point(point, each) for point in points for each in kept)
+
+
+def _at_point(point: str, variant: Variant) -> Variant:
+    size, slash, patch = point.partition("/")
+    if not slash or not patch.isdigit() or int(patch) < 1:
+        raise UserError(f"--set points: expected size/patch such as d64/4, got {point!r}")
+    if size not in SIZES:
+        raise unknown("model size", size, SIZES)
+    return dataclasses.replace(
+        variant,
+        name=f"{size}-p{patch}-{variant.name}",
+        point=point,
+        baseline=f"{size}-p{patch}-{variant.baseline}" if variant.baseline else "",
+        changes={**variant.changes, "model": size, "patch": int(patch)},
+    )

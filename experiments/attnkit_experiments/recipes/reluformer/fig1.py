@@ -1,0 +1,48 @@
+"""Figure 1 of Shen et al. 2023: BLEU against the number of slots of the feed-forward networks.
+
+Source: "A Study on ReLU and Softmax in Transformer", Figure 1 and §3.3: d_h from 32 to 4,096.
+Expected: relu above softmax at every size, softmax with LayerNorm like relu but below it at 3,072 and 4,096. No number
+    is printed in the paper.
+Cost: smoke under a minute on 2 CPU cores; the other presets as `list` says, none measured but cpu where a result is
+    committed.
+Command: python -m experiments run 001-fig1 --preset small --data multi30k --out runs/001-fig1
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attnkit_experiments.recipes.reluformer.presets import DEVIATIONS, by_memory, presets
+from attnkit_experiments.study.recipe import Recipe, Variant
+from attnkit_experiments.translation.domain import TRANSLATION, TranslationStudy
+
+
+@dataclass(frozen=True)
+class Study(TranslationStudy):
+    """`memories` × `sizes`, the numbers of slots; the key slots has no effect here."""
+
+    memories: tuple[str, ...] = ("relu", "softmax", "softmax_norm")
+    sizes: tuple[int, ...] = (32, 256, 1024, 4096)
+
+
+def variants(study: Study) -> tuple[Variant, ...]:
+    return tuple(each for size in study.sizes for each in by_memory(study.memories, slots=size))
+
+
+RECIPE = Recipe(
+    id="001-fig1",
+    title="Feed-forward networks as key-value memories of many sizes",
+    shows="BLEU of relu, softmax, softmax with LayerNorm against the number of slots",
+    source="Shen et al. 2023, Figure 1",
+    domain=TRANSLATION,
+    presets=presets(
+        Study,
+        {
+            "smoke": {"sizes": (32, 64), "steps": 15},
+            "paper": {"sizes": (32, 64, 128, 256, 512, 1024, 2048, 3072, 4096)},
+        },
+        {"small": "about 20 minutes, one H200 (estimated)"},
+    ),
+    variants=variants,
+    deviations=DEVIATIONS,
+)

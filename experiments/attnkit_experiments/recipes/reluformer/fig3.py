@@ -1,0 +1,41 @@
+"""Figure 3 of Shen et al. 2023: how alike the value slots of a memory become.
+
+Source: "A Study on ReLU and Softmax in Transformer", Figure 3 and eq 4: anisotropy, the mean cosine of two value slots.
+Expected: highest with softmax, whose values collapse, lower with LayerNorm, lowest with relu; no number is printed.
+Cost: smoke under a minute on 2 CPU cores; the other presets as `list` says, none measured but cpu where a result is
+    committed.
+Command: python -m experiments run 001-fig3 --preset small --data multi30k --out runs/001-fig3
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attnkit_experiments.recipes.reluformer.presets import DEVIATIONS, by_memory, presets
+from attnkit_experiments.study.recipe import Published, Recipe, Variant
+from attnkit_experiments.translation.domain import TRANSLATION, TranslationStudy
+
+
+@dataclass(frozen=True)
+class Study(TranslationStudy):
+    """`memories` × `sizes`, the numbers of slots; the key slots has no effect here."""
+
+    memories: tuple[str, ...] = ("relu", "softmax", "softmax_norm")
+    sizes: tuple[int, ...] = (256, 1024, 4096)
+
+
+def variants(study: Study) -> tuple[Variant, ...]:
+    return tuple(each for size in study.sizes for each in by_memory(study.memories, slots=size))
+
+
+RECIPE = Recipe(
+    id="001-fig3",
+    title="Anisotropy of the value slots of feed-forward networks",
+    shows="the mean cosine between value slots for relu, softmax, softmax with LayerNorm",
+    source="Shen et al. 2023, Figure 3",
+    domain=TRANSLATION,
+    presets=presets(Study, {"smoke": {"sizes": (64,), "steps": 15}, "cpu": {"sizes": (256, 1024)}}, {}),
+    variants=variants,
+    deviations=DEVIATIONS,
+    published=(Published("anisotropy", "slot_anisotropy", {}, digits=3),),
+)

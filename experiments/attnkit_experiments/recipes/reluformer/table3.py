@@ -1,0 +1,44 @@
+"""Table 3 of Shen et al. 2023: entropy of the attention weights of softmax and of relu.
+
+Source: "A Study on ReLU and Softmax in Transformer", Table 3 and §4.2.
+Expected: 1.40 for softmax. The paper prints 3.45 for relu and calls it very small, while its Table 5 has 0.08 for the
+    same model: the two contradict one another, and Table 5's is what its text describes.
+Cost: smoke under a minute on 2 CPU cores; the other presets as `list` says, none measured but cpu where a result is
+    committed.
+Command: python -m experiments run 001-table3 --preset cpu --data multi30k --out runs/001-table3
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attnkit_experiments.recipes.reluformer.presets import DEVIATIONS, by_method, presets
+from attnkit_experiments.study.recipe import Published, Recipe, Variant
+from attnkit_experiments.translation.domain import TRANSLATION, TranslationStudy
+
+
+@dataclass(frozen=True)
+class Study(TranslationStudy):
+    """`methods` stand in softmax's place in encoder, decoder and cross-attention."""
+
+    methods: tuple[str, ...] = ("vanilla", "reluformer_unregularised")
+
+
+def variants(study: Study) -> tuple[Variant, ...]:
+    return by_method(study.methods, LABELS)
+
+
+LABELS = {"reluformer_unregularised": "relu, scaled"}
+
+
+RECIPE = Recipe(
+    id="001-table3",
+    title="Entropy of the attention weights of softmax and relu",
+    shows="mean entropy of normalised rows of weights",
+    source="Shen et al. 2023, Table 3",
+    domain=TRANSLATION,
+    presets=presets(Study, {}, {}),
+    variants=variants,
+    deviations=DEVIATIONS,
+    published=(Published("entropy", "entropy", {"vanilla": 1.40, "reluformer_unregularised": 3.45}),),
+)

@@ -1,0 +1,60 @@
+"""Table 4 of Shen et al. 2023: sentence-level translation with softmax, sparse baselines and ReLUFormer.
+
+Source: "A Study on ReLU and Softmax in Transformer", Table 4 and §4.3.1.
+Expected: BLEU on IWSLT14 de-en 34.22, 33.98, 34.46, 33.59, 34.56, on WMT14 en-de (preset wmt14) 27.21, 27.32, 27.11,
+    26.31, 27.64, and relative speed of translation 1.00, 0.56, 0.52,
+    0.99, 1.01 (WMT14). 34.22 against 34.56 is about one and a half standard deviations between seeds of such models.
+Cost: smoke under a minute on 2 CPU cores; the other presets as `list` says, none measured but cpu where a result is
+    committed.
+Command: python -m experiments run 001-table4 --preset cpu --data multi30k --out runs/001-table4
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attnkit_experiments.recipes.reluformer.presets import COSTS, DEVIATIONS, WMT14, WMT14_LABEL, by_method, presets
+from attnkit_experiments.study.recipe import Preset, Published, Recipe, Variant
+from attnkit_experiments.translation.domain import TRANSLATION, TranslationStudy
+
+
+@dataclass(frozen=True)
+class Study(TranslationStudy):
+    """`methods` stand in softmax's place in encoder, decoder and cross-attention."""
+
+    methods: tuple[str, ...] = ("vanilla", "sparsemax", "entmax15", "rela", "reluformer")
+
+
+def variants(study: Study) -> tuple[Variant, ...]:
+    return by_method(study.methods)
+
+
+RECIPE = Recipe(
+    id="001-table4",
+    title="Sentence-level translation: softmax, sparsemax, 1.5-entmax, ReLA, ReLUFormer",
+    shows="BLEU and speed of translation",
+    source="Shen et al. 2023, Table 4",
+    domain=TRANSLATION,
+    presets=presets(Study, {}, {}) | {"wmt14": Preset(Study(**WMT14), COSTS["wmt14"], WMT14_LABEL)},
+    variants=variants,
+    deviations=DEVIATIONS,
+    published=(
+        Published(
+            "BLEU",
+            "bleu",
+            {"vanilla": 34.22, "sparsemax": 33.98, "entmax15": 34.46, "rela": 33.59, "reluformer": 34.56},
+            where={"preset": ("smoke", "cpu", "small", "paper", "fairseq")},
+        ),
+        Published(
+            "BLEU",
+            "bleu",
+            {"vanilla": 27.21, "sparsemax": 27.32, "entmax15": 27.11, "rela": 26.31, "reluformer": 27.64},
+            where={"preset": ("wmt14",)},
+        ),
+        Published(
+            "sentences per second,<br>paper: relative",
+            "sentences_per_second",
+            {"vanilla": 1.00, "sparsemax": 0.56, "entmax15": 0.52, "rela": 0.99, "reluformer": 1.01},
+        ),
+    ),
+)

@@ -1,0 +1,365 @@
+"""The figures of the report as inline SVG that follows the page's colours, light or dark."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import re
+import textwrap
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("agg")
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+from safetensors.numpy import load_file
+
+from attnkit_experiments.report.results import Line, StudyResults
+
+INK, FAINT, PAPER = "#010203", "#040506", "#070809"  # stand-ins, replaced by the page's own colours
+_PAGE_COLOURS = {INK: "var(--ink)", FAINT: "var(--line)", PAPER: "var(--paper)"}
+COLOURS = ("#3a7fd5", "#e0762f", "#35a06b", "#c2539b", "#8b6cd8", "#b8952b", "#d2493f", "#2aa3b5", "#7d8794")
+DASHES = ((0, (5, 3)), (0, (2, 2)), (0, (8, 2, 2, 2)), (0, (1, 1.5)))  # softmax is always ink, so several need these
+STAMP = 44  # characters of a line of the label inside a figure: two figures stand beside each other
+STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "attnkit",
+    "font.family": "sans-serif",
+    "font.size": 10,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": FAINT,
+    "axes.titlesize": 10.5,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": FAINT,
+    "grid.linewidth": 0.6,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "legend.frameon": False,
+    "lines.linewidth": 1.8,
+}
+
+
+def svg(figure: Figure, description: str) -> str:
+    """The figure as an <svg> element with a description for those who cannot see it."""
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", bbox_inches="tight", metadata={"Date": None, "Creator": None})
+    plt.close(figure)
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    for stand_in, colour in _PAGE_COLOURS.items():
+        text = text.replace(stand_in, colour)
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r"(<svg[^>]*?) height=\"[^\"]*\"", r"\1", text, count=1)
+    return text.replace("<svg", f'<svg role="img" aria-label="{description}"', 1)
+
+
+def colours(study: StudyResults) -> dict[str, str]:
+    """A colour for each series; softmax takes the colour of the ink."""
+    series = list(dict.fromkeys(line.variant["series"] for line in study.lines))
+    others = [name for name in series if name != "softmax"]
+    return {"softmax": INK} | {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(others)}
+
+
+def shades(study: StudyResults) -> dict[str, str]:
+    """A colour for each variant, for plots where every variant is its own line."""
+    others = [line.name for line in study.lines if line.variant["series"] != "softmax"]
+    found = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(others)}
+    return found | {line.name: INK for line in study.lines if line.name not in found}
+
+
+def trained(study: StudyResults) -> list[Line]:
+    return [line for line in study.lines if line.results]
+
+
+def points(study: StudyResults) -> list[str]:
+    """The model sizes of a study, or [""] if it has one."""
+    return list(dict.fromkeys(line.variant["point"] for line in trained(study)))
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What is drawn upwards: `key` of a result; `share` says whether it is shown in percent."""
+
+    key: str
+    name: str
+    share: bool = True
+
+
+ACCURACY = Axis("accuracy", "test accuracy")
+
+
+def against_alpha(study: StudyResults, point: str, axis: Axis = ACCURACY) -> str | None:
+    """`axis` against alpha, a line per series with its standard deviation, softmax as a level, at one point."""
+    here_alone = [line for line in trained(study) if line.variant["point"] == point]
+    lines = [line for line in here_alone if line.variant["alpha"] is not None]
+    if not lines:
+        return None
+    colour = colours(study)
+    with mpl.rc_context(STYLE):
+        figure, axes = plt.subplots(figsize=(8.4, 4.2))
+        for line in here_alone:
+            if line.variant["series"] == "softmax":
+                level = line.over_seeds(axis.key)
+                axes.axhline(level.mean, color=INK, linestyle=DASHES[0], label="softmax")
+                if level.sd is not None:
+                    axes.axhspan(level.mean - level.sd, level.mean + level.sd, color=INK, alpha=0.1, linewidth=0)
+        series = list(dict.fromkeys(line.variant["series"] for line in lines))
+        for index, name in enumerate(series):
+            here = [line for line in lines if line.variant["series"] == name]
+            shift = 0.008 * (index - (len(series) - 1) / 2)
+            x = [line.variant["alpha"] + shift for line in here]
+            spreads = [line.over_seeds(axis.key) for line in here]
+            axes.errorbar(
+                x,
+                [spread.mean for spread in spreads],
+                yerr=[spread.sd or 0 for spread in spreads],
+                color=colour[name],
+                marker="o",
+                markersize=6,
+                capsize=4,
+                label=name,
+            )
+            for at, line in zip(x, here, strict=True):
+                seeds = [result[axis.key] for result in line.results.values()]
+                axes.plot([at] * len(seeds), seeds, ".", color=colour[name], alpha=0.5, markersize=8)
+        axes.margins(y=0.15)
+        alphas = [line.variant["alpha"] for line in lines]
+        axes.set_xlim(min(alphas) - 0.06, max(alphas) + 0.06)
+        axes.set(xlabel="α  (weights are L^-α · h)", ylabel=axis.name, title=point)
+        axes.set_xticks(sorted(set(alphas)))
+        if axis.share:
+            axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0 if _wide(axes) else 1))
+        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1))
+        stamp(axes, study)
+        return svg(figure, f"{axis.name} against alpha, softmax as a line")
+
+
+def _wide(axes: Axes) -> bool:
+    low, high = axes.get_ylim()
+    return high - low > 0.05
+
+
+def stamp(axes: Axes, study: StudyResults) -> None:
+    """The preset, inside every figure that shows an accuracy, so that a copied figure keeps its label."""
+    text = "SMOKE · not a result" if study.smoke else textwrap.fill(study.label, STAMP, break_long_words=False)
+    axes.text(
+        0.5 if study.smoke else 0.995,
+        0.5 if study.smoke else 0.02,
+        text,
+        transform=axes.transAxes,
+        ha="center" if study.smoke else "right",
+        va="center" if study.smoke else "bottom",
+        fontsize=17 if study.smoke else 8.5,
+        color="#d2493f" if study.smoke else INK,
+        alpha=0.35 if study.smoke else 0.6,
+        rotation=12 if study.smoke else 0,
+        zorder=0,
+    )
+
+
+def against_compute(study: StudyResults, key: str = "accuracy", name: str = "test accuracy") -> str:
+    """A share of right answers against counted FLOPs and against measured core hours of training."""
+    colour = colours(study)
+    with mpl.rc_context(STYLE):
+        figure, both = plt.subplots(1, 2, figsize=(10.2, 3.9), sharey=True)
+        for axes, place, label in (
+            (both[0], lambda line: line.first["training_flops"], "training FLOPs (counted, matrix products)"),
+            (both[1], study.core_hours, "core hours (cores × steps × median step)"),
+        ):
+            for series in dict.fromkeys(line.variant["series"] for line in trained(study)):
+                here = sorted((line for line in trained(study) if line.variant["series"] == series), key=place)
+                spreads = [line.over_seeds(key) for line in here]
+                axes.errorbar(
+                    [place(line) for line in here],
+                    [spread.mean for spread in spreads],
+                    yerr=[spread.sd or 0 for spread in spreads],
+                    color=colour[series],
+                    marker="s" if series == "softmax" else "o",
+                    linestyle="-" if any(line.variant["point"] for line in here) else "none",
+                    capsize=3,
+                    label=series,
+                )
+                for line, spread in zip(here, spreads, strict=True):
+                    alpha = line.variant["alpha"]
+                    note = line.variant["point"] or (f"α={alpha:g}" if alpha is not None else "")
+                    if note and axes is both[1]:
+                        at = (place(line), spread.mean)
+                        axes.annotate(
+                            note, at, xytext=(6, -3), textcoords="offset points", fontsize=8.5, color=colour[series]
+                        )
+            axes.set(xlabel=label, xscale="log")
+            stamp(axes, study)
+        both[0].set_ylabel(name)
+        both[0].yaxis.set_major_formatter(PercentFormatter(1, decimals=0 if _wide(both[0]) else 1))
+        both[1].legend(loc="upper left", bbox_to_anchor=(1.09, 1))
+        return svg(figure, f"{name} against floating-point operations and core hours")
+
+
+def learning_curves(study: StudyResults) -> str:
+    """Training loss, averaged over short stretches of steps and over seeds; the band is the standard deviation."""
+    shade, dashed = shades(study), itertools.cycle(DASHES)
+    with mpl.rc_context(STYLE):
+        figure, axes = plt.subplots(figsize=(8.4, 4.0))
+        for line in trained(study):
+            losses = np.array(line.losses())
+            stretch = max(losses.shape[1] // 30, 1)
+            usable = losses.shape[1] // stretch * stretch
+            means = losses[:, :usable].reshape(len(losses), -1, stretch).mean(2)
+            x = (np.arange(means.shape[1]) + 0.5) * stretch
+            dashes: Any = next(dashed) if line.variant["series"] == "softmax" else "-"
+            axes.plot(x, means.mean(0), color=shade[line.name], linestyle=dashes, label=line.label)
+            if len(means) > 1:
+                sd = means.std(0, ddof=1)
+                axes.fill_between(
+                    x, means.mean(0) - sd, means.mean(0) + sd, color=shade[line.name], alpha=0.14, linewidth=0
+                )
+        axes.set(xlabel="step", ylabel="training loss")
+        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1))
+        return svg(figure, "training loss against step for every variant")
+
+
+def entropy_bars(study: StudyResults) -> str | None:
+    """Entropy of the normalised weights per layer as a share of log n; ticks show the untrained model."""
+    lines = [line for line in trained(study) if line.layers("entropy_share")]
+    if not lines:
+        return None
+    shade = shades(study)
+    with mpl.rc_context(STYLE):
+        depth = len(lines[0].first["layers"])
+        figure, axes = plt.subplots(figsize=(8.4, 3.6))
+        width = 0.8 / len(lines)
+        for index, line in enumerate(lines):
+            after, before = line.layers("entropy_share"), line.layers("entropy_share", initial=True)
+            assert after is not None
+            assert before is not None
+            x = np.arange(len(after)) + width * (index - (len(lines) - 1) / 2)
+            axes.bar(
+                x,
+                [spread.mean for spread in after],
+                0.9 * width,
+                yerr=[spread.sd or 0 for spread in after],
+                color=shade[line.name],
+                ecolor=INK,
+                error_kw={"alpha": 0.55, "elinewidth": 1.1},
+                alpha=0.85,
+                label=line.label,
+            )
+            axes.hlines(
+                [spread.mean for spread in before], x - 0.45 * width, x + 0.45 * width, color=INK, linewidth=1.4
+            )
+        axes.plot([], [], color=INK, linewidth=1.4, label="before training")
+        axes.set_xticks(range(depth), [f"layer {i + 1}" for i in range(depth)])
+        axes.set(ylabel="entropy / log n", ylim=(0, 1.05))
+        axes.grid(visible=False, axis="x")
+        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1))
+        return svg(figure, "entropy of the attention weights per layer and variant")
+
+
+def attention_maps(study: StudyResults, *, show_images: bool) -> str:
+    """Test images, and beside each the weights of the query in the middle, last layer, mean over heads."""
+    lines = trained(study)[:7]
+    stored = [load_file(line.cell(next(iter(line.results))) / "maps.safetensors") for line in lines]
+    images = stored[0]["images"]
+    with mpl.rc_context(STYLE | {"axes.grid": False}):
+        figure, grid = plt.subplots(
+            len(images),
+            len(lines) + 1,
+            figsize=(1.55 * (len(lines) + 1), 1.55 * len(images)),
+            squeeze=False,
+            gridspec_kw={"wspace": 0.06, "hspace": 0.06},
+        )
+        for row, pixels in enumerate(images):
+            image(grid[row, 0], pixels.squeeze(), show_images)
+            for column, (line, maps) in enumerate(zip(lines, stored, strict=True), start=1):
+                weights = maps["centre"][row, -1]
+                side = round(weights.size**0.5)
+                picture(grid[row, column], weights.reshape(side, side), cmap="magma", vmin=min(weights.min(), 0))
+                middle = side // 2
+                grid[row, column].plot(middle, middle, "s", ms=5, mfc="none", mec="#7fd4ff", mew=1.2)
+                if row == 0:
+                    grid[0, column].set_title(line.label.replace(", ", "\n"), fontsize=8.5, loc="center")
+        grid[0, 0].set_title("image", fontsize=8.5, loc="center")
+        return svg(figure, "attention of the middle patch on test images, one column per variant")
+
+
+def layer_maps(study: StudyResults, *, show_images: bool) -> str:
+    """One test image through the layers: the weight each patch receives, mean over heads and queries."""
+    lines = trained(study)[:7]
+    stored = [load_file(line.cell(next(iter(line.results))) / "maps.safetensors") for line in lines]
+    depth = stored[0]["received"].shape[1]
+    with mpl.rc_context(STYLE | {"axes.grid": False}):
+        figure, grid = plt.subplots(
+            len(lines),
+            depth + 1,
+            figsize=(1.5 * (depth + 1), 1.5 * len(lines)),
+            squeeze=False,
+            gridspec_kw={"wspace": 0.06, "hspace": 0.06},
+        )
+        for row, (line, maps) in enumerate(zip(lines, stored, strict=True)):
+            image(grid[row, 0], maps["images"][0].squeeze(), show_images)
+            label = line.label.replace(", ", "\n")
+            grid[row, 0].set_ylabel(label, fontsize=8.5, rotation=0, ha="right", va="center")
+            for layer in range(depth):
+                weights = maps["received"][0, layer]
+                side = round(weights.size**0.5)
+                picture(grid[row, layer + 1], weights.reshape(side, side), cmap="magma", vmin=min(weights.min(), 0))
+                if row == 0:
+                    grid[0, layer + 1].set_title(f"layer {layer + 1}", fontsize=8.5, loc="center")
+        return svg(figure, "weight received by each patch of one image, layer by layer")
+
+
+def image(axes: Axes, pixels: np.ndarray, show: bool) -> None:
+    """A test image, or a grey square in its place."""
+    picture(axes, pixels if show else np.full_like(pixels, 200), cmap="gray", vmin=0, vmax=255)
+    if not show:
+        axes.text(0.5, 0.5, "not shown", transform=axes.transAxes, ha="center", va="center", fontsize=8)
+
+
+def picture(axes: Axes, pixels: np.ndarray, **how: Any) -> None:
+    axes.imshow(pixels, interpolation="nearest", **how)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+
+
+def claim_plots(claims: dict[str, Any]) -> str:
+    """Mean weight against L for relu, and output variance against n, both with the line they should lie on."""
+    lengths = claims["lengths"]
+    with mpl.rc_context(STYLE):
+        figure, (left, right) = plt.subplots(1, 2, figsize=(10.2, 3.9))
+        rows = [row for row in claims["weights"] if row["activation"] == "relu"]
+        for index, row in enumerate(rows):
+            left.loglog(lengths, row["means"], "o", color=COLOURS[index], label=f"relu, α = {row['alpha']:g}")
+            ideal = [row["means"][0] * (length / lengths[0]) ** -row["alpha"] for length in lengths]
+            left.loglog(lengths, ideal, "-", color=COLOURS[index], linewidth=1, alpha=0.7)
+        left.loglog(lengths, claims["softmax"], "s--", color=INK, markersize=4, linewidth=1.2, label="softmax, 1/L")
+        left.set(xlabel="L", ylabel="mean |w|", title="mean weight (lines: slope -α)")
+        left.legend(fontsize=8.5)
+        n = [row["n"] for row in claims["variance"]]
+        right.loglog(n, [row["relu"] for row in claims["variance"]], "o", color=COLOURS[0], label="relu, no scale")
+        right.loglog(
+            n, [row["expected"] for row in claims["variance"]], "-", color=COLOURS[0], linewidth=1, label="n/2"
+        )
+        flat = [row["reluformer"] for row in claims["variance"]]
+        right.loglog(n, flat, "o", color=COLOURS[2], label="reluformer")
+        right.axhline(1, color=COLOURS[2], linewidth=1)
+        right.set(xlabel="n", ylabel="variance of the output", title="output variance")
+        right.legend(fontsize=8.5)
+        for axes in (left, right):
+            axes.set_xticks(lengths, [str(length) for length in lengths])
+            axes.minorticks_off()
+        return svg(figure, "mean weight against L and output variance against n")

@@ -1,0 +1,193 @@
+"""Read a study's directory back: cells, statistics over seeds, paired differences."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scipy.stats import t as student
+
+from attnkit_experiments.engine.errors import UserError
+from attnkit_experiments.engine.files import read_json
+from attnkit_experiments.engine.metrics import read_metrics
+from attnkit_experiments.study.recipe import Measure
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A number over seeds; `sd` is the sample standard deviation, None for one seed."""
+
+    mean: float
+    sd: float | None
+    n: int
+
+    @staticmethod
+    def of(values: list[float]) -> Spread:
+        return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
+
+    def text(self, digits: int = 1, factor: float = 1) -> str:
+        if self.sd is None:
+            return f"{factor * self.mean:.{digits}f}"
+        return f"{factor * self.mean:.{digits}f} ± {factor * self.sd:.{digits}f}"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Mean of the paired differences (same seed, same batches) and its 95 % interval, None for one seed."""
+
+    mean: float
+    half_width: float | None
+
+    def text(self, measure: Measure) -> str:
+        """In the measure's unit; a difference whose interval contains zero is called undecided."""
+        mean = f"{round(measure.factor * self.mean, measure.digits) + 0.0:+.{measure.digits}f}"
+        if self.half_width is None:
+            return f"{mean} (one seed)"
+        width = f"{measure.factor * self.half_width:.{measure.digits}f}"
+        return f"{mean} ± {width}" + ("" if self.decided else " (undecided)")
+
+    @property
+    def decided(self) -> bool:
+        """Whether the interval leaves zero out."""
+        return self.half_width is not None and abs(self.mean) > self.half_width
+
+
+@dataclass(frozen=True)
+class Line:
+    """One variant with the results of its seeds."""
+
+    variant: dict[str, Any]
+    results: dict[int, dict[str, Any]]  # by seed, finished and not diverged
+    diverged: dict[int, str]
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        return str(self.variant["name"])
+
+    @property
+    def label(self) -> str:
+        return str(self.variant["label"])
+
+    @property
+    def first(self) -> dict[str, Any]:
+        return next(iter(self.results.values()))
+
+    def cell(self, seed: int) -> Path:
+        return self.folder / f"{self.name}-seed{seed}"
+
+    def over_seeds(self, key: str) -> Spread:
+        return Spread.of([result[key] for result in self.results.values()])
+
+    def step_ms(self) -> float:
+        """Median over seeds of the median step: a busy machine slows single runs."""
+        return statistics.median(result["step_ms"] for result in self.results.values())
+
+    def layers(self, key: str, *, initial: bool = False) -> list[Spread] | None:
+        """A row statistic per layer over seeds; None where it is not defined."""
+        rows = [result["initial_layers" if initial else "layers"] for result in self.results.values()]
+        if any(layer[key] is None for layers in rows for layer in layers):
+            return None
+        return [Spread.of([layers[i][key] for layers in rows]) for i in range(len(rows[0]))]
+
+    def losses(self) -> list[list[float]]:
+        """Training loss per step, a list per seed."""
+        return [
+            [row["loss"] for row in read_metrics(self.cell(seed) / "metrics.jsonl") if "loss" in row]
+            for seed in self.results
+        ]
+
+
+@dataclass(frozen=True)
+class StudyResults:
+    """Everything the report shows."""
+
+    about: dict[str, Any]
+    lines: tuple[Line, ...]  # variants with at least one finished cell
+    claims: dict[str, Any] | None
+    missing: tuple[str, ...]
+
+    @property
+    def preset(self) -> str:
+        return str(self.about["preset"])
+
+    @property
+    def label(self) -> str:
+        """What every number carries: the preset, and what was changed in it."""
+        changed = " ".join(self.about["settings"])
+        return f"preset {self.preset}" + (f", changed: {changed}" if changed else "")
+
+    @property
+    def smoke(self) -> bool:
+        return self.preset == "smoke"
+
+    def load(self) -> float:
+        """The machine's load average while the cells were trained, median over them."""
+        return statistics.median(result["load"] for line in self.lines for result in line.results.values())
+
+    def load_text(self) -> str:
+        """How far the times can be trusted."""
+        cores = self.about["environment"]["cores"]
+        text = f"Load average {self.load():.1f} on {cores} cores"
+        if self.load() > cores + 0.5:
+            return f"{text}: the machine had other work, so the times are not comparable."
+        return f"{text}."
+
+    def by_name(self, name: str) -> Line | None:
+        return next((line for line in self.lines if line.name == name), None)
+
+    def difference(self, line: Line, key: str) -> Difference | None:
+        """`line` minus its baseline in `key` of their results, over the seeds that both have."""
+        baseline = self.by_name(line.variant["baseline"])
+        if baseline is None:
+            return None
+        shared = [seed for seed in line.results if seed in baseline.results]
+        if not shared:
+            return None
+        gaps = [line.results[seed][key] - baseline.results[seed][key] for seed in shared]
+        if len(gaps) < 2:
+            return Difference(gaps[0], None)
+        width = float(student.ppf(0.975, len(gaps) - 1)) * statistics.stdev(gaps) / len(gaps) ** 0.5
+        return Difference(statistics.fmean(gaps), width)
+
+    def core_hours(self, line: Line) -> float:
+        """Hours of training times what trained: GPUs, or threads of a CPU (big_vision counts TPU cores this way).
+
+        Steps × the median step, mean over seeds, so that a pause does not count.
+        """
+        environment = self.about["environment"]
+        cores = environment["processes"] * (environment["threads"] if self.about["device"] == "cpu" else 1)
+        return cores * line.over_seeds("steady_seconds").mean / 3600
+
+    def step_ratio(self, line: Line) -> float | None:
+        baseline = self.by_name(line.variant["baseline"])
+        return line.step_ms() / baseline.step_ms() if baseline else None
+
+
+def read_study(folder: Path) -> StudyResults:
+    """The study in `folder`; UserError if there is none or no cell has finished."""
+    if not (folder / "study.json").exists():
+        raise UserError(f"{folder}: holds no study; give the --out of python -m experiments run")
+    about = read_json(folder / "study.json")
+    missing, lines = [], []
+    for variant in about["variants"]:
+        results: dict[int, dict[str, Any]] = {}
+        diverged: dict[int, str] = {}
+        for seed in about["study"]["seeds"]:
+            path = folder / "cells" / f"{variant['name']}-seed{seed}" / "result.json"
+            if not path.exists():
+                missing.append(path.parent.name)
+                continue
+            result = read_json(path)
+            if "diverged" in result:
+                diverged[seed] = result["diverged"]
+            else:
+                results[seed] = result
+        if results or diverged:
+            lines.append(Line(variant, results, diverged, folder / "cells"))
+    if not any(line.results for line in lines):
+        raise UserError(f"{folder}: no cell has finished yet; python -m experiments run ... --resume continues it")
+    claims = folder / "claims.json"
+    return StudyResults(about, tuple(lines), read_json(claims) if claims.exists() else None, tuple(missing))

@@ -1,0 +1,242 @@
+"""Classification of long sequences (Long Range Arena): settings, cells and what a report shows."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from attnkit.nn import LayerAnalysis, capture
+from attnkit_experiments.data.sequences.dataset import SequenceData
+from attnkit_experiments.data.sequences.listops import ListOpsRules
+from attnkit_experiments.data.sequences.lra import GENERATED, TASKS, SequenceRequest, load_sequences
+from attnkit_experiments.engine.errors import UserError, unknown
+from attnkit_experiments.sequences.model import METHODS, POOLINGS, ClassifierConfig, SequenceClassifier
+from attnkit_experiments.sequences.task import SequenceTask, require_fit
+from attnkit_experiments.study.recipe import Cell, Domain, Measure, Section, Source, Variant, train_config
+
+TABLE_6 = ("transformer", "reformer", "linformer", "performer", "nystromformer", "soft")
+BY_TASK = "by-task"  # the data that the task needs: generated, or what ATTNKIT_DATA names
+INSIDE = {"text": "imdb-subset.zip", "imdb-halves": "imdb-subset.zip", "image": "cifar10-subset.zip"}
+UNCLIPPED = 1e30  # a norm that no finite gradient reaches; JSON has no infinity
+ROUND_TO = 32
+INSPECTED, AT_ONCE = 32, 8  # sequences whose rows of attention are looked at
+
+
+@dataclass(frozen=True)
+class SequenceStudy:
+    """The settings of every recipe on sequences; each is a key of `--set`.
+
+    Zero means: all samples there are; `length`: the longest sequence, rounded up to a multiple of 32; `clip`: none;
+    `hold_out`: no sample. Otherwise every `hold_out`-th training sample of text, imdb-halves and image is kept for
+    valid; the other tasks have a valid split of their own. `longer_than`, `shorter_than` (both exclusive, in tokens)
+    and `tree_depth` are the rules of ListOps, `text_length` bytes of a text, `image_side` pixels of image and
+    pathfinder. Optimiser: AdamW with the eps, the schedule and the rates of the benchmark's PyTorch port.
+
+    Raises:
+        UserError: a task, method or pooling that there is not, with the nearest name.
+    """
+
+    task: str = "listops"
+    methods: tuple[str, ...] = (*TABLE_6, "linear", "relu")
+    train_samples: int = 0
+    valid_samples: int = 0
+    test_samples: int = 0
+    hold_out: int = 0
+    text_length: int = 4000
+    image_side: int = 32
+    longer_than: int = 500
+    shorter_than: int = 2000
+    tree_depth: int = 10
+    pathfinder_level: str = "hard"
+    data_seed: int = 0
+    length: int = 0
+    pool: str = "masked"
+    dropout: float = 0.1
+    weight_dropout: float = 0.0
+    pad_to_multiple: int = 0
+    steps: int = 5000
+    batch: int = 32
+    lr: float = 1e-4
+    schedule: Literal["cosine", "inverse_sqrt", "onecycle"] = "onecycle"
+    warmup: int = 1000
+    weight_decay: float = 0.0
+    eps: float = 1e-6
+    clip: float = 0.0
+    precision: Literal["float32", "bfloat16"] = "float32"
+    compile: bool = False
+    accumulate: int = 1
+    evaluate_every: int = 0
+    checkpoint_every: int = 500
+    seeds: tuple[int, ...] = (0, 1, 2)
+
+    def __post_init__(self) -> None:
+        if self.task not in TASKS:
+            raise unknown("task", self.task, TASKS)
+        if self.pool not in POOLINGS:
+            raise unknown("pooling", self.pool, POOLINGS)
+        if not self.methods:
+            raise UserError("--set methods: expected at least one method")
+        for method in self.methods:
+            if method not in METHODS:
+                raise unknown("method", method, METHODS)
+        if self.hold_out < 0 or self.hold_out == 1 or self.length < 0 or self.clip < 0:
+            raise ValueError("hold_out must be 0 or at least 2, length and clip at least 0")
+
+
+def source() -> str:
+    """What the task needs, which `load` knows."""
+    return BY_TASK
+
+
+def place_of(task: str) -> str:
+    """ "generated" for listops, else what ATTNKIT_DATA names, or the archive in it that the task reads."""
+    if task == "listops":
+        return GENERATED
+    if "ATTNKIT_DATA" not in os.environ:
+        raise UserError(f"the task {task} needs data: give --data PATH, or set ATTNKIT_DATA")
+    place = Path(os.environ["ATTNKIT_DATA"])
+    inside = place / INSIDE.get(task, "")
+    return str(inside if inside.exists() else place)
+
+
+def load(wanted: Source) -> SequenceData:
+    study = wanted.study
+    place = place_of(study.task) if wanted.place == BY_TASK else wanted.place
+    try:
+        request = SequenceRequest(
+            study.task,
+            train=study.train_samples,
+            valid=study.valid_samples,
+            test=study.test_samples,
+            text_length=study.text_length,
+            image_side=study.image_side,
+            valid_share=1 / study.hold_out if study.hold_out else 0.0,
+            listops=ListOpsRules(study.longer_than, study.shorter_than, study.tree_depth),
+            pathfinder_level=study.pathfinder_level,
+            data_seed=study.data_seed,
+            skip_unreadable=wanted.skip_unreadable,
+        )
+    except ValueError as error:
+        raise UserError(f"{study.task}: {error}") from None
+    return load_sequences(place, request, cache=wanted.cache)
+
+
+def about(data: SequenceData) -> dict[str, Any]:
+    counts = {name: len(getattr(data, name)) for name in ("train", "valid", "test")}
+    samples = ", ".join(f"{count:,} {name}" for name, count in counts.items())
+    pairs = "pairs of sequences" if data.towers == 2 else "sequences"
+    shortest, longest = int(data.lengths.min()), int(data.lengths.max())
+    span = f"{longest:,}" if shortest == longest else f"{shortest:,} to {longest:,}"
+    text = (
+        f"{samples} {pairs} of {span} tokens, {len(data.classes)} classes; "
+        f"always answering the commonest one is right for {100 * data.majority():.1f} % of test"
+    )
+    if data.truncated:
+        text += f" ({data.truncated:,} of the {len(data.lengths):,} sequences were cut to their longest length)"
+    if data.skipped:
+        text += f" ({data.skipped:,} unreadable files left out)"
+    facts = {"name": data.name, "text": text, "classes": list(data.classes), "majority": data.majority()}
+    return facts | counts | {"truncated": data.truncated, "skipped": data.skipped}
+
+
+def method_variant(method: str, baseline: str) -> Variant:
+    """A row of the table; its op is a key of METHODS."""
+    return Variant(name=method, series=method, op=method, baseline=baseline if method != baseline else "")
+
+
+def cell(study: SequenceStudy, variant: Variant, seed: int, data: SequenceData, checksum: str) -> Cell:
+    settings = dataclasses.replace(study, **variant.changes)
+    longest = int(data.lengths.max())
+    model = ClassifierConfig(
+        vocabulary=data.vocabulary,
+        classes=len(data.classes),
+        length=settings.length or -(-longest // ROUND_TO) * ROUND_TO,
+        towers=data.towers,
+        method=variant.op,
+        pool=settings.pool,
+        dropout=settings.dropout,
+        weight_dropout=settings.weight_dropout,
+    )
+    require_fit(data, model, settings.batch, settings.pad_to_multiple)
+    parts = {"batch": settings.batch, "pad_to_multiple": settings.pad_to_multiple, "model": model}
+    train = train_config(dataclasses.replace(settings, clip=settings.clip or UNCLIPPED))
+    return Cell(variant, seed, train, parts, checksum)
+
+
+def task(cell: Cell, data: SequenceData, device: torch.device) -> SequenceTask:
+    of = cell.settings
+    return SequenceTask(
+        data, of["model"], batch=of["batch"], precision=cell.train.precision, seed=cell.seed, device=device,
+        pad_to_multiple=of["pad_to_multiple"],
+    )  # fmt: skip
+
+
+def inspect(task: SequenceTask, initial: SequenceTask, cell: Cell, folder: Path) -> dict[str, Any]:
+    """Rows of attention before and after training, on the same test sequences."""
+    # hooks need a model that is not compiled
+    plain = SequenceClassifier(cell.settings["model"]).to(task.device)
+    plain.load_state_dict(task.model.state_dict())
+    return {"layers": layer_statistics(plain, task), "initial_layers": layer_statistics(initial.model, task)}
+
+
+@torch.no_grad()
+def layer_statistics(model: SequenceClassifier, task: SequenceTask) -> list[dict[str, Any]]:
+    """Per attention layer means over the rows of tokens of the first test sequences, in the order of the model.
+
+    `total` is the row sum, `entropy` in nats of normalised weights (None where it is not defined), `nonzero` the share
+    of keys with a weight, `dead` the share of rows without any. [] for methods that weigh no keys one by one, or whose
+    weights attnkit has no statistics of.
+    """
+    model.eval()
+    rows = task.data.test.rows[:INSPECTED]
+    with capture(model, percents=()) as record:
+        for start in range(0, len(rows), AT_ONCE):
+            here = rows[start : start + AT_ONCE]
+            model(task.padded(here, task.width_of(here)))
+    return [_layer(layer) for layer in record.layers if layer.rows > layer.null]
+
+
+def _layer(layer: LayerAnalysis) -> dict[str, Any]:
+    return {
+        "name": layer.name,
+        "total": layer.means["total"],
+        "entropy": layer.means.get("entropy"),
+        "nonzero": 1 - layer.zeros,
+        "dead": layer.dead / (layer.rows - layer.null),
+    }
+
+
+def facts(cell: Cell) -> dict[str, Any]:
+    return {"tokens": cell.settings["model"].length * cell.settings["model"].towers}
+
+
+def shape(cell: Cell) -> ClassifierConfig:
+    """All of the model: methods differ in their parameters."""
+    model: ClassifierConfig = cell.settings["model"]
+    return model
+
+
+def sections(study: Any, show_data: bool) -> list[Section]:
+    from attnkit_experiments.sequences import page  # draws: nothing that training needs to load
+
+    return page.sections(study)
+
+
+SEQUENCES = Domain(
+    name="sequences",
+    source=source,
+    load=load,
+    about=about,
+    cell=cell,
+    task=task,
+    inspect=inspect,
+    facts=facts,
+    shape=shape,
+    measure=Measure("accuracy", "accuracy", factor=100, unit="%"),
+    sections=sections,
+)

@@ -1,0 +1,145 @@
+"""Classification of sequences as a Task of the training loop: padded batches in, cross-entropy out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from attnkit_experiments.data.images.augment import generator
+from attnkit_experiments.data.sampler import sample_ids
+from attnkit_experiments.data.sequences.dataset import PADDING, SequenceData, Split
+from attnkit_experiments.sequences.model import METHODS, ClassifierConfig, SequenceClassifier
+
+
+class SequenceTask:
+    """A SequenceClassifier on `data`. The same seed starts every method from the same batches.
+
+    Args:
+        data: what is trained and tested on.
+        model: the classifier; its length must hold the longest sequence.
+        batch: samples of a step.
+        precision: float32, or bfloat16 to evaluate under autocast, as the loop trains.
+        seed: of weights, batches and dropout.
+        device: of the model and of the data, which are moved there whole.
+        pad_to_multiple: 0 pads every batch to `model.length`, as the benchmark does: all steps have one shape. Another
+            number pads to the longest sequence of the batch, rounded up to a multiple of it. That is faster, and the
+            same for the methods that say so in METHODS.
+
+    Raises:
+        ValueError: sizes that do not fit, pad_to_multiple with a method or a pooling whose logits depend on padding.
+    """
+
+    def __init__(
+        self,
+        data: SequenceData,
+        model: ClassifierConfig,
+        *,
+        batch: int,
+        precision: str,
+        seed: int,
+        device: torch.device,
+        pad_to_multiple: int = 0,
+    ) -> None:
+        require_fit(data, model, batch, pad_to_multiple)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.model = SequenceClassifier(model).to(device)
+        self.apply: Callable[..., Any] = self.model
+        self.data, self.batch, self.seed, self.device = data, batch, seed, device
+        self.length, self.pad_to_multiple, self.precision = model.length, pad_to_multiple, precision
+        self.tokens = torch.from_numpy(data.tokens).to(device)
+        self.starts = torch.from_numpy(data.starts).to(device)
+
+    def sample_ids(self, step: int) -> np.ndarray:
+        return sample_ids(self.seed, step, self.batch, len(self.data.train))
+
+    def loss(self, ids: np.ndarray, step: int, own: slice) -> Tensor:
+        """The share of samples ids[own] in the mean cross-entropy of all `ids`.
+
+        Shares add up to the loss of the whole exactly without dropout. Dropout is drawn from (seed, step, first sample
+        of the share), so it is the same after a resume, but other for a batch that is cut in other shares.
+        """
+        rows = self.data.train.rows[ids]
+        labels = torch.from_numpy(self.data.train.labels[ids[own]]).to(self.device)
+        tokens = self.padded(rows[own], self.width_of(rows))
+        first = range(len(ids))[own].start
+        with seeded(generator(self.seed, step, f"dropout/{first}"), self.device):
+            logits = _wide(self.apply(tokens))
+        return cross_entropy(logits, labels, reduction="sum") / len(ids)
+
+    def width_of(self, rows: np.ndarray) -> int:
+        """The padded length of a batch of sequences."""
+        if not self.pad_to_multiple:
+            return self.length
+        longest = int((self.data.starts[rows + 1] - self.data.starts[rows]).max())
+        return min(-(-longest // self.pad_to_multiple) * self.pad_to_multiple, self.length)
+
+    def padded(self, rows: np.ndarray, length: int) -> Tensor:
+        """The sequences of some samples, (B, towers) -> (B, towers, length), with padding behind."""
+        index = torch.from_numpy(rows).to(self.device)
+        start, stop = self.starts[index][..., None], self.starts[index + 1][..., None]
+        place = start + torch.arange(length, device=self.device)
+        inside = place < stop
+        return torch.where(inside, self.tokens[torch.where(inside, place, 0)].long(), PADDING)
+
+    def evaluate(self) -> dict[str, float]:
+        """Accuracy and cross-entropy on the test split, the majority baseline, and the same of valid if there is one.
+
+        `majority` is the accuracy of always answering the commonest class of train: a method below it has learned
+        nothing.
+        """
+        accuracy, loss = self.measure(self.data.test)
+        found = {"accuracy": accuracy, "test_loss": loss, "majority": self.data.majority()}
+        if len(self.data.valid):
+            accuracy, loss = self.measure(self.data.valid)
+            found |= {"valid_accuracy": accuracy, "valid_loss": loss}
+        return found
+
+    @torch.no_grad()
+    def measure(self, split: Split) -> tuple[float, float]:
+        """(accuracy, mean cross-entropy) of the model as it is; the caller has put it in evaluation mode."""
+        correct, total = 0, 0.0
+        for start in range(0, len(split), self.batch):
+            rows = split.rows[start : start + self.batch]
+            labels = torch.from_numpy(split.labels[start : start + self.batch]).to(self.device)
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
+                logits = _wide(self.model(self.padded(rows, self.width_of(rows))))
+            correct += int((logits.argmax(1) == labels).sum())
+            total += float(cross_entropy(logits, labels, reduction="sum"))
+        return correct / len(split), total / len(split)
+
+
+def require_fit(data: SequenceData, model: ClassifierConfig, batch: int, pad_to_multiple: int) -> None:
+    """ValueError for a SequenceTask that cannot be, before it is made."""
+    if batch < 1 or pad_to_multiple < 0:
+        raise ValueError(f"batch must be at least 1 and pad_to_multiple at least 0, got {batch} and {pad_to_multiple}")
+    for name, wanted in (("vocabulary", data.vocabulary), ("classes", len(data.classes)), ("towers", data.towers)):
+        if getattr(model, name) != wanted:
+            raise ValueError(f"{name} of the model must be {wanted} for {data.name}, got {getattr(model, name)}")
+    if model.length < data.lengths.max():
+        raise ValueError(f"length must hold {data.lengths.max()} tokens for {data.name}, got {model.length}")
+    if pad_to_multiple and not (METHODS[model.method].any_padding and model.pool == "masked"):
+        raise ValueError(
+            f"pad_to_multiple must be 0 for {model.method} with {model.pool} pooling: its logits depend on how much "
+            f"padding there is; got {pad_to_multiple}"
+        )
+
+
+def _wide(logits: Tensor) -> Tensor:
+    """In float32 at least: autocast answers in bfloat16."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+@contextmanager
+def seeded(source: torch.Generator, device: torch.device) -> Iterator[None]:
+    """torch's own generators, of which dropout draws, set from `source` and put back afterwards."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(source.initial_seed())
+        yield

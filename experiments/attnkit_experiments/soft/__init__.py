@@ -1,0 +1,1 @@
+"""SOFT's image models."""

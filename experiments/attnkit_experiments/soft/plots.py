@@ -1,0 +1,103 @@
+"""Figures of SOFT: memory against tokens, residuals of the inverse, heat maps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+from safetensors.numpy import load_file
+
+from attnkit_experiments.report.plots import COLOURS, DASHES, INK, STYLE, stamp, svg, trained
+from attnkit_experiments.report.plots import image as draw_image
+from attnkit_experiments.report.plots import picture as draw_picture
+from attnkit_experiments.report.results import StudyResults
+from attnkit_experiments.study.measurement import Row
+
+FLOOR = 1e-16  # a residual of 0 has no place on a logarithmic axis
+
+
+def memory(rows: Sequence[Row], methods: Sequence[str], modes: Sequence[str], smoke: bool) -> str:
+    """Peak memory against the number of tokens, a panel per mode, a line per method; the Transformer is ink."""
+    with mpl.rc_context(STYLE):
+        figure, panels = plt.subplots(1, len(modes), figsize=(10.2, 3.9), gridspec_kw={"wspace": 0.22})
+        for axes, mode in zip(panels, modes, strict=True):
+            for index, method in enumerate(methods):
+                here = [row for row in rows if (row["method"], row["mode"]) == (method, mode) and row["bytes"]]
+                if not here:
+                    continue
+                softmax = method.startswith("transformer")
+                axes.plot(
+                    [row["tokens"] for row in here],
+                    [row["bytes"] / 1e9 for row in here],
+                    marker="o",
+                    color=INK if softmax else COLOURS[index - 1],
+                    linestyle=DASHES[1] if method == "transformer, fused" else "-",
+                    markersize=4,
+                    label=method,
+                )
+            axes.set_yscale("log")
+            axes.set(xlabel="tokens n", ylabel="peak memory, GB" if axes is panels[0] else "", title=mode)
+            if smoke:
+                axes.text(0.5, 0.5, "SMOKE · not a result", transform=axes.transAxes, ha="center", color="#d2493f")
+        panels[-1].legend(loc="upper left", bbox_to_anchor=(1.01, 1))
+        return svg(figure, "peak memory against the number of tokens for every method, predicting and training")
+
+
+def heat_maps(study: StudyResults, *, show_images: bool) -> str:
+    """Test images, and beside each the weights of the token in the middle, a column per variant and head."""
+    lines, stored = [], []
+    for line in trained(study)[:6]:
+        path = line.cell(next(iter(line.results))) / "maps.safetensors"
+        if path.exists():
+            lines.append(line)
+            stored.append(load_file(path))
+    columns = [
+        (line, maps, head) for line, maps in zip(lines, stored, strict=True) for head in range(maps["maps"].shape[1])
+    ]
+    images = stored[0]["images"]
+    with mpl.rc_context(STYLE | {"axes.grid": False}):
+        figure, grid = plt.subplots(
+            len(images),
+            len(columns) + 1,
+            figsize=(1.45 * (len(columns) + 1), 1.45 * len(images)),
+            squeeze=False,
+            gridspec_kw={"wspace": 0.06, "hspace": 0.06},
+        )
+        for row, pixels in enumerate(images):
+            draw_image(grid[row, 0], pixels.squeeze(), show_images)
+            for column, (line, maps, head) in enumerate(columns, start=1):
+                weights = maps["maps"][row, head]
+                size = float(np.abs(weights).max()) or 1.0
+                draw_picture(grid[row, column], weights, cmap="RdBu_r", vmin=-size, vmax=size)
+                middle = len(weights) // 2
+                grid[row, column].plot(middle, middle, "s", ms=4, mfc="none", mec="#2aa3b5", mew=1.2)
+                if row == 0:
+                    title = line.label.replace(", ", "\n") + f"\nhead {head + 1}"
+                    grid[0, column].set_title(title, fontsize=8.5, loc="center")
+        grid[0, 0].set_title("image", fontsize=8.5, loc="center")
+        return svg(figure, "attention of the token in the middle on test images, a column per method and head")
+
+
+def residuals(study: StudyResults) -> str:
+    """Residual against the number of steps, a panel per variant and a line per stage, before and after training."""
+    lines = [line for line in trained(study) if "residuals" in line.first][:4]
+    with mpl.rc_context(STYLE):
+        figure, panels = plt.subplots(
+            1, len(lines), figsize=(max(4.6 * len(lines), 6.4), 3.9), sharey=True, squeeze=False
+        )
+        for axes, line in zip(panels[0], lines, strict=True):
+            for index, trace in enumerate(line.first["residuals"]):
+                median, largest = (np.maximum(trace[key], FLOOR) for key in ("median", "largest"))
+                steps = np.arange(len(median))
+                axes.plot(steps, median, color=COLOURS[index], label=f"stage {index + 1}")
+                axes.fill_between(steps, median, largest, color=COLOURS[index], alpha=0.15, linewidth=0)
+                before = np.maximum(line.first["initial_residuals"][index]["median"], FLOOR)
+                axes.plot(steps, before, color=COLOURS[index], linestyle=DASHES[1], linewidth=1.2)
+            axes.set_yscale("log")
+            axes.set(xlabel="steps k", title=line.label)
+            stamp(axes, study)
+        panels[0][0].set_ylabel("residual")
+        panels[0][-1].legend(loc="upper left", bbox_to_anchor=(1.01, 1))
+        return svg(figure, "residual of Newton's iteration against its steps for every stage")

@@ -1,0 +1,1 @@
+"""What a recipe is: settings, cells, measurements."""

@@ -1,0 +1,95 @@
+"""A table or figure of a paper that needs no training: what is measured, thing by thing, and how it is shown.
+
+OUT/study.json   what was asked for, with which versions
+OUT/rows.json    what was measured, written after every row, so that --resume goes on behind the last one
+OUT/finished.json
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attnkit_experiments.engine.files import read_json, write_json
+from attnkit_experiments.engine.progress import say
+from attnkit_experiments.engine.train import reproducible
+from attnkit_experiments.study.recipe import Preset, Section
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A number of a row: its key, its head, and how it is written; None is a dash."""
+
+    key: str
+    head: str
+    factor: float = 1.0
+    digits: int = 0
+
+    def text(self, row: Row) -> str:
+        value = row.get(self.key)
+        if value is None:
+            return "–"
+        return value if isinstance(value, str) else f"{self.factor * value:,.{self.digits}f}"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Like a `Recipe`, for what is not trained. Its presets' studies have neither steps nor seeds."""
+
+    id: str
+    title: str
+    shows: str
+    source: str
+    presets: Mapping[str, Preset]
+    items: Callable[[Any], Sequence[Row]]
+    """What a study measures, in order; the first columns of its rows."""
+    measure: Callable[[Row, Any, torch.device], Row]
+    """The numbers of one item."""
+    columns: tuple[Column, ...]
+    sections: Callable[[Sequence[Row], Mapping[str, Any]], list[Section]]
+    """Figures, from the rows and what study.json holds."""
+    about: str
+    """What the numbers are: how they are measured, and what they can be compared with."""
+    deviations: tuple[str, ...]
+    check: Callable[[Sequence[Row]], None]
+    """What must hold for the rows of any preset; ValueError if it does not."""
+
+
+def carry_out(measurement: Measurement, study: Any, out: Path, device: torch.device, threads: int) -> Path:
+    """Measure what OUT/rows.json does not have yet; returns the folder."""
+    kept = out / "rows.json"
+    rows = read_json(kept)["rows"] if kept.exists() else []
+    items = measurement.items(study)
+    with reproducible(threads):
+        for index, item in enumerate(items[len(rows) :], start=len(rows)):
+            rows.append(dict(item) | dict(measurement.measure(item, study, device)))
+            write_json(kept, {"rows": rows})
+            shown = [column for column in measurement.columns if rows[-1].get(column.key) != ""]
+            said = ", ".join(f"{column.head} {column.text(rows[-1])}" for column in shown)
+            say(f"[{index + 1}/{len(items)}] {said}")
+    measurement.check(rows)
+    write_json(out / "finished.json", {"rows": len(rows)})
+    return out
+
+
+def describe(
+    measurement: Measurement, preset: str, settings: Sequence[str], study: Any, device: torch.device,
+    environment: Mapping[str, Any],
+) -> dict[str, Any]:  # fmt: skip
+    """The contents of study.json."""
+    return {
+        "recipe": measurement.id,
+        "preset": preset,
+        "label": measurement.presets[preset].label,
+        "settings": list(settings),
+        "study": dataclasses.asdict(study),
+        "device": device.type,
+        "environment": dict(environment) | {"processes": 1},
+    }

@@ -1,0 +1,1 @@
+"""Translation with encoder-decoder Transformers."""

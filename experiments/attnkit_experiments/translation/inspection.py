@@ -1,0 +1,101 @@
+"""What is measured of a trained translation model beside its loss and BLEU."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from attnkit_experiments.data.text.documents import length_buckets
+from attnkit_experiments.engine.averaging import average_checkpoints
+from attnkit_experiments.engine.files import write_json, write_text, written_aside
+from attnkit_experiments.study.recipe import Cell
+from attnkit_experiments.translation.concentration import Analysis, analyse, attention_maps
+from attnkit_experiments.translation.task import TranslationTask, evaluating, make_batch
+
+MAP_TOKENS = 24
+"""The longest source sentence whose attention is drawn."""
+
+
+def inspect(task: TranslationTask, initial: TranslationTask, cell: Cell, folder: Path) -> dict[str, Any]:
+    """Means over layers of the paper's measures before and after training, decoding speed, loss by length.
+
+    Writes `analysis.json` (every layer), `translations.txt`, `maps.safetensors`. With `average` checkpoints the model
+    is replaced by their mean first, and what `evaluate` finds of it replaces what was found before.
+    """
+    found: dict[str, Any] = {}
+    if cell.train.keep_checkpoints > 1:
+        files = sorted((folder / "checkpoints").glob("step-*.safetensors"))
+        task.model.load_state_dict(average_checkpoints(files))
+        found = {"averaged": len(files), **task.evaluate()}
+    trained, untrained = (analysis(each, cell.settings["analysed"]) for each in (task, initial))
+    write_json(folder / "analysis.json", {"trained": plain(trained.to_dict()), "initial": plain(untrained.to_dict())})
+    write_text(folder / "translations.txt", "".join(f"{text}\n" for text in task.translations))
+    write_maps(task, folder / "maps.safetensors")
+    return {
+        **found,
+        **{name: finite(value) for name, value in trained.means().items()},
+        **{f"initial_{name}": finite(value) for name, value in untrained.means().items()},
+        "translations": len(task.translations),
+        "sentences_per_second": len(task.translations) / task.decode_seconds,
+        "signatures": task.signatures,
+        "loss_by_length": loss_by_length(task),
+    }
+
+
+def analysis(task: TranslationTask, batches: int) -> Analysis:
+    """The paper's measures over the first batches of the valid split."""
+    count = min(batches, task.valid_batches.batches_per_epoch)
+    chosen = [make_batch(task.data.valid, task.valid_batches.ids(n), task.device) for n in range(count)]
+    with evaluating(task.model):
+        return analyse(task.model, [(b.source, b.source_mask, b.target_in) for b in chosen])
+
+
+def plain(value: Any) -> Any:
+    """JSON knows no nan: None stands for what could not be measured."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    return finite(value) if isinstance(value, float) else value
+
+
+def finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def loss_by_length(task: TranslationTask) -> dict[str, float]:
+    """Nats per target token of the valid split, by the number of tokens of the target with EOS."""
+    with evaluating(task.model):
+        losses = task.sentence_losses(task.data.valid, task.valid_batches)
+    tokens = task.data.valid.target.lengths + 1
+    return {
+        name: float(losses[chosen].sum() / tokens[chosen].sum())
+        for name, chosen in length_buckets(tokens).items()
+        if len(chosen)
+    }
+
+
+def write_maps(task: TranslationTask, path: Path) -> None:
+    """Weights of the last encoder layer's heads and of the last cross-attention's for one sentence of the valid split:
+    the longest of fewer than MAP_TOKENS tokens. Nothing is written if there is none.
+    """
+    lengths = task.data.valid.source.lengths
+    short = np.flatnonzero(lengths < MAP_TOKENS)
+    if not len(short):
+        return
+    batch = make_batch(task.data.valid, short[[lengths[short].argmax()]], task.device)
+    with evaluating(task.model), torch.no_grad():
+        found = attention_maps(task.model, *batch[:3])
+    last = (f"encoder.{len(task.model.encoder) - 1}.attention", f"decoder.{len(task.model.decoder) - 1}.cross")
+    words = {"source": batch.source[0].tolist(), "target": batch.target_out[0].tolist()}
+    texts = {side: [task.data.decode([token]) or "end" for token in tokens] for side, tokens in words.items()}
+    with written_aside(path) as aside:
+        save_file(
+            {name: found[name][0].float().cpu().contiguous() for name in last},
+            aside,
+            metadata={"attnkit": json.dumps(texts)},
+        )

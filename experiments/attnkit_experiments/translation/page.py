@@ -1,0 +1,113 @@
+"""What a report shows of translation studies: curves, the paper's measures of layers, attention to one sentence."""
+
+from __future__ import annotations
+
+from attnkit_experiments.report import plots
+from attnkit_experiments.report.html import card, safe, table
+from attnkit_experiments.report.results import Line, StudyResults
+from attnkit_experiments.study.recipe import Section
+from attnkit_experiments.translation import plots as translation_plots
+
+
+def sections(study: StudyResults, show_samples: bool) -> list[Section]:
+    """In the order of the page; without `show_samples` no sentence of the data is in it."""
+    sizes = translation_plots.against_size(study)
+    found = [
+        Section("Translation", TRANSLATION, translation_table(study)),
+        *([Section("Against size", SIZES, card(sizes))] if sizes else []),
+        Section("Learning curves", CURVES, card(plots.learning_curves(study))),
+        Section("Gradient norms", NORMS, card(translation_plots.gradient_norms(study))),
+        Section("What the layers do", MEASURES, measures_table(study)),
+        Section("Concentration", CONCENTRATION, card(translation_plots.concentration(study))),
+        Section("Loss by length", LENGTHS, lengths_table(study)),
+    ]
+    if show_samples:
+        drawn = translation_plots.attention_maps(study)
+        if drawn:
+            found.append(Section("Attention to one sentence", MAPS, card(drawn)))
+    return found
+
+
+TRANSLATION = (
+    "Beam search on the test split. BLEU is sacrebleu's on detokenised text; the tokenised one, on Moses' tokens and "
+    "without case, is what papers print. A length ratio far from 1 or many translations that ran to their limit mean "
+    "an undertrained model."
+)
+SIZES = "Mean and standard deviation over seeds of what the recipe varies, on a logarithmic axis."
+CURVES = "Label-smoothed loss per target token, with the regulariser where a method has one, averaged over seeds."
+NORMS = "Norm of the gradient before clipping, first seed, logarithmic: where it rises, training is about to diverge."
+MEASURES = (
+    "Means over layers and valid rows of the valid split after training, in brackets before: entropy of the rows of "
+    "attention in nats; variance of the memories' outputs over that of their residuals; anisotropy of their value "
+    "slots, the mean cosine between two of them (Shen et al. 2023 Tables 1, 3 and 5, Figure 3)."
+)
+CONCENTRATION = (
+    "Share of the weights of a row that its largest p % hold: left the slots of the memories (Shen et al. 2023 Figure "
+    "2), right attention (Figure 4); means over layers, first seed."
+)
+LENGTHS = "Nats per target token of the valid split, not smoothed, by the number of tokens of the target."
+MAPS = (
+    "The longest short sentence of the valid split, first seed; mean over heads, every picture with its own scale: "
+    "above the last encoder layer, below the attention of the last decoder layer to the source."
+)
+
+
+def translation_table(study: StudyResults) -> str:
+    rows = []
+    for line in plots.trained(study):
+        speed = [result["translations"] / result["decode_seconds"] for result in line.results.values()]
+        rows.append(
+            (
+                safe(line.label),
+                line.over_seeds("bleu").text(2),
+                line.over_seeds("bleu_tokenised").text(2),
+                line.over_seeds("valid_perplexity").text(2),
+                line.over_seeds("length_ratio").text(3),
+                line.over_seeds("cut").text(1, 100),
+                f"{sum(speed) / len(speed):.1f}",
+            )
+        )
+    head = (
+        "variant",
+        "BLEU",
+        "BLEU,<br>tokenised",
+        "perplexity",
+        "length<br>ratio",
+        "cut, %",
+        "sentences<br>per second",
+    )
+    signature = plots.trained(study)[0].first["signatures"]["bleu"]
+    return table(head, rows) + f'<p class="soft">sacrebleu signature <code>{safe(signature)}</code></p>'
+
+
+def measures_table(study: StudyResults) -> str:
+    rows = []
+    for line in plots.trained(study):
+        cells = [safe(line.label)]
+        for key, digits in (("entropy", 3), ("variance_ratio", 4), ("slot_anisotropy", 3)):
+            after, before = (_mean(line, name) for name in (key, f"initial_{key}"))
+            cells.append(f"{_number(after, digits)} <small>({_number(before, digits)})</small>")
+        rows.append(cells)
+    return table(("variant", "entropy", "variance ratio<br>of memories", "anisotropy<br>of slots"), rows)
+
+
+def lengths_table(study: StudyResults) -> str:
+    names = list(dict.fromkeys(name for line in plots.trained(study) for name in line.first["loss_by_length"]))
+    rows = []
+    for line in plots.trained(study):
+        found = [[r["loss_by_length"].get(name) for r in line.results.values()] for name in names]
+        rows.append((safe(line.label), *(_number(_mean_of(values), 3) for values in found)))
+    return table(("variant", *names), rows)
+
+
+def _mean(line: Line, key: str) -> float | None:
+    return _mean_of([result[key] for result in line.results.values()])
+
+
+def _mean_of(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"

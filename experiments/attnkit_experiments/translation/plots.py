@@ -1,0 +1,129 @@
+"""The figures of translation studies."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+from safetensors import safe_open
+
+from attnkit_experiments.engine.files import read_json
+from attnkit_experiments.engine.metrics import read_metrics
+from attnkit_experiments.report.plots import DASHES, STYLE, colours, shades, stamp, svg, trained
+from attnkit_experiments.report.results import Line, StudyResults
+
+
+def first_cell(line: Line) -> Path:
+    """The folder of the first seed that has finished."""
+    return line.cell(next(iter(line.results)))
+
+
+def against_size(study: StudyResults) -> str | None:
+    """BLEU and the anisotropy of slots against the number that the recipe varies: slots, or tokens of a document."""
+    points = {line.name: line.variant["point"].partition(" ") for line in trained(study)}
+    sizes = {int(number) for number, _, _ in points.values() if number.isdigit()}
+    if len(sizes) < 2:
+        return None
+    colour, unit = colours(study), next(iter(points.values()))[2]
+    with mpl.rc_context(STYLE):
+        figure, both = plt.subplots(1, 2, figsize=(9.4, 3.6), gridspec_kw={"wspace": 0.3})
+        for series in dict.fromkeys(line.variant["series"] for line in trained(study)):
+            lines = [line for line in trained(study) if line.variant["series"] == series]
+            for axes, key in zip(both, ("bleu", "slot_anisotropy"), strict=True):
+                spreads = [line.over_seeds(key) for line in lines]
+                axes.errorbar(
+                    [int(points[line.name][0]) for line in lines],
+                    [spread.mean for spread in spreads],
+                    yerr=[spread.sd or 0 for spread in spreads],
+                    color=colour[series],
+                    marker="o",
+                    capsize=4,
+                    label=series,
+                )
+        for axes, name in zip(both, ("BLEU", "anisotropy of value slots"), strict=True):
+            axes.set(xlabel=unit, ylabel=name, xscale="log")
+            axes.set_xticks(sorted(sizes), [str(size) for size in sorted(sizes)])
+            axes.minorticks_off()
+        stamp(both[0], study)
+        both[1].legend(loc="upper left", bbox_to_anchor=(1.02, 1))
+        return svg(figure, f"BLEU and anisotropy against the number of {unit}")
+
+
+def gradient_norms(study: StudyResults) -> str:
+    """Norm of the gradient against the step, diverged runs included."""
+    shade = shades(study)
+    with mpl.rc_context(STYLE):
+        figure, axes = plt.subplots(figsize=(8.4, 3.6))
+        for line in study.lines:
+            seed = next(iter(line.results or line.diverged))
+            rows = [row for row in read_metrics(line.cell(seed) / "metrics.jsonl") if "grad_norm" in row]
+            norms = np.array([row["grad_norm"] for row in rows])
+            stretch = max(len(norms) // 60, 1)
+            usable = len(norms) // stretch * stretch
+            means = norms[:usable].reshape(-1, stretch).mean(1)
+            style: Any = "-" if line.results else DASHES[1]
+            label = line.label if line.results else f"{line.label} (diverged)"
+            axes.plot(
+                (np.arange(len(means)) + 0.5) * stretch, means, color=shade[line.name], linestyle=style, label=label
+            )
+        axes.set(xlabel="step", ylabel="gradient norm", yscale="log")
+        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1))
+        return svg(figure, "norm of the gradient against step for every variant")
+
+
+def concentration(study: StudyResults) -> str:
+    """Share held by the largest p % of the slots of memories and of the weights of attention."""
+    shade = shades(study)
+    with mpl.rc_context(STYLE):
+        figure, both = plt.subplots(1, 2, figsize=(9.4, 3.6), sharey=True)
+        for line in trained(study):
+            found = read_json(first_cell(line) / "analysis.json")["trained"]
+            curves = (
+                list(found["slots"].values()),
+                [layer["concentration"] for layer in found["layers"].values() if layer["concentration"]],
+            )
+            for axes, layers in zip(both, curves, strict=True):
+                if layers:
+                    x = sorted(float(percent) for percent in layers[0])
+                    shares = [statistics.fmean(float(_at(layer, p)) for layer in layers) for p in x]
+                    axes.plot(
+                        x, [100 * share for share in shares], color=shade[line.name], marker=".", label=line.label
+                    )
+        for axes, title in zip(both, ("slots of memories", "weights of attention"), strict=True):
+            axes.set(title=title, xlabel="largest p %", xscale="log")
+        both[0].set_ylabel("share of the sum, %")
+        both[1].legend(loc="upper left", bbox_to_anchor=(1.02, 1))
+        return svg(figure, "share of the sum that the largest weights hold")
+
+
+def _at(curve: dict[str, float], percent: float) -> float:
+    return next(share for name, share in curve.items() if float(name) == percent)
+
+
+def attention_maps(study: StudyResults) -> str | None:
+    """One sentence: the last encoder layer above, the last cross-attention below, mean over heads."""
+    lines = [line for line in trained(study) if (first_cell(line) / "maps.safetensors").exists()]
+    if not lines:
+        return None
+    with mpl.rc_context(STYLE | {"axes.grid": False}):
+        figure, grid = plt.subplots(
+            2, len(lines), figsize=(3.3 * len(lines) + 1, 7.4), squeeze=False, layout="constrained"
+        )
+        for column, line in enumerate(lines):
+            with safe_open(first_cell(line) / "maps.safetensors", framework="np") as stored:
+                words = json.loads(stored.metadata()["attnkit"])
+                names = sorted(stored.keys(), reverse=True)  # the encoder's above
+                drawn = [stored.get_tensor(name).mean(0) for name in names]
+            for row, (weights, queries) in enumerate(zip(drawn, ("source", "target"), strict=True)):
+                axes = grid[row][column]
+                axes.imshow(weights, cmap="magma", aspect="auto", vmin=min(0.0, float(weights.min())))
+                axes.set_xticks(range(weights.shape[1]), words["source"][: weights.shape[1]], rotation=90, fontsize=7)
+                axes.set_yticks(range(weights.shape[0]), words[queries][: weights.shape[0]], fontsize=7)
+                if row == 0:
+                    axes.set_title(line.label)
+        return svg(figure, "attention weights of one sentence for every variant")

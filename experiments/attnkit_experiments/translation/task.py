@@ -1,0 +1,289 @@
+"""Translation as a Task of the training loop: token-budget batches in, label-smoothed loss and ReLUFormer's regulariser
+out; perplexity and BLEU of beam search as evaluation.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from attnkit import attention_regulariser
+from attnkit_experiments.data.images import augment
+from attnkit_experiments.data.text.batches import TokenBatches
+from attnkit_experiments.data.text.pairs import BOS, EOS, PAD, Sentences, Split, TranslationData
+from attnkit_experiments.engine.errors import UserError
+from attnkit_experiments.translation.bleu import corpus_bleu
+from attnkit_experiments.translation.decode import DecodeConfig, beam_search
+from attnkit_experiments.translation.model import LayerRows, TranslationConfig, Translator
+from attnkit_experiments.translation.smoothing import Smoothed, fairseq_smoothed, log_probabilities
+
+FIELDS = ("total", "entropy", "visible")  # what the regulariser needs of each row
+
+
+@dataclass(frozen=True)
+class ObjectiveConfig:
+    """The loss: label smoothing, and the terms of the regulariser (Shen et al. 2023 eq 7, A.2: C = 0.7·log n).
+
+    loss = mean over target tokens + mean over regularised layers of their `Method.regulariser` times the mean over
+    rows and heads of sum_weight·|log Z| + entropy_weight·max(H - entropy_cap·log n, 0). The paper gives no weights and
+    does not say whether layers are added: ours do not depend on the number of layers.
+    """
+
+    smoothing: float = 0.1
+    entropy_cap: float = 0.7
+    sum_weight: float = 1.0
+    entropy_weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.smoothing < 1:
+            raise ValueError(f"ObjectiveConfig: smoothing must lie in [0, 1); got {self.smoothing}")
+
+
+class Batch(NamedTuple):
+    """Sentence pairs padded behind: source with EOS (n, S) and its mask, target behind BOS and before EOS (n, T)."""
+
+    source: Tensor
+    source_mask: Tensor
+    target_in: Tensor
+    target_out: Tensor
+
+
+def make_batch(split: Split, ids: np.ndarray, device: torch.device) -> Batch:
+    """The pairs `ids` (n,) of a split, as wide as the longest of them."""
+    source = padded(split.source, ids, after=EOS)
+    target_in, target_out = padded(split.target, ids, before=BOS), padded(split.target, ids, after=EOS)
+    arrays = (source, source != PAD, target_in, target_out)
+    return Batch(*(torch.from_numpy(array).to(device) for array in arrays))
+
+
+def padded(sentences: Sentences, ids: np.ndarray, *, before: int | None = None, after: int | None = None) -> np.ndarray:
+    """(n, longest + given) int64: each sentence with `before` in front and `after` behind it, if given, then PAD."""
+    lengths = sentences.lengths[ids]
+    front, back = int(before is not None), int(after is not None)
+    out = np.full((len(ids), int(lengths.max()) + front + back), PAD, dtype=np.int64)
+    place = np.arange(out.shape[1] - front - back)
+    there = place < lengths[:, None]
+    out[:, front : out.shape[1] - back][there] = sentences.ids[(sentences.starts[ids][:, None] + place)[there]]
+    if before is not None:
+        out[:, 0] = before
+    if after is not None:
+        out[np.arange(len(ids)), lengths + front] = after
+    return out
+
+
+class Translated(NamedTuple):
+    """Detokenised translations in the order of the split, how many ran to their limit, seconds of searching."""
+
+    texts: tuple[str, ...]
+    cut: int
+    seconds: float
+
+
+class TranslationTask:
+    """A Translator on `data`. The same seed starts every method of equal shape from the same weights and batches.
+
+    `loss(ids, step, own)` is the share of ids[own]: the sum over their target tokens and rows, divided by the number of
+    target tokens and of rows of all `ids`. Shares of disjoint slices that cover `ids` add up to the loss of the batch,
+    exactly but for rounding without dropout. Dropout is a function of (seed, step, where `own` begins) and of the
+    shapes: equal calls give equal bits, but another division into slices draws other masks.
+
+    Rows of the regulariser are those of all tokens, EOS included; dead rows (weights that are all 0), which have no
+    logarithm and no gradient, add 0.
+
+    Args:
+        data: three splits that are not empty.
+        model, objective, decoding: their configurations.
+        budget: tokens of a padded side of a batch, see `TokenBatches`.
+        precision: "bfloat16" computes the losses of `evaluate` under autocast, as training does.
+        seed: of weights, batches and dropout.
+        device: where the model lives.
+        smoothed: the convention of label smoothing, `fairseq_smoothed` or `torch_smoothed`.
+        scored: the split that is translated in `evaluate`; default data.test.
+        tokenised: makes of detokenised text what "bleu_tokenised" is computed on. Unchanged by default, which is the
+            tokenised BLEU of papers only for data whose text is tokenised.
+
+    Raises:
+        UserError: an empty split, another vocabulary than the model's, a sentence that the model has no positions for.
+    """
+
+    def __init__(
+        self,
+        data: TranslationData,
+        model: TranslationConfig,
+        objective: ObjectiveConfig,
+        decoding: DecodeConfig,
+        *,
+        budget: int,
+        precision: str,
+        seed: int,
+        device: torch.device,
+        smoothed: Smoothed = fairseq_smoothed,
+        scored: Split | None = None,
+        tokenised: Callable[[str], str] = str,
+    ) -> None:
+        self.data, self.scored = data, data.test if scored is None else scored
+        _require_fit(data, self.scored, model)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.model = Translator(model).to(device)
+        self.objective, self.decoding, self.smoothed, self.tokenised = objective, decoding, smoothed, tokenised
+        self.seed, self.device, self.precision = seed, device, precision
+        self.batches = _batches(data.train, budget, seed)
+        self.valid_batches = _batches(data.valid, budget, 0)
+        sources = self.scored.source.lengths
+        # every sentence is searched `beam` times over; what its translation will be as long as is not known
+        beam_budget = max(budget // decoding.beam, int(sources.max()) + 1)
+        self.search_batches = TokenBatches(sources, sources, budget=beam_budget, seed=0)
+        self.regularised = self.model.regularised()
+        self.apply: Callable[..., Any] = self.model
+        self.translations: tuple[str, ...] = ()
+        self.decode_seconds = math.nan
+        """What `evaluate` has made of the scored split, and how long it took."""
+        self.signatures: dict[str, str] = {}
+        """sacrebleu's signature of each BLEU that `evaluate` has given."""
+
+    def sample_ids(self, step: int) -> np.ndarray:
+        return self.batches.ids(step)
+
+    def loss(self, ids: np.ndarray, step: int, own: slice) -> Tensor:
+        mine = ids[own]
+        if not len(mine):
+            return torch.stack([p.sum() for p in self.model.parameters()]).sum() * 0.0
+        batch = make_batch(self.data.train, mine, self.device)
+        rows: Mapping[str, LayerRows] = {}
+        with seeded(self.seed, step, own.indices(len(ids))[0], self.device):
+            if self.regularised:
+                logits, rows = self.apply(*batch[:3], fields=FIELDS, layers=tuple(self.regularised))
+            else:
+                logits = self.apply(*batch[:3])
+        tokens = {
+            "source": int(self.data.train.source.lengths[ids].sum()) + len(ids),
+            "target": int(self.data.train.target.lengths[ids].sum()) + len(ids),
+        }
+        losses = self.smoothed(logits, batch.target_out, self.objective.smoothing)
+        share = losses.masked_fill(batch.target_out == PAD, 0.0).sum() / tokens["target"]
+        return share + self.regulariser(rows, tokens) if rows else share
+
+    def regulariser(self, rows: Mapping[str, LayerRows], tokens: Mapping[str, int]) -> Tensor:
+        """The regulariser's share of the loss: of rows of some samples of a batch with that many tokens."""
+        o = self.objective
+        shares = []
+        for name, (found, queries) in rows.items():
+            counted = queries[:, None, :]
+            assert found.total is not None, "one of FIELDS"
+            mean = attention_regulariser(
+                found,
+                entropy_cap=o.entropy_cap,
+                sum_weight=o.sum_weight,
+                entropy_weight=o.entropy_weight,
+                query_mask=counted,
+            )[0]
+            valid = ((found.total > 0) & counted).sum()
+            whole = self.model.config.heads * tokens["source" if name.startswith("encoder.") else "target"]
+            shares.append(self.regularised[name] * mean * valid / whole)
+        return torch.stack(shares).mean()
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, float]:
+        """Loss (nats per token, not smoothed) and perplexity of the valid split; BLEU of translating the scored split.
+
+        "bleu" is sacrebleu's 13a on detokenised text against the lines as they are, "bleu_tokenised" without
+        tokenisation and case on what `tokenised` makes of both; "length_ratio" is that of the former; "cut" is the
+        share of translations that ran to their limit. Searching is done in the model's own dtype, whatever the
+        precision of training.
+        """
+        with evaluating(self.model):
+            losses = self.sentence_losses(self.data.valid, self.valid_batches)
+            found = self.translate(self.scored, self.search_batches)
+        loss = float(losses.sum() / (self.data.valid.target.lengths + 1).sum())
+        self.translations, self.decode_seconds = found.texts, found.seconds
+        texts, references = found.texts, self.scored.target_text
+        bleu = corpus_bleu(texts, references)
+        flat = [[self.tokenised(text) for text in side] for side in (texts, references)]
+        tokenised = corpus_bleu(flat[0], flat[1], tokenize="none", lowercase=True)
+        self.signatures = {"bleu": bleu.signature, "bleu_tokenised": tokenised.signature}
+        return {
+            "valid_loss": loss,
+            "valid_perplexity": math.exp(loss) if loss < 700 else math.inf,
+            "bleu": bleu.score,
+            "bleu_tokenised": tokenised.score,
+            "length_ratio": bleu.length_ratio,
+            "cut": found.cut / len(texts),
+            "decode_seconds": found.seconds,
+        }
+
+    @torch.no_grad()
+    def sentence_losses(self, split: Split, batches: TokenBatches) -> np.ndarray:
+        """-Σ log p over the tokens of each target sentence of a split and its EOS, (n,) float64, in nats."""
+        losses = np.empty(len(split.target))
+        for ids in _epoch(batches):
+            batch = make_batch(split, ids, self.device)
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
+                logits = self.model(*batch[:3])
+            logs = log_probabilities(logits).gather(-1, batch.target_out[..., None])[..., 0]
+            losses[ids] = -logs.masked_fill(batch.target_out == PAD, 0.0).double().sum(1).cpu().numpy()
+        return losses
+
+    def translate(self, split: Split, batches: TokenBatches) -> Translated:
+        """Search for a translation of every sentence of a split."""
+        texts, cut = [""] * len(split.source), 0
+        start = time.perf_counter()
+        for ids in _epoch(batches):
+            batch = make_batch(split, ids, self.device)
+            found = beam_search(self.model, batch.source, batch.source_mask, self.decoding)
+            cut += int(found.cut.sum())
+            for place, tokens in zip(ids.tolist(), found.sequences(), strict=True):
+                texts[place] = self.data.decode(tokens)
+        return Translated(tuple(texts), cut, time.perf_counter() - start)
+
+
+def _batches(split: Split, budget: int, seed: int) -> TokenBatches:
+    return TokenBatches(split.source.lengths, split.target.lengths, budget=budget, seed=seed)
+
+
+def _epoch(batches: TokenBatches) -> Iterator[np.ndarray]:
+    """Every sentence once."""
+    return map(batches.ids, range(batches.batches_per_epoch))
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model without dropout, put back afterwards."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
+
+
+@contextmanager
+def seeded(seed: int, step: int, start: int, device: torch.device) -> Iterator[None]:
+    """torch's generators as (seed, step, start) says, put back afterwards."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(augment.generator(seed, step, f"dropout {start}").initial_seed())
+        yield
+
+
+def _require_fit(data: TranslationData, scored: Split, model: TranslationConfig) -> None:
+    if data.vocabulary != model.vocabulary:
+        raise UserError(f"{data.name} has a vocabulary of {data.vocabulary}; the model was given {model.vocabulary}")
+    for split, name in ((data.train, "train"), (data.valid, "valid"), (scored, "scored")):
+        if not len(split.source):
+            raise UserError(f"{data.name}: the {name} split is empty")
+        # references that are only compared with may be as long as they like
+        sides = (split.source,) if name == "scored" else (split.source, split.target)
+        longest = max(int(side.lengths.max()) for side in sides) + 1
+        if longest > model.max_length:
+            raise UserError(
+                f"{data.name}: the {name} split has a sentence of {longest} tokens with EOS; "
+                f"the model was made for max_length={model.max_length}"
+            )

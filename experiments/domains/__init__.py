@@ -1,1 +1,0 @@
-"""What the recipes of one kind of data share, a file for each."""

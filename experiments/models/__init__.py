@@ -1,1 +1,0 @@
-"""Models of the papers, built on attnkit.nn."""
