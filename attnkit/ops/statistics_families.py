@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from attnkit._core import check, quadratic
 from attnkit._core.typing import Array, Namespace
 from attnkit.ops import entmax, gaussian, pointwise, rela, softmax
-from attnkit.ops.linear import attention, cosine, efficient, efficient_rows, performer, rows
+from attnkit.ops.linear import attention, by_feature, cosine, efficient, performer, rule
 
 
 def _never(**own: Any) -> bool:
@@ -85,7 +85,7 @@ def _entmax_family(op: Callable[..., Any], translate: Callable[..., dict[str, An
 
 def _feature_family(
     op: Callable[..., Any],
-    rows_of: Callable[..., rows.FoundRows],
+    rows_of: Callable[..., rule.FoundRows],
     checks: Mapping[str, check.OptionCheck],
     signed: Callable[..., bool] = _never,
 ) -> Family:
@@ -150,6 +150,6 @@ FAMILIES = {
         _feature_family(attention.linear_attention, attention.rows, attention.OWN, attention.signed),
         _feature_family(cosine.cosine_attention, cosine.rows, cosine.OWN),
         _feature_family(performer.performer_attention, performer.rows, performer.OF_ROWS),
-        _feature_family(efficient.efficient_attention, efficient_rows.rows, efficient.OWN),
+        _feature_family(efficient.efficient_attention, by_feature.rows, efficient.OWN),
     )
 }

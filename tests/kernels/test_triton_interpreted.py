@@ -31,7 +31,7 @@ PLANTED = """
 import triton
 import triton.language as tl
 
-from attnkit.kernels.triton import distances, pointwise, pointwise_gradients, statistics, tiles
+from attnkit.kernels.triton import distances, pointwise, statistics, tiles
 from attnkit_conformance.adapters.triton_interpreted import Interpreted
 
 
@@ -109,11 +109,11 @@ def test_statistics_conform(interpreted: WorkerAdapter) -> None:
         later(
             "pointwise", "pointwise.valid_keys", "one_key_more", "causal-padded", {"bound", "nonfinite", "null_rows"}
         ),
-        later("gaussian", "pointwise_gradients.whole_sum", "products_alone", "cross", {"bound"}),
+        later("gaussian", "pointwise.whole_sum", "products_alone", "cross", {"bound"}),
         later("gaussian", "distances.mean_of", "nowhere", "offset", {"bound"}),
         later("gaussian", "distances.visible_pairs", "every_pair", "causal-padded", {"nonfinite"}),
         later("statistics", "statistics.logarithm", "no_logarithm", "cross", {"bound"}),
-        later("statistics", "pointwise_gradients.with_statistics", "output_alone", "cross", {"bound"}),
+        later("statistics", "pointwise.with_statistics", "output_alone", "cross", {"bound"}),
     ],
 )
 def test_a_planted_bug_is_found(

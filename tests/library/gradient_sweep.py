@@ -15,7 +15,7 @@ import torch
 from jax.test_util import check_grads
 from torch.autograd import gradcheck, gradgradcheck
 
-from attnkit.backends.jax import parts
+from attnkit.backends.jax import blocked
 
 from .gradient_cases import CASES, Case
 from .test_gradchecks import SMALL_BLOCKS, in_jax, in_torch, kernels
@@ -39,7 +39,7 @@ def main(parts_of_ids: list[str]) -> int:
     """Print a line per check."""
     torch.manual_seed(0)
     for name, value in SMALL_BLOCKS.items():
-        setattr(parts, name, value)
+        setattr(blocked, name, value)
     wrong = 0
     for case in CASES:
         if parts_of_ids and not any(part in case.id for part in parts_of_ids):

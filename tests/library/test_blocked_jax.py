@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import attnkit
-from attnkit.backends.jax import blocked, parts
+from attnkit.backends.jax import blocked
 from attnkit_conformance.adapters.jax import light
 from attnkit_conformance.judge import judge
 from attnkit_conformance.selection import find
@@ -27,7 +27,7 @@ TRIED = {"pointwise": ("causal", "upper-left", "keys", "lengths", "dropout"), "g
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of a few queries, and a last one that is smaller."""
     for name, value in (("QUERIES", 4), ("CAUSAL_QUERIES", 2), ("SEGMENTS", 2), ("LEAST", 1)):
-        monkeypatch.setattr(parts, name, value)
+        monkeypatch.setattr(blocked, name, value)
 
 
 def arrays() -> list[jax.Array]:
@@ -88,8 +88,8 @@ def judged(op: str, expression: str = "cross or padded or gqa") -> set[str]:
 
 @pytest.mark.parametrize("op", ["pointwise_attention", "softmax_attention"])
 def test_the_kit_judges_several_blocks(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "QUERIES", 24)
-    monkeypatch.setattr(parts, "CAUSAL_QUERIES", 24)
+    monkeypatch.setattr(blocked, "QUERIES", 24)
+    monkeypatch.setattr(blocked, "CAUSAL_QUERIES", 24)
     assert judged(op) <= {"pass", "unsupported"}
 
 
@@ -106,13 +106,13 @@ def last_alone(c: Any, name: str, total: Any, grad: Any, *at: Any) -> Any:
     return RIGHT_SUM(c, name, total * 0, grad, *at)
 
 
-RIGHT_PLACE, RIGHT_SEGMENTS, RIGHT_SUM = parts.place, parts.segments, parts.added
+RIGHT_PLACE, RIGHT_SEGMENTS, RIGHT_SUM = blocked.place, blocked.segments, blocked.added
 
 
 @pytest.mark.parametrize(("name", "wrong"), [("place", first_block), ("segments", one_key_less), ("added", last_alone)])
 def test_the_kit_finds_a_planted_bug(name: str, wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "QUERIES", 24)
-    monkeypatch.setattr(parts, name, wrong)
+    monkeypatch.setattr(blocked, "QUERIES", 24)
+    monkeypatch.setattr(blocked, name, wrong)
     assert "fail" in judged("pointwise_attention", "cross")
 
 
@@ -149,8 +149,8 @@ SHARDED = """
 import attnkit, jax, jax.numpy as jnp, numpy as np
 from functools import partial
 from jax.sharding import Mesh, PartitionSpec
-from attnkit.backends.jax import parts
-parts.CAUSAL_QUERIES = 16
+from attnkit.backends.jax import blocked
+blocked.CAUSAL_QUERIES = 16
 assert len(jax.devices()) == 4
 q, k, v = (jax.random.normal(jax.random.key(i), (2, 4, 40, 8)) for i in range(3))
 where = PartitionSpec("items", "heads")
@@ -175,7 +175,7 @@ def test_items_and_heads_on_several_devices() -> None:
 @pytest.mark.parametrize("op", ["pointwise_attention", "softmax_attention"])
 def test_memory_is_that_of_a_block(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Temporaries of the compiled program, where the array of all scores would have 64 MiB."""
-    monkeypatch.setattr(parts, "SCORES", 1 << 17)
+    monkeypatch.setattr(blocked, "SCORES", 1 << 17)
     x = jax.ShapeDtypeStruct((2, 2, 2048, 8), jnp.float32)
     program = jax.jit(gradients(op, "blocked", {"causal": True})).lower(x, x, x).compile(light())
     assert program.memory_analysis().temp_size_in_bytes < 8 << 20

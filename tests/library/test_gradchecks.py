@@ -13,7 +13,7 @@ import torch
 from jax.test_util import check_grads
 from torch.autograd import gradcheck, gradgradcheck
 
-from attnkit.backends.jax import parts
+from attnkit.backends.jax import blocked
 from attnkit_conformance.adapters.base import dispatches, explain
 from attnkit_conformance.opdb import BY_NAME, OPDB
 
@@ -119,6 +119,6 @@ def test_generic_body_in_jax(case: Case) -> None:
 @pytest.mark.parametrize("case", named(*BLOCKED_IN_JAX))
 def test_blocks_in_jax(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in SMALL_BLOCKS.items():
-        monkeypatch.setattr(parts, name, value)
+        monkeypatch.setattr(blocked, name, value)
     with jax.enable_x64(True):
         check_grads(*in_jax(case, "blocked"), order=2, modes=("rev",))

@@ -18,7 +18,7 @@ from attnkit._core.activations import ACTIVATIONS
 from attnkit._core.check import dtype_name
 from attnkit._core.dispatch import Kernel
 from attnkit._core.mask import log, power
-from attnkit.backends.jax import parts, transforms
+from attnkit.backends.jax import blocked, transforms
 from attnkit.backends.jax.blocked import Arrays, Static, divided, given_by
 from attnkit.ops.statistics_families import FAMILIES
 
@@ -125,7 +125,8 @@ def item_of(c: blocks.Call, name: str) -> Callable[[Any], Any]:
 
     def number(item: Any) -> Any:
         at = 0
-        for size, place in zip(x.shape[:-2], parts.place(c, name, x, parts.unravel(item, c.leading), 0), strict=False):
+        places = blocked.place(c, name, x, blocked.unravel(item, c.leading), 0)
+        for size, place in zip(x.shape[:-2], places, strict=False):
             at = at * size + place
         return at
 

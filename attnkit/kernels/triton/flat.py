@@ -11,7 +11,7 @@ n^-alpha and log n come as arrays where queries differ in them.
 import triton
 import triton.language as tl
 
-from attnkit.kernels.triton import pointwise, pointwise_gradients
+from attnkit.kernels.triton import pointwise
 
 
 @triton.jit
@@ -91,7 +91,7 @@ def backward_queries(
     """dq."""
     pairs = pairs_of(bias, mask, dropout_mask, seed, STRIDES, LAST_KEPT)
     rows = rows_of(key_lengths, query_mask, factors, logs, STRIDES)
-    pointwise_gradients.backward_queries(
+    pointwise.backward_queries(
         matrix(q, STRIDES[0]), matrix(k, STRIDES[1]), matrix(v, STRIDES[2]), matrix(do, STRIDES[11]), None,
         matrix(dq, STRIDES[12]), pairs, rows, (LIMITS[0], LIMITS[1], LIMITS[2], LIMITS[3], None),
         (NUMBERS[0], NUMBERS[1], NUMBERS[2], NUMBERS[3], None), HEADS[0], HEADS[1], H, DH, False, d, e, D, E, ROWS,
@@ -109,7 +109,7 @@ def backward_keys(
     """dk and dv of all STORED keys; the first of HEADS are those of k."""
     pairs = pairs_of(bias, mask, dropout_mask, seed, STRIDES, LAST_KEPT)
     rows = rows_of(key_lengths, query_mask, factors, logs, STRIDES)
-    pointwise_gradients.backward_keys(
+    pointwise.backward_keys(
         matrix(q, STRIDES[0]), matrix(k, STRIDES[1]), matrix(v, STRIDES[2]), matrix(do, STRIDES[11]), None,
         matrix(dk, STRIDES[12]), matrix(dv, STRIDES[13]), None, pairs, rows,
         (LIMITS[0], LIMITS[1], LIMITS[2], LIMITS[3], None), (NUMBERS[0], NUMBERS[1], NUMBERS[2], NUMBERS[3], None),
@@ -128,7 +128,7 @@ def backward_bias(
     """dbias, which has OWN = (items, heads)."""
     pairs = pairs_of(bias, mask, dropout_mask, seed, STRIDES, LAST_KEPT)
     rows = rows_of(key_lengths, query_mask, factors, logs, STRIDES)
-    pointwise_gradients.backward_bias(
+    pointwise.backward_bias(
         matrix(q, STRIDES[0]), matrix(k, STRIDES[1]), matrix(v, STRIDES[2]), matrix(do, STRIDES[11]), None,
         matrix(dbias, STRIDES[12]), pairs, rows, (LIMITS[0], LIMITS[1], LIMITS[2], LIMITS[3], None),
         (NUMBERS[0], NUMBERS[1], NUMBERS[2], NUMBERS[3], None), STORED, ITEMS, HEADS[0], HEADS[1], OWN[0], OWN[1],

@@ -1,4 +1,4 @@
-"""Sizes of tiles of the kernels in `rows` and `rows_gradients`, chosen like those in `blocks`.
+"""Sizes of tiles of the kernels in `rows`, chosen like those in `blocks`.
 
 No registers are spilled by half types up to head size 128 and by float32 up to 64; a few bytes by float32 with 128.
 

@@ -5,8 +5,7 @@ from typing import Any, Unpack
 from attnkit._core import check, quadratic
 from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.typing import Array, Impl, Namespace
-from attnkit.ops.linear.rows import FoundRows, rows_of_rule, weights
-from attnkit.ops.linear.rule import attend, attend_vjp, step, step_vjp
+from attnkit.ops.linear.rule import FoundRows, attend, attend_vjp, rows_of_rule, step, step_vjp, weights
 from attnkit.ops.linear.states import (
     STATE_CHECKS,
     Heads,

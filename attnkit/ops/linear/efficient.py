@@ -6,8 +6,7 @@ from attnkit._core import check
 from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.tokens import key_mask
 from attnkit._core.typing import Array, Impl
-from attnkit.ops.linear.by_feature import attend, attend_vjp, step, step_vjp
-from attnkit.ops.linear.efficient_rows import weights
+from attnkit.ops.linear.by_feature import attend, attend_vjp, step, step_vjp, weights
 from attnkit.ops.linear.states import STATE_CHECKS, Heads, Options, State, Tokens, state_context, step_context, stepping
 
 OWN = {"mask": key_mask, **STATE_CHECKS}

@@ -8,8 +8,7 @@ from attnkit._core.quadratic import cast
 from attnkit._core.special import generator, relu, stop_gradient
 from attnkit._core.tokens import one_of, whole
 from attnkit._core.typing import Array, Impl, Namespace
-from attnkit.ops.linear.rows import FoundRows, rows_of_rule, weights
-from attnkit.ops.linear.rule import attend, attend_vjp, step, step_vjp
+from attnkit.ops.linear.rule import FoundRows, attend, attend_vjp, rows_of_rule, step, step_vjp, weights
 from attnkit.ops.linear.states import (
     STATE_CHECKS,
     Heads,

@@ -298,7 +298,7 @@ def backward_launches(
 ) -> list[Launch]:
     """What computes those of dq, (dk, dv) and dbias that are in `grads`, over all leading axes; `given` are rows that
     `attnkit.kernels.triton.statistics` reads. Without do there is no dv. A dq to which is added has to be 0."""
-    from attnkit.kernels.triton import pointwise_gradients as kernels
+    from attnkit.kernels.triton import pointwise as kernels
 
     a, statistics = layout_of(q, k, v, s.enable_gqa, s.sequences), given is not None
     x = _scored(q, k, a, s, True, statistics)

@@ -145,7 +145,7 @@ def backward_launches(
     call: Call,
 ) -> list[Launch]:
     """What computes those of dq, (dk, dv) and dbias that are in `grads`."""
-    from attnkit.kernels.triton import rows_gradients as kernels
+    from attnkit.kernels.triton import rows as kernels
 
     a = call.a
     inputs = (
