@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from attnkit._core import quadratic
+from attnkit._core.family import Family
 from attnkit._core.mask import Rows
 from attnkit._core.typing import Array, Namespace
 
@@ -44,7 +45,7 @@ class Block(NamedTuple):
 class Call(NamedTuple):
     """A call whose arrays are in `arrays`; `common` and `own` hold what is not an array."""
 
-    family: Any  # a statistics_families.Family
+    family: Family
     arrays: Mapping[str, Array]
     common: Mapping[str, Any]
     own: Mapping[str, Any]
@@ -66,7 +67,7 @@ class Call(NamedTuple):
         return self.arrays["q"].shape[-2], self.arrays["k"].shape[-2]
 
 
-def call(family: Any, q: Array, k: Array, v: Array, options: Mapping[str, Any], size: int = SCORES) -> Call:
+def call(family: Family, q: Array, k: Array, v: Array, options: Mapping[str, Any], size: int = SCORES) -> Call:
     """The call of an op with its options. Those that are None are left out, and return_lse, which is no block's."""
     options = {name: x for name, x in options.items() if x is not None and name != "return_lse"}
     given = {"q": q, "k": k, "v": v, **options}
@@ -181,18 +182,7 @@ def output_of(xp: Namespace, c: Call, made: Prepared) -> Array:
 def gradients_of(xp: Namespace, c: Call, made: Prepared, do: Array) -> dict[str, Array]:
     """Gradients of a part, in the compute dtype."""
     a, s = made
-    own, more = options_of(c), dict[str, Array]()
-    u, r = c.family.weigh(xp, s, a, **own)
-    w = u * r
-    like = {"bias": None, **c.arrays}
-
-    def ds_of(dw: Any) -> Array:
-        ds = c.family.score_gradient(xp, s, a, w, dw, **own)
-        more.update(c.family.beside(xp, a, w, dw, ds, like, **own))
-        return ds
-
-    grads = quadratic.backward(xp, a, w, do, ds_of, like)
-    return grads | {name: grads[name] + x if name in grads else x for name, x in more.items()}
+    return c.family.gradients(xp, a, s, {"bias": None, **c.arrays}, do, options_of(c))
 
 
 def forward_block(xp: Namespace, c: Call, rows: Rows) -> Array:

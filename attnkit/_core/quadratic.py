@@ -201,23 +201,6 @@ def score_gradients(xp: Namespace, a: Inputs, ds: Array, q: Array, k: Array, bia
     return grads
 
 
-def forward(xp: Namespace, weigh: Weigh, own: dict[str, Any], q: Array, k: Array, v: Array, common: Any) -> Array:
-    """o of the family `weigh` in the dtype of q."""
-    a = prepare(xp, q, k, v, **common)
-    u, r = weigh(xp, scores(xp, a), a, **own)
-    return cast(xp, output(xp, a, u, r), q.dtype)
-
-
-def weights(xp: Namespace, weigh: Weigh, own: dict[str, Any], q: Array, k: Array, common: Any) -> Array:
-    """w (..., L, S) of the family `weigh` in the dtype of q."""
-    a = prepare(xp, q, k, **common)
-    u, r = weigh(xp, scores(xp, a), a, **own)
-    leading = broadcast(
-        "attention", "leading axes", tuple(u.shape[:-2]), leading_axes(q, k, None, common.get("enable_gqa"))
-    )
-    return cast(xp, xp.broadcast_to(u * r, (*leading, *u.shape[-2:])), q.dtype)
-
-
 def backward(
     xp: Namespace,
     a: Inputs,

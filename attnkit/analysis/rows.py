@@ -238,10 +238,11 @@ def served(op: Any, options: Mapping[str, Any]) -> tuple[tuple[str, ...], dict[s
 
     No entropy if weights may be negative, no fields for an op that it does not serve.
     """
-    family = statistics.FAMILIES.get(getattr(op, "__name__", op))
-    if family is None:
+    record = statistics.RECORDS.get(getattr(op, "__name__", op))
+    if record is None:
         return (), {}
-    taken = {name: value for name, value in options.items() if name not in family.outside}
+    family = record.family
+    taken = {name: value for name, value in options.items() if name not in statistics.outside(family)}
     own = {name: value for name, value in taken.items() if name not in quadratic.COMMON}
     signed = family.signed(**family.translate(**own))
     return tuple(name for name in statistics.RowStatistics._fields if not (signed and name == "entropy")), taken

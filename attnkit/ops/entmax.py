@@ -11,10 +11,10 @@ import numbers
 from typing import Any, Unpack
 
 from attnkit._core import check, quadratic
-from attnkit._core.dispatch import namespace, operation_checked_by, special_case
+from attnkit._core.family import Family, op, vjp_of, weights_of
 from attnkit._core.mask import positions
 from attnkit._core.special import cumulative_sum, relu, stop_gradient
-from attnkit._core.typing import Array, Common, Impl, Namespace, Scoring
+from attnkit._core.typing import Array, Common, Impl, Namespace
 from attnkit.ops import softmax
 
 SMALLEST_ALPHA = 1.01
@@ -228,7 +228,29 @@ def beside(
 # ---------------------------------------------------------------------------------------------- public
 
 
-@operation_checked_by(own=OWN)
+def has_exact_zeros(*, alpha: Any = 1.5) -> bool:
+    """Whether a weight of 0 is meant, and not an underflow: always but for softmax."""
+    return not (isinstance(alpha, numbers.Real) and alpha == 1)
+
+
+def sparsemax_options() -> dict[str, Any]:
+    """Sparsemax as entmax options."""
+    return {"alpha": 2.0}
+
+
+ENTMAX = Family(
+    "entmax_attention",
+    weigh,
+    score_gradient,
+    beside=beside,
+    exact_zeros=has_exact_zeros,
+    checks=OWN,
+    arrays=("alpha",),
+)
+SPARSEMAX = ENTMAX.special("sparsemax_attention", sparsemax_options)
+
+
+@op(ENTMAX)
 def entmax_attention(
     q: Array, k: Array, v: Array, *, alpha: Any = 1.5, impl: Impl = "auto", **common: Unpack[Common]
 ) -> Array:
@@ -257,45 +279,19 @@ def entmax_attention(
         TypeError: dtypes, libraries or devices that do not fit.
         NotImplementedError: `impl` names a kernel that cannot serve this call.
     """
-    return quadratic.forward(namespace(q), weigh, {"alpha": alpha}, q, k, v, common)
 
 
-@operation_checked_by(own=OWN)
-def entmax_attention_weights(
-    q: Array, k: Array, *, alpha: Any = 1.5, impl: Impl = "auto", **scoring: Unpack[Scoring]
-) -> Array:
-    """The weights p (..., L, S) of `entmax_attention` in the dtype of q; rows sum to 1, null rows to 0."""
-    return quadratic.weights(namespace(q), weigh, {"alpha": alpha}, q, k, scoring)
+entmax_attention_weights = weights_of(entmax_attention, ENTMAX)
+entmax_attention_vjp = vjp_of(
+    entmax_attention,
+    ENTMAX,
+    """With dp = do vᵀ ⊙ dropout, u = p^{2-α} where p > 0 and p̃ = u/Σu: ds = u ⊙ (dp - Σ_j p̃ dp), and dα = Σ_j dp_j
+    ((p_j - p̃_j)/(α-1)² - (p_j log p_j - p̃_j Σ p log p)/(α-1)), at α = 1 its limit -½ Σ_j dp_j p_j (log² p_j - Σ p log²
+    p); dq = scale·ds k, dk = scale·dsᵀ q, dv = (p ⊙ dropout)ᵀ do, dbias = ds.""",
+)
 
 
-@operation_checked_by(own=OWN)
-def entmax_attention_vjp(
-    q: Array, k: Array, v: Array, do: Array, *, alpha: Any = 1.5, impl: Impl = "auto", **common: Unpack[Common]
-) -> dict[str, Array]:
-    """Gradients {"q", "k", "v"}, "bias" where one was given and "alpha" where it is an array, for the cotangent do.
-
-    With dp = do vᵀ ⊙ dropout, u = p^{2-α} where p > 0 and p̃ = u/Σu: ds = u ⊙ (dp - Σ_j p̃ dp), and dα = Σ_j dp_j ((p_j -
-    p̃_j)/(α-1)² - (p_j log p_j - p̃_j Σ p log p)/(α-1)), at α = 1 its limit -½ Σ_j dp_j p_j (log² p_j - Σ p log² p); dq =
-    scale·ds k, dk = scale·dsᵀ q, dv = (p ⊙ dropout)ᵀ do, dbias = ds. Each has the shape and dtype of its argument.
-    """
-    xp = namespace(q)
-    a = quadratic.prepare(xp, q, k, v, **common)
-    s = quadratic.scores(xp, a)
-    u, r = weigh(xp, s, a, alpha=alpha)
-    w = u * r
-    like, more = {"q": q, "k": k, "v": v, "bias": common.get("bias")}, {}
-    if not isinstance(alpha, numbers.Real):
-        like["alpha"] = alpha
-
-    def ds_of(dw: Any) -> Array:
-        ds = score_gradient(xp, s, a, w, dw, alpha=alpha)
-        more.update(beside(xp, a, w, dw, ds, like, alpha=alpha))
-        return ds
-
-    return quadratic.rounded(xp, quadratic.backward(xp, a, w, do, ds_of, like) | more, like)
-
-
-@special_case
+@op(SPARSEMAX, entmax_attention)
 def sparsemax_attention(q: Array, k: Array, v: Array, *, impl: Impl = "auto", **common: Unpack[Common]) -> Array:
     """o_i = Σ_j p_ij v_j with p_i the point of the simplex nearest to s_i: p_ij = [s_ij - τ_i]₊, Σ_j p_ij = 1.
 
@@ -306,28 +302,12 @@ def sparsemax_attention(q: Array, k: Array, v: Array, *, impl: Impl = "auto", **
 
     Returns, raises: as `entmax_attention`.
     """
-    return entmax_attention(q, k, v, alpha=2.0, impl=impl, **common)
 
 
-@special_case
-def sparsemax_attention_weights(q: Array, k: Array, *, impl: Impl = "auto", **scoring: Unpack[Scoring]) -> Array:
-    """The weights p (..., L, S) of `sparsemax_attention`, before dropout, in the dtype of q."""
-    return entmax_attention_weights(q, k, alpha=2.0, impl=impl, **scoring)
-
-
-@special_case
-def sparsemax_attention_vjp(
-    q: Array, k: Array, v: Array, do: Array, *, impl: Impl = "auto", **common: Unpack[Common]
-) -> dict[str, Array]:
-    """Gradients of `sparsemax_attention`: ds = [p > 0] (dp - the mean of dp over the support); others as for entmax."""
-    return entmax_attention_vjp(q, k, v, do, alpha=2.0, impl=impl, **common)
-
-
-def has_exact_zeros(*, alpha: Any = 1.5) -> bool:
-    """Whether a weight of 0 is meant, and not an underflow: always but for softmax."""
-    return not (isinstance(alpha, numbers.Real) and alpha == 1)
-
-
-def sparsemax_options() -> dict[str, Any]:
-    """Sparsemax as entmax options."""
-    return {"alpha": 2.0}
+sparsemax_attention_weights = weights_of(sparsemax_attention, SPARSEMAX, entmax_attention_weights)
+sparsemax_attention_vjp = vjp_of(
+    sparsemax_attention,
+    SPARSEMAX,
+    "ds = [p > 0] (dp - the mean of dp over the support); others as for entmax.",
+    entmax_attention_vjp,
+)

@@ -7,9 +7,9 @@ so a common offset costs no digits.
 from typing import Any, Unpack
 
 from attnkit._core import quadratic
-from attnkit._core.dispatch import namespace, operation
+from attnkit._core.family import Family, op, vjp_of, weights_of
 from attnkit._core.special import cumulative_sum, stop_gradient
-from attnkit._core.typing import Array, Common, Impl, Namespace, Scoring
+from attnkit._core.typing import Array, Common, Impl, Namespace
 
 
 def _heads(x: Array) -> int:
@@ -100,7 +100,10 @@ def _key_rows(ds: Array, k: Array) -> tuple[int, ...]:
     return (*shape[:-3], k.shape[-3], *shape[-2:])
 
 
-@operation
+GAUSSIAN = Family("gaussian_attention", weigh, score_gradient, prepare, exponents, beside)
+
+
+@op(GAUSSIAN)
 def gaussian_attention(q: Array, k: Array, v: Array, *, impl: Impl = "auto", **common: Unpack[Common]) -> Array:
     """o_i = Σ_j w_ij v_j with w_ij = exp(-(scale/2)·‖q_i - k_j‖² + bias_ij) on the visible keys, without a normaliser.
 
@@ -122,39 +125,12 @@ def gaussian_attention(q: Array, k: Array, v: Array, *, impl: Impl = "auto", **c
         TypeError: dtypes, libraries or devices that do not fit.
         NotImplementedError: `impl` names a kernel that cannot serve this call.
     """
-    xp = namespace(q)
-    a = prepare(xp, q, k, v, **common)
-    u, r = weigh(xp, exponents(xp, a), a)
-    return quadratic.cast(xp, quadratic.output(xp, a, u, r), q.dtype)
 
 
-@operation
-def gaussian_attention_weights(q: Array, k: Array, *, impl: Impl = "auto", **scoring: Unpack[Scoring]) -> Array:
-    """The weights w (..., L, S) of `gaussian_attention`, before dropout, in the dtype of q."""
-    xp = namespace(q)
-    a = prepare(xp, q, k, **scoring)
-    return quadratic.cast(xp, weigh(xp, exponents(xp, a), a)[0], q.dtype)
-
-
-@operation
-def gaussian_attention_vjp(
-    q: Array, k: Array, v: Array, do: Array, *, impl: Impl = "auto", **common: Unpack[Common]
-) -> dict[str, Array]:
-    """Gradients {"q", "k", "v"} and, where a bias was given, "bias", for the cotangent do.
-
-    With ds = w ⊙ dropout ⊙ (do vᵀ) and G = -(scale/2)·ds: dq_i = 2 Σ_j G_ij (q_i - k_j), dk_j = -2 Σ_i G_ij (q_i -
-    k_j), dv = (w ⊙ dropout)ᵀ do, dbias = ds; each has the shape and dtype of its argument.
-    """
-    xp = namespace(q)
-    a = prepare(xp, q, k, v, **common)
-    s = exponents(xp, a)
-    w, _ = weigh(xp, s, a)
-    like, more = {"q": q, "k": k, "v": v, "bias": common.get("bias")}, {}
-
-    def ds_of(dw: Any) -> Array:
-        ds = score_gradient(xp, s, a, w, dw)
-        more.update(beside(xp, a, w, dw, ds, like))
-        return ds
-
-    grads = quadratic.backward(xp, a, w, do, ds_of, like)
-    return quadratic.rounded(xp, grads | {name: grads[name] + more[name] for name in more}, like)
+gaussian_attention_weights = weights_of(gaussian_attention, GAUSSIAN)
+gaussian_attention_vjp = vjp_of(
+    gaussian_attention,
+    GAUSSIAN,
+    """With ds = w ⊙ dropout ⊙ (do vᵀ) and G = -(scale/2)·ds: dq_i = 2 Σ_j G_ij (q_i - k_j), dk_j = -2 Σ_i G_ij (q_i -
+    k_j), dv = (w ⊙ dropout)ᵀ do, dbias = ds.""",
+)

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple, Unpack
 from attnkit._core import quadratic
 from attnkit._core.activations import ACTIVATIONS
 from attnkit._core.check import layernorm_context
-from attnkit._core.dispatch import namespace, operation, operation_checked_by, special_case
+from attnkit._core.dispatch import namespace, operation_checked_by
+from attnkit._core.family import Family, op, vjp_of, weights_of
 from attnkit._core.mask import log, power
-from attnkit._core.typing import Array, Common, Impl, Length, Namespace, Scoring
+from attnkit._core.typing import Array, Common, Impl, Length, Namespace
 
 
 def _shifted(xp: Namespace, s: Array, a: quadratic.Inputs, length: Length, shift: float | str) -> Array:
@@ -49,21 +50,39 @@ def score_gradient(
     xp: Namespace,
     s: Array,
     a: quadratic.Inputs,
-    w: Array,
-    dw: Any,
+    u: Array,
+    du: Any,
     *,
     activation: str = "relu",
-    alpha: float = 1.0,
-    gain: float = 1.0,
     length: Length = "visible",
     shift: float | str = 0.0,
+    **factor: Any,
 ) -> Array:
-    """ds = gain·n^-alpha·h'(s + shift)·dw."""
-    slope = ACTIVATIONS[activation].derivative(xp, _shifted(xp, s, a, length, shift))
-    return slope * (dw * row_factor(xp, a, alpha, gain, length))
+    """ds = h'(s + shift)·du."""
+    return ACTIVATIONS[activation].derivative(xp, _shifted(xp, s, a, length, shift)) * du
 
 
-@operation
+def has_signed_weights(*, activation: str = "relu", gain: float = 1.0, **own: Any) -> bool:
+    """Whether a weight can be negative."""
+    return ACTIVATIONS[activation].signed or gain < 0
+
+
+def has_exact_zeros(*, activation: str = "relu", **own: Any) -> bool:
+    """Whether a weight of 0 is meant, and not an underflow."""
+    return ACTIVATIONS[activation].exact_zeros
+
+
+POINTWISE = Family(
+    "pointwise_attention",
+    weigh,
+    score_gradient,
+    constant_factor=True,
+    signed=has_signed_weights,
+    exact_zeros=has_exact_zeros,
+)
+
+
+@op(POINTWISE)
 def pointwise_attention(
     q: Array,
     k: Array,
@@ -105,70 +124,15 @@ def pointwise_attention(
         TypeError: dtypes, libraries or devices that do not fit.
         NotImplementedError: `impl` names a kernel that cannot serve this call.
     """
-    own = {"activation": activation, "alpha": alpha, "gain": gain, "length": length, "shift": shift}
-    return quadratic.forward(namespace(q), weigh, own, q, k, v, common)
 
 
-@operation
-def pointwise_attention_weights(
-    q: Array,
-    k: Array,
-    *,
-    activation: str = "relu",
-    alpha: float = 1.0,
-    gain: float = 1.0,
-    length: Length = "visible",
-    shift: float | str = 0.0,
-    impl: Impl = "auto",
-    **scoring: Unpack[Scoring],
-) -> Array:
-    """The weights w (..., L, S) of `pointwise_attention`, before dropout, in the dtype of q."""
-    own = {"activation": activation, "alpha": alpha, "gain": gain, "length": length, "shift": shift}
-    return quadratic.weights(namespace(q), weigh, own, q, k, scoring)
-
-
-@operation
-def pointwise_attention_vjp(
-    q: Array,
-    k: Array,
-    v: Array,
-    do: Array,
-    *,
-    activation: str = "relu",
-    alpha: float = 1.0,
-    gain: float = 1.0,
-    length: Length = "visible",
-    shift: float | str = 0.0,
-    impl: Impl = "auto",
-    **common: Unpack[Common],
-) -> dict[str, Array]:
-    """Gradients {"q", "k", "v"} and, where a bias was given, "bias", for the cotangent do.
-
-    ds = gain·n^-alpha·h'(s + shift) ⊙ (do vᵀ ⊙ dropout), dq = scale·ds k, dk = scale·dsᵀ q, dv = (w ⊙ dropout)ᵀ do,
-    dbias = ds; each has the shape and dtype of its argument. Nothing but q, k, v is needed: no row statistic is saved.
-    """
-    own = {"activation": activation, "alpha": alpha, "gain": gain, "length": length, "shift": shift}
-    xp = namespace(q)
-    a = quadratic.prepare(xp, q, k, v, **common)
-    s = quadratic.scores(xp, a)
-    u, r = weigh(xp, s, a, **own)
-
-    def ds_of(du: Any) -> Array:
-        return ACTIVATIONS[activation].derivative(xp, _shifted(xp, s, a, length, shift)) * du
-
-    like = {"q": q, "k": k, "v": v, "bias": common.get("bias")}
-    scaled = quadratic.cast(xp, do, a.dtype) * r  # L·e numbers, where w has L·S
-    return quadratic.rounded(xp, quadratic.backward(xp, a, u, scaled, ds_of, like), like)
-
-
-def has_signed_weights(*, activation: str = "relu", gain: float = 1.0, **own: Any) -> bool:
-    """Whether a weight can be negative."""
-    return ACTIVATIONS[activation].signed or gain < 0
-
-
-def has_exact_zeros(*, activation: str = "relu", **own: Any) -> bool:
-    """Whether a weight of 0 is meant, and not an underflow."""
-    return ACTIVATIONS[activation].exact_zeros
+pointwise_attention_weights = weights_of(pointwise_attention, POINTWISE)
+pointwise_attention_vjp = vjp_of(
+    pointwise_attention,
+    POINTWISE,
+    """ds = gain·n^-alpha·h'(s + shift) ⊙ (do vᵀ ⊙ dropout), dq = scale·ds k, dk = scale·dsᵀ q, dv = (w ⊙ dropout)ᵀ do,
+    dbias = ds. Nothing but q, k, v is needed: no row statistic is saved.""",
+)
 
 
 def reluformer_options(gamma: float = 1.0, length: Length = "visible") -> dict[str, Any]:
@@ -187,7 +151,11 @@ def sigmoid_options(length: Length = "visible") -> dict[str, Any]:
     return {"activation": "sigmoid", "alpha": 0.0, "gain": 1.0, "length": length, "shift": "-log_length"}
 
 
-@special_case
+RELUFORMER = POINTWISE.special("reluformer_attention", reluformer_options)
+SIGMOID = POINTWISE.special("sigmoid_attention", sigmoid_options)
+
+
+@op(RELUFORMER, pointwise_attention)
 def reluformer_attention(
     q: Array,
     k: Array,
@@ -211,40 +179,15 @@ def reluformer_attention(
 
     Returns, raises: as `pointwise_attention`.
     """
-    return pointwise_attention(q, k, v, **reluformer_options(gamma, length), impl=impl, **common)
 
 
-@special_case
-def reluformer_attention_weights(
-    q: Array,
-    k: Array,
-    *,
-    gamma: float = 1.0,
-    length: Length = "visible",
-    impl: Impl = "auto",
-    **scoring: Unpack[Scoring],
-) -> Array:
-    """The weights w (..., L, S) of `reluformer_attention`, before dropout, in the dtype of q."""
-    return pointwise_attention_weights(q, k, **reluformer_options(gamma, length), impl=impl, **scoring)
+reluformer_attention_weights = weights_of(reluformer_attention, RELUFORMER, pointwise_attention_weights)
+reluformer_attention_vjp = vjp_of(
+    reluformer_attention, RELUFORMER, "As in `pointwise_attention_vjp`.", pointwise_attention_vjp
+)
 
 
-@special_case
-def reluformer_attention_vjp(
-    q: Array,
-    k: Array,
-    v: Array,
-    do: Array,
-    *,
-    gamma: float = 1.0,
-    length: Length = "visible",
-    impl: Impl = "auto",
-    **common: Unpack[Common],
-) -> dict[str, Array]:
-    """Gradients of `reluformer_attention`, as `pointwise_attention_vjp`."""
-    return pointwise_attention_vjp(q, k, v, do, **reluformer_options(gamma, length), impl=impl, **common)
-
-
-@special_case
+@op(SIGMOID, pointwise_attention)
 def sigmoid_attention(
     q: Array, k: Array, v: Array, *, length: Length = "visible", impl: Impl = "auto", **common: Unpack[Common]
 ) -> Array:
@@ -259,30 +202,10 @@ def sigmoid_attention(
 
     Returns, raises: as `pointwise_attention`.
     """
-    return pointwise_attention(q, k, v, **sigmoid_options(length), impl=impl, **common)
 
 
-@special_case
-def sigmoid_attention_weights(
-    q: Array, k: Array, *, length: Length = "visible", impl: Impl = "auto", **scoring: Unpack[Scoring]
-) -> Array:
-    """The weights w (..., L, S) of `sigmoid_attention`, before dropout, in the dtype of q."""
-    return pointwise_attention_weights(q, k, **sigmoid_options(length), impl=impl, **scoring)
-
-
-@special_case
-def sigmoid_attention_vjp(
-    q: Array,
-    k: Array,
-    v: Array,
-    do: Array,
-    *,
-    length: Length = "visible",
-    impl: Impl = "auto",
-    **common: Unpack[Common],
-) -> dict[str, Array]:
-    """Gradients of `sigmoid_attention`, as `pointwise_attention_vjp`."""
-    return pointwise_attention_vjp(q, k, v, do, **sigmoid_options(length), impl=impl, **common)
+sigmoid_attention_weights = weights_of(sigmoid_attention, SIGMOID, pointwise_attention_weights)
+sigmoid_attention_vjp = vjp_of(sigmoid_attention, SIGMOID, "As in `pointwise_attention_vjp`.", pointwise_attention_vjp)
 
 
 class _Normed(NamedTuple):

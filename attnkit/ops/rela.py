@@ -1,11 +1,13 @@
 """ReLA (Zhang et al. 2021): relu of the scores without a normaliser, and an RMSNorm of what it gives."""
 
+from functools import partial
 from typing import Any, NamedTuple, Unpack
 
 from attnkit._core import check, quadratic
 from attnkit._core.activations import ACTIVATIONS
-from attnkit._core.dispatch import namespace, operation, operation_checked_by
-from attnkit._core.typing import Array, Common, Impl, Namespace, Scoring
+from attnkit._core.dispatch import namespace, operation_checked_by
+from attnkit._core.family import Apart, Family, always, weights_of
+from attnkit._core.typing import Array, Common, Impl, Namespace
 from attnkit.ops import pointwise
 
 NORM_AXES = ("hidden", "head")
@@ -197,12 +199,6 @@ def rela_attention(
     return quadratic.cast(xp, o, q.dtype)
 
 
-@operation
-def rela_attention_weights(q: Array, k: Array, *, impl: Impl = "auto", **scoring: Unpack[Scoring]) -> Array:
-    """The weights relu(s) (..., L, S) of `rela_attention`, before dropout and norm, in the dtype of q."""
-    return quadratic.weights(namespace(q), pointwise.weigh, RELU, q, k, scoring)
-
-
 @operation_checked_by(_context, OWN)
 def rela_attention_vjp(
     q: Array,
@@ -231,7 +227,19 @@ def rela_attention_vjp(
     through = normalised_vjp(xp, x, norm_weight, do, gate_weight=gate_weight, norm_axis=norm_axis, eps=eps)
 
     def ds_of(dw: Any) -> Array:
-        return pointwise.score_gradient(xp, s, a, w, dw, **RELU)
+        return RELA.score_gradient(xp, s, a, w, dw)
 
     like = {"q": q, "k": k, "v": v, "bias": common.get("bias"), "norm_weight": norm_weight, "gate_weight": gate_weight}
     return quadratic.rounded(xp, quadratic.backward(xp, a, w, through.pop("x"), ds_of, like) | through, like)
+
+
+RELA = Family(
+    "rela_attention",
+    partial(pointwise.weigh, **RELU),
+    partial(pointwise.score_gradient, **RELU),
+    constant_factor=True,
+    exact_zeros=always,
+    output_only=("norm_weight", "gate_weight", "norm_axis", "eps"),
+    apart=Apart(rela_attention, rela_attention_vjp),
+)
+rela_attention_weights = weights_of(rela_attention, RELA)

@@ -5,8 +5,9 @@ from typing import Any, Unpack
 
 from attnkit._core import quadratic
 from attnkit._core.dispatch import namespace, operation
+from attnkit._core.family import Family, weights_of
 from attnkit._core.special import stop_gradient
-from attnkit._core.typing import Array, Common, Impl, Namespace, Scoring
+from attnkit._core.typing import Array, Common, Impl, Namespace
 
 
 def exponentials(xp: Namespace, s: Array, a: quadratic.Inputs) -> tuple[Array, Array, Array]:
@@ -52,6 +53,9 @@ def score_gradient(xp: Namespace, s: Array, a: quadratic.Inputs, w: Array, dw: A
     return w * (dw - xp.sum(w * dw, axis=-1, keepdims=True))
 
 
+SOFTMAX = Family("softmax_attention", weigh, score_gradient, output_only=("return_lse",))
+
+
 @operation
 def softmax_attention(
     q: Array, k: Array, v: Array, *, return_lse: bool = False, impl: Impl = "auto", **common: Unpack[Common]
@@ -85,10 +89,7 @@ def softmax_attention(
     return (o, xp.broadcast_to(_logsumexp(xp, m, z), o.shape[:-1])) if return_lse else o
 
 
-@operation
-def softmax_attention_weights(q: Array, k: Array, *, impl: Impl = "auto", **scoring: Unpack[Scoring]) -> Array:
-    """The weights w (..., L, S) of `softmax_attention` in the dtype of q; rows sum to 1, null rows to 0."""
-    return quadratic.weights(namespace(q), weigh, {}, q, k, scoring)
+softmax_attention_weights = weights_of(softmax_attention, SOFTMAX)
 
 
 @operation
@@ -109,13 +110,7 @@ def softmax_attention_vjp(
     """
     xp = namespace(q)
     a = quadratic.prepare(xp, q, k, v, **common)
-    s = quadratic.scores(xp, a)
-    u, r = weigh(xp, s, a)
-    w = u * r
-    from_lse = 0.0 if dlse is None else dlse[..., None]
-
-    def ds_of(dw: Any) -> Array:
-        return score_gradient(xp, s, a, w, dw) + w * from_lse
-
     like = {"q": q, "k": k, "v": v, "bias": common.get("bias")}
-    return quadratic.rounded(xp, quadratic.backward(xp, a, w, do, ds_of, like), like)
+    from_lse = None if dlse is None else lambda w: w * dlse[..., None]
+    grads = SOFTMAX.gradients(xp, a, quadratic.scores(xp, a), like, do, {}, of_scores=from_lse)
+    return quadratic.rounded(xp, grads, like)

@@ -1,19 +1,36 @@
 """Statistics of each row of attention weights, without an (L, S) array in memory."""
 
+import inspect
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from attnkit._core import check, quadratic
 from attnkit._core.dispatch import choose, namespace
+from attnkit._core.family import Family
 from attnkit._core.mask import Rows, positions
 from attnkit._core.special import take_along, without_autocast
 from attnkit._core.tokens import cotangent
 from attnkit._core.typing import Array, Impl, Namespace
-from attnkit.ops.statistics_families import FAMILIES, Family
+from attnkit.ops.records import RECORDS, Record
 
 _TILE = 2**23  # weights held at a time: 32 MiB; blocks below stay in the C heap when freed, and torch grew by gigabytes
-_ACCEPTED = {(name, output): family.accepted(output) for name, family in FAMILIES.items() for output in (False, True)}
+
+
+def outside(family: Family) -> tuple[str, ...]:
+    """Names of arguments that belong to the output only."""
+    return ("dropout_mask", "dropout", *family.output_only)
+
+
+def _accepted(record: Record, with_output: bool) -> tuple[str, ...]:
+    """The options that an op takes here; arrays beside q, k and v are among them."""
+    names = [name for name in inspect.signature(record.op).parameters if name not in ("q", "k", "v")]
+    left_out = {"impl", "return_lse", *record.family.stateful}
+    left_out |= set() if with_output else {*outside(record.family)}
+    return tuple(name for name in names if name not in left_out)
+
+
+_ACCEPTED = {(name, output): _accepted(record, output) for name, record in RECORDS.items() for output in (False, True)}
 
 
 class RowStatistics(NamedTuple):
@@ -50,12 +67,12 @@ class _Plan(NamedTuple):
 
 def _plan(caller: str, op: Any, arrays: dict[str, Array], fields: Any, params: dict[str, Any]) -> _Plan:
     name = getattr(op, "__name__", op)
-    if name not in FAMILIES:
-        check.refuse_name(caller, "op", name, FAMILIES)
+    if name not in RECORDS:
+        check.refuse_name(caller, "op", name, RECORDS)
     label = f"{caller}({name})"
     accepted = _ACCEPTED[name, "v" in arrays]
-    family = FAMILIES[name]
-    given = params if family.apart is None else {key: x for key, x in params.items() if key not in family.apart.outside}
+    family = RECORDS[name].family
+    given = {key: x for key, x in params.items() if key not in family.output_only}
     check.known_options(label, params, accepted)
     context = check.call(label, tuple(arrays), tuple(arrays.values()), given, accepted, own=family.checks)
     fields = RowStatistics._fields if fields is None else tuple(fields)
@@ -234,7 +251,7 @@ def _forward_apart(
 
 
 def _of_weights(family: Family, params: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in params.items() if name not in family.outside}
+    return {name: value for name, value in params.items() if name not in outside(family)}
 
 
 def _rows_of(x: Array | None, rows: Rows, axis: int) -> Array | None:
@@ -247,22 +264,14 @@ def _backward_tile(
     plan: _Plan, rows: Rows, like: dict[str, Array], do: Array | None, dstats: RowStatistics
 ) -> dict[str, Array]:
     """Gradients, in the compute dtype, of what the rows of one tile contribute."""
-    xp = plan.xp
-    family, more = plan.family, {}
-    a = family.prepare(xp, like["q"], like["k"], like.get("v"), rows=rows, **plan.common)
-    s = family.scores(xp, a)
-    u, r = family.weigh(xp, s, a, **plan.own)
-    w = u * r
-    from_statistics = _weight_gradient(plan, a, w, RowStatistics(*(_rows_of(x, rows, -1) for x in dstats)))
+    family, of_tile = plan.family, RowStatistics(*(_rows_of(x, rows, -1) for x in dstats))
+    a = family.prepare(plan.xp, like["q"], like["k"], like.get("v"), rows=rows, **plan.common)
 
-    def ds_of(dw: Any) -> Array:
-        dw = dw + from_statistics
-        ds = family.score_gradient(xp, s, a, w, dw, **plan.own)
-        more.update(family.beside(xp, a, w, dw, ds, like, **plan.own))
-        return ds
+    def from_statistics(w: Array) -> Array:
+        return _weight_gradient(plan, a, w, of_tile)
 
-    grads = quadratic.backward(xp, a, w, _rows_of(do, rows, -2), ds_of, like)
-    return grads | {name: grads[name] + x if name in grads else x for name, x in more.items()}
+    s = family.scores(plan.xp, a)
+    return family.gradients(plan.xp, a, s, like, _rows_of(do, rows, -2), plan.own, from_statistics)
 
 
 def _backward(plan: _Plan, like: dict[str, Array], do: Array | None, dstats: RowStatistics) -> dict[str, Array]:
@@ -277,9 +286,9 @@ def _backward(plan: _Plan, like: dict[str, Array], do: Array | None, dstats: Row
     return quadratic.rounded(xp, grads, like)
 
 
-def _beside(params: dict[str, Any]) -> dict[str, Any]:
+def _beside(family: Family, params: dict[str, Any]) -> dict[str, Any]:
     """The options that have gradients: bias, which may be None, and arrays of the op's own."""
-    own = {name: params[name] for name in ("alpha",) if check.is_array(params.get(name))}
+    own = {name: params[name] for name in family.arrays if check.is_array(params.get(name))}
     return {"bias": params.get("bias"), **own}
 
 
@@ -330,7 +339,7 @@ def row_statistics_vjp(
     _check_cotangents(plan.context, dstats)
 
     def generic() -> dict[str, Array]:
-        return _backward(plan, {"q": q, "k": k, **_beside(params)}, None, dstats)
+        return _backward(plan, {"q": q, "k": k, **_beside(plan.family, params)}, None, dstats)
 
     grads: dict[str, Array] = _served("row_statistics_vjp", impl, generic, plan, q, k, dstats=dstats)
     return grads
@@ -360,7 +369,7 @@ def attention_with_statistics_vjp(
 
     def generic() -> dict[str, Array]:
         if plan.family.apart is None:
-            return _backward(plan, {"q": q, "k": k, "v": v, **_beside(params)}, do, dstats)
+            return _backward(plan, {"q": q, "k": k, "v": v, **_beside(plan.family, params)}, do, dstats)
         return _backward_apart(plan, op, {"q": q, "k": k, "v": v}, do, dstats, params)
 
     caller, given = "attention_with_statistics_vjp", {"do": do, "dstats": dstats}

@@ -14,7 +14,7 @@ from attnkit._core import blocks
 from attnkit._core.activations import NAMES
 from attnkit.backends import in_place
 from attnkit.backends.torch import blocked, workspace
-from attnkit.ops.statistics_families import FAMILIES
+from attnkit.ops.records import RECORDS
 
 from .arrays import OPTIONS, assert_close, normal, qkv
 
@@ -26,7 +26,7 @@ GENERATOR = np.random.default_rng(3)
 @pytest.mark.parametrize("op", blocked.OPS)
 def test_blocks_of_any_size_agree_with_the_whole(op: str, size: int, options: dict[str, Any]) -> None:
     q, k, v = qkv(9, 11)
-    call = blocks.call(FAMILIES[op], q, k, v, options, size)
+    call = blocks.call(RECORDS[op].family, q, k, v, options, size)
     xp = array_api_compat.array_namespace(q)
     function, vjp = getattr(attnkit, op), getattr(attnkit, f"{op}_vjp")
     o = function(q, k, v, **options)
@@ -49,7 +49,7 @@ def test_blocks_that_are_overwritten_agree_with_the_whole(activation: str, optio
     do = torch.tensor(GENERATOR.standard_normal(o.shape))
     want = attnkit.pointwise_attention_vjp(q, k, v, do, impl="generic", **given)
     for size, queries in ((1, 1), (25, 4), (300, 2)):
-        call = blocks.call(FAMILIES[op], q, k, v, given, size)._replace(queries=queries)
+        call = blocks.call(RECORDS[op].family, q, k, v, given, size)._replace(queries=queries)
         assert_close(blocks.forward(xp, call, partial(in_place.forward_block, workspace.room())), o)
         got = blocks.backward(xp, call, do, tuple(want), partial(in_place.backward_block, workspace.room()))
         for name, gradient in want.items():
@@ -67,7 +67,7 @@ def test_a_diagonal_that_is_seen_too_far_is_found(monkeypatch: pytest.MonkeyPatc
 def test_blocks_cover_every_visible_pair_once() -> None:
     q, k, v = normal((2, 4, 37, 3), (2, 2, 41, 3), (2, 2, 41, 3))
     for options in ({}, {"causal": True}):
-        call = blocks.call(FAMILIES["softmax_attention"], q, k, v, {"enable_gqa": True, **options}, 100)
+        call = blocks.call(RECORDS["softmax_attention"].family, q, k, v, {"enable_gqa": True, **options}, 100)
         seen = np.zeros((2, 4, 37, 41), int)
         for block in blocks.blocks(call):
             at = (*block.leading, slice(block.rows.start, block.rows.stop), slice(0, block.keys))
@@ -134,7 +134,7 @@ def test_a_seed_may_be_a_tensor() -> None:
 
 def test_memory_is_that_of_a_block() -> None:
     q, k, v = normal((1, 1, 4096, 8), (1, 1, 4096, 8), (1, 1, 4096, 8))
-    call = blocks.call(FAMILIES["pointwise_attention"], q, k, v, {"causal": True}, 1 << 16)
+    call = blocks.call(RECORDS["pointwise_attention"].family, q, k, v, {"causal": True}, 1 << 16)
     tracemalloc.start()
     blocks.backward(array_api_compat.array_namespace(q), call, v, ("q", "k", "v"))
     peak = tracemalloc.get_traced_memory()[1]

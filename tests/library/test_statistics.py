@@ -95,7 +95,7 @@ def test_null_and_dead_rows_are_told_apart_by_visible():
     assert found.maximum[0] == 1.0
 
 
-@pytest.mark.parametrize("op", statistics.FAMILIES)
+@pytest.mark.parametrize("op", statistics.RECORDS)
 def test_queries_without_any_key_get_no_gradient_whatever_they_hold(op):
     q, k, v = qkv()
     own = {"projection": np.ones((8, q.shape[-1]))} if op == "performer_attention" else {}

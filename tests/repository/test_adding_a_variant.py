@@ -14,24 +14,26 @@ EDITS = re.findall(r"```python\n# (\S+\.py)\n(.*?)```", PAGE.read_text(), flags=
 PACKAGES = ("attnkit", "reference/attnkit_reference", "conformance/attnkit_conformance")
 JUDGE = """
 import collections, json
-from attnkit.ops import softmax
 from attnkit_conformance import selection
 from attnkit_conformance.judge import judge
 
 OPS = ("quiet_attention", "quiet_attention_weights")
-right = softmax.weigh_quietly
-
-
-def half_as_quiet(xp, s, a):
-    u, r = right(xp, s, a)
-    return u, r / (1 - r / 2)
-
-
-for body in (right, half_as_quiet):
-    softmax.weigh_quietly = body
-    verdicts = list(judge(selection.find(["numpy-generic"]), dtypes=("float32",), ops=OPS))
-    print(json.dumps({op: collections.Counter(v.status for v in verdicts if v.op == op) for op in OPS}))
+verdicts = list(judge(selection.find(["numpy-generic"]), dtypes=("float32",), ops=OPS))
+print(json.dumps({op: collections.Counter(v.status for v in verdicts if v.op == op) for op in OPS}))
 """
+BODY = "attnkit/ops/softmax.py"
+RIGHT, WRONG = "return u, fade / (xp.exp(-top) + z * fade)", "return u, fade / (2.0 * xp.exp(-top) + z * fade)"
+
+
+def judged(copy: Path) -> dict[str, dict[str, int]]:
+    paths = os.pathsep.join(str(copy / part) for part in ("", "reference", "conformance"))
+    environment = {**os.environ, "PYTHONPATH": paths}
+    done = subprocess.run(
+        [sys.executable, "-c", JUDGE], cwd=copy, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    verdicts: dict[str, dict[str, int]] = json.loads(done.stdout)
+    return verdicts
 
 
 def test_the_variant_of_the_page_is_judged_and_passes(tmp_path):
@@ -41,14 +43,11 @@ def test_the_variant_of_the_page_is_judged_and_passes(tmp_path):
     for name, code in EDITS:
         path = tmp_path / name
         path.write_text(f"{path.read_text()}\n\n{code}")
-
-    paths = os.pathsep.join(str(tmp_path / part) for part in ("", "reference", "conformance"))
-    environment = {**os.environ, "PYTHONPATH": paths}
-    done = subprocess.run(
-        [sys.executable, "-c", JUDGE], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    right, wrong = map(json.loads, done.stdout.splitlines())
+    right = judged(tmp_path)
+    body = (tmp_path / BODY).read_text()
+    assert body.count(RIGHT) == 1
+    (tmp_path / BODY).write_text(body.replace(RIGHT, WRONG))
+    wrong = judged(tmp_path)
     for op in ("quiet_attention", "quiet_attention_weights"):
         assert right[op].keys() == {"pass"}
         assert right[op]["pass"] > 10

@@ -20,7 +20,7 @@ from attnkit._core.dispatch import Kernel
 from attnkit._core.dropout import kept_counters
 from attnkit._core.mask import pairs_between
 from attnkit.backends.in_place import MASKS
-from attnkit.ops.statistics_families import FAMILIES
+from attnkit.ops.records import RECORDS
 
 SCORES = 1 << 21  # of a block
 QUERIES, CAUSAL_QUERIES = 512, 256  # of a block at most; causality hides more of a higher one
@@ -194,7 +194,7 @@ def call_of(static: Static, arrays: Arrays) -> blocks.Call:
     given = given_by(static, arrays)
     dtype = quadratic.compute_dtype(jnp, given["q"])
     q, k, v = (quadratic.cast(jnp, given.pop(name), dtype) for name in "qkv")
-    return blocks.call(FAMILIES[static.op], q, k, v, given, SCORES)
+    return blocks.call(RECORDS[static.op].family, q, k, v, given, SCORES)
 
 
 def tokens_of(c: blocks.Call, index: Index, keys: int) -> Arrays:

@@ -20,7 +20,7 @@ from attnkit._core.dispatch import Kernel
 from attnkit._core.mask import log, power
 from attnkit.backends.jax import blocked, transforms
 from attnkit.backends.jax.blocked import Arrays, Static, divided, given_by
-from attnkit.ops.statistics_families import FAMILIES
+from attnkit.ops.records import RECORDS
 
 OP = "pointwise_attention"
 TILE = 64  # queries, and keys
@@ -83,7 +83,7 @@ def prepared(static: Static, arrays: Arrays, interpret: bool) -> Launch:
     """Everything around the kernels."""
     given = given_by(static, arrays)
     q, k, v = (given.pop(name) for name in "qkv")
-    c = blocks.call(FAMILIES[OP], q, k, v, given)
+    c = blocks.call(RECORDS[OP].family, q, k, v, given)
     own = {"activation": "relu", "alpha": 1.0, "gain": 1.0, "length": "visible", "shift": 0.0, **c.own}
     first, limit = bounds(c)
     length = c.arrays.get("length", own["length"])

@@ -23,7 +23,7 @@ from attnkit.backends.jax.blocked import SEED, Arrays, Static, divided, given_by
 from attnkit.backends.jax.pallas_pointwise import bounds
 from attnkit.backends.jax.triton_call import Launch
 from attnkit.kernels.strides import joined, row_major, strides_of
-from attnkit.ops.statistics_families import FAMILIES
+from attnkit.ops.records import RECORDS
 
 OP = "pointwise_attention"
 WIDEST = 256  # head size
@@ -79,7 +79,7 @@ def prepared(static: Static, arrays: Arrays) -> Prepared:
     """Arrays and numbers; what is the same for all queries is put into gain and shift."""
     given = given_by(static, arrays)
     q, k, v = (given.pop(name) for name in "qkv")
-    c = blocks.call(FAMILIES[OP], q, k, v, given)
+    c = blocks.call(RECORDS[OP].family, q, k, v, given)
     given = {**c.common, **c.arrays}
     own = {"activation": "relu", "alpha": 1.0, "gain": 1.0, "length": "visible", "shift": 0.0, **c.own}
     found = {name: x for name, x in c.arrays.items() if name in INPUTS}

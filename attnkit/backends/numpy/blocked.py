@@ -12,7 +12,7 @@ from attnkit._core.library import namespace
 from attnkit.backends import in_place
 from attnkit.backends.numpy import softmax
 from attnkit.backends.numpy.workspace import LIBRARY
-from attnkit.ops.statistics_families import FAMILIES
+from attnkit.ops.records import RECORDS
 
 Array = np.ndarray
 ENOUGH = {
@@ -31,7 +31,7 @@ def call_of(op: str, q: Array, k: Array, v: Array, options: dict[str, Any]) -> b
     """The call with its tokens in the compute dtype, so that they are cast once and not for every block."""
     dtype = quadratic.compute_dtype(np, q)
     q, k, v = (x.astype(dtype, copy=False) for x in (q, k, v))
-    call = blocks.call(FAMILIES[op], q, k, v, options)
+    call = blocks.call(RECORDS[op].family, q, k, v, options)
     return in_place.sized(call) if op in BACKWARD else call
 
 

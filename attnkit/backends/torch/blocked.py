@@ -12,7 +12,7 @@ from attnkit._core.library import namespace
 from attnkit.backends import in_place
 from attnkit.backends.torch import workspace
 from attnkit.backends.torch.custom import Given, register
-from attnkit.ops.statistics_families import FAMILIES
+from attnkit.ops.records import RECORDS
 
 ENOUGH = {
     "softmax_attention": 1 << 22,
@@ -27,7 +27,7 @@ OPS = tuple(ENOUGH)
 def _call(op: str, given: Given) -> blocks.Call:
     q, k, v = (given[name] for name in "qkv")
     options = {name: x for name, x in given.items() if name not in ("q", "k", "v")}
-    call = blocks.call(FAMILIES[op], q, k, v, options)
+    call = blocks.call(RECORDS[op].family, q, k, v, options)
     return in_place.sized(call) if op == "pointwise_attention" else call
 
 

@@ -21,7 +21,7 @@ from attnkit.backends.in_place import Prepared, Room
 from attnkit.backends.torch import blocked, workspace
 from attnkit.backends.torch.custom import Given, Outputs, register
 from attnkit.ops import statistics
-from attnkit.ops.statistics_families import FAMILIES
+from attnkit.ops.records import RECORDS
 
 SCORES, QUERIES = 1 << 20, 128  # of a block, which many passes look at, and its queries
 NEVER = -1e4  # an exponent whose exponential is 0 in every dtype, and which times 0 is 0
@@ -104,7 +104,7 @@ def _forward(op: str, given: Given) -> Tensor:
     (shape, dtype), fields = _outputs(op, given)["rows"], tuple(given.pop("fields").split(","))
     q, k = given.pop("q"), given.pop("k")
     xp, room, found = namespace(q), workspace.room(), q.new_zeros(shape, dtype=dtype)
-    c = blocks.call(FAMILIES[op], q, k, k, given, SCORES)._replace(queries=QUERIES)
+    c = blocks.call(RECORDS[op].family, q, k, k, given, SCORES)._replace(queries=QUERIES)
     for block in blocks.blocks(c):
         rows = MEASURES[op](room, xp, blocks.part(c, block), block.rows, fields)
         at = (*block.leading, slice(block.rows.start, block.rows.stop))
@@ -150,7 +150,7 @@ def unsupported(q: Tensor, *arrays: Tensor, op: str, fields: Fields, **options: 
         return "blocks are for the CPU"
     if op not in FAMILY:
         return f"statistics of {op} are served by the generic implementation"
-    family = FAMILIES[FAMILY[op]]
+    family = RECORDS[FAMILY[op]].family
     if family.signed(**{name: x for name, x in options.items() if name not in family.common}):
         return "weights that may be negative are served by the generic implementation"
     return None

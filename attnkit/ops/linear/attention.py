@@ -11,7 +11,7 @@ from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.quadratic import cast
 from attnkit._core.special import relu
 from attnkit._core.typing import Array, Impl, Namespace
-from attnkit.ops.linear.rule import FoundRows, attend, attend_vjp, rows_of_rule, step, step_vjp, weights
+from attnkit.ops.linear.rule import FoundRows, attend, attend_vjp, feature_family, rows_of_rule, step, step_vjp, weights
 from attnkit.ops.linear.states import (
     STATE_CHECKS,
     Options,
@@ -272,3 +272,6 @@ def linear_attention_step_vjp(
     op, heads = "linear_attention_step_vjp", common.get("enable_gqa", False)
     bound = rule(op, feature_map=feature_map, normalize=normalize, eps=eps, scale=common.get("scale"))
     return step_vjp(namespace(q_t), bound, q_t, k_t, v_t, do_t, state, dstate, heads)
+
+
+LINEAR = feature_family("linear_attention", rows, OWN, signed)

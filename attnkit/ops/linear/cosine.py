@@ -5,7 +5,7 @@ from typing import Any, Unpack
 from attnkit._core import check, quadratic
 from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.typing import Array, Impl, Namespace
-from attnkit.ops.linear.rule import FoundRows, attend, attend_vjp, rows_of_rule, step, step_vjp, weights
+from attnkit.ops.linear.rule import FoundRows, attend, attend_vjp, feature_family, rows_of_rule, step, step_vjp, weights
 from attnkit.ops.linear.states import (
     STATE_CHECKS,
     Heads,
@@ -151,3 +151,6 @@ def cosine_attention_step_vjp(
     """Gradients {"q_t", "k_t", "v_t"} and, where there was one, "state", for do_t and dstate (None = 0)."""
     bound, heads = rule("cosine_attention_step_vjp", eps=eps), common.get("enable_gqa", False)
     return step_vjp(namespace(q_t), bound, q_t, k_t, v_t, do_t, state, dstate, heads)
+
+
+COSINE = feature_family("cosine_attention", rows, OWN)

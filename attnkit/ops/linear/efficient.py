@@ -6,7 +6,8 @@ from attnkit._core import check
 from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.tokens import key_mask
 from attnkit._core.typing import Array, Impl
-from attnkit.ops.linear.by_feature import attend, attend_vjp, step, step_vjp, weights
+from attnkit.ops.linear.by_feature import attend, attend_vjp, rows, step, step_vjp, weights
+from attnkit.ops.linear.rule import feature_family
 from attnkit.ops.linear.states import STATE_CHECKS, Heads, Options, State, Tokens, state_context, step_context, stepping
 
 OWN = {"mask": key_mask, **STATE_CHECKS}
@@ -121,3 +122,6 @@ def efficient_attention_step_vjp(
     """Gradients {"q_t", "k_t", "v_t"} and, where there was one, "state", for do_t and dstate (None = 0)."""
     heads = common.get("enable_gqa", False)
     return step_vjp(namespace(q_t), "efficient_attention_step_vjp", q_t, k_t, v_t, do_t, state, dstate, heads)
+
+
+EFFICIENT = feature_family("efficient_attention", rows, OWN)

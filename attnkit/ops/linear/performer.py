@@ -8,7 +8,7 @@ from attnkit._core.quadratic import cast
 from attnkit._core.special import generator, relu, stop_gradient
 from attnkit._core.tokens import one_of, whole
 from attnkit._core.typing import Array, Impl, Namespace
-from attnkit.ops.linear.rule import FoundRows, attend, attend_vjp, rows_of_rule, step, step_vjp, weights
+from attnkit.ops.linear.rule import FoundRows, attend, attend_vjp, feature_family, rows_of_rule, step, step_vjp, weights
 from attnkit.ops.linear.states import (
     STATE_CHECKS,
     Heads,
@@ -279,3 +279,6 @@ def performer_attention_step_vjp(
     """Gradients {"q_t", "k_t", "v_t"} and, where there was one, "state", for do_t and dstate (None = 0)."""
     bound = rule("performer_attention_step_vjp", projection, _grouped(common), kernel=kernel, eps=eps)
     return step_vjp(namespace(q_t), bound, q_t, k_t, v_t, do_t, state, dstate, _grouped(common))
+
+
+PERFORMER = feature_family("performer_attention", rows, OF_ROWS)

@@ -3,10 +3,12 @@ the rows of their weights, tile by tile, with gradients through them.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from attnkit._core import check, quadratic
+from attnkit._core.family import Family, never
 from attnkit._core.tokens import chosen, join_heads, split_heads
 from attnkit._core.typing import Array, Namespace
 from attnkit.ops.linear.scan import finite, largest
@@ -147,3 +149,36 @@ def weights(xp: Namespace, rule: Rule, q: Array, k: Array, common: Any) -> Array
     own_axes = quadratic.leading_axes(q, k, None, common.get("enable_gqa", False))
     lead = check.broadcast(rule.op, "leading axes", tuple(u.shape[:-2]), own_axes)
     return quadratic.cast(xp, xp.broadcast_to(u * r, (*lead, *u.shape[-2:])), q.dtype)
+
+
+def feature_family(
+    name: str,
+    rows_of: Callable[..., FoundRows],
+    checks: Mapping[str, check.OptionCheck],
+    signed: Callable[..., bool] = never,
+) -> Family:
+    """The record of an op whose weights are made of features of q and of k: gradients do not come through scores."""
+
+    def weigh(xp: Namespace, s: None, a: quadratic.Inputs, **own: Any) -> tuple[Array, Any]:
+        return rows_of(xp, a, **own)[:2]
+
+    def no_scores(xp: Namespace, s: None, a: quadratic.Inputs, w: Array, dw: Array, **own: Any) -> Array:
+        return xp.zeros_like(w)
+
+    def of_features(
+        xp: Namespace, a: quadratic.Inputs, w: Array, dw: Array, ds: Array, like: dict[str, Array], **own: Any
+    ) -> dict[str, Array]:
+        return rows_of(xp, a, **own)[2](dw, like)
+
+    return Family(
+        name,
+        weigh,
+        no_scores,
+        partial(quadratic.prepare, scale=1.0),
+        lambda xp, a: None,
+        of_features,
+        signed=signed,
+        checks=checks,
+        common=frozenset(quadratic.COMMON) - {"scale"},
+        stateful=("chunk_size", "initial_state", "return_state"),
+    )

@@ -1,0 +1,219 @@
+"""A variant of quadratic attention is one record; its weights, gradients, statistics and blocks follow from it.
+
+`weigh(xp, s, a, **own) -> (u, r)` turns scores into weights w = r·u, and `score_gradient(xp, s, a, w, dw, **own)` takes
+the gradient of the weights to that of the scores. A special case is a record too: it translates its options into those
+of the op that it calls.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Self, TypeVar, Unpack
+
+from attnkit._core import check, quadratic
+from attnkit._core.dispatch import namespace, operation_checked_by, special_case
+from attnkit._core.typing import Array, Common, Namespace, Scoring
+
+P = ParamSpec("P")
+Op = TypeVar("Op", bound=Callable[..., Any])
+POSITIONAL, REST = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.VAR_KEYWORD
+
+
+def never(**own: Any) -> bool:
+    return False
+
+
+def always(**own: Any) -> bool:
+    return True
+
+
+def nothing(*args: Any, **own: Any) -> dict[str, Array]:
+    return {}
+
+
+def same(**own: Any) -> dict[str, Any]:
+    return own
+
+
+class Apart(NamedTuple):
+    """For an op whose output is not w v: its public functions give the output and the gradients through it."""
+
+    op: Callable[..., Array]
+    vjp: Callable[..., dict[str, Array]]
+
+
+class Family(NamedTuple):
+    """What makes a variant what it is; everything else is the same for all of them."""
+
+    name: str
+    weigh: quadratic.Weigh
+    score_gradient: Callable[..., Array]
+    prepare: Callable[..., quadratic.Inputs] = quadratic.prepare
+    scores: Callable[..., Array] = quadratic.scores
+    beside: Callable[..., dict[str, Array]] = nothing  # gradients to add to those that come through the scores
+    constant_factor: bool = False  # r does not depend on the scores: `score_gradient` takes u and its gradient
+    signed: Callable[..., bool] = never  # of the options of `weigh`: can a weight be negative
+    exact_zeros: Callable[..., bool] = never  # likewise: is a weight of 0 meant, not underflow
+    checks: Mapping[str, check.OptionCheck] = check.NO_CHECKS  # of options that only this variant has
+    arrays: tuple[str, ...] = ()  # its options that have a gradient where they are arrays
+    output_only: tuple[str, ...] = ()  # its arguments that the weights do not depend on, beside v and dropout
+    of: str = ""  # the op that a special case calls
+    translate: Callable[..., dict[str, Any]] = same  # options of the op -> those of `weigh`
+    apart: Apart | None = None
+    common: frozenset[str] = frozenset(quadratic.COMMON)  # options that are not the op's own
+    stateful: tuple[str, ...] = ()  # its options that weights without a state do not have
+
+    def special(self, name: str, translate: Callable[..., dict[str, Any]]) -> Self:
+        """The record of an op that calls this one with options of its own."""
+        return self._replace(name=name, of=self.name, translate=translate, checks=check.NO_CHECKS, arrays=())
+
+    def split(self, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Own options, and the common ones."""
+        own = {name: x for name, x in options.items() if name not in self.common}
+        return own, {name: x for name, x in options.items() if name in self.common}
+
+    def attend(self, q: Array, k: Array, v: Array, **options: Any) -> Array:
+        """o in the dtype of q."""
+        own, common = self.split(options)
+        xp = namespace(q)
+        a = self.prepare(xp, q, k, v, **common)
+        return quadratic.cast(xp, quadratic.output(xp, a, *self.weigh(xp, self.scores(xp, a), a, **own)), q.dtype)
+
+    def weights(self, q: Array, k: Array, **options: Any) -> Array:
+        """w (..., L, S) in the dtype of q."""
+        own, common = self.split(options)
+        xp = namespace(q)
+        a = self.prepare(xp, q, k, **common)
+        u, r = self.weigh(xp, self.scores(xp, a), a, **own)
+        leading = quadratic.leading_axes(q, k, None, common.get("enable_gqa", False))
+        leading = check.broadcast("attention", "leading axes", tuple(u.shape[:-2]), leading)
+        return quadratic.cast(xp, xp.broadcast_to(u * r, (*leading, *u.shape[-2:])), q.dtype)
+
+    def vjp(self, q: Array, k: Array, v: Array, do: Array, **options: Any) -> dict[str, Array]:
+        """Gradients in the dtypes of their arguments."""
+        own, common = self.split(options)
+        xp = namespace(q)
+        a = self.prepare(xp, q, k, v, **common)
+        like = {"q": q, "k": k, "v": v, "bias": common.get("bias")}
+        like |= {name: own[name] for name in self.arrays if check.is_array(own.get(name))}
+        return quadratic.rounded(xp, self.gradients(xp, a, self.scores(xp, a), like, do, own), like)
+
+    def gradients(
+        self,
+        xp: Namespace,
+        a: quadratic.Inputs,
+        s: Any,
+        like: dict[str, Array],
+        do: Array | None,
+        own: Mapping[str, Any],
+        of_weights: Callable[[Array], Any] | None = None,
+        of_scores: Callable[[Array], Any] | None = None,
+    ) -> dict[str, Array]:
+        """Gradients in the compute dtype.
+
+        `of_weights(w)` and `of_scores(w)` are what the weights and the scores have beside what comes through o.
+        """
+        u, r = self.weigh(xp, s, a, **own)
+        more = 0.0 if of_weights is None else of_weights(u * r)
+        if self.constant_factor:
+            w, more = u, more * r
+            do = None if do is None else quadratic.cast(xp, do, a.dtype) * r  # L·e numbers, where w has L·S
+        else:
+            w = u * r
+        beside = dict[str, Array]()
+
+        def ds_of(dw: Any) -> Array:
+            dw = dw + more
+            ds = self.score_gradient(xp, s, a, w, dw, **own)
+            ds = ds if of_scores is None else ds + of_scores(w)
+            beside.update(self.beside(xp, a, w, dw, ds, like, **own))
+            return ds
+
+        grads = quadratic.backward(xp, a, w, do, ds_of, like)
+        return grads | {name: grads[name] + x if name in grads else x for name, x in beside.items()}
+
+
+# ---------------------------------------------------------------------------------------------- public functions
+
+
+def op(family: Family, calls: Callable[..., Any] | None = None) -> Callable[[Op], Op]:
+    """Make a documented signature (q, k, v, *, own..., impl, **common) the op of a record.
+
+    A special case `calls` another op, with its own options translated.
+    """
+
+    def decorate(documented: Op) -> Op:
+        serve = _served(family, family.attend, calls)
+        parameters = [*inspect.signature(documented).parameters.values()]
+        made: Any = _public(family, serve, documented, documented.__name__, documented.__doc__ or "", parameters)
+        return made
+
+    return decorate
+
+
+def weights_of(
+    forward: Callable[Concatenate[Array, Array, Array, P], Any],
+    family: Family,
+    calls: Callable[..., Any] | None = None,
+) -> Callable[Concatenate[Array, Array, P], Array]:
+    """`<op>_weights`, with the signature of the op but for v and dropout."""
+    doc = f"The weights w (..., L, S) of `{family.name}`, before dropout, in the dtype of q; 0 where invisible."
+    rest = inspect.Parameter("scoring", REST, annotation=Unpack[Scoring])
+    parameters = [p for p in _documented(forward, family) if p.name not in ("v", *family.output_only)]
+    serve = _served(family, family.weights, calls)
+    return _public(family, serve, forward, f"{family.name}_weights", doc, [*parameters, rest])
+
+
+def vjp_of(
+    forward: Callable[Concatenate[Array, Array, Array, P], Any],
+    family: Family,
+    formula: str,
+    calls: Callable[..., Any] | None = None,
+) -> Callable[Concatenate[Array, Array, Array, Array, P], dict[str, Array]]:
+    """`<op>_vjp`, with the signature of the op and the cotangent do behind v; `formula` says what the gradients are."""
+    arrays = "".join(f', "{name}" where it is an array' for name in family.arrays)
+    doc = f"""Gradients {{"q", "k", "v"}} of `{family.name}`, "bias" where one was passed{arrays}, for the cotangent do.
+
+    {formula}
+
+    Each has the shape and dtype of its argument.
+    """
+    first, second, third, *others = _documented(forward, family)
+    rest = inspect.Parameter("common", REST, annotation=Unpack[Common])
+    parameters = [first, second, third, inspect.Parameter("do", POSITIONAL, annotation=Array), *others, rest]
+    serve = _served(family, family.vjp, calls)
+    return _public(family, serve, forward, f"{family.name}_vjp", doc, parameters)
+
+
+def _documented(forward: Callable[..., Any], family: Family) -> list[inspect.Parameter]:
+    """The parameters of an op that are not common to all."""
+    return [p for p in inspect.signature(forward).parameters.values() if p.name not in family.common]
+
+
+def _served(family: Family, body: Callable[..., Any], calls: Callable[..., Any] | None) -> Callable[..., Any]:
+    """The generic body, or for a special case the call of the op that it is a case of."""
+    if calls is None:
+
+        def serve(*arrays: Array, **options: Any) -> Any:
+            return body(*arrays, **options)
+
+        return serve
+
+    def call(*arrays: Array, impl: Any, **options: Any) -> Any:
+        own, common = family.split(options)
+        return calls(*arrays, **family.translate(**own), impl=impl, **common)
+
+    return call
+
+
+def _public(
+    family: Family,
+    serve: Callable[..., Any],
+    documented: Callable[..., Any],
+    name: str,
+    doc: str,
+    parameters: list[inspect.Parameter],
+) -> Any:
+    serve.__name__ = serve.__qualname__ = name
+    serve.__doc__, serve.__module__ = doc, documented.__module__
+    serve.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return special_case(serve) if family.of else operation_checked_by(own=family.checks)(serve)

@@ -1,0 +1,34 @@
+"""Every op whose weights are made of scores or features of pairs, by its record: statistics and blocks ask these."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from attnkit._core.family import Family
+from attnkit.ops import entmax, gaussian, pointwise, rela, softmax
+from attnkit.ops.linear import attention, cosine, efficient, performer
+
+
+class Record(NamedTuple):
+    """A public op and what makes it what it is."""
+
+    op: Callable[..., Any]
+    family: Family
+
+
+RECORDS = {
+    family.name: Record(op, family)
+    for op, family in (
+        (softmax.softmax_attention, softmax.SOFTMAX),
+        (pointwise.pointwise_attention, pointwise.POINTWISE),
+        (pointwise.reluformer_attention, pointwise.RELUFORMER),
+        (pointwise.sigmoid_attention, pointwise.SIGMOID),
+        (entmax.sparsemax_attention, entmax.SPARSEMAX),
+        (entmax.entmax_attention, entmax.ENTMAX),
+        (rela.rela_attention, rela.RELA),
+        (gaussian.gaussian_attention, gaussian.GAUSSIAN),
+        (attention.linear_attention, attention.LINEAR),
+        (cosine.cosine_attention, cosine.COSINE),
+        (performer.performer_attention, performer.PERFORMER),
+        (efficient.efficient_attention, efficient.EFFICIENT),
+    )
+}
