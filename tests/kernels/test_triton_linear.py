@@ -26,7 +26,7 @@ SEGMENTED = """
 import triton
 import triton.language as tl
 
-from attnkit.backends.torch import triton_linear_launch
+from attnkit.backends.torch.triton import linear_launch
 from attnkit.kernels.triton import linear, linear_tokens
 from attnkit_conformance.adapters.triton_interpreted import Interpreted
 
@@ -64,7 +64,7 @@ def null_without_keys(i, bounds, limits, masks, item, head, CAUSAL: tl.constexpr
 class Segmented(Interpreted):
     def __init__(self):
         super().__init__()
-        triton_linear_launch.FEWEST = 1
+        linear_launch.FEWEST = 1
 
 
 class Wrong(Segmented):

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from attnkit_reference.linear.attention import attention, cosine, efficient, performer
+from attnkit_reference.linear import attention, cosine, efficient, performer
 
 Rng = np.random.Generator
 Arrays = dict[str, Any]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnkit_reference.linear.attention import attention, cosine, efficient, performer
+from attnkit_reference.linear import attention, cosine, efficient, performer
 
 Arrays = dict[str, Any]
 

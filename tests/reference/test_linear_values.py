@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import attnkit_reference as reference
-from attnkit_reference.linear.attention import attention, cosine, efficient, performer
+from attnkit_reference.linear import attention, cosine, efficient, performer
 
 Arrays = dict[str, Any]
 

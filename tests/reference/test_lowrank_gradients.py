@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import attnkit_reference as reference
-from attnkit_reference.lowrank.soft import landmarks
+from attnkit_reference.lowrank import landmarks
 
 Rng = np.random.Generator
 CONVERGED = 1e-10  # of ‖A X A - A‖/‖A‖, below which both gradients of the inverse must agree to the same share

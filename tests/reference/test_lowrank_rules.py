@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import attnkit_reference as reference
-from attnkit_reference.lowrank.soft import landmarks as samplers
+from attnkit_reference.lowrank import landmarks as samplers
 
 UNITS = 64 * np.finfo(np.float64).eps
 B, H, N, M = 2, 4, 7, 3

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnkit_reference.lowrank.soft import sima
+from attnkit_reference.lowrank import sima
 
 QUERIES = np.array([[[1, 0, 1, 1]], [[0, 1, 1, 0]]], dtype=bool)
 CASES: dict[str, dict[str, Any]] = {
