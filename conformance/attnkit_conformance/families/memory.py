@@ -307,6 +307,7 @@ OPS: tuple[Op, ...] = (
         differentiable=("x", *UNIT_WEIGHTS, "bias"),
         errors=unit_errors,
         zeros=unit_zeros,
+        growth=lambda case: 2.0,  # an error of the scores counts twice in their square
         variants=({}, {"alpha": 1.0}),
         tokens=Tokens({"x": -2, "o": -2}, {"x": -2, "o": -2, "mask": -1, "query_mask": -1, "bias": -1}),
         invariances=(*ALL_TOKENS, "causal_prefix"),

@@ -106,9 +106,8 @@ def settled(case: Case) -> Case:
 
 def near_threshold(case: Case, alpha: Any) -> Array:
     """Rows (..., L) with a score so near to the threshold that rounding decides on which side it lies."""
-    given = {**case.arrays, **case.params}
-    common = {name: given[name] for name in lowprecision.COMMON if name in given and not name.startswith("dropout")}
-    rows = entmax_rows("sample", given["q"], given["k"], alpha=alpha, **common)
+    options = {**alphas_and_scoring(case), "alpha": alpha}
+    rows = entmax_rows("sample", case.arrays["q"], case.arrays["k"], **options)
     sc = rows.scores
     above = np.broadcast_to(alpha, (*sc.n.shape, 1)) - 1.0
     top = np.max(sc.s, axis=-1, keepdims=True, initial=-np.inf, where=sc.visible)
@@ -123,11 +122,26 @@ def near_threshold(case: Case, alpha: Any) -> Array:
 
 
 def entmax_growth(case: Case) -> float:
-    """D: 1/(α-1) for the smallest α above 1; besides, scores have errors eps·|s|, and so have weights."""
+    """D: 1/(α-1) for the smallest α above 1; besides, scores have errors eps·|s|, and weights have dp = p^{2-α} ds.
+
+    Relative to the largest weight p these are p^{1-α} times as large, which ties of many keys show where a library's
+    products of equal keys differ in their last bit. Half types are computed in float32, and need none of it.
+    """
     alphas = np.ravel(alphas_of(case))
     sc = lowprecision.case_scores(case, with_v=False)
     largest = float(np.max(np.abs(sc.s), initial=0.0, where=sc.visible & np.isfinite(sc.s)))
-    return float(1.0 / (np.min(alphas[alphas != 1], initial=2.0) - 1.0) + tolerance.growth_of_exponent(largest) - 1.0)
+    of_scores = tolerance.growth_of_exponent(largest) - 1.0
+    if case.dtype in ("float64", "float32"):
+        weights = entmax_rows("sample", case.arrays["q"], case.arrays["k"], **alphas_and_scoring(case)).w
+        of_scores *= max(float(np.max(weights, initial=0.0)), np.finfo(np.float32).tiny) ** (1.0 - np.max(alphas))
+    return float(1.0 / (np.min(alphas[alphas != 1], initial=2.0) - 1.0) + of_scores)
+
+
+def alphas_and_scoring(case: Case) -> dict[str, Any]:
+    """What weights take of a case beside q and k."""
+    given = {**case.arrays, **case.params}
+    scoring = {name: given[name] for name in lowprecision.COMMON if name in given and not name.startswith("dropout")}
+    return {"alpha": alphas_of(case), **scoring}
 
 
 def steep(params: Any) -> bool:
