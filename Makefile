@@ -124,7 +124,7 @@ benchmarks: install
 	OMP_NUM_THREADS=$$(nproc) $(BIN)/python -m benchmarks variants
 
 # On a machine with a GPU and its own torch, JAX or CuPy: installs nothing and needs no .venv.
-gpu: export PYTHONPATH := .:reference:conformance
+gpu: export PYTHONPATH := .:reference:conformance:experiments
 gpu: export JAX_PLATFORMS :=
 gpu:
 	@mkdir -p $(OUT)

@@ -9,6 +9,7 @@ import pytest
 
 import attnkit
 import attnkit_reference
+from attnkit.ops.records import RECORDS
 from attnkit_conformance import core, selection
 from attnkit_conformance.adapters.base import AttnkitAdapter, kernels
 from attnkit_conformance.judge import XFAILS, ids_of, properties, read_xfails, refuse_unmatched
@@ -19,6 +20,13 @@ from attnkit_conformance.report import table
 from attnkit_conformance.scenes.attention import HALF_TYPES
 
 ONLY_IN_ATTNKIT = {"explain"}
+WITHOUT_RECORD = {
+    "sima_attention": "q and k are normalised over their tokens",
+    "soft_attention": "weights are a product of three matrices",
+    "nystrom_attention": "weights are a product of three matrices",
+    "linformer_attention": "weights are of combinations of keys",
+    "lsh_attention": "weights are of chunks of sorted tokens",
+}
 WITHOUT_ROW = {"ACTIVATIONS", "RowStatistics", "analysis", "landmarks", "orthogonal_features", "random_rotations"}
 
 
@@ -55,6 +63,14 @@ def test_every_public_op_has_a_row_a_gradient_and_magnitudes() -> None:
             f"{op.name}: write {op.name}_vjp in the reference and in attnkit"
         )
         assert not op.vjp or attrgetter(f"{op.name}_magnitudes")(attnkit_reference), f"write {op.name}_magnitudes"
+
+
+def test_every_op_with_weights_has_a_record_or_a_reason() -> None:
+    """Statistics and blocks serve what has a record."""
+    weighted = {op.name for op in PUBLIC if op.weights}
+    assert weighted - {*RECORDS} == {*WITHOUT_RECORD}, "add a line to attnkit/ops/records.py, or a reason here"
+    assert {op.name for op in PUBLIC if op.statistics} == {*RECORDS}
+    assert [name for name, record in RECORDS.items() if record.op is not getattr(attnkit, name)] == []
 
 
 @pytest.mark.parametrize("op", OPDB, ids=lambda op: op.name)
