@@ -1,7 +1,8 @@
 """A variant of quadratic attention is one record; its weights, gradients, statistics and blocks follow from it.
 
 `weigh(xp, s, a, **own) -> (u, r)` turns scores into weights w = r·u, and `score_gradient(xp, s, a, w, dw, **own)` takes
-the gradient of the weights to that of the scores. A special case is a record too: it translates its options into those
+the gradient of the weights to that of the scores. `prepare` may normalise queries and keys, with the pull-back of it in
+`Inputs.normalised`. A special case is a record too: it translates its options into those
 of the op that it calls.
 """
 

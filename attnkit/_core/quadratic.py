@@ -19,6 +19,14 @@ from attnkit._core.typing import DEFAULTS, Array, Length, Namespace
 COMMON = tuple(DEFAULTS)
 
 
+class Normalised(NamedTuple):
+    """q and k before a function of each token was applied, and pull(xp, x, g): the gradient of x from that of f(x)."""
+
+    q: Array
+    k: Array
+    pull: Callable[[Namespace, Array, Array], Array]
+
+
 class Inputs(NamedTuple):
     """The arguments of a quadratic op in the compute dtype, with everything invisible replaced by 0 (semantics A6)."""
 
@@ -33,6 +41,7 @@ class Inputs(NamedTuple):
     drop: Array | None  # what multiplies the weights just before the product with v
     rows: Rows
     dtype: Any  # the compute dtype
+    normalised: Normalised | None = None  # what gradients of q and k are pulled through
 
     @property
     def keys(self) -> int:
@@ -192,10 +201,12 @@ def _shape_in_tile(x: Array, a: Inputs) -> tuple[int, ...]:
 
 def score_gradients(xp: Namespace, a: Inputs, ds: Array, q: Array, k: Array, bias: Array | None) -> dict[str, Array]:
     """Gradients of q, k and bias (in the compute dtype) from ds, that of the scores; q, k, bias are as given."""
-    grads = {
-        "q": sum_to(xp, contract(xp, ds, a.k) * a.scale, _shape_in_tile(q, a)),
-        "k": sum_to(xp, ds.mT @ (a.q * a.scale), tuple(k.shape)),
-    }
+    dq, dk = contract(xp, ds, a.k) * a.scale, ds.mT @ (a.q * a.scale)
+    if a.normalised is not None:
+        before = a.normalised
+        dq = before.pull(xp, before.q, sum_to(xp, dq, tuple(before.q.shape)))
+        dk = before.pull(xp, before.k, sum_to(xp, dk, tuple(before.k.shape)))
+    grads = {"q": sum_to(xp, dq, _shape_in_tile(q, a)), "k": sum_to(xp, dk, tuple(k.shape))}
     if bias is not None:
         grads["bias"] = sum_to(xp, ds, _shape_in_tile(bias, a))
     return grads
