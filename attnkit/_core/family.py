@@ -114,19 +114,18 @@ class Family(NamedTuple):
         `of_weights(w)` and `of_scores(w)` are what the weights and the scores have beside what comes through o.
         """
         u, r = self.weigh(xp, s, a, **own)
-        more = 0.0 if of_weights is None else of_weights(u * r)
-        if self.constant_factor:
-            w, more = u, more * r
-            do = None if do is None else quadratic.cast(xp, do, a.dtype) * r  # L·e numbers, where w has L·S
-        else:
-            w = u * r
+        w = u if self.constant_factor else u * r
+        if self.constant_factor and do is not None:
+            do = quadratic.cast(xp, do, a.dtype) * r  # L·e numbers, where w has L·S
         beside = dict[str, Array]()
 
         def ds_of(dw: Any) -> Array:
-            dw = dw + more
+            if of_weights is not None:
+                dw = dw + (of_weights(u * r) * r if self.constant_factor else of_weights(w))
             ds = self.score_gradient(xp, s, a, w, dw, **own)
             ds = ds if of_scores is None else ds + of_scores(w)
-            beside.update(self.beside(xp, a, w, dw, ds, like, **own))
+            if self.beside is not nothing:
+                beside.update(self.beside(xp, a, w, dw, ds, like, **own))
             return ds
 
         grads = quadratic.backward(xp, a, w, do, ds_of, like)
