@@ -36,7 +36,7 @@ import json
 import sys
 from pathlib import Path
 
-from experiments import runner
+from attnkit_experiments import runner
 from attnkit_experiments.images.task import ImageTask
 from tests.experiments.doubles import in_float64
 
@@ -70,7 +70,7 @@ def together(tmp_path, processes, given, fault=""):
     driver.write_text(DRIVER)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     root = Path(__file__).parents[2]
-    paths = os.pathsep.join(str(root / part) for part in ("", "reference", "conformance"))
+    paths = os.pathsep.join(str(root / part) for part in ("", "reference", "conformance", "experiments"))
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     words = [*command, str(driver), fault, json.dumps(given)]
     return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
