@@ -31,13 +31,13 @@ Refusal = Callable[..., str | None]
 class Kernel(NamedTuple):
     """An implementation of an op for one library; `unsupported(*arrays, **options)` is a reason, or None.
 
-    `pays` says whether a call that it can serve is faster with it than with the generic body.
+    `is_faster` says whether it serves a call in less time than the generic body.
     """
 
     name: str
     call: Callable[..., Any]
     unsupported: Refusal
-    pays: Callable[..., bool] = _always
+    is_faster: Callable[..., bool] = _always
 
 
 def _guarded(kernel: Kernel, refusal: Refusal) -> Kernel:
@@ -107,7 +107,7 @@ def choose(op: str, impl: Any, generic: Callable[..., Any], arrays: tuple[Array,
         return lambda *a, **o: _explained(rows, a, o)
     if impl == "auto":
         for row in rows:
-            if row.unsupported(*arrays, **options) is None and row.pays(*arrays, **options):
+            if row.unsupported(*arrays, **options) is None and row.is_faster(*arrays, **options):
                 return row.call
         return generic
     known = {row.name: row for row in rows}
@@ -125,9 +125,9 @@ def choose(op: str, impl: Any, generic: Callable[..., Any], arrays: tuple[Array,
 
 
 def _explained(rows: tuple[Kernel, ...], arrays: tuple[Array, ...], options: dict[str, Any]) -> dict[str, str | None]:
-    """{name: reason or None} in the order of `impl="auto"`: kernels that do not pay stand behind the generic body."""
+    """{name: reason or None} in the order of `impl="auto"`: slower kernels are listed after the generic body."""
     reasons = {row.name: row.unsupported(*arrays, **options) for row in rows}
-    behind = [row.name for row in rows if reasons[row.name] is None and not row.pays(*arrays, **options)]
+    behind = [row.name for row in rows if reasons[row.name] is None and not row.is_faster(*arrays, **options)]
     before = {name: reason for name, reason in reasons.items() if name not in behind}
     return {**before, "generic": None, **dict.fromkeys(behind)}
 
@@ -140,7 +140,7 @@ def _kernel_at_once(
         return None
     served = [row for row in rows if row.unsupported(*arrays, **options) is None]
     if impl == "auto":
-        return next((row for row in served if row.pays(*arrays, **options)), None)
+        return next((row for row in served if row.is_faster(*arrays, **options)), None)
     first = impl if isinstance(impl, str) else next(iter(impl), None)
     return next((row for row in served if row.name == first), None)
 
@@ -230,9 +230,9 @@ def operation_checked_by(
 def operation(generic: Callable[P, R]) -> Callable[P, R]:
     """Decorate a generic array-API body: arguments are checked first, then the implementation that `impl` names runs.
 
-    `impl="auto"` is the first kernel of the library without a reason against it that pays, else the body; a name is
-    that kernel or NotImplementedError with its reason; a tuple of names is tried in order. The body itself never sees
-    `impl`.
+    `impl="auto"` is the first kernel of the library without a reason against it that is faster, else the body; a name
+    is that kernel or NotImplementedError with its reason; a tuple of names is tried in order. `impl` never reaches the
+    body itself.
     """
     return operation_checked_by()(generic)
 

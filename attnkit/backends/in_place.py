@@ -43,7 +43,7 @@ def fits(x: Array, into: Array) -> bool:
     return x.ndim <= into.ndim and all(n <= m for n, m in zip(x.shape[::-1], into.shape[::-1], strict=False))
 
 
-class Room:
+class Workspace:
     """Memory of one call, by name."""
 
     def __init__(self, library: Library) -> None:
@@ -81,23 +81,23 @@ class Prepared(NamedTuple):
         return self.library.clear(x, ~self.a.pairs)
 
 
-def prepared(room: Room, xp: Namespace, c: blocks.Call, rows: Rows) -> Prepared:
+def prepared(work: Workspace, xp: Namespace, c: blocks.Call, rows: Rows) -> Prepared:
     """The inputs of a block; with causality alone, without an array of what is visible."""
     options = {**c.common, **{name: x for name, x in c.arrays.items() if name in c.family.common}}
     q, k, v = (c.arrays[name] for name in "qkv")
     keys, causal = k.shape[-2], options.get("causal", False)
     first = rows.start + (0 if causal == "upper_left" else keys - rows.total)
     if not causal or first < 0 or any(name in options for name in MASKS):
-        return Prepared(quadratic.prepare(xp, q, k, v, rows=rows, **options), None, room.library)
+        return Prepared(quadratic.prepare(xp, q, k, v, rows=rows, **options), None, work.library)
     a = quadratic.prepare(xp, q, k, v, rows=rows, **{**options, "causal": False})
     count = positions(xp, a.q, first + 1, first + 1 + rows.stop - rows.start)
     count = xp.astype(xp.where(count < keys, count, keys), a.dtype)
-    return Prepared(a._replace(count=count[:, None]), first + 1, room.library)
+    return Prepared(a._replace(count=count[:, None]), first + 1, work.library)
 
 
-def scores(room: Room, a: quadratic.Inputs) -> Array:
+def scores(work: Workspace, a: quadratic.Inputs) -> Array:
     """s = scale·q kᵀ + bias, in the memory of the call where no axis is missing."""
-    s = room.product("s", a.q * a.scale, a.k.mT)
+    s = work.product("s", a.q * a.scale, a.k.mT)
     if a.bias is None:
         return s
     if not fits(a.bias, s):
@@ -106,9 +106,9 @@ def scores(room: Room, a: quadratic.Inputs) -> Array:
     return s
 
 
-def arguments(room: Room, xp: Namespace, a: quadratic.Inputs, own: Mapping[str, Any]) -> Array:
+def arguments(work: Workspace, xp: Namespace, a: quadratic.Inputs, own: Mapping[str, Any]) -> Array:
     """s + shift."""
-    s, shift = scores(room, a), own["shift"]
+    s, shift = scores(work, a), own["shift"]
     if isinstance(shift, str):
         length = log(xp, quadratic.length_of_rows(xp, a, own["length"]))
         if hasattr(length, "ndim") and not fits(length, s):
@@ -119,17 +119,17 @@ def arguments(room: Room, xp: Namespace, a: quadratic.Inputs, own: Mapping[str, 
     return s
 
 
-def unscaled(room: Room, xp: Namespace, a: quadratic.Inputs, own: Mapping[str, Any]) -> Array:
+def unscaled(work: Workspace, xp: Namespace, a: quadratic.Inputs, own: Mapping[str, Any]) -> Array:
     """u = h(s + shift)."""
-    s, name = arguments(room, xp, a, own), own["activation"]
-    overwrite = room.library.overwrite
+    s, name = arguments(work, xp, a, own), own["activation"]
+    overwrite = work.library.overwrite
     return overwrite[name](s) if name in overwrite else ACTIVATIONS[name].h(xp, s)
 
 
-def pulled(room: Room, xp: Namespace, name: str, s: Array, ds: Array) -> tuple[Array, Array]:
+def pulled(work: Workspace, xp: Namespace, name: str, s: Array, ds: Array) -> tuple[Array, Array]:
     """h(s) and h'(s)·ds."""
-    if name in room.library.pull and ds.shape == s.shape:
-        return room.library.pull[name](s, ds)
+    if name in work.library.pull and ds.shape == s.shape:
+        return work.library.pull[name](s, ds)
     return ACTIVATIONS[name].h(xp, s), ds * ACTIVATIONS[name].derivative(xp, s)
 
 
@@ -149,19 +149,19 @@ def sized(c: blocks.Call) -> blocks.Call:
     return c._replace(size=SCORES, queries=CAUSAL_QUERIES if c.common.get("causal") else QUERIES)
 
 
-def forward_block(room: Room, xp: Namespace, c: blocks.Call, rows: Rows) -> Array:
+def forward_block(work: Workspace, xp: Namespace, c: blocks.Call, rows: Rows) -> Array:
     """o of a block, in the compute dtype."""
-    p, own = prepared(room, xp, c, rows), settings(c)
-    return quadratic.output(xp, p.a, p.hide(xp, unscaled(room, xp, p.a, own)), factor(xp, p.a, own))
+    p, own = prepared(work, xp, c, rows), settings(c)
+    return quadratic.output(xp, p.a, p.hide(xp, unscaled(work, xp, p.a, own)), factor(xp, p.a, own))
 
 
-def backward_block(room: Room, xp: Namespace, c: blocks.Call, rows: Rows, do: Array) -> dict[str, Array]:
+def backward_block(work: Workspace, xp: Namespace, c: blocks.Call, rows: Rows, do: Array) -> dict[str, Array]:
     """Gradients of a block, in the compute dtype: five products of matrices."""
-    p, own = prepared(room, xp, c, rows), settings(c)
-    a, s = p.a, arguments(room, xp, p.a, own)
+    p, own = prepared(work, xp, c, rows), settings(c)
+    a, s = p.a, arguments(work, xp, p.a, own)
     do = quadratic.masked_rows(xp, a, quadratic.cast(xp, do, a.dtype)) * factor(xp, a, own)
-    du = room.product("ds", do, xp.matrix_transpose(a.v))
-    u, ds = pulled(room, xp, own["activation"], s, du if a.drop is None else du * a.drop)
+    du = work.product("ds", do, xp.matrix_transpose(a.v))
+    u, ds = pulled(work, xp, own["activation"], s, du if a.drop is None else du * a.drop)
     u, ds = p.hide(xp, u), p.hide(xp, ds)
     dropped = u if a.drop is None else u * a.drop
     like = {"bias": None, **c.arrays}

@@ -188,8 +188,8 @@ def test_features_of_float16_may_leave_its_range(kernels: CudaOnCpu) -> None:
 )
 def test_what_is_not_served(changed: dict[str, Any], reason: str) -> None:
     given: dict[str, Any] = {name: np.zeros((1, 3, 4), np.float32) for name in "qkv"}
-    assert reason in str(linear.unserved(**{**given, **changed}))
-    assert linear.unserved(**given) is None
+    assert reason in str(linear.unsupported_options(**{**given, **changed}))
+    assert linear.unsupported_options(**given) is None
 
 
 # ---------------------------------------------------------------------------------------------- compiled for GPUs

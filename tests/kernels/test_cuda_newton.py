@@ -119,8 +119,8 @@ def test_strides_and_broadcast_scales_are_read_in_place(kernels: CudaOnCpu) -> N
 
 
 def test_larger_matrices_are_refused() -> None:
-    assert newton.unserved(np.zeros((64, 64))) is None
-    assert "more than 64 rows" in str(newton.unserved(np.zeros((65, 65))))
+    assert newton.unsupported_options(np.zeros((64, 64))) is None
+    assert "more than 64 rows" in str(newton.unsupported_options(np.zeros((65, 65))))
 
 
 @pytest.mark.parametrize(("dtype", "capability"), [("float32", 80), later("float64", 90)])

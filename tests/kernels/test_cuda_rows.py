@@ -85,7 +85,9 @@ PLANTED: dict[str, tuple[str, str, str, str, str, str, set[str]]] = {
 
 def case_of(op: str, dtype: str, scene: str) -> Case:
     """The first sample of a scene that is served."""
-    served = (case for case in core.cases(op, "full", (dtype,)) if not rows.unserved(**case.arrays, **case.params))
+    served = (
+        case for case in core.cases(op, "full", (dtype,)) if not rows.unsupported_options(**case.arrays, **case.params)
+    )
     return next(case for case in served if case.id.split("/")[2].split(".")[0] == scene)
 
 
@@ -159,7 +161,7 @@ def test_values_of_no_width_leave_the_gradient_of_lse(kernels: CudaOnCpu) -> Non
 
 def test_an_array_alpha_is_refused() -> None:
     x = draw(0, 2, 5, 8)
-    assert rows.unserved(x, x, x, alpha=np.full((2, 1, 1), 1.5)) == (
+    assert rows.unsupported_options(x, x, x, alpha=np.full((2, 1, 1), 1.5)) == (
         "an array alpha is served by the generic implementation"
     )
 

@@ -43,7 +43,7 @@ def test_conforms(op: str, dtype: str, name: str, kernels: CudaOnCpu) -> None:
 
 def test_other_ops_and_gradients_are_refused(kernels: CudaOnCpu) -> None:
     x = np.zeros((2, 5, 8), np.float32)
-    refused = statistics.unserved(x, x, op="softmax_attention")
+    refused = statistics.unsupported_options(x, x, op="softmax_attention")
     assert refused == "statistics of softmax_attention are served by the generic implementation"
     with pytest.raises(Unsupported, match="has no gradients"):
         kernels.vjp("row_statistics", {"q": x, "k": x}, {"op": "pointwise_attention"}, {})

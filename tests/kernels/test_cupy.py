@@ -72,7 +72,7 @@ def test_old_devices_and_missing_cotangents_say_so() -> None:
     class Old:
         device = type("Device", (), {"compute_capability": "75", "__str__": lambda self: "<Device 0>"})()
 
-    assert gpu.unready(Old()) == "needs compute capability 8.0 or higher; the device has 7.5"
+    assert gpu.unsupported_device(Old()) == "needs compute capability 8.0 or higher; the device has 7.5"
     told = cuda.unsupported(lambda *arrays: None, 3, Old(), Old(), Old(), None)
     assert told == "no cotangent of the output was given"
 
@@ -115,7 +115,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip(reason)
     library = Library()
     monkeypatch.setattr(cuda, "Gpu", lambda: Machine(library, behind=True, descending=False))
-    monkeypatch.setattr(cuda, "unready", lambda x: None)
+    monkeypatch.setattr(cuda, "unsupported_device", lambda x: None)
     monkeypatch.setattr(dispatch, "kernels", lambda op, x: cupy_kernels.get(op, ()))
 
 
@@ -150,8 +150,8 @@ def test_the_newton_inverse_is_wired_with_its_residuals() -> None:
 
 def test_what_is_refused() -> None:
     q = draw(0, 2, 5, 8)
-    assert "array alpha" in cuda.rows_unserved(q, q, q, alpha=np.asarray(1.5))
-    assert "statistics of gaussian" in cuda.statistics.unserved(q, q, op="gaussian_attention")
+    assert "array alpha" in cuda.rows_unsupported(q, q, q, alpha=np.asarray(1.5))
+    assert "statistics of gaussian" in cuda.statistics.unsupported_options(q, q, op="gaussian_attention")
 
 
 # ---------------------------------------------------------------------------------------------- on a GPU

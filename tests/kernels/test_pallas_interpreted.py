@@ -97,9 +97,9 @@ def test_dispatch_never_picks_the_interpreter() -> None:
 )
 def test_what_is_refused_on_any_device(options: dict[str, Any], reason: str | None) -> None:
     x = jnp.zeros((2, 3, 4))
-    assert pallas_pointwise.unserved(x, x, x, **options) == reason
+    assert pallas_pointwise.unsupported_options(x, x, x, **options) == reason
 
 
 def test_head_sizes_are_limited() -> None:
     x = jnp.zeros((2, 3, 257))
-    assert pallas_pointwise.unserved(x, x, x) == "the kernels serve head sizes up to 256"
+    assert pallas_pointwise.unsupported_options(x, x, x) == "the kernels serve head sizes up to 256"

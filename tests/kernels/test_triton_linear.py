@@ -226,7 +226,7 @@ def test_what_is_not_served_says_so() -> None:
 
     q = torch.zeros(2, 3, 4)
     assert "run on CUDA" in str(attnkit.explain(attnkit.linear_attention, q, q, q)["triton"])
-    assert "mask of pairs" in str(linear.unserved(q, q, q, mask=torch.ones(3, 3, dtype=torch.bool)))
-    assert "feature map" in str(linear.unserved(q, q, q, feature_map=abs))
-    assert "without features" in str(linear.unserved(q, q, q[..., :0]))
-    assert linear.unserved(q, q, q, return_state=True) is None
+    assert "mask of pairs" in str(linear.unsupported_options(q, q, q, mask=torch.ones(3, 3, dtype=torch.bool)))
+    assert "feature map" in str(linear.unsupported_options(q, q, q, feature_map=abs))
+    assert "without features" in str(linear.unsupported_options(q, q, q[..., :0]))
+    assert linear.unsupported_options(q, q, q, return_state=True) is None

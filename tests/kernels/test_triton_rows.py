@@ -195,4 +195,4 @@ def test_what_is_not_served_says_so() -> None:
     q = torch.zeros(2, 3, 4)
     for op in (attnkit.softmax_attention, attnkit.sparsemax_attention, attnkit.entmax_attention):
         assert attnkit.explain(op, q, q, q)["triton"] == "Triton kernels run on CUDA; the tensors are on cpu"
-    assert "array alpha" in str(triton_rows.unserved(q, q, q, alpha=torch.ones(3, 1)))
+    assert "array alpha" in str(triton_rows.unsupported_options(q, q, q, alpha=torch.ones(3, 1)))

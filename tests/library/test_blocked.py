@@ -50,8 +50,8 @@ def test_blocks_that_are_overwritten_agree_with_the_whole(activation: str, optio
     want = attnkit.pointwise_attention_vjp(q, k, v, do, impl="generic", **given)
     for size, queries in ((1, 1), (25, 4), (300, 2)):
         call = blocks.call(RECORDS[op].family, q, k, v, given, size)._replace(queries=queries)
-        assert_close(blocks.forward(xp, call, partial(in_place.forward_block, workspace.room())), o)
-        got = blocks.backward(xp, call, do, tuple(want), partial(in_place.backward_block, workspace.room()))
+        assert_close(blocks.forward(xp, call, partial(in_place.forward_block, workspace.empty())), o)
+        got = blocks.backward(xp, call, do, tuple(want), partial(in_place.backward_block, workspace.empty()))
         for name, gradient in want.items():
             assert_close(got[name], gradient)
 

@@ -184,8 +184,8 @@ def test_memory_is_that_of_a_block(op: str, monkeypatch: pytest.MonkeyPatch) -> 
 def test_auto_takes_blocks_where_there_are_many_scores() -> None:
     few, many = (jax.ShapeDtypeStruct((1, 8, n, 64), jnp.float32) for n in (100, 1000))
     rows = {kernel.name: kernel for kernel in blocked.KERNELS.values()}
-    assert not blocked.pays("pointwise_attention", few, few, few)
-    assert blocked.pays("pointwise_attention", many, many, many)
+    assert not blocked.is_faster("pointwise_attention", few, few, few)
+    assert blocked.is_faster("pointwise_attention", many, many, many)
     assert list(rows) == ["blocked"]
     x = jnp.zeros((1, 1, 8, 4))
     told = attnkit.explain(attnkit.softmax_attention, x, x, x, return_lse=True)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from attnkit._core.dispatch import Kernel, namespace
-from attnkit.backends.cupy.gpu import Gpu, unready
+from attnkit.backends.cupy.gpu import Gpu, unsupported_device
 from attnkit.kernels.cuda import linear, newton, pointwise, rows, statistics
 from attnkit.ops.lowrank import newton as lowrank_newton
 from attnkit.ops.statistics import RowStatistics
@@ -25,23 +25,23 @@ def on_its_device(function: Call, x: Any, *arrays: Any, **options: Any) -> Any:
 # ---------------------------------------------------------------------------------------------- what is served
 
 
-def unsupported(unserved: Call, inputs: int, *arrays: Any, **options: Any) -> str | None:
+def unsupported(unsupported_options: Call, inputs: int, *arrays: Any, **options: Any) -> str | None:
     """Why a call is not served; behind the inputs stand cotangents, the first of which has to be there."""
     if arrays[inputs:] and arrays[inputs] is None:
         return "no cotangent of the output was given"
-    return unready(arrays[0]) or unserved(*arrays[:inputs], **options)
+    return unsupported_device(arrays[0]) or unsupported_options(*arrays[:inputs], **options)
 
 
-def rows_unserved(q: Any, k: Any, v: Any, **options: Any) -> str | None:
+def rows_unsupported(q: Any, k: Any, v: Any, **options: Any) -> str | None:
     """Why softmax, sparsemax or entmax is not served."""
     if hasattr(options.get("alpha"), "ndim"):
         return "an array alpha is served by the generic implementation"
-    return rows.unserved(q, k, v, **options)
+    return rows.unsupported_options(q, k, v, **options)
 
 
-def inverse_unserved(a: Any, **options: Any) -> str | None:
+def inverse_unsupported(a: Any, **options: Any) -> str | None:
     """Why the Newton inverse is not served."""
-    return newton.unserved(a, **options)
+    return newton.unsupported_options(a, **options)
 
 
 def residuals(a: Any, iterates: list[Any]) -> Any:
@@ -60,26 +60,43 @@ def both(device: Gpu, q: Any, k: Any, v: Any, *, op: str, **options: Any) -> tup
     return found.pop("o"), RowStatistics(**found)
 
 
-def pays(*arrays: Any, **options: Any) -> bool:
+def is_faster(*arrays: Any, **options: Any) -> bool:
     """Unknown until a GPU has timed them."""
     return False
 
 
-def kernel(function: Call, unserved: Call, inputs: int) -> Kernel:
-    return Kernel("cuda", partial(on_its_device, function), partial(unsupported, unserved, inputs), pays)
+def kernel(function: Call, unsupported_options: Call, inputs: int) -> Kernel:
+    return Kernel(
+        "cuda", partial(on_its_device, function), partial(unsupported, unsupported_options, inputs), is_faster
+    )
 
 
 SERVED: dict[str, tuple[Call, Call, Call, int]] = {
-    "pointwise_attention": (pointwise.forward, pointwise.backward, pointwise.unserved, 3),
-    "softmax_attention": (partial(rows.forward, alpha=1.0), partial(rows.backward, alpha=1.0), rows_unserved, 3),
-    "entmax_attention": (partial(rows.forward, alpha=1.5), partial(rows.backward, alpha=1.5), rows_unserved, 3),
-    "linear_attention": (linear.forward, linear.backward, linear.unserved, 3),
-    "newton_inverse": (partial(newton.inverse, residuals), newton.backward, inverse_unserved, 1),
+    "pointwise_attention": (pointwise.forward, pointwise.backward, pointwise.unsupported_options, 3),
+    "softmax_attention": (
+        partial(rows.forward, alpha=1.0),
+        partial(rows.backward, alpha=1.0),
+        rows_unsupported,
+        3,
+    ),
+    "entmax_attention": (
+        partial(rows.forward, alpha=1.5),
+        partial(rows.backward, alpha=1.5),
+        rows_unsupported,
+        3,
+    ),
+    "linear_attention": (linear.forward, linear.backward, linear.unsupported_options, 3),
+    "newton_inverse": (partial(newton.inverse, residuals), newton.backward, inverse_unsupported, 1),
 }
 """{op: (forward, backward, why a call is not served, how many arrays come before cotangents)}."""
-KERNELS = {op: kernel(forward, unserved, inputs) for op, (forward, _, unserved, inputs) in SERVED.items()}
-KERNELS |= {f"{op}_vjp": kernel(backward, unserved, inputs) for op, (_, backward, unserved, inputs) in SERVED.items()}
+KERNELS = {
+    op: kernel(forward, unsupported_options, inputs) for op, (forward, _, unsupported_options, inputs) in SERVED.items()
+}
 KERNELS |= {
-    "row_statistics": kernel(statistics_of_rows, statistics.unserved, 2),
-    "attention_with_statistics": kernel(both, statistics.unserved, 3),
+    f"{op}_vjp": kernel(backward, unsupported_options, inputs)
+    for op, (_, backward, unsupported_options, inputs) in SERVED.items()
+}
+KERNELS |= {
+    "row_statistics": kernel(statistics_of_rows, statistics.unsupported_options, 2),
+    "attention_with_statistics": kernel(both, statistics.unsupported_options, 3),
 }

@@ -56,7 +56,7 @@ class Gpu:
         kernel((launch.blocks,), (launch.threads,), arguments, shared_mem=launch.shared_bytes)
 
 
-def unready(x: Any) -> str | None:
+def unsupported_device(x: Any) -> str | None:
     """Why kernels do not run on the device of an array."""
     capability = int(x.device.compute_capability)
     if capability < OLDEST:

@@ -293,12 +293,12 @@ def unsupported(q: Array, k: Array, v: Array, *rest: Array, **options: Any) -> s
     return None
 
 
-def pays(op: str, q: Array, k: Array, v: Array, *rest: Array, **options: Any) -> bool:
+def is_faster(op: str, q: Array, k: Array, v: Array, *rest: Array, **options: Any) -> bool:
     """Whether there are enough scores, on a CPU: nothing is known of other devices, and a traced array has none."""
     return jax.default_backend() == "cpu" and ENOUGH[op] <= max(
         math.prod(q.shape[:-1]) * k.shape[-2], math.prod(k.shape[:-1]) * q.shape[-2]
     )
 
 
-KERNELS = {op: Kernel("blocked", partial(attend, op), unsupported, partial(pays, op)) for op in OPS}
-KERNELS |= {f"{op}_vjp": Kernel("blocked", partial(pull, op), unsupported, partial(pays, op)) for op in OPS}
+KERNELS = {op: Kernel("blocked", partial(attend, op), unsupported, partial(is_faster, op)) for op in OPS}
+KERNELS |= {f"{op}_vjp": Kernel("blocked", partial(pull, op), unsupported, partial(is_faster, op)) for op in OPS}

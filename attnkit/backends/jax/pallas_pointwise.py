@@ -249,7 +249,7 @@ def pull(q: Array, k: Array, v: Array, do: Array, *, interpret: bool = False, **
     return pulled_once(*divided(OP, {"q": q, "k": k, "v": v, **options}), do, interpret)
 
 
-def unserved(q: Array, k: Array, v: Array, *rest: Array, **options: Any) -> str | None:
+def unsupported_options(q: Array, k: Array, v: Array, *rest: Array, **options: Any) -> str | None:
     """What the kernels do not serve on any device."""
     for name in REFUSED:
         if options.get(name) is not None:
@@ -265,15 +265,15 @@ def unsupported(q: Array, k: Array, v: Array, *rest: Array, **options: Any) -> s
     """Why a call is not served."""
     if jax.default_backend() != "gpu":
         return f"Pallas kernels run on GPUs; the default device of JAX is a {jax.default_backend()}"
-    return unserved(q, k, v, *rest, **options)
+    return unsupported_options(q, k, v, *rest, **options)
 
 
-def pays(*arrays: Array, **options: Any) -> bool:
+def is_faster(*arrays: Array, **options: Any) -> bool:
     """Only by name: no GPU has run them."""
     return False
 
 
 KERNELS = {
-    OP: Kernel("pallas", attend, unsupported, pays),
-    f"{OP}_vjp": Kernel("pallas", pull, unsupported, pays),
+    OP: Kernel("pallas", attend, unsupported, is_faster),
+    f"{OP}_vjp": Kernel("pallas", pull, unsupported, is_faster),
 }

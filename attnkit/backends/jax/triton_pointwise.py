@@ -349,7 +349,7 @@ def pull(q: Array, k: Array, v: Array, do: Array, **options: Any) -> Arrays:
     return pulled_once(*divided(OP, {"q": q, "k": k, "v": v, **options}), do)
 
 
-def unserved(q: Array, k: Array, v: Array, *rest: Array, **options: Any) -> str | None:
+def unsupported_options(q: Array, k: Array, v: Array, *rest: Array, **options: Any) -> str | None:
     """What the kernels do not serve on any device."""
     if dtype_name(q) == "float64":
         return "float64 is served by the generic implementation"
@@ -367,15 +367,15 @@ def unsupported(q: Array, k: Array, v: Array, *rest: Array, **options: Any) -> s
     """Why a call is not served."""
     if jax.default_backend() != "gpu":
         return f"Triton kernels run on GPUs; the default device of JAX is a {jax.default_backend()}"
-    return triton_call.missing() or unserved(q, k, v, *rest, **options)
+    return triton_call.missing() or unsupported_options(q, k, v, *rest, **options)
 
 
-def pays(*arrays: Array, **options: Any) -> bool:
+def is_faster(*arrays: Array, **options: Any) -> bool:
     """Only by name: no GPU has run them."""
     return False
 
 
 KERNELS = {
-    OP: Kernel("triton", attend, unsupported, pays),
-    f"{OP}_vjp": Kernel("triton", pull, unsupported, pays),
+    OP: Kernel("triton", attend, unsupported, is_faster),
+    f"{OP}_vjp": Kernel("triton", pull, unsupported, is_faster),
 }

@@ -38,7 +38,7 @@ def call_of(op: str, q: Array, k: Array, v: Array, options: dict[str, Any]) -> b
 def attend(op: str, q: Array, k: Array, v: Array, **options: Any) -> Array:
     """An op of `OPS` whose only output is o."""
     overwritten = op == "pointwise_attention"
-    block = partial(in_place.forward_block, in_place.Room(LIBRARY)) if overwritten else blocks.forward_block
+    block = partial(in_place.forward_block, in_place.Workspace(LIBRARY)) if overwritten else blocks.forward_block
     o: Array = blocks.forward(namespace(q), call_of(op, q, k, v, options), block)
     return o.astype(q.dtype, copy=False)
 
@@ -48,7 +48,7 @@ def attend_by_softmax(q: Array, k: Array, v: Array, *, return_lse: bool = False,
     xp, c = namespace(q), call_of("softmax_attention", q, k, v, options)
     shape, dtype = (*c.leading, q.shape[-2]), c.arrays["q"].dtype
     o, lse = np.zeros((*shape, v.shape[-1]), dtype), np.full(shape, -np.inf, dtype)
-    blocks.fill(xp, c, (o, lse), partial(softmax.forward_block, in_place.Room(LIBRARY)))
+    blocks.fill(xp, c, (o, lse), partial(softmax.forward_block, in_place.Workspace(LIBRARY)))
     o = o.astype(q.dtype, copy=False)
     return (o, lse) if return_lse else o
 
@@ -60,7 +60,7 @@ def pull(
     xp, c = namespace(q), call_of(op, q, k, v, options)
     given = {"q": q, "k": k, "v": v, **options}
     wanted = tuple(name for name in ("q", "k", "v", "bias", "alpha") if hasattr(given.get(name), "ndim"))
-    block = partial(BACKWARD[op], in_place.Room(LIBRARY)) if op in BACKWARD else blocks.backward_block
+    block = partial(BACKWARD[op], in_place.Workspace(LIBRARY)) if op in BACKWARD else blocks.backward_block
     if do is None:
         do = np.broadcast_to(np.zeros((), q.dtype), (*c.leading, q.shape[-2], v.shape[-1]))
     grads = blocks.backward(xp, c, do, wanted, block, *(() if dlse is None else (dlse,)))
@@ -72,11 +72,11 @@ def unsupported(q: Array, *rest: Any, **options: Any) -> None:
     return
 
 
-def pays(op: str, q: Array, k: Array, *rest: Any, **options: Any) -> bool:
+def is_faster(op: str, q: Array, k: Array, *rest: Any, **options: Any) -> bool:
     """Whether there are enough scores."""
     return max(math.prod(q.shape[:-1]) * k.shape[-2], math.prod(k.shape[:-1]) * q.shape[-2]) >= ENOUGH[op]
 
 
 ATTEND = {op: partial(attend, op) for op in OPS} | {"softmax_attention": attend_by_softmax}
-KERNELS = {op: Kernel("blocked", ATTEND[op], unsupported, partial(pays, op)) for op in OPS}
-KERNELS |= {f"{op}_vjp": Kernel("blocked", partial(pull, op), unsupported, partial(pays, op)) for op in OPS}
+KERNELS = {op: Kernel("blocked", ATTEND[op], unsupported, partial(is_faster, op)) for op in OPS}
+KERNELS |= {f"{op}_vjp": Kernel("blocked", partial(pull, op), unsupported, partial(is_faster, op)) for op in OPS}

@@ -8,7 +8,7 @@ from attnkit._core import blocks, quadratic
 from attnkit._core.mask import Rows
 from attnkit._core.typing import Namespace
 from attnkit.backends import in_place
-from attnkit.backends.in_place import Prepared, Room
+from attnkit.backends.in_place import Prepared, Workspace
 from attnkit.backends.numpy.workspace import above
 
 Array = np.ndarray
@@ -41,9 +41,9 @@ def forbidden(p: Prepared, s: Array) -> Array:
     return s
 
 
-def rows_of(room: Room, p: Prepared) -> Row:
+def rows_of(work: Workspace, p: Prepared) -> Row:
     """The exponentials of a block."""
-    s = forbidden(p, in_place.scores(room, p.a))
+    s = forbidden(p, in_place.scores(work, p.a))
     m = np.max(s, axis=-1, keepdims=True)
     m[m == -np.inf] = 0
     s -= m
@@ -51,24 +51,24 @@ def rows_of(room: Room, p: Prepared) -> Row:
     return Row(s, m, np.sum(s, axis=-1, keepdims=True))
 
 
-def forward_block(room: Room, xp: Namespace, c: blocks.Call, rows: Rows) -> tuple[Array, Array]:
+def forward_block(work: Workspace, xp: Namespace, c: blocks.Call, rows: Rows) -> tuple[Array, Array]:
     """o and lse of a block, in the compute dtype."""
-    p = in_place.prepared(room, xp, c, rows)
-    row = rows_of(room, p)
+    p = in_place.prepared(work, xp, c, rows)
+    row = rows_of(work, p)
     with np.errstate(divide="ignore"):
         lse = row.m + np.log(row.z)
     return quadratic.output(xp, p.a, row.u, row.inverse), lse[..., 0]
 
 
 def backward_block(
-    room: Room, xp: Namespace, c: blocks.Call, rows: Rows, do: Array, dlse: Array | None = None
+    work: Workspace, xp: Namespace, c: blocks.Call, rows: Rows, do: Array, dlse: Array | None = None
 ) -> dict[str, Array]:
     """Gradients of a block, in the compute dtype: ds = w ⊙ (dw - Σ_j w dw + dlse)."""
-    p = in_place.prepared(room, xp, c, rows)
-    a, row = p.a, rows_of(room, p)
+    p = in_place.prepared(work, xp, c, rows)
+    a, row = p.a, rows_of(work, p)
     w = np.multiply(row.u, row.inverse, out=row.u)
     do = quadratic.masked_rows(xp, a, quadratic.cast(xp, do, a.dtype))
-    dw = room.product("ds", do, xp.matrix_transpose(a.v))
+    dw = work.product("ds", do, xp.matrix_transpose(a.v))
     dropped = w
     if a.drop is not None:
         dw, dropped = dw * a.drop, w * a.drop

@@ -33,14 +33,16 @@ def _call(op: str, given: Given) -> blocks.Call:
 
 def _forward(op: str, given: Given) -> Tensor:
     xp = namespace(given["q"])
-    block = partial(in_place.forward_block, workspace.room()) if op == "pointwise_attention" else blocks.forward_block
+    block = partial(in_place.forward_block, workspace.empty()) if op == "pointwise_attention" else blocks.forward_block
     o: Tensor = blocks.forward(xp, _call(op, given), block)
     return o
 
 
 def _backward(op: str, given: Given, do: Tensor, wanted: tuple[str, ...]) -> dict[str, Tensor]:
     xp = namespace(do)
-    block = partial(in_place.backward_block, workspace.room()) if op == "pointwise_attention" else blocks.backward_block
+    block = (
+        partial(in_place.backward_block, workspace.empty()) if op == "pointwise_attention" else blocks.backward_block
+    )
     return blocks.backward(xp, _call(op, given), do, wanted, block)
 
 
@@ -68,10 +70,10 @@ def unsupported(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor, **options: Any) 
     return None
 
 
-def pays(op: str, q: Tensor, k: Tensor, v: Tensor, *rest: Tensor, **options: Any) -> bool:
+def is_faster(op: str, q: Tensor, k: Tensor, v: Tensor, *rest: Tensor, **options: Any) -> bool:
     """Whether there are enough scores."""
     return max(math.prod(q.shape[:-1]) * k.shape[-2], math.prod(k.shape[:-1]) * q.shape[-2]) >= ENOUGH[op]
 
 
-KERNELS = {op: Kernel("blocked", partial(attend, op), unsupported, partial(pays, op)) for op in OPS}
-KERNELS |= {f"{op}_vjp": Kernel("blocked", partial(pull, op), unsupported, partial(pays, op)) for op in OPS}
+KERNELS = {op: Kernel("blocked", partial(attend, op), unsupported, partial(is_faster, op)) for op in OPS}
+KERNELS |= {f"{op}_vjp": Kernel("blocked", partial(pull, op), unsupported, partial(is_faster, op)) for op in OPS}

@@ -17,7 +17,7 @@ from attnkit._core.library import namespace
 from attnkit._core.mask import Rows
 from attnkit._core.typing import Namespace
 from attnkit.backends import in_place
-from attnkit.backends.in_place import Prepared, Room
+from attnkit.backends.in_place import Prepared, Workspace
 from attnkit.backends.torch import blocked, workspace
 from attnkit.backends.torch.custom import Given, Outputs, register
 from attnkit.ops import statistics
@@ -26,7 +26,7 @@ from attnkit.ops.records import RECORDS
 SCORES, QUERIES = 1 << 20, 128  # of a block, which many passes look at, and its queries
 NEVER = -1e4  # an exponent whose exponential is 0 in every dtype, and which times 0 is 0
 Fields = tuple[str, ...]
-Measure = Callable[[Room, Namespace, blocks.Call, Rows, Fields], dict[str, Tensor]]
+Measure = Callable[[Workspace, Namespace, blocks.Call, Rows, Fields], dict[str, Tensor]]
 
 
 def _forbid(p: Prepared, s: Tensor) -> Tensor:
@@ -43,13 +43,13 @@ def _counts(p: Prepared, live: Tensor, exact: Tensor | None) -> dict[str, Tensor
     return {"visible": visible, "nonzero": torch.where(live, visible if exact is None else exact, 0.0)}
 
 
-def of_softmax(room: Room, xp: Namespace, c: blocks.Call, rows: Rows, fields: Fields) -> dict[str, Tensor]:
+def of_softmax(work: Workspace, xp: Namespace, c: blocks.Call, rows: Rows, fields: Fields) -> dict[str, Tensor]:
     """Statistics (..., L, 1) of the rows of a block."""
-    p = in_place.prepared(room, xp, c, rows)
-    s = _forbid(p, in_place.scores(room, p.a))
+    p = in_place.prepared(work, xp, c, rows)
+    s = _forbid(p, in_place.scores(work, p.a))
     top = s.amax(-1, keepdim=True)
     s = s.sub_(top.masked_fill(top == -math.inf, 0.0))
-    e = torch.exp(s, out=room.take("e", tuple(s.shape), s))
+    e = torch.exp(s, out=work.take("e", tuple(s.shape), s))
     total = e.sum(-1, keepdim=True)
     live = total > 0
     safe = total.masked_fill(~live, 1.0)
@@ -61,14 +61,14 @@ def of_softmax(room: Room, xp: Namespace, c: blocks.Call, rows: Rows, fields: Fi
     return found
 
 
-def of_pointwise(room: Room, xp: Namespace, c: blocks.Call, rows: Rows, fields: Fields) -> dict[str, Tensor]:
+def of_pointwise(work: Workspace, xp: Namespace, c: blocks.Call, rows: Rows, fields: Fields) -> dict[str, Tensor]:
     """The same for weights that are not negative."""
-    p, own = in_place.prepared(room, xp, c, rows), in_place.settings(c)
-    u = p.hide(xp, in_place.unscaled(room, xp, p.a, own))
+    p, own = in_place.prepared(work, xp, c, rows), in_place.settings(c)
+    u = p.hide(xp, in_place.unscaled(work, xp, p.a, own))
     r = in_place.factor(xp, p.a, own)
     total = u.sum(-1, keepdim=True)
     live = total > 0
-    exact = torch.sign(u, out=room.take("e", tuple(u.shape), u)) if c.family.exact_zeros(**own) else None
+    exact = torch.sign(u, out=work.take("e", tuple(u.shape), u)) if c.family.exact_zeros(**own) else None
     found = {"total": total * r, "maximum": u.amax(-1, keepdim=True) * r}
     found |= _counts(p, live, None if exact is None else exact.sum(-1, keepdim=True))
     if "sum_squares" in fields:
@@ -76,7 +76,7 @@ def of_pointwise(room: Room, xp: Namespace, c: blocks.Call, rows: Rows, fields: 
     if "entropy" in fields:
         tiny = torch.finfo(u.dtype).tiny
         share = u.div_(total.masked_fill(~live, 1.0))
-        logs = torch.clamp(share, min=tiny, out=room.take("e", tuple(u.shape), u)).log_()
+        logs = torch.clamp(share, min=tiny, out=work.take("e", tuple(u.shape), u)).log_()
         found["entropy"] = -logs.mul_(share).sum(-1, keepdim=True)
     return found
 
@@ -103,10 +103,10 @@ def _outputs(op: str, given: Given) -> Outputs:
 def _forward(op: str, given: Given) -> Tensor:
     (shape, dtype), fields = _outputs(op, given)["rows"], tuple(given.pop("fields").split(","))
     q, k = given.pop("q"), given.pop("k")
-    xp, room, found = namespace(q), workspace.room(), q.new_zeros(shape, dtype=dtype)
+    xp, work, found = namespace(q), workspace.empty(), q.new_zeros(shape, dtype=dtype)
     c = blocks.call(RECORDS[op].family, q, k, k, given, SCORES)._replace(queries=QUERIES)
     for block in blocks.blocks(c):
-        rows = MEASURES[op](room, xp, blocks.part(c, block), block.rows, fields)
+        rows = MEASURES[op](work, xp, blocks.part(c, block), block.rows, fields)
         at = (*block.leading, slice(block.rows.start, block.rows.stop))
         found[at] = torch.cat([rows[name].expand_as(rows["visible"]) for name in fields], -1)
     return found
@@ -156,12 +156,12 @@ def unsupported(q: Tensor, *arrays: Tensor, op: str, fields: Fields, **options: 
     return None
 
 
-def pays(q: Tensor, k: Tensor, *arrays: Tensor, op: str, **options: Any) -> bool:
+def is_faster(q: Tensor, k: Tensor, *arrays: Tensor, op: str, **options: Any) -> bool:
     """Whether there are enough scores."""
-    return blocked.pays(FAMILY[op], q, k, k)
+    return blocked.is_faster(FAMILY[op], q, k, k)
 
 
 KERNELS = {
-    "row_statistics": Kernel("blocked", of_rows, unsupported, pays),
-    "attention_with_statistics": Kernel("blocked", with_output, unsupported, pays),
+    "row_statistics": Kernel("blocked", of_rows, unsupported, is_faster),
+    "attention_with_statistics": Kernel("blocked", with_output, unsupported, is_faster),
 }

@@ -389,10 +389,10 @@ def unsupported(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options
     return None
 
 
-def pays(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options: Any) -> bool:
+def is_faster(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options: Any) -> bool:
     """Whether sequences are long enough."""
     return max(q.shape[-2], k.shape[-2]) >= TOKENS and math.prod(q.shape[:-2]) > 0
 
 
-KERNELS = {op: Kernel("chunked", partial(attend, op), unsupported, pays) for op in RULES}
-KERNELS |= {f"{op}_vjp": Kernel("chunked", partial(pull, op), unsupported, pays) for op in RULES}
+KERNELS = {op: Kernel("chunked", partial(attend, op), unsupported, is_faster) for op in RULES}
+KERNELS |= {f"{op}_vjp": Kernel("chunked", partial(pull, op), unsupported, is_faster) for op in RULES}

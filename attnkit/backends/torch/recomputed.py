@@ -49,9 +49,9 @@ def attend(op: str, *arrays: Tensor, **options: Any) -> Tensor:
     return CUSTOM.attend(op, **dict(zip(names, arrays, strict=False)), **options)
 
 
-def pays(*arrays: Tensor, **options: Any) -> bool:
+def is_faster(*arrays: Tensor, **options: Any) -> bool:
     """It saves memory, not time."""
     return False
 
 
-KERNELS = {op: Kernel("recomputed", partial(attend, op), unsupported, pays) for op in OPS}
+KERNELS = {op: Kernel("recomputed", partial(attend, op), unsupported, is_faster) for op in OPS}

@@ -60,10 +60,10 @@ def _asked(question: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _kernels(of: Kernel) -> dict[str, Kernel]:
-    unsupported, pays = _asked(of.unsupported), _asked(of.pays)
+    unsupported, is_faster = _asked(of.unsupported), _asked(of.is_faster)
     return {
-        "rela_attention": Kernel(of.name, _attend(of.name), unsupported, pays),
-        "rela_attention_vjp": Kernel(of.name, _pull(of.name), unsupported, pays),
+        "rela_attention": Kernel(of.name, _attend(of.name), unsupported, is_faster),
+        "rela_attention_vjp": Kernel(of.name, _pull(of.name), unsupported, is_faster),
     }
 
 

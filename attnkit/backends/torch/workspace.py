@@ -97,6 +97,6 @@ LIBRARY = in_place.Library(
 )
 
 
-def room() -> in_place.Room:
+def empty() -> in_place.Workspace:
     """Memory for a call."""
-    return in_place.Room(LIBRARY)
+    return in_place.Workspace(LIBRARY)

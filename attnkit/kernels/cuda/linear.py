@@ -49,7 +49,7 @@ class Seen(NamedTuple):
     stops: Array | None  # (...)
 
 
-def unserved(q: Array, k: Array, v: Array, **options: Any) -> str | None:
+def unsupported_options(q: Array, k: Array, v: Array, **options: Any) -> str | None:
     """Why a call is not served, on any device."""
     mask = options.get("mask")
     if callable(options.get("feature_map")):
@@ -58,7 +58,7 @@ def unserved(q: Array, k: Array, v: Array, **options: Any) -> str | None:
         return "a mask of pairs is served by the generic implementation"
     if not (q.shape[-1] and v.shape[-1]):
         return "tokens without features are served by the generic implementation"
-    return pointwise.unserved(q, k, v)
+    return pointwise.unsupported_options(q, k, v)
 
 
 class Call(Views):

@@ -29,7 +29,7 @@ class Newton(ctypes.Structure):
     )
 
 
-def unserved(a: Array, **options: Any) -> str | None:
+def unsupported_options(a: Array, **options: Any) -> str | None:
     """Why a call is not served, on any device."""
     if a.dtype.name not in NUMBERS:
         return f"no kernel for {a.dtype.name}"

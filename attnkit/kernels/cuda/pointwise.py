@@ -88,7 +88,7 @@ def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(next((n for n in axis if n != 1), 1) for axis in zip(*padded, strict=True))
 
 
-def unserved(q: Array, k: Array, v: Array, **options: Any) -> str | None:
+def unsupported_options(q: Array, k: Array, v: Array, **options: Any) -> str | None:
     """Why a call is not served, on any device."""
     if q.dtype.name not in NUMBERS:
         return f"no kernel for {q.dtype.name}"

@@ -96,11 +96,11 @@ class RowsCall(pointwise.Call):
 # ---------------------------------------------------------------------------------------------- what a library calls
 
 
-def unserved(q: Array, k: Array, v: Array, **options: Any) -> str | None:
+def unsupported_options(q: Array, k: Array, v: Array, **options: Any) -> str | None:
     """Why a call is not served, on any device."""
     if hasattr(options.get("alpha"), "shape") and options["alpha"].shape != ():
         return "an array alpha is served by the generic implementation"
-    return pointwise.unserved(q, k, v)
+    return pointwise.unsupported_options(q, k, v)
 
 
 def forward(

@@ -46,11 +46,11 @@ class StatisticsCall(pointwise.Call):
         return [launch._replace(source="statistics.cuh") for launch in made]
 
 
-def unserved(q: Array, k: Array, v: Array | None = None, *, op: str, **options: Any) -> str | None:
+def unsupported_options(q: Array, k: Array, v: Array | None = None, *, op: str, **options: Any) -> str | None:
     """Why a call is not served, on any device."""
     if op not in OPS:
         return f"statistics of {op} are served by the generic implementation"
-    return pointwise.unserved(q, k, k if v is None else v)
+    return pointwise.unsupported_options(q, k, k if v is None else v)
 
 
 def forward(

@@ -62,4 +62,4 @@ class Interpreted(Jax):
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
         """What the kernels do not serve on any device."""
-        return triton_pointwise.unserved(**as_pointwise(op, {**arrays, **params}))
+        return triton_pointwise.unsupported_options(**as_pointwise(op, {**arrays, **params}))

@@ -40,7 +40,7 @@ class Interpreted(Jax):
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
         """What the kernels do not serve on any device."""
-        return pallas_pointwise.unserved(**as_pointwise(op, {**arrays, **params}))
+        return pallas_pointwise.unsupported_options(**as_pointwise(op, {**arrays, **params}))
 
 
 def adapters() -> list[Interpreted]:

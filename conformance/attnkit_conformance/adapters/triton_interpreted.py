@@ -61,15 +61,15 @@ def statistics(q: Any, k: Any, v: Any = None, *, op: str, **given: Any) -> dict[
 
 def unserved_statistics(*, op: str, **given: Any) -> str | None:
     """Why statistics of the rows of `op` are not served."""
-    return triton_statistics.unserved(op)
+    return triton_statistics.unsupported_options(op)
 
 
 STATISTICS = ("row_statistics", "attention_with_statistics")
 REFUSED: dict[str, Callable[..., str | None]] = {
     **dict.fromkeys(STATISTICS, unserved_statistics),
-    "linear_attention": linear.unserved,
-    "linear_attention_packed": linear.unserved,
-    "entmax_attention": rows.unserved,
+    "linear_attention": linear.unsupported_options,
+    "linear_attention_packed": linear.unsupported_options,
+    "entmax_attention": rows.unsupported_options,
     "newton_inverse": lambda a, **given: newton.too_large(a.shape[-1]),
     "soft_attention": lambda landmarks, **given: newton.too_large(landmarks.shape[-2]),
 }

@@ -155,7 +155,7 @@ def pull(q: Tensor, k: Tensor, v: Tensor, do: Tensor, dstate: Any = None, **opti
     return grads
 
 
-def unserved(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options: Any) -> str | None:
+def unsupported_options(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options: Any) -> str | None:
     """Why the kernels do not serve a call, whatever the device."""
     if callable(options.get("feature_map")):
         return "a feature map of your own is served by the generic implementation"
@@ -169,10 +169,10 @@ def unserved(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options: A
 
 def unsupported(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options: Any) -> str | None:
     """Why a call is not served by Triton."""
-    return pointwise.unsupported(q, k, v, *rest) or unserved(q, k, v, **options)
+    return pointwise.unsupported(q, k, v, *rest) or unsupported_options(q, k, v, **options)
 
 
 KERNELS = {
-    OP: Kernel("triton", attend, unsupported, pointwise.pays),
-    f"{OP}_vjp": Kernel("triton", pull, unsupported, pointwise.pays),
+    OP: Kernel("triton", attend, unsupported, pointwise.is_faster),
+    f"{OP}_vjp": Kernel("triton", pull, unsupported, pointwise.is_faster),
 }

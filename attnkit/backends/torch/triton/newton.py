@@ -169,18 +169,18 @@ def too_large(m: int) -> str | None:
 def unsupported(a: Tensor, *rest: Tensor | None, **options: Any) -> str | None:
     """Why newton_inverse or its gradients are not served by Triton."""
     none = "no cotangent of the output was given" if any(x is None for x in rest) else None
-    return pointwise.unready(a) or too_large(a.shape[-1]) or none
+    return pointwise.unsupported_device(a) or too_large(a.shape[-1]) or none
 
 
 def soft_unsupported(q: Tensor, v: Tensor, landmarks: Tensor, *rest: Tensor | None, **options: Any) -> str | None:
     """Why the inverse of SOFT is not served by Triton."""
     none = "no cotangent of the output was given" if any(x is None for x in rest) else None
-    return pointwise.unready(q) or too_large(landmarks.shape[-2]) or none
+    return pointwise.unsupported_device(q) or too_large(landmarks.shape[-2]) or none
 
 
 KERNELS = {
-    "newton_inverse": Kernel("triton", invert, unsupported, pointwise.pays),
-    "newton_inverse_vjp": Kernel("triton", pull, unsupported, pointwise.pays),
-    "soft_attention": Kernel("triton", partial(soft.attend, inverted), soft_unsupported, pointwise.pays),
-    "soft_attention_vjp": Kernel("triton", partial(soft.pull, inverted), soft_unsupported, pointwise.pays),
+    "newton_inverse": Kernel("triton", invert, unsupported, pointwise.is_faster),
+    "newton_inverse_vjp": Kernel("triton", pull, unsupported, pointwise.is_faster),
+    "soft_attention": Kernel("triton", partial(soft.attend, inverted), soft_unsupported, pointwise.is_faster),
+    "soft_attention_vjp": Kernel("triton", partial(soft.pull, inverted), soft_unsupported, pointwise.is_faster),
 }

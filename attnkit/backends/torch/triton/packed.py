@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attnkit._core.dispatch import Kernel
 from attnkit.backends.torch.triton import linear, pointwise, rows
-from attnkit.backends.torch.triton.pointwise import pays
+from attnkit.backends.torch.triton.pointwise import is_faster
 
 Edges = tuple[int, ...] | Tensor
 Attend = Callable[..., Any]
@@ -42,16 +42,16 @@ def pull(
     return {name: x.transpose(0, 1) for name, x in grads.items()}
 
 
-def unserved(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> str | None:
+def unsupported_options(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> str | None:
     """Why the kernels do not serve a call, whatever the device; only linear attention has such calls."""
-    return linear.unserved(q, k, v, **options)
+    return linear.unsupported_options(q, k, v, **options)
 
 
 def unsupported(
     q: Tensor, k: Tensor, v: Tensor, cu_q: Edges, cu_k: Edges, *cotangents: Tensor | None, **options: Any
 ) -> str | None:
     """Why a call is not served by Triton."""
-    return pointwise.unsupported(q, k, v, *cotangents[:1]) or unserved(q, k, v, **options)
+    return pointwise.unsupported(q, k, v, *cotangents[:1]) or unsupported_options(q, k, v, **options)
 
 
 OPS: dict[str, tuple[Attend, Pull]] = {
@@ -63,7 +63,7 @@ OPS: dict[str, tuple[Attend, Pull]] = {
     "linear_attention": (linear.attend, linear.pull),
 }
 KERNELS = {
-    f"{op}_packed{suffix}": Kernel("triton", partial(serve, function), unsupported, pays)
+    f"{op}_packed{suffix}": Kernel("triton", partial(serve, function), unsupported, is_faster)
     for op, functions in OPS.items()
     for suffix, serve, function in zip(("", "_vjp"), (attend, pull), functions, strict=True)
 }

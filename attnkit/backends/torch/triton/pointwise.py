@@ -198,7 +198,7 @@ def pull(q: Tensor, k: Tensor, v: Tensor, do: Tensor, **options: Any) -> dict[st
     return dict(zip(names, found, strict=True))
 
 
-def unready(q: Tensor) -> str | None:
+def unsupported_device(q: Tensor) -> str | None:
     """Why Triton kernels do not run on a tensor."""
     if q.device.type != "cuda":
         return f"Triton kernels run on CUDA; the tensors are on {q.device.type}"
@@ -215,8 +215,8 @@ def unready(q: Tensor) -> str | None:
 
 def unsupported(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options: Any) -> str | None:
     """Why a call is not served by Triton."""
-    if unready(q):
-        return unready(q)
+    if unsupported_device(q):
+        return unsupported_device(q)
     if max(q.shape[-1], v.shape[-1]) > WIDEST:
         return f"head sizes beyond {WIDEST} are served by the generic implementation"
     if any(x is None for x in rest):
@@ -224,7 +224,7 @@ def unsupported(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options
     return None
 
 
-def pays(*arrays: Tensor | None, **options: Any) -> bool:
+def is_faster(*arrays: Tensor | None, **options: Any) -> bool:
     """Unknown: no GPU has run or timed these kernels yet, and so `impl="auto"` leaves them to those who name them."""
     return False
 
@@ -252,7 +252,8 @@ SERVED: dict[str, Callable[..., Any]] = {
     "gaussian_attention": attend_to_distances,
     "gaussian_attention_vjp": pull_from_distances,
 }
-KERNELS = {op: Kernel("triton", serve, unsupported, pays) for op, serve in SERVED.items()}
+KERNELS = {op: Kernel("triton", serve, unsupported, is_faster) for op, serve in SERVED.items()}
 ATOMIC = {
-    op: Kernel("triton_atomic", partial(serve, atomic=True), unsupported_atomic, pays) for op, serve in SERVED.items()
+    op: Kernel("triton_atomic", partial(serve, atomic=True), unsupported_atomic, is_faster)
+    for op, serve in SERVED.items()
 }

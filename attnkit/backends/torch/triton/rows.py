@@ -261,7 +261,7 @@ def pull(
     return CUSTOM.pull(op, do, q=q, k=k, v=v, dlse=dlse, **options)
 
 
-def unserved(*arrays: Tensor | None, **options: Any) -> str | None:
+def unsupported_options(*arrays: Tensor | None, **options: Any) -> str | None:
     """Why the kernels do not serve a call, whatever the device."""
     if isinstance(options.get("alpha"), Tensor):
         return "an array alpha is served by the generic implementation"
@@ -273,11 +273,11 @@ def unsupported(
 ) -> str | None:
     """Why a call is not served by Triton."""
     rest = (do,) if vjp else ()
-    return pointwise.unsupported(q, k, v, *rest) or unserved(**options)
+    return pointwise.unsupported(q, k, v, *rest) or unsupported_options(**options)
 
 
 KERNELS = {
-    f"{op}{suffix}": Kernel("triton", partial(serve, op), partial(unsupported, vjp=bool(suffix)), pointwise.pays)
+    f"{op}{suffix}": Kernel("triton", partial(serve, op), partial(unsupported, vjp=bool(suffix)), pointwise.is_faster)
     for op in ("softmax_attention", "entmax_attention")
     for suffix, serve in (("", attend), ("_vjp", pull))
 }

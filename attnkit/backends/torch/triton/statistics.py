@@ -14,7 +14,7 @@ from attnkit._core.dispatch import Kernel
 from attnkit.backends.torch.custom import map_one_by_one, refuse_second_derivatives
 from attnkit.backends.torch.triton import launch, pointwise
 from attnkit.backends.torch.triton.launch import Setting
-from attnkit.backends.torch.triton.pointwise import DIFFERENTIABLE, GAUSSIAN, TENSORS, pays, setting
+from attnkit.backends.torch.triton.pointwise import DIFFERENTIABLE, GAUSSIAN, TENSORS, is_faster, setting
 from attnkit.ops.statistics import RowStatistics
 
 FIELDS = RowStatistics._fields
@@ -158,14 +158,14 @@ def pull(
     return dict(zip(names, found, strict=True))
 
 
-def unserved(op: str) -> str | None:
+def unsupported_options(op: str) -> str | None:
     """Why the rows of an op have no statistics here on any device."""
     return None if op in OPTIONS else f"statistics of {op} are served by the generic implementation"
 
 
 def unsupported(q: Tensor, k: Tensor, v: Tensor | None = None, *, op: str, **options: Any) -> str | None:
     """Why a call is not served by Triton."""
-    return pointwise.unsupported(q, k, q if v is None else v) or unserved(op)
+    return pointwise.unsupported(q, k, q if v is None else v) or unsupported_options(op)
 
 
 def _rows(q: Tensor, k: Tensor, **options: Any) -> RowStatistics:
@@ -188,8 +188,8 @@ def _both_vjp(
 
 
 KERNELS = {
-    "row_statistics": Kernel("triton", _rows, unsupported, pays),
-    "row_statistics_vjp": Kernel("triton", _rows_vjp, unsupported, pays),
-    "attention_with_statistics": Kernel("triton", _both, unsupported, pays),
-    "attention_with_statistics_vjp": Kernel("triton", _both_vjp, unsupported, pays),
+    "row_statistics": Kernel("triton", _rows, unsupported, is_faster),
+    "row_statistics_vjp": Kernel("triton", _rows_vjp, unsupported, is_faster),
+    "attention_with_statistics": Kernel("triton", _both, unsupported, is_faster),
+    "attention_with_statistics_vjp": Kernel("triton", _both_vjp, unsupported, is_faster),
 }

@@ -31,7 +31,7 @@ class Served(NamedTuple):
 
     forward: Call  # (device, **arrays and params)
     backward: Call  # (device, cotangents, **arrays and params)
-    unserved: Callable[..., str | None]  # (**arrays and params)
+    unsupported_options: Callable[..., str | None]  # (**arrays and params)
 
 
 def pointwise_served(op: str) -> Served:
@@ -41,11 +41,11 @@ def pointwise_served(op: str) -> Served:
         lambda device, cotangents, q, k, v, **given: pointwise.backward(
             device, q, k, v, cotangents["o"], **as_pointwise(op, given)
         ),
-        pointwise.unserved,
+        pointwise.unsupported_options,
     )
 
 
-def bound(op: str, forward: Call, backward: Call, unserved: Callable[..., str | None]) -> Served:
+def bound(op: str, forward: Call, backward: Call, unsupported_options: Callable[..., str | None]) -> Served:
     """An op whose `forward` and `backward` take (device, ...) and else what its public functions take."""
     row = BY_NAME[op]
 
@@ -59,7 +59,7 @@ def bound(op: str, forward: Call, backward: Call, unserved: Callable[..., str | 
     return Served(
         lambda device, **given: row.binding.forward(module(device), row, *apart(given)),
         lambda device, cotangents, **given: row.binding.vjp(module(device), row, *apart(given), cotangents),
-        unserved,
+        unsupported_options,
     )
 
 
@@ -74,7 +74,7 @@ def rows_served(alpha: float) -> Served:
         given = {name: x for name, x in {"alpha": alpha, **given}.items() if name != "return_lse"}
         return rows.backward(device, q, k, v, cotangents["o"], cotangents.get("lse"), **given)
 
-    return Served(forward, backward, rows.unserved)
+    return Served(forward, backward, rows.unsupported_options)
 
 
 def statistics_forward(device: Machine, op: str, **given: Any) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def statistics_backward(device: Machine, cotangents: Arrays, **given: Any) -> di
     raise Unsupported("the kernel of statistics has no gradients")
 
 
-STATISTICS = Served(statistics_forward, statistics_backward, statistics.unserved)
+STATISTICS = Served(statistics_forward, statistics_backward, statistics.unsupported_options)
 SERVED: dict[str, Served] = {
     **{op: pointwise_served(op) for op in POINTWISE},
     "softmax_attention": rows_served(1.0),
@@ -99,9 +99,9 @@ SERVED: dict[str, Served] = {
         "newton_inverse",
         partial(newton.inverse, partial(lowrank_newton.residuals, np)),
         newton.backward,
-        newton.unserved,
+        newton.unsupported_options,
     ),
-    "linear_attention": bound("linear_attention", linear.forward, linear.backward, linear.unserved),
+    "linear_attention": bound("linear_attention", linear.forward, linear.backward, linear.unsupported_options),
 }
 
 
@@ -126,7 +126,7 @@ class CudaOnCpu:
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
         """What the kernels do not serve on any device."""
-        return SERVED[op].unserved(**arrays, **params)
+        return SERVED[op].unsupported_options(**arrays, **params)
 
     def call(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, np.ndarray]:
         """Outputs, from both runs."""

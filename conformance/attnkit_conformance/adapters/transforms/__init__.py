@@ -143,12 +143,12 @@ def joined(row: Row, transform: str, answers: list[tuple[str, str]]) -> Verdict:
 def answer(row: Row, transform: str, problem: Problem) -> tuple[str, str] | None:
     """A word and a text; None where the implementation does not serve the problem here, transformed or not."""
     make, known = runner(row.library)
-    unserved = None if row.impl in ("auto", "generic") else reasons(row.library, problem)[row.impl]
+    unsupported_options = None if row.impl in ("auto", "generic") else reasons(row.library, problem)[row.impl]
     with double_precision(row.library):
         try:
             wrong = known[transform](make(problem, row.impl))
         except NotImplementedError as refusal:
-            if unserved and unserved in str(refusal):
+            if unsupported_options and unsupported_options in str(refusal):
                 return None
             return as_refusal(row, refusal)
         except Exception as error:  # whatever a library raises is a verdict
