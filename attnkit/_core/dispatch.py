@@ -47,25 +47,20 @@ def _guarded(kernel: Kernel, refusal: Refusal) -> Kernel:
     return kernel._replace(unsupported=unsupported)
 
 
-SPECIAL_CASES = {
-    "reluformer_attention": "pointwise_attention",
-    "sigmoid_attention": "pointwise_attention",
-    "sparsemax_attention": "entmax_attention",
-}
-"""{op: the op that it calls with fixed parameters}: whatever serves the one serves the other."""
+def kernels_by_op(
+    *tables: Mapping[str, Kernel], special_cases: Mapping[str, str], refusal: Refusal | None = None
+) -> dict[str, tuple[Kernel, ...]]:
+    """A library's kernels of every op in the order of its tables.
 
-
-def kernels_by_op(*tables: Mapping[str, Kernel], refusal: Refusal | None = None) -> dict[str, tuple[Kernel, ...]]:
-    """A library's kernels of every op in the order of its tables; special cases have those of the op that they call.
-
-    `refusal` is asked before each kernel: a reason against all kernels of the library, or None.
+    `special_cases` maps an op to the op that it calls with fixed parameters, whose kernels it has too. `refusal` is
+    asked before each kernel: a reason against all kernels of the library, or None.
     """
     found: dict[str, tuple[Kernel, ...]] = {}
     for table in tables:
         for op, kernel in table.items():
             found[op] = (*found.get(op, ()), kernel if refusal is None else _guarded(kernel, refusal))
     ends = ("", "_vjp")
-    cases = {f"{op}{end}": f"{called}{end}" for op, called in SPECIAL_CASES.items() for end in ends}
+    cases = {f"{op}{end}": f"{called}{end}" for op, called in special_cases.items() for end in ends}
     return found | {op: found[called] for op, called in cases.items() if called in found}
 
 
@@ -81,7 +76,13 @@ class _OnBehalf(NamedTuple):
 
 
 Tables = Callable[[str], Mapping[str, tuple[Kernel, ...]]]
-_tables: Tables = lambda library: {}  # noqa: E731
+
+
+def _no_tables(library: str) -> Mapping[str, tuple[Kernel, ...]]:
+    return {}
+
+
+_tables: Tables = _no_tables
 
 
 def hand_tables(tables: Tables) -> None:

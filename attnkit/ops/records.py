@@ -32,3 +32,5 @@ RECORDS = {
         (efficient.efficient_attention, efficient.EFFICIENT),
     )
 }
+SPECIAL_CASES = {name: record.family.of for name, record in RECORDS.items() if record.family.of}
+"""{op: the op that it calls with fixed parameters}."""
