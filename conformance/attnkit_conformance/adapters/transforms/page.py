@@ -10,20 +10,26 @@ from attnkit_conformance.adapters.transforms import EITHER, ELSEWHERE, LIBRARIES
 from attnkit_conformance.report.table import split
 
 BEGIN, END = "<!-- transforms: begin -->", "<!-- transforms: end -->"
-MARKS = {RIGHT: "✓", REFUSED: "refused", EITHER: "✓ or refused", ELSEWHERE: "GPU"}
+MARKS = {RIGHT: "right", REFUSED: "refused", EITHER: "right or refused", ELSEWHERE: "needs a GPU"}
 WORDS = {mark: word for word, mark in MARKS.items()}
 
 
 def markdown(verdicts: Iterable[Verdict]) -> str:
-    """A table per library between the markers: a row for an implementation of an op, a column for a transformation."""
-    by_row = {row: list(several) for row, several in groupby(verdicts, key=lambda verdict: verdict.row)}
+    """A table per library between the markers: a row for the ops of an implementation that fare alike under every
+    transformation, a column for each verdict."""
+    alike: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
+    for row, several in groupby(verdicts, key=lambda verdict: verdict.row):
+        marks = tuple(MARKS[verdict.word] for verdict in several)
+        alike.setdefault((row.library, row.label, marks), []).append(f"`{row.op}`")
     lines = [BEGIN]
     for library in LIBRARIES:
-        columns = ["op", "implementation", *runner(library)[1]]
-        lines += ["", f"### {library}", "", line(columns), line(["---"] * len(columns))]
-        for row, several in by_row.items():
-            if row.library == library:
-                lines.append(line([f"`{row.op}`", row.label, *(MARKS[verdict.word] for verdict in several)]))
+        transforms = runner(library)[1]
+        lines += ["", f"### {library}", "", line(["implementation", *WORDS, "ops"]), line(["---"] * (len(WORDS) + 2))]
+        for (place, label, marks), ops in sorted(alike.items(), key=lambda item: item[0][1]):
+            if place == library:
+                names = [[name for name, mark in zip(transforms, marks, strict=True) if mark == word] for word in WORDS]
+                told = ("all" if len(some) == len(marks) else ", ".join(some) or "–" for some in names)
+                lines.append(line([label, *told, " ".join(ops)]))
     return "\n".join([*lines, "", END])
 
 
@@ -33,18 +39,18 @@ def line(cells: list[str]) -> str:
 
 def cells(path: Path) -> dict[tuple[str, str, str, str], str]:
     """{(library, op, implementation, transformation): word} of the tables in a file."""
-    found, library, columns = {}, "", []
+    words, library = {}, ""
     for text in split(path, BEGIN, END)[1].splitlines():
-        fields = [field.strip() for field in text.strip("|").split("|")]
         if text.startswith("### "):
             library = text.removeprefix("### ")
-        elif fields[0] == "op":
-            columns = fields[2:]
-        elif fields[0].startswith("`"):
-            op, impl, *marks = fields
-            for column, mark in zip(columns, marks, strict=True):
-                found[library, op.strip("`"), impl, column] = WORDS[mark]
-    return found
+        fields = [field.strip() for field in text.strip("|").split("|")]
+        if not text.startswith("|") or fields[0] in ("implementation", "---"):
+            continue
+        label, *told, ops = fields
+        for word, names in zip(WORDS.values(), told, strict=True):
+            transforms = runner(library)[1] if names == "all" else [name for name in names.split(", ") if name != "–"]
+            words |= {(library, op.strip("`"), label, name): word for op in ops.split() for name in transforms}
+    return words
 
 
 def key(row: Row, transform: str) -> tuple[str, str, str, str]:
