@@ -6,17 +6,15 @@ the gradient of the weights to that of the scores. `prepare` may normalise queri
 of the op that it calls.
 """
 
-import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Concatenate, NamedTuple, ParamSpec, Self, TypeVar, Unpack
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Self
 
 from attnkit._core import check, quadratic
+from attnkit._core.derived import DO, DROPOUT, Op, Vjp, Weights, follows, served_by, signature_like
 from attnkit._core.dispatch import namespace, operation_checked_by, special_case
-from attnkit._core.typing import Array, Common, Namespace, Scoring
+from attnkit._core.typing import Array, Namespace
 
 P = ParamSpec("P")
-Op = TypeVar("Op", bound=Callable[..., Any])
-POSITIONAL, REST = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.VAR_KEYWORD
 
 
 def never(**own: Any) -> bool:
@@ -140,27 +138,20 @@ def op(family: Family, calls: Callable[..., Any] | None = None) -> Callable[[Op]
 
     A special case `calls` another op, with its own options translated.
     """
-
-    def decorate(documented: Op) -> Op:
-        serve = _served(family, family.attend, calls)
-        parameters = [*inspect.signature(documented).parameters.values()]
-        made: Any = _public(family, serve, documented, documented.__name__, documented.__doc__ or "", parameters)
-        return made
-
-    return decorate
+    body = _body(family, family.attend, calls)
+    return lambda documented: _checked(family, served_by(body)(documented))
 
 
 def weights_of(
     forward: Callable[Concatenate[Array, Array, Array, P], Any],
     family: Family,
     calls: Callable[..., Any] | None = None,
-) -> Callable[Concatenate[Array, Array, P], Array]:
-    """`<op>_weights`, with the signature of the op but for v and dropout."""
+) -> Weights[P]:
+    """`<op>_weights`, with the signature of the op but for v, dropout and what touches the output only."""
     doc = f"The weights w (..., L, S) of `{family.name}`, before dropout, in the dtype of q; 0 where invisible."
-    rest = inspect.Parameter("scoring", REST, annotation=Unpack[Scoring])
-    parameters = [p for p in _documented(forward, family) if p.name not in ("v", *family.output_only)]
-    serve = _served(family, family.weights, calls)
-    return _public(family, serve, forward, f"{family.name}_weights", doc, [*parameters, rest])
+    signature = signature_like(forward, Array, ("v", *DROPOUT, *family.output_only))
+    body = _body(family, family.weights, calls)
+    return _checked(family, follows(forward, f"{family.name}_weights", body, signature, doc))
 
 
 def vjp_of(
@@ -168,7 +159,7 @@ def vjp_of(
     family: Family,
     formula: str,
     calls: Callable[..., Any] | None = None,
-) -> Callable[Concatenate[Array, Array, Array, Array, P], dict[str, Array]]:
+) -> Vjp[P]:
     """`<op>_vjp`, with the signature of the op and the cotangent do behind v; `formula` says what the gradients are."""
     arrays = "".join(f', "{name}" where it is an array' for name in family.arrays)
     doc = f"""Gradients {{"q", "k", "v"}} of `{family.name}`, "bias" where one was passed{arrays}, for the cotangent do.
@@ -177,26 +168,14 @@ def vjp_of(
 
     Each has the shape and dtype of its argument.
     """
-    first, second, third, *others = _documented(forward, family)
-    rest = inspect.Parameter("common", REST, annotation=Unpack[Common])
-    parameters = [first, second, third, inspect.Parameter("do", POSITIONAL, annotation=Array), *others, rest]
-    serve = _served(family, family.vjp, calls)
-    return _public(family, serve, forward, f"{family.name}_vjp", doc, parameters)
+    signature = signature_like(forward, dict[str, Array], more=[DO])
+    return _checked(family, follows(forward, f"{family.name}_vjp", _body(family, family.vjp, calls), signature, doc))
 
 
-def _documented(forward: Callable[..., Any], family: Family) -> list[inspect.Parameter]:
-    """The parameters of an op that are not common to all."""
-    return [p for p in inspect.signature(forward).parameters.values() if p.name not in family.common]
-
-
-def _served(family: Family, body: Callable[..., Any], calls: Callable[..., Any] | None) -> Callable[..., Any]:
+def _body(family: Family, body: Callable[..., Any], calls: Callable[..., Any] | None) -> Callable[..., Any]:
     """The generic body, or for a special case the call of the op that it is a case of."""
     if calls is None:
-
-        def serve(*arrays: Array, **options: Any) -> Any:
-            return body(*arrays, **options)
-
-        return serve
+        return body
 
     def call(*arrays: Array, impl: Any, **options: Any) -> Any:
         own, common = family.split(options)
@@ -205,15 +184,5 @@ def _served(family: Family, body: Callable[..., Any], calls: Callable[..., Any] 
     return call
 
 
-def _public(
-    family: Family,
-    serve: Callable[..., Any],
-    documented: Callable[..., Any],
-    name: str,
-    doc: str,
-    parameters: list[inspect.Parameter],
-) -> Any:
-    serve.__name__ = serve.__qualname__ = name
-    serve.__doc__, serve.__module__ = doc, documented.__module__
-    serve.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+def _checked(family: Family, serve: Callable[..., Any]) -> Any:
     return special_case(serve) if family.of else operation_checked_by(own=family.checks)(serve)

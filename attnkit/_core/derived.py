@@ -1,0 +1,84 @@
+"""Functions that follow from a documented op: the signature of its weights or gradients is its own, edited."""
+
+import inspect
+from collections.abc import Callable, Collection, Sequence
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+from attnkit._core.typing import Array
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Op = TypeVar("Op", bound=Callable[..., Any])
+POSITIONAL, KEYWORD = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+DROPOUT = ("dropout_mask", "dropout")  # of weights before dropout there is none
+DO = inspect.Parameter("do", POSITIONAL, annotation=Array)
+
+
+class Weights(Protocol[P]):
+    """The weights of an op over q, k, v, to a type checker: with the options of the op."""
+
+    def __call__(self, q: Array, k: Array, *args: P.args, **options: P.kwargs) -> Array: ...
+
+
+class Vjp(Protocol[P]):
+    """Likewise its gradients."""
+
+    def __call__(self, q: Array, k: Array, v: Array, do: Array, *args: P.args, **options: P.kwargs) -> Any: ...
+
+
+def signature_like(
+    op: Callable[..., Any], returns: Any, without: Collection[str] = (), more: Sequence[inspect.Parameter] = ()
+) -> inspect.Signature:
+    """The signature of an op without some names, and with more behind its arrays."""
+    parameters = [p for p in inspect.signature(op).parameters.values() if p.name not in without]
+    arrays = [p for p in parameters if p.kind is POSITIONAL]
+    options = [p for p in parameters if p.kind is not POSITIONAL]
+    return inspect.Signature([*arrays, *more, *options], return_annotation=returns)
+
+
+def _with_signature(body: Op, signature: inspect.Signature) -> Op:
+    body.__signature__ = signature  # type: ignore[attr-defined]
+    return body
+
+
+def served_by(body: Callable[..., Any]) -> Callable[[Op], Op]:
+    """Decorate a documented signature, which has no body of its own."""
+
+    def decorate(documented: Op) -> Op:
+        @wraps(documented)
+        def serve(*arrays: Array, **options: Any) -> Any:
+            return body(*arrays, **options)
+
+        return serve  # type: ignore[return-value]
+
+    return decorate
+
+
+def follows(
+    op: Callable[..., Any], name: str, body: Callable[..., Any], signature: inspect.Signature, doc: str
+) -> Callable[..., Any]:
+    """A body as a function of this name that stands where the documented op stands."""
+
+    def serve(*arrays: Array, **options: Any) -> Any:
+        return body(*arrays, **options)
+
+    serve.__name__ = serve.__qualname__ = name
+    serve.__doc__, serve.__module__ = doc, op.__module__
+    return _with_signature(serve, signature)
+
+
+def weights_like(
+    op: Callable[Concatenate[Array, Array, Array, P], Any], *without: str
+) -> Callable[[Callable[..., R]], Callable[Concatenate[Array, Array, P], R]]:
+    """Decorate the weights of an op: their signature is that of the op but for v, dropout and what else they lack."""
+    signature = signature_like(op, Array, ("v", *DROPOUT, *without))
+    return lambda body: _with_signature(body, signature)
+
+
+def vjp_like(
+    op: Callable[Concatenate[Array, Array, Array, P], Any], *without: str
+) -> Callable[[Callable[..., R]], Callable[Concatenate[Array, Array, Array, Array, P], R]]:
+    """Decorate the gradients of an op: their signature is that of the op, with the cotangent do behind its arrays."""
+    signature = signature_like(op, dict[str, Array], without, [DO])
+    return lambda body: _with_signature(body, signature)
