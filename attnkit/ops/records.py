@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from attnkit._core.family import Family
 from attnkit.ops import entmax, gaussian, pointwise, rela, softmax
 from attnkit.ops.linear import attention, cosine, efficient, performer
+from attnkit.ops.linear.record import family_of
 
 
 class Record(NamedTuple):
@@ -26,10 +27,10 @@ RECORDS = {
         (entmax.entmax_attention, entmax.ENTMAX),
         (rela.rela_attention, rela.RELA),
         (gaussian.gaussian_attention, gaussian.GAUSSIAN),
-        (attention.linear_attention, attention.LINEAR),
-        (cosine.cosine_attention, cosine.COSINE),
-        (performer.performer_attention, performer.PERFORMER),
-        (efficient.efficient_attention, efficient.EFFICIENT),
+        (attention.linear_attention, family_of(attention.LINEAR)),
+        (cosine.cosine_attention, family_of(cosine.COSINE)),
+        (performer.performer_attention, family_of(performer.PERFORMER)),
+        (efficient.efficient_attention, family_of(efficient.EFFICIENT)),
     )
 }
 SPECIAL_CASES = {name: record.family.of for name, record in RECORDS.items() if record.family.of}

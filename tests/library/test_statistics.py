@@ -109,6 +109,14 @@ def test_queries_without_any_key_get_no_gradient_whatever_they_hold(op):
     assert not np.any(attnkit.attention_with_statistics_vjp(op, *given, **own)["k"])
 
 
+@pytest.mark.parametrize("shape", [(5, 4), (1, 5, 4)])
+def test_queries_of_one_head_meet_projections_of_several(shape):
+    q, k, projection = normal(shape, (3, 6, 4), (3, 7, 4))
+    found = attnkit.row_statistics("performer_attention", q, k, projection=projection, fields=("sum_squares",))
+    w = attnkit.performer_attention_weights(q, k, projection)
+    assert_close(found.sum_squares, np.sum(w * w, axis=-1))
+
+
 def test_only_the_fields_asked_for_are_there():
     q, k, _ = qkv()
     found = attnkit.row_statistics("pointwise_attention", q, k, activation="identity", fields=("total", "maximum"))

@@ -6,23 +6,13 @@ token costs the same however many there were. Masks of pairs take the quadratic 
 
 from typing import Any, Unpack
 
-from attnkit._core import check, quadratic
-from attnkit._core.dispatch import namespace, operation_checked_by
+from attnkit._core import check
 from attnkit._core.quadratic import cast
 from attnkit._core.special import relu
 from attnkit._core.typing import Array, Impl, Namespace
-from attnkit.ops.linear.rule import FoundRows, attend, attend_vjp, feature_family, rows_of_rule, step, step_vjp, weights
-from attnkit.ops.linear.states import (
-    STATE_CHECKS,
-    Options,
-    Scaled,
-    ScaledHeads,
-    State,
-    not_negative,
-    state_context,
-    step_context,
-    stepping,
-)
+from attnkit.ops.linear.record import Linear, op, step_of, step_vjp_of, vjp_of, weights_of
+from attnkit.ops.linear.rule import BODIES
+from attnkit.ops.linear.states import STATE_CHECKS, Scaled, State, not_negative
 from attnkit.ops.linear.sums import Features, Rule
 
 FEATURE_MAPS = ("elu_plus_one", "relu", "identity")
@@ -76,6 +66,7 @@ def rule(
     normalize: bool | None = None,
     eps: float = 1e-6,
     scale: float | None = None,
+    **others: Any,
 ) -> Rule:
     """Linear attention with its own options bound."""
     divides = feature_map != "identity" if normalize is None else normalize
@@ -96,11 +87,6 @@ def signed(feature_map: FeatureMap = "elu_plus_one", scale: float | None = None,
     return callable(feature_map) or feature_map == "identity" or (scale is not None and scale < 0)
 
 
-def rows(xp: Namespace, a: quadratic.Inputs, **own: Any) -> FoundRows:
-    """The weights of a tile of queries, for statistics."""
-    return rows_of_rule(xp, rule("row_statistics(linear_attention)", **own), a)
-
-
 # ---------------------------------------------------------------------------------------------- checks
 
 
@@ -117,12 +103,13 @@ def _check_normalize(c: check.Context, name: str, value: Any) -> None:
 
 
 OWN = {"feature_map": _check_feature_map, "normalize": _check_normalize, "eps": not_negative, **STATE_CHECKS}
+LINEAR = Linear("linear_attention", rule, BODIES, OWN, signed=signed)
 
 
 # ---------------------------------------------------------------------------------------------- the op
 
 
-@operation_checked_by(state_context, OWN)
+@op(LINEAR)
 def linear_attention(
     q: Array,
     k: Array,
@@ -169,43 +156,12 @@ def linear_attention(
         TypeError: dtypes, libraries or devices that do not fit.
         NotImplementedError: `impl` names a kernel that cannot serve this call.
     """
-    bound = rule("linear_attention", feature_map=feature_map, normalize=normalize, eps=eps, scale=common.get("scale"))
-    return attend(namespace(q), bound, q, k, v, Options(initial_state, chunk_size, common), return_state)
 
 
-@operation_checked_by(check.attention_context, OWN)
-def linear_attention_weights(
-    q: Array,
-    k: Array,
-    *,
-    feature_map: FeatureMap = "elu_plus_one",
-    normalize: bool | None = None,
-    eps: float = 1e-6,
-    impl: Impl = "auto",
-    **common: Unpack[Scaled],
-) -> Array:
-    """The weights w (..., L, S) of `linear_attention` without a state, in the dtype of q."""
-    op = "linear_attention_weights"
-    bound = rule(op, feature_map=feature_map, normalize=normalize, eps=eps, scale=common.get("scale"))
-    return weights(namespace(q), bound, q, k, common)
-
-
-@operation_checked_by(state_context, OWN)
-def linear_attention_vjp(
-    q: Array,
-    k: Array,
-    v: Array,
-    do: Array | None,
-    *,
-    dstate: State | None = None,
-    feature_map: FeatureMap = "elu_plus_one",
-    normalize: bool | None = None,
-    eps: float = 1e-6,
-    chunk_size: int = 64,
-    initial_state: State | None = None,
-    impl: Impl = "auto",
-    **common: Unpack[Scaled],
-) -> dict[str, Any]:
+linear_attention_weights = weights_of(linear_attention, LINEAR)
+linear_attention_vjp = vjp_of(
+    linear_attention,
+    LINEAR,
     """Gradients {"q", "k", "v"} and, where one was given, "initial_state" (a tuple), for the cotangents do and dstate =
     (dS, dz); None is 0, for a part too.
 
@@ -213,26 +169,11 @@ def linear_attention_vjp(
     = R_jᵀφ(k_j) in a second one from the end, R_j = Σ φ(q_i) dn_iᵀ + dS and r_j = Σ φ(q_i) dd_i + dz over the queries
     that see key j (Katharopoulos et al. 2020 eq 13-15, with the denominator). S_i is made again, not kept or
     subtracted.
-    """
-    op = "linear_attention_vjp"
-    bound = rule(op, feature_map=feature_map, normalize=normalize, eps=eps, scale=common.get("scale"))
-    return attend_vjp(namespace(q), bound, q, k, v, do, dstate, Options(initial_state, chunk_size, common))
-
-
-@stepping
-@operation_checked_by(step_context, OWN)
-def linear_attention_step(
-    q_t: Array,
-    k_t: Array,
-    v_t: Array,
-    *,
-    state: State | None = None,
-    feature_map: FeatureMap = "elu_plus_one",
-    normalize: bool | None = None,
-    eps: float = 1e-6,
-    impl: Impl = "auto",
-    **common: Unpack[ScaledHeads],
-) -> tuple[Array, State]:
+    """,
+)
+linear_attention_step = step_of(
+    linear_attention,
+    LINEAR,
     """One more token: S' = S + φ(k_t) v_tᵀ, z' = z + φ(k_t), o_t = φ(q_t)ᵀS'/(φ(q_t)·z' + eps).
 
     Katharopoulos et al. 2020 eq 16-20.
@@ -246,32 +187,6 @@ def linear_attention_step(
 
     Returns:
         (o_t (..., e) in the dtype of q_t, (S', z') in the compute dtype).
-    """
-    op, heads = "linear_attention_step", common.get("enable_gqa", False)
-    bound = rule(op, feature_map=feature_map, normalize=normalize, eps=eps, scale=common.get("scale"))
-    return step(namespace(q_t), bound, q_t, k_t, v_t, state, heads)
-
-
-@stepping
-@operation_checked_by(step_context, OWN)
-def linear_attention_step_vjp(
-    q_t: Array,
-    k_t: Array,
-    v_t: Array,
-    do_t: Array | None,
-    *,
-    state: State | None = None,
-    dstate: State | None = None,
-    feature_map: FeatureMap = "elu_plus_one",
-    normalize: bool | None = None,
-    eps: float = 1e-6,
-    impl: Impl = "auto",
-    **common: Unpack[ScaledHeads],
-) -> dict[str, Any]:
-    """Gradients {"q_t", "k_t", "v_t"} and, where there was one, "state", for do_t and dstate (None = 0)."""
-    op, heads = "linear_attention_step_vjp", common.get("enable_gqa", False)
-    bound = rule(op, feature_map=feature_map, normalize=normalize, eps=eps, scale=common.get("scale"))
-    return step_vjp(namespace(q_t), bound, q_t, k_t, v_t, do_t, state, dstate, heads)
-
-
-LINEAR = feature_family("linear_attention", rows, OWN, signed)
+    """,
+)
+linear_attention_step_vjp = step_vjp_of(linear_attention, LINEAR)

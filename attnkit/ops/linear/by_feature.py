@@ -2,7 +2,8 @@
 
 S_c = Σ_j exp(k_jc - m_c) v_j and z_c = Σ_j exp(k_jc - m_c), m_c the largest k_jc so far, and o_i = Σ_c softmax(q_i)_c
 S_c/z_c. Under causality m_c grows along the sequence, and older sums fade. [S, z] are one array (..., d, e + 1).
-Rows of the weights are made tile by tile.
+Weights are made tile by tile. A call has no options but those of all, so that what stands for a rule is the name of
+the op.
 """
 
 import math
@@ -14,7 +15,7 @@ from attnkit._core.mask import positions
 from attnkit._core.special import stop_gradient, unstack
 from attnkit._core.tokens import chosen, join_heads, softmax, softmax_gradient, split_heads, zeros
 from attnkit._core.typing import Array, Namespace
-from attnkit.ops.linear.rule import FoundRows
+from attnkit.ops.linear.record import Bodies, Tile
 from attnkit.ops.linear.scan import BY_OUTPUT, anticausal, causal, fading, finite, largest, levels_of_queries, total
 from attnkit.ops.linear.states import (
     Options,
@@ -322,24 +323,6 @@ def attend_vjp(
     return grads
 
 
-def step_vjp(
-    xp: Namespace,
-    op: str,
-    q_t: Array,
-    k_t: Array,
-    v_t: Array,
-    do_t: Array | None,
-    state: State | None,
-    dstate: State | None,
-    enable_gqa: bool,
-) -> dict[str, Any]:
-    """{"q_t", "k_t", "v_t"} and "state" if there was one."""
-    q, k, v, do = (None if a is None else a[..., None, :] for a in (q_t, k_t, v_t, do_t))
-    found = attend_vjp(xp, op, q, k, v, do, dstate, Options(state, 1, {"enable_gqa": enable_gqa}))
-    grads = {f"{name}_t": found[name][..., 0, :] for name in "qkv"}
-    return grads | ({"state": found["initial_state"]} if state is not None else {})
-
-
 Back = Callable[[Array], tuple[Array, Array]]
 
 
@@ -375,9 +358,8 @@ def _apart(xp: Namespace, x: Array, k: Array, pairs: Array) -> tuple[Array, Back
     return w, back
 
 
-def rows(xp: Namespace, a: quadratic.Inputs) -> FoundRows:
-    """The weights w (..., L, S) of the queries in `a`, the factor 1, and back(dw, like) -> {"q", "k"}: their gradients
-    in the compute dtype, for the arguments `like` of which `a` holds a tile of queries."""
+def tile(xp: Namespace, op: str, a: quadratic.Inputs) -> Tile:
+    """The weights of the queries in `a`."""
     heads, own = (x.shape[-3] if x.ndim > 2 else 1 for x in (a.q, a.k))
     shared = own if own not in (1, heads) and heads != 1 else None
     x, k, pairs = (split_heads(xp, y, shared) for y in (softmax(xp, a.q, None), a.k, a.pairs))
@@ -397,9 +379,4 @@ def rows(xp: Namespace, a: quadratic.Inputs) -> FoundRows:
     return w, 1.0, back
 
 
-def weights(xp: Namespace, q: Array, k: Array, common: Any) -> Array:
-    """w (..., L, S) in the dtype of q."""
-    w = rows(xp, quadratic.prepare(xp, q, k, scale=1.0, **common))[0]
-    lead = quadratic.leading_axes(q, k, None, common.get("enable_gqa", False))
-    lead = check.broadcast("attention", "leading axes", tuple(w.shape[:-2]), lead)
-    return quadratic.cast(xp, xp.broadcast_to(w, (*lead, q.shape[-2], k.shape[-2])), q.dtype)
+BODIES = Bodies(attend, attend_vjp, step, tile)

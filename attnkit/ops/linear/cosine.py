@@ -2,21 +2,10 @@
 
 from typing import Any, Unpack
 
-from attnkit._core import check, quadratic
-from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.typing import Array, Impl, Namespace
-from attnkit.ops.linear.rule import FoundRows, attend, attend_vjp, feature_family, rows_of_rule, step, step_vjp, weights
-from attnkit.ops.linear.states import (
-    STATE_CHECKS,
-    Heads,
-    Options,
-    State,
-    Tokens,
-    not_negative,
-    state_context,
-    step_context,
-    stepping,
-)
+from attnkit.ops.linear.record import Linear, op, step_of, step_vjp_of, vjp_of, weights_of
+from attnkit.ops.linear.rule import BODIES
+from attnkit.ops.linear.states import STATE_CHECKS, State, Tokens, not_negative
 from attnkit.ops.linear.sums import Features, Rule
 
 FLOOR = 1e-6  # of the denominator
@@ -40,7 +29,7 @@ def _direction(xp: Namespace, x: Array, eps: float) -> Features:
     return Features(xp.concat([xp.ones_like(size), hat], axis=-1), pull)
 
 
-def rule(op: str, *, eps: float = 1e-12) -> Rule:
+def rule(op: str, *, eps: float = 1e-12, **others: Any) -> Rule:
     """Cosine attention with its own options bound."""
 
     def features(xp: Namespace, x: Array) -> Features:
@@ -52,15 +41,11 @@ def rule(op: str, *, eps: float = 1e-12) -> Rule:
     return Rule(op, features, features, divide)
 
 
-def rows(xp: Namespace, a: quadratic.Inputs, **own: Any) -> FoundRows:
-    """The weights of a tile of queries, for statistics."""
-    return rows_of_rule(xp, rule("row_statistics(cosine_attention)", **own), a)
-
-
 OWN = {"eps": not_negative, **STATE_CHECKS}
+COSINE = Linear("cosine_attention", rule, BODIES, OWN)
 
 
-@operation_checked_by(state_context, OWN)
+@op(COSINE)
 def cosine_attention(
     q: Array,
     k: Array,
@@ -86,71 +71,15 @@ def cosine_attention(
 
     Returns, raises: as `linear_attention`.
     """
-    options = Options(initial_state, chunk_size, common)
-    return attend(namespace(q), rule("cosine_attention", eps=eps), q, k, v, options, return_state)
 
 
-@operation_checked_by(check.attention_context, OWN)
-def cosine_attention_weights(
-    q: Array, k: Array, *, eps: float = 1e-12, impl: Impl = "auto", **common: Unpack[Tokens]
-) -> Array:
-    """The weights w (..., L, S) of `cosine_attention` without a state, in the dtype of q."""
-    return weights(namespace(q), rule("cosine_attention_weights", eps=eps), q, k, common)
-
-
-@operation_checked_by(state_context, OWN)
-def cosine_attention_vjp(
-    q: Array,
-    k: Array,
-    v: Array,
-    do: Array | None,
-    *,
-    dstate: State | None = None,
-    eps: float = 1e-12,
-    chunk_size: int = 64,
-    initial_state: State | None = None,
-    impl: Impl = "auto",
-    **common: Unpack[Tokens],
-) -> dict[str, Any]:
-    """Gradients of `cosine_attention`, as `linear_attention_vjp`; a denominator at its floor has slope 0."""
-    options = Options(initial_state, chunk_size, common)
-    return attend_vjp(namespace(q), rule("cosine_attention_vjp", eps=eps), q, k, v, do, dstate, options)
-
-
-@stepping
-@operation_checked_by(step_context, OWN)
-def cosine_attention_step(
-    q_t: Array,
-    k_t: Array,
-    v_t: Array,
-    *,
-    state: State | None = None,
-    eps: float = 1e-12,
-    impl: Impl = "auto",
-    **common: Unpack[Heads],
-) -> tuple[Array, State]:
-    """One more token of `cosine_attention`, as `linear_attention_step`."""
-    bound, heads = rule("cosine_attention_step", eps=eps), common.get("enable_gqa", False)
-    return step(namespace(q_t), bound, q_t, k_t, v_t, state, heads)
-
-
-@stepping
-@operation_checked_by(step_context, OWN)
-def cosine_attention_step_vjp(
-    q_t: Array,
-    k_t: Array,
-    v_t: Array,
-    do_t: Array | None,
-    *,
-    state: State | None = None,
-    dstate: State | None = None,
-    eps: float = 1e-12,
-    impl: Impl = "auto",
-    **common: Unpack[Heads],
-) -> dict[str, Any]:
-    """Gradients {"q_t", "k_t", "v_t"} and, where there was one, "state", for do_t and dstate (None = 0)."""
-    bound, heads = rule("cosine_attention_step_vjp", eps=eps), common.get("enable_gqa", False)
-    return step_vjp(namespace(q_t), bound, q_t, k_t, v_t, do_t, state, dstate, heads)
-
-
-COSINE = feature_family("cosine_attention", rows, OWN)
+cosine_attention_weights = weights_of(cosine_attention, COSINE)
+cosine_attention_vjp = vjp_of(
+    cosine_attention,
+    COSINE,
+    "Gradients of `cosine_attention`, as `linear_attention_vjp`; a denominator at its floor has slope 0.",
+)
+cosine_attention_step = step_of(
+    cosine_attention, COSINE, "One more token of `cosine_attention`, as `linear_attention_step`."
+)
+cosine_attention_step_vjp = step_vjp_of(cosine_attention, COSINE)

@@ -2,18 +2,17 @@
 
 from typing import Any, Unpack
 
-from attnkit._core import check
-from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.tokens import key_mask
 from attnkit._core.typing import Array, Impl
-from attnkit.ops.linear.by_feature import attend, attend_vjp, rows, step, step_vjp, weights
-from attnkit.ops.linear.rule import feature_family
-from attnkit.ops.linear.states import STATE_CHECKS, Heads, Options, State, Tokens, state_context, step_context, stepping
+from attnkit.ops.linear.by_feature import BODIES
+from attnkit.ops.linear.record import Linear, op, step_of, step_vjp_of, vjp_of, weights_of
+from attnkit.ops.linear.states import STATE_CHECKS, State, Tokens
 
 OWN = {"mask": key_mask, **STATE_CHECKS}
+EFFICIENT = Linear("efficient_attention", lambda op, **options: op, BODIES, OWN)
 
 
-@operation_checked_by(state_context, OWN)
+@op(EFFICIENT)
 def efficient_attention(
     q: Array,
     k: Array,
@@ -54,74 +53,29 @@ def efficient_attention(
         TypeError: dtypes, libraries or devices that do not fit.
         NotImplementedError: `impl` names a kernel that cannot serve this call.
     """
-    options = Options(initial_state, chunk_size, common)
-    return attend(namespace(q), "efficient_attention", q, k, v, options, return_state)
 
 
-@operation_checked_by(check.attention_context, OWN)
-def efficient_attention_weights(q: Array, k: Array, *, impl: Impl = "auto", **common: Unpack[Tokens]) -> Array:
+efficient_attention_weights = weights_of(
+    efficient_attention,
+    EFFICIENT,
     """The weights w_ij = Σ_c softmax(q_i)_c exp(k_jc)/Σ_t exp(k_tc), (..., L, S), of `efficient_attention` without a
-    state, in the dtype of q; rows sum to 1, null rows to 0."""
-    return weights(namespace(q), q, k, common)
-
-
-@operation_checked_by(state_context, OWN)
-def efficient_attention_vjp(
-    q: Array,
-    k: Array,
-    v: Array,
-    do: Array | None,
-    *,
-    dstate: State | None = None,
-    chunk_size: int = 64,
-    initial_state: State | None = None,
-    impl: Impl = "auto",
-    **common: Unpack[Tokens],
-) -> dict[str, Any]:
+    state, in the dtype of q; rows sum to 1, null rows to 0.""",
+)
+efficient_attention_vjp = vjp_of(
+    efficient_attention,
+    EFFICIENT,
     """Gradients {"q", "k", "v"} and, where one was given, "initial_state" (a tuple), for the cotangents do and dstate =
     (dS, dz, dm); None is 0, for a part too.
 
     With p_ijc = exp(k_jc)/Σ_t exp(k_tc) and x = softmax(q): dx_ic = Σ_j p_ijc (do_i·v_j) in one pass; dk_jc = Σ_i x_ic
     p_ijc (do_i·v_j - dx_ic) and dv_j = Σ_i,c x_ic p_ijc do_i in a second one from the end. The gradient of a state
     reaches k through m too: the initial m or the first largest key.
-    """
-    options = Options(initial_state, chunk_size, common)
-    return attend_vjp(namespace(q), "efficient_attention_vjp", q, k, v, do, dstate, options)
-
-
-@stepping
-@operation_checked_by(step_context, OWN)
-def efficient_attention_step(
-    q_t: Array,
-    k_t: Array,
-    v_t: Array,
-    *,
-    state: State | None = None,
-    impl: Impl = "auto",
-    **common: Unpack[Heads],
-) -> tuple[Array, State]:
+    """,
+)
+efficient_attention_step = step_of(
+    efficient_attention,
+    EFFICIENT,
     """One more token of `efficient_attention`: m' = max(m, k_t), S and z times exp(m - m') plus those of k_t; shapes as
-    in `linear_attention_step`."""
-    heads = common.get("enable_gqa", False)
-    return step(namespace(q_t), "efficient_attention_step", q_t, k_t, v_t, state, heads)
-
-
-@stepping
-@operation_checked_by(step_context, OWN)
-def efficient_attention_step_vjp(
-    q_t: Array,
-    k_t: Array,
-    v_t: Array,
-    do_t: Array | None,
-    *,
-    state: State | None = None,
-    dstate: State | None = None,
-    impl: Impl = "auto",
-    **common: Unpack[Heads],
-) -> dict[str, Any]:
-    """Gradients {"q_t", "k_t", "v_t"} and, where there was one, "state", for do_t and dstate (None = 0)."""
-    heads = common.get("enable_gqa", False)
-    return step_vjp(namespace(q_t), "efficient_attention_step_vjp", q_t, k_t, v_t, do_t, state, dstate, heads)
-
-
-EFFICIENT = feature_family("efficient_attention", rows, OWN)
+    in `linear_attention_step`.""",
+)
+efficient_attention_step_vjp = step_vjp_of(efficient_attention, EFFICIENT)

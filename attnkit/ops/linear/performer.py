@@ -2,24 +2,15 @@
 
 from typing import Any, Unpack
 
-from attnkit._core import check, quadratic
-from attnkit._core.dispatch import namespace, operation_checked_by
+from attnkit._core import check
+from attnkit._core.dispatch import namespace
 from attnkit._core.quadratic import cast
 from attnkit._core.special import generator, relu, stop_gradient
 from attnkit._core.tokens import one_of, whole
 from attnkit._core.typing import Array, Impl, Namespace
-from attnkit.ops.linear.rule import FoundRows, attend, attend_vjp, feature_family, rows_of_rule, step, step_vjp, weights
-from attnkit.ops.linear.states import (
-    STATE_CHECKS,
-    Heads,
-    Options,
-    State,
-    Tokens,
-    not_negative,
-    state_context,
-    step_context,
-    stepping,
-)
+from attnkit.ops.linear.record import Linear, op, step_of, step_vjp_of, vjp_of, weights_of
+from attnkit.ops.linear.rule import BODIES
+from attnkit.ops.linear.states import STATE_CHECKS, State, Tokens, not_negative, state_context, step_context
 from attnkit.ops.linear.sums import Features, Rule
 
 KERNELS = ("softmax", "relu")
@@ -77,10 +68,10 @@ def _rectified(xp: Namespace, x: Array, omega: Array, eps: float) -> Features:
     return Features(relu(xp, dots) * factor + eps, pull)
 
 
-def rule(op: str, projection: Array, grouped: bool, *, kernel: str = "softmax", eps: float = 1e-3) -> Rule:
-    """Performer with its own options bound; `grouped`: query heads share heads of k and of the projection.
+def rule(op: str, projection: Array, *, kernel: str = "softmax", eps: float = 1e-3, **others: Any) -> Rule:
+    """Performer with its own options bound. The projection is a constant to automatic differentiation.
 
-    The projection is a constant to automatic differentiation.
+    Where there are several heads of queries for one of the projection, they share that of k too.
     """
     projection = stop_gradient(projection)
 
@@ -91,22 +82,17 @@ def rule(op: str, projection: Array, grouped: bool, *, kernel: str = "softmax", 
         return features(xp, x, cast(xp, projection, x.dtype))
 
     def of_queries(xp: Namespace, x: Array) -> Features:
-        omega = cast(xp, projection, x.dtype)
-        if grouped and omega.ndim > 2 and omega.shape[-3] not in (1, x.shape[-3]):
+        omega, heads = cast(xp, projection, x.dtype), x.shape[-3] if x.ndim > 2 else 1
+        if omega.ndim > 2 and heads != 1 and omega.shape[-3] not in (1, heads):
             lead, (shared, *own) = omega.shape[:-3], omega.shape[-3:]
-            wide = xp.broadcast_to(omega[..., None, :, :], (*lead, shared, x.shape[-3] // shared, *own))
-            omega = xp.reshape(wide, (*lead, x.shape[-3], *own))
+            wide = xp.broadcast_to(omega[..., None, :, :], (*lead, shared, heads // shared, *own))
+            omega = xp.reshape(wide, (*lead, heads, *own))
         return features(xp, x, omega)
 
     def divide(xp: Namespace, raw: Array) -> tuple[Array, float, Array]:
         return raw, 1.0, ~(raw <= 0)
 
     return Rule(op, of_queries, of_keys, divide, levels=kernel == "softmax")
-
-
-def rows(xp: Namespace, a: quadratic.Inputs, *, projection: Array, **own: Any) -> FoundRows:
-    """The weights of a tile of queries, for statistics."""
-    return rows_of_rule(xp, rule("row_statistics(performer_attention)", projection, True, **own), a)
 
 
 # ---------------------------------------------------------------------------------------------- checks
@@ -140,7 +126,7 @@ def _context_of_step(op: str, given: dict[str, Any], options: dict[str, Any]) ->
 
 
 def _projection_of_rows(c: check.Context, name: str, x: Any) -> None:
-    """Where k is not at hand: the heads of a projection must divide those of q."""
+    """Among the options of statistics, where k is not at hand: the heads of a projection must divide those of q."""
     check.one_home(c.op, ("q", name), (c.first, x))
     leading = c.leading
     if c.options.get("enable_gqa") and x.ndim > 2 and c.leading[-1] % max(x.shape[-3], 1) == 0:
@@ -148,14 +134,14 @@ def _projection_of_rows(c: check.Context, name: str, x: Any) -> None:
     _check_projection(c.op, x, c.first.shape[-1], leading)
 
 
-OWN = {"kernel": one_of(*KERNELS), "eps": not_negative, **STATE_CHECKS}
-OF_ROWS = {**OWN, "projection": _projection_of_rows}
+OWN = {"kernel": one_of(*KERNELS), "eps": not_negative, "projection": _projection_of_rows, **STATE_CHECKS}
+PERFORMER = Linear("performer_attention", rule, BODIES, OWN, _context, _context_of_step)
 
 
 # ---------------------------------------------------------------------------------------------- the op
 
 
-@operation_checked_by(_context, OWN)
+@op(PERFORMER)
 def performer_attention(
     q: Array,
     k: Array,
@@ -192,93 +178,21 @@ def performer_attention(
 
     Returns, raises: as `linear_attention`.
     """
-    bound = rule("performer_attention", projection, _grouped(common), kernel=kernel, eps=eps)
-    return attend(namespace(q), bound, q, k, v, Options(initial_state, chunk_size, common), return_state)
 
 
-def _grouped(common: Any) -> bool:
-    return bool(common.get("enable_gqa", False))
-
-
-@operation_checked_by(_context, OWN)
-def performer_attention_weights(
-    q: Array,
-    k: Array,
-    projection: Array,
-    *,
-    kernel: str = "softmax",
-    eps: float = 1e-3,
-    impl: Impl = "auto",
-    **common: Unpack[Tokens],
-) -> Array:
-    """The weights w (..., L, S) of `performer_attention` without a state, in the dtype of q."""
-    bound = rule("performer_attention_weights", projection, _grouped(common), kernel=kernel, eps=eps)
-    return weights(namespace(q), bound, q, k, common)
-
-
-@operation_checked_by(_context, OWN)
-def performer_attention_vjp(
-    q: Array,
-    k: Array,
-    v: Array,
-    projection: Array,
-    do: Array | None,
-    *,
-    dstate: State | None = None,
-    kernel: str = "softmax",
-    eps: float = 1e-3,
-    chunk_size: int = 64,
-    initial_state: State | None = None,
-    impl: Impl = "auto",
-    **common: Unpack[Tokens],
-) -> dict[str, Any]:
+performer_attention_weights = weights_of(performer_attention, PERFORMER)
+performer_attention_vjp = vjp_of(
+    performer_attention,
+    PERFORMER,
     """Gradients of `performer_attention`, as `linear_attention_vjp`.
 
     For the softmax kernel dx̃ = Σ_r dκ_r (ω_r - x̃), dκ = φ ⊙ dφ. The level c cancels from o but not from the state: its
     gradient goes to the initial level or to the first exponent that is the largest.
-    """
-    bound = rule("performer_attention_vjp", projection, _grouped(common), kernel=kernel, eps=eps)
-    return attend_vjp(namespace(q), bound, q, k, v, do, dstate, Options(initial_state, chunk_size, common))
-
-
-@stepping
-@operation_checked_by(_context_of_step, OWN)
-def performer_attention_step(
-    q_t: Array,
-    k_t: Array,
-    v_t: Array,
-    projection: Array,
-    *,
-    state: State | None = None,
-    kernel: str = "softmax",
-    eps: float = 1e-3,
-    impl: Impl = "auto",
-    **common: Unpack[Heads],
-) -> tuple[Array, State]:
-    """One more token of `performer_attention`, as `linear_attention_step`; projection (..., m, d)."""
-    bound = rule("performer_attention_step", projection, _grouped(common), kernel=kernel, eps=eps)
-    return step(namespace(q_t), bound, q_t, k_t, v_t, state, _grouped(common))
-
-
-@stepping
-@operation_checked_by(_context_of_step, OWN)
-def performer_attention_step_vjp(
-    q_t: Array,
-    k_t: Array,
-    v_t: Array,
-    projection: Array,
-    do_t: Array | None,
-    *,
-    state: State | None = None,
-    dstate: State | None = None,
-    kernel: str = "softmax",
-    eps: float = 1e-3,
-    impl: Impl = "auto",
-    **common: Unpack[Heads],
-) -> dict[str, Any]:
-    """Gradients {"q_t", "k_t", "v_t"} and, where there was one, "state", for do_t and dstate (None = 0)."""
-    bound = rule("performer_attention_step_vjp", projection, _grouped(common), kernel=kernel, eps=eps)
-    return step_vjp(namespace(q_t), bound, q_t, k_t, v_t, do_t, state, dstate, _grouped(common))
-
-
-PERFORMER = feature_family("performer_attention", rows, OF_ROWS)
+    """,
+)
+performer_attention_step = step_of(
+    performer_attention,
+    PERFORMER,
+    "One more token of `performer_attention`, as `linear_attention_step`; projection (..., m, d).",
+)
+performer_attention_step_vjp = step_vjp_of(performer_attention, PERFORMER)

@@ -1,16 +1,14 @@
-"""Whole calls, steps and gradients of linear, cosine and Performer attention, each a `Rule`; and
-the rows of their weights, tile by tile, with gradients through them.
+"""Whole calls, steps and gradients of linear, cosine and Performer attention, each a `Rule`; and their weights, tile by
+tile, with gradients through them.
 """
 
 import math
-from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
-from attnkit._core import check, quadratic
-from attnkit._core.family import Family, never
+from attnkit._core import quadratic
 from attnkit._core.tokens import chosen, join_heads, split_heads
 from attnkit._core.typing import Array, Namespace
+from attnkit.ops.linear.record import Bodies, Tile
 from attnkit.ops.linear.scan import finite, largest
 from attnkit.ops.linear.states import Options, State, cast_like, gathered
 from attnkit.ops.linear.sums import (
@@ -89,31 +87,8 @@ def attend_vjp(
     return grads
 
 
-def step_vjp(
-    xp: Namespace,
-    rule: Rule,
-    q_t: Array,
-    k_t: Array,
-    v_t: Array,
-    do_t: Array | None,
-    state: State | None,
-    dstate: State | None,
-    enable_gqa: bool,
-) -> dict[str, Any]:
-    """{"q_t", "k_t", "v_t"} and "state" if there was one."""
-    q, k, v, do = (None if a is None else a[..., None, :] for a in (q_t, k_t, v_t, do_t))
-    options = Options(state, 1, {"enable_gqa": enable_gqa})
-    found = attend_vjp(xp, rule, q, k, v, do, dstate, options)
-    grads = {f"{name}_t": found[name][..., 0, :] for name in "qkv"}
-    return grads | ({"state": found["initial_state"]} if state is not None else {})
-
-
-FoundRows = tuple[Array, Any, Callable[..., dict[str, Array]]]
-
-
-def rows_of_rule(xp: Namespace, rule: Rule, a: quadratic.Inputs) -> FoundRows:
-    """The weights r·u of the queries in `a`, u (..., L, S) and r (..., L, 1), and back(dw, like) -> {"q", "k"}: their
-    gradients in the compute dtype, for the arguments `like` of which `a` holds a tile of queries."""
+def tile(xp: Namespace, rule: Rule, a: quadratic.Inputs) -> Tile:
+    """The weights of the queries in `a`."""
     of_q, of_k = rule.of_queries(xp, a.q), rule.of_keys(xp, a.k)
     heads, own = (x.shape[-3] if x.ndim > 2 else 1 for x in (a.q, a.k))
     shared = own if own not in (1, heads) and heads != 1 else None
@@ -141,44 +116,4 @@ def rows_of_rule(xp: Namespace, rule: Rule, a: quadratic.Inputs) -> FoundRows:
     return u, r, back
 
 
-def weights(xp: Namespace, rule: Rule, q: Array, k: Array, common: Any) -> Array:
-    """w (..., L, S) in the dtype of q."""
-    own = {name: x for name, x in common.items() if name != "scale"}
-    a = quadratic.prepare(xp, q, k, scale=1.0, **own)
-    u, r, _ = rows_of_rule(xp, rule, a)
-    own_axes = quadratic.leading_axes(q, k, None, common.get("enable_gqa", False))
-    lead = check.broadcast(rule.op, "leading axes", tuple(u.shape[:-2]), own_axes)
-    return quadratic.cast(xp, xp.broadcast_to(u * r, (*lead, *u.shape[-2:])), q.dtype)
-
-
-def feature_family(
-    name: str,
-    rows_of: Callable[..., FoundRows],
-    checks: Mapping[str, check.OptionCheck],
-    signed: Callable[..., bool] = never,
-) -> Family:
-    """The record of an op whose weights are made of features of q and of k: gradients do not come through scores."""
-
-    def weigh(xp: Namespace, s: None, a: quadratic.Inputs, **own: Any) -> tuple[Array, Any]:
-        return rows_of(xp, a, **own)[:2]
-
-    def no_scores(xp: Namespace, s: None, a: quadratic.Inputs, w: Array, dw: Array, **own: Any) -> Array:
-        return xp.zeros_like(w)
-
-    def of_features(
-        xp: Namespace, a: quadratic.Inputs, w: Array, dw: Array, ds: Array, like: dict[str, Array], **own: Any
-    ) -> dict[str, Array]:
-        return rows_of(xp, a, **own)[2](dw, like)
-
-    return Family(
-        name,
-        weigh,
-        no_scores,
-        partial(quadratic.prepare, scale=1.0),
-        lambda xp, a: None,
-        of_features,
-        signed=signed,
-        checks=checks,
-        common=frozenset(quadratic.COMMON) - {"scale"},
-        stateful=("chunk_size", "initial_state", "return_state"),
-    )
+BODIES = Bodies(attend, attend_vjp, step, tile)

@@ -43,18 +43,6 @@ class Options(NamedTuple):
     common: Any  # Tokens or Scaled
 
 
-class Heads(TypedDict, total=False):
-    """What a step takes of `Tokens`."""
-
-    enable_gqa: bool
-
-
-class ScaledHeads(Heads, total=False):
-    """What a step takes of `Scaled`."""
-
-    scale: float | None
-
-
 # ---------------------------------------------------------------------------------------------- checks
 
 

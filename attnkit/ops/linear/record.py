@@ -1,0 +1,212 @@
+"""A linear op is one record; its weights, gradients, steps and statistics follow from it."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, overload
+
+from attnkit._core import check, quadratic
+from attnkit._core.derived import DO, Op, Weights, follows, served_by, signature_like
+from attnkit._core.dispatch import namespace, operation_checked_by
+from attnkit._core.family import Family, never
+from attnkit._core.typing import Array, Namespace
+from attnkit.ops.linear.states import Options, Scaled, State, Tokens, state_context, step_context, stepping
+
+P = ParamSpec("P")
+Tile = tuple[Array, Any, Callable[..., dict[str, Array]]]
+"""Weights r·u of a tile of queries, u (..., L, S) and r (..., L, 1) or 1, and back(dw, like) -> {"q", "k"}, their
+gradients in the compute dtype, for the arguments `like` of which the tile holds some queries."""
+
+STATEFUL = ("chunk_size", "initial_state", "return_state")
+OF_TOKENS = frozenset(Scaled.__annotations__)
+OF_SEQUENCES = frozenset(Tokens.__annotations__) - {"enable_gqa"}  # a step sees all that came before
+
+
+class Bodies(NamedTuple):
+    """How a call is served whose options are bound in the answer of a `rule`, which is the second argument of each."""
+
+    attend: Callable[..., Any]  # (xp, rule, q, k, v, options, return_state) -> o, or (o, state)
+    vjp: Callable[..., dict[str, Any]]  # (xp, rule, q, k, v, do, dstate, options)
+    step: Callable[..., tuple[Array, State]]  # (xp, rule, q_t, k_t, v_t, state, enable_gqa)
+    tile: Callable[..., Tile]  # (xp, rule, inputs)
+
+
+class Linear(NamedTuple):
+    """What makes a linear op what it is.
+
+    `rule(op, *arrays, **options)` binds those options that are its own, and ignores the others; `arrays` are those
+    beside q, k and v.
+    """
+
+    name: str
+    rule: Callable[..., Any]
+    bodies: Bodies
+    checks: Mapping[str, check.OptionCheck]
+    context: check.ContextOf = state_context
+    step_context: check.ContextOf = step_context
+    signed: Callable[..., bool] = never  # of the options: can a weight be negative
+
+    def attend(self, q: Array, k: Array, v: Array, *arrays: Array, return_state: bool = False, **options: Any) -> Any:
+        bound = self.rule(self.name, *arrays, **options)
+        return self.bodies.attend(namespace(q), bound, q, k, v, _whole(**options), return_state)
+
+    def weights(self, q: Array, k: Array, *arrays: Array, **options: Any) -> Array:
+        xp, bound = namespace(q), self.rule(f"{self.name}_weights", *arrays, **options)
+        a = quadratic.prepare(xp, q, k, **{**_whole(**options).common, "scale": 1.0})
+        u, r, _ = self.bodies.tile(xp, bound, a)
+        own_axes = quadratic.leading_axes(q, k, None, options.get("enable_gqa", False))
+        lead = check.broadcast(self.name, "leading axes", tuple(u.shape[:-2]), own_axes)
+        return quadratic.cast(xp, xp.broadcast_to(u * r, (*lead, *u.shape[-2:])), q.dtype)
+
+    def vjp(self, q: Array, k: Array, v: Array, *others: Any, dstate: State | None = None, **options: Any) -> Any:
+        *arrays, do = others
+        bound = self.rule(f"{self.name}_vjp", *arrays, **options)
+        return self.bodies.vjp(namespace(q), bound, q, k, v, do, dstate, _whole(**options))
+
+    def step(
+        self, q_t: Array, k_t: Array, v_t: Array, *arrays: Array, state: State | None = None, **options: Any
+    ) -> tuple[Array, State]:
+        bound = self.rule(f"{self.name}_step", *arrays, **options)
+        return self.bodies.step(namespace(q_t), bound, q_t, k_t, v_t, state, options.get("enable_gqa", False))
+
+    def step_vjp(
+        self,
+        q_t: Array,
+        k_t: Array,
+        v_t: Array,
+        *others: Any,
+        state: State | None = None,
+        dstate: State | None = None,
+        **options: Any,
+    ) -> dict[str, Any]:
+        *arrays, do_t = others
+        bound = self.rule(f"{self.name}_step_vjp", *arrays, **options)
+        q, k, v, do = (None if x is None else x[..., None, :] for x in (q_t, k_t, v_t, do_t))
+        grads = self.bodies.vjp(namespace(q_t), bound, q, k, v, do, dstate, _whole(state, 1, **options))
+        of_state = {} if state is None else {"state": grads["initial_state"]}
+        return {f"{name}_t": grads[name][..., 0, :] for name in "qkv"} | of_state
+
+
+def _whole(initial_state: State | None = None, chunk_size: int = 64, **options: Any) -> Options:
+    """The options of a whole call beside those of a rule."""
+    return Options(initial_state, chunk_size, {name: x for name, x in options.items() if name in OF_TOKENS})
+
+
+def family_of(record: Linear) -> Family:
+    """The record of the op's weights, for statistics: gradients do not come through scores."""
+
+    def tile(xp: Namespace, a: quadratic.Inputs, **own: Any) -> Tile:
+        return record.bodies.tile(xp, record.rule(f"row_statistics({record.name})", **own), a)
+
+    def weigh(xp: Namespace, s: None, a: quadratic.Inputs, **own: Any) -> tuple[Array, Any]:
+        return tile(xp, a, **own)[:2]
+
+    def no_scores(xp: Namespace, s: None, a: quadratic.Inputs, w: Array, dw: Array, **own: Any) -> Array:
+        return xp.zeros_like(w)
+
+    def of_features(
+        xp: Namespace, a: quadratic.Inputs, w: Array, dw: Array, ds: Array, like: dict[str, Array], **own: Any
+    ) -> dict[str, Array]:
+        return tile(xp, a, **own)[2](dw, like)
+
+    return Family(
+        record.name,
+        weigh,
+        no_scores,
+        partial(quadratic.prepare, scale=1.0),
+        lambda xp, a: None,
+        of_features,
+        signed=record.signed,
+        checks=record.checks,
+        common=frozenset(quadratic.COMMON) - {"scale"},
+        stateful=STATEFUL,
+    )
+
+
+# ---------------------------------------------------------------------------------------------- public functions
+
+
+class Vjp(Protocol[P]):
+    """Gradients of an op with a state, to a type checker."""
+
+    @overload
+    def __call__(
+        self, q: Array, k: Array, v: Array, do: Array, *args: P.args, **options: P.kwargs
+    ) -> dict[str, Any]: ...
+    @overload
+    def __call__(self, *arrays: Array, dstate: State | None, **options: Any) -> dict[str, Any]: ...
+
+
+class Step(Protocol[P]):
+    """Likewise a step."""
+
+    def __call__(
+        self, state: State | None, q_t: Array, k_t: Array, v_t: Array, *args: P.args, **options: P.kwargs
+    ) -> tuple[Array, State]: ...
+
+
+class StepVjp(Protocol[P]):
+    """Likewise its gradients."""
+
+    @overload
+    def __call__(
+        self, state: State | None, q_t: Array, k_t: Array, v_t: Array, do_t: Array, *args: P.args, **options: P.kwargs
+    ) -> dict[str, Any]: ...
+    @overload
+    def __call__(self, state: State | None, *arrays: Array, dstate: State | None, **options: Any) -> dict[str, Any]: ...
+
+
+Documented = Callable[Concatenate[Array, Array, Array, P], Any]
+WHOLE_DO = DO.replace(annotation=Array | None)
+
+
+def _state(name: str) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=State | None)
+
+
+def op(record: Linear) -> Callable[[Op], Op]:
+    """Make a documented signature (q, k, v, *arrays, own..., **common) the op of a record."""
+    return lambda documented: _checked(record, served_by(record.attend)(documented))
+
+
+def weights_of(forward: Documented[P], record: Linear, doc: str = "") -> Weights[P]:
+    """`<op>_weights`, with the signature of the op but for v and states."""
+    doc = doc or f"The weights w (..., L, S) of `{record.name}` without a state, in the dtype of q."
+    signature = signature_like(forward, Array, ("v", *STATEFUL))
+    return _checked(record, follows(forward, f"{record.name}_weights", record.weights, signature, doc))
+
+
+def vjp_of(forward: Documented[P], record: Linear, doc: str) -> Vjp[P]:
+    """`<op>_vjp`, with the signature of the op and the cotangents do, behind its arrays, and dstate."""
+    more = [WHOLE_DO, _state("dstate")]
+    signature = signature_like(forward, dict[str, Any], ("return_state",), more)
+    return _checked(record, follows(forward, f"{record.name}_vjp", record.vjp, signature, doc))
+
+
+def step_of(forward: Documented[P], record: Linear, doc: str) -> Step[P]:
+    """`<op>_step`, which takes a state and one token; a mask, lengths and chunks are options of sequences."""
+    signature = _of_token(forward, tuple[Array, State], [_state("state")])
+    return _checked_step(record, follows(forward, f"{record.name}_step", record.step, signature, doc))
+
+
+def step_vjp_of(forward: Documented[P], record: Linear) -> StepVjp[P]:
+    doc = """Gradients {"q_t", "k_t", "v_t"} and, where there was one, "state", for do_t and dstate (None = 0)."""
+    more = [WHOLE_DO.replace(name="do_t"), _state("state"), _state("dstate")]
+    signature = _of_token(forward, dict[str, Any], more)
+    return _checked_step(record, follows(forward, f"{record.name}_step_vjp", record.step_vjp, signature, doc))
+
+
+def _of_token(forward: Callable[..., Any], returns: Any, more: list[inspect.Parameter]) -> inspect.Signature:
+    signature = signature_like(forward, returns, (*STATEFUL, *OF_SEQUENCES), more)
+    names = {name: f"{name}_t" for name in "qkv"}
+    return signature.replace(
+        parameters=[p.replace(name=names.get(p.name, p.name)) for p in signature.parameters.values()]
+    )
+
+
+def _checked(record: Linear, body: Callable[..., Any]) -> Any:
+    return operation_checked_by(record.context, record.checks)(body)
+
+
+def _checked_step(record: Linear, body: Callable[..., Any]) -> Any:
+    return stepping(operation_checked_by(record.step_context, record.checks)(body))
