@@ -18,11 +18,15 @@ DO = inspect.Parameter("do", POSITIONAL, annotation=Array)
 class Weights(Protocol[P]):
     """The weights of an op over q, k, v, to a type checker: with the options of the op."""
 
+    __name__: str
+
     def __call__(self, q: Array, k: Array, *args: P.args, **options: P.kwargs) -> Array: ...
 
 
 class Vjp(Protocol[P]):
     """Likewise its gradients."""
+
+    __name__: str
 
     def __call__(self, q: Array, k: Array, v: Array, do: Array, *args: P.args, **options: P.kwargs) -> Any: ...
 

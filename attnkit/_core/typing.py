@@ -9,20 +9,6 @@ Length = Any  # "visible" | "all" | a number > 0 | an array broadcast to (..., H
 Impl = str | tuple[str, ...]
 
 
-class PackedLinear(TypedDict, total=False):
-    """What linear attention on packed sequences takes beside its own parameters: padding has no place there."""
-
-    causal: Causal
-    scale: float | None
-    enable_gqa: bool
-
-
-class Packed(PackedLinear, total=False):
-    """The same for quadratic ops; their dropout has no place there either."""
-
-    window: tuple[int | None, int | None] | None
-
-
 class Scoring(TypedDict, total=False):
     """What every quadratic op takes to decide which pairs interact and how q·k becomes a score."""
 

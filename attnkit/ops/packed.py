@@ -4,19 +4,22 @@ Boundaries given as a tuple are known before the call runs: the op serves one se
 as an array are not read, so that the call can be traced: the op sees all tokens at once and a mask of pairs.
 """
 
+import inspect
 import itertools
 import numbers
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Unpack
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol
 
 from attnkit._core import check, quadratic
+from attnkit._core.derived import DO, DROPOUT, POSITIONAL, follows, signature_like
 from attnkit._core.dispatch import explains, namespace, repeated_call_checked_by
 from attnkit._core.mask import positions
-from attnkit._core.typing import Array, Impl, Length, Namespace, Packed, PackedLinear
-from attnkit.ops.linear.attention import OWN, FeatureMap, linear_attention, linear_attention_vjp
+from attnkit._core.typing import Array, Namespace
+from attnkit.ops.linear.attention import LINEAR, linear_attention, linear_attention_vjp
 from attnkit.ops.pointwise import pointwise_attention, pointwise_attention_vjp
 from attnkit.ops.softmax import softmax_attention, softmax_attention_vjp
 
+P = ParamSpec("P")
 Edges = tuple[int, ...] | Array
 
 
@@ -174,17 +177,77 @@ def _joined(xp: Namespace, parts: list[Array]) -> Array:
 # ---------------------------------------------------------------------------------------------- public
 
 
-@repeated_call_checked_by(_context)
+class Packed(Protocol[P]):
+    """An op on packed sequences, to a type checker: with the options of the op."""
+
+    __name__: str
+
+    def __call__(
+        self, q: Array, k: Array, v: Array, cu_seqlens_q: Edges, cu_seqlens_k: Edges, *args: P.args, **own: P.kwargs
+    ) -> Any: ...
+
+
+class PackedVjp(Protocol[P]):
+    """Likewise its gradients."""
+
+    __name__: str
+
+    def __call__(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        cu_seqlens_q: Edges,
+        cu_seqlens_k: Edges,
+        do: Array | None,
+        dlse: Array | None = None,
+        *args: P.args,
+        **own: P.kwargs,
+    ) -> dict[str, Array]: ...
+
+
+EDGES = [inspect.Parameter(name, POSITIONAL, annotation=Edges) for name in check.INTEGER_ARGUMENTS]
+HAVE_NO_PLACE = (*("mask", "bias", "key_lengths", "query_mask"), *DROPOUT, *("initial_state", "return_state"))
+
+
+def packed(
+    op: Callable[Concatenate[Array, Array, Array, P], Any], checks: Mapping[str, check.OptionCheck] = check.NO_CHECKS
+) -> Callable[[Callable[..., Any]], Packed[P]]:
+    """Make a documented `<op>_packed` serve sequence after sequence by the op; its options are those of the op, but for
+    padding, dropout and states."""
+
+    def attend(q: Array, k: Array, v: Array, cu_seqlens_q: Edges, cu_seqlens_k: Edges, **options: Any) -> Any:
+        return _forward(op, q, k, v, (cu_seqlens_q, cu_seqlens_k), options)
+
+    def decorate(documented: Callable[..., Any]) -> Any:
+        signature = signature_like(op, inspect.signature(documented).return_annotation, HAVE_NO_PLACE, EDGES)
+        body = follows(documented, documented.__name__, attend, signature, documented.__doc__ or "")
+        return repeated_call_checked_by(_context, checks)(body)
+
+    return decorate
+
+
+def packed_vjp(
+    forward: Packed[P], vjp: Callable[..., Any], checks: Mapping[str, check.OptionCheck] = check.NO_CHECKS
+) -> PackedVjp[P]:
+    """The gradients of an op on packed sequences, by those of the op."""
+    cotangents = [p for p in inspect.signature(vjp).parameters.values() if p.kind is POSITIONAL][3:]
+    several = len(cotangents) > 1  # a single one must be there
+
+    def pull(
+        q: Array, k: Array, v: Array, cu_seqlens_q: Edges, cu_seqlens_k: Edges, *cotangents: Array, **options: Any
+    ) -> dict[str, Array]:
+        return _backward(vjp, q, k, v, (cu_seqlens_q, cu_seqlens_k), cotangents, options)
+
+    name = forward.__name__
+    doc = f'Gradients {{"q", "k", "v"}} of `{name}`{" for the cotangents do and dlse (None = 0)" if several else ""}.'
+    signature = signature_like(forward, dict[str, Array], ("return_lse",), cotangents if several else [DO])
+    return repeated_call_checked_by(_context, checks)(follows(forward, f"{name}_vjp", pull, signature, doc))
+
+
+@packed(softmax_attention)
 def softmax_attention_packed(
-    q: Array,
-    k: Array,
-    v: Array,
-    cu_seqlens_q: Edges,
-    cu_seqlens_k: Edges,
-    *,
-    return_lse: bool = False,
-    impl: Impl = "auto",
-    **packed: Unpack[Packed],
+    q: Array, k: Array, v: Array, cu_seqlens_q: Edges, cu_seqlens_k: Edges, **packed: Any
 ) -> Any:
     """`softmax_attention` of each of several sequences, whose tokens stand one after the other.
 
@@ -204,43 +267,14 @@ def softmax_attention_packed(
     Returns:
         o (T_q, H, e) in the dtype of q, or (o, lse). Errors as in `softmax_attention`.
     """
-    edges, options = (cu_seqlens_q, cu_seqlens_k), {**packed, "impl": impl, "return_lse": return_lse}
-    return _forward(softmax_attention, q, k, v, edges, options)
 
 
-@repeated_call_checked_by(_context)
-def softmax_attention_packed_vjp(
-    q: Array,
-    k: Array,
-    v: Array,
-    cu_seqlens_q: Edges,
-    cu_seqlens_k: Edges,
-    do: Array | None,
-    dlse: Array | None = None,
-    *,
-    impl: Impl = "auto",
-    **packed: Unpack[Packed],
-) -> dict[str, Array]:
-    """Gradients {"q", "k", "v"} of `softmax_attention_packed` for the cotangents do and dlse (None = 0)."""
-    edges, options = (cu_seqlens_q, cu_seqlens_k), {**packed, "impl": impl}
-    return _backward(softmax_attention_vjp, q, k, v, edges, (do, dlse), options)
+softmax_attention_packed_vjp = packed_vjp(softmax_attention_packed, softmax_attention_vjp)
 
 
-@repeated_call_checked_by(_context)
+@packed(pointwise_attention)
 def pointwise_attention_packed(
-    q: Array,
-    k: Array,
-    v: Array,
-    cu_seqlens_q: Edges,
-    cu_seqlens_k: Edges,
-    *,
-    activation: str = "relu",
-    alpha: float = 1.0,
-    gain: float = 1.0,
-    length: Length = "visible",
-    shift: float | str = 0.0,
-    impl: Impl = "auto",
-    **packed: Unpack[Packed],
+    q: Array, k: Array, v: Array, cu_seqlens_q: Edges, cu_seqlens_k: Edges, **packed: Any
 ) -> Array:
     """`pointwise_attention` of each of several sequences, laid out as in `softmax_attention_packed`.
 
@@ -250,48 +284,14 @@ def pointwise_attention_packed(
         length: the divisor n of n^-alpha and nothing else: "visible", "all" (the keys of the sequence), a number, or an
             array that broadcasts to (H, T_q).
     """
-    own = {"activation": activation, "alpha": alpha, "gain": gain, "length": length, "shift": shift}
-    edges, options = (cu_seqlens_q, cu_seqlens_k), {**own, **packed, "impl": impl}
-    return _forward(pointwise_attention, q, k, v, edges, options)
 
 
-@repeated_call_checked_by(_context)
-def pointwise_attention_packed_vjp(
-    q: Array,
-    k: Array,
-    v: Array,
-    cu_seqlens_q: Edges,
-    cu_seqlens_k: Edges,
-    do: Array,
-    *,
-    activation: str = "relu",
-    alpha: float = 1.0,
-    gain: float = 1.0,
-    length: Length = "visible",
-    shift: float | str = 0.0,
-    impl: Impl = "auto",
-    **packed: Unpack[Packed],
-) -> dict[str, Array]:
-    """Gradients {"q", "k", "v"} of `pointwise_attention_packed`."""
-    own = {"activation": activation, "alpha": alpha, "gain": gain, "length": length, "shift": shift}
-    edges, options = (cu_seqlens_q, cu_seqlens_k), {**own, **packed, "impl": impl}
-    return _backward(pointwise_attention_vjp, q, k, v, edges, (do,), options)
+pointwise_attention_packed_vjp = packed_vjp(pointwise_attention_packed, pointwise_attention_vjp)
 
 
-@repeated_call_checked_by(_context, OWN)
+@packed(linear_attention, LINEAR.checks)
 def linear_attention_packed(
-    q: Array,
-    k: Array,
-    v: Array,
-    cu_seqlens_q: Edges,
-    cu_seqlens_k: Edges,
-    *,
-    feature_map: FeatureMap = "elu_plus_one",
-    normalize: bool | None = None,
-    eps: float = 1e-6,
-    chunk_size: int = 64,
-    impl: Impl = "auto",
-    **packed: Unpack[PackedLinear],
+    q: Array, k: Array, v: Array, cu_seqlens_q: Edges, cu_seqlens_k: Edges, **packed: Any
 ) -> Array:
     """`linear_attention` of each of several sequences, laid out as in `softmax_attention_packed`, without states.
 
@@ -303,28 +303,6 @@ def linear_attention_packed(
         feature_map, normalize, eps, chunk_size, impl: as in `linear_attention`.
         **packed: `causal`, within the sequence, `scale` and `enable_gqa`.
     """
-    own = {"feature_map": feature_map, "normalize": normalize, "eps": eps, "chunk_size": chunk_size}
-    edges, options = (cu_seqlens_q, cu_seqlens_k), {**own, **packed, "impl": impl}
-    return _forward(linear_attention, q, k, v, edges, options)
 
 
-@repeated_call_checked_by(_context, OWN)
-def linear_attention_packed_vjp(
-    q: Array,
-    k: Array,
-    v: Array,
-    cu_seqlens_q: Edges,
-    cu_seqlens_k: Edges,
-    do: Array,
-    *,
-    feature_map: FeatureMap = "elu_plus_one",
-    normalize: bool | None = None,
-    eps: float = 1e-6,
-    chunk_size: int = 64,
-    impl: Impl = "auto",
-    **packed: Unpack[PackedLinear],
-) -> dict[str, Array]:
-    """Gradients {"q", "k", "v"} of `linear_attention_packed`."""
-    own = {"feature_map": feature_map, "normalize": normalize, "eps": eps, "chunk_size": chunk_size}
-    edges, options = (cu_seqlens_q, cu_seqlens_k), {**own, **packed, "impl": impl}
-    return _backward(linear_attention_vjp, q, k, v, edges, (do,), options)
+linear_attention_packed_vjp = packed_vjp(linear_attention_packed, linear_attention_vjp, LINEAR.checks)

@@ -129,6 +129,8 @@ def family_of(record: Linear) -> Family:
 class Vjp(Protocol[P]):
     """Gradients of an op with a state, to a type checker."""
 
+    __name__: str
+
     @overload
     def __call__(
         self, q: Array, k: Array, v: Array, do: Array, *args: P.args, **options: P.kwargs
@@ -140,6 +142,8 @@ class Vjp(Protocol[P]):
 class Step(Protocol[P]):
     """Likewise a step."""
 
+    __name__: str
+
     def __call__(
         self, state: State | None, q_t: Array, k_t: Array, v_t: Array, *args: P.args, **options: P.kwargs
     ) -> tuple[Array, State]: ...
@@ -147,6 +151,8 @@ class Step(Protocol[P]):
 
 class StepVjp(Protocol[P]):
     """Likewise its gradients."""
+
+    __name__: str
 
     @overload
     def __call__(
