@@ -4,6 +4,7 @@ import math
 from typing import Any, NamedTuple, Unpack
 
 from attnkit._core import check
+from attnkit._core.derived import vjp_like
 from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.mask import positions
 from attnkit._core.quadratic import cast, compute_dtype
@@ -168,16 +169,9 @@ def linformer_attention_weights(
 
 
 @operation_checked_by(_context, _OWN)
+@vjp_like(linformer_attention)
 def linformer_attention_vjp(
-    q: Array,
-    k: Array,
-    v: Array,
-    proj_k: Array,
-    proj_v: Array,
-    do: Array,
-    *,
-    impl: Impl = "auto",
-    **common: Unpack[Projected],
+    q: Array, k: Array, v: Array, proj_k: Array, proj_v: Array, do: Array, **common: Any
 ) -> dict[str, Array]:
     """Gradients {"q", "k", "v", "proj_k", "proj_v"} for the cotangent do; unused columns of the projections get 0."""
     xp = namespace(q)

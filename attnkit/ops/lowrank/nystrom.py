@@ -4,6 +4,7 @@ import math
 from typing import Any, NamedTuple, Unpack
 
 from attnkit._core import check
+from attnkit._core.derived import vjp_like, weights_like
 from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.mask import positions
 from attnkit._core.quadratic import cast, compute_dtype
@@ -29,7 +30,7 @@ from attnkit._core.typing import Array, Impl, Namespace
 
 
 class _Inputs(NamedTuple):
-    """Tokens in the compute dtype, 0 where invalid, heads split under GQA."""
+    """Tokens in the compute dtype, 0 where invalid, heads split under GQA; and the op's own options."""
 
     q: Array
     k: Array
@@ -37,6 +38,9 @@ class _Inputs(NamedTuple):
     valid: Array | None  # (..., n), None = all
     scale: float
     shared: int | None  # heads of k under GQA
+    num_landmarks: int
+    inverse_steps: int
+    init: str
 
 
 class _Landmarks(NamedTuple):
@@ -58,7 +62,17 @@ class _Norm(NamedTuple):
     first: Array  # (..., 1, m)
 
 
-def _prepare(xp: Namespace, q: Array, k: Array, v: Array | None, common: Any) -> _Inputs:
+def _prepare(
+    xp: Namespace,
+    q: Array,
+    k: Array,
+    v: Array | None,
+    *,
+    num_landmarks: int,
+    inverse_steps: int = 6,
+    init: str = "exact",
+    **common: Any,
+) -> _Inputs:
     dtype, n = compute_dtype(xp, q), q.shape[-2]
     shared = k.shape[-3] if common.get("enable_gqa") else None
     keys = valid_keys(xp, q, n, common.get("mask"), common.get("key_lengths"))
@@ -68,7 +82,8 @@ def _prepare(xp: Namespace, q: Array, k: Array, v: Array | None, common: Any) ->
     scale = common.get("scale")
     arrays = (None if x is None else split_heads(xp, cast(xp, x, dtype), shared) for x in (q, k, v))
     q, k, v = (None if x is None else chosen(xp, valid, x) for x in arrays)
-    return _Inputs(q, k, v, valid, 1.0 / math.sqrt(q.shape[-1]) if scale is None else float(scale), shared)
+    scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
+    return _Inputs(q, k, v, valid, scale, shared, num_landmarks, inverse_steps, init)
 
 
 def _segment_starts(xp: Namespace, a: _Inputs, m: int) -> tuple[Array, Array, Array | None]:
@@ -180,13 +195,13 @@ _OWN = {
 }
 
 
-def _apply(xp: Namespace, a: _Inputs, v: Array | None, num_landmarks: int, inverse_steps: int, init: str) -> Array:
+def _apply(xp: Namespace, a: _Inputs, v: Array | None) -> Array:
     """The implied attention matrix times v; the matrix itself for v = None."""
-    if num_landmarks >= a.q.shape[-2]:
+    if a.num_landmarks >= a.q.shape[-2]:
         w = _exact(xp, a)
         return w if v is None else w @ v
-    x = _landmarks(xp, a, num_landmarks)
-    z = _inverses(xp, x.k2, _norm(xp, x, init), inverse_steps)[-1]
+    x = _landmarks(xp, a, a.num_landmarks)
+    z = _inverses(xp, x.k2, _norm(xp, x, a.init), a.inverse_steps)[-1]
     middle = z @ (x.k3 if v is None else x.k3 @ v)
     if x.exact is not None:
         middle = xp.where(x.exact, x.means if v is None else x.means @ v, middle)
@@ -237,50 +252,29 @@ def nystrom_attention(
         NotImplementedError: `impl` names a kernel that cannot serve this call.
     """
     xp = namespace(q)
-    a = _prepare(xp, q, k, v, common)
-    return cast(xp, join_heads(xp, _apply(xp, a, a.v, num_landmarks, inverse_steps, init), a.shared), q.dtype)
+    a = _prepare(xp, q, k, v, num_landmarks=num_landmarks, inverse_steps=inverse_steps, init=init, **common)
+    return cast(xp, join_heads(xp, _apply(xp, a, a.v), a.shared), q.dtype)
 
 
 @operation_checked_by(_context, _OWN)
-def nystrom_attention_weights(
-    q: Array,
-    k: Array,
-    *,
-    num_landmarks: int,
-    inverse_steps: int = 6,
-    init: str = "exact",
-    impl: Impl = "auto",
-    **common: Unpack[ScaledTokens],
-) -> Array:
+@weights_like(nystrom_attention)
+def nystrom_attention_weights(q: Array, k: Array, **options: Any) -> Array:
     """K1 Z K3 (..., n, n), by which `nystrom_attention` multiplies v, in the dtype of q; entries may be negative."""
     xp = namespace(q)
-    a = _prepare(xp, q, k, None, common)
-    return cast(xp, join_heads(xp, _apply(xp, a, None, num_landmarks, inverse_steps, init), a.shared), q.dtype)
+    a = _prepare(xp, q, k, None, **options)
+    return cast(xp, join_heads(xp, _apply(xp, a, None), a.shared), q.dtype)
 
 
 @operation_checked_by(_context, _OWN)
-def nystrom_attention_vjp(
-    q: Array,
-    k: Array,
-    v: Array,
-    do: Array,
-    *,
-    num_landmarks: int,
-    inverse_steps: int = 6,
-    init: str = "exact",
-    impl: Impl = "auto",
-    **common: Unpack[ScaledTokens],
-) -> dict[str, Array]:
+@vjp_like(nystrom_attention)
+def nystrom_attention_vjp(q: Array, k: Array, v: Array, do: Array, **options: Any) -> dict[str, Array]:
     """Gradients {"q", "k", "v"} for the cotangent do: through the three softmaxes, the means, every inverse step and
     the norm of Z_0, whose maximum passes its gradient to the first column (of the whole batch for "batch_max").
     """
     xp = namespace(q)
-    a = _prepare(xp, q, k, v, common)
+    a = _prepare(xp, q, k, v, **options)
     do = chosen(xp, a.valid, split_heads(xp, cast(xp, do, a.q.dtype), a.shared))
-    if num_landmarks >= q.shape[-2]:
-        grads = _exact_gradients(xp, a, do)
-    else:
-        grads = _landmark_gradients(xp, a, do, num_landmarks, inverse_steps, init)
+    grads = (_exact_gradients if a.num_landmarks >= q.shape[-2] else _landmark_gradients)(xp, a, do)
     return {name: gradient_like(xp, grads[name], x, a.shared) for name, x in (("q", q), ("k", k), ("v", v))}
 
 
@@ -290,12 +284,10 @@ def _exact_gradients(xp: Namespace, a: _Inputs, do: Array) -> dict[str, Array]:
     return {"q": ds @ a.k, "k": ds.mT @ a.q, "v": w.mT @ do}
 
 
-def _landmark_gradients(
-    xp: Namespace, a: _Inputs, do: Array, num_landmarks: int, inverse_steps: int, init: str
-) -> dict[str, Array]:
-    x = _landmarks(xp, a, num_landmarks)
-    norm = _norm(xp, x, init)
-    found = _inverses(xp, x.k2, norm, inverse_steps)
+def _landmark_gradients(xp: Namespace, a: _Inputs, do: Array) -> dict[str, Array]:
+    x = _landmarks(xp, a, a.num_landmarks)
+    norm = _norm(xp, x, a.init)
+    found = _inverses(xp, x.k2, norm, a.inverse_steps)
     u = x.k3 @ a.v
     middle, dmiddle = found[-1] @ u, x.k1.mT @ do
     direct = 0.0
@@ -304,7 +296,7 @@ def _landmark_gradients(
         direct = x.means.mT @ xp.where(x.exact, dmiddle, 0.0)
         dmiddle = xp.where(x.exact, 0.0, dmiddle)
     du = found[-1].mT @ dmiddle
-    dk2 = _inverse_gradient(xp, x, norm, found, dmiddle @ u.mT, init)
+    dk2 = _inverse_gradient(xp, x, norm, found, dmiddle @ u.mT, a.init)
     ds1 = softmax_gradient(xp, x.k1, do @ middle.mT) * a.scale
     ds2 = softmax_gradient(xp, x.k2, dk2) * a.scale
     ds3 = softmax_gradient(xp, x.k3, du @ a.v.mT) * a.scale

@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple, Unpack
 
 from attnkit._core import check, quadratic
+from attnkit._core.derived import vjp_like, weights_like
 from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.mask import positions
 from attnkit._core.special import magnitude
@@ -73,8 +74,8 @@ def _prepare(
     q: Array,
     k: Array,
     v: Array | None,
-    eps: float,
     *,
+    eps: float = 1e-12,
     mask: Array | None = None,
     key_lengths: Any = None,
     query_mask: Array | None = None,
@@ -120,31 +121,29 @@ def sima_attention(
         NotImplementedError: `impl` names a kernel that cannot serve this call.
     """
     xp = namespace(q)
-    a = _prepare(xp, q, k, v, eps, **tokens)
+    a = _prepare(xp, q, k, v, eps=eps, **tokens)
     return quadratic.cast(xp, join_heads(xp, a.q.hat @ (a.k.hat.mT @ a.v), a.shared), q.dtype)
 
 
 @operation_checked_by(_context, OWN)
-def sima_attention_weights(
-    q: Array, k: Array, *, eps: float = 1e-12, impl: Impl = "auto", **tokens: Unpack[GroupedTokens]
-) -> Array:
+@weights_like(sima_attention)
+def sima_attention_weights(q: Array, k: Array, **options: Any) -> Array:
     """The implied weights q̂ k̂ᵀ (..., L, S) of `sima_attention` in the dtype of q, 0 where query or key is not valid."""
     xp = namespace(q)
-    a = _prepare(xp, q, k, None, eps, **tokens)
+    a = _prepare(xp, q, k, None, **options)
     return quadratic.cast(xp, join_heads(xp, a.q.hat @ a.k.hat.mT, a.shared), q.dtype)
 
 
 @operation_checked_by(_context, OWN)
-def sima_attention_vjp(
-    q: Array, k: Array, v: Array, do: Array, *, eps: float = 1e-12, impl: Impl = "auto", **tokens: Unpack[GroupedTokens]
-) -> dict[str, Array]:
+@vjp_like(sima_attention)
+def sima_attention_vjp(q: Array, k: Array, v: Array, do: Array, **options: Any) -> dict[str, Array]:
     """Gradients {"q", "k", "v"} of `sima_attention` for the cotangent do, in time O(L d e).
 
     dq̂ = do (k̂ᵀ v)ᵀ, dk̂ = v (q̂ᵀ do)ᵀ, dv = k̂ (q̂ᵀ do); dx = (dx̂ - sign(x) Σ_t dx̂ x̂)/Σ_t |x| where that sum exceeds eps,
     dx̂/eps elsewhere.
     """
     xp = namespace(q)
-    a = _prepare(xp, q, k, v, eps, **tokens)
+    a = _prepare(xp, q, k, v, **options)
     do = chosen(xp, a.live, split_heads(xp, quadratic.cast(xp, do, a.q.x.dtype), a.shared))
     values, from_queries = a.k.hat.mT @ a.v, a.q.hat.mT @ do
     of_q = chosen(xp, a.live, _gradient(xp, a.q, do @ values.mT))

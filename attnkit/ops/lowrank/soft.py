@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, Unpack
 
 from attnkit._core import check
+from attnkit._core.derived import served_by, vjp_like, weights_like
 from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.quadratic import cast, compute_dtype, sum_to
 from attnkit._core.special import stop_gradient
@@ -59,9 +61,10 @@ def _kernels(
     q: Array,
     v: Array | None,
     landmarks: Array,
-    landmark_mask: Array | None,
-    ridge: float,
-    tokens: Any,
+    *,
+    landmark_mask: Array | None = None,
+    ridge: float = 0.0,
+    **tokens: Any,
 ) -> _Kernels:
     """Everything invisible replaced by 0, one vector per (batch, head) subtracted, and both kernels formed."""
     dtype = compute_dtype(xp, q)
@@ -87,44 +90,25 @@ def _kernels(
 
 
 def _of_inverse(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The options of the inverse, and those of the tokens."""
+    """The options of the inverse, and those of the kernels."""
     own = {name: x for name, x in options.items() if name in INVERSE_OPTIONS}
     return own, {name: x for name, x in options.items() if name not in own}
 
 
-def attend(
-    inverted: Inverted,
-    q: Array,
-    v: Array,
-    landmarks: Array,
-    *,
-    landmark_mask: Array | None = None,
-    ridge: float = 0.0,
-    **options: Any,
-) -> Array:
+def attend(inverted: Inverted, q: Array, v: Array, landmarks: Array, **options: Any) -> Array:
     """`soft_attention` with an inverse like `lowrank_newton.inverted`."""
     xp = namespace(q)
-    own, tokens = _of_inverse(options)
-    s = _kernels(xp, q, v, landmarks, landmark_mask, ridge, tokens)
+    own, others = _of_inverse(options)
+    s = _kernels(xp, q, v, landmarks, **others)
     x, _ = inverted(s.a, **own)
     return cast(xp, s.p.mT @ (x @ (s.p @ s.v)), q.dtype)
 
 
-def pull(
-    inverted: Inverted,
-    q: Array,
-    v: Array,
-    landmarks: Array,
-    do: Array,
-    *,
-    landmark_mask: Array | None = None,
-    ridge: float = 0.0,
-    **options: Any,
-) -> dict[str, Array]:
+def pull(inverted: Inverted, q: Array, v: Array, landmarks: Array, do: Array, **options: Any) -> dict[str, Array]:
     """`soft_attention_vjp` with an inverse like `lowrank_newton.inverted`."""
     xp = namespace(q)
-    own, tokens = _of_inverse(options)
-    s = _kernels(xp, q, v, landmarks, landmark_mask, ridge, tokens)
+    own, others = _of_inverse(options)
+    s = _kernels(xp, q, v, landmarks, **others)
     x, pull_inverse = inverted(s.a, **own)
     do = chosen(xp, s.valid, cast(xp, do, s.a.dtype))
     u, dy = s.p @ s.v, s.p @ do
@@ -176,6 +160,7 @@ _OWN = {**INVERSE_OPTIONS, "ridge": _ridge, "mask": key_mask, "landmark_mask": c
 
 
 @operation_checked_by(_context, _OWN)
+@served_by(partial(attend, inverted))
 def soft_attention(
     q: Array,
     v: Array,
@@ -214,61 +199,27 @@ def soft_attention(
         TypeError: dtypes, libraries or devices that do not fit.
         NotImplementedError: `impl` names a kernel that cannot serve this call.
     """
-    own: dict[str, Any] = {
-        "newton_steps": newton_steps,
-        "init_scale": init_scale,
-        "inverse_grad": inverse_grad,
-        "ridge": ridge,
-    }
-    return attend(inverted, q, v, landmarks, landmark_mask=landmark_mask, **own, **tokens)
 
 
 @operation_checked_by(_context, _OWN)
-def soft_attention_weights(
-    q: Array,
-    landmarks: Array,
-    *,
-    landmark_mask: Array | None = None,
-    newton_steps: int = 20,
-    init_scale: float | Array = 0.9,
-    ridge: float = 0.0,
-    inverse_grad: str = "implicit",
-    impl: Impl = "auto",
-    **tokens: Unpack[Tokens],
-) -> Array:
+@weights_like(soft_attention)
+def soft_attention_weights(q: Array, landmarks: Array, **options: Any) -> Array:
     """Ŝ = Pᵀ X P (..., n, n), by which `soft_attention` multiplies v (Lu et al. 2021 eq 9), in the dtype of q."""
     xp = namespace(q)
-    s = _kernels(xp, q, None, landmarks, landmark_mask, ridge, tokens)
-    x, _ = inverted(s.a, newton_steps=newton_steps, init_scale=init_scale, inverse_grad=inverse_grad)
+    own, others = _of_inverse(options)
+    s = _kernels(xp, q, None, landmarks, **others)
+    x, _ = inverted(s.a, **own)
     w = cast(xp, s.p.mT @ (x @ s.p), q.dtype)
     leading = check.broadcast("attention", "leading axes", tuple(q.shape[:-2]), tuple(landmarks.shape[:-2]))
     return xp.broadcast_to(w, (*leading, *w.shape[-2:]))
 
 
 @operation_checked_by(_context, _OWN)
-def soft_attention_vjp(
-    q: Array,
-    v: Array,
-    landmarks: Array,
-    do: Array,
-    *,
-    landmark_mask: Array | None = None,
-    newton_steps: int = 20,
-    init_scale: float | Array = 0.9,
-    ridge: float = 0.0,
-    inverse_grad: str = "implicit",
-    impl: Impl = "auto",
-    **tokens: Unpack[Tokens],
-) -> dict[str, Array]:
+@vjp_like(soft_attention)
+def soft_attention_vjp(q: Array, v: Array, landmarks: Array, do: Array, **options: Any) -> dict[str, Array]:
     """Gradients {"q", "v", "landmarks"} and, if it is an array, "init_scale", for the cotangent do.
 
     With U = P v, Y = X U, dU = Xᵀ P do: dv = Pᵀ dU, dP = Y doᵀ + dU vᵀ, dX = (P do) Uᵀ, dA from dX as in
     `newton_inverse`. Landmarks get their gradient from P and from both sides of A.
     """
-    own: dict[str, Any] = {
-        "newton_steps": newton_steps,
-        "init_scale": init_scale,
-        "inverse_grad": inverse_grad,
-        "ridge": ridge,
-    }
-    return pull(inverted, q, v, landmarks, do, landmark_mask=landmark_mask, **own, **tokens)
+    return pull(inverted, q, v, landmarks, do, **options)
