@@ -4,6 +4,7 @@ import math
 from typing import Any, NamedTuple
 
 from attnkit._core import check
+from attnkit._core.derived import vjp_like, weights_like
 from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.mask import positions
 from attnkit._core.quadratic import cast, compute_dtype, sum_to
@@ -171,7 +172,14 @@ def _order(xp: Namespace, x: Array, rotations: Array, valid: Array | None, chunk
 
 
 def _chunks(
-    xp: Namespace, qk: Array, v: Array, rotations: Array, chunk_size: int, mask: Array | None, causal: Causal
+    xp: Namespace,
+    qk: Array,
+    v: Array,
+    rotations: Array,
+    *,
+    chunk_size: int,
+    mask: Array | None = None,
+    causal: Causal = False,
 ) -> _Chunks:
     dtype, n = compute_dtype(xp, qk), qk.shape[-2]
     leading = check.broadcast("attention", "leading axes", tuple(qk.shape[:-2]), tuple(v.shape[:-2]))
@@ -284,47 +292,31 @@ def lsh_attention(
         NotImplementedError: `impl` names a kernel that cannot serve this call.
     """
     xp = namespace(qk)
-    a = _chunks(xp, qk, v, rotations, chunk_size, mask, causal)
+    a = _chunks(xp, qk, v, rotations, chunk_size=chunk_size, mask=mask, causal=causal)
     return cast(xp, _attend(xp, a, qk.shape[-2]), qk.dtype)
 
 
 @operation_checked_by(_chunked_context, _OWN)
-def lsh_attention_weights(
-    qk: Array,
-    rotations: Array,
-    *,
-    chunk_size: int,
-    mask: Array | None = None,
-    causal: Causal = False,
-    impl: Impl = "auto",
-) -> Array:
+@weights_like(lsh_attention)
+def lsh_attention_weights(qk: Array, rotations: Array, **options: Any) -> Array:
     """The weights w (..., n, n) of `lsh_attention`, summed over rounds, in the dtype of qk: what it makes of v = 1."""
     xp, n = namespace(qk), qk.shape[-2]
     i = positions(xp, qk, 0, n)
     identity = xp.astype(i[:, None] == i, compute_dtype(xp, qk))
-    a = _chunks(xp, qk, identity, rotations, chunk_size, mask, causal)
+    a = _chunks(xp, qk, identity, rotations, **options)
     return cast(xp, _attend(xp, a, n), qk.dtype)
 
 
 @operation_checked_by(_chunked_context, _OWN)
-def lsh_attention_vjp(
-    qk: Array,
-    v: Array,
-    rotations: Array,
-    do: Array,
-    *,
-    chunk_size: int,
-    mask: Array | None = None,
-    causal: Causal = False,
-    impl: Impl = "auto",
-) -> dict[str, Array]:
+@vjp_like(lsh_attention)
+def lsh_attention_vjp(qk: Array, v: Array, rotations: Array, do: Array, **options: Any) -> dict[str, Array]:
     """Gradients {"qk", "v"} of `lsh_attention` for the cotangent do, with the buckets as constants.
 
     dw = do vᵀ, ds = w (dw - do·o), dk̂ = dsᵀ qk, dqk = ds k̂ + (dk̂ - k̂ (k̂·dk̂))/√(‖x‖² + 10⁻⁶ d), dv = wᵀ do, within
     chunks; then tokens come back to their places and rounds are added.
     """
-    xp, n = namespace(qk), qk.shape[-2]
-    a = _chunks(xp, qk, v, rotations, chunk_size, mask, causal)
+    xp, n, chunk_size = namespace(qk), qk.shape[-2], options["chunk_size"]
+    a = _chunks(xp, qk, v, rotations, **options)
     do = chosen(xp, a.valid, cast(xp, do, a.q.dtype))
     u, total = _exponentials(xp, a)
     inner = xp.sum(do * _attend(xp, a, n), axis=-1, keepdims=True)
