@@ -1,9 +1,11 @@
 """Gated attention unit: squared-relu attention of one head whose output a second projection gates (Hua et al. 2022)."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple, TypedDict, Unpack
 
 from attnkit._core import check
 from attnkit._core.activations import ACTIVATIONS
+from attnkit._core.derived import served_by, vjp_like
 from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.mask import Rows, visible_pairs
 from attnkit._core.quadratic import cast, compute_dtype, sum_to
@@ -12,6 +14,8 @@ from attnkit._core.typing import Array, Causal, Impl, Length, Namespace
 from attnkit.ops.pointwise import pointwise_attention, pointwise_attention_vjp
 
 _SILU = ACTIVATIONS["silu"]
+WEIGHTS = ("w_z", "w_u", "w_v", "w_o", "gamma_q", "beta_q", "gamma_k", "beta_k")
+ATTENTION: dict[str, Any] = {"activation": "relu_squared", "alpha": 2.0, "scale": 1.0, "impl": "generic"}
 _HIDING = ("mask", "window", "key_lengths", "query_mask")  # what can leave a token without use; causality cannot
 
 
@@ -34,7 +38,7 @@ def _context(op: str, given: dict[str, Any], options: dict[str, Any]) -> check.C
         check.wrong_shape(op, "x", x, "at least two axes, (..., tokens, features)")
     if x.shape[-1] == 0:
         check.wrong_shape(op, "x", x, "at least one feature")
-    for name in ("w_z", "w_u", "w_v", "w_o"):
+    for name in WEIGHTS[:4]:
         if given[name].ndim != 2:
             check.wrong_shape(op, name, given[name], "a matrix")
     D, s, e = x.shape[-1], given["w_z"].shape[-1], given["w_v"].shape[-1]
@@ -44,7 +48,7 @@ def _context(op: str, given: dict[str, Any], options: dict[str, Any]) -> check.C
     for name, shape in expected.items():
         if tuple(given[name].shape) != shape:
             check.wrong_shape(op, name, given[name], f"{shape}")
-    for name in ("gamma_q", "beta_q", "gamma_k", "beta_k"):
+    for name in WEIGHTS[4:]:
         if tuple(given[name].shape) != (s,):
             check.wrong_shape(op, name, given[name], f"({s},)")
     leading, T = tuple(x.shape[:-2]), x.shape[-2]
@@ -64,7 +68,7 @@ class _Parts(NamedTuple):
     used: Array | None  # (..., T) tokens that are a query or a key to somebody, None = all
 
 
-def _used(xp: Namespace, x: Array, common: OneHead) -> Array | None:
+def _used(xp: Namespace, x: Array, common: Mapping[str, Any]) -> Array | None:
     if all(common.get(name) is None for name in _HIDING):
         return None
     T = x.shape[-2]
@@ -73,7 +77,7 @@ def _used(xp: Namespace, x: Array, common: OneHead) -> Array | None:
     return None if pairs is None else xp.any(pairs, axis=-1) | xp.any(pairs, axis=-2)
 
 
-def _parts(xp: Namespace, x: Array, weights: dict[str, Array], common: OneHead) -> _Parts:
+def _parts(xp: Namespace, x: Array, weights: dict[str, Array], common: Mapping[str, Any]) -> _Parts:
     dtype = compute_dtype(xp, x)
     wide = {name: cast(xp, w, dtype) for name, w in weights.items()}
     used = _used(xp, x, common)
@@ -85,11 +89,15 @@ def _parts(xp: Namespace, x: Array, weights: dict[str, Array], common: OneHead) 
     return _Parts(x, wide, before, after, q, k, used)
 
 
-def _attention(alpha: float, length: Length, common: OneHead) -> dict[str, Any]:
-    return {"activation": "relu_squared", "alpha": alpha, "length": length, "scale": 1.0, "impl": "generic", **common}
+def _attend(x: Array, *arrays: Array, **options: Any) -> Array:
+    xp = namespace(x)
+    p = _parts(xp, x, dict(zip(WEIGHTS, arrays, strict=True)), options)
+    a = pointwise_attention(p.q, p.k, p.after["v"], **{**ATTENTION, **options})
+    return cast(xp, (p.after["u"] * a) @ p.weights["w_o"], x.dtype)
 
 
 @operation_checked_by(_context)
+@served_by(_attend)
 def gated_attention_unit(
     x: Array,
     w_z: Array,
@@ -130,43 +138,20 @@ def gated_attention_unit(
         TypeError: dtypes, libraries or devices that do not fit.
         NotImplementedError: `impl` names a kernel that cannot serve this call.
     """
-    xp = namespace(x)
-    weights = {"w_z": w_z, "w_u": w_u, "w_v": w_v, "w_o": w_o}
-    weights |= {"gamma_q": gamma_q, "beta_q": beta_q, "gamma_k": gamma_k, "beta_k": beta_k}
-    p = _parts(xp, x, weights, common)
-    a = pointwise_attention(p.q, p.k, p.after["v"], **_attention(alpha, length, common))
-    return cast(xp, (p.after["u"] * a) @ p.weights["w_o"], x.dtype)
 
 
 @operation_checked_by(_context)
-def gated_attention_unit_vjp(
-    x: Array,
-    w_z: Array,
-    w_u: Array,
-    w_v: Array,
-    w_o: Array,
-    gamma_q: Array,
-    beta_q: Array,
-    gamma_k: Array,
-    beta_k: Array,
-    do: Array,
-    *,
-    alpha: float = 2.0,
-    length: Length = "visible",
-    impl: Impl = "auto",
-    **common: Unpack[OneHead],
-) -> dict[str, Array]:
+@vjp_like(gated_attention_unit)
+def gated_attention_unit_vjp(x: Array, *others: Array, **options: Any) -> dict[str, Array]:
     """Gradients of x, of every weight and, where it was given, of "bias", for the cotangent do.
 
     da = u ⊙ (do W_oᵀ), du = a ⊙ (do W_oᵀ), dq, dk, dv from da as in `pointwise_attention_vjp`,
     dz = gamma_q ⊙ dq + gamma_k ⊙ dk; with y = x W and dy = silu'(y) times the gradient of silu(y): dW = xᵀ dy,
     dx = Σ dy Wᵀ.
     """
-    xp = namespace(x)
-    weights = {"w_z": w_z, "w_u": w_u, "w_v": w_v, "w_o": w_o}
-    weights |= {"gamma_q": gamma_q, "beta_q": beta_q, "gamma_k": gamma_k, "beta_k": beta_k}
-    p = _parts(xp, x, weights, common)
-    options = _attention(alpha, length, common)
+    *arrays, do = others
+    xp, weights = namespace(x), dict(zip(WEIGHTS, arrays, strict=True))
+    p, options = _parts(xp, x, weights, options), {**ATTENTION, **options}
     a = pointwise_attention(p.q, p.k, p.after["v"], **options)
     do = chosen(xp, p.used, cast(xp, do, p.x.dtype))
     gated = do @ p.weights["w_o"].mT

@@ -1,18 +1,21 @@
 """Key-value memory: a feed-forward network read as attention to learned slots (Shen et al. 2023)."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from attnkit._core import check, quadratic
+from attnkit._core.derived import vjp_like
 from attnkit._core.dispatch import namespace, operation_checked_by
+from attnkit._core.family import Family
 from attnkit._core.tokens import cotangent, one_of
 from attnkit._core.typing import Array, Impl, Namespace
 from attnkit.ops import pointwise, softmax
 
-_RELU: dict[str, Any] = {"activation": "relu", "alpha": 0.0}
 # how slots are weighed: as the attention op of that name weighs keys, without its scale and its length
-_FAMILIES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
-    "relu": (pointwise.weigh, pointwise.score_gradient, _RELU),
-    "softmax": (softmax.weigh, softmax.score_gradient, {}),
+_FAMILIES: dict[str, tuple[Family, dict[str, Any]]] = {
+    "relu": (pointwise.POINTWISE, {"activation": "relu", "alpha": 0.0}),
+    "softmax": (softmax.SOFTMAX, {}),
 }
 
 
@@ -63,17 +66,29 @@ class _Parts(NamedTuple):
     u: Array  # unnormalised weights, w = u·r
     r: Any
     h: Array  # (..., T, e), before the LayerNorm
+    eps: float
+    score_gradient: Callable[..., Array]
 
 
 def _parts(
-    xp: Namespace, x: Array, keys: Array, values: Array, activation: str, key_bias: Array | None, value_bias: Any
+    xp: Namespace,
+    x: Array,
+    keys: Array,
+    values: Array,
+    *,
+    activation: str = "relu",
+    key_bias: Array | None = None,
+    value_bias: Array | None = None,
+    eps: float = 1e-5,
+    **norm: Array | None,
 ) -> _Parts:
     a = quadratic.prepare(xp, x, keys, values, bias=key_bias, scale=1.0)
-    weigh, _, own = _FAMILIES[activation]
+    family, own = _FAMILIES[activation]
     s = quadratic.scores(xp, a)
-    u, r = weigh(xp, s, a, **own)
+    u, r = family.weigh(xp, s, a, **own)
     h = quadratic.output(xp, a, u, r)
-    return _Parts(a, s, u, r, h if value_bias is None else h + quadratic.cast(xp, value_bias, a.dtype))
+    h = h if value_bias is None else h + quadratic.cast(xp, value_bias, a.dtype)
+    return _Parts(a, s, u, r, h, eps, partial(family.score_gradient, **own))
 
 
 @operation_checked_by(_context, _OWN)
@@ -116,7 +131,7 @@ def key_value_memory(
         NotImplementedError: `impl` names a kernel that cannot serve this call.
     """
     xp = namespace(x)
-    p = _parts(xp, x, keys, values, activation, key_bias, value_bias)
+    p = _parts(xp, x, keys, values, activation=activation, key_bias=key_bias, value_bias=value_bias)
     if norm_weight is None:
         return quadratic.cast(xp, p.h, x.dtype)
     y = pointwise.normalise(xp, p.h, eps).centred * quadratic.cast(xp, norm_weight, p.a.dtype)
@@ -125,20 +140,8 @@ def key_value_memory(
 
 
 @operation_checked_by(_context, _OWN)
-def key_value_memory_vjp(
-    x: Array,
-    keys: Array,
-    values: Array,
-    do: Array,
-    *,
-    activation: str = "relu",
-    key_bias: Array | None = None,
-    value_bias: Array | None = None,
-    norm_weight: Array | None = None,
-    norm_bias: Array | None = None,
-    eps: float = 1e-5,
-    impl: Impl = "auto",
-) -> dict[str, Array]:
+@vjp_like(key_value_memory)
+def key_value_memory_vjp(x: Array, keys: Array, values: Array, do: Array, **options: Any) -> dict[str, Array]:
     """Gradients {"x", "keys", "values"}, and of each bias and norm weight that was given, for the cotangent do.
 
     With y the normalised H, r = 1/√(variance + eps), g = norm_weight ⊙ do: dH = r·(g - mean(g) - y·mean(g ⊙ y)), or do
@@ -146,29 +149,25 @@ def key_value_memory_vjp(
     dvalues = wᵀ dH, dkey_bias = Σ ds, dvalue_bias = Σ dH, dnorm_weight = Σ do ⊙ y, dnorm_bias = Σ do.
     """
     xp = namespace(x)
-    p = _parts(xp, x, keys, values, activation, key_bias, value_bias)
+    p = _parts(xp, x, keys, values, **options)
     do, w = quadratic.cast(xp, do, p.a.dtype), p.u * p.r
-    vectors, dh = {"value_bias": (do, value_bias)}, do
-    if norm_weight is not None:
-        normed = pointwise.normalise(xp, p.h, eps)
-        g = do * quadratic.cast(xp, norm_weight, p.a.dtype)
+    vectors, dh = {"norm_bias": do}, do
+    if options.get("norm_weight") is not None:
+        normed = pointwise.normalise(xp, p.h, p.eps)
+        g = do * quadratic.cast(xp, options["norm_weight"], p.a.dtype)
         along = quadratic.mean(xp, g * normed.centred, (-1,))
         dh = (g - quadratic.mean(xp, g, (-1,)) - normed.centred * along) * normed.inverse
-        vectors = {
-            "value_bias": (dh, value_bias),
-            "norm_weight": (do * normed.centred, norm_weight),
-            "norm_bias": (do, norm_bias),
-        }
-    _, score_gradient, own = _FAMILIES[activation]
+        vectors["norm_weight"] = do * normed.centred
 
     def ds_of(dw: Any) -> Array:
-        return score_gradient(xp, p.s, p.a, w, dw, **own)
+        return p.score_gradient(xp, p.s, p.a, w, dw)
 
-    like = {"q": x, "k": keys, "v": values, "bias": key_bias}
-    found = quadratic.rounded(xp, quadratic.backward(xp, p.a, w, dh, ds_of, like), like)
+    like = {"q": x, "k": keys, "v": values, "bias": options.get("key_bias")}
+    grads = quadratic.rounded(xp, quadratic.backward(xp, p.a, w, dh, ds_of, like), like)
     names = {"q": "x", "k": "keys", "v": "values", "bias": "key_bias"}
-    grads = {names[name]: g for name, g in found.items()}
-    for name, (g, given) in vectors.items():
-        if given is not None:
-            grads[name] = quadratic.cast(xp, quadratic.sum_to(xp, g, tuple(given.shape)), given.dtype)
+    grads = {names[name]: g for name, g in grads.items()}
+    for name, g in (vectors | {"value_bias": dh}).items():
+        vector = options.get(name)
+        if vector is not None:
+            grads[name] = quadratic.cast(xp, quadratic.sum_to(xp, g, tuple(vector.shape)), vector.dtype)
     return grads
