@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, Unpack
 
 from attnkit._core import check, quadratic
 from attnkit._core.activations import ACTIVATIONS
+from attnkit._core.derived import vjp_like
 from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.family import Apart, Family, always, weights_of
 from attnkit._core.typing import Array, Common, Impl, Namespace
@@ -200,36 +201,26 @@ def rela_attention(
 
 
 @operation_checked_by(_context, OWN)
-def rela_attention_vjp(
-    q: Array,
-    k: Array,
-    v: Array,
-    norm_weight: Array,
-    do: Array,
-    *,
-    gate_weight: Array | None = None,
-    norm_axis: str = "hidden",
-    eps: float = 1e-8,
-    impl: Impl = "auto",
-    **common: Unpack[Common],
-) -> dict[str, Array]:
+@vjp_like(rela_attention)
+def rela_attention_vjp(q: Array, k: Array, v: Array, norm_weight: Array, do: Array, **options: Any) -> dict[str, Array]:
     """Gradients {"q", "k", "v", "norm_weight"}, and "gate_weight" and "bias" where given, for the cotangent do.
 
     With r = 1/√(mean x² + eps), σ = sigmoid(gate_weight ⊙ x), dy = do ⊙ σ and g = dy ⊙ norm_weight:
     dx = r·(g - x r²·mean(g ⊙ x)) + do ⊙ y ⊙ σ(1-σ) ⊙ gate_weight, dnorm_weight = Σ dy ⊙ x r,
     dgate_weight = Σ do ⊙ y ⊙ σ(1-σ) ⊙ x; then as in `pointwise_attention_vjp` with dx for do.
     """
+    norm, common = RELA.split(options)
     xp = namespace(q)
     a = quadratic.prepare(xp, q, k, v, **common)
     s = quadratic.scores(xp, a)
     w, r = pointwise.weigh(xp, s, a, **RELU)
     x = quadratic.output(xp, a, w, r)
-    through = normalised_vjp(xp, x, norm_weight, do, gate_weight=gate_weight, norm_axis=norm_axis, eps=eps)
+    through = normalised_vjp(xp, x, norm_weight, do, **norm)
 
     def ds_of(dw: Any) -> Array:
         return RELA.score_gradient(xp, s, a, w, dw)
 
-    like = {"q": q, "k": k, "v": v, "bias": common.get("bias"), "norm_weight": norm_weight, "gate_weight": gate_weight}
+    like = {"q": q, "k": k, "v": v, "bias": common.get("bias"), "norm_weight": norm_weight, **norm}
     return quadratic.rounded(xp, quadratic.backward(xp, a, w, through.pop("x"), ds_of, like) | through, like)
 
 

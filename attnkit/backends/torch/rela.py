@@ -12,13 +12,11 @@ from attnkit.backends.torch import blocked
 from attnkit.backends.torch.triton import pointwise as triton_pointwise
 from attnkit.ops import pointwise, rela
 
-OWN = ("gate_weight", "norm_axis", "eps")
-
 
 def _divided(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The options of the norm, and those of point-wise attention."""
-    common = {name: x for name, x in options.items() if name not in OWN}
-    return {name: options[name] for name in OWN if name in options}, common | rela.RELU
+    own, common = rela.RELA.split(options)
+    return own, common | rela.RELU
 
 
 def _wide(*arrays: Tensor) -> list[Tensor]:
