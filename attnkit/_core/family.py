@@ -38,6 +38,7 @@ class Apart(NamedTuple):
 
     op: Callable[..., Array]
     vjp: Callable[..., dict[str, Array]]
+    joins_heads: bool  # the output is (..., L, H·e)
 
 
 class Family(NamedTuple):

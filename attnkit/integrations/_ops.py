@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import attnkit
+from attnkit.ops.records import joins_heads, scales_scores
 
 Op = Callable[..., Any]
-
-_SCORED = frozenset(("nystrom_attention", "linformer_attention"))  # scale q·k inside, without a bias
 
 
 def taken_by(op: Op) -> frozenset[str]:
@@ -30,14 +29,20 @@ def check(caller: str, op: Op, options: Iterable[str], decided: frozenset[str]) 
 
 
 def _keeps_heads(op: Op) -> bool:
-    return list(inspect.signature(op).parameters)[:3] == ["q", "k", "v"] and op is not attnkit.rela_attention
+    return list(inspect.signature(op).parameters)[:3] == ["q", "k", "v"] and not joins_heads(op)
+
+
+def needs_only_heads(op: Op) -> bool:
+    """Whether an op does with q, k and v."""
+    parameters = inspect.signature(op).parameters.values()
+    return [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY] == ["q", "k", "v"]
 
 
 def scale_of(caller: str, op: Op, scaling: float | None, d: int) -> dict[str, Any]:
     """The model's scaling as the op's scale. An op without scores q·k has none, and serves models of the usual 1/√d."""
     if scaling is None:
         return {}
-    if "bias" in taken_by(op) or op.__name__ in _SCORED:
+    if scales_scores(op):
         return {"scale": scaling}
     if math.isclose(scaling, d**-0.5, rel_tol=1e-6):
         return {}

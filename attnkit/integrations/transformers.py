@@ -20,20 +20,20 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
 
 import attnkit
-from attnkit.integrations._ops import Op, check, scale_of, taken_by
+from attnkit.integrations._ops import Op, check, needs_only_heads, scale_of, taken_by
 from attnkit.nn.attention import SEEDS
+from attnkit.ops.records import RECORDS
 
-_OPS: dict[str, tuple[Op, dict[str, Any]]] = {
-    **{name: (attnkit.pointwise_attention, {"activation": name}) for name in attnkit.ACTIVATIONS},
-    "softmax": (attnkit.softmax_attention, {}),
-    "reluformer": (attnkit.reluformer_attention, {}),
-    "sigmoid": (attnkit.sigmoid_attention, {}),
-    "sparsemax": (attnkit.sparsemax_attention, {}),
-    "entmax15": (attnkit.entmax_attention, {"alpha": 1.5}),
-    "gaussian": (attnkit.gaussian_attention, {}),
-    "linear": (attnkit.linear_attention, {}),
-    "cosine": (attnkit.cosine_attention, {}),
-    "efficient": (attnkit.efficient_attention, {}),
+_NAMED: dict[Op, dict[str, dict[str, Any]]] = {
+    attnkit.pointwise_attention: {name: {"activation": name} for name in attnkit.ACTIVATIONS},
+    attnkit.entmax_attention: {"entmax15": {"alpha": 1.5}},
+}
+"""{op: {name: options}} of those whose options are in the name."""
+_OPS = {
+    name: (record.op, options)
+    for short, record in RECORDS.items()
+    if needs_only_heads(record.op)
+    for name, options in _NAMED.get(record.op, {short.removesuffix("_attention"): {}}).items()
 }
 VARIANTS = MappingProxyType({f"attnkit_{name}": variant for name, variant in _OPS.items()})
 """{name: (op, options)} of what `register` registers: every op that needs nothing but q, k, v and is causal or not.

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import attnkit
 from attnkit.nn.operands import BUILDERS, NAMES, Heads, Operands, settings_of
+from attnkit.ops.records import joins_heads
 
 SEEDS = 2**63 - 1
 _MASKS = frozenset(("mask", "bias", "causal", "query_mask", "enable_gqa", "dropout", "dropout_mask"))
@@ -19,9 +20,9 @@ Observer = Callable[[Callable[..., Any], Tensor, Tensor, Mapping[str, Any]], Non
 
 def _served(name: str) -> bool:
     """Whether an op takes q, k, v and nothing else, or what a builder makes."""
-    parameters = inspect.signature(getattr(attnkit, name)).parameters.values()
-    positional = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
-    return positional[:3] == ["q", "k", "v"] and (len(positional) == 3 or name in BUILDERS)
+    op = getattr(attnkit, name)
+    positional = [p.name for p in inspect.signature(op).parameters.values() if p.kind is not p.KEYWORD_ONLY]
+    return positional[:3] == ["q", "k", "v"] and (len(positional) == 3 or op in BUILDERS)
 
 
 def attention_op(op: str | Callable[..., Any]) -> Callable[..., Any]:
@@ -171,6 +172,7 @@ class MultiHeadAttention(nn.Module):
         self.attend = self.op  # replaced where tokens lie on several processes: see `attnkit.nn.context_parallel`
         self.weights_op: Callable[..., Tensor] = getattr(attnkit, f"{self.op.__name__}_weights")
         self._of_weights = frozenset(inspect.signature(self.weights_op).parameters)
+        self._joins_heads = joins_heads(self.op)
         self._seeded = "dropout" in inspect.signature(self.op).parameters
         self.options = self._own_options(options or {})
         self._check_forms(causal, dropout)
@@ -189,14 +191,13 @@ class MultiHeadAttention(nn.Module):
         self.q_norm_weight = nn.Parameter(torch.ones(self.head_dim, **new)) if qk_norm else None
         self.k_norm_weight = nn.Parameter(torch.ones(self.head_dim, **new)) if qk_norm else None
         heads = Heads(num_heads, self.num_kv_heads, self.head_dim, new)
-        name = self.op.__name__
-        self.operands = Operands(name, heads, options or {}) if name in BUILDERS else None
+        self.operands = Operands(self.op, heads, options or {}) if self.op in BUILDERS else None
         self.value_conv = None if value_conv is None else self._convolution(value_conv, new)
 
     def _own_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """The op's own options; masks, causality, dropout and heads are arguments of the module or of `forward`."""
         of_op = set(inspect.signature(self.op).parameters) - _SET_BY_THE_MODULE
-        legal = of_op | set(settings_of(self.op.__name__))
+        legal = of_op | set(settings_of(self.op))
         for name in options:
             if name not in legal:
                 names = ", ".join(sorted(legal))
@@ -214,7 +215,7 @@ class MultiHeadAttention(nn.Module):
         """One kernel per head: heads are the channels, (tokens, head_dim) the picture."""
         if length < 1 or length % 2 == 0:
             raise ValueError(f"MultiHeadAttention: value_conv must be odd; got {length}")
-        if self.causal or self.num_kv_heads != self.num_heads or self.op is attnkit.rela_attention:
+        if self.causal or self.num_kv_heads != self.num_heads or self._joins_heads:
             raise ValueError(
                 "MultiHeadAttention: value_conv needs causal=False, num_kv_heads=num_heads and an op that keeps heads "
                 f"apart; got causal={self.causal}, num_kv_heads={self.num_kv_heads}, op={self.op.__name__}"
@@ -297,7 +298,7 @@ class MultiHeadAttention(nn.Module):
             heads = self.attend(q, k, v, impl=self.impl, **options, **dropout)
         if self.value_conv is not None:
             heads = heads + _convolved(self.value_conv, v, key_mask, query_mask)
-        joined = heads.transpose(-3, -2).flatten(-2) if heads.ndim == q.ndim else heads  # rela joins heads itself
+        joined = heads if self._joins_heads else heads.transpose(-3, -2).flatten(-2)
         if self.gate is not None and self.gate_proj is not None:
             joined = joined * self.gate(self.gate_proj(x))
         out = self.out_proj(joined)

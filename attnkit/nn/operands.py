@@ -51,15 +51,15 @@ def rela(heads: Heads, *, norm_axis: str = "hidden", gated: bool = False) -> dic
 
 
 Builder = Callable[..., dict[str, Tensor]]
-BUILDERS: dict[str, Builder] = {
-    "linformer_attention": linformer,
-    "performer_attention": performer,
-    "rela_attention": rela,
+BUILDERS: dict[Callable[..., Any], Builder] = {
+    attnkit.linformer_attention: linformer,
+    attnkit.performer_attention: performer,
+    attnkit.rela_attention: rela,
 }
 NAMES = frozenset(("proj_k", "proj_v", "projection", "norm_weight", "gate_weight"))  # of all that builders make
 
 
-def settings_of(op: str) -> dict[str, inspect.Parameter]:
+def settings_of(op: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """The options of an op's builder."""
     parameters = inspect.signature(BUILDERS[op]).parameters if op in BUILDERS else {}
     return {name: p for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
@@ -72,7 +72,7 @@ class Operands(nn.Module):
         ValueError: an option without which the builder cannot do is missing.
     """
 
-    def __init__(self, op: str, heads: Heads, options: Mapping[str, Any]) -> None:
+    def __init__(self, op: Callable[..., Any], heads: Heads, options: Mapping[str, Any]) -> None:
         super().__init__()
         known = settings_of(op)
         self._op, self._heads = op, heads
@@ -80,7 +80,7 @@ class Operands(nn.Module):
         missing = [name for name, p in known.items() if p.default is p.empty and name not in options]
         if missing:
             raise ValueError(
-                f"MultiHeadAttention: {op} needs the option {missing[0]!r}; got {', '.join(options) or None}"
+                f"MultiHeadAttention: {op.__name__} needs the option {missing[0]!r}; got {', '.join(options) or None}"
             )
         for name, x in self._make().items():
             if isinstance(x, nn.Parameter):
@@ -102,7 +102,7 @@ class Operands(nn.Module):
     def redraw(self, seed: int) -> None:
         """Draw the buffers anew, in place; ValueError if nothing here is drawn."""
         if "seed" not in settings_of(self._op):
-            raise ValueError(f"MultiHeadAttention: {self._op} draws nothing, so that nothing can be redrawn")
+            raise ValueError(f"MultiHeadAttention: {self._op.__name__} draws nothing, so that nothing can be redrawn")
         held = dict(self.named_buffers())
         with torch.no_grad():
             for name, x in self._make(seed=seed).items():

@@ -1,5 +1,6 @@
 """Every op whose weights are made of scores or features of pairs, by its record: statistics and blocks ask these."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -35,3 +36,15 @@ RECORDS = {
 }
 SPECIAL_CASES = {name: record.family.of for name, record in RECORDS.items() if record.family.of}
 """{op: the op that it calls with fixed parameters}."""
+
+
+def joins_heads(op: Callable[..., Any]) -> bool:
+    """Whether an op gives (..., L, H·e) for heads (..., H, L, e)."""
+    record = RECORDS.get(op.__name__)
+    return record is not None and record.family.apart is not None and record.family.apart.joins_heads
+
+
+def scales_scores(op: Callable[..., Any]) -> bool:
+    """Whether an op takes a scale of q·k, 1/√d by default; that of features is an option of the op's own."""
+    record = RECORDS.get(op.__name__)
+    return "scale" in inspect.signature(op).parameters and (record is None or "scale" in record.family.common)

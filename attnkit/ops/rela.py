@@ -231,6 +231,6 @@ RELA = Family(
     constant_factor=True,
     exact_zeros=always,
     output_only=("norm_weight", "gate_weight", "norm_axis", "eps"),
-    apart=Apart(rela_attention, rela_attention_vjp),
+    apart=Apart(rela_attention, rela_attention_vjp, joins_heads=True),
 )
 rela_attention_weights = weights_of(rela_attention, RELA)
