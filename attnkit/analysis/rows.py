@@ -243,8 +243,7 @@ def served(op: Any, options: Mapping[str, Any]) -> tuple[tuple[str, ...], dict[s
         return (), {}
     family = record.family
     taken = {name: value for name, value in options.items() if name not in statistics.outside(family)}
-    own = {name: value for name, value in taken.items() if name not in quadratic.COMMON}
-    signed = family.signed(**family.translate(**own))
+    signed = family.signed(**family.translate(**family.split(taken)[0]))
     return tuple(name for name in statistics.RowStatistics._fields if not (signed and name == "entropy")), taken
 
 

@@ -79,8 +79,8 @@ def _plan(caller: str, op: Any, arrays: dict[str, Array], fields: Any, params: d
     for field in fields:
         if field not in RowStatistics._fields:
             check.refuse_name(label, "fields", field, RowStatistics._fields)
-    own = family.translate(**{key: value for key, value in given.items() if key not in family.common})
-    common = {key: value for key, value in params.items() if key in family.common}
+    own, common = family.split(given)
+    own = family.translate(**own)
     if "entropy" in fields and family.signed(**own):
         rest = tuple(field for field in RowStatistics._fields if field != "entropy")
         got = ", ".join(f"{key}={value!r}" for key, value in own.items())

@@ -281,14 +281,20 @@ def test_value_slots_of_a_memory():
     assert [layer.name for layer in record.layers] == ["0"]
 
 
-def test_what_cannot_be_measured_says_why():
-    model = Model(op="pointwise_attention", options={"activation": "gelu"}).double()
+@pytest.mark.parametrize(
+    ("op", "options"), [("pointwise_attention", {"activation": "gelu"}), ("linear_attention", {"scale": -1.0})]
+)
+def test_negative_weights_have_no_entropy(op, options):
+    model = Model(op=op, options=options).double()
     with torch.no_grad(), capture(model) as record:
         model(tokens())
     layer = record["blocks.0.attention"]
     assert set(layer.left_out) == {"entropy", "concentration"}
     assert "entropy" not in layer.means
     assert layer.concentration == {}
+
+
+def test_what_cannot_be_measured_says_why():
     low_rank = Model(op="nystrom_attention", options={"num_landmarks": 3}).double()
     with torch.no_grad(), capture(low_rank) as record:
         low_rank(tokens())
