@@ -1,0 +1,126 @@
+"""Whoever takes an op serves it, or refuses it by its name: no consumer forgets a variant in silence."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import attnkit
+from attnkit.integrations import _ops
+from attnkit.nn import MultiHeadAttention
+from attnkit.nn.context_parallel import SERVED, context_parallel
+from attnkit.ops.records import RECORDS
+
+from .arrays import LAYER, assert_close, normal
+
+HEADS, TOKENS, WIDTH = 4, 6, 3
+Q, K, V = normal(*[(2, HEADS, TOKENS, WIDTH)] * 3)
+PROJECTION, ROTATIONS = normal((5, WIDTH), (WIDTH, 2, 2), seed=1)
+POOLING = np.abs(normal((2, TOKENS), seed=2)[0])
+REQUIRED: dict[str, Any] = {
+    "projection": PROJECTION,
+    "rotations": ROTATIONS,
+    "landmarks": Q[..., :2, :],
+    "proj_k": POOLING,
+    "proj_v": POOLING,
+    "norm_weight": np.ones(HEADS * WIDTH),
+    "qk": Q,
+    "num_landmarks": 2,
+    "chunk_size": 2,
+}
+"""What ops cannot do without, beside q, k and v."""
+OF_MODULE = {"linformer_attention": {"num_slots": 2, "max_length": TOKENS}, "nystrom_attention": {"num_landmarks": 2}}
+
+Op = Callable[..., Any]
+
+
+def arguments(op: Op, without: tuple[str, ...] = ()) -> dict[str, Any]:
+    given = {"q": Q, "k": K, "v": V, **REQUIRED}
+    parameters = inspect.signature(op).parameters.values()
+    return {p.name: given[p.name] for p in parameters if p.default is p.empty and p.name not in without}
+
+
+def statistics(op: Op) -> None:
+    weights = getattr(attnkit, f"{op.__name__}_weights")
+    o, rows = attnkit.attention_with_statistics(op, **{"q": Q, "k": K, "v": V} | arguments(op))
+    assert_close(o, op(**arguments(op)))
+    assert_close(rows.sum_squares, np.sum(weights(**arguments(weights)) ** 2, axis=-1))
+
+
+def blocked(op: Op) -> None:
+    assert_close(op(**arguments(op), impl="blocked"), op(**arguments(op), impl="generic"))
+
+
+def packed(op: Op) -> None:
+    form = getattr(attnkit, f"{op.__name__}_packed", None)
+    if form is None:
+        raise NotImplementedError(f"{op.__name__} has no packed form")
+    q, k, v = (np.swapaxes(x[0], 0, 1) for x in (Q, K, V))
+    o = form(q, k, v, (0, TOKENS), (0, TOKENS), **arguments(op, ("q", "k", "v")))
+    assert_close(np.swapaxes(o, 0, 1), op(**arguments(op))[0])
+
+
+def module(op: Op) -> None:
+    layer = MultiHeadAttention(HEADS * WIDTH, HEADS, op=op, options=OF_MODULE.get(op.__name__)).double()
+    x = torch.as_tensor(normal((2, TOKENS, HEADS * WIDTH), seed=3)[0])
+    q, k, v = (p(x).unflatten(-1, (HEADS, WIDTH)).transpose(1, 2) for p in (layer.q_proj, layer.k_proj, layer.v_proj))
+    arrays = {} if layer.operands is None else layer.operands.arrays()
+    o = op(q, k, v, **arrays, **layer.options)
+    assert_close(layer(x), layer.out_proj(o if o.ndim == 3 else o.transpose(1, 2).flatten(2)), LAYER)
+
+
+def integrations(op: Op) -> None:
+    _ops.check("swap_attention", op, arguments(op, ("q", "k", "v")), frozenset())
+    scale = _ops.scale_of("swap_attention", op, WIDTH**-0.5, WIDTH)
+    assert bool(scale) == (op.__name__ not in (*OF_FEATURES, "sima_attention"))
+    assert_close(op(**arguments(op), **scale), op(**arguments(op)))
+
+
+def processes(op: Op) -> None:
+    if op not in SERVED:  # what is, is judged in test_context_parallel
+        context_parallel(op, *map(torch.as_tensor, (Q, K, V)), mesh=None)
+
+
+IN_ONE_TENSOR = ("soft_attention", "lsh_attention")  # queries are keys
+LOW_RANK = ("sima_attention", "nystrom_attention", "linformer_attention")  # pairs are not formed
+OF_FEATURES = ("linear_attention", "cosine_attention", "performer_attention", "efficient_attention")
+SPARSE = ("sparsemax_attention", "entmax_attention")
+JOINED = ("rela_attention",)
+REFUSED: dict[Callable[[Op], None], tuple[str, ...]] = {
+    statistics: (*IN_ONE_TENSOR, *LOW_RANK),
+    blocked: (*IN_ONE_TENSOR, *LOW_RANK, *OF_FEATURES, *JOINED),
+    packed: (
+        *(*IN_ONE_TENSOR, *LOW_RANK, *OF_FEATURES[1:], *SPARSE, *JOINED),
+        *("reluformer_attention", "sigmoid_attention", "gaussian_attention"),
+    ),
+    module: IN_ONE_TENSOR,
+    integrations: (*IN_ONE_TENSOR, *JOINED),
+    processes: (*IN_ONE_TENSOR, *LOW_RANK, *SPARSE, *JOINED),
+}
+"""Which ops a consumer does not serve."""
+OPS = [getattr(attnkit, name) for name in attnkit.__all__ if name.endswith("_attention")]
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.__name__)
+@pytest.mark.parametrize("consumer", REFUSED, ids=lambda consumer: consumer.__name__)
+def test_an_op_is_served_or_refused_by_name(consumer: Callable[[Op], None], op: Op) -> None:
+    if op.__name__ not in REFUSED[consumer]:
+        consumer(op)
+        return
+    with pytest.raises((ValueError, NotImplementedError), match=op.__name__):
+        consumer(op)
+
+
+def derived(name: str) -> set[str]:
+    """What follows from an op with a record, by the ends of their names; packed forms are a consumer."""
+    return {n.removeprefix(name) for n in attnkit.__all__ if n.startswith(f"{name}_") and "_packed" not in n}
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_an_op_has_the_derived_functions_of_its_siblings(name: str) -> None:
+    siblings = [other for other, record in RECORDS.items() if record.family.stateful == RECORDS[name].family.stateful]
+    assert derived(name) == set().union(*map(derived, siblings))
+    assert {"_weights", "_vjp"} <= derived(name)
