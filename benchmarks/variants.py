@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 import attnkit
+from attnkit.ops.records import RECORDS
 from benchmarks import memory
 from benchmarks.compare import AT_LEAST, PRELOAD
 from benchmarks.timing import Call, ratio, repeats_for, rounds_of, seconds_per_call, summary
@@ -80,25 +81,22 @@ def lsh(n: int, causal: bool) -> Attend:
 
 
 FULL = (False,)
-VARIANTS = (
+NAMED = (
     Variant("softmax_attention", plainly("softmax_attention"), "torch's own kernel"),
     Variant("pointwise_attention", plainly("pointwise_attention"), "relu, α = 1"),
-    Variant("reluformer_attention", plainly("reluformer_attention")),
-    Variant("sigmoid_attention", plainly("sigmoid_attention")),
     Variant("rela_attention", rela),
-    Variant("gaussian_attention", plainly("gaussian_attention")),
-    Variant("sparsemax_attention", plainly("sparsemax_attention")),
     Variant("entmax_attention", plainly("entmax_attention"), "α = 1.5"),
     Variant("sima_attention", plainly("sima_attention"), forms=FULL),
     Variant("linear_attention", plainly("linear_attention"), "elu + 1"),
-    Variant("cosine_attention", plainly("cosine_attention")),
     Variant("performer_attention", performer, f"{AMONG} features"),
-    Variant("efficient_attention", plainly("efficient_attention")),
     Variant("soft_attention", soft, f"{AMONG} landmarks, pooled, 20 steps", forms=FULL),
     Variant("nystrom_attention", plainly("nystrom_attention", num_landmarks=AMONG), f"{AMONG} landmarks", forms=FULL),
     Variant("linformer_attention", linformer, f"{AMONG} slots", forms=FULL),
     Variant("lsh_attention", lsh, "2 rounds, chunks of 64, q = k"),
 )
+"""Ops that need other arrays than q, k and v, have no causal form, or have options that the table names."""
+OTHERS = {op: Variant(op, plainly(op)) for op in RECORDS}
+VARIANTS = tuple({**OTHERS, **{variant.op: variant for variant in NAMED}}.values())
 BY_OP = {variant.op: variant for variant in VARIANTS}
 BASELINE = VARIANTS[0].op
 
