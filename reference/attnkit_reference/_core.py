@@ -4,11 +4,9 @@ Letters: L queries, S keys, d features of q and k, e features of v, H heads (axi
 broadcast. Everything is float64, and an (..., L, S) array is nothing to be afraid of here.
 """
 
-import functools
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast, get_args
+from typing import cast
 
 import numpy as np
 
@@ -19,16 +17,10 @@ from attnkit_reference._check import (
     broadcast,
     integers,
     number,
-    refuse_none,
-    refuse_unexpected,
     tokens,
     window_bounds,
 )
 from attnkit_reference._dropout import dropout_multiplier
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-DROPOUT = ("dropout_mask", "dropout")
 
 
 @dataclass(frozen=True)
@@ -71,6 +63,13 @@ class Rows:
     def to_own(self, dw: Array, size: Array) -> dict[str, tuple[Array, Array]]:
         """The gradients of arrays of the op's own for the cotangent of the weights, each with its summands' size."""
         return {}
+
+    def to_arguments(self, dw: Array, size: Array, do: Array | None, absolute: bool = False) -> dict[str, Array]:
+        """The gradients of all arrays for the cotangents of the weights, whose summands have `size`, and of the output;
+        with `absolute`, their summands in absolute value."""
+        ds, ds_size = self.pull(dw, size)
+        own = {name: both[absolute] for name, both in self.to_own(dw, size).items()}
+        return {**self.to_inputs(ds_size if absolute else ds, do, absolute), **own}
 
 
 def scores(
@@ -215,6 +214,15 @@ def contract(rows: Rows, ds: Array, do: Array | None, absolute: bool = False) ->
     }
 
 
+def gradients(rows: Rows, do: Array, absolute: bool = False) -> dict[str, Array]:
+    """The gradients of all arrays for the cotangent of the output of `attend`; with `absolute`, that output and they
+    with the summands of their last contraction in absolute value."""
+    do = output_cotangent(rows, do)
+    dw = weight_cotangent(rows, do)
+    found = rows.to_arguments(dw, np.abs(dw), do, absolute)
+    return {"o": attend(rows, absolute=True), **found} if absolute else found
+
+
 def output_cotangent(rows: Rows, do: Array) -> Array:
     """do in float64, 0 in rows that give nothing."""
     sc = rows.scores
@@ -244,40 +252,6 @@ def reduce_to(x: Array, shape: tuple[int, ...], groups: int = 1, by: np.ufunc = 
     x = by.reduce(x, axis=tuple(range(x.ndim - len(shape))))
     stretched = tuple(axis for axis, size in enumerate(shape) if size == 1 and x.shape[axis] != 1)
     return cast(Array, by.reduce(x, axis=stretched, keepdims=True))
-
-
-def keyword_parameters(rows: Callable[..., Rows], dropout: bool = True) -> list[inspect.Parameter]:
-    """The keyword arguments of an op: its own ones, then the common ones of `scores` if it passes others on."""
-    own = inspect.signature(rows).parameters.values()
-    passes = any(p.kind is p.VAR_KEYWORD for p in own)
-    found = [*own, *(inspect.signature(scores).parameters.values() if passes else ())]
-    legal = [p for p in found if p.kind is p.KEYWORD_ONLY]
-    return legal if dropout else [p for p in legal if p.name not in DROPOUT]
-
-
-def keywords_of(rows: Callable[..., Rows], dropout: bool = True) -> Callable[[Function], Function]:
-    """Give a public function the keyword arguments of `rows`."""
-    return lambda function: refuse_others(function, keyword_parameters(rows, dropout))
-
-
-def refuse_others(function: Function, more: Sequence[inspect.Parameter] = ()) -> Function:
-    """Make a keyword argument that a public function does not take a ValueError; help() shows those that it takes.
-
-    An argument that may not be None, as its annotation says, is a TypeError if it is.
-    """
-    own = [p for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
-    parameters = [*own, *more]
-    names = [p.name for p in parameters]
-    needed = [p.name for p in own if p.default is p.empty and type(None) not in get_args(p.annotation)]
-
-    @functools.wraps(function)
-    def checked(*args: Any, **params: Any) -> Any:
-        refuse_unexpected(function.__name__, params, names)
-        refuse_none(function.__name__, {**dict(zip(names, args, strict=False)), **params}, needed)
-        return function(*args, **params)
-
-    checked.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return cast(Function, checked)
 
 
 def _inputs(op: str, q: Array, k: Array, v: Array | None) -> tuple[Array, Array, Array | None]:

@@ -12,13 +12,10 @@ from attnkit_reference._core import (
     Rows,
     Scores,
     attend,
-    contract,
-    keywords_of,
-    output_cotangent,
     reduce_to,
     scores,
-    weight_cotangent,
 )
+from attnkit_reference._op import derived_gradients, derived_weights, keywords_of
 
 HALVINGS = 60  # of a bracket of width 1: below the spacing of float64
 SMALLEST_ALPHA = 1.01  # above 1: nearer to it, (α-1)s loses the differences between scores
@@ -164,22 +161,6 @@ def _slope_in_alpha(p: Array, p_tilde: Array, alphas: Array) -> tuple[Array, Arr
     return np.where(one, 0.5 * (p * mean - squares), slope), np.where(one, 0.5 * (p * mean + squares), size)
 
 
-def _vjp(rows: EntmaxRows, do: Array) -> dict[str, Array]:
-    do = output_cotangent(rows, do)
-    dw = weight_cotangent(rows, do)
-    ds, _ = rows.pull(dw, np.abs(dw))
-    own = {name: gradient for name, (gradient, _) in rows.to_own(dw, np.abs(dw)).items()}
-    return {**contract(rows, ds, do), **own}
-
-
-def _magnitudes(rows: EntmaxRows, do: Array) -> dict[str, Array]:
-    do = output_cotangent(rows, do)
-    dw = weight_cotangent(rows, do)
-    _, size = rows.pull(dw, np.abs(dw))
-    own = {name: magnitude for name, (_, magnitude) in rows.to_own(dw, np.abs(dw)).items()}
-    return {"o": attend(rows, absolute=True), **contract(rows, size, do, absolute=True), **own}
-
-
 @keywords_of(entmax_rows)
 def entmax_attention(q: Array, k: Array, v: Array, **params: Any) -> Array:
     """o_i = Σ_j p_ij v_j with p_ij = [(α-1)s_ij - τ_i]₊^{1/(α-1)} and τ_i such that Σ_j p_ij = 1 over the keys visible
@@ -198,29 +179,24 @@ def entmax_attention(q: Array, k: Array, v: Array, **params: Any) -> Array:
     return attend(entmax_rows("entmax_attention", q, k, v, **params))
 
 
-@keywords_of(entmax_rows, dropout=False)
-def entmax_attention_weights(q: Array, k: Array, **params: Any) -> Array:
-    """The weights p (..., L, S) of `entmax_attention`, before dropout; rows sum to 1, null rows to 0."""
-    return entmax_rows("entmax_attention_weights", q, k, **params).w
-
-
-@keywords_of(entmax_rows)
-def entmax_attention_vjp(q: Array, k: Array, v: Array, do: Array, **params: Any) -> dict[str, Array]:
+entmax_attention_weights = derived_weights(
+    entmax_attention,
+    entmax_rows,
+    doc="The weights p (..., L, S) of `{op}`, before dropout; rows sum to 1, null rows to 0.",
+)
+entmax_attention_vjp, entmax_attention_magnitudes = derived_gradients(
+    entmax_attention,
+    entmax_rows,
     """Gradients of `entmax_attention`: {"q", "k", "v"}, "bias" if given, and "alpha" if it is an array.
 
     With dp = dropout ⊙ do v^T, u = p^{2-α} where p > 0 and p̃ = u/Σu: ds = u (dp - Σ_j p̃ dp), dα = Σ_j dp_j ((p_j -
     p̃_j)/(α-1)² - (p_j log p_j - p̃_j Σ p log p)/(α-1)), and its limit -½ Σ_j dp_j p_j (log² p_j - Σ p log² p) at α = 1;
     dq, dk, dv, dbias as in `softmax_attention_vjp`.
-    """
-    return _vjp(entmax_rows("entmax_attention_vjp", q, k, v, **params), do)
-
-
-@keywords_of(entmax_rows)
-def entmax_attention_magnitudes(q: Array, k: Array, v: Array, do: Array, **params: Any) -> dict[str, Array]:
+    """,
     """What rounding errors are measured against: "o" and the gradients with the summands of their last contraction in
     absolute value, for example |scale| Σ_j u (|dp| + |Σ p̃ dp|) |k| for q; dp_j/dα of alpha as the sum of its terms.
-    """
-    return _magnitudes(entmax_rows("entmax_attention_magnitudes", q, k, v, **params), do)
+    """,
+)
 
 
 @keywords_of(sparsemax_rows)
@@ -233,19 +209,14 @@ def sparsemax_attention(q: Array, k: Array, v: Array, **params: Any) -> Array:
     return attend(sparsemax_rows("sparsemax_attention", q, k, v, **params))
 
 
-@keywords_of(sparsemax_rows, dropout=False)
-def sparsemax_attention_weights(q: Array, k: Array, **params: Any) -> Array:
-    """The weights p (..., L, S) of `sparsemax_attention`, before dropout; rows sum to 1, null rows to 0."""
-    return sparsemax_rows("sparsemax_attention_weights", q, k, **params).w
-
-
-@keywords_of(sparsemax_rows)
-def sparsemax_attention_vjp(q: Array, k: Array, v: Array, do: Array, **params: Any) -> dict[str, Array]:
-    """Gradients of `sparsemax_attention`: ds = [p > 0] (dp - mean of dp over the support), the rest as for softmax."""
-    return _vjp(sparsemax_rows("sparsemax_attention_vjp", q, k, v, **params), do)
-
-
-@keywords_of(sparsemax_rows)
-def sparsemax_attention_magnitudes(q: Array, k: Array, v: Array, do: Array, **params: Any) -> dict[str, Array]:
-    """Magnitudes of `sparsemax_attention`, as in `entmax_attention_magnitudes`."""
-    return _magnitudes(sparsemax_rows("sparsemax_attention_magnitudes", q, k, v, **params), do)
+sparsemax_attention_weights = derived_weights(
+    sparsemax_attention,
+    sparsemax_rows,
+    doc="The weights p (..., L, S) of `{op}`, before dropout; rows sum to 1, null rows to 0.",
+)
+sparsemax_attention_vjp, sparsemax_attention_magnitudes = derived_gradients(
+    sparsemax_attention,
+    sparsemax_rows,
+    "Gradients of `sparsemax_attention`: ds = [p > 0] (dp - mean of dp over the support), the rest as for softmax.",
+    "Magnitudes of `sparsemax_attention`, as in `entmax_attention_magnitudes`.",
+)

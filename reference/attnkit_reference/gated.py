@@ -11,7 +11,8 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from attnkit_reference._check import Array, as_float
-from attnkit_reference._core import Rows, attend, reduce_to, refuse_others, scores, visibility
+from attnkit_reference._core import Rows, attend, reduce_to, scores, visibility
+from attnkit_reference._op import refuse_others
 from attnkit_reference.pointwise import (
     SCORE_FUNCTIONS,
     pointwise_attention_magnitudes,

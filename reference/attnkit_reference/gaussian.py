@@ -5,17 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from attnkit_reference._core import (
-    Array,
-    Rows,
-    attend,
-    contract,
-    keywords_of,
-    output_cotangent,
-    reduce_to,
-    scores,
-    weight_cotangent,
-)
+from attnkit_reference._core import Array, Rows, attend, contract, reduce_to, scores
+from attnkit_reference._op import derived_gradients, derived_weights, keywords_of
 
 
 @dataclass(frozen=True)
@@ -69,32 +60,16 @@ def gaussian_attention(q: Array, k: Array, v: Array, **params: Any) -> Array:
     return attend(gaussian_rows("gaussian_attention", q, k, v, **params))
 
 
-@keywords_of(gaussian_rows, dropout=False)
-def gaussian_attention_weights(q: Array, k: Array, **params: Any) -> Array:
-    """The weights w (..., L, S) of `gaussian_attention`, before dropout; exactly 0 where invisible."""
-    return gaussian_rows("gaussian_attention_weights", q, k, **params).w
-
-
-@keywords_of(gaussian_rows)
-def gaussian_attention_vjp(q: Array, k: Array, v: Array, do: Array, **params: Any) -> dict[str, Array]:
+gaussian_attention_weights = derived_weights(gaussian_attention, gaussian_rows)
+gaussian_attention_vjp, gaussian_attention_magnitudes = derived_gradients(
+    gaussian_attention,
+    gaussian_rows,
     """Gradients of `gaussian_attention`: {"q", "k", "v"} and "bias" if given, each in the shape of its input.
 
     With ds = w ⊙ dropout ⊙ (do v^T) and G = -(scale/2) ds: dq_i = 2 Σ_j G_ij (q_i - k_j), dk_j = -2 Σ_i G_ij (q_i -
     k_j), dv = (dropout ⊙ w)^T do, dbias = ds.
-    """
-    rows = gaussian_rows("gaussian_attention_vjp", q, k, v, **params)
-    do = output_cotangent(rows, do)
-    dw = weight_cotangent(rows, do)
-    return rows.to_inputs(rows.pull(dw, np.abs(dw))[0], do)
-
-
-@keywords_of(gaussian_rows)
-def gaussian_attention_magnitudes(q: Array, k: Array, v: Array, do: Array, **params: Any) -> dict[str, Array]:
+    """,
     """What rounding errors are measured against: "o" and the gradients with the summands of their last contraction in
     absolute value, for example Σ_j w |v| for o and |scale| Σ_j |ds| |q - k| for q.
-    """
-    rows = gaussian_rows("gaussian_attention_magnitudes", q, k, v, **params)
-    do = output_cotangent(rows, do)
-    dw = weight_cotangent(rows, do)
-    _, size = rows.pull(dw, np.abs(dw))
-    return {"o": attend(rows, absolute=True), **rows.to_inputs(size, do, absolute=True)}
+    """,
+)

@@ -11,7 +11,8 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from attnkit_reference._check import Array, as_float, broadcast
-from attnkit_reference._core import reduce_to, refuse_others, visibility
+from attnkit_reference._core import reduce_to, visibility
+from attnkit_reference._op import refuse_others
 from attnkit_reference.lowrank.newton import whole
 from attnkit_reference.lowrank.soft import refuse_pair_mask
 

@@ -10,7 +10,8 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from attnkit_reference._check import Array, as_float, number
-from attnkit_reference._core import reduce_to, refuse_others
+from attnkit_reference._core import reduce_to
+from attnkit_reference._op import refuse_others
 from attnkit_reference.pointwise import normalise, relu, relu_slope
 
 Function = TypeVar("Function")

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from attnkit_reference._check import as_float, integers
-from attnkit_reference._core import Array, Function, Rows, keyword_parameters, refuse_others
+from attnkit_reference._core import Array, Rows
+from attnkit_reference._op import DROPOUT, Function, keywords_of, refuse_others
 from attnkit_reference.linear.attention import linear_attention, linear_attention_magnitudes, linear_attention_vjp
 from attnkit_reference.pointwise import (
     pointwise_attention,
@@ -107,8 +108,7 @@ def _backward(
 
 def _keywords(rows: Callable[..., Rows]) -> Callable[[Function], Function]:
     """Give a public function the keyword arguments of `rows`, but for masks, bias and dropout."""
-    kept = [p for p in keyword_parameters(rows, dropout=False) if p.name not in LEFT_OUT]
-    return lambda function: refuse_others(function, kept)
+    return keywords_of(rows, *DROPOUT, *LEFT_OUT)
 
 
 @_keywords(softmax_rows)

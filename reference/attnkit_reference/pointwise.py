@@ -11,15 +11,11 @@ from attnkit_reference._core import (
     Rows,
     as_float,
     attend,
-    contract,
-    keywords_of,
     number,
-    output_cotangent,
-    refuse_others,
     row_lengths,
     scores,
-    weight_cotangent,
 )
+from attnkit_reference._op import derived_gradients, derived_weights, keywords_of, refuse_others
 
 
 class ScoreFunction(NamedTuple):
@@ -154,20 +150,6 @@ def sigmoid_rows(
     return pointwise_rows(op, q, k, v, activation="sigmoid", alpha=0.0, length=length, shift="-log_length", **options)
 
 
-def _vjp(rows: Rows, do: Array) -> dict[str, Array]:
-    do = output_cotangent(rows, do)
-    dw = weight_cotangent(rows, do)
-    ds, _ = rows.pull(dw, np.abs(dw))
-    return contract(rows, ds, do)
-
-
-def _magnitudes(rows: Rows, do: Array) -> dict[str, Array]:
-    do = output_cotangent(rows, do)
-    dw = weight_cotangent(rows, do)
-    _, size = rows.pull(dw, np.abs(dw))
-    return {"o": attend(rows, absolute=True), **contract(rows, size, do, absolute=True)}
-
-
 @keywords_of(pointwise_rows)
 def pointwise_attention(q: Array, k: Array, v: Array, **params: Any) -> Array:
     """o_i = Σ_j w_ij v_j with w_ij = gain n_i^-alpha h(s_ij + shift) on the keys visible to i, s = scale q k^T + bias.
@@ -187,28 +169,19 @@ def pointwise_attention(q: Array, k: Array, v: Array, **params: Any) -> Array:
     return attend(pointwise_rows("pointwise_attention", q, k, v, **params))
 
 
-@keywords_of(pointwise_rows, dropout=False)
-def pointwise_attention_weights(q: Array, k: Array, **params: Any) -> Array:
-    """The weights w (..., L, S) of `pointwise_attention`, before dropout; exactly 0 where invisible."""
-    return pointwise_rows("pointwise_attention_weights", q, k, **params).w
-
-
-@keywords_of(pointwise_rows)
-def pointwise_attention_vjp(q: Array, k: Array, v: Array, do: Array, **params: Any) -> dict[str, Array]:
+pointwise_attention_weights = derived_weights(pointwise_attention, pointwise_rows)
+pointwise_attention_vjp, pointwise_attention_magnitudes = derived_gradients(
+    pointwise_attention,
+    pointwise_rows,
     """Gradients of `pointwise_attention`: {"q", "k", "v"} and "bias" if given, each in the shape of its input.
 
     do (..., L, e) is the cotangent of o. With ds = gain n^-alpha h'(s + shift) ⊙ dropout ⊙ (do v^T): dq = scale ds k,
     dk = scale ds^T q, dv = (dropout ⊙ w)^T do, dbias = ds. length and shift are not differentiated.
-    """
-    return _vjp(pointwise_rows("pointwise_attention_vjp", q, k, v, **params), do)
-
-
-@keywords_of(pointwise_rows)
-def pointwise_attention_magnitudes(q: Array, k: Array, v: Array, do: Array, **params: Any) -> dict[str, Array]:
+    """,
     """What rounding errors are measured against: "o" and the gradients with the summands of their last contraction in
     absolute value, for example Σ_j |w| |v| for o and |scale| Σ_j |ds| |k| for q.
-    """
-    return _magnitudes(pointwise_rows("pointwise_attention_magnitudes", q, k, v, **params), do)
+    """,
+)
 
 
 @keywords_of(reluformer_rows)
@@ -223,22 +196,13 @@ def reluformer_attention(q: Array, k: Array, v: Array, **params: Any) -> Array:
     return attend(reluformer_rows("reluformer_attention", q, k, v, **params))
 
 
-@keywords_of(reluformer_rows, dropout=False)
-def reluformer_attention_weights(q: Array, k: Array, **params: Any) -> Array:
-    """The weights w (..., L, S) of `reluformer_attention`, before dropout; exactly 0 where invisible."""
-    return reluformer_rows("reluformer_attention_weights", q, k, **params).w
-
-
-@keywords_of(reluformer_rows)
-def reluformer_attention_vjp(q: Array, k: Array, v: Array, do: Array, **params: Any) -> dict[str, Array]:
-    """Gradients of `reluformer_attention`, as in `pointwise_attention_vjp`."""
-    return _vjp(reluformer_rows("reluformer_attention_vjp", q, k, v, **params), do)
-
-
-@keywords_of(reluformer_rows)
-def reluformer_attention_magnitudes(q: Array, k: Array, v: Array, do: Array, **params: Any) -> dict[str, Array]:
-    """Magnitudes of `reluformer_attention`, as in `pointwise_attention_magnitudes`."""
-    return _magnitudes(reluformer_rows("reluformer_attention_magnitudes", q, k, v, **params), do)
+reluformer_attention_weights = derived_weights(reluformer_attention, reluformer_rows)
+reluformer_attention_vjp, reluformer_attention_magnitudes = derived_gradients(
+    reluformer_attention,
+    reluformer_rows,
+    "Gradients of `reluformer_attention`, as in `pointwise_attention_vjp`.",
+    "Magnitudes of `reluformer_attention`, as in `pointwise_attention_magnitudes`.",
+)
 
 
 @keywords_of(sigmoid_rows)
@@ -253,22 +217,13 @@ def sigmoid_attention(q: Array, k: Array, v: Array, **params: Any) -> Array:
     return attend(sigmoid_rows("sigmoid_attention", q, k, v, **params))
 
 
-@keywords_of(sigmoid_rows, dropout=False)
-def sigmoid_attention_weights(q: Array, k: Array, **params: Any) -> Array:
-    """The weights w (..., L, S) of `sigmoid_attention`, before dropout; exactly 0 where invisible."""
-    return sigmoid_rows("sigmoid_attention_weights", q, k, **params).w
-
-
-@keywords_of(sigmoid_rows)
-def sigmoid_attention_vjp(q: Array, k: Array, v: Array, do: Array, **params: Any) -> dict[str, Array]:
-    """Gradients of `sigmoid_attention`, as in `pointwise_attention_vjp`."""
-    return _vjp(sigmoid_rows("sigmoid_attention_vjp", q, k, v, **params), do)
-
-
-@keywords_of(sigmoid_rows)
-def sigmoid_attention_magnitudes(q: Array, k: Array, v: Array, do: Array, **params: Any) -> dict[str, Array]:
-    """Magnitudes of `sigmoid_attention`, as in `pointwise_attention_magnitudes`."""
-    return _magnitudes(sigmoid_rows("sigmoid_attention_magnitudes", q, k, v, **params), do)
+sigmoid_attention_weights = derived_weights(sigmoid_attention, sigmoid_rows)
+sigmoid_attention_vjp, sigmoid_attention_magnitudes = derived_gradients(
+    sigmoid_attention,
+    sigmoid_rows,
+    "Gradients of `sigmoid_attention`, as in `pointwise_attention_vjp`.",
+    "Magnitudes of `sigmoid_attention`, as in `pointwise_attention_magnitudes`.",
+)
 
 
 @refuse_others

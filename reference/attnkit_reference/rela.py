@@ -5,15 +5,8 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from attnkit_reference._check import as_float, number
-from attnkit_reference._core import (
-    Array,
-    Rows,
-    attend,
-    contract,
-    keywords_of,
-    reduce_to,
-    weight_cotangent,
-)
+from attnkit_reference._core import Array, Rows, attend, contract, reduce_to, weight_cotangent
+from attnkit_reference._op import DROPOUT, keywords_of
 from attnkit_reference.pointwise import pointwise_rows, sigmoid, sigmoid_slope
 
 NORM_AXES = ("hidden", "head")
@@ -162,7 +155,7 @@ def rela_attention(
     return _joined(y)
 
 
-@keywords_of(rela_rows, dropout=False)
+@keywords_of(rela_rows, *DROPOUT)
 def rela_attention_weights(q: Array, k: Array, **params: Any) -> Array:
     """The weights relu(s) (..., L, S) of `rela_attention`, before dropout and norm; exactly 0 where invisible."""
     return rela_rows("rela_attention_weights", q, k, **params).w

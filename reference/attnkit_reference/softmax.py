@@ -9,12 +9,12 @@ from attnkit_reference._core import (
     Rows,
     attend,
     contract,
-    keywords_of,
     output_cotangent,
     row_cotangent,
     scores,
     weight_cotangent,
 )
+from attnkit_reference._op import derived_gradients, derived_weights, keywords_of
 
 
 def softmax_rows(op: str, q: Array, k: Array, v: Array | None = None, **options: Any) -> Rows:
@@ -49,11 +49,17 @@ def _maximum(s: Array, visible: Array) -> Array:
     return np.max(s, axis=-1, initial=-np.inf, where=visible)
 
 
-def _score_cotangent(rows: Rows, do: Array | None, dlse: Array | None) -> tuple[Array, Array]:
+def _pull(rows: Rows, do: Array | None, dlse: Array | None = None, absolute: bool = False) -> dict[str, Array]:
+    """ds = w (dw - Σ_j w dw) + dlse w, and back to the arguments."""
+    do = None if do is None else output_cotangent(rows, do)
     dw = np.zeros(rows.w.shape) if do is None else weight_cotangent(rows, do)
     ds, size = rows.pull(dw, np.abs(dw))
     through_lse = row_cotangent(rows, "dlse", dlse)[..., None] * rows.w
-    return ds + through_lse, size + np.abs(through_lse)
+    if not absolute:
+        return contract(rows, ds + through_lse, do)
+    lse = np.abs(np.where(rows.live, log_sum_exp(rows), 0.0))
+    found = contract(rows, size + np.abs(through_lse), do, absolute=True)
+    return {"o": attend(rows, absolute=True), "lse": lse, **found}
 
 
 @keywords_of(softmax_rows)
@@ -78,36 +84,17 @@ def softmax_attention(
     return (attend(rows), log_sum_exp(rows)) if return_lse else attend(rows)
 
 
-@keywords_of(softmax_rows, dropout=False)
-def softmax_attention_weights(q: Array, k: Array, **params: Any) -> Array:
-    """The weights w (..., L, S) of `softmax_attention`, before dropout; exactly 0 where invisible."""
-    return softmax_rows("softmax_attention_weights", q, k, **params).w
-
-
-@keywords_of(softmax_rows)
-def softmax_attention_vjp(
-    q: Array, k: Array, v: Array, do: Array | None, dlse: Array | None = None, **params: Any
-) -> dict[str, Array]:
+softmax_attention_weights = derived_weights(softmax_attention, softmax_rows)
+softmax_attention_vjp, softmax_attention_magnitudes = derived_gradients(
+    softmax_attention,
+    softmax_rows,
     """Gradients of `softmax_attention`: {"q", "k", "v"} and "bias" if given, each in the shape of its input.
 
     do (..., L, e) and dlse (..., L) are the cotangents of o and lse; None is 0. With dw = dropout ⊙ do v^T: ds = w (dw
     - Σ_j w dw) + dlse w, dq = scale ds k, dk = scale ds^T q, dv = (dropout ⊙ w)^T do, dbias = ds.
-    """
-    rows = softmax_rows("softmax_attention_vjp", q, k, v, **params)
-    do = None if do is None else output_cotangent(rows, do)
-    ds, _ = _score_cotangent(rows, do, dlse)
-    return contract(rows, ds, do)
-
-
-@keywords_of(softmax_rows)
-def softmax_attention_magnitudes(
-    q: Array, k: Array, v: Array, do: Array | None, dlse: Array | None = None, **params: Any
-) -> dict[str, Array]:
+    """,
     """What rounding errors are measured against: "o", "lse" and the gradients with the summands of their last
     contraction in absolute value, for example |scale| Σ_j w (|dw| + |Σ w dw|) |k| for q; |lse| itself (null rows 0).
-    """
-    rows = softmax_rows("softmax_attention_magnitudes", q, k, v, **params)
-    do = None if do is None else output_cotangent(rows, do)
-    _, size = _score_cotangent(rows, do, dlse)
-    lse = np.abs(np.where(rows.live, log_sum_exp(rows), 0.0))
-    return {"o": attend(rows, absolute=True), "lse": lse, **contract(rows, size, do, absolute=True)}
+    """,
+    pull=_pull,
+)

@@ -7,16 +7,8 @@ import numpy as np
 from scipy.special import xlogy
 
 from attnkit_reference._check import as_float, boolean, broadcast, number, refuse_none, refuse_unexpected
-from attnkit_reference._core import (
-    Array,
-    Rows,
-    attend,
-    keyword_parameters,
-    output_cotangent,
-    refuse_others,
-    row_cotangent,
-    weight_cotangent,
-)
+from attnkit_reference._core import Array, Rows, attend, output_cotangent, row_cotangent, weight_cotangent
+from attnkit_reference._op import DROPOUT, keyword_parameters, refuse_others
 from attnkit_reference.entmax import entmax_rows, sparsemax_rows
 from attnkit_reference.gaussian import gaussian_rows
 from attnkit_reference.linear.attention import linear_rows
@@ -94,7 +86,7 @@ def _prepare(
     if name not in ROWS:
         raise ValueError(f"{function}: op; expected one of {', '.join(ROWS)} or its function, got {name!r}")
     rows_of, label = ROWS[name], f"{function}({name})"
-    legal = [p.name for p in keyword_parameters(rows_of, dropout=len(arrays) == 3)]
+    legal = [p.name for p in keyword_parameters(rows_of, *(() if len(arrays) == 3 else DROPOUT))]
     outside = APART[name].outside if name in APART and len(arrays) == 3 else ()
     refuse_unexpected(label, params, [*legal, *outside, "fields"])
     refuse_none(label, dict(zip("qkv", arrays, strict=False)), "qkv")
@@ -216,7 +208,7 @@ def row_statistics_vjp(
     visible have no gradient. Then as in the op's own vjp.
     """
     rows, wanted = _prepare("row_statistics_vjp", op, (q, k), fields, params)
-    return _to_arguments(rows, *_statistics_cotangent(rows, dstats, wanted), None)
+    return rows.to_arguments(*_statistics_cotangent(rows, dstats, wanted), None)
 
 
 def row_statistics_magnitudes(
@@ -233,7 +225,7 @@ def row_statistics_magnitudes(
     """
     rows, wanted = _prepare("row_statistics_magnitudes", op, (q, k), fields, params)
     dw, size = _statistics_cotangent(rows, dstats, wanted)
-    return {**_statistics_magnitudes(rows, wanted), **_to_arguments(rows, dw, size, None, absolute=True)}
+    return {**_statistics_magnitudes(rows, wanted), **rows.to_arguments(dw, size, None, absolute=True)}
 
 
 def attention_with_statistics(
@@ -255,13 +247,6 @@ def attention_with_statistics(
     return o, _statistics(rows, wanted)
 
 
-def _to_arguments(rows: Rows, dw: Array, size: Array, do: Array | None, absolute: bool = False) -> dict[str, Array]:
-    """Gradients of q, k, bias and the op's own arrays for dw; of v where there is do; or their summands' sizes."""
-    ds, ds_size = rows.pull(dw, size)
-    own = {name: both[absolute] for name, both in rows.to_own(dw, size).items()}
-    return {**rows.to_inputs(ds_size if absolute else ds, do, absolute), **own}
-
-
 def _joint(
     rows: Rows,
     op: Any,
@@ -278,9 +263,9 @@ def _joint(
     if apart is None:
         do = output_cotangent(rows, do)
         through = weight_cotangent(rows, do)
-        return _to_arguments(rows, dw + through, size + np.abs(through), do, absolute)
+        return rows.to_arguments(dw + through, size + np.abs(through), do, absolute)
     found = (apart.magnitudes if absolute else apart.vjp)(*qkv, do=do, **params)
-    of_rows = _to_arguments(rows, dw, size, None, absolute)
+    of_rows = rows.to_arguments(dw, size, None, absolute)
     return {name: x + of_rows[name] if name in of_rows and name != "v" else x for name, x in found.items()}
 
 

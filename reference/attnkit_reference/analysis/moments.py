@@ -7,7 +7,7 @@ import numpy as np
 from scipy.integrate import quad
 
 from attnkit_reference._check import number
-from attnkit_reference._core import refuse_others
+from attnkit_reference._op import refuse_others
 from attnkit_reference.pointwise import ACTIVATIONS, SCORE_FUNCTIONS
 
 KINKS = (0.0, 6.0)  # of relu, relu_squared and relu6

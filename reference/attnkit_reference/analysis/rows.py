@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from attnkit_reference._check import Array, as_float, boolean, broadcast, number
-from attnkit_reference._core import refuse_others
+from attnkit_reference._op import refuse_others
 from attnkit_reference.lowrank.newton import whole
 
 SLACK = 1e-9  # of n: what rounding may add to percent·n/100 before it counts as one key more

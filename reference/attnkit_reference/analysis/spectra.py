@@ -6,7 +6,7 @@ import numpy as np
 from scipy.special import xlogy
 
 from attnkit_reference._check import Array, as_float
-from attnkit_reference._core import refuse_others
+from attnkit_reference._op import refuse_others
 from attnkit_reference.lowrank.newton import newton_inverse, whole
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from attnkit_reference._check import Array, as_float, boolean, broadcast
-from attnkit_reference._core import refuse_others
+from attnkit_reference._op import refuse_others
 
 
 @refuse_others

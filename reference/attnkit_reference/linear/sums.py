@@ -17,7 +17,8 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from attnkit_reference._check import as_float
-from attnkit_reference._core import Array, Rows, Scores, contract, reduce_to, refuse_others, scores
+from attnkit_reference._core import Array, Rows, Scores, contract, reduce_to, scores
+from attnkit_reference._op import refuse_others
 from attnkit_reference.linear.states import (
     Features,
     FinalState,

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 
 from attnkit_reference._check import Array, as_float, boolean, broadcast, integers, tokens
-from attnkit_reference._core import refuse_others
+from attnkit_reference._op import refuse_others
 from attnkit_reference.lowrank.newton import whole
 
 Landmarks = Array | tuple[Array, Array]

@@ -6,7 +6,8 @@ from typing import Any, cast
 import numpy as np
 
 from attnkit_reference._check import Array, as_float, broadcast, number
-from attnkit_reference._core import reduce_to, refuse_others
+from attnkit_reference._core import reduce_to
+from attnkit_reference._op import refuse_others
 
 INVERSE_GRADS = ("implicit", "unrolled")
 

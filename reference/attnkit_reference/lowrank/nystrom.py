@@ -11,7 +11,8 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from attnkit_reference._check import Array, as_float
-from attnkit_reference._core import Rows, Scores, reduce_to, refuse_others, scores
+from attnkit_reference._core import Rows, Scores, reduce_to, scores
+from attnkit_reference._op import refuse_others
 from attnkit_reference.lowrank.newton import column_sums, whole
 from attnkit_reference.lowrank.soft import refuse_pair_mask
 from attnkit_reference.softmax import softmax_rows

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple, TypeVar, cast
 import numpy as np
 
 from attnkit_reference._check import as_float, number
-from attnkit_reference._core import Array, Scores, reduce_to, refuse_others, scores
+from attnkit_reference._core import Array, Scores, reduce_to, scores
+from attnkit_reference._op import refuse_others
 from attnkit_reference.lowrank.soft import refuse_pair_mask
 
 Function = TypeVar("Function")

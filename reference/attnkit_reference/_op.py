@@ -1,0 +1,140 @@
+"""The public functions of an op: which arguments they take, and those that follow from the forward function.
+
+An op is its documented forward function and two functions behind it:
+
+    prepare(op, ...)                        one call: the arguments checked and widened, the weights; most often `Rows`
+    pull(call, *cotangents, absolute)       the gradients of its arguments; with `absolute`, magnitudes instead: outputs
+                                            and gradients with the summands of their last contraction in absolute value
+
+`prepare` takes the arguments of the forward function by their names, and first the name that stands in errors.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast, get_args
+
+from attnkit_reference._check import Array, refuse_none, refuse_unexpected
+from attnkit_reference._core import gradients, scores
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Gradients = dict[str, Any]
+Parameter = inspect.Parameter
+
+DROPOUT = ("dropout_mask", "dropout")
+
+
+def keyword_parameters(prepare: Callable[..., Any], *without: str) -> list[Parameter]:
+    """The keyword arguments of an op: those of `prepare`, then the common ones of `scores` if it passes others on."""
+    own = inspect.signature(prepare).parameters.values()
+    passes = any(p.kind is p.VAR_KEYWORD for p in own)
+    common = inspect.signature(scores).parameters.values() if passes else ()
+    return [p for p in (*own, *common) if p.kind is p.KEYWORD_ONLY and p.name not in without]
+
+
+def keywords_of(prepare: Callable[..., Any], *without: str) -> Callable[[Function], Function]:
+    """Give a public function the keyword arguments of `prepare`."""
+    return lambda function: refuse_others(function, keyword_parameters(prepare, *without))
+
+
+def refuse_others(function: Function, more: Sequence[Parameter] = ()) -> Function:
+    """Make a keyword argument that a public function does not take a ValueError; help() shows those that it takes.
+
+    An argument that may not be None, as its annotation says, is a TypeError if it is.
+    """
+    own = [p for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    parameters = [*own, *more]
+    names = [p.name for p in parameters]
+    needed = [p.name for p in own if p.default is p.empty and not _may_be_none(p)]
+
+    @functools.wraps(function)
+    def checked(*args: Any, **params: Any) -> Any:
+        refuse_unexpected(function.__name__, params, names)
+        refuse_none(function.__name__, {**dict(zip(names, args, strict=False)), **params}, needed)
+        return function(*args, **params)
+
+    checked.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return cast(Function, checked)
+
+
+def derived_weights(
+    forward: Callable[..., Any],
+    prepare: Callable[..., Any],
+    weigh: Callable[[Any], Array] = lambda rows: cast(Array, rows.w),
+    doc: str = "The weights w (..., L, S) of `{op}`, before dropout; exactly 0 where invisible.",
+) -> Callable[..., Array]:
+    """`<op>_weights`: weigh(call), from those arrays of `forward` that `prepare` cannot do without.
+
+    Its keyword arguments are those of `prepare` but for dropout.
+    """
+    taken = inspect.signature(prepare).parameters
+    arrays = [p for p in _parameters(forward, Parameter.POSITIONAL_OR_KEYWORD) if p.name in taken]
+    needed = [p for p in arrays if not _may_be_none(taken[p.name])]
+    absent = {p.name: None for p in arrays if p not in needed}
+    names = [p.name for p in arrays]
+
+    def weights(op: str, /, **arguments: Any) -> Array:
+        return weigh(prepare(op, **absent, **arguments))
+
+    options = [p for p in keyword_parameters(prepare, *DROPOUT) if p.name not in names]
+    return _function(forward, "_weights", doc.format(op=forward.__name__), needed, options, weights)
+
+
+def derived_gradients(
+    forward: Callable[..., Any],
+    prepare: Callable[..., Any],
+    vjp: str,
+    magnitudes: str,
+    pull: Callable[..., Gradients] = gradients,
+) -> tuple[Callable[..., Gradients], Callable[..., Gradients]]:
+    """`<op>_vjp` and `<op>_magnitudes`, with these docstrings.
+
+    They take the arguments of `forward` but for those that ask for another output (return_...), and the cotangents that
+    `pull` takes: after the arrays those that it takes by position.
+    """
+    cotangents = [p for p in list(inspect.signature(pull).parameters.values())[1:] if p.name != "absolute"]
+    named = [p for p in cotangents if p.kind is p.KEYWORD_ONLY]
+    arrays = [*_parameters(forward, Parameter.POSITIONAL_OR_KEYWORD), *(p for p in cotangents if p not in named)]
+    options = [p for p in _parameters(forward, Parameter.KEYWORD_ONLY) if not p.name.startswith("return_")]
+
+    def derived(suffix: str, doc: str, absolute: bool) -> Callable[..., Gradients]:
+        def pulled(op: str, /, **arguments: Any) -> Gradients:
+            of_outputs = {p.name: arguments.pop(p.name) for p in cotangents if p.name in arguments}
+            return pull(prepare(op, **arguments), **of_outputs, absolute=absolute)
+
+        return _function(forward, suffix, doc, arrays, [*named, *options], pulled)
+
+    return derived("_vjp", vjp, False), derived("_magnitudes", magnitudes, True)
+
+
+def _function(
+    forward: Callable[..., Any],
+    suffix: str,
+    doc: str,
+    arrays: Sequence[Parameter],
+    options: Sequence[Parameter],
+    compute: Callable[..., Any],
+) -> Callable[..., Any]:
+    """A public function beside `forward`, which hands all its arguments to `compute` by name, after its own name."""
+    name = forward.__name__ + suffix
+    signature = inspect.Signature([*arrays, *options])
+
+    def function(*args: Any, **params: Any) -> Any:
+        try:
+            arguments = signature.bind(*args, **params).arguments
+        except TypeError as error:
+            raise TypeError(f"{name}: {error}") from None
+        return compute(name, **arguments)
+
+    function.__name__ = function.__qualname__ = name
+    function.__module__, function.__doc__ = forward.__module__, inspect.cleandoc(doc)
+    function.__signature__ = inspect.Signature(arrays)  # type: ignore[attr-defined]
+    return refuse_others(function, options)
+
+
+def _parameters(function: Callable[..., Any], kind: Any) -> list[Parameter]:
+    return [p for p in inspect.signature(function).parameters.values() if p.kind is kind]
+
+
+def _may_be_none(parameter: Parameter) -> bool:
+    return type(None) in get_args(parameter.annotation)
