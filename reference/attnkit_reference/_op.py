@@ -61,7 +61,7 @@ def derived_weights(
     forward: Callable[..., Any],
     prepare: Callable[..., Any],
     weigh: Callable[[Any], Array] = lambda rows: cast(Array, rows.w),
-    doc: str = "The weights w (..., L, S) of `{op}`, before dropout; exactly 0 where invisible.",
+    doc: str = "",
 ) -> Callable[..., Array]:
     """`<op>_weights`: weigh(call), from those arrays of `forward` that `prepare` cannot do without.
 
@@ -77,7 +77,8 @@ def derived_weights(
         return weigh(prepare(op, **absent, **arguments))
 
     options = [p for p in keyword_parameters(prepare, *DROPOUT) if p.name not in names]
-    return _function(forward, "_weights", doc.format(op=forward.__name__), needed, options, weights)
+    doc = doc or f"The weights w (..., L, S) of `{forward.__name__}`, before dropout; exactly 0 where invisible."
+    return _function(forward, "_weights", doc, needed, options, weights)
 
 
 def derived_gradients(

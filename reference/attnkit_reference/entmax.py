@@ -182,7 +182,7 @@ def entmax_attention(q: Array, k: Array, v: Array, **params: Any) -> Array:
 entmax_attention_weights = derived_weights(
     entmax_attention,
     entmax_rows,
-    doc="The weights p (..., L, S) of `{op}`, before dropout; rows sum to 1, null rows to 0.",
+    doc="The weights p (..., L, S) of `entmax_attention`, before dropout; rows sum to 1, null rows to 0.",
 )
 entmax_attention_vjp, entmax_attention_magnitudes = derived_gradients(
     entmax_attention,
@@ -212,7 +212,7 @@ def sparsemax_attention(q: Array, k: Array, v: Array, **params: Any) -> Array:
 sparsemax_attention_weights = derived_weights(
     sparsemax_attention,
     sparsemax_rows,
-    doc="The weights p (..., L, S) of `{op}`, before dropout; rows sum to 1, null rows to 0.",
+    doc="The weights p (..., L, S) of `sparsemax_attention`, before dropout; rows sum to 1, null rows to 0.",
 )
 sparsemax_attention_vjp, sparsemax_attention_magnitudes = derived_gradients(
     sparsemax_attention,

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from attnkit_reference._check import as_float, number
-from attnkit_reference._core import Array, Rows, attend, contract, reduce_to, weight_cotangent
-from attnkit_reference._op import DROPOUT, keywords_of
+from attnkit_reference._core import Array, Rows, attend, reduce_to, weight_cotangent
+from attnkit_reference._op import derived_gradients, derived_weights, keywords_of
 from attnkit_reference.pointwise import pointwise_rows, sigmoid, sigmoid_slope
 
 NORM_AXES = ("hidden", "head")
@@ -20,12 +20,14 @@ def rela_rows(op: str, q: Array, k: Array, v: Array | None = None, **options: An
 class _Normed(NamedTuple):
     """x = relu(s) v and what becomes of it, (..., H, L, e); with features (..., L, e) where there are no heads."""
 
+    rows: Rows
     x: Array
     size: Array  # Σ w |v|, the summands of x in absolute value
     inverse: Array  # 1/√(mean x² + eps)
     weight: Array  # norm_weight as it multiplies x
     gate: Array | None
     axes: tuple[int, ...]  # over which the mean is taken
+    shapes: dict[str, tuple[int, ...]]  # of norm_weight and gate_weight as they came
 
     def mean(self, x: Array) -> Array:
         return x.mean(axis=self.axes, keepdims=True)
@@ -35,23 +37,37 @@ class _Normed(NamedTuple):
         return self.x * self.inverse * self.weight
 
 
-def _norm(rows: Rows, norm_weight: Array, gate_weight: Array | None, norm_axis: str, eps: float) -> _Normed:
-    op = rows.scores.op
+def _rela(
+    op: str,
+    q: Array,
+    k: Array,
+    v: Array,
+    norm_weight: Array,
+    *,
+    gate_weight: Array | None = None,
+    norm_axis: str = "hidden",
+    eps: float = 1e-8,
+    **options: Any,
+) -> _Normed:
+    rows = rela_rows(op, q, k, v, **options)
     if norm_axis not in NORM_AXES:
         raise ValueError(f"{op}: norm_axis; expected 'hidden' or 'head', got {norm_axis!r}")
     eps = number(op, "eps", eps, positive=True)
     x = attend(rows)
     heads = norm_axis == "hidden" and x.ndim > 2
     features = (x.shape[-3] * x.shape[-1],) if heads else x.shape[-1:]
-    spread = []
+    spread = {}
     for name, weight in (("norm_weight", norm_weight), ("gate_weight", gate_weight)):
-        wide = None if weight is None else as_float(op, name, weight)
-        if wide is not None and wide.shape != features:
+        if weight is None:
+            continue
+        wide = as_float(op, name, weight)
+        if wide.shape != features:
             raise ValueError(f"{op}: {name} has the wrong shape; expected {features}, got {wide.shape}")
-        spread.append(wide.reshape(x.shape[-3], 1, x.shape[-1]) if wide is not None and heads else wide)
+        spread[name] = wide.reshape(x.shape[-3], 1, x.shape[-1]) if heads else wide
     axes = (-3, -1) if heads else (-1,)
     inverse = 1.0 / np.sqrt(np.mean(x**2, axis=axes, keepdims=True) + eps)
-    return _Normed(x, attend(rows, absolute=True), inverse, cast(Array, spread[0]), spread[1], axes)
+    sizes, shapes = attend(rows, absolute=True), dict.fromkeys(spread, features)
+    return _Normed(rows, x, sizes, inverse, spread["norm_weight"], spread.get("gate_weight"), axes, shapes)
 
 
 def _joined(x: Array) -> Array:
@@ -102,20 +118,16 @@ def _norm_sizes(normed: _Normed, do: Array) -> dict[str, Array]:
     return {"o": y, "x": dx, "norm_weight": dy * x * r, **found}
 
 
-def _gradients(rows: Rows, norm_weight: Array, do: Array, absolute: bool, **own: Any) -> dict[str, Array]:
-    normed = _norm(rows, norm_weight, **own)
-    do = _split_cotangent(rows, normed.x, do)
-    exact = _norm_gradients(normed, do)
-    found = _norm_sizes(normed, do) if absolute else exact
-    dw = weight_cotangent(rows, exact["x"])
-    ds, size = rows.pull(dw, _weight_sizes(rows, found["x"]) if absolute else np.abs(dw))
-    gradients = contract(rows, size if absolute else ds, found["x"], absolute=absolute)
-    if absolute:
-        gradients["o"] = _joined(found["o"])
-    gradients["norm_weight"] = _of_features(found["norm_weight"], norm_weight.shape)
-    if own["gate_weight"] is not None:
-        gradients["gate_weight"] = _of_features(found["gate_weight"], own["gate_weight"].shape)
-    return gradients
+def _pull(a: _Normed, do: Array, absolute: bool = False) -> dict[str, Array]:
+    """Through the norm and the gate to x, and from there as from any output."""
+    do = _split_cotangent(a.rows, a.x, do)
+    exact = _norm_gradients(a, do)
+    found = _norm_sizes(a, do) if absolute else exact
+    dw = weight_cotangent(a.rows, exact["x"])
+    size = _weight_sizes(a.rows, found["x"]) if absolute else np.abs(dw)
+    output = {"o": _joined(found["o"])} if absolute else {}
+    own = {name: _of_features(found[name], shape) for name, shape in a.shapes.items()}
+    return {**a.rows.to_arguments(dw, size, found["x"], absolute), **output, **own}
 
 
 def _weight_sizes(rows: Rows, dx: Array) -> Array:
@@ -149,58 +161,27 @@ def rela_attention(
     arguments, TypeError for dtypes. Source: Zhang et al. 2021 "Sparse Attention with Linear Units" §3 and its official
     code, whose norm is "hidden"; "head" is that of a popular port. Baseline of Shen et al. 2023.
     """
-    rows = rela_rows("rela_attention", q, k, v, **params)
-    normed = _norm(rows, norm_weight, gate_weight, norm_axis, eps)
-    y = normed.y if normed.gate is None else normed.y * sigmoid(normed.gate * normed.x)
-    return _joined(y)
+    op = "rela_attention"
+    a = _rela(op, q, k, v, norm_weight, gate_weight=gate_weight, norm_axis=norm_axis, eps=eps, **params)
+    return _joined(a.y if a.gate is None else a.y * sigmoid(a.gate * a.x))
 
 
-@keywords_of(rela_rows, *DROPOUT)
-def rela_attention_weights(q: Array, k: Array, **params: Any) -> Array:
-    """The weights relu(s) (..., L, S) of `rela_attention`, before dropout and norm; exactly 0 where invisible."""
-    return rela_rows("rela_attention_weights", q, k, **params).w
-
-
-@keywords_of(rela_rows)
-def rela_attention_vjp(
-    q: Array,
-    k: Array,
-    v: Array,
-    norm_weight: Array,
-    do: Array,
-    *,
-    gate_weight: Array | None = None,
-    norm_axis: str = "hidden",
-    eps: float = 1e-8,
-    **params: Any,
-) -> dict[str, Array]:
+rela_attention_weights = derived_weights(
+    rela_attention,
+    rela_rows,
+    doc="The weights relu(s) (..., L, S) of `rela_attention`, before dropout and norm; exactly 0 where invisible.",
+)
+rela_attention_vjp, rela_attention_magnitudes = derived_gradients(
+    rela_attention,
+    _rela,
     """Gradients of `rela_attention`: {"q", "k", "v", "norm_weight"}, "gate_weight" and "bias" if given.
 
     do (..., L, H·e). With r = 1/√(mean x² + eps), σ = sigmoid(gate_weight ⊙ x), dy = do σ and g = dy ⊙ norm_weight:
     dx = r (g - x r² mean(g x)) + do y σ(1-σ) gate_weight, dnorm_weight = Σ dy x r, dgate_weight = Σ do y σ(1-σ) x; then
     as in `pointwise_attention_vjp` with dx for do.
-    """
-    rows = rela_rows("rela_attention_vjp", q, k, v, **params)
-    own = {"gate_weight": gate_weight, "norm_axis": norm_axis, "eps": eps}
-    return _gradients(rows, norm_weight, do, absolute=False, **own)
-
-
-@keywords_of(rela_rows)
-def rela_attention_magnitudes(
-    q: Array,
-    k: Array,
-    v: Array,
-    norm_weight: Array,
-    do: Array,
-    *,
-    gate_weight: Array | None = None,
-    norm_axis: str = "hidden",
-    eps: float = 1e-8,
-    **params: Any,
-) -> dict[str, Array]:
+    """,
     """What rounding errors of "o" and the gradients are measured against: the summands of x, dx and of the sums over
     tokens in absolute value, for example |norm_weight| Σ_j w |v|/√(mean x² + eps) for o without a gate.
-    """
-    rows = rela_rows("rela_attention_magnitudes", q, k, v, **params)
-    own = {"gate_weight": gate_weight, "norm_axis": norm_axis, "eps": eps}
-    return _gradients(rows, norm_weight, do, absolute=True, **own)
+    """,
+    pull=_pull,
+)
