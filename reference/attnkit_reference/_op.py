@@ -12,6 +12,7 @@ An op is its documented forward function and two functions behind it:
 import functools
 import inspect
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, TypeVar, cast, get_args
 
 from attnkit_reference._check import Array, refuse_none, refuse_unexpected
@@ -60,7 +61,7 @@ def refuse_others(function: Function, more: Sequence[Parameter] = ()) -> Functio
 def derived_weights(
     forward: Callable[..., Any],
     prepare: Callable[..., Any],
-    weigh: Callable[[Any], Array] = lambda rows: cast(Array, rows.w),
+    weigh: Callable[[Any], Array] = attrgetter("w"),
     doc: str = "",
 ) -> Callable[..., Array]:
     """`<op>_weights`: weigh(call), from those arrays of `forward` that `prepare` cannot do without.

@@ -10,9 +10,8 @@ import numpy as np
 
 from attnkit_reference._check import Array, as_float, broadcast
 from attnkit_reference._core import Scores, reduce_to, scores
+from attnkit_reference._op import Gradients, derived_gradients, derived_weights, keywords_of
 from attnkit_reference.lowrank.nystrom import (
-    Gradients,
-    keywords_from,
     like_output,
     masked_softmax,
     softmax_pull,
@@ -113,10 +112,10 @@ def _linformer_pull(a: Linformer, do: Array, absolute: bool = False) -> Gradient
         if name in ("k", "v"):
             x = np.where(np.logical_or.reduce(a.sc.visible, axis=-2)[..., None], x, 0.0)
         found[name] = reduce_to(x, shape, 1 if name == "q" else a.sc.groups)
-    return found
+    return {"o": size(_dropped(a)) @ size(f @ v), **found} if absolute else found
 
 
-@keywords_from(_linformer)
+@keywords_of(_linformer)
 def linformer_attention(q: Array, k: Array, v: Array, proj_k: Array, proj_v: Array, **params: Any) -> Array:
     """o = softmax(scale q (E k)^T) F v: attention to m fixed combinations of the keys ("slots").
 
@@ -132,27 +131,17 @@ def linformer_attention(q: Array, k: Array, v: Array, proj_k: Array, proj_v: Arr
     return _dropped(a) @ (cast(Array, a.f) @ cast(Array, a.v))
 
 
-@keywords_from(_linformer, "dropout_mask")
-def linformer_attention_weights(q: Array, k: Array, proj_k: Array, **params: Any) -> Array:
-    """softmax(scale q (E k)^T) (..., L, m), the weights of the slots, before dropout; 0 in null rows."""
-    return _linformer("linformer_attention_weights", q, k, None, proj_k, None, **params).w
-
-
-@keywords_from(_linformer)
-def linformer_attention_vjp(
-    q: Array, k: Array, v: Array, proj_k: Array, proj_v: Array, do: Array, **params: Any
-) -> Gradients:
-    """Gradients {"q", "k", "v", "proj_k", "proj_v"} of `linformer_attention`; unused columns of E and F get 0."""
-    return _linformer_pull(_linformer("linformer_attention_vjp", q, k, v, proj_k, proj_v, **params), do)
-
-
-@keywords_from(_linformer)
-def linformer_attention_magnitudes(
-    q: Array, k: Array, v: Array, proj_k: Array, proj_v: Array, do: Array, **params: Any
-) -> Gradients:
+linformer_attention_weights = derived_weights(
+    linformer_attention,
+    _linformer,
+    doc="softmax(scale q (E k)^T) (..., L, m), the weights of the slots, before dropout; 0 in null rows.",
+)
+linformer_attention_vjp, linformer_attention_magnitudes = derived_gradients(
+    linformer_attention,
+    _linformer,
+    'Gradients {"q", "k", "v", "proj_k", "proj_v"} of `linformer_attention`; unused columns of E and F get 0.',
     """What rounding errors are measured against: "o" and the gradients with the summands of their last contraction in
     absolute value.
-    """
-    a = _linformer("linformer_attention_magnitudes", q, k, v, proj_k, proj_v, **params)
-    o = np.abs(_dropped(a)) @ np.abs(cast(Array, a.f) @ cast(Array, a.v))
-    return {"o": o, **_linformer_pull(a, do, absolute=True)}
+    """,
+    pull=_linformer_pull,
+)

@@ -1,13 +1,13 @@
 """The Newton-Raphson iteration for a pseudo-inverse, and both of its gradients (Lu et al. 2021, Algorithm 2)."""
 
 import numbers
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from attnkit_reference._check import Array, as_float, broadcast, number
 from attnkit_reference._core import reduce_to
-from attnkit_reference._op import refuse_others
+from attnkit_reference._op import derived_gradients, refuse_others
 
 INVERSE_GRADS = ("implicit", "unrolled")
 
@@ -88,15 +88,43 @@ def spectral_norm(x: Array) -> Array:
     return cast(Array, np.linalg.norm(x, ord=2, axis=(-2, -1)))
 
 
+class _Newton(NamedTuple):
+    op: str
+    a: Array
+    iterates: list[Array]  # X_0 .. X_T
+    init_scale: Array  # (..., 1, 1)
+    scale_shape: tuple[int, ...] | None  # of init_scale as it came; None for a number
+    inverse_grad: str
+
+
 def _newton(
-    op: str, a: Array, newton_steps: int, init_scale: Any, inverse_grad: str
-) -> tuple[Array, list[Array], Array]:
+    op: str, a: Array, *, newton_steps: int = 20, init_scale: float | Array = 0.9, inverse_grad: str = "implicit"
+) -> _Newton:
     wide = as_float(op, "a", a)
     if a.ndim < 2 or a.shape[-1] != a.shape[-2]:
         raise ValueError(f"{op}: a; expected square matrices (..., m, m), got {a.shape}")
     check_inverse_grad(op, inverse_grad)
     factor = start_factor(op, init_scale, a.shape[:-2])
-    return wide, newton_iterates(wide, whole(op, "newton_steps", newton_steps, 0), factor), factor
+    iterates = newton_iterates(wide, whole(op, "newton_steps", newton_steps, 0), factor)
+    shape = init_scale.shape if isinstance(init_scale, np.ndarray) else None
+    return _Newton(op, wide, iterates, factor, shape, inverse_grad)
+
+
+def _pull(n: _Newton, dx: Array, absolute: bool = False) -> dict[str, Array]:
+    """`newton_pullback`; with `absolute` its sizes, and |A| and |X_k| in the last products of x and the residuals."""
+    dx = as_float(n.op, "dx", dx)
+    if dx.shape != n.a.shape:
+        raise ValueError(f"{n.op}: dx has another shape than the output; expected {n.a.shape}, got {dx.shape}")
+    da, da_size, dfactor = newton_pullback(n.a, n.iterates, n.init_scale, dx, n.inverse_grad)
+    of_scale = {} if n.scale_shape is None else {"init_scale": reduce_to(dfactor[..., 0, 0], n.scale_shape)}
+    if not absolute:
+        return {"a": da, **of_scale}
+    size, norm = np.abs(n.a), spectral_norm(n.a)[..., None]
+    products = np.stack([spectral_norm(size @ np.abs(x @ n.a) + size) for x in n.iterates], axis=-1)
+    before = n.iterates[max(len(n.iterates) - 2, 0)]
+    last = 2.0 * np.abs(before) + np.abs(before) @ np.abs(n.a @ before)
+    sizes = {name: np.abs(gradient) for name, gradient in of_scale.items()}
+    return {"x": last, "residuals": products / np.where(norm > 0, norm, 1.0), "a": da_size, **sizes}
 
 
 def _residuals(a: Array, iterates: list[Array]) -> Array:
@@ -125,59 +153,21 @@ def newton_inverse(
     as printed) lies when all row sums are equal: A = I and A = all ones then collapse to 0. inverse_grad: see
     `soft_attention`. Source: Lu et al. 2021 eq 10, Algorithm 2, Figure 4.
     """
-    wide, iterates, _ = _newton("newton_inverse", a, newton_steps, init_scale, inverse_grad)
-    return (iterates[-1], _residuals(wide, iterates)) if return_residuals else iterates[-1]
+    op = "newton_inverse"
+    n = _newton(op, a, newton_steps=newton_steps, init_scale=init_scale, inverse_grad=inverse_grad)
+    return (n.iterates[-1], _residuals(n.a, n.iterates)) if return_residuals else n.iterates[-1]
 
 
-@refuse_others
-def newton_inverse_vjp(
-    a: Array,
-    dx: Array,
-    *,
-    newton_steps: int = 20,
-    init_scale: float | Array = 0.9,
-    inverse_grad: str = "implicit",
-) -> dict[str, Array]:
+newton_inverse_vjp, newton_inverse_magnitudes = derived_gradients(
+    newton_inverse,
+    _newton,
     """Gradients {"a"} of `newton_inverse` and "init_scale" if it is an array; the residuals have none.
 
     "implicit": da = -X^T dx X^T with X the last iterate and no gradient of init_scale; "unrolled": the exact
     derivative of the T steps, of X_0 and of ‖A‖₁, whose maximum passes its gradient to the first column.
-    """
-    return _newton_gradients("newton_inverse_vjp", a, dx, newton_steps, init_scale, inverse_grad)[0]
-
-
-@refuse_others
-def newton_inverse_magnitudes(
-    a: Array,
-    dx: Array,
-    *,
-    newton_steps: int = 20,
-    init_scale: float | Array = 0.9,
-    inverse_grad: str = "implicit",
-) -> dict[str, Array]:
+    """,
     """What rounding errors are measured against: "x" and "residuals" with |A| and |X_k| in their last products, and
     the gradients with the absolute values of their summands.
-    """
-    op = "newton_inverse_magnitudes"
-    gradients, sizes = _newton_gradients(op, a, dx, newton_steps, init_scale, inverse_grad)
-    wide, iterates, _ = _newton(op, a, newton_steps, init_scale, inverse_grad)
-    size, norm = np.abs(wide), spectral_norm(wide)[..., None]
-    products = np.stack([spectral_norm(size @ np.abs(x @ wide) + size) for x in iterates], axis=-1)
-    before = np.abs(iterates[max(len(iterates) - 2, 0)])
-    last = 2.0 * before + before @ np.abs(wide @ iterates[max(len(iterates) - 2, 0)])
-    absolute = {name: np.abs(gradient) for name, gradient in gradients.items()}
-    return {"x": last, "residuals": products / np.where(norm > 0, norm, 1.0), **absolute, "a": sizes}
-
-
-def _newton_gradients(
-    op: str, a: Array, dx: Array, newton_steps: int, init_scale: Any, inverse_grad: str
-) -> tuple[dict[str, Array], Array]:
-    wide, iterates, factor = _newton(op, a, newton_steps, init_scale, inverse_grad)
-    dx = as_float(op, "dx", dx)
-    if dx.shape != a.shape:
-        raise ValueError(f"{op}: dx has another shape than the output; expected {a.shape}, got {dx.shape}")
-    da, size, dfactor = newton_pullback(wide, iterates, factor, dx, inverse_grad)
-    gradients = {"a": da}
-    if isinstance(init_scale, np.ndarray):
-        gradients["init_scale"] = reduce_to(dfactor[..., 0, 0], init_scale.shape)
-    return gradients, size
+    """,
+    pull=_pull,
+)

@@ -3,23 +3,19 @@
 Letters: n tokens, m landmarks, d and e features, T inverse steps. What Linformer shares with it is here too.
 """
 
-import inspect
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import numpy as np
 
 from attnkit_reference._check import Array, as_float
 from attnkit_reference._core import Rows, Scores, reduce_to, scores
-from attnkit_reference._op import refuse_others
+from attnkit_reference._op import Gradients, derived_gradients, derived_weights, keywords_of
 from attnkit_reference.lowrank.newton import column_sums, whole
 from attnkit_reference.lowrank.soft import refuse_pair_mask
 from attnkit_reference.softmax import softmax_rows
 
 INITS = ("exact", "batch_max")
-Function = TypeVar("Function", bound=Callable[..., Any])
-Gradients = dict[str, Array]
 
 
 def masked_softmax(s: Array, seen: Array) -> Array:
@@ -46,12 +42,6 @@ def like_output(op: str, do: Array, shape: tuple[int, ...], live: Array) -> Arra
     if do.shape != shape:
         raise ValueError(f"{op}: do has another shape than the output; expected {shape}, got {do.shape}")
     return np.where(live[..., None], do, 0.0)
-
-
-def keywords_from(rows: Callable[..., Any], *leave_out: str) -> Callable[[Function], Function]:
-    """Give a public function the keyword arguments of `rows`."""
-    parameters = [p for p in inspect.signature(rows).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    return lambda function: refuse_others(function, [p for p in parameters if p.name not in leave_out])
 
 
 @dataclass(frozen=True)
@@ -203,9 +193,10 @@ def _nystrom_pull(a: Nystrom, do: Array, absolute: bool = False) -> Gradients:
     exact = _exact_pull(a, np.where(a.exact, do, 0.0), absolute)
     through = _landmark_pull(a, np.where(a.exact, 0.0, do), absolute)
     groups = {"k": a.sc.groups, "v": a.sc.groups}
-    return {
+    found = {
         name: reduce_to(exact[name] + through[name], shape, groups.get(name, 1)) for name, shape in a.sc.shapes.items()
     }
+    return {"o": _nystrom_output(a, absolute=True), **found} if absolute else found
 
 
 def _exact_pull(a: Nystrom, do: Array, absolute: bool) -> Gradients:
@@ -236,7 +227,7 @@ def _landmark_pull(a: Nystrom, do: Array, absolute: bool) -> Gradients:
     return {"q": scale * dq, "k": scale * dk, "v": turn(a.k3) @ size(du)}
 
 
-@keywords_from(_nystrom)
+@keywords_of(_nystrom)
 def nystrom_attention(q: Array, k: Array, v: Array, **params: Any) -> Array:
     """o = K1 Z K3 v with K1 = softmax(s(q, k̃)), K2 = softmax(s(q̃, k̃)), K3 = softmax(s(q̃, k)), Z the inverse of K2.
 
@@ -255,24 +246,20 @@ def nystrom_attention(q: Array, k: Array, v: Array, **params: Any) -> Array:
     return _nystrom_output(_nystrom("nystrom_attention", q, k, v, **params))
 
 
-@keywords_from(_nystrom)
-def nystrom_attention_weights(q: Array, k: Array, **params: Any) -> Array:
-    """K1 Z K3 (..., n, n), the matrix that `nystrom_attention` multiplies v by; entries may be negative."""
-    return _nystrom_weights(_nystrom("nystrom_attention_weights", q, k, **params))
-
-
-@keywords_from(_nystrom)
-def nystrom_attention_vjp(q: Array, k: Array, v: Array, do: Array, **params: Any) -> Gradients:
+nystrom_attention_weights = derived_weights(
+    nystrom_attention,
+    _nystrom,
+    _nystrom_weights,
+    doc="K1 Z K3 (..., n, n), the matrix that `nystrom_attention` multiplies v by; entries may be negative.",
+)
+nystrom_attention_vjp, nystrom_attention_magnitudes = derived_gradients(
+    nystrom_attention,
+    _nystrom,
     """Gradients {"q", "k", "v"} of `nystrom_attention`: exact, through every step, Z_0 and its norm, whose maximum
     passes its gradient to the first column (of the whole batch for init="batch_max").
-    """
-    return _nystrom_pull(_nystrom("nystrom_attention_vjp", q, k, v, **params), do)
-
-
-@keywords_from(_nystrom)
-def nystrom_attention_magnitudes(q: Array, k: Array, v: Array, do: Array, **params: Any) -> Gradients:
+    """,
     """What rounding errors are measured against: "o" and the gradients with the summands of their last contraction in
     absolute value.
-    """
-    a = _nystrom("nystrom_attention_magnitudes", q, k, v, **params)
-    return {"o": _nystrom_output(a, absolute=True), **_nystrom_pull(a, do, absolute=True)}
+    """,
+    pull=_nystrom_pull,
+)

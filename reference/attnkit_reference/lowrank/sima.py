@@ -1,16 +1,13 @@
 """SimA: no scores are normalised, q and k are, each channel by its L1 norm over the tokens."""
 
-import inspect
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from attnkit_reference._check import as_float, number
 from attnkit_reference._core import Array, Scores, reduce_to, scores
-from attnkit_reference._op import refuse_others
+from attnkit_reference._op import derived_gradients, derived_weights, keywords_of
 from attnkit_reference.lowrank.soft import refuse_pair_mask
-
-Function = TypeVar("Function")
 
 
 class _Tokens(NamedTuple):
@@ -71,17 +68,11 @@ def _sima(
     return _Sima(sc, _tokens(sc.q, live, eps), _tokens(sc.k, seen, eps), values)
 
 
-def _keywords(function: Function) -> Function:
-    """Give a public function the keyword arguments of `_sima`."""
-    found = inspect.signature(_sima).parameters.values()
-    return refuse_others(cast(Any, function), [p for p in found if p.kind is p.KEYWORD_ONLY])
-
-
 def _transposed(x: Array) -> Array:
     return np.swapaxes(x, -1, -2)
 
 
-def _gradients(a: _Sima, do: Array, absolute: bool) -> dict[str, Array]:
+def _pull(a: _Sima, do: Array, absolute: bool = False) -> dict[str, Array]:
     """dq, dk, dv, or the sums of the absolute values of what they, and o, add up."""
     sc, v = a.scores, cast(Array, a.v)
     do, expected = as_float(sc.op, "do", do), (*sc.n.shape, v.shape[-1])
@@ -99,7 +90,11 @@ def _gradients(a: _Sima, do: Array, absolute: bool) -> dict[str, Array]:
     return {"o": q_hat @ values, **found} if absolute else found
 
 
-@_keywords
+def _weights(a: _Sima) -> Array:
+    return np.where(a.scores.visible, a.q.hat @ _transposed(a.k.hat), 0.0)
+
+
+@keywords_of(_sima)
 def sima_attention(q: Array, k: Array, v: Array, **params: Any) -> Array:
     """o = q̂ (k̂^T v) with x̂_tc = x_tc/max(Σ_t |x_tc|, eps) for q and for k: an L1 norm over the tokens, per channel.
 
@@ -115,24 +110,17 @@ def sima_attention(q: Array, k: Array, v: Array, **params: Any) -> Array:
     return a.q.hat @ (_transposed(a.k.hat) @ cast(Array, a.v))
 
 
-@_keywords
-def sima_attention_weights(q: Array, k: Array, **params: Any) -> Array:
-    """The weights q̂ k̂^T (..., L, S) of `sima_attention`; exactly 0 where invisible."""
-    a = _sima("sima_attention_weights", q, k, **params)
-    return np.where(a.scores.visible, a.q.hat @ _transposed(a.k.hat), 0.0)
-
-
-@_keywords
-def sima_attention_vjp(q: Array, k: Array, v: Array, do: Array, **params: Any) -> dict[str, Array]:
+sima_attention_weights = derived_weights(
+    sima_attention, _sima, _weights, doc="The weights q̂ k̂^T (..., L, S) of `sima_attention`; exactly 0 where invisible."
+)
+sima_attention_vjp, sima_attention_magnitudes = derived_gradients(
+    sima_attention,
+    _sima,
     """Gradients {"q", "k", "v"} of `sima_attention`.
 
     dq̂ = do (k̂^T v)^T, dk̂ = v (q̂^T do)^T, dv = k̂ (q̂^T do); dx = (dx̂ - sign(x) Σ_t dx̂ x̂)/Σ_t |x| where that sum exceeds
     eps, dx̂/eps elsewhere; sign(0) = 0.
-    """
-    return _gradients(_sima("sima_attention_vjp", q, k, v, **params), do, absolute=False)
-
-
-@_keywords
-def sima_attention_magnitudes(q: Array, k: Array, v: Array, do: Array, **params: Any) -> dict[str, Array]:
-    """What rounding errors of "o" and the gradients are measured against: all summands in absolute value."""
-    return _gradients(_sima("sima_attention_magnitudes", q, k, v, **params), do, absolute=True)
+    """,
+    'What rounding errors of "o" and the gradients are measured against: all summands in absolute value.',
+    pull=_pull,
+)

@@ -3,16 +3,14 @@
 Letters: n tokens, m landmarks, d features of q and of the landmarks, e features of v, T Newton steps.
 """
 
-import inspect
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import numpy as np
 
 from attnkit_reference._check import Array, as_float, boolean, broadcast, number
 from attnkit_reference._core import reduce_to, visibility
-from attnkit_reference._op import refuse_others
+from attnkit_reference._op import derived_gradients, derived_weights, keywords_of
 from attnkit_reference.lowrank.newton import (
     check_inverse_grad,
     newton_iterates,
@@ -20,8 +18,6 @@ from attnkit_reference.lowrank.newton import (
     start_factor,
     whole,
 )
-
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -144,7 +140,8 @@ def _leading(op: str, arrays: dict[str, Array]) -> tuple[int, ...]:
 
 
 def _pull(s: Soft, do: Array, absolute: bool = False) -> dict[str, Array]:
-    """Gradients of q, v, landmarks and init_scale; with `absolute` the sums of the absolute values of their summands.
+    """Gradients of q, v, landmarks and init_scale; with `absolute` the sums of the absolute values of their summands,
+    and those of o.
 
     o = P^T Y, Y = X U, U = P v: dP = Y do^T + dU v^T, dX = dY U^T, and then through both kernels with
     dS ⊙ S ⊙ -scale/2 times the gradient of ‖x - y‖².
@@ -173,16 +170,15 @@ def _pull(s: Soft, do: Array, absolute: bool = False) -> dict[str, Array]:
         + np.einsum("...ij,...ijd->...id", ga + np.swapaxes(ga, -1, -2), between),
         "init_scale": size(dfactor[..., 0, 0]),
     }
-    return {name: reduce_to(full[name], shape) for name, shape in s.shapes.items()}
+    found = {name: reduce_to(full[name], shape) for name, shape in s.shapes.items()}
+    return {"o": pt @ np.abs(y), **found} if absolute else found
 
 
-def keywords_of_soft(function: Function) -> Function:
-    """Give a public function the keyword arguments of `_soft`."""
-    parameters = inspect.signature(_soft).parameters.values()
-    return refuse_others(function, [p for p in parameters if p.kind is p.KEYWORD_ONLY])
+def _weights(s: Soft) -> Array:
+    return np.swapaxes(s.p, -1, -2) @ (s.x @ s.p)
 
 
-@keywords_of_soft
+@keywords_of(_soft)
 def soft_attention(q: Array, v: Array, landmarks: Array, **params: Any) -> Array:
     """o = P^T X P v: Gaussian attention exp(-‖q_i - q_j‖²/(2√d)), without normaliser, through m landmarks.
 
@@ -200,30 +196,23 @@ def soft_attention(q: Array, v: Array, landmarks: Array, **params: Any) -> Array
     return np.swapaxes(s.p, -1, -2) @ (s.x @ (s.p @ cast(Array, s.v)))
 
 
-@keywords_of_soft
-def soft_attention_weights(q: Array, landmarks: Array, **params: Any) -> Array:
-    """Ŝ = P^T X P (..., n, n), the matrix that `soft_attention` multiplies v by (eq 9); 0 at invalid tokens."""
-    s = _soft("soft_attention_weights", q, None, landmarks, **params)
-    return np.swapaxes(s.p, -1, -2) @ (s.x @ s.p)
-
-
-@keywords_of_soft
-def soft_attention_vjp(q: Array, v: Array, landmarks: Array, do: Array, **params: Any) -> dict[str, Array]:
+soft_attention_weights = derived_weights(
+    soft_attention,
+    _soft,
+    _weights,
+    doc="Ŝ = P^T X P (..., n, n), the matrix that `soft_attention` multiplies v by (eq 9); 0 at invalid tokens.",
+)
+soft_attention_vjp, soft_attention_magnitudes = derived_gradients(
+    soft_attention,
+    _soft,
     """Gradients {"q", "v", "landmarks"} of `soft_attention`, and "init_scale" if it is an array.
 
     dP = Y do^T + dU v^T with U = P v, Y = X U, dU = X^T P do; dv = P^T dU; dX = (P do) U^T gives dA as
     `newton_inverse_vjp` does. A Gaussian G = dS ⊙ S ⊙ -1/(2√d) gives 2 Σ_j G_ij (x_i - y_j) to x_i and minus that to
     y_j; landmarks get it from P and from both sides of A.
-    """
-    s = _soft("soft_attention_vjp", q, v, landmarks, **params)
-    return _pull(s, do)
-
-
-@keywords_of_soft
-def soft_attention_magnitudes(q: Array, v: Array, landmarks: Array, do: Array, **params: Any) -> dict[str, Array]:
+    """,
     """What rounding errors are measured against: "o" and the gradients with the summands of their last contraction in
     absolute value, for example Σ_l P_lj |(X P v)_l| for o.
-    """
-    s = _soft("soft_attention_magnitudes", q, v, landmarks, **params)
-    o = np.swapaxes(s.p, -1, -2) @ np.abs(s.x @ (s.p @ cast(Array, s.v)))
-    return {"o": o, **_pull(s, do, absolute=True)}
+    """,
+    pull=_pull,
+)
