@@ -3,24 +3,20 @@
 Letters: T tokens, D features of x, s features of q and k, e of u and v.
 """
 
-import inspect
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import numpy as np
 
 from attnkit_reference._check import Array, as_float
-from attnkit_reference._core import Rows, attend, reduce_to, scores, visibility
-from attnkit_reference._op import refuse_others
+from attnkit_reference._core import Rows, attend, reduce_to, visibility
+from attnkit_reference._op import derived_gradients, keywords_of
 from attnkit_reference.pointwise import (
     SCORE_FUNCTIONS,
     pointwise_attention_magnitudes,
     pointwise_attention_vjp,
     pointwise_rows,
 )
-
-Function = TypeVar("Function")
 
 SILU = SCORE_FUNCTIONS["silu"]
 NOT_TAKEN = ("scale", "enable_gqa")
@@ -45,16 +41,8 @@ class Unit:
     shapes: dict[str, tuple[int, ...]]
 
 
-def _unit(
-    op: str,
-    x: Array,
-    weights: Sequence[Array],
-    *,
-    alpha: float = 2.0,
-    length: str | float | Array = "visible",
-    **options: Any,
-) -> Unit:
-    named = dict(zip(WEIGHTS, weights, strict=True))
+def _unit(op: str, x: Array, *, alpha: float = 2.0, length: str | float | Array = "visible", **options: Any) -> Unit:
+    named = {name: options.pop(name) for name in WEIGHTS}
     wide, wide_x = {name: as_float(op, name, w) for name, w in named.items()}, as_float(op, "x", x)
     _check_shapes(op, x, named)
     T = x.shape[-2]
@@ -123,14 +111,7 @@ def _pull(f: Unit, do: Array, absolute: bool = False) -> dict[str, Array]:
     return found
 
 
-def _keywords(function: Function) -> Function:
-    """Give a public function the keyword arguments of the attention but for what is fixed here."""
-    own = [p for p in inspect.signature(_unit).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    common = [p for p in inspect.signature(scores).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    return refuse_others(cast(Any, function), own + [p for p in common if p.name not in NOT_TAKEN])
-
-
-@_keywords
+@keywords_of(_unit, *NOT_TAKEN)
 def gated_attention_unit(
     x: Array,
     w_z: Array,
@@ -155,49 +136,20 @@ def gated_attention_unit(
     "Transformer Quality in Linear Time" §3.
     """
     weights = (w_z, w_u, w_v, w_o, gamma_q, beta_q, gamma_k, beta_k)
-    f = _unit("gated_attention_unit", x, weights, **params)
+    f = _unit("gated_attention_unit", x, **params, **dict[str, Any](zip(WEIGHTS, weights, strict=True)))
     return (f.after["u"] * f.a) @ f.weights["w_o"]
 
 
-@_keywords
-def gated_attention_unit_vjp(
-    x: Array,
-    w_z: Array,
-    w_u: Array,
-    w_v: Array,
-    w_o: Array,
-    gamma_q: Array,
-    beta_q: Array,
-    gamma_k: Array,
-    beta_k: Array,
-    do: Array,
-    **params: Any,
-) -> dict[str, Array]:
+gated_attention_unit_vjp, gated_attention_unit_magnitudes = derived_gradients(
+    gated_attention_unit,
+    _unit,
     """Gradients of x, of every weight, and of bias if given, each in the shape of its input; do (..., T, D').
 
     da = u ⊙ (do W_o^T), du = a ⊙ (do W_o^T), dq, dk, dv as in `pointwise_attention_vjp`, dz = γ_q ⊙ dq + γ_k ⊙ dk, then
     through silu to dW = x^T dy and dx = Σ dy W^T.
-    """
-    weights = (w_z, w_u, w_v, w_o, gamma_q, beta_q, gamma_k, beta_k)
-    return _pull(_unit("gated_attention_unit_vjp", x, weights, **params), do)
-
-
-@_keywords
-def gated_attention_unit_magnitudes(
-    x: Array,
-    w_z: Array,
-    w_u: Array,
-    w_v: Array,
-    w_o: Array,
-    gamma_q: Array,
-    beta_q: Array,
-    gamma_k: Array,
-    beta_k: Array,
-    do: Array,
-    **params: Any,
-) -> dict[str, Array]:
+    """,
     """What rounding errors of "o" and the gradients are measured against: the summands of their last contraction in
     absolute value.
-    """
-    weights = (w_z, w_u, w_v, w_o, gamma_q, beta_q, gamma_k, beta_k)
-    return _pull(_unit("gated_attention_unit_magnitudes", x, weights, **params), do, absolute=True)
+    """,
+    pull=_pull,
+)

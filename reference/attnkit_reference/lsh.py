@@ -4,19 +4,16 @@ Letters: n tokens, d features of qk, e features of v. What sorting and chunks
 amount to is a table of integers, how often query i meets key j; given it, everything is softmax with multiplicities.
 """
 
-import inspect
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import numpy as np
 
 from attnkit_reference._check import Array, as_float, broadcast
 from attnkit_reference._core import reduce_to, visibility
-from attnkit_reference._op import refuse_others
+from attnkit_reference._op import derived_gradients, derived_weights, keywords_of, refuse_others
 from attnkit_reference.lowrank.newton import whole
 from attnkit_reference.lowrank.soft import refuse_pair_mask
-
-Function = TypeVar("Function")
 
 SELF_LOGIT = -1e5  # what is added to the logit of a token with itself: it attends to itself only if alone
 NORM_EPS = 1e-6  # times d, under the root
@@ -167,12 +164,6 @@ def _pull(a: Lsh, do: Array, absolute: bool = False) -> dict[str, Array]:
     return {"o": a.w @ size(v), **found} if absolute else found
 
 
-def _keywords(function: Function) -> Function:
-    """Give a public function the keyword arguments of `_lsh`."""
-    found = inspect.signature(_lsh).parameters.values()
-    return refuse_others(cast(Any, function), [p for p in found if p.kind is p.KEYWORD_ONLY])
-
-
 @refuse_others
 def lsh_buckets(qk: Array, rotations: Array, *, mask: Array | None = None) -> Array:
     """The buckets (..., num_hashes, n) of the tokens qk (..., n, d): the first argmax of [x R, -x R] in each round.
@@ -190,7 +181,7 @@ def lsh_buckets(qk: Array, rotations: Array, *, mask: Array | None = None) -> Ar
     return hash_tokens(x, np.broadcast_to(wide_rotations, (*qk.shape[:-2], *rotations.shape[-3:])), valid)
 
 
-@_keywords
+@keywords_of(_lsh)
 def lsh_attention(qk: Array, v: Array, rotations: Array, **params: Any) -> Array:
     """o_i = Σ_j w_ij v_j, w_ij = met_ij exp(s_ij)/Σ_j met_ij exp(s_ij), met_ij how often i meets j among sorted tokens.
 
@@ -211,22 +202,18 @@ def lsh_attention(qk: Array, v: Array, rotations: Array, **params: Any) -> Array
     return a.w @ cast(Array, a.v)
 
 
-@_keywords
-def lsh_attention_weights(qk: Array, rotations: Array, **params: Any) -> Array:
-    """The weights w (..., n, n) of `lsh_attention`, summed over rounds; exactly 0 for tokens that do not meet."""
-    return _lsh("lsh_attention_weights", qk, None, rotations, **params).w
-
-
-@_keywords
-def lsh_attention_vjp(qk: Array, v: Array, rotations: Array, do: Array, **params: Any) -> dict[str, Array]:
+lsh_attention_weights = derived_weights(
+    lsh_attention,
+    _lsh,
+    doc="The weights w (..., n, n) of `lsh_attention`, summed over rounds; exactly 0 for tokens that do not meet.",
+)
+lsh_attention_vjp, lsh_attention_magnitudes = derived_gradients(
+    lsh_attention,
+    _lsh,
     """Gradients {"qk", "v"} of `lsh_attention`, with the buckets as constants.
 
     dw = do v^T, ds = w (dw - Σ_j w dw), dk̂ = ds^T qk, dqk = ds k̂ + (dk̂ - k̂ (k̂·dk̂))/√(‖x‖² + 10⁻⁶ d), dv = w^T do.
-    """
-    return _pull(_lsh("lsh_attention_vjp", qk, v, rotations, **params), do)
-
-
-@_keywords
-def lsh_attention_magnitudes(qk: Array, v: Array, rotations: Array, do: Array, **params: Any) -> dict[str, Array]:
-    """What rounding errors of "o" and the gradients are measured against: all summands in absolute value."""
-    return _pull(_lsh("lsh_attention_magnitudes", qk, v, rotations, **params), do, absolute=True)
+    """,
+    'What rounding errors of "o" and the gradients are measured against: all summands in absolute value.',
+    pull=_pull,
+)

@@ -3,18 +3,15 @@
 Letters: T tokens, m slots, D features of x and of the keys, e features of the values.
 """
 
-import inspect
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import numpy as np
 
 from attnkit_reference._check import Array, as_float, number
 from attnkit_reference._core import reduce_to
-from attnkit_reference._op import refuse_others
+from attnkit_reference._op import derived_gradients, keywords_of
 from attnkit_reference.pointwise import normalise, relu, relu_slope
-
-Function = TypeVar("Function")
 
 MEMORY_ACTIVATIONS = ("relu", "softmax")
 
@@ -164,13 +161,7 @@ def _pull(a: Memory, do: Array, absolute: bool = False) -> dict[str, Array]:
     return {"o": full["o"], **found} if absolute else found
 
 
-def _keywords(function: Function) -> Function:
-    """Give a public function the keyword arguments of `_memory`."""
-    found = inspect.signature(_memory).parameters.values()
-    return refuse_others(cast(Any, function), [p for p in found if p.kind is p.KEYWORD_ONLY])
-
-
-@_keywords
+@keywords_of(_memory)
 def key_value_memory(x: Array, keys: Array, values: Array, **params: Any) -> Array:
     """H = act(x keys^T + key_bias) values + value_bias, with LayerNorm over the features of H if norm_weight is given.
 
@@ -186,20 +177,17 @@ def key_value_memory(x: Array, keys: Array, values: Array, **params: Any) -> Arr
     return _output(_memory("key_value_memory", x, keys, values, **params))
 
 
-@_keywords
-def key_value_memory_vjp(x: Array, keys: Array, values: Array, do: Array, **params: Any) -> dict[str, Array]:
+key_value_memory_vjp, key_value_memory_magnitudes = derived_gradients(
+    key_value_memory,
+    _memory,
     """Gradients {"x", "keys", "values"} and of each bias and norm weight that was given, in the shapes of the inputs.
 
     With y the normalised H, r = 1/√(variance + eps), g = norm_weight ⊙ do: dH = r (g - mean(g) - y mean(g y)), or do
     without a norm; dw = dH values^T; ds = relu'(s) dw, or w (dw - Σ w dw); dx = ds keys, dkeys = ds^T x,
     dvalues = w^T dH.
-    """
-    return _pull(_memory("key_value_memory_vjp", x, keys, values, **params), do)
-
-
-@_keywords
-def key_value_memory_magnitudes(x: Array, keys: Array, values: Array, do: Array, **params: Any) -> dict[str, Array]:
+    """,
     """What rounding errors of "o" and the gradients are measured against: the summands of their last contraction, and
     of the differences of a LayerNorm, in absolute value.
-    """
-    return _pull(_memory("key_value_memory_magnitudes", x, keys, values, **params), do, absolute=True)
+    """,
+    pull=_pull,
+)
