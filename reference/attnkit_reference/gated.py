@@ -135,8 +135,8 @@ def gated_attention_unit(
     may hold NaN. ValueError for shapes, values and unknown arguments, TypeError for dtypes. Source: Hua et al. 2022
     "Transformer Quality in Linear Time" §3.
     """
-    weights = (w_z, w_u, w_v, w_o, gamma_q, beta_q, gamma_k, beta_k)
-    f = _unit("gated_attention_unit", x, **params, **dict[str, Any](zip(WEIGHTS, weights, strict=True)))
+    params.update(zip(WEIGHTS, (w_z, w_u, w_v, w_o, gamma_q, beta_q, gamma_k, beta_k), strict=True))
+    f = _unit("gated_attention_unit", x, **params)
     return (f.after["u"] * f.a) @ f.weights["w_o"]
 
 
