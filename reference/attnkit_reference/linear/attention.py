@@ -7,8 +7,19 @@ import numpy as np
 
 from attnkit_reference._check import number
 from attnkit_reference._core import Array
+from attnkit_reference._op import derived_gradients, derived_weights
 from attnkit_reference.linear.states import Features, State
-from attnkit_reference.linear.sums import SCALED, STATE, Attention, FeatureRows, keywords
+from attnkit_reference.linear.sums import (
+    SCALED,
+    STATE,
+    Attention,
+    FeatureRows,
+    Outputs,
+    keywords,
+    pull,
+    step,
+    step_gradients,
+)
 from attnkit_reference.pointwise import relu, relu_slope
 
 
@@ -52,11 +63,15 @@ def features(op: str, feature_map: Any, x: Array) -> Features:
 
 def linear(
     op: str,
+    q: Array,
+    k: Array,
+    v: Array | None = None,
     *,
     feature_map: Any = "elu_plus_one",
     normalize: bool | None = None,
     eps: float = 1e-6,
     scale: float | None = None,
+    **options: Any,
 ) -> Attention:
     """The features and the denominator raw + eps, or 1."""
     if not callable(feature_map) and feature_map not in FEATURE_MAPS:
@@ -79,7 +94,7 @@ def linear(
         return features(op, feature_map, x)
 
     signed = callable(feature_map) or feature_map == "identity" or factor < 0
-    return Attention(op, (embed, embed), denominator, factor, signed)
+    return Attention(op, q, k, v, options, (embed, embed), denominator, factor, signed)
 
 
 def not_negative(op: str, name: str, x: Any) -> float:
@@ -89,20 +104,14 @@ def not_negative(op: str, name: str, x: Any) -> float:
     return value
 
 
-def _split(op: str, params: dict[str, Any]) -> tuple[Attention, dict[str, Any]]:
-    own = {name: params.pop(name) for name in ("feature_map", "normalize", "eps", "scale") if name in params}
-    return linear(op, **own), params
-
-
 @keywords(linear, *SCALED)
 def linear_rows(op: str, q: Array, k: Array, v: Array | None = None, **params: Any) -> FeatureRows:
     """The weights of linear attention without a state."""
-    attention, options = _split(op, params)
-    return attention.rows(q, k, v, **options)
+    return linear(op, q, k, v, **params).rows()
 
 
 @keywords(linear, *STATE, *SCALED)
-def linear_attention(q: Array, k: Array, v: Array, **params: Any) -> Array | tuple[Array, State]:
+def linear_attention(q: Array, k: Array, v: Array, **params: Any) -> Outputs:
     """o_i = φ(q_i)·S_i/(φ(q_i)·z_i + eps) with S_i = Σ_j φ(k_j) v_j^T and z_i = Σ_j φ(k_j) over the keys visible to i.
 
     q (..., L, d), k (..., S, d), v (..., S, e) -> o (..., L, e), or (o, state). Leading axes broadcast; heads are axis
@@ -122,40 +131,29 @@ def linear_attention(q: Array, k: Array, v: Array, **params: Any) -> Array | tup
     A query that sees no key and no state gets output and gradients 0. ValueError for shapes, values and unknown
     arguments, TypeError for dtypes. Source: Katharopoulos et al. 2020 "Transformers are RNNs" eq 4-12, 16-20.
     """
-    attention, options = _split("linear_attention", params)
-    return attention.forward(q, k, v, **options)
+    return linear("linear_attention", q, k, v, **params).forward()
 
 
-@keywords(linear, *SCALED)
-def linear_attention_weights(q: Array, k: Array, **params: Any) -> Array:
-    """The weights w (..., L, S) of `linear_attention` without a state; exactly 0 where invisible."""
-    return linear_rows("linear_attention_weights", q, k, **params).w
-
-
-@keywords(linear, *STATE[:2], *SCALED)
-def linear_attention_vjp(
-    q: Array, k: Array, v: Array, do: Array | None, *, dstate: State | None = None, **params: Any
-) -> dict[str, Any]:
+linear_attention_weights = derived_weights(
+    linear_attention,
+    linear_rows,
+    doc="The weights w (..., L, S) of `linear_attention` without a state; exactly 0 where invisible.",
+)
+linear_attention_vjp, linear_attention_magnitudes = derived_gradients(
+    linear_attention,
+    linear,
     """Gradients of `linear_attention`: {"q", "k", "v"} and "initial_state", a tuple like it, if given.
 
     do (..., L, e) is the cotangent of o, dstate = (dS, dz) that of the state; None is 0, for a part too. With dn =
     scale do/den and dd = -scale (do·o)/den (0 if not normalized): dφ(q_i) = S_i dn_i + z_i dd_i, dφ(k_j) = R_j v_j +
     r_j, dv_j = R_j^T φ(k_j), where R_j = Σ_i φ(q_i) dn_i^T + dS and r_j = Σ_i φ(q_i) dd_i + dz over the queries i that
     see key j.
-    """
-    attention, options = _split("linear_attention_vjp", params)
-    return attention.gradients(q, k, v, do, dstate, **options)
-
-
-@keywords(linear, *STATE[:2], *SCALED)
-def linear_attention_magnitudes(
-    q: Array, k: Array, v: Array, do: Array | None, *, dstate: State | None = None, **params: Any
-) -> dict[str, Any]:
+    """,
     """What rounding errors are measured against: "o", "state" if dstate is given, and the gradients with the summands
     of their last contraction in absolute value, for example Σ_j |w| |v| for o and Σ_j |φ(k)| |v| for S.
-    """
-    attention, options = _split("linear_attention_magnitudes", params)
-    return attention.magnitudes(q, k, v, do, dstate, **options)
+    """,
+    pull=pull,
+)
 
 
 @keywords(linear, "scale", "enable_gqa")
@@ -167,37 +165,12 @@ def linear_attention_step(
     state as in `linear_attention`, or None where nothing was seen; q_t (..., d), k_t (..., d), v_t (..., e), heads on
     axis -2 -> o_t (..., e). The state that was passed is not changed. Source: Katharopoulos et al. 2020 eq 16-20.
     """
-    attention, options = _split("linear_attention_step", params)
-    return attention.step(state, q_t, k_t, v_t, **options)
+    return step(linear, "linear_attention_step", state, q_t, k_t, v_t, **params)
 
 
-@keywords(linear, "scale", "enable_gqa")
-def linear_attention_step_vjp(
-    state: State | None,
-    q_t: Array,
-    k_t: Array,
-    v_t: Array,
-    do_t: Array | None,
-    *,
-    dstate: State | None = None,
-    **params: Any,
-) -> dict[str, Any]:
-    """Gradients {"q_t", "k_t", "v_t"} and "state", a tuple like it, if there was one; as `linear_attention_vjp`."""
-    attention, options = _split("linear_attention_step_vjp", params)
-    return attention.step_gradients(state, q_t, k_t, v_t, do_t, dstate, False, **options)
-
-
-@keywords(linear, "scale", "enable_gqa")
-def linear_attention_step_magnitudes(
-    state: State | None,
-    q_t: Array,
-    k_t: Array,
-    v_t: Array,
-    do_t: Array | None,
-    *,
-    dstate: State | None = None,
-    **params: Any,
-) -> dict[str, Any]:
-    """Magnitudes of "o_t", "next_state" and the gradients, as in `linear_attention_magnitudes`."""
-    attention, options = _split("linear_attention_step_magnitudes", params)
-    return attention.step_gradients(state, q_t, k_t, v_t, do_t, dstate, True, **options)
+linear_attention_step_vjp, linear_attention_step_magnitudes = step_gradients(
+    linear_attention_step,
+    linear,
+    'Gradients {"q_t", "k_t", "v_t"} and "state", a tuple like it, if there was one; as `linear_attention_vjp`.',
+    'Magnitudes of "o_t", "next_state" and the gradients, as in `linear_attention_magnitudes`.',
+)

@@ -5,9 +5,20 @@ from typing import Any
 import numpy as np
 
 from attnkit_reference._core import Array
+from attnkit_reference._op import derived_gradients, derived_weights
 from attnkit_reference.linear.attention import not_negative
 from attnkit_reference.linear.states import Features, State
-from attnkit_reference.linear.sums import STATE, TOKENS, Attention, FeatureRows, keywords
+from attnkit_reference.linear.sums import (
+    STATE,
+    TOKENS,
+    Attention,
+    FeatureRows,
+    Outputs,
+    keywords,
+    pull,
+    step,
+    step_gradients,
+)
 
 FLOOR = 1e-6  # of the denominator
 
@@ -28,7 +39,7 @@ def direction(x: Array, eps: float) -> Features:
     return Features(np.concatenate([np.ones(norm.shape), y], axis=-1), pull)
 
 
-def cosine(op: str, *, eps: float = 1e-12) -> Attention:
+def cosine(op: str, q: Array, k: Array, v: Array | None = None, *, eps: float = 1e-12, **options: Any) -> Attention:
     """The features and the denominator max(raw, 0) + 1e-6, whose slope at 0 is 0."""
     eps = not_negative(op, "eps", eps)
 
@@ -39,23 +50,17 @@ def cosine(op: str, *, eps: float = 1e-12) -> Attention:
     def embed(x: Array) -> Features:
         return direction(x, eps)
 
-    return Attention(op, (embed, embed), denominator)
-
-
-def _split(op: str, params: dict[str, Any]) -> tuple[Attention, dict[str, Any]]:
-    own = {"eps": params.pop("eps")} if "eps" in params else {}
-    return cosine(op, **own), params
+    return Attention(op, q, k, v, options, (embed, embed), denominator)
 
 
 @keywords(cosine, *TOKENS)
 def cosine_rows(op: str, q: Array, k: Array, v: Array | None = None, **params: Any) -> FeatureRows:
     """The weights of cosine attention without a state."""
-    attention, options = _split(op, params)
-    return attention.rows(q, k, v, **options)
+    return cosine(op, q, k, v, **params).rows()
 
 
 @keywords(cosine, *STATE, *TOKENS)
-def cosine_attention(q: Array, k: Array, v: Array, **params: Any) -> Array | tuple[Array, State]:
+def cosine_attention(q: Array, k: Array, v: Array, **params: Any) -> Outputs:
     """o_i = Σ_j (1 + q̂_i·k̂_j) v_j/den_i over the visible keys, den_i = max(n_i + q̂_i·Σ_j k̂_j, 0) + 1e-6, x̂ = x/‖x‖.
 
     It is linear attention with φ(x) = [1, x̂], or [1, 0] with gradient 0 where ‖x‖ <= eps: with the first two terms of
@@ -65,32 +70,21 @@ def cosine_attention(q: Array, k: Array, v: Array, **params: Any) -> Array | tup
     Weights are not negative, but for rounding. Where every key points away from q, the denominator is about 0 and o is
     of no use, though finite. Source: Su 2020 (spaces.ac.cn/archives/7546); Li et al. 2020 "Linear Attention Mechanism".
     """
-    attention, options = _split("cosine_attention", params)
-    return attention.forward(q, k, v, **options)
+    return cosine("cosine_attention", q, k, v, **params).forward()
 
 
-@keywords(cosine, *TOKENS)
-def cosine_attention_weights(q: Array, k: Array, **params: Any) -> Array:
-    """The weights w (..., L, S) of `cosine_attention` without a state; exactly 0 where invisible."""
-    return cosine_rows("cosine_attention_weights", q, k, **params).w
-
-
-@keywords(cosine, *STATE[:2], *TOKENS)
-def cosine_attention_vjp(
-    q: Array, k: Array, v: Array, do: Array | None, *, dstate: State | None = None, **params: Any
-) -> dict[str, Any]:
-    """Gradients of `cosine_attention`, as in `linear_attention_vjp`; a denominator at its floor has slope 0."""
-    attention, options = _split("cosine_attention_vjp", params)
-    return attention.gradients(q, k, v, do, dstate, **options)
-
-
-@keywords(cosine, *STATE[:2], *TOKENS)
-def cosine_attention_magnitudes(
-    q: Array, k: Array, v: Array, do: Array | None, *, dstate: State | None = None, **params: Any
-) -> dict[str, Any]:
-    """Magnitudes of `cosine_attention`, as in `linear_attention_magnitudes`."""
-    attention, options = _split("cosine_attention_magnitudes", params)
-    return attention.magnitudes(q, k, v, do, dstate, **options)
+cosine_attention_weights = derived_weights(
+    cosine_attention,
+    cosine_rows,
+    doc="The weights w (..., L, S) of `cosine_attention` without a state; exactly 0 where invisible.",
+)
+cosine_attention_vjp, cosine_attention_magnitudes = derived_gradients(
+    cosine_attention,
+    cosine,
+    "Gradients of `cosine_attention`, as in `linear_attention_vjp`; a denominator at its floor has slope 0.",
+    "Magnitudes of `cosine_attention`, as in `linear_attention_magnitudes`.",
+    pull=pull,
+)
 
 
 @keywords(cosine, "enable_gqa")
@@ -98,37 +92,7 @@ def cosine_attention_step(
     state: State | None, q_t: Array, k_t: Array, v_t: Array, **params: Any
 ) -> tuple[Array, State]:
     """One more token of `cosine_attention`, as `linear_attention_step`."""
-    attention, options = _split("cosine_attention_step", params)
-    return attention.step(state, q_t, k_t, v_t, **options)
+    return step(cosine, "cosine_attention_step", state, q_t, k_t, v_t, **params)
 
 
-@keywords(cosine, "enable_gqa")
-def cosine_attention_step_vjp(
-    state: State | None,
-    q_t: Array,
-    k_t: Array,
-    v_t: Array,
-    do_t: Array | None,
-    *,
-    dstate: State | None = None,
-    **params: Any,
-) -> dict[str, Any]:
-    """Gradients {"q_t", "k_t", "v_t"} and "state" if there was one."""
-    attention, options = _split("cosine_attention_step_vjp", params)
-    return attention.step_gradients(state, q_t, k_t, v_t, do_t, dstate, False, **options)
-
-
-@keywords(cosine, "enable_gqa")
-def cosine_attention_step_magnitudes(
-    state: State | None,
-    q_t: Array,
-    k_t: Array,
-    v_t: Array,
-    do_t: Array | None,
-    *,
-    dstate: State | None = None,
-    **params: Any,
-) -> dict[str, Any]:
-    """Magnitudes of "o_t", "next_state" and the gradients."""
-    attention, options = _split("cosine_attention_step_magnitudes", params)
-    return attention.step_gradients(state, q_t, k_t, v_t, do_t, dstate, True, **options)
+cosine_attention_step_vjp, cosine_attention_step_magnitudes = step_gradients(cosine_attention_step, cosine)

@@ -7,6 +7,7 @@ import numpy as np
 
 from attnkit_reference._check import as_float
 from attnkit_reference._core import Array, Scores, reduce_to, scores
+from attnkit_reference._op import derived_gradients, derived_weights
 from attnkit_reference.linear.states import (
     Initial,
     State,
@@ -14,19 +15,20 @@ from attnkit_reference.linear.states import (
     initial_state_of,
     state_cotangents,
     transposed,
-    valid_keys,
 )
 from attnkit_reference.linear.sums import (
     STATE,
     TOKENS,
     FeatureRows,
+    Outputs,
+    Resumable,
     cotangent,
     keywords,
-    one_token,
+    pull,
     rows_where,
-    step_names,
+    step,
+    step_gradients,
 )
-from attnkit_reference.lowrank.newton import whole
 from attnkit_reference.lowrank.soft import refuse_pair_mask
 
 
@@ -86,19 +88,16 @@ def softmax(x: Array) -> Array:
     return e / e.sum(axis=-1, keepdims=True)
 
 
-def _call(
+def _efficient(
     op: str,
     q: Array,
     k: Array,
     v: Array | None,
-    keep: Array | None = None,
-    *,
-    chunk_size: int = 64,
     initial_state: Any = None,
+    keep: Array | None = None,
     **options: Any,
 ) -> Efficient:
     """Arguments that are checked, widened and free of padding; `keep` (..., S) are keys that stay for a state."""
-    whole(op, "chunk_size", chunk_size, 1)
     refuse_pair_mask(op, options.get("mask"))
     sc = scores(op, q, k, v, scale=1.0, **options)
     live, seen, query_mask = sc.n > 0, sc.visible.any(axis=-2), options.get("query_mask")
@@ -191,41 +190,6 @@ class Kept:
         return found
 
 
-def _kept(op: str, a: Efficient, v: Array, keep: Array) -> Kept:
-    k = np.where(keep[..., None], a.k, -np.inf)
-    return Kept(k, np.where(keep[..., None], as_float(op, "v", v), 0.0), a.initial)
-
-
-def _valid(op: str, q: Array, k: Array, params: dict[str, Any]) -> Array:
-    options = {name: x for name, x in params.items() if name not in STATE}
-    return valid_keys(op, q, k, **options)
-
-
-def _backward(
-    op: str, q: Array, k: Array, v: Array, do: Any, dstate: Any, absolute: bool, params: dict[str, Any]
-) -> dict[str, Any]:
-    keep = None if dstate is None else _valid(op, q, k, params)
-    a = _call(op, q, k, v, keep, **params)
-    values = cast(Array, a.v)
-    do = cotangent(op, do, (*a.live.shape, values.shape[-1]))
-    do = np.where(a.live[..., None], do, 0.0)
-    with np.errstate(over="ignore", invalid="ignore"):
-        dw = np.where(a.sc.visible, do @ transposed(a.spread(values)), 0.0)
-    if absolute:
-        a, dw, do = a.absolute(), np.abs(dw), np.abs(do)
-    found = a.to_inputs(dw, absolute, do)
-    found["v"] = reduce_to(transposed(a.w()) @ do, a.sc.shapes["v"], a.sc.groups)
-    if keep is not None:
-        state = _kept(op, a, v, keep)
-        given = state_cotangents(op, dstate, state.parts())
-        shapes = a.sc.shapes | ({} if a.initial is None else _initial_shapes(a.initial))
-        for name, g in state.backward(given, absolute).items():
-            found[name] = found.get(name, 0.0) + reduce_to(g, shapes[name])
-    if a.initial is not None:
-        found["initial_state"] = _initial_gradients(a.initial, found)  # type: ignore[assignment]
-    return {name: found[name] for name in ("q", "k", "v", "initial_state") if name in found}
-
-
 def _initial_shapes(initial: Initial) -> dict[str, tuple[int, ...]]:
     return {"S": initial.S.shape, "z": initial.z.shape, "m": initial.z.shape}
 
@@ -237,10 +201,48 @@ def _initial_gradients(initial: Initial, found: dict[str, Array]) -> State:
     return tuple(reduce_to(x, shape) for x, shape in zip((S, z, m), initial.shapes, strict=True))
 
 
-@keywords(_call, *TOKENS)
+@dataclass(frozen=True)
+class EfficientAttention(Resumable):
+    """One call as `Resumable` asks for it."""
+
+    def sums(self, keep: Array | None, seen: dict[str, Any]) -> tuple[Efficient, Kept | None]:
+        a = _efficient(self.op, self.q, self.k, self.v, self.options.get("initial_state"), keep, **seen)
+        if keep is None:
+            return a, None
+        valid = keep[..., None]
+        return a, Kept(np.where(valid, a.k, -np.inf), np.where(valid, as_float(self.op, "v", self.v), 0.0), a.initial)
+
+    def output(self, m: Efficient, absolute: bool = False) -> Array:
+        return (m.absolute() if absolute else m).forward()
+
+    def backward(self, m: Efficient, state: Kept | None, do: Any, dstate: Any, absolute: bool) -> dict[str, Any]:
+        values = cast(Array, m.v)
+        do = cotangent(self.op, do, (*m.live.shape, values.shape[-1]))
+        do = np.where(m.live[..., None], do, 0.0)
+        with np.errstate(over="ignore", invalid="ignore"):
+            dw = np.where(m.sc.visible, do @ transposed(m.spread(values)), 0.0)
+        if absolute:
+            m, dw, do = m.absolute(), np.abs(dw), np.abs(do)
+        found = m.to_inputs(dw, absolute, do)
+        found["v"] = reduce_to(transposed(m.w()) @ do, m.sc.shapes["v"], m.sc.groups)
+        if state is not None:
+            given = state_cotangents(self.op, dstate, state.parts())
+            shapes = m.sc.shapes | ({} if m.initial is None else _initial_shapes(m.initial))
+            for name, g in state.backward(given, absolute).items():
+                found[name] = found.get(name, 0.0) + reduce_to(g, shapes[name])
+        grads: dict[str, Any] = {name: found[name] for name in ("q", "k", "v")}
+        return grads if m.initial is None else {**grads, "initial_state": _initial_gradients(m.initial, found)}
+
+
+def efficient(op: str, q: Array, k: Array, v: Array | None = None, **options: Any) -> EfficientAttention:
+    """One call."""
+    return EfficientAttention(op, q, k, v, options)
+
+
+@keywords(efficient, *TOKENS)
 def efficient_rows(op: str, q: Array, k: Array, v: Array | None = None, **options: Any) -> FeatureRows:
     """w_ij = Σ_c softmax(q_i)_c exp(k_jc)/Σ_j exp(k_jc): rows sum to 1."""
-    a = _call(op, q, k, v, **options)
+    a = _efficient(op, q, k, v, **options)
 
     def pull(dw: Array, size: Array) -> tuple[Array, Array]:
         return np.where(a.sc.visible, dw, 0.0), np.where(a.sc.visible, size, 0.0)
@@ -251,8 +253,8 @@ def efficient_rows(op: str, q: Array, k: Array, v: Array | None = None, **option
     return FeatureRows(a.sc, a.w(), a.live, pull, through=through)
 
 
-@keywords(_call, *STATE, *TOKENS)
-def efficient_attention(q: Array, k: Array, v: Array, **params: Any) -> Array | tuple[Array, State]:
+@keywords(efficient, *STATE, *TOKENS)
+def efficient_attention(q: Array, k: Array, v: Array, **params: Any) -> Outputs:
     """o_i = Σ_c softmax(q_i)_c (Σ_j exp(k_jc) v_j)/(Σ_j exp(k_jc)), c over the d features, j over the visible keys.
 
     q (..., L, d), k (..., S, d), v (..., S, e) -> o (..., L, e), or (o, state). Leading axes broadcast; heads are axis
@@ -266,87 +268,36 @@ def efficient_attention(q: Array, k: Array, v: Array, **params: Any) -> Array | 
     A query that sees no key and no state gets output and gradients 0. ValueError for shapes, values and unknown
     arguments, TypeError for dtypes. Source: Shen et al. 2021 "Efficient Attention: Attention with Linear Complexities".
     """
-    op = "efficient_attention"
-    keep = _valid(op, q, k, params) if params.pop("return_state", False) else None
-    a = _call(op, q, k, v, keep, **params)
-    return a.forward() if keep is None else (a.forward(), _kept(op, a, v, keep).parts())
+    return efficient("efficient_attention", q, k, v, **params).forward()
 
 
-@keywords(_call, *TOKENS)
-def efficient_attention_weights(q: Array, k: Array, **params: Any) -> Array:
-    """The weights w (..., L, S) of `efficient_attention` without a state; rows sum to 1; exactly 0 where invisible."""
-    return efficient_rows("efficient_attention_weights", q, k, **params).w
-
-
-@keywords(_call, *STATE[:2], *TOKENS)
-def efficient_attention_vjp(
-    q: Array, k: Array, v: Array, do: Array | None, *, dstate: State | None = None, **params: Any
-) -> dict[str, Any]:
+efficient_attention_weights = derived_weights(
+    efficient_attention,
+    efficient_rows,
+    doc="The weights w (..., L, S) of `efficient_attention` without a state; rows sum to 1; exactly 0 where invisible.",
+)
+efficient_attention_vjp, efficient_attention_magnitudes = derived_gradients(
+    efficient_attention,
+    efficient,
     """Gradients of `efficient_attention`: {"q", "k", "v"} and "initial_state", a tuple like it, if given.
 
     With p_ijc = exp(k_jc)/Σ_j exp(k_jc), x = softmax(q) and dw = do v^T: dx_ic = Σ_j dw_ij p_ijc, dk_jc = Σ_i x_ic
     p_ijc (dw_ij - dx_ic), dq = x (dx - Σ_c x dx), dv = w^T do. The state's gradient reaches k through m too: at the
     initial m or at the first largest k.
-    """
-    return _backward("efficient_attention_vjp", q, k, v, do, dstate, False, params)
+    """,
+    "Magnitudes of `efficient_attention`, as in `linear_attention_magnitudes`.",
+    pull=pull,
+)
 
 
-@keywords(_call, *STATE[:2], *TOKENS)
-def efficient_attention_magnitudes(
-    q: Array, k: Array, v: Array, do: Array | None, *, dstate: State | None = None, **params: Any
-) -> dict[str, Any]:
-    """Magnitudes of `efficient_attention`, as in `linear_attention_magnitudes`."""
-    op = "efficient_attention_magnitudes"
-    keep = None if dstate is None else _valid(op, q, k, params)
-    a = _call(op, q, k, v, keep, **params)
-    sizes: dict[str, Any] = {} if keep is None else {"state": _kept(op, a, v, keep).sizes()}
-    return {"o": a.absolute().forward(), **sizes, **_backward(op, q, k, v, do, dstate, True, params)}
-
-
-@keywords(_call, "enable_gqa")
+@keywords(efficient, "enable_gqa")
 def efficient_attention_step(
     state: State | None, q_t: Array, k_t: Array, v_t: Array, **params: Any
 ) -> tuple[Array, State]:
     """One more token of `efficient_attention`: m' = max(m, k_t), S and z times exp(m - m') plus those of k_t, and o_t
     = Σ_c softmax(q_t)_c S'_c/z'_c. Shapes as in `linear_attention_step`.
     """
-    op = "efficient_attention_step"
-    q, k, v = one_token(op, q_t=q_t, k_t=k_t, v_t=v_t)
-    keep = np.ones(1, dtype=bool)
-    a = _call(op, q, k, v, keep, initial_state=state, **params)
-    return a.forward()[..., 0, :], _kept(op, a, v, keep).parts()
+    return step(efficient, "efficient_attention_step", state, q_t, k_t, v_t, **params)
 
 
-@keywords(_call, "enable_gqa")
-def efficient_attention_step_vjp(
-    state: State | None,
-    q_t: Array,
-    k_t: Array,
-    v_t: Array,
-    do_t: Array | None,
-    *,
-    dstate: State | None = None,
-    **params: Any,
-) -> dict[str, Any]:
-    """Gradients {"q_t", "k_t", "v_t"} and "state" if there was one."""
-    op, params = "efficient_attention_step_vjp", {"initial_state": state, **params}
-    q, k, v = one_token(op, q_t=q_t, k_t=k_t, v_t=v_t)
-    do = None if do_t is None else one_token(op, do_t=do_t)[0]
-    return step_names(_backward(op, q, k, v, do, dstate, False, params))
-
-
-@keywords(_call, "enable_gqa")
-def efficient_attention_step_magnitudes(
-    state: State | None,
-    q_t: Array,
-    k_t: Array,
-    v_t: Array,
-    do_t: Array | None,
-    *,
-    dstate: State | None = None,
-    **params: Any,
-) -> dict[str, Any]:
-    """Magnitudes of "o_t", "next_state" and the gradients."""
-    q, k, v = one_token("efficient_attention_step_magnitudes", q_t=q_t, k_t=k_t, v_t=v_t)
-    do = None if do_t is None else one_token("efficient_attention_step_magnitudes", do_t=do_t)[0]
-    return step_names(efficient_attention_magnitudes(q, k, v, do, dstate=dstate, initial_state=state, **params))
+efficient_attention_step_vjp, efficient_attention_step_magnitudes = step_gradients(efficient_attention_step, efficient)

@@ -6,9 +6,21 @@ import numpy as np
 
 from attnkit_reference._check import as_float
 from attnkit_reference._core import Array, reduce_to, scores
+from attnkit_reference._op import derived_gradients, derived_weights
 from attnkit_reference.linear.attention import not_negative
 from attnkit_reference.linear.states import Features, State
-from attnkit_reference.linear.sums import STATE, TOKENS, Attention, FeatureMap, FeatureRows, keywords, one_token
+from attnkit_reference.linear.sums import (
+    STATE,
+    TOKENS,
+    Attention,
+    FeatureMap,
+    FeatureRows,
+    Outputs,
+    keywords,
+    pull,
+    step,
+    step_gradients,
+)
 from attnkit_reference.lowrank.newton import whole
 from attnkit_reference.pointwise import relu, relu_slope
 
@@ -64,9 +76,19 @@ def relu_features(x: Array, omega: Array, eps: float) -> Features:
 
 
 def performer(
-    op: str, q: Array, k: Array, projection: Array, enable_gqa: bool, *, kernel: str = "softmax", eps: float = 1e-3
+    op: str,
+    q: Array,
+    k: Array,
+    v: Array | None,
+    projection: Array,
+    *,
+    kernel: str = "softmax",
+    eps: float = 1e-3,
+    **options: Any,
 ) -> Attention:
     """The features of q and of k, and the denominator raw; nothing comes out where that is not positive."""
+    enable_gqa = options.get("enable_gqa", False)
+    scores(op, q, k, v, scale=1.0, **{name: x for name, x in options.items() if name not in STATE})
     if kernel not in KERNELS:
         raise ValueError(f"{op}: kernel; expected one of {', '.join(KERNELS)}, got {kernel!r}")
     eps = not_negative(op, "eps", eps)
@@ -87,7 +109,7 @@ def performer(
     def denominator(raw: Array) -> tuple[Array, Array, Array]:
         return raw, np.ones(raw.shape), ~(raw <= 0)
 
-    return Attention(op, (embed(of_queries), embed(omega)), denominator)
+    return Attention(op, q, k, v, options, (embed(of_queries), embed(omega)), denominator)
 
 
 def _leading(q: Array, k: Array, enable_gqa: bool) -> tuple[int, ...]:
@@ -98,26 +120,16 @@ def _leading(q: Array, k: Array, enable_gqa: bool) -> tuple[int, ...]:
     return np.broadcast_shapes(*shapes)
 
 
-def _split(
-    op: str, q: Array, k: Array, v: Array | None, projection: Array, params: dict[str, Any]
-) -> tuple[Attention, dict[str, Any]]:
-    own = {name: params.pop(name) for name in ("kernel", "eps") if name in params}
-    checked = {name: x for name, x in params.items() if name not in STATE}
-    scores(op, q, k, v, scale=1.0, **checked)
-    return performer(op, q, k, projection, params.get("enable_gqa", False), **own), params
-
-
 @keywords(performer, *TOKENS)
 def performer_rows(
     op: str, q: Array, k: Array, v: Array | None = None, *, projection: Array, **params: Any
 ) -> FeatureRows:
     """The weights of Performer without a state."""
-    attention, options = _split(op, q, k, v, projection, params)
-    return attention.rows(q, k, v, **options)
+    return performer(op, q, k, v, projection, **params).rows()
 
 
 @keywords(performer, *STATE, *TOKENS)
-def performer_attention(q: Array, k: Array, v: Array, projection: Array, **params: Any) -> Array | tuple[Array, State]:
+def performer_attention(q: Array, k: Array, v: Array, projection: Array, **params: Any) -> Outputs:
     """o_i = N_i/D_i, N_i = Σ_j φ(q_i)·φ(k_j) v_j and D_i = Σ_j φ(q_i)·φ(k_j) over the visible keys; 0 where D_i = 0.
 
     q (..., L, d), k (..., S, d), v (..., S, e), projection (..., m, d) -> o (..., L, e), or (o, state). The rows ω_r of
@@ -133,57 +145,25 @@ def performer_attention(q: Array, k: Array, v: Array, projection: Array, **param
     The estimate is only close to softmax attention for small ‖q‖, ‖k‖ and large m; compare it with itself. Source:
     Choromanski et al. 2021 "Rethinking Attention with Performers" §2.3-2.4.
     """
-    attention, options = _split("performer_attention", q, k, v, projection, params)
-    return attention.forward(q, k, v, **options)
+    return performer("performer_attention", q, k, v, projection, **params).forward()
 
 
-@keywords(performer, *TOKENS)
-def performer_attention_weights(q: Array, k: Array, projection: Array, **params: Any) -> Array:
-    """The weights w (..., L, S) of `performer_attention` without a state; exactly 0 where invisible."""
-    return performer_rows("performer_attention_weights", q, k, projection=projection, **params).w
-
-
-@keywords(performer, *STATE[:2], *TOKENS)
-def performer_attention_vjp(
-    q: Array,
-    k: Array,
-    v: Array,
-    projection: Array,
-    do: Array | None,
-    *,
-    dstate: State | None = None,
-    **params: Any,
-) -> dict[str, Any]:
+performer_attention_weights = derived_weights(
+    performer_attention,
+    performer_rows,
+    doc="The weights w (..., L, S) of `performer_attention` without a state; exactly 0 where invisible.",
+)
+performer_attention_vjp, performer_attention_magnitudes = derived_gradients(
+    performer_attention,
+    performer,
     """Gradients of `performer_attention`: {"q", "k", "v"} and "initial_state", a tuple like it, if given.
 
     As in `linear_attention_vjp`; dx̃ = Σ_r dκ_r (ω_r - x̃) with dκ = φ ⊙ dφ for the softmax kernel. c cancels from o, not
     from the state: its gradient goes to the initial c or the first largest exponent.
-    """
-    attention, options = _split("performer_attention_vjp", q, k, v, projection, params)
-    return attention.gradients(q, k, v, do, dstate, **options)
-
-
-@keywords(performer, *STATE[:2], *TOKENS)
-def performer_attention_magnitudes(
-    q: Array,
-    k: Array,
-    v: Array,
-    projection: Array,
-    do: Array | None,
-    *,
-    dstate: State | None = None,
-    **params: Any,
-) -> dict[str, Any]:
-    """Magnitudes of `performer_attention`, as in `linear_attention_magnitudes`."""
-    attention, options = _split("performer_attention_magnitudes", q, k, v, projection, params)
-    return attention.magnitudes(q, k, v, do, dstate, **options)
-
-
-def _split_step(
-    op: str, q_t: Array, k_t: Array, projection: Array, params: dict[str, Any]
-) -> tuple[Attention, dict[str, Any]]:
-    q, k = one_token(op, q_t=q_t, k_t=k_t)
-    return _split(op, q, k, None, projection, params)
+    """,
+    "Magnitudes of `performer_attention`, as in `linear_attention_magnitudes`.",
+    pull=pull,
+)
 
 
 @keywords(performer, "enable_gqa")
@@ -192,39 +172,7 @@ def performer_attention_step(
 ) -> tuple[Array, State]:
     """One more token of `performer_attention`, as `linear_attention_step`; with kernel "softmax", S and z are first
     multiplied by exp(c - c'), c' the larger of c and the largest exponent of k_t."""
-    attention, options = _split_step("performer_attention_step", q_t, k_t, projection, params)
-    return attention.step(state, q_t, k_t, v_t, **options)
+    return step(performer, "performer_attention_step", state, q_t, k_t, v_t, projection=projection, **params)
 
 
-@keywords(performer, "enable_gqa")
-def performer_attention_step_vjp(
-    state: State | None,
-    q_t: Array,
-    k_t: Array,
-    v_t: Array,
-    projection: Array,
-    do_t: Array | None,
-    *,
-    dstate: State | None = None,
-    **params: Any,
-) -> dict[str, Any]:
-    """Gradients {"q_t", "k_t", "v_t"} and "state" if there was one."""
-    attention, options = _split_step("performer_attention_step_vjp", q_t, k_t, projection, params)
-    return attention.step_gradients(state, q_t, k_t, v_t, do_t, dstate, False, **options)
-
-
-@keywords(performer, "enable_gqa")
-def performer_attention_step_magnitudes(
-    state: State | None,
-    q_t: Array,
-    k_t: Array,
-    v_t: Array,
-    projection: Array,
-    do_t: Array | None,
-    *,
-    dstate: State | None = None,
-    **params: Any,
-) -> dict[str, Any]:
-    """Magnitudes of "o_t", "next_state" and the gradients."""
-    attention, options = _split_step("performer_attention_step_magnitudes", q_t, k_t, projection, params)
-    return attention.step_gradients(state, q_t, k_t, v_t, do_t, dstate, True, **options)
+performer_attention_step_vjp, performer_attention_step_magnitudes = step_gradients(performer_attention_step, performer)

@@ -12,13 +12,13 @@ Here all pairs are formed; that the sums over j can be exchanged is for faster c
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import numpy as np
 
 from attnkit_reference._check import as_float
 from attnkit_reference._core import Array, Rows, Scores, contract, reduce_to, scores
-from attnkit_reference._op import refuse_others
+from attnkit_reference._op import Function, Gradients, derived_gradients, refuse_others
 from attnkit_reference.linear.states import (
     Features,
     FinalState,
@@ -33,7 +33,7 @@ from attnkit_reference.linear.states import (
 )
 from attnkit_reference.lowrank.newton import whole
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+Outputs = Array | tuple[Array, State]
 FeatureMap = Callable[[Array], Features]
 Denominator = Callable[[Array], tuple[Array, Array, Array]]  # raw -> den, its slope, where it gives an output
 
@@ -192,95 +192,73 @@ def _fades(sc: Scores, keys: Features, initial: Initial | None) -> tuple[Array, 
 
 
 @dataclass(frozen=True)
-class Attention:
-    """One op: the features of its queries and keys, and the denominator that it divides by."""
+class Resumable:
+    """One call of an op that has a state: its arguments as they came. What its sums are is up to the op."""
 
     op: str
+    q: Array
+    k: Array
+    v: Array | None
+    options: dict[str, Any]  # those of STATE, and what decides who sees whom
+
+    def forward(self) -> Outputs:
+        """o, or (o, state) if `return_state`."""
+        m, state = self._call(self.options.get("return_state", False))
+        return self.output(m) if state is None else (self.output(m), state.parts())
+
+    def gradients(self, do: Any, dstate: Any, absolute: bool) -> dict[str, Any]:
+        """{"q", "k", "v"} and "initial_state" if given; with `absolute` magnitudes, "o" and with dstate "state" too."""
+        m, state = self._call(dstate is not None)
+        found = self.backward(m, state, do, dstate, absolute)
+        if not absolute:
+            return found
+        sizes = {} if state is None else {"state": state.sizes()}
+        return {"o": self.output(m, absolute=True), **sizes, **found}
+
+    def _call(self, stateful: bool) -> tuple[Any, Any]:
+        whole(self.op, "chunk_size", self.options.get("chunk_size", 1), 1)
+        seen = {name: x for name, x in self.options.items() if name not in STATE}
+        return self.sums(valid_keys(self.op, self.q, self.k, **seen) if stateful else None, seen)
+
+    def sums(self, keep: Array | None, seen: dict[str, Any]) -> tuple[Any, Any]:
+        """What the output and its gradients are made of; the state of the keys `keep` (..., S), or None."""
+        raise NotImplementedError
+
+    def output(self, m: Any, absolute: bool = False) -> Array:
+        raise NotImplementedError
+
+    def backward(self, m: Any, state: Any, do: Any, dstate: Any, absolute: bool) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Attention(Resumable):
+    """One call of an op of sums: the features of its queries and keys, and the denominator that it divides by."""
+
     maps: tuple[FeatureMap, FeatureMap]
     denominator: Denominator
     scale: float = 1.0
     signed: bool = False  # can a weight be negative
 
-    def forward(self, q: Array, k: Array, v: Array, *, return_state: bool = False, **options: Any) -> Any:
-        """o, or (o, state)."""
-        m, state = self._call(q, k, v, return_state, **options)
-        num, raw = m.num_raw()
-        den, _, gives = self.denominator(raw)
-        o = np.where((m.live & gives)[..., None], num / np.where(gives, den, 1.0)[..., None], 0.0)
-        return o if state is None else (o, state.parts())
-
-    def gradients(self, q: Array, k: Array, v: Array, do: Any, dstate: Any, **options: Any) -> dict[str, Any]:
-        """{"q", "k", "v"} and "initial_state" if given."""
-        m, state = self._call(q, k, v, dstate is not None, **options)
-        return self._backward(m, state, do, dstate, absolute=False)
-
-    def magnitudes(self, q: Array, k: Array, v: Array, do: Any, dstate: Any, **options: Any) -> dict[str, Any]:
-        """ "o", with dstate "state", and the gradients with the summands of their contractions in absolute value."""
-        m, state = self._call(q, k, v, dstate is not None, **options)
-        den, _, gives = self.denominator(m.num_raw()[1])
-        num, gives = m.absolute().num_raw()[0], gives & m.live
-        o = np.where(gives[..., None], num / np.abs(np.where(gives, den, 1.0))[..., None], 0.0)
-        sizes = {} if state is None else {"state": state.sizes()}
-        return {"o": o, **sizes, **self._backward(m, state, do, dstate, absolute=True)}
-
-    def rows(self, q: Array, k: Array, v: Array | None = None, **options: Any) -> FeatureRows:
-        """The weights w = s/den."""
-        m = sums(self.op, q, k, v, self.maps, self.scale, **options)
-        s = m.s()
-        den, slope, gives = (x[..., None] for x in self.denominator(s.sum(axis=-1)))
-        gives = gives & m.live[..., None]
-        den = np.where(gives, den, 1.0)
-        w = np.where(gives, s / den, 0.0)
-
-        def pull(dw: Array, size: Array) -> tuple[Array, Array]:
-            inner = slope * np.sum(w * dw, axis=-1, keepdims=True)
-            ds = np.where(gives, (dw - inner) / den, 0.0)
-            return ds, np.where(gives, (size + np.abs(inner)) / np.abs(den), 0.0)
-
-        def through(ds: Array, absolute: bool) -> dict[str, Array]:
-            found = (m.absolute() if absolute else m).to_features(ds)
-            dx = reduce_to(found["x"], m.queries.values.shape)
-            return {"q": m.queries.pull(dx, absolute), "k": m.keys.pull(found["y"], absolute)}
-
-        return FeatureRows(m.sc, w, gives[..., 0], pull, self.signed, through=through)
-
-    def step(self, state: Any, q_t: Array, k_t: Array, v_t: Array, **options: Any) -> Any:
-        """(o_t, state): the op on sequences of length 1."""
-        q, k, v = one_token(self.op, q_t=q_t, k_t=k_t, v_t=v_t)
-        o, state = self.forward(q, k, v, initial_state=state, return_state=True, **options)
-        return o[..., 0, :], state
-
-    def step_gradients(
-        self, state: Any, q_t: Array, k_t: Array, v_t: Array, do_t: Any, dstate: Any, sizes: bool, **options: Any
-    ) -> dict[str, Any]:
-        """{"q_t", "k_t", "v_t"} and "state" if there was one; with `sizes`, magnitudes with "o_t" and "next_state"."""
-        q, k, v = one_token(self.op, q_t=q_t, k_t=k_t, v_t=v_t)
-        do = None if do_t is None else one_token(self.op, do_t=do_t)[0]
-        of = self.magnitudes if sizes else self.gradients
-        found = of(q, k, v, do, dstate, initial_state=state, **options)
-        return step_names(found)
-
-    def _call(
-        self,
-        q: Array,
-        k: Array,
-        v: Array,
-        stateful: bool,
-        *,
-        chunk_size: int = 64,
-        initial_state: Any = None,
-        **options: Any,
-    ) -> tuple[Sums, FinalState | None]:
-        whole(self.op, "chunk_size", chunk_size, 1)
-        keep = valid_keys(self.op, q, k, **options) if stateful else None
-        m = sums(self.op, q, k, v, self.maps, self.scale, initial_state, keep, **options)
+    def sums(self, keep: Array | None, seen: dict[str, Any]) -> tuple[Sums, FinalState | None]:
+        initial_state = self.options.get("initial_state")
+        m = sums(self.op, self.q, self.k, self.v, self.maps, self.scale, initial_state, keep, **seen)
         if keep is None:
             return m, None
-        y, values = (np.where(keep[..., None], x, 0.0) for x in (m.keys.values, as_float(self.op, "v", v)))
+        y, values = (np.where(keep[..., None], x, 0.0) for x in (m.keys.values, as_float(self.op, "v", self.v)))
         levels = None if m.keys.levels is None else np.where(keep, m.keys.levels, -np.inf)
         return m, FinalState(keep, y, values, levels, m.initial)
 
-    def _backward(self, m: Sums, state: FinalState | None, do: Any, dstate: Any, absolute: bool) -> dict[str, Any]:
+    def output(self, m: Sums, absolute: bool = False) -> Array:
+        num, raw = m.num_raw()
+        den, _, gives = self.denominator(raw)
+        gives = gives & m.live
+        den = np.where(gives, den, 1.0)
+        if absolute:
+            num, den = m.absolute().num_raw()[0], np.abs(den)
+        return np.where(gives[..., None], num / den[..., None], 0.0)
+
+    def backward(self, m: Sums, state: FinalState | None, do: Any, dstate: Any, absolute: bool) -> dict[str, Any]:
         num, raw = m.num_raw()
         den, slope, gives = self.denominator(raw)
         gives = gives & m.live
@@ -304,6 +282,69 @@ class Attention:
             grads["initial_state"] = initial_gradients(m.initial, found["S"], found["z"], found.get("c"))
         return grads
 
+    def rows(self) -> FeatureRows:
+        """The weights w = s/den."""
+        m = sums(self.op, self.q, self.k, self.v, self.maps, self.scale, **self.options)
+        s = m.s()
+        den, slope, gives = (x[..., None] for x in self.denominator(s.sum(axis=-1)))
+        gives = gives & m.live[..., None]
+        den = np.where(gives, den, 1.0)
+        w = np.where(gives, s / den, 0.0)
+
+        def pull(dw: Array, size: Array) -> tuple[Array, Array]:
+            inner = slope * np.sum(w * dw, axis=-1, keepdims=True)
+            ds = np.where(gives, (dw - inner) / den, 0.0)
+            return ds, np.where(gives, (size + np.abs(inner)) / np.abs(den), 0.0)
+
+        def through(ds: Array, absolute: bool) -> dict[str, Array]:
+            found = (m.absolute() if absolute else m).to_features(ds)
+            dx = reduce_to(found["x"], m.queries.values.shape)
+            return {"q": m.queries.pull(dx, absolute), "k": m.keys.pull(found["y"], absolute)}
+
+        return FeatureRows(m.sc, w, gives[..., 0], pull, self.signed, through=through)
+
+
+def pull(call: Resumable, do: Array | None, *, dstate: State | None = None, absolute: bool = False) -> dict[str, Any]:
+    """The gradients of a call, or magnitudes."""
+    return call.gradients(do, dstate, absolute)
+
+
+def _step_of(prepare: Callable[..., Resumable]) -> Callable[..., Resumable]:
+    """The call for one more token: that of `prepare` on sequences of length 1."""
+
+    def one(op: str, state: Any, q_t: Array, k_t: Array, v_t: Array, **arguments: Any) -> Resumable:
+        q, k, v = one_token(op, q_t=q_t, k_t=k_t, v_t=v_t)
+        return prepare(op, q, k, v, initial_state=state, **arguments)
+
+    return one
+
+
+def step(prepare: Callable[..., Resumable], op: str, *arrays: Any, **options: Any) -> tuple[Array, State]:
+    """(o_t, state) of one more token: arrays are (state, q_t, k_t, v_t, ...)."""
+    call = _step_of(prepare)(op, *arrays, return_state=True, **options)
+    o, state = cast(tuple[Array, State], call.forward())
+    return o[..., 0, :], state
+
+
+def step_gradients(
+    forward: Callable[..., Any],
+    prepare: Callable[..., Resumable],
+    vjp: str = 'Gradients {"q_t", "k_t", "v_t"} and "state" if there was one.',
+    magnitudes: str = 'Magnitudes of "o_t", "next_state" and the gradients.',
+) -> tuple[Callable[..., Gradients], Callable[..., Gradients]]:
+    """`<op>_step_vjp` and `<op>_step_magnitudes` of a step `forward`."""
+    return derived_gradients(forward, _step_of(prepare), vjp, magnitudes, _pull_step)
+
+
+def _pull_step(
+    call: Resumable, do_t: Array | None, *, dstate: State | None = None, absolute: bool = False
+) -> dict[str, Any]:
+    """`pull` under the names of a step: {"q_t", "k_t", "v_t"} and "state"; of magnitudes "o_t" and "next_state" too."""
+    do = None if do_t is None else one_token(call.op, do_t=do_t)[0]
+    found = call.gradients(do, dstate, absolute)
+    tokens, states = {"q": "q_t", "k": "k_t", "v": "v_t", "o": "o_t"}, {"initial_state": "state", "state": "next_state"}
+    return {tokens.get(name, states.get(name, "")): x[..., 0, :] if name in tokens else x for name, x in found.items()}
+
 
 def one_token(op: str, **arrays: Array) -> list[Array]:
     """Arrays of one token as sequences of length 1."""
@@ -311,12 +352,6 @@ def one_token(op: str, **arrays: Array) -> list[Array]:
         if np.ndim(x) < 1:
             raise ValueError(f"{op}: {name} needs an axis of features; expected (..., d), got {np.shape(x)}")
     return [np.asarray(x)[..., None, :] for x in arrays.values()]
-
-
-def step_names(found: dict[str, Any]) -> dict[str, Any]:
-    """Results on sequences of length 1 as those of a step."""
-    tokens, states = {"q": "q_t", "k": "k_t", "v": "v_t", "o": "o_t"}, {"initial_state": "state", "state": "next_state"}
-    return {tokens.get(name, states.get(name, "")): x[..., 0, :] if name in tokens else x for name, x in found.items()}
 
 
 def _shape_of(name: str, m: Sums) -> tuple[int, ...]:
