@@ -226,82 +226,6 @@ sigmoid_attention_vjp, sigmoid_attention_magnitudes = derived_gradients(
 )
 
 
-@refuse_others
-def qk_layernorm(q: Array, k: Array, q_weight: Array, k_weight: Array, *, eps: float = 1e-6) -> tuple[Array, Array]:
-    """(x - mean)/√(variance + eps) ⊙ weight over the last axis of q and of k, before the scores are scaled.
-
-    q (..., L, d), k (..., S, d), q_weight and k_weight (d,), shared by heads, no bias; population variance of the
-    centred values (two passes, so that a common offset does not hurt). eps = 1e-6 is flax's default, which the paper's
-    code base uses. ValueError for shapes, TypeError for dtypes. Source: Wortsman et al. 2023 §4 after Dehghani et al.
-    2023 §2.
-    """
-    pairs = _layernorm_inputs("qk_layernorm", q, k, q_weight, k_weight, eps)
-    q_normed, k_normed = (normalise(x, eps)[0] * weight for x, weight in pairs)
-    return q_normed, k_normed
-
-
-@refuse_others
-def qk_layernorm_vjp(
-    q: Array,
-    k: Array,
-    q_weight: Array,
-    k_weight: Array,
-    dq_normed: Array | None,
-    dk_normed: Array | None,
-    *,
-    eps: float = 1e-6,
-) -> dict[str, Array]:
-    """Gradients {"q", "k", "q_weight", "k_weight"} of `qk_layernorm`; a cotangent None is 0.
-
-    With y the normalised x, r = 1/√(variance + eps) and g = weight ⊙ cotangent: dx = r (g - mean(g) - y mean(g y)) and
-    dweight = Σ cotangent ⊙ y over all tokens.
-    """
-    op = "qk_layernorm_vjp"
-    pairs = _layernorm_inputs(op, q, k, q_weight, k_weight, eps)
-    gradients = {}
-    for name, (x, weight), cotangent in zip(("q", "k"), pairs, (dq_normed, dk_normed), strict=True):
-        y, r, g, dy = _layernorm_parts(op, name, x, weight, cotangent, eps)
-        gradients[name] = r * (g - _mean(g) - y * _mean(g * y))
-        gradients[f"{name}_weight"] = (dy * y).sum(axis=tuple(range(x.ndim - 1)))
-    return gradients
-
-
-@refuse_others
-def qk_layernorm_magnitudes(
-    q: Array,
-    k: Array,
-    q_weight: Array,
-    k_weight: Array,
-    dq_normed: Array | None,
-    dk_normed: Array | None,
-    *,
-    eps: float = 1e-6,
-) -> dict[str, Array]:
-    """What rounding errors of "q_normed", "k_normed" and of the gradients are measured against: every difference
-    replaced by a sum of absolute values, for example r (|x| + |mean|) |weight| for q_normed.
-    """
-    op = "qk_layernorm_magnitudes"
-    pairs = _layernorm_inputs(op, q, k, q_weight, k_weight, eps)
-    sizes = {}
-    for name, (x, weight), cotangent in zip(("q", "k"), pairs, (dq_normed, dk_normed), strict=True):
-        y, r, g, dy = _layernorm_parts(op, name, x, weight, cotangent, eps)
-        uncentred = r * (np.abs(x) + np.abs(_mean(x)))
-        sizes[f"{name}_normed"] = uncentred * np.abs(weight)
-        sizes[name] = r * (np.abs(g) + np.abs(_mean(g)) + uncentred * np.abs(_mean(g * y)))
-        sizes[f"{name}_weight"] = (np.abs(dy) * uncentred).sum(axis=tuple(range(x.ndim - 1)))
-    return sizes
-
-
-def _layernorm_parts(
-    op: str, name: str, x: Array, weight: Array, cotangent: Array | None, eps: float
-) -> tuple[Array, Array, Array, Array]:
-    """The normalised x, r, g = weight ⊙ cotangent, and the cotangent."""
-    dy = np.zeros(x.shape) if cotangent is None else as_float(op, f"d{name}_normed", cotangent)
-    if dy.shape != x.shape:
-        raise ValueError(f"{op}: d{name}_normed has the wrong shape; expected {x.shape}, got {dy.shape}")
-    return *normalise(x, eps), weight * dy, dy
-
-
 def _mean(x: Array) -> Array:
     return x.mean(axis=-1, keepdims=True)
 
@@ -313,16 +237,15 @@ def normalise(x: Array, eps: float) -> tuple[Array, Array]:
     return centred * r, r
 
 
-def _layernorm_inputs(
-    op: str,
-    q: Array,
-    k: Array,
-    q_weight: Array,
-    k_weight: Array,
-    eps: float,
-) -> list[tuple[Array, Array]]:
+class _LayerNorm(NamedTuple):
+    op: str
+    inputs: dict[str, tuple[Array, Array]]  # of q and of k: the array and its weight
+    eps: float
+
+
+def _layernorm(op: str, q: Array, k: Array, q_weight: Array, k_weight: Array, *, eps: float = 1e-6) -> _LayerNorm:
     number(op, "eps", eps, positive=True)
-    pairs = []
+    inputs = {}
     for name, x, weight in (("q", q, q_weight), ("k", k, k_weight)):
         wide, wide_weight = as_float(op, name, x), as_float(op, f"{name}_weight", weight)
         if x.dtype != q.dtype:
@@ -332,5 +255,57 @@ def _layernorm_inputs(
         if weight.shape != x.shape[-1:]:
             text = f"{op}: {name}_weight has the wrong shape; expected {x.shape[-1:]}, got {weight.shape}"
             raise ValueError(text)
-        pairs.append((wide, wide_weight))
-    return pairs
+        inputs[name] = wide, wide_weight
+    return _LayerNorm(op, inputs, eps)
+
+
+def _layernorm_pull(
+    a: _LayerNorm, dq_normed: Array | None, dk_normed: Array | None, absolute: bool = False
+) -> dict[str, Array]:
+    """dx = r (g - mean(g) - y mean(g y)), dweight = Σ dy ⊙ y with g = weight ⊙ dy; with `absolute`, |x| + |mean| for
+    the centred x and |g| + |mean(g)| for the centred g."""
+    found = {}
+    for (name, (x, weight)), cotangent in zip(a.inputs.items(), (dq_normed, dk_normed), strict=True):
+        dy = np.zeros(x.shape) if cotangent is None else as_float(a.op, f"d{name}_normed", cotangent)
+        if dy.shape != x.shape:
+            raise ValueError(f"{a.op}: d{name}_normed has the wrong shape; expected {x.shape}, got {dy.shape}")
+        y, r = normalise(x, a.eps)
+        g, tokens = weight * dy, tuple(range(x.ndim - 1))
+        if absolute:
+            uncentred = r * (np.abs(x) + np.abs(_mean(x)))
+            found[f"{name}_normed"] = uncentred * np.abs(weight)
+            found[name] = r * (np.abs(g) + np.abs(_mean(g)) + uncentred * np.abs(_mean(g * y)))
+            found[f"{name}_weight"] = (np.abs(dy) * uncentred).sum(axis=tokens)
+        else:
+            found[name] = r * (g - _mean(g) - y * _mean(g * y))
+            found[f"{name}_weight"] = (dy * y).sum(axis=tokens)
+    return found
+
+
+@refuse_others
+def qk_layernorm(q: Array, k: Array, q_weight: Array, k_weight: Array, *, eps: float = 1e-6) -> tuple[Array, Array]:
+    """(x - mean)/√(variance + eps) ⊙ weight over the last axis of q and of k, before the scores are scaled.
+
+    q (..., L, d), k (..., S, d), q_weight and k_weight (d,), shared by heads, no bias; population variance of the
+    centred values (two passes, so that a common offset does not hurt). eps = 1e-6 is flax's default, which the paper's
+    code base uses. ValueError for shapes, TypeError for dtypes. Source: Wortsman et al. 2023 §4 after Dehghani et al.
+    2023 §2.
+    """
+    a = _layernorm("qk_layernorm", q, k, q_weight, k_weight, eps=eps)
+    q_normed, k_normed = (normalise(x, eps)[0] * weight for x, weight in a.inputs.values())
+    return q_normed, k_normed
+
+
+qk_layernorm_vjp, qk_layernorm_magnitudes = derived_gradients(
+    qk_layernorm,
+    _layernorm,
+    """Gradients {"q", "k", "q_weight", "k_weight"} of `qk_layernorm`; a cotangent None is 0.
+
+    With y the normalised x, r = 1/√(variance + eps) and g = weight ⊙ cotangent: dx = r (g - mean(g) - y mean(g y)) and
+    dweight = Σ cotangent ⊙ y over all tokens.
+    """,
+    """What rounding errors of "q_normed", "k_normed" and of the gradients are measured against: every difference
+    replaced by a sum of absolute values, for example r (|x| + |mean|) |weight| for q_normed.
+    """,
+    pull=_layernorm_pull,
+)

@@ -8,7 +8,7 @@ from scipy.special import xlogy
 
 from attnkit_reference._check import as_float, boolean, broadcast, number, refuse_none, refuse_unexpected
 from attnkit_reference._core import Array, Rows, attend, output_cotangent, row_cotangent, weight_cotangent
-from attnkit_reference._op import DROPOUT, keyword_parameters, refuse_others
+from attnkit_reference._op import DROPOUT, derived_gradients, keyword_parameters, refuse_others
 from attnkit_reference.entmax import entmax_rows, sparsemax_rows
 from attnkit_reference.gaussian import gaussian_rows
 from attnkit_reference.linear.attention import linear_rows
@@ -302,6 +302,74 @@ def attention_with_statistics_magnitudes(
     return {**sizes, **_joint(rows, op, (q, k, v), do, dstats, wanted, True, params)}
 
 
+class _Regulariser(NamedTuple):
+    """One call; Z = n = 1 and H = 0 in rows that are not valid."""
+
+    Z: Array
+    H: Array
+    n: Array
+    valid: Array
+    entropy_cap: float
+    sum_weight: float
+    entropy_weight: float
+
+
+def _regulariser(
+    op: str,
+    stats: Any,
+    *,
+    entropy_cap: float = 0.7,
+    sum_weight: float = 1.0,
+    entropy_weight: float = 1.0,
+    query_mask: Array | None = None,
+) -> _Regulariser:
+    number(op, "entropy_cap", entropy_cap)
+    wide = {}
+    for field in ("total", "entropy", "visible"):
+        if getattr(stats, field, None) is None:
+            raise ValueError(f"{op}: stats; expected total, entropy and visible, got none for {field!r}")
+        wide[field] = as_float(op, f"stats.{field}", getattr(stats, field))
+        if wide[field].shape != wide["total"].shape:
+            shapes = f"expected {wide['total'].shape} as for total, got {wide[field].shape}"
+            raise ValueError(f"{op}: stats.{field} has the wrong shape; {shapes}")
+    valid = (wide["visible"] > 0) & (wide["total"] > 0)
+    if query_mask is not None:
+        valid = valid & broadcast(op, "query_mask", boolean(op, "query_mask", query_mask), valid.shape)
+    Z, n = (np.where(valid, wide[field], 1.0) for field in ("total", "visible"))
+    H = np.where(valid, wide["entropy"], 0.0)
+    weights = number(op, "sum_weight", sum_weight), number(op, "entropy_weight", entropy_weight)
+    return _Regulariser(Z, H, n, valid, entropy_cap, *weights)
+
+
+def _mean(x: Array, valid: Array) -> np.float64:
+    return np.float64(np.where(valid, x, 0.0).sum() / max(int(valid.sum()), 1))
+
+
+def _regulariser_pull(
+    a: _Regulariser,
+    dloss: Array | float | None,
+    dsum_term: Array | float | None = None,
+    dentropy_term: Array | float | None = None,
+    absolute: bool = False,
+) -> dict[str, Any]:
+    """dZ and dH of the m valid rows; with `absolute`, of cotangents and weights in absolute value."""
+    size = np.abs if absolute else np.asarray
+    sum_weight, entropy_weight = size(a.sum_weight), size(a.entropy_weight)
+    of_loss, of_sum, of_entropy = (size(np.float64(0.0 if x is None else x)) for x in (dloss, dsum_term, dentropy_term))
+    through_sum, through_entropy = of_loss * sum_weight + of_sum, of_loss * entropy_weight + of_entropy
+    count = max(int(a.valid.sum()), 1)
+    gradients = {
+        "total": size(np.where(a.valid, through_sum * np.sign(np.log(a.Z)) / a.Z, 0.0) / count),
+        "entropy": np.where(a.valid & (a.entropy_cap * np.log(a.n) < a.H), through_entropy, 0.0) / count,
+    }
+    if not absolute:
+        return gradients
+    sum_term = _mean(np.abs(np.log(a.Z)), a.valid)
+    entropy_term = _mean(np.abs(a.H) + abs(a.entropy_cap) * np.log(a.n), a.valid)
+    loss = np.float64(sum_weight * sum_term + entropy_weight * entropy_term)
+    return {"loss": loss, "sum_term": sum_term, "entropy_term": entropy_term, **gradients}
+
+
 @refuse_others
 def attention_regulariser(
     stats: RowStatistics,
@@ -320,107 +388,24 @@ def attention_regulariser(
     ours. ValueError for missing fields and shapes. Source: Shen et al. 2023 eq 7, with the absolute value that its
     text names and its print lost.
     """
-    op = "attention_regulariser"
-    Z, H, n, valid = _regulariser_rows(op, stats, entropy_cap, query_mask)
-    weights = number(op, "sum_weight", sum_weight), number(op, "entropy_weight", entropy_weight)
-    excess = H - entropy_cap * np.log(n)
-    sum_term = _mean(np.abs(np.log(Z)), valid)
-    entropy_term = _mean(np.where(excess > 0, excess, 0.0), valid)
-    return np.float64(weights[0] * sum_term + weights[1] * entropy_term), sum_term, entropy_term
+    own = {"entropy_cap": entropy_cap, "sum_weight": sum_weight, "entropy_weight": entropy_weight}
+    a = _regulariser("attention_regulariser", stats, **own, query_mask=query_mask)
+    excess = a.H - entropy_cap * np.log(a.n)
+    sum_term = _mean(np.abs(np.log(a.Z)), a.valid)
+    entropy_term = _mean(np.where(excess > 0, excess, 0.0), a.valid)
+    return np.float64(a.sum_weight * sum_term + a.entropy_weight * entropy_term), sum_term, entropy_term
 
 
-@refuse_others
-def attention_regulariser_vjp(
-    stats: RowStatistics,
-    dloss: Array | float | None,
-    dsum_term: Array | float | None = None,
-    dentropy_term: Array | float | None = None,
-    *,
-    entropy_cap: float = 0.7,
-    sum_weight: float = 1.0,
-    entropy_weight: float = 1.0,
-    query_mask: Array | None = None,
-) -> dict[str, Array]:
+attention_regulariser_vjp, attention_regulariser_magnitudes = derived_gradients(
+    attention_regulariser,
+    _regulariser,
     """Gradients {"total", "entropy"} of `attention_regulariser`; None is 0.
 
     Over the m valid rows: dZ = (dloss sum_weight + dsum_term) sign(log Z)/(Z m) and dH = (dloss entropy_weight +
     dentropy_term) [H > entropy_cap log n]/m; 0 at both kinks and in rows that are not valid.
-    """
-    op = "attention_regulariser_vjp"
-    Z, H, n, valid = _regulariser_rows(op, stats, entropy_cap, query_mask)
-    count = max(int(valid.sum()), 1)
-    dloss, dsum_term, dentropy_term = _scalars(dloss, dsum_term, dentropy_term)
-    through_sum = dloss * number(op, "sum_weight", sum_weight) + dsum_term
-    through_entropy = dloss * number(op, "entropy_weight", entropy_weight) + dentropy_term
-    return {
-        "total": np.where(valid, through_sum * np.sign(np.log(Z)) / Z, 0.0) / count,
-        "entropy": np.where(valid & (entropy_cap * np.log(n) < H), through_entropy, 0.0) / count,
-    }
-
-
-@refuse_others
-def attention_regulariser_magnitudes(
-    stats: RowStatistics,
-    dloss: Array | float | None,
-    dsum_term: Array | float | None = None,
-    dentropy_term: Array | float | None = None,
-    *,
-    entropy_cap: float = 0.7,
-    sum_weight: float = 1.0,
-    entropy_weight: float = 1.0,
-    query_mask: Array | None = None,
-) -> dict[str, Array | np.float64]:
+    """,
     """What rounding errors are measured against: "loss", "sum_term", "entropy_term" with H + |entropy_cap| log n in
     place of their difference, and the gradients "total" and "entropy" with the cotangents in absolute value.
-    """
-    op = "attention_regulariser_magnitudes"
-    Z, H, n, valid = _regulariser_rows(op, stats, entropy_cap, query_mask)
-    sum_size = _mean(np.abs(np.log(Z)), valid)
-    entropy_size = _mean(np.abs(H) + abs(entropy_cap) * np.log(n), valid)
-    sizes = np.abs(_scalars(dloss, dsum_term, dentropy_term))
-    gradients = attention_regulariser_vjp(
-        stats,
-        *sizes,
-        entropy_cap=entropy_cap,
-        sum_weight=abs(sum_weight),
-        entropy_weight=abs(entropy_weight),
-        query_mask=query_mask,
-    )
-    return {
-        "loss": np.float64(abs(sum_weight) * sum_size + abs(entropy_weight) * entropy_size),
-        "sum_term": sum_size,
-        "entropy_term": entropy_size,
-        **{name: np.abs(gradient) for name, gradient in gradients.items()},
-    }
-
-
-def _scalars(*cotangents: Array | float | None) -> list[np.float64]:
-    return [np.float64(0.0 if x is None else x) for x in cotangents]
-
-
-def _regulariser_rows(
-    op: str, stats: Any, entropy_cap: float, query_mask: Array | None
-) -> tuple[Array, Array, Array, Array]:
-    """Z, H, n, valid; Z = n = 1 and H = 0 in rows that are not valid."""
-    number(op, "entropy_cap", entropy_cap)
-    wide = {}
-    for field in ("total", "entropy", "visible"):
-        if getattr(stats, field, None) is None:
-            raise ValueError(f"{op}: stats; expected total, entropy and visible, got none for {field!r}")
-        wide[field] = as_float(op, f"stats.{field}", getattr(stats, field))
-        if wide[field].shape != wide["total"].shape:
-            shapes = f"expected {wide['total'].shape} as for total, got {wide[field].shape}"
-            raise ValueError(f"{op}: stats.{field} has the wrong shape; {shapes}")
-    valid = (wide["visible"] > 0) & (wide["total"] > 0)
-    if query_mask is not None:
-        valid = valid & broadcast(op, "query_mask", boolean(op, "query_mask", query_mask), valid.shape)
-    return (
-        np.where(valid, wide["total"], 1.0),
-        np.where(valid, wide["entropy"], 0.0),
-        np.where(valid, wide["visible"], 1.0),
-        valid,
-    )
-
-
-def _mean(x: Array, valid: Array) -> np.float64:
-    return np.float64(np.where(valid, x, 0.0).sum() / max(int(valid.sum()), 1))
+    """,
+    pull=_regulariser_pull,
+)
