@@ -64,6 +64,25 @@ def broadcast(op: str, name: str, x: Array, shape: tuple[int, ...]) -> Array:
         raise ValueError(text) from None
 
 
+def cotangent(op: str, name: str, x: Any, shape: tuple[int, ...]) -> Array:
+    """x in float64, with the shape of the output that it belongs to."""
+    wide = as_float(op, name, x)
+    if wide.shape != shape:
+        raise ValueError(f"{op}: {name} has another shape than the output; expected {shape}, got {wide.shape}")
+    return wide
+
+
+def leading_axes(op: str, names: str, shapes: Iterable[tuple[int, ...]], hint: str = "") -> tuple[int, ...]:
+    """The leading axes of a call, to which those of its arrays broadcast."""
+    shapes = list(shapes)
+    try:
+        return np.broadcast_shapes(*shapes)
+    except ValueError:
+        got = " and ".join(map(str, shapes))
+        text = f"{op}: leading axes of {names} do not broadcast; expected equal sizes or 1, got {got}{hint}"
+        raise ValueError(text) from None
+
+
 def _kind(x: Any) -> str:
     return f"{type(x).__name__} of dtype {x.dtype}" if hasattr(x, "dtype") else f"{type(x).__name__} {x!r}"
 

@@ -15,7 +15,9 @@ from attnkit_reference._check import (
     as_float,
     boolean,
     broadcast,
+    cotangent,
     integers,
+    leading_axes,
     number,
     tokens,
     window_bounds,
@@ -226,10 +228,7 @@ def gradients(rows: Rows, do: Array, absolute: bool = False) -> dict[str, Array]
 def output_cotangent(rows: Rows, do: Array) -> Array:
     """do in float64, 0 in rows that give nothing."""
     sc = rows.scores
-    do = as_float(sc.op, "do", do)
-    expected = (*rows.w.shape[:-1], cast(Array, sc.v).shape[-1])
-    if do.shape != expected:
-        raise ValueError(f"{sc.op}: do has another shape than the output; expected {expected}, got {do.shape}")
+    do = cotangent(sc.op, "do", do, (*rows.w.shape[:-1], cast(Array, sc.v).shape[-1]))
     return np.where(rows.live[..., None], do, 0.0)
 
 
@@ -242,6 +241,11 @@ def row_cotangent(rows: Rows, name: str, cotangent: Array | None) -> Array:
     if cotangent.shape != rows.live.shape:
         raise ValueError(f"{op}: {name} has the wrong shape; expected {rows.live.shape}, got {cotangent.shape}")
     return np.where(rows.live, cotangent, 0.0)
+
+
+def transposed(x: Array) -> Array:
+    """x (..., a, b) as (..., b, a)."""
+    return np.swapaxes(x, -1, -2)
 
 
 def reduce_to(x: Array, shape: tuple[int, ...], groups: int = 1, by: np.ufunc = np.add) -> Array:
@@ -285,11 +289,6 @@ def _leading(op: str, q: Array, k: Array, v: Array | None, groups: int) -> tuple
     shapes = [x.shape[:-2] for x in (q, k, v) if x is not None]
     if groups > 1:
         shapes[1:] = [(*shape[:-1], shape[-1] * groups) for shape in shapes[1:]]
-    try:
-        return np.broadcast_shapes(*shapes)
-    except ValueError:
-        heads = {shape[-1] for shape in shapes if shape}
-        hint = "; for fewer heads in k and v than in q pass enable_gqa=True" if len(heads - {1}) > 1 else ""
-        got = " and ".join(map(str, shapes))
-        text = f"{op}: leading axes of q, k, v do not broadcast; expected equal sizes or 1, got {got}{hint}"
-        raise ValueError(text) from None
+    heads = {shape[-1] for shape in shapes if shape}
+    hint = "; for fewer heads in k and v than in q pass enable_gqa=True" if len(heads - {1}) > 1 else ""
+    return leading_axes(op, "q, k, v", shapes, hint)

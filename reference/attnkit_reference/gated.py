@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from attnkit_reference._check import Array, as_float
-from attnkit_reference._core import Rows, attend, reduce_to, visibility
+from attnkit_reference._check import Array, as_float, cotangent
+from attnkit_reference._core import Rows, attend, reduce_to, transposed, visibility
 from attnkit_reference._op import derived_gradients, keywords_of
 from attnkit_reference.pointwise import (
     SCORE_FUNCTIONS,
@@ -74,18 +74,12 @@ def _check_shapes(op: str, x: Array, weights: dict[str, Array]) -> None:
             raise ValueError(f"{op}: {name} has the wrong shape; expected {shape}, got {weights[name].shape}")
 
 
-def _turn(x: Array) -> Array:
-    return np.swapaxes(x, -1, -2)
-
-
 def _pull(f: Unit, do: Array, absolute: bool = False) -> dict[str, Array]:
     """Gradients; with `absolute` those and o with the summands of their last contraction in absolute value.
 
     da = u ⊙ (do W_o^T), du = a ⊙ (do W_o^T), dq, dk, dv from da as in pointwise_attention, dz = γ_q ⊙ dq + γ_k ⊙ dk.
     """
-    do, expected = as_float(f.op, "do", do), (*f.x.shape[:-1], f.weights["w_o"].shape[-1])
-    if do.shape != expected:
-        raise ValueError(f"{f.op}: do has another shape than the output; expected {expected}, got {do.shape}")
+    do = cotangent(f.op, "do", do, (*f.x.shape[:-1], f.weights["w_o"].shape[-1]))
     do = np.where(f.rows.live[..., None], do, 0.0)
     size = np.abs if absolute else np.asarray
     gated = do @ f.weights["w_o"].T
@@ -95,13 +89,13 @@ def _pull(f: Unit, do: Array, absolute: bool = False) -> dict[str, Array]:
     before = {name: SILU.slope(f.before[name]) * after[name] for name in after}
     full = {
         "x": sum((size(before[n]) @ size(f.weights[f"w_{n}"].T) for n in before), np.zeros(f.x.shape)),
-        "w_o": _turn(size(f.after["u"] * f.a)) @ size(do),
+        "w_o": transposed(size(f.after["u"] * f.a)) @ size(do),
         "gamma_q": size(dq * f.after["z"]),
         "beta_q": size(dq),
         "gamma_k": size(dk * f.after["z"]),
         "beta_k": size(dk),
     }
-    full |= {f"w_{n}": _turn(size(f.x)) @ size(before[n]) for n in before}
+    full |= {f"w_{n}": transposed(size(f.x)) @ size(before[n]) for n in before}
     found = {name: reduce_to(full[name], shape) for name, shape in f.shapes.items()}
     if "bias" in inside:
         of_attention = pointwise_attention_magnitudes if absolute else pointwise_attention_vjp

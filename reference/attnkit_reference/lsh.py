@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from attnkit_reference._check import Array, as_float, broadcast
-from attnkit_reference._core import reduce_to, visibility
+from attnkit_reference._check import Array, as_float, broadcast, cotangent, leading_axes
+from attnkit_reference._core import reduce_to, transposed, visibility
 from attnkit_reference._op import derived_gradients, derived_weights, keywords_of, refuse_others
 from attnkit_reference.lowrank.newton import whole
 from attnkit_reference.lowrank.soft import refuse_pair_mask
@@ -90,12 +90,7 @@ def _lsh(
     whole(op, "chunk_size", chunk_size, 1)
     wide, wide_v, wide_rotations = _inputs(op, qk, v, rotations)
     n, d = qk.shape[-2:]
-    try:
-        leading = np.broadcast_shapes(qk.shape[:-2], () if v is None else v.shape[:-2])
-    except ValueError:
-        got = f"{qk.shape[:-2]} and {cast(Array, v).shape[:-2]}"
-        text = f"{op}: leading axes of qk, v do not broadcast; expected equal sizes or 1, got {got}"
-        raise ValueError(text) from None
+    leading = leading_axes(op, "qk, v", (x.shape[:-2] for x in (qk, v) if x is not None))
     refuse_pair_mask(op, mask)
     causal_pairs = visibility(op, (*leading, n, n), mask, causal)
     valid = np.diagonal(visibility(op, (*leading, n, n), mask), axis1=-2, axis2=-1)
@@ -110,7 +105,7 @@ def _lsh(
     met = np.where(causal_pairs & valid[..., None] & valid[..., None, :], met, 0)
 
     norm = np.sqrt(np.sum(x * x, axis=-1, keepdims=True) + NORM_EPS * d)
-    s = x @ _turn(x / norm) + SELF_LOGIT * np.eye(n)
+    s = x @ transposed(x / norm) + SELF_LOGIT * np.eye(n)
     top = np.max(s, axis=-1, keepdims=True, initial=-np.inf, where=met > 0)
     e = met * np.exp(np.where(met > 0, s - np.where(np.isfinite(top), top, 0.0), -np.inf))
     total = e.sum(axis=-1, keepdims=True)
@@ -136,29 +131,22 @@ def _inputs(op: str, qk: Array, v: Array | None, rotations: Array) -> tuple[Arra
     return wide, wide_v, wide_rotations
 
 
-def _turn(x: Array) -> Array:
-    return np.swapaxes(x, -1, -2)
-
-
 def _pull(a: Lsh, do: Array, absolute: bool = False) -> dict[str, Array]:
     """dqk, dv; with `absolute` the sums of the absolute values of their summands, and those of o.
 
     ds = w (dw - Σ w dw) with dw = do v^T; dqk = ds k̂ as a query and (dk̂ - k̂ (k̂·dk̂))/norm as a key, dk̂ = ds^T qk.
     """
-    v, do = cast(Array, a.v), as_float(a.op, "do", do)
-    expected = (*a.valid.shape, v.shape[-1])
-    if do.shape != expected:
-        raise ValueError(f"{a.op}: do has another shape than the output; expected {expected}, got {do.shape}")
-    do = np.where(a.valid[..., None], do, 0.0)
+    v = cast(Array, a.v)
+    do = np.where(a.valid[..., None], cotangent(a.op, "do", do, (*a.valid.shape, v.shape[-1])), 0.0)
     size = np.abs if absolute else np.asarray
-    dw = do @ _turn(v)
+    dw = do @ transposed(v)
     inner = np.sum(a.w * dw, axis=-1, keepdims=True)
     ds = a.w * (np.abs(dw) + np.abs(inner)) if absolute else a.w * (dw - inner)
-    dunit = _turn(ds) @ size(a.qk)
+    dunit = transposed(ds) @ size(a.qk)
     along = size(a.unit) * np.sum(size(a.unit) * dunit, axis=-1, keepdims=True)
     full = {
         "qk": ds @ size(a.unit) + (dunit + along if absolute else dunit - along) / a.norm,
-        "v": _turn(a.w) @ size(do),
+        "v": transposed(a.w) @ size(do),
     }
     found = {name: reduce_to(full[name], shape) for name, shape in a.shapes.items()}
     return {"o": a.w @ size(v), **found} if absolute else found

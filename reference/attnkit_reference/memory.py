@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from attnkit_reference._check import Array, as_float, number
-from attnkit_reference._core import reduce_to
+from attnkit_reference._check import Array, as_float, cotangent, leading_axes, number
+from attnkit_reference._core import reduce_to, transposed
 from attnkit_reference._op import derived_gradients, keywords_of
 from attnkit_reference.pointwise import normalise, relu, relu_slope
 
@@ -63,7 +63,7 @@ def _memory(
     }  # fmt: skip
     given = {name: _vector(op, name, array, size) for name, (array, size) in vectors.items() if array is not None}
 
-    s = wide["x"] @ _turn(wide["keys"]) + given.get("key_bias", 0.0)
+    s = wide["x"] @ transposed(wide["keys"]) + given.get("key_bias", 0.0)
     w = _softmax(s) if activation == "softmax" else relu(s)
     h = w @ wide["values"] + given.get("value_bias", 0.0)
     shapes = {name: array.shape for name, array in {**arrays, **given}.items()}
@@ -88,12 +88,7 @@ def _check_shapes(op: str, arrays: dict[str, Array]) -> None:
     if values.shape[-2] != keys.shape[-2]:
         expected = f"(..., {keys.shape[-2]}, e)"
         raise ValueError(f"{op}: values must have the slots of keys; expected {expected}, got {values.shape}")
-    try:
-        np.broadcast_shapes(*(array.shape[:-2] for array in arrays.values()))
-    except ValueError:
-        got = " and ".join(str(array.shape[:-2]) for array in arrays.values())
-        text = f"{op}: leading axes of x, keys, values do not broadcast; expected equal sizes or 1, got {got}"
-        raise ValueError(text) from None
+    leading_axes(op, ", ".join(arrays), (array.shape[:-2] for array in arrays.values()))
 
 
 def _vector(op: str, name: str, array: Array, size: int) -> Array:
@@ -106,10 +101,6 @@ def _vector(op: str, name: str, array: Array, size: int) -> Array:
 def _softmax(s: Array) -> Array:
     e = np.exp(s - np.max(s, axis=-1, keepdims=True, initial=-np.inf))
     return e / e.sum(axis=-1, keepdims=True)
-
-
-def _turn(x: Array) -> Array:
-    return np.swapaxes(x, -1, -2)
 
 
 def _mean(x: Array) -> Array:
@@ -133,9 +124,7 @@ def _pull(a: Memory, do: Array, absolute: bool = False) -> dict[str, Array]:
 
     A LayerNorm subtracts twice, so that behind it not |dh| counts but the summands of dh, and of what follows.
     """
-    do = as_float(a.op, "do", do)
-    if do.shape != a.h.shape:
-        raise ValueError(f"{a.op}: do has another shape than the output; expected {a.h.shape}, got {do.shape}")
+    do = cotangent(a.op, "do", do, a.h.shape)
     size = np.abs if absolute else np.asarray
     h_size, y_size = _sizes(a)
     full: dict[str, Array] = {"o": h_size, "norm_bias": size(do)}
@@ -147,15 +136,15 @@ def _pull(a: Memory, do: Array, absolute: bool = False) -> dict[str, Array]:
         dh_size = r * (np.abs(g) + _mean(np.abs(g)) + y_size * np.abs(_mean(g * y)))
         full["norm_weight"] = np.abs(do) * y_size if absolute else do * y
         full["o"] = y_size * np.abs(a.norm_weight) + (0.0 if a.norm_bias is None else np.abs(a.norm_bias))
-    dw = dh @ _turn(a.values)
-    dw_size = np.abs(dw) if a.norm_weight is None else dh_size @ np.abs(_turn(a.values))
+    dw = dh @ transposed(a.values)
+    dw_size = np.abs(dw) if a.norm_weight is None else dh_size @ np.abs(transposed(a.values))
     if a.softmax:
         inner = np.sum(a.w * dw, axis=-1, keepdims=True)
         ds = a.w * (dw_size + np.abs(inner)) if absolute else a.w * (dw - inner)
     else:
         ds = relu_slope(a.s) * (dw_size if absolute else dw)
     dh = dh_size if absolute else dh
-    full |= {"x": ds @ size(a.keys), "keys": _turn(ds) @ size(a.x), "values": _turn(a.w) @ dh}
+    full |= {"x": ds @ size(a.keys), "keys": transposed(ds) @ size(a.x), "values": transposed(a.w) @ dh}
     full |= {"key_bias": ds, "value_bias": dh}
     found = {name: reduce_to(full[name], shape) for name, shape in a.shapes.items()}
     return {"o": full["o"], **found} if absolute else found

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from attnkit_reference._check import as_float, number
+from attnkit_reference._check import as_float, cotangent, number
 from attnkit_reference._core import Array, Rows, attend, reduce_to, weight_cotangent
 from attnkit_reference._op import derived_gradients, derived_weights, keywords_of
 from attnkit_reference.pointwise import pointwise_rows, sigmoid, sigmoid_slope
@@ -77,10 +77,7 @@ def _joined(x: Array) -> Array:
 
 def _split_cotangent(rows: Rows, x: Array, do: Array) -> Array:
     """do (..., L, H·e) in the layout of x, 0 in rows (of single heads) that give nothing."""
-    op = rows.scores.op
-    do, expected = as_float(op, "do", do), _joined(x).shape
-    if do.shape != expected:
-        raise ValueError(f"{op}: do has another shape than the output; expected {expected}, got {do.shape}")
+    do = cotangent(rows.scores.op, "do", do, _joined(x).shape)
     if x.ndim > 2:
         do = np.moveaxis(do.reshape(*do.shape[:-1], x.shape[-3], x.shape[-1]), -2, -3)
     return np.where(rows.live[..., None], do, 0.0)

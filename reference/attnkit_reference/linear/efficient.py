@@ -5,24 +5,16 @@ from typing import Any, cast
 
 import numpy as np
 
-from attnkit_reference._check import as_float
-from attnkit_reference._core import Array, Scores, reduce_to, scores
+from attnkit_reference._check import as_float, cotangent
+from attnkit_reference._core import Array, Scores, reduce_to, scores, transposed
 from attnkit_reference._op import derived_gradients, derived_weights
-from attnkit_reference.linear.states import (
-    Initial,
-    State,
-    finite_level,
-    initial_state_of,
-    state_cotangents,
-    transposed,
-)
+from attnkit_reference.linear.states import Initial, State, finite_level, initial_state_of, spread, state_cotangents
 from attnkit_reference.linear.sums import (
     STATE,
     TOKENS,
     FeatureRows,
     Outputs,
     Resumable,
-    cotangent,
     keywords,
     pull,
     rows_where,
@@ -45,18 +37,13 @@ class Efficient:
     initial: Initial | None
     live: Array  # (..., L)
 
-    def spread(self, x: Array) -> Array:
-        """x (..., heads of k, ., .) for the heads of q."""
-        groups = self.sc.groups
-        return np.repeat(x, groups, axis=-3) if groups > 1 and x.ndim > 2 and x.shape[-3] > 1 else x
-
     def w(self) -> Array:
         return np.where(self.live[..., None], np.einsum("...ic,...ijc->...ij", self.x, self.p), 0.0)
 
     def forward(self) -> Array:
-        o = self.w() @ self.spread(cast(Array, self.v))
+        o = self.w() @ spread(cast(Array, self.v), self.sc.groups)
         if self.initial is not None:
-            o = o + (self.x * self.before) @ self.spread(self.initial.S)
+            o = o + (self.x * self.before) @ spread(self.initial.S, self.sc.groups)
         return np.where(self.live[..., None], o, 0.0)
 
     def absolute(self) -> "Efficient":
@@ -68,7 +55,7 @@ class Efficient:
         dx = np.einsum("...ij,...ijc->...ic", dw, self.p)
         found: dict[str, Array] = {}
         if self.initial is not None and do is not None:
-            dx = dx + self.before * (do @ transposed(self.spread(self.initial.S)))
+            dx = dx + self.before * (do @ transposed(spread(self.initial.S, self.sc.groups)))
             share, leading = self.x * self.before, self.initial.z.shape[:-1]
             groups = self.sc.groups if leading and leading[-1] > 1 else 1
             found["S"] = reduce_to(transposed(share) @ do, self.initial.S.shape, groups)
@@ -121,7 +108,7 @@ def _shares(sc: Scores, k: Array, initial: Initial | None) -> tuple[Array, Array
     seen = np.where(visible, k[..., None, :, :], -np.inf)
     m, before, z = np.max(seen, axis=-2, initial=-np.inf), np.zeros(()), np.zeros(())
     if initial is not None:
-        c, z = (_for_queries(part[..., None, :], sc.groups) for part in (cast(Array, initial.c), initial.z))
+        c, z = (spread(part[..., None, :], sc.groups) for part in (cast(Array, initial.c), initial.z))
         m = np.maximum(m, c)
         before = np.exp(c - finite_level(m))
     with np.errstate(invalid="ignore"):
@@ -130,10 +117,6 @@ def _shares(sc: Scores, k: Array, initial: Initial | None) -> tuple[Array, Array
     gives = ~(total <= 0)
     total = np.where(gives, total, 1.0)
     return np.where(gives[..., None, :], e / total[..., None, :], 0.0), np.where(gives, before / total, 0.0)
-
-
-def _for_queries(x: Array, groups: int) -> Array:
-    return np.repeat(x, groups, axis=-3) if groups > 1 and x.ndim > 2 and x.shape[-3] > 1 else x
 
 
 @dataclass(frozen=True)
@@ -217,10 +200,11 @@ class EfficientAttention(Resumable):
 
     def backward(self, m: Efficient, state: Kept | None, do: Any, dstate: Any, absolute: bool) -> dict[str, Any]:
         values = cast(Array, m.v)
-        do = cotangent(self.op, do, (*m.live.shape, values.shape[-1]))
+        shape = (*m.live.shape, values.shape[-1])
+        do = np.zeros(shape) if do is None else cotangent(self.op, "do", do, shape)
         do = np.where(m.live[..., None], do, 0.0)
         with np.errstate(over="ignore", invalid="ignore"):
-            dw = np.where(m.sc.visible, do @ transposed(m.spread(values)), 0.0)
+            dw = np.where(m.sc.visible, do @ transposed(spread(values, m.sc.groups)), 0.0)
         if absolute:
             m, dw, do = m.absolute(), np.abs(dw), np.abs(do)
         found = m.to_inputs(dw, absolute, do)

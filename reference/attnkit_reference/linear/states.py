@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from attnkit_reference._check import as_float, boolean, integers, tokens
-from attnkit_reference._core import Array, Scores, reduce_to
+from attnkit_reference._core import Array, Scores, reduce_to, transposed
 
 State = tuple[Array, ...]
 
@@ -42,8 +42,9 @@ class Initial:
         return replace(self, S=np.abs(self.S), z=np.abs(self.z))
 
 
-def transposed(x: Array) -> Array:
-    return np.swapaxes(x, -1, -2)
+def spread(x: Array, groups: int) -> Array:
+    """x (..., heads of k, ., .) for the heads of q."""
+    return np.repeat(x, groups, axis=-3) if groups > 1 and x.ndim > 2 and x.shape[-3] > 1 else x
 
 
 def finite_level(c: Array) -> Array:

@@ -16,8 +16,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from attnkit_reference._check import as_float
-from attnkit_reference._core import Array, Rows, Scores, contract, reduce_to, scores
+from attnkit_reference._check import as_float, cotangent
+from attnkit_reference._core import Array, Rows, Scores, contract, reduce_to, scores, transposed
 from attnkit_reference._op import Function, Gradients, derived_gradients, refuse_others
 from attnkit_reference.linear.states import (
     Features,
@@ -27,8 +27,8 @@ from attnkit_reference.linear.states import (
     finite_level,
     initial_gradients,
     initial_state_of,
+    spread,
     state_cotangents,
-    transposed,
     valid_keys,
 )
 from attnkit_reference.lowrank.newton import whole
@@ -82,9 +82,7 @@ class Sums:
     initial: Initial | None
 
     def spread(self, x: Array) -> Array:
-        """x (..., heads of k, ., .) for the heads of q."""
-        groups = self.sc.groups
-        return np.repeat(x, groups, axis=-3) if groups > 1 and x.ndim > 2 and x.shape[-3] > 1 else x
+        return spread(x, self.sc.groups)
 
     def s(self) -> Array:
         with np.errstate(over="ignore", invalid="ignore"):
@@ -263,7 +261,8 @@ class Attention(Resumable):
         den, slope, gives = self.denominator(raw)
         gives = gives & m.live
         den = np.where(gives, den, 1.0)
-        dn = np.where(gives[..., None], cotangent(self.op, do, num.shape) / den[..., None], 0.0)
+        do = np.zeros(num.shape) if do is None else cotangent(self.op, "do", do, num.shape)
+        dn = np.where(gives[..., None], do / den[..., None], 0.0)
         draw = -slope * np.sum(dn * num, axis=-1) / den
         with np.errstate(over="ignore", invalid="ignore"):
             through_v = np.where(m.sc.visible, dn @ transposed(m.spread(cast(Array, m.v))), 0.0)
@@ -359,12 +358,3 @@ def _shape_of(name: str, m: Sums) -> tuple[int, ...]:
         return m.keys.values.shape if name == "y" else cast(Array, m.v).shape
     initial = cast(Initial, m.initial)
     return {"S": initial.S.shape, "z": initial.z.shape, "c": initial.z.shape[:-1]}[name]
-
-
-def cotangent(op: str, do: Any, shape: tuple[int, ...]) -> Array:
-    if do is None:
-        return np.zeros(shape)
-    do = as_float(op, "do", do)
-    if do.shape != shape:
-        raise ValueError(f"{op}: do has another shape than the output; expected {shape}, got {do.shape}")
-    return do

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from attnkit_reference._check import Array, as_float, boolean, broadcast, integers, tokens
+from attnkit_reference._check import Array, as_float, boolean, broadcast, cotangent, integers, tokens
 from attnkit_reference._op import refuse_others
 from attnkit_reference.lowrank.newton import whole
 
@@ -27,13 +27,6 @@ def _tokens(op: str, q: Array, query_mask: Array | None) -> tuple[Array, Array]:
 
 def _answer(landmarks: Array, found: Array, query_mask: Array | None) -> Landmarks:
     return landmarks if query_mask is None else (landmarks, found)
-
-
-def _cotangent(op: str, dlandmarks: Array, shape: tuple[int, ...]) -> Array:
-    wide = as_float(op, "dlandmarks", dlandmarks)
-    if wide.shape != shape:
-        raise ValueError(f"{op}: dlandmarks has another shape than the output; expected {shape}, got {wide.shape}")
-    return wide
 
 
 def _windows(op: str, n: int, height: Any, width: Any, r: Any) -> Array:
@@ -85,7 +78,7 @@ def average_pool_vjp(
 ) -> dict[str, Array]:
     """Gradient {"q"} of `average_pool`: a valid token gets its share 1/count of the cotangent of its window."""
     clean, pool = _pooling("average_pool_vjp", q, height, width, r, query_mask)
-    dlandmarks = _cotangent("average_pool_vjp", dlandmarks, (*pool.shape[:-1], clean.shape[-1]))
+    dlandmarks = cotangent("average_pool_vjp", "dlandmarks", dlandmarks, (*pool.shape[:-1], clean.shape[-1]))
     return {"q": np.swapaxes(pool, -1, -2) @ dlandmarks}
 
 
@@ -131,7 +124,7 @@ def _convolution_pull(
     op: str, q: Array, kernel: Array, dlandmarks: Array, size: tuple[int, int, int], query_mask: Any, absolute: bool
 ) -> dict[str, Array]:
     windows, patches, matrix, _ = _convolved(op, q, kernel, *size, query_mask)
-    given = _cotangent(op, dlandmarks, (*patches.shape[:-1], matrix.shape[-1]))
+    given = cotangent(op, "dlandmarks", dlandmarks, (*patches.shape[:-1], matrix.shape[-1]))
     if absolute:
         given, patches, matrix = np.abs(given), np.abs(patches), np.abs(matrix)
     d, r = q.shape[-1], size[-1]
@@ -173,7 +166,7 @@ def _picked(op: str, q: Array, indices: Any, query_mask: Array | None) -> Landma
 def _put_back(op: str, q: Array, dlandmarks: Array, indices: Any, query_mask: Array | None) -> dict[str, Array]:
     clean, valid = _tokens(op, q, query_mask)
     rows = _rows(op, indices, clean.shape)
-    given = _cotangent(op, dlandmarks, (*rows.shape, clean.shape[-1]))
+    given = cotangent(op, "dlandmarks", dlandmarks, (*rows.shape, clean.shape[-1]))
     dq = np.zeros(clean.shape)
     for item in np.ndindex(rows.shape):
         dq[(*item[:-1], rows[item])] += given[item]

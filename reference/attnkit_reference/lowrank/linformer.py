@@ -9,13 +9,12 @@ from typing import Any, cast
 import numpy as np
 
 from attnkit_reference._check import Array, as_float, broadcast
-from attnkit_reference._core import Scores, reduce_to, scores
+from attnkit_reference._core import Scores, reduce_to, scores, transposed
 from attnkit_reference._op import Gradients, derived_gradients, derived_weights, keywords_of
 from attnkit_reference.lowrank.nystrom import (
     like_output,
     masked_softmax,
     softmax_pull,
-    turn,
 )
 from attnkit_reference.lowrank.soft import refuse_pair_mask
 
@@ -75,7 +74,9 @@ def _linformer(
     keys = np.where(seen[..., None], sc.k, 0.0)
     values = None if sc.v is None else np.where(seen[..., None], sc.v, 0.0)
     slots = e @ keys
-    w = masked_softmax(sc.scale * sc.q @ turn(slots), np.broadcast_to(live[..., None], (*live.shape, e.shape[-2])))
+    w = masked_softmax(
+        sc.scale * sc.q @ transposed(slots), np.broadcast_to(live[..., None], (*live.shape, e.shape[-2]))
+    )
     keep = None
     if dropout_mask is not None:
         keep = broadcast(op, "dropout_mask", as_float(op, "dropout_mask", dropout_mask), w.shape)
@@ -91,17 +92,17 @@ def _dropped(a: Linformer) -> Array:
 def _linformer_pull(a: Linformer, do: Array, absolute: bool = False) -> Gradients:
     v, f, size = cast(Array, a.v), cast(Array, a.f), np.abs if absolute else np.asarray
     do = like_output(a.sc.op, do, (*a.live.shape, v.shape[-1]), a.live)
-    dw = do @ turn(f @ v)
+    dw = do @ transposed(f @ v)
     dw = dw if a.keep is None else dw * a.keep
     ds = softmax_pull(a.w, dw, np.abs(dw) if absolute else None)
-    dslots = size(a.sc.scale) * turn(ds) @ size(a.sc.q)
-    dvalues = turn(size(_dropped(a))) @ size(do)
+    dslots = size(a.sc.scale) * transposed(ds) @ size(a.sc.q)
+    dvalues = transposed(size(_dropped(a))) @ size(do)
     full = {
         "q": size(a.sc.scale) * ds @ size(a.slots),
-        "k": turn(size(a.e)) @ dslots,
-        "v": turn(size(f)) @ dvalues,
-        "proj_k": dslots @ turn(size(a.k)),
-        "proj_v": dvalues @ turn(size(v)),
+        "k": transposed(size(a.e)) @ dslots,
+        "v": transposed(size(f)) @ dvalues,
+        "proj_k": dslots @ transposed(size(a.k)),
+        "proj_v": dvalues @ transposed(size(v)),
     }
     found = {}
     for name, shape in a.shapes.items():

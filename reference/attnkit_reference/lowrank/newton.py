@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from attnkit_reference._check import Array, as_float, broadcast, number
+from attnkit_reference._check import Array, as_float, broadcast, cotangent, number
 from attnkit_reference._core import reduce_to
 from attnkit_reference._op import derived_gradients, refuse_others
 
@@ -112,9 +112,7 @@ def _newton(
 
 def _pull(n: _Newton, dx: Array, absolute: bool = False) -> dict[str, Array]:
     """`newton_pullback`; with `absolute` its sizes, and |A| and |X_k| in the last products of x and the residuals."""
-    dx = as_float(n.op, "dx", dx)
-    if dx.shape != n.a.shape:
-        raise ValueError(f"{n.op}: dx has another shape than the output; expected {n.a.shape}, got {dx.shape}")
+    dx = cotangent(n.op, "dx", dx, n.a.shape)
     da, da_size, dfactor = newton_pullback(n.a, n.iterates, n.init_scale, dx, n.inverse_grad)
     of_scale = {} if n.scale_shape is None else {"init_scale": reduce_to(dfactor[..., 0, 0], n.scale_shape)}
     if not absolute:

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from attnkit_reference._check import Array, as_float
-from attnkit_reference._core import Rows, Scores, reduce_to, scores
+from attnkit_reference._check import Array, cotangent
+from attnkit_reference._core import Rows, Scores, reduce_to, scores, transposed
 from attnkit_reference._op import Gradients, derived_gradients, derived_weights, keywords_of
 from attnkit_reference.lowrank.newton import column_sums, whole
 from attnkit_reference.lowrank.soft import refuse_pair_mask
@@ -33,15 +33,8 @@ def softmax_pull(w: Array, dw: Array, size: Array | None = None) -> Array:
     return w * (dw - np.sum(w * dw, axis=-1, keepdims=True))
 
 
-def turn(x: Array) -> Array:
-    return np.swapaxes(x, -1, -2)
-
-
 def like_output(op: str, do: Array, shape: tuple[int, ...], live: Array) -> Array:
-    do = as_float(op, "do", do)
-    if do.shape != shape:
-        raise ValueError(f"{op}: do has another shape than the output; expected {shape}, got {do.shape}")
-    return np.where(live[..., None], do, 0.0)
+    return np.where(live[..., None], cotangent(op, "do", do, shape), 0.0)
 
 
 @dataclass(frozen=True)
@@ -85,7 +78,7 @@ def segment_means(valid: Array, num_landmarks: int) -> Array:
 def cubic_inverses(k2: Array, norm: Array, steps: int) -> list[Array]:
     """Z_0 .. Z_T: Z_0 = K^T/norm, Z <- Z (13 I - KZ (15 I - KZ (7 I - KZ)))/4."""
     eye = np.eye(k2.shape[-1])
-    inverses = [turn(k2) / np.where(norm > 0, norm, 1.0)]
+    inverses = [transposed(k2) / np.where(norm > 0, norm, 1.0)]
     for _ in range(steps):
         z = inverses[-1]
         kz = k2 @ z
@@ -102,17 +95,17 @@ def cubic_pullback(a: Nystrom, dz: Array) -> tuple[Array, Array]:
         inner = 7.0 * eye - kz
         middle = 15.0 * eye - kz @ inner
         outer = 13.0 * eye - kz @ middle
-        d_outer = 0.25 * turn(z) @ dz
-        d_middle = -turn(kz) @ d_outer
-        d_inner = -turn(kz) @ d_middle
-        d_kz = -d_outer @ turn(middle) - d_middle @ turn(inner) - d_inner
-        dk, size = dk + d_kz @ turn(z), size + np.abs(d_kz) @ np.abs(turn(z))
-        dz = 0.25 * dz @ turn(outer) + turn(k2) @ d_kz
+        d_outer = 0.25 * transposed(z) @ dz
+        d_middle = -transposed(kz) @ d_outer
+        d_inner = -transposed(kz) @ d_middle
+        d_kz = -d_outer @ transposed(middle) - d_middle @ transposed(inner) - d_inner
+        dk, size = dk + d_kz @ transposed(z), size + np.abs(d_kz) @ np.abs(transposed(z))
+        dz = 0.25 * dz @ transposed(outer) + transposed(k2) @ d_kz
     safe = np.where(a.norm > 0, a.norm, 1.0)
-    through_norm = -np.sum(dz * turn(k2), axis=(-2, -1), keepdims=True) / safe**2
+    through_norm = -np.sum(dz * transposed(k2), axis=(-2, -1), keepdims=True) / safe**2
     if a.options["init"] == "batch_max":
         through_norm = np.sum(np.where(a.exact, 0.0, through_norm))
-    return dk + turn(dz) / safe + through_norm * a.first, size + np.abs(turn(dz)) / safe
+    return dk + transposed(dz) / safe + through_norm * a.first, size + np.abs(transposed(dz)) / safe
 
 
 def _norm(k2: Array, exact: Array, init: str) -> tuple[Array, Array]:
@@ -158,9 +151,9 @@ def _nystrom(
     average = segment_means(valid, m)
     slots = cast(Array, average.any(axis=-1))
     q_means, k_means = average @ q, average @ k
-    k1 = masked_softmax(sc.scale * q @ turn(k_means), valid[..., :, None] & slots[..., None, :])
-    k2 = masked_softmax(sc.scale * q_means @ turn(k_means), slots[..., :, None] & slots[..., None, :])
-    k3 = masked_softmax(sc.scale * q_means @ turn(k), slots[..., :, None] & valid[..., None, :])
+    k1 = masked_softmax(sc.scale * q @ transposed(k_means), valid[..., :, None] & slots[..., None, :])
+    k2 = masked_softmax(sc.scale * q_means @ transposed(k_means), slots[..., :, None] & slots[..., None, :])
+    k3 = masked_softmax(sc.scale * q_means @ transposed(k), slots[..., :, None] & valid[..., None, :])
     norm, first = _norm(k2, exact, init)
     inverses = cubic_inverses(k2, norm, steps)
     options = {"visible": valid[..., :, None] & valid[..., None, :], "init": init}
@@ -202,29 +195,29 @@ def _nystrom_pull(a: Nystrom, do: Array, absolute: bool = False) -> Gradients:
 def _exact_pull(a: Nystrom, do: Array, absolute: bool) -> Gradients:
     w, v = _exact_rows(a).w, cast(Array, a.v)
     size = np.abs if absolute else np.asarray
-    dw = do @ turn(v)
+    dw = do @ transposed(v)
     ds = softmax_pull(w, dw, np.abs(dw) if absolute else None)
     scale = size(a.sc.scale)
-    return {"q": scale * ds @ size(a.k), "k": scale * turn(ds) @ size(a.q), "v": turn(w) @ size(do)}
+    return {"q": scale * ds @ size(a.k), "k": scale * transposed(ds) @ size(a.q), "v": transposed(w) @ size(do)}
 
 
 def _landmark_pull(a: Nystrom, do: Array, absolute: bool) -> Gradients:
     """o = K1 Y, Y = Z U, U = K3 v; then back through three softmaxes and the means of segments."""
     v, z, size = cast(Array, a.v), a.inverses[-1], np.abs if absolute else np.asarray
     u = a.k3 @ v
-    y, dy = z @ u, turn(a.k1) @ do
-    du = turn(z) @ dy
-    dk1, dk3 = do @ turn(y), du @ turn(v)
-    dk2, dk2_size = cubic_pullback(a, dy @ turn(u))
+    y, dy = z @ u, transposed(a.k1) @ do
+    du = transposed(z) @ dy
+    dk1, dk3 = do @ transposed(y), du @ transposed(v)
+    dk2, dk2_size = cubic_pullback(a, dy @ transposed(u))
     ds1, ds2, ds3 = (
         softmax_pull(w, dw, summands if absolute else None)
         for w, dw, summands in ((a.k1, dk1, np.abs(dk1)), (a.k2, dk2, dk2_size), (a.k3, dk3, np.abs(dk3)))
     )
-    scale, back = size(a.sc.scale), turn(a.average)
+    scale, back = size(a.sc.scale), transposed(a.average)
     q_means, k_means = size(a.average @ a.q), size(a.average @ a.k)
     dq = ds1 @ k_means + back @ (ds2 @ k_means + ds3 @ size(a.k))
-    dk = turn(ds3) @ q_means + back @ (turn(ds1) @ size(a.q) + turn(ds2) @ q_means)
-    return {"q": scale * dq, "k": scale * dk, "v": turn(a.k3) @ size(du)}
+    dk = transposed(ds3) @ q_means + back @ (transposed(ds1) @ size(a.q) + transposed(ds2) @ q_means)
+    return {"q": scale * dq, "k": scale * dk, "v": transposed(a.k3) @ size(du)}
 
 
 @keywords_of(_nystrom)

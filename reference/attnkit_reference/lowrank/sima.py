@@ -4,8 +4,8 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from attnkit_reference._check import as_float, number
-from attnkit_reference._core import Array, Scores, reduce_to, scores
+from attnkit_reference._check import cotangent, number
+from attnkit_reference._core import Array, Scores, reduce_to, scores, transposed
 from attnkit_reference._op import derived_gradients, derived_weights, keywords_of
 from attnkit_reference.lowrank.soft import refuse_pair_mask
 
@@ -68,22 +68,16 @@ def _sima(
     return _Sima(sc, _tokens(sc.q, live, eps), _tokens(sc.k, seen, eps), values)
 
 
-def _transposed(x: Array) -> Array:
-    return np.swapaxes(x, -1, -2)
-
-
 def _pull(a: _Sima, do: Array, absolute: bool = False) -> dict[str, Array]:
     """dq, dk, dv, or the sums of the absolute values of what they, and o, add up."""
     sc, v = a.scores, cast(Array, a.v)
-    do, expected = as_float(sc.op, "do", do), (*sc.n.shape, v.shape[-1])
-    if do.shape != expected:
-        raise ValueError(f"{sc.op}: do has another shape than the output; expected {expected}, got {do.shape}")
+    do = cotangent(sc.op, "do", do, (*sc.n.shape, v.shape[-1]))
     size = np.abs if absolute else np.asarray
     q_hat, k_hat, v, do = size(a.q.hat), size(a.k.hat), size(v), size(np.where(a.q.valid, do, 0.0))
-    values, from_queries = _transposed(k_hat) @ v, _transposed(q_hat) @ do  # (..., d, e)
+    values, from_queries = transposed(k_hat) @ v, transposed(q_hat) @ do  # (..., d, e)
     full = {
-        "q": a.q.gradient(do @ _transposed(values), absolute),
-        "k": a.k.gradient(v @ _transposed(from_queries), absolute),
+        "q": a.q.gradient(do @ transposed(values), absolute),
+        "k": a.k.gradient(v @ transposed(from_queries), absolute),
         "v": np.where(a.k.valid, k_hat @ from_queries, 0.0),
     }
     found = {name: reduce_to(x, sc.shapes[name], 1 if name == "q" else sc.groups) for name, x in full.items()}
@@ -91,7 +85,7 @@ def _pull(a: _Sima, do: Array, absolute: bool = False) -> dict[str, Array]:
 
 
 def _weights(a: _Sima) -> Array:
-    return np.where(a.scores.visible, a.q.hat @ _transposed(a.k.hat), 0.0)
+    return np.where(a.scores.visible, a.q.hat @ transposed(a.k.hat), 0.0)
 
 
 @keywords_of(_sima)
@@ -107,7 +101,7 @@ def sima_attention(q: Array, k: Array, v: Array, **params: Any) -> Array:
     arguments, TypeError for dtypes. Source: Koohpayegani & Pirsiavash 2022 "SimA: Simple Softmax-free Attention" §3.
     """
     a = _sima("sima_attention", q, k, v, **params)
-    return a.q.hat @ (_transposed(a.k.hat) @ cast(Array, a.v))
+    return a.q.hat @ (transposed(a.k.hat) @ cast(Array, a.v))
 
 
 sima_attention_weights = derived_weights(

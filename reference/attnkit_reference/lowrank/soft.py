@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from attnkit_reference._check import Array, as_float, boolean, broadcast, number
-from attnkit_reference._core import reduce_to, visibility
+from attnkit_reference._check import Array, as_float, boolean, broadcast, cotangent, leading_axes, number
+from attnkit_reference._core import reduce_to, transposed, visibility
 from attnkit_reference._op import derived_gradients, derived_weights, keywords_of
 from attnkit_reference.lowrank.newton import (
     check_inverse_grad,
@@ -85,7 +85,7 @@ def _soft(
     arrays = {name: x for name, x in (("q", q), ("v", v), ("landmarks", landmarks)) if x is not None}
     wide = _soft_inputs(op, arrays)
     n, m = q.shape[-2], landmarks.shape[-2]
-    leading = _leading(op, arrays)
+    leading = leading_axes(op, ", ".join(arrays), (x.shape[:-2] for x in arrays.values()))
     valid = valid_tokens(op, leading, n, mask, key_lengths, query_mask)
     chosen = np.ones((*leading, m), dtype=bool)
     if landmark_mask is not None:
@@ -128,17 +128,6 @@ def _soft_inputs(op: str, arrays: dict[str, Array]) -> dict[str, Array]:
     return {name: as_float(op, name, x) for name, x in arrays.items()}
 
 
-def _leading(op: str, arrays: dict[str, Array]) -> tuple[int, ...]:
-    shapes = [x.shape[:-2] for x in arrays.values()]
-    try:
-        return np.broadcast_shapes(*shapes)
-    except ValueError:
-        got = " and ".join(map(str, shapes))
-        names = ", ".join(arrays)
-        text = f"{op}: leading axes of {names} do not broadcast; expected equal sizes or 1, got {got}"
-        raise ValueError(text) from None
-
-
 def _pull(s: Soft, do: Array, absolute: bool = False) -> dict[str, Array]:
     """Gradients of q, v, landmarks and init_scale; with `absolute` the sums of the absolute values of their summands,
     and those of o.
@@ -147,18 +136,14 @@ def _pull(s: Soft, do: Array, absolute: bool = False) -> dict[str, Array]:
     dS ⊙ S ⊙ -scale/2 times the gradient of ‖x - y‖².
     """
     v = cast(Array, s.v)
-    do = as_float(s.op, "do", do)
-    if do.shape != (*s.valid.shape, v.shape[-1]):
-        expected = (*s.valid.shape, v.shape[-1])
-        raise ValueError(f"{s.op}: do has another shape than the output; expected {expected}, got {do.shape}")
-    do = np.where(s.valid[..., None], do, 0.0)
-    pt, vt = np.swapaxes(s.p, -1, -2), np.swapaxes(v, -1, -2)
+    do = np.where(s.valid[..., None], cotangent(s.op, "do", do, (*s.valid.shape, v.shape[-1])), 0.0)
+    pt, vt = transposed(s.p), transposed(v)
     u = s.p @ v
     y, dy = s.x @ u, s.p @ do
-    du = np.swapaxes(s.x, -1, -2) @ dy
-    da, da_size, dfactor = newton_pullback(s.a, s.iterates, s.init_scale, dy @ np.swapaxes(u, -1, -2), s.inverse_grad)
+    du = transposed(s.x) @ dy
+    da, da_size, dfactor = newton_pullback(s.a, s.iterates, s.init_scale, dy @ transposed(u), s.inverse_grad)
     size = np.abs if absolute else np.asarray
-    dp = size(y) @ size(np.swapaxes(do, -1, -2)) + size(du) @ size(vt)
+    dp = size(y) @ size(transposed(do)) + size(du) @ size(vt)
     gp = dp * s.p * size(-0.5 * s.scale)
     ga = (da_size if absolute else da) * s.kernel * size(-0.5 * s.scale)
     to_tokens = 2.0 * size(differences(s.landmarks, s.q))
@@ -167,7 +152,7 @@ def _pull(s: Soft, do: Array, absolute: bool = False) -> dict[str, Array]:
         "q": size(-1.0) * np.einsum("...ij,...ijd->...jd", gp, to_tokens),
         "v": size(pt) @ size(du),
         "landmarks": np.einsum("...ij,...ijd->...id", gp, to_tokens)
-        + np.einsum("...ij,...ijd->...id", ga + np.swapaxes(ga, -1, -2), between),
+        + np.einsum("...ij,...ijd->...id", ga + transposed(ga), between),
         "init_scale": size(dfactor[..., 0, 0]),
     }
     found = {name: reduce_to(full[name], shape) for name, shape in s.shapes.items()}
@@ -175,7 +160,7 @@ def _pull(s: Soft, do: Array, absolute: bool = False) -> dict[str, Array]:
 
 
 def _weights(s: Soft) -> Array:
-    return np.swapaxes(s.p, -1, -2) @ (s.x @ s.p)
+    return transposed(s.p) @ (s.x @ s.p)
 
 
 @keywords_of(_soft)
@@ -193,7 +178,7 @@ def soft_attention(q: Array, v: Array, landmarks: Array, **params: Any) -> Array
     `newton_inverse`. Source: Lu et al. 2021 eq 5, 8, 9, Algorithms 1 and 2.
     """
     s = _soft("soft_attention", q, v, landmarks, **params)
-    return np.swapaxes(s.p, -1, -2) @ (s.x @ (s.p @ cast(Array, s.v)))
+    return transposed(s.p) @ (s.x @ (s.p @ cast(Array, s.v)))
 
 
 soft_attention_weights = derived_weights(
