@@ -9,8 +9,8 @@ Length = Any  # "visible" | "all" | a number > 0 | an array broadcast to (..., H
 Impl = str | tuple[str, ...]
 
 
-class Scoring(TypedDict, total=False):
-    """What every quadratic op takes to decide which pairs interact and how q·k becomes a score."""
+class Common(TypedDict, total=False):
+    """What every quadratic op takes to decide which pairs interact, how q·k becomes a score, and which weights drop."""
 
     mask: Array | None
     bias: Array | None
@@ -20,11 +20,6 @@ class Scoring(TypedDict, total=False):
     query_mask: Array | None
     scale: float | None
     enable_gqa: bool
-
-
-class Common(Scoring, total=False):
-    """`Scoring`, and the dropout of the weights for ops that multiply them by v."""
-
     dropout_mask: Array | None
     dropout: tuple[float, Any] | None
 
