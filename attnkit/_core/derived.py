@@ -59,10 +59,10 @@ def served_by(body: Callable[..., Any]) -> Callable[[Op], Op]:
     return decorate
 
 
-def follows(
+def derived_function(
     op: Callable[..., Any], name: str, body: Callable[..., Any], signature: inspect.Signature, doc: str
 ) -> Callable[..., Any]:
-    """A body as a function of this name that stands where the documented op stands."""
+    """A body as the public function of that name, in the module of the op that it follows from."""
 
     def serve(*arrays: Array, **options: Any) -> Any:
         return body(*arrays, **options)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Self
 
 from attnkit._core import check, quadratic
-from attnkit._core.derived import DO, DROPOUT, Op, Vjp, Weights, follows, served_by, signature_like
+from attnkit._core.derived import DO, DROPOUT, Op, Vjp, Weights, derived_function, served_by, signature_like
 from attnkit._core.dispatch import namespace, operation_checked_by, special_case
 from attnkit._core.typing import Array, Namespace
 
@@ -152,7 +152,7 @@ def weights_of(
     doc = f"The weights w (..., L, S) of `{family.name}`, before dropout, in the dtype of q; 0 where invisible."
     signature = signature_like(forward, Array, ("v", *DROPOUT, *family.output_only))
     body = _body(family, family.weights, calls)
-    return _checked(family, follows(forward, f"{family.name}_weights", body, signature, doc))
+    return _checked(family, derived_function(forward, f"{family.name}_weights", body, signature, doc))
 
 
 def vjp_of(
@@ -170,7 +170,9 @@ def vjp_of(
     Each has the shape and dtype of its argument.
     """
     signature = signature_like(forward, dict[str, Array], more=[DO])
-    return _checked(family, follows(forward, f"{family.name}_vjp", _body(family, family.vjp, calls), signature, doc))
+    return _checked(
+        family, derived_function(forward, f"{family.name}_vjp", _body(family, family.vjp, calls), signature, doc)
+    )
 
 
 def _body(family: Family, body: Callable[..., Any], calls: Callable[..., Any] | None) -> Callable[..., Any]:

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, overload
 
 from attnkit._core import check, quadratic
-from attnkit._core.derived import DO, Op, Weights, follows, served_by, signature_like
+from attnkit._core.derived import DO, Op, Weights, derived_function, served_by, signature_like
 from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.family import Family, never
 from attnkit._core.typing import Array, Namespace
@@ -23,7 +23,7 @@ OF_SEQUENCES = frozenset(Tokens.__annotations__) - {"enable_gqa"}  # a step sees
 
 
 class Bodies(NamedTuple):
-    """How a call is served whose options are bound in the answer of a `rule`, which is the second argument of each."""
+    """What serves the calls of an op. `rule` is the answer of the record's rule: the own options of a call, bound."""
 
     attend: Callable[..., Any]  # (xp, rule, q, k, v, options, return_state) -> o, or (o, state)
     vjp: Callable[..., dict[str, Any]]  # (xp, rule, q, k, v, do, dstate, options)
@@ -179,27 +179,27 @@ def weights_of(forward: Documented[P], record: Linear, doc: str = "") -> Weights
     """`<op>_weights`, with the signature of the op but for v and states."""
     doc = doc or f"The weights w (..., L, S) of `{record.name}` without a state, in the dtype of q."
     signature = signature_like(forward, Array, ("v", *STATEFUL))
-    return _checked(record, follows(forward, f"{record.name}_weights", record.weights, signature, doc))
+    return _checked(record, derived_function(forward, f"{record.name}_weights", record.weights, signature, doc))
 
 
 def vjp_of(forward: Documented[P], record: Linear, doc: str) -> Vjp[P]:
     """`<op>_vjp`, with the signature of the op and the cotangents do, behind its arrays, and dstate."""
     more = [WHOLE_DO, _state("dstate")]
     signature = signature_like(forward, dict[str, Any], ("return_state",), more)
-    return _checked(record, follows(forward, f"{record.name}_vjp", record.vjp, signature, doc))
+    return _checked(record, derived_function(forward, f"{record.name}_vjp", record.vjp, signature, doc))
 
 
 def step_of(forward: Documented[P], record: Linear, doc: str) -> Step[P]:
     """`<op>_step`, which takes a state and one token; a mask, lengths and chunks are options of sequences."""
     signature = _of_token(forward, tuple[Array, State], [_state("state")])
-    return _checked_step(record, follows(forward, f"{record.name}_step", record.step, signature, doc))
+    return _checked_step(record, derived_function(forward, f"{record.name}_step", record.step, signature, doc))
 
 
 def step_vjp_of(forward: Documented[P], record: Linear) -> StepVjp[P]:
     doc = """Gradients {"q_t", "k_t", "v_t"} and, where there was one, "state", for do_t and dstate (None = 0)."""
     more = [WHOLE_DO.replace(name="do_t"), _state("state"), _state("dstate")]
     signature = _of_token(forward, dict[str, Any], more)
-    return _checked_step(record, follows(forward, f"{record.name}_step_vjp", record.step_vjp, signature, doc))
+    return _checked_step(record, derived_function(forward, f"{record.name}_step_vjp", record.step_vjp, signature, doc))
 
 
 def _of_token(forward: Callable[..., Any], returns: Any, more: list[inspect.Parameter]) -> inspect.Signature:
