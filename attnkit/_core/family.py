@@ -33,6 +33,11 @@ def same(**own: Any) -> dict[str, Any]:
     return own
 
 
+FeatureWeights = tuple[Array, Any, Callable[..., dict[str, Array]]]
+"""Weights r·u, u (..., L, S) and r (..., L, 1) or 1, and pull(dw, like) -> {"q", "k"}, their gradients in the compute
+dtype, for the arguments `like`, of whose queries the weights may be a part."""
+
+
 class Apart(NamedTuple):
     """For an op whose output is not w v: its public functions give the output and the gradients through it."""
 
@@ -61,6 +66,7 @@ class Family(NamedTuple):
     apart: Apart | None = None
     common: frozenset[str] = frozenset(quadratic.COMMON)  # options that are not the op's own
     stateful: tuple[str, ...] = ()  # its options that weights without a state do not have
+    of_features: Callable[..., FeatureWeights] | None = None  # (xp, a, **own), for weights that are not made of scores
 
     def special(self, name: str, translate: Callable[..., dict[str, Any]]) -> Self:
         """The record of an op that calls this one with options of its own."""
@@ -112,6 +118,10 @@ class Family(NamedTuple):
 
         `of_weights(w)` and `of_scores(w)` are what the weights and the scores have beside what comes through o.
         """
+        if self.of_features is not None:
+            u, r, pull = self.of_features(xp, a, **own)
+            dw, of_v = quadratic.product_gradients(xp, a, u * r, do, like.get("v"))
+            return pull(dw if of_weights is None else dw + of_weights(u * r), like) | of_v
         u, r = self.weigh(xp, s, a, **own)
         w = u if self.constant_factor else u * r
         if self.constant_factor and do is not None:

@@ -222,21 +222,25 @@ def backward(
 ) -> dict[str, Array]:
     """Gradients of q, k, v and bias for o = (w ⊙ dropout) v in the compute dtype; `like` are the arguments as given.
 
-    `ds_of(dw)` maps the gradient of the weights to that of the scores; do=None stands for 0, and without v in `like`
-    there is no product.
+    `ds_of(dw)` maps the gradient of the weights to that of the scores.
     """
-    v, dw, dv = like.get("v"), 0.0, None
-    if do is not None and v is not None:
-        do = masked_rows(xp, a, cast(xp, do, a.dtype))
-        dw = contract(xp, do, xp.matrix_transpose(a.v))
-        dropped = w
-        if a.drop is not None:
-            dw, dropped = dw * a.drop, w * a.drop
-        dv = sum_to(xp, dropped.mT @ do, tuple(v.shape))
-    elif v is not None:
-        dv = xp.zeros_like(cast(xp, v, a.dtype))
-    grads = score_gradients(xp, a, masked(xp, a, ds_of(dw)), like["q"], like["k"], like["bias"])
-    return grads if dv is None else grads | {"v": dv}
+    dw, of_v = product_gradients(xp, a, w, do, like.get("v"))
+    return score_gradients(xp, a, masked(xp, a, ds_of(dw)), like["q"], like["k"], like["bias"]) | of_v
+
+
+def product_gradients(
+    xp: Namespace, a: Inputs, w: Array, do: Array | None, v: Array | None
+) -> tuple[Array | float, dict[str, Array]]:
+    """The gradient of the weights, and {"v"}, for o = (w ⊙ dropout) v; do=None stands for 0, v=None for no product."""
+    if v is None:
+        return 0.0, {}
+    if do is None:
+        return 0.0, {"v": xp.zeros_like(cast(xp, v, a.dtype))}
+    do = masked_rows(xp, a, cast(xp, do, a.dtype))
+    dw, dropped = contract(xp, do, xp.matrix_transpose(a.v)), w
+    if a.drop is not None:
+        dw, dropped = dw * a.drop, w * a.drop
+    return dw, {"v": sum_to(xp, dropped.mT @ do, tuple(v.shape))}
 
 
 def masked_rows(xp: Namespace, a: Inputs, x: Array) -> Array:

@@ -11,11 +11,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from attnkit._core import check, quadratic
+from attnkit._core.family import FeatureWeights
 from attnkit._core.mask import positions
 from attnkit._core.special import stop_gradient, unstack
 from attnkit._core.tokens import chosen, join_heads, softmax, softmax_gradient, split_heads, zeros
 from attnkit._core.typing import Array, Namespace
-from attnkit.ops.linear.record import Bodies, Tile
+from attnkit.ops.linear.record import Bodies
 from attnkit.ops.linear.scan import BY_OUTPUT, anticausal, causal, fading, finite, largest, levels_of_queries, total
 from attnkit.ops.linear.states import (
     Options,
@@ -358,7 +359,7 @@ def _apart(xp: Namespace, x: Array, k: Array, pairs: Array) -> tuple[Array, Back
     return w, back
 
 
-def tile(xp: Namespace, op: str, a: quadratic.Inputs) -> Tile:
+def weights(xp: Namespace, op: str, a: quadratic.Inputs) -> FeatureWeights:
     """The weights of the queries in `a`."""
     heads, own = (x.shape[-3] if x.ndim > 2 else 1 for x in (a.q, a.k))
     shared = own if own not in (1, heads) and heads != 1 else None
@@ -379,4 +380,4 @@ def tile(xp: Namespace, op: str, a: quadratic.Inputs) -> Tile:
     return w, 1.0, back
 
 
-BODIES = Bodies(attend, attend_vjp, step, tile)
+BODIES = Bodies(attend, attend_vjp, step, weights)

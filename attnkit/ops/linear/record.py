@@ -8,15 +8,11 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, overload
 from attnkit._core import check, quadratic
 from attnkit._core.derived import DO, Op, Weights, derived_function, served_by, signature_like
 from attnkit._core.dispatch import namespace, operation_checked_by
-from attnkit._core.family import Family, never
+from attnkit._core.family import Family, FeatureWeights, never, nothing
 from attnkit._core.typing import Array, Namespace
 from attnkit.ops.linear.states import Options, Scaled, State, Tokens, state_context, step_context, stepping
 
 P = ParamSpec("P")
-Tile = tuple[Array, Any, Callable[..., dict[str, Array]]]
-"""Weights r·u of a tile of queries, u (..., L, S) and r (..., L, 1) or 1, and back(dw, like) -> {"q", "k"}, their
-gradients in the compute dtype, for the arguments `like` of which the tile holds some queries."""
-
 STATEFUL = ("chunk_size", "initial_state", "return_state")
 OF_TOKENS = frozenset(Scaled.__annotations__)
 OF_SEQUENCES = frozenset(Tokens.__annotations__) - {"enable_gqa"}  # a step sees all that came before
@@ -28,7 +24,7 @@ class Bodies(NamedTuple):
     attend: Callable[..., Any]  # (xp, rule, q, k, v, options, return_state) -> o, or (o, state)
     vjp: Callable[..., dict[str, Any]]  # (xp, rule, q, k, v, do, dstate, options)
     step: Callable[..., tuple[Array, State]]  # (xp, rule, q_t, k_t, v_t, state, enable_gqa)
-    tile: Callable[..., Tile]  # (xp, rule, inputs)
+    weights: Callable[..., FeatureWeights]  # (xp, rule, inputs)
 
 
 class Linear(NamedTuple):
@@ -53,7 +49,7 @@ class Linear(NamedTuple):
     def weights(self, q: Array, k: Array, *arrays: Array, **options: Any) -> Array:
         xp, bound = namespace(q), self.rule(f"{self.name}_weights", *arrays, **options)
         a = quadratic.prepare(xp, q, k, **{**_whole(**options).common, "scale": 1.0})
-        u, r, _ = self.bodies.tile(xp, bound, a)
+        u, r, _ = self.bodies.weights(xp, bound, a)
         own_axes = quadratic.leading_axes(q, k, None, options.get("enable_gqa", False))
         lead = check.broadcast(self.name, "leading axes", tuple(u.shape[:-2]), own_axes)
         return quadratic.cast(xp, xp.broadcast_to(u * r, (*lead, *u.shape[-2:])), q.dtype)
@@ -93,33 +89,25 @@ def _whole(initial_state: State | None = None, chunk_size: int = 64, **options: 
 
 
 def family_of(record: Linear) -> Family:
-    """The record of the op's weights, for statistics: gradients do not come through scores."""
+    """The record of the op's weights, for statistics."""
 
-    def tile(xp: Namespace, a: quadratic.Inputs, **own: Any) -> Tile:
-        return record.bodies.tile(xp, record.rule(f"row_statistics({record.name})", **own), a)
+    def of_features(xp: Namespace, a: quadratic.Inputs, **own: Any) -> FeatureWeights:
+        return record.bodies.weights(xp, record.rule(f"row_statistics({record.name})", **own), a)
 
     def weigh(xp: Namespace, s: None, a: quadratic.Inputs, **own: Any) -> tuple[Array, Any]:
-        return tile(xp, a, **own)[:2]
-
-    def no_scores(xp: Namespace, s: None, a: quadratic.Inputs, w: Array, dw: Array, **own: Any) -> Array:
-        return xp.zeros_like(w)
-
-    def of_features(
-        xp: Namespace, a: quadratic.Inputs, w: Array, dw: Array, ds: Array, like: dict[str, Array], **own: Any
-    ) -> dict[str, Array]:
-        return tile(xp, a, **own)[2](dw, like)
+        return of_features(xp, a, **own)[:2]
 
     return Family(
         record.name,
         weigh,
-        no_scores,
-        partial(quadratic.prepare, scale=1.0),
-        lambda xp, a: None,
-        of_features,
+        score_gradient=nothing,
+        prepare=partial(quadratic.prepare, scale=1.0),
+        scores=lambda xp, a: None,
         signed=record.signed,
         checks=record.checks,
         common=frozenset(quadratic.COMMON) - {"scale"},
         stateful=STATEFUL,
+        of_features=of_features,
     )
 
 

@@ -6,9 +6,10 @@ import math
 from typing import Any
 
 from attnkit._core import quadratic
+from attnkit._core.family import FeatureWeights
 from attnkit._core.tokens import chosen, join_heads, split_heads
 from attnkit._core.typing import Array, Namespace
-from attnkit.ops.linear.record import Bodies, Tile
+from attnkit.ops.linear.record import Bodies
 from attnkit.ops.linear.scan import finite, largest
 from attnkit.ops.linear.states import Options, State, cast_like, gathered
 from attnkit.ops.linear.sums import (
@@ -87,7 +88,7 @@ def attend_vjp(
     return grads
 
 
-def tile(xp: Namespace, rule: Rule, a: quadratic.Inputs) -> Tile:
+def weights(xp: Namespace, rule: Rule, a: quadratic.Inputs) -> FeatureWeights:
     """The weights of the queries in `a`."""
     of_q, of_k = rule.of_queries(xp, a.q), rule.of_keys(xp, a.k)
     heads, own = (x.shape[-3] if x.ndim > 2 else 1 for x in (a.q, a.k))
@@ -116,4 +117,4 @@ def tile(xp: Namespace, rule: Rule, a: quadratic.Inputs) -> Tile:
     return u, r, back
 
 
-BODIES = Bodies(attend, attend_vjp, step, tile)
+BODIES = Bodies(attend, attend_vjp, step, weights)
