@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import attnkit
-from attnkit.ops.records import RECORDS
+from attnkit._core.family import RECORDS
 from benchmarks import memory
 from benchmarks.compare import AT_LEAST, PRELOAD
 from benchmarks.timing import Call, ratio, repeats_for, rounds_of, seconds_per_call, summary

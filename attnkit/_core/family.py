@@ -6,6 +6,7 @@ the gradient of the weights to that of the scores. `prepare` may normalise queri
 of the op that it calls.
 """
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Self
 
@@ -141,6 +142,55 @@ class Family(NamedTuple):
         return grads | {name: grads[name] + x if name in grads else x for name, x in beside.items()}
 
 
+# ---------------------------------------------------------------------------------------------- all records
+
+
+class Record(NamedTuple):
+    """A public op and what makes it what it is."""
+
+    op: Callable[..., Any]
+    family: Family
+    options: tuple[str, ...]  # its arguments beside q, k and v
+
+
+RECORDS: dict[str, Record] = {}
+"""Every op whose weights are made of scores or features of pairs, from the moment when its module is imported."""
+
+
+def recorded(family: Family) -> Callable[[Op], Op]:
+    """Decorate the op of a record: statistics, blocks, models and benchmarks ask `RECORDS` whom to serve."""
+
+    def decorate(op: Op) -> Op:
+        options = (name for name in inspect.signature(op).parameters if name not in ("q", "k", "v"))
+        RECORDS[family.name] = Record(op, family, tuple(options))
+        return op
+
+    return decorate
+
+
+def special_cases() -> dict[str, str]:
+    """{op: the op that it calls with fixed parameters}."""
+    return {name: record.family.of for name, record in RECORDS.items() if record.family.of}
+
+
+def made_of_scores() -> tuple[str, ...]:
+    """The ops whose weights come from scores alone, which blocks of queries can serve; without special cases."""
+    families = {name: record.family for name, record in RECORDS.items()}
+    return tuple(name for name, f in families.items() if not (f.of or f.apart or f.stateful))
+
+
+def joins_heads(op: Callable[..., Any]) -> bool:
+    """Whether an op gives (..., L, H·e) for heads (..., H, L, e)."""
+    record = RECORDS.get(op.__name__)
+    return record is not None and record.family.apart is not None and record.family.apart.joins_heads
+
+
+def scales_scores(op: Callable[..., Any]) -> bool:
+    """Whether an op takes a scale of q·k, 1/√d by default; that of features is an option of the op's own."""
+    record = RECORDS.get(op.__name__)
+    return "scale" in inspect.signature(op).parameters and (record is None or "scale" in record.family.common)
+
+
 # ---------------------------------------------------------------------------------------------- public functions
 
 
@@ -150,7 +200,7 @@ def op(family: Family, calls: Callable[..., Any] | None = None) -> Callable[[Op]
     A special case `calls` another op, with its own options translated.
     """
     body = _body(family, family.attend, calls)
-    return lambda documented: _checked(family, served_by(body)(documented))
+    return lambda documented: recorded(family)(_checked(family, served_by(body)(documented)))
 
 
 def weights_of(

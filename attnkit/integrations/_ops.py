@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import attnkit
-from attnkit.ops.records import joins_heads, scales_scores
+from attnkit._core.family import joins_heads, scales_scores
 
 Op = Callable[..., Any]
 

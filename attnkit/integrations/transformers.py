@@ -20,9 +20,9 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
 
 import attnkit
+from attnkit._core.family import RECORDS
 from attnkit.integrations._ops import Op, check, needs_only_heads, scale_of, taken_by
 from attnkit.nn.attention import SEEDS
-from attnkit.ops.records import RECORDS
 
 _NAMED: dict[Op, dict[str, dict[str, Any]]] = {
     attnkit.pointwise_attention: {name: {"activation": name} for name in attnkit.ACTIVATIONS},

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import attnkit
+from attnkit._core.family import joins_heads
 from attnkit.nn.operands import BUILDERS, NAMES, Heads, Operands, settings_of
-from attnkit.ops.records import joins_heads
 
 SEEDS = 2**63 - 1
 _MASKS = frozenset(("mask", "bias", "causal", "query_mask", "enable_gqa", "dropout", "dropout_mask"))

@@ -7,7 +7,7 @@ from attnkit._core import check, quadratic
 from attnkit._core.activations import ACTIVATIONS
 from attnkit._core.derived import vjp_like
 from attnkit._core.dispatch import namespace, operation_checked_by
-from attnkit._core.family import Apart, Family, always, weights_of
+from attnkit._core.family import Apart, Family, always, recorded, weights_of
 from attnkit._core.typing import Array, Common, Impl, Namespace
 from attnkit.ops import pointwise
 
@@ -233,4 +233,5 @@ RELA = Family(
     output_only=("norm_weight", "gate_weight", "norm_axis", "eps"),
     apart=Apart(rela_attention, rela_attention_vjp, joins_heads=True),
 )
+recorded(RELA)(rela_attention)
 rela_attention_weights = weights_of(rela_attention, RELA)

@@ -5,7 +5,7 @@ from typing import Any, Unpack
 
 from attnkit._core import quadratic
 from attnkit._core.dispatch import namespace, operation
-from attnkit._core.family import Family, weights_of
+from attnkit._core.family import Family, recorded, weights_of
 from attnkit._core.special import stop_gradient
 from attnkit._core.typing import Array, Common, Impl, Namespace
 
@@ -56,6 +56,7 @@ def score_gradient(xp: Namespace, s: Array, a: quadratic.Inputs, w: Array, dw: A
 SOFTMAX = Family("softmax_attention", weigh, score_gradient, output_only=("return_lse",))
 
 
+@recorded(SOFTMAX)
 @operation
 def softmax_attention(
     q: Array, k: Array, v: Array, *, return_lse: bool = False, impl: Impl = "auto", **common: Unpack[Common]

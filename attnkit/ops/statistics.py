@@ -1,18 +1,16 @@
 """Statistics of each row of attention weights, without an (L, S) array in memory."""
 
-import inspect
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from attnkit._core import check, quadratic
 from attnkit._core.dispatch import choose, namespace
-from attnkit._core.family import Family
+from attnkit._core.family import RECORDS, Family, Record
 from attnkit._core.mask import Rows, positions
 from attnkit._core.special import take_along, without_autocast
 from attnkit._core.tokens import cotangent
 from attnkit._core.typing import Array, Impl, Namespace
-from attnkit.ops.records import RECORDS, Record
 
 _TILE = 2**23  # weights held at a time: 32 MiB; blocks below stay in the C heap when freed, and torch grew by gigabytes
 
@@ -24,13 +22,9 @@ def outside(family: Family) -> tuple[str, ...]:
 
 def _accepted(record: Record, with_output: bool) -> tuple[str, ...]:
     """The options that an op takes here; arrays beside q, k and v are among them."""
-    names = [name for name in inspect.signature(record.op).parameters if name not in ("q", "k", "v")]
     left_out = {"impl", "return_lse", *record.family.stateful}
     left_out |= set() if with_output else {*outside(record.family)}
-    return tuple(name for name in names if name not in left_out)
-
-
-_ACCEPTED = {(name, output): _accepted(record, output) for name, record in RECORDS.items() for output in (False, True)}
+    return tuple(name for name in record.options if name not in left_out)
 
 
 class RowStatistics(NamedTuple):
@@ -70,8 +64,8 @@ def _plan(caller: str, op: Any, arrays: dict[str, Array], fields: Any, params: d
     if name not in RECORDS:
         check.refuse_name(caller, "op", name, RECORDS)
     label = f"{caller}({name})"
-    accepted = _ACCEPTED[name, "v" in arrays]
-    family = RECORDS[name].family
+    record = RECORDS[name]
+    accepted, family = _accepted(record, "v" in arrays), record.family
     given = {key: x for key, x in params.items() if key not in family.output_only}
     check.known_options(label, params, accepted)
     context = check.call(label, tuple(arrays), tuple(arrays.values()), given, accepted, own=family.checks)

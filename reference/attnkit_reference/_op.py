@@ -16,13 +16,15 @@ from operator import attrgetter
 from typing import Any, TypeVar, cast, get_args
 
 from attnkit_reference._check import Array, refuse_none, refuse_unexpected
-from attnkit_reference._core import gradients, scores
+from attnkit_reference._core import Rows, gradients, scores
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Gradients = dict[str, Any]
 Parameter = inspect.Parameter
 
 DROPOUT = ("dropout_mask", "dropout")
+ROWS: dict[str, Callable[..., Rows]] = {}
+"""The rows of every op that has some, for statistics: what `derived_weights` was given."""
 
 
 def keyword_parameters(prepare: Callable[..., Any], *without: str) -> list[Parameter]:
@@ -69,6 +71,8 @@ def derived_weights(
     Its keyword arguments are those of `prepare` but for dropout.
     """
     taken = inspect.signature(prepare).parameters
+    if issubclass(prepare.__annotations__["return"], Rows):
+        ROWS[forward.__name__] = prepare
     arrays = [p for p in _parameters(forward, Parameter.POSITIONAL_OR_KEYWORD) if p.name in taken]
     needed = [p for p in arrays if not _may_be_none(taken[p.name])]
     absent = {p.name: None for p in arrays if p not in needed}

@@ -8,31 +8,8 @@ from scipy.special import xlogy
 
 from attnkit_reference._check import as_float, boolean, broadcast, number, refuse_none, refuse_unexpected
 from attnkit_reference._core import Array, Rows, attend, output_cotangent, row_cotangent, weight_cotangent
-from attnkit_reference._op import DROPOUT, derived_gradients, keyword_parameters, refuse_others
-from attnkit_reference.entmax import entmax_rows, sparsemax_rows
-from attnkit_reference.gaussian import gaussian_rows
-from attnkit_reference.linear.attention import linear_rows
-from attnkit_reference.linear.cosine import cosine_rows
-from attnkit_reference.linear.efficient import efficient_rows
-from attnkit_reference.linear.performer import performer_rows
-from attnkit_reference.pointwise import pointwise_rows, reluformer_rows, sigmoid_rows
-from attnkit_reference.rela import rela_attention, rela_attention_magnitudes, rela_attention_vjp, rela_rows
-from attnkit_reference.softmax import softmax_rows
-
-ROWS: dict[str, Callable[..., Rows]] = {
-    "softmax_attention": softmax_rows,
-    "pointwise_attention": pointwise_rows,
-    "reluformer_attention": reluformer_rows,
-    "sigmoid_attention": sigmoid_rows,
-    "sparsemax_attention": sparsemax_rows,
-    "entmax_attention": entmax_rows,
-    "rela_attention": rela_rows,
-    "gaussian_attention": gaussian_rows,
-    "linear_attention": linear_rows,
-    "cosine_attention": cosine_rows,
-    "performer_attention": performer_rows,
-    "efficient_attention": efficient_rows,
-}
+from attnkit_reference._op import DROPOUT, ROWS, derived_gradients, keyword_parameters, refuse_others
+from attnkit_reference.rela import rela_attention, rela_attention_magnitudes, rela_attention_vjp
 
 
 class Apart(NamedTuple):

@@ -9,7 +9,7 @@ import pytest
 
 import attnkit
 import attnkit_reference
-from attnkit.ops.records import RECORDS
+from attnkit._core.family import RECORDS
 from attnkit_conformance import core, selection
 from attnkit_conformance.adapters.base import AttnkitAdapter, kernels
 from attnkit_conformance.judge import XFAILS, ids_of, properties, read_xfails, refuse_unmatched
@@ -68,7 +68,9 @@ def test_every_public_op_has_a_row_a_gradient_and_magnitudes() -> None:
 def test_every_op_with_weights_has_a_record_or_a_reason() -> None:
     """Statistics and blocks serve what has a record."""
     weighted = {op.name for op in PUBLIC if op.weights}
-    assert weighted - {*RECORDS} == {*WITHOUT_RECORD}, "add a line to attnkit/ops/records.py, or a reason here"
+    assert weighted - {*RECORDS} == {*WITHOUT_RECORD}, (
+        "make a record of it (attnkit/_core/family.py), or give a reason here"
+    )
     assert {op.name for op in PUBLIC if op.statistics} == {*RECORDS}
     assert [name for name, record in RECORDS.items() if record.op is not getattr(attnkit, name)] == []
 

@@ -12,9 +12,9 @@ import torch
 import attnkit
 from attnkit._core import blocks
 from attnkit._core.activations import NAMES
+from attnkit._core.family import RECORDS
 from attnkit.backends import in_place
 from attnkit.backends.torch import blocked, workspace
-from attnkit.ops.records import RECORDS
 
 from .arrays import OPTIONS, assert_close, normal, qkv
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import attnkit
+from attnkit._core.family import RECORDS
 from attnkit.integrations import _ops
 from attnkit.nn import MultiHeadAttention
 from attnkit.nn.context_parallel import SERVED, context_parallel
-from attnkit.ops.records import RECORDS
 
 from .arrays import LAYER, assert_close, normal
 

@@ -1,8 +1,8 @@
 """Kernels for CuPy arrays."""
 
 from attnkit._core.dispatch import Kernel, kernels_by_op
+from attnkit._core.family import special_cases
 from attnkit.backends.cupy import cuda
-from attnkit.ops.records import SPECIAL_CASES
 
-KERNELS: dict[str, tuple[Kernel, ...]] = kernels_by_op(cuda.KERNELS, special_cases=SPECIAL_CASES)
+KERNELS: dict[str, tuple[Kernel, ...]] = kernels_by_op(cuda.KERNELS, special_cases=special_cases())
 """By op, in the order in which `impl="auto"` tries them."""

@@ -18,9 +18,9 @@ from jax import Array, lax
 from attnkit._core import blocks, quadratic
 from attnkit._core.dispatch import Kernel
 from attnkit._core.dropout import kept_counters
+from attnkit._core.family import RECORDS, made_of_scores
 from attnkit._core.mask import pairs_between
 from attnkit.backends.in_place import MASKS
-from attnkit.ops.records import RECORDS
 
 SCORES = 1 << 21  # of a block
 QUERIES, CAUSAL_QUERIES = 512, 256  # of a block at most; causality hides more of a higher one
@@ -151,14 +151,10 @@ def over_blocks(segment: Segment, block: Any, carry: Any) -> tuple[Any, Any]:
 
 # ---------------------------------------------------------------------------------------------- calls
 
-ENOUGH = {
-    "softmax_attention": 1 << 21,
-    "pointwise_attention": 1 << 21,
-    "entmax_attention": math.inf,  # only by name, for less memory: gradients find the thresholds once more
-    "gaussian_attention": 1 << 21,
-}
-"""Scores of a call from which it took less time than the generic body under jit."""
-OPS = tuple(ENOUGH)
+ENOUGH = {"entmax_attention": math.inf}  # only by name, for less memory: gradients find the thresholds once more
+OTHERS = 1 << 21
+"""Scores of a call from which it took less time than the generic body under jit; of new ops nobody has timed it."""
+OPS = made_of_scores()
 DIFFERENTIABLE = ("q", "k", "v", "bias", "alpha")
 SEED = "dropout_seed"
 Arrays = dict[str, Array]
@@ -295,7 +291,7 @@ def unsupported(q: Array, k: Array, v: Array, *rest: Array, **options: Any) -> s
 
 def is_faster(op: str, q: Array, k: Array, v: Array, *rest: Array, **options: Any) -> bool:
     """Whether there are enough scores, on a CPU: nothing is known of other devices, and a traced array has none."""
-    return jax.default_backend() == "cpu" and ENOUGH[op] <= max(
+    return jax.default_backend() == "cpu" and ENOUGH.get(op, OTHERS) <= max(
         math.prod(q.shape[:-1]) * k.shape[-2], math.prod(k.shape[:-1]) * q.shape[-2]
     )
 

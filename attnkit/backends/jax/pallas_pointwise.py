@@ -17,10 +17,10 @@ from attnkit._core import blocks, quadratic
 from attnkit._core.activations import ACTIVATIONS
 from attnkit._core.check import dtype_name
 from attnkit._core.dispatch import Kernel
+from attnkit._core.family import RECORDS
 from attnkit._core.mask import log, power
 from attnkit.backends.jax import blocked, transforms
 from attnkit.backends.jax.blocked import Arrays, Static, divided, given_by
-from attnkit.ops.records import RECORDS
 
 OP = "pointwise_attention"
 TILE = 64  # queries, and keys

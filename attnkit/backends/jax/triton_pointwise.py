@@ -17,13 +17,13 @@ from jax.custom_batching import custom_vmap
 from attnkit._core import blocks, quadratic
 from attnkit._core.check import dtype_name
 from attnkit._core.dispatch import Kernel
+from attnkit._core.family import RECORDS
 from attnkit._core.mask import log, power
 from attnkit.backends.jax import transforms, triton_call
 from attnkit.backends.jax.blocked import SEED, Arrays, Static, divided, given_by
 from attnkit.backends.jax.pallas_pointwise import bounds
 from attnkit.backends.jax.triton_call import Launch
 from attnkit.kernels.strides import joined, row_major, strides_of
-from attnkit.ops.records import RECORDS
 
 OP = "pointwise_attention"
 WIDEST = 256  # head size

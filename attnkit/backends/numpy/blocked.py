@@ -8,21 +8,18 @@ import numpy as np
 
 from attnkit._core import blocks, quadratic
 from attnkit._core.dispatch import Kernel
+from attnkit._core.family import RECORDS, made_of_scores
 from attnkit._core.library import namespace
 from attnkit.backends import in_place
 from attnkit.backends.numpy import softmax
 from attnkit.backends.numpy.workspace import LIBRARY
-from attnkit.ops.records import RECORDS
 
 Array = np.ndarray
-ENOUGH = {
-    "softmax_attention": 1 << 20,
-    "pointwise_attention": 1 << 18,
-    "entmax_attention": 1 << 21,
-    "gaussian_attention": 1 << 21,
-}
+ENOUGH = {"softmax_attention": 1 << 20, "pointwise_attention": 1 << 18}
 """Scores of a call from which it took less time than by the generic body."""
-OPS = tuple(ENOUGH)
+OTHERS = 1 << 21
+"""The same of the other ops; of new ones nobody has timed it."""
+OPS = made_of_scores()
 BACKWARD = {"softmax_attention": softmax.backward_block, "pointwise_attention": in_place.backward_block}
 """Blocks that are overwritten; those of other ops are their generic bodies."""
 
@@ -74,7 +71,7 @@ def unsupported(q: Array, *rest: Any, **options: Any) -> None:
 
 def is_faster(op: str, q: Array, k: Array, *rest: Any, **options: Any) -> bool:
     """Whether there are enough scores."""
-    return max(math.prod(q.shape[:-1]) * k.shape[-2], math.prod(k.shape[:-1]) * q.shape[-2]) >= ENOUGH[op]
+    return max(math.prod(q.shape[:-1]) * k.shape[-2], math.prod(k.shape[:-1]) * q.shape[-2]) >= ENOUGH.get(op, OTHERS)
 
 
 ATTEND = {op: partial(attend, op) for op in OPS} | {"softmax_attention": attend_by_softmax}

@@ -1,9 +1,9 @@
 """Kernels for torch tensors."""
 
 from attnkit._core.dispatch import Kernel, kernels_by_op
+from attnkit._core.family import special_cases
 from attnkit.backends.torch import blocked, blocked_statistics, chunked, recomputed, rela, softmax, transforms
 from attnkit.backends.torch.triton import linear, newton, packed, pointwise, rows, statistics
-from attnkit.ops.records import SPECIAL_CASES
 
 KERNELS: dict[str, tuple[Kernel, ...]] = kernels_by_op(
     pointwise.KERNELS,
@@ -20,7 +20,7 @@ KERNELS: dict[str, tuple[Kernel, ...]] = kernels_by_op(
     rela.BLOCKED,
     chunked.KERNELS,
     recomputed.KERNELS,
-    special_cases=SPECIAL_CASES,
+    special_cases=special_cases(),
     refusal=transforms.unsupported,
 )
 """By op, in the order in which `impl="auto"` tries them."""

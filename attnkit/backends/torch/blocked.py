@@ -8,20 +8,17 @@ from torch import Tensor
 
 from attnkit._core import blocks
 from attnkit._core.dispatch import Kernel
+from attnkit._core.family import RECORDS, made_of_scores
 from attnkit._core.library import namespace
 from attnkit.backends import in_place
 from attnkit.backends.torch import workspace
 from attnkit.backends.torch.custom import Given, register
-from attnkit.ops.records import RECORDS
 
-ENOUGH = {
-    "softmax_attention": 1 << 22,
-    "pointwise_attention": 1 << 20,
-    "entmax_attention": 1 << 22,
-    "gaussian_attention": 1 << 22,
-}
+ENOUGH = {"pointwise_attention": 1 << 20}
 """Scores of a call from which forward and backward together took less time than by automatic differentiation."""
-OPS = tuple(ENOUGH)
+OTHERS = 1 << 22
+"""The same of the other ops; of new ones nobody has timed it."""
+OPS = made_of_scores()
 
 
 def _call(op: str, given: Given) -> blocks.Call:
@@ -72,7 +69,7 @@ def unsupported(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor, **options: Any) 
 
 def is_faster(op: str, q: Tensor, k: Tensor, v: Tensor, *rest: Tensor, **options: Any) -> bool:
     """Whether there are enough scores."""
-    return max(math.prod(q.shape[:-1]) * k.shape[-2], math.prod(k.shape[:-1]) * q.shape[-2]) >= ENOUGH[op]
+    return max(math.prod(q.shape[:-1]) * k.shape[-2], math.prod(k.shape[:-1]) * q.shape[-2]) >= ENOUGH.get(op, OTHERS)
 
 
 KERNELS = {op: Kernel("blocked", partial(attend, op), unsupported, partial(is_faster, op)) for op in OPS}

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from attnkit._core import blocks, quadratic
 from attnkit._core.dispatch import Kernel
+from attnkit._core.family import RECORDS
 from attnkit._core.library import namespace
 from attnkit._core.mask import Rows
 from attnkit._core.typing import Namespace
@@ -21,7 +22,6 @@ from attnkit.backends.in_place import Prepared, Workspace
 from attnkit.backends.torch import blocked, workspace
 from attnkit.backends.torch.custom import Given, Outputs, register
 from attnkit.ops import statistics
-from attnkit.ops.records import RECORDS
 
 SCORES, QUERIES = 1 << 20, 128  # of a block, which many passes look at, and its queries
 NEVER = -1e4  # an exponent whose exponential is 0 in every dtype, and which times 0 is 0

@@ -8,7 +8,7 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, overload
 from attnkit._core import check, quadratic
 from attnkit._core.derived import DO, Op, Weights, derived_function, served_by, signature_like
 from attnkit._core.dispatch import namespace, operation_checked_by
-from attnkit._core.family import Family, FeatureWeights, never, nothing
+from attnkit._core.family import Family, FeatureWeights, never, nothing, recorded
 from attnkit._core.typing import Array, Namespace
 from attnkit.ops.linear.states import Options, Scaled, State, Tokens, state_context, step_context, stepping
 
@@ -160,7 +160,7 @@ def _state(name: str) -> inspect.Parameter:
 
 def op(record: Linear) -> Callable[[Op], Op]:
     """Make a documented signature (q, k, v, *arrays, own..., **common) the op of a record."""
-    return lambda documented: _checked(record, served_by(record.attend)(documented))
+    return lambda documented: recorded(family_of(record))(_checked(record, served_by(record.attend)(documented)))
 
 
 def weights_of(forward: Documented[P], record: Linear, doc: str = "") -> Weights[P]:

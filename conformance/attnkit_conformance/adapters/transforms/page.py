@@ -39,7 +39,8 @@ def line(cells: list[str]) -> str:
 
 def cells(path: Path) -> dict[tuple[str, str, str, str], str]:
     """{(library, op, implementation, transformation): word} of the tables in a file."""
-    words, library = {}, ""
+    words: dict[tuple[str, str, str, str], str] = {}
+    library = ""
     for text in split(path, BEGIN, END)[1].splitlines():
         if text.startswith("### "):
             library = text.removeprefix("### ")
