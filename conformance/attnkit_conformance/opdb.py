@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from attnkit_conformance.families import gaussian, lsh, memory, pointwise, softmax, statistics
+from attnkit_conformance.families import FAMILIES, statistics
 from attnkit_conformance.families.analysis import row as analysis
-from attnkit_conformance.families.entmax import row as entmax
-from attnkit_conformance.families.linear import row as linear
-from attnkit_conformance.families.lowrank import row as lowrank
-from attnkit_conformance.families.packed import row as packed
 from attnkit_conformance.model.op import Op, weights_of
 
-ATTENTION = tuple(
-    op for family in (softmax, pointwise, entmax, gaussian, linear, lowrank, lsh, memory, packed) for op in family.OPS
-)
+ATTENTION = tuple(op for family in FAMILIES for op in family.OPS)
 PUBLIC: tuple[Op, ...] = (*ATTENTION, *statistics.OPS, *statistics.rows(ATTENTION), *analysis.OPS)
 """With a row in the documentation."""
 OPDB = tuple(row for op in PUBLIC for row in ((op, weights_of(op)) if op.weights else (op,)))
