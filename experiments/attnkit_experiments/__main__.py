@@ -17,7 +17,8 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 import tyro
 
 from attnkit_experiments import runner
-from attnkit_experiments.cost import profile, throughput
+from attnkit_experiments.cost import profile
+from attnkit_experiments.data.images import throughput
 from attnkit_experiments.data.prepare import PREPARE
 from attnkit_experiments.engine.errors import Diverged, UserError, unknown
 from attnkit_experiments.engine.progress import say

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from attnkit_experiments.data.images import augment
-from attnkit_experiments.data.sampler import ShuffledShards, ids_hash, sample_ids
+from attnkit_experiments.engine.sampler import ShuffledShards, generator, ids_hash, sample_ids
 from tests.library.arrays import assert_close
 
 
@@ -107,7 +107,7 @@ def test_inception_crop_of_everything_is_the_identity(images):
 
 
 def test_mixup_mixes_neighbours_and_keeps_distributions():
-    share = augment.mixup_share(0.2, augment.generator(0, 3, "mixup"))
+    share = augment.mixup_share(0.2, generator(0, 3, "mixup"))
     assert 0.5 <= share <= 1
     images, targets = torch.eye(4).reshape(4, 1, 2, 2), torch.eye(4)
     mixed, distribution = augment.mixup(images, targets, share)
@@ -120,7 +120,7 @@ def test_cutmix_takes_a_rectangle_of_the_image_before_and_counts_its_area():
     images = torch.arange(5.0)[:, None, None, None].expand(5, 2, 12, 8)
     shares = []
     for step in range(200):
-        mixed, targets = augment.cutmix(images, torch.eye(5), 1.0, augment.generator(0, step, "cutmix"))
+        mixed, targets = augment.cutmix(images, torch.eye(5), 1.0, generator(0, step, "cutmix"))
         assert mixed.shape == (4, 2, 12, 8)
         foreign = mixed[2, 0] == 2
         assert ((mixed[2, 0] == 3) | foreign).all()
@@ -154,7 +154,7 @@ def test_erasing_replaces_a_rectangle_of_the_given_share_of_images_by_noise():
 
 
 def test_mixup_shares_follow_the_beta_distribution():
-    shares = np.array([augment.mixup_share(0.5, augment.generator(0, step, "mixup")) for step in range(2000)])
+    shares = np.array([augment.mixup_share(0.5, generator(0, step, "mixup")) for step in range(2000)])
     # Beta(½, ½) folded to ½..1 has the distribution function (4/π)·asin(√x) - 1
     ranks = 4 / np.pi * np.arcsin(np.sqrt(np.sort(shares))) - 1
     gap = np.abs(ranks - (np.arange(2000) + 0.5) / 2000).max()

@@ -1,1 +1,1 @@
-"""What a model and its data cost: parameters, time, memory, images per second."""
+"""What a model costs: parameters, multiply-adds, time, memory."""

@@ -20,13 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from attnkit_experiments.data.sampler import ids_hash
 from attnkit_experiments.engine import checkpoint, diagnosis
 from attnkit_experiments.engine.ema import MovingAverage
 from attnkit_experiments.engine.errors import Diverged
 from attnkit_experiments.engine.metrics import Metrics, summary
 from attnkit_experiments.engine.optim import TrainConfig, learning_rate, make_optimizer
 from attnkit_experiments.engine.progress import meter
+from attnkit_experiments.engine.sampler import ids_hash
 from attnkit_experiments.engine.world import World, blocks_of
 
 

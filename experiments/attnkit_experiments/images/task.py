@@ -15,7 +15,7 @@ from attnkit_experiments.data.images import augment, randaugment
 from attnkit_experiments.data.images.dataset import ImageData
 from attnkit_experiments.data.images.lazy import LazyImages
 from attnkit_experiments.data.images.pixels import open_pixels
-from attnkit_experiments.data.sampler import sample_ids
+from attnkit_experiments.engine.sampler import generator, sample_ids
 from attnkit_experiments.images.model import ViT
 
 EVALUATION_BATCH = 500
@@ -146,10 +146,10 @@ class ImageTask:
 
     def _mixed(self, images: Tensor, targets: Tensor, step: int) -> tuple[Tensor, Tensor]:
         wanted = self.augmentation
-        coin = torch.rand((), generator=augment.generator(self.seed, step, "mixup or cutmix")).item() < 0.5
+        coin = torch.rand((), generator=generator(self.seed, step, "mixup or cutmix")).item() < 0.5
         if wanted.cutmix and (coin or not wanted.mixup):
-            return augment.cutmix(images, targets, wanted.cutmix, augment.generator(self.seed, step, "cutmix"))
-        share = augment.mixup_share(wanted.mixup, augment.generator(self.seed, step, "mixup"))
+            return augment.cutmix(images, targets, wanted.cutmix, generator(self.seed, step, "cutmix"))
+        share = augment.mixup_share(wanted.mixup, generator(self.seed, step, "mixup"))
         return augment.mixup(images, targets, share)
 
     @torch.no_grad()

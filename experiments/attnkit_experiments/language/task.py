@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from attnkit_experiments.data.sampler import sample_ids
 from attnkit_experiments.data.text.bytes import TextData
+from attnkit_experiments.engine.sampler import sample_ids
 from attnkit_experiments.language.model import LanguageConfig, LanguageModel
 
 EVALUATION_TOKENS = 1 << 14

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,9 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from attnkit_experiments.data.images.augment import generator
-from attnkit_experiments.data.sampler import sample_ids
 from attnkit_experiments.data.sequences.dataset import PADDING, SequenceData, Split
+from attnkit_experiments.engine.sampler import sample_ids, seeded
 from attnkit_experiments.sequences.model import METHODS, ClassifierConfig, SequenceClassifier
 
 
@@ -69,7 +67,7 @@ class SequenceTask:
         labels = torch.from_numpy(self.data.train.labels[ids[own]]).to(self.device)
         tokens = self.padded(rows[own], self.width_of(rows))
         first = range(len(ids))[own].start
-        with seeded(generator(self.seed, step, f"dropout/{first}"), self.device):
+        with seeded(self.seed, step, f"dropout/{first}", self.device):
             logits = _wide(self.apply(tokens))
         return cross_entropy(logits, labels, reduction="sum") / len(ids)
 
@@ -134,12 +132,3 @@ def require_fit(data: SequenceData, model: ClassifierConfig, batch: int, pad_to_
 def _wide(logits: Tensor) -> Tensor:
     """In float32 at least: autocast answers in bfloat16."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
-
-
-@contextmanager
-def seeded(source: torch.Generator, device: torch.device) -> Iterator[None]:
-    """torch's own generators, of which dropout draws, set from `source` and put back afterwards."""
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(source.initial_seed())
-        yield

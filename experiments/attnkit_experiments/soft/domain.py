@@ -26,10 +26,10 @@ from attnkit_experiments.data.images.lazy import LazyImages
 from attnkit_experiments.engine.errors import UserError, unknown
 from attnkit_experiments.engine.files import written_aside
 from attnkit_experiments.engine.memory import peak_bytes
+from attnkit_experiments.engine.sampler import seeded
 from attnkit_experiments.images import domain
 from attnkit_experiments.images.settings import ImageSettings, augmentation, load
 from attnkit_experiments.images.task import ImageTask
-from attnkit_experiments.sequences.task import seeded
 from attnkit_experiments.soft.attention import METHODS, Soft
 from attnkit_experiments.soft.model import OPTIONS, SoftConfig, SoftVisionTransformer, Stage
 from attnkit_experiments.study.recipe import Cell, Domain, Measure, Section, Variant, train_config
@@ -112,7 +112,7 @@ class SoftImageTask(ImageTask):
 
     def loss(self, ids: np.ndarray, step: int, own: slice) -> Tensor:
         first = range(len(ids))[own].start
-        with seeded(augment.generator(self.seed, step, f"drop_path/{first}"), self.device):
+        with seeded(self.seed, step, f"drop_path/{first}", self.device):
             return super().loss(ids, step, own)
 
 

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from attnkit import attention_regulariser
-from attnkit_experiments.data.images import augment
 from attnkit_experiments.data.text.batches import TokenBatches
 from attnkit_experiments.data.text.pairs import BOS, EOS, PAD, Sentences, Split, TranslationData
 from attnkit_experiments.engine.errors import UserError
+from attnkit_experiments.engine.sampler import seeded
 from attnkit_experiments.translation.bleu import corpus_bleu
 from attnkit_experiments.translation.decode import DecodeConfig, beam_search
 from attnkit_experiments.translation.model import LayerRows, TranslationConfig, Translator
@@ -159,7 +159,7 @@ class TranslationTask:
             return torch.stack([p.sum() for p in self.model.parameters()]).sum() * 0.0
         batch = make_batch(self.data.train, mine, self.device)
         rows: Mapping[str, LayerRows] = {}
-        with seeded(self.seed, step, own.indices(len(ids))[0], self.device):
+        with seeded(self.seed, step, f"dropout {own.indices(len(ids))[0]}", self.device):
             if self.regularised:
                 logits, rows = self.apply(*batch[:3], fields=FIELDS, layers=tuple(self.regularised))
             else:
@@ -263,14 +263,6 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         model.train(training)
-
-
-@contextmanager
-def seeded(seed: int, step: int, start: int, device: torch.device) -> Iterator[None]:
-    """torch's generators as (seed, step, start) says, put back afterwards."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(augment.generator(seed, step, f"dropout {start}").initial_seed())
-        yield
 
 
 def _require_fit(data: TranslationData, scored: Split, model: TranslationConfig) -> None:

@@ -7,7 +7,6 @@ however it is shared.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from dataclasses import dataclass
 
@@ -16,11 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample, pad
 
-
-def generator(seed: int, step: int, purpose: str) -> torch.Generator:
-    """A CPU generator that depends on (seed, step, purpose) only."""
-    digest = hashlib.sha256(f"{seed}/{step}/{purpose}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
+from attnkit_experiments.engine.sampler import generator
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attnkit_experiments.data.sampler import Permutation, shuffled
+from attnkit_experiments.engine.sampler import Permutation, shuffled
 
 
 @dataclass(frozen=True)

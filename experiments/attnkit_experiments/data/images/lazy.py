@@ -16,10 +16,10 @@ from attnkit_experiments.data.images.dataset import in_turn
 from attnkit_experiments.data.images.decoding.decoders import Decoders
 from attnkit_experiments.data.images.decoding.views import View, decode, failures
 from attnkit_experiments.data.images.index import ImageIndex, open_index
-from attnkit_experiments.data.sampler import Permutation, ShuffledShards, shuffled
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.files import read_json, write_json
 from attnkit_experiments.engine.progress import meter
+from attnkit_experiments.engine.sampler import Permutation, ShuffledShards, shuffled
 
 CHUNK = 8
 """Images in a job of a decoding process."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from attnkit_experiments.data.sampler import sample_ids
 from attnkit_experiments.engine.errors import UserError
+from attnkit_experiments.engine.sampler import sample_ids
 
 EXTRA = 1  # EOS behind a source; BOS before a target that is fed, EOS behind one that is predicted
 COMPOSITION = 2**63  # a key that no epoch has

@@ -18,6 +18,7 @@ from attnkit_experiments.data.images.randaugment import AUGREG, BIG_VISION, Poli
 from attnkit_experiments.engine.environment import choose_device
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.progress import say
+from attnkit_experiments.engine.sampler import generator
 
 BATCH = 64
 SMALLEST = 0.05
@@ -80,7 +81,7 @@ def _operations() -> dict[str, Callable[[Tensor, int], Tensor]]:
         return augment.Draws(0, step, BATCH, rows)
 
     def rng(step: int) -> torch.Generator:
-        return augment.generator(0, step, "measured")
+        return generator(0, step, "measured")
 
     whole: dict[str, Callable[[Tensor, int], Tensor]] = {
         "normalise": lambda batch, step: augment.normalise(batch),

@@ -1,12 +1,14 @@
-"""Which samples a step trains on, as a pure function of (seed, step): nothing to store, nothing to restore."""
+"""What a step draws, samples and random numbers, as a pure function of (seed, step): nothing to store or restore."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 
 import numpy as np
+import torch
 
 Permutation = Callable[[int, int, int], np.ndarray]
 """The order of an epoch: (seed, epoch, count) to a permutation of range(count)."""
@@ -64,3 +66,17 @@ def sample_ids(seed: int, step: int, batch: int, count: int, permutation: Permut
 def ids_hash(ids: np.ndarray) -> str:
     """Sixteen hexadecimal digits that stand for the ids in the metrics."""
     return hashlib.sha256(np.ascontiguousarray(ids, dtype="<i8").data).hexdigest()[:16]
+
+
+def generator(seed: int, step: int, purpose: str) -> torch.Generator:
+    """A CPU generator that depends on (seed, step, purpose) only."""
+    digest = hashlib.sha256(f"{seed}/{step}/{purpose}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
+
+
+@contextmanager
+def seeded(seed: int, step: int, purpose: str, device: torch.device) -> Iterator[None]:
+    """torch's own generators, of which dropout draws, set from (seed, step, purpose) and put back afterwards."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(generator(seed, step, purpose).initial_seed())
+        yield
