@@ -16,13 +16,11 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import tyro
 
-from attnkit_experiments import runner
-from attnkit_experiments.cost import profile
+from attnkit_experiments.commands import classify, export, profile, runner
 from attnkit_experiments.data.images import throughput
 from attnkit_experiments.data.prepare import PREPARE
 from attnkit_experiments.engine.errors import Diverged, UserError, unknown
 from attnkit_experiments.engine.progress import say
-from attnkit_experiments.images import classify, export
 from attnkit_experiments.recipes import MEASUREMENTS, RECIPES
 
 
@@ -238,7 +236,7 @@ def main(arguments: list[str] | None = None) -> int:
         if isinstance(command, List):
             show_list()
         elif isinstance(command, Report):
-            from attnkit_experiments.report.write import write_report  # draws: nothing that training needs to load
+            from attnkit_experiments.commands.report import write_report  # draws: nothing that training needs to load
 
             say(f"report: {write_report(command.folder, show_images=not command.hide_samples)}")
         elif isinstance(command, Prepare):

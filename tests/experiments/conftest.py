@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from attnkit_experiments import runner
+from attnkit_experiments.commands import runner
 
 TINY = ("image_size=8", "patch=4", "train_images=60", "test_images=30", "steps=6", "batch=12", "checkpoint_every=2")
 

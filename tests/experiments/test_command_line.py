@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from attnkit_experiments import runner
 from attnkit_experiments.__main__ import main
+from attnkit_experiments.commands import runner
 from attnkit_experiments.data.images.loading import ImageRequest, load_images
 from attnkit_experiments.engine.errors import Diverged, UserError
 from attnkit_experiments.images.domain import ImageStudy, judged_classes, source

@@ -7,12 +7,12 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from attnkit_experiments.commands.report import write_report
 from attnkit_experiments.engine.ema import MovingAverage, decay_at
 from attnkit_experiments.engine.metrics import read_metrics
 from attnkit_experiments.engine.optim import TrainConfig
 from attnkit_experiments.engine.train import weights_in_place
 from attnkit_experiments.engine.world import World
-from attnkit_experiments.report.write import write_report
 from tests.experiments.stopping import stopped_after
 from tests.library.arrays import assert_agrees
 

@@ -10,11 +10,10 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from attnkit.nn import MultiHeadAttention
-from attnkit_experiments import runner
 from attnkit_experiments.__main__ import main
+from attnkit_experiments.commands import classify, export, runner
 from attnkit_experiments.data.images import augment
 from attnkit_experiments.engine.errors import UserError
-from attnkit_experiments.images import classify, export
 from attnkit_experiments.images.domain import IMAGES
 from attnkit_experiments.images.model import ViT, ViTConfig
 from attnkit_experiments.images.task import ImageTask

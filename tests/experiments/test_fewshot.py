@@ -6,11 +6,11 @@ import json
 import numpy as np
 import pytest
 
+from attnkit_experiments.commands.report import write_report
 from attnkit_experiments.data.images.loading import ImageRequest, load_images
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.images import fewshot
 from attnkit_experiments.images.domain import ImageSets
-from attnkit_experiments.report.write import write_report
 from tests.library.arrays import assert_close
 
 

@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from attnkit_experiments import runner
 from attnkit_experiments.__main__ import main
+from attnkit_experiments.commands import runner
+from attnkit_experiments.commands.report import write_report
 from attnkit_experiments.data.text.bytes import load_text
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.language import lengths
 from attnkit_experiments.language.domain import source
 from attnkit_experiments.language.model import LanguageConfig, LanguageModel, forward_flops
 from attnkit_experiments.language.task import LanguageTask, windows
-from attnkit_experiments.report.write import write_report
 from tests.library.arrays import LAYER, assert_agrees, assert_close
 
 RELU = LanguageConfig(

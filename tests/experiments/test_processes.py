@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from attnkit_experiments import runner
+from attnkit_experiments.commands import runner
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.metrics import read_metrics
 from attnkit_experiments.engine.optim import TrainConfig
@@ -36,7 +36,7 @@ import json
 import sys
 from pathlib import Path
 
-from attnkit_experiments import runner
+from attnkit_experiments.commands import runner
 from attnkit_experiments.images.task import ImageTask
 from tests.experiments.doubles import in_float64
 

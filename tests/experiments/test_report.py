@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from attnkit_experiments.__main__ import main
+from attnkit_experiments.commands.report import write_report
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.report.results import Difference, Spread, read_study
-from attnkit_experiments.report.write import write_report
 from attnkit_experiments.study.recipe import Measure
 
 

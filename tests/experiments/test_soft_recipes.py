@@ -9,14 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from attnkit_experiments import runner
 from attnkit_experiments.__main__ import main
+from attnkit_experiments.commands import runner
+from attnkit_experiments.commands.report import write_report
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.memory import peak_bytes
 from attnkit_experiments.images.task import AugmentConfig
 from attnkit_experiments.recipes import MEASUREMENTS, RECIPES
 from attnkit_experiments.recipes.soft.table3 import stages
-from attnkit_experiments.report.write import write_report
 from attnkit_experiments.soft.domain import SOFT_IMAGES, SoftStudy, heat_maps, residuals, task
 from attnkit_experiments.soft.model import SIZES, SoftConfig, SoftVisionTransformer
 from attnkit_experiments.study.recipe import Source, expand

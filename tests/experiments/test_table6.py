@@ -11,14 +11,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from attnkit_experiments import runner
 from attnkit_experiments.__main__ import main
+from attnkit_experiments.commands import runner
+from attnkit_experiments.commands.report import write_report
 from attnkit_experiments.data.sequences.lra import TASKS
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.metrics import read_metrics
 from attnkit_experiments.engine.optim import TrainConfig
 from attnkit_experiments.recipes.soft.table6 import PAPER, PUBLISHED, RECIPE
-from attnkit_experiments.report.write import write_report
 from attnkit_experiments.sequences import domain
 from attnkit_experiments.sequences.domain import SEQUENCES, SequenceStudy, layer_statistics, place_of
 from attnkit_experiments.sequences.model import METHODS

@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from attnkit_experiments import runner
+from attnkit_experiments.commands import runner
+from attnkit_experiments.commands.report import write_report
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.recipes import RECIPES
-from attnkit_experiments.report.write import write_report
 from attnkit_experiments.translation.domain import TRANSLATION, TranslationStudy
 
 from .translation_cases import TINY

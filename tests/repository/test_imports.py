@@ -33,6 +33,22 @@ FLOORS = {
     "attnkit/nn": "torch attnkit",
     "attnkit/integrations": "torch jax transformers flax attnkit",
 }
+# Room of experiments -> the rooms that it imports; what it imports of others is in RULES.
+EXPERIMENTS = {
+    "engine": "",
+    "data": "engine",
+    "study": "engine",
+    "report": "engine study",
+    "cost": "engine study",
+    "images": "engine study report cost data",
+    "sequences": "engine study report cost data",
+    "translation": "engine study report cost data",
+    "soft": "engine study report cost data images",
+    "language": "engine study report cost data images",
+    "recipes": "engine study report cost data images sequences translation soft language",
+    "commands": "engine study report cost data images sequences translation soft language recipes",
+    "__main__.py": "engine data recipes commands",
+}
 # Other folders -> what their modules import. adapters and peers import what they judge.
 RULES = {
     "reference/attnkit_reference": "numpy scipy attnkit_reference",
@@ -105,6 +121,24 @@ def test_every_module_of_attnkit_is_on_a_floor():
     assert len(rooms) == len(set(rooms))
     homeless = {*modules(ROOT / "attnkit")} - {*rooms}
     assert {path.relative_to(ROOT / "attnkit").as_posix() for path in homeless} == {"kernels/__init__.py"}
+
+
+@pytest.mark.parametrize("room", EXPERIMENTS)
+def test_a_room_of_experiments_imports_its_own_and_lower_floors(room):
+    """Lazy imports and imports of types too."""
+    rule = {f"attnkit_experiments.{name}" for name in (room, *EXPERIMENTS[room].split())}
+    files = modules(ROOT / "experiments/attnkit_experiments" / room)
+    assert files, f"no module below {room}"
+    for path in files:
+        for name in imported(ast.parse(path.read_text())):
+            own = name.partition(".")[0] == "attnkit_experiments"
+            assert not own or allowed(name, rule), f"{path.relative_to(ROOT)} must not import {name}"
+
+
+def test_every_room_of_experiments_is_on_a_floor():
+    base = ROOT / "experiments/attnkit_experiments"
+    assert {path.relative_to(base).parts[0] for path in modules(base)} == {"__init__.py", *EXPERIMENTS}
+    assert circle({room: {*lower.split()} for room, lower in EXPERIMENTS.items()}) == set()
 
 
 def modules(place: Path) -> list[Path]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -116,8 +119,7 @@ class StudyResults:
     @property
     def label(self) -> str:
         """What every number carries: the preset, and what was changed in it."""
-        changed = " ".join(self.about["settings"])
-        return f"preset {self.preset}" + (f", changed: {changed}" if changed else "")
+        return label(self.about)
 
     @property
     def smoke(self) -> bool:
@@ -166,11 +168,31 @@ class StudyResults:
         return line.step_ms() / baseline.step_ms() if baseline else None
 
 
-def read_study(folder: Path) -> StudyResults:
-    """The study in `folder`; UserError if there is none or no cell has finished."""
+def label(about: Mapping[str, Any]) -> str:
+    """The preset of a study.json, and what was changed in it."""
+    changed = " ".join(about["settings"])
+    return f"preset {about['preset']}" + (f", changed: {changed}" if changed else "")
+
+
+def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Records as CSV, with a column for every key."""
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return buffer.getvalue()
+
+
+def read_about(folder: Path) -> dict[str, Any]:
+    """The study.json of a folder; UserError if there is none."""
     if not (folder / "study.json").exists():
         raise UserError(f"{folder}: holds no study; give the --out of python -m experiments run")
-    about = read_json(folder / "study.json")
+    return read_json(folder / "study.json")
+
+
+def read_study(folder: Path) -> StudyResults:
+    """The study in `folder`; UserError if there is none or no cell has finished."""
+    about = read_about(folder)
     missing, lines = [], []
     for variant in about["variants"]:
         results: dict[int, dict[str, Any]] = {}

@@ -1,36 +1,30 @@
-"""`report DIR`: report.html, results.csv and summary.md from what a study left behind, without training anything."""
+"""report.html, results.csv and summary.md from what a study left behind, without training anything."""
 
 from __future__ import annotations
 
-import csv
-import io
 from pathlib import Path
 from typing import Any
 
-from attnkit_experiments.engine.files import read_json, write_text
-from attnkit_experiments.recipes import MEASUREMENTS, RECIPES
-from attnkit_experiments.report import measurement
+from attnkit_experiments.engine.files import write_text
 from attnkit_experiments.report.page import render
-from attnkit_experiments.report.results import Line, StudyResults, read_study
+from attnkit_experiments.report.results import Line, StudyResults, as_csv, read_study
+from attnkit_experiments.study.recipe import Measure, Recipe
 
 
-def write_report(folder: Path, *, show_images: bool = True) -> Path:
+def write_report(folder: Path, recipe: Recipe, *, show_images: bool = True) -> Path:
     """Write the three files into `folder`; returns the page. UserError if there is nothing to report."""
-    about = folder / "study.json"
-    if about.exists() and (recipe := read_json(about)["recipe"]) in MEASUREMENTS:
-        return measurement.write_report(MEASUREMENTS[recipe], folder)
     study = read_study(folder)
-    write_text(folder / "results.csv", as_csv(study))
-    write_text(folder / "summary.md", as_markdown(study))
-    write_text(folder / "report.html", render(study, show_images=show_images))
+    records = [record(study, line, recipe.domain.measure) for line in study.lines if line.results]
+    write_text(folder / "results.csv", as_csv(records))
+    write_text(folder / "summary.md", as_markdown(study, recipe))
+    write_text(folder / "report.html", render(study, recipe, show_images=show_images))
     return folder / "report.html"
 
 
-def row(study: StudyResults, line: Line) -> dict[str, Any]:
+def record(study: StudyResults, line: Line, measure: Measure) -> dict[str, Any]:
     """One variant as a flat record; it carries its preset."""
     about, environment = study.about, study.about["environment"]
-    measure = RECIPES[about["recipe"]].domain.measure
-    found = line.over_seeds(measure.key)
+    scores = line.over_seeds(measure.key)
     difference = study.difference(line, measure.key)
     return {
         "recipe": about["recipe"],
@@ -39,9 +33,9 @@ def row(study: StudyResults, line: Line) -> dict[str, Any]:
         "is_result": not study.smoke,
         "variant": line.name,
         "seeds": " ".join(map(str, line.results)),
-        "n": found.n,
-        f"{measure.key}_mean": found.mean,
-        f"{measure.key}_sd": found.sd,
+        "n": scores.n,
+        f"{measure.key}_mean": scores.mean,
+        f"{measure.key}_sd": scores.sd,
         **({f"{ema}_mean": line.over_seeds(ema).mean} if (ema := f"{measure.key}_ema") in line.first else {}),
         "difference_mean": difference.mean if difference else None,
         "difference_95": difference.half_width if difference else None,
@@ -57,28 +51,15 @@ def row(study: StudyResults, line: Line) -> dict[str, Any]:
         "seconds_mean": line.over_seeds("seconds").mean,
         "diverged": len(line.diverged),
         "load": study.load(),
-        "commit": environment["commit"],
-        "torch": environment["torch"],
-        "device": environment["device"],
-        "threads": environment["threads"],
-        "processes": environment["processes"],
+        **{key: environment[key] for key in ("commit", "torch", "device", "threads", "processes")},
         "data_checksum": about["data"]["checksum"],
     }
 
 
-def as_csv(study: StudyResults) -> str:
-    rows = [row(study, line) for line in study.lines if line.results]
-    buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, rows[0], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return buffer.getvalue()
-
-
-def as_markdown(study: StudyResults) -> str:
+def as_markdown(study: StudyResults, recipe: Recipe) -> str:
     """The headline table for a README or an issue, with its label on top."""
-    about, recipe = study.about, RECIPES[study.about["recipe"]]
-    data, settings, measure = about["data"], about["study"], recipe.domain.measure
+    about, measure = study.about, recipe.domain.measure
+    data, settings = about["data"], about["study"]
     text = [
         f"# {recipe.id} · {study.label}" + (" · SMOKE, NOT A RESULT" if study.smoke else ""),
         "",
@@ -95,9 +76,9 @@ def as_markdown(study: StudyResults) -> str:
             continue
         difference = study.difference(line, measure.key)
         gap = difference.text(measure) if difference else ""
-        found = line.over_seeds(measure.key)
-        value = found.text(measure.digits, measure.factor)
+        scores = line.over_seeds(measure.key)
+        value = scores.text(measure.digits, measure.factor)
         if (ema := f"{measure.key}_ema") in line.first:
             value += f" (moving average of weights {line.over_seeds(ema).text(measure.digits, measure.factor)})"
-        text.append(f"| {line.label} | {found.n} | {value} | {gap} | {line.step_ms():.0f} |")
+        text.append(f"| {line.label} | {scores.n} | {value} | {gap} | {line.step_ms():.0f} |")
     return "\n".join(text) + "\n"

@@ -13,13 +13,13 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor, nn
 
+from attnkit_experiments.commands.export import Exported, load
 from attnkit_experiments.data.images.decoding.views import CentralCrop
 from attnkit_experiments.data.images.folder import square
 from attnkit_experiments.engine.environment import choose_device
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.files import written_aside
 from attnkit_experiments.engine.progress import say
-from attnkit_experiments.images.export import Exported, load
 from attnkit_experiments.images.model import ViT
 from attnkit_experiments.soft.domain import attention_inputs
 from attnkit_experiments.soft.model import SoftVisionTransformer

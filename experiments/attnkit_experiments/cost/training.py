@@ -1,4 +1,4 @@
-"""`profile RECIPE`: what training a cell's model costs, block by block: parameters, time, memory.
+"""What training a cell's model costs, block by block: parameters, time, memory.
 
 Speed and the peak of a step are those of the training loop, data and optimiser included, with nothing that looks on.
 Times of blocks come from other steps, whose blocks have hooks that read the clock (on a GPU: record events); they
@@ -7,30 +7,22 @@ take a little time themselves. A block's peak is that of its forward and backwar
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from attnkit_experiments import runner
-from attnkit_experiments.engine.environment import choose_device, describe
-from attnkit_experiments.engine.errors import UserError, unknown
-from attnkit_experiments.engine.files import write_json
 from attnkit_experiments.engine.memory import peak_bytes
 from attnkit_experiments.engine.progress import say
-from attnkit_experiments.engine.train import Run, reproducible
+from attnkit_experiments.engine.train import Run
 from attnkit_experiments.engine.world import World, blocks_of
-from attnkit_experiments.recipes import RECIPES
-from attnkit_experiments.study.recipe import Cell, Source, expand
+from attnkit_experiments.study.recipe import Cell
 
-FORMAT = "attnkit-experiments-profile-1"
 WARM_UP = 2
 PLAIN = (Tensor, int, float, str, type(None))
 
@@ -205,45 +197,6 @@ def measure(cell: Cell, data: Any, task: Callable[..., Any], device: torch.devic
         for name, block in blocks.items()
     ]
     return {"step": asdict(whole), "blocks": [asdict(cost) for cost in costs]}
-
-
-def profile(request: runner.Request, variant: str, repeats: int, out: Path | None) -> None:
-    """Measure one variant of a recipe (the first if none is named), print a table, and write JSON to `out`."""
-    if repeats < 1:
-        raise UserError(f"profile: --repeats must be at least 1, got {repeats}")
-    if request.recipe not in RECIPES:
-        raise unknown("recipe that trains", request.recipe, RECIPES)
-    recipe, study = runner.choose(request)
-    device = choose_device(request.device)
-    threads = request.threads or torch.get_num_threads()
-    assert request.cache
-    data = recipe.domain.load(Source(request.data, study, request.cache, workers=request.workers))
-    try:
-        first = dataclasses.replace(study, seeds=study.seeds[:1])
-        cells = {cell.variant.name: cell for cell in expand(recipe, first, data)}
-    except ValueError as error:
-        raise UserError(f"{recipe.id}: {error}") from None
-    if variant and variant not in cells:
-        raise unknown(f"variant of {recipe.id}", variant, cells)
-    cell = cells[variant or next(iter(cells))]
-    if cell.train.compile:
-        raise UserError("profile looks into blocks, which compile=true closes; --set compile=false")
-    with reproducible(threads):
-        found = measure(cell, data, recipe.domain.task, device, repeats)
-    about = {
-        "format": FORMAT,
-        "recipe": recipe.id,
-        "preset": request.preset,
-        "settings": list(request.settings),
-        "variant": cell.variant.name,
-        "config": cell.config(),
-        "repeats": repeats,
-        "environment": describe(device, threads),
-    }
-    show(about, found)
-    if out is not None:
-        write_json(out, about | found)
-        say(f"written: {out}")
 
 
 def show(about: dict[str, Any], found: dict[str, Any]) -> None:

@@ -1,0 +1,1 @@
+"""What the command line does beyond its own words, a file per command; `runner` is `run`."""
