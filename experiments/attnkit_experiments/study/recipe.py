@@ -1,7 +1,7 @@
 """What a recipe is: frozen settings, the variants it compares, and the cells (variant × seed) it expands to.
 
 What differs between images and sentences (how data is read, which model and task a cell is, what is drawn in the
-report) is a `Domain`; there is one file for each in `experiments/domains`.
+report) is a `Domain`: `domain.py` in the room of each.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 import torch
@@ -192,6 +193,37 @@ class Preset:
     cost: str
     label: str
     deviations: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What the recipes of a paper share at one scale: settings, the label of its numbers, what it costs."""
+
+    settings: Mapping[str, Any]
+    label: str
+    cost: str = ""
+
+
+def presets(
+    study: Callable[..., Any],
+    scales: Mapping[str, Scale],
+    changes: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    costs: Mapping[str, str] = MappingProxyType({}),
+    **settings: Any,
+) -> dict[str, Preset]:
+    """A preset for each scale: its settings, then those of the recipe at every scale, then its `changes` at this one.
+
+    Raises:
+        ValueError: changes or costs at a scale that there is not.
+    """
+    if strangers := {*changes, *costs} - {*scales}:
+        raise ValueError(f"presets: scales are {', '.join(scales)}; got {', '.join(sorted(strangers))}")
+    return {
+        name: Preset(
+            study(**{**scale.settings, **settings, **changes.get(name, {})}), costs.get(name, scale.cost), scale.label
+        )
+        for name, scale in scales.items()
+    }
 
 
 @dataclass(frozen=True)

@@ -10,24 +10,9 @@ Command: python -m experiments run 001-fig1 --preset small --data multi30k --out
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from attnkit_experiments.recipes.reluformer.presets import DEVIATIONS, by_memory, presets
-from attnkit_experiments.study.recipe import Recipe, Variant
-from attnkit_experiments.translation.domain import TRANSLATION, TranslationStudy
-
-
-@dataclass(frozen=True)
-class Study(TranslationStudy):
-    """`memories` × `sizes`, the numbers of slots; the key slots has no effect here."""
-
-    memories: tuple[str, ...] = ("relu", "softmax", "softmax_norm")
-    sizes: tuple[int, ...] = (32, 256, 1024, 4096)
-
-
-def variants(study: Study) -> tuple[Variant, ...]:
-    return tuple(each for size in study.sizes for each in by_memory(study.memories, slots=size))
-
+from attnkit_experiments.recipes.reluformer.presets import DEVIATIONS, SCALES, MemoryStudy, by_memory
+from attnkit_experiments.study.recipe import Recipe, presets
+from attnkit_experiments.translation.domain import TRANSLATION
 
 RECIPE = Recipe(
     id="001-fig1",
@@ -36,13 +21,15 @@ RECIPE = Recipe(
     source="Shen et al. 2023, Figure 1",
     domain=TRANSLATION,
     presets=presets(
-        Study,
+        MemoryStudy,
+        SCALES,
         {
             "smoke": {"sizes": (32, 64), "steps": 15},
             "paper": {"sizes": (32, 64, 128, 256, 512, 1024, 2048, 3072, 4096)},
         },
         {"small": "about 20 minutes, one H200 (estimated)"},
+        sizes=(32, 256, 1024, 4096),
     ),
-    variants=variants,
+    variants=by_memory,
     deviations=DEVIATIONS,
 )

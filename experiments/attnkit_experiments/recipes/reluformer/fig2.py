@@ -10,24 +10,9 @@ Command: python -m experiments run 001-fig2 --preset small --data multi30k --out
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from attnkit_experiments.recipes.reluformer.presets import DEVIATIONS, by_memory, presets
-from attnkit_experiments.study.recipe import Recipe, Variant
-from attnkit_experiments.translation.domain import TRANSLATION, TranslationStudy
-
-
-@dataclass(frozen=True)
-class Study(TranslationStudy):
-    """`memories` × `sizes`, the numbers of slots; the key slots has no effect here."""
-
-    memories: tuple[str, ...] = ("relu", "softmax", "softmax_norm")
-    sizes: tuple[int, ...] = (1024, 4096)
-
-
-def variants(study: Study) -> tuple[Variant, ...]:
-    return tuple(each for size in study.sizes for each in by_memory(study.memories, slots=size))
-
+from attnkit_experiments.recipes.reluformer.presets import DEVIATIONS, SCALES, MemoryStudy, by_memory
+from attnkit_experiments.study.recipe import Recipe, presets
+from attnkit_experiments.translation.domain import TRANSLATION
 
 RECIPE = Recipe(
     id="001-fig2",
@@ -35,7 +20,9 @@ RECIPE = Recipe(
     shows="concentration of the slots' scores for relu, softmax, softmax with LayerNorm",
     source="Shen et al. 2023, Figure 2",
     domain=TRANSLATION,
-    presets=presets(Study, {"smoke": {"sizes": (500,), "steps": 15}, "cpu": {"sizes": (1024,)}}, {}),
-    variants=variants,
+    presets=presets(
+        MemoryStudy, SCALES, {"smoke": {"sizes": (500,), "steps": 15}, "cpu": {"sizes": (1024,)}}, sizes=(1024, 4096)
+    ),
+    variants=by_memory,
     deviations=DEVIATIONS,
 )

@@ -10,23 +10,9 @@ Command: python -m experiments run 001-fig4 --preset small --data documents/euro
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from attnkit_experiments.recipes.reluformer.presets import DEVIATIONS, DOCUMENTS, by_method, presets
-from attnkit_experiments.study.recipe import Recipe, Variant
-from attnkit_experiments.translation.domain import TRANSLATION, TranslationStudy
-
-
-@dataclass(frozen=True)
-class Study(TranslationStudy):
-    """`methods` stand in softmax's place in encoder, decoder and cross-attention."""
-
-    methods: tuple[str, ...] = ("vanilla", "reluformer")
-
-
-def variants(study: Study) -> tuple[Variant, ...]:
-    return by_method(study.methods)
-
+from attnkit_experiments.recipes.reluformer.presets import DEVIATIONS, DOCUMENTS, SCALES, MethodStudy, by_method
+from attnkit_experiments.study.recipe import Recipe, presets
+from attnkit_experiments.translation.domain import TRANSLATION
 
 RECIPE = Recipe(
     id="001-fig4",
@@ -34,7 +20,7 @@ RECIPE = Recipe(
     shows="concentration of the weights of softmax and ReLUFormer on documents",
     source="Shen et al. 2023, Figure 4",
     domain=TRANSLATION,
-    presets=presets(Study, DOCUMENTS, {}),
-    variants=variants,
+    presets=presets(MethodStudy, SCALES, DOCUMENTS, methods=("vanilla", "reluformer")),
+    variants=by_method,
     deviations=DEVIATIONS,
 )

@@ -10,23 +10,9 @@ Command: python -m experiments run 001-fig5 --preset cpu --data multi30k --out r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from attnkit_experiments.recipes.reluformer.presets import DEVIATIONS, by_method, presets
-from attnkit_experiments.study.recipe import Recipe, Variant
-from attnkit_experiments.translation.domain import TRANSLATION, TranslationStudy
-
-
-@dataclass(frozen=True)
-class Study(TranslationStudy):
-    """`methods` stand in softmax's place in encoder, decoder and cross-attention."""
-
-    methods: tuple[str, ...] = ("vanilla", "reluformer")
-
-
-def variants(study: Study) -> tuple[Variant, ...]:
-    return by_method(study.methods)
-
+from attnkit_experiments.recipes.reluformer.presets import DEVIATIONS, SCALES, MethodStudy, by_method
+from attnkit_experiments.study.recipe import Recipe, presets
+from attnkit_experiments.translation.domain import TRANSLATION
 
 RECIPE = Recipe(
     id="001-fig5",
@@ -34,7 +20,7 @@ RECIPE = Recipe(
     shows="weights of the last layers for one sentence",
     source="Shen et al. 2023, Figure 5",
     domain=TRANSLATION,
-    presets=presets(Study, {}, {}),
-    variants=variants,
+    presets=presets(MethodStudy, SCALES, methods=("vanilla", "reluformer")),
+    variants=by_method,
     deviations=DEVIATIONS,
 )

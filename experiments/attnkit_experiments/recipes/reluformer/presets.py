@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from attnkit_experiments.engine.errors import UserError, unknown
-from attnkit_experiments.study.recipe import Preset, Variant
+from attnkit_experiments.study.recipe import Scale, Variant
+from attnkit_experiments.translation.domain import TranslationStudy
 from attnkit_experiments.translation.model import MEMORIES, METHODS
-
-SMOKE_LABEL = "smoke: shows that the code runs; its translations mean nothing"
-CPU_LABEL = "cpu: Multi30k, 2+2 layers of width 128, minutes on two CPU cores; not the paper's scale"
-SMALL_LABEL = "small: Multi30k, 3+3 layers of width 256, one GPU; not the paper's data or scale"
-PAPER_LABEL = "paper: the published settings of IWSLT14 de-en, as far as the paper gives them"
-WMT14_LABEL = "wmt14: the published settings of WMT14 en-de, as far as the paper gives them"
-FAIRSEQ_LABEL = "fairseq: the settings of fairseq's IWSLT14 example, which differ from the paper's"
 
 SMOKE: dict[str, Any] = {
     "subwords": 1000,
@@ -129,30 +124,51 @@ DEVIATIONS = (
 )
 
 
-Costs = Mapping[str, str]
-COSTS: Costs = {
-    "smoke": "under a minute, 2 CPU cores",
-    "cpu": "7 to 11 minutes a variant, 2 CPU cores",
-    "small": "under 8 minutes, one H200 (estimated)",
-    "paper": "about 2 hours a variant and seed, one H200 (estimated)",
-    "fairseq": "about 1 hour a variant and seed, one H200 (estimated)",
-    "wmt14": "about 4 hours a variant and seed, one H200 (estimated)",
+SCALES = {
+    "smoke": Scale(
+        SMOKE, "smoke: shows that the code runs; its translations mean nothing", "under a minute, 2 CPU cores"
+    ),
+    "cpu": Scale(
+        CPU,
+        "cpu: Multi30k, 2+2 layers of width 128, minutes on two CPU cores; not the paper's scale",
+        "7 to 11 minutes a variant, 2 CPU cores",
+    ),
+    "small": Scale(
+        SMALL,
+        "small: Multi30k, 3+3 layers of width 256, one GPU; not the paper's data or scale",
+        "under 8 minutes, one H200 (estimated)",
+    ),
+    "paper": Scale(
+        PAPER,
+        "paper: the published settings of IWSLT14 de-en, as far as the paper gives them",
+        "about 2 hours a variant and seed, one H200 (estimated)",
+    ),
+    "fairseq": Scale(
+        FAIRSEQ,
+        "fairseq: the settings of fairseq's IWSLT14 example, which differ from the paper's",
+        "about 1 hour a variant and seed, one H200 (estimated)",
+    ),
 }
+WMT14_SCALE = Scale(
+    WMT14,
+    "wmt14: the published settings of WMT14 en-de, as far as the paper gives them",
+    "about 4 hours a variant and seed, one H200 (estimated)",
+)
 
 
-def presets(study: Callable[..., Any], changes: Mapping[str, Mapping[str, Any]], costs: Costs) -> dict[str, Preset]:
-    """The presets of a recipe whose settings are `study`, with what it changes in them."""
-    every = {
-        "smoke": (SMOKE, SMOKE_LABEL),
-        "cpu": (CPU, CPU_LABEL),
-        "small": (SMALL, SMALL_LABEL),
-        "paper": (PAPER, PAPER_LABEL),
-        "fairseq": (FAIRSEQ, FAIRSEQ_LABEL),
-    }
-    return {
-        name: Preset(study(**{**settings, **changes.get(name, {})}), {**COSTS, **costs}[name], label)
-        for name, (settings, label) in every.items()
-    }
+@dataclass(frozen=True)
+class MethodStudy(TranslationStudy):
+    """`methods` stand in softmax's place in encoder, decoder and cross-attention."""
+
+    methods: tuple[str, ...] = ("vanilla", "reluformer")
+
+
+@dataclass(frozen=True)
+class MemoryStudy(TranslationStudy):
+    """`memories`, the feed-forward networks compared, × `sizes`, their numbers of slots; () is the study's `slots`."""
+
+    memories: tuple[str, ...] = ("relu", "softmax", "softmax_norm")
+    sizes: tuple[int, ...] = ()
 
 
 LABELS = {
@@ -165,8 +181,9 @@ LABELS = {
 }
 
 
-def by_method(names: tuple[str, ...], labels: Mapping[str, str] = MappingProxyType({})) -> tuple[Variant, ...]:
+def by_method(study: MethodStudy, labels: Mapping[str, str] = MappingProxyType({})) -> tuple[Variant, ...]:
     """A variant for each of METHODS by name; its difference is to the first."""
+    names = study.methods
     if not names:
         raise UserError(f"--set methods: expected one or more of {', '.join(METHODS)}")
     for name in names:
@@ -185,8 +202,13 @@ def by_method(names: tuple[str, ...], labels: Mapping[str, str] = MappingProxyTy
     )
 
 
-def by_memory(names: tuple[str, ...], **changes: Any) -> tuple[Variant, ...]:
-    """A variant for each of MEMORIES by name."""
+def by_memory(study: MemoryStudy) -> tuple[Variant, ...]:
+    """A variant for each of MEMORIES by name at every size; its difference is to the first of its size."""
+    changes: list[dict[str, Any]] = [{"slots": size} for size in study.sizes] or [{}]
+    return tuple(each for change in changes for each in _memories(study.memories, change))
+
+
+def _memories(names: tuple[str, ...], changes: Mapping[str, Any]) -> tuple[Variant, ...]:
     for name in names:
         if name not in MEMORIES:
             raise unknown("memory", name, MEMORIES)

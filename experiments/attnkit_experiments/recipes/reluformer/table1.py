@@ -9,23 +9,9 @@ Command: python -m experiments run 001-table1 --preset cpu --data multi30k --out
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from attnkit_experiments.recipes.reluformer.presets import DEVIATIONS, by_memory, presets
-from attnkit_experiments.study.recipe import Published, Recipe, Variant
-from attnkit_experiments.translation.domain import TRANSLATION, TranslationStudy
-
-
-@dataclass(frozen=True)
-class Study(TranslationStudy):
-    """`memories` are the feed-forward networks compared."""
-
-    memories: tuple[str, ...] = ("relu", "softmax", "softmax_norm")
-
-
-def variants(study: Study) -> tuple[Variant, ...]:
-    return by_memory(study.memories)
-
+from attnkit_experiments.recipes.reluformer.presets import DEVIATIONS, SCALES, MemoryStudy, by_memory
+from attnkit_experiments.study.recipe import Published, Recipe, presets
+from attnkit_experiments.translation.domain import TRANSLATION
 
 RECIPE = Recipe(
     id="001-table1",
@@ -33,8 +19,8 @@ RECIPE = Recipe(
     shows="BLEU and the variance of the memories' outputs over that of their residuals",
     source="Shen et al. 2023, Table 1",
     domain=TRANSLATION,
-    presets=presets(Study, {}, {}),
-    variants=variants,
+    presets=presets(MemoryStudy, SCALES),
+    variants=by_memory,
     deviations=DEVIATIONS,
     published=(
         Published("BLEU", "bleu", {"relu": 34.22, "softmax": 33.08, "softmax_norm": 34.21}),

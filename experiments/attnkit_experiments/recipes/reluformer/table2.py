@@ -10,23 +10,11 @@ Command: python -m experiments run 001-table2 --preset cpu --data multi30k --kee
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
 
-from attnkit_experiments.recipes.reluformer.presets import DEVIATIONS, by_method, presets
-from attnkit_experiments.study.recipe import Published, Recipe, Variant
-from attnkit_experiments.translation.domain import TRANSLATION, TranslationStudy
-
-
-@dataclass(frozen=True)
-class Study(TranslationStudy):
-    """`methods` stand in softmax's place in encoder, decoder and cross-attention."""
-
-    methods: tuple[str, ...] = ("vanilla", "relu_unscaled", "reluformer_unregularised")
-
-
-def variants(study: Study) -> tuple[Variant, ...]:
-    return by_method(study.methods, LABELS)
-
+from attnkit_experiments.recipes.reluformer.presets import DEVIATIONS, SCALES, MethodStudy, by_method
+from attnkit_experiments.study.recipe import Published, Recipe, presets
+from attnkit_experiments.translation.domain import TRANSLATION
 
 LABELS = {"relu_unscaled": "relu, no scale", "reluformer_unregularised": "relu, scaled"}
 
@@ -37,8 +25,8 @@ RECIPE = Recipe(
     shows="BLEU, and gradient norms of relu attention without a scale",
     source="Shen et al. 2023, Table 2",
     domain=TRANSLATION,
-    presets=presets(Study, {}, {}),
-    variants=variants,
+    presets=presets(MethodStudy, SCALES, methods=("vanilla", "relu_unscaled", "reluformer_unregularised")),
+    variants=functools.partial(by_method, labels=LABELS),
     deviations=DEVIATIONS,
     published=(
         Published("BLEU", "bleu", {"vanilla": 34.22, "relu_unscaled": None, "reluformer_unregularised": 33.19}),

@@ -10,23 +10,11 @@ Command: python -m experiments run 001-table3 --preset cpu --data multi30k --out
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
 
-from attnkit_experiments.recipes.reluformer.presets import DEVIATIONS, by_method, presets
-from attnkit_experiments.study.recipe import Published, Recipe, Variant
-from attnkit_experiments.translation.domain import TRANSLATION, TranslationStudy
-
-
-@dataclass(frozen=True)
-class Study(TranslationStudy):
-    """`methods` stand in softmax's place in encoder, decoder and cross-attention."""
-
-    methods: tuple[str, ...] = ("vanilla", "reluformer_unregularised")
-
-
-def variants(study: Study) -> tuple[Variant, ...]:
-    return by_method(study.methods, LABELS)
-
+from attnkit_experiments.recipes.reluformer.presets import DEVIATIONS, SCALES, MethodStudy, by_method
+from attnkit_experiments.study.recipe import Published, Recipe, presets
+from attnkit_experiments.translation.domain import TRANSLATION
 
 LABELS = {"reluformer_unregularised": "relu, scaled"}
 
@@ -37,8 +25,8 @@ RECIPE = Recipe(
     shows="mean entropy of normalised rows of weights",
     source="Shen et al. 2023, Table 3",
     domain=TRANSLATION,
-    presets=presets(Study, {}, {}),
-    variants=variants,
+    presets=presets(MethodStudy, SCALES, methods=("vanilla", "reluformer_unregularised")),
+    variants=functools.partial(by_method, labels=LABELS),
     deviations=DEVIATIONS,
     published=(Published("entropy", "entropy", {"vanilla": 1.40, "reluformer_unregularised": 3.45}),),
 )

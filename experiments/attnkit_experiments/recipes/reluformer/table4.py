@@ -11,23 +11,9 @@ Command: python -m experiments run 001-table4 --preset cpu --data multi30k --out
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from attnkit_experiments.recipes.reluformer.presets import COSTS, DEVIATIONS, WMT14, WMT14_LABEL, by_method, presets
-from attnkit_experiments.study.recipe import Preset, Published, Recipe, Variant
-from attnkit_experiments.translation.domain import TRANSLATION, TranslationStudy
-
-
-@dataclass(frozen=True)
-class Study(TranslationStudy):
-    """`methods` stand in softmax's place in encoder, decoder and cross-attention."""
-
-    methods: tuple[str, ...] = ("vanilla", "sparsemax", "entmax15", "rela", "reluformer")
-
-
-def variants(study: Study) -> tuple[Variant, ...]:
-    return by_method(study.methods)
-
+from attnkit_experiments.recipes.reluformer.presets import DEVIATIONS, SCALES, WMT14_SCALE, MethodStudy, by_method
+from attnkit_experiments.study.recipe import Published, Recipe, presets
+from attnkit_experiments.translation.domain import TRANSLATION
 
 RECIPE = Recipe(
     id="001-table4",
@@ -35,8 +21,12 @@ RECIPE = Recipe(
     shows="BLEU and speed of translation",
     source="Shen et al. 2023, Table 4",
     domain=TRANSLATION,
-    presets=presets(Study, {}, {}) | {"wmt14": Preset(Study(**WMT14), COSTS["wmt14"], WMT14_LABEL)},
-    variants=variants,
+    presets=presets(
+        MethodStudy,
+        SCALES | {"wmt14": WMT14_SCALE},
+        methods=("vanilla", "sparsemax", "entmax15", "rela", "reluformer"),
+    ),
+    variants=by_method,
     deviations=DEVIATIONS,
     published=(
         Published(

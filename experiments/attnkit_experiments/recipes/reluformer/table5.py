@@ -9,23 +9,11 @@ Command: python -m experiments run 001-table5 --preset cpu --data multi30k --kee
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
 
-from attnkit_experiments.recipes.reluformer.presets import DEVIATIONS, by_method, presets
-from attnkit_experiments.study.recipe import Published, Recipe, Variant
-from attnkit_experiments.translation.domain import TRANSLATION, TranslationStudy
-
-
-@dataclass(frozen=True)
-class Study(TranslationStudy):
-    """`methods` stand in softmax's place in encoder, decoder and cross-attention."""
-
-    methods: tuple[str, ...] = ("reluformer", "relu_regularised", "reluformer_unregularised")
-
-
-def variants(study: Study) -> tuple[Variant, ...]:
-    return by_method(study.methods, LABELS)
-
+from attnkit_experiments.recipes.reluformer.presets import DEVIATIONS, SCALES, MethodStudy, by_method
+from attnkit_experiments.study.recipe import Published, Recipe, presets
+from attnkit_experiments.translation.domain import TRANSLATION
 
 LABELS = {
     "reluformer": "ReLUFormer",
@@ -40,8 +28,8 @@ RECIPE = Recipe(
     shows="BLEU and entropy without one of the two",
     source="Shen et al. 2023, Table 5",
     domain=TRANSLATION,
-    presets=presets(Study, {}, {}),
-    variants=variants,
+    presets=presets(MethodStudy, SCALES, methods=("reluformer", "relu_regularised", "reluformer_unregularised")),
+    variants=functools.partial(by_method, labels=LABELS),
     deviations=DEVIATIONS,
     published=(
         Published("BLEU", "bleu", {"reluformer": 34.56, "relu_regularised": None, "reluformer_unregularised": 33.19}),

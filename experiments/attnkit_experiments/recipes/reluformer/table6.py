@@ -14,13 +14,13 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from attnkit_experiments.recipes.reluformer.presets import DEVIATIONS, DOCUMENTS, by_method, presets
-from attnkit_experiments.study.recipe import Published, Recipe, Variant
-from attnkit_experiments.translation.domain import TRANSLATION, TranslationStudy
+from attnkit_experiments.recipes.reluformer.presets import DEVIATIONS, DOCUMENTS, SCALES, MethodStudy, by_method
+from attnkit_experiments.study.recipe import Published, Recipe, Variant, presets
+from attnkit_experiments.translation.domain import TRANSLATION
 
 
 @dataclass(frozen=True)
-class Study(TranslationStudy):
+class Study(MethodStudy):
     """`methods` × `limits`, the tokens of a document; the key document_tokens has no effect here."""
 
     methods: tuple[str, ...] = ("vanilla", "sparsemax", "reluformer")
@@ -37,7 +37,7 @@ def variants(study: Study) -> tuple[Variant, ...]:
             changes={**each.changes, "document_tokens": limit},
         )
         for limit in study.limits
-        for each in by_method(study.methods)
+        for each in by_method(study)
     )
 
 
@@ -56,6 +56,7 @@ RECIPE = Recipe(
     domain=TRANSLATION,
     presets=presets(
         Study,
+        SCALES,
         {
             "smoke": DOCUMENTS["smoke"] | {"limits": (64,), "methods": ("vanilla", "reluformer")},
             "cpu": DOCUMENTS["cpu"] | {"limits": (128,), "methods": ("vanilla", "reluformer")},
