@@ -11,7 +11,7 @@ from attnkit_experiments.commands import runner
 from attnkit_experiments.data.images.loading import ImageRequest, load_images
 from attnkit_experiments.engine.errors import Diverged, UserError
 from attnkit_experiments.images.domain import ImageStudy, judged_classes, source
-from attnkit_experiments.recipes import RECIPES
+from attnkit_experiments.recipes import FILES, RECIPES
 
 OF_IMAGES = [name for name, recipe in RECIPES.items() if recipe.domain.name == "images"]
 
@@ -188,10 +188,10 @@ def test_presets_keep_their_promises(recipe, preset):
 
 
 def test_a_recipes_docstring_says_source_expectation_cost_and_command():
-    for recipe in RECIPES.values():
-        module = __import__(recipe.variants.__module__, fromlist=["__doc__"])
+    for file in FILES:
+        recipe = file.RECIPE if hasattr(file, "RECIPE") else file.MEASUREMENT
         for word in ("Source:", "Expected:", "Cost:", f"Command: python -m experiments run {recipe.id}"):
-            assert word in module.__doc__
+            assert word in file.__doc__
 
 
 def test_smoke_checks_notice_a_loss_that_does_not_fall(tiny, tmp_path):

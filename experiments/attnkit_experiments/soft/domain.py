@@ -23,14 +23,13 @@ from attnkit_experiments.cost.counting import multiply_adds, parameters
 from attnkit_experiments.data.images import augment
 from attnkit_experiments.data.images.dataset import ImageData, in_turn
 from attnkit_experiments.data.images.lazy import LazyImages
-from attnkit_experiments.engine.errors import UserError, unknown
 from attnkit_experiments.engine.files import written_aside
 from attnkit_experiments.engine.memory import peak_bytes
 from attnkit_experiments.engine.sampler import seeded
 from attnkit_experiments.images import domain
 from attnkit_experiments.images.settings import ImageSettings, augmentation, load
 from attnkit_experiments.images.task import ImageTask
-from attnkit_experiments.soft.attention import METHODS, Soft
+from attnkit_experiments.soft.attention import Soft
 from attnkit_experiments.soft.model import OPTIONS, SoftConfig, SoftVisionTransformer, Stage
 from attnkit_experiments.study.recipe import Cell, Domain, Measure, Section, Variant, train_config
 
@@ -59,14 +58,6 @@ class SoftStudy(ImageSettings):
     smallest_crop: float = 0.08
     full_scale: bool = True
     measured_batch: int = 0
-
-
-def require_methods(names: tuple[str, ...]) -> None:
-    if not names:
-        raise UserError("--set methods: expected at least one method")
-    for name in names:
-        if name not in METHODS:
-            raise unknown("method", name, METHODS)
 
 
 def cell(study: SoftStudy, variant: Variant, seed: int, data: ImageData | LazyImages, checksum: str) -> Cell:
@@ -274,11 +265,6 @@ def sections(study: Any, show_images: bool) -> list[Section]:
 def row(name: str, *, baseline: str = "", full: Mapping[str, Any] | None = None, **changes: Any) -> Variant:
     """A row of SOFT itself, with what it changes in the study and in the published model."""
     return Variant(name=name, series=name, op="soft", baseline=baseline, changes=changes, options=full or {})
-
-
-def method_row(method: str, baseline: str) -> Variant:
-    """A row of another attention method."""
-    return Variant(name=method, series=method, op=method, baseline=baseline if method != baseline else "")
 
 
 SOFT_IMAGES = Domain(

@@ -10,13 +10,12 @@ Command: python -m experiments run 000-causal --preset cpu --data TEXT --out run
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 from attnkit_experiments.language.domain import LANGUAGE, LanguageStudy
-from attnkit_experiments.recipes.relu_vit.language import DEVIATIONS, presets
-from attnkit_experiments.recipes.relu_vit.presets import pointwise_grid
-from attnkit_experiments.study.recipe import Recipe, Variant, softmax_variant
+from attnkit_experiments.recipes.relu_vit.language import DEVIATIONS, SCALES
+from attnkit_experiments.recipes.relu_vit.presets import beside_softmax, pointwise_grid
+from attnkit_experiments.study.recipe import Recipe, Variant, presets
 
 
 @dataclass(frozen=True)
@@ -28,8 +27,7 @@ class Study(LanguageStudy):
 
 
 def variants(study: Study) -> tuple[Variant, ...]:
-    grid = pointwise_grid(study.activations, study.alphas)
-    return (softmax_variant(), *(dataclasses.replace(each, baseline="softmax") for each in grid))
+    return beside_softmax(pointwise_grid(study.activations, study.alphas))
 
 
 RECIPE = Recipe(
@@ -40,13 +38,13 @@ RECIPE = Recipe(
     domain=LANGUAGE,
     presets=presets(
         Study,
+        SCALES,
         {
             "smoke": {"alphas": (1.0,)},
             "small": {"activations": ("relu", "relu_squared", "sigmoid"), "seeds": (0,)},
             "paper": {"activations": ("relu", "relu_squared", "gelu", "softplus", "sigmoid")},
         },
         {
-            "smoke": "under a minute, 2 CPU cores",
             "cpu": "about 15 minutes, 2 CPU cores (estimated)",
             "small": "under 8 minutes, one H200 (estimated)",
             "paper": "about 7 hours of one H200 a variant and seed (estimated)",

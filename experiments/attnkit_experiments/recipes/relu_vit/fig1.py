@@ -18,18 +18,8 @@ from typing import Literal
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.images.domain import IMAGES, ImageStudy
 from attnkit_experiments.recipes.relu_vit.big_vision import augmented, paper_presets
-from attnkit_experiments.recipes.relu_vit.presets import (
-    CPU,
-    CPU_LABEL,
-    DEVIATIONS,
-    SMALL,
-    SMALL_LABEL,
-    SMOKE,
-    SMOKE_LABEL,
-    at_points,
-    pointwise_grid,
-)
-from attnkit_experiments.study.recipe import Preset, Recipe, Variant, softmax_variant
+from attnkit_experiments.recipes.relu_vit.presets import DEVIATIONS, SCALES, at_points, beside_softmax, pointwise_grid
+from attnkit_experiments.study.recipe import Recipe, Variant, presets
 
 
 @dataclass(frozen=True)
@@ -47,10 +37,10 @@ def variants(study: Study) -> tuple[Variant, ...]:
         raise UserError("--set points: expected at least one model such as d64/4")
     power = "" if study.alpha == 1 else f"^{study.alpha:g}"
     pointwise = [
-        dataclasses.replace(each, series=f"{each.series}/L{power}", alpha=None, baseline="softmax")
+        dataclasses.replace(each, series=f"{each.series}/L{power}", alpha=None)
         for each in pointwise_grid(study.activations, (study.alpha,))
     ]
-    return augmented(study.augmentation, at_points(study.points, (softmax_variant(), *pointwise)))
+    return augmented(study.augmentation, at_points(study.points, beside_softmax(pointwise)))
 
 
 RECIPE = Recipe(
@@ -59,21 +49,22 @@ RECIPE = Recipe(
     shows="accuracy against FLOPs and measured seconds, softmax and relu/L, several model and patch sizes",
     source="Wortsman et al. 2023, Figure 1",
     domain=IMAGES,
-    presets={
-        "smoke": Preset(
-            Study(**SMOKE | {"steps": 15}, points=("d64/4", "d64/2")), "under a minute, 2 CPU cores", SMOKE_LABEL
-        ),
-        "small": Preset(
-            Study(
-                **SMALL | {"steps": 1500, "image_size": 64, "padding": 8, "warmup": 150},
-                points=("w96/8", "w192/8", "w384/8", "w192/4"),
-            ),
-            "under 8 minutes, one H200 (estimated)",
-            SMALL_LABEL,
-        ),
-        "cpu": Preset(Study(**CPU), "about 20 minutes, 2 CPU cores (estimated)", CPU_LABEL),
-        **paper_presets(Study, hours=600, points=("S/32", "S/16", "S/8", "B/32", "B/16", "L/16")),
-    },
+    presets=presets(
+        Study,
+        SCALES,
+        {
+            "smoke": {"steps": 15, "points": ("d64/4", "d64/2")},
+            "small": {
+                "steps": 1500,
+                "image_size": 64,
+                "padding": 8,
+                "warmup": 150,
+                "points": ("w96/8", "w192/8", "w384/8", "w192/4"),
+            },
+        },
+        {"cpu": "about 20 minutes, 2 CPU cores (estimated)"},
+    )
+    | paper_presets(Study, hours=600, points=("S/32", "S/16", "S/8", "B/32", "B/16", "L/16")),
     variants=variants,
     deviations=(*DEVIATIONS, "The paper's x-axis is TPU core hours; here it is counted FLOPs and measured seconds."),
 )

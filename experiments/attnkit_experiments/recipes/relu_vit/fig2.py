@@ -12,41 +12,32 @@ Command: python -m experiments run 000-fig2 --preset cpu --data IMAGES --out run
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
-from typing import Literal
 
-from attnkit_experiments.images.domain import IMAGES, ImageStudy
+from attnkit_experiments.images.domain import IMAGES
 from attnkit_experiments.recipes.relu_vit.big_vision import FIGURE_POINTS, augmented, paper_presets
 from attnkit_experiments.recipes.relu_vit.presets import (
-    CPU,
-    CPU_LABEL,
     DEVIATIONS,
-    SMALL,
-    SMALL_LABEL,
-    SMOKE,
-    SMOKE_LABEL,
+    SCALES,
+    GridStudy,
     at_points,
+    beside_softmax,
     pointwise_grid,
 )
-from attnkit_experiments.study.recipe import Preset, Recipe, Variant, softmax_variant
+from attnkit_experiments.study.recipe import Recipe, Variant, presets
 
 
 @dataclass(frozen=True)
-class Study(ImageStudy):
-    """`activations` × `alphas`, and softmax as the line to compare with; at `points` such as S/16 if there are any."""
+class Study(GridStudy):
+    """`softmax`: whether it is there as the line to compare with."""
 
-    activations: tuple[str, ...] = ("relu",)
-    alphas: tuple[float, ...] = (0.0, 0.5, 1.0)
-    points: tuple[str, ...] = ()
-    augmentation: Literal["", "i21k", "i1k"] = ""
     softmax: bool = True
 
 
 def variants(study: Study) -> tuple[Variant, ...]:
     grid = pointwise_grid(study.activations, study.alphas)
     if study.softmax:
-        grid = (softmax_variant(), *(dataclasses.replace(each, baseline="softmax") for each in grid))
+        grid = beside_softmax(grid)
     return augmented(study.augmentation, at_points(study.points, grid))
 
 
@@ -59,20 +50,13 @@ RECIPE = Recipe(
     shows="accuracy against alpha for point-wise attention, softmax as a line",
     source="Wortsman et al. 2023, Figure 2",
     domain=IMAGES,
-    presets={
-        "smoke": Preset(Study(**SMOKE), "under a minute, 2 CPU cores", SMOKE_LABEL),
-        "small": Preset(
-            Study(
-                **SMALL,
-                activations=ACTIVATIONS[:5],
-                alphas=ALPHAS,
-            ),
-            "under 8 minutes, one H200 (estimated)",
-            SMALL_LABEL,
-        ),
-        "cpu": Preset(Study(**CPU), "about 10 minutes, 2 CPU cores", CPU_LABEL),
-        **paper_presets(Study, hours=2600, points=FIGURE_POINTS, activations=ACTIVATIONS, alphas=ALPHAS),
-    },
+    presets=presets(
+        Study,
+        SCALES,
+        {"small": {"activations": ACTIVATIONS[:5], "alphas": ALPHAS}},
+        {"cpu": "about 10 minutes, 2 CPU cores"},
+    )
+    | paper_presets(Study, hours=2600, points=FIGURE_POINTS, activations=ACTIVATIONS, alphas=ALPHAS),
     variants=variants,
     deviations=DEVIATIONS,
     claims=True,

@@ -12,43 +12,25 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Literal
 
 from attnkit_experiments.engine.errors import UserError
-from attnkit_experiments.images.domain import IMAGES, ImageStudy
+from attnkit_experiments.images.domain import IMAGES
 from attnkit_experiments.recipes.relu_vit.big_vision import FIGURE_POINTS, augmented, paper_presets
-from attnkit_experiments.recipes.relu_vit.presets import (
-    CPU,
-    CPU_LABEL,
-    DEVIATIONS,
-    SMALL,
-    SMALL_LABEL,
-    SMOKE,
-    SMOKE_LABEL,
-    at_points,
-    pointwise_grid,
-)
-from attnkit_experiments.study.recipe import Preset, Recipe, Variant
+from attnkit_experiments.recipes.relu_vit.presets import DEVIATIONS, SCALES, GridStudy, at_points, pointwise_grid
+from attnkit_experiments.study.recipe import Recipe, Variant, presets
 
 
 @dataclass(frozen=True)
-class Study(ImageStudy):
-    """`activations` × `alphas` × qk-layernorm on and off × `lr_factors`, at `points` such as S/16 if there are any.
+class Study(GridStudy):
+    """The grid × qk-layernorm on and off × `lr_factors`; the key qk_norm has no effect here."""
 
-    The key qk_norm has no effect here.
-    """
-
-    activations: tuple[str, ...] = ("relu",)
-    alphas: tuple[float, ...] = (0.0, 0.5, 1.0)
-    points: tuple[str, ...] = ()
-    augmentation: Literal["", "i21k", "i1k"] = ""
     lr_factors: tuple[float, ...] = (1.0,)
 
 
 def variants(study: Study) -> tuple[Variant, ...]:
     if any(factor <= 0 for factor in study.lr_factors) or not study.lr_factors:
         raise UserError("--set lr_factors: expected numbers above 0")
-    found = []
+    every = []
     for factor in study.lr_factors:
         for on in (True, False):
             for each in pointwise_grid(study.activations, study.alphas):
@@ -59,8 +41,8 @@ def variants(study: Study) -> tuple[Variant, ...]:
                 if factor != 1:
                     series = f"{series}, lr × {factor:g}"
                 changes = {"qk_norm": on, "lr": study.lr * factor}
-                found.append(dataclasses.replace(each, name=name, series=series, baseline=baseline, changes=changes))
-    return augmented(study.augmentation, at_points(study.points, found))
+                every.append(dataclasses.replace(each, name=name, series=series, baseline=baseline, changes=changes))
+    return augmented(study.augmentation, at_points(study.points, every))
 
 
 BOTH = ("relu", "relu_squared")
@@ -72,16 +54,16 @@ RECIPE = Recipe(
     shows="relu and relu² attention with qk-layernorm on and off",
     source="Wortsman et al. 2023, Figure 3",
     domain=IMAGES,
-    presets={
-        "smoke": Preset(Study(**SMOKE, activations=BOTH, alphas=(1.0,)), "under a minute, 2 CPU cores", SMOKE_LABEL),
-        "small": Preset(
-            Study(**SMALL, activations=BOTH, lr_factors=(1.0, 10.0)),
-            "under 8 minutes, one H200 (estimated)",
-            SMALL_LABEL,
-        ),
-        "cpu": Preset(Study(**CPU), "about 15 minutes, 2 CPU cores (estimated)", CPU_LABEL),
-        **paper_presets(Study, hours=1400, points=FIGURE_POINTS, activations=BOTH, alphas=ALPHAS),
-    },
+    presets=presets(
+        Study,
+        SCALES,
+        {
+            "smoke": {"activations": BOTH, "alphas": (1.0,)},
+            "small": {"activations": BOTH, "lr_factors": (1.0, 10.0)},
+        },
+        {"cpu": "about 15 minutes, 2 CPU cores (estimated)"},
+    )
+    | paper_presets(Study, hours=1400, points=FIGURE_POINTS, activations=BOTH, alphas=ALPHAS),
     variants=variants,
     deviations=DEVIATIONS,
 )

@@ -11,36 +11,14 @@ Command: python -m experiments run 000-fig4 --preset cpu --data IMAGES --out run
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
-from typing import Literal
 
-from attnkit_experiments.images.domain import IMAGES, ImageStudy
+from attnkit_experiments.images.domain import IMAGES
 from attnkit_experiments.recipes.relu_vit.big_vision import FIGURE_POINTS, augmented, paper_presets
-from attnkit_experiments.recipes.relu_vit.presets import (
-    CPU,
-    CPU_LABEL,
-    DEVIATIONS,
-    SMALL,
-    SMALL_LABEL,
-    SMOKE,
-    SMOKE_LABEL,
-    at_points,
-    pointwise_grid,
-)
-from attnkit_experiments.study.recipe import Preset, Recipe, Variant
+from attnkit_experiments.recipes.relu_vit.presets import DEVIATIONS, SCALES, GridStudy, at_points, pointwise_grid
+from attnkit_experiments.study.recipe import Recipe, Variant, presets
 
 
-@dataclass(frozen=True)
-class Study(ImageStudy):
-    """`activations` × `alphas` × gate off and on; at `points` such as S/16 if there are any."""
-
-    activations: tuple[str, ...] = ("relu",)
-    alphas: tuple[float, ...] = (0.0, 0.5, 1.0)
-    points: tuple[str, ...] = ()
-    augmentation: Literal["", "i21k", "i1k"] = ""
-
-
-def variants(study: Study) -> tuple[Variant, ...]:
+def variants(study: GridStudy) -> tuple[Variant, ...]:
     plain = pointwise_grid(study.activations, study.alphas)
     gated = [
         dataclasses.replace(
@@ -61,12 +39,13 @@ RECIPE = Recipe(
     shows="relu and relu² attention with and without the gate, and what the gate costs per step",
     source="Wortsman et al. 2023, Figure 4",
     domain=IMAGES,
-    presets={
-        "smoke": Preset(Study(**SMOKE, activations=BOTH, alphas=(1.0,)), "under a minute, 2 CPU cores", SMOKE_LABEL),
-        "small": Preset(Study(**SMALL, activations=BOTH), "under 8 minutes, one H200 (estimated)", SMALL_LABEL),
-        "cpu": Preset(Study(**CPU), "about 15 minutes, 2 CPU cores (estimated)", CPU_LABEL),
-        **paper_presets(Study, hours=1400, more=(GATE,), points=FIGURE_POINTS, activations=BOTH, alphas=ALPHAS),
-    },
+    presets=presets(
+        GridStudy,
+        SCALES,
+        {"smoke": {"activations": BOTH, "alphas": (1.0,)}, "small": {"activations": BOTH}},
+        {"cpu": "about 15 minutes, 2 CPU cores (estimated)"},
+    )
+    | paper_presets(GridStudy, hours=1400, more=(GATE,), points=FIGURE_POINTS, activations=BOTH, alphas=ALPHAS),
     variants=variants,
     deviations=(*DEVIATIONS, GATE),
 )

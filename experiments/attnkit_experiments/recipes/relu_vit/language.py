@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
-from attnkit_experiments.study.recipe import Preset
+from attnkit_experiments.study.recipe import Scale
 
 SMOKE: dict[str, Any] = {
     "steps": 20,
@@ -48,11 +47,13 @@ PAPER: dict[str, Any] = {
     "seeds": (0, 1, 2),
 }
 
-LABELS = {
-    "smoke": "smoke: shows that the code runs; its numbers mean nothing",
-    "cpu": "cpu: width 64, depth 4, minutes on two CPU cores; a check that the paper did not make",
-    "small": "small: width 384, depth 6, one GPU; a check that the paper did not make",
-    "paper": "paper: the paper's S model and optimiser on text that you bring; the paper trains no language model",
+SCALES = {
+    "smoke": Scale(SMOKE, "smoke: shows that the code runs; its numbers mean nothing", "under a minute, 2 CPU cores"),
+    "cpu": Scale(CPU, "cpu: width 64, depth 4, minutes on two CPU cores; a check that the paper did not make"),
+    "small": Scale(SMALL, "small: width 384, depth 6, one GPU; a check that the paper did not make"),
+    "paper": Scale(
+        PAPER, "paper: the paper's S model and optimiser on text that you bring; the paper trains no language model"
+    ),
 }
 
 DEVIATIONS = (
@@ -62,12 +63,3 @@ DEVIATIONS = (
     "Models of other lengths take as many bytes a step in fewer windows; longer ones read more text before a byte.",
     "n is the number of keys that a query sees, which grows along a window; the paper's L is one number.",
 )
-
-
-def presets(study: Callable[..., Any], changes: Mapping[str, Mapping[str, Any]], costs: Mapping[str, str]) -> Any:
-    """The presets of a recipe whose settings are `study`, with what it changes in them."""
-    every = {"smoke": SMOKE, "cpu": CPU, "small": SMALL, "paper": PAPER}
-    return {
-        name: Preset(study(**{**settings, **changes.get(name, {})}), costs[name], LABELS[name])
-        for name, settings in every.items()
-    }

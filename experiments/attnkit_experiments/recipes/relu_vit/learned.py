@@ -13,48 +13,31 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Literal
 
 from attnkit_experiments.engine.errors import unknown
-from attnkit_experiments.images.domain import IMAGES, ImageStudy
+from attnkit_experiments.images.domain import IMAGES
 from attnkit_experiments.images.learned_scale import KINDS
 from attnkit_experiments.recipes.relu_vit.big_vision import FIGURE_POINTS, augmented, paper_presets
-from attnkit_experiments.recipes.relu_vit.presets import (
-    CPU,
-    CPU_LABEL,
-    DEVIATIONS,
-    SMALL,
-    SMALL_LABEL,
-    SMOKE,
-    SMOKE_LABEL,
-    at_points,
-    pointwise_grid,
-)
-from attnkit_experiments.study.recipe import Preset, Recipe, Variant, softmax_variant
+from attnkit_experiments.recipes.relu_vit.presets import DEVIATIONS, SCALES, GridStudy, at_points, pointwise_grid
+from attnkit_experiments.study.recipe import Recipe, Variant, presets, softmax_variant
 
 
 @dataclass(frozen=True)
-class Study(ImageStudy):
-    """`activations` at `alphas`, with a fixed scale and with each of `kinds`; at `points` if there are any.
+class Study(GridStudy):
+    """The grid with a fixed scale and with each of `kinds`; the key learned_scale has no effect here."""
 
-    The key learned_scale has no effect here.
-    """
-
-    activations: tuple[str, ...] = ("relu",)
     alphas: tuple[float, ...] = (0.0, 1.0)
     kinds: tuple[str, ...] = KINDS
-    points: tuple[str, ...] = ()
-    augmentation: Literal["", "i21k", "i1k"] = ""
 
 
 def variants(study: Study) -> tuple[Variant, ...]:
     for kind in study.kinds:
         if kind not in KINDS:
             raise unknown("learned scale", kind, KINDS)
-    found = [softmax_variant()]
+    every = [softmax_variant()]
     for each in pointwise_grid(study.activations, study.alphas):
-        found.append(dataclasses.replace(each, series=f"{each.series}, fixed"))
-        found += [
+        every.append(dataclasses.replace(each, series=f"{each.series}, fixed"))
+        every += [
             dataclasses.replace(
                 each,
                 name=f"{each.name}-{kind}",
@@ -64,7 +47,7 @@ def variants(study: Study) -> tuple[Variant, ...]:
             )
             for kind in study.kinds
         ]
-    return augmented(study.augmentation, at_points(study.points, found))
+    return augmented(study.augmentation, at_points(study.points, every))
 
 
 RECIPE = Recipe(
@@ -73,16 +56,13 @@ RECIPE = Recipe(
     shows="accuracy with fixed and learned scales of point-wise weights, and what was learned",
     source="an open question of Wortsman et al. 2023, §5",
     domain=IMAGES,
-    presets={
-        "smoke": Preset(
-            Study(**SMOKE | {"steps": 15}, alphas=(1.0,), kinds=("gain-head", "alpha-layer")),
-            "under a minute, 2 CPU cores",
-            SMOKE_LABEL,
-        ),
-        "small": Preset(Study(**SMALL), "under 8 minutes, one H200 (estimated)", SMALL_LABEL),
-        "cpu": Preset(Study(**CPU), "about 35 minutes, 2 CPU cores (estimated)", CPU_LABEL),
-        **paper_presets(Study, hours=800, points=FIGURE_POINTS),
-    },
+    presets=presets(
+        Study,
+        SCALES,
+        {"smoke": {"steps": 15, "alphas": (1.0,), "kinds": ("gain-head", "alpha-layer")}},
+        {"cpu": "about 35 minutes, 2 CPU cores (estimated)"},
+    )
+    | paper_presets(Study, hours=800, points=FIGURE_POINTS),
     variants=variants,
     deviations=(*DEVIATIONS, "The paper fixes the scale; learning it is its open question."),
 )

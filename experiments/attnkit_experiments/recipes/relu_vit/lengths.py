@@ -11,13 +11,12 @@ Command: python -m experiments run 000-lengths --preset cpu --data TEXT --out ru
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 from attnkit_experiments.language.domain import LANGUAGE, LanguageStudy, at_lengths
-from attnkit_experiments.recipes.relu_vit.language import DEVIATIONS, presets
-from attnkit_experiments.recipes.relu_vit.presets import pointwise_grid
-from attnkit_experiments.study.recipe import Recipe, Variant, softmax_variant
+from attnkit_experiments.recipes.relu_vit.language import DEVIATIONS, SCALES
+from attnkit_experiments.recipes.relu_vit.presets import beside_softmax, pointwise_grid
+from attnkit_experiments.study.recipe import Recipe, Variant, presets
 
 ALPHAS = (0.0, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
 EXACT_AT = (64, 256, 1024, 4096, 8192, 16_384)
@@ -33,10 +32,7 @@ class Study(LanguageStudy):
 
 
 def variants(study: Study) -> tuple[Variant, ...]:
-    grid = pointwise_grid(study.activations, study.alphas)
-    return at_lengths(
-        study.lengths, (softmax_variant(), *(dataclasses.replace(each, baseline="softmax") for each in grid))
-    )
+    return at_lengths(study.lengths, beside_softmax(pointwise_grid(study.activations, study.alphas)))
 
 
 RECIPE = Recipe(
@@ -47,6 +43,7 @@ RECIPE = Recipe(
     domain=LANGUAGE,
     presets=presets(
         Study,
+        SCALES,
         {
             "smoke": {"lengths": (64, 256), "alphas": (0.0, 1.0, 2.0), "exact_at": EXACT_AT, "steps": 15},
             "cpu": {"exact_at": EXACT_AT, "seeds": (0,)},
@@ -54,7 +51,6 @@ RECIPE = Recipe(
             "paper": {"lengths": (64, 256, 1024, 4096, 8192), "alphas": ALPHAS, "exact_at": EXACT_AT},
         },
         {
-            "smoke": "under a minute, 2 CPU cores",
             "cpu": "about 40 minutes, 2 CPU cores (estimated)",
             "small": "about 10 minutes, one H200 (estimated)",
             "paper": "7 to 15 hours of one H200 a variant and seed (estimated)",

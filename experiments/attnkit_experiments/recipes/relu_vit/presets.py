@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import attnkit
 from attnkit_experiments.engine.errors import UserError, unknown
+from attnkit_experiments.images.domain import ImageStudy
 from attnkit_experiments.images.model import SIZES
-from attnkit_experiments.study.recipe import Variant, pointwise_variant
-
-SMOKE_LABEL = "smoke: shows that the code runs; its accuracies mean nothing"
-SMALL_LABEL = "small: one GPU, small images; not the paper's scale"
-CPU_LABEL = "cpu: width 64, depth 4, minutes on two CPU cores; not the paper's scale"
+from attnkit_experiments.study.recipe import Scale, Variant, pointwise_variant, softmax_variant
 
 # digits enlarged to 16 pixels and cut into 64 patches: the number of tokens of the cpu preset
 SMOKE: dict[str, Any] = {
@@ -60,6 +58,30 @@ SMALL: dict[str, Any] = {
     "seeds": (0,),
 }
 
+SCALES = {
+    "smoke": Scale(
+        SMOKE, "smoke: shows that the code runs; its accuracies mean nothing", "under a minute, 2 CPU cores"
+    ),
+    "small": Scale(
+        SMALL, "small: one GPU, small images; not the paper's scale", "under 8 minutes, one H200 (estimated)"
+    ),
+    "cpu": Scale(CPU, "cpu: width 64, depth 4, minutes on two CPU cores; not the paper's scale"),
+}
+
+
+@dataclass(frozen=True)
+class GridStudy(ImageStudy):
+    """`activations` × `alphas`, at `points` such as S/16 if there are any.
+
+    `augmentation`: see `big_vision.augmented`.
+    """
+
+    activations: tuple[str, ...] = ("relu",)
+    alphas: tuple[float, ...] = (0.0, 0.5, 1.0)
+    points: tuple[str, ...] = ()
+    augmentation: Literal["", "i21k", "i1k"] = ""
+
+
 DEVIATIONS = (
     "The paper trains on ImageNet-21k (30 epochs) and ImageNet-1k (300 epochs) at 224 pixels; this preset trains a "
     "small model on small images, for minutes at most.",
@@ -90,12 +112,15 @@ def pointwise_grid(activations: tuple[str, ...], alphas: tuple[float, ...]) -> t
     return tuple(pointwise_variant(activation, alpha) for activation in activations for alpha in alphas)
 
 
+def beside_softmax(grid: Iterable[Variant]) -> tuple[Variant, ...]:
+    """Softmax, and variants that are compared with it."""
+    return (softmax_variant(), *(dataclasses.replace(each, baseline="softmax") for each in grid))
+
+
 def at_points(points: tuple[str, ...], variants: Iterable[Variant]) -> tuple[Variant, ...]:
     """Every variant at every model and patch size, such as "S/16"; without points the variants as they are."""
-    if not points:
-        return tuple(variants)
-    kept = tuple(variants)
-    return tuple(_at_point(point, each) for point in points for each in kept)
+    every = tuple(variants)
+    return tuple(_at_point(point, each) for point in points for each in every) if points else every
 
 
 def _at_point(point: str, variant: Variant) -> Variant:

@@ -11,25 +11,9 @@ Command: python -m experiments run 002-fig3 --preset cpu --data IMAGES --out run
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from attnkit_experiments.recipes.soft.presets import COSTS, CPU, DEVIATIONS, LABELS, PAPER, SMALL, SMOKE
-from attnkit_experiments.soft.domain import SOFT_IMAGES, SoftStudy, method_row, require_methods
-from attnkit_experiments.study.recipe import Preset, Recipe, Variant
-
-
-@dataclass(frozen=True)
-class Study(SoftStudy):
-    """`methods` are columns."""
-
-    methods: tuple[str, ...] = ("transformer", "performer", "nystromformer", "soft")
-    full_scale: bool = False
-
-
-def variants(study: Study) -> tuple[Variant, ...]:
-    require_methods(study.methods)
-    return tuple(method_row(method, baseline="transformer") for method in study.methods)
-
+from attnkit_experiments.recipes.soft.presets import DEVIATIONS, SCALES, MethodStudy, by_method
+from attnkit_experiments.soft.domain import SOFT_IMAGES
+from attnkit_experiments.study.recipe import Recipe, presets
 
 RECIPE = Recipe(
     id="002-fig3",
@@ -37,13 +21,15 @@ RECIPE = Recipe(
     shows="weights of one token over test images, first two heads, for four methods",
     source="Lu et al. 2021, Figure 3",
     domain=SOFT_IMAGES,
-    presets={
-        "smoke": Preset(Study(**SMOKE), COSTS["smoke"], LABELS["smoke"]),
-        "small": Preset(Study(**SMALL), COSTS["small"], LABELS["small"]),
-        "cpu": Preset(Study(**(CPU | {"seeds": (0,)})), "about 10 minutes, 2 CPU cores (estimated)", LABELS["cpu"]),
-        "paper": Preset(Study(**PAPER), COSTS["paper"], LABELS["paper"]),
-    },
-    variants=variants,
+    presets=presets(
+        MethodStudy,
+        SCALES,
+        {"cpu": {"seeds": (0,)}},
+        {"cpu": "about 10 minutes, 2 CPU cores (estimated)"},
+        methods=("transformer", "performer", "nystromformer", "soft"),
+        full_scale=False,
+    ),
+    variants=by_method,
     deviations=(
         *DEVIATIONS,
         "Layer and query are our choice: the last block of stage 1, which has the finest grid, and the middle token.",

@@ -11,16 +11,14 @@ Command: python -m experiments run 002-fig4 --preset cpu --data IMAGES --out run
 
 from __future__ import annotations
 
-from attnkit_experiments.recipes.soft.presets import COSTS, CPU, DEVIATIONS, LABELS, PAPER, SMALL, SMOKE
+from attnkit_experiments.recipes.soft.presets import DEVIATIONS, SCALES
 from attnkit_experiments.soft.domain import SOFT_IMAGES, SoftStudy, row
-from attnkit_experiments.study.recipe import Preset, Recipe, Variant
+from attnkit_experiments.study.recipe import Recipe, Variant, presets
 
 
 def variants(study: SoftStudy) -> tuple[Variant, ...]:
     return (row("official", options="official"), row("paper", baseline="official", options="paper"))
 
-
-WITHOUT = {"full_scale": False}
 
 RECIPE = Recipe(
     id="002-fig4",
@@ -28,16 +26,13 @@ RECIPE = Recipe(
     shows="residual of the inverse against the number of steps, before and after training",
     source="Lu et al. 2021, Figure 4",
     domain=SOFT_IMAGES,
-    presets={
-        "smoke": Preset(SoftStudy(**SMOKE), COSTS["smoke"], LABELS["smoke"]),
-        "small": Preset(SoftStudy(**(SMALL | WITHOUT)), COSTS["small"], LABELS["small"]),
-        "cpu": Preset(
-            SoftStudy(**(CPU | WITHOUT | {"landmarks": 16, "stem_stride": 1, "seeds": (0,)})),
-            "about 10 minutes, 2 CPU cores (estimated)",
-            LABELS["cpu"],
-        ),
-        "paper": Preset(SoftStudy(**(PAPER | WITHOUT)), COSTS["paper"], LABELS["paper"]),
-    },
+    presets=presets(
+        SoftStudy,
+        SCALES,
+        {"cpu": {"landmarks": 16, "stem_stride": 1, "seeds": (0,)}},
+        {"cpu": "about 10 minutes, 2 CPU cores (estimated)"},
+        full_scale=False,
+    ),
     variants=variants,
     deviations=(
         *DEVIATIONS,

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-LABELS = {
-    "smoke": "smoke: shows that the code runs; its accuracies mean nothing",
-    "cpu": "cpu: a model of four narrow stages on small images, minutes on two CPU cores; not the paper's scale",
-    "small": "small: Tiny on images of 64 pixels, one GPU, few steps; not the paper's scale",
-    "paper": "paper: the published model, images and number of steps; see below for what is not as published",
-}
-COSTS = {
-    "smoke": "under a minute, 2 CPU cores",
-    "small": "under 8 minutes, one H200 (estimated)",
-    "paper": "15 to 25 hours a row, one H200 (estimated)",
-}
+from attnkit_experiments.engine.errors import UserError, unknown
+from attnkit_experiments.soft.attention import METHODS
+from attnkit_experiments.soft.domain import SoftStudy
+from attnkit_experiments.study.recipe import Scale, Variant
 
 # digits enlarged to 16 pixels: 16 × 16, 8 × 8, 4 × 4 and 2 × 2 tokens
 SMOKE: dict[str, Any] = {
@@ -65,6 +59,46 @@ PAPER: dict[str, Any] = {
     "precision": "bfloat16",
     "checkpoint_every": 1251,
 }
+
+SCALES = {
+    "smoke": Scale(
+        SMOKE, "smoke: shows that the code runs; its accuracies mean nothing", "under a minute, 2 CPU cores"
+    ),
+    "small": Scale(
+        SMALL,
+        "small: Tiny on images of 64 pixels, one GPU, few steps; not the paper's scale",
+        "under 8 minutes, one H200 (estimated)",
+    ),
+    "cpu": Scale(
+        CPU,
+        "cpu: a model of four narrow stages on small images, minutes on two CPU cores; not the paper's scale",
+    ),
+    "paper": Scale(
+        PAPER,
+        "paper: the published model, images and number of steps; see below for what is not as published",
+        "15 to 25 hours a row, one H200 (estimated)",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class MethodStudy(SoftStudy):
+    """`methods` of attention are rows or columns, the Transformer's what others are compared with."""
+
+    methods: tuple[str, ...] = tuple(METHODS)
+
+
+def by_method(study: MethodStudy) -> tuple[Variant, ...]:
+    if not study.methods:
+        raise UserError("--set methods: expected at least one method")
+    for name in study.methods:
+        if name not in METHODS:
+            raise unknown("method", name, METHODS)
+    return tuple(
+        Variant(name=name, series=name, op=name, baseline="transformer" if name != "transformer" else "")
+        for name in study.methods
+    )
+
 
 DEVIATIONS = (
     "The paper trains on ImageNet-1k at 224 pixels for 300 epochs; other presets train small models on small images.",

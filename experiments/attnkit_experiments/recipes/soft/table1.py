@@ -13,25 +13,10 @@ Command: python -m experiments run 002-table1 --preset cpu --data IMAGES --out r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from attnkit_experiments.recipes.soft.presets import COSTS, CPU, DEVIATIONS, LABELS, PAPER, SMALL, SMOKE
+from attnkit_experiments.recipes.soft.presets import DEVIATIONS, SCALES, MethodStudy, by_method
 from attnkit_experiments.soft.attention import METHODS
-from attnkit_experiments.soft.domain import SOFT_IMAGES, SoftStudy, method_row, require_methods
-from attnkit_experiments.study.recipe import Preset, Published, Recipe, Variant
-
-
-@dataclass(frozen=True)
-class Study(SoftStudy):
-    """`methods` are rows."""
-
-    methods: tuple[str, ...] = tuple(METHODS)
-
-
-def variants(study: Study) -> tuple[Variant, ...]:
-    require_methods(study.methods)
-    return tuple(method_row(method, baseline="transformer") for method in study.methods)
-
+from attnkit_experiments.soft.domain import SOFT_IMAGES
+from attnkit_experiments.study.recipe import Published, Recipe, presets
 
 ACCURACY = {"transformer": 79.1, "linformer": 78.2, "performer": 76.1, "nystromformer": 78.6, "soft": 79.3}
 GFLOPS = {"transformer": 3.9, "linformer": 1.9, "performer": 2.2, "nystromformer": 2.0, "soft": 1.9}
@@ -44,13 +29,13 @@ RECIPE = Recipe(
     shows="accuracy, parameters, multiply-adds, memory and speed of SOFT and four other methods",
     source="Lu et al. 2021, Table 1",
     domain=SOFT_IMAGES,
-    presets={
-        "smoke": Preset(Study(**SMOKE), COSTS["smoke"], LABELS["smoke"]),
-        "small": Preset(Study(**SMALL, measured_batch=64), COSTS["small"], LABELS["small"]),
-        "cpu": Preset(Study(**CPU, measured_batch=2), "about 30 minutes, 2 CPU cores (estimated)", LABELS["cpu"]),
-        "paper": Preset(Study(**PAPER, measured_batch=256), COSTS["paper"], LABELS["paper"]),
-    },
-    variants=variants,
+    presets=presets(
+        MethodStudy,
+        SCALES,
+        {"small": {"measured_batch": 64}, "cpu": {"measured_batch": 2}, "paper": {"measured_batch": 256}},
+        {"cpu": "about 30 minutes, 2 CPU cores (estimated)"},
+    ),
+    variants=by_method,
     deviations=(
         *DEVIATIONS,
         "Stage 4 is softmax attention for every method, as in the authors' code. The convolution of values belongs to "

@@ -16,10 +16,10 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from attnkit_experiments.recipes.soft.presets import COSTS, CPU, DEVIATIONS, LABELS, PAPER, SMALL, SMOKE
+from attnkit_experiments.recipes.soft.presets import DEVIATIONS, SCALES
 from attnkit_experiments.soft.domain import SOFT_IMAGES, SoftStudy, row
 from attnkit_experiments.soft.model import OFFICIAL
-from attnkit_experiments.study.recipe import Preset, Published, Recipe, Variant
+from attnkit_experiments.study.recipe import Published, Recipe, Variant, presets
 
 SAMPLINGS = ("average_pool", "convolution", "random", "biased")
 
@@ -65,12 +65,12 @@ RECIPE = Recipe(
     shows="accuracy, parameters and multiply-adds of SOFT with other numbers of landmarks and four samplings",
     source="Lu et al. 2021, Table 4",
     domain=SOFT_IMAGES,
-    presets={
-        "smoke": Preset(Study(**SMOKE), COSTS["smoke"], LABELS["smoke"]),
-        "small": Preset(Study(**SMALL, landmark_counts=(4, 9, 25)), COSTS["small"], LABELS["small"]),
-        "cpu": Preset(Study(**CPU), "about 40 minutes, 2 CPU cores (estimated)", LABELS["cpu"]),
-        "paper": Preset(Study(**PAPER, landmark_counts=(36, 64, 81)), COSTS["paper"], LABELS["paper"]),
-    },
+    presets=presets(
+        Study,
+        SCALES,
+        {"small": {"landmark_counts": (4, 9, 25)}, "paper": {"landmark_counts": (36, 64, 81)}},
+        {"cpu": "about 40 minutes, 2 CPU cores (estimated)"},
+    ),
     variants=variants,
     deviations=(
         *DEVIATIONS,

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attnkit_experiments.recipes.soft.presets import COSTS, CPU, DEVIATIONS, LABELS, PAPER, SMALL, SMOKE
+from attnkit_experiments.recipes.soft.presets import DEVIATIONS, SCALES
 from attnkit_experiments.soft.domain import SOFT_IMAGES, SoftStudy, row
-from attnkit_experiments.study.recipe import Preset, Published, Recipe, Variant
+from attnkit_experiments.study.recipe import Published, Recipe, Variant, presets
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ def variants(study: Study) -> tuple[Variant, ...]:
     return (*rows, row("no overlap", baseline=baseline, full={"overlap": False}, overlap=False))
 
 
+PUBLISHED_SIZES = {"pyramid_size": "small", "plain_size": "plain"}
 ACCURACY = {"pyramid": 82.2, "no pyramid": 80.1, "overlap": 79.3, "no overlap": 77.4}
 
 RECIPE = Recipe(
@@ -46,16 +47,12 @@ RECIPE = Recipe(
     shows="accuracy of SOFT's backbone against a plain stack of layers and against patches that do not overlap",
     source="Lu et al. 2021, Table 5",
     domain=SOFT_IMAGES,
-    presets={
-        "smoke": Preset(Study(**(SMOKE | {"stem_stride": 2})), COSTS["smoke"], LABELS["smoke"]),
-        "small": Preset(Study(**SMALL, pyramid_size="small", plain_size="plain"), COSTS["small"], LABELS["small"]),
-        "cpu": Preset(Study(**CPU), "about 15 minutes, 2 CPU cores (estimated)", LABELS["cpu"]),
-        "paper": Preset(
-            Study(**PAPER, pyramid_size="small", plain_size="plain"),
-            "15 to 35 hours a row, one H200 (estimated)",
-            LABELS["paper"],
-        ),
-    },
+    presets=presets(
+        Study,
+        SCALES,
+        {"smoke": {"stem_stride": 2}, "small": PUBLISHED_SIZES, "paper": PUBLISHED_SIZES},
+        {"cpu": "about 15 minutes, 2 CPU cores (estimated)", "paper": "15 to 35 hours a row, one H200 (estimated)"},
+    ),
     variants=variants,
     deviations=(
         *DEVIATIONS,

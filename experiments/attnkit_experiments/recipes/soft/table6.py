@@ -29,7 +29,7 @@ from typing import Any
 
 from attnkit_experiments.sequences.domain import SEQUENCES, TABLE_6, SequenceStudy, method_variant
 from attnkit_experiments.sequences.model import METHODS
-from attnkit_experiments.study.recipe import Preset, Published, Recipe, Variant
+from attnkit_experiments.study.recipe import Published, Recipe, Scale, Variant, presets
 
 _PAIRS = {"steps": 30_000, "warmup": 800, "batch": 32, "length": 4096, "hold_out": 0}
 _RETRIEVAL_OF_REVIEWS = _PAIRS | {"hold_out": 10}
@@ -134,11 +134,25 @@ DEVIATIONS = (
     *(f"{name}: {method.about}." for name, method in METHODS.items()),
 )
 
-LABELS = {
-    "smoke": "smoke: shows that the code runs; its accuracies mean nothing",
-    "cpu": "cpu: short sequences, minutes on two CPU cores; not the paper's scale",
-    "small": "small: one GPU, full length, fewer steps than published",
-    "paper": "paper: the published settings of the task",
+SCALES = {
+    "smoke": Scale(
+        SMOKE, "smoke: shows that the code runs; its accuracies mean nothing", "under a minute, 2 CPU cores"
+    ),
+    "small": Scale(
+        SMALL,
+        "small: one GPU, full length, fewer steps than published",
+        "under 8 minutes, one H200 (estimated)",
+    ),
+    "cpu": Scale(
+        CPU,
+        "cpu: short sequences, minutes on two CPU cores; not the paper's scale",
+        "about 10 minutes, 2 CPU cores (estimated)",
+    ),
+    "paper": Scale(
+        FOLLOWING,
+        "paper: the published settings of the task",
+        "1 to 2 hours for listops, one H200 (estimated); the other tasks cost more",
+    ),
 }
 
 RECIPE = Recipe(
@@ -147,16 +161,7 @@ RECIPE = Recipe(
     shows="accuracy of eight attention methods on a task of long sequences, beside the commonest class",
     source="Lu et al. 2021, Table 6",
     domain=SEQUENCES,
-    presets={
-        "smoke": Preset(Study(**SMOKE), "under a minute, 2 CPU cores", LABELS["smoke"]),
-        "small": Preset(Study(**SMALL), "under 8 minutes, one H200 (estimated)", LABELS["small"]),
-        "cpu": Preset(Study(**CPU), "about 10 minutes, 2 CPU cores (estimated)", LABELS["cpu"]),
-        "paper": Preset(
-            Study(**FOLLOWING),
-            "1 to 2 hours for listops, one H200 (estimated); the other tasks cost more",
-            LABELS["paper"],
-        ),
-    },
+    presets=presets(Study, SCALES),
     variants=variants,
     deviations=DEVIATIONS,
     published=tuple(
