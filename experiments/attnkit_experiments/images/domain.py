@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,13 +15,14 @@ from attnkit_experiments.data.images.loading import ImageRequest, load_images
 from attnkit_experiments.data.text.lines import read_lines
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.files import fingerprint
+from attnkit_experiments.engine.optim import TrainConfig
 from attnkit_experiments.images import inspection
 from attnkit_experiments.images.fewshot import SHOTS
 from attnkit_experiments.images.learned_scale import LearnedScale, learned_values
 from attnkit_experiments.images.model import ViTConfig, forward_flops
 from attnkit_experiments.images.settings import ImageSettings, augmentation, load
 from attnkit_experiments.images.task import LOSSES, ImageTask
-from attnkit_experiments.study.recipe import Cell, Domain, Measure, Section, Source, Variant, train_config
+from attnkit_experiments.study.recipe import Cell, Domain, Measure, Section, Source, Variant, data_place, from_study
 
 
 @dataclass(frozen=True)
@@ -54,12 +53,7 @@ class ImageStudy(ImageSettings):
 
 
 def source() -> str:
-    """What ATTNKIT_DATA names: images, or a folder that holds cifar10-subset.zip; else digits."""
-    if "ATTNKIT_DATA" not in os.environ:
-        return "digits"
-    place = Path(os.environ["ATTNKIT_DATA"])
-    inside = place / "cifar10-subset.zip"
-    return str(inside if inside.exists() else place)
+    return data_place("cifar10-subset.zip", otherwise="digits")
 
 
 def about(data: ImageData | LazyImages) -> dict[str, Any]:
@@ -96,31 +90,17 @@ def judged_classes(judged: str, data: ImageData | LazyImages) -> tuple[int, ...]
     return found
 
 
-def cell(study: ImageStudy, variant: Variant, seed: int, data: ImageData | LazyImages, checksum: str) -> Cell:
-    settings = dataclasses.replace(study, **variant.changes)
-    model = ViTConfig(
-        size=settings.model,
-        patch=settings.patch,
-        image=data.size,
-        channels=data.channels,
-        classes=len(data.classes),
-        op=variant.op,
-        options=dict(variant.options),
-        qk_norm=settings.qk_norm,
-        gate=variant.gate,
-        pool=settings.pool,
-        position=settings.position,
-        pre_logits=settings.pre_logits,
-        head_bias=settings.head_bias,
-        mlp_gelu=settings.mlp_gelu,
-        learned_scale=settings.learned_scale,
-    )
+def cell(settings: ImageStudy, variant: Variant, seed: int, data: ImageData | LazyImages, checksum: str) -> Cell:
+    model = from_study(
+        ViTConfig, settings, size=settings.model, image=data.size, channels=data.channels, classes=len(data.classes),
+        op=variant.op, options=dict(variant.options), gate=variant.gate,
+    )  # fmt: skip
     if settings.loss == "sigmoid" and settings.smoothing:
         raise ValueError(f"the sigmoid loss has no label smoothing: smoothing must be 0, got {settings.smoothing:g}")
     parts = {"batch": settings.batch, "model": model, "augmentation": augmentation(settings), "loss": settings.loss}
     parts["judged"] = judged_classes(settings.judged, data)
     parts["shots"] = settings.shots if settings.fewshot else ()
-    return Cell(variant, seed, train_config(settings), parts, checksum)
+    return Cell(variant, seed, from_study(TrainConfig, settings), parts, checksum)
 
 
 def task(cell: Cell, data: ImageData | LazyImages, device: torch.device) -> ImageTask:

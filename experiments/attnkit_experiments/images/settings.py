@@ -11,11 +11,11 @@ from attnkit_experiments.data.images.loading import ImageRequest, load_images
 from attnkit_experiments.data.images.randaugment import AUGREG
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.images.task import AugmentConfig
-from attnkit_experiments.study.recipe import Source
+from attnkit_experiments.study.recipe import Source, Training, from_study
 
 
 @dataclass(frozen=True)
-class ImageSettings:
+class ImageSettings(Training):
     """Zero for a count or size means "all".
 
     lazy: decode images when a step needs them, for sets that do not fit into memory. order: shuffle all samples, or
@@ -29,12 +29,7 @@ class ImageSettings:
     lazy: bool = False
     order: Literal["samples", "shards"] = "samples"
     window: int = 16
-    steps: int = 300
     batch: int = 64
-    lr: float = 1e-3
-    warmup: int = 30
-    weight_decay: float = 0.1
-    clip: float = 1.0
     crop: Literal["none", "pad", "inception"] = "pad"
     padding: int = 4
     smallest_crop: float = 0.05
@@ -46,27 +41,11 @@ class ImageSettings:
     erase: float = 0.0
     smoothing: float = 0.1
     ema: float = 0.0
-    precision: Literal["float32", "bfloat16"] = "float32"
-    compile: bool = False
-    accumulate: int = 1
-    evaluate_every: int = 0
-    checkpoint_every: int = 100
-    seeds: tuple[int, ...] = (0,)
 
 
 def augmentation(settings: ImageSettings) -> AugmentConfig:
     randaug, mixup = AUGREG[settings.augreg] if settings.augreg else (settings.randaug, settings.mixup)
-    return AugmentConfig(
-        crop=settings.crop,
-        padding=settings.padding,
-        smallest_crop=settings.smallest_crop,
-        flip=settings.flip,
-        randaug=randaug,
-        mixup=mixup,
-        cutmix=settings.cutmix,
-        erase=settings.erase,
-        smoothing=settings.smoothing,
-    )
+    return from_study(AugmentConfig, settings, randaug=randaug, mixup=mixup)
 
 
 def load(wanted: Source) -> ImageData | LazyImages:

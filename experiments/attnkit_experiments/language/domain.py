@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,17 +11,28 @@ import torch
 
 from attnkit_experiments.data.text.bytes import PYDOC, TextData, load_text
 from attnkit_experiments.engine.errors import UserError
+from attnkit_experiments.engine.optim import TrainConfig
 from attnkit_experiments.images.inspection import row_means
 from attnkit_experiments.language import lengths
 from attnkit_experiments.language.model import LanguageConfig, LanguageModel, forward_flops
 from attnkit_experiments.language.task import LanguageTask, require_fit
-from attnkit_experiments.study.recipe import Cell, Domain, Measure, Section, Source, Variant, train_config
+from attnkit_experiments.study.recipe import (
+    Cell,
+    Domain,
+    Measure,
+    Section,
+    Source,
+    Training,
+    Variant,
+    data_place,
+    from_study,
+)
 
 INSPECTED_TOKENS = 1 << 13
 
 
 @dataclass(frozen=True)
-class LanguageStudy:
+class LanguageStudy(Training):
     """The settings of every recipe on text; each is a key of `--set`.
 
     `length`: bytes of a window; a step takes `tokens` // length of them, so that models of any length see as many
@@ -36,20 +46,9 @@ class LanguageStudy:
     files: str = "*.en.gz"
     tested: int = 0
     exact_at: tuple[int, ...] = ()
-    steps: int = 300
-    lr: float = 1e-3
-    warmup: int = 30
-    weight_decay: float = 0.1
     decay_per_step: bool = False
     optimizer: Literal["adamw", "adafactor"] = "adamw"
-    clip: float = 1.0
     qk_norm: bool = True
-    precision: Literal["float32", "bfloat16"] = "float32"
-    compile: bool = False
-    accumulate: int = 1
-    evaluate_every: int = 0
-    checkpoint_every: int = 100
-    seeds: tuple[int, ...] = (0,)
 
     def __post_init__(self) -> None:
         if self.tested < 0 or any(length < 2 for length in self.exact_at):
@@ -57,12 +56,8 @@ class LanguageStudy:
 
 
 def source() -> str:
-    """The documents in what ATTNKIT_DATA names, or what it names; without it the help texts of Python."""
-    if "ATTNKIT_DATA" not in os.environ:
-        return PYDOC
-    place = Path(os.environ["ATTNKIT_DATA"])
-    inside = place / "documents"
-    return str(inside if inside.is_dir() else place)
+    """Without ATTNKIT_DATA the help texts of Python."""
+    return data_place("documents", otherwise=PYDOC)
 
 
 def load(wanted: Source) -> TextData:
@@ -74,22 +69,15 @@ def about(data: TextData) -> dict[str, Any]:
     return {"name": data.name, "text": text, "train": len(data.train), "test": len(data.test)}
 
 
-def cell(study: LanguageStudy, variant: Variant, seed: int, data: TextData, checksum: str) -> Cell:
-    settings = dataclasses.replace(study, **variant.changes)
-    model = LanguageConfig(
-        size=settings.model,
-        length=settings.length,
-        op=variant.op,
-        options=dict(variant.options),
-        qk_norm=settings.qk_norm,
-        gate=variant.gate,
-    )
+def cell(settings: LanguageStudy, variant: Variant, seed: int, data: TextData, checksum: str) -> Cell:
+    options = dict(variant.options)
+    model = from_study(LanguageConfig, settings, size=settings.model, op=variant.op, options=options, gate=variant.gate)
     batch = settings.tokens // settings.length
     if batch < 1:
         raise ValueError(f"tokens must hold a window of {settings.length} bytes, got {settings.tokens}")
     require_fit(data, model, batch)
     parts = {"batch": batch, "model": model, "tested": settings.tested, "exact_at": settings.exact_at}
-    return Cell(variant, seed, train_config(settings), parts, checksum)
+    return Cell(variant, seed, from_study(TrainConfig, settings), parts, checksum)
 
 
 def task(cell: Cell, data: TextData, device: torch.device) -> LanguageTask:

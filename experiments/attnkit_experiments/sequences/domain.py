@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,9 +13,20 @@ from attnkit_experiments.data.sequences.dataset import SequenceData
 from attnkit_experiments.data.sequences.listops import ListOpsRules
 from attnkit_experiments.data.sequences.lra import GENERATED, TASKS, SequenceRequest, load_sequences
 from attnkit_experiments.engine.errors import UserError, unknown
+from attnkit_experiments.engine.optim import TrainConfig
 from attnkit_experiments.sequences.model import METHODS, POOLINGS, ClassifierConfig, SequenceClassifier
 from attnkit_experiments.sequences.task import SequenceTask, require_fit
-from attnkit_experiments.study.recipe import Cell, Domain, Measure, Section, Source, Variant, train_config
+from attnkit_experiments.study.recipe import (
+    Cell,
+    Domain,
+    Measure,
+    Section,
+    Source,
+    Training,
+    Variant,
+    data_place,
+    from_study,
+)
 
 TABLE_6 = ("transformer", "reformer", "linformer", "performer", "nystromformer", "soft")
 BY_TASK = "by-task"  # the data that the task needs: generated, or what ATTNKIT_DATA names
@@ -28,7 +37,7 @@ INSPECTED, AT_ONCE = 32, 8  # sequences whose rows of attention are looked at
 
 
 @dataclass(frozen=True)
-class SequenceStudy:
+class SequenceStudy(Training):
     """The settings of every recipe on sequences; each is a key of `--set`.
 
     Zero means: all samples there are; `length`: the longest sequence, rounded up to a multiple of 32; `clip`: none;
@@ -67,10 +76,6 @@ class SequenceStudy:
     weight_decay: float = 0.0
     eps: float = 1e-6
     clip: float = 0.0
-    precision: Literal["float32", "bfloat16"] = "float32"
-    compile: bool = False
-    accumulate: int = 1
-    evaluate_every: int = 0
     checkpoint_every: int = 500
     seeds: tuple[int, ...] = (0, 1, 2)
 
@@ -97,30 +102,21 @@ def place_of(task: str) -> str:
     """ "generated" for listops, else what ATTNKIT_DATA names, or the archive in it that the task reads."""
     if task == "listops":
         return GENERATED
-    if "ATTNKIT_DATA" not in os.environ:
+    place = data_place(INSIDE.get(task, ""), otherwise="")
+    if not place:
         raise UserError(f"the task {task} needs data: give --data PATH, or set ATTNKIT_DATA")
-    place = Path(os.environ["ATTNKIT_DATA"])
-    inside = place / INSIDE.get(task, "")
-    return str(inside if inside.exists() else place)
+    return place
 
 
 def load(wanted: Source) -> SequenceData:
     study = wanted.study
     place = place_of(study.task) if wanted.place == BY_TASK else wanted.place
     try:
-        request = SequenceRequest(
-            study.task,
-            train=study.train_samples,
-            valid=study.valid_samples,
-            test=study.test_samples,
-            text_length=study.text_length,
-            image_side=study.image_side,
-            valid_share=1 / study.hold_out if study.hold_out else 0.0,
-            listops=ListOpsRules(study.longer_than, study.shorter_than, study.tree_depth),
-            pathfinder_level=study.pathfinder_level,
-            data_seed=study.data_seed,
-            skip_unreadable=wanted.skip_unreadable,
-        )
+        request = from_study(
+            SequenceRequest, study, train=study.train_samples, valid=study.valid_samples, test=study.test_samples,
+            valid_share=1 / study.hold_out if study.hold_out else 0.0, skip_unreadable=wanted.skip_unreadable,
+            listops=from_study(ListOpsRules, study, depth=study.tree_depth),
+        )  # fmt: skip
     except ValueError as error:
         raise UserError(f"{study.task}: {error}") from None
     return load_sequences(place, request, cache=wanted.cache)
@@ -149,22 +145,15 @@ def method_variant(method: str, baseline: str) -> Variant:
     return Variant(name=method, series=method, op=method, baseline=baseline if method != baseline else "")
 
 
-def cell(study: SequenceStudy, variant: Variant, seed: int, data: SequenceData, checksum: str) -> Cell:
-    settings = dataclasses.replace(study, **variant.changes)
+def cell(settings: SequenceStudy, variant: Variant, seed: int, data: SequenceData, checksum: str) -> Cell:
     longest = int(data.lengths.max())
-    model = ClassifierConfig(
-        vocabulary=data.vocabulary,
-        classes=len(data.classes),
-        length=settings.length or -(-longest // ROUND_TO) * ROUND_TO,
-        towers=data.towers,
-        method=variant.op,
-        pool=settings.pool,
-        dropout=settings.dropout,
-        weight_dropout=settings.weight_dropout,
-    )
+    model = from_study(
+        ClassifierConfig, settings, vocabulary=data.vocabulary, classes=len(data.classes), towers=data.towers,
+        length=settings.length or -(-longest // ROUND_TO) * ROUND_TO, method=variant.op,
+    )  # fmt: skip
     require_fit(data, model, settings.batch, settings.pad_to_multiple)
     parts = {"batch": settings.batch, "pad_to_multiple": settings.pad_to_multiple, "model": model}
-    train = train_config(dataclasses.replace(settings, clip=settings.clip or UNCLIPPED))
+    train = from_study(TrainConfig, settings, clip=settings.clip or UNCLIPPED)
     return Cell(variant, seed, train, parts, checksum)
 
 

@@ -25,13 +25,14 @@ from attnkit_experiments.data.images.dataset import ImageData, in_turn
 from attnkit_experiments.data.images.lazy import LazyImages
 from attnkit_experiments.engine.files import written_aside
 from attnkit_experiments.engine.memory import peak_bytes
+from attnkit_experiments.engine.optim import TrainConfig
 from attnkit_experiments.engine.sampler import seeded
 from attnkit_experiments.images import domain
 from attnkit_experiments.images.settings import ImageSettings, augmentation, load
 from attnkit_experiments.images.task import ImageTask
 from attnkit_experiments.soft.attention import Soft
 from attnkit_experiments.soft.model import OPTIONS, SoftConfig, SoftVisionTransformer, Stage
-from attnkit_experiments.study.recipe import Cell, Domain, Measure, Section, Variant, train_config
+from attnkit_experiments.study.recipe import Cell, Domain, Measure, Section, Variant, from_study
 
 MAP_IMAGES, MAP_HEADS = 4, 2
 RESIDUAL_IMAGES = 32
@@ -60,31 +61,13 @@ class SoftStudy(ImageSettings):
     measured_batch: int = 0
 
 
-def cell(study: SoftStudy, variant: Variant, seed: int, data: ImageData | LazyImages, checksum: str) -> Cell:
-    settings = dataclasses.replace(study, **variant.changes)
+def cell(settings: SoftStudy, variant: Variant, seed: int, data: ImageData | LazyImages, checksum: str) -> Cell:
     options = OPTIONS[settings.options]
     if settings.sampling:
         options = dataclasses.replace(options, sampling=settings.sampling)
-    model = SoftConfig(
-        size=settings.size,
-        image=data.size,
-        channels=data.channels,
-        classes=len(data.classes),
-        method=variant.op,
-        options=options,
-        landmarks=settings.landmarks,
-        stem_stride=settings.stem_stride,
-        overlap=settings.overlap,
-        drop_path=settings.drop_path,
-    )
-    full: dict[str, Any] = {
-        "size": "tiny",
-        "image": 224,
-        "channels": 3,
-        "classes": 1000,
-        "method": variant.op,
-        "options": options,
-    }
+    own: dict[str, Any] = {"method": variant.op, "options": options}
+    model = from_study(SoftConfig, settings, image=data.size, channels=data.channels, classes=len(data.classes), **own)
+    full = {"size": "tiny", "image": 224, "channels": 3, "classes": 1000, **own}
     parts = {
         "batch": settings.batch,
         "model": model,
@@ -92,7 +75,7 @@ def cell(study: SoftStudy, variant: Variant, seed: int, data: ImageData | LazyIm
         "full": SoftConfig(**(full | dict(variant.options))) if settings.full_scale else None,
         "measured_batch": settings.measured_batch,
     }
-    return Cell(variant, seed, train_config(settings), parts, checksum)
+    return Cell(variant, seed, from_study(TrainConfig, settings), parts, checksum)
 
 
 class SoftImageTask(ImageTask):

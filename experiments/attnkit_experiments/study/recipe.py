@@ -7,32 +7,39 @@ report) is a `Domain`: `domain.py` in the room of each.
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 
 from attnkit_experiments.engine.files import fingerprint
 from attnkit_experiments.engine.optim import TrainConfig
 
+T = TypeVar("T")
+
 # Activations whose weights can be negative: attnkit defines no entropy for them
 SIGNED = ("identity", "gelu", "gelu_tanh", "silu")
 
 
-class Study(Protocol):
-    """Settings, each a key of `--set`: a frozen dataclass of a domain, which a recipe may extend."""
+@dataclass(frozen=True)
+class Training:
+    """What every study sets of its training, each a key of `--set`; a domain extends it, and a recipe the domain's."""
 
-    @property
-    def steps(self) -> int: ...
-
-    @property
-    def seeds(self) -> tuple[int, ...]: ...
-
-    @property
-    def __dataclass_fields__(self) -> dict[str, Any]: ...
+    steps: int = 300
+    lr: float = 1e-3
+    warmup: int = 30
+    weight_decay: float = 0.1
+    clip: float = 1.0
+    precision: Literal["float32", "bfloat16"] = "float32"
+    compile: bool = False
+    accumulate: int = 1
+    evaluate_every: int = 0
+    checkpoint_every: int = 100
+    seeds: tuple[int, ...] = (0,)
 
 
 class Data(Protocol):
@@ -55,6 +62,14 @@ class Source:
     skip_unreadable: bool = False
     workers: int = 0
     """Processes that decode images."""
+
+
+def data_place(inside: str, otherwise: str) -> str:
+    """What ATTNKIT_DATA names, or `inside` of it where there is such a thing; `otherwise` where it names nothing."""
+    place = Path(os.environ.get("ATTNKIT_DATA", ""))
+    if place == Path():
+        return otherwise
+    return str(place / inside if (place / inside).exists() else place)
 
 
 @dataclass(frozen=True)
@@ -152,7 +167,7 @@ class Domain:
     about: Callable[[Any], dict[str, Any]]
     """Facts about the data for study.json: at least `name`, and `text`, a line for a person."""
     cell: Callable[[Any, Variant, int, Any, str], Cell]
-    """The cell of a study, a variant, a seed, the data and its checksum."""
+    """The cell of settings (a study's with the variant's changes), a variant, a seed, the data and its checksum."""
     task: Callable[[Cell, Any, torch.device], Any]
     """The `Task` that is trained."""
     inspect: Callable[[Any, Any, Cell, Path], dict[str, Any]]
@@ -259,13 +274,14 @@ def pointwise_variant(activation: str, alpha: float) -> Variant:
 
 def expand(recipe: Recipe, study: Any, data: Data) -> tuple[Cell, ...]:
     """Every variant with every seed; seeds are the outer loop, so an interrupted study is balanced."""
-    variants = recipe.variants(study)
     checksum = data.checksum()
+    pairs = [(variant, dataclasses.replace(study, **variant.changes)) for variant in recipe.variants(study)]
     make = recipe.domain.cell
-    return tuple(make(study, variant, seed, data, checksum) for seed in study.seeds for variant in variants)
+    return tuple(make(settings, variant, seed, data, checksum) for seed in study.seeds for variant, settings in pairs)
 
 
-def train_config(study: Any) -> TrainConfig:
-    """The fields of a study that a TrainConfig has as well."""
-    names = {field.name for field in dataclasses.fields(TrainConfig)} & {f.name for f in dataclasses.fields(study)}
-    return TrainConfig(**{name: getattr(study, name) for name in names})
+def from_study(kind: type[T], study: Any, **own: Any) -> T:
+    """A configuration, a dataclass, of the fields that `study` has as well; `own` go before them."""
+    fields: tuple[Any, ...] = dataclasses.fields(kind)  # type: ignore[arg-type]
+    names = {field.name for field in fields} & {field.name for field in dataclasses.fields(study)}
+    return kind(**{name: getattr(study, name) for name in names} | own)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +12,18 @@ import torch
 
 from attnkit_experiments.data.text.pairs import PairRequest, TranslationData, load_pairs
 from attnkit_experiments.engine.errors import UserError
-from attnkit_experiments.study.recipe import Cell, Domain, Measure, Section, Source, Variant, train_config
+from attnkit_experiments.engine.optim import TrainConfig
+from attnkit_experiments.study.recipe import (
+    Cell,
+    Domain,
+    Measure,
+    Section,
+    Source,
+    Training,
+    Variant,
+    data_place,
+    from_study,
+)
 from attnkit_experiments.translation.bleu import moses
 from attnkit_experiments.translation.decode import DecodeConfig
 from attnkit_experiments.translation.inspection import inspect
@@ -22,7 +32,7 @@ from attnkit_experiments.translation.task import ObjectiveConfig, TranslationTas
 
 
 @dataclass(frozen=True)
-class TranslationStudy:
+class TranslationStudy(Training):
     """The settings every translation recipe shares; each is a key of `--set`. Zero for a count means "all".
 
     `tokens` are those of a padded side of a batch. `positions` is the longest sequence that the model has room for.
@@ -63,33 +73,16 @@ class TranslationStudy:
     warmup: int = 400
     beta2: float = 0.98
     weight_decay: float = 0.0
-    clip: float = 1.0
-    precision: Literal["float32", "bfloat16"] = "float32"
-    compile: bool = False
-    accumulate: int = 1
-    evaluate_every: int = 0
     checkpoint_every: int = 500
     average: int = 1
     beam: int = 5
     length_penalty: float = 1.1
     analysed: int = 4
-    seeds: tuple[int, ...] = (0,)
 
 
 def request(study: TranslationStudy) -> PairRequest:
     """The pairs that a study asks for."""
-    return PairRequest(
-        direction=study.direction,
-        vocabulary=study.subwords,
-        lowercase=study.lowercase,
-        max_length=study.longest,
-        max_ratio=study.ratio,
-        document_tokens=study.document_tokens,
-        train_pairs=study.train_pairs,
-        valid_pairs=study.valid_pairs,
-        test_pairs=study.test_pairs,
-        test_set=study.test_set,
-    )
+    return from_study(PairRequest, study, vocabulary=study.subwords, max_length=study.longest, max_ratio=study.ratio)
 
 
 @dataclass
@@ -116,10 +109,7 @@ class Corpora:
 
 
 def source() -> str:
-    """Multi30k in the folder that ATTNKIT_DATA names, or the folder itself; "" without."""
-    place = os.environ.get("ATTNKIT_DATA", "")
-    inside = Path(place) / "multi30k"
-    return str(inside) if place and inside.is_dir() else place
+    return data_place("multi30k", otherwise="")
 
 
 def load(wanted: Source) -> Corpora:
@@ -134,58 +124,39 @@ def load(wanted: Source) -> Corpora:
 
 
 def about(data: Corpora) -> dict[str, Any]:
-    found = data.of(data.base)
-    train, valid, test = (len(split.source) for split in (found.train, found.valid, found.test))
-    languages = f"{found.source_language}-{found.target_language}"
+    pairs = data.of(data.base)
+    train, valid, test = (len(split.source) for split in (pairs.train, pairs.valid, pairs.test))
+    languages = f"{pairs.source_language}-{pairs.target_language}"
     return {
-        "name": found.name,
-        "text": f"{languages}, {train:,} train, {valid:,} valid and {test:,} test pairs, {found.vocabulary:,} subwords",
+        "name": pairs.name,
+        "text": f"{languages}, {train:,} train, {valid:,} valid and {test:,} test pairs, {pairs.vocabulary:,} subwords",
         "train": train,
         "valid": valid,
         "test": test,
         "languages": languages,
-        "vocabulary": found.vocabulary,
-        "counts": found.about,
+        "vocabulary": pairs.vocabulary,
+        "counts": pairs.about,
     }
 
 
-def cell(study: TranslationStudy, variant: Variant, seed: int, data: Corpora, checksum: str) -> Cell:
-    settings = dataclasses.replace(study, **variant.changes)
+def cell(settings: TranslationStudy, variant: Variant, seed: int, data: Corpora, checksum: str) -> Cell:
     wanted = request(settings)
-    found = data.of(wanted)
+    pairs = data.of(wanted)
     methods: dict[str, Any] = {place: tuned(m, settings) for place, m in everywhere(settings.method).items()}
-    model = TranslationConfig(
-        vocabulary=found.vocabulary,
-        encoder_layers=settings.layers,
-        decoder_layers=settings.layers,
-        dim=settings.dim,
-        heads=settings.heads,
-        slots=settings.slots,
-        memory=settings.memory,
-        norm=settings.norm,
-        dropout=settings.dropout,
-        attention_dropout=settings.attention_dropout,
-        max_length=settings.positions,
-        **methods,
-    )
-    objective = ObjectiveConfig(
-        smoothing=settings.smoothing,
-        entropy_cap=settings.entropy_cap,
-        sum_weight=settings.sum_weight,
-        entropy_weight=settings.entropy_weight,
-    )
-    train = dataclasses.replace(
-        train_config(settings), betas=(0.9, settings.beta2), keep_checkpoints=max(settings.average, 1)
-    )
+    model = from_study(
+        TranslationConfig, settings, vocabulary=pairs.vocabulary, encoder_layers=settings.layers,
+        decoder_layers=settings.layers, max_length=settings.positions, **methods,
+    )  # fmt: skip
+    train = from_study(TrainConfig, settings, betas=(0.9, settings.beta2), keep_checkpoints=max(settings.average, 1))
     parts = {
         "pairs": wanted,
         "budget": settings.tokens,
         "analysed": settings.analysed,
         "model": model,
-        "objective": objective,
-        "decoding": DecodeConfig(beam=settings.beam, length_penalty=settings.length_penalty),
+        "objective": from_study(ObjectiveConfig, settings),
+        "decoding": from_study(DecodeConfig, settings),
     }
-    return Cell(variant, seed, train, parts, hashlib.sha256(f"{checksum}{found.checksum()}".encode()).hexdigest())
+    return Cell(variant, seed, train, parts, hashlib.sha256(f"{checksum}{pairs.checksum()}".encode()).hexdigest())
 
 
 def tuned(method: Method, settings: TranslationStudy) -> Method:
@@ -197,18 +168,11 @@ def tuned(method: Method, settings: TranslationStudy) -> Method:
 
 def task(cell: Cell, data: Corpora, device: torch.device) -> TranslationTask:
     of = cell.settings
-    found = data.of(of["pairs"])
+    pairs = data.of(of["pairs"])
     return TranslationTask(
-        found,
-        of["model"],
-        of["objective"],
-        of["decoding"],
-        budget=of["budget"],
-        precision=cell.train.precision,
-        seed=cell.seed,
-        device=device,
-        tokenised=moses(found.target_language),
-    )
+        pairs, of["model"], of["objective"], of["decoding"], budget=of["budget"], precision=cell.train.precision,
+        seed=cell.seed, device=device, tokenised=moses(pairs.target_language),
+    )  # fmt: skip
 
 
 def facts(cell: Cell) -> dict[str, Any]:
