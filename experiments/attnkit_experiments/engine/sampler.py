@@ -6,9 +6,13 @@ import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from typing import TypeVar
 
 import numpy as np
 import torch
+from torch import nn
+
+M = TypeVar("M", bound=nn.Module)
 
 Permutation = Callable[[int, int, int], np.ndarray]
 """The order of an epoch: (seed, epoch, count) to a permutation of range(count)."""
@@ -72,6 +76,13 @@ def generator(seed: int, step: int, purpose: str) -> torch.Generator:
     """A CPU generator that depends on (seed, step, purpose) only."""
     digest = hashlib.sha256(f"{seed}/{step}/{purpose}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
+
+
+def drawn(build: Callable[[], M], seed: int) -> M:
+    """The model that `build` makes with weights of `seed`; torch's own generators are put back afterwards."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build()
 
 
 @contextmanager

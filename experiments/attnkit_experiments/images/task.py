@@ -15,7 +15,7 @@ from attnkit_experiments.data.images import augment, randaugment
 from attnkit_experiments.data.images.dataset import ImageData
 from attnkit_experiments.data.images.lazy import LazyImages
 from attnkit_experiments.data.images.pixels import open_pixels
-from attnkit_experiments.engine.sampler import generator, sample_ids
+from attnkit_experiments.engine.sampler import drawn, generator, sample_ids
 from attnkit_experiments.images.model import ViT
 
 EVALUATION_BATCH = 500
@@ -89,9 +89,7 @@ class ImageTask:
     ) -> None:
         if batch < 1:
             raise ValueError(f"batch must be at least 1, got {batch}")
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            self.model: Any = build(model).to(device)
+        self.model: Any = drawn(lambda: build(model), seed).to(device)
         self.apply: Callable[..., Tensor] = self.model
         self.augmentation, self.batch, self.seed, self.device = augmentation, batch, seed, device
         self.precision = precision

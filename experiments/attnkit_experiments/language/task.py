@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from attnkit_experiments.data.text.bytes import TextData
-from attnkit_experiments.engine.sampler import sample_ids
+from attnkit_experiments.engine.sampler import drawn, sample_ids
 from attnkit_experiments.language.model import LanguageConfig, LanguageModel
 
 EVALUATION_TOKENS = 1 << 14
@@ -45,9 +45,7 @@ class LanguageTask:
         device: torch.device,
     ) -> None:
         require_fit(data, model, batch)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            self.model = LanguageModel(model).to(device)
+        self.model = drawn(lambda: LanguageModel(model), seed).to(device)
         self.apply: Callable[..., Tensor] = self.model
         self.length, self.batch, self.tested, self.seed = model.length, batch, tested, seed
         self.precision, self.device = precision, device

@@ -6,6 +6,7 @@ import io
 import itertools
 import re
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 from safetensors.numpy import load_file
 
-from attnkit_experiments.report.results import Line, StudyResults
+from attnkit_experiments.report.results import Line, Spread, StudyResults
 
 INK, FAINT, PAPER = "#010203", "#040506", "#070809"  # stand-ins, replaced by the page's own colours
 _PAGE_COLOURS = {INK: "var(--ink)", FAINT: "var(--line)", PAPER: "var(--paper)"}
@@ -76,8 +77,8 @@ def colours(study: StudyResults) -> dict[str, str]:
 def shades(study: StudyResults) -> dict[str, str]:
     """A colour for each variant, for plots where every variant is its own line."""
     others = [line.name for line in study.lines if line.variant["series"] != "softmax"]
-    found = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(others)}
-    return found | {line.name: INK for line in study.lines if line.name not in found}
+    coloured = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(others)}
+    return coloured | {line.name: INK for line in study.lines if line.name not in coloured}
 
 
 def trained(study: StudyResults) -> list[Line]:
@@ -122,16 +123,7 @@ def against_alpha(study: StudyResults, point: str, axis: Axis = ACCURACY) -> str
             shift = 0.008 * (index - (len(series) - 1) / 2)
             x = [line.variant["alpha"] + shift for line in here]
             spreads = [line.over_seeds(axis.key) for line in here]
-            axes.errorbar(
-                x,
-                [spread.mean for spread in spreads],
-                yerr=[spread.sd or 0 for spread in spreads],
-                color=colour[name],
-                marker="o",
-                markersize=6,
-                capsize=4,
-                label=name,
-            )
+            spread_line(axes, x, spreads, color=colour[name], marker="o", markersize=6, capsize=4, label=name)
             for at, line in zip(x, here, strict=True):
                 seeds = [result[axis.key] for result in line.results.values()]
                 axes.plot([at] * len(seeds), seeds, ".", color=colour[name], alpha=0.5, markersize=8)
@@ -145,6 +137,19 @@ def against_alpha(study: StudyResults, point: str, axis: Axis = ACCURACY) -> str
         axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1))
         stamp(axes, study)
         return svg(figure, f"{axis.name} against alpha, softmax as a line")
+
+
+def spread_line(axes: Axes, x: Sequence[float], spreads: Sequence[Spread], **style: Any) -> None:
+    """Means over seeds with their standard deviations."""
+    axes.errorbar(x, [spread.mean for spread in spreads], yerr=[spread.sd or 0 for spread in spreads], **style)
+
+
+def stretches(values: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Values (..., steps) averaged over about `count` stretches of steps: the middles of those, and the means."""
+    stretch = max(values.shape[-1] // count, 1)
+    usable = values.shape[-1] // stretch * stretch
+    means = values[..., :usable].reshape(*values.shape[:-1], -1, stretch).mean(-1)
+    return (np.arange(means.shape[-1]) + 0.5) * stretch, means
 
 
 def _wide(axes: Axes) -> bool:
@@ -182,10 +187,10 @@ def against_compute(study: StudyResults, key: str = "accuracy", name: str = "tes
             for series in dict.fromkeys(line.variant["series"] for line in trained(study)):
                 here = sorted((line for line in trained(study) if line.variant["series"] == series), key=place)
                 spreads = [line.over_seeds(key) for line in here]
-                axes.errorbar(
+                spread_line(
+                    axes,
                     [place(line) for line in here],
-                    [spread.mean for spread in spreads],
-                    yerr=[spread.sd or 0 for spread in spreads],
+                    spreads,
                     color=colour[series],
                     marker="s" if series == "softmax" else "o",
                     linestyle="-" if any(line.variant["point"] for line in here) else "none",
@@ -214,11 +219,7 @@ def learning_curves(study: StudyResults) -> str:
     with mpl.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(8.4, 4.0))
         for line in trained(study):
-            losses = np.array(line.losses())
-            stretch = max(losses.shape[1] // 30, 1)
-            usable = losses.shape[1] // stretch * stretch
-            means = losses[:, :usable].reshape(len(losses), -1, stretch).mean(2)
-            x = (np.arange(means.shape[1]) + 0.5) * stretch
+            x, means = stretches(np.array(line.losses()), 30)
             dashes: Any = next(dashed) if line.variant["series"] == "softmax" else "-"
             axes.plot(x, means.mean(0), color=shade[line.name], linestyle=dashes, label=line.label)
             if len(means) > 1:
@@ -271,23 +272,14 @@ def entropy_bars(study: StudyResults) -> str | None:
 def attention_maps(study: StudyResults, *, show_images: bool) -> str:
     """Test images, and beside each the weights of the query in the middle, last layer, mean over heads."""
     lines = trained(study)[:7]
-    stored = [load_file(line.cell(next(iter(line.results))) / "maps.safetensors") for line in lines]
+    stored = [load_file(line.first_cell / "maps.safetensors") for line in lines]
     images = stored[0]["images"]
     with mpl.rc_context(STYLE | {"axes.grid": False}):
-        figure, grid = plt.subplots(
-            len(images),
-            len(lines) + 1,
-            figsize=(1.55 * (len(lines) + 1), 1.55 * len(images)),
-            squeeze=False,
-            gridspec_kw={"wspace": 0.06, "hspace": 0.06},
-        )
+        figure, grid = pictures(len(images), len(lines) + 1, 1.55)
         for row, pixels in enumerate(images):
             image(grid[row, 0], pixels.squeeze(), show_images)
             for column, (line, maps) in enumerate(zip(lines, stored, strict=True), start=1):
-                weights = maps["centre"][row, -1]
-                side = round(weights.size**0.5)
-                picture(grid[row, column], weights.reshape(side, side), cmap="magma", vmin=min(weights.min(), 0))
-                middle = side // 2
+                middle = weights_picture(grid[row, column], maps["centre"][row, -1]) // 2
                 grid[row, column].plot(middle, middle, "s", ms=5, mfc="none", mec="#7fd4ff", mew=1.2)
                 if row == 0:
                     grid[0, column].set_title(line.label.replace(", ", "\n"), fontsize=8.5, loc="center")
@@ -298,24 +290,16 @@ def attention_maps(study: StudyResults, *, show_images: bool) -> str:
 def layer_maps(study: StudyResults, *, show_images: bool) -> str:
     """One test image through the layers: the weight each patch receives, mean over heads and queries."""
     lines = trained(study)[:7]
-    stored = [load_file(line.cell(next(iter(line.results))) / "maps.safetensors") for line in lines]
+    stored = [load_file(line.first_cell / "maps.safetensors") for line in lines]
     depth = stored[0]["received"].shape[1]
     with mpl.rc_context(STYLE | {"axes.grid": False}):
-        figure, grid = plt.subplots(
-            len(lines),
-            depth + 1,
-            figsize=(1.5 * (depth + 1), 1.5 * len(lines)),
-            squeeze=False,
-            gridspec_kw={"wspace": 0.06, "hspace": 0.06},
-        )
+        figure, grid = pictures(len(lines), depth + 1, 1.5)
         for row, (line, maps) in enumerate(zip(lines, stored, strict=True)):
             image(grid[row, 0], maps["images"][0].squeeze(), show_images)
             label = line.label.replace(", ", "\n")
             grid[row, 0].set_ylabel(label, fontsize=8.5, rotation=0, ha="right", va="center")
             for layer in range(depth):
-                weights = maps["received"][0, layer]
-                side = round(weights.size**0.5)
-                picture(grid[row, layer + 1], weights.reshape(side, side), cmap="magma", vmin=min(weights.min(), 0))
+                weights_picture(grid[row, layer + 1], maps["received"][0, layer])
                 if row == 0:
                     grid[0, layer + 1].set_title(f"layer {layer + 1}", fontsize=8.5, loc="center")
         return svg(figure, "weight received by each patch of one image, layer by layer")
@@ -334,6 +318,24 @@ def picture(axes: Axes, pixels: np.ndarray, **how: Any) -> None:
     axes.set_yticks([])
     for spine in axes.spines.values():
         spine.set_visible(False)
+
+
+def weights_picture(axes: Axes, weights: np.ndarray) -> int:
+    """The weights of all patches of a square image; returns its side. Black is 0."""
+    side = round(weights.size**0.5)
+    picture(axes, weights.reshape(side, side), cmap="magma", vmin=min(weights.min(), 0))
+    return side
+
+
+def pictures(rows: int, columns: int, size: float) -> tuple[Figure, Any]:
+    """A grid of axes, `size` inches each."""
+    return plt.subplots(
+        rows,
+        columns,
+        figsize=(size * columns, size * rows),
+        squeeze=False,
+        gridspec_kw={"wspace": 0.06, "hspace": 0.06},
+    )
 
 
 def claim_plots(claims: dict[str, Any]) -> str:

@@ -81,6 +81,11 @@ class Line:
     def cell(self, seed: int) -> Path:
         return self.folder / f"{self.name}-seed{seed}"
 
+    @property
+    def first_cell(self) -> Path:
+        """The folder of the first seed that has finished."""
+        return self.cell(next(iter(self.results)))
+
     def over_seeds(self, key: str) -> Spread:
         return Spread.of([result[key] for result in self.results.values()])
 

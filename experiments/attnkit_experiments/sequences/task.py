@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from attnkit_experiments.data.sequences.dataset import PADDING, SequenceData, Split
-from attnkit_experiments.engine.sampler import sample_ids, seeded
+from attnkit_experiments.engine.sampler import drawn, sample_ids, seeded
 from attnkit_experiments.sequences.model import METHODS, ClassifierConfig, SequenceClassifier
 
 
@@ -45,9 +45,7 @@ class SequenceTask:
         pad_to_multiple: int = 0,
     ) -> None:
         require_fit(data, model, batch, pad_to_multiple)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            self.model = SequenceClassifier(model).to(device)
+        self.model = drawn(lambda: SequenceClassifier(model), seed).to(device)
         self.apply: Callable[..., Any] = self.model
         self.data, self.batch, self.seed, self.device = data, batch, seed, device
         self.length, self.pad_to_multiple, self.precision = model.length, pad_to_multiple, precision

@@ -25,7 +25,7 @@ def sections(study: StudyResults, show_images: bool) -> list[Section]:
     if "full_parameters" in lines[0].first:
         found.append(Section("Cost of the published models", cost_text(study), cost_table(study)))
     found.append(Section("Learning curves", CURVES, card(plots.learning_curves(study))))
-    if any((line.cell(next(iter(line.results))) / "maps.safetensors").exists() for line in lines):
+    if any((line.first_cell / "maps.safetensors").exists() for line in lines):
         found.append(Section("Heat maps", MAPS, card(soft_plots.heat_maps(study, show_images=show_images))))
     if any("residuals" in line.first for line in lines):
         found.append(Section("How the inverse converges", RESIDUALS, card(soft_plots.residuals(study))))

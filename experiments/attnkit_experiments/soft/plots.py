@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from safetensors.numpy import load_file
 
-from attnkit_experiments.report.plots import COLOURS, DASHES, INK, STYLE, stamp, svg, trained
+from attnkit_experiments.report.plots import COLOURS, DASHES, INK, STYLE, pictures, stamp, svg, trained
 from attnkit_experiments.report.plots import image as draw_image
 from attnkit_experiments.report.plots import picture as draw_picture
 from attnkit_experiments.report.results import StudyResults
@@ -49,7 +49,7 @@ def heat_maps(study: StudyResults, *, show_images: bool) -> str:
     """Test images, and beside each the weights of the token in the middle, a column per variant and head."""
     lines, stored = [], []
     for line in trained(study)[:6]:
-        path = line.cell(next(iter(line.results))) / "maps.safetensors"
+        path = line.first_cell / "maps.safetensors"
         if path.exists():
             lines.append(line)
             stored.append(load_file(path))
@@ -58,13 +58,7 @@ def heat_maps(study: StudyResults, *, show_images: bool) -> str:
     ]
     images = stored[0]["images"]
     with mpl.rc_context(STYLE | {"axes.grid": False}):
-        figure, grid = plt.subplots(
-            len(images),
-            len(columns) + 1,
-            figsize=(1.45 * (len(columns) + 1), 1.45 * len(images)),
-            squeeze=False,
-            gridspec_kw={"wspace": 0.06, "hspace": 0.06},
-        )
+        figure, grid = pictures(len(images), len(columns) + 1, 1.45)
         for row, pixels in enumerate(images):
             draw_image(grid[row, 0], pixels.squeeze(), show_images)
             for column, (line, maps, head) in enumerate(columns, start=1):

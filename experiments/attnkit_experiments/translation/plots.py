@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import statistics
-from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
@@ -14,13 +13,8 @@ from safetensors import safe_open
 
 from attnkit_experiments.engine.files import read_json
 from attnkit_experiments.engine.metrics import read_metrics
-from attnkit_experiments.report.plots import DASHES, STYLE, colours, shades, stamp, svg, trained
-from attnkit_experiments.report.results import Line, StudyResults
-
-
-def first_cell(line: Line) -> Path:
-    """The folder of the first seed that has finished."""
-    return line.cell(next(iter(line.results)))
+from attnkit_experiments.report.plots import DASHES, STYLE, colours, shades, spread_line, stamp, stretches, svg, trained
+from attnkit_experiments.report.results import StudyResults
 
 
 def against_size(study: StudyResults) -> str | None:
@@ -36,15 +30,8 @@ def against_size(study: StudyResults) -> str | None:
             lines = [line for line in trained(study) if line.variant["series"] == series]
             for axes, key in zip(both, ("bleu", "slot_anisotropy"), strict=True):
                 spreads = [line.over_seeds(key) for line in lines]
-                axes.errorbar(
-                    [int(points[line.name][0]) for line in lines],
-                    [spread.mean for spread in spreads],
-                    yerr=[spread.sd or 0 for spread in spreads],
-                    color=colour[series],
-                    marker="o",
-                    capsize=4,
-                    label=series,
-                )
+                x = [int(points[line.name][0]) for line in lines]
+                spread_line(axes, x, spreads, color=colour[series], marker="o", capsize=4, label=series)
         for axes, name in zip(both, ("BLEU", "anisotropy of value slots"), strict=True):
             axes.set(xlabel=unit, ylabel=name, xscale="log")
             axes.set_xticks(sorted(sizes), [str(size) for size in sorted(sizes)])
@@ -63,14 +50,10 @@ def gradient_norms(study: StudyResults) -> str:
             seed = next(iter(line.results or line.diverged))
             rows = [row for row in read_metrics(line.cell(seed) / "metrics.jsonl") if "grad_norm" in row]
             norms = np.array([row["grad_norm"] for row in rows])
-            stretch = max(len(norms) // 60, 1)
-            usable = len(norms) // stretch * stretch
-            means = norms[:usable].reshape(-1, stretch).mean(1)
+            x, means = stretches(norms, 60)
             style: Any = "-" if line.results else DASHES[1]
             label = line.label if line.results else f"{line.label} (diverged)"
-            axes.plot(
-                (np.arange(len(means)) + 0.5) * stretch, means, color=shade[line.name], linestyle=style, label=label
-            )
+            axes.plot(x, means, color=shade[line.name], linestyle=style, label=label)
         axes.set(xlabel="step", ylabel="gradient norm", yscale="log")
         axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1))
         return svg(figure, "norm of the gradient against step for every variant")
@@ -82,10 +65,10 @@ def concentration(study: StudyResults) -> str:
     with mpl.rc_context(STYLE):
         figure, both = plt.subplots(1, 2, figsize=(9.4, 3.6), sharey=True)
         for line in trained(study):
-            found = read_json(first_cell(line) / "analysis.json")["trained"]
+            analysis = read_json(line.first_cell / "analysis.json")["trained"]
             curves = (
-                list(found["slots"].values()),
-                [layer["concentration"] for layer in found["layers"].values() if layer["concentration"]],
+                list(analysis["slots"].values()),
+                [layer["concentration"] for layer in analysis["layers"].values() if layer["concentration"]],
             )
             for axes, layers in zip(both, curves, strict=True):
                 if layers:
@@ -107,7 +90,7 @@ def _at(curve: dict[str, float], percent: float) -> float:
 
 def attention_maps(study: StudyResults) -> str | None:
     """One sentence: the last encoder layer above, the last cross-attention below, mean over heads."""
-    lines = [line for line in trained(study) if (first_cell(line) / "maps.safetensors").exists()]
+    lines = [line for line in trained(study) if (line.first_cell / "maps.safetensors").exists()]
     if not lines:
         return None
     with mpl.rc_context(STYLE | {"axes.grid": False}):
@@ -115,7 +98,7 @@ def attention_maps(study: StudyResults) -> str | None:
             2, len(lines), figsize=(3.3 * len(lines) + 1, 7.4), squeeze=False, layout="constrained"
         )
         for column, line in enumerate(lines):
-            with safe_open(first_cell(line) / "maps.safetensors", framework="np") as stored:
+            with safe_open(line.first_cell / "maps.safetensors", framework="np") as stored:
                 words = json.loads(stored.metadata()["attnkit"])
                 names = sorted(stored.keys(), reverse=True)  # the encoder's above
                 drawn = [stored.get_tensor(name).mean(0) for name in names]

@@ -19,7 +19,7 @@ from attnkit import attention_regulariser
 from attnkit_experiments.data.text.batches import TokenBatches
 from attnkit_experiments.data.text.pairs import BOS, EOS, PAD, Sentences, Split, TranslationData
 from attnkit_experiments.engine.errors import UserError
-from attnkit_experiments.engine.sampler import seeded
+from attnkit_experiments.engine.sampler import drawn, seeded
 from attnkit_experiments.translation.bleu import corpus_bleu
 from attnkit_experiments.translation.decode import DecodeConfig, beam_search
 from attnkit_experiments.translation.model import LayerRows, TranslationConfig, Translator
@@ -131,9 +131,7 @@ class TranslationTask:
     ) -> None:
         self.data, self.scored = data, data.test if scored is None else scored
         _require_fit(data, self.scored, model)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            self.model = Translator(model).to(device)
+        self.model = drawn(lambda: Translator(model), seed).to(device)
         self.objective, self.decoding, self.smoothed, self.tokenised = objective, decoding, smoothed, tokenised
         self.seed, self.device, self.precision = seed, device, precision
         self.batches = _batches(data.train, budget, seed)

@@ -13,7 +13,6 @@ from typing import Any
 from attnkit_experiments.study.recipe import Preset, Variant
 
 FIGURE_POINTS = ("S/32", "S/16", "S/8")
-FEW_SHOT_SETS = ("birds", "caltech101", "cars", "cifar100", "dtd", "col_hist", "pets", "uc_merced")
 
 BOTH: dict[str, Any] = {
     "image_size": 224,
