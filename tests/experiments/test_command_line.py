@@ -10,7 +10,8 @@ from attnkit_experiments.__main__ import main
 from attnkit_experiments.commands import runner
 from attnkit_experiments.data.images.loading import ImageRequest, load_images
 from attnkit_experiments.engine.errors import Diverged, UserError
-from attnkit_experiments.images.domain import ImageStudy, judged_classes, source
+from attnkit_experiments.images.domain import ImageStudy, judged_classes
+from attnkit_experiments.images.settings import image_source
 from attnkit_experiments.recipes import FILES, RECIPES
 
 OF_IMAGES = [name for name, recipe in RECIPES.items() if recipe.domain.name == "images"]
@@ -66,11 +67,11 @@ def test_settings_may_be_repeated_or_listed():
 
 def test_images_come_from_the_environment_or_scikit_learn(tmp_path, monkeypatch):
     monkeypatch.delenv("ATTNKIT_DATA", raising=False)
-    assert source() == "digits"
+    assert image_source() == "digits"
     monkeypatch.setenv("ATTNKIT_DATA", str(tmp_path))
-    assert source() == str(tmp_path)
+    assert image_source() == str(tmp_path)
     (tmp_path / "cifar10-subset.zip").touch()
-    assert source() == str(tmp_path / "cifar10-subset.zip")
+    assert image_source() == str(tmp_path / "cifar10-subset.zip")
 
 
 def test_a_finished_study_is_kept_unless_told_otherwise(tiny, tmp_path):

@@ -14,7 +14,7 @@ from attnkit_experiments.__main__ import main
 from attnkit_experiments.commands import classify, export, runner
 from attnkit_experiments.data.images import augment
 from attnkit_experiments.engine.errors import UserError
-from attnkit_experiments.images.domain import IMAGES
+from attnkit_experiments.images.domain import DOMAIN
 from attnkit_experiments.images.model import ViT, ViTConfig
 from attnkit_experiments.images.task import ImageTask
 from attnkit_experiments.soft.model import SoftConfig, SoftVisionTransformer
@@ -62,9 +62,9 @@ def trained_task(study, cell_name, weights):
     """The task of a cell as its study has it, with the weights of a file."""
     given = tuple(json.loads((study / "study.json").read_text())["settings"])
     recipe, settings = runner.choose(runner.Request("000-fig4", "cpu", "digits", study, given))
-    data = IMAGES.load(Source("digits", settings, study / "cache"))
+    data = DOMAIN.load(Source("digits", settings, study / "cache"))
     cell = next(cell for cell in expand(recipe, settings, data) if cell.name == cell_name)
-    task: ImageTask = IMAGES.task(cell, data, torch.device("cpu"))
+    task: ImageTask = DOMAIN.task(cell, data, torch.device("cpu"))
     task.model.load_state_dict(load_file(study / "cells" / cell_name / weights))
     return task
 

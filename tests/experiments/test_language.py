@@ -15,7 +15,7 @@ from attnkit_experiments.commands import runner
 from attnkit_experiments.commands.report import write_report
 from attnkit_experiments.data.text.bytes import load_text
 from attnkit_experiments.engine.errors import UserError
-from attnkit_experiments.language import lengths
+from attnkit_experiments.language import exact
 from attnkit_experiments.language.domain import source
 from attnkit_experiments.language.model import LanguageConfig, LanguageModel, forward_flops
 from attnkit_experiments.language.task import LanguageTask, windows
@@ -38,7 +38,7 @@ def data(tmp_path_factory):
     return load_text(str(folder), "*.en.gz")
 
 
-QUADRATURE = 1e-10  # ten times what lengths.moment asks of its integrals
+QUADRATURE = 1e-10  # ten times what exact.moment asks of its integrals
 
 
 def model_of(config):
@@ -123,30 +123,30 @@ def test_text_is_read_in_order_and_its_end_held_out(data, tmp_path, monkeypatch)
     assert len(load_text("pydoc", "*").train) > 100_000
 
 
-@pytest.mark.parametrize("activation", lengths.ACTIVATIONS)
+@pytest.mark.parametrize("activation", exact.ACTIVATIONS)
 def test_row_sums_and_variances_before_training_are_the_exact_ones(activation):
     for alpha in (0.0, 0.5, 1.0, 2.0):
         for length in (64, 8192):
-            assert lengths.holds(lengths.at_start(activation, alpha, length)), (alpha, length)
+            assert exact.holds(exact.at_start(activation, alpha, length)), (alpha, length)
 
 
 def test_exact_moments_are_those_of_the_sphere():
     """E relu(√d·u)² = d/(2m), E|√d·u| = √d Γ(m/2)/(√π Γ((m + 1)/2)), m = d - 1."""
-    relu, identity = lengths.ACTIVATIONS["relu"], lengths.ACTIVATIONS["identity"]
-    assert lengths.moment(relu, 2) == pytest.approx(64 / 63 / 2, rel=QUADRATURE)
+    relu, identity = exact.ACTIVATIONS["relu"], exact.ACTIVATIONS["identity"]
+    assert exact.moment(relu, 2) == pytest.approx(64 / 63 / 2, rel=QUADRATURE)
     by_hand = 4 * math.sqrt(1 / math.pi) * math.exp(math.lgamma(63 / 2) - math.lgamma(32))
-    assert lengths.moment(relu, 1) == pytest.approx(by_hand, rel=QUADRATURE)
-    assert lengths.moment(identity, 4) == pytest.approx(3 * 64**2 / (63 * 65), rel=QUADRATURE)
+    assert exact.moment(relu, 1) == pytest.approx(by_hand, rel=QUADRATURE)
+    assert exact.moment(identity, 4) == pytest.approx(3 * 64**2 / (63 * 65), rel=QUADRATURE)
 
 
 def test_a_divisor_that_is_not_the_length_is_noticed(monkeypatch):
-    right = lengths.attnkit.pointwise_attention_weights
+    right = exact.attnkit.pointwise_attention_weights
     monkeypatch.setattr(
-        lengths.attnkit,
+        exact.attnkit,
         "pointwise_attention_weights",
         lambda q, k, **own: right(q, k, length=k.shape[-2] + 100, **own),
     )
-    assert not lengths.holds(lengths.at_start("relu", 1.0, 8192))
+    assert not exact.holds(exact.at_start("relu", 1.0, 8192))
 
 
 def test_the_recipes_train_and_report(tmp_path):

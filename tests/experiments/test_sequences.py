@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from attnkit_experiments.data.sequences import pixels as pixel_sequences
+from attnkit_experiments.data.sequences import pictures
 from attnkit_experiments.data.sequences import text as text_sequences
 from attnkit_experiments.data.sequences.dataset import SequenceData, Split, flat, single, split_off
 from attnkit_experiments.data.sequences.listops import ListOpsRules
@@ -205,7 +205,7 @@ def test_retrieval_reads_the_files_of_the_release(tmp_path, capsys):
 
 
 def test_grey_images_become_rows_of_levels(image_folder, tmp_path):
-    data = pixel_sequences.load_grey_images(image_folder, cache=tmp_path / "cache", size=8, valid_share=0.5)
+    data = pictures.load_grey_images(image_folder, cache=tmp_path / "cache", size=8, valid_share=0.5)
     assert (len(data.train), len(data.valid), len(data.test)) == (6, 6, 6)
     assert set(data.lengths) == {64}
     assert (data.vocabulary, data.classes) == (257, ("cat", "dog"))
@@ -214,9 +214,9 @@ def test_grey_images_become_rows_of_levels(image_folder, tmp_path):
     held = [data.sequence(row).astype(float) - 1 for row in range(12)]
     assert sum(np.array_equal(levels, wanted.ravel()) for levels in held) == 1
     white = np.full((1, 2, 2, 3), 255, dtype=np.uint8)
-    assert pixel_sequences.grey(white).tolist() == [[[255, 255], [255, 255]]]
+    assert pictures.grey(white).tolist() == [[[255, 255], [255, 255]]]
     one = np.arange(4, dtype=np.uint8).reshape(1, 2, 2, 1)
-    assert pixel_sequences.grey(one).tolist() == [[[0, 1], [2, 3]]]
+    assert pictures.grey(one).tolist() == [[[0, 1], [2, 3]]]
 
 
 @pytest.fixture
@@ -238,7 +238,7 @@ def pathfinder(tmp_path):
 
 
 def test_pathfinder_reads_the_folders_of_the_release(pathfinder, capsys):
-    data = pixel_sequences.load_pathfinder(pathfinder, size=4)
+    data = pictures.load_pathfinder(pathfinder, size=4)
     assert "1 of 12 image files are empty and were skipped" in capsys.readouterr().out
     assert (len(data.train), len(data.valid), len(data.test), data.skipped) == (8, 1, 2, 1)
     rows = np.concatenate([split.rows[:, 0] for split in (data.train, data.valid, data.test)])
@@ -247,21 +247,21 @@ def test_pathfinder_reads_the_folders_of_the_release(pathfinder, capsys):
     levels = np.array([data.sequence(row)[0] - 1 for row in rows])
     assert sorted(levels) == [0, 1, 2, 3, 4, 10, 11, 12, 13, 14, 15]
     np.testing.assert_array_equal(labels, (levels % 10) % 2)
-    assert pixel_sequences.load_pathfinder(pathfinder, size=4).checksum() == data.checksum()
-    assert pixel_sequences.load_pathfinder(pathfinder, size=4, seed=1).checksum() != data.checksum()
+    assert pictures.load_pathfinder(pathfinder, size=4).checksum() == data.checksum()
+    assert pictures.load_pathfinder(pathfinder, size=4, seed=1).checksum() != data.checksum()
 
 
 def test_pathfinder_that_is_not_there(pathfinder):
     with pytest.raises(UserError, match="did you mean 'hard'"):
-        pixel_sequences.load_pathfinder(pathfinder, level="hrd")
+        pictures.load_pathfinder(pathfinder, level="hrd")
     with pytest.raises(UserError, match="no curv_baseline/metadata"):
-        pixel_sequences.load_pathfinder(pathfinder, level="easy")
+        pictures.load_pathfinder(pathfinder, level="easy")
     with pytest.raises(UserError, match=r"4×4 pixels; expected 32×32"):
-        pixel_sequences.load_pathfinder(pathfinder)
+        pictures.load_pathfinder(pathfinder)
     file = pathfinder / "curv_contour_length_14" / "metadata" / "0.npy"
     file.write_text("imgs/0 sample_0.png 0\n")
     with pytest.raises(UserError, match=r"0.npy, line 1: not an image and its label"):
-        pixel_sequences.load_pathfinder(pathfinder, size=4)
+        pictures.load_pathfinder(pathfinder, size=4)
 
 
 @pytest.mark.skipif("ATTNKIT_DATA" not in os.environ, reason="ATTNKIT_DATA names no folder of real data")

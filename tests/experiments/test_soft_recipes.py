@@ -17,7 +17,8 @@ from attnkit_experiments.engine.memory import peak_bytes
 from attnkit_experiments.images.task import AugmentConfig
 from attnkit_experiments.recipes import MEASUREMENTS, RECIPES
 from attnkit_experiments.recipes.soft.table3 import stages
-from attnkit_experiments.soft.domain import SOFT_IMAGES, SoftStudy, heat_maps, residuals, task
+from attnkit_experiments.soft.domain import DOMAIN, SoftStudy, task
+from attnkit_experiments.soft.inspection import heat_maps, residuals
 from attnkit_experiments.soft.model import SIZES, SoftConfig, SoftVisionTransformer
 from attnkit_experiments.study.recipe import Source, expand
 from tests.library.arrays import assert_close
@@ -27,13 +28,13 @@ TINY = (
     "image_size=16", "stem_stride=1", "train_images=30", "test_images=20", "batch=6", "steps=2", "padding=1",
     "checkpoint_every=1", "full_scale=false",
 )  # fmt: skip
-TRAINED = [recipe for recipe in RECIPES.values() if recipe.domain is SOFT_IMAGES]
+TRAINED = [recipe for recipe in RECIPES.values() if recipe.domain is DOMAIN]
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     study = SoftStudy(image_size=16, train_images=30, test_images=20)
-    return SOFT_IMAGES.load(Source("digits", study, tmp_path_factory.mktemp("cache")))
+    return DOMAIN.load(Source("digits", study, tmp_path_factory.mktemp("cache")))
 
 
 def run(recipe, out, *settings, preset="cpu", **options):
@@ -67,7 +68,7 @@ def test_costs_at_full_scale_stand_beside_the_papers(data, monkeypatch):
     assert [cell.variant.name for cell in cells] == ["average_pool", "convolution", "random", "biased", "m9"]
     assert cells[-1].settings["full"].landmarks == 9
     assert (cells[0].settings["full"].image, cells[0].settings["full"].landmarks) == (224, 49)
-    pooled = SOFT_IMAGES.facts(cells[0])
+    pooled = DOMAIN.facts(cells[0])
     inverse = pooled["full_multiply_adds"] - pooled["full_multiply_adds_without_inverse"]
     assert inverse == 44 * 49**3 * (1 + 2 + 2 * 2)
     assert {"full_parameters", "flops_per_sample"} <= set(pooled)

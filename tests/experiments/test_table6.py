@@ -19,8 +19,9 @@ from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.metrics import read_metrics
 from attnkit_experiments.engine.optim import TrainConfig
 from attnkit_experiments.recipes.soft.table6 import PAPER, PUBLISHED, RECIPE
-from attnkit_experiments.sequences import domain
-from attnkit_experiments.sequences.domain import SEQUENCES, SequenceStudy, layer_statistics, place_of
+from attnkit_experiments.sequences import inspection
+from attnkit_experiments.sequences.domain import DOMAIN, SequenceStudy, place_of
+from attnkit_experiments.sequences.inspection import layer_statistics
 from attnkit_experiments.sequences.model import METHODS
 from attnkit_experiments.sequences.page import near_chance
 from attnkit_experiments.sequences.task import SequenceTask
@@ -224,12 +225,12 @@ def test_data_is_what_the_task_needs(tmp_path, monkeypatch):
     assert place_of("text") == place_of("imdb-halves") == str(tmp_path / "imdb-subset.zip")
     assert place_of("image") == str(tmp_path)
     with pytest.raises(UserError, match="the task listops needs generated"):
-        SEQUENCES.load(Source(str(tmp_path), study_of("smoke"), tmp_path))
+        DOMAIN.load(Source(str(tmp_path), study_of("smoke"), tmp_path))
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    return SEQUENCES.load(Source("by-task", study_of("smoke", *TINY), tmp_path_factory.mktemp("cache")))
+    return DOMAIN.load(Source("by-task", study_of("smoke", *TINY), tmp_path_factory.mktemp("cache")))
 
 
 def test_cells_hold_what_decides_their_numbers(data):
@@ -251,7 +252,7 @@ def test_every_method_is_built_at_the_published_length(data):
             steps=5000, lr=1e-4, schedule="onecycle", warmup=1000, weight_decay=0, eps=1e-6, clip=1e30,
             checkpoint_every=500,
         )  # fmt: skip
-        task = SEQUENCES.task(cell, data, torch.device("cpu"))
+        task = DOMAIN.task(cell, data, torch.device("cpu"))
         assert task.model.position.weight.shape == (2048, 64)
 
 
@@ -270,13 +271,13 @@ def test_rows_of_attention_are_those_of_tokens(data, monkeypatch):
 
     def uniform():
         cell = expand(RECIPE, study_of("smoke", *TINY, "methods=transformer"), data)[0]
-        task = SEQUENCES.task(cell, data, torch.device("cpu"))
+        task = DOMAIN.task(cell, data, torch.device("cpu"))
         for block in task.model.blocks:
             torch.nn.init.zeros_(block.attention.q_proj.weight)
             torch.nn.init.zeros_(block.attention.q_proj.bias)
         return layer_statistics(task.model, task)
 
-    sizes = data.lengths[data.test.rows[: domain.INSPECTED, 0]]
+    sizes = data.lengths[data.test.rows[: inspection.INSPECTED, 0]]
     wanted = (sizes * np.log(sizes)).sum() / sizes.sum()
     found = uniform()
     assert len(found) == 2

@@ -12,11 +12,11 @@ from attnkit_experiments.commands import runner
 from attnkit_experiments.commands.report import write_report
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.recipes import RECIPES
-from attnkit_experiments.translation.domain import TRANSLATION, TranslationStudy
+from attnkit_experiments.translation.domain import DOMAIN, TranslationStudy
 
 from .translation_cases import TINY
 
-TRANSLATED = [recipe for recipe in RECIPES.values() if recipe.domain is TRANSLATION]
+TRANSLATED = [recipe for recipe in RECIPES.values() if recipe.domain is DOMAIN]
 
 
 def run(recipe: str, out: Path, data: Path, *settings: str, **options) -> Path:
@@ -85,7 +85,7 @@ def test_a_training_that_diverges_is_recorded_and_shown(corpus, tmp_path):
 def test_data_that_is_missing_is_named(tmp_path, monkeypatch):
     monkeypatch.delenv("ATTNKIT_DATA", raising=False)
     with pytest.raises(UserError, match="translation needs sentence pairs: give --data FOLDER"):
-        runner.run(runner.Request("001-table4", "smoke", TRANSLATION.source(), tmp_path / "out", device="cpu"))
+        runner.run(runner.Request("001-table4", "smoke", DOMAIN.source(), tmp_path / "out", device="cpu"))
     with pytest.raises(UserError, match="no valid and no test files for de-en"):
         run("001-table4", tmp_path / "out", tmp_path)
 

@@ -21,7 +21,7 @@ from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.files import written_aside
 from attnkit_experiments.engine.progress import say
 from attnkit_experiments.images.model import ViT
-from attnkit_experiments.soft.domain import attention_inputs
+from attnkit_experiments.soft.inspection import attention_inputs
 from attnkit_experiments.soft.model import SoftVisionTransformer
 
 FITS: dict[str, Callable[[Image.Image, int], Image.Image]] = {

@@ -32,8 +32,8 @@ from attnkit_experiments.recipes import MEASUREMENTS, RECIPES
 from attnkit_experiments.report import claims
 from attnkit_experiments.study.measurement import Measurement, carry_out
 from attnkit_experiments.study.measurement import describe as describe_measurement
+from attnkit_experiments.study.overrides import override
 from attnkit_experiments.study.recipe import Cell, Measure, Recipe, Source, expand
-from attnkit_experiments.study.settings import override
 
 FORMAT = "attnkit-experiments-study-1"
 OURS = ("study.json", "cells", "rows.json", "claims.json", "finished.json", "report.html", "results.csv", "summary.md")

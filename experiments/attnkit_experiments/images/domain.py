@@ -20,9 +20,9 @@ from attnkit_experiments.images import inspection
 from attnkit_experiments.images.fewshot import SHOTS
 from attnkit_experiments.images.learned_scale import LearnedScale, learned_values
 from attnkit_experiments.images.model import ViTConfig, forward_flops
-from attnkit_experiments.images.settings import ImageSettings, augmentation, load
+from attnkit_experiments.images.settings import ImageSettings, about_images, augmentation, image_source, read_images
 from attnkit_experiments.images.task import LOSSES, ImageTask
-from attnkit_experiments.study.recipe import Cell, Domain, Measure, Section, Source, Variant, data_place, from_study
+from attnkit_experiments.study.recipe import Cell, Domain, Measure, Section, Source, Variant, from_study
 
 
 @dataclass(frozen=True)
@@ -52,25 +52,21 @@ class ImageStudy(ImageSettings):
     shots: tuple[int, ...] = SHOTS
 
 
-def source() -> str:
-    return data_place("cifar10-subset.zip", otherwise="digits")
+@dataclass(frozen=True)
+class ImageSets:
+    """The images of a study, and those its models are probed on."""
 
+    main: ImageData | LazyImages
+    probes: tuple[ImageData, ...] = ()
 
-def about(data: ImageData | LazyImages) -> dict[str, Any]:
-    train, test = len(data.train_labels), len(data.test_labels)
-    text = f"{train:,} train and {test:,} test images of {data.size}×{data.size} pixels, {len(data.classes)} classes"
-    if data.skipped:
-        text += f" ({len(data.skipped)} unreadable files left out)"
-    return {
-        "name": data.name,
-        "text": text,
-        "classes": list(data.classes),
-        "train": train,
-        "test": test,
-        "size": data.size,
-        "channels": data.channels,
-        "skipped": list(data.skipped),
-    }
+    @property
+    def name(self) -> str:
+        return self.main.name
+
+    def checksum(self) -> str:
+        """That of the images alone, or of all sets if some are probed."""
+        sums = [data.checksum() for data in (self.main, *self.probes)]
+        return fingerprint(sums) if self.probes else sums[0]
 
 
 def judged_classes(judged: str, data: ImageData | LazyImages) -> tuple[int, ...] | None:
@@ -84,13 +80,14 @@ def judged_classes(judged: str, data: ImageData | LazyImages) -> tuple[int, ...]
     for name in names:
         if name not in number:
             raise UserError(f"--set judged={judged}: {name!r} is not among the {len(number):,} classes of {data.name}")
-    found = tuple(sorted({number[name] for name in names}))
-    if strangers := set(data.test_labels.tolist()) - set(found):
+    numbers = tuple(sorted({number[name] for name in names}))
+    if strangers := set(data.test_labels.tolist()) - set(numbers):
         raise UserError(f"--set judged={judged}: {data.classes[min(strangers)]!r} has test images but is not named")
-    return found
+    return numbers
 
 
-def cell(settings: ImageStudy, variant: Variant, seed: int, data: ImageData | LazyImages, checksum: str) -> Cell:
+def cell(settings: ImageStudy, variant: Variant, seed: int, sets: ImageSets, checksum: str) -> Cell:
+    data = sets.main
     model = from_study(
         ViTConfig, settings, size=settings.model, image=data.size, channels=data.channels, classes=len(data.classes),
         op=variant.op, options=dict(variant.options), gate=variant.gate,
@@ -103,11 +100,11 @@ def cell(settings: ImageStudy, variant: Variant, seed: int, data: ImageData | La
     return Cell(variant, seed, from_study(TrainConfig, settings), parts, checksum)
 
 
-def task(cell: Cell, data: ImageData | LazyImages, device: torch.device) -> ImageTask:
+def task(cell: Cell, sets: ImageSets, device: torch.device) -> ImageTask:
     of = cell.settings
     return ImageTask(
-        data, of["model"], of["augmentation"], batch=of["batch"], precision=cell.train.precision, seed=cell.seed,
-        device=device, loss=LOSSES[of["loss"]], judged=of["judged"],
+        sets.main, of["model"], of["augmentation"], batch=of["batch"], precision=cell.train.precision, seed=cell.seed,
+        device=device, loss=LOSSES[of["loss"]], judged=of["judged"], probes=sets.probes,
     )  # fmt: skip
 
 
@@ -131,26 +128,9 @@ def sections(study: Any, show_images: bool) -> list[Section]:
     return page.sections(study, show_images)
 
 
-@dataclass(frozen=True)
-class ImageSets:
-    """The images of a study, and those its models are probed on."""
-
-    main: ImageData | LazyImages
-    probes: tuple[ImageData, ...] = ()
-
-    @property
-    def name(self) -> str:
-        return self.main.name
-
-    def checksum(self) -> str:
-        """That of the images alone, or of all sets if some are probed."""
-        sums = [data.checksum() for data in (self.main, *self.probes)]
-        return fingerprint(sums) if self.probes else sums[0]
-
-
-def load_sets(wanted: Source) -> ImageSets:
+def load(wanted: Source) -> ImageSets:
     """The images, and the sets to probe brought to their size; UserError if those cannot be read or do not fit."""
-    study, main = wanted.study, load(wanted)
+    study, main = wanted.study, read_images(wanted)
     if study.fewshot and (not study.shots or min(study.shots) < 1):
         raise UserError(f"--set shots: expected numbers from 1, got {study.shots}")
     probes = tuple(
@@ -167,30 +147,23 @@ def load_sets(wanted: Source) -> ImageSets:
     return ImageSets(main, probes)
 
 
-def about_sets(sets: ImageSets) -> dict[str, Any]:
+def about(sets: ImageSets) -> dict[str, Any]:
     probed = [{"name": data.name, "classes": len(data.classes)} for data in sets.probes]
-    return about(sets.main) | ({"probed": probed} if probed else {})
+    return about_images(sets.main) | ({"probed": probed} if probed else {})
 
 
-def task_of(cell: Cell, sets: ImageSets, device: torch.device) -> ImageTask:
-    made = task(cell, sets.main, device)
-    made.probes = sets.probes
-    return made
+def inspect(task: ImageTask, initial: ImageTask, cell: Cell, folder: Path) -> dict[str, Any]:
+    numbers = inspection.inspect(task, folder, signed=cell.variant.signed, initial=initial)
+    return numbers | {"learned": learned_values(task.model)} | inspection.probes(task, cell.settings["shots"])
 
 
-def inspect(made: ImageTask, initial: ImageTask, cell: Cell, folder: Path) -> dict[str, Any]:
-    found = inspection.inspect(made, folder, signed=cell.variant.signed, initial=initial)
-    found["learned"] = learned_values(made.model)
-    return found | inspection.probes(made, made.probes, cell.settings["shots"])
-
-
-IMAGES = Domain(
+DOMAIN = Domain(
     name="images",
-    source=source,
-    load=load_sets,
-    about=about_sets,
-    cell=lambda study, variant, seed, sets, checksum: cell(study, variant, seed, sets.main, checksum),
-    task=task_of,
+    source=image_source,
+    load=load,
+    about=about,
+    cell=cell,
+    task=task,
     inspect=inspect,
     facts=facts,
     shape=shape,

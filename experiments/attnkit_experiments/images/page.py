@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 
+from attnkit_experiments.images import plots as image_plots
 from attnkit_experiments.images.fewshot import headline_shots
 from attnkit_experiments.report import plots
 from attnkit_experiments.report.html import card, safe, table
@@ -26,9 +27,9 @@ def sections(study: StudyResults, show_images: bool) -> list[Section]:
     if any(line.first.get("learned") for line in plots.trained(study)):
         found.append(Section("Learned scales", LEARNED, learned_table(study)))
     found.append(Section("Learning curves", curves_text(study), card(plots.learning_curves(study))))
-    found.append(Section("Attention maps", MAPS, card(plots.attention_maps(study, show_images=show_images))))
-    found.append(Section("", LAYERS, card(plots.layer_maps(study, show_images=show_images))))
-    entropy = plots.entropy_bars(study)
+    found.append(Section("Attention maps", MAPS, card(image_plots.attention_maps(study, show_images=show_images))))
+    found.append(Section("", LAYERS, card(image_plots.layer_maps(study, show_images=show_images))))
+    entropy = image_plots.entropy_bars(study)
     if entropy:
         found.append(Section("Entropy per layer", entropy_text(study), card(entropy)))
     found.append(Section("Rows of the attention matrix after training", ROWS, rows_table(study)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from attnkit_experiments.data.images.dataset import ImageData
 from attnkit_experiments.data.images.lazy import LazyImages, LazyRequest, load_lazily
@@ -11,7 +11,7 @@ from attnkit_experiments.data.images.loading import ImageRequest, load_images
 from attnkit_experiments.data.images.randaugment import AUGREG
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.images.task import AugmentConfig
-from attnkit_experiments.study.recipe import Source, Training, from_study
+from attnkit_experiments.study.recipe import Source, Training, data_place, from_study
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,28 @@ def augmentation(settings: ImageSettings) -> AugmentConfig:
     return from_study(AugmentConfig, settings, randaug=randaug, mixup=mixup)
 
 
-def load(wanted: Source) -> ImageData | LazyImages:
+def image_source() -> str:
+    return data_place("cifar10-subset.zip", otherwise="digits")
+
+
+def about_images(data: ImageData | LazyImages) -> dict[str, Any]:
+    train, test = len(data.train_labels), len(data.test_labels)
+    text = f"{train:,} train and {test:,} test images of {data.size}×{data.size} pixels, {len(data.classes)} classes"
+    if data.skipped:
+        text += f" ({len(data.skipped)} unreadable files left out)"
+    return {
+        "name": data.name,
+        "text": text,
+        "classes": list(data.classes),
+        "train": train,
+        "test": test,
+        "size": data.size,
+        "channels": data.channels,
+        "skipped": list(data.skipped),
+    }
+
+
+def read_images(wanted: Source) -> ImageData | LazyImages:
     study = wanted.study
     if study.lazy:
         if wanted.place == "digits":

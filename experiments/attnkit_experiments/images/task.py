@@ -70,7 +70,7 @@ class ImageTask:
     """A model on `data`: what `build` makes of a configuration that has `classes`.
 
     The same seed starts every variant of equal shape from the same weights and batches. `judged`: the classes among
-    which a test image's top one is taken, or None for all.
+    which a test image's top one is taken, or None for all. `probes`: sets on whose classes its features are probed.
     """
 
     def __init__(
@@ -86,6 +86,7 @@ class ImageTask:
         build: Callable[[Any], nn.Module] = ViT,
         loss: Callable[..., Tensor] = softmax_loss,
         judged: tuple[int, ...] | None = None,
+        probes: tuple[ImageData, ...] = (),
     ) -> None:
         if batch < 1:
             raise ValueError(f"batch must be at least 1, got {batch}")
@@ -95,7 +96,7 @@ class ImageTask:
         self.precision = precision
         self.classes = model.classes
         self.loss_of = loss
-        self.probes: tuple[ImageData, ...] = ()
+        self.probes = probes
         self.judged = torch.arange(model.classes, device=device)
         if judged is not None:
             self.judged = torch.tensor(judged, device=device)

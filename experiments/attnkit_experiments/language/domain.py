@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from attnkit_experiments.data.text.bytes import PYDOC, TextData, load_text
-from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.optim import TrainConfig
-from attnkit_experiments.images.inspection import row_means
-from attnkit_experiments.language import lengths
-from attnkit_experiments.language.model import LanguageConfig, LanguageModel, forward_flops
+from attnkit_experiments.language.inspection import inspect
+from attnkit_experiments.language.model import LanguageConfig, forward_flops
 from attnkit_experiments.language.task import LanguageTask, require_fit
 from attnkit_experiments.study.recipe import (
     Cell,
@@ -27,8 +23,6 @@ from attnkit_experiments.study.recipe import (
     data_place,
     from_study,
 )
-
-INSPECTED_TOKENS = 1 << 13
 
 
 @dataclass(frozen=True)
@@ -88,34 +82,6 @@ def task(cell: Cell, data: TextData, device: torch.device) -> LanguageTask:
     )  # fmt: skip
 
 
-def inspect(task: LanguageTask, initial: LanguageTask, cell: Cell, folder: Path) -> dict[str, Any]:
-    """Rows of attention before and after training on the same test windows, and the statistics that are exact."""
-    windows = task.tested_ids()[: max(INSPECTED_TOKENS // task.length, 1)]
-    tokens, _ = task.cut(task.test, windows)
-    signed = cell.variant.signed
-    return {
-        "layers": layer_statistics(task.model, tokens, signed=signed),
-        "initial_layers": layer_statistics(initial.model, tokens, signed=signed),
-        "exact": exact_statistics(cell),
-    }
-
-
-def layer_statistics(model: LanguageModel, tokens: torch.Tensor, *, signed: bool) -> list[dict[str, float | None]]:
-    """Per layer the means over rows that `inspection.row_means` takes."""
-    model.eval()
-    fields = ("total", "nonzero", "visible", *(() if signed else ("entropy",)))
-    return [row_means(rows) for rows in model.statistics(tokens, fields)]
-
-
-def exact_statistics(cell: Cell) -> list[dict[str, Any]]:
-    """`lengths.at_start` at the study's lengths; [] for softmax, and for activations without a moment there."""
-    options = cell.variant.options
-    if cell.variant.op != "pointwise_attention" or options["activation"] not in lengths.ACTIVATIONS:
-        return []
-    found = cell.settings["exact_at"]
-    return [lengths.at_start(options["activation"], options["alpha"], at, seed=cell.seed) for at in found]
-
-
 def facts(cell: Cell) -> dict[str, Any]:
     flops = forward_flops(cell.settings["model"])
     return {
@@ -130,32 +96,13 @@ def shape(cell: Cell) -> tuple[Any, ...]:
     return model.size, model.length, model.qk_norm, model.gate
 
 
-def sections(study: Any, show_data: bool) -> list[Section]:
+def sections(study: Any, show_samples: bool) -> list[Section]:
     from attnkit_experiments.language import page  # draws: nothing that training needs to load
 
-    return page.sections(study)
+    return page.sections(study, show_samples)
 
 
-def at_lengths(wanted: tuple[int, ...], variants: tuple[Variant, ...]) -> tuple[Variant, ...]:
-    """Every variant at every length; without lengths the variants as they are."""
-    if any(length < 2 for length in wanted):
-        raise UserError(f"--set lengths: expected numbers from 2, got {','.join(map(str, wanted))}")
-    if not wanted:
-        return variants
-    return tuple(
-        dataclasses.replace(
-            each,
-            name=f"L{length}-{each.name}",
-            point=f"L = {length:,}",
-            baseline=f"L{length}-{each.baseline}" if each.baseline else "",
-            changes={**each.changes, "length": length},
-        )
-        for length in wanted
-        for each in variants
-    )
-
-
-LANGUAGE = Domain(
+DOMAIN = Domain(
     name="language",
     source=source,
     load=load,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from attnkit_experiments.images.page import rows_table
-from attnkit_experiments.language import lengths
+from attnkit_experiments.language import exact
 from attnkit_experiments.report import plots
 from attnkit_experiments.report.html import card, safe, table
 from attnkit_experiments.report.results import StudyResults
 from attnkit_experiments.study.recipe import Section
 
 
-def sections(study: StudyResults) -> list[Section]:
+def sections(study: StudyResults, show_samples: bool) -> list[Section]:
     """In the order of the page; nothing of the text is in it."""
     found = []
     names = plots.points(study)
@@ -54,11 +54,11 @@ def places_table(study: StudyResults) -> str:
 
 def exact_text(study: StudyResults) -> str:
     rows = [row for line in plots.trained(study) for row in line.first["exact"]]
-    good = sum(lengths.holds(row) for row in rows)
+    good = sum(exact.holds(row) for row in rows)
     return (
-        f"Normal q and k of {lengths.HEAD_DIM} features through qk-layernorm, every query sees all L keys. Row sum: "
+        f"Normal q and k of {exact.HEAD_DIM} features through qk-layernorm, every query sees all L keys. Row sum: "
         "L<sup>1-α</sup> E h; variance of the output for values of variance 1: L<sup>1-2α</sup> E h². Both moments are "
-        f"integrals. {good} of {len(rows)} rows lie within {lengths.ERRORS:g} standard errors."
+        f"integrals. {good} of {len(rows)} rows lie within {exact.ERRORS:g} standard errors."
     )
 
 
@@ -78,7 +78,7 @@ def exact_table(study: StudyResults) -> str:
                     f"{row['row_sum_exact']:.4g}",
                     f"{row['variance']:.4g}",
                     f"{row['variance_exact']:.4g}",
-                    "" if lengths.holds(row) else "differs",
+                    "" if exact.holds(row) else "differs",
                 )
             )
     return table(("variant", "L", "row sum", "exact", "output variance", "exact", ""), rows)

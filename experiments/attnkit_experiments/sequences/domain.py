@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from attnkit.nn import LayerAnalysis, capture
 from attnkit_experiments.data.sequences.dataset import SequenceData
 from attnkit_experiments.data.sequences.listops import ListOpsRules
 from attnkit_experiments.data.sequences.lra import GENERATED, TASKS, SequenceRequest, load_sequences
 from attnkit_experiments.engine.errors import UserError, unknown
 from attnkit_experiments.engine.optim import TrainConfig
-from attnkit_experiments.sequences.model import METHODS, POOLINGS, ClassifierConfig, SequenceClassifier
+from attnkit_experiments.sequences.inspection import inspect
+from attnkit_experiments.sequences.model import METHODS, POOLINGS, ClassifierConfig
 from attnkit_experiments.sequences.task import SequenceTask, require_fit
 from attnkit_experiments.study.recipe import (
     Cell,
@@ -33,7 +32,6 @@ BY_TASK = "by-task"  # the data that the task needs: generated, or what ATTNKIT_
 INSIDE = {"text": "imdb-subset.zip", "imdb-halves": "imdb-subset.zip", "image": "cifar10-subset.zip"}
 UNCLIPPED = 1e30  # a norm that no finite gradient reaches; JSON has no infinity
 ROUND_TO = 32
-INSPECTED, AT_ONCE = 32, 8  # sequences whose rows of attention are looked at
 
 
 @dataclass(frozen=True)
@@ -165,41 +163,6 @@ def task(cell: Cell, data: SequenceData, device: torch.device) -> SequenceTask:
     )  # fmt: skip
 
 
-def inspect(task: SequenceTask, initial: SequenceTask, cell: Cell, folder: Path) -> dict[str, Any]:
-    """Rows of attention before and after training, on the same test sequences."""
-    # hooks need a model that is not compiled
-    plain = SequenceClassifier(cell.settings["model"]).to(task.device)
-    plain.load_state_dict(task.model.state_dict())
-    return {"layers": layer_statistics(plain, task), "initial_layers": layer_statistics(initial.model, task)}
-
-
-@torch.no_grad()
-def layer_statistics(model: SequenceClassifier, task: SequenceTask) -> list[dict[str, Any]]:
-    """Per attention layer means over the rows of tokens of the first test sequences, in the order of the model.
-
-    `total` is the row sum, `entropy` in nats of normalised weights (None where it is not defined), `nonzero` the share
-    of keys with a weight, `dead` the share of rows without any. [] for methods that weigh no keys one by one, or whose
-    weights attnkit has no statistics of.
-    """
-    model.eval()
-    rows = task.data.test.rows[:INSPECTED]
-    with capture(model, percents=()) as record:
-        for start in range(0, len(rows), AT_ONCE):
-            here = rows[start : start + AT_ONCE]
-            model(task.padded(here, task.width_of(here)))
-    return [_layer(layer) for layer in record.layers if layer.rows > layer.null]
-
-
-def _layer(layer: LayerAnalysis) -> dict[str, Any]:
-    return {
-        "name": layer.name,
-        "total": layer.means["total"],
-        "entropy": layer.means.get("entropy"),
-        "nonzero": 1 - layer.zeros,
-        "dead": layer.dead / (layer.rows - layer.null),
-    }
-
-
 def facts(cell: Cell) -> dict[str, Any]:
     return {"tokens": cell.settings["model"].length * cell.settings["model"].towers}
 
@@ -210,13 +173,13 @@ def shape(cell: Cell) -> ClassifierConfig:
     return model
 
 
-def sections(study: Any, show_data: bool) -> list[Section]:
+def sections(study: Any, show_samples: bool) -> list[Section]:
     from attnkit_experiments.sequences import page  # draws: nothing that training needs to load
 
-    return page.sections(study)
+    return page.sections(study, show_samples)
 
 
-SEQUENCES = Domain(
+DOMAIN = Domain(
     name="sequences",
     source=source,
     load=load,

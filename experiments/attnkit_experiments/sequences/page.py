@@ -12,7 +12,7 @@ from attnkit_experiments.study.recipe import Section
 SIGMAS = 2  # standard errors of the test split that a score must be above chance
 
 
-def sections(study: StudyResults) -> list[Section]:
+def sections(study: StudyResults, show_samples: bool) -> list[Section]:
     """In the order of the page; nothing of the data is in it."""
     found = [
         Section("Accuracy beside chance", chance_text(study), chance_table(study)),

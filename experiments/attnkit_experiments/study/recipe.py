@@ -92,6 +92,16 @@ class Variant:
         parts = [self.series, f"α = {self.alpha:g}" if self.alpha is not None else "", self.point]
         return ", ".join(part for part in parts if part)
 
+    def at(self, point: str, naming: str, **changes: Any) -> Variant:
+        """The variant at a point, with more changes, named as `naming`.format(name) says; its baseline likewise."""
+        return dataclasses.replace(
+            self,
+            name=naming.format(self.name),
+            point=point,
+            baseline=naming.format(self.baseline) if self.baseline else "",
+            changes={**self.changes, **changes},
+        )
+
     @property
     def signed(self) -> bool:
         return self.options.get("activation") in SIGNED

@@ -191,7 +191,7 @@ def sections(study: Any, show_samples: bool) -> list[Section]:
     return page.sections(study, show_samples)
 
 
-TRANSLATION = Domain(
+DOMAIN = Domain(
     name="translation",
     source=source,
     load=load,

@@ -9,7 +9,7 @@ from pathlib import Path
 from attnkit_experiments.data.sequences import listops
 from attnkit_experiments.data.sequences.dataset import SequenceData
 from attnkit_experiments.data.sequences.listops import ListOpsRules
-from attnkit_experiments.data.sequences.pixels import load_grey_images, load_pathfinder
+from attnkit_experiments.data.sequences.pictures import load_grey_images, load_pathfinder
 from attnkit_experiments.data.sequences.text import load_halves, load_retrieval, load_reviews
 from attnkit_experiments.engine.errors import UserError, unknown
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attnkit_experiments.language.domain import LANGUAGE, LanguageStudy
+from attnkit_experiments.language.domain import DOMAIN, LanguageStudy
 from attnkit_experiments.recipes.relu_vit.language import DEVIATIONS, SCALES
 from attnkit_experiments.recipes.relu_vit.presets import beside_softmax, pointwise_grid
 from attnkit_experiments.study.recipe import Recipe, Variant, presets
@@ -35,7 +35,7 @@ RECIPE = Recipe(
     title="L⁻ᵅ·h in a causal language model",
     shows="bits per byte of causal point-wise attention divided by the number of visible keys, beside softmax",
     source="a next check of Wortsman et al. 2023",
-    domain=LANGUAGE,
+    domain=DOMAIN,
     presets=presets(
         Study,
         SCALES,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from attnkit_experiments.engine.errors import UserError
-from attnkit_experiments.images.domain import IMAGES, ImageStudy
+from attnkit_experiments.images.domain import DOMAIN, ImageStudy
 from attnkit_experiments.recipes.relu_vit.big_vision import augmented, paper_presets
 from attnkit_experiments.recipes.relu_vit.presets import DEVIATIONS, SCALES, at_points, beside_softmax, pointwise_grid
 from attnkit_experiments.study.recipe import Recipe, Variant, presets
@@ -48,7 +48,7 @@ RECIPE = Recipe(
     title="Softmax and relu/L: accuracy against compute",
     shows="accuracy against FLOPs and measured seconds, softmax and relu/L, several model and patch sizes",
     source="Wortsman et al. 2023, Figure 1",
-    domain=IMAGES,
+    domain=DOMAIN,
     presets=presets(
         Study,
         SCALES,

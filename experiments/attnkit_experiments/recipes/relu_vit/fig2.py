@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attnkit_experiments.images.domain import IMAGES
+from attnkit_experiments.images.domain import DOMAIN
 from attnkit_experiments.recipes.relu_vit.big_vision import FIGURE_POINTS, augmented, paper_presets
 from attnkit_experiments.recipes.relu_vit.presets import (
     DEVIATIONS,
@@ -49,7 +49,7 @@ RECIPE = Recipe(
     title="L⁻ᵅ·h in the place of softmax: accuracy against α",
     shows="accuracy against alpha for point-wise attention, softmax as a line",
     source="Wortsman et al. 2023, Figure 2",
-    domain=IMAGES,
+    domain=DOMAIN,
     presets=presets(
         Study,
         SCALES,

@@ -14,7 +14,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from attnkit_experiments.engine.errors import UserError
-from attnkit_experiments.images.domain import IMAGES
+from attnkit_experiments.images.domain import DOMAIN
 from attnkit_experiments.recipes.relu_vit.big_vision import FIGURE_POINTS, augmented, paper_presets
 from attnkit_experiments.recipes.relu_vit.presets import DEVIATIONS, SCALES, GridStudy, at_points, pointwise_grid
 from attnkit_experiments.study.recipe import Recipe, Variant, presets
@@ -53,7 +53,7 @@ RECIPE = Recipe(
     title="With and without qk-layernorm: accuracy against α",
     shows="relu and relu² attention with qk-layernorm on and off",
     source="Wortsman et al. 2023, Figure 3",
-    domain=IMAGES,
+    domain=DOMAIN,
     presets=presets(
         Study,
         SCALES,

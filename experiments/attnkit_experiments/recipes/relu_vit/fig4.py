@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from attnkit_experiments.images.domain import IMAGES
+from attnkit_experiments.images.domain import DOMAIN
 from attnkit_experiments.recipes.relu_vit.big_vision import FIGURE_POINTS, augmented, paper_presets
 from attnkit_experiments.recipes.relu_vit.presets import DEVIATIONS, SCALES, GridStudy, at_points, pointwise_grid
 from attnkit_experiments.study.recipe import Recipe, Variant, presets
@@ -38,7 +38,7 @@ RECIPE = Recipe(
     title="With and without a gate: accuracy against α",
     shows="relu and relu² attention with and without the gate, and what the gate costs per step",
     source="Wortsman et al. 2023, Figure 4",
-    domain=IMAGES,
+    domain=DOMAIN,
     presets=presets(
         GridStudy,
         SCALES,

@@ -15,7 +15,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from attnkit_experiments.engine.errors import unknown
-from attnkit_experiments.images.domain import IMAGES
+from attnkit_experiments.images.domain import DOMAIN
 from attnkit_experiments.images.learned_scale import KINDS
 from attnkit_experiments.recipes.relu_vit.big_vision import FIGURE_POINTS, augmented, paper_presets
 from attnkit_experiments.recipes.relu_vit.presets import DEVIATIONS, SCALES, GridStudy, at_points, pointwise_grid
@@ -55,7 +55,7 @@ RECIPE = Recipe(
     title="A scale of the weights that is learned, from L⁻ᵅ on",
     shows="accuracy with fixed and learned scales of point-wise weights, and what was learned",
     source="an open question of Wortsman et al. 2023, §5",
-    domain=IMAGES,
+    domain=DOMAIN,
     presets=presets(
         Study,
         SCALES,

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attnkit_experiments.language.domain import LANGUAGE, LanguageStudy, at_lengths
+from attnkit_experiments.engine.errors import UserError
+from attnkit_experiments.language.domain import DOMAIN, LanguageStudy
 from attnkit_experiments.recipes.relu_vit.language import DEVIATIONS, SCALES
 from attnkit_experiments.recipes.relu_vit.presets import beside_softmax, pointwise_grid
 from attnkit_experiments.study.recipe import Recipe, Variant, presets
@@ -32,7 +33,11 @@ class Study(LanguageStudy):
 
 
 def variants(study: Study) -> tuple[Variant, ...]:
-    return at_lengths(study.lengths, beside_softmax(pointwise_grid(study.activations, study.alphas)))
+    if any(length < 2 for length in study.lengths):
+        raise UserError(f"--set lengths: expected numbers from 2, got {','.join(map(str, study.lengths))}")
+    grid = beside_softmax(pointwise_grid(study.activations, study.alphas))
+    points = [each.at(f"L = {n:,}", f"L{n}-{{}}", length=n) for n in study.lengths for each in grid]
+    return tuple(points) if points else grid
 
 
 RECIPE = Recipe(
@@ -40,7 +45,7 @@ RECIPE = Recipe(
     title="L⁻ᵅ at long sequences and α to 2",
     shows="row sums and variances before training, measured and exact, and bits per byte against alpha by length",
     source="a next check of Wortsman et al. 2023",
-    domain=LANGUAGE,
+    domain=DOMAIN,
     presets=presets(
         Study,
         SCALES,

@@ -129,10 +129,4 @@ def _at_point(point: str, variant: Variant) -> Variant:
         raise UserError(f"--set points: expected size/patch such as d64/4, got {point!r}")
     if size not in SIZES:
         raise unknown("model size", size, SIZES)
-    return dataclasses.replace(
-        variant,
-        name=f"{size}-p{patch}-{variant.name}",
-        point=point,
-        baseline=f"{size}-p{patch}-{variant.baseline}" if variant.baseline else "",
-        changes={**variant.changes, "model": size, "patch": int(patch)},
-    )
+    return variant.at(point, f"{size}-p{patch}-{{}}", model=size, patch=int(patch))

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from attnkit_experiments.recipes.reluformer.presets import DEVIATIONS, SCALES, MemoryStudy, by_memory
 from attnkit_experiments.study.recipe import Recipe, presets
-from attnkit_experiments.translation.domain import TRANSLATION
+from attnkit_experiments.translation.domain import DOMAIN
 
 RECIPE = Recipe(
     id="001-fig1",
     title="Feed-forward networks as key-value memories of many sizes",
     shows="BLEU of relu, softmax, softmax with LayerNorm against the number of slots",
     source="Shen et al. 2023, Figure 1",
-    domain=TRANSLATION,
+    domain=DOMAIN,
     presets=presets(
         MemoryStudy,
         SCALES,

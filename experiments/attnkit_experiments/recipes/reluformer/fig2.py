@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from attnkit_experiments.recipes.reluformer.presets import DEVIATIONS, SCALES, MemoryStudy, by_memory
 from attnkit_experiments.study.recipe import Recipe, presets
-from attnkit_experiments.translation.domain import TRANSLATION
+from attnkit_experiments.translation.domain import DOMAIN
 
 RECIPE = Recipe(
     id="001-fig2",
     title="The share of a memory's scores that its largest slots hold",
     shows="concentration of the slots' scores for relu, softmax, softmax with LayerNorm",
     source="Shen et al. 2023, Figure 2",
-    domain=TRANSLATION,
+    domain=DOMAIN,
     presets=presets(
         MemoryStudy, SCALES, {"smoke": {"sizes": (500,), "steps": 15}, "cpu": {"sizes": (1024,)}}, sizes=(1024, 4096)
     ),

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from attnkit_experiments.recipes.reluformer.presets import DEVIATIONS, SCALES, MemoryStudy, by_memory
 from attnkit_experiments.study.recipe import Published, Recipe, presets
-from attnkit_experiments.translation.domain import TRANSLATION
+from attnkit_experiments.translation.domain import DOMAIN
 
 RECIPE = Recipe(
     id="001-fig3",
     title="Anisotropy of the value slots of feed-forward networks",
     shows="the mean cosine between value slots for relu, softmax, softmax with LayerNorm",
     source="Shen et al. 2023, Figure 3",
-    domain=TRANSLATION,
+    domain=DOMAIN,
     presets=presets(
         MemoryStudy,
         SCALES,

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from attnkit_experiments.recipes.reluformer.presets import DEVIATIONS, DOCUMENTS, SCALES, MethodStudy, by_method
 from attnkit_experiments.study.recipe import Recipe, presets
-from attnkit_experiments.translation.domain import TRANSLATION
+from attnkit_experiments.translation.domain import DOMAIN
 
 RECIPE = Recipe(
     id="001-fig4",
     title="The share of a row of attention that its largest weights hold",
     shows="concentration of the weights of softmax and ReLUFormer on documents",
     source="Shen et al. 2023, Figure 4",
-    domain=TRANSLATION,
+    domain=DOMAIN,
     presets=presets(MethodStudy, SCALES, DOCUMENTS, methods=("vanilla", "reluformer")),
     variants=by_method,
     deviations=DEVIATIONS,

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from attnkit_experiments.recipes.reluformer.presets import DEVIATIONS, SCALES, MethodStudy, by_method
 from attnkit_experiments.study.recipe import Recipe, presets
-from attnkit_experiments.translation.domain import TRANSLATION
+from attnkit_experiments.translation.domain import DOMAIN
 
 RECIPE = Recipe(
     id="001-fig5",
     title="Attention maps of softmax and ReLUFormer",
     shows="weights of the last layers for one sentence",
     source="Shen et al. 2023, Figure 5",
-    domain=TRANSLATION,
+    domain=DOMAIN,
     presets=presets(MethodStudy, SCALES, methods=("vanilla", "reluformer")),
     variants=by_method,
     deviations=DEVIATIONS,

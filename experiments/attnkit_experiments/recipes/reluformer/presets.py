@@ -204,22 +204,17 @@ def by_method(study: MethodStudy, labels: Mapping[str, str] = MappingProxyType({
 
 def by_memory(study: MemoryStudy) -> tuple[Variant, ...]:
     """A variant for each of MEMORIES by name at every size; its difference is to the first of its size."""
-    changes: list[dict[str, Any]] = [{"slots": size} for size in study.sizes] or [{}]
-    return tuple(each for change in changes for each in _memories(study.memories, change))
-
-
-def _memories(names: tuple[str, ...], changes: Mapping[str, Any]) -> tuple[Variant, ...]:
-    for name in names:
+    for name in study.memories:
         if name not in MEMORIES:
             raise unknown("memory", name, MEMORIES)
-    tail = "".join(f"-{key}{value}" for key, value in changes.items())
-    return tuple(
+    every = tuple(
         Variant(
-            name=f"{name}{tail}",
+            name=name,
             series=MEMORY_LABELS.get(name, name),
-            point=", ".join(f"{value} {key}" for key, value in changes.items()),
-            baseline="" if name == names[0] else f"{names[0]}{tail}",
-            changes={"memory": name, **changes},
+            baseline="" if name == study.memories[0] else study.memories[0],
+            changes={"memory": name},
         )
-        for name in names
+        for name in study.memories
     )
+    points = [each.at(f"{n} slots", f"{{}}-slots{n}", slots=n) for n in study.sizes for each in every]
+    return tuple(points) if points else every

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from attnkit_experiments.recipes.reluformer.presets import DEVIATIONS, SCALES, MemoryStudy, by_memory
 from attnkit_experiments.study.recipe import Published, Recipe, presets
-from attnkit_experiments.translation.domain import TRANSLATION
+from attnkit_experiments.translation.domain import DOMAIN
 
 RECIPE = Recipe(
     id="001-table1",
     title="Feed-forward networks as key-value memories: relu, softmax, softmax with LayerNorm",
     shows="BLEU and the variance of the memories' outputs over that of their residuals",
     source="Shen et al. 2023, Table 1",
-    domain=TRANSLATION,
+    domain=DOMAIN,
     presets=presets(MemoryStudy, SCALES),
     variants=by_memory,
     deviations=DEVIATIONS,

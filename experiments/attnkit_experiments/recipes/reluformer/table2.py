@@ -14,7 +14,7 @@ import functools
 
 from attnkit_experiments.recipes.reluformer.presets import DEVIATIONS, SCALES, MethodStudy, by_method
 from attnkit_experiments.study.recipe import Published, Recipe, presets
-from attnkit_experiments.translation.domain import TRANSLATION
+from attnkit_experiments.translation.domain import DOMAIN
 
 LABELS = {"relu_unscaled": "relu, no scale", "reluformer_unregularised": "relu, scaled"}
 
@@ -24,7 +24,7 @@ RECIPE = Recipe(
     title="Relu in the place of softmax, without and with the variance reduction factor",
     shows="BLEU, and gradient norms of relu attention without a scale",
     source="Shen et al. 2023, Table 2",
-    domain=TRANSLATION,
+    domain=DOMAIN,
     presets=presets(MethodStudy, SCALES, methods=("vanilla", "relu_unscaled", "reluformer_unregularised")),
     variants=functools.partial(by_method, labels=LABELS),
     deviations=DEVIATIONS,

@@ -14,7 +14,7 @@ import functools
 
 from attnkit_experiments.recipes.reluformer.presets import DEVIATIONS, SCALES, MethodStudy, by_method
 from attnkit_experiments.study.recipe import Published, Recipe, presets
-from attnkit_experiments.translation.domain import TRANSLATION
+from attnkit_experiments.translation.domain import DOMAIN
 
 LABELS = {"reluformer_unregularised": "relu, scaled"}
 
@@ -24,7 +24,7 @@ RECIPE = Recipe(
     title="Entropy of the attention weights of softmax and relu",
     shows="mean entropy of normalised rows of weights",
     source="Shen et al. 2023, Table 3",
-    domain=TRANSLATION,
+    domain=DOMAIN,
     presets=presets(MethodStudy, SCALES, methods=("vanilla", "reluformer_unregularised")),
     variants=functools.partial(by_method, labels=LABELS),
     deviations=DEVIATIONS,

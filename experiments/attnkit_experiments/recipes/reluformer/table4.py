@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from attnkit_experiments.recipes.reluformer.presets import DEVIATIONS, SCALES, WMT14_SCALE, MethodStudy, by_method
 from attnkit_experiments.study.recipe import Published, Recipe, presets
-from attnkit_experiments.translation.domain import TRANSLATION
+from attnkit_experiments.translation.domain import DOMAIN
 
 RECIPE = Recipe(
     id="001-table4",
     title="Sentence-level translation: softmax, sparsemax, 1.5-entmax, ReLA, ReLUFormer",
     shows="BLEU and speed of translation",
     source="Shen et al. 2023, Table 4",
-    domain=TRANSLATION,
+    domain=DOMAIN,
     presets=presets(
         MethodStudy,
         SCALES | {"wmt14": WMT14_SCALE},

@@ -13,7 +13,7 @@ import functools
 
 from attnkit_experiments.recipes.reluformer.presets import DEVIATIONS, SCALES, MethodStudy, by_method
 from attnkit_experiments.study.recipe import Published, Recipe, presets
-from attnkit_experiments.translation.domain import TRANSLATION
+from attnkit_experiments.translation.domain import DOMAIN
 
 LABELS = {
     "reluformer": "ReLUFormer",
@@ -27,7 +27,7 @@ RECIPE = Recipe(
     title="What the scale and the regulariser do for ReLUFormer",
     shows="BLEU and entropy without one of the two",
     source="Shen et al. 2023, Table 5",
-    domain=TRANSLATION,
+    domain=DOMAIN,
     presets=presets(MethodStudy, SCALES, methods=("reluformer", "relu_regularised", "reluformer_unregularised")),
     variants=functools.partial(by_method, labels=LABELS),
     deviations=DEVIATIONS,

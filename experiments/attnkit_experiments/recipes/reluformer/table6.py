@@ -11,12 +11,11 @@ Command: python -m experiments run 001-table6 --preset small --data documents/eu
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 from attnkit_experiments.recipes.reluformer.presets import DEVIATIONS, DOCUMENTS, SCALES, MethodStudy, by_method
 from attnkit_experiments.study.recipe import Published, Recipe, Variant, presets
-from attnkit_experiments.translation.domain import TRANSLATION
+from attnkit_experiments.translation.domain import DOMAIN
 
 
 @dataclass(frozen=True)
@@ -29,13 +28,7 @@ class Study(MethodStudy):
 
 def variants(study: Study) -> tuple[Variant, ...]:
     return tuple(
-        dataclasses.replace(
-            each,
-            name=f"{each.name}-{limit}",
-            point=f"{limit} tokens",
-            baseline=f"{each.baseline}-{limit}" if each.baseline else "",
-            changes={**each.changes, "document_tokens": limit},
-        )
+        each.at(f"{limit} tokens", f"{{}}-{limit}", document_tokens=limit)
         for limit in study.limits
         for each in by_method(study)
     )
@@ -53,7 +46,7 @@ RECIPE = Recipe(
     title="Document translation: softmax, sparsemax and ReLUFormer against the length of documents",
     shows="BLEU of whole documents by their longest length, and loss by length",
     source="Shen et al. 2023, Table 6",
-    domain=TRANSLATION,
+    domain=DOMAIN,
     presets=presets(
         Study,
         SCALES,

@@ -12,7 +12,7 @@ Command: python -m experiments run 002-fig3 --preset cpu --data IMAGES --out run
 from __future__ import annotations
 
 from attnkit_experiments.recipes.soft.presets import DEVIATIONS, SCALES, MethodStudy, by_method
-from attnkit_experiments.soft.domain import SOFT_IMAGES
+from attnkit_experiments.soft.domain import DOMAIN
 from attnkit_experiments.study.recipe import Recipe, presets
 
 RECIPE = Recipe(
@@ -20,7 +20,7 @@ RECIPE = Recipe(
     title="What a patch attends to: heat maps of four attention methods",
     shows="weights of one token over test images, first two heads, for four methods",
     source="Lu et al. 2021, Figure 3",
-    domain=SOFT_IMAGES,
+    domain=DOMAIN,
     presets=presets(
         MethodStudy,
         SCALES,

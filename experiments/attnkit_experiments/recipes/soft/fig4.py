@@ -12,7 +12,7 @@ Command: python -m experiments run 002-fig4 --preset cpu --data IMAGES --out run
 from __future__ import annotations
 
 from attnkit_experiments.recipes.soft.presets import DEVIATIONS, SCALES
-from attnkit_experiments.soft.domain import SOFT_IMAGES, SoftStudy, row
+from attnkit_experiments.soft.domain import DOMAIN, SoftStudy, row
 from attnkit_experiments.study.recipe import Recipe, Variant, presets
 
 
@@ -25,7 +25,7 @@ RECIPE = Recipe(
     title="How Newton's iteration converges in each stage of SOFT",
     shows="residual of the inverse against the number of steps, before and after training",
     source="Lu et al. 2021, Figure 4",
-    domain=SOFT_IMAGES,
+    domain=DOMAIN,
     presets=presets(
         SoftStudy,
         SCALES,

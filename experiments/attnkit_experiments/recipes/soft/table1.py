@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from attnkit_experiments.recipes.soft.presets import DEVIATIONS, SCALES, MethodStudy, by_method
 from attnkit_experiments.soft.attention import METHODS
-from attnkit_experiments.soft.domain import SOFT_IMAGES
+from attnkit_experiments.soft.domain import DOMAIN
 from attnkit_experiments.study.recipe import Published, Recipe, presets
 
 ACCURACY = {"transformer": 79.1, "linformer": 78.2, "performer": 76.1, "nystromformer": 78.6, "soft": 79.3}
@@ -28,7 +28,7 @@ RECIPE = Recipe(
     title="Five attention methods in SOFT's Tiny backbone",
     shows="accuracy, parameters, multiply-adds, memory and speed of SOFT and four other methods",
     source="Lu et al. 2021, Table 1",
-    domain=SOFT_IMAGES,
+    domain=DOMAIN,
     presets=presets(
         MethodStudy,
         SCALES,

@@ -17,7 +17,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from attnkit_experiments.recipes.soft.presets import DEVIATIONS, SCALES
-from attnkit_experiments.soft.domain import SOFT_IMAGES, SoftStudy, row
+from attnkit_experiments.soft.domain import DOMAIN, SoftStudy, row
 from attnkit_experiments.soft.model import OFFICIAL
 from attnkit_experiments.study.recipe import Published, Recipe, Variant, presets
 
@@ -64,7 +64,7 @@ RECIPE = Recipe(
     title="How many landmarks SOFT needs, and how they are sampled",
     shows="accuracy, parameters and multiply-adds of SOFT with other numbers of landmarks and four samplings",
     source="Lu et al. 2021, Table 4",
-    domain=SOFT_IMAGES,
+    domain=DOMAIN,
     presets=presets(
         Study,
         SCALES,

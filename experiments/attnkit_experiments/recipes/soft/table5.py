@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from attnkit_experiments.recipes.soft.presets import DEVIATIONS, SCALES
-from attnkit_experiments.soft.domain import SOFT_IMAGES, SoftStudy, row
+from attnkit_experiments.soft.domain import DOMAIN, SoftStudy, row
 from attnkit_experiments.study.recipe import Published, Recipe, Variant, presets
 
 
@@ -46,7 +46,7 @@ RECIPE = Recipe(
     title="SOFT with and without a pyramid, with and without overlapping convolutions",
     shows="accuracy of SOFT's backbone against a plain stack of layers and against patches that do not overlap",
     source="Lu et al. 2021, Table 5",
-    domain=SOFT_IMAGES,
+    domain=DOMAIN,
     presets=presets(
         Study,
         SCALES,

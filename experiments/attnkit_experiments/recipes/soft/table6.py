@@ -27,7 +27,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from attnkit_experiments.sequences.domain import SEQUENCES, TABLE_6, SequenceStudy, method_variant
+from attnkit_experiments.sequences.domain import DOMAIN, TABLE_6, SequenceStudy, method_variant
 from attnkit_experiments.sequences.model import METHODS
 from attnkit_experiments.study.recipe import Published, Recipe, Scale, Variant, presets
 
@@ -160,7 +160,7 @@ RECIPE = Recipe(
     title="Long Range Arena: attention methods in one small encoder",
     shows="accuracy of eight attention methods on a task of long sequences, beside the commonest class",
     source="Lu et al. 2021, Table 6",
-    domain=SEQUENCES,
+    domain=DOMAIN,
     presets=presets(Study, SCALES),
     variants=variants,
     deviations=DEVIATIONS,

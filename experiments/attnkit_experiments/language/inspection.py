@@ -1,0 +1,44 @@
+"""What is measured of a trained language model: rows of its attention, and statistics that are known exactly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attnkit_experiments.images.inspection import row_means
+from attnkit_experiments.language import exact
+from attnkit_experiments.language.model import LanguageModel
+from attnkit_experiments.language.task import LanguageTask
+from attnkit_experiments.study.recipe import Cell
+
+INSPECTED_TOKENS = 1 << 13
+
+
+def inspect(task: LanguageTask, initial: LanguageTask, cell: Cell, folder: Path) -> dict[str, Any]:
+    """Rows of attention before and after training on the same test windows, and the statistics that are exact."""
+    windows = task.tested_ids()[: max(INSPECTED_TOKENS // task.length, 1)]
+    tokens, _ = task.cut(task.test, windows)
+    signed = cell.variant.signed
+    return {
+        "layers": layer_statistics(task.model, tokens, signed=signed),
+        "initial_layers": layer_statistics(initial.model, tokens, signed=signed),
+        "exact": exact_statistics(cell),
+    }
+
+
+def layer_statistics(model: LanguageModel, tokens: torch.Tensor, *, signed: bool) -> list[dict[str, float | None]]:
+    """Per layer the means over rows that `row_means` takes."""
+    model.eval()
+    fields = ("total", "nonzero", "visible", *(() if signed else ("entropy",)))
+    return [row_means(rows) for rows in model.statistics(tokens, fields)]
+
+
+def exact_statistics(cell: Cell) -> list[dict[str, Any]]:
+    """`exact.at_start` at the study's lengths; [] for softmax, and for activations without a moment there."""
+    options = cell.variant.options
+    if cell.variant.op != "pointwise_attention" or options["activation"] not in exact.ACTIVATIONS:
+        return []
+    lengths = cell.settings["exact_at"]
+    return [exact.at_start(options["activation"], options["alpha"], at, seed=cell.seed) for at in lengths]
