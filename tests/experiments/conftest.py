@@ -13,32 +13,34 @@ from attnkit_experiments.commands import runner
 TINY = ("image_size=8", "patch=4", "train_images=60", "test_images=30", "steps=6", "batch=12", "checkpoint_every=2")
 
 
-@pytest.fixture
+def run_tiny(out: Path, *settings: str, recipe: str = "000-fig4", preset: str = "cpu", **options) -> Path:
+    """Run a tiny study on digits in this process: run_tiny(out, "key=value", ..., resume=True, ...)."""
+    few = ("activations=relu", "alphas=1") if recipe != "000-fig1" else ()
+    options = {"seeds": (0,), "threads": 1, "device": "cpu", "data": "digits"} | options
+    return runner.run(runner.Request(recipe, preset, out=out, settings=(*TINY, *few, *settings), **options))
+
+
+@pytest.fixture(scope="session")
 def tiny():
-    """Run a tiny study on digits in this process: tiny(out, "key=value", ..., resume=True, ...)."""
-
-    def run(out: Path, *settings: str, recipe: str = "000-fig4", preset: str = "cpu", **options) -> Path:
-        few = ("activations=relu", "alphas=1") if recipe != "000-fig1" else ()
-        options = {"seeds": (0,), "threads": 1, "device": "cpu", "data": "digits"} | options
-        request = runner.Request(recipe, preset, out=out, settings=(*TINY, *few, *settings), **options)
-        return runner.run(request)
-
-    return run
+    return run_tiny
 
 
-@pytest.fixture
-def image_folder(tmp_path):
+def write_images(folder: Path) -> Path:
     """An ImageFolder of two classes, 6 train and 3 test images each, colours by class; returns its path."""
     rng = np.random.default_rng(0)
     for split, count in (("train", 6), ("test", 3)):
         for label, name in enumerate(("cat", "dog")):
-            folder = tmp_path / "images" / split / name
-            folder.mkdir(parents=True)
+            (folder / split / name).mkdir(parents=True)
             for index in range(count):
                 pixels = rng.integers(0, 100, (8, 8, 3), dtype=np.uint8)
                 pixels[..., label] += 120
-                Image.fromarray(pixels).save(folder / f"{index:04d}.png")
-    return tmp_path / "images"
+                Image.fromarray(pixels).save(folder / split / name / f"{index:04d}.png")
+    return folder
+
+
+@pytest.fixture
+def image_folder(tmp_path):
+    return write_images(tmp_path / "images")
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from tests.experiments.translation_cases import CAUSAL, TRANSLATOR, Tokens, talk
 from tests.library.arrays import assert_close
 
 SEARCHES = {"greedy": greedy, "beam": beam_search}
+SHORT = {"a": 1.0, "b": 4}  # limits of 6 to 11 tokens, which some translations come to and some do not
 
 
 def batch() -> Tokens:
@@ -58,7 +59,7 @@ def plain_beam_search(model, alone: Tokens, limit: int, beam: int, penalty: floa
 
 
 def test_the_translations_of_these_tests_are_not_all_alike():
-    found = [beam_search(talker(method), batch().source, batch().mask) for method in CAUSAL]
+    found = [beam_search(talker(method), batch().source, batch().mask, DecodeConfig(**SHORT)) for method in CAUSAL]
     cut = torch.cat([translations.cut for translations in found])
     assert cut.any()
     assert not cut.all()
@@ -69,8 +70,8 @@ def test_the_translations_of_these_tests_are_not_all_alike():
 
 @pytest.mark.parametrize("method", CAUSAL)
 def test_greedy_with_caches_is_greedy_without(method):
-    model, whole = talker(method), batch()
-    found, limit = greedy(model, whole.source, whole.mask), limits(model, whole.mask, DecodeConfig())
+    model, whole, config = talker(method), batch(), DecodeConfig(**SHORT)
+    found, limit = greedy(model, whole.source, whole.mask, config), limits(model, whole.mask, config)
     for item, sequence in enumerate(found.sequences()):
         assert [*sequence, EOS] == plain_greedy(model, whole.only(item), int(limit[item]))
 
@@ -78,7 +79,7 @@ def test_greedy_with_caches_is_greedy_without(method):
 @pytest.mark.parametrize("method", CAUSAL)
 def test_a_beam_of_one_is_greedy(method):
     model, whole = talker(method), batch()
-    config = DecodeConfig(beam=1, length_penalty=1.1)
+    config = DecodeConfig(beam=1, length_penalty=1.1, **SHORT)
     one, other = (search(model, whole.source, whole.mask, config) for search in (beam_search, greedy))
     assert torch.equal(one.tokens, other.tokens)
     assert_close(one.score, other.score, TRANSLATOR)
@@ -150,7 +151,7 @@ def test_a_beam_that_holds_everything_finds_the_best_of_all(penalty):
 @pytest.mark.parametrize("method", CAUSAL)
 def test_a_batch_is_its_items_and_padding_changes_nothing(method, search):
     model, whole = talker(method), batch()
-    config = DecodeConfig(beam=3, length_penalty=1.1)
+    config = DecodeConfig(beam=3, length_penalty=1.1, **SHORT)
     found = SEARCHES[search](model, whole.source, whole.mask, config)
     wide = whole.wider(4)
     wider = SEARCHES[search](model, wide.source, wide.mask, config)

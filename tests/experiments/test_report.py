@@ -44,18 +44,28 @@ def records(out: Path) -> list[dict[str, str]]:
     return list(csv.DictReader((out / "results.csv").read_text().splitlines()))
 
 
-@pytest.fixture
-def study(tiny, tmp_path, monkeypatch, light_claims):
-    monkeypatch.setattr("attnkit_experiments.report.claims.measure", lambda: light_claims)
-
-    def run(*settings, preset="cpu", **options):
-        return tiny(tmp_path / "out", "alphas=0,1", *settings, recipe="000-fig2", preset=preset, **options)
+@pytest.fixture(scope="module")
+def study(tiny, light_claims):
+    def run(out, *settings, preset="cpu", **options):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("attnkit_experiments.report.claims.measure", lambda: light_claims)
+            return tiny(out, "alphas=0,1", *settings, recipe="000-fig2", preset=preset, **options)
 
     return run
 
 
-def test_a_report_of_several_seeds(study):
-    out = study(seeds=(0, 1))
+@pytest.fixture(scope="module")
+def of_two_seeds(study, tmp_path_factory):
+    return study(tmp_path_factory.mktemp("study") / "out", seeds=(0, 1))
+
+
+@pytest.fixture
+def out(of_two_seeds, tmp_path):
+    """A study of two seeds, to write to."""
+    return shutil.copytree(of_two_seeds, tmp_path / "out")
+
+
+def test_a_report_of_several_seeds(out):
     page = write_report(out).read_text()
     assert page.count("preset cpu, changed: image_size=8") >= 5, "the head, the table, inside the figures"
     assert "not a result" not in page
@@ -79,8 +89,8 @@ def test_a_report_of_several_seeds(study):
     assert summary.startswith("# 000-fig2 · preset cpu, changed: image_size=8 ")
 
 
-def test_a_smoke_report_is_labelled_everywhere(study):
-    out = study("steps=30", "lr=0.003", preset="smoke")
+def test_a_smoke_report_is_labelled_everywhere(study, tmp_path):
+    out = study(tmp_path / "out", "steps=30", "lr=0.003", preset="smoke")
     page = write_report(out).read_text()
     assert "This is a smoke run, not a result." in page
     assert page.count("SMOKE · not a result") >= 4, "head, table, and inside every figure with an accuracy"
@@ -88,8 +98,8 @@ def test_a_smoke_report_is_labelled_everywhere(study):
     assert {row["is_result"] for row in records(out)} == {"False"}
 
 
-def test_an_unfinished_study_says_so_and_a_signed_activation_has_no_entropy(study):
-    out = study("activations=gelu")
+def test_an_unfinished_study_says_so_and_a_signed_activation_has_no_entropy(study, tmp_path):
+    out = study(tmp_path / "out", "activations=gelu")
     shutil.rmtree(out / "cells" / "gelu-alpha1-seed0")
     page = write_report(out).read_text()
     assert "1 of 3 cells have no result yet" in page
@@ -120,8 +130,7 @@ def test_reporting_nothing_is_an_error(tmp_path, capsys):
     assert "holds no study; give the --out of python -m experiments run" in capsys.readouterr().err
 
 
-def test_images_can_be_left_out(study):
-    out = study(seeds=(0,))
+def test_images_can_be_left_out(out):
     shown = write_report(out).read_text()
     hidden = write_report(out, show_images=False).read_text()
     assert "not shown" in hidden
@@ -129,8 +138,7 @@ def test_images_can_be_left_out(study):
     assert hidden.count("<svg") == shown.count("<svg")
 
 
-def test_times_on_a_busy_machine_are_marked(study):
-    out = study(seeds=(0,))
+def test_times_on_a_busy_machine_are_marked(out):
     for path in out.glob("cells/*/result.json"):
         path.write_text(re.sub(r'"load": [0-9.]+', '"load": 99.0', path.read_text()))
     assert "the times are not comparable" in write_report(out).read_text()
