@@ -60,11 +60,11 @@ def classify(folder: Path, images: tuple[Path, ...], *, top: int, maps: Path | N
     inputs = normalised(pixels, exported.about["input"]).to(on)
     probabilities = predict(exported, inputs)
     best = []
-    for path, found in zip(images, ranked(exported, probabilities, top), strict=True):
+    for path, classes in zip(images, ranked(exported, probabilities, top), strict=True):
         say(str(path))
-        for name, probability in found:
+        for name, probability in classes:
             say(f"  {100 * probability:5.1f} %  {name}")
-        best.append(f"{found[0][0]}, {100 * found[0][1]:.0f} %")
+        best.append(f"{classes[0][0]}, {100 * classes[0][1]:.0f} %")
     if maps is not None:
         draw_maps(maps, pixels, best, attention_maps(model, inputs))
         say(f"attention maps: {maps}")
@@ -114,7 +114,7 @@ def attention_maps(model: nn.Module, inputs: Tensor) -> list[LayerMap]:
     assert isinstance(model, SoftVisionTransformer)
     if model.config.method == "linformer":
         raise UserError("classify --maps: linformer mixes tokens before it weighs them; it has no weight for each")
-    found = []
+    maps = []
     for stage, layers in enumerate(attention_inputs(model, inputs), 1):
         for block, (layer, x, grid) in enumerate(layers, 1):
             if not hasattr(layer, "weights"):
@@ -122,8 +122,8 @@ def attention_maps(model: nn.Module, inputs: Tensor) -> list[LayerMap]:
                 continue
             with torch.no_grad():
                 weights = layer.weights(x, grid, grid)  # type: ignore[operator]
-                found.append(layer_map(f"stage {stage}, {block}", weights, grid))
-    return found
+                maps.append(layer_map(f"stage {stage}, {block}", weights, grid))
+    return maps
 
 
 def layer_map(name: str, weights: Tensor, side: int) -> LayerMap:

@@ -76,11 +76,11 @@ class Clock:
 def named_blocks(model: nn.Module) -> dict[str, nn.Module]:
     """The repeated blocks of a model by name; of blocks in blocks the outer ones."""
     wanted = {id(block) for block in blocks_of(model)}
-    found: dict[str, nn.Module] = {}
+    outermost: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
-        if id(module) in wanted and not any(name.startswith(f"{outer}.") for outer in found):
-            found[name] = module
-    return found
+        if id(module) in wanted and not any(name.startswith(f"{outer}.") for outer in outermost):
+            outermost[name] = module
+    return outermost
 
 
 @contextmanager
@@ -104,7 +104,7 @@ def block_times(
 ) -> dict[str, tuple[float, float]]:
     """{block: median milliseconds (forward, backward)}, each a sum over the calls of a step."""
     clock = Clock(device)
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in blocks}
+    milliseconds: dict[str, list[tuple[float, float]]] = {name: [] for name in blocks}
     for _ in range(repeats):
         moments: dict[str, tuple[list[Any], list[Any]]] = {name: ([], []) for name in blocks}
         with ExitStack() as hooks:
@@ -116,10 +116,10 @@ def block_times(
                 sum(clock.between(start, end) for start, end in zip(seen[::2], seen[1::2], strict=True))
                 for seen in passes
             )
-            found[name].append((forward, backward))
+            milliseconds[name].append((forward, backward))
     return {
         name: (statistics.median(f for f, _ in rows), statistics.median(b for _, b in rows))
-        for name, rows in found.items()
+        for name, rows in milliseconds.items()
     }
 
 
@@ -129,21 +129,21 @@ def block_peak(step: Callable[[], object], block: nn.Module, run: Run, device: t
     None for a block that is given more than tensors and numbers, such as a state shared with others, or is not called.
     """
     seen: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-    hook = block.register_forward_pre_hook(lambda _, given, named: seen.append((given, named)), with_kwargs=True)
+    hook = block.register_forward_pre_hook(lambda _, inputs, options: seen.append((inputs, options)), with_kwargs=True)
     try:
         step()
     finally:
         hook.remove()
     if not seen or not all(isinstance(x, PLAIN) for x in (*seen[0][0], *seen[0][1].values())):
         return None
-    given = [_apart(x) for x in seen[0][0]]
-    named = {name: _apart(x) for name, x in seen[0][1].items()}
+    inputs = [_apart(x) for x in seen[0][0]]
+    options = {name: _apart(x) for name, x in seen[0][1].items()}
     seen.clear()
     block.zero_grad(set_to_none=True)
 
     def passes() -> None:
         with run.autocast:
-            out = block(*given, **named)
+            out = block(*inputs, **options)
         parts = [out] if isinstance(out, Tensor) else [x for x in out if isinstance(x, Tensor) and x.requires_grad]
         torch.autograd.backward(parts, [torch.ones_like(x) for x in parts])
 
@@ -199,8 +199,8 @@ def measure(cell: Cell, data: Any, task: Callable[..., Any], device: torch.devic
     return {"step": asdict(whole), "blocks": [asdict(cost) for cost in costs]}
 
 
-def show(about: dict[str, Any], found: dict[str, Any]) -> None:
-    step, blocks = found["step"], found["blocks"]
+def show(about: dict[str, Any], costs: dict[str, Any]) -> None:
+    step, blocks = costs["step"], costs["blocks"]
     environment = about["environment"]
     say(
         f"{about['recipe']} ({about['preset']}), {about['variant']}: medians of {about['repeats']} steps on "

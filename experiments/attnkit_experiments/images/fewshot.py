@@ -57,15 +57,15 @@ def accuracies(
     seeds: Sequence[int] = SEEDS,
 ) -> dict[str, list[float]]:
     """Test accuracy by number of shots, one for each seed; `train` and `test` are features (N, D) and labels (N,)."""
-    found: dict[str, list[float]] = {str(count): [] for count in shots}
+    by_count: dict[str, list[float]] = {str(count): [] for count in shots}
     for seed in seeds:
         for count in shots:
             ids = chosen(train[1], classes, count, seed)
             x = train[0][ids]
             weights = ridge_probe(whitened(x, x), train[1][ids], classes)
             answers = (whitened(test[0], x) @ weights).argmax(axis=1)
-            found[str(count)].append(float((answers == test[1]).mean()))
-    return found
+            by_count[str(count)].append(float((answers == test[1]).mean()))
+    return by_count
 
 
 def headline_shots(shots: Sequence[int]) -> int:

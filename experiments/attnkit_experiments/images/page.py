@@ -15,25 +15,25 @@ from attnkit_experiments.study.recipe import Section
 
 def sections(study: StudyResults, show_images: bool) -> list[Section]:
     """In the order of the page; without `show_images` nothing of the data set is in it."""
-    found = []
+    parts = []
     alphas = [figure for point in plots.points(study) if (figure := plots.against_alpha(study, point))]
     if alphas:
-        found.append(Section("Accuracy against α", alpha_text(study), "".join(card(figure) for figure in alphas)))
+        parts.append(Section("Accuracy against α", alpha_text(study), "".join(card(figure) for figure in alphas)))
     compute = card(plots.against_compute(study)) + compute_table(study)
-    found.append(Section("Accuracy against compute", compute_text(study), compute))
+    parts.append(Section("Accuracy against compute", compute_text(study), compute))
     if all("fewshot_accuracy" in line.first for line in plots.trained(study)):
         probes = card(plots.against_compute(study, "fewshot_accuracy", "few-shot accuracy")) + probe_table(study)
-        found.append(Section("Few-shot probes", probe_text(study), probes))
+        parts.append(Section("Few-shot probes", probe_text(study), probes))
     if any(line.first.get("learned") for line in plots.trained(study)):
-        found.append(Section("Learned scales", LEARNED, learned_table(study)))
-    found.append(Section("Learning curves", curves_text(study), card(plots.learning_curves(study))))
-    found.append(Section("Attention maps", MAPS, card(image_plots.attention_maps(study, show_images=show_images))))
-    found.append(Section("", LAYERS, card(image_plots.layer_maps(study, show_images=show_images))))
+        parts.append(Section("Learned scales", LEARNED, learned_table(study)))
+    parts.append(Section("Learning curves", curves_text(study), card(plots.learning_curves(study))))
+    parts.append(Section("Attention maps", MAPS, card(image_plots.attention_maps(study, show_images=show_images))))
+    parts.append(Section("", LAYERS, card(image_plots.layer_maps(study, show_images=show_images))))
     entropy = image_plots.entropy_bars(study)
     if entropy:
-        found.append(Section("Entropy per layer", entropy_text(study), card(entropy)))
-    found.append(Section("Rows of the attention matrix after training", ROWS, rows_table(study)))
-    return found
+        parts.append(Section("Entropy per layer", entropy_text(study), card(entropy)))
+    parts.append(Section("Rows of the attention matrix after training", ROWS, rows_table(study)))
+    return parts
 
 
 MAPS = (

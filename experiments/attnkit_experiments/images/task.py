@@ -167,9 +167,9 @@ class ImageTask:
     @torch.no_grad()
     def features(self, images: np.ndarray) -> np.ndarray:
         """What a probe is given of images (N, H, W, C) uint8: (N, width) float32."""
-        found = []
+        parts = []
         for start in range(0, len(images), EVALUATION_BATCH):
             pixels = torch.from_numpy(images[start : start + EVALUATION_BATCH]).to(self.device)
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
-                found.append(self.model.features(augment.normalise(pixels)).float().cpu())
-        return torch.cat(found).numpy()
+                parts.append(self.model.features(augment.normalise(pixels)).float().cpu())
+        return torch.cat(parts).numpy()

@@ -69,14 +69,14 @@ class LanguageModel(nn.Module):
     def statistics(self, tokens: Tensor, fields: tuple[str, ...]) -> list[RowStatistics]:
         """The named statistics of the rows of attention, layer by layer."""
         x = self.embed(tokens) + self.position[: tokens.shape[1]]
-        found = []
+        layers = []
         for block in self.blocks:
             assert isinstance(block, Block)
             out, rows = block.attention(block.attention_norm(x), return_statistics=fields)
             x = x + out
             x = x + block.mlp(block.mlp_norm(x))
-            found.append(rows)
-        return found
+            layers.append(rows)
+        return layers
 
 
 def forward_flops(config: LanguageConfig) -> int:

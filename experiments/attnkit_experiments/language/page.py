@@ -12,17 +12,17 @@ from attnkit_experiments.study.recipe import Section
 
 def sections(study: StudyResults, show_samples: bool) -> list[Section]:
     """In the order of the page; nothing of the text is in it."""
-    found = []
+    parts = []
     names = plots.points(study)
     figures = [figure for name in names if (figure := plots.against_alpha(study, name, BITS))]
     if figures:
-        found.append(Section("Bits per byte against α", ALPHA, "".join(card(figure) for figure in figures)))
-    found.append(Section("By place in the window", PLACES, places_table(study)))
+        parts.append(Section("Bits per byte against α", ALPHA, "".join(card(figure) for figure in figures)))
+    parts.append(Section("By place in the window", PLACES, places_table(study)))
     if any(line.first["exact"] for line in plots.trained(study)):
-        found.append(Section("Before training: measured and exact", exact_text(study), exact_table(study)))
-    found.append(Section("Learning curves", CURVES, card(plots.learning_curves(study))))
-    found.append(Section("Rows of the attention matrix after training", ROWS, rows_table(study)))
-    return found
+        parts.append(Section("Before training: measured and exact", exact_text(study), exact_table(study)))
+    parts.append(Section("Learning curves", CURVES, card(plots.learning_curves(study))))
+    parts.append(Section("Rows of the attention matrix after training", ROWS, rows_table(study)))
+    return parts
 
 
 BITS = plots.Axis("bits_per_byte", "bits per byte of the test part", share=False)

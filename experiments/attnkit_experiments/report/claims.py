@@ -49,13 +49,13 @@ def mean_weight(activation: str, alpha: float, length: int, *, pairs: int) -> fl
 
 def weight_scaling(*, pairs: int = 1 << 21) -> list[dict[str, Any]]:
     """Statement 1: for every h and alpha the slope of log E|w| against log L, which should be -alpha."""
-    found = []
+    rows = []
     for activation in ACTIVATIONS:
         for alpha in ALPHAS:
             means = [mean_weight(activation, alpha, length, pairs=pairs) for length in LENGTHS]
             fitted = slope([float(length) for length in LENGTHS], means)
-            found.append({"activation": activation, "alpha": alpha, "means": means, "slope": fitted})
-    return found
+            rows.append({"activation": activation, "alpha": alpha, "means": means, "slope": fitted})
+    return rows
 
 
 def softmax_scaling(*, pairs: int = 1 << 21) -> list[float]:
@@ -69,12 +69,12 @@ def softmax_scaling(*, pairs: int = 1 << 21) -> list[float]:
 
 def output_variance(*, pairs: int = 1 << 22) -> list[dict[str, float]]:
     """Statement 2: for every n the output variance of relu attention without a scale, and of reluformer."""
-    found = []
+    rows = []
     for length in LENGTHS:
         q, k, v = normal_inputs(length, pairs)
         bare = attnkit.pointwise_attention(q, k, v, activation="relu", alpha=0.0)
         scaled = attnkit.reluformer_attention(q, k, v)
-        found.append(
+        rows.append(
             {
                 "n": length,
                 "expected": length / 2,
@@ -82,7 +82,7 @@ def output_variance(*, pairs: int = 1 << 22) -> list[dict[str, float]]:
                 "reluformer": float(scaled.double().var(correction=0)),
             }
         )
-    return found
+    return rows
 
 
 def measure() -> dict[str, Any]:

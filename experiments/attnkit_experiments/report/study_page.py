@@ -136,8 +136,8 @@ def _headline_table(study: StudyResults, measure: Measure) -> str:
     rows = []
     counted = all("flops_per_sample" in line.first for line in plots.trained(study))
     for line in plots.trained(study):
-        found = line.over_seeds(measure.key)
-        value = found.text(measure.digits, measure.factor)
+        scores = line.over_seeds(measure.key)
+        value = scores.text(measure.digits, measure.factor)
         averaged = ""
         if (ema := f"{measure.key}_ema") in line.first:
             averaged = f"<br><small>averaged {line.over_seeds(ema).text(measure.digits, measure.factor)}</small>"
@@ -145,7 +145,7 @@ def _headline_table(study: StudyResults, measure: Measure) -> str:
         rows.append(
             (
                 safe(line.label),
-                str(found.n),
+                str(scores.n),
                 f'<span class="{"soft" if study.smoke else "big"}">{value}</span>{averaged}',
                 difference.text(measure) if difference else "",
                 line.over_seeds("last_loss").text(3),
@@ -209,13 +209,13 @@ def _theirs(line: Line, column: Published) -> str:
 
 def _claims(claims: dict[str, Any]) -> str:
     alphas = sorted({row["alpha"] for row in claims["weights"]})
-    found = {(row["activation"], row["alpha"]): row["slope"] for row in claims["weights"]}
+    slope_of = {(row["activation"], row["alpha"]): row["slope"] for row in claims["weights"]}
     activations = list(dict.fromkeys(row["activation"] for row in claims["weights"]))
     worst = max(abs(row["slope"] + row["alpha"]) for row in claims["weights"])
     holds = "holds" if claims_hold(claims) else "does NOT hold"
     slopes = table(
         ("h", *(f"α = {alpha:g}: slope" for alpha in alphas)),
-        [(name, *(f"{round(found[name, alpha], 4) + 0.0:+.4f}" for alpha in alphas)) for name in activations],
+        [(name, *(f"{round(slope_of[name, alpha], 4) + 0.0:+.4f}" for alpha in alphas)) for name in activations],
     )
     variance = table(
         ("n", *(str(row["n"]) for row in claims["variance"])),

@@ -14,14 +14,14 @@ SIGMAS = 2  # standard errors of the test split that a score must be above chanc
 
 def sections(study: StudyResults, show_samples: bool) -> list[Section]:
     """In the order of the page; nothing of the data is in it."""
-    found = [
+    parts = [
         Section("Accuracy beside chance", chance_text(study), chance_table(study)),
         Section("Learning curves", CURVES, card(plots.learning_curves(study))),
     ]
     rows = [line for line in plots.trained(study) if line.first["layers"]]
     if rows:
-        found.append(Section("Rows of the attention matrix", rows_text(study, rows), rows_table(rows)))
-    return found
+        parts.append(Section("Rows of the attention matrix", rows_text(study, rows), rows_table(rows)))
+    return parts
 
 
 CURVES = "Cross-entropy of the training batches, averaged over short stretches of steps and over seeds."

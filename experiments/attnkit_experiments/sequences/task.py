@@ -91,11 +91,11 @@ class SequenceTask:
         nothing.
         """
         accuracy, loss = self.measure(self.data.test)
-        found = {"accuracy": accuracy, "test_loss": loss, "majority": self.data.majority()}
+        scores = {"accuracy": accuracy, "test_loss": loss, "majority": self.data.majority()}
         if len(self.data.valid):
             accuracy, loss = self.measure(self.data.valid)
-            found |= {"valid_accuracy": accuracy, "valid_loss": loss}
-        return found
+            scores |= {"valid_accuracy": accuracy, "valid_loss": loss}
+        return scores
 
     @torch.no_grad()
     def measure(self, split: Split) -> tuple[float, float]:

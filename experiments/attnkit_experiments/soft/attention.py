@@ -70,8 +70,8 @@ class Tokens(nn.Module):
         return out
 
     def weights(self, x: Tensor, height: int, width: int) -> Tensor:
-        found: Tensor = self.attention(x, return_weights=True)[1]
-        return found
+        weights: Tensor = self.attention(x, return_weights=True)[1]
+        return weights
 
 
 class Windows(Tokens):
@@ -91,8 +91,8 @@ class Windows(Tokens):
         return out
 
     def weights(self, x: Tensor, height: int, width: int) -> Tensor:
-        found: Tensor = self.attention(x[:, self.order], return_weights=True)[1]
-        return found[..., self.back, :][..., self.back]
+        weights: Tensor = self.attention(x[:, self.order], return_weights=True)[1]
+        return weights[..., self.back, :][..., self.back]
 
 
 class Soft(nn.Module):
@@ -110,8 +110,8 @@ class Soft(nn.Module):
         """Without what a convolution of values adds."""
         q, landmarks = self.attention.queries_and_landmarks(x, height, width)
         options = {name: value for name, value in self.attention.options.items() if name != "inverse_grad"}
-        found: Tensor = attnkit.soft_attention_weights(q, landmarks, **options)
-        return found
+        weights: Tensor = attnkit.soft_attention_weights(q, landmarks, **options)
+        return weights
 
     def residuals(self, x: Tensor, height: int, width: int) -> Tensor:
         """‖A A_k A - A‖₂/‖A‖₂ for k = 0..20, (B, heads, 21), A being what the layer inverts, its ridge included."""
@@ -119,10 +119,10 @@ class Soft(nn.Module):
         _, landmarks = self.attention.queries_and_landmarks(x, height, width)
         a = attnkit.gaussian_attention_weights(landmarks, landmarks)
         a = a + options["ridge"] * torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
-        found: Tensor = attnkit.analysis.newton_residuals(
+        traces: Tensor = attnkit.analysis.newton_residuals(
             a, newton_steps=options["newton_steps"], init_scale=options["init_scale"]
         )
-        return found
+        return traces
 
 
 class SoftWithClassToken(nn.Module):

@@ -85,16 +85,16 @@ def cost(config: SoftConfig) -> tuple[int, int]:
 def facts(cell: Cell) -> dict[str, Any]:
     model, full = cell.settings["model"], cell.settings["full"]
     flops = 2 * cost(model)[1]
-    found: dict[str, Any] = {
+    numbers: dict[str, Any] = {
         "tokens": model.grids[0] ** 2,
         "flops_per_sample": flops,
         "training_flops": 3 * flops * cell.train.steps * cell.settings["batch"],
     }
     if full:
-        found["full_parameters"], products = cost(full)
-        found["full_multiply_adds"] = products
-        found["full_multiply_adds_without_inverse"] = products - full.newton_multiply_adds
-    return found
+        numbers["full_parameters"], products = cost(full)
+        numbers["full_multiply_adds"] = products
+        numbers["full_multiply_adds_without_inverse"] = products - full.newton_multiply_adds
+    return numbers
 
 
 def shape(cell: Cell) -> SoftConfig:

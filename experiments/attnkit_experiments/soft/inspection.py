@@ -35,14 +35,14 @@ def inspect(task: SoftImageTask, initial: SoftImageTask, cell: Cell, folder: Pat
     if cell.variant.op != "linformer":
         with written_aside(folder / "maps.safetensors") as aside:
             save_file({"images": shown.cpu(), "maps": heat_maps(plain, augment.normalise(shown)).cpu()}, aside)
-    found: dict[str, Any] = {}
+    numbers: dict[str, Any] = {}
     if cell.variant.op == "soft":
         images = augment.normalise(task.pixels.test(order[:RESIDUAL_IMAGES]))
-        found["residuals"] = residuals(plain, images)
-        found["initial_residuals"] = residuals(initial.model, images)
+        numbers["residuals"] = residuals(plain, images)
+        numbers["initial_residuals"] = residuals(initial.model, images)
     if cell.settings["full"] and cell.settings["measured_batch"]:
-        found |= full_scale(cell.settings["full"], cell.settings["measured_batch"], task.device)
-    return found
+        numbers |= full_scale(cell.settings["full"], cell.settings["measured_batch"], task.device)
+    return numbers
 
 
 def attention_inputs(model: SoftVisionTransformer, images: Tensor) -> list[list[tuple[torch.nn.Module, Tensor, int]]]:
@@ -50,10 +50,10 @@ def attention_inputs(model: SoftVisionTransformer, images: Tensor) -> list[list[
     model.eval()
     seen: dict[int, Tensor] = {}
     hooks = []
-    found: list[list[tuple[torch.nn.Module, Tensor, int]]] = []
+    of_stages: list[list[tuple[torch.nn.Module, Tensor, int]]] = []
     layers = [(stage, block.attention) for stage in model.stages for block in stage.blocks]  # type: ignore[union-attr]
     for _, layer in layers:
-        hooks.append(layer.register_forward_pre_hook(lambda module, given: seen.__setitem__(id(module), given[0])))
+        hooks.append(layer.register_forward_pre_hook(lambda module, inputs: seen.__setitem__(id(module), inputs[0])))
     try:
         with torch.no_grad():
             model(images)
@@ -62,8 +62,8 @@ def attention_inputs(model: SoftVisionTransformer, images: Tensor) -> list[list[
             hook.remove()
     for stage in model.stages:
         assert isinstance(stage, Stage)
-        found.append([(block.attention, seen[id(block.attention)], stage.grid) for block in stage.blocks])  # type: ignore[misc]
-    return found
+        of_stages.append([(block.attention, seen[id(block.attention)], stage.grid) for block in stage.blocks])  # type: ignore[misc]
+    return of_stages
 
 
 @torch.no_grad()
@@ -81,14 +81,14 @@ def residuals(model: SoftVisionTransformer, images: Tensor) -> list[dict[str, li
 
     A is the matrix that the layer inverts, its ridge included.
     """
-    found = []
+    rows = []
     for blocks in attention_inputs(model, images):
         layers = [(layer, x, grid) for layer, x, grid in blocks if isinstance(layer, Soft)]
         if not layers:
             continue
         traces = torch.cat([layer.residuals(x, grid, grid).flatten(0, 1).double() for layer, x, grid in layers])
-        found.append({"median": traces.median(0).values.tolist(), "largest": traces.amax(0).tolist()})
-    return found
+        rows.append({"median": traces.median(0).values.tolist(), "largest": traces.amax(0).tolist()})
+    return rows
 
 
 def full_scale(config: SoftConfig, batch: int, device: torch.device) -> dict[str, Any]:

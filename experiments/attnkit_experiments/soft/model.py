@@ -189,8 +189,8 @@ class StochasticDepth(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.rate == 0:
             return x
-        kept = x.new_empty(len(x), 1, 1).bernoulli_(1 - self.rate)
-        return x * (kept / (1 - self.rate))
+        mask = x.new_empty(len(x), 1, 1).bernoulli_(1 - self.rate)
+        return x * (mask / (1 - self.rate))
 
 
 def mlp(width: int, approximate: str) -> nn.Sequential:

@@ -21,15 +21,15 @@ COSTS = (
 def sections(study: StudyResults, show_images: bool) -> list[Section]:
     """In the order of the page; without `show_images` nothing of the data set is in it."""
     lines = plots.trained(study)
-    found = []
+    parts = []
     if "full_parameters" in lines[0].first:
-        found.append(Section("Cost of the published models", cost_text(study), cost_table(study)))
-    found.append(Section("Learning curves", CURVES, card(plots.learning_curves(study))))
+        parts.append(Section("Cost of the published models", cost_text(study), cost_table(study)))
+    parts.append(Section("Learning curves", CURVES, card(plots.learning_curves(study))))
     if any((line.first_cell / "maps.safetensors").exists() for line in lines):
-        found.append(Section("Heat maps", MAPS, card(soft_plots.heat_maps(study, show_images=show_images))))
+        parts.append(Section("Heat maps", MAPS, card(soft_plots.heat_maps(study, show_images=show_images))))
     if any("residuals" in line.first for line in lines):
-        found.append(Section("How the inverse converges", RESIDUALS, card(soft_plots.residuals(study))))
-    return found
+        parts.append(Section("How the inverse converges", RESIDUALS, card(soft_plots.residuals(study))))
+    return parts
 
 
 CURVES = "Loss on augmented batches, averaged over short stretches of steps and over seeds."

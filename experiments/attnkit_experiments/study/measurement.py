@@ -64,13 +64,13 @@ class Measurement:
 
 def carry_out(measurement: Measurement, study: Any, out: Path, device: torch.device, threads: int) -> Path:
     """Measure what OUT/rows.json does not have yet; returns the folder."""
-    kept = out / "rows.json"
-    rows = read_json(kept)["rows"] if kept.exists() else []
+    path = out / "rows.json"
+    rows = read_json(path)["rows"] if path.exists() else []
     items = measurement.items(study)
     with reproducible(threads):
         for index, item in enumerate(items[len(rows) :], start=len(rows)):
             rows.append(dict(item) | dict(measurement.measure(item, study, device)))
-            write_json(kept, {"rows": rows})
+            write_json(path, {"rows": rows})
             shown = [column for column in measurement.columns if rows[-1].get(column.key) != ""]
             said = ", ".join(f"{column.head} {column.text(rows[-1])}" for column in shown)
             say(f"[{index + 1}/{len(items)}] {said}")

@@ -28,17 +28,17 @@ def inspect(task: TranslationTask, initial: TranslationTask, cell: Cell, folder:
     Writes `analysis.json` (every layer), `translations.txt`, `maps.safetensors`. With `average` checkpoints the model
     is replaced by their mean first, and what `evaluate` finds of it replaces what was found before.
     """
-    found: dict[str, Any] = {}
+    averaged: dict[str, Any] = {}
     if cell.train.keep_checkpoints > 1:
         files = sorted((folder / "checkpoints").glob("step-*.safetensors"))
         task.model.load_state_dict(average_checkpoints(files))
-        found = {"averaged": len(files), **task.evaluate()}
+        averaged = {"averaged": len(files), **task.evaluate()}
     trained, untrained = (analysis(each, cell.settings["analysed"]) for each in (task, initial))
     write_json(folder / "analysis.json", {"trained": plain(trained.to_dict()), "initial": plain(untrained.to_dict())})
     write_text(folder / "translations.txt", "".join(f"{text}\n" for text in task.translations))
     write_maps(task, folder / "maps.safetensors")
     return {
-        **found,
+        **averaged,
         **{name: finite(value) for name, value in trained.means().items()},
         **{f"initial_{name}": finite(value) for name, value in untrained.means().items()},
         "translations": len(task.translations),
@@ -89,13 +89,13 @@ def write_maps(task: TranslationTask, path: Path) -> None:
         return
     batch = make_batch(task.data.valid, short[[lengths[short].argmax()]], task.device)
     with evaluating(task.model), torch.no_grad():
-        found = attention_maps(task.model, *batch[:3])
+        maps = attention_maps(task.model, *batch[:3])
     last = (f"encoder.{len(task.model.encoder) - 1}.attention", f"decoder.{len(task.model.decoder) - 1}.cross")
     words = {"source": batch.source[0].tolist(), "target": batch.target_out[0].tolist()}
     texts = {side: [task.data.decode([token]) or "end" for token in tokens] for side, tokens in words.items()}
     with written_aside(path) as aside:
         save_file(
-            {name: found[name][0].float().cpu().contiguous() for name in last},
+            {name: maps[name][0].float().cpu().contiguous() for name in last},
             aside,
             metadata={"attnkit": json.dumps(texts)},
         )

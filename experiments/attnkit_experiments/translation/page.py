@@ -12,7 +12,7 @@ from attnkit_experiments.translation import plots as translation_plots
 def sections(study: StudyResults, show_samples: bool) -> list[Section]:
     """In the order of the page; without `show_samples` no sentence of the data is in it."""
     sizes = translation_plots.against_size(study)
-    found = [
+    parts = [
         Section("Translation", TRANSLATION, translation_table(study)),
         *([Section("Against size", SIZES, card(sizes))] if sizes else []),
         Section("Learning curves", CURVES, card(plots.learning_curves(study))),
@@ -22,10 +22,10 @@ def sections(study: StudyResults, show_samples: bool) -> list[Section]:
         Section("Loss by length", LENGTHS, lengths_table(study)),
     ]
     if show_samples:
-        drawn = translation_plots.attention_maps(study)
-        if drawn:
-            found.append(Section("Attention to one sentence", MAPS, card(drawn)))
-    return found
+        figure = translation_plots.attention_maps(study)
+        if figure:
+            parts.append(Section("Attention to one sentence", MAPS, card(figure)))
+    return parts
 
 
 TRANSLATION = (
@@ -95,8 +95,8 @@ def lengths_table(study: StudyResults) -> str:
     names = list(dict.fromkeys(name for line in plots.trained(study) for name in line.first["loss_by_length"]))
     rows = []
     for line in plots.trained(study):
-        found = [[r["loss_by_length"].get(name) for r in line.results.values()] for name in names]
-        rows.append((safe(line.label), *(_number(_mean_of(values), 3) for values in found)))
+        losses = [[r["loss_by_length"].get(name) for r in line.results.values()] for name in names]
+        rows.append((safe(line.label), *(_number(_mean_of(values), 3) for values in losses)))
     return table(("variant", *names), rows)
 
 

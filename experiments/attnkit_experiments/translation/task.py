@@ -174,17 +174,17 @@ class TranslationTask:
         """The regulariser's share of the loss: of rows of some samples of a batch with that many tokens."""
         o = self.objective
         shares = []
-        for name, (found, queries) in rows.items():
+        for name, (statistics, queries) in rows.items():
             counted = queries[:, None, :]
-            assert found.total is not None, "one of FIELDS"
+            assert statistics.total is not None, "one of FIELDS"
             mean = attention_regulariser(
-                found,
+                statistics,
                 entropy_cap=o.entropy_cap,
                 sum_weight=o.sum_weight,
                 entropy_weight=o.entropy_weight,
                 query_mask=counted,
             )[0]
-            valid = ((found.total > 0) & counted).sum()
+            valid = ((statistics.total > 0) & counted).sum()
             whole = self.model.config.heads * tokens["source" if name.startswith("encoder.") else "target"]
             shares.append(self.regularised[name] * mean * valid / whole)
         return torch.stack(shares).mean()
@@ -200,10 +200,10 @@ class TranslationTask:
         """
         with evaluating(self.model):
             losses = self.sentence_losses(self.data.valid, self.valid_batches)
-            found = self.translate(self.scored, self.search_batches)
+            translated = self.translate(self.scored, self.search_batches)
         loss = float(losses.sum() / (self.data.valid.target.lengths + 1).sum())
-        self.translations, self.decode_seconds = found.texts, found.seconds
-        texts, references = found.texts, self.scored.target_text
+        self.translations, self.decode_seconds = translated.texts, translated.seconds
+        texts, references = translated.texts, self.scored.target_text
         bleu = corpus_bleu(texts, references)
         flat = [[self.tokenised(text) for text in side] for side in (texts, references)]
         tokenised = corpus_bleu(flat[0], flat[1], tokenize="none", lowercase=True)
@@ -214,8 +214,8 @@ class TranslationTask:
             "bleu": bleu.score,
             "bleu_tokenised": tokenised.score,
             "length_ratio": bleu.length_ratio,
-            "cut": found.cut / len(texts),
-            "decode_seconds": found.seconds,
+            "cut": translated.cut / len(texts),
+            "decode_seconds": translated.seconds,
         }
 
     @torch.no_grad()
@@ -236,9 +236,9 @@ class TranslationTask:
         start = time.perf_counter()
         for ids in _epoch(batches):
             batch = make_batch(split, ids, self.device)
-            found = beam_search(self.model, batch.source, batch.source_mask, self.decoding)
-            cut += int(found.cut.sum())
-            for place, tokens in zip(ids.tolist(), found.sequences(), strict=True):
+            translations = beam_search(self.model, batch.source, batch.source_mask, self.decoding)
+            cut += int(translations.cut.sum())
+            for place, tokens in zip(ids.tolist(), translations.sequences(), strict=True):
                 texts[place] = self.data.decode(tokens)
         return Translated(tuple(texts), cut, time.perf_counter() - start)
 

@@ -132,9 +132,9 @@ def measure(item: Row, study: Study, device: torch.device) -> Row:
 
 def check(rows: Sequence[Row]) -> None:
     """Linear methods grow linearly, the Transformer faster; ValueError with the pair of rows where they do not."""
-    found = {(row["method"], row["mode"], row["tokens"]): row["bytes"] for row in rows if row["bytes"]}
-    for (method, mode, tokens), size in found.items():
-        doubled = found.get((method, mode, 2 * tokens))
+    sizes = {(row["method"], row["mode"], row["tokens"]): row["bytes"] for row in rows if row["bytes"]}
+    for (method, mode, tokens), size in sizes.items():
+        doubled = sizes.get((method, mode, 2 * tokens))
         if doubled is None:
             continue
         growth = doubled / size
@@ -149,14 +149,14 @@ def sections(rows: Sequence[Row], about: Mapping[str, Any]) -> list[Section]:
 
     figure = plots.memory(rows, list(METHODS), MODES, about["preset"] == "smoke")
     sizes = sorted({row["tokens"] for row in rows})
-    found = {(row["method"], row["mode"], row["tokens"]): row["bytes"] for row in rows}
+    peaks = {(row["method"], row["mode"], row["tokens"]): row["bytes"] for row in rows}
     methods = list(dict.fromkeys(row["method"] for row in rows))
     tables = []
     for mode in MODES:
         cells = [
             [
                 method,
-                *("–" if found[method, mode, n] is None else f"{found[method, mode, n] / 1e6:,.0f}" for n in sizes),
+                *("–" if peaks[method, mode, n] is None else f"{peaks[method, mode, n] / 1e6:,.0f}" for n in sizes),
             ]
             for method in methods
         ]

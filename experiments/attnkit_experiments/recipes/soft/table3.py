@@ -94,13 +94,13 @@ def items(study: Study) -> list[Row]:
     rows: list[Row] = []
     for size in study.sizes:
         others = CITED[size] if study.cited else {}
-        rows += [{"model": name, "counted": "cited"} | _paper(found) for name, found in others.items()]
+        rows += [{"model": name, "counted": "cited"} | _paper(row) for name, row in others.items()]
         rows.append({"model": f"SOFT-{size.capitalize()}", "counted": "ours", "size": size} | _paper(OWN[size]))
     return rows
 
 
-def _paper(found: Published) -> dict[str, Any]:
-    return {"paper_parameters": found.parameters, "paper_flops": found.flops, "paper_accuracy": found.accuracy}
+def _paper(row: Published) -> dict[str, Any]:
+    return {"paper_parameters": row.parameters, "paper_flops": row.flops, "paper_accuracy": row.accuracy}
 
 
 def measure(item: Row, study: Study, device: torch.device) -> Row:
@@ -108,10 +108,10 @@ def measure(item: Row, study: Study, device: torch.device) -> Row:
     if item["counted"] == "cited":
         return {"stages": "", "parameters": None, "multiply_adds": None, "without_inverse": None}
     config = SoftConfig(item["size"], 224, 3, 1000, options=OPTIONS[study.options])
-    found, products = cost(config)
+    parameters, products = cost(config)
     return {
         "stages": stages(config),
-        "parameters": found,
+        "parameters": parameters,
         "multiply_adds": products,
         "without_inverse": products - config.newton_multiply_adds,
     }
