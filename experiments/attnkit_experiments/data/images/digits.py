@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 from PIL import Image
-from sklearn.datasets import load_digits
 
 from attnkit_experiments.data.images.dataset import ImageData
 
@@ -16,6 +15,8 @@ def load(size: int = 0) -> ImageData:
 
     The split takes every fifth image of each class in the order of the file, so it is the same everywhere.
     """
+    from sklearn.datasets import load_digits  # a second of imports that other images do without
+
     source = load_digits()
     images = np.round(source.images * (255 / 16)).astype(np.uint8)
     labels = source.target.astype(np.int64)
