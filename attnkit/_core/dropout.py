@@ -63,7 +63,12 @@ def _key(xp: Namespace, seed: Any, like: Array) -> tuple[Array, Array]:
 def kept_counters(xp: Namespace, counter: tuple[Array, ...], p: float, seed: Any) -> Array:
     """True where the pair of a counter (j, i, head, item), unsigned words, is kept."""
     word = _philox_word(counter, _key(xp, seed, counter[0]))
-    return word <= _constant(math.ceil((1.0 - p) * 2**32) - 1, word)
+    return word <= _constant(last_kept(p), word)
+
+
+def last_kept(p: float) -> int:
+    """The largest word that keeps a pair: word / 2^32 < 1 - p."""
+    return math.ceil((1.0 - p) * 2**32) - 1
 
 
 def kept_pairs(

@@ -132,9 +132,16 @@ def prepare(
 
 def leading_axes(q: Array, k: Array, v: Array | None, enable_gqa: bool) -> tuple[int, ...]:
     """The leading axes of the output."""
+    return leading_shape(tuple(q.shape), tuple(k.shape), None if v is None else tuple(v.shape), enable_gqa)
+
+
+def leading_shape(
+    q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...] | None, enable_gqa: bool
+) -> tuple[int, ...]:
+    """The same from the shapes of q, k and v."""
     end = -3 if enable_gqa else -2
-    leading = broadcast("attention", "leading axes", *(tuple(x.shape[:end]) for x in (q, k, v) if x is not None))
-    return (*leading, q.shape[-3]) if enable_gqa else leading
+    leading = broadcast("attention", "leading axes", *(x[:end] for x in (q, k, v) if x is not None))
+    return (*leading, q[-3]) if enable_gqa else leading
 
 
 def mean(xp: Namespace, x: Array, axes: tuple[int, ...]) -> Array:

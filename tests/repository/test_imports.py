@@ -20,6 +20,7 @@ FLOORS = {
     "attnkit/landmarks.py": "attnkit._core attnkit.ops",
     "attnkit/analysis": "attnkit._core attnkit.ops",
     "attnkit/kernels/strides.py": "",
+    "attnkit/kernels/plan.py": "attnkit._core",
     "attnkit/kernels/triton": "triton",
     "attnkit/kernels/pallas": "jax",
     "attnkit/kernels/cuda": "array_api_compat attnkit.kernels.strides",

@@ -1,0 +1,217 @@
+"""A checked call as any kernel takes it, from shapes, dtypes and plain options alone.
+
+`signature` says what a plan depends on, `plan` derives the values: sizes and heads, which keys a query sees, the
+numbers of its weights, shapes of gradients. No array is read or needed, so a plan can be cached by its signature. Views
+of arrays, which depend on strides as well, are in `attnkit.kernels.strides`.
+"""
+
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+from numbers import Number
+from typing import Any, NamedTuple
+
+from attnkit._core.dropout import last_kept
+from attnkit._core.quadratic import leading_shape
+from attnkit._core.typing import Array, Causal
+
+Shape = tuple[int, ...]
+Window = tuple[int | None, int | None]
+ROW_OPTIONS = ("mask", "query_mask", "key_lengths", "length")
+"""Options that, as arrays, make n_i differ between items or heads."""
+
+
+class Signature(NamedTuple):
+    """What the plan of a call depends on. Hashable, unless a size is the symbol of one while torch traces."""
+
+    q: Shape
+    k: Shape
+    v: Shape | None = None  # None for statistics without an output
+    bias: Shape | None = None
+    arrays: tuple[str, ...] = ()  # those of `ROW_OPTIONS` that are arrays
+    causal: Causal = False
+    window: Window | None = None
+    key_lengths: int | None = None
+    enable_gqa: bool = False
+    scale: float | None = None
+    alpha: float = 1.0
+    gain: float = 1.0
+    length: str | float = "visible"
+    shift: float | str = 0.0
+    dropout: float = 0.0  # the probability p
+    sequences: int | None = None  # how many are packed, None if the call is not packed
+
+
+class Layout(NamedTuple):
+    """Sizes: every array is read as (items, heads, tokens, features)."""
+
+    leading: Shape  # leading axes of the output
+    shared: Shape  # of k and v, whose heads groups of query heads share
+    items: int
+    heads: int
+    groups: int  # query heads that share a head of k and v
+    queries: int
+    keys: int
+    d: int
+    e: int
+    sequences: int  # number of packed sequences, 0 if the call is not packed
+
+    @property
+    def kv_heads(self) -> int:
+        return self.heads // self.groups
+
+    def shape_of(self, name: str) -> Shape:
+        """The shape that "q", "k", "v", "o" and their gradients have once nothing is broadcast."""
+        leading = self.shared if name in ("k", "v") else self.leading
+        tokens = self.keys if name in ("k", "v") else self.queries
+        return (*leading, tokens, self.d if name in ("q", "k") else self.e)
+
+    def bias_shape(self, bias: Shape) -> Shape:
+        """(items, heads, L, S) of the gradient of a bias as kernels write it: 1 for axes that all of them share."""
+        items = 1 if all(size == 1 for size in bias[:-3]) else self.items
+        heads = 1 if len(bias) < 3 or bias[-3] == 1 else self.heads
+        return items, heads, self.queries, self.keys
+
+
+class Limits(NamedTuple):
+    """Query i sees the keys j < keys with i - left <= j <= i + right; None = no bound.
+
+    `before` and `after` are such bounds too, of packed sequences where the last tokens of each are aligned.
+    """
+
+    left: int | None
+    right: int | None
+    keys: int
+    before: int | None = None
+    after: int | None = None
+
+
+class Numbers(NamedTuple):
+    """w = gain·n^-alpha·h(scale·q·k + bias + shift), with log n subtracted from the argument if `log_length`.
+
+    What is the same for all queries is folded into gain and shift: then alpha is 0 and log_length is False.
+    """
+
+    scale: float
+    shift: float
+    gain: float  # 1/(1 - p) of dropout is part of it
+    alpha: float
+    log_length: bool
+    last_kept: int  # the largest word of the dropout counter that keeps a pair; 0 without dropout
+
+    @property
+    def rows(self) -> tuple[bool, bool]:
+        """Whether n^-alpha and log n are needed for each query."""
+        return self.alpha != 0.0, self.log_length
+
+
+class Plan(NamedTuple):
+    layout: Layout
+    limits: Limits
+    numbers: Numbers
+    dbias: Shape | None  # `Layout.bias_shape` of the bias
+    by_position: bool  # n_i depends on the position of a query alone, not on its item or head
+
+
+# ---------------------------------------------------------------------------------------------- from a call to a plan
+
+
+def signature(
+    q: Array, k: Array, v: Array | None, options: Mapping[str, Any], sequences: int | None = None
+) -> Signature:
+    """The signature of a call of pointwise_attention, or of another quadratic op with its options as such."""
+    given = {name: x for name, x in options.items() if x is not None}
+    arrays = tuple(name for name in ROW_OPTIONS if is_array(given.get(name)))
+    plain = {name: given[name] for name in PLAIN if name in given and name not in arrays}
+    of_v, of_bias = (None if x is None else tuple(x.shape) for x in (v, given.get("bias")))
+    p = given.get("dropout", (0.0, None))[0]
+    return Signature(tuple(q.shape), tuple(k.shape), of_v, of_bias, arrays, **plain, dropout=p, sequences=sequences)
+
+
+PLAIN = tuple(name for name in Signature._fields[5:] if name not in ("dropout", "sequences"))
+
+
+def is_array(x: Any) -> bool:
+    """An option whose values are not known here; NumPy's scalars are numbers."""
+    return hasattr(x, "shape") and not isinstance(x, Number)
+
+
+def plan(s: Signature) -> Plan:
+    a = layout(s.q, s.k, s.v, s.enable_gqa, s.sequences or 0)
+    packed = s.sequences is not None
+    seen = limits(a.queries, a.keys, s.causal, s.window, s.key_lengths, packed)
+    dbias = None if s.bias is None else a.bias_shape(s.bias)
+    return Plan(a, seen, numbers(s, a, seen), dbias, not s.arrays)
+
+
+cached_plan = lru_cache(maxsize=4096)(plan)
+"""`plan`, for calls that are not traced."""
+
+
+def layout(q: Shape, k: Shape, v: Shape | None, enable_gqa: bool = False, sequences: int = 0) -> Layout:
+    """Heads are the last of the leading axes."""
+    leading = leading_shape(q, k, v, enable_gqa)
+    heads = leading[-1] if leading else 1
+    groups = heads // k[-3] if enable_gqa else 1
+    shared = (*leading[:-1], heads // groups) if leading else ()
+    sizes = (q[-2], k[-2], q[-1], (q if v is None else v)[-1])
+    return Layout(leading, shared, math.prod(leading[:-1]), heads, groups, *sizes, sequences)
+
+
+def limits(
+    queries: int,
+    keys: int,
+    causal: Causal = False,
+    window: Window | None = None,
+    key_lengths: int | None = None,
+    packed: bool = False,
+) -> Limits:
+    """Causality, windows and a number of keys that is the same for all items."""
+    if packed:
+        before, after = bounds(0, causal is True, window)
+        return Limits(None, 0 if causal == "upper_left" else None, keys, before, after)
+    left, right = bounds(keys - queries, causal, window)
+    return Limits(left, right, keys if key_lengths is None else min(keys, int(key_lengths)))
+
+
+def bounds(offset: int, causal: Causal, window: Window | None) -> Window:
+    """left and right of `Limits`; offset = S - L aligns the last query with the last key."""
+    before, after = window or (None, None)
+    left = None if before is None else int(before) - offset
+    reaches = [offset] if causal is True else [0] if causal == "upper_left" else []
+    reaches += [] if after is None else [offset + int(after)]
+    return left, min(reaches, default=None)
+
+
+def numbers(s: Signature, a: Layout, seen: Limits) -> Numbers:
+    """Scale, gain, alpha and shift, and the counter of dropout."""
+    gain, alpha, shift = s.gain, s.alpha, s.shift
+    n = same_length(s, a, seen)
+    if n is not None:
+        gain, alpha = gain * n**-alpha, 0.0
+        shift = -math.log(n) if isinstance(shift, str) else shift
+    gain = gain / (1.0 - s.dropout)
+    scale = 1.0 / math.sqrt(a.d) if s.scale is None else float(s.scale)
+    moved = 0.0 if isinstance(shift, str) else float(shift)
+    word = last_kept(s.dropout) if s.dropout > 0 else 0
+    return Numbers(scale, moved, float(gain), float(alpha), isinstance(shift, str), word)
+
+
+def same_length(s: Signature, a: Layout, seen: Limits) -> Any:
+    """The divisor n where it is known and the same for all queries, else None."""
+    if "length" in s.arrays:
+        return None
+    if not isinstance(s.length, str):
+        return float(s.length)
+    if s.sequences is not None:
+        return None
+    if s.length == "all":
+        return max(a.keys, 1)
+    alike = seen.left is None and seen.right is None and not s.arrays
+    return max(seen.keys, 1) if alike else None
+
+
+def summed_axes(grad: Shape, like: Shape) -> tuple[int, ...]:
+    """The axes of a gradient along which its argument was broadcast; summed, they are 1 or to be left out."""
+    padded = (1,) * (len(grad) - len(like)) + tuple(like)
+    return tuple(n for n, (have, want) in enumerate(zip(grad, padded, strict=True)) if have != want)
