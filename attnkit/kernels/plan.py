@@ -11,6 +11,7 @@ from functools import lru_cache
 from numbers import Number
 from typing import Any, NamedTuple
 
+from attnkit._core.check import broadcast
 from attnkit._core.dropout import last_kept
 from attnkit._core.quadratic import leading_shape
 from attnkit._core.typing import Array, Causal
@@ -42,6 +43,14 @@ class Signature(NamedTuple):
     sequences: int | None = None  # how many are packed, None if the call is not packed
 
 
+OF_KEYS = ("k", "v", "columns")
+"""Arrays with the heads of k and v."""
+
+
+def blocks_of(tokens: int, size: int) -> int:
+    return -(-tokens // size)
+
+
 class Layout(NamedTuple):
     """Sizes: every array is read as (items, heads, tokens, features)."""
 
@@ -60,11 +69,24 @@ class Layout(NamedTuple):
     def kv_heads(self) -> int:
         return self.heads // self.groups
 
-    def shape_of(self, name: str) -> Shape:
-        """The shape that "q", "k", "v", "o" and their gradients have once nothing is broadcast."""
-        leading = self.shared if name in ("k", "v") else self.leading
-        tokens = self.keys if name in ("k", "v") else self.queries
-        return (*leading, tokens, self.d if name in ("q", "k") else self.e)
+    def shape_of(self, what: str) -> Shape:
+        """The shape of q, k, v or o, of "pairs" (..., L, S), "rows" (..., L), "columns" (..., S) or "heads" (...) once
+        nothing is broadcast."""
+        tail = {
+            "q": (self.queries, self.d),
+            "k": (self.keys, self.d),
+            "v": (self.keys, self.e),
+            "o": (self.queries, self.e),
+            "pairs": (self.queries, self.keys),
+            "rows": (self.queries,),
+            "columns": (self.keys,),
+            "heads": (),
+        }[what]
+        return (*(self.shared if what in OF_KEYS else self.leading), *tail)
+
+    def blocks(self, tokens: int, size: int) -> int:
+        """How many blocks hold the tokens of a head; a packed sequence may need one more than its share."""
+        return blocks_of(tokens, size) + self.sequences
 
     def bias_shape(self, bias: Shape) -> Shape:
         """(items, heads, L, S) of the gradient of a bias as kernels write it: 1 for axes that all of them share."""
@@ -215,3 +237,66 @@ def summed_axes(grad: Shape, like: Shape) -> tuple[int, ...]:
     """The axes of a gradient along which its argument was broadcast; summed, they are 1 or to be left out."""
     padded = (1,) * (len(grad) - len(like)) + tuple(like)
     return tuple(n for n, (have, want) in enumerate(zip(grad, padded, strict=True)) if have != want)
+
+
+# ---------------------------------------------------------------------------------------------- linear attention
+
+
+class Linear(NamedTuple):
+    """A call of linear attention: some query sees the keys j < stop, query i those of them with j <= i + shift if it is
+    causal. States are of the keys j < valid, seen or not.
+    """
+
+    layout: Layout
+    causal: bool
+    shift: int
+    stop: int
+    valid: int
+    members: int  # query heads that share a state: all of a group, unless each has masks of its own
+    normalize: bool
+    scale: float
+    eps: float
+
+    @property
+    def held(self) -> int:
+        """How many states an item has."""
+        return self.layout.heads // self.members
+
+    @property
+    def held_leading(self) -> Shape:
+        """Leading axes of states."""
+        return (*self.layout.leading[:-1], self.held) if self.layout.leading else ()
+
+    @property
+    def positions(self) -> tuple[int, int]:
+        """The first position and the one behind the last, where queries stand at i + shift among the keys."""
+        return min(0, self.shift), max(self.layout.keys, self.layout.queries + self.shift)
+
+
+def linear_plan(q: Array, k: Array, v: Array, options: Mapping[str, Any], sequences: int | None = None) -> Linear:
+    """The plan of a call of linear_attention."""
+    given = {name: x for name, x in options.items() if x is not None}
+    groups = bool(given.get("enable_gqa", False))
+    a = layout(tuple(q.shape), tuple(k.shape), tuple(v.shape), groups, sequences or 0)
+    causal, lengths = given.get("causal", False), given.get("key_lengths")
+    shift = a.keys - a.queries if causal is True and sequences is None else 0
+    valid = a.keys if lengths is None or is_array(lengths) else min(a.keys, int(lengths))
+    stop = min(valid, a.queries + shift if causal else valid if a.queries else 0)
+    own = any(len(shape) > 0 and shape[-1] > 1 for shape in _leading_of_masks(given))
+    divides = given.get("normalize", given.get("feature_map") != "identity")
+    scale, eps = float(given.get("scale", 1.0)), float(given.get("eps", 1e-6))
+    return Linear(a, bool(causal), shift, stop, valid, 1 if own else a.groups, divides, scale, eps)
+
+
+def _leading_of_masks(given: Mapping[str, Any]) -> list[Shape]:
+    axes = (("mask", 2), ("key_lengths", 0), ("query_mask", 1))
+    arrays = ((given[name], tail) for name, tail in axes if is_array(given.get(name)))
+    return [tuple(x.shape[: max(0, x.ndim - tail)]) for x, tail in arrays]
+
+
+def state_axes(k: Array, v: Array, initial: tuple[Array, Array] | None, options: Mapping[str, Any]) -> Shape:
+    """The leading axes of the state that a call of linear_attention returns."""
+    given = {name: options.get(name) for name in ("mask", "key_lengths")}
+    shapes = [x.shape[:-2] for x in (k, v)] + _leading_of_masks(given)
+    shapes += [] if initial is None else [initial[0].shape[:-2], initial[1].shape[:-1]]
+    return broadcast("linear_attention", "leading axes of states", *map(tuple, shapes))

@@ -144,33 +144,6 @@ def test_gradients_of_broadcast_arguments_are_summed() -> None:
         agree(grad, expected[name])
 
 
-def custom_op_arguments(**options: Any) -> tuple[Any, ...]:
-    q, k, v, _ = inputs(5, 6)
-    arrays = [x.requires_grad_() for x in (q, k, v)]
-    return (*arrays, *pointwise.setting(q, k, **options))
-
-
-def test_the_custom_ops_are_registered_as_torch_wants() -> None:
-    arguments = custom_op_arguments(causal=True, bias=draw(3, 5, 6).requires_grad_(), dropout=(0.2, 3))
-    torch.library.opcheck(pointwise.forward, arguments)
-    detached = [x.detach() if isinstance(x, torch.Tensor) else x for x in arguments]
-    checks = ("test_schema", "test_faketensor")
-    torch.library.opcheck(pointwise.vjp, (draw(4, 2, 2, 5, 5), "q,k,v,bias", *detached), test_utils=checks)
-
-
-def test_the_custom_ops_of_statistics_are_registered_as_torch_wants() -> None:
-    q, k, v, do = (x.requires_grad_() for x in inputs(5, 6))
-    options = pointwise.setting(q, k, causal=True, bias=draw(3, 5, 6).requires_grad_(), dropout=(0.2, 3))
-    torch.library.opcheck(statistics.forward, ("total,entropy,maximum", q, k, v, *options))
-    checks = ("test_schema", "test_faketensor")
-    torch.library.opcheck(statistics.forward, ("sum_squares,visible", q, k, None, *options), test_utils=checks)
-    rows = statistics.forward("total,entropy", q, k, v, *options)[1:]
-    detached = [x.detach() if isinstance(x, torch.Tensor) else x for x in (q, k, v, *options)]
-    saved, cotangents = [x.detach() for x in rows], [rows[0].detach(), rows[0].detach(), None, None]
-    arguments = (do.detach(), cotangents, saved, "q,k,v,bias", *detached)
-    torch.library.opcheck(statistics.vjp, arguments, test_utils=checks)
-
-
 def test_statistics_have_no_second_derivative_and_map_as_a_loop() -> None:
     q, k, v, _ = inputs(5, 6)
     options = {"op": "reluformer_attention", "alpha": 0.5, "fields": ("total", "maximum")}

@@ -95,12 +95,12 @@ def compiled(launch: triton_launch.Launch, capability: int, folder: Path) -> Com
 def launches(q: torch.Tensor, v: torch.Tensor | None = None, **options: Any) -> dict[str, triton_launch.Launch]:
     """The launches of a call and of its gradients, by the names of their kernels."""
     v = q if v is None else v
-    setting = pointwise.setting(q, q, **options)
+    call = triton_launch.call_of(q, q, v, **options)
     grads = {"q": q, "k": q, "v": v}
-    if setting.bias is not None:
+    if call.bias is not None:
         grads["bias"] = torch.empty(1, q.shape[1], q.shape[2], q.shape[2])
-    made = triton_launch.forward_launches(q, q, v, v, setting)
-    made += triton_launch.backward_launches(q, q, v, v, grads, setting)
+    made = triton_launch.forward_launches(q, q, v, v, call)
+    made += triton_launch.backward_launches(q, q, v, v, grads, call)
     return {launch.kernel.fn.__name__: launch for launch in made}
 
 
@@ -185,16 +185,17 @@ def launches_with_statistics(
     q: torch.Tensor, fields: str = ALL_FIELDS, with_output: bool = True, **options: Any
 ) -> dict[str, triton_launch.Launch]:
     """The launches of a call with statistics and of its gradients."""
-    setting, v = pointwise.setting(q, q, **options), q if with_output else None
+    v = q if with_output else None
+    call = triton_launch.call_of(q, q, v, **options)
     rows = {name: torch.empty(q.shape[:-1]) for name in statistics.outputs(fields)}
     rows["first"] = rows["first"].to(torch.int32)
     wanted = tuple(rows.get(name) for name in (*statistics.FIELDS, "first"))
     given = (rows["first"], *wanted[:4], *(wanted[:2] if "entropy" in fields else (None, None)))
     grads = {"q": q, "k": q, "v": q}
-    if setting.bias is not None:
+    if call.bias is not None:
         grads["bias"] = torch.empty(1, q.shape[1], q.shape[2], q.shape[2])
-    made = triton_launch.forward_launches(q, q, v, v, setting, wanted)
-    made += triton_launch.backward_launches(q, q, v, v, grads, setting, given)
+    made = triton_launch.forward_launches(q, q, v, v, call, wanted)
+    made += triton_launch.backward_launches(q, q, v, v, grads, call, given)
     return {launch.kernel.fn.__name__: launch for launch in made}
 
 

@@ -16,7 +16,7 @@ from attnkit_conformance.judge import judge
 pytest.importorskip("triton", reason="triton is not installed")
 
 from attnkit.backends.torch.triton import launch as triton_launch
-from attnkit.backends.torch.triton import linear_launch, pointwise
+from attnkit.backends.torch.triton import linear_launch
 from attnkit.backends.torch.triton import rows as triton_rows
 
 from .interpreted import MODE
@@ -92,15 +92,15 @@ def operands() -> tuple[torch.Tensor, dict[str, Any]]:
 
 def of_pointwise() -> list[triton_launch.Launch]:
     q, options = operands()
-    s = pointwise.setting(q, q, alpha=0.5, shift="-log_length", window=(50, None), **options)
-    launches = triton_launch.forward_launches(q, q, q, q, s)
-    return launches + triton_launch.backward_launches(q, q, q, q, {"q": q, "k": q, "v": q}, s)
+    c = triton_launch.call_of(q, q, q, alpha=0.5, shift="-log_length", window=(50, None), **options)
+    launches = triton_launch.forward_launches(q, q, q, q, c)
+    return launches + triton_launch.backward_launches(q, q, q, q, {"q": q, "k": q, "v": q}, c)
 
 
 def of_rows() -> list[triton_launch.Launch]:
     q, options = operands()
     call = triton_rows.call_of("softmax_attention", {"q": q, "k": q, "v": q, **options})
-    rows = torch.empty(triton_rows.row_numbers(call.a, 1.0))
+    rows = torch.empty(triton_rows.row_numbers(call.a.leading, call.a.queries, 1.0))
     made = [triton_rows.forward_launch(q, q, q, q, rows[0, 0], rows, call)]
     return made + triton_rows.backward_launches(q, q, q, q, rows[0, 0], rows, {"q": q, "k": q, "v": q}, call)
 

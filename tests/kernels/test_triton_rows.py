@@ -122,7 +122,7 @@ def launches(
     v = q if v is None else v
     given = {"q": q, "k": q, "v": v, **options}
     call = triton_rows.call_of(op, given)
-    rows = torch.empty(triton_rows.row_numbers(call.a, triton_rows.alpha_of(op, options)))
+    rows = torch.empty(triton_rows.row_numbers(call.a.leading, call.a.queries, triton_rows.alpha_of(op, options)))
     grads = {"q": q, "k": q, "v": v}
     if options.get("bias") is not None:
         grads["bias"] = torch.empty(1, q.shape[1], q.shape[2], q.shape[2])

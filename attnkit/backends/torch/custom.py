@@ -22,7 +22,7 @@ SEED, RATE = "dropout_seed", "dropout_rate"
 Given = dict[str, Any]  # every argument of a call by its name
 Outputs = dict[str, tuple[tuple[int, ...], torch.dtype]]  # shapes and dtypes by name
 Forward = Callable[[str, Given], Tensor | list[Tensor]]
-Backward = Callable[[str, Given, Tensor, tuple[str, ...]], dict[str, Tensor]]
+Backward = Callable[[str, Given, Any, tuple[str, ...]], dict[str, Tensor]]
 
 
 class Custom(NamedTuple):
@@ -44,7 +44,7 @@ class Custom(NamedTuple):
         """o of `op`."""
         return self.outputs(op, **given)[0]
 
-    def pull(self, op: str, do: Tensor, **given: Any) -> dict[str, Tensor]:
+    def pull(self, op: str, do: Tensor | None, **given: Any) -> dict[str, Tensor]:
         """Explicit gradients of the arguments that have one."""
         names, tensors, text = written(given)
         wanted = [name for name in names.split(",") if name in self.differentiable]
@@ -96,11 +96,13 @@ def register(
     backward: Backward,
     differentiable: tuple[str, ...],
     outputs: Callable[[str, Given], Outputs] = only_o,
+    needs_do: bool = True,
 ) -> Custom:
     """Register both ops for functions of (op, arguments) and (op, arguments, do, names of the gradients wanted).
 
     `forward` returns what `outputs` tells the shapes and dtypes of: a tensor, or a list of several, the first of which
-    has the cotangent do. Autocast is off in both, whoever calls them: gradients may be asked for where it is on.
+    has the cotangent do: zeros where autograd has none, or None unless the gradients need it. Autocast is off in both,
+    whoever calls them: gradients may be asked for where it is on.
     """
 
     @torch.library.custom_op(f"attnkit::{name}", mutates_args=())
@@ -110,9 +112,9 @@ def register(
         return [x.contiguous() for x in ([found] if isinstance(found, Tensor) else found)]
 
     @torch.library.custom_op(f"attnkit::{name}_vjp", mutates_args=())
-    def vjp(op: str, arrays: list[Tensor], names: str, text: str, do: Tensor, wanted: str) -> list[Tensor]:
+    def vjp(op: str, arrays: list[Tensor], names: str, text: str, do: Tensor | None, wanted: str) -> list[Tensor]:
         asked = tuple(wanted.split(","))
-        with without_autocast(do):
+        with without_autocast(arrays[0]):
             grads = backward(op, read(arrays, names, text), do, asked)
         return [grads[name].contiguous() for name in asked]
 
@@ -120,7 +122,7 @@ def register(
         found = outputs(op, read(arrays, names, text))
         return [arrays[0].new_empty(shape, dtype=dtype) for shape, dtype in found.values()]
 
-    def like_arguments(op: str, arrays: list[Tensor], names: str, text: str, do: Tensor, wanted: str) -> list[Tensor]:
+    def like_arguments(op: str, arrays: list[Tensor], names: str, text: str, do: Any, wanted: str) -> list[Tensor]:
         like = dict(zip(names.split(","), arrays, strict=True))
         return [like[name].new_empty(like[name].shape) for name in wanted.split(",")]
 
@@ -136,7 +138,8 @@ def register(
         op, names, others, text = ctx.call
         do, *rest = grads
         shape, dtype = ctx.like
-        do = ctx.saved_tensors[0].new_zeros(shape, dtype=dtype) if do is None else do
+        if do is None and needs_do:
+            do = ctx.saved_tensors[0].new_zeros(shape, dtype=dtype)
         given = dict(zip((*names, *others), ctx.saved_tensors, strict=True))
         given |= {f"d{name}": grad for name, grad in zip(others, rest, strict=True) if grad is not None}
         needed = zip(names, ctx.needs_input_grad[1], strict=True)

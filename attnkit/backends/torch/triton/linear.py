@@ -7,9 +7,9 @@ from torch import Tensor
 
 from attnkit._core.dispatch import Kernel
 from attnkit.backends.torch.custom import Given, Outputs, only_o, register
-from attnkit.backends.torch.triton import launch as triton_launch
-from attnkit.backends.torch.triton import pointwise
+from attnkit.backends.torch.triton import launch, pointwise
 from attnkit.backends.torch.triton.linear_launch import Call, Setting, State, setting
+from attnkit.kernels.plan import state_axes
 from attnkit.ops.linear import states
 
 OP = "linear_attention"
@@ -24,16 +24,9 @@ def initial_of(given: Given) -> State | None:
     return (given[INITIAL[0]], given[INITIAL[1]]) if INITIAL[0] in given else None
 
 
-def state_axes(given: Given) -> tuple[int, ...]:
+def axes_of_state(given: Given) -> tuple[int, ...]:
     """The leading axes of the state that a call returns."""
-    shapes = [given[name].shape[:-2] for name in ("k", "v", INITIAL[0]) if name in given]
-    if INITIAL[1] in given:
-        shapes.append(given[INITIAL[1]].shape[:-1])
-    if given.get("mask") is not None:
-        shapes.append(given["mask"].shape[:-2])
-    if isinstance(given.get("key_lengths"), Tensor):
-        shapes.append(given["key_lengths"].shape)
-    return tuple(torch.broadcast_shapes(*shapes))
+    return state_axes(given["k"], given["v"], initial_of(given), given)
 
 
 def placed(x: Tensor, tail: int, leading: tuple[int, ...]) -> Tensor:
@@ -54,7 +47,7 @@ def _outputs(op: str, given: Given) -> Outputs:
     """o, and the parts of a state where it is wanted."""
     if not given.get("return_state"):
         return only_o(op, given)
-    lead, widths = state_axes(given), _widths(given["k"], given["v"])
+    lead, widths = axes_of_state(given), _widths(given["k"], given["v"])
     return only_o(op, given) | {name: ((*lead, *width), torch.float32) for name, width in widths.items()}
 
 
@@ -68,11 +61,9 @@ def _forward(op: str, given: Given) -> list[Tensor]:
     elif o.numel():
         made += Call(q, k, v, s).forward(o, initial)
     if final:
-        alone = s.of_keys_alone(state_axes(given))
+        alone = s.of_keys_alone(axes_of_state(given))
         made += Call(k[..., :0, :], k, v, alone).kept(initial, (final[0], final[1]))
-    with torch.cuda.device_of(q):
-        for launch in made:
-            launch()
+    launch.run(q, made)
     return [o, *final]
 
 
@@ -80,7 +71,7 @@ def _backward(op: str, given: Given, do: Tensor, wanted: tuple[str, ...]) -> dic
     q, k, v = (given[name] for name in "qkv")
     s, initial, dstate = setting(**given), initial_of(given), None
     if given.get("return_state"):
-        lead, widths = state_axes(given), _widths(k, v)
+        lead, widths = axes_of_state(given), _widths(k, v)
         dS, dz = (_or_zero(given.get(f"d{name}"), q, (*lead, *width)) for name, width in widths.items())
         dstate = (placed(dS, 2, s.a.shared), placed(dz, 1, s.a.shared))
         s = s.of_valid_keys()
@@ -88,17 +79,15 @@ def _backward(op: str, given: Given, do: Tensor, wanted: tuple[str, ...]) -> dic
         return {name: given[name].new_zeros(given[name].shape) for name in wanted}
     s = s._replace(exact=initial is not None)  # whose gradients are float32
     shapes = {
-        "q": (*s.a.leading, s.a.queries, s.a.d),
-        "k": (*s.held_leading, s.a.keys, s.a.d),
-        "v": (*s.held_leading, s.a.keys, s.a.e),
+        "q": s.a.shape_of("q"),
+        "k": (*s.plan.held_leading, s.a.keys, s.a.d),
+        "v": (*s.plan.held_leading, s.a.keys, s.a.e),
     }
-    grads = {name: triton_launch.room_for(given[name], shapes[name], False) for name in shapes}
+    grads = {name: launch.room_like(given[name], shapes[name]) for name in shapes}
     if initial is not None:
-        grads[INITIAL[0]] = q.new_empty((*s.held_leading, s.a.d, s.a.e), dtype=torch.float32)
-        grads[INITIAL[1]] = q.new_empty((*s.held_leading, s.a.d), dtype=torch.float32)
-    with torch.cuda.device_of(q):
-        for launch in Call(q, k, v, s).backward(do, grads, initial, dstate):
-            launch()
+        grads[INITIAL[0]] = q.new_empty((*s.plan.held_leading, s.a.d, s.a.e), dtype=torch.float32)
+        grads[INITIAL[1]] = q.new_empty((*s.plan.held_leading, s.a.d), dtype=torch.float32)
+    launch.run(q, Call(q, k, v, s).backward(do, grads, initial, dstate))
     return {name: _reduced(grads[name], s, name, given[name]) for name in wanted}
 
 
@@ -110,9 +99,9 @@ def _reduced(grad: Tensor, s: Setting, name: str, like: Tensor) -> Tensor:
     """A gradient summed over the query heads of a group and over broadcast axes, rounded once."""
     if name == INITIAL[1]:
         return _reduced(grad[..., None], s, "", like[..., None])[..., 0]
-    if name != "q" and s.members < s.a.groups:
+    if name != "q" and s.plan.members < s.a.groups:
         grad = grad.unflatten(-3, (-1, s.a.groups)).sum(-3)
-    return triton_launch.reduced_to(grad, s.a, like)
+    return launch.reduced_to(grad, s.a, like)
 
 
 CUSTOM = register("triton_linear", _forward, _backward, ("q", "k", "v", *INITIAL), _outputs)
@@ -147,7 +136,7 @@ def pull(q: Tensor, k: Tensor, v: Tensor, do: Tensor, dstate: Any = None, **opti
     op = f"{OP}_vjp"
     given = _given(op, q, k, v, **options)
     if dstate is not None:
-        states.check_parts(op, "dstate", dstate, q, _widths(k, v), state_axes(given), True)
+        states.check_parts(op, "dstate", dstate, q, _widths(k, v), axes_of_state(given), True)
         given |= {"return_state": True, "dS": dstate[0], "dz": dstate[1]}
     grads: dict[str, Any] = CUSTOM.pull(OP, do, **given)
     if INITIAL[0] in grads:

@@ -6,14 +6,14 @@ the states again, then 1/den and do·num of every query, then dq in order and dk
 A state that is returned has sums of its own: it has keys that no query sees, and is float32 whatever the inputs are.
 """
 
-import math
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from attnkit.backends.torch.triton import launch as triton_launch
-from attnkit.backends.torch.triton.launch import Launch, Layout, View
+from attnkit.backends.torch.triton import launch
+from attnkit.backends.torch.triton.launch import Launch, View
+from attnkit.kernels.plan import Layout, Linear, blocks_of, layout, linear_plan
 
 PROGRAMS = 512  # that a launch should have: heads are divided into segments until there are as many
 FEWEST = 4  # chunks of a segment
@@ -26,65 +26,51 @@ State = tuple[Tensor, Tensor]
 
 
 class Setting(NamedTuple):
-    """A call as the kernels take it."""
+    """A call as the kernels take it: its plan, and tensors that say which tokens take part."""
 
-    a: Layout
+    plan: Linear
     feature_map: str
-    normalize: bool
-    eps: float
-    scale: float
-    causal: bool
-    shift: int  # query i sees the keys j <= i + shift
-    stop: int  # keys from here on are seen by no query
-    members: int  # query heads that share a state: all of a group, unless each has masks of its own
     key_mask: Tensor | None  # (..., S)
     firsts: Tensor | None  # (...): the keys that are seen are among firsts <= j < stops
     stops: Tensor | None
     query_mask: Tensor | None  # (..., L)
-    valid: tuple[int, Tensor | None]  # stop and stops of the keys that go into a state, seen or not
+    valid_stops: Tensor | None  # stops of the keys that go into a state, seen or not
     stateful: bool  # a state came first
     packed: tuple[Tensor, Tensor, Tensor, int, int | None] | None  # of `attnkit.kernels.triton.linear`
     exact: bool = False  # products keep the digits of float32
 
+    @property
+    def a(self) -> Layout:
+        return self.plan.layout
+
     def of_valid_keys(self) -> "Setting":
         """The same where keys that no query sees have gradients, for they are in a state."""
-        return self._replace(stop=self.valid[0], stops=self.valid[1])
+        return self._replace(plan=self.plan._replace(stop=self.plan.valid), stops=self.valid_stops)
 
     def of_keys_alone(self, leading: tuple[int, ...]) -> "Setting":
         """The sums over valid keys for a state with these leading axes."""
-        heads = leading[-1] if leading else 1
-        a = self.a._replace(
-            leading=leading, shared=leading, items=math.prod(leading[:-1]), heads=heads, groups=1, queries=0
-        )
-        alone = self.of_valid_keys()._replace(a=a, causal=False, shift=0, members=1, query_mask=None)
-        return alone._replace(stateful=False, exact=True)
+        a, alone = self.a, self.of_valid_keys()
+        a = layout((*leading, 0, a.d), (*leading, a.keys, a.d), (*leading, a.keys, a.e), sequences=a.sequences)
+        plan = alone.plan._replace(layout=a, causal=False, shift=0, members=1)
+        return alone._replace(plan=plan, query_mask=None, stateful=False, exact=True)
 
     def masks(self) -> tuple[View, ...]:
         """masks of `attnkit.kernels.triton.linear`."""
         leading = self.a.leading
         return (
-            triton_launch.view_of(self.key_mask, leading, self.a.keys),
-            triton_launch.view_of(self.firsts, leading),
-            triton_launch.view_of(self.stops, leading),
-            triton_launch.view_of(self.query_mask, leading, self.a.queries),
+            launch.view_of(self.key_mask, leading, self.a.keys),
+            launch.view_of(self.firsts, leading),
+            launch.view_of(self.stops, leading),
+            launch.view_of(self.query_mask, leading, self.a.queries),
         )
 
     @property
     def limits(self) -> tuple[int | None, ...]:
-        return self.a.queries, self.a.keys, self.stop, self.shift, 1 if self.stateful else None
+        return self.a.queries, self.a.keys, self.plan.stop, self.plan.shift, 1 if self.stateful else None
 
     @property
     def heads(self) -> tuple[int, int, int]:
-        return self.a.heads, self.a.groups, self.members
-
-    @property
-    def held(self) -> int:
-        """How many states an item has, one for each head of k or of q."""
-        return self.a.heads // self.members
-
-    @property
-    def held_leading(self) -> tuple[int, ...]:
-        return (*self.a.leading[:-1], self.held) if self.a.leading else ()
+        return self.a.heads, self.a.groups, self.plan.members
 
 
 def setting(
@@ -93,44 +79,28 @@ def setting(
     v: Tensor,
     *,
     feature_map: str = "elu_plus_one",
-    normalize: bool | None = None,
-    eps: float = 1e-6,
-    scale: float | None = None,
-    causal: Any = False,
     mask: Tensor | None = None,
     key_lengths: Any = None,
     query_mask: Tensor | None = None,
-    enable_gqa: bool = False,
     initial_S: Tensor | None = None,
     edges_q: Tensor | None = None,
     edges_k: Tensor | None = None,
     **others: Any,
 ) -> Setting:
     """The options of linear_attention; with edges sequences are packed, and causality counts within each."""
-    a = triton_launch.layout_of(q, k, v, enable_gqa, 0 if edges_q is None else edges_q.shape[0] - 1)
-    packed = None if edges_q is None or edges_k is None else _packed(edges_q, edges_k, causal is True)
-    shift = a.keys - a.queries if causal is True and packed is None else 0
-    own_stop = a.keys
-    if key_lengths is not None and not isinstance(key_lengths, Tensor):
-        own_stop, key_lengths = min(own_stop, int(key_lengths)), None
-    valid = (own_stop, key_lengths)
-    stop = min(own_stop, a.queries + shift if causal else own_stop if a.queries else 0)
-    key_mask = mask.squeeze(-2) if mask is not None and mask.ndim > 1 else mask
-    own = [key_mask is not None and key_mask.ndim > 1 and key_mask.shape[-2] > 1]
-    own += [key_lengths is not None and key_lengths.ndim > 0 and key_lengths.shape[-1] > 1]
-    own += [query_mask is not None and query_mask.ndim > 1 and query_mask.shape[-2] > 1]
+    packed = None
+    if edges_q is not None and edges_k is not None:
+        packed = _packed(edges_q, edges_k, others.get("causal") is True)
+    seeing = {"mask": mask, "key_lengths": key_lengths, "query_mask": query_mask}
+    plan = linear_plan(q, k, v, {**others, **seeing, "feature_map": feature_map}, packed[3] if packed else None)
+    a, valid = plan.layout, key_lengths if isinstance(key_lengths, Tensor) else None
+    key_mask, stops = mask.squeeze(-2) if mask is not None and mask.ndim > 1 else mask, valid
     firsts = None if key_mask is None else first_true(key_mask, a.keys)
     if query_mask is not None:
         reached = a.queries - first_true(query_mask.flip(-1), a.queries)  # behind the last query that takes part
-        reached = reached + shift if causal else torch.where(reached > 0, a.keys, 0)
-        key_lengths = reached if key_lengths is None else torch.minimum(key_lengths, reached)
-    divides = feature_map != "identity" if normalize is None else normalize
-    members = 1 if any(own) else a.groups
-    factor = 1.0 if scale is None else float(scale)
-    return Setting(
-        a, feature_map, divides, float(eps), factor, bool(causal), shift, stop, members,
-        key_mask, firsts, key_lengths, query_mask, valid, initial_S is not None, packed,
-    )  # fmt: skip
+        reached = reached + plan.shift if plan.causal else torch.where(reached > 0, a.keys, 0)
+        stops = reached if valid is None else torch.minimum(valid, reached)
+    return Setting(plan, feature_map, key_mask, firsts, stops, query_mask, valid, initial_S is not None, packed)
 
 
 def _packed(edges_q: Tensor, edges_k: Tensor, shifted: bool) -> tuple[Tensor, Tensor, Tensor, int, int | None]:
@@ -161,23 +131,18 @@ class Span(NamedTuple):
     packed: tuple[Tensor, Tensor, Tensor, int, int | None] | None
 
 
-def blocks(n: int, size: int) -> int:
-    """How many blocks of a size hold n."""
-    return -(-n // size)
-
-
 def span(s: Setting, tokens: int) -> Span:
     """Positions (`tokens` of them where there is no order) divided so that all heads together keep a GPU busy."""
     from attnkit.kernels.triton.linear_blocks import UNIT
 
-    start = min(0, s.shift)
-    end = max(s.a.keys, s.a.queries + s.shift) if s.causal else tokens
+    start, end = s.plan.positions
+    end = end if s.plan.causal else tokens
     if s.packed is not None:
         end = s.a.queries + s.a.keys  # at most: the edges of sequences are not read
-    units = max(1, blocks(end - start, UNIT))
-    segments = max(1, min(blocks(PROGRAMS, max(1, s.a.items * s.held)), units // FEWEST))
-    size = blocks(units, segments)
-    return Span(blocks(units, size) + s.a.sequences, size * UNIT, start, end, s.packed)
+    units = max(1, blocks_of(end - start, UNIT))
+    segments = max(1, min(blocks_of(PROGRAMS, max(1, s.a.items * s.plan.held)), units // FEWEST))
+    size = blocks_of(units, segments)
+    return Span(blocks_of(units, size) + s.a.sequences, size * UNIT, start, end, s.packed)
 
 
 def constants(kernel: Any, q: Tensor, s: Setting, by_values: bool) -> dict[str, Any]:
@@ -188,12 +153,12 @@ def constants(kernel: Any, q: Tensor, s: Setting, by_values: bool) -> dict[str, 
 
     D, E = padded(s.a.d), padded(s.a.e)
     phi, slope = FEATURE_MAPS[s.feature_map]
-    found = {"PHI": phi, "SLOPE": slope, "CAUSAL": s.causal, "NORMALIZE": s.normalize}
+    found = {"PHI": phi, "SLOPE": slope, "CAUSAL": s.plan.causal, "NORMALIZE": s.plan.normalize}
     found |= {"d": s.a.d, "e": s.a.e, "D": D, "E": E}
     dtype = "float32" if s.exact else str(q.dtype).removeprefix("torch.")
     found |= dict(zip(("OPERAND", "PRECISION"), PRODUCTS[dtype], strict=True))
     kind = "sums" if kernel.__name__ in SUMS else "sweep"
-    capability = triton_launch.capability(q.device)
+    capability = launch.capability(q.device)
     chosen = tile(kind, dtype, capability, *((D, E) if by_values else (E, D)))
     found |= {"CHUNK": chosen.CHUNK, "BLOCK": chosen.BLOCK}
     found = {name: value for name, value in found.items() if name in kernel.arg_names}
@@ -205,9 +170,7 @@ class Call:
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, s: Setting) -> None:
         self.s, self.like = s, q
-        self.q = s.a.view(q, s.a.leading, s.a.queries, s.a.d)
-        self.k = s.a.view(k, s.a.shared, s.a.keys, s.a.d)
-        self.v = s.a.view(v, s.a.shared, s.a.keys, s.a.e)
+        self.q, self.k, self.v = (launch.view(s.a, name, x) for name, x in zip("qkv", (q, k, v), strict=True))
 
     def room(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.float32, device=self.like.device)
@@ -221,8 +184,8 @@ class Call:
 
         kernel, s = getattr(linear, name), self.s
         chosen = constants(kernel, self.like, s, by_values)
-        parts = blocks(s.a.e if by_values else s.a.d, chosen["BLOCK"])
-        programs = parts * steps.segments * (s.held if by_states else s.a.heads) * s.a.items
+        parts = blocks_of(s.a.e if by_values else s.a.d, chosen["BLOCK"])
+        programs = parts * steps.segments * (s.plan.held if by_states else s.a.heads) * s.a.items
         return Launch(kernel, programs, (*arguments, s.heads, tuple(steps), parts), chosen)
 
     def states(
@@ -235,20 +198,26 @@ class Call:
         from attnkit.kernels.triton import linear
 
         s, steps = self.s, span(self.s, tokens)
-        alone, plain = s.causal and steps.segments == 1 and final is None, initial is None and final is None
+        alone, plain = s.plan.causal and steps.segments == 1 and final is None, initial is None and final is None
         if alone and plain:
             return None, []
-        size, numbers = s.a.d * s.a.e + s.a.d, s.a.items * s.held
+        size, numbers = s.a.d * s.a.e + s.a.d, s.a.items * s.plan.held
         states = (self.room(numbers, steps.segments, size), steps.segments)
-        settings = (s.masks(), s.limits) if name == "key_sums" else (s.masks(), s.limits, s.scale)
+        settings = (s.masks(), s.limits) if name == "key_sums" else (s.masks(), s.limits, s.plan.scale)
         made = []
         if alone:
             states[0].zero_()  # nobody asks for the sums of the only segment
         else:
             made.append(self.launch(name, steps, True, True, *inputs, states, *settings))
         if steps.segments > 1 or not plain:
-            parts = blocks(size, ELEMENTS)
-            flags = {"CAUSAL": s.causal, "REVERSE": name == "query_sums", "BLOCK": ELEMENTS, "d": s.a.d, "e": s.a.e}
+            parts = blocks_of(size, ELEMENTS)
+            flags = {
+                "CAUSAL": s.plan.causal,
+                "REVERSE": name == "query_sums",
+                "BLOCK": ELEMENTS,
+                "d": s.a.d,
+                "e": s.a.e,
+            }
             arguments = (states, self.parts(initial), final, s.heads, tuple(steps), parts)
             sums = parts * numbers * max(1, s.a.sequences)
             made.append(Launch(linear.running, sums, arguments, flags))
@@ -259,19 +228,20 @@ class Call:
         if state is None:
             return None
         a, (S, z) = self.s.a, state
-        return a.view(S, a.shared, a.d, a.e), a.view(z, a.shared, a.d)
+        return self.view(S, a.shared, a.d, a.e), self.view(z, a.shared, a.d)
+
+    def view(self, x: Tensor, leading: tuple[int, ...], *rest: int) -> View:
+        return launch.by_sequence(self.s.a, launch.view_of(x, leading, *rest))
 
     def outputs(self, o: View, do: View, rows: Any, states: Any) -> Launch:
         s = self.s
-        arguments = (self.q, self.k, self.v, o, do, rows, states, s.masks(), s.limits, s.scale, s.eps)
+        arguments = (self.q, self.k, self.v, o, do, rows, states, s.masks(), s.limits, s.plan.scale, s.plan.eps)
         return self.launch("outputs", span(s, s.a.queries), True, False, *arguments)
 
     def forward(self, o: Tensor, initial: State | None) -> list[Launch]:
         """What computes o."""
         states, made = self.states("key_sums", self.s.a.keys, (self.k, self.v), initial)
-        a = self.s.a
-        view = a.view(o, a.leading, a.queries, a.e)
-        return [*made, self.outputs(view, None, None, states)]
+        return [*made, self.outputs(launch.view(self.s.a, "o", o), None, None, states)]
 
     def kept(self, initial: State | None, final: State) -> list[Launch]:
         """What computes the state that is returned; the setting is one of keys alone."""
@@ -282,10 +252,12 @@ class Call:
         from attnkit.kernels.triton import linear
 
         a = self.s.a
-        if not self.s.normalize:
+        if not self.s.plan.normalize:
             return (None, None, 0, 0), []
-        parts = blocks(a.e, constants(linear.outputs, self.like, self.s, True)["BLOCK"])
-        views = (a.view(self.room(a.items, n, a.queries), (a.items, n), a.queries) for n in (a.heads, parts * a.heads))
+        parts = blocks_of(a.e, constants(linear.outputs, self.like, self.s, True)["BLOCK"])
+        views = (
+            self.view(self.room(a.items, n, a.queries), (a.items, n), a.queries) for n in (a.heads, parts * a.heads)
+        )
         rows = (*views, a.heads, parts)
         return rows, [self.outputs(None, do, rows, states)]
 
@@ -294,24 +266,24 @@ class Call:
     ) -> list[Launch]:
         """What computes those of dq, dk, dv, and the gradients of the initial state that are in `grads`."""
         s, a = self.s, self.s.a
-        settings = (s.masks(), s.limits, s.scale)
-        pulled = a.view(do, a.leading, a.queries, a.e)
+        settings = (s.masks(), s.limits, s.plan.scale)
+        pulled = launch.view(a, "o", do)
         keyed, made = self.states("key_sums", a.keys, (self.k, self.v), initial)
         rows, more = self.rows(pulled, keyed)
         made += more
         if "q" in grads:
-            dq = a.view(grads["q"], a.leading, a.queries, a.d)
+            dq = launch.view(a, "q", grads["q"])
             arguments: tuple[Any, ...] = (self.q, self.k, self.v, pulled, dq, rows, keyed, *settings)
             made.append(self.launch("gradient_queries", span(s, a.queries), False, False, *arguments))
         final = None if initial is None else (grads["initial_S"], grads["initial_z"])
         queried, more = self.states("query_sums", a.queries, (self.q, pulled, rows), dstate, final)
         made += more
         if "k" in grads:
-            dk = a.view(grads["k"], s.held_leading, a.keys, a.d)
+            dk = self.view(grads["k"], s.plan.held_leading, a.keys, a.d)
             arguments = (self.q, self.k, self.v, pulled, dk, rows, queried, *settings)
             made.append(self.launch("gradient_keys", span(s, a.keys), False, True, *arguments))
         if "v" in grads:
-            dv = a.view(grads["v"], s.held_leading, a.keys, a.e)
+            dv = self.view(grads["v"], s.plan.held_leading, a.keys, a.e)
             arguments = (self.q, self.k, pulled, dv, rows, queried, *settings)
             made.append(self.launch("gradient_values", span(s, a.keys), True, True, *arguments))
         return made

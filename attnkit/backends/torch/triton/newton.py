@@ -12,8 +12,7 @@ from torch import Tensor
 
 from attnkit._core.dispatch import Kernel, namespace
 from attnkit.backends.torch.custom import Given, Outputs, register
-from attnkit.backends.torch.triton import launch as triton_launch
-from attnkit.backends.torch.triton import pointwise
+from attnkit.backends.torch.triton import launch, pointwise
 from attnkit.backends.torch.triton.launch import Launch, View
 from attnkit.kernels.triton.blocks import padded
 from attnkit.kernels.triton.newton_blocks import LARGEST, constants
@@ -47,12 +46,12 @@ class Call(NamedTuple):
         return self.a.shape[-1]
 
     def view(self, x: Tensor) -> View:
-        return triton_launch.view_of(x, self.leading, self.m, self.m)
+        return launch.view_of(x, self.leading, self.m, self.m)
 
     def factors(self) -> tuple[Any, ...]:
         """`factor` of `attnkit.kernels.triton.newton`."""
         if isinstance(self.init_scale, Tensor):
-            return None, triton_launch.view_of(self.init_scale, self.leading)
+            return None, launch.view_of(self.init_scale, self.leading)
         return float(self.init_scale), None
 
     def room(self, several: int) -> Tensor:
@@ -63,12 +62,12 @@ class Call(NamedTuple):
     def launch(self, name: str, *arguments: Any, **flags: Any) -> Launch:
         from attnkit.kernels.triton import newton
 
-        chosen = constants(name, self.m, triton_launch.capability(self.a.device))
+        chosen = constants(name, self.m, launch.capability(self.a.device))
         return Launch(getattr(newton, name), self.matrices, (*arguments, self.heads), {**chosen, **flags})
 
     def inverse(self, x: Tensor | None, found: Tensor | None, keeps: bool) -> Launch:
         """What writes X_T into x and `found`, or all of X_0 .. X_T into the latter."""
-        held = constants("inverse", self.m, triton_launch.capability(self.a.device))["HELD"]
+        held = constants("inverse", self.m, launch.capability(self.a.device))["HELD"]
         found, scratch = (found, None) if held else (self.room(1) if found is None else found, self.room(2))
         written = None if x is None else self.view(x)
         arguments = (self.view(self.a), self.factors(), written, found, scratch, self.steps)
@@ -114,8 +113,7 @@ def _forward(op: str, given: Given) -> list[Tensor]:
     x = torch.empty(c.a.shape, dtype=torch.float32, device=c.a.device)
     found = c.room(c.steps + 1) if c.keeps else None
     if x.numel():
-        with torch.cuda.device_of(x):
-            c.inverse(x, found, c.keeps)()
+        launch.run(x, [c.inverse(x, found, c.keeps)])
     if found is None:
         return [x]
     return [x, found[..., : c.m, : c.m].reshape(*c.leading, c.steps + 1, c.m, c.m).clone()]
@@ -128,9 +126,7 @@ def _backward(op: str, given: Given, dx: Tensor, wanted: tuple[str, ...]) -> dic
     if isinstance(c.init_scale, Tensor):
         dfactors = torch.zeros(c.leading, dtype=torch.float32, device=c.a.device)
     if da.numel():
-        with torch.cuda.device_of(da):
-            for launch in c.backward(dx, da, dfactors):
-                launch()
+        launch.run(da, c.backward(dx, da, dfactors))
     grads = {"a": da}
     if dfactors is not None:
         grads["init_scale"] = dfactors.sum_to_size(c.init_scale.shape).to(c.init_scale.dtype)

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from attnkit._core.dispatch import Kernel
 from attnkit.backends.torch.custom import Given, Outputs, only_o, register
-from attnkit.backends.torch.triton import launch as triton_launch
-from attnkit.backends.torch.triton import pointwise
-from attnkit.backends.torch.triton.launch import Launch, Layout, Setting, View, blocks_of
+from attnkit.backends.torch.triton import launch, pointwise
+from attnkit.backends.torch.triton.launch import Launch, View, by_sequence, view, view_of
+from attnkit.kernels.plan import Layout, blocks_of
 
 DIFFERENTIABLE = ("q", "k", "v", "bias")
 EXACT = {2.0: "sparsemax", 1.5: "entmax15"}
@@ -24,15 +24,19 @@ EXACT = {2.0: "sparsemax", 1.5: "entmax15"}
 class Call(NamedTuple):
     """A call as the kernels take it."""
 
-    a: Layout
-    s: Setting
+    of_pairs: launch.Call
     normaliser: str
     above: float | None  # α - 1, None for softmax
 
     @property
+    def a(self) -> Layout:
+        return self.of_pairs.plan.layout
+
+    @property
     def numbers(self) -> tuple[float | None, ...]:
         """numbers of `attnkit.kernels.triton.rows`."""
-        return self.s.scale, self.s.gain, self.above, None if self.above is None else 1.0 / self.above
+        n = self.of_pairs.plan.numbers
+        return n.scale, n.gain, self.above, None if self.above is None else 1.0 / self.above
 
     @property
     def steps(self) -> int:
@@ -45,22 +49,18 @@ def alpha_of(op: str, given: Given) -> float:
     return float(given.get("alpha", 1.0 if op == "softmax_attention" else 1.5))
 
 
-def row_numbers(a: Layout, alpha: float) -> tuple[int, ...]:
-    """The shape of top, τ, c and 1/Σ, or of the first and the last."""
-    return (2 if alpha == 1.0 else 4), a.items, a.heads, a.queries
+def row_numbers(leading: tuple[int, ...], queries: int, alpha: float) -> tuple[int, ...]:
+    """The shape of top, τ, c and 1/Σ, or of the first and the last: (2 or 4, items, heads, L)."""
+    return (2 if alpha == 1.0 else 4), math.prod(leading[:-1]), leading[-1] if leading else 1, queries
 
 
 def call_of(op: str, given: Given) -> Call:
     """The options of softmax_attention or entmax_attention."""
-    options = dict(given)
-    q, k, v = (options.pop(name) for name in "qkv")
     alpha = alpha_of(op, given)
-    options = {name: value for name, value in options.items() if name not in ("alpha", "return_lse")}
-    s = pointwise.setting(q, k, activation="identity", alpha=0.0, **options)
-    a = triton_launch.layout_of(q, k, v, s.enable_gqa, s.sequences)
+    of_pairs = launch.call_of(**{**given, "activation": "identity", "alpha": 0.0})
     if alpha == 1.0:
-        return Call(a, s, "softmax", None)
-    return Call(a, s, EXACT.get(alpha, "entmax"), alpha - 1.0)
+        return Call(of_pairs, "softmax", None)
+    return Call(of_pairs, EXACT.get(alpha, "entmax"), alpha - 1.0)
 
 
 # ---------------------------------------------------------------------------------------------- launches
@@ -68,10 +68,10 @@ def call_of(op: str, given: Given) -> Call:
 
 def _of_rows(a: Layout, x: Tensor) -> View:
     """A view of numbers (items, heads, L)."""
-    return a.view(x, (a.items, a.heads), a.queries)
+    return by_sequence(a, view_of(x, (a.items, a.heads), a.queries))
 
 
-def _found(a: Layout, rows: Tensor) -> tuple[View, ...]:
+def _views(a: Layout, rows: Tensor) -> tuple[View, ...]:
     """top, τ, c and 1/Σ as views."""
     if rows.shape[0] == 2:
         return _of_rows(a, rows[0]), None, None, _of_rows(a, rows[1])
@@ -91,7 +91,7 @@ def _sizes(name: str, q: Tensor, call: Call) -> dict[str, Any] | None:
     from attnkit.kernels.triton import rows_blocks
     from attnkit.kernels.triton.blocks import padded, with_pairs
 
-    a, bits, capability = call.a, q.dtype.itemsize * 8, triton_launch.capability(q.device)
+    a, bits, capability = call.a, q.dtype.itemsize * 8, launch.capability(q.device)
     if name.endswith("_resident"):
         kind = "forward_power" if name == "forward_resident" and call.normaliser == "entmax" else name
         sizes = rows_blocks.resident(kind, bits, a.d, a.e, a.keys, capability)
@@ -99,14 +99,14 @@ def _sizes(name: str, q: Tensor, call: Call) -> dict[str, Any] | None:
             return None
     else:
         sizes = rows_blocks.tile("backward_tiled" if name == "backward_bias" else name, bits, a.d, a.e, capability)
-        sizes = with_pairs(sizes, sum(x.element_size() for x in call.s[:3] if x is not None))
+        sizes = with_pairs(sizes, launch.bytes_of_pairs(call.of_pairs))
     widths = {"d": a.d, "e": a.e, "D": padded(a.d), "E": padded(a.e)}
     return widths | sizes._asdict() | {"PRECISION": "tf32x3" if q.dtype == torch.float32 else "ieee"}
 
 
 def _tuples(call: Call) -> tuple[Any, ...]:
     """pairs, rows, limits and numbers."""
-    pairs, rows, limits, _ = triton_launch.kernel_tuples(call.a, call.s, triton_launch.Rows())
+    pairs, rows, limits, _ = launch.kernel_tuples(call.of_pairs, launch.Rows())
     return pairs, rows[:2], limits, call.numbers
 
 
@@ -123,13 +123,8 @@ def forward_launch(
         sizes = _sizes(name, q, call)
     assert sizes is not None
     kernel = getattr(kernels, name)
-    views = (
-        a.view(q, a.leading, a.queries, a.d),
-        a.view(k, a.shared, a.keys, a.d),
-        a.view(v, a.shared, a.keys, a.e),
-        a.view(o, a.leading, a.queries, a.e),
-    )
-    arguments = (*views, _found(a, rows), a.view(lse, a.leading, a.queries), *_tuples(call), a.heads, a.groups)
+    views = (view(a, "q", q), view(a, "k", k), view(a, "v", v), view(a, "o", o))
+    arguments = (*views, _views(a, rows), view(a, "rows", lse), *_tuples(call), a.heads, a.groups)
     programs = a.blocks(a.queries, sizes["ROWS"]) * a.heads * a.items
     return Launch(kernel, programs, (*arguments, call.steps), _functions(kernel, call) | sizes)
 
@@ -148,51 +143,36 @@ def backward_launches(
     from attnkit.kernels.triton import rows as kernels
 
     a = call.a
-    inputs = (
-        a.view(q, a.leading, a.queries, a.d),
-        a.view(k, a.shared, a.keys, a.d),
-        a.view(v, a.shared, a.keys, a.e),
-        a.view(do, a.leading, a.queries, a.e),
-    )
+    inputs = (view(a, "q", q), view(a, "k", k), view(a, "v", v), view(a, "o", do))
     delta = torch.empty_like(rows[0])
-    shared = (_found(a, rows), _of_rows(a, delta))
+    shared = (_views(a, rows), _of_rows(a, delta))
     tuples = _tuples(call)
 
-    def launch(name: str, programs: Any, *arguments: Any) -> Launch:
+    def made(name: str, programs: Any, *arguments: Any) -> Launch:
         kernel, sizes = getattr(kernels, name), _sizes(name, q, call)
         assert sizes is not None
         return Launch(kernel, programs(sizes["ROWS"], sizes["KEYS"]), arguments, _functions(kernel, call) | sizes)
 
-    dq = a.view(grads.get("q"), a.leading, a.queries, a.d)
-    arguments: tuple[Any, ...] = (*inputs, dq, *shared, a.view(dlse, a.leading, a.queries), *tuples, a.heads, a.groups)
+    dq = view(a, "q", grads.get("q"))
+    arguments: tuple[Any, ...] = (*inputs, dq, *shared, view(a, "rows", dlse), *tuples, a.heads, a.groups)
     name = "backward_tiled" if _sizes("backward_resident", q, call) is None else "backward_resident"
-    made = [launch(name, lambda size, keys: a.blocks(a.queries, size) * a.heads * a.items, *arguments)]
+    launches = [made(name, lambda size, keys: a.blocks(a.queries, size) * a.heads * a.items, *arguments)]
     if "k" in grads:
-        dk, dv = a.view(grads["k"], a.shared, a.keys, a.d), a.view(grads["v"], a.shared, a.keys, a.e)
+        dk, dv = view(a, "k", grads["k"]), view(a, "v", grads["v"])
         arguments = (*inputs, dk, dv, *shared, *tuples, a.keys, a.kv_heads, a.groups)
         programs = a.kv_heads * a.items
-        made.append(launch("backward_keys", lambda size, keys: a.blocks(a.keys, keys) * programs, *arguments))
+        launches.append(made("backward_keys", lambda size, keys: a.blocks(a.keys, keys) * programs, *arguments))
     if "bias" in grads:
         dbias = grads["bias"]
         items, heads = dbias.shape[:2]
-        arguments = (
-            *inputs,
-            (dbias, *dbias.stride()),
-            *shared,
-            *tuples,
-            a.keys,
-            a.items,
-            a.heads,
-            a.groups,
-            items,
-            heads,
-        )
+        sizes = (a.keys, a.items, a.heads, a.groups, items, heads)
+        arguments = (*inputs, (dbias, *dbias.stride()), *shared, *tuples, *sizes)
 
         def tiles(size: int, keys: int) -> int:
             return blocks_of(a.queries, size) * blocks_of(a.keys, keys) * heads * items
 
-        made.append(launch("backward_bias", tiles, *arguments))
-    return made
+        launches.append(made("backward_bias", tiles, *arguments))
+    return launches
 
 
 # ---------------------------------------------------------------------------------------------- the custom ops
@@ -200,20 +180,20 @@ def backward_launches(
 
 def _outputs(op: str, given: Given) -> Outputs:
     """o, lse where it is wanted, and the numbers of rows."""
-    a = triton_launch.layout_of(given["q"], given["k"], given["v"], bool(given.get("enable_gqa")))
-    lse = {"lse": ((*a.leading, a.queries), torch.float32)} if given.get("return_lse") else {}
-    return only_o(op, given) | lse | {"rows": (row_numbers(a, alpha_of(op, given)), torch.float32)}
+    o = only_o(op, given)
+    (*leading, queries, _), _ = o["o"]
+    lse = {"lse": ((*leading, queries), torch.float32)} if given.get("return_lse") else {}
+    return o | lse | {"rows": (row_numbers((*leading,), queries, alpha_of(op, given)), torch.float32)}
 
 
 def _forward(op: str, given: Given) -> list[Tensor]:
     q, k, v = (given[name] for name in "qkv")
     call = call_of(op, given)
-    found = {name: q.new_empty(shape, dtype=dtype) for name, (shape, dtype) in _outputs(op, given).items()}
+    made = {name: q.new_empty(shape, dtype=dtype) for name, (shape, dtype) in _outputs(op, given).items()}
     if not call.a.keys:
-        return [x.fill_(-math.inf if name == "lse" else 0.0) for name, x in found.items()]
-    with torch.cuda.device_of(q):
-        forward_launch(q, k, v, found["o"], found.get("lse"), found["rows"], call)()
-    return list(found.values())
+        return [x.fill_(-math.inf if name == "lse" else 0.0) for name, x in made.items()]
+    launch.run(q, [forward_launch(q, k, v, made["o"], made.get("lse"), made["rows"], call)])
+    return list(made.values())
 
 
 def _backward(op: str, given: Given, do: Tensor, wanted: tuple[str, ...]) -> dict[str, Tensor]:
@@ -222,24 +202,16 @@ def _backward(op: str, given: Given, do: Tensor, wanted: tuple[str, ...]) -> dic
     like = {name: given[name] for name in DIFFERENTIABLE if name in given}
     q, k, v = (given[name] for name in "qkv")
     call = call_of(op, given)
-    a = call.a
+    a, launches = call.a, []
     if not a.keys or not a.queries * a.heads * a.items:
         return {name: like[name].new_zeros(like[name].shape) for name in wanted}
-    shapes = {
-        "q": (*a.leading, a.queries, a.d),
-        "k": (*a.shared, a.keys, a.d),
-        "v": (*a.shared, a.keys, a.e),
-        "bias": triton_launch.bias_shape(a, call.s.bias),
-    }
     computed = {*wanted, "k", "v"} if {"k", "v"} & {*wanted} else {*wanted}
-    grads = {name: triton_launch.room_for(like[name], shapes[name], name == "bias") for name in computed}
-    with torch.cuda.device_of(q):
-        if rows is None:
-            rows = q.new_empty(row_numbers(a, alpha_of(op, given)), dtype=torch.float32)
-            forward_launch(q, k, v, None, None, rows, call)()
-        for launch in backward_launches(q, k, v, do, dlse, rows, grads, call):
-            launch()
-    return {name: triton_launch.reduced_to(grads[name], a, like[name]) for name in wanted}
+    grads = {name: launch.room_for(call.of_pairs.plan, name, like[name]) for name in computed}
+    if rows is None:
+        rows = q.new_empty(row_numbers(a.leading, a.queries, alpha_of(op, given)), dtype=torch.float32)
+        launches.append(forward_launch(q, k, v, None, None, rows, call))
+    launch.run(q, [*launches, *backward_launches(q, k, v, do, dlse, rows, grads, call)])
+    return {name: launch.reduced_to(grads[name], a, like[name]) for name in wanted}
 
 
 CUSTOM = register("triton_rows", _forward, _backward, DIFFERENTIABLE, _outputs)
