@@ -119,7 +119,8 @@ class Numbers(NamedTuple):
     gain: float  # 1/(1 - p) of dropout is part of it
     alpha: float
     log_length: bool
-    last_kept: int  # the largest word of the dropout counter that keeps a pair; 0 without dropout
+    drops: bool  # by counter
+    last_kept: int  # the largest word of the counter that keeps a pair; 0 without dropout
 
     @property
     def rows(self) -> tuple[bool, bool]:
@@ -215,8 +216,9 @@ def numbers(s: Signature, a: Layout, seen: Limits) -> Numbers:
     gain = gain / (1.0 - s.dropout)
     scale = 1.0 / math.sqrt(a.d) if s.scale is None else float(s.scale)
     moved = 0.0 if isinstance(shift, str) else float(shift)
-    word = last_kept(s.dropout) if s.dropout > 0 else 0
-    return Numbers(scale, moved, float(gain), float(alpha), isinstance(shift, str), word)
+    drops = s.dropout > 0
+    word = last_kept(s.dropout) if drops else 0
+    return Numbers(scale, moved, float(gain), float(alpha), isinstance(shift, str), drops, word)
 
 
 def same_length(s: Signature, a: Layout, seen: Limits) -> Any:

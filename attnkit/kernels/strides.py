@@ -13,6 +13,19 @@ def strides_of(shape: Sequence[int], strides: Sequence[int], wanted: Sequence[in
     return found
 
 
+def as_items(
+    shape: Sequence[int], strides: Sequence[int], leading: Sequence[int], *rest: int
+) -> tuple[int, ...] | None:
+    """Strides with which an array that broadcasts to (*leading, *rest) is read as (items, heads, *rest), heads being
+    the last leading axis; None where the others cannot be joined to one.
+    """
+    own = strides_of(shape, strides, (*leading, *rest))
+    own = own if leading else [0, *own]
+    outer = max(len(leading), 1) - 1
+    items = joined(leading[:outer], own[:outer])
+    return None if items is None else (items, *own[outer:])
+
+
 def joined(shape: Sequence[int], strides: Sequence[int]) -> int | None:
     """The stride of several axes as one, None where there is none."""
     axes = [(n, stride) for n, stride in zip(shape, strides, strict=True) if n != 1]

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from attnkit.kernels.cuda import SOURCES, pointwise
-from attnkit.kernels.cuda.launch import Launch, Tiles
+from attnkit.backends.cupy import pointwise
+from attnkit.backends.cupy.launch import Launch, Tiles
+from attnkit.kernels.cuda import SOURCES
 from attnkit_conformance.model.case import numpy_dtype
 
 from .selection import later

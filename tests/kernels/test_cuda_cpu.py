@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from attnkit import ACTIVATIONS, pointwise_attention, pointwise_attention_vjp
-from attnkit.kernels.cuda import launch, pointwise
+from attnkit.backends.cupy import launch, pointwise
 from attnkit_conformance import core
 from attnkit_conformance.adapter import Unsupported
 from attnkit_conformance.adapters.cuda_cpu import CudaOnCpu

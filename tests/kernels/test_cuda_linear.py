@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from attnkit import linear_attention, linear_attention_vjp
-from attnkit.kernels.cuda import linear
+from attnkit.backends.cupy import linear
 from attnkit_conformance import core
 from attnkit_conformance.adapters.cuda_cpu import CudaOnCpu
 from attnkit_conformance.adapters.cuda_cpu.machine import KernelFault

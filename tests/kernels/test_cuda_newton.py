@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from attnkit import newton_inverse, newton_inverse_vjp
-from attnkit.kernels.cuda import newton
+from attnkit.backends.cupy import newton
 from attnkit_conformance import core
 from attnkit_conformance.adapters.cuda_cpu import CudaOnCpu
 from attnkit_conformance.adapters.cuda_cpu.machine import Machine

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from attnkit import entmax_attention, entmax_attention_vjp, softmax_attention, softmax_attention_vjp
-from attnkit.kernels.cuda import rows
-from attnkit.kernels.cuda.launch import Launch
+from attnkit.backends.cupy import rows
+from attnkit.backends.cupy.launch import Launch
 from attnkit_conformance import core
 from attnkit_conformance.adapters.cuda_cpu import CudaOnCpu
 from attnkit_conformance.judge import judge

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from attnkit import ACTIVATIONS, row_statistics
+from attnkit.backends.cupy import statistics
 from attnkit.backends.torch.triton.launch import EXACT_ZEROS
-from attnkit.kernels.cuda import statistics
 from attnkit_conformance import core
 from attnkit_conformance.adapter import Unsupported
 from attnkit_conformance.adapters.cuda_cpu import CudaOnCpu

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import attnkit
-from attnkit.kernels.cuda.launch import Launch, Pointwise
+from attnkit.backends.cupy.launch import Launch, Pointwise
 
 pytest.importorskip("cupy", reason="cupy is not installed")
 
@@ -72,7 +72,7 @@ def test_old_devices_and_missing_cotangents_say_so() -> None:
     class Old:
         device = type("Device", (), {"compute_capability": "75", "__str__": lambda self: "<Device 0>"})()
 
-    assert gpu.unsupported_device(Old()) == "needs compute capability 8.0 or higher; the device has 7.5"
+    assert cuda.unsupported_device(Old()) == "needs compute capability 8.0 or higher; the device has 7.5"
     told = cuda.unsupported(lambda *arrays: None, 3, Old(), Old(), Old(), None)
     assert told == "no cotangent of the output was given"
 
@@ -114,7 +114,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     if reason := missing_compiler():
         pytest.skip(reason)
     library = Library()
-    monkeypatch.setattr(cuda, "Gpu", lambda: Machine(library, behind=True, descending=False))
+    monkeypatch.setattr(gpu, "Gpu", lambda: Machine(library, behind=True, descending=False))
     monkeypatch.setattr(cuda, "unsupported_device", lambda x: None)
     monkeypatch.setattr(dispatch, "kernels", lambda op, x: cupy_kernels.get(op, ()))
 

@@ -96,7 +96,8 @@ def test_dropout_is_a_word_and_part_of_the_gain() -> None:
     assert word / 2**32 < 0.75 <= (word + 1) / 2**32
     kept = kept_pairs(np, np.zeros(1), 0.25, 7, (2, 3), 200, Rows(0, 200, 200)).mean()
     assert abs(kept - (word + 1) / 2**32) < 0.01
-    assert planned(dropout=(0.0, 7)).numbers.last_kept == 0
+    assert not planned(dropout=(0.0, 7)).numbers.drops
+    assert planned(dropout=(1 - 2**-40, 7)).numbers[-2:] == (True, 0)
 
 
 def test_scale_is_that_of_the_head_size_unless_named() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from attnkit._core.activations import NAMES
-from attnkit.kernels.cuda import launch
+from attnkit.backends.cupy import launch
 from attnkit_conformance.adapters.cuda_cpu import CudaOnCpu, build
 from tests.library import tails
 

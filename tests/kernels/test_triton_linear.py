@@ -139,7 +139,9 @@ def launches(
     setting = linear_launch.setting(q, k, v, **options, initial_S=None if state is None else state[0])
     call = linear_launch.Call(q, k, v, setting)
     o = q.new_empty((*setting.a.leading, setting.a.queries, setting.a.e))
-    grads = {name: x.new_empty((*setting.held_leading, *x.shape[-2:])) for name, x in (("k", k), ("v", v))} | {"q": q}
+    grads = {name: x.new_empty((*setting.plan.held_leading, *x.shape[-2:])) for name, x in (("k", k), ("v", v))} | {
+        "q": q
+    }
     grads |= {} if state is None else {"initial_S": state[0], "initial_z": state[1]}
     forward = {launch.kernel.fn.__name__: launch for launch in call.forward(o, state)}
     backward = {launch.kernel.fn.__name__: launch for launch in call.backward(o, grads, state, state)}

@@ -8,21 +8,36 @@ from functools import partial
 from typing import Any
 
 from attnkit._core.dispatch import Kernel, namespace
-from attnkit.backends.cupy.gpu import Gpu, unsupported_device
-from attnkit.kernels.cuda import linear, newton, pointwise, rows, statistics
+from attnkit.backends.cupy import linear, newton, pointwise, rows, statistics
+from attnkit.backends.cupy.pointwise import Device
 from attnkit.ops.lowrank import newton as lowrank_newton
 from attnkit.ops.statistics import RowStatistics
 
+OLDEST = 80  # compute capability that the tensor core instructions need
 Call = Callable[..., Any]
 
 
 def on_its_device(function: Call, x: Any, *arrays: Any, **options: Any) -> Any:
     """What a function of (device, arrays) gives on the device of its first array."""
+    from attnkit.backends.cupy.gpu import Gpu  # launches can be described without CuPy
+
     with x.device:
         return function(Gpu(), x, *arrays, **options)
 
 
 # ---------------------------------------------------------------------------------------------- what is served
+
+
+def unsupported_device(x: Any) -> str | None:
+    """Why kernels do not run on the device of an array."""
+    capability = int(x.device.compute_capability)
+    if capability < OLDEST:
+        return f"needs compute capability {_dotted(OLDEST)} or higher; the device has {_dotted(capability)}"
+    return None
+
+
+def _dotted(capability: int) -> str:
+    return f"{capability // 10}.{capability % 10}"
 
 
 def unsupported(unsupported_options: Call, inputs: int, *arrays: Any, **options: Any) -> str | None:
@@ -49,12 +64,12 @@ def residuals(a: Any, iterates: list[Any]) -> Any:
     return lowrank_newton.residuals(namespace(a), a, iterates)
 
 
-def statistics_of_rows(device: Gpu, q: Any, k: Any, *, op: str, **options: Any) -> RowStatistics:
+def statistics_of_rows(device: Device, q: Any, k: Any, *, op: str, **options: Any) -> RowStatistics:
     """row_statistics."""
     return RowStatistics(**statistics.forward(device, q, k, **options))
 
 
-def both(device: Gpu, q: Any, k: Any, v: Any, *, op: str, **options: Any) -> tuple[Any, RowStatistics]:
+def both(device: Device, q: Any, k: Any, v: Any, *, op: str, **options: Any) -> tuple[Any, RowStatistics]:
     """attention_with_statistics."""
     found = statistics.forward(device, q, k, v, **options)
     return found.pop("o"), RowStatistics(**found)

@@ -1,4 +1,4 @@
-"""The GPU that CuPy sees, as the device of `attnkit.kernels.cuda`: one module per template instance and device."""
+"""The GPU that CuPy sees, as the `Device` of launches: one module per template instance and device."""
 
 import ctypes
 from functools import cache
@@ -7,10 +7,9 @@ from typing import Any
 import cupy
 import numpy
 
+from attnkit.backends.cupy.launch import Launch
 from attnkit.kernels.cuda import SOURCES
-from attnkit.kernels.cuda.launch import Launch
 
-OLDEST = 80  # compute capability that the tensor core instructions need
 PLAIN_SHARED = 48 * 1024  # bytes of shared memory that a launch may have without being asked for
 
 
@@ -35,7 +34,7 @@ def by_value(arguments: ctypes.Structure) -> numpy.ndarray:
 
 
 class Gpu:
-    """`Device` of attnkit.kernels.cuda on the current device, in the current stream."""
+    """`Device` of `attnkit.backends.cupy.pointwise` on the current device, in the current stream."""
 
     def pointer(self, x: Any) -> int:
         """Where the first element is in the memory of the device."""
@@ -54,15 +53,3 @@ class Gpu:
         kernel = compiled(launch.source, launch.name, launch.shared_bytes, cupy.cuda.Device().id)
         arguments = (by_value(launch.arguments),)
         kernel((launch.blocks,), (launch.threads,), arguments, shared_mem=launch.shared_bytes)
-
-
-def unsupported_device(x: Any) -> str | None:
-    """Why kernels do not run on the device of an array."""
-    capability = int(x.device.compute_capability)
-    if capability < OLDEST:
-        return f"needs compute capability {_dotted(OLDEST)} or higher; the device has {_dotted(capability)}"
-    return None
-
-
-def _dotted(capability: int) -> str:
-    return f"{capability // 10}.{capability % 10}"

@@ -1,9 +1,6 @@
-"""CUDA C++ sources, and how they are launched: no CUDA library is imported here.
-
-`launch.py` describes a launch; modules with the names of families make launches of a call. Whoever has a
-device, a GPU or its emulation, compiles `Launch.name` from the folder `SOURCES` and runs it.
-"""
+"""CUDA C++ sources. `attnkit.backends.cupy` describes their launches, for whoever has a device or its emulation."""
 
 from pathlib import Path
 
 SOURCES = Path(__file__).parent
+"""The folder that `Launch.source` lies in."""

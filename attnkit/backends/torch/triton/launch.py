@@ -73,7 +73,7 @@ def call_of(
         x if isinstance(x, Tensor) else None for x in map(options.get, names)
     )
     seed = None
-    if plan.numbers.last_kept:
+    if plan.numbers.drops:
         seed = options["dropout"][1]
         seed = seed.to(torch.int64) if isinstance(seed, Tensor) else _word(q, int(seed))
     return Call(

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attnkit.kernels.cuda import linear, newton, pointwise, rows, statistics
+from attnkit.backends.cupy import linear, newton, pointwise, rows, statistics
 from attnkit.ops.lowrank import newton as lowrank_newton
 from attnkit_conformance.adapter import Unsupported
 from attnkit_conformance.adapters.base import Absent, Arrays

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from attnkit.backends.cupy.launch import ACTIVATIONS, FEATURE_MAPS, Launch
+from attnkit.backends.cupy.rows import NORMALISERS
 from attnkit.kernels.cuda import SOURCES
-from attnkit.kernels.cuda.launch import ACTIVATIONS, FEATURE_MAPS, Launch
-from attnkit.kernels.cuda.rows import NORMALISERS
 
 HERE = Path(__file__).parent
 COMPILER = "g++"

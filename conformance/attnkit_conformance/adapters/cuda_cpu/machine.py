@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from attnkit.kernels.cuda.launch import Launch
+from attnkit.backends.cupy.launch import Launch
 from attnkit_conformance.adapters.cuda_cpu.build import Library
 
 PAGE = mmap.PAGESIZE
@@ -61,7 +61,7 @@ def protected(size: int, behind: bool, what: str) -> Region:
 
 
 class Machine:
-    """`Device` of attnkit.kernels.cuda.pointwise. With `behind`, arrays end where memory ends, else they begin where it
+    """`Device` of attnkit.backends.cupy. With `behind`, arrays end where memory ends, else they begin where it
     begins; with `descending`, threads run from the last to the first."""
 
     def __init__(self, library: Library, behind: bool, descending: bool) -> None:

@@ -4,9 +4,9 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
-from attnkit.kernels.cuda import pointwise
-from attnkit.kernels.cuda.launch import Launch, Pointwise, View
-from attnkit.kernels.cuda.pointwise import Array, Device, layout_of
+from attnkit.backends.cupy import pointwise
+from attnkit.backends.cupy.launch import Launch, Pointwise, View
+from attnkit.backends.cupy.pointwise import Array, Device, layout_of
 
 FIELDS = ("total", "entropy", "sum_squares", "maximum", "nonzero", "visible")
 OPS = ("pointwise_attention", "reluformer_attention", "sigmoid_attention")
@@ -34,11 +34,11 @@ class StatisticsCall(pointwise.Call):
         **options: Any,
     ) -> None:  # fmt: skip
         super().__init__(device, q, k, v, o, **options)
-        s, a = self.arguments, self.layout
+        s = self.arguments
         p = options["dropout"][0] if options.get("dropout") is not None else 0.0
         s.weight_gain, s.exact, s.output = s.gain * (1.0 - p), self.activation in EXACT, output
         for name, x in rows.items():
-            self.view(name, x, a.leading, a.queries)
+            self.view(name, "rows", x)
 
     def launches(self) -> list[Launch]:
         """What computes n^-alpha and log n, if that is needed, and everything else."""
@@ -57,10 +57,10 @@ def forward(
     device: Device, q: Array, k: Array, v: Array | None = None, *, fields: Sequence[str] = FIELDS, **options: Any
 ) -> dict[str, Array]:
     """{"o": o if there is a v, field: (..., L) in the compute dtype}; the options are those of point-wise attention."""
-    a = layout_of(q, k, k if v is None else v, bool(options.get("enable_gqa", False)))
+    a = layout_of(q, k, k if v is None else v, options)
     compute = "float64" if q.dtype.name == "float64" else "float32"
-    rows = {name: device.empty((*a.leading, a.queries), compute) for name in fields}
-    o = {} if v is None else {"o": device.empty((*a.leading, a.queries, a.e), q.dtype)}
+    rows = {name: device.empty(a.shape_of("rows"), compute) for name in fields}
+    o = {} if v is None else {"o": device.empty(a.shape_of("o"), q.dtype)}
     if a.items * a.heads * a.queries:
         output = v is not None and bool(o["o"].size)
         written = o.get("o", q)

@@ -5,13 +5,12 @@ only where several leading axes cannot be joined to one. A `Device` compiles and
 """
 
 import math
-from collections.abc import Callable
-from numbers import Integral, Real
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import array_api_compat
 
-from attnkit.kernels.cuda.launch import (
+from attnkit.backends.cupy.launch import (
     ACTIVATIONS,
     NUMBERS,
     OPEN,
@@ -19,11 +18,11 @@ from attnkit.kernels.cuda.launch import (
     Launch,
     Pointwise,
     Tiles,
-    blocks_of,
     tiles_of,
     width_of,
 )
-from attnkit.kernels.cuda.views import Views
+from attnkit.backends.cupy.views import Views
+from attnkit.kernels.plan import Layout, blocks_of, cached_plan, is_array, layout, signature, summed_axes
 
 Array = Any
 OWN_TILES = {"pointwise_forward": 1, "statistics_forward": 1}  # the gradients have two
@@ -50,44 +49,6 @@ class Device(Protocol):
         ...
 
 
-class Layout(NamedTuple):
-    """Leading axes of the output and of k and v, and the sizes of a call."""
-
-    leading: tuple[int, ...]
-    shared: tuple[int, ...]
-    groups: int  # query heads that share a head of k and v
-    queries: int
-    keys: int
-    d: int
-    e: int
-
-    @property
-    def items(self) -> int:
-        return math.prod(self.leading[:-1])
-
-    @property
-    def heads(self) -> int:
-        return self.leading[-1] if self.leading else 1
-
-
-def layout_of(q: Array, k: Array, v: Array, enable_gqa: bool) -> Layout:
-    """Heads are the last of the leading axes."""
-    if enable_gqa:
-        leading = (*broadcast(*(x.shape[:-3] for x in (q, k, v))), q.shape[-3])
-    else:
-        leading = broadcast(*(x.shape[:-2] for x in (q, k, v)))
-    groups = q.shape[-3] // k.shape[-3] if enable_gqa else 1
-    shared = (*leading[:-1], leading[-1] // groups) if leading else ()
-    return Layout(leading, shared, groups, q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1])
-
-
-def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape that all of them broadcast to."""
-    longest = max(map(len, shapes))
-    padded = [(1,) * (longest - len(shape)) + tuple(shape) for shape in shapes]
-    return tuple(next((n for n in axis if n != 1), 1) for axis in zip(*padded, strict=True))
-
-
 def unsupported_options(q: Array, k: Array, v: Array, **options: Any) -> str | None:
     """Why a call is not served, on any device."""
     if q.dtype.name not in NUMBERS:
@@ -106,21 +67,16 @@ class Call(Views):
     family = "pointwise"  # what the names of its kernels begin with
 
     def __init__(self, device: Device, q: Array, k: Array, v: Array, o: Array, **options: Any) -> None:
-        self.device, self.layout = device, layout_of(q, k, v, bool(options.get("enable_gqa", False)))
+        self.device, self.plan = device, cached_plan(signature(q, k, v, options))
         self.dtype = q.dtype.name
         self.compute = "float64" if self.dtype == "float64" else "float32"
         self.activation = options.get("activation", "relu")
-        a = self.layout
+        self.layout = a = self.plan.layout
         self.held: list[Array] = []  # arrays that only addresses refer to
         self.arguments = self.structure(heads=a.heads, groups=a.groups, queries=a.queries, keys=a.keys, d=a.d, e=a.e)
         self.arguments.items = a.items
-        for name, x, leading, tokens, size in (
-            ("q", q, a.leading, a.queries, a.d),
-            ("k", k, a.shared, a.keys, a.d),
-            ("v", v, a.shared, a.keys, a.e),
-            ("o", o, a.leading, a.queries, a.e),
-        ):
-            self.view(name, x, leading, tokens, size)
+        for name, x in (("q", q), ("k", k), ("v", v), ("o", o)):
+            self.view(name, name, x)
         self.see(options)
         self.weigh(options)
         self.pairs = any(options.get(x) is not None for x in ("mask", "query_mask", "bias", "dropout_mask"))
@@ -128,54 +84,30 @@ class Call(Views):
 
     def see(self, options: dict[str, Any]) -> None:
         """Which query sees which key."""
-        a, pair = self.layout, (self.layout.queries, self.layout.keys)
-        left, right = bounds(a.keys - a.queries, options.get("causal", False), options.get("window"))
-        valid, lengths = a.keys, options.get("key_lengths")
-        if isinstance(lengths, Integral):
-            valid = min(valid, int(lengths))
-        elif lengths is not None:
-            self.view("key_lengths", lengths.astype("int64"), a.leading)
-        if left + right < 0:
-            valid = 0
-        self.arguments.valid, self.arguments.left, self.arguments.right = valid, left, right
+        s, limits = self.arguments, self.plan.limits
+        s.left, s.right = (OPEN if x is None else min(x, OPEN) for x in (limits.left, limits.right))
+        s.valid = limits.keys if s.left + s.right >= 0 else 0
+        if is_array(options.get("key_lengths")):
+            self.view("key_lengths", "heads", options["key_lengths"].astype("int64"))
         for name in ("mask", "bias", "dropout_mask"):
             if options.get(name) is not None:
-                self.view(name, options[name], a.leading, *pair)
+                self.view(name, "pairs", options[name])
         if options.get("query_mask") is not None:
-            self.view("query_mask", options["query_mask"], a.leading, a.queries)
+            self.view("query_mask", "rows", options["query_mask"])
 
     def weigh(self, options: dict[str, Any]) -> None:
-        """scale, shift, gain and alpha, with everything that is constant over queries put into gain and shift."""
-        scale, length = options.get("scale"), options.get("length", "visible")
-        shift, gain, alpha = options.get("shift", 0.0), options.get("gain", 1.0), options.get("alpha", 1.0)
-        n: Any = None
-        if isinstance(length, str):
-            n = max(self.layout.keys, 1) if length == "all" else self.visible_to_all()
-        elif isinstance(length, Real):
-            n = float(length)
-        if n is not None:
-            gain, alpha, shift = gain * n**-alpha, 0.0, -math.log(n) if isinstance(shift, str) else shift
-        if options.get("dropout") is not None and options["dropout"][0] > 0:
-            p, seed = options["dropout"]
-            gain = gain / (1.0 - p)
-            self.arguments.last_kept = math.ceil((1.0 - p) * 2**32) - 1
-            self.held.append(self.device.word(int(seed)) if isinstance(seed, Integral) else seed.astype("uint64"))
-            self.arguments.seed = self.device.pointer(self.held[-1])
-        s = self.arguments
-        s.scale = 1.0 / math.sqrt(self.layout.d) if scale is None else float(scale)
-        s.gain, s.alpha, s.shift = float(gain), float(alpha), 0.0 if isinstance(shift, str) else float(shift)
-        if not isinstance(length, str | Real) and (alpha or isinstance(shift, str)):
-            self.view("lengths", length.astype(self.compute), self.layout.leading, self.layout.queries)
-        for name, wanted in (("factors", bool(alpha)), ("logs", isinstance(shift, str))):
-            if wanted:
-                shape = (*self.layout.leading, self.layout.queries)
-                self.view(name, self.device.empty(shape, self.compute), self.layout.leading, self.layout.queries)
-
-    def visible_to_all(self) -> int | None:
-        """n_i where it is the same for all queries."""
-        s = self.arguments
-        alone = not any(view.at for view in (s.mask, s.query_mask, s.key_lengths))
-        return max(s.valid, 1) if alone and s.left == s.right == OPEN else None
+        """scale, shift, gain and alpha, and room for n^-alpha and log n where queries differ in them."""
+        s, n = self.arguments, self.plan.numbers
+        s.scale, s.shift, s.gain, s.alpha, s.last_kept = n.scale, n.shift, n.gain, n.alpha, n.last_kept
+        if n.drops:
+            seed = options["dropout"][1]
+            self.held.append(seed.astype("uint64") if is_array(seed) else self.device.word(int(seed)))
+            s.seed = self.device.pointer(self.held[-1])
+        if is_array(options.get("length")) and any(n.rows):
+            self.view("lengths", "rows", options["length"].astype(self.compute))
+        for name, needed in zip(("factors", "logs"), n.rows, strict=True):
+            if needed:
+                self.view(name, "rows", self.device.empty(self.layout.shape_of("rows"), self.compute))
 
     # ------------------------------------------------------------------------------------------ launches
 
@@ -224,21 +156,12 @@ class Call(Views):
         return self.launch(kernel, blocks_of(self.layout.queries, tiles.rows) * across * math.prod(shape[:2]))
 
 
-def bounds(offset: int, causal: Any, window: Any) -> tuple[int, int]:
-    """left and right: query i sees i - left ≤ j ≤ i + right; offset = S - L aligns the last query with the last key."""
-    before, after = window or (None, None)
-    left = OPEN if before is None else min(int(before) - offset, OPEN)
-    reaches = [OPEN, *([offset] if causal is True else [0] if causal == "upper_left" else [])]
-    return left, min(reaches if after is None else [*reaches, offset + int(after)])
-
-
 # ---------------------------------------------------------------------------------------------- what a library calls
 
 
 def forward(device: Device, q: Array, k: Array, v: Array, **options: Any) -> Array:
     """o (..., L, e)."""
-    a = layout_of(q, k, v, bool(options.get("enable_gqa", False)))
-    o = device.empty((*a.leading, a.queries, a.e), q.dtype)
+    o = device.empty(layout_of(q, k, v, options).shape_of("o"), q.dtype)
     if o.size:
         call = Call(device, q, k, v, o, **options)
         for launch in (*call.rows(), call.by_queries("pointwise_forward")):
@@ -256,7 +179,7 @@ def gradients(make: Callable[[], Call], q: Array, k: Array, v: Array, do: Array,
     like = {"q": q, "k": k, "v": v}
     if options.get("bias") is not None:
         like["bias"] = options["bias"]
-    a = layout_of(q, k, v, bool(options.get("enable_gqa", False)))
+    a = layout_of(q, k, v, options)
     if not (a.keys and math.prod(do.shape[:-1])):
         return {name: array_api_compat.array_namespace(x).zeros_like(x) for name, x in like.items()}
     call = make()
@@ -264,9 +187,9 @@ def gradients(make: Callable[[], Call], q: Array, k: Array, v: Array, do: Array,
     grads = gradients_of(call, like)
     launches = [*call.rows(), call.by_queries(f"{call.family}_gradient_of_queries"), *call.by_keys()]
     if "bias" in like:
-        shape = bias_shape(a, like["bias"])
+        shape: Any = call.plan.dbias
         grads["bias"] = device.empty(shape, call.compute)
-        call.view("dbias", grads["bias"], shape[:2], *shape[2:])
+        call.view_as("dbias", grads["bias"], shape[:2], *shape[2:])
         launches.append(call.of_bias(shape))
     for launch in launches:
         device.run(launch)
@@ -279,35 +202,20 @@ def gradients_of(call: Any, like: dict[str, Array]) -> dict[str, Array]:
     """Room for dq, dk and dv, with the views of a call that say where they are: in the precision of sums where an
     argument was broadcast, so that they are summed before they are rounded.
     """
-    a: Layout = call.layout
-    shapes = {
-        "q": (*a.leading, a.queries, a.d),
-        "k": (*a.shared, a.keys, a.d),
-        "v": (*a.shared, a.keys, a.e),
-    }
     grads = {}
-    for name, shape in shapes.items():
+    for name in "qkv":
+        shape = call.layout.shape_of(name)
         plain = tuple(like[name].shape) == shape
         grads[name] = call.device.empty(shape, like["q"].dtype if plain else call.compute)
-        call.view(f"d{name}", grads[name], shape[:-2], *shape[-2:])
+        call.view(f"d{name}", name, grads[name])
     return grads
-
-
-def bias_shape(a: Layout, bias: Array) -> tuple[int, ...]:
-    """(items, heads, L, S) of the gradient that the kernel computes, 1 for axes that all share."""
-    items = 1 if all(size == 1 for size in bias.shape[:-3]) else a.items
-    heads = 1 if bias.ndim < 3 or bias.shape[-3] == 1 else a.heads
-    return items, heads, a.queries, a.keys
 
 
 def reduced_to(grad: Array, like: Array) -> Array:
     """A gradient summed over the axes along which its argument was broadcast, and rounded once."""
-    extra = grad.ndim - like.ndim
-    if extra > 0:
-        grad = grad.sum(axis=tuple(range(extra)))
-    elif extra < 0:
-        grad = grad.reshape((1,) * -extra + grad.shape)
-    axes = tuple(n for n, size in enumerate(like.shape) if size != grad.shape[n])
-    if axes:
-        grad = grad.sum(axis=axes, keepdims=True)
-    return grad.astype(like.dtype)
+    axes = summed_axes(grad.shape, like.shape)
+    return (grad.sum(axis=axes) if axes else grad).reshape(like.shape).astype(like.dtype)
+
+
+def layout_of(q: Array, k: Array, v: Array, options: Mapping[str, Any]) -> Layout:
+    return layout(tuple(q.shape), tuple(k.shape), tuple(v.shape), bool(options.get("enable_gqa", False)))

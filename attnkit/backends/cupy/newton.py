@@ -9,9 +9,9 @@ from collections.abc import Callable
 from numbers import Real
 from typing import Any
 
-from attnkit.kernels.cuda.launch import NUMBERS, Launch, View
-from attnkit.kernels.cuda.pointwise import Array, Device, reduced_to
-from attnkit.kernels.cuda.views import Views
+from attnkit.backends.cupy.launch import NUMBERS, Launch, View
+from attnkit.backends.cupy.pointwise import Array, Device, reduced_to
+from attnkit.backends.cupy.views import Views
 
 LARGEST = 64  # rows of a matrix: larger ones do not stay in shared memory
 THREADS = 256
@@ -47,11 +47,11 @@ class Call(Views):
         self.compute = "float64" if a.dtype.name == "float64" else "float32"
         heads = self.leading[-1] if self.leading else 1
         self.arguments = Newton(heads=heads, m=self.m, steps=int(newton_steps))
-        self.view("a", a, self.leading, self.m, self.m)
+        self.view_as("a", a, self.leading, self.m, self.m)
         if isinstance(init_scale, Real):
             self.arguments.factor = float(init_scale)
         else:
-            self.view("factors", init_scale, self.leading)
+            self.view_as("factors", init_scale, self.leading)
 
     def iterates(self, every: bool) -> Array:
         """Room for X_0 .. X_T, or for the last one alone."""
@@ -82,7 +82,7 @@ def forward(device: Device, a: Array, *, newton_steps: int = 20, init_scale: Any
     """X_T (..., m, m) in the compute dtype."""
     call = Call(device, a, newton_steps, init_scale)
     x = device.empty(tuple(a.shape), call.compute)
-    call.view("x", x, call.leading, call.m, call.m)
+    call.view_as("x", x, call.leading, call.m, call.m)
     call.inverse()
     return x
 
@@ -111,12 +111,12 @@ def backward(
     """Gradients {"a"} and, where it is an array, "init_scale" (0 if the gradient is implicit) for the cotangent dx."""
     call, unrolled = Call(device, a, newton_steps, init_scale), inverse_grad == "unrolled"
     grads = {"a": device.empty(tuple(a.shape), a.dtype)}
-    call.view("da", grads["a"], call.leading, call.m, call.m)
-    call.view("dx", dx, call.leading, call.m, call.m)
+    call.view_as("da", grads["a"], call.leading, call.m, call.m)
+    call.view_as("dx", dx, call.leading, call.m, call.m)
     if not isinstance(init_scale, Real):
         dfactors = device.empty(call.leading, call.compute)
         dfactors[...] = 0
-        call.view("dfactors", dfactors, call.leading)
+        call.view_as("dfactors", dfactors, call.leading)
     call.iterates(unrolled)
     call.inverse()
     if unrolled:

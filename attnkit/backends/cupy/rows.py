@@ -7,9 +7,10 @@ threshold, lie in arrays of the compute dtype between the launches of a gradient
 import ctypes
 from typing import Any
 
-from attnkit.kernels.cuda import pointwise
-from attnkit.kernels.cuda.launch import WIDEST, Launch, Pointwise, Tiles, View, blocks_of, tiles_of, width_of
-from attnkit.kernels.cuda.pointwise import Array, Device, layout_of
+from attnkit.backends.cupy import pointwise
+from attnkit.backends.cupy.launch import WIDEST, Launch, Pointwise, Tiles, View, tiles_of, width_of
+from attnkit.backends.cupy.pointwise import Array, Device, layout_of
+from attnkit.kernels.plan import blocks_of
 
 EXACT = {1.0: "Softmax", 1.5: "EntmaxOneHalf", 2.0: "Sparsemax"}
 NORMALISERS = (*EXACT.values(), "Entmax")
@@ -57,10 +58,10 @@ class RowsCall(pointwise.Call):
         s.above, s.power = (0.0, 0.0) if alpha == 1.0 else (alpha - 1.0, 1.0 / (alpha - 1.0))
         s.steps, s.output = STEPS[self.compute] + max(a.keys, 1).bit_length(), output
         for name, x in rows.items():
-            self.view(name, x, a.leading, a.queries)
+            self.view(name, "rows", x)
         if not output:
             for name in ("top", "inverse", "delta", *(() if alpha == 1.0 else ("tau", "step"))):
-                self.view(name, device.empty((*a.leading, a.queries), self.compute), a.leading, a.queries)
+                self.view(name, "rows", device.empty(a.shape_of("rows"), self.compute))
 
     def rows(self) -> list[Launch]:
         """What computes o, or the numbers of rows for the gradients."""
@@ -107,10 +108,10 @@ def forward(
     device: Device, q: Array, k: Array, v: Array, *, alpha: Any, return_lse: bool = False, **options: Any
 ) -> Any:
     """o (..., L, e), and with `return_lse` besides log Σ exp(s) (..., L) in the compute dtype; softmax is α = 1."""
-    a = layout_of(q, k, v, bool(options.get("enable_gqa", False)))
-    o = device.empty((*a.leading, a.queries, a.e), q.dtype)
+    a = layout_of(q, k, v, options)
+    o = device.empty(a.shape_of("o"), q.dtype)
     compute = "float64" if q.dtype.name == "float64" else "float32"
-    rows = {"lse": device.empty((*a.leading, a.queries), compute)} if return_lse else {}
+    rows = {"lse": device.empty(a.shape_of("rows"), compute)} if return_lse else {}
     if o.size or (return_lse and rows["lse"].size):
         call = RowsCall(device, q, k, v, o, alpha=float(alpha), output=bool(o.size), rows=rows, **options)
         for launch in call.rows():

@@ -121,7 +121,3 @@ class Launch(NamedTuple):
     def name(self) -> str:
         """The C++ name of the instance, as NVRTC takes it for a name expression."""
         return f"attnkit::{self.kernel}<{', '.join(self.template)}>"
-
-
-def blocks_of(tokens: int, size: int) -> int:
-    return -(-tokens // size)

@@ -8,15 +8,15 @@ sum. A state that is returned has sums of its own, for it has keys that no query
 
 import ctypes
 import math
-from numbers import Integral
-from typing import Any, NamedTuple
+from typing import Any
 
 import array_api_compat
 
-from attnkit.kernels.cuda import pointwise
-from attnkit.kernels.cuda.launch import FEATURE_MAPS, NUMBERS, Launch, Tiles, View, blocks_of, tiles_of, width_of
-from attnkit.kernels.cuda.pointwise import Array, Device, Layout, broadcast, gradients_of, layout_of, reduced_to
-from attnkit.kernels.cuda.views import Views
+from attnkit.backends.cupy import pointwise
+from attnkit.backends.cupy.launch import FEATURE_MAPS, NUMBERS, Launch, Tiles, View, tiles_of, width_of
+from attnkit.backends.cupy.pointwise import Array, Device, gradients_of, layout_of, reduced_to
+from attnkit.backends.cupy.views import Views
+from attnkit.kernels.plan import Layout, blocks_of, is_array, linear_plan, state_axes
 
 SOURCE = "linear_kernels.cuh"
 SHORTEST = 64  # positions of a segment
@@ -40,15 +40,6 @@ class Linear(ctypes.Structure):
     )
 
 
-class Seen(NamedTuple):
-    """Which keys are seen by some query, or belong to a state: those of `mask` with firsts ≤ j < stop and stops."""
-
-    mask: Array | None  # (..., S)
-    stop: int
-    firsts: Array | None  # (...)
-    stops: Array | None  # (...)
-
-
 def unsupported_options(q: Array, k: Array, v: Array, **options: Any) -> str | None:
     """Why a call is not served, on any device."""
     mask = options.get("mask")
@@ -66,43 +57,40 @@ class Call(Views):
     seen if `valid`, even if no query sees them."""
 
     def __init__(self, device: Device, q: Array, k: Array, v: Array, valid: bool = False, **options: Any) -> None:
-        self.layout = a = layout_of(q, k, v, bool(options.get("enable_gqa", False)))
+        self.device, self.held, self.plan = device, [], linear_plan(q, k, v, options)
+        p, self.layout = self.plan, self.plan.layout
+        a = self.layout
         self.arguments = s = Linear(heads=a.heads, groups=a.groups, queries=a.queries, keys=a.keys, d=a.d, e=a.e)
-        self.device, self.held = device, []
         self.compute = "float64" if q.dtype.name == "float64" else "float32"
         self.feature_map = options.get("feature_map", "elu_plus_one")
-        scale, normalize = options.get("scale"), options.get("normalize")
-        s.scale, s.eps = 1.0 if scale is None else float(scale), float(options.get("eps", 1e-6))
-        s.normalize = self.feature_map != "identity" if normalize is None else normalize
-        s.causal = bool(options.get("causal", False))
-        s.shift = a.keys - a.queries if options.get("causal") is True else 0
+        s.scale, s.eps, s.normalize, s.causal, s.shift = p.scale, p.eps, p.normalize, p.causal, p.shift
+        s.members, s.stop = p.members, p.valid if valid else p.stop
         s.segment = max(SHORTEST, width_of(a.d, a.e))
-        s.start = min(0, s.shift)
+        s.start, end = p.positions
         s.query_positions, s.key_positions = max(a.queries, 1), max(a.keys, 1)
         if s.causal:
-            s.query_positions = s.key_positions = max(a.keys, a.queries + s.shift, 1) - s.start
-        self.view("q", q, a.leading, a.queries, a.d)
-        self.view("k", k, a.shared, a.keys, a.d)
-        self.view("v", v, a.shared, a.keys, a.e)
+            s.query_positions = s.key_positions = max(end, 1) - s.start
+        for name, x in zip("qkv", (q, k, v), strict=True):
+            self.view(name, name, x)
         self.see(options, valid)
 
     def see(self, options: dict[str, Any], valid: bool) -> None:
-        """Which tokens take part."""
-        s, a, queries = self.arguments, self.layout, options.get("query_mask")
-        seen = keys_of(a.keys, options)
-        own = [x is not None and x.ndim > n and x.shape[-1 - n] > 1 for x, n in ((seen.mask, 1), (seen.stops, 0))]
-        s.members = 1 if any(own) or (queries is not None and queries.ndim > 1 and queries.shape[-2] > 1) else a.groups
-        if not valid:
-            seen = seen_by(seen, a, bool(s.causal), s.shift, queries)
-        s.stop = seen.stop
-        for name, x, tokens in (
-            ("key_mask", seen.mask, (a.keys,)),
-            ("query_mask", queries, (a.queries,)),
-            ("firsts", seen.firsts, ()),
-            ("stops", seen.stops, ()),
-        ):
+        """Which tokens take part: the keys of a mask with firsts ≤ j < stops."""
+        a, mask, queries = self.layout, options.get("mask"), options.get("query_mask")
+        if mask is not None and mask.ndim > 1:
+            mask = mask[..., 0, :]
+        firsts = None if mask is None or valid else first_true(mask, a.keys)
+        stops = options["key_lengths"].astype("int64") if is_array(options.get("key_lengths")) else None
+        if queries is not None and not valid:
+            xp = array_api_compat.array_namespace(queries)
+            reached = a.queries - first_true(queries[..., ::-1], a.queries)  # behind the last query that takes part
+            reached = reached + self.plan.shift if self.plan.causal else xp.where(reached > 0, a.keys, 0)
+            stops = reached if stops is None else xp.minimum(stops, reached)
+        if mask is not None:
+            self.view_as("key_mask", mask, a.leading, a.keys)
+        for name, what, x in (("query_mask", "rows", queries), ("firsts", "heads", firsts), ("stops", "heads", stops)):
             if x is not None:
-                self.view(name, x, a.leading, *tokens)
+                self.view(name, what, x)
 
     # ------------------------------------------------------------------------------------------ launches
 
@@ -133,7 +121,7 @@ class Call(Views):
             return []
         held, size = (a.heads if of_queries else a.heads // s.members), a.d * a.e + a.d
         room = self.device.empty((a.items, held, segments, size), self.compute)
-        self.view("queried" if of_queries else "keyed", room, (a.items, held), segments, size)
+        self.view_as("queried" if of_queries else "keyed", room, (a.items, held), segments, size)
         across = blocks_of(a.d, self.tiles.rows) * segments
         sums = self.launch("linear_sums", across * held * a.items, of_queries)
         template = (NUMBERS[self.compute], str(NUMBERS_OF_A_BLOCK), str(of_queries).lower())
@@ -146,11 +134,11 @@ class Call(Views):
         a, plain = self.layout, self.arguments
         self.arguments = Linear.from_buffer_copy(plain)
         if initial is not None:
-            self.view("initial_S", initial[0], a.shared, a.d, a.e)
-            self.view("initial_z", initial[1], a.shared, a.d)
+            self.view_as("initial_S", initial[0], a.shared, a.d, a.e)
+            self.view_as("initial_z", initial[1], a.shared, a.d)
         if final is not None:
-            self.view("final_S", final[0], a.leading, a.d, a.e)
-            self.view("final_z", final[1], a.leading, a.d)
+            self.view_as("final_S", final[0], a.leading, a.d, a.e)
+            self.view_as("final_z", final[1], a.leading, a.d)
         found, self.arguments = self.arguments, plain
         return found
 
@@ -160,9 +148,8 @@ class Call(Views):
         if not (self.arguments.normalize and a.queries):
             return []
         for name in ("inverses", "slopes"):
-            self.view(
-                name, self.device.empty((a.items, a.heads, a.queries), self.compute), (a.items, a.heads), a.queries
-            )
+            room = self.device.empty((a.items, a.heads, a.queries), self.compute)
+            self.view_as(name, room, (a.items, a.heads), a.queries)
         return [self.by_queries("linear_rows")]
 
 
@@ -171,36 +158,6 @@ def shared_bytes(tiles: Tiles) -> int:
     numbers = (tiles.rows + 2 * tiles.columns) * (tiles.width + 1) + tiles.rows * (tiles.columns + 1)
     numbers += tiles.rows + tiles.columns
     return -(-numbers * (8 if tiles.number == "double" else 4) // 16) * 16
-
-
-# ---------------------------------------------------------------------------------------------- tokens that take part
-
-
-def keys_of(keys: int, options: dict[str, Any]) -> Seen:
-    """The keys that `mask` and `key_lengths` allow."""
-    mask, stop = options.get("mask"), keys
-    lengths: Any = options.get("key_lengths")
-    if mask is not None and mask.ndim > 1:
-        mask = mask[..., 0, :]
-    if isinstance(lengths, Integral):
-        lengths, stop = None, min(keys, int(lengths))
-    elif lengths is not None:
-        lengths = lengths.astype("int64")
-    return Seen(mask, stop, None, lengths)
-
-
-def seen_by(seen: Seen, a: Layout, causal: bool, shift: int, query_mask: Array | None) -> Seen:
-    """Those of them that some query sees."""
-    stop = min(seen.stop, a.queries + shift if causal else seen.stop if a.queries else 0)
-    firsts, stops = None, seen.stops
-    if seen.mask is not None:
-        firsts = first_true(seen.mask, a.keys)
-    if query_mask is not None:
-        xp = array_api_compat.array_namespace(query_mask)
-        reached = a.queries - first_true(query_mask[..., ::-1], a.queries)
-        reached = reached + shift if causal else xp.where(reached > 0, a.keys, 0)
-        stops = reached if stops is None else xp.minimum(stops, reached)
-    return Seen(seen.mask, stop, firsts, stops)
 
 
 def first_true(x: Array, n: int) -> Array:
@@ -220,27 +177,14 @@ def forward(
     **options: Any,
 ) -> Any:  # fmt: skip
     """o (..., L, e), or with `return_state` (o, (S (..., d, e), z (..., d)))."""
-    a = layout_of(q, k, v, bool(options.get("enable_gqa", False)))
-    o = device.empty((*a.leading, a.queries, a.e), q.dtype)
+    o = device.empty(layout_of(q, k, v, options).shape_of("o"), q.dtype)
     if o.size:
         call = Call(device, q, k, v, **options)
         call.arguments.stateful = initial_state is not None
-        call.view("o", o, a.leading, a.queries, a.e)
+        call.view("o", "o", o)
         for launch in (*call.states(False, initial_state), call.by_queries("linear_forward")):
             device.run(launch)
     return (o, kept(device, k, v, initial_state, options)) if return_state else o
-
-
-def state_axes(k: Array, v: Array, initial: State | None, options: dict[str, Any]) -> tuple[int, ...]:
-    """The leading axes of the state that a call returns."""
-    shapes = [k.shape[:-2], v.shape[:-2]]
-    if initial is not None:
-        shapes += [initial[0].shape[:-2], initial[1].shape[:-1]]
-    if options.get("mask") is not None:
-        shapes.append(options["mask"].shape[:-2])
-    if hasattr(options.get("key_lengths"), "shape"):
-        shapes.append(options["key_lengths"].shape)
-    return broadcast(*map(tuple, shapes))
 
 
 def kept(device: Device, k: Array, v: Array, initial: State | None, options: dict[str, Any]) -> State:
@@ -264,11 +208,11 @@ def backward(
     initial_state: State | None = None, **options: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """Gradients {"q", "k", "v"} and, where one was given, "initial_state", for the cotangents do and (dS, dz)."""
-    a = layout_of(q, k, v, bool(options.get("enable_gqa", False)))
     like = {"q": q, "k": k, "v": v}
     call = Call(device, q, k, v, valid=dstate is not None, **options)
+    a = call.layout
     call.arguments.stateful = initial_state is not None
-    call.view("o", do, a.leading, a.queries, a.e)
+    call.view("o", "o", do)
     if dstate is not None:
         dstate = placed(dstate[0], 2, a.shared), placed(dstate[1], 1, a.shared)
     grads = gradients_of(call, like)

@@ -1,0 +1,37 @@
+"""Arrays as the views that kernels take: `View` of views.cuh."""
+
+import math
+from typing import Any
+
+import array_api_compat
+
+from attnkit.backends.cupy.launch import KINDS, View
+from attnkit.kernels.plan import Layout
+from attnkit.kernels.strides import as_items
+
+Array = Any
+
+
+class Views:
+    """What the launches of a call share: a device, their arguments, and arrays that only addresses refer to."""
+
+    device: Any
+    arguments: Any
+    layout: Layout
+    held: list[Array]
+
+    def view(self, name: str, what: str, x: Array) -> None:
+        """Set the view `name` of the arguments to x broadcast to `Layout.shape_of(what)`."""
+        shape, leading = self.layout.shape_of(what), len(self.layout.leading)
+        self.view_as(name, x, shape[:leading], *shape[leading:])
+
+    def view_as(self, name: str, x: Array, leading: tuple[int, ...], *rest: int) -> None:
+        """Set a view to x broadcast to (*leading, *rest), rest being rows and columns."""
+        strides = as_items(x.shape, x.strides, leading, *rest)
+        if strides is None:
+            x = array_api_compat.array_namespace(x).broadcast_to(x, (*leading, *rest))
+            x = x.reshape(math.prod(leading[:-1]), leading[-1], *rest)
+            strides = x.strides
+        self.held.append(x)
+        item, head, row, column = (*strides, 0, 0)[:4]
+        setattr(self.arguments, name, View(self.device.pointer(x), item, head, row, column, KINDS[x.dtype.name]))
