@@ -26,22 +26,22 @@ import sys
 import jax
 import jax.numpy as jnp
 
-from attnkit.backends.jax import triton_call, triton_pointwise
+from attnkit.backends.jax import triton
 
 folder = os.environ["TRITON_CACHE_DIR"] = sys.argv[1]
-call = triton_call.call
+call = triton.call
 
 
 def loss(q, k, bias):
     given = {"bias": bias, "causal": True, "alpha": 0.5, "dropout": (0.1, 3), "activation": "gelu", "enable_gqa": True}
-    return jnp.sum(triton_pointwise.attend(q, k, k, **given).astype(jnp.float32))
+    return jnp.sum(triton.attend(q, k, k, **given).astype(jnp.float32))
 
 
 q, k = jnp.zeros((2, 8, 100, 64), jnp.bfloat16), jnp.zeros((2, 4, 200, 64), jnp.bfloat16)
 bias = jnp.zeros((8, 100, 200), jnp.bfloat16)
 calls = ((90, loss, 1), (90, jax.value_and_grad(loss, (0, 1, 2)), 4), (80, jax.grad(loss, (0, 1, 2)), 3))
 for capability, function, launches in calls:
-    triton_call.call = functools.partial(call, compute_capability=capability)
+    triton.call = functools.partial(call, compute_capability=capability)
     lowered = jax.jit(function).trace(q, k, bias).lower(lowering_platforms=("cuda",))
     assert lowered.as_text().count("custom_call @triton_kernel_call") == launches, launches
 assert os.environ["TRITON_CACHE_DIR"] == folder

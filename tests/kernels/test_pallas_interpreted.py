@@ -11,7 +11,7 @@ pytest.importorskip("jax", reason="jax is not installed")
 
 import jax.numpy as jnp
 
-from attnkit.backends.jax import pallas_pointwise
+from attnkit.backends.jax import pallas
 from attnkit.kernels.pallas import pointwise
 from attnkit_conformance.adapters.pallas_interpreted import Interpreted
 
@@ -58,7 +58,7 @@ def half_of_them(at: Any, tiles: int) -> Any:
     return start, stop - 1
 
 
-RIGHT_TILES = pallas_pointwise.tiles_of_queries
+RIGHT_TILES = pallas.tiles_of_queries
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ RIGHT_TILES = pallas_pointwise.tiles_of_queries
         (pointwise.Rows, "sees", every_pair, "257x100-causal"),
         (pointwise.Rows, "kept", lambda self, x: x, "query-mask"),
         (pointwise, "rows_kept", lambda x, wanted: x, "key-lengths"),
-        (pallas_pointwise, "tiles_of_queries", half_of_them, "cross"),
+        (pallas, "tiles_of_queries", half_of_them, "cross"),
     ],
 )
 def test_a_planted_bug_is_found(
@@ -97,9 +97,9 @@ def test_dispatch_never_picks_the_interpreter() -> None:
 )
 def test_what_is_refused_on_any_device(options: dict[str, Any], reason: str | None) -> None:
     x = jnp.zeros((2, 3, 4))
-    assert pallas_pointwise.unsupported_options(x, x, x, **options) == reason
+    assert pallas.unsupported_options(x, x, x, **options) == reason
 
 
 def test_head_sizes_are_limited() -> None:
     x = jnp.zeros((2, 3, 257))
-    assert pallas_pointwise.unsupported_options(x, x, x) == "the kernels serve head sizes up to 256"
+    assert pallas.unsupported_options(x, x, x) == "the kernels serve head sizes up to 256"

@@ -2,12 +2,12 @@
 
 from attnkit._core.dispatch import Kernel, kernels_by_op
 from attnkit._core.family import special_cases
-from attnkit.backends.jax import blocked, pallas_pointwise, transforms, triton_pointwise
+from attnkit.backends.jax import blocked, pallas, transforms, triton
 
 KERNELS: dict[str, tuple[Kernel, ...]] = kernels_by_op(
-    triton_pointwise.KERNELS,
+    triton.KERNELS,
     blocked.KERNELS,
-    pallas_pointwise.KERNELS,
+    pallas.KERNELS,
     special_cases=special_cases(),
     refusal=transforms.unsupported,
 )

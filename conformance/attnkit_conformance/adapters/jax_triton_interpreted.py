@@ -13,14 +13,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from attnkit.backends.jax import triton_call, triton_pointwise
+from attnkit.backends.jax import triton
 from attnkit_conformance.adapters.base import Arrays
 from attnkit_conformance.adapters.cases import POINTWISE, as_pointwise
 from attnkit_conformance.adapters.jax import Jax, light
 from attnkit_conformance.opdb import BY_NAME
 
 
-def interpreted(launch: triton_call.Launch, compute_capability: int | None = None) -> tuple[jax.Array, ...]:
+def interpreted(launch: triton.Launch, compute_capability: int | None = None) -> tuple[jax.Array, ...]:
     """A launch in the interpreter, which takes torch tensors; outputs hold NaN before."""
     import torch
 
@@ -36,7 +36,7 @@ def interpreted(launch: triton_call.Launch, compute_capability: int | None = Non
 
 def attend(op: str, q: Any, k: Any, v: Any, **given: Any) -> Any:
     """One of `POINTWISE`."""
-    return triton_pointwise.attend(q, k, v, **as_pointwise(op, given))
+    return triton.attend(q, k, v, **as_pointwise(op, given))
 
 
 class Interpreted(Jax):
@@ -47,7 +47,7 @@ class Interpreted(Jax):
     def __init__(self) -> None:
         if os.environ.get("TRITON_INTERPRET") != "1":
             raise RuntimeError("set TRITON_INTERPRET=1 before triton is imported")
-        triton_call.call = interpreted
+        triton.call = interpreted
         super().__init__("jax_triton_interpreted", "triton", ("float32", "float16"), tuple(POINTWISE), light())
         self.description = f"interpreted on the CPU; {self.description}"
         np.seterr(all="ignore")  # a GPU does not warn of NaN and infinities either
@@ -62,4 +62,4 @@ class Interpreted(Jax):
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
         """What the kernels do not serve on any device."""
-        return triton_pointwise.unsupported_options(**as_pointwise(op, {**arrays, **params}))
+        return triton.unsupported_options(**as_pointwise(op, {**arrays, **params}))

@@ -9,7 +9,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from attnkit.backends.jax import pallas_pointwise
+from attnkit.backends.jax import pallas
 from attnkit_conformance.adapters.base import Arrays
 from attnkit_conformance.adapters.cases import POINTWISE, as_pointwise
 from attnkit_conformance.adapters.jax import Jax, light
@@ -18,7 +18,7 @@ from attnkit_conformance.opdb import BY_NAME
 
 def attend(op: str, q: Any, k: Any, v: Any, **given: Any) -> Any:
     """One of `POINTWISE`, interpreted."""
-    return pallas_pointwise.attend(q, k, v, interpret=True, **as_pointwise(op, given))
+    return pallas.attend(q, k, v, interpret=True, **as_pointwise(op, given))
 
 
 class Interpreted(Jax):
@@ -40,7 +40,7 @@ class Interpreted(Jax):
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
         """What the kernels do not serve on any device."""
-        return pallas_pointwise.unsupported_options(**as_pointwise(op, {**arrays, **params}))
+        return pallas.unsupported_options(**as_pointwise(op, {**arrays, **params}))
 
 
 def adapters() -> list[Interpreted]:

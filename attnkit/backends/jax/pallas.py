@@ -13,14 +13,16 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from attnkit._core import blocks, quadratic
+from attnkit._core import quadratic
 from attnkit._core.activations import ACTIVATIONS
 from attnkit._core.check import dtype_name
 from attnkit._core.dispatch import Kernel
-from attnkit._core.family import RECORDS
 from attnkit._core.mask import log, power
 from attnkit.backends.jax import blocked, transforms
 from attnkit.backends.jax.blocked import Arrays, Static, divided, given_by
+from attnkit.backends.jax.rows import bounds, lengths
+from attnkit.kernels.plan import Layout, Plan, cached_plan, signature
+from attnkit.kernels.strides import row_major, strides_of
 
 OP = "pointwise_attention"
 TILE = 64  # queries, and keys
@@ -32,7 +34,8 @@ REFUSED = ("mask", "bias", "dropout", "dropout_mask")
 class Launch(NamedTuple):
     """A call as the kernels take it: tokens and vectors in whole tiles, rows beyond the last query without a key."""
 
-    call: blocks.Call
+    plan: Plan
+    like: Arrays  # q, k and v as they came
     tokens: tuple[Array, Array, Array]
     rows: tuple[Array, Array, Array]  # shift, first, limit: (items, 1, L)
     factor: Array  # (..., L, 1)
@@ -41,12 +44,7 @@ class Launch(NamedTuple):
 
     @property
     def items(self) -> int:
-        return math.prod(self.call.leading)
-
-    @property
-    def scale(self) -> float:
-        given = self.call.common.get("scale")
-        return 1.0 / math.sqrt(self.call.arrays["q"].shape[-1]) if given is None else float(given)
+        return math.prod(self.plan.layout.leading)
 
 
 def whole_tiles(x: Array) -> Array:
@@ -56,47 +54,29 @@ def whole_tiles(x: Array) -> Array:
     return jnp.pad(x, ((0, 0), (0, -x.shape[1] % TILE), (0, width - x.shape[2])))
 
 
-def vector(x: Array, c: blocks.Call, dtype: Any) -> Array:
+def vector(x: Any, a: Layout, dtype: Any) -> Array:
     """A number per query as (items, 1, L), zeros behind it."""
-    shape = (math.prod(c.leading), 1, c.lengths[0])
-    x = jnp.broadcast_to(x, (*c.leading, c.lengths[0])).reshape(shape).astype(dtype)
+    x = jnp.broadcast_to(x, a.shape_of("rows")).reshape(math.prod(a.leading), 1, a.queries).astype(dtype)
     return jnp.pad(x, ((0, 0), (0, 0), (0, -x.shape[2] % TILE)))
-
-
-def bounds(c: blocks.Call) -> tuple[Array, Array]:
-    """first_i and limit_i (..., L), equal where a query sees no key."""
-    given, (queries, keys) = {**c.common, **c.arrays}, c.lengths
-    i, shift = jnp.arange(queries), keys - queries
-    left, right = given.get("window") or (None, None)
-    first = jnp.zeros_like(i) if left is None else jnp.maximum(i + (shift - left), 0)
-    limit = jnp.full_like(i, keys) if right is None else jnp.minimum(i + (1 + shift + right), keys)
-    if given.get("causal"):
-        limit = jnp.minimum(limit, i + 1 if given["causal"] == "upper_left" else i + (1 + shift))
-    if "key_lengths" in given:
-        limit = jnp.minimum(limit, jnp.asarray(given["key_lengths"])[..., None])
-    if "query_mask" in given:
-        limit = jnp.where(given["query_mask"], limit, 0)
-    return first, jnp.maximum(limit, first)
 
 
 def prepared(static: Static, arrays: Arrays, interpret: bool) -> Launch:
     """Everything around the kernels."""
-    given = given_by(static, arrays)
-    q, k, v = (given.pop(name) for name in "qkv")
-    c = blocks.call(RECORDS[OP].family, q, k, v, given)
-    own = {"activation": "relu", "alpha": 1.0, "gain": 1.0, "length": "visible", "shift": 0.0, **c.own}
-    first, limit = bounds(c)
-    length = c.arrays.get("length", own["length"])
-    n: Any = jnp.maximum(limit - first, 1) if isinstance(length, str) else length
-    n = n.astype(jnp.float32) if hasattr(n, "ndim") else n
-    shift = -log(jnp, n) if isinstance(own["shift"], str) else own["shift"]
-    factor = jnp.asarray(power(n, own["alpha"]) * float(own["gain"]), jnp.float32)
+    given = {"activation": "relu", **given_by(static, arrays)}
+    q, k, v = (given[name] for name in "qkv")
+    plan = cached_plan(signature(q, k, v, given))
+    a, n = plan.layout, plan.numbers
+    first, limit = bounds(plan, given)
+    length = lengths(plan, given).astype(jnp.float32) if any(n.rows) else 1.0
+    shift = n.shift - log(jnp, length) if n.log_length else n.shift
+    factor = jnp.asarray(power(length, n.alpha) * n.gain, jnp.float32)
     return Launch(
-        c,
+        plan,
+        {"q": q, "k": k, "v": v},
         (whole_tiles(q), whole_tiles(k), whole_tiles(v)),
-        (vector(shift, c, jnp.float32), vector(first, c, jnp.int32), vector(limit, c, jnp.int32)),
-        jnp.broadcast_to(factor, (*c.leading, c.lengths[0]))[..., None],
-        own["activation"],
+        (vector(shift, a, jnp.float32), vector(first, a, jnp.int32), vector(limit, a, jnp.int32)),
+        jnp.broadcast_to(factor, a.shape_of("rows"))[..., None],
+        given["activation"],
         interpret,
     )
 
@@ -108,7 +88,7 @@ def launch(launched: Launch, kernel: Callable[..., None], inputs: Any, specs: An
     from attnkit.kernels.pallas import pointwise
 
     h = ACTIVATIONS[launched.activation]
-    score = pointwise.Score(partial(h.h, jnp), partial(h.derivative, jnp), launched.scale)
+    score = pointwise.Score(partial(h.h, jnp), partial(h.derivative, jnp), launched.plan.numbers.scale)
     return pl.pallas_call(
         partial(kernel, score, TILE),
         out_shape=[jax.ShapeDtypeStruct(shape, jnp.float32) for shape in outputs],
@@ -119,16 +99,15 @@ def launch(launched: Launch, kernel: Callable[..., None], inputs: Any, specs: An
     )(*inputs)
 
 
-def item_of(c: blocks.Call, name: str) -> Callable[[Any], Any]:
-    """Which of the items of an argument belongs to an item of the call."""
-    x = c.arrays[name]
+def item_of(a: Layout, name: str, x: Array) -> Callable[[Any], Any]:
+    """Which of the items of q, k or v belongs to an item of the call."""
+    leading, groups = (a.shared, a.groups) if name in ("k", "v") else (a.leading, 1)
+    strides = strides_of(x.shape[:-2], row_major(x.shape[:-2]), leading)
 
     def number(item: Any) -> Any:
-        at = 0
-        places = blocked.place(c, name, x, blocked.unravel(item, c.leading), 0)
-        for size, place in zip(x.shape[:-2], places, strict=False):
-            at = at * size + place
-        return at
+        index = blocked.unravel(item, a.leading)
+        index = (*index[:-1], index[-1] // groups) if index else ()
+        return sum(at * stride for at, stride in zip(index, strides, strict=True))
 
     return number
 
@@ -138,7 +117,7 @@ def specs_of(launched: Launch, by_keys: bool) -> tuple[Any, ...]:
     from jax.experimental import pallas as pl
 
     def tokens(name: str, x: Array, tiled: bool) -> Any:
-        of = item_of(launched.call, name)
+        of = item_of(launched.plan.layout, name, launched.like[name])
         shape = (1, TILE if tiled else x.shape[1], x.shape[2])
         return pl.BlockSpec(shape, lambda b, i: (of(b), i if tiled else 0, 0))
 
@@ -152,25 +131,25 @@ def specs_of(launched: Launch, by_keys: bool) -> tuple[Any, ...]:
 def output(static: Static, arrays: Arrays, interpret: bool) -> Array:
     """o (..., L, e) in the dtype of q."""
     at = prepared(static, arrays, interpret)
-    (q, _, v), e = at.tokens, arrays["v"].shape[-1]
+    (q, _, v), a = at.tokens, at.plan.layout
     shape = (at.items, q.shape[1], v.shape[2])
     if 0 in (*shape, v.shape[1]):
-        return jnp.zeros((*at.call.leading, arrays["q"].shape[-2], e), arrays["q"].dtype)
+        return jnp.zeros(at.plan.layout.shape_of("o"), arrays["q"].dtype)
     from attnkit.kernels.pallas import pointwise
 
     (o,) = launch(at, pointwise.forward, (*at.tokens, *at.rows), specs_of(at, False), [shape])
-    return (cropped(at.call, o, "q", e) * at.factor).astype(arrays["q"].dtype)
+    return (cropped(a, o, a.queries, a.e) * at.factor).astype(arrays["q"].dtype)
 
 
-def cropped(c: blocks.Call, x: Array, name: str, width: int) -> Array:
-    """(items, tokens, width) in whole tiles as (..., tokens, width), as many tokens as the argument has."""
-    return x[:, : c.arrays[name].shape[-2], :width].reshape(*c.leading, -1, width)
+def cropped(a: Layout, x: Array, tokens: int, width: int) -> Array:
+    """(items, tokens, width) in whole tiles as (..., tokens, width)."""
+    return x[:, :tokens, :width].reshape(*a.leading, tokens, width)
 
 
 def pulled(static: Static, arrays: Arrays, do: Array, interpret: bool) -> Arrays:
     """Gradients of q, k and v in their dtypes."""
     at = prepared(static, arrays, interpret)
-    (q, k, v), c = at.tokens, at.call
+    q, k, v = at.tokens
     if 0 in (at.items, q.shape[1], k.shape[1]):
         return {name: jnp.zeros_like(arrays[name]) for name in "qkv"}
     from jax.experimental import pallas as pl
@@ -193,8 +172,9 @@ def pulled(static: Static, arrays: Arrays, do: Array, interpret: bool) -> Arrays
         (*both[:3], all_of_do, *both[3:], *of_tile),
         shapes,
     )
-    found = {"q": dq * at.scale, "k": dk * at.scale, "v": dv}
-    return {name: summed(c, name, x).astype(arrays[name].dtype) for name, x in found.items()}
+    scale = at.plan.numbers.scale
+    grads = {"q": dq * scale, "k": dk * scale, "v": dv}
+    return {name: summed(at.plan.layout, arrays[name], x) for name, x in grads.items()}
 
 
 def pulled_once(static: Static, arrays: Arrays, do: Array, interpret: bool) -> Arrays:
@@ -204,10 +184,9 @@ def pulled_once(static: Static, arrays: Arrays, do: Array, interpret: bool) -> A
     return grads
 
 
-def summed(c: blocks.Call, name: str, x: Array) -> Array:
-    """Gradients of the items of the call as those of an argument."""
-    like = c.arrays[name]
-    return quadratic.sum_to(jnp, cropped(c, x, name, like.shape[-1]), tuple(like.shape))
+def summed(a: Layout, like: Array, x: Array) -> Array:
+    """Gradients of the items of the call as those of an argument, in its dtype."""
+    return quadratic.sum_to(jnp, cropped(a, x, *like.shape[-2:]), tuple(like.shape)).astype(like.dtype)
 
 
 def tiles_of_queries(at: Launch, tiles: int) -> tuple[Array, Array]:
