@@ -9,7 +9,7 @@ import torch
 import attnkit
 from attnkit._core.activations import NAMES
 from attnkit.backends.torch.triton import pointwise, statistics
-from attnkit.kernels.triton import blocks
+from attnkit.kernels.triton import sizes
 from tests.library import tails
 
 EPS = torch.finfo(torch.float32).eps
@@ -37,7 +37,7 @@ WINDOWS = (None, (5, None), (20, 3))
 def test_blocks_that_are_seen_whole_in_part_or_not_at_all(
     queries: int, keys: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocks, "tile", lambda *sizes: blocks.Tile(16, 16, 4, 1))
+    monkeypatch.setattr(sizes, "pointwise", lambda *of: sizes.Tile(16, 16, 4, 1))
     q, k, v, do = (x[:1, :1] for x in inputs(queries, keys))
     lengths = torch.tensor([[keys * 2 // 3]])
     chosen = list(enumerate(itertools.product(WINDOWS, (False, True, "upper_left"))))
@@ -51,7 +51,7 @@ def test_blocks_that_are_seen_whole_in_part_or_not_at_all(
 
 
 def test_distances_in_blocks_of_which_the_first_queries_see_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "tile", lambda *sizes: blocks.Tile(16, 16, 4, 1))
+    monkeypatch.setattr(sizes, "pointwise", lambda *of: sizes.Tile(16, 16, 4, 1))
     q, k, v, do = (x[:1] for x in inputs(40, 20))
     q, k, v = q + 30.0, k[:, :1] + 30.0, v[:, :1]
     for options in ({"causal": True}, {"query_mask": torch.arange(40) > 30}, {"mask": draw(5, 2, 40, 20) > 0.5}):
@@ -74,7 +74,7 @@ STATISTICS: list[tuple[str, dict[str, Any]]] = [
 def test_statistics_in_blocks(
     op: str, options: dict[str, Any], with_output: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocks, "tile", lambda *sizes: blocks.Tile(16, 16, 4, 1))
+    monkeypatch.setattr(sizes, "pointwise", lambda *of: sizes.Tile(16, 16, 4, 1))
     q, k, v, do = (x[:, :1] for x in inputs(20, 40))
     fields = tuple(name for name in statistics.FIELDS if name != "entropy" or options.get("gain", 1) > 0)
     given = options if with_output else {name: x for name, x in options.items() if name != "dropout"}

@@ -7,7 +7,7 @@ import torch
 
 import attnkit
 from attnkit.backends.torch.triton import linear_launch, packed
-from attnkit.kernels.triton import blocks, linear_blocks, rows_blocks
+from attnkit.kernels.triton import sizes
 from tests.kernels.in_interpreter import agree, draw
 
 EDGES = (0, 5, 5, 38, 60), (0, 9, 20, 41, 41)
@@ -23,11 +23,11 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "tile", lambda *sizes: blocks.Tile(16, 16, 4, 1))
-    monkeypatch.setattr(rows_blocks, "tile", lambda *sizes: blocks.Tile(16, 16, 4, 1))
-    monkeypatch.setattr(rows_blocks, "resident", lambda *sizes: None)
-    monkeypatch.setattr(linear_blocks, "tile", lambda *sizes: linear_blocks.Tile(16, 16, 4, 1))
-    monkeypatch.setattr(linear_blocks, "UNIT", 16)
+    monkeypatch.setattr(sizes, "pointwise", lambda *of: sizes.Tile(16, 16, 4, 1))
+    monkeypatch.setattr(sizes, "rows", lambda *of: sizes.Tile(16, 16, 4, 1))
+    monkeypatch.setattr(sizes, "resident", lambda *of: None)
+    monkeypatch.setattr(sizes, "linear", lambda *of: sizes.Chunk(16, 16, 4, 1))
+    monkeypatch.setattr(sizes, "UNIT", 16)
     monkeypatch.setattr(linear_launch, "FEWEST", 1)
 
 

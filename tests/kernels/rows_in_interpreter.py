@@ -8,8 +8,7 @@ import torch
 
 import attnkit
 from attnkit.backends.torch.triton import rows as triton_rows
-from attnkit.kernels.triton import rows_blocks
-from attnkit.kernels.triton.blocks import Tile
+from attnkit.kernels.triton import sizes
 
 from .in_interpreter import EPS, agree, draw, inputs
 
@@ -18,8 +17,8 @@ OP = "entmax_attention"
 
 def tiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have every call served by small tiles."""
-    monkeypatch.setattr(rows_blocks, "resident", lambda *sizes: None)
-    monkeypatch.setattr(rows_blocks, "tile", lambda *sizes: Tile(16, 16, 4, 1))
+    monkeypatch.setattr(sizes, "resident", lambda *of: None)
+    monkeypatch.setattr(sizes, "rows", lambda *of: sizes.Tile(16, 16, 4, 1))
 
 
 def expected(op: str, *arrays: torch.Tensor, **options: Any) -> torch.Tensor:

@@ -23,7 +23,7 @@ from triton.compiler import ASTSource  # noqa: E402
 
 from attnkit.backends.torch.triton import launch as triton_launch  # noqa: E402
 from attnkit.backends.torch.triton import pointwise, statistics  # noqa: E402
-from attnkit.kernels.triton.blocks import Tile  # noqa: E402
+from attnkit.kernels.triton.sizes import Tile  # noqa: E402
 
 from .selection import later  # noqa: E402
 
@@ -249,7 +249,7 @@ def test_every_option_compiles_and_has_enough_memory(own: dict[str, Any], compil
 
 
 def test_the_gate_sees_a_tile_that_is_too_large(compile_for: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attnkit.kernels.triton.blocks.tile", lambda *sizes: Tile(128, 128, 4, 2))
+    monkeypatch.setattr("attnkit.kernels.triton.sizes.pointwise", lambda *sizes: Tile(128, 128, 4, 2))
     q = torch.empty(1, 1, 128, 128, dtype=torch.bfloat16)
     found = compile_for(lambda: {"forward": launches(q)["forward"]}, 80)
     assert found["forward"].stack > 0

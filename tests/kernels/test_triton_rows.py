@@ -17,7 +17,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from attnkit.backends.torch.triton import launch as triton_launch
 from attnkit.backends.torch.triton import rows as triton_rows
-from attnkit.kernels.triton.blocks import Tile
+from attnkit.kernels.triton.sizes import Tile
 
 from .interpreted import MODE
 from .selection import FEW, later
@@ -184,7 +184,7 @@ def test_every_option_compiles_and_has_enough_memory(tmp_path: Path) -> None:
 
 
 def test_the_gate_sees_a_tile_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attnkit.kernels.triton.rows_blocks.tile", lambda *sizes: Tile(128, 128, 4, 2))
+    monkeypatch.setattr("attnkit.kernels.triton.sizes.rows", lambda *sizes: Tile(128, 128, 4, 2))
     found = launches(torch.empty(1, 1, 256, 128, dtype=torch.bfloat16), op="softmax_attention")
     assert compiled(found["forward_online"], 80, tmp_path).stack > 0
 

@@ -132,14 +132,14 @@ def view(a: Layout, what: str, x: Array | None) -> tuple[Array | None, tuple[int
 
 def constants(c: Call, kernel: str, strides: tuple[Any, ...], *functions: str) -> dict[str, Any]:
     """The arguments of a kernel that are known when it is compiled."""
-    from attnkit.kernels.triton import activations
-    from attnkit.kernels.triton.blocks import padded, tile, with_pairs
+    from attnkit.kernels.triton import activations, sizes
+    from attnkit.kernels.triton.sizes import padded, with_pairs
 
     (a, limits, n, *_), q = c.plan, c.arrays["q"]
     h = dict(zip(("H", "DH"), activations.ACTIVATIONS[c.activation], strict=True))
-    sizes = tile(kernel, q.dtype.itemsize * 8, a.d, a.e, CAPABILITY)
+    tile = sizes.pointwise(kernel, q.dtype.itemsize * 8, a.d, a.e, CAPABILITY)
     beside = sum(c.arrays[name].dtype.itemsize for name, what in INPUTS.items() if what == "pairs" and name in c.arrays)
-    found = {name: h[name] for name in functions} | with_pairs(sizes, beside)._asdict()
+    found = {name: h[name] for name in functions} | with_pairs(tile, beside)._asdict()
     found |= {"d": a.d, "e": a.e, "D": padded(a.d), "E": padded(a.e), "LAST_KEPT": n.last_kept}
     found |= {"STRIDES": strides, "LIMITS": (a.queries, limits.keys, limits.left, limits.right)}
     found |= {"NUMBERS": (n.scale, n.shift or None, n.gain, n.alpha or None), "HEADS": (a.heads, a.groups)}

@@ -26,3 +26,9 @@ FEATURE_MAPS = {
     "relu": (relu, d_relu),
     "identity": (identity, d_identity),
 }
+
+PRODUCTS = {"bfloat16": (tl.bfloat16, "ieee"), "float16": (tl.float32, "tf32"), "float32": (tl.float32, "tf32x3")}
+"""By dtype, that of the operands of matrix products, and their precision.
+
+Features and sums of float16 inputs may leave its range; TF32 has as many digits.
+"""

@@ -165,8 +165,8 @@ def _operand(q: Tensor, c: Call, statistics: bool) -> torch.dtype:
 
 
 def _constants(kernel: str, q: Tensor, c: Call, statistics: bool, *functions: str) -> dict[str, Any]:
-    from attnkit.kernels.triton import activations
-    from attnkit.kernels.triton.blocks import padded, tile, with_pairs
+    from attnkit.kernels.triton import activations, sizes
+    from attnkit.kernels.triton.sizes import padded, with_pairs
 
     a = c.plan.layout
     both = dict(zip(("H", "DH"), activations.ACTIVATIONS[c.activation], strict=True))
@@ -174,8 +174,8 @@ def _constants(kernel: str, q: Tensor, c: Call, statistics: bool, *functions: st
     constants |= {"LOG_LENGTH": c.plan.numbers.log_length, "d": a.d, "e": a.e, "D": padded(a.d), "E": padded(a.e)}
     dtype = _operand(q, c, statistics)
     constants["PRECISION"] = "tf32x3" if dtype == torch.float32 else "ieee"
-    sizes = tile(kernel, dtype.itemsize * 8, a.d, a.e, capability(q.device), c.distances, statistics)
-    return constants | with_pairs(sizes, bytes_of_pairs(c))._asdict()
+    tile = sizes.pointwise(kernel, dtype.itemsize * 8, a.d, a.e, capability(q.device), c.distances, statistics)
+    return constants | with_pairs(tile, bytes_of_pairs(c))._asdict()
 
 
 def bytes_of_pairs(c: Call) -> int:
@@ -228,7 +228,7 @@ def _scored(q: Tensor, k: Tensor, c: Call, backward: bool, statistics: bool) -> 
 
 def _centred(q: Tensor, k: Tensor, c: Call, dtype: torch.dtype) -> Scored:
     from attnkit.kernels.triton import distances
-    from attnkit.kernels.triton.blocks import padded
+    from attnkit.kernels.triton.sizes import padded
 
     a, scale = c.plan.layout, c.plan.numbers.scale
     pairs, of_rows, limits, _ = kernel_tuples(c, Rows())

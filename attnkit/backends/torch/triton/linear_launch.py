@@ -133,7 +133,7 @@ class Span(NamedTuple):
 
 def span(s: Setting, tokens: int) -> Span:
     """Positions (`tokens` of them where there is no order) divided so that all heads together keep a GPU busy."""
-    from attnkit.kernels.triton.linear_blocks import UNIT
+    from attnkit.kernels.triton.sizes import UNIT
 
     start, end = s.plan.positions
     end = end if s.plan.causal else tokens
@@ -147,11 +147,10 @@ def span(s: Setting, tokens: int) -> Span:
 
 def constants(kernel: Any, q: Tensor, s: Setting, by_values: bool) -> dict[str, Any]:
     """The compile-time arguments that a kernel has; `by_values`: it produces columns like those of v."""
-    from attnkit.kernels.triton.blocks import padded
-    from attnkit.kernels.triton.features import FEATURE_MAPS
-    from attnkit.kernels.triton.linear_blocks import PRODUCTS, tile
+    from attnkit.kernels.triton import sizes
+    from attnkit.kernels.triton.features import FEATURE_MAPS, PRODUCTS
 
-    D, E = padded(s.a.d), padded(s.a.e)
+    D, E = sizes.padded(s.a.d), sizes.padded(s.a.e)
     phi, slope = FEATURE_MAPS[s.feature_map]
     found = {"PHI": phi, "SLOPE": slope, "CAUSAL": s.plan.causal, "NORMALIZE": s.plan.normalize}
     found |= {"d": s.a.d, "e": s.a.e, "D": D, "E": E}
@@ -159,7 +158,7 @@ def constants(kernel: Any, q: Tensor, s: Setting, by_values: bool) -> dict[str, 
     found |= dict(zip(("OPERAND", "PRECISION"), PRODUCTS[dtype], strict=True))
     kind = "sums" if kernel.__name__ in SUMS else "sweep"
     capability = launch.capability(q.device)
-    chosen = tile(kind, dtype, capability, *((D, E) if by_values else (E, D)))
+    chosen = sizes.linear(kind, dtype, capability, *((D, E) if by_values else (E, D)))
     found |= {"CHUNK": chosen.CHUNK, "BLOCK": chosen.BLOCK}
     found = {name: value for name, value in found.items() if name in kernel.arg_names}
     return found | {"num_warps": chosen.num_warps, "num_stages": chosen.num_stages}

@@ -14,8 +14,8 @@ from attnkit._core.dispatch import Kernel, namespace
 from attnkit.backends.torch.custom import Given, Outputs, register
 from attnkit.backends.torch.triton import launch, pointwise
 from attnkit.backends.torch.triton.launch import Launch, View
-from attnkit.kernels.triton.blocks import padded
-from attnkit.kernels.triton.newton_blocks import LARGEST, constants
+from attnkit.kernels.triton import sizes
+from attnkit.kernels.triton.sizes import LARGEST, padded
 from attnkit.ops.lowrank import newton as lowrank_newton
 from attnkit.ops.lowrank import soft
 
@@ -62,12 +62,12 @@ class Call(NamedTuple):
     def launch(self, name: str, *arguments: Any, **flags: Any) -> Launch:
         from attnkit.kernels.triton import newton
 
-        chosen = constants(name, self.m, launch.capability(self.a.device))
+        chosen = sizes.newton(name, self.m, launch.capability(self.a.device))
         return Launch(getattr(newton, name), self.matrices, (*arguments, self.heads), {**chosen, **flags})
 
     def inverse(self, x: Tensor | None, found: Tensor | None, keeps: bool) -> Launch:
         """What writes X_T into x and `found`, or all of X_0 .. X_T into the latter."""
-        held = constants("inverse", self.m, launch.capability(self.a.device))["HELD"]
+        held = sizes.newton("inverse", self.m, launch.capability(self.a.device))["HELD"]
         found, scratch = (found, None) if held else (self.room(1) if found is None else found, self.room(2))
         written = None if x is None else self.view(x)
         arguments = (self.view(self.a), self.factors(), written, found, scratch, self.steps)

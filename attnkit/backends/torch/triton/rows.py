@@ -88,20 +88,19 @@ def _functions(kernel: Any, call: Call) -> dict[str, Any]:
 
 def _sizes(name: str, q: Tensor, call: Call) -> dict[str, Any] | None:
     """Sizes of tiles; None for a resident kernel whose registers do not hold a row."""
-    from attnkit.kernels.triton import rows_blocks
-    from attnkit.kernels.triton.blocks import padded, with_pairs
+    from attnkit.kernels.triton import sizes
 
     a, bits, capability = call.a, q.dtype.itemsize * 8, launch.capability(q.device)
     if name.endswith("_resident"):
         kind = "forward_power" if name == "forward_resident" and call.normaliser == "entmax" else name
-        sizes = rows_blocks.resident(kind, bits, a.d, a.e, a.keys, capability)
-        if sizes is None:
+        tile = sizes.resident(kind, bits, a.d, a.e, a.keys, capability)
+        if tile is None:
             return None
     else:
-        sizes = rows_blocks.tile("backward_tiled" if name == "backward_bias" else name, bits, a.d, a.e, capability)
-        sizes = with_pairs(sizes, launch.bytes_of_pairs(call.of_pairs))
-    widths = {"d": a.d, "e": a.e, "D": padded(a.d), "E": padded(a.e)}
-    return widths | sizes._asdict() | {"PRECISION": "tf32x3" if q.dtype == torch.float32 else "ieee"}
+        tile = sizes.rows("backward_tiled" if name == "backward_bias" else name, bits, a.d, a.e, capability)
+        tile = sizes.with_pairs(tile, launch.bytes_of_pairs(call.of_pairs))
+    widths = {"d": a.d, "e": a.e, "D": sizes.padded(a.d), "E": sizes.padded(a.e)}
+    return widths | tile._asdict() | {"PRECISION": "tf32x3" if q.dtype == torch.float32 else "ieee"}
 
 
 def _tuples(call: Call) -> tuple[Any, ...]:

@@ -1,0 +1,211 @@
+"""Sizes of tiles, chosen by kernel, bits of the inputs and head size: no search when a kernel is launched.
+
+They are chosen from what compilers say, not from measurements, and no call needs more memory than a multiprocessor of
+compute capability 8.0 or 9.0 has. Where registers allow it a warp has 16 queries (keys, for the gradients of keys) of
+its own: warps that share them compute the same scores.
+"""
+
+from typing import Any, NamedTuple
+
+
+class Tile(NamedTuple):
+    """Queries and keys of a tile, warps of a program, and tiles that are on their way from memory."""
+
+    ROWS: int
+    KEYS: int
+    num_warps: int
+    num_stages: int
+
+
+def padded(width: int) -> int:
+    """The power of two, at least 16, that holds a row of `width` features."""
+    return max(16, 1 << (width - 1).bit_length())
+
+
+def with_pairs(sizes: Tile, beside: int) -> Tile:
+    """The tile of a call whose arrays of pairs take `beside` bytes for each pair: they are on their way as well."""
+    stages = sizes.num_stages if beside == 0 else 2 if beside <= 4 else 1
+    return sizes._replace(num_stages=min(sizes.num_stages, stages))
+
+
+# ---------------------------------------------------------------------------------------------- pointwise
+# Causal calls without arrays of pairs spill no registers up to head size 128; float32 with head size 256 does.
+
+POINTWISE = {
+    ("forward", 16, 64): (Tile(128, 64, 8, 3), Tile(128, 64, 8, 3)),
+    ("forward", 16, 128): (Tile(128, 32, 8, 3), Tile(128, 64, 8, 3)),
+    ("forward", 16, 256): (Tile(64, 32, 8, 2), Tile(64, 32, 8, 2)),
+    ("forward", 32, 64): (Tile(128, 16, 8, 2), Tile(64, 32, 4, 2)),
+    ("forward", 32, 128): (Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
+    ("forward", 32, 256): (Tile(32, 16, 8, 1), Tile(32, 16, 8, 1)),
+    ("backward_queries", 16, 64): (Tile(128, 64, 8, 2), Tile(128, 64, 8, 2)),
+    ("backward_queries", 16, 128): (Tile(128, 32, 8, 2), Tile(128, 64, 8, 2)),
+    ("backward_queries", 16, 256): (Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
+    ("backward_queries", 32, 64): (Tile(32, 32, 4, 1), Tile(64, 16, 4, 1)),
+    ("backward_queries", 32, 128): (Tile(32, 16, 8, 1), Tile(16, 16, 8, 1)),
+    ("backward_queries", 32, 256): (Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
+    ("backward_keys", 16, 64): (Tile(32, 128, 8, 2), Tile(32, 128, 8, 2)),
+    ("backward_keys", 16, 128): (Tile(32, 64, 8, 2), Tile(32, 128, 8, 2)),
+    ("backward_keys", 16, 256): (Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
+    ("backward_keys", 32, 64): (Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
+    ("backward_keys", 32, 128): (Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
+    ("backward_keys", 32, 256): (Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
+    ("backward_together", 16, 64): (Tile(32, 64, 8, 2), Tile(32, 128, 8, 2)),
+    ("backward_together", 16, 128): (Tile(32, 64, 8, 2), Tile(32, 32, 8, 1)),
+    ("backward_together", 16, 256): (Tile(16, 32, 8, 1), Tile(16, 32, 8, 1)),
+    ("backward_together", 32, 64): (Tile(16, 32, 8, 1), Tile(16, 32, 8, 1)),
+    ("backward_together", 32, 128): (Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
+    ("backward_together", 32, 256): (Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
+}
+"""By kernel, bits and head size (the larger of d and e, rounded up): tiles for compute capability 8 and from 9 on."""
+
+DISTANCES = {
+    ("forward", 16, 64): (Tile(128, 32, 8, 3), Tile(128, 64, 8, 3)),
+    ("backward_queries", 16, 128): (Tile(64, 32, 4, 2), Tile(128, 64, 8, 2)),
+    ("backward_queries", 32, 128): (Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
+    ("backward_keys", 16, 128): (Tile(32, 64, 8, 2), Tile(32, 64, 8, 2)),
+}
+STATISTICS = {
+    ("forward", 16, 64): (Tile(128, 32, 8, 3), Tile(128, 32, 8, 3)),
+    ("forward", 16, 128): (Tile(128, 32, 8, 3), Tile(128, 32, 8, 3)),
+    ("forward", 32, 128): (Tile(32, 16, 8, 1), Tile(16, 32, 8, 1)),
+    ("backward_queries", 16, 64): (Tile(128, 32, 8, 2), Tile(128, 64, 8, 2)),
+    ("backward_queries", 16, 128): (Tile(64, 32, 8, 2), Tile(128, 32, 8, 2)),
+    ("backward_queries", 32, 128): (Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
+    ("backward_keys", 16, 64): (Tile(16, 128, 8, 2), Tile(16, 128, 8, 2)),
+    ("backward_keys", 16, 128): (Tile(32, 64, 8, 2), Tile(16, 64, 8, 2)),
+    ("backward_keys", 32, 64): (Tile(16, 32, 8, 1), Tile(32, 32, 8, 1)),
+}
+"""Where calls with distances, and those with statistics of rows, need smaller ones."""
+
+
+def pointwise(
+    kernel: str, bits: int, d: int, e: int, capability: int, distances: bool = False, statistics: bool = False
+) -> Tile:
+    """The tile of a kernel for head sizes d and e; `capability` is the major number."""
+    table = POINTWISE | STATISTICS if statistics else POINTWISE | DISTANCES if distances else POINTWISE
+    return table[kernel, bits, max(64, padded(d), padded(e))][capability >= 9]
+
+
+# ---------------------------------------------------------------------------------------------- rows
+# No registers are spilled by half types up to head size 128 and by float32 up to 64; a few bytes by float32 with 128.
+
+ROWS = {
+    ("forward_online", 16, 64): (Tile(128, 64, 8, 3), Tile(128, 64, 8, 3)),
+    ("forward_online", 16, 128): (Tile(128, 32, 8, 3), Tile(128, 64, 8, 3)),
+    ("forward_online", 16, 256): (Tile(64, 32, 8, 2), Tile(64, 32, 8, 2)),
+    ("forward_online", 32, 64): (Tile(128, 16, 8, 2), Tile(64, 32, 4, 2)),
+    ("forward_online", 32, 128): (Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
+    ("forward_online", 32, 256): (Tile(32, 16, 8, 1), Tile(32, 16, 8, 1)),
+    ("forward_tiled", 16, 64): (Tile(128, 64, 8, 3), Tile(128, 64, 8, 3)),
+    ("forward_tiled", 16, 128): (Tile(128, 32, 8, 3), Tile(128, 64, 8, 3)),
+    ("forward_tiled", 16, 256): (Tile(64, 32, 8, 2), Tile(64, 32, 8, 2)),
+    ("forward_tiled", 32, 64): (Tile(128, 16, 8, 2), Tile(64, 32, 4, 2)),
+    ("forward_tiled", 32, 128): (Tile(32, 16, 8, 1), Tile(32, 16, 8, 1)),
+    ("forward_tiled", 32, 256): (Tile(32, 16, 8, 1), Tile(32, 16, 8, 1)),
+    ("backward_tiled", 16, 64): (Tile(128, 64, 8, 2), Tile(128, 64, 8, 2)),
+    ("backward_tiled", 16, 128): (Tile(128, 32, 8, 2), Tile(128, 32, 8, 2)),
+    ("backward_tiled", 16, 256): (Tile(64, 16, 8, 1), Tile(32, 16, 8, 1)),
+    ("backward_tiled", 32, 64): (Tile(32, 16, 4, 1), Tile(64, 16, 4, 1)),
+    ("backward_tiled", 32, 128): (Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
+    ("backward_tiled", 32, 256): (Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
+    ("backward_keys", 16, 64): (Tile(32, 128, 8, 2), Tile(32, 128, 8, 2)),
+    ("backward_keys", 16, 128): (Tile(32, 64, 8, 2), Tile(32, 64, 8, 2)),
+    ("backward_keys", 16, 256): (Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
+    ("backward_keys", 32, 64): (Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
+    ("backward_keys", 32, 128): (Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
+    ("backward_keys", 32, 256): (Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
+}
+"""The same for softmax and thresholds; `backward_bias` has those of `backward_tiled`."""
+
+RESIDENT = {
+    ("forward_resident", 16, 64): (Tile(32, 256, 8, 1), Tile(64, 256, 8, 1)),
+    ("forward_resident", 16, 128): (Tile(64, 256, 8, 1), Tile(64, 256, 8, 1)),
+    ("forward_resident", 32, 64): (Tile(16, 256, 8, 1), Tile(16, 256, 8, 1)),
+    ("forward_power", 16, 64): (Tile(32, 256, 4, 1), Tile(32, 256, 4, 1)),
+    ("forward_power", 16, 128): (Tile(32, 256, 8, 1), Tile(32, 256, 8, 1)),
+    ("forward_power", 32, 64): (Tile(16, 256, 8, 1), Tile(16, 256, 8, 1)),
+    ("backward_resident", 16, 64): (Tile(32, 256, 8, 1), Tile(32, 256, 8, 1)),
+    ("backward_resident", 16, 128): (Tile(16, 256, 8, 1), Tile(16, 256, 8, 1)),
+}
+"""The tile with most keys for kernels that keep the scores of a whole row in registers; a call with more keys is tiled.
+
+`forward_power` is `forward_resident` for any α: logarithms take registers.
+"""
+
+
+def rows(kernel: str, bits: int, d: int, e: int, capability: int) -> Tile:
+    """The tile of a kernel for head sizes d and e."""
+    return ROWS[kernel, bits, max(64, padded(d), padded(e))][capability >= 9]
+
+
+def resident(kernel: str, bits: int, d: int, e: int, keys: int, capability: int) -> Tile | None:
+    """The tile of a resident kernel for rows of a number of keys, None where registers do not hold it."""
+    found = RESIDENT.get((kernel, bits, max(64, padded(d), padded(e))))
+    if found is None or keys > found[capability >= 9].KEYS:
+        return None
+    return found[capability >= 9]._replace(KEYS=padded(keys))
+
+
+# ---------------------------------------------------------------------------------------------- linear attention
+# No row spills registers in a call without masks.
+
+UNIT = 64  # tokens: segments are multiples of it, and every CHUNK divides it
+
+
+class Chunk(NamedTuple):
+    """Tokens of a chunk, columns of a program, its warps, and chunks that are on their way from memory."""
+
+    CHUNK: int
+    BLOCK: int
+    num_warps: int
+    num_stages: int
+
+
+LINEAR = {
+    ("sums", "bfloat16", 64): (Chunk(64, 64, 8, 2), Chunk(64, 64, 8, 2)),
+    ("sums", "bfloat16", 128): (Chunk(64, 64, 8, 2), Chunk(64, 64, 8, 2)),
+    ("sums", "bfloat16", 256): (Chunk(64, 64, 8, 2), Chunk(64, 64, 8, 2)),
+    ("sums", "float16", 64): (Chunk(64, 64, 8, 2), Chunk(64, 64, 8, 2)),
+    ("sums", "float16", 128): (Chunk(64, 64, 8, 2), Chunk(64, 64, 8, 2)),
+    ("sums", "float16", 256): (Chunk(32, 32, 8, 2), Chunk(32, 32, 8, 2)),
+    ("sums", "float32", 64): (Chunk(32, 32, 8, 2), Chunk(32, 32, 8, 2)),
+    ("sums", "float32", 128): (Chunk(32, 32, 8, 2), Chunk(32, 32, 8, 2)),
+    ("sums", "float32", 256): (Chunk(32, 32, 8, 2), Chunk(32, 32, 8, 2)),
+    ("sweep", "bfloat16", 64): (Chunk(32, 64, 4, 1), Chunk(64, 64, 8, 2)),
+    ("sweep", "bfloat16", 128): (Chunk(32, 32, 4, 1), Chunk(64, 32, 8, 2)),
+    ("sweep", "bfloat16", 256): (Chunk(32, 32, 8, 1), Chunk(32, 32, 8, 1)),
+    ("sweep", "float16", 64): (Chunk(32, 32, 4, 1), Chunk(64, 32, 8, 2)),
+    ("sweep", "float16", 128): (Chunk(32, 16, 4, 1), Chunk(32, 32, 8, 1)),
+    ("sweep", "float16", 256): (Chunk(16, 32, 8, 1), Chunk(16, 32, 8, 1)),
+    ("sweep", "float32", 64): (Chunk(16, 32, 4, 2), Chunk(16, 32, 4, 2)),
+    ("sweep", "float32", 128): (Chunk(16, 32, 4, 1), Chunk(16, 32, 4, 1)),
+    ("sweep", "float32", 256): (Chunk(16, 32, 8, 1), Chunk(16, 32, 8, 1)),
+}
+"""By sums of segments or sweeps over them, dtype, and head size rounded up: for compute capability 8 and from 9 on."""
+
+
+def linear(kind: str, dtype: str, capability: int, contracted: int, produced: int) -> Chunk:
+    """The tile of a kernel that contracts so many features to produce others, both powers of two."""
+    found = LINEAR[kind, dtype, max(64, contracted)][capability >= 9]
+    return found._replace(BLOCK=min(found.BLOCK, produced))
+
+
+# ---------------------------------------------------------------------------------------------- the Newton inverse
+
+LARGEST = 64  # rows of a matrix: larger ones do not stay in the registers of a program
+SLICE = 16  # columns and rows of operands that are read from memory at a time
+
+
+def newton(kernel: str, m: int, capability: int) -> dict[str, Any]:
+    """Compile-time arguments of a kernel, which holds its matrix so that no register spills.
+
+    Products of compute capability 9.0 take operands from shared memory, those of 8.0 from registers, which 64 rows and
+    columns of A and X do not fit into beside them.
+    """
+    M = padded(m)
+    found = {"m": m, "M": M, "K": SLICE, "PRECISION": "tf32x3", "num_stages": 1, "num_warps": 4 if M < LARGEST else 8}
+    if kernel == "inverse":
+        found["HELD"] = M < LARGEST or capability >= 9
+        found["num_warps"] = 4 if found["HELD"] else 8
+    return found
