@@ -4,6 +4,7 @@ Everything is None (or a Python number) where nothing is masked, so that a call 
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from attnkit._core.library import beside
@@ -24,92 +25,101 @@ def positions(xp: Namespace, x: Array, start: int, stop: int) -> Array:
     return xp.arange(start, stop, **beside(x))
 
 
-def visible_pairs(
-    xp: Namespace,
-    q: Array,
-    keys: int,
-    rows: Rows,
-    *,
-    mask: Array | None = None,
-    causal: Causal = False,
-    window: tuple[int | None, int | None] | None = None,
-    key_lengths: Array | int | None = None,
-    query_mask: Array | None = None,
-) -> Array | None:
-    """visible(i, j) as a boolean array that broadcasts to (..., L, S) and has S columns; None if every pair is visible.
+class Visibility(NamedTuple):
+    """Which query may see which key: the options of semantics A3 as one value."""
 
-    causal=True aligns the last query with the last key: j <= i + S - L; causal="upper_left" means j <= i. Without
-    queries or keys there is no pair, so that every token is one that nobody sees or that sees nobody (A6).
-    """
-    i: Any = None
-    j: Any = None
-    causal = causal or keys == 0 or rows.total == 0
-    if causal or window is not None or key_lengths is not None:
-        j = positions(xp, q, 0, keys)
-        i = positions(xp, q, rows.start, rows.stop)[:, None]
-    return pairs_between(
-        xp,
-        i,
-        j,
-        keys,
-        keys - rows.total,
-        mask=mask,
-        causal=causal,
-        window=window,
-        key_lengths=key_lengths,
-        query_mask=query_mask,
-    )
+    mask: Array | None = None
+    causal: Causal = False
+    window: tuple[int | None, int | None] | None = None
+    key_lengths: Array | int | None = None
+    query_mask: Array | None = None
+
+    @property
+    def masked(self) -> bool:
+        """Whether anything but causality hides pairs."""
+        return any(x is not None for x in (self.mask, self.window, self.key_lengths, self.query_mask))
+
+    def tile(self, rows: Rows) -> "Visibility":
+        """That of the queries looked at."""
+        if rows.stop - rows.start == rows.total:
+            return self
+        return self._replace(mask=tile(self.mask, -2, rows), query_mask=tile(self.query_mask, -1, rows))
+
+    def pairs(self, xp: Namespace, q: Array, keys: int, rows: Rows) -> Array | None:
+        """visible(i, j) as a boolean array that broadcasts to (..., L, S) and has S columns; None if every pair is.
+
+        causal=True aligns the last query with the last key: j <= i + S - L; causal="upper_left" means j <= i. Without
+        queries or keys there is no pair, so that every token is one that nobody sees or that sees nobody (A6).
+        """
+        i: Any = None
+        j: Any = None
+        seen = self if self.causal or (keys > 0 and rows.total > 0) else self._replace(causal=True)
+        if seen.causal or self.window is not None or self.key_lengths is not None:
+            j = positions(xp, q, 0, keys)
+            i = positions(xp, q, rows.start, rows.stop)[:, None]
+        return seen.between(xp, i, j, keys, keys - rows.total)
+
+    def between(self, xp: Namespace, i: Any, j: Any, keys: int, shift: int) -> Array | None:
+        """`pairs` of the queries at i (L, 1) and the first keys, at j (S,), which nobody asks for without need.
+
+        shift is S - L of the whole call.
+        """
+        terms: list[Any] = []
+        if self.causal:
+            terms.append(j <= (i if self.causal == "upper_left" else i + shift))
+        left, right = self.window or (None, None)
+        if left is not None:
+            terms.append(j >= i + (shift - left))
+        if right is not None:
+            terms.append(j <= i + (shift + right))
+        n = self.key_lengths
+        if n is not None:
+            terms.append(j < (n if isinstance(n, int) else n[..., None, None]))
+        if self.query_mask is not None:
+            terms.append(self.query_mask[..., None])
+        if self.mask is not None:
+            terms.append(self.mask)
+        if not terms:
+            return None
+        pairs = terms[0]
+        for term in terms[1:]:
+            pairs = pairs & term
+        if pairs.ndim < 2:
+            pairs = xp.reshape(pairs, (1, -1))
+        if pairs.shape[-1] != keys:
+            pairs = xp.broadcast_to(pairs, (*pairs.shape[:-1], keys))
+        return pairs
+
+    def always(self, rows: Rows, keys: int) -> tuple[bool, bool]:
+        """Whether it is certain, from shapes alone, that every query sees a key and that every key is seen by one."""
+        if self.masked or self.causal == "upper_left" or keys == 0 or rows.total == 0:
+            return not self.masked and keys > 0, not self.masked and not self.causal and rows.total > 0
+        whole = rows.stop == rows.total
+        return (not self.causal or rows.total <= keys), (not self.causal or whole)
+
+    def counts(self, xp: Namespace, q: Array, pairs: Array | None, keys: int, rows: Rows, dtype: Any) -> Any:
+        """n_i, the number of keys visible to query i: (..., L, 1) in the compute dtype, or a number without masks.
+
+        Lower-right causality alone needs no (L, S) array: then n_i = max(i + 1 + S - L, 0).
+        """
+        if pairs is None:
+            return keys
+        if self.causal is True and not self.masked:
+            n = positions(xp, q, rows.start, rows.stop)[:, None] + (1 + keys - rows.total)
+            return xp.astype(xp.where(n > 0, n, 0), dtype)
+        return xp.sum(xp.astype(pairs, dtype), axis=-1, keepdims=True)
 
 
-def pairs_between(
-    xp: Namespace,
-    i: Any,
-    j: Any,
-    keys: int,
-    shift: int,
-    *,
-    mask: Array | None = None,
-    causal: Causal = False,
-    window: tuple[int | None, int | None] | None = None,
-    key_lengths: Array | int | None = None,
-    query_mask: Array | None = None,
-) -> Array | None:
-    """`visible_pairs` of the queries at i (L, 1) and the first keys, at j (S,), which nobody asks for without need.
-
-    shift is S - L of the whole call.
-    """
-    terms: list[Any] = []
-    if causal:
-        terms.append(j <= (i if causal == "upper_left" else i + shift))
-    left, right = window or (None, None)
-    if left is not None:
-        terms.append(j >= i + (shift - left))
-    if right is not None:
-        terms.append(j <= i + (shift + right))
-    if key_lengths is not None:
-        terms.append(j < (key_lengths if isinstance(key_lengths, int) else key_lengths[..., None, None]))
-    if query_mask is not None:
-        terms.append(query_mask[..., None])
-    if mask is not None:
-        terms.append(mask)
-    if not terms:
-        return None
-    pairs = terms[0]
-    for term in terms[1:]:
-        pairs = pairs & term
-    if pairs.ndim < 2:
-        pairs = xp.reshape(pairs, (1, -1))
-    if pairs.shape[-1] != keys:
-        pairs = xp.broadcast_to(pairs, (*pairs.shape[:-1], keys))
-    return pairs
+def visibility_of(options: Mapping[str, Any]) -> Visibility:
+    """That which is among the options of a call."""
+    return Visibility(**{name: options[name] for name in Visibility._fields if name in options})
 
 
-def always_seen(rows: Rows, keys: int, causal: Causal, others: bool) -> tuple[bool, bool]:
-    """Whether it is certain, from shapes alone, that every query sees a key and that every key is seen by a query."""
-    if others or causal == "upper_left" or keys == 0 or rows.total == 0:
-        return not others and keys > 0, not others and not causal and rows.total > 0
-    whole = rows.stop == rows.total
-    return (not causal or rows.total <= keys), (not causal or whole)
+def tile(x: Array | None, axis: int, rows: Rows) -> Array | None:
+    """The part of an option that belongs to the rows looked at; an axis of size 1 or absent serves all of them."""
+    if x is None or rows.stop - rows.start == rows.total or x.ndim < -axis or x.shape[axis] == 1:
+        return x
+    return x[..., rows.start : rows.stop] if axis == -1 else x[..., rows.start : rows.stop, :]
 
 
 def seen_keys(xp: Namespace, pairs: Array, heads: int, shared: int) -> Array:
@@ -118,19 +128,6 @@ def seen_keys(xp: Namespace, pairs: Array, heads: int, shared: int) -> Array:
     if heads != shared and seen.ndim >= 2 and seen.shape[-2] == heads:
         seen = xp.any(xp.reshape(seen, (*seen.shape[:-2], shared, heads // shared, seen.shape[-1])), axis=-2)
     return seen[..., None]
-
-
-def visible_count(xp: Namespace, q: Array, pairs: Array | None, keys: int, rows: Rows, causal: bool, dtype: Any) -> Any:
-    """n_i, the number of keys visible to query i: (..., L, 1) in the compute dtype, or a number without masks.
-
-    `causal` says that lower-right causality is the only mask: then n_i = max(i + 1 + S - L, 0) needs no (L, S) array.
-    """
-    if pairs is None:
-        return keys
-    if causal:
-        n = positions(xp, q, rows.start, rows.stop)[:, None] + (1 + keys - rows.total)
-        return xp.astype(xp.where(n > 0, n, 0), dtype)
-    return xp.sum(xp.astype(pairs, dtype), axis=-1, keepdims=True)
 
 
 def row_length(xp: Namespace, length: Length, count: Any, keys: int, rows: Rows, dtype: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from attnkit._core.check import broadcast, dtype_name
 from attnkit._core.dropout import kept_pairs
-from attnkit._core.mask import Rows, always_seen, row_length, seen_keys, visible_count, visible_pairs
+from attnkit._core.mask import Rows, Visibility, row_length, seen_keys, tile
 from attnkit._core.special import stop_gradient
 from attnkit._core.typing import DEFAULTS, Array, Length, Namespace
 
@@ -59,34 +59,24 @@ def cast(xp: Namespace, x: Array, dtype: Any) -> Array:
     return x if x.dtype == dtype else xp.astype(x, dtype)
 
 
-def _tile(x: Array | None, axis: int, rows: Rows) -> Array | None:
-    """The part of an option that belongs to the rows looked at; an axis of size 1 or absent serves all of them."""
-    if x is None or rows.stop - rows.start == rows.total or x.ndim < -axis or x.shape[axis] == 1:
-        return x
-    return x[..., rows.start : rows.stop] if axis == -1 else x[..., rows.start : rows.stop, :]
-
-
 def prepare(
     xp: Namespace,
     q: Array,
     k: Array,
     v: Array | None = None,
     *,
-    mask: Array | None = None,
     bias: Array | None = None,
-    causal: Any = False,
-    window: Any = None,
-    key_lengths: Any = None,
-    query_mask: Array | None = None,
     scale: float | None = None,
     enable_gqa: bool = False,
     dropout_mask: Array | None = None,
     dropout: Any = None,
     rows: Rows | None = None,
     part: tuple[tuple[int, ...], tuple[Any, ...]] | None = None,
+    **seeing: Any,
 ) -> Inputs:
     """Cast, find what is visible, and put 0 in place of keys that no query sees and of queries that see no key.
 
+    `seeing` are the fields of `Visibility`.
     `part`, for dropout, says of which call this is a block: the leading axes of that call, and those picked of them.
     """
     dtype = compute_dtype(xp, q)
@@ -94,23 +84,13 @@ def prepare(
     rows = rows or Rows(0, total, total)
     heads, shared = (q.shape[-3], k.shape[-3]) if enable_gqa else (1, 1)
     leading, picked = part or (leading_axes(q, k, v, enable_gqa) if dropout is not None else (), ())
-    q, k = cast(xp, _tile(q, -2, rows), dtype), cast(xp, k, dtype)
+    q, k = cast(xp, tile(q, -2, rows), dtype), cast(xp, k, dtype)
     v = None if v is None else cast(xp, v, dtype)
-    bias = None if bias is None else cast(xp, _tile(bias, -2, rows), dtype)
+    bias = None if bias is None else cast(xp, tile(bias, -2, rows), dtype)
 
-    pairs = visible_pairs(
-        xp,
-        q,
-        keys,
-        rows,
-        mask=_tile(mask, -2, rows),
-        causal=causal,
-        window=window,
-        key_lengths=key_lengths,
-        query_mask=_tile(query_mask, -1, rows),
-    )
-    others = not (mask is None and window is None and key_lengths is None and query_mask is None)
-    all_live, all_seen = always_seen(rows, keys, causal, others)
+    visibility = Visibility(**seeing).tile(rows)
+    pairs = visibility.pairs(xp, q, keys, rows)
+    all_live, all_seen = visibility.always(rows, keys)
     live = None
     if pairs is not None and not all_seen:
         seen = seen_keys(xp, pairs, heads, shared)
@@ -119,8 +99,8 @@ def prepare(
     if pairs is not None and not all_live:
         live = xp.any(pairs, axis=-1, keepdims=True)
         q = xp.where(live, q, 0.0)
-    count = visible_count(xp, q, pairs, keys, rows, causal is True and not others, dtype)
-    drop = None if dropout_mask is None else cast(xp, stop_gradient(_tile(dropout_mask, -2, rows)), dtype)
+    count = visibility.counts(xp, q, pairs, keys, rows, dtype)
+    drop = None if dropout_mask is None else cast(xp, stop_gradient(tile(dropout_mask, -2, rows)), dtype)
     if drop is not None and pairs is not None:
         drop = xp.where(pairs, drop, 0.0)
     if dropout is not None and dropout[0] > 0:
@@ -198,7 +178,7 @@ def sum_to(xp: Namespace, g: Array, shape: tuple[int, ...]) -> Array:
     return xp.sum(g, axis=axes, keepdims=True) if axes else g
 
 
-def _shape_in_tile(x: Array, a: Inputs) -> tuple[int, ...]:
+def _shape_intile(x: Array, a: Inputs) -> tuple[int, ...]:
     """The shape that x, with an axis of queries, has within the rows looked at."""
     shape = tuple(x.shape)
     if len(shape) < 2 or shape[-2] != a.rows.total:
@@ -213,9 +193,9 @@ def score_gradients(xp: Namespace, a: Inputs, ds: Array, q: Array, k: Array, bia
         before = a.normalised
         dq = before.pull(xp, before.q, sum_to(xp, dq, tuple(before.q.shape)))
         dk = before.pull(xp, before.k, sum_to(xp, dk, tuple(before.k.shape)))
-    grads = {"q": sum_to(xp, dq, _shape_in_tile(q, a)), "k": sum_to(xp, dk, tuple(k.shape))}
+    grads = {"q": sum_to(xp, dq, _shape_intile(q, a)), "k": sum_to(xp, dk, tuple(k.shape))}
     if bias is not None:
-        grads["bias"] = sum_to(xp, ds, _shape_in_tile(bias, a))
+        grads["bias"] = sum_to(xp, ds, _shape_intile(bias, a))
     return grads
 
 

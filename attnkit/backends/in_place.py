@@ -11,13 +11,12 @@ from typing import Any, NamedTuple
 
 from attnkit._core import blocks, quadratic
 from attnkit._core.activations import ACTIVATIONS
-from attnkit._core.mask import Rows, log, positions
+from attnkit._core.mask import Rows, log, positions, visibility_of
 from attnkit._core.typing import Array, Namespace
 from attnkit.ops import pointwise
 
 SCORES = 1 << 21  # of a block: products of several heads at a time keep all cores busy
 QUERIES, CAUSAL_QUERIES = 512, 256  # of a block; causality hides more of a higher one
-MASKS = ("mask", "window", "key_lengths", "query_mask")
 
 Overwrite = Callable[[Array], Array]
 Pull = Callable[[Array, Array], tuple[Array, Array]]
@@ -87,7 +86,7 @@ def prepared(work: Workspace, xp: Namespace, c: blocks.Call, rows: Rows) -> Prep
     q, k, v = (c.arrays[name] for name in "qkv")
     keys, causal = k.shape[-2], options.get("causal", False)
     first = rows.start + (0 if causal == "upper_left" else keys - rows.total)
-    if not causal or first < 0 or any(name in options for name in MASKS):
+    if not causal or first < 0 or visibility_of(options).masked:
         return Prepared(quadratic.prepare(xp, q, k, v, rows=rows, **options), None, work.library)
     a = quadratic.prepare(xp, q, k, v, rows=rows, **{**options, "causal": False})
     count = positions(xp, a.q, first + 1, first + 1 + rows.stop - rows.start)

@@ -1,4 +1,4 @@
-"""A checked call as any kernel takes it, from shapes, dtypes and plain options alone.
+"""A checked call as any kernel takes it, from shapes and plain options alone.
 
 `signature` says what a plan depends on, `plan` derives the values: sizes and heads, which keys a query sees, the
 numbers of its weights, shapes of gradients. No array is read or needed, so a plan can be cached by its signature. Views

@@ -7,7 +7,7 @@ from attnkit._core import check
 from attnkit._core.activations import ACTIVATIONS
 from attnkit._core.derived import served_by, vjp_like
 from attnkit._core.dispatch import namespace, operation_checked_by
-from attnkit._core.mask import Rows, visible_pairs
+from attnkit._core.mask import Rows, visibility_of
 from attnkit._core.quadratic import cast, compute_dtype, sum_to
 from attnkit._core.tokens import chosen, cotangent
 from attnkit._core.typing import Array, Causal, Impl, Length, Namespace
@@ -16,7 +16,6 @@ from attnkit.ops.pointwise import pointwise_attention, pointwise_attention_vjp
 _SILU = ACTIVATIONS["silu"]
 WEIGHTS = ("w_z", "w_u", "w_v", "w_o", "gamma_q", "beta_q", "gamma_k", "beta_k")
 ATTENTION: dict[str, Any] = {"activation": "relu_squared", "alpha": 2.0, "scale": 1.0, "impl": "generic"}
-_HIDING = ("mask", "window", "key_lengths", "query_mask")  # what can leave a token without use; causality cannot
 
 
 class OneHead(TypedDict, total=False):
@@ -69,11 +68,10 @@ class _Parts(NamedTuple):
 
 
 def _used(xp: Namespace, x: Array, common: Mapping[str, Any]) -> Array | None:
-    if all(common.get(name) is None for name in _HIDING):
+    T, visibility = x.shape[-2], visibility_of(common)
+    if not visibility.masked:  # causality leaves no token without use
         return None
-    T = x.shape[-2]
-    hiding: dict[str, Any] = {name: common.get(name) for name in _HIDING}
-    pairs = visible_pairs(xp, x, T, Rows(0, T, T), causal=common.get("causal", False), **hiding)
+    pairs = visibility.pairs(xp, x, T, Rows(0, T, T))
     return None if pairs is None else xp.any(pairs, axis=-1) | xp.any(pairs, axis=-2)
 
 

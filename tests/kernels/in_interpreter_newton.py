@@ -58,6 +58,7 @@ def test_any_strides_and_leading_axes_give_the_same_bits() -> None:
     assert torch.equal(newton.invert(a.mT.contiguous().mT), expected)
     assert torch.equal(newton.invert(a.transpose(0, 2)), expected.transpose(0, 2))
     assert torch.equal(newton.invert(a[1, 0, 2]), expected[1, 0, 2])
+    assert torch.equal(newton.invert(a[1, 0, 2], init_scale=torch.tensor(0.9)), expected[1, 0, 2])
 
 
 def test_nan_stays_nan_and_residuals_have_no_gradient() -> None:

@@ -160,6 +160,15 @@ def test_masks_of_query_heads_and_states_of_their_groups(kernels: CudaOnCpu) -> 
         assert_agrees(found[name], exact)
 
 
+def test_states_of_leading_axes_that_cannot_be_joined(kernels: CudaOnCpu) -> None:
+    arrays = {"q": draw(0, 3, 2, 4, 5, 8), "k": draw(1, 2, 4, 6, 8), "v": draw(2, 3, 1, 4, 6, 5)}
+    found = kernels.call(OP, arrays, {"return_state": True})
+    wide = [x.astype(np.float64) for x in arrays.values()]
+    o, (S, z) = linear_attention(*wide, return_state=True)
+    for name, expected in (("o", o), ("S", S), ("z", z)):
+        assert_agrees(found[name], expected)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_any_strides_give_the_same_bits(dtype: str, kernels: CudaOnCpu) -> None:
     arrays = {name: draw(n, 2, 3, 20, 16, dtype=dtype) for n, name in enumerate("qkv")}

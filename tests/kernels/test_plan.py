@@ -10,7 +10,7 @@ import pytest
 
 import attnkit
 from attnkit._core.dropout import kept_pairs
-from attnkit._core.mask import Rows, row_length, visible_count, visible_pairs
+from attnkit._core.mask import Rows, Visibility, row_length
 from attnkit.kernels import plan as plans
 from attnkit.kernels.plan import Limits, Plan, cached_plan, layout, plan, signature, summed_axes
 
@@ -33,7 +33,7 @@ def seen_within(s: Limits, queries: int, keys: int) -> np.ndarray:
 
 
 def pairs_of(queries: int, keys: int, **options: Any) -> np.ndarray:
-    found = visible_pairs(np, np.zeros((queries, 1)), keys, Rows(0, queries, queries), **options)
+    found = Visibility(**options).pairs(np, np.zeros((queries, 1)), keys, Rows(0, queries, queries))
     return np.broadcast_to(True if found is None else found, (queries, keys))
 
 
@@ -70,8 +70,8 @@ def test_what_is_the_same_for_all_queries_is_in_gain_and_shift(own: dict[str, An
         for seeing in ({}, {"key_lengths": 2}, {"causal": True}, {"mask": np.ones((2, 1, 1, keys), bool)}):
             s = planned(queries, keys, **own, length=length, **seeing)
             rows = Rows(0, queries, queries)
-            pairs = visible_pairs(np, np.zeros((queries, 1)), keys, rows, **seeing)
-            count = visible_count(np, np.zeros((queries, 1)), pairs, keys, rows, False, float)
+            pairs = Visibility(**seeing).pairs(np, np.zeros((queries, 1)), keys, rows)
+            count = keys if pairs is None else pairs.sum(-1, keepdims=True)
             n = np.broadcast_to(row_length(np, length, count, keys, rows, float), (*np.shape(count)[:-2], queries, 1))
             alpha, gain, shift = own.get("alpha", 1.0), own.get("gain", 1.0), own.get("shift", 0.0)
             factor = s.numbers.gain * n**-s.numbers.alpha
@@ -164,3 +164,56 @@ def test_defaults_are_those_of_the_op() -> None:
         if name in known:
             assert known[name].default == defaults[name], name
     assert {"alpha", "gain", "length", "shift"} <= {*plans.PLAIN} & {*known}
+
+
+# ---------------------------------------------------------------------------------------------- linear attention
+
+
+def linear(queries: int = 4, keys: int = 6, heads: int = 4, shared: int = 2, **options: Any) -> plans.Linear:
+    q, k, v = np.zeros((2, heads, queries, 8)), np.zeros((2, shared, keys, 8)), np.zeros((1, shared, keys, 5))
+    return plans.linear_plan(q, k, v, {"enable_gqa": True, **options})
+
+
+@pytest.mark.parametrize(("queries", "keys"), LENGTHS)
+def test_keys_behind_the_stop_are_seen_by_no_query(queries: int, keys: int) -> None:
+    for causal, key_lengths in itertools.product(CAUSAL, (None, 0, 2, 9)):
+        s = linear(queries, keys, causal=causal, key_lengths=key_lengths)
+        i, j = np.arange(queries)[:, None], np.arange(keys)
+        found = (j < s.stop) & ((j <= i + s.shift) if s.causal else (i >= 0))
+        assert np.array_equal(found, pairs_of(queries, keys, causal=causal, key_lengths=key_lengths))
+        if queries and s.stop > 0:
+            assert found[:, s.stop - 1].any()
+        assert s.valid == (keys if key_lengths is None else min(keys, key_lengths))
+        start, end = s.positions
+        assert start <= s.shift
+        assert end >= max(keys, queries + s.shift)
+
+
+@pytest.mark.parametrize(
+    ("options", "members"),
+    [
+        ({}, 2),
+        ({"mask": np.ones((2, 1, 1, 6), bool), "key_lengths": np.ones((2, 1), int)}, 2),
+        ({"mask": np.ones((4, 1, 6), bool)}, 1),
+        ({"mask": np.ones(6, bool), "query_mask": np.ones((4, 4), bool)}, 1),
+        ({"key_lengths": np.ones(4, int)}, 1),
+        ({"key_lengths": 3, "query_mask": np.ones(4, bool)}, 2),
+    ],
+)
+def test_query_heads_share_a_state_unless_their_masks_differ(options: dict[str, Any], members: int) -> None:
+    s = linear(**options)
+    assert (s.members, s.held, s.held_leading) == (members, 4 // members, (2, 4 // members))
+
+
+def test_a_returned_state_has_the_axes_of_what_it_is_made_of() -> None:
+    k, v = np.zeros((2, 6, 8)), np.zeros((1, 2, 6, 5))
+    assert plans.state_axes(k, v, None, {}) == (1, 2)
+    assert plans.state_axes(k, v, None, {"mask": np.ones((3, 1, 1, 6), bool), "key_lengths": 4}) == (3, 2)
+    initial = np.zeros((5, 1, 8, 5)), np.zeros((1, 2, 8))
+    assert plans.state_axes(k, v, initial, {"key_lengths": np.ones((1, 1), int)}) == (5, 2)
+
+
+def test_defaults_of_linear_attention() -> None:
+    assert linear()[-3:] == (True, 1.0, 1e-6)
+    assert linear(feature_map="identity", scale=0.5, eps=1e-3)[-3:] == (False, 0.5, 1e-3)
+    assert linear(feature_map="identity", normalize=True).normalize

@@ -19,8 +19,7 @@ from attnkit._core import blocks, quadratic
 from attnkit._core.dispatch import Kernel
 from attnkit._core.dropout import kept_counters
 from attnkit._core.family import RECORDS, made_of_scores
-from attnkit._core.mask import pairs_between
-from attnkit.backends.in_place import MASKS
+from attnkit._core.mask import visibility_of
 
 SCORES = 1 << 21  # of a block
 QUERIES, CAUSAL_QUERIES = 512, 256  # of a block at most; causality hides more of a higher one
@@ -116,10 +115,10 @@ def prepared(c: blocks.Call, p: blocks.Call, index: Index, start: Any) -> blocks
     options: dict[str, Any] = {name: given[name] for name in ("bias", "scale", "dropout_mask") if name in given}
     i = start + jnp.arange(q.shape[0])[:, None]
     shift = c.lengths[1] - c.lengths[0]
-    seeing = {name: given[name] for name in ("causal", *MASKS) if name in given}
-    pairs = pairs_between(jnp, i, jnp.arange(k.shape[0]), k.shape[0], shift, **seeing)
+    visibility = visibility_of(given)
+    pairs = visibility.between(jnp, i, jnp.arange(k.shape[0]), k.shape[0], shift)
     options |= dropped(c, given, index, i, k.shape[0])
-    alone = given.get("causal") is True and c.lengths[0] <= c.lengths[1] and not any(name in given for name in MASKS)
+    alone = visibility.causal is True and c.lengths[0] <= c.lengths[1] and not visibility.masked
     if alone and c.family.prepare is quadratic.prepare:  # every query sees a key, and how many is known
         a = quadratic.prepare(jnp, q, k, v, **options)
         a = a._replace(pairs=pairs, count=(i + (1 + shift)).astype(a.dtype))

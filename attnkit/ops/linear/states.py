@@ -10,7 +10,7 @@ from functools import wraps
 from typing import Any, NamedTuple, TypedDict, TypeVar
 
 from attnkit._core import check
-from attnkit._core.mask import Rows, positions, visible_pairs
+from attnkit._core.mask import Rows, Visibility, positions
 from attnkit._core.quadratic import cast, compute_dtype
 from attnkit._core.tokens import both, chosen, gradient_like, split_heads, valid_keys, whole, zeros
 from attnkit._core.typing import Array, Causal, Namespace
@@ -243,10 +243,8 @@ def parts_of(
             some = valid_keys(xp, q, keys, mask, None)
         else:
             some = xp.any(mask, axis=-2)
-            rows = Rows(0, queries, queries)
-            pairs = visible_pairs(
-                xp, q, keys, rows, mask=mask, causal=causal, key_lengths=key_lengths, query_mask=query_mask
-            )
+            visibility = Visibility(mask, causal, None, key_lengths, query_mask)
+            pairs = visibility.pairs(xp, q, keys, Rows(0, queries, queries))
     lengths = valid_keys(xp, q, keys, None, key_lengths)
     valid = both(*(x for x in (some, lengths) if x is not None))
     if pairs is not None:
