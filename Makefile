@@ -29,7 +29,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 run: install
 	@mkdir -p $(OUT)
 	@echo "== does attnkit agree with its reference on the libraries of this machine?"
-	$(BIN)/python -m attnkit_conformance run $(LIBRARIES) --profile quick -k "$(QUICKLY)" --html $(OUT)/conformance.html
+	$(BIN)/python -m attnkit_conformance run $(LIBRARIES) --profile quick -k "$(QUICKLY)" --workers $(WORKERS) --html $(OUT)/conformance.html
 	@echo "== a softmax and a ReLU vision transformer, side by side, on real images (scikit-learn's digits)"
 	OMP_NUM_THREADS=2 $(BIN)/python -m experiments run 000-fig2 --preset smoke --data digits --out $(OUT)/000-fig2 --overwrite
 	$(BIN)/python -m experiments report $(OUT)/000-fig2
@@ -53,13 +53,13 @@ tests: install
 
 conformance: install
 	@mkdir -p $(OUT)
-	$(BIN)/python -m attnkit_conformance run --profile full --html $(OUT)/conformance-full.html --json $(OUT)/conformance-full.json
+	$(BIN)/python -m attnkit_conformance run --profile full --workers $(WORKERS) --html $(OUT)/conformance-full.html --json $(OUT)/conformance-full.json
 
 # Kernels of GPUs beside the generic bodies, without a GPU: interpreted, or emulated thread by thread.
 emulated: install
 	@mkdir -p $(OUT)
 	$(BIN)/python -m attnkit_conformance run numpy-generic triton_interpreted jax_triton_interpreted pallas_interpreted cuda_cpu \
-	  --profile quick -k "not property" --html $(OUT)/conformance-emulated.html
+	  --profile quick -k "not property" --workers $(WORKERS) --html $(OUT)/conformance-emulated.html
 	$(BIN)/python -m pytest -q -m emulated tests/kernels
 
 # Every recipe in miniature; translation needs sentence pairs, which ATTNKIT_DATA names.

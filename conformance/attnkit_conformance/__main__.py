@@ -15,7 +15,7 @@ from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters import families, transforms
 from attnkit_conformance.adapters.transforms import page
 from attnkit_conformance.core import CaseResult
-from attnkit_conformance.judge import in_order, matcher, planned
+from attnkit_conformance.judge import in_order, judge, matcher, planned
 from attnkit_conformance.judge.processes import judge_in_processes
 from attnkit_conformance.model.case import DTYPES, HAS_BFLOAT16, PROFILES, judged_dtypes
 from attnkit_conformance.opdb import OPDB
@@ -44,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--seed", type=int, default=0, help="of the search; the same seed draws the same cases")
     run.add_argument("--save", type=Path, metavar="DIR", default=FOUND, help=f"where failures are saved: {FOUND}")
     run.add_argument("--samples", type=Path, nargs="+", metavar="FILE", help="judge the cases that a search saved")
-    run.add_argument("--workers", type=int, metavar="N", help="processes that judge, one per core by default")
+    run.add_argument("--workers", type=int, metavar="N", default=1, help="processes that judge; this one by default")
     selection(run)
 
     tab = commands.add_parser("table", help="the table of ops for the documentation, as markdown")
@@ -108,14 +108,23 @@ def run(given: argparse.Namespace) -> int:
     chosen = find(names)
     if given.samples or given.search is not None:
         return conclude(drawn_or_saved(given, chosen, dtypes), chosen, given)
-    for adapter in chosen:
-        if hasattr(adapter, "close"):
-            adapter.close()
-    verdicts = judge_in_processes(find, names, given.profile, given.k, dtypes, given.workers)
+    if given.workers == 1:
+        verdicts = judge(chosen, given.profile, given.k, dtypes)
+    else:
+        closed(chosen)
+        verdicts = judge_in_processes(find, names, given.profile, given.k, dtypes, given.workers)
     results = terminal.show_progress(verdicts, lambda: planned(chosen, given.profile, given.k, dtypes))
+    closed(chosen)
     if not results:
         raise ValueError("nothing selected: no case matches")
     return conclude(in_order(results, chosen), chosen, given)
+
+
+def closed(adapters: Iterable[Adapter]) -> None:
+    """Ends the processes that adapters have."""
+    for adapter in adapters:
+        if hasattr(adapter, "close"):
+            adapter.close()
 
 
 def drawn_or_saved(given: argparse.Namespace, chosen: list[Adapter], dtypes: tuple[str, ...]) -> list[CaseResult]:

@@ -11,11 +11,11 @@ import numpy as np
 
 from attnkit_conformance.adapter import Adapter, IllFormed, Unsupported, answered, as_numpy
 from attnkit_conformance.model import tolerance
-from attnkit_conformance.model.case import DTYPES, PROFILES, Case, aligned, is_dtype, numpy_dtype
+from attnkit_conformance.model.case import DTYPES, PROFILES, Case, Sample, aligned, is_dtype, numpy_dtype
 from attnkit_conformance.model.golden import Golden, golden
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.model.tolerance import Limit, Measured
-from attnkit_conformance.opdb import BY_NAME, OPDB
+from attnkit_conformance.opdb import BY_NAME
 
 STATUSES = ("pass", "fail", "unsupported", "xfail")
 Failure = tuple[str, str]  # name of the check, message
@@ -76,8 +76,8 @@ def asked(adapter: Adapter, op: str) -> bool:
     return ops is None or op in ops
 
 
-def cases(op: str, profile: str = "full", dtypes: tuple[str, ...] = DTYPES) -> Iterator[Case]:
-    """All cases of an op."""
+def samples(op: str, profile: str = "full", dtypes: tuple[str, ...] = DTYPES) -> Iterator[Sample]:
+    """The samples of an op, nothing of them drawn yet."""
     if profile not in PROFILES:
         raise ValueError(f"unknown profile {profile!r}; expected one of {', '.join(PROFILES)}")
     row = op_named(op)
@@ -86,10 +86,9 @@ def cases(op: str, profile: str = "full", dtypes: tuple[str, ...] = DTYPES) -> I
             yield from row.samples(row, dtype, profile)
 
 
-def all_cases(profile: str, dtypes: tuple[str, ...] = DTYPES) -> Iterator[Case]:
-    """All cases of all ops."""
-    for op in OPDB:
-        yield from cases(op.name, profile, dtypes)
+def cases(op: str, profile: str = "full", dtypes: tuple[str, ...] = DTYPES) -> Iterator[Case]:
+    """All cases of an op, drawn one by one."""
+    return (sample.draw() for sample in samples(op, profile, dtypes))
 
 
 def typed_arrays(adapter: Adapter, case: Case) -> dict[str, Any]:

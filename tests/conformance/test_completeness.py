@@ -89,7 +89,9 @@ def test_own_parameters_are_those_of_the_signature(op: Any) -> None:
 def test_every_output_has_a_sample_that_tells_right_from_wrong(op: Any) -> None:
     seen: dict[str, int] = {}
     for dtype in op.dtypes:  # half types are so coarse that few samples are discerning: look at all of them
-        for case in core.cases(op.name, "full" if dtype in HALF_TYPES else "quick", (dtype,)):
+        for sample in core.samples(op.name, "full" if dtype in HALF_TYPES else "quick", (dtype,)):
+            case = sample.draw()
+            assert case.id == sample.id
             truth = golden.compute(case)
             assert truth.blind_spots() == [], case.id
             limits = {**truth.outputs, **{f"d{name}": limit for name, limit in truth.gradients.items()}}
@@ -102,8 +104,9 @@ def test_every_output_has_a_sample_that_tells_right_from_wrong(op: Any) -> None:
 def test_ids_are_unique_and_quick_is_part_of_full() -> None:
     full = [identity for op in OPDB for identity in ids_of(op.name)]
     assert len(full) == len(set(full))
-    quick = {case.id for case in core.all_cases("quick")} | set(properties.identities("quick"))
-    assert quick <= set(full)
+    quick = [sample.id for op in OPDB for sample in core.samples(op.name, "quick")]
+    quick += [identity for op in OPDB for identity in properties.identities(op, "quick")]
+    assert set(quick) <= set(full)
 
 
 @pytest.mark.parametrize("op", OPDB, ids=lambda op: op.name)

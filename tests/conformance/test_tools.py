@@ -15,6 +15,7 @@ from attnkit_conformance.__main__ import main
 from attnkit_conformance.adapters.numpy import adapters
 from attnkit_conformance.model import golden
 from attnkit_conformance.report import files, table
+from attnkit_conformance.scenes import attention
 
 MINE = """
 import numpy as np
@@ -88,6 +89,21 @@ def test_unknown_op_and_profile_are_named() -> None:
         list(core.cases("hardmax"))
     with pytest.raises(ValueError, match="unknown profile 'fast'"):
         list(core.cases("softmax_attention", "fast"))
+
+
+def test_what_is_not_selected_is_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither to judge, nor to count for the progress, nor to hold expected failures against ids."""
+
+    def drawn(*arguments: Any) -> Any:
+        raise AssertionError("a case was drawn")
+
+    monkeypatch.setattr(attention, "attention_case", drawn)
+    generic = [adapter for adapter in adapters() if adapter.name == "numpy-generic"]
+    (result,) = judge.judge(generic, "full", "qk_layernorm/float32/cross", xfails=judge.XFAILS)
+    assert result.status == "pass"
+    assert judge.planned(generic, "full", None, ("float32",)) > 500
+    with pytest.raises(AssertionError, match="a case was drawn"):
+        list(judge.judge(generic, "quick", "softmax_attention/float32/cross"))
 
 
 def test_expressions_select() -> None:

@@ -28,7 +28,7 @@ from attnkit_conformance.model import tolerance
 from attnkit_conformance.model.case import DTYPES, Case, is_dtype, numpy_dtype
 from attnkit_conformance.model.golden import golden
 from attnkit_conformance.model.tolerance import Limit
-from attnkit_conformance.opdb import BY_NAME
+from attnkit_conformance.opdb import BY_NAME, OPDB
 from attnkit_conformance.report.files import version
 
 FORMAT = 2  # of the folder; raised when a reader of the one before could not read it
@@ -64,7 +64,8 @@ def export(
 ) -> int:
     """Write the vectors of all selected cases; returns how many."""
     keep = matcher(expression)
-    return write(folder, (case for case in core.all_cases(profile, dtypes) if keep(case.id)))
+    chosen = (s for op in OPDB for s in core.samples(op.name, profile, dtypes) if keep(s.id))
+    return write(folder, (sample.draw() for sample in chosen))
 
 
 def write(folder: Path, cases: Iterable[Case]) -> int:

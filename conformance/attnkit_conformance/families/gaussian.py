@@ -9,10 +9,10 @@ import numpy as np
 
 from attnkit_conformance.families.entmax.lowprecision import GAUSSIAN
 from attnkit_conformance.model import errors, lowprecision, tolerance
-from attnkit_conformance.model.case import Case, generator, rounded
+from attnkit_conformance.model.case import Case, Sample, generator, rounded
 from attnkit_conformance.model.op import OPTIONAL, QKV, Op, o_only
 from attnkit_conformance.model.scene import Scene
-from attnkit_conformance.scenes.attention import CAUSAL, GQA, attention_case, attention_samples
+from attnkit_conformance.scenes.attention import CAUSAL, GQA, attention_samples, scene_sample
 from attnkit_reference.gaussian import gaussian_rows
 
 OFFSET = 100.0
@@ -48,11 +48,11 @@ def growth(case: Case) -> float:
     return tolerance.growth_of_exponent(float(np.max(x, initial=0.0)))
 
 
-def gaussian_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
+def gaussian_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
     """The scenes of attention, but for exponents so large that a half type's bound tells nothing; q and k far off."""
     yield from attention_samples(op, dtype, profile)
     for scene in OFFSETS[: 1 if profile == "quick" else None]:
-        yield attention_case(op, scene, {}, "", dtype)
+        yield scene_sample(op, scene, {}, dtype)
 
 
 OPS: tuple[Op, ...] = (

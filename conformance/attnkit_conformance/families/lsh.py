@@ -12,7 +12,7 @@ from attnkit_conformance.families import tokens_lowprecision
 from attnkit_conformance.families.lowrank.row import calls
 from attnkit_conformance.families.lowrank.samples import of_input
 from attnkit_conformance.model import tolerance
-from attnkit_conformance.model.case import Case, ErrorSample, NoDraw, compute_dtype, generator, rounded
+from attnkit_conformance.model.case import Case, ErrorSample, NoDraw, Sample, compute_dtype, generator, rounded, sample
 from attnkit_conformance.model.errors import zeros
 from attnkit_conformance.model.op import Op, Tokens, o_only
 from attnkit_conformance.scenes import attention
@@ -78,11 +78,11 @@ def hidden(case: Case) -> Array:
     return np.broadcast_to(~(mask[..., 0, :] if mask.ndim > 1 else mask), (*leading, n))
 
 
-def lsh_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
+def lsh_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
     """One chunk and many, one round and many, filler, padding, ties; tokens keep their distance from other buckets."""
     quick = [scene for scene in SCENES if scene.quick]
     for scene in SCENES if profile == "full" else quick if op.vjp else quick[-1:]:
-        yield lsh_case(op, scene, dtype)
+        yield sample(op.name, dtype, scene.name, lsh_case, op, scene, dtype)
 
 
 def lsh_case(op: Op, scene: Scene, dtype: str) -> Case:

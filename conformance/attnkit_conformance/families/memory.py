@@ -11,7 +11,7 @@ import numpy as np
 from attnkit_conformance.families import tokens_lowprecision
 from attnkit_conformance.families.lowrank.row import calls
 from attnkit_conformance.model import tolerance
-from attnkit_conformance.model.case import Case, ErrorSample, NoDraw, compute_dtype, generator, rounded
+from attnkit_conformance.model.case import Case, ErrorSample, NoDraw, Sample, compute_dtype, generator, rounded, sample
 from attnkit_conformance.model.errors import zeros
 from attnkit_conformance.model.op import ALL_TOKENS, Op, Tokens, o_only
 from attnkit_conformance.scenes import attention
@@ -63,11 +63,11 @@ MEMORY = (
 )
 
 
-def memory_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
+def memory_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
     """Both activations with and without biases and LayerNorm; slots shared and of an item."""
     for scene in MEMORY:
         if scene.quick or profile == "full":
-            yield memory_case(op, scene, dtype)
+            yield sample(op.name, dtype, scene.name, memory_case, op, scene, dtype)
 
 
 def memory_case(op: Op, scene: Scene, dtype: str) -> Case:
@@ -167,11 +167,11 @@ UNIT = (
 )
 
 
-def unit_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
+def unit_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
     """Both lengths of the papers, masks with padding that holds NaN, dropout, weights in a dtype of their own."""
     for scene in UNIT:
         if scene.quick or profile == "full":
-            yield unit_case(op, scene, dtype)
+            yield sample(op.name, dtype, scene.name, unit_case, op, scene, dtype)
 
 
 def unit_case(op: Op, scene: Scene, dtype: str) -> Case:

@@ -14,7 +14,7 @@ from attnkit_conformance import core
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.core import CaseResult
 from attnkit_conformance.judge import properties
-from attnkit_conformance.model.case import DTYPES
+from attnkit_conformance.model.case import DTYPES, Sample
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.opdb import OPDB
 
@@ -69,8 +69,8 @@ def read_xfails(adapter: str, folder: Path = XFAILS) -> dict[str, str]:
 @functools.cache
 def ids_of(op: str) -> tuple[str, ...]:
     """Ids of all cases, properties and errors of an op in the full profile."""
-    others = (identity for identity in properties.identities("full") if identity.startswith(f"{op}/"))
-    return (*(case.id for case in core.cases(op, "full")), *others)
+    others = properties.identities(core.op_named(op), "full")
+    return (*(sample.id for sample in core.samples(op, "full")), *others)
 
 
 def refuse_unmatched(xfails: Mapping[str, Mapping[str, str]]) -> None:
@@ -120,13 +120,23 @@ def judge_lane(
     """Verdicts on a few adapters, op by op; within an op case by case, so that each golden value is computed once."""
     for op in ops:
         asked = [adapter for adapter in adapters if core.asked(adapter, op.name)]
-        for case in core.cases(op.name, profile, dtypes):
-            for adapter in asked:
-                if case.dtype in adapter.dtypes and keep(f"{adapter.name}::{case.id}"):
-                    yield core.check(adapter, case)
+        for sample, chosen in wanted(asked, op, profile, keep, dtypes):
+            case = sample.draw()
+            yield from (core.check(adapter, case) for adapter in chosen)
         for adapter in asked:
             served = tuple(dtype for dtype in dtypes if dtype in adapter.dtypes)
             yield from properties.check_all(adapter, op, profile, served, prefixed(keep, adapter.name))
+
+
+def wanted(
+    adapters: Sequence[Adapter], op: Op, profile: str, keep: Keep, dtypes: tuple[str, ...]
+) -> Iterator[tuple[Sample, list[Adapter]]]:
+    """The samples of an op that are judged, each with the adapters that are asked."""
+    for dtype in dtypes:
+        having = [adapter for adapter in adapters if dtype in adapter.dtypes]
+        for sample in core.samples(op.name, profile, (dtype,)) if having else ():
+            if chosen := [adapter for adapter in having if keep(f"{adapter.name}::{sample.id}")]:
+                yield sample, chosen
 
 
 def in_order(results: Iterable[CaseResult], adapters: Sequence[Adapter]) -> list[CaseResult]:
@@ -143,8 +153,5 @@ def prefixed(keep: Keep, adapter: str) -> Keep:
 def planned(adapters: Iterable[Adapter], profile: str, expression: str | None, dtypes: tuple[str, ...]) -> int:
     """How many verdicts on cases `judge` will give, for a progress bar."""
     adapters, keep = tuple(adapters), matcher(expression)
-    return sum(
-        core.asked(adapter, case.op) and case.dtype in adapter.dtypes and keep(f"{adapter.name}::{case.id}")
-        for case in core.all_cases(profile, dtypes)
-        for adapter in adapters
-    )
+    asked = ((op, [adapter for adapter in adapters if core.asked(adapter, op.name)]) for op in OPDB)
+    return sum(len(chosen) for op, some in asked for _, chosen in wanted(some, op, profile, keep, dtypes))

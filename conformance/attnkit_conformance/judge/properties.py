@@ -15,7 +15,6 @@ from attnkit_conformance.model.binding import STATISTICS
 from attnkit_conformance.model.case import Case, ErrorSample
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.model.scene import Scene
-from attnkit_conformance.opdb import OPDB
 from attnkit_conformance.scenes.attention import LENGTH_ARRAY, scene_case, variant_label
 
 QUICK_WITH_STATES = ("causal_prefix", "padding_contents", "step_by_step")
@@ -166,11 +165,10 @@ def check_all(
             yield check_error(adapter, op, sample)
 
 
-def identities(profile: str) -> Iterator[str]:
+def identities(op: Op, profile: str) -> Iterator[str]:
     """Ids of everything that `check_all` may yield."""
-    for op in OPDB:
-        for dtype in op.dtypes:
-            for label, params in subjects(op, profile):
-                items = [item for item in PROPERTIES if in_profile(item, op, profile) and item.applies(op, params)]
-                yield from (property_id(op, dtype, item, label) for item in items)
-        yield from (error_id(op, sample) for sample in op.errors(op))
+    for dtype in op.dtypes:
+        for label, params in subjects(op, profile):
+            items = [item for item in PROPERTIES if in_profile(item, op, profile) and item.applies(op, params)]
+            yield from (property_id(op, dtype, item, label) for item in items)
+    yield from (error_id(op, sample) for sample in op.errors(op))

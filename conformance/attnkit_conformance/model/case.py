@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -112,6 +113,19 @@ def laid_out(x: np.ndarray, layout: str) -> np.ndarray:
     if layout == "reversed":
         return np.ascontiguousarray(x[..., ::-1, ::-1])[..., ::-1, ::-1]
     return x
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A case by its id: nothing is drawn before `draw`."""
+
+    id: str
+    draw: Callable[[], Case]
+
+
+def sample(op: str, dtype: str, name: str, maker: Callable[..., Case], *arguments: Any) -> Sample:
+    """The sample `name` of an op in a dtype, drawn by `maker(*arguments)`."""
+    return Sample(f"{op}/{dtype}/{name}", partial(maker, *arguments))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from attnkit_conformance.model import lowprecision
 from attnkit_conformance.model.binding import FIELDS, PLAIN, Binding
-from attnkit_conformance.model.case import DTYPES, INTEGER, Case, ErrorSample, compute_dtype
+from attnkit_conformance.model.case import DTYPES, INTEGER, Case, ErrorSample, Sample, compute_dtype
 from attnkit_conformance.model.scene import Scene
 
 Params = Mapping[str, Any]
@@ -49,7 +49,7 @@ class Op:
     formula: str
     arguments: tuple[str, ...]
     outputs: Callable[[Params], tuple[str, ...]]
-    samples: Callable[[Op, str, str], Iterator[Case]]
+    samples: Callable[[Op, str, str], Iterator[Sample]]
     group: str = ""  # of semantics A14
     own: tuple[str, ...] = ()  # its own parameters
     variants: tuple[Params, ...] = ({},)  # settings of its own parameters

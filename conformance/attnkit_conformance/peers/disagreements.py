@@ -7,7 +7,6 @@ case is shrunk, and written as a snippet that needs only that library and NumPy.
 from __future__ import annotations
 
 import fnmatch
-import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +16,7 @@ import numpy as np
 from attnkit_conformance import core
 from attnkit_conformance.core import CaseResult
 from attnkit_conformance.judge import MAY_PASS, invariances, properties, read_xfails
-from attnkit_conformance.model.case import DTYPES, INTEGER, Case
+from attnkit_conformance.model.case import DTYPES, INTEGER, Case, Sample
 from attnkit_conformance.model.golden import golden
 from attnkit_conformance.model.tolerance import Measured, eps
 from attnkit_conformance.opdb import BY_NAME
@@ -124,26 +123,20 @@ def start_cases(results: Sequence[CaseResult]) -> Iterator[tuple[CaseResult, Cas
     for op in dict.fromkeys(result.op for result in results):
         wanted = {result.id: result for result in results if result.op == op}
         dtypes = tuple(dict.fromkeys(result.dtype for result in wanted.values()))
-        cases = full_cases(op, dtypes)
-        own = [(wanted[case.id], case) for case in cases if case.id in wanted]
-        yield from own or ((result, case) for result in wanted.values() for case in alike(result, cases))
+        samples = tuple(core.samples(op, "full", dtypes))
+        own = [(wanted[sample.id], sample.draw()) for sample in samples if sample.id in wanted]
+        yield from own or ((result, case) for result in wanted.values() for case in alike(result, samples))
         for identity, result in wanted.items():
             if "/property.visible_nan" in identity:
                 yield result, property_case(result)
 
 
-def alike(result: CaseResult, cases: Sequence[Case]) -> list[Case]:
+def alike(result: CaseResult, samples: Sequence[Sample]) -> list[Case]:
     """The cases in the dtype of a verdict that its adapter is expected to fail for the reason of the verdict."""
     expected = read_xfails(result.adapter).items()
     patterns = [identity.removeprefix(MAY_PASS) for identity, reason in expected if reason == result.reason]
-    own = [case for case in cases if case.dtype == result.dtype]
-    return [case for case in own if any(fnmatch.fnmatchcase(case.id, pattern) for pattern in patterns)]
-
-
-@functools.cache
-def full_cases(op: str, dtypes: tuple[str, ...]) -> tuple[Case, ...]:
-    """All cases of an op: every library that differs asks for them."""
-    return tuple(core.cases(op, "full", dtypes))
+    own = [sample for sample in samples if sample.id.split("/")[1] == result.dtype]
+    return [s.draw() for s in own if any(fnmatch.fnmatchcase(s.id, pattern) for pattern in patterns)]
 
 
 def property_case(result: CaseResult) -> Case:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from attnkit_conformance.model import lowprecision
-from attnkit_conformance.model.case import Case, NoDraw, compute_dtype, generator, rounded
+from attnkit_conformance.model.case import Case, NoDraw, Sample, compute_dtype, generator, rounded, sample
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.model.scene import Scene
 from attnkit_reference import _core as reference
@@ -24,6 +24,7 @@ HALF_TYPES = ("bfloat16", "float16")
 TELLING = {"opposite_keys", "positive_values"}  # options of scenes that both half types need
 LENGTH_ARRAY = "<array>"  # in a variant: draw a `length` array
 ATTEMPTS = 200
+HALVINGS = 8
 DENSITIES = (0.1, 0.5, 0.9)  # of random masks
 LARGEST_GROWTH = {"float16": 8.0, "bfloat16": 8.0, "float32": 200.0}  # beyond, the bound is no part of the result
 MARGIN = 2e-6  # relative distance of a score from a kink below which float32 may fall on the other side
@@ -251,7 +252,7 @@ def drawn_case(
         if x.dtype.kind == "f":
             arrays[name] = rounded(x, dtypes.get(name, dtype))
     return Case(
-        id=f"{op.name}/{dtype}/{scene.name}{'.' + label if label else ''}", op=op.name, dtype=dtype, arrays=arrays,
+        id=f"{op.name}/{dtype}/{labelled(scene, label)}", op=op.name, dtype=dtype, arrays=arrays,
         params=params, cotangents={}, tags=frozenset((scene.name, *scene.options)), dtypes=dtypes, layout=scene.layout,
     )  # fmt: skip
 
@@ -285,13 +286,32 @@ def visibility(scene: Scene, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
     return reference.visibility(f"scene {scene.name}", (*scene.leading, scene.L, scene.S), **given)
 
 
-def attention_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
+def attention_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
     """Scenes x variants for an attention op or its weights."""
     scenes = tuple(scene for scene in FULL if op.serves(scene.options))
     for scene, variant in fitting(op, [*shared(scene_variants(scenes, op.variants, profile), dtype), *op.extra]):
-        case = attention_case(op, scene, variant, variant_label(variant), dtype)
+        yield scene_sample(op, scene, variant, dtype)
+
+
+def scene_sample(op: Op, scene: Scene, variant: Mapping[str, Any], dtype: str, label: str | None = None) -> Sample:
+    """The sample of a scene with a variant, which is its label as well if none is given."""
+    label = variant_label(variant) if label is None else label
+    return sample(op.name, dtype, labelled(scene, label), telling_case, op, scene, variant, label, dtype)
+
+
+def labelled(scene: Scene, label: str) -> str:
+    """A scene and a label as the name of a case."""
+    return ".".join(filter(None, (scene.name, label)))
+
+
+def telling_case(op: Op, scene: Scene, variant: Mapping[str, Any], label: str, dtype: str) -> Case:
+    """The case of a scene, its q and k halved until the bound tells right from wrong."""
+    for halvings in range(HALVINGS):
+        smaller = replace(scene, size=scene.size / 2**halvings)
+        case = attention_case(op, smaller, variant, label, dtype)
         if tells(op, case):
-            yield case
+            return case
+    raise NoDraw(f"{case.id}: the bound tells nothing, however small q and k are")
 
 
 def fitting(
@@ -315,7 +335,7 @@ STATISTICS_SCENES = (
 )  # fmt: skip
 
 
-def statistics_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
+def statistics_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
     """The same for statistics of every attention op that has them; the quick profile gives each op one scene."""
     for n, subject in enumerate(op.subjects):
         left_out = () if "v" in op.arguments else subject.outside
@@ -330,9 +350,7 @@ def statistics_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
             quick = scene.name == QUICK[n % len(QUICK)].name and variant == variants[n % len(variants)]
             if profile == "full" or quick:
                 label = ".".join(filter(None, (subject.name, variant_label(variant))))
-                case = attention_case(op, scene, {"op": subject.name, **variant}, label, dtype)
-                if tells(op, case):
-                    yield case
+                yield scene_sample(op, scene, {"op": subject.name, **variant}, dtype, label)
 
 
 def variant_label(variant: Mapping[str, Any]) -> str:

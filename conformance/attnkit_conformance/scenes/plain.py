@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnkit_conformance.model.case import Case, compute_dtype, generator, rounded
+from attnkit_conformance.model.case import Case, Sample, compute_dtype, generator, rounded, sample
 from attnkit_conformance.scenes.attention import QUICK
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def build(
     return Case(f"{op.name}/{dtype}/{name}", op.name, dtype, held, params, cotangents, tags, dtypes, layout)
 
 
-def layernorm_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
+def layernorm_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
     """The quick shapes; besides, flat rows (variance 0), a large mean, one feature, a large eps, float32 weights."""
     plain = [(s.name, (*s.lead[0], s.L, s.d), (*s.lead[1], s.S, s.d)) for s in QUICK]
     more = [
@@ -49,43 +49,51 @@ def layernorm_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
         ("empty", (2, 0, 12), (2, 5, 12)),
     ]
     for name, q_shape, k_shape in plain if profile == "quick" else plain + more:
-        rng = generator(f"layernorm/{name}")
-        arrays = {
-            "q": rng.standard_normal(q_shape),
-            "k": rng.standard_normal(k_shape),
-            "q_weight": 1 + 0.3 * rng.standard_normal(q_shape[-1]),
-            "k_weight": 1 + 0.3 * rng.standard_normal(k_shape[-1]),
-        }
-        if name == "offset":
-            arrays["q"], arrays["k"] = arrays["q"] + 8, arrays["k"] - 8
-        if name == "flat-rows":
-            arrays["q"][..., ::2, :] = 1.5
-        dtypes = {w: compute_dtype(dtype) for w in ("q_weight", "k_weight")} if name == "weights-float32" else {}
-        params = {"eps": 0.1} if name in ("eps", "flat-rows") else {}
-        layout = name if name in ("transposed", "strided") else "contiguous"
-        shapes = {"q_normed": q_shape, "k_normed": k_shape}
-        yield build(op, name, dtype, arrays, params, shapes, dtypes, layout)
+        yield sample(op.name, dtype, name, layernorm_case, op, name, dtype, q_shape, k_shape)
 
 
-def regulariser_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
+def layernorm_case(op: Op, name: str, dtype: str, q_shape: tuple[int, ...], k_shape: tuple[int, ...]) -> Case:
+    rng = generator(f"layernorm/{name}")
+    arrays = {
+        "q": rng.standard_normal(q_shape),
+        "k": rng.standard_normal(k_shape),
+        "q_weight": 1 + 0.3 * rng.standard_normal(q_shape[-1]),
+        "k_weight": 1 + 0.3 * rng.standard_normal(k_shape[-1]),
+    }
+    if name == "offset":
+        arrays["q"], arrays["k"] = arrays["q"] + 8, arrays["k"] - 8
+    if name == "flat-rows":
+        arrays["q"][..., ::2, :] = 1.5
+    dtypes = {w: compute_dtype(dtype) for w in ("q_weight", "k_weight")} if name == "weights-float32" else {}
+    params = {"eps": 0.1} if name in ("eps", "flat-rows") else {}
+    layout = name if name in ("transposed", "strided") else "contiguous"
+    shapes = {"q_normed": q_shape, "k_normed": k_shape}
+    return build(op, name, dtype, arrays, params, shapes, dtypes, layout)
+
+
+def regulariser_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
     """Statistics with null rows (n = 0), dead rows (Z = 0), rows on both sides of the cap, and none valid at all."""
     quick = [("plain", {}), ("query-mask", {}), ("cap", {"entropy_cap": 0.3, "entropy_weight": 2.5})]
     more = [("one-row", {}), ("nothing-valid", {}), ("sum-only", {"entropy_weight": 0.0, "sum_weight": 0.5})]
     for name, params in quick if profile == "quick" else quick + more:
-        rng = generator(f"regulariser/{name}")
-        rows = (1, 1) if name == "one-row" else (2, 2, QUICK[0].L)
-        visible = rng.integers(1, 100, rows).astype(np.float64)
-        arrays: dict[str, np.ndarray] = {
-            "total": np.exp(rng.standard_normal(rows)),
-            "entropy": rng.random(rows) * np.log(visible),
-            "visible": visible,
-        }
-        if name != "one-row":
-            null, dead = rng.random(rows) < 0.1, rng.random(rows) < 0.1
-            null |= name == "nothing-valid"
-            arrays["visible"][null] = 0
-            for field in ("total", "entropy"):
-                arrays[field][null | dead] = 0
-        if name == "query-mask":
-            arrays["query_mask"] = rng.random(rows) < 0.6
-        yield build(op, name, dtype, arrays, params, dict.fromkeys(op.outputs(params), ()))
+        yield sample(op.name, dtype, name, regulariser_case, op, name, dtype, params)
+
+
+def regulariser_case(op: Op, name: str, dtype: str, params: Mapping[str, Any]) -> Case:
+    rng = generator(f"regulariser/{name}")
+    rows = (1, 1) if name == "one-row" else (2, 2, QUICK[0].L)
+    visible = rng.integers(1, 100, rows).astype(np.float64)
+    arrays: dict[str, np.ndarray] = {
+        "total": np.exp(rng.standard_normal(rows)),
+        "entropy": rng.random(rows) * np.log(visible),
+        "visible": visible,
+    }
+    if name != "one-row":
+        null, dead = rng.random(rows) < 0.1, rng.random(rows) < 0.1
+        null |= name == "nothing-valid"
+        arrays["visible"][null] = 0
+        for field in ("total", "entropy"):
+            arrays[field][null | dead] = 0
+    if name == "query-mask":
+        arrays["query_mask"] = rng.random(rows) < 0.6
+    return build(op, name, dtype, arrays, params, dict.fromkeys(op.outputs(params), ()))

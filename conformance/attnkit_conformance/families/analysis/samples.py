@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from attnkit_conformance.model import tolerance
-from attnkit_conformance.model.case import Case, compute_dtype, generator, rounded
+from attnkit_conformance.model.case import Case, Sample, compute_dtype, generator, rounded, sample
 from attnkit_conformance.scenes.attention import QUICK
 from attnkit_reference import newton_inverse
 from attnkit_reference.lowrank.soft import gaussian
@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 
 Array = np.ndarray
 CONDITION_STEP = 32.0
+Maker = Callable[..., dict[str, Array]]
+
+
+def drawn(op: Op, name: str, dtype: str, params: Mapping[str, Any], maker: Maker, *arguments: Any) -> Case:
+    """A case of the arrays that `maker(*arguments)` draws."""
+    return new_case(op, name, dtype, maker(*arguments), params)
 
 
 def new_case(op: Op, name: str, dtype: str, arrays: Mapping[str, Array], params: Mapping[str, Any]) -> Case:
@@ -40,7 +46,7 @@ SHARES: dict[str, tuple[dict[str, Any], ...]] = {
 }
 
 
-def weights_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
+def weights_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
     """relu and softmax weights, some hidden; besides one key, ties, 257 keys, no keys, no rows, percent·n/100 whole."""
     params = SHARES[op.name]
     scenes: list[tuple[str, tuple[int, ...], Mapping[str, Any]]] = [
@@ -64,7 +70,7 @@ def weights_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
             ("no-rows", (2, 0, 63), params[0]),
         ]
     for name, shape, given in scenes:
-        yield new_case(op, name, dtype, weights(name, shape), given)
+        yield sample(op.name, dtype, name, drawn, op, name, dtype, given, weights, name, shape)
 
 
 def weights(name: str, shape: tuple[int, ...]) -> dict[str, Array]:
@@ -92,17 +98,16 @@ def weights(name: str, shape: tuple[int, ...]) -> dict[str, Array]:
 # ------------------------------------------------------------------------------------------- vectors
 
 
-def anisotropy_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
+def anisotropy_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
     """Vectors around a common direction, with zero vectors and masks; besides random, orthogonal, equal, too few."""
-    yield new_case(op, "narrow", dtype, vectors("narrow", (2, 2, 65, 12)), {})
-    yield new_case(op, "masked", dtype, vectors("masked", (2, 2, 65, 12)), {})
+    shapes: dict[str, tuple[int, ...]] = {"narrow": (2, 2, 65, 12), "masked": (2, 2, 65, 12)}
     if profile == "full":
-        shapes = {
+        shapes |= {
             "random": (2, 257, 20), "orthogonal": (12, 12), "equal": (2, 7, 12), "one": (3, 1, 12),
             "zero": (2, 7, 12), "none": (2, 0, 12), "tiny": (2, 7, 12), "one-feature": (2, 65, 1),
         }  # fmt: skip
-        for name, shape in shapes.items():
-            yield new_case(op, name, dtype, vectors(name, shape), {})
+    for name, shape in shapes.items():
+        yield sample(op.name, dtype, name, drawn, op, name, dtype, {}, vectors, name, shape)
 
 
 def vectors(name: str, shape: tuple[int, ...]) -> dict[str, Array]:
@@ -126,7 +131,7 @@ def vectors(name: str, shape: tuple[int, ...]) -> dict[str, Array]:
     return {"x": x, "mask": there}
 
 
-def ratio_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
+def ratio_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
     """Pooled and per token, with padding; besides a mean far from 0, one feature, residuals that do not vary, none."""
     per_token = {"pooled": False}
     scenes = [("masked", (2, 65, 12), {}), ("per-token", (2, 65, 12), per_token)]
@@ -144,7 +149,7 @@ def ratio_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
             ("empty", (2, 0, 12), {}),
         ]
     for name, shape, params in scenes:
-        yield new_case(op, name, dtype, branch_and_residual(name, shape), params)
+        yield sample(op.name, dtype, name, drawn, op, name, dtype, params, branch_and_residual, name, shape)
 
 
 def branch_and_residual(name: str, shape: tuple[int, ...]) -> dict[str, Array]:
@@ -167,7 +172,7 @@ def branch_and_residual(name: str, shape: tuple[int, ...]) -> dict[str, Array]:
 # ------------------------------------------------------------------------------------------- spectra
 
 
-def spectra_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
+def spectra_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
     """Kernels of spread and of clustered landmarks; besides identity, ones, zero, one entry, matrices not square."""
     names = ["spread", "clustered"]
     if profile == "full":
@@ -176,10 +181,15 @@ def spectra_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
         names += ["wide", "tall"] if op.name != "analysis.newton_residuals" else []
     for name in names:
         few = {"newton_steps": 3, "init_scale": 0.5} if op.name == "analysis.newton_residuals" else {}
-        yield new_case(op, name, dtype, {"a": kernel(name)}, few if name == "few-steps" else {})
+        params = few if name == "few-steps" else {}
+        yield sample(op.name, dtype, name, drawn, op, name, dtype, params, kernel, name)
 
 
-def kernel(name: str) -> Array:
+def kernel(name: str) -> dict[str, Array]:
+    return {"a": matrix(name)}
+
+
+def matrix(name: str) -> Array:
     rng, m = generator(f"analysis/{name}"), 1 if name == "one" else 9
     if name in ("wide", "tall"):
         return rng.standard_normal((3, 5, 9) if name == "wide" else (3, 9, 5))

@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnkit_conformance.model import lowprecision, tolerance
-from attnkit_conformance.model.case import Case, NoDraw, compute_dtype, generator, rounded
+from attnkit_conformance.model.case import Case, NoDraw, Sample, compute_dtype, generator, rounded
 from attnkit_conformance.scenes.attention import (
     ATTEMPTS,
     CAUSAL,
     GQA,
+    LARGEST_GROWTH,
     LENGTH_ARRAY,
     MARGIN,
     Scene,
-    attention_case,
     attention_samples,
+    scene_sample,
 )
 from attnkit_reference import _core as reference
 from attnkit_reference.entmax import entmax_rows
@@ -150,33 +151,38 @@ def steep(params: Any) -> bool:
     return isinstance(alpha, str) or alpha > 1.5
 
 
-def entmax_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
+def entmax_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
     """The scenes of attention; α near 1 where the bound of the dtype can still tell right from wrong; α = 1.75; a row
     with so many weights that sums in a half type lose them.
     """
     yield from attention_samples(op, dtype, profile)
     if profile == "full":
-        yield attention_case(op, MANY, {}, "", dtype)
+        yield scene_sample(op, MANY, {}, dtype)
     if profile == "full" and "alpha" in op.own:
-        yield attention_case(op, STEEP, {"alpha": 1.75}, "alpha=1.75", dtype)
+        yield scene_sample(op, STEEP, {"alpha": 1.75}, dtype)
     if profile == "full" and "alpha" in op.own and dtype in ("float64", "float32"):
         for scene in NEAR_ONE:
             for alpha in (1.01, 1.05):
-                yield attention_case(op, scene, {"alpha": alpha}, f"alpha={alpha}", dtype)
+                yield scene_sample(op, scene, {"alpha": alpha}, dtype)
 
 
 # ---------------------------------------------------------------------------------------------- rela
 
 
 def rela_complete(case: Case) -> Case:
-    """norm_weight, and gate_weight where the variant asks for it."""
+    """norm_weight, and gate_weight where the variant asks for it, so small that the bound tells right from wrong."""
     leading, features = lowprecision.case_scores(case).n.shape[:-1], case.arrays["v"].shape[-1]
     if case.params.get("norm_axis", "hidden") == "hidden" and leading:
         features *= leading[-1]
     dtype = compute_dtype(case.dtype) if "bias_float32" in case.tags else case.dtype
     gated = case.params.get("gate_weight") == LENGTH_ARRAY
     case = with_array(case, "norm_weight", 1 + 0.3 * drawn(case, "norm_weight", (features,)), dtype)
-    return with_array(case, "gate_weight", drawn(case, "gate_weight", (features,)), dtype) if gated else case
+    if not gated:
+        return case
+    gate, largest = drawn(case, "gate_weight", (features,)), LARGEST_GROWTH.get(case.dtype, np.inf)
+    case = with_array(case, "gate_weight", gate, dtype)
+    excess = (rela_growth(case) - 1.0) / (largest - 1.0)
+    return with_array(case, "gate_weight", 0.1 / excess * gate, dtype) if excess > 1.0 else case
 
 
 def rela_growth(case: Case) -> float:
@@ -247,10 +253,10 @@ SIMA = (
 )  # fmt: skip
 
 
-def sima_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
+def sima_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
     """Masks of keys and of queries, self and cross, groups of heads."""
     for scene in SIMA_QUICK if profile == "quick" else SIMA:
-        yield attention_case(op, scene, {}, "", dtype)
+        yield scene_sample(op, scene, {}, dtype)
 
 
 def sima_adapt(scene: Scene, params: Mapping[str, Any]) -> Scene:

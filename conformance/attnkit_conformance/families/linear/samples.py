@@ -11,7 +11,7 @@ import numpy as np
 import attnkit_reference
 from attnkit_conformance.model import lowprecision
 from attnkit_conformance.model.binding import FIELDS
-from attnkit_conformance.model.case import Case, compute_dtype, generator, rounded
+from attnkit_conformance.model.case import Case, Sample, compute_dtype, generator, rounded, sample
 from attnkit_conformance.model.scene import Scene
 from attnkit_conformance.model.tolerance import growth_of_exponent
 from attnkit_conformance.scenes.attention import LENGTH_ARRAY, valid_keys
@@ -183,7 +183,7 @@ def efficient_growth(case: Case) -> float:
 # ---------------------------------------------------------------------------------------------- steps
 
 
-def step_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
+def step_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
     """One token: from nothing, from a state, with shared heads and leading axes that broadcast."""
     Named = tuple[str, tuple[int, ...], tuple[int, ...], bool, Params]
     quick: list[Named] = [("state", (2, 4), (2, 2), True, op.variants[0])]
@@ -192,7 +192,7 @@ def step_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
     more += [(name, (1, 1), (1, 1), True, op.variants[0]) for name in SIZES]
     more += [("no-heads", (), (), True, op.variants[0]), ("one-feature", (3,), (3,), True, op.variants[-1])]
     for name, of_q, of_k, state, variant in quick if profile == "quick" else quick + more:
-        yield step_case(op, name, dtype, (of_q, of_k), state, variant)
+        yield sample(op.name, dtype, name, step_case, op, name, dtype, (of_q, of_k), state, variant)
 
 
 def step_case(

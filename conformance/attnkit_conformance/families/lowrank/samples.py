@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnkit_conformance.model.case import Case, compute_dtype, generator, rounded
+from attnkit_conformance.model.case import Case, Sample, compute_dtype, generator, rounded, sample
 from attnkit_conformance.scenes import attention
 from attnkit_reference import newton_inverse
 from attnkit_reference.lowrank.soft import differences, gaussian
@@ -136,7 +136,7 @@ def new_case(op: Op, scene: Scene, dtype: str, arrays: Mapping[str, Array], para
     return Case(f"{op.name}/{dtype}/{name}", op.name, dtype, arrays, params, {}, tags, {}, scene.layout)
 
 
-def soft_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
+def soft_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
     """Landmarks of standard deviation 1 and 0.2, masks of tokens and of landmarks, both gradients of the inverse.
 
     Half types leave two kinds of scenes out: ill-conditioned ones, which after rounding q to 8 bits are other, singular
@@ -146,7 +146,7 @@ def soft_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
         if (scene.quick or profile == "full") and not (
             dtype in HALVES and scene.name.startswith(("small", "far-apart"))
         ):
-            yield soft_case(op, scene, dtype)
+            yield sample(op.name, dtype, scene.name, soft_case, op, scene, dtype)
 
 
 def soft_case(op: Op, scene: Scene, dtype: str) -> Case:
@@ -232,7 +232,7 @@ def of_input(zero: Array, x: Array) -> Array:
     return np.asarray(np.logical_and.reduce(zero, axis=axes, keepdims=True))
 
 
-def newton_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
+def newton_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
     """Kernels of landmarks of standard deviation 1 and 0.5, identity, ones, zero, one that is not symmetric."""
     names = ("random", "init-scale", "unrolled")
     more = (
@@ -248,7 +248,7 @@ def newton_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
         "no-leading-axes",
     )
     for name in names if profile == "quick" else names + more:
-        yield newton_case(op, name, dtype)
+        yield sample(op.name, dtype, name, newton_case, op, name, dtype)
 
 
 def newton_case(op: Op, name: str, dtype: str) -> Case:
@@ -283,12 +283,12 @@ def newton_growth(case: Case) -> float:
     return 1.0 + float(condition.max()) / CONDITION_STEP
 
 
-def sampler_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
+def sampler_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
     """Pictures whose sides r divides and does not divide, with and without invalid tokens."""
     scenes = [("plain", 6, 8, 2, False), ("masked", 7, 9, 2, True)]
     more = [("whole", 5, 5, 5, True), ("pixel", 3, 4, 1, False), ("strip", 3, 20, 3, False)]
     for name, height, width, r, masked in scenes if profile == "quick" else scenes + more:
-        yield sampler_case(op, name, dtype, (height, width, r), masked)
+        yield sample(op.name, dtype, name, sampler_case, op, name, dtype, (height, width, r), masked)
 
 
 def sampler_case(op: Op, name: str, dtype: str, sizes: tuple[int, int, int], masked: bool) -> Case:

@@ -21,7 +21,7 @@ from attnkit_conformance.families.lowrank.samples import (
     valid_keys,
     valid_queries,
 )
-from attnkit_conformance.model.case import Case, compute_dtype, generator
+from attnkit_conformance.model.case import Case, Sample, compute_dtype, generator, sample
 from attnkit_conformance.scenes import attention
 
 if TYPE_CHECKING:
@@ -89,12 +89,17 @@ def whole_items(valid: Array, x: Array, groups: bool) -> Array:
 NYSTROM_VARIANTS: tuple[Mapping[str, Any], ...] = ({}, {"init": "batch_max"})
 
 
-def nystrom_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
+def nystrom_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
     """Uneven segments, items around m tokens, none, GQA; both initialisations (the quick profile alternates)."""
     for index, scene in enumerate(SCENE for SCENE in NYSTROM if SCENE.quick or profile == "full"):
         for turn, variant in enumerate(NYSTROM_VARIANTS):
             if profile == "full" or turn == index % 2:
-                yield nystrom_case(op, scene, dtype, variant)
+                name = f"{scene.name}{nystrom_label(variant)}"
+                yield sample(op.name, dtype, name, nystrom_case, op, scene, dtype, variant)
+
+
+def nystrom_label(variant: Mapping[str, Any]) -> str:
+    return ".batch_max" if variant else ""
 
 
 def nystrom_case(op: Op, scene: Scene, dtype: str, variant: Mapping[str, Any]) -> Case:
@@ -108,7 +113,7 @@ def nystrom_case(op: Op, scene: Scene, dtype: str, variant: Mapping[str, Any]) -
         q[len(q) // 2 :] = 4 * q[len(q) // 2 :, :, :1]
     arrays = {"q": q * scene.size, "k": k * scene.size, "v": v, **masks_of(scene, n, rng)}
     params = {"num_landmarks": scene.m, **scene.params, **variant}
-    case = new_case(op, scene, dtype, arrays, params, ".batch_max" if variant else "")
+    case = new_case(op, scene, dtype, arrays, params, nystrom_label(variant))
     tokens = ~(valid_keys(arrays, leading, n) & valid_queries(arrays, leading, n))
     hidden = {name: whole_items(tokens, arrays[name], "gqa" in scene.options) for name in ("q", "k", "v")}
     return finished(op, scene, dtype, case, hidden, (*leading, n, scene.e))
@@ -181,11 +186,11 @@ def of_keys(case: Case, unseen: Array) -> dict[str, Array]:
     return zeros
 
 
-def linformer_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
+def linformer_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
     """Projections shared and per head, longer than the keys, in a dtype of their own; masks; dropout of slots."""
     for scene in LINFORMER:
         if scene.quick or profile == "full":
-            yield linformer_case(op, scene, dtype)
+            yield sample(op.name, dtype, scene.name, linformer_case, op, scene, dtype)
 
 
 def linformer_case(op: Op, scene: Scene, dtype: str) -> Case:

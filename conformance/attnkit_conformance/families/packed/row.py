@@ -10,7 +10,7 @@ import numpy as np
 from attnkit_conformance.families.linear import lowprecision as linear_lowprecision
 from attnkit_conformance.families.packed.lowprecision import packed
 from attnkit_conformance.model import lowprecision, tolerance
-from attnkit_conformance.model.case import Case, ErrorSample, compute_dtype, generator, rounded
+from attnkit_conformance.model.case import Case, ErrorSample, Sample, compute_dtype, generator, rounded, sample
 from attnkit_conformance.model.errors import zeros
 from attnkit_conformance.model.op import QKV, Op, Params, Tokens, always, exponentiates, has_kinks, o_and_lse, o_only
 from attnkit_conformance.model.scene import Scene
@@ -56,6 +56,10 @@ def edges_of(lengths: tuple[int, ...]) -> np.ndarray:
     return np.cumsum((0, *lengths), dtype=np.int32)
 
 
+def named(pack: Pack, variant: Params) -> str:
+    return ".".join(filter(None, (pack.name, variant_label(variant))))
+
+
 def packed_case(op: Op, pack: Pack, variant: Params, dtype: str) -> Case:
     """A seeded case; scores are exact, so that no rounding decides on which side of a kink they lie."""
     label = variant_label(variant)
@@ -79,7 +83,7 @@ def packed_case(op: Op, pack: Pack, variant: Params, dtype: str) -> Case:
         name: rounded(rng.standard_normal(sizes[name]), op.output_dtype(name, dtype)) for name in op.outputs(params)
     }
     return Case(
-        id=f"{op.name}/{dtype}/{pack.name}{'.' + label if label else ''}", op=op.name, dtype=dtype, arrays=arrays,
+        id=f"{op.name}/{dtype}/{named(pack, variant)}", op=op.name, dtype=dtype, arrays=arrays,
         params=params, cotangents=cotangents, tags=frozenset((pack.name, "packed")), dtypes=dtypes,
     )  # fmt: skip
 
@@ -90,7 +94,7 @@ def packed_property(op: Op, scene: Scene, params: Params, label: str, dtype: str
     return packed_case(op, pack, params, dtype)
 
 
-def packed_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
+def packed_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
     """Packs in turn with the variants, and every variant with the first."""
     every = QUICK if profile == "quick" else FULL
     packs = [pack for pack in every if "window" not in pack.params or not op.name.startswith("linear")]
@@ -98,7 +102,7 @@ def packed_samples(op: Op, dtype: str, profile: str) -> Iterator[Case]:
     pairs += [(FULL[0], n) for n in range(len(op.variants))] if profile == "full" else []
     for m, (pack, n) in enumerate(pairs):
         if (pack, n) not in pairs[:m]:
-            yield packed_case(op, pack, op.variants[n], dtype)
+            yield sample(op.name, dtype, named(pack, op.variants[n]), packed_case, op, pack, op.variants[n], dtype)
 
 
 def growth(case: Case) -> float:
