@@ -6,9 +6,9 @@ EXTRAS := torch,jax,cupy,triton,jax-triton,conformance,peers,experiments,transfo
 OUT ?= out
 SANITIZER ?= compute-sanitizer
 WORKERS ?= 2
-# What `make run` judges: every library, but of JAX, which compiles every case anew, only single precision.
+# What `make run` judges: every library, but of JAX, which compiles every case anew, only scenes in single precision.
 LIBRARIES := numpy numpy_readonly strict torch jax cupy
-QUICKLY := not (jax and (property or bfloat16 or float16))
+QUICKLY := not (jax and (property or /pair. or bfloat16 or float16))
 # One thread per test worker; two workers share the machine.
 export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
@@ -102,7 +102,7 @@ search: install
 
 # Who agrees with which definition, and the smallest input where one does not.
 peers: install
-	$(BIN)/python -m attnkit_conformance peers --profile full --html $(OUT)/peers.html
+	$(BIN)/python -m attnkit_conformance peers --profile scenes --html $(OUT)/peers.html
 
 # torch.export and ONNX of every op that can be exported.
 exports: install

@@ -25,6 +25,7 @@ from attnkit_conformance.selection import find
 
 FOUND = Path("out") / "found"  # failing cases of a search
 COMPILED = ("keras-jax",)  # compiled anew for every shape: peers judges it on the quick profile only
+SCENES = "not /pair."  # what xfails/ names, of which the page of peers tells
 INSTALL = "pip install 'attnkit[conformance]'"
 
 
@@ -71,7 +72,7 @@ def parser() -> argparse.ArgumentParser:
     others = commands.add_parser("peers", help="judge other people's implementations and make a page of disagreements")
     others.add_argument("names", nargs="*", metavar="PEER", help="entmax, torch_sdpa-math, ...; all by default")
     others.add_argument("--html", type=Path, default=Path("out/peers.html"), help="the page")
-    others.add_argument("--profile", choices=PROFILES, default="quick")
+    others.add_argument("--profile", choices=("quick", "scenes"), default="quick")
     others.add_argument("--workers", type=int, metavar="N", help="processes that judge, one per core by default")
     return top
 
@@ -263,10 +264,10 @@ def peers(given: argparse.Namespace) -> int:
         adapter.description += " (quick profile)" if slow else ""
     asked = {profile: held for profile, held in profiles.items() if held}
     verdicts = chain.from_iterable(
-        judge_in_processes(find, [a.name for a in held], profile, None, DTYPES, given.workers)
+        judge_in_processes(find, [a.name for a in held], profile, SCENES, DTYPES, given.workers)
         for profile, held in asked.items()
     )
-    count = sum(planned(held, profile, None, DTYPES) for profile, held in asked.items())
+    count = sum(planned(held, profile, SCENES, DTYPES) for profile, held in asked.items())
     results = in_order(terminal.show_progress(verdicts, lambda: count), chosen)
     given.html.parent.mkdir(parents=True, exist_ok=True)
     given.html.write_text(peers_page.made(results, chosen, given.profile))

@@ -12,10 +12,11 @@ import numpy as np
 from attnkit_conformance.adapter import Adapter, IllFormed, Unsupported, answered, as_numpy
 from attnkit_conformance.model import tolerance
 from attnkit_conformance.model.case import DTYPES, PROFILES, Case, Sample, aligned, is_dtype, numpy_dtype
-from attnkit_conformance.model.golden import Golden, golden
+from attnkit_conformance.model.golden import Golden, drawn, golden
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.model.tolerance import Limit, Measured
 from attnkit_conformance.opdb import BY_NAME
+from attnkit_conformance.scenes.rows import row_samples
 
 STATUSES = ("pass", "fail", "unsupported", "xfail")
 Failure = tuple[str, str]  # name of the check, message
@@ -77,18 +78,19 @@ def asked(adapter: Adapter, op: str) -> bool:
 
 
 def samples(op: str, profile: str = "full", dtypes: tuple[str, ...] = DTYPES) -> Iterator[Sample]:
-    """The samples of an op, nothing of them drawn yet."""
+    """The samples of an op, nothing of them drawn yet: scenes written by hand, then the rows of its grammar."""
     if profile not in PROFILES:
         raise ValueError(f"unknown profile {profile!r}; expected one of {', '.join(PROFILES)}")
     row = op_named(op)
     for dtype in dtypes:
         if dtype in row.dtypes:
-            yield from row.samples(row, dtype, profile)
+            yield from row.samples(row, dtype, "quick" if profile == "quick" else "full")
+            yield from row_samples(row, dtype, profile)
 
 
 def cases(op: str, profile: str = "full", dtypes: tuple[str, ...] = DTYPES) -> Iterator[Case]:
     """All cases of an op, drawn one by one."""
-    return (sample.draw() for sample in samples(op, profile, dtypes))
+    return (drawn(sample) for sample in samples(op, profile, dtypes))
 
 
 def typed_arrays(adapter: Adapter, case: Case) -> dict[str, Any]:

@@ -89,8 +89,8 @@ def test_own_parameters_are_those_of_the_signature(op: Any) -> None:
 def test_every_output_has_a_sample_that_tells_right_from_wrong(op: Any) -> None:
     seen: dict[str, int] = {}
     for dtype in op.dtypes:  # half types are so coarse that few samples are discerning: look at all of them
-        for sample in core.samples(op.name, "full" if dtype in HALF_TYPES else "quick", (dtype,)):
-            case = sample.draw()
+        for sample in core.samples(op.name, "scenes" if dtype in HALF_TYPES else "quick", (dtype,)):
+            case = golden.drawn(sample)
             assert case.id == sample.id
             truth = golden.compute(case)
             assert truth.blind_spots() == [], case.id
@@ -102,11 +102,15 @@ def test_every_output_has_a_sample_that_tells_right_from_wrong(op: Any) -> None:
 
 
 def test_ids_are_unique_and_quick_is_part_of_full() -> None:
-    full = [identity for op in OPDB for identity in ids_of(op.name)]
-    assert len(full) == len(set(full))
+    every = [identity for op in OPDB for identity in ids_of(op.name)]
     quick = [sample.id for op in OPDB for sample in core.samples(op.name, "quick")]
+    rows = [identity for identity in quick if "/pair." in identity]
     quick += [identity for op in OPDB for identity in properties.identities(op, "quick")]
-    assert set(quick) <= set(full)
+    assert len(every + rows) == len({*every, *rows})
+    assert {*quick} <= {*every, *rows}
+    full = [sample.id for sample in core.samples("softmax_attention", "full")]
+    assert len(full) == len({*full})
+    assert {sample.id for sample in core.samples("softmax_attention", "quick")} <= {*full}
 
 
 @pytest.mark.parametrize("op", OPDB, ids=lambda op: op.name)
@@ -123,7 +127,7 @@ def test_arrays_and_cotangents_begin_where_memory_is_aligned() -> None:
             return x
 
     places: list[int] = []
-    for case in core.cases("softmax_attention", "full", ("float32",)):
+    for case in core.cases("softmax_attention", "scenes", ("float32",)):
         if case.layout == "contiguous":
             core.gradients(Looking("looking", ("float32",)), case)
     assert len(places) > 100

@@ -106,7 +106,7 @@ def test_a_level_of_the_future_is_caught_by_nothing_but_bits() -> None:
 
 def test_the_printed_algorithm_gives_nothing_for_landmarks_far_apart() -> None:
     """A = I to rounding, which each of the 20 steps doubles in what falls to 0; the output is Pᵀ P v."""
-    case = next(case for case in core.cases("soft_attention", "full", ("float64",)) if case.id.endswith("/apart"))
+    case = next(case for case in core.cases("soft_attention", "scenes", ("float64",)) if case.id.endswith("/apart"))
     golden = core.golden(case).outputs["o"].golden
     assert_agrees(core.outputs(historical_lowrank.AsPrinted(), case)["o"], 0 * golden, 2.0**20, magnitude=golden)
     p = historical_lowrank.gauss(case.arrays["landmarks"], case.arrays["q"])

@@ -47,7 +47,7 @@ def misses(op: str, case: Case, dtype: str) -> list[str]:
 
 @pytest.mark.parametrize("op", WITH_FORMULA)
 def test_formula_without_rounding_is_the_reference(op: str) -> None:
-    failures = [text for case in core.cases(op, "full", ("float64",)) for text in misses(op, case, "float64")]
+    failures = [text for case in core.cases(op, "scenes", ("float64",)) for text in misses(op, case, "float64")]
     assert not failures, "\n".join(failures[:10])
 
 
@@ -98,7 +98,7 @@ def chunks(n: int, size: int) -> Iterator[slice]:
 
 @pytest.mark.parametrize("dtype", HALF_TYPES)
 def test_sums_in_a_half_type_are_caught_by_the_second_rule_alone(dtype: str) -> None:
-    cases = core.cases("linear_attention", "full", (dtype,))
+    cases = core.cases("linear_attention", "scenes", (dtype,))
     case = next(case for case in cases if "positive-values" in case.tags)
     found = core.check(SumsInHalf(), case)
     assert found.checks == {"second_rule"}, found.message

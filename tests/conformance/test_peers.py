@@ -6,12 +6,13 @@ from collections import Counter
 import pytest
 
 from attnkit_conformance import core, peers
+from attnkit_conformance.__main__ import SCENES
 from attnkit_conformance.adapters import families
 from attnkit_conformance.adapters.base import Absent
 from attnkit_conformance.judge import judge
 from attnkit_conformance.selection import find
 
-PROFILES = {"fla": "full", "numpy_pinv": "full"}  # the quick profile has little that they serve
+PROFILES = {"fla": "scenes", "numpy_pinv": "scenes"}  # the quick profile has little that they serve
 DOUBLE_AND_SINGLE = ("float64", "float32")
 SINGLE = {"flex_attention": ("float32",), "transformers": ("float32",)}  # slow, and the same in float64
 NOTHING_QUICK = ("transformers-nystromformer", "transformers-reformer", "commonly_written-softplus_zeroed")
@@ -27,7 +28,7 @@ def installed(family: str) -> list:
 def judged(chosen: list, profile: str, dtypes: tuple[str, ...]) -> Counter:
     """Verdicts that passed, by adapter; nothing fails but for what is written down."""
     ops = tuple({op: None for adapter in chosen for op in adapter.ops})
-    results = list(judge(chosen, profile, dtypes=dtypes, ops=ops))
+    results = list(judge(chosen, profile, SCENES, dtypes, ops))
     failures = [f"{result.adapter}::{result.id}\n{result.message}" for result in results if result.status == "fail"]
     assert not failures, "\n".join(failures)
     return Counter(result.adapter for result in results if result.status == "pass" and result.measured)
@@ -56,12 +57,12 @@ def test_keras_agrees_on_what_is_no_sparsemax() -> None:
 @pytest.mark.parametrize("name", NOTHING_QUICK)
 def test_peer_that_serves_nothing_of_the_quick_profile(name: str) -> None:
     chosen = [adapter for adapter in installed(name.partition("-")[0]) if adapter.name == name]
-    assert judged(chosen, "full", ("float32",))[name]
+    assert judged(chosen, "scenes", ("float32",))[name]
 
 
 def test_entmax_in_bfloat16_loses_sums_over_many_keys() -> None:
     exact = installed("entmax")[0]
-    case = next(case for case in core.cases("entmax_attention", "full", ("bfloat16",)) if "many-keys" in case.id)
+    case = next(case for case in core.cases("entmax_attention", "scenes", ("bfloat16",)) if "many-keys" in case.id)
     failures = core.check(exact, case).failures
     assert any(check in ("bound", "second_rule") and text.startswith("o: ") for check, text in failures)
 

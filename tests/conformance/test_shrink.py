@@ -43,7 +43,9 @@ class Planted:
 
 
 def case_of(name: str) -> Case:
-    return next(case for case in core.cases("softmax_attention", "full", ("float64",)) if case.id.endswith(f"/{name}"))
+    return next(
+        case for case in core.cases("softmax_attention", "scenes", ("float64",)) if case.id.endswith(f"/{name}")
+    )
 
 
 def smallest(name: str, wrong: Callable[[Arrays, Arrays, np.ndarray], np.ndarray]) -> Case:

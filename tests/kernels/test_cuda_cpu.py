@@ -44,7 +44,7 @@ TELLING = (
 @pytest.mark.parametrize("dtypes", [("float16", "bfloat16"), ("float32",)], ids=["halves", "float32"])
 def test_conforms_beyond_the_quick_profile(dtypes: tuple[str, ...], kernels: CudaOnCpu) -> None:
     chosen = {}
-    for case in core.cases("pointwise_attention", "full", dtypes):
+    for case in core.cases("pointwise_attention", "scenes", dtypes):
         scene = case.id.split("/")[2].split(".")[0]
         if scene in TELLING:
             chosen[scene, case.dtype] = case
@@ -104,7 +104,7 @@ class Forward(CudaOnCpu):
 def case_of(scene: str) -> Case:
     """The sample of a scene, in float16 if there is one."""
     ops, dtypes = ("pointwise_attention", "sigmoid_attention"), ("float16", "bfloat16")
-    found = [case for op in ops for dtype in dtypes for case in core.cases(op, "full", (dtype,))]
+    found = [case for op in ops for dtype in dtypes for case in core.cases(op, "scenes", (dtype,))]
     return next(case for case in found if case.id.split("/")[2].split(".")[0] == scene)
 
 

@@ -29,7 +29,7 @@ TELLING = (
 def scenes(dtype: str, chosen: tuple[str, ...]) -> dict[str, Case]:
     """The first sample of each scene."""
     found: dict[str, Case] = {}
-    for case in core.cases(OP, "full", (dtype,)):
+    for case in core.cases(OP, "scenes", (dtype,)):
         scene = case.id.split("/")[2].split(".")[0]
         if scene in chosen:
             found.setdefault(scene, case)

@@ -21,7 +21,7 @@ OP = "newton_inverse"
 
 
 def case_of(scene: str) -> Case:
-    return next(case for case in core.cases(OP, "full", ("float32",)) if case.id.split("/")[2] == scene)
+    return next(case for case in core.cases(OP, "scenes", ("float32",)) if case.id.split("/")[2] == scene)
 
 
 def matrices(*shape: int) -> np.ndarray:

@@ -86,7 +86,9 @@ PLANTED: dict[str, tuple[str, str, str, str, str, str, set[str]]] = {
 def case_of(op: str, dtype: str, scene: str) -> Case:
     """The first sample of a scene that is served."""
     served = (
-        case for case in core.cases(op, "full", (dtype,)) if not rows.unsupported_options(**case.arrays, **case.params)
+        case
+        for case in core.cases(op, "scenes", (dtype,))
+        if not rows.unsupported_options(**case.arrays, **case.params)
     )
     return next(case for case in served if case.id.split("/")[2].split(".")[0] == scene)
 

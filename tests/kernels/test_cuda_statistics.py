@@ -32,7 +32,7 @@ JUDGED = (
 
 
 def case_of(op: str, dtype: str, name: str) -> Case:
-    return next(case for case in core.cases(op, "full", (dtype,)) if case.id.split("/")[2].startswith(name))
+    return next(case for case in core.cases(op, "scenes", (dtype,)) if case.id.split("/")[2].startswith(name))
 
 
 @pytest.mark.parametrize(("op", "dtype", "name"), JUDGED)

@@ -25,7 +25,7 @@ SCENES = (
 
 def case(scene: str, dtype: str = "float32", op: str = OP) -> Any:
     """The first case of a scene that the kernels serve."""
-    adapter, found = Interpreted(), (x for x in core.cases(op, "full", (dtype,)) if scene in x.tags)
+    adapter, found = Interpreted(), (x for x in core.cases(op, "scenes", (dtype,)) if scene in x.tags)
     return next(x for x in found if not adapter.unsupported(op, core.typed_arrays(adapter, x), x.params))
 
 

@@ -92,7 +92,7 @@ def test_conforms(expression: str | None, dtypes: tuple[str, ...], interpreted: 
 @pytest.mark.emulated
 def test_segments_conform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     adapter = worker(tmp_path, monkeypatch)
-    every = list(core.cases(OP, "full", adapter.dtypes))
+    every = list(core.cases(OP, "scenes", adapter.dtypes))
     resumed = (case for case in every if "initial_S" in case.arrays and case.params.get("causal"))
     chosen = [case for case in every if case.dtype == "float32" and case.tags & {*SCENES}]
     chosen += {case.dtype: case for case in resumed}.values()
@@ -117,7 +117,7 @@ def test_a_planted_bug_is_found(
 ) -> None:
     adapter = worker(tmp_path, monkeypatch, name, wrong)
     resumed = scene == "resumed"
-    every = (case for case in core.cases(OP, "full", ("float32",)) if resumed or scene in case.tags)
+    every = (case for case in core.cases(OP, "scenes", ("float32",)) if resumed or scene in case.tags)
     result = core.check(adapter, next(case for case in every if ("initial_S" in case.arrays) is resumed))
     adapter.close()
     assert result.checks & checks, result.message

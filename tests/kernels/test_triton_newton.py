@@ -87,7 +87,7 @@ def with_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[obje
 
 
 def checked(adapter: WorkerAdapter, name: str) -> Any:
-    case = next(case for case in core.cases(OP, "full", ("float32",)) if name in case.tags)
+    case = next(case for case in core.cases(OP, "scenes", ("float32",)) if name in case.tags)
     return core.check(adapter, case)
 
 

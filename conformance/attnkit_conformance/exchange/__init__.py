@@ -26,7 +26,7 @@ from attnkit_conformance.core import CaseResult
 from attnkit_conformance.judge import matcher
 from attnkit_conformance.model import tolerance
 from attnkit_conformance.model.case import DTYPES, Case, is_dtype, numpy_dtype
-from attnkit_conformance.model.golden import golden
+from attnkit_conformance.model.golden import drawn, golden
 from attnkit_conformance.model.tolerance import Limit
 from attnkit_conformance.opdb import BY_NAME, OPDB
 from attnkit_conformance.report.files import version
@@ -65,7 +65,7 @@ def export(
     """Write the vectors of all selected cases; returns how many."""
     keep = matcher(expression)
     chosen = (s for op in OPDB for s in core.samples(op.name, profile, dtypes) if keep(s.id))
-    return write(folder, (sample.draw() for sample in chosen))
+    return write(folder, (drawn(sample) for sample in chosen))
 
 
 def write(folder: Path, cases: Iterable[Case]) -> int:

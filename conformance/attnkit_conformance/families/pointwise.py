@@ -32,6 +32,14 @@ POINTWISE_VARIANTS: tuple[Params, ...] = (
     {"activation": "relu", "alpha": 0.5, "gain": 1.7, "shift": -0.4},
 )
 
+POINTWISE_LEVELS = {
+    "activation": (None, "relu_squared", "relu6", "identity", "softplus", "sigmoid", "silu", "gelu", "gelu_tanh"),
+    "alpha": (None, 0.0, 0.5),
+    "gain": (None, -0.7),
+    "length": (None, "all", 50.0, LENGTH_ARRAY),
+    "shift": (None, 0.3, "-log_length"),
+}
+
 TAIL = Scene("2x4096-tail", 2, 4096, d=8, e=8, lead=((1, 1),) * 3, options=("positive_values",))
 """Every weight is about 1/4096: a sigmoid that is accurate beside 1, such as a fast tanh, has no digits there."""
 
@@ -45,6 +53,7 @@ OPS = (
         group="a",
         own=("activation", "alpha", "gain", "length", "shift"),
         variants=POINTWISE_VARIANTS,
+        levels=POINTWISE_LEVELS,
         optional=OPTIONAL,
         differentiable=(*QKV, "bias"),
         errors=errors.pointwise_errors,
@@ -64,6 +73,7 @@ OPS = (
         group="a",
         own=("gamma", "length"),
         variants=({}, {"gamma": 0.6, "length": "all"}, {"length": LENGTH_ARRAY}),
+        levels={"gamma": (None, 0.6), "length": (None, "all", 50.0, LENGTH_ARRAY)},
         optional=OPTIONAL,
         differentiable=(*QKV, "bias"),
         errors=errors.reluformer_errors,
@@ -81,6 +91,7 @@ OPS = (
         group="a",
         own=("length",),
         variants=({}, {"length": "all"}, {"length": 20.0}),
+        levels={"length": (None, "all", 20.0, LENGTH_ARRAY)},
         extra=((TAIL, {}),),
         optional=OPTIONAL,
         differentiable=(*QKV, "bias"),

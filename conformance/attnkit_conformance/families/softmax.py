@@ -16,6 +16,7 @@ OPS = (
         group="a",
         own=("return_lse",),
         variants=({}, {"return_lse": True}),
+        levels={"return_lse": (None, True)},
         optional=tuple(name for name in OPTIONAL if name != "length"),
         differentiable=(*QKV, "bias"),
         compute_outputs=("lse",),

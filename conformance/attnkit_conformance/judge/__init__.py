@@ -15,6 +15,7 @@ from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.core import CaseResult
 from attnkit_conformance.judge import properties
 from attnkit_conformance.model.case import DTYPES, Sample
+from attnkit_conformance.model.golden import drawn
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.opdb import OPDB
 
@@ -68,9 +69,9 @@ def read_xfails(adapter: str, folder: Path = XFAILS) -> dict[str, str]:
 
 @functools.cache
 def ids_of(op: str) -> tuple[str, ...]:
-    """Ids of all cases, properties and errors of an op in the full profile."""
+    """Ids of all scenes, properties and errors of an op: what an expected failure may name."""
     others = properties.identities(core.op_named(op), "full")
-    return (*(sample.id for sample in core.samples(op, "full")), *others)
+    return (*(sample.id for sample in core.samples(op, "scenes")), *others)
 
 
 def refuse_unmatched(xfails: Mapping[str, Mapping[str, str]]) -> None:
@@ -121,7 +122,7 @@ def judge_lane(
     for op in ops:
         asked = [adapter for adapter in adapters if core.asked(adapter, op.name)]
         for sample, chosen in wanted(asked, op, profile, keep, dtypes):
-            case = sample.draw()
+            case = drawn(sample)
             yield from (core.check(adapter, case) for adapter in chosen)
         for adapter in asked:
             served = tuple(dtype for dtype in dtypes if dtype in adapter.dtypes)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 INTEGER = "integer"  # an output of integers of any width
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 HAS_BFLOAT16 = find_spec("ml_dtypes") is not None  # NumPy itself has none
-PROFILES = ("quick", "full")
+PROFILES = ("quick", "scenes", "full")  # scenes: all that are written by hand, and no rows of grammars
 ALIGNMENT = 64  # bytes; as torch and JAX place arrays
 
 
@@ -117,15 +116,15 @@ def laid_out(x: np.ndarray, layout: str) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Sample:
-    """A case by its id: nothing is drawn before `draw`."""
+    """A case by its id: nothing is drawn before `draw(halvings)`, the numbers that many times halved."""
 
     id: str
-    draw: Callable[[], Case]
+    draw: Callable[[int], Case]
 
 
 def sample(op: str, dtype: str, name: str, maker: Callable[..., Case], *arguments: Any) -> Sample:
-    """The sample `name` of an op in a dtype, drawn by `maker(*arguments)`."""
-    return Sample(f"{op}/{dtype}/{name}", partial(maker, *arguments))
+    """The sample `name` of an op in a dtype, drawn by `maker(*arguments)` in one size."""
+    return Sample(f"{op}/{dtype}/{name}", lambda halvings: maker(*arguments))
 
 
 @dataclass(frozen=True)

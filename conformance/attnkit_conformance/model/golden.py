@@ -10,12 +10,14 @@ import numpy as np
 
 import attnkit_reference
 from attnkit_conformance.model import lowprecision, tolerance
-from attnkit_conformance.model.case import Case
+from attnkit_conformance.model.case import Case, Sample, numpy_dtype
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.model.tolerance import Limit
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_reference._core import reduce_to
 
+TINY = 1e-20  # row sums that are smaller, but not 0, lose digits or all of themselves in float32
+HALVINGS = 8
 QUERY_OUTPUTS = ("o", "total", "entropy", "sum_squares", "maximum", "nonzero", "visible")
 
 
@@ -33,16 +35,48 @@ class Golden:
         limits = (*self.outputs.items(), *((f"d{name}", limit) for name, limit in self.gradients.items()))
         return [text for name, limit in limits for text in tolerance.blind_spots(name, limit)]
 
+    def tells(self) -> bool:
+        """Whether bounds tell right from wrong, gradients are finite and fit their dtypes, outputs too (lse is -inf on
+        null rows), and no row is dead but for numbers that only float64 has: its entropy jumps there.
+        """
+        fits = all(np.all(np.isfinite(in_dtype(x))) for x in self.gradients.values())
+        fits &= all(np.all(in_dtype(x) < np.inf) and held(x) for x in self.outputs.values())
+        total = np.abs(self.outputs["total"].golden) if "total" in self.outputs else np.ones(1)
+        return fits and not np.any((total > 0) & (total < TINY)) and not self.blind_spots()
+
+
+def in_dtype(limit: Limit) -> np.ndarray:
+    """The golden values rounded to the dtype that is judged, in float64."""
+    with np.errstate(over="ignore"):
+        return limit.golden.astype(numpy_dtype(limit.dtype)).astype(np.float64)
+
+
+def held(limit: Limit) -> bool:
+    """Whether what is finite stays so in the dtype that is judged."""
+    return np.array_equal(np.isfinite(in_dtype(limit)), np.isfinite(limit.golden))
+
 
 kept = threading.local()
 
 
 def golden(case: Case) -> Golden:
     """Golden values of `case`; each thread keeps its last one, for adapters are judged on one case after another."""
-    if getattr(kept, "id", None) != case.id:
-        kept.id, kept.values = case.id, compute(case)
+    if getattr(kept, "case", None) is not case:
+        kept.case, kept.values = case, compute(case)
     values: Golden = kept.values
     return values
+
+
+def drawn(sample: Sample) -> Case:
+    """The case of a sample, halved until its golden values tell right from wrong; the last if none does."""
+    for halvings in range(HALVINGS):
+        case = sample.draw(halvings)
+        growth = BY_NAME[case.op].subject(case.params).growth
+        if (growth is None or growth(case) <= tolerance.LARGEST_GROWTH.get(case.dtype, np.inf)) and golden(
+            case
+        ).tells():
+            break
+    return case
 
 
 def compute(case: Case) -> Golden:

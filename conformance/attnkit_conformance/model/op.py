@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from attnkit_conformance.model import lowprecision
 from attnkit_conformance.model.binding import FIELDS, PLAIN, Binding
 from attnkit_conformance.model.case import DTYPES, INTEGER, Case, ErrorSample, Sample, compute_dtype
+from attnkit_conformance.model.grammar import Level
 from attnkit_conformance.model.scene import Scene
 
 Params = Mapping[str, Any]
@@ -53,6 +54,7 @@ class Op:
     group: str = ""  # of semantics A14
     own: tuple[str, ...] = ()  # its own parameters
     variants: tuple[Params, ...] = ({},)  # settings of its own parameters
+    levels: Mapping[str, tuple[Level, ...]] = field(default_factory=dict)  # of those that are factors of its grammar
     optional: tuple[str, ...] = ()  # array arguments that may be absent
     differentiable: tuple[str, ...] = ()
     not_differentiable: tuple[str, ...] = ()  # outputs without gradient
@@ -76,7 +78,7 @@ class Op:
     joined: bool = False  # the output has its heads joined, (..., L, H·e)
     steep: Callable[[Params], bool] = lambda params: False  # is a small weight a difference: exact scores for entropy
     extra: tuple[tuple[Scene, Params], ...] = ()  # scenes with variants beyond those that all ops share
-    complete: Callable[[Case], Case] | None = None  # adds arrays of the op's own to a drawn case
+    complete: Callable[[Case], Case | None] | None = None  # adds arrays of the op's own to a draw; None: another draw
     adapt: Callable[[Scene, Params], Scene | None] | None = None  # a scene without what the op does not take
     shapes: Callable[[Op, Case], Mapping[str, tuple[int, ...]]] | None = None  # of outputs beside o, w and rows
     zeros: Callable[[Case], tuple[Mapping[str, Any], Mapping[str, Any]]] | None = None  # A5, A6: exact zeros
@@ -164,6 +166,7 @@ def weights_of(op: Op) -> Op:
         arguments=tuple(name for name in op.arguments if name not in outside),
         outputs=w_only,
         own=tuple(name for name in op.own if name not in op.outside),
+        levels={name: levels for name, levels in op.levels.items() if name not in outside},
         variants=tuple(v for n, v in enumerate(variants) if v not in variants[:n]),
         optional=tuple(name for name in op.optional if name not in outside),
         differentiable=(),

@@ -11,6 +11,7 @@ from attnkit_conformance.model.case import INTEGER, finfo
 BOUND = {"float64": 64.0, "float32": 16.0, "bfloat16": 4.0, "float16": 4.0, INTEGER: 1.0}  # in units, times growth
 HALF_FACTOR = {"output": 2.0, "gradient": 3.0}  # second rule, times the error of the formula in that dtype
 EXPONENT_STEP = 16.0  # an error eps·|x| in an exponent x is a relative error of that size in exp(x)
+LARGEST_GROWTH = {"float16": 8.0, "bfloat16": 8.0, "float32": 200.0}  # beyond, the bound is no part of the result
 DISCERNIBLE = 64.0  # a wrong array farther than so many units from the golden one must be rejected
 
 

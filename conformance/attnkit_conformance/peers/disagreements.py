@@ -17,7 +17,7 @@ from attnkit_conformance import core
 from attnkit_conformance.core import CaseResult
 from attnkit_conformance.judge import MAY_PASS, invariances, properties, read_xfails
 from attnkit_conformance.model.case import DTYPES, INTEGER, Case, Sample
-from attnkit_conformance.model.golden import golden
+from attnkit_conformance.model.golden import drawn, golden
 from attnkit_conformance.model.tolerance import Measured, eps
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.peers.base import visible_pairs
@@ -124,7 +124,7 @@ def start_cases(results: Sequence[CaseResult]) -> Iterator[tuple[CaseResult, Cas
         wanted = {result.id: result for result in results if result.op == op}
         dtypes = tuple(dict.fromkeys(result.dtype for result in wanted.values()))
         samples = tuple(core.samples(op, "full", dtypes))
-        own = [(wanted[sample.id], sample.draw()) for sample in samples if sample.id in wanted]
+        own = [(wanted[sample.id], drawn(sample)) for sample in samples if sample.id in wanted]
         yield from own or ((result, case) for result in wanted.values() for case in alike(result, samples))
         for identity, result in wanted.items():
             if "/property.visible_nan" in identity:
@@ -136,7 +136,7 @@ def alike(result: CaseResult, samples: Sequence[Sample]) -> list[Case]:
     expected = read_xfails(result.adapter).items()
     patterns = [identity.removeprefix(MAY_PASS) for identity, reason in expected if reason == result.reason]
     own = [sample for sample in samples if sample.id.split("/")[1] == result.dtype]
-    return [s.draw() for s in own if any(fnmatch.fnmatchcase(s.id, pattern) for pattern in patterns)]
+    return [drawn(s) for s in own if any(fnmatch.fnmatchcase(s.id, pattern) for pattern in patterns)]
 
 
 def property_case(result: CaseResult) -> Case:

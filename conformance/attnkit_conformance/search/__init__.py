@@ -23,7 +23,7 @@ from attnkit_conformance import core
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.core import CaseResult
 from attnkit_conformance.judge import Keep
-from attnkit_conformance.model.case import Case, numpy_dtype
+from attnkit_conformance.model.case import Case
 from attnkit_conformance.model.golden import golden
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.opdb import OPDB
@@ -31,7 +31,6 @@ from attnkit_conformance.search import saved
 from attnkit_conformance.search.strategies import cases
 
 TURN = 12  # examples of an op before the next op has its turn
-TINY = 1e-20  # row sums that are smaller, but not 0, lose digits or all of themselves in float32
 SHRINKING = 60.0  # seconds that making one failing case smaller may take, beyond the time of the search
 SETTINGS = hypothesis.settings(
     max_examples=TURN,
@@ -136,7 +135,7 @@ class Search:
     def judge(self, case: Case, adapters: Sequence[Adapter], way: Way | None) -> CaseResult | None:
         """The first failure of a case that is new, or like `way` where one is given."""
         try:
-            silent = not tells(case)
+            silent = not golden(case).tells()
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
             result = CaseResult(case.id, "reference", case.op, case.dtype, "fail", failures=(("exception", text),))
@@ -175,20 +174,6 @@ class Search:
 def way_of(result: CaseResult) -> Way:
     """What makes two failures alike."""
     return result.adapter, result.op, frozenset(result.checks)
-
-
-def tells(case: Case) -> bool:
-    """Whether bounds tell right from wrong, every finite golden value is finite in the dtype of the result, and no row
-    is dead but for numbers that only float64 has: its entropy jumps there.
-    """
-    truth = golden(case)
-    limits = (*truth.outputs.values(), *truth.gradients.values())
-    with np.errstate(over="ignore"):
-        held = all(
-            np.array_equal(np.isfinite(x.golden.astype(numpy_dtype(x.dtype))), np.isfinite(x.golden)) for x in limits
-        )
-    total = np.abs(truth.outputs["total"].golden) if "total" in truth.outputs else np.ones(1)
-    return held and not np.any((total > 0) & (total < TINY)) and not truth.blind_spots()
 
 
 def replayed(adapters: Sequence[Adapter], paths: Sequence[Path]) -> list[CaseResult]:

@@ -16,7 +16,7 @@ from attnkit_conformance.model import lowprecision
 from attnkit_conformance.model.case import Case, NoDraw
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.model.scene import Scene
-from attnkit_conformance.scenes.attention import GQA, LENGTH_ARRAY, attention_case, tells
+from attnkit_conformance.scenes.attention import GQA, LENGTH_ARRAY, attention_case
 
 Draw = Any
 Settings = Mapping[str, Any]
@@ -148,7 +148,7 @@ def attention(draw: Draw, op: Op, dtype: str) -> Case | None:
         case = attention_case(op, adapted, setting, "", dtype)
     except NoDraw:
         return None
-    return case if tells(op, case) and well_conditioned(case) else None
+    return case if well_conditioned(case) else None
 
 
 def legal(subject: Op, scene: Scene, maxima: bool) -> bool:

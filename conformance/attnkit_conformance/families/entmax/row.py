@@ -14,8 +14,7 @@ from attnkit_conformance.model import errors
 from attnkit_conformance.model.case import ErrorSample
 from attnkit_conformance.model.errors import GOOD, E, L, S, wrong, zeros
 from attnkit_conformance.model.op import ALL_TOKENS, OPTIONAL, QKV, Op, o_only
-from attnkit_conformance.scenes import attention
-from attnkit_conformance.scenes.attention import LENGTH_ARRAY
+from attnkit_conformance.scenes.attention import LENGTH_ARRAY, attention_samples
 
 MASKS = tuple(name for name in OPTIONAL if name != "length")
 HIDDEN = GOOD["q"].shape[1] * E
@@ -100,6 +99,7 @@ OPS: tuple[Op, ...] = (
         group="a",
         own=("alpha",),
         variants=({}, {"alpha": 1.25}, {"alpha": LENGTH_ARRAY}, {"alpha": 2.0}, {"alpha": 1.0}),
+        levels={"alpha": (None, 1.25, LENGTH_ARRAY, 2.0, 1.0)},
         optional=(*MASKS, "alpha"),
         differentiable=(*QKV, "bias", "alpha"),
         errors=entmax_errors,
@@ -116,7 +116,7 @@ OPS: tuple[Op, ...] = (
         formula="RMSNorm of relu(s) v over the joined heads, gated",
         arguments=(*QKV, "norm_weight"),
         outputs=o_only,
-        samples=attention.attention_samples,
+        samples=attention_samples,
         group="a",
         own=("gate_weight", "norm_axis", "eps"),
         variants=(
@@ -125,6 +125,7 @@ OPS: tuple[Op, ...] = (
             {"gate_weight": LENGTH_ARRAY},
             {"norm_axis": "head", "gate_weight": LENGTH_ARRAY, "eps": 1e-2},
         ),
+        levels={"norm_axis": (None, "head"), "gate_weight": (None, LENGTH_ARRAY), "eps": (None, 1e-2)},
         outside=("norm_weight", "gate_weight", "norm_axis", "eps"),
         optional=(*MASKS, "gate_weight"),
         differentiable=(*QKV, "bias", "norm_weight", "gate_weight"),

@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnkit_conformance.model import lowprecision, tolerance
-from attnkit_conformance.model.case import Case, NoDraw, Sample, compute_dtype, generator, rounded
+from attnkit_conformance.model.case import Case, Sample, compute_dtype, generator, rounded
 from attnkit_conformance.scenes.attention import (
-    ATTEMPTS,
     CAUSAL,
     GQA,
-    LARGEST_GROWTH,
     LENGTH_ARRAY,
     MARGIN,
     Scene,
@@ -29,6 +27,7 @@ if TYPE_CHECKING:
     from attnkit_conformance.model.op import Op
 
 Array = np.ndarray
+OTHER_SIGNS = 40
 
 ALPHAS = (
     1.0,
@@ -61,7 +60,7 @@ def with_array(case: Case, name: str, x: Array, dtype: str) -> Case:
 # ---------------------------------------------------------------------------------------------- sparsemax, entmax
 
 
-def entmax_complete(case: Case) -> Case:
+def entmax_complete(case: Case) -> Case | None:
     """An α per query or per head where the variant asks for an array; among them 1, whose gradient is a limit. Scores
     are integers, which often lie on the threshold, only where α is exact."""
     if "integers" in case.tags and case.params.get("alpha", 1.5) not in (1.0, *EXACT_ALPHAS):
@@ -87,22 +86,23 @@ def alphas_of(case: Case) -> Any:
     return case.arrays.get("alpha", case.params.get("alpha", 1.5))
 
 
-def settled(case: Case) -> Case:
+def settled(case: Case) -> Case | None:
     """The case with other queries where rounding could move a score across the threshold of its row: nonzero and, for
-    α > 1.5 and for entropy, slopes jump there. A query is replaced by its features in another order, with other signs.
+    α > 1.5 and for entropy, slopes jump there. A query is replaced by its features in another order, with other signs;
+    where that does not help, as it does not if keys are equal, it takes another draw.
     """
     alpha = alphas_of(case)
     if "integers" in case.tags and not isinstance(alpha, np.ndarray) and alpha in EXACT_ALPHAS:
         return case
     rng, q = generator(f"{case.id.split('/', 2)[2]}/settled"), case.arrays["q"].copy()
-    for _ in range(ATTEMPTS):
+    for _ in range(OTHER_SIGNS):
         case = replace(case, arrays={**case.arrays, "q": q})
         rows = reference.reduce_to(near_threshold(case, alpha)[..., None], (*q.shape[:-1], 1), 1, np.logical_or)[..., 0]
         if not np.any(rows):
             return case
         q = q.copy()
         q[rows] = rng.permuted(q[rows], axis=-1) * rng.choice([-1.0, 1.0], q[rows].shape)
-    raise NoDraw(f"{case.id}: {np.sum(rows)} queries stay near the threshold of their rows")
+    return None
 
 
 def near_threshold(case: Case, alpha: Any) -> Array:
@@ -179,7 +179,7 @@ def rela_complete(case: Case) -> Case:
     case = with_array(case, "norm_weight", 1 + 0.3 * drawn(case, "norm_weight", (features,)), dtype)
     if not gated:
         return case
-    gate, largest = drawn(case, "gate_weight", (features,)), LARGEST_GROWTH.get(case.dtype, np.inf)
+    gate, largest = drawn(case, "gate_weight", (features,)), tolerance.LARGEST_GROWTH.get(case.dtype, np.inf)
     case = with_array(case, "gate_weight", gate, dtype)
     excess = (rela_growth(case) - 1.0) / (largest - 1.0)
     return with_array(case, "gate_weight", 0.1 / excess * gate, dtype) if excess > 1.0 else case

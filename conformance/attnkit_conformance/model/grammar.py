@@ -1,0 +1,163 @@
+"""The grammar of the calls of an op: factors with levels, levels that cannot meet, and covering arrays of rows.
+
+A row has one level of each factor. An array covers strength t if every t levels of different factors, no two of which
+are forbidden, meet in some row: 2 shows what any two options do to each other, 3 any three.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import factorial
+
+Level = Hashable
+Row = Mapping[str, Level]
+Choice = tuple[str, Level]  # a factor and one of its levels
+CANDIDATES = 10  # rows among which the one that covers most is chosen
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """Factors with their levels, the first of which is that of a plain call and may meet every other level."""
+
+    factors: Mapping[str, tuple[Level, ...]]
+    forbidden: frozenset[frozenset[Choice]] = frozenset()
+
+    def __post_init__(self) -> None:
+        known = {choice for pair in self.forbidden for choice in pair}
+        plain = [(name, levels[0]) for name, levels in self.factors.items() if (name, levels[0]) in known]
+        if plain:
+            raise ValueError(f"grammar: the first level of a factor meets every other; got {plain[0]} forbidden")
+
+    @cached_property
+    def choices(self) -> tuple[Choice, ...]:
+        """Every level of every factor."""
+        return tuple((name, level) for name, levels in self.factors.items() for level in levels)
+
+    @cached_property
+    def plain(self) -> Row:
+        """The row of a plain call."""
+        return {name: levels[0] for name, levels in self.factors.items()}
+
+    @cached_property
+    def meeting(self) -> tuple[int, ...]:
+        """For each choice, as bits, the choices that it may meet."""
+        return tuple(
+            sum(1 << j for j, other in enumerate(self.choices) if self.may_meet(choice, other))
+            for choice in self.choices
+        )
+
+    def may_meet(self, one: Choice, other: Choice) -> bool:
+        """Whether two levels may stand in one row."""
+        return one[0] != other[0] and frozenset((one, other)) not in self.forbidden
+
+    def tuples(self, strength: int) -> Iterator[tuple[Choice, ...]]:
+        """All that an array of this strength has to cover."""
+        for some in itertools.combinations(self.choices, strength):
+            if all(self.may_meet(one, other) for one, other in itertools.combinations(some, 2)):
+                yield some
+
+    def covering(self, strength: int, start: Sequence[Row] = (), seed: int = 0) -> tuple[Row, ...]:
+        """`start` and the rows that it lacks to cover pairs (strength 2) or triples (3); the same every time."""
+        index = {choice: n for n, choice in enumerate(self.choices)}
+        missing = Missing(self.meeting, strength)
+        rows = list(start)
+        for row in rows:
+            missing.remove([index[choice] for choice in row.items()])
+        draw = random.Random(seed).random
+        while missing:
+            candidates = [self.candidate(missing, draw) for _ in range(CANDIDATES)]
+            best = max(candidates, key=missing.count)
+            missing.remove(best)
+            rows.append(dict(self.choices[n] for n in sorted(best)))
+        return tuple(rows)
+
+    def candidate(self, missing: Missing, draw: Callable[[], float]) -> list[int]:
+        """A row around something that is missing: factor by factor the level that covers most of what is."""
+        row = missing.some(draw)
+        taken = {self.choices[n][0] for n in row}
+        bits = sum(1 << n for n in row)
+        allowed = self.meeting[row[0]]
+        for n in row[1:]:
+            allowed &= self.meeting[n]
+        for name in sorted((name for name in self.factors if name not in taken), key=lambda name: draw()):
+            levels = [n for n in self.levels_of[name] if allowed >> n & 1]
+            gains = [missing.gain(n, row, bits) for n in levels]
+            best = [n for n, gain in zip(levels, gains, strict=True) if gain == max(gains)]
+            chosen = best[int(draw() * len(best))]
+            row.append(chosen)
+            bits |= 1 << chosen
+            allowed &= self.meeting[chosen]
+        return row
+
+    @cached_property
+    def levels_of(self) -> Mapping[str, tuple[int, ...]]:
+        """The numbers of the choices of each factor."""
+        numbers = itertools.count()
+        return {name: tuple(next(numbers) for _ in levels) for name, levels in self.factors.items()}
+
+
+class Missing:
+    """Pairs or triples of choices that no row has yet, as bits: `bits[i]`, or `bits[i][j]`, of what i (and j) miss."""
+
+    def __init__(self, meeting: Sequence[int], strength: int) -> None:
+        if strength not in (2, 3):
+            raise ValueError(f"covering: expected strength 2 or 3; got {strength}")
+        self.strength = strength
+        self.pairs = list(meeting)
+        self.triples: dict[int, dict[int, int]] = {}
+        if strength == 3:
+            self.triples = {i: {j: own & meeting[j] for j in ones(own)} for i, own in enumerate(meeting)}
+        self.left = self.total()
+
+    def total(self) -> int:
+        """How many are missing."""
+        held = self.pairs if self.strength == 2 else (x for of in self.triples.values() for x in of.values())
+        return sum(x.bit_count() for x in held) // factorial(self.strength)
+
+    def __bool__(self) -> bool:
+        return self.left > 0
+
+    def some(self, draw: Callable[[], float]) -> list[int]:
+        """One that is missing."""
+        if self.strength == 2:
+            i = one_of([n for n, x in enumerate(self.pairs) if x], draw)
+            return [i, one_of(ones(self.pairs[i]), draw)]
+        i = one_of([n for n, of in self.triples.items() if any(of.values())], draw)
+        j = one_of([n for n, x in self.triples[i].items() if x], draw)
+        return [i, j, one_of(ones(self.triples[i][j]), draw)]
+
+    def gain(self, n: int, row: Iterable[int], bits: int) -> int:
+        """How many a row covers more with choice n."""
+        if self.strength == 2:
+            return (self.pairs[n] & bits).bit_count()
+        own = self.triples[n]
+        return sum((own[j] & bits).bit_count() for j in row if j in own) // 2
+
+    def count(self, row: Sequence[int]) -> int:
+        """How many a row covers."""
+        bits = sum(1 << n for n in row)
+        return sum(self.gain(n, row, bits) for n in row) // self.strength
+
+    def remove(self, row: Sequence[int]) -> None:
+        """Take out what a row covers."""
+        self.left -= self.count(row)
+        bits = sum(1 << n for n in row)
+        for n in row:
+            if self.strength == 2:
+                self.pairs[n] &= ~bits
+            else:
+                own = self.triples[n]
+                own.update({j: own[j] & ~bits for j in row if j in own})
+
+
+def ones(bits: int) -> list[int]:
+    """The positions of the ones of a number."""
+    return [n for n in range(bits.bit_length()) if bits >> n & 1]
+
+
+def one_of(items: Sequence[int], draw: Callable[[], float]) -> int:
+    return items[int(draw() * len(items))]

@@ -1,0 +1,120 @@
+"""The optional arrays of attention scenes: one maker for each option that a scene may name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from attnkit_conformance.model.scene import Scene
+
+Array = np.ndarray
+Maker = Callable[[Scene, np.random.Generator], Array]
+
+DENSITIES = (0.1, 0.5, 0.9)  # of random masks
+DENSE = 0.75  # of masks in rows of a grammar: other options hide as well
+KEPT = 0.75  # by dropout
+
+
+def pairs(scene: Scene) -> tuple[int, ...]:
+    return (*scene.leading, scene.L, scene.S)
+
+
+def items(scene: Scene, *last: int) -> tuple[int, ...]:
+    """The axes of the batch, one for heads where there are heads, and those given."""
+    return (*scene.leading[:-1], *(1 for _ in scene.leading[-1:]), *last)
+
+
+def arbitrary_mask(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """A random mask with a few null rows and one key that nobody sees."""
+    mask = rng.random(shape) < 0.6
+    mask[..., ::5, :] = False
+    mask[..., shape[-1] // 2 : shape[-1] // 2 + 1] = False
+    return mask
+
+
+def dense_mask(scene: Scene, rng: np.random.Generator) -> Array:
+    """A mask with a null row and a key that nobody sees, where there are several."""
+    mask = rng.random(pairs(scene)) < DENSE
+    if scene.L > 3:
+        mask[..., scene.L // 2, :] = False
+    if scene.S > 3:
+        mask[..., scene.S // 3] = False
+    return mask
+
+
+def lengths(scene: Scene, least: float, most: float) -> Array:
+    """Valid keys per batch item, from `least` to `most`."""
+    shape = items(scene)
+    return np.linspace(least, most, int(np.prod(shape))).astype(np.int64).reshape(shape)
+
+
+def per_key(rng: np.random.Generator, scene: Scene) -> Array:
+    return rng.standard_normal(items(scene, 1, scene.S))
+
+
+def with_infinities(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """A bias that hides some pairs and all of every seventh row."""
+    bias = rng.standard_normal(shape)
+    bias[rng.random(bias.shape) < 0.2] = -np.inf
+    bias[..., ::7, :] = -np.inf
+    return bias
+
+
+def dropped(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    return (rng.random(shape) < KEPT) / KEPT
+
+
+MAKERS: Mapping[str, Mapping[str, Maker]] = {
+    "key_lengths": {
+        "key_lengths": lambda scene, rng: lengths(scene, 0.6 * scene.S, 0),
+        "key_lengths_random": lambda scene, rng: rng.integers(0, scene.S + 1, items(scene)),
+        "key_lengths=some": lambda scene, rng: lengths(scene, 0.6 * scene.S, scene.S - 1),
+        "key_lengths=zero": lambda scene, rng: lengths(scene, 0, scene.S - 1),
+    },
+    "query_mask": {
+        "query_mask": lambda scene, rng: rng.random(items(scene, scene.L)) < 0.7,
+        "query_mask_random": lambda scene, rng: rng.random(items(scene, scene.L)) < rng.choice(DENSITIES),
+        "query_mask=some": lambda scene, rng: rng.random(items(scene, scene.L)) < DENSE,
+    },
+    "mask": {
+        "key_mask": lambda scene, rng: rng.random(items(scene, 1, scene.S)) < 0.6,
+        "key_mask_1d": lambda scene, rng: rng.random(scene.S) < 0.6,
+        "mask": lambda scene, rng: arbitrary_mask(rng, pairs(scene)),
+        "mask_2d": lambda scene, rng: arbitrary_mask(rng, (scene.L, scene.S)),
+        "mask_nothing": lambda scene, rng: np.zeros(pairs(scene), bool),
+        "mask_random": lambda scene, rng: rng.random(pairs(scene)) < rng.choice(DENSITIES),
+        "mask=pairs": dense_mask,
+        "mask=2d": lambda scene, rng: rng.random((scene.L, scene.S)) < DENSE,
+        "mask=heads": lambda scene, rng: rng.random((scene.leading[-1], 1, scene.S)) < DENSE,
+        "mask=keys": lambda scene, rng: rng.random(items(scene, 1, scene.S)) < DENSE,
+        "mask=1d": lambda scene, rng: rng.random(scene.S) < DENSE,
+        "mask=queries": lambda scene, rng: rng.random((*scene.leading, scene.L, 1)) < DENSE,
+    },
+    "bias": {
+        "bias_2d": lambda scene, rng: rng.standard_normal((scene.L, scene.S)),
+        "bias": lambda scene, rng: rng.standard_normal((1, scene.leading[-1], scene.L, scene.S)),
+        "bias_per_key": lambda scene, rng: per_key(rng, scene),
+        "bias_inf": lambda scene, rng: with_infinities(rng, (1, scene.leading[-1], scene.L, scene.S)),
+        "bias=pairs": lambda scene, rng: rng.standard_normal(pairs(scene)),
+        "bias=heads": lambda scene, rng: rng.standard_normal((scene.leading[-1], scene.L, scene.S)),
+        "bias=keys": lambda scene, rng: per_key(rng, scene),
+        "bias=2d": lambda scene, rng: rng.standard_normal((scene.L, scene.S)),
+        "bias=queries": lambda scene, rng: rng.standard_normal((*scene.leading, scene.L, 1)),
+        "bias=infinite": lambda scene, rng: with_infinities(rng, pairs(scene)),
+    },
+    "dropout_mask": {
+        "dropout_mask": lambda scene, rng: dropped(rng, pairs(scene)),
+        "dropout=mask": lambda scene, rng: dropped(rng, pairs(scene)),
+        "dropout=2d": lambda scene, rng: dropped(rng, (scene.L, scene.S)),
+    },
+}  # fmt: skip
+
+
+def option_arrays(scene: Scene, rng: np.random.Generator) -> dict[str, Array]:
+    """The optional arrays that a scene asks for."""
+    made: dict[str, Array] = {}
+    for name, makers in MAKERS.items():
+        for option in (option for option in scene.options if option in makers):
+            made[name] = makers[option](scene, rng)
+    return made

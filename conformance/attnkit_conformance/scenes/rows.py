@@ -1,0 +1,140 @@
+"""Rows of a grammar as cases: the factors that attention ops share, what may not meet, and the scene of a row.
+
+Quick judges every pair of options on a few tokens, full every triple, and every pair on tokens that cross the tiles of
+kernels. The dtype is a factor like any other: what two options do to each other is seen in one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from attnkit_conformance.model.case import DTYPES, Sample
+from attnkit_conformance.model.grammar import Choice, Grammar, Level, Row
+from attnkit_conformance.model.op import Op
+from attnkit_conformance.model.scene import Scene
+from attnkit_conformance.scenes.attention import GQA, scene_sample
+
+PREFIX = {"pairs": "pair.", "triples": "triple.", "tiles": "tile."}
+ARRAYS = {"quick": ("pairs",), "scenes": (), "full": ("pairs", "triples", "tiles")}
+SMALL = ("7x13", "13x7", "9x9", "1x11")
+TILED = ("65x100", "100x65", "64x64", "33x257")
+HEADS = {"equal": (2, 2), "grouped": (4, 2), "shared": (3, 1)}  # of q and of k
+SIZES = {"tiny": 1e-2, "large": 8.0}
+EXACT_SCALES = {"none": 0.25, "0.7": 0.5, "-0.3": -0.25}  # of integers: scores are exact
+LARGE_SEED = 2**40 + 5
+
+Factors = Mapping[str, tuple[Level, ...]]
+SHARED: Factors = {
+    "dtype": ("float32", *(name for name in DTYPES if name != "float32")),
+    "width": ("12x20", "17x5", "1x1", "8x8"),  # features of q and of v
+    "heads": tuple(HEADS),
+    "batch": ("two", "none", "broadcast"),
+    "layout": ("contiguous", "transposed", "strided", "reversed"),
+    "values": ("normal", "tiny", "large", "integers", "equal_keys"),
+    "poison": ("no", "yes"),
+    "mask": ("none", "pairs", "2d", "heads", "keys", "1d", "queries"),
+    "bias": ("none", "pairs", "2d", "heads", "keys", "queries"),
+    "causal": ("none", "lower_right", "upper_left"),
+    "window": ("none", "left", "right", "both"),
+    "key_lengths": ("none", "some", "zero", "number"),
+    "query_mask": ("none", "some"),
+    "scale": ("none", "0.7", "-0.3"),
+    "dropout": ("none", "mask", "2d", "seed"),
+}
+FORBIDDEN: tuple[tuple[Choice, Choice], ...] = (
+    (("poison", "yes"), ("batch", "broadcast")),  # a row of a broadcast input is used by several items
+    (("batch", "none"), ("key_lengths", "some")),  # without heads there are no leading axes
+    (("batch", "none"), ("key_lengths", "zero")),
+    (("batch", "none"), ("mask", "heads")),
+    (("batch", "none"), ("bias", "heads")),
+)
+
+
+def grammar(op: Op, shapes: tuple[str, ...]) -> Grammar:
+    """The factors of an op, its own parameters among them, on tokens of these shapes."""
+    factors = {"shape": shapes, **SHARED, **op.levels}
+    factors["dtype"] = tuple(dtype for dtype in factors["dtype"] if dtype in op.dtypes)
+    if not op.dropout:
+        del factors["dropout"]
+    if op.bias_inf:
+        factors["bias"] = (*factors["bias"], "infinite")
+    return Grammar(factors, frozenset(frozenset(pair) for pair in FORBIDDEN))
+
+
+def rows(op: Op, array: str) -> tuple[Row, ...]:
+    """The rows of one of an op's arrays; triples are those that pairs leave uncovered."""
+    if (op.name, array) not in known:
+        own = grammar(op, TILED if array == "tiles" else SMALL)
+        start = rows(op, "pairs") if array == "triples" else (own.plain,)
+        found = own.covering(3 if array == "triples" else 2, start)
+        known[op.name, array] = found[len(start) :] if array == "triples" else found
+    return known[op.name, array]
+
+
+known: dict[tuple[str, str], tuple[Row, ...]] = {}
+
+
+def row_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
+    """The rows of the arrays of a profile in one dtype, for ops that have a grammar."""
+    for array in ARRAYS[profile] if op.group == "a" else ():
+        for row in rows(op, array):
+            if row["dtype"] == dtype:
+                own = {name: row[name] for name in op.levels if row[name] is not None}
+                yield scene_sample(op, scene_of(PREFIX[array], row_name(op, row), row), own, dtype, "")
+
+
+def row_name(op: Op, row: Row) -> str:
+    """The levels of a row that a plain call does not have."""
+    first = {**{name: levels[0] for name, levels in {**SHARED, **op.levels}.items()}, "shape": SMALL[0]}
+    named = (f"{name}={level}" for name, level in row.items() if name != "dtype" and level != first[name])
+    return ",".join(named) or "plain"
+
+
+def scene_of(prefix: str, name: str, row: Row) -> Scene:
+    """The scene of a row: shapes, sizes and the options that are arrays or common parameters."""
+    L, S = sizes(row["shape"])
+    d, e = sizes(row["width"])
+    options = [f"{factor}={row[factor]}" for factor in ("mask", "bias", "key_lengths", "query_mask", "dropout")
+               if row.get(factor, "none") != "none"]  # fmt: skip
+    options += [str(row["values"])] if row["values"] in ("integers", "equal_keys") else []
+    options += ["gqa"] if row["heads"] != "equal" else []
+    options += ["poison"] if row["poison"] == "yes" else []
+    size, layout = SIZES.get(str(row["values"]), 1.0), str(row["layout"])
+    return Scene(prefix + name, L, S, d, e, leads(row), size, tuple(options), parameters(row, L, S), layout)
+
+
+def sizes(text: Level) -> tuple[int, int]:
+    """ "7x13" as numbers."""
+    first, _, second = str(text).partition("x")
+    return int(first), int(second)
+
+
+def leads(row: Row) -> tuple[tuple[int, ...], ...]:
+    """Leading axes of q, k and v."""
+    of_q, of_k = HEADS[str(row["heads"])]
+    grouped = of_q != of_k
+    if row["batch"] == "none":
+        return ((of_q,), (of_k,), (of_k,)) if grouped else ((), (), ())
+    if row["batch"] == "broadcast":
+        return ((3, 2 if grouped else 1, of_q), (2, of_k), (3, 1, of_k) if grouped else (1, 1, of_k))
+    return ((2, of_q), (2, of_k), (2, of_k))
+
+
+def parameters(row: Row, L: int, S: int) -> dict[str, Any]:
+    """The common parameters that are no arrays."""
+    params: dict[str, Any] = {} if row["heads"] == "equal" else dict(GQA)
+    if row["causal"] != "none":
+        params["causal"] = True if row["causal"] == "lower_right" else "upper_left"
+    if row["window"] != "none":
+        windows = {"left": (S // 2, None), "right": (None, max(1, S // 4)), "both": (S // 2, S // 3)}
+        params["window"] = windows[str(row["window"])]
+    if row["values"] == "integers":
+        params["scale"] = EXACT_SCALES[str(row["scale"])]
+    elif row["scale"] != "none":
+        params["scale"] = float(str(row["scale"]))
+    if row["key_lengths"] == "number":
+        params["key_lengths"] = max(1, S - 2)
+    if row.get("dropout") == "seed":
+        params["dropout"] = (0.25, LARGE_SEED)
+    return params

@@ -1,0 +1,115 @@
+"""Covering arrays leave no legal pair of options out, and in some case each pair is told: the golden values without
+either of its options are off by more than the bound."""
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import attnkit_reference
+from attnkit_conformance import core
+from attnkit_conformance.model import golden, tolerance
+from attnkit_conformance.model.case import Case
+from attnkit_conformance.model.grammar import Grammar, Row
+from attnkit_conformance.model.op import Op
+from attnkit_conformance.opdb import BY_NAME, OPDB
+from attnkit_conformance.scenes import rows
+
+GRAMMATICAL = [op for op in OPDB if op.group == "a"]
+TOLD = ("mask", "bias", "causal", "window", "key_lengths", "query_mask", "scale", "dropout")
+
+
+def uncovered(grammar: Grammar, array: tuple[Row, ...], strength: int) -> set[Any]:
+    covered = {
+        some for row in array for some in itertools.combinations([(n, row[n]) for n in grammar.factors], strength)
+    }
+    return set(grammar.tuples(strength)) - covered
+
+
+SMALL = Grammar(
+    {"a": (0, 1, 2), "b": (0, 1), "c": ("x", "y"), "d": (None, 1.5), "e": tuple(range(5))},
+    frozenset({frozenset({("a", 1), ("b", 1)}), frozenset({("c", "y"), ("e", 4)})}),
+)
+
+
+@pytest.mark.parametrize("strength", [2, 3])
+def test_a_covering_array_lacks_nothing_and_holds_nothing_forbidden(strength: int) -> None:
+    array = SMALL.covering(strength, [SMALL.plain])
+    assert array[0] == SMALL.plain
+    assert array == SMALL.covering(strength, [SMALL.plain])
+    assert uncovered(SMALL, array, strength) == set()
+    assert uncovered(SMALL, array[:-1], strength), "every row is needed"
+    for row in array:
+        assert not any({*pair} <= {*row.items()} for pair in SMALL.forbidden)
+
+
+def test_a_plain_call_meets_every_option() -> None:
+    with pytest.raises(ValueError, match="meets every other"):
+        Grammar({"a": (0, 1), "b": (0, 1)}, frozenset({frozenset({("a", 0), ("b", 1)})}))
+    with pytest.raises(ValueError, match="strength 2 or 3; got 4"):
+        SMALL.covering(4)
+
+
+@pytest.mark.parametrize("op", GRAMMATICAL, ids=lambda op: op.name)
+def test_every_legal_pair_of_levels_meets_in_a_quick_case(op: Op) -> None:
+    grammar = rows.grammar(op, rows.SMALL)
+    assert uncovered(grammar, rows.rows(op, "pairs"), 2) == set()
+    named = [sample.id for dtype in op.dtypes for sample in rows.row_samples(op, dtype, "quick")]
+    assert len(named) == len(rows.rows(op, "pairs"))
+
+
+def without(case: Case, option: str) -> Case:
+    """The case as a call in which an option was left out."""
+    names = ("dropout", "dropout_mask") if option == "dropout" else (option,)
+    arrays = {n: x for n, x in case.arrays.items() if n not in names}
+    return replace(case, arrays=arrays, params={n: x for n, x in case.params.items() if n not in names})
+
+
+def told(case: Case, option: str) -> bool:
+    """Whether an implementation that ignores an option is rejected, for its result or for having none."""
+    op, truth = BY_NAME[case.op], golden.golden(case)
+    other = without(case, option)
+    try:
+        with np.errstate(all="ignore"):
+            found: Mapping[str, Any] = op.binding.forward(attnkit_reference, op, other.arrays, other.params)
+    except ValueError:  # other arrays do not fit without it
+        return True
+    kept = {name: limit for name, limit in truth.outputs.items() if name in found}
+    return len(kept) < len(truth.outputs) or any(
+        tolerance.measure(name, np.asarray(found[name], np.float64), limit).failures for name, limit in kept.items()
+    )
+
+
+def options_of(op: Op, case: Case) -> list[str]:
+    own = [name for name in op.levels if name in case.params or name in case.arrays]
+    given = {*case.arrays, *case.params} | ({"dropout"} if "dropout_mask" in case.arrays else set())
+    return [name for name in TOLD if name in given] + own
+
+
+def pair_cases(op: Op) -> Iterator[Case]:
+    for dtype in op.dtypes:
+        yield from map(golden.drawn, rows.row_samples(op, dtype, "quick"))
+
+
+@pytest.mark.parametrize("op", GRAMMATICAL, ids=lambda op: op.name)
+def test_every_pair_of_options_is_told_in_a_quick_case(op: Op) -> None:
+    every = [name for name in (*TOLD, *op.levels) if name != "dropout" or op.dropout]
+    missing = set(itertools.combinations(every, 2))
+    for case in pair_cases(op):
+        seen = [name for name in options_of(op, case) if told(case, name)]
+        missing -= set(itertools.combinations([name for name in every if name in seen], 2))
+        if not missing:
+            return
+    assert missing == set()
+
+
+def test_a_case_whose_options_say_nothing_is_not_told() -> None:
+    (case,) = (c for c in core.cases("softmax_attention", "quick", ("float32",)) if c.id.endswith("/pair.plain"))
+    nothing = replace(case, params={**case.params, "window": (None, None), "scale": case.arrays["q"].shape[-1] ** -0.5})
+    assert options_of(BY_NAME[case.op], nothing) == ["window", "scale"]
+    assert not told(nothing, "window")
+    assert not told(nothing, "scale")
+    assert told(replace(nothing, params={"scale": 0.7}), "scale")

@@ -1,0 +1,94 @@
+"""Bugs of the kind that people write die in the quick profile: options that one path forgets beside another, bounds
+off by one, factors left out. Each is planted into the generic bodies of attnkit, and NumPy is judged."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attnkit._core import dropout, mask, quadratic
+from attnkit.ops import pointwise, softmax
+from attnkit_conformance import core, judge
+from attnkit_conformance.adapters.numpy import adapters
+from tests.conformance.planting import plant
+
+Function = Callable[..., Any]
+SOFTMAX, POINTWISE, RELUFORMER, SIGMOID = (
+    f"{name}_attention" for name in ("softmax", "pointwise", "reluformer", "sigmoid")
+)
+PAIRS, PREPARE = mask.pairs_between, quadratic.prepare
+NUMBERS = {"bound", "second_rule", "nonfinite", "null_rows"}  # what is wrong with a result, not with a call
+MUTANTS: tuple[tuple[str, str, Function, str, str], ...] = (
+    ("a mask is forgotten under causality", SOFTMAX, PAIRS, "if mask is not None:",
+     "if mask is not None and not causal:"),
+    ("a mask is forgotten beside a window", SIGMOID, PAIRS, "if mask is not None:",
+     "if mask is not None and not window:"),
+    ("a window is forgotten under causality", POINTWISE, PAIRS, "if left is not None:",
+     "if left is not None and not causal:"),
+    ("key lengths are forgotten beside a query mask", RELUFORMER, PAIRS, "if key_lengths is not None:",
+     "if key_lengths is not None and query_mask is None:"),
+    ("a query mask is forgotten beside a mask", SOFTMAX, PAIRS, "if query_mask is not None:",
+     "if query_mask is not None and mask is None:"),
+    ("masks are joined by or", SOFTMAX, PAIRS, "pairs & term", "pairs | term"),
+    ("a window reaches one key too far to the left", SOFTMAX, PAIRS, "(shift - left)", "(shift - left - 1)"),
+    ("a window reaches one key too far to the right", SOFTMAX, PAIRS, "(shift + right)", "(shift + right + 1)"),
+    ("a window lacks a key on the left", RELUFORMER, PAIRS, "j >= i", "j > i"),
+    ("causality is strict", SIGMOID, PAIRS, "j <= (i if", "j < (i if"),
+    ("upper left is taken for lower right", SOFTMAX, PAIRS, 'i if causal == "upper_left" else i + shift', "i + shift"),
+    ("lower right is taken for upper left", SOFTMAX, PAIRS, 'i if causal == "upper_left" else i + shift', "i"),
+    ("key lengths count one key too many", SOFTMAX, PAIRS, "j < (key_lengths", "j <= (key_lengths"),
+    ("a dropout mask is read where nothing is visible", SOFTMAX, PREPARE, "drop = xp.where(pairs, drop, 0.0)", "pass"),
+    ("dropout by seed is not scaled", SOFTMAX, PREPARE, " * (1.0 / (1.0 - p))", ""),
+    ("dropout by seed is divided by p", POINTWISE, PREPARE, "1.0 / (1.0 - p)", "1.0 / p"),
+    ("padded keys are not replaced beside a query mask", SOFTMAX, PREPARE, "if pairs is not None and not all_seen:",
+     "if pairs is not None and not all_seen and query_mask is None:"),
+    ("the bias is forgotten beside dropout", SOFTMAX, quadratic.scores, "if a.bias is None",
+     "if a.bias is None or a.drop is not None"),
+    ("a negative scale loses its sign", SIGMOID, quadratic.scores, "a.q * a.scale", "a.q * abs(a.scale)"),
+    ("weights are dropped in the output only", SOFTMAX, quadratic.backward, "dw, dropped = dw * a.drop, w * a.drop",
+     "dropped = w * a.drop"),
+    ("dk is not scaled", POINTWISE, quadratic.score_gradients, "ds.mT @ (a.q * a.scale)", "ds.mT @ a.q"),
+    ("heads of a group are not added up", SOFTMAX, quadratic.sum_to, "groups = (shape[-3], g.shape[-3] // shape[-3])",
+     "groups = (g.shape[-3] // shape[-3], shape[-3]); return g[..., :shape[-3], :, :]"),
+    ("dropout counts heads for items", SOFTMAX, dropout.kept_pairs, "head[..., None, None], item[..., None, None]",
+     "item[..., None, None], head[..., None, None]"),
+    ("softmax has no maximum", SOFTMAX, softmax.exponentials, "u = xp.exp(s - m)", "m = 0.0 * m; u = xp.exp(s)"),
+    ("the maximum runs over hidden scores", SOFTMAX, softmax.exponentials, "s = xp.where(a.pairs, s, -math.inf)",
+     "h = a"),
+    ("rows without a finite score divide by 0", SOFTMAX, softmax._inverse, "if _may_be_empty(a)", "if False"),
+    ("lse forgets its maximum", SOFTMAX, softmax._logsumexp, "lse = m + xp.log", "lse = xp.log"),
+    ("a length of all keys is that of visible ones", POINTWISE, mask.row_length, 'keys if length == "all" else count',
+     "count"),
+    ("a length of visible keys is that of all", SIGMOID, mask.row_length, 'keys if length == "all" else count', "keys"),
+    ("gamma is ignored", RELUFORMER, pointwise.reluformer_options, "math.sqrt(2.0) / gamma", "math.sqrt(2.0)"),
+    ("a gain is ignored without alpha", POINTWISE, pointwise.row_factor, "* float(gain)",
+     "* float(gain if alpha else 1.0)"),
+    ("a shift is ignored under a mask", POINTWISE, pointwise._shifted, "elif shift != 0:",
+     "elif shift != 0 and a.pairs is None:"),
+    ("the log of the length is added", SIGMOID, pointwise._shifted, "s = s - log", "s = s + log"),
+    ("the slope forgets the shift", POINTWISE, pointwise.score_gradient, "_shifted(xp, s, a, length, shift)", "s"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("op", "function", "old", "new"), [bug[1:] for bug in MUTANTS], ids=[bug[0] for bug in MUTANTS]
+)
+def test_a_planted_bug_dies_in_quick(
+    op: str, function: Function, old: str, new: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generic = [adapter for adapter in adapters() if adapter.name in ("numpy-generic", "numpy-generic-explicit")]
+    plant(monkeypatch, function, old, new)
+    with np.errstate(all="ignore"):
+        results = judge.judge(generic, "quick", "not property and not error", ops=(op,))
+        assert any(result.checks & NUMBERS for result in results)
+
+
+def test_the_text_of_a_bug_has_to_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(AssertionError, match="holds 'gamma of' 0 times"):
+        plant(monkeypatch, pointwise.reluformer_options, "gamma of", "")
+
+
+def test_a_plant_is_gone_after_its_test() -> None:
+    assert pointwise.reluformer_options(gamma=2.0)["gain"] == 2**0.5 / 2
+    assert core.BY_NAME[RELUFORMER]
