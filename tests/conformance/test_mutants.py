@@ -9,6 +9,7 @@ import pytest
 
 from attnkit._core import dropout, mask, quadratic
 from attnkit.ops import pointwise, softmax
+from attnkit.ops.linear import rule, states, sums
 from attnkit_conformance import core, judge
 from attnkit_conformance.adapters.numpy import adapters
 from tests.conformance.planting import plant
@@ -17,6 +18,7 @@ Function = Callable[..., Any]
 SOFTMAX, POINTWISE, RELUFORMER, SIGMOID = (
     f"{name}_attention" for name in ("softmax", "pointwise", "reluformer", "sigmoid")
 )
+LINEAR, COSINE, PERFORMER, EFFICIENT = (f"{name}_attention" for name in ("linear", "cosine", "performer", "efficient"))
 PAIRS, PREPARE = mask.pairs_between, quadratic.prepare
 NUMBERS = {"bound", "second_rule", "nonfinite", "null_rows"}  # what is wrong with a result, not with a call
 MUTANTS: tuple[tuple[str, str, Function, str, str], ...] = (
@@ -67,6 +69,21 @@ MUTANTS: tuple[tuple[str, str, Function, str, str], ...] = (
     ("a shift is ignored under a mask", POINTWISE, pointwise._shifted, "elif shift != 0:",
      "elif shift != 0 and a.pairs is None:"),
     ("the log of the length is added", SIGMOID, pointwise._shifted, "s = s - log", "s = s + log"),
+    ("features: a mask is forgotten under causality", LINEAR, PAIRS, "if mask is not None:",
+     "if mask is not None and not causal:"),
+    ("features: key lengths are forgotten under causality", EFFICIENT, states.parts_of, "keys, None, key_lengths)",
+     "keys, None, None if causal else key_lengths)"),
+    ("a state is forgotten beside a mask", LINEAR, sums.sums, "out + (m.x * m.before) @ m.state", "out"),
+    ("a state is forgotten in dq beside a mask", PERFORMER, sums.sums_backward, "(d @ m.state.mT) * m.before", "0.0"),
+    ("a state is forgotten in dq", LINEAR, sums.sums_backward,
+     "state = None if m.state is None else _faded_state(m).mT", "state = None"),
+    ("a state lacks the keys that nobody sees", LINEAR, sums.prepared, "parts.valid if keeps else parts.seen",
+     "parts.seen"),
+    ("the scale is forgotten in dq", LINEAR, rule._outputs_backward, "dx if m.rule.scale == 1 else dx * m.rule.scale",
+     "dx"),
+    ("the denominator has no gradient", COSINE, sums.divided_backward, "-slope *", "0.0 *"),
+    ("padding is in the gradient of a state", LINEAR, rule.attend_vjp, "more_c = chosen(xp, m.parts.valid, more_c)",
+     "more_c = more_c + 0.0 * more_c + (0.0 if m.parts.valid is None else 1e-3)"),
     ("the slope forgets the shift", POINTWISE, pointwise.score_gradient, "_shifted(xp, s, a, length, shift)", "s"),
 )  # fmt: skip
 

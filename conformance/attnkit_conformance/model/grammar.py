@@ -24,10 +24,10 @@ class Grammar:
     """Factors with their levels, the first of which is that of a plain call and may meet every other level."""
 
     factors: Mapping[str, tuple[Level, ...]]
-    forbidden: frozenset[frozenset[Choice]] = frozenset()
+    forbidden: frozenset[frozenset[Choice]] = frozenset()  # two or three levels that do not stand in one row
 
     def __post_init__(self) -> None:
-        known = {choice for pair in self.forbidden for choice in pair}
+        known = {choice for some in self.forbidden for choice in some}
         plain = [(name, levels[0]) for name, levels in self.factors.items() if (name, levels[0]) in known]
         if plain:
             raise ValueError(f"grammar: the first level of a factor meets every other; got {plain[0]} forbidden")
@@ -54,16 +54,30 @@ class Grammar:
         """Whether two levels may stand in one row."""
         return one[0] != other[0] and frozenset((one, other)) not in self.forbidden
 
+    @cached_property
+    def third(self) -> Mapping[frozenset[int], int]:
+        """For two choices, as bits, those that no row has with both, where more than pairs are forbidden."""
+        index = {choice: n for n, choice in enumerate(self.choices)}
+        found: dict[frozenset[int], int] = {}
+        for some in self.forbidden:
+            numbers = [index[choice] for choice in some if choice in index]
+            if len(some) == len(numbers) == 3:
+                for n in numbers:
+                    two = frozenset(m for m in numbers if m != n)
+                    found[two] = found.get(two, 0) | 1 << n
+        return found
+
     def tuples(self, strength: int) -> Iterator[tuple[Choice, ...]]:
         """All that an array of this strength has to cover."""
         for some in itertools.combinations(self.choices, strength):
-            if all(self.may_meet(one, other) for one, other in itertools.combinations(some, 2)):
+            meet = all(self.may_meet(one, other) for one, other in itertools.combinations(some, 2))
+            if meet and frozenset(some) not in self.forbidden:
                 yield some
 
     def covering(self, strength: int, start: Sequence[Row] = (), seed: int = 0) -> tuple[Row, ...]:
         """`start` and the rows that it lacks to cover pairs (strength 2) or triples (3); the same every time."""
         index = {choice: n for n, choice in enumerate(self.choices)}
-        missing = Missing(self.meeting, strength)
+        missing = Missing(self.meeting, self.third, strength)
         rows = list(start)
         for row in rows:
             missing.remove([index[choice] for choice in row.items()])
@@ -80,18 +94,25 @@ class Grammar:
         row = missing.some(draw)
         taken = {self.choices[n][0] for n in row}
         bits = sum(1 << n for n in row)
-        allowed = self.meeting[row[0]]
-        for n in row[1:]:
-            allowed &= self.meeting[n]
+        allowed = (1 << len(self.choices)) - 1
+        for n, chosen in enumerate(row):
+            allowed &= self.beside(chosen, row[:n])
         for name in sorted((name for name in self.factors if name not in taken), key=lambda name: draw()):
             levels = [n for n in self.levels_of[name] if allowed >> n & 1]
             gains = [missing.gain(n, row, bits) for n in levels]
             best = [n for n, gain in zip(levels, gains, strict=True) if gain == max(gains)]
             chosen = best[int(draw() * len(best))]
+            allowed &= self.beside(chosen, row)
             row.append(chosen)
             bits |= 1 << chosen
-            allowed &= self.meeting[chosen]
         return row
+
+    def beside(self, chosen: int, row: Sequence[int]) -> int:
+        """As bits, what may stand beside a choice in a row that has others."""
+        hidden = 0
+        for n in row if self.third else ():
+            hidden |= self.third.get(frozenset((n, chosen)), 0)
+        return self.meeting[chosen] & ~hidden
 
     @cached_property
     def levels_of(self) -> Mapping[str, tuple[int, ...]]:
@@ -103,14 +124,17 @@ class Grammar:
 class Missing:
     """Pairs or triples of choices that no row has yet, as bits: `bits[i]`, or `bits[i][j]`, of what i (and j) miss."""
 
-    def __init__(self, meeting: Sequence[int], strength: int) -> None:
+    def __init__(self, meeting: Sequence[int], third: Mapping[frozenset[int], int], strength: int) -> None:
         if strength not in (2, 3):
             raise ValueError(f"covering: expected strength 2 or 3; got {strength}")
         self.strength = strength
         self.pairs = list(meeting)
         self.triples: dict[int, dict[int, int]] = {}
         if strength == 3:
-            self.triples = {i: {j: own & meeting[j] for j in ones(own)} for i, own in enumerate(meeting)}
+            self.triples = {
+                i: {j: own & meeting[j] & ~third.get(frozenset((i, j)), 0) for j in ones(own)}
+                for i, own in enumerate(meeting)
+            }
         self.left = self.total()
 
     def total(self) -> int:

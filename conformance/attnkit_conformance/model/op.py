@@ -9,7 +9,7 @@ from typing import Any
 from attnkit_conformance.model import lowprecision
 from attnkit_conformance.model.binding import FIELDS, PLAIN, Binding
 from attnkit_conformance.model.case import DTYPES, INTEGER, Case, ErrorSample, Sample, compute_dtype
-from attnkit_conformance.model.grammar import Level
+from attnkit_conformance.model.grammar import Choice, Level
 from attnkit_conformance.model.scene import Scene
 
 Params = Mapping[str, Any]
@@ -54,7 +54,9 @@ class Op:
     group: str = ""  # of semantics A14
     own: tuple[str, ...] = ()  # its own parameters
     variants: tuple[Params, ...] = ({},)  # settings of its own parameters
-    levels: Mapping[str, tuple[Level, ...]] = field(default_factory=dict)  # of those that are factors of its grammar
+    # own factors of its grammar, or other levels of a shared one
+    levels: Mapping[str, tuple[Level, ...]] = field(default_factory=dict)
+    forbidden: tuple[tuple[Choice, ...], ...] = ()  # levels of its grammar that do not stand in one call
     optional: tuple[str, ...] = ()  # array arguments that may be absent
     differentiable: tuple[str, ...] = ()
     not_differentiable: tuple[str, ...] = ()  # outputs without gradient

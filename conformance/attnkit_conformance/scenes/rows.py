@@ -17,8 +17,8 @@ from attnkit_conformance.scenes.attention import GQA, scene_sample
 
 PREFIX = {"pairs": "pair.", "triples": "triple.", "tiles": "tile."}
 ARRAYS = {"quick": ("pairs",), "scenes": (), "full": ("pairs", "triples", "tiles")}
-SMALL = ("7x13", "13x7", "9x9", "1x11")
-TILED = ("65x100", "100x65", "64x64", "33x257")
+SMALL = ("9x9", "7x13", "13x7", "1x11")
+TILED = ("64x64", "65x100", "100x65", "33x257")
 HEADS = {"equal": (2, 2), "grouped": (4, 2), "shared": (3, 1)}  # of q and of k
 SIZES = {"tiny": 1e-2, "large": 8.0}
 EXACT_SCALES = {"none": 0.25, "0.7": 0.5, "-0.3": -0.25}  # of integers: scores are exact
@@ -53,13 +53,23 @@ FORBIDDEN: tuple[tuple[Choice, Choice], ...] = (
 
 def grammar(op: Op, shapes: tuple[str, ...]) -> Grammar:
     """The factors of an op, its own parameters among them, on tokens of these shapes."""
-    factors = {"shape": shapes, **SHARED, **op.levels}
-    factors["dtype"] = tuple(dtype for dtype in factors["dtype"] if dtype in op.dtypes)
-    if not op.dropout:
-        del factors["dropout"]
+    left_out = {"dropout"} if not op.dropout else set()
+    left_out |= {"bias", "window", "scale", "dropout"} if op.group != "a" else set()
+    shared = {name: levels for name, levels in SHARED.items() if name not in left_out}
     if op.bias_inf:
-        factors["bias"] = (*factors["bias"], "infinite")
-    return Grammar(factors, frozenset(frozenset(pair) for pair in FORBIDDEN))
+        shared["bias"] = (*shared["bias"], "infinite")
+    if op.group == "c":
+        shared["mask"] = ("none", "keys", "1d")
+    factors = {"shape": shapes, **shared, **op.levels}
+    factors["dtype"] = tuple(dtype for dtype in factors["dtype"] if dtype in op.dtypes)
+    known = {(name, level) for name, levels in factors.items() for level in levels}
+    forbidden = (frozenset(some) for some in (*FORBIDDEN, *op.forbidden) if known.issuperset(some))
+    return Grammar(factors, frozenset(forbidden))
+
+
+def has_grammar(op: Op) -> bool:
+    """Whether an op's calls have rows: attention with rows of weights, of scores or of features."""
+    return op.group in ("a", "b", "c") and op.scene_case is None
 
 
 def rows(op: Op, array: str) -> tuple[Row, ...]:
@@ -77,21 +87,22 @@ known: dict[tuple[str, str], tuple[Row, ...]] = {}
 
 def row_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
     """The rows of the arrays of a profile in one dtype, for ops that have a grammar."""
-    for array in ARRAYS[profile] if op.group == "a" else ():
+    for array in ARRAYS[profile] if has_grammar(op) else ():
         for row in rows(op, array):
             if row["dtype"] == dtype:
-                own = {name: row[name] for name in op.levels if row[name] is not None}
-                yield scene_sample(op, scene_of(PREFIX[array], row_name(op, row), row), own, dtype, "")
+                own = {name: level for name, level in row.items() if name in op.own}
+                scene = scene_of(PREFIX[array] + row_name(op, row), {n: x for n, x in row.items() if n not in own})
+                yield scene_sample(op, scene, {n: x for n, x in own.items() if x is not None}, dtype, "")
 
 
 def row_name(op: Op, row: Row) -> str:
     """The levels of a row that a plain call does not have."""
-    first = {**{name: levels[0] for name, levels in {**SHARED, **op.levels}.items()}, "shape": SMALL[0]}
-    named = (f"{name}={level}" for name, level in row.items() if name != "dtype" and level != first[name])
+    plain = {**grammar(op, SMALL).plain, "dtype": row["dtype"]}
+    named = (f"{name}={level}" for name, level in row.items() if level != plain[name])
     return ",".join(named) or "plain"
 
 
-def scene_of(prefix: str, name: str, row: Row) -> Scene:
+def scene_of(name: str, row: Row) -> Scene:
     """The scene of a row: shapes, sizes and the options that are arrays or common parameters."""
     L, S = sizes(row["shape"])
     d, e = sizes(row["width"])
@@ -101,7 +112,7 @@ def scene_of(prefix: str, name: str, row: Row) -> Scene:
     options += ["gqa"] if row["heads"] != "equal" else []
     options += ["poison"] if row["poison"] == "yes" else []
     size, layout = SIZES.get(str(row["values"]), 1.0), str(row["layout"])
-    return Scene(prefix + name, L, S, d, e, leads(row), size, tuple(options), parameters(row, L, S), layout)
+    return Scene(name, L, S, d, e, leads(row), size, tuple(options), parameters(row, L, S), layout)
 
 
 def sizes(text: Level) -> tuple[int, int]:
@@ -126,12 +137,12 @@ def parameters(row: Row, L: int, S: int) -> dict[str, Any]:
     params: dict[str, Any] = {} if row["heads"] == "equal" else dict(GQA)
     if row["causal"] != "none":
         params["causal"] = True if row["causal"] == "lower_right" else "upper_left"
-    if row["window"] != "none":
+    if row.get("window", "none") != "none":
         windows = {"left": (S // 2, None), "right": (None, max(1, S // 4)), "both": (S // 2, S // 3)}
         params["window"] = windows[str(row["window"])]
-    if row["values"] == "integers":
+    if row["values"] == "integers" and "scale" in row:
         params["scale"] = EXACT_SCALES[str(row["scale"])]
-    elif row["scale"] != "none":
+    elif row.get("scale", "none") != "none":
         params["scale"] = float(str(row["scale"]))
     if row["key_lengths"] == "number":
         params["key_lengths"] = max(1, S - 2)

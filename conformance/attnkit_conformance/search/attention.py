@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import mutually_broadcastable_shapes
 
-from attnkit_conformance.model import lowprecision
 from attnkit_conformance.model.case import Case, NoDraw
+from attnkit_conformance.model.lowprecision import subject as subject_of
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.model.scene import Scene
 from attnkit_conformance.scenes.attention import GQA, LENGTH_ARRAY, attention_case
@@ -148,7 +147,7 @@ def attention(draw: Draw, op: Op, dtype: str) -> Case | None:
         case = attention_case(op, adapted, setting, "", dtype)
     except NoDraw:
         return None
-    return case if well_conditioned(case) else None
+    return None if outweighed(case) else case
 
 
 def legal(subject: Op, scene: Scene, maxima: bool) -> bool:
@@ -159,14 +158,6 @@ def legal(subject: Op, scene: Scene, maxima: bool) -> bool:
     return not (maxima and equal)
 
 
-def well_conditioned(case: Case) -> bool:
-    """Cosine attention divides by n + Σ cos, which exact arithmetic may bring to 0 (semantics D: at least n/100)."""
-    if not case.params.get("op", case.op).startswith("cosine"):
-        return True
-    if "initial_S" in case.arrays and case.arrays["k"].shape[-1] > 12:  # the state outweighs what so few features add
-        return False
-    sc = lowprecision.case_scores(case, with_v=False)
-    q, k = (x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12) for x in (sc.q, sc.k))
-    total = np.sum(np.where(sc.visible, 1.0 + q @ np.swapaxes(k, -1, -2), 0.0), axis=-1)
-    count = sc.visible.sum(axis=-1)
-    return bool(np.all(total >= count / 100.0))
+def outweighed(case: Case) -> bool:
+    """Whether a state of cosine attention outweighs what so few features add."""
+    return subject_of(case).startswith("cosine") and "initial_S" in case.arrays and case.arrays["k"].shape[-1] > 12

@@ -15,6 +15,7 @@ from attnkit_conformance.model import errors
 from attnkit_conformance.model.binding import Arrays, Binding, Signature, split
 from attnkit_conformance.model.case import ErrorSample
 from attnkit_conformance.model.errors import GOOD, D, E, L, S, wrong, zeros
+from attnkit_conformance.model.grammar import Choice, Level
 from attnkit_conformance.model.op import QKV, STATEFUL, Op, Params
 from attnkit_conformance.model.scene import Scene
 from attnkit_conformance.scenes import attention
@@ -167,11 +168,38 @@ def key_masks(scene: Scene, params: Params) -> Scene | None:
     return linear_samples.adapt(scene, params, scaled=False, pairs=False)
 
 
+STATE_LEVELS: dict[str, tuple[Level, ...]] = {
+    "initial_state": (None, LENGTH_ARRAY),
+    "return_state": (None, True),
+    "chunk_size": (None, 5, 1),
+}
+OF_HEADS = (("mask", "pairs"), ("mask", "heads"), ("mask", "queries"))
+
+
+def unserved(*own: tuple[Choice, ...]) -> tuple[tuple[Choice, ...], ...]:
+    """With a state causality needs as many queries as keys, and query heads of a group share their keys (A3)."""
+    initial, returned = ("initial_state", LENGTH_ARRAY), ("return_state", True)
+    shapes = [("shape", name) for name in ("7x13", "13x7", "1x11", "65x100", "100x65", "33x257")]
+    causal = [("causal", name) for name in ("lower_right", "upper_left")]
+    grouped = [("heads", name) for name in ("grouped", "shared")]
+    return (
+        *((initial, shape, name) for shape in shapes for name in causal),
+        *((state, mask, name) for state in (initial, returned) for mask in OF_HEADS for name in grouped),
+        *own,
+    )
+
+
+def ties() -> Iterator[tuple[Choice, ...]]:
+    """A state holds a maximum: which of equal keys has it is up to rounding."""
+    return ((("return_state", True), ("values", name)) for name in ("integers", "equal_keys"))
+
+
 def row(name: str, formula: str, group: str, **own: Any) -> Op:
     """An op with states."""
     parts = tuple(INITIAL + part for part in ("S", "z", *((LEVELS[name],) if name in LEVELS else ())))
     opposite: tuple[tuple[Scene, Params], ...] = tuple((scene, {}) for scene in linear_samples.OPPOSITE)
     given = {"arguments": QKV, "variants": ({}, KEPT, {"chunk_size": 5}, RESUMED), "extra": opposite, **own}
+    given["levels"] = {**own.get("levels", {}), **STATE_LEVELS}
     return Op(
         name=name,
         formula=formula,
@@ -229,6 +257,13 @@ LINEAR_ATTENTION = row(
         {"feature_map": "identity", **RESUMED},
         {"feature_map": "relu", "chunk_size": 5, **KEPT},
     ),
+    levels={
+        "feature_map": (None, "relu", "identity"),
+        "normalize": (None, False),
+        "eps": (None, 0.1),
+        "scale": (None, 0.05),
+    },
+    forbidden=unserved(),
     errors=linear_errors,
     adapt=any_scene,
     naive=lowprecision.LINEAR,
@@ -240,6 +275,12 @@ COSINE = row(
     "b",
     own=("eps",),
     variants=({}, KEPT, {"chunk_size": 5}, RESUMED, {"eps": 3.0}),
+    levels={  # keys that point away exactly, as integers and single features do, have weights that are rounding
+        "eps": (None, 3.0),
+        "values": ("normal", "tiny", "large", "equal_keys"),
+        "width": ("12x20", "17x5", "8x8"),
+    },
+    forbidden=unserved(),
     errors=cosine_errors,
     adapt=linear_samples.without_kinks,
     naive=lowprecision.COSINE,
@@ -251,6 +292,8 @@ PERFORMER = row(
     arguments=(*QKV, "projection"),
     own=("kernel", "eps"),
     variants=({}, {"kernel": "relu"}, {"chunk_size": 5}, RESUMED, {"kernel": "relu", **RESUMED}, KEPT),
+    levels={"kernel": (None, "relu"), "eps": (None, 0.1, 0.3)},
+    forbidden=unserved(*ties()),
     errors=performer_errors,
     adapt=no_scale,
     growth=linear_samples.performer_growth,
@@ -264,6 +307,7 @@ EFFICIENT = row(
         *((scene, {}) for scene in linear_samples.OPPOSITE),
         *((scene, {"chunk_size": 5}) for scene in attention.FULL if scene.name == "1x257"),
     ),
+    forbidden=unserved(*ties()),
     errors=efficient_errors,
     adapt=key_masks,
     growth=linear_samples.efficient_growth,

@@ -68,8 +68,10 @@ def without_kinks(scene: Scene, params: Params) -> Scene | None:
 # ---------------------------------------------------------------------------------------------- arrays
 
 
-def complete(case: Case) -> Case:
-    """The case with a projection and an initial state where they are asked for, in the compute dtype."""
+def complete(case: Case) -> Case | None:
+    """The case with a projection and an initial state where they are asked for, in the compute dtype; None for another
+    draw.
+    """
     name = case.params.get("op", case.op)
     name = name.removesuffix("_weights")
     rng = generator(f"{case.id.split('/', 2)[2]}/own")
@@ -83,12 +85,21 @@ def complete(case: Case) -> Case:
         added["projection"] = attnkit_reference.orthogonal_features(FEATURES, arrays["k"].shape[-1], 1)
     if params.pop("initial_state", None) == LENGTH_ARRAY:
         added |= {INITIAL + part: x for part, x in state_arrays(name, params, arrays, rng).items()}
-    return replace(
+    case = replace(
         case,
         params=params,
         arrays={**arrays, **{n: rounded(x, wide) for n, x in added.items()}},
         dtypes={**case.dtypes, **dict.fromkeys(added, wide)},
     )
+    return case if name != "cosine_attention" or well_conditioned(case) else None
+
+
+def well_conditioned(case: Case) -> bool:
+    """Cosine attention divides by n + Σ cos, which exact arithmetic may bring to 0: here it is at least n/100."""
+    sc = lowprecision.case_scores(case, with_v=False)
+    q, k = (x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12) for x in (sc.q, sc.k))
+    total = np.sum(np.where(sc.visible, 1.0 + q @ np.swapaxes(k, -1, -2), 0.0), axis=-1)
+    return bool(np.all(total >= sc.visible.sum(axis=-1) / 100.0))
 
 
 def opposite(scene: str, name: str) -> dict[str, Array]:
