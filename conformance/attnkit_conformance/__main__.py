@@ -15,7 +15,7 @@ from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters import families, transforms
 from attnkit_conformance.adapters.transforms import page
 from attnkit_conformance.core import CaseResult
-from attnkit_conformance.judge import in_order, judge, matcher, planned
+from attnkit_conformance.judge import declared, in_order, judge, matcher, planned
 from attnkit_conformance.judge.processes import judge_in_processes
 from attnkit_conformance.model.case import DTYPES, HAS_BFLOAT16, PROFILES, judged_dtypes
 from attnkit_conformance.opdb import OPDB
@@ -178,6 +178,8 @@ def exchange_of_files() -> ModuleType:
 def conclude(results: list[CaseResult], chosen: Iterable[Adapter], given: argparse.Namespace) -> int:
     """Terminal, JSON, JUnit, HTML, and the exit status."""
     terminal.show(results)
+    for line in (line for adapter in chosen for line in declared.summary(adapter, results)):
+        print(line)
     header = files.header(chosen, given.profile)
     for path, render in ((given.json, files.as_json), (given.junit, files.as_junit), (given.html, files.as_html)):
         if path is not None:

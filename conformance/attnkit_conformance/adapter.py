@@ -25,7 +25,9 @@ class Adapter(Protocol):
     and returns {argument name: gradient}. Both may raise `Unsupported(reason)`, and anything else that they raise is a
     failure of the case.
 
-    Five attributes are optional. `ops` (names) restricts what is asked of the adapter at all.
+    Six attributes are optional. `ops` (names) restricts what is asked of the adapter at all. `serves` ({op: {factor:
+    levels}}, levels of the grammar of an op beside those of a plain call) says which calls it answers: all of its cases
+    lie inside, a refusal there is a failure, and calls beside it must be refused.
     `unsupported(op, arrays, params) -> reason or None` declares beforehand what will be refused: then exactly those
     calls must raise Unsupported. `without` (names of parameters, e.g. "return_lse") says which further outputs the
     implementation does not have: its cases are asked without them, and all else is judged. `errors = True` holds the

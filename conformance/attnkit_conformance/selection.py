@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from attnkit_conformance import peers
 from attnkit_conformance.adapter import Adapter, IllFormed
 from attnkit_conformance.adapters import families
 from attnkit_conformance.adapters.worker import load
+from attnkit_conformance.judge import declared
 from attnkit_conformance.model.case import DTYPES
 from attnkit_conformance.opdb import BY_NAME
+from attnkit_conformance.scenes.rows import has_grammar
 
 METHODS = ("array", "numpy", "call", "vjp")
 
@@ -80,10 +82,29 @@ def what_is_wrong(adapter: Any) -> Iterator[str]:
         yield f"ops must be a tuple of names of ops (softmax_attention, ...); got {unknown!r}"
     if not texts(getattr(adapter, "without", ())):
         yield f"without must be a tuple of names; got {adapter.without!r}"
+    yield from what_is_declared(adapter)
     if not callable(getattr(adapter, "unsupported", None) or str):
         yield f"unsupported must be a method; got {adapter.unsupported!r}"
     if not isinstance(getattr(adapter, "description", ""), str):
         yield f"description must be a text; got {adapter.description!r}"
+
+
+def what_is_declared(adapter: Any) -> Iterator[str]:
+    """What is wrong with a declaration of what is served."""
+    serves = getattr(adapter, "serves", None)
+    if serves is None:
+        return
+    if not isinstance(serves, Mapping) or not all(isinstance(of, Mapping) for of in serves.values()):
+        yield f"serves must be a dict of dicts, {{op: {{factor: levels}}}}; got {serves!r}"
+        return
+    for name in serves:
+        if name not in BY_NAME or not has_grammar(BY_NAME[name]):
+            yield f"serves: {name!r} has no grammar of options to declare of"
+            continue
+        try:
+            declared.grammar(adapter, BY_NAME[name])
+        except ValueError as error:
+            yield str(error)
 
 
 def texts(x: Any) -> bool:

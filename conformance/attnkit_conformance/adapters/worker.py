@@ -61,7 +61,7 @@ def serve(pipe: Connection, target: str) -> None:
         declares = getattr(adapter, "unsupported", None) is not None
         traits = {"dtypes": adapter.dtypes, "errors": getattr(adapter, "errors", False), "declares": declares}
         traits |= {"description": getattr(adapter, "description", ""), "ops": getattr(adapter, "ops", None)}
-        traits |= {"without": getattr(adapter, "without", ())}
+        traits |= {"without": getattr(adapter, "without", ()), "serves": getattr(adapter, "serves", None)}
         pipe.send(("answer", traits))
     except Exception as error:
         pipe.send(("error", (type(error).__name__, f"{target}: {error}")))
@@ -120,6 +120,7 @@ class WorkerAdapter:
         self.description: str = traits["description"]
         self.ops: tuple[str, ...] | None = traits["ops"]
         self.without: tuple[str, ...] = tuple(traits["without"])
+        self.serves: Mapping[str, Mapping[str, Any]] | None = traits["serves"]
         self.unsupported = self.declared if traits["declares"] else None
 
     def start(self) -> Any:

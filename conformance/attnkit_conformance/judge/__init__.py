@@ -13,7 +13,7 @@ from pathlib import Path
 from attnkit_conformance import core
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.core import CaseResult
-from attnkit_conformance.judge import properties
+from attnkit_conformance.judge import declared, properties
 from attnkit_conformance.model.case import DTYPES, Sample
 from attnkit_conformance.model.golden import drawn
 from attnkit_conformance.model.op import Op
@@ -124,6 +124,9 @@ def judge_lane(
         for sample, chosen in wanted(asked, op, profile, keep, dtypes):
             case = drawn(sample)
             yield from (core.check(adapter, case) for adapter in chosen)
+        for adapter in (adapter for adapter in asked if declared.declares(adapter, op.name)):
+            served = tuple(dtype for dtype in dtypes if dtype in adapter.dtypes)
+            yield from declared.check_all(adapter, op, profile, served, prefixed(keep, adapter.name))
         for adapter in asked:
             served = tuple(dtype for dtype in dtypes if dtype in adapter.dtypes)
             yield from properties.check_all(adapter, op, profile, served, prefixed(keep, adapter.name))
@@ -132,9 +135,10 @@ def judge_lane(
 def wanted(
     adapters: Sequence[Adapter], op: Op, profile: str, keep: Keep, dtypes: tuple[str, ...]
 ) -> Iterator[tuple[Sample, list[Adapter]]]:
-    """The samples of an op that are judged, each with the adapters that are asked."""
+    """The samples of an op that are judged, each with the adapters that are asked: those that declare nothing."""
+    free = [adapter for adapter in adapters if not declared.declares(adapter, op.name)]
     for dtype in dtypes:
-        having = [adapter for adapter in adapters if dtype in adapter.dtypes]
+        having = [adapter for adapter in free if dtype in adapter.dtypes]
         for sample in core.samples(op.name, profile, (dtype,)) if having else ():
             if chosen := [adapter for adapter in having if keep(f"{adapter.name}::{sample.id}")]:
                 yield sample, chosen
@@ -154,5 +158,11 @@ def prefixed(keep: Keep, adapter: str) -> Keep:
 def planned(adapters: Iterable[Adapter], profile: str, expression: str | None, dtypes: tuple[str, ...]) -> int:
     """How many verdicts on cases `judge` will give, for a progress bar."""
     adapters, keep = tuple(adapters), matcher(expression)
-    asked = ((op, [adapter for adapter in adapters if core.asked(adapter, op.name)]) for op in OPDB)
-    return sum(len(chosen) for op, some in asked for _, chosen in wanted(some, op, profile, keep, dtypes))
+    count = 0
+    for op in OPDB:
+        asked = [adapter for adapter in adapters if core.asked(adapter, op.name)]
+        count += sum(len(chosen) for _, chosen in wanted(asked, op, profile, keep, dtypes))
+        for adapter in (adapter for adapter in asked if declared.declares(adapter, op.name)):
+            inside = declared.samples(adapter, op, profile, [dtype for dtype in dtypes if dtype in adapter.dtypes])
+            count += sum(keep(f"{adapter.name}::{sample.id}") for sample in inside)
+    return count

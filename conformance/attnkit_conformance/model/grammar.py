@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import factorial
@@ -31,6 +31,17 @@ class Grammar:
         plain = [(name, levels[0]) for name, levels in self.factors.items() if (name, levels[0]) in known]
         if plain:
             raise ValueError(f"grammar: the first level of a factor meets every other; got {plain[0]} forbidden")
+
+    def within(self, served: Mapping[str, Collection[Level]]) -> Grammar:
+        """The part of a grammar that has these levels of each factor; ValueError for a level that it does not have."""
+        for name, levels in served.items():
+            unknown = [level for level in levels if level not in self.factors[name]]
+            if unknown:
+                known = ", ".join(map(str, self.factors[name]))
+                raise ValueError(f"grammar: {name} has no level {unknown[0]!r}; expected some of {known}")
+        factors = {name: tuple(x for x in levels if x in served[name]) for name, levels in self.factors.items()}
+        known_choices = {(name, level) for name, levels in factors.items() for level in levels}
+        return Grammar(factors, frozenset(some for some in self.forbidden if some <= known_choices))
 
     @cached_property
     def choices(self) -> tuple[Choice, ...]:

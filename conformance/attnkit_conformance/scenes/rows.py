@@ -6,7 +6,7 @@ kernels. The dtype is a factor like any other: what two options do to each other
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from attnkit_conformance.model.case import DTYPES, Sample
@@ -88,11 +88,15 @@ known: dict[tuple[str, str], tuple[Row, ...]] = {}
 def row_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
     """The rows of the arrays of a profile in one dtype, for ops that have a grammar."""
     for array in ARRAYS[profile] if has_grammar(op) else ():
-        for row in rows(op, array):
-            if row["dtype"] == dtype:
-                own = {name: level for name, level in row.items() if name in op.own}
-                scene = scene_of(PREFIX[array] + row_name(op, row), {n: x for n, x in row.items() if n not in own})
-                yield scene_sample(op, scene, {n: x for n, x in own.items() if x is not None}, dtype, "")
+        yield from samples_of(op, PREFIX[array], [row for row in rows(op, array) if row["dtype"] == dtype])
+
+
+def samples_of(op: Op, prefix: str, array: Sequence[Row]) -> Iterator[Sample]:
+    """Rows as samples."""
+    for row in array:
+        own = {name: level for name, level in row.items() if name in op.own}
+        scene = scene_of(prefix + row_name(op, row), {n: x for n, x in row.items() if n not in own})
+        yield scene_sample(op, scene, {n: x for n, x in own.items() if x is not None}, str(row["dtype"]), "")
 
 
 def row_name(op: Op, row: Row) -> str:

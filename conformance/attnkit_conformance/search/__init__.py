@@ -11,7 +11,7 @@ import contextlib
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,9 +22,10 @@ from hypothesis.errors import NoSuchExample, Unsatisfiable
 from attnkit_conformance import core
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.core import CaseResult
-from attnkit_conformance.judge import Keep
+from attnkit_conformance.judge import Keep, declared
 from attnkit_conformance.model.case import Case
 from attnkit_conformance.model.golden import golden
+from attnkit_conformance.model.grammar import Grammar
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.opdb import OPDB
 from attnkit_conformance.search import saved
@@ -40,6 +41,7 @@ SETTINGS = hypothesis.settings(
     suppress_health_check=list(hypothesis.HealthCheck),
     phases=(hypothesis.Phase.generate, hypothesis.Phase.shrink),
 )
+Asked = tuple[Adapter, tuple[str, ...]]  # an adapter, and the dtypes in which it is judged
 Way = tuple[str, str, frozenset[str]]  # adapter, op and failed checks: failures that are alike
 
 
@@ -85,10 +87,11 @@ class Search:
             for op in order:
                 if self.clock() < self.end:
                     tell(self, op.name)
-                    self.look(op, turn)
+                    for asked, within in self.groups(op):
+                        self.look(op, turn, asked, within)
             turn += 1
 
-    def asked(self, op: Op) -> list[tuple[Adapter, tuple[str, ...]]]:
+    def asked(self, op: Op) -> list[Asked]:
         """The adapters that are judged on an op, with the dtypes."""
         pairs = []
         for adapter in self.adapters:
@@ -103,9 +106,18 @@ class Search:
                 pairs.append((adapter, tuple(served)))
         return pairs
 
-    def look(self, op: Op, turn: int) -> None:
-        """One turn of an op; a failure is made smaller and saved."""
+    def groups(self, op: Op) -> Iterator[tuple[list[Asked], Grammar | None]]:
+        """The adapters of an op that are judged on the same draws: those that declare nothing, and each that does."""
         asked = self.asked(op)
+        free = [pair for pair in asked if not declared.declares(pair[0], op.name)]
+        if free:
+            yield free, None
+        for pair in asked:
+            if pair not in free:
+                yield [pair], declared.grammar(pair[0], op)
+
+    def look(self, op: Op, turn: int, asked: list[Asked], within: Grammar | None) -> None:
+        """One turn of an op; a failure is made smaller and saved."""
         dtypes = tuple(dtype for dtype in self.dtypes if any(dtype in served for _, served in asked))
         failing: list[tuple[Case, CaseResult]] = []
         limit = self.end
@@ -128,7 +140,7 @@ class Search:
 
         drawn = random.Random(f"{self.seed}/{turn}/{op.name}")
         with np.errstate(all="ignore"), contextlib.suppress(NoSuchExample, Unsatisfiable, TimeIsUp):
-            hypothesis.find(cases(op, dtypes), fails, settings=SETTINGS, random=drawn)
+            hypothesis.find(cases(op, dtypes, within), fails, settings=SETTINGS, random=drawn)
         if failing:
             self.save(*failing[-1])
 

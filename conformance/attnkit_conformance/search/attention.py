@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import mutually_broadcastable_shapes
 
 from attnkit_conformance.model.case import Case, NoDraw
+from attnkit_conformance.model.grammar import Grammar
 from attnkit_conformance.model.lowprecision import subject as subject_of
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.model.scene import Scene
+from attnkit_conformance.scenes import rows
 from attnkit_conformance.scenes.attention import GQA, LENGTH_ARRAY, attention_case
 
 Draw = Any
@@ -148,6 +150,19 @@ def attention(draw: Draw, op: Op, dtype: str) -> Case | None:
     except NoDraw:
         return None
     return None if outweighed(case) else case
+
+
+@st.composite
+def declared(draw: Draw, op: Op, grammar: Grammar, dtypes: tuple[str, ...]) -> Case | None:
+    """A case within what an adapter declares: drawn levels of options, lengths and widths of any size."""
+    row = {name: draw(st.sampled_from(levels)) for name, levels in grammar.factors.items()}
+    row["dtype"] = draw(st.sampled_from(dtypes))
+    if any(some <= {*row.items()} for some in grammar.forbidden):
+        return None
+    row["shape"] = f"{draw(LENGTHS.filter(bool))}x{draw(LENGTHS.filter(bool))}"
+    row["width"] = f"{draw(WIDTHS)}x{draw(WIDTHS)}"
+    (sample,) = rows.samples_of(op, f"search-{draw(SEEDS)}.", [row])
+    return sample.draw(0)
 
 
 def legal(subject: Op, scene: Scene, maxima: bool) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from attnkit_conformance.model.case import Case, NoDraw
+from attnkit_conformance.model.grammar import Grammar
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.search import attention, others
 
@@ -40,10 +41,11 @@ def strategy_of(op: Op) -> Strategy:
 
 
 @st.composite
-def cases(draw: Any, op: Op, dtypes: tuple[str, ...]) -> Case | None:
-    """A case of an op in one of these dtypes, None where what was drawn makes none."""
-    dtype = draw(st.sampled_from(dtypes))
+def cases(draw: Any, op: Op, dtypes: tuple[str, ...], within: Grammar | None = None) -> Case | None:
+    """A case of an op in one of these dtypes, within what is declared; None where what was drawn makes none."""
     try:
-        return draw(strategy_of(op)(op, dtype))
+        if within is not None:
+            return draw(attention.declared(op, within, dtypes))
+        return draw(strategy_of(op)(op, draw(st.sampled_from(dtypes))))
     except NoDraw:
         return None
