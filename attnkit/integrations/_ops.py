@@ -2,30 +2,41 @@
 
 import inspect
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attnkit
 from attnkit._core.family import joins_heads, scales_scores
+from attnkit.ops.names import with_preset
 
 Op = Callable[..., Any]
 
 
 def taken_by(op: Op) -> frozenset[str]:
     """The names of all arguments of an op."""
-    return frozenset(inspect.signature(op).parameters)
+    return _TAKEN[op.__name__]
 
 
-def check(caller: str, op: Op, options: Iterable[str], decided: frozenset[str]) -> None:
-    """ValueError unless `op` is an attention op over q, k, v with heads apart that takes `options`, none `decided`."""
-    known = [n for n in attnkit.__all__ if n.endswith("_attention") and _keeps_heads(getattr(attnkit, n))]
-    name = getattr(op, "__name__", repr(op))
-    if name not in known or getattr(attnkit, name) is not op:
-        raise ValueError(f"{caller}: op must be one of {', '.join(known)}; got {name!r}")
-    legal = sorted(taken_by(op) - decided - {"q", "k", "v", "return_lse", "return_state", "initial_state"})
+def resolve(
+    caller: str, op: str | Op, options: Mapping[str, Any], decided: frozenset[str]
+) -> tuple[Op, dict[str, Any]]:
+    """The op of a name, short or long, or the op itself; and its options, those that the name includes among them.
+
+    Raises:
+        ValueError: no attention op over q, k, v with heads apart; an option that the op does not take, or that is
+            `decided` elsewhere.
+    """
+    name = said = op if isinstance(op, str) else getattr(op, "__name__", repr(op))
+    if isinstance(op, str):
+        name, options = with_preset(caller, op, options)
+    if name not in _SERVED or not (isinstance(op, str) or getattr(attnkit, name) is op):
+        raise ValueError(f"{caller}: op must be one of {', '.join(_SERVED)}, or short such as 'relu'; got {said!r}")
+    chosen: Op = getattr(attnkit, name)
+    legal = sorted(taken_by(chosen) - decided - {"q", "k", "v", "return_lse", "return_state", "initial_state"})
     for option in options:
         if option not in legal:
             raise ValueError(f"{caller}: {name} takes the options {', '.join(legal)}; got {option!r}")
+    return chosen, dict(options)
 
 
 def _keeps_heads(op: Op) -> bool:
@@ -49,3 +60,12 @@ def scale_of(caller: str, op: Op, scaling: float | None, d: int) -> dict[str, An
     raise NotImplementedError(
         f"{caller}: {op.__name__} has no scores that could be scaled; expected 1/√d; got {scaling}"
     )
+
+
+# read once: torch.compile does not trace inspect.signature
+_TAKEN = {
+    name: frozenset(inspect.signature(getattr(attnkit, name)).parameters)
+    for name in attnkit.__all__
+    if name.endswith(("_attention", "_attention_weights"))
+}
+_SERVED = tuple(name for name in _TAKEN if name.endswith("_attention") and _keeps_heads(getattr(attnkit, name)))

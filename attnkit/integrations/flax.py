@@ -1,7 +1,7 @@
 """attnkit's ops as the `attention_fn` of `flax.nnx.MultiHeadAttention`.
 
 >>> from attnkit.integrations.flax import attention_fn
->>> layer = nnx.MultiHeadAttention(8, 64, attention_fn=attention_fn(attnkit.reluformer_attention), ...)
+>>> layer = nnx.MultiHeadAttention(8, 64, attention_fn=attention_fn("reluformer"), ...)
 """
 
 from collections.abc import Callable
@@ -12,12 +12,12 @@ from flax import nnx
 from flax.nnx.nn import dtypes
 
 import attnkit
-from attnkit.integrations._ops import Op, check, taken_by
+from attnkit.integrations._ops import Op, resolve, taken_by
 
 _FROM_THE_CALL = frozenset(("mask", "bias", "causal", "enable_gqa", "dropout", "dropout_mask"))
 
 
-def attention_fn(op: Op, **options: Any) -> Callable[..., jax.Array]:
+def attention_fn(op: str | Op, **options: Any) -> Callable[..., jax.Array]:
     """A function with the arguments of `nnx.dot_product_attention` that computes `op`.
 
     query (..., L, Hq, d), key (..., S, Hkv, d), value (..., S, Hkv, e) -> (..., L, Hq, e), in flax's order of axes. As
@@ -26,16 +26,16 @@ def attention_fn(op: Op, **options: Any) -> Callable[..., jax.Array]:
     that sees nothing gives 0. `sow_weights=True` of the layer sows the op's weights, before dropout.
 
     Args:
-        op: an attention op of attnkit over q, k, v that keeps heads apart.
+        op: an attention op of attnkit over q, k, v that keeps heads apart, or its name, long or short.
         options: the op's own, such as activation="relu", alpha=1.0, scale, impl="generic", or arrays it needs.
 
     Raises:
         ValueError: no such op, or an option that it does not take or that each call decides. From the call,
             NotImplementedError for a `precision`, and for dropout, a bias or causality with an op that has none.
     """
-    check("attention_fn", op, options, _FROM_THE_CALL)
-    taken = taken_by(op)
-    weights_op = getattr(attnkit, f"{op.__name__}_weights")
+    chosen, options = resolve("attention_fn", op, options, _FROM_THE_CALL)
+    taken = taken_by(chosen)
+    weights_op = getattr(attnkit, f"{chosen.__name__}_weights")
     of_weights = taken_by(weights_op)
 
     def attend(
@@ -55,7 +55,7 @@ def attention_fn(op: Op, **options: Any) -> Callable[..., jax.Array]:
         is_causal: bool = False,
     ) -> jax.Array:
         if precision is not None:
-            raise NotImplementedError(f"attention_fn: {op.__name__} takes no precision; got {precision!r}")
+            raise NotImplementedError(f"attention_fn: {chosen.__name__} takes no precision; got {precision!r}")
         query, key, value = promote_dtype((query, key, value), dtype=dtype)
         q, k, v = (x.swapaxes(-3, -2) for x in (query, key, value))
         asked: dict[str, Any] = {}
@@ -70,14 +70,14 @@ def attention_fn(op: Op, **options: Any) -> Callable[..., jax.Array]:
             asked["dropout_mask"] = _kept(dropout_rng, dropout_rate, pairs, broadcast_dropout, q.dtype)
         for name in asked:
             if name not in taken:
-                raise NotImplementedError(f"attention_fn: {op.__name__} takes no {name.replace('_mask', '')}")
+                raise NotImplementedError(f"attention_fn: {chosen.__name__} takes no {name.replace('_mask', '')}")
         if q.shape[-3] != k.shape[-3]:
             asked["enable_gqa"] = True
         given = options | asked
         if module is not None:
             of_op = {name: x for name, x in given.items() if name in of_weights}
             module.sow(nnx.Intermediate, "attention_weights", weights_op(q, k, **(of_op | {"impl": "generic"})))
-        return op(q, k, v, **given).swapaxes(-3, -2)
+        return chosen(q, k, v, **given).swapaxes(-3, -2)
 
     return attend
 

@@ -1,7 +1,7 @@
 """attnkit's ops in vision transformers of timm: their attention modules replaced, weights and all.
 
 >>> from attnkit.integrations.timm import swap_attention
->>> swap_attention(model, attnkit.pointwise_attention, activation="relu")
+>>> swap_attention(model, "relu")
 ('blocks.0.attn', 'blocks.1.attn')
 
 What counts is the interface of `timm.models.vision_transformer.Attention`, not where a class comes from, so that timm
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import attnkit
-from attnkit.integrations._ops import Op, check, scale_of, taken_by
+from attnkit.integrations._ops import Op, resolve, scale_of, taken_by
 from attnkit.nn.attention import SEEDS, Observer
 
 _NEEDED = ("qkv", "proj", "num_heads")
@@ -75,7 +75,7 @@ class SwappedAttention(nn.Module):
         return out
 
 
-def swap_attention(model: nn.Module, op: Op, **options: Any) -> tuple[str, ...]:
+def swap_attention(model: nn.Module, op: str | Op, **options: Any) -> tuple[str, ...]:
     """Replace every timm-style attention module of a model, in place, by one that computes `op` with its weights.
 
     A module is one if it has `qkv`, `proj` and `num_heads`. It may have `scale` (1/√head_dim), `q_norm`, `k_norm`,
@@ -83,7 +83,7 @@ def swap_attention(model: nn.Module, op: Op, **options: Any) -> tuple[str, ...]:
 
     Args:
         model: holds the modules; not one itself.
-        op: an attention op of attnkit over q, k, v that keeps heads apart.
+        op: an attention op of attnkit over q, k, v that keeps heads apart, or its name, long or short.
         options: the op's own, such as activation="relu", alpha=1.0, impl="generic".
 
     Returns:
@@ -94,15 +94,15 @@ def swap_attention(model: nn.Module, op: Op, **options: Any) -> tuple[str, ...]:
             position table, a gate, rotary embeddings), no such op or option. NotImplementedError: dropout or a scale
             that the op does not have. The model is then as it was.
     """
-    check("swap_attention", op, options, _FROM_THE_MODEL)
+    chosen, options = resolve("swap_attention", op, options, _FROM_THE_MODEL)
     found = {name: module for name, module in model.named_modules() if all(hasattr(module, n) for n in _NEEDED)}
     if not found or "" in found:
         raise ValueError(f"swap_attention: expected a model that holds modules with {', '.join(_NEEDED)}")
     for name, module in found.items():
         _refuse_unknown(name, module)
-        if _dropout_of(module) and "dropout" not in taken_by(op):
-            raise NotImplementedError(f"swap_attention: {op.__name__} takes no dropout; {name} has some")
-    swapped = {name: SwappedAttention(module, op, options) for name, module in found.items()}
+        if _dropout_of(module) and "dropout" not in taken_by(chosen):
+            raise NotImplementedError(f"swap_attention: {chosen.__name__} takes no dropout; {name} has some")
+    swapped = {name: SwappedAttention(module, chosen, options) for name, module in found.items()}
     for name, module in swapped.items():
         model.set_submodule(name, module)
     return tuple(swapped)

@@ -21,21 +21,14 @@ from transformers.masking_utils import bidirectional_mask_function, causal_mask_
 
 import attnkit
 from attnkit._core.family import RECORDS
-from attnkit.integrations._ops import Op, check, needs_only_heads, scale_of, taken_by
+from attnkit.integrations._ops import Op, needs_only_heads, resolve, scale_of, taken_by
 from attnkit.nn.attention import SEEDS
+from attnkit.ops.names import PRESETS
 
-_NAMED: dict[Op, dict[str, dict[str, Any]]] = {
-    attnkit.pointwise_attention: {name: {"activation": name} for name in attnkit.ACTIVATIONS},
-    attnkit.entmax_attention: {"entmax15": {"alpha": 1.5}},
-}
-"""{op: {name: options}} of those whose options are in the name."""
-_OPS = {
-    name: (record.op, options)
-    for short, record in RECORDS.items()
-    if needs_only_heads(record.op)
-    for name, options in _NAMED.get(record.op, {short.removesuffix("_attention"): {}}).items()
-}
-VARIANTS = MappingProxyType({f"attnkit_{name}": variant for name, variant in _OPS.items()})
+_PRESET = {op for op, _ in PRESETS.values()}
+_PLAIN = [name for name, record in RECORDS.items() if name not in _PRESET and needs_only_heads(record.op)]
+_NAMES = (*PRESETS, *(name.removesuffix("_attention") for name in _PLAIN))
+VARIANTS = MappingProxyType({f"attnkit_{name}": resolve("VARIANTS", name, {}, frozenset()) for name in _NAMES})
 """{name: (op, options)} of what `register` registers: every op that needs nothing but q, k, v and is causal or not.
 
 `attnkit_relu` and the other names of activations are `pointwise_attention` with alpha = 1, but `attnkit_sigmoid` is
@@ -58,12 +51,12 @@ def register() -> None:
         register_variant(name, op, **options)
 
 
-def register_variant(name: str, op: Op, **options: Any) -> None:
+def register_variant(name: str, op: str | Op, **options: Any) -> None:
     """Register an op with options of its own as an attention implementation of transformers.
 
     Args:
         name: what a config calls it, `attn_implementation=name`. A name registered here before is replaced.
-        op: an attention op of attnkit over q, k, v that keeps heads apart.
+        op: an attention op of attnkit over q, k, v that keeps heads apart, or its name, long or short.
         options: what the op takes beside what the model says, such as alpha=0.5, impl="generic", or the arrays that an
             op needs (`performer_attention` a projection). `scale` goes before the model's scaling.
 
@@ -71,11 +64,11 @@ def register_variant(name: str, op: Op, **options: Any) -> None:
         ValueError: no such op, options that the op does not take or that the model decides, a name of another
             implementation of transformers.
     """
-    check("register_variant", op, options, _FROM_THE_MODEL)
+    chosen, options = resolve("register_variant", op, options, _FROM_THE_MODEL)
     if name not in _registered and (name == "eager" or name in AttentionInterface()):
         raise ValueError(f"register_variant: name must not be that of another implementation; got {name!r}")
     _registered.add(name)
-    AttentionInterface.register(name, attention_function(name, op, **options))
+    AttentionInterface.register(name, attention_function(name, chosen, **options))
     AttentionMaskInterface.register(name, visible_pairs)
 
 

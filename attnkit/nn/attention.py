@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import attnkit
 from attnkit._core.family import joins_heads
 from attnkit.nn.operands import BUILDERS, NAMES, Heads, Operands, settings_of
+from attnkit.ops.names import with_preset
 
 SEEDS = 2**63 - 1
 _MASKS = frozenset(("mask", "bias", "causal", "query_mask", "enable_gqa", "dropout", "dropout_mask"))
@@ -25,14 +26,21 @@ def _served(name: str) -> bool:
     return positional[:3] == ["q", "k", "v"] and (len(positional) == 3 or op in BUILDERS)
 
 
-def attention_op(op: str | Callable[..., Any]) -> Callable[..., Any]:
-    """The attention op of a name, or the op itself; ValueError if attnkit has none of that name."""
-    name = op if isinstance(op, str) else getattr(op, "__name__", repr(op))
+def attention_op(
+    op: str | Callable[..., Any], options: Mapping[str, Any]
+) -> tuple[Callable[..., Any], Mapping[str, Any]]:
+    """The attention op of a name, short or long, or the op itself, and its options, those that the name includes among
+    them; ValueError if attnkit has none of that name.
+    """
+    name = said = op if isinstance(op, str) else getattr(op, "__name__", repr(op))
+    if isinstance(op, str):
+        name, options = with_preset("MultiHeadAttention", op, options)
     known = [n for n in attnkit.__all__ if n.endswith("_attention") and _served(n)]
     if name not in known:
-        raise ValueError(f"MultiHeadAttention: op must be one of {', '.join(known)}; got {name!r}")
-    found: Callable[..., Any] = getattr(attnkit, name)
-    return found
+        raise ValueError(
+            f"MultiHeadAttention: op must be one of {', '.join(known)}, or short such as 'relu'; got {said!r}"
+        )
+    return getattr(attnkit, name), options
 
 
 def op_masks(
@@ -109,7 +117,8 @@ class MultiHeadAttention(nn.Module):
     Args:
         dim: features of x and of the output.
         num_heads: heads of the queries.
-        op: an attention op of attnkit or its name.
+        op: an attention op of attnkit or its name, which may be short: "softmax", "linear", or "relu" for
+            pointwise_attention with activation="relu"; docs/integrations.md lists them.
         options: the op's own options, such as {"activation": "relu", "alpha": 1.0}, and those of what the module makes
             for it (see `attnkit.nn.operands`): {"num_slots", "max_length"} for linformer_attention, {"num_features",
             "seed"} for performer_attention, {"gated"} for rela_attention.
@@ -139,7 +148,7 @@ class MultiHeadAttention(nn.Module):
         dim: int,
         num_heads: int,
         *,
-        op: str | Callable[..., Any] = "softmax_attention",
+        op: str | Callable[..., Any] = "softmax",
         options: Mapping[str, Any] | None = None,
         num_kv_heads: int | None = None,
         head_dim: int | None = None,
@@ -168,13 +177,13 @@ class MultiHeadAttention(nn.Module):
         if not 0 <= dropout < 1:
             raise ValueError(f"MultiHeadAttention: dropout must lie in [0, 1); got {dropout}")
         self.head_dim = head_dim or dim // num_heads
-        self.op = attention_op(op)
+        self.op, all_options = attention_op(op, options or {})
         self.attend = self.op  # replaced where tokens lie on several processes: see `attnkit.nn.context_parallel`
         self.weights_op: Callable[..., Tensor] = getattr(attnkit, f"{self.op.__name__}_weights")
         self._of_weights = frozenset(inspect.signature(self.weights_op).parameters)
         self._joins_heads = joins_heads(self.op)
         self._seeded = "dropout" in inspect.signature(self.op).parameters
-        self.options = self._own_options(options or {})
+        self.options = self._own_options(all_options)
         self._check_forms(causal, dropout)
         self.gate, self.dropout, self.causal = gate, dropout, causal
         self.impl, self.statistics_impl = impl, statistics_impl
@@ -191,7 +200,7 @@ class MultiHeadAttention(nn.Module):
         self.q_norm_weight = nn.Parameter(torch.ones(self.head_dim, **new)) if qk_norm else None
         self.k_norm_weight = nn.Parameter(torch.ones(self.head_dim, **new)) if qk_norm else None
         heads = Heads(num_heads, self.num_kv_heads, self.head_dim, new)
-        self.operands = Operands(self.op, heads, options or {}) if self.op in BUILDERS else None
+        self.operands = Operands(self.op, heads, all_options) if self.op in BUILDERS else None
         self.value_conv = None if value_conv is None else self._convolution(value_conv, new)
 
     def _own_options(self, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -171,7 +171,7 @@ def test_an_op_may_be_given_as_a_function():
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"op": "softmax"}, r"op must be one of .*softmax_attention.*; got 'softmax'"),
+        ({"op": "soft"}, r"op must be one of .*softmax_attention.*; got 'soft'"),
         ({"options": {"alpha": 1.0}}, r"softmax_attention takes the options .*; got 'alpha'"),
         ({"options": {"mask": None}}, r"got 'mask'"),
         ({"num_kv_heads": 3}, r"num_heads must be a multiple of num_kv_heads; got 4 and 3"),

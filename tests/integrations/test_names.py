@@ -1,0 +1,79 @@
+"""Short names of ops: which ops they are, in every place that takes an op by its name."""
+
+import inspect
+
+import jax.numpy as jnp
+import pytest
+import torch
+from torch import nn
+
+import attnkit
+from attnkit.integrations import _ops, transformers
+from attnkit.integrations.flax import attention_fn
+from attnkit.integrations.timm import swap_attention
+from attnkit.nn import MultiHeadAttention
+from attnkit.ops.names import PRESETS, spelled_out
+
+
+def test_every_op_and_every_activation_has_a_short_name():
+    for name in (n for n in attnkit.__all__ if n.endswith("_attention")):
+        assert spelled_out(name) == spelled_out(name.removesuffix("_attention")) == (name, {})
+    for activation in {*attnkit.ACTIVATIONS} - {"sigmoid"}:
+        assert spelled_out(activation) == ("pointwise_attention", {"activation": activation})
+    assert spelled_out("entmax15") == ("entmax_attention", {"alpha": 1.5})
+    for op, options in PRESETS.values():
+        assert {*options} <= {*inspect.signature(getattr(attnkit, op)).parameters}
+
+
+def test_a_name_with_options_of_its_own():
+    assert _ops.resolve("f", "relu", {"alpha": 0.5}, frozenset()) == (
+        attnkit.pointwise_attention,
+        {"activation": "relu", "alpha": 0.5},
+    )
+    with pytest.raises(ValueError, match=r"f: op='relu' means activation='relu'; got activation='gelu'"):
+        _ops.resolve("f", "relu", {"activation": "gelu"}, frozenset())
+    for name in ("rely", "rela", "soft", "lsh", ""):
+        with pytest.raises(ValueError, match=rf"f: op must be one of .* short such as 'relu'; got '{name}'"):
+            _ops.resolve("f", name, {}, frozenset())
+
+
+class Attention(nn.Module):
+    """timm's interface."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.proj, self.num_heads = nn.Linear(8, 24), nn.Linear(8, 8), 2
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+
+def by_nn(op, **options):
+    torch.manual_seed(0)
+    return MultiHeadAttention(8, 2, op=op, options=options)(torch.ones(1, 3, 8))
+
+
+def by_timm(op, **options):
+    torch.manual_seed(0)
+    model = nn.Sequential(Attention())
+    swap_attention(model, op, **options)
+    return model(torch.ones(1, 3, 8))
+
+
+def by_transformers(op, **options):
+    transformers.register_variant("short", op, **options)
+    x = torch.arange(24.0).reshape(1, 1, 3, 8) / 10
+    return transformers.AttentionInterface()["short"](nn.Identity(), x, x, x, None)[0]
+
+
+def by_flax(op, **options):
+    x = jnp.arange(24.0).reshape(1, 3, 1, 8) / 10
+    return torch.tensor(attention_fn(op, **options)(x, x, x).tolist())
+
+
+@pytest.mark.parametrize("place", [by_nn, by_timm, by_transformers, by_flax])
+def test_places_that_take_names(place):
+    long = place("pointwise_attention", activation="relu_squared", alpha=0.5)
+    assert torch.equal(place("relu_squared", alpha=0.5), long)
+    assert torch.equal(place(attnkit.pointwise_attention, activation="relu_squared", alpha=0.5), long)
+    assert not torch.equal(place("softmax"), long)
