@@ -22,6 +22,7 @@ from transformers.masking_utils import bidirectional_mask_function, causal_mask_
 import attnkit
 from attnkit._core.family import RECORDS
 from attnkit.integrations._ops import Op, needs_only_heads, resolve, scale_of, taken_by
+from attnkit.integrations.torch.masks import split
 from attnkit.nn.attention import SEEDS
 from attnkit.ops.names import PRESETS
 
@@ -189,8 +190,7 @@ def _masked(name: str, taken: frozenset[str], mask: Tensor | None, position_bias
         if mask.dtype == torch.bool:
             given["mask"] = mask
         elif mask.is_floating_point():
-            given["mask"] = visible = mask > torch.finfo(mask.dtype).min / 2
-            added = torch.where(visible, mask, 0.0)
+            given["mask"], added = split(mask)
             bias = added if bias is None else bias + added
         else:
             raise TypeError(f"{name}: attention_mask has dtype {mask.dtype}; expected bool or a float dtype")

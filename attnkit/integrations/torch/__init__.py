@@ -1,0 +1,10 @@
+"""attnkit's ops where torch's own attention stands: the function, models that call it, and modules.
+
+>>> from attnkit.integrations.torch import replace_sdpa
+>>> with replace_sdpa("relu"):
+...     out = model(x)
+"""
+
+from attnkit.integrations.torch.sdpa import replace_sdpa, scaled_dot_product_attention, set_sdpa
+
+__all__ = ["replace_sdpa", "scaled_dot_product_attention", "set_sdpa"]

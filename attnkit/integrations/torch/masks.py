@@ -1,0 +1,47 @@
+"""torch's masks, which select where they are boolean and add where they are not, as attnkit's mask and bias."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnkit._core.special import readable
+from attnkit.integrations._ops import Op, taken_by
+
+
+def split(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """(visible, bias) of a mask that is added to the scores: below half its dtype's minimum it hides, -inf included.
+
+    visible: boolean, True = may attend. bias: the mask where it is visible and 0 elsewhere, finite unless the mask has
+    +inf or NaN.
+    """
+    visible = ~(mask <= torch.finfo(mask.dtype).min / 2)
+    return visible, torch.where(visible, mask, 0.0)
+
+
+def bias_option(caller: str, op: Op, bias: Tensor) -> dict[str, Any]:
+    """{"bias": bias}; {} for an op without, which serves a bias of zeros: what is left of a mask that only hides.
+
+    In eager mode the zeros are looked at, which waits for a GPU; a compiled program has an assertion instead.
+
+    Raises:
+        NotImplementedError: the op takes no bias, and this one adds something or is learned. RuntimeError from a
+            compiled program.
+    """
+    if "bias" in taken_by(op):
+        return {"bias": bias}
+    reason = f"{caller}: {op.__name__} takes no bias, so that a float mask can only hide"
+    zero = (bias == 0).all()
+    if bias.requires_grad:
+        raise NotImplementedError(f"{reason}; got one that requires gradients")
+    if not readable(bias):
+        torch._assert_async(zero, reason)
+    elif not bool(zero):
+        raise NotImplementedError(f"{reason}; got one that adds numbers other than 0 and -inf")
+    return {}
+
+
+def refuse_unless_bool_or_float(caller: str, name: str, mask: Tensor) -> None:
+    """TypeError for a mask of integers, whose meaning nobody knows."""
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise TypeError(f"{caller}: {name} has dtype {mask.dtype}; expected torch.bool or a float dtype")

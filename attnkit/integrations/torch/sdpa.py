@@ -1,0 +1,252 @@
+"""torch's `scaled_dot_product_attention` with any of attnkit's ops, and in models that call it."""
+
+import threading
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._dynamo import trace_rules
+from torch.backends import mha
+from torch.nn import functional
+from torch.nn.attention.bias import CausalBias, CausalVariant
+
+import attnkit.backends.torch  # noqa: F401  calls torch's own function: it must get hold of it before it is replaced
+from attnkit.integrations._ops import Op, resolve, scale_of, taken_by
+from attnkit.integrations.torch.masks import bias_option, refuse_unless_bool_or_float, split
+from attnkit.nn.attention import SEEDS
+
+NAME = "scaled_dot_product_attention"
+FROM_THE_CALL = frozenset(
+    ("mask", "bias", "causal", "window", "key_lengths", "query_mask", "enable_gqa", "dropout", "dropout_mask", "scale")
+)
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    op: str | Op = "softmax",
+    **options: Any,
+) -> Tensor:
+    """`torch.nn.functional.scaled_dot_product_attention` with another op in softmax's place.
+
+    Args:
+        query: (..., Hq, L, d) or (..., L, d).
+        key: (..., H, S, d).
+        value: (..., H, S, e).
+        attn_mask: boolean, True = may attend, or float, added to the scores; broadcast to (..., L, S). A float mask
+            hides where it is -inf, or below half its dtype's minimum, from every op: a hidden key counts in no length.
+            Or a `torch.nn.attention.bias.CausalBias`.
+        dropout_p: probability with which a weight is dropped, in evaluation too; seeds come from torch's generator.
+        is_causal: query i sees the keys j ≤ i, whatever L and S are. Not together with attn_mask.
+        scale: of q·k; None is 1/√d.
+        enable_gqa: several heads of the query share one of key and value.
+        op: an attention op of attnkit over q, k, v that keeps heads apart, or its name, long or short.
+        options: the op's own, such as alpha=0.5, impl="generic", or arrays that it needs.
+
+    Returns:
+        (..., Hq, L, e), in the dtype of autocast where that is on, as torch's. A row that sees no key is 0; torch's is
+        too where the mask is boolean or -inf, and is a mean over the hidden keys where it is the dtype's minimum.
+
+    Raises:
+        ValueError: attn_mask with is_causal, no such op or option, and what the op itself refuses. TypeError: a mask
+            of integers. NotImplementedError: nested tensors; what the op has no form for, such as causality, dropout, a
+            scale or a mask that adds.
+    """
+    chosen, options = resolve(NAME, op, options, FROM_THE_CALL)
+    return _attend(chosen, options, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+
+
+def _attend(
+    op: Op,
+    options: Mapping[str, Any],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> Tensor:
+    if query.is_nested or key.is_nested or value.is_nested:
+        raise NotImplementedError(f"{NAME}: attnkit does not serve nested tensors; pad them and pass attn_mask")
+    if attn_mask is not None and is_causal:
+        raise ValueError(f"{NAME}: is_causal=True goes without attn_mask; got both")
+    call = scale_of(NAME, op, scale, query.shape[-1]) | _masked(op, attn_mask)
+    if is_causal:
+        call["causal"] = "upper_left"
+    if dropout_p:
+        call["dropout"] = (dropout_p, torch.randint(SEEDS, (), device=query.device))
+    if enable_gqa and query.ndim > 2 and query.shape[-3] != key.shape[-3]:
+        call["enable_gqa"] = True
+    for name in call:
+        if name not in taken_by(op):
+            raise NotImplementedError(f"{NAME}: {op.__name__} takes no {name}")
+    query, key, value = in_dtype_of_autocast(query, key, value)
+    out: Tensor = op(query, key, value, **options, **call)
+    return out
+
+
+def _masked(op: Op, attn_mask: Tensor | None) -> dict[str, Any]:
+    if attn_mask is None:
+        return {}
+    if isinstance(attn_mask, CausalBias):  # its values are not those of the mask
+        return {"causal": "upper_left" if attn_mask.variant == CausalVariant.UPPER_LEFT else True}
+    refuse_unless_bool_or_float(NAME, "attn_mask", attn_mask)
+    if attn_mask.dtype == torch.bool:
+        return {"mask": attn_mask}
+    visible, bias = split(attn_mask)
+    return {"mask": visible} | bias_option(NAME, op, bias)
+
+
+def in_dtype_of_autocast(*arrays: Tensor) -> tuple[Tensor, ...]:
+    """The arrays as torch's function gets them: under autocast in its dtype, but float64 stays."""
+    device = arrays[0].device.type
+    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):  # meta has no autocast
+        return arrays
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in arrays)
+
+
+_MULTI_HEAD: Any = functional.multi_head_attention_forward
+# torch lists its functions once, by what stands in their places: torch.compile would take a replacement for torch's own
+torch.overrides.get_testing_overrides()
+trace_rules.get_torch_obj_rule_map()
+
+
+class _Replacement:
+    """What stands in the place of torch's function."""
+
+    def __init__(self, op: Op, options: Mapping[str, Any]) -> None:
+        self.op, self.options, self.called = op, options, False
+        values = {name: id(x) if isinstance(x, Tensor) else x for name, x in options.items()}
+        self.identity = f"{op.__name__} {values}"
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        self.called = True
+        return _attend(self.op, self.options, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+
+    def multi_head_attention_forward(self, *args: Any, need_weights: bool = True, **kwargs: Any) -> Any:
+        """torch's, which calls what stands in the place. torch.compile does not look into it, and would run a program
+        of one op in the place of another: it compiles anew where what is read here has changed.
+        """
+        if need_weights or not self.identity:
+            raise NotImplementedError(
+                "replace_sdpa: torch.nn.MultiheadAttention computes softmax itself where it is asked for weights; pass "
+                f"need_weights=False, or swap(model, {self.op.__name__!r})"
+            )
+        self.called = True
+        return _MULTI_HEAD(*args, need_weights=False, **kwargs)
+
+
+class _Place:
+    """`torch.nn.functional.scaled_dot_product_attention`, what replaces it, and torch's own to be put back.
+
+    torch's fast path of encoders, which computes softmax without calling the function, is off while it is replaced.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.permanent: _Replacement | None = None
+        self.nested: list[_Replacement] = []
+        self.thread: int | None = None
+        self.own: tuple[Any, bool] | None = None
+
+    def update(self) -> None:
+        """Put what counts now in the place; called with the lock."""
+        current = self.nested[-1] if self.nested else self.permanent
+        if current is not None:
+            if self.own is None:
+                self.own = functional.scaled_dot_product_attention, mha.get_fastpath_enabled()
+            functional.scaled_dot_product_attention = current
+            functional.multi_head_attention_forward = current.multi_head_attention_forward
+            mha.set_fastpath_enabled(False)
+        elif self.own is not None:
+            functional.scaled_dot_product_attention, fastpath = self.own
+            functional.multi_head_attention_forward = _MULTI_HEAD
+            mha.set_fastpath_enabled(fastpath)
+            self.own = None
+
+    def enter(self, replacement: _Replacement) -> None:
+        with self.lock:
+            if self.nested and self.thread != threading.get_ident():
+                raise RuntimeError("replace_sdpa: another thread is inside replace_sdpa; one at a time can be")
+            self.thread = threading.get_ident()
+            self.nested.append(replacement)
+            self.update()
+
+    def leave(self, replacement: _Replacement) -> None:
+        with self.lock:
+            self.nested = [other for other in self.nested if other is not replacement]
+            self.update()
+
+
+_PLACE = _Place()
+
+
+@contextmanager
+def replace_sdpa(op: str | Op, **options: Any) -> Iterator[None]:
+    """Run models that call `torch.nn.functional.scaled_dot_product_attention` with another op in softmax's place.
+
+    >>> with replace_sdpa("relu"):
+    ...     out = model(x)
+
+    Replaced is the function in torch, for every thread: those of DataParallel and of autograd, which runs checkpointed
+    layers again, must compute the same. So the backward pass of a checkpointed model belongs inside too. Blocks nest,
+    the innermost counts, and an exception leaves nothing behind. A model that is compiled inside is compiled again
+    where another op is in the place.
+
+    Not seen are modules that compute attention in another way, such as fused kernels of other packages, and the
+    function imported by name before (`from torch.nn.functional import scaled_dot_product_attention`): a warning says so
+    if nothing at all was called.
+
+    Args:
+        op, options: as in `scaled_dot_product_attention`.
+
+    Raises:
+        ValueError: no such op or option. RuntimeError: another thread is in such a block. From a model
+            NotImplementedError: `torch.nn.MultiheadAttention` is asked for weights, which it makes itself: see `swap`.
+    """
+    replacement = _Replacement(*resolve("replace_sdpa", op, options, FROM_THE_CALL))
+    _PLACE.enter(replacement)
+    try:
+        yield
+    finally:
+        _PLACE.leave(replacement)
+    if not replacement.called:
+        name = replacement.op.__name__
+        warnings.warn(f"replace_sdpa: nothing called {NAME}; {name} computed nothing", stacklevel=3)
+
+
+def set_sdpa(op: str | Op | None, **options: Any) -> None:
+    """`replace_sdpa` from now on, or for `None` torch's own function again; blocks of `replace_sdpa` go before it.
+
+    Raises:
+        ValueError: no such op or option.
+    """
+    if op is None and options:
+        raise ValueError(f"set_sdpa: op=None takes no options; got {', '.join(options)}")
+    replacement = None if op is None else _Replacement(*resolve("set_sdpa", op, options, FROM_THE_CALL))
+    with _PLACE.lock:
+        _PLACE.permanent = replacement
+        _PLACE.update()

@@ -1,0 +1,325 @@
+"""scaled_dot_product_attention beside torch's own and the reference, and in models of torch and transformers."""
+
+import threading
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+from torch.utils.checkpoint import checkpoint
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import attnkit_reference as reference
+from attnkit.integrations.torch import replace_sdpa, scaled_dot_product_attention, set_sdpa
+from attnkit_conformance.model import tolerance
+from tests.integrations.counting import count
+from tests.library.arrays import LAYER, assert_agrees, assert_close
+
+TORCHS, MULTI_HEAD = functional.scaled_dot_product_attention, functional.multi_head_attention_forward
+L, S, HEADS, D = 4, 6, 4, 8
+GENERATOR = torch.Generator().manual_seed(0)
+MASK = (torch.rand(2, 1, L, S, generator=GENERATOR) < 0.6).index_fill_(3, torch.tensor([0]), True)
+HIDING = torch.zeros(2, 1, L, S, dtype=torch.float64).masked_fill_(~MASK, -torch.inf)
+ADDED = torch.randn(2, HEADS, L, S, dtype=torch.float64, generator=GENERATOR)
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+
+
+def qkv(*leading: int, heads: int = HEADS, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    shared = (*leading[:-1], heads) if leading else ()
+    shapes = ((*leading, L, D), (*shared, S, D), (*shared, S, 5))
+    return tuple(torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes)
+
+
+def relu(q: Tensor, k: Tensor, v: Tensor, **options) -> Tensor:
+    """The reference."""
+    given = {name: x.numpy() if isinstance(x, Tensor) else x for name, x in options.items()}
+    return torch.from_numpy(reference.pointwise_attention(*(x.detach().numpy() for x in (q, k, v)), **given))
+
+
+# ------------------------------------------------------------------------------------- the function
+
+
+@pytest.mark.parametrize("leading", [(), (HEADS,), (2, HEADS), (1, 2, HEADS)], ids=str)
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.3}], ids=str)
+def test_softmax_is_torchs(leading, options):
+    assert_close(scaled_dot_product_attention(*qkv(*leading), **options), TORCHS(*qkv(*leading), **options))
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        MASK,
+        HIDING,
+        ADDED,
+        ADDED + HIDING,
+        ADDED[:1, :1].float().double(),
+        torch.zeros(S, dtype=torch.bool).expand(L, S),
+    ],
+    ids=["selects", "hides", "adds", "adds and hides", "broadcasts", "hides all"],
+)
+def test_masks_are_torchs(mask):
+    """Outputs and gradients, that of a mask that adds too; a row that sees nothing is 0."""
+    found = []
+    for function in (scaled_dot_product_attention, TORCHS):
+        arrays = [x.requires_grad_() for x in (*qkv(2, HEADS), mask.clone()) if x.is_floating_point()]
+        q, k, v = arrays[:3]
+        out = function(q, k, v, arrays[3] if len(arrays) > 3 else mask)
+        grads = torch.autograd.grad(out.sin().sum(), arrays)
+        found.append([out, *grads[:3], *(torch.where(mask.isfinite(), g, 0.0) for g in grads[3:])])
+    for ours, theirs in zip(*found, strict=True):
+        assert_close(ours, theirs, 4.0)
+
+
+def test_heads_are_grouped_as_in_torch():
+    q, k, v = qkv(2, HEADS, heads=2)
+    ours = scaled_dot_product_attention(q, k, v, MASK, enable_gqa=True)
+    assert_close(ours, TORCHS(q, k, v, MASK, enable_gqa=True))
+    with pytest.raises(ValueError, match="pass enable_gqa=True"):
+        scaled_dot_product_attention(q, k, v)
+
+
+@pytest.mark.parametrize("bias", [causal_upper_left(L, S), causal_lower_right(L, S)], ids=["upper left", "lower right"])
+def test_causal_biases_are_what_they_say(bias):
+    assert_close(scaled_dot_product_attention(*qkv(2, HEADS), bias), TORCHS(*qkv(2, HEADS), bias))
+
+
+def test_autocast_is_torchs():
+    q, k, v = qkv(2, HEADS, dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        for given in ((q, k.bfloat16(), v), (q, k, v, ADDED.float())):
+            ours, theirs = scaled_dot_product_attention(*given), TORCHS(*given)
+            assert ours.dtype == theirs.dtype == torch.bfloat16
+            bias = float(ADDED.abs().max()) if len(given) > 3 else 0.0
+            size = float((q @ k.mT).abs().max()) / D**0.5 + bias
+            assert_agrees(ours.float(), theirs.float(), tolerance.growth_of_exponent(size), v.abs().max(), "bfloat16")
+        assert scaled_dot_product_attention(*qkv(2, HEADS)).dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("mask", "golden"),
+    [
+        (MASK, {"mask": MASK}),
+        (HIDING, {"mask": MASK}),
+        (HIDING.masked_fill(~MASK, torch.finfo(torch.float64).min), {"mask": MASK}),
+        (ADDED + HIDING, {"mask": MASK, "bias": ADDED}),
+    ],
+    ids=["selects", "hides", "minimum", "adds"],
+)
+def test_what_a_mask_hides_counts_in_no_length(mask, golden):
+    arrays = qkv(2, HEADS)
+    assert_close(scaled_dot_product_attention(*arrays, mask, op="relu"), relu(*arrays, **golden))
+
+
+def test_options_scale_and_causality_reach_the_op(monkeypatch):
+    calls = count(monkeypatch, "pointwise_attention")
+    found = scaled_dot_product_attention(*qkv(2, HEADS), is_causal=True, scale=0.3, op="relu", alpha=0.5)
+    assert_close(found, relu(*qkv(2, HEADS), causal="upper_left", scale=0.3, alpha=0.5))
+    assert calls == ["pointwise_attention"]
+
+
+def test_an_op_without_bias_serves_float_masks_that_hide():
+    q, k, v = qkv(2, HEADS)
+    golden = reference.linear_attention(q.numpy(), k.numpy(), v.numpy(), mask=MASK.numpy())
+
+    def linear(mask: Tensor) -> Tensor:
+        return scaled_dot_product_attention(q, k, v, mask, op="linear")
+
+    compiled = torch.compile(linear, fullgraph=True, backend="aot_eager")
+    for call in (linear, compiled):
+        assert_agrees(call(HIDING), golden)
+    with pytest.raises(NotImplementedError, match=r"linear_attention takes no bias.* other than 0 and -inf"):
+        linear(ADDED)
+    with pytest.raises(NotImplementedError, match=r"linear_attention takes no bias.* requires gradients"):
+        linear(HIDING.clone().requires_grad_())
+    with pytest.raises(RuntimeError, match="linear_attention takes no bias"):
+        compiled(ADDED)
+
+
+def test_dropout_follows_torchs_generator():
+    runs = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        runs.append(scaled_dot_product_attention(*qkv(2, HEADS), dropout_p=0.5, op="relu"))
+    assert torch.equal(runs[0], runs[1])
+    assert not torch.equal(runs[0], runs[2])
+    assert not torch.equal(runs[0], scaled_dot_product_attention(*qkv(2, HEADS), op="relu"))
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "text"),
+    [
+        ({"attn_mask": MASK, "is_causal": True}, ValueError, "is_causal=True goes without attn_mask; got both"),
+        ({"attn_mask": MASK.long()}, TypeError, "attn_mask has dtype torch.int64; expected torch.bool or a float"),
+        ({"op": "linear", "dropout_p": 0.5}, NotImplementedError, "linear_attention takes no dropout"),
+        ({"op": "cosine", "scale": 1.0}, NotImplementedError, r"cosine_attention has no scores .*; got 1.0"),
+        ({"op": "sima", "is_causal": True}, NotImplementedError, "sima_attention takes no causal"),
+        ({"op": "relu", "mask": MASK}, ValueError, "pointwise_attention takes the options .*; got 'mask'"),
+        ({"op": "rely"}, ValueError, "op must be one of .*; got 'rely'"),
+    ],
+)
+def test_what_is_not_served_is_an_error(given, error, text):
+    with pytest.raises(error, match=f"scaled_dot_product_attention: .*{text}"):
+        scaled_dot_product_attention(*qkv(2, HEADS), **given)
+
+
+# ------------------------------------------------------------------------------------- models that call torch's
+
+
+@pytest.fixture(autouse=True)
+def torchs_own_is_back():
+    yield
+    assert functional.scaled_dot_product_attention is TORCHS
+    assert functional.multi_head_attention_forward is MULTI_HEAD
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+def encoder(dtype: torch.dtype = torch.float64) -> nn.TransformerEncoder:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True, dtype=dtype)
+    return nn.TransformerEncoder(layer, 2).eval()
+
+
+TOKENS = torch.randn(2, 5, 16, dtype=torch.float64, generator=GENERATOR)
+
+
+def llama(attention: str) -> LlamaForCausalLM:
+    sizes = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**sizes, **heads, attn_implementation=attention)).double().eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.ndim == 2:
+                p.mul_(8)
+    return model
+
+
+def test_llama_calls_the_op_and_computes_what_attnkits_implementation_does(monkeypatch):
+    from attnkit.integrations import transformers as integration
+
+    ids = torch.arange(10).reshape(2, 5)
+    batch = {"attention_mask": torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]])}
+    integration.register()
+    with torch.no_grad():
+        golden, softmax = llama("attnkit_relu")(ids, **batch).logits, llama("sdpa")(ids, **batch).logits
+        calls = count(monkeypatch, "pointwise_attention")
+        with replace_sdpa("relu"):
+            found = llama("sdpa")(ids, **batch).logits
+    assert calls == ["pointwise_attention"] * 2
+    tokens = batch["attention_mask"].bool()
+    assert_close(found[tokens], golden[tokens], 2 * (LAYER + 5))
+    assert float((found - softmax)[tokens].abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_the_fast_path_of_encoders_does_not_go_round_it(mode, monkeypatch):
+    """torch's own layers in evaluation, padded or not."""
+    model, padding = encoder(), torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    calls = count(monkeypatch, "pointwise_attention")
+    trained = encoder().requires_grad_(True)
+    with replace_sdpa("relu"):
+        golden = [trained(TOKENS), trained(TOKENS, src_key_padding_mask=padding)]
+        with mode():
+            found = [model(TOKENS), model(TOKENS, src_key_padding_mask=padding)]
+    assert calls == ["pointwise_attention"] * 8
+    for x, y in zip(found, golden, strict=True):
+        assert_close(x, y, 2 * (LAYER + 5))
+    with mode():
+        assert float((model(TOKENS) - golden[0]).abs().max()) > 1e-3
+
+
+def test_modules_that_make_weights_are_refused_instead_of_computing_softmax():
+    attention = encoder().layers[0].self_attn
+    text = r"computes softmax itself .* need_weights=False, or swap\(model, 'pointwise_attention'\)"
+    with pytest.raises(NotImplementedError, match=text), replace_sdpa("relu"):
+        attention(TOKENS, TOKENS, TOKENS)
+
+
+def test_blocks_nest_and_exceptions_leave_nothing_behind(monkeypatch):
+    calls = count(monkeypatch, "pointwise_attention", "linear_attention", "sigmoid_attention")
+
+    def run() -> None:
+        functional.scaled_dot_product_attention(*qkv(2, HEADS))
+
+    with replace_sdpa("relu"):
+        run()
+        with pytest.raises(ZeroDivisionError), replace_sdpa("linear"):
+            _ = run(), 1 / 0
+        run()
+    run()
+    set_sdpa("sigmoid")
+    try:
+        run()
+        with replace_sdpa("linear"):
+            run()
+        run()
+    finally:
+        set_sdpa(None)
+    run()
+    expected = ["pointwise", "linear", "pointwise", "sigmoid", "linear", "sigmoid"]
+    assert calls == [f"{name}_attention" for name in expected]
+    with pytest.raises(ValueError, match="set_sdpa: op=None takes no options; got alpha"):
+        set_sdpa(None, alpha=1.0)
+
+
+def test_blocks_that_are_left_out_of_order_put_torchs_back(monkeypatch):
+    calls = count(monkeypatch, "pointwise_attention", "linear_attention")
+    first, second = replace_sdpa("relu"), replace_sdpa("linear")
+    first.__enter__()
+    second.__enter__()
+    functional.scaled_dot_product_attention(*qkv(2, HEADS))
+    with pytest.warns(UserWarning, match=r"nothing called scaled_dot_product_attention; pointwise_attention computed"):
+        first.__exit__(None, None, None)
+    functional.scaled_dot_product_attention(*qkv(2, HEADS))
+    second.__exit__(None, None, None)
+    assert calls == ["linear_attention"] * 2
+
+
+def test_other_threads_compute_it_too_and_cannot_replace_it(monkeypatch):
+    calls = count(monkeypatch, "pointwise_attention")
+    raised = []
+
+    def other() -> None:
+        functional.scaled_dot_product_attention(*qkv(2, HEADS))
+        try:
+            with replace_sdpa("linear"):
+                pass
+        except RuntimeError as error:
+            raised.append(str(error))
+
+    with replace_sdpa("relu"):
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+    assert calls == ["pointwise_attention"]
+    assert raised == ["replace_sdpa: another thread is inside replace_sdpa; one at a time can be"]
+
+
+def test_checkpointed_layers_are_run_again_with_the_op(monkeypatch):
+    calls = count(monkeypatch, "pointwise_attention")
+    layer = encoder().layers[0]
+    with replace_sdpa("relu"):
+        grads = []
+        for run in (layer, lambda x: checkpoint(layer, x, use_reentrant=False)):
+            x = TOKENS.clone().requires_grad_()
+            grads.append(torch.autograd.grad(run(x).sin().sum(), x)[0])
+    assert_close(grads[1], grads[0])
+    assert calls == ["pointwise_attention"] * 3
+
+
+def test_compiled_models_follow_the_place():
+    """Also where torch.compile does not look into the function that calls it, as in multi_head_attention_forward."""
+    model = encoder().layers[0].self_attn
+    torch.compiler.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        for op, options in (("relu", {}), ("relu", {"alpha": 0.5}), ("linear", {}), ("relu", {})):
+            with replace_sdpa(op, **options):  # no warning: the compiled call is seen
+                found = compiled(TOKENS, TOKENS, TOKENS, need_weights=False)[0]
+            with replace_sdpa(op, **options):
+                assert_close(found, model(TOKENS, TOKENS, TOKENS, need_weights=False)[0], LAYER)
+        found = compiled(TOKENS, TOKENS, TOKENS, need_weights=False)[0]
+        assert_close(found, model(TOKENS, TOKENS, TOKENS, need_weights=False)[0], LAYER)
