@@ -5,6 +5,7 @@
 ...     out = model(x)
 """
 
+from attnkit.integrations.torch.multihead import MultiheadAttention
 from attnkit.integrations.torch.sdpa import replace_sdpa, scaled_dot_product_attention, set_sdpa
 
-__all__ = ["replace_sdpa", "scaled_dot_product_attention", "set_sdpa"]
+__all__ = ["MultiheadAttention", "replace_sdpa", "scaled_dot_product_attention", "set_sdpa"]
