@@ -21,7 +21,7 @@ from attnkit.nn.attention import SEEDS, Observer
 _NEEDED = ("qkv", "proj", "num_heads")
 _PARTS = frozenset(("qkv", "q_norm", "k_norm", "attn_drop", "norm", "proj", "proj_drop"))
 _CALLED_WITH = frozenset(("x", "attn_mask", "is_causal"))
-_FROM_THE_MODEL = frozenset(
+FROM_THE_MODEL = frozenset(
     ("mask", "bias", "causal", "window", "key_lengths", "query_mask", "enable_gqa", "dropout", "dropout_mask", "scale")
 )
 
@@ -42,8 +42,9 @@ class SwappedAttention(nn.Module):
         self.proj, self.proj_drop = replaced.proj, getattr(replaced, "proj_drop", nn.Identity())
         self.num_heads: int = replaced.num_heads
         self.dropout, self.op = _dropout_of(replaced), op
+        self.scale: float | None = getattr(replaced, "scale", None)
         head_dim = self.qkv.out_features // (3 * self.num_heads)
-        self.options = options | scale_of("swap_attention", op, getattr(replaced, "scale", None), head_dim)
+        self.options = options | scale_of("swap_attention", op, self.scale, head_dim)
         self.observers: list[Observer] = []
         self._of_weights = taken_by(getattr(attnkit, f"{op.__name__}_weights")) - {"impl"}
         self.train(replaced.training)
@@ -94,21 +95,32 @@ def swap_attention(model: nn.Module, op: str | Op, **options: Any) -> tuple[str,
             position table, a gate, rotary embeddings), no such op or option. NotImplementedError: dropout or a scale
             that the op does not have. The model is then as it was.
     """
-    chosen, options = resolve("swap_attention", op, options, _FROM_THE_MODEL)
-    found = {name: module for name, module in model.named_modules() if all(hasattr(module, n) for n in _NEEDED)}
+    chosen, options = resolve("swap_attention", op, options, FROM_THE_MODEL)
+    found = {name: module for name, module in model.named_modules() if is_timm_style(module)}
     if not found or "" in found:
         raise ValueError(f"swap_attention: expected a model that holds modules with {', '.join(_NEEDED)}")
-    for name, module in found.items():
-        _refuse_unknown(name, module)
-        if _dropout_of(module) and "dropout" not in taken_by(chosen):
-            raise NotImplementedError(f"swap_attention: {chosen.__name__} takes no dropout; {name} has some")
-    swapped = {name: SwappedAttention(module, chosen, options) for name, module in found.items()}
+    swapped = {name: replacement(name, module, chosen, options) for name, module in found.items()}
     for name, module in swapped.items():
         model.set_submodule(name, module)
     return tuple(swapped)
 
 
+def is_timm_style(module: nn.Module) -> bool:
+    """Whether a module has what every attention module of timm's interface has."""
+    return all(hasattr(module, name) for name in _NEEDED)
+
+
+def replacement(name: str, module: nn.Module, op: Op, options: dict[str, Any]) -> SwappedAttention:
+    """What `swap_attention` puts in the place of a module; the errors are its."""
+    _refuse_unknown(name, module)
+    if _dropout_of(module) and "dropout" not in taken_by(op):
+        raise NotImplementedError(f"swap_attention: {op.__name__} takes no dropout; {name} has {_dropout_of(module)}")
+    return SwappedAttention(module, op, options)
+
+
 def _dropout_of(module: nn.Module) -> float:
+    if isinstance(module, SwappedAttention):
+        return module.dropout
     return float(getattr(getattr(module, "attn_drop", None), "p", 0.0))
 
 

@@ -7,5 +7,6 @@
 
 from attnkit.integrations.torch.multihead import MultiheadAttention
 from attnkit.integrations.torch.sdpa import replace_sdpa, scaled_dot_product_attention, set_sdpa
+from attnkit.integrations.torch.swap import Swapped, swap
 
-__all__ = ["MultiheadAttention", "replace_sdpa", "scaled_dot_product_attention", "set_sdpa"]
+__all__ = ["MultiheadAttention", "Swapped", "replace_sdpa", "scaled_dot_product_attention", "set_sdpa", "swap"]

@@ -1,0 +1,103 @@
+"""Every attention module of a model that attnkit knows replaced by one with the same parameters and another op."""
+
+import re
+import warnings
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from attnkit.integrations._ops import Op, resolve
+from attnkit.integrations.timm import FROM_THE_MODEL, is_timm_style, replacement
+from attnkit.integrations.torch.multihead import MultiheadAttention
+
+_ADVICE = (
+    "{} is neither torch.nn.MultiheadAttention nor of timm's interface (qkv, proj, num_heads); replace_sdpa serves it "
+    "if it calls scaled_dot_product_attention, attnkit.integrations.transformers if it is of transformers"
+)
+
+
+class Swapped(NamedTuple):
+    """What became of a model's attention modules."""
+
+    swapped: tuple[str, ...]
+    """Names of the modules that compute the op now."""
+    unchanged: dict[str, str]
+    """{name of a module that computes what it did: why}."""
+
+
+def swap(model: nn.Module, op: str | Op, **options: Any) -> Swapped:
+    """Let a model's attention modules compute another op, in place, with the parameters that they have.
+
+    >>> swap(model, "relu", alpha=0.5).swapped
+    ('encoder.layers.0.self_attn', 'encoder.layers.1.self_attn')
+
+    Replaced are `torch.nn.MultiheadAttention`, by `MultiheadAttention`, and modules of timm's interface, as by
+    `attnkit.integrations.timm.swap_attention`; a module swapped before gets the new op. The parameters stay the same
+    objects under the same names: optimizers and checkpoints fit. A warning names the modules that were left as they
+    were. Modules that are neither are recognised by the word attention, or attn, in the name of their class.
+
+    Args:
+        model: holds the modules; not one itself.
+        op: an attention op of attnkit over q, k, v that keeps heads apart, or its name, long or short.
+        options: the op's own, such as alpha=0.5, impl="generic", or arrays that it needs.
+
+    Returns:
+        The names of the modules that were swapped, and why others were not.
+
+    Raises:
+        ValueError: no such op or option; nothing could be swapped, and why. The model is then as it was.
+    """
+    chosen, options = resolve("swap", op, options, FROM_THE_MODEL)
+    modules = dict(model.named_modules(remove_duplicate=False))
+    if _known(model):
+        raise ValueError(f"swap: expected a model that holds attention modules; got one, a {type(model).__name__}")
+    new: dict[int, nn.Module] = {}
+    places: dict[str, nn.Module] = {}
+    unchanged: dict[str, str] = {}
+    for name, module in modules.items():
+        if not _known(module):
+            continue
+        try:
+            if id(module) not in new:
+                new[id(module)] = _replaced(name, module, chosen, options)
+            places[name] = new[id(module)]
+        except (ValueError, NotImplementedError) as error:
+            unchanged[name] = str(error).removeprefix("swap_attention: ").removeprefix("MultiheadAttention: ")
+    unchanged |= _unknown(modules, {*places, *unchanged})
+    reasons = "; ".join(f"{name or 'the model'}: {why}" for name, why in unchanged.items())
+    if not places:
+        raise ValueError(
+            f"swap: nothing to swap in a {type(model).__name__}. {reasons or 'It has no attention modules'}"
+        )
+    for name, module in places.items():
+        model.set_submodule(name, module)
+    if unchanged:
+        warnings.warn(f"swap: left as they were: {reasons}", stacklevel=2)
+    return Swapped(tuple(places), unchanged)
+
+
+def _known(module: nn.Module) -> bool:
+    return isinstance(module, nn.MultiheadAttention) or is_timm_style(module)
+
+
+def _replaced(name: str, module: nn.Module, op: Op, options: dict[str, Any]) -> nn.Module:
+    if not isinstance(module, nn.MultiheadAttention):
+        return replacement(name, module, op, options)
+    if type(module) not in (nn.MultiheadAttention, MultiheadAttention):
+        raise ValueError(f"{type(module).__name__} is a subclass of torch.nn.MultiheadAttention with code of its own")
+    if module._forward_hooks or module._forward_pre_hooks:
+        raise ValueError("it has forward hooks")
+    return MultiheadAttention.replacing(module, op, **options)
+
+
+def _unknown(modules: dict[str, nn.Module], known: set[str]) -> dict[str, str]:
+    """The innermost modules with attention in the name of their class, apart from those that are known."""
+    named = {name for name, x in modules.items() if {"attention", "attn"} & {*_words(type(x).__name__)}}
+    others = {name for name in named - {""} if not any(f"{name}.".startswith(f"{outer}.") for outer in known)}
+    innermost = [name for name in others if not any(x.startswith(f"{name}.") for x in others | known)]
+    return {name: _ADVICE.format(type(modules[name]).__name__) for name in sorted(innermost)}
+
+
+def _words(name: str) -> list[str]:
+    """The words of a class name: of "LlamaSdpaAttention" llama, sdpa, attention."""
+    return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)]
