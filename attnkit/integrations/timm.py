@@ -8,6 +8,7 @@ What counts is the interface of `timm.models.vision_transformer.Attention`, not 
 itself is not imported.
 """
 
+import copy
 import inspect
 from typing import Any
 
@@ -79,8 +80,9 @@ class SwappedAttention(nn.Module):
 def swap_attention(model: nn.Module, op: str | Op, **options: Any) -> tuple[str, ...]:
     """Replace every timm-style attention module of a model, in place, by one that computes `op` with its weights.
 
-    A module is one if it has `qkv`, `proj` and `num_heads`. It may have `scale` (1/√head_dim), `q_norm`, `k_norm`,
-    `norm`, `attn_drop`, `proj_drop`. Make optimizers before or after: the parameters stay the same objects.
+    A module is one if it has `qkv`, `proj` and `num_heads` and computes softmax attention among tokens (B, N, C), which
+    a copy of it is tried for on the CPU. It may have `scale` (1/√head_dim), `q_norm`, `k_norm`, `norm`, `attn_drop`,
+    `proj_drop`. Make optimizers before or after: the parameters stay the same objects.
 
     Args:
         model: holds the modules; not one itself.
@@ -92,8 +94,8 @@ def swap_attention(model: nn.Module, op: str | Op, **options: Any) -> tuple[str,
 
     Raises:
         ValueError: nothing to replace, a module with parts, parameters or arguments that are not known here (a relative
-            position table, a gate, rotary embeddings), no such op or option. NotImplementedError: dropout or a scale
-            that the op does not have. The model is then as it was.
+            position table, a gate, rotary embeddings) or that computes something else, no such op or option.
+            NotImplementedError: dropout or a scale that the op does not have. The model is then as it was.
     """
     chosen, options = resolve("swap_attention", op, options, FROM_THE_MODEL)
     found = {name: module for name, module in model.named_modules() if is_timm_style(module)}
@@ -112,7 +114,9 @@ def is_timm_style(module: nn.Module) -> bool:
 
 def replacement(name: str, module: nn.Module, op: Op, options: dict[str, Any]) -> SwappedAttention:
     """What `swap_attention` puts in the place of a module; the errors are its."""
-    _refuse_unknown(name, module)
+    if not isinstance(module, SwappedAttention):
+        _refuse_unknown(name, module)
+        _refuse_unless_softmax(name, module)
     if _dropout_of(module) and "dropout" not in taken_by(op):
         raise NotImplementedError(f"swap_attention: {op.__name__} takes no dropout; {name} has {_dropout_of(module)}")
     return SwappedAttention(module, op, options)
@@ -136,3 +140,25 @@ def _refuse_unknown(name: str, module: nn.Module) -> None:
     qkv, heads = module.qkv, module.num_heads
     if not isinstance(qkv, nn.Linear) or not isinstance(heads, int) or qkv.out_features % (3 * heads):
         raise ValueError(f"swap_attention: {name}.qkv must be a Linear of 3·num_heads·head_dim features; got {qkv}")
+
+
+def _refuse_unless_softmax(name: str, module: nn.Module) -> None:
+    """ValueError unless a copy of the module, its parameters drawn anew, computes softmax attention among a few tokens.
+
+    An interface does not tell what is computed: DaViT has such modules that attend among channels, VOLO among pictures.
+    """
+    probe = copy.deepcopy(module).eval()
+    meta = any(p.is_meta for p in probe.parameters())
+    probe = (probe.to_empty(device="cpu") if meta else probe.cpu()).double()
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        for p in probe.parameters():
+            p.normal_(std=0.5)
+        x = torch.randn(2, 3, probe.qkv.in_features, dtype=torch.float64)
+        expected = SwappedAttention(probe, attnkit.softmax_attention, {})(x)
+        try:
+            out = probe(x)
+        except Exception as error:
+            raise ValueError(f"swap_attention: {name} cannot be called with tokens (B, N, C): {error}") from error
+    if out.shape != expected.shape or not torch.allclose(out, expected, rtol=1e-6, atol=1e-6):
+        raise ValueError(f"swap_attention: {name} does not compute softmax attention among tokens (B, N, C)")

@@ -13,6 +13,7 @@ from attnkit.integrations.flax import attention_fn
 from attnkit.integrations.timm import swap_attention
 from attnkit.nn import MultiHeadAttention
 from attnkit.ops.names import PRESETS, spelled_out
+from tests.integrations.test_timm import Attention
 
 
 def test_every_op_and_every_activation_has_a_short_name():
@@ -37,17 +38,6 @@ def test_a_name_with_options_of_its_own():
             _ops.resolve("f", name, {}, frozenset())
 
 
-class Attention(nn.Module):
-    """timm's interface."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv, self.proj, self.num_heads = nn.Linear(8, 24), nn.Linear(8, 8), 2
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError
-
-
 def by_nn(op, **options):
     torch.manual_seed(0)
     return MultiHeadAttention(8, 2, op=op, options=options)(torch.ones(1, 3, 8))
@@ -55,7 +45,7 @@ def by_nn(op, **options):
 
 def by_timm(op, **options):
     torch.manual_seed(0)
-    model = nn.Sequential(Attention())
+    model = nn.Sequential(Attention(8))
     swap_attention(model, op, **options)
     return model(torch.ones(1, 3, 8))
 

@@ -126,12 +126,31 @@ class Rotary(Attention):
         return super().forward(x)
 
 
+class Channels(Attention):
+    """Attends among the features of heads, as DaViT's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, n, c = x.shape
+        q, k, v = self.qkv(x).reshape(b, n, 3, self.num_heads, -1).permute(2, 0, 3, 4, 1).unbind(0)
+        weights = softmax(q @ k.transpose(-2, -1) * n**-0.5, -1)
+        return self.proj((weights @ v).permute(0, 3, 1, 2).reshape(b, n, c))
+
+
+class Pictures(Attention):
+    """Takes (B, H, W, C), as VOLO's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.flatten(1, 2)).unflatten(1, x.shape[1:3])
+
+
 @pytest.mark.parametrize(
     ("attention", "text"),
     [
         (Relative, r"blocks.0.attn has parameters that are not known: relative_position_bias_table"),
         (Gated, r"blocks.0.attn has parts that are not known: gate"),
         (Rotary, r"blocks.0.attn has arguments that are not known: rope"),
+        (Channels, r"blocks.0.attn does not compute softmax attention among tokens"),
+        (Pictures, r"blocks.0.attn cannot be called with tokens \(B, N, C\): "),
     ],
 )
 def test_what_is_not_known_is_refused_and_nothing_is_changed(attention, text):
