@@ -53,7 +53,7 @@ def scale_of(caller: str, op: Op, scaling: float | None, d: int) -> dict[str, An
     """The model's scaling as the op's scale. An op without scores q·k has none, and serves models of the usual 1/√d."""
     if scaling is None:
         return {}
-    if scales_scores(op):
+    if op.__name__ in _SCALED:
         return {"scale": scaling}
     if math.isclose(scaling, d**-0.5, rel_tol=1e-6):
         return {}
@@ -69,3 +69,4 @@ _TAKEN = {
     if name.endswith(("_attention", "_attention_weights"))
 }
 _SERVED = tuple(name for name in _TAKEN if name.endswith("_attention") and _keeps_heads(getattr(attnkit, name)))
+_SCALED = frozenset(name for name in _SERVED if scales_scores(getattr(attnkit, name)))
