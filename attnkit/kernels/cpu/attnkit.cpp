@@ -1,0 +1,152 @@
+// The C interface: what of a plan is served, and by which kernel.
+#include "attnkit.h"
+
+#include <new>
+
+#include "kernels.h"
+
+namespace attnkit {
+namespace {
+
+bool is_float(int dtype) { return dtype >= ATTNKIT_FLOAT64 && dtype <= ATTNKIT_FLOAT16; }
+bool is_integer(int dtype) { return dtype >= ATTNKIT_INT32 && dtype <= ATTNKIT_UINT8; }
+
+bool legal_dtype(const attnkit_plan &plan, int array) {
+  const int dtype = plan.arrays[array].dtype, of_tokens = plan.arrays[ATTNKIT_Q].dtype;
+  const int compute = of_tokens == ATTNKIT_FLOAT64 ? ATTNKIT_FLOAT64 : ATTNKIT_FLOAT32;
+  switch (array) {
+    case ATTNKIT_Q:
+    case ATTNKIT_BIAS:
+    case ATTNKIT_DROPOUT_MASK:
+    case ATTNKIT_LENGTHS:
+    case ATTNKIT_ALPHA:
+    case ATTNKIT_O:
+    case ATTNKIT_DO:
+    case ATTNKIT_DQ:
+    case ATTNKIT_DK:
+    case ATTNKIT_DV:
+    case ATTNKIT_DBIAS:
+    case ATTNKIT_DALPHA:
+      return is_float(dtype);
+    case ATTNKIT_K:
+    case ATTNKIT_V:
+      return dtype == of_tokens;
+    case ATTNKIT_MASK:
+    case ATTNKIT_QUERY_MASK:
+      return dtype == ATTNKIT_BOOL;
+    case ATTNKIT_KEY_LENGTHS:
+    case ATTNKIT_SEED:
+      return is_integer(dtype);
+    default:
+      return dtype == compute;
+  }
+}
+
+bool legal_size(int64_t n) { return n >= 0 && n < (int64_t{1} << 31); }
+
+int check(const attnkit_plan &plan) {
+  if (plan.size != sizeof(attnkit_plan) || plan.version != ATTNKIT_VERSION) return ATTNKIT_BAD_PLAN;
+  if (!legal_size(plan.queries) || !legal_size(plan.keys) || !legal_size(plan.features) || !legal_size(plan.values) ||
+      plan.key_length < 0)
+    return ATTNKIT_BAD_SIZE;
+  for (int64_t size : plan.axes)
+    if (!legal_size(size)) return ATTNKIT_BAD_SIZE;
+  for (int array : {ATTNKIT_Q, ATTNKIT_K})
+    if (plan.arrays[array].dtype == ATTNKIT_ABSENT) return ATTNKIT_BAD_ARRAY;
+  for (int array = 0; array < ATTNKIT_ARRAYS; ++array)
+    if (plan.arrays[array].dtype != ATTNKIT_ABSENT && !legal_dtype(plan, array)) return ATTNKIT_BAD_DTYPE;
+  if (plan.op < ATTNKIT_POINTWISE || plan.op > ATTNKIT_GAUSSIAN) return ATTNKIT_UNSUPPORTED;
+  if (plan.pass != ATTNKIT_FORWARD && plan.pass != ATTNKIT_BACKWARD) return ATTNKIT_BAD_PLAN;
+  if (plan.activation < ATTNKIT_RELU || plan.activation > ATTNKIT_SILU) return ATTNKIT_BAD_PLAN;
+  return ATTNKIT_OK;
+}
+
+int check_pointers(const Call &call) {
+  for (int array = 0; array < ATTNKIT_ARRAYS; ++array) {
+    const int dtype = call.view(array).dtype;
+    if (call.has(array) && dtype == ATTNKIT_ABSENT) return ATTNKIT_BAD_ARRAY;
+    if (reinterpret_cast<uintptr_t>(call.arrays[array]) % static_cast<uintptr_t>(size_of(dtype)) != 0)
+      return ATTNKIT_BAD_ALIGNMENT;
+  }
+  const attnkit_plan &plan = call.plan;
+  if (call.items() == 0 || plan.queries == 0) return ATTNKIT_OK;  // arrays without elements may be NULL
+  const bool lengths = plan.length_kind == ATTNKIT_LENGTH_ARRAY && !call.has(ATTNKIT_LENGTHS);
+  if (!call.has(ATTNKIT_Q) || lengths) return ATTNKIT_BAD_ARRAY;
+  if (plan.keys == 0) return ATTNKIT_OK;
+  const bool values = plan.pass == ATTNKIT_FORWARD && call.has(ATTNKIT_O) && plan.values > 0 && !call.has(ATTNKIT_V);
+  if (!call.has(ATTNKIT_K) || values) return ATTNKIT_BAD_ARRAY;
+  return ATTNKIT_OK;
+}
+
+void serve(const Call &call) {
+  switch (call.plan.op) {
+    case ATTNKIT_SOFTMAX:
+      return softmax(call);
+    case ATTNKIT_GAUSSIAN:
+      return gaussian(call);
+    case ATTNKIT_ENTMAX:
+      if (call.has(ATTNKIT_ALPHA)) return entmax(call);
+      return call.plan.alpha == 2 ? sparsemax(call) : call.plan.alpha == 1.5 ? entmax_of_halves(call) : entmax(call);
+    default:
+      return pointwise(call);
+  }
+}
+
+}  // namespace
+}  // namespace attnkit
+
+extern "C" {
+
+int attnkit_check(const attnkit_plan *plan) { return attnkit::check(*plan); }
+
+int attnkit_run(const attnkit_plan *plan, void *const *arrays, int threads) {
+  int code = attnkit::check(*plan);
+  if (code != ATTNKIT_OK) return code;
+  const attnkit::Call call{*plan, arrays, threads};
+  code = attnkit::check_pointers(call);
+  if (code != ATTNKIT_OK) return code;
+  try {
+    attnkit::serve(call);
+  } catch (const std::bad_alloc &) {
+    return ATTNKIT_NO_MEMORY;
+  }
+  return ATTNKIT_OK;
+}
+
+const char *attnkit_message(int code) {
+  switch (code) {
+    case ATTNKIT_OK:
+      return "served";
+    case ATTNKIT_BAD_PLAN:
+      return "the plan is not one of this library's version";
+    case ATTNKIT_BAD_SIZE:
+      return "a size is negative or beyond 2^31";
+    case ATTNKIT_BAD_ARRAY:
+      return "a needed array is missing, or one that the plan does not describe was passed";
+    case ATTNKIT_BAD_DTYPE:
+      return "an array has a dtype that it may not have";
+    case ATTNKIT_BAD_ALIGNMENT:
+      return "an array is not aligned to its elements";
+    case ATTNKIT_UNSUPPORTED:
+      return "the library does not serve this call";
+    case ATTNKIT_NO_MEMORY:
+      return "working memory could not be allocated";
+    default:
+      return "unknown code";
+  }
+}
+
+int64_t attnkit_plan_size(void) { return sizeof(attnkit_plan); }
+
+int attnkit_level(void) {
+#if defined(__AVX512BF16__)
+  return 5;
+#elif defined(__AVX512F__)
+  return 4;
+#elif defined(__AVX2__)
+  return 3;
+#else
+  return 1;
+#endif
+}
+}

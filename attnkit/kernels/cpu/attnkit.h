@@ -1,0 +1,188 @@
+/* The C interface of attnkit's CPU kernels.
+ *
+ * A call is a plan and an array of pointers. The plan says everything about a call that does not change between calls
+ * of one signature: operation, options, sizes, dtypes and strides. It is never written to, so it can be cached and used
+ * by many threads at once. Pointers are indexed by `enum attnkit_array`; NULL means absent, and a gradient or another
+ * output that is NULL is not computed.
+ *
+ * Semantics are those of docs/semantics.md; the letters A1, A2, ... below refer to it. Functions return codes of
+ * `enum attnkit_code` and never throw, abort or print. Results do not depend on the number of threads.
+ */
+#ifndef ATTNKIT_H
+#define ATTNKIT_H
+
+#include <stdint.h>
+
+#if defined(_WIN32)
+#define ATTNKIT_API __declspec(dllexport)
+#else
+#define ATTNKIT_API __attribute__((visibility("default")))
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+    ATTNKIT_VERSION = 1,      /* of this file: rises whenever a number or a field changes */
+    ATTNKIT_AXES = 6,         /* leading axes of a call, the two of GQA included */
+    ATTNKIT_ROW_NUMBERS = 6   /* numbers per query in ATTNKIT_ROWS */
+};
+
+enum attnkit_code {
+    ATTNKIT_OK = 0,
+    ATTNKIT_BAD_PLAN = 1,     /* size or version of the plan are not those of this library */
+    ATTNKIT_BAD_SIZE = 2,     /* a negative size, or one beyond 2^31 where an index has 32 bits */
+    ATTNKIT_BAD_ARRAY = 3,    /* a needed array is NULL, or has no view in the plan */
+    ATTNKIT_BAD_DTYPE = 4,    /* an array has a dtype that it may not have */
+    ATTNKIT_BAD_ALIGNMENT = 5, /* a pointer is not a multiple of the size of its elements */
+    ATTNKIT_UNSUPPORTED = 6,  /* legal, but not served by this library: use another implementation */
+    ATTNKIT_NO_MEMORY = 7     /* working memory could not be allocated; outputs are undefined */
+};
+
+enum attnkit_dtype {
+    ATTNKIT_ABSENT = 0,
+    ATTNKIT_FLOAT64 = 1,
+    ATTNKIT_FLOAT32 = 2,
+    ATTNKIT_BFLOAT16 = 3,
+    ATTNKIT_FLOAT16 = 4,
+    ATTNKIT_BOOL = 5,         /* a byte, 0 or 1 */
+    ATTNKIT_INT32 = 6,
+    ATTNKIT_INT64 = 7,
+    ATTNKIT_UINT32 = 8,
+    ATTNKIT_UINT64 = 9,
+    ATTNKIT_INT16 = 10,
+    ATTNKIT_UINT16 = 11,
+    ATTNKIT_INT8 = 12,
+    ATTNKIT_UINT8 = 13
+};
+
+/* What is computed. Special cases are options of these: reluformer and sigmoid are pointwise (B), rela's product is
+ * pointwise with alpha 0, sparsemax is entmax with alpha 2, entmax with the number 1 is softmax. */
+enum attnkit_op {
+    ATTNKIT_POINTWISE = 0,
+    ATTNKIT_SOFTMAX = 1,
+    ATTNKIT_ENTMAX = 2,
+    ATTNKIT_GAUSSIAN = 3,
+    ATTNKIT_LINEAR = 4
+};
+
+enum attnkit_pass { ATTNKIT_FORWARD = 0, ATTNKIT_BACKWARD = 1 };
+
+enum attnkit_activation { /* the order of attnkit.ACTIVATIONS */
+    ATTNKIT_RELU = 0,
+    ATTNKIT_RELU_SQUARED = 1,
+    ATTNKIT_GELU = 2,
+    ATTNKIT_GELU_TANH = 3,
+    ATTNKIT_SOFTPLUS = 4,
+    ATTNKIT_IDENTITY = 5,
+    ATTNKIT_RELU6 = 6,
+    ATTNKIT_SIGMOID = 7,
+    ATTNKIT_SILU = 8
+};
+
+enum attnkit_length { /* n of A4 */
+    ATTNKIT_LENGTH_NUMBER = 0,  /* plan->length; "all" is the number S */
+    ATTNKIT_LENGTH_VISIBLE = 1, /* the number of keys that the query sees */
+    ATTNKIT_LENGTH_ARRAY = 2    /* the array ATTNKIT_LENGTHS */
+};
+
+/* Arrays of a call. `features` below are those of q and k (d), `values` those of v (e). */
+enum attnkit_array {
+    /* inputs (..., tokens, features): float64, float32, bfloat16 or float16, one dtype for the three */
+    ATTNKIT_Q,
+    ATTNKIT_K,
+    ATTNKIT_V,               /* absent: only statistics of rows are computed */
+    /* options; stride 0 on the axes along which they broadcast */
+    ATTNKIT_BIAS,            /* (..., L, S), any float dtype */
+    ATTNKIT_MASK,            /* (..., L, S), bool, 1 = visible */
+    ATTNKIT_KEY_LENGTHS,     /* (...), any integers */
+    ATTNKIT_QUERY_MASK,      /* (..., L), bool */
+    ATTNKIT_DROPOUT_MASK,    /* (..., L, S), any float dtype */
+    ATTNKIT_SEED,            /* one integer of 64 or 32 bits: dropout by counter (A9) with probability plan->dropout */
+    ATTNKIT_LENGTHS,         /* (..., L), any float dtype; see plan->length_kind */
+    ATTNKIT_ALPHA,           /* (..., L), any float dtype: alpha of entmax by rows; else it is the number plan->alpha */
+    /* outputs of the forward pass; inputs of the backward pass as said there */
+    ATTNKIT_O,               /* (..., L, values), dtype of q. Backward, softmax: o, or NULL and it is recomputed */
+    ATTNKIT_LSE,             /* (..., L), compute dtype, softmax only */
+    ATTNKIT_ROWS,            /* (..., L, ATTNKIT_ROW_NUMBERS), compute dtype: what the backward pass wants to know of
+                                rows; NULL there and it is recomputed. Contents are private and valid for one plan. */
+    ATTNKIT_TOTAL,           /* statistics of rows (C), (..., L), compute dtype; not written in the backward pass */
+    ATTNKIT_ENTROPY,
+    ATTNKIT_SUM_SQUARES,
+    ATTNKIT_MAXIMUM,
+    ATTNKIT_NONZERO,
+    ATTNKIT_VISIBLE,
+    /* cotangents; NULL is 0 */
+    ATTNKIT_DO,              /* (..., L, values), any float dtype */
+    ATTNKIT_DLSE,            /* (..., L), compute dtype, like the next four */
+    ATTNKIT_DTOTAL,
+    ATTNKIT_DENTROPY,
+    ATTNKIT_DSUM_SQUARES,
+    ATTNKIT_DMAXIMUM,
+    /* gradients, in any float dtype. Stride 0 on an axis adds up along it, so that each has the shape of its input */
+    ATTNKIT_DQ,
+    ATTNKIT_DK,
+    ATTNKIT_DV,
+    ATTNKIT_DBIAS,
+    ATTNKIT_DALPHA,
+    ATTNKIT_ARRAYS
+};
+
+/* Strides are in elements and may be 0 or negative. An array of rows has no `column`, key lengths have neither. */
+typedef struct {
+    int32_t dtype;
+    int32_t reserved;
+    int64_t axes[ATTNKIT_AXES];
+    int64_t row;
+    int64_t column;
+} attnkit_view;
+
+typedef struct {
+    uint32_t size;           /* sizeof(attnkit_plan) */
+    uint32_t version;        /* ATTNKIT_VERSION */
+    int32_t op;
+    int32_t pass;
+    int32_t activation;      /* pointwise only */
+    int32_t length_kind;
+    int32_t log_length;      /* 1: -log n is added to the scores (shift="-log_length") */
+    int32_t exact_zeros;     /* 1: `nonzero` counts weights that are not 0, else it is `visible` (C) */
+    int64_t axes[ATTNKIT_AXES]; /* sizes of the leading axes of o; 1 for those that the call lacks */
+    int64_t queries;         /* L */
+    int64_t keys;            /* S */
+    int64_t features;        /* d */
+    int64_t values;          /* e */
+    int64_t lowest;          /* the pair (i, j) is visible if lowest <= j - i <= highest: causality and windows; */
+    int64_t highest;         /* INT64_MIN and INT64_MAX where nothing is hidden */
+    int64_t key_length;      /* and j < key_length: S, or key_lengths as a number */
+    int64_t heads[ATTNKIT_AXES]; /* counters of dropout: head = sum of index * heads[axis], likewise the item */
+    int64_t items[ATTNKIT_AXES];
+    double scale;
+    double gain;             /* pointwise: w = gain * n^-alpha * h(s + shift) */
+    double alpha;            /* of pointwise or entmax */
+    double shift;
+    double length;
+    double dropout;          /* p, of dropout by counter */
+    attnkit_view arrays[ATTNKIT_ARRAYS];
+} attnkit_plan;
+
+/* Serve a call on up to `threads` threads. `arrays` has ATTNKIT_ARRAYS pointers to first elements (index 0 on every
+ * axis, also where strides are negative). */
+ATTNKIT_API int attnkit_run(const attnkit_plan *plan, void *const *arrays, int threads);
+
+/* What attnkit_run would refuse of this plan, without pointers: ATTNKIT_OK where it would serve the call. */
+ATTNKIT_API int attnkit_check(const attnkit_plan *plan);
+
+/* What a code means, in English; never NULL. */
+ATTNKIT_API const char *attnkit_message(int code);
+
+/* sizeof(attnkit_plan), for a caller that mirrors it. */
+ATTNKIT_API int64_t attnkit_plan_size(void);
+
+/* The level that this library was compiled for: 1 (baseline), 3, 4 (x86-64-v3, v4), 5 (v4 with bfloat16 products). */
+ATTNKIT_API int attnkit_level(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

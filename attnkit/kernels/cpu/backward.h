@@ -1,0 +1,291 @@
+// The backward sweep. Scores are recomputed tile by tile; with dw = do vᵀ ⊙ dropout and ds from the family's `pull`:
+// dq = scale ds k, dk = scale dsᵀ q, dv = (w ⊙ dropout)ᵀ do, dbias = ds.
+//
+// A task owns a split of the keys of a group: it adds up their dk and dv in its own memory and gives dq of its split as
+// a part. Splits follow from shapes, and parts are joined in order, so that bits do not depend on threads.
+#pragma once
+
+#include "forward.h"
+#include "gradients.h"
+
+namespace attnkit {
+
+// Numbers of rows and outputs that the caller does not have: a forward pass into working memory.
+template <class T, class Family>
+class Recomputed {
+ public:
+  Recomputed(const Call &call, bool rows, bool output)
+      : plan_(call.plan), needs_(rows || output), call_{plan_, pointers_, call.threads} {
+    if (!needs_) return;
+    std::copy(call.arrays, call.arrays + ATTNKIT_ARRAYS, pointers_);
+    std::fill(pointers_ + ATTNKIT_O, pointers_ + ATTNKIT_ARRAYS, nullptr);
+    lay_out(ATTNKIT_ROWS, ATTNKIT_ROW_NUMBERS, rows_);
+    if (output) lay_out(ATTNKIT_O, plan_.values, output_);
+    Forward<T, Family>(call_, has_statistics_cotangents(call)).run();
+  }
+
+  // An array of this pass where there is one, else the caller's.
+  Matrix matrix(const Call &call, int array, const Index &index) const {
+    return Matrix(needs_ && call_.has(array) ? call_ : call, array, index);
+  }
+
+ private:
+  void lay_out(int array, int64_t columns, Buffer<T> &buffer) {
+    attnkit_view &view = plan_.arrays[array];
+    view = {sizeof(T) == 8 ? ATTNKIT_FLOAT64 : ATTNKIT_FLOAT32, 0, {}, columns, 1};
+    int64_t size = columns * plan_.queries;
+    for (int axis = ATTNKIT_AXES - 1; axis >= 0; size *= plan_.axes[axis--]) view.axes[axis] = size;
+    pointers_[array] = buffer.reserve(size);
+  }
+
+  attnkit_plan plan_;
+  const bool needs_;
+  void *pointers_[ATTNKIT_ARRAYS];
+  Call call_;
+  Buffer<T> rows_, output_;
+};
+
+template <class T, class Family>
+class Backward {
+ public:
+  explicit Backward(const Call &call)
+      : call_(call),
+        plan_(call.plan),
+        statistics_(has_statistics_cotangents(call)),
+        products_(call.has(ATTNKIT_DO) && call.has(ATTNKIT_V)),
+        recomputed_(call, (Family::kNormalises || statistics_) && !call.has(ATTNKIT_ROWS),
+                    Family::kNormalises && products_ && !call.has(ATTNKIT_O)),
+        grouping_(plan_, [this](int axis) { return shares_keys(plan_, axis) ? 2 : sums_bias(axis) ? 1 : 0; }),
+        splits_(split()),
+        per_split_(blocks(blocks(plan_.keys, splits_), kPanel<T>) * kPanel<T>),
+        wide_(padded<T>(plan_.features + (Family::kDistances ? 1 : 0))),
+        width_(padded<T>(plan_.values)),
+        dq_(call, ATTNKIT_DQ, plan_.queries, plan_.features, splits_, [](int) { return false; }),
+        dk_(call, ATTNKIT_DK, plan_.keys, plan_.features, 1, [this](int axis) { return shares_keys(plan_, axis); }),
+        dv_(call, ATTNKIT_DV, plan_.keys, plan_.values, 1, [this](int axis) { return shares_keys(plan_, axis); }),
+        dbias_(call) {}
+
+  void run() const {
+    parallel(grouping_.groups * splits_, threads_for(call_, 2.5), [this](int64_t task) {
+      const int split = static_cast<int>(task / grouping_.groups);
+      for (int64_t run = 0; run < grouping_.runs; ++run) serve(task % grouping_.groups, run, split);
+    });
+    dq_.join();
+    dk_.join();
+    dv_.join();
+    dbias_.finish();
+  }
+
+ private:
+  struct Workspace {
+    Buffer<T> keys_panels, value_panels, keys, rows, scores, grads, queries, cotangents, dq, dk, dv, extra;
+    Buffer<uint8_t> seen;
+  };
+
+  bool sums_bias(int axis) const { return call_.has(ATTNKIT_DBIAS) && is_sum(plan_, ATTNKIT_DBIAS, axis); }
+
+  // About 16 tasks of at least 512 keys, whose gradients stay in the cache of a core; parts of dq bound their number.
+  int split() const {
+    if (call_.has(ATTNKIT_DBIAS) && plan_.arrays[ATTNKIT_DBIAS].column == 0) return 1;
+    const int64_t wanted = std::max(blocks(16, std::max<int64_t>(1, grouping_.groups)), blocks(plan_.keys, 1024));
+    return static_cast<int>(std::clamp<int64_t>(std::min<int64_t>(wanted, plan_.keys / 512), 1, 16));
+  }
+
+  // One run: items with the same k and v, and the keys of one split.
+  struct Keys {
+    int64_t first, count;
+    const T *key_panels, *value_panels, *keys;
+    T *dk, *dv;
+  };
+
+  void serve(int64_t group, int64_t run, int split) const {
+    static thread_local Workspace w;
+    const Index index = grouping_.index(plan_, group, run, 0);
+    const Matrix k(call_, ATTNKIT_K, index), v(call_, ATTNKIT_V, index);
+    Tokens<T, Family::kDistances> tokens(plan_);
+    tokens.see(Item<T>(call_, index), k);
+    const uint8_t *seen = w.seen.reserve(plan_.keys);
+    if (!seen_keys<T>(call_, grouping_, group, run, w.seen.data())) seen = nullptr;
+    const int64_t first = split * per_split_;
+    const Keys keys = pack(k, v, tokens, seen, first, std::clamp<int64_t>(plan_.keys - first, 0, per_split_), w);
+    for (int64_t member = 0; member < grouping_.members; ++member) {
+      const Item<T> item(call_, grouping_.index(plan_, group, run, member));
+      for (int64_t row = 0; row < plan_.queries; row += kQueries)
+        block(item, tokens, keys, split, row, std::min<int64_t>(kQueries, plan_.queries - row), w);
+    }
+    for (int64_t j = 0; j < keys.count; ++j) {
+      T *row = keys.dk + j * wide_;
+      if constexpr (Family::kDistances) {
+        const T *key = keys.keys + j * wide_, by = static_cast<T>(plan_.scale) * row[plan_.features];
+        for (int64_t x = 0; x < plan_.features && by != 0; ++x) row[x] -= by * key[x];
+      }
+      dk_.write(index, 0, first + j, row);
+      dv_.write(index, 0, first + j, keys.dv + j * width_);
+    }
+  }
+
+  Keys pack(const Matrix &k, const Matrix &v, const Tokens<T, Family::kDistances> &tokens, const uint8_t *seen,
+            int64_t first, int64_t count, Workspace &w) const {
+    const int64_t whole = blocks(count, kPanel<T>) * kPanel<T>;
+    T *key_panels = w.keys_panels.reserve(whole * tokens.depth), *value_panels = nullptr;
+    tokens.pack_keys(k, first, count, seen, w.rows, key_panels);
+    if (products_) {
+      value_panels = w.value_panels.reserve(whole * plan_.values);
+      pack_panels<T>(v, first, count, plan_.values, plan_.values, seen, w.rows, value_panels, Nothing<T>());
+    }
+    const T *rows = k.at<const T>(first, 0);
+    if (Family::kDistances || seen != nullptr || !k.is_operand<T>(wide_)) {
+      T *packed = w.keys.reserve(count * wide_);
+      tokens.pack_key_rows(k, first, count, wide_, seen, packed);
+      rows = packed;
+    }
+    T *dk = w.dk.reserve(count * wide_), *dv = w.dv.reserve(count * width_);
+    std::fill(dk, dk + count * wide_, T{});
+    std::fill(dv, dv + count * width_, T{});
+    return {first, count, key_panels, value_panels, rows, dk, dv};
+  }
+
+  struct Block {
+    Range ranges[kQueries];
+    typename Family::Row rows[kQueries];
+    T of_query[kQueries], inner[kQueries], numbers[kQueries][ATTNKIT_ROW_NUMBERS];
+    int64_t begin, end;
+  };
+
+  void block(const Item<T> &item, const Tokens<T, Family::kDistances> &tokens, const Keys &keys, int split,
+             int64_t first, int64_t rows, Workspace &w) const {
+    constexpr int K = kKeys<T>;
+    Block b;
+    T *queries = w.queries.reserve(kQueries * wide_), *cotangents = w.cotangents.reserve(kQueries * width_);
+    T *scores = w.scores.reserve(kQueries * K), *grads = w.grads.reserve(kQueries * K);
+    T *dq = w.dq.reserve(kQueries * wide_);
+    prepare(item, tokens, first, rows, queries, cotangents, b);
+    std::fill(dq, dq + rows * wide_, T{});
+    const int64_t end = std::min(b.end, keys.first + keys.count), begin = std::max(b.begin, keys.first);
+    for (int64_t k0 = (begin - keys.first) / kPanel<T> * kPanel<T> + keys.first; k0 < end; k0 += K) {
+      const int64_t n = std::min<int64_t>(K, end - k0), width = padded<T>(n), at = k0 - keys.first;
+      multiply_panels<T>(rows, tokens.depth, width, queries, wide_, keys.key_panels + at * tokens.depth, scores, K);
+      if (products_) {
+        multiply_panels<T>(rows, plan_.values, width, cotangents, width_, keys.value_panels + at * plan_.values, grads,
+                           K);
+      } else {
+        std::fill(grads, grads + rows * K, T{});
+      }
+      for (int64_t i = 0; i < rows; ++i) {
+        tokens.finish_scores(b.of_query[i], scores + i * K, width);
+        pull(item, first + i, b, i, k0, n, scores + i * K, grads + i * K, w);
+      }
+      const int64_t skip = std::max<int64_t>(0, begin - k0);
+      const T *ds = grads + skip, *weights = scores + skip, *rows_of_keys = keys.keys + (at + skip) * wide_;
+      multiply<T>(rows, n - skip, wide_, ds, K, rows_of_keys, wide_, dq, wide_);
+      multiply_transposed<T>(n - skip, rows, wide_, ds, K, queries, wide_, keys.dk + (at + skip) * wide_, wide_);
+      if (products_)
+        multiply_transposed<T>(n - skip, rows, width_, weights, K, cotangents, width_,
+                                     keys.dv + (at + skip) * width_, width_);
+    }
+    write_queries(item, split, first, rows, queries, dq);
+  }
+
+  // dq of a block: scale Σ ds k, and for distances scale Σ ds (k - q), with Σ ds one feature more.
+  void write_queries(const Item<T> &item, int split, int64_t first, int64_t rows, const T *queries, T *dq) const {
+    const T scale = static_cast<T>(plan_.scale);
+    for (int64_t i = 0; i < rows; ++i) {
+      T *row = dq + i * wide_;
+      const T by = Family::kDistances ? row[plan_.features] : T{};
+      for (int64_t x = 0; x < plan_.features; ++x) row[x] = scale * row[x] - by * queries[i * wide_ + x];
+      dq_.write(item.index, split, first + i, row);
+    }
+  }
+
+  // Rows of a block: q times scale and do times the factor of the row; 0 in null rows (A6).
+  void prepare(const Item<T> &item, const Tokens<T, Family::kDistances> &tokens, int64_t first, int64_t rows,
+               T *queries, T *cotangents, Block &b) const {
+    const Matrix d_o(call_, ATTNKIT_DO, item.index), dlse(call_, ATTNKIT_DLSE, item.index);
+    const Matrix saved = recomputed_.matrix(call_, ATTNKIT_ROWS, item.index);
+    const Matrix o = recomputed_.matrix(call_, ATTNKIT_O, item.index);
+    const StatisticCotangents<T> of_statistics(call_, item.index);
+    b.begin = plan_.keys;
+    b.end = 0;
+    for (int64_t i = 0; i < rows; ++i) {
+      const Range r = b.ranges[i] = item.range(first + i);
+      T *query = queries + i * wide_, *cotangent = cotangents + i * width_, *numbers = b.numbers[i];
+      std::fill(query, query + wide_, T{});
+      std::fill(cotangent, cotangent + width_, T{});
+      b.of_query[i] = b.inner[i] = 0;
+      std::fill(numbers, numbers + ATTNKIT_ROW_NUMBERS, T{});
+      if (saved) saved.read<T>(first + i, 0, ATTNKIT_ROW_NUMBERS, T{1}, numbers, ATTNKIT_ROW_NUMBERS);
+      b.rows[i] = Family::restore(item, first + i, r, numbers);
+      if (r.visible == 0) continue;
+      b.of_query[i] = tokens.read_query(item.q, first + i, query, wide_);
+      b.begin = std::min(b.begin, r.begin);
+      b.end = std::max(b.end, r.end);
+      if (products_) d_o.read<T>(first + i, 0, plan_.values, T{1}, cotangent, width_);
+      if constexpr (Family::kNormalises) {
+        b.inner[i] = Family::inner(of_statistics, first + i, numbers);
+        if (products_) b.inner[i] += dot(o, first + i, cotangent);
+        if (dlse) b.inner[i] -= dlse.read<T>(first + i);
+      } else {
+        const T factor = Family::factor(b.rows[i]);
+        for (int64_t x = 0; x < plan_.values; ++x) cotangent[x] *= factor;
+      }
+    }
+  }
+
+  T dot(const Matrix &o, int64_t i, const T *cotangent) const {
+    static thread_local Buffer<T> buffer;
+    T *row = buffer.reserve(width_);
+    o.read<T>(i, 0, plan_.values, T{1}, row, width_);
+    Vec<T> total{};
+    for (int64_t x = 0; x < width_; x += kLanes<T>) total += load(row + x) * load(cotangent + x);
+    return sum<T>(total);
+  }
+
+  // Scores and do vᵀ of query i and the keys k0 .. k0 + n to weights as they met v, and ds.
+  void pull(const Item<T> &item, int64_t i, const Block &b, int64_t at, int64_t k0, int64_t n, T *s, T *dw,
+            Workspace &w) const {
+    const Range &r = b.ranges[at];
+    const int64_t width = padded<T>(n);
+    T *extra = w.extra.reserve(3 * kKeys<T>), *u = extra + kKeys<T>;
+    const bool drops = item.drops() && r.visible > 0;
+    if (item.bias) item.add_bias(i, k0, n, s);
+    if (drops) {
+      item.dropout(i, k0, n, extra);
+      for (int64_t j = 0; j < n; ++j) dw[j] *= extra[j];
+    }
+    if (statistics_) {
+      std::copy(s, s + width, u);
+      Family::pull(b.rows[at], T{}, u, u + kKeys<T>, width);
+      const T factor = Family::kNormalises ? T{1} : Family::factor(b.rows[at]);
+      StatisticCotangents<T>(call_, item.index).add(i, b.numbers[at], factor, u, k0, width, factor, dw);
+    }
+    Family::pull(b.rows[at], b.inner[at], s, dw, width);
+    item.hide(i, r, k0, width, T{}, s);
+    item.hide(i, r, k0, width, T{}, dw);
+    if (drops)
+      for (int64_t j = 0; j < n; ++j) s[j] = s[j] == 0 ? T{} : s[j] * extra[j];
+    if (dbias_ && r.visible > 0) {
+      const int64_t begin = std::max(r.begin, k0), end = std::min(r.end, k0 + n);
+      if (begin < end) dbias_.add(item.index, i, begin, end - begin, dw + begin - k0);
+    }
+  }
+
+  const Call &call_;
+  const attnkit_plan &plan_;
+  const bool statistics_, products_;
+  const Recomputed<T, Family> recomputed_;
+  const Grouping grouping_;
+  const int splits_;
+  const int64_t per_split_, wide_, width_;
+  const Parts<T> dq_, dk_, dv_;
+  const BiasGradient<T> dbias_;
+};
+
+// A call of a family, in either direction.
+template <class T, class Family>
+void attend(const Call &call) {
+  if (call.plan.pass == ATTNKIT_FORWARD) return Forward<T, Family>(call, wants_statistics(call)).run();
+  if (clear_without_pairs(call)) return;
+  Backward<T, Family>(call).run();
+}
+
+}  // namespace attnkit

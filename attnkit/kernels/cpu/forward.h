@@ -1,0 +1,217 @@
+// The forward sweep: for a block of queries, tiles of scores become weights while they are in the cache and are
+// multiplied by v at once. Memory is O(S d) per thread.
+#pragma once
+
+#include "engine.h"
+
+namespace attnkit {
+
+template <class T, class Family>
+class Forward {
+ public:
+  Forward(const Call &call, bool statistics)
+      : call_(call),
+        plan_(call.plan),
+        grouping_(plan_, [this](int axis) { return shares_keys(plan_, axis) ? 2 : 0; }),
+        width_(padded<T>(plan_.values)),
+        statistics_(statistics) {}
+
+  // Tasks are groups of items, and chunks of their blocks where there are more threads than groups.
+  void run() const {
+    const int threads = threads_for(call_, 1);
+    const int64_t all = grouping_.members * blocks(plan_.queries, kQueries);
+    if (grouping_.groups == 0 || all == 0) return;
+    const bool whole = threads == 1 || grouping_.members * plan_.queries <= kFew;
+    const int64_t tasks = whole ? 1 : std::min<int64_t>(all, blocks(4 * threads, grouping_.groups));
+    const int64_t chunk = blocks(all, tasks), chunks = blocks(all, chunk);
+    parallel(grouping_.groups * chunks, threads, [&](int64_t task) {
+      const int64_t last = chunks - 1 - task / grouping_.groups;  // later queries have more keys under causality
+      serve(task % grouping_.groups, last * chunk, std::min(all, (last + 1) * chunk));
+    });
+  }
+
+ private:
+  static constexpr int64_t kFew = 4;  // queries for which packing keys does not pay: decoding
+
+  struct Workspace {
+    Buffer<T> panels, values, rows, tile, sums, queries, extra;
+    Buffer<uint8_t> seen;
+  };
+  struct Operand {  // v, row by row
+    const T *data;
+    int64_t row;
+  };
+
+  void serve(int64_t group, int64_t first, int64_t last) const {
+    static thread_local Workspace w;
+    const Index index = grouping_.index(plan_, group, 0, 0);
+    const Matrix k(call_, ATTNKIT_K, index), v(call_, ATTNKIT_V, index);
+    const uint8_t *seen = w.seen.reserve(plan_.keys);
+    if (!seen_keys<T>(call_, grouping_, group, 0, w.seen.data())) seen = nullptr;
+    if (grouping_.members * plan_.queries <= kFew) {
+      for (int64_t member = 0; member < grouping_.members; ++member)
+        few(Item<T>(call_, grouping_.index(plan_, group, 0, member)), k, v, seen, w);
+      return;
+    }
+    Tokens<T, Family::kDistances> tokens(plan_);
+    tokens.see(Item<T>(call_, index), k);
+    T *panels = w.panels.reserve(blocks(plan_.keys, kPanel<T>) * kPanel<T> * tokens.depth);
+    tokens.pack_keys(k, 0, plan_.keys, seen, w.rows, panels);
+    const Operand values = v ? operand(v, seen, w) : Operand{nullptr, 0};
+    const int64_t count = blocks(plan_.queries, kQueries);
+    for (int64_t n = first; n < last; ++n) {
+      const Item<T> item(call_, grouping_.index(plan_, group, 0, n / count));
+      const int64_t row = n % count * kQueries;
+      block(item, tokens, values, row, std::min<int64_t>(kQueries, plan_.queries - row), w);
+    }
+  }
+
+  Operand operand(const Matrix &v, const uint8_t *seen, Workspace &w) const {
+    if (seen == nullptr && v.is_operand<T>(width_)) return {v.at<const T>(0, 0), width_};
+    T *values = w.values.reserve(plan_.keys * width_);
+    pack_rows<T>(v, 0, plan_.keys, plan_.values, width_, seen, values, Nothing<T>());
+    return {values, width_};
+  }
+
+  struct Block {
+    Range ranges[kQueries];
+    typename Family::Row rows[kQueries];
+    RowSums<T> sums[kQueries];
+    T of_query[kQueries];
+    int64_t begin, end;  // keys that some query sees
+  };
+
+  void block(const Item<T> &item, const Tokens<T, Family::kDistances> &tokens, Operand values, int64_t first,
+             int64_t rows, Workspace &w) const {
+    constexpr int K = kKeys<T>;
+    Block b;
+    T *queries = w.queries.reserve(kQueries * tokens.depth), *tile = w.tile.reserve(kQueries * K);
+    T *sums = w.sums.reserve(kQueries * width_), *extra = w.extra.reserve(2 * K);
+    prepare(item, tokens, first, rows, queries, b, tokens.depth);
+    std::fill(sums, sums + rows * width_, T{});
+    for (int64_t k0 = b.begin / kPanel<T> * kPanel<T>; k0 < b.end; k0 += K) {
+      const int64_t keys = std::min<int64_t>(K, b.end - k0), width = padded<T>(keys);
+      const T *panels = w.panels.data() + k0 * tokens.depth;
+      multiply_panels<T>(rows, tokens.depth, width, queries, tokens.depth, panels, tile, K);
+      for (int64_t i = 0; i < rows; ++i) {
+        T *row = tile + i * K;
+        tokens.finish_scores(b.of_query[i], row, width);
+        const T rescale = weigh(item, first + i, b, i, k0, keys, row, extra);
+        for (int64_t x = 0; rescale != 1 && x < width_; x += kLanes<T>)
+          store<T>(sums + i * width_ + x, load(sums + i * width_ + x) * rescale);
+      }
+      const int64_t skip = std::max<int64_t>(0, b.begin - k0);
+      if (values.data != nullptr)
+        multiply<T>(rows, keys - skip, width_, tile + skip, K, values.data + (k0 + skip) * values.row, values.row,
+                          sums, width_);
+    }
+    finish(item, first, rows, b, sums);
+  }
+
+  // A few queries: keys and values are read once, where they are if they can be.
+  void few(const Item<T> &item, const Matrix &k, const Matrix &v, const uint8_t *seen, Workspace &w) const {
+    constexpr int K = kKeys<T>;
+    Block b;
+    const int64_t rows = plan_.queries, wide = padded<T>(plan_.features);
+    T *queries = w.queries.reserve(kFew * wide), *tile = w.tile.reserve(kFew * K), *key = w.rows.reserve(wide);
+    T *sums = w.sums.reserve(kFew * width_), *extra = w.extra.reserve(2 * K), *packed = w.values.reserve(K * width_);
+    const Tokens<T, Family::kDistances> tokens(plan_);
+    prepare(item, tokens, 0, rows, queries, b, wide);
+    std::fill(sums, sums + rows * width_, T{});
+    constexpr int kAhead = 16;  // keys that are asked for before their turn
+    const bool keys_in_place = k.holds<T>() && k.column == 1 && wide == plan_.features;
+    const bool values_in_place = seen == nullptr && v.holds<T>() && v.column == 1 && width_ == plan_.values;
+    for (int64_t k0 = b.begin; k0 < b.end; k0 += K) {
+      const int64_t keys = std::min<int64_t>(K, b.end - k0), width = padded<T>(keys);
+      for (int64_t j = 0; j < keys; ++j) {
+        if (!keys_in_place) k.read<T>(k0 + j, 0, plan_.features, T{1}, key, wide);
+        const T *row = keys_in_place ? k.at<const T>(k0 + j, 0) : key;
+        if (keys_in_place && k0 + j + kAhead < plan_.keys) prefetch(row + kAhead * k.row, wide);
+        for (int64_t i = 0; i < rows; ++i) tile[i * K + j] = tokens.score(queries + i * wide, row, wide);
+      }
+      for (int64_t i = 0; i < rows; ++i) {
+        std::fill(tile + i * K + keys, tile + i * K + width, T{});
+        const T rescale = weigh(item, i, b, i, k0, keys, tile + i * K, extra);
+        for (int64_t x = 0; rescale != 1 && x < width_; x += kLanes<T>)
+          store<T>(sums + i * width_ + x, load(sums + i * width_ + x) * rescale);
+      }
+      if (!v) continue;
+      if (!values_in_place) pack_rows<T>(v, k0, keys, plan_.values, width_, seen, packed, Nothing<T>());
+      multiply<T>(rows, keys, width_, tile, K, values_in_place ? v.at<const T>(k0, 0) : packed,
+                  values_in_place ? v.row : width_, sums, width_);
+    }
+    finish(item, 0, rows, b, sums);
+  }
+
+  // The rows of a block: what they see, and their queries times scale. Nothing of a null row is read (A6).
+  void prepare(const Item<T> &item, const Tokens<T, Family::kDistances> &tokens, int64_t first, int64_t rows,
+               T *queries, Block &b, int64_t depth) const {
+    b.begin = plan_.keys;
+    b.end = 0;
+    for (int64_t i = 0; i < rows; ++i) {
+      const Range r = b.ranges[i] = item.range(first + i);
+      b.rows[i] = Family::begin(item, first + i, r);
+      b.sums[i] = RowSums<T>();
+      b.of_query[i] = 0;
+      T *query = queries + i * depth;
+      if (r.visible == 0) {
+        std::fill(query, query + depth, T{});
+        continue;
+      }
+      b.of_query[i] = tokens.read_query(item.q, first + i, query, depth);
+      b.begin = std::min(b.begin, r.begin);
+      b.end = std::max(b.end, r.end);
+    }
+  }
+
+  // Scores of query i and the keys k0 .. k0 + keys to weights as they meet v.
+  T weigh(const Item<T> &item, int64_t i, Block &b, int64_t at, int64_t k0, int64_t keys, T *row, T *extra) const {
+    const Range &r = b.ranges[at];
+    const int64_t width = padded<T>(keys);
+    if (item.bias) item.add_bias(i, k0, keys, row);
+    if (Family::kHidesScores) item.hide(i, r, k0, width, -kInfinity<T>, row);
+    const T rescale = Family::weigh(b.rows[at], row, width);
+    if (!Family::kHidesScores) item.hide(i, r, k0, width, T{}, row);
+    if (statistics_) gather(item, i, b, at, k0, width, row, extra, rescale);
+    if (item.drops() && r.visible > 0) {
+      item.dropout(i, k0, keys, extra);
+      for (int64_t j = 0; j < keys; ++j) row[j] = row[j] == 0 ? T{} : row[j] * extra[j];
+    }
+    return rescale;
+  }
+
+  void gather(const Item<T> &item, int64_t i, Block &b, int64_t at, int64_t k0, int64_t width, const T *row, T *extra,
+              T rescale) const {
+    const T sign = Family::factor(b.rows[at]) < 0 ? T{-1} : T{1};
+    if (rescale != 1) b.sums[at].rescale(rescale);
+    for (int64_t j = 0; j < width; ++j) extra[j] = sign * row[j];
+    item.hide(i, b.ranges[at], k0, width, -kInfinity<T>, extra);
+    b.sums[at].add(row, extra, k0, width, call_.has(ATTNKIT_ENTROPY) || call_.has(ATTNKIT_ROWS));
+  }
+
+  void finish(const Item<T> &item, int64_t first, int64_t rows, const Block &b, T *sums) const {
+    const Matrix o(call_, ATTNKIT_O, item.index), lse(call_, ATTNKIT_LSE, item.index);
+    const Matrix saved(call_, ATTNKIT_ROWS, item.index);
+    const StatisticArrays<T> statistics(call_, item.index);
+    for (int64_t i = 0; i < rows; ++i) {
+      const bool null = b.ranges[i].visible == 0;
+      const T factor = Family::factor(b.rows[i]);
+      T *sum = sums + i * width_, numbers[ATTNKIT_ROW_NUMBERS] = {};
+      for (int64_t x = 0; x < width_; x += kLanes<T>) store<T>(sum + x, null ? Vec<T>{} : load(sum + x) * factor);
+      if (o) o.write<T>(first + i, 0, plan_.values, sum);
+      if constexpr (Family::kHidesScores)
+        if (lse) lse.write<T>(first + i, Family::log_sum_exp(b.rows[i]));
+      if (statistics_) statistics.write(first + i, b.sums[i], null ? T{} : factor, b.ranges[i].visible, numbers);
+      Family::save(b.rows[i], numbers);
+      if (saved) saved.write<T>(first + i, 0, ATTNKIT_ROW_NUMBERS, numbers);
+    }
+  }
+
+  const Call &call_;
+  const attnkit_plan &plan_;
+  const Grouping grouping_;
+  const int64_t width_;
+  const bool statistics_;
+};
+
+}  // namespace attnkit

@@ -1,0 +1,22 @@
+// The kernels behind attnkit_run, each for plans that were checked.
+#pragma once
+
+#include "call.h"
+
+namespace attnkit {
+
+void softmax(const Call &call);
+void gaussian(const Call &call);
+void pointwise(const Call &call);
+void sparsemax(const Call &call);       // entmax with α = 2
+void entmax_of_halves(const Call &call);  // α = 1.5
+void entmax(const Call &call);          // any α, also one for each row
+
+// Calls f with a value of the compute dtype (A7).
+template <class F>
+void with_compute_type(const Call &call, const F &f) {
+  if (call.view(ATTNKIT_Q).dtype == ATTNKIT_FLOAT64) return f(double{});
+  return f(float{});
+}
+
+}  // namespace attnkit

@@ -1,0 +1,108 @@
+// Says on its output what is wrong with the pool: nothing, if it is right.
+#include "pool.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <new>
+#include <vector>
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+using attnkit::parallel;
+
+static void expect(bool right, const char *what) {
+  if (right) return;
+  std::puts(what);
+  std::fflush(stdout);
+}
+
+static bool each_task_once(int64_t tasks, int threads) {
+  std::vector<int> times(tasks, 0);
+  parallel(tasks, threads, [&](int64_t task) {
+    volatile double x = 0;
+    for (int i = 0; i < 500; ++i) x = x + i;
+    ++times[task];
+  });
+  for (int n : times) {
+    if (n != 1) return false;
+  }
+  return true;
+}
+
+static void count_tasks() {
+  for (int round = 0; round < 20; ++round) {
+    for (int threads : {1, 2, 3, 7}) {
+      for (int64_t tasks : {0, 1, 2, 100}) expect(each_task_once(tasks, threads), "a task was not done once");
+    }
+  }
+}
+
+static void from_several_threads() {
+  std::atomic<bool> right{true};
+  std::vector<std::thread> callers;
+  for (int i = 0; i < 4; ++i) {
+    callers.emplace_back([&] {
+      for (int round = 0; round < 20; ++round) {
+        if (!each_task_once(100, 3)) right = false;
+      }
+    });
+  }
+  for (auto &caller : callers) caller.join();
+  expect(right, "a task of one of several callers was not done once");
+}
+
+static void nested() {
+  std::atomic<int> done{0};
+  parallel(10, 3, [&](int64_t) { parallel(10, 3, [&](int64_t) { ++done; }); });
+  expect(done == 100, "a task of a nested call was not done once");
+}
+
+static void throwing() {
+  std::atomic<int> done{0};
+  bool thrown = false;
+  try {
+    parallel(100, 3, [&](int64_t task) {
+      ++done;
+      if (task == 50) throw std::bad_alloc();
+    });
+  } catch (const std::bad_alloc &) {
+    thrown = true;
+  }
+  expect(thrown, "what a task threw was lost");
+  expect(done == 100, "tasks beside one that threw were not done");
+}
+
+static void forked() {
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(20);
+    _exit(each_task_once(100, 3) ? 0 : 1);
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  expect(status == 0, "a forked child hangs or fails");
+}
+
+// Helpers of a host that come only when the call is over: the caller must not wait for them.
+static std::vector<std::shared_ptr<attnkit::Job>> late;
+
+static void with_a_host_whose_threads_are_busy() {
+  const attnkit::Host host{
+      [](void *, int helpers, const std::shared_ptr<attnkit::Job> &job) { late.assign(helpers, job); }, nullptr};
+  attnkit::lent_host = &host;
+  expect(each_task_once(100, 3), "without the helpers of a host a task was not done once");
+  attnkit::lent_host = nullptr;
+  expect(late.size() == 2, "a host was asked for another number of helpers");
+  for (auto &job : late) job->work();
+}
+
+int main(int count, char **) {
+  count_tasks();
+  from_several_threads();
+  nested();
+  throwing();
+  with_a_host_whose_threads_are_busy();
+  if (count == 1) forked();  // not under ThreadSanitizer, which does not follow a fork of a program with threads
+  return 0;
+}
