@@ -14,7 +14,7 @@ export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 export JAX_PLATFORMS ?= cpu
 
-.PHONY: install run test tests lint types conformance transforms gradients emulated smoke gpu benchmarks docs site clean
+.PHONY: install library native run test tests lint types conformance transforms gradients emulated smoke gpu benchmarks docs site clean
 
 install: $(VENV)/.installed
 
@@ -26,7 +26,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt jax-cuda13-plugin
 	@touch $@
 
-run: install
+run: library
 	@mkdir -p $(OUT)
 	@echo "== does attnkit agree with its reference on the libraries of this machine?"
 	$(BIN)/python -m attnkit_conformance run $(LIBRARIES) --profile quick -k "$(QUICKLY)" --workers $(WORKERS) --html $(OUT)/conformance.html
@@ -48,10 +48,14 @@ types: install
 test: lint
 	@$(MAKE) --no-print-directory -j2 types tests
 
-tests: install
+# Compiles the kernels for CPUs anew where their sources were edited; does nothing where there is no compiler.
+library: install
+	$(BIN)/python -m attnkit.backends.native.build
+
+tests: library
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q -ra --durations=10
 
-conformance: install
+conformance: library
 	@mkdir -p $(OUT)
 	$(BIN)/python -m attnkit_conformance run --profile full --workers $(WORKERS) --html $(OUT)/conformance-full.html --json $(OUT)/conformance-full.json
 
@@ -61,6 +65,26 @@ emulated: install
 	$(BIN)/python -m attnkit_conformance run numpy-generic triton_interpreted jax_triton_interpreted pallas_interpreted cuda_cpu \
 	  --profile quick -k "not property" --workers $(WORKERS) --html $(OUT)/conformance-emulated.html
 	$(BIN)/python -m pytest -q -m emulated tests/kernels
+
+# The compiled kernels for CPUs at every level that this machine has, then under sanitizers: an hour. Without a number of
+# threads of their own sanitizers would see one.
+LEVELS ?= $(shell $(BIN)/python -m attnkit.backends.native.build --levels)
+NATIVE := native and not weights and not step
+SANITIZED = ATTNKIT_CPU_LEVEL=$(lastword $(LEVELS)) OMP_NUM_THREADS=3
+CHECKED = -m attnkit_conformance run numpy --profile quick --workers 1 -k "$(NATIVE)"
+
+native: install
+	for level in $(LEVELS); do \
+	  export ATTNKIT_CPU_LEVEL=$$level; \
+	  $(BIN)/python -m attnkit.backends.native.build && $(BIN)/python -m pytest -q tests/native/test_memory.py && \
+	  $(BIN)/python -m attnkit_conformance run numpy torch --profile quick -k "$(NATIVE)" || exit 1; done
+	for kind in address,undefined thread; do \
+	  rm -rf attnkit/backends/native/lib; \
+	  CXX="g++ -fsanitize=$$kind -fno-sanitize-recover=all" $(SANITIZED) $(BIN)/python -m attnkit.backends.native.build && \
+	  LD_PRELOAD=$$(g++ -print-file-name=lib$$(echo $$kind | sed 's/address,undefined/asan/; s/thread/tsan/').so) \
+	  ASAN_OPTIONS=detect_leaks=0 $(SANITIZED) $(BIN)/python $(CHECKED) || exit 1; done
+	rm -rf attnkit/backends/native/lib
+	$(BIN)/python -m attnkit.backends.native.build
 
 # Every recipe in miniature; translation needs sentence pairs, which ATTNKIT_DATA names.
 IMAGES := 000-fig1 000-fig2 000-fig3 000-fig4 000-learned 002-table1 002-table4 002-table5 002-fig3 002-fig4
@@ -117,7 +141,7 @@ wheel: install
 	$(BIN)/python -m tests.repository.wheel_extras
 
 # As many threads as cores, on a machine that does nothing else.
-benchmarks: install
+benchmarks: library
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks overhead
 	OMP_NUM_THREADS=$$(nproc) $(BIN)/python -m benchmarks run --profile full
 	OMP_NUM_THREADS=$$(nproc) $(BIN)/python -m benchmarks arrays --profile full

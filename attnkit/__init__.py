@@ -7,6 +7,7 @@ Layouts, masks, lengths, dropout and null rows mean the same in every op: see do
 from attnkit import analysis, backends, landmarks
 from attnkit._core.activations import NAMES as ACTIVATIONS
 from attnkit._core.dispatch import explain, hand_tables
+from attnkit.backends.native import NativeStatus, native_status
 from attnkit.ops.entmax import (
     entmax_attention,
     entmax_attention_vjp,
@@ -91,6 +92,7 @@ hand_tables(backends.kernels)
 
 __all__ = [
     "ACTIVATIONS",
+    "NativeStatus",
     "RowStatistics",
     "analysis",
     "attention_regulariser",
@@ -133,6 +135,7 @@ __all__ = [
     "lsh_attention_vjp",
     "lsh_attention_weights",
     "lsh_buckets",
+    "native_status",
     "newton_inverse",
     "newton_inverse_vjp",
     "nystrom_attention",

@@ -7,7 +7,7 @@ library, device, dtype, shapes and options.
 
 import inspect
 from collections.abc import Callable, Mapping
-from functools import wraps
+from functools import partial, wraps
 from types import NoneType
 from typing import Any, NamedTuple, ParamSpec, TypeVar, get_args
 
@@ -25,19 +25,25 @@ def _always(*arrays: Any, **options: Any) -> bool:
     return True
 
 
+def _never_prepared(arrays: tuple[Any, ...], options: dict[str, Any]) -> None:
+    return None
+
+
 Refusal = Callable[..., str | None]
 
 
 class Kernel(NamedTuple):
     """An implementation of an op for one library; `unsupported(*arrays, **options)` is a reason, or None.
 
-    `is_faster` says whether it serves a call in less time than the generic body.
+    `is_faster` says whether it serves a call in less time than the generic body. `prepared(arrays, options)` is a
+    callable for calls of the signature of this one (`remember_by`), or None where `call` is to serve them too.
     """
 
     name: str
     call: Callable[..., Any]
     unsupported: Refusal
     is_faster: Callable[..., bool] = _always
+    prepared: Callable[[tuple[Any, ...], dict[str, Any]], Callable[..., Any] | None] = _never_prepared
 
 
 def _guarded(kernel: Kernel, refusal: Refusal) -> Kernel:
@@ -91,25 +97,72 @@ def hand_tables(tables: Tables) -> None:
     _tables = tables
 
 
+Signature = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+_signatures: dict[type, Signature] = {}
+
+
+def remember_by(kind: type, signature: Signature) -> None:
+    """Check and choose once for all calls of one signature whose first argument is of this very type.
+
+    `signature(arrays, options)` is all that checks, `unsupported` and `is_faster` look at, or None for a call that is
+    to be looked at each time: while a program is traced, say.
+    """
+    _signatures[kind] = signature
+
+
+class _Choice(NamedTuple):
+    """What serves calls of a signature as long as the table has these kernels."""
+
+    table: Mapping[str, tuple[Kernel, ...]]
+    rows: tuple[Kernel, ...] | None
+    call: Callable[..., Any]
+
+
+MOST_CHOICES = 1 << 14
+_choices: dict[Any, _Choice] = {}
+
+
+def _signature(op: str, impl: Any, arrays: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """What a choice is remembered by; None where none is."""
+    ask = _signatures.get(type(arrays[0])) if arrays else None
+    if ask is None or impl is _Explain:
+        return None
+    own = ask(arrays, options)
+    return None if own is None else (op, impl, own)
+
+
+def _remember(key: Any, op: str, arrays: tuple[Any, ...], options: dict[str, Any], chosen: Kernel) -> None:
+    name = library(arrays[0])
+    table = {} if name is None else _tables(name)
+    if len(_choices) >= MOST_CHOICES:
+        _choices.clear()
+    _choices[key] = _Choice(table, table.get(op), chosen.prepared(arrays, options) or chosen.call)
+
+
 def kernels(op: str, x: Array) -> tuple[Kernel, ...]:
     """The kernels that x's library has for an op."""
     name = library(x)
     return () if name is None else _tables(name).get(op, ())
 
 
-def choose(op: str, impl: Any, generic: Callable[..., Any], arrays: tuple[Array, ...], options: dict[str, Any]) -> Any:
-    """The callable that serves this call under `impl`; NotImplementedError if a named one cannot."""
+def as_kernel(function: Callable[..., Any]) -> Kernel:
+    """What is not a kernel, as one that serves every call."""
+    return Kernel("generic", function, lambda *arrays, **options: None)
+
+
+def choose(op: str, impl: Any, generic: Kernel, arrays: tuple[Array, ...], options: dict[str, Any]) -> Kernel:
+    """What serves this call under `impl`; NotImplementedError if a named kernel cannot."""
     rows = kernels(op, arrays[0])
     if isinstance(impl, _OnBehalf):
         op, impl = impl
     if impl == "generic":
         return generic
     if impl is _Explain:
-        return lambda *a, **o: _explained(rows, a, o)
+        return as_kernel(lambda *a, **o: _explained(rows, a, o))
     if impl == "auto":
         for row in rows:
             if row.unsupported(*arrays, **options) is None and row.is_faster(*arrays, **options):
-                return row.call
+                return row
         return generic
     known = {row.name: row for row in rows}
     reasons = []
@@ -120,7 +173,7 @@ def choose(op: str, impl: Any, generic: Callable[..., Any], arrays: tuple[Array,
             check.refuse_name(op, "impl", name, ("auto", "generic", *known), "on these arrays")
         reason = known[name].unsupported(*arrays, **options)
         if reason is None:
-            return known[name].call
+            return known[name]
         reasons.append(f"{name}: {reason}")
     raise NotImplementedError(f"{op}: no implementation of impl={impl!r} can serve this call ({'; '.join(reasons)})")
 
@@ -187,10 +240,11 @@ def _bind(op: str, names: tuple[str, ...], arrays: tuple[Array, ...], options: d
 
 def _wrap(
     body: Callable[P, R],
-    invoke: Callable[..., R],
+    resolve: Callable[..., Kernel],
     context_of: check.ContextOf,
     own: Mapping[str, check.OptionCheck],
 ) -> Callable[P, R]:
+    """The public function: `resolve(op, impl, arrays, options)` is what serves a call that was checked."""
     signature = _full_signature(body)
     kinds = [(p.name, p.kind, p.default) for p in signature.parameters.values()]
     names = tuple(name for name, kind, _ in kinds if kind is not inspect.Parameter.KEYWORD_ONLY)
@@ -201,13 +255,21 @@ def _wrap(
 
     @wraps(body)
     def call(*arrays: Any, impl: Any = "auto", **options: Any) -> Any:
+        key = _signature(op, impl, arrays, options)
+        if key is not None:
+            choice = _choices.get(key)
+            if choice is not None and choice.table.get(op) is choice.rows:
+                return choice.call(*arrays, **options)
         if len(arrays) != len(names):
             arrays = _bind(op, names, arrays, options)
         if len(arrays) < required:
             raise TypeError(f"{op}: missing argument {names[len(arrays)]!r}")
         check.call(op, names, arrays, options, accepted, context_of, own, optional)
+        chosen = resolve(op, impl, arrays, options)
+        if key is not None:
+            _remember(key, op, arrays, options, chosen)
         with without_autocast(arrays[0]):
-            return invoke(op, impl, arrays, options)
+            return chosen.call(*arrays, **options)
 
     call.__signature__ = signature  # type: ignore[attr-defined]
     return call
@@ -220,10 +282,12 @@ def operation_checked_by(
     """`operation` for an op whose arrays are not q, k, v, or with options that no other op has."""
 
     def decorate(generic: Callable[P, R]) -> Callable[P, R]:
-        def invoke(op: str, impl: Any, arrays: tuple[Array, ...], options: dict[str, Any]) -> Any:
-            return choose(op, impl, generic, arrays, options)(*arrays, **options)
+        body = as_kernel(generic)
 
-        return _wrap(generic, invoke, context_of, own)
+        def resolve(op: str, impl: Any, arrays: tuple[Array, ...], options: dict[str, Any]) -> Kernel:
+            return choose(op, impl, body, arrays, options)
+
+        return _wrap(generic, resolve, context_of, own)
 
     return decorate
 
@@ -241,10 +305,10 @@ def operation(generic: Callable[P, R]) -> Callable[P, R]:
 def special_case(body: Callable[P, R]) -> Callable[P, R]:
     """Decorate an op that calls another op with fixed parameters: checked under its own name, `impl` passed on."""
 
-    def invoke(op: str, impl: Any, arrays: tuple[Array, ...], options: dict[str, Any]) -> Any:
-        return body(*arrays, impl=_OnBehalf(op, impl), **options)  # type: ignore[arg-type]
+    def resolve(op: str, impl: Any, arrays: tuple[Array, ...], options: dict[str, Any]) -> Kernel:
+        return as_kernel(partial(body, impl=_OnBehalf(op, impl)))  # type: ignore[arg-type]
 
-    return _wrap(body, invoke, check.attention_context, {})
+    return _wrap(body, resolve, check.attention_context, {})
 
 
 def repeated_call_checked_by(
@@ -258,15 +322,17 @@ def repeated_call_checked_by(
     """
 
     def decorate(body: Callable[P, R]) -> Callable[P, R]:
-        def invoke(op: str, impl: Any, arrays: tuple[Array, ...], options: dict[str, Any]) -> Any:
+        def resolve(op: str, impl: Any, arrays: tuple[Array, ...], options: dict[str, Any]) -> Kernel:
             rows = kernels(op, arrays[0])
             row = _kernel_at_once(rows, impl, arrays, options)
             if row is not None:
-                return row.call(*arrays, **options)
-            answer: Any = body(*arrays, impl=_OnBehalf(op, impl), **options)  # type: ignore[arg-type]
-            return _joint_explanation(rows, arrays, options, answer) if impl is _Explain else answer
+                return row
+            repeated: Any = partial(body, impl=_OnBehalf(op, impl))  # type: ignore[arg-type]
+            if impl is not _Explain:
+                return as_kernel(repeated)
+            return as_kernel(lambda *a, **o: _joint_explanation(rows, a, o, repeated(*a, **o)))
 
-        return _wrap(body, invoke, context_of, own)
+        return _wrap(body, resolve, context_of, own)
 
     return decorate
 

@@ -173,6 +173,13 @@ def special_cases() -> dict[str, str]:
     return {name: record.family.of for name, record in RECORDS.items() if record.family.of}
 
 
+def measured(op: str, options: Mapping[str, Any]) -> tuple[str, bool]:
+    """For statistics: the op that `op` is or calls, whose options these are, and whether its weights of 0 are meant."""
+    family = RECORDS[op].family
+    own, _ = family.split(options)
+    return family.of or op, family.exact_zeros(**own)
+
+
 def made_of_scores() -> tuple[str, ...]:
     """The ops whose weights come from scores alone, which blocks of queries can serve; without special cases."""
     families = {name: record.family for name, record in RECORDS.items()}

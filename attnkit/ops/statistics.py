@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from attnkit._core import check, quadratic
-from attnkit._core.dispatch import choose, namespace
+from attnkit._core.dispatch import as_kernel, choose, namespace
 from attnkit._core.family import RECORDS, Family, Record
 from attnkit._core.mask import Rows, positions
 from attnkit._core.special import take_along, without_autocast
@@ -178,7 +178,7 @@ def _forward_tile(plan: _Plan, rows: Rows, q: Array, k: Array, v: Array | None) 
 def _served(caller: str, impl: Any, generic: Callable[..., Any], plan: _Plan, *arrays: Array, **more: Any) -> Any:
     """What `generic`, the body in this module, gives, or the kernel that `impl` names."""
     options = {"op": plan.op, "fields": plan.fields, **plan.own, **plan.common, **more}
-    serve = choose(caller, impl, lambda *_, **__: generic(), arrays, options)
+    serve = choose(caller, impl, as_kernel(lambda *_, **__: generic()), arrays, options).call
     with without_autocast(arrays[0]):
         return serve(*arrays, **options)
 

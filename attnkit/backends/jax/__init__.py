@@ -2,10 +2,11 @@
 
 from attnkit._core.dispatch import Kernel, kernels_by_op
 from attnkit._core.family import special_cases
-from attnkit.backends.jax import blocked, pallas, transforms, triton
+from attnkit.backends.jax import blocked, native, pallas, transforms, triton
 
 KERNELS: dict[str, tuple[Kernel, ...]] = kernels_by_op(
     triton.KERNELS,
+    native.KERNELS,
     blocked.KERNELS,
     pallas.KERNELS,
     special_cases=special_cases(),

@@ -1,8 +1,12 @@
 """Kernels for NumPy arrays."""
 
-from attnkit._core.dispatch import Kernel, kernels_by_op
-from attnkit._core.family import special_cases
-from attnkit.backends.numpy import blocked
+from numpy import ndarray
 
-KERNELS: dict[str, tuple[Kernel, ...]] = kernels_by_op(blocked.KERNELS, special_cases=special_cases())
+from attnkit._core.dispatch import Kernel, kernels_by_op, remember_by
+from attnkit._core.family import special_cases
+from attnkit.backends.numpy import blocked, native, signature
+
+KERNELS: dict[str, tuple[Kernel, ...]] = kernels_by_op(native.KERNELS, blocked.KERNELS, special_cases=special_cases())
 """By op, in the order in which `impl="auto"` tries them."""
+
+remember_by(ndarray, signature.signature)

@@ -1,8 +1,20 @@
 """Kernels for torch tensors."""
 
-from attnkit._core.dispatch import Kernel, kernels_by_op
+from torch import Tensor
+
+from attnkit._core.dispatch import Kernel, kernels_by_op, remember_by
 from attnkit._core.family import special_cases
-from attnkit.backends.torch import blocked, blocked_statistics, chunked, recomputed, rela, softmax, transforms
+from attnkit.backends.torch import (
+    blocked,
+    blocked_statistics,
+    chunked,
+    native,
+    recomputed,
+    rela,
+    signature,
+    softmax,
+    transforms,
+)
 from attnkit.backends.torch.triton import linear, newton, packed, pointwise, rows, statistics
 
 KERNELS: dict[str, tuple[Kernel, ...]] = kernels_by_op(
@@ -14,6 +26,8 @@ KERNELS: dict[str, tuple[Kernel, ...]] = kernels_by_op(
     newton.KERNELS,
     packed.KERNELS,
     rela.TRITON,
+    native.KERNELS,
+    rela.NATIVE,
     softmax.KERNELS,
     blocked.KERNELS,
     blocked_statistics.KERNELS,
@@ -24,3 +38,5 @@ KERNELS: dict[str, tuple[Kernel, ...]] = kernels_by_op(
     refusal=transforms.unsupported,
 )
 """By op, in the order in which `impl="auto"` tries them."""
+
+remember_by(Tensor, signature.signature)

@@ -8,7 +8,7 @@ from torch import Tensor
 from attnkit._core import quadratic
 from attnkit._core.dispatch import Kernel
 from attnkit._core.library import namespace
-from attnkit.backends.torch import blocked
+from attnkit.backends.torch import blocked, native
 from attnkit.backends.torch.triton import pointwise as triton_pointwise
 from attnkit.ops import pointwise, rela
 
@@ -65,4 +65,4 @@ def _kernels(of: Kernel) -> dict[str, Kernel]:
     }
 
 
-TRITON, BLOCKED = (_kernels(m.KERNELS["pointwise_attention"]) for m in (triton_pointwise, blocked))
+TRITON, NATIVE, BLOCKED = (_kernels(m.KERNELS["pointwise_attention"]) for m in (triton_pointwise, native, blocked))

@@ -1,0 +1,255 @@
+"""Quadratic attention by the compiled kernels for CPUs, as custom calls of XLA.
+
+Gradients are explicit (`jax.custom_vjp`); those of gradients are derived from the generic formula. An axis that
+`jax.vmap` maps becomes one more leading axis, which the counter of dropout does not count.
+"""
+
+import ctypes
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from attnkit._core.check import dtype_name
+from attnkit._core.dispatch import Kernel
+from attnkit._core.quadratic import leading_shape
+from attnkit.backends.native import load, lower, native_status
+from attnkit.kernels.plan import is_array
+from attnkit.ops.vjps import VJPS
+
+OPS = tuple(VJPS)
+ROWS_KEPT = ("softmax_attention", "entmax_attention")
+TARGET = "attnkit"
+Arrays = dict[str, Array]
+
+
+class Static(NamedTuple):
+    """What a program is compiled for, beside shapes and dtypes."""
+
+    op: str
+    plain: lower.Plain
+    seed: int | None  # of dropout, where it is a number
+    return_lse: bool = False
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return ("o", "lse") if self.return_lse else ("o",)
+
+
+class Call(NamedTuple):
+    """A custom call: the names of its arguments and results, and how many of the leading axes are those of vmap."""
+
+    op: str
+    backward: bool
+    plain: lower.Plain
+    names: tuple[str, ...]
+    outputs: tuple[str, ...]
+    mapped: int = 0
+
+    def leading(self, arrays: Mapping[str, Any]) -> int:
+        """The number of leading axes."""
+        v = arrays.get("v")
+        gqa = dict(self.plain).get("enable_gqa", False)
+        return len(leading_shape(arrays["q"].shape, arrays["k"].shape, None if v is None else v.shape, gqa))
+
+
+@lru_cache(maxsize=1)
+def _register() -> None:
+    jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(load.library().jax), platform="cpu", api_version=1)
+
+
+def _dtype(name: str, x: Array) -> Any:
+    """A seed of 64 bits is two words of 32 in JAX without integers of 64 bits."""
+    return "uint64" if name == "seed" and x.ndim == 1 else x.dtype
+
+
+@lru_cache(maxsize=4096)
+def program(call: Call) -> Callable[..., list[Array]]:
+    """The compiled function of the arrays of a call; under vmap one call with one more leading axis."""
+
+    @jax.custom_batching.custom_vmap
+    def run(*arrays: Array) -> list[Array]:
+        shapes = [() if name == "seed" else x.shape for name, x in zip(call.names, arrays, strict=True)]
+        operands = tuple(
+            (name, shape, lower.contiguous(shape), _dtype(name, x))
+            for name, shape, x in zip(call.names, shapes, arrays, strict=True)
+        )
+        prepared = lower.prepare(call.op, call.backward, operands, call.plain, call.outputs, call.mapped)
+        if prepared.reason is not None:
+            raise NotImplementedError(f"impl='native' cannot serve this call: {prepared.reason}")
+        results = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in prepared.outputs]
+        _register()
+        made = jax.ffi.ffi_call(TARGET, results, vmap_method="sequential")(
+            *arrays,
+            places=np.array(prepared.places, np.int64),
+            plan=np.frombuffer(ctypes.string_at(prepared.address, ctypes.sizeof(prepared.plan)), np.int64),
+            threads=np.array([lower.threads_of_environment()], np.int64),
+        )
+        return list(made)
+
+    @run.def_vmap
+    def mapped(size: int, are_mapped: list[bool], *arrays: Array) -> tuple[list[Array], list[bool]]:
+        by_name = dict(zip(call.names, arrays, strict=True))
+        mapped_names = {name for name, is_mapped in zip(call.names, are_mapped, strict=True) if is_mapped}
+        found = _one_by_one(call, size, by_name, mapped_names) if "seed" in mapped_names else None
+        return found or _together(call, size, by_name, mapped_names), [True] * len(call.outputs)
+
+    compiled: Callable[..., list[Array]] = jax.jit(run)
+    return compiled
+
+
+def _one_by_one(call: Call, size: int, arrays: Arrays, mapped: set[str]) -> list[Array]:
+    """Every element has a seed of its own."""
+
+    def one(i: Array) -> list[Array]:
+        return program(call)(*(x[i] if name in mapped else x for name, x in arrays.items()))
+
+    found: list[Array] = jax.lax.map(one, jnp.arange(size))
+    return found
+
+
+def _together(call: Call, size: int, arrays: Arrays, mapped: set[str]) -> list[Array]:
+    """The mapped axis is the first of the leading axes."""
+    single = {name: jax.ShapeDtypeStruct(x.shape[name in mapped :], x.dtype) for name, x in arrays.items()}
+    leading = call.leading(single)
+    own = {name[1:] for name in call.outputs if name[0] == "d"}  # gradients are those of every element
+    lifted = []
+    for name, x in arrays.items():
+        if name in mapped or name in own or name == "q":
+            shape = single[name].shape
+            missing = leading + lower.trailing_axes(name) - len(shape)
+            x = x if name in mapped else jnp.broadcast_to(x, (size, *shape))
+            x = jnp.reshape(x, (size, *(1,) * missing, *shape))
+        lifted.append(x)
+    found = program(call._replace(mapped=call.mapped + 1))(*lifted)
+    shapes = {f"d{name}": (size, *x.shape) for name, x in single.items()}
+    pairs = zip(call.outputs, found, strict=True)
+    return [jnp.reshape(x, shapes[name]) if name in shapes else x for name, x in pairs]
+
+
+# ---------------------------------------------------------------------------------------------- with gradients
+
+
+def divided(op: str, given: dict[str, Any], return_lse: bool = False) -> tuple[Static, Arrays]:
+    """A call, arrays apart."""
+    arrays, plain = lower.split(given, is_array)
+    seed, number = arrays.get("seed"), None
+    if seed is not None and not is_array(seed):
+        number = int(seed)
+        arrays["seed"] = jnp.array([number & 0xFFFFFFFF, number >> 32], jnp.uint32)
+    elif seed is not None and seed.dtype.itemsize < 4:
+        arrays["seed"] = seed.astype(jnp.int32)
+    return Static(op, plain, number, return_lse), arrays
+
+
+def _serve(static: Static, arrays: Arrays, outputs: tuple[str, ...], backward: bool = False) -> Arrays:
+    call = Call(static.op, backward, static.plain, tuple(arrays), outputs)
+    return dict(zip(outputs, program(call)(*arrays.values()), strict=True))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def attended(static: Static, arrays: Arrays) -> tuple[Array, ...]:
+    """o, and lse where it is asked for."""
+    return tuple(_serve(static, arrays, static.outputs).values())
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def remembered(static: Static, arrays: Arrays) -> tuple[tuple[Array, ...], Arrays]:
+    """The same, and numbers of rows for the gradients: constants, for gradients do not depend on them."""
+    rows = ("rows",) if static.op in ROWS_KEPT else ()
+    found = _serve(static, arrays, static.outputs + rows)
+    return tuple(found[name] for name in static.outputs), {name: found[name] for name in ("o", "rows") if rows}
+
+
+def _remember(static: Static, arrays: Arrays) -> tuple[Any, tuple[Arrays, Arrays]]:
+    outputs, kept = remembered(static, arrays)
+    return (outputs, kept), (arrays, kept)
+
+
+def _attend(static: Static, arrays: Arrays) -> tuple[tuple[Array, ...], tuple[Arrays, Arrays]]:
+    (outputs, _), residuals = _remember(static, arrays)
+    return outputs, residuals
+
+
+def _gradients(static: Static, residuals: tuple[Arrays, Arrays], cotangents: Any) -> tuple[dict[str, Array | None]]:
+    arrays, kept = residuals
+    found = pulled(static, arrays, kept, dict(zip(("do", "dlse"), cotangents, strict=False)))
+    return ({name: found.get(name) for name in arrays},)
+
+
+attended.defvjp(_attend, _gradients)
+remembered.defvjp(_remember, lambda static, residuals, cotangents: _gradients(static, residuals, cotangents[0]))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def pulled(static: Static, arrays: Arrays, kept: Arrays, cotangents: Arrays) -> Arrays:
+    """Gradients of the arguments that have one; `kept` are numbers of the forward pass."""
+    wanted = tuple(name for name in lower.DIFFERENTIABLE if name in arrays)
+    outputs = tuple(f"d{name}" for name in wanted)
+    found = _serve(static, arrays | kept | cotangents, outputs, backward=True)
+    return {name: found[f"d{name}"] for name in wanted}
+
+
+def _pulled_generic(static: Static, arrays: Arrays, cotangents: Arrays) -> Arrays:
+    options: dict[str, Any] = {**arrays, **dict(static.plain)}
+    if "seed" in options:
+        seed = options.pop("seed")
+        options["dropout"] = (options["dropout"], seed if static.seed is None else static.seed)
+    return VJPS[static.op](**options, **({"do": None} | cotangents), impl="generic")
+
+
+def _pulled_kept(static: Static, arrays: Arrays, kept: Arrays, cotangents: Arrays) -> tuple[Arrays, Any]:
+    return pulled(static, arrays, kept, cotangents), (arrays, kept, cotangents)
+
+
+def _second(static: Static, residuals: tuple[Arrays, Arrays, Arrays], of_gradients: Arrays) -> tuple[Any, ...]:
+    arrays, kept, cotangents = residuals
+    constants = {name: x for name, x in arrays.items() if name not in lower.DIFFERENTIABLE}
+    moved = {name: x for name, x in arrays.items() if name in lower.DIFFERENTIABLE}
+
+    def gradients(moved: Arrays, cotangents: Arrays) -> Arrays:
+        return _pulled_generic(static, moved | constants, cotangents)
+
+    of_arrays, of_cotangents = jax.vjp(gradients, moved, cotangents)[1](of_gradients)
+    return dict.fromkeys(arrays) | of_arrays, dict.fromkeys(kept), of_cotangents
+
+
+pulled.defvjp(_pulled_kept, _second)
+
+
+# ---------------------------------------------------------------------------------------------- a call
+
+
+def attend(op: str, q: Array, k: Array, v: Array, *, return_lse: bool = False, **options: Any) -> Any:
+    """An op of `OPS`."""
+    found = attended(*divided(op, {"q": q, "k": k, "v": v, **options}, return_lse))
+    return found if return_lse else found[0]
+
+
+def pull(op: str, q: Array, k: Array, v: Array, do: Array | None, dlse: Array | None = None, **options: Any) -> Arrays:
+    """Its explicit gradients."""
+    static, arrays = divided(op, {"q": q, "k": k, "v": v, **options})
+    cotangents = {name: x for name, x in (("do", do), ("dlse", dlse)) if x is not None}
+    return pulled(static, arrays, {}, cotangents)
+
+
+def unsupported(op: str, backward: bool, *arrays: Any, **options: Any) -> str | None:
+    """Why the library does not serve a call, or its gradients, which may be asked for."""
+    if jax.default_backend() != "cpu":  # a traced array has no device
+        return "it is for the CPU"
+    status = native_status()
+    if status.level is None:
+        return status.reason
+    static, given = divided(op, {**dict(zip("qkv", arrays, strict=False)), **options})
+    dtypes = tuple((name, "uint64" if name == "seed" else dtype_name(x)) for name, x in given.items())
+    own = tuple(option for option in static.plain if option[0] in lower.ASKED)
+    passes = (True,) if backward else (False, True)
+    return next(filter(None, (lower.refusal(op, each, dtypes, own) for each in passes)), None)
+
+
+KERNELS = {op: Kernel("native", partial(attend, op), partial(unsupported, op, False)) for op in OPS}
+KERNELS |= {f"{op}_vjp": Kernel("native", partial(pull, op), partial(unsupported, op, True)) for op in OPS}

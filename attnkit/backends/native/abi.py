@@ -1,0 +1,64 @@
+"""The structs and numbers of `attnkit/kernels/cpu/attnkit.h`, mirrored for ctypes."""
+
+import ctypes
+
+VERSION = 1
+AXES = 6
+ROW_NUMBERS = 6
+
+FORWARD, BACKWARD = 0, 1
+UNSUPPORTED, NO_MEMORY = 6, 7
+DTYPES = {
+    name: number
+    for number, name in enumerate(
+        (
+            *("float64", "float32", "bfloat16", "float16", "bool"),
+            *("int32", "int64", "uint32", "uint64", "int16", "uint16", "int8", "uint8"),
+        ),
+        start=1,
+    )
+}
+OPS = {
+    name: number
+    for number, name in enumerate(
+        ("pointwise_attention", "softmax_attention", "entmax_attention", "gaussian_attention", "linear_attention")
+    )
+}
+LENGTH_NUMBER, LENGTH_VISIBLE, LENGTH_ARRAY = range(3)
+ARRAYS = (
+    *("q", "k", "v", "bias", "mask", "key_lengths", "query_mask", "dropout_mask", "seed", "length", "alpha"),
+    *("o", "lse", "rows", "total", "entropy", "sum_squares", "maximum", "nonzero", "visible"),
+    *("do", "dlse", "dtotal", "dentropy", "dsum_squares", "dmaximum", "dq", "dk", "dv", "dbias", "dalpha"),
+)
+"""Arrays of a call in the order of their pointers."""
+INDEX = {name: index for index, name in enumerate(ARRAYS)}
+Pointers = ctypes.c_void_p * len(ARRAYS)
+Axes = ctypes.c_int64 * AXES
+
+
+class View(ctypes.Structure):
+    """Dtype and strides, in elements, of an array; dtype 0 where it is absent."""
+
+    _fields_ = (
+        ("dtype", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
+        ("axes", Axes),
+        ("row", ctypes.c_int64),
+        ("column", ctypes.c_int64),
+    )
+
+
+class Plan(ctypes.Structure):
+    """What attnkit_run knows of a call beside the pointers."""
+
+    _fields_ = (
+        *((name, ctypes.c_uint32) for name in ("size", "version")),
+        *((name, ctypes.c_int32) for name in ("op", "pass_", "activation", "length_kind", "log_length", "exact_zeros")),
+        ("axes", Axes),
+        *((name, ctypes.c_int64) for name in ("queries", "keys", "features", "values")),
+        *((name, ctypes.c_int64) for name in ("lowest", "highest", "key_length")),
+        ("heads", Axes),
+        ("items", Axes),
+        *((name, ctypes.c_double) for name in ("scale", "gain", "alpha", "shift", "length", "dropout")),
+        ("arrays", View * len(ARRAYS)),
+    )

@@ -1,0 +1,222 @@
+"""Compile the CPU kernels: as a build hook of hatchling, and as `python -m attnkit.backends.native.build`.
+
+Nothing but the standard library and a C++ compiler is needed, and without a compiler installation succeeds: the library
+is optional, and `attnkit.native_status()` says why it is not there. A wheel holds a library for every level of the
+instruction set, an editable installation this machine's alone.
+
+Environment:
+    CXX: the compiler, with options; default c++, g++ or clang++, the first that is found.
+    ATTNKIT_CPU_LEVEL: compile this level only (a name of `levels()`), or "none".
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+try:
+    from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+except ImportError:
+    BuildHookInterface = object  # type: ignore[assignment,misc]
+
+HERE = Path(__file__).parent
+LIBRARIES = HERE / "lib"
+SOURCES = HERE.parents[1] / "kernels" / "cpu"
+REASON = "reason.txt"
+"""Beside the libraries, or in their place: why nothing was compiled."""
+FAILURES = (LookupError, RuntimeError, OSError)
+FLAGS = (
+    *("-std=c++17", "-O3", "-fPIC", "-pthread", "-fvisibility=hidden", "-Wall", "-Wextra"),
+    # none of these changes a result: errno and traps are not looked at, and every target has fused products
+    *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"),
+)
+X86 = {
+    "x86-64": (1, ()),
+    "x86-64-v3": (3, ("-march=x86-64-v3",)),
+    "x86-64-v4": (4, ("-march=x86-64-v4",)),
+    "x86-64-v4-bf16": (5, ("-march=x86-64-v4", "-mavx512bf16")),
+}
+DETECTOR = "detect"
+REBUILD = "run python -m attnkit.backends.native.build"
+
+
+def levels() -> dict[str, tuple[int, tuple[str, ...]]]:
+    """By name, the levels that this kind of machine may have: their number (`attnkit_level`) and compiler flags."""
+    machine = platform.machine().lower()
+    return X86 if machine in ("x86_64", "amd64") else {machine or "unknown": (1, ())}
+
+
+def library(name: str, folder: Path = LIBRARIES) -> Path:
+    """Where the library of a level lies."""
+    return folder / f"attnkit-{name}.so"
+
+
+def source_files() -> list[Path]:
+    return sorted(path for path in SOURCES.rglob("*") if path.suffix in (".cpp", ".h"))
+
+
+def fingerprint() -> str:
+    """A hash of the sources and of the compiler's flags, which a library carries."""
+    digest = hashlib.sha256(repr((FLAGS, levels())).encode())
+    for path in source_files():
+        digest.update(path.relative_to(SOURCES).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:32]
+
+
+def machine_level(folder: Path = LIBRARIES) -> int:
+    """The level of this machine, asked of the detector, which must have been compiled."""
+    found: int = ctypes.CDLL(str(library(DETECTOR, folder))).attnkit_machine_level()
+    return found
+
+
+def compiler() -> list[str]:
+    named = os.environ.get("CXX")
+    for command in [shlex.split(named)] if named else [["c++"], ["g++"], ["clang++"]]:
+        if command and shutil.which(command[0]):
+            return command
+    raise LookupError(f"CXX={named} is not there" if named else "no C++ compiler was found (c++, g++, clang++)")
+
+
+def _run(command: Sequence[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or ["no message"]
+        error = next((line for line in lines if "error" in line), lines[-1])
+        raise RuntimeError(f"{command[0]} failed: {error}")
+
+
+def wanted(machine: int | None = None) -> dict[str, tuple[str, ...]]:
+    """Names and flags of the levels to compile: all of them, or the one of a machine with that number."""
+    known, forced = levels(), os.environ.get("ATTNKIT_CPU_LEVEL")
+    if forced == "none":
+        raise LookupError("ATTNKIT_CPU_LEVEL=none")
+    if forced and forced not in known:
+        raise LookupError(f"ATTNKIT_CPU_LEVEL={forced} is none of {', '.join(known)}")
+    names = [forced] if forced else [name for name, (number, _) in known.items() if machine in (None, number)]
+    return {name: known[name][1] for name in names}
+
+
+def compile_into(folder: Path, every_level: bool) -> None:
+    """Compile the detector and every level, or this machine's alone."""
+    command = compiler()
+    flags = [*FLAGS, f'-DATTNKIT_SOURCES="{fingerprint()}"']
+
+    with tempfile.TemporaryDirectory() as objects, ThreadPoolExecutor(os.cpu_count()) as pool:
+
+        def compiled(source: Path, level: str, own: Sequence[str]) -> str:
+            made = f"{objects}/{level}-{source.stem}.o"
+            _run([*command, *flags, *own, "-c", str(source), "-o", made])
+            return made
+
+        def link(level: str, own: Sequence[str], sources: list[Path]) -> None:
+            made = list(pool.map(lambda source: compiled(source, level, own), sources))
+            _run([*command, *flags, *own, "-shared", *made, "-o", str(library(level, folder))])
+
+        detector = SOURCES / "detect.cpp"
+        link(DETECTOR, (), [detector])
+        named = every_level or "ATTNKIT_CPU_LEVEL" in os.environ
+        machine = None if named else machine_level(folder)
+        for level, own in wanted(machine).items():
+            link(level, own, [path for path in source_files() if path.suffix == ".cpp" and path != detector])
+
+
+def fill(folder: Path, every_level: bool) -> str | None:
+    """`compile_into` an empty folder, or leave there and answer with why it failed."""
+    try:
+        compile_into(folder, every_level)
+    except FAILURES as error:
+        for unfinished in folder.iterdir():
+            unfinished.unlink()
+        (folder / REASON).write_text(str(error))
+        return str(error)
+    return None
+
+
+def rebuild() -> str | None:
+    """Compile this machine's level into the checkout; the answer is None, or why there is no library now.
+
+    Files are moved to their place when they are whole: another process may have the old ones open.
+    """
+    with tempfile.TemporaryDirectory(dir=HERE, prefix="lib-") as temporary:
+        reason = fill(Path(temporary), every_level=False)
+        LIBRARIES.mkdir(exist_ok=True)
+        for old in LIBRARIES.iterdir():
+            old.unlink()
+        for made in Path(temporary).iterdir():
+            made.replace(LIBRARIES / made.name)
+    return reason
+
+
+def is_current(name: str) -> bool:
+    """Whether the library of a level is there and was compiled from the sources as they are now."""
+    return library(name).exists() and sources_of(ctypes.CDLL(str(library(name)))) == fingerprint()
+
+
+def sources_of(loaded: ctypes.CDLL) -> str:
+    """The fingerprint that a library carries."""
+    ask = loaded.attnkit_sources
+    ask.restype = ctypes.c_char_p
+    answer: bytes = ask()
+    return answer.decode()
+
+
+class Hook(BuildHookInterface):
+    """With libraries the wheel is this platform's, without them it is anybody's.
+
+    What goes into a wheel is compiled beside the checkout, whose own library stays.
+    """
+
+    PLUGIN_NAME = "custom"
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if version == "editable":
+            self._warn(rebuild())
+            return
+        self.folder = tempfile.TemporaryDirectory()
+        folder = Path(self.folder.name)
+        reason = fill(folder, every_level=True)
+        if reason is None:
+            platform_name = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+            build_data |= {"pure_python": False, "tag": f"py3-none-{platform_name}"}
+        for path in folder.iterdir():
+            build_data["force_include"][str(path)] = (LIBRARIES / path.name).relative_to(HERE.parents[2]).as_posix()
+        self._warn(reason)
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        if version != "editable":
+            self.folder.cleanup()
+
+    def _warn(self, reason: str | None) -> None:
+        if reason is not None:
+            self.app.display_warning(f"attnkit: without its compiled CPU kernels: {reason}")
+
+
+def main(*arguments: str) -> int:
+    """Bring this machine's library up to date; nothing happens where it is. `--levels` names those that it has."""
+    if arguments == ("--levels",):
+        print(*(name for name, (number, _) in levels().items() if number <= machine_level()))
+        return 0
+    if library(DETECTOR).exists():
+        try:
+            current = all(is_current(name) for name in wanted(machine_level()))
+        except FAILURES:
+            current = False
+        if current:
+            return 0
+    reason = rebuild()
+    print(f"attnkit: no CPU kernels: {reason}" if reason else f"attnkit: CPU kernels compiled into {LIBRARIES}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

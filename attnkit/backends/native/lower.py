@@ -1,0 +1,300 @@
+"""From a checked call to the plan that the library takes, from shapes, strides, dtypes and plain options alone.
+
+Plans are cached by exactly that. Arrays are looked at where they lie: a broadcast axis has stride 0, and under GQA
+the axis of query heads is split into (heads of k, group), along which k and v have stride 0.
+"""
+
+import ctypes
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
+
+from attnkit._core.activations import NAMES as ACTIVATIONS
+from attnkit._core.quadratic import leading_shape
+from attnkit.backends.native import abi
+from attnkit.backends.native.load import library
+from attnkit.kernels import plan as kernels_plan
+
+Shape = tuple[int, ...]
+Plain = tuple[tuple[str, Any], ...]
+PAIRS, TOKENS, SHARED, ROWS, ITEMS, NUMBER = "pairs", "tokens", "shared", "rows", "items", "number"
+LAYOUTS = {
+    **dict.fromkeys(("bias", "mask", "dropout_mask", "dbias"), PAIRS),  # (..., L, S)
+    **dict.fromkeys(("q", "o", "rows", "alpha", "do", "dq", "dalpha"), TOKENS),  # (..., L, features)
+    **dict.fromkeys(("k", "v", "dk", "dv"), SHARED),  # (..., S, features), with the heads of k
+    "key_lengths": ITEMS,  # (...)
+    "seed": NUMBER,  # ()
+}
+"""By array, the axes that it has; those that are not here have one entry per query, (..., L)."""
+TRAILING = {PAIRS: 2, TOKENS: 2, SHARED: 2, ROWS: 1, ITEMS: 0, NUMBER: 0}
+ASKED = ("activation", "alpha")
+"""Plain options by which the library may refuse a call."""
+DIFFERENTIABLE = ("q", "k", "v", "bias", "alpha")
+EVERYTHING = (-(2**63), 2**63 - 1)
+
+
+def trailing_axes(name: str) -> int:
+    """How many axes of an array are not leading ones."""
+    return TRAILING[LAYOUTS.get(name, ROWS)]
+
+
+class Operand(NamedTuple):
+    """An array of a call: strides in elements, the dtype as its library has it."""
+
+    name: str
+    shape: Shape
+    strides: Shape
+    dtype: Any
+
+
+class Prepared(NamedTuple):
+    """A plan at its address, the indices of the pointers of a call, and what is to be allocated for it."""
+
+    plan: abi.Plan
+    address: int
+    places: tuple[int, ...]  # of the operands, then of the outputs
+    outputs: tuple[tuple[Shape, str], ...]  # shapes and dtypes
+    reason: str | None  # why the library does not serve it
+
+
+class Axes(NamedTuple):
+    """Leading axes of a call as the library sees them: groups of query heads are an axis of their own."""
+
+    leading: Shape
+    groups: int
+
+    @property
+    def sizes(self) -> Shape:
+        if self.groups == 1:
+            return self.leading
+        return (*self.leading[:-1], self.leading[-1] // self.groups, self.groups)
+
+    def strides(self, operand: Operand, trailing: int, shared: bool) -> list[int]:
+        """Of an operand along `sizes`."""
+        own = operand.shape[: len(operand.shape) - trailing]
+        found = [0] * (len(self.leading) - len(own))
+        found += [0 if size == 1 else stride for size, stride in zip(own, operand.strides, strict=False)]
+        if self.groups > 1:
+            found[-1:] = [found[-1], 0] if shared else [found[-1] * self.groups, found[-1]]
+        return found
+
+    def counters(self, mapped: int) -> tuple[list[int], list[int]]:
+        """What an index along each axis adds to the head and to the item in the counter of dropout.
+
+        The first `mapped` axes are not counted.
+        """
+        heads = [0] * len(self.leading)
+        items = [math.prod(self.leading[i + 1 : -1]) for i in range(len(self.leading))]
+        items[:mapped] = [0] * min(mapped, len(items))
+        if len(self.leading) > mapped:
+            heads[-1], items[-1] = 1, 0
+        if self.groups > 1:
+            heads[-1:], items[-1:] = [self.groups, 1], [0, 0]
+        return heads, items
+
+
+def dtype_name(dtype: Any) -> str:
+    return str(dtype).rpartition(".")[2]
+
+
+def _view(operand: Operand, axes: Axes, keep: list[int]) -> abi.View:
+    layout = LAYOUTS.get(operand.name, ROWS)
+    view = abi.View(dtype=abi.DTYPES[dtype_name(operand.dtype)])
+    if layout == NUMBER:
+        return view
+    trailing = trailing_axes(operand.name)
+    short = max(0, trailing - len(operand.shape))
+    operand = operand._replace(shape=(1,) * short + operand.shape, strides=(0,) * short + operand.strides)
+    leading = axes.strides(operand, trailing, layout == SHARED)
+    view.axes = _filled([leading[axis] for axis in keep], 0)
+    own = [0 if size == 1 else stride for size, stride in zip(operand.shape, operand.strides, strict=True)]
+    if trailing:
+        view.row = own[-trailing]
+    if trailing == 2:
+        view.column = own[-1]
+    return view
+
+
+def _filled(values: Iterable[int], rest: int) -> ctypes.Array[ctypes.c_int64]:
+    """Values of the last axes, and of those before them, which the call lacks."""
+    values = list(values)
+    return abi.Axes(*[rest] * (abi.AXES - len(values)), *values)
+
+
+def _length(plan: abi.Plan, length: Any, keys: int) -> None:
+    if length == "visible":
+        plan.length_kind = abi.LENGTH_VISIBLE
+    elif length is None:
+        plan.length_kind = abi.LENGTH_ARRAY
+    else:
+        plan.length_kind, plan.length = abi.LENGTH_NUMBER, max(keys, 1) if length == "all" else float(length)
+
+
+def _compute(dtype: Any) -> str:
+    """The compute dtype of arrays of a dtype (semantics A7)."""
+    return "float64" if dtype_name(dtype) == "float64" else "float32"
+
+
+def contiguous(shape: Shape) -> Shape:
+    """Strides in elements."""
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def _outputs(names: Iterable[str], operands: Mapping[str, Operand], leading: Shape) -> list[Operand]:
+    """What a call writes: o in the dtype of q, numbers of rows in the compute dtype, gradients as their arguments."""
+    q, rows = operands["q"], (*leading, operands["q"].shape[-2])
+    made = []
+    for name in names:
+        if name[0] == "d" and name[1:] in operands:
+            shape, dtype = operands[name[1:]].shape, operands[name[1:]].dtype
+        elif name == "o":
+            shape, dtype = (*rows, operands["v"].shape[-1]), q.dtype
+        else:
+            shape, dtype = (*rows, abi.ROW_NUMBERS) if name == "rows" else rows, _compute(q.dtype)
+        made.append(Operand(name, shape, contiguous(shape), dtype_name(dtype)))
+    return made
+
+
+def _plan(
+    op: str,
+    backward: bool,
+    operands: Iterable[Operand],
+    options: Mapping[str, Any],
+    axes: Axes,
+    keep: list[int],
+    mapped: int,
+) -> abi.Plan:
+    shapes = {operand.name: operand.shape for operand in operands}
+    q, k, v = shapes["q"], shapes["k"], shapes.get("v")
+    queries, keys, features = q[-2], k[-2], q[-1]
+    seen = kernels_plan.limits(
+        queries, keys, options.get("causal", False), options.get("window"), options.get("key_lengths")
+    )
+    lowest, highest = EVERYTHING
+    scale, shift = options.get("scale"), options.get("shift", 0.0)
+    heads, items = axes.counters(mapped)
+    alpha = options.get("alpha", 1.5 if op == "entmax_attention" else 1.0)
+    if op == "entmax_attention" and alpha == 1.0 and "alpha" not in shapes:
+        op = "softmax_attention"
+    made = abi.Plan(
+        size=ctypes.sizeof(abi.Plan),
+        version=abi.VERSION,
+        op=abi.OPS[op],
+        pass_=abi.BACKWARD if backward else abi.FORWARD,
+        activation=ACTIVATIONS.index(options.get("activation", "relu")),
+        log_length=isinstance(shift, str),
+        exact_zeros=options.get("exact_zeros", False),
+        axes=_filled([axes.sizes[axis] for axis in keep], 1),
+        queries=queries,
+        keys=keys,
+        features=features,
+        values=0 if v is None else v[-1],
+        lowest=lowest if seen.left is None else -seen.left,
+        highest=highest if seen.right is None else seen.right,
+        key_length=seen.keys,
+        heads=_filled([heads[axis] for axis in keep], 0),
+        items=_filled([items[axis] for axis in keep], 0),
+        scale=1.0 / math.sqrt(features) if scale is None else scale,
+        gain=options.get("gain", 1.0),
+        alpha=alpha,
+        shift=0.0 if isinstance(shift, str) else shift,
+        dropout=options.get("dropout", 0.0),
+    )
+    _length(made, None if "length" in shapes else options.get("length", "visible"), keys)
+    for operand in operands:
+        made.arrays[abi.INDEX[operand.name]] = _view(operand, axes, keep)
+    return made
+
+
+@lru_cache(maxsize=4096)
+def prepare(
+    op: str,
+    backward: bool,
+    operands: tuple[tuple[str, Shape, Shape, Any], ...],
+    options: tuple[tuple[str, Any], ...],
+    outputs: tuple[str, ...],
+    mapped: int = 0,
+) -> Prepared:
+    """A call with these arrays (`Operand`) and plain options; its first `mapped` leading axes are those of vmap."""
+    by_name = {operand[0]: Operand(*operand) for operand in operands}
+    q, k, v, chosen = by_name["q"].shape, by_name["k"].shape, by_name.get("v"), dict(options)
+    gqa = chosen.get("enable_gqa", False)
+    leading = leading_shape(q, k, None if v is None else v.shape, gqa)
+    axes = Axes(leading, leading[-1] // k[-3] if gqa else 1)
+    everything = [*by_name.values(), *_outputs(outputs, by_name, leading)]
+    places = tuple(abi.INDEX[operand.name] for operand in everything)
+    allocated = tuple((operand.shape, operand.dtype) for operand in everything[len(operands) :])
+    keep = [axis for axis, size in enumerate(axes.sizes) if size != 1]
+    if len(keep) > abi.AXES:
+        return Prepared(abi.Plan(), 0, places, allocated, f"more than {abi.AXES} leading axes")
+    plan = _plan(op, backward, everything, chosen, axes, keep, mapped)
+    code = library().check(ctypes.byref(plan))
+    return Prepared(plan, ctypes.addressof(plan), places, allocated, _message(code) if code else None)
+
+
+def run(prepared: Prepared, pointers: Iterable[int], threads: int) -> None:
+    """Serve a call: addresses of its operands and outputs in their order; 0, of an empty array, stands for any."""
+    if prepared.reason is not None:
+        raise NotImplementedError(f"impl='native' cannot serve this call: {prepared.reason}")
+    table = abi.Pointers()
+    for place, pointer in zip(prepared.places, pointers, strict=True):
+        table[place] = pointer or prepared.address
+    code = library().run(prepared.address, table, threads)
+    if code:
+        raise (MemoryError if code == abi.NO_MEMORY else RuntimeError)(f"impl='native': {_message(code)}")
+
+
+def _message(code: int) -> str:
+    text: bytes = library().message(code)
+    return text.decode()
+
+
+@lru_cache(maxsize=4096)
+def refusal(op: str, backward: bool, dtypes: tuple[tuple[str, str], ...], own: Plain) -> str | None:
+    """Why the library does not serve calls with arrays of these names and dtypes, or None: asked of one of size 1."""
+    shapes = {PAIRS: (1, 1), TOKENS: (1, 1), SHARED: (1, 1), ROWS: (1,), ITEMS: (), NUMBER: ()}
+    operands = []
+    for name, dtype in dtypes:
+        shape = shapes[LAYOUTS.get(name, ROWS)]
+        operands.append((name, shape, contiguous(shape), dtype))
+    options = (*own, ("dropout", 0.5 if "seed" in dict(dtypes) else 0.0))
+    made = "o" if "v" in dict(dtypes) else "total"
+    if not backward:
+        return prepare(op, False, tuple(operands), options, (made,)).reason
+    shape, q = shapes[LAYOUTS.get(made, ROWS)], dict(dtypes)["q"]
+    of = q if made == "o" else _compute(q)
+    operands.append((f"d{made}", shape, contiguous(shape), of))
+    wanted = tuple(f"d{name}" for name in DIFFERENTIABLE if name in dict(dtypes))
+    return prepare(op, True, tuple(operands), options, wanted).reason
+
+
+# ---------------------------------------------------------------------------------------------- arguments of a call
+
+
+def split(given: Mapping[str, Any], is_array: Callable[[Any], bool]) -> tuple[dict[str, Any], Plain]:
+    """The arrays of a call by name, and its plain options; dropout=(p, seed) is p and an array or a number "seed"."""
+    arrays, plain = dict[str, Any](), list[tuple[str, Any]]()
+    for name, value in given.items():
+        if value is None:
+            continue
+        if name == "dropout":
+            p, seed = value
+            if p > 0:
+                plain.append((name, p))
+                arrays["seed"] = seed
+        elif is_array(value):
+            arrays[name] = value
+        else:
+            plain.append((name, value))
+    return arrays, tuple(plain)
+
+
+@cache
+def threads_of_environment() -> int:
+    """For libraries that have no number of threads themselves: OMP_NUM_THREADS, or the cores this process may use."""
+    named = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    if named.isdecimal() and int(named) > 0:
+        return int(named)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

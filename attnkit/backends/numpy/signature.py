@@ -1,0 +1,27 @@
+"""All that checks and choices look at in a call on NumPy arrays."""
+
+from typing import Any
+
+import numpy as np
+
+
+def _of(x: np.ndarray) -> tuple[Any, ...]:
+    return x.shape, x.strides, x.dtype, x.flags.aligned
+
+
+def signature(arrays: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...] | None:
+    """None where a call is to be looked at each time."""
+    parts: list[Any] = []
+    for x in arrays:
+        if type(x) is not np.ndarray:
+            return None
+        parts.append(_of(x))
+    for name, value in options.items():
+        kind = type(value)
+        if kind is np.ndarray:
+            parts.append((name, _of(value)))
+        elif kind in (bool, int, float, str, type(None)):
+            parts.append((name, kind, value))
+        else:
+            return None
+    return tuple(parts)

@@ -1,0 +1,56 @@
+"""All that checks and choices look at in a call on torch tensors."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn import Parameter
+
+PLAIN = frozenset((Tensor, Parameter))
+
+
+def watched() -> bool:
+    """Whether somebody other than autograd sees calls now: a compiler, a transformation, a mode of dispatch."""
+    return bool(
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or forward_ad._current_level >= 0
+    )
+
+
+def _of(x: Tensor) -> tuple[Any, ...]:
+    return x.shape, x.stride(), x.dtype, x.device, x.requires_grad
+
+
+def signature(arrays: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...] | None:
+    """None where a call is to be looked at each time."""
+    if watched():
+        return None
+    if torch.is_autocast_enabled("cpu") or (arrays[0].is_cuda and torch.is_autocast_enabled("cuda")):
+        return None
+    parts: list[Any] = [torch.is_grad_enabled()]
+    for x in arrays:
+        if type(x) not in PLAIN or x.is_neg():
+            return None
+        parts.append(_of(x))
+    for name, value in options.items():
+        kind = type(value)
+        if kind in PLAIN and not value.is_neg():
+            parts.append((name, _of(value)))
+        elif kind in (bool, int, float, str, type(None)):
+            parts.append((name, kind, value))
+        elif name == "dropout" and kind is tuple and len(value) == 2:
+            p, seed = value
+            if type(p) is not float:
+                return None
+            if type(seed) in PLAIN and not seed.is_neg():
+                parts.append((name, p, _of(seed)))
+            elif type(seed) is int and 0 <= seed < 1 << 64:
+                parts.append((name, p))
+            else:
+                return None
+        else:
+            return None
+    return tuple(parts)

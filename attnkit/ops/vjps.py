@@ -1,0 +1,13 @@
+"""The explicit gradients of the quadratic ops that kernels serve: second derivatives go through them."""
+
+from collections.abc import Callable
+from typing import Any
+
+from attnkit.ops import entmax, gaussian, pointwise, softmax
+
+VJPS: dict[str, Callable[..., dict[str, Any]]] = {
+    softmax.SOFTMAX.name: softmax.softmax_attention_vjp,
+    pointwise.POINTWISE.name: pointwise.pointwise_attention_vjp,
+    entmax.ENTMAX.name: entmax.entmax_attention_vjp,
+    gaussian.GAUSSIAN.name: gaussian.gaussian_attention_vjp,
+}
