@@ -29,6 +29,9 @@ CASES = (
     Case("blocked", "rela_attention", {}, {"norm_weight": torch.ones(8)}),
     Case("blocked_statistics", "row_statistics", {**ROWS, **GROUPS}),
     Case("blocked_statistics", "attention_with_statistics", {**ROWS, **LENGTHS}),
+    Case("native", "softmax_attention", {**CAUSAL, **GROUPS, "dropout": (0.2, 5)}, {"bias": draw(3, 4, 1, 6)}),
+    Case("native", "entmax_attention", LENGTHS, ALPHA),
+    Case("native", "attention_with_statistics", {**ROWS, **GROUPS}),
     Case("chunked", "linear_attention", {**CAUSAL, **GROUPS}),
     Case("chunked", "cosine_attention", LENGTHS),
     Case("recomputed", "linear_attention", {"feature_map": "relu"}),
@@ -49,11 +52,14 @@ def function(case: Case) -> Callable[..., Any]:
 @pytest.mark.parametrize("dtype", ["float32", later("bfloat16"), later("float64")])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.custom}-{case.op}")
 def test_on_the_cpu(case: Case, dtype: str) -> None:
+    if case.custom == "native" and attnkit.native_status().level is None:
+        pytest.skip(str(attnkit.native_status().reason))
     arrays = {**qkv(4 if "enable_gqa" in case.options else 2, 2), **case.arrays}
     if case.op == "row_statistics":
         del arrays["v"]
     names = checked(function(case), {name: x.to(getattr(torch, dtype)) for name, x in arrays.items()})
-    beside = pair("blocked") if case.op == "attention_with_statistics" else set()
+    in_two = case.op == "attention_with_statistics" and case.custom == "blocked_statistics"
+    beside = pair("blocked") if in_two else set()
     assert names == pair(case.custom) | beside
 
 

@@ -114,8 +114,9 @@ def test_the_kit_finds_a_planted_bug(
 def test_auto_takes_blocks_where_there_are_many_scores() -> None:
     few, many = (np.zeros((1, 2, length, 8), np.float32) for length in (20, 1200))
     for op, blocks in ((attnkit.pointwise_attention, many), (attnkit.sigmoid_attention, many)):
-        assert list(attnkit.explain(op, few, few, few)) == ["generic", "blocked"]
-        assert list(attnkit.explain(op, blocks, blocks, blocks)) == ["blocked", "generic"]
+        assert [name for name in attnkit.explain(op, few, few, few) if name != "native"] == ["generic", "blocked"]
+        told = attnkit.explain(op, blocks, blocks, blocks)
+        assert [name for name in told if name != "native"] == ["blocked", "generic"]
 
 
 @pytest.mark.parametrize("op", blocked.OPS)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import attnkit
+from attnkit._core import check, dispatch
 from attnkit._core.dispatch import Kernel
 from attnkit.backends import torch as torch_backend
 
@@ -77,7 +78,8 @@ def test_explain_names_every_implementation_and_its_reason(tensors, kernel):
     assert told == {"fast": "no masks here", "generic": None}
     assert kernel == []
     arrays = [x.numpy() for x in tensors]
-    assert attnkit.explain(attnkit.pointwise_attention, *arrays) == {"generic": None, "blocked": None}
+    told = attnkit.explain(attnkit.pointwise_attention, *arrays)
+    assert told == {"native": attnkit.native_status().reason, "generic": None, "blocked": None}
 
 
 def test_an_unknown_implementation_names_those_there_are(tensors):
@@ -118,3 +120,41 @@ def test_signatures_show_every_option():
         assert name in shown
     assert list(shown)[-1] == "impl"
     assert "dropout" not in inspect.signature(attnkit.pointwise_attention_weights).parameters
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_calls_of_one_signature_are_checked_once_and_others_again(library, monkeypatch):
+    q, k, v = (torch.tensor(x) if library == "torch" else x for x in qkv(5, 5))
+    count = []
+    monkeypatch.setattr(check, "call", lambda *a, call=check.call, **o: count.append(1) or call(*a, **o))
+    for expected in (1, 1, 1):
+        attnkit.gaussian_attention(q, k, v, scale=0.123, causal=True)
+        assert len(count) == expected
+    attnkit.gaussian_attention(q, k, v, scale=0.124, causal=True)
+    attnkit.gaussian_attention(q[..., :4, :], k, v, scale=0.123, causal=True)
+    assert len(count) == 3
+    for wrong in ({"causal": 1}, {"scale": "x"}, {"causal": True, "colour": 1}, {"dropout": (0.5, -1)}):
+        with pytest.raises((TypeError, ValueError)):
+            attnkit.gaussian_attention(q, k, v, **{"scale": 0.123, **wrong})
+    with pytest.raises(TypeError, match="share one dtype"):
+        attnkit.gaussian_attention(q, k, v[...].astype("float32") if library == "numpy" else v.float(), scale=0.123)
+    with pytest.raises(NotImplementedError):
+        attnkit.gaussian_attention(q, k, v, scale=0.123, causal=True, impl=())
+
+
+def test_what_is_remembered_of_a_call_is_forgotten_with_the_kernels(tensors, kernel):
+    attnkit.pointwise_attention(*tensors)
+    attnkit.pointwise_attention(*tensors)
+    assert kernel == ["called", "called"]
+    mask = torch.ones(5, 5, dtype=torch.bool)
+    attnkit.pointwise_attention(*tensors, mask=mask)
+    attnkit.pointwise_attention(*tensors, mask=mask)
+    assert kernel == ["called", "called"]
+
+
+def test_choices_are_not_remembered_without_end(tensors, monkeypatch):
+    monkeypatch.setattr(dispatch, "MOST_CHOICES", 3)
+    dispatch._choices.clear()
+    for i in range(10):
+        attnkit.gaussian_attention(*tensors, scale=1.0 + i)
+        assert len(dispatch._choices) <= 3

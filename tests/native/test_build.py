@@ -1,0 +1,63 @@
+"""The build hook: what a wheel holds with a compiler and without one."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from attnkit.backends.native import build
+
+ROOT = Path(__file__).parents[2]
+LEVEL = next(iter(build.levels()))
+
+
+def wheel(folder: Path, **environment: str) -> tuple[Path, str]:
+    """The wheel, and what was said while it was built."""
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, check=True)
+    return next(folder.glob("*.whl")), done.stdout + done.stderr
+
+
+@pytest.fixture
+def fake_compiler(tmp_path) -> Path:
+    """Says which files and flags it was given; what it makes is empty."""
+    script = tmp_path / "c++"
+    script.write_text('#!/bin/sh\necho "$@" >> "$0.calls"\nfor last; do true; done\necho made > "$last"\n')
+    script.chmod(0o755)
+    return script
+
+
+def test_without_a_compiler_the_wheel_is_anybodys_and_says_why(tmp_path):
+    made, said = wheel(tmp_path, CXX="/no/such/compiler")
+    assert made.name.endswith("-py3-none-any.whl")
+    assert "without its compiled CPU kernels: CXX=/no/such/compiler is not there" in said
+    with zipfile.ZipFile(made) as archive:
+        names = [name for name in archive.namelist() if name.startswith("attnkit/backends/native/lib/")]
+        assert names == [f"attnkit/backends/native/lib/{build.REASON}"]
+        assert archive.read(names[0]) == b"CXX=/no/such/compiler is not there"
+
+
+def test_a_compiler_that_fails_is_quoted(tmp_path):
+    broken = tmp_path / "c++"
+    broken.write_text("#!/bin/sh\necho 'warning: no' >&2\necho 'x.cpp:1: error: what is this' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    made, said = wheel(tmp_path, CXX=str(broken))
+    assert made.name.endswith("-py3-none-any.whl")
+    assert "c++ failed: x.cpp:1: error: what is this" in " ".join(said.split())
+
+
+def test_a_wheel_holds_every_level_and_the_checkout_keeps_its_own(tmp_path, fake_compiler):
+    before = {path: path.stat().st_mtime_ns for path in build.LIBRARIES.glob("*")}
+    made, _ = wheel(tmp_path, CXX=str(fake_compiler))
+    assert "-py3-none-any" not in made.name
+    assert "-py3-none-" in made.name
+    names = {name.rpartition("/")[2] for name in zipfile.ZipFile(made).namelist() if "/native/lib/" in name}
+    assert names == {f"attnkit-{level}.so" for level in (build.DETECTOR, *build.levels())}
+    calls = (tmp_path / "c++.calls").read_text().splitlines()
+    for _, flags in build.levels().values():
+        compiled = [call for call in calls if "pointwise.cpp" in call and all(flag in call.split() for flag in flags)]
+        assert compiled
+    assert {path: path.stat().st_mtime_ns for path in build.LIBRARIES.glob("*")} == before

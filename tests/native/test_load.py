@@ -1,0 +1,98 @@
+"""Which library is loaded, and what is said where none is."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import attnkit
+from attnkit.backends.native import build, load
+
+ASK = "import attnkit; status = attnkit.native_status(); print(status.level, '|', status.reason)"
+
+
+def told(code: str = ASK, **environment: str) -> str:
+    command = [sys.executable, "-c", code]
+    return subprocess.run(
+        command, env=os.environ | environment, capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+def test_the_highest_level_of_this_machine_serves(library):
+    level = attnkit.native_status().level
+    assert build.levels()[level][0] == build.machine_level()
+    x = np.ones((2, 3))
+    assert attnkit.explain(attnkit.softmax_attention, x, x, x)["native"] is None
+
+
+@pytest.mark.parametrize(
+    ("level", "reason"),
+    [
+        ("none", "None | ATTNKIT_CPU_LEVEL=none"),
+        ("x86-64-v9", "None | ATTNKIT_CPU_LEVEL=x86-64-v9 is none of "),
+    ],
+)
+def test_a_level_that_is_not_to_be_had(library, level, reason):
+    assert told(ATTNKIT_CPU_LEVEL=level).startswith(reason)
+
+
+def test_without_the_library_calls_are_served_by_others_and_explained(library):
+    code = (
+        "import numpy as np, attnkit; x = np.ones((2, 3)); attnkit.softmax_attention(x, x, x)\n"
+        "print(attnkit.explain(attnkit.softmax_attention, x, x, x)['native'])\n"
+        "try: attnkit.softmax_attention(x, x, x, impl='native')\n"
+        "except NotImplementedError as error: print(error)"
+    )
+    answers = told(code, ATTNKIT_CPU_LEVEL="none").splitlines()
+    assert answers[0] == "ATTNKIT_CPU_LEVEL=none"
+    assert "native: ATTNKIT_CPU_LEVEL=none" in answers[1]
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """Another folder of libraries and nothing loaded yet."""
+    monkeypatch.setattr(build, "LIBRARIES", tmp_path)
+    monkeypatch.setattr(build.library, "__defaults__", (tmp_path,))
+    monkeypatch.setattr(build.machine_level, "__defaults__", (tmp_path,))
+    load.load.cache_clear()
+    yield tmp_path
+    load.load.cache_clear()
+
+
+def test_edited_sources_are_never_served_by_an_old_library(library, monkeypatch):
+    monkeypatch.setattr(build, "fingerprint", lambda: "of other sources")
+    load.load.cache_clear()
+    try:
+        status = attnkit.native_status()
+        assert status.level is None
+        assert "compiled from other C++ sources" in status.reason
+        assert "python -m attnkit.backends.native.build" in status.reason
+    finally:
+        load.load.cache_clear()
+
+
+def test_every_source_and_the_flags_are_part_of_the_fingerprint(tmp_path, monkeypatch):
+    sources = {path.relative_to(build.SOURCES): path.read_bytes() for path in build.source_files()}
+    assert {Path("attnkit.h"), Path("pool.h"), Path("attnkit.cpp")} <= {*sources}
+    monkeypatch.setattr(build, "SOURCES", tmp_path)
+    for path, content in sources.items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_bytes(content)
+    before = build.fingerprint()
+    for path, content in sources.items():
+        (tmp_path / path).write_bytes(content + b"\n")
+        assert build.fingerprint() != before
+        (tmp_path / path).write_bytes(content)
+    assert build.fingerprint() == before
+    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-O1"))
+    assert build.fingerprint() != before
+
+
+def test_what_hindered_the_build_is_told_later(elsewhere):
+    assert attnkit.native_status() == (None, "it was not compiled; run python -m attnkit.backends.native.build")
+    load.load.cache_clear()
+    (elsewhere / build.REASON).write_text("no C++ compiler was found (c++, g++, clang++)")
+    assert attnkit.native_status().reason.startswith("no C++ compiler was found (c++, g++, clang++); run python -m")

@@ -1,0 +1,76 @@
+"""Nothing beyond an array is read or written: a page that may not be touched lies behind each, or before it."""
+
+import ctypes
+import mmap
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import attnkit
+
+pytestmark = pytest.mark.usefixtures("library")
+PAGE = mmap.PAGESIZE
+FORBIDDEN = 0  # PROT_NONE
+OPS = ["softmax_attention", "pointwise_attention", "entmax_attention", "sparsemax_attention", "gaussian_attention"]
+
+
+def guarded(x: np.ndarray, at_end: bool) -> np.ndarray:
+    """A copy of x whose last element (first, if not `at_end`) is beside a page that may not be touched."""
+    size = max(1, -(-x.nbytes // PAGE)) * PAGE
+    memory = mmap.mmap(-1, size + 2 * PAGE)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    protect = ctypes.CDLL(None, use_errno=True).mprotect
+    for page in (start, start + PAGE + size):
+        assert protect(ctypes.c_void_p(page), ctypes.c_size_t(PAGE), FORBIDDEN) == 0
+    offset = PAGE + (size - x.nbytes if at_end else 0)
+    copy = np.frombuffer(memory, x.dtype, x.size, offset).reshape(x.shape)
+    copy[...] = x
+    return copy
+
+
+def calls(op: str, dtype: str, at_end: bool, queries: int, keys: int, d: int, e: int) -> None:
+    rng = np.random.default_rng(0)
+
+    def tokens(*shape):
+        return guarded(rng.normal(size=shape).astype(dtype), at_end)
+
+    q, k, v, do = tokens(2, queries, d), tokens(2, keys, d), tokens(2, keys, e), tokens(2, queries, e)
+    options = {
+        "mask": guarded(rng.random((queries, keys)) < 0.9, at_end),
+        "bias": tokens(2, 1, keys),
+        "key_lengths": guarded(np.array([keys, keys - 1], np.int32), at_end),
+        "query_mask": guarded(rng.random((2, queries)) < 0.9, at_end),
+        "dropout_mask": tokens(queries, keys),
+    }
+    for name in (None, *options):
+        chosen = {} if name is None else {name: options[name]}
+        for causal in (False, True):
+            getattr(attnkit, op)(q, k, v, impl="native", causal=causal, **chosen)
+            getattr(attnkit, f"{op}_vjp")(q, k, v, do, impl="native", causal=causal, **chosen)
+
+
+SHAPES = [(1, 1, 1, 1), (5, 7, 8, 6), (33, 70, 20, 17), (130, 67, 64, 65), (1, 300, 64, 64)]  # queries, keys, d, e
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks mprotect of the C library")
+@pytest.mark.parametrize("at_end", [True, False], ids=["behind", "before"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize("op", OPS)
+def test_pages_beside_an_array_are_not_touched(op, dtype, at_end):
+    """In a process of its own, which a fault ends."""
+    code = (
+        f"from tests.native.test_memory import SHAPES, calls\nfor s in SHAPES: calls({op!r}, {dtype!r}, {at_end}, *s)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"signal {-done.returncode}: {done.stderr[-2000:]}"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks mprotect of the C library")
+def test_a_touched_page_ends_the_process():
+    code = (
+        "import ctypes, numpy as np\nfrom tests.native.test_memory import guarded\n"
+        "x = guarded(np.zeros(3), True)\nctypes.string_at(x.ctypes.data, x.nbytes + 1)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == -11

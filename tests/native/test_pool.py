@@ -1,0 +1,50 @@
+"""The pool of threads, in a program of its own, also under the sanitizers that this compiler has."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from attnkit.backends.native import build
+
+PROGRAM = Path(__file__).parent / "pool.cpp"
+SANITIZERS = {"plain": (), "address": ("-fsanitize=address,undefined",), "thread": ("-fsanitize=thread",)}
+
+
+def compiled(tmp_path: Path, *flags: str, header: str | None = None) -> Path:
+    try:
+        compiler = build.compiler()
+    except LookupError as error:
+        pytest.skip(str(error))
+    if header is not None:
+        (tmp_path / "pool.h").write_text(header)
+    places = [f"-I{tmp_path}", f"-I{build.SOURCES}"]
+    command = [*compiler, "-std=c++17", "-O1", "-pthread", *places, *flags, str(PROGRAM), "-o", str(tmp_path / "pool")]
+    subprocess.run(command, check=True, capture_output=True)
+    return tmp_path / "pool"
+
+
+def complaints(program: Path, *arguments: str) -> str:
+    done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=100, check=False)
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("sanitizer", SANITIZERS)
+def test_every_task_is_done_once(tmp_path, sanitizer):
+    program = compiled(tmp_path, *SANITIZERS[sanitizer])
+    assert complaints(program, *(["without fork"] if sanitizer == "thread" else [])) == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "planted", "complaint"),
+    [
+        ("next_.fetch_add(1, std::memory_order_relaxed)", "next_++ + (next_ == 60)", "a task was not done once"),
+        ("pthread_atfork(nullptr, nullptr, [] { pool_ = new Pool; });", "", "a forked child hangs or fails"),
+        ("if (error_) std::rethrow_exception(error_);", "", "what a task threw was lost"),
+    ],
+)
+def test_the_program_would_notice(tmp_path, line, planted, complaint):
+    header = (build.SOURCES / "pool.h").read_text()
+    assert header.count(line) == 1
+    program = compiled(tmp_path, header=header.replace(line, planted))
+    assert complaint in complaints(program)

@@ -1,0 +1,303 @@
+"""Every way into the library from torch: straight, by autograd, by custom ops, and what is refused."""
+
+import os
+import warnings
+
+import pytest
+
+import attnkit
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.usefixtures("library")
+OPS = [attnkit.softmax_attention, attnkit.pointwise_attention, attnkit.sigmoid_attention, attnkit.gaussian_attention]
+BY_NAME = pytest.mark.parametrize("op", OPS, ids=lambda op: op.__name__)
+SEED = 2**63 + 5
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+def tokens(*shape, **options):
+    return torch.randn(*shape, dtype=torch.float64, **options)
+
+
+def qkv(**options):
+    return tokens(2, 4, 5, 8, **options), tokens(2, 2, 7, 8, **options), tokens(2, 2, 7, 6, **options)
+
+
+def native(op, **options):
+    return lambda q, k, v, **more: op(q, k, v, impl="native", enable_gqa=True, **options, **more)
+
+
+def generic(op, **options):
+    return lambda q, k, v, **more: op(q, k, v, impl="generic", enable_gqa=True, **options, **more)
+
+
+# ---------------------------------------------------------------------------------------------- values and gradients
+
+
+@BY_NAME
+def test_gradients_and_gradients_of_gradients(op):
+    leaves = [x.requires_grad_() for x in (*qkv(), tokens(4, 1, 7))]
+    found = []
+    for make in (native, generic):
+        o = make(op, dropout=(0.3, SEED), causal=True, bias=leaves[3])(*leaves[:3])
+        first = torch.autograd.grad((o**2).sum(), leaves, create_graph=True)
+        found.append((o, *first, *torch.autograd.grad(sum((x**2).sum() for x in first), leaves)))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_only_what_needs_a_gradient_has_one():
+    q, k, v = qkv()
+    o = native(attnkit.softmax_attention)(q, k.requires_grad_(), v)
+    o.sum().backward()
+    assert q.grad is None
+    assert k.grad is not None
+    assert not native(attnkit.softmax_attention)(q, k.detach(), v).requires_grad
+    with torch.no_grad():
+        assert not native(attnkit.softmax_attention)(q, k, v).requires_grad
+
+
+def test_lse_and_its_gradient():
+    leaves = [x.requires_grad_() for x in qkv()]
+    found = []
+    for make in (native, generic):
+        o, lse = make(attnkit.softmax_attention, return_lse=True)(*leaves)
+        grads = [torch.autograd.grad(y.sum(), leaves, retain_graph=True, materialize_grads=True) for y in (o, lse)]
+        found.append((o, lse, *grads[0], *grads[1]))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_explicit_gradients_of_one_cotangent_alone():
+    q, k, v = qkv()
+    for do, dlse in ((tokens(2, 4, 5, 6), None), (None, tokens(2, 4, 5))):
+        found, golden = (
+            attnkit.softmax_attention_vjp(q, k, v, do, dlse, enable_gqa=True, impl=impl)
+            for impl in ("native", "generic")
+        )
+        torch.testing.assert_close(found, golden)
+
+
+def test_strides_of_any_kind():
+    q = tokens(2, 5, 4, 8).transpose(1, 2)
+    k = tokens(7, 8, 2, 2).permute(2, 3, 0, 1)
+    v = tokens(1, 1, 1, 6).expand(2, 2, 7, 6)
+    torch.testing.assert_close(native(OPS[0])(q, k, v), generic(OPS[0])(q, k, v))
+    negated = torch.complex(tokens(2, 2, 7, 6), tokens(2, 2, 7, 6)).conj().imag
+    assert negated.is_neg()
+    torch.testing.assert_close(native(OPS[0])(q, k, negated), generic(OPS[0])(q, k, negated))
+
+
+# ---------------------------------------------------------------------------------------------- who else looks on
+
+
+@BY_NAME
+def test_vmap(op):
+    q, k, v = tokens(3, 4, 5, 8), tokens(2, 7, 8), tokens(3, 2, 7, 6)
+    options = {"dropout": (0.3, SEED)}
+    function = native(op, **options)
+    found = torch.func.vmap(function, (0, None, 0))(q, k, v)
+    torch.testing.assert_close(found, torch.stack([function(q[i], k, v[i]) for i in range(3)]))
+
+
+@BY_NAME
+def test_derivatives_of_torch_func_pass_the_library_over_or_are_refused(op):
+    q, k, v = qkv()
+    auto = lambda q: op(q, k, v, enable_gqa=True).pow(2).sum()  # noqa: E731
+    golden = torch.func.grad(lambda q: generic(op)(q, k, v).pow(2).sum())(q)
+    torch.testing.assert_close(torch.func.grad(auto)(q), golden)
+    found = torch.func.vmap(torch.func.grad(auto))(torch.stack([q, q]))
+    torch.testing.assert_close(found, torch.stack([golden, golden]))
+    for transform in (
+        lambda f: torch.func.jvp(f, (q,), (q,)),
+        lambda f: torch.func.grad(lambda q: f(q).sum())(q),
+    ):
+        with pytest.raises(NotImplementedError, match=r"native: derivatives by torch\.func"):
+            transform(lambda q: native(op)(q, k, v))
+    with torch.autograd.forward_ad.dual_level(), pytest.raises(NotImplementedError, match=r"native: derivatives by"):
+        native(op)(torch.autograd.forward_ad.make_dual(q, q), k, v)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@BY_NAME
+def test_compiled_as_one_graph(op, dynamic):
+    leaves = [x.requires_grad_() for x in qkv()]
+    function = native(op, causal=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        compiled = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+        o = compiled(*leaves)
+        found = (o, *torch.autograd.grad((o**2).sum(), leaves))
+    o = function(*leaves)
+    torch.testing.assert_close(found, (o, *torch.autograd.grad((o**2).sum(), leaves)))
+
+
+def test_exported():
+    class Module(torch.nn.Module):
+        def forward(self, q, k, v):
+            return native(attnkit.pointwise_attention)(q, k, v)
+
+    program = torch.export.export(Module(), qkv())
+    assert "attnkit.native" in str(program.graph)
+    arguments = qkv()
+    torch.testing.assert_close(program.module()(*arguments), generic(attnkit.pointwise_attention)(*arguments))
+
+
+def test_tensors_without_data_never_reach_the_library():
+    from torch._subclasses import FakeTensorMode
+
+    with FakeTensorMode() as mode:
+        fake = [mode.from_tensor(x) for x in qkv()]
+        assert native(attnkit.softmax_attention)(*fake).shape == (2, 4, 5, 6)
+    meta = [x.to("meta") for x in qkv()]
+    assert attnkit.softmax_attention(*meta, enable_gqa=True).shape == (2, 4, 5, 6)
+    with pytest.raises(NotImplementedError, match="native: it is for the CPU"):
+        native(attnkit.softmax_attention)(*meta)
+
+
+def test_subclasses_and_dispatch_modes_see_the_operation():
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Watching(TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.seen = []
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    with Watching() as watching:
+        native(attnkit.softmax_attention)(*qkv())
+    assert any("attnkit.native" in name for name in watching.seen)
+
+    class Own(torch.Tensor):
+        pass
+
+    q, k, v = qkv()
+    found = native(attnkit.softmax_attention)(q.as_subclass(Own), k, v)
+    assert type(found) is Own
+    torch.testing.assert_close(found.as_subclass(torch.Tensor), generic(attnkit.softmax_attention)(q, k, v))
+
+
+def test_autocast_does_not_round_what_the_library_computes():
+    q, k, v = (x.float().requires_grad_() for x in qkv())
+    golden = native(attnkit.softmax_attention)(q, k, v)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = native(attnkit.softmax_attention)(q, k, v)
+        grads = torch.autograd.grad(found.sum(), (q, k, v))
+    assert torch.equal(found, golden)
+    assert all(map(torch.equal, grads, torch.autograd.grad(golden.sum(), (q, k, v))))
+
+
+@BY_NAME
+def test_opcheck(op):
+    q, k, v = (x.requires_grad_() for x in qkv())
+    from attnkit.backends.torch import custom, native
+
+    name = op.__name__ if op.__name__ in native.OPS else "pointwise_attention"
+    names, tensors, text = custom.written(
+        {"q": q, "k": k, "v": v, "enable_gqa": True, "dropout": (0.3, 5), "outputs": "o"}
+    )
+    torch.library.opcheck(native.CUSTOM.forward, (name, tensors, names, text))
+
+
+# ---------------------------------------------------------------------------------------------- threads and processes
+
+
+def test_any_number_of_threads_gives_the_same_bits():
+    q, k, v = (torch.randn(1, 8, 300, 64).requires_grad_() for _ in range(3))
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 7):
+            torch.set_num_threads(threads)
+            o = attnkit.softmax_attention(q, k, v, causal=True, impl="native")
+            found.append((o, *torch.autograd.grad(o.sum(), (q, k, v))))
+    finally:
+        torch.set_num_threads(before)
+    for other in found[1:]:
+        assert all(map(torch.equal, found[0], other))
+
+
+class Attending(torch.utils.data.Dataset):
+    """Every item calls the library, in the process of a worker, with tensors too small for torch's own threads."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        x = torch.full((1, 500, 64), float(index))
+        torch.set_num_threads(2)
+        return attnkit.pointwise_attention(x, x, x, impl="native"), os.getpid()
+
+
+def test_workers_that_fork_after_the_first_call():
+    before = torch.get_num_threads()
+    data = Attending()
+    golden = [data[i][0] for i in range(4)]
+    try:
+        loader = torch.utils.data.DataLoader(data, num_workers=2, multiprocessing_context="fork", timeout=60)
+        items = list(loader)
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(o[0], expected) for (o, _), expected in zip(items, golden, strict=True))
+    assert os.getpid() not in {int(pid) for _, pid in items}
+
+
+# ---------------------------------------------------------------------------------------------- statistics, ReLA
+
+
+STATISTICS = [
+    (attnkit.softmax_attention, {}),
+    (attnkit.reluformer_attention, {"causal": True}),
+    (attnkit.sparsemax_attention, {}),
+    (attnkit.entmax_attention, {"alpha": 1.2}),
+    (attnkit.gaussian_attention, {}),
+]
+
+
+def measured(op, leaves, impl, options, wrapped=lambda f: f):
+    def function(*tensors):
+        o, rows = attnkit.attention_with_statistics(op, *tensors, enable_gqa=True, impl=impl, **options)
+        alone = attnkit.row_statistics(op, *tensors[:2], enable_gqa=True, impl=impl, **options)
+        return (o, *rows, *alone)
+
+    outputs = wrapped(function)(*leaves)
+    weight = sum((i + 1) * x.sin().sum() for i, x in enumerate(outputs) if x.requires_grad)
+    return outputs, torch.autograd.grad(weight, leaves)
+
+
+@pytest.mark.parametrize(("op", "options"), STATISTICS, ids=lambda x: getattr(x, "__name__", ""))
+def test_statistics_beside_the_output_and_alone(op, options):
+    leaves = [x.requires_grad_() for x in qkv()]
+    golden = measured(op, leaves, "generic", options)
+    torch.testing.assert_close(measured(op, leaves, "native", options), golden)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        compiled = measured(
+            op, leaves, "native", options, lambda f: torch.compile(f, fullgraph=True, backend="aot_eager")
+        )
+    torch.testing.assert_close(compiled, golden)
+
+
+def test_second_derivatives_of_statistics():
+    leaves = [x.requires_grad_() for x in qkv()]
+    found = []
+    for impl in ("native", "generic"):
+        o, rows = attnkit.attention_with_statistics(attnkit.softmax_attention, *leaves, enable_gqa=True, impl=impl)
+        first = torch.autograd.grad((o**2).sum() + rows.entropy.sin().sum(), leaves, create_graph=True)
+        found.append(torch.autograd.grad(sum((x**2).sum() for x in first), leaves))
+    torch.testing.assert_close(*found)
+
+
+def test_rela():
+    leaves = [x.requires_grad_() for x in (*qkv(), tokens(24))]
+    found = []
+    for impl in ("native", "generic"):
+        o = attnkit.rela_attention(*leaves, enable_gqa=True, impl=impl)
+        found.append((o, *torch.autograd.grad((o**2).sum(), leaves)))
+    torch.testing.assert_close(*found)
