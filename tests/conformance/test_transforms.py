@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+import attnkit
 from attnkit.backends import jax as jax_backend
 from attnkit.backends import torch as torch_backend
 from attnkit.backends.torch import blocked, chunked
@@ -15,6 +16,11 @@ from attnkit_conformance.adapters.transforms import EITHER, REFUSED, RIGHT, Row,
 TABLE = Path(__file__).parents[2] / "docs" / "differentiation.md"
 COMPILED = ("pointwise_attention", "entmax_attention", "newton_inverse", "linear_attention_step")  # by XLA, of all ops
 LONGEST = 512  # tokens; longer rows are judged by make transforms
+
+
+def settled(row: Row) -> bool:
+    """Whether the row is the same on every machine: without a C++ compiler `auto` takes something else."""
+    return attnkit.native_status().reason is None or row.impl not in ("native", "auto")
 
 
 def allowed(word: str) -> set[str]:
@@ -31,21 +37,23 @@ def test_the_table_has_every_cell() -> None:
     expected = {
         page.key(row, transform)
         for library in transforms.LIBRARIES
-        for row in transforms.rows(library)
+        for row in filter(settled, transforms.rows(library))
         for transform in transforms.runner(library)[1]
     }
-    assert set(page.cells(TABLE)) == expected, "run `make transforms`"
+    there = set(page.cells(TABLE))
+    assert expected <= there, "run `make transforms`"
+    assert there == expected or attnkit.native_status().reason, "run `make transforms`"
 
 
 @pytest.mark.parametrize("op", [op.name for op in transforms.differentiable()])
 def test_torch(op: str) -> None:
-    rows = [row for row in transforms.rows("torch") if row.op == op and (row.tokens or 0) <= LONGEST]
+    rows = [row for row in transforms.rows("torch") if row.op == op and (row.tokens or 0) <= LONGEST and settled(row)]
     assert_as_in_table([verdict for row in rows for verdict in transforms.judge(row, most=1)])
 
 
 @pytest.mark.parametrize("op", COMPILED)
 def test_jax(op: str) -> None:
-    rows = [row for row in transforms.rows("jax") if row.op == op and not row.tokens]
+    rows = [row for row in transforms.rows("jax") if row.op == op and not row.tokens and settled(row)]
     assert_as_in_table([verdict for row in rows for verdict in transforms.judge(row, most=1)])
 
 

@@ -38,7 +38,7 @@ class Row:
 
     @property
     def label(self) -> str:
-        return self.impl if self.tokens is None else f"{self.impl} from {self.tokens} tokens ({self.takes})"
+        return self.impl if self.tokens is None else f"{self.impl}, many tokens"
 
 
 @dataclass(frozen=True)
