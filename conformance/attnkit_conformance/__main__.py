@@ -115,10 +115,20 @@ def run(given: argparse.Namespace) -> int:
         closed(chosen)
         verdicts = judge_in_processes(find, names, given.profile, given.k, dtypes, given.workers)
     results = terminal.show_progress(verdicts, lambda: planned(chosen, given.profile, given.k, dtypes))
-    closed(chosen)
     if not results:
         raise ValueError("nothing selected: no case matches")
-    return conclude(in_order(results, chosen), chosen, given)
+    results = with_programs(in_order(results, chosen), chosen)
+    closed(chosen)
+    return conclude(results, chosen, given)
+
+
+def with_programs(results: list[CaseResult], chosen: list[Adapter]) -> list[CaseResult]:
+    """Failures with the programs of their smallest cases, where hypothesis, which the search needs, is installed."""
+    if find_spec("hypothesis") is None:
+        return results
+    from attnkit_conformance.search import smallest
+
+    return smallest.with_programs(results, chosen)
 
 
 def closed(adapters: Iterable[Adapter]) -> None:

@@ -35,6 +35,7 @@ class CaseResult:
     failures: tuple[Failure, ...] = ()
     reason: str = ""
     seconds: float = 0.0
+    program: str = ""  # of a failure: its smallest case, what is expected and what came
 
     @property
     def ratio(self) -> float:

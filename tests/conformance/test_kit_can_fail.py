@@ -406,7 +406,8 @@ class NoLse(Correct):
 
 
 def test_what_an_adapter_does_not_return_is_not_asked_for_and_the_rest_is_judged() -> None:
-    cases = [case for case in core.cases("softmax_attention", "quick", ("float32",)) if "return_lse" in case.params]
+    scenes = [case for case in core.cases("softmax_attention", "quick", ("float32",)) if "/pair." not in case.id]
+    cases = [case for case in scenes if "return_lse" in case.params]
     assert cases
     for case in cases:
         assert core.check(Correct(), case).measured[1].output == "lse"

@@ -101,7 +101,7 @@ def test_what_is_not_selected_is_not_drawn(monkeypatch: pytest.MonkeyPatch) -> N
     generic = [adapter for adapter in adapters() if adapter.name == "numpy-generic"]
     (result,) = judge.judge(generic, "full", "qk_layernorm/float32/cross", xfails=judge.XFAILS)
     assert result.status == "pass"
-    assert judge.planned(generic, "full", None, ("float32",)) > 500
+    assert judge.planned(generic, "scenes", None, ("float32",)) > 500
     with pytest.raises(AssertionError, match="a case was drawn"):
         list(judge.judge(generic, "quick", "softmax_attention/float32/cross"))
 

@@ -70,6 +70,7 @@ def record(result: CaseResult) -> dict[str, Any]:
             for m in result.measured
         ],
         "failures": [{"check": check, "message": message} for check, message in result.failures],
+        "program": result.program,
         "reason": result.reason,
         "seconds": finite(result.seconds),
     }  # fmt: skip

@@ -15,7 +15,8 @@ from attnkit_conformance.model.case import DTYPES
 if TYPE_CHECKING:
     from attnkit_conformance.search import Search
 
-SHOWN_FAILURES = 40
+SHOWN_FAILURES = 40  # kinds of them
+SHOWN_ALIKE = 3
 PAUSE = 20.0  # seconds between two lines of progress
 
 
@@ -57,10 +58,13 @@ def show_search() -> Callable[[Search, str], None]:
 def show(results: list[CaseResult]) -> None:
     """Failures first, then the matrix and the counts."""
     failures = [result for result in results if result.status == "fail"]
-    for result in failures[:SHOWN_FAILURES]:
-        print(f"FAIL {result.adapter}::{result.id}\n     " + result.message.replace("\n", "\n     "))
-    if len(failures) > SHOWN_FAILURES:
-        print(f"... and {len(failures) - SHOWN_FAILURES} more failures")
+    alike: dict[tuple[str, str, frozenset[str]], list[CaseResult]] = {}
+    for result in failures:
+        alike.setdefault((result.adapter, result.op, frozenset(result.checks)), []).append(result)
+    for held in list(alike.values())[:SHOWN_FAILURES]:
+        show_failure(held)
+    if len(alike) > SHOWN_FAILURES:
+        print(f"... and {len(alike) - SHOWN_FAILURES} more kinds of failures")
     if drawn():
         from attnkit_conformance.report import terminal_rich
 
@@ -72,6 +76,17 @@ def show(results: list[CaseResult]) -> None:
     for reason, number in reasons.most_common(8):
         print(f"  {number:5d} × {reason}")
     print(", ".join(f"{total[status]} {status}" for status in STATUSES))
+
+
+def show_failure(alike: list[CaseResult]) -> None:
+    """The first of failures that are alike, the program of its smallest case, and the ids of others."""
+    first, *others = alike
+    print(f"FAIL {first.adapter}::{first.id}\n     " + first.message.replace("\n", "\n     "))
+    if first.program:
+        print("     the smallest case:\n       " + first.program.replace("\n", "\n       "))
+    if others:
+        named = ", ".join(one.id for one in others[:SHOWN_ALIKE])
+        print(f"     and {len(others)} more of this kind, among them {named}")
 
 
 def show_lines(results: list[CaseResult]) -> None:

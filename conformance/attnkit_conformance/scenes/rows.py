@@ -99,6 +99,18 @@ def samples_of(op: Op, prefix: str, array: Sequence[Row]) -> Iterator[Sample]:
         yield scene_sample(op, scene, {n: x for n, x in own.items() if x is not None}, str(row["dtype"]), "")
 
 
+def named(op: Op, dtype: str, name: str) -> Sample:
+    """The sample of a row by its name."""
+    prefix, _, text = name.partition(".")
+    whole = grammar(op, (*SMALL, *TILED))
+    row = {**whole.plain, "shape": (TILED if f"{prefix}." == PREFIX["tiles"] else SMALL)[0], "dtype": dtype}
+    for part in text.split(",") if text != "plain" else ():
+        factor, _, level = part.partition("=")
+        row[factor] = next(x for x in whole.factors[factor] if str(x) == level)
+    (sample,) = samples_of(op, f"{prefix}.", [row])
+    return sample
+
+
 def row_name(op: Op, row: Row) -> str:
     """The levels of a row that a plain call does not have."""
     plain = {**grammar(op, SMALL).plain, "dtype": row["dtype"]}

@@ -29,6 +29,7 @@ from attnkit_conformance.model.grammar import Grammar
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.opdb import OPDB
 from attnkit_conformance.search import saved
+from attnkit_conformance.search.smallest import Way, way_of
 from attnkit_conformance.search.strategies import cases
 
 TURN = 12  # examples of an op before the next op has its turn
@@ -42,7 +43,6 @@ SETTINGS = hypothesis.settings(
     phases=(hypothesis.Phase.generate, hypothesis.Phase.shrink),
 )
 Asked = tuple[Adapter, tuple[str, ...]]  # an adapter, and the dtypes in which it is judged
-Way = tuple[str, str, frozenset[str]]  # adapter, op and failed checks: failures that are alike
 
 
 class TimeIsUp(BaseException):
@@ -181,11 +181,6 @@ class Search:
     def results(self) -> list[CaseResult]:
         """Findings, and the worst verdict on every adapter, op and dtype without one."""
         return [*(finding.result for finding in self.findings), *self.worst.values()]
-
-
-def way_of(result: CaseResult) -> Way:
-    """What makes two failures alike."""
-    return result.adapter, result.op, frozenset(result.checks)
 
 
 def replayed(adapters: Sequence[Adapter], paths: Sequence[Path]) -> list[CaseResult]:

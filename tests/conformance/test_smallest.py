@@ -1,0 +1,62 @@
+"""A failing run ends with the smallest case of each kind of failure, as a program."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attnkit_conformance import core
+from attnkit_conformance.model.golden import drawn
+from attnkit_conformance.opdb import OPDB
+from attnkit_conformance.report import terminal
+from attnkit_conformance.scenes import rows
+from attnkit_conformance.search import smallest
+from tests.conformance.test_declared import OP, Partial, verdicts
+
+TAIL = "divides by the padded length"
+
+
+@pytest.mark.parametrize("op", [op for op in OPDB if rows.has_grammar(op)], ids=lambda op: op.name)
+def test_a_row_is_known_by_its_name(op: Any) -> None:
+    for sample in rows.row_samples(op, "float16", "quick"):
+        name = sample.id.split("/", 2)[2]
+        again = rows.named(op, "float16", name)
+        assert again.id == sample.id
+    one, two = drawn(sample), drawn(again)
+    assert {n: x.tobytes() for n, x in one.arrays.items()} == {n: x.tobytes() for n, x in two.arrays.items()}
+    assert one.params == two.params
+    tile = rows.named(op, "float32", "tile.shape=33x257,layout=strided")
+    assert drawn(tile).arrays["k"].shape[-2] == 257
+
+
+def test_the_first_failure_of_a_kind_has_the_program_of_its_smallest_case(capsys: pytest.CaptureFixture[str]) -> None:
+    adapter = Partial(TAIL)
+    results = smallest.with_programs(verdicts(adapter), [adapter])
+    (first,) = [result for result in results if result.program]
+    assert first is next(result for result in results if result.status == "fail")
+    told: dict[str, Any] = {}
+    exec(first.program, told)
+    assert told["q"].size <= 4
+    assert told["k"].shape[-2] <= 3
+    assert f"# {OP}(q, k, v" in first.program
+    assert "# o should be " in first.program
+    arrays = {name: x for name, x in told.items() if isinstance(x, np.ndarray)}
+    call = next(line for line in first.program.splitlines() if line.startswith(f"# {OP}"))
+    options = eval(f"dict({call.partition('v, ')[2].removesuffix(')')})", told) if "v, " in call else {}
+    params = {name: value for name, value in options.items() if name not in arrays}
+    right, wrong = (one.call(OP, arrays, params)["o"] for one in (Partial(), adapter))
+    assert not np.allclose(right, wrong)
+    terminal.show(results)
+    text = capsys.readouterr().out
+    assert text.count("FAIL ") == 1
+    assert "the smallest case:\n       import numpy as np\n       q = np.array(" in text
+    assert f"and {sum(r.status == 'fail' for r in results) - 1} more of this kind" in text
+
+
+def test_what_is_no_case_has_no_program() -> None:
+    refused = core.CaseResult(
+        f"{OP}/float32/outside.bias=2d", "partial", OP, "float32", "fail", (), (("declared", ""),)
+    )
+    broken = core.CaseResult(f"{OP}/float32/property.rerun", "partial", OP, "float32", "fail", (), (("rerun", ""),))
+    held = smallest.with_programs([refused, broken], [Partial()])
+    assert [result.program for result in held] == ["", ""]
