@@ -93,9 +93,8 @@ def test_a_bug_of_a_partial_adapter_is_found_by_run_and_by_search(bug: str, tmp_
     assert any("bound" in result.checks for result in verdicts(adapter))
     search = Search([adapter], 60.0, 0, tmp_path, ("float32",), lambda text: True)
     for turn in range(30):
-        for asked, within in search.groups(BY_NAME[OP]):
-            search.end = search.clock() + 60.0
-            search.look(BY_NAME[OP], turn, asked, within)
+        search.end = search.clock() + 60.0
+        search.look(BY_NAME[OP], turn)
         if search.findings:
             break
     assert search.findings

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from attnkit_conformance import core, exchange
 from attnkit_conformance.model.case import Case
+from attnkit_conformance.model.golden import drawn
 from attnkit_conformance.model.op import Op, Params
 from attnkit_conformance.model.scene import Scene
 from attnkit_conformance.opdb import OPDB
@@ -31,13 +32,14 @@ def cases() -> Iterator[Case]:
 
 
 def of_op(op: Op) -> Iterator[Case]:
-    """Each variant of an op in a small scene, and the quick cases that are not large.
+    """Each variant of an op in a small scene, and the quick scenes that are not large.
 
     Ops that do not share scenes have all of their quick cases in float32, and at least the smallest in float64.
     """
     for dtype in DTYPES:
         if dtype in op.dtypes:
-            small, quick = list(small_cases(op, dtype)), list(core.cases(op.name, "quick", (dtype,)))
+            scenes = (s for s in core.samples(op.name, "quick", (dtype,)) if "/pair." not in s.id)
+            small, quick = list(small_cases(op, dtype)), list(map(drawn, scenes))
             chosen = quick if not small and dtype == "float32" else [case for case in quick if size(case) <= LARGEST]
             yield from [*small, *chosen] or [min(quick, key=size)]
 

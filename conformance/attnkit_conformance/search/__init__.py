@@ -87,8 +87,7 @@ class Search:
             for op in order:
                 if self.clock() < self.end:
                     tell(self, op.name)
-                    for asked, within in self.groups(op):
-                        self.look(op, turn, asked, within)
+                    self.look(op, turn)
             turn += 1
 
     def asked(self, op: Op) -> list[Asked]:
@@ -116,8 +115,13 @@ class Search:
             if pair not in free:
                 yield [pair], declared.grammar(pair[0], op)
 
-    def look(self, op: Op, turn: int, asked: list[Asked], within: Grammar | None) -> None:
-        """One turn of an op; a failure is made smaller and saved."""
+    def look(self, op: Op, turn: int) -> None:
+        """One turn of an op, for each group of its adapters."""
+        for asked, within in self.groups(op):
+            self.draw(op, turn, asked, within)
+
+    def draw(self, op: Op, turn: int, asked: list[Asked], within: Grammar | None) -> None:
+        """Draws of an op for some adapters; a failure is made smaller and saved."""
         dtypes = tuple(dtype for dtype in self.dtypes if any(dtype in served for _, served in asked))
         failing: list[tuple[Case, CaseResult]] = []
         limit = self.end
