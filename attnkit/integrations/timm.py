@@ -147,7 +147,7 @@ def _refuse_unless_softmax(name: str, module: nn.Module) -> None:
 
     An interface does not tell what is computed: DaViT has such modules that attend among channels, VOLO among pictures.
     """
-    probe = copy.deepcopy(module).eval()
+    probe: Any = copy.deepcopy(module).eval()
     meta = any(p.is_meta for p in probe.parameters())
     probe = (probe.to_empty(device="cpu") if meta else probe.cpu()).double()
     with torch.random.fork_rng(devices=[]), torch.no_grad():

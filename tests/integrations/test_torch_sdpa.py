@@ -138,6 +138,17 @@ def test_an_op_without_bias_serves_float_masks_that_hide():
         compiled(ADDED)
 
 
+def test_a_compiled_call_is_one_graph():
+    q, k, v = qkv(2, HEADS, heads=2)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return scaled_dot_product_attention(
+            q, k, v, is_causal=True, scale=0.3, enable_gqa=True, dropout_p=0.0, op="relu", alpha=0.5
+        )
+
+    assert_close(torch.compile(attend, fullgraph=True, backend="aot_eager")(q, k, v), attend(q, k, v))
+
+
 def test_dropout_follows_torchs_generator():
     runs = []
     for seed in (0, 0, 1):

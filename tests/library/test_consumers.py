@@ -73,7 +73,7 @@ def module(op: Op) -> None:
 
 
 def integrations(op: Op) -> None:
-    _ops.check("swap_attention", op, arguments(op, ("q", "k", "v")), frozenset())
+    assert _ops.resolve("swap_attention", op, arguments(op, ("q", "k", "v")), frozenset())[0] is op
     scale = _ops.scale_of("swap_attention", op, WIDTH**-0.5, WIDTH)
     assert bool(scale) == (op.__name__ not in (*OF_FEATURES, "sima_attention"))
     assert_close(op(**arguments(op), **scale), op(**arguments(op)))
