@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
 
 import attnkit
@@ -44,10 +44,16 @@ _POSITIONS = frozenset(("position_ids", "cache_position", "seq_idx", "max_length
 _OUTPUTS = frozenset(("output_hidden_states", "output_router_logits", "num_items_in_batch", "return_dict", "use_cache"))
 _HARMLESS = _POSITIONS | _OUTPUTS | {"deterministic"}
 _registered: set[str] = set()
+_to_dict = PreTrainedConfig.to_dict
 
 
 def register() -> None:
-    """Register all of `VARIANTS`. Calling it again changes nothing."""
+    """Register all of `VARIANTS`. Calling it again changes nothing.
+
+    From then on a config writes the name of its variant into its dict and its file, which transformers does for no
+    implementation: a model that is saved with a variant is loaded with it once `register` was called, and without
+    attnkit transformers refuses to load it; `from_pretrained(..., attn_implementation="sdpa")` loads it with softmax.
+    """
     for name, (op, options) in VARIANTS.items():
         register_variant(name, op, **options)
 
@@ -69,8 +75,27 @@ def register_variant(name: str, op: str | Op, **options: Any) -> None:
     if name not in _registered and (name == "eager" or name in AttentionInterface()):
         raise ValueError(f"register_variant: name must not be that of another implementation; got {name!r}")
     _registered.add(name)
+    PreTrainedConfig.to_dict = _with_variant
     AttentionInterface.register(name, attention_function(name, chosen, **options))
     AttentionMaskInterface.register(name, visible_pairs)
+
+
+def _with_variant(config: PreTrainedConfig) -> dict[str, Any]:
+    """`to_dict` of a config, with the variants of the model and its parts as `attn_implementation` takes them."""
+    out: dict[str, Any] = _to_dict(config)
+    if variants := _variants_of(config):
+        out["attn_implementation"] = variants
+    return out
+
+
+def _variants_of(config: PreTrainedConfig) -> str | dict[str, Any] | None:
+    """What is registered here: a name, or {part: name} of a config with parts, whose own is that of ""."""
+    own = config._attn_implementation if config._attn_implementation in _registered else None
+    parts = {name: part for name in config.sub_configs if (part := getattr(config, name, None)) is not None}
+    if not parts:
+        return own
+    named = {"": own} | {name: _variants_of(part) for name, part in parts.items()}
+    return {name: variant for name, variant in named.items() if variant}
 
 
 def visible_pairs(

@@ -1,12 +1,18 @@
 """Stock models of transformers whose config names an op: padding, caches, windows, and what is refused."""
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
 from transformers import (
+    AttentionInterface,
     AttentionMaskInterface,
+    AutoModelForCausalLM,
     BertConfig,
     BertModel,
+    CLIPConfig,
+    CLIPModel,
     Gemma2Config,
     LlamaConfig,
     LlamaForCausalLM,
@@ -21,6 +27,7 @@ import attnkit
 import attnkit_reference as reference
 from attnkit.integrations import transformers as integration
 from attnkit.nn import capture
+from tests.integrations.counting import count
 from tests.library.arrays import LAYER, assert_close
 
 SIZES = {
@@ -259,6 +266,47 @@ def test_a_mask_of_floats_hides_and_adds():
     close(model(ids, attention_mask=seen[None, None]).logits, plain)
     shifted = model(ids, attention_mask=(additive + 0.5)[None, None]).logits
     assert float((shifted - plain).abs().max().detach()) > 1e-3
+
+
+# ------------------------------------------------------------------------------------- saved models
+
+
+def test_a_saved_model_comes_back_with_its_variant(tmp_path, monkeypatch):
+    """Saved, loaded, saved and loaded again; the op is what runs, and softmax would give other numbers."""
+    calls = count(monkeypatch, "entmax_attention")
+    integration.register_variant("entmax_steep", "entmax", alpha=1.75)
+    model, ids = llama("entmax_steep", torch.float32), padded(False)["input_ids"]
+    model.save_pretrained(tmp_path / "first")
+    AutoModelForCausalLM.from_pretrained(tmp_path / "first").save_pretrained(tmp_path / "second")
+    loaded = LlamaForCausalLM.from_pretrained(tmp_path / "second")
+    with torch.no_grad():
+        found, golden = loaded(ids).logits, model(ids).logits
+        assert calls == ["entmax_attention"] * 4
+        close(found, golden)
+        softmax = LlamaForCausalLM.from_pretrained(tmp_path / "second", attn_implementation="sdpa")(ids).logits
+    assert calls == ["entmax_attention"] * 4
+    assert float((softmax - golden).abs().max()) > 1e-3
+    monkeypatch.delitem(AttentionInterface._global_mapping, "entmax_steep")
+    with pytest.raises(ValueError, match='Specified `attn_implementation="entmax_steep"` is not supported'):
+        LlamaForCausalLM.from_pretrained(tmp_path / "second")
+
+
+def test_a_config_of_other_implementations_is_written_as_ever():
+    assert "attn_implementation" not in LlamaConfig(**SIZES, attn_implementation="sdpa").to_dict()
+    assert "attn_implementation" not in LlamaConfig(**SIZES).to_diff_dict()
+
+
+def test_parts_of_a_model_come_back_with_variants_of_their_own(tmp_path):
+    """A copy of a config in between: configs are shared by the models that are made of them."""
+    sizes = {
+        name: SIZES[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    }
+    parts = {"text_config": sizes | {"vocab_size": 40}, "vision_config": sizes | {"image_size": 4, "patch_size": 2}}
+    config = CLIPConfig(**parts, projection_dim=8, attn_implementation={"text_config": "attnkit_relu"})
+    CLIPModel(copy.deepcopy(config)).save_pretrained(tmp_path)
+    loaded = CLIPModel.from_pretrained(tmp_path)
+    assert loaded.text_model.config._attn_implementation == "attnkit_relu"
+    assert loaded.vision_model.config._attn_implementation == "sdpa"
 
 
 # ------------------------------------------------------------------------------------- capture

@@ -16,8 +16,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 # What an extra makes importable that nothing else does. cupy imports without a GPU, Triton's kernels need none to load.
 IMPORTS = {
-    "torch": ("torch", "attnkit.nn"),
-    "jax": ("jax",),
+    "torch": ("torch", "attnkit.nn", "attnkit.integrations.torch"),
+    "jax": ("jax", "attnkit.integrations.jax"),
     "cupy": ("cupy",),
     "triton": ("triton",),
     "jax-triton": ("jax", "jax_triton"),
