@@ -466,11 +466,11 @@ class Entmax {
     T *extra = w.extra.reserve(3 * stride_ + 3 * kLanes<T>), *u = extra + stride_;
     const T by = tilt(e, at);
     const bool drops = item.drops() && r.visible > 0;
-    item.hide(i, r, 0, width, T{}, dp);
     if (drops) {
       item.dropout(i, r.begin, r.end - r.begin, extra + r.begin);
       for (int64_t j = r.begin; j < r.end; ++j) dp[j] *= extra[j];
     }
+    item.hide(i, r, 0, width, T{}, dp);
     Vec<T> totals{};
     for (int64_t j = 0; j < width; j += kLanes<T>) {
       Vec<T> low, full;
