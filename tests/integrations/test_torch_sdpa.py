@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import attnkit_reference as reference
-from attnkit.integrations.torch import replace_sdpa, scaled_dot_product_attention, set_sdpa
+from attnkit.integrations.torch import MultiheadAttention, replace_sdpa, scaled_dot_product_attention, set_sdpa
 from attnkit_conformance.model import tolerance
 from tests.integrations.counting import count
 from tests.library.arrays import LAYER, assert_agrees, assert_close
@@ -242,11 +242,19 @@ def test_the_fast_path_of_encoders_does_not_go_round_it(mode, monkeypatch):
         assert float((model(TOKENS) - golden[0]).abs().max()) > 1e-3
 
 
-def test_modules_that_make_weights_are_refused_instead_of_computing_softmax():
-    attention = encoder().layers[0].self_attn
-    text = r"computes softmax itself .* need_weights=False, or swap\(model, 'pointwise_attention'\)"
-    with pytest.raises(NotImplementedError, match=text), replace_sdpa("relu"):
-        attention(TOKENS, TOKENS, TOKENS)
+def test_torchs_modules_give_the_weights_of_the_op(monkeypatch):
+    """All that its module can be made with, as our own module computes it."""
+    made = {"kdim": 6, "vdim": 3, "add_bias_kv": True, "add_zero_attn": True, "dtype": torch.float64}
+    torch.manual_seed(0)
+    module = nn.MultiheadAttention(16, 2, **made)
+    x, y, z = (torch.randn(n, 2, e, dtype=torch.float64, generator=GENERATOR) for n, e in ((3, 16), (5, 6), (5, 3)))
+    masks = {"key_padding_mask": torch.arange(5).expand(2, -1) >= 3, "attn_mask": torch.zeros(3, 5, dtype=torch.bool)}
+    calls = count(monkeypatch, "pointwise_attention")
+    with replace_sdpa("relu"):
+        found = module(x, y, z, **masks)
+    for ours, golden in zip(found, MultiheadAttention.replacing(module, "relu")(x, y, z, **masks), strict=True):
+        assert_close(ours, golden, LAYER)
+    assert calls == ["pointwise_attention"] * 2
 
 
 def test_blocks_nest_and_exceptions_leave_nothing_behind(monkeypatch):
@@ -322,15 +330,23 @@ def test_checkpointed_layers_are_run_again_with_the_op(monkeypatch):
 
 
 def test_compiled_models_follow_the_place():
-    """Also where torch.compile does not look into the function that calls it, as in multi_head_attention_forward."""
-    model = encoder().layers[0].self_attn
+    """The op is in the program: a program that calls torch's function would be cached for whatever is in its place."""
+    model, called = encoder().layers[0].self_attn, set()
+
+    def backend(program: torch.fx.GraphModule, _: object) -> object:
+        called.update(getattr(node.target, "__name__", "") for node in program.graph.nodes)
+        return program
+
     torch.compiler.reset()
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    with torch.no_grad():
-        for op, options in (("relu", {}), ("relu", {"alpha": 0.5}), ("linear", {}), ("relu", {})):
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
+    for op, options in (("relu", {}), ("relu", {"alpha": 0.5}), ("linear", {}), ("relu", {})):
+        with torch.no_grad():
             with replace_sdpa(op, **options):  # no warning: the compiled call is seen
                 found = compiled(TOKENS, TOKENS, TOKENS, need_weights=False)[0]
             with replace_sdpa(op, **options):
                 assert_close(found, model(TOKENS, TOKENS, TOKENS, need_weights=False)[0], LAYER)
+    assert "linear" in called
+    assert "multi_head_attention_forward" not in called
+    with torch.no_grad():
         found = compiled(TOKENS, TOKENS, TOKENS, need_weights=False)[0]
         assert_close(found, model(TOKENS, TOKENS, TOKENS, need_weights=False)[0], LAYER)

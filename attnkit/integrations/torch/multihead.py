@@ -4,14 +4,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, pad
 
-import attnkit
 from attnkit.integrations._ops import Op, resolve, taken_by
-from attnkit.integrations.torch.masks import bias_option, refuse_unless_bool_or_float, split
-from attnkit.nn.attention import SEEDS, Observer
+from attnkit.integrations.torch.heads import NAME, Masks, Parts, attend
+from attnkit.nn.attention import Observer
 
-NAME = "MultiheadAttention"
 _FROM_THE_CALL = frozenset(
     ("mask", "bias", "causal", "window", "key_lengths", "query_mask", "enable_gqa", "dropout", "dropout_mask")
 )
@@ -58,7 +55,6 @@ class MultiheadAttention(nn.MultiheadAttention):
             embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
         )
         self.op, self.options = chosen, options
-        self.weights_op: Op = getattr(attnkit, f"{chosen.__name__}_weights")
         self.observers: list[Observer] = []
 
     @classmethod
@@ -124,125 +120,51 @@ class MultiheadAttention(nn.MultiheadAttention):
             ValueError, TypeError: masks of other shapes and dtypes, is_causal without attn_mask. NotImplementedError:
                 what the op has no form for.
         """
-        masks = (key_padding_mask, attn_mask, is_causal)
-        if query.is_nested:
-            out, weights = self._nested(query, query is key and key is value, need_weights, *masks)
-        elif query.ndim == 2:
-            unbatched = (None if key_padding_mask is None else key_padding_mask[None], attn_mask, is_causal)
-            out, weights = self._batched(query[None], key[None], value[None], need_weights, *unbatched)
-            out, weights = out[0], None if weights is None else weights[0]
-        elif self.batch_first:
-            out, weights = self._batched(query, key, value, need_weights, *masks)
-        else:
-            turned = _turned(query, key, value)
-            out, weights = self._batched(*turned, need_weights, *masks)
-            out = out.transpose(0, 1)
-        if weights is not None and average_attn_weights:
-            weights = weights.mean(-3)
+        tokens, masks = (query, key, value), Masks(key_padding_mask, attn_mask, is_causal)
+        nested = query.is_nested
+        if nested:
+            tokens, masks = self._padded(*tokens, masks)
+        heads, weights = attend(
+            self.op,
+            self.options,
+            self._parts(),
+            tokens,
+            masks,
+            batch_first=self.batch_first,
+            dropout=self.dropout if self.training else 0.0,
+            need_weights=need_weights,
+            average=average_attn_weights,
+            observers=self.observers,
+        )
+        out: Tensor = self.out_proj(heads)
+        if nested:
+            lengths = [x.shape[0] for x in query.unbind()]
+            out = torch.nested.as_nested_tensor([row[:n] for row, n in zip(out, lengths, strict=True)])
         return out, weights
 
-    def _nested(
-        self, query: Tensor, to_itself: bool, need_weights: bool, *masks: Tensor | bool | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """What `nn.TransformerEncoder` makes of a padded batch, padded again."""
-        if not (to_itself and self.batch_first and query.layout == torch.strided) or any(
-            m is not None for m in masks[:2]
-        ):
+    def _parts(self) -> Parts:
+        return Parts(
+            self.num_heads,
+            self.in_proj_weight,
+            self.in_proj_bias,
+            self.q_proj_weight,
+            self.k_proj_weight,
+            self.v_proj_weight,
+            self.bias_k,
+            self.bias_v,
+            self.add_zero_attn,
+        )
+
+    def _padded(
+        self, query: Tensor, key: Tensor, value: Tensor, masks: Masks
+    ) -> tuple[tuple[Tensor, Tensor, Tensor], Masks]:
+        """The batch that `nn.TransformerEncoder` made nested tensors of, and the mask of its padding."""
+        to_itself = query is key and key is value and self.batch_first and query.layout == torch.strided
+        if not to_itself or masks != (None, None, False):
             raise NotImplementedError(
                 f"{NAME}: nested tensors of strided layout that attend to themselves are served, with batch_first=True "
                 "and without masks; pad others and pass key_padding_mask"
             )
-        lengths = [x.shape[0] for x in query.unbind()]
         x = query.to_padded_tensor(0.0)
-        padding = torch.arange(x.shape[1], device=x.device) >= torch.tensor(lengths, device=x.device)[:, None]
-        out, weights = self._batched(x, x, x, need_weights, padding, None, False)
-        return torch.nested.as_nested_tensor([row[:n] for row, n in zip(out, lengths, strict=True)]), weights
-
-    def _batched(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        need_weights: bool,
-        key_padding_mask: Tensor | None,
-        attn_mask: Tensor | None,
-        is_causal: bool,
-    ) -> tuple[Tensor, Tensor | None]:
-        """(B, L, E), and None or the weights of all heads."""
-        q, k, v = self._projected(query, key, value)
-        if self.bias_k is not None and self.bias_v is not None:
-            k, v = (
-                torch.cat([x, b.to(x.dtype).expand(len(x), 1, -1)], 1) for x, b in ((k, self.bias_k), (v, self.bias_v))
-            )
-        if self.add_zero_attn:
-            k, v = (pad(x, (0, 0, 0, 1)) for x in (k, v))
-        q, k, v = (x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for x in (q, k, v))
-        call = self.options | self._seen(
-            (*q.shape[:-1], key.shape[1]), k.shape[2], key_padding_mask, attn_mask, is_causal
-        )
-        on_weights = {name: x for name, x in call.items() if name in taken_by(self.weights_op) and name != "impl"}
-        for observe in self.observers:
-            observe(self.op, q, k, on_weights)
-        weights = self.weights_op(q, k, **on_weights, impl="generic") if need_weights else None
-        if self.training and self.dropout:
-            call["dropout"] = (self.dropout, torch.randint(SEEDS, (), device=q.device))
-        heads: Tensor = self.op(q, k, v, **call)
-        return self.out_proj(heads.transpose(1, 2).flatten(2)), weights
-
-    def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
-        if self.in_proj_weight is not None:
-            if query is key and key is value:
-                return linear(query, self.in_proj_weight, self.in_proj_bias).chunk(3, -1)
-            weights = self.in_proj_weight.chunk(3)
-        else:
-            weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
-        biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
-        return tuple(linear(*parts) for parts in zip((query, key, value), weights, biases, strict=True))
-
-    def _seen(
-        self,
-        pairs: tuple[int, ...],
-        keys: int,
-        key_padding_mask: Tensor | None,
-        attn_mask: Tensor | None,
-        is_causal: bool,
-    ) -> dict[str, Any]:
-        """mask, bias and causality for (B, H, L, S) pairs; keys that the module adds behind the S are seen by all."""
-        items, heads, length, tokens = pairs
-        if is_causal:
-            if attn_mask is None:
-                raise ValueError(f"{NAME}: is_causal=True says what attn_mask is; got None")
-            if "causal" not in taken_by(self.op):
-                raise NotImplementedError(f"{NAME}: {self.op.__name__} has no causal form; got is_causal=True")
-            if keys == tokens:
-                return {"causal": "upper_left"} | self._seen(pairs, keys, key_padding_mask, None, False)
-        masks = {}
-        if key_padding_mask is not None:
-            _check_shape("key_padding_mask", key_padding_mask, (items, tokens))
-            masks["key_padding_mask"] = key_padding_mask[:, None, None]
-        if attn_mask is not None:
-            _check_shape("attn_mask", attn_mask, (length, tokens), (items * heads, length, tokens))
-            masks["attn_mask"] = attn_mask if attn_mask.ndim == 2 else attn_mask.unflatten(0, (items, heads))
-        call: dict[str, Any] = {}
-        for name, mask in masks.items():
-            refuse_unless_bool_or_float(NAME, name, mask)
-            visible, bias = (~mask, None) if mask.dtype == torch.bool else split(mask)
-            visible = pad(visible, (0, keys - tokens), value=True)
-            call["mask"] = call["mask"] & visible if "mask" in call else visible
-            added = {} if bias is None else bias_option(NAME, self.op, bias)
-            if "bias" in added:
-                bias = pad(added["bias"], (0, keys - tokens))
-                call["bias"] = call["bias"] + bias if "bias" in call else bias
-        return call
-
-
-def _turned(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """With the batch in front; what was one array stays one, so that it is projected at once."""
-    q = query.transpose(0, 1)
-    k = q if key is query else key.transpose(0, 1)
-    return q, k, k if value is key else value.transpose(0, 1)
-
-
-def _check_shape(name: str, mask: Tensor, *legal: tuple[int, ...]) -> None:
-    if tuple(mask.shape) not in legal:
-        raise ValueError(f"{NAME}: {name} has shape {tuple(mask.shape)}; expected {' or '.join(map(str, legal))}")
+        lengths = torch.tensor([item.shape[0] for item in query.unbind()], device=x.device)
+        return (x, x, x), Masks(torch.arange(x.shape[1], device=x.device) >= lengths[:, None], None, False)

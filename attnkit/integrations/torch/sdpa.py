@@ -15,6 +15,7 @@ from torch.nn.attention.bias import CausalBias, CausalVariant
 
 import attnkit.backends.torch  # noqa: F401  calls torch's own function: it must get hold of it before it is replaced
 from attnkit.integrations._ops import Op, resolve, scale_of, taken_by
+from attnkit.integrations.torch.heads import Masks, Parts, attend
 from attnkit.integrations.torch.masks import bias_option, refuse_unless_bool_or_float, split
 from attnkit.nn.attention import SEEDS
 
@@ -118,19 +119,16 @@ def in_dtype_of_autocast(*arrays: Tensor) -> tuple[Tensor, ...]:
     return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in arrays)
 
 
-_MULTI_HEAD: Any = functional.multi_head_attention_forward
 # torch lists its functions once, by what stands in their places: torch.compile would take a replacement for torch's own
 torch.overrides.get_testing_overrides()
 trace_rules.get_torch_obj_rule_map()
 
 
 class _Replacement:
-    """What stands in the place of torch's function."""
+    """What stands in the places of torch's functions."""
 
     def __init__(self, op: Op, options: Mapping[str, Any]) -> None:
         self.op, self.options, self.called = op, options, False
-        values = {name: id(x) if isinstance(x, Tensor) else x for name, x in options.items()}
-        self.identity = f"{op.__name__} {values}"
 
     def __call__(
         self,
@@ -146,23 +144,66 @@ class _Replacement:
         self.called = True
         return _attend(self.op, self.options, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
-    def multi_head_attention_forward(self, *args: Any, need_weights: bool = True, **kwargs: Any) -> Any:
-        """torch's, which calls what stands in the place. torch.compile does not look into it, and would run a program
-        of one op in the place of another: it compiles anew where what is read here has changed.
+    def multi_head_attention_forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        embed_dim_to_check: int,
+        num_heads: int,
+        in_proj_weight: Tensor | None,
+        in_proj_bias: Tensor | None,
+        bias_k: Tensor | None,
+        bias_v: Tensor | None,
+        add_zero_attn: bool,
+        dropout_p: float,
+        out_proj_weight: Tensor,
+        out_proj_bias: Tensor | None,
+        training: bool = True,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        use_separate_proj_weight: bool = False,
+        q_proj_weight: Tensor | None = None,
+        k_proj_weight: Tensor | None = None,
+        v_proj_weight: Tensor | None = None,
+        static_k: Tensor | None = None,
+        static_v: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """torch's function of `torch.nn.MultiheadAttention`.
+
+        torch's own would call what stands in the place; but torch.compile does not look into it, and its cache on disk,
+        which goes by what it sees, would hand the program of one op to another, in other processes too.
         """
-        if need_weights or not self.identity:
-            raise NotImplementedError(
-                "replace_sdpa: torch.nn.MultiheadAttention computes softmax itself where it is asked for weights; pass "
-                f"need_weights=False, or swap(model, {self.op.__name__!r})"
+        if static_k is not None or static_v is not None:
+            raise NotImplementedError("multi_head_attention_forward: static_k and static_v are not served by attnkit")
+        if query.shape[-1] != embed_dim_to_check:
+            raise ValueError(
+                f"multi_head_attention_forward: query has {query.shape[-1]} features; expected {embed_dim_to_check}"
             )
         self.called = True
-        return _MULTI_HEAD(*args, need_weights=False, **kwargs)
+        packed = None if use_separate_proj_weight else in_proj_weight
+        separate = q_proj_weight, k_proj_weight, v_proj_weight
+        heads, weights = attend(
+            self.op,
+            self.options,
+            Parts(num_heads, packed, in_proj_bias, *separate, bias_k, bias_v, add_zero_attn),
+            (query, key, value),
+            Masks(key_padding_mask, attn_mask, is_causal),
+            batch_first=False,
+            dropout=dropout_p if training else 0.0,
+            need_weights=need_weights,
+            average=average_attn_weights,
+        )
+        return functional.linear(heads, out_proj_weight, out_proj_bias), weights
 
 
 class _Place:
-    """`torch.nn.functional.scaled_dot_product_attention`, what replaces it, and torch's own to be put back.
+    """torch's functions, what replaces them, and torch's own to be put back.
 
-    torch's fast path of encoders, which computes softmax without calling the function, is off while it is replaced.
+    torch's fast path of encoders, which computes softmax without calling either, is off while they are replaced.
     """
 
     def __init__(self) -> None:
@@ -170,20 +211,20 @@ class _Place:
         self.permanent: _Replacement | None = None
         self.nested: list[_Replacement] = []
         self.thread: int | None = None
-        self.own: tuple[Any, bool] | None = None
+        self.own: tuple[Any, Any, bool] | None = None
 
     def update(self) -> None:
         """Put what counts now in the place; called with the lock."""
         current = self.nested[-1] if self.nested else self.permanent
         if current is not None:
             if self.own is None:
-                self.own = functional.scaled_dot_product_attention, mha.get_fastpath_enabled()
+                own = functional.scaled_dot_product_attention, functional.multi_head_attention_forward
+                self.own = *own, mha.get_fastpath_enabled()
             functional.scaled_dot_product_attention = current
             functional.multi_head_attention_forward = current.multi_head_attention_forward
             mha.set_fastpath_enabled(False)
         elif self.own is not None:
-            functional.scaled_dot_product_attention, fastpath = self.own
-            functional.multi_head_attention_forward = _MULTI_HEAD
+            functional.scaled_dot_product_attention, functional.multi_head_attention_forward, fastpath = self.own
             mha.set_fastpath_enabled(fastpath)
             self.own = None
 
@@ -211,7 +252,8 @@ def replace_sdpa(op: str | Op, **options: Any) -> Iterator[None]:
     >>> with replace_sdpa("relu"):
     ...     out = model(x)
 
-    Replaced is the function in torch, for every thread: those of DataParallel and of autograd, which runs checkpointed
+    `torch.nn.MultiheadAttention` computes the op too, and gives its weights where it is asked for them. The functions
+    are replaced in torch, for every thread: those of DataParallel and of autograd, which runs checkpointed
     layers again, must compute the same. So the backward pass of a checkpointed model belongs inside too. Blocks nest,
     the innermost counts, and an exception leaves nothing behind. A model that is compiled inside is compiled again
     where another op is in the place.
@@ -224,8 +266,7 @@ def replace_sdpa(op: str | Op, **options: Any) -> Iterator[None]:
         op, options: as in `scaled_dot_product_attention`.
 
     Raises:
-        ValueError: no such op or option. RuntimeError: another thread is in such a block. From a model
-            NotImplementedError: `torch.nn.MultiheadAttention` is asked for weights, which it makes itself: see `swap`.
+        ValueError: no such op or option. RuntimeError: another thread is in such a block.
     """
     replacement = _Replacement(*resolve("replace_sdpa", op, options, FROM_THE_CALL))
     _PLACE.enter(replacement)
