@@ -4,7 +4,6 @@ import itertools
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.integrate import quad
 
 from attnkit_reference._check import number
 from attnkit_reference._op import refuse_others
@@ -48,6 +47,8 @@ def activation_moments(activation: str, *, mean: float = 0.0, var: float = 1.0) 
 
 
 def _expectation(f: Any, mean: float, std: float) -> float:
+    from scipy.integrate import quad  # a third of the time that importing the reference takes
+
     def integrand(x: float) -> float:
         return float(f(x)) * np.exp(-0.5 * ((x - mean) / std) ** 2) / (std * np.sqrt(2.0 * np.pi))
 
