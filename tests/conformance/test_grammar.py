@@ -20,7 +20,7 @@ from attnkit_conformance.scenes import rows
 
 GRAMMATICAL = [op for op in OPDB if rows.has_grammar(op)]
 OPTIONS = ("mask", "bias", "causal", "window", "key_lengths", "query_mask", "scale", "dropout")
-SILENT = ("chunk_size",)  # changes how something is computed, and not what
+SILENT = ("chunk_size", "op")  # how something is computed, and what is measured
 APART = {frozenset({"normalize", "eps"})}  # eps is of the denominator that normalize=False takes away
 
 

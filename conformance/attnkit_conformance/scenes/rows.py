@@ -21,7 +21,7 @@ SMALL = ("9x9", "7x13", "13x7", "1x11")
 TILED = ("64x64", "65x100", "100x65", "33x257")
 HEADS = {"equal": (2, 2), "grouped": (4, 2), "shared": (3, 1)}  # of q and of k
 SIZES = {"tiny": 1e-2, "large": 8.0}
-EXACT_SCALES = {"none": 0.25, "0.7": 0.5, "-0.3": -0.25}  # of integers: scores are exact
+EXACT_SCALES = {"none": 0.25, "0.7": 0.5, "-0.3": -0.25}
 LARGE_SEED = 2**40 + 5
 
 Factors = Mapping[str, tuple[Level, ...]]
@@ -42,6 +42,7 @@ SHARED: Factors = {
     "scale": ("none", "0.7", "-0.3"),
     "dropout": ("none", "mask", "2d", "seed"),
 }
+OF_SCORES = ("bias", "window", "scale", "dropout")  # what ops of features do not take
 FORBIDDEN: tuple[tuple[Choice, Choice], ...] = (
     (("poison", "yes"), ("batch", "broadcast")),  # a row of a broadcast input is used by several items
     (("batch", "none"), ("key_lengths", "some")),  # without heads there are no leading axes
@@ -54,22 +55,40 @@ FORBIDDEN: tuple[tuple[Choice, Choice], ...] = (
 def grammar(op: Op, shapes: tuple[str, ...]) -> Grammar:
     """The factors of an op, its own parameters among them, on tokens of these shapes."""
     left_out = {"dropout"} if not op.dropout else set()
-    left_out |= {"bias", "window", "scale", "dropout"} if op.group != "a" else set()
+    left_out |= set(OF_SCORES) if op.group in ("b", "c") else set()
     shared = {name: levels for name, levels in SHARED.items() if name not in left_out}
-    if op.bias_inf:
+    if op.bias_inf or op.subjects:
         shared["bias"] = (*shared["bias"], "infinite")
     if op.group == "c":
         shared["mask"] = ("none", "keys", "1d")
+    if op.subjects:  # which of equal keys has the maximum is rounding, and so is the entropy of a saturated row
+        shared["op"] = tuple(subject.name for subject in op.subjects)
+        shared["values"] = ("normal", "integers")
     factors = {"shape": shapes, **shared, **op.levels}
     factors["dtype"] = tuple(dtype for dtype in factors["dtype"] if dtype in op.dtypes)
     known = {(name, level) for name, levels in factors.items() for level in levels}
-    forbidden = (frozenset(some) for some in (*FORBIDDEN, *op.forbidden) if known.issuperset(some))
+    every = (*FORBIDDEN, *op.forbidden, *of_subjects(op, factors))
+    forbidden = (frozenset(some) for some in every if known.issuperset(some))
     return Grammar(factors, frozenset(forbidden))
 
 
+def of_subjects(op: Op, factors: Factors) -> Iterator[tuple[Choice, ...]]:
+    """What a statistics function does not take, for ops that do not take it themselves."""
+    for subject in op.subjects:
+        if subject.group != "a":
+            own = {n: x for n, x in grammar(subject, SMALL).factors.items() if n not in subject.own}
+            for name, levels in factors.items():
+                lacking = [level for level in levels if name in SHARED and level not in own.get(name, levels[:1])]
+                yield from ((("op", subject.name), (name, level)) for level in lacking)
+            yield ("op", subject.name), ("values", "integers")
+        elif not subject.bias_inf:
+            yield ("op", subject.name), ("bias", "infinite")
+    yield ("op", "gaussian_attention"), ("values", "integers")  # equal distances are equal in exact arithmetic only
+
+
 def has_grammar(op: Op) -> bool:
-    """Whether an op's calls have rows: attention with rows of weights, of scores or of features."""
-    return op.group in ("a", "b", "c") and op.scene_case is None
+    """Whether an op's calls have rows: attention with rows of weights, of scores or of features, and statistics."""
+    return (op.group in ("a", "b", "c") and op.scene_case is None) or bool(op.subjects)
 
 
 def rows(op: Op, array: str) -> tuple[Row, ...]:
@@ -95,7 +114,7 @@ def samples_of(op: Op, prefix: str, array: Sequence[Row]) -> Iterator[Sample]:
     """Rows as samples."""
     for row in array:
         own = {name: level for name, level in row.items() if name in op.own}
-        scene = scene_of(prefix + row_name(op, row), {n: x for n, x in row.items() if n not in own})
+        scene = scene_of(prefix + row_name(op, row), {n: x for n, x in row.items() if n not in own}, bool(op.subjects))
         yield scene_sample(op, scene, {n: x for n, x in own.items() if x is not None}, str(row["dtype"]), "")
 
 
@@ -118,7 +137,7 @@ def row_name(op: Op, row: Row) -> str:
     return ",".join(named) or "plain"
 
 
-def scene_of(name: str, row: Row) -> Scene:
+def scene_of(name: str, row: Row, exact: bool) -> Scene:
     """The scene of a row: shapes, sizes and the options that are arrays or common parameters."""
     L, S = sizes(row["shape"])
     d, e = sizes(row["width"])
@@ -128,7 +147,7 @@ def scene_of(name: str, row: Row) -> Scene:
     options += ["gqa"] if row["heads"] != "equal" else []
     options += ["poison"] if row["poison"] == "yes" else []
     size, layout = SIZES.get(str(row["values"]), 1.0), str(row["layout"])
-    return Scene(name, L, S, d, e, leads(row), size, tuple(options), parameters(row, L, S), layout)
+    return Scene(name, L, S, d, e, leads(row), size, tuple(options), parameters(row, L, S, exact), layout)
 
 
 def sizes(text: Level) -> tuple[int, int]:
@@ -148,8 +167,8 @@ def leads(row: Row) -> tuple[tuple[int, ...], ...]:
     return ((2, of_q), (2, of_k), (2, of_k))
 
 
-def parameters(row: Row, L: int, S: int) -> dict[str, Any]:
-    """The common parameters that are no arrays."""
+def parameters(row: Row, L: int, S: int, exact: bool) -> dict[str, Any]:
+    """The common parameters that are no arrays; scales of exact scores are powers of 2."""
     params: dict[str, Any] = {} if row["heads"] == "equal" else dict(GQA)
     if row["causal"] != "none":
         params["causal"] = True if row["causal"] == "lower_right" else "upper_left"
@@ -159,7 +178,7 @@ def parameters(row: Row, L: int, S: int) -> dict[str, Any]:
     if row["values"] == "integers" and "scale" in row:
         params["scale"] = EXACT_SCALES[str(row["scale"])]
     elif row.get("scale", "none") != "none":
-        params["scale"] = float(str(row["scale"]))
+        params["scale"] = EXACT_SCALES[str(row["scale"])] if exact else float(str(row["scale"]))
     if row["key_lengths"] == "number":
         params["key_lengths"] = max(1, S - 2)
     if row.get("dropout") == "seed":
