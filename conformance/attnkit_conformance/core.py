@@ -208,7 +208,7 @@ def judge_outputs(adapter: Adapter, case: Case, arrays: Mapping[str, Any], found
     if declared is not None:
         found.fail("declared", f"declares itself unsupported ({declared}) but returned a result")
     truth = golden(case)
-    for text in truth.blind_spots():
+    for text in truth.blind_spots:
         found.fail("blind", text)
     judge_arrays(found, "output", answered(adapter, "call", answer), truth.outputs, truth.zero_outputs)
     return ""

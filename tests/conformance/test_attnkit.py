@@ -25,7 +25,7 @@ GROUPS: dict[str, tuple[tuple[str, ...], str | None, str]] = {  # families judge
     "arrays": (
         tuple(name for name in DEFAULT if not name.startswith("jax")),
         None,
-        "not ((numpy_readonly or strict) and property)",
+        "not (numpy_readonly and (property or /pair.) or strict and property)",
     ),
     "jax-blocked": (("jax-blocked",), "float32", COMPILED),
     "jax_x64": (("jax_x64",), "float64", COMPILED),
