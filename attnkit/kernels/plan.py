@@ -175,7 +175,7 @@ def layout(q: Shape, k: Shape, v: Shape | None, enable_gqa: bool = False, sequen
     """Heads are the last of the leading axes."""
     leading = leading_shape(q, k, v, enable_gqa)
     heads = leading[-1] if leading else 1
-    groups = heads // k[-3] if enable_gqa else 1
+    groups = max(1, heads // max(1, k[-3])) if enable_gqa else 1
     shared = (*leading[:-1], heads // groups) if leading else ()
     sizes = (q[-2], k[-2], q[-1], (q if v is None else v)[-1])
     return Layout(leading, shared, math.prod(leading[:-1]), heads, groups, *sizes, sequences)

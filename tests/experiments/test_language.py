@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from attnkit_experiments.__main__ import main
 from attnkit_experiments.commands import runner
 from attnkit_experiments.commands.report import write_report
+from attnkit_experiments.cost.counting import by_formula
 from attnkit_experiments.data.text.bytes import load_text
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.language import exact
@@ -100,7 +101,7 @@ def test_windows_follow_one_another_and_end_with_a_byte_behind_the_last(data):
 def test_counted_operations_are_those_of_pairs_that_see_each_other():
     config = dataclasses.replace(RELU, gate="silu")
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        LanguageModel(config)(torch.zeros(1, 12, dtype=torch.long))
+        by_formula(LanguageModel(config))(torch.zeros(1, 12, dtype=torch.long))
     unseen = 12 * 11 // 2 * 64 * 2 * 2 * 4  # features, products, operations, layers
     assert counter.get_total_flops() == forward_flops(config) + unseen
 

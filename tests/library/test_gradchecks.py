@@ -103,9 +103,12 @@ SERVED = [(case, impl) for case in CASES for impl in kernels(case, torch.as_tens
 
 @pytest.mark.parametrize(("case", "impl"), SERVED, ids=lambda x: x if isinstance(x, str) else x.id)
 def test_kernels_in_torch(case: Case, impl: str) -> None:
-    """Gradients are right, and theirs are refused with the name of what has them."""
+    """Gradients are right, and theirs are too, or are refused with the name of what has them."""
     function, leaves = in_torch(case, impl)
     assert gradcheck(function, leaves, fast_mode=True)
+    if impl == "native":
+        assert gradgradcheck(function, leaves, fast_mode=True)
+        return
     with pytest.raises(NotImplementedError, match="impl='generic' has"):
         gradgradcheck(function, leaves, fast_mode=True)
 

@@ -79,7 +79,7 @@ def test_every_source_and_the_flags_are_part_of_the_fingerprint(tmp_path, monkey
     assert {Path("attnkit.h"), Path("pool.h"), Path("attnkit.cpp")} <= {*sources}
     monkeypatch.setattr(build, "SOURCES", tmp_path)
     for path, content in sources.items():
-        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_bytes(content)
     before = build.fingerprint()
     for path, content in sources.items():

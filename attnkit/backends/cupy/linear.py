@@ -166,7 +166,7 @@ def first_true(x: Array, n: int) -> Array:
     if not n:
         return xp.zeros(x.shape[:-1], dtype=xp.int64)
     x = xp.broadcast_to(x, (*x.shape[:-1], n))
-    return xp.where(xp.any(x, axis=-1), xp.argmax(xp.astype(x, xp.uint8), axis=-1), n).astype("int64")
+    return xp.asarray(xp.where(xp.any(x, axis=-1), xp.argmax(xp.astype(x, xp.uint8), axis=-1), n), dtype=xp.int64)
 
 
 # ---------------------------------------------------------------------------------------------- what a library calls

@@ -67,7 +67,7 @@ class Axes(NamedTuple):
 
     @property
     def sizes(self) -> Shape:
-        if self.groups == 1:
+        if self.groups <= 1:  # 0 where there are no heads
             return self.leading
         return (*self.leading[:-1], self.leading[-1] // self.groups, self.groups)
 

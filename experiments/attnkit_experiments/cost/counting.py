@@ -16,6 +16,14 @@ def parameters(build: Callable[[], nn.Module]) -> int:
         return sum(parameter.numel() for parameter in build().parameters())
 
 
+def by_formula(model: nn.Module) -> nn.Module:
+    """The model itself, every op as its plain array formula."""
+    for module in model.modules():
+        if hasattr(module, "impl"):
+            module.impl = "generic"  # type: ignore[assignment]
+    return model
+
+
 def multiply_adds(build: Callable[[], nn.Module], shape: tuple[int, ...]) -> int:
     """Multiply-adds of the matrix products and convolutions of one forward pass of an input of `shape`.
 
@@ -24,10 +32,7 @@ def multiply_adds(build: Callable[[], nn.Module], shape: tuple[int, ...]) -> int
     left out, as papers do; what papers call FLOPs is mostly this number, half of what torch calls so.
     """
     with FakeTensorMode(), torch.no_grad():
-        model = build().eval()
-        for module in model.modules():
-            if hasattr(module, "impl"):
-                module.impl = "generic"  # type: ignore[assignment]
+        model = by_formula(build().eval())
         with FlopCounterMode(display=False) as counter:
             model(torch.zeros(shape))
     return counter.get_total_flops() // 2
