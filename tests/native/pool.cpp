@@ -73,15 +73,27 @@ static void throwing() {
   expect(done == 100, "tasks beside one that threw were not done");
 }
 
+// Two tasks that each wait, for five seconds at most, until the other has begun.
+static bool two_meet() {
+  std::atomic<int> begun{0};
+  std::atomic<bool> met{true};
+  parallel(2, 2, [&](int64_t) {
+    ++begun;
+    for (int i = 0; i < 5000 && begun < 2; ++i) usleep(1000);
+    if (begun < 2) met = false;
+  });
+  return met;
+}
+
 static void forked() {
   const pid_t child = fork();
   if (child == 0) {
     alarm(20);
-    _exit(each_task_once(100, 3) ? 0 : 1);
+    _exit(each_task_once(100, 3) && two_meet() ? 0 : 1);
   }
   int status = -1;
   waitpid(child, &status, 0);
-  expect(status == 0, "a forked child hangs or fails");
+  expect(status == 0, "a forked child hangs, fails or is alone");
 }
 
 // Helpers of a host that come only when the call is over: the caller must not wait for them.

@@ -235,6 +235,7 @@ class Attending(torch.utils.data.Dataset):
         return attnkit.pointwise_attention(x, x, x, impl="native"), os.getpid()
 
 
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # JAX, where another test has loaded it
 def test_workers_that_fork_after_the_first_call():
     before = torch.get_num_threads()
     data = Attending()

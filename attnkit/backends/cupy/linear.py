@@ -85,7 +85,7 @@ class Call(Views):
             xp = array_api_compat.array_namespace(queries)
             reached = a.queries - first_true(queries[..., ::-1], a.queries)  # behind the last query that takes part
             reached = reached + self.plan.shift if self.plan.causal else xp.where(reached > 0, a.keys, 0)
-            stops = reached if stops is None else xp.minimum(stops, reached)
+            stops = xp.asarray(reached if stops is None else xp.minimum(stops, reached))  # no scalar of NumPy's
         if mask is not None:
             self.view_as("key_mask", mask, a.leading, a.keys)
         for name, what, x in (("query_mask", "rows", queries), ("firsts", "heads", firsts), ("stops", "heads", stops)):
