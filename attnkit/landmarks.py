@@ -8,9 +8,9 @@ given `query_mask` (..., n), True = a token, also returns a `landmark_mask` (...
 >>> attnkit.soft_attention(q, v, attnkit.landmarks.average_pool(q, 6, 6, 2)).shape
 (2, 3, 36, 4)
 
-They take arrays of any library, compute in float32 (float64 for float64) and return landmarks in the dtype of q. Each
-has an explicit gradient `<sampler>_vjp`, and is differentiable as it stands. ValueError for shapes and values,
-TypeError for dtypes.
+Samplers take arrays of any library, compute in float32 (float64 for float64) and return landmarks in the dtype of q.
+Each has an explicit gradient `<sampler>_vjp` and is differentiable. ValueError for shapes and values, TypeError for
+dtypes.
 """
 
 import math
@@ -26,7 +26,7 @@ from attnkit._core.typing import Array, Namespace
 
 
 def _checked(op: str, q: Array, query_mask: Array | None, **more: Any) -> Namespace:
-    """The namespace of q, once q, the mask and further float arrays are known to fit."""
+    """The namespace of q, after checking that q, the mask and other float arrays match."""
     check.one_home(op, ("q", *more), (q, *more.values()))
     if q.ndim < 2:
         check.wrong_shape(op, "q", q, "at least two axes, (..., tokens, features)")
@@ -55,7 +55,7 @@ def _grid(op: str, q: Array, height: int, width: int, r: int) -> None:
 
 
 def _windows(xp: Namespace, x: Array, height: int, width: int, r: int) -> Array:
-    """(..., height·width, c) as (..., rows, r, columns, r, c): whole windows only."""
+    """(..., height·width, c) as (..., rows, r, columns, r, c): complete windows only."""
     lead, c, rows, columns = x.shape[:-2], x.shape[-1], height // r, width // r
     picture = xp.reshape(x, (*lead, height, width, c))[..., : rows * r, : columns * r, :]
     return xp.reshape(picture, (*lead, rows, r, columns, r, c))
@@ -257,9 +257,9 @@ def biased_vjp(q: Array, dlandmarks: Array, m: int, *, query_mask: Array | None 
     xp = _checked(op, q, query_mask, dlandmarks=dlandmarks)
     _check_first(op, q, m)
     cotangent(op, "dlandmarks", dlandmarks, (*q.shape[:-2], m, q.shape[-1]))
-    given = cast(xp, dlandmarks, compute_dtype(xp, q))
-    rest = zeros(xp, given, (*q.shape[:-2], q.shape[-2] - m, q.shape[-1]))
-    return {"q": cast(xp, chosen(xp, query_mask, xp.concat([given, rest], axis=-2)), q.dtype)}
+    grad = cast(xp, dlandmarks, compute_dtype(xp, q))
+    rest = zeros(xp, grad, (*q.shape[:-2], q.shape[-2] - m, q.shape[-1]))
+    return {"q": cast(xp, chosen(xp, query_mask, xp.concat([grad, rest], axis=-2)), q.dtype)}
 
 
 def random_indices(n: int, m: int, seed: int) -> Any:
@@ -269,6 +269,6 @@ def random_indices(n: int, m: int, seed: int) -> Any:
         whole(op, name, value, least)
     if m > n:
         raise ValueError(f"{op}: m must not exceed n = {n}; got {m}")
-    drawn = generator(seed).permutation(n)[:m]
-    drawn.sort()
-    return drawn
+    indices = generator(seed).permutation(n)[:m]
+    indices.sort()
+    return indices

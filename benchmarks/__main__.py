@@ -27,25 +27,25 @@ PACKAGES = ("jax", "entmax", "fla-core", "flash-linear-attention", "triton")
 
 
 def processor() -> str:
-    """The processor's name where Linux tells it."""
+    """The processor's name, on Linux."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def versions() -> dict[str, str]:
-    """Of the packages compared that are installed."""
-    found = {}
+    """The versions of the installed packages that are compared."""
+    result = {}
     for name in PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            result[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return result
 
 
 def environment(device: str) -> dict[str, Any]:
-    """Where the numbers come from."""
+    """The origin of the numbers."""
     return {
         "device": torch.cuda.get_device_name() if device == "cuda" else processor(),
         "cores": os.cpu_count(),
@@ -65,38 +65,38 @@ def slug(device: str) -> str:
 
 def selected(options: argparse.Namespace, table: list[Cell]) -> list[Cell]:
     """The cells of -k; ValueError if there are none."""
-    chosen = [cell for cell in table if matcher(options.k)(cell.name)]
-    if not chosen:
+    selection = [cell for cell in table if matcher(options.k)(cell.name)]
+    if not selection:
         names = f"a cell is called e.g. {table[0].name!r}; ops: {', '.join(OPS)}"
         raise ValueError(f"no cell of --profile {options.profile} matches -k {options.k!r}; {names}")
-    return chosen
+    return selection
 
 
 def run(options: argparse.Namespace) -> int:
     """Compare, and write JSON and page after every table, so that nothing measured is lost."""
     if options.rounds < 2:
         raise ValueError(f"--rounds must be at least 2, got {options.rounds}")
-    chosen = selected(options, cells(options.profile, options.device))
-    given = environment(options.device)
+    selection = selected(options, cells(options.profile, options.device))
+    header = environment(options.device)
     suffix = "-smoke" if options.profile == "smoke" else ""
-    path = options.out or RESULTS / f"{slug(given['device'])}{suffix}.json"
-    given |= {"profile": options.profile, "rounds": options.rounds, "load_before": os.getloadavg()}
+    path = options.out or RESULTS / f"{slug(header['device'])}{suffix}.json"
+    header |= {"profile": options.profile, "rounds": options.rounds, "load_before": os.getloadavg()}
     settings = compare.Settings(options.rounds, options.limit, tuple(options.without))
     console, records, start = Console(highlight=False, soft_wrap=True), list[dict[str, Any]](), time.perf_counter()
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=console) as progress:
-        task = progress.add_task("", total=sum(len(cell.modes) for cell in chosen))
-        for record in compare.run(chosen, settings, lambda text: progress.update(task, description=text)):
+        task = progress.add_task("", total=sum(len(cell.modes) for cell in selection))
+        for record in compare.run(selection, settings, lambda text: progress.update(task, description=text)):
             records.append(record)
-            given |= {"load_after": os.getloadavg(), "seconds": round(time.perf_counter() - start)}
-            compare.write(path, given, records)
+            header |= {"load_after": os.getloadavg(), "seconds": round(time.perf_counter() - start)}
+            compare.write(path, header, records)
             progress.console.print(compare.line(record))
             progress.advance(task)
     return finished(path, records)
 
 
 def finished(path: Path, records: Sequence[dict[str, Any]]) -> int:
-    """Write the page and tell what is wrong; the exit status."""
+    """Write the page and report errors; returns the exit status."""
     page.write(path)
     faults = [f"{record['name']}, {record['mode']}: {text}" for record in records for text in compare.wrong(record)]
     console = Console(highlight=False, soft_wrap=True)
@@ -112,15 +112,15 @@ def run_arrays(options: argparse.Namespace) -> int:
         raise ValueError(f"--rounds must be at least 2, got {options.rounds}")
     table, status = selected(options, arrays.cells(options.profile)), 0
     for library in options.library or tuple(arrays.RIVALS):
-        given = environment("cpu") | {"profile": options.profile, "rounds": options.rounds}
-        given |= {"against": arrays.AGAINST[library], "load_before": os.getloadavg()}
+        header = environment("cpu") | {"profile": options.profile, "rounds": options.rounds}
+        header |= {"against": arrays.AGAINST[library], "load_before": os.getloadavg()}
         suffix = "-smoke" if options.profile == "smoke" else ""
-        path = (options.out or RESULTS) / f"{slug(given['device'])}-{library}{suffix}.json"
+        path = (options.out or RESULTS) / f"{slug(header['device'])}-{library}{suffix}.json"
         records, start = list[dict[str, Any]](), time.perf_counter()
         for record in arrays.run(library, table, options.rounds):
             records.append(record)
-            given |= {"load_after": os.getloadavg(), "seconds": round(time.perf_counter() - start)}
-            compare.write(path, given, records)
+            header |= {"load_after": os.getloadavg(), "seconds": round(time.perf_counter() - start)}
+            compare.write(path, header, records)
             print(compare.line(record), flush=True)
         status |= finished(path, records)
     return status
@@ -132,17 +132,17 @@ def every_variant(options: argparse.Namespace) -> int:
         raise ValueError(f"--rounds must be at least 2, got {options.rounds}")
     about = environment("cpu") | {"rounds": options.rounds, "load_before": os.getloadavg()}
     path, rows = options.out or RESULTS / "variants-cpu.json", list[dict[str, Any]]()
-    for found in variants.measure(options.rounds, options.limit, tuple(options.lengths)):
-        rows += found
+    for new in variants.measure(options.rounds, options.limit, tuple(options.lengths)):
+        rows += new
         about["load_after"] = os.getloadavg()
         path.write_text(json.dumps({"environment": about, "rows": rows}, indent=1) + "\n")
-        print("\n".join(map(variants.line, found)), flush=True)
+        print("\n".join(map(variants.line, new)), flush=True)
     print(f"written to {path}")
     return 0
 
 
 def overhead_seconds(options: argparse.Namespace) -> int:
-    """What a call costs before any arithmetic."""
+    """The overhead of a call."""
     with torch.no_grad():
         measured = overhead.measure(options.device)
     print("\n".join(overhead.lines(measured)))
@@ -151,19 +151,19 @@ def overhead_seconds(options: argparse.Namespace) -> int:
 
 
 def long_rows(options: argparse.Namespace) -> int:
-    """A million tokens."""
+    """Sequences of a million tokens."""
     path = options.out or RESULTS / "long-sequences-cpu.json"
     return written(path, "cpu", {"rows": long_sequences.measure()})
 
 
-def written(path: Path, device: str, found: dict[str, Any]) -> int:
-    path.write_text(json.dumps({"environment": environment(device), **found}, indent=1) + "\n")
+def written(path: Path, device: str, content: dict[str, Any]) -> int:
+    path.write_text(json.dumps({"environment": environment(device), **content}, indent=1) + "\n")
     print(f"written to {path}")
     return 0
 
 
 def make_page(options: argparse.Namespace) -> int:
-    """The page of a JSON file beside it."""
+    """Write the page of a JSON file beside it."""
     print(f"written to {page.write(options.file)}")
     return 0
 
@@ -212,7 +212,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; the exit status is 1 if a contender is wrong and 2 if the command cannot be understood."""
+    """Run a command; the exit status is 1 if a contender is wrong and 2 if the command is invalid."""
     options = parser().parse_args(arguments)
     if getattr(options, "device", "cpu") == "cuda" and not torch.cuda.is_available():
         print("error: --device cuda: torch finds no GPU", file=sys.stderr)

@@ -1,7 +1,7 @@
-"""`python -m benchmarks arrays`: attnkit on NumPy and JAX arrays in turns with what those libraries have by themselves.
+"""`python -m benchmarks arrays`: attnkit on NumPy and JAX arrays against these libraries' own means.
 
-On the CPU. The baselines are the expression that one writes down first in NumPy, and `jax.nn.dot_product_attention`,
-which computes softmax beside every op. Inputs and golden outputs are those of the torch suite.
+On the CPU. The baselines are the straightforward expression in NumPy, and `jax.nn.dot_product_attention`,
+which computes softmax for every op. Inputs and golden outputs are those of the torch suite.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ import torch
 import attnkit
 from benchmarks import memory
 from benchmarks.cells import BOTH, FORWARD, OPS, Cell
-from benchmarks.check import Truth, drawn
+from benchmarks.check import Truth, draw
 from benchmarks.timing import Call, ratio, repeats_for, rounds_of, seconds_per_call, summary
 
 AT_LEAST = 0.02  # seconds of one timing
@@ -48,14 +48,14 @@ def modes(library: str) -> tuple[str, ...]:
 
 def inputs(cell: Cell) -> list[np.ndarray]:
     """q, k, v and do."""
-    return [x.detach().numpy() for x in drawn(cell, FORWARD)]
+    return [x.detach().numpy() for x in draw(cell, FORWARD)]
 
 
-def chosen(cell: Cell, like: Any) -> list[str]:
-    """attnkit's implementations that serve the cell, its own choice first."""
+def implementations(cell: Cell, like: Any) -> list[str]:
+    """attnkit's implementations for the cell, its own choice first."""
     op = OPS[cell.op]
-    told = attnkit.explain(getattr(attnkit, op.function), like, like, like, causal=cell.causal, **op.options)
-    return [impl for impl, reason in told.items() if reason is None]
+    reasons = attnkit.explain(getattr(attnkit, op.function), like, like, like, causal=cell.causal, **op.options)
+    return [impl for impl, reason in reasons.items() if reason is None]
 
 
 def attend(cell: Cell, impl: str) -> Callable[..., Any]:
@@ -65,14 +65,14 @@ def attend(cell: Cell, impl: str) -> Callable[..., Any]:
 
 
 def weights(cell: Cell, xp: Any, s: Any) -> Any:
-    """What one writes down first, for NumPy and for jax.numpy."""
-    seen = xp.tri(cell.n, dtype=bool) if cell.causal else None
+    """The straightforward weights, for NumPy and jax.numpy."""
+    visible = xp.tri(cell.n, dtype=bool) if cell.causal else None
     if cell.op == "softmax":
-        s = s if seen is None else xp.where(seen, s, -xp.inf)
+        s = s if visible is None else xp.where(visible, s, -xp.inf)
         e = xp.exp(s - s.max(-1, keepdims=True))
         return e / e.sum(-1, keepdims=True)
     w = xp.maximum(s, 0)
-    return w / cell.n if seen is None else xp.where(seen, w, 0) / xp.arange(1, cell.n + 1, dtype=s.dtype)[:, None]
+    return w / cell.n if visible is None else xp.where(visible, w, 0) / xp.arange(1, cell.n + 1, dtype=s.dtype)[:, None]
 
 
 def naive(cell: Cell, xp: Any, q: Any, k: Any, v: Any) -> Any:
@@ -85,12 +85,12 @@ def naive(cell: Cell, xp: Any, q: Any, k: Any, v: Any) -> Any:
 
 def numpy_functions(cell: Cell) -> dict[str, Callable[..., Any]]:
     """attnkit's own choice first."""
-    found = {f"attnkit {impl}": attend(cell, impl) for impl in chosen(cell, inputs(cell)[0])}
-    return found | {"naive NumPy": partial(naive, cell, np)}
+    functions = {f"attnkit {impl}": attend(cell, impl) for impl in implementations(cell, inputs(cell)[0])}
+    return functions | {"naive NumPy": partial(naive, cell, np)}
 
 
 def numpy_growth(cell: Cell, name: str) -> float:
-    """MiB that a call adds to its arguments."""
+    """MiB of a call beyond its arguments."""
     q, k, v, _ = inputs(cell)
     return memory.growth(partial(numpy_functions(cell)[name], q, k, v))
 
@@ -126,13 +126,13 @@ def jax_rivals(cell: Cell, mode: str) -> list[Rival]:
             o, pull = jax.vjp(function, q, k, v)
             return o, *pull(do)
 
-        given = arrays if mode == BOTH else arrays[:3]
-        program = jax.jit(both if mode == BOTH else lambda *x: (function(*x),)).lower(*given).compile()
+        values = arrays if mode == BOTH else arrays[:3]
+        program = jax.jit(both if mode == BOTH else lambda *x: (function(*x),)).lower(*values).compile()
         analysis = program.memory_analysis()
         mebibytes = None if analysis is None else analysis.temp_size_in_bytes / 2**20
-        return Rival(name, lambda: jax.block_until_ready(program(*given)), answers, lambda: mebibytes)
+        return Rival(name, lambda: jax.block_until_ready(program(*values)), answers, lambda: mebibytes)
 
-    own = [rival(f"attnkit {impl}", attend(cell, impl), q, k, v, do) for impl in chosen(cell, q)]
+    own = [rival(f"attnkit {impl}", attend(cell, impl), q, k, v, do) for impl in implementations(cell, q)]
     plain = rival("naive jnp", partial(naive, cell, jnp), q, k, v, do)
     library = partial(jax.nn.dot_product_attention, is_causal=cell.causal)
     # It takes other layouts, so its answer is not compared; conformance judges it.
@@ -145,7 +145,7 @@ RIVALS = {"numpy": numpy_rivals, "jax": jax_rivals}
 
 
 def measure(library: str, cell: Cell, mode: str, rounds: int) -> dict[str, Any]:
-    """One table: check, time in turns, and tell memory; the last rival is the baseline."""
+    """One table: check, time in turns, and measure memory; the last rival is the baseline."""
     rivals = RIVALS[library](cell, mode)
     with torch.set_grad_enabled(mode == BOTH):
         truth = Truth(cell, mode)

@@ -1,4 +1,4 @@
-"""What the device can do at best: products of matrices and copies, in the dtype and with the threads of the run."""
+"""The limits of the device: matrix products and copies, in the dtype and with the threads of the run."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -37,10 +37,10 @@ def rates(device: str, seconds: Mapping[str, Sequence[float]]) -> Ceiling:
 
 
 def ideal_seconds(cell: Cell, mode: str, ceiling: Ceiling) -> float:
-    """What arithmetic or memory, whichever takes longer, would need at the ceiling."""
+    """The time at the ceiling of arithmetic or memory, whichever is longer."""
     return max(cell.flops(mode) / ceiling.flops_per_second, cell.bytes(mode) / ceiling.bytes_per_second)
 
 
 def fraction(cell: Cell, mode: str, ceiling: Ceiling, seconds: list[float]) -> float:
-    """Share of the ceiling that a contender reaches."""
+    """The share of the ceiling reached by a contender."""
     return ideal_seconds(cell, mode, ceiling) / statistics.median(seconds)

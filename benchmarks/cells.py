@@ -1,4 +1,4 @@
-"""What is compared: a table of cells, each an op on arrays of one shape and dtype."""
+"""The table of comparisons: cells, each an op on arrays of one shape and dtype."""
 
 import math
 from collections.abc import Iterator
@@ -48,13 +48,13 @@ class Cell(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What `-k` matches."""
+        """The name matched by `-k`."""
         form = "causal" if self.causal else "full"
         return f"{self.op} {form} n={self.n} d={self.d} {self.dtype}"
 
     @property
     def modes(self) -> tuple[str, ...]:
-        """What is timed."""
+        """The function to time."""
         return (FORWARD,) if self.op == "statistics" else (FORWARD, BOTH)
 
     @property
@@ -63,19 +63,19 @@ class Cell(NamedTuple):
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        found: torch.dtype = getattr(torch, self.dtype)
-        return found
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return dtype
 
     def flops(self, mode: str) -> float:
-        """Of the matrix products that no implementation avoids: 2 forward and 5 backward, 1 for row statistics."""
+        """FLOPs of the unavoidable matrix products: 2 forward and 5 backward, 1 for row statistics."""
         rows = self.batch * self.heads * self.n
-        if self.op == "linear":  # kᵀv, q S; and backward S again, dS and the three gradients
+        if self.op == "linear":  # kᵀv, q S; backward recomputes S, then dS and the three gradients
             return 2 * rows * self.d**2 * (2 if mode == FORWARD else 7)
         products = 1 if self.op == "statistics" else 2 if mode == FORWARD else 7
         return 2 * rows * self.n * self.d * products * (0.5 if self.causal else 1.0)
 
     def bytes(self, mode: str) -> float:
-        """Of the arrays read and written once: q, k, v, o; backward q, k, v, do and three gradients."""
+        """Bytes of the arrays, each read or written once: q, k, v, o; backward q, k, v, do and three gradients."""
         arrays = 2 if self.op == "statistics" else 4 if mode == FORWARD else 11
         return math.prod(self.shape) * ITEM_BYTES[self.dtype] * arrays
 

@@ -1,4 +1,4 @@
-"""Whether a contender computes the op: held against attnkit's generic body in float64 on the first head."""
+"""Whether a contender computes the op: compared with attnkit's generic body in float64 on the first head."""
 
 from typing import Any
 
@@ -19,24 +19,24 @@ def first_head(x: Tensor) -> Tensor:
 
 def outputs(attend: Attend, arrays: tuple[Tensor, ...], mode: str) -> tuple[Tensor, ...]:
     """o, and of forward+backward the gradients of q, k, v for do, the fourth array."""
-    *given, do = arrays
-    o = attend(*given)
-    return (o, *torch.autograd.grad(o, given, do)) if mode == BOTH else (o,)
+    *inputs, do = arrays
+    o = attend(*inputs)
+    return (o, *torch.autograd.grad(o, inputs, do)) if mode == BOTH else (o,)
 
 
-def drawn(cell: Cell, mode: str) -> tuple[Tensor, ...]:
+def draw(cell: Cell, mode: str) -> tuple[Tensor, ...]:
     """q, k, v and do: standard normal, the same for all contenders."""
-    made = torch.Generator(cell.device).manual_seed(0)
-    arrays = [torch.randn(cell.shape, generator=made, device=cell.device).to(cell.torch_dtype) for _ in range(4)]
+    generator = torch.Generator(cell.device).manual_seed(0)
+    arrays = [torch.randn(cell.shape, generator=generator, device=cell.device).to(cell.torch_dtype) for _ in range(4)]
     return tuple(x.requires_grad_(mode == BOTH and i < 3) for i, x in enumerate(arrays))
 
 
 class Truth:
-    """The golden outputs of a cell, for what `drawn` gives."""
+    """The golden outputs of a cell, for the arrays of `draw`."""
 
     def __init__(self, cell: Cell, mode: str) -> None:
         self.dtype = cell.dtype
-        arrays = tuple(first_head(x).requires_grad_(x.requires_grad) for x in drawn(cell, mode))
+        arrays = tuple(first_head(x).requires_grad_(x.requires_grad) for x in draw(cell, mode))
         exact = cell._replace(dtype="float64", batch=1, heads=1)
         with torch.set_grad_enabled(mode == BOTH):
             attend = attnkit_call(exact, "generic")
@@ -45,14 +45,14 @@ class Truth:
         largest = float((arrays[0] @ arrays[1].mT).detach().abs().max()) * cell.d**-0.5
         self.growth = tolerance.growth_of_exponent(largest)
 
-    def fault(self, found: tuple[Any, ...]) -> str | None:
+    def fault(self, answers: tuple[Any, ...]) -> str | None:
         """What is wrong with a contender's outputs.
 
-        o is held to the bound of conformance. Gradients have steps where the op has kinks, and rounding may pass one:
-        they are held to an error of eps^⅓ in the norm.
+        o has the bound of conformance. Gradients jump at the kinks of an op, which rounding may cross:
+        their error in norm must be at most eps^⅓.
         """
         names = NAMES[: len(self.golden)]
-        for name, golden, x in zip(names, self.golden, (numpy(first_head(x)) for x in found), strict=True):
+        for name, golden, x in zip(names, self.golden, (numpy(first_head(x)) for x in answers), strict=True):
             if name == "o":
                 limit = tolerance.limit(golden, self.dtype, self.magnitude, self.growth)
                 failures = tolerance.measure(name, x, limit).failures
@@ -64,5 +64,5 @@ class Truth:
 
 
 def numpy(x: Tensor) -> np.ndarray:
-    found: np.ndarray = x.detach().double().cpu().numpy()
-    return found
+    array: np.ndarray = x.detach().double().cpu().numpy()
+    return array

@@ -11,17 +11,17 @@ from torch import Tensor
 
 from benchmarks import ceilings, memory
 from benchmarks.cells import BOTH, Cell
-from benchmarks.check import Truth, drawn, outputs
-from benchmarks.contenders import Contender, contenders, served
+from benchmarks.check import Truth, draw, outputs
+from benchmarks.contenders import Contender, contenders, supports
 from benchmarks.timing import Call, ratio, repeats_for, rounds_of, seconds_per_call, summary
 
 AT_LEAST = 0.02  # seconds of one timing
-# What a fresh process would import before or during its first call.
+# Modules that a fresh process would import before or during its first call.
 PRELOAD = ("benchmarks.compare", "attnkit.backends.torch", "torch._dynamo")
 
 
 class Settings(NamedTuple):
-    """How a run measures: `limit` seconds of one call are too many; `without` names contenders to leave out."""
+    """How a run measures: calls longer than `limit` seconds are skipped; `without` names contenders to leave out."""
 
     rounds: int = 7
     limit: float = 5.0
@@ -29,7 +29,7 @@ class Settings(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """A contender that gave the right answer; `call` is what is timed."""
+    """A contender with correct results; `call` is timed."""
 
     contender: Contender
     call: Call
@@ -37,13 +37,13 @@ class Ready(NamedTuple):
 
 
 def waiting(device: str) -> Call:
-    """What to call before a clock is read."""
+    """The synchronisation before a clock is read."""
     return torch.cuda.synchronize if device == "cuda" else lambda: None
 
 
 def thunk(contender: Contender, cell: Cell, mode: str) -> Callable[[], tuple[Tensor, ...]]:
-    """One call of a contender on arrays of its own, in the layout that it takes."""
-    arrays = drawn(cell, mode)
+    """One call of a contender on its own arrays in its layout."""
+    arrays = draw(cell, mode)
     if contender.time_first:
         turned = (x.detach().transpose(1, 2).contiguous().transpose(1, 2) for x in arrays)
         arrays = tuple(y.requires_grad_(x.requires_grad) for x, y in zip(arrays, turned, strict=True))
@@ -63,14 +63,14 @@ def prepared(contender: Contender, cell: Cell, mode: str, truth: Truth, settings
     try:
         with contender.context():
             call = thunk(contender, cell, mode)
-            found = call()
+            result = call()
     except errors as error:
         return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
     answers = not contender.baseline or cell.op == "softmax"
-    fault = truth.fault(found) if answers else None
+    fault = truth.fault(result) if answers else None
     if fault is not None:
         return f"wrong: {fault}"
-    del found
+    del result
     once = seconds_per_call(call, 1, wait, contender.context)
     if once > settings.limit:
         return f"one call takes {once:.1f} s, more than the limit of {settings.limit:g} s"
@@ -96,7 +96,7 @@ def peak(cell: Cell, name: str, mode: str, threads: int) -> float:
 
 
 def peak_mebibytes(cell: Cell, name: str, mode: str) -> float | None:
-    """On the CPU in a process of its own, as what a process holds is otherwise not that call's."""
+    """On the CPU in a separate process, because memory of a process is not attributable to a call."""
     threads = torch.get_num_threads()
     if cell.device == "cuda":
         return peak(cell, name, mode, threads)
@@ -139,11 +139,11 @@ def measure(cell: Cell, mode: str, rows: Sequence[Contender], settings: Settings
     with torch.set_grad_enabled(mode == BOTH):
         truth = Truth(cell, mode)
         for contender in rows:
-            found = prepared(contender, cell, mode, truth, settings)
-            if isinstance(found, str):
-                skipped[contender.name] = found
+            outcome = prepared(contender, cell, mode, truth, settings)
+            if isinstance(outcome, str):
+                skipped[contender.name] = outcome
             else:
-                ready[contender.name] = found
+                ready[contender.name] = outcome
         if not any(x.contender.baseline for x in ready.values()):
             return {"ceiling": None, "baseline": None, "contenders": {}, "skipped": skipped}
         seconds, ceiling = timed(cell, ready, settings.rounds)
@@ -157,9 +157,9 @@ def measure(cell: Cell, mode: str, rows: Sequence[Contender], settings: Settings
 def run(
     table: Sequence[Cell], settings: Settings, say: Callable[[str], Any] = lambda text: None
 ) -> Iterator[dict[str, Any]]:
-    """A record per cell and mode; `say` hears what is measured."""
+    """A record per cell and mode; `say` reports progress."""
     for cell in table:
-        rows = [x for x in contenders(cell) if served(cell, x)]
+        rows = [x for x in contenders(cell) if supports(cell, x)]
         for mode in cell.modes:
             say(f"{cell.name}, {mode}")
             about = {"cell": cell._asdict(), "name": cell.name, "mode": mode, "auto": rows[0].name}
@@ -167,7 +167,7 @@ def run(
 
 
 def wrong(record: dict[str, Any]) -> list[str]:
-    """Contenders of a record that compute something else."""
+    """Contenders of a record with wrong results."""
     return [f"{name}: {reason}" for name, reason in record["skipped"].items() if reason.startswith("wrong")]
 
 
@@ -182,7 +182,7 @@ def line(record: dict[str, Any]) -> str:
 
 
 def write(path: Path, environment: dict[str, Any], records: list[dict[str, Any]]) -> None:
-    """JSON of what has been measured so far, one record a line."""
+    """Write JSON of the measurements so far, one record per line."""
     body = ",\n".join(json.dumps(record) for record in records)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f'{{"environment": {json.dumps(environment, indent=1)},\n"records": [\n{body}\n]}}\n')

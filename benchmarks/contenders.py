@@ -1,4 +1,4 @@
-"""Who is compared: attnkit's implementations, expressions in plain torch, torch's own attention, other packages."""
+"""The contenders: attnkit's implementations, expressions in plain torch, torch's own attention, other packages."""
 
 import importlib.util
 import math
@@ -26,16 +26,16 @@ BACKENDS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "math": SDPBackend.MATH,
 }
-MATH_TOKENS = 1024  # beside ops other than softmax, SDPA's materialising backend is timed up to here
+MATH_TOKENS = 1024  # for ops other than softmax, SDPA's materialising backend is timed up to this length
 FLA_CHUNK = 64
 REFUSED = (NotImplementedError,)  # by attnkit, with its reason
-SUBJECT = "softmax_attention"  # whose rows have their statistics measured
+SUBJECT = OPS["softmax"].function  # whose rows have their statistics measured
 
 
 class Contender(NamedTuple):
     """One row: `unsupported(cell, mode)` is a reason or None, `make(cell)` a function of q, k and v.
 
-    The baseline computes softmax attention whatever the op. `refusals` are errors of the first call that mean "cannot".
+    The baseline computes softmax attention for every op. `refusals` are errors of the first call that mean "cannot".
     """
 
     name: str
@@ -61,8 +61,8 @@ def contenders(cell: Cell) -> list[Contender]:
     return [*attnkit_rows(cell), *others]
 
 
-def served(cell: Cell, contender: Contender) -> bool:
-    """Whether the cell's op is any of the contender's affair: where not, no reason is worth a line."""
+def supports(cell: Cell, contender: Contender) -> bool:
+    """Whether the contender supports the cell's op; otherwise it is not listed."""
     about = {"flex": ("softmax",), "entmax": ("sparsemax", "entmax15"), "fla": ("linear",)}
     if contender.name in ("CuPy cuda", "JAX triton"):
         return cell.device == "cuda"
@@ -73,12 +73,12 @@ def served(cell: Cell, contender: Contender) -> bool:
 
 
 def attnkit_rows(cell: Cell) -> list[Contender]:
-    """One per implementation that attnkit has for these arrays, in the order of `impl="auto"`."""
+    """One per implementation of attnkit for these arrays, in the order of `impl="auto"`."""
     like, op = torch.empty(cell.shape, dtype=cell.torch_dtype, device=cell.device), OPS[cell.op]
     function = getattr(attnkit, op.function)
     arrays = (SUBJECT, like, like) if cell.op == "statistics" else (like, like, like)
-    found = attnkit.explain(function, *arrays, causal=cell.causal, **op.options)
-    reasons = dict(sorted(found.items(), key=lambda item: item[1] is not None))
+    explanation = attnkit.explain(function, *arrays, causal=cell.causal, **op.options)
+    reasons = dict(sorted(explanation.items(), key=lambda item: item[1] is not None))
     return [
         Contender(f"attnkit {impl}", partial(attnkit_call, impl=impl), partial(always, reason=reason))
         for impl, reason in reasons.items()
@@ -99,8 +99,8 @@ def attnkit_call(cell: Cell, impl: str) -> Attend:
     return partial(getattr(attnkit, op.function), causal=cell.causal, impl=impl, **op.options)
 
 
-def stacked(found: Any) -> Tensor:
-    return torch.stack([getattr(found, name) for name in FIELDS], -1)
+def stacked(statistics: Any) -> Tensor:
+    return torch.stack([getattr(statistics, name) for name in FIELDS], -1)
 
 
 # ------------------------------------------------------------------------------------------------- plain torch
@@ -129,7 +129,7 @@ def naive_unsupported(cell: Cell, mode: str) -> str | None:
 
 
 def naive(cell: Cell) -> Attend:
-    """The expression that one writes down first, with the whole (n, n) array; without one for full linear attention."""
+    """The straightforward expression, with the whole (n, n) array except for full linear attention."""
     if cell.op == "linear":
         return naive_linear_causal(cell) if cell.causal else naive_linear
     n: Any = cell.n
@@ -156,7 +156,7 @@ def naive_linear(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def naive_linear_causal(cell: Cell) -> Attend:
-    """The same with the (n, n) weights, as a mask needs them."""
+    """The same with the (n, n) weights, which a mask needs."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         w = ((elu(q) + 1) @ (elu(k) + 1).mT).tril()
@@ -169,7 +169,7 @@ def naive_linear_causal(cell: Cell) -> Attend:
 
 
 def sdpa(name: str) -> Contender:
-    """One backend of torch's attention, which is forced."""
+    """One backend of torch's attention, forced."""
     return Contender(
         f"sdpa {name}",
         lambda cell: partial(scaled_dot_product_attention, is_causal=cell.causal),
@@ -181,7 +181,7 @@ def sdpa(name: str) -> Contender:
 
 
 def sdpa_unsupported(name: str, cell: Cell, mode: str) -> str | None:
-    """What torch says of each backend."""
+    """torch's reasons against each backend."""
     if name == "math":
         long = cell.op != "softmax" and cell.n > MATH_TOKENS
         return f"materialises: beside {cell.op} timed up to n = {MATH_TOKENS}" if long else None
@@ -194,7 +194,7 @@ def sdpa_unsupported(name: str, cell: Cell, mode: str) -> str | None:
 
 
 def flex_unsupported(cell: Cell, mode: str) -> str | None:
-    """FlexAttention applies its function before softmax, so it has no other op."""
+    """FlexAttention applies its function before softmax, so it supports no other op."""
     return "has no gradient on the CPU" if cell.device == "cpu" and mode == BOTH else None
 
 
@@ -204,12 +204,12 @@ def flex(cell: Cell) -> Attend:
 
     torch._dynamo.reset()
     compiled = torch.compile(flex_attention, dynamic=False)
-    seen = None
+    mask = None
     if cell.causal:
-        seen = create_block_mask(lambda b, h, i, j: i >= j, None, None, cell.n, cell.n, device=cell.device)
+        mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, cell.n, cell.n, device=cell.device)
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        o: Tensor = compiled(q, k, v, block_mask=seen)
+        o: Tensor = compiled(q, k, v, block_mask=mask)
         return o
 
     return attend
@@ -256,7 +256,7 @@ def fla_call(name: str, cell: Cell) -> Attend:
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         features = [x.transpose(1, 2) for x in (elu(q) + 1, elu(k) + 1, v)]
-        found = function(*features, scale=1.0, normalize=True)
-        return (found[0] if isinstance(found, tuple) else found).transpose(1, 2)
+        result = function(*features, scale=1.0, normalize=True)
+        return (result[0] if isinstance(result, tuple) else result).transpose(1, 2)
 
     return attend

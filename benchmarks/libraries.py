@@ -1,4 +1,4 @@
-"""attnkit on CuPy and JAX arrays beside torch: the same memory of the GPU, exchanged by DLPack. Forward only."""
+"""attnkit on CuPy and JAX arrays beside torch: the same GPU memory, exchanged by DLPack. Forward only."""
 
 import importlib.util
 from typing import Any

@@ -1,8 +1,8 @@
-"""Sequences that no (L, S) array fits: seconds, peak memory and error, each measurement in a process of its own.
+"""Sequences too long for an (L, S) array: seconds, peak memory and error, each measurement in a separate process.
 
 Linear, cosine, Performer and efficient attention forward, full and causal, and row statistics of softmax and ReLU
-weights, in float32. The error is that against the same call in float64, in the units in which conformance judges:
-eps · max(|o|, Σ|w||v|); `bound` is what it allows there.
+weights, in float32. The error is relative to the same call in float64, in the units of conformance:
+eps · max(|o|, Σ|w||v|); `bound` is the allowed value.
 """
 
 import json
@@ -16,12 +16,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import attnkit
+from attnkit._core.family import RECORDS
 from benchmarks.memory import resident, restart_peak
 
 WIDTH = 64  # d, e and the features of Performer
 BOUND = 16.0  # units of float32, times the growth of ops that exponentiate
-FEATURE_OPS = ("linear_attention", "cosine_attention", "performer_attention", "efficient_attention")
-STATISTICS = ("softmax_attention", "pointwise_attention")
+FEATURE_OPS = tuple(op for op, record in RECORDS.items() if record.family.stateful)
+STATISTICS = tuple(op.__name__ for op in (attnkit.softmax_attention, attnkit.pointwise_attention))
 FIELDS = ("total", "entropy", "sum_squares", "maximum")
 
 
@@ -36,29 +37,30 @@ class Task(NamedTuple):
 
 
 def tasks(tokens: int, statistics_tokens: int) -> list[Task]:
-    found = [Task(op, causal, "numpy", tokens) for op in FEATURE_OPS for causal in (False, True)]
-    found += [Task(op, False, "numpy", statistics_tokens) for op in STATISTICS]
-    return [task._replace(library=library) for task in found for library in ("numpy", "torch")]
+    result = [Task(op, causal, "numpy", tokens) for op in FEATURE_OPS for causal in (False, True)]
+    result += [Task(op, False, "numpy", statistics_tokens) for op in STATISTICS]
+    return [task._replace(library=library) for task in result for library in ("numpy", "torch")]
 
 
 def arrays(task: Task) -> list[Any]:
-    """q, k, v (tokens, WIDTH), drawn in float32 whatever they are used as."""
+    """q, k, v (tokens, WIDTH), drawn in float32 for every dtype."""
     rng = np.random.default_rng(0)
-    drawn = [rng.standard_normal((task.tokens, WIDTH), dtype=np.float32) for _ in range(3)]
+    values = [rng.standard_normal((task.tokens, WIDTH), dtype=np.float32) for _ in range(3)]
     if task.golden:
-        return [x.astype(np.float64) for x in drawn]
+        return [x.astype(np.float64) for x in values]
     if task.library == "numpy":
-        return list(drawn)
+        return list(values)
     import torch
 
-    return [torch.from_numpy(x) for x in drawn]
+    return [torch.from_numpy(x) for x in values]
 
 
 def call(task: Task, q: Any, k: Any, v: Any) -> dict[str, Any]:
     """The outputs by name."""
     if task.op in STATISTICS:
         return attnkit.row_statistics(task.op, q, k, fields=FIELDS)._asdict()
-    own = {"projection": attnkit.orthogonal_features(WIDTH, WIDTH, 0)} if task.op == "performer_attention" else {}
+    projected = "projection" in RECORDS[task.op].options
+    own = {"projection": attnkit.orthogonal_features(WIDTH, WIDTH, 0)} if projected else {}
     if task.library == "torch" and own:
         import torch
 
@@ -67,14 +69,14 @@ def call(task: Task, q: Any, k: Any, v: Any) -> dict[str, Any]:
 
 
 def run(task: Task, path: Path) -> dict[str, float]:
-    """One measurement, whose outputs go to `path`."""
+    """One measurement; its outputs are written to `path`."""
     q, k, v = arrays(task)
     call(task._replace(tokens=64), q[:64], k[:64], v[:64])
     restart_peak()
     before, start = resident("VmRSS"), time.perf_counter()
-    found = call(task, q, k, v)
+    result = call(task, q, k, v)
     seconds, after = time.perf_counter() - start, resident("VmHWM")
-    outputs = {name: np.asarray(x) for name, x in found.items() if x is not None}
+    outputs = {name: np.asarray(x) for name, x in result.items() if x is not None}
     assert all(np.all(np.isfinite(x)) for x in outputs.values()), f"{task}: an output is not finite"
     if task.golden and "o" in outputs:
         size = call(task, q, k, np.abs(v))["o"]
@@ -93,9 +95,9 @@ def in_a_process(task: Task, path: Path) -> dict[str, float]:
     return result
 
 
-def error(found: Path, golden: Path) -> float:
+def error(path: Path, golden: Path) -> float:
     """The largest error of any output, in units."""
-    ours, truth = np.load(found), np.load(golden)
+    ours, truth = np.load(path), np.load(golden)
     worst = 0.0
     for name in ours.files:
         size = float(np.max(np.abs(truth[name])))
@@ -106,17 +108,17 @@ def error(found: Path, golden: Path) -> float:
 
 
 def measure(tokens: int = 1_000_000, statistics_tokens: int = 32_768) -> list[dict[str, Any]]:
-    """A row of results per task, printed as they come."""
+    """A row of results per task, printed one by one."""
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name:
-        found, golden, truth_of = Path(name) / "found.npz", Path(name) / "golden.npz", None
+        result, golden, truth_of = Path(name) / "found.npz", Path(name) / "golden.npz", None
         for task in tasks(tokens, statistics_tokens):
             truth = task._replace(library="numpy", golden=True)
             if truth != truth_of:
                 in_a_process(truth, golden)
                 truth_of = truth
-            measured = in_a_process(task, found)
-            rows.append({**task._asdict(), **measured, "error": error(found, golden), "bound": BOUND})
+            measured = in_a_process(task, result)
+            rows.append({**task._asdict(), **measured, "error": error(result, golden), "bound": BOUND})
             del rows[-1]["golden"]
             print(line(rows[-1]), flush=True)
     return rows

@@ -1,4 +1,4 @@
-"""Memory of this process, and of one call in a process of its own."""
+"""Memory of this process, and of one call in a separate process."""
 
 import ctypes
 import gc
@@ -13,18 +13,18 @@ MEASURED = sys.platform == "linux"
 
 
 def resident(field: str) -> float:
-    """VmRSS (now) or VmHWM (the largest so far) of this process in MiB. ru_maxrss would count the parent, too."""
+    """VmRSS (current) or VmHWM (peak) of this process in MiB. ru_maxrss would count the parent, too."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) / 1024
 
 
 def restart_peak() -> None:
-    """VmHWM starts anew."""
+    """Reset VmHWM."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
 def growth(call: Callable[[], Any]) -> float:
-    """MiB by which memory grows at most during a second call: the first has made what is made once."""
+    """The peak growth of memory in MiB during a second call; the first does the one-time setup."""
     call()
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)

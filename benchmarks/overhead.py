@@ -1,4 +1,4 @@
-"""What a call costs before any arithmetic: attnkit beside the hand-written expression on tiny torch tensors."""
+"""The overhead of a call: attnkit and the hand-written expression on tiny torch tensors."""
 
 import math
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from benchmarks.timing import Timing, interleave
 
 
 def calls(device: str) -> dict[str, dict[str, Callable[[], Any]]]:
-    """Per case, the hand-written expression and attnkit's ways to it, on (2, 4, 5, 8) tensors."""
+    """Per case, the hand-written expression and the same calls of attnkit, on (2, 4, 5, 8) tensors."""
     q, k, v = (torch.randn(2, 4, 5, 8, device=device) for _ in range(3))
     scale = 1.0 / math.sqrt(8)
     lower = torch.ones(5, 5, dtype=torch.bool, device=device).tril()
@@ -42,7 +42,7 @@ def measure(device: str, *, rounds: int = 15, repeats: int = 300) -> dict[str, d
 
 
 def lines(measured: dict[str, dict[str, Timing]]) -> list[str]:
-    """A table: microseconds per call (median, lowest to highest) and what is added to the hand-written expression."""
+    """A table: microseconds per call (median, lowest to highest) and the overhead over the hand-written expression."""
     table = [f"{'case':14}{'alternative':18}{'median':>9}{'lowest':>9}{'highest':>9}{'added':>9}   microseconds a call"]
     for case, timings in measured.items():
         base = timings["hand-written"].median

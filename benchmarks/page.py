@@ -1,4 +1,4 @@
-"""A self-contained page of what `run` has measured: ratios at a glance, a picture per op, every number."""
+"""A self-contained page of the results of `run`: ratios at a glance, a plot per op, every number."""
 
 import json
 import statistics
@@ -14,18 +14,18 @@ Record = dict[str, Any]
 TEMPLATE = Path(__file__).parent / "page.html"
 GROUP = ("op", "causal", "d", "dtype")
 KINDS = {"naive": "naive", "flex": "flex", "entmax": "entmax", "fla": "fla", "sdpa": "sdpa", "jax.nn": "sdpa"}
-"""{how the name of a contender begins: its class in the style sheet}."""
+"""{prefix of a contender's name: its class in the style sheet}."""
 AGAINST = "the fastest backend of torch's scaled_dot_product_attention (softmax beside every op)"
 HEADINGS = {FORWARD: "forward", BOTH: "forward and backward"}
 
 
 def write(path: Path) -> Path:
     """The page of a JSON file, beside it."""
-    found = json.loads(path.read_text())
-    if not isinstance(found, dict) or not {"environment", "records"} <= found.keys():
+    data = json.loads(path.read_text())
+    if not isinstance(data, dict) or not {"environment", "records"} <= data.keys():
         raise ValueError(f"{path}: not a file of `python -m benchmarks run`")
     target = path.with_suffix(".html")
-    target.write_text(html(found["environment"], found["records"]))
+    target.write_text(html(data["environment"], data["records"]))
     return target
 
 
@@ -55,15 +55,15 @@ def grouped(records: Iterable[Record], *fields: str) -> list[list[Record]]:
 
 def facts(environment: dict[str, Any]) -> str:
     """Versions, threads and load."""
-    shown = {
+    items = {
         name: value
         for name, value in environment.items()
         if name not in ("device", "against", "load_before", "load_after")
     }
     for name in ("load_before", "load_after"):
         if name in environment:
-            shown[name.replace("_", " ")] = " ".join(f"{x:.2f}" for x in environment[name])
-    return ", ".join(f"{escape(name)} <b>{escape(str(value))}</b>" for name, value in shown.items())
+            items[name.replace("_", " ")] = " ".join(f"{x:.2f}" for x in environment[name])
+    return ", ".join(f"{escape(name)} <b>{escape(str(value))}</b>" for name, value in items.items())
 
 
 def ceilings(records: Iterable[Record]) -> str:
@@ -91,7 +91,7 @@ def ratio_text(ratio: dict[str, float]) -> str:
 
 
 def verdict(ratio: dict[str, float]) -> str:
-    """Faster or slower only where both quartiles are."""
+    """Say "faster" or "slower" only if both quartiles agree."""
     return "faster" if ratio["lower"] > 1 else "slower" if ratio["upper"] < 1 else "equal"
 
 
@@ -107,8 +107,8 @@ def glance(records: Sequence[Record]) -> str:
     rows = []
     for group in grouped(records, *GROUP):
         cell, by = group[0]["cell"], {(r["mode"], r["cell"]["n"]): r for r in group}
-        found = "".join(glance_cell(by.get((mode, n))) for mode, ns in columns.items() for n in ns)
-        rows.append(f"<tr><th>{escape(cell['op'])} <small>{form(cell)}</small></th>{found}</tr>")
+        cells = "".join(glance_cell(by.get((mode, n))) for mode, ns in columns.items() for n in ns)
+        rows.append(f"<tr><th>{escape(cell['op'])} <small>{form(cell)}</small></th>{cells}</tr>")
     head = f"<tr><th></th>{over}</tr><tr><th>op, n =</th>{under}</tr>"
     return f"<table><thead>{head}</thead><tbody>{''.join(rows)}</tbody></table>"
 
@@ -118,10 +118,10 @@ def glance_cell(record: Record | None) -> str:
     if record is None:
         return "<td></td>"
     auto = record["contenders"].get(record["auto"])
-    known = next(
+    rival = next(
         (name for name in ("naive torch", "naive NumPy", "naive jnp", "entmax") if name in record["contenders"]), None
     )
-    small = f"<small>{known.split()[0]} {ratio_text(record['contenders'][known]['ratio'])}</small>" if known else ""
+    small = f"<small>{rival.split()[0]} {ratio_text(record['contenders'][rival]['ratio'])}</small>" if rival else ""
     if auto is None:
         return f'<td class="num none" title="{escape(record["skipped"].get(record["auto"], ""))}">–{small}</td>'
     title = f"{record['auto']} against {record['baseline']}"
@@ -140,8 +140,8 @@ def point(record: Record, name: str) -> Point:
 def series(records: Sequence[Record]) -> list[Series]:
     """attnkit's own choice first, then every contender; SDPA's backends only where the op is theirs."""
     ordered = sorted(records, key=lambda record: record["cell"]["n"])
-    chosen = tuple(point(r, r["auto"]) for r in ordered if r["auto"] in r["contenders"])
-    lines = [Series("attnkit, its own choice", "auto", 0, chosen)] if chosen else []
+    points = tuple(point(r, r["auto"]) for r in ordered if r["auto"] in r["contenders"])
+    lines = [Series("attnkit, its own choice", "auto", 0, points)] if points else []
     used: dict[str, int] = {}
     for name in dict.fromkeys(name for record in ordered for name in record["contenders"]):
         serving = [r for r in ordered if name in r["contenders"]]
@@ -161,11 +161,11 @@ def figure(records: Sequence[Record]) -> str:
     by_mode = {mode: series([r for r in records if r["mode"] == mode]) for mode in HEADINGS}
     bounds = limits([one for lines in by_mode.values() for one in lines])
     panels = "".join(panel(HEADINGS[mode], lines, bounds) for mode, lines in by_mode.items() if lines)
-    shown = {(one.name, one.kind, one.dash): None for lines in by_mode.values() for one in lines}
+    legend = {(one.name, one.kind, one.dash): None for lines in by_mode.values() for one in lines}
     key = "".join(
         f'<span class="{kind}"><svg viewBox="0 0 30 8"><polyline class="dash{dash}" points="0,4 30,4"/></svg>'
         f"{escape(name)}</span>"
-        for name, kind, dash in shown
+        for name, kind, dash in legend
     )
     title = f"{escape(OPS[cell['op']].title)} <small>{form(cell)}</small>"
     return f'<figure><h3>{title}</h3><div class="key">{key}</div><div class="panels">{panels}</div></figure>'
@@ -192,7 +192,7 @@ def numbers(records: Sequence[Record]) -> str:
 
 
 def numbers_of(record: Record) -> Iterable[str]:
-    """The rows of one record, fastest first, and why others have none."""
+    """The rows of one record, fastest first, and reasons for missing ones."""
     cell = record["cell"]
     place = f"{cell['n']} <small>× {cell['batch'] * cell['heads']} heads, {HEADINGS[record['mode']]}</small>"
     ranked = sorted(record["contenders"], key=lambda name: record["contenders"][name]["seconds"]["median"])
@@ -207,7 +207,7 @@ def contender(record: Record, name: str) -> tuple[str, str]:
     row = record["contenders"][name]
     t, r, peak = row["seconds"], row["ratio"], row.get("peak_mebibytes")
     marks = [word for word, which in (("auto", record["auto"]), ("baseline", record["baseline"])) if name == which]
-    found = (
+    values = (
         duration(t["median"]),
         f"{duration(t['lower'])} – {duration(t['upper'])}",
         f'<b class="{verdict(r)}">{ratio_text(r)}</b>',
@@ -216,4 +216,4 @@ def contender(record: Record, name: str) -> tuple[str, str]:
         "" if peak is None else f"{peak:,.1f} MiB",
     )
     label = escape(name) + "".join(f" <small>{word}</small>" for word in marks)
-    return label, "".join(f'<td class="num">{value}</td>' for value in found)
+    return label, "".join(f'<td class="num">{value}</td>' for value in values)

@@ -1,4 +1,4 @@
-"""A picture of ratios against n with error bars, as SVG whose colours are those of the page."""
+"""A plot of ratios against n with error bars, as SVG in the page's colours."""
 
 import math
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ def powers_of_two(low: float, high: float, most: int) -> list[float]:
 
 
 def limits(series: Sequence[Series]) -> tuple[float, float]:
-    """A range of ratios that holds all points and 1."""
+    """A range of ratios that contains all points and 1."""
     values = [x for one in series for p in one.points for x in (p.lower, p.upper, p.median)]
     return min([*values, 0.7]) / 1.15, max([*values, 1.4]) * 1.15
 
@@ -65,7 +65,7 @@ def ticks(x: Axis, y: Axis, ns: Sequence[int]) -> list[str]:
     return parts
 
 
-def drawn(one: Series, x: Axis, y: Axis, shift: float) -> str:
+def path_of(one: Series, x: Axis, y: Axis, shift: float) -> str:
     """Line, error bars and dots, moved by `shift` pixels so that bars of different lines lie side by side."""
     places = [(x.at(p.n) + shift, y.at(p.median), y.at(p.lower), y.at(p.upper)) for p in one.points]
     path = " ".join(f"{a:.1f},{b:.1f}" for a, b, _, _ in places)
@@ -83,7 +83,7 @@ def panel(title: str, series: Sequence[Series], bounds: tuple[float, float]) -> 
     x = Axis(ns[0], max(ns[-1], ns[0] + 1), LEFT + 14, WIDTH - RIGHT - 14)
     y = Axis(*bounds, HEIGHT - BOTTOM, TOP)
     middle = (len(series) - 1) / 2
-    lines = [drawn(one, x, y, 3.0 * (i - middle)) for i, one in enumerate(series)]
+    lines = [path_of(one, x, y, 3.0 * (i - middle)) for i, one in enumerate(series)]
     heading = f'<text class="heading" x="{x.start - 6}" y="14">{title}</text>'
     body = "".join([heading, *ticks(x, y, ns), *reversed(lines)])
     return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{title}">{body}</svg>'

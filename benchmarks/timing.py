@@ -1,4 +1,4 @@
-"""Interleaved timing: alternatives take turns in one process, so that a slow moment of the machine hits all of them."""
+"""Interleaved timing: alternatives take turns in one process, so that slow moments affect all of them alike."""
 
 import statistics
 import time
@@ -29,7 +29,7 @@ class Ratio(NamedTuple):
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float]:
-    """The first and the third, between the smallest and the largest value."""
+    """The first and the third quartile."""
     if len(values) == 1:
         return values[0], values[0]
     first, _, third = statistics.quantiles(values, n=4, method="inclusive")
@@ -59,7 +59,7 @@ def seconds_per_call(call: Call, repeats: int, wait: Call, context: Context = nu
 
 
 def repeats_for(call: Call, at_least: float, wait: Call, context: Context = nullcontext) -> int:
-    """How many calls in a row take `at_least` seconds: a power of 2."""
+    """The number of consecutive calls, a power of 2, that take `at_least` seconds."""
     repeats = 1
     while seconds_per_call(call, repeats, wait, context) * repeats < at_least:
         repeats *= 2

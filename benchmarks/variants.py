@@ -1,8 +1,8 @@
-"""Every variant beside torch's softmax at one size, on torch CPU tensors: what choosing one costs in time and memory.
+"""Every variant against torch's softmax at one size, on torch CPU tensors: its cost in time and memory.
 
-Each takes `impl="auto"`. Arrays are (1, 8, n, 64) in float32; landmarks, slots and random features are 64. The calls of
-one length take turns, softmax among them; the ratio is that of single rounds, above 1: faster than softmax. Memory is
-what a process of its own grows by, forward and backward. What the ops compute is judged by attnkit_conformance.
+Each uses `impl="auto"`. Arrays are (1, 8, n, 64) in float32; landmarks, slots and random features are 64. The calls of
+one length take turns, softmax among them; the ratio is per round, above 1: faster than softmax. Memory is
+the growth of a separate process, forward and backward. Correctness is judged by attnkit_conformance.
 """
 
 import math
@@ -28,10 +28,14 @@ Attend = Callable[..., Tensor]
 class Variant(NamedTuple):
     """`make(n, causal)` is a function of q, k, v; `forms`: full, causal or both."""
 
-    op: str
+    function: Callable[..., Any]
     make: Callable[..., Attend]
     options: str = ""
     forms: tuple[bool, ...] = (False, True)
+
+    @property
+    def op(self) -> str:
+        return self.function.__name__
 
 
 class Task(NamedTuple):
@@ -43,14 +47,14 @@ class Task(NamedTuple):
     mode: str
 
 
-def plainly(op: str, **options: Any) -> Callable[..., Attend]:
+def plain(op: Callable[..., Any], said: str = "", forms: tuple[bool, ...] = (False, True), **options: Any) -> Variant:
     """The op on q, k and v."""
 
     def make(n: int, causal: bool) -> Attend:
         given = options | ({"causal": True} if causal else {})
-        return lambda q, k, v: getattr(attnkit, op)(q, k, v, **given)
+        return lambda q, k, v: op(q, k, v, **given)
 
-    return make
+    return Variant(op, make, said, forms)
 
 
 def rela(n: int, causal: bool) -> Attend:
@@ -69,7 +73,7 @@ def linformer(n: int, causal: bool) -> Attend:
 
 
 def soft(n: int, causal: bool) -> Attend:
-    """Queries of a square picture, pooled."""
+    """Queries of a square image, pooled."""
     side = math.isqrt(n)
     window = side // math.isqrt(AMONG)
     return lambda q, k, v: attnkit.soft_attention(q, v, attnkit.landmarks.average_pool(q, side, side, window))
@@ -82,20 +86,20 @@ def lsh(n: int, causal: bool) -> Attend:
 
 FULL = (False,)
 NAMED = (
-    Variant("softmax_attention", plainly("softmax_attention"), "torch's own kernel"),
-    Variant("pointwise_attention", plainly("pointwise_attention"), "relu, α = 1"),
-    Variant("rela_attention", rela),
-    Variant("entmax_attention", plainly("entmax_attention"), "α = 1.5"),
-    Variant("sima_attention", plainly("sima_attention"), forms=FULL),
-    Variant("linear_attention", plainly("linear_attention"), "elu + 1"),
-    Variant("performer_attention", performer, f"{AMONG} features"),
-    Variant("soft_attention", soft, f"{AMONG} landmarks, pooled, 20 steps", forms=FULL),
-    Variant("nystrom_attention", plainly("nystrom_attention", num_landmarks=AMONG), f"{AMONG} landmarks", forms=FULL),
-    Variant("linformer_attention", linformer, f"{AMONG} slots", forms=FULL),
-    Variant("lsh_attention", lsh, "2 rounds, chunks of 64, q = k"),
+    plain(attnkit.softmax_attention, "torch's own kernel"),
+    plain(attnkit.pointwise_attention, "relu, α = 1"),
+    Variant(attnkit.rela_attention, rela),
+    plain(attnkit.entmax_attention, "α = 1.5"),
+    plain(attnkit.sima_attention, forms=FULL),
+    plain(attnkit.linear_attention, "elu + 1"),
+    Variant(attnkit.performer_attention, performer, f"{AMONG} features"),
+    Variant(attnkit.soft_attention, soft, f"{AMONG} landmarks, pooled, 20 steps", forms=FULL),
+    plain(attnkit.nystrom_attention, f"{AMONG} landmarks", FULL, num_landmarks=AMONG),
+    Variant(attnkit.linformer_attention, linformer, f"{AMONG} slots", forms=FULL),
+    Variant(attnkit.lsh_attention, lsh, "2 rounds, chunks of 64, q = k"),
 )
 """Ops that need other arrays than q, k and v, have no causal form, or have options that the table names."""
-OTHERS = {op: Variant(op, plainly(op)) for op in RECORDS}
+OTHERS = {op: plain(record.op) for op, record in RECORDS.items()}
 VARIANTS = tuple({**OTHERS, **{variant.op: variant for variant in NAMED}}.values())
 BY_OP = {variant.op: variant for variant in VARIANTS}
 BASELINE = VARIANTS[0].op
@@ -118,38 +122,38 @@ def thunk(task: Task) -> Call:
 
     def both() -> tuple[Tensor | None, ...]:
         o = attend(*leaves)
-        found: tuple[Tensor | None, ...] = torch.autograd.grad(o, leaves, do.reshape_as(o), allow_unused=True)
-        return found
+        grads: tuple[Tensor | None, ...] = torch.autograd.grad(o, leaves, do.reshape_as(o), allow_unused=True)
+        return grads
 
     return both
 
 
 def peak(task: Task, threads: int) -> float:
-    """MiB that a call needs beside its arguments."""
+    """MiB of a call beyond its arguments."""
     torch.set_num_threads(threads)
     return memory.growth(thunk(task))
 
 
 def measure(rounds: int, limit: float, lengths: tuple[int, ...] = LENGTHS) -> Iterator[list[dict[str, Any]]]:
-    """The rows of one length and mode after another. What takes more than `limit` seconds a call is timed once."""
+    """The rows of one length and mode after another. Calls longer than `limit` seconds are timed once."""
     for n in lengths:
         for mode in MODES:
-            found = {task: thunk(task) for task in tasks(n, mode)}
+            calls_by_task = {task: thunk(task) for task in tasks(n, mode)}
             seconds: dict[str, list[float]] = {}
             with torch.set_grad_enabled(mode == MODES[1]):
-                for task, call in found.items():
+                for task, call in calls_by_task.items():
                     call()
                     once = seconds_per_call(call, 1, wait)
                     if once > limit:
                         seconds[str(task)] = [once]
-                calls = {str(task): call for task, call in found.items() if str(task) not in seconds}
+                calls = {str(task): call for task, call in calls_by_task.items() if str(task) not in seconds}
                 repeats = {name: repeats_for(call, AT_LEAST, wait) for name, call in calls.items()}
                 seconds |= rounds_of(calls, rounds, repeats, wait) if calls else {}
-            yield [row(task, seconds[str(task)], seconds[str(task._replace(op=BASELINE))]) for task in found]
+            yield [row(task, seconds[str(task)], seconds[str(task._replace(op=BASELINE))]) for task in calls_by_task]
 
 
 def wait() -> None:
-    """Nothing runs behind a CPU's back."""
+    """No synchronisation is needed on a CPU."""
 
 
 def row(task: Task, seconds: list[float], baseline: list[float]) -> dict[str, Any]:
@@ -171,5 +175,5 @@ def line(row: dict[str, Any]) -> str:
     """One row of the table."""
     form, peak = "causal" if row["causal"] else "full", row["peak_mebibytes"]
     cells = f"{row['seconds']['median'] * 1e3:9.1f} ms {row['ratio']['median']:7.2f}×"
-    said = "" if peak is None else f"{peak:9.0f} MiB"
-    return f"{row['op']:22}{form:8}{row['n']:6} {row['mode']:18}{cells}{said}"
+    memory = "" if peak is None else f"{peak:9.0f} MiB"
+    return f"{row['op']:22}{form:8}{row['n']:6} {row['mode']:18}{cells}{memory}"

@@ -71,21 +71,21 @@ def statistics(x: Drawn) -> list[tuple[str, str]]:
         zeros = 1 - of_rows.nonzero.sum() / of_rows.visible.sum()
     total = np.where(np.abs(total) < 1e-12 * np.abs(x.weights).sum(axis=-1), 0.0, total)  # what rounding left
     low, middle, high = (number(value) for value in (total.min(), total.mean(), total.max()))
-    found = [
+    rows = [
         ("row sums", middle if low == high else f"{low} to {high}, mean {middle}"),
         ("exact zeros", f"{100 * float(zeros):.0f} % of visible pairs"),
     ]
     if of_rows is not None and not signed:
         valid = of_rows.total != 0
         entropy, most = (float(value[valid].mean()) for value in (of_rows.entropy, np.log(of_rows.visible)))
-        found.append(("entropy", f"{entropy:.2f} of at most {most:.2f} nats"))
+        rows.append(("entropy", f"{entropy:.2f} of at most {most:.2f} nats"))
     if signed:
-        found.append(("negative", f"{100 * float((x.weights < 0).mean()):.0f} % of pairs"))
+        rows.append(("negative", f"{100 * float((x.weights < 0).mean()):.0f} % of pairs"))
     else:
         share = attnkit.analysis.concentration(x.weights, 10, x.visible)
-        found.append(("largest 10 %", f"hold {100 * float(share):.0f} % of a row"))
-    found.append(("effective rank", f"{float(attnkit.analysis.effective_rank(x.weights)):.1f}"))
-    return found
+        rows.append(("largest 10 %", f"hold {100 * float(share):.0f} % of a row"))
+    rows.append(("effective rank", f"{float(attnkit.analysis.effective_rank(x.weights)):.1f}"))
+    return rows
 
 
 def number(x: Any) -> str:
@@ -171,8 +171,8 @@ def draw_matrix(figure: Figure, left: float, x: Drawn, by: Scale) -> None:
 def draw_map(axes: Axes, x: Drawn, name: str, by: Scale) -> None:
     """The weights of one query over the image."""
     visible = (x.visible if x.weights is x.pixels else np.ones(x.pixels.shape, dtype=bool))[row_of(name)]
-    shown = coloured(x.pixels[row_of(name)], visible, by)
-    axes.imshow(shown.reshape(SIDE, SIDE, 3), interpolation="none", extent=(0, SIDE, SIDE, 0))
+    colours = coloured(x.pixels[row_of(name)], visible, by)
+    axes.imshow(colours.reshape(SIDE, SIDE, 3), interpolation="none", extent=(0, SIDE, SIDE, 0))
     draw_outline(axes, x.given.image)
     mark_query(axes, name)
 
@@ -195,8 +195,8 @@ def row_of(name: str) -> int:
 
 
 def title_of(op: Op, params: Params) -> str:
-    given = (f'{name}="{value}"' if isinstance(value, str) else f"{name}={value}" for name, value in params.items())
-    return f"{op.name}({', '.join(given)})"
+    options = (f'{name}="{value}"' if isinstance(value, str) else f"{name}={value}" for name, value in params.items())
+    return f"{op.name}({', '.join(options)})"
 
 
 def picture(x: Drawn) -> Figure:
@@ -217,18 +217,18 @@ def picture(x: Drawn) -> Figure:
     return figure
 
 
-def input_picture(given: Scene, op: Op) -> Figure:
+def input_picture(scene: Scene, op: Op) -> Figure:
     """The image, the queries, and the scores that the variants with a product start from."""
     figure = Figure(figsize=(8.6, 2.75))
     axes = figure.add_axes((0.048, 0.16, 0.216, 0.675))
-    axes.imshow(given.image, cmap="Greys", interpolation="none", extent=(0, SIDE, SIDE, 0))
-    draw_outline(axes, given.image)
+    axes.imshow(scene.image, cmap="Greys", interpolation="none", extent=(0, SIDE, SIDE, 0))
+    draw_outline(axes, scene.image)
     for name, (row, column) in QUERIES.items():
         mark_query(axes, name)
         axes.text(column + 0.5, row + 0.53, name, color=MARK, ha="center", va="center", fontweight="bold")
     axes.set_title("")
-    s = given.q @ given.k.T / np.sqrt(given.q.shape[-1])
-    x, by = Drawn(op, {}, given, {}, s, s), scale(s)
+    s = scene.q @ scene.k.T / np.sqrt(scene.q.shape[-1])
+    x, by = Drawn(op, {}, scene, {}, s, s), scale(s)
     draw_matrix(figure, 0.33, x, by)
     for n, name in enumerate(QUERIES):
         draw_map(figure.add_axes((0.645 + 0.118 * n, 0.484, 0.1122, 0.351)), x, name, by)
@@ -264,13 +264,13 @@ def overview_picture(defaults: list[Drawn], name: str = "a") -> Figure:
 
 def entropy_picture(defaults: list[Drawn]) -> Figure:
     """Entropy of each query under each op whose rows have one, in one colour scale."""
-    served = [x for x in defaults if x.op.statistics and not (x.weights < 0).any()]
-    figure, places = panels(len(served))
+    panels_of = [x for x in defaults if x.op.statistics and not (x.weights < 0).any()]
+    figure, places = panels(len(panels_of))
     by = Scale(SEQUENTIAL, Normalize(0, 1.6 * np.log(SIDE * SIDE)))  # the outline stays legible
-    for axes, x in zip(places, served, strict=True):
+    for axes, x in zip(places, panels_of, strict=True):
         entropy = x.row_statistics("entropy").entropy
-        shown = coloured(entropy.reshape(SIDE, SIDE), np.ones((SIDE, SIDE), dtype=bool), by)
-        axes.imshow(shown, interpolation="none", extent=(0, SIDE, SIDE, 0))
+        colours = coloured(entropy.reshape(SIDE, SIDE), np.ones((SIDE, SIDE), dtype=bool), by)
+        axes.imshow(colours, interpolation="none", extent=(0, SIDE, SIDE, 0))
         draw_outline(axes, x.given.image)
         axes.set_title(f"{short(x.op)}  {entropy.mean():.2f}", fontsize=8.5, pad=4)
     return figure
@@ -281,9 +281,9 @@ def concentration_picture(defaults: list[Drawn]) -> Figure:
     figure = Figure(figsize=(8.6, 3.1))
     axes = figure.add_axes((0.07, 0.15, 0.55, 0.8))
     percents = [0.5 * n for n in range(1, 201)]
-    shown = [x for x in defaults if x.weights is x.pixels and not (x.weights < 0).any()]
+    items = [x for x in defaults if x.weights is x.pixels and not (x.weights < 0).any()]
     curves: dict[tuple[float, ...], list[str]] = {}
-    for x in shown:
+    for x in items:
         curve = attnkit.analysis.concentration_curve(x.weights, percents, fractional=True)
         curves.setdefault(tuple(np.round(100 * curve, 3)), []).append(short(x.op))
     for n, curve in enumerate(sorted(curves, key=lambda curve: -curve[19])):

@@ -35,13 +35,13 @@ BLOCK = re.compile(r"(<!-- facts of (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 def homes() -> dict[str, Path]:
     """The page of every op, by its table of facts; ValueError if an op has two."""
-    found: dict[str, Path] = {}
+    pages: dict[str, Path] = {}
     for page in sorted(FOLDER.glob("*.md")):
         for _, name, _ in BLOCK.findall(page.read_text()):
-            if name in found:
-                raise ValueError(f"{name} has a table of facts in {found[name].name} and another in {page.name}")
-            found[name] = page
-    return found
+            if name in pages:
+                raise ValueError(f"{name} has a table of facts in {pages[name].name} and another in {page.name}")
+            pages[name] = page
+    return pages
 
 
 def link(op: Op, pages: dict[str, Path]) -> str:
@@ -113,7 +113,7 @@ TABLES: dict[str, Callable[[], str]] = {
 
 def current(text: str) -> str:
     """A page with its tables as they should be."""
-    return BLOCK.sub(lambda found: found[1] + TABLES[found[2]]() + found[3], text)
+    return BLOCK.sub(lambda match: match[1] + TABLES[match[2]]() + match[3], text)
 
 
 def main() -> None:

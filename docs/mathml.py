@@ -24,13 +24,13 @@ ElementTree.register_namespace("", MATHML.strip("{}"))
 def with_indices(mathml: str) -> str:
     r"""docutils takes the index of \hat x_i for a limit of the accent and writes it below x; here it is an index."""
     tree = ElementTree.fromstring(mathml.replace("&ApplyFunction;", "\N{FUNCTION APPLICATION}"))
-    for found in tree.iter(f"{MATHML}munderover"):
-        letter, index, above = found
+    for node in tree.iter(f"{MATHML}munderover"):
+        letter, index, above = node
         if above.text in ACCENTS:
             accented = ElementTree.Element(f"{MATHML}mover", accent="true")
             accented.extend((letter, above))
-            found.tag = f"{MATHML}msub"
-            found[:] = [accented, index]
+            node.tag = f"{MATHML}msub"
+            node[:] = [accented, index]
     return ElementTree.tostring(tree, encoding="unicode")
 
 

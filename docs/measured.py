@@ -25,22 +25,22 @@ def rows(lines: list[list[str]]) -> str:
 
 
 def taken(record: dict[str, Any], name: str) -> tuple[float, float]:
-    found = record["contenders"][name]
-    return found["seconds"]["median"] * 1e3, found["peak_mebibytes"]
+    contender = record["contenders"][name]
+    return contender["seconds"]["median"] * 1e3, contender["peak_mebibytes"]
 
 
 def times(library: str) -> Times:
     """What `impl="auto"` takes, and in torch its own softmax where it was the rival."""
-    found: Times = {}
+    rows: Times = {}
     for record in json.loads((RESULTS / FILES[library]).read_text())["records"]:
         cell, rival = record["cell"], SOFTMAX.get(library)
         if cell["op"] == "statistics":
             continue
         causal = ", causal" if cell["causal"] else ""
-        found[cell["op"] + causal, cell["n"], record["mode"]] = taken(record, record["auto"])
+        rows[cell["op"] + causal, cell["n"], record["mode"]] = taken(record, record["auto"])
         if rival is not None and cell["op"] == "relu":
-            found["softmax" + causal, cell["n"], record["mode"]] = taken(record, rival)
-    return found
+            rows["softmax" + causal, cell["n"], record["mode"]] = taken(record, rival)
+    return rows
 
 
 def speed() -> str:
@@ -49,11 +49,11 @@ def speed() -> str:
     for n in LENGTHS:
         lines[0] += [f"n = {n}: forward", "with gradients", "MiB"]
     for library in FILES:
-        found = times(library)
-        for op in dict.fromkeys(row for row, _, _ in found):
+        by_cell = times(library)
+        for op in dict.fromkeys(row for row, _, _ in by_cell):
             cells = [library, op]
             for n in LENGTHS:
-                forward, both = (found.get((op, n, mode)) for mode in ("forward", "forward+backward"))
+                forward, both = (by_cell.get((op, n, mode)) for mode in ("forward", "forward+backward"))
                 cells += [f"{x[0]:.0f} ms" if x else "–" for x in (forward, both)]
                 largest = both or forward
                 cells.append(f"{largest[1]:.0f}" if largest else "–")
@@ -63,12 +63,12 @@ def speed() -> str:
 
 def variants() -> str:
     """Every variant at two lengths: times and how many times faster than softmax of the same form."""
-    found: dict[tuple[str, bool, str], dict[tuple[int, str], dict[str, Any]]] = {}
+    groups: dict[tuple[str, bool, str], dict[tuple[int, str], dict[str, Any]]] = {}
     for row in json.loads((RESULTS / "variants-cpu.json").read_text())["rows"]:
-        found.setdefault((row["op"], row["causal"], row["options"]), {})[row["n"], row["mode"]] = row
-    lengths = sorted({n for by in found.values() for n, _ in by})
+        groups.setdefault((row["op"], row["causal"], row["options"]), {})[row["n"], row["mode"]] = row
+    lengths = sorted({n for by in groups.values() for n, _ in by})
     lines = [["op", *(f"n = {n}: {head}" for n in lengths for head in ("forward", "with gradients", "MiB"))]]
-    for (op, causal, options), by in found.items():
+    for (op, causal, options), by in groups.items():
         about = ", ".join(word for word in (options, "causal" if causal else "") if word)
         cells = [f"`{op}`" + (f" ({about})" if about else "")]
         for n in lengths:
@@ -82,11 +82,11 @@ def variants() -> str:
 def long_sequences() -> str:
     """Seconds and memory of one head at lengths where only some ops can be called."""
     lines = [["op", "tokens", "NumPy", "torch", "peak, NumPy", "peak, torch"]]
-    found: dict[tuple[str, int], dict[str, Any]] = {}
+    groups: dict[tuple[str, int], dict[str, Any]] = {}
     for row in json.loads((RESULTS / "long-sequences-cpu.json").read_text())["rows"]:
         name = f"`{row['op']}`" + (", causal" if row["causal"] else "")
-        found.setdefault((name, row["tokens"]), {})[row["library"]] = row
-    for (name, tokens), by in found.items():
+        groups.setdefault((name, row["tokens"]), {})[row["library"]] = row
+    for (name, tokens), by in groups.items():
         both = [by["numpy"], by["torch"]]
         seconds = [f"{row['seconds']:.1f} s" for row in both]
         lines.append([name, f"{tokens:,}", *seconds, *(f"{row['peak_mebibytes']:.0f} MiB" for row in both)])

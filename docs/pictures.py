@@ -59,16 +59,16 @@ def looks(image: Array) -> Array:
     near = near - near.mean(axis=0)
     axes = np.linalg.eigh(near.T @ near / len(near))[1][:, : -FEATURES // 2 - 1 : -1]
     axes = axes * np.sign(axes[np.abs(axes).argmax(axis=0), np.arange(axes.shape[1])])
-    found = near @ axes
-    return found / found.std(axis=0)
+    components = near @ axes
+    return components / components.std(axis=0)
 
 
 def scene() -> Scene:
     """k = z, the features of a pixel; q = z R with R a fixed rotation near the identity. Nothing is trained."""
     image = load_digits().images[DIGIT] / 16
     z = np.concatenate([looks(image), positions()], axis=1)
-    drawn = np.random.default_rng(0).standard_normal((FEATURES, FEATURES))
-    turn, one = 0.1 * (drawn - drawn.T), np.eye(FEATURES)
+    matrix = np.random.default_rng(0).standard_normal((FEATURES, FEATURES))
+    turn, one = 0.1 * (matrix - matrix.T), np.eye(FEATURES)
     return Scene(image, z @ np.linalg.solve(one + turn, one - turn), z)
 
 
@@ -77,7 +77,7 @@ def pooling() -> Array:
     return attnkit.landmarks.average_pool(np.eye(SIDE * SIDE), SIDE, SIDE, POOL)
 
 
-def drawn(*shape: int) -> Array:
+def standard_normal(*shape: int) -> Array:
     return np.random.default_rng(1).standard_normal(shape)
 
 
@@ -89,7 +89,7 @@ ARGUMENTS: dict[str, Callable[[Scene], Array]] = {
     "landmarks": lambda x: attnkit.landmarks.average_pool(x.q, SIDE, SIDE, POOL),
     "proj_k": lambda x: pooling(),
     "projection": lambda x: attnkit.orthogonal_features(64, FEATURES, 1),
-    "rotations": lambda x: drawn(FEATURES, 2, 4),
+    "rotations": lambda x: standard_normal(FEATURES, 2, 4),
 }
 
 # File name and parameters of each picture of an op; an op that is not here is drawn once, with its defaults.
@@ -115,40 +115,40 @@ SETTINGS: dict[str, dict[str, Params]] = {
 SLOTS: dict[str, Callable[[], Array]] = {"linformer_attention": pooling}
 
 
-def arguments(op: Op, given: Scene, params: Params) -> dict[str, Array]:
+def arguments(op: Op, scene: Scene, params: Params) -> dict[str, Array]:
     """The arrays of `<op>_weights`, in order."""
-    found = {}
+    arrays = {}
     for name in weights_of(op).arguments:
         if name not in ARGUMENTS:
             raise LookupError(f"{op.name}: argument {name!r} has no value; add it to ARGUMENTS in docs/pictures.py")
-        found[name] = ARGUMENTS[name](given)
+        arrays[name] = ARGUMENTS[name](scene)
     for name, parameter in inspect.signature(getattr(attnkit, f"{op.name}_weights")).parameters.items():
-        needed = parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty
-        if needed and name not in params:
+        required = parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty
+        if required and name not in params:
             raise LookupError(f"{op.name}: parameter {name!r} has no value; add it to SETTINGS in docs/pictures.py")
-    return found
+    return arrays
 
 
-def weigh(op: Op, params: Params, given: Scene) -> Drawn:
-    arrays = arguments(op, given, params)
+def weigh(op: Op, params: Params, scene: Scene) -> Drawn:
+    arrays = arguments(op, scene, params)
     w = getattr(attnkit, f"{op.name}_weights")(*arrays.values(), **params)
     size = SIDE * SIDE
     pixels = w @ SLOTS[op.name]() if op.name in SLOTS else w
     if pixels.shape != (size, size):
         text = f"weights {w.shape} are not weights of {size} pixels; add their matrix to SLOTS in docs/pictures.py"
         raise LookupError(f"{op.name}: {text}")
-    return Drawn(op, params, given, arrays, w, pixels)
+    return Drawn(op, params, scene, arrays, w, pixels)
 
 
 # ------------------------------------------------------------------------------------------------- files
 
 
-def with_palette(found: re.Match[str]) -> str:
+def with_palette(match: re.Match[str]) -> str:
     """An embedded PNG with its few colours in a palette: the same pixels in a third of the bytes."""
-    rgb = np.asarray(Image.open(io.BytesIO(base64.b64decode(found.group(1)))).convert("RGB"))
+    rgb = np.asarray(Image.open(io.BytesIO(base64.b64decode(match.group(1)))).convert("RGB"))
     colours, index = np.unique(rgb.reshape(-1, 3), axis=0, return_inverse=True)
     if len(colours) > 256:
-        return found.group(0)
+        return match.group(0)
     image = Image.fromarray(index.reshape(rgb.shape[:2]).astype(np.uint8))
     image.putpalette(colours.tobytes())
     buffer = io.BytesIO()
@@ -167,26 +167,26 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def ops(only: list[str]) -> list[Op]:
-    found = [op for op in PUBLIC if op.weights]
-    unknown = set(only) - {op.name for op in found}
+    selection = [op for op in PUBLIC if op.weights]
+    unknown = set(only) - {op.name for op in selection}
     if unknown:
         raise LookupError(f"no op with weights is called {', '.join(sorted(unknown))}")
-    return [op for op in found if not only or op.name in only]
+    return [op for op in selection if not only or op.name in only]
 
 
 def draw(folder: Path, only: list[str]) -> None:
     """The pictures of the named ops, or of all, and those that show several."""
     folder.mkdir(parents=True, exist_ok=True)
-    given = scene()
+    inputs = scene()
     first: list[Drawn] = []
     with mpl.rc_context(drawing.STYLE):
         for op in ops(only):
             for label, params in SETTINGS.get(op.name, {"": {}}).items():
-                x = weigh(op, params, given)
+                x = weigh(op, params, inputs)
                 first += [] if label else [x]
                 save(drawing.picture(x), folder / f"{op.name}{'-' if label else ''}{label}.svg")
         if not only:
-            save(drawing.input_picture(given, BY_NAME["softmax_attention"]), folder / "input.svg")
+            save(drawing.input_picture(inputs, BY_NAME["softmax_attention"]), folder / "input.svg")
             save(drawing.overview_picture(first), folder / "overview.svg")
             save(drawing.entropy_picture(first), folder / "entropy.svg")
             save(drawing.concentration_picture(first), folder / "concentration.svg")
@@ -196,8 +196,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the pictures")
     parser.add_argument("--only", nargs="*", default=[], metavar="OP", help="only these ops")
-    chosen = parser.parse_args()
-    draw(chosen.out, chosen.only)
+    args = parser.parse_args()
+    draw(args.out, args.only)
 
 
 if __name__ == "__main__":

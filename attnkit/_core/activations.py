@@ -1,7 +1,7 @@
 """The non-linearities h of point-wise attention and their derivatives: one table, by name.
 
-Values and derivatives keep their tails: an error is a few units of the last place for each unit of the exponent, down
-to the smallest normal number. So do automatic derivatives.
+Values and derivatives are accurate in their tails: the error is a few ulps per unit of the exponent, down to the
+smallest normal number. The same holds for automatic derivatives.
 """
 
 import math
@@ -15,13 +15,13 @@ _TANH_SCALE, _TANH_CUBIC = math.sqrt(2.0 / math.pi), 0.044715
 
 
 def _gated(xp: Namespace, y: Array, x: Array) -> Array:
-    """y·σ(x) = y·p²/(p² + (1 - p)²) with p = σ(x/2): the product may be a normal number where σ(x) is none."""
+    """y·σ(x) = y·p²/(p² + (1 - p)²) with p = σ(x/2): the product can be normal where σ(x) underflows."""
     p = logistic(xp, 0.5 * x)
     return (y * p) * p / (1.0 + 2.0 * (p * p - p))
 
 
 def _doubled(s: Array) -> Array:
-    """2y with y = √(2/π)(s + 0.044715 s³): (1 + tanh y)/2 = σ(2y) has a tail that 1 + tanh y has rounded away."""
+    """2y with y = √(2/π)(s + 0.044715 s³): (1 + tanh y)/2 = σ(2y) keeps the tail that 1 + tanh y rounds away."""
     return s * (s * s * (2.0 * _TANH_SCALE * _TANH_CUBIC) + 2.0 * _TANH_SCALE)
 
 

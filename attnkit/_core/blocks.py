@@ -1,11 +1,11 @@
 """Quadratic attention in blocks of heads and queries, forward and backward: memory O((L + S)·d + block).
 
-For libraries whose arrays can be written to. A block's scores stay in the cache, and causality leaves the keys out that
-none of its queries may see. A family says how scores become weights; nothing here knows which one it is.
+For libraries with writable arrays. The scores of a block stay in the cache, and under causality a block skips the keys
+that none of its queries may see. The family says how scores become weights; this module knows no family.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from attnkit._core import quadratic
@@ -13,12 +13,12 @@ from attnkit._core.family import Family
 from attnkit._core.mask import Rows
 from attnkit._core.typing import Array, Namespace
 
-SCORES = 1 << 18  # in a block: 1 MiB in float32, the size of a core's cache
+SCORES = 1 << 18  # per block: 1 MiB in float32, about a core's cache
 TRAILING = {
     "q": 2, "k": 2, "v": 2, "do": 2, "mask": 2, "bias": 2, "dropout_mask": 2, "alpha": 2, "query_mask": 1, "length": 1,
     "key_lengths": 0,
 }  # fmt: skip
-"""Axes of an argument that are not leading ones."""
+"""The number of trailing axes of each argument."""
 QUERY_AXIS = {
     "q": -2,
     "do": -2,
@@ -43,14 +43,13 @@ class Block(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A call whose arrays are in `arrays`; `common` and `own` hold what is not an array."""
+    """A call: `arrays` holds its arrays, `common` and `own` its other options."""
 
     family: Family
     arrays: Mapping[str, Array]
     common: Mapping[str, Any]
     own: Mapping[str, Any]
     size: int = SCORES
-    queries: int | None = None  # of a block; None = as many as `size` allows
 
     @property
     def leading(self) -> tuple[int, ...]:
@@ -68,22 +67,22 @@ class Call(NamedTuple):
 
 
 def call(family: Family, q: Array, k: Array, v: Array, options: Mapping[str, Any], size: int = SCORES) -> Call:
-    """The call of an op with its options. Those that are None are left out, and return_lse, which is no block's."""
+    """The call of an op, without options that are None and without return_lse, which blocks do not compute."""
     options = {name: x for name, x in options.items() if x is not None and name != "return_lse"}
-    given = {"q": q, "k": k, "v": v, **options}
-    common = {name: x for name, x in given.items() if name in family.common}
-    own = family.translate(**{n: x for n, x in given.items() if n not in (*common, "q", "k", "v")})
+    arguments = {"q": q, "k": k, "v": v, **options}
+    common = {name: x for name, x in arguments.items() if name in family.common}
+    own = family.translate(**{n: x for n, x in arguments.items() if n not in (*common, "q", "k", "v")})
     if isinstance(own.get("length"), str) and own["length"] == "all":
         own["length"] = max(k.shape[-2], 1)
-    arrays = {name: x for name, x in (*given.items(), *own.items()) if hasattr(x, "ndim") and name in TRAILING}
-    common, own = ({name: x for name, x in held.items() if name not in arrays} for held in (common, own))
+    arrays = {name: x for name, x in (*arguments.items(), *own.items()) if hasattr(x, "ndim") and name in TRAILING}
+    common, own = ({name: x for name, x in entries.items() if name not in arrays} for entries in (common, own))
     return Call(family, arrays, common, own, size)
 
 
 def blocks(c: Call) -> Iterator[Block]:
-    """Blocks of about `c.size` scores that together cover the output; those without a key are left out."""
+    """Blocks of about `c.size` scores that together cover the output; blocks without keys are skipped."""
     queries, keys = c.lengths
-    rows = min(c.queries or max(1, c.size // max(1, keys)), queries)
+    rows = min(max(1, c.size // max(1, keys)), queries)
     shared = len(c.leading) - 1 if c.groups > 1 else None
     axes = [axis for axis in range(len(c.leading)) if axis != shared]
     together = max(axes, key=lambda axis: c.leading[axis], default=None)
@@ -91,16 +90,16 @@ def blocks(c: Call) -> Iterator[Block]:
     for leading in _leading_picks(c.leading, together, several):
         for start in range(0, queries, max(1, rows)):
             stop = min(start + rows, queries)
-            seen, total = keys, queries
+            visible, total = keys, queries
             if c.common.get("causal") and not _two_alignments(c.common):
                 total = stop
-                seen = min(keys, stop if c.common["causal"] == "upper_left" else stop + keys - queries)
-            if seen > 0:
-                yield Block(leading, Rows(start, stop, total), seen)
+                visible = min(keys, stop if c.common["causal"] == "upper_left" else stop + keys - queries)
+            if visible > 0:
+                yield Block(leading, Rows(start, stop, total), visible)
 
 
 def _two_alignments(common: Mapping[str, Any]) -> bool:
-    """Whether causality counts from the first tokens and a window from the last: no part of the keys has both."""
+    """Whether causality is aligned with the first tokens and the window with the last: no slice of keys fits both."""
     return common.get("causal") == "upper_left" and "window" in common
 
 
@@ -122,26 +121,26 @@ def _leading_picks(shape: tuple[int, ...], together: int | None, several: int) -
 
 
 def picks(c: Call, name: str, x: Array, block: Block, *, prefix: bool) -> Picks:
-    """Where the part of argument `name` lies that a block looks at; an axis of size 1 serves every block.
+    """The index of the part of argument `name` that a block needs; an axis of size 1 serves every block.
 
-    `prefix` takes the queries before the block along, with which `quadratic.prepare` counts positions.
+    `prefix` includes the queries before the block, because `quadratic.prepare` counts positions from the first one.
     """
     trailing = min(TRAILING[name], x.ndim)
     own = x.ndim - trailing
-    found: list[Any] = []
+    index: list[Any] = []
     for axis, pick in zip(range(own), block.leading[len(block.leading) - own :], strict=True):
         if x.shape[axis] == 1:
-            found.append(0 if isinstance(pick, int) else slice(0, 1))
+            index.append(0 if isinstance(pick, int) else slice(0, 1))
         elif name in ("k", "v") and axis == own - 1 and c.groups > 1:
-            found.append(pick // c.groups)
+            index.append(pick // c.groups)
         else:
-            found.append(pick)
-    found += [slice(None)] * trailing
+            index.append(pick)
+    index += [slice(None)] * trailing
     for axes, part in ((QUERY_AXIS, _of_queries(block.rows, prefix)), (KEY_AXIS, slice(0, block.keys))):
         at = axes.get(name, 0)
         if at and x.ndim >= -at and x.shape[at] != 1:
-            found[at] = part
-    return tuple(found)
+            index[at] = part
+    return tuple(index)
 
 
 def _of_queries(rows: Rows, prefix: bool) -> slice:
@@ -173,64 +172,60 @@ def options_of(c: Call) -> dict[str, Any]:
     return {**c.own, **{name: x for name, x in c.arrays.items() if name not in common}}
 
 
-def output_of(xp: Namespace, c: Call, made: Prepared) -> Array:
+def output_of(xp: Namespace, c: Call, prepared: Prepared) -> Array:
     """o of a part from its inputs and scores, in the compute dtype."""
-    a, s = made
+    a, s = prepared
     return quadratic.output(xp, a, *c.family.weigh(xp, s, a, **options_of(c)))
 
 
-def gradients_of(xp: Namespace, c: Call, made: Prepared, do: Array) -> dict[str, Array]:
+def gradients_of(xp: Namespace, c: Call, prepared: Prepared, do: Array) -> dict[str, Array]:
     """Gradients of a part, in the compute dtype."""
-    a, s = made
+    a, s = prepared
     return c.family.gradients(xp, a, s, {"bias": None, **c.arrays}, do, options_of(c))
 
 
-def forward_block(xp: Namespace, c: Call, rows: Rows) -> Array:
-    """o of a part, in the compute dtype."""
-    return output_of(xp, c, prepared(xp, c, rows))
-
-
-def backward_block(xp: Namespace, c: Call, rows: Rows, do: Array) -> dict[str, Array]:
-    """Gradients of a part, in the compute dtype."""
-    return gradients_of(xp, c, prepared(xp, c, rows), do)
-
-
-BackwardBlock = Callable[..., dict[str, Array]]  # of a namespace, a part, its rows, and do and other cotangents there
-
-
-def fill(xp: Namespace, c: Call, outputs: Sequence[Array], block_of: Callable[..., Sequence[Array]]) -> None:
-    """Write what `block_of(xp, part, rows)` gives of each output where it belongs, in the dtype of that output."""
-    for block in blocks(c):
-        at = (*block.leading, slice(block.rows.start, block.rows.stop))
-        for x, found in zip(outputs, block_of(xp, part(c, block), block.rows), strict=True):
-            x[at] = quadratic.cast(xp, found, x.dtype)
-
-
-def forward(xp: Namespace, c: Call, block_of: Callable[..., Array] = forward_block) -> Array:
+def forward(xp: Namespace, c: Call) -> Array:
     """o (..., L, e) in the dtype of q."""
     q, v = c.arrays["q"], c.arrays["v"]
     o = xp.zeros((*c.leading, q.shape[-2], v.shape[-1]), dtype=q.dtype)
-    fill(xp, c, (o,), lambda *given: (block_of(*given),))
+    for block in blocks(c):
+        p = part(c, block)
+        o[_queries_of(block)] = quadratic.cast(xp, output_of(xp, p, prepared(xp, p, block.rows)), o.dtype)
     return o
 
 
-def backward(
-    xp: Namespace,
-    c: Call,
-    do: Array,
-    names: tuple[str, ...],
-    block_of: BackwardBlock = backward_block,
-    *others: Array,
-) -> dict[str, Array]:
-    """Gradients of the arguments `names` in their dtypes, added up over the blocks in the compute dtype.
-
-    `others` are cotangents (..., L) of other outputs, which `block_of` gets behind do.
-    """
+def backward(xp: Namespace, c: Call, do: Array, names: tuple[str, ...]) -> dict[str, Array]:
+    """Gradients of the arguments `names` in their dtypes, added up over the blocks in the compute dtype."""
     dtype = quadratic.compute_dtype(xp, c.arrays["q"])
     total = {name: xp.zeros(tuple(c.arrays[name].shape), dtype=dtype) for name in names}
     for block in blocks(c):
-        at = (*block.leading, slice(block.rows.start, block.rows.stop))
-        grads = block_of(xp, part(c, block), block.rows, do[at], *(x[at] for x in others))
+        p = part(c, block)
+        grads = gradients_of(xp, p, prepared(xp, p, block.rows), do[_queries_of(block)])
         for name in names:
             total[name][picks(c, name, total[name], block, prefix=False)] += grads[name]
     return {name: quadratic.cast(xp, total[name], c.arrays[name].dtype) for name in names}
+
+
+def _queries_of(block: Block) -> Picks:
+    """Where the output of a block lies."""
+    return (*block.leading, slice(block.rows.start, block.rows.stop))
+
+
+# ---------------------------------------------------------------------------------------------- what dispatch asks
+
+ENOUGH = 1 << 22
+"""Scores of a call from which blocks come before the generic body: about where both take the same time."""
+
+
+def unsupported(q: Array, k: Array, v: Array, *cotangents: Array, **options: Any) -> str | None:
+    """Why a call, or the gradient of one, is not served in blocks."""
+    if options.get("return_lse") or any(x is not None for x in cotangents[1:]):
+        return "lse is served by the generic implementation"
+    if cotangents and cotangents[0] is None:
+        return "no cotangent of the output was given"
+    return None
+
+
+def is_faster(q: Array, k: Array, *rest: Array, **options: Any) -> bool:
+    """Whether there are enough scores."""
+    return max(math.prod(q.shape[:-1]) * k.shape[-2], math.prod(k.shape[:-1]) * q.shape[-2]) >= ENOUGH

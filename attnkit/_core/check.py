@@ -1,8 +1,9 @@
-"""Arguments are checked here, once, before an implementation is chosen; every error text is built here.
+"""Argument checks, done once before an implementation is chosen; every error message is built here.
 
-A text names the op and the argument, what came and what was expected. Wrong shapes and values are ValueError; wrong
-libraries, dtypes and devices are TypeError. The contents of arrays are not read, for that would stop a GPU or a tracer:
-`length` arrays that are not positive and biases that are not finite are the caller's affair.
+A message names the op and the argument, the value received and the value expected. Wrong shapes and values raise
+ValueError; wrong libraries, dtypes and devices raise TypeError. The contents of arrays are not validated, because
+reading them would synchronise a GPU or stop a tracer: `length` arrays must be positive and biases finite, but nothing
+checks it.
 """
 
 import difflib
@@ -15,7 +16,7 @@ from attnkit._core.activations import ACTIVATIONS
 from attnkit._core.library import beside, library
 from attnkit._core.typing import Array
 
-# A7: these may have a dtype of their own
+# A7: these may have a different dtype
 FREE_DTYPE = frozenset(
     (
         *("dlse", "q_weight", "k_weight", "proj_k", "proj_v", "kernel", "norm_weight", "projection"),
@@ -31,7 +32,7 @@ Shape = tuple[int, ...]
 
 
 class Context(NamedTuple):
-    """What the checks of single options need to know of the call."""
+    """What the check of an option needs to know about the call."""
 
     op: str
     first: Array
@@ -43,12 +44,12 @@ class Context(NamedTuple):
 
 
 def dtype_name(x: Array) -> str:
-    """The dtype as "float32", "bfloat16", ...: by name, for bfloat16 has no finfo or isdtype in some libraries."""
+    """The dtype as "float32", "bfloat16", ...: by name, since some libraries have no finfo or isdtype for bfloat16."""
     return str(x.dtype).rpartition(".")[2]
 
 
 def is_array(x: Any) -> bool:
-    # numbers first: torch.compile(dynamic=True) makes symbols of them, of which it cannot ask for attributes
+    # numbers first: torch.compile(dynamic=True) turns them into symbols without attributes
     return not isinstance(x, (int, float)) and hasattr(x, "shape") and hasattr(x, "dtype")
 
 
@@ -60,17 +61,17 @@ def device_of(x: Array) -> Any:
 # ---------------------------------------------------------------------------------------------- error texts
 
 
-def _hint(given: Any, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(str(given), known, n=1, cutoff=0.5)
+def _hint(value: Any, names: Iterable[str]) -> str:
+    near = difflib.get_close_matches(str(value), names, n=1, cutoff=0.5)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
-def refuse_name(op: str, argument: str, given: Any, known: Iterable[str], where: str = "") -> NoReturn:
-    """ValueError for a name that is not among the known ones, with the nearest of them."""
+def refuse_name(op: str, argument: str, value: Any, known: Iterable[str], where: str = "") -> NoReturn:
+    """Raise ValueError for an unknown name and suggest the closest known one."""
     known = tuple(known)
     where = f" {where}" if where else ""
     names = ", ".join(map(repr, known))
-    raise ValueError(f"{op}: {argument} must be one of {names}{where}; got {given!r}{_hint(given, known)}")
+    raise ValueError(f"{op}: {argument} must be one of {names}{where}; got {value!r}{_hint(value, known)}")
 
 
 def _refuse_option(op: str, name: str, accepted: tuple[str, ...]) -> NoReturn:
@@ -98,7 +99,7 @@ def wrong_dtype(op: str, name: str, x: Array, expected: str) -> NoReturn:
 
 
 def array(op: str, name: str, x: Any) -> None:
-    """x must be an array of a library that is served."""
+    """x must be an array of a supported library."""
     if library(x) is None:
         kind = type(x)
         came = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
@@ -109,11 +110,11 @@ def same_home(op: str, first_name: str, first: Array, name: str, x: Any) -> None
     """x must live in the same library and on the same device as the first array."""
     array(op, name, x)
     if type(x) is not type(first) and library(x) != library(first):
-        given = f"{library(x)} {name} with {library(first)} {first_name}"
-        raise TypeError(f"{op}: all arrays must come from one library; got {given}")
+        pair = f"{library(x)} {name} with {library(first)} {first_name}"
+        raise TypeError(f"{op}: all arrays must come from one library; got {pair}")
     if device_of(x) != device_of(first):
-        given = f"{name} on {device_of(x)} with {first_name} on {device_of(first)}"
-        raise TypeError(f"{op}: all arrays must be on one device; got {given}")
+        pair = f"{name} on {device_of(x)} with {first_name} on {device_of(first)}"
+        raise TypeError(f"{op}: all arrays must be on one device; got {pair}")
 
 
 def float_array(op: str, name: str, x: Any) -> None:
@@ -127,16 +128,16 @@ def boolean_array(op: str, name: str, x: Any, like_name: str, like: Array, shape
     same_home(op, like_name, like, name, x)
     if dtype_name(x) != "bool":
         wrong_dtype(op, name, x, "bool")
-    given = tuple(x.shape)
-    fits = len(given) <= len(shape) and all(a in (1, b) for a, b in zip(reversed(given), reversed(shape), strict=False))
+    own = tuple(x.shape)
+    fits = len(own) <= len(shape) and all(a in (1, b) for a, b in zip(reversed(own), reversed(shape), strict=False))
     if not fits:
         wrong_shape(op, name, x, f"a shape that broadcasts to {axes} = {shape}")
 
 
 def one_home(op: str, names: Iterable[str], arrays: Iterable[Any], optional: Collection[str] = ()) -> None:
-    """All are float arrays of one library and device, and of one dtype but for `FREE_DTYPE`.
+    """All are float arrays of one library and device, and of one dtype, except those in `FREE_DTYPE`.
 
-    Those that are `optional` may be None; the first is not.
+    Arrays in `optional` may be None, except the first.
     """
     (first_name, first), *rest = zip(names, arrays, strict=False)
     float_array(op, first_name, first)
@@ -169,7 +170,7 @@ def broadcast(op: str, what: str, *shapes: Shape) -> Shape:
 
 
 def _leading(op: str, q: Array, k: Array, v: Array | None, enable_gqa: bool) -> Shape:
-    """The leading axes of the output: those of q, k and v broadcast; under GQA with the heads of q."""
+    """The leading axes of the output: those of q, k and v broadcast; with the heads of q under GQA."""
     shapes = [tuple(x.shape[:-2]) for x in (q, k, v) if x is not None]
     if not enable_gqa:
         try:
@@ -191,9 +192,9 @@ def _leading(op: str, q: Array, k: Array, v: Array | None, enable_gqa: bool) -> 
     return (*broadcast(op, "the leading axes of q, k and v", *(shape[:-1] for shape in shapes)), heads)
 
 
-def attention_context(op: str, given: dict[str, Any], options: dict[str, Any]) -> Context:
-    """Shapes of q, k, v and the cotangents, and what the options are checked against."""
-    q, k, v = given["q"], given["k"], given.get("v")
+def attention_context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> Context:
+    """Check the shapes of q, k, v and the cotangents; the result is what options are checked against."""
+    q, k, v = arrays["q"], arrays["k"], arrays.get("v")
     if not isinstance(options.get("enable_gqa", False), bool):
         raise TypeError(f"{op}: enable_gqa must be True or False; got {options['enable_gqa']!r}")
     for name, x in (("q", q), ("k", k), ("v", v)):
@@ -209,8 +210,8 @@ def attention_context(op: str, given: dict[str, Any], options: dict[str, Any]) -
     context = Context(op, q, leading, q.shape[-2], k.shape[-2], options)
     rows = (*leading, context.queries)
     for name, shape in (("do", (*rows, 0 if v is None else v.shape[-1])), ("dlse", rows)):
-        if given.get(name) is not None and tuple(given[name].shape) != shape:
-            wrong_shape(op, name, given[name], f"{shape}, the shape of the output")
+        if arrays.get(name) is not None and tuple(arrays[name].shape) != shape:
+            wrong_shape(op, name, arrays[name], f"{shape}, the shape of the output")
     return context
 
 
@@ -222,8 +223,8 @@ def option_array(c: Context, name: str, x: Any, dtypes: tuple[str, ...], hint: s
     same_home(c.op, c.first_name, c.first, name, x)
     if dtype_name(x) not in dtypes:
         wrong_dtype(c.op, name, x, hint)
-    given = tuple(x.shape)
-    fits = len(given) <= len(shape) and all(a in (1, b) for a, b in zip(reversed(given), reversed(shape), strict=False))
+    own = tuple(x.shape)
+    fits = len(own) <= len(shape) and all(a in (1, b) for a, b in zip(reversed(own), reversed(shape), strict=False))
     if not fits:
         wrong_shape(c.op, name, x, f"a shape that broadcasts to {axes} = {shape}")
 
@@ -269,7 +270,7 @@ def number(op: str, name: str, value: Any) -> float:
     if isinstance(value, bool) or (is_array(value) and value.shape) or not isinstance(value, numbers.Real):
         kind = f"an array of shape {tuple(value.shape)}" if is_array(value) else repr(value)
         raise TypeError(f"{op}: {name} must be a number; got {kind}")
-    # math.isfinite cannot be traced where torch.compile makes a symbol of the number
+    # math.isfinite cannot be traced when the number is a symbol of torch.compile
     if not abs(value) < math.inf:  # type: ignore[operator]
         raise ValueError(f"{op}: {name} must be finite; got {value}")
     return float(value)
@@ -350,22 +351,22 @@ OPTIONS: dict[str, Callable[[Context, str, Any], None]] = {
 OPTIONAL = frozenset(("mask", "bias", "dropout_mask", "dropout", "query_mask", "key_lengths", "window", "scale"))
 
 
-def layernorm_context(op: str, given: dict[str, Any], options: dict[str, Any]) -> Context:
+def layernorm_context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> Context:
     """Shapes of `qk_layernorm`: weights of one head, cotangents like q and k."""
     for name in ("q", "k"):
-        x, weight = given[name], given[f"{name}_weight"]
+        x, weight = arrays[name], arrays[f"{name}_weight"]
         if x.ndim < 1 or tuple(weight.shape) != (x.shape[-1],):
             size = x.shape[-1] if x.ndim else "d"
             wrong_shape(op, f"{name}_weight", weight, f"({size},), the head size of {name}")
-        cotangent = given.get(f"d{name}_normed")
+        cotangent = arrays.get(f"d{name}_normed")
         if cotangent is not None and cotangent.shape != x.shape:
             wrong_shape(op, f"d{name}_normed", cotangent, f"{tuple(x.shape)}, the shape of {name}")
-    return Context(op, given["q"], (), 0, 0, options)
+    return Context(op, arrays["q"], (), 0, 0, options)
 
 
 ContextOf = Callable[[str, dict[str, Any], dict[str, Any]], Context]
 OptionCheck = Callable[[Context, str, Any], None]
-# a plain dict: torch.compile breaks the graph where it meets two read-only views of dicts
+# a plain dict: two read-only dict views break the graph of torch.compile
 NO_CHECKS: Mapping[str, OptionCheck] = {}
 
 
@@ -379,7 +380,7 @@ def call(
     own: Mapping[str, OptionCheck] = NO_CHECKS,
     optional: Collection[str] = (),
 ) -> Context:
-    """Check a whole call: names of options, library, device and dtype of the arrays, shapes, then each option given.
+    """Check a whole call: names of options, library, device and dtype of the arrays, shapes, then each option.
 
     `context_of` checks the shapes of the arrays; `own` holds the checks of options that only this op has; `optional`
     arrays may be None.

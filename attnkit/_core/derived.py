@@ -1,4 +1,4 @@
-"""Functions that follow from a documented op: the signature of its weights or gradients is its own, edited."""
+"""Functions derived from a documented op: its weights and gradients, whose signatures are edits of its own."""
 
 import inspect
 from collections.abc import Callable, Collection, Sequence
@@ -11,12 +11,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Op = TypeVar("Op", bound=Callable[..., Any])
 POSITIONAL, KEYWORD = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
-DROPOUT = ("dropout_mask", "dropout")  # of weights before dropout there is none
+DROPOUT = ("dropout_mask", "dropout")  # the weights returned are those before dropout
 DO = inspect.Parameter("do", POSITIONAL, annotation=Array)
 
 
 class Weights(Protocol[P]):
-    """The weights of an op over q, k, v, to a type checker: with the options of the op."""
+    """The type of `<op>_weights`: q, k and the options of the op."""
 
     __name__: str
 
@@ -24,7 +24,7 @@ class Weights(Protocol[P]):
 
 
 class Vjp(Protocol[P]):
-    """Likewise its gradients."""
+    """The type of `<op>_vjp`."""
 
     __name__: str
 
@@ -34,7 +34,7 @@ class Vjp(Protocol[P]):
 def signature_like(
     op: Callable[..., Any], returns: Any, without: Collection[str] = (), more: Sequence[inspect.Parameter] = ()
 ) -> inspect.Signature:
-    """The signature of an op without some names, and with more behind its arrays."""
+    """The signature of an op without some parameters, with others inserted after its arrays."""
     parameters = [p for p in inspect.signature(op).parameters.values() if p.name not in without]
     arrays = [p for p in parameters if p.kind is POSITIONAL]
     options = [p for p in parameters if p.kind is not POSITIONAL]
@@ -47,7 +47,7 @@ def _with_signature(body: Op, signature: inspect.Signature) -> Op:
 
 
 def served_by(body: Callable[..., Any]) -> Callable[[Op], Op]:
-    """Decorate a documented signature, which has no body of its own."""
+    """Decorate a documented signature without a body."""
 
     def decorate(documented: Op) -> Op:
         @wraps(documented)
@@ -62,7 +62,7 @@ def served_by(body: Callable[..., Any]) -> Callable[[Op], Op]:
 def derived_function(
     op: Callable[..., Any], name: str, body: Callable[..., Any], signature: inspect.Signature, doc: str
 ) -> Callable[..., Any]:
-    """A body as the public function of that name, in the module of the op that it follows from."""
+    """Turn a body into the public function of that name, in the module of the op it is derived from."""
 
     def serve(*arrays: Array, **options: Any) -> Any:
         return body(*arrays, **options)
@@ -75,7 +75,7 @@ def derived_function(
 def weights_like(
     op: Callable[Concatenate[Array, Array, Array, P], Any], *without: str
 ) -> Callable[[Callable[..., R]], Callable[Concatenate[Array, Array, P], R]]:
-    """Decorate the weights of an op: their signature is that of the op but for v, dropout and what else they lack."""
+    """Decorate the weights of an op, which have its signature without v, dropout and options that do not apply."""
     signature = signature_like(op, Array, ("v", *DROPOUT, *without))
     return lambda body: _with_signature(body, signature)
 
@@ -83,6 +83,6 @@ def weights_like(
 def vjp_like(
     op: Callable[Concatenate[Array, Array, Array, P], Any], *without: str
 ) -> Callable[[Callable[..., R]], Callable[Concatenate[Array, Array, Array, Array, P], R]]:
-    """Decorate the gradients of an op: their signature is that of the op, with the cotangent do behind its arrays."""
+    """Decorate the gradients of an op: their signature is that of the op, with the cotangent do after its arrays."""
     signature = signature_like(op, dict[str, Array], without, [DO])
     return lambda body: _with_signature(body, signature)

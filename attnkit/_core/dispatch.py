@@ -1,11 +1,12 @@
-"""From a call to the code that serves it: check the arguments, pick an implementation, explain the choice.
+"""Dispatch: check the arguments, pick an implementation, explain the choice.
 
-An *op* is a public function. Its generic array-API body is the decorated function itself; faster implementations of the
-same op are `Kernel` rows in the tables that `attnkit/__init__.py` hands over. Which one runs is a pure function of
-library, device, dtype, shapes and options.
+An *op* is a public function. The decorated function is its generic array-API body; faster implementations of the same
+op are `Kernel` rows in the tables that `attnkit/__init__.py` hands over. Which one runs depends only on library,
+device, dtype, shapes and options.
 """
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from functools import partial, wraps
 from types import NoneType
@@ -35,8 +36,9 @@ Refusal = Callable[..., str | None]
 class Kernel(NamedTuple):
     """An implementation of an op for one library; `unsupported(*arrays, **options)` is a reason, or None.
 
-    `is_faster` says whether it serves a call in less time than the generic body. `prepared(arrays, options)` is a
-    callable for calls of the signature of this one (`remember_by`), or None where `call` is to serve them too.
+    `is_faster` says whether the kernel takes less time than the generic body. `prepared(arrays, options)` returns a
+    callable for calls with this signature (`remember_by`), or None if `call` serves them too. `replaces` are former
+    implementations of the op: until 0.2 their names take this one, with a warning.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Kernel(NamedTuple):
     unsupported: Refusal
     is_faster: Callable[..., bool] = _always
     prepared: Callable[[tuple[Any, ...], dict[str, Any]], Callable[..., Any] | None] = _never_prepared
+    replaces: tuple[str, ...] = ()
 
 
 def _guarded(kernel: Kernel, refusal: Refusal) -> Kernel:
@@ -56,22 +59,27 @@ def _guarded(kernel: Kernel, refusal: Refusal) -> Kernel:
 def kernels_by_op(
     *tables: Mapping[str, Kernel], special_cases: Mapping[str, str], refusal: Refusal | None = None
 ) -> dict[str, tuple[Kernel, ...]]:
-    """A library's kernels of every op in the order of its tables.
+    """A library's kernels for every op, in the order of its tables.
 
-    `special_cases` maps an op to the op that it calls with fixed parameters, whose kernels it has too. `refusal` is
-    asked before each kernel: a reason against all kernels of the library, or None.
+    `special_cases` maps an op to the op that it calls with fixed parameters and whose kernels it shares. `refusal` is
+    called before each kernel and returns a reason against all kernels of the library, or None.
     """
-    found: dict[str, tuple[Kernel, ...]] = {}
+    kernels: dict[str, tuple[Kernel, ...]] = {}
     for table in tables:
         for op, kernel in table.items():
-            found[op] = (*found.get(op, ()), kernel if refusal is None else _guarded(kernel, refusal))
+            kernels[op] = (*kernels.get(op, ()), kernel if refusal is None else _guarded(kernel, refusal))
     ends = ("", "_vjp")
     cases = {f"{op}{end}": f"{called}{end}" for op, called in special_cases.items() for end in ends}
-    return found | {op: found[called] for op, called in cases.items() if called in found}
+    return kernels | {op: kernels[called] for op, called in cases.items() if called in kernels}
+
+
+def with_gradients(op: Callable[..., Any], kernel: Kernel, pull: Callable[..., Any]) -> dict[str, Kernel]:
+    """The table of a public function and of its explicit gradients, which `pull` serves wherever the kernel does."""
+    return {op.__name__: kernel, f"{op.__name__}_vjp": kernel._replace(call=pull)}
 
 
 class _Explain:
-    """Passed as `impl` by `explain`: the call answers with the reasons instead of a result."""
+    """Passed as `impl` by `explain`: the call returns the reasons instead of a result."""
 
 
 class _OnBehalf(NamedTuple):
@@ -92,7 +100,7 @@ _tables: Tables = _no_tables
 
 
 def hand_tables(tables: Tables) -> None:
-    """Say where kernels are chosen from: `tables(library)` maps an op to its kernels."""
+    """Register the kernel tables: `tables(library)` maps an op to its kernels."""
     global _tables
     _tables = tables
 
@@ -102,16 +110,16 @@ _signatures: dict[type, Signature] = {}
 
 
 def remember_by(kind: type, signature: Signature) -> None:
-    """Check and choose once for all calls of one signature whose first argument is of this very type.
+    """Check and choose once for all calls with the same signature whose first argument has exactly this type.
 
-    `signature(arrays, options)` is all that checks, `unsupported` and `is_faster` look at, or None for a call that is
-    to be looked at each time: while a program is traced, say.
+    `signature(arrays, options)` covers everything that checks, `unsupported` and `is_faster` look at. None means that
+    the call must be checked every time, for example while a program is traced.
     """
     _signatures[kind] = signature
 
 
 class _Choice(NamedTuple):
-    """What serves calls of a signature as long as the table has these kernels."""
+    """The choice for a signature, valid as long as the table has these kernels."""
 
     table: Mapping[str, tuple[Kernel, ...]]
     rows: tuple[Kernel, ...] | None
@@ -123,7 +131,7 @@ _choices: dict[Any, _Choice] = {}
 
 
 def _signature(op: str, impl: Any, arrays: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """What a choice is remembered by; None where none is."""
+    """The cache key of a choice; None if it is not cached."""
     ask = _signatures.get(type(arrays[0])) if arrays else None
     if ask is None or impl is _Explain:
         return None
@@ -131,27 +139,27 @@ def _signature(op: str, impl: Any, arrays: tuple[Any, ...], options: dict[str, A
     return None if own is None else (op, impl, own)
 
 
-def _remember(key: Any, op: str, arrays: tuple[Any, ...], options: dict[str, Any], chosen: Kernel) -> None:
+def _remember(key: Any, op: str, arrays: tuple[Any, ...], options: dict[str, Any], kernel: Kernel) -> None:
     name = library(arrays[0])
     table = {} if name is None else _tables(name)
     if len(_choices) >= MOST_CHOICES:
         _choices.clear()
-    _choices[key] = _Choice(table, table.get(op), chosen.prepared(arrays, options) or chosen.call)
+    _choices[key] = _Choice(table, table.get(op), kernel.prepared(arrays, options) or kernel.call)
 
 
 def kernels(op: str, x: Array) -> tuple[Kernel, ...]:
-    """The kernels that x's library has for an op."""
+    """The kernels of x's library for an op."""
     name = library(x)
     return () if name is None else _tables(name).get(op, ())
 
 
 def as_kernel(function: Callable[..., Any]) -> Kernel:
-    """What is not a kernel, as one that serves every call."""
+    """The generic body as a kernel that supports every call."""
     return Kernel("generic", function, lambda *arrays, **options: None)
 
 
 def choose(op: str, impl: Any, generic: Kernel, arrays: tuple[Array, ...], options: dict[str, Any]) -> Kernel:
-    """What serves this call under `impl`; NotImplementedError if a named kernel cannot."""
+    """The implementation for this call under `impl`; NotImplementedError if a named kernel does not support it."""
     rows = kernels(op, arrays[0])
     if isinstance(impl, _OnBehalf):
         op, impl = impl
@@ -164,16 +172,21 @@ def choose(op: str, impl: Any, generic: Kernel, arrays: tuple[Array, ...], optio
             if row.unsupported(*arrays, **options) is None and row.is_faster(*arrays, **options):
                 return row
         return generic
-    known = {row.name: row for row in rows}
+    by_name = {row.name: row for row in rows}
     reasons = []
     for name in (impl,) if isinstance(impl, str) else impl:
         if name == "generic":
             return generic
-        if name not in known:
-            check.refuse_name(op, "impl", name, ("auto", "generic", *known), "on these arrays")
-        reason = known[name].unsupported(*arrays, **options)
+        instead = next((row.name for row in rows if name in row.replaces), None)
+        if instead is not None:
+            serves = f"impl={instead!r}, which serves this call if it can, else 'generic'"
+            warnings.warn(f"{op}: impl={name!r} was replaced by {serves}", DeprecationWarning, stacklevel=4)
+            return choose(op, (instead, "generic"), generic, arrays, options)
+        if name not in by_name:
+            check.refuse_name(op, "impl", name, ("auto", "generic", *by_name), "on these arrays")
+        reason = by_name[name].unsupported(*arrays, **options)
         if reason is None:
-            return known[name]
+            return by_name[name]
         reasons.append(f"{name}: {reason}")
     raise NotImplementedError(f"{op}: no implementation of impl={impl!r} can serve this call ({'; '.join(reasons)})")
 
@@ -189,20 +202,20 @@ def _explained(rows: tuple[Kernel, ...], arrays: tuple[Array, ...], options: dic
 def _kernel_at_once(
     rows: tuple[Kernel, ...], impl: Any, arrays: tuple[Array, ...], options: dict[str, Any]
 ) -> Kernel | None:
-    """The kernel that serves a repeated call at once under `impl`; None where the op that it calls is to decide."""
+    """The kernel for a repeated call under `impl`; None if the op that it calls decides."""
     if impl is _Explain:
         return None
-    served = [row for row in rows if row.unsupported(*arrays, **options) is None]
+    candidates = [row for row in rows if row.unsupported(*arrays, **options) is None]
     if impl == "auto":
-        return next((row for row in served if row.is_faster(*arrays, **options)), None)
+        return next((row for row in candidates if row.is_faster(*arrays, **options)), None)
     first = impl if isinstance(impl, str) else next(iter(impl), None)
-    return next((row for row in served if row.name == first), None)
+    return next((row for row in candidates if row.name == first), None)
 
 
 def _joint_explanation(
     rows: tuple[Kernel, ...], arrays: tuple[Array, ...], options: dict[str, Any], called: dict[str, str | None]
 ) -> dict[str, str | None]:
-    """What `explain` says of a repeated call: its own kernels, and what serves the op that it calls."""
+    """The answer of `explain` for a repeated call: its own kernels, then those of the op that it calls."""
     own = _explained(rows, arrays, options)
     names = list(own)
     before, behind = names[: names.index("generic")], names[names.index("generic") + 1 :]
@@ -211,7 +224,7 @@ def _joint_explanation(
 
 
 def explains(impl: Any) -> bool:
-    """Whether a special case is asked, through `impl`, which implementations could serve it."""
+    """Whether `impl` asks a special case which implementations support it."""
     return isinstance(impl, _OnBehalf) and impl.impl is _Explain
 
 
@@ -228,7 +241,7 @@ def _full_signature(function: Callable[..., Any]) -> inspect.Signature:
 
 
 def _bind(op: str, names: tuple[str, ...], arrays: tuple[Array, ...], options: dict[str, Any]) -> tuple[Array, ...]:
-    """The positional arguments, with those that were given by name moved to their place."""
+    """The positional arguments, with those passed by name moved into place."""
     if len(arrays) > len(names):
         raise TypeError(f"{op}: takes {len(names)} positional arguments ({', '.join(names)}), got {len(arrays)}")
     for name in names[len(arrays) :]:
@@ -244,7 +257,7 @@ def _wrap(
     context_of: check.ContextOf,
     own: Mapping[str, check.OptionCheck],
 ) -> Callable[P, R]:
-    """The public function: `resolve(op, impl, arrays, options)` is what serves a call that was checked."""
+    """The public function; `resolve(op, impl, arrays, options)` returns the implementation for a checked call."""
     signature = _full_signature(body)
     kinds = [(p.name, p.kind, p.default) for p in signature.parameters.values()]
     names = tuple(name for name, kind, _ in kinds if kind is not inspect.Parameter.KEYWORD_ONLY)
@@ -265,11 +278,11 @@ def _wrap(
         if len(arrays) < required:
             raise TypeError(f"{op}: missing argument {names[len(arrays)]!r}")
         check.call(op, names, arrays, options, accepted, context_of, own, optional)
-        chosen = resolve(op, impl, arrays, options)
+        kernel = resolve(op, impl, arrays, options)
         if key is not None:
-            _remember(key, op, arrays, options, chosen)
+            _remember(key, op, arrays, options, kernel)
         with without_autocast(arrays[0]):
-            return chosen.call(*arrays, **options)
+            return kernel.call(*arrays, **options)
 
     call.__signature__ = signature  # type: ignore[attr-defined]
     return call
@@ -279,7 +292,7 @@ def operation_checked_by(
     context_of: check.ContextOf = check.attention_context,
     own: Mapping[str, check.OptionCheck] = check.NO_CHECKS,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """`operation` for an op whose arrays are not q, k, v, or with options that no other op has."""
+    """`operation` for an op with arrays other than q, k, v, or with options of its own."""
 
     def decorate(generic: Callable[P, R]) -> Callable[P, R]:
         body = as_kernel(generic)
@@ -295,9 +308,9 @@ def operation_checked_by(
 def operation(generic: Callable[P, R]) -> Callable[P, R]:
     """Decorate a generic array-API body: arguments are checked first, then the implementation that `impl` names runs.
 
-    `impl="auto"` is the first kernel of the library without a reason against it that is faster, else the body; a name
-    is that kernel or NotImplementedError with its reason; a tuple of names is tried in order. `impl` never reaches the
-    body itself.
+    `impl="auto"` runs the first kernel of the library that supports the call and is faster than the body, or else the
+    body. A name runs that kernel or raises NotImplementedError with its reason; a tuple of names is tried in order.
+    `impl` is never passed to the body.
     """
     return operation_checked_by()(generic)
 
@@ -317,8 +330,8 @@ def repeated_call_checked_by(
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate an op that calls another one several times: checked under its own name, `impl` passed on.
 
-    Its arrays need not be laid out as those of the other. It may have kernels of its own that do all at once; they come
-    before the kernels of the op that it calls.
+    Its arrays may have another layout than those of the other op. It may have kernels of its own that do all at once;
+    they come before the kernels of the op that it calls.
     """
 
     def decorate(body: Callable[P, R]) -> Callable[P, R]:
@@ -338,11 +351,11 @@ def repeated_call_checked_by(
 
 
 def explain(op: Callable[..., Any], *arrays: Array, **options: Any) -> dict[str, str | None]:
-    """Which implementations could serve `op(*arrays, **options)`: {name: reason against it, or None}.
+    """Which implementations support `op(*arrays, **options)`: {name: reason against it, or None}.
 
-    Names stand in the order in which `impl="auto"` tries them, so that the first without a reason is the one it takes;
-    `"generic"` always serves, and behind it stand kernels that could serve but would not be faster. Arguments are
-    checked as in the call itself. A JAX tracer has no device yet: the answer is that of JAX's default device.
+    Names are in the order in which `impl="auto"` tries them, so it takes the first one without a reason. `"generic"`
+    supports every call; the kernels listed after it support the call but would not be faster. Arguments are checked as
+    in the call itself. A JAX tracer has no device yet: the answer is for JAX's default device.
 
     >>> import numpy as np, attnkit
     >>> q = np.zeros((2, 8, 4))

@@ -83,8 +83,8 @@ def kept_pairs(
 ) -> Array:
     """Boolean (..., L, S): True where the pair is kept, with probability 1 - p.
 
-    `leading` are the leading axes of the output; the last of them counts heads. `picked` are the indices and slices of
-    them that are wanted, all without it.
+    `leading` are the leading axes of the output; the last of them counts heads. `picked` holds the indices and slices
+    of the leading axes to compute; None means all.
     """
     dtype = xp.int64 if library(like) == "torch" else xp.uint32
 
@@ -97,5 +97,5 @@ def kept_pairs(
     shape = (*items, heads)
     head = xp.broadcast_to(words(0, heads, heads), shape)[picked or ...]
     item = xp.broadcast_to(words(0, math.prod(items), *items, 1), shape)[picked or ...]
-    kept = kept_counters(xp, (j, i, head[..., None, None], item[..., None, None]), p, seed)
-    return kept if leading else kept[0, ...]
+    mask = kept_counters(xp, (j, i, head[..., None, None], item[..., None, None]), p, seed)
+    return mask if leading else mask[0, ...]

@@ -1,9 +1,8 @@
-"""A variant of quadratic attention is one record; its weights, gradients, statistics and blocks follow from it.
+"""A variant of quadratic attention is one record, from which its weights, gradients, statistics and blocks are derived.
 
 `weigh(xp, s, a, **own) -> (u, r)` turns scores into weights w = r·u, and `score_gradient(xp, s, a, w, dw, **own)` takes
-the gradient of the weights to that of the scores. `prepare` may normalise queries and keys, with the pull-back of it in
-`Inputs.normalised`. A special case is a record too: it translates its options into those
-of the op that it calls.
+the gradient of the weights to that of the scores. `prepare` may normalise queries and keys; its pull-back is in
+`Inputs.normalised`. A special case is a record too: it translates its options into those of the op that it calls.
 """
 
 import inspect
@@ -36,11 +35,11 @@ def same(**own: Any) -> dict[str, Any]:
 
 FeatureWeights = tuple[Array, Any, Callable[..., dict[str, Array]]]
 """Weights r·u, u (..., L, S) and r (..., L, 1) or 1, and pull(dw, like) -> {"q", "k"}, their gradients in the compute
-dtype, for the arguments `like`, of whose queries the weights may be a part."""
+dtype. The weights may be those of a part of the queries of `like`."""
 
 
 class Apart(NamedTuple):
-    """For an op whose output is not w v: its public functions give the output and the gradients through it."""
+    """For an op whose output is not w v: the public functions for its output and gradients."""
 
     op: Callable[..., Array]
     vjp: Callable[..., dict[str, Array]]
@@ -48,26 +47,26 @@ class Apart(NamedTuple):
 
 
 class Family(NamedTuple):
-    """What makes a variant what it is; everything else is the same for all of them."""
+    """What defines a variant; everything else is shared."""
 
     name: str
     weigh: quadratic.Weigh
     score_gradient: Callable[..., Array]
     prepare: Callable[..., quadratic.Inputs] = quadratic.prepare
     scores: Callable[..., Array] = quadratic.scores
-    beside: Callable[..., dict[str, Array]] = nothing  # gradients to add to those that come through the scores
+    beside: Callable[..., dict[str, Array]] = nothing  # gradients added to those through the scores
     constant_factor: bool = False  # r does not depend on the scores: `score_gradient` takes u and its gradient
-    signed: Callable[..., bool] = never  # of the options of `weigh`: can a weight be negative
-    exact_zeros: Callable[..., bool] = never  # likewise: is a weight of 0 meant, not underflow
-    checks: Mapping[str, check.OptionCheck] = check.NO_CHECKS  # of options that only this variant has
-    arrays: tuple[str, ...] = ()  # its options that have a gradient where they are arrays
-    output_only: tuple[str, ...] = ()  # its arguments that the weights do not depend on, beside v and dropout
+    signed: Callable[..., bool] = never  # of the options of `weigh`: can weights be negative
+    exact_zeros: Callable[..., bool] = never  # likewise: are weights of 0 exact, not underflow
+    checks: Mapping[str, check.OptionCheck] = check.NO_CHECKS  # of the options of this variant alone
+    arrays: tuple[str, ...] = ()  # its options that have gradients when they are arrays
+    output_only: tuple[str, ...] = ()  # arguments that do not affect the weights, apart from v and dropout
     of: str = ""  # the op that a special case calls
     translate: Callable[..., dict[str, Any]] = same  # options of the op -> those of `weigh`
     apart: Apart | None = None
     common: frozenset[str] = frozenset(quadratic.COMMON)  # options that are not the op's own
-    stateful: tuple[str, ...] = ()  # its options that weights without a state do not have
-    of_features: Callable[..., FeatureWeights] | None = None  # (xp, a, **own), for weights that are not made of scores
+    stateful: tuple[str, ...] = ()  # its options that only apply with a state
+    of_features: Callable[..., FeatureWeights] | None = None  # (xp, a, **own), for weights made of features
 
     def special(self, name: str, translate: Callable[..., dict[str, Any]]) -> Self:
         """The record of an op that calls this one with options of its own."""
@@ -117,7 +116,7 @@ class Family(NamedTuple):
     ) -> dict[str, Array]:
         """Gradients in the compute dtype.
 
-        `of_weights(w)` and `of_scores(w)` are what the weights and the scores have beside what comes through o.
+        `of_weights(w)` and `of_scores(w)` are further gradients of the weights and the scores, beside those through o.
         """
         if self.of_features is not None:
             u, r, pull = self.of_features(xp, a, **own)
@@ -126,7 +125,7 @@ class Family(NamedTuple):
         u, r = self.weigh(xp, s, a, **own)
         w = u if self.constant_factor else u * r
         if self.constant_factor and do is not None:
-            do = quadratic.cast(xp, do, a.dtype) * r  # L·e numbers, where w has L·S
+            do = quadratic.cast(xp, do, a.dtype) * r  # L·e multiplications instead of L·S
         beside = dict[str, Array]()
 
         def ds_of(dw: Any) -> Array:
@@ -146,7 +145,7 @@ class Family(NamedTuple):
 
 
 class Record(NamedTuple):
-    """A public op and what makes it what it is."""
+    """A public op and its definition."""
 
     op: Callable[..., Any]
     family: Family
@@ -154,11 +153,11 @@ class Record(NamedTuple):
 
 
 RECORDS: dict[str, Record] = {}
-"""Every op whose weights are made of scores or features of pairs, from the moment when its module is imported."""
+"""Every op whose weights are made of scores or features of pairs, registered when its module is imported."""
 
 
 def recorded(family: Family) -> Callable[[Op], Op]:
-    """Decorate the op of a record: statistics, blocks, models and benchmarks ask `RECORDS` whom to serve."""
+    """Decorate the op of a record: statistics, blocks, models and benchmarks iterate over `RECORDS`."""
 
     def decorate(op: Op) -> Op:
         options = (name for name in inspect.signature(op).parameters if name not in ("q", "k", "v"))
@@ -173,15 +172,20 @@ def special_cases() -> dict[str, str]:
     return {name: record.family.of for name, record in RECORDS.items() if record.family.of}
 
 
+def called_by(op: str) -> str:
+    """The op that a special case calls; any other op itself."""
+    return RECORDS[op].family.of or op
+
+
 def measured(op: str, options: Mapping[str, Any]) -> tuple[str, bool]:
-    """For statistics: the op that `op` is or calls, whose options these are, and whether its weights of 0 are meant."""
+    """For statistics: the op that `op` is or calls, its options, and whether its weights of 0 are exact."""
     family = RECORDS[op].family
     own, _ = family.split(options)
-    return family.of or op, family.exact_zeros(**own)
+    return called_by(op), family.exact_zeros(**own)
 
 
 def made_of_scores() -> tuple[str, ...]:
-    """The ops whose weights come from scores alone, which blocks of queries can serve; without special cases."""
+    """The ops whose weights come from scores alone, so that blocks of queries suffice; without special cases."""
     families = {name: record.family for name, record in RECORDS.items()}
     return tuple(name for name, f in families.items() if not (f.of or f.apart or f.stateful))
 
@@ -193,7 +197,7 @@ def joins_heads(op: Callable[..., Any]) -> bool:
 
 
 def scales_scores(op: Callable[..., Any]) -> bool:
-    """Whether an op takes a scale of q·k, 1/√d by default; that of features is an option of the op's own."""
+    """Whether an op takes a scale of q·k, 1/√d by default; a scale of features is an option of the op itself."""
     record = RECORDS.get(op.__name__)
     return "scale" in inspect.signature(op).parameters and (record is None or "scale" in record.family.common)
 
@@ -215,7 +219,7 @@ def weights_of(
     family: Family,
     calls: Callable[..., Any] | None = None,
 ) -> Weights[P]:
-    """`<op>_weights`, with the signature of the op but for v, dropout and what touches the output only."""
+    """`<op>_weights`, with the signature of the op without v, dropout and what affects only the output."""
     doc = f"The weights w (..., L, S) of `{family.name}`, before dropout, in the dtype of q; 0 where invisible."
     signature = signature_like(forward, Array, ("v", *DROPOUT, *family.output_only))
     body = _body(family, family.weights, calls)
@@ -228,7 +232,7 @@ def vjp_of(
     formula: str,
     calls: Callable[..., Any] | None = None,
 ) -> Vjp[P]:
-    """`<op>_vjp`, with the signature of the op and the cotangent do behind v; `formula` says what the gradients are."""
+    """`<op>_vjp`, with the signature of the op with the cotangent do after v; `formula` says what the gradients are."""
     arrays = "".join(f', "{name}" where it is an array' for name in family.arrays)
     doc = f"""Gradients {{"q", "k", "v"}} of `{family.name}`, "bias" where one was passed{arrays}, for the cotangent do.
 
@@ -243,7 +247,7 @@ def vjp_of(
 
 
 def _body(family: Family, body: Callable[..., Any], calls: Callable[..., Any] | None) -> Callable[..., Any]:
-    """The generic body, or for a special case the call of the op that it is a case of."""
+    """The generic body, or for a special case a call of the general op."""
     if calls is None:
         return body
 

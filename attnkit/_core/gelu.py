@@ -1,4 +1,4 @@
-"""gelu(s) = s·Φ(s) and its derivative, with every digit of Φ far below 0, where (1 + erf(s/√2))/2 has none.
+"""gelu(s) = s·Φ(s) and its derivative, accurate far below 0, where (1 + erf(s/√2))/2 cancels.
 
 Φ is the distribution function of the normal distribution and φ its density. Torch and CuPy have erfc. Elsewhere Φ(-a) =
 m(a)·φ(a) for a ≥ 0 with Mills' ratio m.
@@ -12,7 +12,7 @@ from attnkit._core.typing import Array, Namespace
 
 _SQRT_HALF = math.sqrt(0.5)
 _DENSITY_AT_0 = 1.0 / math.sqrt(2.0 * math.pi)
-_BEYOND = 64.0  # φ is 0 from 14 on in float32 and from 39 on in float64
+_BEYOND = 64.0  # φ underflows beyond 14 in float32 and 39 in float64
 
 # (1 + x)·m(x) as a polynomial in (x - 4)/(x + 4): interpolation at Chebyshev nodes, for x from 0 to 14 with a relative
 # error of 7e-8 (half a unit of float32), and to 39 with one of 5e-17 (a quarter of a unit of float64)
@@ -58,7 +58,7 @@ def _slope(xp: Namespace, s: Array) -> Array:
     if library(s) in ("torch", "cupy"):
         return 0.5 * erfc(s * -_SQRT_HALF) + s * xp.exp(-0.5 * s * s) * _DENSITY_AT_0
     a, sign = _size_and_sign(xp, s)
-    root = xp.exp(-0.25 * a * a)  # a·φ(a) may be a normal number where φ(a) is none and JAX has 0
+    root = xp.exp(-0.25 * a * a)  # a·φ(a) can be normal where φ(a) is subnormal, which JAX flushes to 0
     return step(xp, s) + sign * ((a - _mills_ratio(xp, a)) * root * (root * _DENSITY_AT_0))
 
 

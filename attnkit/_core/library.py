@@ -1,7 +1,7 @@
 """Which library an array is of, and what follows from it: the namespace, and the device of new arrays.
 
-A library that is not loaded has no arrays, so that nothing is loaded for the question. There is no cache either:
-torch.compile traces these questions, and warns of every functools.lru_cache, through which array_api_compat asks them.
+A library that is not loaded has no arrays, so nothing is imported to find out. Results are not cached: torch.compile
+traces these functions and warns about functools.lru_cache, which array_api_compat uses.
 """
 
 import sys
@@ -51,5 +51,5 @@ def namespace(x: Array) -> Namespace:
 
 
 def beside(x: Array) -> dict[str, Any]:
-    """The keyword that creates an array on the device of x: none in NumPy, and in JAX, which places arrays itself."""
+    """The keyword that creates an array on the device of x: none in NumPy and in JAX, which places arrays itself."""
     return {} if library(x) in ("numpy", "jax") else {"device": x.device}

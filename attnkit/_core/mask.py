@@ -1,6 +1,6 @@
 """Visibility and lengths: which query may see which key, and how many keys a query sees (semantics A3-A6).
 
-Everything is None (or a Python number) where nothing is masked, so that a call without masks pays nothing for them.
+Everything is None (or a Python number) where nothing is masked, so a call without masks does no extra work.
 """
 
 import math
@@ -13,7 +13,7 @@ from attnkit._core.typing import Array, Causal, Length, Namespace
 
 
 class Rows(NamedTuple):
-    """The queries that are looked at: `start .. stop` of `total`, so that a long sequence can be served in tiles."""
+    """A range of queries, `start .. stop` of `total`, so that long sequences can be processed in tiles."""
 
     start: int
     stop: int
@@ -40,7 +40,7 @@ class Visibility(NamedTuple):
         return any(x is not None for x in (self.mask, self.window, self.key_lengths, self.query_mask))
 
     def tile(self, rows: Rows) -> "Visibility":
-        """That of the queries looked at."""
+        """The visibility of a range of queries."""
         if rows.stop - rows.start == rows.total:
             return self
         return self._replace(mask=tile(self.mask, -2, rows), query_mask=tile(self.query_mask, -1, rows))
@@ -49,18 +49,18 @@ class Visibility(NamedTuple):
         """visible(i, j) as a boolean array that broadcasts to (..., L, S) and has S columns; None if every pair is.
 
         causal=True aligns the last query with the last key: j <= i + S - L; causal="upper_left" means j <= i. Without
-        queries or keys there is no pair, so that every token is one that nobody sees or that sees nobody (A6).
+        queries or keys there are no pairs: no token sees or is seen by another (A6).
         """
         i: Any = None
         j: Any = None
-        seen = self if self.causal or (keys > 0 and rows.total > 0) else self._replace(causal=True)
-        if seen.causal or self.window is not None or self.key_lengths is not None:
+        visibility = self if self.causal or (keys > 0 and rows.total > 0) else self._replace(causal=True)
+        if visibility.causal or self.window is not None or self.key_lengths is not None:
             j = positions(xp, q, 0, keys)
             i = positions(xp, q, rows.start, rows.stop)[:, None]
-        return seen.between(xp, i, j, keys, keys - rows.total)
+        return visibility.between(xp, i, j, keys, keys - rows.total)
 
     def between(self, xp: Namespace, i: Any, j: Any, keys: int, shift: int) -> Array | None:
-        """`pairs` of the queries at i (L, 1) and the first keys, at j (S,), which nobody asks for without need.
+        """`pairs` of the queries at i (L, 1) and the first keys, at j (S,); always an array.
 
         shift is S - L of the whole call.
         """
@@ -91,7 +91,7 @@ class Visibility(NamedTuple):
         return pairs
 
     def always(self, rows: Rows, keys: int) -> tuple[bool, bool]:
-        """Whether it is certain, from shapes alone, that every query sees a key and that every key is seen by one."""
+        """Whether shapes alone guarantee that every query sees a key and every key is seen by a query."""
         if self.masked or self.causal == "upper_left" or keys == 0 or rows.total == 0:
             return not self.masked and keys > 0, not self.masked and not self.causal and rows.total > 0
         whole = rows.stop == rows.total
@@ -111,12 +111,12 @@ class Visibility(NamedTuple):
 
 
 def visibility_of(options: Mapping[str, Any]) -> Visibility:
-    """That which is among the options of a call."""
+    """The visibility in the options of a call."""
     return Visibility(**{name: options[name] for name in Visibility._fields if name in options})
 
 
 def tile(x: Array | None, axis: int, rows: Rows) -> Array | None:
-    """The part of an option that belongs to the rows looked at; an axis of size 1 or absent serves all of them."""
+    """The part of an option for these rows; an absent axis or one of size 1 serves all of them."""
     if x is None or rows.stop - rows.start == rows.total or x.ndim < -axis or x.shape[axis] == 1:
         return x
     return x[..., rows.start : rows.stop] if axis == -1 else x[..., rows.start : rows.stop, :]
@@ -124,14 +124,14 @@ def tile(x: Array | None, axis: int, rows: Rows) -> Array | None:
 
 def seen_keys(xp: Namespace, pairs: Array, heads: int, shared: int) -> Array:
     """(..., S, 1): keys that some query sees, in any head of the group that shares a key/value head."""
-    seen = xp.any(pairs, axis=-2)
-    if heads != shared and seen.ndim >= 2 and seen.shape[-2] == heads:
-        seen = xp.any(xp.reshape(seen, (*seen.shape[:-2], shared, heads // shared, seen.shape[-1])), axis=-2)
-    return seen[..., None]
+    keys = xp.any(pairs, axis=-2)
+    if heads != shared and keys.ndim >= 2 and keys.shape[-2] == heads:
+        keys = xp.any(xp.reshape(keys, (*keys.shape[:-2], shared, heads // shared, keys.shape[-1])), axis=-2)
+    return keys[..., None]
 
 
 def row_length(xp: Namespace, length: Length, count: Any, keys: int, rows: Rows, dtype: Any) -> Any:
-    """The divisor of semantics A4, a number or (..., L, 1); 1 where a row sees nothing, so that 0·inf never arises."""
+    """The divisor of semantics A4, a number or (..., L, 1); 1 for rows that see nothing, to avoid 0·inf."""
     if isinstance(length, str):
         n = keys if length == "all" else count
     elif hasattr(length, "ndim"):
@@ -143,7 +143,7 @@ def row_length(xp: Namespace, length: Length, count: Any, keys: int, rows: Rows,
         return xp.astype(length, dtype)[..., None]
     else:
         n = length
-    if isinstance(n, int | float) or not hasattr(n, "ndim"):  # a number, or its symbol while torch.export traces
+    if isinstance(n, int | float) or not hasattr(n, "ndim"):  # a number, or a symbol of torch.export
         return n if n > 0 else 1
     return xp.where(n > 0, n, 1)
 
@@ -154,7 +154,7 @@ def power(length: Any, alpha: float) -> Any:
 
 
 def log(xp: Namespace, length: Any) -> Any:
-    """log(length), a number if length is one; a scalar array for the symbol of one while torch.export traces."""
+    """log(length), a number if length is one; a scalar array for a symbol of torch.export."""
     if isinstance(length, int | float):
         return math.log(length)
     return xp.log(length if hasattr(length, "ndim") else xp.ones((), dtype=xp.float64) * length)

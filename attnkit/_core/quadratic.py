@@ -1,5 +1,5 @@
-"""What every quadratic op does around its score function: mask and cast the inputs, form scores, multiply by v, and the
-same backwards.
+"""The parts of a quadratic op that do not depend on its score function: mask and cast the inputs, form scores, multiply
+by v, and the same backwards.
 
 A family is one function `weigh(xp, s, a, **own) -> (u, r)`: the weights are w = r·u, u (..., L, S) from the scores and
 r a factor per row (a number or (..., L, 1)). The factor commutes with the product, so o = r·(u v) multiplies L·e
@@ -20,7 +20,7 @@ COMMON = tuple(DEFAULTS)
 
 
 class Normalised(NamedTuple):
-    """q and k before a function of each token was applied, and pull(xp, x, g): the gradient of x from that of f(x)."""
+    """q and k before a per-token function was applied, and pull(xp, x, g): the gradient of x from that of f(x)."""
 
     q: Array
     k: Array
@@ -38,10 +38,10 @@ class Inputs(NamedTuple):
     pairs: Array | None  # visible(i, j), None = all
     live: Array | None  # (..., L, 1) queries that see a key, None = all
     count: Any  # n_i, a number or (..., L, 1)
-    drop: Array | None  # what multiplies the weights just before the product with v
+    drop: Array | None  # multiplies the weights just before the product with v
     rows: Rows
     dtype: Any  # the compute dtype
-    normalised: Normalised | None = None  # what gradients of q and k are pulled through
+    normalised: Normalised | None = None  # the normalisation that gradients of q and k pass through
 
     @property
     def keys(self) -> int:
@@ -74,10 +74,10 @@ def prepare(
     part: tuple[tuple[int, ...], tuple[Any, ...]] | None = None,
     **seeing: Any,
 ) -> Inputs:
-    """Cast, find what is visible, and put 0 in place of keys that no query sees and of queries that see no key.
+    """Cast, compute visibility, and zero the keys that no query sees and the queries that see no key.
 
-    `seeing` are the fields of `Visibility`.
-    `part`, for dropout, says of which call this is a block: the leading axes of that call, and those picked of them.
+    `seeing` holds the fields of `Visibility`. `part` is for dropout: the leading axes of the whole call, and the
+    indices of this block within them.
     """
     dtype = compute_dtype(xp, q)
     total, keys = q.shape[-2], k.shape[-2]
@@ -93,9 +93,9 @@ def prepare(
     all_live, all_seen = visibility.always(rows, keys)
     live = None
     if pairs is not None and not all_seen:
-        seen = seen_keys(xp, pairs, heads, shared)
-        k = xp.where(seen, k, 0.0)
-        v = None if v is None else xp.where(seen, v, 0.0)
+        visible_keys = seen_keys(xp, pairs, heads, shared)
+        k = xp.where(visible_keys, k, 0.0)
+        v = None if v is None else xp.where(visible_keys, v, 0.0)
     if pairs is not None and not all_live:
         live = xp.any(pairs, axis=-1, keepdims=True)
         q = xp.where(live, q, 0.0)
@@ -118,14 +118,14 @@ def leading_axes(q: Array, k: Array, v: Array | None, enable_gqa: bool) -> tuple
 def leading_shape(
     q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...] | None, enable_gqa: bool
 ) -> tuple[int, ...]:
-    """The same from the shapes of q, k and v."""
+    """The leading axes, from the shapes of q, k and v."""
     end = -3 if enable_gqa else -2
     leading = broadcast("attention", "leading axes", *(x[:end] for x in (q, k, v) if x is not None))
     return (*leading, q[-3]) if enable_gqa else leading
 
 
 def mean(xp: Namespace, x: Array, axes: tuple[int, ...]) -> Array:
-    """The mean along axes, which stay; 0 of nothing, of which NumPy warns."""
+    """The mean along axes, which are kept; 0 for empty axes, without NumPy's warning."""
     nothing = 0 in [x.shape[axis] for axis in axes]
     return xp.sum(x, axis=axes, keepdims=True) if nothing else xp.mean(x, axis=axes, keepdims=True)
 
@@ -133,7 +133,7 @@ def mean(xp: Namespace, x: Array, axes: tuple[int, ...]) -> Array:
 def contract(xp: Namespace, x: Array, y: Array) -> Array:
     """x y for x with the heads of the queries and y with those of the keys.
 
-    Under GQA the heads that share a y are laid one below the other, so that y is neither repeated nor copied.
+    Under GQA the query heads that share a y are folded into the row axis, so y is neither repeated nor copied.
     """
     if x.ndim < 3 or y.ndim < 3 or y.shape[-3] in (1, x.shape[-3]) or x.shape[-3] == 1:
         return x @ y
@@ -144,7 +144,7 @@ def contract(xp: Namespace, x: Array, y: Array) -> Array:
 
 
 def scores(xp: Namespace, a: Inputs) -> Array:
-    """s = scale·q kᵀ + bias (semantics A2), before anything invisible is replaced."""
+    """s = scale·q kᵀ + bias (semantics A2), before invisible scores are masked."""
     s = contract(xp, a.q * a.scale, a.k.mT)
     return s if a.bias is None else s + a.bias
 
@@ -179,7 +179,7 @@ def sum_to(xp: Namespace, g: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _shape_intile(x: Array, a: Inputs) -> tuple[int, ...]:
-    """The shape that x, with an axis of queries, has within the rows looked at."""
+    """The shape of x, which has an axis of queries, for these rows."""
     shape = tuple(x.shape)
     if len(shape) < 2 or shape[-2] != a.rows.total:
         return shape
@@ -187,7 +187,7 @@ def _shape_intile(x: Array, a: Inputs) -> tuple[int, ...]:
 
 
 def score_gradients(xp: Namespace, a: Inputs, ds: Array, q: Array, k: Array, bias: Array | None) -> dict[str, Array]:
-    """Gradients of q, k and bias (in the compute dtype) from ds, that of the scores; q, k, bias are as given."""
+    """Gradients of the arguments q, k and bias (in the compute dtype) from ds, the gradient of the scores."""
     dq, dk = contract(xp, ds, a.k) * a.scale, ds.mT @ (a.q * a.scale)
     if a.normalised is not None:
         before = a.normalised
@@ -207,7 +207,7 @@ def backward(
     ds_of: Callable[[Array | float], Array],
     like: dict[str, Array],
 ) -> dict[str, Array]:
-    """Gradients of q, k, v and bias for o = (w ⊙ dropout) v in the compute dtype; `like` are the arguments as given.
+    """Gradients of q, k, v and bias for o = (w ⊙ dropout) v in the compute dtype; `like` holds the arguments.
 
     `ds_of(dw)` maps the gradient of the weights to that of the scores.
     """
@@ -218,7 +218,7 @@ def backward(
 def product_gradients(
     xp: Namespace, a: Inputs, w: Array, do: Array | None, v: Array | None
 ) -> tuple[Array | float, dict[str, Array]]:
-    """The gradient of the weights, and {"v"}, for o = (w ⊙ dropout) v; do=None stands for 0, v=None for no product."""
+    """The gradient of the weights, and {"v"}, for o = (w ⊙ dropout) v; do=None means 0, v=None no product."""
     if v is None:
         return 0.0, {}
     if do is None:

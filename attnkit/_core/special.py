@@ -1,4 +1,4 @@
-"""The few functions that the array API lacks: the library's own where it has one, else a float64-accurate form."""
+"""Functions that the array API lacks: the library's own where it exists, otherwise a float64-accurate form."""
 
 import contextlib
 from collections.abc import Callable
@@ -12,7 +12,7 @@ Function = Callable[[Namespace, Array], Array]
 
 
 def relu(xp: Namespace, x: Array) -> Array:
-    """max(x, 0). torch.relu has derivative 0 at 0 (semantics A8) and takes a tenth of the time of where()."""
+    """max(x, 0). torch.relu has derivative 0 at 0 (semantics A8) and is ten times as fast as where()."""
     name = library(x)
     if name == "torch":
         return xp.relu(x)
@@ -37,7 +37,7 @@ def relu6(xp: Namespace, x: Array) -> Array:
 
 
 def logistic(xp: Namespace, x: Array) -> Array:
-    """σ(x) = 1/(1 + exp(-x)) with the digits of its tail; automatic derivatives are σ(1 - σ), without those above 0."""
+    """σ(x) = 1/(1 + exp(-x)) accurate in its tail; automatic derivatives are σ(1 - σ), inaccurate far above 0."""
     name = library(x)
     if name == "torch":
         return xp.sigmoid(x)
@@ -49,7 +49,7 @@ def logistic(xp: Namespace, x: Array) -> Array:
 
 
 def sigmoid(xp: Namespace, x: Array) -> Array:
-    """σ(x); in torch as 1 - σ(-x) above 0, so that the automatic derivative has both tails."""
+    """σ(x); in torch as 1 - σ(-x) above 0, so that the automatic derivative is accurate in both tails."""
     if library(x) != "torch":
         return logistic(xp, x)
     return xp.sigmoid(xp.clamp(x, max=0.0)) + (0.5 - xp.sigmoid(-xp.relu(x)))
@@ -76,8 +76,8 @@ def erfc(x: Array) -> Array:
 def with_derivative(function: Function, derivative: Function) -> Function:
     """A function (xp, x) whose automatic derivative in JAX is an explicit one.
 
-    JAX's own has ½ at kinks, and on CPUs XLA replaces subnormal numbers by 0, also where they are factors of a
-    derivative that is a normal number. It is compiled, so that outside of jax.jit too it is one operation.
+    JAX's own is ½ at kinks, and on CPUs XLA flushes subnormal numbers to 0 even where they are factors of a normal
+    derivative. It is compiled, so that it is one operation outside jax.jit too.
     """
 
     @cache
@@ -111,7 +111,7 @@ def magnitude(xp: Namespace, x: Array) -> Array:
 
 
 def generator(seed: int) -> Any:
-    """NumPy's random generator, so that what is drawn beforehand is the same for every library (semantics A9)."""
+    """NumPy's random generator, so that random inputs are the same for every library (semantics A9)."""
     import numpy
 
     return numpy.random.default_rng(seed)
@@ -129,7 +129,7 @@ def without_autocast(x: Array) -> Any:
 
 
 def readable(x: Array) -> bool:
-    """Whether the values of x can be looked at: not while JAX or torch trace a program, nor where there are none."""
+    """Whether the values of x can be read: not while JAX or torch trace a program, and not for meta tensors."""
     if library(x) == "jax":
         import jax
 
@@ -145,7 +145,7 @@ def readable(x: Array) -> bool:
 
 
 def needs_values(op: str, x: Array) -> None:
-    """TypeError for arrays that cannot be read, from what answers with Python numbers."""
+    """Raise TypeError for arrays that cannot be read; for functions that return Python numbers."""
     if not readable(x):
         kind = f"{type(x).__name__} on {x.device}" if library(x) == "torch" else type(x).__name__
         raise TypeError(f"{op}: adds up Python numbers and needs an array whose values can be read; got a {kind}")
@@ -159,7 +159,7 @@ def floats(x: Array) -> list[float]:
 
 
 def double_precision(x: Array) -> Any:
-    """A context in which float64 exists on x's library: JAX has it only on request."""
+    """A context with float64 enabled in x's library: JAX needs it to be switched on."""
     if library(x) == "jax":
         import jax
 
@@ -175,21 +175,21 @@ def singular_values(xp: Namespace, x: Array, op: str) -> Array:
 
 
 def quadrature(points: int) -> tuple[Any, Array, Array]:
-    """NumPy, and nodes and weights of Gauss and Legendre on (-1, 1)."""
+    """NumPy, and the nodes and weights of Gauss-Legendre quadrature on (-1, 1)."""
     import numpy
 
     return numpy, *numpy.polynomial.legendre.leggauss(points)
 
 
 def cumulative_sum(xp: Namespace, x: Array, axis: int, dtype: Any = None) -> Array:
-    """xp.cumulative_sum; torch's own, for array_api_compat's asks through a cache that torch.compile warns of."""
+    """xp.cumulative_sum; torch's own, because array_api_compat's uses a cache that torch.compile warns about."""
     if library(x) == "torch":
         return x.cumsum(dim=axis, dtype=dtype)
     return xp.cumulative_sum(x, axis=axis, dtype=dtype)
 
 
 def cumulative_maximum(x: Array, axis: int) -> Array:
-    """The largest entry so far along an axis, of torch or JAX; the standard has none."""
+    """The cumulative maximum along an axis, for torch and JAX; the standard lacks it."""
     if library(x) == "torch":
         return x.cummax(dim=axis).values
     import jax
@@ -198,17 +198,17 @@ def cumulative_maximum(x: Array, axis: int) -> Array:
 
 
 def take_along(xp: Namespace, x: Array, index: Array, axis: int) -> Array:
-    """xp.take_along_axis for an index with the other axes of x; torch's own knows no symbolic sizes (torch.export)."""
+    """xp.take_along_axis for an index with the other axes of x; torch's own refuses symbolic sizes (torch.export)."""
     if library(x) == "torch":
         return x.gather(axis, index)
     return xp.take_along_axis(x, index, axis=axis)
 
 
 def as_index(x: Array) -> Array:
-    """Integers of any dtype as torch wants them of an index."""
+    """Integers of any dtype as an index that torch accepts."""
     return x.long() if library(x) == "torch" else x
 
 
 def unstack(xp: Namespace, x: Array, axis: int) -> tuple[Array, ...]:
-    """xp.unstack: slices along an axis whose gradient is one stack; in torch without `moveaxis`, which vmap refuses."""
+    """xp.unstack: slices along an axis, with one stack as gradient; in torch without `moveaxis`, which vmap refuses."""
     return tuple(xp.unbind(x, dim=axis)) if library(x) == "torch" else tuple(xp.unstack(x, axis=axis))

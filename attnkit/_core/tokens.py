@@ -1,6 +1,6 @@
-"""What the low-rank ops share: tokens that are valid or not, heads in groups, and the checks of their options.
+"""What the low-rank ops share: valid tokens, grouped heads, and option checks.
 
-A low-rank op never sees pairs: a token is valid or it is not, for every query alike, so that masks are key masks.
+A low-rank op never sees pairs: a token is valid or not, for all queries alike, so masks are key masks.
 """
 
 import math
@@ -17,7 +17,7 @@ from attnkit._core.typing import Array, Namespace
 
 
 class Tokens(TypedDict, total=False):
-    """Which tokens are there: a key mask (..., 1, S) or (S,), lengths, and queries (..., L)."""
+    """The valid tokens: a key mask (..., 1, S) or (S,), lengths, and queries (..., L)."""
 
     mask: Array | None
     key_lengths: Array | int | None
@@ -35,7 +35,7 @@ class ScaledTokens(Tokens, total=False):
 
 
 def key_mask(c: check.Context, name: str, x: Any) -> None:
-    """A mask without an axis of queries: a low-rank op cannot hide a key from some queries only."""
+    """A mask without an axis of queries: a low-rank op cannot hide a key from only some queries."""
     hint = "bool (True = a valid token)"
     check.option_array(c, name, x, ("bool",), hint, (*c.leading, 1, c.keys), "(..., 1, S), a key mask,")
 
@@ -60,16 +60,16 @@ def start(c: check.Context, name: str, value: Any) -> None:
         check.positive(c, name, value)
 
 
-def one_of(*known: str) -> check.OptionCheck:
+def one_of(*names: str) -> check.OptionCheck:
     def known_name(c: check.Context, name: str, value: Any) -> None:
-        if value not in known:
-            check.refuse_name(c.op, name, value, known)
+        if value not in names:
+            check.refuse_name(c.op, name, value, names)
 
     return known_name
 
 
 def checked_with_arrays(c: check.Context, name: str, value: Any) -> None:
-    """An option whose shape depends on another array than q: its check stands where that array is checked."""
+    """An option whose shape depends on an array other than q: it is validated together with that array."""
 
 
 def cotangent(op: str, name: str, x: Array | None, shape: tuple[int, ...]) -> None:
@@ -86,22 +86,22 @@ def valid_keys(xp: Namespace, x: Array, n: int, mask: Array | None, key_lengths:
     if mask is not None:
         terms.append(mask[..., 0, :] if mask.ndim > 1 else xp.reshape(mask, (-1,)))
     if key_lengths is not None:
-        given = key_lengths if isinstance(key_lengths, int) else key_lengths[..., None]
-        terms.append(positions(xp, x, 0, n) < given)
+        lengths = key_lengths if isinstance(key_lengths, int) else key_lengths[..., None]
+        terms.append(positions(xp, x, 0, n) < lengths)
     return both(*terms)
 
 
 def both(*terms: Array | None) -> Array | None:
-    """The conjunction of the masks that are given; None without any."""
-    given = [term for term in terms if term is not None]
-    found = given[0] if given else None
-    for term in given[1:]:
-        found = found & term
-    return found
+    """The conjunction of the masks; None if all are None."""
+    masks = [term for term in terms if term is not None]
+    conjunction = masks[0] if masks else None
+    for term in masks[1:]:
+        conjunction = conjunction & term
+    return conjunction
 
 
 def chosen(xp: Namespace, valid: Array | None, x: Array) -> Array:
-    """x (..., n, c) with 0 at invalid tokens."""
+    """x (..., n, c) with zeros at invalid tokens."""
     return x if valid is None else xp.where(valid[..., None], x, 0.0)
 
 
@@ -139,12 +139,12 @@ def gradient_like(xp: Namespace, g: Array, like: Array, shared: int | None) -> A
 # ---------------------------------------------------------------------------------------------- arithmetic
 
 
-def softmax(xp: Namespace, s: Array, seen: Array | None) -> Array:
-    """exp(s)/Σ exp(s) over what is seen (None = all); 0 elsewhere and in rows that see nothing."""
+def softmax(xp: Namespace, s: Array, visible: Array | None) -> Array:
+    """exp(s)/Σ exp(s) over the visible entries (None = all); 0 elsewhere and in rows without any."""
     if s.shape[-1] == 0:
         return s
-    if seen is not None:
-        s = xp.where(seen, s, -math.inf)
+    if visible is not None:
+        s = xp.where(visible, s, -math.inf)
     top = stop_gradient(xp.max(s, axis=-1, keepdims=True))
     u = xp.exp(s - xp.where(top == -math.inf, 0.0, top))
     total = xp.sum(u, axis=-1, keepdims=True)
@@ -157,7 +157,7 @@ def softmax_gradient(xp: Namespace, w: Array, dw: Array) -> Array:
 
 
 def first_maximum(xp: Namespace, x: Array) -> tuple[Array, Array]:
-    """The maximum over the last axis (..., 1), 0 of nothing, and a mask of the first index that has it, where its
+    """The maximum over the last axis (..., 1), 0 if the axis is empty, and a mask of its first index, where its
     gradient goes."""
     if x.shape[-1] == 0:
         return xp.sum(x, axis=-1, keepdims=True), x > 0

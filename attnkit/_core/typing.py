@@ -10,7 +10,7 @@ Impl = str | tuple[str, ...]
 
 
 class Common(TypedDict, total=False):
-    """What every quadratic op takes to decide which pairs interact, how q·k becomes a score, and which weights drop."""
+    """The options of every quadratic op: which pairs interact, how q·k becomes a score, which weights are dropped."""
 
     mask: Array | None
     bias: Array | None

@@ -1,13 +1,13 @@
-"""Analyses: what attention weights, layer outputs and kernels look like, with the measures of the papers.
+"""Analyses: the papers' measures of attention weights, layer outputs and kernels.
 
 Rows of weights: `concentration`, `concentration_curve`, `mass_at_rank`, `sparsity`; without an (L, S) array:
 `weight_blocks` and `Concentration`, beside `attnkit.row_statistics`. Vectors: `anisotropy`, `variance_ratio`, and
-`Anisotropy`, `VarianceRatio` for what comes in parts. Theory: `activation_moments`, `output_moments`,
+`Anisotropy`, `VarianceRatio` for data in batches. Theory: `activation_moments`, `output_moments`,
 `soft_complexity`. Spectra: `newton_residuals`, `condition_number`, `effective_rank`.
 
-Functions take arrays of any library and answer with scalars or arrays of it in the compute dtype. Classes collect: they
-have `update(...)`, `merge(other)` and `value`, add up each part on its device in the compute dtype, and parts as Python
-floats. Nothing here has a gradient. For a running torch model see `attnkit.nn.capture`.
+Functions take arrays of any library and return scalars or arrays of it in the compute dtype. Classes accumulate:
+`update(...)` adds a batch, on its device in the compute dtype, `merge(other)` adds another accumulator, and totals are
+Python floats. Nothing here has a gradient. For a running torch model see `attnkit.nn.capture`.
 """
 
 from attnkit.analysis.moments import ActivationMoments, OutputMoments, activation_moments, output_moments

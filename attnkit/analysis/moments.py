@@ -1,6 +1,6 @@
-"""What independent Gaussian scores and values make of point-wise attention: moments of weights and outputs.
+"""Moments of the weights and outputs of point-wise attention for independent Gaussian scores and values.
 
-Functions of numbers, not of arrays: they answer with Python floats.
+These functions take and return Python floats, not arrays.
 """
 
 import itertools
@@ -13,7 +13,7 @@ from attnkit._core.activations import ACTIVATIONS
 from attnkit._core.special import quadrature
 
 _KINKS = (0.0, 6.0)  # of relu, relu_squared and relu6; harmless to the others
-_REACH = 13.0  # standard deviations beyond which the density is below e^-84 of that at the nearest point of a piece
+_REACH = 13.0  # standard deviations: beyond, the density is below e^-84 of that at the nearest point of a piece
 _TILT = 4.0  # variances by which h⁴, which may grow like e^4x below 0, moves the peak of the integrand up
 _POINTS = 24
 _PANELS = 20_000
@@ -38,7 +38,7 @@ class OutputMoments(NamedTuple):
 
 
 def _pieces(mean: float, std: float) -> Iterator[tuple[float, float]]:
-    """Intervals without a kink inside that hold all of the integral; what lies between the mean and a kink stays."""
+    """Intervals without interior kinks that contain the whole integral, also between the mean and a kink."""
     edges = (-math.inf, *_KINKS, math.inf)
     for low, high in itertools.pairwise(edges):
         low = max(low, min(mean, high) - _REACH * std)
@@ -56,12 +56,12 @@ def _variance(op: str, name: str, value: Any) -> float:
 def activation_moments(activation: str, *, mean: float = 0.0, var: float = 1.0) -> ActivationMoments:
     """E[h(x)^p] for x ~ N(mean, var) and p = 1, 2, 3, 4.
 
-    By Gauss-Legendre quadrature in float64: 24 points on panels of at most one standard deviation (and of length 1, on
-    which h varies) that end at the kinks of h, so that no panel holds a kink. No closed form is used, though relu and
-    identity have one, for theirs cancel where the mean is far below 0. The error is a few units of rounding.
+    Gauss-Legendre quadrature in float64: 24 points on panels of at most one standard deviation (and at most length 1,
+    the scale on which h varies) that end at the kinks of h. relu and identity have closed forms, but these cancel when
+    the mean is far below 0, so they are not used. The error is a few units of rounding.
 
     Raises:
-        ValueError: an unknown activation, var < 0. TypeError: what is no number.
+        ValueError: an unknown activation, var < 0. TypeError: not a number.
     """
     op = "activation_moments"
     if activation not in ACTIVATIONS:
@@ -118,7 +118,7 @@ def output_moments(
         weight = E[w], mean, variance and kurtosis (nan if the variance is 0), floats.
 
     Raises:
-        ValueError: an unknown activation or shift, n <= 0, negative variances. TypeError: what is no number.
+        ValueError: an unknown activation or shift, n <= 0, negative variances. TypeError: not a number.
     """
     op = "output_moments"
     for name, value in (("alpha", alpha), ("gain", gain), ("mean", mean), ("score_mean", score_mean), ("n", n)):

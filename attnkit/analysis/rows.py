@@ -14,15 +14,15 @@ from attnkit._core.typing import Array, Namespace
 from attnkit.ops import statistics
 
 _BLOCK = 2**20  # weights in a block: 4 MiB in float32, a few times that while they are sorted
-_KEPT = 64  # tables of numbers of keys
-_SLACK = 1e-9  # of n: what rounding may add to percent·n/100 before it counts as one key more
+_KEPT = 64  # tables that are cached
+_SLACK = 1e-9  # of n: rounding in percent·n/100 that does not count as one more key
 
 
 class Sparsity(NamedTuple):
     """Scalars in the compute dtype, shares in 0..1 but for `active`.
 
     `zeros`: visible pairs whose weight is exactly 0 · `null`: rows without a visible key · `dead`: rows that see keys
-    and give all of them 0 · `active`: the mean number of keys with weight over the other, valid rows.
+    and give all of them 0 · `active`: the mean number of keys with weight over the remaining, valid rows.
     """
 
     zeros: Array
@@ -32,13 +32,13 @@ class Sparsity(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """Weights (..., S) in the compute dtype, 0 where invisible, and what is known of their rows."""
+    """Weights (..., S) in the compute dtype, 0 where invisible, and facts about their rows."""
 
     xp: Namespace
     w: Array
     n: Any  # visible keys: a number, or integers (...)
     valid: Array  # (...): some key has weight
-    negative: Array | None  # whether there is a negative weight, where that could not be looked at
+    negative: Array | None  # whether there is a negative weight, when it could not be read
 
 
 def _rows_of(op: str, weights: Any, visible: Any, signed: bool = False) -> _Rows:
@@ -72,7 +72,7 @@ def _count(rows: _Rows, rows_that: Array) -> Array:
 
 
 def _mean(rows: _Rows, x: Array) -> Array:
-    """Mean over the valid rows of an x that is 0 on others; 0 without one; nan where negative weights got this far."""
+    """Mean over the valid rows of an x that is 0 on others; 0 without one; nan if there are negative weights."""
     count = _count(rows, rows.valid)
     mean = rows.xp.sum(x) / rows.xp.where(count > 0, count, 1.0)
     return mean if rows.negative is None else rows.xp.where(rows.negative, math.nan, mean)
@@ -82,27 +82,27 @@ def _mean(rows: _Rows, x: Array) -> Array:
 
 
 def _largest(n: int, percent: float, fractional: bool) -> tuple[int, float]:
-    """How many of n keys percent are: (k, 0.0), or the whole keys and the part of the next."""
+    """How many of n keys `percent` is: (k, 0.0), or whole keys and the fraction of the next."""
     t = percent * n / 100.0
     if fractional:
         return math.floor(t), t - math.floor(t)
     return max(1, math.ceil(t - _SLACK * n)), 0.0
 
 
-def _table(rows: _Rows, dtype: Any, percent: float, fractional: bool, kept: dict[Any, tuple[Array, Array]]) -> Any:
-    """`_largest` for 0 .. S visible keys, as (k, part): in float32, percent·n/100 is not exact enough to be rounded up.
+def _table(rows: _Rows, dtype: Any, percent: float, fractional: bool, cache: dict[Any, tuple[Array, Array]]) -> Any:
+    """`_largest` for 0 .. S visible keys, as (k, part); float32 is too inexact to round percent·n/100 up.
 
-    `kept` holds the tables of calls before this one, which would otherwise be sent to the device for each block.
+    `cache` holds the tables of earlier calls, which would otherwise be sent to the device for each block.
     """
     xp, keys = rows.xp, rows.w.shape[-1]
     device = beside(rows.w)
     name = (keys, percent, fractional, rows.w.dtype, str(device))
-    if name not in kept:
-        if len(kept) >= _KEPT:
-            kept.clear()
+    if name not in cache:
+        if len(cache) >= _KEPT:
+            cache.clear()
         counts, parts = zip(*(_largest(n, percent, fractional) for n in range(keys + 1)), strict=True)
-        kept[name] = (xp.asarray(counts, dtype=dtype, **device), xp.asarray(parts, dtype=rows.w.dtype, **device))
-    return kept[name]
+        cache[name] = (xp.asarray(counts, dtype=dtype, **device), xp.asarray(parts, dtype=rows.w.dtype, **device))
+    return cache[name]
 
 
 def _looked_up(xp: Namespace, table: Array, n: Array) -> Array:
@@ -110,13 +110,13 @@ def _looked_up(xp: Namespace, table: Array, n: Array) -> Array:
     return xp.reshape(xp.take(table, xp.reshape(n, (-1,)), axis=0), (*n.shape, 1))
 
 
-def _taken(rows: _Rows, percent: float, fractional: bool, kept: dict[Any, tuple[Array, Array]]) -> Array:
-    """How much of each place of the descending order counts: 1, the part, or 0."""
+def _taken(rows: _Rows, percent: float, fractional: bool, cache: dict[Any, tuple[Array, Array]]) -> Array:
+    """The factor of each rank in descending order: 1, the fraction, or 0."""
     xp, place = rows.xp, positions(rows.xp, rows.w, 0, rows.w.shape[-1])
     if isinstance(rows.n, int):
         full, part = _largest(rows.n, percent, fractional)
     else:
-        full, part = (_looked_up(xp, table, rows.n) for table in _table(rows, place.dtype, percent, fractional, kept))
+        full, part = (_looked_up(xp, table, rows.n) for table in _table(rows, place.dtype, percent, fractional, cache))
     one = xp.astype(place < full, rows.w.dtype)
     return one + xp.astype(place == full, rows.w.dtype) * part if fractional else one
 
@@ -130,12 +130,12 @@ def _percents(op: str, percents: Any) -> tuple[float, ...]:
 
 
 def _shares(
-    rows: _Rows, percents: Sequence[float], fractional: bool, kept: dict[Any, tuple[Array, Array]] | None = None
+    rows: _Rows, percents: Sequence[float], fractional: bool, cache: dict[Any, tuple[Array, Array]] | None = None
 ) -> list[Array]:
     """For each percent the share of the row sum, (...); 0 on rows that are not valid."""
     ordered, total = _descending(rows)
-    kept = {} if kept is None else kept
-    return [rows.xp.sum(ordered * _taken(rows, percent, fractional, kept), axis=-1) / total for percent in percents]
+    cache = {} if cache is None else cache
+    return [rows.xp.sum(ordered * _taken(rows, percent, fractional, cache), axis=-1) / total for percent in percents]
 
 
 def concentration(weights: Array, percent: float, visible: Array | None = None, *, fractional: bool = False) -> Array:
@@ -148,7 +148,7 @@ def concentration(weights: Array, percent: float, visible: Array | None = None, 
         weights: (..., L, S), not negative; rows need not sum to 1.
         percent: in (0, 100].
         visible: boolean, broadcast to weights; False = not there. None = all visible.
-        fractional: whether a part of a key may be taken.
+        fractional: whether a fraction of a key may count.
 
     Returns:
         A scalar in the compute dtype. Rows whose weights are all 0 do not count; 0 if there is no other.
@@ -234,23 +234,23 @@ def _blocks(plan: Any, q: Array, k: Array) -> Iterator[tuple[Array, Array | None
 
 
 def served(op: Any, options: Mapping[str, Any]) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """The fields that `row_statistics` has for an op with these options, and the options that it takes.
+    """The fields that `row_statistics` supports for an op with these options, and the options to pass.
 
-    No entropy if weights may be negative, no fields for an op that it does not serve.
+    No entropy if weights may be negative; no fields for an op that it does not support.
     """
     record = statistics.RECORDS.get(getattr(op, "__name__", op))
     if record is None:
         return (), {}
     family = record.family
-    taken = {name: value for name, value in options.items() if name not in statistics.outside(family)}
-    signed = family.signed(**family.translate(**family.split(taken)[0]))
-    return tuple(name for name in statistics.RowStatistics._fields if not (signed and name == "entropy")), taken
+    of_weights = {name: value for name, value in options.items() if name not in statistics.outside(family)}
+    signed = family.signed(**family.translate(**family.split(of_weights)[0]))
+    return tuple(name for name in statistics.RowStatistics._fields if not (signed and name == "entropy")), of_weights
 
 
 class Concentration:
-    """`concentration_curve` of weights that come in parts: rows are summed on their device, parts in float64 here.
+    """`concentration_curve` of weights in batches: rows are summed on their device, batches in float64 on the host.
 
-    Parts are any split of the rows, each with all its keys. `value` is the curve, 0 before the first valid row; `rows`
+    A batch is any set of rows, each with all its keys. `value` is the curve, 0 before the first valid row; `rows`
     counts valid rows.
     """
 
@@ -265,15 +265,15 @@ class Concentration:
         rows = _rows_of("Concentration", weights, visible)
         needs_values("Concentration", weights)
         sums = [rows.xp.sum(share) for share in _shares(rows, self.percents, self.fractional, self._tables)]
-        found = floats(rows.xp.stack([_count(rows, rows.valid), *sums]))
-        self.rows += int(found[0])
-        self._sums = [a + b for a, b in zip(self._sums, found[1:], strict=True)]
+        totals = floats(rows.xp.stack([_count(rows, rows.valid), *sums]))
+        self.rows += int(totals[0])
+        self._sums = [a + b for a, b in zip(self._sums, totals[1:], strict=True)]
 
     def merge(self, other: "Concentration") -> None:
-        """Add what another one has seen; ValueError if it looks at other percents."""
+        """Add the totals of another accumulator; ValueError if its percents differ."""
         if (self.percents, self.fractional) != (other.percents, other.fractional):
-            given = f"{other.percents} (fractional={other.fractional})"
-            raise ValueError(f"Concentration: cannot merge percents {given} into {self.percents}")
+            others = f"{other.percents} (fractional={other.fractional})"
+            raise ValueError(f"Concentration: cannot merge percents {others} into {self.percents}")
         self.rows += other.rows
         self._sums = [a + b for a, b in zip(self._sums, other._sums, strict=True)]
 

@@ -1,4 +1,4 @@
-"""Matrices seen through their singular values, and SOFT's inverse and cost. Computed in float64 on every library."""
+"""Spectra: singular values of matrices, and the inverse and the cost of SOFT. Computed in float64 on every library."""
 
 import math
 from typing import Any, NamedTuple
@@ -45,20 +45,20 @@ def newton_residuals(a: Array, *, newton_steps: int = 20, init_scale: float = 0.
         raise ValueError(f"{op}: init_scale must be greater than 0; got {init_scale}")
     with double_precision(a):
         wide = cast(xp, a, xp.float64)
-        found = _iterates(xp, wide, newton_steps, float(init_scale))
-        return cast(xp, newton.residuals(xp, wide, found), compute_dtype(xp, a))
+        iterates = _iterates(xp, wide, newton_steps, float(init_scale))
+        return cast(xp, newton.residuals(xp, wide, iterates), compute_dtype(xp, a))
 
 
 def _iterates(xp: Namespace, a: Array, steps: int, init_scale: float) -> list[Array]:
-    """As `lowrank_newton.iterates`, whose search for a first maximum JAX cannot trace in a float64 context."""
+    """`lowrank_newton.iterates` without the search for a first maximum, which JAX cannot trace in a float64 context."""
     if a.shape[-1] == 0:
         return [a] * (steps + 1)
     norm = xp.max(xp.sum(xp.abs(a), axis=-2, keepdims=True), axis=-1, keepdims=True)
     safe = xp.where(norm == 0, 1.0, norm)
-    found = [a / safe * (2.0 * init_scale / safe)]
+    iterates = [a / safe * (2.0 * init_scale / safe)]
     for _ in range(steps):
-        found.append(2.0 * found[-1] - found[-1] @ a @ found[-1])
-    return found
+        iterates.append(2.0 * iterates[-1] - iterates[-1] @ a @ iterates[-1])
+    return iterates
 
 
 def condition_number(a: Array) -> Array:
@@ -91,7 +91,7 @@ def effective_rank(a: Array) -> Array:
 
 
 class SoftComplexity(NamedTuple):
-    """Multiplications, and numbers held, of one head of SOFT."""
+    """Multiplications and stored numbers of one head of SOFT."""
 
     time: int
     space: int
@@ -100,12 +100,12 @@ class SoftComplexity(NamedTuple):
 def soft_complexity(n: int, m: int, d: int, *, newton_steps: int = 20) -> SoftComplexity:
     """time (d + 4md + m²)n + T·m³ + d·m², space (2m + d)n + m² (Lu et al. 2021 §3.2): linear in n.
 
-    Their count for n tokens, m landmarks, d features and T Newton steps, with the constants as printed: sampling nd,
-    three kernels 2mnd + m²d, the inverse T·m³, the products nm² + 2mnd. A count of one step as m³ is theirs; it is two
-    products of matrices.
+    The count for n tokens, m landmarks, d features and T Newton steps, with the constants as printed: sampling nd,
+    three kernels 2mnd + m²d, the inverse T·m³, the products nm² + 2mnd. They count a step as m³, though it is two
+    matrix products.
 
     Raises:
-        ValueError, TypeError: what is no integer >= 1 (newton_steps >= 0).
+        ValueError, TypeError: arguments that are not integers >= 1 (newton_steps >= 0).
     """
     for name, value in (("n", n), ("m", m), ("d", d)):
         whole("soft_complexity", name, value, 1)

@@ -1,4 +1,4 @@
-"""How vectors lie: their mean cosine, and the variance of a branch beside that of the residual it is added to."""
+"""How vectors are spread: their mean cosine, and the variance of a branch relative to its residual."""
 
 import math
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ class _Directions(NamedTuple):
 
 
 def _directions(op: str, x: Any, mask: Any) -> tuple[Namespace, _Directions]:
-    """û = x/‖x‖, after a division by the largest entry so that no square overflows; 0 for zero and masked vectors."""
+    """û = x/‖x‖, divided by the largest entry first so that squares do not overflow; 0 for zero and masked vectors."""
     check.float_array(op, "x", x)
     if x.ndim < 2:
         check.wrong_shape(op, "x", x, "at least two axes, (..., m, d)")
@@ -70,7 +70,7 @@ def anisotropy(x: Array, mask: Array | None = None) -> tuple[Array, Array, Array
 
 
 class Anisotropy:
-    """`anisotropy` of one set of vectors that comes in parts: each part is summed on its device, parts in float64 here.
+    """`anisotropy` of one set of vectors in batches: each is summed on its device, batches in float64 on the host.
 
     `value` is nan before the second non-zero vector; `used` and `excluded` count vectors.
     """
@@ -95,7 +95,7 @@ class Anisotropy:
         self._add(floats(total), squares, int(used), int(excluded))
 
     def merge(self, other: "Anisotropy") -> None:
-        """Add what another one has seen."""
+        """Add the totals of another accumulator."""
         self._add(other._total, other._squares, other.used, other.excluded)
 
     def _add(self, total: list[float], squares: float, used: int, excluded: int) -> None:
@@ -118,7 +118,7 @@ class Anisotropy:
 
 
 def _checked_pair(op: str, branch: Any, residual: Any, mask: Any) -> tuple[Namespace, Array, Array, Array | None]:
-    """Both in the compute dtype, 0 at tokens that are not there, and which are, (..., 1)."""
+    """Both in the compute dtype, 0 at masked tokens, and which tokens are valid, (..., 1)."""
     check.one_home(op, ("branch", "residual"), (branch, residual))
     if branch.ndim < 1 or branch.shape != residual.shape:
         check.wrong_shape(op, "residual", residual, f"{tuple(branch.shape)}, the shape of branch, (..., d)")
@@ -132,7 +132,7 @@ def _checked_pair(op: str, branch: Any, residual: Any, mask: Any) -> tuple[Names
 
 
 def _tokens(xp: Namespace, x: Array, there: Array | None) -> Any:
-    """How many tokens are there: a number, or a scalar array."""
+    """The number of valid tokens: a number, or a scalar array."""
     return math.prod(x.shape[:-1]) if there is None else xp.sum(xp.astype(there, x.dtype))
 
 
@@ -141,7 +141,7 @@ def _ratio(xp: Namespace, above: Array, below: Array) -> Array:
 
 
 def _center_and_sums(xp: Namespace, x: Array, there: Array | None, count: Any) -> tuple[Array, Array, Array]:
-    """c ≈ mean, Σ(x - c) and Σ(x - c)² over the elements that are there: the second says how far c is off."""
+    """c ≈ mean, Σ(x - c) and Σ(x - c)² over the valid elements; the second corrects the error of c."""
     center = xp.sum(x) / count
     gap = x - center if there is None else xp.where(there, x - center, 0.0)
     return center, xp.sum(gap), xp.sum(gap * gap)
@@ -208,7 +208,7 @@ class _Spread:
 
 
 class VarianceRatio:
-    """`variance_ratio` of batches that come one after the other: sums on their device, batches merged in float64 here.
+    """`variance_ratio` of data in batches: each is summed on its device, batches are merged in float64 on the host.
 
     `value` pools all elements, `per_token` is the mean of the ratios of single tokens, both nan before the first token;
     `tokens` counts them.
@@ -227,14 +227,14 @@ class VarianceRatio:
             return
         count = tokens * x.shape[-1]
         sums = [s for y in (x, r) for s in _center_and_sums(xp, y, there, count)]
-        found = floats(xp.stack([*sums, _sum_of_ratios(xp, x, r, there)]))
-        for spread, (center, gap, squares) in ((self._branch, found[:3]), (self._residual, found[3:6])):
+        totals = floats(xp.stack([*sums, _sum_of_ratios(xp, x, r, there)]))
+        for spread, (center, gap, squares) in ((self._branch, totals[:3]), (self._residual, totals[3:6])):
             spread.add(_Spread(count, center + gap / count, squares - gap * gap / count))
-        self._ratios += found[6]
+        self._ratios += totals[6]
         self.tokens += tokens
 
     def merge(self, other: "VarianceRatio") -> None:
-        """Add what another one has seen."""
+        """Add the totals of another accumulator."""
         self._branch.add(other._branch)
         self._residual.add(other._residual)
         self._ratios += other._ratios

@@ -6,7 +6,7 @@ from attnkit._core.dispatch import Kernel
 
 
 def kernels(library: str) -> Mapping[str, tuple[Kernel, ...]]:
-    """The kernels of a library by op. Imports are plain, for torch.compile cannot trace importlib."""
+    """The kernels of a library by op. Imports are plain because torch.compile cannot trace importlib."""
     if library == "torch":
         from attnkit.backends import torch
 

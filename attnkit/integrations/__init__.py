@@ -1,1 +1,1 @@
-"""attnkit in other people's models. Each module here imports its library; attnkit itself imports none of them."""
+"""attnkit in models of other packages. Each module here imports its library; attnkit itself imports none of them."""

@@ -1,4 +1,4 @@
-"""Which ops stand in for softmax in somebody else's model, and what the model's scaling of scores means to them."""
+"""Which ops can replace softmax in a foreign model, and what the model's scaling of scores means for them."""
 
 import inspect
 import math
@@ -20,7 +20,7 @@ def taken_by(op: Op) -> frozenset[str]:
 def resolve(
     caller: str, op: str | Op, options: Mapping[str, Any], decided: frozenset[str]
 ) -> tuple[Op, dict[str, Any]]:
-    """The op of a name, short or long, or the op itself; and its options, those that the name includes among them.
+    """The op of a name, short or long, or the op itself; and its options, including those implied by the name.
 
     Raises:
         ValueError: no attention op over q, k, v with heads apart; an option that the op does not take, or that is
@@ -31,12 +31,12 @@ def resolve(
         name, options = with_preset(caller, op, options)
     if name not in _SERVED or not (isinstance(op, str) or getattr(attnkit, name) is op):
         raise ValueError(f"{caller}: op must be one of {', '.join(_SERVED)}, or short such as 'relu'; got {said!r}")
-    chosen: Op = getattr(attnkit, name)
-    legal = sorted(taken_by(chosen) - decided - {"q", "k", "v", "return_lse", "return_state", "initial_state"})
+    function: Op = getattr(attnkit, name)
+    legal = sorted(taken_by(function) - decided - {"q", "k", "v", "return_lse", "return_state", "initial_state"})
     for option in options:
         if option not in legal:
             raise ValueError(f"{caller}: {name} takes the options {', '.join(legal)}; got {option!r}")
-    return chosen, dict(options)
+    return function, dict(options)
 
 
 def _keeps_heads(op: Op) -> bool:
@@ -44,13 +44,14 @@ def _keeps_heads(op: Op) -> bool:
 
 
 def needs_only_heads(op: Op) -> bool:
-    """Whether an op does with q, k and v."""
+    """Whether an op needs only q, k and v."""
     parameters = inspect.signature(op).parameters.values()
     return [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY] == ["q", "k", "v"]
 
 
 def scale_of(caller: str, op: Op, scaling: float | None, d: int) -> dict[str, Any]:
-    """The model's scaling as the op's scale. An op without scores q·k has none, and serves models of the usual 1/√d."""
+    """The model's scaling as the op's scale; an op without scores q·k has none and needs a model with the usual
+    1/√d."""
     if scaling is None:
         return {}
     if op.__name__ in _SCALED:

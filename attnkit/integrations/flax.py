@@ -21,8 +21,8 @@ def attention_fn(op: str | Op, **options: Any) -> Callable[..., jax.Array]:
     """A function with the arguments of `nnx.dot_product_attention` that computes `op`.
 
     query (..., L, Hq, d), key (..., S, Hkv, d), value (..., S, Hkv, e) -> (..., L, Hq, e), in flax's order of axes. As
-    in flax, mask and bias broadcast to (..., Hq, L, S), a mask of numbers says yes where it is not 0, `is_causal` is
-    aligned at the upper left, and dropout draws from `dropout_rng`: the same pairs are dropped. Not as in flax, a row
+    in flax, mask and bias broadcast to (..., Hq, L, S), a numeric mask means True where it is not 0, `is_causal` is
+    aligned at the upper left, and dropout draws from `dropout_rng`, so the same pairs are dropped. Unlike flax, a row
     that sees nothing gives 0. `sow_weights=True` of the layer sows the op's weights, before dropout.
 
     Args:
@@ -33,9 +33,9 @@ def attention_fn(op: str | Op, **options: Any) -> Callable[..., jax.Array]:
         ValueError: no such op, or an option that it does not take or that each call decides. From the call,
             NotImplementedError for a `precision`, and for dropout, a bias or causality with an op that has none.
     """
-    chosen, options = resolve("attention_fn", op, options, _FROM_THE_CALL)
-    taken = taken_by(chosen)
-    weights_op = getattr(attnkit, f"{chosen.__name__}_weights")
+    function, options = resolve("attention_fn", op, options, _FROM_THE_CALL)
+    parameters = taken_by(function)
+    weights_op = getattr(attnkit, f"{function.__name__}_weights")
     of_weights = taken_by(weights_op)
 
     def attend(
@@ -55,29 +55,29 @@ def attention_fn(op: str | Op, **options: Any) -> Callable[..., jax.Array]:
         is_causal: bool = False,
     ) -> jax.Array:
         if precision is not None:
-            raise NotImplementedError(f"attention_fn: {chosen.__name__} takes no precision; got {precision!r}")
+            raise NotImplementedError(f"attention_fn: {function.__name__} takes no precision; got {precision!r}")
         query, key, value = promote_dtype((query, key, value), dtype=dtype)
         q, k, v = (x.swapaxes(-3, -2) for x in (query, key, value))
-        asked: dict[str, Any] = {}
+        call: dict[str, Any] = {}
         if mask is not None:
-            asked["mask"] = mask != 0
+            call["mask"] = mask != 0
         if bias is not None:
-            asked["bias"] = bias
+            call["bias"] = bias
         if is_causal:
-            asked["causal"] = "upper_left"
+            call["causal"] = "upper_left"
         if dropout_rate > 0 and not deterministic:
             pairs = (*q.shape[:-1], k.shape[-2])
-            asked["dropout_mask"] = _kept(dropout_rng, dropout_rate, pairs, broadcast_dropout, q.dtype)
-        for name in asked:
-            if name not in taken:
-                raise NotImplementedError(f"attention_fn: {chosen.__name__} takes no {name.replace('_mask', '')}")
+            call["dropout_mask"] = _kept(dropout_rng, dropout_rate, pairs, broadcast_dropout, q.dtype)
+        for name in call:
+            if name not in parameters:
+                raise NotImplementedError(f"attention_fn: {function.__name__} takes no {name.replace('_mask', '')}")
         if q.shape[-3] != k.shape[-3]:
-            asked["enable_gqa"] = True
-        given = options | asked
+            call["enable_gqa"] = True
+        arguments = options | call
         if module is not None:
-            of_op = {name: x for name, x in given.items() if name in of_weights}
+            of_op = {name: x for name, x in arguments.items() if name in of_weights}
             module.sow(nnx.Intermediate, "attention_weights", weights_op(q, k, **(of_op | {"impl": "generic"})))
-        return chosen(q, k, v, **given).swapaxes(-3, -2)
+        return function(q, k, v, **arguments).swapaxes(-3, -2)
 
     return attend
 
@@ -87,5 +87,5 @@ def _kept(rng: jax.Array | None, rate: float, pairs: tuple[int, ...], broadcast:
     if rng is None:
         raise ValueError(f"attention_fn: dropout_rate={rate} needs dropout_rng; got None")
     shape = (1,) * (len(pairs) - 2) + pairs[-2:] if broadcast else pairs
-    kept = jax.random.bernoulli(rng, 1.0 - rate, shape)
-    return kept.astype(dtype) / (1.0 - rate)
+    mask = jax.random.bernoulli(rng, 1.0 - rate, shape)
+    return mask.astype(dtype) / (1.0 - rate)

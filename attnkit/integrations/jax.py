@@ -1,4 +1,4 @@
-"""`jax.nn.dot_product_attention` with any of attnkit's ops in softmax's place.
+"""`jax.nn.dot_product_attention` with any of attnkit's ops instead of softmax.
 
 >>> from attnkit.integrations.jax import dot_product_attention
 >>> out = dot_product_attention(query, key, value, is_causal=True, op="relu")
@@ -36,9 +36,9 @@ def dot_product_attention(
     layout: Literal["blhd", "bhld"] = "blhd",
     **options: Any,
 ) -> jax.Array:
-    """The arguments and meaning of `jax.nn.dot_product_attention`, and an op.
+    """The arguments and meaning of `jax.nn.dot_product_attention`, plus an op.
 
-    Not as there, a query that sees no key gives 0; JAX's softmax gives it the mean over the hidden keys.
+    Unlike there, a query that sees no key gives 0; JAX's softmax gives the mean over the hidden keys.
 
     Args:
         query: (B, T, N, H) or (T, N, H).
@@ -49,9 +49,9 @@ def dot_product_attention(
         scale: of q·k; None is 1/√H.
         is_causal: query t sees the keys s ≤ t, whatever T and S are.
         query_seq_lengths: integers (B,); later queries give 0.
-        key_value_seq_lengths: integers (B,); later keys are seen by nobody, and count in no length.
+        key_value_seq_lengths: integers (B,); later keys are hidden and count in no length.
         local_window_size: (left, right) or both as one number: query t sees t - left ≤ s ≤ t + right.
-        implementation: None; JAX's have no ops but softmax. `impl` chooses among attnkit's.
+        implementation: None; JAX's only support softmax. `impl` chooses among attnkit's.
         return_residual: False.
         op: an attention op of attnkit over q, k, v that keeps heads apart, or its name, long or short.
         layout: of query, key, value and the output: "bhld" is (B, N, T, H).
@@ -61,10 +61,10 @@ def dot_product_attention(
         (B, T, N, E) or (T, N, E), or as `layout` says.
 
     Raises:
-        ValueError: no such op, option or layout, and what the op itself refuses. NotImplementedError: an
+        ValueError: no such op, option or layout, and errors of the op itself. NotImplementedError: an
             implementation or a residual; causality, a window, a bias or a scale with an op that has none.
     """
-    chosen, options = resolve(NAME, op, options, _FROM_THE_CALL)
+    function, options = resolve(NAME, op, options, _FROM_THE_CALL)
     if implementation is not None:
         raise NotImplementedError(f"{NAME}: implementation must be None, attnkit has impl; got {implementation!r}")
     if return_residual:
@@ -73,7 +73,7 @@ def dot_product_attention(
         raise ValueError(f"{NAME}: layout must be 'blhd' or 'bhld'; got {layout!r}")
     q, k, v = (_heads_first(name, x, layout) for name, x in (("query", query), ("key", key), ("value", value)))
     length, keys = q.shape[-2], k.shape[-2]
-    call = scale_of(NAME, chosen, scale, q.shape[-1])
+    call = scale_of(NAME, function, scale, q.shape[-1])
     if bias is not None:
         call["bias"] = jnp.asarray(bias)
     if mask is not None:
@@ -81,7 +81,7 @@ def dot_product_attention(
     if is_causal:
         call["causal"] = "upper_left"
     if local_window_size is not None:
-        call |= _windowed(local_window_size, length, keys, call.get("mask"), chosen)
+        call |= _windowed(local_window_size, length, keys, call.get("mask"), function)
     if key_value_seq_lengths is not None:
         call["key_lengths"] = _lengths("key_value_seq_lengths", key_value_seq_lengths, q)[..., None]
     if query_seq_lengths is not None:
@@ -90,9 +90,9 @@ def dot_product_attention(
     if q.shape[-3] != k.shape[-3]:
         call["enable_gqa"] = True
     for name in call:
-        if name not in taken_by(chosen):
-            raise NotImplementedError(f"{NAME}: {chosen.__name__} takes no {name}")
-    out: jax.Array = chosen(q, k, v, **options, **call)
+        if name not in taken_by(function):
+            raise NotImplementedError(f"{NAME}: {function.__name__} takes no {name}")
+    out: jax.Array = function(q, k, v, **options, **call)
     return out if layout == "bhld" else out.swapaxes(-3, -2)
 
 
@@ -112,7 +112,7 @@ def _lengths(name: str, lengths: ArrayLike, q: jax.Array) -> jax.Array:
 
 
 def _windowed(sizes: int | tuple[int, int], length: int, keys: int, mask: jax.Array | None, op: Op) -> dict[str, Any]:
-    """JAX's window as the op's, or in a mask: JAX counts from the first query and key, attnkit from the last ones."""
+    """JAX's window as the op's, or as a mask: JAX counts from the first query and key, attnkit from the last ones."""
     left, right = (sizes, sizes) if isinstance(sizes, int) else sizes
     if length == keys and "window" in taken_by(op):
         return {"window": (left, right)}

@@ -1,11 +1,11 @@
-"""attnkit's ops in vision transformers of timm: their attention modules replaced, weights and all.
+"""attnkit's ops in vision transformers of timm: replaces their attention modules and keeps the weights.
 
 >>> from attnkit.integrations.timm import swap_attention
 >>> swap_attention(model, "relu")
 ('blocks.0.attn', 'blocks.1.attn')
 
-What counts is the interface of `timm.models.vision_transformer.Attention`, not where a class comes from, so that timm
-itself is not imported.
+Modules are recognised by the interface of `timm.models.vision_transformer.Attention`, not by class, so timm is not
+imported.
 """
 
 import copy
@@ -30,8 +30,8 @@ FROM_THE_MODEL = frozenset(
 class SwappedAttention(nn.Module):
     """out = proj(norm(concat_h(op(q_norm(q_h), k_norm(k_h), v_h)))) with q, k, v = qkv(x): made by `swap_attention`.
 
-    Its parts are those of the module it replaces, under their names: a checkpoint of one loads into the other.
-    `attnkit.nn.capture` watches it.
+    It has the parts of the module it replaces, with the same names, so checkpoints of either load into the other.
+    `attnkit.nn.capture` can observe it.
     """
 
     def __init__(self, replaced: Any, op: Op, options: dict[str, Any]) -> None:
@@ -63,16 +63,16 @@ class SwappedAttention(nn.Module):
             raise NotImplementedError(f"SwappedAttention: attn_mask has dtype {attn_mask.dtype}; expected torch.bool")
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
         q, k = self.q_norm(q), self.k_norm(k)
-        given = dict(self.options)
+        options = dict(self.options)
         if attn_mask is not None:
-            given["mask"] = attn_mask
+            options["mask"] = attn_mask
         if is_causal:
-            given["causal"] = True
+            options["causal"] = True
         for observe in self.observers:
-            observe(self.op, q, k, {name: value for name, value in given.items() if name in self._of_weights})
+            observe(self.op, q, k, {name: value for name, value in options.items() if name in self._of_weights})
         if self.training and self.dropout:
-            given["dropout"] = (self.dropout, torch.randint(SEEDS, (), device=x.device))
-        heads: Tensor = self.op(q, k, v, **given)
+            options["dropout"] = (self.dropout, torch.randint(SEEDS, (), device=x.device))
+        heads: Tensor = self.op(q, k, v, **options)
         out: Tensor = self.proj_drop(self.proj(self.norm(heads.transpose(1, 2).flatten(2))))
         return out
 
@@ -80,12 +80,12 @@ class SwappedAttention(nn.Module):
 def swap_attention(model: nn.Module, op: str | Op, **options: Any) -> tuple[str, ...]:
     """Replace every timm-style attention module of a model, in place, by one that computes `op` with its weights.
 
-    A module is one if it has `qkv`, `proj` and `num_heads` and computes softmax attention among tokens (B, N, C), which
-    a copy of it is tried for on the CPU. It may have `scale` (1/√head_dim), `q_norm`, `k_norm`, `norm`, `attn_drop`,
-    `proj_drop`. Make optimizers before or after: the parameters stay the same objects.
+    A module qualifies if it has `qkv`, `proj` and `num_heads` and computes softmax attention among tokens (B, N, C),
+    which is tested with a copy of it on the CPU. It may have `scale` (1/√head_dim), `q_norm`, `k_norm`, `norm`,
+    `attn_drop`, `proj_drop`. Optimizers may be created before or after: the parameters stay the same objects.
 
     Args:
-        model: holds the modules; not one itself.
+        model: contains the modules; not one itself.
         op: an attention op of attnkit over q, k, v that keeps heads apart, or its name, long or short.
         options: the op's own, such as activation="relu", alpha=1.0, impl="generic".
 
@@ -93,27 +93,27 @@ def swap_attention(model: nn.Module, op: str | Op, **options: Any) -> tuple[str,
         The names of the modules that were replaced.
 
     Raises:
-        ValueError: nothing to replace, a module with parts, parameters or arguments that are not known here (a relative
+        ValueError: nothing to replace, a module with unknown parts, parameters or arguments (a relative
             position table, a gate, rotary embeddings) or that computes something else, no such op or option.
-            NotImplementedError: dropout or a scale that the op does not have. The model is then as it was.
+            NotImplementedError: dropout or a scale that the op does not have. The model is then unchanged.
     """
-    chosen, options = resolve("swap_attention", op, options, FROM_THE_MODEL)
-    found = {name: module for name, module in model.named_modules() if is_timm_style(module)}
-    if not found or "" in found:
+    function, options = resolve("swap_attention", op, options, FROM_THE_MODEL)
+    modules = {name: module for name, module in model.named_modules() if is_timm_style(module)}
+    if not modules or "" in modules:
         raise ValueError(f"swap_attention: expected a model that holds modules with {', '.join(_NEEDED)}")
-    swapped = {name: replacement(name, module, chosen, options) for name, module in found.items()}
+    swapped = {name: replacement(name, module, function, options) for name, module in modules.items()}
     for name, module in swapped.items():
         model.set_submodule(name, module)
     return tuple(swapped)
 
 
 def is_timm_style(module: nn.Module) -> bool:
-    """Whether a module has what every attention module of timm's interface has."""
+    """Whether a module has the attributes of timm's attention interface."""
     return all(hasattr(module, name) for name in _NEEDED)
 
 
 def replacement(name: str, module: nn.Module, op: Op, options: dict[str, Any]) -> SwappedAttention:
-    """What `swap_attention` puts in the place of a module; the errors are its."""
+    """The replacement of a module; raises the errors of `swap_attention`."""
     if not isinstance(module, SwappedAttention):
         _refuse_unknown(name, module)
         _refuse_unless_softmax(name, module)
@@ -129,12 +129,12 @@ def _dropout_of(module: nn.Module) -> float:
 
 
 def _refuse_unknown(name: str, module: nn.Module) -> None:
-    """ValueError naming what the module has beyond the interface: without it something else is computed."""
+    """ValueError naming what the module has beyond the interface, which the replacement would not compute."""
     children = {n for n, child in module.named_children() if n not in _PARTS and not isinstance(child, nn.Identity)}
-    held = {n for n, _ in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))}
+    tensors = {n for n, _ in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))}
     called = set(inspect.signature(module.forward).parameters) - _CALLED_WITH
     hooked = {"forward hooks"} if module._forward_hooks or module._forward_pre_hooks else set()
-    for kind, names in (("parts", children), ("parameters", held), ("arguments", called), ("state", hooked)):
+    for kind, names in (("parts", children), ("parameters", tensors), ("arguments", called), ("state", hooked)):
         if names:
             raise ValueError(f"swap_attention: {name} has {kind} that are not known: {', '.join(sorted(names))}")
     qkv, heads = module.qkv, module.num_heads
@@ -143,9 +143,9 @@ def _refuse_unknown(name: str, module: nn.Module) -> None:
 
 
 def _refuse_unless_softmax(name: str, module: nn.Module) -> None:
-    """ValueError unless a copy of the module, its parameters drawn anew, computes softmax attention among a few tokens.
+    """ValueError unless a copy of the module, with random parameters, computes softmax attention among a few tokens.
 
-    An interface does not tell what is computed: DaViT has such modules that attend among channels, VOLO among pictures.
+    The interface does not determine the computation: such modules attend among channels in DaViT, among images in VOLO.
     """
     probe: Any = copy.deepcopy(module).eval()
     meta = any(p.is_meta for p in probe.parameters())

@@ -4,10 +4,9 @@
 >>> integration.register()
 >>> config = LlamaConfig(..., attn_implementation="attnkit_relu")
 
-A name stands in two tables of transformers: in `AttentionInterface`, which calls the op, and in
-`AttentionMaskInterface`, which makes the mask for it; with the first alone transformers would drop padding masks. The
-mask is boolean, a pair of tokens being visible or not, so that a length n counts what a query sees: padding is not in
-it, and a row that sees nothing gives 0.
+A name is registered in two tables of transformers: in `AttentionInterface`, which calls the op, and in
+`AttentionMaskInterface`, which builds its mask; with the first alone, transformers would drop padding masks. The mask
+is boolean, so a length n counts the keys that a query sees, without padding, and a row that sees nothing gives 0.
 """
 
 from collections.abc import Callable
@@ -30,7 +29,7 @@ _PRESET = {op for op, _ in PRESETS.values()}
 _PLAIN = [name for name, record in RECORDS.items() if name not in _PRESET and needs_only_heads(record.op)]
 _NAMES = (*PRESETS, *(name.removesuffix("_attention") for name in _PLAIN))
 VARIANTS = MappingProxyType({f"attnkit_{name}": resolve("VARIANTS", name, {}, frozenset()) for name in _NAMES})
-"""{name: (op, options)} of what `register` registers: every op that needs nothing but q, k, v and is causal or not.
+"""{name: (op, options)} of what `register` registers: every op that needs only q, k, v and supports causality.
 
 `attnkit_relu` and the other names of activations are `pointwise_attention` with alpha = 1, but `attnkit_sigmoid` is
 `sigmoid_attention`, whose shift is -log n.
@@ -39,7 +38,7 @@ VARIANTS = MappingProxyType({f"attnkit_{name}": resolve("VARIANTS", name, {}, fr
 _FROM_THE_MODEL = frozenset(
     ("mask", "bias", "causal", "window", "key_lengths", "query_mask", "enable_gqa", "dropout", "dropout_mask")
 )
-# Passed to every implementation, and without a word about which tokens see which.
+# Passed to every implementation; they say nothing about visibility.
 _POSITIONS = frozenset(("position_ids", "cache_position", "seq_idx", "max_length_q", "max_length_k"))
 _OUTPUTS = frozenset(("output_hidden_states", "output_router_logits", "num_items_in_batch", "return_dict", "use_cache"))
 _HARMLESS = _POSITIONS | _OUTPUTS | {"deterministic"}
@@ -50,9 +49,9 @@ _to_dict = PreTrainedConfig.to_dict
 def register() -> None:
     """Register all of `VARIANTS`. Calling it again changes nothing.
 
-    From then on a config writes the name of its variant into its dict and its file, which transformers does for no
-    implementation: a model that is saved with a variant is loaded with it once `register` was called, and without
-    attnkit transformers refuses to load it; `from_pretrained(..., attn_implementation="sdpa")` loads it with softmax.
+    From then on a config writes the name of its variant into its dict and file, which transformers itself does for no
+    implementation. A model saved with a variant is loaded with it once `register` has been called; without attnkit
+    transformers refuses to load it, and `from_pretrained(..., attn_implementation="sdpa")` loads it with softmax.
     """
     for name, (op, options) in VARIANTS.items():
         register_variant(name, op, **options)
@@ -64,19 +63,19 @@ def register_variant(name: str, op: str | Op, **options: Any) -> None:
     Args:
         name: what a config calls it, `attn_implementation=name`. A name registered here before is replaced.
         op: an attention op of attnkit over q, k, v that keeps heads apart, or its name, long or short.
-        options: what the op takes beside what the model says, such as alpha=0.5, impl="generic", or the arrays that an
-            op needs (`performer_attention` a projection). `scale` goes before the model's scaling.
+        options: options of the op that the model does not set, such as alpha=0.5, impl="generic", or the arrays that an
+            op needs (`performer_attention` a projection). `scale` overrides the model's scaling.
 
     Raises:
         ValueError: no such op, options that the op does not take or that the model decides, a name of another
             implementation of transformers.
     """
-    chosen, options = resolve("register_variant", op, options, _FROM_THE_MODEL)
+    function, options = resolve("register_variant", op, options, _FROM_THE_MODEL)
     if name not in _registered and (name == "eager" or name in AttentionInterface()):
         raise ValueError(f"register_variant: name must not be that of another implementation; got {name!r}")
     _registered.add(name)
     PreTrainedConfig.to_dict = _with_variant
-    AttentionInterface.register(name, attention_function(name, chosen, **options))
+    AttentionInterface.register(name, attention_function(name, function, **options))
     AttentionMaskInterface.register(name, visible_pairs)
 
 
@@ -89,13 +88,13 @@ def _with_variant(config: PreTrainedConfig) -> dict[str, Any]:
 
 
 def _variants_of(config: PreTrainedConfig) -> str | dict[str, Any] | None:
-    """What is registered here: a name, or {part: name} of a config with parts, whose own is that of ""."""
+    """The registered variants of a config: a name, or {part: name} for a config with parts, "" being its own."""
     own = config._attn_implementation if config._attn_implementation in _registered else None
     parts = {name: part for name in config.sub_configs if (part := getattr(config, name, None)) is not None}
     if not parts:
         return own
-    named = {"": own} | {name: _variants_of(part) for name, part in parts.items()}
-    return {name: variant for name, variant in named.items() if variant}
+    variants = {"": own} | {name: _variants_of(part) for name, part in parts.items()}
+    return {name: variant for name, variant in variants.items() if variant}
 
 
 def visible_pairs(
@@ -110,10 +109,11 @@ def visible_pairs(
     allow_is_bidirectional_skip: bool = False,
     **rest: Any,
 ) -> Tensor | None:
-    """The mask of an `AttentionMaskInterface`: boolean, True = may attend, or None where the op needs none.
+    """The mask of an `AttentionMaskInterface`: boolean, True = may attend, or None if the op needs none.
 
-    None says that all is visible, or with a causal module of L = S tokens what is causal; a bidirectional model gets a
-    key mask (B, 1, 1, S), which ops of linear time take too; all else is a mask of pairs (B, 1, L, S).
+    None means that all pairs are visible, or with a causal module of L = S tokens the causal ones. A bidirectional
+    model gets a key mask (B, 1, 1, S), which linear-time ops accept too; everything else is a mask of pairs (B, 1, L,
+    S).
     """
     if mask_function is bidirectional_mask_function and allow_is_bidirectional_skip:
         if attention_mask is None:
@@ -139,7 +139,7 @@ def visible_pairs(
 
 def attention_function(name: str, op: Op, **options: Any) -> Callable[..., tuple[Tensor, Tensor | None]]:
     """The function of an `AttentionInterface` that calls `op`; `name` is for its errors."""
-    taken = taken_by(op)
+    parameters = taken_by(op)
     weights_op: Op = getattr(attnkit, f"{op.__name__}_weights")
     of_weights = taken_by(weights_op)
 
@@ -157,24 +157,24 @@ def attention_function(name: str, op: Op, **options: Any) -> Callable[..., tuple
         output_attentions: bool | None = False,
         **others: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """query (B, Hq, L, d), key (B, Hkv, S, d), value (B, Hkv, S, e) -> (B, L, Hq, e), and the weights if asked."""
+        """query (B, Hq, L, d), key (B, Hkv, S, d), value (B, Hkv, S, e) -> (B, L, Hq, e), and weights if requested."""
         _refuse_others(name, attention_mask, others)
-        given = dict(options)
-        if "scale" not in given:
-            given |= scale_of(name, op, scaling, query.shape[-1])
+        call = dict(options)
+        if "scale" not in call:
+            call |= scale_of(name, op, scaling, query.shape[-1])
         if attention_mask is None:
-            given |= _unmasked(name, module, query.shape[-2], key.shape[-2], is_causal, sliding_window)
-        given |= _masked(name, taken, attention_mask, position_bias)
+            call |= _unmasked(name, module, query.shape[-2], key.shape[-2], is_causal, sliding_window)
+        call |= _masked(name, parameters, attention_mask, position_bias)
         if query.shape[1] != key.shape[1]:
-            given["enable_gqa"] = True
-        on_weights = {n: x for n, x in given.items() if n in of_weights}
+            call["enable_gqa"] = True
+        on_weights = {n: x for n, x in call.items() if n in of_weights}
         for observe in getattr(module, "observers", ()):  # see `observable`
             observe(op, query, key, {n: x for n, x in on_weights.items() if n != "impl"})
         if dropout:
-            if "dropout" not in taken:
+            if "dropout" not in parameters:
                 raise NotImplementedError(f"{name}: {op.__name__} takes no dropout; got dropout={dropout}")
-            given["dropout"] = (dropout, torch.randint(SEEDS, (), device=query.device))
-        out: Tensor = op(query, key, value, **given)
+            call["dropout"] = (dropout, torch.randint(SEEDS, (), device=query.device))
+        out: Tensor = op(query, key, value, **call)
         weights = weights_op(query, key, **(on_weights | {"impl": "generic"})) if output_attentions else None
         return out.transpose(1, 2).contiguous(), weights
 
@@ -182,7 +182,7 @@ def attention_function(name: str, op: Op, **options: Any) -> Callable[..., tuple
 
 
 def _refuse_others(name: str, mask: Tensor | None, others: dict[str, Any]) -> None:
-    """Whatever else a model passes is refused unless it says nothing: an argument that is dropped would be a bug."""
+    """Refuse any other argument that has an effect: silently dropping it would be a bug."""
     for argument, value in others.items():
         packed = argument in ("cu_seq_lens_q", "cu_seq_lens_k")
         if value is None or value is False or argument in _HARMLESS or (packed and mask is not None):
@@ -194,7 +194,7 @@ def _refuse_others(name: str, mask: Tensor | None, others: dict[str, Any]) -> No
 def _unmasked(
     name: str, module: nn.Module, length: int, keys: int, is_causal: bool | None, window: int | None
 ) -> dict[str, Any]:
-    """Causality of a call without a mask; transformers takes a module that says nothing for a causal one."""
+    """Causality of a call without a mask; transformers treats a module without the attribute as causal."""
     if window is not None and window < keys:
         raise ValueError(f"{name}: sliding_window={window} with {keys} keys needs attention_mask; got None")
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
@@ -205,51 +205,51 @@ def _unmasked(
     return {"causal": True}
 
 
-def _masked(name: str, taken: frozenset[str], mask: Tensor | None, position_bias: Tensor | None) -> dict[str, Any]:
-    """mask and bias of the op. A float mask hides below half its dtype's minimum and is a bias elsewhere."""
-    given: dict[str, Any] = {}
+def _masked(name: str, parameters: frozenset[str], mask: Tensor | None, position_bias: Tensor | None) -> dict[str, Any]:
+    """mask and bias of the op. Entries of a float mask below half its dtype's minimum hide; the others are a bias."""
+    options: dict[str, Any] = {}
     bias = position_bias
     if mask is not None:
         if mask.ndim != 4:
             raise ValueError(f"{name}: attention_mask has shape {tuple(mask.shape)}; expected (B, 1 or H, 1 or L, S)")
         if mask.dtype == torch.bool:
-            given["mask"] = mask
+            options["mask"] = mask
         elif mask.is_floating_point():
-            given["mask"], added = split(mask)
+            options["mask"], added = split(mask)
             bias = added if bias is None else bias + added
         else:
             raise TypeError(f"{name}: attention_mask has dtype {mask.dtype}; expected bool or a float dtype")
     if bias is not None:
-        if "bias" not in taken:
+        if "bias" not in parameters:
             what = "position_bias" if position_bias is not None else "a float attention_mask; make it boolean"
             raise NotImplementedError(f"{name}: this op takes no bias, and so does not serve {what}")
-        given["bias"] = bias
-    return given
+        options["bias"] = bias
+    return options
 
 
 def observable(model: PreTrainedModel) -> PreTrainedModel:
-    """The model itself, its attention modules made visible to `attnkit.nn.capture`.
+    """Make a model's attention modules visible to `attnkit.nn.capture`; returns the model.
 
     >>> with torch.no_grad(), capture(observable(model)) as record:
     ...     model(**batch)
 
-    Which modules attend is what transformers' own recorder of attentions says. They report when an implementation of
-    `register` or `register_variant` serves them.
+    The attention modules are those that transformers' own recorder of attentions lists. They report when they run an
+    implementation of `register` or `register_variant`.
 
     Raises:
         ValueError: transformers knows no attention modules of this model.
     """
-    found = False
+    attends = False
     for part in model.modules():
         if not isinstance(part, PreTrainedModel):
             continue
         kinds = _attention_kinds(part)
         for module in part.modules():
             if isinstance(module, kinds):
-                found = True
+                attends = True
                 if not hasattr(module, "observers"):
                     module.observers = []  # type: ignore[assignment]
-    if not found:
+    if not attends:
         raise ValueError(f"observable: transformers names no attention modules of {type(model).__name__}")
     return model
 

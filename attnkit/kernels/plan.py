@@ -1,8 +1,8 @@
-"""A checked call as any kernel takes it, from shapes and plain options alone.
+"""The plan of a checked call: everything that kernels derive from shapes and plain options.
 
-`signature` says what a plan depends on, `plan` derives the values: sizes and heads, which keys a query sees, the
-numbers of its weights, shapes of gradients. No array is read or needed, so a plan can be cached by its signature. Views
-of arrays, which depend on strides as well, are in `attnkit.kernels.strides`.
+`signature` is what a plan depends on; `plan` derives sizes and heads, the keys that a query sees, the numbers of its
+weights, and the shapes of gradients. No array is read, so a plan can be cached by its signature. Views of arrays, which
+also depend on strides, are in `attnkit.kernels.strides`.
 """
 
 import math
@@ -23,13 +23,13 @@ ROW_OPTIONS = ("mask", "query_mask", "key_lengths", "length")
 
 
 class Signature(NamedTuple):
-    """What the plan of a call depends on. Hashable, unless a size is the symbol of one while torch traces."""
+    """What the plan of a call depends on. Hashable, unless a size is a symbol while torch traces."""
 
     q: Shape
     k: Shape
     v: Shape | None = None  # None for statistics without an output
     bias: Shape | None = None
-    arrays: tuple[str, ...] = ()  # those of `ROW_OPTIONS` that are arrays
+    arrays: tuple[str, ...] = ()  # the options in `ROW_OPTIONS` that are arrays
     causal: Causal = False
     window: Window | None = None
     key_lengths: int | None = None
@@ -40,7 +40,7 @@ class Signature(NamedTuple):
     length: str | float = "visible"
     shift: float | str = 0.0
     dropout: float = 0.0  # the probability p
-    sequences: int | None = None  # how many are packed, None if the call is not packed
+    sequences: int | None = None  # number of packed sequences, None if the call is not packed
 
 
 OF_KEYS = ("k", "v", "columns")
@@ -55,7 +55,7 @@ class Layout(NamedTuple):
     """Sizes: every array is read as (items, heads, tokens, features)."""
 
     leading: Shape  # leading axes of the output
-    shared: Shape  # of k and v, whose heads groups of query heads share
+    shared: Shape  # of k and v, with their own heads
     items: int
     heads: int
     groups: int  # query heads that share a head of k and v
@@ -85,11 +85,11 @@ class Layout(NamedTuple):
         return (*(self.shared if what in OF_KEYS else self.leading), *tail)
 
     def blocks(self, tokens: int, size: int) -> int:
-        """How many blocks hold the tokens of a head; a packed sequence may need one more than its share."""
+        """The number of blocks for the tokens of a head; a packed sequence may need one more than its share."""
         return blocks_of(tokens, size) + self.sequences
 
     def bias_shape(self, bias: Shape) -> Shape:
-        """(items, heads, L, S) of the gradient of a bias as kernels write it: 1 for axes that all of them share."""
+        """(items, heads, L, S) of the gradient of a bias as kernels write it: 1 for shared axes."""
         items = 1 if all(size == 1 for size in bias[:-3]) else self.items
         heads = 1 if len(bias) < 3 or bias[-3] == 1 else self.heads
         return items, heads, self.queries, self.keys
@@ -98,7 +98,7 @@ class Layout(NamedTuple):
 class Limits(NamedTuple):
     """Query i sees the keys j < keys with i - left <= j <= i + right; None = no bound.
 
-    `before` and `after` are such bounds too, of packed sequences where the last tokens of each are aligned.
+    `before` and `after` are such bounds too, for packed sequences aligned at their last tokens.
     """
 
     left: int | None
@@ -111,12 +111,12 @@ class Limits(NamedTuple):
 class Numbers(NamedTuple):
     """w = gain·n^-alpha·h(scale·q·k + bias + shift), with log n subtracted from the argument if `log_length`.
 
-    What is the same for all queries is folded into gain and shift: then alpha is 0 and log_length is False.
+    What is the same for all queries is folded into gain and shift: alpha is then 0 and log_length False.
     """
 
     scale: float
     shift: float
-    gain: float  # 1/(1 - p) of dropout is part of it
+    gain: float  # includes 1/(1 - p) of dropout
     alpha: float
     log_length: bool
     drops: bool  # by counter
@@ -124,7 +124,7 @@ class Numbers(NamedTuple):
 
     @property
     def rows(self) -> tuple[bool, bool]:
-        """Whether n^-alpha and log n are needed for each query."""
+        """Whether n^-alpha and log n are needed per query."""
         return self.alpha != 0.0, self.log_length
 
 
@@ -133,7 +133,7 @@ class Plan(NamedTuple):
     limits: Limits
     numbers: Numbers
     dbias: Shape | None  # `Layout.bias_shape` of the bias
-    by_position: bool  # n_i depends on the position of a query alone, not on its item or head
+    by_position: bool  # n_i depends only on the position of a query, not on its item or head
 
 
 # ---------------------------------------------------------------------------------------------- from a call to a plan
@@ -142,12 +142,12 @@ class Plan(NamedTuple):
 def signature(
     q: Array, k: Array, v: Array | None, options: Mapping[str, Any], sequences: int | None = None
 ) -> Signature:
-    """The signature of a call of pointwise_attention, or of another quadratic op with its options as such."""
-    given = {name: x for name, x in options.items() if x is not None}
-    arrays = tuple(name for name in ROW_OPTIONS if is_array(given.get(name)))
-    plain = {name: given[name] for name in PLAIN if name in given and name not in arrays}
-    of_v, of_bias = (None if x is None else tuple(x.shape) for x in (v, given.get("bias")))
-    p = given.get("dropout", (0.0, None))[0]
+    """The signature of a call with the options of pointwise_attention."""
+    arguments = {name: x for name, x in options.items() if x is not None}
+    arrays = tuple(name for name in ROW_OPTIONS if is_array(arguments.get(name)))
+    plain = {name: arguments[name] for name in PLAIN if name in arguments and name not in arrays}
+    of_v, of_bias = (None if x is None else tuple(x.shape) for x in (v, arguments.get("bias")))
+    p = arguments.get("dropout", (0.0, None))[0]
     return Signature(tuple(q.shape), tuple(k.shape), of_v, of_bias, arrays, **plain, dropout=p, sequences=sequences)
 
 
@@ -155,16 +155,16 @@ PLAIN = tuple(name for name in Signature._fields[5:] if name not in ("dropout", 
 
 
 def is_array(x: Any) -> bool:
-    """An option whose values are not known here; NumPy's scalars are numbers."""
+    """Whether an option is an array; NumPy's scalars are numbers."""
     return hasattr(x, "shape") and not isinstance(x, Number)
 
 
 def plan(s: Signature) -> Plan:
     a = layout(s.q, s.k, s.v, s.enable_gqa, s.sequences or 0)
     packed = s.sequences is not None
-    seen = limits(a.queries, a.keys, s.causal, s.window, s.key_lengths, packed)
+    visible = limits(a.queries, a.keys, s.causal, s.window, s.key_lengths, packed)
     dbias = None if s.bias is None else a.bias_shape(s.bias)
-    return Plan(a, seen, numbers(s, a, seen), dbias, not s.arrays)
+    return Plan(a, visible, numbers(s, a, visible), dbias, not s.arrays)
 
 
 cached_plan = lru_cache(maxsize=4096)(plan)
@@ -189,7 +189,7 @@ def limits(
     key_lengths: int | None = None,
     packed: bool = False,
 ) -> Limits:
-    """Causality, windows and a number of keys that is the same for all items."""
+    """Causality, windows and lengths that are the same for all items."""
     if packed:
         before, after = bounds(0, causal is True, window)
         return Limits(None, 0 if causal == "upper_left" else None, keys, before, after)
@@ -206,23 +206,23 @@ def bounds(offset: int, causal: Causal, window: Window | None) -> Window:
     return left, min(reaches, default=None)
 
 
-def numbers(s: Signature, a: Layout, seen: Limits) -> Numbers:
+def numbers(s: Signature, a: Layout, visible: Limits) -> Numbers:
     """Scale, gain, alpha and shift, and the counter of dropout."""
     gain, alpha, shift = s.gain, s.alpha, s.shift
-    n = same_length(s, a, seen)
+    n = same_length(s, a, visible)
     if n is not None:
         gain, alpha = gain * n**-alpha, 0.0
         shift = -math.log(n) if isinstance(shift, str) else shift
     gain = gain / (1.0 - s.dropout)
     scale = 1.0 / math.sqrt(a.d) if s.scale is None else float(s.scale)
-    moved = 0.0 if isinstance(shift, str) else float(shift)
+    offset = 0.0 if isinstance(shift, str) else float(shift)
     drops = s.dropout > 0
     word = last_kept(s.dropout) if drops else 0
-    return Numbers(scale, moved, float(gain), float(alpha), isinstance(shift, str), drops, word)
+    return Numbers(scale, offset, float(gain), float(alpha), isinstance(shift, str), drops, word)
 
 
-def same_length(s: Signature, a: Layout, seen: Limits) -> Any:
-    """The divisor n where it is known and the same for all queries, else None."""
+def same_length(s: Signature, a: Layout, visible: Limits) -> Any:
+    """The divisor n if it is known and the same for all queries, else None."""
     if "length" in s.arrays:
         return None
     if not isinstance(s.length, str):
@@ -231,12 +231,12 @@ def same_length(s: Signature, a: Layout, seen: Limits) -> Any:
         return None
     if s.length == "all":
         return max(a.keys, 1)
-    alike = seen.left is None and seen.right is None and not s.arrays
-    return max(seen.keys, 1) if alike else None
+    alike = visible.left is None and visible.right is None and not s.arrays
+    return max(visible.keys, 1) if alike else None
 
 
 def summed_axes(grad: Shape, like: Shape) -> tuple[int, ...]:
-    """The axes of a gradient along which its argument was broadcast; summed, they are 1 or to be left out."""
+    """The axes of a gradient along which its argument was broadcast; after the sum they have size 1 or are dropped."""
     padded = (1,) * (len(grad) - len(like)) + tuple(like)
     return tuple(n for n, (have, want) in enumerate(zip(grad, padded, strict=True)) if have != want)
 
@@ -260,45 +260,45 @@ class Linear(NamedTuple):
     eps: float
 
     @property
-    def held(self) -> int:
-        """How many states an item has."""
+    def num_states(self) -> int:
+        """The number of states per item."""
         return self.layout.heads // self.members
 
     @property
-    def held_leading(self) -> Shape:
+    def state_leading(self) -> Shape:
         """Leading axes of states."""
-        return (*self.layout.leading[:-1], self.held) if self.layout.leading else ()
+        return (*self.layout.leading[:-1], self.num_states) if self.layout.leading else ()
 
     @property
     def positions(self) -> tuple[int, int]:
-        """The first position and the one behind the last, where queries stand at i + shift among the keys."""
+        """The range of positions: keys are at j, queries at i + shift."""
         return min(0, self.shift), max(self.layout.keys, self.layout.queries + self.shift)
 
 
 def linear_plan(q: Array, k: Array, v: Array, options: Mapping[str, Any], sequences: int | None = None) -> Linear:
     """The plan of a call of linear_attention."""
-    given = {name: x for name, x in options.items() if x is not None}
-    groups = bool(given.get("enable_gqa", False))
+    arguments = {name: x for name, x in options.items() if x is not None}
+    groups = bool(arguments.get("enable_gqa", False))
     a = layout(tuple(q.shape), tuple(k.shape), tuple(v.shape), groups, sequences or 0)
-    causal, lengths = given.get("causal", False), given.get("key_lengths")
+    causal, lengths = arguments.get("causal", False), arguments.get("key_lengths")
     shift = a.keys - a.queries if causal is True and sequences is None else 0
     valid = a.keys if lengths is None or is_array(lengths) else min(a.keys, int(lengths))
     stop = min(valid, a.queries + shift if causal else valid if a.queries else 0)
-    own = any(len(shape) > 0 and shape[-1] > 1 for shape in _leading_of_masks(given))
-    divides = given.get("normalize", given.get("feature_map") != "identity")
-    scale, eps = float(given.get("scale", 1.0)), float(given.get("eps", 1e-6))
+    own = any(len(shape) > 0 and shape[-1] > 1 for shape in _leading_of_masks(arguments))
+    divides = arguments.get("normalize", arguments.get("feature_map") != "identity")
+    scale, eps = float(arguments.get("scale", 1.0)), float(arguments.get("eps", 1e-6))
     return Linear(a, bool(causal), shift, stop, valid, 1 if own else a.groups, divides, scale, eps)
 
 
-def _leading_of_masks(given: Mapping[str, Any]) -> list[Shape]:
+def _leading_of_masks(arguments: Mapping[str, Any]) -> list[Shape]:
     axes = (("mask", 2), ("key_lengths", 0), ("query_mask", 1))
-    arrays = ((given[name], tail) for name, tail in axes if is_array(given.get(name)))
+    arrays = ((arguments[name], tail) for name, tail in axes if is_array(arguments.get(name)))
     return [tuple(x.shape[: max(0, x.ndim - tail)]) for x, tail in arrays]
 
 
-def state_axes(k: Array, v: Array, initial: tuple[Array, Array] | None, options: Mapping[str, Any]) -> Shape:
-    """The leading axes of the state that a call of linear_attention returns."""
-    given = {name: options.get(name) for name in ("mask", "key_lengths")}
-    shapes = [x.shape[:-2] for x in (k, v)] + _leading_of_masks(given)
+def state_axes(op: str, k: Array, v: Array, initial: tuple[Array, Array] | None, options: Mapping[str, Any]) -> Shape:
+    """The leading axes of the state that a call of `op`, a linear one, returns."""
+    masks = {name: options.get(name) for name in ("mask", "key_lengths")}
+    shapes = [x.shape[:-2] for x in (k, v)] + _leading_of_masks(masks)
     shapes += [] if initial is None else [initial[0].shape[:-2], initial[1].shape[:-1]]
-    return broadcast("linear_attention", "leading axes of states", *map(tuple, shapes))
+    return broadcast(op, "leading axes of states", *map(tuple, shapes))

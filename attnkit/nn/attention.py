@@ -1,4 +1,4 @@
-"""Multi-head attention with any of attnkit's ops in softmax's place."""
+"""Multi-head attention with any of attnkit's ops instead of softmax."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ Observer = Callable[[Callable[..., Any], Tensor, Tensor, Mapping[str, Any]], Non
 
 
 def _served(name: str) -> bool:
-    """Whether an op takes q, k, v and nothing else, or what a builder makes."""
+    """Whether an op needs only q, k, v and operands that have a builder."""
     op = getattr(attnkit, name)
     positional = [p.name for p in inspect.signature(op).parameters.values() if p.kind is not p.KEYWORD_ONLY]
     return positional[:3] == ["q", "k", "v"] and (len(positional) == 3 or op in BUILDERS)
@@ -29,16 +29,16 @@ def _served(name: str) -> bool:
 def attention_op(
     op: str | Callable[..., Any], options: Mapping[str, Any]
 ) -> tuple[Callable[..., Any], Mapping[str, Any]]:
-    """The attention op of a name, short or long, or the op itself, and its options, those that the name includes among
-    them; ValueError if attnkit has none of that name.
+    """The attention op of a name, short or long, or the op itself, and its options, including those implied by the
+    name; ValueError if attnkit has no such op.
     """
     name = said = op if isinstance(op, str) else getattr(op, "__name__", repr(op))
     if isinstance(op, str):
         name, options = with_preset("MultiHeadAttention", op, options)
-    known = [n for n in attnkit.__all__ if n.endswith("_attention") and _served(n)]
-    if name not in known:
+    names = [n for n in attnkit.__all__ if n.endswith("_attention") and _served(n)]
+    if name not in names:
         raise ValueError(
-            f"MultiHeadAttention: op must be one of {', '.join(known)}, or short such as 'relu'; got {said!r}"
+            f"MultiHeadAttention: op must be one of {', '.join(names)}, or short such as 'relu'; got {said!r}"
         )
     return getattr(attnkit, name), options
 
@@ -46,25 +46,25 @@ def attention_op(
 def op_masks(
     causal: bool, key_mask: Tensor | None, query_mask: Tensor | None, mask: Tensor | None, bias: Tensor | None
 ) -> dict[str, Any]:
-    """A module's masks as an op with a head axis takes them; a module knows its batch axis, so (B, S) is no guess."""
-    given: dict[str, Any] = {"causal": True} if causal else {}
+    """A module's masks as arguments of an op with a head axis; the batch axis is known, so (B, S) is unambiguous."""
+    options: dict[str, Any] = {"causal": True} if causal else {}
     if key_mask is not None:
         keys = key_mask[:, None, None, :]
         mask = keys if mask is None else mask & keys
     if mask is not None:
-        given["mask"] = mask
+        options["mask"] = mask
     if query_mask is not None:
-        given["query_mask"] = query_mask[:, None, :]
+        options["query_mask"] = query_mask[:, None, :]
     if bias is not None:
-        given["bias"] = bias
-    return given
+        options["bias"] = bias
+    return options
 
 
 class KeyValueCache:
     """Keys and values of the tokens seen so far, for decoding: made by `MultiHeadAttention.new_cache`.
 
-    `length` tokens of `max_length` are filled. A key mask given with the tokens is kept beside them. Without gradients:
-    what is appended is detached.
+    `length` of `max_length` tokens are filled. A key mask passed with the tokens is stored with them. Stored tensors
+    are detached, so there are no gradients.
     """
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
@@ -77,7 +77,7 @@ class KeyValueCache:
         return self.keys.shape[-2]
 
     def append(self, k: Tensor, v: Tensor, key_mask: Tensor | None) -> None:
-        """Store k and v (B, H, T, ·) behind the tokens that are there."""
+        """Store k and v (B, H, T, ·) after the stored tokens."""
         stop = self.length + k.shape[-2]
         if stop > self.max_length:
             raise ValueError(f"KeyValueCache: {stop} tokens do not fit; made for max_length={self.max_length}")
@@ -92,9 +92,9 @@ class KeyValueCache:
         self.length = stop
 
     def reorder(self, indices: Tensor) -> None:
-        """Make item n of the batch what item indices[n] was; items may repeat or be left out: the batch has their size.
+        """Reorder the batch: item n becomes the former item indices[n]. Items may repeat or be dropped.
 
-        indices: integers (n,). For beam search, in which hypotheses continue one another.
+        indices: integers (n,). For beam search.
         """
         if indices.ndim != 1:
             raise ValueError(f"KeyValueCache: indices must have one axis; got shape {tuple(indices.shape)}")
@@ -102,7 +102,7 @@ class KeyValueCache:
         self.mask = None if self.mask is None else self.mask.index_select(0, indices)
 
     def filled(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """(k, v, key_mask) of all stored tokens; no mask if none was ever given."""
+        """(k, v, key_mask) of all stored tokens; no mask if none was ever passed."""
         mask = None if self.mask is None else self.mask[:, : self.length]
         return self.keys[:, :, : self.length], self.values[:, :, : self.length], mask
 
@@ -119,9 +119,10 @@ class MultiHeadAttention(nn.Module):
         num_heads: heads of the queries.
         op: an attention op of attnkit or its name, which may be short: "softmax", "linear", or "relu" for
             pointwise_attention with activation="relu"; docs/integrations.md lists them.
-        options: the op's own options, such as {"activation": "relu", "alpha": 1.0}, and those of what the module makes
-            for it (see `attnkit.nn.operands`): {"num_slots", "max_length"} for linformer_attention, {"num_features",
-            "seed"} for performer_attention, {"gated"} for rela_attention.
+        options: the op's own, such as {"activation": "relu", "alpha": 1.0}, and those of the operands that it creates
+        (see
+           `attnkit.nn.operands`): {"num_slots", "max_length"} for linformer_attention, {"num_features", "seed"} for
+           performer_attention, {"gated"} for rela_attention.
         num_kv_heads: heads of keys and values, a divisor of num_heads (grouped queries); default num_heads.
         head_dim: features of a head; default dim // num_heads.
         context_dim: features of the context; default dim.
@@ -132,14 +133,14 @@ class MultiHeadAttention(nn.Module):
         causal: each token attends to itself and those before it (aligned at the end when decoding with a cache).
         value_conv: None, or the odd length of a convolution of v along the tokens, one kernel per head and no bias,
             that is added to the output of the heads: the skip of Xiong et al. 2021 §3 (Nyströmformer; 35 in their code
-            for Long Range Arena). For attention of x to itself; it is no part of the weights, and a token that a mask
+            for Long Range Arena). For attention of x to itself; it is not part of the weights, and a token that a mask
             excludes is read as 0 and gets 0.
         impl: the op's implementation, see `attnkit.explain`.
-        statistics_impl: that of `attnkit.attention_with_statistics`, which serves calls that want statistics.
+        statistics_impl: that of `attnkit.attention_with_statistics`, for calls that return statistics.
 
     Raises:
-        ValueError: sizes that do not divide, an unknown op, options that the op does not take or cannot do without,
-            causal or dropout with an op that has no such form; an even value_conv, or one with causal, with
+        ValueError: sizes that do not divide, an unknown op, unknown or missing options,
+            causal or dropout with an op that does not support it; an even value_conv, or one with causal, with
             num_kv_heads or with an op that joins heads itself.
     """
 
@@ -178,7 +179,7 @@ class MultiHeadAttention(nn.Module):
             raise ValueError(f"MultiHeadAttention: dropout must lie in [0, 1); got {dropout}")
         self.head_dim = head_dim or dim // num_heads
         self.op, all_options = attention_op(op, options or {})
-        self.attend = self.op  # replaced where tokens lie on several processes: see `attnkit.nn.context_parallel`
+        self.attend = self.op  # replaced if tokens are split over processes: see `attnkit.nn.context_parallel`
         self.weights_op: Callable[..., Tensor] = getattr(attnkit, f"{self.op.__name__}_weights")
         self._of_weights = frozenset(inspect.signature(self.weights_op).parameters)
         self._joins_heads = joins_heads(self.op)
@@ -187,7 +188,7 @@ class MultiHeadAttention(nn.Module):
         self._check_forms(causal, dropout)
         self.gate, self.dropout, self.causal = gate, dropout, causal
         self.impl, self.statistics_impl = impl, statistics_impl
-        self.observers: list[Observer] = []  # called before the op, for looking only: see `attnkit.nn.capture`
+        self.observers: list[Observer] = []  # called before the op: see `attnkit.nn.capture`
 
         inner, shared = num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         context_dim = dim if context_dim is None else context_dim
@@ -214,14 +215,14 @@ class MultiHeadAttention(nn.Module):
         return {name: value for name, value in options.items() if name in of_op}
 
     def _check_forms(self, causal: bool, dropout: float) -> None:
-        taken = inspect.signature(self.op).parameters
-        if causal and "causal" not in taken:
+        parameters = inspect.signature(self.op).parameters
+        if causal and "causal" not in parameters:
             raise ValueError(f"MultiHeadAttention: {self.op.__name__} has no causal form; got causal=True")
-        if dropout > 0 and not {"dropout", "dropout_mask"} & set(taken):
+        if dropout > 0 and not {"dropout", "dropout_mask"} & set(parameters):
             raise ValueError(f"MultiHeadAttention: {self.op.__name__} takes no dropout; got {dropout}")
 
     def _convolution(self, length: int, new: Mapping[str, Any]) -> nn.Conv2d:
-        """One kernel per head: heads are the channels, (tokens, head_dim) the picture."""
+        """One kernel per head: heads are the channels, (tokens, head_dim) the image."""
         if length < 1 or length % 2 == 0:
             raise ValueError(f"MultiHeadAttention: value_conv must be odd; got {length}")
         if self.causal or self.num_kv_heads != self.num_heads or self._joins_heads:
@@ -233,7 +234,7 @@ class MultiHeadAttention(nn.Module):
         return nn.Conv2d(h, h, (length, 1), padding=(length // 2, 0), groups=h, bias=False, **new)
 
     def redraw(self, seed: int) -> None:
-        """Draw anew what the op is given at random, such as the features of performer_attention, in place."""
+        """Redraw the random operands, such as the features of performer_attention, in place."""
         if self.operands is None:
             raise ValueError(f"MultiHeadAttention: {self.op.__name__} draws nothing, so that nothing can be redrawn")
         self.operands.redraw(seed)
@@ -264,22 +265,22 @@ class MultiHeadAttention(nn.Module):
         return_weights: bool = False,
         return_statistics: bool | tuple[str, ...] = False,
     ) -> Any:
-        """Attend from x to itself, to a context, or to what a cache holds and x.
+        """Attend from x to itself, to a context, or to the contents of a cache and x.
 
         Args:
             x: (B, L, dim).
             context: (B, S, context_dim) for cross-attention.
-            key_mask: boolean (B, S), True = a token, of the context or of x; with a cache, of the tokens given now.
+            key_mask: boolean (B, S), True = a token, of the context or of x; with a cache, of the new tokens.
             query_mask: boolean (B, L), True = a token; the attention output of the others is 0.
             mask: boolean, broadcast to (B, num_heads, L, S), True = may attend.
             bias: float, broadcast likewise, added to the scores.
-            cache: from `new_cache`. x holds the next tokens; theirs and all earlier keys and values are attended to.
+            cache: from `new_cache`. x holds the next tokens, which attend to themselves and to all earlier ones.
                 With a context, its keys and values are computed in the first call and reused afterwards.
             return_weights: also return the weights (B, num_heads, L, S), before dropout.
-            return_statistics: also return `attnkit.RowStatistics` of the weights; a tuple names the fields wanted.
+            return_statistics: also return `attnkit.RowStatistics` of the weights; a tuple names the fields.
 
         Returns:
-            (B, L, dim), or a tuple of it, the weights and the statistics, as asked for.
+            (B, L, dim), or a tuple of it, the weights and the statistics, as requested.
         """
         if self.causal and context is not None:
             raise ValueError("MultiHeadAttention: a causal module cannot attend to a context")
@@ -299,10 +300,10 @@ class MultiHeadAttention(nn.Module):
             extras.append(self.weights_op(q, k, impl="generic", **of_weights))
         if return_statistics:
             fields = None if return_statistics is True else return_statistics
-            heads, found = attnkit.attention_with_statistics(
+            heads, statistics = attnkit.attention_with_statistics(
                 self.op, q, k, v, fields=fields, impl=self.statistics_impl, **options, **dropout
             )
-            extras.append(found)
+            extras.append(statistics)
         else:
             heads = self.attend(q, k, v, impl=self.impl, **options, **dropout)
         if self.value_conv is not None:
@@ -334,7 +335,7 @@ class MultiHeadAttention(nn.Module):
     def _keys_and_values(
         self, q: Tensor, source: Tensor, key_mask: Tensor | None, context: Tensor | None, cache: KeyValueCache | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """(q, k, v, key mask) after normalisation, with what the cache holds in front."""
+        """(q, k, v, key mask) after normalisation, with the contents of the cache first."""
         if cache is not None and context is not None and cache.length:
             k, v, key_mask = cache.filled()
             return self._normed(q, k)[0], k, v, key_mask
@@ -354,7 +355,7 @@ class MultiHeadAttention(nn.Module):
 
 
 def _convolved(conv: nn.Conv2d, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None) -> Tensor:
-    """A convolution of v (B, H, n, d) along the tokens; what either mask excludes is read as 0 and gets 0."""
+    """A convolution of v (B, H, n, d) along the tokens; tokens that either mask excludes are read as 0 and get 0."""
     masks = [mask for mask in (key_mask, query_mask) if mask is not None]
     if masks:
         there = torch.stack(masks).all(0)[:, None, :, None]

@@ -1,4 +1,4 @@
-"""Analyses of a running model: what its attention weights, outputs and residuals look like on the data it sees."""
+"""Analyses of a running model: statistics of its attention weights, outputs and residuals on the data it processes."""
 
 import fnmatch
 import math
@@ -22,7 +22,7 @@ _COLUMNS = ("rows", "null", "dead", "total", "entropy", "zeros", "variance_ratio
 
 @dataclass(frozen=True)
 class LayerAnalysis:
-    """What was seen of one module. nan, or {}, where nothing could be measured: `left_out` says why.
+    """The analysis of one module. nan, or {}, for what could not be measured: `left_out` says why.
 
     `rows` counts queries of all heads, `null` those that saw no key (padding among them), `dead` those whose weights
     are all 0; the rest is valid. `means` holds the means over valid rows of the fields of `attnkit.RowStatistics`,
@@ -47,7 +47,7 @@ class LayerAnalysis:
     left_out: dict[str, str]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain Python, ready for JSON but for nan."""
+        """Plain Python, ready for JSON except for nan."""
         return asdict(self)
 
 
@@ -70,16 +70,16 @@ class _Rows:
         if not fields:
             self.left_out["rows"] = f"{op.__name__} has no row statistics"
             return
-        found: dict[str, Tensor] = attnkit.row_statistics(op, q, k, fields=fields, **options)._asdict()
-        valid, null = found["nonzero"] > 0, found["visible"] == 0
+        statistics: dict[str, Tensor] = attnkit.row_statistics(op, q, k, fields=fields, **options)._asdict()
+        valid, null = statistics["nonzero"] > 0, statistics["visible"] == 0
         dead = ~valid & ~null
         self.rows += valid.numel()
         self.null += int(null.sum())
         self.dead += int(dead.sum())
-        self.pairs += float(found["visible"].sum())
-        self.zeros += float((found["visible"] - found["nonzero"]).sum())
+        self.pairs += float(statistics["visible"].sum())
+        self.zeros += float((statistics["visible"] - statistics["nonzero"]).sum())
         for name in fields:
-            total = float(torch.where(valid, found[name], 0.0).sum())
+            total = float(torch.where(valid, statistics[name], 0.0).sum())
             self.sums[name] = self.sums.get(name, 0.0) + total
         if "entropy" not in fields:
             reason = f"{op.__name__} may give negative weights"
@@ -94,7 +94,7 @@ class _Rows:
 
 
 class _Layer:
-    """What is collected of one module while it runs."""
+    """The accumulators of one module."""
 
     def __init__(self, name: str, module: nn.Module, percents: Sequence[float]) -> None:
         self.name, self.module, self.calls = name, module, 0
@@ -110,7 +110,7 @@ class _Layer:
         if self.residual is None:
             raise RuntimeError(f"capture: {self.name!r} ran before the module whose input is its residual")
         residual, self.residual = self.residual, None
-        wide = torch.promote_types(output.dtype, residual.dtype)  # autocast rounds the output of a branch only
+        wide = torch.promote_types(output.dtype, residual.dtype)  # autocast rounds only the output of a branch
         self.ratio.update(output.to(wide), residual.to(wide), tokens)
 
     def result(self) -> LayerAnalysis:
@@ -134,10 +134,10 @@ class _Layer:
 
 
 class Record:
-    """What `capture` has seen so far; complete after the `with` block.
+    """The results of `capture` so far; complete after the `with` block.
 
-    `token_masks` {pattern of module names: boolean (B, L), True = a token} says what is padding; set it before each
-    batch. A mask goes to every module that the pattern (`encoder.*`, as file names) matches, the first match counting.
+    `token_masks` {pattern of module names: boolean (B, L), True = a token} marks padding; set it before each batch. A
+    module uses the mask of the first pattern (`encoder.*`, as for file names) that matches its name.
     """
 
     def __init__(self) -> None:
@@ -146,7 +146,7 @@ class Record:
 
     @property
     def layers(self) -> tuple[LayerAnalysis, ...]:
-        """One entry for each module that was watched, in the order of the model."""
+        """One entry per observed module, in the order of the model."""
         return tuple(layer.result() for layer in self._layers.values())
 
     def __getitem__(self, name: str) -> LayerAnalysis:
@@ -159,10 +159,10 @@ class Record:
     def table(self) -> str:
         """One line of text per module; shares of null and dead rows, means over valid rows, top shares in percent."""
         percents = sorted({percent for layer in self.layers for percent in layer.concentration})
-        shown = [self._cells(layer, percents) for layer in self.layers]
+        rows = [self._cells(layer, percents) for layer in self.layers]
         header = ["module", *_COLUMNS, *(f"top {percent:g}%" for percent in percents)]
-        used = [c for c in range(len(header)) if c == 0 or any(cells[c] != "-" for cells in shown)]
-        lines = [[cells[c] for c in used] for cells in (header, *shown)]
+        used = [c for c in range(len(header)) if c == 0 or any(cells[c] != "-" for cells in rows)]
+        lines = [[cells[c] for c in used] for cells in (header, *rows)]
         widths = [max(len(line[c]) for line in lines) for c in range(len(used))]
         return "\n".join("  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines)
 
@@ -178,7 +178,7 @@ class Record:
         return self.table()
 
     def _tokens(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
-        """Which tokens of a module's input are none: as set, or as its own call says."""
+        """Which tokens of a module's input are padding: from `token_masks`, or from its own call."""
         for pattern, mask in self.token_masks.items():
             if fnmatch.fnmatchcase(name, pattern):
                 return mask
@@ -189,8 +189,8 @@ class Record:
 
 
 def _resolved(model: nn.Module, residuals: Mapping[str, str]) -> dict[str, str]:
-    """{branch: module whose input is its residual} with every `*` written out; ValueError for what is not there."""
-    names, found = dict(model.named_modules()), {}
+    """{branch: module whose input is its residual} with every `*` written out; ValueError for unknown names."""
+    names, sources = dict(model.named_modules()), {}
     for branch, source in residuals.items():
         pattern = re.compile("([^.]+)".join(map(re.escape, branch.split("*"))))
         matches = [match for name in names if (match := pattern.fullmatch(name))]
@@ -198,11 +198,11 @@ def _resolved(model: nn.Module, residuals: Mapping[str, str]) -> dict[str, str]:
             raise ValueError(f"capture: residuals must name modules of the model; got {branch!r}: {source!r}")
         for match in matches:
             parts = iter(match.groups())
-            found[match[0]] = "".join(next(parts) if piece == "*" else piece for piece in re.split(r"(\*)", source))
-    for source in found.values():
+            sources[match[0]] = "".join(next(parts) if piece == "*" else piece for piece in re.split(r"(\*)", source))
+    for source in sources.values():
         if source not in names:
             raise ValueError(f"capture: residuals must name modules of the model; it has no {source!r}")
-    return found
+    return sources
 
 
 def _is_memory(module: nn.Module) -> bool:
@@ -210,14 +210,14 @@ def _is_memory(module: nn.Module) -> bool:
 
 
 def _attach(record: Record, layer: _Layer, sources: Mapping[str, str], model: nn.Module) -> Iterator[Callable[[], Any]]:
-    """Hook one module; yields what undoes each hook."""
+    """Hook one module; yields a function that removes each hook."""
     name, module = layer.name, layer.module
 
     def observe(op: Callable[..., Any], q: Tensor, k: Tensor, options: Mapping[str, Any]) -> None:
         mask = next((m for pattern, m in record.token_masks.items() if fnmatch.fnmatchcase(name, pattern)), None)
         if mask is not None:
-            given = options.get("query_mask")
-            options = {**options, "query_mask": mask[:, None, :] if given is None else mask[:, None, :] & given}
+            own = options.get("query_mask")
+            options = {**options, "query_mask": mask[:, None, :] if own is None else mask[:, None, :] & own}
         with torch.no_grad():
             layer.attention.update(op, q.detach(), k.detach(), options)
 
@@ -243,7 +243,7 @@ def _attach(record: Record, layer: _Layer, sources: Mapping[str, str], model: nn
 def capture(
     model: nn.Module, *, residuals: Mapping[str, str] | None = None, percents: Sequence[float] = PERCENTS
 ) -> Iterator[Record]:
-    """Watch a model while it runs, and analyse each of its layers over all that it sees (Shen et al. 2023 §3-4).
+    """Observe a model while it runs, and analyse each of its layers on all of its inputs (Shen et al. 2023 §3-4).
 
     >>> from attnkit.nn import MultiHeadAttention, capture
     >>> model = torch.nn.Sequential(torch.nn.LayerNorm(8), MultiHeadAttention(8, 2))
@@ -252,19 +252,19 @@ def capture(
     >>> record["1"].rows, 0 < record["1"].means["entropy"] < 2.303
     (80, True)
 
-    Watched are every `MultiHeadAttention` (every module with a list `observers`, which it calls with (op, q, k,
+    Observed are every `MultiHeadAttention` (every module with a list `observers`, which it calls with (op, q, k,
     options)), every branch named in `residuals`, and the value slots of every memory (a module with parameters `keys`
-    and `values`, looked at when the block ends). The model computes what it computes without: statistics are made
-    beside it from the same q and k, without gradients and random numbers; scores are computed once more for the rows
-    and once more for the concentration. Works in training mode, without gradients, and under autocast. Hooks are gone
-    when the block ends, by an exception too. Run the model as it is written: torch.compile may leave hooks out, and
-    checkpointing runs them twice.
+    and `values`, analysed when the block ends). The results of the model do not change: statistics are computed
+    separately from the same q and k, without gradients or random numbers; scores are recomputed once for the rows and
+    once for the concentration. Works in training mode, without gradients, and under autocast. Hooks are removed when
+    the block ends, also after an exception. Run the model uncompiled and without checkpointing: torch.compile may skip
+    hooks, and checkpointing runs them twice.
 
     Args:
         model: any module.
         residuals: {branch: module whose *input* is the residual that the branch's output is added to}, by names in the
             model: in x + attention(norm(x)) {"attention": "norm"}, and {"attention": "attention"} where the branch
-            itself gets the residual. `*` stands for one part of a name, the same on both sides:
+            itself gets the residual. `*` matches one part of a name, the same on both sides:
             {"blocks.*.mlp": "blocks.*.mlp_norm"}.
         percents: of the concentration; () leaves it out, and with it the sorting.
 
@@ -272,8 +272,8 @@ def capture(
         A `Record`: `layers`, `record[name]`, `to_dict()`, `table()`; `token_masks` for padded batches.
 
     Raises:
-        ValueError: names that the model does not have. RuntimeError, from the model's call: a branch that ran before
-            its residual was there.
+        ValueError: names that the model does not have. RuntimeError, from the model's call: a branch that runs before
+            its residual.
     """
     sources, record = _resolved(model, residuals or {}), Record()
     undo: list[Callable[[], Any]] = []

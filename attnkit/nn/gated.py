@@ -25,8 +25,8 @@ class GatedAttentionUnit(nn.Module):
         dropout: probability with which a weight is dropped in training; seeds come from torch's generator.
         impl: the implementation of `attnkit.pointwise_attention`, see `attnkit.explain`.
 
-    γ is drawn with standard deviation 0.02 and β is 0, as in the paper: a new unit gives almost 0, and the residual
-    beside it passes unchanged. Pre-normalisation and residual are the model's.
+    γ is drawn with standard deviation 0.02 and β is 0, as in the paper: a new unit returns almost 0, so the residual
+    passes unchanged. Pre-normalisation and residual belong to the model.
 
     Raises:
         ValueError: a dropout outside [0, 1).
@@ -51,7 +51,7 @@ class GatedAttentionUnit(nn.Module):
             raise ValueError(f"GatedAttentionUnit: dropout must lie in [0, 1); got {dropout}")
         hidden_dim = 2 * dim if hidden_dim is None else hidden_dim
         self.alpha, self.length, self.causal, self.dropout, self.impl = alpha, length, causal, dropout, impl
-        self.observers: list[Observer] = []  # called before the attention, for looking only: see `attnkit.nn.capture`
+        self.observers: list[Observer] = []  # called before the attention: see `attnkit.nn.capture`
         new: dict[str, Any] = {"device": device, "dtype": dtype}
         self.z_proj = nn.Linear(dim, qk_dim, bias=False, **new)
         self.u_proj = nn.Linear(dim, hidden_dim, bias=False, **new)
@@ -79,7 +79,7 @@ class GatedAttentionUnit(nn.Module):
         Args:
             x: (B, L, dim).
             key_mask, query_mask: boolean (B, L), True = a token, as a key and as a query; padding is False in both, and
-                may hold NaN. The output of a False query is 0.
+                may be NaN. The output of a False query is 0.
             mask: boolean, broadcast to (B, 1, L, L), True = may attend.
             bias: float, broadcast likewise, added to the scores before the relu.
         """

@@ -1,4 +1,4 @@
-"""Key-value memory as a layer: a feed-forward network whose slots can be looked at."""
+"""Key-value memory as a layer: a feed-forward network with accessible slots."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ import attnkit
 
 
 class KeyValueMemory(nn.Module):
-    """out = act(x keysᵀ + key_bias) values + value_bias, then LayerNorm if asked for: `attnkit.key_value_memory`.
+    """out = act(x keysᵀ + key_bias) values + value_bias, then LayerNorm if `norm`: `attnkit.key_value_memory`.
 
     Shen et al. 2023 §2.1, §3.2. With "relu" it is the feed-forward network of a Transformer, keys and values being its
     two matrices; with "softmax" a memory network, which needs `norm=True` to be as good.

@@ -1,7 +1,7 @@
-"""What an op takes beside q, k and v: learned projections and weights, drawn features. One builder per op.
+"""The operands of an op beside q, k and v: learned projections and weights, random features. One builder per op.
 
 The keyword arguments of a builder are options of `MultiHeadAttention` with that op, such as `num_slots` for
-`linformer_attention`. An `nn.Parameter` in its answer is learned, any other tensor is a buffer.
+`linformer_attention`. An `nn.Parameter` in its result is learned, any other tensor is a buffer.
 """
 
 import inspect
@@ -16,7 +16,7 @@ import attnkit
 
 
 class Heads(NamedTuple):
-    """The sizes of an attention layer, and the device and dtype of what it makes."""
+    """The sizes of an attention layer, and the device and dtype of its tensors."""
 
     num_heads: int
     num_kv_heads: int
@@ -39,8 +39,8 @@ def performer(heads: Heads, *, num_features: int | None = None, seed: int = 0) -
     """
     d = heads.head_dim
     count = max(1, int(d * math.log(d))) if num_features is None else num_features
-    drawn = torch.from_numpy(attnkit.orthogonal_features(count, d, seed))
-    return {"projection": torch.empty(drawn.shape, **heads.new).copy_(drawn)}
+    projection = torch.from_numpy(attnkit.orthogonal_features(count, d, seed))
+    return {"projection": torch.empty(projection.shape, **heads.new).copy_(projection)}
 
 
 def rela(heads: Heads, *, norm_axis: str = "hidden", gated: bool = False) -> dict[str, Tensor]:
@@ -56,7 +56,7 @@ BUILDERS: dict[Callable[..., Any], Builder] = {
     attnkit.performer_attention: performer,
     attnkit.rela_attention: rela,
 }
-NAMES = frozenset(("proj_k", "proj_v", "projection", "norm_weight", "gate_weight"))  # of all that builders make
+NAMES = frozenset(("proj_k", "proj_v", "projection", "norm_weight", "gate_weight"))  # of all operands of builders
 
 
 def settings_of(op: Callable[..., Any]) -> dict[str, inspect.Parameter]:
@@ -66,18 +66,18 @@ def settings_of(op: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 class Operands(nn.Module):
-    """The arrays that the builder of an op has made, as parameters and buffers.
+    """The operands of an op as parameters and buffers.
 
     Raises:
-        ValueError: an option without which the builder cannot do is missing.
+        ValueError: a required option of the builder is missing.
     """
 
     def __init__(self, op: Callable[..., Any], heads: Heads, options: Mapping[str, Any]) -> None:
         super().__init__()
-        known = settings_of(op)
+        settings = settings_of(op)
         self._op, self._heads = op, heads
-        self._settings = {name: value for name, value in options.items() if name in known}
-        missing = [name for name, p in known.items() if p.default is p.empty and name not in options]
+        self._settings = {name: value for name, value in options.items() if name in settings}
+        missing = [name for name, p in settings.items() if p.default is p.empty and name not in options]
         if missing:
             raise ValueError(
                 f"MultiHeadAttention: {op.__name__} needs the option {missing[0]!r}; got {', '.join(options) or None}"
@@ -100,10 +100,10 @@ class Operands(nn.Module):
         return {**dict(self.named_parameters()), **dict(self.named_buffers())}
 
     def redraw(self, seed: int) -> None:
-        """Draw the buffers anew, in place; ValueError if nothing here is drawn."""
+        """Redraw the buffers in place; ValueError if there are none."""
         if "seed" not in settings_of(self._op):
             raise ValueError(f"MultiHeadAttention: {self._op.__name__} draws nothing, so that nothing can be redrawn")
-        held = dict(self.named_buffers())
+        buffers = dict(self.named_buffers())
         with torch.no_grad():
             for name, x in self._make(seed=seed).items():
-                held[name].copy_(x)
+                buffers[name].copy_(x)

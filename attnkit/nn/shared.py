@@ -1,4 +1,4 @@
-"""Attention among the tokens of a sequence with one projection for queries and keys: Reformer's and SOFT's."""
+"""Attention within a sequence with one projection for queries and keys: Reformer's and SOFT's."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ import attnkit
 
 
 class SharedQueryKeyAttention(nn.Module):
-    """out = concat_h(attend(q_h, v_h)) W_o, q = x W_q being queries and keys, v = x W_v: what the classes below share.
+    """out = concat_h(attend(q_h, v_h)) W_o, q = x W_q being queries and keys, v = x W_v: the base of the classes below.
 
     Raises:
         ValueError: dim is no multiple of num_heads.
@@ -33,8 +33,9 @@ class SharedQueryKeyAttention(nn.Module):
 
         Args:
             x: (B, n, dim).
-            token_mask: boolean (B, n), True = a token. Others are no key and no query, and may hold NaN; the output is
-                that of W_o for 0.
+            token_mask: boolean (B, n), True = a token. Others are neither key nor query and may be NaN; their output is
+            that
+               of W_o for 0.
 
         Returns:
             (B, n, dim).
@@ -57,8 +58,8 @@ class SharedQueryKeyAttention(nn.Module):
 class LSHAttention(SharedQueryKeyAttention):
     """Attention among neighbours in the order of hashes: `attnkit.lsh_attention` (Kitaev et al. 2020 §2).
 
-    The rotations (num_heads, head_dim, num_hashes, num_buckets/2) are a buffer, drawn once from `seed`; the authors
-    draw them anew at every call, which makes the evaluation of a model random. `redraw` does it by hand.
+    The rotations (num_heads, head_dim, num_hashes, num_buckets/2) are a buffer, drawn once from `seed`. The authors
+    redraw them at every call, which makes the evaluation of a model random; use `redraw` for that.
 
     Args:
         dim: features of x and of the output, a multiple of num_heads.
@@ -71,8 +72,8 @@ class LSHAttention(SharedQueryKeyAttention):
         qkv_bias, out_bias: whether the projections have biases; the authors' have none.
         impl: the op's implementation, see `attnkit.explain`.
 
-    The output depends on how much padding follows the tokens, though never on what it holds: padding is sorted behind
-    the tokens of its round, and so moves the borders of the chunks of the next.
+    The output depends on the amount of padding after the tokens, though never on its contents: padding is sorted after
+    the tokens of its round, and so shifts the chunk boundaries of the next.
 
     Raises:
         ValueError: sizes that do not divide or are too small, an odd num_buckets.
@@ -101,16 +102,16 @@ class LSHAttention(SharedQueryKeyAttention):
             raise ValueError(f"LSHAttention: chunk_size must be at least 1; got {chunk_size}")
         self.num_buckets, self.num_hashes, self.chunk_size = num_buckets, num_hashes, chunk_size
         self.causal, self.impl = causal, impl
-        drawn = self._drawn(seed)
-        self.register_buffer("rotations", torch.empty(drawn.shape, device=device, dtype=dtype).copy_(drawn))
+        rotations = self._drawn(seed)
+        self.register_buffer("rotations", torch.empty(rotations.shape, device=device, dtype=dtype).copy_(rotations))
 
     def _drawn(self, seed: int) -> Tensor:
         rounds = self.num_heads * self.num_hashes
-        drawn = torch.from_numpy(attnkit.random_rotations(self.head_dim, rounds, self.num_buckets, seed))
-        return drawn.unflatten(1, (self.num_heads, self.num_hashes)).movedim(1, 0)
+        rotations = torch.from_numpy(attnkit.random_rotations(self.head_dim, rounds, self.num_buckets, seed))
+        return rotations.unflatten(1, (self.num_heads, self.num_hashes)).movedim(1, 0)
 
     def redraw(self, seed: int) -> None:
-        """Draw the rotations anew, in place."""
+        """Redraw the rotations in place."""
         with torch.no_grad():
             self.rotations.copy_(self._drawn(seed))
 
@@ -128,15 +129,15 @@ class LSHAttention(SharedQueryKeyAttention):
 class SoftAttention1d(SharedQueryKeyAttention):
     """SOFT over a sequence: `attnkit.soft_attention` with the means of windows as landmarks (Lu et al. 2021 §3, §4.5).
 
-    The last window may be incomplete; a mean runs over the tokens that are there, a window without any is no landmark.
-    So padding behind the tokens changes nothing. `SoftAttention2d` is the same over pictures.
+    The last window may be incomplete; a mean runs over its valid tokens, and a window without any is not a landmark. So
+    padding after the tokens changes nothing. `SoftAttention2d` is the same for images.
 
     Args:
         dim: features of x and of the output, a multiple of num_heads.
         num_heads: heads.
         window: tokens of a window, and its stride; the paper's 4.
         newton_steps, init_scale, ridge, inverse_grad: as in `attnkit.soft_attention`. The paper has no ridge, the
-            authors' code for pictures one of 0.01.
+            authors' code for images uses 0.01.
         qkv_bias, out_bias: whether the projections have biases.
         impl: the op's implementation, see `attnkit.explain`.
 
@@ -183,7 +184,7 @@ class SoftAttention1d(SharedQueryKeyAttention):
 
 
 def _window_means(q: Tensor, window: int, tokens: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Means (B, H, m, d) over windows of the n tokens of q (B, H, n, d), m = ⌈n/window⌉, and which have any (B, 1, m).
+    """Means (B, H, m, d) over windows of the tokens of q (B, H, n, d), m = ⌈n/window⌉, and which have any (B, 1, m).
 
     In the compute dtype until the end, as in `attnkit.landmarks`.
     """

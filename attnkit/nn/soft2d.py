@@ -1,4 +1,4 @@
-"""SOFT's attention block over pictures (Lu et al. 2021)."""
+"""SOFT's attention block for images (Lu et al. 2021)."""
 
 import math
 from typing import Any
@@ -25,10 +25,11 @@ class SoftAttention2d(nn.Module):
         sampling: "average_pool" or "convolution" over windows of stride × stride tokens; "random" or "biased" (the
             first ones): `num_landmarks` tokens.
         stride: side and stride of the windows, r; incomplete windows are dropped.
-        num_landmarks: m for "random" and "biased"; default as many as there are windows. With "average_pool" a square
-            number: √m × √m windows that cover the picture as evenly as can be, in place of those of `stride`; they
-            overlap where √m divides no side. m is then the same for every size of picture.
-        seed: of the positions that "random" picks: the same for every call with as many tokens, in training and after.
+        num_landmarks: m for "random" and "biased"; default: the number of windows. With "average_pool" a square number:
+           √m × √m windows that cover the image as evenly as possible, instead of those of `stride`; they overlap where
+        √m
+           does not divide a side. m is then the same for every image size.
+        seed: of the positions that "random" picks: the same for every call with as many tokens, also in evaluation.
         newton_steps, init_scale, ridge, inverse_grad: as in `attnkit.soft_attention`.
         landmark_norm: landmarks become c·gelu(LayerNorm(landmark / c)) over the features of a head, c = head_dim^¼
             being the length of which the kernel's distances are multiples: the authors' code takes LayerNorm and GELU
@@ -40,7 +41,7 @@ class SoftAttention2d(nn.Module):
 
     Raises:
         ValueError: sizes that do not divide or are too small, an unknown sampling, an even value_conv, num_landmarks
-            with "convolution", or no square number of them with "average_pool".
+            with "convolution", or a number of them that is not a square with "average_pool".
     """
 
     def __init__(
@@ -75,8 +76,8 @@ class SoftAttention2d(nn.Module):
         if num_landmarks is not None and (
             sampling == "convolution" or (sampling == "average_pool" and math.isqrt(num_landmarks) ** 2 < num_landmarks)
         ):
-            wanted = "None" if sampling == "convolution" else "a square number"
-            raise ValueError(f"SoftAttention2d: num_landmarks must be {wanted} for {sampling}; got {num_landmarks}")
+            expected = "None" if sampling == "convolution" else "a square number"
+            raise ValueError(f"SoftAttention2d: num_landmarks must be {expected} for {sampling}; got {num_landmarks}")
         if value_conv is not None and value_conv % 2 == 0:
             raise ValueError(f"SoftAttention2d: value_conv must be odd; got {value_conv}")
         self.num_heads, self.head_dim = num_heads, dim // num_heads
@@ -120,12 +121,13 @@ class SoftAttention2d(nn.Module):
         token_mask: Tensor | None = None,
         indices: Tensor | None = None,
     ) -> Tensor:
-        """Attend between the tokens of each picture.
+        """Attend between the tokens of each image.
 
         Args:
             x: (B, height, width, dim), or (B, height·width, dim) row by row with height and width given.
-            token_mask: boolean (B, height·width), True = a token. Others are no key, no query and in no landmark, and
-                may hold NaN; the output is that of W_o for 0.
+            token_mask: boolean (B, height·width), True = a token. Others are neither key nor query, enter no landmark,
+            and
+               may be NaN; their output is that of W_o for 0.
             indices: for sampling "random": integers (m,) or (B, 1, m), instead of those of the seed.
 
         Returns:
@@ -148,7 +150,7 @@ class SoftAttention2d(nn.Module):
     def queries_and_landmarks(
         self, x: Tensor, height: int | None = None, width: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """(B, heads, n, head_dim) and (B, heads, m, head_dim): what the weights are made of, for looking at them."""
+        """(B, heads, n, head_dim) and (B, heads, m, head_dim): the operands of the weights, for inspection."""
         x, height, width = _flat(x, height, width)
         q = self._heads(self.q_proj(x))
         return q, self._landmarks(q, height, width, None, None)[0]
@@ -163,20 +165,20 @@ class SoftAttention2d(nn.Module):
         n, r = q.shape[-2], self.stride
         count = self.num_landmarks or (height // r) * (width // r)
         if self.sampling == "average_pool" and self.num_landmarks is not None:
-            found = _even_means(q, height, width, math.isqrt(self.num_landmarks), tokens)
+            result = _even_means(q, height, width, math.isqrt(self.num_landmarks), tokens)
         elif self.sampling == "average_pool":
-            found = attnkit.landmarks.average_pool(q, height, width, r, query_mask=tokens)
+            result = attnkit.landmarks.average_pool(q, height, width, r, query_mask=tokens)
         elif self.kernel is not None:
             kernel = self.kernel.to(q.dtype)
-            found = attnkit.landmarks.convolution(q, kernel, height, width, r, query_mask=tokens)
+            result = attnkit.landmarks.convolution(q, kernel, height, width, r, query_mask=tokens)
         elif self.sampling == "biased":
-            found = attnkit.landmarks.biased(q, min(count, n), query_mask=tokens)
+            result = attnkit.landmarks.biased(q, min(count, n), query_mask=tokens)
         else:
             if indices is None:
-                drawn = attnkit.landmarks.random_indices(n, min(count, n), self.seed)
-                indices = torch.as_tensor(drawn, device=q.device)
-            found = attnkit.landmarks.random(q, indices, query_mask=tokens)
-        landmarks, mask = (found, None) if tokens is None else found
+                sample = attnkit.landmarks.random_indices(n, min(count, n), self.seed)
+                indices = torch.as_tensor(sample, device=q.device)
+            result = attnkit.landmarks.random(q, indices, query_mask=tokens)
+        landmarks, mask = (result, None) if tokens is None else result
         if self.landmark_norm is not None:
             length = self.head_dim**0.25
             landmarks = (length * gelu(self.landmark_norm(landmarks / length))).to(q.dtype)
@@ -184,7 +186,7 @@ class SoftAttention2d(nn.Module):
 
 
 def _flat(x: Tensor, height: int | None, width: int | None) -> tuple[Tensor, int, int]:
-    """(B, height·width, dim), height and width of either form of x."""
+    """(B, height·width, dim), height and width for either form of x."""
     shape = x.shape
     if x.ndim == 4:
         height, width = x.shape[1:3]
@@ -219,7 +221,7 @@ def _even_means(q: Tensor, height: int, width: int, side: int, tokens: Tensor | 
 
 
 def _convolved(conv: nn.Conv2d, v: Tensor, height: int, width: int, token_mask: Tensor | None) -> Tensor:
-    """A convolution of v (B, heads, n, head_dim), a kernel per head, as (B, n, dim); padding is read and becomes 0."""
+    """A convolution of v (B, heads, n, head_dim), a kernel per head, as (B, n, dim); padding enters and becomes 0."""
     d, flat = v.shape[-1], v.transpose(1, 2).flatten(2)
     if token_mask is not None:
         flat = torch.where(token_mask[..., None], flat, 0.0)

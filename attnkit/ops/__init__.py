@@ -1,1 +1,1 @@
-"""The ops as array-API bodies, a file per variant; whole families have a package."""
+"""The ops as array-API bodies: a file per variant, a package per family."""

@@ -1,9 +1,9 @@
-"""Sparsemax and α-entmax attention: rows that sum to 1 and are exactly 0 below a threshold of their own.
+"""Sparsemax and α-entmax attention: rows sum to 1 and are exactly 0 below a threshold.
 
-With x = (α-1)(s - max s) and power = 1/(α-1), the weights are [x - τ]₊^power, and τ lies in [-1, 0). It is found
-without automatic differentiation. Steps towards the root with a constant slope give it its derivatives from there: each
-step multiplies the error, which is of first order in a change of x or α, by another such change. After three steps
-first, second and third derivatives are exact, and the bodies are differentiable in the scores and in α as they stand.
+With x = (α-1)(s - max s) and power = 1/(α-1), the weights are [x - τ]₊^power, with τ in [-1, 0). τ is found without
+automatic differentiation; Newton steps with a constant slope then restore its derivatives. Each step multiplies the
+error, which is of first order in a change of x or α, by another factor of that order, so after three steps the first
+three derivatives are exact. The bodies are differentiable in the scores and in α.
 """
 
 import math
@@ -18,16 +18,16 @@ from attnkit._core.typing import Array, Common, Impl, Namespace
 from attnkit.ops import softmax
 
 SMALLEST_ALPHA = 1.01
-_STEPS = 3  # to a threshold whose third derivatives are exact
-_UNDERFLOW = -800.0  # the logarithm of a number that is 0 in every dtype
-_HALVINGS = {"float32": 24, "float64": 53}  # of a bracket of width 1, to the spacing of its numbers
+_STEPS = 3  # until third derivatives are exact
+_UNDERFLOW = -800.0  # exp of this underflows to 0 in every dtype
+_HALVINGS = {"float32": 24, "float64": 53}  # of a bracket of width 1, down to its spacing
 
 
 def _check_alpha(c: check.Context, name: str, value: Any) -> None:
-    """1, or 1.01 to 2; of an array only its shape and dtype are looked at."""
+    """1, or 1.01 to 2; for an array only shape and dtype are checked."""
     if isinstance(value, numbers.Real) or not check.is_array(value):
-        given = check.number(c.op, name, value)
-        if given != 1 and not SMALLEST_ALPHA <= given <= 2:
+        alpha = check.number(c.op, name, value)
+        if alpha != 1 and not SMALLEST_ALPHA <= alpha <= 2:
             raise ValueError(f"{c.op}: alpha must be 1 or lie in [{SMALLEST_ALPHA}, 2]; got {value}")
     else:
         shape = (*c.leading, c.queries, 1)
@@ -38,7 +38,7 @@ OWN = {"alpha": _check_alpha}
 
 
 def _of_rows(xp: Namespace, a: quadratic.Inputs, alpha: Any) -> Any:
-    """α of the rows looked at: a number, or an array in the compute dtype."""
+    """α for these rows: a number, or an array in the compute dtype."""
     if isinstance(alpha, numbers.Real):
         return float(alpha)
     if alpha.ndim >= 2 and alpha.shape[-2] == a.rows.total != 1:
@@ -50,7 +50,7 @@ def _of_rows(xp: Namespace, a: quadratic.Inputs, alpha: Any) -> Any:
 
 
 def _scaled(xp: Namespace, s: Array, a: quadratic.Inputs, above: Any) -> Array:
-    """x = above·(s - max s) over the visible keys, -1 wherever it is smaller: such a weight is 0 for every τ."""
+    """x = above·(s - max s) over the visible keys, at least -1: smaller ones have weight 0 for every τ."""
     if a.pairs is not None:
         s = xp.where(a.pairs, s, -math.inf)
     top = stop_gradient(xp.max(s, axis=-1, keepdims=True))
@@ -68,7 +68,7 @@ def _raised(xp: Namespace, t: Array, power: Any) -> Array:
 
 
 def _slope(xp: Namespace, above: Array, power: Any) -> Array:
-    """power·Σ[x - τ]₊^(power - 1), by how much Σ[x - τ]₊^power falls with τ; 1 in place of 0. `above` is x - τ."""
+    """power·Σ[x - τ]₊^(power - 1), minus the derivative of Σ[x - τ]₊^power in τ; 1 in place of 0. `above` is x - τ."""
     t = relu(xp, above)
     each = xp.astype(t > 0, t.dtype) if _is_one(power) else _raised(xp, t, power - 1.0)
     slope = power * xp.sum(each, axis=-1, keepdims=True)
@@ -106,9 +106,9 @@ def _sorted_threshold(xp: Namespace, x: Array, power: float) -> Array:
 
 
 def _halved_threshold(xp: Namespace, x: Array, power: Any) -> Array:
-    """τ by halving [-1, -keys^-1/power], where it lies, a fixed number of times."""
+    """τ by bisection of [-1, -keys^-1/power] in a fixed number of steps."""
     low = xp.zeros_like(x[..., :1]) - 1.0
-    if x.shape[-1] == 1:  # the bracket is a point; and XLA fuses halvings without a sum into one expression and fails
+    if x.shape[-1] == 1:  # the bracket is a point, and XLA fails when it fuses bisections without a sum
         return low
     high = low + (1.0 - x.shape[-1] ** (-1.0 / power))
     for _ in range(_HALVINGS[check.dtype_name(x)]):
@@ -126,7 +126,7 @@ def _unnormalised(xp: Namespace, x: Array, power: Any) -> Array:
     above = fixed - threshold
     slope = _slope(xp, above, constant)
     threshold = threshold + _excess(xp, above, constant) / slope
-    # further steps are not added to τ, which has too few digits where thousands of small weights hang on it
+    # further steps are not added to τ: it has too few digits when thousands of small weights depend on it
     above = x - threshold
     for _ in range(1 if _is_one(power) else _STEPS):
         above = above - _excess(xp, above, power) / slope
@@ -155,18 +155,18 @@ def weigh(xp: Namespace, s: Array, a: quadratic.Inputs, *, alpha: Any = 1.5) -> 
 
 
 def _at_one(xp: Namespace, s: Array, a: quadratic.Inputs, alpha: Array) -> Array:
-    """The weights at α = 1, softmax, with the derivatives in the scores and in α that their limit has.
+    """The weights at α = 1, softmax, with the derivatives of their limit in the scores and in α.
 
-    With y = s - θ and ε = α - 1 they are (1 + εy)^(1/ε) = exp(y - εy²/2 + ε²y³/3 - …), θ such that they sum to 1: log Σ
-    exp(s) at ε = 0, from where steps with the slope 1 give it its derivatives. The value of ε is 0 here.
+    With y = s - θ and ε = α - 1 they are (1 + εy)^(1/ε) = exp(y - εy²/2 + ε²y³/3 - …), with θ such that they sum to 1.
+    θ is log Σ exp(s) at ε = 0, and steps with slope 1 give it its derivatives. The value of ε is 0 here.
     """
     _, top, total = softmax.exponentials(xp, stop_gradient(s), a)
     y = s - top - xp.log(xp.where(total == 0, 1.0, total))
-    seen = y > _UNDERFLOW if a.pairs is None else (y > _UNDERFLOW) & a.pairs
-    y, eps = xp.where(seen, y, 0.0), alpha - stop_gradient(alpha)
+    support = y > _UNDERFLOW if a.pairs is None else (y > _UNDERFLOW) & a.pairs
+    y, eps = xp.where(support, y, 0.0), alpha - stop_gradient(alpha)
 
     def weights(y: Array) -> Array:
-        return xp.where(seen, xp.exp(y * (1.0 - eps * y * (0.5 - eps * y * (1.0 / 3.0 - eps * y * 0.25)))), 0.0)
+        return xp.where(support, xp.exp(y * (1.0 - eps * y * (0.5 - eps * y * (1.0 / 3.0 - eps * y * 0.25)))), 0.0)
 
     for _ in range(_STEPS):
         y = y - (xp.sum(weights(y), axis=-1, keepdims=True) - 1.0)
@@ -208,7 +208,7 @@ def score_gradient(xp: Namespace, s: Array, a: quadratic.Inputs, w: Array, dw: A
 def beside(
     xp: Namespace, a: quadratic.Inputs, w: Array, dw: Any, ds: Array, like: dict[str, Array], *, alpha: Any = 1.5
 ) -> dict[str, Array]:
-    """dα = Σ_j dw_j dp_j/dα of the rows looked at, in the compute dtype, where α is an array."""
+    """dα = Σ_j dw_j dp_j/dα of these rows in the compute dtype, if α is an array."""
     if isinstance(alpha, numbers.Real):
         return {}
     rows = _of_rows(xp, a, alpha)
@@ -229,7 +229,7 @@ def beside(
 
 
 def has_exact_zeros(*, alpha: Any = 1.5) -> bool:
-    """Whether a weight of 0 is meant, and not an underflow: always but for softmax."""
+    """Whether weights of 0 are exact and not underflow: true except for softmax."""
     return not (isinstance(alpha, numbers.Real) and alpha == 1)
 
 
@@ -265,7 +265,7 @@ def entmax_attention(
         v: (..., S, e).
         alpha: 1 or 1.01 ≤ α ≤ 2 (nearer to 1 rounding of (α-1)s destroys the weights). A number: 1.5 (default), 1 and
             2 are exact, others take a fixed number of steps. Or an array of any real float dtype, broadcast to
-            (..., L, 1), which is differentiable; its values are not read: that they are legal is the caller's affair.
+            (..., L, 1), which is differentiable; its values are not validated.
         impl: "auto", "generic", the name of a kernel, or a tuple of names tried in order (see `attnkit.explain`).
         **common: `mask`, `bias` (-inf allowed), `causal`, `window`, `key_lengths`, `query_mask`, `scale` (None = 1/√d),
             `enable_gqa`, `dropout_mask`, `dropout`; see docs/semantics.md.

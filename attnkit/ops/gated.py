@@ -19,7 +19,7 @@ ATTENTION: dict[str, Any] = {"activation": "relu_squared", "alpha": 2.0, "scale"
 
 
 class OneHead(TypedDict, total=False):
-    """What `pointwise_attention` takes beside its own parameters, without heads and scale."""
+    """The common options of `pointwise_attention`, without heads and scale."""
 
     mask: Array | None
     bias: Array | None
@@ -31,32 +31,32 @@ class OneHead(TypedDict, total=False):
     dropout: tuple[float, Any] | None
 
 
-def _context(op: str, given: dict[str, Any], options: dict[str, Any]) -> check.Context:
-    x = given["x"]
+def _context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> check.Context:
+    x = arrays["x"]
     if x.ndim < 2:
         check.wrong_shape(op, "x", x, "at least two axes, (..., tokens, features)")
     if x.shape[-1] == 0:
         check.wrong_shape(op, "x", x, "at least one feature")
     for name in WEIGHTS[:4]:
-        if given[name].ndim != 2:
-            check.wrong_shape(op, name, given[name], "a matrix")
-    D, s, e = x.shape[-1], given["w_z"].shape[-1], given["w_v"].shape[-1]
+        if arrays[name].ndim != 2:
+            check.wrong_shape(op, name, arrays[name], "a matrix")
+    D, s, e = x.shape[-1], arrays["w_z"].shape[-1], arrays["w_v"].shape[-1]
     if s == 0:
-        check.wrong_shape(op, "w_z", given["w_z"], f"({D}, s) with s at least 1")
-    expected = {"w_z": (D, s), "w_u": (D, e), "w_v": (D, e), "w_o": (e, given["w_o"].shape[-1])}
+        check.wrong_shape(op, "w_z", arrays["w_z"], f"({D}, s) with s at least 1")
+    expected = {"w_z": (D, s), "w_u": (D, e), "w_v": (D, e), "w_o": (e, arrays["w_o"].shape[-1])}
     for name, shape in expected.items():
-        if tuple(given[name].shape) != shape:
-            check.wrong_shape(op, name, given[name], f"{shape}")
+        if tuple(arrays[name].shape) != shape:
+            check.wrong_shape(op, name, arrays[name], f"{shape}")
     for name in WEIGHTS[4:]:
-        if tuple(given[name].shape) != (s,):
-            check.wrong_shape(op, name, given[name], f"({s},)")
+        if tuple(arrays[name].shape) != (s,):
+            check.wrong_shape(op, name, arrays[name], f"({s},)")
     leading, T = tuple(x.shape[:-2]), x.shape[-2]
-    cotangent(op, "do", given.get("do"), (*leading, T, given["w_o"].shape[-1]))
+    cotangent(op, "do", arrays.get("do"), (*leading, T, arrays["w_o"].shape[-1]))
     return check.Context(op, x, leading, T, T, options, "x")
 
 
 class _Parts(NamedTuple):
-    """Everything in the compute dtype: silu's arguments and values, and what the attention is made of."""
+    """Everything in the compute dtype: silu's arguments and values, and the inputs of the attention."""
 
     x: Array
     weights: dict[str, Array]
@@ -64,12 +64,12 @@ class _Parts(NamedTuple):
     after: dict[str, Array]  # z, u, v
     q: Array
     k: Array
-    used: Array | None  # (..., T) tokens that are a query or a key to somebody, None = all
+    used: Array | None  # (..., T) tokens used as a query or a key, None = all
 
 
 def _used(xp: Namespace, x: Array, common: Mapping[str, Any]) -> Array | None:
     T, visibility = x.shape[-2], visibility_of(common)
-    if not visibility.masked:  # causality leaves no token without use
+    if not visibility.masked:  # under causality every token is used
         return None
     pairs = visibility.pairs(xp, x, T, Rows(0, T, T))
     return None if pairs is None else xp.any(pairs, axis=-1) | xp.any(pairs, axis=-2)
@@ -129,7 +129,7 @@ def gated_attention_unit(
 
     Returns:
         o (..., T, D') in the dtype of x, computed in float32 (float64 for float64). A token that sees no key gives 0;
-        if it is no key either, it may hold NaN.
+        if it is not a key either, it may be NaN.
 
     Raises:
         ValueError: shapes or values that do not fit; an argument that this op does not take.
@@ -141,7 +141,7 @@ def gated_attention_unit(
 @operation_checked_by(_context)
 @vjp_like(gated_attention_unit)
 def gated_attention_unit_vjp(x: Array, *others: Array, **options: Any) -> dict[str, Array]:
-    """Gradients of x, of every weight and, where it was given, of "bias", for the cotangent do.
+    """Gradients of x, of every weight and, if passed, of "bias", for the cotangent do.
 
     da = u ⊙ (do W_oᵀ), du = a ⊙ (do W_oᵀ), dq, dk, dv from da as in `pointwise_attention_vjp`,
     dz = gamma_q ⊙ dq + gamma_k ⊙ dk; with y = x W and dy = silu'(y) times the gradient of silu(y): dW = xᵀ dy,

@@ -1,7 +1,7 @@
-"""Gaussian attention: the kernel of SOFT (Lu et al. 2021) with queries and keys of its own, and no normaliser.
+"""Gaussian attention: the kernel of SOFT (Lu et al. 2021) with separate queries and keys and no normaliser.
 
-Distances are expanded into products, after one vector near the keys was subtracted from all queries and keys of a head:
-so a common offset costs no digits.
+Distances are expanded into products after a vector near the keys is subtracted from all queries and keys of a head, so
+a common offset costs no precision.
 """
 
 from typing import Any, Unpack
@@ -17,10 +17,10 @@ def _heads(x: Array) -> int:
 
 
 def _centre(xp: Namespace, a: quadratic.Inputs) -> Array:
-    """The mean of the keys that the first query with a key sees, (..., 1, d): no later token can change a bit of it.
+    """The mean of the keys visible to the first query with a key, (..., 1, d), so that results are bitwise causal.
 
-    It is a product of matrices because XLA may make a sum twice, in two orders, where it is subtracted twice, and then
-    q and k are not about one centre.
+    It is a matrix product because XLA may compute a sum twice in different orders when it is subtracted twice, and q
+    and k would then have different centres.
     """
     if a.pairs is None:
         return (xp.zeros_like(a.k[..., :1]).mT + 1.0 / a.keys) @ a.k
@@ -30,10 +30,10 @@ def _centre(xp: Namespace, a: quadratic.Inputs) -> Array:
         pairs = xp.any(xp.reshape(pairs, grouped), axis=-3)
     live = xp.any(pairs, axis=-1, keepdims=True)
     first = live & (cumulative_sum(xp, xp.astype(live, xp.int32), axis=-2) == 1)
-    seen = xp.any(pairs & first, axis=-2)[..., None]
-    share = xp.astype(seen, a.dtype)
+    visible = xp.any(pairs & first, axis=-2)[..., None]
+    share = xp.astype(visible, a.dtype)
     count = xp.sum(share, axis=-2, keepdims=True)
-    return (share / xp.where(count == 0, 1.0, count)).mT @ xp.where(seen, a.k, 0.0)
+    return (share / xp.where(count == 0, 1.0, count)).mT @ xp.where(visible, a.k, 0.0)
 
 
 def _for_queries(xp: Namespace, x: Array, heads: int) -> Array:
@@ -58,7 +58,7 @@ def prepare(xp: Namespace, q: Array, k: Array, v: Array | None = None, **common:
 
 
 def exponents(xp: Namespace, a: quadratic.Inputs) -> Array:
-    """-(scale/2)‖q - k‖² + bias from centred inputs. A square that rounding made negative counts as 0."""
+    """-(scale/2)‖q - k‖² + bias from centred inputs. Squares that are negative by rounding count as 0."""
     half = 0.5 * a.scale
     of_queries = half * xp.sum(a.q * a.q, axis=-1, keepdims=True)
     of_keys = _for_queries(xp, half * xp.sum(a.k * a.k, axis=-1, keepdims=True), _heads(a.q)).mT
@@ -81,7 +81,7 @@ def score_gradient(xp: Namespace, s: Array, a: quadratic.Inputs, w: Array, dw: A
 def beside(
     xp: Namespace, a: quadratic.Inputs, w: Array, dw: Any, ds: Array, like: dict[str, Array]
 ) -> dict[str, Array]:
-    """What ‖q‖² and ‖k‖² add to the gradients that a product has: -scale·q_i Σ_j ds_ij and -scale·k_j Σ_i ds_ij."""
+    """Gradients through ‖q‖² and ‖k‖², beside those of the product: -scale·q_i Σ_j ds_ij and -scale·k_j Σ_i ds_ij."""
     ds = quadratic.masked(xp, a, ds)
     q_shape = (*like["q"].shape[:-2], *a.q.shape[-2:])
     of_queries = xp.sum(ds, axis=-1, keepdims=True) * a.q

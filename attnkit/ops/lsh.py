@@ -41,8 +41,8 @@ def random_rotations(d: int, num_hashes: int, num_buckets: int, seed: int) -> Ar
 # ---------------------------------------------------------------------------------------------- checks
 
 
-def _context(op: str, given: dict[str, Any], options: dict[str, Any]) -> check.Context:
-    qk, v, rotations = given["qk"], given.get("v"), given["rotations"]
+def _context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> check.Context:
+    qk, v, rotations = arrays["qk"], arrays.get("v"), arrays["rotations"]
     for name, x in (("qk", qk), ("v", v)):
         if x is not None and x.ndim < 2:
             check.wrong_shape(op, name, x, "at least two axes, (..., tokens, features)")
@@ -59,14 +59,14 @@ def _context(op: str, given: dict[str, Any], options: dict[str, Any]) -> check.C
         check.wrong_shape(op, "rotations", rotations, f"leading axes that broadcast to {of_qk}, those of qk")
     leading = of_qk if v is None else check.broadcast(op, "the leading axes of qk and v", of_qk, tuple(v.shape[:-2]))
     if v is not None:
-        cotangent(op, "do", given.get("do"), (*leading, n, v.shape[-1]))
+        cotangent(op, "do", arrays.get("do"), (*leading, n, v.shape[-1]))
     return check.Context(op, qk, leading, n, n, options, "qk")
 
 
-def _chunked_context(op: str, given: dict[str, Any], options: dict[str, Any]) -> check.Context:
+def _chunked_context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> check.Context:
     if "chunk_size" not in options:
         raise TypeError(f"{op}: missing argument 'chunk_size'")
-    return _context(op, given, options)
+    return _context(op, arrays, options)
 
 
 def _chunk_size(c: check.Context, name: str, value: Any) -> None:
@@ -90,7 +90,7 @@ def _hash(xp: Namespace, x: Array, rotations: Array, valid: Array | None) -> Arr
 
 
 class _Order(NamedTuple):
-    """Where the tokens of each round stand after sorting, and back: (..., R, T) with T tokens, filler included."""
+    """The sorting permutation of each round and its inverse: (..., R, T) with T tokens, including filler."""
 
     sorted: Array
     back: Array
@@ -123,7 +123,7 @@ def _out_of_chunks(xp: Namespace, x: Array, order: _Order) -> Array:
 
 
 def _with_previous(xp: Namespace, x: Array) -> Array:
-    """Each chunk (axis -3) followed by the one before it; the first by the last; a single one alone."""
+    """Each chunk (axis -3) joined with the one before it, the first with the last; a single chunk alone."""
     if x.shape[-3] <= 1:
         return x
     before = xp.concat([x[..., -1:, :, :], x[..., :-1, :, :]], axis=-3)
@@ -131,7 +131,7 @@ def _with_previous(xp: Namespace, x: Array) -> Array:
 
 
 def _to_both(xp: Namespace, g: Array, chunk_size: int) -> Array:
-    """The transpose of `_with_previous`: what a chunk gets as itself and as the one before the next."""
+    """The transpose of `_with_previous`: the gradient of a chunk as itself and as the predecessor of the next."""
     if g.shape[-3] <= 1:
         return g
     own, before = g[..., :chunk_size, :], g[..., chunk_size:, :]
@@ -148,7 +148,7 @@ class _Chunks(NamedTuple):
     k: Array  # (..., C, 2c, d), of length about 1; (..., C, c, d) for a single chunk
     v: Array  # (..., C, 2c, e)
     s: Array  # (..., C, c, 2c), -inf where invisible
-    top: Array  # (..., T, 1): the largest logit of a token over all rounds, 0 where it sees nothing
+    top: Array  # (..., T, 1): the largest logit of a token over all rounds, 0 if it sees nothing
     order: _Order
     valid: Array | None  # (..., n)
     unit: Array  # k̂ (..., n, d)
@@ -200,18 +200,18 @@ def _chunks(
 
 
 def _scores(xp: Namespace, q: Array, k: Array, order: _Order, valid: Array | None, n: int, causal: Causal) -> Array:
-    """q·k̂ - 10⁵ [same token], -inf for filler, invalid keys and, if causal, keys behind the query."""
+    """q·k̂ - 10⁵ [same token], -inf for filler, invalid keys and, if causal, keys after the query."""
     at = xp.reshape(order.sorted, (*order.sorted.shape[:-2], order.chunks, order.chunk_size, 1))
     query, key = at, _with_previous(xp, at).mT
     s = q @ k.mT
     s = xp.where(query == key, s + SELF_LOGIT, s)
-    seen = key < n
+    visible = key < n
     if causal:
-        seen = seen & (key <= query)
+        visible = visible & (key <= query)
     if valid is not None:
         there = _into_chunks(xp, _filled(xp, cast(xp, valid, q.dtype)[..., None], order.chunk_size), order)
-        seen = seen & (_with_previous(xp, there) > 0).mT
-    return xp.where(seen, s, -math.inf)
+        visible = visible & (_with_previous(xp, there) > 0).mT
+    return xp.where(visible, s, -math.inf)
 
 
 def _largest(xp: Namespace, s: Array) -> Array:
@@ -219,7 +219,7 @@ def _largest(xp: Namespace, s: Array) -> Array:
 
 
 def _exponentials(xp: Namespace, a: _Chunks) -> tuple[Array, Array]:
-    """u = exp(s - top) of every meeting, and its sum (..., T, 1) over all meetings of a token, in all rounds."""
+    """u = exp(s - top) for every pair, and its sum (..., T, 1) over all pairs of a token in all rounds."""
     u = xp.exp(a.s - _into_chunks(xp, a.top, a.order))
     total = xp.sum(_out_of_chunks(xp, xp.sum(u, axis=-1, keepdims=True), a.order), axis=-3)
     return u, xp.where(total == 0, 1.0, total)
@@ -265,12 +265,12 @@ def lsh_attention(
     causal: Causal = False,
     impl: Impl = "auto",
 ) -> Array:
-    """o = Σ_r exp(lse_r - lse) o_r over rounds r of hashing, o_r softmax attention among neighbours in sorted order.
+    """o = Σ_r exp(lse_r - lse) o_r over rounds r of hashing, o_r softmax attention to neighbours in sorted order.
 
     Kitaev et al. 2020 §2. Logits qk_i·k̂_j with k̂ = x/√(‖x‖² + 10⁻⁶ d), the scale of the authors' code (trax): no 1/√d.
-    The logit of a token with itself gets -10⁵, so that it attends to itself only if it meets nobody else. Tokens are
-    sorted by (round, bucket, position) and cut into chunks; a chunk sees itself and the one before it in that one
-    sequence, across rounds, and the first sees the last. Who meets several times counts several times.
+    The logit of a token with itself gets -10⁵, so that it attends to itself only if it sees no other token. Tokens are
+    sorted by (round, bucket, position) and cut into chunks; a chunk sees itself and the one before it in that sequence,
+    across rounds, and the first sees the last. Pairs that occur several times count several times.
 
     Args:
         qk: (..., n, d), queries and keys in one. Leading axes of qk and v broadcast.
@@ -280,7 +280,7 @@ def lsh_attention(
         chunk_size: tokens of a chunk. Filler makes n a multiple of it.
         mask: a key mask (..., 1, n) or (n,). An excluded token falls into a bucket of its own beyond the last, is
             neither key nor query, and its output is 0.
-        causal: keys behind the query are hidden. Which of those before it the query meets depends on all tokens.
+        causal: keys after the query are hidden. Which of the earlier keys the query sees depends on all tokens.
         impl: "auto", "generic", the name of a kernel, or a tuple of names tried in order (see `attnkit.explain`).
 
     Returns:
@@ -299,7 +299,7 @@ def lsh_attention(
 @operation_checked_by(_chunked_context, _OWN)
 @weights_like(lsh_attention)
 def lsh_attention_weights(qk: Array, rotations: Array, **options: Any) -> Array:
-    """The weights w (..., n, n) of `lsh_attention`, summed over rounds, in the dtype of qk: what it makes of v = 1."""
+    """The weights w (..., n, n) of `lsh_attention`, summed over rounds, in the dtype of qk: its result for v = 1."""
     xp, n = namespace(qk), qk.shape[-2]
     i = positions(xp, qk, 0, n)
     identity = xp.astype(i[:, None] == i, compute_dtype(xp, qk))
@@ -313,7 +313,7 @@ def lsh_attention_vjp(qk: Array, v: Array, rotations: Array, do: Array, **option
     """Gradients {"qk", "v"} of `lsh_attention` for the cotangent do, with the buckets as constants.
 
     dw = do vᵀ, ds = w (dw - do·o), dk̂ = dsᵀ qk, dqk = ds k̂ + (dk̂ - k̂ (k̂·dk̂))/√(‖x‖² + 10⁻⁶ d), dv = wᵀ do, within
-    chunks; then tokens come back to their places and rounds are added.
+    chunks; then tokens are unsorted and rounds are added.
     """
     xp, n, chunk_size = namespace(qk), qk.shape[-2], options["chunk_size"]
     a = _chunks(xp, qk, v, rotations, **options)

@@ -12,15 +12,15 @@ from attnkit._core.tokens import cotangent, one_of
 from attnkit._core.typing import Array, Impl, Namespace
 from attnkit.ops import pointwise, softmax
 
-# how slots are weighed: as the attention op of that name weighs keys, without its scale and its length
+# how slots are weighed: like keys in the attention op of that name, without its scale and length
 _FAMILIES: dict[str, tuple[Family, dict[str, Any]]] = {
     "relu": (pointwise.POINTWISE, {"activation": "relu", "alpha": 0.0}),
     "softmax": (softmax.SOFTMAX, {}),
 }
 
 
-def _context(op: str, given: dict[str, Any], options: dict[str, Any]) -> check.Context:
-    x, keys, values = given["x"], given["keys"], given["values"]
+def _context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> check.Context:
+    x, keys, values = arrays["x"], arrays["keys"], arrays["values"]
     for name, array in (("x", x), ("keys", keys), ("values", values)):
         if array.ndim < 2:
             check.wrong_shape(op, name, array, "at least two axes, (..., tokens or slots, features)")
@@ -38,7 +38,7 @@ def _context(op: str, given: dict[str, Any], options: dict[str, Any]) -> check.C
         _vector(context, name, options.get(name), size)
     if options.get("norm_bias") is not None and options.get("norm_weight") is None:
         raise ValueError(f"{op}: norm_bias needs a norm_weight beside it; got None")
-    cotangent(op, "do", given.get("do"), (*leading, x.shape[-2], e))
+    cotangent(op, "do", arrays.get("do"), (*leading, x.shape[-2], e))
     return context
 
 
@@ -51,7 +51,7 @@ def _vector(c: check.Context, name: str, x: Any, size: int) -> None:
 
 
 def _checked_with_arrays(c: check.Context, name: str, value: Any) -> None:
-    """A vector: `_context` has looked at it beside the arrays whose sizes it shares."""
+    """A vector: `_context` checks its shape together with the arrays that share its size."""
 
 
 _VECTORS = ("key_bias", "value_bias", "norm_weight", "norm_bias")
@@ -142,7 +142,7 @@ def key_value_memory(
 @operation_checked_by(_context, _OWN)
 @vjp_like(key_value_memory)
 def key_value_memory_vjp(x: Array, keys: Array, values: Array, do: Array, **options: Any) -> dict[str, Array]:
-    """Gradients {"x", "keys", "values"}, and of each bias and norm weight that was given, for the cotangent do.
+    """Gradients {"x", "keys", "values"}, and of each bias and norm weight passed, for the cotangent do.
 
     With y the normalised H, r = 1/√(variance + eps), g = norm_weight ⊙ do: dH = r·(g - mean(g) - y·mean(g ⊙ y)), or do
     without a norm; dw = dH valuesᵀ; ds = relu'(s) ⊙ dw, or w ⊙ (dw - Σ w dw); dx = ds keys, dkeys = dsᵀ x,

@@ -1,4 +1,4 @@
-"""The short names of ops, wherever a user names an op by a string."""
+"""The short names of ops, used wherever a user names an op by a string."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -6,18 +6,16 @@ from typing import Any
 
 from attnkit._core.activations import NAMES as ACTIVATIONS
 from attnkit._core.family import RECORDS
+from attnkit.ops.entmax import ENTMAX
+from attnkit.ops.pointwise import POINTWISE
 
 PRESETS: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
     {
-        **{
-            name: ("pointwise_attention", {"activation": name})
-            for name in ACTIVATIONS
-            if f"{name}_attention" not in RECORDS
-        },
-        "entmax15": ("entmax_attention", {"alpha": 1.5}),
+        **{name: (POINTWISE.name, {"activation": name}) for name in ACTIVATIONS if f"{name}_attention" not in RECORDS},
+        "entmax15": (ENTMAX.name, {"alpha": 1.5}),
     }
 )
-"""{short name: (op, its options)} of the names that say more than which op."""
+"""{short name: (op, options)} of the names that imply options."""
 
 
 def spelled_out(name: str) -> tuple[str, dict[str, Any]]:
@@ -34,7 +32,7 @@ def spelled_out(name: str) -> tuple[str, dict[str, Any]]:
 
 
 def with_preset(caller: str, name: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """(op, options) of a name and what is passed beside it; ValueError for an option that the name decides."""
+    """(op, options) of a name with further options; ValueError for an option that the name implies."""
     op, preset = spelled_out(name)
     for option in preset.keys() & options.keys():
         raise ValueError(

@@ -1,7 +1,7 @@
 """Packed sequences: the tokens of several sequences one after the other, each attending within itself only (A13).
 
-Boundaries given as a tuple are known before the call runs: the op serves one sequence after the other. Boundaries given
-as an array are not read, so that the call can be traced: the op sees all tokens at once and a mask of pairs.
+Boundaries in a tuple are known before the call runs: the op processes one sequence after the other. Boundaries in an
+array are not read, so that the call can be traced: the op sees all tokens at once and a mask of pairs.
 """
 
 import inspect
@@ -27,7 +27,7 @@ Edges = tuple[int, ...] | Array
 
 
 def _edges(op: str, name: str, cu: Any, first: Array, tokens: int) -> int:
-    """The number of sequences, once the boundaries are known to be legal; the contents of arrays are not read."""
+    """The number of sequences, after checking the boundaries; the contents of arrays are not read."""
     if check.is_array(cu):
         check.same_home(op, "q", first, name, cu)
         if check.dtype_name(cu) not in ("int32", "int64"):
@@ -43,26 +43,26 @@ def _edges(op: str, name: str, cu: Any, first: Array, tokens: int) -> int:
     return len(cu) - 1
 
 
-def _context(op: str, given: dict[str, Any], options: dict[str, Any]) -> check.Context:
+def _context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> check.Context:
     """Three axes, tokens first; otherwise as in every attention op."""
-    q, k = given["q"], given["k"]
+    q, k = arrays["q"], arrays["k"]
     for name in ("q", "k", "v"):
-        if given[name].ndim != 3:
-            check.wrong_shape(op, name, given[name], "three axes, (tokens, heads, features)")
-    turned = {name: _Shaped(x) for name, x in given.items() if name in ("q", "k", "v")}
+        if arrays[name].ndim != 3:
+            check.wrong_shape(op, name, arrays[name], "three axes, (tokens, heads, features)")
+    turned = {name: _Shaped(x) for name, x in arrays.items() if name in ("q", "k", "v")}
     c = check.attention_context(op, turned, options)
     counts = [
-        _edges(op, name, given[name], q, tokens)
+        _edges(op, name, arrays[name], q, tokens)
         for name, tokens in (("cu_seqlens_q", q.shape[0]), ("cu_seqlens_k", k.shape[0]))
     ]
     if counts[0] != counts[1]:
         raise ValueError(f"{op}: cu_seqlens_q and cu_seqlens_k must bound as many sequences; got {counts}")
-    if isinstance(given["cu_seqlens_q"], tuple) != isinstance(given["cu_seqlens_k"], tuple):
+    if isinstance(arrays["cu_seqlens_q"], tuple) != isinstance(arrays["cu_seqlens_k"], tuple):
         raise TypeError(f"{op}: cu_seqlens_q and cu_seqlens_k must both be tuples or both be arrays")
     rows = (c.queries, *c.leading)
-    for name, shape in (("do", (*rows, given["v"].shape[-1])), ("dlse", rows)):
-        if given.get(name) is not None and tuple(given[name].shape) != shape:
-            check.wrong_shape(op, name, given[name], f"{shape}, the shape of the output")
+    for name, shape in (("do", (*rows, arrays["v"].shape[-1])), ("dlse", rows)):
+        if arrays.get(name) is not None and tuple(arrays[name].shape) != shape:
+            check.wrong_shape(op, name, arrays[name], f"{shape}, the shape of the output")
     return c._replace(first=q)
 
 
@@ -77,7 +77,7 @@ class _Shaped:
 
 
 class _Call(NamedTuple):
-    """One call of the op: which tokens of q, and of k and v, and with which options."""
+    """One call of the op: the tokens of q, those of k and v, and the options."""
 
     queries: slice
     keys: slice
@@ -99,7 +99,7 @@ def _calls(q: Array, k: Array, edges: tuple[Edges, Edges], options: dict[str, An
 
 
 class _Place(NamedTuple):
-    """For each token its sequence, its position there, and how many tokens of each kind the sequence has."""
+    """For each token its sequence, its position in it, and the numbers of queries and keys of the sequence."""
 
     sequence: Array
     position: Array
@@ -132,7 +132,7 @@ def _masked(xp: Namespace, q: Array, k: Array, cu_q: Array, cu_k: Array, options
 
 
 def _turned(xp: Namespace, x: Array) -> Array:
-    """(tokens, heads, ...) and (heads, tokens, ...) into one another."""
+    """(tokens, heads, ...) and (heads, tokens, ...) exchanged."""
     return xp.permute_dims(x, (1, 0, *range(2, x.ndim)))
 
 
@@ -146,8 +146,8 @@ def _forward(
         if explains(options["impl"]):
             return answer
         parts.append([_turned(xp, x) for x in (answer if isinstance(answer, tuple) else (answer,))])
-    found = [_joined(xp, list(column)) for column in zip(*parts, strict=True)]
-    return tuple(found) if len(found) > 1 else found[0]
+    outputs = [_joined(xp, list(column)) for column in zip(*parts, strict=True)]
+    return tuple(outputs) if len(outputs) > 1 else outputs[0]
 
 
 def _backward(
@@ -162,8 +162,8 @@ def _backward(
     xp, parts = namespace(q), []
     for call in _calls(q, k, edges, options):
         inputs = [_turned(xp, x) for x in (q[call.queries, ...], k[call.keys, ...], v[call.keys, ...])]
-        pulled = [None if x is None else _turned(xp, x[call.queries, ...]) for x in cotangents]
-        grads = vjp(*inputs, *pulled, **call.options)
+        of_outputs = [None if x is None else _turned(xp, x[call.queries, ...]) for x in cotangents]
+        grads = vjp(*inputs, *of_outputs, **call.options)
         if explains(options["impl"]):
             return grads
         parts.append(grads)
@@ -178,7 +178,7 @@ def _joined(xp: Namespace, parts: list[Array]) -> Array:
 
 
 class Packed(Protocol[P]):
-    """An op on packed sequences, to a type checker: with the options of the op."""
+    """The type of `<op>_packed`, with the options of the op."""
 
     __name__: str
 
@@ -188,7 +188,7 @@ class Packed(Protocol[P]):
 
 
 class PackedVjp(Protocol[P]):
-    """Likewise its gradients."""
+    """The type of its gradients."""
 
     __name__: str
 
@@ -213,7 +213,7 @@ HAVE_NO_PLACE = (*("mask", "bias", "key_lengths", "query_mask"), *DROPOUT, *("in
 def packed(
     op: Callable[Concatenate[Array, Array, Array, P], Any], checks: Mapping[str, check.OptionCheck] = check.NO_CHECKS
 ) -> Callable[[Callable[..., Any]], Packed[P]]:
-    """Make a documented `<op>_packed` serve sequence after sequence by the op; its options are those of the op, but for
+    """Make a documented `<op>_packed` run the op on sequence after sequence; its options are those of the op except
     padding, dropout and states."""
 
     def attend(q: Array, k: Array, v: Array, cu_seqlens_q: Edges, cu_seqlens_k: Edges, **options: Any) -> Any:
@@ -232,7 +232,7 @@ def packed_vjp(
 ) -> PackedVjp[P]:
     """The gradients of an op on packed sequences, by those of the op."""
     cotangents = [p for p in inspect.signature(vjp).parameters.values() if p.kind is POSITIONAL][3:]
-    several = len(cotangents) > 1  # a single one must be there
+    several = len(cotangents) > 1  # a single one must not be None
 
     def pull(
         q: Array, k: Array, v: Array, cu_seqlens_q: Edges, cu_seqlens_k: Edges, *cotangents: Array, **options: Any
@@ -249,7 +249,7 @@ def packed_vjp(
 def softmax_attention_packed(
     q: Array, k: Array, v: Array, cu_seqlens_q: Edges, cu_seqlens_k: Edges, **packed: Any
 ) -> Any:
-    """`softmax_attention` of each of several sequences, whose tokens stand one after the other.
+    """`softmax_attention` of each of several sequences, whose tokens are concatenated.
 
     Args:
         q: (T_q, H, d), the queries of all sequences.
@@ -261,7 +261,7 @@ def softmax_attention_packed(
             served at once through a mask of pairs, in memory O(H·T_q·T_k), and a NaN in v reaches all of them.
         cu_seqlens_k: the same among the keys, of the same kind. Sequences may be empty on either side.
         return_lse: also return lse (T_q, H).
-        impl: as in `softmax_attention`; "triton" serves all sequences in one launch, however boundaries are given.
+        impl: as in `softmax_attention`; "triton" processes all sequences in one launch, for both kinds of boundaries.
         **packed: `causal`, `window`, both counting positions within the sequence, `scale`, `enable_gqa`.
 
     Returns:

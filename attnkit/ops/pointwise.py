@@ -1,6 +1,6 @@
-"""Point-wise attention: a non-linearity of each score takes softmax's place (Wortsman et al. 2023); its named members.
+"""Point-wise attention: a non-linearity of each score replaces softmax (Wortsman et al. 2023); and its named variants.
 
-`qk_layernorm`, which these models put before the scores, is here too; ReLUFormer's regulariser is in `statistics`.
+`qk_layernorm`, which these models apply before the scores, is here too; ReLUFormer's regulariser is in `statistics`.
 """
 
 import math
@@ -16,7 +16,7 @@ from attnkit._core.typing import Array, Common, Impl, Length, Namespace
 
 
 def _shifted(xp: Namespace, s: Array, a: quadratic.Inputs, length: Length, shift: float | str) -> Array:
-    """s + shift, with a finite value in place of invisible scores."""
+    """s + shift, with a finite value at invisible pairs."""
     if isinstance(shift, str):
         s = s - log(xp, quadratic.length_of_rows(xp, a, length))
     elif shift != 0:
@@ -68,7 +68,7 @@ def has_signed_weights(*, activation: str = "relu", gain: float = 1.0, **own: An
 
 
 def has_exact_zeros(*, activation: str = "relu", **own: Any) -> bool:
-    """Whether a weight of 0 is meant, and not an underflow."""
+    """Whether weights of 0 are exact and not underflow."""
     return ACTIVATIONS[activation].exact_zeros
 
 
@@ -98,7 +98,7 @@ def pointwise_attention(
 ) -> Array:
     """o_i = Σ_j w_ij v_j with w_ij = gain·n_i^-alpha·h(s_ij + shift) on the keys j visible to query i, and 0 elsewhere.
 
-    Wortsman et al. 2023 §3: φ = L^-α h with h = `activation`, α = `alpha`, L = n_i. The length factor stands outside h.
+    Wortsman et al. 2023 §3: φ = L^-α h with h = `activation`, α = `alpha`, L = n_i. The length factor is outside h.
     s_ij = scale·q_i·k_j + bias_ij.
 
     Args:

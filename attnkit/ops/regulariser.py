@@ -1,4 +1,4 @@
-"""ReLUFormer's regulariser: what keeps rows of relu weights summing to about 1 and not too flat."""
+"""ReLUFormer's regulariser, which keeps rows of relu weights summing to about 1 and not too flat."""
 
 import numbers
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from attnkit.ops.statistics import RowStatistics
 
 
 class _Terms(NamedTuple):
-    """What both directions of the regulariser need of each row; `valid` rows are those that count."""
+    """What forward and backward need of each row; `valid` marks the rows that count."""
 
     valid: Array
     log_total: Array
@@ -38,7 +38,7 @@ def _regulariser_terms(op: str, stats: Any, entropy_cap: float, query_mask: Arra
 
 
 def _check_rows(op: str, stats: Any) -> None:
-    """Three float arrays of one home, dtype and shape."""
+    """Check three float arrays of the same library, device, dtype and shape."""
     rows = {f"stats.{name}": getattr(stats, name) for name in ("total", "entropy", "visible")}
     check.one_home(op, rows, rows.values())
     shape = tuple(stats.total.shape)
@@ -48,7 +48,7 @@ def _check_rows(op: str, stats: Any) -> None:
 
 
 def _check_cotangent(op: str, total: Array, name: str, x: Any) -> None:
-    """None, a number, or an array () of the home of the statistics."""
+    """None, a number, or a scalar array of the library and device of the statistics."""
     if x is None or isinstance(x, numbers.Real):
         return
     check.float_array(op, name, x)

@@ -1,4 +1,4 @@
-"""ReLA (Zhang et al. 2021): relu of the scores without a normaliser, and an RMSNorm of what it gives."""
+"""ReLA (Zhang et al. 2021): relu of the scores without a normaliser, followed by RMSNorm."""
 
 from functools import partial
 from typing import Any, NamedTuple, Unpack
@@ -18,20 +18,20 @@ RELU: dict[str, Any] = {"activation": "relu", "alpha": 0.0}
 # ---------------------------------------------------------------------------------------------- checks
 
 
-def _context(op: str, given: dict[str, Any], options: dict[str, Any]) -> check.Context:
+def _context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> check.Context:
     """Shapes of q, k, v as in every attention op; weights of one head or of all, and do with the heads joined."""
-    without = {name: x for name, x in given.items() if name != "do"}
+    without = {name: x for name, x in arrays.items() if name != "do"}
     c = check.attention_context(op, without, options)
-    size = given["v"].shape[-1]
+    size = arrays["v"].shape[-1]
     joined = (*c.leading[:-1], c.queries, c.leading[-1] * size) if c.leading else (c.queries, size)
     axis = options.get("norm_axis", "hidden")
     _check_axis(c, "norm_axis", axis)
     shape = (joined[-1],) if axis == "hidden" else (size,)
-    for name, x in (("norm_weight", given["norm_weight"]), ("gate_weight", options.get("gate_weight"))):
+    for name, x in (("norm_weight", arrays["norm_weight"]), ("gate_weight", options.get("gate_weight"))):
         if x is not None and check.is_array(x) and tuple(x.shape) != shape:
             check.wrong_shape(op, name, x, f"{shape} for norm_axis={axis!r}")
-    if given.get("do") is not None and tuple(given["do"].shape) != joined:
-        check.wrong_shape(op, "do", given["do"], f"{joined}, the shape of the output")
+    if arrays.get("do") is not None and tuple(arrays["do"].shape) != joined:
+        check.wrong_shape(op, "do", arrays["do"], f"{joined}, the shape of the output")
     return c
 
 
@@ -41,7 +41,7 @@ def _check_axis(c: check.Context, name: str, value: Any) -> None:
 
 
 def _check_gate(c: check.Context, name: str, value: Any) -> None:
-    """Library and dtype; `_context` has looked at the shape."""
+    """Check library and dtype; `_context` checks the shape."""
     if value is not None:
         shape = tuple(value.shape) if check.is_array(value) else ()
         check.option_array(c, name, value, check.FLOATS, "a real float dtype", shape, "")
@@ -54,7 +54,7 @@ OWN = {"norm_axis": _check_axis, "gate_weight": _check_gate}
 
 
 class _Normed(NamedTuple):
-    """x = relu(s) v (..., H, L, e) in the compute dtype, and what turns it into the output."""
+    """x = relu(s) v (..., H, L, e) in the compute dtype, and the norm that turns it into the output."""
 
     x: Array
     inverse: Array  # 1/√(mean x² + eps)
@@ -133,9 +133,9 @@ def normalised_vjp(
     norm_axis: str = "hidden",
     eps: float = 1e-8,
 ) -> dict[str, Array]:
-    """Gradients {"x", "norm_weight"}, and "gate_weight" where given, in the compute dtype.
+    """Gradients {"x", "norm_weight"}, and "gate_weight" if passed, in the compute dtype.
 
-    Where x is 0 its row has no weights, nothing passes, and do is not looked at.
+    Rows with x = 0 have no weights, so their gradient is 0 whatever do is.
     """
     n = _norm(xp, x, norm_weight, gate_weight, norm_axis, eps)
     do = _split(xp, quadratic.cast(xp, do, x.dtype), x)
@@ -203,7 +203,7 @@ def rela_attention(
 @operation_checked_by(_context, OWN)
 @vjp_like(rela_attention)
 def rela_attention_vjp(q: Array, k: Array, v: Array, norm_weight: Array, do: Array, **options: Any) -> dict[str, Array]:
-    """Gradients {"q", "k", "v", "norm_weight"}, and "gate_weight" and "bias" where given, for the cotangent do.
+    """Gradients {"q", "k", "v", "norm_weight"}, and "gate_weight" and "bias" if passed, for the cotangent do.
 
     With r = 1/√(mean x² + eps), σ = sigmoid(gate_weight ⊙ x), dy = do ⊙ σ and g = dy ⊙ norm_weight:
     dx = r·(g - x r²·mean(g ⊙ x)) + do ⊙ y ⊙ σ(1-σ) ⊙ gate_weight, dnorm_weight = Σ dy ⊙ x r,

@@ -1,4 +1,4 @@
-"""Softmax attention: the baseline that every other variant is compared with."""
+"""Softmax attention: the baseline of every other variant."""
 
 import math
 from typing import Any, Unpack
@@ -28,7 +28,7 @@ def exponentials(xp: Namespace, s: Array, a: quadratic.Inputs) -> tuple[Array, A
 
 
 def _may_be_empty(a: quadratic.Inputs) -> bool:
-    """Whether a row can be without a finite visible score: only masks, a bias of -inf or no keys at all do that."""
+    """Whether a row may have no finite visible score: only through masks, a bias of -inf, or no keys."""
     return a.pairs is not None or a.bias is not None or a.keys == 0
 
 
@@ -104,7 +104,7 @@ def softmax_attention_vjp(
     impl: Impl = "auto",
     **common: Unpack[Common],
 ) -> dict[str, Array]:
-    """Gradients {"q", "k", "v"} and, where a bias was given, "bias", for the cotangents do and dlse (None = 0).
+    """Gradients {"q", "k", "v"} and, if a bias was passed, "bias", for the cotangents do and dlse (None = 0).
 
     With dw = do vᵀ ⊙ dropout: ds = w ⊙ (dw - Σ_j w dw + dlse), dq = scale·ds k, dk = scale·dsᵀ q,
     dv = (w ⊙ dropout)ᵀ do, dbias = ds; each has the shape and dtype of its argument.

@@ -5,14 +5,14 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from attnkit._core import check, quadratic
-from attnkit._core.dispatch import as_kernel, choose, namespace
+from attnkit._core.dispatch import Kernel, as_kernel, choose, namespace
 from attnkit._core.family import RECORDS, Family, Record
 from attnkit._core.mask import Rows, positions
 from attnkit._core.special import take_along, without_autocast
 from attnkit._core.tokens import cotangent
 from attnkit._core.typing import Array, Impl, Namespace
 
-_TILE = 2**23  # weights held at a time: 32 MiB; blocks below stay in the C heap when freed, and torch grew by gigabytes
+_TILE = 2**23  # weights at a time: 32 MiB; smaller blocks stay in the C heap when freed, and torch grew by gigabytes
 
 
 def outside(family: Family) -> tuple[str, ...]:
@@ -28,7 +28,7 @@ def _accepted(record: Record, with_output: bool) -> tuple[str, ...]:
 
 
 class RowStatistics(NamedTuple):
-    """Per query, (..., H, L) in the compute dtype; a field that was not asked for is None.
+    """Per query, (..., H, L) in the compute dtype; fields that were not requested are None.
 
     With w the weights of the row (before dropout): `total` Z = Σw · `entropy` H = -Σ p log p of p = w/Z, in nats, with
     0·log 0 = 0 · `sum_squares` Σw² · `maximum` max w over visible keys · `nonzero` the number of w ≠ 0, exact for relu,
@@ -66,14 +66,14 @@ def _plan(caller: str, op: Any, arrays: dict[str, Array], fields: Any, params: d
     label = f"{caller}({name})"
     record = RECORDS[name]
     accepted, family = _accepted(record, "v" in arrays), record.family
-    given = {key: x for key, x in params.items() if key not in family.output_only}
+    options = {key: x for key, x in params.items() if key not in family.output_only}
     check.known_options(label, params, accepted)
-    context = check.call(label, tuple(arrays), tuple(arrays.values()), given, accepted, own=family.checks)
+    context = check.call(label, tuple(arrays), tuple(arrays.values()), options, accepted, own=family.checks)
     fields = RowStatistics._fields if fields is None else tuple(fields)
     for field in fields:
         if field not in RowStatistics._fields:
             check.refuse_name(label, "fields", field, RowStatistics._fields)
-    own, common = family.split(given)
+    own, common = family.split(options)
     own = family.translate(**own)
     if "entropy" in fields and family.signed(**own):
         rest = tuple(field for field in RowStatistics._fields if field != "entropy")
@@ -82,12 +82,12 @@ def _plan(caller: str, op: Any, arrays: dict[str, Array], fields: Any, params: d
     return _Plan(namespace(arrays["q"]), name, family, own, common, fields, family.exact_zeros(**own), context)
 
 
-def _tiles(q: Array, k: Array, held: int | None = None) -> Iterator[Rows]:
-    """Blocks of queries so that a block's weights stay near `held` (default `_TILE`) elements."""
+def _tiles(q: Array, k: Array, scores: int | None = None) -> Iterator[Rows]:
+    """Blocks of queries with about `scores` weights each (default `_TILE`)."""
     total = q.shape[-2]
     heads = max(math.prod(q.shape[:-2]), math.prod(k.shape[:-2]))
-    size = max(1, (held or _TILE) // max(1, heads * k.shape[-2]))
-    if total <= size:  # without a loop, whose length torch.compile would fix
+    size = max(1, (scores or _TILE) // max(1, heads * k.shape[-2]))
+    if total <= size:  # no loop: torch.compile would fix its length
         yield Rows(0, total, total)
         return
     for start in range(0, total, size):
@@ -96,8 +96,8 @@ def _tiles(q: Array, k: Array, held: int | None = None) -> Iterator[Rows]:
 
 def _first_maximum(xp: Namespace, a: quadratic.Inputs, w: Array) -> tuple[Array, Array]:
     """max w over the visible keys and the first key that attains it, both (..., L, 1)."""
-    shown = w if a.pairs is None else xp.where(a.pairs, w, -math.inf)
-    index = xp.argmax(shown, axis=-1, keepdims=True)
+    visible = w if a.pairs is None else xp.where(a.pairs, w, -math.inf)
+    index = xp.argmax(visible, axis=-1, keepdims=True)
     return take_along(xp, w, index, -1), index
 
 
@@ -111,27 +111,27 @@ def _alive(xp: Namespace, w: Array) -> tuple[Array, Array, Array]:
 
 def _measure(plan: _Plan, a: quadratic.Inputs, w: Array) -> RowStatistics:
     """The statistics of the rows of w (..., L, S)."""
-    xp, found = plan.xp, {}
+    xp, fields = plan.xp, {}
     alive, total, p = _alive(xp, w)
     live = alive[..., 0]
-    # numbers first: torch.compile makes symbols of them, of which it cannot ask for attributes
-    known = isinstance(a.count, int | float) or not hasattr(a.count, "ndim")
-    visible = xp.full_like(total, a.count) if known else xp.broadcast_to(a.count, total.shape)
+    # numbers first: torch.compile turns them into symbols without attributes
+    constant = isinstance(a.count, int | float) or not hasattr(a.count, "ndim")
+    visible = xp.full_like(total, a.count) if constant else xp.broadcast_to(a.count, total.shape)
     if "total" in plan.fields:
-        found["total"] = xp.where(live, total[..., 0], 0.0)
+        fields["total"] = xp.where(live, total[..., 0], 0.0)
     if "entropy" in plan.fields:
-        found["entropy"] = -xp.sum(p * xp.log(xp.where(p > 0, p, 1.0)), axis=-1)
+        fields["entropy"] = -xp.sum(p * xp.log(xp.where(p > 0, p, 1.0)), axis=-1)
     if "sum_squares" in plan.fields:
-        found["sum_squares"] = xp.sum(w * w, axis=-1)
+        fields["sum_squares"] = xp.sum(w * w, axis=-1)
     if "maximum" in plan.fields:
         largest = _first_maximum(xp, a, w)[0][..., 0] if a.keys else total[..., 0]
-        found["maximum"] = xp.where(live, largest, 0.0)
+        fields["maximum"] = xp.where(live, largest, 0.0)
     if "nonzero" in plan.fields:
         exact = xp.sum(xp.astype(w != 0, a.dtype), axis=-1) if plan.exact_zeros else visible[..., 0]
-        found["nonzero"] = xp.where(live, exact, 0.0)
+        fields["nonzero"] = xp.where(live, exact, 0.0)
     if "visible" in plan.fields:
-        found["visible"] = visible[..., 0]
-    return RowStatistics(**found)
+        fields["visible"] = visible[..., 0]
+    return RowStatistics(**fields)
 
 
 def _weight_gradient(plan: _Plan, a: quadratic.Inputs, w: Array, d: RowStatistics) -> Array:
@@ -168,15 +168,15 @@ def _forward_tile(plan: _Plan, rows: Rows, q: Array, k: Array, v: Array | None) 
     xp = plan.xp
     a = plan.family.prepare(xp, q, k, v, rows=rows, **plan.common)
     u, r = plan.family.weigh(xp, plan.family.scores(xp, a), a, **plan.own)
-    found = _measure(plan, a, u * r)
+    statistics = _measure(plan, a, u * r)
     if v is None:
-        return None, found
+        return None, statistics
     o = quadratic.cast(xp, quadratic.output(xp, a, u, r), q.dtype)
-    return o, RowStatistics(*(None if x is None else xp.broadcast_to(x, o.shape[:-1]) for x in found))
+    return o, RowStatistics(*(None if x is None else xp.broadcast_to(x, o.shape[:-1]) for x in statistics))
 
 
 def _served(caller: str, impl: Any, generic: Callable[..., Any], plan: _Plan, *arrays: Array, **more: Any) -> Any:
-    """What `generic`, the body in this module, gives, or the kernel that `impl` names."""
+    """The result of `generic`, the body in this module, or of the kernel that `impl` names."""
     options = {"op": plan.op, "fields": plan.fields, **plan.own, **plan.common, **more}
     serve = choose(caller, impl, as_kernel(lambda *_, **__: generic()), arrays, options).call
     with without_autocast(arrays[0]):
@@ -188,15 +188,15 @@ def row_statistics(
 ) -> RowStatistics:
     """Statistics of each row of the weights that `op` gives q and k (semantics: `RowStatistics`).
 
-    Blocks of queries are served one after the other, so memory is O(L·d + block·S). Automatic differentiation keeps the
+    Queries are processed in blocks, so memory is O(L·d + block·S). Automatic differentiation stores the
     blocks; `row_statistics_vjp` recomputes them instead.
 
     Args:
-        op: an attention op of this package or its name: one of those that the table of ops in the README marks.
+        op: an attention op of this package or its name: one of those marked in the README's table of ops.
         q, k: as in the op.
-        fields: names of the fields wanted; None = all six.
+        fields: names of the fields to compute; None = all six.
         impl: "auto", "generic", the name of a kernel, or a tuple of names tried in order (see `attnkit.explain`).
-        **params: the op's own options and its mask, bias, causal, ... without those that touch the output only:
+        **params: the op's own options and its mask, bias, causal, ... without those that affect only the output:
             dropout, and the norm and gate of ReLA.
 
     Raises:
@@ -211,8 +211,8 @@ def row_statistics(
         parts = [_forward_tile(plan, rows, q, k, None)[1] for rows in _tiles(q, k)]
         return _join_statistics(plan.xp, parts)
 
-    found: RowStatistics = _served("row_statistics", impl, generic, plan, q, k)
-    return found
+    statistics: RowStatistics = _served("row_statistics", impl, generic, plan, q, k)
+    return statistics
 
 
 def attention_with_statistics(
@@ -220,7 +220,7 @@ def attention_with_statistics(
 ) -> tuple[Array, RowStatistics]:
     """(o, statistics): the output of `op` and the statistics of its weights from the same scores.
 
-    Arguments and errors as in `row_statistics`; `params` may hold dropout, which touches o only.
+    Arguments and errors as in `row_statistics`; `params` may contain dropout, which affects only o.
     """
     plan = _plan("attention_with_statistics", op, {"q": q, "k": k, "v": v}, fields, params)
 
@@ -228,7 +228,7 @@ def attention_with_statistics(
         if plan.family.apart is not None:
             return _forward_apart(plan, op, q, k, v, params)
         parts = [_forward_tile(plan, rows, q, k, v) for rows in _tiles(q, k)]
-        return _join(plan.xp, [o for o, _ in parts], -2), _join_statistics(plan.xp, [found for _, found in parts])
+        return _join(plan.xp, [o for o, _ in parts], -2), _join_statistics(plan.xp, [s for _, s in parts])
 
     both: tuple[Array, RowStatistics] = _served("attention_with_statistics", impl, generic, plan, q, k, v)
     return both
@@ -239,9 +239,9 @@ def _forward_apart(
 ) -> tuple[Array, RowStatistics]:
     assert plan.family.apart is not None
     o = plan.family.apart.op(q, k, v, **params)
-    found = row_statistics(op, q, k, fields=plan.fields, **_of_weights(plan.family, params))
+    statistics = row_statistics(op, q, k, fields=plan.fields, **_of_weights(plan.family, params))
     shape = (*quadratic.leading_axes(q, k, v, params.get("enable_gqa", False)), q.shape[-2])
-    return o, RowStatistics(*(None if x is None else plan.xp.broadcast_to(x, shape) for x in found))
+    return o, RowStatistics(*(None if x is None else plan.xp.broadcast_to(x, shape) for x in statistics))
 
 
 def _of_weights(family: Family, params: dict[str, Any]) -> dict[str, Any]:
@@ -325,7 +325,7 @@ def _check_cotangents(c: check.Context, dstats: Any) -> None:
 def row_statistics_vjp(
     op: Any, q: Array, k: Array, dstats: RowStatistics, *, fields: Any = None, impl: Impl = "auto", **params: Any
 ) -> dict[str, Array]:
-    """Gradients {"q", "k"} and, where a bias was given, "bias", for the cotangents `dstats` (None = 0).
+    """Gradients {"q", "k"} and, if a bias was passed, "bias", for the cotangents `dstats` (None = 0).
 
     `nonzero` and `visible` are counts: their cotangents are not used. Arguments and errors as in `row_statistics`.
     """
@@ -366,6 +366,19 @@ def attention_with_statistics_vjp(
             return _backward(plan, {"q": q, "k": k, "v": v, **_beside(plan.family, params)}, do, dstats)
         return _backward_apart(plan, op, {"q": q, "k": k, "v": v}, do, dstats, params)
 
-    caller, given = "attention_with_statistics_vjp", {"do": do, "dstats": dstats}
-    grads: dict[str, Array] = _served(caller, impl, generic, plan, q, k, v, **given)
+    caller, cotangents = "attention_with_statistics_vjp", {"do": do, "dstats": dstats}
+    grads: dict[str, Array] = _served(caller, impl, generic, plan, q, k, v, **cotangents)
     return grads
+
+
+def kernels(
+    rows: Kernel, with_output: Kernel, rows_vjp: Kernel | None = None, with_output_vjp: Kernel | None = None
+) -> dict[str, Kernel]:
+    """The table of a library whose kernels serve these functions; without gradients those are the generic ones."""
+    served = {
+        row_statistics: rows,
+        attention_with_statistics: with_output,
+        row_statistics_vjp: rows_vjp,
+        attention_with_statistics_vjp: with_output_vjp,
+    }
+    return {op.__name__: kernel for op, kernel in served.items() if kernel is not None}

@@ -23,9 +23,9 @@ from attnkit_conformance.peers import ALL, FAMILIES, REQUIRES
 from attnkit_conformance.report import files, table, terminal
 from attnkit_conformance.selection import find
 
-FOUND = Path("out") / "found"  # failing cases of a search
-COMPILED = ("keras-jax",)  # compiled anew for every shape: peers judges it on the quick profile only
-SCENES = "not /pair."  # what xfails/ names, of which the page of peers tells
+FINDINGS = Path("out") / "found"  # failing cases of a search
+COMPILED = ("keras-jax",)  # compiles every shape: peers judges it on the quick profile only
+SCENES = "not /pair."  # cases named in xfails/ and shown on the page of peers
 INSTALL = "pip install 'attnkit[conformance]'"
 
 
@@ -43,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--html", type=Path, help="write one self-contained page")
     run.add_argument("--search", type=float, metavar="SECONDS", help="judge drawn cases instead of the fixed ones")
     run.add_argument("--seed", type=int, default=0, help="of the search; the same seed draws the same cases")
-    run.add_argument("--save", type=Path, metavar="DIR", default=FOUND, help=f"where failures are saved: {FOUND}")
+    run.add_argument("--save", type=Path, metavar="DIR", default=FINDINGS, help=f"where failures are saved: {FINDINGS}")
     run.add_argument("--samples", type=Path, nargs="+", metavar="FILE", help="judge the cases that a search saved")
     run.add_argument("--workers", type=int, metavar="N", default=1, help="processes that judge; this one by default")
     selection(run)
@@ -78,15 +78,15 @@ def parser() -> argparse.ArgumentParser:
 
 
 def selection(command: argparse.ArgumentParser) -> None:
-    """Options that say which cases are meant."""
+    """Options that select cases."""
     command.add_argument("-k", metavar="EXPR", help="cases whose id matches, e.g. 'softmax and not float16'")
     command.add_argument("--profile", choices=PROFILES, default="quick")
     command.add_argument("--dtype", choices=DTYPES, action="append", help="only this dtype; may be repeated")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command; the exit status is 1 if anything fails and 2 if the command cannot be understood."""
-    given = parser().parse_args(arguments)
+    """Run a command; the exit status is 1 if anything fails and 2 if the command is invalid."""
+    args = parser().parse_args(arguments)
     try:
         commands = {
             "run": run,
@@ -97,101 +97,102 @@ def main(arguments: list[str] | None = None) -> int:
             "compare": compare,
             "peers": peers,
         }
-        return commands[given.command](given)
+        return commands[args.command](args)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
 
-def run(given: argparse.Namespace) -> int:
-    """Judge, show, and write the reports asked for."""
-    dtypes, names = chosen_dtypes(given.dtype), given.adapters or families.default()
-    chosen = find(names)
-    if given.samples or given.search is not None:
-        return conclude(drawn_or_saved(given, chosen, dtypes), chosen, given)
-    if given.workers == 1:
-        verdicts = judge(chosen, given.profile, given.k, dtypes)
+def run(args: argparse.Namespace) -> int:
+    """Judge, show, and write the requested reports."""
+    dtypes, names = chosen_dtypes(args.dtype), args.adapters or families.default()
+    adapters = find(names)
+    if args.samples or args.search is not None:
+        return conclude(drawn_or_saved(args, adapters, dtypes), adapters, args)
+    if args.workers == 1:
+        verdicts = judge(adapters, args.profile, args.k, dtypes)
     else:
-        closed(chosen)
-        verdicts = judge_in_processes(find, names, given.profile, given.k, dtypes, given.workers)
-    results = terminal.show_progress(verdicts, lambda: planned(chosen, given.profile, given.k, dtypes))
+        closed(adapters)
+        verdicts = judge_in_processes(find, names, args.profile, args.k, dtypes, args.workers)
+    results = terminal.show_progress(verdicts, lambda: planned(adapters, args.profile, args.k, dtypes))
     if not results:
         raise ValueError("nothing selected: no case matches")
-    results = with_programs(in_order(results, chosen), chosen)
-    closed(chosen)
-    return conclude(results, chosen, given)
+    results = with_programs(in_order(results, adapters), adapters)
+    closed(adapters)
+    return conclude(results, adapters, args)
 
 
-def with_programs(results: list[CaseResult], chosen: list[Adapter]) -> list[CaseResult]:
-    """Failures with the programs of their smallest cases, where hypothesis, which the search needs, is installed."""
+def with_programs(results: list[CaseResult], adapters: list[Adapter]) -> list[CaseResult]:
+    """Failures with the programs of their smallest cases, if hypothesis is installed."""
     if find_spec("hypothesis") is None:
         return results
     from attnkit_conformance.search import smallest
 
-    return smallest.with_programs(results, chosen)
+    return smallest.with_programs(results, adapters)
 
 
 def closed(adapters: Iterable[Adapter]) -> None:
-    """Ends the processes that adapters have."""
+    """End the processes of adapters."""
     for adapter in adapters:
         if hasattr(adapter, "close"):
             adapter.close()
 
 
-def drawn_or_saved(given: argparse.Namespace, chosen: list[Adapter], dtypes: tuple[str, ...]) -> list[CaseResult]:
-    """Verdicts of a search, whose findings are shown with how to see them again, or on the cases of an earlier one."""
+def drawn_or_saved(args: argparse.Namespace, adapters: list[Adapter], dtypes: tuple[str, ...]) -> list[CaseResult]:
+    """Verdicts of a search, with the command that reproduces each finding, or on the saved cases of an earlier one."""
     require("a search or its samples", "hypothesis", "safetensors", "ml_dtypes")
     from attnkit_conformance import search
 
-    if given.samples:
-        results = search.replayed(chosen, given.samples)
+    if args.samples:
+        results = search.replayed(adapters, args.samples)
         if not results:
             raise ValueError("nothing selected: no adapter serves the op and dtype of a sample")
         return results
-    found = search.Search(chosen, given.search, given.seed, given.save, dtypes, matcher(given.k))
-    found.run(terminal.show_search())
-    for finding in found.findings:
-        own = [name for name in given.adapters if ":" in name or finding.result.adapter == "reference"]
+    hunt = search.Search(adapters, args.search, args.seed, args.save, dtypes, matcher(args.k))
+    hunt.run(terminal.show_search())
+    for finding in hunt.findings:
+        own = [name for name in args.adapters if ":" in name or finding.result.adapter == "reference"]
         names = " ".join(own or [finding.result.adapter])
-        print(f"found by seed {given.seed}; again: python -m attnkit_conformance run {names} --samples {finding.path}")
-    tried = sum(found.examples.values())
-    print(f"{tried} cases judged, {sum(found.silent.values())} draws told nothing; judged and silent by op:")
-    for op in (op for op in OPDB if found.examples[op.name] or found.silent[op.name]):
-        print(f"  {op.name:34} {found.examples[op.name]:7} {found.silent[op.name]:7}")
-    return found.results()
+        print(f"found by seed {args.seed}; again: python -m attnkit_conformance run {names} --samples {finding.path}")
+    tried = sum(hunt.examples.values())
+    print(f"{tried} cases judged, {sum(hunt.silent.values())} draws told nothing; judged and silent by op:")
+    for op in (op for op in OPDB if hunt.examples[op.name] or hunt.silent[op.name]):
+        print(f"  {op.name:34} {hunt.examples[op.name]:7} {hunt.silent[op.name]:7}")
+    return hunt.results()
 
 
-def chosen_dtypes(named: list[str] | None) -> tuple[str, ...]:
-    """The dtypes named, or all. ValueError for bfloat16 if nothing here can hold it; else it is said to be left out."""
-    if not HAS_BFLOAT16 and "bfloat16" in (named or ()):
+def chosen_dtypes(names: list[str] | None) -> tuple[str, ...]:
+    """The dtypes named, or all; bfloat16 needs ml_dtypes: ValueError if named without it, else skipped with a
+    message."""
+    if not HAS_BFLOAT16 and "bfloat16" in (names or ()):
         raise ValueError(f"--dtype bfloat16 needs ml_dtypes, which is not installed: {INSTALL}")
-    if not HAS_BFLOAT16 and not named:
+    if not HAS_BFLOAT16 and not names:
         print(f"bfloat16 is left out: it needs ml_dtypes, which is not installed ({INSTALL})")
-    return tuple(named or judged_dtypes())
+    return tuple(names or judged_dtypes())
 
 
 def require(purpose: str, *packages: str) -> None:
-    """ValueError if one of the packages that a command needs is not installed."""
+    """ValueError if a package required by a command is not installed."""
     missing = [name for name in packages if find_spec(name) is None]
     if missing:
         raise ValueError(f"{purpose} needs {' and '.join(missing)}, not installed here: {INSTALL}")
 
 
 def exchange_of_files() -> ModuleType:
-    """The module that reads and writes golden vectors; ValueError without what it needs."""
+    """The module that reads and writes golden vectors; ValueError without its requirements."""
     require("writing or reading golden vectors", "safetensors", "ml_dtypes")
     from attnkit_conformance import exchange
 
     return exchange
 
 
-def conclude(results: list[CaseResult], chosen: Iterable[Adapter], given: argparse.Namespace) -> int:
+def conclude(results: list[CaseResult], adapters: Iterable[Adapter], args: argparse.Namespace) -> int:
     """Terminal, JSON, JUnit, HTML, and the exit status."""
     terminal.show(results)
-    for line in (line for adapter in chosen for line in declared.summary(adapter, results)):
+    for line in (line for adapter in adapters for line in declared.summary(adapter, results)):
         print(line)
-    header = files.header(chosen, given.profile)
-    for path, render in ((given.json, files.as_json), (given.junit, files.as_junit), (given.html, files.as_html)):
+    header = files.header(adapters, args.profile)
+    for path, render in ((args.json, files.as_json), (args.junit, files.as_junit), (args.html, files.as_html)):
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(render(results, header))
@@ -199,91 +200,91 @@ def conclude(results: list[CaseResult], chosen: Iterable[Adapter], given: argpar
     return int(any(result.status == "fail" for result in results))
 
 
-def show_table(given: argparse.Namespace) -> int:
+def show_table(args: argparse.Namespace) -> int:
     """Print, check or write the table of ops."""
-    if given.check:
-        current = table.is_current(given.check)
-        print(f"{given.check} is {'up to date' if current else 'out of date: run table --write ' + str(given.check)}")
+    if args.check:
+        current = table.is_current(args.check)
+        print(f"{args.check} is {'up to date' if current else 'out of date: run table --write ' + str(args.check)}")
         return int(not current)
-    if given.write:
-        table.write(given.write)
+    if args.write:
+        table.write(args.write)
         return 0
     print(table.markdown())
     return 0
 
 
-def judge_transforms(given: argparse.Namespace) -> int:
-    """Say of every op and implementation under which transformations it is right; exit status 1 if it is neither right
-    nor refused somewhere."""
+def judge_transforms(args: argparse.Namespace) -> int:
+    """Judge every op and implementation under every transformation; exit status 1 if any is neither right nor
+    refused."""
     require("judging transformations", *transforms.LIBRARIES)
-    if given.write and given.k:
+    if args.write and args.k:
         raise ValueError("transforms: --write takes all rows, -k some of them")
-    keep, verdicts = matcher(given.k), []
+    keep, verdicts = matcher(args.k), []
     for row in chain.from_iterable(transforms.rows(library) for library in transforms.LIBRARIES):
         if keep(f"{row.library}/{row.op}/{row.label}"):
-            several = list(transforms.judge(row, given.most))
+            several = list(transforms.judge(row, args.most))
             verdicts += several
             print(f"{row.library} {row.op}, {row.label}: {transforms.summary(several)}", flush=True)
     failed = [verdict for verdict in verdicts if verdict.failed]
     for verdict in failed:
         print(f"{verdict.row.library} {verdict.row.op}, {verdict.row.label}, {verdict.transform}: {verdict.text}")
-    if given.write and not failed:
-        page.write(given.write, verdicts)
+    if args.write and not failed:
+        page.write(args.write, verdicts)
     return int(bool(failed))
 
 
-def export(given: argparse.Namespace) -> int:
+def export(args: argparse.Namespace) -> int:
     """Write golden vectors."""
-    count = exchange_of_files().export(given.folder, given.profile, given.k, chosen_dtypes(given.dtype))
-    print(f"{count} cases written to {given.folder}")
+    count = exchange_of_files().export(args.folder, args.profile, args.k, chosen_dtypes(args.dtype))
+    print(f"{count} cases written to {args.folder}")
     return 0
 
 
-def write_vectors(given: argparse.Namespace) -> int:
+def write_vectors(args: argparse.Namespace) -> int:
     """Write the test vectors of a release."""
     exchange = exchange_of_files()
     from attnkit_conformance.exchange import vectors
 
-    count = vectors.write(given.folder)
-    print(f"{count} cases written to {given.folder}")
-    print(f"sha256 of {exchange.SUMS}: {exchange.digest(given.folder / exchange.SUMS)}")
+    count = vectors.write(args.folder)
+    print(f"{count} cases written to {args.folder}")
+    print(f"sha256 of {exchange.SUMS}: {exchange.digest(args.folder / exchange.SUMS)}")
     return 0
 
 
-def compare(given: argparse.Namespace) -> int:
-    """Judge what others computed."""
-    results = exchange_of_files().compare(given.folder, given.theirs)
+def compare(args: argparse.Namespace) -> int:
+    """Judge the results of another implementation."""
+    results = exchange_of_files().compare(args.folder, args.theirs)
     terminal.show(results)
     if all(result.status == "unsupported" for result in results):
-        raise ValueError(f"{given.theirs}: holds none of the outputs")
+        raise ValueError(f"{args.theirs}: holds none of the outputs")
     return int(any(result.status == "fail" for result in results))
 
 
-def peers(given: argparse.Namespace) -> int:
-    """Judge peers, shrink what differs, write the page; exit status 1 if something differs without a reason."""
+def peers(args: argparse.Namespace) -> int:
+    """Judge peers, shrink disagreements, write the page; exit status 1 for a disagreement without a reason."""
     require("the page of peers", "ml_dtypes")
     from attnkit_conformance.report import peers_page
 
-    names = given.names or list(REQUIRES)
+    names = args.names or list(REQUIRES)
     for name in names:
         if name.partition("-")[0] not in (*FAMILIES, ALL):
             raise ValueError(f"peers: {name!r} is none of {', '.join((*FAMILIES, ALL))}; `run` judges any adapter")
-    chosen: list[Any] = find(names)
-    profiles: dict[str, list[Any]] = {given.profile: [], "quick": []}
-    for adapter in chosen:
-        slow = adapter.name in COMPILED and given.profile != "quick"
-        profiles["quick" if slow else given.profile].append(adapter)
+    adapters: list[Any] = find(names)
+    profiles: dict[str, list[Any]] = {args.profile: [], "quick": []}
+    for adapter in adapters:
+        slow = adapter.name in COMPILED and args.profile != "quick"
+        profiles["quick" if slow else args.profile].append(adapter)
         adapter.description += " (quick profile)" if slow else ""
-    asked = {profile: held for profile, held in profiles.items() if held}
+    by_profile = {profile: members for profile, members in profiles.items() if members}
     verdicts = chain.from_iterable(
-        judge_in_processes(find, [a.name for a in held], profile, SCENES, DTYPES, given.workers)
-        for profile, held in asked.items()
+        judge_in_processes(find, [a.name for a in members], profile, SCENES, DTYPES, args.workers)
+        for profile, members in by_profile.items()
     )
-    count = sum(planned(held, profile, SCENES, DTYPES) for profile, held in asked.items())
-    results = in_order(terminal.show_progress(verdicts, lambda: count), chosen)
-    given.html.parent.mkdir(parents=True, exist_ok=True)
-    given.html.write_text(peers_page.made(results, chosen, given.profile))
-    print(f"written: {given.html}")
+    count = sum(planned(members, profile, SCENES, DTYPES) for profile, members in by_profile.items())
+    results = in_order(terminal.show_progress(verdicts, lambda: count), adapters)
+    args.html.parent.mkdir(parents=True, exist_ok=True)
+    args.html.write_text(peers_page.render(results, adapters, args.profile))
+    print(f"written: {args.html}")
     return int(any(result.status == "fail" for result in results))
 
 

@@ -1,4 +1,4 @@
-"""The door through which every implementation is judged, attnkit's own backends and third parties alike."""
+"""The interface through which every implementation is judged, attnkit's own backends and third parties alike."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import numpy as np
 
 
 class Unsupported(Exception):
-    """Raised by an adapter for a valid call that its implementation does not serve; the text is the reason."""
+    """Raised by an adapter for a valid call that its implementation does not support; the text is the reason."""
 
 
 class IllFormed(ValueError):
-    """Raised for an adapter that is none, or that answers with what is no answer: it is refused, not judged."""
+    """Raised for an object that is not an adapter, or for malformed results: refused, not judged."""
 
 
 class Adapter(Protocol):
-    """What the judge needs from an implementation. What it lacks or has of another type is `IllFormed`.
+    """The interface of an implementation. Missing attributes or wrong types raise `IllFormed`.
 
     `array` takes a NumPy array that already has the dtype `dtype` (bfloat16 as ml_dtypes.bfloat16) and possibly strides
     that are not contiguous; `numpy` is its inverse and must refuse (TypeError) anything that is not an array of this
@@ -25,9 +25,10 @@ class Adapter(Protocol):
     and returns {argument name: gradient}. Both may raise `Unsupported(reason)`, and anything else that they raise is a
     failure of the case.
 
-    Six attributes are optional. `ops` (names) restricts what is asked of the adapter at all. `serves` ({op: {factor:
+    Seven attributes are optional. `ops` (names) restricts what is asked of the adapter at all. `serves` ({op: {factor:
     levels}}, levels of the grammar of an op beside those of a plain call) says which calls it answers: all of its cases
-    lie inside, a refusal there is a failure, and calls beside it must be refused.
+    lie inside, a refusal there is a failure, and calls beside it must be refused. `compiles = True`: every case is a
+    program to compile first, so that the full profile judges all pairs of options, and no triples.
     `unsupported(op, arrays, params) -> reason or None` declares beforehand what will be refused: then exactly those
     calls must raise Unsupported. `without` (names of parameters, e.g. "return_lse") says which further outputs the
     implementation does not have: its cases are asked without them, and all else is judged. `errors = True` holds the
@@ -38,11 +39,11 @@ class Adapter(Protocol):
     dtypes: tuple[str, ...]
 
     def array(self, x: np.ndarray, dtype: str) -> Any:
-        """NumPy to theirs."""
+        """Convert a NumPy array."""
         ...
 
     def numpy(self, x: Any) -> np.ndarray:
-        """Theirs to NumPy, same dtype."""
+        """Convert to NumPy, with the same dtype."""
         ...
 
     def call(self, op: str, arrays: Mapping[str, Any], params: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -57,7 +58,7 @@ class Adapter(Protocol):
 
 
 def as_numpy(adapter: Adapter, name: str, x: Any) -> np.ndarray:
-    """x as the adapter gives it back; IllFormed if that is no NumPy array."""
+    """x converted by the adapter; IllFormed if the result is not a NumPy array."""
     array = adapter.numpy(x)
     if not isinstance(array, np.ndarray | np.generic):
         got = f"{kind(array)} for {name}, {kind(x)} as the adapter has it"
@@ -66,7 +67,7 @@ def as_numpy(adapter: Adapter, name: str, x: Any) -> np.ndarray:
 
 
 def answered(adapter: Adapter, method: str, answer: Any) -> dict[str, np.ndarray]:
-    """What `call` or `vjp` returned, as NumPy arrays; IllFormed if it is no dict of arrays by name."""
+    """What `call` or `vjp` returned, as NumPy arrays; IllFormed if it is not a dict of arrays by name."""
     if not isinstance(answer, Mapping) or not all(isinstance(name, str) for name in answer):
         got = f"the keys {list(answer)}" if isinstance(answer, Mapping) else kind(answer)
         raise IllFormed(f"adapter {adapter.name!r}: {method} must return a dict of arrays by name; got {got}")

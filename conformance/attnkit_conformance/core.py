@@ -1,4 +1,4 @@
-"""The library behind every front end: `cases(op)`, `check(adapter, case)` and `judge` over many of both."""
+"""The library behind every front end: `cases(op)`, `check(adapter, case)`, and `judge` for many of both."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from attnkit_conformance.adapter import Adapter, IllFormed, Unsupported, answered, as_numpy
 from attnkit_conformance.model import tolerance
 from attnkit_conformance.model.case import DTYPES, PROFILES, Case, Sample, aligned, is_dtype, numpy_dtype
-from attnkit_conformance.model.golden import Golden, drawn, golden
+from attnkit_conformance.model.golden import Golden, draw_case, golden
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.model.tolerance import Limit, Measured
 from attnkit_conformance.opdb import BY_NAME
@@ -24,7 +24,7 @@ Failure = tuple[str, str]  # name of the check, message
 
 @dataclass(frozen=True)
 class CaseResult:
-    """The verdict on one case: errors beside their bounds, failed checks by name, and the reason where none was run."""
+    """The verdict on one case: errors and their bounds, failed checks by name, and the reason if nothing was run."""
 
     id: str
     adapter: str
@@ -35,11 +35,11 @@ class CaseResult:
     failures: tuple[Failure, ...] = ()
     reason: str = ""
     seconds: float = 0.0
-    program: str = ""  # of a failure: its smallest case, what is expected and what came
+    program: str = ""  # for a failure: its smallest case, the expected and the actual values
 
     @property
     def ratio(self) -> float:
-        """Worst error over what is allowed."""
+        """The worst error relative to its bound."""
         return max((m.ratio for m in self.measured), default=0.0)
 
     @property
@@ -55,13 +55,13 @@ class CaseResult:
 
 @dataclass
 class Findings:
-    """What is learnt about one case while it is judged."""
+    """The findings about one case while it is judged."""
 
     measured: list[Measured] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
 
     def fail(self, check: str, text: str) -> None:
-        """Note a failed check."""
+        """Record a failed check."""
         self.failures.append((check, text))
 
 
@@ -72,14 +72,14 @@ def op_named(name: str) -> Op:
     return BY_NAME[name]
 
 
-def asked(adapter: Adapter, op: str) -> bool:
+def covers(adapter: Adapter, op: str) -> bool:
     """Whether an adapter is judged on an op at all."""
     ops = getattr(adapter, "ops", None)
     return ops is None or op in ops
 
 
 def samples(op: str, profile: str = "full", dtypes: tuple[str, ...] = DTYPES) -> Iterator[Sample]:
-    """The samples of an op, nothing of them drawn yet: scenes written by hand, then the rows of its grammar."""
+    """The samples of an op, not yet drawn: scenes written by hand, then the rows of its grammar."""
     if profile not in PROFILES:
         raise ValueError(f"unknown profile {profile!r}; expected one of {', '.join(PROFILES)}")
     row = op_named(op)
@@ -91,25 +91,25 @@ def samples(op: str, profile: str = "full", dtypes: tuple[str, ...] = DTYPES) ->
 
 def cases(op: str, profile: str = "full", dtypes: tuple[str, ...] = DTYPES) -> Iterator[Case]:
     """All cases of an op, drawn one by one."""
-    return (drawn(sample) for sample in samples(op, profile, dtypes))
+    return (draw_case(sample) for sample in samples(op, profile, dtypes))
 
 
 def typed_arrays(adapter: Adapter, case: Case) -> dict[str, Any]:
-    """The arrays of a case as the adapter's."""
+    """The arrays of a case, converted by the adapter."""
     return {name: adapter.array(case.typed(name), case.dtype_of(name)) for name in case.arrays}
 
 
 def typed_cotangents(adapter: Adapter, case: Case) -> dict[str, Any]:
-    """The cotangents of a case as the adapter's, each in the dtype of its output."""
-    op, made = BY_NAME[case.op], {}
+    """The cotangents of a case, converted by the adapter, each in the dtype of its output."""
+    op, typed = BY_NAME[case.op], {}
     for name, x in case.cotangents.items():
         dtype = op.output_dtype(name, case.dtype)
-        made[name] = adapter.array(aligned(x.astype(numpy_dtype(dtype))), dtype)
-    return made
+        typed[name] = adapter.array(aligned(x.astype(numpy_dtype(dtype))), dtype)
+    return typed
 
 
 def outputs(adapter: Adapter, case: Case) -> dict[str, np.ndarray]:
-    """What the adapter computes for a case, as NumPy arrays in their dtypes."""
+    """The adapter's outputs for a case, as NumPy arrays in their dtypes."""
     return answered(adapter, "call", adapter.call(case.op, typed_arrays(adapter, case), case.params))
 
 
@@ -119,10 +119,10 @@ def gradients(adapter: Adapter, case: Case) -> dict[str, np.ndarray]:
     return answered(adapter, "vjp", adapter.vjp(case.op, arrays, case.params, cotangents))
 
 
-def as_asked(adapter: Adapter, case: Case) -> Case:
-    """The case without parameters that ask for more outputs, where the adapter says that its implementation has none.
+def without_outputs(adapter: Adapter, case: Case) -> Case:
+    """The case without parameters for further outputs that the adapter declares not to have.
 
-    Nothing else about it changes: the other outputs and their gradients are judged as if nobody had asked.
+    Nothing else changes: the other outputs and their gradients are judged as usual.
     """
     extra = [name for name in getattr(adapter, "without", ()) if name in case.params]
     if not extra:
@@ -134,34 +134,34 @@ def as_asked(adapter: Adapter, case: Case) -> Case:
 
 
 def judge_arrays(
-    found: Findings, kind: str, got: Mapping[str, np.ndarray], limits: Mapping[str, Limit], zeros: Mapping[str, Any]
+    findings: Findings, kind: str, got: Mapping[str, np.ndarray], limits: Mapping[str, Limit], zeros: Mapping[str, Any]
 ) -> None:
     """Names, dtypes, shapes, exact zeros and errors of outputs or gradients (`kind`)."""
     prefix = "d" if kind == "gradient" else ""
     if set(got) != set(limits):
-        found.fail("names", f"{kind}s {sorted(got)}; expected {sorted(limits)}")
+        findings.fail("names", f"{kind}s {sorted(got)}; expected {sorted(limits)}")
     for name, limit in limits.items():
         if name not in got:
             continue
         x, label = got[name], prefix + name
         if not is_dtype(x, limit.dtype):
-            found.fail("dtype", f"{label} has dtype {x.dtype.name}; expected {limit.dtype}")
+            findings.fail("dtype", f"{label} has dtype {x.dtype.name}; expected {limit.dtype}")
         if x.shape != limit.golden.shape:
-            found.fail("shape", f"{label} has shape {x.shape}; expected {limit.golden.shape}")
+            findings.fail("shape", f"{label} has shape {x.shape}; expected {limit.golden.shape}")
             continue
         wide = tolerance.widened(x)
         if name in zeros and np.any(wide[np.broadcast_to(zeros[name], x.shape) & (limit.golden == 0)]):
-            found.fail("null_rows", f"{label} is not exactly 0 where nothing is visible")
+            findings.fail("null_rows", f"{label} is not exactly 0 where nothing is visible")
         measured = tolerance.measure(label, x, limit)
-        found.measured.append(measured)
-        found.failures.extend(measured.failures)
+        findings.measured.append(measured)
+        findings.failures.extend(measured.failures)
 
 
 def check(adapter: Adapter, case: Case) -> CaseResult:
     """Judge one adapter on one case."""
-    started, found = time.perf_counter(), Findings()
-    reason = judge_case(adapter, as_asked(adapter, case), found)
-    status = "fail" if found.failures else "unsupported" if reason and not found.measured else "pass"
+    started, findings = time.perf_counter(), Findings()
+    reason = judge_case(adapter, without_outputs(adapter, case), findings)
+    status = "fail" if findings.failures else "unsupported" if reason and not findings.measured else "pass"
     seconds = time.perf_counter() - started
     return CaseResult(
         case.id,
@@ -169,57 +169,57 @@ def check(adapter: Adapter, case: Case) -> CaseResult:
         case.op,
         case.dtype,
         status,
-        tuple(found.measured),
-        tuple(found.failures),
+        tuple(findings.measured),
+        tuple(findings.failures),
         reason,
         seconds,
     )
 
 
-def judge_case(adapter: Adapter, case: Case, found: Findings) -> str:
-    """Fill in the findings; the answer is the reason for which something was not served, or nothing."""
+def judge_case(adapter: Adapter, case: Case, findings: Findings) -> str:
+    """Fill in the findings; returns the reason if something is unsupported, or ""."""
     try:
         arrays = typed_arrays(adapter, case)
         before = {name: as_numpy(adapter, name, x).tobytes() for name, x in arrays.items()}
-        reason = judge_outputs(adapter, case, arrays, found)
+        reason = judge_outputs(adapter, case, arrays, findings)
         if not reason and BY_NAME[case.op].vjp:
-            reason = judge_gradients(adapter, case, arrays, found)
+            reason = judge_gradients(adapter, case, arrays, findings)
         for name, x in arrays.items():
             if adapter.numpy(x).tobytes() != before[name]:
-                found.fail("inputs", f"{name} was changed by the call")
+                findings.fail("inputs", f"{name} was changed by the call")
     except IllFormed:
         raise
     except Exception as error:  # an adapter may raise anything, and the run goes on
-        found.fail("exception", f"{type(error).__name__}: {error}")
+        findings.fail("exception", f"{type(error).__name__}: {error}")
         return ""
     return reason
 
 
-def judge_outputs(adapter: Adapter, case: Case, arrays: Mapping[str, Any], found: Findings) -> str:
-    """Call, and compare with what was declared and with the golden outputs."""
+def judge_outputs(adapter: Adapter, case: Case, arrays: Mapping[str, Any], findings: Findings) -> str:
+    """Call, and compare with the declaration and the golden outputs."""
     declares = getattr(adapter, "unsupported", None)
     declared = declares(case.op, arrays, case.params) if declares else None
     try:
         answer = adapter.call(case.op, arrays, case.params)
     except Unsupported as refusal:
         if declares and declared is None:
-            found.fail("declared", f"refused without having declared it: {refusal}")
+            findings.fail("declared", f"refused without having declared it: {refusal}")
         return str(refusal) or "unsupported"
     if declared is not None:
-        found.fail("declared", f"declares itself unsupported ({declared}) but returned a result")
+        findings.fail("declared", f"declares itself unsupported ({declared}) but returned a result")
     truth = golden(case)
     for text in truth.blind_spots:
-        found.fail("blind", text)
-    judge_arrays(found, "output", answered(adapter, "call", answer), truth.outputs, truth.zero_outputs)
+        findings.fail("blind", text)
+    judge_arrays(findings, "output", answered(adapter, "call", answer), truth.outputs, truth.zero_outputs)
     return ""
 
 
-def judge_gradients(adapter: Adapter, case: Case, arrays: Mapping[str, Any], found: Findings) -> str:
-    """The same for gradients, which an adapter may refuse as a whole."""
+def judge_gradients(adapter: Adapter, case: Case, arrays: Mapping[str, Any], findings: Findings) -> str:
+    """The same for gradients, which an adapter may refuse altogether."""
     try:
         answer = adapter.vjp(case.op, arrays, case.params, typed_cotangents(adapter, case))
     except Unsupported as refusal:
         return f"gradients: {refusal}"
     truth: Golden = golden(case)
-    judge_arrays(found, "gradient", answered(adapter, "vjp", answer), truth.gradients, truth.zero_gradients)
+    judge_arrays(findings, "gradient", answered(adapter, "vjp", answer), truth.gradients, truth.zero_gradients)
     return ""

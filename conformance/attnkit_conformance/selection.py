@@ -1,4 +1,4 @@
-"""Adapters by what a command or a caller names: one, a family, or the path of somebody's own."""
+"""Adapters by name: a single one, a family, or the path of a third party's."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ METHODS = ("array", "numpy", "call", "vjp")
 def find(names: list[str]) -> list[Adapter]:
     """Adapters by name ("torch-sdpa"), family ("torch", all of it) or path ("package.module:ATTRIBUTE").
 
-    ValueError for what is not known.
+    ValueError for unknown names.
     """
-    found: list[Adapter] = []
+    adapters: list[Adapter] = []
     for name in names:
-        found += [third_party(name)] if ":" in name else named(name)
-    return found
+        adapters += [third_party(name)] if ":" in name else named(name)
+    return adapters
 
 
 def named(name: str) -> list[Adapter]:
@@ -35,20 +35,20 @@ def named(name: str) -> list[Adapter]:
     head = name.partition("-")[0]
     others = (*peers.FAMILIES, peers.ALL)
     if head not in families.REQUIRES and head not in others:
-        known = ", ".join((*families.REQUIRES, *others))
-        raise ValueError(f"unknown adapter {name!r}; families are {known}, yours is package.module:NAME")
+        names = ", ".join((*families.REQUIRES, *others))
+        raise ValueError(f"unknown adapter {name!r}; families are {names}, yours is package.module:NAME")
     members = peers.family(head) if head in others else families.family(head)
-    chosen = members if name == head else [adapter for adapter in members if adapter.name == name]
-    if not chosen:
+    selection = members if name == head else [adapter for adapter in members if adapter.name == name]
+    if not selection:
         raise ValueError(f"unknown adapter {name!r}; {head} has {', '.join(a.name for a in members) or 'none'}")
     for adapter in members:
-        if adapter not in chosen and hasattr(adapter, "close"):
+        if adapter not in selection and hasattr(adapter, "close"):
             adapter.close()
-    return chosen
+    return selection
 
 
 def third_party(path: str) -> Adapter:
-    """The adapter at "package.module:ATTRIBUTE", found from the working directory as well."""
+    """The adapter at "package.module:ATTRIBUTE", imported from the working directory as well."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     module, _, attribute = path.partition(":")
@@ -56,7 +56,7 @@ def third_party(path: str) -> Adapter:
         raise IllFormed(f"cannot load adapter {path!r}: expected package.module:ATTRIBUTE")
     try:
         adapter: Adapter = load(path)
-    except (Exception, SystemExit) as error:  # the code of others may raise anything
+    except (Exception, SystemExit) as error:  # third-party code may raise anything
         raise IllFormed(f"cannot load adapter {path!r}: {type(error).__name__}: {error}") from error
     if wrong := list(what_is_wrong(adapter)):
         raise IllFormed(f"{path!r} is no adapter: {'; '.join(wrong)}; see attnkit_conformance.adapter")
@@ -64,7 +64,7 @@ def third_party(path: str) -> Adapter:
 
 
 def what_is_wrong(adapter: Any) -> Iterator[str]:
-    """What an object lacks of an adapter, and what it has of another type than an adapter."""
+    """The missing attributes of an adapter, and those of a wrong type."""
     missing = [name for name in ("name", "dtypes", *METHODS) if not hasattr(adapter, name)]
     if missing:
         yield f"it lacks {', '.join(missing)}"
@@ -90,7 +90,7 @@ def what_is_wrong(adapter: Any) -> Iterator[str]:
 
 
 def what_is_declared(adapter: Any) -> Iterator[str]:
-    """What is wrong with a declaration of what is served."""
+    """The errors in a declaration of supported calls."""
     serves = getattr(adapter, "serves", None)
     if serves is None:
         return
@@ -108,5 +108,5 @@ def what_is_declared(adapter: Any) -> Iterator[str]:
 
 
 def texts(x: Any) -> bool:
-    """Whether x is several texts, and not one."""
+    """Whether x is a collection of strings, not a string."""
     return isinstance(x, tuple | list | set | frozenset) and all(isinstance(name, str) for name in x)

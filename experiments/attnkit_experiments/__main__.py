@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-# spinning threads are many times slower as soon as another process wants a core; torch reads this when it is imported
+# spinning threads are many times slower when another process needs a core; torch reads this on import
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-# a GPU's matrix library reads this once, when it starts; without it torch refuses to be deterministic
+# cuBLAS reads this once at start; torch needs it for determinism
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import tyro
@@ -212,14 +212,14 @@ def prepare(command: Prepare) -> None:
 
 
 def source_of(recipe: str) -> str:
-    """Where a recipe looks for its data if nobody says; "" for a recipe that there is not, which is refused later."""
+    """The default data of a recipe; "" for an unknown recipe, which is refused later."""
     return RECIPES[recipe].domain.source() if recipe in RECIPES else ""
 
 
 def request_of(command: Run | Profile) -> dict[str, Any]:
     """The fields of a `runner.Request`."""
-    known = {field.name for field in dataclasses.fields(runner.Request)}
-    return {name: value for name, value in vars(command).items() if name in known} | {
+    fields = {field.name for field in dataclasses.fields(runner.Request)}
+    return {name: value for name, value in vars(command).items() if name in fields} | {
         "settings": tuple(word for words in command.settings for word in words),
         "data": command.data if command.data is not None else source_of(command.recipe),
     }
@@ -236,7 +236,7 @@ def main(arguments: list[str] | None = None) -> int:
         if isinstance(command, List):
             show_list()
         elif isinstance(command, Report):
-            from attnkit_experiments.commands.report import write_report  # draws: nothing that training needs to load
+            from attnkit_experiments.commands.report import write_report  # imports plotting
 
             say(f"report: {write_report(command.folder, show_images=not command.hide_samples)}")
         elif isinstance(command, Prepare):
@@ -248,9 +248,9 @@ def main(arguments: list[str] | None = None) -> int:
         elif isinstance(command, Classify):
             classify.classify(command.folder, command.images, top=command.top, maps=command.maps, device=command.device)
         elif isinstance(command, Profile):
-            asked = request_of(command)
+            request = request_of(command)
             profile.profile(
-                runner.Request(**asked | {"out": command.cache}), command.variant, command.repeats, command.out
+                runner.Request(**request | {"out": command.cache}), command.variant, command.repeats, command.out
             )
         else:
             out = runner.run(runner.Request(**request_of(command)))

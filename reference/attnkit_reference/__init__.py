@@ -1,6 +1,6 @@
 """attnkit_reference: every attention op written out in NumPy, float64, with hand-derived gradients.
 
-It is the truth that fast implementations are judged against, and meant to be read beside the papers.
+It is the ground truth for fast implementations, and meant to be read beside the papers.
 """
 
 from attnkit_reference import analysis

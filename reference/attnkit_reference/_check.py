@@ -1,4 +1,4 @@
-"""Argument checks: every refusal says which op, which argument, what was expected and what came."""
+"""Argument checks: every error names the op, the argument, the value expected and the value received."""
 
 import difflib
 import numbers
@@ -13,10 +13,10 @@ Array = npt.NDArray[Any]
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
-def refuse_unexpected(op: str, given: Iterable[str], legal: Iterable[str]) -> None:
-    """ValueError for the first argument that the op does not take, naming the nearest that it does."""
+def refuse_unexpected(op: str, arguments: Iterable[str], legal: Iterable[str]) -> None:
+    """ValueError for the first unknown argument, suggesting the closest known one."""
     legal = list(legal)
-    for name in given:
+    for name in arguments:
         if name not in legal:
             nearest = difflib.get_close_matches(name, legal, n=1, cutoff=0.0)[0]
             raise ValueError(
@@ -24,10 +24,10 @@ def refuse_unexpected(op: str, given: Iterable[str], legal: Iterable[str]) -> No
             )
 
 
-def refuse_none(op: str, given: Mapping[str, Any], names: Iterable[str]) -> None:
-    """TypeError for the first of `names` that is given as None."""
+def refuse_none(op: str, arguments: Mapping[str, Any], names: Iterable[str]) -> None:
+    """TypeError for the first of `names` that is None."""
     for name in names:
-        if name in given and given[name] is None:
+        if name in arguments and arguments[name] is None:
             raise TypeError(f"{op}: {name}; expected a NumPy array, got None")
 
 
@@ -65,7 +65,7 @@ def broadcast(op: str, name: str, x: Array, shape: tuple[int, ...]) -> Array:
 
 
 def cotangent(op: str, name: str, x: Any, shape: tuple[int, ...]) -> Array:
-    """x in float64, with the shape of the output that it belongs to."""
+    """x in float64; its shape must be that of the output."""
     wide = as_float(op, name, x)
     if wide.shape != shape:
         raise ValueError(f"{op}: {name} has another shape than the output; expected {shape}, got {wide.shape}")

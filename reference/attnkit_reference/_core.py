@@ -1,7 +1,7 @@
 """What every attention op shares: visibility, lengths, scores, and the products around the weights.
 
 Letters: L queries, S keys, d features of q and k, e features of v, H heads (axis -3); `...` are leading axes, which
-broadcast. Everything is float64, and an (..., L, S) array is nothing to be afraid of here.
+broadcast. Everything is float64, and (..., L, S) arrays are allowed.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ from attnkit_reference._dropout import dropout_multiplier
 
 @dataclass(frozen=True)
 class Scores:
-    """The scores of one call and what is needed to go back from them to its arguments."""
+    """The scores of one call and what the way back to its arguments needs."""
 
     op: str
     q: Array  # (..., L, d), 0 in null rows
@@ -40,15 +40,15 @@ class Scores:
     scale: float
     keep: Array | None  # (..., L, S): dropout's multiplier, 0 where invisible
     groups: int  # query heads per head of k and v
-    shapes: dict[str, tuple[int, ...]]  # of q, k, v, bias as they came
+    shapes: dict[str, tuple[int, ...]]  # of the arguments q, k, v, bias
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The weights of one call and how a cotangent goes back through them: all that makes an op what it is.
+    """The weights of one call and the way back from their cotangents: the definition of an op.
 
-    pull(dw, |dw|) gives ds and the absolute value of its summands; `live` marks the rows that have a weight to give;
-    `signed`: weights may be negative; `exact_zeros`: zero weights are meant, not underflow.
+    pull(dw, |dw|) gives ds and the absolute value of its summands; `live` marks the rows that are not null; `signed`:
+    weights may be negative; `exact_zeros`: zero weights are exact, not underflow.
     """
 
     scores: Scores
@@ -93,7 +93,7 @@ def scores(
 ) -> Scores:
     """s = scale q k^T + bias on visible pairs, from arguments that are checked, widened and free of padding.
 
-    Whatever padding holds is gone before the first product: rows of k and v that no query sees, rows of q that see no
+    Padding is removed before the first product: rows of k and v that no query sees, rows of q that see no
     key, and bias and dropout_mask at invisible pairs are replaced by 0.
     """
     q, k, v = _inputs(op, q, k, v)
@@ -105,12 +105,12 @@ def scores(
     pairs = (*leading, L, S)
     visible = visibility(op, pairs, mask, causal, window, key_lengths, query_mask)
 
-    sees, seen = (np.logical_or.reduce(visible, axis=axis)[..., None] for axis in (-1, -2))
+    sees, seen_keys = (np.logical_or.reduce(visible, axis=axis)[..., None] for axis in (-1, -2))
     q = np.where(reduce_to(sees, (*q.shape[:-1], 1), 1, np.logical_or), q, 0.0)
-    k = np.where(reduce_to(seen, (*k.shape[:-1], 1), groups, np.logical_or), k, 0.0)
+    k = np.where(reduce_to(seen_keys, (*k.shape[:-1], 1), groups, np.logical_or), k, 0.0)
     k = np.repeat(k, groups, axis=-3) if groups > 1 else k
     if v is not None:
-        v = np.where(reduce_to(seen, (*v.shape[:-1], 1), groups, np.logical_or), v, 0.0)
+        v = np.where(reduce_to(seen_keys, (*v.shape[:-1], 1), groups, np.logical_or), v, 0.0)
         v = np.repeat(v, groups, axis=-3) if groups > 1 else v
 
     factor = 1.0 / np.sqrt(q.shape[-1]) if scale is None else number(op, "scale", scale)
@@ -134,7 +134,7 @@ def visibility(
     key_lengths: int | Array | None = None,
     query_mask: Array | None = None,
 ) -> Array:
-    """Which query may attend to which key: all that was given must allow it; booleans of shape `pairs`."""
+    """Which query may attend to which key: every option must allow it; booleans of shape `pairs`."""
     L, S = pairs[-2:]
     i, j = np.arange(L)[:, None], np.arange(S)
     visible = np.ones(pairs, dtype=bool)
@@ -163,7 +163,7 @@ def visibility(
 
 
 def row_lengths(sc: Scores, length: str | float | Array) -> Array:
-    """The length (..., L) that divides: n_i, S, or what was given; 1 in null rows."""
+    """The length (..., L) that divides: n_i, S, or the argument; 1 in null rows."""
     values: Array
     if isinstance(length, str):
         if length not in ("visible", "all"):
@@ -221,19 +221,19 @@ def gradients(rows: Rows, do: Array, absolute: bool = False) -> dict[str, Array]
     with the summands of their last contraction in absolute value."""
     do = output_cotangent(rows, do)
     dw = weight_cotangent(rows, do)
-    found = rows.to_arguments(dw, np.abs(dw), do, absolute)
-    return {"o": attend(rows, absolute=True), **found} if absolute else found
+    grads = rows.to_arguments(dw, np.abs(dw), do, absolute)
+    return {"o": attend(rows, absolute=True), **grads} if absolute else grads
 
 
 def output_cotangent(rows: Rows, do: Array) -> Array:
-    """do in float64, 0 in rows that give nothing."""
+    """do in float64, 0 in null rows."""
     sc = rows.scores
     do = cotangent(sc.op, "do", do, (*rows.w.shape[:-1], cast(Array, sc.v).shape[-1]))
     return np.where(rows.live[..., None], do, 0.0)
 
 
 def row_cotangent(rows: Rows, name: str, cotangent: Array | None) -> Array:
-    """A cotangent with one number per query, in float64; None is 0, and so are rows that give nothing."""
+    """A cotangent with one number per query, in float64; None is 0, and so are null rows."""
     if cotangent is None:
         return np.zeros(rows.live.shape)
     op = rows.scores.op
@@ -249,7 +249,7 @@ def transposed(x: Array) -> Array:
 
 
 def reduce_to(x: Array, shape: tuple[int, ...], groups: int = 1, by: np.ufunc = np.add) -> Array:
-    """Undo broadcasting and head repetition: combine (sum) the entries of x that came from one entry."""
+    """Undo broadcasting and head repetition: combine (sum) the entries of x that stem from the same entry."""
     if groups > 1:
         heads = x.shape[-3] // groups
         x = by.reduce(x.reshape(*x.shape[:-3], heads, groups, *x.shape[-2:]), axis=-3)
@@ -259,9 +259,9 @@ def reduce_to(x: Array, shape: tuple[int, ...], groups: int = 1, by: np.ufunc = 
 
 
 def _inputs(op: str, q: Array, k: Array, v: Array | None) -> tuple[Array, Array, Array | None]:
-    given = {name: x for name, x in (("q", q), ("k", k), ("v", v)) if x is not None}
-    wide = {name: tokens(op, name, x) for name, x in given.items()}
-    for name, x in given.items():
+    arrays = {name: x for name, x in (("q", q), ("k", k), ("v", v)) if x is not None}
+    wide = {name: tokens(op, name, x) for name, x in arrays.items()}
+    for name, x in arrays.items():
         if x.dtype != q.dtype:
             raise TypeError(f"{op}: {name} must share the dtype of q; expected {q.dtype}, got {x.dtype}")
     if q.shape[-1] != k.shape[-1] or q.shape[-1] == 0:

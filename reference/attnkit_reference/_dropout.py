@@ -1,4 +1,4 @@
-"""Dropout of weights that every backend can repeat bit for bit: a counter-based generator, nothing stored."""
+"""Dropout of weights that every backend reproduces bit for bit: a counter-based generator without stored state."""
 
 import numbers
 from typing import Any
@@ -41,12 +41,12 @@ def philox4x32(
 def dropout_multiplier(
     op: str, pairs: tuple[int, ...], visible: Array, dropout_mask: Any, dropout: Any
 ) -> Array | None:
-    """What multiplies the weights: dropout_mask, or that of dropout = (p, seed); 0 where invisible."""
+    """The multiplier of the weights: dropout_mask, or that of dropout = (p, seed); 0 where invisible."""
     if dropout_mask is not None:
         if dropout is not None:
             raise ValueError(f"{op}: dropout; expected dropout or dropout_mask, got both")
-        given = broadcast(op, "dropout_mask", as_float(op, "dropout_mask", dropout_mask), pairs)
-        return np.where(visible, given, 0.0)
+        mask = broadcast(op, "dropout_mask", as_float(op, "dropout_mask", dropout_mask), pairs)
+        return np.where(visible, mask, 0.0)
     if dropout is None:
         return None
     if not isinstance(dropout, tuple | list) or len(dropout) != 2:
@@ -60,7 +60,7 @@ def dropout_multiplier(
 
 
 def _from_seed(shape: tuple[int, ...], p: float, seed: int) -> Array:
-    """What multiplies the weights (..., H, L, S): 0 where dropped, 1/(1-p) where kept.
+    """The multiplier of the weights (..., H, L, S): 0 where dropped, 1/(1-p) where kept.
 
     w_ij is kept iff word 0 / 2**32 < 1 - p at counter (j, i, head, leading): head is the position on axis -3 and
     leading the flattened index of the axes before it, both 0 where the axis does not exist.
@@ -70,5 +70,5 @@ def _from_seed(shape: tuple[int, ...], p: float, seed: int) -> Array:
     leading = np.arange(int(np.prod(outer, dtype=np.int64))).reshape((*outer, 1, 1, 1))
     head = np.arange(heads).reshape(-1, 1, 1)
     word = philox4x32((np.arange(keys), np.arange(queries)[:, None], head, leading), seed)[0]
-    kept = np.broadcast_to(word / 2.0**32 < 1.0 - p, full).reshape(shape)
-    return np.where(kept, 1.0 / (1.0 - p), 0.0)
+    keep = np.broadcast_to(word / 2.0**32 < 1.0 - p, full).reshape(shape)
+    return np.where(keep, 1.0 / (1.0 - p), 0.0)

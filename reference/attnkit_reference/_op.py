@@ -1,12 +1,12 @@
-"""The public functions of an op: which arguments they take, and those that follow from the forward function.
+"""The public functions of an op: the arguments they take, and the functions derived from the forward function.
 
-An op is its documented forward function and two functions behind it:
+An op is its documented forward function and two private functions:
 
     prepare(op, ...)                        one call: the arguments checked and widened, the weights; most often `Rows`
     pull(call, *cotangents, absolute)       the gradients of its arguments; with `absolute`, magnitudes instead: outputs
                                             and gradients with the summands of their last contraction in absolute value
 
-`prepare` takes the arguments of the forward function by their names, and first the name that stands in errors.
+`prepare` takes the name used in errors, then the arguments of the forward function by name.
 """
 
 import functools
@@ -24,7 +24,7 @@ Parameter = inspect.Parameter
 
 DROPOUT = ("dropout_mask", "dropout")
 ROWS: dict[str, Callable[..., Rows]] = {}
-"""The rows of every op that has some, for statistics: what `derived_weights` was given."""
+"""The rows of every op that has them, for statistics: registered by `derived_weights`."""
 
 
 def keyword_parameters(prepare: Callable[..., Any], *without: str) -> list[Parameter]:
@@ -41,9 +41,9 @@ def keywords_of(prepare: Callable[..., Any], *without: str) -> Callable[[Functio
 
 
 def refuse_others(function: Function, more: Sequence[Parameter] = ()) -> Function:
-    """Make a keyword argument that a public function does not take a ValueError; help() shows those that it takes.
+    """Make unknown keyword arguments of a public function a ValueError; help() shows the known ones.
 
-    An argument that may not be None, as its annotation says, is a TypeError if it is.
+    None is a TypeError for arguments whose annotation excludes it.
     """
     own = [p for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
     parameters = [*own, *more]
@@ -66,15 +66,15 @@ def derived_weights(
     weigh: Callable[[Any], Array] = attrgetter("w"),
     doc: str = "",
 ) -> Callable[..., Array]:
-    """`<op>_weights`: weigh(call), from those arrays of `forward` that `prepare` cannot do without.
+    """`<op>_weights`: weigh(call), from the arrays of `forward` that `prepare` requires.
 
-    Its keyword arguments are those of `prepare` but for dropout.
+    Its keyword arguments are those of `prepare` except dropout.
     """
-    taken = inspect.signature(prepare).parameters
+    parameters = inspect.signature(prepare).parameters
     if issubclass(prepare.__annotations__["return"], Rows):
         ROWS[forward.__name__] = prepare
-    arrays = [p for p in _parameters(forward, Parameter.POSITIONAL_OR_KEYWORD) if p.name in taken]
-    needed = [p for p in arrays if not _may_be_none(taken[p.name])]
+    arrays = [p for p in _parameters(forward, Parameter.POSITIONAL_OR_KEYWORD) if p.name in parameters]
+    needed = [p for p in arrays if not _may_be_none(parameters[p.name])]
     absent = {p.name: None for p in arrays if p not in needed}
     names = [p.name for p in arrays]
 
@@ -95,12 +95,12 @@ def derived_gradients(
 ) -> tuple[Callable[..., Gradients], Callable[..., Gradients]]:
     """`<op>_vjp` and `<op>_magnitudes`, with these docstrings.
 
-    They take the arguments of `forward` but for those that ask for another output (return_...), and the cotangents that
-    `pull` takes: after the arrays those that it takes by position.
+    They take the arguments of `forward`, except those that request another output (return_...), and the cotangents that
+    `pull` takes: positional ones after the arrays.
     """
     cotangents = [p for p in list(inspect.signature(pull).parameters.values())[1:] if p.name != "absolute"]
-    named = [p for p in cotangents if p.kind is p.KEYWORD_ONLY]
-    arrays = [*_parameters(forward, Parameter.POSITIONAL_OR_KEYWORD), *(p for p in cotangents if p not in named)]
+    keywords = [p for p in cotangents if p.kind is p.KEYWORD_ONLY]
+    arrays = [*_parameters(forward, Parameter.POSITIONAL_OR_KEYWORD), *(p for p in cotangents if p not in keywords)]
     options = [p for p in _parameters(forward, Parameter.KEYWORD_ONLY) if not p.name.startswith("return_")]
 
     def derived(suffix: str, doc: str, absolute: bool) -> Callable[..., Gradients]:
@@ -108,7 +108,7 @@ def derived_gradients(
             of_outputs = {p.name: arguments.pop(p.name) for p in cotangents if p.name in arguments}
             return pull(prepare(op, **arguments), **of_outputs, absolute=absolute)
 
-        return _function(forward, suffix, doc, arrays, [*named, *options], pulled)
+        return _function(forward, suffix, doc, arrays, [*keywords, *options], pulled)
 
     return derived("_vjp", vjp, False), derived("_magnitudes", magnitudes, True)
 
@@ -121,7 +121,7 @@ def _function(
     options: Sequence[Parameter],
     compute: Callable[..., Any],
 ) -> Callable[..., Any]:
-    """A public function beside `forward`, which hands all its arguments to `compute` by name, after its own name."""
+    """A public function beside `forward` that passes its own name and all its arguments, by name, to `compute`."""
     name = forward.__name__ + suffix
     signature = inspect.Signature([*arrays, *options])
 

@@ -1,4 +1,4 @@
-"""Sparsemax and α-entmax attention: rows that sum to 1 and are exactly 0 below a threshold of their own."""
+"""Sparsemax and α-entmax attention: rows sum to 1 and are exactly 0 below a threshold."""
 
 from dataclasses import dataclass
 from typing import Any, cast
@@ -18,19 +18,19 @@ from attnkit_reference._core import (
 from attnkit_reference._op import derived_gradients, derived_weights, keywords_of
 
 HALVINGS = 60  # of a bracket of width 1: below the spacing of float64
-SMALLEST_ALPHA = 1.01  # above 1: nearer to it, (α-1)s loses the differences between scores
+SMALLEST_ALPHA = 1.01  # closer to 1, (α-1)s loses the differences between scores
 
 
 @dataclass(frozen=True)
 class EntmaxRows(Rows):
-    """Rows whose weights depend on an array of the op's own: α."""
+    """Rows whose weights also depend on an array α."""
 
-    alphas: Array | None = None  # (..., L, 1); None where α is a number
-    alpha_shape: tuple[int, ...] = ()  # of α as it came
+    alphas: Array | None = None  # (..., L, 1); None if α is a number
+    alpha_shape: tuple[int, ...] = ()  # of the argument α
     p_tilde: Array | None = None  # u/Σu
 
     def to_own(self, dw: Array, size: Array) -> dict[str, tuple[Array, Array]]:
-        """dα for the cotangent dw, and the sum of the absolute values of what it adds up where `size` is that of dw."""
+        """dα for the cotangent dw, and the sum of the absolute values of its summands, `size` being that of dw."""
         if self.alphas is None or self.p_tilde is None:
             return {}
         slope, slope_size = _slope_in_alpha(self.w, self.p_tilde, self.alphas)
@@ -43,7 +43,7 @@ def entmax_rows(
 ) -> EntmaxRows:
     """p = [(α-1)s - τ]₊^{1/(α-1)} with Σp = 1 over visible keys; ds = u (dw - Σ u dw/Σu), u = p^{2-α} where p > 0.
 
-    A row whose visible scores are all -inf has nothing to give: it is null.
+    A row whose visible scores are all -inf is null.
     """
     sc = scores(op, q, k, v, **options)
     alphas = _alphas(sc, alpha)
@@ -73,7 +73,7 @@ def _alphas(sc: Scores, alpha: float | Array) -> Array:
     """α of every row, (..., L, 1)."""
     if isinstance(alpha, np.ndarray):
         values = broadcast(sc.op, "alpha", as_float(sc.op, "alpha", alpha), (*sc.n.shape, 1))
-        smallest = float(np.asarray(SMALLEST_ALPHA).astype(alpha.dtype))  # 1.01 as α's own dtype writes it
+        smallest = float(np.asarray(SMALLEST_ALPHA).astype(alpha.dtype))  # 1.01 rounded to α's dtype
     else:
         values, smallest = np.full((*sc.n.shape, 1), number(sc.op, "alpha", alpha)), SMALLEST_ALPHA
     if not np.all((values == 1) | ((values >= min(smallest, SMALLEST_ALPHA)) & (values <= 2))):
@@ -105,14 +105,14 @@ def _entmax(z: Array, alphas: Array) -> Array:
 
 
 def _mass(x: Array, threshold: Array, power: Array) -> Array:
-    """Σ_j [x_j - τ]₊^{1/(α-1)}, which falls as τ grows."""
+    """Σ_j [x_j - τ]₊^{1/(α-1)}, decreasing in τ."""
     return cast(Array, np.sum(np.where(x <= threshold, 0.0, x - threshold) ** power, axis=-1, keepdims=True))
 
 
 def _support(x: Array, power: Array) -> Array:
     """The entries above the threshold: x_j > τ iff with x_j as threshold the mass would be below 1.
 
-    This is a prefix of the sorted row. Its length is found by halving; only a strict < is exact where an entry lies on
+    This is a prefix of the sorted row. Its length is found by bisection; only a strict < is exact if an entry lies on
     the threshold.
     """
     ordered = -np.sort(-x, axis=-1)

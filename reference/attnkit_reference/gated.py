@@ -29,7 +29,7 @@ class Unit:
     """One call: o = (u ⊙ a) W_o, a = pointwise_attention(q, k, v), everything made from x."""
 
     op: str
-    x: Array  # (..., T, D), 0 where nobody uses the token
+    x: Array  # (..., T, D), 0 where the token is unused
     weights: dict[str, Array]
     before: dict[str, Array]  # x W_z, x W_u, x W_v
     after: dict[str, Array]  # silu of them: z, u, v
@@ -42,12 +42,12 @@ class Unit:
 
 
 def _unit(op: str, x: Array, *, alpha: float = 2.0, length: str | float | Array = "visible", **options: Any) -> Unit:
-    named = {name: options.pop(name) for name in WEIGHTS}
-    wide, wide_x = {name: as_float(op, name, w) for name, w in named.items()}, as_float(op, "x", x)
-    _check_shapes(op, x, named)
+    weights = {name: options.pop(name) for name in WEIGHTS}
+    wide, wide_x = {name: as_float(op, name, w) for name, w in weights.items()}, as_float(op, "x", x)
+    _check_shapes(op, x, weights)
     T = x.shape[-2]
-    given = {name: value for name, value in options.items() if name in VISIBILITY}
-    visible = visibility(op, (*x.shape[:-2], T, T), **given)
+    common = {name: value for name, value in options.items() if name in VISIBILITY}
+    visible = visibility(op, (*x.shape[:-2], T, T), **common)
     used = np.logical_or.reduce(visible, axis=-1) | np.logical_or.reduce(visible, axis=-2)
     wide_x = np.where(used[..., None], wide_x, 0.0)
 
@@ -57,7 +57,7 @@ def _unit(op: str, x: Array, *, alpha: float = 2.0, length: str | float | Array 
     k = after["z"] * wide["gamma_k"] + wide["beta_k"]
     params = {"activation": "relu_squared", "alpha": alpha, "length": length, "scale": 1.0, **options}
     rows = pointwise_rows(op, q, k, after["v"], **params)
-    shapes = {"x": x.shape, **{name: w.shape for name, w in named.items()}}
+    shapes = {"x": x.shape, **{name: w.shape for name, w in weights.items()}}
     return Unit(op, wide_x, wide, before, after, q, k, rows, attend(rows), params, shapes)
 
 
@@ -96,13 +96,13 @@ def _pull(f: Unit, do: Array, absolute: bool = False) -> dict[str, Array]:
         "beta_k": size(dk),
     }
     full |= {f"w_{n}": transposed(size(f.x)) @ size(before[n]) for n in before}
-    found = {name: reduce_to(full[name], shape) for name, shape in f.shapes.items()}
+    grads = {name: reduce_to(full[name], shape) for name, shape in f.shapes.items()}
     if "bias" in inside:
         of_attention = pointwise_attention_magnitudes if absolute else pointwise_attention_vjp
-        found["bias"] = of_attention(f.q, f.k, f.after["v"], f.after["u"] * gated, **f.params)["bias"]
+        grads["bias"] = of_attention(f.q, f.k, f.after["v"], f.after["u"] * gated, **f.params)["bias"]
     if absolute:
-        found["o"] = np.abs(f.after["u"] * f.a) @ np.abs(f.weights["w_o"])
-    return found
+        grads["o"] = np.abs(f.after["u"] * f.a) @ np.abs(f.weights["w_o"])
+    return grads
 
 
 @keywords_of(_unit, *NOT_TAKEN)

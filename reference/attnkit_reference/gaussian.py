@@ -1,4 +1,4 @@
-"""Gaussian attention: the kernel of SOFT with queries and keys of its own, and no normaliser."""
+"""Gaussian attention: the kernel of SOFT with separate queries and keys and no normaliser."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,7 +11,7 @@ from attnkit_reference._op import derived_gradients, derived_weights, keywords_o
 
 @dataclass(frozen=True)
 class GaussianRows(Rows):
-    """Rows whose scores come from distances instead of products."""
+    """Rows whose scores are computed from distances instead of products."""
 
     differences: Array = field(default_factory=lambda: np.zeros(0))  # q_i - k_j, (..., L, S, d)
 

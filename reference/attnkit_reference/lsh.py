@@ -1,7 +1,7 @@
-"""LSH attention (Reformer): a token looks at those that fell into its bucket or lie beside it after sorting by bucket.
+"""LSH attention (Reformer): a token attends to those in its bucket or next to it after sorting by bucket.
 
-Letters: n tokens, d features of qk, e features of v. What sorting and chunks
-amount to is a table of integers, how often query i meets key j; given it, everything is softmax with multiplicities.
+Letters: n tokens, d features of qk, e features of v. Sorting and chunking amount to a table of integers, how often
+query i meets key j; given that table, everything is softmax with multiplicities.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from attnkit_reference._op import derived_gradients, derived_weights, keywords_o
 from attnkit_reference.lowrank.newton import whole
 from attnkit_reference.lowrank.soft import refuse_pair_mask
 
-SELF_LOGIT = -1e5  # what is added to the logit of a token with itself: it attends to itself only if alone
+SELF_LOGIT = -1e5  # added to the logit of a token with itself: it attends to itself only if alone
 NORM_EPS = 1e-6  # times d, under the root
 
 
@@ -35,7 +35,7 @@ def random_rotations(d: int, num_hashes: int, num_buckets: int, seed: int) -> Ar
 
 
 def hash_tokens(qk: Array, rotations: Array, valid: Array) -> Array:
-    """(..., rounds, n): the first argmax of [x R, -x R]; num_buckets, one beyond the last, for what is not valid."""
+    """(..., rounds, n): the first argmax of [x R, -x R]; num_buckets, one beyond the last, for invalid tokens."""
     d, rounds, half = rotations.shape[-3:]
     with np.errstate(over="ignore", invalid="ignore"):
         flat = qk @ rotations.reshape(*rotations.shape[:-3], d, rounds * half)
@@ -47,7 +47,7 @@ def hash_tokens(qk: Array, rotations: Array, valid: Array) -> Array:
 def meetings(buckets: Array, num_buckets: int, chunk_size: int) -> Array:
     """How often query i meets key j (n, n), for the buckets (rounds, n) of one sequence.
 
-    Filler makes n a multiple of chunk_size. All rounds stand one after the other, each sorted by (bucket, position);
+    Filler makes n a multiple of chunk_size. All rounds are concatenated, each sorted by (bucket, position);
     chunks of that one sequence see themselves and the one before, the first the last; a single chunk sees itself once.
     """
     n = buckets.shape[-1]
@@ -148,8 +148,8 @@ def _pull(a: Lsh, do: Array, absolute: bool = False) -> dict[str, Array]:
         "qk": ds @ size(a.unit) + (dunit + along if absolute else dunit - along) / a.norm,
         "v": transposed(a.w) @ size(do),
     }
-    found = {name: reduce_to(full[name], shape) for name, shape in a.shapes.items()}
-    return {"o": a.w @ size(v), **found} if absolute else found
+    grads = {name: reduce_to(full[name], shape) for name, shape in a.shapes.items()}
+    return {"o": a.w @ size(v), **grads} if absolute else grads
 
 
 @refuse_others
@@ -175,7 +175,7 @@ def lsh_attention(qk: Array, v: Array, rotations: Array, **params: Any) -> Array
 
     qk (..., n, d), queries and keys in one; v (..., n, e); rotations (..., d, num_hashes, num_buckets/2) -> o (..., n,
     e). s_ij = qk_i·k̂_j with k̂ = x/√(‖x‖² + 10⁻⁶ d), so that there is no 1/√d; s_ii gets -10⁵, so that a token attends
-    to itself only if it meets nobody else.
+    to itself only if it meets no other token.
 
     Tokens are sorted by (round, bucket, position), filled up to a multiple of chunk_size, and cut into chunks of
     chunk_size; each sees itself and the chunk before it in that one sequence, across rounds, and the first the last.

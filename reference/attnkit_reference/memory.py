@@ -61,13 +61,13 @@ def _memory(
         "key_bias": (key_bias, m), "value_bias": (value_bias, e), "norm_weight": (norm_weight, e),
         "norm_bias": (norm_bias, e),
     }  # fmt: skip
-    given = {name: _vector(op, name, array, size) for name, (array, size) in vectors.items() if array is not None}
+    own = {name: _vector(op, name, array, size) for name, (array, size) in vectors.items() if array is not None}
 
-    s = wide["x"] @ transposed(wide["keys"]) + given.get("key_bias", 0.0)
+    s = wide["x"] @ transposed(wide["keys"]) + own.get("key_bias", 0.0)
     w = _softmax(s) if activation == "softmax" else relu(s)
-    h = w @ wide["values"] + given.get("value_bias", 0.0)
-    shapes = {name: array.shape for name, array in {**arrays, **given}.items()}
-    value_bias, norm_weight, norm_bias = (given.get(name) for name in ("value_bias", "norm_weight", "norm_bias"))
+    h = w @ wide["values"] + own.get("value_bias", 0.0)
+    shapes = {name: array.shape for name, array in {**arrays, **own}.items()}
+    value_bias, norm_weight, norm_bias = (own.get(name) for name in ("value_bias", "norm_weight", "norm_bias"))
     softmax = activation == "softmax"
     return Memory(
         op, wide["x"], wide["keys"], wide["values"], softmax, s, w, h, value_bias, norm_weight, norm_bias, eps, shapes
@@ -114,7 +114,7 @@ def _output(a: Memory) -> Array:
 
 
 def _sizes(a: Memory) -> tuple[Array, Array]:
-    """Sums of the absolute values of what h adds up, and the same of what the normalised h does."""
+    """Sums of the absolute values of the summands of h, and of those of the normalised h."""
     size = a.w @ np.abs(a.values) + (0.0 if a.value_bias is None else np.abs(a.value_bias))
     return size, normalise(a.h, a.eps)[1] * (size + _mean(size))
 
@@ -122,7 +122,7 @@ def _sizes(a: Memory) -> tuple[Array, Array]:
 def _pull(a: Memory, do: Array, absolute: bool = False) -> dict[str, Array]:
     """Gradients; with `absolute` the sums of the absolute values of their summands, and those of o.
 
-    A LayerNorm subtracts twice, so that behind it not |dh| counts but the summands of dh, and of what follows.
+    A LayerNorm subtracts twice, so rounding errors after it scale with the summands of dh, not with |dh|.
     """
     do = cotangent(a.op, "do", do, a.h.shape)
     size = np.abs if absolute else np.asarray
@@ -146,8 +146,8 @@ def _pull(a: Memory, do: Array, absolute: bool = False) -> dict[str, Array]:
     dh = dh_size if absolute else dh
     full |= {"x": ds @ size(a.keys), "keys": transposed(ds) @ size(a.x), "values": transposed(a.w) @ dh}
     full |= {"key_bias": ds, "value_bias": dh}
-    found = {name: reduce_to(full[name], shape) for name, shape in a.shapes.items()}
-    return {"o": full["o"], **found} if absolute else found
+    grads = {name: reduce_to(full[name], shape) for name, shape in a.shapes.items()}
+    return {"o": full["o"], **grads} if absolute else grads
 
 
 @keywords_of(_memory)

@@ -24,7 +24,7 @@ from attnkit_reference.softmax import (
     softmax_rows,
 )
 
-LEFT_OUT = (  # padding is what packing does away with
+LEFT_OUT = (  # packing replaces padding
     *("mask", "key_lengths", "query_mask", "bias", *DROPOUT),
     *("initial_state", "return_state"),
 )
@@ -32,7 +32,7 @@ Boundaries = Array | Sequence[int]
 
 
 class Segment(NamedTuple):
-    """Where one sequence lies among the tokens of q, and among those of k and v."""
+    """The ranges of one sequence in the tokens of q and in those of k and v."""
 
     queries: slice
     keys: slice
@@ -43,10 +43,10 @@ def segments(
 ) -> list[Segment]:
     """Sequence b has the queries cu_seqlens_q[b] .. cu_seqlens_q[b+1] - 1, and keys likewise."""
     edges = []
-    for name, given, tokens in (("cu_seqlens_q", cu_seqlens_q, len(q)), ("cu_seqlens_k", cu_seqlens_k, len(k))):
-        cu = integers(op, name, np.asarray(given))
+    for name, boundaries, tokens in (("cu_seqlens_q", cu_seqlens_q, len(q)), ("cu_seqlens_k", cu_seqlens_k, len(k))):
+        cu = integers(op, name, np.asarray(boundaries))
         if cu.ndim != 1 or len(cu) == 0 or cu[0] != 0 or cu[-1] != tokens or np.any(np.diff(cu) < 0):
-            raise ValueError(f"{op}: {name}; expected 0 <= ... <= {tokens}, from 0 to the tokens, got {given!r}")
+            raise ValueError(f"{op}: {name}; expected 0 <= ... <= {tokens}, from 0 to the tokens, got {boundaries!r}")
         edges.append([slice(int(a), int(b)) for a, b in itertools.pairwise(cu)])
     if len(edges[0]) != len(edges[1]):
         counts = len(edges[0]), len(edges[1])
@@ -56,7 +56,7 @@ def segments(
 
 @dataclass(frozen=True)
 class Packed:
-    """One call: the arrays, tokens first, and where each sequence lies in them."""
+    """One call: the arrays, tokens first, and the ranges of each sequence."""
 
     q: Array
     k: Array
@@ -77,19 +77,19 @@ class Packed:
         """The outputs of all sequences, tokens first, one after the other."""
         tokens, heads = self.q.shape[:2]
         outputs = [np.zeros((tokens, heads, self.v.shape[-1])), np.zeros((tokens, heads))]
-        found = outputs[: 1 + self.options.get("return_lse", False)]
+        results = outputs[: 1 + self.options.get("return_lse", False)]
         for part, inputs, own in self.sequences():
             answer = attention(*inputs, **own)
-            for whole, x in zip(found, answer if isinstance(answer, tuple) else (answer,), strict=True):
+            for whole, x in zip(results, answer if isinstance(answer, tuple) else (answer,), strict=True):
                 whole[part.queries] = np.swapaxes(x, 0, 1)
-        return tuple(found) if len(found) > 1 else found[0]
+        return tuple(results) if len(results) > 1 else results[0]
 
     def backward(self, vjp: Callable[..., Gradients], *cotangents: Array | None) -> Gradients:
-        """Gradients of q, k and v (or what `vjp` gives of that shape), tokens first; outputs, a row per query, too."""
+        """Gradients of q, k and v (or results of `vjp` with those shapes), tokens first; also outputs per query."""
         whole = {"q": np.zeros(self.q.shape), "k": np.zeros(self.k.shape), "v": np.zeros(self.v.shape)}
         for part, inputs, own in self.sequences():
-            pulled = [None if x is None else np.swapaxes(x[part.queries], 0, 1) for x in cotangents]
-            for name, x in vjp(*inputs, *pulled, **own).items():
+            of_outputs = [None if x is None else np.swapaxes(x[part.queries], 0, 1) for x in cotangents]
+            for name, x in vjp(*inputs, *of_outputs, **own).items():
                 x = np.swapaxes(x, 0, 1)
                 whole.setdefault(name, np.zeros((len(self.q), *x.shape[1:])))
                 whole[name][part.keys if name in ("k", "v") else part.queries] = x
@@ -127,7 +127,7 @@ def softmax_attention_packed(
     return_lse: bool = False,
     **params: Any,
 ) -> Any:
-    """`softmax_attention` of each of several sequences, whose tokens stand one after the other.
+    """`softmax_attention` of each of several sequences, whose tokens are concatenated.
 
     q (T_q, H, d), k (T_k, H, d), v (T_k, H, e) -> o (T_q, H, e), with return_lse (o, lse (T_q, H)). Sequence b has the
     queries cu_seqlens_q[b] to cu_seqlens_q[b+1] - 1 and the keys cu_seqlens_k[b] to cu_seqlens_k[b+1] - 1; sequences

@@ -19,7 +19,7 @@ from attnkit_reference._op import derived_gradients, derived_weights, keywords_o
 
 
 class ScoreFunction(NamedTuple):
-    """h, its derivative, and what statistics must know: can h be negative, and are its zeros exact?"""
+    """h, its derivative, and facts for statistics: can h be negative, and are its zeros exact?"""
 
     h: Callable[[Array], Array]
     slope: Callable[[Array], Array]
@@ -157,7 +157,7 @@ def pointwise_attention(q: Array, k: Array, v: Array, **params: Any) -> Array:
     q (..., L, d), k (..., S, d), v (..., S, e) -> o (..., L, e). Leading axes broadcast; heads are axis -3.
 
     activation names h: relu (default), relu_squared, gelu (with the exact erf), gelu_tanh, softplus, identity, relu6,
-    sigmoid, silu. The length factor stands outside h; the paper finds alpha close to 1 best. length is n_i, the number
+    sigmoid, silu. The length factor is outside h; the paper finds alpha close to 1 best. length is n_i, the number
     of keys visible to query i ("visible", the default), S ("all": then the amount of padding matters), or a number or
     array (..., L) > 0. shift is added to the scores: a number, or "-log_length" for -log n_i. The kinks have
     derivative 0: relu'(0) = relu6'(0) = relu6'(6) = 0.
@@ -264,7 +264,7 @@ def _layernorm_pull(
 ) -> dict[str, Array]:
     """dx = r (g - mean(g) - y mean(g y)), dweight = Σ dy ⊙ y with g = weight ⊙ dy; with `absolute`, |x| + |mean| for
     the centred x and |g| + |mean(g)| for the centred g."""
-    found = {}
+    grads = {}
     for (name, (x, weight)), cotangent in zip(a.inputs.items(), (dq_normed, dk_normed), strict=True):
         dy = np.zeros(x.shape) if cotangent is None else as_float(a.op, f"d{name}_normed", cotangent)
         if dy.shape != x.shape:
@@ -273,13 +273,13 @@ def _layernorm_pull(
         g, tokens = weight * dy, tuple(range(x.ndim - 1))
         if absolute:
             uncentred = r * (np.abs(x) + np.abs(_mean(x)))
-            found[f"{name}_normed"] = uncentred * np.abs(weight)
-            found[name] = r * (np.abs(g) + np.abs(_mean(g)) + uncentred * np.abs(_mean(g * y)))
-            found[f"{name}_weight"] = (np.abs(dy) * uncentred).sum(axis=tokens)
+            grads[f"{name}_normed"] = uncentred * np.abs(weight)
+            grads[name] = r * (np.abs(g) + np.abs(_mean(g)) + uncentred * np.abs(_mean(g * y)))
+            grads[f"{name}_weight"] = (np.abs(dy) * uncentred).sum(axis=tokens)
         else:
-            found[name] = r * (g - _mean(g) - y * _mean(g * y))
-            found[f"{name}_weight"] = (dy * y).sum(axis=tokens)
-    return found
+            grads[name] = r * (g - _mean(g) - y * _mean(g * y))
+            grads[f"{name}_weight"] = (dy * y).sum(axis=tokens)
+    return grads
 
 
 @refuse_others

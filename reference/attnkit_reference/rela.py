@@ -1,4 +1,4 @@
-"""ReLA: relu of the scores without a normaliser, and an RMSNorm of what it gives."""
+"""ReLA: relu of the scores without a normaliser, followed by RMSNorm."""
 
 from typing import Any, NamedTuple, cast
 
@@ -13,12 +13,12 @@ NORM_AXES = ("hidden", "head")
 
 
 def rela_rows(op: str, q: Array, k: Array, v: Array | None = None, **options: Any) -> Rows:
-    """w = relu(s): what row statistics of ReLA are about."""
+    """w = relu(s), the weights in row statistics of ReLA."""
     return pointwise_rows(op, q, k, v, activation="relu", alpha=0.0, **options)
 
 
 class _Normed(NamedTuple):
-    """x = relu(s) v and what becomes of it, (..., H, L, e); with features (..., L, e) where there are no heads."""
+    """x = relu(s) v and its norm, (..., H, L, e), or (..., L, e) without heads."""
 
     rows: Rows
     x: Array
@@ -27,7 +27,7 @@ class _Normed(NamedTuple):
     weight: Array  # norm_weight as it multiplies x
     gate: Array | None
     axes: tuple[int, ...]  # over which the mean is taken
-    shapes: dict[str, tuple[int, ...]]  # of norm_weight and gate_weight as they came
+    shapes: dict[str, tuple[int, ...]]  # of the arguments norm_weight and gate_weight
 
     def mean(self, x: Array) -> Array:
         return x.mean(axis=self.axes, keepdims=True)
@@ -76,7 +76,7 @@ def _joined(x: Array) -> Array:
 
 
 def _split_cotangent(rows: Rows, x: Array, do: Array) -> Array:
-    """do (..., L, H·e) in the layout of x, 0 in rows (of single heads) that give nothing."""
+    """do (..., L, H·e) in the layout of x, 0 in null rows (of single heads)."""
     do = cotangent(rows.scores.op, "do", do, _joined(x).shape)
     if x.ndim > 2:
         do = np.moveaxis(do.reshape(*do.shape[:-1], x.shape[-3], x.shape[-1]), -2, -3)
@@ -92,43 +92,43 @@ def _of_features(gradient: Array, shape: tuple[int, ...]) -> Array:
 def _norm_gradients(normed: _Normed, do: Array) -> dict[str, Array]:
     """dx, and the summands of dnorm_weight and dgate_weight."""
     x, r, weight, gate = normed.x, normed.inverse, normed.weight, normed.gate
-    unit, dy, through_gate, found = x * r, do, np.zeros(1), {}
+    unit, dy, through_gate, grads = x * r, do, np.zeros(1), {}
     if gate is not None:
         dy = do * sigmoid(gate * x)
         slope = do * normed.y * sigmoid_slope(gate * x)
-        through_gate, found["gate_weight"] = slope * gate, slope * x
+        through_gate, grads["gate_weight"] = slope * gate, slope * x
     g = dy * weight
-    return {"x": r * (g - unit * normed.mean(g * unit)) + through_gate, "norm_weight": dy * unit, **found}
+    return {"x": r * (g - unit * normed.mean(g * unit)) + through_gate, "norm_weight": dy * unit, **grads}
 
 
 def _norm_sizes(normed: _Normed, do: Array) -> dict[str, Array]:
-    """The same, and the output, over absolute values, x by Σ w |v|."""
+    """The same, and the output, in absolute values, with Σ w |v| for x."""
     x, r, weight, gate, do = normed.size, normed.inverse, np.abs(normed.weight), normed.gate, np.abs(do)
-    y, dy, through_gate, found = x * r * weight, do, np.zeros(1), {}
+    y, dy, through_gate, sizes = x * r * weight, do, np.zeros(1), {}
     if gate is not None:
         opening, slope = sigmoid(gate * normed.x), sigmoid_slope(gate * normed.x)
         along = do * y * slope
         y, dy = y * opening, do * opening
-        through_gate, found["gate_weight"] = along * np.abs(gate), along * x
+        through_gate, sizes["gate_weight"] = along * np.abs(gate), along * x
     g, unit = dy * weight, np.abs(normed.x) * r
     dx = r * (g + unit * normed.mean(g * unit)) + through_gate
-    return {"o": y, "x": dx, "norm_weight": dy * x * r, **found}
+    return {"o": y, "x": dx, "norm_weight": dy * x * r, **sizes}
 
 
 def _pull(a: _Normed, do: Array, absolute: bool = False) -> dict[str, Array]:
-    """Through the norm and the gate to x, and from there as from any output."""
+    """Through the norm and the gate to x, and from there as for any output."""
     do = _split_cotangent(a.rows, a.x, do)
     exact = _norm_gradients(a, do)
-    found = _norm_sizes(a, do) if absolute else exact
+    grads = _norm_sizes(a, do) if absolute else exact
     dw = weight_cotangent(a.rows, exact["x"])
-    size = _weight_sizes(a.rows, found["x"]) if absolute else np.abs(dw)
-    output = {"o": _joined(found["o"])} if absolute else {}
-    own = {name: _of_features(found[name], shape) for name, shape in a.shapes.items()}
-    return {**a.rows.to_arguments(dw, size, found["x"], absolute), **output, **own}
+    size = _weight_sizes(a.rows, grads["x"]) if absolute else np.abs(dw)
+    output = {"o": _joined(grads["o"])} if absolute else {}
+    own = {name: _of_features(grads[name], shape) for name, shape in a.shapes.items()}
+    return {**a.rows.to_arguments(dw, size, grads["x"], absolute), **output, **own}
 
 
 def _weight_sizes(rows: Rows, dx: Array) -> Array:
-    """Σ |dx| |v|: the norm makes dx orthogonal to x, so that a row with one key has dw = 0 from large summands."""
+    """Σ |dx| |v|: the norm makes dx orthogonal to x, so a row with one key has dw = 0 with large summands."""
     sc = rows.scores
     size = np.where(sc.visible, dx @ np.swapaxes(np.abs(cast(Array, sc.v)), -1, -2), 0.0)
     return size if sc.keep is None else size * np.abs(sc.keep)

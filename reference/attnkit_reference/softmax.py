@@ -20,7 +20,7 @@ from attnkit_reference._op import derived_gradients, derived_weights, keywords_o
 def softmax_rows(op: str, q: Array, k: Array, v: Array | None = None, **options: Any) -> Rows:
     """w = exp(s - m)/Σ exp(s - m) over visible keys, m the maximum of the visible scores; ds = w (dw - Σ w dw).
 
-    A row whose visible scores are all -inf has nothing to give: it is null.
+    A row whose visible scores are all -inf is null.
     """
     sc = scores(op, q, k, v, **options)
     maximum = _maximum(sc.s, sc.visible)
@@ -58,8 +58,8 @@ def _pull(rows: Rows, do: Array | None, dlse: Array | None = None, absolute: boo
     if not absolute:
         return contract(rows, ds + through_lse, do)
     lse = np.abs(np.where(rows.live, log_sum_exp(rows), 0.0))
-    found = contract(rows, size + np.abs(through_lse), do, absolute=True)
-    return {"o": attend(rows, absolute=True), "lse": lse, **found}
+    sizes = contract(rows, size + np.abs(through_lse), do, absolute=True)
+    return {"o": attend(rows, absolute=True), "lse": lse, **sizes}
 
 
 @keywords_of(softmax_rows)

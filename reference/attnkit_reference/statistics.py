@@ -22,7 +22,7 @@ class Apart(NamedTuple):
 
 
 APART = {
-    "rela_attention": Apart(
+    rela_attention.__name__: Apart(
         rela_attention,
         rela_attention_vjp,
         rela_attention_magnitudes,
@@ -32,7 +32,7 @@ APART = {
 
 
 class RowStatistics(NamedTuple):
-    """One number per query, each (..., L): None where it was not asked for. Null and dead rows hold 0.
+    """One number per query, each (..., L): None if it was not requested. Null and dead rows hold 0.
 
     total Z = Σ_j w_ij; entropy H = log Z - (Σ w log w)/Z = -Σ p log p of the normalised weights p = w/Z, in nats;
     sum_squares Σ w²; maximum over the visible keys; nonzero, the number of keys that get weight; visible, the number
@@ -58,7 +58,7 @@ def _prepare(
     fields: Iterable[str] | None,
     params: dict[str, Any],
 ) -> tuple[Rows, tuple[str, ...]]:
-    """The weights of `op` and the fields that were asked for, once arguments are known to be legal."""
+    """The weights of `op` and the requested fields, after checking the arguments."""
     name = _name(op)
     if name not in ROWS:
         raise ValueError(f"{function}: op; expected one of {', '.join(ROWS)} or its function, got {name!r}")
@@ -68,17 +68,17 @@ def _prepare(
     refuse_unexpected(label, params, [*legal, *outside, "fields"])
     refuse_none(label, dict(zip("qkv", arrays, strict=False)), "qkv")
     params = {key: value for key, value in params.items() if key not in outside}
-    wanted = RowStatistics._fields if fields is None else tuple(fields)
-    if isinstance(fields, str) or not set(wanted) <= set(RowStatistics._fields):
+    names = RowStatistics._fields if fields is None else tuple(fields)
+    if isinstance(fields, str) or not set(names) <= set(RowStatistics._fields):
         legal_fields = ", ".join(RowStatistics._fields)
         raise ValueError(f"{label}: fields; expected a tuple of names out of {legal_fields}, got {fields!r}")
     rows = rows_of(label, *arrays, **params)
-    if rows.signed and "entropy" in wanted:
+    if rows.signed and "entropy" in names:
         others = tuple(field for field in RowStatistics._fields if field != "entropy")
         raise ValueError(
             f"{label}: entropy; expected weights that cannot be negative, got signed ones: pass fields={others}"
         )
-    return rows, wanted
+    return rows, names
 
 
 def _valid(rows: Rows) -> Array:
@@ -86,7 +86,7 @@ def _valid(rows: Rows) -> Array:
     return cast(Array, rows.live & np.any(rows.w != 0, axis=-1))
 
 
-def _statistics(rows: Rows, wanted: tuple[str, ...]) -> RowStatistics:
+def _statistics(rows: Rows, fields: tuple[str, ...]) -> RowStatistics:
     w, visible, valid = rows.w, rows.scores.visible, _valid(rows)
     n = rows.scores.n.astype(np.float64)
     compute: dict[str, Callable[[], Array]] = {
@@ -97,7 +97,7 @@ def _statistics(rows: Rows, wanted: tuple[str, ...]) -> RowStatistics:
         "nonzero": lambda: np.where(valid, (w != 0).sum(axis=-1) if rows.exact_zeros else n, 0.0),
         "visible": lambda: n,
     }
-    return RowStatistics(**{field: compute[field]() for field in wanted})
+    return RowStatistics(**{field: compute[field]() for field in fields})
 
 
 def _entropy(w: Array, valid: Array) -> Array:
@@ -109,22 +109,22 @@ def _first_maximum(rows: Rows) -> Array:
     """1 at the first visible key that has the maximal weight of its row, 0 elsewhere."""
     visible = rows.scores.visible
     maximum = np.max(rows.w, axis=-1, keepdims=True, initial=-np.inf, where=visible)
-    found = visible & (rows.w == maximum)
-    return found & (np.cumsum(found, axis=-1) == 1)
+    largest = visible & (rows.w == maximum)
+    return largest & (np.cumsum(largest, axis=-1) == 1)
 
 
-def _statistics_cotangent(rows: Rows, dstats: Any, wanted: tuple[str, ...]) -> tuple[Array, Array]:
-    """dw for the cotangents of the statistics, and the sum of the absolute values of what it adds up.
+def _statistics_cotangent(rows: Rows, dstats: Any, fields: tuple[str, ...]) -> tuple[Array, Array]:
+    """dw for the cotangents of the statistics, and the sum of the absolute values of its summands.
 
     dZ gives 1, dH gives -(log p + H)/Z on the support (p = w/Z), dΣw² gives 2w, dmax goes to the first maximum.
     """
     w, valid = rows.w, _valid(rows)
-    cotangents = {field: _cotangent(rows, dstats, field, wanted, valid) for field in RowStatistics._fields[:4]}
+    cotangents = {field: _cotangent(rows, dstats, field, fields, valid) for field in RowStatistics._fields[:4]}
     dw = cotangents["total"] + 2.0 * w * cotangents["sum_squares"]
     size = np.abs(cotangents["total"]) + np.abs(2.0 * w * cotangents["sum_squares"])
     at_maximum = _first_maximum(rows) * cotangents["maximum"]
     dw, size = dw + at_maximum, size + np.abs(at_maximum)
-    if "entropy" in wanted:
+    if "entropy" in fields:
         total, entropy = np.where(valid, w.sum(axis=-1), 1.0)[..., None], _entropy(w, valid)[..., None]
         log_w = np.log(np.where(w > 0, w, 1.0))
         scale = np.where(w > 0, cotangents["entropy"] / total, 0.0)
@@ -133,25 +133,25 @@ def _statistics_cotangent(rows: Rows, dstats: Any, wanted: tuple[str, ...]) -> t
     return dw, size
 
 
-def _cotangent(rows: Rows, dstats: Any, field: str, wanted: tuple[str, ...], valid: Array) -> Array:
+def _cotangent(rows: Rows, dstats: Any, field: str, fields: tuple[str, ...], valid: Array) -> Array:
     if not hasattr(dstats, field):
         kind = type(dstats).__name__
         raise TypeError(f"{rows.scores.op}: dstats; expected RowStatistics of cotangents, got {kind}")
     cotangent = getattr(dstats, field)
-    if cotangent is not None and field not in wanted:
-        raise ValueError(f"{rows.scores.op}: dstats.{field}; expected None for a field not in fields={wanted}")
+    if cotangent is not None and field not in fields:
+        raise ValueError(f"{rows.scores.op}: dstats.{field}; expected None for a field not in fields={fields}")
     return np.where(valid, row_cotangent(rows, f"dstats.{field}", cotangent), 0.0)[..., None]
 
 
-def _statistics_magnitudes(rows: Rows, wanted: tuple[str, ...]) -> dict[str, Array]:
+def _statistics_magnitudes(rows: Rows, fields: tuple[str, ...]) -> dict[str, Array]:
     w, valid = rows.w, _valid(rows)
     total = np.where(valid, w.sum(axis=-1), 1.0)
-    found = _statistics(rows, wanted)._asdict()
-    if "total" in wanted:
-        found["total"] = np.abs(w).sum(axis=-1)
-    if "entropy" in wanted:
-        found["entropy"] = np.abs(xlogy(w, w)).sum(axis=-1) / total + np.abs(np.log(total))
-    return {field: np.abs(value) for field, value in found.items() if value is not None}
+    statistics = _statistics(rows, fields)._asdict()
+    if "total" in fields:
+        statistics["total"] = np.abs(w).sum(axis=-1)
+    if "entropy" in fields:
+        statistics["entropy"] = np.abs(xlogy(w, w)).sum(axis=-1) / total + np.abs(np.log(total))
+    return {field: np.abs(value) for field, value in statistics.items() if value is not None}
 
 
 def row_statistics(
@@ -160,7 +160,7 @@ def row_statistics(
     """The statistics of the weights of `op` for each query: see `RowStatistics` for the formulas.
 
     op is a public attention function or its name; q (..., L, d), k (..., S, d); params are that op's keyword arguments
-    without dropout, which statistics ignore. fields names what is wanted (None: all six).
+    without dropout, which statistics ignore. fields names those to compute (None: all six).
 
     nonzero counts exact zeros out for relu, relu_squared, relu6, sparsemax, entmax and ReLA and equals visible
     otherwise. Rows that see no key (null) or whose weights are all 0 (dead) hold 0 except in visible. ValueError for an
@@ -179,13 +179,13 @@ def row_statistics_vjp(
     fields: Iterable[str] | None = None,
     **params: Any,
 ) -> dict[str, Array]:
-    """Gradients {"q", "k"} and "bias" if given of `row_statistics`; dstats holds a cotangent per field, None = 0.
+    """Gradients {"q", "k"} and "bias", if passed, of `row_statistics`; dstats holds a cotangent per field, None = 0.
 
     dw = dZ - dH (log p + H)/Z [w > 0] + 2 w dΣw² + dmax at the first maximum; 0 in null and dead rows; nonzero and
     visible have no gradient. Then as in the op's own vjp.
     """
-    rows, wanted = _prepare("row_statistics_vjp", op, (q, k), fields, params)
-    return rows.to_arguments(*_statistics_cotangent(rows, dstats, wanted), None)
+    rows, names = _prepare("row_statistics_vjp", op, (q, k), fields, params)
+    return rows.to_arguments(*_statistics_cotangent(rows, dstats, names), None)
 
 
 def row_statistics_magnitudes(
@@ -197,12 +197,12 @@ def row_statistics_magnitudes(
     fields: Iterable[str] | None = None,
     **params: Any,
 ) -> dict[str, Array]:
-    """What rounding errors are measured against: the fields asked for and the gradients, with the summands of their
+    """The scale of rounding errors: the requested fields and the gradients, with the summands of their
     last contraction in absolute value, for example Σ|w log w|/Z + |log Z| for entropy.
     """
-    rows, wanted = _prepare("row_statistics_magnitudes", op, (q, k), fields, params)
-    dw, size = _statistics_cotangent(rows, dstats, wanted)
-    return {**_statistics_magnitudes(rows, wanted), **rows.to_arguments(dw, size, None, absolute=True)}
+    rows, names = _prepare("row_statistics_magnitudes", op, (q, k), fields, params)
+    dw, size = _statistics_cotangent(rows, dstats, names)
+    return {**_statistics_magnitudes(rows, names), **rows.to_arguments(dw, size, None, absolute=True)}
 
 
 def attention_with_statistics(
@@ -216,12 +216,12 @@ def attention_with_statistics(
 ) -> tuple[Array, RowStatistics]:
     """(o, RowStatistics): the output of `op` and the statistics of its weights; see `row_statistics`.
 
-    params are the op's keyword arguments; dropout, and the norm and gate of ReLA, touch o only.
+    params are the op's keyword arguments; dropout, and the norm and gate of ReLA, affect only o.
     """
-    rows, wanted = _prepare("attention_with_statistics", op, (q, k, v), fields, params)
+    rows, names = _prepare("attention_with_statistics", op, (q, k, v), fields, params)
     apart = APART.get(_name(op))
     o = attend(rows) if apart is None else apart.op(q, k, v, **params)
-    return o, _statistics(rows, wanted)
+    return o, _statistics(rows, names)
 
 
 def _joint(
@@ -230,20 +230,20 @@ def _joint(
     qkv: tuple[Array, ...],
     do: Array,
     dstats: Any,
-    wanted: tuple[str, ...],
+    fields: tuple[str, ...],
     absolute: bool,
     params: dict[str, Any],
 ) -> dict[str, Array]:
     """Gradients, or the absolute values of their summands, for the cotangents of the output and of the statistics."""
-    dw, size = _statistics_cotangent(rows, dstats, wanted)
+    dw, size = _statistics_cotangent(rows, dstats, fields)
     apart = APART.get(_name(op))
     if apart is None:
         do = output_cotangent(rows, do)
         through = weight_cotangent(rows, do)
         return rows.to_arguments(dw + through, size + np.abs(through), do, absolute)
-    found = (apart.magnitudes if absolute else apart.vjp)(*qkv, do=do, **params)
+    grads = (apart.magnitudes if absolute else apart.vjp)(*qkv, do=do, **params)
     of_rows = rows.to_arguments(dw, size, None, absolute)
-    return {name: x + of_rows[name] if name in of_rows and name != "v" else x for name, x in found.items()}
+    return {name: x + of_rows[name] if name in of_rows and name != "v" else x for name, x in grads.items()}
 
 
 def attention_with_statistics_vjp(
@@ -257,9 +257,9 @@ def attention_with_statistics_vjp(
     fields: Iterable[str] | None = None,
     **params: Any,
 ) -> dict[str, Array]:
-    """Gradients {"q", "k", "v"} and "bias" if given of `attention_with_statistics`: do and dstats together."""
-    rows, wanted = _prepare("attention_with_statistics_vjp", op, (q, k, v), fields, params)
-    return _joint(rows, op, (q, k, v), do, dstats, wanted, False, params)
+    """Gradients {"q", "k", "v"} and "bias", if passed, of `attention_with_statistics`: do and dstats together."""
+    rows, names = _prepare("attention_with_statistics_vjp", op, (q, k, v), fields, params)
+    return _joint(rows, op, (q, k, v), do, dstats, names, False, params)
 
 
 def attention_with_statistics_magnitudes(
@@ -273,10 +273,10 @@ def attention_with_statistics_magnitudes(
     fields: Iterable[str] | None = None,
     **params: Any,
 ) -> dict[str, Array]:
-    """Magnitudes of "o", the fields asked for and the gradients, as in `row_statistics_magnitudes`."""
-    rows, wanted = _prepare("attention_with_statistics_magnitudes", op, (q, k, v), fields, params)
-    sizes = {"o": attend(rows, absolute=True), **_statistics_magnitudes(rows, wanted)}
-    return {**sizes, **_joint(rows, op, (q, k, v), do, dstats, wanted, True, params)}
+    """Magnitudes of "o", the requested fields and the gradients, as in `row_statistics_magnitudes`."""
+    rows, names = _prepare("attention_with_statistics_magnitudes", op, (q, k, v), fields, params)
+    sizes = {"o": attend(rows, absolute=True), **_statistics_magnitudes(rows, names)}
+    return {**sizes, **_joint(rows, op, (q, k, v), do, dstats, names, True, params)}
 
 
 class _Regulariser(NamedTuple):
@@ -356,7 +356,7 @@ def attention_regulariser(
     entropy_weight: float = 1.0,
     query_mask: Array | None = None,
 ) -> tuple[np.float64, np.float64, np.float64]:
-    """(loss, sum_term, entropy_term): what keeps rows of relu weights summing to about 1 and not too flat.
+    """(loss, sum_term, entropy_term): keeps rows of relu weights summing to about 1 and not too flat.
 
     sum_term = mean |log Z|, entropy_term = mean max(H - entropy_cap log n, 0), both unweighted means over the valid
     rows (n > 0, Z > 0, query_mask True; 0 if there is none); loss = sum_weight sum_term + entropy_weight entropy_term.

@@ -10,7 +10,7 @@ import torch
 from benchmarks import compare, contenders, timing
 from benchmarks.__main__ import main, slug
 from benchmarks.cells import BOTH, FORWARD, OPS, Cell, both_forms, cells
-from benchmarks.check import Truth, drawn, outputs
+from benchmarks.check import Truth, draw, outputs
 from benchmarks.contenders import Contender, naive
 from benchmarks.memory import MEASURED
 from benchmarks.plot import powers_of_two
@@ -123,7 +123,7 @@ def test_every_contender_of_an_op_is_right(op, mode):
             continue
         truth, settings = Truth(cell, mode), compare.Settings(without=("flex",))
         with torch.set_grad_enabled(mode == BOTH):
-            rows = [x for x in contenders.contenders(cell) if contenders.served(cell, x)]
+            rows = [x for x in contenders.contenders(cell) if contenders.supports(cell, x)]
             found = {x.name: compare.prepared(x, cell, mode, truth, settings) for x in rows}
         faults = [text for text in found.values() if isinstance(text, str) and text.startswith("wrong")]
         assert not faults
@@ -168,7 +168,7 @@ def test_a_contender_that_takes_too_long_is_named():
 
 
 def test_golden_outputs_are_those_of_the_first_head():
-    arrays = drawn(SMALL, FORWARD)
+    arrays = draw(SMALL, FORWARD)
     assert Truth(SMALL, FORWARD).fault(outputs(naive(SMALL), arrays, FORWARD)) is None
     assert Truth(SMALL, FORWARD).fault(outputs(naive(SMALL), tuple(x.flip(1) for x in arrays), FORWARD))
 

@@ -92,7 +92,7 @@ def test_every_output_has_a_sample_that_tells_right_from_wrong(op: Any) -> None:
         for sample in (*core.samples(op.name, "quick", (dtype,)), *core.samples(op.name, "scenes", (dtype,))):
             if sample.id not in quick and all(seen.values()):
                 break  # half types are so coarse that all quick samples may be blind to a gradient: then scenes tell
-            case = golden.drawn(sample)
+            case = golden.draw_case(sample)
             assert case.id == sample.id
             truth = golden.golden(case)
             assert truth.blind_spots == [], case.id

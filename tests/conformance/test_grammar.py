@@ -103,7 +103,7 @@ def given(case: Case) -> set[str]:
 
 def pair_cases(op: Op) -> Iterator[Case]:
     for dtype in op.dtypes:
-        yield from map(golden.drawn, rows.row_samples(op, dtype, "quick"))
+        yield from map(golden.draw_case, rows.row_samples(op, dtype, "quick"))
 
 
 @pytest.mark.parametrize("op", GRAMMATICAL, ids=lambda op: op.name)

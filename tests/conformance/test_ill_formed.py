@@ -1,5 +1,6 @@
 """What is no adapter is refused by a sentence and exit status 2; what an adapter raises is a verdict."""
 
+import multiprocessing
 import queue
 from pathlib import Path
 from typing import Any
@@ -139,8 +140,9 @@ def test_an_answer_that_is_none_ends_the_run(
     for job in ((("theirs:Base",), "qk_layernorm"), None):
         waiting.put(job)
     processes.work(find, waiting, verdicts, "quick", None, ("float32",))
+    running = [processes.Running(multiprocessing.current_process())]
     with pytest.raises(IllFormed, match="got None"):
-        list(processes.collected(verdicts, [None]))
+        list(processes.collected(verdicts, running, pytest.fail))
 
     kind, text = worker.answer(mine, "call", "qk_layernorm", {}, {}, None)
     assert (kind, text) == ("ill-formed", "adapter 'mine': call must return a dict of arrays by name; got None")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from attnkit_conformance import core
-from attnkit_conformance.model.golden import drawn
+from attnkit_conformance.model.golden import draw_case
 from attnkit_conformance.opdb import OPDB
 from attnkit_conformance.report import terminal
 from attnkit_conformance.scenes import rows
@@ -22,11 +22,11 @@ def test_a_row_is_known_by_its_name(op: Any) -> None:
         name = sample.id.split("/", 2)[2]
         again = rows.named(op, "float16", name)
         assert again.id == sample.id
-    one, two = drawn(sample), drawn(again)
+    one, two = draw_case(sample), draw_case(again)
     assert {n: x.tobytes() for n, x in one.arrays.items()} == {n: x.tobytes() for n, x in two.arrays.items()}
     assert one.params == two.params
     tile = rows.named(op, "float32", "tile.shape=33x257,layout=strided")
-    assert drawn(tile).arrays["k"].shape[-2] == 257
+    assert draw_case(tile).arrays["k"].shape[-2] == 257
 
 
 def test_the_first_failure_of_a_kind_has_the_program_of_its_smallest_case(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,8 +12,10 @@ from safetensors.numpy import load_file, save_file
 
 from attnkit_conformance import core, exchange, judge
 from attnkit_conformance.__main__ import main
+from attnkit_conformance.adapters.base import AttnkitAdapter
 from attnkit_conformance.adapters.numpy import adapters
 from attnkit_conformance.model import golden
+from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.report import files, table
 from attnkit_conformance.scenes import attention
 
@@ -99,11 +101,45 @@ def test_what_is_not_selected_is_not_drawn(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(attention, "attention_case", drawn)
     generic = [adapter for adapter in adapters() if adapter.name == "numpy-generic"]
-    (result,) = judge.judge(generic, "full", "qk_layernorm/float32/cross", xfails=judge.XFAILS)
+    (result,) = judge.judge(generic, "scenes", "qk_layernorm/float32/cross", xfails=judge.XFAILS)
     assert result.status == "pass"
     assert judge.planned(generic, "scenes", None, ("float32",)) > 500
     with pytest.raises(AssertionError, match="a case was drawn"):
         list(judge.judge(generic, "quick", "softmax_attention/float32/cross"))
+
+
+def test_an_adapter_that_compiles_is_judged_on_pairs_of_options_in_the_full_profile() -> None:
+    class Compiling(AttnkitAdapter):
+        compiles = True
+
+    compiling, usual = Compiling("compiling", ("float32",)), AttnkitAdapter("usual", ("float32",))
+    op, every = BY_NAME["rela_attention"], judge.matcher(None)
+    asked: dict[str, list[str]] = {"compiling": [], "usual": []}
+    for sample, chosen in judge.selected([compiling, usual], op, "full", every, ("float32",)):
+        for adapter in chosen:
+            asked[adapter.name].append(sample.id)
+    fewer = [identity for identity in asked["usual"] if "/triple." not in identity]
+    assert asked["compiling"] == fewer
+    assert len(asked["usual"]) > len(fewer) > 20
+
+
+def test_a_process_that_dies_is_a_failure_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dying = MINE.format(scale=1.0).replace('("softmax_attention",)', '("softmax_attention", "qk_layernorm")')
+    dying = dying.replace(
+        "        from attn", "        if op == 'softmax_attention': import os; os._exit(7)\n        from attn", 1
+    )
+    (tmp_path / "dying.py").write_text(dying)
+    monkeypatch.chdir(tmp_path)
+    command = ["run", "dying:Mine", "-k", "float32/cross", "--workers", "2", "--json", "report.json"]
+    assert main(command) == 1
+    verdicts = json.loads((tmp_path / "report.json").read_text())["results"]
+    assert {(v["op"], v["status"]) for v in verdicts} == {
+        ("softmax_attention", "fail"),
+        ("qk_layernorm", "unsupported"),
+    }
+    assert "the process ended with exit code 7 while dying:Mine ran softmax_attention" in capsys.readouterr().out
 
 
 def test_expressions_select() -> None:
@@ -156,7 +192,7 @@ def computed(folder: Path, destination: Path, change: float = 0.0) -> None:
     tensors: dict[str, np.ndarray] = {}
     for item in exchange.read_manifest(folder)["cases"]:
         samples = core.samples(item["op"], "quick", (item["dtype"],))
-        case = golden.drawn(next(sample for sample in samples if sample.id == item["id"]))
+        case = golden.draw_case(next(sample for sample in samples if sample.id == item["id"]))
         tensors |= {f"{case.id}/out.{name}": x for name, x in core.outputs(adapter, case).items()}
         tensors |= {f"{case.id}/grad.{name}": x for name, x in core.gradients(adapter, case).items()}
     name, limit = f"{case.id}/out.o", golden.compute(case).outputs["o"]

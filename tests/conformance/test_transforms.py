@@ -7,7 +7,7 @@ import pytest
 import attnkit
 from attnkit.backends import jax as jax_backend
 from attnkit.backends import torch as torch_backend
-from attnkit.backends.torch import blocked, chunked
+from attnkit.backends.torch import blocked, recomputed
 from attnkit.ops import entmax
 from attnkit.ops.lowrank import newton
 from attnkit_conformance.adapters import transforms
@@ -64,7 +64,7 @@ def words(row: Row, *names: str) -> dict[str, str]:
     return {verdict.transform: verdict.word for verdict in transforms.judge(row, 1, names)}
 
 
-@pytest.mark.parametrize("kernel", [blocked.KERNELS["pointwise_attention"], chunked.KERNELS["linear_attention"]])
+@pytest.mark.parametrize("kernel", [blocked.KERNELS["pointwise_attention"], recomputed.KERNELS["linear_attention"]])
 def test_kernels_that_let_forward_mode_pass_are_seen(kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the refusal tangents are 0 or missing, and derivatives of torch.func end in torch's own error."""
     op = next(op for op in ("pointwise_attention", "linear_attention") if op.startswith(kernel.call.args[0]))

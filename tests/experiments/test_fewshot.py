@@ -44,7 +44,7 @@ def test_features_are_whitened_by_those_of_training_and_get_a_constant():
 
 def test_shots_are_of_every_class_nested_and_drawn_from_the_seed():
     labels = np.array([0] * 9 + [1] * 9 + [2] * 2)
-    few, many, other = (fewshot.chosen(labels, 3, n, seed) for n, seed in ((3, 0), (5, 0), (5, 1)))
+    few, many, other = (fewshot.sample(labels, 3, n, seed) for n, seed in ((3, 0), (5, 0), (5, 1)))
     assert np.bincount(labels[few]).tolist() == [3, 3, 2]
     assert set(few) <= set(many)
     assert set(many) != set(other)

@@ -9,9 +9,9 @@ import torch
 from attnkit.nn import MultiHeadAttention
 from attnkit_experiments.data.sequences.dataset import SequenceData, Split, flat, single
 from attnkit_experiments.engine.errors import UserError
-from attnkit_experiments.sequences import model as sequence_classifier
 from attnkit_experiments.sequences import task as sequences
-from attnkit_experiments.sequences.model import METHODS, POOLINGS, ClassifierConfig, SequenceClassifier
+from attnkit_experiments.sequences.methods import METHODS
+from attnkit_experiments.sequences.model import POOLINGS, ClassifierConfig, SequenceClassifier
 from attnkit_experiments.sequences.task import SequenceTask
 from tests.library.arrays import LAYER, assert_agrees, assert_close
 
@@ -335,6 +335,6 @@ def test_a_few_steps_learn_an_easy_task(method):
 
 
 def test_every_method_says_what_it_is():
-    for name, method in sequence_classifier.METHODS.items():
+    for name, method in METHODS.items():
         assert method.about, name
         assert set(method.masks) in ({"key_mask", "query_mask"}, {"token_mask"}), name

@@ -22,7 +22,7 @@ from attnkit_experiments.recipes.soft.table6 import PAPER, PUBLISHED, RECIPE
 from attnkit_experiments.sequences import inspection
 from attnkit_experiments.sequences.domain import DOMAIN, SequenceStudy, place_of
 from attnkit_experiments.sequences.inspection import layer_statistics
-from attnkit_experiments.sequences.model import METHODS
+from attnkit_experiments.sequences.methods import METHODS
 from attnkit_experiments.sequences.page import near_chance
 from attnkit_experiments.sequences.task import SequenceTask
 from attnkit_experiments.study.recipe import Source, expand

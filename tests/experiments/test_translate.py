@@ -15,7 +15,7 @@ from attnkit_experiments.data.text.pairs import BOS, EOS, PAD, Sentences
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.translation.bleu import moses
 from attnkit_experiments.translation.decode import DecodeConfig
-from attnkit_experiments.translation.model import METHODS
+from attnkit_experiments.translation.methods import METHODS
 from attnkit_experiments.translation.smoothing import fairseq_smoothed, torch_smoothed
 from attnkit_experiments.translation.task import ObjectiveConfig, TranslationTask, make_batch, padded
 from tests.experiments.translation_cases import TRANSLATOR, VOCABULARY, Numbers, config, numbers, sentences, split

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from attnkit_experiments.data.text.pairs import BOS, EOS, PAD, Sentences, Split, TranslationData
-from attnkit_experiments.translation.model import METHODS, TranslationConfig, Translator, everywhere
+from attnkit_experiments.translation.methods import METHODS, everywhere
+from attnkit_experiments.translation.model import TranslationConfig, Translator
 from tests.library.arrays import LAYER
 
 VOCABULARY = 23

@@ -115,7 +115,7 @@ def test_states_that_do_not_fit_are_refused() -> None:
 def arguments(**options: Any) -> tuple[Any, ...]:
     S, z = (x.requires_grad_() for x in state(2))
     q, k, v = (x.requires_grad_() for x in inputs((2, 9), (2, 9)))
-    names, tensors, text = custom.written({"q": q, "k": k, "v": v, "initial_S": S, "initial_z": z, **options})
+    names, tensors, text = custom.encoded({"q": q, "k": k, "v": v, "initial_S": S, "initial_z": z, **options})
     return "linear_attention", tensors, names, text
 
 

@@ -73,7 +73,7 @@ def test_nan_stays_nan_and_residuals_have_no_gradient() -> None:
 
 def arguments(**options: Any) -> tuple[Any, ...]:
     given = {"a": matrices(2).requires_grad_(), "init_scale": torch.tensor([0.5, 0.9]).requires_grad_()}
-    names, tensors, text = custom.written({**given, "newton_steps": 2, **options})
+    names, tensors, text = custom.encoded({**given, "newton_steps": 2, **options})
     return "newton_inverse", tensors, names, text
 
 

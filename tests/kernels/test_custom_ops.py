@@ -13,7 +13,6 @@ CPU = {
     "blocked": ("pointwise_attention", {"causal": True, "dropout": (0.2, 5)}),
     "blocked softmax": ("softmax_attention", {"key_lengths": torch.tensor([[30], [17]])}),
     "blocked entmax": ("entmax_attention", {"causal": True}),
-    "chunked": ("linear_attention", {"causal": True}),
     "recomputed": ("efficient_attention", {}),
 }
 CUDA = {

@@ -26,14 +26,12 @@ CASES = (
     Case("blocked", "pointwise_attention", {"activation": "gelu", "dropout": (0.2, 5)}, {"bias": draw(3, 2, 1, 6)}),
     Case("blocked", "entmax_attention", LENGTHS, ALPHA),
     Case("blocked", "gaussian_attention", {"mask": draw(5, 5, 6) > 0}),
-    Case("blocked", "rela_attention", {}, {"norm_weight": torch.ones(8)}),
-    Case("blocked_statistics", "row_statistics", {**ROWS, **GROUPS}),
-    Case("blocked_statistics", "attention_with_statistics", {**ROWS, **LENGTHS}),
     Case("native", "softmax_attention", {**CAUSAL, **GROUPS, "dropout": (0.2, 5)}, {"bias": draw(3, 4, 1, 6)}),
     Case("native", "entmax_attention", LENGTHS, ALPHA),
     Case("native", "attention_with_statistics", {**ROWS, **GROUPS}),
-    Case("chunked", "linear_attention", {**CAUSAL, **GROUPS}),
-    Case("chunked", "cosine_attention", LENGTHS),
+    Case("native", "linear_attention", {**CAUSAL, **GROUPS, "feature_map": "relu"}),
+    Case("native", "performer_attention", LENGTHS, {"projection": draw(4, 3, 8)}),
+    Case("native", "efficient_attention", {**CAUSAL, "return_state": True}),
     Case("recomputed", "linear_attention", {"feature_map": "relu"}),
     Case("recomputed", "cosine_attention", {**CAUSAL}),
     Case("recomputed", "efficient_attention", {**CAUSAL, **GROUPS}),
@@ -43,10 +41,9 @@ CASES = (
 
 def function(case: Case) -> Callable[..., Any]:
     """The call by the names of its arrays."""
-    impl = case.custom.removesuffix("_statistics")
     options = {name: x for name, x in case.options.items() if name != "op"}
     first = (case.options["op"],) if "op" in case.options else ()
-    return lambda **arrays: getattr(attnkit, case.op)(*first, **arrays, impl=impl, **options)
+    return lambda **arrays: getattr(attnkit, case.op)(*first, **arrays, impl=case.custom, **options)
 
 
 @pytest.mark.parametrize("dtype", ["float32", later("bfloat16"), later("float64")])
@@ -58,9 +55,7 @@ def test_on_the_cpu(case: Case, dtype: str) -> None:
     if case.op == "row_statistics":
         del arrays["v"]
     names = checked(function(case), {name: x.to(getattr(torch, dtype)) for name, x in arrays.items()})
-    in_two = case.op == "attention_with_statistics" and case.custom == "blocked_statistics"
-    beside = pair("blocked") if in_two else set()
-    assert names == pair(case.custom) | beside
+    assert names == pair(case.custom)
 
 
 @pytest.mark.parametrize("which", ["not emulated", later("emulated")])

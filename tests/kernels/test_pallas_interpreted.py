@@ -65,8 +65,8 @@ RIGHT_TILES = pallas.tiles_of_queries
     ("module", "name", "wrong", "scene"),
     [
         (pointwise.Rows, "sees", every_pair, "257x100-causal"),
-        (pointwise.Rows, "kept", lambda self, x: x, "query-mask"),
-        (pointwise, "rows_kept", lambda x, wanted: x, "key-lengths"),
+        (pointwise.Rows, "masked", lambda self, x: x, "query-mask"),
+        (pointwise, "mask_rows", lambda x, mask: x, "key-lengths"),
         (pallas, "tiles_of_queries", half_of_them, "cross"),
     ],
 )

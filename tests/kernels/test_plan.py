@@ -202,15 +202,17 @@ def test_keys_behind_the_stop_are_seen_by_no_query(queries: int, keys: int) -> N
 )
 def test_query_heads_share_a_state_unless_their_masks_differ(options: dict[str, Any], members: int) -> None:
     s = linear(**options)
-    assert (s.members, s.held, s.held_leading) == (members, 4 // members, (2, 4 // members))
+    assert (s.members, s.num_states, s.state_leading) == (members, 4 // members, (2, 4 // members))
 
 
 def test_a_returned_state_has_the_axes_of_what_it_is_made_of() -> None:
     k, v = np.zeros((2, 6, 8)), np.zeros((1, 2, 6, 5))
-    assert plans.state_axes(k, v, None, {}) == (1, 2)
-    assert plans.state_axes(k, v, None, {"mask": np.ones((3, 1, 1, 6), bool), "key_lengths": 4}) == (3, 2)
+    assert plans.state_axes("linear_attention", k, v, None, {}) == (1, 2)
+    assert plans.state_axes(
+        "linear_attention", k, v, None, {"mask": np.ones((3, 1, 1, 6), bool), "key_lengths": 4}
+    ) == (3, 2)
     initial = np.zeros((5, 1, 8, 5)), np.zeros((1, 2, 8))
-    assert plans.state_axes(k, v, initial, {"key_lengths": np.ones((1, 1), int)}) == (5, 2)
+    assert plans.state_axes("linear_attention", k, v, initial, {"key_lengths": np.ones((1, 1), int)}) == (5, 2)
 
 
 def test_defaults_of_linear_attention() -> None:

@@ -139,7 +139,7 @@ def launches(
     setting = linear_launch.setting(q, k, v, **options, initial_S=None if state is None else state[0])
     call = linear_launch.Call(q, k, v, setting)
     o = q.new_empty((*setting.a.leading, setting.a.queries, setting.a.e))
-    grads = {name: x.new_empty((*setting.plan.held_leading, *x.shape[-2:])) for name, x in (("k", k), ("v", v))} | {
+    grads = {name: x.new_empty((*setting.plan.state_leading, *x.shape[-2:])) for name, x in (("k", k), ("v", v))} | {
         "q": q
     }
     grads |= {} if state is None else {"initial_S": state[0], "initial_z": state[1]}
@@ -148,8 +148,8 @@ def launches(
     found = {**backward, **forward, "rows": backward["outputs"]}
     if state is not None:
         alone = setting.of_keys_alone(tuple(state[0].shape[:-2]))
-        kept, final = linear_launch.Call(k[..., :0, :], k, v, alone).kept(state, state)
-        found |= {"kept": kept, "final": final}
+        sums, final = linear_launch.Call(k[..., :0, :], k, v, alone).final_state(state, state)
+        found |= {"kept": sums, "final": final}
     return found
 
 

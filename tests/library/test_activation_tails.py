@@ -15,8 +15,6 @@ import torch
 from attnkit._core.activations import ACTIVATIONS, NAMES
 from attnkit._core.dispatch import namespace
 from attnkit._core.special import relu
-from attnkit.backends.numpy import workspace
-from attnkit.backends.torch import workspace as torch_in_place
 
 from . import tails, torch_tails
 from .torch_tails import DTYPES
@@ -65,11 +63,6 @@ def test_torch(name: str, check: Any, dtype: str) -> None:
     check(name, dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_torch_in_place(dtype: str) -> None:
-    torch_tails.overwritten(dtype)
-
-
 @pytest.mark.parametrize("capability", ["DEFAULT", "AVX2"])
 def test_torch_by_fewer_instructions(capability: str) -> None:
     """All of the above, by what torch runs on other processors."""
@@ -78,17 +71,6 @@ def test_torch_by_fewer_instructions(capability: str) -> None:
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() in (capability, "DEFAULT")  # a machine may have fewer than asked for
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_numpy_in_place(dtype: str) -> None:
-    for name, overwrite in workspace.OVERWRITE.items():
-        tails.assert_tails(name, False, overwrite(grid("numpy", dtype)))
-    for name, pull in workspace.PULL.items():
-        s = grid("numpy", dtype)
-        value, slope = pull(s, np.ones_like(s))
-        tails.assert_tails(name, False, value)
-        tails.assert_tails(name, True, slope)
 
 
 # ---------------------------------------------------------------------------------------------- kinks (semantics A8)
@@ -139,11 +121,3 @@ def test_nan_stays_and_zeros_are_exact(name: str, library: str) -> None:
     value = np.asarray(ACTIVATIONS[name].h(namespace(s), s))
     assert np.isnan(value[0])
     assert ACTIVATIONS[name].through_zero == (value[1] == 0.0) == (value[2] == 0.0)
-
-
-@pytest.mark.parametrize(
-    ("library", "overwrite"), [("numpy", workspace.OVERWRITE), ("torch", torch_in_place.OVERWRITE)]
-)
-def test_nan_stays_in_place(library: str, overwrite: Any) -> None:
-    for name, h in overwrite.items():
-        assert np.isnan(np.asarray(h(ARRAYS[library](np.array([np.nan], np.float32))))).all(), name

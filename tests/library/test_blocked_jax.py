@@ -106,10 +106,12 @@ def last_alone(c: Any, name: str, total: Any, grad: Any, *at: Any) -> Any:
     return RIGHT_SUM(c, name, total * 0, grad, *at)
 
 
-RIGHT_PLACE, RIGHT_SEGMENTS, RIGHT_SUM = blocked.place, blocked.segments, blocked.added
+RIGHT_PLACE, RIGHT_SEGMENTS, RIGHT_SUM = blocked.place, blocked.segments, blocked.add_slice
 
 
-@pytest.mark.parametrize(("name", "wrong"), [("place", first_block), ("segments", one_key_less), ("added", last_alone)])
+@pytest.mark.parametrize(
+    ("name", "wrong"), [("place", first_block), ("segments", one_key_less), ("add_slice", last_alone)]
+)
 def test_the_kit_finds_a_planted_bug(name: str, wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocked, "QUERIES", 24)
     monkeypatch.setattr(blocked, name, wrong)

@@ -89,6 +89,19 @@ def test_an_unknown_implementation_names_those_there_are(tensors):
         attnkit.softmax_attention(*tensors, impl="sdp")
 
 
+def test_a_name_that_the_cpu_library_replaced_warns_and_serves(tensors):
+    q, k, _ = tensors
+    with pytest.warns(DeprecationWarning, match="linear_attention: impl='chunked' was replaced by impl='native'"):
+        o = attnkit.linear_attention(*tensors, impl="chunked")
+    assert_close(o, attnkit.linear_attention(*tensors, impl="generic"))
+    with pytest.warns(DeprecationWarning, match="row_statistics: impl='blocked' was replaced by impl='native'") as seen:
+        rows = attnkit.row_statistics("softmax_attention", q, k, impl="blocked")
+    assert seen[0].filename == __file__
+    assert_close(rows.total, torch.ones_like(rows.total))
+    with pytest.raises(ValueError, match="nystrom_attention: impl must be one of"):
+        attnkit.nystrom_attention(*tensors, num_landmarks=2, impl="blocked")
+
+
 def test_sdpa_serves_what_it_says_and_nothing_else(tensors):
     q, k, v = tensors
     for options in ({}, {"causal": True}, {"scale": 0.5}):

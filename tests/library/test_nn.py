@@ -131,16 +131,15 @@ def test_statistics_come_with_the_same_output():
 def test_statistics_come_from_the_implementation_that_was_named():
     options, x = {"op": "pointwise_attention", "causal": True}, tokens()
     found = {}
-    for name in ("auto", "generic", "blocked"):
+    for name in ("auto", "generic"):
         torch.manual_seed(0)
         found[name] = module(**options, statistics_impl=name)(x, return_statistics=True)
     (out, statistics) = found["auto"]
-    for name in ("generic", "blocked"):
-        assert_close(found[name][0], out, LAYER)
-        for field, value in statistics._asdict().items():
-            assert_close(getattr(found[name][1], field), value, LAYER)
-    with pytest.raises(NotImplementedError, match="attention_with_statistics"):
-        module(op="gaussian_attention", statistics_impl="blocked")(x, return_statistics=True)
+    assert_close(found["generic"][0], out, LAYER)
+    for field, value in statistics._asdict().items():
+        assert_close(getattr(found["generic"][1], field), value, LAYER)
+    with pytest.raises(NotImplementedError, match="attention_with_statistics: no implementation of impl='triton'"):
+        module(op="gaussian_attention", statistics_impl="triton")(x, return_statistics=True)
 
 
 def test_dropout_only_in_training_and_from_torchs_generator():

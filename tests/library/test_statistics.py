@@ -4,10 +4,8 @@ import tracemalloc
 
 import numpy as np
 import pytest
-import torch
 
 import attnkit
-from attnkit.backends.torch import blocked_statistics
 from attnkit.ops import statistics
 
 from .arrays import assert_close, normal, qkv
@@ -40,34 +38,6 @@ def test_tiles_change_nothing(op, monkeypatch):
     for a, b in pairs:
         assert_close(b, a)
     assert_close(whole[0], getattr(attnkit, op)(q, k, v, **options))
-
-
-@pytest.mark.parametrize("options", [{}, {"causal": True}, {"key_lengths": 3}, {"bias": 1.5}], ids=str)
-@pytest.mark.parametrize("op", OPS)
-def test_blocks_that_are_overwritten_agree_with_the_whole(op, options, monkeypatch):
-    q, k, v = (torch.tensor(x, requires_grad=True) for x in qkv(9, 11))
-    given = {n: torch.full((9, 11), x, dtype=q.dtype) if n == "bias" else x for n, x in options.items()}
-    monkeypatch.setattr(blocked_statistics, "QUERIES", 2)
-    monkeypatch.setattr(blocked_statistics, "SCORES", 25)
-    o, found = attnkit.attention_with_statistics(op, q, k, v, impl="blocked", **given)
-    _, want = attnkit.attention_with_statistics(op, q, k, v, impl="generic", **given)
-    assert_close(o, getattr(attnkit, op)(q, k, v, impl="generic", **given))
-    for one, other in zip(found, want, strict=True):
-        assert_close(one, other)
-    picked = [sum(x.sum() * n for n, x in enumerate(s[:4], 1)) for s in (found, want)]
-    for one, other in zip(*(torch.autograd.grad(x, (q, k)) for x in picked), strict=True):
-        assert_close(one, other)
-
-
-def test_auto_takes_blocks_for_many_scores_and_tells_why_not():
-    many, few = torch.zeros(1, 2, 1500, 8), torch.zeros(1, 2, 20, 8)
-    for op, x, expected in (("softmax_attention", many, "blocked"), ("pointwise_attention", few, "generic")):
-        told = attnkit.explain(attnkit.row_statistics, op, x, x)
-        assert next(name for name, reason in told.items() if reason is None and name != "native") == expected
-    told = attnkit.explain(attnkit.row_statistics, "gaussian_attention", many, many)
-    assert told["blocked"] == "statistics of gaussian_attention are served by the generic implementation"
-    with pytest.raises(NotImplementedError, match="weights that may be negative"):
-        attnkit.row_statistics("pointwise_attention", few, few, activation="gelu", fields=("total",), impl="blocked")
 
 
 def test_memory_stays_below_one_matrix_of_weights(monkeypatch):

@@ -5,7 +5,6 @@ from torch.autograd import forward_ad
 
 from attnkit._core.activations import ACTIVATIONS, NAMES
 from attnkit._core.dispatch import namespace
-from attnkit.backends.torch import workspace
 
 from . import tails
 
@@ -42,19 +41,8 @@ def by_forward_mode(name: str, dtype: str) -> None:
         tails.assert_tails(name, True, forward_ad.unpack_dual(ACTIVATIONS[name].h(namespace(s), s)).tangent)
 
 
-def overwritten(dtype: str) -> None:
-    """h and h' in place."""
-    for name, overwrite in workspace.OVERWRITE.items():
-        tails.assert_tails(name, False, overwrite(grid(dtype)))
-    for name, pull in workspace.PULL.items():
-        value, slope = pull(grid(dtype), torch.ones_like(grid(dtype)))
-        tails.assert_tails(name, False, value)
-        tails.assert_tails(name, True, slope)
-
-
 if __name__ == "__main__":
     for dtype in DTYPES:
-        overwritten(dtype)
         for name in NAMES:
             values(name, dtype)
             by_reverse_mode(name, dtype)

@@ -45,9 +45,11 @@ std::vector<uint8_t> coins(int64_t n, double p) {
   return x;
 }
 
+bool is_linear(int op) { return op >= ATTNKIT_LINEAR; }  // its masks are those of keys
+
 bool visible(const Case &c, const Inputs &x, int64_t i, int64_t j) {
   const bool before = !c.causal || j <= i + c.S - c.L + (fault ? 1 : 0);
-  return before && j < c.keys_shown && (!c.mask || x.mask[i * c.S + j]) && (!c.queries_masked || x.query_mask[i]);
+  return before && j < c.keys_shown && (!c.mask || x.mask[(is_linear(c.op) ? 0 : i * c.S) + j]) && (!c.queries_masked || x.query_mask[i]);
 }
 
 // The weights of a row of scores, of the visible keys only.
@@ -79,6 +81,34 @@ Numbers weights(int op, Numbers s) {
   return s;
 }
 
+double elu_plus_one(double x) { return x > 0 ? x + 1 : std::exp(x); }
+
+// The weights of linear attention for the keys that a query sees; rows of d features.
+Numbers linear_weights(const Case &c, const double *q, const std::vector<const double *> &keys) {
+  Numbers w(keys.size()), norms(keys.size());
+  double total = 1e-6, norm = 0, features = 0;
+  for (int64_t f = 0; f < c.d; ++f) {
+    norm += q[f] * q[f];
+    features += std::exp(q[f]);
+  }
+  for (size_t n = 0; n < keys.size(); ++n)
+    for (int64_t f = 0; f < c.d; ++f) norms[n] += keys[n][f] * keys[n][f];
+  for (int64_t f = 0; f < c.d; ++f) {
+    double sum = 0;
+    for (const double *k : keys) sum += std::exp(k[f]);
+    for (size_t n = 0; n < keys.size(); ++n) {
+      const double k = keys[n][f];
+      if (c.op == ATTNKIT_LINEAR) w[n] += elu_plus_one(q[f]) * elu_plus_one(k);
+      if (c.op == ATTNKIT_COSINE) w[n] += q[f] * k / std::sqrt(norm * norms[n]) + 1.0 / static_cast<double>(c.d);
+      if (c.op == ATTNKIT_EFFICIENT) w[n] += std::exp(q[f]) / features * std::exp(k) / sum;
+    }
+  }
+  if (c.op == ATTNKIT_EFFICIENT) return w;
+  for (double x : w) total += x;
+  for (double &x : w) x /= total;
+  return w;
+}
+
 Numbers attend(const Case &c, const Inputs &x) {
   Numbers o(c.items * c.L * c.e);
   const double scale = 1 / std::sqrt(static_cast<double>(c.d));
@@ -97,7 +127,9 @@ Numbers attend(const Case &c, const Inputs &x) {
       s.push_back(scale * (c.op == ATTNKIT_GAUSSIAN ? -distance / 2 : product) + (c.bias ? x.bias[i * c.S + j] : 0));
       seen.push_back(j);
     }
-    const Numbers w = weights(c.op, s);
+    std::vector<const double *> rows;
+    for (int64_t j : seen) rows.push_back(x.k.data() + (item * c.S + j) * c.d);
+    const Numbers w = is_linear(c.op) ? linear_weights(c, x.q.data() + row * c.d, rows) : weights(c.op, s);
     for (size_t n = 0; n < seen.size(); ++n)
       for (int64_t f = 0; f < c.e; ++f) o[row * c.e + f] += w[n] * x.v[(item * c.S + seen[n]) * c.e + f];
   }
@@ -120,7 +152,9 @@ struct Call {
     plan.lowest = INT64_MIN;
     plan.highest = c.causal ? c.S - c.L : INT64_MAX;
     plan.key_length = c.keys_shown;
-    plan.scale = 1 / std::sqrt(static_cast<double>(c.d));
+    plan.scale = is_linear(c.op) ? 1 : 1 / std::sqrt(static_cast<double>(c.d));
+    plan.normalize = 1;
+    plan.eps = c.op == ATTNKIT_LINEAR ? 1e-6 : 1e-12;
     plan.gain = 1;
     plan.alpha = c.op == ATTNKIT_ENTMAX ? 2 : 1;
     for (int array : {ATTNKIT_Q, ATTNKIT_K, ATTNKIT_V, ATTNKIT_O}) plan.arrays[array].dtype = dtype;
@@ -129,6 +163,7 @@ struct Call {
   void add(int array, int dtype, int64_t rows, int64_t columns, bool of_items, void *data) {
     plan.arrays[array] = {dtype, 0, {}, columns, 1};
     if (columns == 0) plan.arrays[array].row = 1;
+    if (array == ATTNKIT_MASK && is_linear(plan.op)) plan.arrays[array].row = 0;
     if (of_items) plan.arrays[array].axes[ATTNKIT_AXES - 1] = rows * columns;
     arrays[array] = data;
   }
@@ -219,11 +254,13 @@ int main(int count, char **arguments) {
   }
   fault = count > 2;
   const int64_t sizes[][5] = {{2, 5, 7, 8, 4}, {1, 33, 130, 24, 40}, {2, 100, 100, 16, 16}, {1, 1, 300, 64, 64}};
-  for (int op : {ATTNKIT_POINTWISE, ATTNKIT_SOFTMAX, ATTNKIT_ENTMAX, ATTNKIT_GAUSSIAN}) {
+  for (int op : {ATTNKIT_POINTWISE, ATTNKIT_SOFTMAX, ATTNKIT_ENTMAX, ATTNKIT_GAUSSIAN, ATTNKIT_LINEAR, ATTNKIT_COSINE,
+                 ATTNKIT_EFFICIENT}) {
     for (const auto &n : sizes) {
       for (int options = 0; options < 16; ++options) {
         const Case c{op, options & 1, static_cast<int>(options & 2 ? n[2] - 2 : n[2]), (options & 4) != 0,
                      (options & 8) != 0, options == 15, n[0], n[1], n[2], n[3], n[4]};
+        if (is_linear(op) && c.bias) continue;
         const Inputs x{normal(c.items * c.L * c.d), normal(c.items * c.S * c.d), normal(c.items * c.S * c.e),
                        normal(c.L * c.S), coins(c.L * c.S, 0.7), coins(c.L, 0.7)};
         check_output<float>(run, c, x, ATTNKIT_FLOAT32, 2e-5);

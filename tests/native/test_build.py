@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from attnkit.backends.native import build
+from attnkit.backends.native import build, manylinux
 
 ROOT = Path(__file__).parents[2]
 LEVEL = next(iter(build.levels()))
@@ -61,3 +61,12 @@ def test_a_wheel_holds_every_level_and_the_checkout_keeps_its_own(tmp_path, fake
         compiled = [call for call in calls if "pointwise.cpp" in call and all(flag in call.split() for flag in flags)]
         assert compiled
     assert {path: path.stat().st_mtime_ns for path in build.LIBRARIES.glob("*")} == before
+
+
+def test_the_compiler_of_wheels_knows_the_levels_by_its_own_names():
+    for _, flags in build.levels().values():
+        command = manylinux.command(*flags, "-c", "x86-64.cpp")
+        assert command[-1] == "x86-64.cpp"
+        assert not any(flag.startswith("-march=x86-64") for flag in command)
+    assert command[1:4] == ["-m", "ziglang", "c++"]
+    assert command[5].endswith(f".{manylinux.GLIBC}")

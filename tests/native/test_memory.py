@@ -14,6 +14,7 @@ pytestmark = pytest.mark.usefixtures("library")
 PAGE = mmap.PAGESIZE
 FORBIDDEN = 0  # PROT_NONE
 OPS = ["softmax_attention", "pointwise_attention", "entmax_attention", "sparsemax_attention", "gaussian_attention"]
+LINEAR_OPS = ["linear_attention", "cosine_attention", "performer_attention", "efficient_attention"]
 
 
 def guarded(x: np.ndarray, at_end: bool) -> np.ndarray:
@@ -28,6 +29,38 @@ def guarded(x: np.ndarray, at_end: bool) -> np.ndarray:
     copy = np.frombuffer(memory, x.dtype, x.size, offset).reshape(x.shape)
     copy[...] = x
     return copy
+
+
+def linear_calls(op: str, dtype: str, at_end: bool, queries: int, keys: int, d: int, e: int) -> None:
+    rng = np.random.default_rng(0)
+
+    def tokens(*shape):
+        return guarded(rng.random(size=shape).astype(dtype), at_end)
+
+    arrays = [tokens(2, queries, d), tokens(2, keys, d), tokens(2, keys, e)]
+    f = d + (op == "cosine_attention")
+    if op == "performer_attention":
+        arrays.append(tokens(11, d))
+        f = 11
+    state = [tokens(2, f, e), tokens(2, f)]
+    if op in ("performer_attention", "efficient_attention"):
+        state.append(tokens(*((2,) if op == "performer_attention" else (2, f))))
+    do, options = (
+        tokens(2, queries, e),
+        {
+            "mask": guarded(rng.random((1, keys)) < 0.9, at_end),
+            "key_lengths": guarded(np.array([keys, keys - 1], np.int32), at_end),
+            "query_mask": guarded(rng.random((2, queries)) < 0.9, at_end),
+            "initial_state": tuple(state),
+        },
+    )
+    for name in (None, *options):
+        chosen = {} if name is None else {name: options[name]}
+        for causal in (False, True):
+            if causal and name == "initial_state" and queries != keys:
+                continue
+            getattr(attnkit, op)(*arrays, impl="native", causal=causal, return_state=True, **chosen)
+            getattr(attnkit, f"{op}_vjp")(*arrays, do, impl="native", causal=causal, dstate=tuple(state), **chosen)
 
 
 def calls(op: str, dtype: str, at_end: bool, queries: int, keys: int, d: int, e: int) -> None:
@@ -51,17 +84,25 @@ def calls(op: str, dtype: str, at_end: bool, queries: int, keys: int, d: int, e:
             getattr(attnkit, f"{op}_vjp")(q, k, v, do, impl="native", causal=causal, **chosen)
 
 
-SHAPES = [(1, 1, 1, 1), (5, 7, 8, 6), (33, 70, 20, 17), (130, 67, 64, 65), (1, 300, 64, 64)]  # queries, keys, d, e
+SHAPES = [
+    (1, 1, 1, 1),
+    (5, 7, 8, 6),
+    (33, 70, 20, 17),
+    (130, 67, 64, 65),
+    (70, 70, 9, 3),
+    (1, 300, 64, 64),
+]  # queries, keys, d, e
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks mprotect of the C library")
 @pytest.mark.parametrize("at_end", [True, False], ids=["behind", "before"])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", OPS + LINEAR_OPS)
 def test_pages_beside_an_array_are_not_touched(op, dtype, at_end):
     """In a process of its own, which a fault ends."""
     code = (
-        f"from tests.native.test_memory import SHAPES, calls\nfor s in SHAPES: calls({op!r}, {dtype!r}, {at_end}, *s)"
+        f"from tests.native.test_memory import SHAPES, calls, linear_calls\nof = {op in LINEAR_OPS}\n"
+        f"for s in SHAPES: (linear_calls if of else calls)({op!r}, {dtype!r}, {at_end}, *s)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"signal {-done.returncode}: {done.stderr[-2000:]}"

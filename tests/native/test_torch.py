@@ -200,7 +200,7 @@ def test_opcheck(op):
     from attnkit.backends.torch import custom, native
 
     name = op.__name__ if op.__name__ in native.OPS else "pointwise_attention"
-    names, tensors, text = custom.written(
+    names, tensors, text = custom.encoded(
         {"q": q, "k": k, "v": v, "enable_gqa": True, "dropout": (0.3, 5), "outputs": "o"}
     )
     torch.library.opcheck(native.CUSTOM.forward, (name, tensors, names, text))

@@ -11,7 +11,6 @@ ROOT = Path(__file__).parents[2]
 STANDARD = frozenset(sys.stdlib_module_names)
 CONFORMANCE = ROOT / "conformance" / "attnkit_conformance"
 
-IN_PLACE = "attnkit.backends.in_place"
 NATIVE = "attnkit.backends.native attnkit.kernels.plan"
 # Room -> what its modules import, of attnkit and of others, beside the standard library and the room itself: a lower
 # floor at most. "attnkit" is the public names.
@@ -26,11 +25,10 @@ FLOORS = {
     "attnkit/kernels/pallas": "jax",
     "attnkit/kernels/cuda": "",
     "attnkit/backends/__init__.py": "attnkit._core attnkit.backends",
-    "attnkit/backends/in_place.py": "attnkit._core attnkit.ops",
-    "attnkit/backends/native": "hatchling attnkit._core attnkit.kernels",
-    "attnkit/backends/numpy": f"numpy array_api_compat attnkit._core attnkit.ops {IN_PLACE} {NATIVE}",
-    "attnkit/backends/torch": f"torch array_api_compat attnkit._core attnkit.ops attnkit.kernels {IN_PLACE} {NATIVE}",
-    "attnkit/backends/jax": f"jax numpy jax_triton attnkit._core attnkit.ops attnkit.kernels {IN_PLACE} {NATIVE}",
+    "attnkit/backends/native": "hatchling attnkit._core attnkit.kernels attnkit.ops",
+    "attnkit/backends/numpy": f"numpy array_api_compat attnkit._core attnkit.ops {NATIVE}",
+    "attnkit/backends/torch": f"torch array_api_compat attnkit._core attnkit.ops attnkit.kernels {NATIVE}",
+    "attnkit/backends/jax": f"jax numpy jax_triton attnkit._core attnkit.ops attnkit.kernels {NATIVE}",
     "attnkit/backends/cupy": "cupy numpy array_api_compat attnkit._core attnkit.ops attnkit.kernels",
     "attnkit/__init__.py": "attnkit._core attnkit.ops attnkit.analysis attnkit.landmarks attnkit.backends",
     "attnkit/nn": "torch attnkit",

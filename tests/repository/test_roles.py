@@ -14,6 +14,7 @@ ROLES = {
     "domain": r"DOMAIN \w+Study cell task inspect facts shape sections",
     "model": r"\w+Config Tensor nn",
     "task": r"\w+Task",
+    "methods": "METHODS",
     "inspection": "inspect",
     "page": "sections",
     "plots": "STYLE svg",

@@ -1,24 +1,29 @@
 """CUDA C++ kernels on CuPy arrays, forward and explicit gradients.
 
-No GPU has run or timed them yet: `impl="cuda"` names them, and `impl="auto"` leaves them alone.
+They have not been run or timed on a GPU yet: `impl="cuda"` selects them, `impl="auto"` never does.
 """
 
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from attnkit._core.dispatch import Kernel, namespace
+from attnkit._core.dispatch import Kernel, namespace, with_gradients
 from attnkit.backends.cupy import linear, newton, pointwise, rows, statistics
 from attnkit.backends.cupy.pointwise import Device
+from attnkit.ops import statistics as ops_statistics
+from attnkit.ops.entmax import entmax_attention
+from attnkit.ops.linear.attention import linear_attention
 from attnkit.ops.lowrank import newton as lowrank_newton
+from attnkit.ops.pointwise import pointwise_attention
+from attnkit.ops.softmax import softmax_attention
 from attnkit.ops.statistics import RowStatistics
 
-OLDEST = 80  # compute capability that the tensor core instructions need
+OLDEST = 80  # compute capability required by the tensor core instructions
 Call = Callable[..., Any]
 
 
 def on_its_device(function: Call, x: Any, *arrays: Any, **options: Any) -> Any:
-    """What a function of (device, arrays) gives on the device of its first array."""
+    """Call a function of (device, arrays) on the device of its first array."""
     from attnkit.backends.cupy.gpu import Gpu  # launches can be described without CuPy
 
     with x.device:
@@ -41,21 +46,21 @@ def _dotted(capability: int) -> str:
 
 
 def unsupported(unsupported_options: Call, inputs: int, *arrays: Any, **options: Any) -> str | None:
-    """Why a call is not served; behind the inputs stand cotangents, the first of which has to be there."""
+    """Why a call is not supported; the inputs are followed by cotangents, the first of which is required."""
     if arrays[inputs:] and arrays[inputs] is None:
         return "no cotangent of the output was given"
     return unsupported_device(arrays[0]) or unsupported_options(*arrays[:inputs], **options)
 
 
 def rows_unsupported(q: Any, k: Any, v: Any, **options: Any) -> str | None:
-    """Why softmax, sparsemax or entmax is not served."""
+    """Why softmax, sparsemax or entmax is not supported."""
     if hasattr(options.get("alpha"), "ndim"):
         return "an array alpha is served by the generic implementation"
     return rows.unsupported_options(q, k, v, **options)
 
 
 def inverse_unsupported(a: Any, **options: Any) -> str | None:
-    """Why the Newton inverse is not served."""
+    """Why the Newton inverse is not supported."""
     return newton.unsupported_options(a, **options)
 
 
@@ -71,12 +76,12 @@ def statistics_of_rows(device: Device, q: Any, k: Any, *, op: str, **options: An
 
 def both(device: Device, q: Any, k: Any, v: Any, *, op: str, **options: Any) -> tuple[Any, RowStatistics]:
     """attention_with_statistics."""
-    found = statistics.forward(device, q, k, v, **options)
-    return found.pop("o"), RowStatistics(**found)
+    outputs = statistics.forward(device, q, k, v, **options)
+    return outputs.pop("o"), RowStatistics(**outputs)
 
 
 def is_faster(*arrays: Any, **options: Any) -> bool:
-    """Unknown until a GPU has timed them."""
+    """Not benchmarked on a GPU yet."""
     return False
 
 
@@ -86,32 +91,27 @@ def kernel(function: Call, unsupported_options: Call, inputs: int) -> Kernel:
     )
 
 
-SERVED: dict[str, tuple[Call, Call, Call, int]] = {
-    "pointwise_attention": (pointwise.forward, pointwise.backward, pointwise.unsupported_options, 3),
-    "softmax_attention": (
+SERVED: dict[Call, tuple[Call, Call, Call, int]] = {
+    pointwise_attention: (pointwise.forward, pointwise.backward, pointwise.unsupported_options, 3),
+    softmax_attention: (
         partial(rows.forward, alpha=1.0),
         partial(rows.backward, alpha=1.0),
         rows_unsupported,
         3,
     ),
-    "entmax_attention": (
+    entmax_attention: (
         partial(rows.forward, alpha=1.5),
         partial(rows.backward, alpha=1.5),
         rows_unsupported,
         3,
     ),
-    "linear_attention": (linear.forward, linear.backward, linear.unsupported_options, 3),
-    "newton_inverse": (partial(newton.inverse, residuals), newton.backward, inverse_unsupported, 1),
+    linear_attention: (linear.forward, linear.backward, linear.unsupported_options, 3),
+    lowrank_newton.newton_inverse: (partial(newton.inverse, residuals), newton.backward, inverse_unsupported, 1),
 }
 """{op: (forward, backward, why a call is not served, how many arrays come before cotangents)}."""
-KERNELS = {
-    op: kernel(forward, unsupported_options, inputs) for op, (forward, _, unsupported_options, inputs) in SERVED.items()
-}
-KERNELS |= {
-    f"{op}_vjp": kernel(backward, unsupported_options, inputs)
-    for op, (_, backward, unsupported_options, inputs) in SERVED.items()
-}
-KERNELS |= {
-    "row_statistics": kernel(statistics_of_rows, statistics.unsupported_options, 2),
-    "attention_with_statistics": kernel(both, statistics.unsupported_options, 3),
-}
+KERNELS = ops_statistics.kernels(
+    kernel(statistics_of_rows, statistics.unsupported_options, 2), kernel(both, statistics.unsupported_options, 3)
+)
+for op, (forward, backward, unsupported_options, inputs) in SERVED.items():
+    served = kernel(forward, unsupported_options, inputs)
+    KERNELS |= with_gradients(op, served, partial(on_its_device, backward))

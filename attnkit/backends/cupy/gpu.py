@@ -10,14 +10,14 @@ import numpy
 from attnkit.backends.cupy.launch import Launch
 from attnkit.kernels.cuda import SOURCES
 
-PLAIN_SHARED = 48 * 1024  # bytes of shared memory that a launch may have without being asked for
+PLAIN_SHARED = 48 * 1024  # bytes of shared memory available without opting in
 
 
 @cache
 def compiled(source: str, name: str, shared_bytes: int, device: int) -> Any:
     """A template instance, compiled by NVRTC for the current device; CuPy keeps the machine code on disk.
 
-    The numbers of registers and threads are settled by the sources; only shared memory has to be asked for.
+    The sources fix the numbers of registers and threads; only shared memory needs an attribute.
     """
     module = cupy.RawModule(
         code=f'#include "{source}"\n', options=("--std=c++17", f"-I{SOURCES}"), name_expressions=(name,)
@@ -41,7 +41,7 @@ class Gpu:
         return int(x.data.ptr)
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """Memory that nothing has been written to."""
+        """Uninitialised memory."""
         return cupy.empty(shape, dtype)
 
     def word(self, value: int) -> Any:

@@ -1,18 +1,18 @@
-"""A launch of a CUDA kernel, described for whoever compiles and runs it: the structure of its arguments, the name of
-its template instance, threads, blocks and shared memory.
+"""A launch of a CUDA kernel, described independently of the device that runs it: the struct of its arguments, the name
+of its template instance, threads, blocks and shared memory.
 
-Sizes of tiles are chosen by bits of the inputs and head size, so that they fit into the registers and the shared memory
-of compute capability 8.0; nothing has been timed on a GPU yet.
+Tile sizes depend on the bits of the inputs and the head size, so that tiles fit into the registers and shared memory of
+compute capability 8.0; they have not been tuned on a GPU yet.
 """
 
 import ctypes
 from typing import NamedTuple
 
-OPEN = 1 << 30  # a window without bound, and the largest number of tokens
-WIDEST = 256  # head sizes beyond do not fit into the registers of a block
+OPEN = 1 << 30  # an unbounded window, and the maximal number of tokens
+WIDEST = 256  # larger head sizes do not fit into the registers of a block
 NUMBERS = {"float16": "attnkit::half", "bfloat16": "attnkit::bfloat16", "float32": "float", "float64": "double"}
 KINDS = {"bool": 0, "int64": 1, "float16": 2, "bfloat16": 3, "float32": 4, "float64": 5}
-"""By dtype: the C++ type of numbers that a kernel computes with, and the `Kind` of those that it only reads."""
+"""By dtype: the C++ type that a kernel computes with, and the `Kind` of arrays that it only reads."""
 
 ACTIVATIONS = {
     "relu": "Relu",
@@ -30,7 +30,7 @@ FEATURE_MAPS = {"elu_plus_one": "EluPlusOne", "relu": "Relu", "identity": "Ident
 
 
 class View(ctypes.Structure):
-    """An array (items, heads, rows, columns): address, strides in bytes, kind. All zeros where a call has none."""
+    """An array (items, heads, rows, columns): address, strides in bytes, kind. All zeros if absent."""
 
     _fields_ = (
         ("at", ctypes.c_void_p),
@@ -81,7 +81,7 @@ class Tiles(NamedTuple):
         return 128 if self.plain else self.rows // 16 * 32
 
     def shared_bytes(self, own: int, queries: int) -> int:
-        """What `Shared<Tiles, own>` of pointwise.cuh needs with so many queries."""
+        """The size of `Shared<Tiles, own>` of pointwise.cuh."""
         size = {"float": 4, "double": 8}.get(self.number, 2)
         compute = max(size, 4)
         tiles = (own * self.rows + 2 * self.stages * self.columns) * (self.width + self.plain) * size
@@ -90,7 +90,7 @@ class Tiles(NamedTuple):
 
 
 def width_of(*head_sizes: int) -> int:
-    """The power of two, at least 32, that holds a row of each."""
+    """The smallest power of two, at least 32, that holds a row of each."""
     return max(32, *(1 << (size - 1).bit_length() for size in head_sizes if size))
 
 
@@ -107,17 +107,17 @@ def tiles_of(kernel: str, dtype: str, width: int) -> Tiles:
 
 class Launch(NamedTuple):
     """`blocks` blocks of `threads` threads of a kernel with `arguments`, by value, and dynamic shared memory, which
-    CUDA has to be told of where it is more than 48 KiB."""
+    needs an attribute above 48 KiB."""
 
     kernel: str
     template: tuple[str, ...]
     blocks: int
     threads: int
     shared_bytes: int
-    arguments: ctypes.Structure  # its class has the name of the structure in C++
-    source: str = "pointwise_gradients.cuh"  # the header of `SOURCES` to be compiled
+    arguments: ctypes.Structure  # its class has the name of the C++ struct
+    source: str = "pointwise_gradients.cuh"  # the header in `SOURCES` to compile
 
     @property
     def name(self) -> str:
-        """The C++ name of the instance, as NVRTC takes it for a name expression."""
+        """The C++ name of the instance, as a name expression for NVRTC."""
         return f"attnkit::{self.kernel}<{', '.join(self.template)}>"

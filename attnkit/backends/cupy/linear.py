@@ -1,9 +1,9 @@
-"""Linear attention (Katharopoulos et al. 2020) by CUDA kernels: from the arguments of a call to launches, on arrays of
-NumPy's kind. Formulas are in linear.cuh.
+"""Linear attention (Katharopoulos et al. 2020) by CUDA kernels: lowers a call to launches on NumPy-like arrays.
+Formulas are in linear.cuh.
 
-The sums of all segments, their running sums, then every tile of the output on its own. The gradient makes them again,
-then 1/den and γ of every query, dq, the same sums of queries from the end, dk and dv. Without causality there is one
-sum. A state that is returned has sums of its own, for it has keys that no query sees.
+Forward computes the sums of all segments, their running sums, then every output tile independently. The gradient
+recomputes them, then computes 1/den and γ of every query, dq, the sums of queries from the end, dk and dv. Without
+causality there is one sum. A returned state has sums of its own, because it includes keys that no query sees.
 """
 
 import ctypes
@@ -17,10 +17,11 @@ from attnkit.backends.cupy.launch import FEATURE_MAPS, NUMBERS, Launch, Tiles, V
 from attnkit.backends.cupy.pointwise import Array, Device, gradients_of, layout_of, reduced_to
 from attnkit.backends.cupy.views import Views
 from attnkit.kernels.plan import Layout, blocks_of, is_array, linear_plan, state_axes
+from attnkit.ops.linear.attention import LINEAR
 
 SOURCE = "linear_kernels.cuh"
-SHORTEST = 64  # positions of a segment
-NUMBERS_OF_A_BLOCK = 256  # of a state, for running sums
+SHORTEST = 64  # positions per segment
+NUMBERS_OF_A_BLOCK = 256  # of a state per block, for running sums
 VIEWS = (
     "q", "k", "v", "o", "dq", "dk", "dv", "key_mask", "query_mask", "firsts", "stops", "inverses", "slopes", "keyed",
     "queried", "initial_S", "initial_z", "final_S", "final_z",
@@ -41,7 +42,7 @@ class Linear(ctypes.Structure):
 
 
 def unsupported_options(q: Array, k: Array, v: Array, **options: Any) -> str | None:
-    """Why a call is not served, on any device."""
+    """Why a call is not supported on any device."""
     mask = options.get("mask")
     if callable(options.get("feature_map")):
         return "a feature map of your own is served by the generic implementation"
@@ -53,11 +54,11 @@ def unsupported_options(q: Array, k: Array, v: Array, **options: Any) -> str | N
 
 
 class Call(Views):
-    """One call of `linear_attention` or its gradient: what all of its launches share. Keys that belong to a state are
-    seen if `valid`, even if no query sees them."""
+    """One call of `linear_attention` or its gradient: the data shared by all of its launches. With `valid`, keys that
+    belong to a state are included even if no query sees them."""
 
     def __init__(self, device: Device, q: Array, k: Array, v: Array, valid: bool = False, **options: Any) -> None:
-        self.device, self.held, self.plan = device, [], linear_plan(q, k, v, options)
+        self.device, self.keepalive, self.plan = device, [], linear_plan(q, k, v, options)
         p, self.layout = self.plan, self.plan.layout
         a = self.layout
         self.arguments = s = Linear(heads=a.heads, groups=a.groups, queries=a.queries, keys=a.keys, d=a.d, e=a.e)
@@ -83,9 +84,9 @@ class Call(Views):
         stops = options["key_lengths"].astype("int64") if is_array(options.get("key_lengths")) else None
         if queries is not None and not valid:
             xp = array_api_compat.array_namespace(queries)
-            reached = a.queries - first_true(queries[..., ::-1], a.queries)  # behind the last query that takes part
-            reached = reached + self.plan.shift if self.plan.causal else xp.where(reached > 0, a.keys, 0)
-            stops = xp.asarray(reached if stops is None else xp.minimum(stops, reached))  # no scalar of NumPy's
+            end = a.queries - first_true(queries[..., ::-1], a.queries)  # after the last unmasked query
+            end = end + self.plan.shift if self.plan.causal else xp.where(end > 0, a.keys, 0)
+            stops = xp.asarray(end if stops is None else xp.minimum(stops, end))  # not a NumPy scalar
         if mask is not None:
             self.view_as("key_mask", mask, a.leading, a.keys)
         for name, what, x in (("query_mask", "rows", queries), ("firsts", "heads", firsts), ("stops", "heads", stops)):
@@ -114,23 +115,23 @@ class Call(Views):
         return self.launch(kernel, blocks * self.layout.heads // self.layout.groups * self.layout.items)
 
     def states(self, of_queries: bool, initial: State | None = None, final: State | None = None) -> list[Launch]:
-        """What computes the sums with which segments start; none where there is one, in order, from 0."""
+        """The launches for the initial sums of the segments; none for a single ordered segment that starts from 0."""
         a, s = self.layout, self.arguments
         segments = blocks_of(s.query_positions if of_queries else s.key_positions, s.segment)
         if s.causal and segments == 1 and initial is None and final is None:
             return []
-        held, size = (a.heads if of_queries else a.heads // s.members), a.d * a.e + a.d
-        room = self.device.empty((a.items, held, segments, size), self.compute)
-        self.view_as("queried" if of_queries else "keyed", room, (a.items, held), segments, size)
+        kv_heads, size = (a.heads if of_queries else a.heads // s.members), a.d * a.e + a.d
+        room = self.device.empty((a.items, kv_heads, segments, size), self.compute)
+        self.view_as("queried" if of_queries else "keyed", room, (a.items, kv_heads), segments, size)
         across = blocks_of(a.d, self.tiles.rows) * segments
-        sums = self.launch("linear_sums", across * held * a.items, of_queries)
+        sums = self.launch("linear_sums", across * kv_heads * a.items, of_queries)
         template = (NUMBERS[self.compute], str(NUMBERS_OF_A_BLOCK), str(of_queries).lower())
-        blocks = blocks_of(size, NUMBERS_OF_A_BLOCK) * held * a.items
+        blocks = blocks_of(size, NUMBERS_OF_A_BLOCK) * kv_heads * a.items
         started = self.with_states(initial, final)
         return [sums, Launch("linear_running", template, blocks, NUMBERS_OF_A_BLOCK, 0, started, SOURCE)]
 
     def with_states(self, initial: State | None, final: State | None) -> Linear:
-        """The arguments with what sums start from and where they end; others do not have these views."""
+        """The arguments with views of the initial and final sums; other launches lack these views."""
         a, plain = self.layout, self.arguments
         self.arguments = Linear.from_buffer_copy(plain)
         if initial is not None:
@@ -139,11 +140,11 @@ class Call(Views):
         if final is not None:
             self.view_as("final_S", final[0], a.leading, a.d, a.e)
             self.view_as("final_z", final[1], a.leading, a.d)
-        found, self.arguments = self.arguments, plain
-        return found
+        arguments, self.arguments = self.arguments, plain
+        return arguments
 
     def rows(self) -> list[Launch]:
-        """What computes 1/den and γ, if anything is divided."""
+        """The launches for 1/den and γ, if there is a denominator."""
         a = self.layout
         if not (self.arguments.normalize and a.queries):
             return []
@@ -154,14 +155,14 @@ class Call(Views):
 
 
 def shared_bytes(tiles: Tiles) -> int:
-    """What `LinearShared<Tiles>` of linear.cuh needs."""
+    """The size of `LinearShared<Tiles>` of linear.cuh."""
     numbers = (tiles.rows + 2 * tiles.columns) * (tiles.width + 1) + tiles.rows * (tiles.columns + 1)
     numbers += tiles.rows + tiles.columns
     return -(-numbers * (8 if tiles.number == "double" else 4) // 16) * 16
 
 
 def first_true(x: Array, n: int) -> Array:
-    """The index of the first True of n along the last axis, n if there is none."""
+    """The index of the first True along the last axis, n if there is none."""
     xp = array_api_compat.array_namespace(x)
     if not n:
         return xp.zeros(x.shape[:-1], dtype=xp.int64)
@@ -184,12 +185,12 @@ def forward(
         call.view("o", "o", o)
         for launch in (*call.states(False, initial_state), call.by_queries("linear_forward")):
             device.run(launch)
-    return (o, kept(device, k, v, initial_state, options)) if return_state else o
+    return (o, final_state(device, k, v, initial_state, options)) if return_state else o
 
 
-def kept(device: Device, k: Array, v: Array, initial: State | None, options: dict[str, Any]) -> State:
+def final_state(device: Device, k: Array, v: Array, initial: State | None, options: dict[str, Any]) -> State:
     """The state after the initial one and all keys that `mask` and `key_lengths` allow."""
-    leading = state_axes(k, v, initial, options)
+    leading = state_axes(LINEAR.name, k, v, initial, options)
     xp = array_api_compat.array_namespace(k)
     k, v = (xp.broadcast_to(x, (*leading, *x.shape[-2:])) for x in (k, v))
     alone = {name: options.get(name) for name in ("mask", "key_lengths", "feature_map") if name in options}
@@ -207,7 +208,7 @@ def backward(
     device: Device, q: Array, k: Array, v: Array, do: Array, dstate: State | None = None, *,
     initial_state: State | None = None, **options: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    """Gradients {"q", "k", "v"} and, where one was given, "initial_state", for the cotangents do and (dS, dz)."""
+    """Gradients {"q", "k", "v"} and, if one was passed, "initial_state", for the cotangents do and (dS, dz)."""
     like = {"q": q, "k": k, "v": v}
     call = Call(device, q, k, v, valid=dstate is not None, **options)
     a = call.layout
@@ -228,11 +229,11 @@ def backward(
     if math.prod(a.leading):
         for launch in launches:
             device.run(launch)
-    found: dict[str, Any] = {name: reduced_to(grad, like[name]) for name, grad in grads.items()}
+    result: dict[str, Any] = {name: reduced_to(grad, like[name]) for name, grad in grads.items()}
     if initial_state is not None and initial_grads is not None:
         tails = zip(initial_grads, initial_state, (2, 1), strict=True)
-        found["initial_state"] = tuple(reduced_to(of_groups(grad, a, tail), x) for grad, x, tail in tails)
-    return found
+        result["initial_state"] = tuple(reduced_to(of_groups(grad, a, tail), x) for grad, x, tail in tails)
+    return result
 
 
 def of_groups(x: Array, a: Layout, tail: int) -> Array:
@@ -244,12 +245,12 @@ def of_groups(x: Array, a: Layout, tail: int) -> Array:
 
 
 def placed(x: Array, tail: int, leading: tuple[int, ...]) -> Array:
-    """x (..., `tail` axes) with these leading axes: at the first index of one that it broadcasts along, 0 elsewhere."""
+    """x (..., `tail` axes) with these leading axes: at index 0 of the axes that it broadcasts along, 0 elsewhere."""
     xp = array_api_compat.array_namespace(x)
     width, own = x.shape[x.ndim - tail :], tuple(x.shape[: x.ndim - tail])
     own = (1,) * (len(leading) - len(own)) + own
     if own == leading:
         return x.reshape(*leading, *width)
-    found = xp.zeros((*leading, *width), dtype=x.dtype)
-    found[tuple(slice(0, n) for n in own)] = x.reshape(*own, *width)
-    return found
+    out = xp.zeros((*leading, *width), dtype=x.dtype)
+    out[tuple(slice(0, n) for n in own)] = x.reshape(*own, *width)
+    return out

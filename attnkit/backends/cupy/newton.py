@@ -1,6 +1,6 @@
 """SOFT's Newton inverse (Lu et al. 2021, Algorithm 2) by CUDA kernels: X ← 2X - XAX from init_scale·2/‖A‖₁²·A.
 
-All steps of all matrices are one launch, a gradient one more. Formulas are in newton.cuh.
+All steps of all matrices are one launch, and so is their gradient. Formulas are in newton.cuh.
 """
 
 import ctypes
@@ -13,7 +13,7 @@ from attnkit.backends.cupy.launch import NUMBERS, Launch, View
 from attnkit.backends.cupy.pointwise import Array, Device, reduced_to
 from attnkit.backends.cupy.views import Views
 
-LARGEST = 64  # rows of a matrix: larger ones do not stay in shared memory
+LARGEST = 64  # rows of a matrix: larger ones do not fit into shared memory
 THREADS = 256
 SOURCE = "newton.cuh"
 
@@ -30,7 +30,7 @@ class Newton(ctypes.Structure):
 
 
 def unsupported_options(a: Array, **options: Any) -> str | None:
-    """Why a call is not served, on any device."""
+    """Why a call is not supported on any device."""
     if a.dtype.name not in NUMBERS:
         return f"no kernel for {a.dtype.name}"
     if a.shape[-1] > LARGEST:
@@ -39,10 +39,10 @@ def unsupported_options(a: Array, **options: Any) -> str | None:
 
 
 class Call(Views):
-    """One call of `newton_inverse` or its gradient: what all of its launches share."""
+    """One call of `newton_inverse` or its gradient: the data shared by all of its launches."""
 
     def __init__(self, device: Device, a: Array, newton_steps: int, init_scale: Any) -> None:
-        self.device, self.held = device, []
+        self.device, self.keepalive = device, []
         self.leading, self.m = tuple(a.shape[:-2]), a.shape[-1]
         self.compute = "float64" if a.dtype.name == "float64" else "float32"
         heads = self.leading[-1] if self.leading else 1
@@ -54,15 +54,15 @@ class Call(Views):
             self.view_as("factors", init_scale, self.leading)
 
     def iterates(self, every: bool) -> Array:
-        """Room for X_0 .. X_T, or for the last one alone."""
+        """Memory for X_0 .. X_T, or for the last one alone."""
         n = self.arguments.steps + 1 if every else 1
-        found = self.device.empty((*self.leading, n, self.m, self.m), self.compute)
-        self.arguments.all, self.arguments.iterates = every, self.device.pointer(found)
-        self.held.append(found)
-        return found
+        xs = self.device.empty((*self.leading, n, self.m, self.m), self.compute)
+        self.arguments.all, self.arguments.iterates = every, self.device.pointer(xs)
+        self.keepalive.append(xs)
+        return xs
 
     def run(self, kernel: str, matrices: int, numbers: int) -> None:
-        """A launch with so many matrices and numbers in shared memory, if there is anything to do."""
+        """A launch with this many matrices and numbers in shared memory; none without matrices."""
         blocks = math.prod(self.leading)
         if not (blocks and self.m):
             return
@@ -72,7 +72,7 @@ class Call(Views):
 
     def inverse(self) -> None:
         """X_T into `x`, and into the iterates where there is room for them."""
-        self.run("newton_inverse", 3, self.m)
+        self.run("newton_iterations", 3, self.m)
 
 
 # ---------------------------------------------------------------------------------------------- what a library calls
@@ -90,25 +90,25 @@ def forward(device: Device, a: Array, *, newton_steps: int = 20, init_scale: Any
 def iterates(device: Device, a: Array, *, newton_steps: int = 20, init_scale: Any = 0.9, **others: Any) -> Array:
     """X_0 .. X_T (..., T + 1, m, m) in the compute dtype."""
     call = Call(device, a, newton_steps, init_scale)
-    found = call.iterates(True)
+    xs = call.iterates(True)
     call.inverse()
-    return found
+    return xs
 
 
-def inverse(residuals: Callable[..., Array], device: Device, a: Array, **given: Any) -> Any:
+def inverse(residuals: Callable[..., Array], device: Device, a: Array, **options: Any) -> Any:
     """X_T, or with `return_residuals` (X_T, `residuals` (A, X_0 .. X_T) of the kernel's iterates)."""
-    if not given.pop("return_residuals", False):
-        return forward(device, a, **given)
-    found = iterates(device, a, **given)
-    each = [found[..., n, :, :] for n in range(found.shape[-3])]
-    return each[-1], residuals(a.astype(found.dtype), each)
+    if not options.pop("return_residuals", False):
+        return forward(device, a, **options)
+    xs = iterates(device, a, **options)
+    each = [xs[..., n, :, :] for n in range(xs.shape[-3])]
+    return each[-1], residuals(a.astype(xs.dtype), each)
 
 
 def backward(
     device: Device, a: Array, dx: Array, *, newton_steps: int = 20, init_scale: Any = 0.9,
     inverse_grad: str = "implicit", **others: Any,
 ) -> dict[str, Array]:  # fmt: skip
-    """Gradients {"a"} and, where it is an array, "init_scale" (0 if the gradient is implicit) for the cotangent dx."""
+    """Gradients {"a"} and, if it is an array, "init_scale" (0 if the gradient is implicit) for the cotangent dx."""
     call, unrolled = Call(device, a, newton_steps, init_scale), inverse_grad == "unrolled"
     grads = {"a": device.empty(tuple(a.shape), a.dtype)}
     call.view_as("da", grads["a"], call.leading, call.m, call.m)

@@ -1,7 +1,7 @@
-"""Point-wise attention by CUDA kernels: from the arguments of a call to launches, on arrays of NumPy's kind.
+"""Point-wise attention by CUDA kernels: lowers a call to launches on NumPy-like arrays.
 
-Any strides are read in place, heads inside or outside of tokens, broadcast axes, grouped queries; an array is copied
-only where several leading axes cannot be joined to one. A `Device` compiles and runs.
+Any strides are read in place: heads before or after tokens, broadcast axes, grouped queries. An array is copied only if
+several leading axes cannot be merged into one. A `Device` compiles and runs.
 """
 
 import math
@@ -25,19 +25,19 @@ from attnkit.backends.cupy.views import Views
 from attnkit.kernels.plan import Layout, blocks_of, cached_plan, is_array, layout, signature, summed_axes
 
 Array = Any
-OWN_TILES = {"pointwise_forward": 1, "statistics_forward": 1}  # the gradients have two
+OWN_TILES = {"pointwise_forward": 1, "statistics_forward": 1}  # gradients have two
 ROW_THREADS = 128
 
 
 class Device(Protocol):
-    """Memory and launches. Arrays have shape, strides (in bytes), dtype and the methods of NumPy's."""
+    """Memory and launches. Arrays have NumPy's shape, strides (in bytes), dtype and methods."""
 
     def pointer(self, x: Array) -> int:
         """The address of the first element, for kernels."""
         ...
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """Memory in row-major order."""
+        """Uninitialised memory in row-major order."""
         ...
 
     def word(self, value: int) -> Array:
@@ -50,7 +50,7 @@ class Device(Protocol):
 
 
 def unsupported_options(q: Array, k: Array, v: Array, **options: Any) -> str | None:
-    """Why a call is not served, on any device."""
+    """Why a call is not supported on any device."""
     if q.dtype.name not in NUMBERS:
         return f"no kernel for {q.dtype.name}"
     if max(q.shape[-1], v.shape[-1]) > WIDEST:
@@ -61,10 +61,10 @@ def unsupported_options(q: Array, k: Array, v: Array, **options: Any) -> str | N
 
 
 class Call(Views):
-    """One call of `pointwise_attention` or its gradient on a device: the arguments that all of its launches share."""
+    """One call of `pointwise_attention` or its gradient on a device: the arguments shared by all of its launches."""
 
     structure: type[Pointwise] = Pointwise
-    family = "pointwise"  # what the names of its kernels begin with
+    family = "pointwise"  # the prefix of its kernels' names
 
     def __init__(self, device: Device, q: Array, k: Array, v: Array, o: Array, **options: Any) -> None:
         self.device, self.plan = device, cached_plan(signature(q, k, v, options))
@@ -72,7 +72,7 @@ class Call(Views):
         self.compute = "float64" if self.dtype == "float64" else "float32"
         self.activation = options.get("activation", "relu")
         self.layout = a = self.plan.layout
-        self.held: list[Array] = []  # arrays that only addresses refer to
+        self.keepalive: list[Array] = []  # arrays referenced only by address
         self.arguments = self.structure(heads=a.heads, groups=a.groups, queries=a.queries, keys=a.keys, d=a.d, e=a.e)
         self.arguments.items = a.items
         for name, x in (("q", q), ("k", k), ("v", v), ("o", o)):
@@ -83,7 +83,7 @@ class Call(Views):
         self.pairs = self.pairs or bool(self.arguments.seed)
 
     def see(self, options: dict[str, Any]) -> None:
-        """Which query sees which key."""
+        """Set visibility."""
         s, limits = self.arguments, self.plan.limits
         s.left, s.right = (OPEN if x is None else min(x, OPEN) for x in (limits.left, limits.right))
         s.valid = limits.keys if s.left + s.right >= 0 else 0
@@ -96,13 +96,13 @@ class Call(Views):
             self.view("query_mask", "rows", options["query_mask"])
 
     def weigh(self, options: dict[str, Any]) -> None:
-        """scale, shift, gain and alpha, and room for n^-alpha and log n where queries differ in them."""
+        """Set scale, shift, gain and alpha, and memory for n^-alpha and log n if they differ between queries."""
         s, n = self.arguments, self.plan.numbers
         s.scale, s.shift, s.gain, s.alpha, s.last_kept = n.scale, n.shift, n.gain, n.alpha, n.last_kept
         if n.drops:
             seed = options["dropout"][1]
-            self.held.append(seed.astype("uint64") if is_array(seed) else self.device.word(int(seed)))
-            s.seed = self.device.pointer(self.held[-1])
+            self.keepalive.append(seed.astype("uint64") if is_array(seed) else self.device.word(int(seed)))
+            s.seed = self.device.pointer(self.keepalive[-1])
         if is_array(options.get("length")) and any(n.rows):
             self.view("lengths", "rows", options["length"].astype(self.compute))
         for name, needed in zip(("factors", "logs"), n.rows, strict=True):
@@ -115,7 +115,7 @@ class Call(Views):
         return tiles_of(kernel, self.dtype, width_of(self.layout.d, self.layout.e))
 
     def rows(self) -> list[Launch]:
-        """What computes n^-alpha and log n, if that is needed."""
+        """The launch for n^-alpha and log n, if needed."""
         if not (self.arguments.factors.at or self.arguments.logs.at):
             return []
         blocks = blocks_of(self.layout.queries, ROW_THREADS) * self.layout.heads * self.layout.items
@@ -123,7 +123,7 @@ class Call(Views):
         return [Launch("pointwise_rows", template, blocks, ROW_THREADS, 0, self.arguments)]
 
     def launch(self, kernel: str, blocks: int, *flags: bool) -> Launch:
-        """A kernel on tiles, which has the activation and `flags` as template arguments."""
+        """A launch of a kernel with the activation and `flags` as template arguments."""
         tiles = self.tiles(kernel)
         queries = tiles.stages * tiles.columns if kernel == "pointwise_gradient_of_keys" else tiles.rows
         template = (str(tiles), f"attnkit::{ACTIVATIONS[self.activation]}", *(str(flag).lower() for flag in flags))
@@ -136,15 +136,15 @@ class Call(Views):
         return self.launch(kernel, blocks, self.pairs)
 
     def by_keys(self) -> list[Launch]:
-        """A block for each tile of keys of each head of k and v; two launches where sums for both are too many."""
+        """A block per tile of keys of each head of k and v; two launches if registers cannot hold the sums for both."""
         kernel, a = f"{self.family}_gradient_of_keys", self.layout
         tiles = self.tiles(kernel)
         blocks = blocks_of(a.keys, tiles.rows) * (a.heads // a.groups) * a.items
-        wanted = [(True, True)] if self.fit(tiles) else [(True, False), (False, True)]
-        return [self.launch(kernel, blocks, self.pairs, *flags) for flags in wanted]
+        passes = [(True, True)] if self.fit(tiles) else [(True, False), (False, True)]
+        return [self.launch(kernel, blocks, self.pairs, *flags) for flags in passes]
 
     def fit(self, tiles: Tiles) -> bool:
-        """Whether registers hold the sums of dk and dv beside one another."""
+        """Whether the sums of dk and dv fit into registers together."""
         return tiles.plain or tiles.width < WIDEST
 
     def of_bias(self, shape: tuple[int, ...]) -> Launch:
@@ -170,12 +170,12 @@ def forward(device: Device, q: Array, k: Array, v: Array, **options: Any) -> Arr
 
 
 def backward(device: Device, q: Array, k: Array, v: Array, do: Array, **options: Any) -> dict[str, Array]:
-    """Gradients {"q", "k", "v"} and, where a bias was given, "bias"."""
+    """Gradients {"q", "k", "v"} and, if a bias was passed, "bias"."""
     return gradients(lambda: Call(device, q, k, v, do, **options), q, k, v, do, **options)
 
 
 def gradients(make: Callable[[], Call], q: Array, k: Array, v: Array, do: Array, **options: Any) -> dict[str, Array]:
-    """The same by the kernels of a family, whose call `make` gives."""
+    """The gradients by the kernels of a family; `make` builds the call."""
     like = {"q": q, "k": k, "v": v}
     if options.get("bias") is not None:
         like["bias"] = options["bias"]
@@ -199,8 +199,8 @@ def gradients(make: Callable[[], Call], q: Array, k: Array, v: Array, do: Array,
 
 
 def gradients_of(call: Any, like: dict[str, Array]) -> dict[str, Array]:
-    """Room for dq, dk and dv, with the views of a call that say where they are: in the precision of sums where an
-    argument was broadcast, so that they are summed before they are rounded.
+    """Memory for dq, dk and dv and their views. It has the precision of sums if an argument was broadcast, so that
+    gradients are summed before they are rounded.
     """
     grads = {}
     for name in "qkv":

@@ -1,7 +1,7 @@
-"""Softmax, sparsemax and entmax attention by CUDA kernels: from the arguments of a call to launches.
+"""Softmax, sparsemax and entmax attention by CUDA kernels: lowers a call to launches.
 
-Every option of the ops is taken as point-wise attention takes it. Numbers of rows, 2 for softmax and 4 with a
-threshold, lie in arrays of the compute dtype between the launches of a gradient; the forward call saves nothing.
+Every option is handled as in point-wise attention. The numbers of each row, 2 for softmax and 4 with a threshold, are
+stored in arrays of the compute dtype between the launches of a gradient; the forward call saves nothing.
 """
 
 import ctypes
@@ -17,16 +17,16 @@ NORMALISERS = (*EXACT.values(), "Entmax")
 """The structures of normalisers.cuh: by α, and the one for any α."""
 
 RESIDENT = 256
-"""Keys up to which the scores of a row stay in shared memory while its threshold is found: 64 KiB for 64 rows."""
+"""The maximal number of keys for which the scores of a row stay in shared memory: 64 KiB for 64 rows."""
 
 STEPS = {"float32": 12, "float64": 27}
-"""Newton steps that always are enough, less log2 of the number of keys: half the bits of a number."""
+"""A sufficient number of Newton steps, less log2 of the number of keys: half the bits of a number."""
 
 LIKE = {
     "rows_gradient_of_keys": "pointwise_gradient_of_keys",
     "rows_gradient_of_bias": "pointwise_gradient_of_bias",
 }
-"""Kernels whose tiles are those of another with the same sums; the others have those of its forward kernel."""
+"""Kernels that use the tiles of another kernel with the same sums; the others use those of the forward kernel."""
 
 
 class Rows(Pointwise):
@@ -42,7 +42,7 @@ class Rows(Pointwise):
 class RowsCall(pointwise.Call):
     """One call of softmax_attention or entmax_attention, or of its gradient; softmax is α = 1.
 
-    `rows` are given views by name: `lse` to be written, or its cotangent `dlse`. A call with `output` makes o.
+    `rows` are views by name: the output `lse`, or its cotangent `dlse`. A call with `output` computes o.
     """
 
     structure = Rows
@@ -64,7 +64,7 @@ class RowsCall(pointwise.Call):
                 self.view(name, "rows", device.empty(a.shape_of("rows"), self.compute))
 
     def rows(self) -> list[Launch]:
-        """What computes o, or the numbers of rows for the gradients."""
+        """The launches for o, or for the numbers of rows that gradients need."""
         if self.normaliser == "Softmax":
             return [self.by_queries("rows_softmax")]
         return [self.by_queries("rows_threshold")]
@@ -73,11 +73,11 @@ class RowsCall(pointwise.Call):
         return tiles_of(LIKE.get(kernel, kernel), self.dtype, width_of(self.layout.d, self.layout.e))
 
     def fit(self, tiles: Tiles) -> bool:
-        """Arrays of pairs take registers besides."""
+        """Arrays of pairs need further registers."""
         return tiles.plain or tiles.width < (WIDEST // 2 if self.pairs else WIDEST)
 
     def launch(self, kernel: str, blocks: int, *flags: bool) -> Launch:
-        """A kernel on tiles; its template has the normaliser, unless it is for softmax alone, and `flags`."""
+        """A kernel on tiles; its template arguments are the normaliser, except for softmax, and `flags`."""
         tiles, own = self.tiles(kernel), 2 if "gradient" in kernel else 1
         queries = tiles.stages * tiles.columns if kernel == "rows_gradient_of_keys" else tiles.rows
         size = 8 if self.compute == "float64" else 4
@@ -88,8 +88,8 @@ class RowsCall(pointwise.Call):
             behind = 16 + (tiles.rows * columns * size if resident else 0)
         else:
             behind = queries * 5 * size
-        named = () if kernel == "rows_softmax" else (f"attnkit::{self.normaliser}",)
-        template = (str(tiles), *named, *(str(flag).lower() for flag in flags))
+        normaliser = () if kernel == "rows_softmax" else (f"attnkit::{self.normaliser}",)
+        template = (str(tiles), *normaliser, *(str(flag).lower() for flag in flags))
         shared = tiles.shared_bytes(own, queries) + behind
         return Launch(kernel, template, blocks, tiles.threads, shared, self.arguments, "rows_gradients.cuh")
 
@@ -98,7 +98,7 @@ class RowsCall(pointwise.Call):
 
 
 def unsupported_options(q: Array, k: Array, v: Array, **options: Any) -> str | None:
-    """Why a call is not served, on any device."""
+    """Why a call is not supported on any device."""
     if hasattr(options.get("alpha"), "shape") and options["alpha"].shape != ():
         return "an array alpha is served by the generic implementation"
     return pointwise.unsupported_options(q, k, v)
@@ -107,7 +107,7 @@ def unsupported_options(q: Array, k: Array, v: Array, **options: Any) -> str | N
 def forward(
     device: Device, q: Array, k: Array, v: Array, *, alpha: Any, return_lse: bool = False, **options: Any
 ) -> Any:
-    """o (..., L, e), and with `return_lse` besides log Σ exp(s) (..., L) in the compute dtype; softmax is α = 1."""
+    """o (..., L, e), and with `return_lse` also log Σ exp(s) (..., L) in the compute dtype; softmax is α = 1."""
     a = layout_of(q, k, v, options)
     o = device.empty(a.shape_of("o"), q.dtype)
     compute = "float64" if q.dtype.name == "float64" else "float32"
@@ -122,7 +122,7 @@ def forward(
 def backward(
     device: Device, q: Array, k: Array, v: Array, do: Array, dlse: Array | None = None, *, alpha: Any, **options: Any
 ) -> dict[str, Array]:
-    """Gradients {"q", "k", "v"} and, where a bias was given, "bias"."""
+    """Gradients {"q", "k", "v"} and, if a bias was passed, "bias"."""
     rows = {} if dlse is None else {"dlse": dlse}
 
     def call() -> RowsCall:

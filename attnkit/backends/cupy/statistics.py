@@ -4,14 +4,13 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
+from attnkit._core.family import called_by
 from attnkit.backends.cupy import pointwise
 from attnkit.backends.cupy.launch import Launch, Pointwise, View
 from attnkit.backends.cupy.pointwise import Array, Device, layout_of
+from attnkit.ops.pointwise import POINTWISE
 
 FIELDS = ("total", "entropy", "sum_squares", "maximum", "nonzero", "visible")
-OPS = ("pointwise_attention", "reluformer_attention", "sigmoid_attention")
-EXACT = ("relu", "relu_squared", "relu6")
-"""Activations whose zeros are counted."""
 
 
 class Statistics(Pointwise):
@@ -36,19 +35,19 @@ class StatisticsCall(pointwise.Call):
         super().__init__(device, q, k, v, o, **options)
         s = self.arguments
         p = options["dropout"][0] if options.get("dropout") is not None else 0.0
-        s.weight_gain, s.exact, s.output = s.gain * (1.0 - p), self.activation in EXACT, output
+        s.weight_gain, s.exact, s.output = s.gain * (1.0 - p), POINTWISE.exact_zeros(activation=self.activation), output
         for name, x in rows.items():
             self.view(name, "rows", x)
 
     def launches(self) -> list[Launch]:
-        """What computes n^-alpha and log n, if that is needed, and everything else."""
-        made = (*self.rows(), self.by_queries("statistics_forward"))
-        return [launch._replace(source="statistics.cuh") for launch in made]
+        """The launches: n^-alpha and log n if needed, then the statistics."""
+        launches = (*self.rows(), self.by_queries("statistics_forward"))
+        return [launch._replace(source="statistics.cuh") for launch in launches]
 
 
 def unsupported_options(q: Array, k: Array, v: Array | None = None, *, op: str, **options: Any) -> str | None:
     """Why a call is not served, on any device."""
-    if op not in OPS:
+    if called_by(op) != POINTWISE.name:
         return f"statistics of {op} are served by the generic implementation"
     return pointwise.unsupported_options(q, k, k if v is None else v)
 

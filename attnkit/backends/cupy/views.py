@@ -1,4 +1,4 @@
-"""Arrays as the views that kernels take: `View` of views.cuh."""
+"""Arrays as kernel views: `View` of views.cuh."""
 
 import math
 from typing import Any
@@ -13,12 +13,12 @@ Array = Any
 
 
 class Views:
-    """What the launches of a call share: a device, their arguments, and arrays that only addresses refer to."""
+    """The data shared by the launches of a call: device, arguments, and arrays referenced only by address."""
 
     device: Any
     arguments: Any
     layout: Layout
-    held: list[Array]
+    keepalive: list[Array]
 
     def view(self, name: str, what: str, x: Array) -> None:
         """Set the view `name` of the arguments to x broadcast to `Layout.shape_of(what)`."""
@@ -32,6 +32,6 @@ class Views:
             x = array_api_compat.array_namespace(x).broadcast_to(x, (*leading, *rest))
             x = x.reshape(math.prod(leading[:-1]), leading[-1], *rest)
             strides = x.strides
-        self.held.append(x)
+        self.keepalive.append(x)
         item, head, row, column = (*strides, 0, 0)[:4]
         setattr(self.arguments, name, View(self.device.pointer(x), item, head, row, column, KINDS[x.dtype.name]))

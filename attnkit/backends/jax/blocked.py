@@ -1,9 +1,9 @@
-"""Quadratic attention in blocks of queries, as loops of a compiled program, with explicit gradients.
+"""Quadratic attention in blocks of queries, as loops in a compiled program, with explicit gradients.
 
-Nothing is kept for the gradients but the arguments: memory is O((L + S)·d + block), forward and backward.
-Shapes are static for XLA, and where a block lies may be known only while the program runs: the queries are divided into
-a few segments with a number of keys each, which under causality leaves most of those out that no query of the segment
-may see; a segment is a loop over blocks of one shape.
+Only the arguments are stored for the gradients: memory is O((L + S)·d + block), forward and backward. Shapes are static
+in XLA, while the position of a block is only known at run time. So the queries are divided into a few segments, each
+with a fixed number of keys, which under causality excludes most keys that no query of the segment sees; a segment is a
+loop over blocks of one shape.
 """
 
 import math
@@ -20,16 +20,17 @@ from attnkit._core.dispatch import Kernel
 from attnkit._core.dropout import kept_counters
 from attnkit._core.family import RECORDS, made_of_scores
 from attnkit._core.mask import visibility_of
+from attnkit.ops.entmax import ENTMAX
 
-SCORES = 1 << 21  # of a block
-QUERIES, CAUSAL_QUERIES = 512, 256  # of a block at most; causality hides more of a higher one
-LEAST = 8  # queries of a block, if there are as many
-SEGMENTS = 4  # under causality: more leave out more keys, and take longer to compile
+SCORES = 1 << 21  # per block
+QUERIES, CAUSAL_QUERIES = 512, 256  # per block at most; causality masks more of a taller block
+LEAST = 8  # queries per block, if there are as many
+SEGMENTS = 4  # under causality: more segments skip more keys but take longer to compile
 Index = tuple[Any, ...]  # a number for each leading axis
 
 
 class Segment(NamedTuple):
-    """`blocks` blocks of `rows` queries from `start` on, which see no key from `keys` on."""
+    """`blocks` blocks of `rows` queries from `start` on, which see only keys before `keys`."""
 
     start: int
     rows: int
@@ -38,9 +39,9 @@ class Segment(NamedTuple):
 
 
 def segments(c: blocks.Call) -> Iterator[Segment]:
-    """Cover the queries; where there is no key before `keys`, the queries are null rows."""
+    """Segments that cover the queries; those with `keys` = 0 are null rows."""
     (queries, keys), causal = c.lengths, c.common.get("causal", False)
-    most = c.queries or (CAUSAL_QUERIES if causal else QUERIES)
+    most = CAUSAL_QUERIES if causal else QUERIES
     rows = min(max(LEAST, c.size // max(1, keys)), most, queries) or 1
     whole = queries // rows
     together = max(1, -(-whole // SEGMENTS)) if causal else max(1, whole)
@@ -48,8 +49,8 @@ def segments(c: blocks.Call) -> Iterator[Segment]:
     pieces += [(whole * rows, queries - whole * rows, 1)] if queries > whole * rows else []
     for start, size, several in pieces:
         stop = start + size * several
-        seen = keys if not causal else stop if causal == "upper_left" else stop + keys - queries
-        yield Segment(start, size, several, max(0, min(keys, seen)))
+        visible = keys if not causal else stop if causal == "upper_left" else stop + keys - queries
+        yield Segment(start, size, several, max(0, min(keys, visible)))
 
 
 def unravel(number: Any, shape: tuple[int, ...]) -> Index:
@@ -62,38 +63,38 @@ def unravel(number: Any, shape: tuple[int, ...]) -> Index:
 
 
 def place(c: blocks.Call, name: str, x: Array, index: Index, start: Any) -> Index:
-    """Where the part of an argument begins that a block looks at; an axis of size 1 serves every block."""
+    """The start of the part of an argument that a block needs; an axis of size 1 serves every block."""
     own = x.ndim - min(blocks.TRAILING[name], x.ndim)
-    found = []
+    starts = []
     for axis, at in zip(range(own), index[len(index) - own :], strict=True):
         shared = name in ("k", "v") and axis == own - 1 and c.groups > 1
-        found.append(0 if x.shape[axis] == 1 else at // c.groups if shared else at)
-    found += [0] * (x.ndim - own)
+        starts.append(0 if x.shape[axis] == 1 else at // c.groups if shared else at)
+    starts += [0] * (x.ndim - own)
     at = blocks.QUERY_AXIS.get(name, 0)
     if at and x.ndim >= -at and x.shape[at] != 1:
-        found[at] = start
-    return tuple(found)
+        starts[at] = start
+    return tuple(starts)
 
 
 def extent(name: str, x: Array, rows: int, keys: int) -> tuple[int, ...]:
     """The shape of that part, leading axes of size 1 included."""
     own = x.ndim - min(blocks.TRAILING[name], x.ndim)
-    found = [1] * own + list(x.shape[own:])
+    shape = [1] * own + list(x.shape[own:])
     for axes, size in ((blocks.QUERY_AXIS, rows), (blocks.KEY_AXIS, keys)):
         at = axes.get(name, 0)
         if at and x.ndim >= -at and x.shape[at] != 1:
-            found[at] = size
-    return tuple(found)
+            shape[at] = size
+    return tuple(shape)
 
 
-def taken(c: blocks.Call, name: str, x: Array, index: Index, start: Any, rows: int, keys: int) -> Array:
+def slice_of(c: blocks.Call, name: str, x: Array, index: Index, start: Any, rows: int, keys: int) -> Array:
     """The part of an argument, without leading axes."""
     shape = extent(name, x, rows, keys)
     own = x.ndim - min(blocks.TRAILING[name], x.ndim)
     return lax.dynamic_slice(x, place(c, name, x, index, start), shape).reshape(shape[own:])
 
 
-def added(
+def add_slice(
     c: blocks.Call, name: str, total: Array, grad: Array, index: Index, start: Any, rows: int, keys: int
 ) -> Array:
     """`total` with the gradient of a part added to it."""
@@ -104,22 +105,22 @@ def added(
 def part(c: blocks.Call, tokens: dict[str, Array], index: Index, start: Any, segment: Segment) -> blocks.Call:
     """The call restricted to a block; `tokens` are the keys and values of the item."""
     others = {name: x for name, x in c.arrays.items() if name not in tokens}
-    arrays = {name: taken(c, name, x, index, start, segment.rows, segment.keys) for name, x in others.items()}
+    arrays = {name: slice_of(c, name, x, index, start, segment.rows, segment.keys) for name, x in others.items()}
     return c._replace(arrays=tokens | arrays)
 
 
 def prepared(c: blocks.Call, p: blocks.Call, index: Index, start: Any) -> blocks.Prepared:
     """Inputs and scores of the part p of the call c."""
     q, k, v = (p.arrays[name] for name in "qkv")
-    given = {**c.common, **{name: x for name, x in p.arrays.items() if name in c.family.common}}
-    options: dict[str, Any] = {name: given[name] for name in ("bias", "scale", "dropout_mask") if name in given}
+    arguments = {**c.common, **{name: x for name, x in p.arrays.items() if name in c.family.common}}
+    options: dict[str, Any] = {name: arguments[name] for name in ("bias", "scale", "dropout_mask") if name in arguments}
     i = start + jnp.arange(q.shape[0])[:, None]
     shift = c.lengths[1] - c.lengths[0]
-    visibility = visibility_of(given)
+    visibility = visibility_of(arguments)
     pairs = visibility.between(jnp, i, jnp.arange(k.shape[0]), k.shape[0], shift)
-    options |= dropped(c, given, index, i, k.shape[0])
+    options |= dropped(c, arguments, index, i, k.shape[0])
     alone = visibility.causal is True and c.lengths[0] <= c.lengths[1] and not visibility.masked
-    if alone and c.family.prepare is quadratic.prepare:  # every query sees a key, and how many is known
+    if alone and c.family.prepare is quadratic.prepare:  # every query sees a known number of keys, at least one
         a = quadratic.prepare(jnp, q, k, v, **options)
         a = a._replace(pairs=pairs, count=(i + (1 + shift)).astype(a.dtype))
         if a.drop is not None and pairs is not None:
@@ -129,11 +130,11 @@ def prepared(c: blocks.Call, p: blocks.Call, index: Index, start: Any) -> blocks
     return a, c.family.scores(jnp, a)
 
 
-def dropped(c: blocks.Call, given: dict[str, Any], index: Index, i: Array, keys: int) -> dict[str, Array]:
+def dropped(c: blocks.Call, arguments: dict[str, Any], index: Index, i: Array, keys: int) -> dict[str, Array]:
     """Dropout by counter as a mask that multiplies the weights."""
-    if "dropout" not in given or given["dropout"][0] <= 0:
+    if "dropout" not in arguments or arguments["dropout"][0] <= 0:
         return {}
-    p, seed = given["dropout"]
+    p, seed = arguments["dropout"]
     *items, head = index or (0,)
     item = 0
     for size, at in zip(c.leading[:-1], items, strict=True):
@@ -150,9 +151,7 @@ def over_blocks(segment: Segment, block: Any, carry: Any) -> tuple[Any, Any]:
 
 # ---------------------------------------------------------------------------------------------- calls
 
-ENOUGH = {"entmax_attention": math.inf}  # only by name, for less memory: gradients find the thresholds once more
-OTHERS = 1 << 21
-"""Scores of a call from which it took less time than the generic body under jit; of new ops nobody has timed it."""
+SLOWER = (ENTMAX.name,)  # only by name, for less memory: gradients find the thresholds once more
 OPS = made_of_scores()
 DIFFERENTIABLE = ("q", "k", "v", "bias", "alpha")
 SEED = "dropout_seed"
@@ -160,41 +159,41 @@ Arrays = dict[str, Array]
 
 
 class Static(NamedTuple):
-    """What a program is compiled for, beside shapes and dtypes: the op and its options that are no arrays."""
+    """The static arguments of a program: the op and the options that are not arrays."""
 
     op: str
     options: tuple[tuple[str, Any], ...]
 
 
-def divided(op: str, given: dict[str, Any]) -> tuple[Static, Arrays]:
-    """The arguments of a call, arrays apart."""
-    given = {name: x for name, x in given.items() if x is not None}
-    if "dropout" in given and isinstance(given["dropout"][1], jax.Array):
-        p, given[SEED] = given.pop("dropout")
-        given["dropout"] = (p, None)
-    arrays = {name: x for name, x in given.items() if isinstance(x, jax.Array)}
-    return Static(op, tuple((name, x) for name, x in given.items() if name not in arrays)), arrays
+def divided(op: str, arguments: dict[str, Any]) -> tuple[Static, Arrays]:
+    """The arguments of a call, split into static ones and arrays."""
+    arguments = {name: x for name, x in arguments.items() if x is not None}
+    if "dropout" in arguments and isinstance(arguments["dropout"][1], jax.Array):
+        p, arguments[SEED] = arguments.pop("dropout")
+        arguments["dropout"] = (p, None)
+    arrays = {name: x for name, x in arguments.items() if isinstance(x, jax.Array)}
+    return Static(op, tuple((name, x) for name, x in arguments.items() if name not in arrays)), arrays
 
 
-def given_by(static: Static, arrays: Arrays) -> dict[str, Any]:
+def arguments_of(static: Static, arrays: Arrays) -> dict[str, Any]:
     """The inverse of `divided`."""
-    given = {**dict(static.options), **arrays}
-    if SEED in given:
-        given["dropout"] = (given["dropout"][0], given.pop(SEED))
-    return given
+    arguments = {**dict(static.options), **arrays}
+    if SEED in arguments:
+        arguments["dropout"] = (arguments["dropout"][0], arguments.pop(SEED))
+    return arguments
 
 
 def call_of(static: Static, arrays: Arrays) -> blocks.Call:
-    """The call with its tokens in the compute dtype, so that they are cast once and not for every block."""
-    given = given_by(static, arrays)
-    dtype = quadratic.compute_dtype(jnp, given["q"])
-    q, k, v = (quadratic.cast(jnp, given.pop(name), dtype) for name in "qkv")
-    return blocks.call(RECORDS[static.op].family, q, k, v, given, SCORES)
+    """The call with its tokens in the compute dtype, so that they are cast once, not per block."""
+    arguments = arguments_of(static, arrays)
+    dtype = quadratic.compute_dtype(jnp, arguments["q"])
+    q, k, v = (quadratic.cast(jnp, arguments.pop(name), dtype) for name in "qkv")
+    return blocks.call(RECORDS[static.op].family, q, k, v, arguments, SCORES)
 
 
 def tokens_of(c: blocks.Call, index: Index, keys: int) -> Arrays:
     """Keys and values of an item that a segment sees."""
-    return {name: taken(c, name, c.arrays[name], index, 0, 0, keys) for name in "kv"}
+    return {name: slice_of(c, name, c.arrays[name], index, 0, 0, keys) for name in "kv"}
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -226,7 +225,7 @@ def segment_output(c: blocks.Call, segment: Segment) -> Array:
     return lax.map(item, jnp.arange(math.prod(c.leading))).reshape(shape)
 
 
-def pulled(static: Static, arrays: Arrays, do: Array) -> Arrays:
+def vjp(static: Static, arrays: Arrays, do: Array) -> Arrays:
     """Gradients of the arguments that have one, in their dtypes, added up in the compute dtype."""
     c = call_of(static, arrays)
     names = [name for name in DIFFERENTIABLE if name in arrays]
@@ -247,25 +246,25 @@ def segment_gradients(c: blocks.Call, segment: Segment, do: Array, total: Arrays
 
         def block(total: Arrays, start: Array) -> tuple[Arrays, None]:
             p = part(c, tokens, index, start, segment)
-            there = taken(c, "do", do, index, start, rows, keys)
+            there = slice_of(c, "do", do, index, start, rows, keys)
             grads = blocks.gradients_of(jnp, p, prepared(c, p, index, start), there)
-            return {n: added(c, n, x, grads[n], index, start, rows, keys) for n, x in total.items()}, None
+            return {n: add_slice(c, n, x, grads[n], index, start, rows, keys) for n, x in total.items()}, None
 
         return over_blocks(segment, block, total)[0], None
 
     return lax.scan(item, total, jnp.arange(math.prod(c.leading)))[0]
 
 
-def kept(static: Static, arrays: Arrays) -> tuple[Array, Arrays]:
+def attended_fwd(static: Static, arrays: Arrays) -> tuple[Array, Arrays]:
     return attended(static, arrays), arrays
 
 
-def gradients(static: Static, arrays: Arrays, do: Array) -> tuple[dict[str, Array | None]]:
-    found = pulled(static, arrays, do)
-    return ({name: found.get(name) for name in arrays},)
+def attended_bwd(static: Static, arrays: Arrays, do: Array) -> tuple[dict[str, Array | None]]:
+    grads = vjp(static, arrays, do)
+    return ({name: grads.get(name) for name in arrays},)
 
 
-attended.defvjp(kept, gradients)
+attended.defvjp(attended_fwd, attended_bwd)
 
 
 def attend(op: str, q: Array, k: Array, v: Array, **options: Any) -> Array:
@@ -275,25 +274,14 @@ def attend(op: str, q: Array, k: Array, v: Array, **options: Any) -> Array:
 
 
 def pull(op: str, q: Array, k: Array, v: Array, do: Array, *rest: None, **options: Any) -> Arrays:
-    """Its explicit gradients."""
-    return pulled(*divided(op, {"q": q, "k": k, "v": v, **options}), do)
+    """The explicit gradients of an op of `OPS`."""
+    return vjp(*divided(op, {"q": q, "k": k, "v": v, **options}), do)
 
 
-def unsupported(q: Array, k: Array, v: Array, *rest: Array, **options: Any) -> str | None:
-    """Why a call is not served in blocks."""
-    if options.get("return_lse") or any(x is not None for x in rest[1:]):
-        return "lse is served by the generic implementation"
-    if rest and rest[0] is None:
-        return "no cotangent of the output was given"
-    return None
-
-
-def is_faster(op: str, q: Array, k: Array, v: Array, *rest: Array, **options: Any) -> bool:
+def is_faster(op: str, q: Array, k: Array, *rest: Array, **options: Any) -> bool:
     """Whether there are enough scores, on a CPU: nothing is known of other devices, and a traced array has none."""
-    return jax.default_backend() == "cpu" and ENOUGH.get(op, OTHERS) <= max(
-        math.prod(q.shape[:-1]) * k.shape[-2], math.prod(k.shape[:-1]) * q.shape[-2]
-    )
+    return jax.default_backend() == "cpu" and op not in SLOWER and blocks.is_faster(q, k)
 
 
-KERNELS = {op: Kernel("blocked", partial(attend, op), unsupported, partial(is_faster, op)) for op in OPS}
-KERNELS |= {f"{op}_vjp": Kernel("blocked", partial(pull, op), unsupported, partial(is_faster, op)) for op in OPS}
+KERNELS = {op: Kernel("blocked", partial(attend, op), blocks.unsupported, partial(is_faster, op)) for op in OPS}
+KERNELS |= {f"{op}_vjp": Kernel("blocked", partial(pull, op), blocks.unsupported, partial(is_faster, op)) for op in OPS}

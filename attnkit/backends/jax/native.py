@@ -1,10 +1,11 @@
-"""Quadratic attention by the compiled kernels for CPUs, as custom calls of XLA.
+"""Quadratic and linear attention by the compiled kernels for CPUs, as custom calls of XLA.
 
 Gradients are explicit (`jax.custom_vjp`); those of gradients are derived from the generic formula. An axis that
 `jax.vmap` maps becomes one more leading axis, which the counter of dropout does not count.
 """
 
 import ctypes
+import math
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -17,27 +18,22 @@ from jax import Array
 from attnkit._core.check import dtype_name
 from attnkit._core.dispatch import Kernel
 from attnkit._core.quadratic import leading_shape
-from attnkit.backends.native import load, lower, native_status
+from attnkit.backends.native import linear, load, lower, native_status
 from attnkit.kernels.plan import is_array
 from attnkit.ops.vjps import VJPS
 
 OPS = tuple(VJPS)
-ROWS_KEPT = ("softmax_attention", "entmax_attention")
 TARGET = "attnkit"
 Arrays = dict[str, Array]
 
 
 class Static(NamedTuple):
-    """What a program is compiled for, beside shapes and dtypes."""
+    """The static arguments of a program."""
 
     op: str
     plain: lower.Plain
     seed: int | None  # of dropout, where it is a number
-    return_lse: bool = False
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        return ("o", "lse") if self.return_lse else ("o",)
+    outputs: tuple[str, ...] = ("o",)
 
 
 class Call(NamedTuple):
@@ -103,7 +99,7 @@ def program(call: Call) -> Callable[..., list[Array]]:
 
 
 def _one_by_one(call: Call, size: int, arrays: Arrays, mapped: set[str]) -> list[Array]:
-    """Every element has a seed of its own."""
+    """Process the elements one by one: each has its own seed."""
 
     def one(i: Array) -> list[Array]:
         return program(call)(*(x[i] if name in mapped else x for name, x in arrays.items()))
@@ -119,23 +115,32 @@ def _together(call: Call, size: int, arrays: Arrays, mapped: set[str]) -> list[A
     own = {name[1:] for name in call.outputs if name[0] == "d"}  # gradients are those of every element
     lifted = []
     for name, x in arrays.items():
-        if name in mapped or name in own or name == "q":
+        if name in mapped or name in own or name == "q" or name.startswith("dfinal_"):
             shape = single[name].shape
             missing = leading + lower.trailing_axes(name) - len(shape)
             x = x if name in mapped else jnp.broadcast_to(x, (size, *shape))
             x = jnp.reshape(x, (size, *(1,) * missing, *shape))
         lifted.append(x)
     found = program(call._replace(mapped=call.mapped + 1))(*lifted)
-    shapes = {f"d{name}": (size, *x.shape) for name, x in single.items()}
+    shapes = {f"d{name}": x.shape for name, x in single.items()}
+    if call.op in linear.OPS:
+        shapes |= linear.state_shapes(call.op, {name: x.shape for name, x in single.items()})
     pairs = zip(call.outputs, found, strict=True)
-    return [jnp.reshape(x, shapes[name]) if name in shapes else x for name, x in pairs]
+    return [_of_every_element(x, size, shapes[name]) if name in shapes else x for name, x in pairs]
+
+
+def _of_every_element(x: Array, size: int, shape: tuple[int, ...]) -> Array:
+    """An output of all elements together as (size, *shape); the state of keys that are not mapped is one for all."""
+    if x.size == math.prod(shape):
+        return jnp.broadcast_to(jnp.reshape(x, shape), (size, *shape))
+    return jnp.reshape(x, (size, *shape))
 
 
 # ---------------------------------------------------------------------------------------------- with gradients
 
 
-def divided(op: str, given: dict[str, Any], return_lse: bool = False) -> tuple[Static, Arrays]:
-    """A call, arrays apart."""
+def divided(op: str, given: dict[str, Any], outputs: tuple[str, ...] = ("o",)) -> tuple[Static, Arrays]:
+    """A call, split into static arguments and arrays."""
     arrays, plain = lower.split(given, is_array)
     seed, number = arrays.get("seed"), None
     if seed is not None and not is_array(seed):
@@ -143,7 +148,7 @@ def divided(op: str, given: dict[str, Any], return_lse: bool = False) -> tuple[S
         arrays["seed"] = jnp.array([number & 0xFFFFFFFF, number >> 32], jnp.uint32)
     elif seed is not None and seed.dtype.itemsize < 4:
         arrays["seed"] = seed.astype(jnp.int32)
-    return Static(op, plain, number, return_lse), arrays
+    return Static(op, plain, number, outputs), arrays
 
 
 def _serve(static: Static, arrays: Arrays, outputs: tuple[str, ...], backward: bool = False) -> Arrays:
@@ -153,14 +158,14 @@ def _serve(static: Static, arrays: Arrays, outputs: tuple[str, ...], backward: b
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def attended(static: Static, arrays: Arrays) -> tuple[Array, ...]:
-    """o, and lse where it is asked for."""
+    """o, and the other outputs that were named."""
     return tuple(_serve(static, arrays, static.outputs).values())
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def remembered(static: Static, arrays: Arrays) -> tuple[tuple[Array, ...], Arrays]:
     """The same, and numbers of rows for the gradients: constants, for gradients do not depend on them."""
-    rows = ("rows",) if static.op in ROWS_KEPT else ()
+    rows = ("rows",) if static.op in lower.SAVES_ROWS else ()
     found = _serve(static, arrays, static.outputs + rows)
     return tuple(found[name] for name in static.outputs), {name: found[name] for name in ("o", "rows") if rows}
 
@@ -177,7 +182,8 @@ def _attend(static: Static, arrays: Arrays) -> tuple[tuple[Array, ...], tuple[Ar
 
 def _gradients(static: Static, residuals: tuple[Arrays, Arrays], cotangents: Any) -> tuple[dict[str, Array | None]]:
     arrays, kept = residuals
-    found = pulled(static, arrays, kept, dict(zip(("do", "dlse"), cotangents, strict=False)))
+    of = dict(zip((f"d{name}" for name in static.outputs), cotangents, strict=True))
+    found = pulled(static, arrays, kept, of)
     return ({name: found.get(name) for name in arrays},)
 
 
@@ -196,10 +202,26 @@ def pulled(static: Static, arrays: Arrays, kept: Arrays, cotangents: Arrays) -> 
 
 def _pulled_generic(static: Static, arrays: Arrays, cotangents: Arrays) -> Arrays:
     options: dict[str, Any] = {**arrays, **dict(static.plain)}
+    if static.op in linear.OPS:
+        return _pulled_linear(static.op, options, arrays, cotangents)
     if "seed" in options:
         seed = options.pop("seed")
         options["dropout"] = (options["dropout"], seed if static.seed is None else static.seed)
     return VJPS[static.op](**options, **({"do": None} | cotangents), impl="generic")
+
+
+def _pulled_linear(op: str, given: dict[str, Any], arrays: Arrays, cotangents: Arrays) -> Arrays:
+    """The same for linear attention: the generic body differentiated."""
+    moved = {name: x for name, x in arrays.items() if name in lower.DIFFERENTIABLE}
+    names = [name[1:] for name in cotangents]
+
+    def outputs(moved: Arrays) -> list[Array]:
+        found = linear.formula(op, given | moved, names)
+        return [found[name] for name in names]
+
+    found, pull_back = jax.vjp(outputs, moved)
+    grads: Arrays = pull_back([cotangents[f"d{name}"].astype(x.dtype) for name, x in zip(names, found, strict=True)])[0]
+    return grads
 
 
 def _pulled_kept(static: Static, arrays: Arrays, kept: Arrays, cotangents: Arrays) -> tuple[Arrays, Any]:
@@ -226,19 +248,20 @@ pulled.defvjp(_pulled_kept, _second)
 
 def attend(op: str, q: Array, k: Array, v: Array, *, return_lse: bool = False, **options: Any) -> Any:
     """An op of `OPS`."""
-    found = attended(*divided(op, {"q": q, "k": k, "v": v, **options}, return_lse))
+    outputs = ("o", "lse") if return_lse else ("o",)
+    found = attended(*divided(op, {"q": q, "k": k, "v": v, **options}, outputs))
     return found if return_lse else found[0]
 
 
 def pull(op: str, q: Array, k: Array, v: Array, do: Array | None, dlse: Array | None = None, **options: Any) -> Arrays:
-    """Its explicit gradients."""
+    """The explicit gradients of an op of `OPS`."""
     static, arrays = divided(op, {"q": q, "k": k, "v": v, **options})
     cotangents = {name: x for name, x in (("do", do), ("dlse", dlse)) if x is not None}
     return pulled(static, arrays, {}, cotangents)
 
 
 def unsupported(op: str, backward: bool, *arrays: Any, **options: Any) -> str | None:
-    """Why the library does not serve a call, or its gradients, which may be asked for."""
+    """Why the library does not support a call or its gradients."""
     if jax.default_backend() != "cpu":  # a traced array has no device
         return "it is for the CPU"
     status = native_status()
@@ -253,3 +276,22 @@ def unsupported(op: str, backward: bool, *arrays: Any, **options: Any) -> str | 
 
 KERNELS = {op: Kernel("native", partial(attend, op), partial(unsupported, op, False)) for op in OPS}
 KERNELS |= {f"{op}_vjp": Kernel("native", partial(pull, op), partial(unsupported, op, True)) for op in OPS}
+
+
+# ---------------------------------------------------------------------------------------------- linear attention
+
+
+def attend_linear(op: str, *arrays: Array, **options: Any) -> Any:
+    """An op of `linear.OPS`."""
+    given, outputs = linear.call(op, arrays, **options)
+    return linear.answer(op, options, attended(*divided(op, given, outputs)))
+
+
+def pull_linear(op: str, *arrays: Any, dstate: Any = None, **options: Any) -> dict[str, Any]:
+    """Its explicit gradients."""
+    *tokens, do = arrays
+    given, _ = linear.call(op, tokens, **options)
+    return linear.gradients(op, options, pulled(*divided(op, given), {}, linear.cotangents(op, options, do, dstate)))
+
+
+KERNELS |= linear.Served(attend_linear, pull_linear, unsupported).kernels()

@@ -16,26 +16,27 @@ from jax import Array
 from attnkit._core import quadratic
 from attnkit._core.activations import ACTIVATIONS
 from attnkit._core.check import dtype_name
-from attnkit._core.dispatch import Kernel
+from attnkit._core.dispatch import Kernel, with_gradients
 from attnkit._core.mask import log, power
 from attnkit.backends.jax import blocked, transforms
-from attnkit.backends.jax.blocked import Arrays, Static, divided, given_by
+from attnkit.backends.jax.blocked import Arrays, Static, arguments_of, divided
 from attnkit.backends.jax.rows import bounds, lengths
 from attnkit.kernels.plan import Layout, Plan, cached_plan, signature
 from attnkit.kernels.strides import row_major, strides_of
+from attnkit.ops.pointwise import POINTWISE, pointwise_attention
 
-OP = "pointwise_attention"
+OP = POINTWISE.name
 TILE = 64  # queries, and keys
-LEAST = 16  # numbers in a row of a tile: a power of 2 from here on
+LEAST = 16  # minimal row length of a tile, which is a power of 2
 WIDEST = 256  # head size
 REFUSED = ("mask", "bias", "dropout", "dropout_mask")
 
 
 class Launch(NamedTuple):
-    """A call as the kernels take it: tokens and vectors in whole tiles, rows beyond the last query without a key."""
+    """A call as the kernels take it: tokens and vectors padded to whole tiles; padded queries see no key."""
 
     plan: Plan
-    like: Arrays  # q, k and v as they came
+    like: Arrays  # q, k and v
     tokens: tuple[Array, Array, Array]
     rows: tuple[Array, Array, Array]  # shift, first, limit: (items, 1, L)
     factor: Array  # (..., L, 1)
@@ -61,13 +62,13 @@ def vector(x: Any, a: Layout, dtype: Any) -> Array:
 
 
 def prepared(static: Static, arrays: Arrays, interpret: bool) -> Launch:
-    """Everything around the kernels."""
-    given = {"activation": "relu", **given_by(static, arrays)}
-    q, k, v = (given[name] for name in "qkv")
-    plan = cached_plan(signature(q, k, v, given))
+    """The call as launches need it."""
+    arguments = {"activation": "relu", **arguments_of(static, arrays)}
+    q, k, v = (arguments[name] for name in "qkv")
+    plan = cached_plan(signature(q, k, v, arguments))
     a, n = plan.layout, plan.numbers
-    first, limit = bounds(plan, given)
-    length = lengths(plan, given).astype(jnp.float32) if any(n.rows) else 1.0
+    first, limit = bounds(plan, arguments)
+    length = lengths(plan, arguments).astype(jnp.float32) if any(n.rows) else 1.0
     shift = n.shift - log(jnp, length) if n.log_length else n.shift
     factor = jnp.asarray(power(length, n.alpha) * n.gain, jnp.float32)
     return Launch(
@@ -76,7 +77,7 @@ def prepared(static: Static, arrays: Arrays, interpret: bool) -> Launch:
         (whole_tiles(q), whole_tiles(k), whole_tiles(v)),
         (vector(shift, a, jnp.float32), vector(first, a, jnp.int32), vector(limit, a, jnp.int32)),
         jnp.broadcast_to(factor, a.shape_of("rows"))[..., None],
-        given["activation"],
+        arguments["activation"],
         interpret,
     )
 
@@ -100,7 +101,7 @@ def launch(launched: Launch, kernel: Callable[..., None], inputs: Any, specs: An
 
 
 def item_of(a: Layout, name: str, x: Array) -> Callable[[Any], Any]:
-    """Which of the items of q, k or v belongs to an item of the call."""
+    """The item of q, k or v for an item of the call."""
     leading, groups = (a.shared, a.groups) if name in ("k", "v") else (a.leading, 1)
     strides = strides_of(x.shape[:-2], row_major(x.shape[:-2]), leading)
 
@@ -113,7 +114,7 @@ def item_of(a: Layout, name: str, x: Array) -> Callable[[Any], Any]:
 
 
 def specs_of(launched: Launch, by_keys: bool) -> tuple[Any, ...]:
-    """Which part of q, k, v and the rows a program has: a tile of one kind of tokens, and all of the other."""
+    """The block specs of q, k, v and the rows: a tile of one kind of tokens and all of the other."""
     from jax.experimental import pallas as pl
 
     def tokens(name: str, x: Array, tiled: bool) -> Any:
@@ -146,7 +147,7 @@ def cropped(a: Layout, x: Array, tokens: int, width: int) -> Array:
     return x[:, :tokens, :width].reshape(*a.leading, tokens, width)
 
 
-def pulled(static: Static, arrays: Arrays, do: Array, interpret: bool) -> Arrays:
+def vjp(static: Static, arrays: Arrays, do: Array, interpret: bool) -> Arrays:
     """Gradients of q, k and v in their dtypes."""
     at = prepared(static, arrays, interpret)
     q, k, v = at.tokens
@@ -177,20 +178,20 @@ def pulled(static: Static, arrays: Arrays, do: Array, interpret: bool) -> Arrays
     return {name: summed(at.plan.layout, arrays[name], x) for name, x in grads.items()}
 
 
-def pulled_once(static: Static, arrays: Arrays, do: Array, interpret: bool) -> Arrays:
-    """`pulled`, which refuses to be differentiated."""
-    once = transforms.differentiated_once(f"{OP}: impl='pallas'", partial(pulled, static, interpret=interpret))
+def vjp_once(static: Static, arrays: Arrays, do: Array, interpret: bool) -> Arrays:
+    """`vjp`, which refuses to be differentiated."""
+    once = transforms.differentiated_once(f"{OP}: impl='pallas'", partial(vjp, static, interpret=interpret))
     grads: Arrays = once(arrays, do)
     return grads
 
 
 def summed(a: Layout, like: Array, x: Array) -> Array:
-    """Gradients of the items of the call as those of an argument, in its dtype."""
+    """Gradients of the items of the call, summed to the shape of an argument and in its dtype."""
     return quadratic.sum_to(jnp, cropped(a, x, *like.shape[-2:]), tuple(like.shape)).astype(like.dtype)
 
 
 def tiles_of_queries(at: Launch, tiles: int) -> tuple[Array, Array]:
-    """From which to which tile of queries any of them may see a tile of keys, (items, tiles, 1)."""
+    """The range of query tiles that may see each tile of keys, two arrays (items, tiles, 1)."""
     _, first, limit = (x.reshape(at.items, -1, 1, TILE) for x in at.rows)
     j = TILE * jnp.arange(tiles)
     meets = (first.min(-1) < j + TILE) & (limit.max(-1) > j)
@@ -204,32 +205,32 @@ def attended(static: Static, interpret: bool, arrays: Arrays) -> Array:
     return output(static, arrays, interpret)
 
 
-def kept(static: Static, interpret: bool, arrays: Arrays) -> tuple[Array, Arrays]:
+def attended_fwd(static: Static, interpret: bool, arrays: Arrays) -> tuple[Array, Arrays]:
     return attended(static, interpret, arrays), arrays
 
 
-def gradients(static: Static, interpret: bool, arrays: Arrays, do: Array) -> tuple[dict[str, Array | None]]:
-    found = pulled_once(static, arrays, do, interpret)
-    return ({name: found.get(name) for name in arrays},)
+def attended_bwd(static: Static, interpret: bool, arrays: Arrays, do: Array) -> tuple[dict[str, Array | None]]:
+    grads = vjp_once(static, arrays, do, interpret)
+    return ({name: grads.get(name) for name in arrays},)
 
 
-attended.defvjp(kept, gradients)
+attended.defvjp(attended_fwd, attended_bwd)
 
 
 def attend(q: Array, k: Array, v: Array, *, interpret: bool = False, **options: Any) -> Array:
-    """pointwise_attention; `interpret` runs the kernels as a program of XLA on any device, to test them."""
+    """pointwise_attention; `interpret` runs the kernels as an XLA program on any device, for tests."""
     static, arrays = divided(OP, {"q": q, "k": k, "v": v, **options})
     o: Array = attended(static, interpret, arrays)
     return o
 
 
 def pull(q: Array, k: Array, v: Array, do: Array, *, interpret: bool = False, **options: Any) -> Arrays:
-    """Its explicit gradients."""
-    return pulled_once(*divided(OP, {"q": q, "k": k, "v": v, **options}), do, interpret)
+    """The explicit gradients of pointwise_attention."""
+    return vjp_once(*divided(OP, {"q": q, "k": k, "v": v, **options}), do, interpret)
 
 
 def unsupported_options(q: Array, k: Array, v: Array, *rest: Array, **options: Any) -> str | None:
-    """What the kernels do not serve on any device."""
+    """Why the kernels do not support a call on any device."""
     for name in REFUSED:
         if options.get(name) is not None:
             return f"{name} is served by other implementations"
@@ -241,18 +242,15 @@ def unsupported_options(q: Array, k: Array, v: Array, *rest: Array, **options: A
 
 
 def unsupported(q: Array, k: Array, v: Array, *rest: Array, **options: Any) -> str | None:
-    """Why a call is not served."""
+    """Why a call is not supported."""
     if jax.default_backend() != "gpu":
         return f"Pallas kernels run on GPUs; the default device of JAX is a {jax.default_backend()}"
     return unsupported_options(q, k, v, *rest, **options)
 
 
 def is_faster(*arrays: Array, **options: Any) -> bool:
-    """Only by name: no GPU has run them."""
+    """Only by name: not benchmarked on a GPU yet."""
     return False
 
 
-KERNELS = {
-    OP: Kernel("pallas", attend, unsupported, is_faster),
-    f"{OP}_vjp": Kernel("pallas", pull, unsupported, is_faster),
-}
+KERNELS = with_gradients(pointwise_attention, Kernel("pallas", attend, unsupported, is_faster), pull)

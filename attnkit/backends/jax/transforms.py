@@ -1,8 +1,8 @@
-"""Derivatives that a function with gradients of its own (`jax.custom_vjp`) has no rule for, refused by name.
+"""Derivatives that a function with explicit gradients (`jax.custom_vjp`) does not support, refused by name.
 
-Forward mode shows in the arguments of a call, and kernels are passed over. Inside `jax.jit` it does not: a call sees
-the tracer of the program, and jax.jvp of that program ends with JAX's own TypeError. Second derivatives show where the
-gradients of a kernel are differentiated.
+Forward mode is visible in the arguments of a call, and kernels are skipped. Inside `jax.jit` it is not: a call only
+sees the tracer of the program, and jax.jvp of that program ends with JAX's own TypeError. Second derivatives are
+detected where the gradients of a kernel are differentiated.
 """
 
 from collections.abc import Callable
@@ -19,17 +19,17 @@ def forward_mode(x: Any) -> bool:
     while isinstance(x, jax.core.Tracer):
         if isinstance(x, JVPTracer):
             return True
-        x = getattr(x, "primal", getattr(x, "val", None))  # of a linearisation, of vmap
+        x = getattr(x, "primal", getattr(x, "val", None))  # tracers of linearisation and vmap
     return False
 
 
 def unsupported(*arrays: Any, **options: Any) -> str | None:
-    """Why no kernel serves a call now."""
+    """Why no kernel supports the current call."""
     return REASON if any(forward_mode(x) for x in (*arrays, *options.values())) else None
 
 
 def differentiated_once(name: str, pull: Callable[..., Any]) -> Callable[..., Any]:
-    """`pull`, which gives the gradients of the kernel `name`, with second derivatives that are refused."""
+    """`pull`, the gradients of the kernel `name`, with an error for second derivatives."""
     once = jax.custom_vjp(pull)
 
     def refuse(residuals: None, cotangents: Any) -> Any:

@@ -1,8 +1,8 @@
-"""Point-wise attention on JAX arrays by the Triton kernels that serve torch.
+"""Point-wise attention on JAX arrays by the same Triton kernels as for torch.
 
-Arrays lie in row-major order; leading axes that cannot be joined are broadcast in memory. n^-alpha and log n come from
-JAX where queries differ in them. vmap adds a leading axis; with dropout by counter it is a loop, for counters belong
-to a call. Launches go through jax-triton, whose import clears a setting of Triton's, which is put back.
+Arrays are row-major; leading axes that cannot be merged are broadcast in memory. n^-alpha and log n are computed by JAX
+if they differ between queries. vmap adds a leading axis, or loops if there is dropout by counter, because counters
+belong to a single call. Launches use jax-triton, whose import clears a setting of Triton that is then restored.
 """
 
 import os
@@ -16,23 +16,24 @@ from jax.custom_batching import custom_vmap
 
 from attnkit._core import blocks, quadratic
 from attnkit._core.check import dtype_name
-from attnkit._core.dispatch import Kernel
+from attnkit._core.dispatch import Kernel, with_gradients
 from attnkit._core.mask import log, power
 from attnkit.backends.jax import transforms
-from attnkit.backends.jax.blocked import SEED, Arrays, Static, divided, given_by
+from attnkit.backends.jax.blocked import SEED, Arrays, Static, arguments_of, divided
 from attnkit.backends.jax.rows import lengths
 from attnkit.kernels.plan import Layout, Plan, blocks_of, cached_plan, is_array, signature
 from attnkit.kernels.strides import as_items, row_major
+from attnkit.ops.pointwise import POINTWISE, pointwise_attention
 
-OP = "pointwise_attention"
+OP = POINTWISE.name
 WIDEST = 256  # head size
 INPUTS = {
     "q": "q", "k": "k", "v": "v", "bias": "pairs", "mask": "pairs", "dropout_mask": "pairs", "key_lengths": "heads",
     "query_mask": "rows", "factors": "rows", "logs": "rows", SEED: "",
 }  # fmt: skip
-"""The inputs of the kernels, and as what `Layout.shape_of` they are read."""
+"""The inputs of the kernels and the names of their shapes in `Layout.shape_of`."""
 DIFFERENTIABLE = ("q", "k", "v", "bias")
-CAPABILITY = 9  # tiles are those of the newest GPUs where arrays do not say which one they are on
+CAPABILITY = 9  # for tile sizes if arrays have no device: the newest GPUs
 CACHE = "TRITON_CACHE_DIR"
 
 
@@ -40,7 +41,7 @@ CACHE = "TRITON_CACHE_DIR"
 
 
 class Launch(NamedTuple):
-    """A kernel, how many programs of it run, its arrays, shapes and dtypes of its outputs, and all the rest by name."""
+    """A kernel, the number of programs, its arrays, the shapes and dtypes of its outputs, and named constants."""
 
     kernel: Any
     programs: int
@@ -50,7 +51,7 @@ class Launch(NamedTuple):
 
 
 def jax_triton() -> Any:
-    """The module jax-triton, with Triton's cache where it was."""
+    """The module jax-triton, imported without changing Triton's cache."""
     before = os.environ.get(CACHE)
     try:
         import jax_triton as found
@@ -72,8 +73,8 @@ def missing() -> str | None:
 
 
 def call(launch: Launch, compute_capability: int | None = None) -> tuple[Array, ...]:
-    """Run a launch on the GPU that JAX has, or compile it for one of this capability, such as 90."""
-    found = jax_triton().triton_call(
+    """Run a launch on JAX's GPU, or compile it for a compute capability such as 90."""
+    outputs = jax_triton().triton_call(
         *launch.arrays,
         kernel=launch.kernel,
         out_shape=launch.outputs,
@@ -81,7 +82,7 @@ def call(launch: Launch, compute_capability: int | None = None) -> tuple[Array, 
         compute_capability=compute_capability,
         **launch.constants,
     )
-    return tuple(found)
+    return tuple(outputs)
 
 
 # ---------------------------------------------------------------------------------------------- a call
@@ -90,36 +91,36 @@ def call(launch: Launch, compute_capability: int | None = None) -> tuple[Array, 
 class Call(NamedTuple):
     """A call as the kernels take it."""
 
-    arrays: Arrays  # those of `INPUTS` that the call has
+    arrays: Arrays  # the inputs of `INPUTS` that are present
     plan: Plan
     activation: str
 
 
 def call_of(static: Static, arrays: Arrays) -> Call:
     """The options of pointwise_attention."""
-    given = {"activation": "relu", **given_by(static, arrays)}
-    q, k, v = (given[name] for name in "qkv")
-    plan = cached_plan(signature(q, k, v, given))
-    inputs = {name: x for name, x in given.items() if name in INPUTS and is_array(x)}
+    arguments = {"activation": "relu", **arguments_of(static, arrays)}
+    q, k, v = (arguments[name] for name in "qkv")
+    plan = cached_plan(signature(q, k, v, arguments))
+    inputs = {name: x for name, x in arguments.items() if name in INPUTS and is_array(x)}
     inputs |= {name: inputs[name].astype(jnp.uint8) for name in ("mask", "query_mask") if name in inputs}
     n = plan.numbers
     if any(n.rows):
-        length = lengths(plan, given).astype(jnp.float32)
+        length = lengths(plan, arguments).astype(jnp.float32)
         inputs |= {"factors": power(length, n.alpha)} if n.alpha else {}
         inputs |= {"logs": log(jnp, length)} if n.log_length else {}
     if n.drops:
-        inputs[SEED] = jnp.asarray(given["dropout"][1], jnp.uint32).reshape(1)
-    return Call(inputs, plan, given["activation"])
+        inputs[SEED] = jnp.asarray(arguments["dropout"][1], jnp.uint32).reshape(1)
+    return Call(inputs, plan, arguments["activation"])
 
 
 def views(c: Call) -> tuple[tuple[Array, ...], tuple[Any, ...]]:
-    """Arrays and STRIDES of the kernels' inputs; q stands in the place of arrays that the call does not have."""
-    found = [view(c.plan.layout, what, c.arrays.get(name)) for name, what in INPUTS.items()]
-    return tuple(c.arrays["q"] if x is None else x for x, _ in found), tuple(strides for _, strides in found)
+    """Arrays and STRIDES of the kernels' inputs; q replaces absent arrays."""
+    pairs = [view(c.plan.layout, what, c.arrays.get(name)) for name, what in INPUTS.items()]
+    return tuple(c.arrays["q"] if x is None else x for x, _ in pairs), tuple(strides for _, strides in pairs)
 
 
 def view(a: Layout, what: str, x: Array | None) -> tuple[Array | None, tuple[int, ...] | None]:
-    """x and the strides with which it is read as (items, heads, ...); a seed has one."""
+    """x and its strides as (items, heads, ...); a seed has one."""
     if x is None or not what:
         return x, None if x is None else (1,)
     shape, outer = a.shape_of(what), len(a.leading)
@@ -131,7 +132,7 @@ def view(a: Layout, what: str, x: Array | None) -> tuple[Array | None, tuple[int
 
 
 def constants(c: Call, kernel: str, strides: tuple[Any, ...], *functions: str) -> dict[str, Any]:
-    """The arguments of a kernel that are known when it is compiled."""
+    """The compile-time arguments of a kernel."""
     from attnkit.kernels.triton import activations, sizes
     from attnkit.kernels.triton.sizes import padded, with_pairs
 
@@ -139,11 +140,11 @@ def constants(c: Call, kernel: str, strides: tuple[Any, ...], *functions: str) -
     h = dict(zip(("H", "DH"), activations.ACTIVATIONS[c.activation], strict=True))
     tile = sizes.pointwise(kernel, q.dtype.itemsize * 8, a.d, a.e, CAPABILITY)
     beside = sum(c.arrays[name].dtype.itemsize for name, what in INPUTS.items() if what == "pairs" and name in c.arrays)
-    found = {name: h[name] for name in functions} | with_pairs(tile, beside)._asdict()
-    found |= {"d": a.d, "e": a.e, "D": padded(a.d), "E": padded(a.e), "LAST_KEPT": n.last_kept}
-    found |= {"STRIDES": strides, "LIMITS": (a.queries, limits.keys, limits.left, limits.right)}
-    found |= {"NUMBERS": (n.scale, n.shift or None, n.gain, n.alpha or None), "HEADS": (a.heads, a.groups)}
-    return found | {"PRECISION": "tf32x3" if dtype_name(q) == "float32" else "ieee"}
+    values = {name: h[name] for name in functions} | with_pairs(tile, beside)._asdict()
+    values |= {"d": a.d, "e": a.e, "D": padded(a.d), "E": padded(a.e), "LAST_KEPT": n.last_kept}
+    values |= {"STRIDES": strides, "LIMITS": (a.queries, limits.keys, limits.left, limits.right)}
+    values |= {"NUMBERS": (n.scale, n.shift or None, n.gain, n.alpha or None), "HEADS": (a.heads, a.groups)}
+    return values | {"PRECISION": "tf32x3" if dtype_name(q) == "float32" else "ieee"}
 
 
 # ---------------------------------------------------------------------------------------------- launches
@@ -158,9 +159,9 @@ def output(static: Static, arrays: Arrays) -> Array:
     if 0 in o.shape:
         return jnp.zeros(o.shape, o.dtype)
     inputs, strides = views(c)
-    found = constants(c, "forward", (*strides, strides_out(a, "o")), "H")
-    programs = blocks_of(a.queries, found["ROWS"]) * a.heads * a.items
-    return call(Launch(flat.forward, programs, inputs, (o,), found))[0]
+    values = constants(c, "forward", (*strides, strides_out(a, "o")), "H")
+    programs = blocks_of(a.queries, values["ROWS"]) * a.heads * a.items
+    return call(Launch(flat.forward, programs, inputs, (o,), values))[0]
 
 
 def strides_out(a: Layout, what: str) -> tuple[int, ...]:
@@ -169,7 +170,7 @@ def strides_out(a: Layout, what: str) -> tuple[int, ...]:
     return as_items(shape, row_major(shape), shape[:outer], *shape[outer:]) or ()
 
 
-def pulled(static: Static, arrays: Arrays, do: Array) -> Arrays:
+def vjp(static: Static, arrays: Arrays, do: Array) -> Arrays:
     """Gradients of the arguments that have one, in their dtypes."""
     c = call_of(static, arrays)
     names = [name for name in DIFFERENTIABLE if name in arrays]
@@ -184,7 +185,7 @@ def pulled(static: Static, arrays: Arrays, do: Array) -> Arrays:
 
 
 def room(c: Call, name: str) -> jax.ShapeDtypeStruct:
-    """A gradient before it is summed over broadcast axes: float32 if it has to be."""
+    """A gradient before it is summed over broadcast axes: float32 if it has any."""
     like, shape = c.arrays[name], c.plan.layout.shape_of(name)
     return jax.ShapeDtypeStruct(shape, like.dtype if like.shape == shape else jnp.float32)
 
@@ -193,9 +194,9 @@ def gradient_of_queries(c: Call, inputs: tuple[Array, ...], strides: tuple[Any, 
     from attnkit.kernels.triton import flat
 
     a = c.plan.layout
-    found = constants(c, "backward_queries", (*strides, strides_out(a, "q")), "H", "DH")
-    programs = blocks_of(a.queries, found["ROWS"]) * a.heads * a.items
-    return call(Launch(flat.backward_queries, programs, inputs, (room(c, "q"),), found))[0]
+    values = constants(c, "backward_queries", (*strides, strides_out(a, "q")), "H", "DH")
+    programs = blocks_of(a.queries, values["ROWS"]) * a.heads * a.items
+    return call(Launch(flat.backward_queries, programs, inputs, (room(c, "q"),), values))[0]
 
 
 def gradients_of_keys(c: Call, inputs: tuple[Array, ...], strides: tuple[Any, ...]) -> Arrays:
@@ -203,24 +204,24 @@ def gradients_of_keys(c: Call, inputs: tuple[Array, ...], strides: tuple[Any, ..
 
     a = c.plan.layout
     both = (*strides, strides_out(a, "k"), strides_out(a, "v"))
-    found = constants(c, "backward_keys", both, "H", "DH")
-    found |= {"STORED": a.keys, "HEADS": (a.kv_heads, a.groups)}
-    programs = blocks_of(a.keys, found["KEYS"]) * a.kv_heads * a.items
-    grads = call(Launch(flat.backward_keys, programs, inputs, (room(c, "k"), room(c, "v")), found))
+    values = constants(c, "backward_keys", both, "H", "DH")
+    values |= {"STORED": a.keys, "HEADS": (a.kv_heads, a.groups)}
+    programs = blocks_of(a.keys, values["KEYS"]) * a.kv_heads * a.items
+    grads = call(Launch(flat.backward_keys, programs, inputs, (room(c, "k"), room(c, "v")), values))
     return dict(zip("kv", grads, strict=True))
 
 
 def gradient_of_bias(c: Call, inputs: tuple[Array, ...], strides: tuple[Any, ...]) -> Array:
-    """(items, heads, L, S) as (..., L, S), 1 for axes that all share."""
+    """(items, heads, L, S) as (..., L, S), 1 for shared axes."""
     from attnkit.kernels.triton import flat
 
     a, shape = c.plan.layout, c.plan.dbias or ()
     items, heads = shape[:2]
-    found = constants(c, "backward_queries", (*strides, tuple(row_major(shape))), "H", "DH")
-    found |= {"STORED": a.keys, "ITEMS": a.items, "OWN": (items, heads)}
-    programs = blocks_of(a.queries, found["ROWS"]) * blocks_of(a.keys, found["KEYS"]) * heads * items
+    values = constants(c, "backward_queries", (*strides, tuple(row_major(shape))), "H", "DH")
+    values |= {"STORED": a.keys, "ITEMS": a.items, "OWN": (items, heads)}
+    programs = blocks_of(a.queries, values["ROWS"]) * blocks_of(a.keys, values["KEYS"]) * heads * items
     dbias = jax.ShapeDtypeStruct(shape, jnp.float32)
-    (grad,) = call(Launch(flat.backward_bias, programs, inputs, (dbias,), found))
+    (grad,) = call(Launch(flat.backward_bias, programs, inputs, (dbias,), values))
     return grad.reshape(*a.leading[:-1], *shape[1:]) if items > 1 else grad
 
 
@@ -228,17 +229,17 @@ def gradient_of_bias(c: Call, inputs: tuple[Array, ...], strides: tuple[Any, ...
 
 
 def with_axis(arrays: Arrays, batched: dict[str, bool], size: int, own: tuple[str, ...]) -> Arrays:
-    """The arrays with the axis of vmap as the first leading one; those in `own` have it even if they are shared."""
+    """The arrays with the axis of vmap as first leading axis; those in `own` always have it."""
     leading = max(arrays[name].ndim - batched[name] - 2 for name in "qkv")
-    found = {}
+    result = {}
     for name, x in arrays.items():
         rank = x.ndim - batched[name]
         missing = leading - max(0, rank - blocks.TRAILING.get(name, 0))
         if batched[name]:
-            found[name] = x.reshape(size, *(1,) * missing, *x.shape[1:])
+            result[name] = x.reshape(size, *(1,) * missing, *x.shape[1:])
         else:
-            found[name] = jnp.broadcast_to(x, (size, *(1,) * missing, *x.shape)) if name in own else x
-    return found
+            result[name] = jnp.broadcast_to(x, (size, *(1,) * missing, *x.shape)) if name in own else x
+    return result
 
 
 def mapped(function: Any, static: Static, own: tuple[str, ...]) -> Any:
@@ -254,18 +255,18 @@ def mapped(function: Any, static: Static, own: tuple[str, ...]) -> Any:
 
         if SEED in arrays or any(name == "dropout" for name, _ in static.options):
             wide = jax.tree.map(repeated, [arrays, *rest], batched)
-            found = jax.lax.map(lambda given: run(*given), wide)
+            result = jax.lax.map(lambda arguments: run(*arguments), wide)
         else:
-            found = run(with_axis(arrays, batched[0], size, own), *map(repeated, rest, batched[1:]))
-        return found, jax.tree.map(lambda x: True, found)
+            result = run(with_axis(arrays, batched[0], size, own), *map(repeated, rest, batched[1:]))
+        return result, jax.tree.map(lambda x: True, result)
 
     run.def_vmap(rule)
     return run
 
 
-def pulled_once(static: Static, arrays: Arrays, do: Array) -> Arrays:
-    """Explicit gradients, which refuse to be differentiated."""
-    once = transforms.differentiated_once(f"{OP}: impl='triton'", mapped(pulled, static, DIFFERENTIABLE))
+def vjp_once(static: Static, arrays: Arrays, do: Array) -> Arrays:
+    """Explicit gradients, with an error when they are differentiated."""
+    once = transforms.differentiated_once(f"{OP}: impl='triton'", mapped(vjp, static, DIFFERENTIABLE))
     grads: Arrays = once(arrays, do)
     return grads
 
@@ -277,16 +278,16 @@ def attended(static: Static, arrays: Arrays) -> Array:
     return o
 
 
-def kept(static: Static, arrays: Arrays) -> tuple[Array, Arrays]:
+def attended_fwd(static: Static, arrays: Arrays) -> tuple[Array, Arrays]:
     return attended(static, arrays), arrays
 
 
-def gradients(static: Static, arrays: Arrays, do: Array) -> tuple[dict[str, Array | None]]:
-    found = pulled_once(static, arrays, do)
-    return ({name: found.get(name) for name in arrays},)
+def attended_bwd(static: Static, arrays: Arrays, do: Array) -> tuple[dict[str, Array | None]]:
+    grads = vjp_once(static, arrays, do)
+    return ({name: grads.get(name) for name in arrays},)
 
 
-attended.defvjp(kept, gradients)
+attended.defvjp(attended_fwd, attended_bwd)
 
 
 # ---------------------------------------------------------------------------------------------- what the library calls
@@ -299,12 +300,12 @@ def attend(q: Array, k: Array, v: Array, **options: Any) -> Array:
 
 
 def pull(q: Array, k: Array, v: Array, do: Array, **options: Any) -> Arrays:
-    """Its explicit gradients."""
-    return pulled_once(*divided(OP, {"q": q, "k": k, "v": v, **options}), do)
+    """The explicit gradients of pointwise_attention."""
+    return vjp_once(*divided(OP, {"q": q, "k": k, "v": v, **options}), do)
 
 
 def unsupported_options(q: Array, k: Array, v: Array, *rest: Array, **options: Any) -> str | None:
-    """What the kernels do not serve on any device."""
+    """Why the kernels do not support a call on any device."""
     if dtype_name(q) == "float64":
         return "float64 is served by the generic implementation"
     if max(q.shape[-1], v.shape[-1]) > WIDEST:
@@ -318,18 +319,15 @@ def unsupported_options(q: Array, k: Array, v: Array, *rest: Array, **options: A
 
 
 def unsupported(q: Array, k: Array, v: Array, *rest: Array, **options: Any) -> str | None:
-    """Why a call is not served."""
+    """Why a call is not supported."""
     if jax.default_backend() != "gpu":
         return f"Triton kernels run on GPUs; the default device of JAX is a {jax.default_backend()}"
     return missing() or unsupported_options(q, k, v, *rest, **options)
 
 
 def is_faster(*arrays: Array, **options: Any) -> bool:
-    """Only by name: no GPU has run them."""
+    """Only by name: not benchmarked on a GPU yet."""
     return False
 
 
-KERNELS = {
-    OP: Kernel("triton", attend, unsupported, is_faster),
-    f"{OP}_vjp": Kernel("triton", pull, unsupported, is_faster),
-}
+KERNELS = with_gradients(pointwise_attention, Kernel("triton", attend, unsupported, is_faster), pull)

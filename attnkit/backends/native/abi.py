@@ -2,7 +2,16 @@
 
 import ctypes
 
-VERSION = 1
+from attnkit.ops.entmax import ENTMAX
+from attnkit.ops.gaussian import GAUSSIAN
+from attnkit.ops.linear.attention import LINEAR
+from attnkit.ops.linear.cosine import COSINE
+from attnkit.ops.linear.efficient import EFFICIENT
+from attnkit.ops.linear.performer import PERFORMER
+from attnkit.ops.pointwise import POINTWISE
+from attnkit.ops.softmax import SOFTMAX
+
+VERSION = 2
 AXES = 6
 ROW_NUMBERS = 6
 
@@ -21,14 +30,24 @@ DTYPES = {
 OPS = {
     name: number
     for number, name in enumerate(
-        ("pointwise_attention", "softmax_attention", "entmax_attention", "gaussian_attention", "linear_attention")
+        (
+            *(POINTWISE.name, SOFTMAX.name, ENTMAX.name, GAUSSIAN.name),
+            *(LINEAR.name, COSINE.name, PERFORMER.name, EFFICIENT.name),
+        )
     )
 }
+FEATURE_MAPS = {"elu_plus_one": 0, "relu": 1, "identity": 2}
+KERNELS = {"softmax": 3, "relu": 4}
+"""Of Performer."""
 LENGTH_NUMBER, LENGTH_VISIBLE, LENGTH_ARRAY = range(3)
 ARRAYS = (
     *("q", "k", "v", "bias", "mask", "key_lengths", "query_mask", "dropout_mask", "seed", "length", "alpha"),
+    *("projection", "state", "normaliser", "level"),
     *("o", "lse", "rows", "total", "entropy", "sum_squares", "maximum", "nonzero", "visible"),
-    *("do", "dlse", "dtotal", "dentropy", "dsum_squares", "dmaximum", "dq", "dk", "dv", "dbias", "dalpha"),
+    *("final_state", "final_normaliser", "final_level"),
+    *("do", "dlse", "dtotal", "dentropy", "dsum_squares", "dmaximum"),
+    *("dfinal_state", "dfinal_normaliser", "dfinal_level"),
+    *("dq", "dk", "dv", "dbias", "dalpha", "dstate", "dnormaliser", "dlevel"),
 )
 """Arrays of a call in the order of their pointers."""
 INDEX = {name: index for index, name in enumerate(ARRAYS)}
@@ -54,11 +73,12 @@ class Plan(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_uint32) for name in ("size", "version")),
         *((name, ctypes.c_int32) for name in ("op", "pass_", "activation", "length_kind", "log_length", "exact_zeros")),
+        *((name, ctypes.c_int32) for name in ("feature_map", "normalize")),
         ("axes", Axes),
-        *((name, ctypes.c_int64) for name in ("queries", "keys", "features", "values")),
+        *((name, ctypes.c_int64) for name in ("queries", "keys", "features", "values", "projected")),
         *((name, ctypes.c_int64) for name in ("lowest", "highest", "key_length")),
         ("heads", Axes),
         ("items", Axes),
-        *((name, ctypes.c_double) for name in ("scale", "gain", "alpha", "shift", "length", "dropout")),
+        *((name, ctypes.c_double) for name in ("scale", "gain", "alpha", "shift", "length", "dropout", "eps")),
         ("arrays", View * len(ARRAYS)),
     )

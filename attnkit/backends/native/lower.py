@@ -13,25 +13,34 @@ from typing import Any, NamedTuple
 
 from attnkit._core.activations import NAMES as ACTIVATIONS
 from attnkit._core.quadratic import leading_shape
-from attnkit.backends.native import abi
+from attnkit.backends.native import abi, linear
 from attnkit.backends.native.load import library
 from attnkit.kernels import plan as kernels_plan
+from attnkit.ops.entmax import ENTMAX
+from attnkit.ops.softmax import SOFTMAX
 
 Shape = tuple[int, ...]
 Plain = tuple[tuple[str, Any], ...]
-PAIRS, TOKENS, SHARED, ROWS, ITEMS, NUMBER = "pairs", "tokens", "shared", "rows", "items", "number"
+PAIRS, TOKENS, SHARED, VECTOR = "pairs", "tokens", "shared", "vector"
+ROWS, ITEMS, NUMBER = "rows", "items", "number"
+STATES = ("", "d", "final_", "dfinal_")
+"""Prefixes of the parts of a state: as given and as returned, and their gradient and cotangent."""
 LAYOUTS = {
     **dict.fromkeys(("bias", "mask", "dropout_mask", "dbias"), PAIRS),  # (..., L, S)
     **dict.fromkeys(("q", "o", "rows", "alpha", "do", "dq", "dalpha"), TOKENS),  # (..., L, features)
     **dict.fromkeys(("k", "v", "dk", "dv"), SHARED),  # (..., S, features), with the heads of k
+    **dict.fromkeys(("projection", "state", "final_state", "dfinal_state", "dstate"), SHARED),  # (..., f, features)
+    **{f"{of}{part}": VECTOR for of in STATES for part in ("normaliser", "level")},  # (..., f), with the heads of k
     "key_lengths": ITEMS,  # (...)
     "seed": NUMBER,  # ()
 }
 """By array, the axes that it has; those that are not here have one entry per query, (..., L)."""
-TRAILING = {PAIRS: 2, TOKENS: 2, SHARED: 2, ROWS: 1, ITEMS: 0, NUMBER: 0}
+TRAILING = {PAIRS: 2, TOKENS: 2, SHARED: 2, VECTOR: 1, ROWS: 1, ITEMS: 0, NUMBER: 0}
 ASKED = ("activation", "alpha")
 """Plain options by which the library may refuse a call."""
-DIFFERENTIABLE = ("q", "k", "v", "bias", "alpha")
+DIFFERENTIABLE = ("q", "k", "v", "bias", "alpha", "state", "normaliser", "level")
+SAVES_ROWS = (SOFTMAX.name, ENTMAX.name)
+"""Ops whose forward pass saves numbers of rows that the backward pass would otherwise recompute."""
 EVERYTHING = (-(2**63), 2**63 - 1)
 
 
@@ -107,12 +116,12 @@ def _view(operand: Operand, axes: Axes, keep: list[int]) -> abi.View:
     trailing = trailing_axes(operand.name)
     short = max(0, trailing - len(operand.shape))
     operand = operand._replace(shape=(1,) * short + operand.shape, strides=(0,) * short + operand.strides)
-    leading = axes.strides(operand, trailing, layout == SHARED)
+    leading = axes.strides(operand, trailing, layout in (SHARED, VECTOR))
     view.axes = _filled([leading[axis] for axis in keep], 0)
     own = [0 if size == 1 else stride for size, stride in zip(operand.shape, operand.strides, strict=True)]
-    if trailing:
+    if trailing and layout != VECTOR:
         view.row = own[-trailing]
-    if trailing == 2:
+    if trailing == 2 or layout == VECTOR:
         view.column = own[-1]
     return view
 
@@ -142,8 +151,9 @@ def contiguous(shape: Shape) -> Shape:
     return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
-def _outputs(names: Iterable[str], operands: Mapping[str, Operand], leading: Shape) -> list[Operand]:
-    """What a call writes: o in the dtype of q, numbers of rows in the compute dtype, gradients as their arguments."""
+def _outputs(op: str, names: Iterable[str], operands: Mapping[str, Operand], leading: Shape) -> list[Operand]:
+    """What a call writes: o in the dtype of q, numbers of rows and states in the compute dtype, gradients as their
+    arguments."""
     q, rows = operands["q"], (*leading, operands["q"].shape[-2])
     made = []
     for name in names:
@@ -151,6 +161,9 @@ def _outputs(names: Iterable[str], operands: Mapping[str, Operand], leading: Sha
             shape, dtype = operands[name[1:]].shape, operands[name[1:]].dtype
         elif name == "o":
             shape, dtype = (*rows, operands["v"].shape[-1]), q.dtype
+        elif name in linear.FINAL:
+            shapes = {operand.name: operand.shape for operand in operands.values()}
+            shape, dtype = linear.state_shapes(op, shapes)[name], _compute(q.dtype)
         else:
             shape, dtype = (*rows, abi.ROW_NUMBERS) if name == "rows" else rows, _compute(q.dtype)
         made.append(Operand(name, shape, contiguous(shape), dtype_name(dtype)))
@@ -173,11 +186,11 @@ def _plan(
         queries, keys, options.get("causal", False), options.get("window"), options.get("key_lengths")
     )
     lowest, highest = EVERYTHING
-    scale, shift = options.get("scale"), options.get("shift", 0.0)
+    scale, shift = options.get("scale", 1.0 if op in linear.OPS else None), options.get("shift", 0.0)
     heads, items = axes.counters(mapped)
-    alpha = options.get("alpha", 1.5 if op == "entmax_attention" else 1.0)
-    if op == "entmax_attention" and alpha == 1.0 and "alpha" not in shapes:
-        op = "softmax_attention"
+    alpha = options.get("alpha", 1.5 if op == ENTMAX.name else 1.0)
+    if op == ENTMAX.name and alpha == 1.0 and "alpha" not in shapes:
+        op = SOFTMAX.name
     made = abi.Plan(
         size=ctypes.sizeof(abi.Plan),
         version=abi.VERSION,
@@ -201,6 +214,8 @@ def _plan(
         alpha=alpha,
         shift=0.0 if isinstance(shift, str) else shift,
         dropout=options.get("dropout", 0.0),
+        projected=shapes["projection"][-2] if "projection" in shapes else 0,
+        **linear.numbers(op, options),
     )
     _length(made, None if "length" in shapes else options.get("length", "visible"), keys)
     for operand in operands:
@@ -223,7 +238,7 @@ def prepare(
     gqa = chosen.get("enable_gqa", False)
     leading = leading_shape(q, k, None if v is None else v.shape, gqa)
     axes = Axes(leading, leading[-1] // k[-3] if gqa else 1)
-    everything = [*by_name.values(), *_outputs(outputs, by_name, leading)]
+    everything = [*by_name.values(), *_outputs(op, outputs, by_name, leading)]
     places = tuple(abi.INDEX[operand.name] for operand in everything)
     allocated = tuple((operand.shape, operand.dtype) for operand in everything[len(operands) :])
     keep = [axis for axis, size in enumerate(axes.sizes) if size != 1]
@@ -254,7 +269,7 @@ def _message(code: int) -> str:
 @lru_cache(maxsize=4096)
 def refusal(op: str, backward: bool, dtypes: tuple[tuple[str, str], ...], own: Plain) -> str | None:
     """Why the library does not serve calls with arrays of these names and dtypes, or None: asked of one of size 1."""
-    shapes = {PAIRS: (1, 1), TOKENS: (1, 1), SHARED: (1, 1), ROWS: (1,), ITEMS: (), NUMBER: ()}
+    shapes = {layout: (1,) * trailing for layout, trailing in TRAILING.items()}
     operands = []
     for name, dtype in dtypes:
         shape = shapes[LAYOUTS.get(name, ROWS)]

@@ -1,4 +1,4 @@
-"""Quadratic attention by the compiled kernels for CPUs."""
+"""Quadratic and linear attention by the compiled kernels for CPUs."""
 
 from collections.abc import Callable
 from functools import partial
@@ -9,19 +9,24 @@ import numpy as np
 from attnkit._core.check import dtype_name
 from attnkit._core.dispatch import Kernel
 from attnkit._core.family import RECORDS, measured
-from attnkit.backends.native import lower, native_status
+from attnkit.backends.native import linear, lower, native_status
 from attnkit.kernels.plan import is_array
+from attnkit.ops import statistics
 from attnkit.ops.statistics import RowStatistics
+from attnkit.ops.vjps import VJPS
 
 Array = np.ndarray
-OPS = ("softmax_attention", "pointwise_attention", "entmax_attention", "gaussian_attention")
+OPS = tuple(VJPS)
 
 
 def serve(op: str, backward: bool, given: dict[str, Any], outputs: tuple[str, ...]) -> list[Array]:
-    """The outputs named, from the arrays and plain options of a call."""
+    """The named outputs for the arrays and plain options of a call."""
     arrays, plain = lower.split(given, is_array)
     if "seed" in arrays:
         arrays["seed"] = _seed(arrays["seed"])
+    for name in linear.COTANGENTS:
+        if name in arrays:
+            arrays[name] = np.ascontiguousarray(arrays[name])
     plan = lower.prepare(op, backward, _operands(arrays), plain, outputs)
     made = [np.empty(shape, dtype) for shape, dtype in plan.outputs]
     lower.run(plan, [x.ctypes.data for x in (*arrays.values(), *made)], lower.threads_of_environment())
@@ -49,18 +54,23 @@ def attend(op: str, q: Array, k: Array, v: Array, *, return_lse: bool = False, *
 
 
 def prepared(op: str, arrays: tuple[Any, ...], options: dict[str, Any]) -> Callable[..., Array] | None:
-    """`attend` for calls whose arguments are like these: pointers are all that changes."""
+    """`attend` for calls with the same signature, in which only pointers change."""
     if options.get("return_lse") or options.get("dropout") is not None or len(arrays) != 3:
         return None
-    named, plain = lower.split(dict(zip("qkv", arrays, strict=False)) | options, is_array)
+    return _again(op, dict(zip("qkv", arrays, strict=True)) | options)
+
+
+def _again(op: str, given: dict[str, Any]) -> Callable[..., Array]:
+    """A callable that gives o of an op for arguments like these, whether by position or by name."""
+    named, plain = lower.split(given, is_array)
     plan = lower.prepare(op, False, _operands(named), plain, ("o",))
     ((shape, dtype),) = plan.outputs
-    others, of_o = tuple(name for name in named if name in options), np.dtype(dtype)
+    order, of_o = tuple(named), np.dtype(dtype)
     threads = lower.threads_of_environment()
 
     def again(*arrays: Array, **options: Any) -> Array:
         o = np.empty(shape, of_o)
-        inputs = (*arrays, *[options[name] for name in others]) if others else arrays
+        inputs = (*arrays, *[options[name] for name in order[len(arrays) :]])
         lower.run(plan, [x.ctypes.data for x in (*inputs, o)], threads)
         return o
 
@@ -70,7 +80,7 @@ def prepared(op: str, arrays: tuple[Any, ...], options: dict[str, Any]) -> Calla
 def pull(
     op: str, q: Array, k: Array, v: Array, do: Array | None, dlse: Array | None = None, **options: Any
 ) -> dict[str, Array]:
-    """Its explicit gradients."""
+    """The explicit gradients of an op of `OPS`."""
     return _pulled(op, {"q": q, "k": k, "v": v, **options}, {"do": do, "dlse": dlse})
 
 
@@ -83,7 +93,7 @@ def _pulled(op: str, given: dict[str, Any], cotangents: dict[str, Array | None])
 
 
 def unsupported(op: str, backward: bool, *arrays: Any, **options: Any) -> str | None:
-    """Why the library does not serve a call."""
+    """Why the library does not support a call."""
     status = native_status()
     if status.level is None:
         return status.reason
@@ -101,6 +111,32 @@ KERNELS = {
     for op in OPS
 }
 KERNELS |= {f"{op}_vjp": Kernel("native", partial(pull, op), partial(unsupported, op, True)) for op in OPS}
+
+
+# ---------------------------------------------------------------------------------------------- linear attention
+
+
+def attend_linear(op: str, *arrays: Array, **options: Any) -> Any:
+    """An op of `linear.OPS`."""
+    given, outputs = linear.call(op, arrays, **options)
+    return linear.answer(op, options, serve(op, False, given, outputs))
+
+
+def prepared_linear(op: str, arrays: tuple[Any, ...], options: dict[str, Any]) -> Callable[..., Array] | None:
+    """`prepared` for such an op."""
+    given, outputs = linear.call(op, arrays, **options)
+    return _again(op, given) if outputs == ("o",) else None
+
+
+def pull_linear(op: str, *arrays: Any, dstate: Any = None, **options: Any) -> dict[str, Any]:
+    """Its explicit gradients."""
+    *inputs, do = arrays
+    found = _pulled(op, linear.call(op, inputs, **options).given, linear.cotangents(op, options, do, dstate))
+    return linear.gradients(op, options, found)
+
+
+KERNELS |= linear.Served(attend_linear, pull_linear, unsupported).kernels()
+KERNELS |= {name: KERNELS[name]._replace(prepared=partial(prepared_linear, name)) for name in linear.OPS}
 
 
 # ---------------------------------------------------------------------------------------------- statistics of rows
@@ -124,7 +160,7 @@ def measure(*arrays: Array, op: str, fields: tuple[str, ...], **options: Any) ->
 def measure_pull(
     *arrays: Array, op: str, fields: Any, dstats: RowStatistics, do: Array | None = None, **options: Any
 ) -> dict[str, Array]:
-    """Their explicit gradients."""
+    """The explicit gradients of statistics."""
     cotangents = {f"d{name}": x for name, x in dstats._asdict().items() if name not in ("nonzero", "visible")}
     return _pulled(*_measured(op, arrays, options), {"do": do} | cotangents)
 
@@ -132,13 +168,13 @@ def measure_pull(
 def measure_unsupported(
     backward: bool, *arrays: Array, op: str, fields: Any, dstats: Any = None, do: Any = None, **options: Any
 ) -> str | None:
-    """Why the library does not serve them."""
+    """Why the library does not support statistics."""
     called = RECORDS[op].family.of or op
     if called not in OPS:
         return f"statistics of {op} are served by the generic implementation"
     return unsupported(called, backward, *arrays, **options)
 
 
-for name in ("row_statistics", "attention_with_statistics"):
-    KERNELS[name] = Kernel("native", measure, partial(measure_unsupported, False))
-    KERNELS[f"{name}_vjp"] = Kernel("native", measure_pull, partial(measure_unsupported, True))
+ROWS = Kernel("native", measure, partial(measure_unsupported, False))
+ROWS_VJP = Kernel("native", measure_pull, partial(measure_unsupported, True))
+KERNELS |= statistics.kernels(ROWS, ROWS, ROWS_VJP, ROWS_VJP)

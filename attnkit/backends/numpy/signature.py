@@ -1,4 +1,4 @@
-"""All that checks and choices look at in a call on NumPy arrays."""
+"""The signature of a call on NumPy arrays: everything that checks and dispatch look at."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ def _of(x: np.ndarray) -> tuple[Any, ...]:
 
 
 def signature(arrays: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...] | None:
-    """None where a call is to be looked at each time."""
+    """None if the call must be checked every time."""
     parts: list[Any] = []
     for x in arrays:
         if type(x) is not np.ndarray:

@@ -6,8 +6,6 @@ from attnkit._core.dispatch import Kernel, kernels_by_op, remember_by
 from attnkit._core.family import special_cases
 from attnkit.backends.torch import (
     blocked,
-    blocked_statistics,
-    chunked,
     native,
     recomputed,
     rela,
@@ -30,9 +28,6 @@ KERNELS: dict[str, tuple[Kernel, ...]] = kernels_by_op(
     rela.NATIVE,
     softmax.KERNELS,
     blocked.KERNELS,
-    blocked_statistics.KERNELS,
-    rela.BLOCKED,
-    chunked.KERNELS,
     recomputed.KERNELS,
     special_cases=special_cases(),
     refusal=transforms.unsupported,

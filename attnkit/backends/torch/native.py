@@ -1,8 +1,8 @@
-"""Quadratic attention by the compiled kernels for CPUs.
+"""Quadratic and linear attention by the compiled kernels for CPUs.
 
-Three ways lead to them, by what a call asks for: straight ahead where no gradient is needed; through a node of autograd
-where one is; through custom ops, which cost more, where torch traces, maps or watches (torch.compile, torch.export,
-fake tensors, subclasses, dispatch modes, torch.func.vmap).
+A call reaches them in one of three ways: directly if no gradient is needed; through an autograd node if one is; and
+through custom ops, which cost more, if torch traces, maps or intercepts calls (torch.compile, torch.export, fake
+tensors, subclasses, dispatch modes, torch.func.vmap).
 """
 
 import math
@@ -16,20 +16,21 @@ from torch import Tensor
 from attnkit._core import quadratic
 from attnkit._core.dispatch import Kernel
 from attnkit._core.family import RECORDS, measured
-from attnkit.backends.native import abi, lower, native_status
+from attnkit.backends.native import abi, linear, lower, native_status
 from attnkit.backends.torch.custom import Given, Outputs, register
 from attnkit.backends.torch.signature import PLAIN, watched
 from attnkit.backends.torch.softmax import sdpa_unsupported
 from attnkit.ops import statistics
+from attnkit.ops.linear.attention import LINEAR
+from attnkit.ops.linear.cosine import COSINE
+from attnkit.ops.softmax import SOFTMAX
 from attnkit.ops.statistics import RowStatistics
 from attnkit.ops.vjps import VJPS
 
 OPS = tuple(VJPS)
-ROWS_KEPT = ("softmax_attention", "entmax_attention")
-"""Ops whose forward pass finds numbers of rows that the backward pass would else have to find again."""
 COUNTS = ("nonzero", "visible")
 """Fields of statistics without a gradient."""
-SAVED_AS_OUTPUTS = ("lse", *RowStatistics._fields)
+SAVED_AS_OUTPUTS = ("lse", *RowStatistics._fields, *linear.FINAL)
 DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat16", "float16")}
 
 
@@ -52,7 +53,9 @@ def split(given: Mapping[str, Any]) -> tuple[dict[str, Tensor], lower.Plain]:
 def serve(
     op: str, backward: bool, arrays: Mapping[str, Tensor], plain: lower.Plain, outputs: tuple[str, ...]
 ) -> list[Tensor]:
-    """The outputs named, of tensors that have memory."""
+    """The named outputs, for tensors with memory."""
+    if backward and op in linear.OPS:
+        arrays = {name: x.contiguous() if name in linear.COTANGENTS else x for name, x in arrays.items()}
     operands = tuple([(name, x.shape, x.stride(), x.dtype) for name, x in arrays.items()])
     prepared = lower.prepare(op, backward, operands, plain, outputs)
     made = [torch.empty(shape, dtype=DTYPES[dtype]) for shape, dtype in prepared.outputs]
@@ -66,8 +69,8 @@ def serve(
 
 
 def _kept(op: str) -> tuple[str, ...]:
-    """What a forward pass gives beside its outputs where gradients may follow."""
-    return ("rows",) if op in ROWS_KEPT else ()
+    """The further outputs of a forward pass that gradients need."""
+    return ("rows",) if op in lower.SAVES_ROWS else ()
 
 
 def _named(given: Given) -> tuple[str, ...]:
@@ -76,7 +79,7 @@ def _named(given: Given) -> tuple[str, ...]:
 
 
 def _outputs(op: str, given: Given) -> Outputs:
-    """Shapes and dtypes of the outputs and of what is kept."""
+    """Shapes and dtypes of the outputs and of the saved arrays."""
     q = given["q"]
     leading = quadratic.leading_axes(q, given["k"], given.get("v"), given.get("enable_gqa", False))
     rows = (*leading, q.shape[-2])
@@ -84,6 +87,9 @@ def _outputs(op: str, given: Given) -> Outputs:
     found = dict.fromkeys((*_named(given), *_kept(op)), (rows, dtype))
     if "o" in found:
         found["o"] = ((*rows, given["v"].shape[-1]), q.dtype)
+    if op in linear.OPS:
+        shapes = linear.state_shapes(op, {name: tuple(x.shape) for name, x in given.items() if isinstance(x, Tensor)})
+        found |= {name: (shapes[name], dtype) for name in found if name in shapes}
     if "rows" in found:
         found["rows"] = ((*rows, abi.ROW_NUMBERS), dtype)
     return found
@@ -112,7 +118,7 @@ CUSTOM = register("native", _forward, _backward, lower.DIFFERENTIABLE, _outputs)
 
 
 class _Attend(torch.autograd.Function):
-    """The outputs named; gradients that are to be differentiated are those of the generic formula."""
+    """The named outputs; second derivatives use the generic formula."""
 
     @staticmethod
     def forward(
@@ -148,8 +154,10 @@ class _Attend(torch.autograd.Function):
 
 
 def _generic(op: str, arrays: dict[str, Tensor], plain: lower.Plain, cotangents: dict[str, Tensor]) -> Given:
-    """Gradients that can be differentiated."""
+    """Differentiable gradients."""
     options: Given = {**arrays, **dict(plain)}
+    if op in linear.OPS:
+        return _generic_linear(op, options, cotangents)
     options.pop("exact_zeros", None)
     if "seed" in options:
         options["dropout"] = (options["dropout"], options.pop("seed"))
@@ -162,16 +170,27 @@ def _generic(op: str, arrays: dict[str, Tensor], plain: lower.Plain, cotangents:
     return statistics.attention_with_statistics_vjp(op, **options, do=cotangents.get("do"), **given)
 
 
+def _generic_linear(op: str, given: Given, cotangents: dict[str, Tensor]) -> Given:
+    """The same for linear attention: the generic body differentiated."""
+    names = [name for name in lower.DIFFERENTIABLE if name in given and given[name].requires_grad]
+    found = linear.formula(op, given, [name[1:] for name in cotangents])
+    pairs = [(found[name[1:]], x) for name, x in cotangents.items() if found[name[1:]].requires_grad]
+    outputs, grads = zip(*pairs, strict=True)
+    inputs = [given[name] for name in names]
+    made = torch.autograd.grad(outputs, inputs, grads, create_graph=True, materialize_grads=True)
+    return dict(zip(names, made, strict=True))
+
+
 # ---------------------------------------------------------------------------------------------- a call
 
 
 def _is_plain(tensors: Sequence[Tensor]) -> bool:
-    """Whether a call is about tensors with memory, and nobody but autograd watches it."""
+    """Whether the tensors have memory and only autograd observes the call."""
     return not watched() and all(type(x) in PLAIN and not x.is_neg() for x in tensors)
 
 
 def evaluate(op: str, given: Given, outputs: tuple[str, ...]) -> Sequence[Tensor]:
-    """The outputs named of an op of `OPS`."""
+    """The named outputs of an op of `OPS`."""
     if not _is_plain([x for x in given.values() if isinstance(x, Tensor)]):
         return CUSTOM.outputs(op, **given, outputs=",".join(outputs))[: len(outputs)]
     arrays, plain = split(given)
@@ -189,23 +208,28 @@ def attend(op: str, q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool = False
 
 
 def prepared(op: str, arrays: tuple[Any, ...], options: dict[str, Any]) -> Callable[..., Tensor] | None:
-    """`attend` for calls without gradients whose arguments are like these: pointers are all that changes."""
+    """`attend` for calls without gradients and with the same signature, in which only pointers change."""
     given = dict(zip("qkv", arrays, strict=False)) | options
     tensors = [x for x in given.values() if isinstance(x, Tensor)]
     if options.get("return_lse") or options.get("dropout") is not None or len(arrays) != 3:
         return None
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         return None
+    return _again(op, given)
+
+
+def _again(op: str, given: Given) -> Callable[..., Tensor]:
+    """A callable that gives o of an op for arguments like these, whether by position or by name."""
     named, plain = split(given)
     operands = tuple((name, x.shape, x.stride(), x.dtype) for name, x in named.items())
     plan = lower.prepare(op, False, operands, plain, ("o",))
     ((shape, dtype),) = plan.outputs
-    others = tuple(name for name in named if name in options)
+    order = tuple(named)
 
     def again(*arrays: Tensor, **options: Any) -> Tensor:
         o = torch.empty(shape, dtype=DTYPES[dtype])
         pointers = [x.data_ptr() for x in arrays]
-        pointers += [options[name].data_ptr() for name in others]
+        pointers += [options[name].data_ptr() for name in order[len(arrays) :]]
         pointers.append(o.data_ptr())
         lower.run(plan, pointers, torch.get_num_threads())
         return o
@@ -216,7 +240,7 @@ def prepared(op: str, arrays: tuple[Any, ...], options: dict[str, Any]) -> Calla
 def pull(
     op: str, q: Tensor, k: Tensor, v: Tensor, do: Tensor | None, dlse: Tensor | None = None, **options: Any
 ) -> dict[str, Tensor]:
-    """Its explicit gradients."""
+    """The explicit gradients of an op of `OPS`."""
     return _pulled(op, {"q": q, "k": k, "v": v, **options}, {"do": do, "dlse": dlse})
 
 
@@ -241,12 +265,12 @@ def _reason(op: str, passes: tuple[bool, ...], dtypes: tuple[tuple[str, str], ..
     return next(filter(None, (lower.refusal(op, backward, dtypes, own) for backward in passes)), None)
 
 
-# what a library that is loaded or not serves does not change while torch.compile traces
+# which calls the library supports does not change while torch.compile traces
 _reason._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def unsupported(op: str, backward: bool, *arrays: Any, **options: Any) -> str | None:
-    """Why the library does not serve a call, or the gradients that it is asked for."""
+    """Why the library does not support a call or its gradients."""
     if arrays[0].device.type != "cpu":
         return "it is for the CPU"
     given = [*zip("qkv", arrays, strict=False), *options.items()]
@@ -266,8 +290,8 @@ ours at 2,048 scores, 1.7 times ours at 931,000."""
 
 
 def is_faster(op: str, q: Tensor, k: Tensor, v: Tensor, *rest: Any, **options: Any) -> bool:
-    """Against torch's fused softmax, which comes behind; all others took more time at any size."""
-    if op != "softmax_attention" or rest or sdpa_unsupported(q, k, v, **options) is not None:
+    """Against torch's fused softmax, which is listed after it; all others are slower at any size."""
+    if op != SOFTMAX.name or rest or sdpa_unsupported(q, k, v, **options) is not None:
         return True
     return math.prod(q.shape[:-1]) * k.shape[-2] >= SDPA_UNTIL
 
@@ -279,6 +303,37 @@ KERNELS = {
     for op in OPS
 }
 KERNELS |= {f"{op}_vjp": Kernel("native", partial(pull, op), partial(unsupported, op, True)) for op in OPS}
+
+
+# ---------------------------------------------------------------------------------------------- linear attention
+
+
+def attend_linear(op: str, *arrays: Tensor, **options: Any) -> Any:
+    """An op of `linear.OPS`."""
+    given, outputs = linear.call(op, arrays, **options)
+    return linear.answer(op, options, evaluate(op, given, outputs))
+
+
+def prepared_linear(op: str, arrays: tuple[Any, ...], options: dict[str, Any]) -> Callable[..., Tensor] | None:
+    """`prepared` for such an op."""
+    given, outputs = linear.call(op, arrays, **options)
+    if outputs != ("o",) or (torch.is_grad_enabled() and any(is_tensor(x) and x.requires_grad for x in given.values())):
+        return None
+    return _again(op, given)
+
+
+def pull_linear(op: str, *arrays: Any, dstate: Any = None, **options: Any) -> Given:
+    """Its explicit gradients."""
+    *tokens, do = arrays
+    given, _ = linear.call(op, tokens, **options)
+    return linear.gradients(op, options, _pulled(op, given, linear.cotangents(op, options, do, dstate)))
+
+
+KERNELS |= linear.Served(attend_linear, pull_linear, unsupported).kernels()
+KERNELS |= {name: KERNELS[name]._replace(prepared=partial(prepared_linear, name)) for name in linear.OPS}
+for name in (LINEAR.name, COSINE.name):
+    for end in ("", "_vjp"):
+        KERNELS[name + end] = KERNELS[name + end]._replace(replaces=("chunked",))
 
 
 # ---------------------------------------------------------------------------------------------- statistics of rows
@@ -302,7 +357,7 @@ def measure(*arrays: Tensor, op: str, fields: tuple[str, ...], **options: Any) -
 def measure_pull(
     *arrays: Tensor, op: str, fields: Any, dstats: RowStatistics, do: Tensor | None = None, **options: Any
 ) -> dict[str, Tensor]:
-    """Their explicit gradients."""
+    """The explicit gradients of statistics."""
     cotangents = {f"d{name}": x for name, x in dstats._asdict().items() if name not in COUNTS}
     return _pulled(*_measured(op, arrays, options), {"do": do} | cotangents)
 
@@ -310,13 +365,13 @@ def measure_pull(
 def measure_unsupported(
     backward: bool, *arrays: Tensor, op: str, fields: Any, dstats: Any = None, do: Any = None, **options: Any
 ) -> str | None:
-    """Why the library does not serve them."""
+    """Why the library does not support statistics."""
     called = RECORDS[op].family.of or op
     if called not in OPS:
         return f"statistics of {op} are served by the generic implementation"
     return unsupported(called, backward, *arrays, **options)
 
 
-for name in ("row_statistics", "attention_with_statistics"):
-    KERNELS[name] = Kernel("native", measure, partial(measure_unsupported, False))
-    KERNELS[f"{name}_vjp"] = Kernel("native", measure_pull, partial(measure_unsupported, True))
+ROWS = Kernel("native", measure, partial(measure_unsupported, False), replaces=("blocked",))
+ROWS_VJP = ROWS._replace(call=measure_pull, unsupported=partial(measure_unsupported, True))
+KERNELS |= statistics.kernels(ROWS, ROWS, ROWS_VJP, ROWS_VJP)

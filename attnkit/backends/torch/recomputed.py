@@ -1,7 +1,7 @@
-"""Linear attention whose gradients are the explicit ones: sums over the past are made again, not kept for backward.
+"""Linear attention with explicit gradients: sums over the past are recomputed, not stored for backward.
 
-Training keeps q, k and v, where automatic differentiation of the generic body keeps every chunk. It takes longer for
-that, so that `impl="auto"` leaves it to those who ask for it.
+Training stores q, k and v, where automatic differentiation of the generic body stores every chunk. That takes longer,
+so `impl="auto"` never selects it.
 """
 
 from collections.abc import Callable
@@ -14,28 +14,29 @@ from attnkit._core.dispatch import Kernel
 from attnkit.backends.torch.custom import Given, register
 from attnkit.ops.linear import attention, cosine, efficient, performer
 
-OPS: dict[str, tuple[Callable[..., Any], Callable[..., dict[str, Any]]]] = {
-    "linear_attention": (attention.linear_attention, attention.linear_attention_vjp),
-    "cosine_attention": (cosine.cosine_attention, cosine.cosine_attention_vjp),
-    "performer_attention": (performer.performer_attention, performer.performer_attention_vjp),
-    "efficient_attention": (efficient.efficient_attention, efficient.efficient_attention_vjp),
-}
+SERVED: tuple[tuple[Callable[..., Any], Callable[..., dict[str, Any]]], ...] = (
+    (attention.linear_attention, attention.linear_attention_vjp),
+    (cosine.cosine_attention, cosine.cosine_attention_vjp),
+    (performer.performer_attention, performer.performer_attention_vjp),
+    (efficient.efficient_attention, efficient.efficient_attention_vjp),
+)
+OPS = {op.__name__: (op, vjp) for op, vjp in SERVED}
 
 
-def _forward(op: str, given: Given) -> Tensor:
-    o: Tensor = OPS[op][0](**given, impl="generic")
+def _forward(op: str, arguments: Given) -> Tensor:
+    o: Tensor = OPS[op][0](**arguments, impl="generic")
     return o
 
 
-def _backward(op: str, given: Given, do: Tensor, wanted: tuple[str, ...]) -> dict[str, Tensor]:
-    return OPS[op][1](**given, do=do, impl="generic")
+def _backward(op: str, arguments: Given, do: Tensor, names: tuple[str, ...]) -> dict[str, Tensor]:
+    return OPS[op][1](**arguments, do=do, impl="generic")
 
 
 CUSTOM = register("recomputed", _forward, _backward, ("q", "k", "v"))
 
 
 def unsupported(*arrays: Tensor, **options: Any) -> str | None:
-    """Why a call keeps what automatic differentiation needs."""
+    """Why a call is left to automatic differentiation."""
     if options.get("initial_state") is not None or options.get("return_state"):
         return "states are served by the generic implementation"
     if callable(options.get("feature_map")):
@@ -50,7 +51,7 @@ def attend(op: str, *arrays: Tensor, **options: Any) -> Tensor:
 
 
 def is_faster(*arrays: Tensor, **options: Any) -> bool:
-    """It saves memory, not time."""
+    """False: it saves memory, not time."""
     return False
 
 

@@ -1,4 +1,4 @@
-"""ReLA on torch tensors: the kernels of point-wise attention in the compute dtype, and the norm of what they give."""
+"""ReLA on torch tensors: the kernels of point-wise attention in the compute dtype, followed by the norm."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,9 +6,9 @@ from typing import Any
 from torch import Tensor
 
 from attnkit._core import quadratic
-from attnkit._core.dispatch import Kernel
+from attnkit._core.dispatch import Kernel, with_gradients
 from attnkit._core.library import namespace
-from attnkit.backends.torch import blocked, native
+from attnkit.backends.torch import native
 from attnkit.backends.torch.triton import pointwise as triton_pointwise
 from attnkit.ops import pointwise, rela
 
@@ -20,7 +20,7 @@ def _divided(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _wide(*arrays: Tensor) -> list[Tensor]:
-    """x = relu(s) v is not rounded before the norm, and so half types are cast first."""
+    """x = relu(s) v is not rounded before the norm, so half types are cast first."""
     xp = namespace(arrays[0])
     return [x.to(quadratic.compute_dtype(xp, arrays[0])) for x in arrays]
 
@@ -49,7 +49,7 @@ def _pull(impl: str) -> Callable[..., dict[str, Tensor]]:
 
 
 def _asked(question: Callable[..., Any]) -> Callable[..., Any]:
-    """What the kernel of point-wise attention answers, for the arguments of ReLA."""
+    """The answer of the kernel of point-wise attention for the arguments of ReLA."""
 
     def ask(q: Tensor, k: Tensor, v: Tensor, norm_weight: Tensor, *rest: Tensor, **options: Any) -> Any:
         return question(*_wide(q, k, v), *rest, **_divided(options)[1])
@@ -59,10 +59,9 @@ def _asked(question: Callable[..., Any]) -> Callable[..., Any]:
 
 def _kernels(of: Kernel) -> dict[str, Kernel]:
     unsupported, is_faster = _asked(of.unsupported), _asked(of.is_faster)
-    return {
-        "rela_attention": Kernel(of.name, _attend(of.name), unsupported, is_faster),
-        "rela_attention_vjp": Kernel(of.name, _pull(of.name), unsupported, is_faster),
-    }
+    replaces = ("blocked",) if of.name == native.ROWS.name else ()
+    kernel = Kernel(of.name, _attend(of.name), unsupported, is_faster, replaces=replaces)
+    return with_gradients(rela.rela_attention, kernel, _pull(of.name))
 
 
-TRITON, NATIVE, BLOCKED = (_kernels(m.KERNELS["pointwise_attention"]) for m in (triton_pointwise, native, blocked))
+TRITON, NATIVE = (_kernels(m.KERNELS[pointwise.POINTWISE.name]) for m in (triton_pointwise, native))

@@ -1,4 +1,4 @@
-"""All that checks and choices look at in a call on torch tensors."""
+"""The signature of a call on torch tensors: everything that checks and dispatch look at."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ PLAIN = frozenset((Tensor, Parameter))
 
 
 def watched() -> bool:
-    """Whether somebody other than autograd sees calls now: a compiler, a transformation, a mode of dispatch."""
+    """Whether anything but autograd intercepts calls now: a compiler, a transformation, a dispatch mode."""
     return bool(
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack()
@@ -25,7 +25,7 @@ def _of(x: Tensor) -> tuple[Any, ...]:
 
 
 def signature(arrays: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...] | None:
-    """None where a call is to be looked at each time."""
+    """None if the call must be checked every time."""
     if watched():
         return None
     if torch.is_autocast_enabled("cpu") or (arrays[0].is_cuda and torch.is_autocast_enabled("cuda")):

@@ -7,6 +7,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from attnkit._core.dispatch import Kernel
 from attnkit.backends.torch import transforms
+from attnkit.ops.softmax import SOFTMAX
 
 
 def sdpa_unsupported(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> str | None:
@@ -22,7 +23,7 @@ def sdpa_unsupported(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **option
         return "causal needs as many queries as keys"
     if q.shape[-2] == 0 or k.shape[-2] == 0:
         return "no queries or no keys"
-    if transforms.maps():  # torch has no rule for its kernel for CPUs, loops and warns
+    if transforms.maps():  # torch has no batching rule for its CPU kernel: it loops and warns
         return transforms.MAPS
     if q.ndim != 4 or k.ndim != 4 or v.ndim != 4 or not (q.shape[0] == k.shape[0] == v.shape[0]):
         return "needs q, k and v of shape (B, H, tokens, features) with one B"
@@ -32,7 +33,7 @@ def sdpa_unsupported(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **option
 
 
 class _Final(torch.autograd.Function):
-    """Gradients that refuse to be differentiated."""
+    """Gradients that raise an error when they are differentiated."""
 
     @staticmethod
     def forward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -44,7 +45,7 @@ class _Final(torch.autograd.Function):
 
 
 def _final(grads: tuple[torch.Tensor | None, ...], do: tuple[torch.Tensor, ...]) -> Any:
-    """A hook: `grads` for good, where autograd would differentiate them (`create_graph`)."""
+    """A hook that makes `grads` raise an error if autograd differentiates them (`create_graph`)."""
     if not torch.is_grad_enabled():
         return None
     final = iter(_Final.apply(*(g for g in grads if g is not None)))
@@ -52,9 +53,9 @@ def _final(grads: tuple[torch.Tensor | None, ...], do: tuple[torch.Tensor, ...])
 
 
 def _fused(node: Any) -> Any:
-    """The node of a fused kernel in the graph of an output, which a transpose or a cut to the head size may follow.
+    """The node of a fused kernel in the graph of an output, possibly below a transpose or a slice to the head size.
 
-    None where torch took its plain formula, which has all derivatives.
+    None if torch used its plain formula, which has all derivatives.
     """
     for _ in range(4):
         if node is None or node.name().startswith("ScaledDotProduct"):
@@ -64,7 +65,7 @@ def _fused(node: Any) -> Any:
 
 
 def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> torch.Tensor:
-    """torch's function; the second derivatives that its fused kernels lack are refused by our name, not theirs."""
+    """torch's function; second derivatives, which its fused kernels lack, raise an error of attnkit's."""
     o = scaled_dot_product_attention(
         q,
         k,
@@ -80,4 +81,4 @@ def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> t
     return o
 
 
-KERNELS = {"softmax_attention": Kernel("sdpa", sdpa, sdpa_unsupported)}
+KERNELS = {SOFTMAX.name: Kernel("sdpa", sdpa, sdpa_unsupported)}

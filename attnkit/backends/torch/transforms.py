@@ -1,7 +1,7 @@
-"""Derivatives that torch takes around a call, and that no kernel takes part in.
+"""Derivatives that torch computes around a call and that kernels do not support.
 
-`torch.func.grad`, `vjp`, `jvp`, `jacrev`, `jacfwd` and `hessian` refuse custom ops with rules for autograd, and forward
-mode passes them by without a tangent. `vmap` alone has its rule.
+`torch.func.grad`, `vjp`, `jvp`, `jacrev`, `jacfwd` and `hessian` refuse custom ops with autograd rules, and forward
+mode gives them no tangent. Only `vmap` has a rule.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ MAPS = "torch.func.vmap is served by the generic implementation"
 
 
 def differentiates() -> bool:
-    """Whether a call now is inside a derivative of torch.func or a level of dual numbers."""
+    """Whether the current call is inside a derivative of torch.func or a level of dual numbers."""
     if forward_ad._current_level >= 0:
         return True
     stack = get_interpreter_stack()
@@ -22,17 +22,17 @@ def differentiates() -> bool:
 
 
 def maps() -> bool:
-    """Whether a call now is inside vmap."""
+    """Whether the current call is inside vmap."""
     stack = get_interpreter_stack()
     return stack is not None and any(level.key() == TransformType.Vmap for level in stack)
 
 
-# torch.compile asks while it traces, when the levels are there; torch.compiler.assume_constant_result would say the
-# same and import the compiler
+# torch.compile evaluates this while it traces, when the levels exist; torch.compiler.assume_constant_result would do
+# the same but import the compiler
 differentiates._dynamo_marked_constant = True  # type: ignore[attr-defined]
 maps._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def unsupported(*arrays: Any, **options: Any) -> str | None:
-    """Why no kernel serves a call now."""
+    """Why no kernel supports the current call."""
     return DERIVATIVES if differentiates() else None

@@ -1,4 +1,4 @@
-"""attnkit's ops where torch's own attention stands: the function, models that call it, and modules.
+"""attnkit's ops in place of torch's own attention: the function, models that call it, and modules.
 
 >>> from attnkit.integrations.torch import replace_sdpa
 >>> with replace_sdpa("relu"):

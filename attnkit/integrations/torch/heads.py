@@ -16,7 +16,7 @@ NAME = "MultiheadAttention"
 
 
 class Parts(NamedTuple):
-    """What makes heads of tokens, under torch's names: in_proj_weight, or one weight each of q, k and v."""
+    """The projections to heads, under torch's names: in_proj_weight, or one weight each of q, k and v."""
 
     num_heads: int
     in_proj_weight: Tensor | None
@@ -29,7 +29,7 @@ class Parts(NamedTuple):
     add_zero_attn: bool
 
     def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
-        """q, k and v, with the heads side by side and without the keys that are added."""
+        """q, k and v, with the heads side by side and without the added keys."""
         weights: Sequence[Any] = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
         if self.in_proj_weight is not None:
             if query is key and key is value:
@@ -39,7 +39,7 @@ class Parts(NamedTuple):
         return tuple(linear(*parts) for parts in zip((query, key, value), weights, biases, strict=True))
 
     def heads(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
-        """q (B, H, L, d), k and v (B, H, S', d) of tokens (B, ·, features), S' the keys and those that are added."""
+        """q (B, H, L, d), k and v (B, H, S', d) of tokens (B, ·, features), S' including the added keys."""
         q, k, v = self.projected(query, key, value)
         if self.bias_k is not None and self.bias_v is not None:
             k, v = (
@@ -94,7 +94,7 @@ def attend(
 
 
 def _turned(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """With the batch in front; what was one array stays one, so that it is projected at once."""
+    """With the batch axis first; arrays that are the same object stay so, and are projected at once."""
     q = query.transpose(0, 1)
     k = q if key is query else key.transpose(0, 1)
     return q, k, k if value is key else value.transpose(0, 1)
@@ -127,7 +127,7 @@ def _of_items(
 
 
 def _seen(op: Op, pairs: tuple[int, ...], keys: int, masks: Masks) -> dict[str, Any]:
-    """mask, bias and causality for (B, H, L, S) pairs; the keys that are added behind the S are seen by all."""
+    """mask, bias and causality for (B, H, L, S) pairs; the keys added after the S are visible to all queries."""
     items, heads, length, tokens = pairs
     key_padding_mask, attn_mask, is_causal = masks
     call: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""torch's masks, which select where they are boolean and add where they are not, as attnkit's mask and bias."""
+"""torch's masks, boolean ones that select and float ones that are added, as attnkit's mask and bias."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from attnkit.integrations._ops import Op, taken_by
 
 
 def split(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """(visible, bias) of a mask that is added to the scores: below half its dtype's minimum it hides, -inf included.
+    """(visible, bias) of a float mask: entries below half its dtype's minimum, or -inf, hide.
 
     visible: boolean, True = may attend. bias: the mask where it is visible and 0 elsewhere, finite unless the mask has
     +inf or NaN.
@@ -20,12 +20,12 @@ def split(mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def bias_option(caller: str, op: Op, bias: Tensor) -> dict[str, Any]:
-    """{"bias": bias}; {} for an op without, which serves a bias of zeros: what is left of a mask that only hides.
+    """{"bias": bias}; {} for an op without a bias if it is all zeros, the rest of a mask that only hides.
 
-    In eager mode the zeros are looked at, which waits for a GPU; a compiled program has an assertion instead.
+    In eager mode the zeros are checked, which waits for a GPU; a compiled program has an assertion instead.
 
     Raises:
-        NotImplementedError: the op takes no bias, and this one adds something or is learned. RuntimeError from a
+        NotImplementedError: the op takes no bias, and this one is not zero or is learned. RuntimeError from a
             compiled program.
     """
     if "bias" in taken_by(op):
@@ -42,6 +42,6 @@ def bias_option(caller: str, op: Op, bias: Tensor) -> dict[str, Any]:
 
 
 def refuse_unless_bool_or_float(caller: str, name: str, mask: Tensor) -> None:
-    """TypeError for a mask of integers, whose meaning nobody knows."""
+    """TypeError for a mask of integers, whose meaning is ambiguous."""
     if mask.dtype != torch.bool and not mask.is_floating_point():
         raise TypeError(f"{caller}: {name} has dtype {mask.dtype}; expected torch.bool or a float dtype")

@@ -1,4 +1,4 @@
-"""`torch.nn.MultiheadAttention` with any of attnkit's ops in softmax's place."""
+"""`torch.nn.MultiheadAttention` with any of attnkit's ops instead of softmax."""
 
 from typing import Any
 
@@ -15,20 +15,20 @@ _FROM_THE_CALL = frozenset(
 
 
 class MultiheadAttention(nn.MultiheadAttention):
-    """out = concat_h(op(q_h, k_h, v_h)) W_o: torch's module, its arguments, parameters and state dict, and an op.
+    """out = concat_h(op(q_h, k_h, v_h)) W_o: torch's module with its arguments, parameters and state dict, and an op.
 
-    It stands in for torch's in `nn.TransformerEncoderLayer` and `nn.TransformerDecoderLayer`, whose fast path, softmax
-    computed without calling this module, it keeps from being taken. `attnkit.nn.capture` watches it.
+    It can replace torch's in `nn.TransformerEncoderLayer` and `nn.TransformerDecoderLayer`; it disables their fast
+    path, which computes softmax without calling this module. `attnkit.nn.capture` can observe it.
 
     Args:
         embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype: as in
             torch. Seeds of dropout come from torch's generator.
         op: an attention op of attnkit over q, k, v that keeps heads apart, or its name, long or short.
         options: the op's own, such as alpha=0.5, scale (1/√head_dim), impl="generic", or arrays that it needs; they
-            are no part of the state dict.
+            are not part of the state dict.
 
     Raises:
-        ValueError: no such op or option, sizes that torch refuses. NotImplementedError: dropout with an op without.
+        ValueError: no such op or option, sizes that torch refuses. NotImplementedError: dropout with an op without it.
     """
 
     def __init__(
@@ -48,18 +48,18 @@ class MultiheadAttention(nn.MultiheadAttention):
         op: str | Op = "softmax",
         **options: Any,
     ) -> None:
-        chosen, options = resolve(NAME, op, options, _FROM_THE_CALL)
-        if dropout and "dropout" not in taken_by(chosen):
-            raise NotImplementedError(f"{NAME}: {chosen.__name__} takes no dropout; got {dropout}")
+        function, options = resolve(NAME, op, options, _FROM_THE_CALL)
+        if dropout and "dropout" not in taken_by(function):
+            raise NotImplementedError(f"{NAME}: {function.__name__} takes no dropout; got {dropout}")
         super().__init__(
             embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
         )
-        self.op, self.options = chosen, options
+        self.op, self.options = function, options
         self.observers: list[Observer] = []
 
     @classmethod
     def replacing(cls, module: nn.MultiheadAttention, op: str | Op, **options: Any) -> "MultiheadAttention":
-        """A module with the parameters of torch's, the same objects under their names, and its mode."""
+        """A module that shares the parameters and the training mode of torch's."""
         new = cls(
             module.embed_dim,
             module.num_heads,
@@ -82,7 +82,7 @@ class MultiheadAttention(nn.MultiheadAttention):
     def _reset_parameters(self) -> None:
         self._qkv_same_embed_dim = self.in_proj_weight is not None
         super()._reset_parameters()
-        self._qkv_same_embed_dim = False  # torch's layers ask this before they take their fast path
+        self._qkv_same_embed_dim = False  # torch's layers check this before they take the fast path
 
     def extra_repr(self) -> str:
         options = "".join(f", {name}={value!r}" for name, value in self.options.items())
@@ -107,11 +107,12 @@ class MultiheadAttention(nn.MultiheadAttention):
             value: S tokens of vdim features, likewise.
             key_padding_mask: (B, S) or (S,), boolean, True = no token; or float, added to the scores, which hides where
                 it is -inf or below half its dtype's minimum.
-            need_weights: also return the weights, which are computed once more for it.
+            need_weights: also return the weights, which are computed separately.
             attn_mask: (L, S) or (B·num_heads, L, S), boolean, True = may not attend; or float, likewise.
             average_attn_weights: of the heads.
-            is_causal: says that attn_mask, which must be there, is causal from the upper left: the op is called with
-                causality in its place.
+            is_causal: states that attn_mask, which is then required, is causal from the upper left; the op is called
+            with
+               causality instead.
 
         Returns:
             The output, shaped as the query, and None or the weights before dropout, (B, L, S) or (B, num_heads, L, S).
@@ -158,7 +159,7 @@ class MultiheadAttention(nn.MultiheadAttention):
     def _padded(
         self, query: Tensor, key: Tensor, value: Tensor, masks: Masks
     ) -> tuple[tuple[Tensor, Tensor, Tensor], Masks]:
-        """The batch that `nn.TransformerEncoder` made nested tensors of, and the mask of its padding."""
+        """The padded batch that `nn.TransformerEncoder` turned into nested tensors, and its padding mask."""
         to_itself = query is key and key is value and self.batch_first and query.layout == torch.strided
         if not to_itself or masks != (None, None, False):
             raise NotImplementedError(

@@ -1,4 +1,4 @@
-"""torch's `scaled_dot_product_attention` with any of attnkit's ops, and in models that call it."""
+"""torch's `scaled_dot_product_attention` with any of attnkit's ops, also inside models that call it."""
 
 import threading
 import warnings
@@ -38,14 +38,14 @@ def scaled_dot_product_attention(
     op: str | Op = "softmax",
     **options: Any,
 ) -> Tensor:
-    """`torch.nn.functional.scaled_dot_product_attention` with another op in softmax's place.
+    """`torch.nn.functional.scaled_dot_product_attention` with another op instead of softmax.
 
     Args:
         query: (..., Hq, L, d) or (..., L, d).
         key: (..., H, S, d).
         value: (..., H, S, e).
         attn_mask: boolean, True = may attend, or float, added to the scores; broadcast to (..., L, S). A float mask
-            hides where it is -inf, or below half its dtype's minimum, from every op: a hidden key counts in no length.
+            hides entries that are -inf or below half its dtype's minimum; hidden keys count in no length.
             Or a `torch.nn.attention.bias.CausalBias`.
         dropout_p: probability with which a weight is dropped, in evaluation too; seeds come from torch's generator.
         is_causal: query i sees the keys j ≤ i, whatever L and S are. Not together with attn_mask.
@@ -59,12 +59,12 @@ def scaled_dot_product_attention(
         too where the mask is boolean or -inf, and is a mean over the hidden keys where it is the dtype's minimum.
 
     Raises:
-        ValueError: attn_mask with is_causal, no such op or option, and what the op itself refuses. TypeError: a mask
+        ValueError: attn_mask with is_causal, no such op or option, and errors of the op itself. TypeError: a mask
             of integers. NotImplementedError: nested tensors; what the op has no form for, such as causality, dropout, a
             scale or a mask that adds.
     """
-    chosen, options = resolve(NAME, op, options, FROM_THE_CALL)
-    return _attend(chosen, options, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    function, options = resolve(NAME, op, options, FROM_THE_CALL)
+    return _attend(function, options, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
 
 def _attend(
@@ -101,7 +101,7 @@ def _attend(
 def _masked(op: Op, attn_mask: Tensor | None) -> dict[str, Any]:
     if attn_mask is None:
         return {}
-    if isinstance(attn_mask, CausalBias):  # its values are not those of the mask
+    if isinstance(attn_mask, CausalBias):  # its values are not the mask
         return {"causal": "upper_left" if attn_mask.variant == CausalVariant.UPPER_LEFT else True}
     refuse_unless_bool_or_float(NAME, "attn_mask", attn_mask)
     if attn_mask.dtype == torch.bool:
@@ -111,7 +111,7 @@ def _masked(op: Op, attn_mask: Tensor | None) -> dict[str, Any]:
 
 
 def in_dtype_of_autocast(*arrays: Tensor) -> tuple[Tensor, ...]:
-    """The arrays as torch's function gets them: under autocast in its dtype, but float64 stays."""
+    """The arrays in the dtype that torch's function gets: that of autocast, except for float64."""
     device = arrays[0].device.type
     if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):  # meta has no autocast
         return arrays
@@ -125,7 +125,7 @@ trace_rules.get_torch_obj_rule_map()
 
 
 class _Replacement:
-    """What stands in the places of torch's functions."""
+    """The replacements of torch's functions."""
 
     def __init__(self, op: Op, options: Mapping[str, Any]) -> None:
         self.op, self.options, self.called = op, options, False
@@ -174,8 +174,8 @@ class _Replacement:
     ) -> tuple[Tensor, Tensor | None]:
         """torch's function of `torch.nn.MultiheadAttention`.
 
-        torch's own would call what stands in the place; but torch.compile does not look into it, and its cache on disk,
-        which goes by what it sees, would hand the program of one op to another, in other processes too.
+        torch's own would call the replacement. But torch.compile does not trace into it, and its disk cache, whose keys
+        do not include the op, would reuse the program of one op for another, also in other processes.
         """
         if static_k is not None or static_v is not None:
             raise NotImplementedError("multi_head_attention_forward: static_k and static_v are not served by attnkit")
@@ -201,9 +201,9 @@ class _Replacement:
 
 
 class _Place:
-    """torch's functions, what replaces them, and torch's own to be put back.
+    """torch's functions, their replacements, and the originals to restore.
 
-    torch's fast path of encoders, which computes softmax without calling either, is off while they are replaced.
+    torch's fast path of encoders, which computes softmax without calling either, is disabled meanwhile.
     """
 
     def __init__(self) -> None:
@@ -214,7 +214,7 @@ class _Place:
         self.own: tuple[Any, Any, bool] | None = None
 
     def update(self) -> None:
-        """Put what counts now in the place; called with the lock."""
+        """Install the current replacement; called with the lock held."""
         current = self.nested[-1] if self.nested else self.permanent
         if current is not None:
             if self.own is None:
@@ -247,26 +247,26 @@ _PLACE = _Place()
 
 @contextmanager
 def replace_sdpa(op: str | Op, **options: Any) -> Iterator[None]:
-    """Run models that call `torch.nn.functional.scaled_dot_product_attention` with another op in softmax's place.
+    """Run models that call `torch.nn.functional.scaled_dot_product_attention` with another op instead of softmax.
 
     >>> with replace_sdpa("relu"):
     ...     out = model(x)
 
-    `torch.nn.MultiheadAttention` computes the op too, and gives its weights where it is asked for them. The functions
-    are replaced in torch, for every thread: those of DataParallel and of autograd, which runs checkpointed
-    layers again, must compute the same. So the backward pass of a checkpointed model belongs inside too. Blocks nest,
-    the innermost counts, and an exception leaves nothing behind. A model that is compiled inside is compiled again
-    where another op is in the place.
+    `torch.nn.MultiheadAttention` computes the op too, and returns its weights if requested. The functions are replaced
+    in torch for all threads, because those of DataParallel, and of autograd when it recomputes checkpointed layers,
+    must compute the same. So run the backward pass of a checkpointed model inside the block too. Blocks nest, the
+    innermost applies, and torch's functions are restored after an exception. A model compiled inside a block is
+    recompiled for another op.
 
-    Not seen are modules that compute attention in another way, such as fused kernels of other packages, and the
-    function imported by name before (`from torch.nn.functional import scaled_dot_product_attention`): a warning says so
-    if nothing at all was called.
+    Modules that compute attention in another way are not affected, such as fused kernels of other packages, nor is the
+    function if it was imported by name before (`from torch.nn.functional import scaled_dot_product_attention`). A
+    warning says so if no call was intercepted.
 
     Args:
         op, options: as in `scaled_dot_product_attention`.
 
     Raises:
-        ValueError: no such op or option. RuntimeError: another thread is in such a block.
+        ValueError: no such op or option. RuntimeError: another thread is inside such a block.
     """
     replacement = _Replacement(*resolve("replace_sdpa", op, options, FROM_THE_CALL))
     _PLACE.enter(replacement)
@@ -280,7 +280,7 @@ def replace_sdpa(op: str | Op, **options: Any) -> Iterator[None]:
 
 
 def set_sdpa(op: str | Op | None, **options: Any) -> None:
-    """`replace_sdpa` from now on, or for `None` torch's own function again; blocks of `replace_sdpa` go before it.
+    """`replace_sdpa` from now on, or torch's own function again for `None`; blocks of `replace_sdpa` take precedence.
 
     Raises:
         ValueError: no such op or option.

@@ -1,4 +1,4 @@
-"""Every attention module of a model that attnkit knows replaced by one with the same parameters and another op."""
+"""Replace every attention module of a model that attnkit recognises by one with the same parameters and another op."""
 
 import re
 import warnings
@@ -17,27 +17,27 @@ _ADVICE = (
 
 
 class Swapped(NamedTuple):
-    """What became of a model's attention modules."""
+    """The result of `swap`."""
 
     swapped: tuple[str, ...]
     """Names of the modules that compute the op now."""
     unchanged: dict[str, str]
-    """{name of a module that computes what it did: why}."""
+    """{name of an unchanged module: reason}."""
 
 
 def swap(model: nn.Module, op: str | Op, **options: Any) -> Swapped:
-    """Let a model's attention modules compute another op, in place, with the parameters that they have.
+    """Make a model's attention modules compute another op, in place, with their present parameters.
 
     >>> swap(model, "relu", alpha=0.5).swapped
     ('encoder.layers.0.self_attn', 'encoder.layers.1.self_attn')
 
-    Replaced are `torch.nn.MultiheadAttention`, by `MultiheadAttention`, and modules of timm's interface, as by
-    `attnkit.integrations.timm.swap_attention`; a module swapped before gets the new op. The parameters stay the same
-    objects under the same names: optimizers and checkpoints fit. A warning names the modules that were left as they
-    were. Modules that are neither are recognised by the word attention, or attn, in the name of their class.
+    `torch.nn.MultiheadAttention` is replaced by `MultiheadAttention`, and modules with timm's interface as in
+    `attnkit.integrations.timm.swap_attention`; a module that was swapped before gets the new op. The parameters stay
+    the same objects under the same names, so optimizers and checkpoints remain valid. A warning names attention modules
+    that were not replaced; they are recognised by the word attention, or attn, in their class name.
 
     Args:
-        model: holds the modules; not one itself.
+        model: contains the modules; not one itself.
         op: an attention op of attnkit over q, k, v that keeps heads apart, or its name, long or short.
         options: the op's own, such as alpha=0.5, impl="generic", or arrays that it needs.
 
@@ -45,9 +45,9 @@ def swap(model: nn.Module, op: str | Op, **options: Any) -> Swapped:
         The names of the modules that were swapped, and why others were not.
 
     Raises:
-        ValueError: no such op or option; nothing could be swapped, and why. The model is then as it was.
+        ValueError: no such op or option; nothing could be swapped. The model is then unchanged.
     """
-    chosen, options = resolve("swap", op, options, FROM_THE_MODEL)
+    function, options = resolve("swap", op, options, FROM_THE_MODEL)
     modules = dict(model.named_modules(remove_duplicate=False))
     if _known(model):
         raise ValueError(f"swap: expected a model that holds attention modules; got one, a {type(model).__name__}")
@@ -59,7 +59,7 @@ def swap(model: nn.Module, op: str | Op, **options: Any) -> Swapped:
             continue
         try:
             if id(module) not in new:
-                new[id(module)] = _replaced(name, module, chosen, options)
+                new[id(module)] = _replaced(name, module, function, options)
             places[name] = new[id(module)]
         except (ValueError, NotImplementedError) as error:
             unchanged[name] = str(error).removeprefix("swap_attention: ").removeprefix("MultiheadAttention: ")
@@ -91,9 +91,9 @@ def _replaced(name: str, module: nn.Module, op: Op, options: dict[str, Any]) -> 
 
 
 def _unknown(modules: dict[str, nn.Module], known: set[str]) -> dict[str, str]:
-    """The innermost modules with attention in the name of their class, apart from those that are known."""
-    named = {name for name, x in modules.items() if {"attention", "attn"} & {*_words(type(x).__name__)}}
-    others = {name for name in named - {""} if not any(f"{name}.".startswith(f"{outer}.") for outer in known)}
+    """The innermost modules with attention in the name of their class, apart from the known ones."""
+    candidates = {name for name, x in modules.items() if {"attention", "attn"} & {*_words(type(x).__name__)}}
+    others = {name for name in candidates - {""} if not any(f"{name}.".startswith(f"{outer}.") for outer in known)}
     innermost = [name for name in others if not any(x.startswith(f"{name}.") for x in others | known)]
     return {name: _ADVICE.format(type(modules[name]).__name__) for name in sorted(innermost)}
 

@@ -20,13 +20,23 @@ bool legal_dtype(const attnkit_plan &plan, int array) {
     case ATTNKIT_DROPOUT_MASK:
     case ATTNKIT_LENGTHS:
     case ATTNKIT_ALPHA:
+    case ATTNKIT_PROJECTION:
+    case ATTNKIT_STATE:
+    case ATTNKIT_NORMALISER:
+    case ATTNKIT_LEVEL:
     case ATTNKIT_O:
     case ATTNKIT_DO:
+    case ATTNKIT_DFINAL_STATE:
+    case ATTNKIT_DFINAL_NORMALISER:
+    case ATTNKIT_DFINAL_LEVEL:
     case ATTNKIT_DQ:
     case ATTNKIT_DK:
     case ATTNKIT_DV:
     case ATTNKIT_DBIAS:
     case ATTNKIT_DALPHA:
+    case ATTNKIT_DSTATE:
+    case ATTNKIT_DNORMALISER:
+    case ATTNKIT_DLEVEL:
       return is_float(dtype);
     case ATTNKIT_K:
     case ATTNKIT_V:
@@ -42,6 +52,8 @@ bool legal_dtype(const attnkit_plan &plan, int array) {
   }
 }
 
+bool is_linear(const attnkit_plan &plan) { return plan.op >= ATTNKIT_LINEAR && plan.op <= ATTNKIT_EFFICIENT; }
+
 bool legal_size(int64_t n) { return n >= 0 && n < (int64_t{1} << 31); }
 
 int check(const attnkit_plan &plan) {
@@ -55,9 +67,11 @@ int check(const attnkit_plan &plan) {
     if (plan.arrays[array].dtype == ATTNKIT_ABSENT) return ATTNKIT_BAD_ARRAY;
   for (int array = 0; array < ATTNKIT_ARRAYS; ++array)
     if (plan.arrays[array].dtype != ATTNKIT_ABSENT && !legal_dtype(plan, array)) return ATTNKIT_BAD_DTYPE;
-  if (plan.op < ATTNKIT_POINTWISE || plan.op > ATTNKIT_GAUSSIAN) return ATTNKIT_UNSUPPORTED;
+  if (plan.op < ATTNKIT_POINTWISE || plan.op > ATTNKIT_EFFICIENT) return ATTNKIT_UNSUPPORTED;
+  if (is_linear(plan) && plan.arrays[ATTNKIT_MASK].row != 0) return ATTNKIT_UNSUPPORTED;
   if (plan.pass != ATTNKIT_FORWARD && plan.pass != ATTNKIT_BACKWARD) return ATTNKIT_BAD_PLAN;
   if (plan.activation < ATTNKIT_RELU || plan.activation > ATTNKIT_SILU) return ATTNKIT_BAD_PLAN;
+  if (plan.feature_map < ATTNKIT_ELU_PLUS_ONE || plan.feature_map > ATTNKIT_RELU_KERNEL) return ATTNKIT_BAD_PLAN;
   return ATTNKIT_OK;
 }
 
@@ -87,6 +101,12 @@ void serve(const Call &call) {
     case ATTNKIT_ENTMAX:
       if (call.has(ATTNKIT_ALPHA)) return entmax(call);
       return call.plan.alpha == 2 ? sparsemax(call) : call.plan.alpha == 1.5 ? entmax_of_halves(call) : entmax(call);
+    case ATTNKIT_LINEAR:
+    case ATTNKIT_COSINE:
+    case ATTNKIT_PERFORMER:
+      return linear(call);
+    case ATTNKIT_EFFICIENT:
+      return efficient(call);
     default:
       return pointwise(call);
   }

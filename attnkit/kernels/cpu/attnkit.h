@@ -24,7 +24,7 @@ extern "C" {
 #endif
 
 enum {
-    ATTNKIT_VERSION = 1,      /* of this file: rises whenever a number or a field changes */
+    ATTNKIT_VERSION = 2,      /* of this file: rises whenever a number or a field changes */
     ATTNKIT_AXES = 6,         /* leading axes of a call, the two of GQA included */
     ATTNKIT_ROW_NUMBERS = 6   /* numbers per query in ATTNKIT_ROWS */
 };
@@ -64,7 +64,10 @@ enum attnkit_op {
     ATTNKIT_SOFTMAX = 1,
     ATTNKIT_ENTMAX = 2,
     ATTNKIT_GAUSSIAN = 3,
-    ATTNKIT_LINEAR = 4
+    ATTNKIT_LINEAR = 4,       /* sums over keys of features, in time linear in the number of tokens; masks are key masks */
+    ATTNKIT_COSINE = 5,
+    ATTNKIT_PERFORMER = 6,
+    ATTNKIT_EFFICIENT = 7
 };
 
 enum attnkit_pass { ATTNKIT_FORWARD = 0, ATTNKIT_BACKWARD = 1 };
@@ -79,6 +82,14 @@ enum attnkit_activation { /* the order of attnkit.ACTIVATIONS */
     ATTNKIT_RELU6 = 6,
     ATTNKIT_SIGMOID = 7,
     ATTNKIT_SILU = 8
+};
+
+enum attnkit_feature_map { /* of linear attention, in the order of attnkit's FEATURE_MAPS; then Performer's kernels */
+    ATTNKIT_ELU_PLUS_ONE = 0,
+    ATTNKIT_RELU_FEATURES = 1,
+    ATTNKIT_IDENTITY_FEATURES = 2,
+    ATTNKIT_SOFTMAX_KERNEL = 3,
+    ATTNKIT_RELU_KERNEL = 4
 };
 
 enum attnkit_length { /* n of A4 */
@@ -102,6 +113,10 @@ enum attnkit_array {
     ATTNKIT_SEED,            /* one integer of 64 or 32 bits: dropout by counter (A9) with probability plan->dropout */
     ATTNKIT_LENGTHS,         /* (..., L), any float dtype; see plan->length_kind */
     ATTNKIT_ALPHA,           /* (..., L), any float dtype: alpha of entmax by rows; else it is the number plan->alpha */
+    ATTNKIT_PROJECTION,      /* of Performer: (..., projected, features), any float dtype */
+    ATTNKIT_STATE,           /* of linear ops, the keys that came before, any float dtypes: S (..., f, values), */
+    ATTNKIT_NORMALISER,      /* z (..., f), which only comes with S, */
+    ATTNKIT_LEVEL,           /* and m (..., f) of efficient attention or c (..., 1) of Performer's softmax kernel */
     /* outputs of the forward pass; inputs of the backward pass as said there */
     ATTNKIT_O,               /* (..., L, values), dtype of q. Backward, softmax: o, or NULL and it is recomputed */
     ATTNKIT_LSE,             /* (..., L), compute dtype, softmax only */
@@ -113,6 +128,10 @@ enum attnkit_array {
     ATTNKIT_MAXIMUM,
     ATTNKIT_NONZERO,
     ATTNKIT_VISIBLE,
+    ATTNKIT_FINAL_STATE,     /* the state after all keys, like ATTNKIT_STATE, in the compute dtype. Stride 0 on the axes
+                                that it has not: those of q alone */
+    ATTNKIT_FINAL_NORMALISER,
+    ATTNKIT_FINAL_LEVEL,
     /* cotangents; NULL is 0 */
     ATTNKIT_DO,              /* (..., L, values), any float dtype */
     ATTNKIT_DLSE,            /* (..., L), compute dtype, like the next four */
@@ -120,16 +139,23 @@ enum attnkit_array {
     ATTNKIT_DENTROPY,
     ATTNKIT_DSUM_SQUARES,
     ATTNKIT_DMAXIMUM,
+    ATTNKIT_DFINAL_STATE,    /* any float dtype, like the next two; strides as those of ATTNKIT_FINAL_STATE */
+    ATTNKIT_DFINAL_NORMALISER,
+    ATTNKIT_DFINAL_LEVEL,
     /* gradients, in any float dtype. Stride 0 on an axis adds up along it, so that each has the shape of its input */
     ATTNKIT_DQ,
     ATTNKIT_DK,
     ATTNKIT_DV,
     ATTNKIT_DBIAS,
     ATTNKIT_DALPHA,
+    ATTNKIT_DSTATE,
+    ATTNKIT_DNORMALISER,
+    ATTNKIT_DLEVEL,
     ATTNKIT_ARRAYS
 };
 
-/* Strides are in elements and may be 0 or negative. An array of rows has no `column`, key lengths have neither. */
+/* Strides are in elements and may be 0 or negative. An array of rows has no `column`, key lengths have neither, and z, m
+ * and c of a state have no `row`. */
 typedef struct {
     int32_t dtype;
     int32_t reserved;
@@ -147,11 +173,14 @@ typedef struct {
     int32_t length_kind;
     int32_t log_length;      /* 1: -log n is added to the scores (shift="-log_length") */
     int32_t exact_zeros;     /* 1: `nonzero` counts weights that are not 0, else it is `visible` (C) */
+    int32_t feature_map;     /* linear and Performer only */
+    int32_t normalize;       /* linear only: 1 divides by the sum of the row */
     int64_t axes[ATTNKIT_AXES]; /* sizes of the leading axes of o; 1 for those that the call lacks */
     int64_t queries;         /* L */
     int64_t keys;            /* S */
     int64_t features;        /* d */
     int64_t values;          /* e */
+    int64_t projected;       /* features that a projection makes of d */
     int64_t lowest;          /* the pair (i, j) is visible if lowest <= j - i <= highest: causality and windows; */
     int64_t highest;         /* INT64_MIN and INT64_MAX where nothing is hidden */
     int64_t key_length;      /* and j < key_length: S, or key_lengths as a number */
@@ -163,6 +192,7 @@ typedef struct {
     double shift;
     double length;
     double dropout;          /* p, of dropout by counter */
+    double eps;              /* of linear ops */
     attnkit_view arrays[ATTNKIT_ARRAYS];
 } attnkit_plan;
 

@@ -11,6 +11,8 @@ void pointwise(const Call &call);
 void sparsemax(const Call &call);       // entmax with α = 2
 void entmax_of_halves(const Call &call);  // α = 1.5
 void entmax(const Call &call);          // any α, also one for each row
+void linear(const Call &call);          // and cosine, and Performer
+void efficient(const Call &call);
 
 // Calls f with a value of the compute dtype (A7).
 template <class F>

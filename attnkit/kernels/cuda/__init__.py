@@ -1,6 +1,6 @@
-"""CUDA C++ sources. `attnkit.backends.cupy` describes their launches, for whoever has a device or its emulation."""
+"""CUDA C++ sources. `attnkit.backends.cupy` describes their launches, for a GPU or its emulation."""
 
 from pathlib import Path
 
 SOURCES = Path(__file__).parent
-"""The folder that `Launch.source` lies in."""
+"""The folder of `Launch.source`."""

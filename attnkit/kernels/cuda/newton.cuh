@@ -1,7 +1,7 @@
 // The Newton-Raphson iteration X ← 2X - XAX from X = factor·2/‖A‖₁²·A (Lu et al. 2021, Algorithm 2), and its gradients.
 //
 // A block has one matrix of m ≤ 64 rows, in float or double, through all steps. Matrices that are multiplied stand in
-// shared memory, at most four at a time; a gradient takes the iterates from global memory, where `newton_inverse` put
+// shared memory, at most four at a time; a gradient takes the iterates from global memory, where `newton_iterations` put
 // them. ‖A‖₁ is the largest sum of a column.
 #pragma once
 
@@ -128,7 +128,7 @@ __device__ inline C factor_of(const Newton& n, int item, int head) {
 
 // X_T into `x` and the iterates.
 template <class C>
-__global__ void __launch_bounds__(Squares<C>::THREADS, 1) newton_inverse(const __grid_constant__ Newton n) {
+__global__ void __launch_bounds__(Squares<C>::THREADS, 1) newton_iterations(const __grid_constant__ Newton n) {
   using Part = typename Squares<C>::Part;
   const Squares<C> squares = {n.m};
   const int item = blockIdx.x / n.heads, head = blockIdx.x % n.heads;

@@ -1,8 +1,9 @@
 """Point-wise attention without its factor per row: o_i = Σ_j h(scale·q_i·k_j + shift_i) v_j, first_i ≤ j < limit_i.
 
-A program has one item of the leading axes and a tile of its queries (of its keys for dk and dv), and loops over tiles
-of the others. Arrays are (items, L or S, width) in multiples of the tiles, vectors (items, 1, L). The bounds of queries
-are causality, windows, lengths and null rows: what lies outside is replaced by 0 before and after h, and may hold NaN.
+A program processes one item of the leading axes and a tile of its queries (of its keys for dk and dv), and loops over
+tiles of the others. Arrays are (items, L or S, width) padded to multiples of the tiles, vectors (items, 1, L). The
+bounds of queries encode causality, windows, lengths and null rows: everything outside is replaced by 0 before and after
+h, and may be NaN.
 """
 
 from collections.abc import Callable
@@ -24,18 +25,18 @@ class Score(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What belongs to the queries of a tile."""
+    """The vectors of a tile of queries."""
 
     shift: Array
     first: Array
     limit: Array
 
-    def kept(self, x: Array) -> Array:
+    def masked(self, x: Array) -> Array:
         """x with 0 in rows that see nothing."""
-        return rows_kept(x, self.limit > self.first)
+        return mask_rows(x, self.limit > self.first)
 
     def sees(self, number: Any, keys: int) -> Array:
-        """Which keys of a tile they see."""
+        """The keys of a tile that they see."""
         j = number * keys + lax.broadcasted_iota(jnp.int32, (self.first.shape[0], keys), 1)
         return (j >= self.first[:, None]) & (j < self.limit[:, None])
 
@@ -44,9 +45,9 @@ class Rows(NamedTuple):
         return jnp.where(pairs, function(jnp.where(pairs, s + self.shift[:, None], 0.0)), 0.0)
 
 
-def rows_kept(x: Array, wanted: Array) -> Array:
-    """x with 0 in rows that are not wanted."""
-    return jnp.where(wanted[:, None], x, 0.0)
+def mask_rows(x: Array, mask: Array) -> Array:
+    """x with 0 where `mask` is False."""
+    return jnp.where(mask[:, None], x, 0.0)
 
 
 def product(x: Array, y: Array) -> Array:
@@ -72,13 +73,13 @@ def over_keys(rows: Rows, keys: int, body: Callable[[Any, Array], Array], total:
 def forward(score: Score, keys: int, q: Ref, k: Ref, v: Ref, shift: Ref, first: Ref, limit: Ref, o: Ref) -> None:
     """o of a tile of queries."""
     rows = rows_of(shift, first, limit, 0, q.shape[1])
-    x = rows.kept(tile(q, 0, q.shape[1]))
+    x = rows.masked(tile(q, 0, q.shape[1]))
 
     def add(number: Any, total: Array) -> Array:
         pairs = rows.sees(number, keys)
         seen = jnp.any(pairs, axis=0)
-        s = product(x, rows_kept(tile(k, number, keys), seen).T) * score.scale
-        return total + product(rows.weights(score.h, s, pairs), rows_kept(tile(v, number, keys), seen))
+        s = product(x, mask_rows(tile(k, number, keys), seen).T) * score.scale
+        return total + product(rows.weights(score.h, s, pairs), mask_rows(tile(v, number, keys), seen))
 
     o[0, :, :] = over_keys(rows, keys, add, jnp.zeros(o.shape[1:], jnp.float32))
 
@@ -88,12 +89,12 @@ def gradient_of_queries(
 ) -> None:
     """Σ_j ds_ij k_j of a tile of queries, ds = h'·(do vᵀ)."""
     rows = rows_of(shift, first, limit, 0, q.shape[1])
-    x, dy = rows.kept(tile(q, 0, q.shape[1])), rows.kept(tile(do, 0, q.shape[1]))
+    x, dy = rows.masked(tile(q, 0, q.shape[1])), rows.masked(tile(do, 0, q.shape[1]))
 
     def add(number: Any, total: Array) -> Array:
         pairs = rows.sees(number, keys)
         seen = jnp.any(pairs, axis=0)
-        y, z = rows_kept(tile(k, number, keys), seen), rows_kept(tile(v, number, keys), seen)
+        y, z = mask_rows(tile(k, number, keys), seen), mask_rows(tile(v, number, keys), seen)
         slope = rows.weights(score.derivative, product(x, y.T) * score.scale, pairs)
         return total + product(slope * product(dy, z.T), y)
 
@@ -110,11 +111,11 @@ def gradients_of_keys(
 
     def add(at: Any, totals: tuple[Array, Array]) -> tuple[Array, Array]:
         rows = rows_of(shift, first, limit, at, queries)
-        x, dy = rows.kept(tile(q, at, queries)), rows.kept(tile(do, at, queries))
+        x, dy = rows.masked(tile(q, at, queries)), rows.masked(tile(do, at, queries))
         pairs = rows.sees(number, keys)
         seen = jnp.any(pairs, axis=0)
-        s = product(x, rows_kept(y, seen).T) * score.scale
-        ds = rows.weights(score.derivative, s, pairs) * product(dy, rows_kept(z, seen).T)
+        s = product(x, mask_rows(y, seen).T) * score.scale
+        ds = rows.weights(score.derivative, s, pairs) * product(dy, mask_rows(z, seen).T)
         return totals[0] + product(ds.T, x), totals[1] + product(rows.weights(score.h, s, pairs).T, dy)
 
     zero = (jnp.zeros(dk.shape[1:], jnp.float32), jnp.zeros(dv.shape[1:], jnp.float32))

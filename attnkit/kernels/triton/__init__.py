@@ -4,7 +4,7 @@ import importlib.metadata
 
 
 def _is_36() -> bool:
-    """Whether Triton 3.6 is installed; nightly builds have another name, and are newer."""
+    """Whether Triton 3.6 is installed; nightly builds have another name and are newer."""
     try:
         return importlib.metadata.version("triton").startswith("3.6.")
     except importlib.metadata.PackageNotFoundError:

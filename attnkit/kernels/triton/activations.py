@@ -1,14 +1,14 @@
 """The non-linearities h of point-wise attention and their derivatives dh, in float32, by name.
 
-A kernel takes them as compile-time arguments. Derivatives at kinks are 0, and NaN stays NaN. Constants stand to the
-right of a tensor: Triton's interpreter needs that.
+A kernel takes them as compile-time arguments. Derivatives at kinks are 0, and NaN stays NaN. Constants are written to
+the right of a tensor because Triton's interpreter requires it.
 """
 
 import triton
 import triton.language as tl
 
-LOG2_E = tl.constexpr(1.4426950408889634)  # a product with it rounds it to float32 ...
-LOG2_E_REST = tl.constexpr(1.925963033500011e-08)  # ... and this is what the rounding took away
+LOG2_E = tl.constexpr(1.4426950408889634)  # rounded to float32 in products ...
+LOG2_E_REST = tl.constexpr(1.925963033500011e-08)  # ... and the rounding error
 LN_2 = tl.constexpr(0.6931471805599453)
 INVERSE_SQRT_2PI = tl.constexpr(0.3989422804014327)
 TWO_TANH_SCALE = tl.constexpr(1.5957691216057308)  # 2√(2/π)
@@ -19,7 +19,7 @@ TANH_CUBIC = tl.constexpr(0.044715)
 def exp(x):
     """exp(x) for x ≤ 0 with an error of a few units however small the result.
 
-    The rounding of x·log2(e) grows with |x|: it is computed exactly and put back as a factor 1 + ln(2)·error.
+    The rounding of x·log2(e) grows with |x|: it is computed exactly and corrected by a factor 1 + ln(2)·error.
     """
     x = tl.maximum(x, -200.0, propagate_nan=tl.PropagateNan.ALL)
     y = x * LOG2_E
@@ -30,7 +30,7 @@ def exp(x):
 
 @triton.jit
 def log1p(z):
-    """log(1 + z) for 0 ≤ z ≤ 1: log(w)·z/(w - 1) with w = 1 + z as rounded, for w - 1 is exact."""
+    """log(1 + z) for 0 ≤ z ≤ 1: log(w)·z/(w - 1) with w = 1 + z rounded, since w - 1 is exact."""
     w = 1.0 + z
     rounded = w - 1.0
     return tl.where(rounded == 0.0, z, tl.log(w) * (z / tl.where(rounded == 0.0, 1.0, rounded)))
@@ -38,14 +38,14 @@ def log1p(z):
 
 @triton.jit
 def gated(y, x):
-    """y·σ(x). It may be a normal number where σ(x) is none: y is multiplied by exp(x/2) twice."""
+    """y·σ(x). It can be normal where σ(x) underflows: y is multiplied by exp(x/2) twice."""
     root = exp(-0.5 * tl.abs(x))
     return tl.where(x < 0.0, y * root * root, y) / (1.0 + root * root)
 
 
 @triton.jit
 def mirrored_sigmoid(x):
-    """σ(-x), from the exponential that `gated` has."""
+    """σ(-x), from the exponential in `gated`."""
     root = exp(-0.5 * tl.abs(x))
     return tl.where(x < 0.0, 1.0, root * root) / (1.0 + root * root)
 
@@ -127,7 +127,7 @@ def d_relu6(s):
 
 @triton.jit
 def sigmoid(s):
-    """1/(1 + exp(-s)), or exp(s)/(1 + exp(s)) below 0: no rounding of the tail, no overflow."""
+    """1/(1 + exp(-s)), or exp(s)/(1 + exp(s)) below 0: the tail is exact and nothing overflows."""
     z = exp(-tl.abs(s))
     return tl.where(s < 0.0, z, 1.0) / (1.0 + z)
 
@@ -159,14 +159,14 @@ def d_silu(s):
 
 @triton.jit
 def gelu(s):
-    """s·Φ(s) = max(s, 0) - |s|·m(|s|)·φ(s): no 1 + erf, which has no tail."""
+    """s·Φ(s) = max(s, 0) - |s|·m(|s|)·φ(s): not by 1 + erf, which loses the tail."""
     a = bounded_size(s)
     return relu(s) - a * mills_ratio(a) * (exp(-0.5 * a * a) * INVERSE_SQRT_2PI)
 
 
 @triton.jit
 def d_gelu(s):
-    """Φ(s) + s·φ(s), which is φ(s)·(m(|s|) - |s|) below 0. φ as two factors: their product may be no normal number."""
+    """Φ(s) + s·φ(s), which is φ(s)·(m(|s|) - |s|) below 0. φ is split into two factors, whose product may underflow."""
     a = bounded_size(s)
     root = exp(-0.25 * a * a)
     rest = (a - mills_ratio(a)) * root * (root * INVERSE_SQRT_2PI)

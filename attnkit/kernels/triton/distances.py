@@ -1,9 +1,9 @@
-"""Queries and keys about a vector near the keys, so that distances made of products lose no digits to a common offset.
+"""Queries and keys centred near the keys, so that distances computed from products do not cancel for a common offset.
 
-The centre c of a head of keys is their mean over those that the first query with a key sees: no later token changes a
-bit of it. It is rounded to the dtype of the inputs, and then x̂ = x - c is exact where all x are far off; x̂ is rounded
-to that dtype too, or float32 where weights have to be as exact. The norms are those of the rounded x̂, so that
--(scale/2)‖q̂ - k̂‖² = scale·q̂·k̂ - (scale/2)|q̂|² - (scale/2)|k̂|² holds for them.
+The centre c of a head of keys is the mean of the keys visible to the first query with a key, so results are bitwise
+causal. It is rounded to the dtype of the inputs, so x̂ = x - c is exact if all x are far away; x̂ is also rounded to
+that dtype, or to float32 where weights must be as exact. The norms are those of the rounded x̂, so that -(scale/2)‖q̂ -
+k̂‖² = scale·q̂·k̂ - (scale/2)|q̂|² - (scale/2)|k̂|² holds.
 Tuples are those of `attnkit.kernels.triton.pointwise`.
 """
 
@@ -24,7 +24,7 @@ from attnkit.kernels.triton.tiles import (
 
 @triton.jit
 def first_live(i0, mask, rows, limits, item, head, ROWS: tl.constexpr, KEYS: tl.constexpr):
-    """The first of the queries i0 .. i0 + ROWS - 1 of a head that sees a key, else the number of queries."""
+    """The first of the queries i0 .. i0 + ROWS - 1 of a head that sees a key, or the number of queries."""
     queries, keys, left, right, _packed = limits
     i = i0 + tl.arange(0, ROWS)
     keys = valid_keys(rows[0], keys, item, head)
@@ -65,29 +65,29 @@ def centre(
     columns = tl.arange(0, KEYS)
     total, count = tl.zeros((D,), tl.float32), tl.zeros((KEYS,), tl.float32)
     for j0 in range(0, tl.where(query < queries, keys, 0), KEYS):
-        seen = columns < 0
+        visible = columns < 0
         for member in range(groups):
             head = shared * groups + member
             valid = valid_keys(rows[0], keys, item, head)
             lo, hi = key_ranges(query + columns * 0, queries, valid, left, right, rows[1], item, head)
-            seen = seen | visible_pairs(mask, lo, hi, item, head, query, columns * 0, j0, columns)
-        total += tl.sum(load_rows(k, item, shared, j0, columns, seen, d, D).to(tl.float32), 0)
-        count += seen.to(tl.float32)
+            visible = visible | visible_pairs(mask, lo, hi, item, head, query, columns * 0, j0, columns)
+        total += tl.sum(load_rows(k, item, shared, j0, columns, visible, d, D).to(tl.float32), 0)
+        count += visible.to(tl.float32)
     mean = mean_of(total, tl.sum(count, 0))
     store_rows(centres, item, shared, 0, tl.arange(0, 1), tl.arange(0, 1) < 1, mean[None, :], d, D)
 
 
 @triton.jit
 def move(
-    x, centres, moved, norms, half, tokens, heads, groups, d: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr
+    x, centres, out, norms, half, tokens, heads, groups, d: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr
 ):  # fmt: skip
-    """x̂ = x - c, rounded to the dtype of `moved`, and half·|x̂|², for ROWS tokens; `groups` heads have this c."""
+    """x̂ = x - c, rounded to the dtype of `out`, and half·|x̂|², for ROWS tokens; `groups` heads have this c."""
     block, head, item = place(tl.cdiv(tokens, ROWS), heads)
     rows = tl.arange(0, ROWS)
-    kept = block * ROWS + rows < tokens
+    inside = block * ROWS + rows < tokens
     about = load_rows(centres, item, head // groups, 0, tl.arange(0, 1), None, d, D).to(tl.float32)
-    near = load_rows(x, item, head, block * ROWS, rows, kept, d, D).to(tl.float32) - about
-    near = near.to(moved[0].dtype.element_ty)
-    store_rows(moved, item, head, block * ROWS, rows, kept, near, d, D)
+    near = load_rows(x, item, head, block * ROWS, rows, inside, d, D).to(tl.float32) - about
+    near = near.to(out[0].dtype.element_ty)
+    store_rows(out, item, head, block * ROWS, rows, inside, near, d, D)
     near = near.to(tl.float32)
     store_of_rows(norms, item, head, block * ROWS + rows, tokens, half * tl.sum(near * near, 1))

@@ -28,7 +28,7 @@ FEATURE_MAPS = {
 }
 
 PRODUCTS = {"bfloat16": (tl.bfloat16, "ieee"), "float16": (tl.float32, "tf32"), "float32": (tl.float32, "tf32x3")}
-"""By dtype, that of the operands of matrix products, and their precision.
+"""By dtype: the dtype of the operands of matrix products, and their precision.
 
-Features and sums of float16 inputs may leave its range; TF32 has as many digits.
+Features and sums of float16 inputs may overflow float16; TF32 has the same precision.
 """

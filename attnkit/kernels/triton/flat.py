@@ -1,11 +1,11 @@
-"""The kernels of point-wise attention for callers that pass arrays one by one, and everything else at compile time.
+"""The kernels of point-wise attention for callers that pass arrays separately and everything else at compile time.
 
     STRIDES   of each array in the order of the arguments, as (items, heads, rows, columns) or its first numbers; None
-              for an array that the call does not have, in whose place any other stands
-    LIMITS    (queries, keys, left, right), NUMBERS (scale, shift, gain, alpha, kept) and HEADS (heads, groups) of
+              for an absent array, in whose place any other array is passed
+    LIMITS    (queries, keys, left, right), NUMBERS (scale, shift, gain, alpha, keep) and HEADS (heads, groups) of
               `attnkit.kernels.triton.pointwise`; LAST_KEPT of dropout by counter
 
-n^-alpha and log n come as arrays where queries differ in them.
+n^-alpha and log n are arrays if they differ between queries.
 """
 
 import triton
@@ -25,7 +25,7 @@ def matrix(pointer, STRIDES: tl.constexpr):
 
 @triton.jit
 def column(pointer, STRIDES: tl.constexpr):
-    """A view with rows alone."""
+    """A view with rows only."""
     view = None
     if STRIDES is not None:
         view = (pointer, STRIDES[0], STRIDES[1], STRIDES[2])
@@ -42,19 +42,19 @@ def number(pointer, STRIDES: tl.constexpr):
 
 
 @triton.jit
-def given(pointer, STRIDES: tl.constexpr):
+def optional(pointer, STRIDES: tl.constexpr):
     """The pointer itself, if there is an array."""
-    found = None
+    result = None
     if STRIDES is not None:
-        found = pointer
-    return found
+        result = pointer
+    return result
 
 
 @triton.jit
 def pairs_of(bias, mask, dropout_mask, seed, STRIDES: tl.constexpr, LAST_KEPT: tl.constexpr):
     """pairs of `attnkit.kernels.triton.pointwise`."""
     of_bias, of_mask = matrix(bias, STRIDES[3]), matrix(mask, STRIDES[4])
-    return of_bias, of_mask, matrix(dropout_mask, STRIDES[5]), given(seed, STRIDES[10]), LAST_KEPT
+    return of_bias, of_mask, matrix(dropout_mask, STRIDES[5]), optional(seed, STRIDES[10]), LAST_KEPT
 
 
 @triton.jit
@@ -125,7 +125,7 @@ def backward_bias(
     e: tl.constexpr, D: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dbias, which has OWN = (items, heads)."""
+    """dbias, with OWN = (items, heads)."""
     pairs = pairs_of(bias, mask, dropout_mask, seed, STRIDES, LAST_KEPT)
     rows = rows_of(key_lengths, query_mask, factors, logs, STRIDES)
     pointwise.backward_bias(

@@ -5,27 +5,27 @@ With x = scale·φ(q), y = φ(k), dn = do/den, dd = -(do·num)/den² and sums ov
     num_i = Σ_j (x_i·y_j) v_j                      raw_i = Σ_j x_i·y_j
     dφ(q)_i = scale Σ_j (dn_i·v_j + dd_i) y_j      dφ(k)_j = Σ_i (dn_i·v_j + dd_i) x_i      dv_j = Σ_i (y_j·x_i) dn_i
 
-Each is a product with a state, S = Σ_j y_j v_jᵀ and z = Σ_j y_j of keys, R = Σ_i x_i dn_iᵀ and r = Σ_i x_i dd_i of
-queries. Under causality the state holds what stands before a chunk (or behind it, for R), and the pairs within a chunk
-are multiplied out. The tokens of a head are divided into segments: `key_sums` or `query_sums` of every segment, their
-`running` sums, then all segments side by side. Every program owns its results, so that sums have one order.
+Each is a product with a state: S = Σ_j y_j v_jᵀ and z = Σ_j y_j of keys, R = Σ_i x_i dn_iᵀ and r = Σ_i x_i dd_i of
+queries. Under causality the state holds the tokens before a chunk (after it, for R), and the pairs within a chunk are
+multiplied out. The tokens of a head are divided into segments: `key_sums` or `query_sums` of every segment, their
+`running` sums, then all segments in parallel. Every program owns its results, so sums have a fixed order.
 
-Query i stands at position i + shift and key j at position j; position p is seen from p on. Tuples hold what most
-functions need:
+Query i is at position i + shift and key j at position j; position p is visible from p on. Most functions share these
+tuples:
 
     limits = (queries, keys, stop, shift, stateful)       keys from `stop` on are seen by no query; `stateful` is None
-                                                          unless a state came first, which every query sees
+                                                          unless there is an initial state, which every query sees
     masks = (key_mask, firsts, stops, query_mask)         views; the keys that a head sees are firsts ≤ j < stops
-    rows = (inverses, dots, heads, parts)                 views of 1/den and do·num, None where nothing is divided;
-                                                          the latter is the sum of `parts` arrays of so many heads
+    rows = (inverses, dots, heads, parts)                 views of 1/den and do·num, None without a denominator;
+                                                          the latter is the sum of `parts` arrays of `heads` heads
     states = (pointer, segments)                          per state [S, z] or [R, r] in float32, d·e + d numbers
-    initial = (view of S, view of z)                      what the sums start from, for each head of k
+    initial = (view of S, view of z)                      initial sums for each head of k
     final = (pointer, pointer)                            S and z of every state in float32, without gaps
     heads = (heads, groups, members)                      query head h has the keys of head h // groups, the state of
                                                           head h // members, and so many query heads share a state
     span = (segments, size, start, end, packed)           of positions; `size` is a multiple of CHUNK
     packed = (edges, edges, reach, sequences, shifted)    of the queries, keys and positions of packed sequences. Each
-                                                          has segments of its own, its first token as item, and S - L
+                                                          has separate segments, its first token as item, and S - L
                                                           as shift unless `shifted` is None
 """
 
@@ -52,8 +52,8 @@ from attnkit.kernels.triton.tiles import first_block
 @triton.jit
 def state_at(states, segment, heads, item, head, d, e):
     """Address of the state of a segment, for a query head."""
-    held = item * (heads[0] // heads[2]) + head // heads[2]
-    return states[0] + (held * states[1] + segment) * (d * e + d)
+    kv_head = item * (heads[0] // heads[2]) + head // heads[2]
+    return states[0] + (kv_head * states[1] + segment) * (d * e + d)
 
 
 @triton.jit
@@ -79,9 +79,9 @@ def key_sums(
     CHUNK: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """S = Σ φ(k)_j v_jᵀ for BLOCK columns and z = Σ φ(k)_j over the keys of a segment."""
-    block, segment, held, items, positions, limits = place(blocks, span, limits, heads[0] // heads[2], CAUSAL)
+    block, segment, kv_head, items, positions, limits = place(blocks, span, limits, heads[0] // heads[2], CAUSAL)
     item, begin = items[1], positions[0]
-    head, c0 = held * heads[2], block * BLOCK
+    head, c0 = kv_head * heads[2], block * BLOCK
     shared = head // heads[1]
     bounds = seen_range(limits, masks, item, head)
     S, z = tl.zeros((D, BLOCK), tl.float32), tl.zeros((D,), tl.float32)
@@ -101,9 +101,9 @@ def query_sums(
     CHUNK: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """R = Σ x_i dn_iᵀ for BLOCK columns and r = Σ x_i dd_i over the queries of a segment and all heads of a state."""
-    block, segment, held, items, positions, limits = place(blocks, span, limits, heads[0] // heads[2], CAUSAL)
+    block, segment, kv_head, items, positions, limits = place(blocks, span, limits, heads[0] // heads[2], CAUSAL)
     item, begin = items[0], positions[0] - limits[3]
-    first, c0 = held * heads[2], block * BLOCK
+    first, c0 = kv_head * heads[2], block * BLOCK
     R, r = tl.zeros((D, BLOCK), tl.float32), tl.zeros((D,), tl.float32)
     for head in range(first, first + heads[2]):
         bounds = seen_range(limits, masks, item, head)
@@ -120,25 +120,26 @@ def query_sums(
 
 @triton.jit
 def load_initial(initial, heads, number, at, d: tl.constexpr, e: tl.constexpr, REVERSE: tl.constexpr):
-    """Numbers `at` of the [S, z] that a state starts from.
+    """The elements `at` of the initial [S, z].
 
-    With REVERSE it is the gradient of what is returned, to which the states of a group belong: the first one gets it.
+    With REVERSE it is the gradient of the returned state, which belongs to the states of a group: the first one gets
+    it.
     """
     S, z = initial
-    held = heads[0] // heads[2]
-    item, query_head = number // held, number % held * heads[2]
+    kv_head = heads[0] // heads[2]
+    item, query_head = number // kv_head, number % kv_head * heads[2]
     head, row = query_head // heads[1], at // e
     own = d * e + d
     if REVERSE:
         own = tl.where(query_head % heads[1] == 0, own, 0)
-    found = tl.load(
+    value = tl.load(
         S[0] + item * S[1] + head * S[2] + row.to(tl.int64) * S[3] + (at - row * e).to(tl.int64) * S[4],
         mask=at < tl.minimum(own, d * e), other=0.0,
     )  # fmt: skip
     rest = tl.load(
         z[0] + item * z[1] + head * z[2] + (at - d * e).to(tl.int64) * z[3], mask=(at >= d * e) & (at < own), other=0.0
     )
-    return found.to(tl.float32) + rest.to(tl.float32)
+    return value.to(tl.float32) + rest.to(tl.float32)
 
 
 @triton.jit
@@ -146,7 +147,7 @@ def running(
     states, initial, final, heads, span, blocks, CAUSAL: tl.constexpr, REVERSE: tl.constexpr, d: tl.constexpr,
     e: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The states of segments become the sums of those before them (behind them with REVERSE), or the first the total.
+    """The states of segments become the sums of those before them (after them with REVERSE), or the first the total.
 
     All sums start from `initial`, and the total goes to `final` as well.
     """
@@ -182,7 +183,7 @@ def opening(
     states, segment, first, heads, item, head, f0, c0, CAUSAL: tl.constexpr, d: tl.constexpr, e: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """The state from which a segment starts: 0 without any, the total, at the first, where there is no order."""
+    """The initial state of a segment: 0 without any; without causality the total, stored at the first."""
     if states is None:
         S, z = tl.zeros((ROWS, COLUMNS), tl.float32), tl.zeros((ROWS,), tl.float32)
     else:
@@ -200,7 +201,7 @@ def outputs(
     PHI: tl.constexpr, CAUSAL: tl.constexpr, NORMALIZE: tl.constexpr, d: tl.constexpr, e: tl.constexpr,
     D: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK columns of o for a segment of queries; or, given do, 1/den and its part of do·num into `rows`."""
+    """BLOCK columns of o for a segment of queries; or, with do, 1/den and its part of do·num into `rows`."""
     block, segment, head, items, positions, limits = place(blocks, span, limits, heads[0], CAUSAL)
     item, key_item, begin = items[0], items[1], positions[0]
     shared, c0 = head // heads[1], block * BLOCK
@@ -230,9 +231,9 @@ def outputs(
         if do is None:
             store_tokens(o, item, head, i0, inside, num * inverse[:, None], c0, e, BLOCK, CHUNK)
         else:
-            pulled = load_tokens(do, item, head, i0, live, c0, e, BLOCK, CHUNK)
+            do_tile = load_tokens(do, item, head, i0, live, c0, e, BLOCK, CHUNK)
             store_of(rows[0], item, head, i0 + beside, inside, inverse)
-            store_of(rows[1], item, head + block * rows[2], i0 + beside, inside, tl.sum(pulled * num, 1))
+            store_of(rows[1], item, head + block * rows[2], i0 + beside, inside, tl.sum(do_tile * num, 1))
 
 
 # ---------------------------------------------------------------------------------------------- gradients
@@ -270,8 +271,8 @@ def gradient_queries(
             total = product(pairs, y, total, OPERAND, PRECISION)
             S = product(tl.trans(y), c, S, OPERAND, PRECISION)
             z += tl.sum(y, 0)
-        queried = load_tokens(q, item, head, i0, live, f0, d, BLOCK, CHUNK)
-        total = tl.where(live[:, None], total * SLOPE(queried) * scale, 0.0)
+        q_tile = load_tokens(q, item, head, i0, live, f0, d, BLOCK, CHUNK)
+        total = tl.where(live[:, None], total * SLOPE(q_tile) * scale, 0.0)
         store_tokens(dq, item, head, i0, (i >= 0) & (i < limits[0]), total, f0, d, BLOCK, CHUNK)
 
 
@@ -282,9 +283,9 @@ def gradient_keys(
     BLOCK: tl.constexpr, CHUNK: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """BLOCK columns of dk = φ'(k)·(R v + r + the pairs of the chunk) for a segment of keys, from its end."""
-    block, segment, held, items, positions, limits = place(blocks, span, limits, heads[0] // heads[2], CAUSAL)
+    block, segment, kv_head, items, positions, limits = place(blocks, span, limits, heads[0] // heads[2], CAUSAL)
     item, key_item, begin = items[0], items[1], positions[0]
-    first, f0 = held * heads[2], block * BLOCK
+    first, f0 = kv_head * heads[2], block * BLOCK
     shared = first // heads[1]
     bounds = seen_range(limits, masks, item, first)
     R, r = opening(states, segment, positions[2], heads, items[2], first, f0, 0, CAUSAL, d, e, BLOCK, E)
@@ -308,10 +309,10 @@ def gradient_keys(
                 pairs = tl.where(beside[:, None] <= beside[None, :], pairs, 0.0)
                 total = product(pairs, x, total, OPERAND, PRECISION)
                 R = product(tl.trans(x), dn, R, OPERAND, PRECISION)
-        keyed = load_tokens(k, key_item, shared, j0, seen, f0, d, BLOCK, CHUNK)
-        total = tl.where(seen[:, None], total * SLOPE(keyed), 0.0)
+        k_tile = load_tokens(k, key_item, shared, j0, seen, f0, d, BLOCK, CHUNK)
+        total = tl.where(seen[:, None], total * SLOPE(k_tile), 0.0)
         stored = (j0 + beside >= 0) & (j0 + beside < limits[1])
-        store_tokens(dk, key_item, held, j0, stored, total, f0, d, BLOCK, CHUNK)
+        store_tokens(dk, key_item, kv_head, j0, stored, total, f0, d, BLOCK, CHUNK)
 
 
 @triton.jit
@@ -321,9 +322,9 @@ def gradient_values(
     CHUNK: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """BLOCK columns of dv = Rᵀφ(k) + the pairs of the chunk for a segment of keys, from its end."""
-    block, segment, held, items, positions, limits = place(blocks, span, limits, heads[0] // heads[2], CAUSAL)
+    block, segment, kv_head, items, positions, limits = place(blocks, span, limits, heads[0] // heads[2], CAUSAL)
     item, key_item, begin = items[0], items[1], positions[0]
-    first, c0 = held * heads[2], block * BLOCK
+    first, c0 = kv_head * heads[2], block * BLOCK
     shared = first // heads[1]
     bounds = seen_range(limits, masks, item, first)
     R = opening(states, segment, positions[2], heads, items[2], first, 0, c0, CAUSAL, d, e, D, BLOCK)[0]
@@ -345,4 +346,4 @@ def gradient_values(
                 total = product(pairs, dn, total, OPERAND, PRECISION)
                 R = product(tl.trans(x), dn, R, OPERAND, PRECISION)
         stored = (j0 + beside >= 0) & (j0 + beside < limits[1])
-        store_tokens(dv, key_item, held, j0, stored, total, c0, e, BLOCK, CHUNK)
+        store_tokens(dv, key_item, kv_head, j0, stored, total, c0, e, BLOCK, CHUNK)

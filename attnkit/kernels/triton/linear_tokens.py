@@ -1,4 +1,4 @@
-"""What the kernels of linear attention share: who takes part, tokens and their features, products.
+"""Shared by the kernels of linear attention: masks, tokens and their features, products.
 
 `limits`, `masks`, `rows` and `span` are those of `attnkit.kernels.triton.linear`; a view is a pointer with its strides.
 """
@@ -8,12 +8,12 @@ import triton.language as tl
 
 from attnkit.kernels.triton.tiles import corner, own_sequence, own_tokens
 
-SLICE = tl.constexpr(64)  # terms of a sum that a warp adds up
+SLICE = tl.constexpr(64)  # terms of a sum per warp
 
 
 @triton.jit
 def place(blocks, span, limits, heads, CAUSAL: tl.constexpr):
-    """Block of features, segment, head, items, positions and limits of this program; neighbours share a segment.
+    """Block of features, segment, head, items, positions and limits of this program; adjacent ones share a segment.
 
     items = (of queries, of keys, of states); positions = (begin, end, first segment of the sequence).
     """
@@ -40,14 +40,14 @@ def place(blocks, span, limits, heads, CAUSAL: tl.constexpr):
 
 @triton.jit
 def load_of(view, item, head, i, keep):
-    """Numbers of the tokens i from a view without columns, 0 where `keep` is False."""
+    """Values of the tokens i from a view without columns, 0 where `keep` is False."""
     at = view[0] + item * view[1] + head * view[2] + tl.cast(i, tl.int64) * view[3]
     return tl.load(at, mask=keep, other=0)
 
 
 @triton.jit
 def store_of(view, item, head, i, keep, x):
-    """The inverse."""
+    """The inverse of `load_of`."""
     tl.store(view[0] + item * view[1] + head * view[2] + tl.cast(i, tl.int64) * view[3], x, mask=keep)
 
 
@@ -58,14 +58,14 @@ def seen_range(limits, masks, item, head):
     if masks[1] is not None:
         first = tl.load(masks[1][0] + item * masks[1][1] + head * masks[1][2]).to(tl.int32)
     if masks[2] is not None:
-        given = tl.load(masks[2][0] + item * masks[2][1] + head * masks[2][2])
-        stop = tl.minimum(stop, given.to(tl.int32))
+        length = tl.load(masks[2][0] + item * masks[2][1] + head * masks[2][2])
+        stop = tl.minimum(stop, length.to(tl.int32))
     return first, stop
 
 
 @triton.jit
 def seen_keys(j, bounds, masks, item, head):
-    """Which keys some query sees."""
+    """The keys that some query sees."""
     seen = (j >= bounds[0]) & (j < bounds[1])
     if masks[0] is not None:
         seen = seen & (load_of(masks[0], item, head, j, seen) != 0)
@@ -74,7 +74,7 @@ def seen_keys(j, bounds, masks, item, head):
 
 @triton.jit
 def live_queries(i, bounds, limits, masks, item, head, CAUSAL: tl.constexpr):
-    """Which queries see some key or a state."""
+    """The queries that see some key or a state."""
     live = (i >= 0) & (i < limits[0])
     if limits[4] is None:
         live = live & (i < tl.where(bounds[0] < bounds[1], limits[0], 0))
@@ -110,7 +110,7 @@ def load_features(
 
 @triton.jit
 def load_cotangents(do, rows, item, head, first, i, live, column, width, COLUMNS: tl.constexpr, CHUNK: tl.constexpr):
-    """dn = do/den (CHUNK, COLUMNS) and dd = -(do·num)/den², None where nothing is divided."""
+    """dn = do/den (CHUNK, COLUMNS) and dd = -(do·num)/den², None without a denominator."""
     dn = load_tokens(do, item, head, first, live, column, width, COLUMNS, CHUNK)
     dd = None
     if rows[0] is not None:
@@ -132,7 +132,7 @@ def store_tokens(view, item, head, first, keep, x, column, width, COLUMNS: tl.co
 
 @triton.jit
 def nearest(x, PRECISION: tl.constexpr):
-    """x rounded to the digits of TF32 where products are TF32: tensor cores cut the other digits off."""
+    """x rounded to TF32 if products are TF32: tensor cores would truncate it."""
     if PRECISION == "tf32":
         bits = x.to(tl.int32, bitcast=True)
         x = tl.where(x == x, ((bits + 0x1000) & -0x2000).to(tl.float32, bitcast=True), x)
@@ -143,8 +143,8 @@ def nearest(x, PRECISION: tl.constexpr):
 def product(x, y, total, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
     """total + x y in float32 with operands in OPERAND; without total if it is None.
 
-    Long sums are divided among warps: for its part of the result one would need whole rows of x and columns of y, and
-    spill registers.
+    Long sums are split among warps: otherwise a warp would need whole rows of x and columns of y for its part of the
+    result, and spill registers.
     """
     x, y = nearest(x.to(OPERAND), PRECISION), nearest(y.to(OPERAND), PRECISION)
     ROWS: tl.constexpr = x.shape[0]
@@ -155,11 +155,11 @@ def product(x, y, total, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
     if K > LONGEST:
         left = tl.permute(tl.reshape(x, (ROWS, PARTS, SLICE)), (1, 0, 2))
         right = tl.reshape(y, (PARTS, SLICE, COLUMNS))
-        found = tl.sum(tl.dot(left, right, input_precision=PRECISION), 0)
+        result = tl.sum(tl.dot(left, right, input_precision=PRECISION), 0)
         if total is not None:
-            found += total
+            result += total
     elif total is None:
-        found = tl.dot(x, y, input_precision=PRECISION)
+        result = tl.dot(x, y, input_precision=PRECISION)
     else:
-        found = tl.dot(x, y, total, input_precision=PRECISION)
-    return found
+        result = tl.dot(x, y, total, input_precision=PRECISION)
+    return result

@@ -1,13 +1,13 @@
 """The Newton-Raphson iteration X ← 2X - XAX from X = factor·2/‖A‖₁²·A (Lu et al. 2021, Algorithm 2), and its gradients.
 
-One program has one matrix, float32 inside and padded with zeros to (M, M), which the iteration keeps. With HELD the
-program has A and X in registers through all steps. Else, and in gradients, operands of products are read K columns and
-rows at a time from memory that the program alone writes: `found` and `scratch` are (matrices, several, M, M) without
-gaps, so that nothing has to be masked there. a, x, dx and da are views (items, heads, m, m); factors are (number, None)
-or (None, view of one for each matrix).
+One program processes one matrix in float32, padded with zeros to (M, M), which the iteration preserves. With HELD the
+program keeps A and X in registers through all steps. Otherwise, and in gradients, operands of products are read K
+columns and rows at a time from memory that only this program writes: `iterates` and `scratch` are contiguous (matrices,
+several, M, M), so nothing has to be masked. a, x, dx and da are views (items, heads, m, m); factors are (number, None)
+or (None, view with one per matrix).
 
-PRECISION is that of products. One TF32 product does not do: an error of X is multiplied by A, and with it by the
-inverse of the smallest eigenvalue that is inverted already.
+PRECISION is that of products. A single TF32 product is not enough: an error of X is multiplied by A, and so by the
+inverse of the smallest eigenvalue that is already inverted.
 """
 
 import triton
@@ -33,21 +33,21 @@ def load_matrix(view, item, head, m: tl.constexpr, M: tl.constexpr):
 
 @triton.jit
 def store_matrix(view, item, head, x, m: tl.constexpr, M: tl.constexpr):
-    """The inverse, rounded to the dtype of the view."""
+    """The inverse of `load`, rounded to the dtype of the view."""
     rows = tl.arange(0, M)
     store_rows(view, item, head, 0, rows, rows < m, x, m, M)
 
 
 @triton.jit
 def part(at, row, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr, M: tl.constexpr, TURNED: tl.constexpr):
-    """Addresses of rows and columns of a matrix without gaps, or of its transpose."""
+    """Addresses of rows and columns of a contiguous matrix, or of its transpose."""
     rows, columns = row + tl.arange(0, ROWS)[:, None], column + tl.arange(0, COLUMNS)[None, :]
     return at + (columns * M + rows if TURNED else rows * M + columns)
 
 
 @triton.jit
 def keep(at, x, M: tl.constexpr):
-    """x in memory, where the whole program finds it."""
+    """Write x to memory for the whole program."""
     tl.store(part(at, 0, 0, M, M, M, False), x)
     tl.debug_barrier()
 
@@ -74,7 +74,7 @@ def factor_of(factors, item, head):
 
 @triton.jit
 def column_sums(a):
-    """Σ_i |a_ij| (M,), their maximum ‖A‖₁, NaN if one is, and the same with 1 in place of 0."""
+    """Σ_i |a_ij| (M,), their maximum ‖A‖₁, NaN if any is NaN, and the same with 1 in place of 0."""
     sums = tl.sum(tl.abs(a), 0)
     norm = tl.max(sums, 0)
     norm = tl.where(tl.sum((sums != sums).to(tl.int32), 0) > 0, float("nan"), norm)
@@ -90,17 +90,17 @@ def step(a, x, PRECISION: tl.constexpr):
 
 @triton.jit
 def inverse(
-    a, factors, x, found, scratch, steps, heads, m: tl.constexpr, M: tl.constexpr, K: tl.constexpr,
+    a, factors, x, iterates, scratch, steps, heads, m: tl.constexpr, M: tl.constexpr, K: tl.constexpr,
     KEEP: tl.constexpr, HELD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """X_T into those of x and `found` that are not None, with KEEP X_0 .. X_T into `found`.
+    """X_T into those of x and `iterates` that are not None, with KEEP X_0 .. X_T into `iterates`.
 
-    Without HELD, X stands in `found`, XA and A in `scratch`.
+    Without HELD, X is in `iterates`, XA and A in `scratch`.
     """
     n, item, head = matrix_of(heads)
-    at, space = found, scratch
-    if found is not None:
-        at = found + n * ((steps + 1 if KEEP else 1) * M * M)
+    at, space = iterates, scratch
+    if iterates is not None:
+        at = iterates + n * ((steps + 1 if KEEP else 1) * M * M)
     A = load_matrix(a, item, head, m, M)
     _, _, safe = column_sums(A)
     X = A / safe * (factor_of(factors, item, head) * 2.0 / safe)
@@ -119,7 +119,7 @@ def inverse(
             tl.debug_barrier()
         if KEEP:
             at += M * M
-    if found is not None:
+    if iterates is not None:
         keep(at, X, M)
     if x is not None:
         store_matrix(x, item, head, X, m, M)
@@ -127,11 +127,11 @@ def inverse(
 
 @triton.jit
 def implicit_gradient(
-    found, scratch, dx, da, heads, m: tl.constexpr, M: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr
+    iterates, scratch, dx, da, heads, m: tl.constexpr, M: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr
 ):
-    """dA = -Xᵀ dX Xᵀ. In scratch stand dX and Xᵀ dX."""
+    """dA = -Xᵀ dX Xᵀ. `scratch` holds dX and Xᵀ dX."""
     n, item, head = matrix_of(heads)
-    at, space = found + n * (M * M), scratch + n * (2 * M * M)
+    at, space = iterates + n * (M * M), scratch + n * (2 * M * M)
     nothing = tl.zeros((M, M), tl.float32)
     keep(space, load_matrix(dx, item, head, m, M), M)
     keep(space + M * M, add_product(nothing, at, space, True, False, M, K, PRECISION), M)
@@ -153,15 +153,15 @@ def start_gradient(A, dX, factor, M: tl.constexpr):
 
 @triton.jit
 def unrolled_gradient(
-    a, factors, found, scratch, dx, da, dfactors, steps, heads, m: tl.constexpr, M: tl.constexpr, K: tl.constexpr,
+    a, factors, iterates, scratch, dx, da, dfactors, steps, heads, m: tl.constexpr, M: tl.constexpr, K: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dA = -Σ_k X_kᵀ dX_k+1 X_kᵀ and that of X_0, with dX_k = 2 dX_k+1 - dX_k+1 (A X_k)ᵀ - (X_k A)ᵀ dX_k+1.
 
-    In scratch stand dX, Xᵀ dX, dX Xᵀ and A.
+    `scratch` holds dX, Xᵀ dX, dX Xᵀ and A.
     """
     n, item, head = matrix_of(heads)
-    at, space = found + (n * (steps + 1) + steps) * (M * M), scratch + n * (4 * M * M)
+    at, space = iterates + (n * (steps + 1) + steps) * (M * M), scratch + n * (4 * M * M)
     left, right, whole = space + M * M, space + 2 * M * M, space + 3 * M * M
     keep(whole, load_matrix(a, item, head, m, M), M)
     dX, nothing = load_matrix(dx, item, head, m, M), tl.zeros((M, M), tl.float32)

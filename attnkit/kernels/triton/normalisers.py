@@ -1,9 +1,9 @@
-"""How rows of scores become weights, by name: compile-time arguments of the kernels in `rows`.
+"""The functions that turn rows of scores into weights, by name: compile-time arguments of the kernels in `rows`.
 
 With the maximum of a row subtracted, x = (α-1)(s - max s) and power = 1/(α-1), a weight is `weigh(x - τ)` with Σ weigh
-= 1; `slope` is its derivative, and `tilt(p)` = p^{2-α} what the gradient of the scores is proportional to (Peters et
-al. 2019 eq 8-11). Softmax has no threshold: `slope` is None, and a sum divides instead. Constants stand to the right of
-a tensor: Triton's interpreter needs that.
+= 1; `slope` is its derivative, and the gradient of the scores is proportional to `tilt(p)` = p^{2-α} (Peters et al.
+2019 eq 8-11). Softmax has no threshold: `slope` is None, and weights are divided by their sum. Constants are written to
+the right of a tensor because Triton's interpreter requires it.
 """
 
 import triton

@@ -4,33 +4,33 @@
     dq_i = gain·scale Σ_j ds_ij k_j           dk_j = gain·scale Σ_i ds_ij q_i           dbias_ij = gain·ds_ij
 
 f_i = n_i^-alpha, m is the visibility and r the dropout of a pair, x = scale·q_i·k_j + bias_ij + shift (or - log n_i).
-Tiles of (queries, keys) stand, those of (keys, queries) lie. Tuples hold what most functions need:
+Standing tiles are (queries, keys), lying tiles (keys, queries). Most functions share these tuples:
 
     pairs = (bias, mask, dropout_mask, seed, last_kept)   views of arrays of pairs, and the dropout by counter
     rows = (key_lengths, query_mask, factors, logs, key_norms)   views without the axes that these arrays lack
     limits = (queries, keys, left, right, packed)         query i may see the keys i - left ≤ j ≤ i + right below `keys`
     packed = (edges, edges, sequences, before, after)     of queries and keys; with S keys and L queries a sequence has
                                                           left = before - (S - L) and right ≤ S - L + after
-    numbers = (scale, shift, gain, alpha, kept)           shift and alpha are None where they do nothing
-    factors, logs = n^-alpha, log n                       from `row_constants`, None where a kernel finds them itself
+    numbers = (scale, shift, gain, alpha, keep)           shift and alpha are None if they have no effect
+    factors, logs = n^-alpha, log n                       from `row_constants`, None if a kernel computes them
     at = (item, head, shared, key_item)                   `shared` and `key_item` are head and item of k and v
 
-Distances are products of centred vectors q̂ and k̂ (`attnkit.kernels.triton.distances`), less two norms: `logs` holds
-(scale/2)|q̂_i|², `key_norms` (scale/2)|k̂_j|², and x = scale·q̂_i·k̂_j - both, 0 at most, + bias_ij. Without
-`key_norms` nothing of this is compiled. Their gradients are
+Distances are products of centred vectors q̂ and k̂ (`attnkit.kernels.triton.distances`) minus two norms: `logs` holds
+(scale/2)|q̂_i|², `key_norms` (scale/2)|k̂_j|², and x = min(scale·q̂_i·k̂_j - both, 0) + bias_ij. Without `key_norms`
+none of this is compiled. Their gradients are
 
     dq_i = gain·scale Σ_j ds_ij (k̂_j - q̂_i)   dk_j = gain·scale Σ_i ds_ij (q̂_i - k̂_j)
 
-where Σ_j ds_ij adds up what the product was made of: to round ds is then to round the weight of a difference.
+where Σ_j ds_ij sums the rounded ds of the product, so that rounding ds only rounds the weight of a difference.
 
-In gradients there is no maximum, no sum and nothing saved. Every program owns its results, so that sums have one order:
-dq by queries, dk and dv by keys, dbias by tiles. Only where it is asked for, the programs that own keys add their parts
-of dq to float32 in memory, in any order: five products of a tile instead of seven.
+Gradients need no maximum, no sum and no saved values. Every program owns its results, so sums have a fixed order: dq by
+queries, dk and dv by keys, dbias by tiles. On request the programs that own keys add their parts of dq to float32
+memory, in any order: five products per tile instead of seven.
 
-Statistics of the weights w_ij = gain·kept·f_i·h(x), dropout left out and `kept` being the share that it keeps, are made
-beside o by `attnkit.kernels.triton.statistics`, whose tuple `wanted` is. Without it nothing of that is compiled;
-without v and o nothing but that. `given` holds cotangents of statistics: m r do_i·v_j becomes that plus kept times the
-gradient of w_ij; without v and do nothing but that.
+Statistics of the weights w_ij = gain·keep·f_i·h(x), before dropout with keep probability `keep`, are computed beside o
+by `attnkit.kernels.triton.statistics` and written to its tuple `outputs`; without it none of this is compiled, and
+without v and o only the statistics are. `dstats` holds cotangents of statistics: m r do_i·v_j becomes that plus keep
+times the gradient of w_ij; without v and do only the latter.
 """
 
 import triton
@@ -80,7 +80,7 @@ def power(n, alpha):
 
 @triton.jit
 def row_settings(i, lo, hi, limits, rows, numbers, at, LOG_LENGTH: tl.constexpr):
-    """n^-alpha and log n of the queries i, None where the call has no use for them."""
+    """n^-alpha and log n of the queries i, None if not needed."""
     factor, log_length = None, None
     if rows[2] is not None:
         factor = load_of_rows(rows[2], at[0], at[1], i, limits[0], 1.0)
@@ -95,7 +95,7 @@ def row_settings(i, lo, hi, limits, rows, numbers, at, LOG_LENGTH: tl.constexpr)
 
 @triton.jit
 def norms_of_keys(rows, at, j, keys):
-    """(scale/2)|k̂_j|² of the keys j, None where scores are products."""
+    """(scale/2)|k̂_j|² of the keys j, None if scores are products."""
     norms = None
     if rows[4] is not None:
         norms = load_of_rows(rows[4], at[3], at[2], j, keys, 0.0)
@@ -120,12 +120,12 @@ def arguments(products, numbers, of_queries, of_keys, bias, at, i0, i, j0, j, in
 
 @triton.jit
 def attend(
-    sums, found, queried, k, v, pairs, rows, limits, numbers, at, i0, lo, hi, log_length, scale, low, high, first, stop,
+    sums, stats, q_tile, k, v, pairs, rows, limits, numbers, at, i0, lo, hi, log_length, scale, low, high, first, stop,
     H: tl.constexpr, EDGE: tl.constexpr, MASKED: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr,
     E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """sums + Σ_j m r h(x) v_j, and what is `found` of weights, over the key blocks first .. stop; without EDGE, every
-    query sees every key of them."""
+    """sums + Σ_j m r h(x) v_j, and `stats` of the weights, over the key blocks first .. stop; without EDGE, every
+    query sees all of their keys."""
     item, head, shared, key_item = at
     columns = tl.arange(0, KEYS)
     i, j = tl.arange(0, ROWS)[:, None], columns[None, :]
@@ -135,28 +135,28 @@ def attend(
             inside = visible_pairs(pairs[1], standing(lo), standing(hi), item, head, i0, i, j0, j)
             seen = keys_of_a_tile(inside, j0 + columns, low, high, MASKED)
         keys = load_rows(k, key_item, shared, j0, columns, seen, d, D)
-        products = tl.dot(queried, tl.trans(keys), input_precision=PRECISION)
+        products = tl.dot(q_tile, tl.trans(keys), input_precision=PRECISION)
         of_keys = norms_of_keys(rows, at, j0 + j, limits[1])
         x = arguments(products, numbers, standing(log_length), of_keys, pairs[0], at, i0, i, j0, j, inside)
         u = H(x)
         if EDGE:
             u = tl.where(inside, u, 0.0)
-        if found is not None:
-            found = add_weights(found, u * standing(scale), inside, j0, j)
+        if stats is not None:
+            stats = add_weights(stats, u * standing(scale), inside, j0, j)
         if v is not None:
             values = load_rows(v, key_item, shared, j0, columns, seen, e, E)
             u = after_dropout(u, pairs[2], pairs[3], pairs[4], item, head, i0, i, j0, j, inside)
             sums = add_product(sums, u, values, PRECISION)
-    return sums, found
+    return sums, stats
 
 
 @triton.jit
 def forward(
-    q, k, v, o, wanted, pairs, rows, limits, numbers, heads, groups,
+    q, k, v, o, outputs, pairs, rows, limits, numbers, heads, groups,
     H: tl.constexpr, LOG_LENGTH: tl.constexpr, EXACT: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr,
     E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """o and the statistics `wanted` for ROWS queries of one head; query head h has the keys of head h // groups."""
+    """o and the statistics `outputs` for ROWS queries of one head; query head h has the keys of head h // groups."""
     MASKED: tl.constexpr = pairs[1] is not None or rows[1] is not None
     block, head, item, key_item, limits = placed_limits(limits, limits[0], heads, ROWS, False)
     queries, keys, left, right = limits
@@ -165,27 +165,27 @@ def forward(
     keys = valid_keys(rows[0], keys, item, head)
     lo, hi = key_ranges(i, queries, keys, left, right, rows[1], item, head)
     factor, log_length = row_settings(i, lo, hi, limits, rows, numbers, at, LOG_LENGTH)
-    queried = load_rows(q, item, head, i0, tl.arange(0, ROWS), i < queries, d, D)
+    q_tile = load_rows(q, item, head, i0, tl.arange(0, ROWS), i < queries, d, D)
     scale = scale_of_weights(i, factor, numbers)
-    sums, found = nothing(ROWS, E, False) if v is not None else None, no_weights(wanted, EXACT, ROWS)
+    sums, stats = nothing(ROWS, E, False) if v is not None else None, no_weights(outputs, EXACT, ROWS)
     first, whole, end, stop = key_blocks(i0, queries, keys, left, right, ROWS, KEYS)
     low = None if left is None else i0 - left
     if MASKED or left is not None:
-        sums, found = attend(
-            sums, found, queried, k, v, pairs, rows, limits, numbers, at, i0, lo, hi, log_length, scale, low, stop,
+        sums, stats = attend(
+            sums, stats, q_tile, k, v, pairs, rows, limits, numbers, at, i0, lo, hi, log_length, scale, low, stop,
             first, stop if MASKED else tl.minimum(whole, stop), H, True, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
         )  # fmt: skip
     if not MASKED:
-        sums, found = attend(
-            sums, found, queried, k, v, pairs, rows, limits, numbers, at, i0, lo, hi, log_length, scale, low, stop,
+        sums, stats = attend(
+            sums, stats, q_tile, k, v, pairs, rows, limits, numbers, at, i0, lo, hi, log_length, scale, low, stop,
             whole, end, H, False, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
         )  # fmt: skip
-        sums, found = attend(
-            sums, found, queried, k, v, pairs, rows, limits, numbers, at, i0, lo, hi, log_length, scale, low, stop,
+        sums, stats = attend(
+            sums, stats, q_tile, k, v, pairs, rows, limits, numbers, at, i0, lo, hi, log_length, scale, low, stop,
             end, stop, H, True, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
         )  # fmt: skip
-    if found is not None:
-        store_statistics(wanted, found, addresses(i, item, head, heads, queries), i < queries, EXACT)
+    if stats is not None:
+        store_statistics(outputs, stats, addresses(i, item, head, heads, queries), i < queries, EXACT)
     if v is not None:
         total = whole_sum(sums, None, v[0].dtype.element_ty) * numbers[2]
         if factor is not None:
@@ -197,9 +197,9 @@ def forward(
 def row_constants(
     mask, lengths, rows, limits, numbers, heads, LOG_LENGTH: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr
 ):
-    """n^-alpha into the view rows[2] and log n into rows[3] for ROWS queries of one head, where they are given.
+    """n^-alpha into the view rows[2] and log n into rows[3] for ROWS queries of one head, if these are not None.
 
-    n is given in `lengths`, or counted: with a boolean mask pair by pair.
+    n is read from `lengths` or counted, with a boolean mask pair by pair.
     """
     block, head, item, _key_item, limits = placed_limits(limits, limits[0], heads, ROWS, False)
     queries, keys, left, right = limits
@@ -227,18 +227,18 @@ def row_constants(
 
 
 @triton.jit
-def pulled_pairs(pulled, valued, pairs, at, i0, i, j0, j, inside, PRECISION: tl.constexpr):
-    """r do_i·v_j for a tile, None where there is no do."""
+def du_tile(do_tile, v_tile, pairs, at, i0, i, j0, j, inside, PRECISION: tl.constexpr):
+    """r do_i·v_j for a tile, None without do."""
     du = None
-    if pulled is not None:
-        du = tl.dot(pulled, tl.trans(valued), input_precision=PRECISION)
+    if do_tile is not None:
+        du = tl.dot(do_tile, tl.trans(v_tile), input_precision=PRECISION)
         du = after_dropout(du, pairs[2], pairs[3], pairs[4], at[0], at[1], i0, i, j0, j, inside)
     return du
 
 
 @triton.jit
 def gather(
-    sums, queried, pulled, loaded, k, v, pairs, rows, limits, numbers, at, i0, lo, hi, log_length, scale, low, high,
+    sums, q_tile, do_tile, drows, k, v, pairs, rows, limits, numbers, at, i0, lo, hi, log_length, scale, low, high,
     first, stop, H: tl.constexpr, DH: tl.constexpr, EDGE: tl.constexpr, MASKED: tl.constexpr, d: tl.constexpr,
     e: tl.constexpr, D: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -253,12 +253,12 @@ def gather(
             seen = keys_of_a_tile(inside, j0 + columns, low, high, MASKED)
         keys = load_rows(k, key_item, shared, j0, columns, seen, d, D)
         values = optional_matrix(v, key_item, shared, j0, columns, seen, e, E)
-        products = tl.dot(queried, tl.trans(keys), input_precision=PRECISION)
+        products = tl.dot(q_tile, tl.trans(keys), input_precision=PRECISION)
         of_keys = norms_of_keys(rows, at, j0 + j, limits[1])
         x = arguments(products, numbers, standing(log_length), of_keys, pairs[0], at, i0, i, j0, j, inside)
-        du = pulled_pairs(pulled, values, pairs, at, i0, i, j0, j, inside, PRECISION)
-        if loaded is not None:
-            du = with_statistics(du, loaded, H(x) * standing(scale), numbers[4], j0 + j)
+        du = du_tile(do_tile, values, pairs, at, i0, i, j0, j, inside, PRECISION)
+        if drows is not None:
+            du = with_statistics(du, drows, H(x) * standing(scale), numbers[4], j0 + j)
         ds = DH(x) * du
         if EDGE:
             ds = tl.where(inside, ds, 0.0)
@@ -268,7 +268,7 @@ def gather(
 
 @triton.jit
 def backward_queries(
-    q, k, v, do, given, dq, pairs, rows, limits, numbers, heads, groups,
+    q, k, v, do, dstats, dq, pairs, rows, limits, numbers, heads, groups,
     H: tl.constexpr, DH: tl.constexpr, LOG_LENGTH: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr,
     E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -281,29 +281,29 @@ def backward_queries(
     keys = valid_keys(rows[0], keys, item, head)
     lo, hi = key_ranges(i, queries, keys, left, right, rows[1], item, head)
     factor, log_length = row_settings(i, lo, hi, limits, rows, numbers, at, LOG_LENGTH)
-    queried = load_rows(q, item, head, i0, tl.arange(0, ROWS), i < queries, d, D)
-    pulled = optional_matrix(do, item, head, i0, tl.arange(0, ROWS), i < queries, e, E)
-    loaded = load_cotangents(given, addresses(i, item, head, heads, queries)[:, None], (i < queries)[:, None])
+    q_tile = load_rows(q, item, head, i0, tl.arange(0, ROWS), i < queries, d, D)
+    do_tile = optional_matrix(do, item, head, i0, tl.arange(0, ROWS), i < queries, e, E)
+    drows = load_cotangents(dstats, addresses(i, item, head, heads, queries)[:, None], (i < queries)[:, None])
     scale = scale_of_weights(i, factor, numbers)
     sums = nothing(ROWS, D, rows[4] is not None)
     first, whole, end, stop = key_blocks(i0, queries, keys, left, right, ROWS, KEYS)
     low = None if left is None else i0 - left
     if MASKED or left is not None:
         sums = gather(
-            sums, queried, pulled, loaded, k, v, pairs, rows, limits, numbers, at, i0, lo, hi, log_length, scale, low,
+            sums, q_tile, do_tile, drows, k, v, pairs, rows, limits, numbers, at, i0, lo, hi, log_length, scale, low,
             stop, first, stop if MASKED else tl.minimum(whole, stop), H, DH, True, MASKED, d, e, D, E, ROWS, KEYS,
             PRECISION,
         )  # fmt: skip
     if not MASKED:
         sums = gather(
-            sums, queried, pulled, loaded, k, v, pairs, rows, limits, numbers, at, i0, lo, hi, log_length, scale, low,
+            sums, q_tile, do_tile, drows, k, v, pairs, rows, limits, numbers, at, i0, lo, hi, log_length, scale, low,
             stop, whole, end, H, DH, False, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
         )  # fmt: skip
         sums = gather(
-            sums, queried, pulled, loaded, k, v, pairs, rows, limits, numbers, at, i0, lo, hi, log_length, scale, low,
+            sums, q_tile, do_tile, drows, k, v, pairs, rows, limits, numbers, at, i0, lo, hi, log_length, scale, low,
             stop, end, stop, H, DH, True, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
         )  # fmt: skip
-    total = whole_sum(sums, queried, k[0].dtype.element_ty) * (numbers[0] * numbers[2])
+    total = whole_sum(sums, q_tile, k[0].dtype.element_ty) * (numbers[0] * numbers[2])
     if factor is not None:
         total *= factor[:, None]
     store_rows(dq, item, head, i0, tl.arange(0, ROWS), i < queries, total, d, D)
@@ -311,7 +311,7 @@ def backward_queries(
 
 @triton.jit
 def collect(
-    sums, keyed, valued, of_keys, q, do, dq, given, pairs, rows, limits, numbers, at, heads, j0, first, stop,
+    sums, k_tile, v_tile, of_keys, q, do, dq, dstats, pairs, rows, limits, numbers, at, heads, j0, first, stop,
     H: tl.constexpr, DH: tl.constexpr, EDGE: tl.constexpr, LOG_LENGTH: tl.constexpr, d: tl.constexpr, e: tl.constexpr,
     D: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -328,15 +328,15 @@ def collect(
         if EDGE:
             inside = visible_pairs(pairs[1], lying(lo), lying(hi), item, head, i0, i, j0, j)
             seen = queries_of_a_tile(inside, lo, hi, j0, KEYS, pairs[1] is not None)
-        queried = load_rows(q, item, head, i0, beside, seen, d, D)
-        pulled = optional_matrix(do, item, head, i0, beside, seen, e, E)
-        products = tl.dot(keyed, tl.trans(queried), input_precision=PRECISION)
+        q_tile = load_rows(q, item, head, i0, beside, seen, d, D)
+        do_tile = optional_matrix(do, item, head, i0, beside, seen, e, E)
+        products = tl.dot(k_tile, tl.trans(q_tile), input_precision=PRECISION)
         x = arguments(products, numbers, lying(log_length), of_keys, pairs[0], at, i0, i, j0, j, inside)
-        du = pulled_pairs(valued, pulled, pairs, at, i0, i, j0, j, inside, PRECISION)
-        if given is not None:
-            loaded = load_cotangents(given, addresses(i0 + i, item, head, heads, queries), i0 + i < queries)
+        du = du_tile(v_tile, do_tile, pairs, at, i0, i, j0, j, inside, PRECISION)
+        if dstats is not None:
+            drows = load_cotangents(dstats, addresses(i0 + i, item, head, heads, queries), i0 + i < queries)
             scale = scale_of_weights(i0 + beside, factor, numbers)
-            du = with_statistics(du, loaded, H(x) * lying(scale), numbers[4], j0 + j)
+            du = with_statistics(du, drows, H(x) * lying(scale), numbers[4], j0 + j)
         if factor is not None:
             du *= factor[None, :]
         ds = DH(x) * du
@@ -348,27 +348,27 @@ def collect(
                 u *= factor[None, :]
             if EDGE:
                 u = tl.where(inside, u, 0.0)
-            dv = add_product(dv, u, pulled, PRECISION)
-        dk = add_product(dk, ds, queried, PRECISION)
+            dv = add_product(dv, u, do_tile, PRECISION)
+        dk = add_product(dk, ds, q_tile, PRECISION)
         if dq is not None:
-            used = keyed
+            used = k_tile
             if EDGE:
-                used = tl.where((tl.max(inside.to(tl.int32), 1) > 0)[:, None], keyed, 0.0)
+                used = tl.where((tl.max(inside.to(tl.int32), 1) > 0)[:, None], k_tile, 0.0)
             part = add_product(nothing(ROWS, D, rows[4] is not None), tl.trans(ds), used, PRECISION)
-            part = whole_sum(part, queried, keyed.dtype) * (numbers[0] * numbers[2])
+            part = whole_sum(part, q_tile, k_tile.dtype) * (numbers[0] * numbers[2])
             add_rows(dq, item, head, i0, beside, i0 + beside < queries, part, d, D)
     return dk, dv
 
 
 @triton.jit
 def backward_keys(
-    q, k, v, do, given, dk, dv, dq, pairs, rows, limits, numbers, stored, heads, groups,
+    q, k, v, do, dstats, dk, dv, dq, pairs, rows, limits, numbers, stored, heads, groups,
     H: tl.constexpr, DH: tl.constexpr, LOG_LENGTH: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr,
     E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dk and dv for KEYS of the `stored` keys of one of `heads` heads, which `groups` query heads share.
 
-    If there is a dq, float32, what these keys add to it as well.
+    With dq, in float32, their contribution is added to it.
     """
     MASKED: tl.constexpr = pairs[1] is not None or rows[1] is not None
     block, shared, item, key_item, own = placed_limits(limits, stored, heads, KEYS, True)
@@ -378,8 +378,8 @@ def backward_keys(
     j0 = block * KEYS
     columns = tl.arange(0, KEYS)
     sums = nothing(KEYS, D, rows[4] is not None), nothing(KEYS, E, False) if do is not None else None
-    keyed = load_rows(k, key_item, shared, j0, columns, j0 + columns < keys, d, D)
-    valued = optional_matrix(v, key_item, shared, j0, columns, j0 + columns < keys, e, E)
+    k_tile = load_rows(k, key_item, shared, j0, columns, j0 + columns < keys, d, D)
+    v_tile = optional_matrix(v, key_item, shared, j0, columns, j0 + columns < keys, e, E)
     for member in range(groups):
         head = shared * groups + member
         at = (item, head, shared, key_item)
@@ -389,30 +389,30 @@ def backward_keys(
         first, whole, end, stop = query_blocks(j0, queries, valid, left, right, ROWS, KEYS)
         if MASKED or right is not None:
             sums = collect(
-                sums, keyed, valued, of_keys, q, do, dq, given, pairs, rows, bounds, numbers, at,
+                sums, k_tile, v_tile, of_keys, q, do, dq, dstats, pairs, rows, bounds, numbers, at,
                 heads * groups, j0, first, stop if MASKED else tl.minimum(whole, stop), H, DH, True, LOG_LENGTH,
                 d, e, D, E, ROWS, KEYS, PRECISION,
             )  # fmt: skip
         if not MASKED:
             sums = collect(
-                sums, keyed, valued, of_keys, q, do, dq, given, pairs, rows, bounds, numbers, at,
+                sums, k_tile, v_tile, of_keys, q, do, dq, dstats, pairs, rows, bounds, numbers, at,
                 heads * groups, j0, whole, end, H, DH, False, LOG_LENGTH, d, e, D, E, ROWS, KEYS, PRECISION,
             )  # fmt: skip
             sums = collect(
-                sums, keyed, valued, of_keys, q, do, dq, given, pairs, rows, bounds, numbers, at,
+                sums, k_tile, v_tile, of_keys, q, do, dq, dstats, pairs, rows, bounds, numbers, at,
                 heads * groups, j0, end, stop, H, DH, True, LOG_LENGTH, d, e, D, E, ROWS, KEYS, PRECISION,
             )  # fmt: skip
-    kept = j0 + columns < stored
-    dk_total = whole_sum(sums[0], keyed, q[0].dtype.element_ty) * (numbers[0] * numbers[2])
-    store_rows(dk, key_item, shared, j0, columns, kept, dk_total, d, D)
+    in_range = j0 + columns < stored
+    dk_total = whole_sum(sums[0], k_tile, q[0].dtype.element_ty) * (numbers[0] * numbers[2])
+    store_rows(dk, key_item, shared, j0, columns, in_range, dk_total, d, D)
     if do is not None:
         dv_total = whole_sum(sums[1], None, do[0].dtype.element_ty) * numbers[2]
-        store_rows(dv, key_item, shared, j0, columns, kept, dv_total, e, E)
+        store_rows(dv, key_item, shared, j0, columns, in_range, dv_total, e, E)
 
 
 @triton.jit
 def backward_bias(
-    q, k, v, do, given, dbias, pairs, rows, limits, numbers, stored, items, heads, groups, bias_items, bias_heads,
+    q, k, v, do, dstats, dbias, pairs, rows, limits, numbers, stored, items, heads, groups, bias_items, bias_heads,
     H: tl.constexpr, DH: tl.constexpr, LOG_LENGTH: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr,
     E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -433,23 +433,23 @@ def backward_bias(
             if (j0 < stop) & (j0 + KEYS > first):
                 factor, log_length = row_settings(i0 + beside, lo, hi, limits, rows, numbers, at, LOG_LENGTH)
                 inside = visible_pairs(pairs[1], standing(lo), standing(hi), item, head, i0, i, j0, j)
-                queried = load_rows(q, item, head, i0, beside, i0 + beside < queries, d, D)
-                pulled = optional_matrix(do, item, head, i0, beside, i0 + beside < queries, e, E)
-                keyed = load_rows(k, item, at[2], j0, columns, j0 + columns < valid, d, D)
-                valued = optional_matrix(v, item, at[2], j0, columns, j0 + columns < valid, e, E)
-                products = tl.dot(queried, tl.trans(keyed), input_precision=PRECISION)
+                q_tile = load_rows(q, item, head, i0, beside, i0 + beside < queries, d, D)
+                do_tile = optional_matrix(do, item, head, i0, beside, i0 + beside < queries, e, E)
+                k_tile = load_rows(k, item, at[2], j0, columns, j0 + columns < valid, d, D)
+                v_tile = optional_matrix(v, item, at[2], j0, columns, j0 + columns < valid, e, E)
+                products = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
                 of_keys = norms_of_keys(rows, at, j0 + j, stored)
                 x = arguments(products, numbers, standing(log_length), of_keys, pairs[0], at, i0, i, j0, j, inside)
-                du = pulled_pairs(pulled, valued, pairs, at, i0, i, j0, j, inside, PRECISION)
-                if given is not None:
-                    loaded = load_cotangents(given, addresses(i0 + i, item, head, heads, queries), i0 + i < queries)
+                du = du_tile(do_tile, v_tile, pairs, at, i0, i, j0, j, inside, PRECISION)
+                if dstats is not None:
+                    drows = load_cotangents(dstats, addresses(i0 + i, item, head, heads, queries), i0 + i < queries)
                     scale = scale_of_weights(i0 + beside, factor, numbers)
-                    du = with_statistics(du, loaded, H(x) * standing(scale), numbers[4], j0 + j)
+                    du = with_statistics(du, drows, H(x) * standing(scale), numbers[4], j0 + j)
                 ds = DH(x) * du
                 if factor is not None:
                     ds *= factor[:, None]
                 total += tl.where(inside, ds, 0.0)
-    kept = i0 + beside < queries
+    in_range = i0 + beside < queries
     at_pairs = dbias[0] + first_item * dbias[1] + first_head * dbias[2]
     at_pairs += (i0 + i).to(tl.int64) * dbias[3] + (j0 + j)
-    tl.store(at_pairs, total * numbers[2], mask=kept[:, None] & (j0 + j < stored))
+    tl.store(at_pairs, total * numbers[2], mask=in_range[:, None] & (j0 + j < stored))

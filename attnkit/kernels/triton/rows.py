@@ -6,19 +6,19 @@ With the numbers of a row, top = max s, τ and c (None for softmax) and 1/Σ, an
     u_ij = tilt(p_ij)      dp_ij = r_ij do_i·v_j            δ_i = Σ_j u_ij dp_ij / Σ_j u_ij - dlse_i/gain
     ds_ij = gain·u_ij (dp_ij - δ_i)                         dv_j = gain Σ_i r_ij p_ij do_i
 
-dq, dk and dbias follow from ds, made of the numbers that the forward kernel leaves. Every program owns its results, so
-that sums have one order: dq and δ by queries, dk and dv by keys, dbias by tiles.
+dq, dk and dbias follow from ds, computed from the numbers that the forward kernel saves. Every program owns its
+results, so sums have a fixed order: dq and δ by queries, dk and dv by keys, dbias by tiles.
 
-τ is found by Newton's method from -1. The mass Σ weigh is convex and falls with τ, so that τ only rises, and each step
-makes mass beyond 1 times slope at least four times smaller: with S keys they are between S² and 2^-24, and 12 + log2 S
-steps are enough. A row that no longer rises keeps its τ whatever further steps its neighbours need. c is the last step,
-which is too small for the digits of τ.
+τ is found by Newton's method from -1. The mass Σ weigh is convex and decreasing in τ, so τ only rises, and each step
+makes excess mass times slope at least four times smaller: with S keys it lies between S² and 2^-24, so 12 + log2 S
+steps are enough. A row that no longer rises keeps its τ, however many steps its neighbours need. c is the last step,
+which is too small for the precision of τ.
 
-Up to a number of keys a row of scores is *resident*, in registers; beyond, each pass over it makes its tiles again. The
-tuples are those of `pointwise`, but for
+Up to a number of keys a row of scores is *resident*, in registers; for more keys, each pass recomputes its tiles. The
+tuples are those of `pointwise`, except
 
     numbers = (scale, gain, α - 1, power)       the last two are None for softmax
-    found = (top, τ, c, 1/Σ)                    views without columns
+    stats = (top, τ, c, 1/Σ)                    views without columns
     bounds = (lo, hi, low, high)                keys of each query, and of all queries of a tile
 """
 
@@ -54,8 +54,8 @@ from attnkit.kernels.triton.tiles import (
 def begin(
     q, rows, limits, heads, groups, d: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr
 ):  # fmt: skip
-    """Where a program with ROWS queries of one head is, their number, these queries, the bounds of their keys, and the
-    first block."""
+    """The position of a program with ROWS queries of one head, the number of queries, these queries, the bounds of
+    their keys, and the first block."""
     block, head, item, key_item, limits = placed_limits(limits, limits[0], heads, ROWS, False)
     queries, keys, left, right = limits
     i0 = block * ROWS
@@ -63,9 +63,9 @@ def begin(
     keys = valid_keys(rows[0], keys, item, head)
     lo, hi = key_ranges(i, queries, keys, left, right, rows[1], item, head)
     first, _, _, high = key_blocks(i0, queries, keys, left, right, ROWS, KEYS)
-    queried = load_rows(q, item, head, i0, tl.arange(0, ROWS), i < queries, d, D)
+    q_tile = load_rows(q, item, head, i0, tl.arange(0, ROWS), i < queries, d, D)
     bounds = (lo, hi, None if left is None else i0 - left, high)
-    return (item, head, head // groups, key_item), i0, queries, queried, bounds, first
+    return (item, head, head // groups, key_item), i0, queries, q_tile, bounds, first
 
 
 @triton.jit
@@ -79,17 +79,17 @@ def scores(products, bias, numbers, at, i0, i, j0, j, inside):
 
 @triton.jit
 def standing_scores(
-    queried, k, pairs, numbers, at, i0, bounds, j0,
+    q_tile, k, pairs, numbers, at, i0, bounds, j0,
     MASKED: tl.constexpr, d: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """s of a standing tile, its visible pairs, which of its keys some query sees, and these keys."""
+    """s of a standing tile, its visible pairs, a mask of the keys that some query sees, and these keys."""
     i, columns = tl.arange(0, ROWS)[:, None], tl.arange(0, KEYS)
     j = columns[None, :]
     inside = visible_pairs(pairs[1], standing(bounds[0]), standing(bounds[1]), at[0], at[1], i0, i, j0, j)
     seen = keys_of_a_tile(inside, j0 + columns, bounds[2], bounds[3], MASKED)
     keys = load_rows(k, at[3], at[2], j0, columns, seen, d, D)
-    products = tl.dot(queried, tl.trans(keys), input_precision=PRECISION)
+    products = tl.dot(q_tile, tl.trans(keys), input_precision=PRECISION)
     return scores(products, pairs[0], numbers, at, i0, i, j0, j, inside), inside, seen, keys
 
 
@@ -107,7 +107,7 @@ def divisor(total):
 
 @triton.jit
 def rising(tau, step, count, steps):
-    """Whether some row needs another step, and there is one left."""
+    """Whether some row needs another step and one is left."""
     return (count < steps) & (tl.max((tau + step > tau).to(tl.int32), 0) > 0)
 
 
@@ -143,16 +143,16 @@ def weights(x, tau, step, numbers, WEIGH: tl.constexpr):
 
 
 @triton.jit
-def store_found(found, lse, item, head, i, queries, top, tau, step, total):
-    """The numbers of rows, and log Σ exp(s) where it is wanted."""
-    store_of_rows(found[0], item, head, i, queries, top)
+def store_stats(stats, lse, item, head, i, queries, top, tau, step, total):
+    """The numbers of rows, and log Σ exp(s) if requested."""
+    store_of_rows(stats[0], item, head, i, queries, top)
     if tau is not None:
-        store_of_rows(found[1], item, head, i, queries, tau)
-        store_of_rows(found[2], item, head, i, queries, step)
-    store_of_rows(found[3], item, head, i, queries, 1.0 / divisor(total))
+        store_of_rows(stats[1], item, head, i, queries, tau)
+        store_of_rows(stats[2], item, head, i, queries, step)
+    store_of_rows(stats[3], item, head, i, queries, 1.0 / divisor(total))
     if lse is not None:
-        known = top + tl.log(divisor(total))
-        store_of_rows(lse, item, head, i, queries, tl.where(total == 0.0, float("-inf"), known))
+        value = top + tl.log(divisor(total))
+        store_of_rows(lse, item, head, i, queries, tl.where(total == 0.0, float("-inf"), value))
 
 
 @triton.jit
@@ -178,15 +178,15 @@ def add_values(
 
 @triton.jit
 def forward_resident(
-    q, k, v, o, found, lse, pairs, rows, limits, numbers, heads, groups, steps,
+    q, k, v, o, stats, lse, pairs, rows, limits, numbers, heads, groups, steps,
     WEIGH: tl.constexpr, SLOPE: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """o, unless it is None, and the numbers of ROWS queries of one head that has at most KEYS keys, with thresholds."""
+    """o, unless it is None, and the numbers of ROWS queries of a head with at most KEYS keys; needs a threshold."""
     MASKED: tl.constexpr = pairs[1] is not None or rows[1] is not None
-    at, i0, queries, queried, bounds, _ = begin(q, rows, limits, heads, groups, d, D, ROWS, KEYS)
+    at, i0, queries, q_tile, bounds, _ = begin(q, rows, limits, heads, groups, d, D, ROWS, KEYS)
     s, inside, seen, _ = standing_scores(
-        queried, k, pairs, numbers, at, i0, bounds, 0, MASKED, d, D, ROWS, KEYS, PRECISION
+        q_tile, k, pairs, numbers, at, i0, bounds, 0, MASKED, d, D, ROWS, KEYS, PRECISION
     )
     top = finite(tl.max(s, 1))
     if o is not None:
@@ -199,23 +199,23 @@ def forward_resident(
         sums = nothing(ROWS, E, False)
         sums = add_values(sums, u, inside, values, pairs, at, i0, 0, ROWS, KEYS, PRECISION)
         store_output(o, at, i0, queries, sums, total, numbers[1], v[0].dtype.element_ty, e, E, ROWS)
-    store_found(found, lse, at[0], at[1], i0 + tl.arange(0, ROWS), queries, top, tau, step, total)
+    store_stats(stats, lse, at[0], at[1], i0 + tl.arange(0, ROWS), queries, top, tau, step, total)
 
 
 @triton.jit
 def forward_online(
-    q, k, v, o, found, lse, pairs, rows, limits, numbers, heads, groups, steps,
+    q, k, v, o, stats, lse, pairs, rows, limits, numbers, heads, groups, steps,
     WEIGH: tl.constexpr, SLOPE: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The same for softmax and any number of keys, in one pass that keeps the maximum so far."""
+    """The same for softmax and any number of keys, in one pass with a running maximum."""
     MASKED: tl.constexpr = pairs[1] is not None or rows[1] is not None
-    at, i0, queries, queried, bounds, first = begin(q, rows, limits, heads, groups, d, D, ROWS, KEYS)
+    at, i0, queries, q_tile, bounds, first = begin(q, rows, limits, heads, groups, d, D, ROWS, KEYS)
     top, total = tl.full((ROWS,), float("-inf"), tl.float32), tl.zeros((ROWS,), tl.float32)
     sums = nothing(ROWS, E, False)
     for j0 in range(first, bounds[3], KEYS):
         s, inside, seen, _ = standing_scores(
-            queried, k, pairs, numbers, at, i0, bounds, j0, MASKED, d, D, ROWS, KEYS, PRECISION
+            q_tile, k, pairs, numbers, at, i0, bounds, j0, MASKED, d, D, ROWS, KEYS, PRECISION
         )
         higher = tl.maximum(top, tl.max(s, 1))
         shrink = exp(top - finite(higher))
@@ -228,23 +228,21 @@ def forward_online(
         top = higher
     if o is not None:
         store_output(o, at, i0, queries, sums, total, numbers[1], v[0].dtype.element_ty, e, E, ROWS)
-    store_found(found, lse, at[0], at[1], i0 + tl.arange(0, ROWS), queries, finite(top), None, None, total)
+    store_stats(stats, lse, at[0], at[1], i0 + tl.arange(0, ROWS), queries, finite(top), None, None, total)
 
 
 @triton.jit
 def forward_tiled(
-    q, k, v, o, found, lse, pairs, rows, limits, numbers, heads, groups, steps,
+    q, k, v, o, stats, lse, pairs, rows, limits, numbers, heads, groups, steps,
     WEIGH: tl.constexpr, SLOPE: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The same with a threshold: a pass for the maximum, one for each step, and one for the product with v."""
     MASKED: tl.constexpr = pairs[1] is not None or rows[1] is not None
-    at, i0, queries, queried, bounds, first = begin(q, rows, limits, heads, groups, d, D, ROWS, KEYS)
+    at, i0, queries, q_tile, bounds, first = begin(q, rows, limits, heads, groups, d, D, ROWS, KEYS)
     top = tl.full((ROWS,), float("-inf"), tl.float32)
     for j0 in range(first, bounds[3], KEYS):
-        s, _, _, _ = standing_scores(
-            queried, k, pairs, numbers, at, i0, bounds, j0, MASKED, d, D, ROWS, KEYS, PRECISION
-        )
+        s, _, _, _ = standing_scores(q_tile, k, pairs, numbers, at, i0, bounds, j0, MASKED, d, D, ROWS, KEYS, PRECISION)
         top = tl.maximum(top, tl.max(s, 1))
     top = finite(top)
     tau, step = tl.full((ROWS,), -1.0, tl.float32), tl.zeros((ROWS,), tl.float32)
@@ -254,7 +252,7 @@ def forward_tiled(
         mass, slope = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32)
         for j0 in range(first, bounds[3], KEYS):
             s, _, _, _ = standing_scores(
-                queried, k, pairs, numbers, at, i0, bounds, j0, MASKED, d, D, ROWS, KEYS, PRECISION
+                q_tile, k, pairs, numbers, at, i0, bounds, j0, MASKED, d, D, ROWS, KEYS, PRECISION
             )
             t = relative(s, top[:, None], numbers) - tau[:, None]
             mass += tl.sum(WEIGH(t, numbers[3]), 1)
@@ -266,7 +264,7 @@ def forward_tiled(
     sums = nothing(ROWS, E, False)
     for j0 in range(first, bounds[3], KEYS):
         s, inside, seen, _ = standing_scores(
-            queried, k, pairs, numbers, at, i0, bounds, j0, MASKED, d, D, ROWS, KEYS, PRECISION
+            q_tile, k, pairs, numbers, at, i0, bounds, j0, MASKED, d, D, ROWS, KEYS, PRECISION
         )
         u = weights(relative(s, top[:, None], numbers), tau[:, None], step[:, None], numbers, WEIGH)
         total += tl.sum(u, 1)
@@ -275,35 +273,35 @@ def forward_tiled(
             sums = add_values(sums, u, inside, values, pairs, at, i0, j0, ROWS, KEYS, PRECISION)
     if o is not None:
         store_output(o, at, i0, queries, sums, total, numbers[1], v[0].dtype.element_ty, e, E, ROWS)
-    store_found(found, lse, at[0], at[1], i0 + tl.arange(0, ROWS), queries, top, tau, step, total)
+    store_stats(stats, lse, at[0], at[1], i0 + tl.arange(0, ROWS), queries, top, tau, step, total)
 
 
 @triton.jit
-def load_found(found, at, i, queries):
-    """The numbers of the queries i."""
-    top = load_of_rows(found[0], at[0], at[1], i, queries, 0.0)
+def load_stats(stats, at, i, queries):
+    """The saved numbers of the queries i."""
+    top = load_of_rows(stats[0], at[0], at[1], i, queries, 0.0)
     tau, step = None, None
-    if found[1] is not None:
-        tau = load_of_rows(found[1], at[0], at[1], i, queries, 0.0)
-        step = load_of_rows(found[2], at[0], at[1], i, queries, 0.0)
-    return top, tau, step, load_of_rows(found[3], at[0], at[1], i, queries, 0.0)
+    if stats[1] is not None:
+        tau = load_of_rows(stats[1], at[0], at[1], i, queries, 0.0)
+        step = load_of_rows(stats[2], at[0], at[1], i, queries, 0.0)
+    return top, tau, step, load_of_rows(stats[3], at[0], at[1], i, queries, 0.0)
 
 
 @triton.jit
 def standing_slopes(
-    queried, pulled, k, v, row, pairs, numbers, at, i0, bounds, j0,
+    q_tile, do_tile, k, v, row, pairs, numbers, at, i0, bounds, j0,
     WEIGH: tl.constexpr, TILT: tl.constexpr, MASKED: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr,
     E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """u and dp of a standing tile, and its keys."""
     i, columns = tl.arange(0, ROWS)[:, None], tl.arange(0, KEYS)
     s, inside, seen, keys = standing_scores(
-        queried, k, pairs, numbers, at, i0, bounds, j0, MASKED, d, D, ROWS, KEYS, PRECISION
+        q_tile, k, pairs, numbers, at, i0, bounds, j0, MASKED, d, D, ROWS, KEYS, PRECISION
     )
     values = load_rows(v, at[3], at[2], j0, columns, seen, e, E)
     x = relative(s, row[0][:, None], numbers)
     p = weights(x, standing(row[1]), standing(row[2]), numbers, WEIGH) * row[3][:, None]
-    dp = tl.dot(pulled, tl.trans(values), input_precision=PRECISION)
+    dp = tl.dot(do_tile, tl.trans(values), input_precision=PRECISION)
     dp = after_dropout(dp, pairs[2], pairs[3], pairs[4], at[0], at[1], i0, i, j0, columns[None, :], inside)
     return TILT(p, numbers[2]), tl.where(inside, dp, 0.0), keys
 
@@ -319,18 +317,18 @@ def means(products, total, dlse, gain, at, i, queries):
 
 @triton.jit
 def backward_resident(
-    q, k, v, do, dq, found, delta, dlse, pairs, rows, limits, numbers, heads, groups,
+    q, k, v, do, dq, stats, delta, dlse, pairs, rows, limits, numbers, heads, groups,
     WEIGH: tl.constexpr, TILT: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dq, unless it is None, and δ for ROWS queries of one head that has at most KEYS keys."""
     MASKED: tl.constexpr = pairs[1] is not None or rows[1] is not None
-    at, i0, queries, queried, bounds, _ = begin(q, rows, limits, heads, groups, d, D, ROWS, KEYS)
+    at, i0, queries, q_tile, bounds, _ = begin(q, rows, limits, heads, groups, d, D, ROWS, KEYS)
     beside = tl.arange(0, ROWS)
-    row = load_found(found, at, i0 + beside, queries)
-    pulled = load_rows(do, at[0], at[1], i0, beside, i0 + beside < queries, e, E)
+    row = load_stats(stats, at, i0 + beside, queries)
+    do_tile = load_rows(do, at[0], at[1], i0, beside, i0 + beside < queries, e, E)
     u, dp, keys = standing_slopes(
-        queried, pulled, k, v, row, pairs, numbers, at, i0, bounds, 0,
+        q_tile, do_tile, k, v, row, pairs, numbers, at, i0, bounds, 0,
         WEIGH, TILT, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
     )  # fmt: skip
     mean = means(tl.sum(u * dp, 1), tl.sum(u, 1), dlse, numbers[1], at, i0 + beside, queries)
@@ -344,20 +342,20 @@ def backward_resident(
 
 @triton.jit
 def backward_tiled(
-    q, k, v, do, dq, found, delta, dlse, pairs, rows, limits, numbers, heads, groups,
+    q, k, v, do, dq, stats, delta, dlse, pairs, rows, limits, numbers, heads, groups,
     WEIGH: tl.constexpr, TILT: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The same for any number of keys: a pass for δ and one for dq."""
     MASKED: tl.constexpr = pairs[1] is not None or rows[1] is not None
-    at, i0, queries, queried, bounds, first = begin(q, rows, limits, heads, groups, d, D, ROWS, KEYS)
+    at, i0, queries, q_tile, bounds, first = begin(q, rows, limits, heads, groups, d, D, ROWS, KEYS)
     beside = tl.arange(0, ROWS)
-    row = load_found(found, at, i0 + beside, queries)
-    pulled = load_rows(do, at[0], at[1], i0, beside, i0 + beside < queries, e, E)
+    row = load_stats(stats, at, i0 + beside, queries)
+    do_tile = load_rows(do, at[0], at[1], i0, beside, i0 + beside < queries, e, E)
     products, totals = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32)
     for j0 in range(first, bounds[3], KEYS):
         u, dp, _ = standing_slopes(
-            queried, pulled, k, v, row, pairs, numbers, at, i0, bounds, j0,
+            q_tile, do_tile, k, v, row, pairs, numbers, at, i0, bounds, j0,
             WEIGH, TILT, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
         )  # fmt: skip
         products += tl.sum(u * dp, 1)
@@ -368,7 +366,7 @@ def backward_tiled(
         sums = nothing(ROWS, D, False)
         for j0 in range(first, bounds[3], KEYS):
             u, dp, keys = standing_slopes(
-                queried, pulled, k, v, row, pairs, numbers, at, i0, bounds, j0,
+                q_tile, do_tile, k, v, row, pairs, numbers, at, i0, bounds, j0,
                 WEIGH, TILT, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
             )  # fmt: skip
             sums = add_product(sums, u * (dp - mean[:, None]), keys, PRECISION)
@@ -378,7 +376,7 @@ def backward_tiled(
 
 @triton.jit
 def backward_keys(
-    q, k, v, do, dk, dv, found, delta, pairs, rows, limits, numbers, stored, heads, groups,
+    q, k, v, do, dk, dv, stats, delta, pairs, rows, limits, numbers, stored, heads, groups,
     WEIGH: tl.constexpr, TILT: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -391,8 +389,8 @@ def backward_keys(
     i, j = beside[None, :], columns[:, None]
     dk_sums = nothing(KEYS, D, False)
     dv_sums = nothing(KEYS, E, False)
-    keyed = load_rows(k, key_item, shared, j0, columns, j0 + columns < keys, d, D)
-    valued = load_rows(v, key_item, shared, j0, columns, j0 + columns < keys, e, E)
+    k_tile = load_rows(k, key_item, shared, j0, columns, j0 + columns < keys, d, D)
+    v_tile = load_rows(v, key_item, shared, j0, columns, j0 + columns < keys, e, E)
     for member in range(groups):
         at = (item, shared * groups + member, shared, key_item)
         valid = valid_keys(rows[0], keys, item, at[1])
@@ -401,30 +399,30 @@ def backward_keys(
             lo, hi = key_ranges(i0 + beside, queries, valid, left, right, rows[1], item, at[1])
             inside = visible_pairs(pairs[1], lying(lo), lying(hi), item, at[1], i0, i, j0, j)
             seen = queries_of_a_tile(inside, lo, hi, j0, KEYS, pairs[1] is not None)
-            queried = load_rows(q, item, at[1], i0, beside, seen, d, D)
-            pulled = load_rows(do, item, at[1], i0, beside, seen, e, E)
-            row = load_found(found, at, i0 + beside, queries)
+            q_tile = load_rows(q, item, at[1], i0, beside, seen, d, D)
+            do_tile = load_rows(do, item, at[1], i0, beside, seen, e, E)
+            row = load_stats(stats, at, i0 + beside, queries)
             mean = load_of_rows(delta, item, at[1], i0 + beside, queries, 0.0)
-            products = tl.dot(keyed, tl.trans(queried), input_precision=PRECISION)
+            products = tl.dot(k_tile, tl.trans(q_tile), input_precision=PRECISION)
             s = scores(products, pairs[0], numbers, at, i0, i, j0, j, inside)
             x = relative(s, row[0][None, :], numbers)
             p = weights(x, lying(row[1]), lying(row[2]), numbers, WEIGH) * row[3][None, :]
-            dp = tl.dot(valued, tl.trans(pulled), input_precision=PRECISION)
+            dp = tl.dot(v_tile, tl.trans(do_tile), input_precision=PRECISION)
             dp = after_dropout(dp, pairs[2], pairs[3], pairs[4], item, at[1], i0, i, j0, j, inside)
             ds = tl.where(inside, TILT(p, numbers[2]) * (dp - mean[None, :]), 0.0)
             p = after_dropout(p, pairs[2], pairs[3], pairs[4], item, at[1], i0, i, j0, j, inside)
-            dv_sums = add_product(dv_sums, p, pulled, PRECISION)
-            dk_sums = add_product(dk_sums, ds, queried, PRECISION)
-    kept = j0 + columns < stored
+            dv_sums = add_product(dv_sums, p, do_tile, PRECISION)
+            dk_sums = add_product(dk_sums, ds, q_tile, PRECISION)
+    in_range = j0 + columns < stored
     dk_total = whole_sum(dk_sums, None, q[0].dtype.element_ty) * (numbers[0] * numbers[1])
     dv_total = whole_sum(dv_sums, None, do[0].dtype.element_ty) * numbers[1]
-    store_rows(dk, key_item, shared, j0, columns, kept, dk_total, d, D)
-    store_rows(dv, key_item, shared, j0, columns, kept, dv_total, e, E)
+    store_rows(dk, key_item, shared, j0, columns, in_range, dk_total, d, D)
+    store_rows(dv, key_item, shared, j0, columns, in_range, dv_total, e, E)
 
 
 @triton.jit
 def backward_bias(
-    q, k, v, do, dbias, found, delta, pairs, rows, limits, numbers, stored, items, heads, groups, bias_items,
+    q, k, v, do, dbias, stats, delta, pairs, rows, limits, numbers, stored, items, heads, groups, bias_items,
     bias_heads, WEIGH: tl.constexpr, TILT: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr,
     E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -435,7 +433,7 @@ def backward_bias(
     block, first_head, first_item = place(tl.cdiv(queries, ROWS) * across, bias_heads)
     i0, j0 = block // across * ROWS, block % across * KEYS
     beside, columns = tl.arange(0, ROWS), tl.arange(0, KEYS)
-    kept = i0 + beside < queries
+    in_range = i0 + beside < queries
     sums = tl.zeros((ROWS, KEYS), tl.float32)
     for item in range(first_item, items, bias_items):
         for head in range(first_head, heads, bias_heads):
@@ -444,16 +442,16 @@ def backward_bias(
             lo, hi = key_ranges(i0 + beside, queries, valid, left, right, rows[1], item, head)
             first, _, _, stop = key_blocks(i0, queries, valid, left, right, ROWS, KEYS)
             if (j0 < stop) & (j0 + KEYS > first):
-                queried = load_rows(q, item, head, i0, beside, kept, d, D)
-                pulled = load_rows(do, item, head, i0, beside, kept, e, E)
-                row = load_found(found, at, i0 + beside, queries)
+                q_tile = load_rows(q, item, head, i0, beside, in_range, d, D)
+                do_tile = load_rows(do, item, head, i0, beside, in_range, e, E)
+                row = load_stats(stats, at, i0 + beside, queries)
                 mean = load_of_rows(delta, item, head, i0 + beside, queries, 0.0)
                 bounds = (lo, hi, None if left is None else i0 - left, stop)
                 u, dp, _keys = standing_slopes(
-                    queried, pulled, k, v, row, pairs, numbers, at, i0, bounds, j0,
+                    q_tile, do_tile, k, v, row, pairs, numbers, at, i0, bounds, j0,
                     WEIGH, TILT, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
                 )  # fmt: skip
                 sums += u * (dp - mean[:, None])
     at_pairs = dbias[0] + first_item * dbias[1] + first_head * dbias[2]
     at_pairs += (i0 + beside[:, None]).to(tl.int64) * dbias[3] + (j0 + columns[None, :])
-    tl.store(at_pairs, sums * numbers[1], mask=kept[:, None] & (j0 + columns[None, :] < stored))
+    tl.store(at_pairs, sums * numbers[1], mask=in_range[:, None] & (j0 + columns[None, :] < stored))

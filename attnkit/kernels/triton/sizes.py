@@ -1,15 +1,15 @@
-"""Sizes of tiles, chosen by kernel, bits of the inputs and head size: no search when a kernel is launched.
+"""Tile sizes by kernel, bits of the inputs and head size: no search when a kernel is launched.
 
-They are chosen from what compilers say, not from measurements, and no call needs more memory than a multiprocessor of
-compute capability 8.0 or 9.0 has. Where registers allow it a warp has 16 queries (keys, for the gradients of keys) of
-its own: warps that share them compute the same scores.
+They are chosen from compiler reports, not from measurements, and no call needs more memory than a multiprocessor of
+compute capability 8.0 or 9.0 has. If registers allow it, each warp owns 16 queries (keys, for the gradients of keys):
+warps that share them compute the same scores.
 """
 
 from typing import Any, NamedTuple
 
 
 class Tile(NamedTuple):
-    """Queries and keys of a tile, warps of a program, and tiles that are on their way from memory."""
+    """Queries and keys of a tile, warps of a program, and pipeline stages."""
 
     ROWS: int
     KEYS: int
@@ -18,12 +18,12 @@ class Tile(NamedTuple):
 
 
 def padded(width: int) -> int:
-    """The power of two, at least 16, that holds a row of `width` features."""
+    """The smallest power of two, at least 16, that holds `width` features."""
     return max(16, 1 << (width - 1).bit_length())
 
 
 def with_pairs(sizes: Tile, beside: int) -> Tile:
-    """The tile of a call whose arrays of pairs take `beside` bytes for each pair: they are on their way as well."""
+    """The tile of a call whose arrays of pairs take `beside` bytes per pair, which are pipelined too."""
     stages = sizes.num_stages if beside == 0 else 2 if beside <= 4 else 1
     return sizes._replace(num_stages=min(sizes.num_stages, stages))
 
@@ -76,7 +76,7 @@ STATISTICS = {
     ("backward_keys", 16, 128): (Tile(32, 64, 8, 2), Tile(16, 64, 8, 2)),
     ("backward_keys", 32, 64): (Tile(16, 32, 8, 1), Tile(32, 32, 8, 1)),
 }
-"""Where calls with distances, and those with statistics of rows, need smaller ones."""
+"""Exceptions: smaller tiles for calls with distances and for calls with statistics of rows."""
 
 
 def pointwise(
@@ -128,7 +128,7 @@ RESIDENT = {
     ("backward_resident", 16, 64): (Tile(32, 256, 8, 1), Tile(32, 256, 8, 1)),
     ("backward_resident", 16, 128): (Tile(16, 256, 8, 1), Tile(16, 256, 8, 1)),
 }
-"""The tile with most keys for kernels that keep the scores of a whole row in registers; a call with more keys is tiled.
+"""The tile with the most keys for kernels that keep whole rows of scores in registers; calls with more keys are tiled.
 
 `forward_power` is `forward_resident` for any α: logarithms take registers.
 """
@@ -140,11 +140,11 @@ def rows(kernel: str, bits: int, d: int, e: int, capability: int) -> Tile:
 
 
 def resident(kernel: str, bits: int, d: int, e: int, keys: int, capability: int) -> Tile | None:
-    """The tile of a resident kernel for rows of a number of keys, None where registers do not hold it."""
-    found = RESIDENT.get((kernel, bits, max(64, padded(d), padded(e))))
-    if found is None or keys > found[capability >= 9].KEYS:
+    """The tile of a resident kernel for rows of this many keys, None if they do not fit into registers."""
+    tiles = RESIDENT.get((kernel, bits, max(64, padded(d), padded(e))))
+    if tiles is None or keys > tiles[capability >= 9].KEYS:
         return None
-    return found[capability >= 9]._replace(KEYS=padded(keys))
+    return tiles[capability >= 9]._replace(KEYS=padded(keys))
 
 
 # ---------------------------------------------------------------------------------------------- linear attention
@@ -154,7 +154,7 @@ UNIT = 64  # tokens: segments are multiples of it, and every CHUNK divides it
 
 
 class Chunk(NamedTuple):
-    """Tokens of a chunk, columns of a program, its warps, and chunks that are on their way from memory."""
+    """Tokens of a chunk, columns of a program, its warps, and pipeline stages."""
 
     CHUNK: int
     BLOCK: int
@@ -186,26 +186,26 @@ LINEAR = {
 
 
 def linear(kind: str, dtype: str, capability: int, contracted: int, produced: int) -> Chunk:
-    """The tile of a kernel that contracts so many features to produce others, both powers of two."""
-    found = LINEAR[kind, dtype, max(64, contracted)][capability >= 9]
-    return found._replace(BLOCK=min(found.BLOCK, produced))
+    """The tile of a kernel that contracts `contracted` features into `produced` ones, both powers of two."""
+    chunk = LINEAR[kind, dtype, max(64, contracted)][capability >= 9]
+    return chunk._replace(BLOCK=min(chunk.BLOCK, produced))
 
 
 # ---------------------------------------------------------------------------------------------- the Newton inverse
 
-LARGEST = 64  # rows of a matrix: larger ones do not stay in the registers of a program
+LARGEST = 64  # rows of a matrix: larger ones do not fit into the registers of a program
 SLICE = 16  # columns and rows of operands that are read from memory at a time
 
 
 def newton(kernel: str, m: int, capability: int) -> dict[str, Any]:
-    """Compile-time arguments of a kernel, which holds its matrix so that no register spills.
+    """Compile-time arguments of a kernel, which keeps its matrix in registers if none spills.
 
-    Products of compute capability 9.0 take operands from shared memory, those of 8.0 from registers, which 64 rows and
-    columns of A and X do not fit into beside them.
+    Products of compute capability 9.0 take operands from shared memory, those of 8.0 from registers, which cannot hold
+    64 rows and columns of A and X as well.
     """
     M = padded(m)
-    found = {"m": m, "M": M, "K": SLICE, "PRECISION": "tf32x3", "num_stages": 1, "num_warps": 4 if M < LARGEST else 8}
+    values = {"m": m, "M": M, "K": SLICE, "PRECISION": "tf32x3", "num_stages": 1, "num_warps": 4 if M < LARGEST else 8}
     if kernel == "inverse":
-        found["HELD"] = M < LARGEST or capability >= 9
-        found["num_warps"] = 4 if found["HELD"] else 8
-    return found
+        values["HELD"] = M < LARGEST or capability >= 9
+        values["num_warps"] = 4 if values["HELD"] else 8
+    return values

@@ -1,9 +1,9 @@
-"""What kernels on tiles of an (L, S) array of pairs share: addresses, visibility, dropout, products.
+"""Shared by kernels on tiles of an (L, S) array of pairs: addresses, visibility, dropout, products.
 
-Branches are decided at compile time and functions return once: Triton compiles what stands behind a return as well.
-A *view* is a tuple (pointer, stride of items, of heads, of rows, of columns). Indices within a tile, `i` of queries and
-`j` of keys, are passed as (M, 1) and (1, N) or as (1, M) and (N, 1): a tile may stand or lie. An option that a call
-does not have is None, and nothing is compiled for it.
+Branches are decided at compile time and functions return once, because Triton also compiles the code after a return. A
+*view* is a tuple (pointer, stride of items, of heads, of rows, of columns). Indices within a tile, `i` of queries and
+`j` of keys, are passed as (M, 1) and (1, N) for standing tiles or as (1, M) and (N, 1) for lying ones. Absent options
+are None, and nothing is compiled for them.
 """
 
 import triton
@@ -12,7 +12,7 @@ import triton.language as tl
 
 @triton.jit
 def place(blocks, heads):
-    """Block, head and item of this program; neighbours share a head."""
+    """Block, head and item of this program; neighbouring programs share a head."""
     n = tl.program_id(0)
     return n % blocks, (n // blocks % heads).to(tl.int64), (n // blocks // heads).to(tl.int64)
 
@@ -25,22 +25,22 @@ def first_block(edges, sequence, size):
 
 @triton.jit
 def own_tokens(edges, sequence):
-    """The first token of a packed sequence, and how many it has."""
+    """The first token and the length of a packed sequence."""
     first = tl.load(edges + sequence).to(tl.int64)
     return first, (tl.load(edges + sequence + 1) - first).to(tl.int32)
 
 
 @triton.jit
 def own_sequence(edges, sequences, block, size):
-    """Of packed sequences, which one a block of tokens belongs to, and the first of its blocks.
+    """The packed sequence that a block of tokens belongs to, and the first of its blocks.
 
-    Sequence b has the blocks edges[b]//size + b and further, as many as it needs and sometimes one more.
+    The blocks of sequence b start at edges[b]//size + b; there are as many as it needs, sometimes one more.
     """
     low, high = 0, sequences
     while high - low > 1:
         middle = (low + high) // 2
-        reached = first_block(edges, middle, size) <= block
-        low, high = tl.where(reached, middle, low), tl.where(reached, high, middle)
+        starts_before = first_block(edges, middle, size) <= block
+        low, high = tl.where(starts_before, middle, low), tl.where(starts_before, high, middle)
     return low, first_block(edges, low, size)
 
 
@@ -49,7 +49,7 @@ def placed_limits(limits, tokens, heads, SIZE: tl.constexpr, BY_KEYS: tl.constex
     """Block of the `tokens`, queries or keys, head, item, item of keys, and limits (queries, keys, left, right) of this
     program.
 
-    The item of a packed sequence is its first token: its views have the stride of tokens as that of items.
+    The item of a packed sequence is its first token: the item stride of its views is that of tokens.
     """
     queries, keys, left, right, packed = limits
     blocks = tl.cdiv(tokens, SIZE)
@@ -105,7 +105,7 @@ def load_rows(view, item, head, first, rows, keep, WIDTH: tl.constexpr, PADDED: 
 
 @triton.jit
 def optional_matrix(view, item, head, first, rows, keep, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """`load_rows`, None without a view."""
+    """`load_rows`, or None without a view."""
     x = None
     if view is not None:
         x = load_rows(view, item, head, first, rows, keep, WIDTH, PADDED)
@@ -114,7 +114,7 @@ def optional_matrix(view, item, head, first, rows, keep, WIDTH: tl.constexpr, PA
 
 @triton.jit
 def store_rows(view, item, head, first, rows, keep, x, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """The inverse, rounded to the dtype of the view."""
+    """The inverse of `load_rows`, rounded to the dtype of the view."""
     columns = tl.arange(0, PADDED)
     at = corner(view, item, head, first, 0) + rows[:, None] * view[3] + columns[None, :] * view[4]
     tl.store(at, x.to(view[0].dtype.element_ty), mask=keep[:, None] & (columns < WIDTH)[None, :])
@@ -122,7 +122,7 @@ def store_rows(view, item, head, first, rows, keep, x, WIDTH: tl.constexpr, PADD
 
 @triton.jit
 def add_rows(view, item, head, first, rows, keep, x, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """Add x to rows in float32, in whatever order programs come."""
+    """Add x to rows in float32, atomically and in any order."""
     columns = tl.arange(0, PADDED)
     at = corner(view, item, head, first, 0) + rows[:, None] * view[3] + columns[None, :] * view[4]
     tl.atomic_add(at, x, mask=keep[:, None] & (columns < WIDTH)[None, :], sem="relaxed")
@@ -137,18 +137,18 @@ def load_pairs(view, item, head, i0, i, j0, j, inside):
 
 @triton.jit
 def valid_keys(key_lengths, keys, item, head):
-    """How many keys an item has: `keys`, or less by its key_lengths."""
+    """The number of keys of an item: `keys`, or fewer by its key_lengths."""
     if key_lengths is not None:
-        given = tl.load(key_lengths[0] + item * key_lengths[1] + head * key_lengths[2])
-        keys = tl.minimum(keys, given.to(tl.int32))
+        length = tl.load(key_lengths[0] + item * key_lengths[1] + head * key_lengths[2])
+        keys = tl.minimum(keys, length.to(tl.int32))
     return keys
 
 
 @triton.jit
 def key_ranges(rows, queries, keys, left, right, query_mask, item, head):
-    """lo, hi for the queries `rows`: causality, window, key_lengths and query_mask leave the keys lo ≤ j < hi.
+    """lo, hi for the queries `rows`: by causality, window, key_lengths and query_mask they see the keys lo ≤ j < hi.
 
-    They are i - left ≤ j ≤ i + right below `keys`; left or right is None where the window is open, and then lo is None.
+    They are i - left ≤ j ≤ i + right below `keys`; left or right is None if the window is open, and then lo is None.
     """
     lo, hi = None, rows * 0 + keys
     if left is not None:
@@ -174,7 +174,7 @@ def visible_pairs(mask, lo, hi, item, head, i0, i, j0, j):
 
 @triton.jit
 def keys_of_a_tile(inside, at, low, stop, MASKED: tl.constexpr):
-    """Which keys `at` some query of a standing tile sees: those from `low` to `stop`, unless there are masks."""
+    """A mask of the keys `at` that some query of a standing tile sees: `low` to `stop` unless there are masks."""
     if MASKED:
         seen = tl.max(inside.to(tl.int32), 0) > 0
     elif low is None:
@@ -186,7 +186,7 @@ def keys_of_a_tile(inside, at, low, stop, MASKED: tl.constexpr):
 
 @triton.jit
 def queries_of_a_tile(inside, lo, hi, j0, KEYS: tl.constexpr, MASKED: tl.constexpr):
-    """Which queries of a lying tile see some of its keys."""
+    """A mask of the queries of a lying tile that see some of its keys."""
     if MASKED:
         seen = tl.max(inside.to(tl.int32), 0) > 0
     elif lo is None:
@@ -198,20 +198,20 @@ def queries_of_a_tile(inside, lo, hi, j0, KEYS: tl.constexpr, MASKED: tl.constex
 
 @triton.jit
 def load_of_rows(view, item, head, rows, queries, other):
-    """Numbers of the queries `rows` from a view without columns."""
+    """Values of the queries `rows` from a view without columns."""
     at = view[0] + item * view[1] + head * view[2] + tl.cast(rows, tl.int64) * view[3]
     return tl.load(at, mask=rows < queries, other=other)
 
 
 @triton.jit
 def store_of_rows(view, item, head, rows, queries, x):
-    """The inverse."""
+    """The inverse of `load_of_rows`."""
     tl.store(view[0] + item * view[1] + head * view[2] + tl.cast(rows, tl.int64) * view[3], x, mask=rows < queries)
 
 
 @triton.jit
 def range_lengths(lo, hi):
-    """n_i from the ranges of keys; 1 where a query sees nothing."""
+    """n_i from the ranges of keys; 1 if a query sees nothing."""
     n = (hi if lo is None else hi - lo).to(tl.float32)
     return tl.where(n > 0.0, n, 1.0)
 
@@ -234,8 +234,8 @@ def after_dropout(x, dropout_mask, seed, last_kept, item, head, i0, i, j0, j, in
 
 @triton.jit
 def nothing(ROWS: tl.constexpr, COLUMNS: tl.constexpr, BESIDE: tl.constexpr):
-    """An empty sum for `add_product`: a matrix, for each row the power of two that multiplies it, and with BESIDE the
-    sum of what multiplied y, else None."""
+    """The initial sums of `add_product`: a matrix, for each row the power of two that scales it, and with BESIDE the
+    sum of the factors of y, else None."""
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     size = tl.full((ROWS,), 0x00800000, tl.int32).to(tl.float32, bitcast=True)
     return total, size, tl.zeros((ROWS,), tl.float32) if BESIDE else None
@@ -245,8 +245,8 @@ def nothing(ROWS: tl.constexpr, COLUMNS: tl.constexpr, BESIDE: tl.constexpr):
 def add_product(sums, x, y, PRECISION: tl.constexpr):
     """sums + x y in float32, x being rounded to the dtype of y.
 
-    float16 has little range: there each row of x is first divided by the power of two below the largest element that
-    the row has had so far, and the sums with it.
+    float16 has little range: there each row of x is first divided by a power of two just below the largest element of
+    the row so far, and the sums with it.
     """
     total, size, beside = sums
     if y.dtype == tl.float16:
@@ -268,7 +268,7 @@ def add_product(sums, x, y, PRECISION: tl.constexpr):
 
 @triton.jit
 def whole_sum(sums, own, dtype):
-    """The sum of products with matrices of `dtype`; where there is a sum beside them, x (y - own) instead of x y."""
+    """The sum of products with matrices of `dtype`; with a sum of factors, x (y - own) instead of x y."""
     total, size, beside = sums
     if beside is not None:
         total -= tl.where(beside[:, None] == 0.0, 0.0, beside[:, None] * own.to(tl.float32))
@@ -277,8 +277,8 @@ def whole_sum(sums, own, dtype):
 
 @triton.jit
 def key_blocks(i0, queries, keys, left, right, ROWS: tl.constexpr, KEYS: tl.constexpr):
-    """first, whole, end, stop: of the keys that the queries i0 .. i0 + ROWS - 1 may see, the blocks from `first` and
-    from `end` are seen in part, those from `whole` to `end` entirely."""
+    """first, whole, end, stop: of the keys visible to the queries i0 .. i0 + ROWS - 1, the blocks from `first` and
+    from `end` are partially visible, those from `whole` to `end` entirely."""
     first, whole, end, stop = 0, 0, keys, keys
     last = tl.minimum(i0 + ROWS, queries) - 1
     if left is not None:
@@ -294,7 +294,7 @@ def key_blocks(i0, queries, keys, left, right, ROWS: tl.constexpr, KEYS: tl.cons
 def query_blocks(j0, queries, keys, left, right, ROWS: tl.constexpr, KEYS: tl.constexpr):
     """The same for the queries that may see the keys j0 .. j0 + KEYS - 1.
 
-    Blocks of fewer than ROWS queries count as seen in part, and so do all where there are fewer than KEYS keys.
+    Blocks of fewer than ROWS queries count as partially visible, and so do all with fewer than KEYS keys.
     """
     first, whole, end, stop = 0, 0, queries, queries
     if right is not None:

@@ -1,8 +1,8 @@
-"""Tuples of Triton 3.6, which torch 2.11 brings, as they are from 3.7 on.
+"""Tuples of Triton 3.6 (shipped with torch 2.11) made to behave as from 3.7 on.
 
-The kernels hand on tuples in which None stands for what a call does not have, and strides of 1 are constants. 3.6 makes
-tensors of all constants that a function returns, and fails at None; a tuple around a tuple forgets constants of the
-inner one. No later version needs any of this.
+The kernels pass tuples in which None means absent, and strides of 1 are constants. 3.6 turns all constants that a
+function returns into tensors, and fails on None; a tuple within a tuple loses the constants of the inner one. Later
+versions need none of this.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ def _is_none(x: Any) -> bool:
 def keep_constants_of_tuples() -> None:
     """Let tuples hold None, functions return it among other values, and tuples know the constants of inner ones.
 
-    Python itself does so in the interpreter.
+    In the interpreter Python does this itself.
     """
     if knobs.runtime.interpret:
         return

@@ -1,7 +1,7 @@
-"""Attention over a sequence whose tokens lie on several processes (torch.distributed).
+"""Attention over a sequence whose tokens are split over several processes (torch.distributed).
 
-Every process holds a contiguous part of the tokens, queries and keys of the same ones, and gets its part of the output.
-What is exchanged depends on the family: see `pointwise`, `linear` and `softmax` in this package for the formulas, and
+Every process holds a contiguous part of the tokens, with their queries and keys, and gets the same part of the output.
+The communication depends on the family: see `pointwise`, `linear` and `softmax` in this package for the formulas, and
 docs/context-parallel.md for a table.
 """
 
@@ -29,7 +29,7 @@ SERVED: dict[Callable[..., Any], Callable[..., Tensor]] = {
     attnkit.performer_attention: linear.attend,
     attnkit.efficient_attention: linear.attend,
 }
-"""{op: how it is served}."""
+"""{op: its implementation}."""
 
 _NOT_SERVED = ("bias", "dropout", "dropout_mask", "return_lse", "return_state", "initial_state")
 
@@ -49,18 +49,18 @@ def context_parallel(
     query_mask: Tensor | None = None,
     **options: Any,
 ) -> Tensor:
-    """The own part of `op(q, k, v, ...)` of the whole sequence, tokens of all processes in the order of their ranks.
+    """The local part of `op(q, k, v, ...)` of the whole sequence, tokens of all processes in the order of their ranks.
 
-    Every process of the mesh calls this with the same op and options, and computes gradients alike: both send. o and
-    the gradients are those of one process up to rounding.
+    Every process of the mesh calls this with the same op and options; all of them compute gradients or none, because
+    both passes communicate. o and the gradients equal those of a single process up to rounding.
 
     Args:
         op: an attention op of attnkit, one of `SERVED`.
-        q: (..., own tokens, d). Leading axes, features and dtype are the same on every process, tokens need not be.
+        q: (..., own tokens, d). Leading axes, features and dtype must agree on all processes; lengths may differ.
         k: (..., own tokens, d), of the same tokens.
         v: (..., own tokens, e).
         mesh: a DeviceMesh of one dimension or a ProcessGroup; None is the default group.
-        lengths: tokens of every process. None: they tell each other, 8 bytes each, which a GPU has to wait for.
+        lengths: tokens of every process. None: they exchange them, 8 bytes each, which synchronises a GPU.
         causal: by positions in the whole sequence; True and "upper_left" are the same here.
         window: (left, right), likewise; makes a mask of pairs for a part of the sequence at a time.
         mask: a key mask (..., 1, own tokens) or (own tokens,), True = may be attended to.
@@ -74,13 +74,13 @@ def context_parallel(
 
     Raises:
         NotImplementedError: an op that is not in `SERVED`; masks of pairs, bias, dropout, lse and states.
-        ValueError, TypeError: what does not fit. A process that raises leaves the others waiting for it, until the
+        ValueError, TypeError: arguments that do not fit. If one process raises, the others wait until the
             timeout of their group.
-        RuntimeError: a second derivative of what was sent.
+        RuntimeError: a second derivative.
     """
     name = getattr(op, "__name__", repr(op))
     if op not in SERVED:
-        names = ", ".join(served.__name__ for served in SERVED)
+        names = ", ".join(function.__name__ for function in SERVED)
         raise NotImplementedError(f"context_parallel: {name} is not served; served are {names}")
     for option in _NOT_SERVED:
         if options.get(option) is not None and options[option] is not False:
@@ -100,18 +100,18 @@ def context_parallel(
         query_mask = _marks(name, "query_mask", query_mask, q.shape[-2])
         q = torch.where(query_mask[..., None], q, 0.0)
     shards = shards_of(mesh, q.shape[-2], lengths, q.device)
-    seen = Visibility(bool(causal), window, mask, key_lengths)
-    o = SERVED[op](op, q, k, v, shards, seen, options)
+    visibility = Visibility(bool(causal), window, mask, key_lengths)
+    o = SERVED[op](op, q, k, v, shards, visibility, options)
     return o if query_mask is None else torch.where(query_mask[..., None], o, 0.0)
 
 
 def _check_on_no_tokens(
-    op: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor, own: dict[str, Any], **seen: Any
+    op: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor, own: dict[str, Any], **visibility: Any
 ) -> None:
-    """Have the op check what does not depend on the number of tokens, on all processes alike, before one waits."""
-    given = {name: x for name, x in {**own, **seen}.items() if x is not None and name != "impl"}
+    """Run the op's argument checks on zero tokens, the same on all processes, before any of them communicates."""
+    options = {name: x for name, x in {**own, **visibility}.items() if x is not None and name != "impl"}
     with torch.no_grad():
-        op(*(x[..., :0, :] for x in (q, k, v)), impl="generic", **given)
+        op(*(x[..., :0, :] for x in (q, k, v)), impl="generic", **options)
 
 
 def _without_queries(op: str, mask: Tensor) -> Tensor:

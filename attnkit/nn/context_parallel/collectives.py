@@ -1,6 +1,6 @@
-"""The three things that processes tell one another, each counted: all-gather, reduce-scatter, and a ring's send.
+"""The collectives of context parallelism, each counted: all-gather, reduce-scatter, and the send of a ring.
 
-An all-gather and a reduce-scatter are each other's gradient.
+All-gather and reduce-scatter are each other's gradient.
 """
 
 from collections import Counter
@@ -23,7 +23,7 @@ _REDUCE_SCATTER = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_singl
 
 @dataclass
 class Traffic:
-    """What this process has sent: filled by `count_traffic`.
+    """The traffic sent by this process: filled by `count_traffic`.
 
     `bytes_sent`: an all-gather of x over W processes and a reduce-scatter to parts as large as x count (W - 1)·bytes of
     x each, which is what their ring algorithms send; a send counts its bytes. `calls`: how often, by kind
@@ -34,7 +34,7 @@ class Traffic:
     calls: Counter[str] = field(default_factory=Counter)
 
 
-_COUNTING: list[Traffic] = []  # not a context variable: gradients on a GPU are computed in threads of their own
+_COUNTING: list[Traffic] = []  # not a context variable: gradients on a GPU are computed in other threads
 
 
 @contextmanager
@@ -62,7 +62,7 @@ def _count(kind: str, size: int) -> None:
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
-    """What sums are made in: float32 for half types."""
+    """The dtype of sums: float32 for half types."""
     return torch.promote_types(x.dtype, torch.float32)
 
 
@@ -76,7 +76,7 @@ def all_gather(x: Tensor, group: Any) -> Tensor:
 
 
 def reduce_scatter(x: Tensor, group: Any) -> Tensor:
-    """Of x (W, *shape), summed over all processes in the compute dtype, the part that is this process's own."""
+    """This process's part of x (W, *shape) summed over all processes in the compute dtype."""
     wide = x.to(compute_dtype(x)).contiguous()
     out = wide.new_empty(wide.shape[1:])
     getattr(dist, _REDUCE_SCATTER)(out.view(-1), wide.view(-1), group=group)
@@ -125,18 +125,19 @@ class _Tied(Function):
 
 
 def tied(x: Tensor, *others: Tensor) -> Tensor:
-    """x, whose gradient reaches the others as 0.
+    """x, with the gradient 0 for `others`.
 
-    An op may answer without a graph where a process holds no token; it has to take part in the gradient's collectives.
+    The op's result may have no graph on a process without tokens, which still has to join the collectives of the
+    gradient.
     """
     out: Tensor = _Tied.apply(x, *others)
     return out
 
 
 def send_on(tensors: Sequence[Tensor], shapes: Sequence[Sequence[int]], group: Any) -> Callable[[], tuple[Tensor, ...]]:
-    """Start to send tensors of one dtype to the next process; call the answer for those of the process before.
+    """Start to send tensors of one dtype to the next process; call the result to receive those of the previous process.
 
-    `shapes` are the shapes of what comes.
+    `shapes` are the shapes to receive.
     """
     rank, processes = dist.get_rank(group), dist.get_world_size(group)
     out = torch.cat([x.reshape(-1) for x in tensors])
@@ -153,7 +154,7 @@ def send_on(tensors: Sequence[Tensor], shapes: Sequence[Sequence[int]], group: A
     def receive() -> tuple[Tensor, ...]:
         for transfer in under_way:
             transfer.wait()
-        transfers.clear()  # until here they keep alive what is sent
+        transfers.clear()  # until here they keep the sent tensors alive
         return tuple(x.view(*shape) for x, shape in zip(coming.split(sizes), shapes, strict=True))
 
     return receive

@@ -1,8 +1,8 @@
-"""Linear attention over processes: states are sent, tokens are not.
+"""Linear attention over processes: states are exchanged, not tokens.
 
-Each process sums its keys into the state of the op, (S, z) or with levels (S, z, c); one all-gather shows the states of
-all to all. Without causality the sum of all states answers the own queries; with it, the sum of the states of the
-processes before is the initial state of the own part. Backward is one reduce-scatter of the states' gradients.
+Each process sums its keys into the state of the op, (S, z) or with levels (S, z, c), and one all-gather exchanges all
+states. Without causality the local queries use the sum of all states; with it, the sum of the states of earlier
+processes is the initial state of the local part. Backward is one reduce-scatter of the states' gradients.
 
 A state has B·Hkv·(f·(e + 1) + l) numbers of c bytes, f features (d for linear, d + 1 for cosine, m for performer, d for
 efficient) and l levels (0; 1 for performer with the softmax kernel; d for efficient). With W processes a process sends
@@ -28,15 +28,15 @@ def attend(
     k: Tensor,
     v: Tensor,
     shards: Shards,
-    seen: Visibility,
+    visibility: Visibility,
     options: dict[str, Any],
 ) -> Tensor:
-    """The own part of o."""
-    valid = own_keys(seen, shards, q.device)
+    """The local part of o."""
+    valid = own_keys(visibility, shards, q.device)
     masked = options if valid is None else {**options, "mask": valid[..., None, :]}
     _, state = op(q[..., :0, :], k, v, return_state=True, **masked)
     states = _states_of_all(state, shards)
-    if seen.causal:
+    if visibility.causal:
         before = merged(states, shards.rank)
         o: Tensor = op(q, k, v, causal=True, initial_state=before, **masked)
     else:
@@ -54,7 +54,7 @@ def _states_of_all(state: State, shards: Shards) -> State:
 def merged(states: State, count: int) -> State:
     """The sum of the first `count` states. Levels are brought to the largest of them, which is a constant: it cancels.
 
-    With count = 0 the answer depends on `states` all the same: every process has to take part in the gradient's
+    With count = 0 the result still depends on `states`: every process has to take part in the gradient's
     reduce-scatter.
     """
     if len(states) == 2:

@@ -15,20 +15,20 @@ _LOCAL = ("context", "cache", "mask", "bias", "return_weights", "return_statisti
 
 
 def parallelize(module: nn.Module, mesh: Any, *, lengths: Sequence[int] | None = None) -> None:
-    """Let every `MultiHeadAttention` in a module attend over the tokens of all processes of a mesh, in place.
+    """Make every `MultiHeadAttention` in a module attend over the tokens of all processes of a mesh, in place.
 
     Each process then gives the module its own contiguous part of the tokens, (B, own tokens, dim), with `key_mask` and
-    `query_mask` of these; whatever else the module does must work token by token, and positions must be those in the
-    whole sequence. A parameter's gradient is the share that the own tokens have in it: the shares of all processes add
-    up to that of one process (`all_reduce` with SUM; DistributedDataParallel divides by the number of processes).
+    `query_mask` for these. Everything else in the module must work token by token, and positions must be those in the
+    whole sequence. A parameter's gradient is the contribution of the local tokens; the sum over all processes is that
+    of a single process (`all_reduce` with SUM; DistributedDataParallel divides by the number of processes).
 
     Args:
-        module: holds at least one MultiHeadAttention, without dropout of weights, its op one of `SERVED`.
+        module: contains at least one MultiHeadAttention, without dropout of weights, its op one of `SERVED`.
         mesh, lengths: as in `context_parallel`.
 
     Raises:
         ValueError: no MultiHeadAttention in it, or one with dropout.
-        NotImplementedError: an op or a module of attnkit that is not served; in `forward`, a context, a cache, a
+        NotImplementedError: an op or a module of attnkit that is not supported; in `forward`, a context, a cache, a
             mask of pairs, a bias, weights, statistics, or `capture`.
     """
     for inner in module.modules():
@@ -49,10 +49,10 @@ def parallelize(module: nn.Module, mesh: Any, *, lengths: Sequence[int] | None =
 
 
 def _refuse_what_is_local(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """What `forward` would answer from the own tokens alone."""
-    given = {"context": args[1] if len(args) > 1 else None, **kwargs}
+    """Refuse arguments for which `forward` would use the local tokens alone."""
+    arguments = {"context": args[1] if len(args) > 1 else None, **kwargs}
     for name in _LOCAL:
-        if given.get(name) is not None and given[name] is not False:
+        if arguments.get(name) is not None and arguments[name] is not False:
             raise NotImplementedError(f"MultiHeadAttention over several processes: {name} is not served")
     if isinstance(layer, MultiHeadAttention) and layer.observers:
         raise NotImplementedError("MultiHeadAttention over several processes: capture is not served")

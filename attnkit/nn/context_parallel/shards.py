@@ -1,4 +1,4 @@
-"""Which tokens a process holds, which of them are seen by whom, and tokens on their way to and from all processes."""
+"""Which tokens a process holds, visibility between processes, and the exchange of tokens."""
 
 from typing import Any, NamedTuple
 
@@ -37,7 +37,7 @@ class Shards(NamedTuple):
 
 
 def shards_of(mesh: Any, tokens: int, lengths: Any, device: torch.device) -> Shards:
-    """The parts of all processes; without `lengths` they tell each other."""
+    """The parts of all processes; without `lengths` they exchange them."""
     if isinstance(mesh, DeviceMesh):
         if mesh.ndim != 1:
             raise ValueError(f"context_parallel: mesh must have one dimension; got {mesh.ndim}: pass mesh['name']")
@@ -60,14 +60,14 @@ def shards_of(mesh: Any, tokens: int, lengths: Any, device: torch.device) -> Sha
 
 
 def gather_tokens(x: Tensor, shards: Shards) -> Tensor:
-    """x (..., own tokens, f) of all processes: (..., total, f). Shards are padded to the longest on their way."""
+    """x (..., own tokens, f) of all processes: (..., total, f). Shards are padded to the longest for the exchange."""
     longest = max(shards.lengths)
     parts = Gather.apply(pad(x, (0, 0, 0, longest - x.shape[-2])), shards.group)
     return torch.cat([part[..., :n, :] for part, n in zip(parts, shards.lengths, strict=True)], dim=-2)
 
 
 def reduce_scatter_tokens(x: Tensor, shards: Shards) -> Tensor:
-    """Of x (..., total, f), summed over all processes, the own tokens."""
+    """The local tokens of x (..., total, f) summed over all processes."""
     longest = max(shards.lengths)
     parts = [pad(part, (0, 0, 0, longest - part.shape[-2])) for part in x.split(shards.lengths, dim=-2)]
     own: Tensor = ReduceScatter.apply(torch.stack(parts), shards.group)
@@ -75,7 +75,7 @@ def reduce_scatter_tokens(x: Tensor, shards: Shards) -> Tensor:
 
 
 class Visibility(NamedTuple):
-    """Who sees whom, by positions in the whole sequence and by marks on the own keys."""
+    """Visibility by positions in the whole sequence and by a mask of the local keys."""
 
     causal: bool
     window: tuple[int | None, int | None] | None
@@ -94,55 +94,55 @@ def _both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return b if a is None else a if b is None else a & b
 
 
-def own_keys(seen: Visibility, shards: Shards, device: torch.device) -> Tensor | None:
-    """Which own keys may be attended to (..., own tokens), None = all; nothing is sent."""
-    return _both(seen.mask, _before(shards.own, seen.key_lengths, device))
+def own_keys(visibility: Visibility, shards: Shards, device: torch.device) -> Tensor | None:
+    """Which local keys may be attended to (..., own tokens), None = all; without communication."""
+    return _both(visibility.mask, _before(shards.own, visibility.key_lengths, device))
 
 
-def all_keys(seen: Visibility, shards: Shards, device: torch.device) -> Tensor | None:
-    """The same of all keys (..., total): a mask is gathered, lengths need not be."""
-    mask = None if seen.mask is None else gather_tokens(seen.mask[..., None], shards)[..., 0]
-    return _both(mask, _before(range(shards.total), seen.key_lengths, device))
+def all_keys(visibility: Visibility, shards: Shards, device: torch.device) -> Tensor | None:
+    """The same for all keys (..., total): a mask is gathered, lengths need not be."""
+    mask = None if visibility.mask is None else gather_tokens(visibility.mask[..., None], shards)[..., 0]
+    return _both(mask, _before(range(shards.total), visibility.key_lengths, device))
 
 
-def reach(keys: range, total: int, seen: Visibility) -> range:
+def reach(keys: range, total: int, visibility: Visibility) -> range:
     """The queries that may see some of these keys."""
-    left, right = seen.window or (None, None)
-    right = 0 if seen.causal else right
+    left, right = visibility.window or (None, None)
+    right = 0 if visibility.causal else right
     first = 0 if right is None else max(0, keys.start - right)
     stop = total if left is None else min(total, keys.stop + left)
     return range(first, max(first, stop))
 
 
 def between(
-    queries: range, keys: range, valid: Tensor | None, seen: Visibility, device: torch.device
+    queries: range, keys: range, valid: Tensor | None, visibility: Visibility, device: torch.device
 ) -> dict[str, Any]:
     """An op's options for some queries and some keys of the sequence; `valid` (..., keys): those not masked.
 
-    Causality is an option of the op where both begin at one token, and nothing where all keys come before.
+    Causality is an option of the op if both begin at the same token, and no option if all keys come before.
     """
     options: dict[str, Any] = {}
     pairs = None if valid is None else valid[..., None, :]
     past = keys.stop <= queries.start + 1
-    if seen.window is None and seen.causal and not past and keys.start == queries.start:
+    if visibility.window is None and visibility.causal and not past and keys.start == queries.start:
         options["causal"] = "upper_left"
-    elif seen.window is not None or (seen.causal and not past):
+    elif visibility.window is not None or (visibility.causal and not past):
         i = torch.arange(queries.start, queries.stop, device=device)[:, None]
         j = torch.arange(keys.start, keys.stop, device=device)
-        left, right = seen.window or (None, None)
-        right = 0 if seen.causal else right
+        left, right = visibility.window or (None, None)
+        right = 0 if visibility.causal else right
         pairs = _both(pairs, None if left is None else j >= i - left)
         pairs = _both(pairs, None if right is None else j <= i + right)
     return options if pairs is None else {**options, "mask": pairs}
 
 
-def visible_counts(valid: Tensor | None, shards: Shards, seen: Visibility, like: Tensor) -> Tensor | int:
-    """n_i of every query of the sequence, (..., total), at least 1; a number where all are alike.
+def visible_counts(valid: Tensor | None, shards: Shards, visibility: Visibility, like: Tensor) -> Tensor | int:
+    """n_i of every query of the sequence, (..., total), at least 1; a number if all are equal.
 
-    n_i = c[last_i + 1] - c[first_i], c_t the number of valid keys before position t: O(total), and no pairs.
+    n_i = c[last_i + 1] - c[first_i], c_t the number of valid keys before position t: O(total), without pairs.
     """
-    left, right = seen.window or (None, None)
-    right = 0 if seen.causal else right
+    left, right = visibility.window or (None, None)
+    right = 0 if visibility.causal else right
     total = shards.total
     if valid is None and left is None and right is None:
         return max(total, 1)

@@ -1,10 +1,10 @@
-"""Softmax attention over processes: keys and values go round a ring, and outputs are merged by their lse.
+"""Softmax attention over processes: keys and values are passed around a ring, and outputs are merged by their lse.
 
     lse_i = log Σ_r exp(lse_i^(r)),   o_i = Σ_r exp(lse_i^(r) - lse_i) o_i^(r)
 
-for the blocks r of keys and values (ring attention, Liu et al. 2023, Algorithm 1). Backward they go round again, with
-their gradients beside them. Block r gets the cotangents a·do and a·(do·o^(r) - do·o) of o^(r) and lse^(r), a =
-exp(lse^(r) - lse); its o^(r) and lse^(r) are made again, not kept, so that memory stays that of two blocks.
+for the blocks r of keys and values (ring attention, Liu et al. 2023, Algorithm 1). Backward they go round again,
+together with their gradients. Block r gets the cotangents a·do and a·(do·o^(r) - do·o) of o^(r) and lse^(r), a =
+exp(lse^(r) - lse). o^(r) and lse^(r) are recomputed, not stored, so memory is that of two blocks.
 
 With W processes, n tokens, Hkv heads of keys and a batch of B each, b bytes in the dtype of q and c in the compute
 dtype, a process sends (W - 1)·B·Hkv·n·(d + e)·b bytes forward in W - 1 sends, and backward as much again and
@@ -31,11 +31,11 @@ def attend(
     k: Tensor,
     v: Tensor,
     shards: Shards,
-    seen: Visibility,
+    visibility: Visibility,
     options: dict[str, Any],
 ) -> Tensor:
-    """The own part of o."""
-    o: Tensor = _Ring.apply(q, k, v, shards, seen, all_keys(seen, shards, q.device), options)
+    """The local part of o."""
+    o: Tensor = _Ring.apply(q, k, v, shards, visibility, all_keys(visibility, shards, q.device), options)
     return o
 
 
@@ -49,29 +49,34 @@ def _shapes(k: Tensor, v: Tensor, tokens: int) -> list[tuple[int, ...]]:
 
 
 def _block_options(
-    block: int, shards: Shards, seen: Visibility, valid: Tensor | None, options: dict[str, Any], device: torch.device
+    block: int,
+    shards: Shards,
+    visibility: Visibility,
+    valid: Tensor | None,
+    options: dict[str, Any],
+    device: torch.device,
 ) -> dict[str, Any] | None:
     """The op's options for the own queries and the keys of a process; None if none of them sees any."""
     keys, own = shards.tokens(block), shards.own
-    rows = reach(keys, shards.total, seen)
+    rows = reach(keys, shards.total, visibility)
     if rows.stop <= own.start or rows.start >= own.stop:
         return None
     part = None if valid is None else valid[..., keys.start : keys.stop]
-    return {**between(own, keys, part, seen, device), **options}
+    return {**between(own, keys, part, visibility, device), **options}
 
 
 def _round(k: Tensor, v: Tensor, shards: Shards) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """(process, its k, its v): one's own, then those that come round, sent on while they are worked on."""
-    held = (k, v)
+    """(process, its k, its v): the local ones, then the received ones, passed on while they are used."""
+    block_kv = (k, v)
     for step in range(shards.processes):
         block = (shards.rank - step) % shards.processes
         receive = None
         if step < shards.processes - 1:
             coming = shards.lengths[(block - 1) % shards.processes]
-            receive = send_on(held, _shapes(k, v, coming), shards.group)
-        yield (block, *held)
+            receive = send_on(block_kv, _shapes(k, v, coming), shards.group)
+        yield (block, *block_kv)
         if receive is not None:
-            held = receive()  # type: ignore[assignment]
+            block_kv = receive()  # type: ignore[assignment]
 
 
 class _Ring(Function):
@@ -82,17 +87,17 @@ class _Ring(Function):
         k: Tensor,
         v: Tensor,
         shards: Shards,
-        seen: Visibility,
+        visibility: Visibility,
         valid: Tensor | None,
         options: dict[str, Any],
     ) -> Tensor:
         o: Tensor | None = None
         lse: Tensor | None = None
         for block, k_there, v_there in _round(k, v, shards):
-            given = _block_options(block, shards, seen, valid, options, q.device)
-            if block != shards.rank and given is None:
+            partial = _block_options(block, shards, visibility, valid, options, q.device)
+            if block != shards.rank and partial is None:
                 continue
-            part, part_lse = attnkit.softmax_attention(q, k_there, v_there, return_lse=True, **(given or options))
+            part, part_lse = attnkit.softmax_attention(q, k_there, v_there, return_lse=True, **(partial or options))
             part = part.to(compute_dtype(q))
             if o is None or lse is None:
                 o, lse = part, part_lse
@@ -103,14 +108,14 @@ class _Ring(Function):
         assert o is not None
         o = o.to(q.dtype)
         ctx.save_for_backward(q, k, v, o, lse, valid)
-        ctx.given = shards, seen, options
+        ctx.given = shards, visibility, options
         return o
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, do: Tensor) -> tuple[Any, ...]:
         q, k, v, o, lse, valid = ctx.saved_tensors
-        shards, seen, options = ctx.given
+        shards, visibility, options = ctx.given
         wide = compute_dtype(q)
         along = (do.to(wide) * o.to(wide)).sum(-1)
         dq = torch.zeros_like(q, dtype=wide)
@@ -118,12 +123,12 @@ class _Ring(Function):
         for block, k_there, v_there in _round(k, v, shards):
             if block != shards.rank:
                 grads = list(send_on(grads, _shapes(k, v, shards.lengths[block]), shards.group)())
-            given = _block_options(block, shards, seen, valid, options, q.device)
-            if given is None:
+            partial = _block_options(block, shards, visibility, valid, options, q.device)
+            if partial is None:
                 continue
-            found = _block_gradients(q, k_there, v_there, do, along, lse, given)
-            dq += found["q"]
-            grads = [grads[0] + found["k"], grads[1] + found["v"]]
+            block_grads = _block_gradients(q, k_there, v_there, do, along, lse, partial)
+            dq += block_grads["q"]
+            grads = [grads[0] + block_grads["k"], grads[1] + block_grads["v"]]
         if shards.processes > 1:
             grads = list(send_on(grads, [k.shape, v.shape], shards.group)())
         return dq.to(q.dtype), grads[0].to(k.dtype), grads[1].to(v.dtype), None, None, None, None
@@ -136,7 +141,7 @@ def _block_gradients(
     o, own_lse = attnkit.softmax_attention(q, k, v, return_lse=True, **options)
     share = _share(own_lse, lse)
     dlse = share[..., 0] * ((do.to(along.dtype) * o.to(along.dtype)).sum(-1) - along)
-    found: dict[str, Tensor] = attnkit.softmax_attention_vjp(
+    grads: dict[str, Tensor] = attnkit.softmax_attention_vjp(
         q, k, v, (share * do).to(q.dtype).contiguous(), dlse, **options
     )
-    return found
+    return grads

@@ -2,8 +2,7 @@
 
 S_c = Σ_j exp(k_jc - m_c) v_j and z_c = Σ_j exp(k_jc - m_c), m_c the largest k_jc so far, and o_i = Σ_c softmax(q_i)_c
 S_c/z_c. Under causality m_c grows along the sequence, and older sums fade. [S, z] are one array (..., d, e + 1).
-Weights are made tile by tile. A call has no options but those of all, so that what stands for a rule is the name of
-the op.
+Weights are made tile by tile. A call has only the common options, so a rule is just the name of the op.
 """
 
 import math
@@ -220,7 +219,7 @@ def _from_first(xp: Namespace, m: _Call, kept: _Kept) -> tuple[Array, Array]:
     return first, old
 
 
-def _final(xp: Namespace, m: _Call, kept: _Kept, held: Array) -> State:
+def _final(xp: Namespace, op: str, m: _Call, kept: _Kept, held: Array) -> State:
     """(S, z, m); m moves with the first largest key or with the initial m, and S and z with it."""
     first, old = _from_first(xp, m, kept)
     moved = xp.sum(xp.where(first, m.k - stop_gradient(m.k), 0.0), axis=-2, keepdims=True)
@@ -228,7 +227,7 @@ def _final(xp: Namespace, m: _Call, kept: _Kept, held: Array) -> State:
         moved = moved + xp.where(old & (m.m0 != -math.inf), m.m0 - stop_gradient(finite(xp, m.m0)), 0.0)
     held = held * xp.exp(-moved).mT
     top = kept.top + moved
-    lead = check.broadcast("efficient_attention", "leading axes", tuple(held.shape[:-2]), tuple(top.shape[:-2]))
+    lead = check.broadcast(op, "leading axes", tuple(held.shape[:-2]), tuple(top.shape[:-2]))
     held, top = (xp.broadcast_to(a, (*lead, *a.shape[-2:])) for a in (held, top))
     held, top = (join_heads(xp, a, m.parts.shared) for a in (held, top))
     return held[..., :-1], held[..., -1], top[..., 0, :]
@@ -276,7 +275,7 @@ def attend(xp: Namespace, op: str, q: Array, k: Array, v: Array, options: Option
     if not return_state:
         return o
     kept = _kept(xp, m, cast_like(xp, q, v)[0])
-    return o, _final(xp, m, kept, _state_sums(xp, m, kept))
+    return o, _final(xp, op, m, kept, _state_sums(xp, m, kept))
 
 
 def step(
@@ -289,7 +288,7 @@ def step(
     held = _state_sums(xp, m, kept)
     o = m.x @ _means(xp, held)[0]
     o = quadratic.cast(xp, join_heads(xp, o, m.parts.shared), q.dtype)
-    return o[..., 0, :], _final(xp, m, kept, held)
+    return o[..., 0, :], _final(xp, op, m, kept, held)
 
 
 def attend_vjp(

@@ -71,7 +71,7 @@ def _rectified(xp: Namespace, x: Array, omega: Array, eps: float) -> Features:
 def rule(op: str, projection: Array, *, kernel: str = "softmax", eps: float = 1e-3, **others: Any) -> Rule:
     """Performer with its own options bound. The projection is a constant to automatic differentiation.
 
-    Where there are several heads of queries for one of the projection, they share that of k too.
+    Query heads that share a head of the projection also share a head of k.
     """
     projection = stop_gradient(projection)
 
@@ -126,7 +126,7 @@ def _context_of_step(op: str, given: dict[str, Any], options: dict[str, Any]) ->
 
 
 def _projection_of_rows(c: check.Context, name: str, x: Any) -> None:
-    """Among the options of statistics, where k is not at hand: the heads of a projection must divide those of q."""
+    """For the options of statistics, which have no k: the heads of a projection must divide those of q."""
     check.one_home(c.op, ("q", name), (c.first, x))
     leading = c.leading
     if c.options.get("enable_gqa") and x.ndim > 2 and c.leading[-1] % max(x.shape[-3], 1) == 0:

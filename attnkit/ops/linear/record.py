@@ -28,7 +28,7 @@ class Bodies(NamedTuple):
 
 
 class Linear(NamedTuple):
-    """What makes a linear op what it is.
+    """What defines a linear op.
 
     `rule(op, *arrays, **options)` binds those options that are its own, and ignores the others; `arrays` are those
     beside q, k and v.
@@ -115,7 +115,7 @@ def family_of(record: Linear) -> Family:
 
 
 class Vjp(Protocol[P]):
-    """Gradients of an op with a state, to a type checker."""
+    """The type of the gradients of an op with a state."""
 
     __name__: str
 
@@ -128,7 +128,7 @@ class Vjp(Protocol[P]):
 
 
 class Step(Protocol[P]):
-    """Likewise a step."""
+    """The type of a step."""
 
     __name__: str
 
@@ -138,7 +138,7 @@ class Step(Protocol[P]):
 
 
 class StepVjp(Protocol[P]):
-    """Likewise its gradients."""
+    """The type of the gradients of a step."""
 
     __name__: str
 

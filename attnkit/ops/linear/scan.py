@@ -1,9 +1,9 @@
 """Sums of linear attention over whole sequences: out_i = Σ_j x_i·y_j c_j over the keys j that query i may see.
 
-The pairs (i, j) never meet: y_jᵀ c_j is added up over keys once (`total`), or chunk by chunk under causality (`scan`),
-and memory stays O(tokens). A level per token, not decreasing along the sequence, lets old sums fade: pair (i, j) then
-counts exp(level_j - level_i), which lies in [0, 1]. That is what stabilised exponentials need: nothing overflows, and
-no later token can change a bit of what stands before it.
+The pairs (i, j) are never formed: y_jᵀ c_j is summed over keys once (`total`), or chunk by chunk under causality
+(`scan`), so memory is O(tokens). A level per token, non-decreasing along the sequence, lets old sums fade: pair (i, j)
+is multiplied by exp(level_j - level_i), which lies in [0, 1]. Stabilised exponentials need this: nothing overflows, and
+results are bitwise causal.
 """
 
 import math
@@ -25,7 +25,7 @@ def leading(*arrays: Array) -> tuple[int, ...]:
 
 
 def _symbolic(*sizes: int) -> bool:
-    """Whether a size is the symbol of any, for which torch.export traces one program: nothing may hang on its value."""
+    """Whether a size is symbolic: torch.export traces one program for all sizes, so nothing may depend on its value."""
     return not all(isinstance(size, int) for size in sizes)
 
 
@@ -98,14 +98,14 @@ class _Faded(NamedTuple):
         return out
 
     def added(self, xp: Namespace, y: Array, c: Array, level: Array | None, end: Array | None) -> Array:
-        """What a chunk adds to the sums after it."""
+        """The contribution of a chunk to later sums."""
         if level is None:
             return y.mT @ c
         fade = xp.exp(level - end)
         return y.mT @ (c * fade) if self.outputs else (y * fade).mT @ c
 
     def drawn(self, xp: Namespace, x: Array, state: Array, level: Array | None, start: Array | None) -> Array:
-        """What the queries of a chunk get from the sums before it."""
+        """The outputs of a chunk from the sums before it."""
         if level is None:
             return x @ state
         fade = xp.exp(start - level)
@@ -141,7 +141,7 @@ def _running(xp: Namespace, faded: _Faded, states: Array, levels: Array | None) 
 
 
 def _running_sums(xp: Namespace, faded: _Faded, states: Array, levels: Array | None) -> Array:
-    """The same for any n, without a loop: the states of n chunks meet in pairs where they fade."""
+    """The same for any n, without a loop: the states of n chunks are combined pairwise."""
     if levels is None:
         return cumulative_sum(xp, states, -3)
     i = positions(xp, states, 0, states.shape[-3])

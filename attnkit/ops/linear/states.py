@@ -1,4 +1,4 @@
-"""The arguments of linear attention: which tokens take part, and the states in which a sequence can be resumed.
+"""The arguments of linear attention: which tokens contribute, and the states from which a sequence can be resumed.
 
 A state is (S, z), S (..., f, e) = Σ φ(k) vᵀ and z (..., f) = Σ φ(k), or (S, z, c) with the level c that S and z are
 divided by the exponential of. Inside, S and z are one array (..., f, e + 1): values get a last feature that is 1.
@@ -56,7 +56,7 @@ def _chunk_size(c: check.Context, name: str, value: Any) -> None:
 
 
 def _checked_elsewhere(c: check.Context, name: str, value: Any) -> None:
-    """The parts of a state are checked where their widths are known."""
+    """The parts of a state are validated where their widths are known."""
 
 
 STATE_CHECKS = {
@@ -145,7 +145,7 @@ def step_context(op: str, given: dict[str, Any], options: dict[str, Any]) -> che
 
 
 class _Shape(NamedTuple):
-    """A sequence of one token, as far as its shape goes."""
+    """A stand-in for a sequence of one token, with its shape."""
 
     shape: tuple[int, ...]
 
@@ -232,7 +232,7 @@ def parts_of(
     enable_gqa: bool = False,
     scale: float | None = None,
 ) -> Parts:
-    """Who sees whom, from shapes and masks alone; `stateful`: every unmasked query sees an initial state."""
+    """Visibility from shapes and masks alone; `stateful`: every unmasked query sees an initial state."""
     queries, keys = q.shape[-2], k.shape[-2]
     shared = k.shape[-3] if enable_gqa and q.shape[-3] != k.shape[-3] else None
     shift = None if not causal else 0 if causal == "upper_left" else keys - queries

@@ -169,7 +169,7 @@ def sums(xp: Namespace, m: Call) -> Array:
 
 
 def sums_backward(xp: Namespace, m: Call, d: Array) -> tuple[Array, Array, Array, Array | None]:
-    """Gradients of x, y, c and the initial [S, z] for those of [num, raw]; the sums are made again, not kept."""
+    """Gradients of x, y, c and the initial [S, z] for those of [num, raw]; the sums are recomputed, not stored."""
     if m.pairs is not None:
         ds = xp.where(m.parts.pairs, d @ m.c.mT, 0.0)
         ds = ds if m.pairs is m.parts.pairs else ds * m.pairs
@@ -216,7 +216,7 @@ def divided_backward(xp: Namespace, m: Call, out: Array, do: Array) -> Array:
 class Kept(NamedTuple):
     """What a returned state is made of."""
 
-    y: Array  # (..., S, f) faded to the level of the state, 0 at keys that are not valid
+    y: Array  # (..., S, f) scaled to the level of the state, 0 at keys that are not valid
     c: Array
     fade: Array | None  # (..., S, 1)
     before: Any  # a number or (..., 1, 1)

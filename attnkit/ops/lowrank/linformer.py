@@ -51,18 +51,18 @@ def _visibility(xp: Namespace, q: Array, S: int, common: Any, shared: int | None
     """Keys (..., S) that some query sees and queries (..., L) that see some key; None = all."""
     keys = split_heads(xp, valid_keys(xp, q, S, common.get("mask"), common.get("key_lengths")), shared, axis=-2)
     if S == 0 and keys is None:
-        keys = positions(xp, q, 0, 0) < 0  # there is none that a query could see
+        keys = positions(xp, q, 0, 0) < 0  # no query can see any key
     queries = split_heads(xp, common.get("query_mask"), shared, axis=-2)
     if keys is None and queries is None:
         return None, None
-    live, seen = queries, keys
+    live, visible = queries, keys
     if keys is not None:
         some_key = xp.any(xp.broadcast_to(keys, (*keys.shape[:-1], S)), axis=-1, keepdims=True)
         live = some_key if queries is None else queries & some_key
     if queries is not None:
         some_query = xp.any(queries, axis=-1, keepdims=True)
-        seen = some_query if keys is None else keys & some_query
-    return seen, live
+        visible = some_query if keys is None else keys & some_query
+    return visible, live
 
 
 def _parts(
@@ -70,13 +70,13 @@ def _parts(
 ) -> _Parts:
     dtype, S = compute_dtype(xp, q), k.shape[-2]
     shared = k.shape[-3] if common.get("enable_gqa") else None
-    seen, live = _visibility(xp, q, S, common, shared)
+    visible, live = _visibility(xp, q, S, common, shared)
 
     def wide(x: Array | None) -> Any:
         return None if x is None else split_heads(xp, cast(xp, x, dtype), shared)
 
-    q, k = chosen(xp, live, wide(q)), chosen(xp, seen, wide(k))
-    v = None if v is None else chosen(xp, seen, wide(v))
+    q, k = chosen(xp, live, wide(q)), chosen(xp, visible, wide(k))
+    v = None if v is None else chosen(xp, visible, wide(v))
     proj_k, proj_v = wide(proj_k[..., :S]), None if proj_v is None else wide(proj_v[..., :S])
     scale = common.get("scale")
     scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
@@ -92,23 +92,23 @@ def _parts(
 def _check_projection(op: str, name: str, x: Array, keys: int, leading: tuple[int, ...]) -> None:
     if x.ndim < 2 or x.shape[-1] < keys:
         check.wrong_shape(op, name, x, f"(..., m, S_max) with S_max at least {keys}, the tokens of k")
-    given = tuple(x.shape[:-2])
-    fits = zip(reversed(given), reversed(leading), strict=False)
-    if len(given) > len(leading) or any(a not in (1, b) for a, b in fits):
+    actual = tuple(x.shape[:-2])
+    fits = zip(reversed(actual), reversed(leading), strict=False)
+    if len(actual) > len(leading) or any(a not in (1, b) for a, b in fits):
         check.wrong_shape(op, name, x, f"leading axes that broadcast to {leading}, those of k and v")
 
 
-def _context(op: str, given: dict[str, Any], options: dict[str, Any]) -> check.Context:
-    context = check.attention_context(op, given, options)
+def _context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> check.Context:
+    context = check.attention_context(op, arrays, options)
     leading = context.leading
     if options.get("enable_gqa", False):
-        leading = (*leading[:-1], given["k"].shape[-3])
+        leading = (*leading[:-1], arrays["k"].shape[-3])
     for name in ("proj_k", "proj_v"):
-        if given.get(name) is not None:
-            _check_projection(op, name, given[name], context.keys, leading)
-    m = given["proj_k"].shape[-2]
-    if given.get("proj_v") is not None and given["proj_v"].shape[-2] != m:
-        check.wrong_shape(op, "proj_v", given["proj_v"], f"(..., {m}, S_max) as proj_k has {m} slots")
+        if arrays.get(name) is not None:
+            _check_projection(op, name, arrays[name], context.keys, leading)
+    m = arrays["proj_k"].shape[-2]
+    if arrays.get("proj_v") is not None and arrays["proj_v"].shape[-2] != m:
+        check.wrong_shape(op, "proj_v", arrays["proj_v"], f"(..., {m}, S_max) as proj_k has {m} slots")
     if options.get("dropout_mask") is not None:
         hint, shape = f"one of {', '.join(check.FLOATS)}", (*context.leading, context.queries, m)
         check.option_array(context, "dropout_mask", options["dropout_mask"], check.FLOATS, hint, shape, "(..., L, m)")
@@ -183,11 +183,11 @@ def linformer_attention_vjp(
         dw, dropped = dw * p.drop, p.w * p.drop
     ds = softmax_gradient(xp, p.w, dw) * p.scale
     dslots, dvalues = ds.mT @ p.q, dropped.mT @ do
-    seen, _ = _visibility(xp, q, k.shape[-2], common, p.shared)
+    visible, _ = _visibility(xp, q, k.shape[-2], common, p.shared)
     grads = {
         "q": (ds @ p.slots, q),
-        "k": (chosen(xp, seen, p.proj_k.mT @ dslots), k),
-        "v": (chosen(xp, seen, p.proj_v.mT @ dvalues), v),
+        "k": (chosen(xp, visible, p.proj_k.mT @ dslots), k),
+        "v": (chosen(xp, visible, p.proj_v.mT @ dvalues), v),
         "proj_k": (_widened(xp, dslots @ p.k.mT, proj_k), proj_k),
         "proj_v": (_widened(xp, dvalues @ p.v.mT, proj_v), proj_v),
     }
@@ -195,6 +195,6 @@ def linformer_attention_vjp(
 
 
 def _widened(xp: Namespace, g: Array, projection: Array) -> Array:
-    """g with columns of 0 for the tokens that are not there."""
+    """g with zero columns for the tokens beyond the sequence."""
     unused = projection.shape[-1] - g.shape[-1]
     return g if unused == 0 else xp.concat([g, zeros(xp, g, (*g.shape[:-1], unused))], axis=-1)

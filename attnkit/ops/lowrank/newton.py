@@ -1,4 +1,4 @@
-"""The Newton-Raphson iteration that SOFT inverts its landmark kernel with (Lu et al. 2021, Algorithm 2)."""
+"""The Newton-Raphson iteration with which SOFT inverts its landmark kernel (Lu et al. 2021, Algorithm 2)."""
 
 import numbers
 from collections.abc import Callable
@@ -33,15 +33,15 @@ def iterates(xp: Namespace, a: Array, count: int, factor: Any) -> list[Array]:
     if a.shape[-1] == 0:
         return [a * factor] * (count + 1)
     _, safe, _ = _column_norm(xp, a)
-    found = [a / safe * (2.0 * factor / safe)]
+    xs = [a / safe * (2.0 * factor / safe)]
     for _ in range(count):
-        x = found[-1]
-        found.append(2.0 * x - x @ a @ x)
-    return found
+        x = xs[-1]
+        xs.append(2.0 * x - x @ a @ x)
+    return xs
 
 
 def inverse(xp: Namespace, a: Array, count: int, factor: Any, inverse_grad: str) -> list[Array]:
-    """The iterates, the last of which automatic differentiation sees as `inverse_grad` says.
+    """The iterates, the last of which is differentiated as `inverse_grad` says.
 
     implicit: dX = -X dA X, applied again to the X on its right side, is solved by X(A) = Σ (-X (A - Ā))ᵏ X with X and Ā
     constants. The sum up to k = 3 has the value X, and its derivatives up to the third.
@@ -50,13 +50,13 @@ def inverse(xp: Namespace, a: Array, count: int, factor: Any, inverse_grad: str)
         return iterates(xp, a, count, factor)
     fixed = stop_gradient(a)
     factor = stop_gradient(factor) if hasattr(factor, "ndim") else factor
-    found = iterates(xp, fixed, count, factor)
+    xs = iterates(xp, fixed, count, factor)
     if fixed is not a:
-        x = found[-1]
+        x = xs[-1]
         change = x @ (a - fixed)
         for _ in range(_ORDERS):
-            found[-1] = x - change @ found[-1]
-    return found
+            xs[-1] = x - change @ xs[-1]
+    return xs
 
 
 def inverted(
@@ -65,26 +65,26 @@ def inverted(
     """X_T for a in the compute dtype, and the gradients of a and init_scale as a function of its cotangent."""
     xp = namespace(a)
     factor = start_factor(xp, init_scale, a.dtype)
-    found = inverse(xp, a, newton_steps, factor, inverse_grad)
+    xs = inverse(xp, a, newton_steps, factor, inverse_grad)
 
     def pull(dx: Array) -> dict[str, Array]:
-        da, dfactor = pullback(xp, a, found, factor, dx, inverse_grad)
+        da, dfactor = pullback(xp, a, xs, factor, dx, inverse_grad)
         return {"a": da} | init_scale_gradient(xp, dfactor, init_scale)
 
-    return found[-1], pull
+    return xs[-1], pull
 
 
 def pullback(
-    xp: Namespace, a: Array, found: list[Array], factor: Any, dx: Array, inverse_grad: str
+    xp: Namespace, a: Array, xs: list[Array], factor: Any, dx: Array, inverse_grad: str
 ) -> tuple[Array, Array]:
     """dA and the gradient of the factor, (..., 1, 1), for a cotangent of the last iterate."""
     if inverse_grad == "implicit":
-        x = found[-1]
+        x = xs[-1]
         return -(x.mT @ dx @ x.mT), xp.sum(dx * 0.0, axis=(-2, -1), keepdims=True)
     da = dx * 0.0
     if a.shape[-1] == 0:
         return da, xp.sum(da, axis=(-2, -1), keepdims=True)
-    for x in reversed(found[:-1]):
+    for x in reversed(xs[:-1]):
         da = da - x.mT @ dx @ x.mT
         dx = 2.0 * dx - dx @ (a @ x).mT - (x @ a).mT @ dx
     norm, safe, first = _column_norm(xp, a)
@@ -115,20 +115,20 @@ def spectral_norm(xp: Namespace, x: Array) -> Array:
     return (largest * xp.sqrt(xp.sum(power * gram, axis=(-2, -1), keepdims=True)))[..., 0, 0]
 
 
-def residuals(xp: Namespace, a: Array, found: list[Array]) -> Array:
+def residuals(xp: Namespace, a: Array, xs: list[Array]) -> Array:
     """‖A X_k A - A‖₂/‖A‖₂ for each iterate, (..., T + 1), a constant to automatic differentiation; 0 for A = 0."""
     a = stop_gradient(a)
     size = spectral_norm(xp, a)
     size = xp.where(size == 0, 1.0, size)
-    gaps = xp.stack([a @ stop_gradient(x) @ a - a for x in found], axis=-3)
+    gaps = xp.stack([a @ stop_gradient(x) @ a - a for x in xs], axis=-3)
     return spectral_norm(xp, gaps) / size[..., None]
 
 
-def _context(op: str, given: dict[str, Any], options: dict[str, Any]) -> check.Context:
-    a = given["a"]
+def _context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> check.Context:
+    a = arrays["a"]
     if a.ndim < 2 or a.shape[-1] != a.shape[-2]:
         check.wrong_shape(op, "a", a, "square matrices, (..., m, m)")
-    cotangent(op, "dx", given.get("dx"), tuple(a.shape))
+    cotangent(op, "dx", arrays.get("dx"), tuple(a.shape))
     return check.Context(op, a, tuple(a.shape[:-2]), a.shape[-1], a.shape[-1], options, "a")
 
 
@@ -157,9 +157,10 @@ def newton_inverse(
     row sums are equal: A = I and A = all ones then give X = 0. 0.9 is the factor of the authors' later code.
 
     Args:
-        a: (..., m, m). A ridge, if one is wanted, is part of it.
-        newton_steps: T, always carried out in full. It is part of the meaning, not a precision: small eigenvalues are
-            not inverted yet. Compare A X A, not X.
+        a: (..., m, m). Add a ridge to it if needed.
+        newton_steps: T, always carried out in full. T is part of the definition, not a precision: small eigenvalues are
+        not
+           inverted yet. Compare A X A, not X.
         init_scale: a number > 0, or an array over the leading axes (0.5ⁿ per matrix is the paper's alternative).
         inverse_grad: "implicit": da = -Xᵀ dx Xᵀ, as if X were the inverse, and nothing to init_scale; "unrolled": the
             derivative of the T steps, of X_0 and of ‖A‖₁, whose maximum passes its gradient to the first column.
@@ -170,12 +171,12 @@ def newton_inverse(
         x (..., m, m), or (x, residuals (..., T + 1)), both in the compute dtype: X can exceed the range of half types.
 
     Raises:
-        ValueError, TypeError: shapes, values, dtypes or libraries that do not fit; an argument that it does not take.
+        ValueError, TypeError: shapes, values, dtypes or libraries that do not fit; an unknown argument.
     """
     xp = namespace(a)
     wide = cast(xp, a, compute_dtype(xp, a))
-    found = inverse(xp, wide, newton_steps, start_factor(xp, init_scale, wide.dtype), inverse_grad)
-    return (found[-1], residuals(xp, wide, found)) if return_residuals else found[-1]
+    xs = inverse(xp, wide, newton_steps, start_factor(xp, init_scale, wide.dtype), inverse_grad)
+    return (xs[-1], residuals(xp, wide, xs)) if return_residuals else xs[-1]
 
 
 @operation_checked_by(_context, INVERSE_OPTIONS)
@@ -192,8 +193,8 @@ def newton_inverse_vjp(
     xp = namespace(a)
     wide = cast(xp, a, compute_dtype(xp, a))
     factor = start_factor(xp, init_scale, wide.dtype)
-    found = iterates(xp, wide, newton_steps, factor)
-    da, dfactor = pullback(xp, wide, found, factor, cast(xp, dx, wide.dtype), inverse_grad)
+    xs = iterates(xp, wide, newton_steps, factor)
+    da, dfactor = pullback(xp, wide, xs, factor, cast(xp, dx, wide.dtype), inverse_grad)
     return {"a": cast(xp, da, a.dtype)} | init_scale_gradient(xp, dfactor, init_scale)
 
 

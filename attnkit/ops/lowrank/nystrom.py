@@ -111,18 +111,18 @@ def _landmarks(xp: Namespace, a: _Inputs, m: int) -> _Landmarks:
     rank, starts, count = _segment_starts(xp, a, m)
     start, stop = starts[..., :-1][..., None], starts[..., 1:][..., None]
     inside = (rank[..., None, :] >= start) & (rank[..., None, :] < stop)
-    slots = pairs = slot_pairs = seen = None
+    slots = pairs = slot_pairs = visible = None
     if a.valid is not None:
         inside = inside & a.valid[..., None, :]
         full = stop > start
         slots, pairs = full.mT, a.valid[..., :, None] & full.mT
-        slot_pairs, seen = full & slots, full & a.valid[..., None, :]
+        slot_pairs, visible = full & slots, full & a.valid[..., None, :]
     size = xp.astype(xp.where(stop > start, stop - start, 1), a.q.dtype)
     means = xp.where(inside, 1.0 / size, 0.0)
     q, k = means @ a.q, means @ a.k
     k1 = softmax(xp, (a.q * a.scale) @ k.mT, pairs)
     k2 = softmax(xp, (q * a.scale) @ k.mT, slot_pairs)
-    k3 = softmax(xp, (q * a.scale) @ a.k.mT, seen)
+    k3 = softmax(xp, (q * a.scale) @ a.k.mT, visible)
     exact = None if count is None else (count <= m)[..., None]
     return _Landmarks(means, exact, q, k, k1, k2, k3)
 
@@ -142,19 +142,19 @@ def _norm(xp: Namespace, x: _Landmarks, init: str) -> _Norm:
 def _inverses(xp: Namespace, k2: Array, norm: _Norm, count: int) -> list[Array]:
     """Z_0 = K2ᵀ/norm, then `count` times Z <- ¼ Z (13 I - K2 Z (15 I - K2 Z (7 I - K2 Z)))."""
     eye = xp.astype(diagonal(xp, k2), k2.dtype)
-    found = [k2.mT / norm.value]
+    zs = [k2.mT / norm.value]
     for _ in range(count):
-        z = found[-1]
+        z = zs[-1]
         kz = k2 @ z
-        found.append(0.25 * (z @ (13.0 * eye - kz @ (15.0 * eye - kz @ (7.0 * eye - kz)))))
-    return found
+        zs.append(0.25 * (z @ (13.0 * eye - kz @ (15.0 * eye - kz @ (7.0 * eye - kz)))))
+    return zs
 
 
-def _inverse_gradient(xp: Namespace, x: _Landmarks, norm: _Norm, found: list[Array], dz: Array, init: str) -> Array:
+def _inverse_gradient(xp: Namespace, x: _Landmarks, norm: _Norm, zs: list[Array], dz: Array, init: str) -> Array:
     """dK2 for a cotangent of the last iterate, back through every step and the norm."""
     eye = xp.astype(diagonal(xp, x.k2), x.k2.dtype)
     dk2 = dz * 0.0
-    for z in reversed(found[:-1]):
+    for z in reversed(zs[:-1]):
         kz = x.k2 @ z
         inner = 7.0 * eye - kz
         middle = 15.0 * eye - kz @ inner
@@ -166,18 +166,18 @@ def _inverse_gradient(xp: Namespace, x: _Landmarks, norm: _Norm, found: list[Arr
         dz = 0.25 * (dz @ outer.mT) + x.k2.mT @ to_kz
     to_norm = -xp.sum(dz.mT * x.k2, axis=(-2, -1), keepdims=True) / (norm.value * norm.value)
     if init == "batch_max":
-        # the batch shares one norm; an axis that only v has repeats the items that k2 has once
+        # the batch shares one norm; an axis only in v repeats the items of k2
         to_norm = xp.sum(to_norm)
         repeats = math.prod(dz.shape[:-2]) // max(math.prod(x.k2.shape[:-2]), 1)
         to_norm = to_norm / max(repeats, 1)
     return dk2 + dz.mT / norm.value + xp.where(norm.first, to_norm, 0.0)
 
 
-def _context(op: str, given: dict[str, Any], options: dict[str, Any]) -> check.Context:
-    context = check.attention_context(op, given, options)
+def _context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> check.Context:
+    context = check.attention_context(op, arrays, options)
     if context.queries != context.keys:
         expected = f"(..., {context.queries}, d): queries and keys are the same tokens"
-        check.wrong_shape(op, "k", given["k"], expected)
+        check.wrong_shape(op, "k", arrays["k"], expected)
     if "num_landmarks" not in options:
         raise TypeError(f"{op}: missing argument 'num_landmarks'")
     return context
@@ -235,10 +235,10 @@ def nystrom_attention(
         q, k: (..., n, d). Leading axes broadcast; heads are axis -3.
         v: (..., n, e).
         num_landmarks: m. An item with at most m valid tokens gets exact softmax attention.
-        inverse_steps: part of the meaning, not a precision: 6, the authors' number, leave Z far from the inverse.
+        inverse_steps: part of the definition, not a precision: 6, the authors' choice, leaves Z far from the inverse.
         init: "exact" takes ‖K2‖₁, the maximum column sum, of each matrix; "batch_max" the largest of all leading axes,
             as the authors' code does by default: an item then depends on its batch-mates. Items that get exact softmax
-            have no part in it.
+            are left out.
         impl: "auto", "generic", the name of a kernel, or a tuple of names tried in order (see `attnkit.explain`).
         **common: `mask`, a key mask (..., 1, n) or (n,), `key_lengths` and `query_mask` (..., n): a token that one of
             them excludes is neither key nor query, and its output is 0. `scale` (None = 1/√d), `enable_gqa`.
@@ -287,16 +287,16 @@ def _exact_gradients(xp: Namespace, a: _Inputs, do: Array) -> dict[str, Array]:
 def _landmark_gradients(xp: Namespace, a: _Inputs, do: Array) -> dict[str, Array]:
     x = _landmarks(xp, a, a.num_landmarks)
     norm = _norm(xp, x, a.init)
-    found = _inverses(xp, x.k2, norm, a.inverse_steps)
+    zs = _inverses(xp, x.k2, norm, a.inverse_steps)
     u = x.k3 @ a.v
-    middle, dmiddle = found[-1] @ u, x.k1.mT @ do
+    middle, dmiddle = zs[-1] @ u, x.k1.mT @ do
     direct = 0.0
     if x.exact is not None:
         middle = xp.where(x.exact, x.means @ a.v, middle)
         direct = x.means.mT @ xp.where(x.exact, dmiddle, 0.0)
         dmiddle = xp.where(x.exact, 0.0, dmiddle)
-    du = found[-1].mT @ dmiddle
-    dk2 = _inverse_gradient(xp, x, norm, found, dmiddle @ u.mT, a.init)
+    du = zs[-1].mT @ dmiddle
+    dk2 = _inverse_gradient(xp, x, norm, zs, dmiddle @ u.mT, a.init)
     ds1 = softmax_gradient(xp, x.k1, do @ middle.mT) * a.scale
     ds2 = softmax_gradient(xp, x.k2, dk2) * a.scale
     ds3 = softmax_gradient(xp, x.k3, du @ a.v.mT) * a.scale

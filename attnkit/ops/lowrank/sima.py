@@ -1,4 +1,5 @@
-"""SimA (Koohpayegani & Pirsiavash 2022): each channel of q and of k by its L1 norm over the tokens, and no softmax."""
+"""SimA (Koohpayegani & Pirsiavash 2022): q and k normalised by the L1 norm of each channel over the tokens, no
+softmax."""
 
 from typing import Any, NamedTuple, Unpack
 
@@ -17,9 +18,9 @@ class GroupedTokens(Tokens, total=False):
     enable_gqa: bool
 
 
-def _context(op: str, given: dict[str, Any], options: dict[str, Any]) -> check.Context:
-    """Shapes as in every attention op; where L = S, padded keys without padded queries are an oversight."""
-    c = check.attention_context(op, given, options)
+def _context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> check.Context:
+    """Shapes as in every attention op; where L = S, padded keys need padded queries."""
+    c = check.attention_context(op, arrays, options)
     hidden = [name for name in ("mask", "key_lengths") if options.get(name) is not None]
     if hidden and options.get("query_mask") is None and c.queries == c.keys:
         text = f"with {hidden[0]} where L = S (all True if every query counts): it decides the norm of q; got None"
@@ -84,13 +85,13 @@ def _prepare(
     dtype = quadratic.compute_dtype(xp, q)
     shared = k.shape[-3] if enable_gqa else None
     live = split_heads(xp, query_mask, shared, -2)
-    seen = split_heads(xp, valid_keys(xp, k, k.shape[-2], mask, key_lengths), shared, -2)
-    # without a valid token on the other side a token takes no part either
-    live, seen = both(live, _any(xp, seen, k)), both(seen, _any(xp, live, q))
+    visible = split_heads(xp, valid_keys(xp, k, k.shape[-2], mask, key_lengths), shared, -2)
+    # tokens without a valid token on the other side do not contribute
+    live, visible = both(live, _any(xp, visible, k)), both(visible, _any(xp, live, q))
     q, k = (split_heads(xp, quadratic.cast(xp, x, dtype), shared) for x in (q, k))
     if v is not None:
-        v = chosen(xp, seen, split_heads(xp, quadratic.cast(xp, v, dtype), shared))
-    return _Inputs(_side(xp, q, live, eps), _side(xp, k, seen, eps), v, live, seen, shared)
+        v = chosen(xp, visible, split_heads(xp, quadratic.cast(xp, v, dtype), shared))
+    return _Inputs(_side(xp, q, live, eps), _side(xp, k, visible, eps), v, live, visible, shared)
 
 
 @operation_checked_by(_context, OWN)
@@ -108,7 +109,7 @@ def sima_attention(
         eps: the least norm, 1e-12 as in the official code.
         impl: "auto", "generic", the name of a kernel, or a tuple of names tried in order (see `attnkit.explain`).
         **tokens: `mask`, a key mask (..., 1, S) or (S,), and `key_lengths`: the valid keys; `query_mask` (..., L): the
-            valid queries, for all of them enter the norm of q; `enable_gqa`. With hidden keys and L = S `query_mask` is
+            valid queries, which all enter the norm of q; `enable_gqa`. With hidden keys and L = S `query_mask` is
             required. There is no causal form: every output depends on every query.
 
     Returns:

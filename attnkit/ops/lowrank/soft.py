@@ -33,7 +33,7 @@ class _Kernels(NamedTuple):
 def gaussian(xp: Namespace, x: Array, y: Array, half_scale: float) -> Array:
     """exp(-half_scale ‖x_i - y_j‖²), (..., i, j). x and y must lie about a common origin.
 
-    The expanded square can fall below 0 by rounding: there it counts as 0, but its gradient still flows.
+    The expanded square can fall below 0 by rounding: it then counts as 0, but still has a gradient.
     """
     size_x = xp.sum(x * x, axis=-1, keepdims=True)
     size_y = xp.sum(y * y, axis=-1, keepdims=True)
@@ -43,7 +43,7 @@ def gaussian(xp: Namespace, x: Array, y: Array, half_scale: float) -> Array:
 
 
 def _mean(xp: Namespace, x: Array, valid: Array | None) -> Array:
-    """The mean of the rows that are valid, the others being 0, (..., 1, d): a product, for the reason in `gaussian`."""
+    """The mean of the valid rows (the others are 0), (..., 1, d), as a product for the reason in `gaussian`."""
     share = xp.zeros_like(x[..., :1]) + 1.0
     if valid is not None:
         share = share * xp.astype(valid, x.dtype)[..., None]
@@ -66,7 +66,7 @@ def _kernels(
     ridge: float = 0.0,
     **tokens: Any,
 ) -> _Kernels:
-    """Everything invisible replaced by 0, one vector per (batch, head) subtracted, and both kernels formed."""
+    """Zero everything invisible, subtract one vector per (batch, head), and form both kernels."""
     dtype = compute_dtype(xp, q)
     n = q.shape[-2]
     keys = valid_keys(xp, q, n, tokens.get("mask"), tokens.get("key_lengths"))
@@ -129,8 +129,8 @@ def _towards(xp: Namespace, g: Array, x: Array, y: Array) -> Array:
     return xp.sum(g, axis=-1, keepdims=True) * x - g @ y
 
 
-def _context(op: str, given: dict[str, Any], options: dict[str, Any]) -> check.Context:
-    q, v, landmarks = given["q"], given.get("v"), given["landmarks"]
+def _context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> check.Context:
+    q, v, landmarks = arrays["q"], arrays.get("v"), arrays["landmarks"]
     for name, x in (("q", q), ("v", v), ("landmarks", landmarks)):
         if x is not None and x.ndim < 2:
             check.wrong_shape(op, name, x, "at least two axes, (..., tokens, features)")
@@ -144,7 +144,7 @@ def _context(op: str, given: dict[str, Any], options: dict[str, Any]) -> check.C
     leading = check.broadcast(op, "the leading axes of q, v and landmarks", *shapes)
     context = check.Context(op, q, leading, q.shape[-2], q.shape[-2], options)
     if v is not None:
-        cotangent(op, "do", given.get("do"), (*leading, q.shape[-2], v.shape[-1]))
+        cotangent(op, "do", arrays.get("do"), (*leading, q.shape[-2], v.shape[-1]))
     if options.get("landmark_mask") is not None:
         hint, shape = "bool (True = a landmark)", (*leading, landmarks.shape[-2])
         check.option_array(context, "landmark_mask", options["landmark_mask"], ("bool",), hint, shape, "(..., m)")

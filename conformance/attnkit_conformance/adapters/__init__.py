@@ -1,1 +1,1 @@
-"""attnkit on every backend, seen through the same door as third parties."""
+"""attnkit's own backends as adapters, through the same interface as third parties."""

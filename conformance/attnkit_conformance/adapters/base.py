@@ -1,4 +1,4 @@
-"""What attnkit's adapters share: attnkit's public functions behind the door of `Adapter`."""
+"""Shared by attnkit's adapters: attnkit's public functions behind the `Adapter` interface."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def kernels(library: str, gradients: bool = False) -> dict[str, tuple[str, ...]]
     """{op: names of attnkit's kernels for it, or for its explicit gradients} for a library."""
     module = f"attnkit.backends.{library}"
     tables = importlib.import_module(module).KERNELS if importlib.util.find_spec(module) else {}
-    chosen = {op: rows for op, rows in tables.items() if op.endswith(VJP) is gradients}
-    return {op.removesuffix(VJP): tuple(kernel.name for kernel in rows) for op, rows in chosen.items()}
+    rows_by_op = {op: rows for op, rows in tables.items() if op.endswith(VJP) is gradients}
+    return {op.removesuffix(VJP): tuple(kernel.name for kernel in rows) for op, rows in rows_by_op.items()}
 
 
 def implementations(library: str, gradients: bool = False) -> dict[str, tuple[str, ...] | None]:
-    """{implementation: ops that have it, None for all}: the generic body, then the kernels."""
-    found: dict[str, tuple[str, ...] | None] = {"generic": None}
+    """{implementation: ops that support it, None for all}: the generic body, then the kernels."""
+    ops_of: dict[str, tuple[str, ...] | None] = {"generic": None}
     for op, names in kernels(library, gradients).items():
-        found |= {name: (*(found.get(name) or ()), op) for name in names}
-    return found
+        ops_of |= {name: (*(ops_of.get(name) or ()), op) for name in names}
+    return ops_of
 
 
 @contextmanager
@@ -76,8 +76,8 @@ class AttnkitAdapter:
     def forward(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
         """Outputs of an op under this adapter's `impl`."""
         row = BY_NAME[op]
-        chosen = {"impl": self.impl} if dispatches(row) else {}
-        return row.binding.forward(attnkit, row, arrays, {**chosen, **params})
+        impl = {"impl": self.impl} if dispatches(row) else {}
+        return row.binding.forward(attnkit, row, arrays, {**impl, **params})
 
     def call(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
         """Outputs; attnkit's NotImplementedError becomes Unsupported."""
@@ -87,9 +87,9 @@ class AttnkitAdapter:
     def vjp(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays) -> dict[str, Any]:
         """Explicit gradients; attnkit's NotImplementedError becomes Unsupported."""
         row = BY_NAME[op]
-        chosen = {"impl": self.impl} if dispatches(row) else {}
+        impl = {"impl": self.impl} if dispatches(row) else {}
         with refusing():
-            return row.binding.vjp(attnkit, row, arrays, {**chosen, **params}, cotangents)
+            return row.binding.vjp(attnkit, row, arrays, {**impl, **params}, cotangents)
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
         """The reason that attnkit.explain gives against this adapter's `impl`."""
@@ -112,20 +112,20 @@ class Explained(Exception):
 
 
 def explain(row: Op, arrays: Arrays, params: Arrays) -> dict[str, str | None]:
-    """attnkit.explain for a case, asked with the arguments that the binding of the op makes of it."""
+    """attnkit.explain for a case, with the arguments that the op's binding passes."""
 
-    def told(*given: Any, **options: Any) -> None:
-        raise Explained(attnkit.explain(getattr(attnkit, row.name), *given, **options))
+    def explain_call(*arguments: Any, **options: Any) -> None:
+        raise Explained(attnkit.explain(getattr(attnkit, row.name), *arguments, **options))
 
     try:
-        row.binding.forward(SimpleNamespace(**{row.name: told}), row, arrays, params)
+        row.binding.forward(SimpleNamespace(**{row.name: explain_call}), row, arrays, params)
     except Explained as answer:
         return answer.reasons
     raise RuntimeError(f"the binding of {row.name} does not call it")
 
 
 class Absent:
-    """Stands for a library or device that is not there: every case is counted as unsupported, with the reason."""
+    """Stands for a missing library or device: every case counts as unsupported, with the reason."""
 
     def __init__(self, name: str, reason: str, dtypes: tuple[str, ...]) -> None:
         self.name, self.reason, self.dtypes, self.description = name, reason, dtypes, reason

@@ -1,24 +1,24 @@
-"""Special cases of point-wise attention, for adapters that call kernels without attnkit's public functions."""
+"""Ops and their special cases, for adapters that call kernels without attnkit's public functions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
 from typing import Any
 
-from attnkit.ops.pointwise import reluformer_options, sigmoid_options
-
-POINTWISE: dict[str, Callable[..., dict[str, Any]]] = {
-    "pointwise_attention": dict,
-    "reluformer_attention": reluformer_options,
-    "sigmoid_attention": sigmoid_options,
-}
-"""{op: its own options as those of pointwise_attention}."""
-OWN = ("gamma", "length")
+from attnkit._core.family import RECORDS, Family, special_cases
+from attnkit.ops import pointwise
 
 
-def as_pointwise(op: str, given: dict[str, Any]) -> dict[str, Any]:
-    """The options of an op as those of pointwise_attention."""
-    if op == "pointwise_attention":
-        return given
-    own = {name: given[name] for name in OWN if name in given}
-    return {name: x for name, x in given.items() if name not in own} | POINTWISE[op](**own)
+def cases(family: Family) -> tuple[str, ...]:
+    """An op and its special cases."""
+    return (family.name, *(op for op, called in special_cases().items() if called == family.name))
+
+
+POINTWISE = cases(pointwise.POINTWISE)
+
+
+def as_called(op: str, given: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a special case as those of the op that it calls; those of another op as they are."""
+    translate = RECORDS[op].family.translate
+    own = {name: given[name] for name in inspect.signature(translate).parameters if name in given}
+    return {name: x for name, x in given.items() if name not in own} | translate(**own)

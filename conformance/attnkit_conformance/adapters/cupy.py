@@ -27,7 +27,7 @@ class Cupy(AttnkitAdapter):
 
 
 def missing_device() -> str | None:
-    """Why CuPy cannot compute here, or None."""
+    """Why CuPy cannot run here, or None."""
     try:
         return None if cupy.cuda.runtime.getDeviceCount() else "no CUDA device"
     except cupy.cuda.runtime.CUDARuntimeError as error:
@@ -35,8 +35,8 @@ def missing_device() -> str | None:
 
 
 def adapters() -> list[Any]:
-    """One adapter per implementation, or one that says why there is none."""
+    """One adapter per implementation, or one that reports why there is none."""
     if reason := missing_device():
         return [Absent("cupy", reason, HALF_AND_ABOVE)]
-    found = implementations("cupy").items()
-    return [Cupy(f"cupy-{name}", HALF_AND_ABOVE, name, "explicit gradients", ops) for name, ops in found]
+    rows = implementations("cupy").items()
+    return [Cupy(f"cupy-{name}", HALF_AND_ABOVE, name, "explicit gradients", ops) for name, ops in rows]

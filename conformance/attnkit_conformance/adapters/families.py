@@ -19,7 +19,7 @@ REQUIRES = {
     "cuda_cpu": "numpy", "pallas_interpreted": "jax",
     "jax_triton_interpreted": "triton",
 }  # fmt: skip
-EMULATED = ("cuda_cpu", "pallas_interpreted")  # have modules of their own
+EMULATED = ("cuda_cpu", "pallas_interpreted")  # defined in separate modules
 DEFAULT = ("numpy", "numpy_readonly", "strict", "torch", "jax", "jax_x64", "cupy")
 
 
@@ -43,7 +43,7 @@ def family(name: str) -> list[Any]:
 
 
 def default() -> list[str]:
-    """The families that are judged where none is named: everything found here."""
+    """The families that are judged by default: all that are installed."""
     cuda = ["torch_cuda"] if importlib.util.find_spec("torch") and has_cuda() else []
     return [*DEFAULT, *cuda]
 

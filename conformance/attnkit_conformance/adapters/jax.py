@@ -1,4 +1,4 @@
-"""attnkit on JAX arrays under jit, gradients by jax.vjp. Double precision holds for a process: use a worker for it."""
+"""attnkit on JAX arrays under jit, gradients by jax.vjp. Double precision is a process-wide setting: use a worker."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import numpy as np
 from attnkit_conformance.adapters.base import Arrays, AttnkitAdapter, implementations, refusing
 from attnkit_conformance.opdb import BY_NAME
 
-KEPT = 60  # jitted functions of all adapters of a process: each holds memory maps, and their number is limited
-# Every case is a program of its own, run once or twice, and compiling is nearly all of the time: this halves it.
+CACHE_SIZE = 60  # jitted functions of a process: each holds memory maps, whose number is limited
+# Every case is a separate program, run once or twice, so compiling takes nearly all of the time: this halves it.
 LIGHT = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
 Options = dict[str, Any]
 
 
 def light() -> Options:
-    """Options with which XLA compiles for the CPU in less time, as far as it knows them; none on other devices."""
+    """Options that reduce XLA's compile time on the CPU, if this version has them; none on other devices."""
     return (
         {name: value for name, value in LIGHT.items() if known(name, value)} if jax.default_backend() == "cpu" else {}
     )
@@ -35,8 +35,9 @@ def known(name: str, value: Any) -> bool:
 
 
 class Jax(AttnkitAdapter):
-    """Every call is jitted; jitted functions are kept, so that one shape is compiled once."""
+    """Every call is jitted; jitted functions are cached, so that a shape is compiled once."""
 
+    compiles = True
     jitted: ClassVar[dict[tuple[Any, ...], Callable[..., Any]]] = {}
     numbers: ClassVar[Iterator[int]] = itertools.count()
 
@@ -63,7 +64,7 @@ class Jax(AttnkitAdapter):
         """The jitted function of an op with these parameters."""
         key = (self.number, kind, op, repr(sorted(params.items())))
         if key not in self.jitted:
-            if len(self.jitted) >= KEPT:
+            if len(self.jitted) >= CACHE_SIZE:
                 self.jitted.clear()
                 jax.clear_caches()
             self.jitted[key] = jax.jit(make(), compiler_options=self.options)
@@ -87,8 +88,8 @@ class Jax(AttnkitAdapter):
 
         def pull(leaves: Any, rest: Any, cotangents: Any) -> Any:
             def outputs(leaves: Any) -> Any:
-                found = self.answer(op, {**leaves, **rest}, params)
-                return {name: found[name] for name in cotangents}
+                results = self.answer(op, {**leaves, **rest}, params)
+                return {name: results[name] for name in cotangents}
 
             return jax.vjp(outputs, leaves)[1](cotangents)[0]
 
@@ -104,7 +105,7 @@ def adapters(options: Options | None = None) -> list[AttnkitAdapter]:
 
 
 def double_precision() -> Jax:
-    """The adapter that a worker serves after JAX_ENABLE_X64 was set."""
+    """The adapter for a worker with JAX_ENABLE_X64 set."""
     if jax.numpy.zeros(0).dtype != np.float64:
         raise RuntimeError("set JAX_ENABLE_X64=1 before the process starts")
     return Jax("jax_x64", "auto", ("float64", "float32"), None, light())

@@ -1,6 +1,6 @@
-"""attnkit's Triton kernels called from JAX, in Triton's interpreter: a process with TRITON_INTERPRET=1, use a worker.
+"""attnkit's Triton kernels called from JAX in Triton's interpreter, in a process with TRITON_INTERPRET=1: use a worker.
 
-Everything is as on a GPU but the launch itself, which is a callback.
+Everything is as on a GPU except the launch itself, which is a callback.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import numpy as np
 
 from attnkit.backends.jax import triton
 from attnkit_conformance.adapters.base import Arrays
-from attnkit_conformance.adapters.cases import POINTWISE, as_pointwise
+from attnkit_conformance.adapters.cases import POINTWISE, as_called
 from attnkit_conformance.adapters.jax import Jax, light
 from attnkit_conformance.opdb import BY_NAME
 
 
 def interpreted(launch: triton.Launch, compute_capability: int | None = None) -> tuple[jax.Array, ...]:
-    """A launch in the interpreter, which takes torch tensors; outputs hold NaN before."""
+    """A launch in the interpreter, which takes torch tensors; outputs are filled with NaN first."""
     import torch
 
     def run(*arrays: Any) -> tuple[np.ndarray, ...]:
@@ -30,13 +30,13 @@ def interpreted(launch: triton.Launch, compute_capability: int | None = None) ->
         launch.kernel[(launch.programs,)](*tensors, *outputs, **launch.constants)
         return tuple(x.numpy() for x in outputs)
 
-    found: tuple[jax.Array, ...] = jax.pure_callback(run, launch.outputs, *launch.arrays)
-    return found
+    results: tuple[jax.Array, ...] = jax.pure_callback(run, launch.outputs, *launch.arrays)
+    return results
 
 
-def attend(op: str, q: Any, k: Any, v: Any, **given: Any) -> Any:
+def attend(op: str, q: Any, k: Any, v: Any, **options: Any) -> Any:
     """One of `POINTWISE`."""
-    return triton.attend(q, k, v, **as_pointwise(op, given))
+    return triton.attend(q, k, v, **as_called(op, options))
 
 
 class Interpreted(Jax):
@@ -50,7 +50,7 @@ class Interpreted(Jax):
         triton.call = interpreted
         super().__init__("jax_triton_interpreted", "triton", ("float32", "float16"), tuple(POINTWISE), light())
         self.description = f"interpreted on the CPU; {self.description}"
-        np.seterr(all="ignore")  # a GPU does not warn of NaN and infinities either
+        np.seterr(all="ignore")  # a GPU does not warn about NaN and infinities either
 
     def answer(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
         """Outputs from the kernels."""
@@ -62,4 +62,4 @@ class Interpreted(Jax):
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
         """What the kernels do not serve on any device."""
-        return triton.unsupported_options(**as_pointwise(op, {**arrays, **params}))
+        return triton.unsupported_options(**as_called(op, {**arrays, **params}))

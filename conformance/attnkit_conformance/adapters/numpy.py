@@ -1,4 +1,4 @@
-"""attnkit on NumPy arrays, and on NumPy arrays that may not be written to."""
+"""attnkit on NumPy arrays, and on read-only NumPy arrays."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from attnkit_conformance.model.case import DTYPES
 
 
 class ReadOnly(AttnkitAdapter):
-    """Inputs are not writeable: whoever works in place is found out."""
+    """Inputs are read-only, which exposes in-place writes."""
 
     def array(self, x: np.ndarray, dtype: str) -> Any:
-        """A view that refuses to be written to."""
+        """A read-only view."""
         view = x.view()
         view.flags.writeable = False
         return view
 
 
 def adapters() -> list[AttnkitAdapter]:
-    """One adapter per implementation, and the adversary."""
+    """One adapter per implementation, and the read-only one."""
     text = "explicit gradients"
     return [
         *(AttnkitAdapter(f"numpy-{name}", DTYPES, name, text, ops) for name, ops in implementations("numpy").items()),

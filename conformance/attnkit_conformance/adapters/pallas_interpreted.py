@@ -1,6 +1,6 @@
-"""attnkit's Pallas kernels on CPU arrays, interpreted as programs of XLA.
+"""attnkit's Pallas kernels on CPU arrays, interpreted as XLA programs.
 
-They are called directly, for attnkit's dispatch never picks an interpreter.
+They are called directly, because attnkit's dispatch never selects an interpreter.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Any
 
 from attnkit.backends.jax import pallas
 from attnkit_conformance.adapters.base import Arrays
-from attnkit_conformance.adapters.cases import POINTWISE, as_pointwise
+from attnkit_conformance.adapters.cases import POINTWISE, as_called
 from attnkit_conformance.adapters.jax import Jax, light
 from attnkit_conformance.opdb import BY_NAME
 
 
-def attend(op: str, q: Any, k: Any, v: Any, **given: Any) -> Any:
+def attend(op: str, q: Any, k: Any, v: Any, **options: Any) -> Any:
     """One of `POINTWISE`, interpreted."""
-    return pallas.attend(q, k, v, interpret=True, **as_pointwise(op, given))
+    return pallas.attend(q, k, v, interpret=True, **as_called(op, options))
 
 
 class Interpreted(Jax):
@@ -40,9 +40,9 @@ class Interpreted(Jax):
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
         """What the kernels do not serve on any device."""
-        return pallas.unsupported_options(**as_pointwise(op, {**arrays, **params}))
+        return pallas.unsupported_options(**as_called(op, {**arrays, **params}))
 
 
 def adapters() -> list[Interpreted]:
-    """The only one."""
+    """The only adapter."""
     return [Interpreted()]

@@ -21,11 +21,11 @@ class Strict(AttnkitAdapter):
         super().__init__("strict", ("float32", "float64"), description="array-api-strict, explicit gradients")
 
     def array(self, x: np.ndarray, dtype: str) -> Any:
-        """An array that has only what the standard names."""
+        """An array with only the standard's attributes."""
         return array_api_strict.asarray(x)
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
-        """What needs the extension linalg."""
+        """Why a call needs the extension linalg."""
         return "no extension linalg" if op in NEEDS_LINALG else super().unsupported(op, arrays, params)
 
     def numpy(self, x: Any) -> np.ndarray:

@@ -21,7 +21,7 @@ class Explicit(AttnkitAdapter):
         self.device = torch.device(device)
 
     def array(self, x: np.ndarray, dtype: str) -> Any:
-        """A tensor with the strides of `x`, but for negative ones, which torch has not."""
+        """A tensor with the strides of `x`, except negative ones, which torch does not support."""
         if any(stride < 0 for stride in x.strides):
             x = np.ascontiguousarray(x)
         if is_dtype(x, "bfloat16"):
@@ -54,19 +54,19 @@ def pulled_back(
     live = [name for name in cotangents if outputs[name].requires_grad]
     if not live:
         return {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
-    given = [cotangents[name] for name in live]
-    found = torch.autograd.grad([outputs[name] for name in live], list(leaves.values()), given, allow_unused=True)
-    pairs = zip(leaves.items(), found, strict=True)
+    grads_of = [cotangents[name] for name in live]
+    grads = torch.autograd.grad([outputs[name] for name in live], list(leaves.values()), grads_of, allow_unused=True)
+    pairs = zip(leaves.items(), grads, strict=True)
     return {name: torch.zeros_like(leaf) if grad is None else grad for (name, leaf), grad in pairs}
 
 
 def adapters() -> list[AttnkitAdapter]:
     """One adapter per implementation on each device, and the explicit gradients."""
     devices = {"": "cpu", **({"_cuda": "cuda"} if torch.cuda.is_available() else {})}
-    made: list[AttnkitAdapter] = []
+    every: list[AttnkitAdapter] = []
     for suffix, device in devices.items():
         for name, ops in implementations("torch").items():
-            made.append(Autograd(f"torch{suffix}-{name}", name, device, f"{device}, autograd", ops))
+            every.append(Autograd(f"torch{suffix}-{name}", name, device, f"{device}, autograd", ops))
         for name, ops in implementations("torch", gradients=True).items():
-            made.append(Explicit(f"torch{suffix}-{name}-explicit", name, device, f"{device}, explicit gradients", ops))
-    return made
+            every.append(Explicit(f"torch{suffix}-{name}-explicit", name, device, f"{device}, explicit gradients", ops))
+    return every

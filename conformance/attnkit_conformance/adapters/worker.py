@@ -1,7 +1,7 @@
-"""An adapter in a process of its own, for modes that hold for a whole process and for code that may crash.
+"""An adapter in a separate process, for process-wide modes and for code that may crash.
 
-Cases travel over a pipe as pickled NumPy arrays, bfloat16 as its 16-bit integers. A worker that dies becomes a
-`WorkerDied` with its exit code instead of a hang, and the next call starts a fresh one.
+Cases are sent over a pipe as pickled NumPy arrays, bfloat16 as 16-bit integers. A worker that dies raises `WorkerDied`
+with its exit code instead of hanging, and the next call starts a fresh one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from attnkit_conformance.adapter import IllFormed, Unsupported, answered
 from attnkit_conformance.model.case import aligned, is_dtype, numpy_dtype
 
 PATIENCE = 600.0  # seconds for one call, compilation included
-FAREWELL = 60.0  # seconds in which a worker whose pipe is closed ends by itself
+FAREWELL = 60.0  # seconds for a worker to exit after its pipe is closed
 
 
 class WorkerDied(RuntimeError):
@@ -50,8 +50,8 @@ def pack(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
 def load(target: str) -> Any:
     """The object named "package.module:ATTRIBUTE"; a class or function without arguments is called."""
     module, _, attribute = target.partition(":")
-    found = getattr(importlib.import_module(module), attribute)
-    return found() if isinstance(found, type) or (callable(found) and not hasattr(found, "call")) else found
+    value = getattr(importlib.import_module(module), attribute)
+    return value() if isinstance(value, type) or (callable(value) and not hasattr(value, "call")) else value
 
 
 def serve(pipe: Connection, target: str) -> None:
@@ -62,6 +62,7 @@ def serve(pipe: Connection, target: str) -> None:
         traits = {"dtypes": adapter.dtypes, "errors": getattr(adapter, "errors", False), "declares": declares}
         traits |= {"description": getattr(adapter, "description", ""), "ops": getattr(adapter, "ops", None)}
         traits |= {"without": getattr(adapter, "without", ()), "serves": getattr(adapter, "serves", None)}
+        traits |= {"compiles": getattr(adapter, "compiles", False)}
         pipe.send(("answer", traits))
     except Exception as error:
         pipe.send(("error", (type(error).__name__, f"{target}: {error}")))
@@ -77,14 +78,14 @@ def serve(pipe: Connection, target: str) -> None:
 def answer(adapter: Any, method: str, op: str, arrays: Any, params: Any, cotangents: Any) -> tuple[str, Any]:
     """Run one call in the worker."""
     try:
-        given = {name: adapter.array(aligned(unpacked(x)), x[0]) for name, x in arrays.items()}
+        inputs = {name: adapter.array(aligned(unpacked(x)), x[0]) for name, x in arrays.items()}
         if method == "unsupported":
-            return "answer", adapter.unsupported(op, given, params)
+            return "answer", adapter.unsupported(op, inputs, params)
         if method == "vjp":
-            pulled = {name: adapter.array(aligned(unpacked(x)), x[0]) for name, x in cotangents.items()}
-            result = adapter.vjp(op, given, params, pulled)
+            grads = {name: adapter.array(aligned(unpacked(x)), x[0]) for name, x in cotangents.items()}
+            result = adapter.vjp(op, inputs, params, grads)
         else:
-            result = adapter.call(op, given, params)
+            result = adapter.call(op, inputs, params)
         return "answer", pack(answered(adapter, method, result))
     except Unsupported as refusal:
         return "unsupported", str(refusal)
@@ -95,7 +96,7 @@ def answer(adapter: Any, method: str, op: str, arrays: Any, params: Any, cotange
 
 
 def end(pipe: Connection, process: subprocess.Popen[bytes]) -> None:
-    """End a worker and wait until it has: closing the pipe tells it to, and one that does not listen is killed."""
+    """End a worker and wait for it: closing the pipe stops it, and one that does not react is killed."""
     pipe.close()
     try:
         process.wait(FAREWELL)
@@ -121,10 +122,11 @@ class WorkerAdapter:
         self.ops: tuple[str, ...] | None = traits["ops"]
         self.without: tuple[str, ...] = tuple(traits["without"])
         self.serves: Mapping[str, Mapping[str, Any]] | None = traits["serves"]
+        self.compiles: bool = traits["compiles"]
         self.unsupported = self.declared if traits["declares"] else None
 
     def start(self) -> Any:
-        """Start the process and wait until it says what it can do."""
+        """Start the process and wait for its capabilities."""
         ours, theirs = socket.socketpair()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **self.environment}
         command = [sys.executable, "-m", "attnkit_conformance.adapters.worker", str(theirs.fileno()), self.target]
@@ -135,7 +137,7 @@ class WorkerAdapter:
         return self.receive("starting")
 
     def receive(self, doing: str) -> Any:
-        """The worker's next answer, or the exception that it stands for."""
+        """The worker's next answer; an exception in the worker is raised here."""
         try:
             if not self.pipe.poll(self.patience):
                 self.process.kill()
@@ -151,8 +153,8 @@ class WorkerAdapter:
         if kind == "ill-formed":
             raise IllFormed(value)
         if kind == "error":
-            known = getattr(builtins, value[0], RuntimeError)
-            raise known(value[1] if known is not RuntimeError else ": ".join(value))
+            exception = getattr(builtins, value[0], RuntimeError)
+            raise exception(value[1] if exception is not RuntimeError else ": ".join(value))
         return value
 
     def ask(self, method: str, op: str, arrays: Any, params: Any, cotangents: Any = None) -> Any:
@@ -160,16 +162,16 @@ class WorkerAdapter:
         if self.process.poll() is not None:
             self.close()
             self.start()
-        with suppress(ConnectionError):  # the worker has died: receive says how
+        with suppress(ConnectionError):  # the worker has died: `receive` reports how
             self.pipe.send((method, op, pack(arrays), dict(params), pack(cotangents or {})))
         return self.receive(f"running {method} of {op}")
 
     def array(self, x: np.ndarray, dtype: str) -> np.ndarray:
-        """Arrays stay NumPy's on this side; the worker makes them its own."""
+        """Arrays stay NumPy's on this side; the worker converts them."""
         return x
 
     def numpy(self, x: np.ndarray) -> np.ndarray:
-        """The worker has already made them NumPy's."""
+        """The worker has already converted them to NumPy."""
         return x
 
     def call(self, op: str, arrays: Mapping[str, Any], params: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -183,7 +185,7 @@ class WorkerAdapter:
         return {name: unpacked(x) for name, x in self.ask("vjp", op, arrays, params, cotangents).items()}
 
     def declared(self, op: str, arrays: Mapping[str, Any], params: Mapping[str, Any]) -> str | None:
-        """What the adapter in the worker declares unsupported."""
+        """The declaration of the worker's adapter."""
         reason: str | None = self.ask("unsupported", op, arrays, params)
         return reason
 

@@ -1,10 +1,10 @@
-"""Golden vectors for implementations in any language: `export` writes them, `compare` judges what others computed.
+"""Golden vectors for implementations in any language: `export` writes them, `compare` judges the results of others.
 
 A folder holds one safetensors file per op. Tensors are named "<case>/in.<argument>", "<case>/cotangent.<output>",
 "<case>/out.<output>" and "<case>/grad.<argument>"; the last two are the float64 golden values, the others have the
-dtype of the case. manifest.json gives parameters, units and bounds, and sha256 of each file; tensors.txt and params.txt
-say the same line by line, for readers without JSON: where each tensor lies, and how far a result may be from it.
-SHA256SUMS covers everything.
+dtype of the case. manifest.json gives parameters, units and bounds, and the sha256 of each file; tensors.txt and
+params.txt give the same line by line for readers without JSON: the position of each tensor and the allowed error of a
+result. SHA256SUMS covers everything.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from attnkit_conformance.core import CaseResult
 from attnkit_conformance.judge import matcher
 from attnkit_conformance.model import tolerance
 from attnkit_conformance.model.case import DTYPES, Case, is_dtype, numpy_dtype
-from attnkit_conformance.model.golden import drawn, golden
+from attnkit_conformance.model.golden import draw_case, golden
 from attnkit_conformance.model.tolerance import Limit
 from attnkit_conformance.opdb import BY_NAME, OPDB
 from attnkit_conformance.report.files import version
 
-FORMAT = 2  # of the folder; raised when a reader of the one before could not read it
+FORMAT = 2  # of the folder; raised when older readers cannot read it
 SEMANTICS = 1  # of docs/semantics.md; raised when the result of a valid call changes
 SUMS = "SHA256SUMS"
 TENSOR_DTYPES = {
@@ -41,13 +41,13 @@ TENSOR_DTYPES = {
 
 
 def tensors_of(case: Case) -> dict[str, np.ndarray]:
-    """Everything that a case is made of, under its names in the file."""
+    """All tensors of a case by name in the file."""
     op = BY_NAME[case.op]
-    found = {f"in.{name}": case.typed(name) for name in case.arrays}
+    tensors = {f"in.{name}": case.typed(name) for name in case.arrays}
     for name, x in case.cotangents.items():
-        found[f"cotangent.{name}"] = x.astype(numpy_dtype(op.output_dtype(name, case.dtype)))
-    found |= {name: limit.golden for name, limit in limits_of(case).items()}
-    return {f"{case.id}/{name}": x.copy(order="C") for name, x in found.items()}
+        tensors[f"cotangent.{name}"] = x.astype(numpy_dtype(op.output_dtype(name, case.dtype)))
+    tensors |= {name: limit.golden for name, limit in limits_of(case).items()}
+    return {f"{case.id}/{name}": x.copy(order="C") for name, x in tensors.items()}
 
 
 def entry(case: Case) -> dict[str, Any]:
@@ -64,8 +64,8 @@ def export(
 ) -> int:
     """Write the vectors of all selected cases; returns how many."""
     keep = matcher(expression)
-    chosen = (s for op in OPDB for s in core.samples(op.name, profile, dtypes) if keep(s.id))
-    return write(folder, (drawn(sample) for sample in chosen))
+    selection = (s for op in OPDB for s in core.samples(op.name, profile, dtypes) if keep(s.id))
+    return write(folder, (draw_case(sample) for sample in selection))
 
 
 def write(folder: Path, cases: Iterable[Case]) -> int:
@@ -75,10 +75,10 @@ def write(folder: Path, cases: Iterable[Case]) -> int:
     entries: list[dict[str, Any]] = []
     places: list[str] = []
     params: list[str] = []
-    for op, held in itertools.groupby(cases, key=lambda case: case.op):
+    for op, of_op in itertools.groupby(cases, key=lambda case: case.op):
         tensors: dict[str, np.ndarray] = {}
         allowed: dict[str, float] = {}
-        for case in held:
+        for case in of_op:
             tensors |= tensors_of(case)
             entries.append(entry(case))
             allowed |= {f"{case.id}/{name}": x.allowed * x.unit for name, x in limits_of(case).items()}
@@ -109,20 +109,20 @@ def write(folder: Path, cases: Iterable[Case]) -> int:
 def limits_of(case: Case) -> dict[str, Limit]:
     """Golden values with their limits, by the names of their tensors."""
     truth = golden(case)
-    found = {f"out.{name}": limit for name, limit in truth.outputs.items()}
-    return found | {f"grad.{name}": limit for name, limit in truth.gradients.items()}
+    limits = {f"out.{name}": limit for name, limit in truth.outputs.items()}
+    return limits | {f"grad.{name}": limit for name, limit in truth.gradients.items()}
 
 
 def places_of(path: Path, allowed: dict[str, float]) -> Iterator[str]:
-    """Lines of tensors.txt, "case tensor file offset bytes dtype shape allowed": offset counts bytes from the
-    beginning of the file, allowed is the largest error that a result may have (nan for what is given).
+    """Lines of tensors.txt, "case tensor file offset bytes dtype shape allowed": offset is in bytes from the
+    beginning of the file, allowed is the largest error of a result (nan for inputs).
     """
     data = path.read_bytes()
     start = 8 + int.from_bytes(data[:8], "little")
-    for key, held in sorted(json.loads(data[8:start]).items()):
+    for key, entry in sorted(json.loads(data[8:start]).items()):
         case, _, name = key.rpartition("/")
-        shape, dtype = json.dumps(held["shape"], separators=(",", ":")), TENSOR_DTYPES[held["dtype"]]
-        begin, end = held["data_offsets"]
+        shape, dtype = json.dumps(entry["shape"], separators=(",", ":")), TENSOR_DTYPES[entry["dtype"]]
+        begin, end = entry["data_offsets"]
         yield f"{case} {name} {path.name} {start + begin} {end - begin} {dtype} {shape} {allowed.get(key, math.nan)!r}"
 
 
@@ -133,15 +133,15 @@ def digest(path: Path) -> str:
 
 def read_tensors(path: Path) -> Iterator[tuple[str, np.ndarray]]:
     """All tensors of a safetensors file, bfloat16 included."""
-    for name, held in deserialize(path.read_bytes()):
-        if held["dtype"] not in TENSOR_DTYPES:
-            raise ValueError(f"{path}: {name} has dtype {held['dtype']}; expected one of {', '.join(TENSOR_DTYPES)}")
-        kind = numpy_dtype(TENSOR_DTYPES[held["dtype"]])
-        yield name, np.frombuffer(held["data"], dtype=kind).reshape(held["shape"])
+    for name, entry in deserialize(path.read_bytes()):
+        if entry["dtype"] not in TENSOR_DTYPES:
+            raise ValueError(f"{path}: {name} has dtype {entry['dtype']}; expected one of {', '.join(TENSOR_DTYPES)}")
+        kind = numpy_dtype(TENSOR_DTYPES[entry["dtype"]])
+        yield name, np.frombuffer(entry["data"], dtype=kind).reshape(entry["shape"])
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of exported vectors, after all checksums were verified."""
+    """The manifest of exported vectors, after verifying all checksums."""
     path = folder / "manifest.json"
     if not path.exists():
         raise ValueError(f"{folder}: no manifest.json; write one with the export command")
@@ -160,41 +160,41 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 def compare(folder: Path, theirs: Path) -> list[CaseResult]:
     """Judge the tensors in the safetensors files of `theirs` ("<case>/out.o", "<case>/grad.q", ...)."""
     manifest = read_manifest(folder)
-    held = [folder / name for name in manifest["files"] if name.endswith(".safetensors")]
-    golden_tensors = {name: x for path in held for name, x in read_tensors(path)}
+    files = [folder / name for name in manifest["files"] if name.endswith(".safetensors")]
+    golden_tensors = {name: x for path in files for name, x in read_tensors(path)}
     paths = sorted(theirs.glob("*.safetensors")) if theirs.is_dir() else [theirs]
     if not paths or not paths[0].exists():
         raise ValueError(f"{theirs}: no safetensors files")
-    given = {name: x for path in paths for name, x in read_tensors(path) if "/out." in name or "/grad." in name}
-    unknown = sorted(set(given) - set(golden_tensors))
+    results = {name: x for path in paths for name, x in read_tensors(path) if "/out." in name or "/grad." in name}
+    unknown = sorted(set(results) - set(golden_tensors))
     if unknown:
         raise ValueError(f"{theirs}: {len(unknown)} tensors match no case, the first is {unknown[0]!r}")
-    return [compare_case(item, golden_tensors, given, theirs.name) for item in manifest["cases"]]
+    return [compare_case(item, golden_tensors, results, theirs.name) for item in manifest["cases"]]
 
 
 def compare_case(
-    item: dict[str, Any], golden_tensors: dict[str, np.ndarray], given: dict[str, np.ndarray], name: str
+    item: dict[str, Any], golden_tensors: dict[str, np.ndarray], results: dict[str, np.ndarray], name: str
 ) -> CaseResult:
-    """The verdict on one case; without any of its tensors it counts as unsupported, without some it fails."""
-    found = core.Findings()
-    present = [output for output in item["limits"] if f"{item['id']}/{output}" in given]
-    for output, held in item["limits"].items():
+    """The verdict on one case; it is unsupported if all of its tensors are missing, and fails if some are."""
+    findings = core.Findings()
+    present = [output for output in item["limits"] if f"{item['id']}/{output}" in results]
+    for output, bounds in item["limits"].items():
         key = f"{item['id']}/{output}"
-        if key not in given:
+        if key not in results:
             if present and output.startswith("out."):
-                found.fail("names", f"{output} is missing")
+                findings.fail("names", f"{output} is missing")
             continue
-        limit = Limit(golden_tensors[key], held["dtype"], held["unit"], held["bound"], held["second_rule"])
-        x = given[key]
+        limit = Limit(golden_tensors[key], bounds["dtype"], bounds["unit"], bounds["bound"], bounds["second_rule"])
+        x = results[key]
         if x.shape != limit.golden.shape:
-            found.fail("shape", f"{output} has shape {x.shape}; expected {limit.golden.shape}")
+            findings.fail("shape", f"{output} has shape {x.shape}; expected {limit.golden.shape}")
             continue
         if not is_dtype(x, limit.dtype):
-            found.fail("dtype", f"{output} has dtype {x.dtype.name}; expected {limit.dtype}")
+            findings.fail("dtype", f"{output} has dtype {x.dtype.name}; expected {limit.dtype}")
         measured = tolerance.measure(output, x, limit)
-        found.measured.append(measured)
-        found.failures.extend(measured.failures)
-    status = "fail" if found.failures else "pass" if present else "unsupported"
+        findings.measured.append(measured)
+        findings.failures.extend(measured.failures)
+    status = "fail" if findings.failures else "pass" if present else "unsupported"
     reason = "" if present else "no tensors given"
-    measured_all, failures = tuple(found.measured), tuple(found.failures)
+    measured_all, failures = tuple(findings.measured), tuple(findings.failures)
     return CaseResult(item["id"], name, item["op"], item["dtype"], status, measured_all, failures, reason)

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from attnkit_conformance import core, exchange
 from attnkit_conformance.model.case import Case
-from attnkit_conformance.model.golden import drawn
+from attnkit_conformance.model.golden import draw_case
 from attnkit_conformance.model.op import Op, Params
 from attnkit_conformance.model.scene import Scene
 from attnkit_conformance.opdb import OPDB
 from attnkit_conformance.scenes.attention import CAUSAL, GQA, attention_case, fitting, variant_label
 
 DTYPES = ("float32", "float64")
-LARGEST = 125_000  # bytes that a case of the quick profile may take
+LARGEST = 125_000  # bytes of a case of the quick profile
 LIMIT = 20_000_000  # bytes of all files
 SMALL = (
     Scene("small-cross", 9, 17, d=5, e=3),
@@ -26,22 +26,22 @@ SMALL = (
 
 
 def cases() -> Iterator[Case]:
-    """All of them, op by op."""
+    """All cases, op by op."""
     for op in OPDB:
         yield from of_op(op)
 
 
 def of_op(op: Op) -> Iterator[Case]:
-    """Each variant of an op in a small scene, and the quick scenes that are not large.
+    """Each variant of an op in a small scene, and the small quick scenes.
 
-    Ops that do not share scenes have all of their quick cases in float32, and at least the smallest in float64.
+    Ops with their own samples: all quick cases in float32, and at least the smallest in float64.
     """
     for dtype in DTYPES:
         if dtype in op.dtypes:
             scenes = (s for s in core.samples(op.name, "quick", (dtype,)) if "/pair." not in s.id)
-            small, quick = list(small_cases(op, dtype)), list(map(drawn, scenes))
-            chosen = quick if not small and dtype == "float32" else [case for case in quick if size(case) <= LARGEST]
-            yield from [*small, *chosen] or [min(quick, key=size)]
+            small, quick = list(small_cases(op, dtype)), list(map(draw_case, scenes))
+            selection = quick if not small and dtype == "float32" else [case for case in quick if size(case) <= LARGEST]
+            yield from [*small, *selection] or [min(quick, key=size)]
 
 
 def size(case: Case) -> int:
@@ -50,7 +50,7 @@ def size(case: Case) -> int:
 
 
 def small_cases(op: Op, dtype: str) -> Iterator[Case]:
-    """The three scenes with the variants in turn; for statistics, in turn with the ops that have them."""
+    """The three scenes with the variants in turn; for statistics also with the supported ops in turn."""
     subjects = op.subjects
     if op.scene_case is not None or not (op.group or subjects):
         return
@@ -66,7 +66,7 @@ def small_cases(op: Op, dtype: str) -> Iterator[Case]:
 def write(folder: Path) -> int:
     """Write the vectors; returns how many cases. ValueError if they take more than LIMIT bytes."""
     count = exchange.write(folder, cases())
-    taken = sum(path.stat().st_size for path in folder.iterdir())
-    if taken > LIMIT:
-        raise ValueError(f"{folder}: {taken} bytes; expected at most {LIMIT}, the folder empty before")
+    total = sum(path.stat().st_size for path in folder.iterdir())
+    if total > LIMIT:
+        raise ValueError(f"{folder}: {total} bytes; expected at most {LIMIT}, the folder empty before")
     return count

@@ -1,4 +1,4 @@
-"""Rows of the op database, a file per family, named as in the reference and in attnkit."""
+"""Rows of the op database, one file per family, named as in the reference and in attnkit."""
 
 from types import ModuleType
 
@@ -9,4 +9,4 @@ from attnkit_conformance.families.lowrank import row as lowrank
 from attnkit_conformance.families.packed import row as packed
 
 FAMILIES: tuple[ModuleType, ...] = (softmax, pointwise, entmax, gaussian, linear, lowrank, lsh, memory, packed)
-"""Whose ops attend; statistics run over them."""
+"""The families of attention ops, which statistics cover."""

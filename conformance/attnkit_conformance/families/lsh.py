@@ -1,4 +1,4 @@
-"""Rows of the op database: LSH attention, and its buckets, which are compared exactly before any value."""
+"""Rows of the op database: LSH attention and its buckets, which are compared exactly before any value."""
 
 from __future__ import annotations
 
@@ -79,17 +79,17 @@ def hidden(case: Case) -> Array:
 
 
 def lsh_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
-    """One chunk and many, one round and many, filler, padding, ties; tokens keep their distance from other buckets."""
+    """One chunk and many, one round and many, filler, padding, ties; tokens stay away from bucket boundaries."""
     quick = [scene for scene in SCENES if scene.quick]
     for scene in SCENES if profile == "full" else quick if op.vjp else quick[-1:]:
         yield sample(op.name, dtype, scene.name, lsh_case, op, scene, dtype)
 
 
 def lsh_case(op: Op, scene: Scene, dtype: str) -> Case:
-    """The first draw in which no token lies where rounding decides on its bucket."""
+    """The first draw in which rounding decides no token's bucket."""
     for attempt in range(ATTEMPTS):
         rng = generator(f"lsh/{scene.name}/{attempt}")
-        case = drawn(op, scene, dtype, rng)
+        case = draw_case(op, scene, dtype, rng)
         if "integers" in scene.options or not too_near(case):
             break
     else:
@@ -100,10 +100,10 @@ def lsh_case(op: Op, scene: Scene, dtype: str) -> Case:
             case.arrays[name][rows] = np.resize([np.nan, np.inf, -np.inf], case.arrays[name].shape[-1])
     out = (*hidden(case).shape, scene.e)
     cotangents = {"o": rounded(rng.standard_normal(out), dtype)} if op.vjp else {}
-    wanted = (*op.arguments, *op.optional)
-    kept = {name: x for name, x in case.arrays.items() if name in wanted}
+    names = (*op.arguments, *op.optional)
+    arrays = {name: x for name, x in case.arrays.items() if name in names}
     params = {} if op.name == "lsh_buckets" else case.params
-    return replace(case, arrays=kept, params=params, cotangents=cotangents)
+    return replace(case, arrays=arrays, params=params, cotangents=cotangents)
 
 
 def lsh_property(op: Op, scene: attention.Scene, params: Mapping[str, Any], label: str, dtype: str) -> Case:
@@ -112,7 +112,7 @@ def lsh_property(op: Op, scene: attention.Scene, params: Mapping[str, Any], labe
     return lsh_case(op, Scene(scene.name, scene.S, 8, lead=scene.lead, options=options), dtype)
 
 
-def drawn(op: Op, scene: Scene, dtype: str, rng: np.random.Generator) -> Case:
+def draw_case(op: Op, scene: Scene, dtype: str, rng: np.random.Generator) -> Case:
     of_qk, of_v, of_rotations = scene.lead
     qk, v = rng.standard_normal((*of_qk, scene.n, scene.d)), rng.standard_normal((*of_v, scene.n, scene.e))
     rotations = rng.standard_normal((*of_rotations, scene.d, scene.rounds, scene.buckets // 2))
@@ -122,9 +122,9 @@ def drawn(op: Op, scene: Scene, dtype: str, rng: np.random.Generator) -> Case:
         qk = np.zeros(qk.shape)
         qk[..., 0, 0], qk[..., 1, 1], qk[..., 2, 1] = 1.0, 0.1, -0.1
         v[..., 2, :] = -v[..., 1, :]
-    given = {"qk": qk * scene.size, "v": v, "rotations": rotations}
+    values = {"qk": qk * scene.size, "v": v, "rotations": rotations}
     dtypes = {"rotations": compute_dtype(dtype)} if "rotations_float32" in scene.options else {}
-    arrays: dict[str, Array] = {name: rounded(x, dtypes.get(name, dtype)) for name, x in given.items()}
+    arrays: dict[str, Array] = {name: rounded(x, dtypes.get(name, dtype)) for name, x in values.items()}
     if "mask" in scene.options:
         arrays["mask"] = rng.random((*of_qk[:-1], 1, 1, scene.n)) < 0.7
     if "mask_1d" in scene.options:
@@ -137,7 +137,7 @@ def drawn(op: Op, scene: Scene, dtype: str, rng: np.random.Generator) -> Case:
 
 
 def too_near(case: Case) -> bool:
-    """Whether a token's largest two projections differ by less than rounding may add."""
+    """Whether a token's two largest projections differ by less than rounding errors."""
     qk, rotations = case.arrays["qk"], case.arrays["rotations"]
     flat = rotations.reshape(*rotations.shape[:-2], -1)
     both = [x.reshape(*x.shape[:-1], *rotations.shape[-2:]) for x in (qk @ flat, np.abs(qk) @ np.abs(flat))]
@@ -147,14 +147,14 @@ def too_near(case: Case) -> bool:
 
 
 def lsh_growth(case: Case) -> float:
-    """1 + max|s|/16 over tokens that meet; the -1e5 of a token with itself cancels or leaves exactly 0."""
+    """1 + max|s|/16 over tokens that meet; the -1e5 of a token with itself cancels or gives exactly 0."""
     qk = np.where(of_qk(hidden(case), case.arrays["qk"]), 0.0, case.arrays["qk"])
     unit = qk / np.sqrt(np.sum(qk**2, axis=-1, keepdims=True) + 1e-6 * qk.shape[-1])
     return tolerance.growth_of_exponent(float(np.max(np.abs(qk @ np.swapaxes(unit, -1, -2)), initial=0.0)))
 
 
 def of_qk(rows: Array, x: Array) -> Array:
-    """Tokens (..., n) hidden for every use of x, (..., n, 1)."""
+    """Tokens (..., n) hidden in every use of x, (..., n, 1)."""
     return of_input(rows[..., None], x)
 
 
@@ -169,7 +169,7 @@ def lsh_zeros(case: Case) -> tuple[dict[str, Array], dict[str, Array]]:
 
 
 def lsh_errors(op: Op) -> Iterator[ErrorSample]:
-    """Masks of pairs, arguments of other groups, rotations that do not fit, chunks that are none."""
+    """Masks of pairs, arguments of other groups, rotations that do not fit, invalid chunks."""
     good = {"qk": zeros(2, 2, 5, 4), "v": zeros(2, 2, 5, 6), "rotations": zeros(4, 2, 3)}
     both = [
         ("mask", zeros(5, 5, dtype=bool), ValueError, "mask.*key mask"),
@@ -229,8 +229,9 @@ OPS: tuple[Op, ...] = (
         growth=lsh_growth,
         zeros=lsh_zeros,
         tokens=Tokens({"qk": -2, "o": -2}, {"qk": -2, "v": -2, "mask": -1, "o": -2}),
-        # who meets whom depends on the hashes of all tokens, their order and how many there are: neither the causal
-        # prefix nor an order of keys nor the amount of padding is free, and a NaN has no hash
+        # which tokens meet depends on the hashes, the order and the number of all tokens: the causal prefix, the order
+        # of keys
+        # and the amount of padding all matter, and a NaN has no hash
         invariances=("rerun", "padding_contents", "batch_mates"),
         scene_case=lsh_property,
         naive=tokens_lowprecision.lsh,

@@ -34,7 +34,7 @@ class Scene:
     tokens: int
     slots: int = 0
     lead: tuple[Shape, Shape] = ((2, 2), ())
-    given: tuple[str, ...] = ()  # optional arrays
+    vectors: tuple[str, ...] = ()  # optional arrays
     options: tuple[str, ...] = ()
     params: Mapping[str, Any] = field(default_factory=dict)
     size: float = 1.0
@@ -43,23 +43,23 @@ class Scene:
 
 MEMORY = (
     Scene("cross", 65, 100),
-    Scene("biases", 64, 64, given=("key_bias", "value_bias"), quick=True),
-    Scene("softmax-norm", 7, 63, given=VECTORS, params=SOFTMAX, quick=True),
+    Scene("biases", 64, 64, vectors=("key_bias", "value_bias"), quick=True),
+    Scene("softmax-norm", 7, 63, vectors=VECTORS, params=SOFTMAX, quick=True),
     Scene("softmax", 65, 100, params=SOFTMAX),
-    Scene("relu-norm", 64, 100, given=VECTORS, params={"eps": 1e-3}),
-    Scene("norm-weight", 33, 65, given=("norm_weight",), params=SOFTMAX),
-    Scene("float32-vectors", 33, 65, given=VECTORS, options=("wide_vectors",), params=SOFTMAX),
-    Scene("offset", 33, 65, given=("norm_weight", "value_bias"), options=("offset",)),
+    Scene("relu-norm", 64, 100, vectors=VECTORS, params={"eps": 1e-3}),
+    Scene("norm-weight", 33, 65, vectors=("norm_weight",), params=SOFTMAX),
+    Scene("float32-vectors", 33, 65, vectors=VECTORS, options=("wide_vectors",), params=SOFTMAX),
+    Scene("offset", 33, 65, vectors=("norm_weight", "value_bias"), options=("offset",)),
     Scene("large", 63, 65, size=6.0, params=SOFTMAX),
-    Scene("small", 63, 65, size=1e-2, given=("norm_weight",), params=SOFTMAX),
-    Scene("own-slots", 33, 65, lead=((2, 3), (2, 3)), given=("key_bias",)),
+    Scene("small", 63, 65, size=1e-2, vectors=("norm_weight",), params=SOFTMAX),
+    Scene("own-slots", 33, 65, lead=((2, 3), (2, 3)), vectors=("key_bias",)),
     Scene("slots-of-heads", 33, 65, lead=((2, 1), (3,)), params=SOFTMAX),
-    Scene("no-leading-axes", 63, 65, lead=((), ()), given=VECTORS),
+    Scene("no-leading-axes", 63, 65, lead=((), ()), vectors=VECTORS),
     Scene("many-slots", 2, 1024, params=SOFTMAX),
-    Scene("one-slot", 63, 1, given=("value_bias",)),
+    Scene("one-slot", 63, 1, vectors=("value_bias",)),
     Scene("positive", 2, 257, options=("positive",)),
-    Scene("no-slots", 5, 0, given=("value_bias",), params=SOFTMAX),
-    Scene("no-tokens", 0, 65, given=VECTORS),
+    Scene("no-slots", 5, 0, vectors=("value_bias",), params=SOFTMAX),
+    Scene("no-tokens", 0, 65, vectors=VECTORS),
 )
 
 
@@ -71,7 +71,7 @@ def memory_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
 
 
 def memory_case(op: Op, scene: Scene, dtype: str) -> Case:
-    """The first draw in which no score of a relu memory lies where rounding decides on its sign."""
+    """The first draw in which rounding decides the sign of no score of a relu memory."""
     for attempt in range(ATTEMPTS):
         rng = generator(f"memory/{scene.name}/{attempt}")
         case = drawn_memory(op, scene, dtype, rng)
@@ -84,7 +84,7 @@ def memory_case(op: Op, scene: Scene, dtype: str) -> Case:
 
 
 def memory_property(op: Op, scene: attention.Scene, params: Params, label: str, dtype: str) -> Case:
-    """The scene of a property, slots for keys: they are all there for every token."""
+    """The scene of a property, with slots as keys, which every token sees."""
     own = Scene(scene.name, scene.L, scene.S, (scene.lead[0], ()), ("key_bias", "value_bias"), params=params)
     return memory_case(op, own, dtype)
 
@@ -97,19 +97,19 @@ def drawn_memory(op: Op, scene: Scene, dtype: str, rng: np.random.Generator) -> 
         "values": rng.standard_normal((*of_slots, m, e)),
     }
     shapes = {"key_bias": m, "value_bias": e, "norm_weight": e, "norm_bias": e}
-    arrays |= {name: 0.5 * rng.standard_normal(shapes[name]) + (name == "norm_weight") for name in scene.given}
+    arrays |= {name: 0.5 * rng.standard_normal(shapes[name]) + (name == "norm_weight") for name in scene.vectors}
     if "offset" in scene.options:
         arrays["value_bias"] = arrays["value_bias"] + 8.0
     if "positive" in scene.options:
         arrays["values"] = 1 + np.abs(arrays["values"])
-    dtypes = dict.fromkeys(scene.given, compute_dtype(dtype)) if "wide_vectors" in scene.options else {}
+    dtypes = dict.fromkeys(scene.vectors, compute_dtype(dtype)) if "wide_vectors" in scene.options else {}
     arrays = {name: rounded(x, dtypes.get(name, dtype)) for name, x in arrays.items()}
     tags = frozenset((scene.name, *scene.options))
     return Case(f"{op.name}/{dtype}/{scene.name}", op.name, dtype, arrays, scene.params, {}, tags, dtypes)
 
 
 def scores_of(case: Case) -> tuple[Array, Array]:
-    """x keysᵀ + key_bias and the sum of the absolute values that it adds up."""
+    """x keysᵀ + key_bias and the sum of the absolute values of its summands."""
     x, keys, bias = case.arrays["x"], np.swapaxes(case.arrays["keys"], -1, -2), case.arrays.get("key_bias", 0.0)
     return x @ keys + bias, np.abs(x) @ np.abs(keys) + np.abs(bias)
 
@@ -199,7 +199,7 @@ def unit_case(op: Op, scene: Scene, dtype: str) -> Case:
 
 
 def unit_property(op: Op, scene: attention.Scene, params: Params, label: str, dtype: str) -> Case:
-    """The scene of a property, its mask one of keys and its bias per key: tokens can be moved."""
+    """The scene of a property, with a key mask and a bias per key, so that tokens can be permuted."""
     of_keys = {"mask": "key_mask", "bias": "bias_per_key"}
     options = tuple(of_keys.get(name, name) for name in scene.options)
     own = Scene(scene.name, scene.S, lead=(scene.lead[0], ()), options=options, params={**scene.params, **params})
@@ -207,27 +207,27 @@ def unit_property(op: Op, scene: attention.Scene, params: Params, label: str, dt
 
 
 def unit_options(scene: Scene, lead: Shape, rng: np.random.Generator) -> dict[str, Array]:
-    """The optional arrays that a scene asks for: padding is padding of queries and of keys."""
+    """The optional arrays of a scene; padding masks queries and keys."""
     T = scene.tokens
-    made: dict[str, Array] = {}
+    options: dict[str, Array] = {}
     there = rng.random((*lead, T)) < 0.7
     if "key_lengths" in scene.options:
-        made["key_lengths"] = np.linspace(T * 0.8, 0, int(np.prod(lead))).astype(np.int64).reshape(lead)
-        there = np.arange(T) < made["key_lengths"][..., None]
+        options["key_lengths"] = np.linspace(T * 0.8, 0, int(np.prod(lead))).astype(np.int64).reshape(lead)
+        there = np.arange(T) < options["key_lengths"][..., None]
     if "mask" in scene.options:
-        made["mask"] = (rng.random((*lead, T, T)) < 0.6) & there[..., None, :]
-        made["mask"][..., ::5, :] = False
+        options["mask"] = (rng.random((*lead, T, T)) < 0.6) & there[..., None, :]
+        options["mask"][..., ::5, :] = False
     if "key_mask" in scene.options:
-        made["mask"] = there[..., None, :]
+        options["mask"] = there[..., None, :]
     if "query_mask" in scene.options:
-        made["query_mask"] = there
+        options["query_mask"] = there
     if "bias" in scene.options:
-        made["bias"] = rng.standard_normal((*lead, T, T))
+        options["bias"] = rng.standard_normal((*lead, T, T))
     if "bias_per_key" in scene.options:
-        made["bias"] = rng.standard_normal((lead[0], 1, 1, T))
+        options["bias"] = rng.standard_normal((lead[0], 1, 1, T))
     if "dropout_mask" in scene.options:
-        made["dropout_mask"] = (rng.random((*lead, T, T)) < 0.75) / 0.75
-    return made
+        options["dropout_mask"] = (rng.random((*lead, T, T)) < 0.75) / 0.75
+    return options
 
 
 HIDING = ("mask", "causal", "window", "key_lengths", "query_mask")
@@ -236,12 +236,12 @@ HIDING = ("mask", "causal", "window", "key_lengths", "query_mask")
 def pairs_of(case: Case) -> Array:
     """A3, (..., T, T)."""
     x = case.arrays["x"]
-    given = {name: y for name, y in (*case.arrays.items(), *case.params.items()) if name in HIDING}
-    return visibility(case.id, (*x.shape[:-1], x.shape[-2]), **given)
+    masks = {name: y for name, y in (*case.arrays.items(), *case.params.items()) if name in HIDING}
+    return visibility(case.id, (*x.shape[:-1], x.shape[-2]), **masks)
 
 
 def unit_zeros(case: Case) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Tokens that see nothing give 0; if nobody sees them either, they get no gradient."""
+    """Tokens that see nothing give 0; if no query sees them either, their gradient is 0."""
     visible = pairs_of(case)
     null, unseen = (np.asarray(~np.logical_or.reduce(visible, axis=axis)) for axis in (-1, -2))
     gradients: dict[str, Array] = {"x": (null & unseen)[..., None]}
@@ -291,7 +291,7 @@ OPS: tuple[Op, ...] = (
         dropout=False,
         growth=memory_growth,
         tokens=Tokens({"x": -2, "o": -2}, {"keys": -2, "values": -2, "key_bias": -1}),
-        # tokens are by themselves and slots are all there: there is no padding and no order
+        # tokens are independent and all slots are visible: there is no padding and no order
         invariances=("rerun", "key_permutation", "batch_mates", "visible_nan"),
         scene_case=memory_property,
         naive=tokens_lowprecision.memory,

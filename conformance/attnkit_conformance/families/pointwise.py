@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import numpy as np
+
 from attnkit_conformance.model import errors, lowprecision
 from attnkit_conformance.model.op import (
     OPTIONAL,
@@ -40,8 +44,22 @@ POINTWISE_LEVELS = {
     "shift": (None, 0.3, "-log_length"),
 }
 
+
+def reluformer_settings(params: Params) -> Params:
+    return {"alpha": 0.5, "gain": np.sqrt(2.0) / params.get("gamma", 1.0)}
+
+
+def sigmoid_settings(params: Params) -> Params:
+    return {"activation": "sigmoid", "alpha": 0.0, "shift": "-log_length"}
+
+
+def evaluated(settings: lowprecision.Settings) -> lowprecision.Formula:
+    """The formula of a case of point-wise attention."""
+    return lowprecision.attention(partial(lowprecision.pointwise_weights, settings=settings))
+
+
 TAIL = Scene("2x4096-tail", 2, 4096, d=8, e=8, lead=((1, 1),) * 3, options=("positive_values",))
-"""Every weight is about 1/4096: a sigmoid that is accurate beside 1, such as a fast tanh, has no digits there."""
+"""Every weight is about 1/4096: a sigmoid accurate relative to 1, such as a fast tanh, has no precision there."""
 
 OPS = (
     Op(
@@ -60,7 +78,8 @@ OPS = (
         exponent=exponentiates,
         signed=has_signed_weights,
         kinks=has_kinks,
-        naive=lowprecision.attention(lowprecision.pointwise_weights),
+        settings=lowprecision.as_given,
+        naive=evaluated(lowprecision.as_given),
         weights=True,
         statistics=True,
     ),
@@ -78,7 +97,8 @@ OPS = (
         differentiable=(*QKV, "bias"),
         errors=errors.reluformer_errors,
         kinks=lambda params: (0.0,),
-        naive=lowprecision.attention(lowprecision.pointwise_weights),
+        settings=reluformer_settings,
+        naive=evaluated(reluformer_settings),
         weights=True,
         statistics=True,
     ),
@@ -97,10 +117,12 @@ OPS = (
         differentiable=(*QKV, "bias"),
         errors=errors.length_errors,
         exponent=always,
-        naive=lowprecision.attention(lowprecision.pointwise_weights),
+        settings=sigmoid_settings,
+        naive=evaluated(sigmoid_settings),
         weights=True,
         statistics=True,
         bias_inf=True,
+        of_weights=("sigmoid_tail",),
     ),
     Op(
         name="qk_layernorm",

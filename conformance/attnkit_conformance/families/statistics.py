@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-from attnkit_conformance.model import errors
 from attnkit_conformance.model.binding import FIELDS, REGULARISER, STATISTICS
+from attnkit_conformance.model.case import ErrorSample
+from attnkit_conformance.model.errors import L, S, wrong, zeros
 from attnkit_conformance.model.op import OPTIONAL, QKV, Op, o_and_statistics, statistics_fields
 from attnkit_conformance.scenes import attention, plain
+
+
+def statistics_errors(op: Op) -> Iterator[ErrorSample]:
+    """An op without statistics, an argument that the op does not take, entropy of signed weights, an unknown field."""
+    first, gained = op.subjects[0].name, next(subject.name for subject in op.subjects if "gain" in subject.own)
+    signed = {"op": gained, "activation": "gelu"}
+    yield wrong(op, "op-unknown", ValueError, "op", {"op": "no_such_attention"})
+    yield wrong(op, "argument-of-another-op", ValueError, "alpha", {"op": first, "alpha": 1.0})
+    yield wrong(op, "entropy-of-signed-weights", ValueError, "entropy.*fields|fields.*entropy", signed)
+    yield wrong(op, "entropy-of-negative-gain", ValueError, "entropy", {"op": gained, "gain": -1.0})
+    yield wrong(op, "field-unknown", ValueError, "variance", {"op": first, "fields": ("total", "variance")})
+    yield wrong(op, "mask-float", TypeError, "mask", {"op": first}, mask=zeros(L, S))
+
 
 OPS = (
     Op(
@@ -27,7 +41,7 @@ OPS = (
 
 
 def rows(ops: Iterable[Op]) -> tuple[Op, ...]:
-    """The rows of the statistics functions, which serve those of `ops` that have weights."""
+    """The rows of the statistics functions, which support those of `ops` that have weights."""
     subjects = tuple(op for op in ops if op.statistics)
     return (
         Op(
@@ -43,7 +57,7 @@ def rows(ops: Iterable[Op]) -> tuple[Op, ...]:
             compute_outputs=FIELDS,
             binding=STATISTICS,
             subjects=subjects,
-            errors=errors.statistics_errors,
+            errors=statistics_errors,
             dropout=False,
         ),
         Op(
@@ -59,6 +73,6 @@ def rows(ops: Iterable[Op]) -> tuple[Op, ...]:
             compute_outputs=FIELDS,
             binding=STATISTICS,
             subjects=subjects,
-            errors=errors.statistics_errors,
+            errors=statistics_errors,
         ),
     )

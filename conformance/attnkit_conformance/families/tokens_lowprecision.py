@@ -32,7 +32,7 @@ HIDING = ("mask", "causal", "window", "key_lengths", "query_mask")
 def lsh(case: Case) -> Results:
     """o (or w) with w_ij = met_ij exp(s_ij)/Σ_j met_ij exp(s_ij), s = x x̂ᵀ - 10⁵ I, and the gradients.
 
-    Which tokens meet is not a matter of precision.
+    Which tokens meet does not depend on precision.
     """
     r = rounding(case)
     rest = {n: x for n, x in (*case.arrays.items(), *case.params.items()) if n not in ("qk", "v", "rotations")}
@@ -41,7 +41,7 @@ def lsh(case: Case) -> Results:
     norm = r(np.sqrt(r(squares + NORM_EPS * a.qk.shape[-1])))
     keys = r(a.qk / norm)
     s = r(r(a.qk @ turn(keys)) + SELF_LOGIT * np.eye(a.qk.shape[-2]))
-    s = np.maximum(s, float(finfo(case.dtype).min))  # float16 ends before 10⁵
+    s = np.maximum(s, float(finfo(case.dtype).min))  # 10⁵ overflows float16
     w, pull = softmax(np.where(a.met > 0, s, -np.inf), r, a.met)
     if a.v is None:
         return {"w": w}, {}
@@ -87,33 +87,33 @@ def relu(s: Array, r: Round) -> tuple[Array, Pull]:
 
 def unit(case: Case) -> Results:
     """o = (u ⊙ a) W_o and its gradients, a the pointwise attention of q and k made from silu(x W_z)."""
-    r, given = rounding(case), case.arrays
+    r, arrays = rounding(case), case.arrays
     (silu, slope), x, do = ACTIVATIONS["silu"], used(case), case.cotangents["o"]
-    before = {name: r(x @ given[f"w_{name}"]) for name in "zuv"}
+    before = {name: r(x @ arrays[f"w_{name}"]) for name in "zuv"}
     z, u, v = (r(silu(y)) for y in before.values())
-    gated = r(do @ turn(given["w_o"]))
-    q, k = (r(r(z * given[f"gamma_{name}"]) + given[f"beta_{name}"]) for name in "qk")
-    outputs, found = attention(pointwise_weights)(inner(case, q, k, v, r(u * gated)))
+    gated = r(do @ turn(arrays["w_o"]))
+    q, k = (r(r(z * arrays[f"gamma_{name}"]) + arrays[f"beta_{name}"]) for name in "qk")
+    outputs, of_a = attention(pointwise_weights)(inner(case, q, k, v, r(u * gated)))
     a = outputs["o"]
-    dz = r(r(given["gamma_q"] * found["q"]) + r(given["gamma_k"] * found["k"]))
-    after = {"z": dz, "u": r(a * gated), "v": found["v"]}
+    dz = r(r(arrays["gamma_q"] * of_a["q"]) + r(arrays["gamma_k"] * of_a["k"]))
+    after = {"z": dz, "u": r(a * gated), "v": of_a["v"]}
     d_before = {name: r(r(slope(before[name])) * dy) for name, dy in after.items()}
     full = {f"w_{name}": r(turn(x) @ dy) for name, dy in d_before.items()}
-    full |= {f"gamma_{name}": r(found[name] * z) for name in "qk"} | {f"beta_{name}": found[name] for name in "qk"}
+    full |= {f"gamma_{name}": r(of_a[name] * z) for name in "qk"} | {f"beta_{name}": of_a[name] for name in "qk"}
     full["w_o"] = r(turn(r(u * a)) @ do)
-    full["x"] = r(sum((r(dy @ turn(given[f"w_{name}"])) for name, dy in d_before.items()), np.zeros(x.shape)))
-    grads = {name: r(reduce_to(y, given[name].shape)) for name, y in full.items()}
-    bias = {"bias": found["bias"]} if "bias" in found else {}
-    return {"o": r(r(u * a) @ given["w_o"])}, {**grads, **bias}
+    full["x"] = r(sum((r(dy @ turn(arrays[f"w_{name}"])) for name, dy in d_before.items()), np.zeros(x.shape)))
+    grads = {name: r(reduce_to(y, arrays[name].shape)) for name, y in full.items()}
+    bias = {"bias": of_a["bias"]} if "bias" in of_a else {}
+    return {"o": r(r(u * a) @ arrays["w_o"])}, {**grads, **bias}
 
 
 def used(case: Case) -> Array:
     """x with 0 at tokens that are neither a query nor a key."""
     x = case.arrays["x"]
-    given = {name: y for name, y in (*case.arrays.items(), *case.params.items()) if name in HIDING}
-    visible = visibility(case.op, (*x.shape[:-1], x.shape[-2]), **given)
-    needed = np.logical_or.reduce(visible, axis=-1) | np.logical_or.reduce(visible, axis=-2)
-    return np.where(needed[..., None], x, 0.0)
+    masks = {name: y for name, y in (*case.arrays.items(), *case.params.items()) if name in HIDING}
+    visible = visibility(case.op, (*x.shape[:-1], x.shape[-2]), **masks)
+    tokens = np.logical_or.reduce(visible, axis=-1) | np.logical_or.reduce(visible, axis=-2)
+    return np.where(tokens[..., None], x, 0.0)
 
 
 def inner(case: Case, q: Array, k: Array, v: Array, do: Array) -> Case:
@@ -121,10 +121,4 @@ def inner(case: Case, q: Array, k: Array, v: Array, do: Array) -> Case:
     arrays = {name: x for name, x in case.arrays.items() if name in UNIT_OPTIONS}
     params = {name: x for name, x in case.params.items() if name in UNIT_OPTIONS}
     params |= {"activation": "relu_squared", "alpha": case.params.get("alpha", 2.0), "scale": 1.0}
-    return replace(
-        case,
-        op="pointwise_attention",
-        arrays={**arrays, "q": q, "k": k, "v": v},
-        params=params,
-        cotangents={"o": do},
-    )
+    return replace(case, arrays={**arrays, "q": q, "k": k, "v": v}, params=params, cotangents={"o": do})

@@ -15,9 +15,10 @@ from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.core import CaseResult
 from attnkit_conformance.judge import declared, properties
 from attnkit_conformance.model.case import DTYPES, Sample
-from attnkit_conformance.model.golden import drawn
+from attnkit_conformance.model.golden import draw_case
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.opdb import OPDB
+from attnkit_conformance.scenes.rows import is_triple
 
 XFAILS = Path(__file__).parents[1] / "peers" / "xfails"
 MAY_PASS = "~"
@@ -53,9 +54,9 @@ def evaluate(node: ast.expr, text: str) -> bool:
 def read_xfails(adapter: str, folder: Path = XFAILS) -> dict[str, str]:
     """{id or pattern with *: reason} of `xfails/<adapter>.txt`; ValueError for a line without a reason.
 
-    An id behind MAY_PASS is of a case that fails on some machines only.
+    Ids after MAY_PASS fail only on some machines.
     """
-    path, found = folder / f"{adapter}.txt", {}
+    path, reasons = folder / f"{adapter}.txt", {}
     lines = path.read_text().splitlines() if path.exists() else []
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("#"):
@@ -63,8 +64,8 @@ def read_xfails(adapter: str, folder: Path = XFAILS) -> dict[str, str]:
         identity, _, reason = line.strip().partition(" ")
         if not reason.strip():
             raise ValueError(f"{path.name}:{number}: expected 'case-id reason', got {line!r}")
-        found[identity] = reason.strip()
-    return found
+        reasons[identity] = reason.strip()
+    return reasons
 
 
 @functools.cache
@@ -106,12 +107,12 @@ def judge(
     ops: tuple[str, ...] | None = None,
     xfails: Path = XFAILS,
 ) -> Iterator[CaseResult]:
-    """Every verdict, as it comes."""
+    """Every verdict, as soon as it is available."""
     adapters, keep = tuple(adapters), matcher(expression)
     expected = {adapter.name: read_xfails(adapter.name, xfails) for adapter in adapters}
     refuse_unmatched(expected)
-    chosen = OPDB if ops is None else tuple(core.op_named(name) for name in ops)
-    for result in judge_lane(adapters, profile, keep, dtypes, chosen):
+    rows = OPDB if ops is None else tuple(core.op_named(name) for name in ops)
+    for result in judge_lane(adapters, profile, keep, dtypes, rows):
         yield with_xfails(result, expected[result.adapter])
 
 
@@ -120,34 +121,36 @@ def judge_lane(
 ) -> Iterator[CaseResult]:
     """Verdicts on a few adapters, op by op; within an op case by case, so that each golden value is computed once."""
     for op in ops:
-        asked = [adapter for adapter in adapters if core.asked(adapter, op.name)]
-        for sample, chosen in wanted(asked, op, profile, keep, dtypes):
-            case = drawn(sample)
-            yield from (core.check(adapter, case) for adapter in chosen)
-        for adapter in (adapter for adapter in asked if declared.declares(adapter, op.name)):
-            served = tuple(dtype for dtype in dtypes if dtype in adapter.dtypes)
-            yield from declared.check_all(adapter, op, profile, served, prefixed(keep, adapter.name))
-        for adapter in asked:
-            served = tuple(dtype for dtype in dtypes if dtype in adapter.dtypes)
-            yield from properties.check_all(adapter, op, profile, served, prefixed(keep, adapter.name))
+        members = [adapter for adapter in adapters if core.covers(adapter, op.name)]
+        for sample, free in selected(members, op, profile, keep, dtypes):
+            case = draw_case(sample)
+            yield from (core.check(adapter, case) for adapter in free)
+        for adapter in (adapter for adapter in members if declared.declares(adapter, op.name)):
+            common = tuple(dtype for dtype in dtypes if dtype in adapter.dtypes)
+            yield from declared.check_all(adapter, op, profile, common, prefixed(keep, adapter.name))
+        for adapter in members:
+            common = tuple(dtype for dtype in dtypes if dtype in adapter.dtypes)
+            yield from properties.check_all(adapter, op, profile, common, prefixed(keep, adapter.name))
 
 
-def wanted(
+def selected(
     adapters: Sequence[Adapter], op: Op, profile: str, keep: Keep, dtypes: tuple[str, ...]
 ) -> Iterator[tuple[Sample, list[Adapter]]]:
-    """The samples of an op that are judged, each with the adapters that are asked: those that declare nothing."""
+    """The samples of an op that are judged, each with its adapters: those that declare nothing."""
     free = [adapter for adapter in adapters if not declared.declares(adapter, op.name)]
     for dtype in dtypes:
         having = [adapter for adapter in free if dtype in adapter.dtypes]
         for sample in core.samples(op.name, profile, (dtype,)) if having else ():
-            if chosen := [adapter for adapter in having if keep(f"{adapter.name}::{sample.id}")]:
+            able = [adapter for adapter in having if not (getattr(adapter, "compiles", False) and is_triple(sample))]
+            if chosen := [adapter for adapter in able if keep(f"{adapter.name}::{sample.id}")]:
                 yield sample, chosen
 
 
 def in_order(results: Iterable[CaseResult], adapters: Sequence[Adapter]) -> list[CaseResult]:
-    """Verdicts by op, then adapter, then as they came."""
-    names, ops = [adapter.name for adapter in adapters], [op.name for op in OPDB]
-    return sorted(results, key=lambda result: (ops.index(result.op), names.index(result.adapter)))
+    """Verdicts by op, then adapter, then in order of arrival."""
+    names = {adapter.name: n for n, adapter in enumerate(adapters)}
+    ops = {op.name: n for n, op in enumerate(OPDB)}
+    return sorted(results, key=lambda result: (ops[result.op], names.get(result.adapter, len(names))))
 
 
 def prefixed(keep: Keep, adapter: str) -> Keep:
@@ -156,13 +159,13 @@ def prefixed(keep: Keep, adapter: str) -> Keep:
 
 
 def planned(adapters: Iterable[Adapter], profile: str, expression: str | None, dtypes: tuple[str, ...]) -> int:
-    """How many verdicts on cases `judge` will give, for a progress bar."""
+    """The number of verdicts on cases by `judge`, for a progress bar."""
     adapters, keep = tuple(adapters), matcher(expression)
     count = 0
     for op in OPDB:
-        asked = [adapter for adapter in adapters if core.asked(adapter, op.name)]
-        count += sum(len(chosen) for _, chosen in wanted(asked, op, profile, keep, dtypes))
-        for adapter in (adapter for adapter in asked if declared.declares(adapter, op.name)):
+        members = [adapter for adapter in adapters if core.covers(adapter, op.name)]
+        count += sum(len(free) for _, free in selected(members, op, profile, keep, dtypes))
+        for adapter in (adapter for adapter in members if declared.declares(adapter, op.name)):
             inside = declared.samples(adapter, op, profile, [dtype for dtype in dtypes if dtype in adapter.dtypes])
             count += sum(keep(f"{adapter.name}::{sample.id}") for sample in inside)
     return count

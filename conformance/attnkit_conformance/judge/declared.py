@@ -1,8 +1,7 @@
-"""What an adapter declares to serve: cases inside of it, each of which it has to answer, and calls beside it, which it
-has to refuse.
+"""Declarations of adapters: cases inside, which must all be answered, and calls outside, which must be refused.
 
 `serves = {op: {factor: levels}}` names levels of the grammar of an op beside those of a plain call. Lengths, widths,
-values and layouts are every adapter's, dtypes those of its `dtypes`.
+values and layouts are not restricted; dtypes are those of its `dtypes`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from attnkit_conformance import core
 from attnkit_conformance.adapter import Adapter, Unsupported
 from attnkit_conformance.core import CaseResult
 from attnkit_conformance.model.case import Sample
-from attnkit_conformance.model.golden import drawn
+from attnkit_conformance.model.golden import draw_case
 from attnkit_conformance.model.grammar import Choice, Grammar
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.opdb import BY_NAME
@@ -25,28 +24,28 @@ OUTSIDE = "outside."
 
 
 def declares(adapter: Adapter, op: str) -> bool:
-    """Whether an adapter says which calls of an op it serves."""
+    """Whether an adapter declares the calls of an op that it supports."""
     return op in (getattr(adapter, "serves", None) or {})
 
 
 def grammar(adapter: Adapter, op: Op, shapes: tuple[str, ...] = rows.SMALL) -> Grammar:
-    """The grammar of an op within what an adapter declares; ValueError for what is no factor or level of it."""
+    """The grammar of an op within what an adapter declares; ValueError for unknown factors or levels."""
     whole = rows.grammar(op, shapes)
-    named = adapter.serves[op.name]  # type: ignore[attr-defined]
+    levels_of = adapter.serves[op.name]  # type: ignore[attr-defined]
     free = {name: whole.factors[name] for name in OF_EVERYONE}
-    plain = {name: (whole.plain[name], *named.get(name, ())) for name in whole.factors if name not in free}
-    unknown = [name for name in named if name not in plain or name == "dtype"]
+    plain = {name: (whole.plain[name], *levels_of.get(name, ())) for name in whole.factors if name not in free}
+    unknown = [name for name in levels_of if name not in plain or name == "dtype"]
     if unknown:
         raise ValueError(f"serves: {op.name} has no option {unknown[0]!r}; expected some of {', '.join(plain)}")
     return whole.within({**plain, **free, "dtype": adapter.dtypes})
 
 
 def samples(adapter: Adapter, op: Op, profile: str, dtypes: Iterable[str]) -> Iterator[Sample]:
-    """The rows of a profile within the declaration, pairs on lengths that cross tiles among those of quick."""
+    """The rows of a profile within the declaration, including pairs on lengths that cross tiles in the quick one."""
     small, tiled = grammar(adapter, op), grammar(adapter, op, rows.TILED)
     pairs = small.covering(2, [small.plain])
     arrays = {"pair.": pairs, "tile.": tiled.covering(2, [tiled.plain])}
-    if profile == "full":
+    if profile == "full" and not getattr(adapter, "compiles", False):
         arrays["triple."] = small.covering(3, pairs)[len(pairs) :]
     for prefix, array in arrays.items():
         for dtype in dtypes:
@@ -55,22 +54,22 @@ def samples(adapter: Adapter, op: Op, profile: str, dtypes: Iterable[str]) -> It
 
 def outside(adapter: Adapter, op: Op) -> list[Choice]:
     """The levels of options that an adapter does not declare."""
-    served, whole = grammar(adapter, op).factors, rows.grammar(op, rows.SMALL).factors
+    factors, whole = grammar(adapter, op).factors, rows.grammar(op, rows.SMALL).factors
     return [
         (name, level)
         for name, levels in whole.items()
         for level in levels
-        if name not in ("dtype", "poison") and level not in served[name]  # a plain call has no padding to poison
+        if name not in ("dtype", "poison") and level not in factors[name]  # a plain call has no padding to poison
     ]
 
 
 def check_all(
     adapter: Adapter, op: Op, profile: str, dtypes: tuple[str, ...], keep: Callable[[str], bool]
 ) -> Iterator[CaseResult]:
-    """Verdicts inside, where a refusal fails, and the calls beside that were not refused."""
+    """Verdicts inside, where a refusal fails, and failures for calls outside that were not refused."""
     for sample in samples(adapter, op, profile, dtypes):
         if keep(sample.id):
-            result = core.check(adapter, drawn(sample))
+            result = core.check(adapter, draw_case(sample))
             if result.status == "unsupported":
                 text = f"refused within what it declares: {result.reason}"
                 result = replace(result, status="fail", failures=(("declared", text),))
@@ -83,10 +82,10 @@ def check_all(
 
 
 def check_refusal(adapter: Adapter, sample: Sample, choice: str) -> Iterator[CaseResult]:
-    """A failure unless a call beside the declaration is refused; a refusal is no verdict."""
-    case = drawn(sample)
+    """A failure unless a call outside the declaration is refused; a refusal gives no verdict."""
+    case = draw_case(sample)
     try:
-        core.outputs(adapter, core.as_asked(adapter, case))
+        core.outputs(adapter, core.without_outputs(adapter, case))
         text = f"returned a result for {choice}, which it does not declare"
     except Unsupported:
         return
@@ -96,13 +95,13 @@ def check_refusal(adapter: Adapter, sample: Sample, choice: str) -> Iterator[Cas
 
 
 def summary(adapter: Adapter, results: Iterable[CaseResult]) -> Iterator[str]:
-    """How much of each declaration was judged, and what it leaves out."""
+    """How much of each declaration was judged, and what it excludes."""
     own = [r for r in results if r.adapter == adapter.name and any(f"/{p}" in r.id for p in rows.PREFIX.values())]
     for name in dict.fromkeys(r.op for r in own if declares(adapter, r.op)):
         verdicts = [r for r in own if r.op == name]
-        judged = sum(bool(r.measured) for r in verdicts)
+        count = sum(bool(r.measured) for r in verdicts)
         left: dict[str, list[str]] = {}
         for factor, level in outside(adapter, BY_NAME[name]):
             left.setdefault(factor, []).append(str(level))
         rest = "; ".join(f"{factor} ({', '.join(levels)})" for factor, levels in left.items())
-        yield f"{adapter.name}, {name}: {judged} of {len(verdicts)} cases within what it declares; not covered: {rest}"
+        yield f"{adapter.name}, {name}: {count} of {len(verdicts)} cases within what it declares; not covered: {rest}"

@@ -1,4 +1,4 @@
-"""Semantics A11 and the exact rules of A6, A8, A9 as generators of what is wrong with an adapter.
+"""Semantics A11 and the exact rules of A6, A8, A9, as generators of messages about violations.
 
 Each has the arguments (adapter, make), `make(scene)` being a case of the op under judgement.
 """
@@ -23,7 +23,7 @@ from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.scenes.attention import CAUSAL
 
 Arrays = Mapping[str, np.ndarray]
-L, S, SHORT = 17, 33, 20  # SHORT: valid keys where there is padding
+L, S, SHORT = 17, 33, 20  # SHORT: valid keys with padding
 STEPS = 7
 STATES = ("S", "z", "c", "m")  # parts of a state
 PLAIN = Scene("property", L, S)
@@ -37,29 +37,29 @@ def tokens_of(case: Case) -> Tokens:
 
 
 def tokens_first(axes: Mapping[str, int], arrays: Arrays) -> dict[str, np.ndarray]:
-    """Views of the arrays that lie along `axes`, their tokens on the first axis."""
+    """Views of the arrays with `axes`, with tokens on the first axis."""
     return {name: np.moveaxis(arrays[name], axis, 0) for name, axis in axes.items() if name in arrays}
 
 
 def along(axes: Mapping[str, int], index: Any, arrays: Arrays) -> dict[str, np.ndarray]:
-    """Arrays (or gradients of them, as d<name>) with the tokens `index` of those that lie along `axes`."""
+    """Arrays (or gradients of them, as d<name>) with the tokens `index` of those with `axes`."""
     names = {name: name.removeprefix("d") for name in arrays}
     return {n: np.take(x, index, axes[names[n]]) if names[n] in axes else x for n, x in arrays.items()}
 
 
 def both(adapter: Adapter, case: Case) -> dict[str, np.ndarray]:
-    """Outputs and gradients (as d<name>) of an adapter; gradients are left out where they are not served."""
-    found = core.outputs(adapter, case)
+    """Outputs and gradients (as d<name>) of an adapter; gradients are left out if unsupported."""
+    results = core.outputs(adapter, case)
     if BY_NAME[case.op].vjp:
         try:
-            found |= {f"d{name}": x for name, x in core.gradients(adapter, case).items()}
+            results |= {f"d{name}": x for name, x in core.gradients(adapter, case).items()}
         except Unsupported:
-            return found
-    return found
+            return results
+    return results
 
 
 def differing(first: Arrays, second: Arrays, what: str) -> Iterator[str]:
-    """Names under which two results are not the same bits."""
+    """The names of results that are not bitwise equal."""
     for name, x in first.items():
         if x.tobytes() != second[name].tobytes():
             yield f"{name} {what}"
@@ -67,8 +67,8 @@ def differing(first: Arrays, second: Arrays, what: str) -> Iterator[str]:
 
 def changed(case: Case, **arrays: np.ndarray) -> Case:
     """The case with other arrays, rounded to their dtype."""
-    held = {n: rounded(x, case.dtype_of(n)) if x.dtype.kind == "f" else x for n, x in arrays.items()}
-    return replace(case, arrays={**case.arrays, **held})
+    inputs = {n: rounded(x, case.dtype_of(n)) if x.dtype.kind == "f" else x for n, x in arrays.items()}
+    return replace(case, arrays={**case.arrays, **inputs})
 
 
 def rerun(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[str]:
@@ -78,10 +78,10 @@ def rerun(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[str]:
 
 
 def causal_prefix(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[str]:
-    """Other finite values in the future change no bit before it."""
+    """Changing finite values in the future changes no bit before it."""
     case = make(LAST_CAUSAL)
-    tokens, moved = tokens_of(case), {name: x.copy(order="K") for name, x in case.arrays.items()}
-    queries, keys = (tokens_first(axes, moved) for axes in (tokens.queries, tokens.keys))
+    tokens, variant = tokens_of(case), {name: x.copy(order="K") for name, x in case.arrays.items()}
+    queries, keys = (tokens_first(axes, variant) for axes in (tokens.queries, tokens.keys))
     n_queries, n_keys = (len(next(iter(arrays.values()))) for arrays in (queries, keys))
     past = n_queries // 2
     hidden = past + n_keys - n_queries  # the first key that queries before `past` cannot see
@@ -89,7 +89,7 @@ def causal_prefix(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[s
         x[hidden:] = 3 - 2 * x[hidden:]
     for name in queries.keys() - keys.keys():
         queries[name][past:] *= -2
-    other = core.outputs(adapter, changed(case, **moved))
+    other = core.outputs(adapter, changed(case, **variant))
     rows = {name: x for name, x in core.outputs(adapter, case).items() if name not in STATES}
     for name, x in rows.items():
         before, after = (np.take(y, range(past), tokens.queries.get(name, -1)) for y in (x, other[name]))
@@ -98,7 +98,7 @@ def causal_prefix(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[s
 
 
 def padding_contents(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[str]:
-    """Whatever padding holds, NaN included, no bit of outputs and gradients changes."""
+    """The contents of padding, including NaN, change no bit of outputs and gradients."""
     case, valid = make(PADDED), np.arange(S) < SHORT
     tokens = tokens_of(case)
     masks = {"mask": valid}
@@ -119,7 +119,7 @@ def padding_contents(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterato
 
 
 def judged(adapter: Adapter, case: Case, of: Case, back: Callable[[str, np.ndarray], np.ndarray]) -> Iterator[str]:
-    """The adapter's result on `case`, brought back by `back`, is the golden one of `of` within the bounds of D."""
+    """The adapter's result on `case`, mapped by `back`, equals the golden one of `of` within the bounds of D."""
     truth = compute(of)
     limits = {**truth.outputs, **{f"d{name}": limit for name, limit in truth.gradients.items()}}
     for name, x in both(adapter, case).items():
@@ -132,21 +132,21 @@ def key_permutation(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator
     case, rng = make(BIASED), np.random.default_rng(0)
     keys, ends = tokens_of(case).keys, case.arrays.get("cu_seqlens_k", (0, S))
     order = np.concatenate([rng.permutation(np.arange(a, b)) for a, b in itertools.pairwise(ends)])
-    moved = replace(case, arrays=along(keys, order, case.arrays), cotangents=along(keys, order, case.cotangents))
-    yield from judged(adapter, moved, case, lambda name, x: along(keys, np.argsort(order), {name: x})[name])
+    permuted = replace(case, arrays=along(keys, order, case.arrays), cotangents=along(keys, order, case.cotangents))
+    yield from judged(adapter, permuted, case, lambda name, x: along(keys, np.argsort(order), {name: x})[name])
 
 
 def first_item(case: Case, arrays: Arrays) -> dict[str, np.ndarray]:
-    """What arrays, outputs or gradients have of the first batch item, or of the first packed sequence."""
+    """The part of arrays, outputs or gradients for the first batch item or packed sequence."""
     if "cu_seqlens_q" not in case.arrays:
         return {name: x[:1] if x.ndim > 2 else x for name, x in arrays.items()}
     tokens, edges = tokens_of(case), {name: x[:2] for name, x in arrays.items() if name.startswith("cu_seqlens")}
-    found = along(tokens.queries, range(case.arrays["cu_seqlens_q"][1]), arrays)
-    return along(tokens.keys, range(case.arrays["cu_seqlens_k"][1]), found) | edges
+    of_queries = along(tokens.queries, range(case.arrays["cu_seqlens_q"][1]), arrays)
+    return along(tokens.keys, range(case.arrays["cu_seqlens_k"][1]), of_queries) | edges
 
 
 def batch_mates(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[str]:
-    """A batch item, or a packed sequence, alone gives what it gives beside others."""
+    """A batch item, or a packed sequence, alone gives the same result as beside others."""
     case = make(PLAIN)
     one = replace(case, arrays=first_item(case, case.arrays), cotangents=first_item(case, case.cotangents))
     company = first_item(case, both(adapter, case))
@@ -175,15 +175,15 @@ def padding_amount(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[
 
 
 def dropout_bits(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[str]:
-    """dropout=(p, seed) drops exactly the pairs that the reference drops: seen with v = identity."""
+    """dropout=(p, seed) drops exactly the pairs that the reference drops, tested with v = identity."""
     case = make(Scene("property-dropout", L, S, e=S, lead=((2, 3, 2),) * 3, params={"dropout": (0.4, 2**40 + 3)}))
     case = changed(case, v=np.broadcast_to(np.eye(S), case.arrays["v"].shape))
     golden = compute(case).outputs["o"].golden
-    told = (golden == 0) | (np.abs(golden) > tolerance.smallest_normal(case.dtype))  # others may vanish in a half type
-    kept = (core.outputs(adapter, case)["o"] != 0) & told
-    expected = (golden != 0) & told
-    if kept.shape != expected.shape or np.any(kept != expected):
-        yield f"other pairs are dropped than in the reference, which keeps {expected.mean():.3f}; got {kept.mean():.3f}"
+    clear = (golden == 0) | (np.abs(golden) > tolerance.smallest_normal(case.dtype))  # others may vanish in a half type
+    keep = (core.outputs(adapter, case)["o"] != 0) & clear
+    expected = (golden != 0) & clear
+    if keep.shape != expected.shape or np.any(keep != expected):
+        yield f"other pairs are dropped than in the reference, which keeps {expected.mean():.3f}; got {keep.mean():.3f}"
 
 
 def kink_gradients(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[str]:
@@ -192,31 +192,31 @@ def kink_gradients(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[
     for kink in BY_NAME[str(case.params.get("op", case.op))].kinks(case.params):
         q = np.broadcast_to([2.0, 0.0], case.arrays["q"].shape)
         k = np.broadcast_to([kink / 2, 1.0], case.arrays["k"].shape)
-        found = core.gradients(adapter, changed(case, q=q, k=k))
-        yield from (f"d{n} is not exactly 0 at s = {kink:g}" for n in ("q", "k") if np.any(found[n] != 0))
+        grads = core.gradients(adapter, changed(case, q=q, k=k))
+        yield from (f"d{n} is not exactly 0 at s = {kink:g}" for n in ("q", "k") if np.any(grads[n] != 0))
 
 
 def with_a_nan(case: Case) -> Case:
     """The case with NaN in the third key from the end."""
     tokens = tokens_of(case)
     source = next(iter(tokens.keys))
-    moved = {source: case.arrays[source].copy()}
-    tokens_first(tokens.keys, moved)[source][S - 3] = np.nan
-    return changed(case, **moved)
+    copies = {source: case.arrays[source].copy()}
+    tokens_first(tokens.keys, copies)[source][S - 3] = np.nan
+    return changed(case, **copies)
 
 
 def visible_nan(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[str]:
-    """A NaN in a visible key is seen in the output of every query that sees it: all, or the last three if causal.
+    """A NaN in a visible key reaches the output of every query that sees it: all, or the last three if causal.
 
-    It is seen in no other, unless keys are values as well: a NaN in v meets weights of 0 in all rows.
+    It reaches no other, unless keys are values too: a NaN in v is multiplied by weights of 0 in all rows.
     """
     case = make(LAST_CAUSAL)
     tokens = tokens_of(case)
     for name, x in core.outputs(adapter, with_a_nan(case)).items():
         if name not in ("o", "w", "total"):
             continue
-        seen = np.moveaxis(np.isnan(x.astype(np.float64)), tokens.queries.get(name, -1), -1)
-        rows = seen if name == "total" else seen.any(-2)
+        nans = np.moveaxis(np.isnan(x.astype(np.float64)), tokens.queries.get(name, -1), -1)
+        rows = nans if name == "total" else nans.any(-2)
         n = rows.shape[-1]
         expected = np.broadcast_to(np.arange(n) >= (n - 3 if case.params.get("causal") else 0), rows.shape)
         if np.any(expected & ~rows if tokens.shared else rows != expected):
@@ -243,23 +243,23 @@ def sigmoid_tail(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[st
 
 
 def whole_is(case: Case, other: Mapping[str, np.ndarray]) -> Iterator[str]:
-    """Outputs put together from other calls are the golden ones of `case` within the bounds of D."""
+    """Outputs assembled from other calls equal the golden ones of `case` within the bounds of D."""
     for name, limit in compute(case).outputs.items():
-        found = tolerance.measure(name, other[name], limit)
-        yield from (text for _, text in found.failures)
+        error = tolerance.measure(name, other[name], limit)
+        yield from (text for _, text in error.failures)
 
 
 def part_of(case: Case, rows: slice, keys: slice, state: Mapping[str, np.ndarray]) -> Case:
     """Some queries and keys of a case, after `state`."""
     cut = {"q": rows, "k": keys, "v": keys}
     arrays = {n: x[..., cut[n], :] if n in cut else x for n, x in case.arrays.items()}
-    held = {f"initial_{n}": x.astype(np.float64) for n, x in state.items() if n in STATES}
-    dtypes = {**case.dtypes, **dict.fromkeys(held, compute_dtype(case.dtype))}
-    return replace(case, arrays={**arrays, **held}, dtypes=dtypes)
+    initial = {f"initial_{n}": x.astype(np.float64) for n, x in state.items() if n in STATES}
+    dtypes = {**case.dtypes, **dict.fromkeys(initial, compute_dtype(case.dtype))}
+    return replace(case, arrays={**arrays, **initial}, dtypes=dtypes)
 
 
 def resumed(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[str]:
-    """A sequence split in two, the second part after the state of the first, gives what the whole gives."""
+    """A sequence split in two, the second part starting from the state of the first, gives the same as the whole."""
     for causal in (True, False):
         case = make(Scene("property-resumed", S, S, params={"causal": causal, "return_state": True}))
         rows = slice(0, SHORT) if causal else slice(None)
@@ -278,19 +278,19 @@ def chunked(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[str]:
 
 
 def step_by_step(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[str]:
-    """The recurrence, one token after the other from nothing, gives what the causal form gives."""
-    if not core.asked(adapter, f"{make(PLAIN).op}_step"):
+    """The recurrence, token by token from no state, gives the same as the causal form."""
+    if not core.covers(adapter, f"{make(PLAIN).op}_step"):
         raise Unsupported("has no step of its own")
     case = make(Scene("property-steps", STEPS, STEPS, params={**CAUSAL, "return_state": True}))
-    kept = {n: x for n, x in case.params.items() if n not in (*CAUSAL, *STATEFUL)}
-    found: list[np.ndarray] = []
+    params = {n: x for n, x in case.params.items() if n not in (*CAUSAL, *STATEFUL)}
+    outputs: list[np.ndarray] = []
     state: dict[str, np.ndarray] = {}
     for t in range(STEPS):
         arrays = {f"{n}_t": case.arrays[n][..., t, :] for n in ("q", "k", "v")}
         arrays |= {n: x for n, x in case.arrays.items() if n not in ("q", "k", "v")}
         arrays |= {f"initial_{n}": x.astype(np.float64) for n, x in state.items()}
         dtypes = {n: compute_dtype(case.dtype) for n in arrays if not n.endswith("_t")}
-        step = core.outputs(adapter, replace(case, op=f"{case.op}_step", arrays=arrays, params=kept, dtypes=dtypes))
+        step = core.outputs(adapter, replace(case, op=f"{case.op}_step", arrays=arrays, params=params, dtypes=dtypes))
         state = {n: x for n, x in step.items() if n in STATES}
-        found.append(step["o_t"])
-    yield from whole_is(case, {**state, "o": np.stack(found, axis=-2)})
+        outputs.append(step["o_t"])
+    yield from whole_is(case, {**state, "o": np.stack(outputs, axis=-2)})

@@ -1,7 +1,7 @@
-"""A run spread over processes: each takes some families of adapters and one op at a time, and sends verdicts at once.
+"""A run distributed over processes: each gets some families of adapters and one op at a time, and reports at once.
 
-Compiling for JAX takes most of a run and holds one core; here every core compiles. The families that do not compile are
-judged together, so that the reference answers each case once for all of them.
+Compiling for JAX takes most of a run and uses one core; here every core compiles. The families that do not compile are
+judged together, so that the reference computes each case once for all of them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import queue
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from attnkit_conformance.adapter import Adapter
@@ -17,7 +18,7 @@ from attnkit_conformance.core import CaseResult
 from attnkit_conformance.judge import judge, matcher
 from attnkit_conformance.opdb import OPDB
 
-PATIENCE = 5.0  # seconds between looks at whether a silent process still lives
+PATIENCE = 5.0  # seconds between checks that a silent process is alive
 SLOW = ("jax_x64", "jax")  # families that compile: their jobs start first
 
 Find = Callable[[list[str]], list[Adapter]]
@@ -34,25 +35,26 @@ def jobs(names: Sequence[str]) -> list[Job]:
 def work(
     find: Find, waiting: Any, verdicts: Any, profile: str, expression: str | None, dtypes: tuple[str, ...]
 ) -> None:
-    """The loop of one process: jobs until there are none or nobody waits, the adapters of a family made once."""
-    made: dict[str, list[Adapter]] = {}
+    """The loop of one process: jobs until none are left or the parent is gone; adapters are created once per family."""
+    by_name: dict[str, list[Adapter]] = {}
     parent = multiprocessing.parent_process()
     try:
         while (job := waiting.get()) is not None:
+            verdicts.put((os.getpid(), job))
             names, op = job
             for name in names:
-                made[name] = made.get(name) or find([name])
-            chosen = [adapter for name in names for adapter in made[name]]
-            for result in judge(chosen, profile, expression, dtypes, ops=(op,)):
+                by_name[name] = by_name.get(name) or find([name])
+            members = [adapter for name in names for adapter in by_name[name]]
+            for result in judge(members, profile, expression, dtypes, ops=(op,)):
                 if parent is not None and not parent.is_alive():
                     verdicts.cancel_join_thread()
                     return
-                verdicts.put(result)
-        verdicts.put(None)
+                verdicts.put((os.getpid(), result))
+        verdicts.put((os.getpid(), None))
     except Exception as error:
-        verdicts.put(error)
+        verdicts.put((os.getpid(), error))
     finally:
-        for adapter in (adapter for adapters in made.values() for adapter in adapters):
+        for adapter in (adapter for adapters in by_name.values() for adapter in adapters):
             if hasattr(adapter, "close"):
                 adapter.close()
 
@@ -65,41 +67,74 @@ def judge_in_processes(
     dtypes: tuple[str, ...],
     workers: int | None = None,
 ) -> Iterator[CaseResult]:
-    """Every verdict of the adapters that `find` gives for `names`, in the order in which they come."""
-    matcher(expression)  # refuses what it cannot read, before any process starts
+    """Every verdict of the adapters that `find` gives for `names`, in order of arrival."""
+    matcher(expression)  # refuses invalid expressions before any process starts
     context = multiprocessing.get_context("spawn")
     waiting, verdicts = context.Queue(), context.Queue()
     count = workers or os.cpu_count() or 1
     for job in (*jobs(names), *[None] * count):
         waiting.put(job)
     arguments = (find, waiting, verdicts, profile, expression, dtypes)
-    running = [context.Process(target=work, args=arguments) for _ in range(count)]
-    for process in running:
+
+    def started() -> Running:
+        process = context.Process(target=work, args=arguments)
         process.start()
+        return Running(process)
+
+    running = [started() for _ in range(count)]
     try:
-        yield from collected(verdicts, running)
+        yield from collected(verdicts, running, started)
     finally:
-        for process in running:
+        for process in (each.process for each in running):
             process.join(PATIENCE)
             if process.exitcode is None:
                 process.terminate()
                 process.join()
 
 
-def collected(verdicts: Any, running: Sequence[Any]) -> Iterator[CaseResult]:
-    """What the processes send, until each has sent its last; RuntimeError for one that ended without a word."""
-    working = len(running)
-    while working:
+@dataclass
+class Running:
+    """A process, its job, and its last verdict on that."""
+
+    process: Any
+    job: Job | None = None
+    last: CaseResult | None = None
+    done: bool = False
+
+    @property
+    def died(self) -> bool:
+        return not self.done and self.process.exitcode not in (None, 0)
+
+    def verdict(self) -> CaseResult:
+        """The failure of a process that died; RuntimeError for one that died before it had a job."""
+        end = f"ended with exit code {self.process.exitcode}"
+        if self.job is None:
+            raise RuntimeError(f"a process {end}")
+        names, op = self.job
+        after = f" after {self.last.id}" if self.last else ""
+        text = f"the process {end} while {', '.join(names)} ran {op}{after}; the rest of these cases was not judged"
+        adapter = self.last.adapter if self.last else names[0]
+        return CaseResult(f"{op}/float32/process", adapter, op, "float32", "fail", failures=(("process", text),))
+
+
+def collected(verdicts: Any, running: list[Running], started: Callable[[], Running]) -> Iterator[CaseResult]:
+    """What the processes send until each is done. One that dies is a failure, and another takes its place."""
+    while not all(each.done for each in running):
         try:
-            item = verdicts.get(timeout=PATIENCE)
+            pid, item = verdicts.get(timeout=PATIENCE)
         except queue.Empty:
-            dead = [process.exitcode for process in running if process.exitcode not in (None, 0)]
-            if dead:
-                raise RuntimeError(f"a process ended with exit code {dead[0]}") from None
+            for dead in [each for each in running if each.died]:
+                dead.done = True
+                yield dead.verdict()
+                running.append(started())
             continue
         if isinstance(item, BaseException):
             raise item
-        if item is None:
-            working -= 1
-        else:
+        sender = next(each for each in running if each.process.pid == pid)
+        if isinstance(item, CaseResult):
+            sender.last = item
             yield item
+        elif item is None:
+            sender.done = True
+        else:
+            sender.job, sender.last = item, None

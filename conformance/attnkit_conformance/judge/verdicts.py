@@ -1,4 +1,4 @@
-"""Verdicts put together: the worst of many, how many of each status, by op and adapter."""
+"""Summaries of verdicts: the worst of many, and counts by status, by op and adapter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SHORT = {"float64": "f64", "float32": "f32", "bfloat16": "bf16", "float16": "f16
 
 
 def worst(results: Iterable[CaseResult]) -> float | None:
-    """Largest error over what is allowed, None where nothing was measured."""
+    """The largest error relative to its bound, None if nothing was measured."""
     return max((result.ratio for result in results if result.measured), default=None)
 
 
@@ -21,14 +21,14 @@ def percent(ratio: float | None) -> str:
 
 
 def counts(results: Iterable[CaseResult]) -> Counter[str]:
-    """How many verdicts of each status."""
+    """The number of verdicts by status."""
     return Counter(result.status for result in results)
 
 
 def grouped(results: list[CaseResult]) -> dict[str, dict[str, list[CaseResult]]]:
-    """{op: {adapter: verdicts}}, in the order in which they came."""
+    """{op: {adapter: verdicts}}, in order of arrival."""
     adapters = dict.fromkeys(result.adapter for result in results)
-    found: dict[str, dict[str, list[CaseResult]]] = {}
+    groups: dict[str, dict[str, list[CaseResult]]] = {}
     for result in results:
-        found.setdefault(result.op, {adapter: [] for adapter in adapters})[result.adapter].append(result)
-    return found
+        groups.setdefault(result.op, {adapter: [] for adapter in adapters})[result.adapter].append(result)
+    return groups

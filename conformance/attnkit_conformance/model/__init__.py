@@ -1,1 +1,1 @@
-"""What a case, an op and a bound are."""
+"""The types of a case, an op and a bound."""

@@ -1,4 +1,4 @@
-"""How a public function is called: the same for the reference and for attnkit, whose signatures are equal.
+"""How a public function is called: the same for the reference and attnkit, whose signatures are equal.
 
 A `Binding` turns (arrays, params) into a call and the answer into a dict of outputs, and the same for the explicit
 `*_vjp` function. An op names its binding in the op database.
@@ -15,7 +15,7 @@ FIELDS = ("total", "entropy", "sum_squares", "maximum", "nonzero", "visible")
 
 
 class Signature(Protocol):
-    """What a binding has to know of an op."""
+    """What a binding needs to know about an op."""
 
     @property
     def name(self) -> str: ...
@@ -29,7 +29,7 @@ class Signature(Protocol):
 
 @dataclass(frozen=True)
 class Binding:
-    """`forward(module, op, arrays, params) -> outputs`; `backward` besides takes cotangents and returns gradients.
+    """`forward(module, op, arrays, params) -> outputs`; `backward` also takes cotangents and returns gradients.
 
     `backward` calls `<op><suffix>`: `_vjp`, or `_magnitudes`, which has the same arguments.
     """
@@ -69,8 +69,8 @@ def plain_backward(
     """op_vjp(*arrays, *cotangents, **params) -> gradients."""
     args, keywords = split(op, arrays, params)
     keywords.pop("return_lse", None)
-    given = [cotangents.get(name) for name in op.outputs(params)]
-    return dict(getattr(module, op.name + suffix)(*args, *given, **keywords))
+    of_outputs = [cotangents.get(name) for name in op.outputs(params)]
+    return dict(getattr(module, op.name + suffix)(*args, *of_outputs, **keywords))
 
 
 def row_statistics(module: Any, values: Arrays) -> Any:
@@ -79,7 +79,7 @@ def row_statistics(module: Any, values: Arrays) -> Any:
 
 
 def fields_of(stats: Any) -> dict[str, Any]:
-    """The fields of a RowStatistics that were asked for."""
+    """The requested fields of a RowStatistics."""
     return {name: value for name, value in stats._asdict().items() if value is not None}
 
 
@@ -87,7 +87,7 @@ def statistics_forward(module: Any, op: Signature, arrays: Arrays, params: Array
     """row_statistics(op, q, k, ...) or attention_with_statistics(op, q, k, v, ...)."""
     args, keywords = split(op, arrays, params)
     answer = getattr(module, op.name)(keywords.pop("op"), *args, **keywords)
-    if op.name == "row_statistics":
+    if "v" not in op.arguments:
         return fields_of(answer)
     o, stats = answer
     return {"o": o, **fields_of(stats)}
@@ -98,9 +98,9 @@ def statistics_backward(
 ) -> dict[str, Any]:
     """The same with cotangents: `do` if the op has o, and a RowStatistics."""
     args, keywords = split(op, arrays, params)
-    given = [cotangents["o"]] if "o" in cotangents else []
+    of_outputs = [cotangents["o"]] if "o" in cotangents else []
     dstats = row_statistics(module, cotangents)
-    return dict(getattr(module, op.name + suffix)(keywords.pop("op"), *args, *given, dstats, **keywords))
+    return dict(getattr(module, op.name + suffix)(keywords.pop("op"), *args, *of_outputs, dstats, **keywords))
 
 
 def regulariser_forward(module: Any, op: Signature, arrays: Arrays, params: Arrays) -> dict[str, Any]:
@@ -114,8 +114,8 @@ def regulariser_backward(
 ) -> dict[str, Any]:
     """attention_regulariser_vjp(stats, dloss, dsum_term, dentropy_term, ...)."""
     rest = {name: x for name, x in arrays.items() if name not in FIELDS}
-    given = [cotangents.get(name) for name in op.outputs(params)]
-    return dict(getattr(module, op.name + suffix)(row_statistics(module, arrays), *given, **rest, **params))
+    of_outputs = [cotangents.get(name) for name in op.outputs(params)]
+    return dict(getattr(module, op.name + suffix)(row_statistics(module, arrays), *of_outputs, **rest, **params))
 
 
 PLAIN = Binding(plain_forward, plain_backward)

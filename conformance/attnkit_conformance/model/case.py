@@ -1,4 +1,4 @@
-"""A `Case`: one input of one op in one dtype, as any adapter is shown it."""
+"""A `Case`: one input of one op in one dtype, as passed to adapters."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ import numpy as np
 INTEGER = "integer"  # an output of integers of any width
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 HAS_BFLOAT16 = find_spec("ml_dtypes") is not None  # NumPy itself has none
-PROFILES = ("quick", "scenes", "full")  # scenes: all that are written by hand, and no rows of grammars
-ALIGNMENT = 64  # bytes; as torch and JAX place arrays
+PROFILES = ("quick", "scenes", "full")  # scenes: all hand-written ones, without rows of grammars
+ALIGNMENT = 64  # bytes, as in torch and JAX
 
 
 class NoDraw(ValueError):
-    """No draw keeps its distance from where rounding decides."""
+    """No draw stays away from points where rounding decides."""
 
 
 def judged_dtypes() -> tuple[str, ...]:
-    """The dtypes that are judged where none is named: all that can be held here."""
+    """The dtypes that are judged by default: all that are available."""
     return tuple(name for name in DTYPES if HAS_BFLOAT16 or name != "bfloat16")
 
 
 def numpy_dtype(name: str) -> np.dtype:
-    """The NumPy dtype called `name`, ml_dtypes' bfloat16 included; "integer", which an output may be, is int64 here."""
+    """The NumPy dtype called `name`, ml_dtypes' bfloat16 included; "integer", a dtype of outputs, is int64 here."""
     if name == "bfloat16":
         import ml_dtypes
 
@@ -45,7 +45,7 @@ def finfo(name: str) -> Any:
 
 
 def is_dtype(x: np.ndarray, name: str) -> bool:
-    """Whether x has the dtype `name`; libraries have their own default integer, so that any is "integer"."""
+    """Whether x has the dtype `name`; any integer dtype is "integer", as libraries' defaults differ."""
     return x.dtype.kind in "iu" if name == INTEGER else x.dtype.name == name
 
 
@@ -61,8 +61,8 @@ def rounded(x: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def aligned(x: np.ndarray) -> np.ndarray:
-    """A dense array in memory that begins at a multiple of 64 bytes. A BLAS may add up in another order where arrays
-    begin elsewhere, and NumPy places one now here, now there, while reruns and prefixes are compared bit by bit.
+    """A dense array aligned to 64 bytes. A BLAS may sum in another order if arrays are aligned otherwise, and NumPy's
+    alignment varies, while reruns and prefixes are compared bit by bit.
     """
     room = np.empty(x.nbytes + ALIGNMENT, np.uint8)
     copy = np.ndarray(x.shape, x.dtype, room, -room.ctypes.data % ALIGNMENT, x.strides)
@@ -91,7 +91,7 @@ class Case:
     layout: str = "contiguous"
 
     def dtype_of(self, name: str) -> str:
-        """The dtype in which an adapter is given array `name`."""
+        """The dtype in which an adapter gets array `name`."""
         x = self.arrays[name]
         return self.dtypes.get(name, self.dtype) if x.dtype.kind == "f" else x.dtype.name
 
@@ -116,7 +116,7 @@ def laid_out(x: np.ndarray, layout: str) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Sample:
-    """A case by its id: nothing is drawn before `draw(halvings)`, the numbers that many times halved."""
+    """A case by its id: nothing is drawn before `draw(halvings)`, which halves the numbers that many times."""
 
     id: str
     draw: Callable[[int], Case]

@@ -1,4 +1,4 @@
-"""Error samples: inputs that every implementation of a public function must refuse, with the type and text expected."""
+"""Error samples: inputs that every implementation of a public function must refuse, with the expected type and text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GOOD: Mapping[str, np.ndarray] = {
 def wrong(
     op: Op, name: str, exception: type[Exception], pattern: str, params: Mapping[str, Any] | None = None, **arrays: Any
 ) -> ErrorSample:
-    """A call that is good but for the given arrays and params."""
+    """A call that is valid except for these arrays and params."""
     good = {n: GOOD[n] for n in op.arguments}
     return ErrorSample(name, {**good, **arrays}, params or {}, exception, pattern)
 
@@ -31,7 +31,7 @@ def zeros(*shape: int, dtype: Any = np.float32) -> np.ndarray:
 
 
 def attention_errors(op: Op) -> Iterator[ErrorSample]:
-    """What group a refuses: shapes and values (ValueError), dtypes (TypeError), names that it does not take."""
+    """The errors of group a: shapes and values (ValueError), dtypes (TypeError), unknown names."""
     yield wrong(op, "features-differ", ValueError, r"\bk\b", k=zeros(2, 2, S, D + 1))
     if "v" in op.arguments:
         yield wrong(op, "tokens-differ", ValueError, r"\bv\b", v=zeros(2, 2, S + 1, E))
@@ -86,7 +86,7 @@ def pointwise_errors(op: Op) -> Iterator[ErrorSample]:
 
 
 def reluformer_errors(op: Op) -> Iterator[ErrorSample]:
-    """The same with gamma; what pointwise_attention takes beyond it is refused."""
+    """The same with gamma; further options of pointwise_attention are refused."""
     yield from length_errors(op)
     for name, gamma in (("zero", 0.0), ("negative", -1.0), ("nan", float("nan"))):
         yield wrong(op, f"gamma-{name}", ValueError, "gamma", {"gamma": gamma})
@@ -96,23 +96,11 @@ def reluformer_errors(op: Op) -> Iterator[ErrorSample]:
 def layernorm_errors(op: Op) -> Iterator[ErrorSample]:
     """Weights of the wrong size and inputs of the wrong dtype."""
     good = {"q": GOOD["q"], "k": GOOD["k"], "q_weight": zeros(D), "k_weight": zeros(D)}
-    for name, changed, exception, pattern in (
+    for name, arrays, exception, pattern in (
         ("weight-shape", {"q_weight": zeros(D + 1)}, ValueError, "q_weight"),
         ("q-integer", {"q": zeros(2, 2, L, D, dtype=np.int64)}, TypeError, r"\bq\b"),
         ("dtypes-differ-float16", {"k": zeros(2, 2, S, D, dtype=np.float16)}, TypeError, r"\bk\b"),
         ("dtypes-differ-float64", {"k": zeros(2, 2, S, D, dtype=np.float64)}, TypeError, r"\bk\b"),
     ):
-        yield ErrorSample(name, {**good, **changed}, {}, exception, pattern)
+        yield ErrorSample(name, {**good, **arrays}, {}, exception, pattern)
     yield ErrorSample("eps-nan", good, {"eps": float("nan")}, ValueError, "eps")
-
-
-def statistics_errors(op: Op) -> Iterator[ErrorSample]:
-    """An op without statistics, an argument that the op does not take, entropy of signed weights, an unknown field."""
-    signed = {"op": "pointwise_attention", "activation": "gelu"}
-    yield wrong(op, "op-unknown", ValueError, "op", {"op": "no_such_attention"})
-    yield wrong(op, "argument-of-another-op", ValueError, "alpha", {"op": "softmax_attention", "alpha": 1.0})
-    yield wrong(op, "entropy-of-signed-weights", ValueError, "entropy.*fields|fields.*entropy", signed)
-    yield wrong(op, "entropy-of-negative-gain", ValueError, "entropy", {"op": "pointwise_attention", "gain": -1.0})
-    unknown = {"op": "softmax_attention", "fields": ("total", "variance")}
-    yield wrong(op, "field-unknown", ValueError, "variance", unknown)
-    yield wrong(op, "mask-float", TypeError, "mask", {"op": "softmax_attention"}, mask=zeros(L, S))

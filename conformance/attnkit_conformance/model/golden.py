@@ -17,14 +17,14 @@ from attnkit_conformance.model.tolerance import Limit
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_reference._core import reduce_to
 
-TINY = 1e-20  # row sums that are smaller, but not 0, lose digits or all of themselves in float32
+TINY = 1e-20  # smaller row sums, except 0, lose precision or underflow in float32
 HALVINGS = 8
 QUERY_OUTPUTS = ("o", "total", "entropy", "sum_squares", "maximum", "nonzero", "visible")
 
 
 @dataclass(frozen=True)
 class Golden:
-    """Limits by output and by gradient, and where either must be exactly 0."""
+    """Limits by output and by gradient, and the entries that must be exactly 0."""
 
     outputs: Mapping[str, Limit]
     gradients: Mapping[str, Limit]
@@ -33,44 +33,44 @@ class Golden:
 
     @cached_property
     def blind_spots(self) -> list[str]:
-        """What makes the checks of this case worthless: wrong arrays that would pass. Empty for a sound kit."""
+        """Wrong arrays that would pass the checks of this case. Empty for a sound kit."""
         limits = (*self.outputs.items(), *((f"d{name}", limit) for name, limit in self.gradients.items()))
         return [text for name, limit in limits for text in tolerance.blind_spots(name, limit)]
 
     def tells(self) -> bool:
-        """Whether bounds tell right from wrong, gradients are finite and fit their dtypes, outputs too (lse is -inf on
-        null rows), and no row is dead but for numbers that only float64 has: its entropy jumps there.
+        """Whether bounds are meaningful, gradients are finite and fit their dtypes, outputs too (lse is -inf on null
+        rows), and no row is dead up to numbers that only float64 represents: its entropy jumps there.
         """
         fits = all(np.all(np.isfinite(in_dtype(x))) for x in self.gradients.values())
-        fits &= all(np.all(in_dtype(x) < np.inf) and held(x) for x in self.outputs.values())
+        fits &= all(np.all(in_dtype(x) < np.inf) and representable(x) for x in self.outputs.values())
         total = np.abs(self.outputs["total"].golden) if "total" in self.outputs else np.ones(1)
         return fits and not np.any((total > 0) & (total < TINY)) and not self.blind_spots
 
 
 def in_dtype(limit: Limit) -> np.ndarray:
-    """The golden values rounded to the dtype that is judged, in float64."""
+    """The golden values rounded to the dtype under judgement, in float64."""
     with np.errstate(over="ignore"):
         return limit.golden.astype(numpy_dtype(limit.dtype)).astype(np.float64)
 
 
-def held(limit: Limit) -> bool:
-    """Whether what is finite stays so in the dtype that is judged."""
+def representable(limit: Limit) -> bool:
+    """Whether finite values stay finite in the dtype under judgement."""
     return np.array_equal(np.isfinite(in_dtype(limit)), np.isfinite(limit.golden))
 
 
-kept = threading.local()
+cache = threading.local()
 
 
 def golden(case: Case) -> Golden:
-    """Golden values of `case`; each thread keeps its last one, for adapters are judged on one case after another."""
-    if getattr(kept, "case", None) is not case:
-        kept.case, kept.values = case, compute(case)
-    values: Golden = kept.values
+    """Golden values of `case`; each thread caches the last one, because adapters are judged case by case."""
+    if getattr(cache, "case", None) is not case:
+        cache.case, cache.values = case, compute(case)
+    values: Golden = cache.values
     return values
 
 
-def drawn(sample: Sample) -> Case:
-    """The case of a sample, halved until its golden values tell right from wrong; the last if none does."""
+def draw_case(sample: Sample) -> Case:
+    """The case of a sample, halved until its bounds are meaningful; the last one if they never are."""
     for halvings in range(HALVINGS):
         case = sample.draw(halvings)
         growth = BY_NAME[case.op].subject(case.params).growth
@@ -97,7 +97,7 @@ def compute(case: Case) -> Golden:
         magnitudes = binding.backward(attnkit_reference, op, case.arrays, case.params, {}, "_magnitudes")
     naive_outputs, naive_gradients = naive(op, case)
     growth = growth_of(op, case)
-    twice = {"sum_squares": 2.0 * growth}  # an error of the weights counts twice in their squares
+    twice = {"sum_squares": 2.0 * growth}  # errors of the weights count twice in their squares
     zero_outputs, zero_gradients = exact_zeros(op, case)
     return Golden(
         {
@@ -120,7 +120,7 @@ def compute(case: Case) -> Golden:
 
 
 def has(name: str) -> bool:
-    """Whether the reference has a function of this name, which may lie in a submodule."""
+    """Whether the reference has a function of this name, possibly in a submodule."""
     module, _, function = name.rpartition(".")
     return hasattr(getattr(attnkit_reference, module, None) if module else attnkit_reference, function)
 
@@ -141,11 +141,11 @@ def growth_of(op: Op, case: Case) -> float:
         return subject.growth(case)
     if "q" not in case.arrays or not subject.exponent(case.params):
         return 1.0
-    return tolerance.growth_of_exponent(lowprecision.largest_exponent(case))
+    return tolerance.growth_of_exponent(lowprecision.largest_exponent(case, subject.settings))
 
 
 def exact_zeros(op: Op, case: Case) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """A5 and A6: entries of outputs and gradients that are exactly 0, whatever the arithmetic."""
+    """A5 and A6: entries of outputs and gradients that are exactly 0 in any arithmetic."""
     subject = op.subject(case.params)
     own_outputs, own_gradients = ({}, {}) if subject.zeros is None else subject.zeros(case)
     if subject.group != "a":

@@ -1,7 +1,7 @@
-"""The grammar of the calls of an op: factors with levels, levels that cannot meet, and covering arrays of rows.
+"""The grammar of the calls of an op: factors with levels, forbidden combinations, and covering arrays of rows.
 
-A row has one level of each factor. An array covers strength t if every t levels of different factors, no two of which
-are forbidden, meet in some row: 2 shows what any two options do to each other, 3 any three.
+A row has one level of each factor. An array of strength t covers every combination of t levels of different factors
+that is not forbidden: 2 covers the interactions of any two options, 3 those of any three.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from math import factorial
 Level = Hashable
 Row = Mapping[str, Level]
 Choice = tuple[str, Level]  # a factor and one of its levels
-CANDIDATES = 10  # rows among which the one that covers most is chosen
+CANDIDATES = 10  # candidate rows, of which the one that covers most is taken
 
 
 @dataclass(frozen=True)
 class Grammar:
-    """Factors with their levels, the first of which is that of a plain call and may meet every other level."""
+    """Factors with their levels, the first being that of a plain call, which may be combined with every other level."""
 
     factors: Mapping[str, tuple[Level, ...]]
-    forbidden: frozenset[frozenset[Choice]] = frozenset()  # two or three levels that do not stand in one row
+    forbidden: frozenset[frozenset[Choice]] = frozenset()  # two or three levels that cannot be combined
 
     def __post_init__(self) -> None:
-        known = {choice for some in self.forbidden for choice in some}
-        plain = [(name, levels[0]) for name, levels in self.factors.items() if (name, levels[0]) in known]
+        choices = {choice for some in self.forbidden for choice in some}
+        plain = [(name, levels[0]) for name, levels in self.factors.items() if (name, levels[0]) in choices]
         if plain:
             raise ValueError(f"grammar: the first level of a factor meets every other; got {plain[0]} forbidden")
 
-    def within(self, served: Mapping[str, Collection[Level]]) -> Grammar:
-        """The part of a grammar that has these levels of each factor; ValueError for a level that it does not have."""
-        for name, levels in served.items():
+    def within(self, subset: Mapping[str, Collection[Level]]) -> Grammar:
+        """The part of a grammar that has these levels of each factor; ValueError for an unknown level."""
+        for name, levels in subset.items():
             unknown = [level for level in levels if level not in self.factors[name]]
             if unknown:
-                known = ", ".join(map(str, self.factors[name]))
-                raise ValueError(f"grammar: {name} has no level {unknown[0]!r}; expected some of {known}")
-        factors = {name: tuple(x for x in levels if x in served[name]) for name, levels in self.factors.items()}
+                legal = ", ".join(map(str, self.factors[name]))
+                raise ValueError(f"grammar: {name} has no level {unknown[0]!r}; expected some of {legal}")
+        factors = {name: tuple(x for x in levels if x in subset[name]) for name, levels in self.factors.items()}
         known_choices = {(name, level) for name, levels in factors.items() for level in levels}
         return Grammar(factors, frozenset(some for some in self.forbidden if some <= known_choices))
 
@@ -55,38 +55,38 @@ class Grammar:
 
     @cached_property
     def meeting(self) -> tuple[int, ...]:
-        """For each choice, as bits, the choices that it may meet."""
+        """For each choice, as bits, the choices that it may be combined with."""
         return tuple(
             sum(1 << j for j, other in enumerate(self.choices) if self.may_meet(choice, other))
             for choice in self.choices
         )
 
     def may_meet(self, one: Choice, other: Choice) -> bool:
-        """Whether two levels may stand in one row."""
+        """Whether two levels may be combined."""
         return one[0] != other[0] and frozenset((one, other)) not in self.forbidden
 
     @cached_property
     def third(self) -> Mapping[frozenset[int], int]:
-        """For two choices, as bits, those that no row has with both, where more than pairs are forbidden."""
+        """For two choices, as bits, those forbidden with both, where triples are forbidden."""
         index = {choice: n for n, choice in enumerate(self.choices)}
-        found: dict[frozenset[int], int] = {}
+        hidden: dict[frozenset[int], int] = {}
         for some in self.forbidden:
             numbers = [index[choice] for choice in some if choice in index]
             if len(some) == len(numbers) == 3:
                 for n in numbers:
                     two = frozenset(m for m in numbers if m != n)
-                    found[two] = found.get(two, 0) | 1 << n
-        return found
+                    hidden[two] = hidden.get(two, 0) | 1 << n
+        return hidden
 
     def tuples(self, strength: int) -> Iterator[tuple[Choice, ...]]:
-        """All that an array of this strength has to cover."""
+        """Everything that an array of this strength has to cover."""
         for some in itertools.combinations(self.choices, strength):
             meet = all(self.may_meet(one, other) for one, other in itertools.combinations(some, 2))
             if meet and frozenset(some) not in self.forbidden:
                 yield some
 
     def covering(self, strength: int, start: Sequence[Row] = (), seed: int = 0) -> tuple[Row, ...]:
-        """`start` and the rows that it lacks to cover pairs (strength 2) or triples (3); the same every time."""
+        """`start` and the rows missing to cover pairs (strength 2) or triples (3); deterministic."""
         index = {choice: n for n, choice in enumerate(self.choices)}
         missing = Missing(self.meeting, self.third, strength)
         rows = list(start)
@@ -101,29 +101,29 @@ class Grammar:
         return tuple(rows)
 
     def candidate(self, missing: Missing, draw: Callable[[], float]) -> list[int]:
-        """A row around something that is missing: factor by factor the level that covers most of what is."""
+        """A row around a missing combination: factor by factor the level that covers most of the missing ones."""
         row = missing.some(draw)
-        taken = {self.choices[n][0] for n in row}
+        factors = {self.choices[n][0] for n in row}
         bits = sum(1 << n for n in row)
         allowed = (1 << len(self.choices)) - 1
-        for n, chosen in enumerate(row):
-            allowed &= self.beside(chosen, row[:n])
-        for name in sorted((name for name in self.factors if name not in taken), key=lambda name: draw()):
+        for n, choice in enumerate(row):
+            allowed &= self.beside(choice, row[:n])
+        for name in sorted((name for name in self.factors if name not in factors), key=lambda name: draw()):
             levels = [n for n in self.levels_of[name] if allowed >> n & 1]
             gains = [missing.gain(n, row, bits) for n in levels]
             best = [n for n, gain in zip(levels, gains, strict=True) if gain == max(gains)]
-            chosen = best[int(draw() * len(best))]
-            allowed &= self.beside(chosen, row)
-            row.append(chosen)
-            bits |= 1 << chosen
+            choice = best[int(draw() * len(best))]
+            allowed &= self.beside(choice, row)
+            row.append(choice)
+            bits |= 1 << choice
         return row
 
-    def beside(self, chosen: int, row: Sequence[int]) -> int:
-        """As bits, what may stand beside a choice in a row that has others."""
+    def beside(self, choice: int, row: Sequence[int]) -> int:
+        """As bits, the choices compatible with a choice in a row with others."""
         hidden = 0
         for n in row if self.third else ():
-            hidden |= self.third.get(frozenset((n, chosen)), 0)
-        return self.meeting[chosen] & ~hidden
+            hidden |= self.third.get(frozenset((n, choice)), 0)
+        return self.meeting[choice] & ~hidden
 
     @cached_property
     def levels_of(self) -> Mapping[str, tuple[int, ...]]:
@@ -133,7 +133,7 @@ class Grammar:
 
 
 class Missing:
-    """Pairs or triples of choices that no row has yet, as bits: `bits[i]`, or `bits[i][j]`, of what i (and j) miss."""
+    """The uncovered pairs or triples of choices as bits: `bits[i]`, or `bits[i][j]`, for those with i (and j)."""
 
     def __init__(self, meeting: Sequence[int], third: Mapping[frozenset[int], int], strength: int) -> None:
         if strength not in (2, 3):
@@ -149,15 +149,15 @@ class Missing:
         self.left = self.total()
 
     def total(self) -> int:
-        """How many are missing."""
-        held = self.pairs if self.strength == 2 else (x for of in self.triples.values() for x in of.values())
-        return sum(x.bit_count() for x in held) // factorial(self.strength)
+        """The number of missing combinations."""
+        masks = self.pairs if self.strength == 2 else (x for of in self.triples.values() for x in of.values())
+        return sum(x.bit_count() for x in masks) // factorial(self.strength)
 
     def __bool__(self) -> bool:
         return self.left > 0
 
     def some(self, draw: Callable[[], float]) -> list[int]:
-        """One that is missing."""
+        """A missing combination."""
         if self.strength == 2:
             i = one_of([n for n, x in enumerate(self.pairs) if x], draw)
             return [i, one_of(ones(self.pairs[i]), draw)]
@@ -166,7 +166,7 @@ class Missing:
         return [i, j, one_of(ones(self.triples[i][j]), draw)]
 
     def gain(self, n: int, row: Iterable[int], bits: int) -> int:
-        """How many a row covers more with choice n."""
+        """How many more a row covers with choice n."""
         if self.strength == 2:
             return (self.pairs[n] & bits).bit_count()
         own = self.triples[n]
@@ -178,7 +178,7 @@ class Missing:
         return sum(self.gain(n, row, bits) for n in row) // self.strength
 
     def remove(self, row: Sequence[int]) -> None:
-        """Take out what a row covers."""
+        """Remove the combinations that a row covers."""
         self.left -= self.count(row)
         bits = sum(1 << n for n in row)
         for n in row:
@@ -190,7 +190,7 @@ class Missing:
 
 
 def ones(bits: int) -> list[int]:
-    """The positions of the ones of a number."""
+    """The positions of the set bits of a number."""
     return [n for n in range(bits.bit_length()) if bits >> n & 1]
 
 

@@ -1,7 +1,7 @@
-"""The formulas of semantics B evaluated operation by operation in a low precision: the yardstick of the second rule.
+"""The formulas of semantics B evaluated operation by operation in a low precision: the measure of the second rule.
 
-Every operation (a product of matrices, a sum over a row, one elementwise function) is done in float64 and its result
-rounded to the dtype. Honest code for half types, which computes in float32, is more accurate than this.
+Every operation (a matrix product, a sum over a row, one elementwise function) is computed in float64 and its result
+rounded to the dtype. Good code for half types, which computes in float32, is more accurate than this.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from attnkit_reference._core import Scores, reduce_to, row_lengths, scores
 Array = np.ndarray
 Round = Callable[[Array], Array]
 Pull = Callable[[Array], Array]  # from the cotangent of the weights to that of the scores
-Results = tuple[dict[str, Array], dict[str, Array]]  # outputs, gradients; what is left out has no second rule
+Results = tuple[dict[str, Array], dict[str, Array]]  # outputs, gradients; missing ones have no second rule
 Formula = Callable[[Case], Results]
+Settings = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 COMMON = (
     "mask", "bias", "causal", "window", "key_lengths", "query_mask", "scale", "enable_gqa", "dropout_mask", "dropout",
@@ -36,7 +37,7 @@ def turn(x: Array) -> Array:
 
 
 def subject(case: Case) -> str:
-    """The attention op whose scores a case has: its own, that of its weights, or the one its statistics are of."""
+    """The attention op of a case's scores: the op itself, or that of its weights or statistics."""
     return str(case.params.get("op", case.op.removesuffix("_weights")))
 
 
@@ -47,38 +48,40 @@ def case_scores(case: Case, with_v: bool = True) -> Scores:
     return scores(subject(case), case.arrays["q"], case.arrays["k"], values, **common)
 
 
-def pointwise_settings(case: Case) -> dict[str, Any]:
-    """The parameters of pointwise_attention of which the case is an instance."""
+def as_given(params: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The parameters of point-wise attention itself."""
+    return {}
+
+
+def pointwise_settings(case: Case, settings: Settings) -> dict[str, Any]:
+    """The parameters of point-wise attention of which the case is an instance."""
     own = {"activation": "relu", "alpha": 1.0, "gain": 1.0, "length": "visible", "shift": 0.0}
     given = {name: case.params[name] for name in own if name in case.params}
-    if subject(case) == "reluformer_attention":
-        own |= {"alpha": 0.5, "gain": np.sqrt(2.0) / case.params.get("gamma", 1.0)}
-    if subject(case) == "sigmoid_attention":
-        own |= {"activation": "sigmoid", "alpha": 0.0, "shift": "-log_length"}
-    return {**own, **given, **({"length": case.arrays["length"]} if "length" in case.arrays else {})}
+    length = {"length": case.arrays["length"]} if "length" in case.arrays else {}
+    return {**own, **settings(case.params), **given, **length}
 
 
-def shifted(case: Case, sc: Scores) -> Array:
-    """The argument of the activation: s for softmax, s + shift for the pointwise family."""
-    if subject(case) == "softmax_attention":
+def shifted(case: Case, sc: Scores, settings: Settings | None) -> Array:
+    """The argument of the activation: s + shift for the point-wise family, s for others."""
+    if settings is None:
         return sc.s
-    settings = pointwise_settings(case)
-    if settings["shift"] == "-log_length":
-        return sc.s - np.log(row_lengths(sc, settings["length"]))[..., None]
-    return sc.s + settings["shift"]
+    own = pointwise_settings(case, settings)
+    if own["shift"] == "-log_length":
+        return sc.s - np.log(row_lengths(sc, own["length"]))[..., None]
+    return sc.s + own["shift"]
 
 
-def largest_exponent(case: Case) -> float:
+def largest_exponent(case: Case, settings: Settings | None) -> float:
     """max |visible exponent|, infinite ones (weight exactly 0) left out."""
     sc = case_scores(case, with_v=False)
-    x = np.abs(shifted(case, sc)[sc.visible])
+    x = np.abs(shifted(case, sc, settings)[sc.visible])
     x = x[np.isfinite(x)]
-    softmax = subject(case) == "softmax_attention"
-    exponent = EXPONENTS.get("" if softmax else pointwise_settings(case)["activation"], lambda x: x)(x)
+    activation = "" if settings is None else pointwise_settings(case, settings)["activation"]
+    exponent = EXPONENTS.get(activation, lambda x: x)(x)
     return float(np.max(np.maximum(x, np.minimum(exponent, VANISHING)), initial=0.0))
 
 
-VANISHING = 40.0  # exp(-40) is nothing beside 1 even in float64
+VANISHING = 40.0  # exp(-40) vanishes beside 1 in float64
 EXPONENTS: Mapping[str, Callable[[Array], Array]] = {  # of activations whose exponent is not the score itself
     "gelu": lambda x: x**2 / 2,  # of the density in its slope
     "gelu_tanh": lambda x: 2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3),  # (1 + tanh y)/2 = 1/(1 + exp(-2y))
@@ -117,7 +120,7 @@ def products(case: Case, sc: Scores, r: Round) -> Array:
 
 
 def through_products(sc: Scores, ds: Array, r: Round) -> tuple[Array, Array]:
-    """dq and dk, heads of k not yet added up."""
+    """dq and dk, before heads of k are summed."""
     return r(sc.scale * r(ds @ sc.k)), r(sc.scale * r(turn(ds) @ sc.q))
 
 
@@ -136,8 +139,8 @@ def attention(
         w, pull = weigh(case, sc, s, r)
         if sc.v is None:
             return {"w": w}, {}
-        kept = w if sc.keep is None else r(w * sc.keep)
-        outputs = {"o": r(kept @ sc.v)}
+        dropped = w if sc.keep is None else r(w * sc.keep)
+        outputs = {"o": r(dropped @ sc.v)}
         if set(case.cotangents) != {"o"}:
             return outputs, {}
         do = case.cotangents["o"]
@@ -145,7 +148,7 @@ def attention(
         dp = dp if sc.keep is None else r(dp * sc.keep)
         ds = np.where(sc.visible, pull(dp), 0.0)
         dq, dk = through(sc, ds, r)
-        full = {"q": dq, "k": dk, "v": r(turn(kept) @ do), "bias": ds}
+        full = {"q": dq, "k": dk, "v": r(turn(dropped) @ do), "bias": ds}
         grouped = {"k": sc.groups, "v": sc.groups}
         shapes = sc.shapes.items()
         return outputs, {name: r(reduce_to(full[name], shape, grouped.get(name, 1))) for name, shape in shapes}
@@ -166,13 +169,13 @@ def softmax(s: Array, r: Round, times: Array | float = 1.0) -> tuple[Array, Pull
     return w, lambda dw: r(w * r(dw - r(np.sum(r(w * dw), -1, keepdims=True))))
 
 
-def pointwise_weights(case: Case, sc: Scores, s: Array, r: Round) -> tuple[Array, Pull]:
-    settings = pointwise_settings(case)
-    h, slope = ACTIVATIONS[settings["activation"]]
-    n = row_lengths(sc, settings["length"])[..., None]
-    shift = -np.log(n) if settings["shift"] == "-log_length" else settings["shift"]
+def pointwise_weights(case: Case, sc: Scores, s: Array, r: Round, settings: Settings = as_given) -> tuple[Array, Pull]:
+    own = pointwise_settings(case, settings)
+    h, slope = ACTIVATIONS[own["activation"]]
+    n = row_lengths(sc, own["length"])[..., None]
+    shift = -np.log(n) if own["shift"] == "-log_length" else own["shift"]
     x = np.where(np.isfinite(s), r(s + r(shift)), np.where(sc.visible, s, 0.0))
-    factor = np.where(sc.n[..., None] > 0, r(settings["gain"] * n ** -settings["alpha"]), 0.0)
+    factor = np.where(sc.n[..., None] > 0, r(own["gain"] * n ** -own["alpha"]), 0.0)
     with np.errstate(invalid="ignore"):
         w = np.where(sc.visible, r(factor * r(h(x))), 0.0)
         steepness = np.where(sc.visible & np.isfinite(x), r(slope(np.where(np.isfinite(x), x, 0.0))), 0.0)

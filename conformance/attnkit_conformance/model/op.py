@@ -1,4 +1,4 @@
-"""The row type of the op database: what the judge has to know about an op."""
+"""The row type of the op database: what the judge needs to know about an op."""
 
 from __future__ import annotations
 
@@ -18,15 +18,19 @@ QKV = ("q", "k", "v")
 OPTIONAL = ("mask", "bias", "key_lengths", "query_mask", "dropout_mask", "length")
 STATEFUL = ("initial_state", "return_state", "chunk_size")  # weights and statistics are of calls without a state
 SIGNED_ACTIVATIONS = ("identity", "gelu", "gelu_tanh", "silu")
-OF_WEIGHTS = ("causal_prefix", "padding_contents")  # what weights can do wrong that the op cannot
+OF_WEIGHTS = ("causal_prefix", "padding_contents")  # what can fail for weights but not for the op
 EXPONENTIATING_ACTIVATIONS = ("gelu", "gelu_tanh", "softplus", "sigmoid", "silu")
+
+
+def always(given: Any) -> bool:
+    return True
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """On which axis of each array, inputs and outputs, the queries and the keys lie; rows of other outputs on the last.
+    """The axes of queries and keys in each input and output; rows of other outputs are on the last axis.
 
-    Arrays of queries that are among those of keys as well hold tokens that are both, with one validity.
+    Arrays listed under both hold tokens that are queries and keys, with a common validity.
     """
 
     queries: Mapping[str, int]
@@ -44,7 +48,7 @@ QUERIES_AND_KEYS = Tokens({"q": -2, "o": -2, "w": -2}, {"k": -2, "v": -2, "mask"
 
 @dataclass(frozen=True)
 class Op:
-    """What the judge has to know about an op; `formula` and `own` also feed the table in the documentation."""
+    """What the judge needs to know about an op; `formula` and `own` also appear in the documentation's table."""
 
     name: str
     formula: str
@@ -54,9 +58,9 @@ class Op:
     group: str = ""  # of semantics A14
     own: tuple[str, ...] = ()  # its own parameters
     variants: tuple[Params, ...] = ({},)  # settings of its own parameters
-    # own factors of its grammar, or other levels of a shared one
+    # own factors of its grammar, or replaced levels of a shared factor
     levels: Mapping[str, tuple[Level, ...]] = field(default_factory=dict)
-    forbidden: tuple[tuple[Choice, ...], ...] = ()  # levels of its grammar that do not stand in one call
+    forbidden: tuple[tuple[Choice, ...], ...] = ()  # levels of its grammar that cannot be combined
     optional: tuple[str, ...] = ()  # array arguments that may be absent
     differentiable: tuple[str, ...] = ()
     not_differentiable: tuple[str, ...] = ()  # outputs without gradient
@@ -68,17 +72,19 @@ class Op:
     exponent: Callable[[Params], bool] = lambda params: False  # does it exponentiate the scores
     signed: Callable[[Params], bool] = lambda params: False  # can a weight be negative
     kinks: Callable[[Params], tuple[float, ...]] = lambda params: ()  # where the slope of w(s + shift) jumps
+    settings: lowprecision.Settings | None = None  # its own parameters as those of point-wise attention
     naive: lowprecision.Formula | None = None  # the formula evaluated operation by operation
     vjp: bool = True
     weights: bool = False  # has an `<op>_weights`
-    statistics: bool = False  # row_statistics serves it
+    statistics: bool = False  # supported by row_statistics
     dropout: bool = True
     bias_inf: bool = False  # a bias of -inf is legal
     subjects: tuple[Op, ...] = ()  # the ops over which a statistics function runs
-    growth: Callable[[Case], float] | None = None  # D: where more is demanded than by the exponent
-    outside: tuple[str, ...] = ()  # arguments that touch the output only, beside v and dropout
+    growth: Callable[[Case], float] | None = None  # D: where it is larger than that of the exponent
+    outside: tuple[str, ...] = ()  # arguments that affect only the output, beside v and dropout
     joined: bool = False  # the output has its heads joined, (..., L, H·e)
     steep: Callable[[Params], bool] = lambda params: False  # is a small weight a difference: exact scores for entropy
+    ties: bool = True  # scores that are equal on paper are equal bit by bit
     extra: tuple[tuple[Scene, Params], ...] = ()  # scenes with variants beyond those that all ops share
     complete: Callable[[Case], Case | None] | None = None  # adds arrays of the op's own to a draw; None: another draw
     adapt: Callable[[Scene, Params], Scene | None] | None = None  # a scene without what the op does not take
@@ -86,15 +92,19 @@ class Op:
     zeros: Callable[[Case], tuple[Mapping[str, Any], Mapping[str, Any]]] | None = None  # A5, A6: exact zeros
     tokens: Tokens = QUERIES_AND_KEYS
     invariances: tuple[str, ...] = ()  # properties that hold by definition, beside those of the groups a, b and c
+    of_weights: tuple[str, ...] = ()  # properties that its weights alone have
     scene_case: Callable[[Op, Scene, Params, str, str], Case] | None = None  # of a scene; None: `attention_case`
+    converged: Params = field(default_factory=dict)  # with which an implicit gradient is a derivative
+    telling: Callable[[Case], bool] = always  # whether a case that a search draws tells anything
+    kind: Any = None  # what the samples of its family know of it
 
     def adapted(self, scene: Scene, params: Params) -> Scene | None:
-        """The scene as this op can serve it with these parameters; None if nothing is left of it."""
+        """The scene reduced to what this op supports with these parameters; None if nothing is left."""
         adapt = self.subject(params).adapt
         return scene if adapt is None else adapt(scene, params)
 
     def subject(self, params: Params) -> Op:
-        """The op that a statistics function is asked about; any other op itself."""
+        """The op whose statistics are computed; for any other op itself."""
         return next((op for op in self.subjects if op.name == params.get("op")), self)
 
     def output_dtype(self, name: str, dtype: str) -> str:
@@ -108,10 +118,10 @@ class Op:
         return self.bias_inf or "bias_inf" not in options
 
     def statistics_variant(self, variant: Params, left_out: tuple[str, ...] = ()) -> Params:
-        """`variant` as parameters of the statistics functions: entropy only where weights cannot be negative."""
-        kept = without_parameters(variant, ("return_lse", *STATEFUL, *left_out))
+        """`variant` as parameters of the statistics functions: with entropy only if weights cannot be negative."""
+        params = without_parameters(variant, ("return_lse", *STATEFUL, *left_out))
         without_entropy = tuple(name for name in FIELDS if name != "entropy")
-        return {**kept, "fields": without_entropy} if self.signed(variant) else kept
+        return {**params, "fields": without_entropy} if self.signed(variant) else params
 
     def outputs_entropy(self, params: Params) -> bool:
         """Whether the entropy of rows is among the outputs."""
@@ -150,10 +160,6 @@ def has_kinks(params: Params) -> tuple[float, ...]:
     return {"relu": (0.0,), "relu_squared": (0.0,), "relu6": (0.0, 6.0)}.get(params.get("activation", "relu"), ())
 
 
-def always(params: Params) -> bool:
-    return True
-
-
 def without_parameters(variant: Params, left_out: tuple[str, ...]) -> Params:
     return {name: value for name, value in variant.items() if name not in left_out}
 
@@ -179,6 +185,6 @@ def weights_of(op: Op) -> Op:
         statistics=False,
         dropout=False,
         joined=False,
-        invariances=tuple(name for name in op.invariances if name in OF_WEIGHTS),
+        invariances=(*(name for name in op.invariances if name in OF_WEIGHTS), *op.of_weights),
         extra=tuple((scene, without_parameters(variant, outside)) for scene, variant in op.extra),
     )

@@ -1,4 +1,4 @@
-"""A scene: which shapes and which common options (semantics A1-A6) a case has."""
+"""A scene: the shapes and common options (semantics A1-A6) of a case."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Semantics D: how far a result may be from the golden one. This is the only place with tolerances."""
+"""Semantics D: the allowed distance of a result from the golden one. The only place with tolerances."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from attnkit_conformance.model.case import INTEGER, finfo
 BOUND = {"float64": 64.0, "float32": 16.0, "bfloat16": 4.0, "float16": 4.0, INTEGER: 1.0}  # in units, times growth
 HALF_FACTOR = {"output": 2.0, "gradient": 3.0}  # second rule, times the error of the formula in that dtype
 EXPONENT_STEP = 16.0  # an error eps·|x| in an exponent x is a relative error of that size in exp(x)
-LARGEST_GROWTH = {"float16": 8.0, "bfloat16": 8.0, "float32": 200.0}  # beyond, the bound is no part of the result
-DISCERNIBLE = 64.0  # a wrong array farther than so many units from the golden one must be rejected
+LARGEST_GROWTH = {"float16": 8.0, "bfloat16": 8.0, "float32": 200.0}  # beyond, bounds are meaningless
+DISCERNIBLE = 64.0  # a wrong array this many units away from the golden one must be rejected
 
 
 def eps(dtype: str) -> float:
-    """Distance from 1 to the next number of `dtype`; for integers that of float64, in which they are held: a unit is
+    """Distance from 1 to the next number of `dtype`; for integers that of float64, which stores them: a unit is
     far below 1, and they are compared exactly.
     """
     return float(finfo("float64" if dtype == INTEGER else dtype).eps)
@@ -34,23 +34,23 @@ def growth_of_exponent(largest: float) -> float:
 
 @dataclass(frozen=True)
 class Limit:
-    """How output `golden` may be missed: by `bound` units, and for half types by `naive_units` units as well."""
+    """The allowed error of output `golden`: `bound` units, and for half types also `naive_units` units."""
 
     golden: np.ndarray  # float64, never rounded
-    dtype: str  # of the output that is judged
+    dtype: str  # of the output
     unit: float
     bound: float  # in units
-    naive_units: float | None  # second rule, in units; None where it does not apply
+    naive_units: float | None  # second rule, in units; None if it does not apply
 
     @property
     def allowed(self) -> float:
-        """The smaller of both bounds, in units."""
+        """The smaller of the two bounds, in units."""
         return self.bound if self.naive_units is None else min(self.bound, self.naive_units)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The error of one output beside its bounds, in units."""
+    """The error of one output and its bounds, in units."""
 
     output: str
     dtype: str
@@ -62,7 +62,7 @@ class Measured:
 
     @property
     def ratio(self) -> float:
-        """Worst error over what is allowed; above 1 fails."""
+        """The error relative to the bound; above 1 fails."""
         allowed = self.bound if self.naive_units is None else min(self.bound, self.naive_units)
         return self.max_error / allowed
 
@@ -92,7 +92,7 @@ def largest(x: np.ndarray) -> float:
 
 
 def distance(x: np.ndarray, golden: np.ndarray) -> float:
-    """max |x - golden|; infinite where one of both is not finite and they are not the same."""
+    """max |x - golden|; infinite if one is not finite and they differ."""
     if golden.size == 0:
         return 0.0
     with np.errstate(invalid="ignore", over="ignore"):
@@ -105,18 +105,18 @@ def root_mean_square(x: np.ndarray, golden: np.ndarray) -> float:
     """Root of the mean of (x - golden)² over the finite entries."""
     finite = np.isfinite(x) & np.isfinite(golden)
     gap = np.where(finite, x, 0.0) - np.where(finite, golden, 0.0)
-    size = np.max(np.abs(gap), initial=0.0)  # taken out, for no square of it to overflow
+    size = np.max(np.abs(gap), initial=0.0)  # factored out so that no square overflows
     return float(size * np.sqrt(np.mean((gap / size) ** 2))) if size else 0.0
 
 
 def widened(x: np.ndarray) -> np.ndarray:
-    """`x` in float64. Memory that a wrong kernel never wrote may hold signalling NaNs: they are NaNs, not a warning."""
+    """`x` in float64. Memory that a wrong kernel never wrote may hold signalling NaNs, which must not warn."""
     with np.errstate(invalid="ignore"):
         return x.astype(np.float64)
 
 
 def measure(output: str, x: np.ndarray, limit: Limit) -> Measured:
-    """Hold array `x` against its limit."""
+    """Compare array `x` with its limit."""
     x, golden, failures = widened(x), limit.golden, []
     gap = distance(x, golden) / limit.unit
     if not np.array_equal(np.isfinite(x), np.isfinite(golden)):
@@ -148,12 +148,12 @@ def impostors(golden: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def discerning(limit: Limit) -> bool:
-    """Whether golden is large enough for the zero array to be told from it: D's max|golden| > 64 units."""
+    """Whether golden is large enough to be distinguished from zeros: D's max|golden| > 64 units."""
     return largest(limit.golden) > DISCERNIBLE * limit.unit
 
 
 def blind_spots(output: str, limit: Limit) -> list[str]:
-    """Impostors that the limit would let pass although they are discernible; empty for a check that can fail."""
+    """Discernible impostors that the limit would accept; empty for a sound check."""
     if not discerning(limit):
         return []
     return [

@@ -1,8 +1,8 @@
-"""Implementations that nobody here wrote, as adapters: `run peers`, `run entmax`, `run torch_sdpa-math`.
+"""Third-party implementations as adapters: `run peers`, `run entmax`, `run torch_sdpa-math`.
 
-None of them is judged by default. Nothing of attnkit computes here: an adapter brings arguments into the form that a
-library takes, says what the library does not serve, and writes its call as a reader would (`source`). docs/peers.md has
-the outcome, the command `peers` makes its page.
+None of them is judged by default. Nothing of attnkit computes here: an adapter converts arguments to the form that a
+library takes, declares what the library does not support, and writes its call for readers (`source`). docs/peers.md has
+the results; the command `peers` writes its page.
 """
 
 from __future__ import annotations
@@ -34,5 +34,5 @@ def family(name: str) -> list[Any]:
     missing = [module for module in REQUIRES[name] if importlib.util.find_spec(module) is None]
     if missing:
         return [Absent(name, f"{', '.join(missing)} is not installed", DTYPES)]
-    found: list[Any] = importlib.import_module(f"{HERE}.{name}").adapters()
-    return found
+    adapters: list[Any] = importlib.import_module(f"{HERE}.{name}").adapters()
+    return adapters

@@ -1,4 +1,4 @@
-"""What adapters of other people's functions share: refusals, masks of pairs, calls for people to read."""
+"""Shared by adapters of third-party functions: refusals, masks of pairs, calls for readers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Arrays = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Source:
-    """A call of the peer for people to read and run, in arrays of `library` that have the names of the arguments.
+    """A call of the peer to read and run, with arrays of `library` named like the arguments.
 
-    `seen` is what may be attended to, if not everything. `lines` are Python statements that make `result` of them.
+    `seen` marks the visible pairs, if not all are. `lines` are Python statements that compute `result`.
     """
 
-    library: str  # torch, jax or numpy: whose arrays the lines take
+    library: str  # torch, jax or numpy: the library of the arrays
     imports: tuple[str, ...]
     lines: tuple[str, ...]
     result: str
@@ -26,32 +26,32 @@ class Source:
     environment: tuple[tuple[str, str], ...] = ()
 
 
-def refusal(given: Iterable[str], taken: Iterable[str]) -> str | None:
-    """The first argument that a function does not take, as a reason."""
-    others = sorted({*given} - {*taken})
+def refusal(arguments: Iterable[str], parameters: Iterable[str]) -> str | None:
+    """The first unsupported argument of a function, as a reason."""
+    others = sorted({*arguments} - {*parameters})
     return f"takes no {others[0]}" if others else None
 
 
 def visible_pairs(arrays: Arrays, params: Arrays) -> np.ndarray | None:
-    """What may be attended to (A3), broadcastable to (..., L, S); None where everything may."""
+    """The visible pairs (A3), broadcastable to (..., L, S); None if all are visible."""
     L, S = arrays["q"].shape[-2], arrays["k"].shape[-2]
     i, j = np.arange(L)[:, None], np.arange(S)
-    seen: list[np.ndarray] = []
+    terms: list[np.ndarray] = []
     if params.get("causal"):
-        seen.append(j <= i + (0 if params["causal"] == "upper_left" else S - L))
+        terms.append(j <= i + (0 if params["causal"] == "upper_left" else S - L))
     left, right = params.get("window", (None, None))
     if left is not None:
-        seen.append(j - (i + S - L) >= -left)
+        terms.append(j - (i + S - L) >= -left)
     if right is not None:
-        seen.append(j - (i + S - L) <= right)
-    given = {name: np.asarray(arrays[name]) for name in ("mask", "key_lengths", "query_mask") if name in arrays}
-    if "mask" in given:
-        seen.append(given["mask"])
-    if "key_lengths" in given:
-        seen.append(j < given["key_lengths"][..., None, None])
-    if "query_mask" in given:
-        seen.append(given["query_mask"][..., None])
+        terms.append(j - (i + S - L) <= right)
+    masks = {name: np.asarray(arrays[name]) for name in ("mask", "key_lengths", "query_mask") if name in arrays}
+    if "mask" in masks:
+        terms.append(masks["mask"])
+    if "key_lengths" in masks:
+        terms.append(j < masks["key_lengths"][..., None, None])
+    if "query_mask" in masks:
+        terms.append(masks["query_mask"][..., None])
     total = None
-    for part in seen:
+    for part in terms:
         total = part if total is None else total & part
     return total

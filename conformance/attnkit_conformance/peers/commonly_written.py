@@ -1,6 +1,6 @@
-"""Attention as it is commonly written: the few lines that one finds everywhere, written anew, pitfalls and all.
+"""Attention as it is commonly written: the few lines found everywhere, rewritten here, pitfalls included.
 
-No library's code. Each function is the plain formula with what people usually do about masks and lengths:
+No library's code. Each function is the plain formula with the usual treatment of masks and lengths:
 
     softmax_fill     hidden scores become -1e9
     softmax_inf      hidden scores become -inf
@@ -82,7 +82,7 @@ def efficient(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, scale: float
 
 
 class Written(TorchPeer):
-    """One function of an op: `about` are the parameters that it is for, `options` what else it takes."""
+    """One function of an op: `about` are the parameters that it implements, `options` the others that it takes."""
 
     without = ("return_lse", "return_state")
 
@@ -93,14 +93,14 @@ class Written(TorchPeer):
         self.of_keys = options == KEYS  # masks of keys only: (b, h, 1, j)
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
-        """Other shapes than (b, h, i, d), and parameters that the lines do not have."""
+        """Other shapes than (b, h, i, d), and parameters that the lines do not support."""
         shapes = [arrays[name].shape for name in QKV]
         if any(len(shape) != 4 or shape[:2] != shapes[0][:2] for shape in shapes) or shapes[1][2] != shapes[2][2]:
             return "takes (b, h, i, d) arrays with the same heads"
         if 0 in (shapes[0][2], shapes[1][2]):
             return "takes no empty inputs"
-        given = {**RELU, **params} if op == "pointwise_attention" else params
-        if any(given.get(name) != value for name, value in self.about.items()) or "length" in arrays:
+        options = {**RELU, **params} if op == "pointwise_attention" else params
+        if any(options.get(name) != value for name, value in self.about.items()) or "length" in arrays:
             return "is about other parameters"
         if self.of_keys and "mask" in arrays and arrays["mask"].ndim > 1 and arrays["mask"].shape[-2] != 1:
             return "takes no mask of pairs"

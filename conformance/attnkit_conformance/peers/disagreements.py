@@ -1,7 +1,7 @@
-"""Where peers differ from the definitions: expected failures by reason, each with a smallest input that shows it.
+"""Disagreements of peers with the definitions: expected failures by reason, each with a smallest input that shows it.
 
-A `Disagreement` is one sentence of what differs, whoever differs so. For every library among them the smallest failing
-case is shrunk, and written as a snippet that needs only that library and NumPy.
+A `Disagreement` is one sentence about a difference, shared by all peers that differ in this way. For every library
+among them the smallest failing case is shrunk and written as a snippet that needs only that library and NumPy.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from attnkit_conformance import core
 from attnkit_conformance.core import CaseResult
 from attnkit_conformance.judge import MAY_PASS, invariances, properties, read_xfails
 from attnkit_conformance.model.case import DTYPES, INTEGER, Case, Sample
-from attnkit_conformance.model.golden import drawn, golden
+from attnkit_conformance.model.golden import draw_case, golden
 from attnkit_conformance.model.tolerance import Measured, eps
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.peers.base import visible_pairs
@@ -25,7 +25,7 @@ from attnkit_conformance.report.snippet import snippet
 from attnkit_conformance.scenes.attention import scene_case
 from attnkit_conformance.search.shrink import Fails, fewer_leading, shrink, size
 
-PLAIN_SIGHT = 1e-2  # a relative error of this size is kept while a case is shrunk, if it was there
+PLAIN_SIGHT = 1e-2  # a relative error this large is preserved while a case is shrunk
 SINGLES = ("float64", "float32")
 CANDIDATES = 3  # verdicts that are tried for an example
 STEEPER = 10.0  # a gradient is shown instead of an output if its error is so many times as large
@@ -33,13 +33,13 @@ STEEPER = 10.0  # a gradient is shown instead of an output if its error is so ma
 
 @dataclass(frozen=True)
 class Sight:
-    """What is seen of a disagreement in one case: an output that is off, or an exception."""
+    """A disagreement in one case: a wrong output, or an exception."""
 
     check: str
     output: str = ""
     relative: float = 0.0  # error over the largest golden magnitude
     exception: str = ""
-    beyond: bool = False  # also where something is visible
+    beyond: bool = False  # also at entries with visible keys
 
 
 @dataclass(frozen=True)
@@ -70,16 +70,16 @@ class Disagreement:
         return tuple(dict.fromkeys(result.op for result in self.results))
 
 
-def found(results: Iterable[CaseResult], adapters: Sequence[Any]) -> list[Disagreement]:
-    """Disagreements, those of most peers first; failures that nobody expected count by their first check."""
+def collect(results: Iterable[CaseResult], adapters: Sequence[Any]) -> list[Disagreement]:
+    """Disagreements, those of most peers first; unexpected failures are grouped by their first check."""
     groups: dict[str, list[CaseResult]] = {}
     for result in results:
         if result.status in ("xfail", "fail"):
             expected = result.status == "xfail"
             groups.setdefault(result.reason if expected else f"not explained yet: {result.message}", []).append(result)
     by_name = {adapter.name: adapter for adapter in adapters}
-    made = [Disagreement(reason, tuple(held), tuple(examples(held, by_name))) for reason, held in groups.items()]
-    return sorted(made, key=lambda one: (-len({library(name) for name in one.adapters}), -len(one.adapters)))
+    disagreements = [Disagreement(reason, tuple(own), tuple(examples(own, by_name))) for reason, own in groups.items()]
+    return sorted(disagreements, key=lambda one: (-len({library(name) for name in one.adapters}), -len(one.adapters)))
 
 
 def library(adapter: str) -> str:
@@ -89,16 +89,16 @@ def library(adapter: str) -> str:
 def examples(results: Sequence[CaseResult], adapters: dict[str, Any]) -> Iterator[Example]:
     """One per library."""
     for name in dict.fromkeys(library(result.adapter) for result in results):
-        made = example([result for result in results if library(result.adapter) == name], adapters)
-        if made is not None:
-            yield made
+        one = example([result for result in results if library(result.adapter) == name], adapters)
+        if one is not None:
+            yield one
 
 
 def example(results: Sequence[CaseResult], adapters: dict[str, Any]) -> Example | None:
     """The smallest case of the simplest verdict that can be shown, shrunk."""
     for result, case in sorted(start_cases(results), key=lambda pair: simplicity(*pair))[:CANDIDATES]:
         adapter = adapters[result.adapter]
-        case = core.as_asked(adapter, case)
+        case = core.without_outputs(adapter, case)
         starts = [case] if "/property." in case.id else purer(case)
         failing = [(start, sight) for start in starts if (sight := seen(adapter, start)) is not None]
         if failing:
@@ -110,7 +110,7 @@ def example(results: Sequence[CaseResult], adapters: dict[str, Any]) -> Example 
 
 
 def purer(case: Case) -> Iterator[Case]:
-    """The case, its batch items, and the same without NaN and infinities: with fewer reasons to fail."""
+    """The case, its batch items, and both without NaN and infinities, with fewer reasons to fail."""
     arrays = {n: np.where(np.isfinite(x), x, 1.0) if x.dtype.kind == "f" else x for n, x in case.arrays.items()}
     for n, whole in enumerate((replace(case, arrays=arrays), case)):
         for i, one in enumerate((*fewer_leading(whole), whole)):
@@ -118,15 +118,15 @@ def purer(case: Case) -> Iterator[Case]:
 
 
 def start_cases(results: Sequence[CaseResult]) -> Iterator[tuple[CaseResult, Case]]:
-    """The cases of the verdicts, or where all are properties those that the full profile expects to fail for the same
+    """The cases of the verdicts, or if all are properties those that the full profile expects to fail for the same
     reason; and the case on visible NaN."""
     for op in dict.fromkeys(result.op for result in results):
-        wanted = {result.id: result for result in results if result.op == op}
-        dtypes = tuple(dict.fromkeys(result.dtype for result in wanted.values()))
+        by_id = {result.id: result for result in results if result.op == op}
+        dtypes = tuple(dict.fromkeys(result.dtype for result in by_id.values()))
         samples = tuple(core.samples(op, "full", dtypes))
-        own = [(wanted[sample.id], drawn(sample)) for sample in samples if sample.id in wanted]
-        yield from own or ((result, case) for result in wanted.values() for case in alike(result, samples))
-        for identity, result in wanted.items():
+        own = [(by_id[sample.id], draw_case(sample)) for sample in samples if sample.id in by_id]
+        yield from own or ((result, case) for result in by_id.values() for case in alike(result, samples))
+        for identity, result in by_id.items():
             if "/property.visible_nan" in identity:
                 yield result, property_case(result)
 
@@ -136,7 +136,7 @@ def alike(result: CaseResult, samples: Sequence[Sample]) -> list[Case]:
     expected = read_xfails(result.adapter).items()
     patterns = [identity.removeprefix(MAY_PASS) for identity, reason in expected if reason == result.reason]
     own = [sample for sample in samples if sample.id.split("/")[1] == result.dtype]
-    return [drawn(s) for s in own if any(fnmatch.fnmatchcase(s.id, pattern) for pattern in patterns)]
+    return [draw_case(s) for s in own if any(fnmatch.fnmatchcase(s.id, pattern) for pattern in patterns)]
 
 
 def property_case(result: CaseResult) -> Case:
@@ -149,23 +149,23 @@ def property_case(result: CaseResult) -> Case:
 
 
 def simplicity(result: CaseResult, case: Case) -> tuple[Any, ...]:
-    """Cases show a reason best that have no other: few traits, outputs before gradients, wide dtypes, small."""
+    """The best cases have a single reason: few traits, outputs before gradients, wide dtypes, small."""
     forward = any(m.failures and not m.output.startswith("d") for m in result.measured)
     return len(traits(case)), not forward, case.dtype not in SINGLES, DTYPES.index(case.dtype), size(case)
 
 
 def traits(case: Case) -> set[str]:
-    """What may go wrong in a case beside the rest: rows that see nothing, numbers that are not finite."""
-    found = {"null"} if sees_nothing(case) else set()
+    """Other reasons to fail: rows that see nothing, non-finite numbers."""
+    names = {"null"} if sees_nothing(case) else set()
     if any(np.any(np.isnan(x) | (np.isinf(x) & (name != "bias"))) for name, x in floats(case)):
-        found.add("poison")
+        names.add("poison")
     if "bias" in case.arrays and np.any(np.isinf(case.arrays["bias"])):
-        found.add("bias")
-    return found
+        names.add("bias")
+    return names
 
 
 def sees_nothing(case: Case) -> bool:
-    """Whether some query has no visible key; where tokens are both, whether one is hidden."""
+    """Whether some query has no visible key; for tokens that are both, whether one is hidden."""
     if "k" in case.arrays:
         pairs = visible_pairs(case.arrays, case.params)
         return pairs is not None and not bool(np.all(np.any(pairs, axis=-1)))
@@ -177,7 +177,7 @@ def floats(case: Case) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def seen(adapter: Any, case: Case) -> Sight | None:
-    """The largest of what is wrong, outputs before gradients; None if nothing that can be shown."""
+    """The largest error, outputs before gradients; None if none can be shown."""
     result = core.check(adapter, case)
     wrong = [m for m in result.measured if m.failures and m.dtype != INTEGER]
     if wrong:
@@ -190,7 +190,7 @@ def seen(adapter: Any, case: Case) -> Sight | None:
 
 
 def beyond(adapter: Any, case: Case, output: str) -> bool:
-    """Whether an output is off where it is not exactly 0 for want of anything visible."""
+    """Whether an output is wrong at entries that have visible keys."""
     truth = golden(case)
     if output not in truth.zero_outputs:
         return False
@@ -206,7 +206,7 @@ def relative(measured: Measured) -> float:
 
 
 def same(adapter: Any, first: Case, sight: Sight) -> Fails:
-    """Whether a case shows what `first` shows: the same check on the same output, as large, and for no new reason."""
+    """Whether a case shows the same as `first`: the same check on the same output, as large, for no new reason."""
     allowed = traits(first)
 
     def fails(case: Case) -> bool:
@@ -214,7 +214,7 @@ def same(adapter: Any, first: Case, sight: Sight) -> Fails:
             if not traits(case) <= allowed:
                 return False
             golden(case)
-        except Exception:  # the reference refuses it: no legal case
+        except Exception:  # the reference refuses it: an invalid case
             return False
         result = core.check(adapter, case)
         if sight.exception:

@@ -1,9 +1,9 @@
 """The package entmax: its sparsemax, entmax15 and entmax_bisect on the scores of attention.
 
 entmax is a function of logits. The adapter forms scale·q kᵀ + bias in the dtype of the inputs, gives hidden pairs -inf,
-and multiplies the result with v, all in torch. Rows that see nothing are not asked of entmax, which has no answer
-(sparsemax and entmax15 raise, entmax_bisect gives NaN): there the adapter writes 0; padding is set to 0 as well. Half
-types are not asked: their logits are rounded before entmax sees them, and the support of a row is another.
+and multiplies the result with v, all in torch. entmax has no answer for rows that see nothing (sparsemax and entmax15
+raise, entmax_bisect returns NaN), so the adapter writes 0 there; padding is set to 0 as well. Half types are not
+judged: their logits are rounded before entmax sees them, which changes the support of a row.
 
 `entmax-exact` calls sparsemax for α = 2 and entmax15 for α = 1.5, `entmax-bisect` entmax_bisect for every α, with 30
 steps, and 60 in float64.
@@ -44,7 +44,7 @@ class Entmax(TorchPeer):
         self.bisects = bisects
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
-        """Dropout by a seed, and α for which there is no exact function."""
+        """Why a call is unsupported: dropout by a seed, and α without an exact function."""
         if not self.bisects and ("alpha" in arrays or params.get("alpha", 1.5) not in (1.5, 2.0)):
             return "exact for alpha = 1.5 and 2 only"
         if 0 in (arrays["q"].shape[-2], arrays["k"].shape[-2]):
@@ -61,29 +61,29 @@ class Entmax(TorchPeer):
         others = [x.shape[:-2] for x in (q, k, v) if x is not None]
         shape = (*torch.broadcast_shapes(*others), q.shape[-2], k.shape[-2])
         pairs = visible(arrays, params)
-        seen = torch.ones(shape, dtype=torch.bool) if pairs is None else pairs.expand(shape)
-        q = torch.where(seen.any(-1)[..., None], q, 0)
-        k = torch.where(seen.any(-2)[..., None], k, 0)
+        mask = torch.ones(shape, dtype=torch.bool) if pairs is None else pairs.expand(shape)
+        q = torch.where(mask.any(-1)[..., None], q, 0)
+        k = torch.where(mask.any(-2)[..., None], k, 0)
         s = (q @ k.mT) * params.get("scale", q.shape[-1] ** -0.5)
         if "bias" in arrays:
             s = s + arrays["bias"].to(s.dtype)
-        seen = seen & (s.detach() != -torch.inf)
-        alive = seen.any(-1, keepdim=True)
-        s = torch.where(alive, torch.where(seen, s, -torch.inf), 0)
+        mask = mask & (s.detach() != -torch.inf)
+        alive = mask.any(-1, keepdim=True)
+        s = torch.where(alive, torch.where(mask, s, -torch.inf), 0)
         w = torch.where(alive, self.weights(op, s, arrays.get("alpha", params.get("alpha", 1.5))), 0)
         if v is None:
             return {"w": w}
         dropped = w * arrays["dropout_mask"].to(w.dtype) if "dropout_mask" in arrays else w
-        return {"o": dropped @ torch.where(seen.any(-2)[..., None], v, 0)}
+        return {"o": dropped @ torch.where(mask.any(-2)[..., None], v, 0)}
 
     def weights(self, op: str, s: torch.Tensor, alpha: Any) -> torch.Tensor:
         """The function of entmax."""
         if op.startswith("sparsemax"):
             alpha = 2.0
         if self.bisects:
-            given = alpha.to(s.dtype) if isinstance(alpha, torch.Tensor) else alpha
-            found: torch.Tensor = entmax.entmax_bisect(s, given, n_iter=STEPS.get(s.dtype, 30))
-            return found
+            exponent = alpha.to(s.dtype) if isinstance(alpha, torch.Tensor) else alpha
+            weights: torch.Tensor = entmax.entmax_bisect(s, exponent, n_iter=STEPS.get(s.dtype, 30))
+            return weights
         exact: torch.Tensor = (entmax.sparsemax if alpha == 2.0 else entmax.entmax15)(s, dim=-1)
         return exact
 

@@ -1,14 +1,14 @@
 """flash-linear-attention's reference functions in plain torch, from the distribution fla-core.
 
-`fla.ops` imports Triton, which needs a GPU. The files `naive.py` need torch and einops only, and are loaded by their
-path in the installed distribution.
+`fla.ops` imports Triton, which needs a GPU. The files `naive.py` need only torch and einops, and are loaded by path
+from the installed distribution.
 
-Served, causal and with as many queries as keys: linear_attention by naive_recurrent_linear_attn, which computes in
-float32 whatever comes, and by naive_chunk_linear_attn (`fla-chunk`: the dtype of the inputs, whole chunks of 64 tokens,
+Supported, causal and with as many queries as keys: linear_attention by naive_recurrent_linear_attn, which computes in
+float32 for any input, and by naive_chunk_linear_attn (`fla-chunk`: the dtype of the inputs, whole chunks of 64 tokens,
 no states); softmax_attention by naive_parallel_attn. Both linear functions take features: the adapter applies φ, and
-sets φ(k) and v of hidden keys to 0, as the functions take no masks. Their denominators have 1e-10 where `eps` is 1e-6
-here, and no other: a call with an `eps` of its own is not served. Half types are not asked of them, for features would
-be rounded to the inputs' dtype.
+sets φ(k) and v of hidden keys to 0, as the functions take no masks. Their denominators use 1e-10 instead of `eps` =
+1e-6, so calls with another `eps` are unsupported. Half types are not judged, because features would be rounded to the
+inputs' dtype.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ CHUNK = 64
 
 def naive(family: str) -> ModuleType:
     """fla/ops/<family>/naive.py."""
-    found = importlib.util.find_spec("fla")
-    folder = Path(str(found and found.origin)).parent / "ops" / family
+    package = importlib.util.find_spec("fla")
+    folder = Path(str(package and package.origin)).parent / "ops" / family
     spec = importlib.util.spec_from_file_location(f"fla_naive_{family}", folder / "naive.py")
     if spec is None or spec.loader is None:
         raise ImportError(f"{folder} has no naive.py")
@@ -96,25 +96,25 @@ class Linear(TorchPeer):
 
     def normalizes(self, params: Arrays) -> bool:
         """The default of semantics B."""
-        given = params.get("normalize")
-        return params.get("feature_map") != "identity" if given is None else bool(given)
+        normalize = params.get("normalize")
+        return params.get("feature_map") != "identity" if normalize is None else bool(normalize)
 
     def outputs(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
         """One call on features."""
         q, k, v = (arrays[name] for name in ("q", "k", "v"))
-        seen = visible({n: arrays[n] for n in MASKS if n in arrays}, {})
-        kept = torch.ones((), dtype=torch.bool) if seen is None else seen.expand(*seen.shape[:-2], 1, k.shape[2]).mT
+        pairs = visible({n: arrays[n] for n in MASKS if n in arrays}, {})
+        valid = torch.ones((), dtype=torch.bool) if pairs is None else pairs.expand(*pairs.shape[:-2], 1, k.shape[2]).mT
         phi = FEATURES[params.get("feature_map", "elu_plus_one")]
-        fq, fk, v = phi(q), torch.where(kept, phi(torch.where(kept, k, 0)), 0), torch.where(kept, v, 0)
-        if seen is not None and "initial_S" not in arrays:  # rows that see nothing
-            live = kept.expand(*k.shape[:-1], 1).any(1, keepdim=True).cumsum(2) > 0
+        fq, fk, v = phi(q), torch.where(valid, phi(torch.where(valid, k, 0)), 0), torch.where(valid, v, 0)
+        if pairs is not None and "initial_S" not in arrays:  # for rows that see nothing
+            live = valid.expand(*k.shape[:-1], 1).any(1, keepdim=True).cumsum(2) > 0
             fq = torch.where(live, phi(torch.where(live, q, 0)), 0)
         groups = q.shape[1] // k.shape[1]
         fk, v = (x.repeat_interleave(groups, 1) for x in (fk, v))
-        given: dict[str, Any] = {"scale": params.get("scale", 1.0), "normalize": self.normalizes(params)}
+        options: dict[str, Any] = {"scale": params.get("scale", 1.0), "normalize": self.normalizes(params)}
         if not self.chunks:
-            given |= {"initial_state": self.first(arrays, given["normalize"], groups), "output_final_state": True}
-        answer = self.function(time_first(fq), time_first(fk), time_first(v), **given)
+            options |= {"initial_state": self.first(arrays, options["normalize"], groups), "output_final_state": True}
+        answer = self.function(time_first(fq), time_first(fk), time_first(v), **options)
         if self.chunks:
             return {"o": time_first(answer)}
         o, state = answer
@@ -134,8 +134,8 @@ class Linear(TorchPeer):
             "spec.loader.exec_module(naive)",
             f"phi = lambda x: ({phi}).transpose(1, 2)",
         )
-        given = f"scale={params.get('scale', 1.0)!r}, normalize={self.normalizes(params)}"
-        call = f"naive.{self.function.__name__}(phi(q), phi(k), v.transpose(1, 2), {given})"
+        options = f"scale={params.get('scale', 1.0)!r}, normalize={self.normalizes(params)}"
+        call = f"naive.{self.function.__name__}(phi(q), phi(k), v.transpose(1, 2), {options})"
         result = f"{call if self.chunks else call + '[0]'}.transpose(1, 2)"
         return Source("torch", imports, lines, result, 'importlib.metadata.version("fla-core")')
 

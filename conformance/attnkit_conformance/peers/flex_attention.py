@@ -1,9 +1,9 @@
 """torch.nn.attention.flex_attention on the CPU, eager, outputs only: on a CPU it has no gradient.
 
-Served: softmax_attention with its lse, by a score_mod that adds the bias and hides pairs; pointwise_attention for
-activations that are nowhere negative (`flex_attention-score_mod`), by the score_mod that is passed around for them:
-log(h(s) + shift) as the score makes softmax's numerator h(s) + shift, exp(lse) undoes its denominator, and
-shift·Σv is subtracted. Compiled, the function takes 41 s per shape on one core, and is not judged.
+Supported: softmax_attention with its lse, by a score_mod that adds the bias and hides pairs; pointwise_attention for
+non-negative activations (`flex_attention-score_mod`), by the score_mod commonly suggested for them: log(h(s) + shift)
+as the score makes softmax's numerator h(s) + shift, exp(lse) undoes its denominator, and shift·Σv is subtracted. The
+compiled function takes 41 s per shape on one core, and is not judged.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu6": torch.nn.functional.relu6,
     "sigmoid": torch.sigmoid,
 }
-LIFT = 1.0  # what is added to h(s) for its logarithm to exist: the value that is passed around
+LIFT = 1.0  # added to h(s) so that its logarithm exists: the commonly suggested value
 
 
 class Flex(TorchPeer):
     """softmax_attention."""
 
     ops: tuple[str, ...] = ("softmax_attention",)
-    taken: tuple[str, ...] = (*COMMON, "return_lse")
+    parameters: tuple[str, ...] = (*COMMON, "return_lse")
 
     def __init__(self, name: str, what: str) -> None:
         function = f"flex_attention, CPU, eager{what}, outputs only"
         super().__init__(name, ("float64", "float32"), f"torch {torch.__version__}, {function}")
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
-        """Other than two leading axes, and what it does not take."""
+        """Why a call is unsupported: other than two leading axes, and unknown arguments."""
         shapes = [arrays[name].shape for name in ("q", "k", "v")]
         if any(len(shape) != 4 or shape[0] != shapes[0][0] for shape in shapes) or shapes[1][1] != shapes[2][1]:
             return "takes (B, H, L, D) arrays"
@@ -49,7 +49,7 @@ class Flex(TorchPeer):
             return "heads do not broadcast"
         if 0 in (shapes[0][2], shapes[1][2]):
             return "takes no empty inputs"
-        return refusal((*arrays, *params), self.taken)
+        return refusal((*arrays, *params), self.parameters)
 
     def outputs(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
         """One call."""
@@ -57,7 +57,7 @@ class Flex(TorchPeer):
         return {"o": o, "lse": lse} if params.get("return_lse") else {"o": o}
 
     def attend(self, arrays: Arrays, params: Arrays, score: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-        """Outputs and lse under a function of the biased scores; hidden pairs have -inf."""
+        """Outputs and lse under a function of the biased scores; hidden pairs get -inf."""
         q, k, v = (arrays[name] for name in ("q", "k", "v"))
         shape = (*q.shape[:-1], k.shape[-2])
         pairs, bias = visible(arrays, params), arrays.get("bias")
@@ -65,11 +65,11 @@ class Flex(TorchPeer):
         bias = None if bias is None else bias.to(q.dtype).expand(shape)
 
         def score_mod(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
-            made = score(s if bias is None else s + bias[b, h, i, j])
-            return made if seen is None else torch.where(seen[b, h, i, j], made, -torch.inf)
+            biased = score(s if bias is None else s + bias[b, h, i, j])
+            return biased if seen is None else torch.where(seen[b, h, i, j], biased, -torch.inf)
 
-        given: dict[str, Any] = {"scale": params.get("scale"), "enable_gqa": bool(params.get("enable_gqa"))}
-        o, aux = flex_attention(q, k, v, score_mod=score_mod, return_aux=AuxRequest(lse=True), **given)
+        options: dict[str, Any] = {"scale": params.get("scale"), "enable_gqa": bool(params.get("enable_gqa"))}
+        o, aux = flex_attention(q, k, v, score_mod=score_mod, return_aux=AuxRequest(lse=True), **options)
         return o, aux.lse
 
     def vjp(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays) -> dict[str, Any]:
@@ -80,9 +80,9 @@ class Flex(TorchPeer):
         hides = visible(arrays, params) is not None
         score = "s + bias.expand(shape)[b, h, i, j]" if "bias" in arrays else "s"
         score = f"torch.where(seen.expand(shape)[b, h, i, j], {score}, -torch.inf)" if hides else score
-        given = [f"{name}={params[name]!r}" for name in ("scale", "enable_gqa") if name in params]
+        options = [f"{name}={params[name]!r}" for name in ("scale", "enable_gqa") if name in params]
         lines = ("shape = (*q.shape[:3], k.shape[2])", f"score = lambda s, b, h, i, j: {score}")
-        call = f"flex_attention({', '.join(('q', 'k', 'v', 'score_mod=score', *given))})"
+        call = f"flex_attention({', '.join(('q', 'k', 'v', 'score_mod=score', *options))})"
         imports = ("from torch.nn.attention.flex_attention import flex_attention",)
         return Source("torch", imports, lines, call, "torch.__version__")
 
@@ -91,7 +91,7 @@ class ScoreMod(Flex):
     """pointwise_attention by a score_mod."""
 
     ops = ("pointwise_attention",)
-    taken = POINTWISE
+    parameters = POINTWISE
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
         """Signed activations, and shifts that depend on the length."""
@@ -129,5 +129,5 @@ class ScoreMod(Flex):
 
 
 def adapters() -> list[Any]:
-    """Both uses."""
+    """Both adapters."""
     return [Flex("flex_attention-eager", ""), ScoreMod("flex_attention-score_mod", ", h by a score_mod")]

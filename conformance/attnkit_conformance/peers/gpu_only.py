@@ -1,7 +1,7 @@
-"""Implementations that need a GPU: named, with what they would be judged on, and why they are not judged here.
+"""Implementations that need a GPU: what they would be judged on, and why they are not judged here.
 
-None has a path that runs on a CPU. An adapter for one of them is written like the others of this package and judged by
-`run package.module:ADAPTER` on a machine that has what it needs.
+None has a CPU path. An adapter for one of them is written like the others of this package and judged by `run
+package.module:ADAPTER` on a suitable machine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from attnkit_conformance.model.case import DTYPES
 
 @dataclass(frozen=True)
 class OnGpu:
-    """A library's functions for an op, and what they run on."""
+    """A library's functions for an op, and the hardware they need."""
 
     name: str
     distribution: str
@@ -39,7 +39,7 @@ class OnGpu:
 
 
 class AbsentFor(Absent):
-    """An absent library that is asked for some ops only."""
+    """An absent library for some ops only."""
 
     def __init__(self, name: str, reason: str, ops: tuple[str, ...]) -> None:
         super().__init__(name, reason, DTYPES)
@@ -60,5 +60,5 @@ GPU_ONLY = (
 
 
 def absent(item: OnGpu) -> Any:
-    """An adapter that serves nothing, with the reason."""
+    """An adapter that supports nothing, with the reason."""
     return AbsentFor(item.name, item.reason, (item.op,))

@@ -1,9 +1,9 @@
 """jax.nn.dot_product_attention on the CPU (implementation "xla").
 
-Served: softmax_attention with its lse, with masks, bias, scale, grouped heads, windows and causal; the layout is
-(B, T, N, H), so that there are exactly two leading axes. Lengths, causality and windows are handed over as one mask.
-The function wants as many features in v as in k: the adapter pads the shorter with zeros, which changes nothing, and
-cuts the output. Not served: dropout. Not asked: float64, of which its softmax keeps float32, and float16.
+Supported: softmax_attention with its lse, with masks, bias, scale, grouped heads, windows and causal; the layout is (B,
+T, N, H), with exactly two leading axes. Lengths, causality and windows are passed as one mask. The function needs as
+many features in v as in k: the adapter pads the shorter one with zeros, which changes nothing, and crops the output.
+Unsupported: dropout. Not judged: float64, since its softmax computes in float32, and float16.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class JaxNn:
             bias = None if bias is None else jax.numpy.broadcast_to(bias, shape)
             answer = function(q, k, v, bias, mask, scale=scale, implementation="xla", return_residual=residual)
             o: Any = answer[0] if residual else answer
-            made = {"o": jax.numpy.swapaxes(o, 1, 2)[..., :values]}
-            return {**made, "lse": jax.numpy.swapaxes(answer[1], 1, 2)} if residual else made
+            results = {"o": jax.numpy.swapaxes(o, 1, 2)[..., :values]}
+            return {**results, "lse": jax.numpy.swapaxes(answer[1], 1, 2)} if residual else results
 
         return outputs
 
@@ -79,8 +79,8 @@ class JaxNn:
         reason = self.unsupported(op, arrays, params)
         if reason is not None:
             raise Unsupported(reason)
-        given = {name: arrays[name] for name in FLOATS if name in arrays}
-        outputs: dict[str, Any] = jax.jit(self.function(arrays, params))(given)
+        floats = {name: arrays[name] for name in FLOATS if name in arrays}
+        outputs: dict[str, Any] = jax.jit(self.function(arrays, params))(floats)
         return outputs
 
     def vjp(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays) -> dict[str, Any]:
@@ -89,14 +89,14 @@ class JaxNn:
         leaves = {name: arrays[name] for name in BY_NAME[op].differentiable if name in arrays}
         function = self.function(arrays, params)
         pull = jax.jit(lambda leaves, cotangents: jax.vjp(function, leaves)[1](cotangents)[0])
-        found: dict[str, Any] = pull(leaves, dict(cotangents))
-        return found
+        grads: dict[str, Any] = pull(leaves, dict(cotangents))
+        return grads
 
     def source(self, op: str, arrays: Arrays, params: Arrays) -> Source:
-        """The same call; where q and v have not the same features, zeros are put to the shorter and cut again."""
+        """The same call; if q and v differ in features, the shorter one is padded with zeros and the output cropped."""
         shape = "(*q.shape[:3], k.shape[2])"
-        given = [f"bias=jax.numpy.broadcast_to(bias, {shape})"] if "bias" in arrays else []
-        given += [f"mask=jax.numpy.broadcast_to(seen, {shape})"] if visible_pairs(arrays, params) is not None else []
+        options = [f"bias=jax.numpy.broadcast_to(bias, {shape})"] if "bias" in arrays else []
+        options += [f"mask=jax.numpy.broadcast_to(seen, {shape})"] if visible_pairs(arrays, params) is not None else []
         features, values = arrays["q"].shape[-1], arrays["v"].shape[-1]
         turn, cut = "x.swapaxes(1, 2)", ""
         if features != values:
@@ -104,17 +104,17 @@ class JaxNn:
             turn = f"jax.numpy.pad({turn}, ((0, 0), (0, 0), (0, 0), (0, {width} - x.shape[-1])))"
             cut = f"[..., :{values}]"
         if "scale" in params or features != values:
-            given.append(f"scale={params.get('scale', features**-0.5)!r}")
-        call = f"jax.nn.dot_product_attention({', '.join(('turned(q)', 'turned(k)', 'turned(v)', *given))})"
+            options.append(f"scale={params.get('scale', features**-0.5)!r}")
+        call = f"jax.nn.dot_product_attention({', '.join(('turned(q)', 'turned(k)', 'turned(v)', *options))})"
         return Source("jax", (), (f"turned = lambda x: {turn}",), f"{call}.swapaxes(1, 2){cut}", "jax.__version__")
 
 
 def padded(x: Any, features: int) -> Any:
-    """(B, N, T, H) as (B, T, N, features), zeros where there were none."""
+    """(B, N, T, H) as (B, T, N, features), padded with zeros."""
     x = jax.numpy.swapaxes(x, 1, 2)
     return jax.numpy.pad(x, ((0, 0), (0, 0), (0, 0), (0, features - x.shape[-1])))
 
 
 def adapters() -> list[Any]:
-    """Single precision and bfloat16: not every CPU has the dot product of float16 that the function asks XLA for."""
+    """Single precision and bfloat16: not every CPU supports the float16 dot product that the function needs."""
     return [JaxNn("jax_nn", ("float32", "bfloat16"))]

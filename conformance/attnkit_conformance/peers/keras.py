@@ -1,9 +1,9 @@
 """keras.ops on the CPU, one process per backend: the backend is chosen when keras is imported.
 
-Served: softmax_attention by keras.ops.dot_product_attention, (B, T, N, H) as in JAX, all masks handed over as one, a
-bias beside a mask except where torch computes; sparsemax_attention and its weights by keras.ops.sparsemax on scores
-that the adapter forms, -inf where a pair is hidden. Rows that see nothing are not asked of sparsemax; the adapter
-writes 0. Gradients are the backend's, NumPy has none.
+Supported: softmax_attention by keras.ops.dot_product_attention, (B, T, N, H) as in JAX, with all masks passed as one
+and a bias beside a mask except on torch; sparsemax_attention and its weights by keras.ops.sparsemax on scores that the
+adapter forms, with -inf at hidden pairs. sparsemax is not called for rows that see nothing; the adapter writes 0.
+Gradients are the backend's; NumPy has none.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class Keras(WorkerAdapter):
         hides = visible_pairs(arrays, params) is not None
         lines: list[str] = []
         if op == "softmax_attention":
-            given = [
+            options = [
                 f"{name}={name if name == 'bias' else 'seen'}"
                 for name in ("bias", "mask")
                 if name in arrays or (name == "mask" and hides)
             ]
-            given += [f"scale={params['scale']!r}"] if "scale" in params else []
+            options += [f"scale={params['scale']!r}"] if "scale" in params else []
             lines = ["turned = lambda x: x.swapaxes(1, 2)"]
-            call = f"keras.ops.dot_product_attention({', '.join(('turned(q)', 'turned(k)', 'turned(v)', *given))})"
+            call = f"keras.ops.dot_product_attention({', '.join(('turned(q)', 'turned(k)', 'turned(v)', *options))})"
             result = f"turned(keras.ops.convert_to_numpy({call}))"
         else:
             scale = repr(params["scale"]) if "scale" in params else "q.shape[-1] ** -0.5"

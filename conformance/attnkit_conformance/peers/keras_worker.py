@@ -1,4 +1,4 @@
-"""What runs in a process of keras: its functions on the arrays of one backend, chosen by KERAS_BACKEND."""
+"""The code in a keras process: its functions on the arrays of one backend, chosen by KERAS_BACKEND."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OPS = ("softmax_attention", "sparsemax_attention", "sparsemax_attention_weights"
 
 
 class Functions:
-    """keras.ops on one backend. Array arguments arrive as NumPy's, `given` makes the floats the backend's."""
+    """keras.ops on one backend. Array arguments arrive as NumPy's, and floats are converted to the backend."""
 
     ops = OPS
     without = ("return_lse",)
@@ -36,7 +36,7 @@ class Functions:
         return np.asarray(x)
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
-        """Other than two leading axes, empty inputs, and a bias beside a mask on torch."""
+        """Why a call is unsupported: other than two leading axes, empty inputs, and a bias beside a mask on torch."""
         names = [name for name in ("q", "k", "v") if name in arrays]
         shapes = [arrays[name].shape for name in names]
         if any(len(shape) != 4 or shape[0] != shapes[0][0] for shape in shapes) or shapes[1][1] != shapes[-1][1]:
@@ -69,7 +69,7 @@ class Functions:
         return {"o": keras.ops.swapaxes(o, 1, 2)[..., :values]}
 
     def sparsemax(self, op: str, seen: np.ndarray | None, params: Arrays, floats: Arrays) -> dict[str, Any]:
-        """Scores, -inf where nothing may be seen, keras.ops.sparsemax, and the product with v."""
+        """Scores with -inf at hidden pairs, keras.ops.sparsemax, and the product with v."""
         q: Any = floats["q"]
         k: Any = floats["k"]
         v: Any = floats.get("v")
@@ -94,8 +94,8 @@ class Functions:
         if reason is not None:
             raise Unsupported(reason)
         floats = {name: keras.ops.convert_to_tensor(x) for name, x in arrays.items() if x.dtype.kind == "f"}
-        found = self.outputs(op, arrays, params, floats)
-        return {name: keras.ops.convert_to_numpy(x) for name, x in found.items()}
+        outputs = self.outputs(op, arrays, params, floats)
+        return {name: keras.ops.convert_to_numpy(x) for name, x in outputs.items()}
 
     def vjp(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays) -> dict[str, Any]:
         raise Unsupported("NumPy has no gradient")
@@ -110,9 +110,9 @@ class Torch(Functions):
         names = [name for name in BY_NAME[op].differentiable if name in arrays]
         leaves = {name: torch.from_numpy(np.array(arrays[name])).requires_grad_() for name in names}
         outputs = self.outputs(op, arrays, params, leaves)
-        given = [torch.from_numpy(np.array(cotangents[name])) for name in outputs]
-        found = torch.autograd.grad(list(outputs.values()), list(leaves.values()), given, allow_unused=True)
-        pairs = zip(leaves.items(), found, strict=True)
+        of_outputs = [torch.from_numpy(np.array(cotangents[name])) for name in outputs]
+        grads = torch.autograd.grad(list(outputs.values()), list(leaves.values()), of_outputs, allow_unused=True)
+        pairs = zip(leaves.items(), grads, strict=True)
         return {name: (torch.zeros_like(leaf) if x is None else x).detach().numpy() for (name, leaf), x in pairs}
 
 
@@ -123,17 +123,17 @@ class Jax(Functions):
         import jax
 
         leaves = {name: jax.numpy.asarray(arrays[name]) for name in BY_NAME[op].differentiable if name in arrays}
-        pull = jax.vjp(lambda given: self.outputs(op, arrays, params, given), leaves)[1]
-        found = pull({name: jax.numpy.asarray(x) for name, x in cotangents.items()})[0]
-        return {name: np.asarray(x) for name, x in found.items()}
+        pull = jax.vjp(lambda floats: self.outputs(op, arrays, params, floats), leaves)[1]
+        grads = pull({name: jax.numpy.asarray(x) for name, x in cotangents.items()})[0]
+        return {name: np.asarray(x) for name, x in grads.items()}
 
 
 def padded(x: Any, features: int) -> Any:
-    """Zeros where there are no features."""
+    """x padded with zeros."""
     return x if x.shape[-1] == features else keras.ops.pad(x, [(0, 0)] * 3 + [(0, features - x.shape[-1])])
 
 
-DTYPES = ("float32",)  # what convert_to_tensor makes of float64, and the softmax of JAX and NumPy of everything
+DTYPES = ("float32",)  # convert_to_tensor converts float64, and JAX's and NumPy's softmax everything, to it
 
 
 def torch_backend() -> Functions:

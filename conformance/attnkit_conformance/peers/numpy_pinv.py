@@ -1,7 +1,7 @@
 """numpy.linalg.pinv for the inverse and scipy.spatial.distance.cdist for the distances of SOFT, in float64.
 
-SOFT's A† is what Newton's iteration converges to. A singular value σ of A leaves (1 - ασ²)^(2^T) after T steps, α =
-2·init_scale/‖A‖₁²: served are the calls in which that is below rounding for every σ that pinv keeps. Outputs only.
+SOFT's A† is the limit of Newton's iteration. A singular value σ of A leaves (1 - ασ²)^(2^T) after T steps, α =
+2·init_scale/‖A‖₁²: supported are calls in which that is below rounding for every σ that pinv keeps. Outputs only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TAKEN = (
     "q", "v", "landmarks", "landmark_mask", "mask", "key_lengths", "query_mask", "init_scale", "newton_steps", "ridge",
     "inverse_grad",
 )  # fmt: skip
-ROUNDING = 1e-17  # what may be left of an error
+ROUNDING = 1e-17  # the largest remaining error
 SINGULAR = 1e-14  # of the largest singular value: smaller ones are 0
 
 
@@ -29,10 +29,10 @@ def gauss(x: Array, y: Array) -> Array:
     """exp(-‖x - y‖²/(2√d)) over leading axes."""
     lead = np.broadcast_shapes(x.shape[:-2], y.shape[:-2])
     x, y = (np.broadcast_to(z, (*lead, *z.shape[-2:])) for z in (x, y))
-    made = np.empty((*lead, x.shape[-2], y.shape[-2]))
+    kernel = np.empty((*lead, x.shape[-2], y.shape[-2]))
     for at in np.ndindex(lead):
-        made[at] = np.exp(-cdist(x[at], y[at], "sqeuclidean") / (2 * x.shape[-1] ** 0.5))
-    return made
+        kernel[at] = np.exp(-cdist(x[at], y[at], "sqeuclidean") / (2 * x.shape[-1] ** 0.5))
+    return kernel
 
 
 class Pinv:
@@ -50,29 +50,29 @@ class Pinv:
         return np.asarray(x)
 
     def kernels(self, arrays: Arrays, params: Arrays) -> tuple[Array, Array, Array]:
-        """A, P and the tokens that are valid."""
+        """A, P and the valid tokens."""
         q, marks = arrays["q"].astype(np.float64), arrays["landmarks"].astype(np.float64)
-        seen = visible_pairs({**arrays, "k": arrays["q"]}, params)
-        tokens = np.ones(q.shape[-2], bool) if seen is None else np.diagonal(
-            np.broadcast_to(seen, (*seen.shape[:-2], q.shape[-2], q.shape[-2])), axis1=-2, axis2=-1)  # fmt: skip
-        chosen = arrays.get("landmark_mask", np.ones(marks.shape[-2], bool))
-        q, marks = np.where(tokens[..., None], q, 0), np.where(chosen[..., None], marks, 0)
-        a = gauss(marks, marks) * chosen[..., :, None] * chosen[..., None, :]
-        a = a + params.get("ridge", 0.0) * np.eye(a.shape[-1]) * chosen[..., None]
-        p = gauss(marks, q) * chosen[..., :, None] * tokens[..., None, :]
+        pairs = visible_pairs({**arrays, "k": arrays["q"]}, params)
+        tokens = np.ones(q.shape[-2], bool) if pairs is None else np.diagonal(
+            np.broadcast_to(pairs, (*pairs.shape[:-2], q.shape[-2], q.shape[-2])), axis1=-2, axis2=-1)  # fmt: skip
+        present = arrays.get("landmark_mask", np.ones(marks.shape[-2], bool))
+        q, marks = np.where(tokens[..., None], q, 0), np.where(present[..., None], marks, 0)
+        a = gauss(marks, marks) * present[..., :, None] * present[..., None, :]
+        a = a + params.get("ridge", 0.0) * np.eye(a.shape[-1]) * present[..., None]
+        p = gauss(marks, q) * present[..., :, None] * tokens[..., None, :]
         return a, p, tokens
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
-        """Matrices on which the given number of steps does not converge."""
+        """Why a call is unsupported: the steps do not converge."""
         reason = refusal((*arrays, *params), TAKEN)
         if reason is not None or not arrays["landmarks"].size or not arrays["q"].size:
             return reason or "empty matrices have no singular values"
         a = self.kernels(arrays, params)[0]
         sizes, norm = np.linalg.svdvals(a), np.max(np.sum(np.abs(a), axis=-2), axis=-1)
         alpha = 2 * arrays.get("init_scale", params.get("init_scale", 0.9)) / np.where(norm > 0, norm, 1) ** 2
-        kept = sizes > SINGULAR * sizes[..., :1]
+        regular = sizes > SINGULAR * sizes[..., :1]
         left = np.abs(1 - alpha[..., None] * sizes**2) ** (2.0 ** params.get("newton_steps", 20))
-        if np.any(kept & (left > ROUNDING)):
+        if np.any(regular & (left > ROUNDING)):
             return "Newton's iteration has not converged after so many steps"
         return None
 
@@ -92,5 +92,5 @@ class Pinv:
 
 
 def adapters() -> list[Any]:
-    """The only one."""
+    """The only adapter."""
     return [Pinv()]

@@ -1,4 +1,4 @@
-"""What adapters of functions of torch share: conversion, and gradients by autograd."""
+"""Shared by adapters of torch functions: conversion, and gradients by autograd."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TorchPeer:
         return self.door.numpy(x)
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
-        """Why a call is not served."""
+        """Why a call is not supported."""
         raise NotImplementedError
 
     def outputs(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:

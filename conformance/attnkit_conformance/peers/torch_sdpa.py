@@ -1,10 +1,10 @@
-"""torch.nn.functional.scaled_dot_product_attention on the CPU, by each of its kernels and as torch chooses.
+"""torch.nn.functional.scaled_dot_product_attention on the CPU, with each of its kernels and with torch's choice.
 
-Served: softmax_attention, with masks, biases, causal and window handed over as one attn_mask (is_causal where nothing
-else is asked, and as many queries as keys), scale and grouped heads. lse, which it does not return, is not asked for.
-Not served: dropout, whose random numbers are its own; a bias in another dtype than q. The kernel for flash attention
-wants two leading axes and as many features in v as in k (the adapter pads the shorter with zeros, and cuts the output),
-and has no gradient where there is a bias.
+Supported: softmax_attention, with masks, biases, causal and window passed as one attn_mask (is_causal if there is
+nothing else, and as many queries as keys), scale and grouped heads. lse, which it does not return, is not requested.
+Unsupported: dropout, which uses torch's random numbers; a bias in another dtype than q. The flash attention kernel
+needs two leading axes and as many features in v as in k (the adapter pads the shorter one with zeros and crops the
+output), and has no gradient with a bias.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Sdpa(TorchPeer):
     without = ("return_lse",)
 
     def __init__(self, name: str, kernel: SDPBackend | None) -> None:
-        chosen = "the kernel that torch chooses" if kernel is None else f"kernel {kernel.name}"
+        which = "the kernel that torch chooses" if kernel is None else f"kernel {kernel.name}"
         function = "scaled_dot_product_attention"
-        super().__init__(name, DTYPES, f"torch {torch.__version__}, {function}, CPU, {chosen}, autograd")
+        super().__init__(name, DTYPES, f"torch {torch.__version__}, {function}, CPU, {which}, autograd")
         self.kernel = kernel
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
-        """Arguments that torch does not take."""
+        """Why a call is unsupported: arguments that torch does not take."""
         if "bias" in arrays and arrays["bias"].dtype != arrays["q"].dtype:
             return "attn_mask has the dtype of q"
         return refusal((*arrays, *params), TAKEN)
@@ -50,17 +50,17 @@ class Sdpa(TorchPeer):
         plain = not {"mask", "bias", "key_lengths", "query_mask"} & {*arrays} and "window" not in params
         causal = bool(params.get("causal")) and plain and q.shape[-2] == k.shape[-2]
         mask = None if causal else attn_mask(arrays, params)
-        given = {name: params[name] for name in ("scale", "enable_gqa") if name in params}
+        options = {name: params[name] for name in ("scale", "enable_gqa") if name in params}
         with contextlib.nullcontext() if self.kernel is None else sdpa_kernel(self.kernel):
-            return {"o": scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, **given)}
+            return {"o": scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, **options)}
 
     def source(self, op: str, arrays: Arrays, params: Arrays) -> Source:
         """The same call."""
-        given = [f"{name}={params[name]!r}" for name in ("scale", "enable_gqa") if name in params]
+        options = [f"{name}={params[name]!r}" for name in ("scale", "enable_gqa") if name in params]
         mask = ["attn_mask=seen"] if visible(arrays, params) is not None else []
         if "bias" in arrays:
             mask = ["attn_mask=torch.where(seen, bias, -torch.inf)"] if mask else ["attn_mask=bias"]
-        call = f"scaled_dot_product_attention({', '.join(('q', 'k', 'v', *mask, *given))})"
+        call = f"scaled_dot_product_attention({', '.join(('q', 'k', 'v', *mask, *options))})"
         function = "from torch.nn.functional import scaled_dot_product_attention"
         if self.kernel is None:
             return Source("torch", (function,), (), call, "torch.__version__")
@@ -71,10 +71,10 @@ class Sdpa(TorchPeer):
 
 
 class Flash(Sdpa):
-    """The kernel for flash attention, which takes less."""
+    """The flash attention kernel, which supports less."""
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
-        """Besides, other than two leading axes."""
+        """Also other than two leading axes."""
         shapes = [arrays[name].shape for name in ("q", "k", "v")]
         if any(len(shape) != 4 or shape[0] != shapes[0][0] for shape in shapes):
             return "takes four axes and one batch size"
@@ -85,7 +85,7 @@ class Flash(Sdpa):
         return super().unsupported(op, arrays, params)
 
     def outputs(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
-        """One call on as many features everywhere."""
+        """One call with equal features everywhere."""
         features, values = arrays["q"].shape[-1], arrays["v"].shape[-1]
         wide = {
             name: pad(arrays[name], (0, max(features, values) - arrays[name].shape[-1])) for name in ("q", "k", "v")
@@ -100,7 +100,7 @@ class Flash(Sdpa):
 
 
 def attn_mask(arrays: Arrays, params: Arrays) -> torch.Tensor | None:
-    """Masks, or a bias that is -inf where nothing may be seen."""
+    """Masks, or a bias with -inf at hidden pairs."""
     seen = visible(arrays, params)
     if "bias" not in arrays or seen is None:
         return arrays.get("bias", seen)
@@ -108,7 +108,7 @@ def attn_mask(arrays: Arrays, params: Arrays) -> torch.Tensor | None:
 
 
 def adapters() -> list[Any]:
-    """One per kernel that a CPU has."""
+    """One adapter per CPU kernel."""
     return [
         Sdpa("torch_sdpa-auto", None),
         Sdpa("torch_sdpa-math", SDPBackend.MATH),

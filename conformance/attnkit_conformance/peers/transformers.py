@@ -1,8 +1,8 @@
 """transformers on the CPU: eager attention of LLaMA and BERT, its path over SDPA, and modules with approximations.
 
-Served: softmax_attention by functions that take an additive mask, which the adapter makes as the library does: 0 or the
-least float, bias added. LLaMA's softmax is in float32 whatever comes, so that it is not asked for float64; it repeats
-the heads of keys itself. transformers_modules has Nyströmformer and Reformer.
+Supported: softmax_attention by functions that take an additive mask, which the adapter builds as the library does: 0 or
+the lowest float, plus the bias. LLaMA's softmax is always in float32, so it is not judged in float64; it repeats the
+heads of keys itself. Nyströmformer and Reformer are in transformers_modules.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Forward(TorchPeer):
         self.function, self.repeats = function, repeats
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
-        """Other than two leading axes, grouped heads where keys are not repeated, and empty inputs."""
+        """Why a call is unsupported: other than two leading axes, grouped heads without repetition, empty inputs."""
         shapes = [arrays[name].shape for name in ("q", "k", "v")]
         if any(len(shape) != 4 or shape[0] != shapes[0][0] for shape in shapes) or shapes[1][1] != shapes[2][1]:
             return "takes (batch, heads, tokens, features) arrays"
@@ -63,8 +63,8 @@ class Forward(TorchPeer):
         ]
         mask = "None"
         if visible(arrays, params) is not None:
-            shown = "bias" if "bias" in arrays else "torch.zeros(seen.shape, dtype=q.dtype)"
-            mask = f"{shown}.masked_fill(~seen, torch.finfo(q.dtype).min)"
+            bias = "bias" if "bias" in arrays else "torch.zeros(seen.shape, dtype=q.dtype)"
+            mask = f"{bias}.masked_fill(~seen, torch.finfo(q.dtype).min)"
         elif "bias" in arrays:
             mask = "bias"
         lines.append(f"mask = {mask}")
@@ -80,7 +80,7 @@ class Forward(TorchPeer):
 
 
 def additive(arrays: Arrays, params: Arrays) -> torch.Tensor | None:
-    """What is added to scores: the bias, and the least float where nothing may be seen."""
+    """The additive mask: the bias, and the lowest float at hidden pairs."""
     seen, bias = visible(arrays, params), arrays.get("bias")
     if seen is None:
         return bias

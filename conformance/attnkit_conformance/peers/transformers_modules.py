@@ -1,9 +1,9 @@
-"""The attention of transformers' Nyströmformer and Reformer modules, their projections replaced by given arrays.
+"""The attention of transformers' Nyströmformer and Reformer modules, with their projections replaced by fixed arrays.
 
-Nyströmformer serves nystrom_attention where the tokens are a multiple of the landmarks, one feature size for q, k, v
-(the adapter pads with zeros and cuts), 6 steps, key masks as an additive mask. Its default start of the inverse is
-`batch_max` here; what it has for "exact" is an option of the configuration. Reformer's LSHSelfAttention draws its
-rotations: the adapter hashes with those of the call and hands over the buckets. Served are whole chunks, at least two.
+Nyströmformer supports nystrom_attention with a multiple of the landmarks as tokens, one feature size for q, k, v (the
+adapter pads with zeros and crops), 6 steps, and key masks as an additive mask. Its default start of the inverse is
+`batch_max` here; its counterpart of "exact" is an option of the configuration. Reformer's LSHSelfAttention draws its
+rotations: the adapter hashes with those of the call and passes the buckets. Supported are whole chunks, at least two.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ STEPS = 6
 LSH = ("qk", "v", "rotations", "chunk_size", "mask", "causal")
 
 
-class Given(torch.nn.Module):
-    """Stands for a projection and returns what it was given, heads side by side."""
+class Constant(torch.nn.Module):
+    """Replaces a projection: returns a fixed array, with heads side by side."""
 
     def __init__(self, x: torch.Tensor) -> None:
         super().__init__()
@@ -39,12 +39,12 @@ class Given(torch.nn.Module):
 
 
 def hiding(seen: torch.Tensor, dtype: torch.dtype, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """What is added to scores: the bias or 0, and the least float where nothing may be seen."""
+    """The additive mask: the bias or 0, and the lowest float at hidden pairs."""
     return torch.where(seen, torch.zeros((), dtype=dtype) if bias is None else bias, torch.finfo(dtype).min).to(dtype)
 
 
 def four_axes(*shapes: tuple[int, ...]) -> str | None:
-    """Shapes that are not (B, H, T, d) with the same B, H and T."""
+    """Why a call is unsupported: shapes other than (B, H, T, d) with the same B, H and T."""
     if any(len(shape) != 4 or shape[:3] != shapes[0][:3] for shape in shapes):
         return "takes (B, H, T, d) arrays"
     return None
@@ -56,7 +56,7 @@ class Nystromformer(TorchPeer):
     ops = ("nystrom_attention",)
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
-        """Uneven segments, other numbers of steps, and masks other than of keys."""
+        """Why a call is unsupported: uneven segments, other numbers of steps, and masks of pairs."""
         reason = refusal((*arrays, *params), NYSTROM) or four_axes(*(arrays[name].shape for name in ("q", "k", "v")))
         tokens, landmarks = arrays["q"].shape[-2], params["num_landmarks"]
         if reason is None and (not tokens or tokens % landmarks):
@@ -66,7 +66,7 @@ class Nystromformer(TorchPeer):
         return reason
 
     def outputs(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
-        """One module with the arrays in the place of its projections."""
+        """One module with the arrays instead of its projections."""
         q, k, v = (arrays[name] for name in ("q", "k", "v"))
         heads, tokens, own = q.shape[1:]
         width = max(own, v.shape[-1])
@@ -77,17 +77,17 @@ class Nystromformer(TorchPeer):
         module: Any = NystromformerSelfAttention(config).eval()
         module.conv_kernel_size = None  # no convolution of v on top
         q = q * (params.get("scale", own**-0.5) * width**0.5)  # the module divides by √width
-        module.query, module.key, module.value = (Given(pad(x, (0, width - x.shape[-1]))) for x in (q, k, v))
+        module.query, module.key, module.value = (Constant(pad(x, (0, width - x.shape[-1]))) for x in (q, k, v))
         seen = visible({n: arrays[n] for n in ("q", "k", "mask", "key_lengths") if n in arrays}, {})
         mask = None
-        if seen is not None:  # (B, 1, 1, T), as for every module of the library
-            shown = seen.expand(q.shape[0], *seen.shape[1:-2], 1, tokens) if seen.ndim == 4 else seen
-            mask = hiding(shown, q.dtype)
+        if seen is not None:  # (B, 1, 1, T), as in every module of the library
+            pairs = seen.expand(q.shape[0], *seen.shape[1:-2], 1, tokens) if seen.ndim == 4 else seen
+            mask = hiding(pairs, q.dtype)
         o = module(q.transpose(1, 2).flatten(2), mask)[0]
         return {"o": o.unflatten(-1, (heads, -1)).transpose(1, 2)[..., : v.shape[-1]]}
 
     def source(self, op: str, arrays: Arrays, params: Arrays) -> Source:
-        """The module with the arrays in the place of its projections; all have the same features."""
+        """The module with the arrays instead of its projections; all have the same features."""
         masked = visible({n: arrays[n] for n in ("q", "k", "mask", "key_lengths") if n in arrays}, {}) is not None
         lines = (
             "heads, tokens, features = q.shape[1:]",
@@ -123,7 +123,7 @@ class Reformer(TorchPeer):
     ops = ("lsh_attention",)
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
-        """Fewer than two chunks, and part of a chunk."""
+        """Why a call is unsupported: fewer than two chunks, or partial chunks."""
         reason = refusal((*arrays, *params), LSH) or four_axes(arrays["qk"].shape, arrays["v"].shape)
         tokens, chunk = arrays["qk"].shape[-2], params["chunk_size"]
         if reason is None and (tokens % chunk or tokens <= chunk):
@@ -131,7 +131,7 @@ class Reformer(TorchPeer):
         return reason
 
     def outputs(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
-        """One module with the arrays in the place of its projections, and the buckets of the given rotations."""
+        """One module with the arrays instead of its projections, and the buckets of the rotations."""
         qk, v, rotations = (arrays[name] for name in ("qk", "v", "rotations"))
         batch, heads, tokens, d = qk.shape
         rounds, buckets = rotations.shape[-2], 2 * rotations.shape[-1]
@@ -142,7 +142,7 @@ class Reformer(TorchPeer):
             lsh_attention_probs_dropout_prob=0.0,
         )  # fmt: skip
         module: Any = LSHSelfAttention(config, layer_idx=0).eval()
-        module.query_key, module.value = (Given(pad(x, (0, width - x.shape[-1]))) for x in (qk, v))
+        module.query_key, module.value = (Constant(pad(x, (0, width - x.shape[-1]))) for x in (qk, v))
         if width != d:  # the module's key has the mean square of width features
             module._len_and_dim_norm = lambda x, root: x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6 * d)
         hashed = self.hashed(qk, rotations) + buckets * torch.arange(rounds)[:, None]
@@ -160,7 +160,7 @@ class Reformer(TorchPeer):
         return torch.cat([projected, -projected], -1).argmax(-1)
 
     def source(self, op: str, arrays: Arrays, params: Arrays) -> Source:
-        """The module with the arrays in the place of its projections; all have the same features."""
+        """The module with the arrays instead of its projections; all have the same features."""
         rounds, buckets = arrays["rotations"].shape[-2], 2 * arrays["rotations"].shape[-1]
         masked = "mask" in arrays
         lines = (
@@ -188,7 +188,7 @@ class Reformer(TorchPeer):
 
 
 def adapters() -> list[Any]:
-    """Both modules; masks of their own dtypes exist for float32."""
+    """Both modules; their masks exist for float32 only."""
     version = transformers.__version__
     return [
         Nystromformer(

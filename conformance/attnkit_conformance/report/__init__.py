@@ -1,1 +1,1 @@
-"""What was judged, for people and for machines: pages, files, the terminal."""
+"""Reports of verdicts for people and machines: pages, files, the terminal."""

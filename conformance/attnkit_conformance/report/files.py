@@ -1,13 +1,14 @@
-"""Reports for machines and for people: JSON, JUnit XML, and one HTML page that needs nothing else."""
+"""Reports for machines and people: JSON, JUnit XML, and one self-contained HTML page."""
 
 from __future__ import annotations
 
+import functools
 import html
 import json
 import math
 import platform
 import xml.etree.ElementTree as xml
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,7 +25,7 @@ Header = dict[str, Any]
 
 
 def header(adapters: Iterable[Adapter], profile: str) -> Header:
-    """Versions, machine, and what was judged."""
+    """Versions, machine, and the extent of the run."""
     return {
         "profile": profile,
         "versions": {name: version(name) for name in LIBRARIES if find_spec(name)},
@@ -39,9 +40,15 @@ def described(adapter: Adapter) -> str:
     return str(getattr(adapter, "description", ""))
 
 
+@functools.cache
+def distributions() -> Mapping[str, list[str]]:
+    """Names of distributions by the packages that they install; half a second to find out."""
+    return metadata.packages_distributions()
+
+
 def version(library: str) -> str:
     """Version of an installed distribution that provides `library`."""
-    names = metadata.packages_distributions().get(library, [library])
+    names = distributions().get(library, [library])
     try:
         return metadata.version(names[0])
     except metadata.PackageNotFoundError:
@@ -49,7 +56,7 @@ def version(library: str) -> str:
 
 
 def finite(x: float | None) -> float | None:
-    """Numbers that JSON can hold: four digits, None for infinity and NaN."""
+    """Numbers for JSON: four digits, None for infinity and NaN."""
     return None if x is None or not math.isfinite(x) else float(f"{x:.4g}")
 
 
@@ -86,14 +93,14 @@ def as_junit(results: list[CaseResult], head: Header) -> str:
     """One suite per adapter; unsupported and expected failures are skipped with their reason."""
     root = xml.Element("testsuites", name="attnkit_conformance")
     for adapter in dict.fromkeys(result.adapter for result in results):
-        held = [result for result in results if result.adapter == adapter]
-        skipped = sum(result.status in ("unsupported", "xfail") for result in held)
-        failed = sum(result.status == "fail" for result in held)
-        counts = {"tests": str(len(held)), "failures": str(failed), "skipped": str(skipped), "errors": "0"}
+        own = [result for result in results if result.adapter == adapter]
+        skipped = sum(result.status in ("unsupported", "xfail") for result in own)
+        failed = sum(result.status == "fail" for result in own)
+        counts = {"tests": str(len(own)), "failures": str(failed), "skipped": str(skipped), "errors": "0"}
         suite = xml.SubElement(root, "testsuite", {"name": adapter, **counts})
-        for result in held:
-            named = {"classname": adapter, "name": result.id, "time": f"{result.seconds:.4f}"}
-            case = xml.SubElement(suite, "testcase", named)
+        for result in own:
+            attributes = {"classname": adapter, "name": result.id, "time": f"{result.seconds:.4f}"}
+            case = xml.SubElement(suite, "testcase", attributes)
             if result.status == "fail":
                 checks = ", ".join(sorted(result.checks))
                 xml.SubElement(case, "failure", message=checks).text = result.message
@@ -103,7 +110,7 @@ def as_junit(results: list[CaseResult], head: Header) -> str:
 
 
 def compact(results: list[CaseResult]) -> dict[str, Any]:
-    """Verdicts as short rows for the page: names are numbers into lists."""
+    """Verdicts as short rows for the page: names are indices into lists."""
     adapters = list(dict.fromkeys(r.adapter for r in results))
     ops = [name for name in BY_NAME if any(r.op == name for r in results)]
     reasons = list(dict.fromkeys(r.reason for r in results))
@@ -120,7 +127,7 @@ def compact(results: list[CaseResult]) -> dict[str, Any]:
 
 
 def as_html(results: list[CaseResult], head: Header) -> str:
-    """The page: its template with the data put in."""
+    """The page: the template filled with the data."""
     data = json.dumps({"head": head, **compact(results)}, separators=(",", ":"), ensure_ascii=False)
     failed = sum(result.status == "fail" for result in results)
     title = f"attnkit conformance: {'all passed' if not failed else f'{failed} failed'}"

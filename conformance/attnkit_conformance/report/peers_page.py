@@ -1,6 +1,6 @@
-"""The page of peers: who agrees with which definition, then disagreements with programs that show them.
+"""The page of peers: which implementations agree with which definition, and disagreements with programs that show them.
 
-It needs no script and nothing beside itself.
+It is self-contained and needs no script.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from attnkit_conformance.core import CaseResult
 from attnkit_conformance.model.golden import golden
 from attnkit_conformance.opdb import OPDB
-from attnkit_conformance.peers.disagreements import Disagreement, Example, found, library
+from attnkit_conformance.peers.disagreements import Disagreement, Example, collect, library
 from attnkit_conformance.peers.gpu_only import GPU_ONLY, OnGpu
 from attnkit_conformance.report import files
 from attnkit_conformance.report.files import Header
@@ -39,7 +39,7 @@ COLUMNS = (
     "not served",
 )
 LIBRARIES = ("entmax", "fla", "transformers", "keras", "einops")
-LONGEST = 6000  # characters of a program that is shown
+LONGEST = 6000  # characters of a program on the page
 PATIENCE = 1200  # seconds for all snippets of an environment, imports included
 RUN = """
 import contextlib, io, json, sys
@@ -56,30 +56,30 @@ print(json.dumps(printed))
 """
 
 
-def made(results: Sequence[CaseResult], adapters: Sequence[Any], profile: str) -> str:
+def render(results: Sequence[CaseResult], adapters: Sequence[Any], profile: str) -> str:
     """The page of these verdicts; every disagreement is shrunk and its program run."""
-    asked = {result.adapter for result in results}
-    chosen = [adapter for adapter in adapters if adapter.name in asked]
-    head = files.header(chosen, profile)
+    names = {result.adapter for result in results}
+    members = [adapter for adapter in adapters if adapter.name in names]
+    head = files.header(members, profile)
     head["versions"] |= {name: files.version(name) for name in LIBRARIES if find_spec(name)}
-    ordered = sorted(results, key=lambda result: [adapter.name for adapter in chosen].index(result.adapter))
+    ordered = sorted(results, key=lambda result: [adapter.name for adapter in members].index(result.adapter))
     try:
-        return page(ordered, chosen, head, found(ordered, chosen))
+        return page(ordered, members, head, collect(ordered, members))
     finally:
-        for adapter in chosen:
+        for adapter in members:
             if hasattr(adapter, "close"):
                 adapter.close()
 
 
-def page(results: Sequence[CaseResult], adapters: Sequence[Any], head: Header, held: Sequence[Disagreement]) -> str:
+def page(results: Sequence[CaseResult], adapters: Sequence[Any], head: Header, entries: Sequence[Disagreement]) -> str:
     """The whole page."""
-    printed = run([example for one in held for example in one.examples if len(example.program) <= LONGEST])
+    printed = run([example for one in entries for example in one.examples if len(example.program) <= LONGEST])
     parts = {
-        "facts": facts(results, adapters, held),
+        "facts": facts(results, adapters, entries),
         "meta": meta(head),
-        "matrix": matrix(results, adapters, held),
-        "disagreements": "".join(card(n, one, printed) for n, one in enumerate(held, 1)),
-        "contents": "".join(f'<li><a href="#d{n}">{escape(one.reason)}</a></li>' for n, one in enumerate(held, 1)),
+        "matrix": matrix(results, adapters, entries),
+        "disagreements": "".join(card(n, one, printed) for n, one in enumerate(entries, 1)),
+        "contents": "".join(f'<li><a href="#d{n}">{escape(one.reason)}</a></li>' for n, one in enumerate(entries, 1)),
         "gpu": gpu_rows(GPU_ONLY),
         "unsupported": unsupported(results),
     }
@@ -93,14 +93,14 @@ def escape(text: object) -> str:
     return html.escape(str(text))
 
 
-def facts(results: Sequence[CaseResult], adapters: Sequence[Any], held: Sequence[Disagreement]) -> str:
+def facts(results: Sequence[CaseResult], adapters: Sequence[Any], entries: Sequence[Disagreement]) -> str:
     """Large numbers."""
-    differing = {name for one in held for name in one.adapters}
+    differing = {name for one in entries for name in one.adapters}
     libraries = {library(adapter.name) for adapter in adapters}
     rows = (
         (len(adapters), "functions"), (len(libraries), "libraries"),
         (len(adapters) - len(differing), "agree everywhere"),
-        (len(held), "disagreements"), (sum(r.status == "pass" for r in results), "verdicts agree"),
+        (len(entries), "disagreements"), (sum(r.status == "pass" for r in results), "verdicts agree"),
         (sum(r.status in ("xfail", "fail") for r in results), "differ"),
         (sum(r.status == "unsupported" for r in results), "not served"),
     )  # fmt: skip
@@ -110,16 +110,16 @@ def facts(results: Sequence[CaseResult], adapters: Sequence[Any], held: Sequence
 def meta(head: Header) -> str:
     """Profile, machine, versions."""
     versions = [f"{name} <b>{escape(version)}</b>" for name, version in head["versions"].items()]
-    shown = [
+    parts = [
         f"profile <b>{escape(head['profile'])}</b>",
         escape(head["device"]),
         f"python <b>{escape(head['python'])}</b>",
     ]
-    return " · ".join([*shown, *versions])
+    return " · ".join([*parts, *versions])
 
 
-def matrix(results: Sequence[CaseResult], adapters: Sequence[Any], held: Sequence[Disagreement]) -> str:
-    """A block of rows for each definition: who computes it, the verdict, and the numbers behind it."""
+def matrix(results: Sequence[CaseResult], adapters: Sequence[Any], entries: Sequence[Disagreement]) -> str:
+    """A block of rows per definition: the functions that compute it, verdicts, and numbers."""
     blocks = []
     for op in OPDB:
         rows = []
@@ -127,7 +127,7 @@ def matrix(results: Sequence[CaseResult], adapters: Sequence[Any], held: Sequenc
             own = [r for r in results if r.adapter == adapter.name and r.op.removesuffix(WEIGHTS) == op.name]
             if any(result.status != "unsupported" for result in own):
                 name = f"<td><code>{escape(adapter.name)}</code><small>{escape(adapter.description)}</small></td>"
-                rows.append(name + verdict(own, held))
+                rows.append(name + verdict(own, entries))
         if rows:
             head = f"<th rowspan={len(rows)}>{escape(op.name)}<small>{escape(op.formula)}</small></th>"
             lines = "".join(f"<tr>{head if n == 0 else ''}{row}</tr>" for n, row in enumerate(rows))
@@ -135,16 +135,16 @@ def matrix(results: Sequence[CaseResult], adapters: Sequence[Any], held: Sequenc
     return f"<thead><tr>{''.join(f'<th>{title}</th>' for title in COLUMNS)}</tr></thead>{''.join(blocks)}"
 
 
-def verdict(own: Sequence[CaseResult], held: Sequence[Disagreement]) -> str:
-    """Cells of one function and one definition: agrees or differs, links to how, and the numbers."""
+def verdict(own: Sequence[CaseResult], entries: Sequence[Disagreement]) -> str:
+    """Cells of one function and one definition: agrees or differs, with links and numbers."""
     counts = Counter(result.status for result in own)
     differing = [result for result in own if result.status in ("xfail", "fail")]
     word = "differs" if differing else "agrees"
     worst = max((result.ratio for result in own if result.status == "pass"), default=0.0)
-    asked = {(result.adapter, result.op) for result in own}
+    pairs = {(result.adapter, result.op) for result in own}
     links = " ".join(
-        f'<a href="#d{n}">{n}</a>' for n, one in enumerate(held, 1)
-        if any((result.adapter, result.op) in asked for result in one.results)
+        f'<a href="#d{n}">{n}</a>' for n, one in enumerate(entries, 1)
+        if any((result.adapter, result.op) in pairs for result in one.results)
     )  # fmt: skip
     cells = (
         f'<b class="{word}">{word}</b>',
@@ -164,14 +164,14 @@ def number(count: int) -> str:
 
 def most(results: Iterable[CaseResult]) -> str:
     """The largest error in units of the bound; NaN and exceptions in words."""
-    held = list(results)
-    finite = [m.ratio for r in held for m in r.measured if m.failures and math.isfinite(m.ratio)]
+    own = list(results)
+    finite = [m.ratio for r in own for m in r.measured if m.failures and math.isfinite(m.ratio)]
     kinds = []
     if finite:
         kinds.append(f"{times(max(finite))} the bound")
-    if any(not math.isfinite(m.ratio) for r in held for m in r.measured if m.failures):
+    if any(not math.isfinite(m.ratio) for r in own for m in r.measured if m.failures):
         kinds.append("NaN or infinity")
-    if any("exception" in r.checks for r in held):
+    if any("exception" in r.checks for r in own):
         kinds.append("an exception")
     return " or ".join(kinds) or "a property"
 
@@ -185,7 +185,7 @@ def times(x: float) -> str:
 
 
 def card(number: int, one: Disagreement, printed: Mapping[str, str]) -> str:
-    """One disagreement: the sentence, who and by how much, and the programs."""
+    """One disagreement: the sentence, the functions and their errors, and the programs."""
     rows = []
     for adapter in one.adapters:
         for op in one.ops:
@@ -210,18 +210,18 @@ def card(number: int, one: Disagreement, printed: Mapping[str, str]) -> str:
 
 
 def program(example: Example, printed: str | None, opened: bool) -> str:
-    """A snippet and what it prints here, or how large the smallest input is where it is too long to read."""
+    """A snippet and its output here, or the size of the smallest input if it is too long."""
     if printed is None:
-        found = f"the smallest input found for <code>{escape(example.adapter)}</code> is {size(example.case):,} numbers"
-        return f'<p class="hint">No short program: {found}.</p>'
+        hint = f"the smallest input found for <code>{escape(example.adapter)}</code> is {size(example.case):,} numbers"
+        return f'<p class="hint">No short program: {hint}.</p>'
     text = f'<pre class="snippet" data-tolerance="{tolerated(example):.3g}">{escape(example.program)}</pre>'
-    shown = f'<pre class="printed">{escape(printed)}</pre>'
+    output = f'<pre class="printed">{escape(printed)}</pre>'
     label = f"<summary>smallest input for <code>{escape(example.adapter)}</code></summary>"
-    return f"<details{' open' if opened else ''}>{label}{text}{shown}</details>"
+    return f"<details{' open' if opened else ''}>{label}{text}{output}</details>"
 
 
 def tolerated(example: Example) -> float:
-    """How far a result may be from the definition, absolutely; a snippet that reproduces exceeds it."""
+    """The absolute bound of a result; a snippet that reproduces exceeds it."""
     truth = golden(example.case)
     name = example.sight.output
     if not name:
@@ -231,7 +231,7 @@ def tolerated(example: Example) -> float:
 
 
 def run(examples: Sequence[Example]) -> dict[str, str]:
-    """What the programs print, in one process per environment; RuntimeError if one does not run."""
+    """The output of the programs, in one process per environment; RuntimeError if one does not run."""
     printed: dict[str, str] = {}
     for environment in dict.fromkeys(example.environment for example in examples):
         programs = [example.program for example in examples if example.environment == environment]
@@ -244,7 +244,7 @@ def run(examples: Sequence[Example]) -> dict[str, str]:
 
 
 def gpu_rows(items: Sequence[OnGpu]) -> str:
-    """What is not judged for want of a GPU."""
+    """The implementations that are not judged without a GPU."""
     return "".join(
         f"<tr><td><code>{escape(item.name)}</code></td><td>{escape(item.distribution)} ({escape(item.version)})</td>"
         f"<td><code>{escape(item.functions)}</code></td><td><code>{escape(item.op)}</code></td>"
@@ -254,11 +254,11 @@ def gpu_rows(items: Sequence[OnGpu]) -> str:
 
 
 def unsupported(results: Sequence[CaseResult]) -> str:
-    """What each function does not serve, with how many verdicts that concerns."""
-    made = []
+    """What each function does not support, with the number of verdicts."""
+    rows = []
     for adapter in dict.fromkeys(result.adapter for result in results):
         counts = Counter(r.reason for r in results if r.adapter == adapter and r.status == "unsupported")
         if counts:
             reasons = "; ".join(f"{escape(reason)} ({count})" for reason, count in counts.most_common())
-            made.append(f"<tr><td><code>{escape(adapter)}</code></td><td>{reasons}</td></tr>")
-    return "".join(made)
+            rows.append(f"<tr><td><code>{escape(adapter)}</code></td><td>{reasons}</td></tr>")
+    return "".join(rows)

@@ -1,4 +1,4 @@
-"""A case as a program for people: it needs the peer's library and NumPy, and prints what is computed and defined."""
+"""A case as a readable program: it needs the peer's library and NumPy, and prints the actual and the defined result."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ MASKS = ("mask", "key_lengths", "query_mask")
 
 
 def snippet(adapter: Any, case: Case, output: str, exception: str = "") -> tuple[str, tuple[tuple[str, str], ...]]:
-    """The program (arrays, the peer's call, the value of the definition, both printed) and the environment it sets.
+    """The program (arrays, the peer's call, the defined value, both printed) and its environment.
 
-    `output` is what differs: an output of the op, or d<argument> for a gradient. Where the call raises `exception`, its
-    text stands for what is computed.
+    `output` is what differs: an output of the op, or d<argument> for a gradient. If the call raises `exception`, its
+    text replaces the result.
     """
     arrays = typed_arrays(adapter, case)
     source: Source = adapter.source(case.op, arrays, case.params)
     truth = golden(case)
     gradient = output[1:] if output.startswith("d") else ""
-    shown = output or next(iter(truth.outputs))
-    expected = (truth.gradients[gradient] if gradient else truth.outputs[shown]).golden
+    label = output or next(iter(truth.outputs))
+    expected = (truth.gradients[gradient] if gradient else truth.outputs[label]).golden
     call = [*source.lines, *(gradient_lines(source, gradient) if gradient else [f"got = {source.result}"])]
     if exception:
         call = ["try:", *(f"    {line}" for line in call), f"except {exception} as error:"]
@@ -66,12 +66,12 @@ def gradient_lines(source: Source, name: str) -> list[str]:
 
 
 def shown_arrays(case: Case) -> list[str]:
-    """The arrays that the call is given; masks are shown as what they make visible."""
+    """The arrays of the call; masks are shown as visible pairs."""
     return [name for name in case.arrays if name not in (MASKS if "qk" not in case.arrays else ())]
 
 
 def pairs(case: Case, library: str) -> list[str]:
-    """What may be attended to, if not everything."""
+    """The visible pairs, if not all are visible."""
     if "k" not in case.arrays:
         return []
     seen = visible_pairs(case.arrays, case.params)
@@ -89,12 +89,12 @@ def literal(name: str, x: np.ndarray, dtype: str, library: str, leaf: bool = Fal
 
 
 def shape(x: np.ndarray) -> str:
-    """What lists do not say of an array without entries."""
+    """The shape of an array without entries, which lists cannot express."""
     return "" if x.size else f".reshape({x.shape})"
 
 
 def numbers(x: np.ndarray) -> str:
-    """Nested lists; floats as short as they are exact in their dtype."""
+    """Nested lists; floats in the shortest form that is exact in their dtype."""
     if x.dtype.kind in "biu":
         return str(x.tolist())
     if x.dtype == np.float32:
@@ -107,10 +107,10 @@ def nested(x: np.ndarray) -> str:
 
 
 def reference_call(case: Case) -> str:
-    """How attnkit_reference is asked for the same."""
-    given = [f"{name}={name}" for name in case.arrays if name not in BY_NAME[case.op].arguments and name not in MASKS]
+    """The same call of attnkit_reference."""
+    options = [f"{name}={name}" for name in case.arrays if name not in BY_NAME[case.op].arguments and name not in MASKS]
     masked = "k" in case.arrays and visible_pairs(case.arrays, case.params) is not None
-    given += ["mask=seen"] if masked else [f"{name}={name}" for name in MASKS if name in case.arrays]
+    options += ["mask=seen"] if masked else [f"{name}={name}" for name in MASKS if name in case.arrays]
     hidden = ("causal", "window") if masked else ()
-    given += [f"{name}={value!r}" for name, value in case.params.items() if name not in hidden]
-    return f"{case.op}({', '.join((*BY_NAME[case.op].arguments, *given))})"
+    options += [f"{name}={value!r}" for name, value in case.params.items() if name not in hidden]
+    return f"{case.op}({', '.join((*BY_NAME[case.op].arguments, *options))})"

@@ -14,22 +14,22 @@ COLUMNS = ("op", "definition", "own parameters", "group", "weights", "gradient",
 
 
 def row(op: Op, kernels_of: dict[str, dict[str, tuple[str, ...]]]) -> list[str]:
-    """Cells of one op: what it is, what it takes, which functions it has, and its implementations by library."""
-    served = [", ".join(("generic", *kernels_of[library].get(op.name, ()))) for library in LIBRARIES]
+    """Cells of one op: formula, arguments, functions, and implementations by library."""
+    names = [", ".join(("generic", *kernels_of[library].get(op.name, ()))) for library in LIBRARIES]
     marks = ["yes" if has else "–" for has in (op.weights, op.vjp, op.statistics)]
     own = ", ".join(f"`{name}`" for name in op.own) or "–"
-    return [f"`{op.name}`", op.formula, own, op.group or "–", *marks, *served]
+    return [f"`{op.name}`", op.formula, own, op.group or "–", *marks, *names]
 
 
 def markdown() -> str:
     """The table between its markers."""
-    found = {library: kernels(library) for library in LIBRARIES}
-    lines = [list(COLUMNS), ["---"] * len(COLUMNS), *(row(op, found) for op in PUBLIC)]
+    by_library = {library: kernels(library) for library in LIBRARIES}
+    lines = [list(COLUMNS), ["---"] * len(COLUMNS), *(row(op, by_library) for op in PUBLIC)]
     return "\n".join((BEGIN, *("| " + " | ".join(cells) + " |" for cells in lines), END))
 
 
 def split(path: Path, begin: str = BEGIN, end: str = END) -> tuple[str, str, str]:
-    """What stands before, between and after two markers in a file; ValueError if it does not have them once."""
+    """The text before, between and after two markers in a file; ValueError unless each occurs once."""
     text = path.read_text()
     if text.count(begin) != 1 or text.count(end) != 1:
         raise ValueError(f"{path}: expected one {begin} and one {end}")

@@ -15,7 +15,7 @@ from attnkit_conformance.model.case import DTYPES
 
 
 def show_progress(results: Iterable[CaseResult], total: Callable[[], int]) -> list[CaseResult]:
-    """Collect verdicts while a bar shows how far they are."""
+    """Collect verdicts with a progress bar."""
     collected = []
     columns = (TextColumn("{task.description:34}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, transient=True) as progress:
@@ -39,27 +39,27 @@ def show_tables(results: list[CaseResult]) -> None:
     for adapter in adapters:
         matrix.add_column(adapter.replace("-", "-\u200b").replace("_", "_\u200b"), justify="right")
     for op, by_adapter in grouped(results).items():
-        matrix.add_row(op, *(cell(held) for held in by_adapter.values()))
+        matrix.add_row(op, *(cell(verdicts) for verdicts in by_adapter.values()))
     console = Console()
     console.print(matrix)
     summary = Table("adapter", *(SHORT[d] for d in DTYPES), *STATUSES, "seconds")
     for adapter in adapters:
-        held = [result for result in results if result.adapter == adapter]
-        total, ratios = counts(held), [worst(r for r in held if r.dtype == d) for d in DTYPES]
+        verdicts = [result for result in results if result.adapter == adapter]
+        total, ratios = counts(verdicts), [worst(r for r in verdicts if r.dtype == d) for d in DTYPES]
         numbers = [Text(str(total[s] or "·"), style="bold red" if s == "fail" and total[s] else "") for s in STATUSES]
-        seconds = f"{sum(result.seconds for result in held):.1f}"
+        seconds = f"{sum(result.seconds for result in verdicts):.1f}"
         summary.add_row(adapter, *(percent(ratio) for ratio in ratios), *numbers, seconds)
     console.print(summary)
 
 
-def cell(held: list[CaseResult]) -> Text:
-    """Worst error of one op on one adapter, or how many failed, or that nothing was served."""
-    total = counts(held)
+def cell(verdicts: list[CaseResult]) -> Text:
+    """Worst error of one op on one adapter, or the number of failures, or that nothing is supported."""
+    total = counts(verdicts)
     if total["fail"]:
         return Text(f"{total['fail']} ✗", style="bold red")
-    if not held:
+    if not verdicts:
         return Text("·", style="dim")
     if set(total) == {"unsupported"}:
         return Text("⊘", style="dim")
     mark = "*" if total["xfail"] else ""
-    return Text(percent(worst(held)) + mark, style="green")
+    return Text(percent(worst(verdicts)) + mark, style="green")

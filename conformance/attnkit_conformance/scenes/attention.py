@@ -1,9 +1,9 @@
 """Samples: seeded inputs of the attention ops as frozen `Case`s.
 
-A `Scene` says which shapes and which common options (semantics A1-A6) a case has; an op's variants say which of
-its own parameters are set. In the full profile every scene meets one variant and every variant meets the basic scenes;
-the quick profile has three scenes, whose shapes all ops share so that JAX compiles few shapes. What options do to each
-other is left to the rows of grammars.
+A `Scene` gives the shapes and common options (semantics A1-A6) of a case; an op's variants set its own parameters. In
+the full profile every scene is combined with one variant and every variant with the basic scenes; the quick profile has
+three scenes, whose shapes all ops share so that JAX compiles few shapes. Interactions of options are left to the rows
+of grammars.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from attnkit_conformance.scenes.options import option_arrays
 from attnkit_reference import _core as reference
 
 HALF_TYPES = ("bfloat16", "float16")
-TELLING = {"opposite_keys", "positive_values"}  # options of scenes that both half types need
+TELLING = {"opposite_keys", "positive_values"}  # options of scenes needed for both half types
 LENGTH_ARRAY = "<array>"  # in a variant: draw a `length` array
 ATTEMPTS = 200
-MARGIN = 2e-6  # relative distance of a score from a kink below which float32 may fall on the other side
+MARGIN = 2e-6  # relative distance of a score from a kink within which float32 may cross it
 
 
 Pair = tuple[Scene, Mapping[str, Any]]
@@ -101,7 +101,7 @@ def draw(scene: Scene, rng: np.random.Generator) -> dict[str, np.ndarray]:
     shapes = ((*lead, n, width) for lead, n, width in zip(
         scene.lead, (scene.L, scene.S, scene.S), (scene.d, scene.d, scene.e), strict=True))  # fmt: skip
     q, k, v = (rng.standard_normal(shape) for shape in shapes)
-    if "integers" in scene.options:  # scores are exact and hit 0 and 6 often
+    if "integers" in scene.options:  # scores are exact and often 0 or 6
         largest = max(1, round(3 * scene.size))
         q, k = (rng.integers(-largest, largest + 1, x.shape).astype(np.float64) for x in (q, k))
     else:
@@ -110,18 +110,18 @@ def draw(scene: Scene, rng: np.random.Generator) -> dict[str, np.ndarray]:
         q, k = np.round(q * 4) / 4, np.round(k * 4) / 4
     if "equal_keys" in scene.options:
         k = np.broadcast_to(k[..., :1, :], k.shape).copy()
-    if "opposite_keys" in scene.options:  # softmax gradients without cancellation: half types can tell them from 0
+    if "opposite_keys" in scene.options:  # softmax gradients without cancellation: large enough for half types
         k[..., 1::2, :], v[..., 1::2, :] = -k[..., ::2, :], -v[..., ::2, :]
     if "positive_values" in scene.options:  # sums over keys grow: low-precision accumulators stagnate
         v = 1 + np.abs(v)
-    made = option_arrays(scene, rng)
-    if {"grid", "integers"} & set(scene.options) and "bias" in made:
-        made["bias"] = np.round(made["bias"] * 4) / 4
-    return {"q": q, "k": k, "v": v, **made}
+    options = option_arrays(scene, rng)
+    if {"grid", "integers"} & set(scene.options) and "bias" in options:
+        options["bias"] = np.round(options["bias"] * 4) / 4
+    return {"q": q, "k": k, "v": v, **options}
 
 
 def poison(arrays: dict[str, np.ndarray], scene: Scene, keeps: bool = False) -> None:
-    """Put NaN and infinities where A6 says that nothing may be read (in place); `keeps`: keys stay in a state."""
+    """Write NaN and infinities where A6 says that nothing is read (in place); `keeps`: keys stay in a state."""
     shape = (*scene.leading, scene.L, scene.S)
     visible = visibility(scene, arrays)
     seen_q = visible.any(-1)
@@ -130,21 +130,21 @@ def poison(arrays: dict[str, np.ndarray], scene: Scene, keeps: bool = False) -> 
         seen_q = np.broadcast_to(arrays.get("query_mask", np.asarray(True)), seen_q.shape)
     if keeps:
         seen_k = np.broadcast_to(valid_keys(arrays, scene.S), seen_k.shape)
-    for name, seen in (("q", seen_q), ("k", seen_k), ("v", seen_k)):
+    for name, used in (("q", seen_q), ("k", seen_k), ("v", seen_k)):
         x = arrays[name]
         if "gqa" in scene.options and name != "q":
             group = shape[-3] // x.shape[-3]
-            seen = seen.reshape(*shape[:-3], x.shape[-3], group, -1).any(-2)
-        if seen.shape != x.shape[:-1]:  # a row of a broadcast input is used by several batch items
+            used = used.reshape(*shape[:-3], x.shape[-3], group, -1).any(-2)
+        if used.shape != x.shape[:-1]:  # a row of a broadcast input is used by several batch items
             raise ValueError(f"scene {scene.name}: poison needs inputs that are not broadcast")
-        x[~seen] = np.resize([np.nan, np.inf, -np.inf], x.shape[-1])
+        x[~used] = np.resize([np.nan, np.inf, -np.inf], x.shape[-1])
     for name in ("bias", "dropout_mask"):
         if name in arrays and arrays[name].shape == shape:
             arrays[name][~visible] = np.nan
 
 
 def valid_keys(arrays: Mapping[str, np.ndarray], S: int) -> np.ndarray:
-    """Keys (..., S) that a state holds: those that mask (for some query) and key_lengths allow."""
+    """Keys (..., S) in a state: those that mask (for some query) and key_lengths allow."""
     mask = arrays.get("mask", np.ones((1, S), bool))
     valid = mask.any(-2) if mask.ndim > 1 else mask
     lengths = arrays.get("key_lengths", np.asarray(S))
@@ -157,7 +157,7 @@ def scene_case(op: Op, scene: Scene, variant: Mapping[str, Any], label: str, dty
 
 
 def attention_case(op: Op, scene: Scene, variant: Mapping[str, Any], label: str, dtype: str) -> Case:
-    """The case of one op, scene, variant and dtype: the first draw that keeps its distance from the kinks."""
+    """The case of one op, scene, variant and dtype: the first draw away from the kinks."""
     scene = op.adapted(scene, variant) or scene
     params = {**scene.params, **variant}
     subject = op.subject(params)
@@ -170,15 +170,15 @@ def attention_case(op: Op, scene: Scene, variant: Mapping[str, Any], label: str,
         rng = generator(f"{scene.name}/{label}/{attempt}")
         case = drawn_case(op, scene, params, label, dtype, rng)
         completed = subject.complete(case) if subject.complete else case
-        if completed is not None and (exact or not any(too_near(completed, kink) for kink in kinks)):
+        if completed is not None and (exact or not any(too_near(completed, kink, subject.settings) for kink in kinks)):
             break
     else:
         raise NoDraw(f"{case.id}: no draw in {ATTEMPTS} keeps its distance from where the slope jumps")
     case = completed
     if "poison" in scene.options:
         poison(dict(case.arrays), scene, bool(params.get("return_state")))
-    wanted = (*op.arguments, *op.optional)
-    case = replace(case, arrays={name: x for name, x in case.arrays.items() if name in wanted})
+    names = (*op.arguments, *op.optional)
+    case = replace(case, arrays={name: x for name, x in case.arrays.items() if name in names})
     return replace(case, cotangents=draw_cotangents(op, case, rng, scene))
 
 
@@ -205,10 +205,10 @@ def drawn_case(
     )  # fmt: skip
 
 
-def too_near(case: Case, kink: float) -> bool:
+def too_near(case: Case, kink: float, settings: lowprecision.Settings | None) -> bool:
     """Whether rounding could move a visible score across a kink, where the gradient jumps."""
     sc = lowprecision.case_scores(case)
-    x = lowprecision.shifted(case, sc)
+    x = lowprecision.shifted(case, sc, settings)
     size = np.abs(sc.scale) * (np.abs(sc.q) @ np.abs(np.swapaxes(sc.k, -1, -2))) + np.abs(x - sc.s)
     size = size if sc.bias is None else size + np.abs(sc.bias)
     return bool(np.any(sc.visible & (np.abs(x - kink) < MARGIN * (size + abs(kink)))))
@@ -230,8 +230,8 @@ def draw_cotangents(op: Op, case: Case, rng: np.random.Generator, scene: Scene) 
 
 def visibility(scene: Scene, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
     """A3 for a scene, (leading..., L, S)."""
-    given = {name: x for name, x in (*arrays.items(), *scene.params.items()) if name in VISIBILITY}
-    return reference.visibility(f"scene {scene.name}", (*scene.leading, scene.L, scene.S), **given)
+    options = {name: x for name, x in (*arrays.items(), *scene.params.items()) if name in VISIBILITY}
+    return reference.visibility(f"scene {scene.name}", (*scene.leading, scene.L, scene.S), **options)
 
 
 def attention_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
@@ -242,7 +242,7 @@ def attention_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
 
 
 def scene_sample(op: Op, scene: Scene, variant: Mapping[str, Any], dtype: str, label: str | None = None) -> Sample:
-    """The sample of a scene with a variant, which is its label as well if none is given."""
+    """The sample of a scene with a variant, which is its label by default."""
     label = variant_label(variant) if label is None else label
 
     def draw(halvings: int) -> Case:
@@ -259,7 +259,7 @@ def labelled(scene: Scene, label: str) -> str:
 def fitting(
     op: Op, pairs: Iterable[tuple[Scene, Mapping[str, Any]]], subject: str | None = None
 ) -> list[tuple[Scene, Mapping[str, Any]]]:
-    """The pairs that differ, as the op (or the one that its statistics are of) can serve them."""
+    """The distinct pairs, reduced to what the op (or that of its statistics) supports."""
     own = {} if subject is None else {"op": subject}
     adapted = [(op.adapted(scene, {**variant, **own}), variant) for scene, variant in pairs]
     return distinct([(scene, variant) for scene, variant in adapted if scene is not None])
@@ -272,7 +272,7 @@ STATISTICS_SCENES = (
 
 
 def statistics_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
-    """The same for statistics of every attention op that has them; the quick profile gives each op one scene."""
+    """The same for statistics of every attention op; the quick profile gives each op one scene."""
     for n, subject in enumerate(op.subjects):
         left_out = () if "v" in op.arguments else subject.outside
         every = [subject.statistics_variant(variant, left_out) for variant in subject.variants]
@@ -282,7 +282,7 @@ def statistics_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
         pairs = [*shared(scene_variants(scenes, variants, "full"), dtype), *extra]
         for scene, variant in fitting(op, pairs, subject.name):
             if "integers" in scene.options and subject.group != "a":
-                continue  # features of integers are none: which of equal keys has the maximum is up to rounding
+                continue  # not for features of integers: rounding decides which of equal keys has the maximum
             quick = scene.name == QUICK[n % len(QUICK)].name and variant == variants[n % len(variants)]
             if profile == "full" or quick:
                 label = ".".join(filter(None, (subject.name, variant_label(variant))))
@@ -296,7 +296,7 @@ def variant_label(variant: Mapping[str, Any]) -> str:
 
 
 def scene_variants(scenes: tuple[Scene, ...], variants: tuple[Mapping[str, Any], ...], profile: str) -> list[Pair]:
-    """Quick: the three quick scenes, spread over the variants. Full: besides, every scene with some variant, and every
+    """Quick: the three quick scenes, spread over the variants. Full: also every scene with some variant, and every
     variant with the base scenes and the kinks."""
     count = len(variants)
     pairs = [(scene, n * 3 % count) for n, scene in enumerate(QUICK)]
@@ -307,7 +307,7 @@ def scene_variants(scenes: tuple[Scene, ...], variants: tuple[Mapping[str, Any],
 
 
 def shared(pairs: list[Pair], dtype: str) -> list[Pair]:
-    """The half types take turns, for both are computed in float32, but where few samples tell right from wrong."""
+    """The half types alternate, because both are computed in float32, unless few samples are meaningful."""
 
     def keeps(n: int, scene: Scene, variant: Mapping[str, Any]) -> bool:
         telling = TELLING & set(scene.options) or ("alpha", LENGTH_ARRAY) in variant.items()

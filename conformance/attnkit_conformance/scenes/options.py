@@ -1,4 +1,4 @@
-"""The optional arrays of attention scenes: one maker for each option that a scene may name."""
+"""The optional arrays of attention scenes: one maker per option."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ Array = np.ndarray
 Maker = Callable[[Scene, np.random.Generator], Array]
 
 DENSITIES = (0.1, 0.5, 0.9)  # of random masks
-DENSE = 0.75  # of masks in rows of a grammar: other options hide as well
-KEPT = 0.75  # by dropout
+DENSE = 0.75  # of masks in rows of a grammar, where other options hide pairs too
+KEEP = 0.75  # keep probability of dropout
 
 
 def pairs(scene: Scene) -> tuple[int, ...]:
@@ -21,12 +21,12 @@ def pairs(scene: Scene) -> tuple[int, ...]:
 
 
 def items(scene: Scene, *last: int) -> tuple[int, ...]:
-    """The axes of the batch, one for heads where there are heads, and those given."""
+    """The batch axes, one for heads if there are heads, and further ones."""
     return (*scene.leading[:-1], *(1 for _ in scene.leading[-1:]), *last)
 
 
 def arbitrary_mask(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
-    """A random mask with a few null rows and one key that nobody sees."""
+    """A random mask with a few null rows and one unseen key."""
     mask = rng.random(shape) < 0.6
     mask[..., ::5, :] = False
     mask[..., shape[-1] // 2 : shape[-1] // 2 + 1] = False
@@ -34,7 +34,7 @@ def arbitrary_mask(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
 
 
 def dense_mask(scene: Scene, rng: np.random.Generator) -> Array:
-    """A mask with a null row and a key that nobody sees, where there are several."""
+    """A mask with a null row and an unseen key, if there are several."""
     mask = rng.random(pairs(scene)) < DENSE
     if scene.L > 3:
         mask[..., scene.L // 2, :] = False
@@ -62,7 +62,7 @@ def with_infinities(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
 
 
 def dropped(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
-    return (rng.random(shape) < KEPT) / KEPT
+    return (rng.random(shape) < KEEP) / KEEP
 
 
 MAKERS: Mapping[str, Mapping[str, Maker]] = {
@@ -112,9 +112,9 @@ MAKERS: Mapping[str, Mapping[str, Maker]] = {
 
 
 def option_arrays(scene: Scene, rng: np.random.Generator) -> dict[str, Array]:
-    """The optional arrays that a scene asks for."""
-    made: dict[str, Array] = {}
+    """The optional arrays of a scene."""
+    arrays: dict[str, Array] = {}
     for name, makers in MAKERS.items():
         for option in (option for option in scene.options if option in makers):
-            made[name] = makers[option](scene, rng)
-    return made
+            arrays[name] = makers[option](scene, rng)
+    return arrays

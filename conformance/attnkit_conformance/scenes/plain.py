@@ -27,14 +27,14 @@ def build(
     """A case with rounded arrays and a drawn cotangent of each of `shapes`."""
     dtypes = dtypes or {}
     rng = generator(f"{op.name}/{name}/cotangents")
-    held = {n: rounded(x, dtypes.get(n, dtype)) if x.dtype.kind == "f" else x for n, x in arrays.items()}
+    inputs = {n: rounded(x, dtypes.get(n, dtype)) if x.dtype.kind == "f" else x for n, x in arrays.items()}
     cotangents = {n: rounded(rng.standard_normal(shape), dtype) for n, shape in shapes.items()}
     tags = frozenset({name})
-    return Case(f"{op.name}/{dtype}/{name}", op.name, dtype, held, params, cotangents, tags, dtypes, layout)
+    return Case(f"{op.name}/{dtype}/{name}", op.name, dtype, inputs, params, cotangents, tags, dtypes, layout)
 
 
 def layernorm_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
-    """The quick shapes; besides, flat rows (variance 0), a large mean, one feature, a large eps, float32 weights."""
+    """The quick shapes; also flat rows (variance 0), a large mean, one feature, a large eps, float32 weights."""
     plain = [(s.name, (*s.lead[0], s.L, s.d), (*s.lead[1], s.S, s.d)) for s in QUICK]
     more = [
         ("one-row", (1, 17), (1, 17)),
@@ -72,7 +72,7 @@ def layernorm_case(op: Op, name: str, dtype: str, q_shape: tuple[int, ...], k_sh
 
 
 def regulariser_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
-    """Statistics with null rows (n = 0), dead rows (Z = 0), rows on both sides of the cap, and none valid at all."""
+    """Statistics with null rows (n = 0), dead rows (Z = 0), rows on both sides of the cap, and no valid row."""
     quick = [("plain", {}), ("query-mask", {}), ("cap", {"entropy_cap": 0.3, "entropy_weight": 2.5})]
     more = [("one-row", {}), ("nothing-valid", {}), ("sum-only", {"entropy_weight": 0.0, "sum_weight": 0.5})]
     for name, params in quick if profile == "quick" else quick + more:

@@ -1,7 +1,7 @@
-"""Rows of a grammar as cases: the factors that attention ops share, what may not meet, and the scene of a row.
+"""Rows of a grammar as cases: the factors shared by attention ops, forbidden combinations, and the scene of a row.
 
-Quick judges every pair of options on a few tokens, full every triple, and every pair on tokens that cross the tiles of
-kernels. The dtype is a factor like any other: what two options do to each other is seen in one of them.
+Quick judges every pair of options on a few tokens; full judges every triple, and every pair on tokens that cross kernel
+tiles. The dtype is a factor like any other: an interaction of two options is tested in one of them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SHARED: Factors = {
     "scale": ("none", "0.7", "-0.3"),
     "dropout": ("none", "mask", "2d", "seed"),
 }
-OF_SCORES = ("bias", "window", "scale", "dropout")  # what ops of features do not take
+OF_SCORES = ("bias", "window", "scale", "dropout")  # not supported by ops of features
 FORBIDDEN: tuple[tuple[Choice, Choice], ...] = (
     (("poison", "yes"), ("batch", "broadcast")),  # a row of a broadcast input is used by several items
     (("batch", "none"), ("key_lengths", "some")),  # without heads there are no leading axes
@@ -61,19 +61,19 @@ def grammar(op: Op, shapes: tuple[str, ...]) -> Grammar:
         shared["bias"] = (*shared["bias"], "infinite")
     if op.group == "c":
         shared["mask"] = ("none", "keys", "1d")
-    if op.subjects:  # which of equal keys has the maximum is rounding, and so is the entropy of a saturated row
+    if op.subjects:  # rounding decides which of equal keys has the maximum, and the entropy of a saturated row
         shared["op"] = tuple(subject.name for subject in op.subjects)
         shared["values"] = ("normal", "integers")
     factors = {"shape": shapes, **shared, **op.levels}
     factors["dtype"] = tuple(dtype for dtype in factors["dtype"] if dtype in op.dtypes)
-    known = {(name, level) for name, levels in factors.items() for level in levels}
+    choices = {(name, level) for name, levels in factors.items() for level in levels}
     every = (*FORBIDDEN, *op.forbidden, *of_subjects(op, factors))
-    forbidden = (frozenset(some) for some in every if known.issuperset(some))
+    forbidden = (frozenset(some) for some in every if choices.issuperset(some))
     return Grammar(factors, frozenset(forbidden))
 
 
 def of_subjects(op: Op, factors: Factors) -> Iterator[tuple[Choice, ...]]:
-    """What a statistics function does not take, for ops that do not take it themselves."""
+    """What a statistics function does not support, for ops that do not support it."""
     for subject in op.subjects:
         if subject.group != "a":
             own = {n: x for n, x in grammar(subject, SMALL).factors.items() if n not in subject.own}
@@ -83,7 +83,8 @@ def of_subjects(op: Op, factors: Factors) -> Iterator[tuple[Choice, ...]]:
             yield ("op", subject.name), ("values", "integers")
         elif not subject.bias_inf:
             yield ("op", subject.name), ("bias", "infinite")
-    yield ("op", "gaussian_attention"), ("values", "integers")  # equal distances are equal in exact arithmetic only
+        if not subject.ties:
+            yield ("op", subject.name), ("values", "integers")
 
 
 def has_grammar(op: Op) -> bool:
@@ -92,12 +93,12 @@ def has_grammar(op: Op) -> bool:
 
 
 def rows(op: Op, array: str) -> tuple[Row, ...]:
-    """The rows of one of an op's arrays; triples are those that pairs leave uncovered."""
+    """The rows of one of an op's arrays; triples are those not covered by pairs."""
     if (op.name, array) not in known:
         own = grammar(op, TILED if array == "tiles" else SMALL)
         start = rows(op, "pairs") if array == "triples" else (own.plain,)
-        found = own.covering(3 if array == "triples" else 2, start)
-        known[op.name, array] = found[len(start) :] if array == "triples" else found
+        array_rows = own.covering(3 if array == "triples" else 2, start)
+        known[op.name, array] = array_rows[len(start) :] if array == "triples" else array_rows
     return known[op.name, array]
 
 
@@ -108,6 +109,11 @@ def row_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
     """The rows of the arrays of a profile in one dtype, for ops that have a grammar."""
     for array in ARRAYS[profile] if has_grammar(op) else ():
         yield from samples_of(op, PREFIX[array], [row for row in rows(op, array) if row["dtype"] == dtype])
+
+
+def is_triple(sample: Sample) -> bool:
+    """Whether a sample is a row of the triples of options."""
+    return sample.id.rpartition("/")[2].startswith(PREFIX["triples"])
 
 
 def samples_of(op: Op, prefix: str, array: Sequence[Row]) -> Iterator[Sample]:
@@ -131,10 +137,10 @@ def named(op: Op, dtype: str, name: str) -> Sample:
 
 
 def row_name(op: Op, row: Row) -> str:
-    """The levels of a row that a plain call does not have."""
+    """The levels of a row that differ from a plain call."""
     plain = {**grammar(op, SMALL).plain, "dtype": row["dtype"]}
-    named = (f"{name}={level}" for name, level in row.items() if level != plain[name])
-    return ",".join(named) or "plain"
+    levels = (f"{name}={level}" for name, level in row.items() if level != plain[name])
+    return ",".join(levels) or "plain"
 
 
 def scene_of(name: str, row: Row, exact: bool) -> Scene:
@@ -168,7 +174,7 @@ def leads(row: Row) -> tuple[tuple[int, ...], ...]:
 
 
 def parameters(row: Row, L: int, S: int, exact: bool) -> dict[str, Any]:
-    """The common parameters that are no arrays; scales of exact scores are powers of 2."""
+    """The common parameters that are not arrays; scales of exact scores are powers of 2."""
     params: dict[str, Any] = {} if row["heads"] == "equal" else dict(GQA)
     if row["causal"] != "none":
         params["causal"] = True if row["causal"] == "lower_right" else "upper_left"

@@ -1,8 +1,8 @@
-"""A search for inputs on which an implementation is wrong, beside the fixed samples.
+"""A search for inputs on which an implementation is wrong, in addition to the fixed samples.
 
 hypothesis draws cases of every op in turn: shapes, masks, magnitudes, dtypes, layouts and the op's own parameters. They
-are judged exactly as the fixed ones are. A case that fails is made smaller for as long as it fails in the same way, and
-saved; `run --samples FILE` judges it again. The same seed draws the same cases.
+are judged exactly like the fixed ones. A failing case is shrunk as long as it fails in the same way, and saved; `run
+--samples FILE` judges it again. The same seed draws the same cases.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from attnkit_conformance.search import saved
 from attnkit_conformance.search.smallest import Way, way_of
 from attnkit_conformance.search.strategies import cases
 
-TURN = 12  # examples of an op before the next op has its turn
-SHRINKING = 60.0  # seconds that making one failing case smaller may take, beyond the time of the search
+TURN = 12  # examples of an op before the next op
+SHRINKING = 60.0  # seconds to shrink one failing case, beyond the time of the search
 SETTINGS = hypothesis.settings(
     max_examples=TURN,
     database=None,
@@ -42,16 +42,16 @@ SETTINGS = hypothesis.settings(
     suppress_health_check=list(hypothesis.HealthCheck),
     phases=(hypothesis.Phase.generate, hypothesis.Phase.shrink),
 )
-Asked = tuple[Adapter, tuple[str, ...]]  # an adapter, and the dtypes in which it is judged
+Target = tuple[Adapter, tuple[str, ...]]  # an adapter, and the dtypes in which it is judged
 
 
 class TimeIsUp(BaseException):
-    """Leaves hypothesis, which takes an Exception for a failure of the example."""
+    """Ends hypothesis, which treats any Exception as a failure of the example."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A failing case, as small as it became, and where it lies."""
+    """A failing case after shrinking, and its path."""
 
     result: CaseResult
     path: Path
@@ -59,8 +59,8 @@ class Finding:
 
 @dataclass
 class Search:
-    """What a search does and learns. `examples` counts the cases judged of each op, `silent` those that tell nothing:
-    draws that make no case, bounds that nothing exceeds, results beyond the range of the dtype.
+    """The state of a search. `examples` counts the judged cases by op, `silent` those without information:
+    invalid draws, meaningless bounds, results beyond the range of the dtype.
     """
 
     adapters: Sequence[Adapter]
@@ -73,56 +73,56 @@ class Search:
     examples: Counter[str] = field(default_factory=Counter)
     silent: Counter[str] = field(default_factory=Counter)
     findings: list[Finding] = field(default_factory=list)
-    worst: dict[tuple[str, str, str], CaseResult] = field(default_factory=dict)  # of what passes or is not served
+    worst: dict[tuple[str, str, str], CaseResult] = field(default_factory=dict)  # of cases that pass or are unsupported
     known: set[Way] = field(default_factory=set)
 
     def run(self, tell: Callable[[Search, str], None]) -> None:
-        """Turns over all ops, each time in another order, until the time is up; `tell` is called at every turn."""
+        """Turns over all ops, each time in another order, until time is up; `tell` is called at every turn."""
         self.end, turn = self.clock() + self.seconds, 0
-        chosen = [op for op in OPDB if self.asked(op)]
-        if not chosen:
+        ops = [op for op in OPDB if self.targets(op)]
+        if not ops:
             raise ValueError("nothing selected: no op of any adapter matches")
         while self.clock() < self.end:
-            order = random.Random(f"{self.seed}/{turn}").sample(chosen, len(chosen))
+            order = random.Random(f"{self.seed}/{turn}").sample(ops, len(ops))
             for op in order:
                 if self.clock() < self.end:
                     tell(self, op.name)
                     self.look(op, turn)
             turn += 1
 
-    def asked(self, op: Op) -> list[Asked]:
+    def targets(self, op: Op) -> list[Target]:
         """The adapters that are judged on an op, with the dtypes."""
         pairs = []
         for adapter in self.adapters:
-            served = [
+            dtypes = [
                 dtype
                 for dtype in self.dtypes
                 if dtype in adapter.dtypes
                 and dtype in op.dtypes
                 and self.keep(f"{adapter.name}::{op.name}/{dtype}/search")
             ]
-            if served and core.asked(adapter, op.name):
-                pairs.append((adapter, tuple(served)))
+            if dtypes and core.covers(adapter, op.name):
+                pairs.append((adapter, tuple(dtypes)))
         return pairs
 
-    def groups(self, op: Op) -> Iterator[tuple[list[Asked], Grammar | None]]:
-        """The adapters of an op that are judged on the same draws: those that declare nothing, and each that does."""
-        asked = self.asked(op)
-        free = [pair for pair in asked if not declared.declares(pair[0], op.name)]
+    def groups(self, op: Op) -> Iterator[tuple[list[Target], Grammar | None]]:
+        """Groups of adapters judged on the same draws: all that declare nothing, and each of the others."""
+        pairs = self.targets(op)
+        free = [pair for pair in pairs if not declared.declares(pair[0], op.name)]
         if free:
             yield free, None
-        for pair in asked:
+        for pair in pairs:
             if pair not in free:
                 yield [pair], declared.grammar(pair[0], op)
 
     def look(self, op: Op, turn: int) -> None:
         """One turn of an op, for each group of its adapters."""
-        for asked, within in self.groups(op):
-            self.draw(op, turn, asked, within)
+        for members, within in self.groups(op):
+            self.draw(op, turn, members, within)
 
-    def draw(self, op: Op, turn: int, asked: list[Asked], within: Grammar | None) -> None:
-        """Draws of an op for some adapters; a failure is made smaller and saved."""
-        dtypes = tuple(dtype for dtype in self.dtypes if any(dtype in served for _, served in asked))
+    def draw(self, op: Op, turn: int, members: list[Target], within: Grammar | None) -> None:
+        """Draws of an op for some adapters; a failure is shrunk and saved."""
+        dtypes = tuple(dtype for dtype in self.dtypes if any(dtype in own for _, own in members))
         failing: list[tuple[Case, CaseResult]] = []
         limit = self.end
 
@@ -135,21 +135,21 @@ class Search:
                 return False
             case = saved.named_by_content(case)
             way = way_of(failing[-1][1]) if failing else None
-            result = self.judge(case, [adapter for adapter, served in asked if case.dtype in served], way)
+            result = self.judge(case, [adapter for adapter, own in members if case.dtype in own], way)
             if result is None:
                 return False
             limit = limit if failing else self.clock() + SHRINKING
             failing.append((case, result))
             return True
 
-        drawn = random.Random(f"{self.seed}/{turn}/{op.name}")
+        rng = random.Random(f"{self.seed}/{turn}/{op.name}")
         with np.errstate(all="ignore"), contextlib.suppress(NoSuchExample, Unsatisfiable, TimeIsUp):
-            hypothesis.find(cases(op, dtypes, within), fails, settings=SETTINGS, random=drawn)
+            hypothesis.find(cases(op, dtypes, within), fails, settings=SETTINGS, random=rng)
         if failing:
             self.save(*failing[-1])
 
     def judge(self, case: Case, adapters: Sequence[Adapter], way: Way | None) -> CaseResult | None:
-        """The first failure of a case that is new, or like `way` where one is given."""
+        """The first failure of a case that is new, or like `way` if not None."""
         try:
             silent = not golden(case).tells()
         except Exception as error:
@@ -172,11 +172,11 @@ class Search:
         return None
 
     def counts(self, result: CaseResult, way: Way | None) -> bool:
-        """Whether a failure is what is looked for."""
+        """Whether a failure is of the kind that is looked for."""
         return way_of(result) == way if way else way_of(result) not in self.known
 
     def save(self, case: Case, result: CaseResult) -> None:
-        """Write the case, and never look for its like again."""
+        """Save the case, and ignore similar ones from now on."""
         self.known.add(way_of(result))
         path = self.folder / f"{case.op}-{result.adapter}-{case.id.rpartition('-')[2]}.safetensors"
         saved.save(path, case, {"adapter": result.adapter, "seed": self.seed, "message": result.message})
@@ -189,6 +189,6 @@ class Search:
 
 def replayed(adapters: Sequence[Adapter], paths: Sequence[Path]) -> list[CaseResult]:
     """Verdicts on saved cases."""
-    found = [saved.load(path) for path in paths]
-    asked = ((a, c) for c in found for a in adapters if core.asked(a, c.op) and c.dtype in a.dtypes)
-    return [core.check(adapter, case) for adapter, case in asked]
+    samples = [saved.load(path) for path in paths]
+    pairs = ((a, c) for c in samples for a in adapters if core.covers(a, c.op) and c.dtype in a.dtypes)
+    return [core.check(adapter, case) for adapter, case in pairs]

@@ -1,6 +1,6 @@
 """hypothesis strategies of attention cases: scenes with drawn shapes, masks, magnitudes and layouts, drawn settings.
 
-What is drawn shrinks: shapes to 1, options to none, the seed of the numbers to 0.
+Draws shrink: shapes to 1, options to none, the seed of the numbers to 0.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from hypothesis.extra.numpy import mutually_broadcastable_shapes
 
 from attnkit_conformance.model.case import Case, NoDraw
 from attnkit_conformance.model.grammar import Grammar
-from attnkit_conformance.model.lowprecision import subject as subject_of
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.model.scene import Scene
 from attnkit_conformance.scenes import rows
@@ -38,19 +37,18 @@ def optional(**strategies: st.SearchStrategy[Any]) -> st.SearchStrategy[Settings
     return st.fixed_dictionaries({}, optional=strategies)
 
 
-OWN: dict[str, st.SearchStrategy[Settings]] = {
-    "softmax_attention": optional(return_lse=st.just(True)),
-    "pointwise_attention": optional(
-        activation=st.sampled_from(ACTIVATIONS),
-        alpha=POSITIVE,
-        gain=EIGHTHS.filter(bool),
-        shift=st.one_of(EIGHTHS, st.just("-log_length")),
-        length=LENGTH,
-    ),
-    "reluformer_attention": optional(gamma=POSITIVE, length=LENGTH),
-    "sigmoid_attention": optional(length=LENGTH),
-    "entmax_attention": optional(alpha=st.one_of(st.integers(8, 16).map(lambda n: n / 8), st.just(LENGTH_ARRAY))),
+OWN: dict[str, st.SearchStrategy[Any]] = {
+    "return_lse": st.just(True),
+    "activation": st.sampled_from(ACTIVATIONS),
+    "alpha": POSITIVE,
+    "gain": EIGHTHS.filter(bool),
+    "shift": st.one_of(EIGHTHS, st.just("-log_length")),
+    "length": LENGTH,
+    "gamma": POSITIVE,
 }
+"""By the name of a parameter."""
+OF_ROWS = {"alpha": st.one_of(st.integers(8, 16).map(lambda n: n / 8), st.just(LENGTH_ARRAY))}
+"""The same where the parameter may be an array, one number per row."""
 CHUNKS = optional(chunk_size=st.integers(1, 70))
 STATES = ("initial_state", "return_state")
 
@@ -58,12 +56,13 @@ STATES = ("initial_state", "return_state")
 @st.composite
 def settings_of(draw: Draw, op: Op) -> Settings:
     """Own parameters of an op: drawn, or one of the settings of its row with another chunk size."""
-    name = op.name.removesuffix("_weights")
-    if name in OWN:
-        drawn = draw(OWN[name])
-        return {n: x for n, x in drawn.items() if n != "return_lse" or op.name == name}
+    if op.own and {*OWN}.issuperset(op.own):
+        named = [name for name in op.own if name != "return_lse" or "v" in op.arguments]
+        known = OWN | {name: strategy for name, strategy in OF_ROWS.items() if name in op.optional}
+        drawn: Settings = draw(optional(**{name: known[name] for name in named}))
+        return drawn
     setting = draw(st.sampled_from(op.variants))
-    return {**setting, **draw(CHUNKS)} if "chunk_size" in op.own and op.name == name else setting
+    return {**setting, **draw(CHUNKS)} if "chunk_size" in op.own else setting
 
 
 @st.composite
@@ -81,7 +80,7 @@ def leads(draw: Draw) -> tuple[tuple[tuple[int, ...], ...], bool]:
 
 @st.composite
 def common(draw: Draw, op: Op, lead: tuple[tuple[int, ...], ...], S: int) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """Options and parameters of semantics A2, A3 and A9, as far as the group of the op takes them."""
+    """Options and parameters of semantics A2, A3 and A9, as far as the group of the op supports them."""
     options: list[str] = []
     params: dict[str, Any] = {}
     rank = max(map(len, lead))
@@ -107,25 +106,25 @@ def common(draw: Draw, op: Op, lead: tuple[tuple[int, ...], ...], S: int) -> tup
 def scenes(draw: Draw, op: Op, arguments: tuple[str, ...]) -> Scene:
     """Shapes, options and layout of a case of this op.
 
-    Weights, masks, and what is measured of scores before a case is complete, know no leading axes that only v has.
+    Weights, masks and measurements of scores do not have leading axes that only v has.
     """
-    drawn, grouped = draw(leads())
-    lead = (*drawn[:2], drawn[1])
+    axes, grouped = draw(leads())
+    lead = (*axes[:2], axes[1])
     L, S, size = draw(LENGTHS), draw(LENGTHS), draw(SIZES)
     L = S if draw(st.booleans()) else L
     options, params = draw(common(op, lead, S))
-    if op.group == "b" and grouped:  # a state holds keys that some query head of their group sees
+    if op.group == "b" and grouped:  # a state contains keys that some query head of their group sees
         options = tuple("mask_2d" if name == "mask_random" else name for name in options)
-    if op.name.startswith("sima") and L == S and {"key_mask", "key_mask_1d", "key_lengths_random"} & set(options):
+    if op.group == "d" and L == S and {"key_mask", "key_mask_1d", "key_lengths_random"} & set(options):
         options = (*(name for name in options if name != "query_mask_random"), "query_mask_random")  # A3
     if grouped:
         options, params = (*options, "gqa"), {**params, **GQA}
-    if (grouped or len(set(drawn)) == 1) and draw(st.booleans()):
+    if (grouped or len(set(axes)) == 1) and draw(st.booleans()):
         options = (*options, "poison")
     values = draw(VALUES)
     if not options and "v" in arguments and not (op.complete or op.growth):
-        lead = drawn
-    if "integers" in values and op.group == "a":  # exact scores: ties and kinks are where they are in exact arithmetic
+        lead = axes
+    if "integers" in values and op.group == "a":  # exact scores: ties and kinks are as in exact arithmetic
         params = {"scale": 0.5, **params}
     d, e, layout, options = draw(WIDTHS), draw(WIDTHS), draw(LAYOUTS), (*options, *values)
     return Scene(f"search-{draw(SEEDS)}", L, S, d, e, lead, size, options, params, layout)
@@ -133,7 +132,7 @@ def scenes(draw: Draw, op: Op, arguments: tuple[str, ...]) -> Scene:
 
 @st.composite
 def attention(draw: Draw, op: Op, dtype: str) -> Case | None:
-    """A case of an attention op, its weights, or the statistics of one; None where this draw makes none."""
+    """A case of an attention op, its weights, or the statistics of one; None if the draw is invalid."""
     subjects = op.subjects
     subject = draw(st.sampled_from(subjects)) if subjects else op
     scene, setting = draw(scenes(subject, op.arguments)), draw(settings_of(subject))
@@ -149,7 +148,7 @@ def attention(draw: Draw, op: Op, dtype: str) -> Case | None:
         case = attention_case(op, adapted, setting, "", dtype)
     except NoDraw:
         return None
-    return None if outweighed(case) else case
+    return case if subject.telling(case) else None
 
 
 @st.composite
@@ -166,13 +165,8 @@ def declared(draw: Draw, op: Op, grammar: Grammar, dtypes: tuple[str, ...]) -> C
 
 
 def legal(subject: Op, scene: Scene, maxima: bool) -> bool:
-    """Opposite keys need partners; which of equal numbers is the largest is rounding, unless scores are exact."""
+    """Opposite keys need partners; rounding decides which of equal numbers is the largest, unless scores are exact."""
     if "opposite_keys" in scene.options and scene.S % 2 == 1:
         return False
     equal = "equal_keys" in scene.options or ("integers" in scene.options and subject.group != "a")
     return not (maxima and equal)
-
-
-def outweighed(case: Case) -> bool:
-    """Whether a state of cosine attention outweighs what so few features add."""
-    return subject_of(case).startswith("cosine") and "initial_S" in case.arrays and case.arrays["k"].shape[-1] > 12

@@ -1,4 +1,4 @@
-"""hypothesis strategies of the ops that have scenes of their own, or none."""
+"""hypothesis strategies of the ops with their own kinds of scenes, or none."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def lowrank_scene(draw: Draw, options: tuple[str, ...], **own: Any) -> lowrank_s
 
 @st.composite
 def soft(draw: Draw, op: Op, dtype: str) -> Case:
-    """SOFT with both gradients of its inverse. Its landmarks are fewer than its features: A stays far from singular."""
+    """SOFT with both gradients of its inverse. It has fewer landmarks than features, so A is far from singular."""
     params = optional(inverse_grad=st.just("unrolled"), newton_steps=st.integers(0, 25), ridge=st.just(0.125))
     scene = draw(
         lowrank_scene(("key_lengths", "query_mask", "mask", "landmark_mask", "poison"), params=params, m=SMALL)
@@ -87,7 +87,7 @@ def sampler(draw: Draw, op: Op, dtype: str) -> Case:
 
 @st.composite
 def lsh(draw: Draw, op: Op, dtype: str) -> Case:
-    """Chunks and rounds of every size; a single chunk, one token, none."""
+    """Chunks and rounds of every size; also a single chunk, one token, none."""
     lead = draw(st.sampled_from((((2, 2), (2, 2), (2,)), ((), (), ()), ((1, 1), (1, 1), (1,)))))
     masks = ("mask", "mask_1d", "mask_nothing") if lead[0] else ("mask_1d",)
     options = draw(st.one_of(st.just(()), st.sampled_from(masks).map(lambda name: (name,))))
@@ -124,12 +124,12 @@ def gated_attention_unit(draw: Draw, op: Op, dtype: str) -> Case:
 
 @st.composite
 def packed_sequences(draw: Draw, op: Op, dtype: str) -> Case:
-    """Several sequences, empty ones among them, at least as many keys as a causal mask leaves."""
+    """Several sequences, also empty ones, with enough keys for a causal mask."""
     lengths = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=4)
     pairs, heads, groups = draw(lengths), draw(st.integers(1, 3)), draw(st.integers(1, 3))
     queries, keys = tuple(n for n, _ in pairs), tuple(n for _, n in pairs)
     params = draw(optional(causal=st.sampled_from((True, "upper_left"))))
-    if not op.name.startswith("linear"):
+    if row.takes_windows(op):
         edge = st.one_of(st.none(), st.integers(0, 9))
         params = {**params, **draw(optional(window=st.tuples(edge, edge)))}
     pack = row.Pack(
@@ -140,7 +140,7 @@ def packed_sequences(draw: Draw, op: Op, dtype: str) -> Case:
 
 @st.composite
 def step(draw: Draw, op: Op, dtype: str) -> Case:
-    """A token after none, or after some; its own and the state's leading axes broadcast."""
+    """A token after none, or after some; its leading axes and the state's broadcast."""
     leading = draw(st.sampled_from((((), ()), ((2, 2), (1, 2)), ((2, 2), (2, 2)), ((3,), (3,)))))
     state, variant = draw(st.booleans()), draw(st.sampled_from(op.variants))
     return linear_samples.step_case(op, f"search-{draw(SEEDS)}", dtype, leading, state, variant)
@@ -148,7 +148,7 @@ def step(draw: Draw, op: Op, dtype: str) -> Case:
 
 @st.composite
 def layernorm(draw: Draw, op: Op, dtype: str) -> Case:
-    """Rows near and far from 0, of one feature and of many; no row is flat, whose variance is all rounding."""
+    """Rows near and far from 0, of one feature and of many; no row is flat: its variance would be rounding."""
     rng, d = generator(f"layernorm/{draw(SEEDS)}"), draw(WIDTHS)
     shapes = {"q_normed": (*draw(LEADS)[0], draw(LENGTHS), d), "k_normed": (*draw(LEADS)[0], draw(LENGTHS), d)}
     size = draw(st.sampled_from((1.0, 1e-2, 30.0)))
@@ -179,13 +179,13 @@ def regulariser(draw: Draw, op: Op, dtype: str) -> Case:
 
 @st.composite
 def analysis(draw: Draw, op: Op, dtype: str) -> Case:
-    """The makers of the fixed samples on drawn shapes."""
+    """The makers of the fixed samples with drawn shapes."""
     masked, seed = draw(st.booleans()), draw(SEEDS)
     name = f"{'masked-' if masked else ''}search-{seed}"
     shape = (*draw(LEADS)[0], draw(st.integers(4, 40)), draw(st.integers(1, 40)))
     kind, params = op.name.rpartition(".")[-1], {}
-    if op.name in samples.SHARES:
-        arrays, params = samples.weights(name, shape), draw(st.sampled_from(samples.SHARES[op.name]))
+    if op.samples is samples.weights_samples:
+        arrays, params = samples.weights(name, shape), draw(st.sampled_from(op.variants))
     elif kind == "anisotropy":
         arrays = samples.vectors("masked" if masked else name, shape)
     elif kind == "variance_ratio":

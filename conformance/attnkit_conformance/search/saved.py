@@ -1,4 +1,5 @@
-"""Cases as files: what a search found, to be run again anywhere. A safetensors file each, parameters in JSON."""
+"""Cases as files: findings of a search, to be run again anywhere. One safetensors file each, with parameters in
+JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ FORMAT = 1
 
 
 def named_by_content(case: Case, word: str = "search") -> Case:
-    """The case under an id that tells it from every other: golden values are kept by id."""
+    """The case with a unique id: golden values are cached by id."""
     digest = hashlib.sha256(repr((sorted(case.params.items()), case.dtype, case.layout)).encode())
     for arrays in (case.arrays, case.cotangents):
         for name, x in sorted(arrays.items()):
@@ -27,37 +28,37 @@ def named_by_content(case: Case, word: str = "search") -> Case:
     return replace(case, id=f"{case.op}/{case.dtype}/{word}-{digest.hexdigest()[:12]}")
 
 
-def save(path: Path, case: Case, found: dict[str, Any]) -> None:
-    """Write a case; `found` (adapter, seed, message) is for the reader."""
+def save(path: Path, case: Case, finding: dict[str, Any]) -> None:
+    """Write a case; `finding` (adapter, seed, message) is information for readers."""
     arrays = {f"in.{name}": x for name, x in case.arrays.items()}
     arrays |= {f"cotangent.{name}": x for name, x in case.cotangents.items()}
-    told = {
+    header = {
         "format": FORMAT, "id": case.id, "op": case.op, "dtype": case.dtype, "params": dict(case.params),
-        "dtypes": dict(case.dtypes), "layout": case.layout, "tags": sorted(case.tags), "found": found,
+        "dtypes": dict(case.dtypes), "layout": case.layout, "tags": sorted(case.tags), "found": finding,
     }  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file({name: x.copy(order="C") for name, x in arrays.items()}, path, {"case": json.dumps(told)})
+    save_file({name: x.copy(order="C") for name, x in arrays.items()}, path, {"case": json.dumps(header)})
 
 
 def load(path: Path) -> Case:
     """Read a case; ValueError for any other file."""
     try:
-        with safe_open(path, framework="np") as held:
-            told = json.loads((held.metadata() or {}).get("case", "null"))
-            arrays = {name: held.get_tensor(name) for name in held.keys()}  # noqa: SIM118
+        with safe_open(path, framework="np") as file:
+            header = json.loads((file.metadata() or {}).get("case", "null"))
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(f"{path}: no sample that a search saved: {error}") from error
-    if told is None or told["format"] != FORMAT or told["op"] not in BY_NAME:
+    if header is None or header["format"] != FORMAT or header["op"] not in BY_NAME:
         raise ValueError(f"{path}: no sample that a search of this version saved")
-    params = {name: as_tuple(value) for name, value in told["params"].items()}
+    params = {name: as_tuple(value) for name, value in header["params"].items()}
     return Case(
-        told["id"], told["op"], told["dtype"], part(arrays, "in."), params, part(arrays, "cotangent."),
-        frozenset(told["tags"]), told["dtypes"], told["layout"],
+        header["id"], header["op"], header["dtype"], part(arrays, "in."), params, part(arrays, "cotangent."),
+        frozenset(header["tags"]), header["dtypes"], header["layout"],
     )  # fmt: skip
 
 
 def part(arrays: dict[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
-    """The arrays whose names begin so, without it."""
+    """The arrays with a prefix in their names, without the prefix."""
     return {name.removeprefix(prefix): x for name, x in arrays.items() if name.startswith(prefix)}
 
 

@@ -1,8 +1,8 @@
 """The smallest input on which something still fails: `shrink(case, fails)`.
 
-Greedy and deterministic. Options go first, then leading axes, tokens and features, then values towards 0, 1 and short
-decimals; a step is kept where `fails` still holds, and the passes repeat until none is. Each candidate has an id of its
-own, for golden values are kept by id.
+Greedy and deterministic. Options are removed first, then leading axes, tokens and features, then values move towards 0,
+1 and short decimals; a step is kept if `fails` still holds, and the passes repeat until none is. Each candidate has its
+own id, because golden values are cached by id.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from attnkit_conformance.opdb import BY_NAME
 Fails = Callable[[Case], bool]
 Arrays = Mapping[str, np.ndarray]
 EVALUATIONS = 2000  # of `fails` at most
-FEW = 64  # entries of an array that are tried one by one
-KEPT = (1, 2, 3, 4, 6, 8, 16, 32)  # how many of an axis are tried, from its front
-# What the last axes of an array count: Queries, Keys, Landmarks, features of q and k, of v, slots of a hash.
+FEW = 64  # entries of an array tried one by one
+LENGTHS = (1, 2, 3, 4, 6, 8, 16, 32)  # lengths of an axis that are tried
+# The meaning of an array's last axes: Queries, Keys, Landmarks, features of q and k, of v, slots of a hash.
 AXES: Mapping[str, tuple[str, ...]] = {
     "q": ("L", "d"), "k": ("S", "d"), "v": ("S", "e"), "o": ("L", "e"), "w": ("L", "S"), "qk": ("L", "d"),
     "mask": ("L", "S"), "bias": ("L", "S"), "dropout_mask": ("L", "S"), "query_mask": ("L",), "lse": ("L",),
@@ -38,9 +38,9 @@ def shrink(case: Case, fails: Fails, evaluations: int = EVALUATIONS) -> Case:
     """
     if not fails(case):
         raise ValueError(f"shrink: {case.id} does not fail")
-    origin, tried, changed = case.id, 0, True
-    while changed:
-        changed = False
+    origin, tried, progress = case.id, 0, True
+    while progress:
+        progress = False
         for moves in PASSES:
             accepted = True
             while accepted:
@@ -51,7 +51,7 @@ def shrink(case: Case, fails: Fails, evaluations: int = EVALUATIONS) -> Case:
                     tried += 1
                     candidate = replace(candidate, id=f"{origin}~{tried}")
                     if fails(candidate):
-                        case, accepted, changed = candidate, True, True
+                        case, accepted, progress = candidate, True, True
                         break
     return case
 
@@ -62,39 +62,39 @@ def size(case: Case) -> int:
 
 
 def without_options(case: Case) -> Iterator[Case]:
-    """One optional array, one parameter, or the memory layout less."""
+    """The case without one optional array, one parameter, or its memory layout."""
     op = BY_NAME[case.op]
     for name in case.arrays:
         if name not in op.arguments:
             yield replace(case, arrays={n: x for n, x in case.arrays.items() if n != name})
     for name in case.params:
-        kept = {n: x for n, x in case.params.items() if n != name}
+        params = {n: x for n, x in case.params.items() if n != name}
         heads = {case.arrays[n].shape[-3:-2] for n in ("q", "k", "v") if n in case.arrays}
         if name not in ("op", "num_landmarks") and (name != "enable_gqa" or len(heads) == 1):
-            yield replace(case, params=kept)
+            yield replace(case, params=params)
     if case.layout != "contiguous":
         yield replace(case, layout="contiguous")
 
 
 def counted(case: Case, name: str, x: np.ndarray) -> tuple[str, ...]:
-    """What the last axes of an array count; where queries and keys are the same tokens, keys are queries."""
+    """The letters of an array's last axes; if queries and keys are the same tokens, keys count as queries."""
     names = AXES.get(name, ())[-x.ndim :] if x.ndim else ()
     same = "qk" in case.arrays or {"q", "k"} <= {*BY_NAME[case.op].tokens.keys}
     return tuple("L" if same and letter == "S" else letter for letter in names)
 
 
-def taken(case: Case, letter: str, index: list[int], length: int) -> Case:
+def take(case: Case, letter: str, index: list[int], length: int) -> Case:
     """The case with entries `index` of every axis that counts `letter`; key_lengths no longer than the keys."""
 
     def cut(arrays: Arrays) -> dict[str, np.ndarray]:
-        made = {}
+        parts = {}
         for name, x in arrays.items():
             letters = counted(case, name, x)
             for axis, own in enumerate(letters, x.ndim - len(letters)):
                 if own == letter and x.shape[axis] == length:
                     x = np.take(x, index, axis)
-            made[name] = x
-        return made
+            parts[name] = x
+        return parts
 
     arrays = cut(case.arrays)
     keys = {counted(case, name, case.arrays[name])[-2] for name in ("k", "qk") if name in case.arrays}
@@ -105,8 +105,8 @@ def taken(case: Case, letter: str, index: list[int], length: int) -> Case:
 
 
 def fewer_leading(case: Case) -> Iterator[Case]:
-    """One of a leading axis, the heads that a grouped head uses with it."""
-    for axis in (2, 1):  # from the right, before the axes that are counted: batch, heads
+    """One entry of a leading axis, with the heads of its group."""
+    for axis in (2, 1):  # from the right, before the lettered axes: batch, heads
         sizes = {n: lead(case, n, x)[-axis] for n, x in case.arrays.items() if len(lead(case, n, x)) >= axis}
         most = max(sizes.values(), default=1)
         for i in range(most if most > 1 else 0):
@@ -121,37 +121,37 @@ def one_of(case: Case, axis: int, i: int, most: int) -> Case:
     """Item `i` of `most` along a leading axis."""
 
     def cut(arrays: Arrays) -> dict[str, np.ndarray]:
-        made = {}
+        parts = {}
         for name, x in arrays.items():
             leading = lead(case, name, x)
             own = leading[-axis] if len(leading) >= axis else 1
-            made[name] = np.take(x, [i * own // most], len(leading) - axis) if own > 1 else x
-        return made
+            parts[name] = np.take(x, [i * own // most], len(leading) - axis) if own > 1 else x
+        return parts
 
     params = {n: x for n, x in case.params.items() if n != "enable_gqa" or axis != 1}
     return replace(case, arrays=cut(case.arrays), cotangents=cut(case.cotangents), params=params)
 
 
 def fewer_of_an_axis(case: Case) -> Iterator[Case]:
-    """A few from the front, half, or one less of what an axis counts."""
+    """A few from the front, half, or one less of an axis."""
     sizes: dict[str, int] = {}
     for name, x in case.arrays.items():
         letters = counted(case, name, x)
         for letter, length in zip(letters, x.shape[x.ndim - len(letters) :], strict=True):
             sizes[letter] = max(length, sizes.get(letter, 0))
     for letter, length in sizes.items():
-        for n in KEPT:
+        for n in LENGTHS:
             if n < length:
-                yield taken(case, letter, [*range(n)], length)
+                yield take(case, letter, [*range(n)], length)
         half = length // 2
         if half:
-            yield taken(case, letter, [*range(length - half, length)], length)
+            yield take(case, letter, [*range(length - half, length)], length)
         for i in range(length if 1 < length <= FEW else 0):
-            yield taken(case, letter, [j for j in range(length) if j != i], length)
+            yield take(case, letter, [j for j in range(length) if j != i], length)
 
 
 def smaller_parameters(case: Case) -> Iterator[Case]:
-    """Whole numbers towards 1, and queries cut to as few as there are keys and reverse."""
+    """Integers towards 1, and as few queries as keys, or the reverse."""
     for name, value in case.params.items():
         if type(value) is int and value > 1:
             for smaller in dict.fromkeys((1, 2, value // 2, value - 1)):
@@ -160,20 +160,20 @@ def smaller_parameters(case: Case) -> Iterator[Case]:
 
 
 def fewer_pairs(case: Case) -> Iterator[Case]:
-    """As many queries as keys, a few of both: what only self-attention serves."""
+    """As many queries as keys, a few of both, for ops that only support self-attention."""
     if not {"q", "k"} <= {*case.arrays}:
         return
     L, S = case.arrays["q"].shape[-2], case.arrays["k"].shape[-2]
-    for n in KEPT:
+    for n in LENGTHS:
         if n < min(L, S) or (n <= min(L, S) and L != S):
-            yield taken(taken(case, "L", [*range(n)], L), "S", [*range(n)], S)
+            yield take(take(case, "L", [*range(n)], L), "S", [*range(n)], S)
     for i in range(L if L == S and 1 < L <= FEW else 0):
-        kept = [j for j in range(L) if j != i]
-        yield taken(taken(case, "L", kept, L), "S", kept, S)
+        keys = [j for j in range(L) if j != i]
+        yield take(take(case, "L", keys, L), "S", keys, S)
 
 
 def simpler_arrays(case: Case) -> Iterator[Case]:
-    """A whole array of zeros, ones, whole numbers or one decimal."""
+    """An array of zeros, ones, integers or numbers with one decimal."""
     for kind in ("arrays", "cotangents"):
         for name, x in getattr(case, kind).items():
             if x.dtype.kind != "f":
@@ -181,14 +181,14 @@ def simpler_arrays(case: Case) -> Iterator[Case]:
             dtype = case.dtype_of(name) if kind == "arrays" else case.dtype
             finite = np.where(np.isfinite(x), x, 0.0)
             simpler = (np.zeros_like(x), np.ones_like(x), np.round(finite), rounded(np.round(finite, 1), dtype))
-            for wanted in simpler:
-                y = np.where(np.isfinite(x), wanted, x)
+            for value in simpler:
+                y = np.where(np.isfinite(x), value, x)
                 if complexity(y) < complexity(x):
                     yield with_array(case, kind, name, y)
 
 
 def simpler_entries(case: Case) -> Iterator[Case]:
-    """One entry nearer to 0: every entry of small arrays."""
+    """One entry closer to 0: every entry of small arrays."""
     for kind in ("arrays", "cotangents"):
         for name, x in getattr(case, kind).items():
             if x.size > FEW:
@@ -202,7 +202,7 @@ def simpler_entries(case: Case) -> Iterator[Case]:
 
 
 def simpler_values(value: Any) -> tuple[Any, ...]:
-    """What an entry is replaced by, the simplest first."""
+    """The replacements of an entry, simplest first."""
     if isinstance(value, np.bool_):
         return (True,)
     if isinstance(value, np.integer):
@@ -213,7 +213,7 @@ def simpler_values(value: Any) -> tuple[Any, ...]:
 
 
 def complexity(x: np.ndarray) -> float:
-    """How much there is to read in the numbers of an array; hidden pairs and what is not finite weigh most."""
+    """The reading effort of an array; hidden pairs and non-finite numbers weigh most."""
     if x.dtype.kind == "b":
         return float(np.sum(~x))
     wide = x.astype(np.float64)

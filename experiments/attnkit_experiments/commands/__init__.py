@@ -1,1 +1,1 @@
-"""What the command line does beyond its own words, a file per command; `runner` is `run`."""
+"""The commands of the command line, one file each; `runner` is `run`."""

@@ -1,4 +1,4 @@
-"""`classify DIR IMAGE...`: the top classes of images by an exported model, and what its attention looks at."""
+"""`classify DIR IMAGE...`: the top classes of images by an exported model, and maps of its attention."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FITS: dict[str, Callable[[Image.Image, int], Image.Image]] = {
     "shorter side": square,
     "central crop": lambda image, side: CentralCrop(side)(image),
 }
-"""How test images were brought to their size: held in memory, or decoded lazily."""
+"""How test images were resized: in memory, or lazily."""
 
 PROBABILITIES: dict[str, Callable[[Tensor], Tensor]] = {
     "softmax": lambda logits: logits.softmax(-1),
@@ -36,21 +36,21 @@ PROBABILITIES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 COLUMNS = 7
-"""Layers beside an image; more go on in the next row."""
+"""Layers per row beside an image."""
 
 
 @dataclass(frozen=True)
 class LayerMap:
-    """What one layer looks at in each image: weights (images, side, side), as they are, not normalised."""
+    """The attention of one layer on each image: raw weights (images, side, side)."""
 
     name: str
     weights: Tensor
 
 
 def classify(folder: Path, images: tuple[Path, ...], *, top: int, maps: Path | None, device: str) -> None:
-    """Say the `top` classes of every image with their probabilities, and draw attention maps to the file `maps`.
+    """Print the `top` classes of every image with their probabilities, and draw attention maps to the file `maps`.
 
-    Classes that were not judged in training are left out; probabilities are over all of them.
+    Only classes judged in training are listed; probabilities are over all classes.
     """
     if top < 1:
         raise UserError(f"classify: --top must be at least 1, got {top}")
@@ -70,22 +70,22 @@ def classify(folder: Path, images: tuple[Path, ...], *, top: int, maps: Path | N
         say(f"attention maps: {maps}")
 
 
-def read_image(path: Path, wanted: dict[str, Any]) -> np.ndarray:
-    """The pixels (size, size, channels) uint8 of an image file, brought to size as test images were."""
+def read_image(path: Path, spec: dict[str, Any]) -> np.ndarray:
+    """The pixels (size, size, channels) uint8 of an image file, resized like test images."""
     try:
         with Image.open(path) as image:
-            fitted = FITS[wanted["fit"]](image.convert("RGB"), wanted["size"])
+            fitted = FITS[spec["fit"]](image.convert("RGB"), spec["size"])
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
         reason = "unknown format" if isinstance(error, UnidentifiedImageError) else str(error)
         raise UserError(f"{path}: cannot be read as an image ({reason})") from None
-    if wanted["channels"] == 1:
+    if spec["channels"] == 1:
         return np.asarray(fitted.convert("L"))[..., None]
     return np.asarray(fitted)
 
 
-def normalised(pixels: np.ndarray, wanted: dict[str, Any]) -> Tensor:
-    """(N, H, W, C) uint8 to what the model is given, (N, C, H, W)."""
-    return torch.from_numpy(pixels).permute(0, 3, 1, 2).float().div(wanted["divide"]).sub(wanted["subtract"])
+def normalised(pixels: np.ndarray, spec: dict[str, Any]) -> Tensor:
+    """(N, H, W, C) uint8 to the model's input, (N, C, H, W)."""
+    return torch.from_numpy(pixels).permute(0, 3, 1, 2).float().div(spec["divide"]).sub(spec["subtract"])
 
 
 @torch.no_grad()
@@ -95,7 +95,7 @@ def predict(exported: Exported, inputs: Tensor) -> Tensor:
 
 
 def ranked(exported: Exported, probabilities: Tensor, top: int) -> list[list[tuple[str, float]]]:
-    """For every image (class, probability) of the `top` judged classes, the likeliest first."""
+    """For every image (class, probability) of the `top` judged classes, the most likely first."""
     classes, judged = exported.about["classes"], exported.about["judged"]
     among = list(range(len(classes))) if judged is None else judged
     values, places = probabilities[:, among].topk(min(top, len(among)))
@@ -135,10 +135,10 @@ def layer_map(name: str, weights: Tensor, side: int) -> LayerMap:
 
 
 def draw_maps(path: Path, pixels: np.ndarray, titles: Sequence[str], maps: Sequence[LayerMap]) -> None:
-    """Each image (N, H, W, C) with its title, beside it the same under each layer's weights; every map has its own
-    scale, bright is much. One PNG.
+    """Each image (N, H, W, C) with its title and the same image overlaid with each layer's weights; every map has its
+    own scale, bright is high. One PNG.
     """
-    import matplotlib as mpl  # what predicting need not load
+    import matplotlib as mpl  # not needed for prediction
     from matplotlib import pyplot as plt
 
     from attnkit_experiments.report.plots import STYLE, picture

@@ -1,8 +1,8 @@
-"""A trained image model as a folder that stands by itself: model.safetensors and config.json.
+"""Export of a trained image model as a self-contained folder: model.safetensors and config.json.
 
-config.json names the kind of model and holds its configuration, from which attnkit.nn builds the attention layers (a
-ViT's `op`, `options` and `qk_norm` are arguments of `attnkit.nn.MultiHeadAttention`), the names of the classes, what an
-image goes through before the model sees it, and where the weights come from. Nothing is unpickled.
+config.json contains the kind of model and its configuration, from which attnkit.nn builds the attention layers (a ViT's
+`op`, `options` and `qk_norm` are arguments of `attnkit.nn.MultiHeadAttention`), the names of the classes, the
+preprocessing of images, and the origin of the weights. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 @dataclass(frozen=True)
 class Kind:
-    """How a model is made from what config.json says: `configure(config["model"])`, then `build`."""
+    """How a model is built from config.json: `configure(config["model"])`, then `build`."""
 
     domain: str
     configure: Callable[[Mapping[str, Any]], Any]
@@ -68,7 +68,7 @@ def export(cell: Path, out: Path, *, average: bool = False) -> Path:
     """Write the trained model of `cell`, RUN/CELL or RUN/cells/CELL, to the folder `out`; returns it.
 
     `average`: the moving average of its weights. Errors: UserError if the cell has not finished, diverged, or is no
-    image model, and if `out` holds something already.
+    image model, and if `out` is not empty.
     """
     run = cell.parent.parent if cell.parent.name == "cells" else cell.parent
     folder = run / "cells" / cell.name
@@ -121,12 +121,12 @@ def export(cell: Path, out: Path, *, average: bool = False) -> Path:
         },
     }
     write_json(out / CONFIG, about)
-    load(out)  # what cannot be read back is found now
+    load(out)  # fails now if it cannot be read back
     return out
 
 
 def kind_of(recipe: str) -> str:
-    """The kind of model that a recipe trains; UserError for one that is not exported."""
+    """The kind of model that a recipe trains; UserError for one that cannot be exported."""
     if recipe not in RECIPES:
         raise UserError(f"export: {recipe} trains no model")
     domain = RECIPES[recipe].domain.name
@@ -140,7 +140,7 @@ def kind_of(recipe: str) -> str:
 
 
 def load(folder: Path) -> Exported:
-    """The model that `export` has written. Errors: UserError for what is missing, damaged, or of another format."""
+    """The model written by `export`. Errors: UserError for missing or damaged files, or another format."""
     if not (folder / CONFIG).exists():
         raise UserError(f"{folder}: holds no exported model: there is no {CONFIG}")
     about = read_json(folder / CONFIG)

@@ -1,4 +1,4 @@
-"""`profile RECIPE`: what training a variant of a recipe costs, printed as a table and written as JSON."""
+"""`profile RECIPE`: the training cost of a recipe's variant, printed as a table and written as JSON."""
 
 from __future__ import annotations
 

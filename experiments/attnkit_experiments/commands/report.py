@@ -1,4 +1,4 @@
-"""`report DIR`: what a study or a measurement left behind as report.html, results.csv and summary.md."""
+"""`report DIR`: the results of a study or a measurement as report.html, results.csv and summary.md."""
 
 from __future__ import annotations
 

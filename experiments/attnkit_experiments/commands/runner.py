@@ -1,8 +1,8 @@
-"""Run a study: one directory per cell, finished cells kept, an interrupted one resumed at its checkpoint.
+"""Run a study: one directory per cell; finished cells are kept, an interrupted one resumes at its checkpoint.
 
-    OUT/study.json                      what was asked for, on which data, with which versions
+    OUT/study.json                      the request, its data and versions
     OUT/cells/VARIANT-seedN/config.json metrics.jsonl checkpoints/ weights.safetensors maps.safetensors result.json
-                                        weights_ema.safetensors, where a moving average of the weights is kept
+                                        weights_ema.safetensors, with a moving average of the weights
     OUT/claims.json  OUT/finished.json  the exact statements; written last
 
 `result.json` is the last file of a cell and `finished.json` the last of a study.
@@ -41,7 +41,7 @@ OURS = ("study.json", "cells", "rows.json", "claims.json", "finished.json", "rep
 
 @dataclass(frozen=True)
 class Request:
-    """What the command line asks for."""
+    """The request of the command line."""
 
     recipe: str
     preset: str
@@ -79,8 +79,8 @@ def choose(request: Request) -> tuple[Recipe, Any]:
 def run(request: Request) -> Path:
     """Train every cell that has no result yet; returns the study's directory.
 
-    Started by torchrun, its processes train every cell together, and the main one writes. What is a measurement and no
-    study is measured instead.
+    Under torchrun all processes train every cell together, and the main one writes. A measurement
+    is run instead of trained.
     """
     if request.recipe in MEASUREMENTS:
         return run_measurement(MEASUREMENTS[request.recipe], request)
@@ -129,7 +129,7 @@ def run(request: Request) -> Path:
 
 
 def run_measurement(measurement: Measurement, request: Request) -> Path:
-    """Measure everything that OUT has no row of yet, in one process."""
+    """Measure everything without a row in OUT, in one process."""
     if request.preset not in measurement.presets:
         raise unknown(f"preset of {measurement.id}", request.preset, measurement.presets)
     if request.seeds is not None:
@@ -153,7 +153,7 @@ def run_measurement(measurement: Measurement, request: Request) -> Path:
 
 
 def finish(recipe: Recipe, request: Request, cells: Sequence[Cell], results: Sequence[dict[str, Any]]) -> None:
-    """What comes after the last cell."""
+    """Finish the study after the last cell."""
     if recipe.claims and not (request.out / "claims.json").exists():
         with reproducible(torch.get_num_threads()):
             write_json(request.out / "claims.json", claims.measure())
@@ -233,7 +233,7 @@ def _headline(
 def run_cell(
     recipe: Recipe, cell: Cell, data: Any, request: Request, device: torch.device, world: World, *, label: str
 ) -> dict[str, Any]:
-    """Train one cell unless its result is there; returns the result, in the main process with all its numbers."""
+    """Train one cell unless its result exists; returns the result, complete only in the main process."""
     folder, domain = request.out / "cells" / cell.name, recipe.domain
     config_hash = cell.config_hash()
     stored = world.agreed(lambda: stored_result(folder, config_hash))
@@ -283,7 +283,7 @@ def run_cell(
 
 
 def stored_result(folder: Path, config_hash: str) -> dict[str, Any] | None:
-    """The result that a cell has already; UserError if it is another cell's."""
+    """The existing result of a cell; UserError if it is another cell's."""
     if not (folder / "result.json").exists():
         return None
     result = read_json(folder / "result.json")
@@ -302,7 +302,7 @@ def _outcome(result: dict[str, Any], measure: Measure) -> str:
 
 
 def check_smoke(recipe: Recipe, cells: Sequence[Cell], results: Sequence[dict[str, Any]]) -> None:
-    """What a smoke run asserts: finite numbers, losses that fall, one parameter count for one shape of model."""
+    """The assertions of a smoke run: finite numbers, falling losses, equal parameter counts for equal shapes."""
     shapes: dict[Any, int] = {}
     for cell, result in zip(cells, results, strict=True):
         if "diverged" in result:

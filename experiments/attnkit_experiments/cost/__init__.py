@@ -1,1 +1,1 @@
-"""What a model costs: parameters, multiply-adds, time, memory."""
+"""The cost of a model: parameters, multiply-adds, time, memory."""

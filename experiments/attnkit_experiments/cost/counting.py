@@ -1,4 +1,4 @@
-"""What a model costs, counted from the model itself: parameters, and the multiply-adds of one forward pass."""
+"""The cost of a model, counted from the model itself: parameters, and the multiply-adds of one forward pass."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 
 def parameters(build: Callable[[], nn.Module]) -> int:
-    """Of the model that `build` makes; on the meta device, where weights take no memory."""
+    """The parameters of the model that `build` returns, on the meta device, without memory for weights."""
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in build().parameters())
 
@@ -27,9 +27,9 @@ def by_formula(model: nn.Module) -> nn.Module:
 def multiply_adds(build: Callable[[], nn.Module], shape: tuple[int, ...]) -> int:
     """Multiply-adds of the matrix products and convolutions of one forward pass of an input of `shape`.
 
-    Counted by torch while the model runs on tensors without memory, every op as its plain array formula (impl
-    "generic"): a fused kernel would be one call that nobody can count. Activations, norms, exponentials and sums are
-    left out, as papers do; what papers call FLOPs is mostly this number, half of what torch calls so.
+    Counted by torch while the model runs on meta tensors, with every op as its plain array formula (impl "generic"),
+    because a fused kernel would be a single opaque call. Activations, norms, exponentials and sums are left out, as in
+    papers. What papers call FLOPs is usually this number, half of what torch calls FLOPs.
     """
     with FakeTensorMode(), torch.no_grad():
         model = by_formula(build().eval())

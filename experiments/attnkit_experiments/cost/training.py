@@ -1,8 +1,8 @@
-"""What training a cell's model costs, block by block: parameters, time, memory.
+"""The training cost of a cell's model, block by block: parameters, time, memory.
 
-Speed and the peak of a step are those of the training loop, data and optimiser included, with nothing that looks on.
-Times of blocks come from other steps, whose blocks have hooks that read the clock (on a GPU: record events); they
-take a little time themselves. A block's peak is that of its forward and backward pass alone, on what a step gave it.
+Speed and the peak of a step are those of the unmodified training loop, including data and optimiser. Times of blocks
+come from other steps, in which hooks read the clock (on a GPU: record events) and take a little time themselves. A
+block's peak is that of its forward and backward pass alone, on its inputs from a step.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PLAIN = (Tensor, int, float, str, type(None))
 
 @dataclass(frozen=True)
 class BlockCost:
-    """Of one block in a step: median milliseconds over steps, and the peak of bytes when it runs by itself."""
+    """The cost of one block in a step: median milliseconds over steps, and peak bytes when it runs alone."""
 
     name: str
     parameters: int
@@ -40,7 +40,7 @@ class BlockCost:
 
 @dataclass(frozen=True)
 class StepCost:
-    """Of whole steps: median milliseconds with the fastest and slowest, and the peak of bytes beyond what is there
+    """The cost of whole steps: median milliseconds with the fastest and slowest, and peak bytes beyond those allocated
     between steps (weights and the optimiser's moments).
     """
 
@@ -54,7 +54,7 @@ class StepCost:
 
 
 class Clock:
-    """Moments of a device, and the milliseconds between two of them."""
+    """Timestamps of a device, and the milliseconds between them."""
 
     def __init__(self, device: torch.device) -> None:
         self.cuda = device.type == "cuda"
@@ -74,11 +74,11 @@ class Clock:
 
 
 def named_blocks(model: nn.Module) -> dict[str, nn.Module]:
-    """The repeated blocks of a model by name; of blocks in blocks the outer ones."""
-    wanted = {id(block) for block in blocks_of(model)}
+    """The repeated blocks of a model by name; of nested blocks the outer ones."""
+    blocks = {id(block) for block in blocks_of(model)}
     outermost: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
-        if id(module) in wanted and not any(name.startswith(f"{outer}.") for outer in outermost):
+        if id(module) in blocks and not any(name.startswith(f"{outer}.") for outer in outermost):
             outermost[name] = module
     return outermost
 
@@ -113,8 +113,8 @@ def block_times(
             step()
         for name, passes in moments.items():
             forward, backward = (
-                sum(clock.between(start, end) for start, end in zip(seen[::2], seen[1::2], strict=True))
-                for seen in passes
+                sum(clock.between(start, end) for start, end in zip(events[::2], events[1::2], strict=True))
+                for events in passes
             )
             milliseconds[name].append((forward, backward))
     return {
@@ -124,21 +124,21 @@ def block_times(
 
 
 def block_peak(step: Callable[[], object], block: nn.Module, run: Run, device: torch.device) -> int | None:
-    """Peak bytes of the block's passes by itself, gradients included, on its first input of a step.
+    """Peak bytes of the block's passes alone, including gradients, on its first input of a step.
 
-    None for a block that is given more than tensors and numbers, such as a state shared with others, or is not called.
+    None for a block whose inputs are not only tensors and numbers, such as a shared state, or that is not called.
     """
-    seen: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-    hook = block.register_forward_pre_hook(lambda _, inputs, options: seen.append((inputs, options)), with_kwargs=True)
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    hook = block.register_forward_pre_hook(lambda _, inputs, options: calls.append((inputs, options)), with_kwargs=True)
     try:
         step()
     finally:
         hook.remove()
-    if not seen or not all(isinstance(x, PLAIN) for x in (*seen[0][0], *seen[0][1].values())):
+    if not calls or not all(isinstance(x, PLAIN) for x in (*calls[0][0], *calls[0][1].values())):
         return None
-    inputs = [_apart(x) for x in seen[0][0]]
-    options = {name: _apart(x) for name, x in seen[0][1].items()}
-    seen.clear()
+    inputs = [_apart(x) for x in calls[0][0]]
+    options = {name: _apart(x) for name, x in calls[0][1].items()}
+    calls.clear()
     block.zero_grad(set_to_none=True)
 
     def passes() -> None:
@@ -153,7 +153,7 @@ def block_peak(step: Callable[[], object], block: nn.Module, run: Run, device: t
 
 
 def _apart(x: Any) -> Any:
-    """An input by itself: a tensor that begins a graph, and asks for a gradient if it did."""
+    """A detached input that requires a gradient if the original did."""
     return x.detach().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x
 
 
@@ -181,7 +181,7 @@ def measure(cell: Cell, data: Any, task: Callable[..., Any], device: torch.devic
     ms, samples = statistics.median(row[0] for row in rows), rows[0][1]
     model: nn.Module = run.task.model
     blocks = named_blocks(model)
-    run.optimizer.zero_grad(set_to_none=True)  # a step's gradients belong to its peak
+    run.optimizer.zero_grad(set_to_none=True)  # a step's gradients are part of its peak
     whole = StepCost(
         samples=samples,
         samples_per_s=statistics.median(1000 * count / took for took, count in rows),

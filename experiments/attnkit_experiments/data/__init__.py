@@ -1,1 +1,1 @@
-"""What is trained on."""
+"""Training data."""

@@ -1,4 +1,4 @@
-"""Files out of an archive (a folder, a zip or a tar, compressed or not), found by name whatever folder they are in."""
+"""Files in an archive (a folder, a zip or a tar, compressed or not), found by name in any folder."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ def read(archive: Path, names: Sequence[str]) -> dict[str, bytes]:
     """The contents of the files called `names` in `archive`.
 
     Errors: UserError if the archive does not exist or cannot be read, if files are missing (all are named), or if a
-    name is there twice.
+    name occurs twice.
     """
     if not archive.exists():
         raise UserError(f"{archive}: no such file or directory")
     opened = _folder if archive.is_dir() else _zip if zipfile.is_zipfile(archive) else _tar
-    found: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
     try:
         for path, content in opened(archive):
             name = PurePosixPath(path).name
             if name not in names:
                 continue
-            if name in found:
+            if name in contents:
                 raise UserError(f"{archive}: holds {name} twice")
-            found[name] = content()
+            contents[name] = content()
     except (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise UserError(f"{archive}: cannot be read as a folder, zip or tar ({error})") from None
-    missing = [name for name in names if name not in found]
+    missing = [name for name in names if name not in contents]
     if missing:
         raise UserError(f"{archive}: {len(missing)} of {len(names)} files are missing: {', '.join(missing)}")
-    return found
+    return contents
 
 
 def _folder(archive: Path) -> Iterator[Member]:
@@ -72,7 +72,7 @@ def _extracted(file: tarfile.TarFile, info: tarfile.TarInfo) -> bytes:
 
 
 def lines(contents: dict[str, bytes], name: str) -> list[str]:
-    """The lines of one of the files that were read."""
+    """The lines of one of the files."""
     return decode_lines(contents[name], name)
 
 

@@ -1,1 +1,1 @@
-"""One training loop for every study, and what it stands on."""
+"""The training loop of every study, and its parts."""

@@ -1,4 +1,4 @@
-"""Adafactor as Zhai et al. 2022 (Scaling Vision Transformers, §3.4) change it and big_vision has it."""
+"""Adafactor as changed by Zhai et al. 2022 (Scaling Vision Transformers, §3.4) and implemented in big_vision."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from attnkit_experiments.engine.errors import UserError
 
 
 class Adafactor(torch.optim.Optimizer):
-    """w ← w - lr·(m + weight_decay·w), m a mean of g/√v̂ over the steps, v̂ a mean of g² that is kept in factors.
+    """w ← w - lr·(m + weight_decay·w), m a mean of g/√v̂ over the steps, v̂ a mean of g² stored in factors.
 
     With t = 1, 2, … the step, β_t = min(beta2_cap, 1 - t^-decay_power), s = g² + eps (Shazeer & Stern 2018 §4, §7.2):
 
         matrices, both sides ≥ smallest:  r ← β_t r + (1 - β_t)·mean of s over each row, c likewise over each column,
                                           v̂_ij = r_i c_j / mean(r)
         every other parameter:            v̂ ← β_t v̂ + (1 - β_t) s
-        m ← momentum·m + (1 - momentum)·g/√v̂, kept in bfloat16, not divided by 1 - momentum^t; the step takes it as it
-                                          is before it is rounded to be kept
+        m ← momentum·m + (1 - momentum)·g/√v̂, stored in bfloat16, not divided by 1 - momentum^t; the step uses it before
+                                          this rounding
 
-    Zhai et al. bring the momentum back, in half precision, cap β at 0.999, and leave out what scales a step by the size
-    of the weights or limits it. Weight decay is decoupled, as in AdamW: the share lr·weight_decay of w.
+    Zhai et al. bring the momentum back, in half precision, cap β at 0.999, and drop the scaling of a step by the size
+    of the weights and its clipping. Weight decay is decoupled, as in AdamW: the share lr·weight_decay of w.
 
     Args:
         params: parameters or groups of them; a group has its own lr and weight_decay.
         lr: the rate.
         weight_decay: see above; 0.
-        smallest: sides of a matrix from which v̂ is kept in factors; big_vision's 32.
+        smallest: minimal sides of a matrix for factors of v̂; 32 in big_vision.
         decay_power, beta2_cap, momentum, eps: as above, big_vision's values.
 
-    big_vision's arrays have other axes (heads apart, patches unrolled), so that it factors some of them otherwise, or
+    big_vision's arrays have other axes (heads apart, patches unrolled), so it factors some of them differently, or
     not at all; and it multiplies the kept momentum in bfloat16, where 0.9 is 0.8984: here the product is in float32.
-    Raises UserError for parameters that are held in parts (FSDP): means would be those of the parts.
+    Raises UserError for sharded parameters (FSDP), because means would be those of the shards.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Adafactor(torch.optim.Optimizer):
         return loss
 
     def _scaled(self, state: dict[str, Tensor], g: Tensor) -> Tensor:
-        """g/√v̂, after v̂ has seen g."""
+        """Update v̂ with g and return g/√v̂."""
         if not state:
             self._begin(state, g)
         state["step"] += 1
@@ -85,13 +85,13 @@ class Adafactor(torch.optim.Optimizer):
         return g * (rows / rows.mean()).rsqrt()[:, None] * columns.rsqrt()
 
     def _averaged(self, state: dict[str, Tensor], update: Tensor) -> Tensor:
-        """The momentum before it is rounded to be kept."""
+        """Update the momentum and return it before rounding."""
         mean = (1 - self.momentum) * update + self.momentum * state["momentum"].float()
         state["momentum"] = mean.to(torch.bfloat16)  # not in place: load_state_dict leaves it in the weights' dtype
         return mean
 
     def _begin(self, state: dict[str, Tensor], g: Tensor) -> None:
-        state["step"] = torch.zeros(())  # on the CPU: nothing waits for a GPU to know it
+        state["step"] = torch.zeros(())  # on the CPU, to avoid waiting for a GPU
         state["momentum"] = torch.zeros_like(g, dtype=torch.bfloat16)
         if g.ndim == 2 and min(g.shape) >= self.smallest:
             state["rows"], state["columns"] = g.new_zeros(g.shape[0]), g.new_zeros(g.shape[1])

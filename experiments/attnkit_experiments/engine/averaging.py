@@ -15,9 +15,9 @@ PREFIX = "model."  # of the model's tensors in a checkpoint, which holds the opt
 
 
 def average_weights(states: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """{name: mean over the states}, summed in float64 and given back in the dtype of the first.
+    """{name: mean over the states}, summed in float64, in the dtype of the first.
 
-    Tensors that are not floating point must be equal in all. Takes one state at a time.
+    Tensors that are not floating point must be equal in all. Reads one state at a time.
 
     Raises:
         ValueError: no states, other names or shapes than the first, integers that differ.
@@ -40,7 +40,7 @@ def average_weights(states: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]
 
 
 def average_checkpoints(paths: Sequence[Path]) -> dict[str, Tensor]:
-    """`average_weights` of safetensors files: checkpoints of a run, or weights alone. UserError for what is neither."""
+    """`average_weights` of safetensors files: checkpoints of a run, or weights alone. UserError for other files."""
     return average_weights(map(read_weights, paths))
 
 

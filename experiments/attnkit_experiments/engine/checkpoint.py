@@ -1,12 +1,12 @@
 """Checkpoints without pickles: one safetensors file (tensors and a JSON header), then LATEST, which seals it.
 
-A checkpoint is written aside and renamed; LATEST, written last, names it with its SHA-256. A process killed at any
-moment leaves the previous LATEST in force. A torn file (truncated, damaged) or a foreign one (another configuration,
-another program) is refused by name and with the reason; nothing is ever unpickled.
+A checkpoint is written to a temporary file and renamed; LATEST, written last, names it with its SHA-256. A process
+killed at any moment leaves the previous LATEST valid. A damaged file or a foreign one (another configuration, another
+program) is refused with its name and the reason; nothing is ever unpickled.
 
-The file holds whole tensors whatever the number of processes and however the model was sharded, so that a run goes on
-with any other number. Gathering them is affordable: the largest model of the recipes, with the two moments of AdamW, is
-under 4 GB.
+The file contains whole tensors, independent of the number of processes and the sharding, so a run can continue with
+another number of processes. Gathering them is affordable: the largest model of the recipes, with the two moments of
+AdamW, is under 4 GB.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def save(
     average: nn.Module | None = None,
     keep: int = 1,
 ) -> None:
-    """Write the state after `step` steps, the moving `average` of the weights too if there is one.
+    """Write the state after `step` steps, including the moving `average` of the weights if there is one.
 
-    All but the last `keep` checkpoints go once the new one is sealed. Every process takes part, the main one writes.
+    All but the last `keep` checkpoints are removed once the new one is sealed. Collective; the main process writes.
     """
     weights, state = get_state_dict(model, optimizer, options=WHOLE)
     moments: dict[str, Any] = dict(state)
@@ -59,8 +59,8 @@ def save(
         return
     tensors = {f"model.{name}": tensor for name, tensor in weights.items()}
     tensors |= {f"average.{name}": tensor for name, tensor in averaged.items()}
-    for owner, held in moments["state"].items():
-        tensors |= {f"optimizer.{owner}.{key}": value for key, value in held.items()}
+    for owner, values in moments["state"].items():
+        tensors |= {f"optimizer.{owner}.{key}": value for key, value in values.items()}
     header = {"format": FORMAT, "config": config_hash, "step": step, "seconds": seconds}
     path = folder / f"step-{step:08d}.safetensors"
     with written_aside(path) as aside:
@@ -71,9 +71,9 @@ def save(
 
 
 def whole_weights(model: nn.Module) -> dict[str, Any]:
-    """The weights of a model that may be in parts; every process takes part, the main one gets them."""
-    found: dict[str, Any] = get_model_state_dict(model, options=WHOLE)
-    return found
+    """The whole weights of a possibly sharded model. Collective; only the main process gets them."""
+    weights: dict[str, Any] = get_model_state_dict(model, options=WHOLE)
+    return weights
 
 
 def exists(folder: Path) -> bool:
@@ -91,14 +91,14 @@ def restore(
 ) -> tuple[int, float]:
     """Load the sealed checkpoint into `model`, `optimizer` and `average`; returns (steps done, seconds spent).
 
-    The main process reads it and gives the others their parts. Errors: UserError, in every process, naming the file if
-    it is missing, torn, not ours, or of another configuration.
+    The main process reads it and distributes it. Errors: UserError, in every process, naming the file if
+    it is missing, damaged, foreign, or of another configuration.
     """
     tensors: dict[str, torch.Tensor] = {}
 
     def header_of() -> dict[str, Any]:
-        header, found = read(folder, config_hash=config_hash)
-        tensors.update(found)
+        header, saved = read(folder, config_hash=config_hash)
+        tensors.update(saved)
         return header
 
     header = world.agreed(header_of)
@@ -135,7 +135,7 @@ def read(folder: Path, *, config_hash: str) -> tuple[dict[str, Any], dict[str, t
 def _load(
     tensors: dict[str, torch.Tensor], model: nn.Module, optimizer: torch.optim.Optimizer, average: nn.Module | None
 ) -> None:
-    """Whole tensors into a model and an optimiser that may hold their parts."""
+    """Load whole tensors into a possibly sharded model and optimiser."""
     _, fresh = get_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True))
     weights: dict[str, Any] = {}
     averaged: dict[str, Any] = {}
@@ -169,6 +169,6 @@ def _on_cpu(tensors: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def write_weights(path: Path, weights: dict[str, Any], about: dict[str, Any]) -> None:
-    """The final weights alone, for others to read with safetensors."""
+    """Write the final weights alone, readable with safetensors."""
     with written_aside(path) as aside:
         save_file(_on_cpu(weights), aside, metadata={"attnkit": json.dumps(about)})

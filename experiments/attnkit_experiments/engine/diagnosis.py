@@ -1,4 +1,4 @@
-"""Where a loss that is not finite comes from: the failing step once more, with every module watched."""
+"""The origin of a non-finite loss: the failing step is repeated with hooks on every module."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from attnkit.nn import capture
 
 @dataclass
 class Trace:
-    """Modules in the order in which they ended: the variance of what went out, and the first that is not finite."""
+    """Modules in the order of completion: the variance of their outputs, and the first non-finite one."""
 
     variances: dict[str, float] = field(default_factory=dict)
     bad: str = ""
@@ -25,7 +25,7 @@ class Trace:
     def watch(self, name: str) -> Callable[..., None]:
         """A forward hook for one module."""
 
-        def look(module: nn.Module, given: tuple[Any, ...], output: Any) -> None:
+        def look(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
             out = output[0] if isinstance(output, tuple) else output
             if self.bad or not isinstance(out, Tensor) or not out.is_floating_point():
                 return
@@ -33,7 +33,7 @@ class Trace:
                 self.variances[name] = _variance(out)
                 return
             self.bad = name
-            inputs = [x for x in given if isinstance(x, Tensor) and x.is_floating_point()]
+            inputs = [x for x in arguments if isinstance(x, Tensor) and x.is_floating_point()]
             self.incoming = _variance(inputs[0]) if inputs else math.nan
 
         return look
@@ -44,11 +44,11 @@ def _variance(x: Tensor) -> float:
 
 
 def first_bad_layer(model: nn.Module, forward: Callable[[], Tensor]) -> str:
-    """One sentence: the first module whose output is not finite, with the variance of its input, and what the attention
-    layers before it did (variance of the output, mean entropy of the rows).
+    """One sentence: the first module with a non-finite output, the variance of its input, and the attention
+    layers before it (variance of the output, mean entropy of the rows).
 
-    `forward` computes the loss again. If everything is finite, which is so where only the gradient overflowed, the
-    parameters whose gradients are not finite are named instead.
+    `forward` computes the loss again. If everything is finite because only the gradient overflowed, the
+    parameters with non-finite gradients are named instead.
     """
     trace = Trace()
     with ExitStack() as hooks, torch.no_grad():
@@ -62,11 +62,11 @@ def first_bad_layer(model: nn.Module, forward: Callable[[], Tensor]) -> str:
         for layer in record.layers
         if layer.name in trace.variances and layer.rows
     ]
-    seen = f"; output variance/entropy of the attention layers before it: {', '.join(layers)}" if layers else ""
+    trail = f"; output variance/entropy of the attention layers before it: {', '.join(layers)}" if layers else ""
     if trace.bad:
-        return f"the first output that is not finite is that of {trace.bad}, input variance {trace.incoming:.3g}{seen}"
+        return f"the first output that is not finite is that of {trace.bad}, input variance {trace.incoming:.3g}{trail}"
     if not bool(torch.isfinite(loss)):
-        return f"all modules are finite, the loss computed from them is not{seen}"
+        return f"all modules are finite, the loss computed from them is not{trail}"
     broken = [name for name, p in model.named_parameters() if p.grad is not None and not _finite(p.grad)]
     if broken:
         return f"the forward pass is finite, the gradients of {len(broken)} parameters are not, {broken[-1]} among them"

@@ -1,4 +1,4 @@
-"""What a result was made with: versions, device, threads, commit."""
+"""The environment of a result: versions, device, threads, commit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 from attnkit_experiments.engine.errors import UserError
 
-PATIENCE = 60  # seconds for an answer of git
+PATIENCE = 60  # seconds to wait for git
 
 
 def choose_device(name: str) -> torch.device:
@@ -36,7 +36,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def describe(device: torch.device, threads: int) -> dict[str, Any]:
-    """Facts to keep beside every number; nothing that names a person or a path."""
+    """Facts stored with every result; no names of persons or paths."""
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,

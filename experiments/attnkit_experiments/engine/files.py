@@ -1,4 +1,4 @@
-"""Files that are either whole or absent: written beside their place, flushed to disk, then renamed."""
+"""Atomic files: written to a temporary file, flushed to disk, then renamed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`; UserError naming the file if it is torn or is something else."""
+    """The JSON object in `path`; UserError naming the file if it is damaged or not JSON."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

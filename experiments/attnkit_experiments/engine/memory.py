@@ -1,4 +1,4 @@
-"""How much memory a computation takes at most, beyond what is there before it."""
+"""Peak memory of a computation beyond the memory in use before it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch.profiler import ProfilerActivity, profile
 
 
 def peak_bytes(compute: Callable[[], object], device: torch.device) -> int:
-    """The largest number of bytes that were allocated at once while `compute` ran, those from before not counted.
+    """The largest number of bytes allocated at once while `compute` runs, without those allocated before.
 
-    On a GPU it is the high-water mark of torch's allocator (tensors, not what it keeps in reserve). On a CPU it is the
+    On a GPU it is the high-water mark of torch's allocator (tensors, without its reserve). On a CPU it is the
     largest running sum over every allocation and release of torch's allocator, as its profiler records them: tensors
-    and the buffers of kernels that take them from torch, but not what a math library allocates by itself.
+    and kernel buffers from torch, but not memory that a math library allocates itself.
     """
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -12,13 +12,13 @@ from attnkit_experiments.engine.files import written_aside
 
 
 class Metrics:
-    """JSON lines, appended; on resume cut back to the steps that the checkpoint holds."""
+    """JSON lines, appended; truncated on resume to the steps of the checkpoint."""
 
     def __init__(self, path: Path, *, keep_until: int) -> None:
-        kept = [row for row in read_metrics(path) if row["step"] <= keep_until] if path.exists() else []
-        self.last_finite: dict[str, Any] | None = next((r for r in reversed(kept) if "loss" in r), None)
+        rows = [row for row in read_metrics(path) if row["step"] <= keep_until] if path.exists() else []
+        self.last_finite: dict[str, Any] | None = next((r for r in reversed(rows) if "loss" in r), None)
         with written_aside(path) as aside:
-            aside.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+            aside.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         self._file = path.open("a", encoding="utf-8", buffering=1)
 
     def write(self, row: dict[str, Any]) -> None:
@@ -36,7 +36,7 @@ class Metrics:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics file; the half line that a killed process may leave at the end is not one."""
+    """The rows of a metrics file; a partial line at the end, from a killed process, is ignored."""
     rows = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
@@ -47,13 +47,13 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def summary(path: Path, seconds: float) -> dict[str, Any]:
-    """The numbers of a finished run that its result keeps."""
+    """The numbers of a finished run for its result."""
     rows = read_metrics(path)
     steps = [row for row in rows if "loss" in row]
     evaluations = [row for row in rows if "evaluation" in row]
     losses = [row["loss"] for row in steps]
     tail = max(len(losses) // 10, 1)
-    # the first steps pay for allocation and compilation, so the middle one of the rest is the step time
+    # the first steps include allocation and compilation, so the step time is the median of the rest
     times = [row["samples"] / row["samples_per_s"] for row in steps[min(5, len(steps) - 1) :]]
     return {
         "steps": len(steps),

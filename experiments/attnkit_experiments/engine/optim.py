@@ -16,14 +16,14 @@ from attnkit_experiments.engine.adafactor import Adafactor
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """The optimiser, its schedule, and when to look and to save.
+    """The optimiser, its schedule, and when to evaluate and save.
 
     `weight_decay`: in a step with the rate r the matrices lose the share r·weight_decay; with `decay_per_step`, the
     share weight_decay·r/lr, which does not change with lr: big_vision's `wd` is multiplied by the schedule only. Its
     1e-4 at lr 1e-3 is AdamW's 0.1. `betas` and `eps` are those of AdamW; `Adafactor` keeps its own.
-    `accumulate`: the samples of a step are taken in so many parts, for memory. `evaluate_every` 0: at the end only;
-    `checkpoint_every` 0: likewise; the last `keep_checkpoints` of them are kept. `ema`: the decay of the moving average
-    of the weights that is kept and judged beside them (see `ema`), 0 for none.
+    `accumulate`: the number of parts of a step's samples, to save memory. `evaluate_every` 0: only at the end;
+    `checkpoint_every` 0: likewise; the last `keep_checkpoints` are kept. `ema`: the decay of the moving average
+    of the weights, which is evaluated as well (see `ema`), 0 for none.
     """
 
     steps: int
@@ -68,13 +68,13 @@ def cosine(step: int, config: TrainConfig) -> float:
 
 
 def inverse_sqrt(step: int, config: TrainConfig) -> float:
-    """Linear over `warmup` steps, then √(warmup / updates): Vaswani et al. 2017 §5.3 with its peak named."""
+    """Linear over `warmup` steps, then √(warmup / updates): Vaswani et al. 2017 §5.3, parametrised by its peak."""
     warmup = max(config.warmup, 1)
     return min((step + 1) / warmup, math.sqrt(warmup / (step + 1)))
 
 
 def onecycle(step: int, config: TrainConfig) -> float:
-    """In straight lines from 1/25 up over `warmup` steps, and down to 1/250,000 at the last: `torch`'s OneCycleLR with
+    """Linear from 1/25 up over `warmup` steps, and down to 1/250,000 at the last: `torch`'s OneCycleLR with
     anneal_strategy="linear", which the published settings of Long Range Arena name.
     """
     first, last = 1 / 25, 1 / 250_000
@@ -111,7 +111,7 @@ OPTIMIZERS: dict[str, Callable[[list[dict[str, Any]], TrainConfig], torch.optim.
 
 
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
-    """It decays the matrices of linear maps and memories only: no bias, norm, embedding, class token or scale."""
+    """Decays only the matrices of linear maps and memories: no bias, norm, embedding, class token or scale."""
     kernels = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
     kernels |= {id(x) for m in model.modules() if isinstance(m, KeyValueMemory) for x in (m.keys, m.values)}
     decayed = [p for p in model.parameters() if id(p) in kernels]

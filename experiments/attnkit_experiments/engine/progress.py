@@ -1,4 +1,4 @@
-"""Progress: a bar on a terminal, a plain line now and then anywhere else."""
+"""Progress: a bar on a terminal, otherwise a plain line now and then."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def meter(label: str, total: int) -> Iterator[Meter]:
             task = bar.add_task(label, total=total, note="")
             yield lambda done, note="": bar.update(task, completed=done, note=note)
         return
-    said = time.monotonic()
+    last = time.monotonic()
 
     def line(done: int, note: str = "") -> None:
-        nonlocal said
-        if time.monotonic() - said >= PLAIN_SECONDS:
-            said = time.monotonic()
+        nonlocal last
+        if time.monotonic() - last >= PLAIN_SECONDS:
+            last = time.monotonic()
             print(f"{label}: {done}/{total} {note}".rstrip(), flush=True)
 
     yield line
@@ -56,5 +56,5 @@ def progress(items: Sequence[T], label: str) -> Iterator[T]:
 
 
 def say(text: str) -> None:
-    """One line for a person, above any bar."""
+    """Print one line above any bar."""
     console.print(text, markup=False)

@@ -1,4 +1,4 @@
-"""What a step draws, samples and random numbers, as a pure function of (seed, step): nothing to store or restore."""
+"""The samples and random numbers of a step as a pure function of (seed, step): nothing to store or restore."""
 
 from __future__ import annotations
 
@@ -27,11 +27,10 @@ def shuffled(seed: int, epoch: int, count: int) -> np.ndarray:
 
 
 class ShuffledShards:
-    """Shards in random order, and samples in random order among those of `window` shards that follow each other.
+    """Shards in random order, and samples in random order within `window` consecutive shards.
 
-    For storage that reads neighbours faster than strangers: at any time only `window` shards are read (twice that where
-    a window ends). `shards` (count,) is the shard of each sample. A pure function of (seed, epoch), unlike a shuffle
-    buffer.
+    For storage with fast sequential reads: at any time only `window` shards are read (twice that at the end of a
+    window). `shards` (count,) is the shard of each sample. A pure function of (seed, epoch), unlike a shuffle buffer.
     """
 
     def __init__(self, shards: np.ndarray, window: int) -> None:
@@ -54,7 +53,7 @@ class ShuffledShards:
 
 
 def sample_ids(seed: int, step: int, batch: int, count: int, permutation: Permutation = shuffled) -> np.ndarray:
-    """Ids (batch,) of step `step`: an endless row of epochs, each a permutation of range(count), cut into batches.
+    """Ids (batch,) of step `step`: an endless sequence of epochs, each a permutation of range(count), cut into batches.
 
     Every epoch visits every sample exactly once; a batch may hold the end of one epoch and the start of the next.
     """
@@ -68,7 +67,7 @@ def sample_ids(seed: int, step: int, batch: int, count: int, permutation: Permut
 
 
 def ids_hash(ids: np.ndarray) -> str:
-    """Sixteen hexadecimal digits that stand for the ids in the metrics."""
+    """A digest of the ids for the metrics: sixteen hexadecimal digits."""
     return hashlib.sha256(np.ascontiguousarray(ids, dtype="<i8").data).hexdigest()[:16]
 
 
@@ -78,8 +77,8 @@ def generator(seed: int, step: int, purpose: str) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
 
 
-def drawn(build: Callable[[], M], seed: int) -> M:
-    """The model that `build` makes with weights of `seed`; torch's own generators are put back afterwards."""
+def build_seeded(build: Callable[[], M], seed: int) -> M:
+    """The model of `build` with weights from `seed`; torch's generators are restored afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return build()
@@ -87,7 +86,7 @@ def drawn(build: Callable[[], M], seed: int) -> M:
 
 @contextmanager
 def seeded(seed: int, step: int, purpose: str, device: torch.device) -> Iterator[None]:
-    """torch's own generators, of which dropout draws, set from (seed, step, purpose) and put back afterwards."""
+    """A context with torch's generators, used by dropout, seeded by (seed, step, purpose) and then restored."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(generator(seed, step, purpose).initial_seed())
         yield

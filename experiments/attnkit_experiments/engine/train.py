@@ -1,9 +1,9 @@
 """One training loop for every study, readable from top to bottom.
 
-The loop knows nothing about images or sentences: a Task brings the model, says which samples a step takes, and turns
-them into a loss. Everything a step does is a function of (configuration, seed, step), so a checkpoint holds no random
-state, and a run that was killed and resumed ends with the same losses, sample ids and weights (bit for bit on a CPU).
-On several processes it is the same run within rounding: the shares of a loss add up, whoever computes them.
+The loop knows nothing about images or sentences: a Task provides the model, chooses the samples of a step, and computes
+the loss. Everything in a step is a function of (configuration, seed, step), so a checkpoint needs no random state, and
+a run that was killed and resumed ends with the same losses, sample ids and weights (bit for bit on a CPU). On several
+processes it is the same run up to rounding: the shares of a loss add up.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ from attnkit_experiments.engine.world import World, blocks_of
 
 
 class Task(Protocol):
-    """What the loop needs to know about a problem."""
+    """The interface between the loop and a problem."""
 
     model: nn.Module
-    """What is trained."""
+    """The model in training."""
 
     apply: Callable[..., Any]
-    """What `loss` calls: the model, or what the loop wraps around it."""
+    """The callable for `loss`: the model, or its wrapper."""
 
     def sample_ids(self, step: int) -> np.ndarray:
         """The ids of all training samples of step `step`."""
 
     def loss(self, ids: np.ndarray, step: int, own: slice) -> Tensor:
-        """The share that samples ids[own] have in the loss of all `ids`, augmented as step `step` says: a scalar.
+        """The share of samples ids[own] in the loss of all `ids`, with the augmentation of step `step`: a scalar.
 
-        Shares of slices that cover `ids` add up to the loss. What it is divided by (samples, tokens, rows) is counted
+        Shares of slices that cover `ids` add up to the loss. Its denominator (samples, tokens, rows) is counted
         over all `ids`.
         """
 
     def evaluate(self) -> dict[str, float]:
-        """Numbers about the test split."""
+        """Metrics on the test split."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Waiting:
 
 @contextmanager
 def reproducible(threads: int) -> Iterator[None]:
-    """Deterministic torch operations and a fixed number of threads, put back afterwards."""
+    """A context with deterministic torch operations and a fixed number of threads."""
     before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(True)
@@ -87,21 +87,20 @@ def train(
     label: str,
     world: World | None = None,
 ) -> tuple[Task, dict[str, Any]]:
-    """Train a task to the end, from the checkpoint in `folder` if there is one; returns it and what was measured.
+    """Train a task to the end, from the checkpoint in `folder` if there is one; returns it and its metrics.
 
-    The main process writes `metrics.jsonl` (a line per step and per evaluation), `checkpoints/`, and, where a moving
-    average is kept, `weights_ema.safetensors`; the task that it gets back holds the whole model, even if training had
-    it in parts. Errors: Diverged if the loss or the gradient
-    stops being finite; UserError if the checkpoint is torn or foreign.
+    The main process writes `metrics.jsonl` (a line per step and per evaluation), `checkpoints/`, and, with a moving
+    average, `weights_ema.safetensors`; its returned task has the whole model, even if training was sharded. Errors:
+    Diverged if the loss or the gradient stops being finite; UserError if the checkpoint is damaged or foreign.
     """
     world = world or World()
     run = Run(make, config, device, world)
     checkpoints = folder / "checkpoints"
     start, seconds = 0, 0.0
-    if world.told(checkpoint.exists(checkpoints)):
+    if world.broadcast(checkpoint.exists(checkpoints)):
         start, seconds = checkpoint.restore(checkpoints, config_hash=config_hash, **run.state)
     waiting: list[Waiting] = []
-    # asking a GPU for a number waits for it, so there the numbers of several steps are fetched together
+    # reading a number from a GPU waits for it, so the numbers of several steps are fetched together
     fetch_every = 1 if device.type == "cpu" else 20
 
     metrics = Metrics(folder / "metrics.jsonl", keep_until=start) if world.main else None
@@ -125,9 +124,9 @@ def train(
             if world.main:
                 update(done, f"loss {rows[-1]['loss']:.3f}")
             if evaluating:
-                found = run.evaluate()
+                evaluation = run.evaluate()
                 if metrics:
-                    metrics.write({"step": done, "evaluation": found})
+                    metrics.write({"step": done, "evaluation": evaluation})
             if saving:
                 if metrics:
                     metrics.flush()
@@ -162,7 +161,7 @@ class Run:
 
     @property
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds."""
+        """The state of a checkpoint."""
         average = self.average.model if self.average else None
         return {"model": self.task.model, "optimizer": self.optimizer, "world": self.world, "average": average}
 
@@ -190,9 +189,9 @@ class Run:
         return Waiting(step, total, norm.detach(), rate, ids)
 
     def update(self, norm: Tensor, total: Tensor) -> None:
-        """Clip and step, unless something is not finite: then the weights stay what they were, to be looked at.
+        """Clip and step, unless something is not finite: then the weights stay unchanged for the diagnosis.
 
-        Nothing is asked of a GPU: there bad gradients become zeros, and the loop stops when it fetches the numbers.
+        Nothing is read from a GPU: there bad gradients become zeros, and the loop stops when it fetches the numbers.
         """
         bad = ~(torch.isfinite(norm) & torch.isfinite(total))
         if norm.device.type == "cpu" and bad:
@@ -212,26 +211,26 @@ class Run:
             return self.task.loss(ids, step, own)
 
     def evaluate(self) -> dict[str, float]:
-        """What the main process finds, and with names that end in _ema what it finds with the moving average of the
+        """The metrics of the main process, and with the suffix _ema those of the moving average of the
         weights; the others wait for it.
         """
         task, averaged = self.whole(), self.averaged_weights()
-        found: dict[str, float] = {}
+        values: dict[str, float] = {}
         if self.world.main:
             task.model.eval()
-            found = task.evaluate()
+            values = task.evaluate()
             if averaged:
                 with weights_in_place(task.model, averaged):
-                    found |= {f"{name}_ema": value for name, value in task.evaluate().items()}
+                    values |= {f"{name}_ema": value for name, value in task.evaluate().items()}
             task.model.train()
-        return self.world.told(found)
+        return self.world.broadcast(values)
 
     def averaged_weights(self) -> dict[str, Tensor]:
-        """The moving average, whole, in the main process; {} where none is kept."""
+        """The whole moving average in the main process; {} without one."""
         return checkpoint.whole_weights(self.average.model) if self.average else {}
 
     def whole(self) -> Task:
-        """The task with its whole model in the main process: itself, or a copy if the model is in parts."""
+        """The task with its whole model in the main process: itself, or a copy if the model is sharded."""
         if self.world.size == 1 or self.world.sharding == "ddp":
             return self.task
         weights = checkpoint.whole_weights(self.task.model)
@@ -244,7 +243,7 @@ class Run:
 
 @contextmanager
 def weights_in_place(model: nn.Module, weights: dict[str, Tensor]) -> Iterator[None]:
-    """`model` with other weights, and afterwards with its own, bit for bit."""
+    """A context in which `model` has other weights; its own are restored bit for bit."""
     own = {name: x.clone() for name, x in model.state_dict().items()}
     model.load_state_dict(weights)
     try:
@@ -258,7 +257,7 @@ def _due(done: int, every: int) -> bool:
 
 
 def _fetch(waiting: list[Waiting]) -> list[dict[str, Any]]:
-    """The rows of the metrics, with one wait for the device."""
+    """The metrics of waiting steps, with a single device synchronisation."""
     numbers = torch.stack([torch.stack([w.loss, w.norm.float().to(w.loss.device)]) for w in waiting]).tolist()
     return [
         {
@@ -291,9 +290,9 @@ def _require_finite(row: dict[str, Any], metrics: Metrics | None, label: str, ru
         if last
         else "no step was finite"
     )
-    found = diagnosis.first_bad_layer(run.task.model, lambda: run.again(waited.ids, waited.step))
+    cause = diagnosis.first_bad_layer(run.task.model, lambda: run.again(waited.ids, waited.step))
     raise Diverged(
         f"{label}: diverged at step {row['step']}: loss {row['loss']:.4g}, gradient norm {row['grad_norm']:.4g}, "
-        f"learning rate {row['lr']:.3g}; {history}. {found}. A lower lr, a longer warmup, qk_norm=true or a larger "
+        f"learning rate {row['lr']:.3g}; {history}. {cause}. A lower lr, a longer warmup, qk_norm=true or a larger "
         "alpha are the usual remedies; --keep-going records it and trains the other cells"
     )

@@ -1,7 +1,7 @@
-"""The processes that train together: one, or those that torchrun has started.
+"""The processes that train together: one, or those started by torchrun.
 
 `torchrun --nproc-per-node N -m experiments run ...` is the same run on N processes: every process takes its share of
-the samples of a step, gradients are added up, and the main process alone evaluates and writes.
+the samples of a step, gradients are summed, and only the main process evaluates and writes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 Sharding = Literal["ddp", "fsdp"]
 
 PATIENCE = datetime.timedelta(hours=2)
-"""How long a process waits for the others: the main process may be translating a test set meanwhile."""
+"""The timeout of collectives: the main process may be translating a test set meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class World:
         return self.rank == 0
 
     def parts(self, samples: int, accumulate: int) -> list[slice]:
-        """Which of the samples of a step this process takes, in `accumulate` parts; all processes take all of them."""
+        """The samples of a step for this process, in `accumulate` parts; together the processes cover all."""
         pieces = self.size * accumulate
         if samples < pieces:
             raise UserError(
@@ -54,7 +54,7 @@ class World:
         return [slice(edges[n], edges[n + 1]) for n in own]
 
     def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
-        """The module to call in training: `model` itself, or what adds up its gradients over processes."""
+        """The module to call in training: `model` itself, or a wrapper that sums its gradients over processes."""
         if self.size == 1:
             return model
         if self.sharding == "fsdp":
@@ -65,9 +65,9 @@ class World:
         return DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
 
     def backward(self, loss: Tensor, module: nn.Module, *, last: bool) -> None:
-        """Add the gradients of a part of the loss; with the last part they are added up over processes.
+        """Add the gradients of a part of the loss; with the last part they are summed over processes.
 
-        Both wrappers give the mean over processes, and shares of one loss are to be summed: hence the factor.
+        Both wrappers average over processes, but shares of a loss must be summed: hence the factor.
         """
         if isinstance(module, FSDPModule):
             module.set_requires_gradient_sync(last)
@@ -84,57 +84,57 @@ class World:
         return x
 
     def wait(self) -> None:
-        """Until every process is here."""
+        """Wait for all processes."""
         if self.size > 1:
             dist.barrier()
 
     def agreed(self, find: Callable[[], T]) -> T:
-        """What the main process finds, in every process; its UserError is raised in all of them."""
-        found, refusal = None, None
+        """The main process's result of `find`, in every process; its UserError is raised in all of them."""
+        value, refusal = None, None
         if self.main:
             try:
-                found = find()
+                value = find()
             except UserError as error:
                 refusal = str(error)
-        found, refusal = self.told((found, refusal))
+        value, refusal = self.broadcast((value, refusal))
         if refusal is not None:
             raise UserError(refusal)
-        return found  # type: ignore[return-value]
+        return value  # type: ignore[return-value]
 
     def in_turn(self, read: Callable[[], T]) -> T:
-        """`read` in every process, first in the main one: the others find what it has put into a cache."""
-        found = read() if self.main else None
+        """`read` in every process, first in the main one, so that the others use its cache."""
+        value = read() if self.main else None
         self.wait()
-        return found if self.main else read()  # type: ignore[return-value]
+        return value if self.main else read()  # type: ignore[return-value]
 
     def shared(self, tensors: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
         """The main process's tensors, in every process."""
         if self.size == 1:
             return tensors
-        kinds = self.told({name: (x.shape, x.dtype) for name, x in tensors.items()})
-        found = {}
+        kinds = self.broadcast({name: (x.shape, x.dtype) for name, x in tensors.items()})
+        result = {}
         for name, (shape, dtype) in kinds.items():
             x = tensors[name].to(device) if self.main else torch.empty(shape, dtype=dtype, device=device)
             dist.broadcast(x, src=0)
-            found[name] = x.cpu()
-        return found
+            result[name] = x.cpu()
+        return result
 
-    def told(self, value: T | None) -> T:
+    def broadcast(self, value: T | None) -> T:
         """The main process's value, in every process."""
-        held = [value]
+        box = [value]
         if self.size > 1:
-            dist.broadcast_object_list(held, src=0)
-        return held[0]  # type: ignore[return-value]
+            dist.broadcast_object_list(box, src=0)
+        return box[0]  # type: ignore[return-value]
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The repeated blocks of a model: what it keeps in lists. They are compiled and sharded one by one."""
+    """The repeated blocks of a model: the elements of its lists, which are compiled and sharded one by one."""
     return [block for module in model.modules() if isinstance(module, nn.ModuleList) for block in module]
 
 
 @contextmanager
 def joined(device: torch.device, sharding: Sharding) -> Iterator[World]:
-    """The processes that torchrun has started around this one, or this one alone."""
+    """The processes started by torchrun, or this one alone."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         yield World(sharding=sharding)

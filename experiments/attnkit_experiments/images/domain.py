@@ -1,4 +1,4 @@
-"""Image classification with vision transformers: settings, cells and what a report shows."""
+"""Image classification with vision transformers: settings, cells and the parts of a report."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ImageStudy(ImageSettings):
 
 @dataclass(frozen=True)
 class ImageSets:
-    """The images of a study, and those its models are probed on."""
+    """The images of a study, and the probe sets."""
 
     main: ImageData | LazyImages
     probes: tuple[ImageData, ...] = ()
@@ -64,13 +64,13 @@ class ImageSets:
         return self.main.name
 
     def checksum(self) -> str:
-        """That of the images alone, or of all sets if some are probed."""
+        """The checksum of the images, and of probe sets if there are any."""
         sums = [data.checksum() for data in (self.main, *self.probes)]
         return fingerprint(sums) if self.probes else sums[0]
 
 
 def judged_classes(judged: str, data: ImageData | LazyImages) -> tuple[int, ...] | None:
-    """`ImageStudy.judged` as class numbers, None for all; UserError for a name that the data does not have."""
+    """`ImageStudy.judged` as class numbers, None for all; UserError for an unknown name."""
     if not judged:
         return None
     if judged == "test":
@@ -123,18 +123,18 @@ def shape(cell: Cell) -> tuple[Any, ...]:
 
 
 def sections(study: Any, show_images: bool) -> list[Section]:
-    from attnkit_experiments.images import page  # draws: nothing that training needs to load
+    from attnkit_experiments.images import page  # imports plotting
 
     return page.sections(study, show_images)
 
 
-def load(wanted: Source) -> ImageSets:
-    """The images, and the sets to probe brought to their size; UserError if those cannot be read or do not fit."""
-    study, main = wanted.study, read_images(wanted)
+def load(source: Source) -> ImageSets:
+    """The images, and the probe sets in their size; UserError if those cannot be read or do not fit."""
+    study, main = source.study, read_images(source)
     if study.fewshot and (not study.shots or min(study.shots) < 1):
         raise UserError(f"--set shots: expected numbers from 1, got {study.shots}")
     probes = tuple(
-        load_images(place, ImageRequest(main.size), cache=wanted.cache, skip_unreadable=wanted.skip_unreadable)
+        load_images(place, ImageRequest(main.size), cache=source.cache, skip_unreadable=source.skip_unreadable)
         for place in study.fewshot
     )
     for data in probes:

@@ -1,7 +1,7 @@
-"""Few-shot linear probes on frozen features: big_vision's fewshot_lsr, by which Wortsman et al. 2023 §4 judge transfer.
+"""Few-shot linear probes on frozen features: big_vision's fewshot_lsr, the transfer measure of Wortsman et al. 2023 §4.
 
-Of each class of a data set the first `shots` images in a random order are kept; ridge regression onto ±1 targets of the
-classes is fitted to their features and judged on all test images.
+Of each class the first `shots` images in a random order are used; ridge regression onto ±1 targets of the
+classes is fitted to their features and evaluated on all test images.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def whitened(x: np.ndarray, train: np.ndarray) -> np.ndarray:
     return np.pad(normed, ((0, 0), (0, 1)), constant_values=BIAS)
 
 
-def chosen(labels: np.ndarray, classes: int, shots: int, seed: int) -> np.ndarray:
-    """Indices of up to `shots` samples of each class; those of fewer shots are among those of more."""
+def sample(labels: np.ndarray, classes: int, shots: int, seed: int) -> np.ndarray:
+    """Indices of up to `shots` samples of each class; fewer shots are a subset of more."""
     rng = np.random.default_rng(seed)
     orders = [rng.permutation(np.flatnonzero(labels == label)) for label in range(classes)]
     return np.concatenate([order[:shots] for order in orders])
@@ -60,7 +60,7 @@ def accuracies(
     by_count: dict[str, list[float]] = {str(count): [] for count in shots}
     for seed in seeds:
         for count in shots:
-            ids = chosen(train[1], classes, count, seed)
+            ids = sample(train[1], classes, count, seed)
             x = train[0][ids]
             weights = ridge_probe(whitened(x, x), train[1][ids], classes)
             answers = (whitened(test[0], x) @ weights).argmax(axis=1)
@@ -69,10 +69,10 @@ def accuracies(
 
 
 def headline_shots(shots: Sequence[int]) -> int:
-    """The number of shots whose accuracy stands for a study's: the paper's 10 if it is among them, else the largest."""
+    """The headline number of shots: the paper's 10 if it is among them, else the largest."""
     return 10 if 10 in shots else max(shots)
 
 
 def mean_at(probes: dict[str, dict[str, list[float]]], shots: int) -> float:
-    """Mean over data sets and seeds of the accuracy with `shots` images of a class; data sets count alike."""
+    """Mean over data sets and seeds of the accuracy with `shots` images of a class; data sets have equal weight."""
     return float(np.mean([by_shots[str(shots)] for by_shots in probes.values()]))

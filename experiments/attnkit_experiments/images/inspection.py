@@ -1,4 +1,4 @@
-"""What the attention of a trained model does on a few test images: maps to look at, row statistics per layer."""
+"""The attention of a trained model on a few test images: maps, and row statistics per layer."""
 
 from __future__ import annotations
 
@@ -72,18 +72,18 @@ def probes(task: ImageTask, shots: tuple[int, ...]) -> dict[str, Any]:
 def inspect(task: ImageTask, folder: Path, *, signed: bool, initial: ImageTask) -> dict[str, Any]:
     """Row statistics before and after training; `maps.safetensors` holds images and attention of the last layer.
 
-    `received` is the mean weight a patch gets over heads and queries, `centre` the weights of the query in the middle
-    of the image, mean over heads; both (images, layers, L), as they are, not normalised.
+    `received` is the mean weight that a patch receives over heads and queries, `centre` the weights of the query in the
+    middle of the image, mean over heads; both (images, layers, L), not normalised.
     """
     order = in_turn(task.test_labels.tolist())
     images = augment.normalise(task.pixels.test(order[:STATISTICS_IMAGES]))
-    shown = task.pixels.test(order[:MAP_IMAGES])
-    _, records = task.model.inspect(augment.normalise(shown))
+    sample = task.pixels.test(order[:MAP_IMAGES])
+    _, records = task.model.inspect(augment.normalise(sample))
     side = task.model.config.image // task.model.config.patch
     patches = slice(records[0].weights.shape[-1] - side * side, None)  # a class token comes first
     stacked = torch.stack([record.weights.float().mean(1)[:, patches, patches] for record in records], dim=1)
     middle = (side // 2) * side + side // 2
-    tensors = {"images": shown, "received": stacked.mean(2), "centre": stacked[:, :, middle]}
+    tensors = {"images": sample, "received": stacked.mean(2), "centre": stacked[:, :, middle]}
     with written_aside(folder / "maps.safetensors") as aside:
         save_file(
             {name: tensor.contiguous().cpu() for name, tensor in tensors.items()},

@@ -1,7 +1,7 @@
-"""Factors on attention weights that are learned: an open question of Wortsman et al. 2023 §5 about L^-1.
+"""Learned factors on attention weights: an open question of Wortsman et al. 2023 §5 about L^-1.
 
-Point-wise weights are linear in their scale, and the output is linear in them: Σ_j g·w_ij v_j = Σ_j w_ij (g·v_j). So
-a factor g per layer or per head is put on the values, the op stays what it is, and the result is exact.
+Point-wise weights are linear in their scale, and the output is linear in them: Σ_j g·w_ij v_j = Σ_j w_ij (g·v_j). So a
+factor g per layer or head is applied to the values, the op is unchanged, and the result is exact.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ KINDS: tuple[str, ...] = get_args(LearnedScale)[1:]
 class Scale:
     """g = exp(slope·(value - start)), 1 at `start`.
 
-    A gain is learned as its logarithm: slope 1, start 0, so that L^-alpha·g begins at L^-alpha. An alpha is learned as
-    it is: slope -log L, start alpha, so that g·L^-alpha = L^-value. The two have the same functions and other steps: a
-    change of the value by 1 is a factor e of the gain and a factor L of the other.
+    A gain is learned as its logarithm: slope 1, start 0, so that L^-alpha·g begins at L^-alpha. An alpha is learned
+    directly: slope -log L, start alpha, so that g·L^-alpha = L^-value. Both express the same functions with different
+    step sizes: a change of the value by 1 is a factor e of the gain and a factor L of the other.
     """
 
     slope: float
@@ -41,7 +41,7 @@ def scale_of(kind: LearnedScale, alpha: float, tokens: int) -> Scale:
 
 
 class ScaledValues(nn.Module):
-    """g_h·(x W_v + b_v) for the heads h, with one g for all of them or one for each; takes the place of `v_proj`."""
+    """g_h·(x W_v + b_v) for the heads h, with one g for all of them or one for each; replaces `v_proj`."""
 
     def __init__(self, linear: nn.Linear, heads: int, scale: Scale) -> None:
         super().__init__()
@@ -65,5 +65,5 @@ def factors_of(attention: MultiHeadAttention) -> Tensor | None:
 
 
 def learned_values(model: nn.Module) -> list[list[float]]:
-    """Per layer what was learned, for all heads or for each: log gains, or alphas; [] of a model that learns none."""
+    """The learned values per layer, for all heads or each: log gains, or alphas; [] for a model without them."""
     return [module.value.tolist() for module in model.modules() if isinstance(module, ScaledValues)]

@@ -1,8 +1,8 @@
-"""The vision transformer of Dosovitskiy et al. 2021, as big_vision trains it, with the attention left open.
+"""The vision transformer of Dosovitskiy et al. 2021, as big_vision trains it, with configurable attention.
 
 Pre-LN blocks, GELU MLP, learned position embedding of std 1/√width or a fixed one of sines, Xavier-uniform attention
-and MLP weights, head of zeros. What stands in for softmax is an op of attnkit by name (Wortsman et al. 2023 §3), with
-qk-layernorm and the gate of their §4, and with factors on the weights that are learned, their question of §5.
+and MLP weights, head of zeros. Softmax is replaced by an op of attnkit by name (Wortsman et al. 2023 §3), with
+qk-layernorm and the gate of their §4, and with learned factors on the weights, their question of §5.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+import attnkit
 from attnkit import RowStatistics
 from attnkit.nn import MultiHeadAttention
 from attnkit_experiments.engine.errors import unknown
@@ -38,11 +39,11 @@ SIZES: dict[str, tuple[int, int, int, int]] = {
 
 @dataclass(frozen=True)
 class ViTConfig:
-    """Everything that fixes the model; `op` and `options` are attnkit's, `gate` is "" or "silu".
+    """The configuration of the model; `op` and `options` are attnkit's, `gate` is "" or "silu".
 
     `position`: learned, or `sincos_2d`. `pre_logits`: tanh of a linear map of the pooled features before the head
-    (big_vision's rep_size). `head_bias`: what the biases of the head begin with; -log(classes) makes a sigmoid loss
-    begin near its base rate. `mlp_gelu`: "exact" (erf), or the "tanh" approximation, which is flax's default.
+    (big_vision's rep_size). `head_bias`: the initial biases of the head; -log(classes) makes a sigmoid loss
+    start near its base rate. `mlp_gelu`: "exact" (erf), or the "tanh" approximation, which is flax's default.
     `learned_scale`: a factor on the weights per layer or head, learned as a gain or as alpha (see `learned_scale`).
     """
 
@@ -51,7 +52,7 @@ class ViTConfig:
     image: int
     channels: int
     classes: int
-    op: str = "softmax_attention"
+    op: str = attnkit.softmax_attention.__name__
     options: dict[str, Any] = field(default_factory=dict)
     qk_norm: bool = True
     gate: Literal["", "silu"] = ""
@@ -69,7 +70,7 @@ class ViTConfig:
             raise ValueError(f"images of {self.image} pixels cannot be cut into patches of {self.patch}")
         if self.position == "sincos2d" and (self.width % 4 or self.width < 8):
             raise ValueError(f"position sincos2d needs a width of 8 or more that is a multiple of 4, got {self.width}")
-        if self.learned_scale and self.op != "pointwise_attention":
+        if self.learned_scale and self.op != attnkit.pointwise_attention.__name__:
             raise ValueError(f"learned_scale is for pointwise_attention, whose weights have a scale; got {self.op}")
 
     @property
@@ -89,7 +90,7 @@ def tiny_biases(model: nn.Module) -> None:
 
 
 class LayerRecord(NamedTuple):
-    """What one layer's attention did: weights (B, H, L, L) and attnkit's row statistics."""
+    """The attention of one layer: weights (B, H, L, L) and attnkit's row statistics."""
 
     weights: Tensor
     statistics: RowStatistics
@@ -117,11 +118,11 @@ class Block(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
     def inspect(self, x: Tensor, fields: tuple[str, ...]) -> tuple[Tensor, LayerRecord]:
-        """The same, and what the attention did."""
+        """The same, and the attention."""
         out, weights, rows = self.attention(self.attention_norm(x), return_weights=True, return_statistics=fields)
         x = x + out
         factors = factors_of(self.attention)
-        if factors is not None:  # the op knows nothing of them
+        if factors is not None:  # not known to the op
             weights = weights * factors[:, None, None]
             rows = rows._replace(total=None if rows.total is None else rows.total * factors[:, None])
         return x + self.mlp(self.mlp_norm(x)), LayerRecord(weights, rows)
@@ -175,8 +176,8 @@ class ViT(nn.Module):
     def initialise(self) -> None:
         """big_vision's distributions: LeCun-normal embedding and pre-logits, Xavier-uniform blocks, zero head.
 
-        The biases of an MLP are not quite zero. Under relu a class token of zeros would stay there: its scores are 0,
-        where relu and its gradient are 0, and with a head of zeros nothing but the head's bias would ever learn.
+        The biases of an MLP are small but not zero. With relu a class token of zeros would stay zero: its scores are 0,
+        where relu and its gradient are 0, and with a head of zeros only the head's bias would ever learn.
         """
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear):
@@ -204,13 +205,13 @@ class ViT(nn.Module):
         return x
 
     def pooled(self, x: Tensor) -> Tensor:
-        """What the head reads of the last block's output, (B, width): big_vision's `pre_logits`."""
+        """The head's input from the last block's output, (B, width): big_vision's `pre_logits`."""
         x = self.norm(x)
         x = x[:, 0] if self.class_token is not None else x.mean(dim=1)
         return x if self.pre_logits is None else torch.tanh(self.pre_logits(x))
 
     def features(self, images: Tensor) -> Tensor:
-        """(B, width): what a probe is given."""
+        """(B, width): the features for probes."""
         x = self.tokens(images)
         for block in self.blocks:
             x = block(x)
@@ -234,8 +235,8 @@ class ViT(nn.Module):
 def forward_flops(config: ViTConfig) -> int:
     """Floating-point operations of the matrix products of one image's forward pass (a multiply-add is 2).
 
-    Activations, normalisation and softmax are left out, as is usual: the count is equal for every point-wise op and
-    softmax, and what differs between them shows in the measured time.
+    Activations, normalisation and softmax are left out, as usual: the count is the same for every point-wise op and
+    softmax; differences between them show in the measured time.
     """
     width, depth, hidden, _ = SIZES[config.size]
     length = config.tokens

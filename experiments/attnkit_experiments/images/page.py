@@ -1,4 +1,4 @@
-"""What a report shows of image studies: accuracy against α and compute, curves, attention maps, rows of weights."""
+"""The figures of image studies: accuracy against α and compute, curves, attention maps, rows of weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from attnkit_experiments.study.recipe import Section
 
 
 def sections(study: StudyResults, show_images: bool) -> list[Section]:
-    """In the order of the page; without `show_images` nothing of the data set is in it."""
+    """In page order; without `show_images` no image of the data set is included."""
     parts = []
     alphas = [figure for point in plots.points(study) if (figure := plots.against_alpha(study, point))]
     if alphas:

@@ -50,7 +50,7 @@ def entropy_bars(study: StudyResults) -> str | None:
 
 
 def attention_maps(study: StudyResults, *, show_images: bool) -> str:
-    """Test images, and beside each the weights of the query in the middle, last layer, mean over heads."""
+    """Test images with the weights of the middle query in the last layer, mean over heads."""
     lines = trained(study)[:7]
     stored = [load_file(line.first_cell / "maps.safetensors") for line in lines]
     images = stored[0]["images"]

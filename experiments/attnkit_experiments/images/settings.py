@@ -1,4 +1,4 @@
-"""What all studies of image classification set: images, their augmentation, training; each is a key of `--set`."""
+"""The settings of all image classification studies: images, augmentation, training; each is a key of `--set`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from attnkit_experiments.study.recipe import Source, Training, data_place, from_
 class ImageSettings(Training):
     """Zero for a count or size means "all".
 
-    lazy: decode images when a step needs them, for sets that do not fit into memory. order: shuffle all samples, or
-    shards and then the samples of `window` shards. augreg: a level of big_vision's augmentation, which stands for
+    lazy: decode images on demand, for sets that do not fit into memory. order: shuffle all samples, or
+    shards and then the samples of `window` shards. augreg: a level of big_vision's augmentation, which sets
     randaug and mixup. ema: the decay of a moving average of the weights, which is judged beside them (0: none).
     """
 
@@ -69,17 +69,17 @@ def about_images(data: ImageData | LazyImages) -> dict[str, Any]:
     }
 
 
-def read_images(wanted: Source) -> ImageData | LazyImages:
-    study = wanted.study
+def read_images(source: Source) -> ImageData | LazyImages:
+    study = source.study
     if study.lazy:
-        if wanted.place == "digits":
+        if source.place == "digits":
             raise UserError("--set lazy: digits are always held in memory")
         window = study.window if study.order == "shards" else 0
         lazily = LazyRequest(study.image_size, study.train_images, study.test_images, window)
         return load_lazily(
-            wanted.place, lazily, cache=wanted.cache, workers=wanted.workers, skip_unreadable=wanted.skip_unreadable
+            source.place, lazily, cache=source.cache, workers=source.workers, skip_unreadable=source.skip_unreadable
         )
     if study.order == "shards":
         raise UserError("--set order=shards: images that are held in memory have none; --set lazy=true")
     request = ImageRequest(study.image_size, study.train_images, study.test_images)
-    return load_images(wanted.place, request, cache=wanted.cache, skip_unreadable=wanted.skip_unreadable)
+    return load_images(source.place, request, cache=source.cache, skip_unreadable=source.skip_unreadable)

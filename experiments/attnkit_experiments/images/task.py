@@ -15,7 +15,7 @@ from attnkit_experiments.data.images import augment, randaugment
 from attnkit_experiments.data.images.dataset import ImageData
 from attnkit_experiments.data.images.lazy import LazyImages
 from attnkit_experiments.data.images.pixels import open_pixels
-from attnkit_experiments.engine.sampler import drawn, generator, sample_ids
+from attnkit_experiments.engine.sampler import build_seeded, generator, sample_ids
 from attnkit_experiments.images.model import ViT
 
 EVALUATION_BATCH = 500
@@ -23,7 +23,7 @@ EVALUATION_BATCH = 500
 
 @dataclass(frozen=True)
 class AugmentConfig:
-    """What happens to a training batch, in this order; tests see the images as they are.
+    """The augmentation of a training batch, in this order; test images are unchanged.
 
     randaug: "" or a policy of `randaugment`. mixup, cutmix: concentration of their Beta distribution, 0 for none; of
     both, each batch gets one at even odds. erase: the probability that a part of an image becomes noise.
@@ -67,7 +67,7 @@ LOSSES: dict[str, Callable[..., Tensor]] = {"softmax": softmax_loss, "sigmoid": 
 
 
 class ImageTask:
-    """A model on `data`: what `build` makes of a configuration that has `classes`.
+    """A model on `data`, built by `build` from a configuration with `classes`.
 
     The same seed starts every variant of equal shape from the same weights and batches. `judged`: the classes among
     which a test image's top one is taken, or None for all. `probes`: sets on whose classes its features are probed.
@@ -90,7 +90,7 @@ class ImageTask:
     ) -> None:
         if batch < 1:
             raise ValueError(f"batch must be at least 1, got {batch}")
-        self.model: Any = drawn(lambda: build(model), seed).to(device)
+        self.model: Any = build_seeded(lambda: build(model), seed).to(device)
         self.apply: Callable[..., Tensor] = self.model
         self.augmentation, self.batch, self.seed, self.device = augmentation, batch, seed, device
         self.precision = precision
@@ -119,19 +119,19 @@ class ImageTask:
     def training_batch(self, ids: np.ndarray, step: int, own: slice) -> tuple[Tensor, Tensor]:
         """Augmented images (n, C, H, W) and target distributions (n, classes) of the samples ids[own] of a step.
 
-        The sample before them comes along where neighbours are mixed.
+        The previous sample is included if neighbours are mixed.
         """
-        wanted, count = self.augmentation, len(ids)
-        mixed = wanted.mixup > 0 or wanted.cutmix > 0
+        options, count = self.augmentation, len(ids)
+        mixed = options.mixup > 0 or options.cutmix > 0
         rows = np.arange(own.start - mixed, own.stop) % count
         draws = augment.Draws(self.seed, step, count, rows)
         images = augment.normalise(self.pixels.train(step, rows))
         targets = one_hot(self.train_labels[torch.from_numpy(ids[rows]).to(self.device)], self.classes).float()
-        if wanted.crop == "pad":
-            images = augment.random_crop(images, wanted.padding, draws)
-        elif wanted.crop == "inception" and not self.pixels.cropped:
-            images = augment.inception_crop(images, wanted.smallest_crop, draws)
-        if wanted.flip:
+        if options.crop == "pad":
+            images = augment.random_crop(images, options.padding, draws)
+        elif options.crop == "inception" and not self.pixels.cropped:
+            images = augment.inception_crop(images, options.smallest_crop, draws)
+        if options.flip:
             images = augment.random_flip(images, draws)
         if self.randaugment:
             pixels = self.randaugment(augment.to_bytes(images), draws)
@@ -139,16 +139,16 @@ class ImageTask:
         if mixed:
             images, targets = self._mixed(images, targets, step)
             draws = augment.Draws(self.seed, step, count, rows[1:])
-        if wanted.erase:
-            images = augment.random_erase(images, wanted.erase, draws)
+        if options.erase:
+            images = augment.random_erase(images, options.erase, draws)
         return images, targets
 
     def _mixed(self, images: Tensor, targets: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        wanted = self.augmentation
+        options = self.augmentation
         coin = torch.rand((), generator=generator(self.seed, step, "mixup or cutmix")).item() < 0.5
-        if wanted.cutmix and (coin or not wanted.mixup):
-            return augment.cutmix(images, targets, wanted.cutmix, generator(self.seed, step, "cutmix"))
-        share = augment.mixup_share(wanted.mixup, generator(self.seed, step, "mixup"))
+        if options.cutmix and (coin or not options.mixup):
+            return augment.cutmix(images, targets, options.cutmix, generator(self.seed, step, "cutmix"))
+        share = augment.mixup_share(options.mixup, generator(self.seed, step, "mixup"))
         return augment.mixup(images, targets, share)
 
     @torch.no_grad()
@@ -166,7 +166,7 @@ class ImageTask:
 
     @torch.no_grad()
     def features(self, images: np.ndarray) -> np.ndarray:
-        """What a probe is given of images (N, H, W, C) uint8: (N, width) float32."""
+        """The features of images (N, H, W, C) uint8 for probes: (N, width) float32."""
         parts = []
         for start in range(0, len(images), EVALUATION_BATCH):
             pixels = torch.from_numpy(images[start : start + EVALUATION_BATCH]).to(self.device)

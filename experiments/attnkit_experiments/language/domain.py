@@ -1,4 +1,4 @@
-"""Causal language modelling of bytes: settings, cells and what a report shows."""
+"""Causal language modelling of bytes: settings, cells and the parts of a report."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from attnkit_experiments.study.recipe import (
 class LanguageStudy(Training):
     """The settings of every recipe on text; each is a key of `--set`.
 
-    `length`: bytes of a window; a step takes `tokens` // length of them, so that models of any length see as many
-    bytes. `tested`: windows of the test part that are judged (0: all); `files`: which files of a folder are read.
-    `exact_at`: lengths at which row sum and output variance before training are compared with what they are exactly.
+    `length`: bytes of a window; a step takes `tokens` // length of them, so that models of any length see the same
+    number of bytes. `tested`: windows of the test part that are judged (0: all); `files`: which files of a folder are
+    read. `exact_at`: lengths at which row sum and output variance before training are compared with their exact values.
     """
 
     model: str = "d64"
@@ -54,8 +54,8 @@ def source() -> str:
     return data_place("documents", otherwise=PYDOC)
 
 
-def load(wanted: Source) -> TextData:
-    return load_text(wanted.place, wanted.study.files)
+def load(source: Source) -> TextData:
+    return load_text(source.place, source.study.files)
 
 
 def about(data: TextData) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def shape(cell: Cell) -> tuple[Any, ...]:
 
 
 def sections(study: Any, show_samples: bool) -> list[Section]:
-    from attnkit_experiments.language import page  # draws: nothing that training needs to load
+    from attnkit_experiments.language import page  # imports plotting
 
     return page.sections(study, show_samples)
 

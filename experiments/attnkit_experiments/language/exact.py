@@ -1,4 +1,4 @@
-"""What the factor L^-α does before training, measured through attnkit beside what it is exactly (Wortsman et al. §3).
+"""The effect of the factor L^-α before training, measured through attnkit and exact (Wortsman et al. §3).
 
 q and k are normal and pass through qk-layernorm with weights 1: uniform on the sphere of radius √d among the vectors of
 mean 0. Then a score is √d·u with u a coordinate of a uniform unit vector in m = d - 1 dimensions, whose density is
@@ -24,7 +24,7 @@ import attnkit
 HEAD_DIM = 64
 QUERIES = 64
 ERRORS = 5.0
-"""Standard errors within which a measurement has to lie."""
+"""The allowed distance of a measurement in standard errors."""
 
 ACTIVATIONS: dict[str, Callable[[float], float]] = {
     "relu": lambda s: max(s, 0.0),
@@ -39,7 +39,7 @@ ACTIVATIONS: dict[str, Callable[[float], float]] = {
 
 def moment(h: Callable[[float], float], power: int, dim: int = HEAD_DIM) -> float:
     """E h(√d·u)^power by quadrature."""
-    from scipy.integrate import quad  # a second of imports that studies without exact statistics do without
+    from scipy.integrate import quad  # takes a second to import, only needed here
 
     m = dim - 1
     norm = beta(0.5, (m - 1) / 2)

@@ -1,4 +1,4 @@
-"""What is measured of a trained language model: rows of its attention, and statistics that are known exactly."""
+"""Measurements of a trained language model: rows of its attention, and statistics with exact values."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def layer_statistics(model: LanguageModel, tokens: torch.Tensor, *, signed: bool
 def exact_statistics(cell: Cell) -> list[dict[str, Any]]:
     """`exact.at_start` at the study's lengths; [] for softmax, and for activations without a moment there."""
     options = cell.variant.options
-    if cell.variant.op != "pointwise_attention" or options["activation"] not in exact.ACTIVATIONS:
+    if options.get("activation") not in exact.ACTIVATIONS:
         return []
     lengths = cell.settings["exact_at"]
     return [exact.at_start(options["activation"], options["alpha"], at, seed=cell.seed) for at in lengths]

@@ -1,7 +1,7 @@
-"""A causal language model of bytes with the blocks of the ViT: what follows Wortsman et al. 2023 to text.
+"""A causal language model of bytes with the blocks of the ViT: Wortsman et al. 2023 transferred to text.
 
 Query i sees the keys j ≤ i. Point-wise weights are divided by the number of keys that their query sees, n_i = i + 1
-(`length="visible"`), so that what is computed for a byte does not depend on what comes after it; by L it would.
+(`length="visible"`), so the result for a byte does not depend on later bytes, as it would with L.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+import attnkit
 from attnkit import RowStatistics
 from attnkit_experiments.engine.errors import unknown
 from attnkit_experiments.images.model import LAYERNORM_EPS, SIZES, Block, tiny_biases
@@ -21,11 +22,11 @@ BYTES = 256
 
 @dataclass(frozen=True)
 class LanguageConfig:
-    """Everything that fixes the model: sizes are those of the ViT, `length` is the number of bytes it reads."""
+    """The configuration of the model: sizes are those of the ViT, `length` is the number of bytes it reads."""
 
     size: str
     length: int
-    op: str = "softmax_attention"
+    op: str = attnkit.softmax_attention.__name__
     options: dict[str, Any] = field(default_factory=dict)
     qk_norm: bool = True
     gate: Literal["", "silu"] = ""
@@ -38,7 +39,7 @@ class LanguageConfig:
 
 
 class LanguageModel(nn.Module):
-    """Bytes (B, T) to logits (B, T, 256) of the byte behind each, T ≤ length."""
+    """Bytes (B, T) to logits (B, T, 256) of the byte after each, T ≤ length."""
 
     def __init__(self, config: LanguageConfig) -> None:
         super().__init__()
@@ -82,7 +83,7 @@ class LanguageModel(nn.Module):
 def forward_flops(config: LanguageConfig) -> int:
     """Floating-point operations of the matrix products of one sequence's forward pass (a multiply-add is 2).
 
-    Of the pairs of tokens those are counted that see each other, L(L + 1)/2: what an implementation computes in vain
+    Only visible pairs of tokens are counted, L(L + 1)/2: the needless work of an implementation
     shows in the measured time.
     """
     width, depth, hidden, _ = SIZES[config.size]

@@ -1,4 +1,4 @@
-"""What a report shows of language models: bits per byte against α, by place, and statistics that are known exactly."""
+"""The figures of language models: bits per byte against α, by position, and statistics with exact values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from attnkit_experiments.study.recipe import Section
 
 
 def sections(study: StudyResults, show_samples: bool) -> list[Section]:
-    """In the order of the page; nothing of the text is in it."""
+    """In page order; without any of the text."""
     parts = []
     names = plots.points(study)
     figures = [figure for name in names if (figure := plots.against_alpha(study, name, BITS))]
@@ -63,13 +63,13 @@ def exact_text(study: StudyResults) -> str:
 
 
 def exact_table(study: StudyResults) -> str:
-    rows, seen = [], set()
+    rows, keys = [], set()
     for line in plots.trained(study):
         series = line.variant["series"], line.variant["alpha"]
         for row in line.first["exact"]:
-            if (*series, row["length"]) in seen:
+            if (*series, row["length"]) in keys:
                 continue
-            seen.add((*series, row["length"]))
+            keys.add((*series, row["length"]))
             rows.append(
                 (
                     f"{safe(series[0])}, α = {series[1]:g}",

@@ -11,20 +11,20 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from attnkit_experiments.data.text.bytes import TextData
-from attnkit_experiments.engine.sampler import drawn, sample_ids
+from attnkit_experiments.engine.sampler import build_seeded, sample_ids
 from attnkit_experiments.language.model import LanguageConfig, LanguageModel
 
 EVALUATION_TOKENS = 1 << 14
 
 
 class LanguageTask:
-    """A LanguageModel on `data`: windows of its length, one behind the other, in a new order every epoch.
+    """A LanguageModel on `data`: consecutive windows of its length, in a new order every epoch.
 
     Args:
         data: bytes to train and test on, each part longer than the model's length.
         model: the model.
         batch: windows of a step.
-        tested: windows of the test part that are judged, spread evenly; 0: all.
+        tested: windows of the test part that are evaluated, spread evenly; 0: all.
         precision: float32, or bfloat16 to evaluate under autocast, as the loop trains.
         seed: of weights and order.
         device: of the model and the text.
@@ -45,7 +45,7 @@ class LanguageTask:
         device: torch.device,
     ) -> None:
         require_fit(data, model, batch)
-        self.model = drawn(lambda: LanguageModel(model), seed).to(device)
+        self.model = build_seeded(lambda: LanguageModel(model), seed).to(device)
         self.apply: Callable[..., Tensor] = self.model
         self.length, self.batch, self.tested, self.seed = model.length, batch, tested, seed
         self.precision, self.device = precision, device
@@ -55,7 +55,7 @@ class LanguageTask:
         return sample_ids(self.seed, step, self.batch, windows(len(self.train), self.length))
 
     def cut(self, text: Tensor, ids: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Windows (n, length) of a text and the bytes behind each of theirs."""
+        """Windows (n, length) of a text and the next bytes."""
         starts = torch.from_numpy(ids).to(self.device)[:, None] * self.length
         place = starts + torch.arange(self.length, device=self.device)
         return text[place].long(), text[place + 1].long()
@@ -93,12 +93,12 @@ class LanguageTask:
 
 
 def windows(count: int, length: int) -> int:
-    """How many windows of `length` bytes with a byte behind each fit into `count` bytes."""
+    """The number of windows of `length` bytes, each with a next byte, in `count` bytes."""
     return (count - 1) // length
 
 
 def require_fit(data: TextData, model: LanguageConfig, batch: int) -> None:
-    """ValueError for a LanguageTask that cannot be, before it is made."""
+    """ValueError for an impossible LanguageTask, before it is built."""
     if batch < 1:
         raise ValueError(f"batch must be at least 1, got {batch}")
     for name, part in (("train", data.train), ("test", data.test)):

@@ -22,7 +22,7 @@ VALUE_DIM = 512  # wide: all queries share the sum over the values, so its noise
 ACTIVATIONS = ("relu", "relu_squared", "gelu", "softplus", "identity", "relu6", "sigmoid")
 ALPHAS = (0.0, 0.5, 1.0)
 SEED = 0
-SLOPE_TOLERANCE = 0.01  # what "within 1 %" means: of a slope, and of a variance that should be flat
+SLOPE_TOLERANCE = 0.01  # "within 1 %": of a slope, and of a variance that should be constant
 
 
 def normal_inputs(length: int, pairs: int, *, seed: int = SEED) -> tuple[Tensor, Tensor, Tensor]:
@@ -98,7 +98,7 @@ def measure() -> dict[str, Any]:
 
 
 def hold(claims: dict[str, Any]) -> bool:
-    """Whether every slope is within SLOPE_TOLERANCE of what it should be, reluformer's being 0."""
+    """Whether every slope is within SLOPE_TOLERANCE of its expected value, 0 for reluformer."""
     n = [row["n"] for row in claims["variance"]]
     flat = slope(n, [row["reluformer"] for row in claims["variance"]])
     errors = [row["slope"] + row["alpha"] for row in claims["weights"]] + [claims["variance_slope"] - 1, flat]

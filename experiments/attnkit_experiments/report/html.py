@@ -1,4 +1,4 @@
-"""Pieces of HTML that reports are made of."""
+"""HTML fragments of reports."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ li { max-width: 76ch; margin: 4px 0; }
 
 
 def safe(value: Any) -> str:
-    """Text with the characters that mean something in HTML written out."""
+    """Text with HTML's special characters escaped."""
     return html.escape(str(value))
 
 
 def document(title: str, parts: Iterable[str]) -> str:
-    """The whole page; it loads nothing."""
+    """The whole, self-contained page."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -60,12 +60,12 @@ def document(title: str, parts: Iterable[str]) -> str:
 
 
 def badge(label: str, smoke: bool) -> str:
-    """What every number carries: the preset and what was changed in it, or that it is no result."""
+    """The label of every number: the preset and its changes, or that it is not a result."""
     return f'<span class="badge{" smoke" * smoke}">{"SMOKE · not a result" if smoke else safe(label)}</span>'
 
 
 def section(part: Section) -> str:
-    """A part of the page: its title, if it has one, what is said about the figure, and the figure."""
+    """A part of the page: its title, if any, a text, and the figure."""
     head = f"<h2>{safe(part.title)}</h2>" if part.title else ""
     return f'{head}<p class="soft">{part.text}</p>{part.body}'
 
@@ -87,7 +87,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def made_with(about: Mapping[str, Any], device: str, more: Mapping[str, str], data: str = "") -> str:
-    """How a study was made, from its study.json: versions, `device` with its machine, `more` facts, the commands."""
+    """The origin of a study, from its study.json: versions, `device` with its machine, `more` facts, the commands."""
     environment = about["environment"]
     facts = {
         "versions": f"attnkit {environment['attnkit']}, torch {environment['torch']}, numpy {environment['numpy']}, "
@@ -97,8 +97,8 @@ def made_with(about: Mapping[str, Any], device: str, more: Mapping[str, str], da
         **more,
     }
     listed = "".join(f"<dt>{safe(key)}</dt><dd>{safe(value)}</dd>" for key, value in facts.items())
-    changed = "".join(f" --set {word}" for word in about["settings"])
-    command = f"python -m experiments run {about['recipe']} --preset {about['preset']}{changed}{data} --out DIR"
+    settings = "".join(f" --set {word}" for word in about["settings"])
+    command = f"python -m experiments run {about['recipe']} --preset {about['preset']}{settings}{data} --out DIR"
     return (
         f"<h2>How it was made</h2>{card(f'<dl>{listed}</dl>')}"
         f"<pre><code>{safe(command)}\npython -m experiments report DIR</code></pre>"

@@ -26,7 +26,7 @@ def write_report(folder: Path, measurement: Measurement) -> Path:
 
 
 def provenance(about: Mapping[str, Any]) -> dict[str, Any]:
-    """What every record carries."""
+    """The label of every record."""
     return {
         "recipe": about["recipe"],
         "preset": about["preset"],
@@ -52,8 +52,8 @@ def as_markdown(measurement: Measurement, rows: list[dict[str, Any]], about: Map
 
 
 def _scale(about: Mapping[str, Any]) -> str:
-    changed = " ".join(about["settings"])
-    return f"{about['label']}" + (f"; here with {changed}" if changed else "")
+    settings = " ".join(about["settings"])
+    return f"{about['label']}" + (f"; here with {settings}" if settings else "")
 
 
 def _device(about: Mapping[str, Any]) -> str:

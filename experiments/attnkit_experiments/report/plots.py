@@ -1,4 +1,4 @@
-"""The figures of the report as inline SVG that follows the page's colours, light or dark."""
+"""The figures of the report as inline SVG in the page's colours, light or dark."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ INK, FAINT, PAPER = "#010203", "#040506", "#070809"  # stand-ins, replaced by th
 _PAGE_COLOURS = {INK: "var(--ink)", FAINT: "var(--line)", PAPER: "var(--paper)"}
 COLOURS = ("#3a7fd5", "#e0762f", "#35a06b", "#c2539b", "#8b6cd8", "#b8952b", "#d2493f", "#2aa3b5", "#7d8794")
 DASHES = ((0, (5, 3)), (0, (2, 2)), (0, (8, 2, 2, 2)), (0, (1, 1.5)))  # softmax is always ink, so several need these
-STAMP = 44  # characters of a line of the label inside a figure: two figures stand beside each other
+STAMP = 44  # characters per line of the label inside a figure, as two figures are side by side
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "attnkit",
@@ -53,7 +53,7 @@ STYLE: dict[Any, Any] = {
 
 
 def svg(figure: Figure, description: str) -> str:
-    """The figure as an <svg> element with a description for those who cannot see it."""
+    """The figure as an <svg> element with a description for screen readers."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", bbox_inches="tight", metadata={"Date": None, "Creator": None})
     plt.close(figure)
@@ -91,7 +91,7 @@ def points(study: StudyResults) -> list[str]:
 
 @dataclass(frozen=True)
 class Axis:
-    """What is drawn upwards: `key` of a result; `share` says whether it is shown in percent."""
+    """The vertical axis: `key` of a result; `share` says whether it is shown in percent."""
 
     key: str
     name: str
@@ -175,7 +175,7 @@ def stamp(axes: Axes, study: StudyResults) -> None:
 
 
 def against_compute(study: StudyResults, key: str = "accuracy", name: str = "test accuracy") -> str:
-    """A share of right answers against counted FLOPs and against measured core hours of training."""
+    """Accuracy against counted FLOPs and against measured core hours of training."""
     colour = colours(study)
     with mpl.rc_context(STYLE):
         figure, both = plt.subplots(1, 2, figsize=(10.2, 3.9), sharey=True)
@@ -258,7 +258,7 @@ def pictures(rows: int, columns: int, size: float) -> tuple[Figure, Any]:
 
 
 def claim_plots(claims: dict[str, Any]) -> str:
-    """Mean weight against L for relu, and output variance against n, both with the line they should lie on."""
+    """Mean weight against L for relu, and output variance against n, both with the expected line."""
     lengths = claims["lengths"]
     with mpl.rc_context(STYLE):
         figure, (left, right) = plt.subplots(1, 2, figsize=(10.2, 3.9))

@@ -1,4 +1,4 @@
-"""Read a study's directory back: cells, statistics over seeds, paired differences."""
+"""Read a study's directory: cells, statistics over seeds, paired differences."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Difference:
 
     @property
     def decided(self) -> bool:
-        """Whether the interval leaves zero out."""
+        """Whether the interval excludes zero."""
         return self.half_width is not None and abs(self.mean) > self.half_width
 
 
@@ -110,7 +110,7 @@ class Line:
 
 @dataclass(frozen=True)
 class StudyResults:
-    """Everything the report shows."""
+    """The contents of the report."""
 
     about: dict[str, Any]
     lines: tuple[Line, ...]  # variants with at least one finished cell
@@ -123,7 +123,7 @@ class StudyResults:
 
     @property
     def label(self) -> str:
-        """What every number carries: the preset, and what was changed in it."""
+        """The label of every number: the preset, and its changes."""
         return label(self.about)
 
     @property
@@ -135,7 +135,7 @@ class StudyResults:
         return statistics.median(result["load"] for line in self.lines for result in line.results.values())
 
     def load_text(self) -> str:
-        """How far the times can be trusted."""
+        """A note on how reliable the times are."""
         cores = self.about["environment"]["cores"]
         text = f"Load average {self.load():.1f} on {cores} cores"
         if self.load() > cores + 0.5:
@@ -160,7 +160,7 @@ class StudyResults:
         return Difference(statistics.fmean(gaps), width)
 
     def core_hours(self, line: Line) -> float:
-        """Hours of training times what trained: GPUs, or threads of a CPU (big_vision counts TPU cores this way).
+        """Training hours times GPUs, or threads of a CPU (big_vision counts TPU cores this way).
 
         Steps × the median step, mean over seeds, so that a pause does not count.
         """
@@ -174,9 +174,9 @@ class StudyResults:
 
 
 def label(about: Mapping[str, Any]) -> str:
-    """The preset of a study.json, and what was changed in it."""
-    changed = " ".join(about["settings"])
-    return f"preset {about['preset']}" + (f", changed: {changed}" if changed else "")
+    """The preset of a study.json, and its changes."""
+    settings = " ".join(about["settings"])
+    return f"preset {about['preset']}" + (f", changed: {settings}" if settings else "")
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:

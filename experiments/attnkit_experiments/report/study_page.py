@@ -1,4 +1,4 @@
-"""The report of a study: one HTML page that loads nothing, results.csv and summary.md; nothing is trained for it."""
+"""The report of a study: one self-contained HTML page, results.csv and summary.md; nothing is trained for it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def record(study: StudyResults, line: Line, measure: Measure) -> dict[str, Any]:
 
 
 def as_markdown(study: StudyResults, recipe: Recipe) -> str:
-    """The headline table for a README or an issue, with its label on top."""
+    """The headline table for a README or an issue, with its label above."""
     about, measure = study.about, recipe.domain.measure
     data, settings = about["data"], about["study"]
     text = [
@@ -134,7 +134,7 @@ def _head(study: StudyResults, recipe: Recipe) -> str:
 
 def _headline_table(study: StudyResults, measure: Measure) -> str:
     rows = []
-    counted = all("flops_per_sample" in line.first for line in plots.trained(study))
+    has_flops = all("flops_per_sample" in line.first for line in plots.trained(study))
     for line in plots.trained(study):
         scores = line.over_seeds(measure.key)
         value = scores.text(measure.digits, measure.factor)
@@ -150,14 +150,14 @@ def _headline_table(study: StudyResults, measure: Measure) -> str:
                 difference.text(measure) if difference else "",
                 line.over_seeds("last_loss").text(3),
                 f"{line.first['parameters']:,}",
-                *([f"{line.first['flops_per_sample'] / 1e6:.1f}"] if counted else []),
+                *([f"{line.first['flops_per_sample'] / 1e6:.1f}"] if has_flops else []),
                 f"{line.step_ms():.0f}" + (f" <small>×{ratio:.2f}</small>" if ratio else ""),
                 line.over_seeds("seconds").text(0),
             )
         )
     head = (
         "variant", "seeds", f"{measure.head}<br>{study.preset}", "difference to<br>its baseline", "training<br>loss",
-        "parameters", *(["MFLOPs<br>per sample"] if counted else []), "ms per step", "seconds",
+        "parameters", *(["MFLOPs<br>per sample"] if has_flops else []), "ms per step", "seconds",
     )  # fmt: skip
     text = (
         f"Test {measure.name} after the last step, mean ± standard deviation over seeds. Differences are paired by "
@@ -175,7 +175,7 @@ def _concerns(column: Published, study: StudyResults) -> bool:
 
 
 def _published(study: StudyResults, columns: list[Published]) -> str:
-    """The paper's table, ours beside it and labelled with the preset."""
+    """The paper's table beside ours, labelled with the preset."""
     rows = []
     for line in study.lines:
         cells = [safe(line.label)]
@@ -196,8 +196,8 @@ def _ours(line: Line, column: Published) -> str:
     if not line.results:
         return "diverged"
     values = [result.get(column.key) for result in line.results.values()]
-    known = [value for value in values if value is not None]
-    return Spread.of(known).text(column.digits, column.factor) if known else "not measured"
+    numbers = [value for value in values if value is not None]
+    return Spread.of(numbers).text(column.digits, column.factor) if numbers else "not measured"
 
 
 def _theirs(line: Line, column: Published) -> str:

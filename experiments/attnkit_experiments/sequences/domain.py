@@ -1,4 +1,4 @@
-"""Classification of long sequences (Long Range Arena): settings, cells and what a report shows."""
+"""Classification of long sequences (Long Range Arena): settings, cells and the parts of a report."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from attnkit_experiments.data.sequences.lra import GENERATED, TASKS, SequenceReq
 from attnkit_experiments.engine.errors import UserError, unknown
 from attnkit_experiments.engine.optim import TrainConfig
 from attnkit_experiments.sequences.inspection import inspect
-from attnkit_experiments.sequences.model import METHODS, POOLINGS, ClassifierConfig
+from attnkit_experiments.sequences.methods import METHODS
+from attnkit_experiments.sequences.model import POOLINGS, ClassifierConfig
 from attnkit_experiments.sequences.task import SequenceTask, require_fit
 from attnkit_experiments.study.recipe import (
     Cell,
@@ -45,7 +46,7 @@ class SequenceStudy(Training):
     pathfinder. Optimiser: AdamW with the eps, the schedule and the rates of the benchmark's PyTorch port.
 
     Raises:
-        UserError: a task, method or pooling that there is not, with the nearest name.
+        UserError: an unknown task, method or pooling, with the closest name.
     """
 
     task: str = "listops"
@@ -92,7 +93,7 @@ class SequenceStudy(Training):
 
 
 def source() -> str:
-    """What the task needs, which `load` knows."""
+    """The default source, resolved by `load`."""
     return BY_TASK
 
 
@@ -106,18 +107,18 @@ def place_of(task: str) -> str:
     return place
 
 
-def load(wanted: Source) -> SequenceData:
-    study = wanted.study
-    place = place_of(study.task) if wanted.place == BY_TASK else wanted.place
+def load(source: Source) -> SequenceData:
+    study = source.study
+    place = place_of(study.task) if source.place == BY_TASK else source.place
     try:
         request = from_study(
             SequenceRequest, study, train=study.train_samples, valid=study.valid_samples, test=study.test_samples,
-            valid_share=1 / study.hold_out if study.hold_out else 0.0, skip_unreadable=wanted.skip_unreadable,
+            valid_share=1 / study.hold_out if study.hold_out else 0.0, skip_unreadable=source.skip_unreadable,
             listops=from_study(ListOpsRules, study, depth=study.tree_depth),
         )  # fmt: skip
     except ValueError as error:
         raise UserError(f"{study.task}: {error}") from None
-    return load_sequences(place, request, cache=wanted.cache)
+    return load_sequences(place, request, cache=source.cache)
 
 
 def about(data: SequenceData) -> dict[str, Any]:
@@ -174,7 +175,7 @@ def shape(cell: Cell) -> ClassifierConfig:
 
 
 def sections(study: Any, show_samples: bool) -> list[Section]:
-    from attnkit_experiments.sequences import page  # draws: nothing that training needs to load
+    from attnkit_experiments.sequences import page  # imports plotting
 
     return page.sections(study, show_samples)
 

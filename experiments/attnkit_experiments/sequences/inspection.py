@@ -1,4 +1,4 @@
-"""What the attention of a trained classifier of sequences does: rows of its weights, layer by layer."""
+"""The attention of a trained sequence classifier: rows of its weights, layer by layer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attnkit_experiments.sequences.model import SequenceClassifier
 from attnkit_experiments.sequences.task import SequenceTask
 from attnkit_experiments.study.recipe import Cell
 
-INSPECTED, AT_ONCE = 32, 8  # sequences whose rows of attention are looked at
+INSPECTED, AT_ONCE = 32, 8  # sequences whose rows of attention are measured
 
 
 def inspect(task: SequenceTask, initial: SequenceTask, cell: Cell, folder: Path) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def layer_statistics(model: SequenceClassifier, task: SequenceTask) -> list[dict
     """Per attention layer means over the rows of tokens of the first test sequences, in the order of the model.
 
     `total` is the row sum, `entropy` in nats of normalised weights (None where it is not defined), `nonzero` the share
-    of keys with a weight, `dead` the share of rows without any. [] for methods that weigh no keys one by one, or whose
+    of keys with a weight, `dead` the share of rows without any. [] for methods without weights of single keys, or whose
     weights attnkit has no statistics of.
     """
     model.eval()

@@ -1,4 +1,4 @@
-"""What a report shows of studies on sequences: accuracy beside chance, learning curves, rows of attention weights."""
+"""The figures of studies on sequences: accuracy beside chance, learning curves, rows of attention weights."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from attnkit_experiments.report.html import card, safe, table
 from attnkit_experiments.report.results import Line, StudyResults
 from attnkit_experiments.study.recipe import Section
 
-SIGMAS = 2  # standard errors of the test split that a score must be above chance
+SIGMAS = 2  # standard errors of the test split by which a score must exceed chance
 
 
 def sections(study: StudyResults, show_samples: bool) -> list[Section]:
-    """In the order of the page; nothing of the data is in it."""
+    """In page order; without any of the data."""
     parts = [
         Section("Accuracy beside chance", chance_text(study), chance_table(study)),
         Section("Learning curves", CURVES, card(plots.learning_curves(study))),
@@ -63,8 +63,8 @@ def chance_table(study: StudyResults) -> str:
     return table(head, rows)
 
 
-def rows_text(study: StudyResults, shown: list[Line]) -> str:
-    without = [line.label for line in plots.trained(study) if line not in shown]
+def rows_text(study: StudyResults, lines: list[Line]) -> str:
+    without = [line.label for line in plots.trained(study) if line not in lines]
     text = (
         "After training, in brackets before it: means over heads and over the rows of tokens of the first test "
         "sequences, first seed, layer by layer. Entropy is that of normalised weights, in nats."

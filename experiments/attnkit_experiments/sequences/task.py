@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from attnkit_experiments.data.sequences.dataset import PADDING, SequenceData, Split
-from attnkit_experiments.engine.sampler import drawn, sample_ids, seeded
-from attnkit_experiments.sequences.model import METHODS, ClassifierConfig, SequenceClassifier
+from attnkit_experiments.engine.sampler import build_seeded, sample_ids, seeded
+from attnkit_experiments.sequences.methods import METHODS
+from attnkit_experiments.sequences.model import ClassifierConfig, SequenceClassifier
 
 
 class SequenceTask:
@@ -45,7 +46,7 @@ class SequenceTask:
         pad_to_multiple: int = 0,
     ) -> None:
         require_fit(data, model, batch, pad_to_multiple)
-        self.model = drawn(lambda: SequenceClassifier(model), seed).to(device)
+        self.model = build_seeded(lambda: SequenceClassifier(model), seed).to(device)
         self.apply: Callable[..., Any] = self.model
         self.data, self.batch, self.seed, self.device = data, batch, seed, device
         self.length, self.pad_to_multiple, self.precision = model.length, pad_to_multiple, precision
@@ -59,7 +60,7 @@ class SequenceTask:
         """The share of samples ids[own] in the mean cross-entropy of all `ids`.
 
         Shares add up to the loss of the whole exactly without dropout. Dropout is drawn from (seed, step, first sample
-        of the share), so it is the same after a resume, but other for a batch that is cut in other shares.
+        of the share), so it is the same after a resume, but differs if a batch is split differently.
         """
         rows = self.data.train.rows[ids]
         labels = torch.from_numpy(self.data.train.labels[ids[own]]).to(self.device)
@@ -87,7 +88,7 @@ class SequenceTask:
     def evaluate(self) -> dict[str, float]:
         """Accuracy and cross-entropy on the test split, the majority baseline, and the same of valid if there is one.
 
-        `majority` is the accuracy of always answering the commonest class of train: a method below it has learned
+        `majority` is the accuracy of always answering the most common class of train: a method below it has learned
         nothing.
         """
         accuracy, loss = self.measure(self.data.test)
@@ -99,7 +100,7 @@ class SequenceTask:
 
     @torch.no_grad()
     def measure(self, split: Split) -> tuple[float, float]:
-        """(accuracy, mean cross-entropy) of the model as it is; the caller has put it in evaluation mode."""
+        """(accuracy, mean cross-entropy) of the model, which the caller has put in evaluation mode."""
         correct, total = 0, 0.0
         for start in range(0, len(split), self.batch):
             rows = split.rows[start : start + self.batch]
@@ -112,12 +113,12 @@ class SequenceTask:
 
 
 def require_fit(data: SequenceData, model: ClassifierConfig, batch: int, pad_to_multiple: int) -> None:
-    """ValueError for a SequenceTask that cannot be, before it is made."""
+    """ValueError for an impossible SequenceTask, before it is built."""
     if batch < 1 or pad_to_multiple < 0:
         raise ValueError(f"batch must be at least 1 and pad_to_multiple at least 0, got {batch} and {pad_to_multiple}")
-    for name, wanted in (("vocabulary", data.vocabulary), ("classes", len(data.classes)), ("towers", data.towers)):
-        if getattr(model, name) != wanted:
-            raise ValueError(f"{name} of the model must be {wanted} for {data.name}, got {getattr(model, name)}")
+    for name, expected in (("vocabulary", data.vocabulary), ("classes", len(data.classes)), ("towers", data.towers)):
+        if getattr(model, name) != expected:
+            raise ValueError(f"{name} of the model must be {expected} for {data.name}, got {getattr(model, name)}")
     if model.length < data.lengths.max():
         raise ValueError(f"length must hold {data.lengths.max()} tokens for {data.name}, got {model.length}")
     if pad_to_multiple and not (METHODS[model.method].any_padding and model.pool == "masked"):
@@ -128,5 +129,5 @@ def require_fit(data: SequenceData, model: ClassifierConfig, batch: int, pad_to_
 
 
 def _wide(logits: Tensor) -> Tensor:
-    """In float32 at least: autocast answers in bfloat16."""
+    """In float32 at least: autocast returns bfloat16."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -1,14 +1,13 @@
 """The attention layers that Lu et al. 2021 compare in one backbone (Table 1): one signature, (x, height, width).
 
-Also the weights of each, for looking at: `weights(x, height, width)` is (B, heads, n, n).
+Also the weights of each, for inspection: `weights(x, height, width)` is (B, heads, n, n).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +18,7 @@ from attnkit.nn import MultiHeadAttention, SoftAttention1d, SoftAttention2d
 
 @dataclass(frozen=True)
 class SoftOptions:
-    """What SOFT's attention and blocks are.
+    """The options of SOFT's attention and blocks.
 
     Attributes:
         sampling: of landmarks, see `attnkit.nn.SoftAttention2d`; "random" picks the same positions at every call.
@@ -40,7 +39,7 @@ class SoftOptions:
 
 
 class Place(NamedTuple):
-    """Where in a model an attention layer stands: grid is tokens a side, landmarks is m, stage (from 0) chooses the
+    """The position of an attention layer in a model: grid is tokens a side, landmarks is m, stage (from 0) chooses the
     convolution of values."""
 
     width: int
@@ -51,7 +50,7 @@ class Place(NamedTuple):
     options: SoftOptions
 
     def window(self) -> int:
-        """Tokens a side of a window, so that there is a landmark for each; ValueError if they do not divide."""
+        """Tokens a side of a window, so that each has one landmark; ValueError if they do not divide."""
         side = math.isqrt(self.landmarks)
         if side**2 != self.landmarks or self.grid % side:
             raise ValueError(f"landmarks must be a square number that divides {self.grid}², got {self.landmarks}")
@@ -59,7 +58,7 @@ class Place(NamedTuple):
 
 
 class Tokens(nn.Module):
-    """`MultiHeadAttention` over the tokens of a picture, whose order does not matter to it."""
+    """`MultiHeadAttention` over the tokens of an image, independent of their order."""
 
     def __init__(self, attention: MultiHeadAttention) -> None:
         super().__init__()
@@ -75,7 +74,7 @@ class Tokens(nn.Module):
 
 
 class Windows(Tokens):
-    """The same with tokens window by window, so that r² successive ones are an r×r window of the picture."""
+    """The same with tokens window by window, so that r² successive ones form an r×r window of the image."""
 
     def __init__(self, attention: MultiHeadAttention, grid: int, window: int) -> None:
         super().__init__(attention)
@@ -107,7 +106,7 @@ class Soft(nn.Module):
         return out
 
     def weights(self, x: Tensor, height: int, width: int) -> Tensor:
-        """Without what a convolution of values adds."""
+        """Without the convolution of values."""
         q, landmarks = self.attention.queries_and_landmarks(x, height, width)
         options = {name: value for name, value in self.attention.options.items() if name != "inverse_grad"}
         weights: Tensor = attnkit.soft_attention_weights(q, landmarks, **options)
@@ -135,74 +134,3 @@ class SoftWithClassToken(nn.Module):
     def forward(self, x: Tensor, height: int, width: int) -> Tensor:
         out: Tensor = self.attention(x)
         return out
-
-
-# ---------------------------------------------------------------------------------------------- methods
-
-
-def multi_head(place: Place, op: str, **options: Any) -> MultiHeadAttention:
-    return MultiHeadAttention(place.width, place.heads, op=op, options=options)
-
-
-def transformer(place: Place) -> nn.Module:
-    return Tokens(multi_head(place, "softmax_attention"))
-
-
-def linformer(place: Place) -> nn.Module:
-    """Keys and values projected to as many slots as there are landmarks; the projections are learned."""
-    return Tokens(
-        multi_head(place, "linformer_attention", num_slots=place.landmarks, max_length=place.grid * place.grid)
-    )
-
-
-def performer(place: Place) -> nn.Module:
-    """FAVOR+ with ⌊d ln d⌋ features, 110 for the paper's heads of 32."""
-    d = place.width // place.heads
-    return Tokens(multi_head(place, "performer_attention", num_features=int(d * math.log(d))))
-
-
-def nystromformer(place: Place) -> nn.Module:
-    """Landmarks are means over windows of the picture (§4.2); 6 steps, without the convolution of values."""
-    window = place.window()
-    return Windows(multi_head(place, "nystrom_attention", num_landmarks=place.landmarks), place.grid, window)
-
-
-def soft(place: Place) -> nn.Module:
-    options, side = place.options, math.isqrt(place.landmarks)
-    convs = options.value_convs
-    sampled: dict[str, Any] = {"num_landmarks": place.landmarks}
-    if options.sampling == "convolution" or (options.sampling == "average_pool" and place.grid % side == 0):
-        sampled = {"stride": place.window()}
-    layer = SoftAttention2d(
-        place.width,
-        place.heads,
-        sampling=options.sampling,
-        ridge=options.ridge,
-        init_scale=options.init_scale,
-        landmark_norm=options.landmark_norm,
-        value_conv=convs[place.stage] if place.stage < len(convs) else None,
-        **sampled,
-    )
-    return Soft(layer)
-
-
-METHODS: dict[str, Callable[[Place], nn.Module]] = {
-    "transformer": transformer,
-    "linformer": linformer,
-    "performer": performer,
-    "nystromformer": nystromformer,
-    "soft": soft,
-}
-"""The rows of Table 1."""
-
-
-def last_softmax(place: Place) -> nn.Module:
-    """Attention of a last stage, over the class token and all others."""
-    return transformer(place)
-
-
-def last_soft(place: Place) -> nn.Module:
-    options = place.options
-    return SoftWithClassToken(
-        SoftAttention1d(place.width, place.heads, window=1, ridge=options.ridge, init_scale=options.init_scale)
-    )

@@ -1,6 +1,6 @@
-"""Image classification with SOFT's models (Lu et al. 2021): settings, cells and what they cost.
+"""Image classification with SOFT's models (Lu et al. 2021): settings, cells and costs.
 
-A variant's `op` is a key of `models.soft_attention.METHODS`; its `options` are what the published model of its row has
+A variant's `op` is a key of `methods.METHODS`; its `options` are what the published model of its row has
 other than Tiny at 224 pixels, for the columns of full scale.
 """
 
@@ -104,7 +104,7 @@ def shape(cell: Cell) -> SoftConfig:
 
 
 def sections(study: Any, show_images: bool) -> list[Section]:
-    from attnkit_experiments.soft import page  # draws: nothing that training needs to load
+    from attnkit_experiments.soft import page  # imports plotting
 
     return page.sections(study, show_images)
 

@@ -1,4 +1,4 @@
-"""What is measured of a trained model of SOFT: heat maps, residuals of the inverse, cost at full scale."""
+"""Measurements of a trained SOFT model: heat maps, residuals of the inverse, cost at full scale."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ TIMED_PASSES = 3
 
 
 def inspect(task: SoftImageTask, initial: SoftImageTask, cell: Cell, folder: Path) -> dict[str, Any]:
-    """Heat maps to look at, residuals of the inverse before and after training, and cost at full scale."""
+    """Heat maps, residuals of the inverse before and after training, and cost at full scale."""
     order = in_turn(task.test_labels.tolist())
-    shown = task.pixels.test(order[:MAP_IMAGES])
+    sample = task.pixels.test(order[:MAP_IMAGES])
     # hooks need a model that is not compiled
     plain = SoftVisionTransformer(cell.settings["model"]).to(task.device)
     plain.load_state_dict(task.model.state_dict())
     if cell.variant.op != "linformer":
         with written_aside(folder / "maps.safetensors") as aside:
-            save_file({"images": shown.cpu(), "maps": heat_maps(plain, augment.normalise(shown)).cpu()}, aside)
+            save_file({"images": sample.cpu(), "maps": heat_maps(plain, augment.normalise(sample)).cpu()}, aside)
     numbers: dict[str, Any] = {}
     if cell.variant.op == "soft":
         images = augment.normalise(task.pixels.test(order[:RESIDUAL_IMAGES]))
@@ -46,14 +46,14 @@ def inspect(task: SoftImageTask, initial: SoftImageTask, cell: Cell, folder: Pat
 
 
 def attention_inputs(model: SoftVisionTransformer, images: Tensor) -> list[list[tuple[torch.nn.Module, Tensor, int]]]:
-    """For every stage and block its attention layer, what it is given, and tokens a side; in evaluation mode."""
+    """For every stage and block its attention layer, its input, and tokens per side; in evaluation mode."""
     model.eval()
-    seen: dict[int, Tensor] = {}
+    x_of: dict[int, Tensor] = {}
     hooks = []
     of_stages: list[list[tuple[torch.nn.Module, Tensor, int]]] = []
     layers = [(stage, block.attention) for stage in model.stages for block in stage.blocks]  # type: ignore[union-attr]
     for _, layer in layers:
-        hooks.append(layer.register_forward_pre_hook(lambda module, inputs: seen.__setitem__(id(module), inputs[0])))
+        hooks.append(layer.register_forward_pre_hook(lambda module, inputs: x_of.__setitem__(id(module), inputs[0])))
     try:
         with torch.no_grad():
             model(images)
@@ -62,13 +62,13 @@ def attention_inputs(model: SoftVisionTransformer, images: Tensor) -> list[list[
             hook.remove()
     for stage in model.stages:
         assert isinstance(stage, Stage)
-        of_stages.append([(block.attention, seen[id(block.attention)], stage.grid) for block in stage.blocks])  # type: ignore[misc]
+        of_stages.append([(block.attention, x_of[id(block.attention)], stage.grid) for block in stage.blocks])  # type: ignore[misc]
     return of_stages
 
 
 @torch.no_grad()
 def heat_maps(model: SoftVisionTransformer, images: Tensor) -> Tensor:
-    """Weights of the token in the middle in the last block of stage 1, first two heads: (images, heads, grid, grid)."""
+    """Weights of the middle token in the last block of stage 1, first two heads: (images, heads, grid, grid)."""
     layer, x, grid = attention_inputs(model, images)[0][-1]
     weights: Tensor = layer.weights(x, grid, grid)  # type: ignore[operator]
     middle = (grid // 2) * grid + grid // 2
@@ -92,7 +92,7 @@ def residuals(model: SoftVisionTransformer, images: Tensor) -> list[dict[str, li
 
 
 def full_scale(config: SoftConfig, batch: int, device: torch.device) -> dict[str, Any]:
-    """Peak memory of a training step and images a second in training and prediction, float32, random images."""
+    """Peak memory of a training step and images per second in training and prediction, float32, random images."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = SoftVisionTransformer(config).to(device)

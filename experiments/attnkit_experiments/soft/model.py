@@ -1,8 +1,8 @@
-"""The image models of Lu et al. 2021 (SOFT): Tiny to Huge, with the attention left open.
+"""The image models of Lu et al. 2021 (SOFT): Tiny to Huge, with configurable attention.
 
 A convolutional stem and a pyramid of four stages (§3.3, Table 2), each a 3×3 convolution of stride 2 (BN, ReLU),
-learned positions and blocks of attention and MLP. Two sets of options say what the blocks are: OFFICIAL, the authors'
-code, and PAPER, the formulas of the paper and nothing else. Linear maps and positions start as in the code, normal of
+learned positions and blocks of attention and MLP. Two sets of options define the blocks: OFFICIAL, the authors'
+code, and PAPER, only the formulas of the paper. Linear maps and positions start as in the code, normal of
 std 0.02 (which it cuts at 100 of them), biases at 0.
 """
 
@@ -15,13 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from attnkit_experiments.engine.errors import unknown
-from attnkit_experiments.soft.attention import METHODS, Place, SoftOptions, last_soft, last_softmax
+from attnkit_experiments.soft.attention import Place, SoftOptions
+from attnkit_experiments.soft.methods import METHODS, last_soft, last_softmax
 
 POSITION_STD = 0.02
 PATCH = 16  # of models without a pyramid
 PRE_NORM_EPS = 1e-6  # of stage 4 and the last norm; the others have torch's 1e-5
 MLP_RATIO = 4
-NEWTON_PRODUCTS = 2 * 20 + 4  # of m×m matrices: two a step, and four through which the gradient goes
+NEWTON_PRODUCTS = 2 * 20 + 4  # of m×m matrices: two per step, and four for the gradient
 
 
 class SoftSize(NamedTuple):
@@ -34,7 +35,7 @@ class SoftSize(NamedTuple):
 
 _HEADS, _WIDTHS = (2, 4, 10, 16), (64, 128, 320, 512)
 
-# Table 2; of Small the code has 20 blocks in stage 3, with which it has 39 M parameters and not the paper's 24 M
+# Table 2; for Small the code has 20 blocks in stage 3, which gives 39 M parameters instead of the paper's 24 M
 SIZES: dict[str, SoftSize] = {
     "tiny": SoftSize(_WIDTHS, _HEADS, (1, 2, 3, 2)),
     "small": SoftSize(_WIDTHS, _HEADS, (1, 3, 7, 4)),
@@ -51,7 +52,7 @@ OFFICIAL = SoftOptions(
     stochastic_depth=False,
 )  # fmt: skip
 """The authors' code of 2022: the convolution of values and LayerNorm with GELU on landmarks are not in the paper, stage
-4 is softmax attention, and what is called drop_path drops single features."""
+4 is softmax attention, and its drop_path drops single features."""
 
 PAPER = SoftOptions(
     sampling="average_pool", init_scale=1.0, value_convs=(), softmax_last=False, stochastic_depth=True
@@ -63,7 +64,7 @@ OPTIONS: dict[str, SoftOptions] = {"official": OFFICIAL, "paper": PAPER}
 
 @dataclass(frozen=True)
 class SoftConfig:
-    """Everything that fixes the model.
+    """The configuration of the model.
 
     Attributes:
         size: a key of SIZES.
@@ -111,24 +112,24 @@ class SoftConfig:
 
     @property
     def stride(self) -> int:
-        """Pixels a side of a token of the last stage."""
+        """Pixels per side of a token of the last stage."""
         return self.stem_stride * 2 ** (len(SIZES[self.size].widths) - 1) if self.pyramid else self.patch
 
     @property
     def patch(self) -> int:
-        """Pixels a side of a patch of a model without a pyramid: 16, in proportion for small images."""
+        """Pixels per side of a patch of a model without a pyramid: 16, in proportion for small images."""
         return PATCH * self.stem_stride // 4
 
     @property
     def grids(self) -> tuple[int, ...]:
-        """Tokens a side in each stage."""
+        """Tokens per side in each stage."""
         if not self.pyramid:
             return (self.image // self.patch,)
         return tuple(self.image // self.stem_stride // 2**i for i in range(len(SIZES[self.size].widths)))
 
     @property
     def newton_multiply_adds(self) -> int:
-        """Multiply-adds of one image's inversions, which the FLOPs of the paper seem to leave out."""
+        """Multiply-adds of one image's inversions, which the paper's FLOPs seem to omit."""
         size = SIZES[self.size]
         stages = len(size.depths) - (self.pyramid and self.options.softmax_last)
         tokens = [self.landmarks] * len(size.depths)
@@ -161,7 +162,7 @@ class Patches(nn.Module):
 
 
 def embedding(config: SoftConfig, stage: int) -> nn.Module:
-    """What makes the tokens of a stage from the picture (B, C, H, W) before it."""
+    """The layer that turns the image (B, C, H, W) before a stage into its tokens."""
     size = SIZES[config.size]
     width = size.widths[stage]
     if not config.pyramid:
@@ -227,7 +228,7 @@ class PreNormBlock(nn.Module):
 def make_block(config: SoftConfig, stage: int, rate: float) -> nn.Module:
     """A block of a stage; with a class token in the last stage of a pyramid."""
     size, options = SIZES[config.size], config.options
-    # a model without a pyramid has the tokens of stage 3
+    # without a pyramid the tokens are those of stage 3
     like = stage if config.pyramid else max(len(options.value_convs) - 1, 0)
     place = Place(size.widths[stage], size.heads[stage], config.grids[stage], config.landmarks, like, options)
     if config.pyramid and stage == len(size.widths) - 1:
@@ -244,7 +245,7 @@ def make_block(config: SoftConfig, stage: int, rate: float) -> nn.Module:
 
 
 class Stage(nn.Module):
-    """A picture (B, C, H, W) to the tokens (B, n, width) of the next stage, a class token first where there is one."""
+    """An image (B, C, H, W) to the tokens (B, n, width) of the next stage, with a class token first if there is one."""
 
     def __init__(self, config: SoftConfig, stage: int, rates: list[float]) -> None:
         super().__init__()
@@ -284,7 +285,7 @@ class SoftVisionTransformer(nn.Module):
         rates = [config.drop_path * i / max(depth - 1, 1) for i in range(depth)]
         starts = [sum(size.depths[:i]) for i in range(len(size.depths))]
         of_stage = [rates[start : start + depth] for start, depth in zip(starts, size.depths, strict=True)]
-        # no ModuleList: what is kept in one is compiled and sharded as a block
+        # not a ModuleList, whose elements are compiled and sharded as blocks
         self.stages = nn.Sequential(*(Stage(config, i, of_stage[i]) for i in range(len(size.widths))))
         self.norm = nn.LayerNorm(size.widths[-1], eps=PRE_NORM_EPS)
         self.head = nn.Linear(size.widths[-1], config.classes)

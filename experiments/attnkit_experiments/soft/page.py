@@ -1,4 +1,4 @@
-"""What a report shows of studies of SOFT on images: cost at the published size, curves, heat maps, residuals."""
+"""The figures of SOFT studies on images: cost at the published size, curves, heat maps, residuals."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COSTS = (
 
 
 def sections(study: StudyResults, show_images: bool) -> list[Section]:
-    """In the order of the page; without `show_images` nothing of the data set is in it."""
+    """In page order; without `show_images` no image of the data set is included."""
     lines = plots.trained(study)
     parts = []
     if "full_parameters" in lines[0].first:
@@ -66,9 +66,9 @@ def cost_text(study: StudyResults) -> str:
 
 def cost_table(study: StudyResults) -> str:
     lines = plots.trained(study)
-    shown = [column for column in COSTS if column[0] in lines[0].first]
+    columns = [column for column in COSTS if column[0] in lines[0].first]
     rows = [
-        [safe(line.label), *(f"{factor * line.first[key]:,.{digits}f}" for key, _, factor, digits in shown)]
+        [safe(line.label), *(f"{factor * line.first[key]:,.{digits}f}" for key, _, factor, digits in columns)]
         for line in lines
     ]
-    return table(("variant", *(name for _, name, _, _ in shown)), rows)
+    return table(("variant", *(name for _, name, _, _ in columns)), rows)

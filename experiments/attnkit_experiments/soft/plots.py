@@ -46,7 +46,7 @@ def memory(rows: Sequence[Row], methods: Sequence[str], modes: Sequence[str], sm
 
 
 def heat_maps(study: StudyResults, *, show_images: bool) -> str:
-    """Test images, and beside each the weights of the token in the middle, a column per variant and head."""
+    """Test images with the weights of the middle token, a column per variant and head."""
     lines, stored = [], []
     for line in trained(study)[:6]:
         path = line.first_cell / "maps.safetensors"

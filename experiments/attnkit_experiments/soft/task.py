@@ -12,7 +12,7 @@ from attnkit_experiments.images.task import ImageTask
 class SoftImageTask(ImageTask):
     """An `ImageTask` whose drop_path is drawn from (seed, step, first sample of the share), the same after a resume.
 
-    Batch normalisation takes the statistics of a share: cut in other shares, a batch has another loss.
+    Batch normalisation uses the statistics of a share, so the loss depends on how a batch is split.
     """
 
     def loss(self, ids: np.ndarray, step: int, own: slice) -> Tensor:

@@ -1,1 +1,1 @@
-"""What a recipe is: settings, cells, measurements."""
+"""The definition of a recipe: settings, cells, measurements."""

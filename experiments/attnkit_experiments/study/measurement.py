@@ -1,7 +1,7 @@
-"""A table or figure of a paper that needs no training: what is measured, thing by thing, and how it is shown.
+"""A table or figure of a paper that needs no training: the items to measure, and their presentation.
 
-OUT/study.json   what was asked for, with which versions
-OUT/rows.json    what was measured, written after every row, so that --resume goes on behind the last one
+OUT/study.json   the request and versions
+OUT/rows.json    the measured rows, written one by one, so that --resume continues after the last one
 OUT/finished.json
 """
 
@@ -41,7 +41,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Like a `Recipe`, for what is not trained. Its presets' studies have neither steps nor seeds."""
+    """Like a `Recipe`, without training. Its presets' studies have neither steps nor seeds."""
 
     id: str
     title: str
@@ -49,21 +49,21 @@ class Measurement:
     source: str
     presets: Mapping[str, Preset]
     items: Callable[[Any], Sequence[Row]]
-    """What a study measures, in order; the first columns of its rows."""
+    """The items of a study, in order; the first columns of its rows."""
     measure: Callable[[Row, Any, torch.device], Row]
     """The numbers of one item."""
     columns: tuple[Column, ...]
     sections: Callable[[Sequence[Row], Mapping[str, Any]], list[Section]]
-    """Figures, from the rows and what study.json holds."""
+    """Figures, from the rows and study.json."""
     about: str
-    """What the numbers are: how they are measured, and what they can be compared with."""
+    """Text on how the numbers are measured, and what they can be compared with."""
     deviations: tuple[str, ...]
     check: Callable[[Sequence[Row]], None]
-    """What must hold for the rows of any preset; ValueError if it does not."""
+    """Check the rows of any preset; ValueError if a statement does not hold."""
 
 
 def carry_out(measurement: Measurement, study: Any, out: Path, device: torch.device, threads: int) -> Path:
-    """Measure what OUT/rows.json does not have yet; returns the folder."""
+    """Measure the items missing in OUT/rows.json; returns the folder."""
     path = out / "rows.json"
     rows = read_json(path)["rows"] if path.exists() else []
     items = measurement.items(study)
@@ -71,9 +71,9 @@ def carry_out(measurement: Measurement, study: Any, out: Path, device: torch.dev
         for index, item in enumerate(items[len(rows) :], start=len(rows)):
             rows.append(dict(item) | dict(measurement.measure(item, study, device)))
             write_json(path, {"rows": rows})
-            shown = [column for column in measurement.columns if rows[-1].get(column.key) != ""]
-            said = ", ".join(f"{column.head} {column.text(rows[-1])}" for column in shown)
-            say(f"[{index + 1}/{len(items)}] {said}")
+            columns = [column for column in measurement.columns if rows[-1].get(column.key) != ""]
+            text = ", ".join(f"{column.head} {column.text(rows[-1])}" for column in columns)
+            say(f"[{index + 1}/{len(items)}] {text}")
     measurement.check(rows)
     write_json(out / "finished.json", {"rows": len(rows)})
     return out

@@ -18,7 +18,7 @@ _WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0"
 def override(study: T, assignments: Iterable[str]) -> T:
     """`study` with every ``key=value`` applied; tuples are comma-separated.
 
-    An unknown key is an error with the nearest one; a value of the wrong type is an error with what was expected.
+    An unknown key is an error with the closest one; a value of the wrong type is an error with the expected type.
     """
     kinds = typing.get_type_hints(type(study))
     names = [field.name for field in dataclasses.fields(study)]  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
-"""What a recipe is: frozen settings, the variants it compares, and the cells (variant × seed) it expands to.
+"""Recipes: frozen settings, the variants they compare, and the cells (variant × seed) they expand to.
 
-What differs between images and sentences (how data is read, which model and task a cell is, what is drawn in the
-report) is a `Domain`: `domain.py` in the room of each.
+The differences between images and sentences (how data is read, the model and task of a cell, the figures of the report)
+are in a `Domain`: `domain.py` in each package.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 
+import attnkit
 from attnkit_experiments.engine.files import fingerprint
 from attnkit_experiments.engine.optim import TrainConfig
 
@@ -27,7 +28,7 @@ SIGNED = ("identity", "gelu", "gelu_tanh", "silu")
 
 @dataclass(frozen=True)
 class Training:
-    """What every study sets of its training, each a key of `--set`; a domain extends it, and a recipe the domain's."""
+    """The training settings of every study, each a key of `--set`; a domain extends it, and a recipe the domain's."""
 
     steps: int = 300
     lr: float = 1e-3
@@ -43,18 +44,18 @@ class Training:
 
 
 class Data(Protocol):
-    """What a domain has read."""
+    """The data of a domain."""
 
     @property
     def name(self) -> str: ...
 
     def checksum(self) -> str:
-        """A hash of all that is trained and tested on."""
+        """A hash of all training and test data."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where data is read from, and what of it a study wants."""
+    """The source of data, and the part that a study uses."""
 
     place: str
     study: Any
@@ -65,7 +66,7 @@ class Source:
 
 
 def data_place(inside: str, otherwise: str) -> str:
-    """What ATTNKIT_DATA names, or `inside` of it where there is such a thing; `otherwise` where it names nothing."""
+    """ATTNKIT_DATA, or `inside` of it if that exists; `otherwise` if it is not set."""
     place = Path(os.environ.get("ATTNKIT_DATA", ""))
     if place == Path():
         return otherwise
@@ -74,21 +75,21 @@ def data_place(inside: str, otherwise: str) -> str:
 
 @dataclass(frozen=True)
 class Variant:
-    """One line of a figure at one place: an op with its options, and what else differs from the study's settings."""
+    """One line of a figure at one point: an op with its options, and other changes of the study's settings."""
 
     name: str
     series: str
-    op: str = "softmax_attention"
+    op: str = attnkit.softmax_attention.__name__
     options: Mapping[str, Any] = field(default_factory=dict)
     alpha: float | None = None
     gate: Literal["", "silu"] = ""
     point: str = ""
-    baseline: str = ""  # the variant whose step time this one's is divided by
+    baseline: str = ""  # the variant whose step time is the denominator of this one's
     changes: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
-        """How tables and legends name it."""
+        """Its name in tables and legends."""
         parts = [self.series, f"α = {self.alpha:g}" if self.alpha is not None else "", self.point]
         return ", ".join(part for part in parts if part)
 
@@ -109,9 +110,9 @@ class Variant:
 
 @dataclass(frozen=True)
 class Cell:
-    """One training run. Its hash covers all that decides its numbers, the data included, and nothing else.
+    """One training run. Its hash covers everything that determines its numbers, including the data, and nothing else.
 
-    `settings` are what the domain's task is made from, frozen dataclasses by name.
+    `settings` are the arguments of the domain's task, frozen dataclasses by name.
     """
 
     variant: Variant
@@ -158,7 +159,7 @@ class Measure:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the report: a title, or none where it goes on, a text as HTML, and a figure or table as HTML."""
+    """A part of the report: a title, or none for a continuation, a text as HTML, and a figure or table as HTML."""
 
     title: str
     text: str
@@ -167,23 +168,23 @@ class Section:
 
 @dataclass(frozen=True)
 class Domain:
-    """What the recipes of one kind of data share."""
+    """The common parts of recipes for one kind of data."""
 
     name: str
     source: Callable[[], str]
-    """Where data is if --data does not say so."""
+    """The default of --data."""
     load: Callable[[Source], Any]
-    """The data; UserError if it is not there or cannot be used."""
+    """The data; UserError if it is missing or unusable."""
     about: Callable[[Any], dict[str, Any]]
-    """Facts about the data for study.json: at least `name`, and `text`, a line for a person."""
+    """Facts about the data for study.json: at least `name`, and `text`, a readable line."""
     cell: Callable[[Any, Variant, int, Any, str], Cell]
     """The cell of settings (a study's with the variant's changes), a variant, a seed, the data and its checksum."""
     task: Callable[[Cell, Any, torch.device], Any]
-    """The `Task` that is trained."""
+    """The `Task` to train."""
     inspect: Callable[[Any, Any, Cell, Path], dict[str, Any]]
-    """What is measured of the trained task, the untrained one and a folder to write to, beside `Task.evaluate`."""
+    """Further measurements of the trained and the untrained task beside `Task.evaluate`, and a folder to write to."""
     facts: Callable[[Cell], dict[str, Any]]
-    """What the shape of a cell decides: FLOPs, tokens."""
+    """Facts that depend on the shape of a cell: FLOPs, tokens."""
     shape: Callable[[Cell], Any]
     """Cells of equal shape must have equally many parameters."""
     measure: Measure
@@ -195,7 +196,7 @@ class Domain:
 class Published:
     """A column of the paper's table: `values` by the name of a variant, None where training did not converge.
 
-    `key` is the number of a result that stands beside it. `where` says for which presets, or values of other
+    `key` is the corresponding number of a result. `where` says for which presets, or values of other
     settings, the paper has it: {"preset": ("paper",)}.
     """
 
@@ -211,7 +212,7 @@ class Published:
 class Preset:
     """A study's settings at one scale, what they cost, and the label its numbers carry.
 
-    `deviations`: how this scale departs from the paper, where that is not what the recipe says of the others.
+    `deviations`: how this scale departs from the paper, if it differs from the recipe's.
     """
 
     study: Any
@@ -222,7 +223,7 @@ class Preset:
 
 @dataclass(frozen=True)
 class Scale:
-    """What the recipes of a paper share at one scale: settings, the label of its numbers, what it costs."""
+    """The common preset of a paper's recipes at one scale: settings, the label of its numbers, its cost."""
 
     settings: Mapping[str, Any]
     label: str
@@ -239,7 +240,7 @@ def presets(
     """A preset for each scale: its settings, then those of the recipe at every scale, then its `changes` at this one.
 
     Raises:
-        ValueError: changes or costs at a scale that there is not.
+        ValueError: changes or costs at an unknown scale.
     """
     if strangers := {*changes, *costs} - {*scales}:
         raise ValueError(f"presets: scales are {', '.join(scales)}; got {', '.join(sorted(strangers))}")
@@ -253,7 +254,7 @@ def presets(
 
 @dataclass(frozen=True)
 class Recipe:
-    """A figure of a paper: what it shows, at which scales it can be run, and what those cannot show."""
+    """A figure of a paper: its content, its scales, and what those cannot show."""
 
     id: str
     title: str
@@ -272,18 +273,18 @@ def softmax_variant(**changes: Any) -> Variant:
 
 
 def pointwise_variant(activation: str, alpha: float) -> Variant:
-    """L^-alpha·h as attnkit spells it (Wortsman et al. 2023 §3)."""
+    """L^-alpha·h as attnkit options (Wortsman et al. 2023 §3)."""
     return Variant(
         name=f"{activation}-alpha{alpha:g}",
         series=activation,
-        op="pointwise_attention",
+        op=attnkit.pointwise_attention.__name__,
         options={"activation": activation, "alpha": alpha},
         alpha=alpha,
     )
 
 
 def expand(recipe: Recipe, study: Any, data: Data) -> tuple[Cell, ...]:
-    """Every variant with every seed; seeds are the outer loop, so an interrupted study is balanced."""
+    """Every variant with every seed; seeds are the outer loop, so that an interrupted study is balanced."""
     checksum = data.checksum()
     pairs = [(variant, dataclasses.replace(study, **variant.changes)) for variant in recipe.variants(study)]
     make = recipe.domain.cell
@@ -291,7 +292,7 @@ def expand(recipe: Recipe, study: Any, data: Data) -> tuple[Cell, ...]:
 
 
 def from_study(kind: type[T], study: Any, **own: Any) -> T:
-    """A configuration, a dataclass, of the fields that `study` has as well; `own` go before them."""
+    """A configuration dataclass with its fields copied from `study`; `own` takes precedence."""
     fields: tuple[Any, ...] = dataclasses.fields(kind)  # type: ignore[arg-type]
     names = {field.name for field in fields} & {field.name for field in dataclasses.fields(study)}
     return kind(**{name: getattr(study, name) for name in names} | own)

@@ -1,4 +1,4 @@
-"""Corpus BLEU by sacrebleu, always together with the signature that says what was computed."""
+"""Corpus BLEU by sacrebleu, always with the signature of the computation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def corpus_bleu(
 ) -> Bleu:
     """BLEU of one hypothesis and one reference per sentence (Papineni et al. 2002; Post 2018).
 
-    tokenize="13a" on detokenised text is what is comparable between papers. tokenize="none" takes the texts as they
+    tokenize="13a" on detokenised text is comparable between papers. tokenize="none" takes the texts as they
     are: on Moses-tokenised ones it is the tokenised BLEU that Shen et al. 2023 report.
 
     Raises:
@@ -27,16 +27,16 @@ def corpus_bleu(
     """
     if not hypotheses or len(hypotheses) != len(references):
         raise ValueError(f"corpus_bleu: {len(hypotheses)} hypotheses and {len(references)} references")
-    from sacrebleu.metrics import BLEU  # what does not translate needs no sacrebleu
+    from sacrebleu.metrics import BLEU  # only needed for translation
 
-    # force: sacrebleu would warn of tokenised text, which is what "none" is for
+    # force: sacrebleu would warn about tokenised text, the purpose of "none"
     metric = BLEU(tokenize=tokenize, lowercase=lowercase, force=tokenize == "none")
-    found = metric.corpus_score(list(hypotheses), [list(references)])
-    return Bleu(found.score, found.sys_len / found.ref_len, str(metric.get_signature()))
+    score = metric.corpus_score(list(hypotheses), [list(references)])
+    return Bleu(score.score, score.sys_len / score.ref_len, str(metric.get_signature()))
 
 
 def moses(language: str) -> Callable[[str], str]:
-    """Moses' tokenisation of a language, without escapes, as sacremoses has it: what papers compute their BLEU on."""
+    """Moses' tokenisation of a language, without escapes, by sacremoses, on which papers compute BLEU."""
     from sacremoses import MosesTokenizer
 
     tokenizer = MosesTokenizer(lang=language)

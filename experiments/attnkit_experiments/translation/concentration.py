@@ -1,6 +1,6 @@
-"""What the attention and the memories of a trained Translator do: the measures of Shen et al. 2023, over real batches.
+"""The attention and memories of a trained Translator: the measures of Shen et al. 2023, over real batches.
 
-Everything is measured by `attnkit.analysis` and `attnkit.nn.capture`; here is what they are applied to:
+Everything is measured by `attnkit.analysis` and `attnkit.nn.capture`; this module applies them to:
 
 - Table 1: variance of a memory's output beside that of its residual,
 - Figure 2: share of the scores of a memory's slots that the largest p% hold, relu's divided by their sum (§3.4),
@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+import attnkit
 from attnkit.analysis import Concentration, weight_blocks
 from attnkit.nn import KeyValueMemory, LayerAnalysis, capture
 from attnkit_experiments.data.text.pairs import PAD
@@ -30,15 +31,15 @@ from attnkit_experiments.translation.model import TranslationConfig, Translator
 
 PERCENTS = (0.2, 0.5, 1.0, 1.5, 2.0, 5.0, 10.0, 20.0, 50.0)
 
-# a memory's scores are those of the attention op of that name without scale and length (attnkit.key_value_memory)
-_SLOT_OPS: dict[str, tuple[str, dict[str, Any]]] = {
-    "relu": ("pointwise_attention", {"activation": "relu", "alpha": 0.0}),
-    "softmax": ("softmax_attention", {}),
+# a memory's scores are those of an attention op without scale and length (attnkit.key_value_memory)
+_SLOT_OPS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "relu": (attnkit.pointwise_attention, {"activation": "relu", "alpha": 0.0}),
+    "softmax": (attnkit.softmax_attention, {}),
 }
 
 
 class Analysis(NamedTuple):
-    """`layers`: what attnkit saw of each module; `slots`: {memory: {percent: share of its scores}}."""
+    """`layers`: the analysis of each module; `slots`: {memory: {percent: share of its scores}}."""
 
     layers: dict[str, LayerAnalysis]
     slots: dict[str, dict[float, float]]
@@ -68,7 +69,7 @@ def analyse(
 ) -> Analysis:
     """Run the model on batches of (source, source_mask, target_in) and measure every layer; call `model.eval()` before.
 
-    Scores are made once more beside the model for each measure, in blocks: no (L, S) array is kept.
+    Scores are recomputed in blocks for each measure: no (L, S) array is stored.
     """
     with capture(model, residuals=residuals(model.config), percents=percents) as record, ExitStack() as watched:
         slots = {
@@ -111,7 +112,7 @@ def attention_maps(model: Translator, source: Tensor, source_mask: Tensor, targe
 
 
 class _Slots:
-    """The concentration of one memory's scores over the tokens (B, L) that are there."""
+    """The concentration of one memory's scores over the valid tokens (B, L)."""
 
     def __init__(self, percents: Sequence[float]) -> None:
         self.curve, self.tokens = Concentration(percents), torch.ones(0, dtype=torch.bool)

@@ -1,9 +1,9 @@
 """Translation token by token with caches: greedy, and beam search over whole batches.
 
 A hypothesis is scored by Σ log p(token)/n^length_penalty over its n tokens, EOS included (fairseq's convention; Shen et
-al. 2023 A.2: 1.1 on IWSLT14, 0.6 on WMT14, beam 5). PAD and BOS are never produced. An item may take
-floor(a·(its source tokens without EOS) + b) tokens before EOS, (a, b) = (1.2, 10) by default: of its own length, so
-that no result depends on the batch that an item is in; at the limit EOS is all that may follow.
+al. 2023 A.2: 1.1 on IWSLT14, 0.6 on WMT14, beam 5). PAD and BOS are never produced. An item may take floor(a·(its
+source tokens without EOS) + b) tokens before EOS, (a, b) = (1.2, 10) by default: this depends on its own length only,
+so results do not depend on the rest of the batch; at the limit only EOS may follow.
 
 Both run without gradients, in the mode (call `model.eval()` before) and the dtype that the model is in.
 """
@@ -41,7 +41,7 @@ class DecodeConfig:
 
 
 class Translations(NamedTuple):
-    """One translation per item: tokens (B, T) with EOS, PAD behind it; score (B,); whether it ran to its limit (B,)."""
+    """One translation per item: tokens (B, T) with EOS, then PAD; score (B,); whether it reached its limit (B,)."""
 
     tokens: Tensor
     score: Tensor
@@ -53,14 +53,14 @@ class Translations(NamedTuple):
 
 
 def limits(model: Translator, source_mask: Tensor, config: DecodeConfig) -> Tensor:
-    """(B,) how many tokens may stand before EOS; never more than the model has positions for."""
+    """(B,) the maximal number of tokens before EOS, at most the model's positions."""
     lengths = source_mask.sum(1) - 1
     return (config.a * lengths.double() + config.b).floor().long().clamp(0, model.config.max_length - 1)
 
 
 @torch.no_grad()
 def greedy(model: Translator, source: Tensor, source_mask: Tensor, config: DecodeConfig | None = None) -> Translations:
-    """The most likely token at each step; of equally likely ones that of the smallest number.
+    """The most likely token at each step; of equally likely ones the one with the smallest id.
 
     Args:
         source, source_mask: as in `Translator`, (B, S).
@@ -92,7 +92,7 @@ def greedy(model: Translator, source: Tensor, source_mask: Tensor, config: Decod
 def beam_search(
     model: Translator, source: Tensor, source_mask: Tensor, config: DecodeConfig | None = None
 ) -> Translations:
-    """The best finished hypothesis of a beam search, all items of the batch at once.
+    """The best finished hypothesis of a beam search, for all items of the batch at once.
 
     At each step the 2·beam best continuations of an item's hypotheses are taken. Those of the first `beam` that end
     with EOS are finished; the best `beam` of the others go on. An item is done when `beam` hypotheses have finished, or
@@ -109,24 +109,24 @@ def beam_search(
     sums = torch.zeros(len(items), 1, dtype=torch.float64, device=source.device)
     for step in range(room):
         at_limit = limit[items] <= step
-        found, parents, words = _continuations(sums, _next_logs(model, last, state, at_limit), 2 * config.beam)
+        scores, parents, words = _continuations(sums, _next_logs(model, last, state, at_limit), 2 * config.beam)
         hypotheses = torch.cat([_of_parents(tokens, parents), words[..., None]], -1)
 
-        ends = (words == EOS) & (found > NEVER)
+        ends = (words == EOS) & (scores > NEVER)
         eligible = ends.clone()
         eligible[:, config.beam :] = False
-        best.add(items, hypotheses, found / (step + 1) ** config.length_penalty, eligible, at_limit)
+        best.add(items, hypotheses, scores / (step + 1) ** config.length_penalty, eligible, at_limit)
 
         going = torch.where((best.count[items] < config.beam) & ~at_limit)[0]
         if not len(going):
             break
-        # stable: those that end go behind, and the others keep their order
-        chosen = ends[going].int().argsort(dim=1, stable=True)[:, : config.beam]
+        # stable: finished ones go last, and the others keep their order
+        unfinished = ends[going].int().argsort(dim=1, stable=True)[:, : config.beam]
         if len(going) < len(items):
             state.keep(going)
-        tokens = hypotheses[going].gather(1, chosen[..., None].expand(-1, -1, step + 1))
-        sums, last = found.masked_fill(ends, NEVER)[going].gather(1, chosen), tokens[..., -1]
-        state.follow(parents[going].gather(1, chosen))
+        tokens = hypotheses[going].gather(1, unfinished[..., None].expand(-1, -1, step + 1))
+        sums, last = scores.masked_fill(ends, NEVER)[going].gather(1, unfinished), tokens[..., -1]
+        state.follow(parents[going].gather(1, unfinished))
         items = items[going]
     return _finished(best.tokens, best.score, best.cut)
 
@@ -134,7 +134,7 @@ def beam_search(
 def first_largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest of each row of x (n, m) and their places, in order; of equal ones, other than -inf, the first.
 
-    torch.topk leaves open which of equal ones it takes, so where there are any the places are compared too.
+    torch.topk does not specify which of equal ones it takes, so positions are compared as well.
     """
     values, places = x.topk(min(k + 1, x.shape[1]), dim=1)
     equal = (values[:, 1:] == values[:, :-1]) & (values[:, 1:] > NEVER)
@@ -150,21 +150,21 @@ def first_largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _continuations(sums: Tensor, logs: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The best of all tokens behind all hypotheses of each item, in order: sums, hypotheses and tokens, each (n, c).
+    """The best continuations of all hypotheses of each item, in order: sums, hypotheses and tokens, each (n, c).
 
-    sums (n, hypotheses) of what is there, logs (n, hypotheses, vocabulary) of what may follow. No hypothesis has more
-    than `count` of the best, so that only so many of each are added up.
+    sums (n, hypotheses) so far, logs (n, hypotheses, vocabulary) of the next tokens. No hypothesis has more
+    than `count` of the best, so only that many of each are summed.
     """
     items, hypotheses, vocabulary = logs.shape
     each = min(count, vocabulary)
     best, words = (x.view(items, hypotheses, each) for x in first_largest(logs.flatten(0, 1), each))
-    found, index = first_largest((sums[..., None] + best).flatten(1), min(count, hypotheses * each))
-    return found, index // each, words.flatten(1).gather(1, index)
+    scores, index = first_largest((sums[..., None] + best).flatten(1), min(count, hypotheses * each))
+    return scores, index // each, words.flatten(1).gather(1, index)
 
 
 @dataclass
 class _Best:
-    """The best finished hypothesis of every item, and how many have finished."""
+    """The best finished hypothesis of every item, and the number of finished ones."""
 
     tokens: Tensor
     score: Tensor
@@ -194,7 +194,7 @@ def _of_parents(tokens: Tensor, parents: Tensor) -> Tensor:
 
 
 def _next_logs(model: Translator, last: Tensor, state: DecoderState, at_limit: Tensor) -> Tensor:
-    """log p of the next token, (items, hypotheses, vocabulary); -inf for what must not come."""
+    """log p of the next token, (items, hypotheses, vocabulary); -inf for forbidden tokens."""
     logs = log_probabilities(model.decode_step(last, state))
     logs[..., [PAD, BOS]] = NEVER
     other = torch.arange(logs.shape[-1], device=logs.device) != EOS

@@ -1,4 +1,4 @@
-"""Translation with encoder-decoder Transformers: settings, cells and what a report shows (Shen et al. 2023)."""
+"""Translation with encoder-decoder Transformers: settings, cells and the parts of a report (Shen et al. 2023)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from attnkit_experiments.study.recipe import (
 from attnkit_experiments.translation.bleu import moses
 from attnkit_experiments.translation.decode import DecodeConfig
 from attnkit_experiments.translation.inspection import inspect
-from attnkit_experiments.translation.model import Method, TranslationConfig, everywhere
+from attnkit_experiments.translation.methods import Method, everywhere
+from attnkit_experiments.translation.model import TranslationConfig
 from attnkit_experiments.translation.task import ObjectiveConfig, TranslationTask
 
 
@@ -35,9 +36,9 @@ from attnkit_experiments.translation.task import ObjectiveConfig, TranslationTas
 class TranslationStudy(Training):
     """The settings every translation recipe shares; each is a key of `--set`. Zero for a count means "all".
 
-    `tokens` are those of a padded side of a batch. `positions` is the longest sequence that the model has room for.
-    `average` replaces the last weights by the mean of so many checkpoints before they are judged. `analysed` batches of
-    the valid split are looked at when training has ended.
+    `tokens` are those of a padded side of a batch. `positions` is the longest sequence of the model. `average` replaces
+    the last weights by the mean of this many checkpoints before they are evaluated. `analysed` batches of the valid
+    split are measured after training.
     """
 
     method: str = "vanilla"
@@ -81,13 +82,13 @@ class TranslationStudy(Training):
 
 
 def request(study: TranslationStudy) -> PairRequest:
-    """The pairs that a study asks for."""
+    """The sentence pairs of a study."""
     return from_study(PairRequest, study, vocabulary=study.subwords, max_length=study.longest, max_ratio=study.ratio)
 
 
 @dataclass
 class Corpora:
-    """Sentence pairs as a study or one of its variants wants them, read when they are wanted; `base` is the study's."""
+    """Sentence pairs for a study or one of its variants, read on demand; `base` is the study's."""
 
     place: str
     cache: Path
@@ -98,13 +99,13 @@ class Corpora:
     def name(self) -> str:
         return self.of(self.base).name
 
-    def of(self, wanted: PairRequest) -> TranslationData:
-        if wanted not in self.read:
-            self.read[wanted] = load_pairs(self.place, wanted, cache=self.cache)
-        return self.read[wanted]
+    def of(self, request: PairRequest) -> TranslationData:
+        if request not in self.read:
+            self.read[request] = load_pairs(self.place, request, cache=self.cache)
+        return self.read[request]
 
     def checksum(self) -> str:
-        """A hash of what the study wants; what a variant joins to documents has a checksum of its own."""
+        """A hash of the study's data; variants with documents have their own checksum."""
         return self.of(self.base).checksum()
 
 
@@ -112,13 +113,13 @@ def source() -> str:
     return data_place("multi30k", otherwise="")
 
 
-def load(wanted: Source) -> Corpora:
-    if not wanted.place:
+def load(source: Source) -> Corpora:
+    if not source.place:
         raise UserError(
             "translation needs sentence pairs: give --data FOLDER, such as multi30k or documents/europarl7, or set "
             "ATTNKIT_DATA"
         )
-    corpora = Corpora(wanted.place, wanted.cache, request(wanted.study))
+    corpora = Corpora(source.place, source.cache, request(source.study))
     corpora.of(corpora.base)
     return corpora
 
@@ -140,8 +141,8 @@ def about(data: Corpora) -> dict[str, Any]:
 
 
 def cell(settings: TranslationStudy, variant: Variant, seed: int, data: Corpora, checksum: str) -> Cell:
-    wanted = request(settings)
-    pairs = data.of(wanted)
+    pair_request = request(settings)
+    pairs = data.of(pair_request)
     methods: dict[str, Any] = {place: tuned(m, settings) for place, m in everywhere(settings.method).items()}
     model = from_study(
         TranslationConfig, settings, vocabulary=pairs.vocabulary, encoder_layers=settings.layers,
@@ -149,7 +150,7 @@ def cell(settings: TranslationStudy, variant: Variant, seed: int, data: Corpora,
     )  # fmt: skip
     train = from_study(TrainConfig, settings, betas=(0.9, settings.beta2), keep_checkpoints=max(settings.average, 1))
     parts = {
-        "pairs": wanted,
+        "pairs": pair_request,
         "budget": settings.tokens,
         "analysed": settings.analysed,
         "model": model,
@@ -160,7 +161,7 @@ def cell(settings: TranslationStudy, variant: Variant, seed: int, data: Corpora,
 
 
 def tuned(method: Method, settings: TranslationStudy) -> Method:
-    """A method with the study's gamma and weight of the regulariser, where it has them."""
+    """A method with the study's gamma and weight of the regulariser, if it has them."""
     if "gamma" in method.options:
         method = dataclasses.replace(method, options=method.options | {"gamma": settings.gamma})
     return dataclasses.replace(method, regulariser=settings.regulariser) if method.regulariser else method
@@ -182,11 +183,11 @@ def facts(cell: Cell) -> dict[str, Any]:
 def shape(cell: Cell) -> Any:
     """ReLA alone has weights of its own, and so has a memory with a LayerNorm."""
     model = cell.settings["model"]
-    return model.encoder_layers, model.dim, model.slots, model.memory, model.encoder.op == "rela_attention"
+    return model.encoder_layers, model.dim, model.slots, model.memory, model.encoder.weighted
 
 
 def sections(study: Any, show_samples: bool) -> list[Section]:
-    from attnkit_experiments.translation import page  # draws: nothing that training needs to load
+    from attnkit_experiments.translation import page  # imports plotting
 
     return page.sections(study, show_samples)
 

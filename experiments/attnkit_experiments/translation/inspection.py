@@ -1,4 +1,4 @@
-"""What is measured of a trained translation model beside its loss and BLEU."""
+"""Measurements of a trained translation model beside its loss and BLEU."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def inspect(task: TranslationTask, initial: TranslationTask, cell: Cell, folder:
     """Means over layers of the paper's measures before and after training, decoding speed, loss by length.
 
     Writes `analysis.json` (every layer), `translations.txt`, `maps.safetensors`. With `average` checkpoints the model
-    is replaced by their mean first, and what `evaluate` finds of it replaces what was found before.
+    is replaced by their mean first, and its evaluation replaces the earlier one.
     """
     averaged: dict[str, Any] = {}
     if cell.train.keep_checkpoints > 1:
@@ -51,13 +51,13 @@ def inspect(task: TranslationTask, initial: TranslationTask, cell: Cell, folder:
 def analysis(task: TranslationTask, batches: int) -> Analysis:
     """The paper's measures over the first batches of the valid split."""
     count = min(batches, task.valid_batches.batches_per_epoch)
-    chosen = [make_batch(task.data.valid, task.valid_batches.ids(n), task.device) for n in range(count)]
+    samples = [make_batch(task.data.valid, task.valid_batches.ids(n), task.device) for n in range(count)]
     with evaluating(task.model):
-        return analyse(task.model, [(b.source, b.source_mask, b.target_in) for b in chosen])
+        return analyse(task.model, [(b.source, b.source_mask, b.target_in) for b in samples])
 
 
 def plain(value: Any) -> Any:
-    """JSON knows no nan: None stands for what could not be measured."""
+    """JSON has no nan: None replaces missing values."""
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     return finite(value) if isinstance(value, float) else value
@@ -73,9 +73,7 @@ def loss_by_length(task: TranslationTask) -> dict[str, float]:
         losses = task.sentence_losses(task.data.valid, task.valid_batches)
     tokens = task.data.valid.target.lengths + 1
     return {
-        name: float(losses[chosen].sum() / tokens[chosen].sum())
-        for name, chosen in length_buckets(tokens).items()
-        if len(chosen)
+        name: float(losses[ids].sum() / tokens[ids].sum()) for name, ids in length_buckets(tokens).items() if len(ids)
     }
 
 

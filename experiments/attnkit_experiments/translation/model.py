@@ -1,7 +1,7 @@
-"""The encoder-decoder Transformer of Vaswani et al. 2017 with the attention and the feed-forward network left open.
+"""The encoder-decoder Transformer of Vaswani et al. 2017 with configurable attention and feed-forward network.
 
-Post-norm layers as in fairseq's transformer_iwslt_de_en and Shen et al. 2023 (App. A.2), or pre-norm. What stands in
-for softmax is an op of attnkit, one for the encoder, one for the causal decoder, one for the decoder's attention to the
+Post-norm layers as in fairseq's transformer_iwslt_de_en and Shen et al. 2023 (App. A.2), or pre-norm. Softmax
+is replaced by an op of attnkit, one for the encoder, one for the causal decoder, one for the decoder's attention to the
 source; the feed-forward network is a `KeyValueMemory` (their §2.1, §3.2).
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -20,43 +20,7 @@ from attnkit import RowStatistics
 from attnkit.nn import KeyValueCache, KeyValueMemory, MultiHeadAttention
 from attnkit_experiments.data.text.pairs import PAD
 from attnkit_experiments.engine.errors import unknown
-
-
-@dataclass(frozen=True)
-class Method:
-    """What stands in softmax's place: an op of attnkit with its options, and the weight of the regulariser on its rows.
-
-    `regulariser` 0 leaves Shen et al. 2023 eq 7 out. They give no weight for it. Ours, where it is used, is 0.1: the
-    gradient of |log Z| is 1/Z, and with weight 1 it is many times that of translation while rows still sum to little.
-    """
-
-    op: str = "softmax_attention"
-    options: dict[str, Any] = field(default_factory=dict)
-    regulariser: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.regulariser < 0:
-            raise ValueError(f"Method: regulariser must not be negative; got {self.regulariser}")
-
-
-# First those of Shen et al. 2023 Tables 2, 4 and 5, then what else attnkit has in causal form.
-METHODS: dict[str, Method] = {
-    "vanilla": Method(),
-    "sparsemax": Method("sparsemax_attention"),
-    "entmax15": Method("entmax_attention", {"alpha": 1.5}),
-    "rela": Method("rela_attention", {"gated": True}),
-    "reluformer": Method("reluformer_attention", {"gamma": 1.0}, regulariser=0.1),
-    "reluformer_unregularised": Method("reluformer_attention", {"gamma": 1.0}),
-    "relu_regularised": Method("pointwise_attention", {"activation": "relu", "alpha": 0.0}, regulariser=0.1),
-    "relu_unscaled": Method("pointwise_attention", {"activation": "relu", "alpha": 0.0}),
-    "relu_over_length": Method("pointwise_attention", {"activation": "relu", "alpha": 1.0}),
-    "sigmoid": Method("sigmoid_attention"),
-    "gaussian": Method("gaussian_attention"),
-    "linear": Method("linear_attention"),
-    "cosine": Method("cosine_attention"),
-    "efficient": Method("efficient_attention"),
-    "performer": Method("performer_attention"),
-}
+from attnkit_experiments.translation.methods import VANILLA, Method
 
 MEMORIES: dict[str, dict[str, Any]] = {
     "relu": {"activation": "relu"},
@@ -68,13 +32,13 @@ MEMORIES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class TranslationConfig:
-    """Everything that fixes the model. Defaults: fairseq's transformer_iwslt_de_en, dropout as in the paper (A.2).
+    """The configuration of the model. Defaults: fairseq's transformer_iwslt_de_en, dropout as in the paper (A.2).
 
     `memory` names one of `MEMORIES`, `slots` is its d_h. `shared` keeps one matrix for source, target and output
     embeddings. `max_length` counts tokens of either side with EOS. `attention_dropout` drops weights: an op that takes
     no dropout (linear, cosine, efficient, performer) refuses any but 0. `statistics` names the implementation of
-    `attnkit.attention_with_statistics`, which regularised layers call: on a CPU "blocked" keeps no (L, S) array for the
-    backward pass; "auto" takes it from 2^18 scores of a call on, below which "generic" keeps a few.
+    `attnkit.attention_with_statistics`, which regularised layers call: "native" keeps no (L, S) array for the backward
+    pass, and "auto" takes it on a CPU; "generic" keeps a few.
     """
 
     vocabulary: int
@@ -84,9 +48,9 @@ class TranslationConfig:
     heads: int = 4
     slots: int = 1024
     memory: str = "relu"
-    encoder: Method = Method()
-    decoder: Method = Method()
-    cross: Method = Method()
+    encoder: Method = VANILLA
+    decoder: Method = VANILLA
+    cross: Method = VANILLA
     norm: Literal["post", "pre"] = "post"
     dropout: float = 0.1
     attention_dropout: float = 0.1
@@ -106,16 +70,9 @@ class TranslationConfig:
                 raise ValueError(f"TranslationConfig: {name} must be at least 1; got {getattr(self, name)}")
 
 
-def everywhere(name: str) -> dict[str, Method]:
-    """One of `METHODS` as encoder, decoder and cross of a `TranslationConfig`; UserError for another name."""
-    if name not in METHODS:
-        raise unknown("method", name, METHODS)
-    return dict.fromkeys(("encoder", "decoder", "cross"), METHODS[name])
-
-
 def sinusoids(length: int, dim: int) -> Tensor:
     """(length, dim): sin(t/10000^(2i/dim)) in the first half, cos in the second (Vaswani et al. 2017 §3.5, where the
-    two alternate; with learned projections behind it the order means nothing).
+    two alternate; with learned projections after it the order does not matter).
     """
     rates = torch.exp(torch.arange(0, dim, 2, dtype=torch.float64) * (-math.log(10000.0) / dim))
     angles = torch.arange(length, dtype=torch.float64)[:, None] * rates
@@ -219,15 +176,15 @@ def _watched(
     **masks: Any,
 ) -> Tensor:
     out: Tensor
-    out, found = attention(x, context, return_statistics=fields, **masks)
-    rows.append(LayerRows(found, queries))
+    out, statistics = attention(x, context, return_statistics=fields, **masks)
+    rows.append(LayerRows(statistics, queries))
     return out
 
 
 class _Watch:
     """Collects the statistics named of the attention layers named (None = all).
 
-    Each layer gets an empty list of its own and does not learn its name, so that compiled layers are all alike.
+    Each layer gets an empty list and does not know its name, so that all compiled layers are equal.
     """
 
     def __init__(self, fields: tuple[str, ...] = (), layers: Collection[str] | None = None) -> None:
@@ -235,7 +192,7 @@ class _Watch:
         self.found: dict[str, list[LayerRows]] = {}
 
     def of(self, name: str) -> Callable[..., Tensor]:
-        """What calls the attention layer of that name."""
+        """The function that calls the attention layer of that name."""
         if not self.fields or (self.layers is not None and name not in self.layers):
             return _attend
         self.found[name] = []
@@ -243,7 +200,7 @@ class _Watch:
 
     @property
     def rows(self) -> dict[str, LayerRows]:
-        return {name: found[0] for name, found in self.found.items()}
+        return {name: rows[0] for name, rows in self.found.items()}
 
 
 # ---------------------------------------------------------------------------------------------- decoding state
@@ -251,7 +208,7 @@ class _Watch:
 
 @dataclass
 class DecoderState:
-    """What decoding token by token keeps: caches of the decoder's own tokens per hypothesis, of the source per item."""
+    """The state of decoding: caches of the decoder's own tokens per hypothesis, and of the source per item."""
 
     own: list[KeyValueCache]
     cross: list[KeyValueCache]
@@ -260,7 +217,7 @@ class DecoderState:
     position: int = 0
 
     def follow(self, parents: Tensor) -> None:
-        """Hypothesis b of item i becomes a continuation of hypothesis parents[i, b] (items, beams), long."""
+        """Make hypothesis b of item i a continuation of hypothesis parents[i, b] (items, beams), long."""
         items = parents.shape[0]
         before = self.own[0].keys.shape[0] // items
         rows = (torch.arange(items, device=parents.device)[:, None] * before + parents).flatten()
@@ -268,7 +225,7 @@ class DecoderState:
             cache.reorder(rows)
 
     def keep(self, items: Tensor) -> None:
-        """Only these items (n,), long, go on."""
+        """Continue with only these items (n,), long."""
         beams = self.own[0].keys.shape[0] // self.memory.shape[0]
         rows = (items[:, None] * beams + torch.arange(beams, device=items.device)).flatten()
         for cache in self.own:
@@ -284,10 +241,10 @@ class DecoderState:
 class Translator(nn.Module):
     """Source and target tokens to logits of the next target token.
 
-    Sequences are padded behind with PAD; `source_mask` (B, S) is True on tokens, EOS included. target_in starts with
-    BOS. No result at a token depends on how much padding stands behind it.
+    Sequences are padded at the end with PAD; `source_mask` (B, S) is True on tokens, EOS included. target_in starts
+    with BOS. Results at tokens do not depend on the amount of padding.
 
-    Initialisation is fairseq's: embeddings normal with std 1/√dim and 0 for PAD, scaled by √dim where they enter;
+    Initialisation is fairseq's: embeddings normal with std 1/√dim and 0 for PAD, scaled by √dim at the input;
     attention projections Xavier-uniform, those of q, k, v with gain 1/√2; their biases 0 (fairseq draws those of q, k,
     v as `torch.nn.Linear` does); memories as two `torch.nn.Linear`.
 
@@ -356,7 +313,7 @@ class Translator(nn.Module):
         return {name: weight for name, weight in weights.items() if weight > 0}
 
     def encode(self, source: Tensor, source_mask: Tensor, watch: _Watch | None = None) -> Tensor:
-        """(B, S, dim): what the decoder attends to."""
+        """(B, S, dim): the source for the decoder's attention."""
         watch = watch or _Watch()
         x = self._embedded(self.source, source, 0)
         for n, layer in enumerate(self.encoder):
@@ -368,7 +325,7 @@ class Translator(nn.Module):
         return out
 
     def start(self, source: Tensor, source_mask: Tensor, max_length: int) -> DecoderState:
-        """Encode, and make room for max_length target tokens (BOS counted) of one hypothesis per item."""
+        """Encode, and allocate caches for max_length target tokens (including BOS) of one hypothesis per item."""
         memory = self.encode(source, source_mask)
         layers = [layer for layer in self.decoder if isinstance(layer, DecoderLayer)]
         items, width = source.shape
@@ -378,8 +335,8 @@ class Translator(nn.Module):
     def decode_step(self, tokens: Tensor, state: DecoderState) -> Tensor:
         """The next tokens (items, beams) of all hypotheses -> logits (items, beams, vocabulary); fills the caches.
 
-        In cross-attention the hypotheses of an item are queries of one row of the batch, so that the keys of the
-        source lie in memory once.
+        In cross-attention the hypotheses of an item are queries of one row of the batch, so the keys of the
+        source are stored once.
         """
         items, beams = tokens.shape
         x = self._embedded(self.source if self.target is None else self.target, tokens.reshape(-1, 1), state.position)
@@ -397,7 +354,7 @@ class Translator(nn.Module):
     def _logits(self, source: Tensor, source_mask: Tensor, target_in: Tensor, watch: _Watch) -> Tensor:
         memory = self.encode(source, source_mask, watch)
         x = self._embedded(self.source if self.target is None else self.target, target_in, 0)
-        # padding stands behind, so causality alone hides it from every token
+        # padding comes last, so causality alone hides it from every token
         there = target_in != PAD
         for n, layer in enumerate(self.decoder):
             assert isinstance(layer, DecoderLayer)

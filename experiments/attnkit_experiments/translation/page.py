@@ -1,4 +1,4 @@
-"""What a report shows of translation studies: curves, the paper's measures of layers, attention to one sentence."""
+"""The figures of translation studies: curves, the paper's measures of layers, attention to one sentence."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from attnkit_experiments.translation import plots as translation_plots
 
 
 def sections(study: StudyResults, show_samples: bool) -> list[Section]:
-    """In the order of the page; without `show_samples` no sentence of the data is in it."""
+    """In page order; without `show_samples` no sentence of the data is included."""
     sizes = translation_plots.against_size(study)
     parts = [
         Section("Translation", TRANSLATION, translation_table(study)),
@@ -105,8 +105,8 @@ def _mean(line: Line, key: str) -> float | None:
 
 
 def _mean_of(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) / len(numbers) if numbers else None
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -101,8 +101,8 @@ def attention_maps(study: StudyResults) -> str | None:
             with safe_open(line.first_cell / "maps.safetensors", framework="np") as stored:
                 words = json.loads(stored.metadata()["attnkit"])
                 names = sorted(stored.keys(), reverse=True)  # the encoder's above
-                drawn = [stored.get_tensor(name).mean(0) for name in names]
-            for row, (weights, queries) in enumerate(zip(drawn, ("source", "target"), strict=True)):
+                weights_of = [stored.get_tensor(name).mean(0) for name in names]
+            for row, (weights, queries) in enumerate(zip(weights_of, ("source", "target"), strict=True)):
                 axes = grid[row][column]
                 axes.imshow(weights, cmap="magma", aspect="auto", vmin=min(0.0, float(weights.min())))
                 axes.set_xticks(range(weights.shape[1]), words["source"][: weights.shape[1]], rotation=90, fontsize=7)

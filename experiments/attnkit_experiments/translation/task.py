@@ -19,13 +19,13 @@ from attnkit import attention_regulariser
 from attnkit_experiments.data.text.batches import TokenBatches
 from attnkit_experiments.data.text.pairs import BOS, EOS, PAD, Sentences, Split, TranslationData
 from attnkit_experiments.engine.errors import UserError
-from attnkit_experiments.engine.sampler import drawn, seeded
+from attnkit_experiments.engine.sampler import build_seeded, seeded
 from attnkit_experiments.translation.bleu import corpus_bleu
 from attnkit_experiments.translation.decode import DecodeConfig, beam_search
 from attnkit_experiments.translation.model import LayerRows, TranslationConfig, Translator
 from attnkit_experiments.translation.smoothing import Smoothed, fairseq_smoothed, log_probabilities
 
-FIELDS = ("total", "entropy", "visible")  # what the regulariser needs of each row
+FIELDS = ("total", "entropy", "visible")  # the fields needed by the regulariser
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class ObjectiveConfig:
 
 
 class Batch(NamedTuple):
-    """Sentence pairs padded behind: source with EOS (n, S) and its mask, target behind BOS and before EOS (n, T)."""
+    """Padded sentence pairs: source with EOS (n, S) and its mask, target after BOS and before EOS (n, T)."""
 
     source: Tensor
     source_mask: Tensor
@@ -65,7 +65,7 @@ def make_batch(split: Split, ids: np.ndarray, device: torch.device) -> Batch:
 
 
 def padded(sentences: Sentences, ids: np.ndarray, *, before: int | None = None, after: int | None = None) -> np.ndarray:
-    """(n, longest + given) int64: each sentence with `before` in front and `after` behind it, if given, then PAD."""
+    """(n, longest + given) int64: each sentence with `before` and `after` around it, if not None, then PAD."""
     lengths = sentences.lengths[ids]
     front, back = int(before is not None), int(after is not None)
     out = np.full((len(ids), int(lengths.max()) + front + back), PAD, dtype=np.int64)
@@ -80,7 +80,7 @@ def padded(sentences: Sentences, ids: np.ndarray, *, before: int | None = None, 
 
 
 class Translated(NamedTuple):
-    """Detokenised translations in the order of the split, how many ran to their limit, seconds of searching."""
+    """Detokenised translations in the order of the split, how many reached their limit, seconds of searching."""
 
     texts: tuple[str, ...]
     cut: int
@@ -92,8 +92,8 @@ class TranslationTask:
 
     `loss(ids, step, own)` is the share of ids[own]: the sum over their target tokens and rows, divided by the number of
     target tokens and of rows of all `ids`. Shares of disjoint slices that cover `ids` add up to the loss of the batch,
-    exactly but for rounding without dropout. Dropout is a function of (seed, step, where `own` begins) and of the
-    shapes: equal calls give equal bits, but another division into slices draws other masks.
+    exactly up to rounding without dropout. Dropout is a function of (seed, step, where `own` begins) and of the
+    shapes: equal calls are bitwise equal, but other slices draw other masks.
 
     Rows of the regulariser are those of all tokens, EOS included; dead rows (weights that are all 0), which have no
     logarithm and no gradient, add 0.
@@ -104,10 +104,10 @@ class TranslationTask:
         budget: tokens of a padded side of a batch, see `TokenBatches`.
         precision: "bfloat16" computes the losses of `evaluate` under autocast, as training does.
         seed: of weights, batches and dropout.
-        device: where the model lives.
+        device: of the model.
         smoothed: the convention of label smoothing, `fairseq_smoothed` or `torch_smoothed`.
         scored: the split that is translated in `evaluate`; default data.test.
-        tokenised: makes of detokenised text what "bleu_tokenised" is computed on. Unchanged by default, which is the
+        tokenised: tokenises detokenised text for "bleu_tokenised". Identity by default, which gives the
             tokenised BLEU of papers only for data whose text is tokenised.
 
     Raises:
@@ -131,22 +131,22 @@ class TranslationTask:
     ) -> None:
         self.data, self.scored = data, data.test if scored is None else scored
         _require_fit(data, self.scored, model)
-        self.model = drawn(lambda: Translator(model), seed).to(device)
+        self.model = build_seeded(lambda: Translator(model), seed).to(device)
         self.objective, self.decoding, self.smoothed, self.tokenised = objective, decoding, smoothed, tokenised
         self.seed, self.device, self.precision = seed, device, precision
         self.batches = _batches(data.train, budget, seed)
         self.valid_batches = _batches(data.valid, budget, 0)
         sources = self.scored.source.lengths
-        # every sentence is searched `beam` times over; what its translation will be as long as is not known
+        # every sentence is searched `beam` times over; the length of its translation is not known
         beam_budget = max(budget // decoding.beam, int(sources.max()) + 1)
         self.search_batches = TokenBatches(sources, sources, budget=beam_budget, seed=0)
         self.regularised = self.model.regularised()
         self.apply: Callable[..., Any] = self.model
         self.translations: tuple[str, ...] = ()
         self.decode_seconds = math.nan
-        """What `evaluate` has made of the scored split, and how long it took."""
+        """The translations of the scored split by `evaluate`, and their time."""
         self.signatures: dict[str, str] = {}
-        """sacrebleu's signature of each BLEU that `evaluate` has given."""
+        """sacrebleu's signature of each BLEU of `evaluate`."""
 
     def sample_ids(self, step: int) -> np.ndarray:
         return self.batches.ids(step)
@@ -175,16 +175,16 @@ class TranslationTask:
         o = self.objective
         shares = []
         for name, (statistics, queries) in rows.items():
-            counted = queries[:, None, :]
+            query_mask = queries[:, None, :]
             assert statistics.total is not None, "one of FIELDS"
             mean = attention_regulariser(
                 statistics,
                 entropy_cap=o.entropy_cap,
                 sum_weight=o.sum_weight,
                 entropy_weight=o.entropy_weight,
-                query_mask=counted,
+                query_mask=query_mask,
             )[0]
-            valid = ((statistics.total > 0) & counted).sum()
+            valid = ((statistics.total > 0) & query_mask).sum()
             whole = self.model.config.heads * tokens["source" if name.startswith("encoder.") else "target"]
             shares.append(self.regularised[name] * mean * valid / whole)
         return torch.stack(shares).mean()
@@ -193,9 +193,9 @@ class TranslationTask:
     def evaluate(self) -> dict[str, float]:
         """Loss (nats per token, not smoothed) and perplexity of the valid split; BLEU of translating the scored split.
 
-        "bleu" is sacrebleu's 13a on detokenised text against the lines as they are, "bleu_tokenised" without
-        tokenisation and case on what `tokenised` makes of both; "length_ratio" is that of the former; "cut" is the
-        share of translations that ran to their limit. Searching is done in the model's own dtype, whatever the
+        "bleu" is sacrebleu's 13a on detokenised text against the original lines, "bleu_tokenised" without
+        tokenisation and case on both after `tokenised`; "length_ratio" is that of the former; "cut" is the
+        share of translations that reached their limit. Searching is done in the model's own dtype, whatever the
         precision of training.
         """
         with evaluating(self.model):
@@ -254,7 +254,7 @@ def _epoch(batches: TokenBatches) -> Iterator[np.ndarray]:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model without dropout, put back afterwards."""
+    """A context with the model in evaluation mode."""
     training = model.training
     model.eval()
     try:
@@ -269,7 +269,7 @@ def _require_fit(data: TranslationData, scored: Split, model: TranslationConfig)
     for split, name in ((data.train, "train"), (data.valid, "valid"), (scored, "scored")):
         if not len(split.source):
             raise UserError(f"{data.name}: the {name} split is empty")
-        # references that are only compared with may be as long as they like
+        # references that are only compared may have any length
         sides = (split.source,) if name == "scored" else (split.source, split.target)
         longest = max(int(side.lengths.max()) for side in sides) + 1
         if longest > model.max_length:

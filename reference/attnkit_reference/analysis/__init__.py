@@ -1,4 +1,4 @@
-"""What attention weights, outputs and kernels look like: the measures with which the papers compare variants.
+"""The measures of attention weights, outputs and kernels with which the papers compare variants.
 
 Nothing here has a gradient. Everything is float64 and takes its arrays as a whole.
 """

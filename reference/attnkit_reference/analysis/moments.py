@@ -1,4 +1,4 @@
-"""What independent Gaussian scores and values make of point-wise attention: moments of weights and outputs."""
+"""Moments of the weights and outputs of point-wise attention for independent Gaussian scores and values."""
 
 import itertools
 from typing import Any, NamedTuple
@@ -47,7 +47,7 @@ def activation_moments(activation: str, *, mean: float = 0.0, var: float = 1.0) 
 
 
 def _expectation(f: Any, mean: float, std: float) -> float:
-    from scipy.integrate import quad  # a third of the time that importing the reference takes
+    from scipy.integrate import quad  # imported here: it is a third of the import time of the reference
 
     def integrand(x: float) -> float:
         return float(f(x)) * np.exp(-0.5 * ((x - mean) / std) ** 2) / (std * np.sqrt(2.0 * np.pi))
@@ -83,8 +83,8 @@ def output_moments(
     kurtosis 3 + (μ₄/Var² - 3)/n, μ₄ the fourth central moment of one h v with a Gaussian v, for μ = 0
     3 + 3 (E[h⁴]/E[h²]² - 1)/n; nan where the variance is 0.
 
-    shift is a number or "-log_length". Source: Shen et al. 2023 Theorem 4.1, which is relu, alpha = 0 and n/2, but for
-    its claim that o is Gaussian: that holds in the limit only. Wortsman et al. 2023 §3: E[w] is O(1/n) iff alpha = 1.
+    shift is a number or "-log_length". Source: Shen et al. 2023 Theorem 4.1 (relu, alpha = 0, n/2), except for its
+    claim that o is Gaussian, which holds only in the limit. Wortsman et al. 2023 §3: E[w] is O(1/n) iff alpha = 1.
     """
     op = "output_moments"
     n, alpha, gain = number(op, "n", n, positive=True), number(op, "alpha", alpha), number(op, "gain", gain)

@@ -9,14 +9,14 @@ from attnkit_reference._check import Array, as_float, boolean, broadcast, number
 from attnkit_reference._op import refuse_others
 from attnkit_reference.lowrank.newton import whole
 
-SLACK = 1e-9  # of n: what rounding may add to percent·n/100 before it counts as one key more
+SLACK = 1e-9  # of n: rounding in percent·n/100 that does not count as one more key
 
 
 class Sparsity(NamedTuple):
     """Shares in 0..1 but for `active`.
 
-    zeros: visible pairs whose weight is exactly 0; null: rows without a visible key; dead: rows that see keys and give
-    all of them 0; active: the mean number of keys with weight over the other, valid rows.
+    zeros: visible pairs whose weight is exactly 0; null: rows without a visible key; dead: rows that see keys but have
+    only zero weights; active: the mean number of keys with weight over the remaining, valid rows.
     """
 
     zeros: np.float64
@@ -33,7 +33,7 @@ def concentration(
 
     k = max(1, ceil(t - 1e-9 n)), t = percent·n/100, n the number of visible keys; `fractional`: the floor(t) largest
     and the part t - floor(t) of the next. weights (..., L, S), not negative, need not sum to 1; visible: boolean,
-    broadcast to weights. Rows whose weights are all 0 do not count; 0 if no other is left. percent in (0, 100].
+    broadcast to weights. Rows whose weights are all 0 do not count; 0 if there is no other. percent in (0, 100].
     Source: Shen et al. 2023 §3.4, Figures 2 and 4.
     """
     w, n, valid = _rows("concentration", weights, visible)
@@ -86,13 +86,13 @@ def _rows(op: str, weights: Array, visible: Array | None, signed: bool = False) 
     w = as_float(op, "weights", weights)
     if w.ndim < 1:
         raise ValueError(f"{op}: weights; expected at least one axis, (..., S), got {w.shape}")
-    seen = np.ones(w.shape, dtype=bool)
+    mask = np.ones(w.shape, dtype=bool)
     if visible is not None:
-        seen = broadcast(op, "visible", boolean(op, "visible", visible), w.shape)
-    w = np.where(seen, w, 0.0)
+        mask = broadcast(op, "visible", boolean(op, "visible", visible), w.shape)
+    w = np.where(mask, w, 0.0)
     if not signed and np.any(w < 0):
         raise ValueError(f"{op}: weights; expected weights that are not negative, got {w.min()}")
-    return w, seen.sum(axis=-1), np.any(w != 0, axis=-1)
+    return w, mask.sum(axis=-1), np.any(w != 0, axis=-1)
 
 
 def _share_of_largest(w: Array, n: Array, percent: float, fractional: bool) -> Array:
@@ -100,8 +100,8 @@ def _share_of_largest(w: Array, n: Array, percent: float, fractional: bool) -> A
     full = np.floor(t) if fractional else np.maximum(1.0, np.ceil(t - SLACK * n))
     part = (t - full)[..., None] if fractional else 0.0
     place = np.arange(w.shape[-1])
-    taken = np.where(place < full[..., None], 1.0, np.where(place == full[..., None], part, 0.0))
-    return cast(Array, (_descending(w) * taken).sum(axis=-1) / _row_sum(w))
+    share = np.where(place < full[..., None], 1.0, np.where(place == full[..., None], part, 0.0))
+    return cast(Array, (_descending(w) * share).sum(axis=-1) / _row_sum(w))
 
 
 def _descending(w: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Matrices seen through their singular values, and SOFT's inverse and cost."""
+"""Spectra: singular values of matrices, and the inverse and the cost of SOFT."""
 
 from typing import NamedTuple, cast
 
@@ -17,8 +17,8 @@ def newton_residuals(a: Array, *, newton_steps: int = 20, init_scale: float = 0.
     Source: Lu et al. 2021 §4.4, Figure 4.
     """
     wide = as_float("newton_residuals", "a", a)
-    found = newton_inverse(wide, newton_steps=newton_steps, init_scale=init_scale, return_residuals=True)
-    return cast(Array, found[1])
+    result = newton_inverse(wide, newton_steps=newton_steps, init_scale=init_scale, return_residuals=True)
+    return cast(Array, result[1])
 
 
 @refuse_others
@@ -49,7 +49,7 @@ def _singular_values(op: str, a: Array) -> Array:
 
 
 class SoftComplexity(NamedTuple):
-    """Multiplications, and numbers held, of one head of SOFT: Lu et al. 2021 §3.2 with its constants."""
+    """Multiplications and stored numbers of one head of SOFT: Lu et al. 2021 §3.2 with its constants."""
 
     time: int
     space: int

@@ -1,4 +1,4 @@
-"""How vectors lie: their mean cosine, and the variance of a branch beside that of the residual it is added to."""
+"""How vectors are spread: their mean cosine, and the variance of a branch relative to its residual."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ def anisotropy(x: Array, mask: Array | None = None) -> tuple[Array, Array, Array
     """(value, used, excluded): the mean cosine between different vectors of each set x (..., m, d).
 
     value = 1/(m(m-1)) Σ_i Σ_{j≠i} û_i·û_j over the m vectors that are not 0 (û = x/‖x‖), nan if m < 2; used = m,
-    excluded = the number of zero vectors; each (...). mask: boolean (..., m), False = not there at all. Orthogonal
+    excluded = the number of zero vectors; each (...). mask: boolean (..., m), False = absent. Orthogonal
     vectors give 0, equal ones 1. Source: Shen et al. 2023 eq 4, after Ethayarajh 2019.
     """
     unit, valid, used = _unit_vectors("anisotropy", x, mask)
@@ -23,14 +23,14 @@ def anisotropy(x: Array, mask: Array | None = None) -> tuple[Array, Array, Array
 
 
 def anisotropy_magnitudes(x: Array, mask: Array | None = None) -> dict[str, Array]:
-    """What rounding errors of value = (‖Σû‖² - Σ‖û‖²)/(m(m-1)) are measured against: (‖Σ|û|‖² + Σ‖û‖²)/(m(m-1))."""
+    """The scale of rounding errors in value = (‖Σû‖² - Σ‖û‖²)/(m(m-1)): (‖Σ|û|‖² + Σ‖û‖²)/(m(m-1))."""
     unit, _, used = _unit_vectors("anisotropy_magnitudes", x, mask)
     size = (np.abs(unit).sum(axis=-2) ** 2).sum(axis=-1) + (unit**2).sum(axis=(-2, -1))
     return {"value": size / np.maximum(used * (used - 1.0), 1.0)}
 
 
 def _unit_vectors(op: str, x: Array, mask: Array | None) -> tuple[Array, Array, Array]:
-    """û with 0 for vectors that are 0 or not there; which are there; how many are used, (...)."""
+    """û with 0 for vectors that are 0 or masked; the mask; how many are used, (...)."""
     wide = as_float(op, "x", x)
     if wide.ndim < 2:
         raise ValueError(f"{op}: x; expected at least two axes, (..., m, d), got {wide.shape}")

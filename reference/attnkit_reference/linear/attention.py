@@ -24,7 +24,7 @@ from attnkit_reference.pointwise import relu, relu_slope
 
 
 def elu_plus_one(x: Array) -> Array:
-    """x + 1 above 0, exp(x) elsewhere: expm1(x) + 1 would lose the tail."""
+    """x + 1 above 0, exp(x) elsewhere: expm1(x) + 1 would lose the tail of small x."""
     return np.where(x > 0, x + 1.0, np.exp(np.where(x > 0, 0.0, x)))
 
 
@@ -40,7 +40,7 @@ FEATURE_MAPS: dict[str, tuple[Callable[[Array], Array], Callable[[Array], Array]
 
 
 def features(op: str, feature_map: Any, x: Array) -> Features:
-    """φ(x) and the way back: by the slope of the named map, or by `feature_map.vjp(x, dφ)`."""
+    """φ(x) and its pull-back: by the slope of the named map, or by `feature_map.vjp(x, dφ)`."""
     if not callable(feature_map):
         h, slope = FEATURE_MAPS[feature_map]
         return Features(h(x), lambda d, absolute: np.abs(slope(x)) * d if absolute else slope(x) * d)
@@ -120,8 +120,8 @@ def linear_attention(q: Array, k: Array, v: Array, **params: Any) -> Outputs:
     feature_map is φ: elu_plus_one (the default: x + 1 above 0, exp(x) below), relu, identity, or a callable (..., n, d)
     -> (..., n, f), whose output is set to 0 at tokens that take no part; for the explicit gradients a callable needs an
     attribute vjp(x, dφ) -> dx. normalize None means True, but False for identity, whose row sums can be 0 (True there
-    is an error). Where the denominator is 0, so is o. scale None is 1. chunk_size is for faster code: here it changes
-    nothing.
+    is an error). Where the denominator is 0, so is o. scale None is 1. chunk_size has no effect here: it is for faster
+    implementations.
 
     state = (S (..., f, e), z (..., f)), with the heads of k: initial_state plus all keys that key_lengths and (for some
     query) mask allow, whatever causal and query_mask say. initial_state counts as keys that every query sees, so that a
@@ -162,8 +162,8 @@ def linear_attention_step(
 ) -> tuple[Array, State]:
     """One more token: S' = S + φ(k_t) v_t^T, z' = z + φ(k_t), o_t = φ(q_t)·S'/(φ(q_t)·z' + eps) -> (o_t, (S', z')).
 
-    state as in `linear_attention`, or None where nothing was seen; q_t (..., d), k_t (..., d), v_t (..., e), heads on
-    axis -2 -> o_t (..., e). The state that was passed is not changed. Source: Katharopoulos et al. 2020 eq 16-20.
+    state as in `linear_attention`, or None at the start; q_t (..., d), k_t (..., d), v_t (..., e), heads on
+    axis -2 -> o_t (..., e). The state passed in is not modified. Source: Katharopoulos et al. 2020 eq 16-20.
     """
     return step(linear, "linear_attention_step", state, q_t, k_t, v_t, **params)
 

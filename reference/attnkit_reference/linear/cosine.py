@@ -67,8 +67,8 @@ def cosine_attention(q: Array, k: Array, v: Array, **params: Any) -> Outputs:
     exp(q·k) for unit vectors. Shapes, states (S (..., d + 1, e), z (..., d + 1); z_0 counts keys), chunk_size and the
     other arguments are those of `linear_attention`, without scale.
 
-    Weights are not negative, but for rounding. Where every key points away from q, the denominator is about 0 and o is
-    of no use, though finite. Source: Su 2020 (spaces.ac.cn/archives/7546); Li et al. 2020 "Linear Attention Mechanism".
+    Weights are non-negative up to rounding. Where every key points away from q, the denominator is about 0 and o is
+    useless, though finite. Source: Su 2020 (spaces.ac.cn/archives/7546); Li et al. 2020 "Linear Attention Mechanism".
     """
     return cosine("cosine_attention", q, k, v, **params).forward()
 

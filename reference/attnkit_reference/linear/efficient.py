@@ -30,7 +30,7 @@ class Efficient:
 
     sc: Scores
     x: Array  # (..., L, d): softmax of q over its features
-    k: Array  # (..., S, d) with the heads of k; 0 where it takes no part
+    k: Array  # (..., S, d) with the heads of k; 0 at masked keys
     v: Array | None  # (..., S, e) likewise
     p: Array  # (..., L, S, d): exp(k_jc - m_ic)/Z_ic on visible pairs
     before: Array  # (..., L, d): exp(m_c - m_ic)/Z_ic for the m of the initial state
@@ -53,21 +53,21 @@ class Efficient:
     def to_inputs(self, dw: Array, absolute: bool = False, do: Array | None = None) -> dict[str, Array]:
         """dq and dk for dw, and the gradients of the initial S and z if there is one; with `absolute`, of sizes."""
         dx = np.einsum("...ij,...ijc->...ic", dw, self.p)
-        found: dict[str, Array] = {}
+        grads: dict[str, Array] = {}
         if self.initial is not None and do is not None:
             dx = dx + self.before * (do @ transposed(spread(self.initial.S, self.sc.groups)))
             share, leading = self.x * self.before, self.initial.z.shape[:-1]
             groups = self.sc.groups if leading and leading[-1] > 1 else 1
-            found["S"] = reduce_to(transposed(share) @ do, self.initial.S.shape, groups)
+            grads["S"] = reduce_to(transposed(share) @ do, self.initial.S.shape, groups)
             dz = np.sum(share * (dx if absolute else -dx), axis=-2)
-            found["z"] = reduce_to(dz[..., None], (*self.initial.z.shape, 1), groups)[..., 0]
+            grads["z"] = reduce_to(dz[..., None], (*self.initial.z.shape, 1), groups)[..., 0]
         inner = np.sum(self.x * dx, axis=-1, keepdims=True)
         dq = self.x * (dx + inner if absolute else dx - inner)
         through = dw[..., None] + dx[..., None, :] if absolute else dw[..., None] - dx[..., None, :]
         dk = np.einsum("...ic,...ijc,...ijc->...jc", self.x, self.p, through)
-        found["q"] = reduce_to(np.where(self.live[..., None], dq, 0.0), self.sc.shapes["q"])
-        found["k"] = reduce_to(dk, self.sc.shapes["k"], self.sc.groups)
-        return found
+        grads["q"] = reduce_to(np.where(self.live[..., None], dq, 0.0), self.sc.shapes["q"])
+        grads["k"] = reduce_to(dk, self.sc.shapes["k"], self.sc.groups)
+        return grads
 
 
 def softmax(x: Array) -> Array:
@@ -87,32 +87,32 @@ def _efficient(
     """Arguments that are checked, widened and free of padding; `keep` (..., S) are keys that stay for a state."""
     refuse_pair_mask(op, options.get("mask"))
     sc = scores(op, q, k, v, scale=1.0, **options)
-    live, seen, query_mask = sc.n > 0, sc.visible.any(axis=-2), options.get("query_mask")
+    live, seen_keys, query_mask = sc.n > 0, sc.visible.any(axis=-2), options.get("query_mask")
     initial = None
     if initial_state is not None and v is not None:
         live = np.broadcast_to(np.asarray(True) if query_mask is None else query_mask, live.shape)
         widths = {"S": (k.shape[-1], v.shape[-1]), "z": k.shape[-1:], "m": k.shape[-1:]}
         initial = initial_state_of(op, initial_state, sc, widths, options.get("causal", False))
-    shown = rows_where(k, seen, sc.groups)
-    held = shown if keep is None else shown | rows_where(k, keep)
-    y = np.where(held, as_float(op, "k", k), 0.0)
-    values = None if v is None else np.where(rows_where(v, seen, sc.groups), as_float(op, "v", v), 0.0)
+    visible = rows_where(k, seen_keys, sc.groups)
+    rows = visible if keep is None else visible | rows_where(k, keep)
+    y = np.where(rows, as_float(op, "k", k), 0.0)
+    values = None if v is None else np.where(rows_where(v, seen_keys, sc.groups), as_float(op, "v", v), 0.0)
     x = softmax(np.where(rows_where(q, live), as_float(op, "q", q), 0.0))
     return Efficient(sc, x, y, values, *_shares(sc, y, initial), initial, live)
 
 
 def _shares(sc: Scores, k: Array, initial: Initial | None) -> tuple[Array, Array]:
-    """p_ijc and what the initial state gets, both divided by the sum over all that query i sees."""
+    """p_ijc and the share of the initial state, both divided by the sum over everything that query i sees."""
     k = np.repeat(k, sc.groups, axis=-3) if sc.groups > 1 else k
     visible = sc.visible[..., None]
-    seen = np.where(visible, k[..., None, :, :], -np.inf)
-    m, before, z = np.max(seen, axis=-2, initial=-np.inf), np.zeros(()), np.zeros(())
+    visible_k = np.where(visible, k[..., None, :, :], -np.inf)
+    m, before, z = np.max(visible_k, axis=-2, initial=-np.inf), np.zeros(()), np.zeros(())
     if initial is not None:
         c, z = (spread(part[..., None, :], sc.groups) for part in (cast(Array, initial.c), initial.z))
         m = np.maximum(m, c)
         before = np.exp(c - finite_level(m))
     with np.errstate(invalid="ignore"):
-        e = np.where(visible, np.exp(seen - finite_level(m)[..., None, :]), 0.0)
+        e = np.where(visible, np.exp(visible_k - finite_level(m)[..., None, :]), 0.0)
     total = e.sum(axis=-2) + before * z
     gives = ~(total <= 0)
     total = np.where(gives, total, 1.0)
@@ -120,7 +120,7 @@ def _shares(sc: Scores, k: Array, initial: Initial | None) -> tuple[Array, Array
 
 
 @dataclass(frozen=True)
-class Kept:
+class Final:
     """The state after all valid keys: m = max k, S = Σ exp(k - m) v^T, z = Σ exp(k - m), per feature."""
 
     k: Array  # -inf at keys that are not valid
@@ -135,8 +135,8 @@ class Kept:
     def shares(self) -> tuple[Array, Array]:
         """exp(k - m) and exp(m_initial - m)."""
         m = finite_level(self.m)
-        held = np.zeros(()) if self.initial is None else np.exp(cast(Array, self.initial.c) - m)
-        return np.exp(self.k - m[..., None, :]), held
+        before = np.zeros(()) if self.initial is None else np.exp(cast(Array, self.initial.c) - m)
+        return np.exp(self.k - m[..., None, :]), before
 
     def parts(self) -> State:
         y, before = self.shares()
@@ -152,53 +152,53 @@ class Kept:
         S, z, m = replace(self, v=np.abs(self.v), initial=initial).parts()
         return S, z, np.abs(finite_level(m))
 
-    def backward(self, given: State, absolute: bool) -> dict[str, Array]:
+    def backward(self, dstate: State, absolute: bool) -> dict[str, Array]:
         """Gradients of k, v and the initial S, z, m, not yet summed to any shape."""
         size = np.abs if absolute else np.asarray
-        v, dS, dz = size(self.v), size(given[0]), size(given[1])
+        v, dS, dz = size(self.v), size(dstate[0]), size(dstate[1])
         y, before = self.shares()
         S, z, m = self.sizes() if absolute else self.parts()
         through = np.sum(S * dS, axis=-1) + z * dz
-        dm = np.where(self.m == -np.inf, 0.0, size(given[2]) + (through if absolute else -through))
+        dm = np.where(self.m == -np.inf, 0.0, size(dstate[2]) + (through if absolute else -through))
         largest = np.max(self.k, axis=-2, initial=-np.inf)
-        held = np.zeros(m.shape, dtype=bool)
+        old = np.zeros(m.shape, dtype=bool)
         if self.initial is not None:
-            held = cast(Array, self.initial.c) >= largest
+            old = cast(Array, self.initial.c) >= largest
         first = (self.k == largest[..., None, :]) & (self.k != -np.inf)
         first = first & (np.cumsum(first, axis=-2) == 1)
-        dk = y * (v @ transposed(dS) + dz[..., None, :]) + np.where(first, np.where(held, 0.0, dm)[..., None, :], 0.0)
-        found = {"k": dk, "v": y @ dS}
+        dk = y * (v @ transposed(dS) + dz[..., None, :]) + np.where(first, np.where(old, 0.0, dm)[..., None, :], 0.0)
+        grads = {"k": dk, "v": y @ dS}
         if self.initial is not None:
-            found |= {"S": before[..., None] * dS, "z": before * dz, "m": np.where(held, dm, 0.0)}
-        return found
+            grads |= {"S": before[..., None] * dS, "z": before * dz, "m": np.where(old, dm, 0.0)}
+        return grads
 
 
 def _initial_shapes(initial: Initial) -> dict[str, tuple[int, ...]]:
     return {"S": initial.S.shape, "z": initial.z.shape, "m": initial.z.shape}
 
 
-def _initial_gradients(initial: Initial, found: dict[str, Array]) -> State:
+def _initial_gradients(initial: Initial, grads: dict[str, Array]) -> State:
     """dS, dz and dm: S and z stand for S exp(m) and z exp(m), so that m also gets <S, dS> + z dz, per feature."""
-    S, z = found["S"], found["z"]
-    m = np.sum(initial.S * S, axis=-1) + initial.z * z + found.get("m", 0.0)
+    S, z = grads["S"], grads["z"]
+    m = np.sum(initial.S * S, axis=-1) + initial.z * z + grads.get("m", 0.0)
     return tuple(reduce_to(x, shape) for x, shape in zip((S, z, m), initial.shapes, strict=True))
 
 
 @dataclass(frozen=True)
 class EfficientAttention(Resumable):
-    """One call as `Resumable` asks for it."""
+    """One call, as `Resumable`."""
 
-    def sums(self, keep: Array | None, seen: dict[str, Any]) -> tuple[Efficient, Kept | None]:
-        a = _efficient(self.op, self.q, self.k, self.v, self.options.get("initial_state"), keep, **seen)
+    def sums(self, keep: Array | None, visibility: dict[str, Any]) -> tuple[Efficient, Final | None]:
+        a = _efficient(self.op, self.q, self.k, self.v, self.options.get("initial_state"), keep, **visibility)
         if keep is None:
             return a, None
         valid = keep[..., None]
-        return a, Kept(np.where(valid, a.k, -np.inf), np.where(valid, as_float(self.op, "v", self.v), 0.0), a.initial)
+        return a, Final(np.where(valid, a.k, -np.inf), np.where(valid, as_float(self.op, "v", self.v), 0.0), a.initial)
 
     def output(self, m: Efficient, absolute: bool = False) -> Array:
         return (m.absolute() if absolute else m).forward()
 
-    def backward(self, m: Efficient, state: Kept | None, do: Any, dstate: Any, absolute: bool) -> dict[str, Any]:
+    def backward(self, m: Efficient, state: Final | None, do: Any, dstate: Any, absolute: bool) -> dict[str, Any]:
         values = cast(Array, m.v)
         shape = (*m.live.shape, values.shape[-1])
         do = np.zeros(shape) if do is None else cotangent(self.op, "do", do, shape)
@@ -207,15 +207,15 @@ class EfficientAttention(Resumable):
             dw = np.where(m.sc.visible, do @ transposed(spread(values, m.sc.groups)), 0.0)
         if absolute:
             m, dw, do = m.absolute(), np.abs(dw), np.abs(do)
-        found = m.to_inputs(dw, absolute, do)
-        found["v"] = reduce_to(transposed(m.w()) @ do, m.sc.shapes["v"], m.sc.groups)
+        of_inputs = m.to_inputs(dw, absolute, do)
+        of_inputs["v"] = reduce_to(transposed(m.w()) @ do, m.sc.shapes["v"], m.sc.groups)
         if state is not None:
-            given = state_cotangents(self.op, dstate, state.parts())
+            cotangents = state_cotangents(self.op, dstate, state.parts())
             shapes = m.sc.shapes | ({} if m.initial is None else _initial_shapes(m.initial))
-            for name, g in state.backward(given, absolute).items():
-                found[name] = found.get(name, 0.0) + reduce_to(g, shapes[name])
-        grads: dict[str, Any] = {name: found[name] for name in ("q", "k", "v")}
-        return grads if m.initial is None else {**grads, "initial_state": _initial_gradients(m.initial, found)}
+            for name, g in state.backward(cotangents, absolute).items():
+                of_inputs[name] = of_inputs.get(name, 0.0) + reduce_to(g, shapes[name])
+        grads: dict[str, Any] = {name: of_inputs[name] for name in ("q", "k", "v")}
+        return grads if m.initial is None else {**grads, "initial_state": _initial_gradients(m.initial, of_inputs)}
 
 
 def efficient(op: str, q: Array, k: Array, v: Array | None = None, **options: Any) -> EfficientAttention:
@@ -242,8 +242,8 @@ def efficient_attention(q: Array, k: Array, v: Array, **params: Any) -> Outputs:
     """o_i = Σ_c softmax(q_i)_c (Σ_j exp(k_jc) v_j)/(Σ_j exp(k_jc)), c over the d features, j over the visible keys.
 
     q (..., L, d), k (..., S, d), v (..., S, e) -> o (..., L, e), or (o, state). Leading axes broadcast; heads are axis
-    -3. There is no scale. Under causal, every query has sums of its own, so that the last one gives what it gives
-    without; the other causal form in use, with features exp(k) and one sum for all of them, is linear attention.
+    -3. There is no scale. Under causal, every query has sums of its own, so the last one gives the same as without
+    causality; the other causal form in use, with features exp(k) and one sum for all of them, is linear attention.
 
     state = (S (..., d, e), z (..., d), m (..., d)), with the heads of k: m_c is the largest k_jc (-inf without a key),
     S_c = Σ_j exp(k_jc - m_c) v_j, z_c = Σ_j exp(k_jc - m_c). mask, a key mask (..., 1, S) or (S,), causal, key_lengths,

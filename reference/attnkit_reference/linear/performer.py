@@ -86,7 +86,7 @@ def performer(
     eps: float = 1e-3,
     **options: Any,
 ) -> Attention:
-    """The features of q and of k, and the denominator raw; nothing comes out where that is not positive."""
+    """The features of q and of k, and the denominator raw; o is 0 where that is not positive."""
     enable_gqa = options.get("enable_gqa", False)
     scores(op, q, k, v, scale=1.0, **{name: x for name, x in options.items() if name not in STATE})
     if kernel not in KERNELS:
@@ -113,7 +113,7 @@ def performer(
 
 
 def _leading(q: Array, k: Array, enable_gqa: bool) -> tuple[int, ...]:
-    """Leading axes of a call with the heads of k; what does not fit is refused with the other arguments."""
+    """Leading axes of a call with the heads of k; mismatches are refused with the other arguments."""
     shapes = [x.shape[:-2] for x in (q, k)]
     if enable_gqa and all(shapes):
         return (*np.broadcast_shapes(*(shape[:-1] for shape in shapes)), shapes[1][-1])

@@ -1,4 +1,5 @@
-"""States of linear attention: what a call has seen, in a size that does not grow; saved, resumed and differentiated.
+"""States of linear attention: a summary of the past tokens of fixed size, which can be saved, resumed and
+differentiated.
 
 A state is (S, z): S (..., f, e) = Σ φ(k) v^T and z (..., f) = Σ φ(k) over keys, with f features φ and the heads of k.
 Features that are exponentials come as φ = values·exp(level), one level per token: then a state is (S, z, c), with S and
@@ -31,7 +32,7 @@ class Features:
 
 @dataclass(frozen=True)
 class Initial:
-    """An initial state in float64, its parts broadcast against each other; `shapes` as they came."""
+    """An initial state in float64, its parts broadcast against each other; `shapes` are those of the arguments."""
 
     S: Array
     z: Array
@@ -48,7 +49,7 @@ def spread(x: Array, groups: int) -> Array:
 
 
 def finite_level(c: Array) -> Array:
-    """c with 0 in place of -inf, where nothing has been seen."""
+    """c with 0 in place of -inf, before the first token."""
     return np.where(c == -np.inf, 0.0, c)
 
 
@@ -95,7 +96,7 @@ def valid_keys(
     **others: Any,
 ) -> Array:
     """Keys (..., S) that go into a state: allowed by key_lengths and, for some query, by mask. causal and query_mask
-    do not matter: what later queries may see must be in the state."""
+    do not matter: later queries may see all of them."""
     valid: Array = np.ones(tokens(op, "k", k).shape[-2:-1], dtype=bool)
     if mask is not None:
         mask = boolean(op, "mask", mask)
@@ -125,16 +126,16 @@ class FinalState:
         """The largest level: among the keys or that of the initial state."""
         if self.levels is None:
             return np.zeros(())
-        held = -np.inf if self.initial is None or self.initial.c is None else self.initial.c
-        return np.maximum(np.max(self.levels, axis=-1, initial=-np.inf), held)
+        initial = -np.inf if self.initial is None or self.initial.c is None else self.initial.c
+        return np.maximum(np.max(self.levels, axis=-1, initial=-np.inf), initial)
 
     def fades(self) -> tuple[Array, Array]:
         """exp(level - c) of the keys (..., S, 1) and exp(c_initial - c) (...)."""
         if self.levels is None:
             return np.ones((1, 1)), np.ones(())
         c = finite_level(self.c)
-        held = np.asarray(0.0 if self.initial is None or self.initial.c is None else self.initial.c)
-        return np.exp(self.levels - c[..., None])[..., None], np.exp(held - c)
+        initial = np.asarray(0.0 if self.initial is None or self.initial.c is None else self.initial.c)
+        return np.exp(self.levels - c[..., None])[..., None], np.exp(initial - c)
 
     def parts(self) -> State:
         """(S, z), or (S, z, c)."""
@@ -145,8 +146,8 @@ class FinalState:
             S = S + before[..., None, None] * self.initial.S
             z = z + before[..., None] * self.initial.z
         leading = np.broadcast_shapes(S.shape[:-2], z.shape[:-1], self.c.shape)
-        found = (np.broadcast_to(S, (*leading, *S.shape[-2:])), np.broadcast_to(z, (*leading, z.shape[-1])))
-        return found if self.levels is None else (*found, np.broadcast_to(self.c, leading))
+        state = (np.broadcast_to(S, (*leading, *S.shape[-2:])), np.broadcast_to(z, (*leading, z.shape[-1])))
+        return state if self.levels is None else (*state, np.broadcast_to(self.c, leading))
 
     def absolute(self) -> "FinalState":
         initial = None if self.initial is None else self.initial.absolute()
@@ -154,32 +155,32 @@ class FinalState:
 
     def sizes(self) -> State:
         """`parts` with summands in absolute value."""
-        found = self.absolute().parts()
-        return (*found[:2], *(np.abs(finite_level(c)) for c in found[2:]))
+        state = self.absolute().parts()
+        return (*state[:2], *(np.abs(finite_level(c)) for c in state[2:]))
 
-    def backward(self, given: State, absolute: bool = False) -> dict[str, Array]:
+    def backward(self, dstate: State, absolute: bool = False) -> dict[str, Array]:
         """Gradients of φ(k), v and, with an initial state, of its S, z and c, not yet summed to any shape, for a
         cotangent of each part; with `absolute`, their summands in absolute value."""
         size = np.abs if absolute else np.asarray
         m = self.absolute() if absolute else self
         fade, before = self.fades()
-        dS, dz = size(given[0]), size(given[1])
+        dS, dz = size(dstate[0]), size(dstate[1])
         dy = np.where(self.valid[..., None], fade * (m.v @ transposed(dS) + dz[..., None, :]), 0.0)
-        found = {"y": dy, "v": (fade * m.y) @ dS}
+        grads = {"y": dy, "v": (fade * m.y) @ dS}
         if self.initial is not None:
-            found |= {"S": before[..., None, None] * dS, "z": before[..., None] * dz}
+            grads |= {"S": before[..., None, None] * dS, "z": before[..., None] * dz}
         if self.levels is None:
-            return found
+            return grads
         S, z, _ = m.parts()
         through = np.sum(S * dS, axis=(-1, -2)) + np.sum(z * dz, axis=-1)
-        dc = np.where(self.c == -np.inf, 0.0, size(given[2]) + (through if absolute else -through))
+        dc = np.where(self.c == -np.inf, 0.0, size(dstate[2]) + (through if absolute else -through))
         largest = np.max(self.levels, axis=-1, initial=-np.inf)
         from_initial = np.zeros(largest.shape, dtype=bool)
         if self.initial is not None and self.initial.c is not None:
             from_initial = self.initial.c >= largest
-            found["c"] = np.where(from_initial, dc, 0.0)
-        found["y"] = found["y"] + self._largest_value() * np.where(from_initial, 0.0, dc)[..., None, None]
-        return found
+            grads["c"] = np.where(from_initial, dc, 0.0)
+        grads["y"] = grads["y"] + self._largest_value() * np.where(from_initial, 0.0, dc)[..., None, None]
+        return grads
 
     def _largest_value(self) -> Array:
         """1/value at the first largest feature of the first key with the largest level: moving it moves the level."""
@@ -189,32 +190,32 @@ class FinalState:
         value = np.max(self.y, axis=-1, keepdims=True)
         features = self.y == value
         first_key, first_feature = np.cumsum(keys, axis=-1) == 1, np.cumsum(features, axis=-1) == 1
-        found = (keys & first_key)[..., None] & features & first_feature
-        return np.where(found, 1.0 / np.where(found, value, 1.0), 0.0)
+        place = (keys & first_key)[..., None] & features & first_feature
+        return np.where(place, 1.0 / np.where(place, value, 1.0), 0.0)
 
 
 def state_cotangents(op: str, dstate: Any, parts: State) -> State:
     """dstate in float64, a cotangent for each of `parts`, None = 0."""
     if not isinstance(dstate, tuple | list) or len(dstate) != len(parts):
         raise ValueError(f"{op}: dstate; expected a tuple of {len(parts)} parts, got {_described(dstate)}")
-    given = []
+    cotangents = []
     for x, part in zip(dstate, parts, strict=True):
         wide = np.zeros(part.shape) if x is None else as_float(op, "dstate", x)
         if wide.shape != part.shape:
             text = f"expected {part.shape}, got {wide.shape}"
             raise ValueError(f"{op}: dstate has another shape than the state; {text}")
-        given.append(wide)
-    return tuple(given)
+        cotangents.append(wide)
+    return tuple(cotangents)
 
 
 def initial_gradients(initial: Initial, S: Array, z: Array, c: Array | None) -> State:
-    """Gradients of the parts of an initial state in the shapes in which they came.
+    """Gradients of the parts of an initial state in the shapes of the arguments.
 
-    S, z, c are those of the parts as everything but their own scale is concerned: S and z stand for S exp(c) and
-    z exp(c), so that c also gets <S, dS> + <z, dz>.
+    S, z, c are the gradients apart from the scale of S and z: these stand for S exp(c) and z exp(c), so c also gets <S,
+    dS> + <z, dz>.
     """
-    found = [reduce_to(S, initial.shapes[0]), reduce_to(z, initial.shapes[1])]
+    grads = [reduce_to(S, initial.shapes[0]), reduce_to(z, initial.shapes[1])]
     if initial.c is not None:
         scaled = np.sum(initial.S * S, axis=(-1, -2)) + np.sum(initial.z * z, axis=-1)
-        found.append(reduce_to(scaled if c is None else scaled + c, initial.shapes[2]))
-    return tuple(found)
+        grads.append(reduce_to(scaled if c is None else scaled + c, initial.shapes[2]))
+    return tuple(grads)

@@ -1,11 +1,11 @@
-"""What every form of linear attention comes down to: sums over keys of features times values.
+"""The common form of all linear attention: sums over keys of features times values.
 
 Queries and keys get f features φ(q), φ(k). With s_ij = scale φ(q_i)·φ(k_j) on visible pairs and an initial state (S, z)
 of keys that came before,
 
     num_i = Σ_j s_ij v_j + scale φ(q_i)·S,    raw_i = Σ_j s_ij + scale φ(q_i)·z,    o_i = num_i/den(raw_i).
 
-Here all pairs are formed; that the sums over j can be exchanged is for faster code to use. Where φ is exponential
+Here all pairs are formed; exchanging the sums is left to faster implementations. Where φ is exponential
 (levels, see `linear_states`), row i is divided by exp(c_i), c_i the largest level that it sees, which cancels from o.
 """
 
@@ -49,10 +49,10 @@ def _stateful(*, chunk_size: int = 64, initial_state: State | None = None, retur
 def keywords(own: Callable[..., Any], *names: str) -> Callable[[Function], Function]:
     """Give a public function the keyword arguments of `own`, then those of `_stateful` and `scores` that are named; a
     default of `own` wins."""
-    known = {**inspect.signature(scores).parameters, **inspect.signature(_stateful).parameters}
+    parameters = {**inspect.signature(scores).parameters, **inspect.signature(_stateful).parameters}
     mine = {p.name: p for p in inspect.signature(own).parameters.values() if p.kind is p.KEYWORD_ONLY}
-    first = [p for name, p in mine.items() if name not in known]
-    return lambda function: refuse_others(function, [*first, *({**known, **mine}[name] for name in names)])
+    first = [p for name, p in mine.items() if name not in parameters]
+    return lambda function: refuse_others(function, [*first, *({**parameters, **mine}[name] for name in names)])
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class FeatureRows(Rows):
 
     def to_inputs(self, ds: Array, do: Array | None, absolute: bool = False) -> dict[str, Array]:
         assert self.through is not None
-        found = self.through(ds, absolute)
-        return found if do is None else {**found, "v": contract(self, ds, do, absolute)["v"]}
+        grads = self.through(ds, absolute)
+        return grads if do is None else {**grads, "v": contract(self, ds, do, absolute)["v"]}
 
 
 @dataclass(frozen=True)
@@ -119,24 +119,24 @@ class Sums:
     def backward(self, ds: Array, dn: Array, draw: Array) -> dict[str, Array]:
         """Gradients of φ(q), φ(k), v and the initial S, z for those of num and raw; ds is dn v^T + draw, or for
         `absolute` sums the size of that."""
-        found = self.to_features(ds)
+        grads = self.to_features(ds)
         if self.initial is not None:
             x, S, z = self.held()
             dx = dn @ transposed(S) + draw[..., None] * transposed(z)
-            found["x"] = found["x"] + self.scale * self.before * dx
+            grads["x"] = grads["x"] + self.scale * self.before * dx
             leading = self.initial.z.shape[:-1]
             groups = self.sc.groups if leading and leading[-1] > 1 else 1
-            found["S"] = reduce_to(transposed(x) @ dn, self.initial.S.shape, groups)
+            grads["S"] = reduce_to(transposed(x) @ dn, self.initial.S.shape, groups)
             dz = reduce_to(transposed(x) @ draw[..., None], (*self.initial.z.shape, 1), groups)
-            found["z"] = dz[..., 0]
-        found["x"] = reduce_to(found["x"], self.queries.values.shape)
+            grads["z"] = dz[..., 0]
+        grads["x"] = reduce_to(grads["x"], self.queries.values.shape)
         v = cast(Array, self.v)
-        found["v"] = reduce_to(transposed(self.s()) @ dn, v.shape, self.sc.groups)
-        return found
+        grads["v"] = reduce_to(transposed(self.s()) @ dn, v.shape, self.sc.groups)
+        return grads
 
 
 def rows_where(x: Array, part: Any, groups: int = 1) -> Array:
-    """Rows of x that take part anywhere, (..., n, 1), for part (..., n) over the leading axes of a call."""
+    """Rows of x that are used anywhere, (..., n, 1), for part (..., n) over the leading axes of a call."""
     part = part.reshape((1,) * (x.ndim - 1 - part.ndim) + part.shape)
     return reduce_to(part[..., None], (*x.shape[:-1], 1), groups, np.logical_or)
 
@@ -153,18 +153,18 @@ def sums(
     **options: Any,
 ) -> Sums:
     """Arguments that are checked, widened and free of padding, mapped to features; `keep` (..., S) are keys that
-    stay although no query sees them, for they go into a state."""
+    stay although no query sees them, because they go into a state."""
     sc = scores(op, q, k, v, scale=1.0, **options)
-    live, seen, query_mask = sc.n > 0, sc.visible.any(axis=-2), options.get("query_mask")
+    live, seen_keys, query_mask = sc.n > 0, sc.visible.any(axis=-2), options.get("query_mask")
     if initial_state is not None:
         live = np.broadcast_to(np.asarray(True) if query_mask is None else query_mask, live.shape)
-    shown = rows_where(k, seen, sc.groups)
-    held = shown if keep is None else shown | rows_where(k, keep)
-    x, y = np.where(rows_where(q, live), as_float(op, "q", q), 0.0), np.where(held, as_float(op, "k", k), 0.0)
+    visible = rows_where(k, seen_keys, sc.groups)
+    rows = visible if keep is None else visible | rows_where(k, keep)
+    x, y = np.where(rows_where(q, live), as_float(op, "q", q), 0.0), np.where(rows, as_float(op, "k", k), 0.0)
     queries, keys = maps[0](x), maps[1](y)
     queries = replace(queries, values=np.where(rows_where(q, live), queries.values, 0.0))
-    keys = replace(keys, values=np.where(held, keys.values, 0.0))
-    wide = None if v is None else np.where(rows_where(v, seen, sc.groups), as_float(op, "v", v), 0.0)
+    keys = replace(keys, values=np.where(rows, keys.values, 0.0))
+    wide = None if v is None else np.where(rows_where(v, seen_keys, sc.groups), as_float(op, "v", v), 0.0)
     initial = None
     if initial_state is not None and wide is not None:
         f = keys.values.shape[-1]
@@ -191,13 +191,13 @@ def _fades(sc: Scores, keys: Features, initial: Initial | None) -> tuple[Array, 
 
 @dataclass(frozen=True)
 class Resumable:
-    """One call of an op that has a state: its arguments as they came. What its sums are is up to the op."""
+    """One call of an op with a state: its arguments. The op defines the sums."""
 
     op: str
     q: Array
     k: Array
     v: Array | None
-    options: dict[str, Any]  # those of STATE, and what decides who sees whom
+    options: dict[str, Any]  # those of STATE and of visibility
 
     def forward(self) -> Outputs:
         """o, or (o, state) if `return_state`."""
@@ -207,19 +207,19 @@ class Resumable:
     def gradients(self, do: Any, dstate: Any, absolute: bool) -> dict[str, Any]:
         """{"q", "k", "v"} and "initial_state" if given; with `absolute` magnitudes, "o" and with dstate "state" too."""
         m, state = self._call(dstate is not None)
-        found = self.backward(m, state, do, dstate, absolute)
+        grads = self.backward(m, state, do, dstate, absolute)
         if not absolute:
-            return found
+            return grads
         sizes = {} if state is None else {"state": state.sizes()}
-        return {"o": self.output(m, absolute=True), **sizes, **found}
+        return {"o": self.output(m, absolute=True), **sizes, **grads}
 
     def _call(self, stateful: bool) -> tuple[Any, Any]:
         whole(self.op, "chunk_size", self.options.get("chunk_size", 1), 1)
-        seen = {name: x for name, x in self.options.items() if name not in STATE}
-        return self.sums(valid_keys(self.op, self.q, self.k, **seen) if stateful else None, seen)
+        visibility = {name: x for name, x in self.options.items() if name not in STATE}
+        return self.sums(valid_keys(self.op, self.q, self.k, **visibility) if stateful else None, visibility)
 
-    def sums(self, keep: Array | None, seen: dict[str, Any]) -> tuple[Any, Any]:
-        """What the output and its gradients are made of; the state of the keys `keep` (..., S), or None."""
+    def sums(self, keep: Array | None, visibility: dict[str, Any]) -> tuple[Any, Any]:
+        """The sums for the output and its gradients; the state of the keys `keep` (..., S), or None."""
         raise NotImplementedError
 
     def output(self, m: Any, absolute: bool = False) -> Array:
@@ -238,9 +238,9 @@ class Attention(Resumable):
     scale: float = 1.0
     signed: bool = False  # can a weight be negative
 
-    def sums(self, keep: Array | None, seen: dict[str, Any]) -> tuple[Sums, FinalState | None]:
+    def sums(self, keep: Array | None, visibility: dict[str, Any]) -> tuple[Sums, FinalState | None]:
         initial_state = self.options.get("initial_state")
-        m = sums(self.op, self.q, self.k, self.v, self.maps, self.scale, initial_state, keep, **seen)
+        m = sums(self.op, self.q, self.k, self.v, self.maps, self.scale, initial_state, keep, **visibility)
         if keep is None:
             return m, None
         y, values = (np.where(keep[..., None], x, 0.0) for x in (m.keys.values, as_float(self.op, "v", self.v)))
@@ -268,17 +268,17 @@ class Attention(Resumable):
             through_v = np.where(m.sc.visible, dn @ transposed(m.spread(cast(Array, m.v))), 0.0)
         if absolute:
             m, through_v, dn, draw = m.absolute(), np.abs(through_v), np.abs(dn), np.abs(draw)
-        found = m.backward(through_v + draw[..., None], dn, draw)
+        of_sums = m.backward(through_v + draw[..., None], dn, draw)
         if state is not None and dstate is not None:
             for name, g in state.backward(state_cotangents(self.op, dstate, state.parts()), absolute).items():
-                found[name] = found.get(name, 0.0) + reduce_to(g, _shape_of(name, m))
+                of_sums[name] = of_sums.get(name, 0.0) + reduce_to(g, _shape_of(name, m))
         grads: dict[str, Any] = {
-            "q": m.queries.pull(found["x"], absolute),
-            "k": m.keys.pull(found["y"], absolute),
-            "v": found["v"],
+            "q": m.queries.pull(of_sums["x"], absolute),
+            "k": m.keys.pull(of_sums["y"], absolute),
+            "v": of_sums["v"],
         }
         if m.initial is not None:
-            grads["initial_state"] = initial_gradients(m.initial, found["S"], found["z"], found.get("c"))
+            grads["initial_state"] = initial_gradients(m.initial, of_sums["S"], of_sums["z"], of_sums.get("c"))
         return grads
 
     def rows(self) -> FeatureRows:
@@ -296,9 +296,9 @@ class Attention(Resumable):
             return ds, np.where(gives, (size + np.abs(inner)) / np.abs(den), 0.0)
 
         def through(ds: Array, absolute: bool) -> dict[str, Array]:
-            found = (m.absolute() if absolute else m).to_features(ds)
-            dx = reduce_to(found["x"], m.queries.values.shape)
-            return {"q": m.queries.pull(dx, absolute), "k": m.keys.pull(found["y"], absolute)}
+            of_features = (m.absolute() if absolute else m).to_features(ds)
+            dx = reduce_to(of_features["x"], m.queries.values.shape)
+            return {"q": m.queries.pull(dx, absolute), "k": m.keys.pull(of_features["y"], absolute)}
 
         return FeatureRows(m.sc, w, gives[..., 0], pull, self.signed, through=through)
 
@@ -340,9 +340,9 @@ def _pull_step(
 ) -> dict[str, Any]:
     """`pull` under the names of a step: {"q_t", "k_t", "v_t"} and "state"; of magnitudes "o_t" and "next_state" too."""
     do = None if do_t is None else one_token(call.op, do_t=do_t)[0]
-    found = call.gradients(do, dstate, absolute)
+    grads = call.gradients(do, dstate, absolute)
     tokens, states = {"q": "q_t", "k": "k_t", "v": "v_t", "o": "o_t"}, {"initial_state": "state", "state": "next_state"}
-    return {tokens.get(name, states.get(name, "")): x[..., 0, :] if name in tokens else x for name, x in found.items()}
+    return {tokens.get(name, states.get(name, "")): x[..., 0, :] if name in tokens else x for name, x in grads.items()}
 
 
 def one_token(op: str, **arrays: Array) -> list[Array]:

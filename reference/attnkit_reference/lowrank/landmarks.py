@@ -1,7 +1,7 @@
 """Landmark samplers of SOFT: how m landmarks are made from n tokens (Lu et al. 2021 §3.2, §4.4).
 
-Tokens (..., n, d) of a picture lie row by row: token y width + x is the pixel in row y and column x. A sampler that is
-given query_mask (..., n), True = a token, also answers with a landmark_mask (..., m), False = an invalid landmark.
+Tokens (..., n, d) of an image are in row-major order: token y width + x is the pixel in row y and column x. With
+query_mask (..., n), True = a token, a sampler also returns a landmark_mask (..., m), False = an invalid landmark.
 """
 
 import math
@@ -25,8 +25,8 @@ def _tokens(op: str, q: Array, query_mask: Array | None) -> tuple[Array, Array]:
     return np.where(valid[..., None], wide, 0.0), valid
 
 
-def _answer(landmarks: Array, found: Array, query_mask: Array | None) -> Landmarks:
-    return landmarks if query_mask is None else (landmarks, found)
+def _answer(landmarks: Array, landmark_mask: Array, query_mask: Array | None) -> Landmarks:
+    return landmarks if query_mask is None else (landmarks, landmark_mask)
 
 
 def _windows(op: str, n: int, height: Any, width: Any, r: Any) -> Array:
@@ -45,10 +45,10 @@ def _windows(op: str, n: int, height: Any, width: Any, r: Any) -> Array:
 
 def _rows(op: str, indices: Any, shape: tuple[int, ...]) -> Array:
     """indices broadcast to (..., m)."""
-    given = integers(op, "indices", indices)
-    if given.ndim == 0 or np.any((given < 0) | (given >= shape[-2])):
+    index = integers(op, "indices", indices)
+    if index.ndim == 0 or np.any((index < 0) | (index >= shape[-2])):
         raise ValueError(f"{op}: indices; expected (..., m) integers in [0, {shape[-2]}), got {indices!r}")
-    return broadcast(op, "indices", given, (*shape[:-2], given.shape[-1]))
+    return broadcast(op, "indices", index, (*shape[:-2], index.shape[-1]))
 
 
 def _pooling(op: str, q: Array, height: int, width: int, r: int, query_mask: Array | None) -> tuple[Array, Array]:
@@ -57,8 +57,8 @@ def _pooling(op: str, q: Array, height: int, width: int, r: int, query_mask: Arr
     windows = _windows(op, q.shape[-2], height, width, r)
     inside = np.zeros((len(windows), q.shape[-2]), dtype=bool)
     np.put_along_axis(inside, windows, True, axis=1)
-    chosen = inside & valid[..., None, :]
-    return clean, chosen / np.maximum(chosen.sum(axis=-1, keepdims=True), 1)
+    window = inside & valid[..., None, :]
+    return clean, window / np.maximum(window.sum(axis=-1, keepdims=True), 1)
 
 
 @refuse_others
@@ -116,22 +116,22 @@ def convolution(
     (..., m, d_out), m = floor(height/r) floor(width/r), or (landmarks, landmark_mask) if query_mask is given: invalid
     tokens are read as 0, and a window of nothing else is an invalid landmark.
     """
-    _, patches, matrix, found = _convolved("convolution", q, kernel, height, width, r, query_mask)
-    return _answer(patches @ matrix, found, query_mask)
+    _, patches, matrix, landmark_mask = _convolved("convolution", q, kernel, height, width, r, query_mask)
+    return _answer(patches @ matrix, landmark_mask, query_mask)
 
 
 def _convolution_pull(
     op: str, q: Array, kernel: Array, dlandmarks: Array, size: tuple[int, int, int], query_mask: Any, absolute: bool
 ) -> dict[str, Array]:
     windows, patches, matrix, _ = _convolved(op, q, kernel, *size, query_mask)
-    given = cotangent(op, "dlandmarks", dlandmarks, (*patches.shape[:-1], matrix.shape[-1]))
+    grad = cotangent(op, "dlandmarks", dlandmarks, (*patches.shape[:-1], matrix.shape[-1]))
     if absolute:
-        given, patches, matrix = np.abs(given), np.abs(patches), np.abs(matrix)
+        grad, patches, matrix = np.abs(grad), np.abs(patches), np.abs(matrix)
     d, r = q.shape[-1], size[-1]
     dq = np.zeros(q.shape)
-    dq[..., windows, :] = (given @ matrix.T).reshape(*given.shape[:-1], r * r, d)
-    rows = math.prod(given.shape[:-1])
-    dmatrix = patches.reshape(rows, r * r * d).T @ given.reshape(rows, matrix.shape[-1])
+    dq[..., windows, :] = (grad @ matrix.T).reshape(*grad.shape[:-1], r * r, d)
+    rows = math.prod(grad.shape[:-1])
+    dmatrix = patches.reshape(rows, r * r * d).T @ grad.reshape(rows, matrix.shape[-1])
     dkernel = np.moveaxis(dmatrix.reshape(r, r, d, matrix.shape[-1]), (3, 2), (0, 1))
     valid = _tokens(op, q, query_mask)[1]
     return {"q": np.where(valid[..., None], dq, 0.0), "kernel": dkernel}
@@ -166,10 +166,10 @@ def _picked(op: str, q: Array, indices: Any, query_mask: Array | None) -> Landma
 def _put_back(op: str, q: Array, dlandmarks: Array, indices: Any, query_mask: Array | None) -> dict[str, Array]:
     clean, valid = _tokens(op, q, query_mask)
     rows = _rows(op, indices, clean.shape)
-    given = cotangent(op, "dlandmarks", dlandmarks, (*rows.shape, clean.shape[-1]))
+    grad = cotangent(op, "dlandmarks", dlandmarks, (*rows.shape, clean.shape[-1]))
     dq = np.zeros(clean.shape)
     for item in np.ndindex(rows.shape):
-        dq[(*item[:-1], rows[item])] += given[item]
+        dq[(*item[:-1], rows[item])] += grad[item]
     return {"q": np.where(valid[..., None], dq, 0.0)}
 
 
@@ -201,7 +201,7 @@ def random_magnitudes(
 
 @refuse_others
 def biased(q: Array, m: int, *, query_mask: Array | None = None) -> Landmarks:
-    """The first m tokens, by position: with padding on the left they may be invalid. Answers as `random`."""
+    """The first m tokens, by position: with padding on the left they may be invalid. Returns as `random`."""
     return _picked("biased", q, _first("biased", q, m), query_mask)
 
 

@@ -69,10 +69,10 @@ def _linformer(
     f = None if proj_v is None else _projection(op, "proj_v", proj_v, sc, k)
     if f is not None and f.shape[-2] != e.shape[-2]:
         raise ValueError(f"{op}: proj_v must have the slots of proj_k; expected {e.shape[-2]}, got {f.shape[-2]}")
-    # what a head does not see is 0 for this head, even if another head of its group sees it
-    seen, live = (cast(Array, sc.visible.any(axis=axis)) for axis in (-2, -1))
-    keys = np.where(seen[..., None], sc.k, 0.0)
-    values = None if sc.v is None else np.where(seen[..., None], sc.v, 0.0)
+    # a token hidden from a head is 0 for this head, even if another head of its group sees it
+    seen_keys, live = (cast(Array, sc.visible.any(axis=axis)) for axis in (-2, -1))
+    keys = np.where(seen_keys[..., None], sc.k, 0.0)
+    values = None if sc.v is None else np.where(seen_keys[..., None], sc.v, 0.0)
     slots = e @ keys
     w = masked_softmax(
         sc.scale * sc.q @ transposed(slots), np.broadcast_to(live[..., None], (*live.shape, e.shape[-2]))
@@ -104,16 +104,16 @@ def _linformer_pull(a: Linformer, do: Array, absolute: bool = False) -> Gradient
         "proj_k": dslots @ transposed(size(a.k)),
         "proj_v": dvalues @ transposed(size(v)),
     }
-    found = {}
+    grads = {}
     for name, shape in a.shapes.items():
         x = full[name]
         if name.startswith("proj"):
             x = np.concatenate([x, np.zeros((*x.shape[:-1], shape[-1] - x.shape[-1]))], axis=-1)
-        # rows that no query of this head sees are constants of the call
+        # rows that no query of this head sees are constants
         if name in ("k", "v"):
             x = np.where(np.logical_or.reduce(a.sc.visible, axis=-2)[..., None], x, 0.0)
-        found[name] = reduce_to(x, shape, 1 if name == "q" else a.sc.groups)
-    return {"o": size(_dropped(a)) @ size(f @ v), **found} if absolute else found
+        grads[name] = reduce_to(x, shape, 1 if name == "q" else a.sc.groups)
+    return {"o": size(_dropped(a)) @ size(f @ v), **grads} if absolute else grads
 
 
 @keywords_of(_linformer)

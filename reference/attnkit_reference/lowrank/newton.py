@@ -25,8 +25,8 @@ def column_sums(a: Array) -> tuple[Array, Array]:
     """‖A‖₁ (..., 1, 1), the maximum column sum of |A|, and a mask of the first column that has it."""
     sums = np.abs(a).sum(axis=-2, keepdims=True)
     norm = np.max(sums, axis=-1, keepdims=True, initial=0.0)
-    found = sums == norm
-    return norm, found & (np.cumsum(found, axis=-1) == 1)
+    largest = sums == norm
+    return norm, largest & (np.cumsum(largest, axis=-1) == 1)
 
 
 def newton_iterates(a: Array, steps: int, init_scale: Array) -> list[Array]:
@@ -93,7 +93,7 @@ class _Newton(NamedTuple):
     a: Array
     iterates: list[Array]  # X_0 .. X_T
     init_scale: Array  # (..., 1, 1)
-    scale_shape: tuple[int, ...] | None  # of init_scale as it came; None for a number
+    scale_shape: tuple[int, ...] | None  # of the argument init_scale; None for a number
     inverse_grad: str
 
 
@@ -127,8 +127,8 @@ def _pull(n: _Newton, dx: Array, absolute: bool = False) -> dict[str, Array]:
 
 def _residuals(a: Array, iterates: list[Array]) -> Array:
     size = spectral_norm(a)
-    found = [spectral_norm(a @ x @ a - a) / np.where(size > 0, size, 1.0) for x in iterates]
-    return np.stack(found, axis=-1)
+    residuals = [spectral_norm(a @ x @ a - a) / np.where(size > 0, size, 1.0) for x in iterates]
+    return np.stack(residuals, axis=-1)
 
 
 @refuse_others
@@ -144,9 +144,9 @@ def newton_inverse(
 
     a (..., m, m), symmetric and positive semi-definite for convergence -> x (..., m, m), or (x, residuals) with
     residuals (..., T + 1) = ‖A X_k A - A‖₂/‖A‖₂, k = 0 .. T (spectral norms; 0 for A = 0), if `return_residuals`.
-    ‖A‖₁ is the maximum column sum; A = 0 gives 0. A ridge, if wanted, is part of a.
+    ‖A‖₁ is the maximum column sum; A = 0 gives 0. Add a ridge to a if needed.
 
-    newton_steps T is part of the meaning, not a precision: directions whose eigenvalue is small are not inverted yet.
+    newton_steps T is part of the definition, not a precision: directions with small eigenvalues are not inverted yet.
     init_scale, a number or an array (...) > 0: 0.9 keeps X_0 off the boundary of convergence, on which 1 (Algorithm 2
     as printed) lies when all row sums are equal: A = I and A = all ones then collapse to 0. inverse_grad: see
     `soft_attention`. Source: Lu et al. 2021 eq 10, Algorithm 2, Figure 4.

@@ -18,10 +18,10 @@ from attnkit_reference.softmax import softmax_rows
 INITS = ("exact", "batch_max")
 
 
-def masked_softmax(s: Array, seen: Array) -> Array:
-    """exp(s)/Σ exp(s) over what is seen; 0 elsewhere and in rows that see nothing."""
-    top = np.max(s, axis=-1, keepdims=True, initial=-np.inf, where=seen)
-    e = np.exp(np.where(seen, s - np.where(np.isfinite(top), top, 0.0), -np.inf))
+def masked_softmax(s: Array, visible: Array) -> Array:
+    """exp(s)/Σ exp(s) over visible entries; 0 elsewhere and in rows without any."""
+    top = np.max(s, axis=-1, keepdims=True, initial=-np.inf, where=visible)
+    e = np.exp(np.where(visible, s - np.where(np.isfinite(top), top, 0.0), -np.inf))
     total = e.sum(axis=-1, keepdims=True)
     return e / np.where(total > 0, total, 1.0)
 
@@ -46,7 +46,7 @@ class Nystrom:
     k: Array
     v: Array | None
     valid: Array  # (..., n) bool
-    exact: Array  # (..., 1, 1) bool: this item is served by exact softmax
+    exact: Array  # (..., 1, 1) bool: this item uses exact softmax
     average: Array  # (..., m, n): rows are the means over segments
     k1: Array  # (..., n, m)
     k2: Array  # (..., m, m)
@@ -111,7 +111,7 @@ def cubic_pullback(a: Nystrom, dz: Array) -> tuple[Array, Array]:
 def _norm(k2: Array, exact: Array, init: str) -> tuple[Array, Array]:
     """‖K‖₁ (..., 1, 1) and its derivative by the entries of K: 1 in the first column with the maximal sum.
 
-    batch_max: the maximum over every item that is not served by exact softmax, and its first column overall.
+    batch_max: the maximum over all items that do not use exact softmax, and its first column overall.
     """
     if init == "exact" or k2.size == 0:
         norm, first = column_sums(k2)
@@ -174,7 +174,7 @@ def _nystrom_weights(a: Nystrom) -> Array:
 
 
 def _nystrom_output(a: Nystrom, absolute: bool = False) -> Array:
-    """K1 (Z (K3 v)), or w v for items served by exact softmax; or with the last product of absolute values."""
+    """K1 (Z (K3 v)), or w v for items with exact softmax; or with the last product of absolute values."""
     v, w = cast(Array, a.v), _exact_rows(a).w
     size = np.abs if absolute else np.asarray
     return np.where(a.exact, w @ size(v), a.k1 @ size(a.inverses[-1] @ (a.k3 @ v)))
@@ -186,10 +186,10 @@ def _nystrom_pull(a: Nystrom, do: Array, absolute: bool = False) -> Gradients:
     exact = _exact_pull(a, np.where(a.exact, do, 0.0), absolute)
     through = _landmark_pull(a, np.where(a.exact, 0.0, do), absolute)
     groups = {"k": a.sc.groups, "v": a.sc.groups}
-    found = {
+    grads = {
         name: reduce_to(exact[name] + through[name], shape, groups.get(name, 1)) for name, shape in a.sc.shapes.items()
     }
-    return {"o": _nystrom_output(a, absolute=True), **found} if absolute else found
+    return {"o": _nystrom_output(a, absolute=True), **grads} if absolute else grads
 
 
 def _exact_pull(a: Nystrom, do: Array, absolute: bool) -> Gradients:
@@ -229,7 +229,7 @@ def nystrom_attention(q: Array, k: Array, v: Array, **params: Any) -> Array:
     floor(n/m) tokens, then n mod m of one more. An item with at most m valid tokens gets exact softmax attention.
 
     Z_0 = K2^T/‖K2‖₁ and `inverse_steps` times Z <- Z (13 I - K2 Z (15 I - K2 Z (7 I - K2 Z)))/4, which 6 steps do not
-    carry to convergence: the steps are part of the meaning. init="batch_max" divides by the largest ‖K2‖₁ of all
+    bring to convergence: the steps are part of the definition. init="batch_max" divides by the largest ‖K2‖₁ of all
     leading axes instead (the default of the authors' code; it makes an item depend on its batch-mates).
 
     A token is valid if mask, a key mask (..., 1, n) or (n,), key_lengths and query_mask (..., n) allow it; an invalid

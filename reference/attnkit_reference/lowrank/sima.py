@@ -1,4 +1,4 @@
-"""SimA: no scores are normalised, q and k are, each channel by its L1 norm over the tokens."""
+"""SimA: q and k are normalised, each channel by its L1 norm over the tokens, instead of the scores."""
 
 from typing import Any, NamedTuple, cast
 
@@ -63,13 +63,13 @@ def _sima(
     if hidden and query_mask is None and sc.visible.shape[-2] == sc.visible.shape[-1]:
         text = "expected one beside a key mask where L = S (all True if every query counts), got None"
         raise ValueError(f"{op}: query_mask; {text}")
-    live, seen = (np.logical_or.reduce(sc.visible, axis=axis)[..., None] for axis in (-1, -2))
-    values = None if sc.v is None else np.where(seen, sc.v, 0.0)
-    return _Sima(sc, _tokens(sc.q, live, eps), _tokens(sc.k, seen, eps), values)
+    live, seen_keys = (np.logical_or.reduce(sc.visible, axis=axis)[..., None] for axis in (-1, -2))
+    values = None if sc.v is None else np.where(seen_keys, sc.v, 0.0)
+    return _Sima(sc, _tokens(sc.q, live, eps), _tokens(sc.k, seen_keys, eps), values)
 
 
 def _pull(a: _Sima, do: Array, absolute: bool = False) -> dict[str, Array]:
-    """dq, dk, dv, or the sums of the absolute values of what they, and o, add up."""
+    """dq, dk, dv, or the sums of the absolute values of their summands and those of o."""
     sc, v = a.scores, cast(Array, a.v)
     do = cotangent(sc.op, "do", do, (*sc.n.shape, v.shape[-1]))
     size = np.abs if absolute else np.asarray
@@ -80,8 +80,8 @@ def _pull(a: _Sima, do: Array, absolute: bool = False) -> dict[str, Array]:
         "k": a.k.gradient(v @ transposed(from_queries), absolute),
         "v": np.where(a.k.valid, k_hat @ from_queries, 0.0),
     }
-    found = {name: reduce_to(x, sc.shapes[name], 1 if name == "q" else sc.groups) for name, x in full.items()}
-    return {"o": q_hat @ values, **found} if absolute else found
+    grads = {name: reduce_to(x, sc.shapes[name], 1 if name == "q" else sc.groups) for name, x in full.items()}
+    return {"o": q_hat @ values, **grads} if absolute else grads
 
 
 def _weights(a: _Sima) -> Array:

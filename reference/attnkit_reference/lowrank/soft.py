@@ -62,7 +62,7 @@ def differences(x: Array, y: Array) -> Array:
 
 
 def gaussian(x: Array, y: Array, scale: float) -> Array:
-    """exp(-scale/2 ||x_i - y_j||²), the distances summed from squared differences: offsets do not hurt."""
+    """exp(-scale/2 ||x_i - y_j||²), with distances summed from squared differences, so offsets do not matter."""
     with np.errstate(over="ignore"):
         return np.exp(-0.5 * scale * np.sum(differences(x, y) ** 2, axis=-1))
 
@@ -87,9 +87,9 @@ def _soft(
     n, m = q.shape[-2], landmarks.shape[-2]
     leading = leading_axes(op, ", ".join(arrays), (x.shape[:-2] for x in arrays.values()))
     valid = valid_tokens(op, leading, n, mask, key_lengths, query_mask)
-    chosen = np.ones((*leading, m), dtype=bool)
+    present = np.ones((*leading, m), dtype=bool)
     if landmark_mask is not None:
-        chosen = broadcast(op, "landmark_mask", boolean(op, "landmark_mask", landmark_mask), chosen.shape)
+        present = broadcast(op, "landmark_mask", boolean(op, "landmark_mask", landmark_mask), present.shape)
     check_inverse_grad(op, inverse_grad)
     ridge, factor = number(op, "ridge", ridge), start_factor(op, init_scale, leading)
     if ridge < 0:
@@ -97,11 +97,11 @@ def _soft(
 
     full = {name: np.broadcast_to(x, (*leading, *x.shape[-2:])) for name, x in wide.items()}
     tokens = {name: np.where(valid[..., None], full[name], 0.0) for name in full if name != "landmarks"}
-    centres = np.where(chosen[..., None], full["landmarks"], 0.0)
+    centres = np.where(present[..., None], full["landmarks"], 0.0)
     scale = 1.0 / float(np.sqrt(q.shape[-1]))
-    kernel = np.where(chosen[..., :, None] & chosen[..., None, :], gaussian(centres, centres, scale), 0.0)
-    a = kernel + ridge * np.eye(m) * chosen[..., None]
-    p = np.where(chosen[..., :, None] & valid[..., None, :], gaussian(centres, tokens["q"], scale), 0.0)
+    kernel = np.where(present[..., :, None] & present[..., None, :], gaussian(centres, centres, scale), 0.0)
+    a = kernel + ridge * np.eye(m) * present[..., None]
+    p = np.where(present[..., :, None] & valid[..., None, :], gaussian(centres, tokens["q"], scale), 0.0)
     iterates = newton_iterates(a, whole(op, "newton_steps", newton_steps, 0), factor)
     shapes = {name: x.shape for name, x in arrays.items()}
     if isinstance(init_scale, np.ndarray):
@@ -155,8 +155,8 @@ def _pull(s: Soft, do: Array, absolute: bool = False) -> dict[str, Array]:
         + np.einsum("...ij,...ijd->...id", ga + transposed(ga), between),
         "init_scale": size(dfactor[..., 0, 0]),
     }
-    found = {name: reduce_to(full[name], shape) for name, shape in s.shapes.items()}
-    return {"o": pt @ np.abs(y), **found} if absolute else found
+    grads = {name: reduce_to(full[name], shape) for name, shape in s.shapes.items()}
+    return {"o": pt @ np.abs(y), **grads} if absolute else grads
 
 
 def _weights(s: Soft) -> Array:

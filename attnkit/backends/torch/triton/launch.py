@@ -1,10 +1,10 @@
 """Point-wise attention on torch tensors: memory and launches of the Triton kernels.
 
-Any layout is served as views of (items, heads, tokens, features): broadcast axes have stride 0, and nothing is copied
-unless several leading axes cannot be joined. A masked call counts n_i in a kernel of its own where it needs them.
+Any layout is read through views (items, heads, tokens, features): broadcast axes have stride 0, and nothing is copied
+unless several leading axes cannot be merged. A masked call counts n_i in a separate kernel if it needs them.
 
-Packed sequences come as one item of (heads, tokens, features) with their edges, which stay on the device: no launch
-depends on them but by their number.
+Packed sequences are one item (heads, tokens, features) with their edges, which stay on the device: launches depend only
+on the number of edges.
 """
 
 import math
@@ -34,32 +34,32 @@ class Call(NamedTuple):
     edges_q: Tensor | None  # of packed sequences: the first query of each, and their number; None without any
     edges_k: Tensor | None
     activation: str
-    atomic: bool  # programs that own keys add to dq as well, in any order
+    atomic: bool  # programs that own keys also add to dq, in any order
     plan: Plan
 
     @property
     def distances(self) -> bool:
-        """Whether scores are made of distances instead of products."""
+        """Whether scores are computed from distances instead of products."""
         return self.activation == "exp"
 
     @property
     def limits(self) -> tuple[Any, ...]:
-        """limits of `attnkit.kernels.triton.pointwise`."""
+        """The tuple `limits` of `attnkit.kernels.triton.pointwise`."""
         a, s, packed = self.plan.layout, self.plan.limits, None
         if self.edges_q is not None:
             packed = (self.edges_q, self.edges_k, a.sequences, s.before, s.after)
         return a.queries, s.keys, s.left, s.right, packed
 
     @property
-    def kept(self) -> float:
-        """The share of the pairs that dropout keeps; the gain of the weights is as much of `gain`."""
+    def keep(self) -> float:
+        """The keep probability of dropout; the gain of the weights is this times `gain`."""
         return 1.0 if self.seed is None else (self.plan.numbers.last_kept + 1) / 2**32
 
 
 def call_of(
     q: Tensor, k: Tensor, v: Tensor | None, *, activation: str = "relu", atomic: bool = False, **options: Any
 ) -> Call:
-    """The options of pointwise_attention, or of another op as such.
+    """A call with the options of pointwise_attention.
 
     With `edges_q` and `edges_k` sequences are packed, and causality and windows count within each.
     """
@@ -82,7 +82,7 @@ def call_of(
 
 
 def _keys_of_sequences(q: Tensor, edges_q: Tensor, edges_k: Tensor) -> Tensor:
-    """How many keys the sequence of each query has (L,), 1 where it has none."""
+    """How many keys the sequence of each query has (L,), 1 if it has none."""
     sequence = torch.searchsorted(edges_q[1:], torch.arange(q.shape[-2], device=q.device), right=True)
     return edges_k.diff()[sequence].clamp(min=1)
 
@@ -107,13 +107,13 @@ def view_of(x: Tensor | None, leading: tuple[int, ...], *rest: int) -> View:
 
 
 def view(a: Layout, what: str, x: Tensor | None) -> View:
-    """`view_of` an array that has, or broadcasts to, `a.shape_of(what)`."""
+    """The view of an array that broadcasts to `a.shape_of(what)`."""
     shape = a.shape_of(what)
     return by_sequence(a, view_of(x, shape[: len(a.leading)], *shape[len(a.leading) :]))
 
 
 def by_sequence(a: Layout, x: View) -> View:
-    """A view; over packed sequences, whose items are first tokens, with the stride of tokens for items."""
+    """A view; for packed sequences, whose items are first tokens, the item stride is that of tokens."""
     return (x[0], x[3], *x[2:]) if x is not None and a.sequences else x
 
 
@@ -121,7 +121,7 @@ def by_sequence(a: Layout, x: View) -> View:
 
 
 class Launch(NamedTuple):
-    """A kernel, how many programs of it run, and its arguments."""
+    """A kernel, its number of programs, and its arguments."""
 
     kernel: Any
     programs: int
@@ -134,8 +134,8 @@ class Launch(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """n^-alpha and log n of every query, where kernels do not find them themselves; or norms of centred queries in the
-    place of log n, and those of keys."""
+    """n^-alpha and log n of every query, unless kernels compute them; or the norms of centred queries in place of log
+    n, and those of keys."""
 
     factors: Tensor | None = None
     logs: Tensor | None = None
@@ -143,24 +143,24 @@ class Rows(NamedTuple):
 
 
 def kernel_tuples(c: Call, rows: Rows, of_weights: Any = None) -> tuple[Any, ...]:
-    """pairs, rows, limits and numbers of `attnkit.kernels.triton.pointwise`; `of_weights`, if there are statistics."""
+    """The tuples of `attnkit.kernels.triton.pointwise`; `of_weights` is not None for statistics."""
     a, n = c.plan.layout, c.plan.numbers
     pairs = (*(view(a, "pairs", x) for x in (c.bias, c.mask, c.dropout_mask)), c.seed, n.last_kept)
     of_queries = (view(a, "rows", x) for x in (c.query_mask, rows.factors, rows.logs))
     of_rows = (view(a, "heads", c.key_lengths), *of_queries, view(a, "columns", rows.key_norms))
-    numbers = (n.scale, n.shift or None, n.gain, n.alpha or None, None if of_weights is None else c.kept)
+    numbers = (n.scale, n.shift or None, n.gain, n.alpha or None, None if of_weights is None else c.keep)
     return pairs, of_rows, c.limits, numbers
 
 
 def _contiguous_rows(rows: tuple[Tensor | None, ...] | None, a: Layout) -> Any:
-    """Rows of statistics as one array for all items and heads; gradients of sums come broadcast."""
+    """Rows of statistics as contiguous arrays; the gradients of sums are often broadcast."""
     if rows is None:
         return None
     return tuple(None if x is None else x.expand(a.shape_of("rows")).contiguous() for x in rows)
 
 
 def _operand(q: Tensor, c: Call, statistics: bool) -> torch.dtype:
-    """The dtype of what scores are made of. Statistics are float32, and so have to be differences of half types."""
+    """The dtype of the operands of scores. Statistics are float32, so differences of half types must be too."""
     return torch.float32 if statistics and c.distances else q.dtype
 
 
@@ -179,20 +179,20 @@ def _constants(kernel: str, q: Tensor, c: Call, statistics: bool, *functions: st
 
 
 def bytes_of_pairs(c: Call) -> int:
-    """What the arrays of pairs of a call take for each pair."""
+    """The bytes per pair of a call's arrays of pairs."""
     return sum(x.element_size() for x in (c.bias, c.mask, c.dropout_mask) if x is not None)
 
 
 def capability(device: torch.device) -> int:
-    """The major number of the compute capability; the newest where launches only compile or are interpreted."""
+    """The major number of the compute capability; the newest if launches are only compiled or interpreted."""
     return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else NEWEST
 
 
 def _rows(q: Tensor, c: Call, backward: bool) -> tuple[Rows, list[Launch]]:
-    """n^-alpha and log n in memory, and what computes them.
+    """n^-alpha and log n in memory, and the launches that compute them.
 
-    The forward kernel needs them where n is given or a boolean mask has to be counted. Gradients of keys visit every
-    query once for each block of keys, and look these numbers up in any case.
+    The forward kernel needs them if n is an argument or a boolean mask has to be counted. Gradients of keys visit every
+    query once per block of keys, so they always read them from memory.
     """
     from attnkit.kernels.triton import pointwise
 
@@ -210,16 +210,16 @@ def _rows(q: Tensor, c: Call, backward: bool) -> tuple[Rows, list[Launch]]:
 
 
 class Scored(NamedTuple):
-    """What scores are made of, and the launches that have to come first."""
+    """The operands of scores, and the launches that compute them."""
 
-    queried: View
-    keyed: View
+    q: View
+    k: View
     rows: Rows
     before: list[Launch]
 
 
 def _scored(q: Tensor, k: Tensor, c: Call, backward: bool, statistics: bool) -> Scored:
-    """q and k themselves, or about the centre of the keys with their norms."""
+    """q and k themselves, or centred at the keys with their norms."""
     if c.distances:
         return _centred(q, k, c, _operand(q, c, statistics))
     rows, before = _rows(q, c, backward)
@@ -236,30 +236,30 @@ def _centred(q: Tensor, k: Tensor, c: Call, dtype: torch.dtype) -> Scored:
     centre = by_sequence(a, view_of(k.new_empty((*a.shared, 1, a.d)), a.shared, 1, a.d))
     of_keys = (view(a, "k", k), centre, pairs[1], of_rows, limits, a.kv_heads, a.groups)
     before = [Launch(distances.centre, a.items * a.kv_heads, of_keys, {**constants, "KEYS": 64})]
-    moved, norms = [], []
+    centred, norms = [], []
     for name, x, tokens, groups in (("q", q, "rows", a.groups), ("k", k, "columns", 1)):
-        moved.append(view(a, name, x.new_empty(a.shape_of(name), dtype=dtype)))
+        centred.append(view(a, name, x.new_empty(a.shape_of(name), dtype=dtype)))
         norms.append(torch.empty(a.shape_of(tokens), device=q.device, dtype=torch.float32))
         length, heads = a.shape_of(tokens)[-1], a.kv_heads * groups
-        views = (view(a, name, x), centre, moved[-1], view(a, tokens, norms[-1]))
+        views = (view(a, name, x), centre, centred[-1], view(a, tokens, norms[-1]))
         arguments = (*views, 0.5 * scale, length, heads, groups)
         before.append(Launch(distances.move, blocks_of(length, 64) * heads * a.items, arguments, constants))
-    return Scored(moved[0], moved[1], Rows(None, *norms), before)
+    return Scored(centred[0], centred[1], Rows(None, *norms), before)
 
 
 def forward_launches(
-    q: Tensor, k: Tensor, v: Tensor | None, o: Tensor | None, c: Call, wanted: Any = None
+    q: Tensor, k: Tensor, v: Tensor | None, o: Tensor | None, c: Call, statistics: Any = None
 ) -> list[Launch]:
-    """What computes o, and those statistics that are `wanted` (see `attnkit.kernels.triton.statistics`)."""
+    """The launches for o and the statistics (`outputs` of `attnkit.kernels.triton.statistics`)."""
     from attnkit.kernels.triton import pointwise
 
     a = c.plan.layout
-    constants = _constants("forward", q, c, wanted is not None, "H")
-    constants["EXACT"] = wanted is not None and c.activation in EXACT_ZEROS
+    constants = _constants("forward", q, c, statistics is not None, "H")
+    constants["EXACT"] = statistics is not None and c.activation in EXACT_ZEROS
     programs = a.blocks(a.queries, constants["ROWS"]) * a.heads * a.items
-    x = _scored(q, k, c, False, wanted is not None)
-    views = (x.queried, x.keyed, view(a, "v", v), view(a, "o", o))
-    arguments = (*views, _contiguous_rows(wanted, a), *kernel_tuples(c, x.rows, wanted), a.heads, a.groups)
+    x = _scored(q, k, c, False, statistics is not None)
+    views = (x.q, x.k, view(a, "v", v), view(a, "o", o))
+    arguments = (*views, _contiguous_rows(statistics, a), *kernel_tuples(c, x.rows, statistics), a.heads, a.groups)
     return [*x.before, Launch(pointwise.forward, programs, arguments, constants)]
 
 
@@ -272,15 +272,16 @@ def backward_launches(
     c: Call,
     of_rows: Any = None,
 ) -> list[Launch]:
-    """What computes those of dq, (dk, dv) and dbias that are in `grads`, over all leading axes; `of_rows` is what
-    `attnkit.kernels.triton.statistics` reads. Without do there is no dv. A dq to which is added has to be 0."""
+    """The launches for those of dq, (dk, dv) and dbias that are in `grads`, over all leading axes; `of_rows` is
+    `dstats` of `attnkit.kernels.triton.statistics`. Without do there is no dv. A dq that is added to must start at
+    0."""
     from attnkit.kernels.triton import pointwise as kernels
 
     a, statistics = c.plan.layout, of_rows is not None
     x = _scored(q, k, c, True, statistics)
     launches, shared = [*x.before], kernel_tuples(c, x.rows, of_rows)
     through = (None, None) if v is None or do is None else (view(a, "v", v), view(a, "o", do))
-    inputs = (x.queried, x.keyed, *through, _contiguous_rows(of_rows, a))
+    inputs = (x.q, x.k, *through, _contiguous_rows(of_rows, a))
     together = adds_to_queries(c, grads)
     dq = view(a, "q", grads.get("q"))
     if "q" in grads and not together:
@@ -306,7 +307,7 @@ def backward_launches(
 
 
 def adds_to_queries(c: Call, grads: Iterable[str]) -> bool:
-    """Whether the kernel of dk and dv adds to dq too."""
+    """Whether the kernel of dk and dv also adds to dq."""
     return c.atomic and {"q", "k"} <= {*grads}
 
 
@@ -314,7 +315,7 @@ def adds_to_queries(c: Call, grads: Iterable[str]) -> bool:
 
 
 def run(q: Tensor, launches: Iterable[Launch]) -> None:
-    """Launch one after the other on the device of q."""
+    """Run the launches in order on the device of q."""
     with torch.cuda.device_of(q):
         for launch in launches:
             launch()
@@ -323,8 +324,8 @@ def run(q: Tensor, launches: Iterable[Launch]) -> None:
 def backward(
     q: Tensor, k: Tensor, v: Tensor | None, do: Tensor | None, c: Call, names: tuple[str, ...], of_rows: Any = None
 ) -> dict[str, Tensor]:
-    """Gradients of those of q, k, v and bias that are named, for the cotangent do and those of statistics in `of_rows`,
-    which is as for `backward_launches`."""
+    """Gradients of the named ones of q, k, v and bias, for the cotangent do and those of statistics in `of_rows` (see
+    `backward_launches`)."""
     a = c.plan.layout
     like = {name: x for name, x in (("q", q), ("k", k), ("v", v), ("bias", c.bias)) if x is not None}
     do = None if do is None or not do.numel() else do
@@ -345,7 +346,7 @@ def backward(
 
 
 def refuse_determinism() -> None:
-    """As torch's own ops do whose sums have no fixed order."""
+    """Alert like torch's own ops whose sums have no fixed order."""
     if torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled():
         raise RuntimeError(
             "attnkit::triton_pointwise_vjp: impl='triton_atomic' adds in no fixed order, and torch is asked for "
@@ -354,13 +355,13 @@ def refuse_determinism() -> None:
 
 
 def room_for(plan: Plan, name: str, like: Tensor, summed: bool = False) -> Tensor:
-    """Memory for a gradient as kernels write it: float32 where it is yet to be summed."""
+    """Memory for a gradient as kernels write it: float32 if it is summed afterwards."""
     shape = plan.dbias if name == "bias" and plan.dbias is not None else plan.layout.shape_of(name)
     return room_like(like, shape, summed or name == "bias")
 
 
 def room_like(like: Tensor, shape: tuple[int, ...], summed: bool = False) -> Tensor:
-    """Memory of a shape for the gradient of an argument: float32 where it is yet to be summed."""
+    """Memory of a shape for the gradient of an argument: float32 if it is summed afterwards."""
     summed = summed or tuple(like.shape) != shape
     return torch.empty(shape, dtype=torch.float32 if summed else like.dtype, device=like.device)
 

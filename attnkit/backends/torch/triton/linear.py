@@ -5,90 +5,91 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnkit._core.dispatch import Kernel
+from attnkit._core.dispatch import Kernel, with_gradients
 from attnkit.backends.torch.custom import Given, Outputs, only_o, register
 from attnkit.backends.torch.triton import launch, pointwise
 from attnkit.backends.torch.triton.linear_launch import Call, Setting, State, setting
 from attnkit.kernels.plan import state_axes
 from attnkit.ops.linear import states
+from attnkit.ops.linear.attention import LINEAR, linear_attention
 
-OP = "linear_attention"
+OP = LINEAR.name
 INITIAL = ("initial_S", "initial_z")
 
 
 # ---------------------------------------------------------------------------------------------- states
 
 
-def initial_of(given: Given) -> State | None:
+def initial_of(arguments: Given) -> State | None:
     """The state among the arguments of a custom op."""
-    return (given[INITIAL[0]], given[INITIAL[1]]) if INITIAL[0] in given else None
+    return (arguments[INITIAL[0]], arguments[INITIAL[1]]) if INITIAL[0] in arguments else None
 
 
-def axes_of_state(given: Given) -> tuple[int, ...]:
+def axes_of_state(arguments: Given) -> tuple[int, ...]:
     """The leading axes of the state that a call returns."""
-    return state_axes(given["k"], given["v"], initial_of(given), given)
+    return state_axes(OP, arguments["k"], arguments["v"], initial_of(arguments), arguments)
 
 
 def placed(x: Tensor, tail: int, leading: tuple[int, ...]) -> Tensor:
-    """x (..., `tail` axes) with these leading axes: at the first index of one that it broadcasts along, 0 elsewhere."""
+    """x (..., `tail` axes) with these leading axes: at index 0 of the axes that it broadcasts along, 0 elsewhere."""
     width, own = x.shape[x.ndim - tail :], tuple(x.shape[: x.ndim - tail])
     own = (1,) * (len(leading) - len(own)) + own
     if own == leading:
         return x.reshape(*leading, *width)
-    found = x.new_zeros((*leading, *width))
-    found[tuple(slice(0, n) for n in own)] = x.reshape(*own, *width)
-    return found
+    out = x.new_zeros((*leading, *width))
+    out[tuple(slice(0, n) for n in own)] = x.reshape(*own, *width)
+    return out
 
 
 # ---------------------------------------------------------------------------------------------- the custom ops
 
 
-def _outputs(op: str, given: Given) -> Outputs:
-    """o, and the parts of a state where it is wanted."""
-    if not given.get("return_state"):
-        return only_o(op, given)
-    lead, widths = axes_of_state(given), _widths(given["k"], given["v"])
-    return only_o(op, given) | {name: ((*lead, *width), torch.float32) for name, width in widths.items()}
+def _outputs(op: str, arguments: Given) -> Outputs:
+    """o, and the parts of a state if requested."""
+    if not arguments.get("return_state"):
+        return only_o(op, arguments)
+    lead, widths = axes_of_state(arguments), _widths(arguments["k"], arguments["v"])
+    return only_o(op, arguments) | {name: ((*lead, *width), torch.float32) for name, width in widths.items()}
 
 
-def _forward(op: str, given: Given) -> list[Tensor]:
-    q, k, v = (given[name] for name in "qkv")
-    s, initial = setting(**given), initial_of(given)
-    o, *final = (q.new_empty(shape, dtype=dtype) for shape, dtype in _outputs(op, given).values())
-    made = []
+def _forward(op: str, arguments: Given) -> list[Tensor]:
+    q, k, v = (arguments[name] for name in "qkv")
+    s, initial = setting(**arguments), initial_of(arguments)
+    o, *final = (q.new_empty(shape, dtype=dtype) for shape, dtype in _outputs(op, arguments).values())
+    launches = []
     if not s.a.keys and initial is None:
         o.zero_()
     elif o.numel():
-        made += Call(q, k, v, s).forward(o, initial)
+        launches += Call(q, k, v, s).forward(o, initial)
     if final:
-        alone = s.of_keys_alone(axes_of_state(given))
-        made += Call(k[..., :0, :], k, v, alone).kept(initial, (final[0], final[1]))
-    launch.run(q, made)
+        alone = s.of_keys_alone(axes_of_state(arguments))
+        launches += Call(k[..., :0, :], k, v, alone).final_state(initial, (final[0], final[1]))
+    launch.run(q, launches)
     return [o, *final]
 
 
-def _backward(op: str, given: Given, do: Tensor, wanted: tuple[str, ...]) -> dict[str, Tensor]:
-    q, k, v = (given[name] for name in "qkv")
-    s, initial, dstate = setting(**given), initial_of(given), None
-    if given.get("return_state"):
-        lead, widths = axes_of_state(given), _widths(k, v)
-        dS, dz = (_or_zero(given.get(f"d{name}"), q, (*lead, *width)) for name, width in widths.items())
+def _backward(op: str, arguments: Given, do: Tensor, names: tuple[str, ...]) -> dict[str, Tensor]:
+    q, k, v = (arguments[name] for name in "qkv")
+    s, initial, dstate = setting(**arguments), initial_of(arguments), None
+    if arguments.get("return_state"):
+        lead, widths = axes_of_state(arguments), _widths(k, v)
+        dS, dz = (_or_zero(arguments.get(f"d{name}"), q, (*lead, *width)) for name, width in widths.items())
         dstate = (placed(dS, 2, s.a.shared), placed(dz, 1, s.a.shared))
         s = s.of_valid_keys()
     if initial is None and dstate is None and not (do.numel() and s.a.keys):
-        return {name: given[name].new_zeros(given[name].shape) for name in wanted}
-    s = s._replace(exact=initial is not None)  # whose gradients are float32
+        return {name: arguments[name].new_zeros(arguments[name].shape) for name in names}
+    s = s._replace(exact=initial is not None)  # its gradients are float32
     shapes = {
         "q": s.a.shape_of("q"),
-        "k": (*s.plan.held_leading, s.a.keys, s.a.d),
-        "v": (*s.plan.held_leading, s.a.keys, s.a.e),
+        "k": (*s.plan.state_leading, s.a.keys, s.a.d),
+        "v": (*s.plan.state_leading, s.a.keys, s.a.e),
     }
-    grads = {name: launch.room_like(given[name], shapes[name]) for name in shapes}
+    grads = {name: launch.room_like(arguments[name], shapes[name]) for name in shapes}
     if initial is not None:
-        grads[INITIAL[0]] = q.new_empty((*s.plan.held_leading, s.a.d, s.a.e), dtype=torch.float32)
-        grads[INITIAL[1]] = q.new_empty((*s.plan.held_leading, s.a.d), dtype=torch.float32)
+        grads[INITIAL[0]] = q.new_empty((*s.plan.state_leading, s.a.d, s.a.e), dtype=torch.float32)
+        grads[INITIAL[1]] = q.new_empty((*s.plan.state_leading, s.a.d), dtype=torch.float32)
     launch.run(q, Call(q, k, v, s).backward(do, grads, initial, dstate))
-    return {name: _reduced(grads[name], s, name, given[name]) for name in wanted}
+    return {name: _reduced(grads[name], s, name, arguments[name]) for name in names}
 
 
 def _or_zero(x: Tensor | None, like: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -110,15 +111,15 @@ CUSTOM = register("triton_linear", _forward, _backward, ("q", "k", "v", *INITIAL
 # ---------------------------------------------------------------------------------------------- what the library calls
 
 
-def _given(op: str, q: Tensor, k: Tensor, v: Tensor, initial_state: Any = None, **options: Any) -> Given:
+def _arguments(op: str, q: Tensor, k: Tensor, v: Tensor, initial_state: Any = None, **options: Any) -> Given:
     """The arguments of the custom ops, the parts of a state with names of their own."""
-    given = {"q": q, "k": k, "v": v, **options}
+    arguments = {"q": q, "k": k, "v": v, **options}
     if initial_state is None:
-        return given
+        return arguments
     shared = k.shape[-3] if options.get("enable_gqa") else None
     leading = states.leading_of_keys(op, q, k, v, shared)
     states.check_parts(op, "initial_state", initial_state, q, _widths(k, v), leading, False)
-    return given | dict(zip(INITIAL, initial_state, strict=True))
+    return arguments | dict(zip(INITIAL, initial_state, strict=True))
 
 
 def _widths(k: Tensor, v: Tensor) -> dict[str, tuple[int, ...]]:
@@ -127,25 +128,25 @@ def _widths(k: Tensor, v: Tensor) -> dict[str, tuple[int, ...]]:
 
 def attend(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
     """linear_attention."""
-    o, *state = CUSTOM.outputs(OP, **_given(OP, q, k, v, **options))
+    o, *state = CUSTOM.outputs(OP, **_arguments(OP, q, k, v, **options))
     return (o, tuple(state)) if state else o
 
 
 def pull(q: Tensor, k: Tensor, v: Tensor, do: Tensor, dstate: Any = None, **options: Any) -> dict[str, Any]:
     """linear_attention_vjp."""
     op = f"{OP}_vjp"
-    given = _given(op, q, k, v, **options)
+    arguments = _arguments(op, q, k, v, **options)
     if dstate is not None:
-        states.check_parts(op, "dstate", dstate, q, _widths(k, v), axes_of_state(given), True)
-        given |= {"return_state": True, "dS": dstate[0], "dz": dstate[1]}
-    grads: dict[str, Any] = CUSTOM.pull(OP, do, **given)
+        states.check_parts(op, "dstate", dstate, q, _widths(k, v), axes_of_state(arguments), True)
+        arguments |= {"return_state": True, "dS": dstate[0], "dz": dstate[1]}
+    grads: dict[str, Any] = CUSTOM.pull(OP, do, **arguments)
     if INITIAL[0] in grads:
         grads["initial_state"] = tuple(grads.pop(name) for name in INITIAL)
     return grads
 
 
 def unsupported_options(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options: Any) -> str | None:
-    """Why the kernels do not serve a call, whatever the device."""
+    """Why the kernels do not support a call on any device."""
     if callable(options.get("feature_map")):
         return "a feature map of your own is served by the generic implementation"
     mask = options.get("mask")
@@ -157,11 +158,8 @@ def unsupported_options(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, *
 
 
 def unsupported(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options: Any) -> str | None:
-    """Why a call is not served by Triton."""
+    """Why Triton does not support a call."""
     return pointwise.unsupported(q, k, v, *rest) or unsupported_options(q, k, v, **options)
 
 
-KERNELS = {
-    OP: Kernel("triton", attend, unsupported, pointwise.is_faster),
-    f"{OP}_vjp": Kernel("triton", pull, unsupported, pointwise.is_faster),
-}
+KERNELS = with_gradients(linear_attention, Kernel("triton", attend, unsupported, pointwise.is_faster), pull)

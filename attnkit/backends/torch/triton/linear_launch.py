@@ -1,9 +1,8 @@
 """Linear attention on torch tensors: memory and launches of the Triton kernels.
 
-Any layout is served as views of (items, heads, tokens, features): broadcast axes have stride 0. A backward call makes
-the states again, then 1/den and do·num of every query, then dq in order and dk, dv from the end.
-
-A state that is returned has sums of its own: it has keys that no query sees, and is float32 whatever the inputs are.
+Any layout is read through views (items, heads, tokens, features): broadcast axes have stride 0. Backward recomputes the
+states, then computes 1/den and do·num of every query, then dq in order and dk, dv from the end. A returned state has
+sums of its own: it includes keys that no query sees, and is float32 whatever the inputs are.
 """
 
 from typing import Any, NamedTuple
@@ -15,10 +14,10 @@ from attnkit.backends.torch.triton import launch
 from attnkit.backends.torch.triton.launch import Launch, View
 from attnkit.kernels.plan import Layout, Linear, blocks_of, layout, linear_plan
 
-PROGRAMS = 512  # that a launch should have: heads are divided into segments until there are as many
-FEWEST = 4  # chunks of a segment
+PROGRAMS = 512  # per launch: heads are divided into segments until there are as many
+FEWEST = 4  # chunks per segment
 SUMS = ("key_sums", "query_sums")
-ELEMENTS = 1024  # of a state that a program of `running` adds up
+ELEMENTS = 1024  # of a state per program of `running`
 State = tuple[Tensor, Tensor]
 
 
@@ -26,25 +25,25 @@ State = tuple[Tensor, Tensor]
 
 
 class Setting(NamedTuple):
-    """A call as the kernels take it: its plan, and tensors that say which tokens take part."""
+    """A call as the kernels take it: its plan, and the tensors of masks and lengths."""
 
     plan: Linear
     feature_map: str
     key_mask: Tensor | None  # (..., S)
-    firsts: Tensor | None  # (...): the keys that are seen are among firsts <= j < stops
+    firsts: Tensor | None  # (...): visible keys lie in firsts <= j < stops
     stops: Tensor | None
     query_mask: Tensor | None  # (..., L)
-    valid_stops: Tensor | None  # stops of the keys that go into a state, seen or not
-    stateful: bool  # a state came first
+    valid_stops: Tensor | None  # stops of the keys in a state, visible or not
+    stateful: bool  # there is an initial state
     packed: tuple[Tensor, Tensor, Tensor, int, int | None] | None  # of `attnkit.kernels.triton.linear`
-    exact: bool = False  # products keep the digits of float32
+    exact: bool = False  # products in full float32 precision
 
     @property
     def a(self) -> Layout:
         return self.plan.layout
 
     def of_valid_keys(self) -> "Setting":
-        """The same where keys that no query sees have gradients, for they are in a state."""
+        """The same for gradients of keys that no query sees, which are in a state."""
         return self._replace(plan=self.plan._replace(stop=self.plan.valid), stops=self.valid_stops)
 
     def of_keys_alone(self, leading: tuple[int, ...]) -> "Setting":
@@ -55,7 +54,7 @@ class Setting(NamedTuple):
         return alone._replace(plan=plan, query_mask=None, stateful=False, exact=True)
 
     def masks(self) -> tuple[View, ...]:
-        """masks of `attnkit.kernels.triton.linear`."""
+        """The tuple `masks` of `attnkit.kernels.triton.linear`."""
         leading = self.a.leading
         return (
             launch.view_of(self.key_mask, leading, self.a.keys),
@@ -97,21 +96,21 @@ def setting(
     key_mask, stops = mask.squeeze(-2) if mask is not None and mask.ndim > 1 else mask, valid
     firsts = None if key_mask is None else first_true(key_mask, a.keys)
     if query_mask is not None:
-        reached = a.queries - first_true(query_mask.flip(-1), a.queries)  # behind the last query that takes part
-        reached = reached + plan.shift if plan.causal else torch.where(reached > 0, a.keys, 0)
-        stops = reached if valid is None else torch.minimum(valid, reached)
+        end = a.queries - first_true(query_mask.flip(-1), a.queries)  # after the last unmasked query
+        end = end + plan.shift if plan.causal else torch.where(end > 0, a.keys, 0)
+        stops = end if valid is None else torch.minimum(valid, end)
     return Setting(plan, feature_map, key_mask, firsts, stops, query_mask, valid, initial_S is not None, packed)
 
 
 def _packed(edges_q: Tensor, edges_k: Tensor, shifted: bool) -> tuple[Tensor, Tensor, Tensor, int, int | None]:
-    """packed of `attnkit.kernels.triton.linear`: a sequence has as many positions as queries or keys."""
+    """The tuple `packed` of `attnkit.kernels.triton.linear`."""
     reach = torch.maximum(edges_q.diff(), edges_k.diff()).cumsum(0)
     reach = torch.cat([reach.new_zeros(1), reach])
     return edges_q, edges_k, reach, edges_q.shape[0] - 1, 1 if shifted else None
 
 
 def first_true(x: Tensor, n: int) -> Tensor:
-    """The index of the first True of n along the last axis, n if there is none."""
+    """The index of the first True along the last axis, n if there is none."""
     x = x.expand(*x.shape[:-1], n)
     if not n:
         return x.new_zeros(x.shape[:-1], dtype=torch.int64)
@@ -122,7 +121,7 @@ def first_true(x: Tensor, n: int) -> Tensor:
 
 
 class Span(NamedTuple):
-    """Segments of `size` positions from `start` to `end`; packed sequences have segments of their own."""
+    """Segments of `size` positions from `start` to `end`; packed sequences have separate segments."""
 
     segments: int
     size: int
@@ -132,7 +131,7 @@ class Span(NamedTuple):
 
 
 def span(s: Setting, tokens: int) -> Span:
-    """Positions (`tokens` of them where there is no order) divided so that all heads together keep a GPU busy."""
+    """Positions (`tokens` of them without causality), divided so that all heads together keep a GPU busy."""
     from attnkit.kernels.triton.sizes import UNIT
 
     start, end = s.plan.positions
@@ -140,32 +139,32 @@ def span(s: Setting, tokens: int) -> Span:
     if s.packed is not None:
         end = s.a.queries + s.a.keys  # at most: the edges of sequences are not read
     units = max(1, blocks_of(end - start, UNIT))
-    segments = max(1, min(blocks_of(PROGRAMS, max(1, s.a.items * s.plan.held)), units // FEWEST))
+    segments = max(1, min(blocks_of(PROGRAMS, max(1, s.a.items * s.plan.num_states)), units // FEWEST))
     size = blocks_of(units, segments)
     return Span(blocks_of(units, size) + s.a.sequences, size * UNIT, start, end, s.packed)
 
 
 def constants(kernel: Any, q: Tensor, s: Setting, by_values: bool) -> dict[str, Any]:
-    """The compile-time arguments that a kernel has; `by_values`: it produces columns like those of v."""
+    """The compile-time arguments of a kernel; `by_values`: its columns are those of v."""
     from attnkit.kernels.triton import sizes
     from attnkit.kernels.triton.features import FEATURE_MAPS, PRODUCTS
 
     D, E = sizes.padded(s.a.d), sizes.padded(s.a.e)
     phi, slope = FEATURE_MAPS[s.feature_map]
-    found = {"PHI": phi, "SLOPE": slope, "CAUSAL": s.plan.causal, "NORMALIZE": s.plan.normalize}
-    found |= {"d": s.a.d, "e": s.a.e, "D": D, "E": E}
+    values = {"PHI": phi, "SLOPE": slope, "CAUSAL": s.plan.causal, "NORMALIZE": s.plan.normalize}
+    values |= {"d": s.a.d, "e": s.a.e, "D": D, "E": E}
     dtype = "float32" if s.exact else str(q.dtype).removeprefix("torch.")
-    found |= dict(zip(("OPERAND", "PRECISION"), PRODUCTS[dtype], strict=True))
+    values |= dict(zip(("OPERAND", "PRECISION"), PRODUCTS[dtype], strict=True))
     kind = "sums" if kernel.__name__ in SUMS else "sweep"
     capability = launch.capability(q.device)
-    chosen = sizes.linear(kind, dtype, capability, *((D, E) if by_values else (E, D)))
-    found |= {"CHUNK": chosen.CHUNK, "BLOCK": chosen.BLOCK}
-    found = {name: value for name, value in found.items() if name in kernel.arg_names}
-    return found | {"num_warps": chosen.num_warps, "num_stages": chosen.num_stages}
+    tile = sizes.linear(kind, dtype, capability, *((D, E) if by_values else (E, D)))
+    values |= {"CHUNK": tile.CHUNK, "BLOCK": tile.BLOCK}
+    values = {name: value for name, value in values.items() if name in kernel.arg_names}
+    return values | {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
 
 
 class Call:
-    """The launches of a call, as lists: the inputs, and memory for what stands between kernels."""
+    """The launches of a call: its inputs, and lists of launches with memory for intermediate results."""
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, s: Setting) -> None:
         self.s, self.like = s, q
@@ -175,22 +174,22 @@ class Call:
         return torch.empty(shape, dtype=torch.float32, device=self.like.device)
 
     def launch(self, name: str, steps: Span, by_values: bool, by_states: bool, *arguments: Any) -> Launch:
-        """A kernel with a program per block of columns, segment, head and item.
+        """A launch with one program per block of columns, segment, head and item.
 
         `by_values`: the columns are those of v, else those of k. `by_states`: heads are those that have a state.
         """
         from attnkit.kernels.triton import linear
 
         kernel, s = getattr(linear, name), self.s
-        chosen = constants(kernel, self.like, s, by_values)
-        parts = blocks_of(s.a.e if by_values else s.a.d, chosen["BLOCK"])
-        programs = parts * steps.segments * (s.plan.held if by_states else s.a.heads) * s.a.items
-        return Launch(kernel, programs, (*arguments, s.heads, tuple(steps), parts), chosen)
+        values = constants(kernel, self.like, s, by_values)
+        parts = blocks_of(s.a.e if by_values else s.a.d, values["BLOCK"])
+        programs = parts * steps.segments * (s.plan.num_states if by_states else s.a.heads) * s.a.items
+        return Launch(kernel, programs, (*arguments, s.heads, tuple(steps), parts), values)
 
     def states(
         self, name: str, tokens: int, inputs: tuple[Any, ...], initial: State | None, final: State | None = None
     ) -> tuple[tuple[Tensor, int] | None, list[Launch]]:
-        """The sums of `key_sums` or `query_sums` with which segments start; None where there is one, in order, from 0.
+        """The initial sums of segments, by `key_sums` or `query_sums`; None for one ordered segment that starts from 0.
 
         They start from `initial`; `final` gets the whole sum.
         """
@@ -200,14 +199,14 @@ class Call:
         alone, plain = s.plan.causal and steps.segments == 1 and final is None, initial is None and final is None
         if alone and plain:
             return None, []
-        size, numbers = s.a.d * s.a.e + s.a.d, s.a.items * s.plan.held
+        size, numbers = s.a.d * s.a.e + s.a.d, s.a.items * s.plan.num_states
         states = (self.room(numbers, steps.segments, size), steps.segments)
         settings = (s.masks(), s.limits) if name == "key_sums" else (s.masks(), s.limits, s.plan.scale)
-        made = []
+        launches = []
         if alone:
-            states[0].zero_()  # nobody asks for the sums of the only segment
+            states[0].zero_()  # the sums of the only segment are not needed
         else:
-            made.append(self.launch(name, steps, True, True, *inputs, states, *settings))
+            launches.append(self.launch(name, steps, True, True, *inputs, states, *settings))
         if steps.segments > 1 or not plain:
             parts = blocks_of(size, ELEMENTS)
             flags = {
@@ -219,8 +218,8 @@ class Call:
             }
             arguments = (states, self.parts(initial), final, s.heads, tuple(steps), parts)
             sums = parts * numbers * max(1, s.a.sequences)
-            made.append(Launch(linear.running, sums, arguments, flags))
-        return states, made
+            launches.append(Launch(linear.running, sums, arguments, flags))
+        return states, launches
 
     def parts(self, state: State | None) -> tuple[View, View] | None:
         """A state for each head of k, as kernels take it."""
@@ -238,16 +237,16 @@ class Call:
         return self.launch("outputs", span(s, s.a.queries), True, False, *arguments)
 
     def forward(self, o: Tensor, initial: State | None) -> list[Launch]:
-        """What computes o."""
-        states, made = self.states("key_sums", self.s.a.keys, (self.k, self.v), initial)
-        return [*made, self.outputs(launch.view(self.s.a, "o", o), None, None, states)]
+        """The launches for o."""
+        states, launches = self.states("key_sums", self.s.a.keys, (self.k, self.v), initial)
+        return [*launches, self.outputs(launch.view(self.s.a, "o", o), None, None, states)]
 
-    def kept(self, initial: State | None, final: State) -> list[Launch]:
-        """What computes the state that is returned; the setting is one of keys alone."""
+    def final_state(self, initial: State | None, final: State) -> list[Launch]:
+        """The launches for the returned state; the setting is one of keys alone."""
         return self.states("key_sums", self.s.a.keys, (self.k, self.v), initial, final)[1]
 
     def rows(self, do: View, states: Any) -> tuple[tuple[Any, ...], list[Launch]]:
-        """1/den and do·num, and what computes them."""
+        """1/den and do·num, and the launches that compute them."""
         from attnkit.kernels.triton import linear
 
         a = self.s.a
@@ -263,26 +262,26 @@ class Call:
     def backward(
         self, do: Tensor, grads: dict[str, Tensor], initial: State | None, dstate: State | None
     ) -> list[Launch]:
-        """What computes those of dq, dk, dv, and the gradients of the initial state that are in `grads`."""
+        """The launches for those of dq, dk, dv and the gradients of the initial state that are in `grads`."""
         s, a = self.s, self.s.a
         settings = (s.masks(), s.limits, s.plan.scale)
-        pulled = launch.view(a, "o", do)
-        keyed, made = self.states("key_sums", a.keys, (self.k, self.v), initial)
-        rows, more = self.rows(pulled, keyed)
-        made += more
+        do_view = launch.view(a, "o", do)
+        key_sums, launches = self.states("key_sums", a.keys, (self.k, self.v), initial)
+        rows, more = self.rows(do_view, key_sums)
+        launches += more
         if "q" in grads:
             dq = launch.view(a, "q", grads["q"])
-            arguments: tuple[Any, ...] = (self.q, self.k, self.v, pulled, dq, rows, keyed, *settings)
-            made.append(self.launch("gradient_queries", span(s, a.queries), False, False, *arguments))
+            arguments: tuple[Any, ...] = (self.q, self.k, self.v, do_view, dq, rows, key_sums, *settings)
+            launches.append(self.launch("gradient_queries", span(s, a.queries), False, False, *arguments))
         final = None if initial is None else (grads["initial_S"], grads["initial_z"])
-        queried, more = self.states("query_sums", a.queries, (self.q, pulled, rows), dstate, final)
-        made += more
+        query_sums, more = self.states("query_sums", a.queries, (self.q, do_view, rows), dstate, final)
+        launches += more
         if "k" in grads:
-            dk = self.view(grads["k"], s.plan.held_leading, a.keys, a.d)
-            arguments = (self.q, self.k, self.v, pulled, dk, rows, queried, *settings)
-            made.append(self.launch("gradient_keys", span(s, a.keys), False, True, *arguments))
+            dk = self.view(grads["k"], s.plan.state_leading, a.keys, a.d)
+            arguments = (self.q, self.k, self.v, do_view, dk, rows, query_sums, *settings)
+            launches.append(self.launch("gradient_keys", span(s, a.keys), False, True, *arguments))
         if "v" in grads:
-            dv = self.view(grads["v"], s.plan.held_leading, a.keys, a.e)
-            arguments = (self.q, self.k, pulled, dv, rows, queried, *settings)
-            made.append(self.launch("gradient_values", span(s, a.keys), True, True, *arguments))
-        return made
+            dv = self.view(grads["v"], s.plan.state_leading, a.keys, a.e)
+            arguments = (self.q, self.k, do_view, dv, rows, query_sums, *settings)
+            launches.append(self.launch("gradient_values", span(s, a.keys), True, True, *arguments))
+        return launches

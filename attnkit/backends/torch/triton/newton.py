@@ -1,6 +1,6 @@
 """SOFT's Newton inverse by Triton kernels: `attnkit::triton_newton` and `attnkit::triton_newton_vjp`, and SOFT with it.
 
-One launch does all steps of all matrices. Backward takes them again: one launch more for either gradient.
+All steps of all matrices are one launch. Backward recomputes them: one more launch for either gradient.
 """
 
 import math
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attnkit._core.dispatch import Kernel, namespace
+from attnkit._core.dispatch import Kernel, namespace, with_gradients
 from attnkit.backends.torch.custom import Given, Outputs, register
 from attnkit.backends.torch.triton import launch, pointwise
 from attnkit.backends.torch.triton.launch import Launch, View
@@ -21,13 +21,13 @@ from attnkit.ops.lowrank import soft
 
 
 class Call(NamedTuple):
-    """Matrices of a call, and how they are inverted."""
+    """The matrices of a call and the options of their inversion."""
 
     a: Tensor
     steps: int
     init_scale: Any  # a number or a tensor over the leading axes
     unrolled: bool
-    keeps: bool  # X_0 .. X_T are wanted
+    keeps: bool  # X_0 .. X_T are stored
 
     @property
     def leading(self) -> tuple[int, ...]:
@@ -49,41 +49,41 @@ class Call(NamedTuple):
         return launch.view_of(x, self.leading, self.m, self.m)
 
     def factors(self) -> tuple[Any, ...]:
-        """`factor` of `attnkit.kernels.triton.newton`."""
+        """The tuple `factors` of `attnkit.kernels.triton.newton`."""
         if isinstance(self.init_scale, Tensor):
             return None, launch.view_of(self.init_scale, self.leading)
         return float(self.init_scale), None
 
     def room(self, several: int) -> Tensor:
-        """So many padded matrices for each matrix."""
+        """Memory for `n` padded matrices per matrix."""
         shape = (self.matrices, several, padded(self.m), padded(self.m))
         return torch.empty(shape, dtype=torch.float32, device=self.a.device)
 
     def launch(self, name: str, *arguments: Any, **flags: Any) -> Launch:
         from attnkit.kernels.triton import newton
 
-        chosen = sizes.newton(name, self.m, launch.capability(self.a.device))
-        return Launch(getattr(newton, name), self.matrices, (*arguments, self.heads), {**chosen, **flags})
+        values = sizes.newton(name, self.m, launch.capability(self.a.device))
+        return Launch(getattr(newton, name), self.matrices, (*arguments, self.heads), {**values, **flags})
 
-    def inverse(self, x: Tensor | None, found: Tensor | None, keeps: bool) -> Launch:
-        """What writes X_T into x and `found`, or all of X_0 .. X_T into the latter."""
-        held = sizes.newton("inverse", self.m, launch.capability(self.a.device))["HELD"]
-        found, scratch = (found, None) if held else (self.room(1) if found is None else found, self.room(2))
-        written = None if x is None else self.view(x)
-        arguments = (self.view(self.a), self.factors(), written, found, scratch, self.steps)
+    def inverse(self, x: Tensor | None, xs: Tensor | None, keeps: bool) -> Launch:
+        """The launch that writes X_T into x and `xs`, or all of X_0 .. X_T into `xs`."""
+        resident = sizes.newton("inverse", self.m, launch.capability(self.a.device))["HELD"]
+        xs, scratch = (xs, None) if resident else (self.room(1) if xs is None else xs, self.room(2))
+        out = None if x is None else self.view(x)
+        arguments = (self.view(self.a), self.factors(), out, xs, scratch, self.steps)
         return self.launch("inverse", *arguments, KEEP=keeps)
 
     def backward(self, dx: Tensor, da: Tensor, dfactors: Tensor | None) -> list[Launch]:
-        """What writes the gradients of a and, where it is an array and the steps are unrolled, of init_scale."""
-        pulled, written = self.view(dx), self.view(da)
+        """The launches for the gradients of a and, if it is an array and the steps are unrolled, of init_scale."""
+        dx_view, out = self.view(dx), self.view(da)
         if not self.unrolled:
-            found = self.room(1)
-            gradient = self.launch("implicit_gradient", found, self.room(2), pulled, written)
+            xs = self.room(1)
+            gradient = self.launch("implicit_gradient", xs, self.room(2), dx_view, out)
         else:
-            found = self.room(self.steps + 1)
-            arguments = (self.view(self.a), self.factors(), found, self.room(4), pulled, written, dfactors, self.steps)
+            xs = self.room(self.steps + 1)
+            arguments = (self.view(self.a), self.factors(), xs, self.room(4), dx_view, out, dfactors, self.steps)
             gradient = self.launch("unrolled_gradient", *arguments)
-        return [self.inverse(None, found, self.unrolled), gradient]
+        return [self.inverse(None, xs, self.unrolled), gradient]
 
 
 def call_of(
@@ -101,26 +101,26 @@ def call_of(
 # ---------------------------------------------------------------------------------------------- the custom ops
 
 
-def _outputs(op: str, given: Given) -> Outputs:
-    """X_T, and all iterates where they are wanted."""
-    c = call_of(**given)
+def _outputs(op: str, arguments: Given) -> Outputs:
+    """X_T, and all iterates if requested."""
+    c = call_of(**arguments)
     every = {"iterates": ((*c.leading, c.steps + 1, c.m, c.m), torch.float32)} if c.keeps else {}
     return {"x": (tuple(c.a.shape), torch.float32)} | every
 
 
-def _forward(op: str, given: Given) -> list[Tensor]:
-    c = call_of(**given)
+def _forward(op: str, arguments: Given) -> list[Tensor]:
+    c = call_of(**arguments)
     x = torch.empty(c.a.shape, dtype=torch.float32, device=c.a.device)
-    found = c.room(c.steps + 1) if c.keeps else None
+    xs = c.room(c.steps + 1) if c.keeps else None
     if x.numel():
-        launch.run(x, [c.inverse(x, found, c.keeps)])
-    if found is None:
+        launch.run(x, [c.inverse(x, xs, c.keeps)])
+    if xs is None:
         return [x]
-    return [x, found[..., : c.m, : c.m].reshape(*c.leading, c.steps + 1, c.m, c.m).clone()]
+    return [x, xs[..., : c.m, : c.m].reshape(*c.leading, c.steps + 1, c.m, c.m).clone()]
 
 
-def _backward(op: str, given: Given, dx: Tensor, wanted: tuple[str, ...]) -> dict[str, Tensor]:
-    c = call_of(**{name: x for name, x in given.items() if name not in ("iterates", "diterates")})
+def _backward(op: str, arguments: Given, dx: Tensor, names: tuple[str, ...]) -> dict[str, Tensor]:
+    c = call_of(**{name: x for name, x in arguments.items() if name not in ("iterates", "diterates")})
     da = torch.empty(c.a.shape, dtype=c.a.dtype, device=c.a.device)
     dfactors = None
     if isinstance(c.init_scale, Tensor):
@@ -133,6 +133,7 @@ def _backward(op: str, given: Given, dx: Tensor, wanted: tuple[str, ...]) -> dic
     return grads
 
 
+OP = lowrank_newton.newton_inverse.__name__
 CUSTOM = register("triton_newton", _forward, _backward, ("a", "init_scale"), _outputs)
 
 
@@ -142,41 +143,39 @@ CUSTOM = register("triton_newton", _forward, _backward, ("a", "init_scale"), _ou
 def invert(a: Tensor, **options: Any) -> Any:
     """newton_inverse; residuals are the generic ones of the iterates of the kernel."""
     if not options.get("return_residuals"):
-        return CUSTOM.attend("newton_inverse", a=a, **options)
-    x, found = CUSTOM.outputs("newton_inverse", a=a, **options)
-    return x, lowrank_newton.residuals(namespace(a), a.to(x.dtype), list(found.detach().unbind(-3)))
+        return CUSTOM.attend(OP, a=a, **options)
+    x, xs = CUSTOM.outputs(OP, a=a, **options)
+    return x, lowrank_newton.residuals(namespace(a), a.to(x.dtype), list(xs.detach().unbind(-3)))
 
 
 def pull(a: Tensor, dx: Tensor, **options: Any) -> dict[str, Tensor]:
     """newton_inverse_vjp."""
-    return CUSTOM.pull("newton_inverse", dx, a=a, **options)
+    return CUSTOM.pull(OP, dx, a=a, **options)
 
 
 def inverted(a: Tensor, **options: Any) -> tuple[Tensor, Any]:
-    """X, and its gradients as a function of its cotangent: what SOFT asks for."""
+    """X, and its gradients as a function of its cotangent, for SOFT."""
     return invert(a, **options), lambda dx: pull(a, dx, **options)
 
 
 def too_large(m: int) -> str | None:
-    """Why matrices of m rows are not served on any device."""
+    """Why matrices of m rows are not supported on any device."""
     return f"matrices with more than {LARGEST} rows are served by the generic implementation" if m > LARGEST else None
 
 
 def unsupported(a: Tensor, *rest: Tensor | None, **options: Any) -> str | None:
-    """Why newton_inverse or its gradients are not served by Triton."""
+    """Why newton_inverse or its gradients are not supported by Triton."""
     none = "no cotangent of the output was given" if any(x is None for x in rest) else None
     return pointwise.unsupported_device(a) or too_large(a.shape[-1]) or none
 
 
 def soft_unsupported(q: Tensor, v: Tensor, landmarks: Tensor, *rest: Tensor | None, **options: Any) -> str | None:
-    """Why the inverse of SOFT is not served by Triton."""
+    """Why the inverse of SOFT is not supported by Triton."""
     none = "no cotangent of the output was given" if any(x is None for x in rest) else None
     return pointwise.unsupported_device(q) or too_large(landmarks.shape[-2]) or none
 
 
-KERNELS = {
-    "newton_inverse": Kernel("triton", invert, unsupported, pointwise.is_faster),
-    "newton_inverse_vjp": Kernel("triton", pull, unsupported, pointwise.is_faster),
-    "soft_attention": Kernel("triton", partial(soft.attend, inverted), soft_unsupported, pointwise.is_faster),
-    "soft_attention_vjp": Kernel("triton", partial(soft.pull, inverted), soft_unsupported, pointwise.is_faster),
-}
+INVERSE = Kernel("triton", invert, unsupported, pointwise.is_faster)
+SOFT = Kernel("triton", partial(soft.attend, inverted), soft_unsupported, pointwise.is_faster)
+KERNELS = with_gradients(lowrank_newton.newton_inverse, INVERSE, pull)
+KERNELS |= with_gradients(soft.soft_attention, SOFT, partial(soft.pull, inverted))

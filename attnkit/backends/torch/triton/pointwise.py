@@ -1,6 +1,5 @@
 """Point-wise and Gaussian attention by Triton kernels: `attnkit::triton_pointwise` and its `_vjp`."""
 
-from collections.abc import Callable
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -8,13 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnkit._core.dispatch import Kernel
+from attnkit._core.dispatch import Kernel, with_gradients
 from attnkit.backends.torch.custom import Given, register
 from attnkit.backends.torch.triton import launch
+from attnkit.ops.gaussian import gaussian_attention
+from attnkit.ops.pointwise import POINTWISE, pointwise_attention
 
-OP = "pointwise_attention"
+OP = POINTWISE.name
 OLDEST = (3, 6)
-WIDEST = 256  # head sizes beyond do not fit into the registers of a program
+WIDEST = 256  # larger head sizes do not fit into the registers of a program
 DIFFERENTIABLE = ("q", "k", "v", "bias")
 GAUSSIAN: dict[str, Any] = {"activation": "exp", "alpha": 0.0}  # Gaussian attention as a point-wise one
 
@@ -32,18 +33,18 @@ TRITON = _triton_version()
 # ---------------------------------------------------------------------------------------------- the custom ops
 
 
-def _forward(op: str, given: Given) -> Tensor:
-    q, k, v = (given.pop(name) for name in "qkv")
-    c = launch.call_of(q, k, v, **given)
+def _forward(op: str, arguments: Given) -> Tensor:
+    q, k, v = (arguments.pop(name) for name in "qkv")
+    c = launch.call_of(q, k, v, **arguments)
     o = q.new_empty(c.plan.layout.shape_of("o"))
     if o.numel():
         launch.run(q, launch.forward_launches(q, k, v, o, c))
     return o
 
 
-def _backward(op: str, given: Given, do: Tensor, wanted: tuple[str, ...]) -> dict[str, Tensor]:
-    q, k, v = (given.pop(name) for name in "qkv")
-    return launch.backward(q, k, v, do, launch.call_of(q, k, v, **given), wanted)
+def _backward(op: str, arguments: Given, do: Tensor, names: tuple[str, ...]) -> dict[str, Tensor]:
+    q, k, v = (arguments.pop(name) for name in "qkv")
+    return launch.backward(q, k, v, do, launch.call_of(q, k, v, **arguments), names)
 
 
 CUSTOM = register("triton_pointwise", _forward, _backward, DIFFERENTIABLE)
@@ -78,7 +79,7 @@ def unsupported_device(q: Tensor) -> str | None:
 
 
 def unsupported(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options: Any) -> str | None:
-    """Why a call is not served by Triton."""
+    """Why Triton does not support a call."""
     if unsupported_device(q):
         return unsupported_device(q)
     if max(q.shape[-1], v.shape[-1]) > WIDEST:
@@ -89,12 +90,12 @@ def unsupported(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options
 
 
 def is_faster(*arrays: Tensor | None, **options: Any) -> bool:
-    """Unknown: no GPU has run or timed these kernels yet, and so `impl="auto"` leaves them to those who name them."""
+    """False: not benchmarked on a GPU yet, so `impl="auto"` never selects them."""
     return False
 
 
 def unsupported_atomic(*arrays: Tensor, **options: Any) -> str | None:
-    """Why a call is not served by kernels that add gradients in any order."""
+    """Why kernels that add gradients in any order do not support a call."""
     if torch.are_deterministic_algorithms_enabled():
         return "adds gradients of q in no fixed order, and torch is asked for deterministic algorithms"
     return unsupported(*arrays, **options)
@@ -110,14 +111,11 @@ def pull_from_distances(q: Tensor, k: Tensor, v: Tensor, do: Tensor, **options: 
     return pull(q, k, v, do, **GAUSSIAN, **options)
 
 
-SERVED: dict[str, Callable[..., Any]] = {
-    "pointwise_attention": attend,
-    "pointwise_attention_vjp": pull,
-    "gaussian_attention": attend_to_distances,
-    "gaussian_attention_vjp": pull_from_distances,
-}
-KERNELS = {op: Kernel("triton", serve, unsupported, is_faster) for op, serve in SERVED.items()}
+KERNELS = with_gradients(pointwise_attention, Kernel("triton", attend, unsupported, is_faster), pull)
+KERNELS |= with_gradients(
+    gaussian_attention, Kernel("triton", attend_to_distances, unsupported, is_faster), pull_from_distances
+)
 ATOMIC = {
-    op: Kernel("triton_atomic", partial(serve, atomic=True), unsupported_atomic, is_faster)
-    for op, serve in SERVED.items()
+    op: Kernel("triton_atomic", partial(kernel.call, atomic=True), unsupported_atomic, is_faster)
+    for op, kernel in KERNELS.items()
 }

@@ -1,7 +1,7 @@
 """Softmax, sparsemax and entmax attention on torch tensors: memory, launches and registration of the Triton kernels.
 
-Forward leaves the numbers of its rows for the gradients; a call for gradients alone makes them first. Any layout is
-served as views of (items, heads, tokens, features), as for point-wise attention.
+Forward leaves the numbers of its rows for the gradients; a call for gradients alone computes them first. Any layout is
+read through views (items, heads, tokens, features), as for point-wise attention.
 """
 
 import math
@@ -16,6 +16,8 @@ from attnkit.backends.torch.custom import Given, Outputs, only_o, register
 from attnkit.backends.torch.triton import launch, pointwise
 from attnkit.backends.torch.triton.launch import Launch, View, by_sequence, view, view_of
 from attnkit.kernels.plan import Layout, blocks_of
+from attnkit.ops.entmax import ENTMAX
+from attnkit.ops.softmax import SOFTMAX
 
 DIFFERENTIABLE = ("q", "k", "v", "bias")
 EXACT = {2.0: "sparsemax", 1.5: "entmax15"}
@@ -34,19 +36,19 @@ class Call(NamedTuple):
 
     @property
     def numbers(self) -> tuple[float | None, ...]:
-        """numbers of `attnkit.kernels.triton.rows`."""
+        """The tuple `numbers` of `attnkit.kernels.triton.rows`."""
         n = self.of_pairs.plan.numbers
         return n.scale, n.gain, self.above, None if self.above is None else 1.0 / self.above
 
     @property
     def steps(self) -> int:
-        """Newton steps that always are enough."""
+        """A sufficient number of Newton steps."""
         return 12 + max(self.a.keys, 1).bit_length()
 
 
-def alpha_of(op: str, given: Given) -> float:
+def alpha_of(op: str, arguments: Given) -> float:
     """α, 1 for softmax."""
-    return float(given.get("alpha", 1.0 if op == "softmax_attention" else 1.5))
+    return float(arguments.get("alpha", 1.0 if op == SOFTMAX.name else 1.5))
 
 
 def row_numbers(leading: tuple[int, ...], queries: int, alpha: float) -> tuple[int, ...]:
@@ -54,10 +56,10 @@ def row_numbers(leading: tuple[int, ...], queries: int, alpha: float) -> tuple[i
     return (2 if alpha == 1.0 else 4), math.prod(leading[:-1]), leading[-1] if leading else 1, queries
 
 
-def call_of(op: str, given: Given) -> Call:
+def call_of(op: str, arguments: Given) -> Call:
     """The options of softmax_attention or entmax_attention."""
-    alpha = alpha_of(op, given)
-    of_pairs = launch.call_of(**{**given, "activation": "identity", "alpha": 0.0})
+    alpha = alpha_of(op, arguments)
+    of_pairs = launch.call_of(**{**arguments, "activation": "identity", "alpha": 0.0})
     if alpha == 1.0:
         return Call(of_pairs, "softmax", None)
     return Call(of_pairs, EXACT.get(alpha, "entmax"), alpha - 1.0)
@@ -82,12 +84,12 @@ def _functions(kernel: Any, call: Call) -> dict[str, Any]:
     """The compile-time functions that a kernel has."""
     from attnkit.kernels.triton.normalisers import NORMALISERS
 
-    named = zip(("WEIGH", "SLOPE", "TILT"), NORMALISERS[call.normaliser], strict=True)
-    return {name: function for name, function in named if name in kernel.arg_names}
+    functions = zip(("WEIGH", "SLOPE", "TILT"), NORMALISERS[call.normaliser], strict=True)
+    return {name: function for name, function in functions if name in kernel.arg_names}
 
 
 def _sizes(name: str, q: Tensor, call: Call) -> dict[str, Any] | None:
-    """Sizes of tiles; None for a resident kernel whose registers do not hold a row."""
+    """Sizes of tiles; None for a resident kernel if a row does not fit into registers."""
     from attnkit.kernels.triton import sizes
 
     a, bits, capability = call.a, q.dtype.itemsize * 8, launch.capability(q.device)
@@ -104,7 +106,7 @@ def _sizes(name: str, q: Tensor, call: Call) -> dict[str, Any] | None:
 
 
 def _tuples(call: Call) -> tuple[Any, ...]:
-    """pairs, rows, limits and numbers."""
+    """The tuples pairs, rows, limits and numbers."""
     pairs, rows, limits, _ = launch.kernel_tuples(call.of_pairs, launch.Rows())
     return pairs, rows[:2], limits, call.numbers
 
@@ -112,7 +114,7 @@ def _tuples(call: Call) -> tuple[Any, ...]:
 def forward_launch(
     q: Tensor, k: Tensor, v: Tensor, o: Tensor | None, lse: Tensor | None, rows: Tensor, call: Call
 ) -> Launch:
-    """What computes o, unless it is None, lse, if it is wanted, and the numbers of rows."""
+    """The launch for o and lse, unless they are None, and the numbers of rows."""
     from attnkit.kernels.triton import rows as kernels
 
     a, name = call.a, "forward_online" if call.above is None else "forward_resident"
@@ -138,7 +140,7 @@ def backward_launches(
     grads: dict[str, Tensor],
     call: Call,
 ) -> list[Launch]:
-    """What computes those of dq, (dk, dv) and dbias that are in `grads`."""
+    """The launches for those of dq, (dk, dv) and dbias that are in `grads`."""
     from attnkit.kernels.triton import rows as kernels
 
     a = call.a
@@ -177,40 +179,40 @@ def backward_launches(
 # ---------------------------------------------------------------------------------------------- the custom ops
 
 
-def _outputs(op: str, given: Given) -> Outputs:
-    """o, lse where it is wanted, and the numbers of rows."""
-    o = only_o(op, given)
+def _outputs(op: str, arguments: Given) -> Outputs:
+    """o, lse if requested, and the numbers of rows."""
+    o = only_o(op, arguments)
     (*leading, queries, _), _ = o["o"]
-    lse = {"lse": ((*leading, queries), torch.float32)} if given.get("return_lse") else {}
-    return o | lse | {"rows": (row_numbers((*leading,), queries, alpha_of(op, given)), torch.float32)}
+    lse = {"lse": ((*leading, queries), torch.float32)} if arguments.get("return_lse") else {}
+    return o | lse | {"rows": (row_numbers((*leading,), queries, alpha_of(op, arguments)), torch.float32)}
 
 
-def _forward(op: str, given: Given) -> list[Tensor]:
-    q, k, v = (given[name] for name in "qkv")
-    call = call_of(op, given)
-    made = {name: q.new_empty(shape, dtype=dtype) for name, (shape, dtype) in _outputs(op, given).items()}
+def _forward(op: str, arguments: Given) -> list[Tensor]:
+    q, k, v = (arguments[name] for name in "qkv")
+    call = call_of(op, arguments)
+    outputs = {name: q.new_empty(shape, dtype=dtype) for name, (shape, dtype) in _outputs(op, arguments).items()}
     if not call.a.keys:
-        return [x.fill_(-math.inf if name == "lse" else 0.0) for name, x in made.items()]
-    launch.run(q, [forward_launch(q, k, v, made["o"], made.get("lse"), made["rows"], call)])
-    return list(made.values())
+        return [x.fill_(-math.inf if name == "lse" else 0.0) for name, x in outputs.items()]
+    launch.run(q, [forward_launch(q, k, v, outputs["o"], outputs.get("lse"), outputs["rows"], call)])
+    return list(outputs.values())
 
 
-def _backward(op: str, given: Given, do: Tensor, wanted: tuple[str, ...]) -> dict[str, Tensor]:
-    rows, dlse = given.pop("rows", None), given.pop("dlse", None)
-    given.pop("lse", None)
-    like = {name: given[name] for name in DIFFERENTIABLE if name in given}
-    q, k, v = (given[name] for name in "qkv")
-    call = call_of(op, given)
+def _backward(op: str, arguments: Given, do: Tensor, names: tuple[str, ...]) -> dict[str, Tensor]:
+    rows, dlse = arguments.pop("rows", None), arguments.pop("dlse", None)
+    arguments.pop("lse", None)
+    like = {name: arguments[name] for name in DIFFERENTIABLE if name in arguments}
+    q, k, v = (arguments[name] for name in "qkv")
+    call = call_of(op, arguments)
     a, launches = call.a, []
     if not a.keys or not a.queries * a.heads * a.items:
-        return {name: like[name].new_zeros(like[name].shape) for name in wanted}
-    computed = {*wanted, "k", "v"} if {"k", "v"} & {*wanted} else {*wanted}
+        return {name: like[name].new_zeros(like[name].shape) for name in names}
+    computed = {*names, "k", "v"} if {"k", "v"} & {*names} else {*names}
     grads = {name: launch.room_for(call.of_pairs.plan, name, like[name]) for name in computed}
     if rows is None:
-        rows = q.new_empty(row_numbers(a.leading, a.queries, alpha_of(op, given)), dtype=torch.float32)
+        rows = q.new_empty(row_numbers(a.leading, a.queries, alpha_of(op, arguments)), dtype=torch.float32)
         launches.append(forward_launch(q, k, v, None, None, rows, call))
     launch.run(q, [*launches, *backward_launches(q, k, v, do, dlse, rows, grads, call)])
-    return {name: launch.reduced_to(grads[name], a, like[name]) for name in wanted}
+    return {name: launch.reduced_to(grads[name], a, like[name]) for name in names}
 
 
 CUSTOM = register("triton_rows", _forward, _backward, DIFFERENTIABLE, _outputs)
@@ -221,19 +223,19 @@ CUSTOM = register("triton_rows", _forward, _backward, DIFFERENTIABLE, _outputs)
 
 def attend(op: str, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
     """softmax_attention or entmax_attention."""
-    found = CUSTOM.outputs(op, q=q, k=k, v=v, **options)
-    return (found[0], found[1]) if options.get("return_lse") else found[0]
+    outputs = CUSTOM.outputs(op, q=q, k=k, v=v, **options)
+    return (outputs[0], outputs[1]) if options.get("return_lse") else outputs[0]
 
 
 def pull(
     op: str, q: Tensor, k: Tensor, v: Tensor, do: Tensor, dlse: Tensor | None = None, **options: Any
 ) -> dict[str, Tensor]:
-    """Their explicit gradients."""
+    """Explicit gradients of softmax_attention or entmax_attention."""
     return CUSTOM.pull(op, do, q=q, k=k, v=v, dlse=dlse, **options)
 
 
 def unsupported_options(*arrays: Tensor | None, **options: Any) -> str | None:
-    """Why the kernels do not serve a call, whatever the device."""
+    """Why the kernels do not support a call on any device."""
     if isinstance(options.get("alpha"), Tensor):
         return "an array alpha is served by the generic implementation"
     return None
@@ -242,13 +244,13 @@ def unsupported_options(*arrays: Tensor | None, **options: Any) -> str | None:
 def unsupported(
     q: Tensor, k: Tensor, v: Tensor, do: Tensor | None = None, dlse: Tensor | None = None, *, vjp: bool, **options: Any
 ) -> str | None:
-    """Why a call is not served by Triton."""
+    """Why Triton does not support a call."""
     rest = (do,) if vjp else ()
     return pointwise.unsupported(q, k, v, *rest) or unsupported_options(**options)
 
 
 KERNELS = {
     f"{op}{suffix}": Kernel("triton", partial(serve, op), partial(unsupported, vjp=bool(suffix)), pointwise.is_faster)
-    for op in ("softmax_attention", "entmax_attention")
+    for op in (SOFTMAX.name, ENTMAX.name)
     for suffix, serve in (("", attend), ("_vjp", pull))
 }

@@ -1,7 +1,7 @@
-"""attnkit's CUDA C++ kernels, executed on the CPU: compiled by g++ with a shim in the place of CUDA.
+"""attnkit's CUDA C++ kernels, executed on the CPU: compiled by g++ with a shim instead of CUDA.
 
-Every call runs twice: arrays end before a page that nobody may touch and threads run in ascending order, then arrays
-begin behind such a page and threads run in descending order. The results have to be the same bits.
+Every call runs twice: first arrays end before a protected page and threads run in ascending order, then arrays begin
+after such a page and threads run in descending order. The results must be bitwise equal.
 """
 
 from __future__ import annotations
@@ -14,10 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from attnkit.backends.cupy import linear, newton, pointwise, rows, statistics
+from attnkit.ops.entmax import ENTMAX
+from attnkit.ops.linear.attention import linear_attention
 from attnkit.ops.lowrank import newton as lowrank_newton
+from attnkit.ops.softmax import SOFTMAX
+from attnkit.ops.statistics import attention_with_statistics, row_statistics
 from attnkit_conformance.adapter import Unsupported
 from attnkit_conformance.adapters.base import Absent, Arrays
-from attnkit_conformance.adapters.cases import POINTWISE, as_pointwise
+from attnkit_conformance.adapters.cases import POINTWISE, as_called, cases
 from attnkit_conformance.adapters.cuda_cpu.build import Edits, Library, missing_compiler
 from attnkit_conformance.adapters.cuda_cpu.machine import KernelFault, Machine
 from attnkit_conformance.model.case import DTYPES
@@ -27,7 +31,7 @@ Call = Callable[..., dict[str, Any]]
 
 
 class Served(NamedTuple):
-    """How an op is served: outputs by name, gradients from cotangents by name, and why a call is not served."""
+    """The kernels of an op: outputs by name, gradients from cotangents by name, and why a call is unsupported."""
 
     forward: Call  # (device, **arrays and params)
     backward: Call  # (device, cotangents, **arrays and params)
@@ -37,71 +41,74 @@ class Served(NamedTuple):
 def pointwise_served(op: str) -> Served:
     """Point-wise attention, or a case of it."""
     return Served(
-        lambda device, **given: {"o": pointwise.forward(device, **as_pointwise(op, given))},
+        lambda device, **given: {"o": pointwise.forward(device, **as_called(op, given))},
         lambda device, cotangents, q, k, v, **given: pointwise.backward(
-            device, q, k, v, cotangents["o"], **as_pointwise(op, given)
+            device, q, k, v, cotangents["o"], **as_called(op, given)
         ),
         pointwise.unsupported_options,
     )
 
 
-def bound(op: str, forward: Call, backward: Call, unsupported_options: Callable[..., str | None]) -> Served:
+def bound(
+    function: Callable[..., Any], forward: Call, backward: Call, unsupported_options: Callable[..., str | None]
+) -> dict[str, Served]:
     """An op whose `forward` and `backward` take (device, ...) and else what its public functions take."""
+    op = function.__name__
     row = BY_NAME[op]
 
-    def apart(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        arrays = {name: x for name, x in given.items() if isinstance(x, np.ndarray)}
-        return arrays, {name: x for name, x in given.items() if name not in arrays}
+    def apart(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        arrays = {name: x for name, x in options.items() if isinstance(x, np.ndarray)}
+        return arrays, {name: x for name, x in options.items() if name not in arrays}
 
     def module(device: Machine) -> SimpleNamespace:
         return SimpleNamespace(**{op: partial(forward, device), f"{op}_vjp": partial(backward, device)})
 
-    return Served(
-        lambda device, **given: row.binding.forward(module(device), row, *apart(given)),
-        lambda device, cotangents, **given: row.binding.vjp(module(device), row, *apart(given), cotangents),
-        unsupported_options,
-    )
+    return {
+        op: Served(
+            lambda device, **given: row.binding.forward(module(device), row, *apart(given)),
+            lambda device, cotangents, **given: row.binding.vjp(module(device), row, *apart(given), cotangents),
+            unsupported_options,
+        )
+    }
 
 
-def rows_served(alpha: float) -> Served:
-    """Softmax, sparsemax or entmax attention, with its α where the call names none."""
+def rows_served(op: str, alpha: float) -> Served:
+    """Softmax or entmax attention, or a case of it, with α where the call names none."""
 
-    def forward(device: Machine, **given: Any) -> dict[str, Any]:
-        found = rows.forward(device, **{"alpha": alpha, **given})
-        return dict(zip(("o", "lse"), found, strict=True)) if given.get("return_lse") else {"o": found}
+    def forward(device: Machine, **options: Any) -> dict[str, Any]:
+        outputs = rows.forward(device, **{"alpha": alpha, **as_called(op, options)})
+        return dict(zip(("o", "lse"), outputs, strict=True)) if options.get("return_lse") else {"o": outputs}
 
-    def backward(device: Machine, cotangents: Arrays, q: Any, k: Any, v: Any, **given: Any) -> dict[str, Any]:
-        given = {name: x for name, x in {"alpha": alpha, **given}.items() if name != "return_lse"}
-        return rows.backward(device, q, k, v, cotangents["o"], cotangents.get("lse"), **given)
+    def backward(device: Machine, cotangents: Arrays, q: Any, k: Any, v: Any, **options: Any) -> dict[str, Any]:
+        options = {name: x for name, x in {"alpha": alpha, **as_called(op, options)}.items() if name != "return_lse"}
+        return rows.backward(device, q, k, v, cotangents["o"], cotangents.get("lse"), **options)
 
     return Served(forward, backward, rows.unsupported_options)
 
 
-def statistics_forward(device: Machine, op: str, **given: Any) -> dict[str, Any]:
+def statistics_forward(device: Machine, op: str, **options: Any) -> dict[str, Any]:
     """Statistics of an op, and its output if there is a v."""
-    return statistics.forward(device, **as_pointwise(op, given))
+    return statistics.forward(device, **as_called(op, options))
 
 
-def statistics_backward(device: Machine, cotangents: Arrays, **given: Any) -> dict[str, Any]:
-    """Refused."""
+def statistics_backward(device: Machine, cotangents: Arrays, **options: Any) -> dict[str, Any]:
+    """Unsupported."""
     raise Unsupported("the kernel of statistics has no gradients")
 
 
 STATISTICS = Served(statistics_forward, statistics_backward, statistics.unsupported_options)
 SERVED: dict[str, Served] = {
     **{op: pointwise_served(op) for op in POINTWISE},
-    "softmax_attention": rows_served(1.0),
-    "sparsemax_attention": rows_served(2.0),
-    "entmax_attention": rows_served(1.5),
-    "row_statistics": STATISTICS,
-    "attention_with_statistics": STATISTICS,
-    "newton_inverse": bound(
-        "newton_inverse",
+    **{op: rows_served(op, 1.0) for op in cases(SOFTMAX)},
+    **{op: rows_served(op, 1.5) for op in cases(ENTMAX)},
+    **{op.__name__: STATISTICS for op in (row_statistics, attention_with_statistics)},
+    **bound(
+        lowrank_newton.newton_inverse,
         partial(newton.inverse, partial(lowrank_newton.residuals, np)),
         newton.backward,
         newton.unsupported_options,
     ),
-    "linear_attention": bound("linear_attention", linear.forward, linear.backward, linear.unsupported_options),
+    **bound(linear_attention, linear.forward, linear.backward, linear.unsupported_options),
 }
 
 
@@ -125,7 +132,7 @@ class CudaOnCpu:
         return x
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
-        """What the kernels do not serve on any device."""
+        """Why the kernels do not support a call on any device."""
         return SERVED[op].unsupported_options(**arrays, **params)
 
     def call(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, np.ndarray]:
@@ -135,15 +142,15 @@ class CudaOnCpu:
     def vjp(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays) -> dict[str, np.ndarray]:
         """Gradients, from both runs."""
 
-        def pull(device: Machine, **given: Any) -> dict[str, Any]:
-            return SERVED[op].backward(device, cotangents, **given)
+        def pull(device: Machine, **options: Any) -> dict[str, Any]:
+            return SERVED[op].backward(device, cotangents, **options)
 
         return self.twice(op, arrays, params, pull)
 
     def twice(
         self, op: str, arrays: Arrays, params: Arrays, run: Callable[..., dict[str, Any]]
     ) -> dict[str, np.ndarray]:
-        """Results that depend neither on where arrays lie nor on the order of threads; KernelFault otherwise."""
+        """Results that depend neither on the placement of arrays nor on the order of threads; KernelFault otherwise."""
         if reason := self.unsupported(op, arrays, params):
             raise Unsupported(reason)
         results = []
@@ -157,6 +164,6 @@ class CudaOnCpu:
 
 
 def adapters() -> list[Any]:
-    """The adapter, or one that says why there is none."""
+    """The adapter, or one that reports why it is missing."""
     reason = missing_compiler()
     return [Absent("cuda_cpu", reason, DTYPES) if reason else CudaOnCpu()]

@@ -1,4 +1,4 @@
-"""Kernels compiled for the CPU: a shared library for each template instance, kept in a cache by what it is made of."""
+"""Kernels compiled for the CPU: a shared library for each template instance, cached by its sources."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COMPILER = "g++"
 FLAGS = ("-std=c++17", "-O1", "-shared", "-fPIC", "-w", "-U_FORTIFY_SOURCE")
 QUOTED = re.compile(r'"([^"\n]+)"')
 SHIM = ("fibers.h", "intrinsics_on_host.h")
-Edits = Mapping[str, tuple[str, str]]  # by file: a text, and what takes its place
+Edits = Mapping[str, tuple[str, str]]  # by file: a text and its replacement
 
 UNIT = """
 #define ATTNKIT_HOST "intrinsics_on_host.h"
@@ -65,28 +65,28 @@ CHOICES: tuple[tuple[tuple[str, ...], dict[str, tuple[str, ...]]], ...] = (
         },
     ),
 )
-"""Structures that are chosen when a kernel runs, and their functions with the names of their arguments."""
+"""Structures selected at run time, and their functions with argument names."""
 
 
 class Answer(ctypes.Structure):
-    """What a launch says when it is over."""
+    """The outcome of a launch."""
 
     _fields_ = (("failed", ctypes.c_int), ("address", ctypes.c_void_p), ("message", ctypes.c_char * 2048))
 
 
 def missing_compiler() -> str | None:
-    """Why nothing can be compiled here, or None."""
+    """Why compilation is not possible here, or None."""
     return None if shutil.which(COMPILER) else f"{COMPILER} is not installed"
 
 
 def cache() -> Path:
-    """Where libraries are kept: the user's cache folder."""
+    """The folder of libraries in the user's cache."""
     root = os.environ.get("XDG_CACHE_HOME")
     return (Path(root) if root else Path.home() / ".cache") / "attnkit" / "cuda_cpu"
 
 
 def sources(edits: Edits) -> dict[str, str]:
-    """All headers by name, with the edits made; ValueError for one that finds nothing to replace."""
+    """All headers by name, with edits applied; ValueError for an edit whose text is not found."""
     files = {path.name: path.read_text() for path in sorted(SOURCES.glob("*.cuh"))}
     files |= {name: (HERE / name).read_text() for name in SHIM}
     for name, (before, after) in edits.items():
@@ -97,7 +97,7 @@ def sources(edits: Edits) -> dict[str, str]:
 
 
 def choice_of(launch: Launch) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]], int]:
-    """Structures, functions and the place of the one that a launch names; nothing where it names none."""
+    """Structures, functions and the position of the one that a launch names; empty if it names none."""
     for structures, functions in CHOICES:
         for part in launch.template:
             if part.removeprefix("attnkit::") in structures:
@@ -109,12 +109,12 @@ def unit(launch: Launch) -> str:
     """The source of the library of a launch."""
     structures, functions, _ = choice_of(launch)
     written = []
-    for name, given in functions.items():
-        declared, passed = ", ".join(f"C {x}" for x in given), ", ".join(given)
+    for name, arguments in functions.items():
+        declared, passed = ", ".join(f"C {x}" for x in arguments), ", ".join(arguments)
         cases = " ".join(f"case {n}: return {it}::{name}({passed});" for n, it in enumerate(structures))
         written.append(FUNCTION.format(name=name, declared=declared, cases=cases))
-    chosen = {f"attnkit::{name}" for name in structures}
-    template = ", ".join("attnkit::Chosen" if part in chosen else part for part in launch.template)
+    names = {f"attnkit::{name}" for name in structures}
+    template = ", ".join("attnkit::Chosen" if part in names else part for part in launch.template)
     return UNIT.format(
         source=launch.source,
         functions="\n".join(written),
@@ -125,14 +125,14 @@ def unit(launch: Launch) -> str:
 
 
 class Library:
-    """Compiled kernels, by the unit they come from. `edits` plants something else in the sources."""
+    """Compiled kernels by source unit. `edits` plants bugs in the sources."""
 
     def __init__(self, edits: Edits | None = None) -> None:
         self.files = sources(edits or {})
         self.loaded: dict[str, ctypes.PyDLL] = {}
 
     def function(self, launch: Launch) -> Any:
-        """What runs the kernel of a launch; compiled the first time that anybody asks for it."""
+        """The function that runs the kernel of a launch; compiled on first use."""
         text = unit(launch)
         if text not in self.loaded:
             self.loaded[text] = ctypes.PyDLL(str(compiled(text, included(text, self.files))))
@@ -150,14 +150,14 @@ class Library:
 
 
 def included(text: str, files: dict[str, str]) -> tuple[tuple[str, str], ...]:
-    """The headers that a unit names, and those that these name, with their texts."""
-    found: dict[str, str] = {}
+    """The headers that a unit includes, directly or indirectly, with their texts."""
+    headers: dict[str, str] = {}
     texts = [text]
     while texts:
-        new = {name for name in QUOTED.findall(texts.pop()) if name in files} - found.keys()
-        found |= {name: files[name] for name in new}
+        new = {name for name in QUOTED.findall(texts.pop()) if name in files} - headers.keys()
+        headers |= {name: files[name] for name in new}
         texts += [files[name] for name in new]
-    return tuple(sorted(found.items()))
+    return tuple(sorted(headers.items()))
 
 
 @functools.cache
@@ -183,5 +183,5 @@ def compiled(text: str, files: tuple[tuple[str, str], ...]) -> Path:
 
 @functools.cache
 def compiler_version() -> str:
-    """What the compiler says of itself."""
+    """The compiler's version."""
     return subprocess.run([COMPILER, "--version"], capture_output=True, text=True, check=True).stdout

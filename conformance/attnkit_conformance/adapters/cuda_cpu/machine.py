@@ -1,4 +1,4 @@
-"""A device for launches: arrays between pages that nobody may touch, and kernels that run on the CPU."""
+"""A device for launches: arrays between protected pages, and kernels that run on the CPU."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class KernelFault(RuntimeError):
-    """A kernel did what it must not do; the text says what, and which block and threads."""
+    """A kernel broke a rule; the text says which, with block and threads."""
 
 
 @dataclass
 class Region:
-    """An array's bytes in pages of their own, between two that are protected."""
+    """An array's bytes in separate pages, between two protected ones."""
 
     pages: mmap.mmap
     usable: np.ndarray  # all bytes between the protected pages
     start: int  # of the array among them
     size: int
     what: str
-    expected: np.ndarray | None = None  # what nobody may have changed; outputs have no such
+    expected: np.ndarray | None = None  # the unchanged contents of an input; None for outputs
 
     @property
     def address(self) -> int:
         return int(self.usable.ctypes.data) + self.start
 
     def changed(self) -> str | None:
-        """What was written that must not be, or None."""
+        """A forbidden write, or None."""
         outside = np.ones(self.usable.size, bool)
         outside[self.start : self.start + self.size] = False
         if np.any(self.usable[outside] != POISON):
@@ -49,7 +49,7 @@ class Region:
 
 
 def protected(size: int, behind: bool, what: str) -> Region:
-    """Poisoned memory whose last byte (`behind`) or first byte lies beside a page that nobody may touch."""
+    """Poisoned memory whose last byte (`behind`) or first byte is next to a protected page."""
     room = max(-(-size // PAGE), 1) * PAGE
     pages = mmap.mmap(-1, room + 2 * PAGE)
     usable = np.frombuffer(pages, np.uint8, room, PAGE)
@@ -61,7 +61,7 @@ def protected(size: int, behind: bool, what: str) -> Region:
 
 
 class Machine:
-    """`Device` of attnkit.backends.cupy. With `behind`, arrays end where memory ends, else they begin where it
+    """`Device` of attnkit.backends.cupy. With `behind`, arrays end where memory ends, otherwise they begin where it
     begins; with `descending`, threads run from the last to the first."""
 
     def __init__(self, library: Library, behind: bool, descending: bool) -> None:
@@ -83,7 +83,7 @@ class Machine:
         return np.array(value, np.uint64)
 
     def pointer(self, x: np.ndarray) -> int:
-        """The address of an output, or of a copy of an input that has its strides; NaN between its elements."""
+        """The address of an output, or of a copy of an input with its strides and NaN between its elements."""
         if any(0 <= x.ctypes.data - region.address < max(region.size, 1) for region in self.regions):
             return int(x.ctypes.data)
         key = (x.ctypes.data, x.shape, x.strides, x.dtype)
@@ -103,7 +103,7 @@ class Machine:
         return int(region.usable.ctypes.data) + first
 
     def run(self, launch: Launch) -> None:
-        """All blocks; KernelFault for whatever a kernel must not do."""
+        """All blocks; KernelFault for any broken rule."""
         answer = self.library.run(launch, self.descending)
         if answer.failed:
             place = self.place(answer.address) if answer.address else ""

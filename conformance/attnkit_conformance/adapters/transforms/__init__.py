@@ -21,14 +21,14 @@ from attnkit_conformance.model.binding import STATISTICS
 from attnkit_conformance.model.op import QKV, Op
 
 LIBRARIES = ("torch", "jax")
-LENGTHS = (512, 1024, 1536, 2048)  # where auto may take something else than for a few tokens
+LENGTHS = (512, 1024, 1536, 2048)  # where auto may choose another implementation than for a few tokens
 ROWS = ("a", "b", "c")  # groups of ops whose cost grows with pairs or tokens
 RIGHT, REFUSED, EITHER, ELSEWHERE = "right", "refused", "right or refused", "needs a GPU"
 
 
 @dataclass(frozen=True)
 class Row:
-    """An op under an implementation; for auto with many tokens their number, and what it takes there."""
+    """An op under an implementation; for auto with many tokens their number and its choice there."""
 
     library: str
     op: str
@@ -43,7 +43,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was seen in a cell; `text` says what is wrong or why it was refused."""
+    """The result of a cell; `text` says what is wrong or why it was refused."""
 
     row: Row
     transform: str
@@ -56,14 +56,14 @@ class Verdict:
 
 
 def runner(library: str) -> tuple[Any, dict[str, Any]]:
-    """The class that carries a library's transformations out, and these by name."""
+    """The class that runs a library's transformations, and the transformations by name."""
     module = importlib.import_module(f"attnkit_conformance.adapters.transforms.{library}")
     return getattr(module, library.capitalize()), module.TRANSFORMS
 
 
 @contextlib.contextmanager
 def double_precision(library: str) -> Iterator[None]:
-    """float64 for JAX, which has it on request."""
+    """float64, which JAX needs to have enabled."""
     if library != "jax":
         yield
         return
@@ -74,7 +74,7 @@ def double_precision(library: str) -> Iterator[None]:
 
 
 def rows(library: str) -> Iterator[Row]:
-    """Every op under every implementation that the library has; auto only where it takes something else for long."""
+    """Every op under every implementation that the library has; auto only if its choice changes for many tokens."""
     for op in differentiable():
         yield Row(library, op.name, "generic")
         for impl in kernels(library).get(op.name, ()):
@@ -85,20 +85,20 @@ def rows(library: str) -> Iterator[Row]:
 
 
 def switching(library: str, op: Op) -> tuple[int, str] | None:
-    """From how many tokens on `auto` takes a kernel here, and which; None where it never does, or always."""
+    """The number of tokens from which `auto` chooses a kernel here, and its name; None if it never or always does."""
     if op.name not in kernels(library) or op.group not in ROWS:
         return None
     few = long_problem(op, 1)
     for tokens in LENGTHS:
         many = {name: np.repeat(x, tokens, -2) for name, x in few.case.arrays.items() if name in QKV}
-        taken = first_choice(library, Problem(replace(few.case, arrays={**few.case.arrays, **many})))
-        if taken != "generic":
-            return tokens, taken
+        choice = first_choice(library, Problem(replace(few.case, arrays={**few.case.arrays, **many})))
+        if choice != "generic":
+            return tokens, choice
     return None
 
 
 def first_choice(library: str, problem: Problem) -> str:
-    """What `auto` takes."""
+    """The choice of `auto`."""
     return next(name for name, reason in reasons(library, problem).items() if reason is None)
 
 
@@ -111,18 +111,18 @@ def reasons(library: str, problem: Problem) -> dict[str, str | None]:
 
 
 def judge(row: Row, most: int | None = None, transforms: tuple[str, ...] | None = None) -> Iterator[Verdict]:
-    """The verdicts of a row; `most` bounds how many problems are looked at."""
-    _, known = runner(row.library)
+    """The verdicts of a row; `most` bounds the number of problems."""
+    _, checks = runner(row.library)
     op = next(op for op in differentiable() if op.name == row.op)
     several = [long_problem(op, row.tokens)] if row.tokens else list(islice(problems(op), most))
-    for transform in transforms or tuple(known):
-        seen = [answer(row, transform, problem) for problem in several]
-        answers = [pair for pair in seen if pair is not None]
+    for transform in transforms or tuple(checks):
+        results = [answer(row, transform, problem) for problem in several]
+        answers = [pair for pair in results if pair is not None]
         yield joined(row, transform, answers or refused_elsewhere(row, transform, several[0]))
 
 
 def summary(verdicts: list[Verdict]) -> str:
-    """The transformations by what was seen of them."""
+    """The transformations by result."""
     by_word: dict[str, list[str]] = {}
     for verdict in verdicts:
         by_word.setdefault(verdict.word, []).append(verdict.transform)
@@ -141,12 +141,12 @@ def joined(row: Row, transform: str, answers: list[tuple[str, str]]) -> Verdict:
 
 
 def answer(row: Row, transform: str, problem: Problem) -> tuple[str, str] | None:
-    """A word and a text; None where the implementation does not serve the problem here, transformed or not."""
-    make, known = runner(row.library)
+    """A word and a text; None if the implementation does not support the problem here, transformed or not."""
+    make, checks = runner(row.library)
     unsupported_options = None if row.impl in ("auto", "generic") else reasons(row.library, problem)[row.impl]
     with double_precision(row.library):
         try:
-            wrong = known[transform](make(problem, row.impl))
+            wrong = checks[transform](make(problem, row.impl))
         except NotImplementedError as refusal:
             if unsupported_options and unsupported_options in str(refusal):
                 return None
@@ -157,15 +157,15 @@ def answer(row: Row, transform: str, problem: Problem) -> tuple[str, str] | None
 
 
 def as_refusal(row: Row, refusal: NotImplementedError) -> tuple[str, str]:
-    """Whether a refusal says what refuses and what does not."""
+    """Whether a refusal names what refuses and what to use instead."""
     text = str(refusal)
-    named = any(name in text for name in (row.takes or row.impl, row.op.partition("_")[0], "attnkit::"))
-    return (REFUSED if named and "generic" in text else "nameless", text)
+    names_itself = any(name in text for name in (row.takes or row.impl, row.op.partition("_")[0], "attnkit::"))
+    return (REFUSED if names_itself and "generic" in text else "nameless", text)
 
 
 def refused_elsewhere(row: Row, transform: str, problem: Problem) -> list[tuple[str, str]]:
-    """Whether a kernel of another device refuses second derivatives, seen without running it; nothing if that is not
-    the question, or if it calls another kernel by name, which answers for itself."""
+    """Whether a kernel of another device refuses second derivatives, checked without running it; None if that does not
+    apply, or if it calls another kernel by name, which answers for itself."""
     library = importlib.import_module(f"attnkit_conformance.adapters.transforms.{row.library}")
     if transform != library.SECOND_WITHOUT_RUNNING or problem.op.binding is STATISTICS:
         return []

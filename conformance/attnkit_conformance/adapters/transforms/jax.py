@@ -1,4 +1,4 @@
-"""JAX's transformations of an op, on a `Problem`, in float64: each says what is wrong with its answer, or nothing.
+"""JAX's transformations of an op on a `Problem`, in float64: each reports what is wrong with its result, or nothing.
 
 A transformation is one jitted program, in which an op sees the tracers of that transformation.
 """
@@ -44,23 +44,23 @@ class Jax:
         return jnp.stack([outputs[name].reshape(-1)[index] for name, index in self.problem.entries])
 
     def total(self, x: Arrays) -> jax.Array:
-        """What the gradients of the case are of."""
+        """The function that is differentiated."""
         return sum_of_products(self.outputs(x), self.do)
 
     def run(self, function: Callable[[Arrays, Arrays], Any]) -> Any:
-        """`function(x, u)` as a program, its answer as NumPy arrays."""
+        """Run `function(x, u)` as a jitted program; the results are NumPy arrays."""
         compiled = jax.jit(function, compiler_options=options())
         return jax.tree.map(np.asarray, compiled(self.x, self.u))
 
 
 def options() -> dict[str, Any]:
-    """Options with which XLA compiles in less time, but for its older emitters of fusions: together with less
-    optimisation they lose half of the digits of jacfwd of an unrolled inverse (jaxlib 0.10.2, float64)."""
+    """Options that reduce XLA's compile time, without its older fusion emitters: together with less optimisation they
+    lose half of the digits of jacfwd of an unrolled inverse (jaxlib 0.10.2, float64)."""
     return {name: value for name, value in light().items() if name != "xla_cpu_use_fusion_emitters"}
 
 
-def arrays(given: Any) -> Arrays:
-    return {name: jnp.asarray(x) for name, x in given.items()}
+def arrays(values: Any) -> Arrays:
+    return {name: jnp.asarray(x) for name, x in values.items()}
 
 
 def sum_of_products(a: Arrays, b: Arrays) -> jax.Array:
@@ -104,7 +104,7 @@ def checkpoint(t: Jax) -> str | None:
 
 
 def hessian(t: Jax) -> str | None:
-    """Forward over reverse, as jax.hessian has it, times u."""
+    """Forward over reverse, like jax.hessian, times u."""
     return missed_second(t.run(lambda x, u: jax.jvp(jax.grad(t.total), (x,), (u,))[1]), t.problem.second)
 
 
@@ -125,7 +125,7 @@ def single(x: jax.Array) -> jax.Array:
 def without_running(problem: Problem, function: Callable[..., Any]) -> None:
     """Trace the second derivatives of a kernel in single precision."""
     t = Jax(problem, "", function)
-    t.x, t.u, t.do, t.rest = (jax.tree.map(single, given) for given in (t.x, t.u, t.do, t.rest))
+    t.x, t.u, t.do, t.rest = (jax.tree.map(single, tree) for tree in (t.x, t.u, t.do, t.rest))
     jax.make_jaxpr(lambda x, u: twice(t, x, u))(t.x, t.u)
 
 
@@ -140,4 +140,4 @@ TRANSFORMS: dict[str, Callable[[Jax], str | None]] = {
     "hessian": hessian,
     "grad of grad": grad_of_grad,
 }
-"""By the name of a column in the table."""
+"""By column of the table."""

@@ -15,7 +15,7 @@ WORDS = {mark: word for word, mark in MARKS.items()}
 
 
 def markdown(verdicts: Iterable[Verdict]) -> str:
-    """A table per library between the markers: a row for the ops of an implementation that fare alike under every
+    """A table per library between the markers: a row for the ops of an implementation with the same results under every
     transformation, a column for each verdict."""
     alike: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
     for row, several in groupby(verdicts, key=lambda verdict: verdict.row):
@@ -28,8 +28,8 @@ def markdown(verdicts: Iterable[Verdict]) -> str:
         for (place, label, marks), ops in sorted(alike.items(), key=lambda item: item[0][1]):
             if place == library:
                 names = [[name for name, mark in zip(transforms, marks, strict=True) if mark == word] for word in WORDS]
-                told = ("all" if len(some) == len(marks) else ", ".join(some) or "–" for some in names)
-                lines.append(line([label, *told, " ".join(ops)]))
+                columns = ("all" if len(some) == len(marks) else ", ".join(some) or "–" for some in names)
+                lines.append(line([label, *columns, " ".join(ops)]))
     return "\n".join([*lines, "", END])
 
 
@@ -47,15 +47,15 @@ def cells(path: Path) -> dict[tuple[str, str, str, str], str]:
         fields = [field.strip() for field in text.strip("|").split("|")]
         if not text.startswith("|") or fields[0] in ("implementation", "---"):
             continue
-        label, *told, ops = fields
-        for word, names in zip(WORDS.values(), told, strict=True):
+        label, *columns, ops = fields
+        for word, names in zip(WORDS.values(), columns, strict=True):
             transforms = runner(library)[1] if names == "all" else [name for name in names.split(", ") if name != "–"]
             words |= {(library, op.strip("`"), label, name): word for op in ops.split() for name in transforms}
     return words
 
 
 def key(row: Row, transform: str) -> tuple[str, str, str, str]:
-    """Where a verdict stands in `cells`."""
+    """The key of a verdict in `cells`."""
     return row.library, row.op, row.label, transform
 
 

@@ -1,4 +1,4 @@
-"""Semantics E: what a library's transformation of an op has to give, known from the reference's explicit gradients.
+"""Semantics E: what a library's transformation of an op must return, from the reference's explicit gradients.
 
 With a cotangent that is 1 at one entry, `<op>_vjp` is a row of the Jacobian J, and the entry of J u is its product with
 u. Second derivatives along u are differences of `<op>_vjp` at x ± hu and x ± 2hu.
@@ -26,11 +26,11 @@ from attnkit_conformance.opdb import BY_NAME, OPDB
 from attnkit_conformance.scenes.attention import scene_case, variant_label
 
 ENTRIES = 3  # of the output whose rows of J are judged
-STEP = 1e-6  # h: its fourth power, and eps divided by it, lie below SECOND
-LONG_STEP = 1e-8  # h among so many scores that some would cross a kink on the way
-AWAY = 0.05  # steps along u from the sample to where derivatives are taken: samples hit kinks and ties by intention
-SECOND = 1e-6  # how far a second derivative may be off, of the root mean square of its row
-ROUNDINGS = 8.0  # eps·|gradient|/h: of four gradients, each with some
+STEP = 1e-6  # h: both its fourth power and eps/h lie below SECOND
+LONG_STEP = 1e-8  # h for many scores, some of which would otherwise cross a kink
+AWAY = 0.05  # offset along u at which derivatives are taken: samples hit kinks and ties on purpose
+SECOND = 1e-6  # allowed error of a second derivative, relative to the root mean square of its row
+ROUNDINGS = 8.0  # eps·|gradient|/h: for four gradients with rounding errors
 TINY = tolerance.smallest_normal("float64")
 SHORT = (
     Scene("cross", 5, 7, d=4, e=3),
@@ -38,18 +38,13 @@ SHORT = (
     Scene("causal", 6, 8, d=4, e=3, params={"causal": True}, options=("bias", "key_lengths")),
 )
 OWN_CASES = 3  # of ops without scenes
-CONVERGED: Mapping[str, Mapping[str, Any]] = {
-    "newton_inverse": {"newton_steps": 60},
-    "soft_attention": {"newton_steps": 40, "ridge": 0.5},
-}
-"""Where the implicit gradient of an inverse is its derivative: far enough, and no matrix nearly singular."""
 
 Arrays = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Second:
-    """A second derivative, and by how much the differences that it is from may be off by rounding."""
+    """A second derivative, and the rounding error of its finite differences."""
 
     golden: np.ndarray
     noise: float
@@ -79,19 +74,19 @@ class Problem:
     @cached_property
     def direction(self) -> dict[str, np.ndarray]:
         rng = generator(f"direction of {self.case.id}")
-        found = {name: rng.standard_normal(x.shape) for name, x in self.inputs.items()}
-        if "alpha" in found:  # of entmax, which lies between 1 and 2
+        u = {name: rng.standard_normal(x.shape) for name, x in self.inputs.items()}
+        if "alpha" in u:  # of entmax, between 1 and 2
             alpha = self.inputs["alpha"]
-            found["alpha"] = np.where((alpha == 1) | (alpha == 2), 0.0, np.sign(1.5 - alpha) * np.abs(found["alpha"]))
-        return found
+            u["alpha"] = np.where((alpha == 1) | (alpha == 2), 0.0, np.sign(1.5 - alpha) * np.abs(u["alpha"]))
+        return u
 
     @cached_property
     def entries(self) -> tuple[tuple[str, int], ...]:
         """Names of outputs, and the index of an entry in each, flattened."""
         rng = generator(f"entries of {self.case.id}")
         names = [name for name, x in self.case.cotangents.items() if x.size]
-        chosen = [names[n % len(names)] for n in range(max(ENTRIES, len(names)))]
-        return tuple((name, int(rng.integers(self.case.cotangents[name].size))) for name in chosen)
+        outputs = [names[n % len(names)] for n in range(max(ENTRIES, len(names)))]
+        return tuple((name, int(rng.integers(self.case.cotangents[name].size))) for name in outputs)
 
     def moved(self, step: float) -> Problem:
         """The case at x + step·u."""
@@ -119,27 +114,27 @@ class Problem:
 
     @cached_property
     def tangents(self) -> tuple[Limit, ...]:
-        """Entries of J u; the summands of the product, in absolute value, are what rounding is measured by."""
+        """Entries of J u; rounding errors scale with the absolute values of its summands."""
         growth = growth_of(self.op, self.case)
-        found = []
+        limits = []
         for row in self.rows:
             products = [row[name].golden * u for name, u in self.direction.items()]
             sizes = [np.abs(u) * row[name].unit / tolerance.eps("float64") for name, u in self.direction.items()]
             total = np.asarray(sum(np.sum(x) for x in products))
             size = np.asarray(sum(np.sum(x) for x in sizes))
-            found.append(tolerance.limit(total, "float64", size, growth))
-        return tuple(found)
+            limits.append(tolerance.limit(total, "float64", size, growth))
+        return tuple(limits)
 
     @cached_property
     def second(self) -> dict[str, Second]:
-        """The derivative of the gradients along u, in differences of fourth order."""
+        """The derivative of the gradients along u, by fourth-order differences."""
         near, far = ([self.moved(step).explicit() for step in (h, -h)] for h in (self.step, 2 * self.step))
-        found = {}
+        derivatives = {}
         for name, ahead in near[0].items():
             change = 8 * (ahead - near[1][name]) - (far[0][name] - far[1][name])
             noise = tolerance.eps("float64") * tolerance.largest(ahead) / self.step
-            found[name] = Second(change / (12 * self.step), ROUNDINGS * noise)
-        return found
+            derivatives[name] = Second(change / (12 * self.step), ROUNDINGS * noise)
+        return derivatives
 
     def explicit(self) -> dict[str, np.ndarray]:
         """The reference's gradients."""
@@ -149,7 +144,7 @@ class Problem:
 
 
 def root_mean_square(x: np.ndarray, axis: int | None = None) -> np.ndarray:
-    """Over an axis, which is kept, or over all; 0 of nothing."""
+    """Over an axis, which is kept, or over all; 0 if empty."""
     if x.size == 0:
         return np.zeros(())
     return np.sqrt(np.mean(x * x, axis=axis, keepdims=axis is not None))
@@ -216,7 +211,7 @@ def settings(op: Op) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def problems(op: Op) -> Iterator[Problem]:
-    """Small cases of an op: three scenes for each of its settings, or samples of its own where it has no scenes."""
+    """Small cases of an op: three scenes for each of its settings, or its own samples if it has no scenes."""
     if op.scene_case is None and (op.group or op.subjects):
         for label, params in settings(op):
             for scene in SHORT:
@@ -227,16 +222,13 @@ def problems(op: Op) -> Iterator[Problem]:
     for profile in PROFILES:
         own = [case for case in core.cases(op.name, profile, ("float64",)) if finite(case)][:OWN_CASES]
         if own:
-            yield from (Problem(with_convergence(case)).moved(AWAY) for case in own)
+            converged = (replace(case, params={**case.params, **op.converged}) for case in own)
+            yield from (Problem(case).moved(AWAY) for case in converged)
             return
 
 
-def with_convergence(case: Case) -> Case:
-    return replace(case, params={**case.params, **CONVERGED.get(case.op, {})})
-
-
 def long_problem(op: Op, tokens: int) -> Problem:
-    """A case of so many queries and keys."""
+    """A case with this many queries and keys."""
     lead = ((1, 1),) * 3
     scene = Scene(f"{tokens}x{tokens}", tokens, tokens, d=4, e=3, lead=lead, options=("key_lengths",))
     _, params = next(settings(op))

@@ -1,4 +1,4 @@
-"""torch's transformations of an op, on a `Problem`: each says what is wrong with its answer, or nothing."""
+"""torch's transformations of an op on a `Problem`: each reports what is wrong with its result, or nothing."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Torch:
         return torch.stack([outputs[name].reshape(-1)[index] for name, index in self.problem.entries])
 
     def total(self, x: Tensors) -> torch.Tensor:
-        """What the gradients of the case are of."""
+        """The function that is differentiated."""
         return sum_of_products(self.outputs(x), self.do)
 
 
@@ -59,8 +59,8 @@ def arrays(x: Tensors) -> dict[str, np.ndarray]:
 
 
 def wrong_tangents(t: Torch, tangents: Tensors) -> str | None:
-    picked = [tangents[name].detach().reshape(-1)[index].numpy() for name, index in t.problem.entries]
-    return missed_tangents(picked, t.problem)
+    entries = [tangents[name].detach().reshape(-1)[index].numpy() for name, index in t.problem.entries]
+    return missed_tangents(entries, t.problem)
 
 
 def jvp(t: Torch) -> str | None:
@@ -106,13 +106,13 @@ def vmap_grad(t: Torch) -> str | None:
 
 
 def backward_twice(t: Torch) -> str | None:
-    """torch.autograd.grad with create_graph, and of what it gives."""
+    """torch.autograd.grad with create_graph, and again of its result."""
     leaves = {name: x.clone().requires_grad_() for name, x in t.x.items()}
     first = torch.autograd.grad(t.total(leaves), list(leaves.values()), create_graph=True, allow_unused=True)
-    named = {name: g for name, g in zip(leaves, first, strict=True) if g is not None and g.requires_grad}
+    grads = {name: g for name, g in zip(leaves, first, strict=True) if g is not None and g.requires_grad}
     second: Any = [None] * len(leaves)
-    if named:
-        along = sum_of_products(named, {name: t.u[name] for name in named})
+    if grads:
+        along = sum_of_products(grads, {name: t.u[name] for name in grads})
         second = torch.autograd.grad(along, list(leaves.values()), allow_unused=True)
     pairs = zip(leaves.items(), second, strict=True)
     return missed_second(
@@ -121,7 +121,7 @@ def backward_twice(t: Torch) -> str | None:
 
 
 def hessian(t: Torch) -> str | None:
-    """Forward over reverse, as torch.func.hessian has it, times u."""
+    """Forward over reverse, like torch.func.hessian, times u."""
     return missed_second(arrays(torch.func.jvp(torch.func.grad(t.total), (t.x,), (t.u,))[1]), t.problem.second)
 
 
@@ -137,9 +137,9 @@ def empty(x: torch.Tensor) -> torch.Tensor:
 
 
 def without_running(problem: Problem, function: Callable[..., Any]) -> None:
-    """Differentiate a kernel twice on tensors of single precision without data."""
+    """Differentiate a kernel twice on float32 tensors without data."""
     t = Torch(problem, "", function)
-    t.x, t.do, t.rest = ({name: empty(x) for name, x in given.items()} for given in (t.x, t.do, t.rest))
+    t.x, t.do, t.rest = ({name: empty(x) for name, x in tensors.items()} for tensors in (t.x, t.do, t.rest))
     leaves = {name: x.requires_grad_() for name, x in t.x.items()}
     first = torch.autograd.grad(t.total(leaves), list(leaves.values()), create_graph=True, allow_unused=True)
     torch.autograd.grad([g.sum() for g in first if g is not None], list(leaves.values()), allow_unused=True)
@@ -158,4 +158,4 @@ TRANSFORMS: dict[str, Callable[[Torch], str | None]] = {
     "func.hessian": hessian,
     "grad of grad": grad_of_grad,
 }
-"""By the name of a column in the table."""
+"""By column of the table."""

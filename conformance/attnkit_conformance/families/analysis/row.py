@@ -1,4 +1,4 @@
-"""Rows of the op database: the analyses that take arrays. They measure, and have no gradient."""
+"""Rows of the op database: the analyses that take arrays. They have no gradient."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def analysis_errors(op: Op) -> Iterator[ErrorSample]:
         "a": zeros(2, 3, 3),
     }  # fmt: skip
     arrays = {name: good[name] for name in op.arguments}
-    first, params = op.arguments[0], samples.SHARES.get(op.name, ({},))[0]
+    first, params = op.arguments[0], op.variants[0]
     wrong: list[tuple[str, Any, type[Exception], str]] = [
         (first, zeros(2, 3, 3, dtype=np.int32), TypeError, f"{first}.*int32")
     ]
@@ -60,9 +60,9 @@ def analysis_errors(op: Op) -> Iterator[ErrorSample]:
     if op.name in NEEDS_LINALG:
         wrong.append(("a", zeros(3, 0), ValueError, r"\ba\b"))
     for n, (name, value, exception, pattern) in enumerate(wrong):
-        given, options = dict(arrays), dict(params)
-        (given if isinstance(value, np.ndarray) else options)[name] = value
-        yield ErrorSample(f"{name}-{n}", given, options, exception, pattern)
+        inputs, options = dict(arrays), dict(params)
+        (inputs if isinstance(value, np.ndarray) else options)[name] = value
+        yield ErrorSample(f"{name}-{n}", inputs, options, exception, pattern)
 
 
 def row(
@@ -70,10 +70,11 @@ def row(
     formula: str,
     arguments: tuple[str, ...],
     outputs: tuple[str, ...],
-    drawn: Any,
+    samples: Any,
     own: tuple[str, ...] = (),
     optional: tuple[str, ...] = (),
     growth: Any = None,
+    variants: tuple[Params, ...] = ({},),
 ) -> Op:
     def names(params: Params) -> tuple[str, ...]:
         return outputs
@@ -83,8 +84,9 @@ def row(
         formula=formula,
         arguments=arguments,
         outputs=names,
-        samples=drawn,
+        samples=samples,
         own=own,
+        variants=variants,
         optional=optional,
         not_differentiable=outputs,
         compute_outputs=outputs,
@@ -101,14 +103,20 @@ OPS: tuple[Op, ...] = (
     row(
         "concentration", "share of the row sum held by the largest percent of the weights", WEIGHTS, ("share",),
         samples.weights_samples, ("percent", "fractional"), SEEN,
+        variants=({"percent": 10.0}, {"percent": 2.5, "fractional": True}, {"percent": 100.0}),
     ),
     row(
         "concentration_curve", "the same at several percents", WEIGHTS, ("shares",),
         samples.weights_samples, ("percents", "fractional"), SEEN,
+        variants=(
+            {"percents": (0.2, 10.0, 50.0)},
+            {"percents": (1.0, 33.0), "fractional": True},
+            {"percents": (100.0, 1.0, 99.9)},
+        ),
     ),
     row(
         "mass_at_rank", "share of the row sum held by the rank-th largest weight", WEIGHTS, ("share",),
-        samples.weights_samples, ("rank",), SEEN,
+        samples.weights_samples, ("rank",), SEEN, variants=({"rank": 1}, {"rank": 3}, {"rank": 60}),
     ),
     row(
         "sparsity", "exact zeros among visible pairs, null and dead rows, active keys", WEIGHTS,

@@ -21,34 +21,24 @@ CONDITION_STEP = 32.0
 Maker = Callable[..., dict[str, Array]]
 
 
-def drawn(op: Op, name: str, dtype: str, params: Mapping[str, Any], maker: Maker, *arguments: Any) -> Case:
+def array_case(op: Op, name: str, dtype: str, params: Mapping[str, Any], maker: Maker, *arguments: Any) -> Case:
     """A case of the arrays that `maker(*arguments)` draws."""
     return new_case(op, name, dtype, maker(*arguments), params)
 
 
 def new_case(op: Op, name: str, dtype: str, arrays: Mapping[str, Array], params: Mapping[str, Any]) -> Case:
-    held = {n: rounded(x, dtype) if x.dtype.kind == "f" else x for n, x in arrays.items()}
-    return Case(f"{op.name}/{dtype}/{name}", op.name, dtype, held, params, {}, frozenset({name}))
+    inputs = {n: rounded(x, dtype) if x.dtype.kind == "f" else x for n, x in arrays.items()}
+    return Case(f"{op.name}/{dtype}/{name}", op.name, dtype, inputs, params, {}, frozenset({name}))
 
 
 # ---------------------------------------------------------------------------------------- rows of weights
 
 ROWS = (2, 2, QUICK[2].L, QUICK[2].S)
-SHARES: dict[str, tuple[dict[str, Any], ...]] = {
-    "analysis.concentration": ({"percent": 10.0}, {"percent": 2.5, "fractional": True}, {"percent": 100.0}),
-    "analysis.concentration_curve": (
-        {"percents": (0.2, 10.0, 50.0)},
-        {"percents": (1.0, 33.0), "fractional": True},
-        {"percents": (100.0, 1.0, 99.9)},
-    ),
-    "analysis.mass_at_rank": ({"rank": 1}, {"rank": 3}, {"rank": 60}),
-    "analysis.sparsity": ({}, {}, {}),
-}
 
 
 def weights_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
     """relu and softmax weights, some hidden; besides one key, ties, 257 keys, no keys, no rows, percent·n/100 whole."""
-    params = SHARES[op.name]
+    params = [op.variants[n % len(op.variants)] for n in range(3)]
     scenes: list[tuple[str, tuple[int, ...], Mapping[str, Any]]] = [
         ("relu", ROWS, params[0]),
         ("masked", ROWS, params[1]),
@@ -69,8 +59,8 @@ def weights_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
             ("no-keys", (2, 7, 0), params[0]),
             ("no-rows", (2, 0, 63), params[0]),
         ]
-    for name, shape, given in scenes:
-        yield sample(op.name, dtype, name, drawn, op, name, dtype, given, weights, name, shape)
+    for name, shape, own in scenes:
+        yield sample(op.name, dtype, name, array_case, op, name, dtype, own, weights, name, shape)
 
 
 def weights(name: str, shape: tuple[int, ...]) -> dict[str, Array]:
@@ -85,11 +75,11 @@ def weights(name: str, shape: tuple[int, ...]) -> dict[str, Array]:
         w = w * 1e4
     arrays: dict[str, Array] = {"weights": w}
     if name.startswith("masked"):
-        seen = rng.random((*shape[:-3], 1, *shape[-2:]) if name == "masked-broadcast" else shape) < 0.7
-        seen[..., 2, :] = False
+        visible = rng.random((*shape[:-3], 1, *shape[-2:]) if name == "masked-broadcast" else shape) < 0.7
+        visible[..., 2, :] = False
         w[..., 3, :] = 0.0
-        arrays["visible"] = seen
-        w[~np.broadcast_to(seen, shape)] = np.nan  # nobody may look
+        arrays["visible"] = visible
+        w[~np.broadcast_to(visible, shape)] = np.nan  # must not be read
     if name == "nothing-visible":
         arrays["visible"] = np.zeros(shape[-1], bool)
     return arrays
@@ -99,7 +89,7 @@ def weights(name: str, shape: tuple[int, ...]) -> dict[str, Array]:
 
 
 def anisotropy_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
-    """Vectors around a common direction, with zero vectors and masks; besides random, orthogonal, equal, too few."""
+    """Vectors around a common direction, with zero vectors and masks; also random, orthogonal, equal, too few."""
     shapes: dict[str, tuple[int, ...]] = {"narrow": (2, 2, 65, 12), "masked": (2, 2, 65, 12)}
     if profile == "full":
         shapes |= {
@@ -107,7 +97,7 @@ def anisotropy_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
             "zero": (2, 7, 12), "none": (2, 0, 12), "tiny": (2, 7, 12), "one-feature": (2, 65, 1),
         }  # fmt: skip
     for name, shape in shapes.items():
-        yield sample(op.name, dtype, name, drawn, op, name, dtype, {}, vectors, name, shape)
+        yield sample(op.name, dtype, name, array_case, op, name, dtype, {}, vectors, name, shape)
 
 
 def vectors(name: str, shape: tuple[int, ...]) -> dict[str, Array]:
@@ -132,7 +122,7 @@ def vectors(name: str, shape: tuple[int, ...]) -> dict[str, Array]:
 
 
 def ratio_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
-    """Pooled and per token, with padding; besides a mean far from 0, one feature, residuals that do not vary, none."""
+    """Pooled and per token, with padding; also a mean far from 0, one feature, residuals that do not vary, none."""
     per_token = {"pooled": False}
     scenes = [("masked", (2, 65, 12), {}), ("per-token", (2, 65, 12), per_token)]
     if profile == "full":
@@ -149,7 +139,7 @@ def ratio_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
             ("empty", (2, 0, 12), {}),
         ]
     for name, shape, params in scenes:
-        yield sample(op.name, dtype, name, drawn, op, name, dtype, params, branch_and_residual, name, shape)
+        yield sample(op.name, dtype, name, array_case, op, name, dtype, params, branch_and_residual, name, shape)
 
 
 def branch_and_residual(name: str, shape: tuple[int, ...]) -> dict[str, Array]:
@@ -174,15 +164,15 @@ def branch_and_residual(name: str, shape: tuple[int, ...]) -> dict[str, Array]:
 
 def spectra_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
     """Kernels of spread and of clustered landmarks; besides identity, ones, zero, one entry, matrices not square."""
-    names = ["spread", "clustered"]
+    names, iterates = ["spread", "clustered"], "newton_steps" in op.own
     if profile == "full":
         names += ["identity", "one", "no-leading-axes", "few-steps"]
-        names += ["ones", "zero"] if op.name != "analysis.condition_number" else []  # σ_min is 0, but for rounding
-        names += ["wide", "tall"] if op.name != "analysis.newton_residuals" else []
+        names += ["ones", "zero"] if op.growth is not condition_growth else []  # σ_min is 0, but for rounding
+        names += ["wide", "tall"] if not iterates else []
     for name in names:
-        few = {"newton_steps": 3, "init_scale": 0.5} if op.name == "analysis.newton_residuals" else {}
+        few = {"newton_steps": 3, "init_scale": 0.5} if iterates else {}
         params = few if name == "few-steps" else {}
-        yield sample(op.name, dtype, name, drawn, op, name, dtype, params, kernel, name)
+        yield sample(op.name, dtype, name, array_case, op, name, dtype, params, kernel, name)
 
 
 def kernel(name: str) -> dict[str, Array]:
@@ -206,12 +196,12 @@ def condition(case: Case) -> float:
 
 
 def in_double(case: Case, growth: float) -> float:
-    """Growth of what is computed in float64 and rounded once: as much less as float64 is finer than the output."""
+    """Growth for results computed in float64 and rounded once: scaled by the ratio of precisions."""
     return max(1.0, growth * tolerance.eps("float64") / tolerance.eps(compute_dtype(case.dtype)))
 
 
 def condition_growth(case: Case) -> float:
-    """κ: σ_min carries an error of eps·σ₁."""
+    """κ: σ_min has an error of eps·σ₁."""
     return in_double(case, condition(case))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from attnkit_conformance.families.entmax.samples import alphas_of
@@ -19,16 +21,16 @@ from attnkit_conformance.model.lowprecision import (
 )
 from attnkit_reference._core import Scores
 
-HALVINGS = 64  # of a bracket of width 1: more than float64 can tell apart
+HALVINGS = 64  # of a bracket of width 1: beyond float64's precision
 
 
 def positive(x: Array) -> Array:
     return np.where(x <= 0, 0.0, x)
 
 
-def entmax_weights(case: Case, sc: Scores, s: Array, r: Round) -> tuple[Array, Pull]:
+def entmax_weights(case: Case, sc: Scores, s: Array, r: Round, alpha: float = 1.5) -> tuple[Array, Pull]:
     """p = [(α-1)s - τ]₊^{1/(α-1)} with τ by halving, and ds = u (dp - Σ u dp/Σu)."""
-    alphas = np.broadcast_to(np.asarray(alphas_of(case), dtype=np.float64), (*sc.n.shape, 1))
+    alphas = np.broadcast_to(np.asarray(alphas_of(case, alpha), dtype=np.float64), (*sc.n.shape, 1))
     top = np.max(s, axis=-1, keepdims=True, initial=-np.inf)
     live = np.isfinite(top)
     above = np.where(alphas == 1, 1.0, alphas - 1.0)
@@ -116,4 +118,5 @@ def of_features(weight: Array, x: Array) -> Array:
 
 
 ENTMAX = attention(entmax_weights)
+SPARSEMAX = attention(partial(entmax_weights, alpha=2.0))
 GAUSSIAN = attention(exponential_weights, distances, through_distances)

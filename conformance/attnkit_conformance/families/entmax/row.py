@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ HIDDEN = GOOD["q"].shape[1] * E
 
 
 def entmax_errors(op: Op) -> Iterator[ErrorSample]:
-    """What group a refuses, and α that is not 1 or in [1.01, 2]."""
+    """The errors of group a, and α that is not 1 or in [1.01, 2]."""
     yield from errors.attention_errors(op)
     for alpha in (0.5, 1.005, 2.5, float("nan")):
         yield wrong(op, f"alpha-{alpha}", ValueError, "alpha", {"alpha": alpha})
@@ -31,7 +32,7 @@ def entmax_errors(op: Op) -> Iterator[ErrorSample]:
 
 
 def rela_errors(op: Op) -> Iterator[ErrorSample]:
-    """What group a refuses, and weights, axes and eps that do not fit."""
+    """The errors of group a, and weights, axes and eps that do not fit."""
     extra: Mapping[str, Any] = {} if op.name.endswith("_weights") else {"norm_weight": zeros(HIDDEN)}
     plain = replace(op, arguments=tuple(name for name in op.arguments if name in GOOD))
     for sample in errors.attention_errors(plain):
@@ -53,7 +54,7 @@ def rela_errors(op: Op) -> Iterator[ErrorSample]:
 
 
 def sima_errors(op: Op) -> Iterator[ErrorSample]:
-    """Masks of pairs, arguments of other groups, and padded keys whose queries are not known to be padded."""
+    """Masks of pairs, arguments of other groups, and padded keys without padded queries."""
     same = {"q": zeros(2, 2, S, GOOD["k"].shape[-1])}
     for name, arrays, params, exception, pattern in (
         ("mask-of-pairs", {"mask": zeros(L, S, dtype=bool)}, {}, ValueError, "mask.*key mask"),
@@ -82,10 +83,10 @@ OPS: tuple[Op, ...] = (
         optional=MASKS,
         differentiable=(*QKV, "bias"),
         errors=errors.attention_errors,
-        complete=sparse_samples.entmax_complete,
+        complete=partial(sparse_samples.entmax_complete, alpha=2.0),
         steep=lambda params: True,
-        growth=sparse_samples.entmax_growth,
-        naive=lowprecision.ENTMAX,
+        growth=partial(sparse_samples.entmax_growth, alpha=2.0),
+        naive=lowprecision.SPARSEMAX,
         weights=True,
         statistics=True,
         bias_inf=True,

@@ -1,4 +1,4 @@
-"""Samples of sparsemax, entmax, ReLA and SimA, with what golden values need to know of them."""
+"""Samples of sparsemax, entmax, ReLA and SimA, with the functions that their golden values need."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ ALPHAS = (
     1.5,
     2.0,
 )  # of arrays; between 1.5 and 2 the slope at the edge of the support is infinite
-EXACT_ALPHAS = (1.5, 2.0)  # as numbers they are exact on exact scores, ties with the threshold included
+EXACT_ALPHAS = (1.5, 2.0)  # as numbers they are exact on exact scores, including ties with the threshold
 STEEP = Scene("steep", 4, 3, lead=((1, 2),) * 3, options=("far",))
-SINGLE = Scene("single", 1, 1, e=1, lead=((3, 4),) * 3, options=("bias",))  # no sums: bfloat16 can tell them from 0
+SINGLE = Scene("single", 1, 1, e=1, lead=((3, 4),) * 3, options=("bias",))  # no sums: large enough for bfloat16
 MANY = Scene("many-keys", 3, 2048, size=0.3, options=("positive_values",))  # sums over a support of hundreds of keys
 NEAR_ONE = (Scene("near-one", 63, 65), Scene("near-one-causal", 65, 65, params=CAUSAL))
 
 
-def drawn(case: Case, name: str, shape: tuple[int, ...]) -> Array:
+def normals(case: Case, name: str, shape: tuple[int, ...]) -> Array:
     """Standard normal numbers that depend on the scene and the variant, but not on the dtype."""
     return generator(f"{case.id.split('/', 2)[2]}/{name}").standard_normal(shape)
 
 
 def with_array(case: Case, name: str, x: Array, dtype: str) -> Case:
-    """The case with one more array, in a dtype of its own, in place of a parameter that asks for it."""
+    """The case with one more array, in a dtype of its own, instead of the parameter that requests it."""
     params = {n: value for n, value in case.params.items() if n != name}
     return replace(
         case, params=params, arrays={**case.arrays, name: rounded(x, dtype)}, dtypes={**case.dtypes, name: dtype}
@@ -60,13 +60,13 @@ def with_array(case: Case, name: str, x: Array, dtype: str) -> Case:
 # ---------------------------------------------------------------------------------------------- sparsemax, entmax
 
 
-def entmax_complete(case: Case) -> Case | None:
+def entmax_complete(case: Case, alpha: float = 1.5) -> Case | None:
     """An α per query or per head where the variant asks for an array; among them 1, whose gradient is a limit. Scores
     are integers, which often lie on the threshold, only where α is exact."""
-    if "integers" in case.tags and case.params.get("alpha", 1.5) not in (1.0, *EXACT_ALPHAS):
-        moved = {n: case.arrays[n] + 0.1 * drawn(case, n, case.arrays[n].shape) for n in ("q", "k")}
+    if "integers" in case.tags and case.params.get("alpha", alpha) not in (1.0, *EXACT_ALPHAS):
+        moved = {n: case.arrays[n] + 0.1 * normals(case, n, case.arrays[n].shape) for n in ("q", "k")}
         case = replace(case, arrays={**case.arrays, **{n: rounded(x, case.dtype) for n, x in moved.items()}})
-    return settled(with_alpha(case))
+    return settled(with_alpha(case), alpha)
 
 
 def with_alpha(case: Case) -> Case:
@@ -75,23 +75,21 @@ def with_alpha(case: Case) -> Case:
     leading, queries = lowprecision.case_scores(case, with_v=False).n.shape[:-1], case.arrays["q"].shape[-2]
     per_head = bool(leading) and "mask" in case.arrays
     shape = (leading[-1], 1, 1) if per_head else (queries, 1)
-    order = np.argsort(drawn(case, "alpha", (int(np.prod(shape)),)))
+    order = np.argsort(normals(case, "alpha", (int(np.prod(shape)),)))
     return with_array(case, "alpha", np.take(ALPHAS, order % len(ALPHAS)).reshape(shape), compute_dtype(case.dtype))
 
 
-def alphas_of(case: Case) -> Any:
-    """The α of a case, as entmax_attention takes it."""
-    if lowprecision.subject(case) == "sparsemax_attention":
-        return 2.0
-    return case.arrays.get("alpha", case.params.get("alpha", 1.5))
+def alphas_of(case: Case, alpha: float) -> Any:
+    """The α of a case, as entmax_attention takes it; `alpha` where the case names none."""
+    return case.arrays.get("alpha", case.params.get("alpha", alpha))
 
 
-def settled(case: Case) -> Case | None:
+def settled(case: Case, default: float) -> Case | None:
     """The case with other queries where rounding could move a score across the threshold of its row: nonzero and, for
     α > 1.5 and for entropy, slopes jump there. A query is replaced by its features in another order, with other signs;
     where that does not help, as it does not if keys are equal, it takes another draw.
     """
-    alpha = alphas_of(case)
+    alpha = alphas_of(case, default)
     if "integers" in case.tags and not isinstance(alpha, np.ndarray) and alpha in EXACT_ALPHAS:
         return case
     rng, q = generator(f"{case.id.split('/', 2)[2]}/settled"), case.arrays["q"].copy()
@@ -107,7 +105,7 @@ def settled(case: Case) -> Case | None:
 
 def near_threshold(case: Case, alpha: Any) -> Array:
     """Rows (..., L) with a score so near to the threshold that rounding decides on which side it lies."""
-    options = {**alphas_and_scoring(case), "alpha": alpha}
+    options = {"alpha": alpha, **scoring(case)}
     rows = entmax_rows("sample", case.arrays["q"], case.arrays["k"], **options)
     sc = rows.scores
     above = np.broadcast_to(alpha, (*sc.n.shape, 1)) - 1.0
@@ -122,37 +120,37 @@ def near_threshold(case: Case, alpha: Any) -> Array:
     return np.any(compared & (distance < (0.01 if "far" in case.tags else margin)), axis=-1)
 
 
-def entmax_growth(case: Case) -> float:
+def entmax_growth(case: Case, alpha: float = 1.5) -> float:
     """D: 1/(α-1) for the smallest α above 1; besides, scores have errors eps·|s|, and weights have dp = p^{2-α} ds.
 
-    Relative to the largest weight p these are p^{1-α} times as large, which ties of many keys show where a library's
-    products of equal keys differ in their last bit. Half types are computed in float32, and need none of it.
+    Relative to the largest weight p these are p^{1-α} times as large, which shows for ties of many keys if a library's
+    products of equal keys differ in their last bit. Half types are computed in float32 and need none of it.
     """
-    alphas = np.ravel(alphas_of(case))
+    given = alphas_of(case, alpha)
+    alphas = np.ravel(given)
     sc = lowprecision.case_scores(case, with_v=False)
     largest = float(np.max(np.abs(sc.s), initial=0.0, where=sc.visible & np.isfinite(sc.s)))
     of_scores = tolerance.growth_of_exponent(largest) - 1.0
     if case.dtype in ("float64", "float32"):
-        weights = entmax_rows("sample", case.arrays["q"], case.arrays["k"], **alphas_and_scoring(case)).w
+        weights = entmax_rows("sample", case.arrays["q"], case.arrays["k"], alpha=given, **scoring(case)).w
         of_scores *= max(float(np.max(weights, initial=0.0)), np.finfo(np.float32).tiny) ** (1.0 - np.max(alphas))
     return float(1.0 / (np.min(alphas[alphas != 1], initial=2.0) - 1.0) + of_scores)
 
 
-def alphas_and_scoring(case: Case) -> dict[str, Any]:
-    """What weights take of a case beside q and k."""
+def scoring(case: Case) -> dict[str, Any]:
+    """What weights take of a case beside q, k and α."""
     given = {**case.arrays, **case.params}
-    scoring = {name: given[name] for name in lowprecision.COMMON if name in given and not name.startswith("dropout")}
-    return {"alpha": alphas_of(case), **scoring}
+    return {name: given[name] for name in lowprecision.COMMON if name in given and not name.startswith("dropout")}
 
 
 def steep(params: Any) -> bool:
-    """α > 1.5: a small weight is t^{1/(α-1)} with t a difference, and its gradient does not vanish with it."""
+    """α > 1.5: a small weight is t^{1/(α-1)} with t a difference, and its gradient does not vanish."""
     alpha = params.get("alpha", 1.5)
     return isinstance(alpha, str) or alpha > 1.5
 
 
 def entmax_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
-    """The scenes of attention; α near 1 where the bound of the dtype can still tell right from wrong; α = 1.75; a row
+    """The scenes of attention; α near 1 if the bound of the dtype is still meaningful; α = 1.75; a row
     with so many weights that sums in a half type lose them.
     """
     yield from attention_samples(op, dtype, profile)
@@ -170,16 +168,16 @@ def entmax_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
 
 
 def rela_complete(case: Case) -> Case:
-    """norm_weight, and gate_weight where the variant asks for it, so small that the bound tells right from wrong."""
+    """norm_weight, and gate_weight if the variant requests it, small enough for a meaningful bound."""
     leading, features = lowprecision.case_scores(case).n.shape[:-1], case.arrays["v"].shape[-1]
     if case.params.get("norm_axis", "hidden") == "hidden" and leading:
         features *= leading[-1]
     dtype = compute_dtype(case.dtype) if "bias_float32" in case.tags else case.dtype
     gated = case.params.get("gate_weight") == LENGTH_ARRAY
-    case = with_array(case, "norm_weight", 1 + 0.3 * drawn(case, "norm_weight", (features,)), dtype)
+    case = with_array(case, "norm_weight", 1 + 0.3 * normals(case, "norm_weight", (features,)), dtype)
     if not gated:
         return case
-    gate, largest = drawn(case, "gate_weight", (features,)), tolerance.LARGEST_GROWTH.get(case.dtype, np.inf)
+    gate, largest = normals(case, "gate_weight", (features,)), tolerance.LARGEST_GROWTH.get(case.dtype, np.inf)
     case = with_array(case, "gate_weight", gate, dtype)
     excess = (rela_growth(case) - 1.0) / (largest - 1.0)
     return with_array(case, "gate_weight", 0.1 / excess * gate, dtype) if excess > 1.0 else case
@@ -196,7 +194,7 @@ def rela_growth(case: Case) -> float:
 
 
 def of_masks(case: Case) -> tuple[Array, Array, dict[str, Array]]:
-    """Null queries (..., L), unseen keys (..., S), and where the gradients of the inputs are exactly 0."""
+    """Null queries (..., L), unseen keys (..., S), and the entries of input gradients that are exactly 0."""
     sc = lowprecision.case_scores(case)
     null, unseen = np.asarray(~sc.visible.any(-1)), np.asarray(~sc.visible.any(-2))
     by = {"q": (null, 1), "k": (unseen, sc.groups), "v": (unseen, sc.groups)}
@@ -229,7 +227,7 @@ SIMA = (
     *SIMA_QUICK,
     Scene("1x1", 1, 1),
     Scene("1x257", 1, 257),
-    Scene("65x1-single", 65, 1, d=1, e=1),  # gradients of one summand, which bfloat16 can tell from 0
+    Scene("65x1-single", 65, 1, d=1, e=1),  # gradients with one summand, large enough for bfloat16
     Scene("1x65-single", 1, 65, d=1, e=1),
     Scene("63x65", 63, 65, d=17, e=5),
     Scene("100x257", 100, 257, d=64, e=32, lead=((1, 2),) * 3),
@@ -260,7 +258,7 @@ def sima_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
 
 
 def sima_adapt(scene: Scene, params: Mapping[str, Any]) -> Scene:
-    """The scene without bias and causality, its mask one of keys."""
+    """The scene without bias and causality, with a key mask."""
     options = tuple("key_mask" if name == "mask" else name for name in scene.options if name != "bias")
     return replace(scene, options=options, params={n: x for n, x in scene.params.items() if n != "causal"})
 

@@ -1,7 +1,7 @@
 """The formulas of the linear family evaluated operation by operation in a low precision.
 
-The weights of all pairs are formed, as in the reference. Gradients are of calls without a state; those of others are
-left to the first rule, and so are states, which are in the compute dtype.
+The weights of all pairs are formed, as in the reference. Gradients cover calls without a state; other gradients, and
+states, which have the compute dtype, are left to the first rule.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from attnkit_reference.linear.states import Features, finite_level
 from attnkit_reference.linear.sums import Sums, sums
 
 Embed = Callable[[Case, Round, Array], Features]
-Denominator = Callable[[Case, Round, Array], tuple[Array, Array]]  # raw -> den, 0 where nothing comes out; its slope
+Denominator = Callable[[Case, Round, Array], tuple[Array, Array]]  # raw -> den, 0 for empty outputs; its slope
 
 OPTIONS = ("mask", "causal", "key_lengths", "query_mask", "enable_gqa")
 
@@ -93,8 +93,8 @@ def random_features(case: Case, r: Round, x: Array) -> Features:
 
 def raw_plus_eps(case: Case, r: Round, raw: Array) -> tuple[Array, Array]:
     """raw + eps, or 1 where rows are not normalised."""
-    given = case.params.get("normalize")
-    if case.params.get("feature_map") != "identity" if given is None else given:
+    normalize = case.params.get("normalize")
+    if case.params.get("feature_map") != "identity" if normalize is None else normalize:
         return r(raw + case.params.get("eps", 1e-6)), np.ones(raw.shape)
     return np.ones(raw.shape), np.zeros(raw.shape)
 
@@ -105,7 +105,7 @@ def above_floor(case: Case, r: Round, raw: Array) -> tuple[Array, Array]:
 
 
 def positive(case: Case, r: Round, raw: Array) -> tuple[Array, Array]:
-    """raw, and nothing where that is not positive."""
+    """raw, or 0 if that is not positive."""
     return np.where(raw <= 0, 0.0, raw), np.ones(raw.shape)
 
 
@@ -113,13 +113,13 @@ def positive(case: Case, r: Round, raw: Array) -> tuple[Array, Array]:
 
 
 def sums_of(case: Case, r: Round, embed: Embed, parts: tuple[str, ...]) -> Sums:
-    """Features without what padding holds, what is visible, and the initial state of a case."""
-    given: dict[str, Any] = {name: x for name, x in (*case.arrays.items(), *case.params.items()) if name in OPTIONS}
+    """Features without padding, visibility, and the initial state of a case."""
+    options: dict[str, Any] = {name: x for name, x in (*case.arrays.items(), *case.params.items()) if name in OPTIONS}
     state = tuple(case.arrays[INITIAL + part] for part in parts if INITIAL + part in case.arrays)
     q, k, v = (case.arrays.get(name) for name in "qkv")
     own = partial(embed, case, r)
     scale = case.params.get("scale", 1.0)
-    return sums(subject(case), cast(Array, q), cast(Array, k), v, (own, own), scale, state or None, **given)
+    return sums(subject(case), cast(Array, q), cast(Array, k), v, (own, own), scale, state or None, **options)
 
 
 def products(m: Sums, r: Round) -> Array:
@@ -135,17 +135,17 @@ def kernelised(embed: Embed, denominator: Denominator) -> Formula:
         r = rounding(case)
         m = sums_of(case, r, embed, ("S", "z", "c"))
         s = products(m, r)
-        raw, held = r(s.sum(axis=-1, keepdims=True)), None
+        raw, initial = r(s.sum(axis=-1, keepdims=True)), None
         if m.initial is not None:
             x, S, z = m.held()
-            raw, held = r(raw + r(r(x) @ z)), r(r(x) @ S)
+            raw, initial = r(raw + r(r(x) @ z)), r(r(x) @ S)
         den, slope = denominator(case, r, raw)
-        # what is multiplied by this is divided by den: one operation
+        # multiplying by this is dividing by den: one operation
         inverted = np.where(m.live[..., None] & (den != 0), 1.0 / np.where(den != 0, den, 1.0), 0.0)
         if m.v is None:
             return {"w": r(s * inverted)}, {}
         num = r(s @ m.spread(m.v))
-        o = r((num if held is None else r(num + held)) * inverted)
+        o = r((num if initial is None else r(num + initial)) * inverted)
         if m.initial is not None or set(case.cotangents) != {"o"}:
             return {"o": o}, {}
         dn = r(case.cotangents["o"] * inverted)
@@ -174,13 +174,13 @@ def plain(case: Case, r: Round, x: Array) -> Features:
 
 
 def shares(case: Case, m: Sums, r: Round) -> tuple[Array, Array]:
-    """p_ijc, the softmax of k over the keys that query i sees, and what the initial state gets of it."""
+    """p_ijc, the softmax of k over the keys that query i sees, and the share of the initial state."""
     k, level = m.spread(m.keys.values), np.asarray(-np.inf)
     if m.initial is not None:
         level = m.spread(case.arrays[INITIAL + "m"][..., None, :])
-    seen = np.where(m.sc.visible[..., None], k[..., None, :, :], -np.inf)
-    top = finite_level(np.maximum(np.max(seen, axis=-2, initial=-np.inf), level))
-    e = r(np.exp(r(seen - top[..., None, :])))
+    visible = np.where(m.sc.visible[..., None], k[..., None, :, :], -np.inf)
+    top = finite_level(np.maximum(np.max(visible, axis=-2, initial=-np.inf), level))
+    e = r(np.exp(r(visible - top[..., None, :])))
     before = r(np.exp(r(level - top)))
     total = r(e.sum(axis=-2))
     if m.initial is not None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from attnkit_conformance.families.linear import lowprecision
 from attnkit_conformance.families.linear import samples as linear_samples
-from attnkit_conformance.families.linear.samples import INITIAL, LEVELS, parts_of
+from attnkit_conformance.families.linear.samples import INITIAL, Kind
 from attnkit_conformance.model import errors
 from attnkit_conformance.model.binding import Arrays, Binding, Signature, split
 from attnkit_conformance.model.case import ErrorSample
@@ -25,14 +26,19 @@ from attnkit_conformance.scenes.attention import LENGTH_ARRAY
 
 
 def with_state(keywords: dict[str, Any], name: str) -> dict[str, Any]:
-    """The parts of a state among the keywords as the tuple `name`, which is absent without any."""
+    """The parts of a state among the keywords as the tuple `name`, which is absent if all are."""
     parts = [keywords.pop(INITIAL + part) for part in ("S", "z", "c", "m") if INITIAL + part in keywords]
     return {**keywords, name: tuple(parts)} if parts else keywords
 
 
+def parts_of(op: Signature, params: Arrays) -> tuple[str, ...]:
+    """Names of the parts of a state."""
+    return op.outputs({**params, "return_state": True})[1:]
+
+
 def apart(op: Signature, params: Arrays, state: tuple[Any, ...], prefix: str = "") -> dict[str, Any]:
     """A state by the names of its parts."""
-    return {prefix + name: x for name, x in zip(parts_of(op.name, params), state, strict=True)}
+    return {prefix + name: x for name, x in zip(parts_of(op, params), state, strict=True)}
 
 
 def linear_forward(module: Any, op: Signature, arrays: Arrays, params: Arrays) -> dict[str, Any]:
@@ -48,11 +54,11 @@ def linear_backward(
 ) -> dict[str, Any]:
     args, keywords = split(op, arrays, params)
     returns = keywords.pop("return_state", False)
-    dstate = tuple(cotangents[name] for name in parts_of(op.name, params)) if returns else None
+    dstate = tuple(cotangents[name] for name in parts_of(op, params)) if returns else None
     keywords = with_state(keywords, "initial_state")
-    found = dict(getattr(module, op.name + suffix)(*args, cotangents["o"], dstate=dstate, **keywords))
-    found |= apart(op, params, found.pop("initial_state", None) or (), INITIAL) if "initial_state" in found else {}
-    return found | (apart(op, params, found.pop("state")) if "state" in found else {})
+    grads = dict(getattr(module, op.name + suffix)(*args, cotangents["o"], dstate=dstate, **keywords))
+    grads |= apart(op, params, grads.pop("initial_state", None) or (), INITIAL) if "initial_state" in grads else {}
+    return grads | (apart(op, params, grads.pop("state")) if "state" in grads else {})
 
 
 def step_forward(module: Any, op: Signature, arrays: Arrays, params: Arrays) -> dict[str, Any]:
@@ -67,11 +73,11 @@ def step_backward(
 ) -> dict[str, Any]:
     args, keywords = split(op, arrays, params)
     keywords = with_state(keywords, "state")
-    dstate = tuple(cotangents[name] for name in parts_of(op.name, params))
+    dstate = tuple(cotangents[name] for name in parts_of(op, params))
     function = getattr(module, op.name + suffix)
-    found = dict(function(keywords.pop("state", None), *args, cotangents["o_t"], dstate=dstate, **keywords))
-    found |= apart(op, params, found.pop("state"), INITIAL) if "state" in found else {}
-    return found | (apart(op, params, found.pop("next_state")) if "next_state" in found else {})
+    grads = dict(function(keywords.pop("state", None), *args, cotangents["o_t"], dstate=dstate, **keywords))
+    grads |= apart(op, params, grads.pop("state"), INITIAL) if "state" in grads else {}
+    return grads | (apart(op, params, grads.pop("next_state")) if "next_state" in grads else {})
 
 
 LINEAR = Binding(linear_forward, linear_backward)
@@ -84,13 +90,13 @@ STATE = {f"{INITIAL}S": zeros(2, 2, D, E), f"{INITIAL}z": zeros(2, 2, D)}
 
 
 def common_errors(op: Op) -> Iterator[ErrorSample]:
-    """What group a refuses as far as it is known here; bias, window and dropout are not."""
-    known = ("mask-", "key-", "query-", "q-", "causal-", "features-", "tokens-", "gqa-", "one-axis", "batch-", "heads-",
+    """The errors of group a that apply here; bias, window and dropout do not exist."""
+    names = ("mask-", "key-", "query-", "q-", "causal-", "features-", "tokens-", "gqa-", "one-axis", "batch-", "heads-",
              "dtypes-", "unexpected", "impl-", "no-dropout")  # fmt: skip
     extra = {"projection": zeros(3, D)} if "projection" in op.arguments else {}
     plain = replace(op, arguments=tuple(name for name in op.arguments if name in GOOD))
     for sample in errors.attention_errors(plain):
-        if sample.name.startswith(known):
+        if sample.name.startswith(names):
             yield replace(sample, arrays={**sample.arrays, **extra})
     for name, arrays, params, exception, pattern in (
         ("bias", {"bias": zeros(L, S)}, {}, ValueError, "unexpected argument 'bias'"),
@@ -102,7 +108,7 @@ def common_errors(op: Op) -> Iterator[ErrorSample]:
 
 
 def own_errors(op: Op) -> Iterator[tuple[str, Mapping[str, Any], Params, type[Exception], str]]:
-    """Chunks and states."""
+    """The errors of chunks and states."""
     same = {"q": zeros(2, 2, S, D)}
     first = {f"{INITIAL}S": zeros(2, 2, D, E + 1), f"{INITIAL}z": zeros(2, 2, D)}
     yield "chunk-size-zero", {}, {"chunk_size": 0}, ValueError, "chunk_size"
@@ -151,7 +157,7 @@ def efficient_errors(op: Op) -> Iterator[ErrorSample]:
 # ---------------------------------------------------------------------------------------------- rows
 
 RESUMED: Params = {"initial_state": LENGTH_ARRAY, "return_state": True, "chunk_size": 32}
-KEPT: Params = {"return_state": True}
+RETURN_STATE: Params = {"return_state": True}
 TOKENS = ("mask", "key_lengths", "query_mask")
 STATES = ("S", "z", "c", "m")
 
@@ -190,20 +196,20 @@ def unserved(*own: tuple[Choice, ...]) -> tuple[tuple[Choice, ...], ...]:
 
 
 def ties() -> Iterator[tuple[Choice, ...]]:
-    """A state holds a maximum: which of equal keys has it is up to rounding."""
+    """A state holds a maximum, and rounding decides which of equal keys attains it."""
     return ((("return_state", True), ("values", name)) for name in ("integers", "equal_keys"))
 
 
-def row(name: str, formula: str, group: str, **own: Any) -> Op:
+def row(name: str, formula: str, group: str, kind: Kind, **own: Any) -> Op:
     """An op with states."""
-    parts = tuple(INITIAL + part for part in ("S", "z", *((LEVELS[name],) if name in LEVELS else ())))
+    parts = tuple(INITIAL + part for part in kind.parts({}))
     opposite: tuple[tuple[Scene, Params], ...] = tuple((scene, {}) for scene in linear_samples.OPPOSITE)
-    given = {"arguments": QKV, "variants": ({}, KEPT, {"chunk_size": 5}, RESUMED), "extra": opposite, **own}
-    given["levels"] = {**own.get("levels", {}), **STATE_LEVELS}
+    fields = {"arguments": QKV, "variants": ({}, RETURN_STATE, {"chunk_size": 5}, RESUMED), "extra": opposite, **own}
+    fields["levels"] = {**own.get("levels", {}), **STATE_LEVELS}
     return Op(
         name=name,
         formula=formula,
-        outputs=linear_samples.outputs(name),
+        outputs=linear_samples.outputs(kind),
         samples=attention.attention_samples,
         group=group,
         outside=(*STATEFUL, *parts),
@@ -211,13 +217,14 @@ def row(name: str, formula: str, group: str, **own: Any) -> Op:
         differentiable=(*QKV, *parts),
         compute_outputs=STATES,
         binding=LINEAR,
-        complete=linear_samples.complete,
+        complete=partial(linear_samples.complete, kind=kind),
+        kind=kind,
         shapes=linear_samples.shapes,
         zeros=linear_samples.zeros,
         weights=True,
         statistics=True,
         dropout=False,
-        **{**given, "own": (*given.get("own", ()), *STATEFUL)},
+        **{**fields, "own": (*fields.get("own", ()), *STATEFUL)},
     )
 
 
@@ -230,14 +237,15 @@ def step_of(op: Op) -> Op:
         name=f"{op.name}_step",
         formula=f"one more token of `{op.name}`: (state, q_t, k_t, v_t) → (o_t, state)",
         arguments=("q_t", "k_t", "v_t", *op.arguments[3:]),
-        outputs=lambda params: ("o_t", *parts_of(op.name, params)),
+        outputs=lambda params: ("o_t", *op.kind.parts(params)),
         samples=linear_samples.step_samples,
         own=own,
         variants=tuple(v for n, v in enumerate(variants) if v not in variants[:n]),
         differentiable=("q_t", "k_t", "v_t", *parts),
         compute_outputs=STATES,
         binding=STEP,
-        growth=linear_samples.step_growth,
+        growth=partial(linear_samples.step_growth, kind=op.kind),
+        kind=op.kind,
         naive=None if op.naive is None else lowprecision.step(op.naive),
         dropout=False,
     )
@@ -247,6 +255,7 @@ LINEAR_ATTENTION = row(
     "linear_attention",
     "w = φ(q)·φ(k) / (Σ_j φ(q)·φ(k) + eps)",
     "b",
+    linear_samples.LINEAR,
     own=("feature_map", "normalize", "eps", "scale"),
     variants=(
         {},
@@ -255,7 +264,7 @@ LINEAR_ATTENTION = row(
         RESUMED,
         {"normalize": False, "return_state": True, "scale": 0.05},
         {"feature_map": "identity", **RESUMED},
-        {"feature_map": "relu", "chunk_size": 5, **KEPT},
+        {"feature_map": "relu", "chunk_size": 5, **RETURN_STATE},
     ),
     levels={
         "feature_map": (None, "relu", "identity"),
@@ -273,9 +282,10 @@ COSINE = row(
     "cosine_attention",
     "w = (1 + cos(q, k)) / (max(n + Σ_j cos(q, k_j), 0) + 1e-6)",
     "b",
+    linear_samples.COSINE,
     own=("eps",),
-    variants=({}, KEPT, {"chunk_size": 5}, RESUMED, {"eps": 3.0}),
-    levels={  # keys that point away exactly, as integers and single features do, have weights that are rounding
+    variants=({}, RETURN_STATE, {"chunk_size": 5}, RESUMED, {"eps": 3.0}),
+    levels={  # exactly opposite keys, as from integers and single features, have weights of rounding errors
         "eps": (None, 3.0),
         "values": ("normal", "tiny", "large", "equal_keys"),
         "width": ("12x20", "17x5", "8x8"),
@@ -283,15 +293,17 @@ COSINE = row(
     forbidden=unserved(),
     errors=cosine_errors,
     adapt=linear_samples.without_kinks,
+    telling=linear_samples.few_features,
     naive=lowprecision.COSINE,
 )
 PERFORMER = row(
     "performer_attention",
     "w = φ(q)·φ(k) / Σ_j φ(q)·φ(k), φ random features of exp(q·k/√d)",
     "b",
+    linear_samples.PERFORMER,
     arguments=(*QKV, "projection"),
     own=("kernel", "eps"),
-    variants=({}, {"kernel": "relu"}, {"chunk_size": 5}, RESUMED, {"kernel": "relu", **RESUMED}, KEPT),
+    variants=({}, {"kernel": "relu"}, {"chunk_size": 5}, RESUMED, {"kernel": "relu", **RESUMED}, RETURN_STATE),
     levels={"kernel": (None, "relu"), "eps": (None, 0.1, 0.3)},
     forbidden=unserved(*ties()),
     errors=performer_errors,
@@ -303,6 +315,7 @@ EFFICIENT = row(
     "efficient_attention",
     "o = Σ_c softmax(q)_c · (Σ_j e^k_jc v_j) / (Σ_j e^k_jc)",
     "c",
+    linear_samples.EFFICIENT,
     extra=(  # bfloat16 can tell dk from 0 in one row of many keys
         *((scene, {}) for scene in linear_samples.OPPOSITE),
         *((scene, {"chunk_size": 5}) for scene in attention.FULL if scene.name == "1x257"),

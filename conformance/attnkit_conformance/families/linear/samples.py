@@ -1,9 +1,9 @@
-"""Samples of linear, cosine, Performer and efficient attention, with what golden values need to know of them."""
+"""Samples of linear, cosine, Performer and efficient attention, with the functions that their golden values need."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,7 +28,6 @@ FEATURES = 8  # of Performer
 SIZES = {"opposite-near": 0.25, "opposite-far": 1.5}  # of two keys that point away from each other
 OPPOSITE = tuple(Scene(name, 1, 2, d=4, e=1, lead=((1, 1),) * 3) for name in SIZES)
 NOT_TAKEN = {"bias", "bias_per_key", "bias_inf", "bias_float32", "dropout_mask"}
-LEVELS = {"performer_attention": "c", "efficient_attention": "m"}  # the last part of a state
 
 
 # ---------------------------------------------------------------------------------------------- scenes
@@ -40,14 +39,14 @@ def adapt(scene: Scene, params: Params, scaled: bool, pairs: bool) -> Scene | No
     alone = {"window", "dropout"} & set(scene.params) and scene.name != "everything"
     if dropped or alone or scene.name == "bias" or ("scale" in scene.params and len(scene.params) == 1 and not scaled):
         return None
-    kept = {name: x for name, x in scene.params.items() if name not in ("window", "dropout")}
+    rest = {name: x for name, x in scene.params.items() if name not in ("window", "dropout")}
     if not scaled:
-        kept.pop("scale", None)
+        rest.pop("scale", None)
     options = tuple(name for name in scene.options if name not in NOT_TAKEN)
     if not pairs and {"mask", "mask_2d", "mask_nothing"} & set(options):
-        changed = {"mask": "key_mask", "mask_2d": "key_mask_1d", "mask_nothing": "key_mask"}
-        options = tuple(changed.get(name, name) for name in options)
-    scene = replace(scene, params=kept, options=options)
+        key_masks = {"mask": "key_mask", "mask_2d": "key_mask_1d", "mask_nothing": "key_mask"}
+        options = tuple(key_masks.get(name, name) for name in options)
+    scene = replace(scene, params=rest, options=options)
     return resumable(scene, params) if {"initial_state", "return_state"} & set(params) else scene
 
 
@@ -61,81 +60,110 @@ def resumable(scene: Scene, params: Params) -> Scene | None:
 
 
 def without_kinks(scene: Scene, params: Params) -> Scene | None:
-    """Cosine attention: keys that point away exactly have weights that are nothing but rounding."""
+    """Cosine attention: exactly opposite keys have weights of rounding errors only."""
     return None if "integers" in scene.options or scene.d == 1 else adapt(scene, params, scaled=False, pairs=True)
 
 
 # ---------------------------------------------------------------------------------------------- arrays
 
 
-def complete(case: Case) -> Case | None:
-    """The case with a projection and an initial state where they are asked for, in the compute dtype; None for another
-    draw.
-    """
-    name = case.params.get("op", case.op)
-    name = name.removesuffix("_weights")
-    rng = generator(f"{case.id.split('/', 2)[2]}/own")
-    arrays, params = dict(case.arrays), dict(case.params)
-    wide = compute_dtype(case.dtype)
-    added: dict[str, Array] = {}
-    for scene in SIZES.keys() & case.tags:
-        for n, x in opposite(scene, name).items():
-            arrays[n] = rounded(np.broadcast_to(x, arrays[n].shape), case.dtype)
-    if name == "performer_attention":
-        added["projection"] = attnkit_reference.orthogonal_features(FEATURES, arrays["k"].shape[-1], 1)
-    if params.pop("initial_state", None) == LENGTH_ARRAY:
-        added |= {INITIAL + part: x for part, x in state_arrays(name, params, arrays, rng).items()}
-    case = replace(
-        case,
-        params=params,
-        arrays={**arrays, **{n: rounded(x, wide) for n, x in added.items()}},
-        dtypes={**case.dtypes, **dict.fromkeys(added, wide)},
-    )
-    return case if name != "cosine_attention" or well_conditioned(case) else None
+def askew(scene: str) -> tuple[Array, Array]:
+    """A query and a key at no particular angle."""
+    return np.array([0.25, 0.125, 0.125, 0.125]), np.array([1.0, -1.0, -1.0, -1.0])
+
+
+def right_angle(scene: str) -> tuple[Array, Array]:
+    """Along axes: nothing is left of the projections."""
+    q, k = np.eye(4)[:2]
+    return q, k
+
+
+def along_a_feature(scene: str) -> tuple[Array, Array]:
+    """With near keys, one random feature outweighs the others."""
+    q, k = askew(scene)
+    omega = attnkit_reference.orthogonal_features(FEATURES, 4, 1)[0]
+    return omega / np.linalg.norm(omega) if scene == "opposite-near" else q, k
 
 
 def well_conditioned(case: Case) -> bool:
-    """Cosine attention divides by n + Σ cos, which exact arithmetic may bring to 0: here it is at least n/100."""
+    """Cosine attention divides by n + Σ cos, which can be exactly 0: here it is at least n/100."""
     sc = lowprecision.case_scores(case, with_v=False)
     q, k = (x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12) for x in (sc.q, sc.k))
     total = np.sum(np.where(sc.visible, 1.0 + q @ np.swapaxes(k, -1, -2), 0.0), axis=-1)
     return bool(np.all(total >= sc.visible.sum(axis=-1) / 100.0))
 
 
-def opposite(scene: str, name: str) -> dict[str, Array]:
+def few_features(case: Case) -> bool:
+    """Among more features a state of cosine attention outweighs what the others add."""
+    return "initial_S" not in case.arrays or case.arrays["k"].shape[-1] <= 12
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What samples have to know of a linear op; its rows share it."""
+
+    level: str = ""  # the last part of a state: "m" per feature, "c" for all
+    projected: bool = False  # to random features
+    features: Callable[[int], int] = lambda d: d
+    opposite: Callable[[str], tuple[Array, Array]] = askew  # of a scene of `OPPOSITE`
+    settled: Callable[[Case], bool] = lambda case: True
+
+    def parts(self, params: Params) -> tuple[str, ...]:
+        """Names of the parts of a state."""
+        return ("S", "z") if not self.level or params.get("kernel") == "relu" else ("S", "z", self.level)
+
+
+LINEAR = Kind()
+COSINE = Kind(features=lambda d: d + 1, opposite=right_angle, settled=well_conditioned)
+PERFORMER = Kind("c", projected=True, features=lambda d: FEATURES, opposite=along_a_feature)
+EFFICIENT = Kind("m")
+
+
+def complete(case: Case, kind: Kind) -> Case | None:
+    """The case with a projection and an initial state where they are asked for, in the compute dtype; None for another
+    draw.
+    """
+    rng = generator(f"{case.id.split('/', 2)[2]}/own")
+    arrays, params = dict(case.arrays), dict(case.params)
+    wide = compute_dtype(case.dtype)
+    added: dict[str, Array] = {}
+    for scene in SIZES.keys() & case.tags:
+        for n, x in opposite(scene, kind).items():
+            arrays[n] = rounded(np.broadcast_to(x, arrays[n].shape), case.dtype)
+    if kind.projected:
+        added["projection"] = attnkit_reference.orthogonal_features(FEATURES, arrays["k"].shape[-1], 1)
+    if params.pop("initial_state", None) == LENGTH_ARRAY:
+        added |= {INITIAL + part: x for part, x in state_arrays(kind, params, arrays, rng).items()}
+    case = replace(
+        case,
+        params=params,
+        arrays={**arrays, **{n: rounded(x, wide) for n, x in added.items()}},
+        dtypes={**case.dtypes, **dict.fromkeys(added, wide)},
+    )
+    return case if kind.settled(case) else None
+
+
+def opposite(scene: str, kind: Kind) -> dict[str, Array]:
     """q, k and v whose gradients have few and equal signs to add up: bfloat16 can tell them from 0."""
-    q, k = np.array([0.25, 0.125, 0.125, 0.125]), np.array([1.0, -1.0, -1.0, -1.0])
-    if name == "cosine_attention":  # a right angle, along axes: nothing is left of the projections
-        q, k = np.eye(4)[:2]
-    if name == "performer_attention" and scene == "opposite-near":  # one feature outweighs the others
-        omega = attnkit_reference.orthogonal_features(FEATURES, 4, 1)[0]
-        q = omega / np.linalg.norm(omega)
+    q, k = kind.opposite(scene)
     return {"q": q[None], "k": SIZES[scene] * np.stack([k, -k]), "v": np.array([[1.0], [-1.0]])}
 
 
-def state_arrays(name: str, params: Params, arrays: Mapping[str, Array], rng: np.random.Generator) -> dict[str, Array]:
+def state_arrays(kind: Kind, params: Params, arrays: Mapping[str, Array], rng: np.random.Generator) -> dict[str, Array]:
     """A state as some keys may have left it: z positive, in cosine attention a count above the length of the rest."""
     leading: tuple[int, ...] = np.broadcast_shapes(arrays["k"].shape[:-2], arrays["v"].shape[:-2])
     d, e = arrays["k"].shape[-1], arrays["v"].shape[-1]
-    f = d + 1 if name == "cosine_attention" else FEATURES if name == "performer_attention" else d
+    f = kind.features(d)
     found = {"S": rng.standard_normal((*leading, f, e)), "z": 1 + rng.random((*leading, f))}
     found["z"][..., 0] += 8
-    if name == "efficient_attention":
-        found["m"] = rng.standard_normal((*leading, d))
-    elif name == "performer_attention" and params.get("kernel") != "relu":
-        found["c"] = rng.standard_normal(leading)
+    for level in kind.parts(params)[2:]:
+        found[level] = rng.standard_normal((*leading, d) if level == "m" else leading)
     return found
 
 
-def parts_of(op: str, params: Params) -> tuple[str, ...]:
-    """Names of the parts of a state."""
-    level = LEVELS.get(op.removesuffix("_step"), "")
-    return ("S", "z") if not level or params.get("kernel") == "relu" else ("S", "z", level)
-
-
-def outputs(op: str) -> Any:
+def outputs(kind: Kind) -> Any:
     """Names of outputs: o, and the parts of the state where it is asked for."""
-    return lambda params: ("o", *(parts_of(op, params) if params.get("return_state") else ()))
+    return lambda params: ("o", *(kind.parts(params) if params.get("return_state") else ()))
 
 
 def shapes(op: Op, case: Case) -> dict[str, tuple[int, ...]]:
@@ -149,7 +177,7 @@ def shapes(op: Op, case: Case) -> dict[str, tuple[int, ...]]:
 
 
 def zeros(case: Case) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Null rows see neither a key nor a state; hidden keys have no query and no place in a state."""
+    """Null rows see neither a key nor a state; hidden keys have no query and are in no state."""
     sc = lowprecision.case_scores(case)
     null, unseen = np.asarray(~sc.visible.any(-1)), np.asarray(~sc.visible.any(-2))
     if "initial_S" in case.arrays:
@@ -166,12 +194,12 @@ def zeros(case: Case) -> tuple[dict[str, Array], dict[str, Array]]:
 
 
 def finite(x: Array) -> Array:
-    """x without what padding holds."""
+    """x without padding."""
     return np.where(np.isfinite(x), x, 0.0)
 
 
 def performer_growth(case: Case) -> float:
-    """1 + max(|ω·x̃| + ‖x̃‖²/2)/16: an exponent has a rounding error of that size times eps before anything cancels."""
+    """1 + max(|ω·x̃| + ‖x̃‖²/2)/16: an exponent has a rounding error of that size times eps before any cancellation."""
     if case.params.get("kernel") == "relu":
         return 1.0
     omega, largest = case.arrays["projection"], 0.0
@@ -212,44 +240,43 @@ def step_case(
     rng = generator(f"step/{name}")
     of_q, of_k = leading
     d, e = (1, 3) if name == "one-feature" else (4, 1) if name in SIZES else (12, 20)
-    own = op.name.removesuffix("_step")
     arrays = {
         "q_t": 0.5 * rng.standard_normal((*of_q, d)),
         "k_t": 0.5 * rng.standard_normal((*of_k, d)),
         "v_t": rng.standard_normal((*of_k, e)),
     }
     extra: dict[str, Array] = {}
-    if own == "performer_attention":
+    if op.kind.projected:
         extra["projection"] = attnkit_reference.orthogonal_features(FEATURES, d, 1)
     if state:
         tokens = {"k": arrays["k_t"][..., None, :], "v": arrays["v_t"][..., None, :]}
-        extra |= {INITIAL + part: x for part, x in state_arrays(own, variant, tokens, rng).items()}
+        extra |= {INITIAL + part: x for part, x in state_arrays(op.kind, variant, tokens, rng).items()}
     if name in SIZES:  # after the token that points the other way
-        arrays = {f"{n}_t": x[:1].reshape((1, 1, -1)) for n, x in opposite(name, own).items()}
+        arrays = {f"{n}_t": x[:1].reshape((1, 1, -1)) for n, x in opposite(name, op.kind).items()}
         before = {**arrays, **extra, "k_t": -arrays["k_t"], "v_t": -arrays["v_t"]}
         before = {n: x for n, x in before.items() if not n.startswith(INITIAL)}
-        kept = op.binding.forward(attnkit_reference, op, before, variant)
-        extra |= {INITIAL + n: x for n, x in kept.items() if n != "o_t"}
+        past = op.binding.forward(attnkit_reference, op, before, variant)
+        extra |= {INITIAL + n: x for n, x in past.items() if n != "o_t"}
     wide = compute_dtype(dtype)
-    held = {n: rounded(x, dtype) for n, x in arrays.items()} | {n: rounded(x, wide) for n, x in extra.items()}
+    inputs = {n: rounded(x, dtype) for n, x in arrays.items()} | {n: rounded(x, wide) for n, x in extra.items()}
     params = {**variant, **({"enable_gqa": True} if name == "state" else {})}
-    case = Case(f"{op.name}/{dtype}/{name}", op.name, dtype, held, params, {}, frozenset({name}),
+    case = Case(f"{op.name}/{dtype}/{name}", op.name, dtype, inputs, params, {}, frozenset({name}),
                 dict.fromkeys(extra, wide))  # fmt: skip
     answer = op.binding.forward(attnkit_reference, op, case.arrays, case.params)
     cotangents = {n: rounded(rng.standard_normal(x.shape), op.output_dtype(n, dtype)) for n, x in answer.items()}
-    if name in SIZES:  # what comes through the output outweighs the rest
+    if name in SIZES:  # the gradient through the output outweighs the rest
         cotangents = {n: x if n == "o_t" else x / 8 for n, x in cotangents.items()}
     return replace(case, cotangents=cotangents)
 
 
-def step_growth(case: Case) -> float:
+def step_growth(case: Case, kind: Kind) -> float:
     """As for whole sequences of one token; beside it the distance of its exponents from the level of the state."""
     arrays = {"q": case.arrays["q_t"][..., None, :], "k": case.arrays["k_t"][..., None, :]}
     arrays |= {name: x for name, x in case.arrays.items() if name == "projection"}
     whole = replace(case, arrays=arrays)
-    if case.op.startswith("performer"):
+    if kind.projected:
         return performer_growth(whole)
-    if case.op.startswith("efficient"):
+    if kind.level == "m":
         level = finite(case.arrays.get("initial_m", np.zeros(1)))
         apart = float(np.max(np.abs(arrays["k"])) + np.max(np.abs(level)))
         return efficient_growth(whole) + apart / 16

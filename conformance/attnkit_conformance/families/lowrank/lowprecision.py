@@ -1,6 +1,6 @@
 """The formulas of low-rank attention evaluated operation by operation in a low precision.
 
-Gradients of SOFT and of Nyström attention, which go back through an iteration, are left to the first rule.
+Gradients of SOFT and of Nyström attention, which pass through an iteration, are left to the first rule.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from attnkit_reference.lowrank.nystrom import segment_means
 
 
 def through(left: Array, middle: Array, right: Array, v: Array | None, r: Round) -> dict[str, Array]:
-    """o = left (middle (right v)), or w = left (middle right) where there are no values."""
-    found = r(left @ r(middle @ (right if v is None else r(right @ v))))
-    return {"w" if v is None else "o": found}
+    """o = left (middle (right v)), or w = left (middle right) without values."""
+    product = r(left @ r(middle @ (right if v is None else r(right @ v))))
+    return {"w" if v is None else "o": product}
 
 
-def masked_softmax(s: Array, seen: Array, r: Round) -> Array:
-    return softmax(np.where(seen, s, -np.inf), r)[0]
+def masked_softmax(s: Array, visible: Array, r: Round) -> Array:
+    return softmax(np.where(visible, s, -np.inf), r)[0]
 
 
 # ---------------------------------------------------------------------------------------------- SOFT
@@ -33,21 +33,21 @@ def masked_softmax(s: Array, seen: Array, r: Round) -> Array:
 def soft(case: Case) -> Results:
     """o = Pᵀ (X (P v)), or w = Pᵀ (X P)."""
     r = rounding(case)
-    tokens, chosen = tokens_of(case)
+    tokens, present = tokens_of(case)
     q, landmarks = (
-        np.where(valid[..., None], case.arrays[name], 0.0) for name, valid in (("q", tokens), ("landmarks", chosen))
+        np.where(valid[..., None], case.arrays[name], 0.0) for name, valid in (("q", tokens), ("landmarks", present))
     )
     v = np.where(tokens[..., None], case.arrays["v"], 0.0) if "v" in case.arrays else None
     scale, ridge = q.shape[-1] ** -0.5, case.params.get("ridge", 0.0) * np.eye(landmarks.shape[-2])
-    p = kernel(landmarks, q, chosen[..., :, None] & tokens[..., None, :], scale, r)
-    a = kernel(landmarks, landmarks, chosen[..., :, None] & chosen[..., None, :], scale, r)
-    x = newton(case, r(a + ridge * chosen[..., None]), r)
+    p = kernel(landmarks, q, present[..., :, None] & tokens[..., None, :], scale, r)
+    a = kernel(landmarks, landmarks, present[..., :, None] & present[..., None, :], scale, r)
+    x = newton(case, r(a + ridge * present[..., None]), r)
     return through(turn(p), x, p, v, r), {}
 
 
-def kernel(x: Array, y: Array, seen: Array, scale: float, r: Round) -> Array:
+def kernel(x: Array, y: Array, valid: Array, scale: float, r: Round) -> Array:
     """exp(-(scale/2) ‖x_i - y_j‖²) where both are valid."""
-    return np.where(seen, r(np.exp(minus_distances(x, y, scale, r))), 0.0)
+    return np.where(valid, r(np.exp(minus_distances(x, y, scale, r))), 0.0)
 
 
 def newton(case: Case, a: Array, r: Round) -> Array:
@@ -83,8 +83,8 @@ def nystrom(case: Case) -> Results:
     exact = valid.sum(axis=-1)[..., None, None] <= case.params["num_landmarks"]
     w = weights(q, k, valid, valid)
     own = {"w": w} if v is None else {"o": r(w @ v)}
-    found = through(k1, cubic_inverse(case, k2, exact, r), k3, v, r)
-    return {name: np.where(exact, x, found[name]) for name, x in own.items()}, {}
+    approximation = through(k1, cubic_inverse(case, k2, exact, r), k3, v, r)
+    return {name: np.where(exact, x, approximation[name]) for name, x in own.items()}, {}
 
 
 def cubic_inverse(case: Case, k2: Array, exact: Array, r: Round) -> Array:
@@ -109,21 +109,21 @@ def linformer(case: Case) -> Results:
     """o = (w ⊙ dropout) (F v), w = softmax(scale q (E k)ᵀ), and the gradients."""
     r, dropout = rounding(case), case.arrays.get("dropout_mask", 1.0)
     sc = case_scores(replace(case, arrays={n: x for n, x in case.arrays.items() if n != "dropout_mask"}))
-    seen, live = (np.logical_or.reduce(sc.visible, axis=axis)[..., None] for axis in (-2, -1))
-    k = np.where(seen, sc.k, 0.0)
+    keys, live = (np.logical_or.reduce(sc.visible, axis=axis)[..., None] for axis in (-2, -1))
+    k = np.where(keys, sc.k, 0.0)
     e = projection(case, "proj_k", sc)
     slots = r(e @ k)
     w, pull = softmax(np.where(live, r(sc.scale * r(sc.q @ turn(slots))), -np.inf), r)
     if sc.v is None:
         return {"w": w}, {}
-    v, f, keep = np.where(seen, sc.v, 0.0), projection(case, "proj_v", sc), np.where(live, dropout, 0.0)
+    v, f, keep = np.where(keys, sc.v, 0.0), projection(case, "proj_v", sc), np.where(live, dropout, 0.0)
     values, do = r(f @ v), case.cotangents["o"]
     ds = pull(r(r(do @ turn(values)) * keep))
     dslots, dvalues = r(sc.scale * r(turn(ds) @ sc.q)), r(turn(r(w * keep)) @ do)
     full = {
         "q": r(sc.scale * r(ds @ slots)),
-        "k": np.where(seen, r(turn(e) @ dslots), 0.0),
-        "v": np.where(seen, r(turn(f) @ dvalues), 0.0),
+        "k": np.where(keys, r(turn(e) @ dslots), 0.0),
+        "v": np.where(keys, r(turn(f) @ dvalues), 0.0),
         "proj_k": widened(r(dslots @ turn(k)), case.arrays["proj_k"]),
         "proj_v": widened(r(dvalues @ turn(v)), case.arrays["proj_v"]),
     }
@@ -132,7 +132,7 @@ def linformer(case: Case) -> Results:
 
 
 def projection(case: Case, name: str, sc: Scores) -> Array:
-    """The columns of a projection that there are tokens for, with the heads of q."""
+    """The columns of a projection for the existing tokens, with the heads of q."""
     x = case.arrays[name][..., : sc.k.shape[-2]]
     return np.repeat(x, sc.groups, axis=-3) if sc.groups > 1 and x.ndim > 2 and x.shape[-3] > 1 else x
 

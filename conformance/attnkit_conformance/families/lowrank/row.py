@@ -23,10 +23,10 @@ INVERSE = ("newton_steps", "init_scale", "inverse_grad")
 def calls(
     op: Op, good: Mapping[str, Any], params: Mapping[str, Any], *wrong: tuple[str, Any, type[Exception], str]
 ) -> Iterator[ErrorSample]:
-    """Calls that are good but for one array or parameter."""
-    given = {name: x for name, x in good.items() if name in op.arguments}
+    """Calls that are valid except for one array or parameter."""
+    arguments = {name: x for name, x in good.items() if name in op.arguments}
     for n, (name, value, exception, pattern) in enumerate(wrong):
-        arrays, own = dict(given), dict(params)
+        arrays, own = dict(arguments), dict(params)
         (arrays if isinstance(value, np.ndarray) else own)[name] = value
         yield ErrorSample(f"{name}-{n}", arrays, own, exception, pattern)
 
@@ -86,7 +86,7 @@ def linformer_errors(op: Op) -> Iterator[ErrorSample]:
 
 
 def newton_forward(module: Any, op: Signature, arrays: Arrays, params: Arrays) -> dict[str, Any]:
-    """A X A and the residuals: X itself depends on what A cannot tell (semantics B)."""
+    """A X A and the residuals: X itself is not determined by A (semantics B)."""
     args, keywords = split(op, arrays, params)
     x, residuals = module.newton_inverse(*args, **keywords)
     return {"axa": args[0] @ x @ args[0], "residuals": residuals}
@@ -148,6 +148,7 @@ SOFT = Op(
     tokens=Tokens({"q": -2, "o": -2}, {"q": -2, "v": -2, **OF_TOKENS}),
     invariances=ALL_TOKENS,  # there is no causal form
     scene_case=samples.soft_property,
+    converged={"newton_steps": 40, "ridge": 0.5},  # where no matrix is nearly singular
     naive=lowprecision.soft,
 )
 NYSTROM = Op(
@@ -166,7 +167,7 @@ NYSTROM = Op(
     growth=softmax_samples.nystrom_growth,
     zeros=softmax_samples.nystrom_zeros,
     tokens=Tokens({"q": -2, "o": -2}, {"k": -2, "q": -2, "v": -2, **OF_TOKENS}),
-    # segments are of tokens in their order; init="batch_max" shares a norm with its batch-mates, and has its own name
+    # segments depend on token order; init="batch_max" shares a norm with its batch-mates, and has its own name
     invariances=tuple(name for name in ALL_TOKENS if name != "key_permutation"),
     scene_case=softmax_samples.nystrom_property,
     naive=lowprecision.nystrom,
@@ -228,6 +229,7 @@ OPS: tuple[Op, ...] = (
         binding=NEWTON,
         dropout=False,
         growth=samples.newton_growth,
+        converged={"newton_steps": 60},
     ),
     sampler("average_pool", "means of the valid tokens of r×r windows", ("q",), WINDOW),
     sampler("convolution", "r×r windows times a kernel, stride r", ("q", "kernel"), WINDOW),

@@ -1,4 +1,4 @@
-"""Samples of SOFT, its inverse and its samplers, with what golden values need to know of them."""
+"""Samples of SOFT, its inverse and its samplers, with the functions that their golden values need."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Scene:
     name: str
     n: int  # tokens, queries
     m: int = 9  # landmarks, slots
-    S: int = 0  # keys, where they are not the tokens
+    S: int = 0  # keys, if they differ from the tokens
     d: int = 12
     e: int = 20
     lead: tuple[Shape, ...] = ((2, 2), (2, 2), (2, 2))
@@ -70,7 +70,7 @@ SOFT = (
     Scene("apart", 24, m=12, options=("apart",)),  # A = I to rounding: o = Pᵀ P v
     Scene("far-apart", 24, m=12, options=("far-apart",)),
     Scene("one-token", 1, m=1),
-    Scene("scalar", 1, m=1, e=1),  # no sum cancels: half types can tell the gradients from 0
+    Scene("scalar", 1, m=1, e=1),  # no sum cancels: gradients are large enough for half types
     Scene("no-leading-axes", 63, lead=((), (), ())),
     Scene("broadcast", 33, lead=((2, 1), (3, 1, 2), (1, 2))),
     Scene("transposed", 65, layout="transposed"),
@@ -81,24 +81,24 @@ SOFT = (
 
 
 def of_property(scene: attention.Scene) -> Scene:
-    """The scene of a property as one of here: without bias and causality, its mask one of keys."""
+    """The scene of a property for these ops: without bias and causality, with a key mask."""
     options = tuple(name for name in scene.options if name in MASKS)
     return Scene(scene.name, scene.S, S=scene.S, d=scene.d, e=scene.e, lead=scene.lead, options=options)
 
 
 def masks_of(scene: Scene, S: int, rng: np.random.Generator) -> dict[str, Array]:
-    """The masks that a scene asks for; the last item has no valid key, or no query."""
+    """The masks of a scene; the last item has no valid key, or no query."""
     lead = scene.leading
-    made: dict[str, Array] = {}
+    masks: dict[str, Array] = {}
     if "key_lengths" in scene.options:
         shape = (*lead[:-1], 1)
-        made["key_lengths"] = np.linspace(S * 0.8, 0, int(np.prod(shape))).astype(np.int64).reshape(shape)
+        masks["key_lengths"] = np.linspace(S * 0.8, 0, int(np.prod(shape))).astype(np.int64).reshape(shape)
     if "query_mask" in scene.options:
-        made["query_mask"] = rng.random((*lead[:-1], 1, scene.n)) < 0.7
-        made["query_mask"][-1] = False  # nobody looks at the keys of this item
+        masks["query_mask"] = rng.random((*lead[:-1], 1, scene.n)) < 0.7
+        masks["query_mask"][-1] = False  # the keys of this item are not read
     if "mask" in scene.options:
-        made["mask"] = rng.random((*lead[:-1], 1, 1, S)) < 0.7
-    return made
+        masks["mask"] = rng.random((*lead[:-1], 1, 1, S)) < 0.7
+    return masks
 
 
 def valid_keys(arrays: Mapping[str, Array], leading: Shape, S: int) -> Array:
@@ -116,18 +116,18 @@ def valid_queries(arrays: Mapping[str, Array], leading: Shape, n: int) -> Array:
 
 
 def finished(op: Op, scene: Scene, dtype: str, case: Case, hidden: Mapping[str, Array], out: Shape) -> Case:
-    """Rounded arrays, NaN and infinities where nothing may be read, and a cotangent."""
-    held = {n: rounded(x, case.dtype_of(n)) if x.dtype.kind == "f" else x for n, x in case.arrays.items()}
+    """Rounded arrays, NaN and infinities in padding, and a cotangent."""
+    inputs = {n: rounded(x, case.dtype_of(n)) if x.dtype.kind == "f" else x for n, x in case.arrays.items()}
     if "poison" in scene.options:
         for name, rows in hidden.items():
-            if name in held:
-                held[name] = held[name].copy()
-                held[name][rows] = np.resize([np.nan, np.inf, -np.inf], held[name].shape[-1])
+            if name in inputs:
+                inputs[name] = inputs[name].copy()
+                inputs[name][rows] = np.resize([np.nan, np.inf, -np.inf], inputs[name].shape[-1])
     rng = generator(f"{op.name}/{case.id}/cotangents".replace(dtype, ""))
     cotangents = {name: rounded(rng.standard_normal(out), dtype) for name in op.outputs(case.params)}
-    wanted = (*op.arguments, *op.optional)
-    kept = {n: x for n, x in held.items() if n in wanted}
-    return replace(case, arrays=kept, cotangents=cotangents if op.vjp else {})
+    names = (*op.arguments, *op.optional)
+    arrays = {n: x for n, x in inputs.items() if n in names}
+    return replace(case, arrays=arrays, cotangents=cotangents if op.vjp else {})
 
 
 def new_case(op: Op, scene: Scene, dtype: str, arrays: Mapping[str, Array], params: Any, label: str = "") -> Case:
@@ -139,8 +139,8 @@ def new_case(op: Op, scene: Scene, dtype: str, arrays: Mapping[str, Array], para
 def soft_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
     """Landmarks of standard deviation 1 and 0.2, masks of tokens and of landmarks, both gradients of the inverse.
 
-    Half types leave two kinds of scenes out: ill-conditioned ones, which after rounding q to 8 bits are other, singular
-    matrices; and landmarks 100 apart, for which their bound tells nothing.
+    Half types leave out two kinds of scenes: ill-conditioned ones, where rounding q to 8 bits gives other, singular
+    matrices; and landmarks 100 apart, for which their bound is meaningless.
     """
     for scene in SOFT:
         if (scene.quick or profile == "full") and not (
@@ -194,22 +194,22 @@ def tokens_of(case: Case) -> tuple[Array, Array]:
 
 
 def soft_growth(case: Case) -> float:
-    """(1 + 3 max|exponent|/16)(1 + κ/32), κ = max ‖A‖₂‖X‖₂: X carries an error of A over to X A X, κ times larger.
+    """(1 + 3 max|exponent|/16)(1 + κ/32), κ = max ‖A‖₂‖X‖₂: an error of A is κ times larger in X A X.
 
-    Exponents ‖x - y‖²/(2√d) whose Gaussian is 0 count as well: they tell how far from their centre the tokens lie, and
-    that is what an expanded square loses digits to.
+    Exponents ‖x - y‖²/(2√d) whose Gaussian is 0 count too: they measure the distance of the tokens from their centre,
+    and with it the cancellation in an expanded square.
     """
-    tokens, chosen = tokens_of(case)
+    tokens, present = tokens_of(case)
     q = np.where(tokens[..., None], case.arrays["q"], 0.0)
-    landmarks = np.where(chosen[..., None], case.arrays["landmarks"], 0.0)
+    landmarks = np.where(present[..., None], case.arrays["landmarks"], 0.0)
     if 0 in (q.size, landmarks.size):
         return 1.0
     scale = 1.0 / float(np.sqrt(q.shape[-1]))
     squares = np.sum(differences(landmarks, q) ** 2, axis=-1)
-    visible = np.broadcast_to(chosen[..., :, None] & tokens[..., None, :], squares.shape)
+    visible = np.broadcast_to(present[..., :, None] & tokens[..., None, :], squares.shape)
     largest = 0.5 * scale * float(np.max(squares, initial=0.0, where=visible))
-    a = gaussian(landmarks, landmarks, scale) * (chosen[..., :, None] & chosen[..., None, :])
-    a = a + case.params.get("ridge", 0.0) * np.eye(a.shape[-1]) * chosen[..., None]
+    a = gaussian(landmarks, landmarks, scale) * (present[..., :, None] & present[..., None, :])
+    a = a + case.params.get("ridge", 0.0) * np.eye(a.shape[-1]) * present[..., None]
     x = newton_inverse(a, newton_steps=case.params.get("newton_steps", 20))
     condition = np.linalg.norm(a, 2, axis=(-2, -1)) * np.linalg.norm(x, 2, axis=(-2, -1))
     return (1.0 + GAUSSIANS * largest / EXPONENT_STEP) * (1.0 + float(condition.max()) / CONDITION_STEP)
@@ -217,10 +217,10 @@ def soft_growth(case: Case) -> float:
 
 def soft_zeros(case: Case) -> tuple[dict[str, Array], dict[str, Array]]:
     """Invalid tokens have output and gradients 0, invalid landmarks gradient 0."""
-    tokens, chosen = tokens_of(case)
+    tokens, present = tokens_of(case)
     pairs = tokens[..., :, None] & tokens[..., None, :]
     outputs = {"o": ~tokens[..., None], "w": ~pairs}
-    gradients = {"q": ~tokens[..., None], "v": ~tokens[..., None], "landmarks": ~chosen[..., None]}
+    gradients = {"q": ~tokens[..., None], "v": ~tokens[..., None], "landmarks": ~present[..., None]}
     return outputs, {n: of_input(x, case.arrays[n]) for n, x in gradients.items() if n in case.arrays}
 
 
@@ -284,7 +284,7 @@ def newton_growth(case: Case) -> float:
 
 
 def sampler_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
-    """Pictures whose sides r divides and does not divide, with and without invalid tokens."""
+    """Images whose sides are and are not multiples of r, with and without invalid tokens."""
     scenes = [("plain", 6, 8, 2, False), ("masked", 7, 9, 2, True)]
     more = [("whole", 5, 5, 5, True), ("pixel", 3, 4, 1, False), ("strip", 3, 20, 3, False)]
     for name, height, width, r, masked in scenes if profile == "quick" else scenes + more:
@@ -292,7 +292,7 @@ def sampler_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
 
 
 def sampler_case(op: Op, name: str, dtype: str, sizes: tuple[int, int, int], masked: bool) -> Case:
-    """A picture of height x width tokens in windows of r x r."""
+    """An image of height x width tokens in windows of r x r."""
     rng, kind, (height, width, r) = generator(f"sampler/{name}"), op.name.rpartition(".")[-1], sizes
     n, m = height * width, 5
     arrays: dict[str, Array] = {"q": rounded(rng.standard_normal((2, 2, n, 12)), dtype)}

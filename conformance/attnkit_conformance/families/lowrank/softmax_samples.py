@@ -1,4 +1,4 @@
-"""Samples of Nyström and Linformer attention, with what golden values need to know of them."""
+"""Samples of Nyström and Linformer attention, with the functions that their golden values need."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ LINFORMER = (
 
 
 def whole_items(valid: Array, x: Array, groups: bool) -> Array:
-    """Rows of x that are valid anywhere they are used: masks do not tell heads apart here."""
+    """Rows of x that are valid in any use; masks are the same for all heads here."""
     return np.broadcast_to(valid[..., :1, :], x.shape[:-1]) if groups else valid
 
 
@@ -107,7 +107,7 @@ def nystrom_case(op: Op, scene: Scene, dtype: str, variant: Mapping[str, Any]) -
     n, leading = scene.n, scene.leading
     shapes = zip(scene.lead, (scene.d, scene.d, scene.e), strict=True)
     q, k, v = (rng.standard_normal((*lead, n, width)) for lead, width in shapes)
-    if "opposite" in scene.options:  # no sum of a gradient cancels: half types can tell it from 0
+    if "opposite" in scene.options:  # no sum of a gradient cancels: it is large enough for half types
         q[..., 1, :], k[..., 1, :], v[..., 1, :] = q[..., 0, :], -k[..., 0, :], -v[..., 0, :]
     if "peaked" in scene.options:  # the short items, which get exact softmax, have the largest ‖K‖₁
         q[len(q) // 2 :] = 4 * q[len(q) // 2 :, :, :1]
@@ -137,7 +137,7 @@ def scores_growth(case: Case) -> float:
     keys, queries = valid_keys(case.arrays, leading, k.shape[-2]), valid_queries(case.arrays, leading, q.shape[-2])
     q = np.where(of_input(queries[..., None], q), q, 0.0)
     q, k = (np.where(np.isfinite(x), x, 0.0) for x in (q, k))  # rows that see nothing may hold anything
-    if case.op.startswith("linformer"):
+    if "proj_k" in case.arrays:
         k = projected(case.arrays["proj_k"], np.where(keys_of_input(keys, k), k, 0.0), case)
     k = np.repeat(k, q.shape[-3] // k.shape[-3], axis=-3) if case.params.get("enable_gqa") else k
     s = np.abs(q @ np.swapaxes(k, -1, -2)) * abs(case.params.get("scale", 1.0 / np.sqrt(q.shape[-1])))
@@ -176,13 +176,13 @@ def of_keys(case: Case, unseen: Array) -> dict[str, Array]:
     zeros = {}
     for name in ("k", "v"):
         if name in case.arrays:
-            x, found = case.arrays[name], unseen[..., None]
+            x, rows = case.arrays[name], unseen[..., None]
             if case.params.get("enable_gqa"):
                 heads = x.shape[-3]
-                found = np.logical_and.reduce(
-                    found.reshape(*found.shape[:-3], heads, found.shape[-3] // heads, *found.shape[-2:]), axis=-3
+                rows = np.logical_and.reduce(
+                    rows.reshape(*rows.shape[:-3], heads, rows.shape[-3] // heads, *rows.shape[-2:]), axis=-3
                 )
-            zeros[name] = of_input(found, x)
+            zeros[name] = of_input(rows, x)
     return zeros
 
 

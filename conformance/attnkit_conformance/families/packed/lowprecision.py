@@ -18,8 +18,8 @@ def packed(formula: Formula) -> Formula:
     """Outputs and gradients of all sequences, tokens first, one after the other."""
 
     def of_packed(case: Case) -> Results:
-        found = [formula(one) for one in sequences(case)]
-        return joined([outputs for outputs, _ in found]), joined([gradients for _, gradients in found])
+        results = [formula(one) for one in sequences(case)]
+        return joined([outputs for outputs, _ in results]), joined([gradients for _, gradients in results])
 
     return of_packed
 

@@ -17,7 +17,7 @@ from attnkit_conformance.model.scene import Scene
 from attnkit_conformance.scenes.attention import LENGTH_ARRAY, variant_label
 
 TOKENS = Tokens({"q": 0, "o": 0, "lse": 0}, {"k": 0, "v": 0})
-INVARIANCES = ("rerun", "causal_prefix", "key_permutation", "batch_mates", "visible_nan")  # there is no padding
+INVARIANCES = ("rerun", "causal_prefix", "key_permutation", "batch_mates", "visible_nan")  # no padding
 EDGES = ("cu_seqlens_q", "cu_seqlens_k")
 GOOD = {
     **{name: zeros(tokens, 2, 4) for name, tokens in (("q", 5), ("k", 6), ("v", 6))},
@@ -48,7 +48,7 @@ FULL = (
     Pack("window-causal", (17, 30), (17, 30), params={"window": (4, None), "causal": True, "scale": 0.4}),
     Pack("no-keys", (4, 6), (8, 0)),
     Pack("nothing", (), ()),
-    Pack("opposite-keys", (9, 4), (2, 2)),  # softmax gradients without cancellation: half types can tell them from 0
+    Pack("opposite-keys", (9, 4), (2, 2)),  # softmax gradients without cancellation: large enough for half types
 )
 
 
@@ -61,7 +61,7 @@ def named(pack: Pack, variant: Params) -> str:
 
 
 def packed_case(op: Op, pack: Pack, variant: Params, dtype: str) -> Case:
-    """A seeded case; scores are exact, so that no rounding decides on which side of a kink they lie."""
+    """A seeded case; scores are exact, so that rounding does not decide the side of a kink."""
     label = variant_label(variant)
     rng = generator(f"packed/{pack.name}/{label}")
     tokens, sources = sum(pack.queries), sum(pack.keys)
@@ -89,7 +89,7 @@ def packed_case(op: Op, pack: Pack, variant: Params, dtype: str) -> Case:
 
 
 def packed_property(op: Op, scene: Scene, params: Params, label: str, dtype: str) -> Case:
-    """The scene of a property as three sequences; what it changes at the end lies in the last one."""
+    """The scene of a property as three sequences; changes at the end are in the last one."""
     pack = Pack(scene.name, (5, 0, scene.L - 5), (7, 3, scene.S - 10), params=scene.params)
     return packed_case(op, pack, params, dtype)
 
@@ -97,7 +97,7 @@ def packed_property(op: Op, scene: Scene, params: Params, label: str, dtype: str
 def packed_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
     """Packs in turn with the variants, and every variant with the first."""
     every = QUICK if profile == "quick" else FULL
-    packs = [pack for pack in every if "window" not in pack.params or not op.name.startswith("linear")]
+    packs = [pack for pack in every if "window" not in pack.params or takes_windows(op)]
     pairs = [(pack, n % len(op.variants)) for n, pack in enumerate(packs)]
     pairs += [(FULL[0], n) for n in range(len(op.variants))] if profile == "full" else []
     for m, (pack, n) in enumerate(pairs):
@@ -105,17 +105,24 @@ def packed_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
             yield sample(op.name, dtype, named(pack, op.variants[n]), packed_case, op, pack, op.variants[n], dtype)
 
 
+def takes_windows(op: Op) -> bool:
+    """Chunks of features know no pairs."""
+    return "chunk_size" not in op.own
+
+
+def pointwise_growth(case: Case) -> float:
+    return growth(case) if exponentiates(case.params) else 1.0
+
+
 def growth(case: Case) -> float:
     """D: 1 + max|exponent|/16, by the largest score of any pair."""
-    if case.op.startswith("pointwise") and not exponentiates(case.params):
-        return 1.0
     q, k = case.arrays["q"], case.arrays["k"]
     largest = np.max(np.linalg.norm(q, axis=-1), initial=0.0) * np.max(np.linalg.norm(k, axis=-1), initial=0.0)
     return tolerance.growth_of_exponent(float(abs(case.params["scale"]) * largest))
 
 
 def packed_errors(op: Op) -> Iterator[ErrorSample]:
-    """Layouts, boundaries, and what packed sequences do not take."""
+    """Layouts, boundaries, and options that packed sequences do not support."""
     for name, arrays, params, exception, pattern in (
         ("two-axes", {"q": zeros(5, 4)}, {}, ValueError, r"\bq\b.*tokens, heads"),
         ("features-differ", {"k": zeros(6, 2, 3)}, {}, ValueError, r"\bk\b"),
@@ -170,7 +177,7 @@ OPS = (
         errors=packed_errors,
         kinks=has_kinks,
         naive=packed(lowprecision.attention(lowprecision.pointwise_weights)),
-        growth=growth,
+        growth=pointwise_growth,
         dropout=False,
         tokens=TOKENS,
         invariances=INVARIANCES,

@@ -1,8 +1,8 @@
 """Augmentation as torch operations on the device that holds the images; every random number comes from (seed, step).
 
-The few numbers per image (offsets, flips, the mixing share) are drawn on the CPU, so a GPU and a CPU train on the
-same crops. They are drawn for every row of a batch, whichever rows a process has (`Draws`), so that a batch is the same
-however it is shared.
+The few numbers per image (offsets, flips, the mixing share) are drawn on the CPU, so a GPU and a CPU train on the same
+crops. They are drawn for all rows of a batch, whichever rows a process has (`Draws`), so a batch does not depend on how
+it is split.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Draws:
         return torch.rand(count, self.batch, generator=generator(self.seed, self.step, purpose))[:, self.rows]
 
     def below(self, limit: int, purpose: str, count: int) -> Tensor:
-        """(count, rows) whole numbers from 0 to `limit` - 1."""
+        """(count, rows) integers from 0 to `limit` - 1."""
         rng = generator(self.seed, self.step, purpose)
         return torch.randint(0, limit, (count, self.batch), generator=rng)[:, self.rows]
 
@@ -47,12 +47,12 @@ def normalise(images: Tensor) -> Tensor:
 
 
 def to_bytes(images: Tensor) -> Tensor:
-    """The pixels 0..255 (B, C, H, W) uint8 of normalised images, rounded: what `normalise` began with."""
+    """The pixels 0..255 (B, C, H, W) uint8 of normalised images, rounded: the inverse of `normalise`."""
     return images.add(1).mul_(127.5).round_().clamp_(0, 255).byte()
 
 
 def random_crop(images: Tensor, padding: int, draws: Draws) -> Tensor:
-    """Pad (B, C, H, W) by `padding` pixels (reflected) and cut a window of the old size at a random place."""
+    """Pad (B, C, H, W) by `padding` pixels (reflected) and cut a window of the original size at a random place."""
     batch, _, height, width = images.shape
     offsets = draws.below(2 * padding + 1, "crop", 2)[..., None].to(images.device)
     rows = offsets[0] + torch.arange(height, device=images.device)
@@ -69,14 +69,14 @@ def inception_crop(images: Tensor, smallest: float, draws: Draws, *, widest: flo
     Szegedy et al. 2015 §6. A window that does not fit is shrunk to the image's side.
     """
     batch = images.shape[0]
-    drawn = draws.uniform("crop", 4)
-    area = smallest + (1 - smallest) * drawn[0]
-    aspect = torch.exp((2 * drawn[1] - 1) * torch.log(torch.tensor(widest)))
+    u = draws.uniform("crop", 4)
+    area = smallest + (1 - smallest) * u[0]
+    aspect = torch.exp((2 * u[1] - 1) * torch.log(torch.tensor(widest)))
     height, width = (area / aspect).sqrt().clamp(max=1), (area * aspect).sqrt().clamp(max=1)
     theta = torch.zeros(batch, 2, 3)
     theta[:, 0, 0], theta[:, 1, 1] = width, height
-    theta[:, 0, 2] = (1 - width) * (2 * drawn[2] - 1)
-    theta[:, 1, 2] = (1 - height) * (2 * drawn[3] - 1)
+    theta[:, 0, 2] = (1 - width) * (2 * u[2] - 1)
+    theta[:, 1, 2] = (1 - height) * (2 * u[3] - 1)
     grid = affine_grid(theta.to(images.device), list(images.shape), align_corners=False)
     return grid_sample(images, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
 
@@ -91,7 +91,7 @@ def random_erase(images: Tensor, probability: float, draws: Draws) -> Tensor:
     """Put standard normal noise into a rectangle of some images (Zhong et al. 2020, Algorithm 1; noise as in timm).
 
     The rectangle has an area of 0.02 to ⅓ of the image and an aspect of 0.3 to 1/0.3, uniform in its logarithm; of ten
-    drawn the first that fits is taken, or none. The noise is in the units of normalised pixels.
+    attempts the first that fits is used, or none. The noise is in the units of normalised pixels.
     """
     height, width = images.shape[2:]
     erased = draws.uniform("erase", 1)[0] < probability
@@ -117,7 +117,7 @@ ERASE_ASPECT = 1 / 0.3
 
 
 def beta(concentration: float, rng: torch.Generator) -> float:
-    """A number of the distribution Beta(p, p)."""
+    """A sample of the distribution Beta(p, p)."""
     while True:  # Jöhnk's method: the first pair under the simplex gives a Beta sample
         first, second = torch.rand(2, generator=rng, dtype=torch.float64).pow(1 / concentration).tolist()
         if 0 < first + second <= 1:
@@ -131,7 +131,7 @@ def mixup_share(concentration: float, rng: torch.Generator) -> float:
 
 
 def mixup(images: Tensor, targets: Tensor, share: float) -> tuple[Tensor, Tensor]:
-    """Mix every image and target distribution but the first with the one before it: one less comes out."""
+    """Mix every image and target distribution except the first with the one before it; returns one fewer."""
     return (
         share * images[1:] + (1 - share) * images[:-1],
         share * targets[1:] + (1 - share) * targets[:-1],
@@ -139,10 +139,10 @@ def mixup(images: Tensor, targets: Tensor, share: float) -> tuple[Tensor, Tensor
 
 
 def cutmix(images: Tensor, targets: Tensor, concentration: float, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Put a rectangle of the image before it into every image but the first: one less comes out.
+    """Paste a rectangle of the previous image into every image except the first; returns one fewer.
 
     Yun et al. 2019, §3.1: λ is Beta(p, p), the rectangle of sides √(1-λ) has its centre anywhere and is cut at the
-    borders; targets are mixed by the areas that come of it. One rectangle per batch.
+    borders; targets are mixed by the resulting areas. One rectangle per batch.
     """
     height, width = images.shape[2:]
     side = math.sqrt(1 - beta(concentration, rng))

@@ -14,7 +14,7 @@ from attnkit_experiments.engine.sampler import Permutation, shuffled
 
 @dataclass(frozen=True)
 class ImageData:
-    """`train_images` (N, H, W, C) uint8, `train_labels` (N,) int64, the same for test, and where they are from."""
+    """`train_images` (N, H, W, C) uint8, `train_labels` (N,) int64, the same for test, and their origin."""
 
     name: str
     classes: tuple[str, ...]
@@ -34,7 +34,7 @@ class ImageData:
         return int(self.train_images.shape[3])
 
     def checksum(self) -> str:
-        """A hash of every pixel and label: what a result was trained on, whatever its path was."""
+        """A hash of every pixel and label: it identifies the data independently of its path."""
         digest = hashlib.sha256()
         for array in (self.train_images, self.train_labels, self.test_images, self.test_labels):
             digest.update(f"{array.shape}{array.dtype}".encode())
@@ -43,21 +43,21 @@ class ImageData:
 
     def take(self, train: int, test: int) -> ImageData:
         """The first `train` and `test` images in an order that takes the classes in turn (0: all)."""
-        kept = {}
+        fields = {}
         for split, limit in (("train", train), ("test", test)):
             labels = getattr(self, f"{split}_labels")
-            chosen = in_turn(labels)[: limit or None]
-            kept[f"{split}_images"] = getattr(self, f"{split}_images")[chosen]
-            kept[f"{split}_labels"] = labels[chosen]
-        return dataclasses.replace(self, **kept)
+            indices = in_turn(labels)[: limit or None]
+            fields[f"{split}_images"] = getattr(self, f"{split}_images")[indices]
+            fields[f"{split}_labels"] = labels[indices]
+        return dataclasses.replace(self, **fields)
 
 
 def in_turn(labels: Iterable[int]) -> list[int]:
-    """Indices ordered so that any beginning holds every class equally often, as far as there are enough."""
-    seen: dict[int, int] = {}
+    """Indices ordered so that every prefix contains all classes equally often, as far as possible."""
+    ranks: dict[int, int] = {}
     ranked = []
     for index, label in enumerate(labels):
-        rank = seen.get(int(label), 0)
-        seen[int(label)] = rank + 1
+        rank = ranks.get(int(label), 0)
+        ranks[int(label)] = rank + 1
         ranked.append((rank, int(label), index))
     return [index for _, _, index in sorted(ranked)]

@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits: 1,797 real images of 8×8 pixels that come with a dependency."""
+"""scikit-learn's handwritten digits: 1,797 real images of 8×8 pixels shipped with a dependency."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ HELD_OUT = 5  # every fifth image of a class is test
 
 
 def load(size: int = 0) -> ImageData:
-    """1,434 train and 363 test images, grey, side `size` (0: the 8 pixels as they are; larger is bilinear).
+    """1,434 train and 363 test images, grey, side `size` (0: the original 8 pixels; larger is bilinear).
 
     The split takes every fifth image of each class in the order of the file, so it is the same everywhere.
     """
-    from sklearn.datasets import load_digits  # a second of imports that other images do without
+    from sklearn.datasets import load_digits  # takes a second to import, only needed here
 
     source = load_digits()
     images = np.round(source.images * (255 / 16)).astype(np.uint8)

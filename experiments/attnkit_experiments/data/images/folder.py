@@ -1,6 +1,6 @@
 """ImageFolder directories and zips (``train/CLASS/file``, ``test/CLASS/file``), decoded with Pillow into one array.
 
-Decoding happens once: the arrays are kept in a cache keyed by the list of files, written aside and renamed.
+Decoding happens once: the arrays are cached by the list of files, written to a temporary file and renamed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Entry:
     name: str
     split: str
     label: str
-    stamp: str  # what changes when the file changes: CRC in a zip, size and time in a directory
+    stamp: str  # changes when the file changes: CRC in a zip, size and time in a directory
 
 
 def load(
@@ -53,17 +53,17 @@ def load(
     strangers = sorted({entry.label for entry in by_split["test"]} - set(classes))
     if strangers:
         raise UserError(f"--data {path}: class {strangers[0]!r} has test images but no train images")
-    chosen = []
+    selection = []
     for split, limit in (("train", train_images), ("test", test_images)):
         found = by_split[split]
         order = in_turn(classes.index(entry.label) for entry in found)
-        chosen += [found[index] for index in order[: limit or None]]
-    key = hashlib.sha256(repr((size, skip_unreadable, chosen)).encode()).hexdigest()[:20]
-    kept = cache / f"images-{key}.npz"
-    arrays = _read_cache(kept)
+        selection += [found[index] for index in order[: limit or None]]
+    key = hashlib.sha256(repr((size, skip_unreadable, selection)).encode()).hexdigest()[:20]
+    target = cache / f"images-{key}.npz"
+    arrays = _read_cache(target)
     if arrays is None:
-        arrays = _decode(path, chosen, read, classes, size, skip_unreadable)
-        with written_aside(kept) as aside, aside.open("wb") as file:
+        arrays = _decode(path, selection, read, classes, size, skip_unreadable)
+        with written_aside(target) as aside, aside.open("wb") as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
     train = arrays["train"]
     return ImageData(
@@ -87,12 +87,12 @@ def _entry(name: str, stamp: str) -> _Entry | None:
 
 
 def _list_directory(path: Path) -> tuple[list[_Entry], Callable[[str], bytes]]:
-    found = []
+    entries = []
     for file in sorted(path.rglob("*")):
         if file.is_file():
             stat = file.stat()
-            found.append(_entry(file.relative_to(path).as_posix(), f"{stat.st_size}/{stat.st_mtime_ns}"))
-    return [entry for entry in found if entry], lambda name: (path / name).read_bytes()
+            entries.append(_entry(file.relative_to(path).as_posix(), f"{stat.st_size}/{stat.st_mtime_ns}"))
+    return [entry for entry in entries if entry], lambda name: (path / name).read_bytes()
 
 
 def _list_zip(path: Path) -> tuple[list[_Entry], Callable[[str], bytes]]:
@@ -101,8 +101,8 @@ def _list_zip(path: Path) -> tuple[list[_Entry], Callable[[str], bytes]]:
     except zipfile.BadZipFile:
         raise UserError(f"--data {path}: neither a directory nor a zip archive; {LAYOUT}") from None
     infos = sorted(archive.infolist(), key=lambda info: info.filename)
-    found = [_entry(info.filename, f"{info.file_size}/{info.CRC}") for info in infos if not info.is_dir()]
-    return [entry for entry in found if entry], archive.read
+    entries = [_entry(info.filename, f"{info.file_size}/{info.CRC}") for info in infos if not info.is_dir()]
+    return [entry for entry in entries if entry], archive.read
 
 
 def _decode(
@@ -114,7 +114,7 @@ def _decode(
     skip_unreadable: bool,
 ) -> dict[str, np.ndarray]:
     images: list[np.ndarray] = []
-    kept: list[_Entry] = []
+    readable: list[_Entry] = []
     skipped: list[str] = []
     for entry in progress(entries, "decoding images"):
         try:
@@ -136,13 +136,13 @@ def _decode(
                 "sizes need one side to be resized to: --set image_size=64"
             )
         images.append(np.asarray(pixels))
-        kept.append(entry)
-    train = np.array([entry.split == "train" for entry in kept], dtype=bool)
+        readable.append(entry)
+    train = np.array([entry.split == "train" for entry in readable], dtype=bool)
     if not train.any() or train.all():
         raise UserError(f"--data {path}: no readable {'test' if train.any() else 'train'} images are left")
     return {
         "images": np.stack(images),
-        "labels": np.array([classes.index(entry.label) for entry in kept], dtype=np.int64),
+        "labels": np.array([classes.index(entry.label) for entry in readable], dtype=np.int64),
         "train": train,
         "skipped": np.array(skipped, dtype=np.str_),
     }
@@ -153,7 +153,7 @@ def _reason(error: Exception) -> str:
 
 
 def square(image: Image.Image, size: int) -> Image.Image:
-    """The shorter side resized to `size`, then the middle cut out."""
+    """The shorter side resized to `size`, then a centre crop."""
     shorter = min(image.size)
     if image.size != (size, size):
         scaled = [max(size, round(side * size / shorter)) for side in image.size]
@@ -164,7 +164,7 @@ def square(image: Image.Image, size: int) -> Image.Image:
 
 
 def _read_cache(path: Path) -> dict[str, np.ndarray] | None:
-    """What was decoded before, or None if it is not there or cannot be read (then it is decoded again)."""
+    """The cached arrays, or None if they are missing or unreadable (then images are decoded again)."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             return {name: stored[name] for name in ("images", "labels", "train", "skipped")}

@@ -1,8 +1,8 @@
-"""The classes of ILSVRC2012's validation images, which lie in one archive without folders.
+"""The classes of ILSVRC2012's validation images, which are in one archive without folders.
 
 Source: the development kit ILSVRC2012_devkit_t12.tar.gz: data/ILSVRC2012_validation_ground_truth.txt holds one number
     for each image, in the order of their names, and data/meta.mat says which synset has which number. These numbers
-    are the kit's own; ours follow the synsets' names, as everywhere.
+    are the kit's own; ours follow the synsets' names, as usual.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def validation_classes(devkit: Path) -> list[str]:
 
 
 def class_of(name: str, classes: list[str], path: Path) -> str:
-    """The synset of ILSVRC2012_val_00000001.JPEG and its like. Errors: UserError for a number beyond the kit's."""
+    """The synset of a name such as ILSVRC2012_val_00000001.JPEG. Errors: UserError for a number beyond the kit's."""
     number = name.rpartition(".")[0].rpartition("_")[2]
     if not number.isdecimal() or not 1 <= int(number) <= len(classes):
         raise UserError(f"{path}: {name} is none of the {len(classes)} images that {DEVKIT} knows")

@@ -1,16 +1,17 @@
-"""An index of images that are too many to be held decoded: where each lies in a directory, in zips or in tar shards.
+"""An index of image sets that are too large to decode in advance: the location of each image in a directory, zips or
+tar shards.
 
     DATA/train/CLASS/image  DATA/val/CLASS/image      a directory (ImageFolder)
     DATA.zip, DATA/*.zip, DATA/train/*.zip            zips with the same paths inside
     DATA/*train*.tar  DATA/*val*.tar  DATA/train/*.tar  tar shards as webdataset writes them
     DATA/ILSVRC2012_img_{train,val}.tar               as published, with the development kit beside them
 
-A shard is read once, for the places of its members; from then on any sample is one read at an offset. webdataset itself
-streams shards through a shuffle buffer, whose order depends on the number of readers and on how far each of them has
-come, so that a run cannot be resumed at a step without replaying it. Here ids are shuffled instead (`sampler`): a step
-knows its samples from (seed, step) alone, whoever reads them.
+A shard is read once for the positions of its members; from then on any sample is one read at an offset. webdataset
+itself streams shards through a shuffle buffer, whose order depends on the number of readers and their progress, so a
+run cannot be resumed at a step without replaying it. Here ids are shuffled instead (`sampler`): the samples of a step
+depend only on (seed, step), whatever process reads them.
 
-Samples are numbered by split, class and name, whatever holds them, so a directory, a zip and shards of the same images
+Samples are numbered by split, class and name, so a directory, a zip and shards of the same images
 train the same run. Splits are recognised by the words train, training, test, val, valid, validation in the name or
 folder of an archive, or in the path inside. The class of an image in a shard is its `.cls` (a number) where there is
 one, else the folder it is in; `classes.txt` beside the shards names the numbers. A tar inside a tar is a class.
@@ -63,18 +64,18 @@ class ImageIndex:
     crcs: np.ndarray  # (N,) int64, -1: not known
 
     def place(self, i: int) -> Place:
-        """Where image i lies."""
+        """The location of image i."""
         name, archive = self.names[i].decode(), int(self.archives[i])
         path = self.root / (name if archive < 0 else self.files[archive])
-        said = name if archive < 0 else f"{self.files[archive]}: {name}"
+        label = name if archive < 0 else f"{self.files[archive]}: {name}"
         offset, size, crc = int(self.offsets[i]), int(self.sizes[i]), int(self.crcs[i])
-        return Place(str(path), said, offset, size, bool(self.deflated[i]), crc)
+        return Place(str(path), label, offset, size, bool(self.deflated[i]), crc)
 
 
 class _Found(NamedTuple):
     split: str
     folder: str
-    number: int  # the class as a number, -1: it is the folder
+    number: int  # the class as a number, -1: given by the folder
     name: str
     archive: int
     offset: int
@@ -94,15 +95,15 @@ def build_index(data: str) -> ImageIndex:
 
 
 def open_index(data: str, *, cache: Path) -> ImageIndex:
-    """`build_index`, kept in `cache` until an archive is written or a folder gains or loses a file."""
+    """`build_index`, cached until an archive changes or a folder gains or loses a file."""
     root, files = _places(data)
     stamp = list(_stamps(root, files))
-    kept = cache / f"index-{hashlib.sha256(repr((FORMAT, str(root), stamp)).encode()).hexdigest()[:20]}.npz"
-    index = _read(kept, root, files)
+    cached = cache / f"index-{hashlib.sha256(repr((FORMAT, str(root), stamp)).encode()).hexdigest()[:20]}.npz"
+    index = _read(cached, root, files)
     if index is None:
         index = _numbered(data, root, files, list(_contents(data, root, files)))
         arrays = {name: getattr(index, name) for name in _ARRAYS} | {"classes": np.array(index.classes, dtype=np.str_)}
-        with written_aside(kept) as aside, aside.open("wb") as file:
+        with written_aside(cached) as aside, aside.open("wb") as file:
             np.savez(file, **arrays)
     return index
 
@@ -131,16 +132,16 @@ def _places(data: str) -> tuple[Path, tuple[str, ...]]:
         return path, tuple(sorted(file.relative_to(path).as_posix() for file in inside))
     from webdataset.shardlists import expand_urls  # loads torch, which reading a directory does not need
 
-    named = [Path(one) for one in expand_urls(data)]
-    missing = [str(one) for one in named if not one.is_file()]
+    archives = [Path(one) for one in expand_urls(data)]
+    missing = [str(one) for one in archives if not one.is_file()]
     if missing:
         raise UserError(f"--data {data}: no such file or directory ({missing[0]})")
-    root = Path(os.path.commonpath([one.parent for one in named]))
-    return root, tuple(sorted(one.relative_to(root).as_posix() for one in named))
+    root = Path(os.path.commonpath([one.parent for one in archives]))
+    return root, tuple(sorted(one.relative_to(root).as_posix() for one in archives))
 
 
 def _stamps(root: Path, files: tuple[str, ...]) -> Iterator[tuple[str, int, int]]:
-    """What changes when an archive is written, or when a folder of images gains or loses one."""
+    """A stamp that changes when an archive is written, or when a folder of images gains or loses one."""
     splits = [path for path in sorted(root.iterdir()) if path.name.lower() in SPLITS and path.is_dir()]
     folders = [path for split in splits for path in (split, *sorted(split.glob("*/")))]
     for path in [root / file for file in files] or folders:
@@ -224,7 +225,7 @@ def _tar(path: Path, name: str, number: int) -> Iterator[_Found]:
 
 
 def _class_in_a_tar(archive: tarfile.TarFile, member: tarfile.TarInfo, split: str, number: int) -> Iterator[_Found]:
-    """The images of a class that has a tar of its own in another one, by their places in the outer one."""
+    """The images of a class that has a tar of its own in another one, by their positions in the outer one."""
     folder = PurePosixPath(member.name).stem
     with tarfile.open(fileobj=archive.extractfile(member), mode="r:") as inner:
         for image in inner:
@@ -248,7 +249,7 @@ def _is_image(name: str) -> bool:
 
 
 def _split(archive: str, member: str) -> str:
-    """train, test or "": said by the archive's path or else by the folders of the member, its class aside."""
+    """train, test or "": from the archive's path, or else from the member's folders except its class."""
     for path in (archive, str(PurePosixPath(member).parent.parent)):
         words = [word for word in re.split(r"[^a-z]+", path.lower()) if word in SPLITS]
         if words:
@@ -256,21 +257,21 @@ def _split(archive: str, member: str) -> str:
     return ""
 
 
-def _numbered(data: str, root: Path, files: tuple[str, ...], found: list[_Found]) -> ImageIndex:
-    if not found:
+def _numbered(data: str, root: Path, files: tuple[str, ...], entries: list[_Found]) -> ImageIndex:
+    if not entries:
         raise UserError(f"--data {data}: holds no images; {LAYOUT}")
-    names = _classes(data, root, found)
+    names = _classes(data, root, entries)
     numbers = {name: number for number, name in enumerate(names)}
-    seen: dict[str, set[int]] = {"train": set(), "test": set()}
+    classes: dict[str, set[int]] = {"train": set(), "test": set()}
     labelled = []
-    for one in found:
+    for one in entries:
         label = one.number if one.number >= 0 else numbers[one.folder]
-        seen[one.split].add(label)
+        classes[one.split].add(label)
         labelled.append((one.split != "train", label, _stem(one.name), one))
-    for split, labels in seen.items():
+    for split, labels in classes.items():
         if not labels:
             raise UserError(f"--data {data}: holds no {split} images; {LAYOUT}")
-    if unseen := sorted(seen["test"] - seen["train"]):
+    if unseen := sorted(classes["test"] - classes["train"]):
         raise UserError(f"--data {data}: class {names[unseen[0]]!r} has test images but no train images")
     labelled.sort(key=lambda each: each[:3])
     inside = [each[3] for each in labelled]
@@ -290,22 +291,22 @@ def _numbered(data: str, root: Path, files: tuple[str, ...], found: list[_Found]
     )
 
 
-def _classes(data: str, root: Path, found: Iterable[_Found]) -> list[str]:
-    """The names of the classes by number: what classes.txt says, or numbers, or the sorted folders."""
-    counted = {one.number for one in found if one.number >= 0}
-    if not counted:
-        return sorted({one.folder for one in found})
-    if any(one.number < 0 for one in found):
+def _classes(data: str, root: Path, entries: Iterable[_Found]) -> list[str]:
+    """The names of the classes by number: from classes.txt, or the numbers, or the sorted folders."""
+    numbers = {one.number for one in entries if one.number >= 0}
+    if not numbers:
+        return sorted({one.folder for one in entries})
+    if any(one.number < 0 for one in entries):
         raise UserError(f"--data {data}: some images have a .cls and some have none")
     if not (root / CLASSES).exists():
-        return [str(number) for number in range(max(counted) + 1)]
+        return [str(number) for number in range(max(numbers) + 1)]
     names = (root / CLASSES).read_text(encoding="utf-8").split("\n")[:-1]
-    if max(counted) >= len(names):
-        raise UserError(f"--data {data}: {CLASSES} names {len(names)} classes, a .cls says {max(counted)}")
+    if max(numbers) >= len(names):
+        raise UserError(f"--data {data}: {CLASSES} names {len(names)} classes, a .cls says {max(numbers)}")
     return names
 
 
 def _stem(name: str) -> tuple[str, str]:
-    """What images of a class are sorted by: the same in a directory, a zip and shards made of them."""
+    """The sort key of images of a class: the same in a directory, a zip and shards."""
     path = PurePosixPath(name)
     return path.stem, path.suffix.lower()

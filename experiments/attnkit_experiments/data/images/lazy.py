@@ -1,4 +1,4 @@
-"""Images that are decoded when a step needs them: for sets that do not fit into memory decoded."""
+"""Images that are decoded on demand, for sets that do not fit into memory when decoded."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from attnkit_experiments.engine.progress import meter
 from attnkit_experiments.engine.sampler import Permutation, ShuffledShards, shuffled
 
 CHUNK = 8
-"""Images in a job of a decoding process."""
+"""Images per job of a decoding process."""
 
 
 @dataclass(frozen=True)
 class LazyImages:
     """The images `train` and `test` of an index (its numbers), decoded as squares of `size` pixels, RGB.
 
-    It stands where an `ImageData` does. How many `decoders` there are has no influence on any pixel.
+    It replaces an `ImageData`. The number of `decoders` does not affect any pixel.
     """
 
     index: ImageIndex
@@ -60,7 +60,7 @@ class LazyImages:
     def checksum(self) -> str:
         """A hash of the name, class and encoded size of every image, and of their order.
 
-        What is inside the files is not read for it: that would take as long as an epoch.
+        The contents of files are not read, which would take as long as an epoch.
         """
         digest = hashlib.sha256(repr((self.size, self.classes)).encode())
         digest.update(np.ascontiguousarray(self.permutation(0, 0, len(self.train))).data)
@@ -88,10 +88,10 @@ class LazyRequest:
 def load_lazily(
     data: str, request: LazyRequest, *, cache: Path, workers: int = 0, skip_unreadable: bool = False
 ) -> LazyImages:
-    """Images of a directory, zips or tar shards (`index`), to be decoded when they are needed.
+    """Images of a directory, zips or tar shards (`index`), to be decoded on demand.
 
-    skip_unreadable: every image is decoded once, in advance, and those that cannot be are left out; which ones is kept
-    in `cache`, so that every process and every later run leaves out the same. Errors: UserError.
+    skip_unreadable: every image is decoded once in advance, and unreadable ones are left out. The list is stored
+    in `cache`, so that all processes and later runs leave out the same. Errors: UserError.
     """
     if request.size < 1:
         raise UserError("images that are decoded lazily need a size: --set image_size=224")
@@ -111,12 +111,12 @@ def load_lazily(
         for split in ("train", "test"):
             if not len(getattr(images, split)):
                 raise UserError(f"--data {data}: no readable {split} images are left")
-    chosen = {}
+    splits = {}
     for split, limit in (("train", request.train_images), ("test", request.test_images)):
         if limit:
             ids = getattr(images, split)
-            chosen[split] = ids[in_turn(index.labels[ids])[:limit]]
-    images = dataclasses.replace(images, **chosen) if chosen else images
+            splits[split] = ids[in_turn(index.labels[ids])[:limit]]
+    images = dataclasses.replace(images, **splits) if splits else images
     if not request.window:
         return images
     if not index.files:
@@ -125,21 +125,21 @@ def load_lazily(
 
 
 def unreadable(images: LazyImages, cache: Path) -> list[tuple[str, str]]:
-    """Name and reason of every image that cannot be decoded: all are tried once, then `cache` knows."""
+    """Name and reason of every image that cannot be decoded: all are tried once, and the result is cached."""
     count = len(images.index.names)
     key = hashlib.sha256(images.index.names.tobytes() + images.index.sizes.tobytes()).hexdigest()[:20]
-    kept = cache / f"unreadable-{key}.json"
-    if kept.exists():
-        return [(name, reason) for name, reason in read_json(kept)["unreadable"]]
-    found: list[tuple[str, str]] = []
+    file = cache / f"unreadable-{key}.json"
+    if file.exists():
+        return [(name, reason) for name, reason in read_json(file)["unreadable"]]
+    failed: list[tuple[str, str]] = []
     with meter("trying to decode every image", count) as update:
-        asked: deque[Future[list[tuple[str, str]]]] = deque()
+        jobs: deque[Future[list[tuple[str, str]]]] = deque()
         for start in range(0, count, CHUNK):
             places = [images.index.place(i) for i in range(start, min(start + CHUNK, count))]
-            asked.append(images.decoders.submit(failures, places))
-            if len(asked) > 4 * max(images.decoders.count, 1):
-                found += asked.popleft().result()
-                update(start, f"{len(found)} unreadable")
-        found += [each for future in asked for each in future.result()]
-    write_json(kept, {"images": count, "unreadable": found})
-    return found
+            jobs.append(images.decoders.submit(failures, places))
+            if len(jobs) > 4 * max(images.decoders.count, 1):
+                failed += jobs.popleft().result()
+                update(start, f"{len(failed)} unreadable")
+        failed += [each for future in jobs for each in future.result()]
+    write_json(file, {"images": count, "unreadable": failed})
+    return failed

@@ -13,7 +13,7 @@ __all__ = ["ImageData", "ImageRequest", "load_images"]
 
 @dataclass(frozen=True)
 class ImageRequest:
-    """Which images a study wants: side in pixels (0: as stored), how many of each split (0: all)."""
+    """The images of a study: side in pixels (0: as stored), how many of each split (0: all)."""
 
     size: int = 0
     train_images: int = 0

@@ -1,4 +1,4 @@
-"""The pixels of a batch on the device that trains: of images that are held there, or decoded for the step."""
+"""The pixels of a batch on the training device: of images stored there, or decoded for the step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from attnkit_experiments.data.images.lazy import LazyImages
 from attnkit_experiments.engine.errors import UserError
 
 AHEAD = 2
-"""Steps that are decoded while one is trained."""
+"""Steps decoded ahead of the current one."""
 
 
 class Pixels(Protocol):
@@ -28,7 +28,7 @@ class Pixels(Protocol):
     """Whether training images are inception crops already."""
 
     def train(self, step: int, rows: np.ndarray) -> Tensor:
-        """Rows of the batch of a step."""
+        """The given rows of a step's batch."""
 
     def test(self, ids: Sequence[int]) -> Tensor:
         """Test images."""
@@ -45,9 +45,9 @@ def open_pixels(
     seed: int,
     smallest: float | None,
 ) -> Pixels:
-    """The pixels of `data`. sample_ids: the ids of a step. smallest: smallest area of an inception crop, None: no crop.
+    """The pixels of `data`. sample_ids: the ids of a step. smallest: minimal area of an inception crop, None: no crop.
 
-    Only images that are decoded for the step are cropped here: what is cut from the original pixels is sharper.
+    Only images decoded for the step are cropped here, because crops of the original pixels are sharper.
     """
     if isinstance(data, ImageData):
         return HeldPixels(data, device, sample_ids)
@@ -75,7 +75,7 @@ class HeldPixels:
 
 
 class DecodedPixels:
-    """What the next steps train on is decoded while this one is computed; of a batch only rows that are asked for."""
+    """The next steps are decoded while this one is computed; only the requested rows of a batch."""
 
     def __init__(
         self,
@@ -97,17 +97,17 @@ class DecodedPixels:
         return self._fetched(self.waiting.pop((step, key)))
 
     def test(self, ids: Sequence[int]) -> Tensor:
-        return self._fetched(self._asked_test(ids))
+        return self._fetched(self._submit_test(ids))
 
     def test_batches(self, batch: int) -> Iterator[Tensor]:
         starts = range(0, len(self.data.test), batch)
-        asked: deque[list[Future[np.ndarray]]] = deque()
+        jobs: deque[list[Future[np.ndarray]]] = deque()
         for start in starts:
-            asked.append(self._asked_test(range(start, min(start + batch, len(self.data.test)))))
-            if len(asked) > (1 if self.data.decoders.count else 0):
-                yield self._fetched(asked.popleft())
-        while asked:
-            yield self._fetched(asked.popleft())
+            jobs.append(self._submit_test(range(start, min(start + batch, len(self.data.test)))))
+            if len(jobs) > (1 if self.data.decoders.count else 0):
+                yield self._fetched(jobs.popleft())
+        while jobs:
+            yield self._fetched(jobs.popleft())
 
     def _asked(self, step: int, rows: np.ndarray) -> list[Future[np.ndarray]]:
         ids, side = self.sample_ids(step)[rows], self.data.size
@@ -118,7 +118,7 @@ class DecodedPixels:
     def _view(self, side: int, step: int, row: int) -> View:
         return CentralCrop(side) if self.smallest is None else RandomCrop(side, self.smallest, self.seed, step, row)
 
-    def _asked_test(self, ids: Sequence[int]) -> list[Future[np.ndarray]]:
+    def _submit_test(self, ids: Sequence[int]) -> list[Future[np.ndarray]]:
         return self.data.decoded([(int(self.data.test[id]), CentralCrop(self.data.size)) for id in ids])
 
     def _fetched(self, futures: Sequence[Future[np.ndarray]]) -> Tensor:

@@ -4,17 +4,18 @@ Two published sets of operations, as `Policy`:
 
 `big_vision(n, m)` is `randaug(n,m)` of big_vision (pp/archive/autoaugment.py), which the ViT recipes train with: 16
 operations (no identity), n of them with replacement, the magnitude m of 10 for all, moved pixels taken from the nearest
-one, uncovered ones 128. Its lengths are meant for 224 pixels; here they are shares of 224, so small images are moved
-as far as large ones. m may be larger than 10, and m = 0 is not nothing: equalize, invert and others have no magnitude.
+one, uncovered ones 128. Its lengths are meant for 224 pixels; here they are shares of 224, so small images are moved as
+far as large ones. m may be larger than 10, and m = 0 is not the identity: equalize, invert and others have no
+magnitude.
 
 `timm_increasing(n, m, spread)` is `rand-mM-nN-mstdS-inc1` of timm, which SOFT and DeiT train with: 15 operations that
 grow with m, each applied with probability ½, the magnitude of an image normal around m and cut to 0..10, translations
 up to 0.45 of the side, uncovered pixels (124, 116, 104). timm draws bilinear or bicubic interpolation; here it is
 bilinear.
 
-An operation takes images (B, 3, H, W) uint8 and one argument per image, and gives what Pillow gives (ImageOps,
-ImageEnhance, Image.transform), but that shears leave pixel (0, 0) where it is, as in big_vision. Where big_vision's own
-arithmetic differs from Pillow's it is by one grey level: it cuts off what Pillow rounds in sharpness and in the mean
+An operation takes images (B, 3, H, W) uint8 and one argument per image, and returns the same as Pillow (ImageOps,
+ImageEnhance, Image.transform), except that shears fix pixel (0, 0), as in big_vision. Where big_vision's own
+arithmetic differs from Pillow's, it is by one grey level: it truncates where Pillow rounds in sharpness and in the mean
 of contrast, and its weights of grey have four digits. Older versions of it take the mean of contrast from a wrong sum.
 """
 
@@ -33,11 +34,11 @@ from torch.nn.functional import grid_sample
 from attnkit_experiments.data.images.augment import Draws
 
 HIGHEST = 10.0
-SIDE = 224  # what big_vision's lengths in pixels are meant for
+SIDE = 224  # image size for which big_vision's lengths in pixels are defined
 
 
 class Argument(NamedTuple):
-    """What an operation is told: a number and a random place for each image, and what lies around them."""
+    """The arguments of an operation: a number and a random position per image, and the fill colour."""
 
     value: Tensor  # (B,) float64
     place: Tensor  # (2, B) in 0..1
@@ -73,14 +74,14 @@ class Policy:
         """(B, 3, H, W) uint8 to the same; a function of (seed, step, row) for each image."""
         names = list(self.choices)
         for layer in range(self.layers):
-            chosen = draws.below(len(names), f"randaugment {layer}", 1)[0]
+            operation = draws.below(len(names), f"randaugment {layer}", 1)[0]
             skipped, sign, down, across = draws.uniform(f"randaugment {layer} numbers", 4)
             level = self.magnitude + self.spread * draws.normal(f"randaugment {layer} magnitude", 1)[0].double()
             level = level.clamp(0, self.limit) / HIGHEST
-            chosen[skipped >= self.probability] = -1
+            operation[skipped >= self.probability] = -1
             images = images.clone()
             for number, choice in enumerate(self.choices.values()):
-                own = (chosen == number).nonzero().flatten()
+                own = (operation == number).nonzero().flatten()
                 if not len(own):
                     continue
                 value = choice.argument(level[own], images.shape[-1]).broadcast_to(own.shape)
@@ -106,7 +107,7 @@ def _levels(images: Tensor) -> Tensor:
 
 
 def _blend(other: Tensor, images: Tensor, factor: Tensor) -> Tensor:
-    """other + factor · (images - other), cut to 0..255 and then downwards to a whole number."""
+    """other + factor · (images - other), clipped to 0..255 and rounded down."""
     start = other.float()
     mixed = start + _column(factor, images).float() * (images.float() - start)
     return mixed.clamp(0, 255).byte()
@@ -136,7 +137,7 @@ def autocontrast(images: Tensor, _: Argument) -> Tensor:
 
 
 def equalize(images: Tensor, _: Argument) -> Tensor:
-    """Each channel so that its levels are about equally frequent: tables of whole numbers as in ImageOps.equalize."""
+    """Each channel with about equally frequent levels: integer tables as in ImageOps.equalize."""
     counts = _histogram(images)
     last = counts.gather(2, 255 - (counts.flip(2) > 0).int().argmax(2, keepdim=True))
     step = (counts.sum(2, keepdim=True) - last) // 255
@@ -197,23 +198,23 @@ def _transformed(images: Tensor, matrix: Tensor, argument: Argument) -> Tensor:
     inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
     if argument.bilinear:
         grid = torch.stack([(2 * source_x + 1) / width - 1, (2 * source_y + 1) / height - 1], dim=-1).float()
-        moved = grid_sample(images.float(), grid, padding_mode="border", align_corners=False)
-        moved = moved.add_(1e-3).byte()  # cut off as in Pillow, but for what is a whole number within rounding
+        out = grid_sample(images.float(), grid, padding_mode="border", align_corners=False)
+        out = out.add_(1e-3).byte()  # truncated as in Pillow, except for integers up to rounding
     else:
         nearest = row.clamp(0, height - 1) * width + column.clamp(0, width - 1)
-        moved = images.flatten(2).gather(2, nearest.flatten(1)[:, None].expand(-1, 3, -1)).view_as(images)
+        out = images.flatten(2).gather(2, nearest.flatten(1)[:, None].expand(-1, 3, -1)).view_as(images)
     fill = torch.tensor(argument.fill, dtype=torch.uint8, device=images.device)[None, :, None, None]
-    return torch.where(inside[:, None], moved, fill)
+    return torch.where(inside[:, None], out, fill)
 
 
 def posterize(images: Tensor, argument: Argument) -> Tensor:
-    """Keep the `value` highest bits of 8, at least one (TensorFlow shifts by 7 at most, and so leaves one)."""
+    """Keep the `value` highest bits of 8, at least one (TensorFlow shifts by at most 7)."""
     shift = (8 - _column(argument.value, images).to(torch.uint8)).clamp(max=7)
     return images.bitwise_right_shift(shift).bitwise_left_shift(shift)
 
 
 def posterize_to_black(images: Tensor, argument: Argument) -> Tensor:
-    """Keep the `value` highest bits of 8; of none remains black, as in Pillow."""
+    """Keep the `value` highest bits of 8; 0 bits give black, as in Pillow."""
     return torch.where(_column(argument.value, images) > 0, posterize(images, argument), 0).byte()
 
 
@@ -229,23 +230,23 @@ def solarize_add(images: Tensor, argument: Argument) -> Tensor:
 
 
 def color(images: Tensor, argument: Argument) -> Tensor:
-    """0: grey, 1: as it is."""
+    """0: grey, 1: unchanged."""
     return _blend(_grey(images).expand_as(images), images, argument.value)
 
 
 def contrast(images: Tensor, argument: Argument) -> Tensor:
-    """0: the mean grey level everywhere, 1: as it is."""
+    """0: the mean grey level everywhere, 1: unchanged."""
     mean = (_grey(images).double().mean((1, 2, 3), keepdim=True) + 0.5).floor()
     return _blend(mean.expand_as(images), images, argument.value)
 
 
 def brightness(images: Tensor, argument: Argument) -> Tensor:
-    """0: black, 1: as it is."""
+    """0: black, 1: unchanged."""
     return _blend(torch.zeros_like(images), images, argument.value)
 
 
 def sharpness(images: Tensor, argument: Argument) -> Tensor:
-    """0: smoothed by (1 1 1; 1 5 1; 1 1 1)/13 but for the border, 1: as it is."""
+    """0: smoothed by (1 1 1; 1 5 1; 1 1 1)/13 except at the border, 1: unchanged."""
     rows, columns = images.shape[2:]
     pixels = images.int()
     around = sum(pixels[:, :, i : rows - 2 + i, j : columns - 2 + j] for i in range(3) for j in range(3))
@@ -307,9 +308,9 @@ BIG_VISION: Mapping[str, Choice] = {
 
 
 def _of_timm() -> Mapping[str, Choice]:
-    kept = ("autocontrast", "equalize", "invert", "rotate", "shear_x", "shear_y", "solarize_add")
+    names = ("autocontrast", "equalize", "invert", "rotate", "shear_x", "shear_y", "solarize_add")
     return {
-        **{name: BIG_VISION[name] for name in kept},
+        **{name: BIG_VISION[name] for name in names},
         "posterize": Choice(posterize_to_black, lambda level, side: 4 - (4 * level).floor()),
         "solarize": Choice(solarize, lambda level, side: 256 - (256 * level).floor()),
         "translate_x": Choice(translate_x, lambda level, side: 0.45 * level * side, signed=True),
@@ -341,10 +342,10 @@ def timm_increasing(layers: int, magnitude: float, spread: float) -> Policy:
 
 def named(text: str) -> Policy:
     """A policy as its authors write it: "2,15" or "rand-m9-mstd0.5-inc1". Errors: ValueError."""
-    if found := re.fullmatch(r"(\d+),(\d+)", text):
-        return big_vision(int(found[1]), float(found[2]))
-    if found := re.fullmatch(r"rand-m(\d+)(?:-n(\d+))?-mstd(\d*\.?\d+)-inc1", text):
-        return timm_increasing(int(found[2] or 2), float(found[1]), float(found[3]))
+    if match := re.fullmatch(r"(\d+),(\d+)", text):
+        return big_vision(int(match[1]), float(match[2]))
+    if match := re.fullmatch(r"rand-m(\d+)(?:-n(\d+))?-mstd(\d*\.?\d+)-inc1", text):
+        return timm_increasing(int(match[2] or 2), float(match[1]), float(match[3]))
     raise ValueError(f"randaug: expected layers,magnitude such as 2,15, or rand-m9-mstd0.5-inc1, got {text!r}")
 
 

@@ -1,4 +1,4 @@
-"""How many images per second are decoded and augmented: what `python -m experiments decode` prints."""
+"""Images decoded and augmented per second, for `python -m experiments decode`."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ SMALLEST = 0.05
 def measure(
     *, data: str, workers: tuple[int, ...], size: int, images: int, rounds: int, device: str, cache: Path
 ) -> None:
-    """Say images per second as the median of `rounds`, and the slowest and fastest of them.
+    """Print images per second: the median of `rounds`, the slowest and the fastest.
 
-    Decoding: inception crops of `images` images, in chunks as in training, after a round that is not counted (files are
+    Decoding: inception crops of `images` images, in chunks as in training, after a warm-up round (files are
     in the system's cache by then). Augmentation: operations on one batch of 64 of them on `device`.
     """
     if images < BATCH or rounds < 1 or not workers or min(workers) < 0:
@@ -39,10 +39,10 @@ def measure(
     say(f"decoding {images} images to {size} pixels, images per second by number of processes")
     for count in workers:
         opened = load_lazily(data, LazyRequest(size), cache=cache, workers=count)
-        chosen = opened.train[np.arange(images) % len(opened.train)]
+        ids = opened.train[np.arange(images) % len(opened.train)]
 
-        def run(step: int, opened=opened, chosen=chosen) -> np.ndarray:  # type: ignore[no-untyped-def]
-            items = [(int(i), RandomCrop(size, SMALLEST, 0, step, row)) for row, i in enumerate(chosen)]
+        def run(step: int, opened=opened, ids=ids) -> np.ndarray:  # type: ignore[no-untyped-def]
+            items = [(int(i), RandomCrop(size, SMALLEST, 0, step, row)) for row, i in enumerate(ids)]
             return np.concatenate([future.result() for future in opened.decoded(items)])
 
         pixels = run(0)
@@ -74,8 +74,8 @@ def _operations() -> dict[str, Callable[[Tensor, int], Tensor]]:
     def floats(apply: Callable[[Tensor, int], Tensor]) -> Callable[[Tensor, int], Tensor]:
         return lambda batch, step: apply(augment.normalise(batch), step)
 
-    def policy(chosen: Policy) -> Callable[[Tensor, int], Tensor]:
-        return lambda batch, step: chosen(batch.permute(0, 3, 1, 2).contiguous(), draws(step))
+    def policy(augmentation: Policy) -> Callable[[Tensor, int], Tensor]:
+        return lambda batch, step: augmentation(batch.permute(0, 3, 1, 2).contiguous(), draws(step))
 
     def draws(step: int) -> augment.Draws:
         return augment.Draws(0, step, BATCH, rows)

@@ -1,9 +1,9 @@
-"""What a person has downloaded, checked, counted and written as the experiments read it.
+"""Downloaded archives, checked, counted and written in the form that the experiments read.
 
-`PREPARE[name](archive, out)` writes `SPLIT.LANGUAGE.gz` of sentence pairs, which `data.text.pairs.load_pairs`
-reads, or shards of images (`imagenet`), and `manifest.json` (what was read, kept and left out, with checksums of pairs)
-into `out`. Nothing is downloaded. A count that differs from
-the known one is an error that says both; `expected=None` takes the archive as it is and the manifest records that.
+`PREPARE[name](archive, out)` writes `SPLIT.LANGUAGE.gz` of sentence pairs, read by `data.text.pairs.load_pairs`, or
+shards of images (`imagenet`), and `manifest.json` (what was read, kept and left out, with checksums of pairs) into
+`out`. Nothing is downloaded. A count that differs from the known one is an error that shows both; `expected=None`
+accepts the archive, and the manifest records that.
 """
 
 from __future__ import annotations

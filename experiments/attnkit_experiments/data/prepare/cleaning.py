@@ -1,4 +1,4 @@
-"""Which training pairs are kept, by words, as Moses's clean-corpus-n does."""
+"""Filter of training pairs by words, like Moses's clean-corpus-n."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ WORD = re.compile(r"\w+|[^\w\s]")
 def count_words(text: str) -> int:
     """Runs of letters and digits, and every other character that is not a space.
 
-    Close to Moses's tokenizer, which published preparations count with and which is not among our libraries; it keeps
-    abbreviations and numbers like 3.14 together and so finds a few words less.
+    Close to Moses's tokenizer, which published preparations use for counting and which is not one of our libraries; it
+    keeps abbreviations and numbers like 3.14 together and so counts slightly fewer words.
     """
     return len(WORD.findall(text))
 
@@ -24,9 +24,9 @@ def clean(
 ) -> tuple[list[str], list[str], dict[str, int]]:
     """The pairs, normalised, with 1 to `longest` words a side and at most `ratio` times as many on one side; counts.
 
-    words: the number of words of a text. A pair is counted under the first reason that it is dropped for.
+    words: the number of words of a text. A dropped pair is counted under its first reason.
     """
-    kept: tuple[list[str], list[str]] = ([], [])
+    columns: tuple[list[str], list[str]] = ([], [])
     counts = {"empty": 0, f"longer than {longest} words": 0, f"ratio above {ratio}": 0, "kept": 0}
     empty, long, uneven, _ = counts
     for one, other in zip(source, target, strict=True):
@@ -40,6 +40,6 @@ def clean(
             counts[uneven] += 1
         else:
             counts["kept"] += 1
-            for texts, text in zip(kept, sides, strict=True):
+            for texts, text in zip(columns, sides, strict=True):
                 texts.append(text)
-    return *kept, counts
+    return *columns, counts

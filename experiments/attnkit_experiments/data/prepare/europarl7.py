@@ -1,8 +1,8 @@
 """Europarl7 English-German documents in the files of Maruf et al. 2019 (github.com/sameenmaruf/selective-attn).
 
-`concatenated_en2de_{train,dev,test}_{en,de}.txt`: a sentence a line, a line `<d>` opens a document. dev and test lie in
-that repository; its authors give the training files on request (about 1.67 million pairs; the exact number is not
-published, so it is not checked). Nothing is cleaned: a sentence less would be a hole in its document.
+`concatenated_en2de_{train,dev,test}_{en,de}.txt`: one sentence per line, a line `<d>` starts a document. dev and test
+are in that repository; its authors give the training files on request (about 1.67 million pairs; the exact number is
+not published, so it is not checked). Nothing is cleaned, which would leave gaps in documents.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ def prepare(archive: Path, out: Path, *, expected: Mapping[str, int] | None = EX
     }
     contents = archives.read(archive, list(names.values()))
     splits: dict[str, tuple[list[str], list[str]]] = {}
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for split, part in SPLITS.items():
         english, german = (archives.lines(contents, names[part, language]) for language in LANGUAGES)
         require_aligned((english, german), [names[part, language] for language in LANGUAGES])
         documents = sum(line.strip() == DOCUMENT_MARK for line in english)
-        found |= {f"{part} sentences": len(english) - documents, f"{part} documents": documents}
+        counts |= {f"{part} sentences": len(english) - documents, f"{part} documents": documents}
         splits[split] = english, german
-    require_counts(archive, found, expected)
+    require_counts(archive, counts, expected)
     return write(
         out,
         "Europarl7 en-de documents",
         LANGUAGES,
         splits,
         read=checksums(contents),
-        lines=found,
+        lines=counts,
         expected=None if expected is None else dict(expected),
     )

@@ -1,8 +1,8 @@
 """ImageNet-1k (ILSVRC2012) as tar shards that webdataset and `attnkit_experiments.data.images.index` read.
 
-What is read is whatever the index knows: the two archives of images as published beside the development kit, whose file
-says the classes of the validation images, or their images in directories or zips, train/SYNSET/*.JPEG and
-val/SYNSET/*.JPEG. Shards hold images in random order (the same for everybody), so that reading a few shards at
+It reads whatever the index supports: the two published archives of images beside the development kit, whose file
+contains the classes of the validation images, or directories or zips with train/SYNSET/*.JPEG and
+val/SYNSET/*.JPEG. Shards contain images in a fixed random order, so that reading a few shards at
 a time (order=shards) still mixes classes.
 """
 
@@ -29,19 +29,19 @@ def prepare(
 ) -> dict[str, Any]:
     """Write train-NNNNNN.tar and val-NNNNNN.tar of `per_shard` images, classes.txt and the manifest; returns it.
 
-    A sample is CLASS/NAME with the encoded image, as it is, and `.cls`, the place of its class in classes.txt (sorted).
-    The shards are the same, byte for byte, whenever and from whichever of these they are written. Errors: UserError if
-    counts differ from `expected`, naming the classes whose validation images are not as many as those of most; if `out`
-    holds shards.
+    A sample is CLASS/NAME with the unchanged encoded image, and `.cls`, the index of its class in classes.txt (sorted).
+    The shards are identical, byte for byte, for every kind of input. Errors: UserError if
+    counts differ from `expected`, naming the classes with an unusual number of validation images; if `out`
+    contains shards.
     """
     if any(out.glob("*.tar")):
         raise UserError(f"{out}: holds tar files; choose another directory")
     index = build_index(str(archive))
     splits = {"train": np.flatnonzero(index.train), "val": np.flatnonzero(~index.train)}
-    found = {"classes": len(index.classes)} | {split: len(ids) for split, ids in splits.items()}
-    if expected and found["val"] != expected["val"]:
+    counts = {"classes": len(index.classes)} | {split: len(ids) for split, ids in splits.items()}
+    if expected and counts["val"] != expected["val"]:
         _name_uneven(archive, index, splits["val"], expected["val"] // expected["classes"])
-    require_counts(archive, found, expected)
+    require_counts(archive, counts, expected)
     files = {}
     for split, ids in splits.items():
         shuffled = np.random.Generator(np.random.Philox(key=0)).permutation(ids)
@@ -50,7 +50,7 @@ def prepare(
             _write(out / f"{split}-{number:06d}.tar", index, shard)
         files[split] = {"images": len(ids), "shards": len(shards)}
     write_text(out / CLASSES, "".join(f"{name}\n" for name in index.classes))
-    manifest = {"name": "ImageNet-1k" if expected else archive.name, "counts": found, "files": files}
+    manifest = {"name": "ImageNet-1k" if expected else archive.name, "counts": counts, "files": files}
     write_json(out / "manifest.json", manifest | {"expected": None if expected is None else dict(expected)})
     return manifest
 

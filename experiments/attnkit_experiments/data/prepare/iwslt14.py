@@ -1,7 +1,7 @@
 """IWSLT14 German-English from `de-en.tgz` of the 2014-01 release of WIT3 (wit3.fbk.eu).
 
-The steps of fairseq's examples/translation/prepare-iwslt14.sh, which most published numbers start from, without its
-tokenizer: text stays as it is written, and lower case is `PairRequest.lowercase`. Two test sets are in use. Paper 001
+The steps of fairseq's examples/translation/prepare-iwslt14.sh, on which most published numbers are based, without its
+tokenizer: text is unchanged, and lower case is `PairRequest.lowercase`. Two test sets are in use. Paper 001
 (Appendix A.1) names dev2010, tst2010, tst2011 and tst2012 (5,585 sentences): `test`. fairseq's script adds the TEDX
 dev2012 (6,750): `test-fairseq`. The paper's 153 thousand training pairs are from an older preparation of the same
 archive; this one keeps 167,522 with valid, counted in words of Moses.
@@ -25,7 +25,7 @@ PAPER = ("dev2010", "tst2010", "tst2011", "tst2012")
 FAIRSEQ = ("dev2010", "dev2012", "tst2010", "tst2011", "tst2012")
 EXPECTED = {"train": 174_443, "dev2010": 887, "dev2012": 1165, "tst2010": 1565, "tst2011": 1433, "tst2012": 1700}
 CLEANED_BY_MOSES = 167_522
-DROPPED = ("<url>", "<talkid>", "<keywords>")  # lines about a talk that are not said in it
+DROPPED = ("<url>", "<talkid>", "<keywords>")  # lines about a talk that are not part of it
 OPENED = ("<title>", "</title>", "<description>", "</description>")  # tags around lines that are kept
 VALID_EVERY = 23
 ENTITY = re.compile(r"&#?\w+;")
@@ -54,15 +54,15 @@ def prepare(
     sets = {part: [_test(contents, names[part, language]) for language in LANGUAGES] for part in SETS}
     for part, sides in sets.items():
         require_aligned(sides, [names[part, language] for language in LANGUAGES])
-    found = {"train": len(train[0])} | {part: len(sides[0]) for part, sides in sets.items()}
-    require_counts(archive, found, expected)
+    counts = {"train": len(train[0])} | {part: len(sides[0]) for part, sides in sets.items()}
+    require_counts(archive, counts, expected)
 
-    *kept, cleaned = clean(*train, ratio=1.5, longest=175, words=words)
-    valid = [side[VALID_EVERY - 1 :: VALID_EVERY] for side in kept]
-    for side in kept:
+    *cleaned_sides, cleaned = clean(*train, ratio=1.5, longest=175, words=words)
+    valid = [side[VALID_EVERY - 1 :: VALID_EVERY] for side in cleaned_sides]
+    for side in cleaned_sides:
         del side[VALID_EVERY - 1 :: VALID_EVERY]
     splits = {
-        "train": (kept[0], kept[1]),
+        "train": (cleaned_sides[0], cleaned_sides[1]),
         "valid": (valid[0], valid[1]),
         "test": _together(sets, PAPER),
         "test-fairseq": _together(sets, FAIRSEQ),
@@ -73,9 +73,9 @@ def prepare(
         LANGUAGES,
         splits,
         read=checksums(contents),
-        lines=found,
+        lines=counts,
         expected=None if expected is None else dict(expected),
-        # what the published steps leave in the text: few, but a person should know
+        # markup that the published steps leave in the text: rare, but reported
         train_lines_that_begin_with_a_tag=sum(line.startswith("<") for line in train[0]),
         train_lines_with_an_entity=sum(ENTITY.search(line) is not None for line in train[0]),
         train_cleaned=cleaned,
@@ -86,14 +86,14 @@ def prepare(
 
 def _said(lines: list[str]) -> list[str]:
     """The lines of a training file that are text, without the tags around titles and descriptions."""
-    kept = [line for line in lines if not any(tag in line for tag in DROPPED)]
+    speech = [line for line in lines if not any(tag in line for tag in DROPPED)]
     for tag in OPENED:
-        kept = [line.replace(tag, "") for line in kept]
-    return kept
+        speech = [line.replace(tag, "") for line in speech]
+    return speech
 
 
 def _test(contents: dict[str, bytes], name: str) -> list[str]:
-    """The sentences of a test set, with the typewriter's apostrophe that the training text has."""
+    """The sentences of a test set, with ASCII apostrophes as in the training text."""
     return [segment.replace("’", "'") for segment in archives.segments(contents, name)]
 
 

@@ -1,8 +1,8 @@
 """WMT14 English-German from the archives of its page (statmt.org/wmt14/translation-task.html).
 
-As paper 001 says (Appendix A.1): Europarl v7, Common Crawl and News Commentary v9 are the training set (4.5 million
-pairs), newstest2013 is valid, newstest2014 in its full 3,003 sentences is test. Those 4.5 million are nearly all there
-are (4,520,620), so cleaning is Moses's default, which drops garbage only: 1 to 250 words, ratio at most 9. fairseq's
+As in paper 001 (Appendix A.1): Europarl v7, Common Crawl and News Commentary v9 are the training set (4.5 million
+pairs), newstest2013 is valid, newstest2014 in its full 3,003 sentences is test. Those 4.5 million are nearly all pairs
+(4,520,620), so cleaning is Moses's default, which drops only garbage: 1 to 250 words, ratio at most 9. fairseq's
 script cleans with a ratio of 1.5 and normalises punctuation, and trains on fewer pairs.
 """
 
@@ -65,13 +65,13 @@ def prepare(
         read |= checksums(contents)
     for part, sides in parts.items():
         require_aligned(sides, [f"{part} {language}" for language in LANGUAGES])
-    found = {part: len(sides[0]) for part, sides in parts.items()}
-    require_counts(archive, found, expected)
+    counts = {part: len(sides[0]) for part, sides in parts.items()}
+    require_counts(archive, counts, expected)
 
     english, german = ([line for part in TRAIN for line in parts[part][side]] for side in (0, 1))
-    *kept, cleaned = clean(english, german, ratio=ratio, longest=longest, words=words)
+    *cleaned_sides, cleaned = clean(english, german, ratio=ratio, longest=longest, words=words)
     splits = {
-        "train": (kept[0], kept[1]),
+        "train": (cleaned_sides[0], cleaned_sides[1]),
         "valid": (parts["newstest2013"][0], parts["newstest2013"][1]),
         "test": (parts["newstest2014"][0], parts["newstest2014"][1]),
     }
@@ -81,7 +81,7 @@ def prepare(
         LANGUAGES,
         splits,
         read=read,
-        lines=found,
+        lines=counts,
         expected=None if expected is None else dict(expected),
         train_cleaned=cleaned,
         words=f"{words.__module__}.{words.__qualname__}",

@@ -1,4 +1,4 @@
-"""Line files and their manifest, and the counts that an archive is known to have."""
+"""Line files and their manifest, and the known counts of an archive."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.files import sha256, write_json, written_aside
 
 
-def require_counts(archive: Path, found: Mapping[str, int], expected: Mapping[str, int] | None) -> None:
-    """UserError naming every count that differs from the known one; `expected` None: nothing is known."""
+def require_counts(archive: Path, counts: Mapping[str, int], expected: Mapping[str, int] | None) -> None:
+    """UserError naming every count that differs from the known one; `expected` None: no check."""
     different = [
-        f"{name}: {found.get(name, 0):,} instead of {count:,}"
+        f"{name}: {counts.get(name, 0):,} instead of {count:,}"
         for name, count in (expected or {}).items()
-        if found.get(name, 0) != count
+        if counts.get(name, 0) != count
     ]
     if different:
         raise UserError(
@@ -36,8 +36,8 @@ def write(
 ) -> dict[str, Any]:
     """Write `SPLIT.LANGUAGE.gz` for every split and then `manifest.json`; returns the manifest.
 
-    splits: both sides of each split, aligned; lines are normalised. about: what else the manifest says. The files are
-    the same, byte for byte, whenever they are written from the same lines.
+    splits: both sides of each split, aligned; lines are normalised. about: further entries of the manifest. The files
+    are the same, byte for byte, whenever they are written from the same lines.
     """
     files = {}
     for split, sides in splits.items():

@@ -1,4 +1,4 @@
-"""Sequences of tokens for classification, ragged: one flat array, and where each sequence starts in it."""
+"""Sequences of tokens for classification, ragged: one flat array, and the start of each sequence in it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from attnkit_experiments.data.images.dataset import in_turn
 
-PADDING = 0  # no sequence holds this id, so that a batch needs no mask beside it
+PADDING = 0  # no sequence contains this id, so a batch needs no mask
 SPLITS = ("train", "valid", "test")
 
 
@@ -26,29 +26,29 @@ class Split:
         return len(self.labels)
 
     def take(self, limit: int) -> Split:
-        """The first `limit` samples in an order that takes the classes in turn (0: all, as they are)."""
+        """The first `limit` samples in an order that takes the classes in turn (0: all, in order)."""
         if not limit:
             return self
-        chosen = in_turn(self.labels)[:limit]
-        return Split(self.rows[chosen], self.labels[chosen])
+        indices = in_turn(self.labels)[:limit]
+        return Split(self.rows[indices], self.labels[indices])
 
 
 @dataclass(frozen=True)
 class SequenceData:
-    """What a study is trained on.
+    """The data of a study.
 
     Attributes:
-        name: of the task, such as "listops".
+        name: the task, such as "listops".
         vocabulary: ids are 1 to vocabulary - 1; 0 is padding and occurs in no sequence.
         classes: their names.
-        tokens: (T,) uint8 or int16, all sequences one behind the other.
+        tokens: (T,) uint8 or int16, all sequences, concatenated.
         starts: (S + 1,) int64; sequence s is tokens[starts[s]:starts[s + 1]].
-        train, valid, test: samples. A sample has one sequence, or two where pairs are compared. valid may be empty.
-        truncated: how many sequences were cut to the longest length allowed.
-        skipped: how many files could not be used.
+        train, valid, test: samples. A sample has one sequence, or two if pairs are compared. valid may be empty.
+        truncated: number of sequences cut to the maximal length.
+        skipped: number of unusable files.
 
     Raises:
-        ValueError: arrays that do not fit together, an id outside 1..vocabulary-1, an empty sequence, a split without
+        ValueError: inconsistent arrays, an id outside 1..vocabulary-1, an empty sequence, a split without
             samples (valid excepted).
     """
 
@@ -69,8 +69,8 @@ class SequenceData:
         if self.starts[0] != 0 or self.starts[-1] != len(self.tokens) or (np.diff(self.starts) < 1).any():
             raise ValueError("SequenceData: starts must rise from 0 to the number of tokens, no sequence being empty")
         if self.tokens.min() <= PADDING or self.tokens.max() >= self.vocabulary:
-            found = f"{self.tokens.min()}..{self.tokens.max()}"
-            raise ValueError(f"SequenceData: ids must lie in 1..{self.vocabulary - 1}, got {found}")
+            extent = f"{self.tokens.min()}..{self.tokens.max()}"
+            raise ValueError(f"SequenceData: ids must lie in 1..{self.vocabulary - 1}, got {extent}")
         for name in SPLITS:
             self._check_split(name, getattr(self, name))
 
@@ -102,13 +102,13 @@ class SequenceData:
         return self.tokens[self.starts[index] : self.starts[index + 1]]
 
     def majority(self, split: str = "test") -> float:
-        """Accuracy on `split` of always answering the commonest class of train (of several, the first)."""
+        """Accuracy on `split` of always answering the most common class of train (the first of several)."""
         labels: np.ndarray = getattr(self, split).labels
         commonest = np.bincount(self.train.labels, minlength=len(self.classes)).argmax()
         return float((labels == commonest).mean())
 
     def checksum(self) -> str:
-        """A hash of every token, sample and label: what a result was trained on, whatever its path was."""
+        """A hash of every token, sample and label: it identifies the data independently of its path."""
         digest = hashlib.sha256()
         of_splits = (getattr(getattr(self, name), part) for name in SPLITS for part in ("rows", "labels"))
         for array in (self.tokens, self.starts, *of_splits):
@@ -124,13 +124,13 @@ class SequenceData:
 
 def flat(sequences: Iterable[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """(tokens, starts) of some sequences of one dtype."""
-    held = list(sequences)
-    starts = np.cumsum([0, *(len(sequence) for sequence in held)], dtype=np.int64)
-    return np.concatenate(held), starts
+    arrays = list(sequences)
+    starts = np.cumsum([0, *(len(sequence) for sequence in arrays)], dtype=np.int64)
+    return np.concatenate(arrays), starts
 
 
 def single(first: int, labels: np.ndarray) -> Split:
-    """Samples of one sequence each, which are stored one after the other from `first`."""
+    """Samples of one sequence each, stored consecutively from `first`."""
     return Split(np.arange(first, first + len(labels), dtype=np.int64)[:, None], labels.astype(np.int64))
 
 
@@ -142,5 +142,5 @@ def split_off(split: Split, share: float) -> tuple[Split, Split]:
     for label in np.unique(split.labels):
         here = split.labels == label
         rank[here] = np.arange(np.count_nonzero(here))
-    held = rank % round(1 / share) == 0 if share else np.zeros(len(split), dtype=bool)
-    return Split(split.rows[~held], split.labels[~held]), Split(split.rows[held], split.labels[held])
+    valid = rank % round(1 / share) == 0 if share else np.zeros(len(split), dtype=bool)
+    return Split(split.rows[~valid], split.labels[~valid]), Split(split.rows[valid], split.labels[valid])

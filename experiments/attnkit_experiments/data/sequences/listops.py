@@ -2,9 +2,9 @@
 
 Nangia and Bowman 2018 (arXiv:1804.06028), in the lengths of Tay et al. 2021 (arXiv:2011.04006) §2.2.1. A node is an
 operator with probability ¼ and a digit otherwise; nodes at the largest depth are digits. Operators are MIN, MAX, MED
-(the median, rounded down) and SM (the sum modulo 10), with 2 to 10 arguments. What is kept has more than 500 and fewer
-than 2,000 tokens, and no expression twice. The parentheses of the original's text carry nothing and are left out, here
-as by its readers; `]` is a token, and only operators open a list.
+(the median, rounded down) and SM (the sum modulo 10), with 2 to 10 arguments. Expressions have more than 500 and fewer
+than 2,000 tokens, and none occurs twice. The parentheses of the original's text carry no information and are left out,
+here as by its readers; `]` is a token, and only operators open a list.
 
 The original keeps expressions in a set, so that its splits differ from run to run; here everything is a function of
 (rules, seed). Trees are drawn by the thousand, one level of all of them after the other.
@@ -30,9 +30,9 @@ OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
 CLOSE = "]"
 WORDS = ("", *(str(digit) for digit in range(10)), *OPERATORS, CLOSE)  # by id; 0 is padding
 FIRST_DIGIT, FIRST_OPERATOR, CLOSE_ID = 1, 11, 15
-TREES = 32_768  # drawn at once
-PATIENCE = 10  # blocks of trees without anything new before the rules count as hopeless
-GENERATOR = 1  # counts changes of what (rules, seed) mean, so that an old cache is not taken for new
+TREES = 32_768  # per block
+PATIENCE = 10  # blocks of trees without anything new before giving up
+GENERATOR = 1  # incremented when the meaning of (rules, seed) changes, to invalidate caches
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class ListOpsRules:
 
 
 def load(rules: ListOpsRules, *, train: int, valid: int, test: int, seed: int, cache: Path) -> SequenceData:
-    """The data of these rules from `cache`, or generated and kept there."""
+    """The data of these rules from `cache`, or generated and cached."""
     settings = {**dataclasses.asdict(rules), "sizes": [train, valid, test], "seed": seed, "generator": GENERATOR}
     path = cache / f"listops-{fingerprint(settings)[:20]}.npz"
     arrays = _read(path)
@@ -89,7 +89,7 @@ class Expressions(NamedTuple):
 
 
 def generate(rules: ListOpsRules, count: int, seed: int) -> Expressions:
-    """`count` different expressions. UserError if the rules hardly allow as many."""
+    """`count` different expressions. UserError if the rules hardly allow that many."""
     seen: set[bytes] = set()
     tokens: list[np.ndarray] = []
     values: list[int] = []
@@ -101,9 +101,9 @@ def generate(rules: ListOpsRules, count: int, seed: int) -> Expressions:
                     f"ListOps: {rules} gave {len(tokens)} different expressions of the {count} asked for, and none "
                     f"in the last {PATIENCE * TREES} trees; allow other lengths or ask for fewer"
                 )
-            found = draw(rules, np.random.Generator(np.random.Philox(key=[seed, block])))
+            batch = draw(rules, np.random.Generator(np.random.Philox(key=[seed, block])))
             block += 1
-            for sequence, value in zip(np.split(found.tokens, found.starts[1:-1]), found.values, strict=True):
+            for sequence, value in zip(np.split(batch.tokens, batch.starts[1:-1]), batch.values, strict=True):
                 key = hashlib.blake2b(sequence.tobytes(), digest_size=16).digest()
                 if key not in seen and len(tokens) < count:
                     seen.add(key)
@@ -115,7 +115,7 @@ def generate(rules: ListOpsRules, count: int, seed: int) -> Expressions:
 
 
 def _read(path: Path) -> Expressions | None:
-    """What was generated before, or None if it is not there or cannot be read (then it is generated again)."""
+    """The cached data, or None if it is missing or unreadable (then it is generated again)."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             return Expressions(*(stored[name] for name in Expressions._fields))
@@ -134,23 +134,23 @@ class _Level(NamedTuple):
 
 
 def draw(rules: ListOpsRules, rng: np.random.Generator, trees: int = TREES) -> Expressions:
-    """Of `trees` trees those whose length is allowed, with their values."""
+    """Those of `trees` trees with an allowed length, with their values."""
     levels = _shapes(rules, rng, trees)
     lengths = np.zeros(trees, dtype=np.int64)
     for level in levels:
         lengths += np.bincount(level.tree, weights=1 + (level.arguments > 0), minlength=trees).astype(np.int64)
-    kept = (lengths > rules.longer_than) & (lengths < rules.shorter_than)
-    starts = np.concatenate([[0], np.cumsum(lengths[kept])])
-    if not kept.any():
+    fits = (lengths > rules.longer_than) & (lengths < rules.shorter_than)
+    starts = np.concatenate([[0], np.cumsum(lengths[fits])])
+    if not fits.any():
         return Expressions(np.empty(0, np.uint8), starts, np.empty(0, np.int64))
     # a tree is kept or not as a whole, so that children stay children of the parents in their order
-    arguments = [level.arguments[kept[level.tree]] for level in levels]
+    arguments = [level.arguments[fits[level.tree]] for level in levels]
     symbols = [np.where(n > 0, rng.integers(0, 4, len(n)), rng.integers(0, 10, len(n))) for n in arguments]
     return Expressions(_written(arguments, symbols, starts), starts, _evaluated(arguments, symbols))
 
 
 def _shapes(rules: ListOpsRules, rng: np.random.Generator, trees: int) -> list[_Level]:
-    """Which nodes are operators, and with how many arguments, level by level from the roots."""
+    """The numbers of arguments of nodes (0 for digits), level by level from the roots."""
     tree, levels = np.arange(trees), []
     for depth in range(1, rules.depth + 1):
         arguments = np.zeros(len(tree), dtype=np.int64)
@@ -163,7 +163,7 @@ def _shapes(rules: ListOpsRules, rng: np.random.Generator, trees: int) -> list[_
 
 
 def _firsts(arguments: np.ndarray) -> np.ndarray:
-    """For every operator of a level the place of its first argument in the next one."""
+    """For every operator of a level the position of its first argument in the next one."""
     counts = arguments[arguments > 0]
     return np.cumsum(counts) - counts
 
@@ -185,7 +185,7 @@ def _evaluated(arguments: list[np.ndarray], symbols: list[np.ndarray]) -> np.nda
 
 
 def _sizes(arguments: list[np.ndarray]) -> list[np.ndarray]:
-    """How many tokens the tree below each node has, itself and its bracket included."""
+    """The number of tokens of the tree below each node, including the node and its bracket."""
     sizes: list[np.ndarray] = []
     for counts in reversed(arguments):
         size = np.ones(len(counts), dtype=np.int64)

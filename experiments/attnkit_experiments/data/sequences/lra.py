@@ -1,4 +1,4 @@
-"""The tasks of Long Range Arena (Tay et al. 2021) by name, and one that stands in for a closed one."""
+"""The tasks of Long Range Arena (Tay et al. 2021) by name, and a stand-in for a closed one."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from attnkit_experiments.data.sequences.pictures import load_grey_images, load_p
 from attnkit_experiments.data.sequences.text import load_halves, load_retrieval, load_reviews
 from attnkit_experiments.engine.errors import UserError, unknown
 
-GENERATED = "generated"  # what stands for a path where data needs none
+GENERATED = "generated"  # instead of a path for generated data
 
 
 @dataclass(frozen=True)
 class SequenceRequest:
-    """Which sequences a study wants; the defaults are the benchmark's.
+    """The sequences of a study; the defaults are the benchmark's.
 
     Attributes:
         task: a key of TASKS.
         train, valid, test: samples of each split, classes in turn (0: all; of listops 96,000, 2,000 and 2,000).
-        text_length: bytes kept of a text.
+        text_length: maximal bytes of a text.
         image_side: pixels of a side, of image and pathfinder.
-        valid_share: of train, held out for valid, where the data has no split of its own. The benchmark holds out a
+        valid_share: share of train held out for valid, if the data has no split of its own. The benchmark holds out a
             tenth of image and nothing of text.
         listops: the rules of listops.
         pathfinder_level: easy, intermediate or hard.
-        data_seed: of what is drawn: ListOps, pairs of halves, pathfinder's splits.
-        skip_unreadable: of image, whether files that are no pictures are left out and counted, or refused.
+        data_seed: seed of random data: ListOps, pairs of halves, pathfinder's splits.
+        skip_unreadable: for image, whether files that are not images are left out and counted, or refused.
     """
 
     task: str
@@ -55,17 +55,17 @@ class SequenceRequest:
 def load_sequences(source: str, request: SequenceRequest, *, cache: Path) -> SequenceData:
     """The data of a request from `source`: a path, or "generated" for listops.
 
-    Errors: UserError, one line, if the path is missing or holds something else, or if there are fewer samples than
-    asked for.
+    Errors: UserError, one line, if the path is missing or wrong, or if there are fewer samples than
+    requested.
     """
     if (source == GENERATED) != (request.task == "listops"):
-        wanted = GENERATED if request.task == "listops" else "a path"
-        raise UserError(f"--data {source}: the task {request.task} needs {wanted}")
+        need = GENERATED if request.task == "listops" else "a path"
+        raise UserError(f"--data {source}: the task {request.task} needs {need}")
     data = TASKS[request.task](Path(source), request, cache)
     for split in ("train", "valid", "test"):
-        wanted, there = getattr(request, split), len(getattr(data, split))
-        if wanted > there:
-            raise UserError(f"--data {source}: {request.task} has {there} samples in {split}, {wanted} were asked for")
+        need, there = getattr(request, split), len(getattr(data, split))
+        if need > there:
+            raise UserError(f"--data {source}: {request.task} has {there} samples in {split}, {need} were asked for")
     return data.take(request.train, request.valid, request.test)
 
 

@@ -1,6 +1,6 @@
-"""Pictures read row by row: one token per pixel, its grey level + 1, as 0 is padding (a vocabulary of 257).
+"""Images read row by row: one token per pixel, its grey level + 1, as 0 is padding (a vocabulary of 257).
 
-The benchmark's PyTorch port takes level 0 for padding, so that black pixels vanish there; here they are tokens.
+The benchmark's PyTorch port treats level 0 as padding, so black pixels vanish there; here they are tokens.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def load_grey_images(
 ) -> SequenceData:
     """Task "image": CIFAR-10 in grey, size² tokens, from an ImageFolder directory or zip (`attnkit_experiments.data`).
 
-    Grey is round(0.2989 R + 0.587 G + 0.114 B), the luma of ITU-R BT.601 with the digits that the benchmark's reader
-    (TensorFlow) has. `valid_share` of train is held out, as there; `train`, `test`: how many images are read (0: all).
-    `skip_unreadable`: leave files that are no pictures out and count them.
+    Grey is round(0.2989 R + 0.587 G + 0.114 B), the luma of ITU-R BT.601 with the precision of the benchmark's reader
+    (TensorFlow). `valid_share` of train is held out, as there; `train`, `test`: how many images are read (0: all).
+    `skip_unreadable`: leave out and count files that are not images.
     """
     images = imagefolder.load(
         path, size=size, train_images=train, test_images=test, cache=cache, skip_unreadable=skip_unreadable
@@ -69,7 +69,7 @@ def grey(images: np.ndarray) -> np.ndarray:
     if images.shape[-1] == 1:
         return images[..., 0]
     levels = np.empty(images.shape[:-1], dtype=np.uint8)
-    for index, image in enumerate(images):  # one by one: all of them as floats would not fit
+    for index, image in enumerate(images):  # one by one: all as floats would not fit into memory
         levels[index] = np.rint(image @ LUMA)
     return levels
 
@@ -78,9 +78,9 @@ def load_pathfinder(path: Path, *, level: str = "hard", size: int = 32, seed: in
     """Task "pathfinder": do two dots lie on one curve? From the folders of the Long Range Arena release.
 
     Images in the order of the metadata files' numbers are shuffled by `seed` and split 80 : 10 : 10; the benchmark
-    gives no fixed split. The release holds empty image files: they are skipped, counted and said.
+    gives no fixed split. Empty image files in the release are skipped, counted and reported.
 
-    Errors: UserError if folders or images are missing, an image is of another size or is none, or a line is malformed.
+    Errors: UserError if folders or images are missing, an image has another size or is invalid, or a line is malformed.
     """
     if level not in PATHFINDER:
         raise unknown("pathfinder level", level, PATHFINDER)
@@ -126,14 +126,14 @@ def _of_pictures(levels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _entries(file: Path, folder: Path) -> list[tuple[Path, int]]:
-    """The images of a metadata file, which is text whatever its name says, and their labels."""
-    found = []
+    """The images of a metadata file (a text file in spite of its name) and their labels."""
+    entries = []
     for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
         fields = line.split()
         if len(fields) < 4 or fields[3] not in ("0", "1"):
             raise UserError(f"{file}, line {number}: not an image and its label ({line[:40]!r}); {PATHFINDER_LAYOUT}")
-        found.append((folder / fields[0] / fields[1], int(fields[3])))
-    return found
+        entries.append((folder / fields[0] / fields[1], int(fields[3])))
+    return entries
 
 
 def _picture(file: Path, size: int) -> np.ndarray | None:

@@ -34,10 +34,11 @@ class Reviews:
 
 
 def load_reviews(path: Path, *, length: int = 4000, valid_share: float = 0.0) -> SequenceData:
-    """Task "text": is a review positive? From an aclImdb directory or zip; unlabelled reviews are left aside.
+    """Task "text": is a review positive? From an aclImdb directory or zip; unlabelled reviews are ignored.
 
-    `length`: bytes kept of a review; Long Range Arena's 4,000. How many were cut is counted and said. `valid_share`: of
-    train, held out; 0 by default, because the benchmark trains on all 25,000 and calls the test split its validation.
+    `length`: maximal bytes of a review; 4,000 in Long Range Arena. Cuts are counted and reported. `valid_share`: share
+    of train, held out; 0 by default, because the benchmark trains on all 25,000 and calls the test split its
+    validation.
 
     Errors: UserError if the path does not exist or lacks a split or a class.
     """
@@ -58,12 +59,12 @@ def load_reviews(path: Path, *, length: int = 4000, valid_share: float = 0.0) ->
 
 
 def load_halves(path: Path, *, length: int = 4000, valid_share: float = 0.0, seed: int = 0) -> SequenceData:
-    """Task "imdb-halves": are these two the halves of one review? Not Long Range Arena's retrieval, of which the text
-    is not free, but of its form: two byte sequences, two classes, labels that need both.
+    """Task "imdb-halves": are these two the halves of one review? Not Long Range Arena's retrieval, whose text
+    is not free, but the same form: two byte sequences, two classes, labels that depend on both.
 
     Half of the reviews, chosen by `seed`, keep their halves. Each of the others swaps its second half with the review
     of the same sentiment that is nearest in length. Both halves of a sample are then cut to the shorter one, so that
-    neither lengths nor sentiments tell the class; how many bytes that takes is said.
+    neither lengths nor sentiments tell the class; the number of bytes removed is reported.
     """
     reviews = _reviews(path)
     halves = [_halves(split, np.random.Generator(np.random.Philox(key=[seed, i]))) for i, split in enumerate(reviews)]
@@ -90,18 +91,18 @@ def load_halves(path: Path, *, length: int = 4000, valid_share: float = 0.0, see
 def load_retrieval(path: Path, *, length: int = 4000) -> SequenceData:
     """Task "retrieval": does one paper cite the other? From the TSV files of Long Range Arena (AAN, Radev et al. 2013).
 
-    A text that occurs in several pairs is stored once. `length`: bytes kept of each text, the benchmark's 4,000.
+    A text that occurs in several pairs is stored once. `length`: maximal bytes of each text, 4,000 in the benchmark.
 
     Errors: UserError if a file is missing or a line has other columns.
     """
-    known: dict[bytes, int] = {}
+    ids: dict[bytes, int] = {}
     splits = {}
     for name in ("train", "eval", "test"):
-        found = sorted(path.glob(f"*.{name}.tsv")) if path.is_dir() else []
-        if len(found) != 1:
-            raise UserError(f"--data {path}: holds {len(found)} files *.{name}.tsv; {PAIRS_LAYOUT}")
-        splits[name] = _read_pairs(found[0], known)
-    tokens, starts, truncated = _bytes(list(known), length, "retrieval")
+        files = sorted(path.glob(f"*.{name}.tsv")) if path.is_dir() else []
+        if len(files) != 1:
+            raise UserError(f"--data {path}: holds {len(files)} files *.{name}.tsv; {PAIRS_LAYOUT}")
+        splits[name] = _read_pairs(files[0], ids)
+    tokens, starts, truncated = _bytes(list(ids), length, "retrieval")
     return SequenceData(
         name="retrieval",
         vocabulary=VOCABULARY,
@@ -148,20 +149,20 @@ def _archive(path: Path) -> tuple[list[str], Callable[[str], bytes]]:
 
 
 def _reviews_of(path: Path, split: str, names: Iterable[str], read: Callable[[str], bytes]) -> Reviews:
-    chosen = sorted(name for name in names if PurePosixPath(name).parts[-3:-1] in {(split, s) for s in SENTIMENTS})
-    labels = np.array([SENTIMENTS.index(PurePosixPath(name).parts[-2]) for name in chosen], dtype=np.int64)
+    files = sorted(name for name in names if PurePosixPath(name).parts[-3:-1] in {(split, s) for s in SENTIMENTS})
+    labels = np.array([SENTIMENTS.index(PurePosixPath(name).parts[-2]) for name in files], dtype=np.int64)
     for label, sentiment in enumerate(SENTIMENTS):
         if not (labels == label).any():
             raise UserError(f"--data {path}: holds no {split}/{sentiment} reviews; {REVIEWS_LAYOUT}")
-    texts = [read(name) for name in progress(chosen, f"reading {split} reviews")]
-    for name, review in zip(chosen, texts, strict=True):
+    texts = [read(name) for name in progress(files, f"reading {split} reviews")]
+    for name, review in zip(files, texts, strict=True):
         if len(review) < 2:
             raise UserError(f"--data {path}: {name} holds {len(review)} bytes; a review has at least 2")
     return Reviews(texts, labels)
 
 
 def _halves(reviews: Reviews, rng: np.random.Generator) -> tuple[list[bytes], np.ndarray]:
-    """(first and second half of each sample, one behind the other, 1 where they are of one review)."""
+    """(first and second half of each sample, concatenated, 1 if they are of one review)."""
     partner = _partners(reviews, rng)
     halves = []
     for first, second in enumerate(partner):
@@ -172,7 +173,7 @@ def _halves(reviews: Reviews, rng: np.random.Generator) -> tuple[list[bytes], np
 
 
 def _partners(reviews: Reviews, rng: np.random.Generator) -> np.ndarray:
-    """(N,): whose second half goes with the first half of each review; itself for half of each sentiment."""
+    """(N,): the review whose second half follows the first half of each; itself for half of each sentiment."""
     partner = np.arange(len(reviews.texts))
     sizes = np.array([len(review) for review in reviews.texts])
     for label in range(len(SENTIMENTS)):
@@ -183,8 +184,8 @@ def _partners(reviews: Reviews, rng: np.random.Generator) -> np.ndarray:
     return partner
 
 
-def _read_pairs(path: Path, known: dict[bytes, int]) -> Split:
-    """The pairs of a file; texts that are not in `known` are added to it."""
+def _read_pairs(path: Path, ids: dict[bytes, int]) -> Split:
+    """The pairs of a file; texts that are not in `ids` are added to it."""
     rows, labels = [], []
     size = path.stat().st_size
     with path.open("rb") as file, meter(f"reading {path.name}", size) as update:
@@ -197,5 +198,5 @@ def _read_pairs(path: Path, known: dict[bytes, int]) -> Split:
                 start = line[:40].decode(errors="replace")
                 raise UserError(f"{path}, line {number}: not a pair of texts ({start!r}...); {PAIRS_LAYOUT}")
             labels.append(int(float(fields[0])))
-            rows.append([known.setdefault(document, len(known)) for document in fields[3:]])
+            rows.append([ids.setdefault(document, len(ids)) for document in fields[3:]])
     return Split(np.array(rows, dtype=np.int64).reshape(-1, 2), np.array(labels, dtype=np.int64))

@@ -7,8 +7,8 @@ import numpy as np
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.sampler import sample_ids
 
-EXTRA = 1  # EOS behind a source; BOS before a target that is fed, EOS behind one that is predicted
-COMPOSITION = 2**63  # a key that no epoch has
+EXTRA = 1  # EOS after a source; BOS before an input target, EOS after a predicted one
+COMPOSITION = 2**63  # a key that is not an epoch
 
 
 class TokenBatches:
@@ -59,7 +59,7 @@ def _require_within(costs: np.ndarray, budget: int) -> None:
 
 
 def _by_length(costs: np.ndarray, seed: int) -> np.ndarray:
-    """All pairs by the longer side, then by the other, then at random: pairs of one file area must not meet always."""
+    """All pairs by the longer side, then by the other, then at random: neighbours must not always share a batch."""
     shuffled = np.random.Generator(np.random.Philox(key=[seed, COMPOSITION])).permutation(costs.shape[1])
     keys = costs[:, shuffled]
     order = shuffled[np.lexsort((keys.min(axis=0), keys.max(axis=0)))]
@@ -68,7 +68,7 @@ def _by_length(costs: np.ndarray, seed: int) -> np.ndarray:
 
 
 def _cut(costs: np.ndarray, budget: int) -> np.ndarray:
-    """Where the batches start (and the end), each as long as the budget allows."""
+    """The starts of the batches (and the end), each as long as the budget allows."""
     starts = [0]
     source = target = 0
     for index, (more_source, more_target) in enumerate(costs.T.tolist()):

@@ -2,8 +2,8 @@
 
 Byte-level (Radford et al. 2019, §2.2, on Sennrich et al. 2016): text is cut into words with the space before them,
 words into UTF-8 bytes, and the pair of symbols that is most frequent in the training text is merged until the
-vocabulary is full. Since all 256 bytes are in it, every text can be written and read back as it was: UNK keeps its id
-but never occurs. Papers cut words with the Moses scripts instead, so lengths in tokens differ a little from theirs.
+vocabulary is full. Since all 256 bytes are in it, every text can be encoded and decoded exactly: UNK keeps its id
+but never occurs. Papers split words with the Moses scripts instead, so lengths in tokens differ slightly from theirs.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 SPECIAL = ("<pad>", "<s>", "</s>", "<unk>")
 """The tokens with ids 0, 1, 2, 3 = PAD, BOS, EOS, UNK."""
 SMALLEST = len(SPECIAL) + 256
-SCHEME = "byte-level, space in front"  # part of the cache's key: change it with what `train` does
-CHUNK = 100_000  # lines encoded at a time, so that the library's objects do not fill the memory
+SCHEME = "byte-level, space in front"  # part of the cache key: change it together with `train`
+CHUNK = 100_000  # lines encoded at a time, to limit the memory of the library's objects
 
 
 def train(lines: Iterable[str], vocabulary: int) -> str:
-    """The library's JSON of a tokenizer of at most `vocabulary` tokens (few lines may not hold that many pairs)."""
+    """The library's JSON of a tokenizer of at most `vocabulary` tokens (few lines may not contain that many pairs)."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -50,34 +50,34 @@ def train(lines: Iterable[str], vocabulary: int) -> str:
 
 @lru_cache(maxsize=4)
 def loaded(tokenizer: str) -> Tokenizer:
-    """The tokenizer of this JSON. Text like "</s>" in a sentence is text for it, not the token."""
+    """The tokenizer of this JSON. "</s>" in a sentence is treated as text, not as the token."""
     from tokenizers import Tokenizer
 
-    made = Tokenizer.from_str(tokenizer)
-    made.encode_special_tokens = True
-    return made
+    result = Tokenizer.from_str(tokenizer)
+    result.encode_special_tokens = True
+    return result
 
 
 def trained(source: Sequence[str], target: Sequence[str], vocabulary: int, cache: Path) -> str:
-    """The tokenizer of these lines: from `cache` if they were seen before, otherwise trained and kept there."""
+    """The tokenizer of these lines: from `cache` if present, otherwise trained and cached."""
     if vocabulary < SMALLEST:
         raise UserError(f"vocabulary {vocabulary}: a byte-level vocabulary has at least {SMALLEST} tokens")
-    kept = cache / f"bpe-{_key(chain(source, target), SCHEME, str(vocabulary))}.json"
-    if not kept.exists():
-        write_text(kept, train(chain(source, target), vocabulary))
-    return kept.read_text(encoding="utf-8")
+    file = cache / f"bpe-{_key(chain(source, target), SCHEME, str(vocabulary))}.json"
+    if not file.exists():
+        write_text(file, train(chain(source, target), vocabulary))
+    return file.read_text(encoding="utf-8")
 
 
 def encoded(lines: Sequence[str], tokenizer: str, cache: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Token ids (total,) int32 of all lines one behind the other, and where each starts (n + 1,) int64; cached."""
-    kept = cache / f"tokens-{_key(lines, tokenizer)}.npz"
+    """Token ids (total,) int32 of all lines, concatenated, and the start of each (n + 1,) int64; cached."""
+    path = cache / f"tokens-{_key(lines, tokenizer)}.npz"
     try:
-        with kept.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             return stored["ids"], stored["starts"]
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        pass  # not there, or torn: made again
+        pass  # missing or damaged: encode again
     ids, starts = _encode(lines, loaded(tokenizer))
-    with written_aside(kept) as aside, aside.open("wb") as out:
+    with written_aside(path) as aside, aside.open("wb") as out:
         np.savez(out, ids=ids, starts=starts)
     return ids, starts
 
@@ -85,9 +85,9 @@ def encoded(lines: Sequence[str], tokenizer: str, cache: Path) -> tuple[np.ndarr
 def _encode(lines: Sequence[str], tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
     parts, lengths = [np.empty(0, dtype=np.int32)], [0]
     for first in range(0, len(lines), CHUNK):
-        found = [encoding.ids for encoding in tokenizer.encode_batch(list(lines[first : first + CHUNK]))]
-        lengths += [len(ids) for ids in found]
-        parts.append(np.fromiter(chain.from_iterable(found), dtype=np.int32))
+        ids_of = [encoding.ids for encoding in tokenizer.encode_batch(list(lines[first : first + CHUNK]))]
+        lengths += [len(ids) for ids in ids_of]
+        parts.append(np.fromiter(chain.from_iterable(ids_of), dtype=np.int32))
     ids = np.concatenate(parts)
     if len(ids) and int(ids.min()) < len(SPECIAL):
         raise RuntimeError(f"the tokenizer wrote the special token {SPECIAL[ids.min()]} into a sentence")

@@ -19,7 +19,7 @@ HELD_OUT = 10  # the last tenth of every file is test
 
 @dataclass(frozen=True)
 class TextData:
-    """`train` and `test` (N,) uint8; `files` is how many they are from."""
+    """`train` and `test` (N,) uint8; `files` is their number of files."""
 
     name: str
     train: np.ndarray
@@ -38,7 +38,7 @@ def load_text(place: str, pattern: str) -> TextData:
     """The files of the folder `place` that match `pattern`, gzip if they end in .gz, in the order of their names; or a
     file; or "pydoc", the help texts that come with Python.
 
-    Errors: UserError if nothing is there, or a file cannot be read.
+    Errors: UserError if nothing is found, or a file cannot be read.
     """
     if place == PYDOC:
         topics = pydoc_data.topics.topics

@@ -22,8 +22,8 @@ def concatenation(
 
     source_lengths, target_lengths: (n,) tokens without BOS and EOS. documents: (n,) the document that a pair is in; a
     group never crosses from one to another. limit: L in tokens. Each group is as long as it can be: with the next pair
-    of its document one side would exceed L. A pair that exceeds L by itself is a group of its own, the only kind that
-    does; what to do with it is the caller's decision.
+    of its document one side would exceed L. A pair that exceeds L by itself is a separate group, the only kind that
+    does; the caller decides what to do with it.
     """
     if not len(source_lengths) == len(target_lengths) == len(documents):
         raise ValueError(
@@ -47,7 +47,7 @@ def concatenation(
 def length_buckets(lengths: np.ndarray, edges: Sequence[int] = PAPER_LIMITS) -> dict[str, np.ndarray]:
     """Indices of the samples by length in tokens: "1-128", "129-256", …, ">2048"; every sample is in exactly one.
 
-    lengths: (n,). edges: the longest length of each bucket, increasing. Buckets without samples are there and empty, so
+    lengths: (n,). edges: the longest length of each bucket, increasing. Empty buckets are included, so
     that every run reports the same rows.
     """
     if not edges or list(edges) != sorted(set(edges)) or edges[0] < 1:

@@ -13,7 +13,7 @@ import numpy as np
 from attnkit_experiments.engine.errors import UserError
 
 DOCUMENT_MARK = "<d>"
-"""A line of its own that opens a document, on the same line of both files."""
+"""A line that starts a document, on the same line of both files."""
 
 
 @dataclass(frozen=True)
@@ -32,18 +32,19 @@ class Lines:
     def __len__(self) -> int:
         return len(self.source)
 
-    def take(self, chosen: np.ndarray) -> Lines:
+    def take(self, indices: np.ndarray) -> Lines:
         """The pairs with these indices."""
         return Lines(
-            [self.source[index] for index in chosen],
-            [self.target[index] for index in chosen],
-            None if self.documents is None else self.documents[chosen],
+            [self.source[index] for index in indices],
+            [self.target[index] for index in indices],
+            None if self.documents is None else self.documents[indices],
             self.dropped,
         )
 
 
 def normalise(line: str, *, lowercase: bool = False) -> str:
-    """The line with every run of white space (Unicode's) as one space and none at the ends; lower case if asked for."""
+    """The line with every run of white space (Unicode's) as one space and none at the ends, optionally in lower
+    case."""
     text = " ".join(line.split())
     return text.lower() if lowercase else text
 
@@ -60,7 +61,7 @@ def read_lines(path: Path) -> list[str]:
 
 
 def decode_lines(raw: bytes, where: str) -> list[str]:
-    """Bytes as lines; the newline behind the last opens no further one. UserError names a line that is no UTF-8."""
+    """Bytes as lines; a final newline does not start another line. UserError names a line that is not UTF-8."""
     try:
         lines = raw.decode("utf-8").split("\n")
     except UnicodeDecodeError as error:
@@ -86,7 +87,7 @@ def require_aligned(sides: Sequence[list[str]], names: Sequence[str]) -> None:
 
 def pair(source: Iterable[str], target: Iterable[str], *, lowercase: bool) -> Lines:
     """Aligned lines as sentence pairs; document marks become numbers, pairs with an empty side are dropped."""
-    kept: tuple[list[str], list[str]] = ([], [])
+    columns: tuple[list[str], list[str]] = ([], [])
     documents: list[int] = []
     document, marked, dropped = -1, False, 0
     for one, other in zip(source, target, strict=True):
@@ -97,10 +98,10 @@ def pair(source: Iterable[str], target: Iterable[str], *, lowercase: bool) -> Li
         if not all(sides):
             dropped += 1
             continue
-        for texts, text in zip(kept, sides, strict=True):
+        for texts, text in zip(columns, sides, strict=True):
             texts.append(text)
         documents.append(document)
-    return Lines(*kept, np.array(documents, dtype=np.int64) if marked else None, dropped)
+    return Lines(*columns, np.array(documents, dtype=np.int64) if marked else None, dropped)
 
 
 def read_pair(source: Path, target: Path, *, lowercase: bool) -> Lines:

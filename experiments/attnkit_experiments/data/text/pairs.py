@@ -1,9 +1,9 @@
-"""Sentence pairs for translation: read, cleaned, cut into subwords, and if asked for joined to documents.
+"""Sentence pairs for translation: read, cleaned, split into subwords, and optionally joined to documents.
 
-`load_pairs` reads what lies in a folder as `SPLIT.LANGUAGE.gz`: Multi30k as published (train, val, test2016), what
-`data.prepare` writes (train, valid, test), and, by the beginning of the file names (`documents/europarl7`
-for `documents/europarl7.dev.de.gz`), document sets. Of those only dev and test sets are public, so without a train
-split dev is the training set but for every tenth document, which is the valid set; `about` says so.
+`load_pairs` reads `SPLIT.LANGUAGE.gz` in a folder: Multi30k as published (train, val, test2016), the output of
+`data.prepare` (train, valid, test), and, by the prefix of the file names (`documents/europarl7` for
+`documents/europarl7.dev.de.gz`), document sets. Only their dev and test sets are public, so without a train split dev
+is used for training except for every tenth document, which is the valid set; `about` records that.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.files import read_json
 
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
-HELD_OUT = 10  # every tenth document of a dev set that is trained on
+HELD_OUT = 10  # every tenth document of a dev set used for training
 
 
 @dataclass(frozen=True)
 class Sentences:
-    """Token sequences one behind the other, without BOS and EOS: sentence i is ids[starts[i] : starts[i + 1]].
+    """Concatenated token sequences without BOS and EOS: sentence i is ids[starts[i] : starts[i + 1]].
 
     ids: (total,) int32. starts: (n + 1,) int64.
     """
@@ -58,17 +58,17 @@ class Sentences:
         """Tokens of each sentence, (n,) int64."""
         return np.diff(self.starts)
 
-    def take(self, chosen: np.ndarray) -> Sentences:
+    def take(self, indices: np.ndarray) -> Sentences:
         """The sentences with these indices, in their order."""
-        lengths = self.lengths[chosen]
+        lengths = self.lengths[indices]
         starts = np.concatenate([[0], np.cumsum(lengths)])
-        positions = np.arange(starts[-1]) + np.repeat(self.starts[:-1][chosen] - starts[:-1], lengths)
+        positions = np.arange(starts[-1]) + np.repeat(self.starts[:-1][indices] - starts[:-1], lengths)
         return Sentences(self.ids[positions], starts)
 
 
 @dataclass(frozen=True)
 class Split:
-    """Aligned sentences (or documents) of both languages, as tokens and as the text that they were made from.
+    """Aligned sentences (or documents) of both languages, as tokens and as text.
 
     The text is normalised as the model sees it (white space, and lower case if the request says so) and otherwise
     untouched, neither tokenised nor escaped: the references for sacrebleu.
@@ -84,7 +84,7 @@ class Split:
 class TranslationData:
     """Three splits with one vocabulary for both languages; `tokenizer` is JSON of the tokenizers library.
 
-    about: where the splits are from, and how many pairs were kept or dropped and why; goes into a result as it is.
+    about: where the splits are from, and how many pairs were kept or dropped and why; copied into results.
     """
 
     name: str
@@ -104,7 +104,7 @@ class TranslationData:
         return str(bpe.loaded(self.tokenizer).decode(before, skip_special_tokens=True)).strip()
 
     def checksum(self) -> str:
-        """A hash of every token and text and of the tokenizer: what a result was trained on, whatever its path was."""
+        """A hash of every token and text and of the tokenizer: it identifies the data independently of its path."""
         digest = hashlib.sha256(f"{self.source_language}-{self.target_language}\n{self.tokenizer}".encode())
         for split in (self.train, self.valid, self.test):
             for sentences in (split.source, split.target):
@@ -117,7 +117,7 @@ class TranslationData:
 
 @dataclass(frozen=True)
 class PairRequest:
-    """Which sentence pairs a study wants.
+    """The sentence pairs of a study.
 
     direction: source and target language. vocabulary: tokens of the joint byte-pair encoding, which is trained on the
     training split only. lowercase: as is custom for IWSLT14. max_length, max_ratio: a training pair with a longer side
@@ -153,10 +153,10 @@ class PairRequest:
 
 
 def load_pairs(source: str, request: PairRequest, *, cache: Path) -> TranslationData:
-    """The sentence pairs below `source` (see the module), cut into subwords; what took time is kept in `cache`.
+    """The sentence pairs below `source` (see the module), split into subwords; slow steps are cached.
 
-    Errors: UserError, one line, if files are missing, are not aligned or not UTF-8, if documents are asked for and
-    none are marked, or if a filter leaves nothing.
+    Errors: UserError, one line, if files are missing, are not aligned or not UTF-8, if documents are requested and
+    none are marked, or if filters leave no pair.
     """
     languages = request.direction.split("-")
     texts, about = _read(source, request)
@@ -188,7 +188,7 @@ def load_pairs(source: str, request: PairRequest, *, cache: Path) -> Translation
 
 
 def _read(source: str, request: PairRequest) -> tuple[dict[str, Lines], dict[str, Any]]:
-    """Text of the three splits, and the beginning of what there is to say about it."""
+    """Text of the three splits, and facts about its origin."""
     files = {
         "train": _find(source, request.direction, ("train",)),
         "valid": _find(source, request.direction, ("valid", "val", "dev")),
@@ -197,9 +197,9 @@ def _read(source: str, request: PairRequest) -> tuple[dict[str, Lines], dict[str
     if files["valid"] is None or files["test"] is None:
         raise _missing(source, request, [split for split in ("valid", "test") if files[split] is None])
     texts = {
-        split: read_pair(*found, lowercase=request.lowercase) for split, found in files.items() if found is not None
+        split: read_pair(*paths, lowercase=request.lowercase) for split, paths in files.items() if paths is not None
     }
-    origin = {split: " and ".join(path.name for path in found) for split, found in files.items() if found is not None}
+    origin = {split: " and ".join(path.name for path in paths) for split, paths in files.items() if paths is not None}
     if "train" not in texts:
         texts["train"], texts["valid"] = _divided(source, texts["valid"])
         every = f"every {HELD_OUT}th document"
@@ -219,7 +219,7 @@ def _find(source: str, direction: str, names: tuple[str, ...]) -> tuple[Path, Pa
     for name in names:
         for suffix in (".gz", ""):
             one, other = (Path(f"{beginning}{name}.{language}{suffix}") for language in direction.split("-"))
-            if one.exists() or other.exists():  # if only one is there, reading says which is missing
+            if one.exists() or other.exists():  # if only one exists, reading reports which is missing
                 return one, other
     return None
 
@@ -229,12 +229,12 @@ def _missing(source: str, request: PairRequest, splits: list[str]) -> UserError:
     if not path.is_dir() and not path.parent.is_dir():
         return UserError(f"--data {source}: no such file or directory")
     folder = path if path.is_dir() else path.parent
-    found = sorted(file.name for file in folder.iterdir())
-    shown = ", ".join(found[:12]) + (f" and {len(found) - 12} more" if len(found) > 12 else "")
-    wanted = request.direction + (f" and test_set={request.test_set}" if request.test_set else "")
+    names = sorted(file.name for file in folder.iterdir())
+    listing = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
+    pair = request.direction + (f" and test_set={request.test_set}" if request.test_set else "")
     return UserError(
-        f"--data {source}: no {' and no '.join(splits)} files for {wanted}; expected SPLIT.LANGUAGE.gz in a folder, or "
-        f"FOLDER/NAME for NAME.SPLIT.LANGUAGE.gz; {folder} holds {shown or 'nothing'}"
+        f"--data {source}: no {' and no '.join(splits)} files for {pair}; expected SPLIT.LANGUAGE.gz in a folder, or "
+        f"FOLDER/NAME for NAME.SPLIT.LANGUAGE.gz; {folder} holds {listing or 'nothing'}"
     )
 
 
@@ -258,7 +258,7 @@ def _encoded(text: Lines, tokenizer: str, cache: Path) -> Split:
 
 
 def _filtered(split: Split, request: PairRequest, counts: dict[str, int]) -> Split:
-    """The pairs that are short and even enough; the others are counted."""
+    """The pairs within the limits of length and ratio; the others are counted."""
     shorter, longer = np.sort(np.stack([split.source.lengths, split.target.lengths]), axis=0)
     long = longer > (request.max_length or np.inf)
     uneven = ~long & (longer > shorter * (request.max_ratio or np.inf))
@@ -268,17 +268,17 @@ def _filtered(split: Split, request: PairRequest, counts: dict[str, int]) -> Spl
     return _take(split, np.flatnonzero(~dropped)) if dropped.any() else split
 
 
-def _take(split: Split, chosen: np.ndarray) -> Split:
+def _take(split: Split, indices: np.ndarray) -> Split:
     return Split(
-        split.source.take(chosen),
-        split.target.take(chosen),
-        tuple(split.source_text[index] for index in chosen),
-        tuple(split.target_text[index] for index in chosen),
+        split.source.take(indices),
+        split.target.take(indices),
+        tuple(split.source_text[index] for index in indices),
+        tuple(split.target_text[index] for index in indices),
     )
 
 
 def _joined(split: Split, documents: np.ndarray, limit: int, counts: dict[str, int], *, drop_longer: bool) -> Split:
-    """Documents of at most `limit` tokens. A sentence that is longer by itself is left out of training only: results
+    """Documents of at most `limit` tokens. Longer single sentences are left out of training only: results
     for several limits must be about the same text."""
     starts = concatenation(split.source.lengths, split.target.lengths, documents, limit)
     joined = Split(
@@ -288,8 +288,8 @@ def _joined(split: Split, documents: np.ndarray, limit: int, counts: dict[str, i
         _join(split.target_text, starts),
     )
     longer = np.maximum(joined.source.lengths, joined.target.lengths) > limit
-    said = f"sentences longer than document_tokens, {'dropped' if drop_longer else 'each a document of its own'}"
-    counts |= {said: int(longer.sum())}
+    label = f"sentences longer than document_tokens, {'dropped' if drop_longer else 'each a document of its own'}"
+    counts |= {label: int(longer.sum())}
     if drop_longer and longer.any():
         joined = _take(joined, np.flatnonzero(~longer))
     counts["documents"] = len(joined.source)

@@ -1,4 +1,4 @@
-"""What the recipes on text share: the settings of each preset, and what they are not."""
+"""The common presets of the recipes on text: settings, and differences from the paper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the figures of Wortsman et al. 2023 share: the settings of each preset, and how they differ from the paper."""
+"""The common presets of the figures of Wortsman et al. 2023: settings, and differences from the paper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tables of Shen et al. 2023 share: the settings of each preset, and how they differ from the paper."""
+"""The common presets of the tables of Shen et al. 2023: settings, and differences from the paper."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 from attnkit_experiments.engine.errors import UserError, unknown
 from attnkit_experiments.study.recipe import Scale, Variant
 from attnkit_experiments.translation.domain import TranslationStudy
-from attnkit_experiments.translation.model import MEMORIES, METHODS
+from attnkit_experiments.translation.methods import METHODS
+from attnkit_experiments.translation.model import MEMORIES
 
 SMOKE: dict[str, Any] = {
     "subwords": 1000,
@@ -158,7 +159,7 @@ WMT14_SCALE = Scale(
 
 @dataclass(frozen=True)
 class MethodStudy(TranslationStudy):
-    """`methods` stand in softmax's place in encoder, decoder and cross-attention."""
+    """`methods` replace softmax in encoder, decoder and cross-attention."""
 
     methods: tuple[str, ...] = ("vanilla", "reluformer")
 

@@ -1,4 +1,4 @@
-"""What the tables and figures of Lu et al. 2021 that train on images share: settings by preset, and departures."""
+"""The common presets of the tables and figures of Lu et al. 2021 that train on images: settings, and differences."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from attnkit_experiments.engine.errors import UserError, unknown
-from attnkit_experiments.soft.attention import METHODS
 from attnkit_experiments.soft.domain import SoftStudy
+from attnkit_experiments.soft.methods import METHODS
 from attnkit_experiments.study.recipe import Scale, Variant
 
 # digits enlarged to 16 pixels: 16 × 16, 8 × 8, 4 × 4 and 2 × 2 tokens

@@ -14,8 +14,8 @@ Command: python -m experiments run 002-table1 --preset cpu --data IMAGES --out r
 from __future__ import annotations
 
 from attnkit_experiments.recipes.soft.presets import DEVIATIONS, SCALES, MethodStudy, by_method
-from attnkit_experiments.soft.attention import METHODS
 from attnkit_experiments.soft.domain import DOMAIN
+from attnkit_experiments.soft.methods import METHODS
 from attnkit_experiments.study.recipe import Published, Recipe, presets
 
 ACCURACY = {"transformer": 79.1, "linformer": 78.2, "performer": 76.1, "nystromformer": 78.6, "soft": 79.3}

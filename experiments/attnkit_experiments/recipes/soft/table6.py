@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attnkit_experiments.sequences.domain import DOMAIN, TABLE_6, SequenceStudy, method_variant
-from attnkit_experiments.sequences.model import METHODS
+from attnkit_experiments.sequences.methods import METHODS
 from attnkit_experiments.study.recipe import Published, Recipe, Scale, Variant, presets
 
 _PAIRS = {"steps": 30_000, "warmup": 800, "batch": 32, "length": 4096, "hold_out": 0}

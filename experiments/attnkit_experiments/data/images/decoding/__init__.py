@@ -1,5 +1,5 @@
-"""Encoded pictures: where their bytes lie, which part of them is wanted, and the processes that decode them.
+"""Encoded images: the location of their bytes, the parts to decode, and the decoding processes.
 
-Nothing here loads torch or the rest of the experiments: a decoding process starts in a fraction of a second and holds
-NumPy and Pillow only.
+Nothing here imports torch or the rest of the experiments: a decoding process starts in a fraction of a second with only
+NumPy and Pillow.
 """

@@ -1,8 +1,8 @@
 """Processes that decode images: jobs in, arrays out, in any number.
 
-A process runs this file as a program: it reads pickled jobs from its standard input, answers on its standard output
-and ends with its input, so none outlives the process that started it, however that one ends. They are started anew,
-not forked, because a process that has threads or a GPU must not be forked.
+A process runs this file as a program: it reads pickled jobs from standard input, answers on standard output and ends
+with its input, so it never outlives its parent. Processes are started afresh, not forked, because a process with
+threads or a GPU must not be forked.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Jobs = queue.SimpleQueue[tuple[Future[Any], Any] | None]
 
 
 class Decoders:
-    """`count` processes that call functions of `decoding.views`; of none, this process calls them at once.
+    """`count` processes that call functions of `decoding.views`; with none, this process calls them directly.
 
     The processes end when this object is no longer used.
     """
@@ -45,7 +45,7 @@ class Decoders:
         self.close = weakref.finalize(self, _end, self._jobs, threads)
 
     def submit(self, function: Callable[[Sequence[Any]], Any], items: Sequence[Any]) -> Future[Any]:
-        """`function(items)`, later. Its Unreadable is raised by `result()`."""
+        """A future of `function(items)`; `result()` raises its Unreadable."""
         future: Future[Any] = Future()
         if self.count:
             self._jobs.put((future, (function, items)))
@@ -67,7 +67,7 @@ def _end(jobs: Jobs, threads: Sequence[threading.Thread]) -> None:
 
 
 def _serve(jobs: Jobs) -> None:
-    """Start a process and hand it jobs until there is a None; one that has died fails every job it is given."""
+    """Start a process and send it jobs until None; a dead process fails every job."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     process = subprocess.Popen(
         [sys.executable, "-m", "attnkit_experiments.data.images.decoding.decoders"],
@@ -77,28 +77,28 @@ def _serve(jobs: Jobs) -> None:
     )
     assert process.stdin
     assert process.stdout
-    while (taken := jobs.get()) is not None:
-        future, job = taken
+    while (item := jobs.get()) is not None:
+        future, job = item
         try:
             process.stdin.write(pickle.dumps(job))
             process.stdin.flush()
             value, error = pickle.load(process.stdout)
         except (OSError, EOFError, pickle.UnpicklingError):
             value, error = None, RuntimeError(f"a decoding process ended with status {process.wait()}")
-        except Exception as unexpected:  # whoever waits for the future must hear of it
+        except Exception as unexpected:  # must reach whoever waits for the future
             value, error = None, unexpected
         if error is None:
             future.set_result(value)
         else:
             future.set_exception(error)
     process.stdout.close()
-    with contextlib.suppress(BrokenPipeError):  # it had died, which every job since was told
+    with contextlib.suppress(BrokenPipeError):  # it had died, and later jobs have failed
         process.stdin.close()
     process.wait()
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asks; its end ends this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, whose end ends this process
     source, answers = sys.stdin.buffer, sys.stdout.buffer
     while True:
         try:
@@ -117,7 +117,7 @@ def main() -> None:
             pickle.dump((value, error), answers, protocol=pickle.HIGHEST_PROTOCOL)
             answers.flush()
         except BrokenPipeError:
-            os._exit(1)  # nobody listens any more
+            os._exit(1)  # the parent is gone
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Where the bytes of an image lie: a file, or a piece of a zip or tar."""
+"""The location of an image's bytes: a file, or a piece of a zip or tar."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 class Unreadable(Exception):
-    """An image that cannot be had: its name and the reason, which cross the border between processes."""
+    """An image that cannot be read: its name and the reason, picklable between processes."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(name, reason)
@@ -16,7 +16,7 @@ class Unreadable(Exception):
 
 @dataclass(frozen=True)
 class Place:
-    """`size` bytes of the file `path` from `offset`; `name` is what a person calls the image.
+    """`size` bytes of the file `path` from `offset`; `name` is for messages.
 
     deflated: the bytes are a raw deflate stream (a compressed member of a zip). crc: CRC-32 of the image's bytes, or -1
     where the container knows none.
@@ -30,7 +30,7 @@ class Place:
     crc: int = -1
 
     def read(self) -> bytes:
-        """The image as it was encoded. Errors: Unreadable if the bytes are missing or not those that were packed."""
+        """The encoded image. Errors: Unreadable if the bytes are missing or corrupted."""
         try:
             with open(self.path, "rb", buffering=0) as file:
                 file.seek(self.offset)

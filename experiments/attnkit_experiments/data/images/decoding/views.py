@@ -1,9 +1,9 @@
-"""The part of an image that is wanted, cut and resized while it is decoded.
+"""Views of an image: the part to use, cropped and resized while it is decoded.
 
-A crop is drawn from (seed, step, row) before the image is decoded, so it is the same whoever decodes it. JPEG images
-are decoded at ½, ¼ or ⅛ of their size (the decoder's draft mode) where a training crop still has at least as many
-pixels as are wanted; test images never are. Resizing is Pillow's bilinear filter, which averages where it shrinks;
-big_vision resizes training crops without that and test images by areas.
+A crop is drawn from (seed, step, row) before the image is decoded, so it does not depend on the process. JPEG images
+are decoded at ½, ¼ or ⅛ of their size (the decoder's draft mode) if a training crop still has at least the needed
+number of pixels; test images never are. Resizing uses Pillow's bilinear filter, which averages when it shrinks;
+big_vision resizes training crops without averaging and test images by area.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ View = Callable[[Image.Image], Image.Image]
 ASPECTS = (3 / 4, 4 / 3)
 ATTEMPTS = 100
 SHRUNK = 7 / 8
-"""The share of a test image's shorter side that is kept: resized to 256, the middle 224 are looked at."""
+"""The share of a test image's shorter side that is used: of 256 pixels the middle 224."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class RandomCrop:
         box = inception_box(width, height, self.smallest, rng)
         fewest = min(box[2] - box[0], box[3] - box[1]) / self.side
         image.draft("RGB", (math.ceil(width / max(fewest, 1)), math.ceil(height / max(fewest, 1))))
-        shrunk = round(width / image.width)  # a whole factor: a draft's last column may stand for less than the others
+        shrunk = round(width / image.width)  # an integer factor: a draft's last column may cover fewer pixels
         scaled = (box[0] / shrunk, box[1] / shrunk, box[2] / shrunk, box[3] / shrunk)
         return image.convert("RGB").resize((self.side, self.side), Image.Resampling.BILINEAR, box=scaled)
 
@@ -90,17 +90,17 @@ def decode(items: Sequence[tuple[Place, View]]) -> np.ndarray:
 
 def failures(places: Sequence[Place]) -> list[tuple[str, str]]:
     """Name and reason of every image that cannot be decoded; JPEG images are decoded at ⅛ of their size."""
-    found = []
+    errors = []
     for place in places:
         try:
             opened(place, _coarse)
         except Unreadable as error:
-            found.append((error.name, error.reason))
-    return found
+            errors.append((error.name, error.reason))
+    return errors
 
 
 def opened(place: Place, view: View) -> Image.Image:
-    """`view` of the image that lies there. Errors: Unreadable if Pillow cannot read it."""
+    """`view` of the image at this place. Errors: Unreadable if Pillow cannot read it."""
     try:
         with Image.open(io.BytesIO(place.read())) as image:
             return view(image)

@@ -1,0 +1,258 @@
+"""Calls of linear attention as the library takes them: a state is an array for each of its parts."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from attnkit._core.check import broadcast
+from attnkit._core.dispatch import Kernel
+from attnkit.backends.native import abi
+from attnkit.kernels.plan import is_array
+from attnkit.ops.linear.attention import LINEAR, linear_attention
+from attnkit.ops.linear.cosine import COSINE, cosine_attention
+from attnkit.ops.linear.efficient import EFFICIENT, efficient_attention
+from attnkit.ops.linear.performer import PERFORMER, performer_attention
+from attnkit.ops.linear.states import check_parts, leading_of_keys
+
+Shape = tuple[int, ...]
+ARRAYS = {
+    LINEAR.name: ("q", "k", "v"),
+    COSINE.name: ("q", "k", "v"),
+    PERFORMER.name: ("q", "k", "v", "projection"),
+    EFFICIENT.name: ("q", "k", "v"),
+}
+"""The arrays of an op, in their order."""
+OPS = tuple(ARRAYS)
+FUNCTIONS: dict[str, Any] = {
+    op.__name__: op for op in (linear_attention, cosine_attention, performer_attention, efficient_attention)
+}
+EPS = {LINEAR.name: 1e-6, COSINE.name: 1e-12, PERFORMER.name: 1e-3, EFFICIENT.name: 0.0}
+SUMS, LEVELLED = ("state", "normaliser"), ("state", "normaliser", "level")
+"""The parts of a state, without and with the level of exponentials. That of Performer is one number, (..., 1) here."""
+FINAL = ("final_state", "final_normaliser", "final_level")
+COTANGENTS = tuple(f"d{name}" for name in FINAL)
+"""Of a state. The library tells by their strides which axes a state has: they have to be contiguous."""
+
+
+class Call(NamedTuple):
+    """Arrays and plain options by the names that the library has for them, and the outputs of a call."""
+
+    given: dict[str, Any]
+    outputs: tuple[str, ...]
+
+
+def parts_of(op: str, options: Mapping[str, Any]) -> tuple[str, ...]:
+    """The parts of a state."""
+    if op == PERFORMER.name:
+        return SUMS if options.get("kernel") == "relu" else LEVELLED
+    return LEVELLED if op == EFFICIENT.name else SUMS
+
+
+def _named(op: str, options: Mapping[str, Any], state: Sequence[Any]) -> dict[str, Any]:
+    """Parts of a state by name."""
+    named = dict(zip(parts_of(op, options), state, strict=True))
+    if op == PERFORMER.name and named.get("level") is not None:
+        named["level"] = named["level"][..., None]
+    return named
+
+
+def _in_order(op: str, options: Mapping[str, Any], parts: Sequence[Any]) -> tuple[Any, ...]:
+    """The inverse."""
+    if op == PERFORMER.name and len(parts) == len(LEVELLED):
+        return (*parts[:-1], parts[-1][..., 0])
+    return tuple(parts)
+
+
+def call(
+    op: str,
+    arrays: Sequence[Any],
+    initial_state: Sequence[Any] | None = None,
+    return_state: bool = False,
+    chunk_size: int = 64,
+    **options: Any,
+) -> Call:
+    """Of the arguments of an op of `OPS`; a projection may come by name. The library has chunks of its own."""
+    given = dict(zip(ARRAYS[op], arrays, strict=False)) | options
+    if initial_state is not None:
+        given |= _named(op, options, initial_state)
+    return Call(given, ("o", *(f"final_{part}" for part in parts_of(op, options))) if return_state else ("o",))
+
+
+def answer(op: str, options: Mapping[str, Any], found: Sequence[Any]) -> Any:
+    """What the op returns: o, or o and the state."""
+    return found[0] if len(found) == 1 else (found[0], _in_order(op, options, found[1:]))
+
+
+def cotangents(op: str, options: Mapping[str, Any], do: Any, dstate: Sequence[Any] | None) -> dict[str, Any]:
+    """By the names of the outputs with a d before them; those that are None are left out."""
+    parts = {} if dstate is None else _named(op, options, dstate)
+    found = {"do": do} | {f"dfinal_{part}": x for part, x in parts.items()}
+    return {name: x for name, x in found.items() if x is not None}
+
+
+def gradients(op: str, options: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """What `<op>_vjp` returns, of gradients by name."""
+    grads: dict[str, Any] = {name: found[name] for name in "qkv"}
+    if "state" in found:
+        grads["initial_state"] = _in_order(op, options, [found[part] for part in parts_of(op, options)])
+    return grads
+
+
+def formula(op: str, given: Mapping[str, Any], outputs: Sequence[str]) -> dict[str, Any]:
+    """Outputs by name of the generic body, which can be differentiated to any order."""
+    parts = parts_of(op, given)
+    options = {name: x for name, x in given.items() if name not in (*ARRAYS[op], *parts)}
+    initial = _in_order(op, given, [given[part] for part in parts]) if "state" in given else None
+    stateful = any(name in FINAL for name in outputs)
+    found = FUNCTIONS[op](
+        *(given[name] for name in ARRAYS[op]), initial_state=initial, return_state=stateful, impl="generic", **options
+    )
+    if not stateful:
+        return {"o": found}
+    o, state = found
+    return {"o": o} | {f"final_{part}": x for part, x in _named(op, given, state).items()}
+
+
+def refused(
+    op: str, backward: bool, arrays: Sequence[Any], dstate: Any = None, called: str = "", **options: Any
+) -> str | None:
+    """Why the library does not serve a call, from its plain options and from shapes. States are checked here, where
+    their widths are known; `called` is what they are arguments of, where it is not the op."""
+    if callable(options.get("feature_map")):
+        return "a feature map of your own is served by the generic implementation"
+    mask = options.get("mask")
+    if mask is not None and mask.ndim > 1 and mask.shape[-2] != 1:
+        return "a mask of pairs is served by the generic implementation"
+    initial = options.get("initial_state")
+    if initial is None and dstate is None and not options.get("return_state"):
+        return None
+    if 0 in [n for x in arrays[:3] for n in x.shape[:-2]]:
+        return "states of calls without heads or items are served by the generic implementation"
+    _check_states(called or (f"{op}_vjp" if backward else op), op, arrays, initial, dstate, options)
+    return None
+
+
+class Step(NamedTuple):
+    """A step as a call on sequences of one token."""
+
+    op: str
+    arrays: list[Any]  # of the step: q_t, k_t, v_t and, for gradients, do_t have an axis of tokens
+    options: dict[str, Any]
+
+
+def sequence(step: str, *arrays: Any, state: Any = None, **options: Any) -> Step:
+    """Of the arguments of `<op>_step` or `<op>_step_vjp`."""
+    op = step.removesuffix("_vjp").removesuffix("_step")
+    tokens = [x if x is None or 3 <= i < len(ARRAYS[op]) else x[..., None, :] for i, x in enumerate(arrays)]
+    names = {f"{name}_t": name for name in "qkv"}
+    named = {names.get(name, name): x[..., None, :] if name in names else x for name, x in options.items()}
+    return Step(op, tokens, named if state is None else named | {"initial_state": state})
+
+
+def of_token(found: Any) -> Any:
+    """o and the state of a step from those of a sequence, or its gradients."""
+    if isinstance(found, dict):
+        of_state = {"state": found["initial_state"]} if "initial_state" in found else {}
+        return {f"{name}_t": found[name][..., 0, :] for name in "qkv"} | of_state
+    o, state = found
+    return o[..., 0, :], state
+
+
+def _check_states(
+    called: str, op: str, arrays: Sequence[Any], initial: Any, dstate: Any, options: Mapping[str, Any]
+) -> None:
+    q, k, v = arrays[:3]
+    given = {name: x for name, x in (*zip(ARRAYS[op], arrays, strict=False), *options.items()) if is_array(x)}
+    shapes = {name: tuple(x.shape) for name, x in given.items()}
+    f, e = _features(op, shapes), v.shape[-1]
+    widths: dict[str, tuple[int, ...]] = {"S": (f, e), "z": (f,)}
+    if op == EFFICIENT.name:
+        widths["m"] = (f,)
+    elif len(parts_of(op, options)) == len(LEVELLED):
+        widths["c"] = ()
+    if initial is not None:
+        shared = k.shape[-3] if options.get("enable_gqa") and q.shape[-3] != k.shape[-3] else None
+        check_parts(called, "initial_state", initial, q, widths, leading_of_keys(called, q, k, v, shared), False)
+        shapes |= {name: tuple(x.shape) for name, x in _named(op, options, initial).items()}
+    if dstate is not None:
+        check_parts(called, "dstate", dstate, q, widths, state_shapes(op, shapes)["final_normaliser"][:-1], True)
+
+
+def _features(op: str, shapes: Mapping[str, Shape]) -> int:
+    if op == PERFORMER.name:
+        return shapes["projection"][-2]
+    return shapes["q"][-1] + (op == COSINE.name)
+
+
+TRAILING = {"k": 2, "v": 2, "projection": 2, "mask": 2, "key_lengths": 0, "state": 2, "normaliser": 1, "level": 1}
+"""Of the arrays whose leading axes a state has."""
+
+
+def state_shapes(op: str, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+    """The parts of the state that a call returns, from the shapes of its arrays."""
+    own = (shapes[name][: max(0, len(shapes[name]) - n)] for name, n in TRAILING.items() if name in shapes)
+    leading, f = broadcast(op, "leading axes of states", *map(tuple, own)), _features(op, shapes)
+    level = 1 if op == PERFORMER.name else f
+    return dict(zip(FINAL, ((*leading, f, shapes["v"][-1]), (*leading, f), (*leading, level)), strict=True))
+
+
+def numbers(op: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a plan."""
+    if op not in OPS:
+        return {}
+    feature_map, kernel = options.get("feature_map", "elu_plus_one"), options.get("kernel", "softmax")
+    return {
+        "feature_map": abi.KERNELS[kernel] if op == PERFORMER.name else abi.FEATURE_MAPS[feature_map],
+        "normalize": options.get("normalize", feature_map != "identity"),
+        "eps": options.get("eps", EPS[op]),
+    }
+
+
+# ---------------------------------------------------------------------------------------------- the table of a library
+
+
+class Served(NamedTuple):
+    """What a library has for the ops of `OPS`; each of its functions begins with the op."""
+
+    attend: Callable[..., Any]
+    pull: Callable[..., dict[str, Any]]
+    unsupported: Callable[..., str | None]  # (op, backward, *arrays, **options), as for quadratic attention
+
+    def step(self, op: str, *arrays: Any, **options: Any) -> Any:
+        """One more token."""
+        s = sequence(op, *arrays, **options)
+        return of_token(self.attend(s.op, *s.arrays, return_state=True, **s.options))
+
+    def pull_step(self, op: str, *arrays: Any, **options: Any) -> dict[str, Any]:
+        """Its explicit gradients."""
+        s = sequence(op, *arrays, **options)
+        grads: dict[str, Any] = of_token(self.pull(s.op, *s.arrays, **s.options))
+        return grads
+
+    def refuse_step(self, op: str, backward: bool, *arrays: Any, **options: Any) -> str | None:
+        """Why the library does not serve a step."""
+        s = sequence(op, *arrays, **options)
+        return self.refuse(s.op, backward, *s.arrays, return_state=not backward, called=op, **s.options)
+
+    def refuse(
+        self, op: str, backward: bool, *arrays: Any, dstate: Any = None, called: str = "", **options: Any
+    ) -> str | None:
+        """Why the library does not serve a call."""
+        *inputs, do = arrays if backward else (*arrays, None)
+        reason = refused(op, backward, inputs, dstate, called, **options)
+        if reason is not None:
+            return reason
+        given, _ = call(op, inputs, **options)
+        tokens = [given.pop(name) for name in "qkv"]
+        return self.unsupported(op, backward, *tokens, do, **given, **cotangents(op, options, None, dstate))
+
+    def kernels(self) -> dict[str, Kernel]:
+        """By op, its gradients, its steps and theirs."""
+        table = {}
+        for op in OPS:
+            table[op] = Kernel("native", partial(self.attend, op), partial(self.refuse, op, False))
+            table[f"{op}_vjp"] = Kernel("native", partial(self.pull, op), partial(self.refuse, op, True))
+            once, pulled = f"{op}_step", f"{op}_step_vjp"
+            table[once] = Kernel("native", partial(self.step, once), partial(self.refuse_step, once, False))
+            table[pulled] = Kernel("native", partial(self.pull_step, pulled), partial(self.refuse_step, pulled, True))
+        return table
