@@ -1,5 +1,8 @@
 """The linear family under the transformations of torch and JAX: gradients to and from states, compile, jit, vmap."""
 
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -112,3 +115,23 @@ def test_vmap_is_a_loop(name):
     own = {key: torch.tensor(x) if isinstance(x, np.ndarray) else x for key, x in OPS[name].items()}
     mapped = torch.func.vmap(lambda *x: of(name)(*x, causal=True, **own))(q, k, v)
     close(mapped, of(name)(q, k, v, causal=True, **own))
+
+
+SHARED_HEADS = """
+import attnkit, jax, numpy as np
+rng = np.random.default_rng(0)
+q, k, v, do = (rng.normal(size=(3, 2, *s)).astype("f4") for s in ((4, 33, 12), (2, 257, 12), (2, 257, 20), (4, 33, 20)))
+options = {"causal": "upper_left", "enable_gqa": True}
+want = attnkit.efficient_attention_vjp(q, k, v, do=do, impl="generic", **options)
+call = lambda chunk: jax.jit(lambda *x: jax.vjp(lambda *x: attnkit.efficient_attention(
+    *x, chunk_size=chunk, impl="generic", **options), *x)[1](do))
+for chunk in (64, 1):
+    for name, got in zip("qkv", call(chunk)(q, k, v), strict=True):
+        np.testing.assert_allclose(got, want[name], rtol=1e-4, atol=1e-5, err_msg=name)
+"""
+
+
+def test_gradients_of_shared_heads_do_not_end_the_process():
+    """They did with jaxlib 0.10.2, on a CPU: XLA's fusions of sums over heads with paddings."""
+    done = subprocess.run([sys.executable, "-c", SHARED_HEADS], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

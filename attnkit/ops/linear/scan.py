@@ -79,8 +79,11 @@ class _Faded(NamedTuple):
 
     def halves(self, xp: Namespace, x: Array, y: Array, c: Array, level: Array) -> Array:
         """The same with a level for each feature, in chunks of 2^m tokens: every token with itself, then the second
-        half of every 2, 4, ... tokens with the first, whose last level parts a fade into two factors up to 1."""
-        out, half = xp.sum(x * y, axis=-1, keepdims=True) * c, 1
+        half of every 2, 4, ... tokens with the first, whose last level parts a fade into two factors up to 1.
+
+        Own products are matrix products too: sums over shared heads end the process on CPUs with jaxlib 0.10.2.
+        """
+        out, half = ((x[..., None, :] @ y[..., None]) @ c[..., None, :])[..., 0, :], 1
         while half < x.shape[-2]:
             (y_, _), (c_, _), (level_, later) = (_halved(xp, a, half) for a in (y, c, level))
             end = level_[..., -1:, :]
