@@ -283,7 +283,11 @@ class Backward {
 // A call of a family, in either direction.
 template <class T, class Family>
 void attend(const Call &call) {
-  if (call.plan.pass == ATTNKIT_FORWARD) return Forward<T, Family>(call, wants_statistics(call)).run();
+  if (call.plan.pass == ATTNKIT_FORWARD) {
+    if constexpr (kAddsPairs && std::is_same_v<T, float> && !Family::kDistances)
+      if (is_paired(call)) return Forward<T, Family, true>(call, wants_statistics(call)).run();
+    return Forward<T, Family>(call, wants_statistics(call)).run();
+  }
   if (clear_without_pairs(call)) return;
   Backward<T, Family>(call).run();
 }

@@ -128,4 +128,36 @@ class Tokens {
   Buffer<T> centre_, row_;
 };
 
+// Tokens of bfloat16 as they are, two features at a time; scale multiplies scores instead.
+class PairedTokens {
+ public:
+  explicit PairedTokens(const attnkit_plan &plan)
+      : features(plan.features), depth((plan.features + 1) / 2), scale_(static_cast<float>(plan.scale)) {}
+
+  const int64_t features, depth;
+
+  void see(const Item<float> &, const Matrix &) const {}
+
+  void pack_keys(const Matrix &k, int64_t first, int64_t n, const uint8_t *seen, Buffer<Pair> &rows,
+                 Pair *panels) const {
+    const Pair *data = k.at<const Pair>(0, 0);
+    const bool in_place = k.column == 1 && features % 2 == 0 && k.row % 2 == 0 &&
+                          reinterpret_cast<uintptr_t>(data) % sizeof(Pair) == 0;
+    pack_panels<Pair>(in_place ? InPlace<Pair>{data, k.row / 2} : InPlace<Pair>(), first, n, depth, seen, rows, panels,
+                      [&](int64_t token, Pair *row) { read_pairs(k, token, features, row); });
+  }
+
+  float read_query(const Matrix &q, int64_t i, Pair *out, int64_t) const {
+    read_pairs(q, i, features, out);
+    return 0;
+  }
+
+  void finish_scores(float, float *s, int64_t width) const {
+    for (int64_t j = 0; j < width; j += kLanes<float>) store<float>(s + j, load(s + j) * scale_);
+  }
+
+ private:
+  float scale_;
+};
+
 }  // namespace attnkit

@@ -1,12 +1,24 @@
 // The forward sweep: for a block of queries, tiles of scores become weights while they are in the cache and are
 // multiplied by v at once. Memory is O(S d) per thread.
+//
+// With `kPairs` q, k and v are bfloat16, and weights are rounded to it for the product with v (A7); sums are floats.
 #pragma once
 
 #include "engine.h"
 
 namespace attnkit {
 
-template <class T, class Family>
+// Queries of a group for which packing keys does not pay: decoding.
+constexpr int64_t kFew = 4;
+
+// Whether the operands of both products are pairs of bfloat16.
+inline bool is_paired(const Call &call) {
+  const auto pairs = [&](int array) { return call.view(array).dtype == ATTNKIT_BFLOAT16; };
+  return call.plan.queries > kFew && pairs(ATTNKIT_Q) && pairs(ATTNKIT_K) &&
+         (!call.has(ATTNKIT_V) || pairs(ATTNKIT_V));
+}
+
+template <class T, class Family, bool kPairs = false>
 class Forward {
  public:
   Forward(const Call &call, bool statistics)
@@ -31,14 +43,18 @@ class Forward {
   }
 
  private:
-  static constexpr int64_t kFew = 4;  // queries for which packing keys does not pay: decoding
+  using Own = Tokens<T, Family::kDistances>;
+  using Packed = std::conditional_t<kPairs, PairedTokens, Own>;
+  using E = std::conditional_t<kPairs, Pair, T>;
+  static constexpr int kEach = kPairs ? 2 : 1;  // keys that an element of weights or of v stands for
 
   struct Workspace {
-    Buffer<T> panels, values, rows, tile, sums, queries, extra;
+    Buffer<E> panels, values, rows, queries;
+    Buffer<T> tile, sums, extra;
     Buffer<uint8_t> seen;
   };
   struct Operand {  // v, row by row
-    const T *data;
+    const E *data;
     int64_t row;
   };
 
@@ -48,16 +64,18 @@ class Forward {
     const Matrix k(call_, ATTNKIT_K, index), v(call_, ATTNKIT_V, index);
     const uint8_t *seen = w.seen.reserve(plan_.keys);
     if (!seen_keys<T>(call_, grouping_, group, 0, w.seen.data())) seen = nullptr;
-    if (grouping_.members * plan_.queries <= kFew) {
-      for (int64_t member = 0; member < grouping_.members; ++member)
-        few(Item<T>(call_, grouping_.index(plan_, group, 0, member)), k, v, seen, w);
-      return;
+    if constexpr (!kPairs) {
+      if (grouping_.members * plan_.queries <= kFew) {
+        for (int64_t member = 0; member < grouping_.members; ++member)
+          few(Item<T>(call_, grouping_.index(plan_, group, 0, member)), k, v, seen, w);
+        return;
+      }
     }
-    Tokens<T, Family::kDistances> tokens(plan_);
+    Packed tokens(plan_);
     tokens.see(Item<T>(call_, index), k);
-    T *panels = w.panels.reserve(blocks(plan_.keys, kPanel<T>) * kPanel<T> * tokens.depth);
+    E *panels = w.panels.reserve(blocks(plan_.keys, kPanel<T>) * kPanel<T> * tokens.depth);
     tokens.pack_keys(k, 0, plan_.keys, seen, w.rows, panels);
-    const Operand values = v ? operand(v, seen, w) : Operand{nullptr, 0};
+    const Operand values = v ? operand(v, group, seen, w) : Operand{nullptr, 0};
     const int64_t count = blocks(plan_.queries, kQueries);
     for (int64_t n = first; n < last; ++n) {
       const Item<T> item(call_, grouping_.index(plan_, group, 0, n / count));
@@ -66,11 +84,17 @@ class Forward {
     }
   }
 
-  Operand operand(const Matrix &v, const uint8_t *seen, Workspace &w) const {
-    if (seen == nullptr && v.is_operand<T>(width_)) return {v.at<const T>(0, 0), width_};
-    T *values = w.values.reserve(plan_.keys * width_);
-    pack_rows<T>(v, 0, plan_.keys, plan_.values, width_, seen, values, Nothing<T>());
-    return {values, width_};
+  Operand operand(const Matrix &v, int64_t group, const uint8_t *seen, Workspace &w) const {
+    if constexpr (kPairs) {
+      Pair *values = w.values.reserve(blocks(plan_.keys, 2) * width_);
+      pack_pairs(v, reach<T>(call_, grouping_, group), plan_.keys, plan_.values, width_, seen, values);
+      return {values, width_};
+    } else {
+      if (seen == nullptr && v.is_operand<T>(width_)) return {v.at<const T>(0, 0), width_};
+      T *values = w.values.reserve(plan_.keys * width_);
+      pack_rows<T>(v, 0, plan_.keys, plan_.values, width_, seen, values, Nothing<T>());
+      return {values, width_};
+    }
   }
 
   struct Block {
@@ -81,29 +105,31 @@ class Forward {
     int64_t begin, end;  // keys that some query sees
   };
 
-  void block(const Item<T> &item, const Tokens<T, Family::kDistances> &tokens, Operand values, int64_t first,
-             int64_t rows, Workspace &w) const {
+  void block(const Item<T> &item, const Packed &tokens, Operand values, int64_t first, int64_t rows,
+             Workspace &w) const {
     constexpr int K = kKeys<T>;
     Block b;
-    T *queries = w.queries.reserve(kQueries * tokens.depth), *tile = w.tile.reserve(kQueries * K);
+    E *queries = w.queries.reserve(kQueries * tokens.depth);
+    T *tile = w.tile.reserve(kQueries * K);
     T *sums = w.sums.reserve(kQueries * width_), *extra = w.extra.reserve(2 * K);
     prepare(item, tokens, first, rows, queries, b, tokens.depth);
     std::fill(sums, sums + rows * width_, T{});
     for (int64_t k0 = b.begin / kPanel<T> * kPanel<T>; k0 < b.end; k0 += K) {
       const int64_t keys = std::min<int64_t>(K, b.end - k0), width = padded<T>(keys);
-      const T *panels = w.panels.data() + k0 * tokens.depth;
-      multiply_panels<T>(rows, tokens.depth, width, queries, tokens.depth, panels, tile, K);
+      const E *panels = w.panels.data() + k0 * tokens.depth;
+      multiply_panels<E>(rows, tokens.depth, width, queries, tokens.depth, panels, tile, K);
       for (int64_t i = 0; i < rows; ++i) {
         T *row = tile + i * K;
         tokens.finish_scores(b.of_query[i], row, width);
         const T rescale = weigh(item, first + i, b, i, k0, keys, row, extra);
         for (int64_t x = 0; rescale != 1 && x < width_; x += kLanes<T>)
           store<T>(sums + i * width_ + x, load(sums + i * width_ + x) * rescale);
+        if (kPairs) round_to_pairs(reinterpret_cast<float *>(row), width);
       }
-      const int64_t skip = std::max<int64_t>(0, b.begin - k0);
+      const int64_t skip = std::max<int64_t>(0, b.begin - k0) / kEach;
       if (values.data != nullptr)
-        multiply<T>(rows, keys - skip, width_, tile + skip, K, values.data + (k0 + skip) * values.row, values.row,
-                          sums, width_);
+        multiply<E>(rows, blocks(keys, kEach) - skip, width_, reinterpret_cast<const E *>(tile) + skip, K,
+                    values.data + (k0 / kEach + skip) * values.row, values.row, sums, width_);
     }
     finish(item, first, rows, b, sums);
   }
@@ -115,7 +141,7 @@ class Forward {
     const int64_t rows = plan_.queries, wide = padded<T>(plan_.features);
     T *queries = w.queries.reserve(kFew * wide), *tile = w.tile.reserve(kFew * K), *key = w.rows.reserve(wide);
     T *sums = w.sums.reserve(kFew * width_), *extra = w.extra.reserve(2 * K), *packed = w.values.reserve(K * width_);
-    const Tokens<T, Family::kDistances> tokens(plan_);
+    const Own tokens(plan_);
     prepare(item, tokens, 0, rows, queries, b, wide);
     std::fill(sums, sums + rows * width_, T{});
     constexpr int kAhead = 16;  // keys that are asked for before their turn
@@ -144,8 +170,9 @@ class Forward {
   }
 
   // The rows of a block: what they see, and their queries times scale. Nothing of a null row is read (A6).
-  void prepare(const Item<T> &item, const Tokens<T, Family::kDistances> &tokens, int64_t first, int64_t rows,
-               T *queries, Block &b, int64_t depth) const {
+  template <class Operands, class Element>
+  void prepare(const Item<T> &item, const Operands &tokens, int64_t first, int64_t rows, Element *queries, Block &b,
+               int64_t depth) const {
     b.begin = plan_.keys;
     b.end = 0;
     for (int64_t i = 0; i < rows; ++i) {
@@ -153,9 +180,9 @@ class Forward {
       b.rows[i] = Family::begin(item, first + i, r);
       b.sums[i] = RowSums<T>();
       b.of_query[i] = 0;
-      T *query = queries + i * depth;
+      Element *query = queries + i * depth;
       if (r.visible == 0) {
-        std::fill(query, query + depth, T{});
+        std::fill(query, query + depth, Element{});
         continue;
       }
       b.of_query[i] = tokens.read_query(item.q, first + i, query, depth);

@@ -30,33 +30,48 @@ void transpose_block(const T *rows, int64_t stride, int64_t width, T *out) {
     for (int j = 0; j < W; ++j) out[c * kPanel<T> + j] = rows[j * stride + c];
 }
 
-// Tokens first .. first + n in panels of kPanel: out[panel][feature][token], zeros up to a vector of tokens and for
-// those that are not `seen` (NULL: all are). `edit(row)` may change a row before: `width` features, of which it owns
-// those beyond d.
-template <class T, class Edit>
-void pack_panels(const Matrix &x, int64_t first, int64_t n, int64_t d, int64_t width, const uint8_t *seen,
-                 Buffer<T> &rows, T *out, const Edit &edit) {
-  constexpr int W = kLanes<T>;
-  constexpr bool kAsTheyAre = std::is_same_v<Edit, Nothing<T>>;
-  const bool direct = kAsTheyAre && seen == nullptr && x.holds<T>() && x.column == 1 && d == width;
-  T *block = rows.reserve(W * width);
+// Rows as they lie in memory, `stride` from one to the next; none where data is NULL.
+template <class E>
+struct InPlace {
+  const E *data = nullptr;
+  int64_t stride = 0;
+};
+
+// Tokens first .. first + n in panels of kPanel: out[panel][feature][token], `width` features, zeros up to a vector of
+// tokens and for those that are not `seen` (NULL: all are). `read(token, row)` fills a row, if rows are not in place.
+template <class E, class Read>
+void pack_panels(InPlace<E> in_place, int64_t first, int64_t n, int64_t width, const uint8_t *seen, Buffer<E> &rows,
+                 E *out, const Read &read) {
+  constexpr int W = kLanes<E>;
+  E *block = rows.reserve(W * width);
   for (int64_t j0 = 0; j0 < n; j0 += W) {
-    T *to = out + j0 / kPanel<T> * kPanel<T> * width + j0 % kPanel<T>;
-    if (direct && j0 + W <= n) {
-      transpose_block(x.at<const T>(first + j0, 0), x.row, width, to);
+    E *to = out + j0 / kPanel<E> * kPanel<E> * width + j0 % kPanel<E>;
+    if (in_place.data != nullptr && seen == nullptr && j0 + W <= n) {
+      transpose_block(in_place.data + (first + j0) * in_place.stride, in_place.stride, width, to);
       continue;
     }
     for (int64_t j = j0; j < j0 + W; ++j) {
-      T *row = block + (j - j0) * width;
+      E *row = block + (j - j0) * width;
       if (j < n && (seen == nullptr || seen[first + j])) {
-        x.read<T>(first + j, 0, d, T{1}, row, width);
-        edit(row);
+        read(first + j, row);
       } else {
-        std::fill(row, row + width, T{});
+        std::fill(row, row + width, E{});
       }
     }
     transpose_block(block, width, width, to);
   }
+}
+
+// The same of d columns of x; `edit(row)` may change a row before: it owns the features beyond d.
+template <class T, class Edit>
+void pack_panels(const Matrix &x, int64_t first, int64_t n, int64_t d, int64_t width, const uint8_t *seen,
+                 Buffer<T> &rows, T *out, const Edit &edit) {
+  const bool in_place = std::is_same_v<Edit, Nothing<T>> && x.holds<T>() && x.column == 1 && d == width;
+  pack_panels<T>(in_place ? InPlace<T>{x.at<const T>(0, 0), x.row} : InPlace<T>(), first, n, width, seen, rows, out,
+                 [&](int64_t token, T *row) {
+                   x.read<T>(token, 0, d, T{1}, row, width);
+                   edit(row);
+                 });
 }
 
 // Tokens first .. first + n, one after the other, `width` features each.
@@ -70,6 +85,35 @@ void pack_rows(const Matrix &x, int64_t first, int64_t n, int64_t d, int64_t wid
       edit(row);
     } else {
       std::fill(row, row + width, T{});
+    }
+  }
+}
+
+// Row i of n numbers of bfloat16 as pairs; the last is with 0 where n is odd.
+inline void read_pairs(const Matrix &x, int64_t i, int64_t n, Pair *out) {
+  const BFloat16 *from = x.at<const BFloat16>(i, 0);
+  out[n / 2] = n % 2 ? Pair{} : out[n / 2];
+  char *to = reinterpret_cast<char *>(out);
+  if (x.column == 1) {
+    std::memcpy(to, from, n * sizeof *from);
+    return;
+  }
+  for (int64_t c = 0; c < n; ++c) std::memcpy(to + c * sizeof *from, from + c * x.column, sizeof *from);
+}
+
+// n tokens in pairs, those of even index with the next: out[token / 2][column], `width` columns, zeros for those that
+// are out of reach or not `seen`.
+inline void pack_pairs(const Matrix &x, Range reach, int64_t n, int64_t columns, int64_t width, const uint8_t *seen,
+                       Pair *out) {
+  for (int64_t j = 0; j < n; j += 2, out += width) {
+    std::fill(out, out + width, Pair{});
+    for (int64_t t = j; t < std::min(j + 2, n); ++t) {
+      if (t < reach.begin || t >= reach.end || (seen != nullptr && !seen[t])) continue;
+      const BFloat16 *from = x.at<const BFloat16>(t, 0);
+      for (int64_t c = 0; c < columns; ++c) {
+        const uint32_t bits = uint32_t{from[c * x.column].bits} << 16 * (t - j);
+        out[c] = static_cast<Pair>(static_cast<uint32_t>(out[c]) | bits);
+      }
     }
   }
 }

@@ -6,66 +6,67 @@ namespace attnkit {
 namespace {
 
 // Element (i, p) of A stands at a[i * row + p * column].
-template <class T>
+template <class E>
 struct Left {
-  const T *a;
+  const E *a;
   int64_t row, column;
 };
 
-template <class T, int M, int N, bool kAdd>
-ATTNKIT_INLINE void micro(int64_t depth, const T *a, int64_t row, int64_t column, const T *b, int64_t ldb, T *c,
+template <class E, int M, int N, bool kAdd>
+ATTNKIT_INLINE void micro(int64_t depth, const E *a, int64_t row, int64_t column, const E *b, int64_t ldb, SumOf<E> *c,
                           int64_t ldc) {
-  constexpr int W = kLanes<T>;
+  using T = SumOf<E>;
+  constexpr int W = kLanes<E>;
   Vec<T> sums[M][N];
   for (int i = 0; i < M; ++i)
     for (int j = 0; j < N; ++j) sums[i][j] = kAdd ? load(c + i * ldc + j * W) : Vec<T>{};
   for (int64_t p = 0; p < depth; ++p) {
-    Vec<T> right[N];
+    Vec<E> right[N];
     for (int j = 0; j < N; ++j) right[j] = load(b + p * ldb + j * W);
     for (int i = 0; i < M; ++i) {
-      const Vec<T> left = splat(a[i * row + p * column]);
-      for (int j = 0; j < N; ++j) sums[i][j] += left * right[j];
+      const Vec<E> left = splat(a[i * row + p * column]);
+      for (int j = 0; j < N; ++j) add_product(sums[i][j], left, right[j]);
     }
   }
   for (int i = 0; i < M; ++i)
-    for (int j = 0; j < N; ++j) store(c + i * ldc + j * W, sums[i][j]);
+    for (int j = 0; j < N; ++j) store<T>(c + i * ldc + j * W, sums[i][j]);
 }
 
 // The rows that are left, fewer than kRows.
-template <class T, int M, int N, bool kAdd, bool kByColumns>
-inline void micro_rest(int rows, int64_t depth, Left<T> left, const T *b, int64_t ldb, T *c, int64_t ldc) {
+template <class E, int M, int N, bool kAdd, bool kByColumns>
+inline void micro_rest(int rows, int64_t depth, Left<E> left, const E *b, int64_t ldb, SumOf<E> *c, int64_t ldc) {
   if constexpr (M > 0) {
     if (rows == M) {
-      micro<T, M, N, kAdd>(depth, left.a, kByColumns ? 1 : left.row, kByColumns ? left.column : 1, b, ldb, c, ldc);
+      micro<E, M, N, kAdd>(depth, left.a, kByColumns ? 1 : left.row, kByColumns ? left.column : 1, b, ldb, c, ldc);
     } else {
-      micro_rest<T, M - 1, N, kAdd, kByColumns>(rows, depth, left, b, ldb, c, ldc);
+      micro_rest<E, M - 1, N, kAdd, kByColumns>(rows, depth, left, b, ldb, c, ldc);
     }
   }
 }
 
 // C (rows x N vectors) (+)= A (rows x depth) B.
-template <class T, int N, bool kAdd, bool kByColumns>
-void columns(int64_t rows, int64_t depth, Left<T> left, const T *b, int64_t ldb, T *c, int64_t ldc) {
+template <class E, int N, bool kAdd, bool kByColumns>
+void columns(int64_t rows, int64_t depth, Left<E> left, const E *b, int64_t ldb, SumOf<E> *c, int64_t ldc) {
   const int64_t row = kByColumns ? 1 : left.row, column = kByColumns ? left.column : 1;
   int64_t i = 0;
   for (; i + kRows <= rows; i += kRows)
-    micro<T, kRows, N, kAdd>(depth, left.a + i * row, row, column, b, ldb, c + i * ldc, ldc);
-  const Left<T> rest{left.a + i * row, left.row, left.column};
-  micro_rest<T, kRows - 1, N, kAdd, kByColumns>(static_cast<int>(rows - i), depth, rest, b, ldb, c + i * ldc, ldc);
+    micro<E, kRows, N, kAdd>(depth, left.a + i * row, row, column, b, ldb, c + i * ldc, ldc);
+  const Left<E> rest{left.a + i * row, left.row, left.column};
+  micro_rest<E, kRows - 1, N, kAdd, kByColumns>(static_cast<int>(rows - i), depth, rest, b, ldb, c + i * ldc, ldc);
 }
 
 // The columns that are left, fewer than kVectors vectors of them.
-template <class T, bool kAdd, bool kByColumns>
-void columns_rest(int64_t vectors, int64_t rows, int64_t depth, Left<T> left, const T *b, int64_t ldb, T *c,
+template <class E, bool kAdd, bool kByColumns>
+void columns_rest(int64_t vectors, int64_t rows, int64_t depth, Left<E> left, const E *b, int64_t ldb, SumOf<E> *c,
                   int64_t ldc) {
   switch (vectors) {
     case 1:
-      return columns<T, 1, kAdd, kByColumns>(rows, depth, left, b, ldb, c, ldc);
+      return columns<E, 1, kAdd, kByColumns>(rows, depth, left, b, ldb, c, ldc);
     case 2:
-      if constexpr (kVectors > 2) columns<T, 2, kAdd, kByColumns>(rows, depth, left, b, ldb, c, ldc);
+      if constexpr (kVectors > 2) columns<E, 2, kAdd, kByColumns>(rows, depth, left, b, ldb, c, ldc);
       return;
     case 3:
-      if constexpr (kVectors > 3) columns<T, 3, kAdd, kByColumns>(rows, depth, left, b, ldb, c, ldc);
+      if constexpr (kVectors > 3) columns<E, 3, kAdd, kByColumns>(rows, depth, left, b, ldb, c, ldc);
       return;
     default:
       return;
@@ -73,20 +74,21 @@ void columns_rest(int64_t vectors, int64_t rows, int64_t depth, Left<T> left, co
 }
 
 // C (rows x width) (+)= A (rows x depth) B (depth x width) for a width that is a multiple of a vector.
-template <class T, bool kAdd, bool kByColumns>
-void product(int64_t rows, int64_t depth, int64_t width, Left<T> left, const T *b, int64_t ldb, T *c, int64_t ldc) {
+template <class E, bool kAdd, bool kByColumns>
+void product(int64_t rows, int64_t depth, int64_t width, Left<E> left, const E *b, int64_t ldb, SumOf<E> *c,
+             int64_t ldc) {
   int64_t j = 0;
-  for (; j + kPanel<T> <= width; j += kPanel<T>)
-    columns<T, kVectors, kAdd, kByColumns>(rows, depth, left, b + j, ldb, c + j, ldc);
-  columns_rest<T, kAdd, kByColumns>((width - j) / kLanes<T>, rows, depth, left, b + j, ldb, c + j, ldc);
+  for (; j + kPanel<E> <= width; j += kPanel<E>)
+    columns<E, kVectors, kAdd, kByColumns>(rows, depth, left, b + j, ldb, c + j, ldc);
+  columns_rest<E, kAdd, kByColumns>((width - j) / kLanes<E>, rows, depth, left, b + j, ldb, c + j, ldc);
 }
 
 }  // namespace
 
-template <class T>
-void multiply(int64_t rows, int64_t depth, int64_t width, const T *a, int64_t lda, const T *b, int64_t ldb, T *c,
-              int64_t ldc) {
-  product<T, true, false>(rows, depth, width, Left<T>{a, lda, 1}, b, ldb, c, ldc);
+template <class E>
+void multiply(int64_t rows, int64_t depth, int64_t width, const E *a, int64_t lda, const E *b, int64_t ldb,
+              SumOf<E> *c, int64_t ldc) {
+  product<E, true, false>(rows, depth, width, Left<E>{a, lda, 1}, b, ldb, c, ldc);
 }
 
 template <class T>
@@ -95,17 +97,22 @@ void multiply_transposed(int64_t rows, int64_t depth, int64_t width, const T *a,
   product<T, true, true>(rows, depth, width, Left<T>{a, 1, lda}, b, ldb, c, ldc);
 }
 
-template <class T>
-void multiply_panels(int64_t rows, int64_t depth, int64_t keys, const T *a, int64_t lda, const T *panels, T *c,
+template <class E>
+void multiply_panels(int64_t rows, int64_t depth, int64_t keys, const E *a, int64_t lda, const E *panels, SumOf<E> *c,
                      int64_t ldc) {
-  const Left<T> left{a, lda, 1};
+  const Left<E> left{a, lda, 1};
   int64_t j = 0;
-  for (; j + kPanel<T> <= keys; j += kPanel<T>)
-    columns<T, kVectors, false, false>(rows, depth, left, panels + j * depth, kPanel<T>, c + j, ldc);
-  columns_rest<T, false, false>((keys - j) / kLanes<T>, rows, depth, left, panels + j * depth, kPanel<T>, c + j, ldc);
+  for (; j + kPanel<E> <= keys; j += kPanel<E>)
+    columns<E, kVectors, false, false>(rows, depth, left, panels + j * depth, kPanel<E>, c + j, ldc);
+  columns_rest<E, false, false>((keys - j) / kLanes<E>, rows, depth, left, panels + j * depth, kPanel<E>, c + j, ldc);
 }
 
-ATTNKIT_PRODUCTS(float, )
-ATTNKIT_PRODUCTS(double, )
+ATTNKIT_PRODUCTS(float, float, )
+ATTNKIT_PRODUCTS(double, double, )
+#if defined(__AVX512BF16__)
+ATTNKIT_PRODUCTS(Pair, float, )
+#endif
+ATTNKIT_TRANSPOSED(float, )
+ATTNKIT_TRANSPOSED(double, )
 
 }  // namespace attnkit

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "vector.h"
+#include "pairs.h"
 
 namespace attnkit {
 
@@ -29,26 +29,30 @@ constexpr int64_t padded(int64_t n) {
 }
 
 // C += A B and C += Aᵀ B: C is rows x width, a multiple of a vector, and `depth` is summed over. A, B and C lie in
-// memory row by row, with lda, ldb and ldc from one to the next.
-template <class T>
-void multiply(int64_t rows, int64_t depth, int64_t width, const T *a, int64_t lda, const T *b, int64_t ldb, T *c,
-              int64_t ldc);
+// memory row by row, with lda, ldb and ldc from one to the next. Of pairs, both numbers are summed over.
+template <class E>
+void multiply(int64_t rows, int64_t depth, int64_t width, const E *a, int64_t lda, const E *b, int64_t ldb,
+              SumOf<E> *c, int64_t ldc);
 template <class T>
 void multiply_transposed(int64_t rows, int64_t depth, int64_t width, const T *a, int64_t lda, const T *b, int64_t ldb,
                          T *c, int64_t ldc);
 
 // C = A B for keys in panels (see `pack_panels`), a multiple of a vector of them.
-template <class T>
-void multiply_panels(int64_t rows, int64_t depth, int64_t keys, const T *a, int64_t lda, const T *panels, T *c,
-                     int64_t ldc);
+template <class E>
+void multiply_panels(int64_t rows, int64_t depth, int64_t keys, const E *a, int64_t lda, const E *panels,
+                     SumOf<E> *c, int64_t ldc);
 
-#define ATTNKIT_PRODUCTS(T, EXTERN)                                                                                   \
-  EXTERN template void multiply<T>(int64_t, int64_t, int64_t, const T *, int64_t, const T *, int64_t, T *, int64_t);  \
+#define ATTNKIT_PRODUCTS(E, T, EXTERN)                                                                                \
+  EXTERN template void multiply<E>(int64_t, int64_t, int64_t, const E *, int64_t, const E *, int64_t, T *, int64_t);  \
+  EXTERN template void multiply_panels<E>(int64_t, int64_t, int64_t, const E *, int64_t, const E *, T *, int64_t);
+#define ATTNKIT_TRANSPOSED(T, EXTERN)                                                                                 \
   EXTERN template void multiply_transposed<T>(int64_t, int64_t, int64_t, const T *, int64_t, const T *, int64_t, T *, \
-                                              int64_t);                                                               \
-  EXTERN template void multiply_panels<T>(int64_t, int64_t, int64_t, const T *, int64_t, const T *, T *, int64_t);
+                                              int64_t);
 
-ATTNKIT_PRODUCTS(float, extern)
-ATTNKIT_PRODUCTS(double, extern)
+ATTNKIT_PRODUCTS(float, float, extern)
+ATTNKIT_PRODUCTS(double, double, extern)
+ATTNKIT_PRODUCTS(Pair, float, extern)
+ATTNKIT_TRANSPOSED(float, extern)
+ATTNKIT_TRANSPOSED(double, extern)
 
 }  // namespace attnkit
