@@ -54,7 +54,7 @@ class Backward {
         statistics_(has_statistics_cotangents(call)),
         products_(call.has(ATTNKIT_DO) && call.has(ATTNKIT_V)),
         recomputed_(call, (Family::kNormalises || statistics_) && !call.has(ATTNKIT_ROWS),
-                    Family::kNormalises && products_ && !call.has(ATTNKIT_O)),
+                    Family::kNormalises && products_ && (!call.has(ATTNKIT_O) || is_too_coarse())),
         grouping_(plan_, [this](int axis) { return shares_keys(plan_, axis) ? 2 : sums_bias(axis) ? 1 : 0; }),
         splits_(split()),
         per_split_(blocks(blocks(plan_.keys, splits_), kPanel<T>) * kPanel<T>),
@@ -81,6 +81,12 @@ class Backward {
     Buffer<T> keys_panels, value_panels, keys, rows, scores, grads, queries, cotangents, dq, dk, dv, extra;
     Buffer<uint8_t> seen;
   };
+
+  // Σ w dw = o·do of an o that was rounded to a half type is good for gradients that are too, not for ds itself.
+  bool is_too_coarse() const {
+    const attnkit_view *views = plan_.arrays;
+    return call_.has(ATTNKIT_DBIAS) && size_of(views[ATTNKIT_DBIAS].dtype) > size_of(views[ATTNKIT_O].dtype);
+  }
 
   bool sums_bias(int axis) const { return call_.has(ATTNKIT_DBIAS) && is_sum(plan_, ATTNKIT_DBIAS, axis); }
 

@@ -122,9 +122,9 @@ class Entmax {
     return static_cast<int>(std::clamp<int64_t>(std::min<int64_t>(wanted, plan_.queries / 512), 1, 16));
   }
 
-  // Less of the block than this is in the support: lists are faster than a product.
-  bool is_dense(const Rows &b, int64_t rows) const {
-    return statistics_ || call_.has(ATTNKIT_DALPHA) || b.support * 5 > rows * b.width;
+  // With less than a fifth of the pairs in the support, lists are faster than a product.
+  bool is_dense(int64_t support, int64_t pairs) const {
+    return statistics_ || call_.has(ATTNKIT_DALPHA) || support * 5 > pairs;
   }
 
   T alpha(const Item<T> &item, int64_t i) const {
@@ -257,31 +257,44 @@ class Entmax {
     score(item, keys, first, rows, queries, scores, b);
     for (int64_t i = 0; i < rows; ++i) {
       const Exponent<T, kPower> e(alpha(item, first + i));
-      Candidates<T> &list = w.lists[i];
-      solve(e, scores + i * stride_, b.width, b.thresholds[i], list);
-      weigh(e, b.thresholds[i], list, nullptr);
-      b.support += list.count;
+      solve(e, scores + i * stride_, b.width, b.thresholds[i], w.lists[i]);
+      weigh(e, b.thresholds[i], w.lists[i], nullptr);
     }
-    const bool dense = is_dense(b, rows);
+    int64_t places[kQueries];
+    const int64_t dense = sort(b, rows, w.lists, places);
     std::fill(sums, sums + rows * width_, T{});
     const Matrix saved(call_, ATTNKIT_ROWS, item.index);
     for (int64_t i = 0; i < rows; ++i) {
       T numbers[ATTNKIT_ROW_NUMBERS] = {};
-      T *row = scores + i * stride_;
-      if (dense) spread(w.lists[i], b.thresholds[i], b.ranges[i], b.width, row);
+      const bool listed = places[i] >= dense;
+      T *row = scores + places[i] * stride_;
+      if (!listed) spread(w.lists[i], b.thresholds[i], b.ranges[i], b.width, row);
       if (statistics_) measure(item, first + i, b.ranges[i], b.width, row, extra, numbers);
-      if (item.drops() && b.ranges[i].visible > 0) drop(item, first + i, b.ranges[i], dense, row, w.lists[i], extra);
-      if (!dense && keys.values != nullptr) add_list(w.lists[i], b.thresholds[i], keys.values, sums + i * width_);
+      if (item.drops() && b.ranges[i].visible > 0) drop(item, first + i, b.ranges[i], !listed, row, w.lists[i], extra);
+      if (listed && keys.values != nullptr)
+        add_list(w.lists[i], b.thresholds[i], keys.values, sums + places[i] * width_);
       if (saved) save(b.thresholds[i], numbers, first + i, saved);
     }
-    if (dense && keys.values != nullptr && b.begin < b.end)
-      multiply<T>(rows, b.end - b.begin, width_, scores + b.begin, stride_, keys.values + b.begin * width_, width_,
+    if (dense > 0 && keys.values != nullptr)
+      multiply<T>(dense, b.end - b.begin, width_, scores + b.begin, stride_, keys.values + b.begin * width_, width_,
                   sums, width_);
     const Matrix o(call_, ATTNKIT_O, item.index);
     for (int64_t i = 0; o && i < rows; ++i) {
-      if (b.ranges[i].visible == 0) std::fill(sums + i * width_, sums + (i + 1) * width_, T{});
-      o.write<T>(first + i, 0, plan_.values, sums + i * width_);
+      T *sum = sums + places[i] * width_;
+      if (b.ranges[i].visible == 0) std::fill(sum, sum + width_, T{});
+      o.write<T>(first + i, 0, plan_.values, sum);
     }
+  }
+
+  // Places of the rows of a block, dense ones first; the answer is their number. A row is dense or not by what it sees
+  // itself: no other row may change a bit of it (A11).
+  int64_t sort(const Rows &b, int64_t rows, const Candidates<T> *lists, int64_t *places) const {
+    int64_t dense = 0;
+    for (int64_t i = 0; i < rows; ++i)
+      places[i] = is_dense(lists[i].count, b.ranges[i].end - b.ranges[i].begin) ? dense++ : -1;
+    for (int64_t i = 0, next = dense; i < rows; ++i)
+      if (places[i] < 0) places[i] = next++;
+    return dense;
   }
 
   void measure(const Item<T> &item, int64_t i, const Range &r, int64_t width, const T *row, T *extra,
@@ -359,7 +372,7 @@ class Entmax {
         d_o.read<T>(first + i, 0, plan_.values, T{1}, cotangent, width_);
     }
     std::fill(dq, dq + rows * wide_, T{});
-    if (is_dense(b, rows)) {
+    if (is_dense(b.support, rows * b.width)) {
       pull_dense(item, keys, first, rows, b, products, queries, cotangents, scores, dq, g, w);
     } else {
       for (int64_t i = 0; i < rows; ++i)
