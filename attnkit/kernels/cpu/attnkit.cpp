@@ -4,6 +4,7 @@
 #include <new>
 
 #include "kernels.h"
+#include "subnormals.h"
 
 namespace attnkit {
 namespace {
@@ -125,6 +126,7 @@ int attnkit_run(const attnkit_plan *plan, void *const *arrays, int threads) {
   const attnkit::Call call{*plan, arrays, threads};
   code = attnkit::check_pointers(call);
   if (code != ATTNKIT_OK) return code;
+  const attnkit::KeepsSubnormals here;
   try {
     attnkit::serve(call);
   } catch (const std::bad_alloc &) {

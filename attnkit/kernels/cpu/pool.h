@@ -21,6 +21,8 @@
 #include <pthread.h>
 #endif
 
+#include "subnormals.h"
+
 namespace attnkit {
 
 // The tasks of one call. Helpers share it, and may outlive the call; `body` is the caller's and is not touched once
@@ -33,6 +35,7 @@ class Job {
 
   // Do tasks until there are none left to take.
   void work() {
+    const KeepsSubnormals here;
     int64_t done = 0;
     std::exception_ptr error;
     for (int64_t task; (task = next_.fetch_add(1, std::memory_order_relaxed)) < tasks_; ++done) {

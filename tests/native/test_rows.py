@@ -1,0 +1,54 @@
+"""Bits of a row that nothing else may change: what later tokens hold, how a thread treats subnormal numbers."""
+
+import numpy as np
+import pytest
+
+import attnkit
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.usefixtures("library")
+
+
+@pytest.mark.parametrize("alpha", [1.25, 1.5, 2.0])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_sparse_rows_before_dense_ones(alpha, dtype):
+    """Sparse rows are lists and dense ones a product: which of the two is for each row to say."""
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.normal(size=(64, 16)).astype(dtype) for _ in range(3))
+    q[:32] *= 8
+
+    def rows():
+        return attnkit.entmax_attention(q, k, v, alpha=alpha, causal=True, impl="native")[:32]
+
+    first = rows()
+    q[32:] = 0
+    assert rows().tobytes() == first.tobytes()
+    q[32:] = rng.normal(size=(32, 16)) * 100
+    assert rows().tobytes() == first.tobytes()
+
+
+def halves():
+    """Arguments of float16 of which every number is subnormal."""
+    return [torch.randn(2, 300, 64, generator=torch.Generator().manual_seed(i)).mul(2**-17).half() for i in range(3)]
+
+
+def test_a_thread_that_flushes_subnormal_numbers():
+    q, k, v = halves()
+    whole = attnkit.pointwise_attention(q, k, v, scale=2.0**40, impl="native")
+    assert whole.count_nonzero() > whole.numel() // 2
+    if not torch.set_flush_denormal(True):
+        pytest.skip("torch cannot flush subnormal numbers on this CPU")
+    try:
+        assert attnkit.pointwise_attention(q, k, v, scale=2.0**40, impl="native").equal(whole)
+        assert torch.tensor(1e-310, dtype=torch.float64) * 1 == 0  # still so for others
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def test_subnormal_numbers_under_jit():
+    """XLA flushes them on CPUs."""
+    jax = pytest.importorskip("jax")
+    q, k, v = halves()
+    call = jax.jit(lambda *x: attnkit.pointwise_attention(*x, scale=2.0**40, impl="native"))
+    o = np.asarray(call(*(x.numpy() for x in (q, k, v))))
+    assert o.tobytes() == attnkit.pointwise_attention(q, k, v, scale=2.0**40, impl="native").numpy().tobytes()
