@@ -150,7 +150,9 @@ def _statistics_magnitudes(rows: Rows, fields: tuple[str, ...]) -> dict[str, Arr
     if "total" in fields:
         statistics["total"] = np.abs(w).sum(axis=-1)
     if "entropy" in fields:
-        statistics["entropy"] = np.abs(xlogy(w, w)).sum(axis=-1) / total + np.abs(np.log(total))
+        statistics["entropy"] = (
+            np.where(valid, 1.0, 0.0) + np.abs(xlogy(w, w)).sum(axis=-1) / total + np.abs(np.log(total))
+        )
     return {field: np.abs(value) for field, value in statistics.items() if value is not None}
 
 
@@ -198,7 +200,8 @@ def row_statistics_magnitudes(
     **params: Any,
 ) -> dict[str, Array]:
     """The scale of rounding errors: the requested fields and the gradients, with the summands of their
-    last contraction in absolute value, for example Σ|w log w|/Z + |log Z| for entropy.
+    last contraction in absolute value, for example 1 + Σ|w log w|/Z + |log Z| for entropy: a relative error of p
+    changes -p log p by p (1 + log p) times that.
     """
     rows, names = _prepare("row_statistics_magnitudes", op, (q, k), fields, params)
     dw, size = _statistics_cotangent(rows, dstats, names)

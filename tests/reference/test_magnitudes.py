@@ -88,7 +88,7 @@ def test_statistics(covers: Any, op: str, same: Any) -> None:
     if not signed:
         valid = np.any(w > 0, axis=-1)
         parts, total = np.where(w > 0, -w * np.log(np.where(w > 0, w, 1)), 0), np.where(valid, w.sum(-1), 1)
-        same(found["entropy"], np.abs(parts).sum(-1) / total + np.abs(np.log(total)))
+        same(found["entropy"], valid + np.abs(parts).sum(-1) / total + np.abs(np.log(total)))
 
 
 def test_qk_layernorm_of_an_offset() -> None:

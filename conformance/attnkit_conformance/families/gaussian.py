@@ -40,12 +40,18 @@ def complete(case: Case) -> Case:
 
 
 def growth(case: Case) -> float:
-    """D: 1 + max|visible exponent|/16, of the exponents -(scale/2) ‖q - k‖² + bias."""
+    """D: 1 + max|visible exponent|/16, of the exponents -(scale/2) ‖q - k‖² + bias, or of the squares that distances may
+    be made of. These are about the keys of the first query, since no later token may change a bit (A11)."""
     whole = {**case.arrays, **case.params}
     common = {name: whole[name] for name in lowprecision.COMMON if name in whole and not name.startswith("dropout")}
     sc = gaussian_rows("sample", whole["q"], whole["k"], **common).scores
-    x = np.abs(sc.s[sc.visible & np.isfinite(sc.s)])
-    return tolerance.growth_of_exponent(float(np.max(x, initial=0.0)))
+    live = sc.visible.any(-1, keepdims=True)
+    first = np.any(sc.visible & live & (np.cumsum(live, axis=-2) == 1), axis=-2, keepdims=True)
+    centre = first.astype(float) @ sc.k / np.maximum(1, first.sum(-1, keepdims=True))
+    of_queries, of_keys = (0.5 * abs(sc.scale) * np.sum((x - centre) ** 2, axis=-1) for x in (sc.q, sc.k))
+    squares = np.where(sc.visible, of_queries[..., :, None] + of_keys[..., None, :], 0.0)
+    exponents = np.where(sc.visible & np.isfinite(sc.s), np.abs(sc.s), 0.0)
+    return tolerance.growth_of_exponent(float(max(np.max(x, initial=0.0) for x in (exponents, squares))))
 
 
 def gaussian_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
