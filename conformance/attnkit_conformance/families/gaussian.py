@@ -40,7 +40,7 @@ def complete(case: Case) -> Case:
 
 
 def growth(case: Case) -> float:
-    """D: 1 + max|visible exponent|/16, of the exponents -(scale/2) ‖q - k‖² + bias, or of the squares that distances may
+    """D: 1 + max|visible exponent|/16, of the exponents -(scale/2) ‖q - k‖² + bias, or of squares that distances may
     be made of. These are about the keys of the first query, since no later token may change a bit (A11)."""
     whole = {**case.arrays, **case.params}
     common = {name: whole[name] for name in lowprecision.COMMON if name in whole and not name.startswith("dropout")}
