@@ -20,6 +20,8 @@ from attnkit._core.dispatch import Kernel
 from attnkit._core.quadratic import leading_shape
 from attnkit.backends.native import linear, load, lower, native_status
 from attnkit.kernels.plan import is_array
+from attnkit.ops import rela
+from attnkit.ops.pointwise import POINTWISE
 from attnkit.ops.vjps import VJPS
 
 OPS = tuple(VJPS)
@@ -276,6 +278,7 @@ def unsupported(op: str, backward: bool, *arrays: Any, **options: Any) -> str | 
 
 KERNELS = {op: Kernel("native", partial(attend, op), partial(unsupported, op, False)) for op in OPS}
 KERNELS |= {f"{op}_vjp": Kernel("native", partial(pull, op), partial(unsupported, op, True)) for op in OPS}
+KERNELS |= rela.kernels(KERNELS[POINTWISE.name])
 
 
 # ---------------------------------------------------------------------------------------------- linear attention

@@ -11,7 +11,8 @@ from attnkit._core.dispatch import Kernel
 from attnkit._core.family import RECORDS, measured
 from attnkit.backends.native import linear, lower, native_status
 from attnkit.kernels.plan import is_array
-from attnkit.ops import statistics
+from attnkit.ops import rela, statistics
+from attnkit.ops.pointwise import POINTWISE
 from attnkit.ops.statistics import RowStatistics
 from attnkit.ops.vjps import VJPS
 
@@ -111,6 +112,7 @@ KERNELS = {
     for op in OPS
 }
 KERNELS |= {f"{op}_vjp": Kernel("native", partial(pull, op), partial(unsupported, op, True)) for op in OPS}
+KERNELS |= rela.kernels(KERNELS[POINTWISE.name])
 
 
 # ---------------------------------------------------------------------------------------------- linear attention

@@ -20,9 +20,10 @@ from attnkit.backends.native import abi, linear, lower, native_status
 from attnkit.backends.torch.custom import Given, Outputs, register
 from attnkit.backends.torch.signature import PLAIN, watched
 from attnkit.backends.torch.softmax import sdpa_unsupported
-from attnkit.ops import statistics
+from attnkit.ops import rela, statistics
 from attnkit.ops.linear.attention import LINEAR
 from attnkit.ops.linear.cosine import COSINE
+from attnkit.ops.pointwise import POINTWISE
 from attnkit.ops.softmax import SOFTMAX
 from attnkit.ops.statistics import RowStatistics
 from attnkit.ops.vjps import VJPS
@@ -303,6 +304,7 @@ KERNELS = {
     for op in OPS
 }
 KERNELS |= {f"{op}_vjp": Kernel("native", partial(pull, op), partial(unsupported, op, True)) for op in OPS}
+KERNELS |= rela.kernels(KERNELS[POINTWISE.name], replaces=("blocked",))
 
 
 # ---------------------------------------------------------------------------------------------- linear attention
