@@ -1,4 +1,4 @@
-"""Quadratic and linear attention by the compiled kernels for CPUs, as custom calls of XLA.
+"""Attention and statistics of its rows by the compiled kernels for CPUs, as custom calls of XLA.
 
 Gradients are explicit (`jax.custom_vjp`); those of gradients are derived from the generic formula. An axis that
 `jax.vmap` maps becomes one more leading axis, which the counter of dropout does not count.
@@ -16,15 +16,12 @@ import numpy as np
 from jax import Array
 
 from attnkit._core.check import dtype_name
-from attnkit._core.dispatch import Kernel
 from attnkit._core.quadratic import leading_shape
-from attnkit.backends.native import linear, load, lower, native_status
+from attnkit.backends.native import linear, load, lower, native_status, rows, served
 from attnkit.kernels.plan import is_array
 from attnkit.ops import rela
 from attnkit.ops.pointwise import POINTWISE
-from attnkit.ops.vjps import VJPS
 
-OPS = tuple(VJPS)
 TARGET = "attnkit"
 Arrays = dict[str, Array]
 
@@ -167,9 +164,10 @@ def attended(static: Static, arrays: Arrays) -> tuple[Array, ...]:
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def remembered(static: Static, arrays: Arrays) -> tuple[tuple[Array, ...], Arrays]:
     """The same, and numbers of rows for the gradients: constants, for gradients do not depend on them."""
-    rows = ("rows",) if static.op in lower.SAVES_ROWS else ()
-    found = _serve(static, arrays, static.outputs + rows)
-    return tuple(found[name] for name in static.outputs), {name: found[name] for name in ("o", "rows") if rows}
+    saved = ("rows",) if static.op in lower.SAVES_ROWS else ()
+    found = _serve(static, arrays, static.outputs + saved)
+    kept = {name: found[name] for name in ("o", *saved) if saved and name in found}
+    return tuple(found[name] for name in static.outputs), kept
 
 
 def _remember(static: Static, arrays: Arrays) -> tuple[Any, tuple[Arrays, Arrays]]:
@@ -184,8 +182,8 @@ def _attend(static: Static, arrays: Arrays) -> tuple[tuple[Array, ...], tuple[Ar
 
 def _gradients(static: Static, residuals: tuple[Arrays, Arrays], cotangents: Any) -> tuple[dict[str, Array | None]]:
     arrays, kept = residuals
-    of = dict(zip((f"d{name}" for name in static.outputs), cotangents, strict=True))
-    found = pulled(static, arrays, kept, of)
+    named = zip(static.outputs, cotangents, strict=True)
+    found = differentiated(static, arrays, kept, {f"d{name}": x for name, x in named if name not in rows.COUNTS})
     return ({name: found.get(name) for name in arrays},)
 
 
@@ -194,7 +192,7 @@ remembered.defvjp(_remember, lambda static, residuals, cotangents: _gradients(st
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def pulled(static: Static, arrays: Arrays, kept: Arrays, cotangents: Arrays) -> Arrays:
+def differentiated(static: Static, arrays: Arrays, kept: Arrays, cotangents: Arrays) -> Arrays:
     """Gradients of the arguments that have one; `kept` are numbers of the forward pass."""
     wanted = tuple(name for name in lower.DIFFERENTIABLE if name in arrays)
     outputs = tuple(f"d{name}" for name in wanted)
@@ -209,7 +207,7 @@ def _pulled_generic(static: Static, arrays: Arrays, cotangents: Arrays) -> Array
     if "seed" in options:
         seed = options.pop("seed")
         options["dropout"] = (options["dropout"], seed if static.seed is None else static.seed)
-    return VJPS[static.op](**options, **({"do": None} | cotangents), impl="generic")
+    return rows.formula(static.op, options, cotangents)
 
 
 def _pulled_linear(op: str, given: dict[str, Any], arrays: Arrays, cotangents: Arrays) -> Arrays:
@@ -227,7 +225,7 @@ def _pulled_linear(op: str, given: dict[str, Any], arrays: Arrays, cotangents: A
 
 
 def _pulled_kept(static: Static, arrays: Arrays, kept: Arrays, cotangents: Arrays) -> tuple[Arrays, Any]:
-    return pulled(static, arrays, kept, cotangents), (arrays, kept, cotangents)
+    return differentiated(static, arrays, kept, cotangents), (arrays, kept, cotangents)
 
 
 def _second(static: Static, residuals: tuple[Arrays, Arrays, Arrays], of_gradients: Arrays) -> tuple[Any, ...]:
@@ -242,24 +240,25 @@ def _second(static: Static, residuals: tuple[Arrays, Arrays, Arrays], of_gradien
     return dict.fromkeys(arrays) | of_arrays, dict.fromkeys(kept), of_cotangents
 
 
-pulled.defvjp(_pulled_kept, _second)
+differentiated.defvjp(_pulled_kept, _second)
 
 
 # ---------------------------------------------------------------------------------------------- a call
 
 
-def attend(op: str, q: Array, k: Array, v: Array, *, return_lse: bool = False, **options: Any) -> Any:
-    """An op of `OPS`."""
-    outputs = ("o", "lse") if return_lse else ("o",)
-    found = attended(*divided(op, {"q": q, "k": k, "v": v, **options}, outputs))
-    return found if return_lse else found[0]
+def evaluate(op: str, given: dict[str, Any], outputs: tuple[str, ...]) -> tuple[Array, ...]:
+    """The named outputs of an op."""
+    found: tuple[Array, ...] = attended(*divided(op, given, outputs))
+    return found
 
 
-def pull(op: str, q: Array, k: Array, v: Array, do: Array | None, dlse: Array | None = None, **options: Any) -> Arrays:
-    """The explicit gradients of an op of `OPS`."""
-    static, arrays = divided(op, {"q": q, "k": k, "v": v, **options})
-    cotangents = {name: x for name, x in (("do", do), ("dlse", dlse)) if x is not None}
-    return pulled(static, arrays, {}, cotangents)
+def pulled(op: str, given: dict[str, Any], cotangents: Mapping[str, Array | None]) -> Arrays:
+    """The explicit gradients of an op."""
+    compute = jnp.float64 if given["q"].dtype == jnp.float64 else jnp.float32
+    of = {name: x if name == "do" else x.astype(compute) for name, x in cotangents.items() if x is not None}
+    static, arrays = divided(op, given)
+    grads: Arrays = differentiated(static, arrays, {}, of)
+    return grads
 
 
 def unsupported(op: str, backward: bool, *arrays: Any, **options: Any) -> str | None:
@@ -276,25 +275,6 @@ def unsupported(op: str, backward: bool, *arrays: Any, **options: Any) -> str | 
     return next(filter(None, (lower.refusal(op, each, dtypes, own) for each in passes)), None)
 
 
-KERNELS = {op: Kernel("native", partial(attend, op), partial(unsupported, op, False)) for op in OPS}
-KERNELS |= {f"{op}_vjp": Kernel("native", partial(pull, op), partial(unsupported, op, True)) for op in OPS}
+CALLS = (evaluate, pulled, unsupported)
+KERNELS = served.Served(*CALLS).kernels() | linear.Linear(*CALLS).kernels() | rows.Rows(*CALLS).kernels()
 KERNELS |= rela.kernels(KERNELS[POINTWISE.name])
-
-
-# ---------------------------------------------------------------------------------------------- linear attention
-
-
-def attend_linear(op: str, *arrays: Array, **options: Any) -> Any:
-    """An op of `linear.OPS`."""
-    given, outputs = linear.call(op, arrays, **options)
-    return linear.answer(op, options, attended(*divided(op, given, outputs)))
-
-
-def pull_linear(op: str, *arrays: Any, dstate: Any = None, **options: Any) -> dict[str, Any]:
-    """Its explicit gradients."""
-    *tokens, do = arrays
-    given, _ = linear.call(op, tokens, **options)
-    return linear.gradients(op, options, pulled(*divided(op, given), {}, linear.cotangents(op, options, do, dstate)))
-
-
-KERNELS |= linear.Served(attend_linear, pull_linear, unsupported).kernels()
