@@ -17,7 +17,7 @@ from jax import Array
 
 from attnkit._core.check import dtype_name
 from attnkit._core.quadratic import leading_shape
-from attnkit.backends.native import linear, load, lower, native_status, rows, served
+from attnkit.backends.native import linear, load, lower, native_status, packed, rows, served
 from attnkit.kernels.plan import is_array
 from attnkit.ops import rela
 from attnkit.ops.pointwise import POINTWISE
@@ -90,15 +90,16 @@ def program(call: Call) -> Callable[..., list[Array]]:
     def mapped(size: int, are_mapped: list[bool], *arrays: Array) -> tuple[list[Array], list[bool]]:
         by_name = dict(zip(call.names, arrays, strict=True))
         mapped_names = {name for name, is_mapped in zip(call.names, are_mapped, strict=True) if is_mapped}
-        found = _one_by_one(call, size, by_name, mapped_names) if "seed" in mapped_names else None
-        return found or _together(call, size, by_name, mapped_names), [True] * len(call.outputs)
+        apart = "seed" in mapped_names or "edges_q" in call.names
+        found = (_one_by_one if apart else _together)(call, size, by_name, mapped_names)
+        return found, [True] * len(call.outputs)
 
     compiled: Callable[..., list[Array]] = jax.jit(run)
     return compiled
 
 
 def _one_by_one(call: Call, size: int, arrays: Arrays, mapped: set[str]) -> list[Array]:
-    """Process the elements one by one: each has its own seed."""
+    """Process the elements one by one: each has its own seed, or its own boundaries."""
 
     def one(i: Array) -> list[Array]:
         return program(call)(*(x[i] if name in mapped else x for name, x in arrays.items()))
@@ -147,6 +148,7 @@ def divided(op: str, given: dict[str, Any], outputs: tuple[str, ...] = ("o",)) -
         arrays["seed"] = jnp.array([number & 0xFFFFFFFF, number >> 32], jnp.uint32)
     elif seed is not None and seed.dtype.itemsize < 4:
         arrays["seed"] = seed.astype(jnp.int32)
+    arrays |= {name: jnp.array(arrays[name], jnp.int32) for name in lower.EDGES if isinstance(arrays.get(name), tuple)}
     return Static(op, plain, number, outputs), arrays
 
 
@@ -202,6 +204,8 @@ def differentiated(static: Static, arrays: Arrays, kept: Arrays, cotangents: Arr
 
 def _pulled_generic(static: Static, arrays: Arrays, cotangents: Arrays) -> Arrays:
     options: dict[str, Any] = {**arrays, **dict(static.plain)}
+    if "edges_q" in arrays:
+        return packed.formula(static.op, options, cotangents)
     if static.op in linear.OPS:
         return _pulled_linear(static.op, options, arrays, cotangents)
     if "seed" in options:
@@ -277,4 +281,4 @@ def unsupported(op: str, backward: bool, *arrays: Any, **options: Any) -> str | 
 
 CALLS = (evaluate, pulled, unsupported)
 KERNELS = served.Served(*CALLS).kernels() | linear.Linear(*CALLS).kernels() | rows.Rows(*CALLS).kernels()
-KERNELS |= rela.kernels(KERNELS[POINTWISE.name])
+KERNELS |= packed.Packed(*CALLS).kernels() | rela.kernels(KERNELS[POINTWISE.name])

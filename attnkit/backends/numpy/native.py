@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from attnkit._core.check import dtype_name
-from attnkit.backends.native import linear, lower, native_status, rows, served
+from attnkit.backends.native import linear, lower, native_status, packed, rows, served
 from attnkit.kernels.plan import is_array
 from attnkit.ops import rela
 from attnkit.ops.pointwise import POINTWISE
@@ -21,6 +21,9 @@ def serve(op: str, backward: bool, given: dict[str, Any], outputs: tuple[str, ..
     arrays, plain = lower.split(given, is_array)
     if "seed" in arrays:
         arrays["seed"] = _seed(arrays["seed"])
+    for name in lower.EDGES:
+        if name in arrays:
+            arrays[name] = np.array(arrays[name], np.int64)
     for name in linear.COTANGENTS:
         if name in arrays:
             arrays[name] = np.ascontiguousarray(arrays[name])
@@ -102,6 +105,6 @@ def prepared_linear(op: str, arrays: tuple[Any, ...], options: dict[str, Any]) -
 
 CALLS = (evaluate, pulled, unsupported)
 KERNELS = served.Served(*CALLS).kernels() | linear.Linear(*CALLS).kernels() | rows.Rows(*CALLS).kernels()
-KERNELS |= rela.kernels(KERNELS[POINTWISE.name])
+KERNELS |= packed.Packed(*CALLS).kernels() | rela.kernels(KERNELS[POINTWISE.name])
 KERNELS |= {op: KERNELS[op]._replace(prepared=partial(prepared, op)) for op in VJPS}
 KERNELS |= {op: KERNELS[op]._replace(prepared=partial(prepared_linear, op)) for op in linear.OPS}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from attnkit._core import quadratic
-from attnkit.backends.native import abi, linear, lower, native_status, rows, served
+from attnkit.backends.native import abi, linear, lower, native_status, packed, rows, served
 from attnkit.backends.torch.custom import Given, Outputs, register
 from attnkit.backends.torch.signature import PLAIN, watched
 from attnkit.backends.torch.softmax import sdpa_unsupported
@@ -35,7 +35,7 @@ def is_tensor(x: Any) -> bool:
 
 
 def split(given: Mapping[str, Any]) -> tuple[dict[str, Tensor], lower.Plain]:
-    """`lower.split`, with a tensor for the seed of dropout."""
+    """`lower.split`, with tensors for the seed of dropout and for boundaries."""
     arrays, plain = lower.split(given, is_tensor)
     if "seed" in arrays:
         seed = arrays["seed"]
@@ -43,6 +43,7 @@ def split(given: Mapping[str, Any]) -> tuple[dict[str, Tensor], lower.Plain]:
             arrays["seed"] = torch.tensor(seed - (1 << 64) if seed >= 1 << 63 else seed)
         elif seed.dtype.itemsize < 4:
             arrays["seed"] = seed.int()
+    arrays |= {name: torch.tensor(arrays[name]) for name in lower.EDGES if isinstance(arrays.get(name), tuple)}
     return arrays, plain
 
 
@@ -76,9 +77,11 @@ def _named(given: Given) -> tuple[str, ...]:
 
 def _outputs(op: str, given: Given) -> Outputs:
     """Shapes and dtypes of the outputs and of the saved arrays."""
-    q = given["q"]
-    leading = quadratic.leading_axes(q, given["k"], given.get("v"), given.get("enable_gqa", False))
-    per_query = (*leading, q.shape[-2])
+    q, k, v = given["q"], given["k"], given.get("v")
+    if "edges_q" in given:
+        q, k, v = (given[name].transpose(0, 1) for name in "qkv")
+    leading = quadratic.leading_axes(q, k, v, given.get("enable_gqa", False))
+    per_query = (q.shape[-2], *leading) if "edges_q" in given else (*leading, q.shape[-2])
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     found = dict.fromkeys((*_named(given), *_kept(op)), (per_query, dtype))
     if "o" in found:
@@ -152,6 +155,8 @@ class _Attend(torch.autograd.Function):
 def _generic(op: str, arrays: dict[str, Tensor], plain: lower.Plain, cotangents: dict[str, Tensor]) -> Given:
     """Differentiable gradients."""
     options: Given = {**arrays, **dict(plain)}
+    if "edges_q" in arrays:
+        return packed.formula(op, options, cotangents)
     if op in linear.OPS:
         return _generic_linear(op, options, cotangents)
     if "seed" in options:
@@ -284,7 +289,7 @@ def prepared_linear(op: str, arrays: tuple[Any, ...], options: dict[str, Any]) -
 
 CALLS = (evaluate, pulled, unsupported)
 KERNELS = served.Served(*CALLS).kernels() | linear.Linear(*CALLS).kernels() | rows.Rows(*CALLS).kernels(("blocked",))
-KERNELS |= rela.kernels(KERNELS[POINTWISE.name], replaces=("blocked",))
+KERNELS |= packed.Packed(*CALLS).kernels() | rela.kernels(KERNELS[POINTWISE.name], replaces=("blocked",))
 for name in VJPS:
     KERNELS[name] = KERNELS[name]._replace(is_faster=partial(is_faster, name), prepared=partial(prepared, name))
 for name in linear.OPS:
