@@ -1,7 +1,8 @@
 """Packed sequences: the tokens of several sequences one after the other, each attending within itself only (A13).
 
-Boundaries in a tuple are known before the call runs: the op processes one sequence after the other. Boundaries in an
-array are not read, so that the call can be traced: the op sees all tokens at once and a mask of pairs.
+Kernels serve all sequences in one call. Without one, boundaries in a tuple are known before the call runs: the op
+processes one sequence after the other. Boundaries in an array are not read, so that the call can be traced: the op sees
+all tokens at once and a mask of pairs.
 """
 
 import inspect
@@ -256,12 +257,14 @@ def softmax_attention_packed(
         k: (T_k, H, d); fewer heads with `enable_gqa`.
         v: (T_k, H, e).
         cu_seqlens_q: where sequences begin and end among the queries: sequence b has the queries cu_seqlens_q[b] to
-            cu_seqlens_q[b+1] - 1, so that the first entry is 0 and the last T_q. A tuple of integers, served one
-            sequence after the other; or an int32 or int64 array, whose contents are not read: then all sequences are
-            served at once through a mask of pairs, in memory O(H·T_q·T_k), and a NaN in v reaches all of them.
+            cu_seqlens_q[b+1] - 1, so that the first entry is 0 and the last T_q. A tuple of integers or an int32 or
+            int64 array. The generic body serves a tuple one sequence after the other, and does not read an array: then
+            all sequences are served at once through a mask of pairs, in memory O(H·T_q·T_k), and a NaN in v reaches
+            all of them.
         cu_seqlens_k: the same among the keys, of the same kind. Sequences may be empty on either side.
         return_lse: also return lse (T_q, H).
-        impl: as in `softmax_attention`; "triton" processes all sequences in one launch, for both kinds of boundaries.
+        impl: as in `softmax_attention`; "native" and "triton" process all sequences in one call, for both kinds of
+            boundaries.
         **packed: `causal`, `window`, both counting positions within the sequence, `scale`, `enable_gqa`.
 
     Returns:
@@ -295,8 +298,8 @@ def linear_attention_packed(
 ) -> Array:
     """`linear_attention` of each of several sequences, laid out as in `softmax_attention_packed`, without states.
 
-    Linear in the number of tokens where boundaries are a tuple; where they are an array, all pairs are formed and
-    chunk_size is not used.
+    Linear in the number of tokens; but the generic body forms all pairs where boundaries are an array, and does not use
+    chunk_size then.
 
     Args:
         q, k, v, cu_seqlens_q, cu_seqlens_k: as in `softmax_attention_packed`.

@@ -1,12 +1,13 @@
 """ReLA (Zhang et al. 2021): relu of the scores without a normaliser, followed by RMSNorm."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, Unpack
 
 from attnkit._core import check, quadratic
 from attnkit._core.activations import ACTIVATIONS
 from attnkit._core.derived import vjp_like
-from attnkit._core.dispatch import namespace, operation_checked_by
+from attnkit._core.dispatch import Kernel, namespace, operation_checked_by, with_gradients
 from attnkit._core.family import Apart, Family, always, recorded, weights_of
 from attnkit._core.typing import Array, Common, Impl, Namespace
 from attnkit.ops import pointwise
@@ -235,3 +236,34 @@ RELA = Family(
 )
 recorded(RELA)(rela_attention)
 rela_attention_weights = weights_of(rela_attention, RELA)
+
+
+# ---------------------------------------------------------------------------------------------- kernels
+
+
+def kernels(of: Kernel, replaces: tuple[str, ...] = ()) -> dict[str, Kernel]:
+    """The table of a library: its kernel of point-wise attention, in the compute dtype, followed by the norm."""
+
+    def product(q: Array, k: Array, v: Array, *do: Array, **common: Any) -> Any:
+        serve: Any = pointwise.pointwise_attention_vjp if do else pointwise.pointwise_attention
+        xp = namespace(q)
+        wide = (quadratic.cast(xp, x, quadratic.compute_dtype(xp, q)) for x in (q, k, v))
+        return serve(*wide, *do, impl=of.name, **RELU, **common)
+
+    def attend(q: Array, k: Array, v: Array, norm_weight: Array, **options: Any) -> Array:
+        norm, common = RELA.split(options)
+        xp = namespace(q)
+        return quadratic.cast(xp, normalised(xp, product(q, k, v, **common), norm_weight, **norm), q.dtype)
+
+    def pull(q: Array, k: Array, v: Array, norm_weight: Array, do: Array, **options: Any) -> dict[str, Array]:
+        norm, common = RELA.split(options)
+        xp = namespace(q)
+        grads = normalised_vjp(xp, product(q, k, v, **common), norm_weight, do, **norm)
+        grads |= product(q, k, v, grads.pop("x"), **common)
+        return quadratic.rounded(xp, grads, {"q": q, "k": k, "v": v, "norm_weight": norm_weight, **options})
+
+    def asked(question: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda q, k, v, *others, **options: question(q, k, v, **RELA.split(options)[1], **RELU)
+
+    kernel = Kernel(of.name, attend, asked(of.unsupported), asked(of.is_faster), replaces=replaces)
+    return with_gradients(rela_attention, kernel, pull)

@@ -51,9 +51,14 @@ def test_constants():
         "length_number": abi.LENGTH_NUMBER,
         "length_visible": abi.LENGTH_VISIBLE,
         "length_array": abi.LENGTH_ARRAY,
+        "length_all": abi.LENGTH_ALL,
     }
     codes = constants("attnkit_code")
-    assert (codes["unsupported"], codes["no_memory"]) == (abi.UNSUPPORTED, abi.NO_MEMORY)
+    assert [codes[name] for name in ("unsupported", "no_memory", "bad_edges")] == [
+        abi.UNSUPPORTED,
+        abi.NO_MEMORY,
+        abi.BAD_EDGES,
+    ]
 
 
 def test_activations_are_numbered_in_the_order_of_their_names():

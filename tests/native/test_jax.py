@@ -102,6 +102,11 @@ def test_the_log_of_the_sum_and_its_gradient():
     assert near(both("native"), both("generic"))
 
 
+def test_a_cotangent_of_another_dtype():
+    do, dlse = normal(*Q.shape), normal(*Q.shape[:-1]).astype("bfloat16")
+    assert near(*(attnkit.softmax_attention_vjp(Q, Q, Q, do, dlse, impl=impl) for impl in ("native", "generic")))
+
+
 def test_forward_mode_is_refused_by_name():
     with pytest.raises(NotImplementedError, match=r"native: forward mode"):
         jax.jvp(lambda q: attnkit.softmax_attention(q, Q, Q, impl="native"), (Q,), (Q,))
@@ -124,3 +129,103 @@ def test_under_shard_map():
 def test_without_queries_or_keys():
     assert attnkit.softmax_attention(Q[:, :, :0], Q, Q, impl="native").shape == (2, 4, 0, 8)
     assert not attnkit.softmax_attention(Q, Q[:, :, :0], Q[:, :, :0], impl="native").any()
+
+
+def test_forward_mode_of_a_part_of_a_state_is_seen():
+    x, state = Q[0], (normal(4, 8, 8), jnp.abs(normal(4, 8)))
+
+    def function(impl):
+        return lambda s: attnkit.linear_attention(x, x, x, initial_state=(s, state[1]), impl=impl)
+
+    assert near(*(jax.jvp(function(impl), state[:1], state[:1]) for impl in ("auto", "generic")))
+    with pytest.raises(NotImplementedError, match=r"native: forward mode"):
+        jax.jvp(function("native"), state[:1], state[:1])
+
+
+# ---------------------------------------------------------------------------------------------- statistics of rows
+
+STATISTICS = {
+    "softmax": (attnkit.softmax_attention, {"dropout": (0.3, 5)}),
+    "causal": (attnkit.reluformer_attention, {"causal": True}),
+    "signed": (attnkit.pointwise_attention, {"activation": "gelu", "fields": ("total", "maximum", "visible")}),
+    "mask": (attnkit.sparsemax_attention, OPTIONS["mask"]),
+    "lengths": (attnkit.entmax_attention, {"alpha": 1.2, **OPTIONS["key_lengths"]}),
+    "bias": (attnkit.gaussian_attention, OPTIONS["bias"]),
+}
+BY_KIND = pytest.mark.parametrize("kind", STATISTICS)
+
+
+def statistics(kind, impl):
+    """A function of q, k and v: o, statistics beside it and statistics alone."""
+    op, chosen = STATISTICS[kind]
+    options = {**chosen, **GQA, "impl": impl}
+    alone = {name: x for name, x in options.items() if name != "dropout"}
+
+    def function(q, k, v):
+        return (
+            *attnkit.attention_with_statistics(op, q, k, v, **options),
+            attnkit.row_statistics(op, q, k, **alone),
+        )
+
+    return function
+
+
+def energy_of(function):
+    return lambda *arrays: sum((i + 1) * jnp.sin(x).mean() for i, x in enumerate(jax.tree.leaves(function(*arrays))))
+
+
+@BY_KIND
+def test_statistics_and_their_gradients(kind):
+    for make in (lambda f: f, lambda f: jax.grad(energy_of(f), (0, 1, 2))):
+        assert near(*(jax.jit(make(statistics(kind, impl)))(Q, K, V) for impl in ("native", "generic")))
+
+
+@BY_KIND
+def test_explicit_gradients_of_statistics(kind):
+    op, chosen = STATISTICS[kind]
+    _, rows, alone = statistics(kind, "generic")(Q, K, V)
+    cotangents = {"do": normal(2, 4, 5, 6), "dstats": jax.tree.map(jnp.cos, rows)}
+    without = {name: x for name, x in chosen.items() if name != "dropout"}
+    found, golden = (
+        (
+            attnkit.attention_with_statistics_vjp(op, Q, K, V, **cotangents, impl=impl, **GQA, **chosen),
+            attnkit.row_statistics_vjp(op, Q, K, jax.tree.map(jnp.cos, alone), impl=impl, **GQA, **without),
+        )
+        for impl in ("native", "generic")
+    )
+    assert near(found, golden)
+
+
+@pytest.mark.parametrize("axes", [(0, None, None), (None, 0, 0), (None, None, 0), (0, 0, 0)])
+def test_statistics_mapped(axes):
+    stacked = [normal(3, *x.shape) if axis == 0 else x for x, axis in zip((Q[0], K[0], V[0]), axes, strict=True)]
+    function = statistics("softmax", "native")
+    for mapped in (function, jax.grad(energy_of(function), (0, 1, 2))):
+        single = [mapped(*(x[i] if a == 0 else x for x, a in zip(stacked, axes, strict=True))) for i in range(3)]
+        assert near(jax.vmap(mapped, axes)(*stacked), jax.tree.map(lambda *x: jnp.stack(x), *single))
+
+
+@BY_KIND
+def test_statistics_differentiated_twice(kind):
+    def second(impl):
+        slope = jax.grad(energy_of(statistics(kind, impl)), (0, 1))
+        return jax.jit(jax.grad(lambda q, k: sum((x**2).sum() for x in slope(q, k, V)), (0, 1)))(Q, K)
+
+    found, golden = second("native"), second("generic")
+    size = max(float(jnp.abs(x).max()) for x in golden)
+    assert all(float(jnp.abs(a - b).max()) <= BOUND * max(1.0, size) for a, b in zip(found, golden, strict=True))
+
+
+def test_counts_alone_have_no_gradient():
+    def counted(q):
+        return attnkit.row_statistics(attnkit.sparsemax_attention, q, K, fields=("nonzero",), impl="native", **GQA)[4]
+
+    assert float(counted(Q).max()) > 1
+    assert not jax.grad(lambda q: counted(q).sum())(Q).any()
+    twice = jax.grad(lambda q: (jax.grad(lambda q: counted(q).sum())(q) ** 2).sum())
+    assert not twice(Q).any()
+
+
+def test_forward_mode_of_statistics_is_refused_by_name():
+    with pytest.raises(NotImplementedError, match=r"row_statistics: .*native: forward mode"):
+        jax.jvp(lambda q: attnkit.row_statistics(attnkit.softmax_attention, q, K, impl="native", **GQA), (Q,), (Q,))

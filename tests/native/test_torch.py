@@ -198,8 +198,9 @@ def test_autocast_does_not_round_what_the_library_computes():
 def test_opcheck(op):
     q, k, v = (x.requires_grad_() for x in qkv())
     from attnkit.backends.torch import custom, native
+    from attnkit.ops.vjps import VJPS
 
-    name = op.__name__ if op.__name__ in native.OPS else "pointwise_attention"
+    name = op.__name__ if op.__name__ in VJPS else "pointwise_attention"
     names, tensors, text = custom.encoded(
         {"q": q, "k": k, "v": v, "enable_gqa": True, "dropout": (0.3, 5), "outputs": "o"}
     )
@@ -249,7 +250,7 @@ def test_workers_that_fork_after_the_first_call():
     assert os.getpid() not in {int(pid) for _, pid in items}
 
 
-# ---------------------------------------------------------------------------------------------- statistics, ReLA
+# ---------------------------------------------------------------------------------------------- statistics
 
 
 STATISTICS = [
@@ -292,13 +293,4 @@ def test_second_derivatives_of_statistics():
         o, rows = attnkit.attention_with_statistics(attnkit.softmax_attention, *leaves, enable_gqa=True, impl=impl)
         first = torch.autograd.grad((o**2).sum() + rows.entropy.sin().sum(), leaves, create_graph=True)
         found.append(torch.autograd.grad(sum((x**2).sum() for x in first), leaves))
-    torch.testing.assert_close(*found)
-
-
-def test_rela():
-    leaves = [x.requires_grad_() for x in (*qkv(), tokens(24))]
-    found = []
-    for impl in ("native", "generic"):
-        o = attnkit.rela_attention(*leaves, enable_gqa=True, impl=impl)
-        found.append((o, *torch.autograd.grad((o**2).sum(), leaves)))
     torch.testing.assert_close(*found)

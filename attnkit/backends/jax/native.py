@@ -1,4 +1,4 @@
-"""Quadratic and linear attention by the compiled kernels for CPUs, as custom calls of XLA.
+"""Attention and statistics of its rows by the compiled kernels for CPUs, as custom calls of XLA.
 
 Gradients are explicit (`jax.custom_vjp`); those of gradients are derived from the generic formula. An axis that
 `jax.vmap` maps becomes one more leading axis, which the counter of dropout does not count.
@@ -16,13 +16,12 @@ import numpy as np
 from jax import Array
 
 from attnkit._core.check import dtype_name
-from attnkit._core.dispatch import Kernel
 from attnkit._core.quadratic import leading_shape
-from attnkit.backends.native import linear, load, lower, native_status
+from attnkit.backends.native import linear, load, lower, native_status, packed, rows, served
 from attnkit.kernels.plan import is_array
-from attnkit.ops.vjps import VJPS
+from attnkit.ops import rela
+from attnkit.ops.pointwise import POINTWISE
 
-OPS = tuple(VJPS)
 TARGET = "attnkit"
 Arrays = dict[str, Array]
 
@@ -91,15 +90,16 @@ def program(call: Call) -> Callable[..., list[Array]]:
     def mapped(size: int, are_mapped: list[bool], *arrays: Array) -> tuple[list[Array], list[bool]]:
         by_name = dict(zip(call.names, arrays, strict=True))
         mapped_names = {name for name, is_mapped in zip(call.names, are_mapped, strict=True) if is_mapped}
-        found = _one_by_one(call, size, by_name, mapped_names) if "seed" in mapped_names else None
-        return found or _together(call, size, by_name, mapped_names), [True] * len(call.outputs)
+        apart = "seed" in mapped_names or "edges_q" in call.names
+        found = (_one_by_one if apart else _together)(call, size, by_name, mapped_names)
+        return found, [True] * len(call.outputs)
 
     compiled: Callable[..., list[Array]] = jax.jit(run)
     return compiled
 
 
 def _one_by_one(call: Call, size: int, arrays: Arrays, mapped: set[str]) -> list[Array]:
-    """Process the elements one by one: each has its own seed."""
+    """Process the elements one by one: each has its own seed, or its own boundaries."""
 
     def one(i: Array) -> list[Array]:
         return program(call)(*(x[i] if name in mapped else x for name, x in arrays.items()))
@@ -148,6 +148,7 @@ def divided(op: str, given: dict[str, Any], outputs: tuple[str, ...] = ("o",)) -
         arrays["seed"] = jnp.array([number & 0xFFFFFFFF, number >> 32], jnp.uint32)
     elif seed is not None and seed.dtype.itemsize < 4:
         arrays["seed"] = seed.astype(jnp.int32)
+    arrays |= {name: jnp.array(arrays[name], jnp.int32) for name in lower.EDGES if isinstance(arrays.get(name), tuple)}
     return Static(op, plain, number, outputs), arrays
 
 
@@ -165,9 +166,10 @@ def attended(static: Static, arrays: Arrays) -> tuple[Array, ...]:
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def remembered(static: Static, arrays: Arrays) -> tuple[tuple[Array, ...], Arrays]:
     """The same, and numbers of rows for the gradients: constants, for gradients do not depend on them."""
-    rows = ("rows",) if static.op in lower.SAVES_ROWS else ()
-    found = _serve(static, arrays, static.outputs + rows)
-    return tuple(found[name] for name in static.outputs), {name: found[name] for name in ("o", "rows") if rows}
+    saved = ("rows",) if static.op in lower.SAVES_ROWS else ()
+    found = _serve(static, arrays, static.outputs + saved)
+    kept = {name: found[name] for name in ("o", *saved) if saved and name in found}
+    return tuple(found[name] for name in static.outputs), kept
 
 
 def _remember(static: Static, arrays: Arrays) -> tuple[Any, tuple[Arrays, Arrays]]:
@@ -182,8 +184,8 @@ def _attend(static: Static, arrays: Arrays) -> tuple[tuple[Array, ...], tuple[Ar
 
 def _gradients(static: Static, residuals: tuple[Arrays, Arrays], cotangents: Any) -> tuple[dict[str, Array | None]]:
     arrays, kept = residuals
-    of = dict(zip((f"d{name}" for name in static.outputs), cotangents, strict=True))
-    found = pulled(static, arrays, kept, of)
+    named = zip(static.outputs, cotangents, strict=True)
+    found = differentiated(static, arrays, kept, {f"d{name}": x for name, x in named if name not in rows.COUNTS})
     return ({name: found.get(name) for name in arrays},)
 
 
@@ -192,7 +194,7 @@ remembered.defvjp(_remember, lambda static, residuals, cotangents: _gradients(st
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def pulled(static: Static, arrays: Arrays, kept: Arrays, cotangents: Arrays) -> Arrays:
+def differentiated(static: Static, arrays: Arrays, kept: Arrays, cotangents: Arrays) -> Arrays:
     """Gradients of the arguments that have one; `kept` are numbers of the forward pass."""
     wanted = tuple(name for name in lower.DIFFERENTIABLE if name in arrays)
     outputs = tuple(f"d{name}" for name in wanted)
@@ -202,12 +204,14 @@ def pulled(static: Static, arrays: Arrays, kept: Arrays, cotangents: Arrays) -> 
 
 def _pulled_generic(static: Static, arrays: Arrays, cotangents: Arrays) -> Arrays:
     options: dict[str, Any] = {**arrays, **dict(static.plain)}
+    if "edges_q" in arrays:
+        return packed.formula(static.op, options, cotangents)
     if static.op in linear.OPS:
         return _pulled_linear(static.op, options, arrays, cotangents)
     if "seed" in options:
         seed = options.pop("seed")
         options["dropout"] = (options["dropout"], seed if static.seed is None else static.seed)
-    return VJPS[static.op](**options, **({"do": None} | cotangents), impl="generic")
+    return rows.formula(static.op, options, cotangents)
 
 
 def _pulled_linear(op: str, given: dict[str, Any], arrays: Arrays, cotangents: Arrays) -> Arrays:
@@ -225,7 +229,7 @@ def _pulled_linear(op: str, given: dict[str, Any], arrays: Arrays, cotangents: A
 
 
 def _pulled_kept(static: Static, arrays: Arrays, kept: Arrays, cotangents: Arrays) -> tuple[Arrays, Any]:
-    return pulled(static, arrays, kept, cotangents), (arrays, kept, cotangents)
+    return differentiated(static, arrays, kept, cotangents), (arrays, kept, cotangents)
 
 
 def _second(static: Static, residuals: tuple[Arrays, Arrays, Arrays], of_gradients: Arrays) -> tuple[Any, ...]:
@@ -240,24 +244,25 @@ def _second(static: Static, residuals: tuple[Arrays, Arrays, Arrays], of_gradien
     return dict.fromkeys(arrays) | of_arrays, dict.fromkeys(kept), of_cotangents
 
 
-pulled.defvjp(_pulled_kept, _second)
+differentiated.defvjp(_pulled_kept, _second)
 
 
 # ---------------------------------------------------------------------------------------------- a call
 
 
-def attend(op: str, q: Array, k: Array, v: Array, *, return_lse: bool = False, **options: Any) -> Any:
-    """An op of `OPS`."""
-    outputs = ("o", "lse") if return_lse else ("o",)
-    found = attended(*divided(op, {"q": q, "k": k, "v": v, **options}, outputs))
-    return found if return_lse else found[0]
+def evaluate(op: str, given: dict[str, Any], outputs: tuple[str, ...]) -> tuple[Array, ...]:
+    """The named outputs of an op."""
+    found: tuple[Array, ...] = attended(*divided(op, given, outputs))
+    return found
 
 
-def pull(op: str, q: Array, k: Array, v: Array, do: Array | None, dlse: Array | None = None, **options: Any) -> Arrays:
-    """The explicit gradients of an op of `OPS`."""
-    static, arrays = divided(op, {"q": q, "k": k, "v": v, **options})
-    cotangents = {name: x for name, x in (("do", do), ("dlse", dlse)) if x is not None}
-    return pulled(static, arrays, {}, cotangents)
+def pulled(op: str, given: dict[str, Any], cotangents: Mapping[str, Array | None]) -> Arrays:
+    """The explicit gradients of an op."""
+    compute = jnp.float64 if given["q"].dtype == jnp.float64 else jnp.float32
+    of = {name: x if name == "do" else x.astype(compute) for name, x in cotangents.items() if x is not None}
+    static, arrays = divided(op, given)
+    grads: Arrays = differentiated(static, arrays, {}, of)
+    return grads
 
 
 def unsupported(op: str, backward: bool, *arrays: Any, **options: Any) -> str | None:
@@ -274,24 +279,6 @@ def unsupported(op: str, backward: bool, *arrays: Any, **options: Any) -> str | 
     return next(filter(None, (lower.refusal(op, each, dtypes, own) for each in passes)), None)
 
 
-KERNELS = {op: Kernel("native", partial(attend, op), partial(unsupported, op, False)) for op in OPS}
-KERNELS |= {f"{op}_vjp": Kernel("native", partial(pull, op), partial(unsupported, op, True)) for op in OPS}
-
-
-# ---------------------------------------------------------------------------------------------- linear attention
-
-
-def attend_linear(op: str, *arrays: Array, **options: Any) -> Any:
-    """An op of `linear.OPS`."""
-    given, outputs = linear.call(op, arrays, **options)
-    return linear.answer(op, options, attended(*divided(op, given, outputs)))
-
-
-def pull_linear(op: str, *arrays: Any, dstate: Any = None, **options: Any) -> dict[str, Any]:
-    """Its explicit gradients."""
-    *tokens, do = arrays
-    given, _ = linear.call(op, tokens, **options)
-    return linear.gradients(op, options, pulled(*divided(op, given), {}, linear.cotangents(op, options, do, dstate)))
-
-
-KERNELS |= linear.Served(attend_linear, pull_linear, unsupported).kernels()
+CALLS = (evaluate, pulled, unsupported)
+KERNELS = served.Served(*CALLS).kernels() | linear.Linear(*CALLS).kernels() | rows.Rows(*CALLS).kernels()
+KERNELS |= packed.Packed(*CALLS).kernels() | rela.kernels(KERNELS[POINTWISE.name])

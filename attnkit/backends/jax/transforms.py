@@ -25,7 +25,7 @@ def forward_mode(x: Any) -> bool:
 
 def unsupported(*arrays: Any, **options: Any) -> str | None:
     """Why no kernel supports the current call."""
-    return REASON if any(forward_mode(x) for x in (*arrays, *options.values())) else None
+    return REASON if any(map(forward_mode, jax.tree.leaves((arrays, options)))) else None
 
 
 def differentiated_once(name: str, pull: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,12 +11,12 @@ from attnkit.ops.linear.performer import PERFORMER
 from attnkit.ops.pointwise import POINTWISE
 from attnkit.ops.softmax import SOFTMAX
 
-VERSION = 2
+VERSION = 3
 AXES = 6
 ROW_NUMBERS = 6
 
 FORWARD, BACKWARD = 0, 1
-UNSUPPORTED, NO_MEMORY = 6, 7
+UNSUPPORTED, NO_MEMORY, BAD_EDGES = 6, 7, 8
 DTYPES = {
     name: number
     for number, name in enumerate(
@@ -39,10 +39,10 @@ OPS = {
 FEATURE_MAPS = {"elu_plus_one": 0, "relu": 1, "identity": 2}
 KERNELS = {"softmax": 3, "relu": 4}
 """Of Performer."""
-LENGTH_NUMBER, LENGTH_VISIBLE, LENGTH_ARRAY = range(3)
+LENGTH_NUMBER, LENGTH_VISIBLE, LENGTH_ARRAY, LENGTH_ALL = range(4)
 ARRAYS = (
     *("q", "k", "v", "bias", "mask", "key_lengths", "query_mask", "dropout_mask", "seed", "length", "alpha"),
-    *("projection", "state", "normaliser", "level"),
+    *("projection", "state", "normaliser", "level", "edges_q", "edges_k"),
     *("o", "lse", "rows", "total", "entropy", "sum_squares", "maximum", "nonzero", "visible"),
     *("final_state", "final_normaliser", "final_level"),
     *("do", "dlse", "dtotal", "dentropy", "dsum_squares", "dmaximum"),
@@ -76,7 +76,7 @@ class Plan(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("feature_map", "normalize")),
         ("axes", Axes),
         *((name, ctypes.c_int64) for name in ("queries", "keys", "features", "values", "projected")),
-        *((name, ctypes.c_int64) for name in ("lowest", "highest", "key_length")),
+        *((name, ctypes.c_int64) for name in ("lowest", "highest", "key_length", "sequences", "before", "after")),
         ("heads", Axes),
         ("items", Axes),
         *((name, ctypes.c_double) for name in ("scale", "gain", "alpha", "shift", "length", "dropout", "eps")),

@@ -1,12 +1,13 @@
 """Calls of linear attention as the library takes them: a state is an array for each of its parts."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 from attnkit._core.check import broadcast
 from attnkit._core.dispatch import Kernel
 from attnkit.backends.native import abi
+from attnkit.backends.native.served import Served
 from attnkit.kernels.plan import is_array
 from attnkit.ops.linear.attention import LINEAR, linear_attention
 from attnkit.ops.linear.cosine import COSINE, cosine_attention
@@ -211,12 +212,19 @@ def numbers(op: str, options: Mapping[str, Any]) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------------- the table of a library
 
 
-class Served(NamedTuple):
-    """What a library has for the ops of `OPS`; each of its functions begins with the op."""
+class Linear(Served):
+    """The tables of `OPS` and of their steps."""
 
-    attend: Callable[..., Any]
-    pull: Callable[..., dict[str, Any]]
-    unsupported: Callable[..., str | None]  # (op, backward, *arrays, **options), as for quadratic attention
+    def attend(self, op: str, *arrays: Any, **options: Any) -> Any:
+        """An op of `OPS`."""
+        given, outputs = call(op, arrays, **options)
+        return answer(op, options, self.evaluate(op, given, outputs))
+
+    def pull(self, op: str, *arrays: Any, dstate: Any = None, **options: Any) -> dict[str, Any]:
+        """Its explicit gradients."""
+        *inputs, do = arrays
+        found = self.pulled(op, call(op, inputs, **options).given, cotangents(op, options, do, dstate))
+        return gradients(op, options, found)
 
     def step(self, op: str, *arrays: Any, **options: Any) -> Any:
         """One more token."""

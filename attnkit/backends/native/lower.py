@@ -35,12 +35,15 @@ LAYOUTS = {
     "seed": NUMBER,  # ()
 }
 """By array, the axes that it has; those that are not here have one entry per query, (..., L)."""
+EDGES = ("edges_q", "edges_k")
+"""Boundaries of packed sequences. Such calls have tokens before heads in all arrays but these and `length`."""
 TRAILING = {PAIRS: 2, TOKENS: 2, SHARED: 2, VECTOR: 1, ROWS: 1, ITEMS: 0, NUMBER: 0}
 ASKED = ("activation", "alpha")
 """Plain options by which the library may refuse a call."""
 DIFFERENTIABLE = ("q", "k", "v", "bias", "alpha", "state", "normaliser", "level")
 SAVES_ROWS = (SOFTMAX.name, ENTMAX.name)
 """Ops whose forward pass saves numbers of rows that the backward pass would otherwise recompute."""
+ERRORS = {abi.NO_MEMORY: MemoryError, abi.BAD_EDGES: ValueError}
 EVERYTHING = (-(2**63), 2**63 - 1)
 
 
@@ -132,13 +135,13 @@ def _filled(values: Iterable[int], rest: int) -> ctypes.Array[ctypes.c_int64]:
     return abi.Axes(*[rest] * (abi.AXES - len(values)), *values)
 
 
-def _length(plan: abi.Plan, length: Any, keys: int) -> None:
-    if length == "visible":
-        plan.length_kind = abi.LENGTH_VISIBLE
+def _length(plan: abi.Plan, length: Any) -> None:
+    if isinstance(length, str):
+        plan.length_kind = {"visible": abi.LENGTH_VISIBLE, "all": abi.LENGTH_ALL}[length]
     elif length is None:
         plan.length_kind = abi.LENGTH_ARRAY
     else:
-        plan.length_kind, plan.length = abi.LENGTH_NUMBER, max(keys, 1) if length == "all" else float(length)
+        plan.length_kind, plan.length = abi.LENGTH_NUMBER, float(length)
 
 
 def _compute(dtype: Any) -> str:
@@ -151,7 +154,9 @@ def contiguous(shape: Shape) -> Shape:
     return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
-def _outputs(op: str, names: Iterable[str], operands: Mapping[str, Operand], leading: Shape) -> list[Operand]:
+def _outputs(
+    op: str, names: Iterable[str], operands: Mapping[str, Operand], leading: Shape, packed: bool
+) -> list[Operand]:
     """What a call writes: o in the dtype of q, numbers of rows and states in the compute dtype, gradients as their
     arguments."""
     q, rows = operands["q"], (*leading, operands["q"].shape[-2])
@@ -166,7 +171,9 @@ def _outputs(op: str, names: Iterable[str], operands: Mapping[str, Operand], lea
             shape, dtype = linear.state_shapes(op, shapes)[name], _compute(q.dtype)
         else:
             shape, dtype = (*rows, abi.ROW_NUMBERS) if name == "rows" else rows, _compute(q.dtype)
-        made.append(Operand(name, shape, contiguous(shape), dtype_name(dtype)))
+        operand = Operand(name, shape, shape, dtype_name(dtype))
+        operand = _turned(operand) if packed else operand
+        made.append(operand._replace(strides=contiguous(operand.shape)))
     return made
 
 
@@ -181,9 +188,9 @@ def _plan(
 ) -> abi.Plan:
     shapes = {operand.name: operand.shape for operand in operands}
     q, k, v = shapes["q"], shapes["k"], shapes.get("v")
-    queries, keys, features = q[-2], k[-2], q[-1]
+    queries, keys, features, packed = q[-2], k[-2], q[-1], "edges_q" in shapes
     seen = kernels_plan.limits(
-        queries, keys, options.get("causal", False), options.get("window"), options.get("key_lengths")
+        queries, keys, options.get("causal", False), options.get("window"), options.get("key_lengths"), packed
     )
     lowest, highest = EVERYTHING
     scale, shift = options.get("scale", 1.0 if op in linear.OPS else None), options.get("shift", 0.0)
@@ -207,6 +214,9 @@ def _plan(
         lowest=lowest if seen.left is None else -seen.left,
         highest=highest if seen.right is None else seen.right,
         key_length=seen.keys,
+        sequences=shapes["edges_q"][0] - 1 if packed else 0,
+        before=lowest if seen.before is None else -seen.before,
+        after=highest if seen.after is None else seen.after,
         heads=_filled([heads[axis] for axis in keep], 0),
         items=_filled([items[axis] for axis in keep], 0),
         scale=1.0 / math.sqrt(features) if scale is None else scale,
@@ -217,10 +227,18 @@ def _plan(
         projected=shapes["projection"][-2] if "projection" in shapes else 0,
         **linear.numbers(op, options),
     )
-    _length(made, None if "length" in shapes else options.get("length", "visible"), keys)
+    _length(made, None if "length" in shapes else options.get("length", "visible"))
     for operand in operands:
         made.arrays[abi.INDEX[operand.name]] = _view(operand, axes, keep)
     return made
+
+
+def _turned(operand: Operand) -> Operand:
+    """An array of packed sequences with its heads before its tokens, or back."""
+    if operand.name in (*EDGES, "length"):
+        return operand
+    shape, strides = operand.shape, operand.strides
+    return operand._replace(shape=(shape[1], shape[0], *shape[2:]), strides=(strides[1], strides[0], *strides[2:]))
 
 
 @lru_cache(maxsize=4096)
@@ -234,13 +252,17 @@ def prepare(
 ) -> Prepared:
     """A call with these arrays (`Operand`) and plain options; its first `mapped` leading axes are those of vmap."""
     by_name = {operand[0]: Operand(*operand) for operand in operands}
+    packed = "edges_q" in by_name
+    if packed:
+        by_name = {name: _turned(operand) for name, operand in by_name.items()}
     q, k, v, chosen = by_name["q"].shape, by_name["k"].shape, by_name.get("v"), dict(options)
     gqa = chosen.get("enable_gqa", False)
     leading = leading_shape(q, k, None if v is None else v.shape, gqa)
     axes = Axes(leading, leading[-1] // k[-3] if gqa else 1)
-    everything = [*by_name.values(), *_outputs(op, outputs, by_name, leading)]
+    made = _outputs(op, outputs, by_name, leading, packed)
+    everything = [*by_name.values(), *map(_turned, made)] if packed else [*by_name.values(), *made]
     places = tuple(abi.INDEX[operand.name] for operand in everything)
-    allocated = tuple((operand.shape, operand.dtype) for operand in everything[len(operands) :])
+    allocated = tuple((operand.shape, operand.dtype) for operand in made)
     keep = [axis for axis, size in enumerate(axes.sizes) if size != 1]
     if len(keep) > abi.AXES:
         return Prepared(abi.Plan(), 0, places, allocated, f"more than {abi.AXES} leading axes")
@@ -258,7 +280,7 @@ def run(prepared: Prepared, pointers: Iterable[int], threads: int) -> None:
         table[place] = pointer or prepared.address
     code = library().run(prepared.address, table, threads)
     if code:
-        raise (MemoryError if code == abi.NO_MEMORY else RuntimeError)(f"impl='native': {_message(code)}")
+        raise ERRORS.get(code, RuntimeError)(f"impl='native': {_message(code)}")
 
 
 def _message(code: int) -> str:
@@ -289,7 +311,8 @@ def refusal(op: str, backward: bool, dtypes: tuple[tuple[str, str], ...], own: P
 
 
 def split(given: Mapping[str, Any], is_array: Callable[[Any], bool]) -> tuple[dict[str, Any], Plain]:
-    """The arrays of a call by name, and its plain options; dropout=(p, seed) is p and an array or a number "seed"."""
+    """The arrays of a call by name, and its plain options; dropout=(p, seed) is p and an array or a number "seed", and
+    `EDGES` may be tuples."""
     arrays, plain = dict[str, Any](), list[tuple[str, Any]]()
     for name, value in given.items():
         if value is None:
@@ -299,7 +322,7 @@ def split(given: Mapping[str, Any], is_array: Callable[[Any], bool]) -> tuple[di
             if p > 0:
                 plain.append((name, p))
                 arrays["seed"] = seed
-        elif is_array(value):
+        elif is_array(value) or name in EDGES:
             arrays[name] = value
         else:
             plain.append((name, value))

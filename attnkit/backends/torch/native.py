@@ -1,4 +1,4 @@
-"""Quadratic and linear attention by the compiled kernels for CPUs.
+"""Attention and statistics of its rows by the compiled kernels for CPUs.
 
 A call reaches them in one of three ways: directly if no gradient is needed; through an autograd node if one is; and
 through custom ops, which cost more, if torch traces, maps or intercepts calls (torch.compile, torch.export, fake
@@ -14,22 +14,18 @@ import torch
 from torch import Tensor
 
 from attnkit._core import quadratic
-from attnkit._core.dispatch import Kernel
-from attnkit._core.family import RECORDS, measured
-from attnkit.backends.native import abi, linear, lower, native_status
+from attnkit.backends.native import abi, linear, lower, native_status, packed, rows, served
 from attnkit.backends.torch.custom import Given, Outputs, register
 from attnkit.backends.torch.signature import PLAIN, watched
 from attnkit.backends.torch.softmax import sdpa_unsupported
-from attnkit.ops import statistics
+from attnkit.ops import rela
 from attnkit.ops.linear.attention import LINEAR
 from attnkit.ops.linear.cosine import COSINE
+from attnkit.ops.pointwise import POINTWISE
 from attnkit.ops.softmax import SOFTMAX
 from attnkit.ops.statistics import RowStatistics
 from attnkit.ops.vjps import VJPS
 
-OPS = tuple(VJPS)
-COUNTS = ("nonzero", "visible")
-"""Fields of statistics without a gradient."""
 SAVED_AS_OUTPUTS = ("lse", *RowStatistics._fields, *linear.FINAL)
 DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat16", "float16")}
 
@@ -39,7 +35,7 @@ def is_tensor(x: Any) -> bool:
 
 
 def split(given: Mapping[str, Any]) -> tuple[dict[str, Tensor], lower.Plain]:
-    """`lower.split`, with a tensor for the seed of dropout."""
+    """`lower.split`, with tensors for the seed of dropout and for boundaries."""
     arrays, plain = lower.split(given, is_tensor)
     if "seed" in arrays:
         seed = arrays["seed"]
@@ -47,6 +43,7 @@ def split(given: Mapping[str, Any]) -> tuple[dict[str, Tensor], lower.Plain]:
             arrays["seed"] = torch.tensor(seed - (1 << 64) if seed >= 1 << 63 else seed)
         elif seed.dtype.itemsize < 4:
             arrays["seed"] = seed.int()
+    arrays |= {name: torch.tensor(arrays[name]) for name in lower.EDGES if isinstance(arrays.get(name), tuple)}
     return arrays, plain
 
 
@@ -80,18 +77,20 @@ def _named(given: Given) -> tuple[str, ...]:
 
 def _outputs(op: str, given: Given) -> Outputs:
     """Shapes and dtypes of the outputs and of the saved arrays."""
-    q = given["q"]
-    leading = quadratic.leading_axes(q, given["k"], given.get("v"), given.get("enable_gqa", False))
-    rows = (*leading, q.shape[-2])
+    q, k, v = given["q"], given["k"], given.get("v")
+    if "edges_q" in given:
+        q, k, v = (given[name].transpose(0, 1) for name in "qkv")
+    leading = quadratic.leading_axes(q, k, v, given.get("enable_gqa", False))
+    per_query = (q.shape[-2], *leading) if "edges_q" in given else (*leading, q.shape[-2])
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    found = dict.fromkeys((*_named(given), *_kept(op)), (rows, dtype))
+    found = dict.fromkeys((*_named(given), *_kept(op)), (per_query, dtype))
     if "o" in found:
-        found["o"] = ((*rows, given["v"].shape[-1]), q.dtype)
+        found["o"] = ((*per_query, given["v"].shape[-1]), q.dtype)
     if op in linear.OPS:
         shapes = linear.state_shapes(op, {name: tuple(x.shape) for name, x in given.items() if isinstance(x, Tensor)})
         found |= {name: (shapes[name], dtype) for name in found if name in shapes}
     if "rows" in found:
-        found["rows"] = ((*rows, abi.ROW_NUMBERS), dtype)
+        found["rows"] = ((*per_query, abi.ROW_NUMBERS), dtype)
     return found
 
 
@@ -105,7 +104,7 @@ def _backward(op: str, given: Given, do: Tensor, wanted: tuple[str, ...]) -> dic
     first = _named(given)[0]
     outside = ("outputs", "drows", "dnonzero", "dvisible", *SAVED_AS_OUTPUTS)
     given = {name: x for name, x in given.items() if name not in outside}
-    if first not in COUNTS:
+    if first not in rows.COUNTS:
         given[f"d{first}"] = do
     found = serve(op, True, *split(given), tuple(f"d{name}" for name in wanted))
     return dict(zip(wanted, found, strict=True))
@@ -134,7 +133,7 @@ class _Attend(torch.autograd.Function):
         again = tuple(name for name in ("o", "rows") if name in found and _kept(op))
         ctx.save_for_backward(*tensors, *(found[name] for name in again))
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*(found[name] for name in COUNTS if name in outputs))
+        ctx.mark_non_differentiable(*(found[name] for name in rows.COUNTS if name in outputs))
         ctx.call = (op, names, again, plain, outputs)
         return tuple(found[name] for name in outputs)
 
@@ -156,18 +155,13 @@ class _Attend(torch.autograd.Function):
 def _generic(op: str, arrays: dict[str, Tensor], plain: lower.Plain, cotangents: dict[str, Tensor]) -> Given:
     """Differentiable gradients."""
     options: Given = {**arrays, **dict(plain)}
+    if "edges_q" in arrays:
+        return packed.formula(op, options, cotangents)
     if op in linear.OPS:
         return _generic_linear(op, options, cotangents)
-    options.pop("exact_zeros", None)
     if "seed" in options:
         options["dropout"] = (options["dropout"], options.pop("seed"))
-    dstats = {name: cotangents[f"d{name}"] for name in RowStatistics._fields if f"d{name}" in cotangents}
-    if not dstats:
-        return VJPS[op](**options, **({"do": None} | cotangents), impl="generic")
-    given: Given = {"dstats": RowStatistics(**dstats), "fields": tuple(dstats), "impl": "generic"}
-    if "v" not in options:
-        return statistics.row_statistics_vjp(op, **options, **given)
-    return statistics.attention_with_statistics_vjp(op, **options, do=cotangents.get("do"), **given)
+    return rows.formula(op, options, cotangents)
 
 
 def _generic_linear(op: str, given: Given, cotangents: dict[str, Tensor]) -> Given:
@@ -190,9 +184,10 @@ def _is_plain(tensors: Sequence[Tensor]) -> bool:
 
 
 def evaluate(op: str, given: Given, outputs: tuple[str, ...]) -> Sequence[Tensor]:
-    """The named outputs of an op of `OPS`."""
+    """The named outputs of an op."""
     if not _is_plain([x for x in given.values() if isinstance(x, Tensor)]):
-        return CUSTOM.outputs(op, **given, outputs=",".join(outputs))[: len(outputs)]
+        named = zip(outputs, CUSTOM.outputs(op, **given, outputs=",".join(outputs)), strict=False)
+        return [x.detach() if name in rows.COUNTS else x for name, x in named]
     arrays, plain = split(given)
     if torch.is_grad_enabled() and any(arrays[name].requires_grad for name in lower.DIFFERENTIABLE if name in arrays):
         tensors = [x if name in lower.DIFFERENTIABLE else x.detach() for name, x in arrays.items()]
@@ -201,14 +196,8 @@ def evaluate(op: str, given: Given, outputs: tuple[str, ...]) -> Sequence[Tensor
     return serve(op, False, arrays, plain, outputs)
 
 
-def attend(op: str, q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool = False, **options: Any) -> Any:
-    """An op of `OPS`."""
-    found = evaluate(op, {"q": q, "k": k, "v": v, **options}, ("o", "lse") if return_lse else ("o",))
-    return tuple(found) if return_lse else found[0]
-
-
 def prepared(op: str, arrays: tuple[Any, ...], options: dict[str, Any]) -> Callable[..., Tensor] | None:
-    """`attend` for calls without gradients and with the same signature, in which only pointers change."""
+    """o of quadratic attention for calls without gradients and with the same signature: only pointers change."""
     given = dict(zip("qkv", arrays, strict=False)) | options
     tensors = [x for x in given.values() if isinstance(x, Tensor)]
     if options.get("return_lse") or options.get("dropout") is not None or len(arrays) != 3:
@@ -237,14 +226,8 @@ def _again(op: str, given: Given) -> Callable[..., Tensor]:
     return again
 
 
-def pull(
-    op: str, q: Tensor, k: Tensor, v: Tensor, do: Tensor | None, dlse: Tensor | None = None, **options: Any
-) -> dict[str, Tensor]:
-    """The explicit gradients of an op of `OPS`."""
-    return _pulled(op, {"q": q, "k": k, "v": v, **options}, {"do": do, "dlse": dlse})
-
-
-def _pulled(op: str, given: Given, cotangents: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
+def pulled(op: str, given: Given, cotangents: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
+    """The explicit gradients of an op."""
     compute = torch.float64 if given["q"].dtype == torch.float64 else torch.float32
     of = {name: x if name == "do" else x.to(compute) for name, x in cotangents.items() if x is not None}
     tensors = [x for x in (*given.values(), *of.values()) if isinstance(x, Tensor)]
@@ -296,82 +279,21 @@ def is_faster(op: str, q: Tensor, k: Tensor, v: Tensor, *rest: Any, **options: A
     return math.prod(q.shape[:-1]) * k.shape[-2] >= SDPA_UNTIL
 
 
-KERNELS = {
-    op: Kernel(
-        "native", partial(attend, op), partial(unsupported, op, False), partial(is_faster, op), partial(prepared, op)
-    )
-    for op in OPS
-}
-KERNELS |= {f"{op}_vjp": Kernel("native", partial(pull, op), partial(unsupported, op, True)) for op in OPS}
-
-
-# ---------------------------------------------------------------------------------------------- linear attention
-
-
-def attend_linear(op: str, *arrays: Tensor, **options: Any) -> Any:
-    """An op of `linear.OPS`."""
-    given, outputs = linear.call(op, arrays, **options)
-    return linear.answer(op, options, evaluate(op, given, outputs))
-
-
 def prepared_linear(op: str, arrays: tuple[Any, ...], options: dict[str, Any]) -> Callable[..., Tensor] | None:
-    """`prepared` for such an op."""
+    """The same for linear attention."""
     given, outputs = linear.call(op, arrays, **options)
     if outputs != ("o",) or (torch.is_grad_enabled() and any(is_tensor(x) and x.requires_grad for x in given.values())):
         return None
     return _again(op, given)
 
 
-def pull_linear(op: str, *arrays: Any, dstate: Any = None, **options: Any) -> Given:
-    """Its explicit gradients."""
-    *tokens, do = arrays
-    given, _ = linear.call(op, tokens, **options)
-    return linear.gradients(op, options, _pulled(op, given, linear.cotangents(op, options, do, dstate)))
-
-
-KERNELS |= linear.Served(attend_linear, pull_linear, unsupported).kernels()
-KERNELS |= {name: KERNELS[name]._replace(prepared=partial(prepared_linear, name)) for name in linear.OPS}
+CALLS = (evaluate, pulled, unsupported)
+KERNELS = served.Served(*CALLS).kernels() | linear.Linear(*CALLS).kernels() | rows.Rows(*CALLS).kernels(("blocked",))
+KERNELS |= packed.Packed(*CALLS).kernels() | rela.kernels(KERNELS[POINTWISE.name], replaces=("blocked",))
+for name in VJPS:
+    KERNELS[name] = KERNELS[name]._replace(is_faster=partial(is_faster, name), prepared=partial(prepared, name))
+for name in linear.OPS:
+    KERNELS[name] = KERNELS[name]._replace(prepared=partial(prepared_linear, name))
 for name in (LINEAR.name, COSINE.name):
     for end in ("", "_vjp"):
         KERNELS[name + end] = KERNELS[name + end]._replace(replaces=("chunked",))
-
-
-# ---------------------------------------------------------------------------------------------- statistics of rows
-
-
-def _measured(op: str, arrays: tuple[Tensor, ...], options: Given) -> tuple[str, Given]:
-    """The op of `OPS` that serves, and its arguments."""
-    called, exact = measured(op, options)
-    return called, {**dict(zip("qkv", arrays, strict=False)), **options, "exact_zeros": exact}
-
-
-def measure(*arrays: Tensor, op: str, fields: tuple[str, ...], **options: Any) -> Any:
-    """row_statistics of (q, k), attention_with_statistics of (q, k, v)."""
-    outputs = (*(("o",) if len(arrays) == 3 else ()), *fields)
-    found = dict(zip(outputs, evaluate(*_measured(op, arrays, options), outputs), strict=True)) if outputs else {}
-    found |= {name: found[name].detach() for name in COUNTS if name in found}
-    rows = RowStatistics(**{name: found[name] for name in fields})
-    return (found["o"], rows) if len(arrays) == 3 else rows
-
-
-def measure_pull(
-    *arrays: Tensor, op: str, fields: Any, dstats: RowStatistics, do: Tensor | None = None, **options: Any
-) -> dict[str, Tensor]:
-    """The explicit gradients of statistics."""
-    cotangents = {f"d{name}": x for name, x in dstats._asdict().items() if name not in COUNTS}
-    return _pulled(*_measured(op, arrays, options), {"do": do} | cotangents)
-
-
-def measure_unsupported(
-    backward: bool, *arrays: Tensor, op: str, fields: Any, dstats: Any = None, do: Any = None, **options: Any
-) -> str | None:
-    """Why the library does not support statistics."""
-    called = RECORDS[op].family.of or op
-    if called not in OPS:
-        return f"statistics of {op} are served by the generic implementation"
-    return unsupported(called, backward, *arrays, **options)
-
-
-ROWS = Kernel("native", measure, partial(measure_unsupported, False), replaces=("blocked",))
-ROWS_VJP = ROWS._replace(call=measure_pull, unsupported=partial(measure_unsupported, True))
-KERNELS |= statistics.kernels(ROWS, ROWS, ROWS_VJP, ROWS_VJP)

@@ -3,7 +3,7 @@
 
 #include <new>
 
-#include "kernels.h"
+#include "packed.h"
 #include "subnormals.h"
 
 namespace attnkit {
@@ -48,12 +48,13 @@ bool legal_dtype(const attnkit_plan &plan, int array) {
     case ATTNKIT_KEY_LENGTHS:
     case ATTNKIT_SEED:
       return is_integer(dtype);
+    case ATTNKIT_EDGES_Q:
+    case ATTNKIT_EDGES_K:
+      return dtype == ATTNKIT_INT32 || dtype == ATTNKIT_INT64;
     default:
       return dtype == compute;
   }
 }
-
-bool is_linear(const attnkit_plan &plan) { return plan.op >= ATTNKIT_LINEAR && plan.op <= ATTNKIT_EFFICIENT; }
 
 bool legal_size(int64_t n) { return n >= 0 && n < (int64_t{1} << 31); }
 
@@ -70,6 +71,7 @@ int check(const attnkit_plan &plan) {
     if (plan.arrays[array].dtype != ATTNKIT_ABSENT && !legal_dtype(plan, array)) return ATTNKIT_BAD_DTYPE;
   if (plan.op < ATTNKIT_POINTWISE || plan.op > ATTNKIT_EFFICIENT) return ATTNKIT_UNSUPPORTED;
   if (is_linear(plan) && plan.arrays[ATTNKIT_MASK].row != 0) return ATTNKIT_UNSUPPORTED;
+  if (is_packed(plan) && !can_be_packed(plan)) return ATTNKIT_UNSUPPORTED;
   if (plan.pass != ATTNKIT_FORWARD && plan.pass != ATTNKIT_BACKWARD) return ATTNKIT_BAD_PLAN;
   if (plan.activation < ATTNKIT_RELU || plan.activation > ATTNKIT_SILU) return ATTNKIT_BAD_PLAN;
   if (plan.feature_map < ATTNKIT_ELU_PLUS_ONE || plan.feature_map > ATTNKIT_RELU_KERNEL) return ATTNKIT_BAD_PLAN;
@@ -84,6 +86,7 @@ int check_pointers(const Call &call) {
       return ATTNKIT_BAD_ALIGNMENT;
   }
   const attnkit_plan &plan = call.plan;
+  if (is_packed(plan) && !edges_rise(call)) return ATTNKIT_BAD_EDGES;
   if (call.items() == 0 || plan.queries == 0) return ATTNKIT_OK;  // arrays without elements may be NULL
   const bool lengths = plan.length_kind == ATTNKIT_LENGTH_ARRAY && !call.has(ATTNKIT_LENGTHS);
   if (!call.has(ATTNKIT_Q) || lengths) return ATTNKIT_BAD_ARRAY;
@@ -128,7 +131,7 @@ int attnkit_run(const attnkit_plan *plan, void *const *arrays, int threads) {
   if (code != ATTNKIT_OK) return code;
   const attnkit::KeepsSubnormals here;
   try {
-    attnkit::serve(call);
+    attnkit::is_packed(*plan) ? attnkit::serve_each(call, attnkit::serve) : attnkit::serve(call);
   } catch (const std::bad_alloc &) {
     return ATTNKIT_NO_MEMORY;
   }
@@ -153,6 +156,8 @@ const char *attnkit_message(int code) {
       return "the library does not serve this call";
     case ATTNKIT_NO_MEMORY:
       return "working memory could not be allocated";
+    case ATTNKIT_BAD_EDGES:
+      return "cu_seqlens_q and cu_seqlens_k must rise from 0 to the number of tokens";
     default:
       return "unknown code";
   }

@@ -24,7 +24,7 @@ extern "C" {
 #endif
 
 enum {
-    ATTNKIT_VERSION = 2,      /* of this file: rises whenever a number or a field changes */
+    ATTNKIT_VERSION = 3,      /* of this file: rises whenever a number or a field changes */
     ATTNKIT_AXES = 6,         /* leading axes of a call, the two of GQA included */
     ATTNKIT_ROW_NUMBERS = 6   /* numbers per query in ATTNKIT_ROWS */
 };
@@ -37,7 +37,8 @@ enum attnkit_code {
     ATTNKIT_BAD_DTYPE = 4,    /* an array has a dtype that it may not have */
     ATTNKIT_BAD_ALIGNMENT = 5, /* a pointer is not a multiple of the size of its elements */
     ATTNKIT_UNSUPPORTED = 6,  /* legal, but not served by this library: use another implementation */
-    ATTNKIT_NO_MEMORY = 7     /* working memory could not be allocated; outputs are undefined */
+    ATTNKIT_NO_MEMORY = 7,    /* working memory could not be allocated; outputs are undefined */
+    ATTNKIT_BAD_EDGES = 8     /* boundaries of packed sequences do not rise from 0 to the number of tokens */
 };
 
 enum attnkit_dtype {
@@ -93,9 +94,10 @@ enum attnkit_feature_map { /* of linear attention, in the order of attnkit's FEA
 };
 
 enum attnkit_length { /* n of A4 */
-    ATTNKIT_LENGTH_NUMBER = 0,  /* plan->length; "all" is the number S */
+    ATTNKIT_LENGTH_NUMBER = 0,  /* plan->length */
     ATTNKIT_LENGTH_VISIBLE = 1, /* the number of keys that the query sees */
-    ATTNKIT_LENGTH_ARRAY = 2    /* the array ATTNKIT_LENGTHS */
+    ATTNKIT_LENGTH_ARRAY = 2,   /* the array ATTNKIT_LENGTHS */
+    ATTNKIT_LENGTH_ALL = 3      /* S, of the sequence where sequences are packed */
 };
 
 /* Arrays of a call. `features` below are those of q and k (d), `values` those of v (e). */
@@ -117,6 +119,11 @@ enum attnkit_array {
     ATTNKIT_STATE,           /* of linear ops, the keys that came before, any float dtypes: S (..., f, values), */
     ATTNKIT_NORMALISER,      /* z (..., f), which only comes with S, */
     ATTNKIT_LEVEL,           /* and m (..., f) of efficient attention or c (..., 1) of Performer's softmax kernel */
+    /* packed sequences, one after the other along L and S: sequence b has the rows edges[b] .. edges[b + 1] and sees no
+     * other. Both or none, (sequences + 1), int32 or int64. Of the other arrays, such calls have q, k, v, lengths, o, lse,
+     * rows, their cotangents and dq, dk, dv. */
+    ATTNKIT_EDGES_Q,
+    ATTNKIT_EDGES_K,
     /* outputs of the forward pass; inputs of the backward pass as said there */
     ATTNKIT_O,               /* (..., L, values), dtype of q. Backward, softmax: o, or NULL and it is recomputed */
     ATTNKIT_LSE,             /* (..., L), compute dtype, softmax only */
@@ -184,6 +191,9 @@ typedef struct {
     int64_t lowest;          /* the pair (i, j) is visible if lowest <= j - i <= highest: causality and windows; */
     int64_t highest;         /* INT64_MIN and INT64_MAX where nothing is hidden */
     int64_t key_length;      /* and j < key_length: S, or key_lengths as a number */
+    int64_t sequences;       /* packed ones; a pair is also bounded by before <= (j - i) - (S - L) <= after, where L and S */
+    int64_t before;          /* are those of its sequence and i and j are counted within it */
+    int64_t after;
     int64_t heads[ATTNKIT_AXES]; /* counters of dropout: head = sum of index * heads[axis], likewise the item */
     int64_t items[ATTNKIT_AXES];
     double scale;

@@ -271,6 +271,7 @@ struct Item {
   T length(int64_t i, int64_t visible) const {
     if (visible == 0) return 1;
     if (plan.length_kind == ATTNKIT_LENGTH_VISIBLE) return static_cast<T>(visible);
+    if (plan.length_kind == ATTNKIT_LENGTH_ALL) return static_cast<T>(plan.keys);
     return plan.length_kind == ATTNKIT_LENGTH_ARRAY ? lengths.read<T>(i) : static_cast<T>(plan.length);
   }
 

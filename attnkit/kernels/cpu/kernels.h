@@ -14,6 +14,8 @@ void entmax(const Call &call);          // any α, also one for each row
 void linear(const Call &call);          // and cosine, and Performer
 void efficient(const Call &call);
 
+inline bool is_linear(const attnkit_plan &plan) { return plan.op >= ATTNKIT_LINEAR && plan.op <= ATTNKIT_EFFICIENT; }
+
 // Calls f with a value of the compute dtype (A7).
 template <class F>
 void with_compute_type(const Call &call, const F &f) {

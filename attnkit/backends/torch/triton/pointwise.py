@@ -10,6 +10,7 @@ from torch import Tensor
 from attnkit._core.dispatch import Kernel, with_gradients
 from attnkit.backends.torch.custom import Given, register
 from attnkit.backends.torch.triton import launch
+from attnkit.ops import rela
 from attnkit.ops.gaussian import gaussian_attention
 from attnkit.ops.pointwise import POINTWISE, pointwise_attention
 
@@ -119,3 +120,4 @@ ATOMIC = {
     op: Kernel("triton_atomic", partial(kernel.call, atomic=True), unsupported_atomic, is_faster)
     for op, kernel in KERNELS.items()
 }
+KERNELS |= rela.kernels(KERNELS[OP])

@@ -1,0 +1,65 @@
+"""Statistics of rows as the library takes them: further outputs of the op that is measured."""
+
+from functools import partial
+from typing import Any
+
+from attnkit._core.dispatch import Kernel
+from attnkit._core.family import called_by, measured
+from attnkit.backends.native.served import Given, Served
+from attnkit.ops import statistics
+from attnkit.ops.statistics import RowStatistics
+from attnkit.ops.vjps import VJPS
+
+COUNTS = ("nonzero", "visible")
+"""Fields without a gradient."""
+
+
+def _measured(op: str, arrays: tuple[Any, ...], options: Given) -> tuple[str, Given]:
+    """The op that serves, and its arguments."""
+    called, exact = measured(op, options)
+    return called, {**dict(zip("qkv", arrays, strict=False)), **options, "exact_zeros": exact}
+
+
+def formula(op: str, options: Given, cotangents: Given) -> Given:
+    """Gradients by the generic formula, which can be differentiated, for cotangents of outputs and of statistics."""
+    options = {name: x for name, x in options.items() if name != "exact_zeros"}
+    dstats = {name: cotangents[f"d{name}"] for name in RowStatistics._fields if f"d{name}" in cotangents}
+    if "v" in options and not dstats:
+        return VJPS[op](**options, **({"do": None} | cotangents), impl="generic")
+    given: Given = {"dstats": RowStatistics(**dstats), "fields": tuple(dstats), "impl": "generic"}
+    if "v" not in options:
+        return statistics.row_statistics_vjp(op, **options, **given)
+    return statistics.attention_with_statistics_vjp(op, **options, do=cotangents.get("do"), **given)
+
+
+class Rows(Served):
+    """The tables of statistics."""
+
+    def measure(self, *arrays: Any, op: str, fields: tuple[str, ...], **options: Any) -> Any:
+        """row_statistics of (q, k), attention_with_statistics of (q, k, v)."""
+        outputs = (*(("o",) if len(arrays) == 3 else ()), *fields)
+        answers = self.evaluate(*_measured(op, arrays, options), outputs) if outputs else ()
+        found = dict(zip(outputs, answers, strict=True))
+        rows = RowStatistics(**{name: found[name] for name in fields})
+        return (found["o"], rows) if len(arrays) == 3 else rows
+
+    def pull_measured(
+        self, *arrays: Any, op: str, fields: Any, dstats: RowStatistics, do: Any = None, **options: Any
+    ) -> Given:
+        """Their explicit gradients."""
+        cotangents = {f"d{name}": x for name, x in dstats._asdict().items() if name not in COUNTS}
+        return self.pulled(*_measured(op, arrays, options), {"do": do} | cotangents)
+
+    def refuse(
+        self, backward: bool, *arrays: Any, op: str, fields: Any, dstats: Any = None, do: Any = None, **options: Any
+    ) -> str | None:
+        """Why the library does not serve them."""
+        if called_by(op) not in VJPS:
+            return f"statistics of {op} are served by the generic implementation"
+        return self.unsupported(called_by(op), backward, *arrays, **options)
+
+    def kernels(self, replaces: tuple[str, ...] = ()) -> dict[str, Kernel]:
+        """By function and its gradients."""
+        rows = Kernel("native", self.measure, partial(self.refuse, False), replaces=replaces)
+        pulled = rows._replace(call=self.pull_measured, unsupported=partial(self.refuse, True))
+        return statistics.kernels(rows, rows, pulled, pulled)
