@@ -1,4 +1,4 @@
-"""`python -m benchmarks run|arrays|variants|overhead|long-sequences|page`: measure, print, write JSON and page."""
+"""`python -m benchmarks COMMAND`: measure, print, write JSON and page."""
 
 import argparse
 import importlib.metadata
@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 import attnkit
 from attnkit_conformance.judge import matcher
-from benchmarks import arrays, compare, long_sequences, overhead, page, variants
+from benchmarks import arrays, compare, forms, long_sequences, overhead, page, variants
 from benchmarks.cells import OPS, Cell, cells
 
 RESULTS = Path(__file__).parent / "results"
@@ -141,6 +141,25 @@ def every_variant(options: argparse.Namespace) -> int:
     return 0
 
 
+def every_form(options: argparse.Namespace) -> int:
+    """The CPU library in every form."""
+    if options.rounds < 2:
+        raise ValueError(f"--rounds must be at least 2, got {options.rounds}")
+    about = environment("cpu") | {"rounds": options.rounds, "load_before": os.getloadavg()}
+    about |= {"native": attnkit.native_status().level}
+    path, rows = options.out or RESULTS / "forms-cpu.json", list[dict[str, Any]]()
+    for threads in options.threads:
+        for row in forms.measure(options.rounds, threads, matcher(options.k)):
+            rows.append(row)
+            about["load_after"] = os.getloadavg()
+            path.write_text(json.dumps({"environment": about, "rows": rows}, indent=1) + "\n")
+            print(forms.line(row), flush=True)
+    if not rows:
+        raise ValueError(f"-k {options.k!r} matches no form; one is called 'n = 1024, causal, forward'")
+    print(f"written to {path}")
+    return 0
+
+
 def overhead_seconds(options: argparse.Namespace) -> int:
     """The overhead of a call."""
     with torch.no_grad():
@@ -196,13 +215,18 @@ def parser() -> argparse.ArgumentParser:
     )
     all_.add_argument("--limit", type=float, default=5.0, metavar="S", help="seconds of a call that is timed once (5)")
     all_.set_defaults(function=every_variant)
+    each = commands.add_parser("forms", help="the CPU library in every form beside softmax by torch")
+    each.add_argument("-k", metavar="EXPR", help="forms whose title matches, e.g. 'causal and 4096'")
+    each.add_argument("--rounds", type=int, default=7, metavar="N", help="rounds over a form and its baseline (7)")
+    each.add_argument("--threads", type=int, nargs="+", default=[1, 2], metavar="N", help="torch's threads (1 2)")
+    each.set_defaults(function=every_form)
     tiny = commands.add_parser("overhead", help="what a call costs on tiny tensors")
     tiny.set_defaults(function=overhead_seconds)
     for command in (run_, tiny):
         command.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where arrays live (cpu)")
     long = commands.add_parser("long-sequences", help="a million tokens: seconds, memory and error, on the CPU")
     long.set_defaults(function=long_rows)
-    for command in (run_, all_, tiny, long):
+    for command in (run_, all_, each, tiny, long):
         command.add_argument("--out", type=Path, metavar="FILE", help="JSON file (in benchmarks/results, by device)")
 
     show = commands.add_parser("page", help="make the page of a file that run has written")

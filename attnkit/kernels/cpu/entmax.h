@@ -209,8 +209,10 @@ class Entmax {
     }
   }
 
-  // Drops the candidates of weight 0.
+  // Drops the candidates of weight 0. What is above the threshold by no more than its rounding error is on it: with
+  // scores of a few digits a key may be there exactly.
   static void keep(const Exponent<T, kPower> &e, const Threshold<T> &at, Candidates<T> &list) {
+    const T least = 4 * std::numeric_limits<T>::epsilon() * std::abs(at.tau + at.delta);
     T *x = list.values.data();
     int32_t *keys = list.keys.data();
     int64_t count = 0;
@@ -218,7 +220,7 @@ class Entmax {
       const T t = (x[n] - at.tau) - at.delta;
       x[count] = t;
       keys[count] = keys[n];
-      count += e.softmax || t > 0;
+      count += e.softmax || t > least;
     }
     list.count = count;
     list.pad(e.softmax ? -kInfinity<T> : T{});

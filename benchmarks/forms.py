@@ -1,0 +1,259 @@
+"""The CPU library in every form beside torch's softmax of the same form and dtype, and what each is meant to reach.
+
+Groups of calls take turns with their baseline: arrays are (1, 8, n, 64) in float32 where nothing else is said, entmax
+has α = 1.5. `aim` is the ratio that was aimed at; above 1: faster than the baseline. Correctness is judged by
+attnkit_conformance.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+import attnkit
+from attnkit.nn import MultiHeadAttention
+from attnkit_experiments.images.model import ViT, ViTConfig
+from benchmarks.compare import AT_LEAST
+from benchmarks.timing import Call, ratio, repeats_for, rounds_of, summary
+
+LENGTHS = (1024, 4096)
+FORWARD, BOTH = "forward", "forward+backward"
+RELU, SOFTMAX = attnkit.pointwise_attention, attnkit.softmax_attention
+SIGMOID, GAUSSIAN = attnkit.sigmoid_attention, attnkit.gaussian_attention
+SPARSEMAX, ENTMAX = attnkit.sparsemax_attention, attnkit.entmax_attention
+LINEAR, EFFICIENT = attnkit.linear_attention, attnkit.efficient_attention
+ACTIVATIONS = ("relu", "relu_squared", "gelu", "gelu_tanh", "softplus", "identity", "relu6", "sigmoid", "silu")
+VIT = (16, 6, 197, 64)
+IMAGE, PATCH = 224, 16
+Attend = Callable[..., Any]
+
+
+class Form(NamedTuple):
+    """A call and the ratio that it is meant to reach, if any."""
+
+    call: Call
+    aim: float | None = None
+
+
+class Group(NamedTuple):
+    """Calls that take turns with one baseline, named `against`."""
+
+    title: str
+    against: str
+    baseline: Call
+    forms: dict[str, Form]
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """q, k, v and the cotangent of o."""
+    return list(torch.randn(4, *shape, generator=torch.Generator().manual_seed(0)).to(dtype))
+
+
+def call(attend: Attend, arrays: list[Tensor], mode: str = FORWARD) -> Call:
+    """One call on q, k and v, with gradients if `mode` says so."""
+    *qkv, do = arrays
+    if mode == FORWARD:
+        return lambda: attend(*qkv)
+    leaves = [x.clone().requires_grad_() for x in qkv]
+    return lambda: torch.autograd.grad(attend(*leaves), leaves, do)
+
+
+def plain(n: int, causal: bool, mode: str) -> Group:
+    """Every quadratic op, and the linear ones under causality."""
+    both = mode == BOTH
+    options: dict[str, Any] = {"causal": True} if causal else {}
+    arrays = draw(1, 8, n, 64)
+    aims: dict[Attend, float | None] = {
+        RELU: 1.5 if causal else 1.25,
+        SOFTMAX: 1.1,
+        SIGMOID: 1.1,
+        GAUSSIAN: 1.1,
+        SPARSEMAX: None if causal else 3.0 if both else 1.4,
+        ENTMAX: None if causal else 2.3 if both else 1.3 if n > LENGTHS[0] else 1.05,
+    }
+    if causal and n == LENGTHS[-1]:
+        aims |= {LINEAR: 10.0 if both else 12.0, EFFICIENT: 3.0}
+    forms = {op.__name__: Form(call(partial(op, **options), arrays, mode), aim) for op, aim in aims.items()}
+    title = f"n = {n}{', causal' if causal else ''}, {mode}"
+    return Group(title, "SDPA", call(partial(sdpa, is_causal=causal), arrays, mode), forms)
+
+
+def activations() -> Group:
+    """The nine score functions, and relu with its statistics."""
+    arrays = draw(1, 8, LENGTHS[0], 64)
+    forms = {name: Form(call(partial(RELU, activation=name), arrays), 0.9) for name in ACTIVATIONS}
+    statistics = partial(attnkit.attention_with_statistics, RELU)
+    forms["relu with six statistics"] = Form(call(statistics, arrays), 1.0)
+    return Group(f"score functions, n = {LENGTHS[0]}, forward", "SDPA", call(sdpa, arrays), forms)
+
+
+def images(mode: str) -> Group:
+    """The tokens of ViT-S/16 at 224 pixels, 16 images."""
+    arrays = draw(*VIT)
+    forms = {"relu": Form(call(RELU, arrays, mode), 1.2 if mode == BOTH else 1.15)}
+    return Group(f"{'×'.join(map(str, VIT))}, {mode}", "SDPA", call(sdpa, arrays, mode), forms)
+
+
+def halves(n: int, dtype: torch.dtype, aim: float) -> Group:
+    arrays = draw(1, 8, n, 64, dtype=dtype)
+    forms = {"relu": Form(call(RELU, arrays), aim), "softmax": Form(call(SOFTMAX, arrays))}
+    return Group(f"{str(dtype).removeprefix('torch.')}, n = {n}, forward", "SDPA", call(sdpa, arrays), forms)
+
+
+def scaled(factor: float, mode: str) -> Group:
+    """Rows that are denser or sparser than those of standard normal q and k."""
+    arrays, both = draw(1, 8, LENGTHS[0], 64), mode == BOTH
+    aim = (0.9 if both else 0.6) if factor < 1 else (3.3 if both else 1.6)
+    forms = {op.__name__: Form(call(partial(op, scale=factor / 8), arrays, mode), aim) for op in (SPARSEMAX, ENTMAX)}
+    return Group(f"scores × {factor:g}, n = {LENGTHS[0]}, {mode}", "SDPA", call(sdpa, arrays, mode), forms)
+
+
+def masked(shape: tuple[int, ...], *, as_bias: bool) -> Group:
+    """Both have the same mask or bias."""
+    arrays = draw(1, 8, LENGTHS[0], 64)
+    noise = torch.randn(*shape, generator=torch.Generator().manual_seed(1))
+    mask = noise if as_bias else noise > -1
+    forms = {"relu": Form(call(partial(RELU, **{"bias" if as_bias else "mask": mask}), arrays), 1.0)}
+    title = f"{'bias' if as_bias else 'mask'} {tuple(shape)}, forward"
+    return Group(title, "SDPA with it", call(partial(sdpa, attn_mask=mask), arrays), forms)
+
+
+def dropped() -> Group:
+    arrays = draw(1, 8, LENGTHS[0], 64)
+    forms = {"relu, dropout by seed": Form(call(partial(RELU, dropout=(0.1, 1)), arrays), 1 / 2.1)}
+    return Group(f"dropout, n = {LENGTHS[0]}, forward", "the call without it", call(RELU, arrays), forms)
+
+
+def decoding() -> Group:
+    """One query against many keys."""
+    q, _, _, _ = draw(8, 8, 1, 64)
+    _, k, v, do = draw(8, 8, LENGTHS[-1], 64)
+    ops = (RELU, SOFTMAX, SIGMOID, GAUSSIAN, SPARSEMAX, ENTMAX)
+    forms = {op.__name__: Form(call(op, [q, k, v, do]), 1 / (1.5 if op is ENTMAX else 1.15)) for op in ops}
+    return Group(f"8×8×1 against {LENGTHS[-1]} keys", "sums of k and v", lambda: (k.sum(), v.sum()), forms)
+
+
+def small() -> Group:
+    arrays = draw(2, 4, 16, 64)
+    ops = (RELU, SOFTMAX, SIGMOID, GAUSSIAN, SPARSEMAX, ENTMAX)
+    forms = {op.__name__: Form(call(op, arrays), 1.0) for op in ops}
+    return Group("2×4×16×64, forward", "SDPA", call(sdpa, arrays), forms)
+
+
+def written_out(q: Any, k: Any, v: Any) -> Any:
+    """Sparsemax by sorting (Martins and Astudillo 2016, algorithm 1), in plain JAX."""
+    s = q @ k.swapaxes(-1, -2) / math.sqrt(q.shape[-1])
+    ordered = -jax.numpy.sort(-s, axis=-1)
+    rank = jax.numpy.arange(1, s.shape[-1] + 1)
+    sums = jax.numpy.cumsum(ordered, axis=-1) - 1
+    support = jax.numpy.sum(ordered * rank > sums, axis=-1, keepdims=True)
+    tau = jax.numpy.take_along_axis(sums, support - 1, axis=-1) / support
+    return jax.numpy.maximum(s - tau, 0) @ v
+
+
+def in_jax(mode: str) -> Iterator[Group]:
+    """Under jit, with as many threads as XLA takes."""
+    q, k, v, do = (jax.numpy.asarray(x.numpy()) for x in draw(1, 8, LENGTHS[0], 64))
+
+    def jitted(attend: Attend, *arrays: Any) -> Call:
+        function = attend if mode == FORWARD else lambda *x: jax.vjp(attend, *x[:3])[1](x[3])
+        compiled = jax.jit(function)
+        return lambda: jax.block_until_ready(compiled(*arrays[: 3 if mode == FORWARD else 4]))
+
+    turned = [jax.numpy.asarray(np.ascontiguousarray(np.swapaxes(x, 1, 2))) for x in (q, k, v, do)]
+    softmax = jitted(jax.nn.dot_product_attention, *turned)
+    forms = {
+        "relu": Form(jitted(RELU, q, k, v, do), 3.5 if mode == BOTH else 4.0),
+        "softmax": Form(jitted(SOFTMAX, q, k, v, do)),
+    }
+    yield Group(f"JAX, n = {LENGTHS[0]}, {mode}", "jax.nn", softmax, forms)
+    sparse = {"sparsemax": Form(jitted(SPARSEMAX, q, k, v, do), 4.0)}
+    yield Group(f"JAX, n = {LENGTHS[0]}, {mode}", "sparsemax written out", jitted(written_out, q, k, v, do), sparse)
+
+
+def step(op: str, impl: str = "auto") -> Call:
+    """A training step of a small ViT."""
+    torch.manual_seed(0)
+    model = ViT(ViTConfig("Ti", PATCH, IMAGE, 3, 10, op=op))
+    for module in model.modules():
+        if isinstance(module, MultiHeadAttention):
+            module.impl = impl
+    optimiser = torch.optim.AdamW(model.parameters())
+    pixels, labels = torch.randn(16, 3, IMAGE, IMAGE), torch.randint(10, (16,))
+
+    def run() -> None:
+        optimiser.zero_grad()
+        torch.nn.functional.cross_entropy(model(pixels), labels).backward()
+        optimiser.step()
+
+    return run
+
+
+def training() -> Group:
+    softmax = step(SOFTMAX.__name__, "sdpa")
+    forms = {"relu": Form(step(RELU.__name__), 1.0), "softmax": Form(step(SOFTMAX.__name__))}
+    return Group(f"a training step of ViT-Ti/{PATCH}, 16 images of {IMAGE} pixels", "softmax by SDPA", softmax, forms)
+
+
+def groups() -> Iterator[Group]:
+    """All of them, one after another, so that their arrays need not be there together."""
+    for n in LENGTHS:
+        for causal in (False, True):
+            yield from (plain(n, causal, mode) for mode in (FORWARD, BOTH))
+    yield activations()
+    yield from (images(mode) for mode in (FORWARD, BOTH))
+    for n in LENGTHS:
+        yield halves(n, torch.bfloat16, 2.3)
+        yield halves(n, torch.float16, 2.0)
+    yield from (scaled(factor, mode) for factor in (0.1, 5.0) for mode in (FORWARD, BOTH))
+    n = LENGTHS[0]
+    yield masked((1, 1, n, n), as_bias=False)
+    yield masked((1, 8, n, n), as_bias=False)
+    yield masked((1, 8, n, n), as_bias=True)
+    yield dropped()
+    yield decoding()
+    yield small()
+    yield training()
+    for mode in (FORWARD, BOTH):
+        yield from in_jax(mode)
+
+
+def measure(rounds: int, threads: int, keep: Callable[[str], bool]) -> Iterator[dict[str, Any]]:
+    """The rows of the groups whose titles are kept."""
+    torch.set_num_threads(threads)
+    for group in groups():
+        if not keep(group.title):
+            continue
+        calls = {group.against: group.baseline, **{name: form.call for name, form in group.forms.items()}}
+        for first in calls.values():
+            first()
+        repeats = {name: repeats_for(each, AT_LEAST, wait) for name, each in calls.items()}
+        seconds = rounds_of(calls, rounds, repeats, wait)
+        for name, form in group.forms.items():
+            yield {
+                "title": group.title,
+                "form": name,
+                "against": group.against,
+                "threads": threads,
+                "aim": form.aim,
+                "seconds": summary(seconds[name])._asdict(),
+                "ratio": ratio(seconds[group.against], seconds[name])._asdict(),
+            }
+
+
+def wait() -> None:
+    """No synchronisation is needed on a CPU."""
+
+
+def line(row: dict[str, Any]) -> str:
+    """One row of the table."""
+    name = f"{row['title']:44} {row['form']:26}{row['threads']} threads"
+    found, aim = row["ratio"]["median"], row["aim"]
+    about = "" if aim is None else f"  aim {aim:.2f}{'' if found >= aim else ', missed'}"
+    return f"{name}{row['seconds']['median'] * 1e3:9.3f} ms {found:7.2f}× {row['against']}{about}"

@@ -1,0 +1,46 @@
+"""`python -m benchmarks forms`: every form is called right in size, timed beside its baseline, and written."""
+
+import json
+
+import pytest
+
+from benchmarks import forms
+from benchmarks.__main__ import main
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    monkeypatch.setattr(forms, "LENGTHS", (16, 32))
+    monkeypatch.setattr(forms, "VIT", (2, 2, 7, 8))
+    monkeypatch.setattr(forms, "IMAGE", 32)
+    monkeypatch.setattr(forms, "AT_LEAST", 1e-5)
+
+
+def size(result):
+    """Of an output, alone or with its statistics, or of gradients."""
+    parts = [result] if hasattr(result, "shape") else result
+    return None if parts is None else parts[0].numel() if hasattr(parts[0], "numel") else parts[0].size
+
+
+def test_forms_give_what_their_baselines_give():
+    titles = []
+    for group in forms.groups():
+        titles.append((group.title, group.against))
+        golden = size(group.baseline())
+        for name, form in group.forms.items():
+            assert "sums" in group.against or size(form.call()) == golden, (group.title, name)
+    assert len(titles) == len(set(titles))
+
+
+def test_forms_are_timed_beside_their_baseline(tmp_path, capsys, monkeypatch):
+    path = tmp_path / "forms.json"
+    monkeypatch.setattr(forms, "groups", lambda: [forms.plain(32, True, forms.BOTH), forms.small()])
+    arguments = ["forms", "--rounds", "2", "--threads", "1", "--out", str(path)]
+    assert main([*arguments, "-k", "causal and backward"]) == 0
+    rows = json.loads(path.read_text())["rows"]
+    assert {row["title"] for row in rows} == {"n = 32, causal, forward+backward"}
+    assert {"linear_attention", "pointwise_attention"} < {row["form"] for row in rows}
+    assert all(row["ratio"]["lower"] <= row["ratio"]["median"] for row in rows)
+    assert "aim 1.50" in capsys.readouterr().out
+    assert main([*arguments, "-k", "nothing"]) == 2
+    assert "matches no form" in capsys.readouterr().err
