@@ -1,4 +1,4 @@
-"""Bits of a row that nothing else may change: what later tokens hold, how a thread treats subnormal numbers."""
+"""Rows to the last bit: nothing else may change one, and what is exactly 0 is."""
 
 import numpy as np
 import pytest
@@ -25,6 +25,16 @@ def test_sparse_rows_before_dense_ones(alpha, dtype):
     assert rows().tobytes() == first.tobytes()
     q[32:] = rng.normal(size=(32, 16)) * 100
     assert rows().tobytes() == first.tobytes()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("top", [4, 9, 16, 25, 100])
+def test_keys_exactly_on_the_threshold(top, dtype):
+    """`top` keys share the weight: with α = 1.5 the threshold is 2/√top below them, and so is every other key."""
+    scores = np.concatenate([np.full(top, 2 / np.sqrt(top)), np.zeros(7)])[:, None].astype(dtype)
+    weights = attnkit.entmax_attention(np.ones((1, 1), dtype), scores, np.eye(top + 7, dtype=dtype), impl="native")[0]
+    assert np.all(weights[:top] > 0)
+    assert not weights[top:].any()
 
 
 def halves():
