@@ -119,7 +119,8 @@ def masked(shape: tuple[int, ...], *, as_bias: bool) -> Group:
     arrays = draw(1, 8, LENGTHS[0], 64)
     noise = torch.randn(*shape, generator=torch.Generator().manual_seed(1))
     mask = noise if as_bias else noise > -1
-    forms = {"relu": Form(call(partial(RELU, **{"bias" if as_bias else "mask": mask}), arrays), 1.0)}
+    options: dict[str, Any] = {"bias" if as_bias else "mask": mask}
+    forms = {"relu": Form(call(partial(RELU, **options), arrays), 1.0)}
     title = f"{'bias' if as_bias else 'mask'} {tuple(shape)}, forward"
     return Group(title, "SDPA with it", call(partial(sdpa, attn_mask=mask), arrays), forms)
 

@@ -1,4 +1,4 @@
-"""The measured tables of docs/which-variant.md, from the results that are committed."""
+"""The measured tables of docs/which-variant.md and docs/implementations.md, from the results that are committed."""
 
 from __future__ import annotations
 
@@ -79,6 +79,32 @@ def variants() -> str:
     return rows(lines)
 
 
+def forms() -> str:
+    """The CPU library in every form: milliseconds, speed relative to the baseline, and what was aimed at."""
+    groups: dict[tuple[str, str, str], dict[int, dict[str, Any]]] = {}
+    for row in json.loads((RESULTS / "forms-cpu.json").read_text())["rows"]:
+        groups.setdefault((row["title"], row["against"], row["form"]), {})[row["threads"]] = row
+    threads = sorted({n for by in groups.values() for n in by})
+    lines = [["form", "op", "beside", *(f"{n} thread{'s' if n > 1 else ''}" for n in threads), "aim"]]
+    for (title, against, form), by in groups.items():
+        aim = next(iter(by.values()))["aim"]
+        cells = [cell(by[n], aim) if n in by else "–" for n in threads]
+        lines.append([title, f"`{form}`" if form.endswith("_attention") else form, against, *cells, number(aim)])
+    return rows(lines)
+
+
+def cell(row: dict[str, Any], aim: float | None) -> str:
+    """Time and ratio; bold where the ratio is below the aim."""
+    found = row["ratio"]["median"]
+    ratio = f"{number(found)}×"
+    return f"{number(row['seconds']['median'] * 1e3)} ms, " + (f"**{ratio}**" if aim and found < aim else ratio)
+
+
+def number(x: float | None) -> str:
+    """Three digits, or two below 10."""
+    return "" if x is None else f"{x:.0f}" if x >= 100 else f"{x:.1f}" if x >= 10 else f"{x:.2f}"
+
+
 def long_sequences() -> str:
     """Seconds and memory of one head at lengths where only some ops can be called."""
     lines = [["op", "tokens", "NumPy", "torch", "peak, NumPy", "peak, torch"]]
@@ -102,4 +128,4 @@ def trained() -> str:
     return "\n".join(parts)
 
 
-TABLES = {"speed": speed, "variants": variants, "long_sequences": long_sequences, "trained": trained}
+TABLES = {"speed": speed, "variants": variants, "forms": forms, "long_sequences": long_sequences, "trained": trained}

@@ -6,9 +6,9 @@ tensors, subclasses, dispatch modes, torch.func.vmap).
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -53,12 +53,23 @@ def serve(
     """The named outputs, for tensors with memory."""
     if backward and op in linear.OPS:
         arrays = {name: x.contiguous() if name in linear.COTANGENTS else x for name, x in arrays.items()}
+    return filled(planned(op, backward, arrays, plain, outputs), arrays.values())
+
+
+def planned(
+    op: str, backward: bool, arrays: Mapping[str, Tensor], plain: lower.Plain, outputs: tuple[str, ...]
+) -> lower.Prepared:
+    """The plan of calls with tensors like these."""
     operands = tuple([(name, x.shape, x.stride(), x.dtype) for name, x in arrays.items()])
-    prepared = lower.prepare(op, backward, operands, plain, outputs)
-    made = [torch.empty(shape, dtype=DTYPES[dtype]) for shape, dtype in prepared.outputs]
-    pointers = [x.data_ptr() for x in arrays.values()]
+    return lower.prepare(op, backward, operands, plain, outputs)
+
+
+def filled(plan: lower.Prepared, tensors: Iterable[Tensor]) -> list[Tensor]:
+    """The outputs of a plan for its tensors."""
+    made = [torch.empty(shape, dtype=DTYPES[dtype]) for shape, dtype in plan.outputs]
+    pointers = [x.data_ptr() for x in tensors]
     pointers += [x.data_ptr() for x in made]
-    lower.run(prepared, pointers, torch.get_num_threads())
+    lower.run(plan, pointers, torch.get_num_threads())
     return made
 
 
@@ -116,40 +127,55 @@ CUSTOM = register("native", _forward, _backward, lower.DIFFERENTIABLE, _outputs)
 # ---------------------------------------------------------------------------------------------- by autograd alone
 
 
+class _Call(NamedTuple):
+    """What a node knows beside its tensors."""
+
+    op: str
+    names: tuple[str, ...]  # of the tensors
+    plain: lower.Plain
+    outputs: tuple[str, ...]
+    again: tuple[tuple[int, str], ...]  # made by the plan, and saved for the gradients
+    counts: tuple[int, ...]  # outputs without a gradient
+    plan: lower.Prepared
+
+    def __call__(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        found: tuple[Tensor, ...] = _Attend.apply(self, *tensors)
+        return found
+
+
+def _call(op: str, arrays: Mapping[str, Tensor], plain: lower.Plain, outputs: tuple[str, ...]) -> _Call:
+    """The call of tensors like these."""
+    made = (*outputs, *_kept(op))
+    again = tuple((n, name) for n, name in enumerate(made) if name in ("o", "rows") and _kept(op))
+    counts = tuple(n for n, name in enumerate(outputs) if name in rows.COUNTS)
+    return _Call(op, tuple(arrays), plain, outputs, again, counts, planned(op, False, arrays, plain, made))
+
+
 class _Attend(torch.autograd.Function):
     """The named outputs; second derivatives use the generic formula."""
 
     @staticmethod
-    def forward(
-        ctx: Any, op: str, names: tuple[str, ...], plain: lower.Plain, outputs: tuple[str, ...], *tensors: Tensor
-    ) -> tuple[Tensor, ...]:
-        found = dict(
-            zip(
-                (*outputs, *_kept(op)),
-                serve(op, False, dict(zip(names, tensors, strict=True)), plain, (*outputs, *_kept(op))),
-                strict=True,
-            )
-        )
-        again = tuple(name for name in ("o", "rows") if name in found and _kept(op))
-        ctx.save_for_backward(*tensors, *(found[name] for name in again))
+    def forward(ctx: Any, call: _Call, *tensors: Tensor) -> tuple[Tensor, ...]:
+        made = filled(call.plan, tensors)
+        ctx.save_for_backward(*tensors, *[made[n] for n, _ in call.again])
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*(found[name] for name in rows.COUNTS if name in outputs))
-        ctx.call = (op, names, again, plain, outputs)
-        return tuple(found[name] for name in outputs)
+        if call.counts:
+            ctx.mark_non_differentiable(*[made[n] for n in call.counts])
+        ctx.call = call
+        return tuple(made[: len(call.outputs)])
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Any, ...]:
-        op, names, again, plain, outputs = ctx.call
-        needed = ctx.needs_input_grad[4:]
-        wanted = tuple(name for name, need in zip(names, needed, strict=True) if need)
-        saved = dict(zip((*names, *again), ctx.saved_tensors, strict=True))
-        given = {f"d{name}": x for name, x in zip(outputs, cotangents, strict=True) if x is not None}
+        call = ctx.call
+        wanted = [name for name, need in zip(call.names, ctx.needs_input_grad[1:], strict=True) if need]
+        saved = dict(zip((*call.names, *[name for _, name in call.again]), ctx.saved_tensors, strict=True))
+        given = {f"d{name}": x for name, x in zip(call.outputs, cotangents, strict=True) if x is not None}
         if torch.is_grad_enabled():
-            grads = _generic(op, {name: saved[name] for name in names}, plain, given)
+            grads = _generic(call.op, {name: saved[name] for name in call.names}, call.plain, given)
         else:
-            found = serve(op, True, saved | given, plain, tuple(f"d{name}" for name in wanted))
+            found = serve(call.op, True, saved | given, call.plain, tuple([f"d{name}" for name in wanted]))
             grads = dict(zip(wanted, found, strict=True))
-        return None, None, None, None, *(grads[name] if name in wanted else None for name in names)
+        return None, *[grads[name] if name in wanted else None for name in call.names]
 
 
 def _generic(op: str, arrays: dict[str, Tensor], plain: lower.Plain, cotangents: dict[str, Tensor]) -> Given:
@@ -189,39 +215,45 @@ def evaluate(op: str, given: Given, outputs: tuple[str, ...]) -> Sequence[Tensor
         named = zip(outputs, CUSTOM.outputs(op, **given, outputs=",".join(outputs)), strict=False)
         return [x.detach() if name in rows.COUNTS else x for name, x in named]
     arrays, plain = split(given)
-    if torch.is_grad_enabled() and any(arrays[name].requires_grad for name in lower.DIFFERENTIABLE if name in arrays):
-        tensors = [x if name in lower.DIFFERENTIABLE else x.detach() for name, x in arrays.items()]
-        found: Sequence[Tensor] = _Attend.apply(op, tuple(arrays), plain, outputs, *tensors)
-        return found
+    if _needs_gradients(arrays):
+        return _call(op, arrays, plain, outputs)(_differentiable(arrays))
     return serve(op, False, arrays, plain, outputs)
 
 
+def _needs_gradients(arrays: Mapping[str, Tensor]) -> bool:
+    return torch.is_grad_enabled() and any(
+        arrays[name].requires_grad for name in lower.DIFFERENTIABLE if name in arrays
+    )
+
+
+def _differentiable(arrays: Mapping[str, Tensor]) -> list[Tensor]:
+    """The tensors of a call, without a graph where the library has no gradient."""
+    return [x if name in lower.DIFFERENTIABLE else x.detach() for name, x in arrays.items()]
+
+
 def prepared(op: str, arrays: tuple[Any, ...], options: dict[str, Any]) -> Callable[..., Tensor] | None:
-    """o of quadratic attention for calls without gradients and with the same signature: only pointers change."""
-    given = dict(zip("qkv", arrays, strict=False)) | options
-    tensors = [x for x in given.values() if isinstance(x, Tensor)]
+    """o of quadratic attention for calls with the same signature: only pointers change."""
     if options.get("return_lse") or options.get("dropout") is not None or len(arrays) != 3:
         return None
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-        return None
-    return _again(op, given)
+    return _again(op, dict(zip("qkv", arrays, strict=True)) | options)
 
 
 def _again(op: str, given: Given) -> Callable[..., Tensor]:
     """A callable that gives o of an op for arguments like these, whether by position or by name."""
     named, plain = split(given)
-    operands = tuple((name, x.shape, x.stride(), x.dtype) for name, x in named.items())
-    plan = lower.prepare(op, False, operands, plain, ("o",))
-    ((shape, dtype),) = plan.outputs
     order = tuple(named)
+    if _needs_gradients(named):
+        call = _call(op, named, plain, ("o",))
+
+        def attend(*arrays: Tensor, **options: Any) -> Tensor:
+            tensors = (*arrays, *[options[name] for name in order[len(arrays) :]])
+            return call(_differentiable(dict(zip(order, tensors, strict=True))))[0]
+
+        return attend
+    plan = planned(op, False, named, plain, ("o",))
 
     def again(*arrays: Tensor, **options: Any) -> Tensor:
-        o = torch.empty(shape, dtype=DTYPES[dtype])
-        pointers = [x.data_ptr() for x in arrays]
-        pointers += [options[name].data_ptr() for name in order[len(arrays) :]]
-        pointers.append(o.data_ptr())
-        lower.run(plan, pointers, torch.get_num_threads())
-        return o
+        return filled(plan, (*arrays, *[options[name] for name in order[len(arrays) :]]))[0]
 
     return again
 
@@ -282,9 +314,7 @@ def is_faster(op: str, q: Tensor, k: Tensor, v: Tensor, *rest: Any, **options: A
 def prepared_linear(op: str, arrays: tuple[Any, ...], options: dict[str, Any]) -> Callable[..., Tensor] | None:
     """The same for linear attention."""
     given, outputs = linear.call(op, arrays, **options)
-    if outputs != ("o",) or (torch.is_grad_enabled() and any(is_tensor(x) and x.requires_grad for x in given.values())):
-        return None
-    return _again(op, given)
+    return _again(op, given) if outputs == ("o",) else None
 
 
 CALLS = (evaluate, pulled, unsupported)
