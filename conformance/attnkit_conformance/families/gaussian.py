@@ -40,18 +40,20 @@ def complete(case: Case) -> Case:
 
 
 def growth(case: Case) -> float:
-    """D: 1 + max|visible exponent|/16, of the exponents -(scale/2) ‖q - k‖² + bias, or of squares that distances may
-    be made of. These are about the keys of the first query, since no later token may change a bit (A11)."""
+    """D: 1 + max|visible exponent|/16, of -(scale/2) (‖q‖² + ‖k‖² - 2 q·k) + bias with every summand in absolute value.
+    q and k are about the mean key of the first query, for no later token may change a bit (A11)."""
     whole = {**case.arrays, **case.params}
     common = {name: whole[name] for name in lowprecision.COMMON if name in whole and not name.startswith("dropout")}
     sc = gaussian_rows("sample", whole["q"], whole["k"], **common).scores
     live = sc.visible.any(-1, keepdims=True)
     first = np.any(sc.visible & live & (np.cumsum(live, axis=-2) == 1), axis=-2, keepdims=True)
     centre = first.astype(float) @ sc.k / np.maximum(1, first.sum(-1, keepdims=True))
-    of_queries, of_keys = (0.5 * abs(sc.scale) * np.sum((x - centre) ** 2, axis=-1) for x in (sc.q, sc.k))
-    squares = np.where(sc.visible, of_queries[..., :, None] + of_keys[..., None, :], 0.0)
-    exponents = np.where(sc.visible & np.isfinite(sc.s), np.abs(sc.s), 0.0)
-    return tolerance.growth_of_exponent(float(max(np.max(x, initial=0.0) for x in (exponents, squares))))
+    q, k = np.abs(sc.q - centre), np.abs(sc.k - centre)
+    parts = 0.5 * (np.sum(q * q, axis=-1)[..., :, None] + np.sum(k * k, axis=-1)[..., None, :]) + q @ k.swapaxes(-1, -2)
+    exponents = abs(sc.scale) * parts + (0.0 if sc.bias is None else np.abs(sc.bias))
+    return tolerance.growth_of_exponent(
+        float(np.max(exponents, initial=0.0, where=sc.visible & np.isfinite(exponents)))
+    )
 
 
 def gaussian_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
