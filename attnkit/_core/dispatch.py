@@ -69,8 +69,8 @@ def kernels_by_op(
         for op, kernel in table.items():
             kernels[op] = (*kernels.get(op, ()), kernel if refusal is None else _guarded(kernel, refusal))
     ends = ("", "_vjp")
-    cases = {f"{op}{end}": f"{called}{end}" for op, called in special_cases.items() for end in ends}
-    return kernels | {op: kernels[called] for op, called in cases.items() if called in kernels}
+    cases = {f"{op}{end}": f"{base}{end}" for op, base in special_cases.items() for end in ends}
+    return kernels | {op: kernels[base] for op, base in cases.items() if base in kernels}
 
 
 def with_gradients(op: Callable[..., Any], kernel: Kernel, pull: Callable[..., Any]) -> dict[str, Kernel]:
@@ -213,13 +213,13 @@ def _kernel_at_once(
 
 
 def _joint_explanation(
-    rows: tuple[Kernel, ...], arrays: tuple[Array, ...], options: dict[str, Any], called: dict[str, str | None]
+    rows: tuple[Kernel, ...], arrays: tuple[Array, ...], options: dict[str, Any], reasons: dict[str, str | None]
 ) -> dict[str, str | None]:
     """The answer of `explain` for a repeated call: its own kernels, then those of the op that it calls."""
     own = _explained(rows, arrays, options)
     names = list(own)
     before, behind = names[: names.index("generic")], names[names.index("generic") + 1 :]
-    others = {name: reason for name, reason in called.items() if name not in (*before, *behind)}
+    others = {name: reason for name, reason in reasons.items() if name not in (*before, *behind)}
     return {name: own[name] for name in before} | others | {name: own[name] for name in behind}
 
 

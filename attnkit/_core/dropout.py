@@ -60,7 +60,7 @@ def _key(xp: Namespace, seed: Any, like: Array) -> tuple[Array, Array]:
     return xp.astype(low, like.dtype), xp.astype(high, like.dtype)
 
 
-def kept_counters(xp: Namespace, counter: tuple[Array, ...], p: float, seed: Any) -> Array:
+def keep_mask_of_counters(xp: Namespace, counter: tuple[Array, ...], p: float, seed: Any) -> Array:
     """True where the pair of a counter (j, i, head, item), unsigned words, is kept."""
     word = _philox_word(counter, _key(xp, seed, counter[0]))
     return word <= _constant(last_kept(p), word)
@@ -71,7 +71,7 @@ def last_kept(p: float) -> int:
     return math.ceil((1.0 - p) * 2**32) - 1
 
 
-def kept_pairs(
+def keep_mask(
     xp: Namespace,
     like: Array,
     p: float,
@@ -97,5 +97,5 @@ def kept_pairs(
     shape = (*items, heads)
     head = xp.broadcast_to(words(0, heads, heads), shape)[picked or ...]
     item = xp.broadcast_to(words(0, math.prod(items), *items, 1), shape)[picked or ...]
-    mask = kept_counters(xp, (j, i, head[..., None, None], item[..., None, None]), p, seed)
+    mask = keep_mask_of_counters(xp, (j, i, head[..., None, None], item[..., None, None]), p, seed)
     return mask if leading else mask[0, ...]

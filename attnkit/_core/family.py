@@ -172,7 +172,7 @@ def special_cases() -> dict[str, str]:
     return {name: record.family.of for name, record in RECORDS.items() if record.family.of}
 
 
-def called_by(op: str) -> str:
+def base_op(op: str) -> str:
     """The op that a special case calls; any other op itself."""
     return RECORDS[op].family.of or op
 
@@ -181,10 +181,10 @@ def measured(op: str, options: Mapping[str, Any]) -> tuple[str, bool]:
     """For statistics: the op that `op` is or calls, its options, and whether its weights of 0 are exact."""
     family = RECORDS[op].family
     own, _ = family.split(options)
-    return called_by(op), family.exact_zeros(**own)
+    return base_op(op), family.exact_zeros(**own)
 
 
-def made_of_scores() -> tuple[str, ...]:
+def score_ops() -> tuple[str, ...]:
     """The ops whose weights come from scores alone, so that blocks of queries suffice; without special cases."""
     families = {name: record.family for name, record in RECORDS.items()}
     return tuple(name for name, f in families.items() if not (f.of or f.apart or f.stateful))

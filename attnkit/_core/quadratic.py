@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from attnkit._core.check import broadcast, dtype_name
-from attnkit._core.dropout import kept_pairs
+from attnkit._core.dropout import keep_mask
 from attnkit._core.mask import Rows, Visibility, row_length, seen_keys, tile
 from attnkit._core.special import stop_gradient
 from attnkit._core.typing import DEFAULTS, Array, Length, Namespace
@@ -105,7 +105,7 @@ def prepare(
         drop = xp.where(pairs, drop, 0.0)
     if dropout is not None and dropout[0] > 0:
         p, seed = dropout
-        drop = cast(xp, kept_pairs(xp, q, p, seed, leading, keys, rows, picked), dtype) * (1.0 / (1.0 - p))
+        drop = cast(xp, keep_mask(xp, q, p, seed, leading, keys, rows, picked), dtype) * (1.0 / (1.0 - p))
     scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
     return Inputs(q, k, v, scale, bias, pairs, live, count, drop, rows, dtype)
 

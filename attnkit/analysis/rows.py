@@ -14,7 +14,7 @@ from attnkit._core.typing import Array, Namespace
 from attnkit.ops import statistics
 
 _BLOCK = 2**20  # weights in a block: 4 MiB in float32, a few times that while they are sorted
-_KEPT = 64  # tables that are cached
+_CACHE_SIZE = 64  # tables that are cached
 _SLACK = 1e-9  # of n: rounding in percent·n/100 that does not count as one more key
 
 
@@ -98,7 +98,7 @@ def _table(rows: _Rows, dtype: Any, percent: float, fractional: bool, cache: dic
     device = beside(rows.w)
     name = (keys, percent, fractional, rows.w.dtype, str(device))
     if name not in cache:
-        if len(cache) >= _KEPT:
+        if len(cache) >= _CACHE_SIZE:
             cache.clear()
         counts, parts = zip(*(_largest(n, percent, fractional) for n in range(keys + 1)), strict=True)
         cache[name] = (xp.asarray(counts, dtype=dtype, **device), xp.asarray(parts, dtype=rows.w.dtype, **device))

@@ -67,7 +67,7 @@ def attention_fn(op: str | Op, **options: Any) -> Callable[..., jax.Array]:
             call["causal"] = "upper_left"
         if dropout_rate > 0 and not deterministic:
             pairs = (*q.shape[:-1], k.shape[-2])
-            call["dropout_mask"] = _kept(dropout_rng, dropout_rate, pairs, broadcast_dropout, q.dtype)
+            call["dropout_mask"] = _dropout_mask(dropout_rng, dropout_rate, pairs, broadcast_dropout, q.dtype)
         for name in call:
             if name not in parameters:
                 raise NotImplementedError(f"attention_fn: {function.__name__} takes no {name.replace('_mask', '')}")
@@ -82,7 +82,7 @@ def attention_fn(op: str | Op, **options: Any) -> Callable[..., jax.Array]:
     return attend
 
 
-def _kept(rng: jax.Array | None, rate: float, pairs: tuple[int, ...], broadcast: bool, dtype: Any) -> jax.Array:
+def _dropout_mask(rng: jax.Array | None, rate: float, pairs: tuple[int, ...], broadcast: bool, dtype: Any) -> jax.Array:
     """flax's dropout of weights (..., Hq, L, S): one mask for all items and heads if `broadcast`."""
     if rng is None:
         raise ValueError(f"attention_fn: dropout_rate={rate} needs dropout_rng; got None")

@@ -19,9 +19,9 @@ import attnkit
 from attnkit.integrations._ops import Op, resolve, scale_of, taken_by
 from attnkit.nn.attention import SEEDS, Observer
 
-_NEEDED = ("qkv", "proj", "num_heads")
+_ATTRIBUTES = ("qkv", "proj", "num_heads")
 _PARTS = frozenset(("qkv", "q_norm", "k_norm", "attn_drop", "norm", "proj", "proj_drop"))
-_CALLED_WITH = frozenset(("x", "attn_mask", "is_causal"))
+_FORWARD_ARGUMENTS = frozenset(("x", "attn_mask", "is_causal"))
 FROM_THE_MODEL = frozenset(
     ("mask", "bias", "causal", "window", "key_lengths", "query_mask", "enable_gqa", "dropout", "dropout_mask", "scale")
 )
@@ -100,7 +100,7 @@ def swap_attention(model: nn.Module, op: str | Op, **options: Any) -> tuple[str,
     function, options = resolve("swap_attention", op, options, FROM_THE_MODEL)
     modules = {name: module for name, module in model.named_modules() if is_timm_style(module)}
     if not modules or "" in modules:
-        raise ValueError(f"swap_attention: expected a model that holds modules with {', '.join(_NEEDED)}")
+        raise ValueError(f"swap_attention: expected a model that holds modules with {', '.join(_ATTRIBUTES)}")
     swapped = {name: replacement(name, module, function, options) for name, module in modules.items()}
     for name, module in swapped.items():
         model.set_submodule(name, module)
@@ -109,7 +109,7 @@ def swap_attention(model: nn.Module, op: str | Op, **options: Any) -> tuple[str,
 
 def is_timm_style(module: nn.Module) -> bool:
     """Whether a module has the attributes of timm's attention interface."""
-    return all(hasattr(module, name) for name in _NEEDED)
+    return all(hasattr(module, name) for name in _ATTRIBUTES)
 
 
 def replacement(name: str, module: nn.Module, op: Op, options: dict[str, Any]) -> SwappedAttention:
@@ -132,9 +132,9 @@ def _refuse_unknown(name: str, module: nn.Module) -> None:
     """ValueError naming what the module has beyond the interface, which the replacement would not compute."""
     children = {n for n, child in module.named_children() if n not in _PARTS and not isinstance(child, nn.Identity)}
     tensors = {n for n, _ in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))}
-    called = set(inspect.signature(module.forward).parameters) - _CALLED_WITH
+    arguments = set(inspect.signature(module.forward).parameters) - _FORWARD_ARGUMENTS
     hooked = {"forward hooks"} if module._forward_hooks or module._forward_pre_hooks else set()
-    for kind, names in (("parts", children), ("parameters", tensors), ("arguments", called), ("state", hooked)):
+    for kind, names in (("parts", children), ("parameters", tensors), ("arguments", arguments), ("state", hooked)):
         if names:
             raise ValueError(f"swap_attention: {name} has {kind} that are not known: {', '.join(sorted(names))}")
     qkv, heads = module.qkv, module.num_heads

@@ -54,7 +54,7 @@ MUTANTS: tuple[tuple[str, str, Function, str, str], ...] = (
     ("dk is not scaled", POINTWISE, quadratic.score_gradients, "ds.mT @ (a.q * a.scale)", "ds.mT @ a.q"),
     ("heads of a group are not added up", SOFTMAX, quadratic.sum_to, "groups = (shape[-3], g.shape[-3] // shape[-3])",
      "groups = (g.shape[-3] // shape[-3], shape[-3]); return g[..., :shape[-3], :, :]"),
-    ("dropout counts heads for items", SOFTMAX, dropout.kept_pairs, "head[..., None, None], item[..., None, None]",
+    ("dropout counts heads for items", SOFTMAX, dropout.keep_mask, "head[..., None, None], item[..., None, None]",
      "item[..., None, None], head[..., None, None]"),
     ("softmax has no maximum", SOFTMAX, softmax.exponentials, "u = xp.exp(s - m)", "m = 0.0 * m; u = xp.exp(s)"),
     ("the maximum runs over hidden scores", SOFTMAX, softmax.exponentials, "s = xp.where(a.pairs, s, -math.inf)",

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import attnkit
-from attnkit._core.dropout import kept_pairs
+from attnkit._core.dropout import keep_mask
 from attnkit._core.mask import Rows, Visibility, row_length
 from attnkit.kernels import plan as plans
 from attnkit.kernels.plan import Limits, Plan, cached_plan, layout, plan, signature, summed_axes
@@ -94,7 +94,7 @@ def test_dropout_is_a_word_and_part_of_the_gain() -> None:
     assert s.gain == 4.0
     word = s.last_kept
     assert word / 2**32 < 0.75 <= (word + 1) / 2**32
-    kept = kept_pairs(np, np.zeros(1), 0.25, 7, (2, 3), 200, Rows(0, 200, 200)).mean()
+    kept = keep_mask(np, np.zeros(1), 0.25, 7, (2, 3), 200, Rows(0, 200, 200)).mean()
     assert abs(kept - (word + 1) / 2**32) < 0.01
     assert not planned(dropout=(0.0, 7)).numbers.drops
     assert planned(dropout=(1 - 2**-40, 7)).numbers[-2:] == (True, 0)

@@ -105,8 +105,8 @@ class Call(Views):
             s.seed = self.device.pointer(self.keepalive[-1])
         if is_array(options.get("length")) and any(n.rows):
             self.view("lengths", "rows", options["length"].astype(self.compute))
-        for name, needed in zip(("factors", "logs"), n.rows, strict=True):
-            if needed:
+        for name, present in zip(("factors", "logs"), n.rows, strict=True):
+            if present:
                 self.view(name, "rows", self.device.empty(self.layout.shape_of("rows"), self.compute))
 
     # ------------------------------------------------------------------------------------------ launches

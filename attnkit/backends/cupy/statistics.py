@@ -4,7 +4,7 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
-from attnkit._core.family import called_by
+from attnkit._core.family import base_op
 from attnkit.backends.cupy import pointwise
 from attnkit.backends.cupy.launch import Launch, Pointwise, View
 from attnkit.backends.cupy.pointwise import Array, Device, layout_of
@@ -47,7 +47,7 @@ class StatisticsCall(pointwise.Call):
 
 def unsupported_options(q: Array, k: Array, v: Array | None = None, *, op: str, **options: Any) -> str | None:
     """Why a call is not served, on any device."""
-    if called_by(op) != POINTWISE.name:
+    if base_op(op) != POINTWISE.name:
         return f"statistics of {op} are served by the generic implementation"
     return pointwise.unsupported_options(q, k, k if v is None else v)
 

@@ -17,8 +17,8 @@ from jax import Array, lax
 
 from attnkit._core import blocks, quadratic
 from attnkit._core.dispatch import Kernel
-from attnkit._core.dropout import kept_counters
-from attnkit._core.family import RECORDS, made_of_scores
+from attnkit._core.dropout import keep_mask_of_counters
+from attnkit._core.family import RECORDS, score_ops
 from attnkit._core.mask import visibility_of
 from attnkit.ops.entmax import ENTMAX
 
@@ -140,7 +140,7 @@ def dropped(c: blocks.Call, arguments: dict[str, Any], index: Index, i: Array, k
     for size, at in zip(c.leading[:-1], items, strict=True):
         item = item * size + at
     counter = tuple(jnp.asarray(x).astype(jnp.uint32) for x in (jnp.arange(keys), i, head, item))
-    return {"dropout_mask": kept_counters(jnp, counter, p, seed).astype(jnp.float32) * (1.0 / (1.0 - p))}
+    return {"dropout_mask": keep_mask_of_counters(jnp, counter, p, seed).astype(jnp.float32) * (1.0 / (1.0 - p))}
 
 
 def over_blocks(segment: Segment, block: Any, carry: Any) -> tuple[Any, Any]:
@@ -152,7 +152,7 @@ def over_blocks(segment: Segment, block: Any, carry: Any) -> tuple[Any, Any]:
 # ---------------------------------------------------------------------------------------------- calls
 
 SLOWER = (ENTMAX.name,)  # only by name, for less memory: gradients find the thresholds once more
-OPS = made_of_scores()
+OPS = score_ops()
 DIFFERENTIABLE = ("q", "k", "v", "bias", "alpha")
 SEED = "dropout_seed"
 Arrays = dict[str, Array]

@@ -78,21 +78,21 @@ def program(call: Call) -> Callable[..., list[Array]]:
             raise NotImplementedError(f"impl='native' cannot serve this call: {prepared.reason}")
         results = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in prepared.outputs]
         _register()
-        made = jax.ffi.ffi_call(TARGET, results, vmap_method="sequential")(
+        outputs = jax.ffi.ffi_call(TARGET, results, vmap_method="sequential")(
             *arrays,
             places=np.array(prepared.places, np.int64),
             plan=np.frombuffer(ctypes.string_at(prepared.address, ctypes.sizeof(prepared.plan)), np.int64),
             threads=np.array([lower.threads_of_environment()], np.int64),
         )
-        return list(made)
+        return list(outputs)
 
     @run.def_vmap
     def mapped(size: int, are_mapped: list[bool], *arrays: Array) -> tuple[list[Array], list[bool]]:
         by_name = dict(zip(call.names, arrays, strict=True))
         mapped_names = {name for name, is_mapped in zip(call.names, are_mapped, strict=True) if is_mapped}
         apart = "seed" in mapped_names or "edges_q" in call.names
-        found = (_one_by_one if apart else _together)(call, size, by_name, mapped_names)
-        return found, [True] * len(call.outputs)
+        outputs = (_one_by_one if apart else _together)(call, size, by_name, mapped_names)
+        return outputs, [True] * len(call.outputs)
 
     compiled: Callable[..., list[Array]] = jax.jit(run)
     return compiled
@@ -104,8 +104,8 @@ def _one_by_one(call: Call, size: int, arrays: Arrays, mapped: set[str]) -> list
     def one(i: Array) -> list[Array]:
         return program(call)(*(x[i] if name in mapped else x for name, x in arrays.items()))
 
-    found: list[Array] = jax.lax.map(one, jnp.arange(size))
-    return found
+    outputs: list[Array] = jax.lax.map(one, jnp.arange(size))
+    return outputs
 
 
 def _together(call: Call, size: int, arrays: Arrays, mapped: set[str]) -> list[Array]:
@@ -121,11 +121,11 @@ def _together(call: Call, size: int, arrays: Arrays, mapped: set[str]) -> list[A
             x = x if name in mapped else jnp.broadcast_to(x, (size, *shape))
             x = jnp.reshape(x, (size, *(1,) * missing, *shape))
         lifted.append(x)
-    found = program(call._replace(mapped=call.mapped + 1))(*lifted)
+    outputs = program(call._replace(mapped=call.mapped + 1))(*lifted)
     shapes = {f"d{name}": x.shape for name, x in single.items()}
     if call.op in linear.OPS:
         shapes |= linear.state_shapes(call.op, {name: x.shape for name, x in single.items()})
-    pairs = zip(call.outputs, found, strict=True)
+    pairs = zip(call.outputs, outputs, strict=True)
     return [_of_every_element(x, size, shapes[name]) if name in shapes else x for name, x in pairs]
 
 
@@ -139,9 +139,9 @@ def _of_every_element(x: Array, size: int, shape: tuple[int, ...]) -> Array:
 # ---------------------------------------------------------------------------------------------- with gradients
 
 
-def divided(op: str, given: dict[str, Any], outputs: tuple[str, ...] = ("o",)) -> tuple[Static, Arrays]:
+def divided(op: str, arguments: dict[str, Any], outputs: tuple[str, ...] = ("o",)) -> tuple[Static, Arrays]:
     """A call, split into static arguments and arrays."""
-    arrays, plain = lower.split(given, is_array)
+    arrays, plain = lower.split(arguments, is_array)
     seed, number = arrays.get("seed"), None
     if seed is not None and not is_array(seed):
         number = int(seed)
@@ -166,15 +166,15 @@ def attended(static: Static, arrays: Arrays) -> tuple[Array, ...]:
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def remembered(static: Static, arrays: Arrays) -> tuple[tuple[Array, ...], Arrays]:
     """The same, and numbers of rows for the gradients: constants, for gradients do not depend on them."""
-    saved = ("rows",) if static.op in lower.SAVES_ROWS else ()
-    found = _serve(static, arrays, static.outputs + saved)
-    kept = {name: found[name] for name in ("o", *saved) if saved and name in found}
-    return tuple(found[name] for name in static.outputs), kept
+    extra = ("rows",) if static.op in lower.SAVES_ROWS else ()
+    results = _serve(static, arrays, static.outputs + extra)
+    saved = {name: results[name] for name in ("o", *extra) if extra and name in results}
+    return tuple(results[name] for name in static.outputs), saved
 
 
 def _remember(static: Static, arrays: Arrays) -> tuple[Any, tuple[Arrays, Arrays]]:
-    outputs, kept = remembered(static, arrays)
-    return (outputs, kept), (arrays, kept)
+    outputs, saved = remembered(static, arrays)
+    return (outputs, saved), (arrays, saved)
 
 
 def _attend(static: Static, arrays: Arrays) -> tuple[tuple[Array, ...], tuple[Arrays, Arrays]]:
@@ -183,10 +183,10 @@ def _attend(static: Static, arrays: Arrays) -> tuple[tuple[Array, ...], tuple[Ar
 
 
 def _gradients(static: Static, residuals: tuple[Arrays, Arrays], cotangents: Any) -> tuple[dict[str, Array | None]]:
-    arrays, kept = residuals
+    arrays, saved = residuals
     named = zip(static.outputs, cotangents, strict=True)
-    found = differentiated(static, arrays, kept, {f"d{name}": x for name, x in named if name not in rows.COUNTS})
-    return ({name: found.get(name) for name in arrays},)
+    grads = differentiated(static, arrays, saved, {f"d{name}": x for name, x in named if name not in rows.COUNTS})
+    return ({name: grads.get(name) for name in arrays},)
 
 
 attended.defvjp(_attend, _gradients)
@@ -194,12 +194,12 @@ remembered.defvjp(_remember, lambda static, residuals, cotangents: _gradients(st
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def differentiated(static: Static, arrays: Arrays, kept: Arrays, cotangents: Arrays) -> Arrays:
-    """Gradients of the arguments that have one; `kept` are numbers of the forward pass."""
-    wanted = tuple(name for name in lower.DIFFERENTIABLE if name in arrays)
-    outputs = tuple(f"d{name}" for name in wanted)
-    found = _serve(static, arrays | kept | cotangents, outputs, backward=True)
-    return {name: found[f"d{name}"] for name in wanted}
+def differentiated(static: Static, arrays: Arrays, saved: Arrays, cotangents: Arrays) -> Arrays:
+    """Gradients of the arguments that have one; `saved` are numbers of the forward pass."""
+    names = tuple(name for name in lower.DIFFERENTIABLE if name in arrays)
+    outputs = tuple(f"d{name}" for name in names)
+    grads = _serve(static, arrays | saved | cotangents, outputs, backward=True)
+    return {name: grads[f"d{name}"] for name in names}
 
 
 def _pulled_generic(static: Static, arrays: Arrays, cotangents: Arrays) -> Arrays:
@@ -214,26 +214,28 @@ def _pulled_generic(static: Static, arrays: Arrays, cotangents: Arrays) -> Array
     return rows.formula(static.op, options, cotangents)
 
 
-def _pulled_linear(op: str, given: dict[str, Any], arrays: Arrays, cotangents: Arrays) -> Arrays:
+def _pulled_linear(op: str, arguments: dict[str, Any], arrays: Arrays, cotangents: Arrays) -> Arrays:
     """The same for linear attention: the generic body differentiated."""
     moved = {name: x for name, x in arrays.items() if name in lower.DIFFERENTIABLE}
     names = [name[1:] for name in cotangents]
 
     def outputs(moved: Arrays) -> list[Array]:
-        found = linear.formula(op, given | moved, names)
-        return [found[name] for name in names]
+        results = linear.formula(op, arguments | moved, names)
+        return [results[name] for name in names]
 
-    found, pull_back = jax.vjp(outputs, moved)
-    grads: Arrays = pull_back([cotangents[f"d{name}"].astype(x.dtype) for name, x in zip(names, found, strict=True)])[0]
+    primals_out, pull_back = jax.vjp(outputs, moved)
+    grads: Arrays = pull_back(
+        [cotangents[f"d{name}"].astype(x.dtype) for name, x in zip(names, primals_out, strict=True)]
+    )[0]
     return grads
 
 
-def _pulled_kept(static: Static, arrays: Arrays, kept: Arrays, cotangents: Arrays) -> tuple[Arrays, Any]:
-    return differentiated(static, arrays, kept, cotangents), (arrays, kept, cotangents)
+def _differentiate(static: Static, arrays: Arrays, saved: Arrays, cotangents: Arrays) -> tuple[Arrays, Any]:
+    return differentiated(static, arrays, saved, cotangents), (arrays, saved, cotangents)
 
 
 def _second(static: Static, residuals: tuple[Arrays, Arrays, Arrays], of_gradients: Arrays) -> tuple[Any, ...]:
-    arrays, kept, cotangents = residuals
+    arrays, saved, cotangents = residuals
     constants = {name: x for name, x in arrays.items() if name not in lower.DIFFERENTIABLE}
     moved = {name: x for name, x in arrays.items() if name in lower.DIFFERENTIABLE}
 
@@ -241,26 +243,26 @@ def _second(static: Static, residuals: tuple[Arrays, Arrays, Arrays], of_gradien
         return _pulled_generic(static, moved | constants, cotangents)
 
     of_arrays, of_cotangents = jax.vjp(gradients, moved, cotangents)[1](of_gradients)
-    return dict.fromkeys(arrays) | of_arrays, dict.fromkeys(kept), of_cotangents
+    return dict.fromkeys(arrays) | of_arrays, dict.fromkeys(saved), of_cotangents
 
 
-differentiated.defvjp(_pulled_kept, _second)
+differentiated.defvjp(_differentiate, _second)
 
 
 # ---------------------------------------------------------------------------------------------- a call
 
 
-def evaluate(op: str, given: dict[str, Any], outputs: tuple[str, ...]) -> tuple[Array, ...]:
+def evaluate(op: str, arguments: dict[str, Any], outputs: tuple[str, ...]) -> tuple[Array, ...]:
     """The named outputs of an op."""
-    found: tuple[Array, ...] = attended(*divided(op, given, outputs))
-    return found
+    results: tuple[Array, ...] = attended(*divided(op, arguments, outputs))
+    return results
 
 
-def pulled(op: str, given: dict[str, Any], cotangents: Mapping[str, Array | None]) -> Arrays:
+def pulled(op: str, arguments: dict[str, Any], cotangents: Mapping[str, Array | None]) -> Arrays:
     """The explicit gradients of an op."""
-    compute = jnp.float64 if given["q"].dtype == jnp.float64 else jnp.float32
+    compute = jnp.float64 if arguments["q"].dtype == jnp.float64 else jnp.float32
     of = {name: x if name == "do" else x.astype(compute) for name, x in cotangents.items() if x is not None}
-    static, arrays = divided(op, given)
+    static, arrays = divided(op, arguments)
     grads: Arrays = differentiated(static, arrays, {}, of)
     return grads
 
@@ -272,8 +274,8 @@ def unsupported(op: str, backward: bool, *arrays: Any, **options: Any) -> str | 
     status = native_status()
     if status.level is None:
         return status.reason
-    static, given = divided(op, {**dict(zip("qkv", arrays, strict=False)), **options})
-    dtypes = tuple((name, "uint64" if name == "seed" else dtype_name(x)) for name, x in given.items())
+    static, operands = divided(op, {**dict(zip("qkv", arrays, strict=False)), **options})
+    dtypes = tuple((name, "uint64" if name == "seed" else dtype_name(x)) for name, x in operands.items())
     own = tuple(option for option in static.plain if option[0] in lower.ASKED)
     passes = (True,) if backward else (False, True)
     return next(filter(None, (lower.refusal(op, each, dtypes, own) for each in passes)), None)

@@ -54,13 +54,13 @@ def jax_triton() -> Any:
     """The module jax-triton, imported without changing Triton's cache."""
     before = os.environ.get(CACHE)
     try:
-        import jax_triton as found
+        import jax_triton as module
     finally:
         if before is None:
             os.environ.pop(CACHE, None)
         else:
             os.environ[CACHE] = before
-    return found
+    return module
 
 
 def missing() -> str | None:

@@ -75,8 +75,8 @@ def fingerprint() -> str:
 
 def machine_level(folder: Path = LIBRARIES) -> int:
     """The level of this machine, asked of the detector, which must have been compiled."""
-    found: int = ctypes.CDLL(str(library(DETECTOR, folder))).attnkit_machine_level()
-    return found
+    level: int = ctypes.CDLL(str(library(DETECTOR, folder))).attnkit_machine_level()
+    return level
 
 
 def compiler() -> list[str]:
@@ -95,7 +95,7 @@ def _run(command: Sequence[str]) -> None:
         raise RuntimeError(f"{command[0]} failed: {error}")
 
 
-def wanted(machine: int | None = None) -> dict[str, tuple[str, ...]]:
+def targets(machine: int | None = None) -> dict[str, tuple[str, ...]]:
     """Names and flags of the levels to compile: all of them, or the one of a machine with that number."""
     known, forced = levels(), os.environ.get("ATTNKIT_CPU_LEVEL")
     if forced == "none":
@@ -114,19 +114,19 @@ def compile_into(folder: Path, every_level: bool) -> None:
     with tempfile.TemporaryDirectory() as objects, ThreadPoolExecutor(os.cpu_count()) as pool:
 
         def compiled(source: Path, level: str, own: Sequence[str]) -> str:
-            made = f"{objects}/{level}-{source.stem}.o"
-            _run([*command, *flags, *own, "-c", str(source), "-o", made])
-            return made
+            output = f"{objects}/{level}-{source.stem}.o"
+            _run([*command, *flags, *own, "-c", str(source), "-o", output])
+            return output
 
         def link(level: str, own: Sequence[str], sources: list[Path]) -> None:
-            made = list(pool.map(lambda source: compiled(source, level, own), sources))
-            _run([*command, *flags, *own, "-shared", *made, "-o", str(library(level, folder))])
+            files = list(pool.map(lambda source: compiled(source, level, own), sources))
+            _run([*command, *flags, *own, "-shared", *files, "-o", str(library(level, folder))])
 
         detector = SOURCES / "detect.cpp"
         link(DETECTOR, (), [detector])
         named = every_level or "ATTNKIT_CPU_LEVEL" in os.environ
         machine = None if named else machine_level(folder)
-        for level, own in wanted(machine).items():
+        for level, own in targets(machine).items():
             link(level, own, [path for path in source_files() if path.suffix == ".cpp" and path != detector])
 
 
@@ -152,8 +152,8 @@ def rebuild() -> str | None:
         LIBRARIES.mkdir(exist_ok=True)
         for old in LIBRARIES.iterdir():
             old.unlink()
-        for made in Path(temporary).iterdir():
-            made.replace(LIBRARIES / made.name)
+        for file in Path(temporary).iterdir():
+            file.replace(LIBRARIES / file.name)
     return reason
 
 
@@ -208,7 +208,7 @@ def main(*arguments: str) -> int:
         return 0
     if library(DETECTOR).exists():
         try:
-            current = all(is_current(name) for name in wanted(machine_level()))
+            current = all(is_current(name) for name in targets(machine_level()))
         except FAILURES:
             current = False
         if current:

@@ -38,7 +38,7 @@ COTANGENTS = tuple(f"d{name}" for name in FINAL)
 class Call(NamedTuple):
     """Arrays and plain options by the names that the library has for them, and the outputs of a call."""
 
-    given: dict[str, Any]
+    arguments: dict[str, Any]
     outputs: tuple[str, ...]
 
 
@@ -73,52 +73,56 @@ def call(
     **options: Any,
 ) -> Call:
     """Of the arguments of an op of `OPS`; a projection may come by name. The library has chunks of its own."""
-    given = dict(zip(ARRAYS[op], arrays, strict=False)) | options
+    arguments = dict(zip(ARRAYS[op], arrays, strict=False)) | options
     if initial_state is not None:
-        given |= _named(op, options, initial_state)
-    return Call(given, ("o", *(f"final_{part}" for part in parts_of(op, options))) if return_state else ("o",))
+        arguments |= _named(op, options, initial_state)
+    return Call(arguments, ("o", *(f"final_{part}" for part in parts_of(op, options))) if return_state else ("o",))
 
 
-def answer(op: str, options: Mapping[str, Any], found: Sequence[Any]) -> Any:
+def answer(op: str, options: Mapping[str, Any], outputs: Sequence[Any]) -> Any:
     """What the op returns: o, or o and the state."""
-    return found[0] if len(found) == 1 else (found[0], _in_order(op, options, found[1:]))
+    return outputs[0] if len(outputs) == 1 else (outputs[0], _in_order(op, options, outputs[1:]))
 
 
 def cotangents(op: str, options: Mapping[str, Any], do: Any, dstate: Sequence[Any] | None) -> dict[str, Any]:
     """By the names of the outputs with a d before them; those that are None are left out."""
     parts = {} if dstate is None else _named(op, options, dstate)
-    found = {"do": do} | {f"dfinal_{part}": x for part, x in parts.items()}
-    return {name: x for name, x in found.items() if x is not None}
+    grads = {"do": do} | {f"dfinal_{part}": x for part, x in parts.items()}
+    return {name: x for name, x in grads.items() if x is not None}
 
 
-def gradients(op: str, options: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+def gradients(op: str, options: Mapping[str, Any], results: Mapping[str, Any]) -> dict[str, Any]:
     """What `<op>_vjp` returns, of gradients by name."""
-    grads: dict[str, Any] = {name: found[name] for name in "qkv"}
-    if "state" in found:
-        grads["initial_state"] = _in_order(op, options, [found[part] for part in parts_of(op, options)])
+    grads: dict[str, Any] = {name: results[name] for name in "qkv"}
+    if "state" in results:
+        grads["initial_state"] = _in_order(op, options, [results[part] for part in parts_of(op, options)])
     return grads
 
 
-def formula(op: str, given: Mapping[str, Any], outputs: Sequence[str]) -> dict[str, Any]:
+def formula(op: str, arguments: Mapping[str, Any], outputs: Sequence[str]) -> dict[str, Any]:
     """Outputs by name of the generic body, which can be differentiated to any order."""
-    parts = parts_of(op, given)
-    options = {name: x for name, x in given.items() if name not in (*ARRAYS[op], *parts)}
-    initial = _in_order(op, given, [given[part] for part in parts]) if "state" in given else None
+    parts = parts_of(op, arguments)
+    options = {name: x for name, x in arguments.items() if name not in (*ARRAYS[op], *parts)}
+    initial = _in_order(op, arguments, [arguments[part] for part in parts]) if "state" in arguments else None
     stateful = any(name in FINAL for name in outputs)
-    found = FUNCTIONS[op](
-        *(given[name] for name in ARRAYS[op]), initial_state=initial, return_state=stateful, impl="generic", **options
+    result = FUNCTIONS[op](
+        *(arguments[name] for name in ARRAYS[op]),
+        initial_state=initial,
+        return_state=stateful,
+        impl="generic",
+        **options,
     )
     if not stateful:
-        return {"o": found}
-    o, state = found
-    return {"o": o} | {f"final_{part}": x for part, x in _named(op, given, state).items()}
+        return {"o": result}
+    o, state = result
+    return {"o": o} | {f"final_{part}": x for part, x in _named(op, arguments, state).items()}
 
 
 def refused(
-    op: str, backward: bool, arrays: Sequence[Any], dstate: Any = None, called: str = "", **options: Any
+    op: str, backward: bool, arrays: Sequence[Any], dstate: Any = None, function: str = "", **options: Any
 ) -> str | None:
     """Why the library does not serve a call, from its plain options and from shapes. States are checked here, where
-    their widths are known; `called` is what they are arguments of, where it is not the op."""
+    their widths are known; `function` is what they are arguments of, where it is not the op."""
     if callable(options.get("feature_map")):
         return "a feature map of your own is served by the generic implementation"
     mask = options.get("mask")
@@ -129,7 +133,7 @@ def refused(
         return None
     if 0 in [n for x in arrays[:3] for n in x.shape[:-2]]:
         return "states of calls without heads or items are served by the generic implementation"
-    _check_states(called or (f"{op}_vjp" if backward else op), op, arrays, initial, dstate, options)
+    _check_states(function or (f"{op}_vjp" if backward else op), op, arrays, initial, dstate, options)
     return None
 
 
@@ -150,21 +154,21 @@ def sequence(step: str, *arrays: Any, state: Any = None, **options: Any) -> Step
     return Step(op, tokens, named if state is None else named | {"initial_state": state})
 
 
-def of_token(found: Any) -> Any:
+def of_token(result: Any) -> Any:
     """o and the state of a step from those of a sequence, or its gradients."""
-    if isinstance(found, dict):
-        of_state = {"state": found["initial_state"]} if "initial_state" in found else {}
-        return {f"{name}_t": found[name][..., 0, :] for name in "qkv"} | of_state
-    o, state = found
+    if isinstance(result, dict):
+        of_state = {"state": result["initial_state"]} if "initial_state" in result else {}
+        return {f"{name}_t": result[name][..., 0, :] for name in "qkv"} | of_state
+    o, state = result
     return o[..., 0, :], state
 
 
 def _check_states(
-    called: str, op: str, arrays: Sequence[Any], initial: Any, dstate: Any, options: Mapping[str, Any]
+    function: str, op: str, arrays: Sequence[Any], initial: Any, dstate: Any, options: Mapping[str, Any]
 ) -> None:
     q, k, v = arrays[:3]
-    given = {name: x for name, x in (*zip(ARRAYS[op], arrays, strict=False), *options.items()) if is_array(x)}
-    shapes = {name: tuple(x.shape) for name, x in given.items()}
+    operands = {name: x for name, x in (*zip(ARRAYS[op], arrays, strict=False), *options.items()) if is_array(x)}
+    shapes = {name: tuple(x.shape) for name, x in operands.items()}
     f, e = _features(op, shapes), v.shape[-1]
     widths: dict[str, tuple[int, ...]] = {"S": (f, e), "z": (f,)}
     if op == EFFICIENT.name:
@@ -173,10 +177,10 @@ def _check_states(
         widths["c"] = ()
     if initial is not None:
         shared = k.shape[-3] if options.get("enable_gqa") and q.shape[-3] != k.shape[-3] else None
-        check_parts(called, "initial_state", initial, q, widths, leading_of_keys(called, q, k, v, shared), False)
+        check_parts(function, "initial_state", initial, q, widths, leading_of_keys(function, q, k, v, shared), False)
         shapes |= {name: tuple(x.shape) for name, x in _named(op, options, initial).items()}
     if dstate is not None:
-        check_parts(called, "dstate", dstate, q, widths, state_shapes(op, shapes)["final_normaliser"][:-1], True)
+        check_parts(function, "dstate", dstate, q, widths, state_shapes(op, shapes)["final_normaliser"][:-1], True)
 
 
 def _features(op: str, shapes: Mapping[str, Shape]) -> int:
@@ -217,14 +221,14 @@ class Linear(Served):
 
     def attend(self, op: str, *arrays: Any, **options: Any) -> Any:
         """An op of `OPS`."""
-        given, outputs = call(op, arrays, **options)
-        return answer(op, options, self.evaluate(op, given, outputs))
+        arguments, outputs = call(op, arrays, **options)
+        return answer(op, options, self.evaluate(op, arguments, outputs))
 
     def pull(self, op: str, *arrays: Any, dstate: Any = None, **options: Any) -> dict[str, Any]:
         """Its explicit gradients."""
         *inputs, do = arrays
-        found = self.pulled(op, call(op, inputs, **options).given, cotangents(op, options, do, dstate))
-        return gradients(op, options, found)
+        grads = self.pulled(op, call(op, inputs, **options).arguments, cotangents(op, options, do, dstate))
+        return gradients(op, options, grads)
 
     def step(self, op: str, *arrays: Any, **options: Any) -> Any:
         """One more token."""
@@ -240,19 +244,19 @@ class Linear(Served):
     def refuse_step(self, op: str, backward: bool, *arrays: Any, **options: Any) -> str | None:
         """Why the library does not serve a step."""
         s = sequence(op, *arrays, **options)
-        return self.refuse(s.op, backward, *s.arrays, return_state=not backward, called=op, **s.options)
+        return self.refuse(s.op, backward, *s.arrays, return_state=not backward, function=op, **s.options)
 
     def refuse(
-        self, op: str, backward: bool, *arrays: Any, dstate: Any = None, called: str = "", **options: Any
+        self, op: str, backward: bool, *arrays: Any, dstate: Any = None, function: str = "", **options: Any
     ) -> str | None:
         """Why the library does not serve a call."""
         *inputs, do = arrays if backward else (*arrays, None)
-        reason = refused(op, backward, inputs, dstate, called, **options)
+        reason = refused(op, backward, inputs, dstate, function, **options)
         if reason is not None:
             return reason
-        given, _ = call(op, inputs, **options)
-        tokens = [given.pop(name) for name in "qkv"]
-        return self.unsupported(op, backward, *tokens, do, **given, **cotangents(op, options, None, dstate))
+        arguments, _ = call(op, inputs, **options)
+        tokens = [arguments.pop(name) for name in "qkv"]
+        return self.unsupported(op, backward, *tokens, do, **arguments, **cotangents(op, options, None, dstate))
 
     def kernels(self) -> dict[str, Kernel]:
         """By op, its gradients, its steps and theirs."""

@@ -46,24 +46,24 @@ def _level() -> str:
 def load() -> tuple[Library | None, NativeStatus]:
     try:
         level = _level()
-        found = ctypes.CDLL(str(build.library(level)))
+        handle = ctypes.CDLL(str(build.library(level)))
     except (LookupError, OSError) as error:
         return None, NativeStatus(None, str(error))
-    if build.sources_of(found) != build.fingerprint():
+    if build.sources_of(handle) != build.fingerprint():
         return None, NativeStatus(None, f"it was compiled from other C++ sources than those there; {build.REBUILD}")
-    if found.attnkit_plan_size() != ctypes.sizeof(abi.Plan):
-        sizes = f"{found.attnkit_plan_size()} bytes there, {ctypes.sizeof(abi.Plan)} here"
+    if handle.attnkit_plan_size() != ctypes.sizeof(abi.Plan):
+        sizes = f"{handle.attnkit_plan_size()} bytes there, {ctypes.sizeof(abi.Plan)} here"
         return None, NativeStatus(None, f"its plans have another size: {sizes}")
-    found.attnkit_message.restype = ctypes.c_char_p
-    found.attnkit_run.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
-    found.attnkit_check.argtypes = (ctypes.c_void_p,)
-    functions = Library(found.attnkit_run, found.attnkit_check, found.attnkit_message, found.attnkit_jax)
+    handle.attnkit_message.restype = ctypes.c_char_p
+    handle.attnkit_run.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
+    handle.attnkit_check.argtypes = (ctypes.c_void_p,)
+    functions = Library(handle.attnkit_run, handle.attnkit_check, handle.attnkit_message, handle.attnkit_jax)
     return functions, NativeStatus(level, None)
 
 
 def library() -> Library:
     """The library; ImportError where there is none."""
-    found, status = load()
-    if found is None:
+    functions, status = load()
+    if functions is None:
         raise ImportError(f"the CPU library of attnkit is not loaded: {status.reason}")
-    return found
+    return functions

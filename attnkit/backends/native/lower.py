@@ -86,11 +86,11 @@ class Axes(NamedTuple):
     def strides(self, operand: Operand, trailing: int, shared: bool) -> list[int]:
         """Of an operand along `sizes`."""
         own = operand.shape[: len(operand.shape) - trailing]
-        found = [0] * (len(self.leading) - len(own))
-        found += [0 if size == 1 else stride for size, stride in zip(own, operand.strides, strict=False)]
+        strides = [0] * (len(self.leading) - len(own))
+        strides += [0 if size == 1 else stride for size, stride in zip(own, operand.strides, strict=False)]
         if self.groups > 1:
-            found[-1:] = [found[-1], 0] if shared else [found[-1] * self.groups, found[-1]]
-        return found
+            strides[-1:] = [strides[-1], 0] if shared else [strides[-1] * self.groups, strides[-1]]
+        return strides
 
     def counters(self, mapped: int) -> tuple[list[int], list[int]]:
         """What an index along each axis adds to the head and to the item in the counter of dropout.
@@ -160,7 +160,7 @@ def _outputs(
     """What a call writes: o in the dtype of q, numbers of rows and states in the compute dtype, gradients as their
     arguments."""
     q, rows = operands["q"], (*leading, operands["q"].shape[-2])
-    made = []
+    results = []
     for name in names:
         if name[0] == "d" and name[1:] in operands:
             shape, dtype = operands[name[1:]].shape, operands[name[1:]].dtype
@@ -173,8 +173,8 @@ def _outputs(
             shape, dtype = (*rows, abi.ROW_NUMBERS) if name == "rows" else rows, _compute(q.dtype)
         operand = Operand(name, shape, shape, dtype_name(dtype))
         operand = _turned(operand) if packed else operand
-        made.append(operand._replace(strides=contiguous(operand.shape)))
-    return made
+        results.append(operand._replace(strides=contiguous(operand.shape)))
+    return results
 
 
 def _plan(
@@ -198,7 +198,7 @@ def _plan(
     alpha = options.get("alpha", 1.5 if op == ENTMAX.name else 1.0)
     if op == ENTMAX.name and alpha == 1.0 and "alpha" not in shapes:
         op = SOFTMAX.name
-    made = abi.Plan(
+    plan = abi.Plan(
         size=ctypes.sizeof(abi.Plan),
         version=abi.VERSION,
         op=abi.OPS[op],
@@ -227,10 +227,10 @@ def _plan(
         projected=shapes["projection"][-2] if "projection" in shapes else 0,
         **linear.numbers(op, options),
     )
-    _length(made, None if "length" in shapes else options.get("length", "visible"))
+    _length(plan, None if "length" in shapes else options.get("length", "visible"))
     for operand in operands:
-        made.arrays[abi.INDEX[operand.name]] = _view(operand, axes, keep)
-    return made
+        plan.arrays[abi.INDEX[operand.name]] = _view(operand, axes, keep)
+    return plan
 
 
 def _turned(operand: Operand) -> Operand:
@@ -259,10 +259,10 @@ def prepare(
     gqa = chosen.get("enable_gqa", False)
     leading = leading_shape(q, k, None if v is None else v.shape, gqa)
     axes = Axes(leading, leading[-1] // k[-3] if gqa else 1)
-    made = _outputs(op, outputs, by_name, leading, packed)
-    everything = [*by_name.values(), *map(_turned, made)] if packed else [*by_name.values(), *made]
+    results = _outputs(op, outputs, by_name, leading, packed)
+    everything = [*by_name.values(), *map(_turned, results)] if packed else [*by_name.values(), *results]
     places = tuple(abi.INDEX[operand.name] for operand in everything)
-    allocated = tuple((operand.shape, operand.dtype) for operand in made)
+    allocated = tuple((operand.shape, operand.dtype) for operand in results)
     keep = [axis for axis, size in enumerate(axes.sizes) if size != 1]
     if len(keep) > abi.AXES:
         return Prepared(abi.Plan(), 0, places, allocated, f"more than {abi.AXES} leading axes")
@@ -297,24 +297,24 @@ def refusal(op: str, backward: bool, dtypes: tuple[tuple[str, str], ...], own: P
         shape = shapes[LAYOUTS.get(name, ROWS)]
         operands.append((name, shape, contiguous(shape), dtype))
     options = (*own, ("dropout", 0.5 if "seed" in dict(dtypes) else 0.0))
-    made = "o" if "v" in dict(dtypes) else "total"
+    output = "o" if "v" in dict(dtypes) else "total"
     if not backward:
-        return prepare(op, False, tuple(operands), options, (made,)).reason
-    shape, q = shapes[LAYOUTS.get(made, ROWS)], dict(dtypes)["q"]
-    of = q if made == "o" else _compute(q)
-    operands.append((f"d{made}", shape, contiguous(shape), of))
-    wanted = tuple(f"d{name}" for name in DIFFERENTIABLE if name in dict(dtypes))
-    return prepare(op, True, tuple(operands), options, wanted).reason
+        return prepare(op, False, tuple(operands), options, (output,)).reason
+    shape, q = shapes[LAYOUTS.get(output, ROWS)], dict(dtypes)["q"]
+    of = q if output == "o" else _compute(q)
+    operands.append((f"d{output}", shape, contiguous(shape), of))
+    grads = tuple(f"d{name}" for name in DIFFERENTIABLE if name in dict(dtypes))
+    return prepare(op, True, tuple(operands), options, grads).reason
 
 
 # ---------------------------------------------------------------------------------------------- arguments of a call
 
 
-def split(given: Mapping[str, Any], is_array: Callable[[Any], bool]) -> tuple[dict[str, Any], Plain]:
+def split(arguments: Mapping[str, Any], is_array: Callable[[Any], bool]) -> tuple[dict[str, Any], Plain]:
     """The arrays of a call by name, and its plain options; dropout=(p, seed) is p and an array or a number "seed", and
     `EDGES` may be tuples."""
     arrays, plain = dict[str, Any](), list[tuple[str, Any]]()
-    for name, value in given.items():
+    for name, value in arguments.items():
         if value is None:
             continue
         if name == "dropout":

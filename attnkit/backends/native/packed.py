@@ -6,7 +6,7 @@ from typing import Any
 from attnkit._core.dispatch import Kernel
 from attnkit.backends.native import linear
 from attnkit.backends.native.lower import EDGES
-from attnkit.backends.native.served import Given, Served
+from attnkit.backends.native.served import Arguments, Served
 from attnkit.ops import packed
 from attnkit.ops.linear.attention import LINEAR
 from attnkit.ops.pointwise import POINTWISE
@@ -20,11 +20,11 @@ OPS: dict[str, tuple[Any, Any]] = {
 """By op, its packed form and the gradients of that."""
 
 
-def formula(op: str, given: Given, cotangents: Given) -> Given:
+def formula(op: str, arguments: Arguments, cotangents: Arguments) -> Arguments:
     """Gradients by the generic formula, which can be differentiated."""
-    boundaries = {f"cu_seqlens_{end}": given[f"edges_{end}"] for end in "qk"}
-    options = {name: x for name, x in given.items() if name not in EDGES}
-    grads: Given = OPS[op][1](**options, **boundaries, **({"do": None} | cotangents), impl="generic")
+    boundaries = {f"cu_seqlens_{end}": arguments[f"edges_{end}"] for end in "qk"}
+    options = {name: x for name, x in arguments.items() if name not in EDGES}
+    grads: Arguments = OPS[op][1](**options, **boundaries, **({"do": None} | cotangents), impl="generic")
     return grads
 
 
@@ -38,7 +38,7 @@ class Packed(Served):
 
     def pull_packed(
         self, op: str, q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, *cotangents: Any, **options: Any
-    ) -> Given:
+    ) -> Arguments:
         """Its explicit gradients."""
         options.pop("chunk_size", None)
         return self.pull(op, q, k, v, *cotangents, edges_q=cu_q, edges_k=cu_k, **options)

@@ -4,8 +4,8 @@ from functools import partial
 from typing import Any
 
 from attnkit._core.dispatch import Kernel
-from attnkit._core.family import called_by, measured
-from attnkit.backends.native.served import Given, Served
+from attnkit._core.family import base_op, measured
+from attnkit.backends.native.served import Arguments, Served
 from attnkit.ops import statistics
 from attnkit.ops.statistics import RowStatistics
 from attnkit.ops.vjps import VJPS
@@ -14,22 +14,22 @@ COUNTS = ("nonzero", "visible")
 """Fields without a gradient."""
 
 
-def _measured(op: str, arrays: tuple[Any, ...], options: Given) -> tuple[str, Given]:
+def _measured(op: str, arrays: tuple[Any, ...], options: Arguments) -> tuple[str, Arguments]:
     """The op that serves, and its arguments."""
-    called, exact = measured(op, options)
-    return called, {**dict(zip("qkv", arrays, strict=False)), **options, "exact_zeros": exact}
+    base, exact = measured(op, options)
+    return base, {**dict(zip("qkv", arrays, strict=False)), **options, "exact_zeros": exact}
 
 
-def formula(op: str, options: Given, cotangents: Given) -> Given:
+def formula(op: str, options: Arguments, cotangents: Arguments) -> Arguments:
     """Gradients by the generic formula, which can be differentiated, for cotangents of outputs and of statistics."""
     options = {name: x for name, x in options.items() if name != "exact_zeros"}
     dstats = {name: cotangents[f"d{name}"] for name in RowStatistics._fields if f"d{name}" in cotangents}
     if "v" in options and not dstats:
         return VJPS[op](**options, **({"do": None} | cotangents), impl="generic")
-    given: Given = {"dstats": RowStatistics(**dstats), "fields": tuple(dstats), "impl": "generic"}
+    extra: Arguments = {"dstats": RowStatistics(**dstats), "fields": tuple(dstats), "impl": "generic"}
     if "v" not in options:
-        return statistics.row_statistics_vjp(op, **options, **given)
-    return statistics.attention_with_statistics_vjp(op, **options, do=cotangents.get("do"), **given)
+        return statistics.row_statistics_vjp(op, **options, **extra)
+    return statistics.attention_with_statistics_vjp(op, **options, do=cotangents.get("do"), **extra)
 
 
 class Rows(Served):
@@ -39,13 +39,13 @@ class Rows(Served):
         """row_statistics of (q, k), attention_with_statistics of (q, k, v)."""
         outputs = (*(("o",) if len(arrays) == 3 else ()), *fields)
         answers = self.evaluate(*_measured(op, arrays, options), outputs) if outputs else ()
-        found = dict(zip(outputs, answers, strict=True))
-        rows = RowStatistics(**{name: found[name] for name in fields})
-        return (found["o"], rows) if len(arrays) == 3 else rows
+        results = dict(zip(outputs, answers, strict=True))
+        rows = RowStatistics(**{name: results[name] for name in fields})
+        return (results["o"], rows) if len(arrays) == 3 else rows
 
     def pull_measured(
         self, *arrays: Any, op: str, fields: Any, dstats: RowStatistics, do: Any = None, **options: Any
-    ) -> Given:
+    ) -> Arguments:
         """Their explicit gradients."""
         cotangents = {f"d{name}": x for name, x in dstats._asdict().items() if name not in COUNTS}
         return self.pulled(*_measured(op, arrays, options), {"do": do} | cotangents)
@@ -54,9 +54,9 @@ class Rows(Served):
         self, backward: bool, *arrays: Any, op: str, fields: Any, dstats: Any = None, do: Any = None, **options: Any
     ) -> str | None:
         """Why the library does not serve them."""
-        if called_by(op) not in VJPS:
+        if base_op(op) not in VJPS:
             return f"statistics of {op} are served by the generic implementation"
-        return self.unsupported(called_by(op), backward, *arrays, **options)
+        return self.unsupported(base_op(op), backward, *arrays, **options)
 
     def kernels(self, replaces: tuple[str, ...] = ()) -> dict[str, Kernel]:
         """By function and its gradients."""

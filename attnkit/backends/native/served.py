@@ -7,22 +7,22 @@ from typing import Any, NamedTuple
 from attnkit._core.dispatch import Kernel
 from attnkit.ops.vjps import VJPS
 
-Given = dict[str, Any]  # the arguments of a call by name
+Arguments = dict[str, Any]  # the arguments of a call by name
 
 
 class Served(NamedTuple):
     """What a library of arrays has; its tables are those of quadratic attention."""
 
-    evaluate: Callable[[str, Given, tuple[str, ...]], Sequence[Any]]  # the named outputs of an op
-    pulled: Callable[[str, Given, Mapping[str, Any]], Given]  # its gradients, from cotangents that may be None
+    evaluate: Callable[[str, Arguments, tuple[str, ...]], Sequence[Any]]  # the named outputs of an op
+    pulled: Callable[[str, Arguments, Mapping[str, Any]], Arguments]  # its gradients, from cotangents that may be None
     unsupported: Callable[..., str | None]  # (op, backward, *arrays, **options)
 
     def attend(self, op: str, q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Any) -> Any:
         """An op."""
-        found = self.evaluate(op, {"q": q, "k": k, "v": v, **options}, ("o", "lse") if return_lse else ("o",))
-        return tuple(found) if return_lse else found[0]
+        outputs = self.evaluate(op, {"q": q, "k": k, "v": v, **options}, ("o", "lse") if return_lse else ("o",))
+        return tuple(outputs) if return_lse else outputs[0]
 
-    def pull(self, op: str, q: Any, k: Any, v: Any, do: Any, dlse: Any = None, **options: Any) -> Given:
+    def pull(self, op: str, q: Any, k: Any, v: Any, do: Any, dlse: Any = None, **options: Any) -> Arguments:
         """Its explicit gradients."""
         return self.pulled(op, {"q": q, "k": k, "v": v, **options}, {"do": do, "dlse": dlse})
 

@@ -7,11 +7,11 @@ import numpy as np
 
 from attnkit._core import blocks, quadratic
 from attnkit._core.dispatch import Kernel
-from attnkit._core.family import RECORDS, made_of_scores
+from attnkit._core.family import RECORDS, score_ops
 from attnkit._core.library import namespace
 
 Array = np.ndarray
-OPS = made_of_scores()
+OPS = score_ops()
 
 
 def call_of(op: str, q: Array, k: Array, v: Array, options: dict[str, Any]) -> blocks.Call:

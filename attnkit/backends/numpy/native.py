@@ -16,9 +16,9 @@ from attnkit.ops.vjps import VJPS
 Array = np.ndarray
 
 
-def serve(op: str, backward: bool, given: dict[str, Any], outputs: tuple[str, ...]) -> list[Array]:
+def serve(op: str, backward: bool, arguments: dict[str, Any], outputs: tuple[str, ...]) -> list[Array]:
     """The named outputs for the arrays and plain options of a call."""
-    arrays, plain = lower.split(given, is_array)
+    arrays, plain = lower.split(arguments, is_array)
     if "seed" in arrays:
         arrays["seed"] = _seed(arrays["seed"])
     for name in lower.EDGES:
@@ -28,9 +28,9 @@ def serve(op: str, backward: bool, given: dict[str, Any], outputs: tuple[str, ..
         if name in arrays:
             arrays[name] = np.ascontiguousarray(arrays[name])
     plan = lower.prepare(op, backward, _operands(arrays), plain, outputs)
-    made = [np.empty(shape, dtype) for shape, dtype in plan.outputs]
-    lower.run(plan, [x.ctypes.data for x in (*arrays.values(), *made)], lower.threads_of_environment())
-    return made
+    results = [np.empty(shape, dtype) for shape, dtype in plan.outputs]
+    lower.run(plan, [x.ctypes.data for x in (*arrays.values(), *results)], lower.threads_of_environment())
+    return results
 
 
 def _operands(arrays: dict[str, Array]) -> tuple[tuple[str, Any, Any, Any], ...]:
@@ -45,9 +45,9 @@ def _seed(seed: Any) -> Array:
     return seed if seed.itemsize >= 4 else seed.astype(np.int32)
 
 
-def evaluate(op: str, given: dict[str, Any], outputs: tuple[str, ...]) -> list[Array]:
+def evaluate(op: str, arguments: dict[str, Any], outputs: tuple[str, ...]) -> list[Array]:
     """The named outputs of an op."""
-    return serve(op, False, given, outputs)
+    return serve(op, False, arguments, outputs)
 
 
 def prepared(op: str, arrays: tuple[Any, ...], options: dict[str, Any]) -> Callable[..., Array] | None:
@@ -57,9 +57,9 @@ def prepared(op: str, arrays: tuple[Any, ...], options: dict[str, Any]) -> Calla
     return _again(op, dict(zip("qkv", arrays, strict=True)) | options)
 
 
-def _again(op: str, given: dict[str, Any]) -> Callable[..., Array]:
+def _again(op: str, arguments: dict[str, Any]) -> Callable[..., Array]:
     """A callable that gives o of an op for arguments like these, whether by position or by name."""
-    named, plain = lower.split(given, is_array)
+    named, plain = lower.split(arguments, is_array)
     plan = lower.prepare(op, False, _operands(named), plain, ("o",))
     ((shape, dtype),) = plan.outputs
     order, of_o = tuple(named), np.dtype(dtype)
@@ -74,13 +74,13 @@ def _again(op: str, given: dict[str, Any]) -> Callable[..., Array]:
     return again
 
 
-def pulled(op: str, given: dict[str, Any], cotangents: Mapping[str, Array | None]) -> dict[str, Array]:
+def pulled(op: str, arguments: dict[str, Any], cotangents: Mapping[str, Array | None]) -> dict[str, Array]:
     """The explicit gradients of an op."""
-    compute = np.float64 if given["q"].dtype == np.float64 else np.float32
+    compute = np.float64 if arguments["q"].dtype == np.float64 else np.float32
     of = {name: x if name == "do" else x.astype(compute, copy=False) for name, x in cotangents.items() if x is not None}
-    wanted = [name for name in lower.DIFFERENTIABLE if is_array(given.get(name))]
-    found = serve(op, True, given | of, tuple(f"d{name}" for name in wanted))
-    return dict(zip(wanted, found, strict=True))
+    names = [name for name in lower.DIFFERENTIABLE if is_array(arguments.get(name))]
+    grads = serve(op, True, arguments | of, tuple(f"d{name}" for name in names))
+    return dict(zip(names, grads, strict=True))
 
 
 def unsupported(op: str, backward: bool, *arrays: Any, **options: Any) -> str | None:
@@ -90,17 +90,17 @@ def unsupported(op: str, backward: bool, *arrays: Any, **options: Any) -> str | 
         return status.reason
     if not all(x.flags.aligned for x in (*arrays, *options.values()) if isinstance(x, Array)):
         return "an array is not aligned to its elements"
-    given, plain = lower.split({**dict(zip("qkv", arrays, strict=False)), **options}, is_array)
-    dtypes = tuple((name, dtype_name(x)) for name, x in given.items() if name != "seed")
-    if "seed" in given:
+    operands, plain = lower.split({**dict(zip("qkv", arrays, strict=False)), **options}, is_array)
+    dtypes = tuple((name, dtype_name(x)) for name, x in operands.items() if name != "seed")
+    if "seed" in operands:
         dtypes += (("seed", "uint64"),)
     return lower.refusal(op, backward, dtypes, tuple(option for option in plain if option[0] in lower.ASKED))
 
 
 def prepared_linear(op: str, arrays: tuple[Any, ...], options: dict[str, Any]) -> Callable[..., Array] | None:
     """The same for linear attention."""
-    given, outputs = linear.call(op, arrays, **options)
-    return _again(op, given) if outputs == ("o",) else None
+    arguments, outputs = linear.call(op, arrays, **options)
+    return _again(op, arguments) if outputs == ("o",) else None
 
 
 CALLS = (evaluate, pulled, unsupported)

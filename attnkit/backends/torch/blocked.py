@@ -7,25 +7,25 @@ from torch import Tensor
 
 from attnkit._core import blocks
 from attnkit._core.dispatch import Kernel
-from attnkit._core.family import RECORDS, made_of_scores
+from attnkit._core.family import RECORDS, score_ops
 from attnkit._core.library import namespace
-from attnkit.backends.torch.custom import Given, register
+from attnkit.backends.torch.custom import Arguments, register
 
-OPS = made_of_scores()
+OPS = score_ops()
 
 
-def _call(op: str, arguments: Given) -> blocks.Call:
+def _call(op: str, arguments: Arguments) -> blocks.Call:
     q, k, v = (arguments[name] for name in "qkv")
     options = {name: x for name, x in arguments.items() if name not in ("q", "k", "v")}
     return blocks.call(RECORDS[op].family, q, k, v, options)
 
 
-def _forward(op: str, arguments: Given) -> Tensor:
+def _forward(op: str, arguments: Arguments) -> Tensor:
     o: Tensor = blocks.forward(namespace(arguments["q"]), _call(op, arguments))
     return o
 
 
-def _backward(op: str, arguments: Given, do: Tensor, names: tuple[str, ...]) -> dict[str, Tensor]:
+def _backward(op: str, arguments: Arguments, do: Tensor, names: tuple[str, ...]) -> dict[str, Tensor]:
     return blocks.backward(namespace(do), _call(op, arguments), do, names)
 
 

@@ -19,10 +19,10 @@ from attnkit._core import quadratic
 from attnkit._core.special import without_autocast
 
 SEED, RATE = "dropout_seed", "dropout_rate"
-Given = dict[str, Any]  # the arguments of a call by name
+Arguments = dict[str, Any]  # the arguments of a call by name
 Outputs = dict[str, tuple[tuple[int, ...], torch.dtype]]  # shapes and dtypes by name
-Forward = Callable[[str, Given], Tensor | list[Tensor]]
-Backward = Callable[[str, Given, Any, tuple[str, ...]], dict[str, Tensor]]
+Forward = Callable[[str, Arguments], Tensor | list[Tensor]]
+Backward = Callable[[str, Arguments, Any, tuple[str, ...]], dict[str, Tensor]]
 
 
 class Custom(NamedTuple):
@@ -51,7 +51,7 @@ class Custom(NamedTuple):
         return dict(zip(inputs, self.vjp(op, tensors, names, text, do, ",".join(inputs)), strict=True))
 
 
-def encoded(arguments: Given) -> tuple[str, list[Tensor], str]:
+def encoded(arguments: Arguments) -> tuple[str, list[Tensor], str]:
     """Names of the tensors of a call separated by commas, the tensors, and a text of the other arguments."""
     arguments = {name: value for name, value in arguments.items() if value is not None}
     if "dropout" in arguments and isinstance(arguments["dropout"][1], Tensor):
@@ -70,20 +70,20 @@ def _plain(value: Any) -> Any:
 
 
 @lru_cache(maxsize=1024)
-def _options(text: str) -> Given:
+def _options(text: str) -> Arguments:
     pairs = (item.partition("=")[::2] for item in text.split(";") if item)
     return {name: literal_eval(value) for name, value in pairs}
 
 
-def decoded(tensors: Sequence[Tensor], names: str, text: str) -> Given:
+def decoded(tensors: Sequence[Tensor], names: str, text: str) -> Arguments:
     """The inverse of `encoded`."""
-    arguments: Given = {**_options(text), **dict(zip(names.split(","), tensors, strict=True))}
+    arguments: Arguments = {**_options(text), **dict(zip(names.split(","), tensors, strict=True))}
     if SEED in arguments:
         arguments["dropout"] = (arguments.pop(RATE), arguments.pop(SEED))
     return arguments
 
 
-def only_o(op: str, arguments: Given) -> Outputs:
+def only_o(op: str, arguments: Arguments) -> Outputs:
     """The output of an attention op alone."""
     q, k, v = (arguments[name] for name in "qkv")
     leading = quadratic.leading_axes(q, k, v, arguments.get("enable_gqa", False))
@@ -95,7 +95,7 @@ def register(
     forward: Forward,
     backward: Backward,
     differentiable: tuple[str, ...],
-    outputs: Callable[[str, Given], Outputs] = only_o,
+    outputs: Callable[[str, Arguments], Outputs] = only_o,
     needs_do: bool = True,
 ) -> Custom:
     """Register both ops for functions of (op, arguments) and (op, arguments, do, names of gradients).
@@ -108,23 +108,23 @@ def register(
     @torch.library.custom_op(f"attnkit::{name}", mutates_args=())
     def run(op: str, arrays: list[Tensor], names: str, text: str) -> list[Tensor]:
         with without_autocast(arrays[0]):
-            found = forward(op, decoded(arrays, names, text))
-        return [x.contiguous() for x in ([found] if isinstance(found, Tensor) else found)]
+            results = forward(op, decoded(arrays, names, text))
+        return [x.contiguous() for x in ([results] if isinstance(results, Tensor) else results)]
 
     @torch.library.custom_op(f"attnkit::{name}_vjp", mutates_args=())
-    def vjp(op: str, arrays: list[Tensor], names: str, text: str, do: Tensor | None, wanted: str) -> list[Tensor]:
-        asked = tuple(wanted.split(","))
+    def vjp(op: str, arrays: list[Tensor], names: str, text: str, do: Tensor | None, targets: str) -> list[Tensor]:
+        asked = tuple(targets.split(","))
         with without_autocast(arrays[0]):
             grads = backward(op, decoded(arrays, names, text), do, asked)
         return [grads[name].contiguous() for name in asked]
 
     def like_outputs(op: str, arrays: list[Tensor], names: str, text: str) -> list[Tensor]:
-        found = outputs(op, decoded(arrays, names, text))
-        return [arrays[0].new_empty(shape, dtype=dtype) for shape, dtype in found.values()]
+        specs = outputs(op, decoded(arrays, names, text))
+        return [arrays[0].new_empty(shape, dtype=dtype) for shape, dtype in specs.values()]
 
-    def like_arguments(op: str, arrays: list[Tensor], names: str, text: str, do: Any, wanted: str) -> list[Tensor]:
+    def like_arguments(op: str, arrays: list[Tensor], names: str, text: str, do: Any, targets: str) -> list[Tensor]:
         like = dict(zip(names.split(","), arrays, strict=True))
-        return [like[name].new_empty(like[name].shape) for name in wanted.split(",")]
+        return [like[name].new_empty(like[name].shape) for name in targets.split(",")]
 
     def keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
         op, arrays, names, text = inputs
@@ -142,10 +142,10 @@ def register(
             do = ctx.saved_tensors[0].new_zeros(shape, dtype=dtype)
         arguments = dict(zip((*names, *others), ctx.saved_tensors, strict=True))
         arguments |= {f"d{name}": grad for name, grad in zip(others, rest, strict=True) if grad is not None}
-        needed = zip(names, ctx.needs_input_grad[1], strict=True)
-        wanted = [name for name, need in needed if need and name in differentiable]
-        found = vjp(op, list(arguments.values()), ",".join(arguments), text, do, ",".join(wanted)) if wanted else []
-        gradients = dict(zip(wanted, found, strict=True))
+        pairs = zip(names, ctx.needs_input_grad[1], strict=True)
+        targets = [name for name, need in pairs if need and name in differentiable]
+        results = vjp(op, list(arguments.values()), ",".join(arguments), text, do, ",".join(targets)) if targets else []
+        gradients = dict(zip(targets, results, strict=True))
         return None, [gradients.get(name) for name in names], None, None
 
     run.register_fake(like_outputs)

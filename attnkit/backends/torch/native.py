@@ -15,7 +15,7 @@ from torch import Tensor
 
 from attnkit._core import quadratic
 from attnkit.backends.native import abi, linear, lower, native_status, packed, rows, served
-from attnkit.backends.torch.custom import Given, Outputs, register
+from attnkit.backends.torch.custom import Arguments, Outputs, register
 from attnkit.backends.torch.signature import PLAIN, watched
 from attnkit.backends.torch.softmax import sdpa_unsupported
 from attnkit.ops import rela
@@ -34,9 +34,9 @@ def is_tensor(x: Any) -> bool:
     return isinstance(x, Tensor)
 
 
-def split(given: Mapping[str, Any]) -> tuple[dict[str, Tensor], lower.Plain]:
+def split(arguments: Mapping[str, Any]) -> tuple[dict[str, Tensor], lower.Plain]:
     """`lower.split`, with tensors for the seed of dropout and for boundaries."""
-    arrays, plain = lower.split(given, is_tensor)
+    arrays, plain = lower.split(arguments, is_tensor)
     if "seed" in arrays:
         seed = arrays["seed"]
         if not isinstance(seed, Tensor):
@@ -66,59 +66,61 @@ def planned(
 
 def filled(plan: lower.Prepared, tensors: Iterable[Tensor]) -> list[Tensor]:
     """The outputs of a plan for its tensors."""
-    made = [torch.empty(shape, dtype=DTYPES[dtype]) for shape, dtype in plan.outputs]
+    outputs = [torch.empty(shape, dtype=DTYPES[dtype]) for shape, dtype in plan.outputs]
     pointers = [x.data_ptr() for x in tensors]
-    pointers += [x.data_ptr() for x in made]
+    pointers += [x.data_ptr() for x in outputs]
     lower.run(plan, pointers, torch.get_num_threads())
-    return made
+    return outputs
 
 
 # ---------------------------------------------------------------------------------------------- as custom ops
 
 
-def _kept(op: str) -> tuple[str, ...]:
+def _saved(op: str) -> tuple[str, ...]:
     """The further outputs of a forward pass that gradients need."""
     return ("rows",) if op in lower.SAVES_ROWS else ()
 
 
-def _named(given: Given) -> tuple[str, ...]:
+def _named(arguments: Arguments) -> tuple[str, ...]:
     """The outputs that a call of the custom op names."""
-    return tuple(given["outputs"].split(","))
+    return tuple(arguments["outputs"].split(","))
 
 
-def _outputs(op: str, given: Given) -> Outputs:
+def _outputs(op: str, arguments: Arguments) -> Outputs:
     """Shapes and dtypes of the outputs and of the saved arrays."""
-    q, k, v = given["q"], given["k"], given.get("v")
-    if "edges_q" in given:
-        q, k, v = (given[name].transpose(0, 1) for name in "qkv")
-    leading = quadratic.leading_axes(q, k, v, given.get("enable_gqa", False))
-    per_query = (q.shape[-2], *leading) if "edges_q" in given else (*leading, q.shape[-2])
+    q, k, v = arguments["q"], arguments["k"], arguments.get("v")
+    if "edges_q" in arguments:
+        q, k, v = (arguments[name].transpose(0, 1) for name in "qkv")
+    leading = quadratic.leading_axes(q, k, v, arguments.get("enable_gqa", False))
+    per_query = (q.shape[-2], *leading) if "edges_q" in arguments else (*leading, q.shape[-2])
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    found = dict.fromkeys((*_named(given), *_kept(op)), (per_query, dtype))
-    if "o" in found:
-        found["o"] = ((*per_query, given["v"].shape[-1]), q.dtype)
+    specs = dict.fromkeys((*_named(arguments), *_saved(op)), (per_query, dtype))
+    if "o" in specs:
+        specs["o"] = ((*per_query, arguments["v"].shape[-1]), q.dtype)
     if op in linear.OPS:
-        shapes = linear.state_shapes(op, {name: tuple(x.shape) for name, x in given.items() if isinstance(x, Tensor)})
-        found |= {name: (shapes[name], dtype) for name in found if name in shapes}
-    if "rows" in found:
-        found["rows"] = ((*per_query, abi.ROW_NUMBERS), dtype)
-    return found
+        shapes = linear.state_shapes(
+            op, {name: tuple(x.shape) for name, x in arguments.items() if isinstance(x, Tensor)}
+        )
+        specs |= {name: (shapes[name], dtype) for name in specs if name in shapes}
+    if "rows" in specs:
+        specs["rows"] = ((*per_query, abi.ROW_NUMBERS), dtype)
+    return specs
 
 
-def _forward(op: str, given: Given) -> list[Tensor]:
-    names = (*_named(given), *_kept(op))
-    return serve(op, False, *split({name: x for name, x in given.items() if name != "outputs"}), names)
+def _forward(op: str, arguments: Arguments) -> list[Tensor]:
+    names = (*_named(arguments), *_saved(op))
+    return serve(op, False, *split({name: x for name, x in arguments.items() if name != "outputs"}), names)
 
 
-def _backward(op: str, given: Given, do: Tensor, wanted: tuple[str, ...]) -> dict[str, Tensor]:
+def _backward(op: str, arguments: Arguments, do: Tensor, names: tuple[str, ...]) -> dict[str, Tensor]:
     """`do` is the cotangent of the first output, whichever that is."""
-    first = _named(given)[0]
+    first = _named(arguments)[0]
     outside = ("outputs", "drows", "dnonzero", "dvisible", *SAVED_AS_OUTPUTS)
-    given = {name: x for name, x in given.items() if name not in outside}
+    arguments = {name: x for name, x in arguments.items() if name not in outside}
     if first not in rows.COUNTS:
-        given[f"d{first}"] = do
-    found = serve(op, True, *split(given), tuple(f"d{name}" for name in wanted))
-    return dict(zip(wanted, found, strict=True))
+        arguments[f"d{first}"] = do
+    grads = serve(op, True, *split(arguments), tuple(f"d{name}" for name in names))
+    return dict(zip(names, grads, strict=True))
 
 
 CUSTOM = register("native", _forward, _backward, lower.DIFFERENTIABLE, _outputs)
@@ -139,16 +141,16 @@ class _Call(NamedTuple):
     plan: lower.Prepared
 
     def __call__(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        found: tuple[Tensor, ...] = _Attend.apply(self, *tensors)
-        return found
+        results: tuple[Tensor, ...] = _Attend.apply(self, *tensors)
+        return results
 
 
 def _call(op: str, arrays: Mapping[str, Tensor], plain: lower.Plain, outputs: tuple[str, ...]) -> _Call:
     """The call of tensors like these."""
-    made = (*outputs, *_kept(op))
-    again = tuple((n, name) for n, name in enumerate(made) if name in ("o", "rows") and _kept(op))
+    plan_outputs = (*outputs, *_saved(op))
+    again = tuple((n, name) for n, name in enumerate(plan_outputs) if name in ("o", "rows") and _saved(op))
     counts = tuple(n for n, name in enumerate(outputs) if name in rows.COUNTS)
-    return _Call(op, tuple(arrays), plain, outputs, again, counts, planned(op, False, arrays, plain, made))
+    return _Call(op, tuple(arrays), plain, outputs, again, counts, planned(op, False, arrays, plain, plan_outputs))
 
 
 class _Attend(torch.autograd.Function):
@@ -156,31 +158,31 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, call: _Call, *tensors: Tensor) -> tuple[Tensor, ...]:
-        made = filled(call.plan, tensors)
-        ctx.save_for_backward(*tensors, *[made[n] for n, _ in call.again])
+        outputs = filled(call.plan, tensors)
+        ctx.save_for_backward(*tensors, *[outputs[n] for n, _ in call.again])
         ctx.set_materialize_grads(False)
         if call.counts:
-            ctx.mark_non_differentiable(*[made[n] for n in call.counts])
+            ctx.mark_non_differentiable(*[outputs[n] for n in call.counts])
         ctx.call = call
-        return tuple(made[: len(call.outputs)])
+        return tuple(outputs[: len(call.outputs)])
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Any, ...]:
         call = ctx.call
-        wanted = [name for name, need in zip(call.names, ctx.needs_input_grad[1:], strict=True) if need]
+        names = [name for name, need in zip(call.names, ctx.needs_input_grad[1:], strict=True) if need]
         saved = dict(zip((*call.names, *[name for _, name in call.again]), ctx.saved_tensors, strict=True))
-        given = {f"d{name}": x for name, x in zip(call.outputs, cotangents, strict=True) if x is not None}
+        output_grads = {f"d{name}": x for name, x in zip(call.outputs, cotangents, strict=True) if x is not None}
         if torch.is_grad_enabled():
-            grads = _generic(call.op, {name: saved[name] for name in call.names}, call.plain, given)
+            grads = _generic(call.op, {name: saved[name] for name in call.names}, call.plain, output_grads)
         else:
-            found = serve(call.op, True, saved | given, call.plain, tuple([f"d{name}" for name in wanted]))
-            grads = dict(zip(wanted, found, strict=True))
-        return None, *[grads[name] if name in wanted else None for name in call.names]
+            results = serve(call.op, True, saved | output_grads, call.plain, tuple([f"d{name}" for name in names]))
+            grads = dict(zip(names, results, strict=True))
+        return None, *[grads[name] if name in names else None for name in call.names]
 
 
-def _generic(op: str, arrays: dict[str, Tensor], plain: lower.Plain, cotangents: dict[str, Tensor]) -> Given:
+def _generic(op: str, arrays: dict[str, Tensor], plain: lower.Plain, cotangents: dict[str, Tensor]) -> Arguments:
     """Differentiable gradients."""
-    options: Given = {**arrays, **dict(plain)}
+    options: Arguments = {**arrays, **dict(plain)}
     if "edges_q" in arrays:
         return packed.formula(op, options, cotangents)
     if op in linear.OPS:
@@ -190,15 +192,15 @@ def _generic(op: str, arrays: dict[str, Tensor], plain: lower.Plain, cotangents:
     return rows.formula(op, options, cotangents)
 
 
-def _generic_linear(op: str, given: Given, cotangents: dict[str, Tensor]) -> Given:
+def _generic_linear(op: str, arguments: Arguments, cotangents: dict[str, Tensor]) -> Arguments:
     """The same for linear attention: the generic body differentiated."""
-    names = [name for name in lower.DIFFERENTIABLE if name in given and given[name].requires_grad]
-    found = linear.formula(op, given, [name[1:] for name in cotangents])
-    pairs = [(found[name[1:]], x) for name, x in cotangents.items() if found[name[1:]].requires_grad]
+    names = [name for name in lower.DIFFERENTIABLE if name in arguments and arguments[name].requires_grad]
+    results = linear.formula(op, arguments, [name[1:] for name in cotangents])
+    pairs = [(results[name[1:]], x) for name, x in cotangents.items() if results[name[1:]].requires_grad]
     outputs, grads = zip(*pairs, strict=True)
-    inputs = [given[name] for name in names]
-    made = torch.autograd.grad(outputs, inputs, grads, create_graph=True, materialize_grads=True)
-    return dict(zip(names, made, strict=True))
+    inputs = [arguments[name] for name in names]
+    input_grads = torch.autograd.grad(outputs, inputs, grads, create_graph=True, materialize_grads=True)
+    return dict(zip(names, input_grads, strict=True))
 
 
 # ---------------------------------------------------------------------------------------------- a call
@@ -209,12 +211,12 @@ def _is_plain(tensors: Sequence[Tensor]) -> bool:
     return not watched() and all(type(x) in PLAIN and not x.is_neg() for x in tensors)
 
 
-def evaluate(op: str, given: Given, outputs: tuple[str, ...]) -> Sequence[Tensor]:
+def evaluate(op: str, arguments: Arguments, outputs: tuple[str, ...]) -> Sequence[Tensor]:
     """The named outputs of an op."""
-    if not _is_plain([x for x in given.values() if isinstance(x, Tensor)]):
-        named = zip(outputs, CUSTOM.outputs(op, **given, outputs=",".join(outputs)), strict=False)
+    if not _is_plain([x for x in arguments.values() if isinstance(x, Tensor)]):
+        named = zip(outputs, CUSTOM.outputs(op, **arguments, outputs=",".join(outputs)), strict=False)
         return [x.detach() if name in rows.COUNTS else x for name, x in named]
-    arrays, plain = split(given)
+    arrays, plain = split(arguments)
     if _needs_gradients(arrays):
         return _call(op, arrays, plain, outputs)(_differentiable(arrays))
     return serve(op, False, arrays, plain, outputs)
@@ -238,9 +240,9 @@ def prepared(op: str, arrays: tuple[Any, ...], options: dict[str, Any]) -> Calla
     return _again(op, dict(zip("qkv", arrays, strict=True)) | options)
 
 
-def _again(op: str, given: Given) -> Callable[..., Tensor]:
+def _again(op: str, arguments: Arguments) -> Callable[..., Tensor]:
     """A callable that gives o of an op for arguments like these, whether by position or by name."""
-    named, plain = split(given)
+    named, plain = split(arguments)
     order = tuple(named)
     if _needs_gradients(named):
         call = _call(op, named, plain, ("o",))
@@ -258,19 +260,19 @@ def _again(op: str, given: Given) -> Callable[..., Tensor]:
     return again
 
 
-def pulled(op: str, given: Given, cotangents: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
+def pulled(op: str, arguments: Arguments, cotangents: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
     """The explicit gradients of an op."""
-    compute = torch.float64 if given["q"].dtype == torch.float64 else torch.float32
+    compute = torch.float64 if arguments["q"].dtype == torch.float64 else torch.float32
     of = {name: x if name == "do" else x.to(compute) for name, x in cotangents.items() if x is not None}
-    tensors = [x for x in (*given.values(), *of.values()) if isinstance(x, Tensor)]
+    tensors = [x for x in (*arguments.values(), *of.values()) if isinstance(x, Tensor)]
     if (torch.is_grad_enabled() and any(x.requires_grad for x in tensors)) or not _is_plain(tensors):
-        first, do = next(iter(of.items()), ("dvisible", given["q"].new_zeros(())))
+        first, do = next(iter(of.items()), ("dvisible", arguments["q"].new_zeros(())))
         rest = {name: x for name, x in of.items() if name != first}
-        return CUSTOM.pull(op, do, **given, **rest, outputs=first.removeprefix("d"))
-    arrays, plain = split(given)
-    wanted = tuple(name for name in lower.DIFFERENTIABLE if name in arrays)
-    found = serve(op, True, arrays | of, plain, tuple(f"d{name}" for name in wanted))
-    return dict(zip(wanted, found, strict=True))
+        return CUSTOM.pull(op, do, **arguments, **rest, outputs=first.removeprefix("d"))
+    arrays, plain = split(arguments)
+    names = tuple(name for name in lower.DIFFERENTIABLE if name in arrays)
+    grads = serve(op, True, arrays | of, plain, tuple(f"d{name}" for name in names))
+    return dict(zip(names, grads, strict=True))
 
 
 def _reason(op: str, passes: tuple[bool, ...], dtypes: tuple[tuple[str, str], ...], own: lower.Plain) -> str | None:
@@ -288,14 +290,14 @@ def unsupported(op: str, backward: bool, *arrays: Any, **options: Any) -> str | 
     """Why the library does not support a call or its gradients."""
     if arrays[0].device.type != "cpu":
         return "it is for the CPU"
-    given = [*zip("qkv", arrays, strict=False), *options.items()]
-    tensors = [(name, x) for name, x in given if isinstance(x, Tensor)]
+    pairs = [*zip("qkv", arrays, strict=False), *options.items()]
+    tensors = [(name, x) for name, x in pairs if isinstance(x, Tensor)]
     dtypes = [(name, str(x.dtype)) for name, x in tensors]
     if options.get("dropout") is not None:
         dtypes.append(("seed", "torch.int64"))
     own = tuple([(name, options[name]) for name in lower.ASKED if name in options and not is_tensor(options[name])])
-    needed = torch.is_grad_enabled() and any(x.requires_grad for _, x in tensors)
-    passes = (True,) if backward else (False, True) if needed else (False,)
+    needs_grad = torch.is_grad_enabled() and any(x.requires_grad for _, x in tensors)
+    passes = (True,) if backward else (False, True) if needs_grad else (False,)
     return _reason(op, passes, tuple(dtypes), own)
 
 
@@ -313,8 +315,8 @@ def is_faster(op: str, q: Tensor, k: Tensor, v: Tensor, *rest: Any, **options: A
 
 def prepared_linear(op: str, arrays: tuple[Any, ...], options: dict[str, Any]) -> Callable[..., Tensor] | None:
     """The same for linear attention."""
-    given, outputs = linear.call(op, arrays, **options)
-    return _again(op, given) if outputs == ("o",) else None
+    arguments, outputs = linear.call(op, arrays, **options)
+    return _again(op, arguments) if outputs == ("o",) else None
 
 
 CALLS = (evaluate, pulled, unsupported)

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from attnkit._core.dispatch import Kernel
-from attnkit.backends.torch.custom import Given, register
+from attnkit.backends.torch.custom import Arguments, register
 from attnkit.ops.linear import attention, cosine, efficient, performer
 
 SERVED: tuple[tuple[Callable[..., Any], Callable[..., dict[str, Any]]], ...] = (
@@ -23,12 +23,12 @@ SERVED: tuple[tuple[Callable[..., Any], Callable[..., dict[str, Any]]], ...] = (
 OPS = {op.__name__: (op, vjp) for op, vjp in SERVED}
 
 
-def _forward(op: str, arguments: Given) -> Tensor:
+def _forward(op: str, arguments: Arguments) -> Tensor:
     o: Tensor = OPS[op][0](**arguments, impl="generic")
     return o
 
 
-def _backward(op: str, arguments: Given, do: Tensor, names: tuple[str, ...]) -> dict[str, Tensor]:
+def _backward(op: str, arguments: Arguments, do: Tensor, names: tuple[str, ...]) -> dict[str, Tensor]:
     return OPS[op][1](**arguments, do=do, impl="generic")
 
 

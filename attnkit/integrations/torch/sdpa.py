@@ -128,7 +128,7 @@ class _Replacement:
     """The replacements of torch's functions."""
 
     def __init__(self, op: Op, options: Mapping[str, Any]) -> None:
-        self.op, self.options, self.called = op, options, False
+        self.op, self.options, self.has_run = op, options, False
 
     def __call__(
         self,
@@ -141,7 +141,7 @@ class _Replacement:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        self.called = True
+        self.has_run = True
         return _attend(self.op, self.options, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
     def multi_head_attention_forward(
@@ -183,7 +183,7 @@ class _Replacement:
             raise ValueError(
                 f"multi_head_attention_forward: query has {query.shape[-1]} features; expected {embed_dim_to_check}"
             )
-        self.called = True
+        self.has_run = True
         packed = None if use_separate_proj_weight else in_proj_weight
         separate = q_proj_weight, k_proj_weight, v_proj_weight
         heads, weights = attend(
@@ -274,7 +274,7 @@ def replace_sdpa(op: str | Op, **options: Any) -> Iterator[None]:
         yield
     finally:
         _PLACE.leave(replacement)
-    if not replacement.called:
+    if not replacement.has_run:
         name = replacement.op.__name__
         warnings.warn(f"replace_sdpa: nothing called {NAME}; {name} computed nothing", stacklevel=3)
 

@@ -108,14 +108,14 @@ class _Ring(Function):
         assert o is not None
         o = o.to(q.dtype)
         ctx.save_for_backward(q, k, v, o, lse, valid)
-        ctx.given = shards, visibility, options
+        ctx.call = shards, visibility, options
         return o
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, do: Tensor) -> tuple[Any, ...]:
         q, k, v, o, lse, valid = ctx.saved_tensors
-        shards, visibility, options = ctx.given
+        shards, visibility, options = ctx.call
         wide = compute_dtype(q)
         along = (do.to(wide) * o.to(wide)).sum(-1)
         dq = torch.zeros_like(q, dtype=wide)

@@ -48,7 +48,7 @@ class _Call(NamedTuple):
     m0: Array | None  # (..., 1, d): its level
 
 
-def _shown(xp: Namespace, k: Array, part: Array | None) -> Array:
+def _exponents(xp: Namespace, k: Array, part: Array | None) -> Array:
     return k if part is None else xp.where(part[..., None], k, -math.inf)
 
 
@@ -65,10 +65,10 @@ def _prepared(xp: Namespace, op: str, q: Array, k: Array, v: Array, options: Opt
     x = chosen(xp, parts.live, x)
     k = split_heads(xp, of_keys(xp, k, parts.valid if keeps else parts.seen, shared), shared)
     v = split_heads(xp, of_keys(xp, v, parts.seen, shared), shared)
-    shown = _shown(xp, stop_gradient(k), parts.seen)
+    exponents = _exponents(xp, stop_gradient(k), parts.seen)
     ordered = parts.shift is not None and k.shape[-2] > 0
-    top, before, start = fading(xp, shown, None if m0 is None else stop_gradient(m0), ordered)
-    y = chosen(xp, parts.seen, xp.exp(xp.where(shown == -math.inf, 0.0, k - top)))
+    top, before, start = fading(xp, exponents, None if m0 is None else stop_gradient(m0), ordered)
+    y = chosen(xp, parts.seen, xp.exp(xp.where(exponents == -math.inf, 0.0, k - top)))
     return _Call(parts, options.chunk_size, x, k, v, y, top if ordered else None, before, start, state, m0)
 
 
@@ -98,26 +98,26 @@ def _column(before: Any) -> Any:
     return before if isinstance(before, float) else before.mT
 
 
-def _held(m: _Call) -> Array:
+def _faded_state(m: _Call) -> Array:
     """The initial [S, z] as it enters the sums."""
     return m.state * _column(m.before)
 
 
-def _means(xp: Namespace, held: Array) -> tuple[Array, Array]:
+def _means(xp: Namespace, totals: Array) -> tuple[Array, Array]:
     """S_c/z_c (..., d, e) and z (..., d, 1), 1 where nothing has been seen."""
-    z = xp.where(held[..., -1:] <= 0, 1.0, held[..., -1:])
-    return held[..., :-1] / z, z
+    z = xp.where(totals[..., -1:] <= 0, 1.0, totals[..., -1:])
+    return totals[..., :-1] / z, z
 
 
 def _full_sums(xp: Namespace, m: _Call) -> Array:
-    held = total(xp, m.y, ones_beside(xp, m.v))
-    return held if m.state is None else held + _held(m)
+    totals = total(xp, m.y, ones_beside(xp, m.v))
+    return totals if m.state is None else totals + _faded_state(m)
 
 
 def _shares(xp: Namespace, m: _Call) -> tuple[Array, Array]:
     """x_ic/z_ic and z_ic (..., L, d) under causality, z_ic the sum over what query i sees."""
     one_q, one_k = (zeros(xp, a, (*a.shape[:-2], a.shape[-2], 1)) + 1.0 for a in (m.x, m.y))
-    state = None if m.state is None else _held(m)[..., -1:].mT
+    state = None if m.state is None else _faded_state(m)[..., -1:].mT
     z = causal(xp, one_q, one_k, m.y, _shift(m), m.size, state, m.start, m.level, faded=BY_OUTPUT)
     z = xp.where(z <= 0, 1.0, z)
     return m.x / z, z
@@ -132,7 +132,7 @@ def _outputs(xp: Namespace, m: _Call) -> Array:
     if m.parts.shift is None:
         return m.x @ _means(xp, _full_sums(xp, m))[0]
     share, _ = _shares(xp, m)
-    state = None if m.state is None else _held(m)[..., :-1]
+    state = None if m.state is None else _faded_state(m)[..., :-1]
     return causal(xp, share, m.y, m.v, _shift(m), m.size, state, m.start, m.level)
 
 
@@ -154,9 +154,9 @@ def _full_backward(xp: Namespace, m: _Call, do: Array) -> _Gradients:
     if m.parts.shared is not None and m.y.shape[-3] == 1:
         dmeans = xp.sum(dmeans, axis=-3, keepdims=True)
     dS = dmeans / z
-    dheld = xp.concat([dS, -xp.sum(dS * means, axis=-1, keepdims=True)], axis=-1)
-    state = None if m.state is None else dheld * _column(m.before)
-    return _Gradients(do @ means.mT, ones_beside(xp, m.v) @ dheld.mT, m.y @ dS, state)
+    dtotals = xp.concat([dS, -xp.sum(dS * means, axis=-1, keepdims=True)], axis=-1)
+    state = None if m.state is None else dtotals * _column(m.before)
+    return _Gradients(do @ means.mT, ones_beside(xp, m.v) @ dtotals.mT, m.y @ dS, state)
 
 
 def _causal_backward(xp: Namespace, m: _Call, do: Array) -> _Gradients:
@@ -164,7 +164,7 @@ def _causal_backward(xp: Namespace, m: _Call, do: Array) -> _Gradients:
     share, z = _shares(xp, m)
     shift, queries = _shift(m), m.x.shape[-2]
     level_q = None if m.level is None else levels_of_queries(xp, m.level, queries, shift)
-    state = None if m.state is None else _held(m)[..., :-1].mT
+    state = None if m.state is None else _faded_state(m)[..., :-1].mT
     dx = causal(xp, do, m.v, m.y, shift, m.size, state, m.start, m.level, faded=BY_OUTPUT) / z
     one_q, one_k = (zeros(xp, a, (*a.shape[:-2], a.shape[-2], 1)) + 1.0 for a in (m.x, m.y))
     dy = anticausal(xp, m.v, do, share, shift, m.size, m.level, level_q, BY_OUTPUT)
@@ -172,15 +172,15 @@ def _causal_backward(xp: Namespace, m: _Call, do: Array) -> _Gradients:
     dv = anticausal(xp, m.y, share, do, shift, m.size, m.level, level_q)
     if m.state is None:
         return _Gradients(dx, dy, dv, None)
-    kept = share if level_q is None or m.start is None else share * xp.exp(m.start - level_q)
-    dz = -xp.sum(kept * dx, axis=-2, keepdims=True).mT
-    return _Gradients(dx, dy, dv, xp.concat([total(xp, kept, do), dz], axis=-1) * _column(m.before))
+    initial_share = share if level_q is None or m.start is None else share * xp.exp(m.start - level_q)
+    dz = -xp.sum(initial_share * dx, axis=-2, keepdims=True).mT
+    return _Gradients(dx, dy, dv, xp.concat([total(xp, initial_share, do), dz], axis=-1) * _column(m.before))
 
 
 # ---------------------------------------------------------------------------------------------- the state
 
 
-class _Kept(NamedTuple):
+class _StateTerms(NamedTuple):
     """What a returned state is made of."""
 
     k: Array  # -inf at keys that are not valid
@@ -190,79 +190,79 @@ class _Kept(NamedTuple):
     top: Array  # (..., 1, d): m
 
 
-def _kept(xp: Namespace, m: _Call, v: Array) -> _Kept:
+def _state_terms(xp: Namespace, m: _Call, v: Array) -> _StateTerms:
     shared, valid = m.parts.shared, m.parts.valid
-    k = _shown(xp, m.k, valid)
+    k = _exponents(xp, m.k, valid)
     values = ones_beside(xp, split_heads(xp, of_keys(xp, v, valid, shared), shared))
     fixed = None if m.m0 is None else stop_gradient(m.m0)
     top = stop_gradient(largest(xp, k.mT).mT)
     top = top if fixed is None else xp.maximum(top, fixed)
     safe = finite(xp, top)
     y = chosen(xp, valid, xp.exp(xp.where(k == -math.inf, 0.0, k - safe)))
-    return _Kept(k, y, values, 1.0 if fixed is None else xp.exp(fixed - safe), top)
+    return _StateTerms(k, y, values, 1.0 if fixed is None else xp.exp(fixed - safe), top)
 
 
-def _state_sums(xp: Namespace, m: _Call, kept: _Kept) -> Array:
-    held = total(xp, kept.y, kept.values)
-    return held if m.state is None else held + m.state * _column(kept.before)
+def _state_sums(xp: Namespace, m: _Call, terms: _StateTerms) -> Array:
+    totals = total(xp, terms.y, terms.values)
+    return totals if m.state is None else totals + m.state * _column(terms.before)
 
 
-def _from_first(xp: Namespace, m: _Call, kept: _Kept) -> tuple[Array, Array]:
+def _from_first(xp: Namespace, m: _Call, terms: _StateTerms) -> tuple[Array, Array]:
     """(..., S, d): whether a key is the first with the largest value of a feature; whether the initial m is that."""
-    old = kept.top == -math.inf
+    old = terms.top == -math.inf
     if m.m0 is not None:
-        old = stop_gradient(m.m0) >= kept.top
-    if kept.k.shape[-2] == 0:
-        return kept.k > 0, old
-    index = xp.argmax(stop_gradient(kept.k), axis=-2, keepdims=True)
-    first = (positions(xp, index, 0, kept.k.shape[-2])[:, None] == index) & ~old
+        old = stop_gradient(m.m0) >= terms.top
+    if terms.k.shape[-2] == 0:
+        return terms.k > 0, old
+    index = xp.argmax(stop_gradient(terms.k), axis=-2, keepdims=True)
+    first = (positions(xp, index, 0, terms.k.shape[-2])[:, None] == index) & ~old
     return first, old
 
 
-def _final(xp: Namespace, op: str, m: _Call, kept: _Kept, held: Array) -> State:
+def _final(xp: Namespace, op: str, m: _Call, terms: _StateTerms, totals: Array) -> State:
     """(S, z, m); m moves with the first largest key or with the initial m, and S and z with it."""
-    first, old = _from_first(xp, m, kept)
+    first, old = _from_first(xp, m, terms)
     moved = xp.sum(xp.where(first, m.k - stop_gradient(m.k), 0.0), axis=-2, keepdims=True)
     if m.m0 is not None:
         moved = moved + xp.where(old & (m.m0 != -math.inf), m.m0 - stop_gradient(finite(xp, m.m0)), 0.0)
-    held = held * xp.exp(-moved).mT
-    top = kept.top + moved
-    lead = check.broadcast(op, "leading axes", tuple(held.shape[:-2]), tuple(top.shape[:-2]))
-    held, top = (xp.broadcast_to(a, (*lead, *a.shape[-2:])) for a in (held, top))
-    held, top = (join_heads(xp, a, m.parts.shared) for a in (held, top))
-    return held[..., :-1], held[..., -1], top[..., 0, :]
+    totals = totals * xp.exp(-moved).mT
+    top = terms.top + moved
+    lead = check.broadcast(op, "leading axes", tuple(totals.shape[:-2]), tuple(top.shape[:-2]))
+    totals, top = (xp.broadcast_to(a, (*lead, *a.shape[-2:])) for a in (totals, top))
+    totals, top = (join_heads(xp, a, m.parts.shared) for a in (totals, top))
+    return totals[..., :-1], totals[..., -1], top[..., 0, :]
 
 
-def _state_backward(xp: Namespace, op: str, m: _Call, kept: _Kept, dstate: State) -> tuple[Array, ...]:
+def _state_backward(xp: Namespace, op: str, m: _Call, terms: _StateTerms, dstate: State) -> tuple[Array, ...]:
     """Gradients of k, v, the initial [S, z] and its m."""
-    held, shared = _state_sums(xp, m, kept), m.parts.shared
-    lead = check.broadcast(op, "leading axes", tuple(held.shape[:-2]), tuple(kept.top.shape[:-2]))
+    totals, shared = _state_sums(xp, m, terms), m.parts.shared
+    lead = check.broadcast(op, "leading axes", tuple(totals.shape[:-2]), tuple(terms.top.shape[:-2]))
     own = lead[:-1] if shared else lead
-    d, e = held.shape[-2], held.shape[-1] - 1
-    check_parts(op, "dstate", dstate, held, _widths(d, e), own, True)
-    dS, dz, dm = cast_like(xp, held, *dstate)
-    dS = zeros(xp, held, (*own, d, e)) if dS is None else dS
-    dz = zeros(xp, held, (*own, d)) if dz is None else dz
-    dm = zeros(xp, held, (*own, d)) if dm is None else dm
+    d, e = totals.shape[-2], totals.shape[-1] - 1
+    check_parts(op, "dstate", dstate, totals, _widths(d, e), own, True)
+    dS, dz, dm = cast_like(xp, totals, *dstate)
+    dS = zeros(xp, totals, (*own, d, e)) if dS is None else dS
+    dz = zeros(xp, totals, (*own, d)) if dz is None else dz
+    dm = zeros(xp, totals, (*own, d)) if dm is None else dm
     joint = split_heads(xp, xp.concat([dS, dz[..., None]], axis=-1), shared)
-    dtop = split_heads(xp, dm[..., None, :], shared) - xp.sum(held * joint, axis=-1, keepdims=True).mT
-    first, old = _from_first(xp, m, kept)
-    dk = (kept.values @ joint.mT) * kept.y + xp.where(first, dtop, 0.0)
-    dv = (kept.y @ joint)[..., :-1]
-    return dk, dv, joint * _column(kept.before), xp.where(old & (kept.top != -math.inf), dtop, 0.0)
+    dtop = split_heads(xp, dm[..., None, :], shared) - xp.sum(totals * joint, axis=-1, keepdims=True).mT
+    first, old = _from_first(xp, m, terms)
+    dk = (terms.values @ joint.mT) * terms.y + xp.where(first, dtop, 0.0)
+    dv = (terms.y @ joint)[..., :-1]
+    return dk, dv, joint * _column(terms.before), xp.where(old & (terms.top != -math.inf), dtop, 0.0)
 
 
 def _initial_gradients(xp: Namespace, m: _Call, initial: State, terms: list[Any], dlevel: Array | None) -> State:
     """Like the parts of an initial state; m gets <[S, z], d[S, z]> of each feature besides: see `_checked_state`."""
     shared, (S, z, level) = m.parts.shared, cast_like(xp, m.x, *initial)
-    given = [g for g in terms if g is not None]
-    scaled = [xp.sum(m.state * g, axis=-1, keepdims=True).mT for g in given]
-    found = (
-        gathered(xp, [g[..., :-1] for g in given], S, shared),
-        gathered(xp, [g[..., -1:] for g in given], z[..., None], shared)[..., 0],
+    grads = [g for g in terms if g is not None]
+    scaled = [xp.sum(m.state * g, axis=-1, keepdims=True).mT for g in grads]
+    parts = (
+        gathered(xp, [g[..., :-1] for g in grads], S, shared),
+        gathered(xp, [g[..., -1:] for g in grads], z[..., None], shared)[..., 0],
         gathered(xp, [*scaled, dlevel], level[..., None, :], shared)[..., 0, :],
     )
-    return tuple(quadratic.cast(xp, g, x.dtype) for g, x in zip(found, initial, strict=True))
+    return tuple(quadratic.cast(xp, g, x.dtype) for g, x in zip(parts, initial, strict=True))
 
 
 # ---------------------------------------------------------------------------------------------- whole calls
@@ -274,8 +274,8 @@ def attend(xp: Namespace, op: str, q: Array, k: Array, v: Array, options: Option
     o = quadratic.cast(xp, join_heads(xp, _outputs(xp, m), m.parts.shared), q.dtype)
     if not return_state:
         return o
-    kept = _kept(xp, m, cast_like(xp, q, v)[0])
-    return o, _final(xp, op, m, kept, _state_sums(xp, m, kept))
+    terms = _state_terms(xp, m, cast_like(xp, q, v)[0])
+    return o, _final(xp, op, m, terms, _state_sums(xp, m, terms))
 
 
 def step(
@@ -284,11 +284,11 @@ def step(
     """(o_t, state): the new key is added first, and the query sees what there is then."""
     q, k, v = (a[..., None, :] for a in (q_t, k_t, v_t))
     m = _prepared(xp, op, q, k, v, Options(state, 1, {"enable_gqa": enable_gqa}), True)
-    kept = _kept(xp, m, cast_like(xp, q, v)[0])
-    held = _state_sums(xp, m, kept)
-    o = m.x @ _means(xp, held)[0]
+    terms = _state_terms(xp, m, cast_like(xp, q, v)[0])
+    totals = _state_sums(xp, m, terms)
+    o = m.x @ _means(xp, totals)[0]
     o = quadratic.cast(xp, join_heads(xp, o, m.parts.shared), q.dtype)
-    return o[..., 0, :], _final(xp, op, m, kept, held)
+    return o[..., 0, :], _final(xp, op, m, terms, totals)
 
 
 def attend_vjp(
@@ -301,25 +301,25 @@ def attend_vjp(
     dq: list[Array | None] = []
     dk: list[Array | None] = []
     dv: list[Array | None] = []
-    held, dlevel = [], None
+    dtotals, dlevel = [], None
     if wide_do is not None:
         wide_do = chosen(xp, parts.live, split_heads(xp, wide_do, shared))
         g = (_full_backward if parts.shift is None else _causal_backward)(xp, m, wide_do)
         dq.append(chosen(xp, parts.live, softmax_gradient(xp, m.x, g.x)))
         dk.append(m.y * g.y)
         dv.append(chosen(xp, parts.seen, g.v))
-        held.append(g.state)
+        dtotals.append(g.state)
     if dstate is not None:
-        more_k, more_v, more_held, dlevel = _state_backward(xp, op, m, _kept(xp, m, wide_v), dstate)
+        more_k, more_v, more_dtotals, dlevel = _state_backward(xp, op, m, _state_terms(xp, m, wide_v), dstate)
         dk.append(more_k)
         dv.append(chosen(xp, parts.valid, more_v))
-        held.append(more_held)
+        dtotals.append(more_dtotals)
     grads: dict[str, Any] = {
         name: quadratic.cast(xp, gathered(xp, terms, like, shared), x.dtype)
         for name, terms, like, x in (("q", dq, wide_q, q), ("k", dk, wide_k, k), ("v", dv, wide_v, v))
     }
     if initial is not None:
-        grads["initial_state"] = _initial_gradients(xp, m, initial, held, dlevel)
+        grads["initial_state"] = _initial_gradients(xp, m, initial, dtotals, dlevel)
     return grads
 
 

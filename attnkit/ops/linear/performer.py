@@ -99,11 +99,11 @@ def rule(op: str, projection: Array, *, kernel: str = "softmax", eps: float = 1e
 
 
 def _check_projection(op: str, x: Array, d: int, leading: tuple[int, ...]) -> None:
-    given = tuple(x.shape[:-2])
+    shape = tuple(x.shape[:-2])
     if x.ndim < 2 or x.shape[-1] != d or x.shape[-2] == 0:
         check.wrong_shape(op, "projection", x, f"(..., m, {d}) as q has {d} features")
-    fits = zip(reversed(given), reversed(leading), strict=False)
-    if len(given) > len(leading) or any(a not in (1, b) for a, b in fits):
+    fits = zip(reversed(shape), reversed(leading), strict=False)
+    if len(shape) > len(leading) or any(a not in (1, b) for a, b in fits):
         check.wrong_shape(op, "projection", x, f"leading axes that broadcast to {leading}, those of q and k")
 
 
@@ -111,17 +111,17 @@ def _of_keys(context: check.Context, k_heads: int | None, options: dict[str, Any
     return (*context.leading[:-1], k_heads) if options.get("enable_gqa") and k_heads else context.leading
 
 
-def _context(op: str, given: dict[str, Any], options: dict[str, Any]) -> check.Context:
-    context = state_context(op, given, options)
-    heads = given["k"].shape[-3] if given["k"].ndim > 2 else None
-    _check_projection(op, given["projection"], given["q"].shape[-1], _of_keys(context, heads, options))
+def _context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> check.Context:
+    context = state_context(op, arrays, options)
+    heads = arrays["k"].shape[-3] if arrays["k"].ndim > 2 else None
+    _check_projection(op, arrays["projection"], arrays["q"].shape[-1], _of_keys(context, heads, options))
     return context
 
 
-def _context_of_step(op: str, given: dict[str, Any], options: dict[str, Any]) -> check.Context:
-    context = step_context(op, given, options)
-    heads = given["k_t"].shape[-2] if given["k_t"].ndim > 1 else None
-    _check_projection(op, given["projection"], given["q_t"].shape[-1], _of_keys(context, heads, options))
+def _context_of_step(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> check.Context:
+    context = step_context(op, arrays, options)
+    heads = arrays["k_t"].shape[-2] if arrays["k_t"].ndim > 1 else None
+    _check_projection(op, arrays["projection"], arrays["q_t"].shape[-1], _of_keys(context, heads, options))
     return context
 
 

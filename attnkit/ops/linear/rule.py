@@ -19,10 +19,10 @@ from attnkit.ops.linear.sums import (
     divided_backward,
     final_state,
     initial_gradients,
-    kept_of,
     prepared,
     state_backward,
     state_sums,
+    state_terms,
     sums,
     sums_backward,
 )
@@ -35,8 +35,8 @@ def attend(xp: Namespace, rule: Rule, q: Array, k: Array, v: Array, options: Opt
     o = quadratic.cast(xp, join_heads(xp, o, m.parts.shared), q.dtype)
     if not return_state:
         return o
-    kept = kept_of(xp, m, cast_like(xp, q, v)[0])
-    return o, final_state(xp, m, kept, state_sums(xp, m, kept))
+    terms = state_terms(xp, m, cast_like(xp, q, v)[0])
+    return o, final_state(xp, m, terms, state_sums(xp, m, terms))
 
 
 def step(
@@ -45,11 +45,11 @@ def step(
     """(o_t, state): the new key is added first, and the query sees what there is then."""
     q, k, v = (a[..., None, :] for a in (q_t, k_t, v_t))
     m = prepared(xp, rule, q, k, v, state, True, 1, {"enable_gqa": enable_gqa})
-    kept = kept_of(xp, m, cast_like(xp, q, v)[0])
-    held = state_sums(xp, m, kept)
-    o = divided(xp, m, m.x @ held)
+    terms = state_terms(xp, m, cast_like(xp, q, v)[0])
+    totals = state_sums(xp, m, terms)
+    o = divided(xp, m, m.x @ totals)
     o = quadratic.cast(xp, join_heads(xp, o, m.parts.shared), q.dtype)
-    return o[..., 0, :], final_state(xp, m, kept, held)
+    return o[..., 0, :], final_state(xp, m, terms, totals)
 
 
 def _outputs_backward(xp: Namespace, m: Call, do: Array) -> tuple[Array, Array, Array, Array | None]:
@@ -70,10 +70,10 @@ def attend_vjp(
     m = prepared(xp, rule, q, k, v, initial, dstate is not None, options.chunk_size, options.common)
     wide_do, wide_v = cast_like(xp, q, do, v)
     shared, nothing = m.parts.shared, (None, None, None, None)
-    dx, dy, dc, held = nothing if do is None else _outputs_backward(xp, m, wide_do)
-    more_y, more_c, more_held, dlevel = nothing
+    dx, dy, dc, dtotals = nothing if do is None else _outputs_backward(xp, m, wide_do)
+    more_y, more_c, more_dtotals, dlevel = nothing
     if dstate is not None:
-        more_y, more_c, more_held, dlevel = state_backward(xp, m, kept_of(xp, m, wide_v), dstate)
+        more_y, more_c, more_dtotals, dlevel = state_backward(xp, m, state_terms(xp, m, wide_v), dstate)
         more_c = chosen(xp, m.parts.valid, more_c)
     dq = m.q.pull(gathered(xp, [dx], m.q.values, shared))
     dk = m.k.pull(gathered(xp, [dy, more_y], m.k.values, shared))
@@ -84,7 +84,7 @@ def attend_vjp(
         "v": quadratic.cast(xp, dv, v.dtype),
     }
     if initial is not None:
-        grads["initial_state"] = initial_gradients(xp, m, initial, [held, more_held], [dlevel])
+        grads["initial_state"] = initial_gradients(xp, m, initial, [dtotals, more_dtotals], [dlevel])
     return grads
 
 

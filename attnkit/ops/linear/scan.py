@@ -90,11 +90,11 @@ class _Faded(NamedTuple):
             late, early = xp.exp(end - later), xp.exp(level_ - end)
             x_ = _halved(xp, x, half)[1]
             if self.outputs:
-                found = ((x_ @ y_.mT) @ (c_ * early)) * late
+                term = ((x_ @ y_.mT) @ (c_ * early)) * late
             else:
-                found = ((x_ * late) @ (y_ * early).mT) @ c_
+                term = ((x_ * late) @ (y_ * early).mT) @ c_
             first, second = _halved(xp, out, half)
-            second = second + found
+            second = second + term
             joint = xp.concat([xp.broadcast_to(first, second.shape), second], axis=-2)
             out = xp.reshape(joint, (*joint.shape[:-3], x.shape[-2], joint.shape[-1]))
             half *= 2
@@ -230,11 +230,11 @@ def scan(
         return tuple(xp.reshape(part, (*lead, chunks, size, width)) for part in parts)
 
     levels = (None,) * blocks if level is None else cut(level, repeat=True)
-    found = []
+    outputs = []
     for x_, y_, c_, level_ in zip(cut(x), cut(y), cut(c), levels, strict=True):
         out, state, start = _block(xp, faded, x_, y_, c_, level_, state, start)
-        found.append(xp.reshape(out, (*out.shape[:-3], chunks * size, g)))
-    out = found[0] if blocks == 1 else xp.concat(found, axis=-2)
+        outputs.append(xp.reshape(out, (*out.shape[:-3], chunks * size, g)))
+    out = outputs[0] if blocks == 1 else xp.concat(outputs, axis=-2)
     return (out if not _symbolic(n) and out.shape[-2] == n else out[..., :n, :]), state, start
 
 

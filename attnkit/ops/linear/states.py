@@ -89,8 +89,8 @@ def check_parts(
         context = check.Context(op, like, leading, 0, 0, {})
         shape = (*leading, *width)
         check.option_array(context, f"{name}'s {part}", x, check.FLOATS, "a real float dtype", shape, "its place")
-        given = tuple(x.shape)
-        if given[len(given) - len(width) :] != width or len(given) < len(width) or (exact and given != shape):
+        actual = tuple(x.shape)
+        if actual[len(actual) - len(width) :] != width or len(actual) < len(width) or (exact and actual != shape):
             check.wrong_shape(op, f"{name}'s {part}", x, f"{shape}{'' if exact else ' or what broadcasts to it'}")
 
 
@@ -112,20 +112,20 @@ def one_head(op: str, mask: Array | None, key_lengths: Any, heads: int) -> None:
             )
 
 
-def state_context(op: str, given: dict[str, Any], options: dict[str, Any]) -> check.Context:
+def state_context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> check.Context:
     """Shapes of q, k, v, of do, and what a state asks of the other options."""
-    context = check.attention_context(op, given, options)
+    context = check.attention_context(op, arrays, options)
     stateful = options.get("return_state") or options.get("dstate") is not None
     if stateful and options.get("enable_gqa"):
-        one_head(op, options.get("mask"), options.get("key_lengths"), given["k"].shape[-3])
+        one_head(op, options.get("mask"), options.get("key_lengths"), arrays["k"].shape[-3])
     if options.get("initial_state") is not None:
         causal_fits(op, options.get("causal", False), context.queries, context.keys)
     return context
 
 
-def step_context(op: str, given: dict[str, Any], options: dict[str, Any]) -> check.Context:
+def step_context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> check.Context:
     """Shapes of one token: q_t, k_t (..., d), v_t (..., e)."""
-    tokens = {name: given[name] for name in ("q_t", "k_t", "v_t")}
+    tokens = {name: arrays[name] for name in ("q_t", "k_t", "v_t")}
     for name, x in tokens.items():
         if x.ndim < 1:
             check.wrong_shape(op, name, x, "at least one axis, (..., features)")
@@ -139,8 +139,8 @@ def step_context(op: str, given: dict[str, Any], options: dict[str, Any]) -> che
     alike = [_Shape((*x.shape[:-1], 1, x.shape[-1])) for x in tokens.values()]
     whole_context = check.attention_context(op, dict(zip("qkv", alike, strict=True)), {"enable_gqa": heads})
     expected = (*whole_context.leading, tokens["v_t"].shape[-1])
-    if given.get("do_t") is not None and tuple(given["do_t"].shape) != expected:
-        check.wrong_shape(op, "do_t", given["do_t"], f"{expected}, the shape of the output")
+    if arrays.get("do_t") is not None and tuple(arrays["do_t"].shape) != expected:
+        check.wrong_shape(op, "do_t", arrays["do_t"], f"{expected}, the shape of the output")
     return whole_context._replace(first=tokens["q_t"], options=options)
 
 
@@ -296,5 +296,5 @@ def leading_of_keys(op: str, q: Array, k: Array, v: Array, shared: int | None) -
 
 def gathered(xp: Namespace, terms: Sequence[Array | None], like: Array, shared: int | None) -> Array:
     """Gradients with split heads, each summed to the shape of `like`, added up; None is 0."""
-    found = [gradient_like(xp, g, like, shared) for g in terms if g is not None]
-    return sum(found[1:], start=found[0]) if found else xp.zeros_like(like)
+    grads = [gradient_like(xp, g, like, shared) for g in terms if g is not None]
+    return sum(grads[1:], start=grads[0]) if grads else xp.zeros_like(like)

@@ -134,10 +134,10 @@ def _levelled(xp: Namespace, m: Call, level: Array) -> Call:
         level = xp.where(parts.seen, level, -math.inf)
     c0 = None if m.c0 is None else stop_gradient(m.c0)[..., None, None]
     if parts.pairs is not None:
-        shown = xp.where(parts.pairs, level[..., None, :], -math.inf)
-        top = largest(xp, shown)
+        levels = xp.where(parts.pairs, level[..., None, :], -math.inf)
+        top = largest(xp, levels)
         top = finite(xp, top if c0 is None else xp.maximum(top, c0))
-        return m._replace(pairs=xp.exp(shown - top), before=1.0 if c0 is None else xp.exp(c0 - top))
+        return m._replace(pairs=xp.exp(levels - top), before=1.0 if c0 is None else xp.exp(c0 - top))
     ordered = parts.shift is not None and level.shape[-1] > 0
     top, before, start = fading(xp, level[..., None], c0, ordered)
     fade = xp.exp(level[..., None] - top)
@@ -162,8 +162,8 @@ def sums(xp: Namespace, m: Call) -> Array:
         out = _scores(xp, m) @ m.c
         return out if m.state is None else out + (m.x * m.before) @ m.state
     if m.parts.shift is None:
-        held = total(xp, m.y, m.c)
-        return m.x @ (held if m.state is None else held + _faded_state(m))
+        totals = total(xp, m.y, m.c)
+        return m.x @ (totals if m.state is None else totals + _faded_state(m))
     state = None if m.state is None else _faded_state(m)
     return causal(xp, m.x, m.y, m.c, m.parts.shift, m.size, state, m.start, m.level)
 
@@ -179,13 +179,13 @@ def sums_backward(xp: Namespace, m: Call, d: Array) -> tuple[Array, Array, Array
         return dx + (d @ m.state.mT) * m.before, dy, dc, (m.x * m.before).mT @ d
     shift, dstate = m.parts.shift, None
     if shift is None:
-        held = total(xp, m.y, m.c)
-        held = held if m.state is None else held + _faded_state(m)
+        totals = total(xp, m.y, m.c)
+        totals = totals if m.state is None else totals + _faded_state(m)
         later = total(xp, m.x, d)
         if m.parts.shared is not None and m.y.shape[-3] == 1:
             later = xp.sum(later, axis=-3, keepdims=True)
         dstate = None if m.state is None else later * m.before
-        return d @ held.mT, m.c @ later.mT, m.y @ later, dstate
+        return d @ totals.mT, m.c @ later.mT, m.y @ later, dstate
     state = None if m.state is None else _faded_state(m).mT
     level = None if m.level is None else levels_of_queries(xp, m.level, m.x.shape[-2], shift)
     dx = causal(xp, d, m.c, m.y, shift, m.size, state, m.start, m.level)
@@ -213,7 +213,7 @@ def divided_backward(xp: Namespace, m: Call, out: Array, do: Array) -> Array:
     return xp.concat([dn, -slope * xp.sum(dn * out[..., :-1], axis=-1, keepdims=True) / den], axis=-1)
 
 
-class Kept(NamedTuple):
+class StateTerms(NamedTuple):
     """What a returned state is made of."""
 
     y: Array  # (..., S, f) scaled to the level of the state, 0 at keys that are not valid
@@ -224,12 +224,12 @@ class Kept(NamedTuple):
     top: Array | None  # (...): the level of the state
 
 
-def kept_of(xp: Namespace, m: Call, v: Array) -> Kept:
+def state_terms(xp: Namespace, m: Call, v: Array) -> StateTerms:
     parts, shared = m.parts, m.parts.shared
     y = chosen(xp, parts.valid, split_heads(xp, m.k.values, shared))
     c = ones_beside(xp, split_heads(xp, of_keys(xp, v, parts.valid, shared), shared))
     if m.k.level is None:
-        return Kept(y, c, None, 1.0, None, None)
+        return StateTerms(y, c, None, 1.0, None, None)
     level = split_heads(xp, m.k.level, shared, axis=-2)
     if parts.valid is not None:
         level = xp.where(parts.valid, level, -math.inf)
@@ -239,24 +239,24 @@ def kept_of(xp: Namespace, m: Call, v: Array) -> Kept:
     safe = finite(xp, top)
     fade = xp.exp(level - safe[..., None])[..., None]
     before = 1.0 if c0 is None else xp.exp(c0 - safe)[..., None, None]
-    return Kept(y * fade, c, fade, before, level, top)
+    return StateTerms(y * fade, c, fade, before, level, top)
 
 
-def state_sums(xp: Namespace, m: Call, kept: Kept) -> Array:
-    held = total(xp, kept.y, kept.c)
-    return held if m.state is None else held + m.state * kept.before
+def state_sums(xp: Namespace, m: Call, terms: StateTerms) -> Array:
+    totals = total(xp, terms.y, terms.c)
+    return totals if m.state is None else totals + m.state * terms.before
 
 
-def _from_first(xp: Namespace, m: Call, kept: Kept) -> tuple[Array, Array]:
+def _from_first(xp: Namespace, m: Call, terms: StateTerms) -> tuple[Array, Array]:
     """(..., S, f): the exponent that the level of the state is, 1 there and 0 elsewhere; or whether (...) it is the
     initial level."""
-    level, exponents = kept.level, m.k.exponents
+    level, exponents = terms.level, m.k.exponents
     assert level is not None
     assert exponents is not None
-    assert kept.top is not None
-    old = kept.top == -math.inf
+    assert terms.top is not None
+    old = terms.top == -math.inf
     if m.c0 is not None:
-        old = stop_gradient(m.c0) >= kept.top
+        old = stop_gradient(m.c0) >= terms.top
     exponents = split_heads(xp, stop_gradient(exponents), m.parts.shared)
     if level.shape[-1] == 0:
         return exponents, old
@@ -266,10 +266,10 @@ def _from_first(xp: Namespace, m: Call, kept: Kept) -> tuple[Array, Array]:
     return xp.astype(first, level.dtype), old
 
 
-def _moving_level(xp: Namespace, m: Call, kept: Kept) -> Array:
+def _moving_level(xp: Namespace, m: Call, terms: StateTerms) -> Array:
     """The level of the state, differentiable: it moves with the first largest exponent or with the initial level."""
-    first, old = _from_first(xp, m, kept)
-    assert kept.top is not None
+    first, old = _from_first(xp, m, terms)
+    assert terms.top is not None
     assert m.k.exponents is not None
     exponents = split_heads(xp, m.k.exponents, m.parts.shared)
     moved = xp.sum(xp.where(first > 0, exponents - stop_gradient(exponents), 0.0), axis=(-2, -1))
@@ -279,53 +279,55 @@ def _moving_level(xp: Namespace, m: Call, kept: Kept) -> Array:
     return moved
 
 
-def final_state(xp: Namespace, m: Call, kept: Kept, held: Array) -> State:
+def final_state(xp: Namespace, m: Call, terms: StateTerms, totals: Array) -> State:
     """(S, z) or (S, z, c) from `state_sums`."""
-    shared, top = m.parts.shared, kept.top
+    shared, top = m.parts.shared, terms.top
     if top is not None:
-        moved = _moving_level(xp, m, kept)
-        lead = check.broadcast(m.rule.op, "leading axes", tuple(held.shape[:-2]), tuple(top.shape))
+        moved = _moving_level(xp, m, terms)
+        lead = check.broadcast(m.rule.op, "leading axes", tuple(totals.shape[:-2]), tuple(top.shape))
         top = xp.broadcast_to(top + moved, lead)
-        held = xp.broadcast_to(held * xp.exp(-moved)[..., None, None], (*lead, *held.shape[-2:]))
-    held = join_heads(xp, held, shared)
-    parts = held[..., :-1], held[..., -1]
-    return parts if top is None else (*parts, xp.reshape(top, tuple(held.shape[:-2])))
+        totals = xp.broadcast_to(totals * xp.exp(-moved)[..., None, None], (*lead, *totals.shape[-2:]))
+    totals = join_heads(xp, totals, shared)
+    parts = totals[..., :-1], totals[..., -1]
+    return parts if top is None else (*parts, xp.reshape(top, tuple(totals.shape[:-2])))
 
 
-def _state_cotangent(xp: Namespace, m: Call, kept: Kept, dstate: State) -> tuple[Array, Array | None]:
+def _state_cotangent(xp: Namespace, m: Call, terms: StateTerms, dstate: State) -> tuple[Array, Array | None]:
     """[dS, dz] with split heads and dc, 0 for None."""
-    held = state_sums(xp, m, kept)
-    lead = tuple(held.shape[:-2])
-    if kept.top is not None:
-        lead = check.broadcast(m.rule.op, "leading axes", lead, tuple(kept.top.shape))
+    totals = state_sums(xp, m, terms)
+    lead = tuple(totals.shape[:-2])
+    if terms.top is not None:
+        lead = check.broadcast(m.rule.op, "leading axes", lead, tuple(terms.top.shape))
     shared = m.parts.shared
     own = (*lead[:-2], lead[-2]) if shared else lead
-    f, e = held.shape[-2], held.shape[-1] - 1
-    check_parts(m.rule.op, "dstate", dstate, held, widths(m.rule, f, e), own, True)
-    dS, dz, *rest = cast_like(xp, held, *dstate)
-    dS = zeros(xp, held, (*own, f, e)) if dS is None else dS
-    dz = zeros(xp, held, (*own, f)) if dz is None else dz
+    f, e = totals.shape[-2], totals.shape[-1] - 1
+    check_parts(m.rule.op, "dstate", dstate, totals, widths(m.rule, f, e), own, True)
+    dS, dz, *rest = cast_like(xp, totals, *dstate)
+    dS = zeros(xp, totals, (*own, f, e)) if dS is None else dS
+    dz = zeros(xp, totals, (*own, f)) if dz is None else dz
     joint = split_heads(xp, xp.concat([dS, dz[..., None]], axis=-1), shared)
     if not rest:
         return joint, None
-    dc = zeros(xp, held, own) if rest[0] is None else rest[0]
+    dc = zeros(xp, totals, own) if rest[0] is None else rest[0]
     return joint, split_heads(xp, dc, shared, axis=LAST_HEAD)
 
 
-def state_backward(xp: Namespace, m: Call, kept: Kept, dstate: State) -> tuple[Array, Array, Array, Array | None]:
+def state_backward(
+    xp: Namespace, m: Call, terms: StateTerms, dstate: State
+) -> tuple[Array, Array, Array, Array | None]:
     """Gradients of φ(k) (its values), of [v, 1], of the initial [S, z] and of its level."""
-    d, dc = _state_cotangent(xp, m, kept, dstate)
-    dy, dvalues = kept.c @ d.mT, kept.y @ d
-    dy = dy if kept.fade is None else dy * kept.fade
+    d, dc = _state_cotangent(xp, m, terms, dstate)
+    dy, dvalues = terms.c @ d.mT, terms.y @ d
+    dy = dy if terms.fade is None else dy * terms.fade
     dy = chosen(xp, m.parts.valid, dy)
     if dc is None:
-        return dy, dvalues, d * kept.before, None
-    dtop = dc - xp.sum(state_sums(xp, m, kept) * d, axis=(-2, -1))
-    first, old = _from_first(xp, m, kept)
+        return dy, dvalues, d * terms.before, None
+    dtop = dc - xp.sum(state_sums(xp, m, terms) * d, axis=(-2, -1))
+    first, old = _from_first(xp, m, terms)
     # φ = values·exp(level) is 1/√m where the exponent is the level: moving the value moves the level by √m
-    inverse = math.sqrt(kept.y.shape[-1])
+    inverse = math.sqrt(terms.y.shape[-1])
     dy = dy + first * xp.where(old, 0.0, dtop)[..., None, None] * inverse
-    return dy, dvalues, d * kept.before, xp.where(old, dtop, 0.0)
+    return dy, dvalues, d * terms.before, xp.where(old, dtop, 0.0)
 
 
 def initial_gradients(
@@ -333,13 +335,13 @@ def initial_gradients(
 ) -> State:
     """Gradients like the parts of an initial state. Its level gets <[S, z], d[S, z]> besides: see `_checked_state`."""
     shared, wide = m.parts.shared, cast_like(xp, m.x, *initial)
-    given = [g for g in terms if g is not None]
+    grads = [g for g in terms if g is not None]
     parts = [
-        gathered(xp, [g[..., :-1] for g in given], wide[0], shared),
-        gathered(xp, [g[..., -1:] for g in given], wide[1][..., None], shared)[..., 0],
+        gathered(xp, [g[..., :-1] for g in grads], wide[0], shared),
+        gathered(xp, [g[..., -1:] for g in grads], wide[1][..., None], shared)[..., 0],
     ]
     if len(wide) > 2:
-        scaled = [xp.sum(m.state * g, axis=(-2, -1)) for g in given] + dlevels
+        scaled = [xp.sum(m.state * g, axis=(-2, -1)) for g in grads] + dlevels
         columns = [None if g is None else g[..., None, None] for g in scaled]
         parts.append(gathered(xp, columns, wide[2][..., None, None], shared)[..., 0, 0])
     return tuple(quadratic.cast(xp, g, x.dtype) for g, x in zip(parts, initial, strict=True))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from attnkit._core.dispatch import Kernel
-from attnkit._core.family import called_by, special_cases
+from attnkit._core.family import base_op, special_cases
 from attnkit.backends.torch.triton import linear, newton, packed, pointwise, rows
 from attnkit.backends.torch.triton import statistics as triton_statistics
 from attnkit_conformance.adapters.base import VJP, Arrays
@@ -35,7 +35,7 @@ for table in (pointwise, linear, rows, newton, packed):
 
 def special_case(op: str, q: Any, k: Any, v: Any, **options: Any) -> Any:
     """The op that it is a case of, with its options."""
-    return KERNELS[called_by(op)](q, k, v, **as_called(op, options))
+    return KERNELS[base_op(op)](q, k, v, **as_called(op, options))
 
 
 SERVED = KERNELS | {op: partial(special_case, op) for op, called in special_cases().items() if called in KERNELS}

@@ -196,12 +196,12 @@ def _rows(q: Tensor, c: Call, backward: bool) -> tuple[Rows, list[Launch]]:
     """
     from attnkit.kernels.triton import pointwise
 
-    a, needed = c.plan.layout, c.plan.numbers.rows
-    if not any(needed) or not (backward or c.mask is not None or c.length is not None):
+    a, flags = c.plan.layout, c.plan.numbers.rows
+    if not any(flags) or not (backward or c.mask is not None or c.length is not None):
         return Rows(), []
     items, heads = (1, 1) if c.plan.by_position else (a.items, a.heads)
     shape = (a.queries,) if c.plan.by_position else a.shape_of("rows")
-    rows = Rows(*(torch.empty(shape, device=q.device, dtype=torch.float32) if need else None for need in needed))
+    rows = Rows(*(torch.empty(shape, device=q.device, dtype=torch.float32) if need else None for need in flags))
     pairs, of_rows, limits, numbers = kernel_tuples(c, rows)
     lengths = None if c.length is None else c.length.to(torch.float32)
     arguments = (pairs[1], view(a, "rows", lengths), of_rows, limits, numbers, heads)

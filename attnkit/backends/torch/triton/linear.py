@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from attnkit._core.dispatch import Kernel, with_gradients
-from attnkit.backends.torch.custom import Given, Outputs, only_o, register
+from attnkit.backends.torch.custom import Arguments, Outputs, only_o, register
 from attnkit.backends.torch.triton import launch, pointwise
 from attnkit.backends.torch.triton.linear_launch import Call, Setting, State, setting
 from attnkit.kernels.plan import state_axes
@@ -20,12 +20,12 @@ INITIAL = ("initial_S", "initial_z")
 # ---------------------------------------------------------------------------------------------- states
 
 
-def initial_of(arguments: Given) -> State | None:
+def initial_of(arguments: Arguments) -> State | None:
     """The state among the arguments of a custom op."""
     return (arguments[INITIAL[0]], arguments[INITIAL[1]]) if INITIAL[0] in arguments else None
 
 
-def axes_of_state(arguments: Given) -> tuple[int, ...]:
+def axes_of_state(arguments: Arguments) -> tuple[int, ...]:
     """The leading axes of the state that a call returns."""
     return state_axes(OP, arguments["k"], arguments["v"], initial_of(arguments), arguments)
 
@@ -44,7 +44,7 @@ def placed(x: Tensor, tail: int, leading: tuple[int, ...]) -> Tensor:
 # ---------------------------------------------------------------------------------------------- the custom ops
 
 
-def _outputs(op: str, arguments: Given) -> Outputs:
+def _outputs(op: str, arguments: Arguments) -> Outputs:
     """o, and the parts of a state if requested."""
     if not arguments.get("return_state"):
         return only_o(op, arguments)
@@ -52,7 +52,7 @@ def _outputs(op: str, arguments: Given) -> Outputs:
     return only_o(op, arguments) | {name: ((*lead, *width), torch.float32) for name, width in widths.items()}
 
 
-def _forward(op: str, arguments: Given) -> list[Tensor]:
+def _forward(op: str, arguments: Arguments) -> list[Tensor]:
     q, k, v = (arguments[name] for name in "qkv")
     s, initial = setting(**arguments), initial_of(arguments)
     o, *final = (q.new_empty(shape, dtype=dtype) for shape, dtype in _outputs(op, arguments).values())
@@ -68,7 +68,7 @@ def _forward(op: str, arguments: Given) -> list[Tensor]:
     return [o, *final]
 
 
-def _backward(op: str, arguments: Given, do: Tensor, names: tuple[str, ...]) -> dict[str, Tensor]:
+def _backward(op: str, arguments: Arguments, do: Tensor, names: tuple[str, ...]) -> dict[str, Tensor]:
     q, k, v = (arguments[name] for name in "qkv")
     s, initial, dstate = setting(**arguments), initial_of(arguments), None
     if arguments.get("return_state"):
@@ -111,7 +111,7 @@ CUSTOM = register("triton_linear", _forward, _backward, ("q", "k", "v", *INITIAL
 # ---------------------------------------------------------------------------------------------- what the library calls
 
 
-def _arguments(op: str, q: Tensor, k: Tensor, v: Tensor, initial_state: Any = None, **options: Any) -> Given:
+def _arguments(op: str, q: Tensor, k: Tensor, v: Tensor, initial_state: Any = None, **options: Any) -> Arguments:
     """The arguments of the custom ops, the parts of a state with names of their own."""
     arguments = {"q": q, "k": k, "v": v, **options}
     if initial_state is None:

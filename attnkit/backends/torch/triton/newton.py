@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attnkit._core.dispatch import Kernel, namespace, with_gradients
-from attnkit.backends.torch.custom import Given, Outputs, register
+from attnkit.backends.torch.custom import Arguments, Outputs, register
 from attnkit.backends.torch.triton import launch, pointwise
 from attnkit.backends.torch.triton.launch import Launch, View
 from attnkit.kernels.triton import sizes
@@ -101,14 +101,14 @@ def call_of(
 # ---------------------------------------------------------------------------------------------- the custom ops
 
 
-def _outputs(op: str, arguments: Given) -> Outputs:
+def _outputs(op: str, arguments: Arguments) -> Outputs:
     """X_T, and all iterates if requested."""
     c = call_of(**arguments)
     every = {"iterates": ((*c.leading, c.steps + 1, c.m, c.m), torch.float32)} if c.keeps else {}
     return {"x": (tuple(c.a.shape), torch.float32)} | every
 
 
-def _forward(op: str, arguments: Given) -> list[Tensor]:
+def _forward(op: str, arguments: Arguments) -> list[Tensor]:
     c = call_of(**arguments)
     x = torch.empty(c.a.shape, dtype=torch.float32, device=c.a.device)
     xs = c.room(c.steps + 1) if c.keeps else None
@@ -119,7 +119,7 @@ def _forward(op: str, arguments: Given) -> list[Tensor]:
     return [x, xs[..., : c.m, : c.m].reshape(*c.leading, c.steps + 1, c.m, c.m).clone()]
 
 
-def _backward(op: str, arguments: Given, dx: Tensor, names: tuple[str, ...]) -> dict[str, Tensor]:
+def _backward(op: str, arguments: Arguments, dx: Tensor, names: tuple[str, ...]) -> dict[str, Tensor]:
     c = call_of(**{name: x for name, x in arguments.items() if name not in ("iterates", "diterates")})
     da = torch.empty(c.a.shape, dtype=c.a.dtype, device=c.a.device)
     dfactors = None

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attnkit._core.dispatch import Kernel, with_gradients
-from attnkit.backends.torch.custom import Given, register
+from attnkit.backends.torch.custom import Arguments, register
 from attnkit.backends.torch.triton import launch
 from attnkit.ops import rela
 from attnkit.ops.gaussian import gaussian_attention
@@ -34,7 +34,7 @@ TRITON = _triton_version()
 # ---------------------------------------------------------------------------------------------- the custom ops
 
 
-def _forward(op: str, arguments: Given) -> Tensor:
+def _forward(op: str, arguments: Arguments) -> Tensor:
     q, k, v = (arguments.pop(name) for name in "qkv")
     c = launch.call_of(q, k, v, **arguments)
     o = q.new_empty(c.plan.layout.shape_of("o"))
@@ -43,7 +43,7 @@ def _forward(op: str, arguments: Given) -> Tensor:
     return o
 
 
-def _backward(op: str, arguments: Given, do: Tensor, names: tuple[str, ...]) -> dict[str, Tensor]:
+def _backward(op: str, arguments: Arguments, do: Tensor, names: tuple[str, ...]) -> dict[str, Tensor]:
     q, k, v = (arguments.pop(name) for name in "qkv")
     return launch.backward(q, k, v, do, launch.call_of(q, k, v, **arguments), names)
 

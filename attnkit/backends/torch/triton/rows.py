@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from attnkit._core.dispatch import Kernel
-from attnkit.backends.torch.custom import Given, Outputs, only_o, register
+from attnkit.backends.torch.custom import Arguments, Outputs, only_o, register
 from attnkit.backends.torch.triton import launch, pointwise
 from attnkit.backends.torch.triton.launch import Launch, View, by_sequence, view, view_of
 from attnkit.kernels.plan import Layout, blocks_of
@@ -46,7 +46,7 @@ class Call(NamedTuple):
         return 12 + max(self.a.keys, 1).bit_length()
 
 
-def alpha_of(op: str, arguments: Given) -> float:
+def alpha_of(op: str, arguments: Arguments) -> float:
     """α, 1 for softmax."""
     return float(arguments.get("alpha", 1.0 if op == SOFTMAX.name else 1.5))
 
@@ -56,7 +56,7 @@ def row_numbers(leading: tuple[int, ...], queries: int, alpha: float) -> tuple[i
     return (2 if alpha == 1.0 else 4), math.prod(leading[:-1]), leading[-1] if leading else 1, queries
 
 
-def call_of(op: str, arguments: Given) -> Call:
+def call_of(op: str, arguments: Arguments) -> Call:
     """The options of softmax_attention or entmax_attention."""
     alpha = alpha_of(op, arguments)
     of_pairs = launch.call_of(**{**arguments, "activation": "identity", "alpha": 0.0})
@@ -149,7 +149,7 @@ def backward_launches(
     shared = (_views(a, rows), _of_rows(a, delta))
     tuples = _tuples(call)
 
-    def made(name: str, programs: Any, *arguments: Any) -> Launch:
+    def launch_of(name: str, programs: Any, *arguments: Any) -> Launch:
         kernel, sizes = getattr(kernels, name), _sizes(name, q, call)
         assert sizes is not None
         return Launch(kernel, programs(sizes["ROWS"], sizes["KEYS"]), arguments, _functions(kernel, call) | sizes)
@@ -157,12 +157,12 @@ def backward_launches(
     dq = view(a, "q", grads.get("q"))
     arguments: tuple[Any, ...] = (*inputs, dq, *shared, view(a, "rows", dlse), *tuples, a.heads, a.groups)
     name = "backward_tiled" if _sizes("backward_resident", q, call) is None else "backward_resident"
-    launches = [made(name, lambda size, keys: a.blocks(a.queries, size) * a.heads * a.items, *arguments)]
+    launches = [launch_of(name, lambda size, keys: a.blocks(a.queries, size) * a.heads * a.items, *arguments)]
     if "k" in grads:
         dk, dv = view(a, "k", grads["k"]), view(a, "v", grads["v"])
         arguments = (*inputs, dk, dv, *shared, *tuples, a.keys, a.kv_heads, a.groups)
         programs = a.kv_heads * a.items
-        launches.append(made("backward_keys", lambda size, keys: a.blocks(a.keys, keys) * programs, *arguments))
+        launches.append(launch_of("backward_keys", lambda size, keys: a.blocks(a.keys, keys) * programs, *arguments))
     if "bias" in grads:
         dbias = grads["bias"]
         items, heads = dbias.shape[:2]
@@ -172,14 +172,14 @@ def backward_launches(
         def tiles(size: int, keys: int) -> int:
             return blocks_of(a.queries, size) * blocks_of(a.keys, keys) * heads * items
 
-        launches.append(made("backward_bias", tiles, *arguments))
+        launches.append(launch_of("backward_bias", tiles, *arguments))
     return launches
 
 
 # ---------------------------------------------------------------------------------------------- the custom ops
 
 
-def _outputs(op: str, arguments: Given) -> Outputs:
+def _outputs(op: str, arguments: Arguments) -> Outputs:
     """o, lse if requested, and the numbers of rows."""
     o = only_o(op, arguments)
     (*leading, queries, _), _ = o["o"]
@@ -187,7 +187,7 @@ def _outputs(op: str, arguments: Given) -> Outputs:
     return o | lse | {"rows": (row_numbers((*leading,), queries, alpha_of(op, arguments)), torch.float32)}
 
 
-def _forward(op: str, arguments: Given) -> list[Tensor]:
+def _forward(op: str, arguments: Arguments) -> list[Tensor]:
     q, k, v = (arguments[name] for name in "qkv")
     call = call_of(op, arguments)
     outputs = {name: q.new_empty(shape, dtype=dtype) for name, (shape, dtype) in _outputs(op, arguments).items()}
@@ -197,7 +197,7 @@ def _forward(op: str, arguments: Given) -> list[Tensor]:
     return list(outputs.values())
 
 
-def _backward(op: str, arguments: Given, do: Tensor, names: tuple[str, ...]) -> dict[str, Tensor]:
+def _backward(op: str, arguments: Arguments, do: Tensor, names: tuple[str, ...]) -> dict[str, Tensor]:
     rows, dlse = arguments.pop("rows", None), arguments.pop("dlse", None)
     arguments.pop("lse", None)
     like = {name: arguments[name] for name in DIFFERENTIABLE if name in arguments}

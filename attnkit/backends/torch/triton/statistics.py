@@ -11,8 +11,8 @@ from torch import Tensor
 
 from attnkit._core import quadratic
 from attnkit._core.dispatch import Kernel
-from attnkit._core.family import called_by
-from attnkit.backends.torch.custom import Given, Outputs, only_o, register
+from attnkit._core.family import base_op
+from attnkit.backends.torch.custom import Arguments, Outputs, only_o, register
 from attnkit.backends.torch.triton import launch, pointwise
 from attnkit.backends.torch.triton.pointwise import DIFFERENTIABLE, GAUSSIAN, is_faster
 from attnkit.ops import gaussian, statistics
@@ -35,7 +35,7 @@ def outputs(fields: str) -> tuple[str, ...]:
 # ---------------------------------------------------------------------------------------------- the custom ops
 
 
-def _outputs(op: str, args: Given) -> Outputs:
+def _outputs(op: str, args: Arguments) -> Outputs:
     """o, empty if there is no v, and the rows."""
     q = args["q"]
     leading = quadratic.leading_axes(q, args["k"], args.get("v"), args.get("enable_gqa", False))
@@ -45,7 +45,7 @@ def _outputs(op: str, args: Given) -> Outputs:
     return o | rows
 
 
-def _forward(op: str, args: Given) -> list[Tensor]:
+def _forward(op: str, args: Arguments) -> list[Tensor]:
     results = {name: args["q"].new_empty(shape, dtype=dtype) for name, (shape, dtype) in _outputs(op, args).items()}
     if results["first"].numel():
         q, k, v = args.pop("q"), args.pop("k"), args.pop("v", None)
@@ -54,7 +54,7 @@ def _forward(op: str, args: Given) -> list[Tensor]:
     return [*results.values()]
 
 
-def _backward(op: str, args: Given, do: Tensor | None, names: tuple[str, ...]) -> dict[str, Tensor]:
+def _backward(op: str, args: Arguments, do: Tensor | None, names: tuple[str, ...]) -> dict[str, Tensor]:
     q, k, v = args.pop("q"), args.pop("k"), args.pop("v", None)
     rows = {name: args.pop(name, None) for name in (*FIELDS, "first")}
     cotangents = [args.pop(f"d{name}", None) for name in WITH_GRADIENT]
@@ -74,7 +74,7 @@ def attend(
 ) -> dict[str, Tensor]:
     """{"o": o if there is a v, field: rows} for an op, its options being those of pointwise_attention."""
     text = ",".join(fields)
-    rows = CUSTOM.outputs(op, q=q, k=k, v=v, fields=text, **OPTIONS[called_by(op)], **options)
+    rows = CUSTOM.outputs(op, q=q, k=k, v=v, fields=text, **OPTIONS[base_op(op)], **options)
     results = dict(zip(("o", *outputs(text)), rows, strict=True))
     results |= {name: results[name].detach() for name in ("nonzero", "visible") if name in results}
     return {name: x for name, x in results.items() if name in fields or (name == "o" and v is not None)}
@@ -84,7 +84,7 @@ def pull(
     q: Tensor, k: Tensor, v: Tensor | None, do: Tensor | None, dstats: dict[str, Tensor], *, op: str, **options: Any
 ) -> dict[str, Tensor]:
     """Gradients of q, k, v and bias, those that there are, for cotangents of o and of statistics."""
-    args = {"q": q, "k": k, **OPTIONS[called_by(op)], **options}
+    args = {"q": q, "k": k, **OPTIONS[base_op(op)], **options}
     cotangents = {f"d{name}": dstats[name] for name in WITH_GRADIENT if dstats.get(name) is not None}
     if cotangents:
         fields = ",".join(name[1:] for name in cotangents)
@@ -95,7 +95,7 @@ def pull(
 
 def unsupported_options(op: str) -> str | None:
     """Why the rows of an op have no statistics here on any device."""
-    return None if called_by(op) in OPTIONS else f"statistics of {op} are served by the generic implementation"
+    return None if base_op(op) in OPTIONS else f"statistics of {op} are served by the generic implementation"
 
 
 def unsupported(q: Tensor, k: Tensor, v: Tensor | None = None, *, op: str, **options: Any) -> str | None:
