@@ -48,12 +48,12 @@ def refuse_others(function: Function, more: Sequence[Parameter] = ()) -> Functio
     own = [p for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
     parameters = [*own, *more]
     names = [p.name for p in parameters]
-    needed = [p.name for p in own if p.default is p.empty and not _may_be_none(p)]
+    required = [p.name for p in own if p.default is p.empty and not _may_be_none(p)]
 
     @functools.wraps(function)
     def checked(*args: Any, **params: Any) -> Any:
         refuse_unexpected(function.__name__, params, names)
-        refuse_none(function.__name__, {**dict(zip(names, args, strict=False)), **params}, needed)
+        refuse_none(function.__name__, {**dict(zip(names, args, strict=False)), **params}, required)
         return function(*args, **params)
 
     checked.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -74,8 +74,8 @@ def derived_weights(
     if issubclass(prepare.__annotations__["return"], Rows):
         ROWS[forward.__name__] = prepare
     arrays = [p for p in _parameters(forward, Parameter.POSITIONAL_OR_KEYWORD) if p.name in parameters]
-    needed = [p for p in arrays if not _may_be_none(parameters[p.name])]
-    absent = {p.name: None for p in arrays if p not in needed}
+    required = [p for p in arrays if not _may_be_none(parameters[p.name])]
+    absent = {p.name: None for p in arrays if p not in required}
     names = [p.name for p in arrays]
 
     def weights(op: str, /, **arguments: Any) -> Array:
@@ -83,7 +83,7 @@ def derived_weights(
 
     options = [p for p in keyword_parameters(prepare, *DROPOUT) if p.name not in names]
     doc = doc or f"The weights w (..., L, S) of `{forward.__name__}`, before dropout; exactly 0 where invisible."
-    return _function(forward, "_weights", doc, needed, options, weights)
+    return _function(forward, "_weights", doc, required, options, weights)
 
 
 def derived_gradients(

@@ -11,14 +11,14 @@ from attnkit.ops import pointwise
 
 def cases(family: Family) -> tuple[str, ...]:
     """An op and its special cases."""
-    return (family.name, *(op for op, called in special_cases().items() if called == family.name))
+    return (family.name, *(op for op, base in special_cases().items() if base == family.name))
 
 
 POINTWISE = cases(pointwise.POINTWISE)
 
 
-def as_called(op: str, given: dict[str, Any]) -> dict[str, Any]:
+def base_arguments(op: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a special case as those of the op that it calls; those of another op as they are."""
     translate = RECORDS[op].family.translate
-    own = {name: given[name] for name in inspect.signature(translate).parameters if name in given}
-    return {name: x for name, x in given.items() if name not in own} | translate(**own)
+    own = {name: arguments[name] for name in inspect.signature(translate).parameters if name in arguments}
+    return {name: x for name, x in arguments.items() if name not in own} | translate(**own)

@@ -15,7 +15,7 @@ import numpy as np
 
 from attnkit.backends.jax import triton
 from attnkit_conformance.adapters.base import Arrays
-from attnkit_conformance.adapters.cases import POINTWISE, as_called
+from attnkit_conformance.adapters.cases import POINTWISE, base_arguments
 from attnkit_conformance.adapters.jax import Jax, light
 from attnkit_conformance.opdb import BY_NAME
 
@@ -36,7 +36,7 @@ def interpreted(launch: triton.Launch, compute_capability: int | None = None) ->
 
 def attend(op: str, q: Any, k: Any, v: Any, **options: Any) -> Any:
     """One of `POINTWISE`."""
-    return triton.attend(q, k, v, **as_called(op, options))
+    return triton.attend(q, k, v, **base_arguments(op, options))
 
 
 class Interpreted(Jax):
@@ -62,4 +62,4 @@ class Interpreted(Jax):
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
         """What the kernels do not serve on any device."""
-        return triton.unsupported_options(**as_called(op, {**arrays, **params}))
+        return triton.unsupported_options(**base_arguments(op, {**arrays, **params}))

@@ -11,14 +11,14 @@ from typing import Any
 
 from attnkit.backends.jax import pallas
 from attnkit_conformance.adapters.base import Arrays
-from attnkit_conformance.adapters.cases import POINTWISE, as_called
+from attnkit_conformance.adapters.cases import POINTWISE, base_arguments
 from attnkit_conformance.adapters.jax import Jax, light
 from attnkit_conformance.opdb import BY_NAME
 
 
 def attend(op: str, q: Any, k: Any, v: Any, **options: Any) -> Any:
     """One of `POINTWISE`, interpreted."""
-    return pallas.attend(q, k, v, interpret=True, **as_called(op, options))
+    return pallas.attend(q, k, v, interpret=True, **base_arguments(op, options))
 
 
 class Interpreted(Jax):
@@ -40,7 +40,7 @@ class Interpreted(Jax):
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
         """What the kernels do not serve on any device."""
-        return pallas.unsupported_options(**as_called(op, {**arrays, **params}))
+        return pallas.unsupported_options(**base_arguments(op, {**arrays, **params}))
 
 
 def adapters() -> list[Interpreted]:

@@ -18,7 +18,7 @@ from attnkit._core.family import base_op, special_cases
 from attnkit.backends.torch.triton import linear, newton, packed, pointwise, rows
 from attnkit.backends.torch.triton import statistics as triton_statistics
 from attnkit_conformance.adapters.base import VJP, Arrays
-from attnkit_conformance.adapters.cases import as_called
+from attnkit_conformance.adapters.cases import base_arguments
 from attnkit_conformance.adapters.torch import Autograd
 from attnkit_conformance.opdb import BY_NAME
 
@@ -35,15 +35,17 @@ for table in (pointwise, linear, rows, newton, packed):
 
 def special_case(op: str, q: Any, k: Any, v: Any, **options: Any) -> Any:
     """The op that it is a case of, with its options."""
-    return KERNELS[base_op(op)](q, k, v, **as_called(op, options))
+    return KERNELS[base_op(op)](q, k, v, **base_arguments(op, options))
 
 
-SERVED = KERNELS | {op: partial(special_case, op) for op, called in special_cases().items() if called in KERNELS}
+SERVED = KERNELS | {op: partial(special_case, op) for op, base in special_cases().items() if base in KERNELS}
 
 
 def statistics(q: Any, k: Any, v: Any = None, *, op: str, **options: Any) -> dict[str, Any]:
     """o, if there is a v, and the statistics."""
-    return triton_statistics.attend(q, k, v, op=op, **{"fields": triton_statistics.FIELDS, **as_called(op, options)})
+    return triton_statistics.attend(
+        q, k, v, op=op, **{"fields": triton_statistics.FIELDS, **base_arguments(op, options)}
+    )
 
 
 def unserved_statistics(*, op: str, **options: Any) -> str | None:
@@ -51,7 +53,7 @@ def unserved_statistics(*, op: str, **options: Any) -> str | None:
     return triton_statistics.unsupported_options(op)
 
 
-def too_large(*, a: Any = None, landmarks: Any = None, **given: Any) -> str | None:
+def too_large(*, a: Any = None, landmarks: Any = None, **arguments: Any) -> str | None:
     """Why a matrix is not inverted."""
     return newton.too_large((a if landmarks is None else landmarks).shape[-2])
 

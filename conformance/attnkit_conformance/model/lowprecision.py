@@ -48,7 +48,7 @@ def case_scores(case: Case, with_v: bool = True) -> Scores:
     return scores(subject(case), case.arrays["q"], case.arrays["k"], values, **common)
 
 
-def as_given(params: Mapping[str, Any]) -> Mapping[str, Any]:
+def no_settings(params: Mapping[str, Any]) -> Mapping[str, Any]:
     """The parameters of point-wise attention itself."""
     return {}
 
@@ -56,9 +56,9 @@ def as_given(params: Mapping[str, Any]) -> Mapping[str, Any]:
 def pointwise_settings(case: Case, settings: Settings) -> dict[str, Any]:
     """The parameters of point-wise attention of which the case is an instance."""
     own = {"activation": "relu", "alpha": 1.0, "gain": 1.0, "length": "visible", "shift": 0.0}
-    given = {name: case.params[name] for name in own if name in case.params}
+    options = {name: case.params[name] for name in own if name in case.params}
     length = {"length": case.arrays["length"]} if "length" in case.arrays else {}
-    return {**own, **settings(case.params), **given, **length}
+    return {**own, **settings(case.params), **options, **length}
 
 
 def shifted(case: Case, sc: Scores, settings: Settings | None) -> Array:
@@ -169,7 +169,9 @@ def softmax(s: Array, r: Round, times: Array | float = 1.0) -> tuple[Array, Pull
     return w, lambda dw: r(w * r(dw - r(np.sum(r(w * dw), -1, keepdims=True))))
 
 
-def pointwise_weights(case: Case, sc: Scores, s: Array, r: Round, settings: Settings = as_given) -> tuple[Array, Pull]:
+def pointwise_weights(
+    case: Case, sc: Scores, s: Array, r: Round, settings: Settings = no_settings
+) -> tuple[Array, Pull]:
     own = pointwise_settings(case, settings)
     h, slope = ACTIVATIONS[own["activation"]]
     n = row_lengths(sc, own["length"])[..., None]

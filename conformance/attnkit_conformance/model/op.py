@@ -22,7 +22,7 @@ OF_WEIGHTS = ("causal_prefix", "padding_contents")  # what can fail for weights 
 EXPONENTIATING_ACTIVATIONS = ("gelu", "gelu_tanh", "softplus", "sigmoid", "silu")
 
 
-def always(given: Any) -> bool:
+def always(params: Any) -> bool:
     return True
 
 

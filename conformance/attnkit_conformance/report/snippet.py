@@ -34,7 +34,7 @@ def snippet(adapter: Any, case: Case, output: str, exception: str = "") -> tuple
     name = source.version.split('"')[1] if '"' in source.version else source.version.partition(".")[0]
     told = "got if isinstance(got, str) else got.tolist()" if exception else "got.tolist()"
     body = [
-        *(literal(n, case.typed(n), case.dtype_of(n), source.library, n == gradient) for n in shown_arrays(case)),
+        *(literal(n, case.typed(n), case.dtype_of(n), source.library, n == gradient) for n in array_names(case)),
         *pairs(case, source.library),
         *([literal("do", case.cotangents["o"], case.dtype, source.library)] if gradient else []),
         "",
@@ -65,7 +65,7 @@ def gradient_lines(source: Source, name: str) -> list[str]:
     raise ValueError(f"snippet: {source.library} has no gradients; expected torch or jax")
 
 
-def shown_arrays(case: Case) -> list[str]:
+def array_names(case: Case) -> list[str]:
     """The arrays of the call; masks are shown as visible pairs."""
     return [name for name in case.arrays if name not in (MASKS if "qk" not in case.arrays else ())]
 

@@ -15,8 +15,8 @@ from attnkit_conformance.model.case import DTYPES
 if TYPE_CHECKING:
     from attnkit_conformance.search import Search
 
-SHOWN_FAILURES = 40  # kinds of failures
-SHOWN_ALIKE = 3
+MAX_FAILURES = 40  # kinds of failures
+MAX_ALIKE = 3
 PAUSE = 20.0  # seconds between two lines of progress
 
 
@@ -63,10 +63,10 @@ def show(results: list[CaseResult]) -> None:
     alike: dict[tuple[str, str, frozenset[str]], list[CaseResult]] = {}
     for result in failures:
         alike.setdefault((result.adapter, result.op, frozenset(result.checks)), []).append(result)
-    for similar in list(alike.values())[:SHOWN_FAILURES]:
+    for similar in list(alike.values())[:MAX_FAILURES]:
         show_failure(similar)
-    if len(alike) > SHOWN_FAILURES:
-        print(f"... and {len(alike) - SHOWN_FAILURES} more kinds of failures")
+    if len(alike) > MAX_FAILURES:
+        print(f"... and {len(alike) - MAX_FAILURES} more kinds of failures")
     if interactive():
         from attnkit_conformance.report import terminal_rich
 
@@ -87,7 +87,7 @@ def show_failure(alike: list[CaseResult]) -> None:
     if first.program:
         print("     the smallest case:\n       " + first.program.replace("\n", "\n       "))
     if others:
-        ids = ", ".join(one.id for one in others[:SHOWN_ALIKE])
+        ids = ", ".join(one.id for one in others[:MAX_ALIKE])
         print(f"     and {len(others)} more of this kind, among them {ids}")
 
 

@@ -89,7 +89,7 @@ class Sums:
             dots = self.queries.values @ transposed(self.spread(self.keys.values))
         return np.where(self.sc.visible, self.scale * self.fade * dots, 0.0)
 
-    def held(self) -> tuple[Array, Array, Array]:
+    def initial_terms(self) -> tuple[Array, Array, Array]:
         """scale·before·φ(q), and S and z (as a column) of the initial state for the heads of q."""
         initial = cast(Initial, self.initial)
         x = self.scale * self.before * self.queries.values
@@ -99,7 +99,7 @@ class Sums:
         s = self.s()
         num, raw = s @ self.spread(cast(Array, self.v)), s.sum(axis=-1)
         if self.initial is not None:
-            x, S, z = self.held()
+            x, S, z = self.initial_terms()
             num, raw = num + x @ S, raw + (x @ z)[..., 0]
         return num, raw
 
@@ -121,7 +121,7 @@ class Sums:
         `absolute` sums the size of that."""
         grads = self.to_features(ds)
         if self.initial is not None:
-            x, S, z = self.held()
+            x, S, z = self.initial_terms()
             dx = dn @ transposed(S) + draw[..., None] * transposed(z)
             grads["x"] = grads["x"] + self.scale * self.before * dx
             leading = self.initial.z.shape[:-1]

@@ -21,7 +21,7 @@ from attnkit.ops.softmax import SOFTMAX
 from attnkit.ops.statistics import attention_with_statistics, row_statistics
 from attnkit_conformance.adapter import Unsupported
 from attnkit_conformance.adapters.base import Absent, Arrays
-from attnkit_conformance.adapters.cases import POINTWISE, as_called, cases
+from attnkit_conformance.adapters.cases import POINTWISE, base_arguments, cases
 from attnkit_conformance.adapters.cuda_cpu.build import Edits, Library, missing_compiler
 from attnkit_conformance.adapters.cuda_cpu.machine import KernelFault, Machine
 from attnkit_conformance.model.case import DTYPES
@@ -41,9 +41,9 @@ class Served(NamedTuple):
 def pointwise_served(op: str) -> Served:
     """Point-wise attention, or a case of it."""
     return Served(
-        lambda device, **given: {"o": pointwise.forward(device, **as_called(op, given))},
-        lambda device, cotangents, q, k, v, **given: pointwise.backward(
-            device, q, k, v, cotangents["o"], **as_called(op, given)
+        lambda device, **arguments: {"o": pointwise.forward(device, **base_arguments(op, arguments))},
+        lambda device, cotangents, q, k, v, **arguments: pointwise.backward(
+            device, q, k, v, cotangents["o"], **base_arguments(op, arguments)
         ),
         pointwise.unsupported_options,
     )
@@ -65,8 +65,8 @@ def bound(
 
     return {
         op: Served(
-            lambda device, **given: row.binding.forward(module(device), row, *apart(given)),
-            lambda device, cotangents, **given: row.binding.vjp(module(device), row, *apart(given), cotangents),
+            lambda device, **arguments: row.binding.forward(module(device), row, *apart(arguments)),
+            lambda device, cotangents, **arguments: row.binding.vjp(module(device), row, *apart(arguments), cotangents),
             unsupported_options,
         )
     }
@@ -76,11 +76,13 @@ def rows_served(op: str, alpha: float) -> Served:
     """Softmax or entmax attention, or a case of it, with α where the call names none."""
 
     def forward(device: Machine, **options: Any) -> dict[str, Any]:
-        outputs = rows.forward(device, **{"alpha": alpha, **as_called(op, options)})
+        outputs = rows.forward(device, **{"alpha": alpha, **base_arguments(op, options)})
         return dict(zip(("o", "lse"), outputs, strict=True)) if options.get("return_lse") else {"o": outputs}
 
     def backward(device: Machine, cotangents: Arrays, q: Any, k: Any, v: Any, **options: Any) -> dict[str, Any]:
-        options = {name: x for name, x in {"alpha": alpha, **as_called(op, options)}.items() if name != "return_lse"}
+        options = {
+            name: x for name, x in {"alpha": alpha, **base_arguments(op, options)}.items() if name != "return_lse"
+        }
         return rows.backward(device, q, k, v, cotangents["o"], cotangents.get("lse"), **options)
 
     return Served(forward, backward, rows.unsupported_options)
@@ -88,7 +90,7 @@ def rows_served(op: str, alpha: float) -> Served:
 
 def statistics_forward(device: Machine, op: str, **options: Any) -> dict[str, Any]:
     """Statistics of an op, and its output if there is a v."""
-    return statistics.forward(device, **as_called(op, options))
+    return statistics.forward(device, **base_arguments(op, options))
 
 
 def statistics_backward(device: Machine, cotangents: Arrays, **options: Any) -> dict[str, Any]:

@@ -68,7 +68,7 @@ class Machine:
         self.library, self.behind, self.descending = library, behind, descending
         self.regions: list[Region] = []
         self.known: dict[tuple[Any, ...], int] = {}
-        self.held: list[np.ndarray] = []
+        self.keepalive: list[np.ndarray] = []
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         """Poisoned memory that kernels may write to."""
@@ -88,7 +88,7 @@ class Machine:
             return int(x.ctypes.data)
         key = (x.ctypes.data, x.shape, x.strides, x.dtype)
         if key not in self.known:
-            self.held.append(x)
+            self.keepalive.append(x)
             self.known[key] = self.copied(x)
         return self.known[key]
 

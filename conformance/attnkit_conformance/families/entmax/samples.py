@@ -126,21 +126,21 @@ def entmax_growth(case: Case, alpha: float = 1.5) -> float:
     Relative to the largest weight p these are p^{1-α} times as large, which shows for ties of many keys if a library's
     products of equal keys differ in their last bit. Half types are computed in float32 and need none of it.
     """
-    given = alphas_of(case, alpha)
-    alphas = np.ravel(given)
+    alpha_rows = alphas_of(case, alpha)
+    alphas = np.ravel(alpha_rows)
     sc = lowprecision.case_scores(case, with_v=False)
     largest = float(np.max(np.abs(sc.s), initial=0.0, where=sc.visible & np.isfinite(sc.s)))
     of_scores = tolerance.growth_of_exponent(largest) - 1.0
     if case.dtype in ("float64", "float32"):
-        weights = entmax_rows("sample", case.arrays["q"], case.arrays["k"], alpha=given, **scoring(case)).w
+        weights = entmax_rows("sample", case.arrays["q"], case.arrays["k"], alpha=alpha_rows, **scoring(case)).w
         of_scores *= max(float(np.max(weights, initial=0.0)), np.finfo(np.float32).tiny) ** (1.0 - np.max(alphas))
     return float(1.0 / (np.min(alphas[alphas != 1], initial=2.0) - 1.0) + of_scores)
 
 
 def scoring(case: Case) -> dict[str, Any]:
     """What weights take of a case beside q, k and α."""
-    given = {**case.arrays, **case.params}
-    return {name: given[name] for name in lowprecision.COMMON if name in given and not name.startswith("dropout")}
+    options = {**case.arrays, **case.params}
+    return {name: options[name] for name in lowprecision.COMMON if name in options and not name.startswith("dropout")}
 
 
 def steep(params: Any) -> bool:

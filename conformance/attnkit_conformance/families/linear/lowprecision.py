@@ -137,7 +137,7 @@ def kernelised(embed: Embed, denominator: Denominator) -> Formula:
         s = products(m, r)
         raw, initial = r(s.sum(axis=-1, keepdims=True)), None
         if m.initial is not None:
-            x, S, z = m.held()
+            x, S, z = m.initial_terms()
             raw, initial = r(raw + r(r(x) @ z)), r(r(x) @ S)
         den, slope = denominator(case, r, raw)
         # multiplying by this is dividing by den: one operation
@@ -184,7 +184,7 @@ def shares(case: Case, m: Sums, r: Round) -> tuple[Array, Array]:
     before = r(np.exp(r(level - top)))
     total = r(e.sum(axis=-2))
     if m.initial is not None:
-        total = r(total + r(before * turn(m.held()[2])))
+        total = r(total + r(before * turn(m.initial_terms()[2])))
     total = np.where(total > 0, total, 1.0)
     return r(e / total[..., None, :]), r(before / total)
 
@@ -201,7 +201,7 @@ def efficient(case: Case) -> Results:
     v = m.spread(m.v)
     o = r(w @ v)
     if m.initial is not None:
-        o = r(o + r(r(x * before) @ m.held()[1]))
+        o = r(o + r(r(x * before) @ m.initial_terms()[1]))
     o = np.where(m.live[..., None], o, 0.0)
     if m.initial is not None or set(case.cotangents) != {"o"}:
         return {"o": o}, {}

@@ -328,5 +328,5 @@ EFFICIENT = row(
 )
 
 OPS: tuple[Op, ...] = tuple(
-    found for op in (LINEAR_ATTENTION, COSINE, PERFORMER, EFFICIENT) for found in (op, step_of(op))
+    member for op in (LINEAR_ATTENTION, COSINE, PERFORMER, EFFICIENT) for member in (op, step_of(op))
 )

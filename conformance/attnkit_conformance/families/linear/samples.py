@@ -154,11 +154,11 @@ def state_arrays(kind: Kind, params: Params, arrays: Mapping[str, Array], rng: n
     leading: tuple[int, ...] = np.broadcast_shapes(arrays["k"].shape[:-2], arrays["v"].shape[:-2])
     d, e = arrays["k"].shape[-1], arrays["v"].shape[-1]
     f = kind.features(d)
-    found = {"S": rng.standard_normal((*leading, f, e)), "z": 1 + rng.random((*leading, f))}
-    found["z"][..., 0] += 8
+    state = {"S": rng.standard_normal((*leading, f, e)), "z": 1 + rng.random((*leading, f))}
+    state["z"][..., 0] += 8
     for level in kind.parts(params)[2:]:
-        found[level] = rng.standard_normal((*leading, d) if level == "m" else leading)
-    return found
+        state[level] = rng.standard_normal((*leading, d) if level == "m" else leading)
+    return state
 
 
 def outputs(kind: Kind) -> Any:
