@@ -255,6 +255,6 @@ def wait() -> None:
 def line(row: dict[str, Any]) -> str:
     """One row of the table."""
     name = f"{row['title']:44} {row['form']:26}{row['threads']} threads"
-    found, aim = row["ratio"]["median"], row["aim"]
-    about = "" if aim is None else f"  aim {aim:.2f}{'' if found >= aim else ', missed'}"
-    return f"{name}{row['seconds']['median'] * 1e3:9.3f} ms {found:7.2f}× {row['against']}{about}"
+    median, aim = row["ratio"]["median"], row["aim"]
+    about = "" if aim is None else f"  aim {aim:.2f}{'' if median >= aim else ', missed'}"
+    return f"{name}{row['seconds']['median'] * 1e3:9.3f} ms {median:7.2f}× {row['against']}{about}"

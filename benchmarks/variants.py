@@ -51,8 +51,8 @@ def plain(op: Callable[..., Any], said: str = "", forms: tuple[bool, ...] = (Fal
     """The op on q, k and v."""
 
     def make(n: int, causal: bool) -> Attend:
-        given = options | ({"causal": True} if causal else {})
-        return lambda q, k, v: op(q, k, v, **given)
+        arguments = options | ({"causal": True} if causal else {})
+        return lambda q, k, v: op(q, k, v, **arguments)
 
     return Variant(op, make, said, forms)
 

@@ -153,11 +153,11 @@ def draw_maps(path: Path, pixels: np.ndarray, titles: Sequence[str], maps: Seque
         )
         for axes in grid.flat:
             axes.set_axis_off()
-        for number, (shown, title) in enumerate(zip(pixels, titles, strict=True)):
+        for number, (image, title) in enumerate(zip(pixels, titles, strict=True)):
             first = number * lines
-            picture(grid[first, 0], shown.squeeze(), cmap="gray", vmin=0, vmax=255)
+            picture(grid[first, 0], image.squeeze(), cmap="gray", vmin=0, vmax=255)
             grid[first, 0].set_title(title, fontsize=8.5, loc="center")
-            grey = shown.mean(-1)
+            grey = image.mean(-1)
             for index, layer in enumerate(maps):
                 axes = grid[first + index // COLUMNS, 1 + index % COLUMNS]
                 weights = layer.weights[number].numpy()

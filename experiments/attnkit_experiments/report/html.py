@@ -86,7 +86,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return card(f"<table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>")
 
 
-def made_with(about: Mapping[str, Any], device: str, more: Mapping[str, str], data: str = "") -> str:
+def origin_section(about: Mapping[str, Any], device: str, more: Mapping[str, str], data: str = "") -> str:
     """The origin of a study, from its study.json: versions, `device` with its machine, `more` facts, the commands."""
     environment = about["environment"]
     facts = {

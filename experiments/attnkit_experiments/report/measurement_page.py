@@ -8,7 +8,7 @@ from typing import Any
 
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.files import read_json, write_text
-from attnkit_experiments.report.html import badge, bullets, document, made_with, safe, section, table
+from attnkit_experiments.report.html import badge, bullets, document, origin_section, safe, section, table
 from attnkit_experiments.report.results import as_csv, label, read_about
 from attnkit_experiments.study.measurement import Measurement
 
@@ -74,5 +74,5 @@ def render(measurement: Measurement, rows: list[dict[str, Any]], about: Mapping[
     parts.append(f"<h2>All numbers {mark}</h2>{table(heads, cells)}")
     parts.append(bullets("Where it departs from the paper", measurement.deviations))
     settings = {"settings": ", ".join(f"{key}={value}" for key, value in about["study"].items())}
-    parts.append(made_with(about, f"{_device(about)} of {about['environment']['cores']} cores", settings))
+    parts.append(origin_section(about, f"{_device(about)} of {about['environment']['cores']} cores", settings))
     return document(f"{measurement.id} ({about['preset']})", parts)

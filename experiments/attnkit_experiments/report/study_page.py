@@ -9,7 +9,7 @@ from attnkit_experiments.engine.files import write_text
 from attnkit_experiments.report import plots
 from attnkit_experiments.report.claims import SLOPE_TOLERANCE
 from attnkit_experiments.report.claims import hold as claims_hold
-from attnkit_experiments.report.html import badge, bullets, card, document, made_with, safe, section, table
+from attnkit_experiments.report.html import badge, bullets, card, document, origin_section, safe, section, table
 from attnkit_experiments.report.results import Line, Spread, StudyResults, as_csv, read_study
 from attnkit_experiments.study.recipe import Measure, Published, Recipe
 
@@ -101,7 +101,7 @@ def render(study: StudyResults, recipe: Recipe, *, show_images: bool = True) -> 
     if study.claims:
         parts.append(_claims(study.claims))
     parts += [_limits(study, measure), bullets("Where it departs from the paper", study.about["deviations"])]
-    parts.append(_made_with(study))
+    parts.append(_origin_section(study))
     return document(f"{recipe.id} ({study.preset})", parts)
 
 
@@ -269,7 +269,7 @@ def _limits(study: StudyResults, measure: Measure) -> str:
     return bullets("What this does not show", limits)
 
 
-def _made_with(study: StudyResults) -> str:
+def _origin_section(study: StudyResults) -> str:
     about, environment, data = study.about, study.about["environment"], study.about["data"]
     device = (
         f"{environment['device']} ({about['device']}), {environment['threads']} threads of {environment['cores']} "
@@ -282,7 +282,7 @@ def _made_with(study: StudyResults) -> str:
     }
     settings = ", ".join(f"{key}={_plain(value)}" for key, value in about["study"].items() if key != "seeds")
     return (
-        made_with(about, device, facts, data=" --data DATA")
+        origin_section(about, device, facts, data=" --data DATA")
         + f'<p class="soft">Settings: <code>{safe(settings)}</code></p>'
     )
 

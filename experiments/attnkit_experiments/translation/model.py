@@ -189,18 +189,18 @@ class _Watch:
 
     def __init__(self, fields: tuple[str, ...] = (), layers: Collection[str] | None = None) -> None:
         self.fields, self.layers = fields, layers
-        self.found: dict[str, list[LayerRows]] = {}
+        self.layer_rows: dict[str, list[LayerRows]] = {}
 
     def of(self, name: str) -> Callable[..., Tensor]:
         """The function that calls the attention layer of that name."""
         if not self.fields or (self.layers is not None and name not in self.layers):
             return _attend
-        self.found[name] = []
-        return partial(_watched, self.fields, self.found[name])
+        self.layer_rows[name] = []
+        return partial(_watched, self.fields, self.layer_rows[name])
 
     @property
     def rows(self) -> dict[str, LayerRows]:
-        return {name: rows[0] for name, rows in self.found.items()}
+        return {name: rows[0] for name, rows in self.layer_rows.items()}
 
 
 # ---------------------------------------------------------------------------------------------- decoding state

@@ -46,8 +46,8 @@ def load(
     if not entries:
         raise UserError(f"--data {path}: holds no images; {LAYOUT}")
     by_split = {split: [entry for entry in entries if entry.split == split] for split in ("train", "test")}
-    for split, found in by_split.items():
-        if not found:
+    for split, images in by_split.items():
+        if not images:
             raise UserError(f"--data {path}: holds no {split} images; {LAYOUT}")
     classes = sorted({entry.label for entry in by_split["train"]})
     strangers = sorted({entry.label for entry in by_split["test"]} - set(classes))
@@ -55,9 +55,9 @@ def load(
         raise UserError(f"--data {path}: class {strangers[0]!r} has test images but no train images")
     selection = []
     for split, limit in (("train", train_images), ("test", test_images)):
-        found = by_split[split]
-        order = in_turn(classes.index(entry.label) for entry in found)
-        selection += [found[index] for index in order[: limit or None]]
+        images = by_split[split]
+        order = in_turn(classes.index(entry.label) for entry in images)
+        selection += [images[index] for index in order[: limit or None]]
     key = hashlib.sha256(repr((size, skip_unreadable, selection)).encode()).hexdigest()[:20]
     target = cache / f"images-{key}.npz"
     arrays = _read_cache(target)

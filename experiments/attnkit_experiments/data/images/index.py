@@ -72,7 +72,7 @@ class ImageIndex:
         return Place(str(path), label, offset, size, bool(self.deflated[i]), crc)
 
 
-class _Found(NamedTuple):
+class _Entry(NamedTuple):
     split: str
     folder: str
     number: int  # the class as a number, -1: given by the folder
@@ -151,7 +151,7 @@ def _stamps(root: Path, files: tuple[str, ...]) -> Iterator[tuple[str, int, int]
         yield CLASSES, (root / CLASSES).stat().st_size, (root / CLASSES).stat().st_mtime_ns
 
 
-def _contents(data: str, root: Path, files: tuple[str, ...]) -> Iterator[_Found]:
+def _contents(data: str, root: Path, files: tuple[str, ...]) -> Iterator[_Entry]:
     if not files:
         yield from _directory(root)
         return
@@ -163,13 +163,13 @@ def _contents(data: str, root: Path, files: tuple[str, ...]) -> Iterator[_Found]
             raise UserError(f"--data {data}: {name} cannot be read as an archive ({error})") from None
 
 
-def _reader(path: Path) -> Callable[[Path, str, int], Iterator[_Found]]:
+def _reader(path: Path) -> Callable[[Path, str, int], Iterator[_Entry]]:
     if path.name == ilsvrc.VALIDATION:
         return _ilsvrc_validation
     return _tar if path.suffix.lower() == ".tar" else _zip
 
 
-def _directory(root: Path) -> Iterator[_Found]:
+def _directory(root: Path) -> Iterator[_Entry]:
     for split in root.iterdir():
         if split.name.lower() not in SPLITS or not split.is_dir():
             continue
@@ -177,10 +177,10 @@ def _directory(root: Path) -> Iterator[_Found]:
             for entry in os.scandir(folder):
                 if _is_image(entry.name) and entry.is_file():
                     name = f"{split.name}/{folder.name}/{entry.name}"
-                    yield _Found(SPLITS[split.name.lower()], folder.name, -1, name, -1, 0, entry.stat().st_size)
+                    yield _Entry(SPLITS[split.name.lower()], folder.name, -1, name, -1, 0, entry.stat().st_size)
 
 
-def _zip(path: Path, name: str, number: int) -> Iterator[_Found]:
+def _zip(path: Path, name: str, number: int) -> Iterator[_Entry]:
     with zipfile.ZipFile(path) as archive, path.open("rb") as raw:
         for info in archive.infolist():
             split, folder = _split(name, info.filename), PurePosixPath(info.filename).parent.name
@@ -192,11 +192,11 @@ def _zip(path: Path, name: str, number: int) -> Iterator[_Found]:
             lengths = struct.unpack("<HH", raw.read(LOCAL_HEADER)[26:])
             offset = info.header_offset + LOCAL_HEADER + sum(lengths)
             deflated = info.compress_type == zipfile.ZIP_DEFLATED
-            yield _Found(split, folder, -1, info.filename, number, offset, info.compress_size, deflated, info.CRC)
+            yield _Entry(split, folder, -1, info.filename, number, offset, info.compress_size, deflated, info.CRC)
 
 
-def _tar(path: Path, name: str, number: int) -> Iterator[_Found]:
-    images: dict[str, _Found] = {}
+def _tar(path: Path, name: str, number: int) -> Iterator[_Entry]:
+    images: dict[str, _Entry] = {}
     classes: dict[str, int] = {}
     with tarfile.open(path, "r:") as archive:
         for member in archive:
@@ -211,7 +211,7 @@ def _tar(path: Path, name: str, number: int) -> Iterator[_Found]:
             if _is_image(member.name):
                 if key in images:
                     raise UserError(f"{path}: sample {key} has two images")
-                images[key] = _Found(split, place.parent.name, -1, member.name, number, member.offset_data, member.size)
+                images[key] = _Entry(split, place.parent.name, -1, member.name, number, member.offset_data, member.size)
             elif place.name.partition(".")[2] == "cls":
                 content = archive.extractfile(member)
                 text = content.read().decode(errors="replace").strip() if content else ""
@@ -224,23 +224,23 @@ def _tar(path: Path, name: str, number: int) -> Iterator[_Found]:
         yield image._replace(number=classes.get(key, -1))
 
 
-def _class_in_a_tar(archive: tarfile.TarFile, member: tarfile.TarInfo, split: str, number: int) -> Iterator[_Found]:
+def _class_in_a_tar(archive: tarfile.TarFile, member: tarfile.TarInfo, split: str, number: int) -> Iterator[_Entry]:
     """The images of a class that has a tar of its own in another one, by their positions in the outer one."""
     folder = PurePosixPath(member.name).stem
     with tarfile.open(fileobj=archive.extractfile(member), mode="r:") as inner:
         for image in inner:
             if image.isfile() and _is_image(image.name):
                 name, offset = f"{folder}/{image.name}", member.offset_data + image.offset_data
-                yield _Found(split, folder, -1, name, number, offset, image.size)
+                yield _Entry(split, folder, -1, name, number, offset, image.size)
 
 
-def _ilsvrc_validation(path: Path, name: str, number: int) -> Iterator[_Found]:
+def _ilsvrc_validation(path: Path, name: str, number: int) -> Iterator[_Entry]:
     classes = ilsvrc.validation_classes(path.parent / ilsvrc.DEVKIT)
     with tarfile.open(path, "r:") as archive:
         for member in archive:
             if member.isfile() and _is_image(member.name):
                 folder = ilsvrc.class_of(member.name, classes, path)
-                yield _Found("test", folder, -1, member.name, number, member.offset_data, member.size)
+                yield _Entry("test", folder, -1, member.name, number, member.offset_data, member.size)
 
 
 def _is_image(name: str) -> bool:
@@ -257,7 +257,7 @@ def _split(archive: str, member: str) -> str:
     return ""
 
 
-def _numbered(data: str, root: Path, files: tuple[str, ...], entries: list[_Found]) -> ImageIndex:
+def _numbered(data: str, root: Path, files: tuple[str, ...], entries: list[_Entry]) -> ImageIndex:
     if not entries:
         raise UserError(f"--data {data}: holds no images; {LAYOUT}")
     names = _classes(data, root, entries)
@@ -291,7 +291,7 @@ def _numbered(data: str, root: Path, files: tuple[str, ...], entries: list[_Foun
     )
 
 
-def _classes(data: str, root: Path, entries: Iterable[_Found]) -> list[str]:
+def _classes(data: str, root: Path, entries: Iterable[_Entry]) -> list[str]:
     """The names of the classes by number: from classes.txt, or the numbers, or the sorted folders."""
     numbers = {one.number for one in entries if one.number >= 0}
     if not numbers:

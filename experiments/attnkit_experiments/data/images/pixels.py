@@ -50,11 +50,11 @@ def open_pixels(
     Only images decoded for the step are cropped here, because crops of the original pixels are sharper.
     """
     if isinstance(data, ImageData):
-        return HeldPixels(data, device, sample_ids)
+        return ResidentPixels(data, device, sample_ids)
     return DecodedPixels(data, device, sample_ids, seed, smallest)
 
 
-class HeldPixels:
+class ResidentPixels:
     """All of `data` on `device`."""
 
     cropped = False
