@@ -12,7 +12,7 @@ from benchmarks.__main__ import main
 def small(monkeypatch):
     monkeypatch.setattr(forms, "LENGTHS", (16, 32))
     monkeypatch.setattr(forms, "VIT", (2, 2, 7, 8))
-    monkeypatch.setattr(forms, "IMAGE", 32)
+    monkeypatch.setattr(forms, "LAYERS", 2)
     monkeypatch.setattr(forms, "AT_LEAST", 1e-5)
 
 
