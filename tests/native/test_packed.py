@@ -9,6 +9,7 @@ import attnkit
 from attnkit.backends.native.lower import EDGES as EDGES_OF_PLANS
 from attnkit.backends.native.packed import OPS
 from attnkit.ops import packed
+from attnkit_conformance.model import tolerance
 
 pytestmark = pytest.mark.usefixtures("library")
 RNG = np.random.default_rng(0)
@@ -96,7 +97,7 @@ def test_strides_of_any_kind_and_half_types():
     )
     assert found.dtype == np.float16
     assert found.flags.c_contiguous
-    np.testing.assert_allclose(found, golden, rtol=2**-9, atol=2**-10)
+    assert not tolerance.measure("o", found, tolerance.limit(golden.astype(float), "float16")).failures
 
 
 def test_nothing():

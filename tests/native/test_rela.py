@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import attnkit
+from attnkit_conformance.model import tolerance
 
 pytestmark = pytest.mark.usefixtures("library")
 RNG = np.random.default_rng(0)
@@ -55,7 +56,7 @@ def test_half_types_are_rounded_after_the_norm():
     arrays, options = call("gate", lambda x: np.asarray(x, np.float16))
     found, golden = (attnkit.rela_attention(*arrays, impl=impl, **options) for impl in ("native", "generic"))
     assert found.dtype == np.float16
-    np.testing.assert_allclose(found, golden, rtol=2**-10, atol=1e-6)
+    assert not tolerance.measure("o", found, tolerance.limit(golden.astype(float), "float16")).failures
 
 
 @BY_NAME
