@@ -73,7 +73,7 @@ NATIVE := native and not weights and not step
 SANITIZED = ATTNKIT_CPU_LEVEL=$(lastword $(LEVELS)) OMP_NUM_THREADS=3
 CHECKED = -m attnkit_conformance run numpy --profile quick --workers 1 -k "$(NATIVE)"
 
-native: install
+native: library
 	for level in $(LEVELS); do \
 	  export ATTNKIT_CPU_LEVEL=$$level; \
 	  $(BIN)/python -m attnkit.backends.native.build && $(BIN)/python -m pytest -q tests/native/test_memory.py && \

@@ -243,6 +243,39 @@ void check_gradients(Run run, const Case &c, Inputs x) {
   }
 }
 
+// Packed sequences against the formulas of each.
+void check_packed(Run run, int op, int causal) {
+  int64_t queries[] = {0, 5, 5, 38}, keys[] = {0, 7, 9, 40};
+  const Case whole{op, causal, 40, false, false, false, 1, 38, 40, 16, 12};
+  Inputs x{normal(38 * 16), normal(40 * 16), normal(40 * 12), {}, {}, {}};
+  Numbers o(38 * 12, 9), expected;
+  for (int b = 0; b < 3; ++b) {
+    const auto rows = [b](const Numbers &all, const int64_t *edges, int64_t width) {
+      return Numbers(all.begin() + edges[b] * width, all.begin() + edges[b + 1] * width);
+    };
+    const Inputs own{rows(x.q, queries, 16), rows(x.k, keys, 16), rows(x.v, keys, 12), {}, {}, {}};
+    const int64_t L = queries[b + 1] - queries[b], S = keys[b + 1] - keys[b];
+    const Numbers part = attend({op, causal, static_cast<int>(S), false, false, false, 1, L, S, 16, 12}, own);
+    expected.insert(expected.end(), part.begin(), part.end());
+  }
+  Call call(whole, ATTNKIT_FLOAT64);
+  call.plan.sequences = 3;
+  call.plan.highest = INT64_MAX;
+  call.plan.before = INT64_MIN;
+  call.plan.after = causal ? 0 : INT64_MAX;
+  call.add(ATTNKIT_Q, ATTNKIT_FLOAT64, 38, 16, true, x.q.data());
+  call.add(ATTNKIT_K, ATTNKIT_FLOAT64, 40, 16, true, x.k.data());
+  call.add(ATTNKIT_V, ATTNKIT_FLOAT64, 40, 12, true, x.v.data());
+  call.add(ATTNKIT_O, ATTNKIT_FLOAT64, 38, 12, true, o.data());
+  call.add(ATTNKIT_EDGES_Q, ATTNKIT_INT64, 4, 0, false, queries);
+  call.add(ATTNKIT_EDGES_K, ATTNKIT_INT64, 4, 0, false, keys);
+  const int code = run(&call.plan, call.arrays, 2);
+  double worst = 0;
+  for (size_t n = 0; n < o.size(); ++n) worst = std::max(worst, std::abs(o[n] - expected[n]));
+  if (code != ATTNKIT_OK || !(worst < 1e-12))
+    std::printf("packed: op %d causal %d: code %d, error %g\n", op, causal, code, worst);
+}
+
 }  // namespace
 
 int main(int count, char **arguments) {
@@ -256,6 +289,7 @@ int main(int count, char **arguments) {
   const int64_t sizes[][5] = {{2, 5, 7, 8, 4}, {1, 33, 130, 24, 40}, {2, 100, 100, 16, 16}, {1, 1, 300, 64, 64}};
   for (int op : {ATTNKIT_POINTWISE, ATTNKIT_SOFTMAX, ATTNKIT_ENTMAX, ATTNKIT_GAUSSIAN, ATTNKIT_LINEAR, ATTNKIT_COSINE,
                  ATTNKIT_EFFICIENT}) {
+    for (int causal : {0, 1}) check_packed(run, op, causal);
     for (const auto &n : sizes) {
       for (int options = 0; options < 16; ++options) {
         const Case c{op, options & 1, static_cast<int>(options & 2 ? n[2] - 2 : n[2]), (options & 4) != 0,

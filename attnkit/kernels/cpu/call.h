@@ -310,20 +310,33 @@ struct Item {
     });
   }
 
-  // What multiplies the weights of query i just before the product with v.
+  // What multiplies the weights of query i just before the product with v: of the keys k0 .. k0 + n.
   void dropout(int64_t i, int64_t k0, int64_t n, T *out) const {
-    if (!drops_by_counter) {
-      dropout_mask.read<T>(i, k0, n, T{1}, out, n);
-      return;
-    }
+    if (!drops_by_counter) return dropout_mask.read<T>(i, k0, n, T{1}, out, n);
+    count(i, n, out, [k0](int64_t m) { return static_cast<uint64_t>(k0 + m); });
+  }
+
+  // The same of a list of keys.
+  void dropout(int64_t i, const int32_t *keys, int64_t n, T *out) const {
+    for (int64_t m = 0; m < n && !drops_by_counter; ++m) dropout_mask.read<T>(i, keys[m], 1, T{1}, out + m, 1);
+    if (!drops_by_counter) return;
+    count(i, n, out, [keys, n](int64_t m) { return static_cast<uint64_t>(keys[std::min(m, n - 1)]); });
+  }
+
+ private:
+  // 1/(1 - p) or 0, as the counters of n keys say; key(m) is defined for any m.
+  template <class Key>
+  void count(int64_t i, int64_t n, T *out, const Key &key) const {
     const T kept = static_cast<T>(1.0 / (1.0 - plan.dropout));
     const uint64_t last = static_cast<uint64_t>(std::ceil((1.0 - plan.dropout) * 4294967296.0) - 1.0);
-    uint64_t words[kCounters];
-    for (int64_t j = 0; j < n; j += kCounters) {
-      const LongWords w = philox(static_cast<uint32_t>(k0 + j), static_cast<uint32_t>(i), head, number, seed);
-      std::memcpy(words, &w, sizeof w);
-      const int64_t lanes = std::min<int64_t>(kCounters, n - j);
-      for (int64_t t = 0; t < lanes; ++t) out[j + t] = words[t] <= last ? kept : T{};
+    for (int64_t m = 0; m < n; m += kStreams * kCounters) {
+      Bits64Vector words[kStreams];
+      for (int s = 0; s < kStreams; ++s)
+        for (int lane = 0; lane < kCounters; ++lane) words[s][lane] = key(m + s * kCounters + lane);
+      philox(words, static_cast<uint32_t>(i), head, number, seed);
+      T factors[kStreams * kCounters];
+      for (int s = 0; s < kStreams; ++s) choose(words[s] <= last, kept, factors + s * kCounters);
+      std::copy(factors, factors + std::min<int64_t>(kStreams * kCounters, n - m), out + m);
     }
   }
 };

@@ -48,8 +48,12 @@ template <class T, bool kDistances>
 class Tokens {
  public:
   explicit Tokens(const attnkit_plan &plan)
-      : features(plan.features), depth(plan.features + (kDistances ? 1 : 0)), scale_(static_cast<T>(plan.scale)) {}
+      : plan(plan),
+        features(plan.features),
+        depth(plan.features + (kDistances ? 1 : 0)),
+        scale_(static_cast<T>(plan.scale)) {}
 
+  const attnkit_plan &plan;
   const int64_t features, depth;  // the depth of the product of scores
 
   void see(const Item<T> &first, const Matrix &k) {
@@ -85,10 +89,10 @@ class Tokens {
       return 0;
     } else {
       q.read<T>(i, 0, features, T{1}, out, width);
-      const T squares = centred(out);
-      for (int64_t x = 0; x < features; ++x) out[x] *= scale_;
+      const T squares = centred(out), scale = scale_;
+      for (int64_t x = 0; x < features; ++x) out[x] *= scale;
       out[features] = 1;
-      return squares * (T(-0.5) * scale_);
+      return squares * (T(-0.5) * scale);
     }
   }
 
@@ -116,8 +120,15 @@ class Tokens {
   // Subtracts the centre and returns the sum of squares.
   T centred(T *row) const {
     const T *centre = centre_.data();
-    T squares = 0;
-    for (int64_t x = 0; x < features; ++x) {
+    Vec<T> total{};
+    int64_t x = 0;
+    for (; x + kLanes<T> <= features; x += kLanes<T>) {
+      const Vec<T> y = load(row + x) - load(centre + x);
+      store<T>(row + x, y);
+      total += y * y;
+    }
+    T squares = sum<T>(total);
+    for (; x < features; ++x) {
       row[x] -= centre[x];
       squares += row[x] * row[x];
     }
@@ -127,6 +138,25 @@ class Tokens {
   T scale_;
   Buffer<T> centre_, row_;
 };
+
+// Queries of a group for which packing keys does not pay: decoding.
+constexpr int64_t kFew = 4;
+
+// Scores of a few queries and the keys first .. first + n, which are read once, where they are if they can be; `key` is
+// memory for one of them.
+template <class T, bool kDistances>
+void score_few(const Tokens<T, kDistances> &tokens, const Matrix &k, int64_t first, int64_t n, const T *queries,
+               int64_t rows, T *key, T *scores, int64_t stride) {
+  constexpr int kAhead = 16;  // keys that are asked for before their turn
+  const int64_t keys = tokens.plan.keys, wide = padded<T>(tokens.features);
+  const bool in_place = k.holds<T>() && k.column == 1 && wide == tokens.features;
+  for (int64_t j = 0; j < n; ++j) {
+    if (!in_place) k.read<T>(first + j, 0, tokens.features, T{1}, key, wide);
+    const T *row = in_place ? k.at<const T>(first + j, 0) : key;
+    if (in_place && first + j + kAhead < keys) prefetch(row + kAhead * k.row, wide);
+    for (int64_t i = 0; i < rows; ++i) scores[i * stride + j] = tokens.score(queries + i * wide, row, wide);
+  }
+}
 
 // Tokens of bfloat16 as they are, two features at a time; scale multiplies scores instead.
 class PairedTokens {

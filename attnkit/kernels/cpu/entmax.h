@@ -85,9 +85,9 @@ class Entmax {
     Candidates<T> lists[kQueries];
   };
   struct Keys {
-    const T *panels, *keys, *values;  // values: NULL without v
+    const T *panels, *keys, *values;  // panels: NULL for a few queries; values: NULL without v
     const uint8_t *seen;
-    Matrix v;
+    Matrix k, v;
   };
   struct Grads {
     const Parts<T> &dq;
@@ -127,6 +127,11 @@ class Entmax {
     return statistics_ || call_.has(ATTNKIT_DALPHA) || support * 5 > pairs;
   }
 
+  // Where no gradients follow: they take scores from panels, and a key near the threshold must fare alike in both.
+  bool is_few() const {
+    return grouping_.members * plan_.queries <= kFew && plan_.pass == ATTNKIT_FORWARD && !call_.has(ATTNKIT_ROWS);
+  }
+
   T alpha(const Item<T> &item, int64_t i) const {
     const Matrix of_rows(call_, ATTNKIT_ALPHA, item.index);
     return of_rows ? of_rows.read<T>(i) : static_cast<T>(plan_.alpha);
@@ -137,10 +142,11 @@ class Entmax {
     const Matrix k(call_, ATTNKIT_K, index), v(call_, ATTNKIT_V, index);
     const uint8_t *seen = w.seen.reserve(plan_.keys);
     if (!seen_keys<T>(call_, grouping_, group, run, w.seen.data())) seen = nullptr;
-    T *panels = w.panels.reserve(stride_ * plan_.features);
-    pack_panels<T>(k, 0, plan_.keys, plan_.features, plan_.features, seen, w.rows, panels, Nothing<T>());
+    T *panels = is_few() ? nullptr : w.panels.reserve(stride_ * plan_.features);
+    if (panels != nullptr)
+      pack_panels<T>(k, 0, plan_.keys, plan_.features, plan_.features, seen, w.rows, panels, Nothing<T>());
     const T *keys = plan_.pass == ATTNKIT_BACKWARD ? operand(k, plan_.features, wide_, seen, w.keys) : nullptr;
-    return {panels, keys, v ? operand(v, plan_.values, width_, seen, w.values) : nullptr, seen, v};
+    return {panels, keys, v ? operand(v, plan_.values, width_, seen, w.values) : nullptr, seen, k, v};
   }
 
   const T *operand(const Matrix &x, int64_t columns, int64_t width, const uint8_t *seen, Buffer<T> &buffer) const {
@@ -151,7 +157,8 @@ class Entmax {
   }
 
   // Scores of a block, -inf where invisible.
-  void score(const Item<T> &item, const Keys &keys, int64_t first, int64_t rows, T *queries, T *scores, Rows &b) const {
+  void score(const Item<T> &item, const Keys &keys, int64_t first, int64_t rows, T *queries, T *scores, Rows &b,
+             Workspace &w) const {
     b.begin = plan_.keys;
     b.end = 0;
     for (int64_t i = 0; i < rows; ++i) {
@@ -168,7 +175,11 @@ class Entmax {
     }
     b.width = padded<T>(b.end);
     b.support = 0;
-    for (int64_t k0 = 0; k0 < b.width; k0 += kKeys<T>)
+    if (keys.panels == nullptr && b.begin < b.end) {
+      score_few(Tokens<T, false>(plan_), keys.k, b.begin, b.end - b.begin, queries, rows, w.rows.reserve(wide_),
+                scores + b.begin, stride_);
+    }
+    for (int64_t k0 = 0; k0 < b.width && keys.panels != nullptr; k0 += kKeys<T>)
       multiply_panels<T>(rows, plan_.features, std::min<int64_t>(kKeys<T>, b.width - k0), queries, wide_,
                          keys.panels + k0 * plan_.features, scores + k0, stride_);
     for (int64_t i = 0; i < rows; ++i) {
@@ -188,8 +199,7 @@ class Entmax {
       unordered |= x != x;
     }
     T top = maximum<T>(tops);
-    for (int lane = 0; lane < kLanes<T>; ++lane)
-      if (unordered[lane]) top = std::numeric_limits<T>::quiet_NaN();
+    if (fold<kLanes<T>>(unordered, [](auto a, auto b) { return a | b; })) top = std::numeric_limits<T>::quiet_NaN();
     return top == kInfinity<T> ? std::numeric_limits<T>::quiet_NaN() : top;
   }
 
@@ -256,7 +266,7 @@ class Entmax {
     Rows b;
     T *queries = w.queries.reserve(rows_ * wide_), *scores = w.scores.reserve(rows_ * stride_);
     T *sums = w.sums.reserve(rows_ * width_), *extra = w.extra.reserve(stride_);
-    score(item, keys, first, rows, queries, scores, b);
+    score(item, keys, first, rows, queries, scores, b, w);
     for (int64_t i = 0; i < rows; ++i) {
       const Exponent<T, kPower> e(alpha(item, first + i));
       solve(e, scores + i * stride_, b.width, b.thresholds[i], w.lists[i]);
@@ -309,11 +319,12 @@ class Entmax {
   }
 
   void drop(const Item<T> &item, int64_t i, const Range &r, bool dense, T *row, Candidates<T> &list, T *extra) const {
-    item.dropout(i, r.begin, r.end - r.begin, extra + r.begin);
     if (dense) {
+      item.dropout(i, r.begin, r.end - r.begin, extra + r.begin);
       for (int64_t j = r.begin; j < r.end; ++j) row[j] = row[j] == 0 ? T{} : row[j] * extra[j];
     } else {
-      for (int64_t n = 0; n < list.count; ++n) list.values.data()[n] *= extra[list.keys.data()[n]];
+      item.dropout(i, list.keys.data(), list.count, extra);
+      for (int64_t n = 0; n < list.count; ++n) list.values.data()[n] *= extra[n];
     }
   }
 
@@ -363,7 +374,7 @@ class Entmax {
     T *cotangents = w.cotangents.reserve(rows_ * width_), *dq = w.dq.reserve(rows_ * wide_);
     const Matrix d_o(call_, ATTNKIT_DO, item.index), saved(call_, ATTNKIT_ROWS, item.index);
     const bool products = d_o && keys.values != nullptr;
-    score(item, keys, first, rows, queries, scores, b);
+    score(item, keys, first, rows, queries, scores, b, w);
     for (int64_t i = 0; i < rows; ++i) {
       const Exponent<T, kPower> e(alpha(item, first + i));
       restore(e, scores + i * stride_, b.width, saved, first + i, b.thresholds[i], w.lists[i]);
@@ -422,13 +433,13 @@ class Entmax {
     T *tilted = w.extra.reserve(3 * stride_ + 3 * kLanes<T>), *dp = tilted + stride_ + kLanes<T>;
     T *keep = dp + stride_ + kLanes<T>;
     const bool drops = item.drops() && r.visible > 0;
-    if (drops) item.dropout(i, r.begin, r.end - r.begin, keep + r.begin);
+    if (drops) item.dropout(i, list.keys.data(), list.count, keep);
     weigh(e, at, list, tilted);
     const T *p = list.values.data();
     const int32_t *key = list.keys.data();
     T total = 0, inner = 0;
     for (int64_t n = 0; n < list.count; ++n) {
-      const T by = drops ? keep[key[n]] : T{1};
+      const T by = drops ? keep[n] : T{1};
       dp[n] = keys.values != nullptr ? by * dot(cotangent, keys.values + key[n] * width_) : T{};
       add_row(p[n] * by, cotangent, width_, g.dv + key[n] * width_);
       total += tilted[n];

@@ -90,7 +90,7 @@ struct Softmax {
       sums += u;
       store<T>(s + j, u);
     }
-    const T factor = top == row.top ? T{1} : std::exp(row.top - finite);
+    const T factor = top == row.top || row.top == -kInfinity<T> ? T{1} : std::exp(row.top - finite);
     row.total = row.total * factor + sum<T>(sums);
     row.top = top;
     return factor;

@@ -8,9 +8,6 @@
 
 namespace attnkit {
 
-// Queries of a group for which packing keys does not pay: decoding.
-constexpr int64_t kFew = 4;
-
 // Whether the operands of both products are pairs of bfloat16.
 inline bool is_paired(const Call &call) {
   const auto pairs = [&](int array) { return call.view(array).dtype == ATTNKIT_BFLOAT16; };
@@ -144,17 +141,10 @@ class Forward {
     const Own tokens(plan_);
     prepare(item, tokens, 0, rows, queries, b, wide);
     std::fill(sums, sums + rows * width_, T{});
-    constexpr int kAhead = 16;  // keys that are asked for before their turn
-    const bool keys_in_place = k.holds<T>() && k.column == 1 && wide == plan_.features;
     const bool values_in_place = seen == nullptr && v.holds<T>() && v.column == 1 && width_ == plan_.values;
     for (int64_t k0 = b.begin; k0 < b.end; k0 += K) {
       const int64_t keys = std::min<int64_t>(K, b.end - k0), width = padded<T>(keys);
-      for (int64_t j = 0; j < keys; ++j) {
-        if (!keys_in_place) k.read<T>(k0 + j, 0, plan_.features, T{1}, key, wide);
-        const T *row = keys_in_place ? k.at<const T>(k0 + j, 0) : key;
-        if (keys_in_place && k0 + j + kAhead < plan_.keys) prefetch(row + kAhead * k.row, wide);
-        for (int64_t i = 0; i < rows; ++i) tile[i * K + j] = tokens.score(queries + i * wide, row, wide);
-      }
+      score_few(tokens, k, k0, keys, queries, rows, key, tile, K);
       for (int64_t i = 0; i < rows; ++i) {
         std::fill(tile + i * K + keys, tile + i * K + width, T{});
         const T rescale = weigh(item, i, b, i, k0, keys, tile + i * K, extra);

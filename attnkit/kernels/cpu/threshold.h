@@ -40,7 +40,12 @@ struct Exponent {
     }
   }
 
-  T root(T sum) const { return kPower == 1 ? sum : kPower == 2 ? std::sqrt(sum) : std::pow(sum, above); }
+  // Newton's step (n - 1) n^(p-1)/Σ t^(p-1) with n = ‖t‖_p
+  T step(T low, T full) const {
+    if (kPower == 1) return (full - 1) / low;
+    const T norm = kPower == 2 ? std::sqrt(full) : std::pow(full, above);
+    return kPower == 2 ? (full - norm) / low : (norm - 1) * (full / norm) / low;
+  }
   // Scores that are further below the maximum have weight 0 for every τ.
   T gap() const { return softmax ? T{1000} : kPower == 1 ? T{1} : kPower == 2 ? T{2} : power; }
 };
@@ -86,8 +91,7 @@ void find_threshold(const Exponent<T, kPower> &e, const T *x, int64_t width, Thr
   T low, full;
   for (int step = 0; step < kSteps && !e.softmax; ++step) {
     power_sums(e, x, width, at, low, full);
-    const T norm = e.root(full), by = (norm - 1) * (full / norm) / low;
-    const T next = at.tau + by;
+    const T by = e.step(low, full), next = at.tau + by;
     if (!(by > kClose) || !(next > at.tau)) {
       at.delta = by;
       break;

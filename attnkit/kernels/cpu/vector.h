@@ -34,6 +34,8 @@ typedef float FloatVector __attribute__((vector_size(kBytes)));
 typedef double DoubleVector __attribute__((vector_size(kBytes)));
 typedef int32_t Int32Vector __attribute__((vector_size(kBytes)));
 typedef int64_t Int64Vector __attribute__((vector_size(kBytes)));
+typedef uint32_t Bits32Vector __attribute__((vector_size(kBytes)));
+typedef uint64_t Bits64Vector __attribute__((vector_size(kBytes)));
 typedef int8_t ByteVector4 __attribute__((vector_size(kBytes / 4)));
 typedef int8_t ByteVector8 __attribute__((vector_size(kBytes / 8)));
 
@@ -43,6 +45,7 @@ template <>
 struct Lanes<float> {
   using Vector = FloatVector;
   using Mask = Int32Vector;
+  using Bits = Bits32Vector;
   using Bytes = ByteVector4;
   using Integer = int32_t;
 };
@@ -50,6 +53,7 @@ template <>
 struct Lanes<double> {
   using Vector = DoubleVector;
   using Mask = Int64Vector;
+  using Bits = Bits64Vector;
   using Bytes = ByteVector8;
   using Integer = int64_t;
 };
@@ -129,35 +133,31 @@ ATTNKIT_INLINE Vec<T> square_root(Vec<T> x) {
   return x;
 }
 
+// Lanes kFrom, kFrom + 1, ... of x.
+template <int kFrom, class V, int... I>
+ATTNKIT_INLINE auto lanes_of(V x, std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(x, x, (kFrom + I)...);
+}
+
 // Sums and maxima over lanes, in a fixed order: the upper half is joined with the lower one until one lane is left.
-template <class T, int kWidth, class Join>
-ATTNKIT_INLINE T fold(const T *x, const Join &join) {
-  if constexpr (kWidth == 1) {
-    return *x;
+template <int kWidth, class V, class Join>
+ATTNKIT_INLINE auto fold(V x, const Join &join) {
+  if constexpr (kWidth == 2) {
+    return join(x[0], x[1]);
   } else {
-    typedef T Half __attribute__((vector_size(kWidth / 2 * sizeof(T))));
-    Half low, high;
-    std::memcpy(&low, x, sizeof low);
-    std::memcpy(&high, x + kWidth / 2, sizeof high);
-    const Half joined = join(low, high);
-    T lanes[kWidth / 2];
-    std::memcpy(lanes, &joined, sizeof joined);
-    return fold<T, kWidth / 2>(lanes, join);
+    constexpr auto half = std::make_integer_sequence<int, kWidth / 2>();
+    return fold<kWidth / 2>(join(lanes_of<0>(x, half), lanes_of<kWidth / 2>(x, half)), join);
   }
 }
 
 template <class T>
 ATTNKIT_INLINE T sum(Vec<T> x) {
-  T lanes[kLanes<T>];
-  store<T>(lanes, x);
-  return fold<T, kLanes<T>>(lanes, [](auto a, auto b) { return a + b; });
+  return fold<kLanes<T>>(x, [](auto a, auto b) { return a + b; });
 }
 
 template <class T>
 ATTNKIT_INLINE T maximum(Vec<T> x) {
-  T lanes[kLanes<T>];
-  store<T>(lanes, x);
-  return fold<T, kLanes<T>>(lanes, [](auto a, auto b) { return b > a ? b : a; });
+  return fold<kLanes<T>>(x, [](auto a, auto b) { return b > a ? b : a; });
 }
 
 // The lanes of a and b in turn: those of their lower halves, or of their upper ones.
@@ -240,12 +240,12 @@ struct Elementary<double> {
 };
 
 // n << mantissa for integers n that are held as floating-point numbers; 0 for NaN.
-ATTNKIT_INLINE Int32Vector exponent_bits(FloatVector n) {
-  return __builtin_convertvector(n, Int32Vector) << Elementary<float>::mantissa;
+ATTNKIT_INLINE Bits32Vector exponent_bits(FloatVector n) {
+  return (Bits32Vector)__builtin_convertvector(n, Int32Vector) << Elementary<float>::mantissa;
 }
-ATTNKIT_INLINE Int64Vector exponent_bits(DoubleVector n) {
-  const Int64Vector bits = (Int64Vector)(n + Elementary<double>::round) << Elementary<double>::mantissa;
-  return n == n ? bits : Int64Vector{};
+ATTNKIT_INLINE Bits64Vector exponent_bits(DoubleVector n) {
+  const Bits64Vector bits = (Bits64Vector)(n + Elementary<double>::round) << Elementary<double>::mantissa;
+  return n == n ? bits : Bits64Vector{};
 }
 
 // 2^t = 2^n 2^f with n = round(t), which is added to the exponent of 2^f.
@@ -253,7 +253,7 @@ template <class T>
 ATTNKIT_INLINE Vec<T> exp2_in_range(Vec<T> t) {
   const Vec<T> n = (t + Elementary<T>::round) - Elementary<T>::round;
   const Vec<T> y = polynomial<T>(t - n, Elementary<T>::exp2);
-  return (Vec<T>)((Mask<T>)y + exponent_bits(n));
+  return (Vec<T>)((typename Lanes<T>::Bits)y + exponent_bits(n));
 }
 
 // exp(x) with a relative error of (2 + |x|/2) eps. Below the smallest normal number it is inexact and from half of that
@@ -264,7 +264,7 @@ ATTNKIT_INLINE Vec<T> exp(Vec<T> x) {
   return exp2_in_range<T>(smaller(splat(Elementary<T>::highest), t));
 }
 
-// exp(x) for x <= 0.
+// exp(x) for x <= 0; for x > 0 the result is arbitrary.
 template <class T>
 ATTNKIT_INLINE Vec<T> exp_below(Vec<T> x) {
   return exp2_in_range<T>(larger(splat(Elementary<T>::lowest), x * static_cast<T>(1.4426950408889634)));
