@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import attnkit
+from attnkit.backends.numpy.native import address
 
 pytestmark = pytest.mark.usefixtures("library")
 PAGE = mmap.PAGESIZE
@@ -106,6 +107,14 @@ def test_pages_beside_an_array_are_not_touched(op, dtype, at_end):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"signal {-done.returncode}: {done.stderr[-2000:]}"
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 3), (), (0,), (0, 4)])
+def test_the_address_of_an_array(shape):
+    x = np.zeros((4, *shape), np.float16)[1, ...]
+    for view in (x, x.T, x[..., None][::-1], np.broadcast_to(x, (2, *shape))):
+        view.flags.writeable = False
+        assert address(view) == view.ctypes.data
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks mprotect of the C library")

@@ -62,3 +62,17 @@ def test_subnormal_numbers_under_jit():
     call = jax.jit(lambda *x: attnkit.pointwise_attention(*x, scale=2.0**40, impl="native"))
     o = np.asarray(call(*(x.numpy() for x in (q, k, v))))
     assert o.tobytes() == attnkit.pointwise_attention(q, k, v, scale=2.0**40, impl="native").numpy().tobytes()
+
+
+@pytest.mark.parametrize("options", [{"mask": np.True_}, {"query_mask": np.True_}, {"bias": np.float32(1)}])
+def test_a_scalar_of_numpy_for_an_array(options):
+    q = np.random.default_rng(0).normal(size=(2, 4, 8))
+
+    def call(op, *arrays):
+        return [op(*arrays, impl=impl, **options) for impl in ("native", "generic")]
+
+    np.testing.assert_allclose(*call(attnkit.pointwise_attention, q, q, q))
+    native, generic = call(attnkit.pointwise_attention_vjp, q, q, q, q)
+    assert native.keys() == generic.keys()
+    for name, grad in generic.items():
+        np.testing.assert_allclose(native[name], grad, err_msg=name)

@@ -35,6 +35,8 @@ LAYOUTS = {
     "seed": NUMBER,  # ()
 }
 """By array, the axes that it has; those that are not here have one entry per query, (..., L)."""
+ALSO_NUMBERS = ("alpha", "key_lengths")
+"""Options of `LAYOUTS` that may be numbers; a scalar of NumPy for another is an array without axes."""
 EDGES = ("edges_q", "edges_k")
 """Boundaries of packed sequences. Such calls have tokens before heads in all arrays but these and `length`."""
 TRAILING = {PAIRS: 2, TOKENS: 2, SHARED: 2, VECTOR: 1, ROWS: 1, ITEMS: 0, NUMBER: 0}
@@ -322,7 +324,7 @@ def split(arguments: Mapping[str, Any], is_array: Callable[[Any], bool]) -> tupl
             if p > 0:
                 plain.append((name, p))
                 arrays["seed"] = seed
-        elif is_array(value) or name in EDGES:
+        elif is_array(value) or name in EDGES or (name in LAYOUTS and name not in ALSO_NUMBERS):
             arrays[name] = value
         else:
             plain.append((name, value))
