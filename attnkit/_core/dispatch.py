@@ -89,6 +89,10 @@ class _OnBehalf(NamedTuple):
     impl: Any
 
 
+class _Ahead(_OnBehalf):
+    """The same, but the call returns what its kernel prepared for calls with this signature, if anything."""
+
+
 Tables = Callable[[str], Mapping[str, tuple[Kernel, ...]]]
 
 
@@ -133,7 +137,7 @@ _choices: dict[Any, _Choice] = {}
 def _signature(op: str, impl: Any, arrays: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """The cache key of a choice; None if it is not cached."""
     ask = _signatures.get(type(arrays[0])) if arrays else None
-    if ask is None or impl is _Explain:
+    if ask is None or impl is _Explain or type(impl) is _Ahead:
         return None
     own = ask(arrays, options)
     return None if own is None else (op, impl, own)
@@ -279,6 +283,8 @@ def _wrap(
             raise TypeError(f"{op}: missing argument {names[len(arrays)]!r}")
         check.call(op, names, arrays, options, accepted, context_of, own, optional)
         kernel = resolve(op, impl, arrays, options)
+        if type(impl) is _Ahead:
+            return kernel.prepared(arrays, options)
         if key is not None:
             _remember(key, op, arrays, options, kernel)
         with without_autocast(arrays[0]):
@@ -319,7 +325,11 @@ def special_case(body: Callable[P, R]) -> Callable[P, R]:
     """Decorate an op that calls another op with fixed parameters: checked under its own name, `impl` passed on."""
 
     def resolve(op: str, impl: Any, arrays: tuple[Array, ...], options: dict[str, Any]) -> Kernel:
-        return as_kernel(partial(body, impl=_OnBehalf(op, impl)))  # type: ignore[arg-type]
+        def prepared(arrays: tuple[Any, ...], options: dict[str, Any]) -> Any:
+            return body(*arrays, **options, impl=_Ahead(op, impl))  # type: ignore[arg-type]
+
+        kernel = as_kernel(partial(body, impl=_OnBehalf(op, impl)))  # type: ignore[arg-type]
+        return kernel._replace(prepared=prepared)
 
     return _wrap(body, resolve, check.attention_context, {})
 

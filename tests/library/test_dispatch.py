@@ -71,6 +71,23 @@ def test_special_cases_pass_impl_on(tensors, kernel):
     assert kernel == ["called", "called"]
 
 
+def test_a_repeated_special_case_runs_what_the_kernel_prepared(tensors, monkeypatch):
+    signatures = []
+
+    def prepared(arrays, options):
+        signatures.append(options)
+        return lambda q, k, v, **options: (q, options)
+
+    fast = Kernel("fast", attnkit.pointwise_attention, lambda *arrays, **options: None, prepared=prepared)
+    for op in ("pointwise_attention", "sigmoid_attention"):
+        monkeypatch.setitem(torch_backend.KERNELS, op, (fast,))
+    attnkit.sigmoid_attention(*tensors, length="all", causal=True)
+    q, options = attnkit.sigmoid_attention(*tensors, length="all", causal=True)
+    assert q is tensors[0]
+    assert options == {"length": "all", "causal": True}
+    assert signatures[-1]["activation"] == "sigmoid"
+
+
 def test_explain_names_every_implementation_and_its_reason(tensors, kernel):
     mask = torch.ones(5, 5, dtype=torch.bool)
     assert attnkit.explain(attnkit.pointwise_attention, *tensors) == {"fast": None, "generic": None}
