@@ -110,7 +110,7 @@ def test_nothing():
 def test_boundaries_in_arrays_are_checked(edges):
     x, right, wrong = RNG.normal(size=(9, 2, 4)), np.array((0, 5, 7, 9)), np.array(edges)
     for pair in ((wrong, right), (right, wrong)):
-        with pytest.raises(ValueError, match="cu_seqlens_q and cu_seqlens_k must rise from 0 to the number of tokens"):
+        with pytest.raises(ValueError, match="linear_attention_packed: cu_seqlens_q and cu_seqlens_k must rise"):
             attnkit.linear_attention_packed(x, x, x, *pair, impl="native")
 
 

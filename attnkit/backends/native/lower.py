@@ -66,6 +66,7 @@ class Operand(NamedTuple):
 class Prepared(NamedTuple):
     """A plan at its address, the indices of the pointers of a call, and what is to be allocated for it."""
 
+    op: str
     plan: abi.Plan
     address: int
     places: tuple[int, ...]  # of the operands, then of the outputs
@@ -266,23 +267,24 @@ def prepare(
     places = tuple(abi.INDEX[operand.name] for operand in everything)
     allocated = tuple((operand.shape, operand.dtype) for operand in results)
     keep = [axis for axis, size in enumerate(axes.sizes) if size != 1]
+    name = f"{op}_packed" if packed else op
     if len(keep) > abi.AXES:
-        return Prepared(abi.Plan(), 0, places, allocated, f"more than {abi.AXES} leading axes")
+        return Prepared(name, abi.Plan(), 0, places, allocated, f"more than {abi.AXES} leading axes")
     plan = _plan(op, backward, everything, chosen, axes, keep, mapped)
     code = library().check(ctypes.byref(plan))
-    return Prepared(plan, ctypes.addressof(plan), places, allocated, _message(code) if code else None)
+    return Prepared(name, plan, ctypes.addressof(plan), places, allocated, _message(code) if code else None)
 
 
 def run(prepared: Prepared, pointers: Iterable[int], threads: int) -> None:
     """Serve a call: addresses of its operands and outputs in their order; 0, of an empty array, stands for any."""
     if prepared.reason is not None:
-        raise NotImplementedError(f"impl='native' cannot serve this call: {prepared.reason}")
+        raise NotImplementedError(f"{prepared.op}: impl='native' cannot serve this call: {prepared.reason}")
     table = abi.Pointers()
     for place, pointer in zip(prepared.places, pointers, strict=True):
         table[place] = pointer or prepared.address
     code = library().run(prepared.address, table, threads)
     if code:
-        raise ERRORS.get(code, RuntimeError)(f"impl='native': {_message(code)}")
+        raise ERRORS.get(code, RuntimeError)(f"{prepared.op}: {_message(code)}")
 
 
 def _message(code: int) -> str:
