@@ -78,12 +78,12 @@ native: library
 	  export ATTNKIT_CPU_LEVEL=$$level; \
 	  $(BIN)/python -m attnkit.backends.native.build && $(BIN)/python -m pytest -q tests/native/test_memory.py && \
 	  $(BIN)/python -m attnkit_conformance run numpy torch --profile quick -k "$(NATIVE)" || exit 1; done
+	trap 'rm -rf attnkit/backends/native/lib' EXIT INT TERM; \
 	for kind in address,undefined thread; do \
 	  rm -rf attnkit/backends/native/lib; \
 	  CXX="g++ -fsanitize=$$kind -fno-sanitize-recover=all" $(SANITIZED) $(BIN)/python -m attnkit.backends.native.build && \
 	  LD_PRELOAD=$$(g++ -print-file-name=lib$$(echo $$kind | sed 's/address,undefined/asan/; s/thread/tsan/').so) \
 	  ASAN_OPTIONS=detect_leaks=0 $(SANITIZED) $(BIN)/python $(CHECKED) || exit 1; done
-	rm -rf attnkit/backends/native/lib
 	$(BIN)/python -m attnkit.backends.native.build
 	$(BIN)/python -m pytest -q -rs -m emulated tests/native
 
