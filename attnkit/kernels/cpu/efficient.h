@@ -31,24 +31,14 @@ class Efficient {
   }
 
   void backward() const {
-    const auto apart = [](int) { return false; };
-    const Gradients to{{call_, ATTNKIT_DQ, plan_.queries, count_, 1, apart},
-                       {call_, ATTNKIT_DK, plan_.keys, count_, 1, apart},
-                       {call_, ATTNKIT_DV, plan_.keys, plan_.values, 1, apart},
-                       {call_, ATTNKIT_DSTATE, count_, plan_.values, 1, apart},
-                       {call_, ATTNKIT_DNORMALISER, 1, count_, 1, apart},
-                       {call_, ATTNKIT_DLEVEL, 1, count_, 1, apart}};
+    const TokenGradients<T> to(call_, count_, count_, count_);
     parallel(call_.items(), threads_for_states(call_, count_, 5), [&](int64_t item) { backward(item, to); });
-    for (const Parts<T> *parts : {&to.q, &to.k, &to.v, &to.state, &to.normaliser, &to.level}) parts->join();
+    to.join();
   }
 
  private:
   static constexpr int W = kLanes<T>;
   static constexpr T kOne = 1, kMinusOne = -1;
-
-  struct Gradients {
-    const Parts<T> q, k, v, state, normaliser, level;
-  };
 
   struct Workspace {
     Buffer<T> x, y, z, values, out, grads, shares, shared_grads;
@@ -183,15 +173,6 @@ class Efficient {
     }
   }
 
-  void keep(const Task &t) const {
-    const Matrix state(call_, ATTNKIT_FINAL_STATE, t.index()), level(call_, ATTNKIT_FINAL_LEVEL, t.index());
-    const Matrix normaliser(call_, ATTNKIT_FINAL_NORMALISER, t.index());
-    for (int64_t c = 0; c < count_ && state; ++c)
-      state.write<T>(c, 0, plan_.values, t.w.sums.total() + c * wide_);
-    if (normaliser) normaliser.write<T>(0, 0, count_, t.w.normaliser.total());
-    if (level) level.write<T>(0, 0, count_, t.w.level.now());
-  }
-
   // ------------------------------------------------------------------------------------------ forward
 
   void forward(int64_t item) const {
@@ -212,7 +193,8 @@ class Efficient {
         o.write<T>(first_query(s) + i, 0, plan_.values, row);
       }
     }
-    if (t.s.keeps) keep(t);
+    if (t.s.keeps)
+      write_final_state(call_, t.index(), w.sums.total(), wide_, w.normaliser.total(), count_, w.level.now(), count_);
   }
 
   // z of a segment, 1 where nothing has been seen, and u = x/z of its queries.
@@ -232,7 +214,7 @@ class Efficient {
 
   // ------------------------------------------------------------------------------------------ gradients
 
-  void backward(int64_t item, const Gradients &to) const {
+  void backward(int64_t item, const TokenGradients<T> &to) const {
     Task t(call_, item);
     t.w.shares.reserve((plan_.queries + 1) * width_);        // u of every query
     t.w.shared_grads.reserve((plan_.queries + 1) * width_);  // u dx
@@ -252,7 +234,7 @@ class Efficient {
   int64_t place(const Segment &s) const { return std::max<int64_t>(0, first_query(s)) * width_; }
 
   // dx with Sᵀ, and dq = x (dx - Σ x dx).
-  void from_the_start(Task &t, const Gradients &to) const {
+  void from_the_start(Task &t, const TokenGradients<T> &to) const {
     Workspace &w = t.w;
     open(t, true);
     T *grads = w.grads.reserve(kSegment * width_);
@@ -281,7 +263,7 @@ class Efficient {
   }
 
   // dk with Rᵀ and r, dv with R.
-  void from_the_end(Task &t, const Gradients &to) const {
+  void from_the_end(Task &t, const TokenGradients<T> &to) const {
     Workspace &w = t.w;
     close(t);
     T *grads = w.grads.reserve(kSegment * width_), *dv = w.z.reserve(kSegment * std::max(width_, wide_));
@@ -337,7 +319,7 @@ class Efficient {
     }
   }
 
-  void finish_keys(Task &t, const Segment &s, T *grads, T *dv, const Gradients &to) const {
+  void finish_keys(Task &t, const Segment &s, T *grads, T *dv, const TokenGradients<T> &to) const {
     for (int64_t j = 0; j < s.count; ++j) {
       const bool takes = t.s.shown.key(s.begin + j);
       T *dk = grads + j * width_, *row = dv + j * wide_;
@@ -353,7 +335,7 @@ class Efficient {
 
   // What is left of R and r at the start is the gradient of the initial state. [S, z] stand for [S, z] exp(m): that is
   // the gradient of m, and that of the last level where m is the largest.
-  void write_state(Task &t, const Gradients &to) const {
+  void write_state(Task &t, const TokenGradients<T> &to) const {
     if (!t.s.state) return;
     Workspace &w = t.w;
     Buffer<T> row(wide_), z(width_), dlevel(width_);

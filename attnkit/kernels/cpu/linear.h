@@ -58,24 +58,14 @@ class Linear {
   }
 
   void backward() const {
-    const auto apart = [](int) { return false; };
-    const Gradients to{{call_, ATTNKIT_DQ, plan_.queries, plan_.features, 1, apart},
-                       {call_, ATTNKIT_DK, plan_.keys, plan_.features, 1, apart},
-                       {call_, ATTNKIT_DV, plan_.keys, plan_.values, 1, apart},
-                       {call_, ATTNKIT_DSTATE, count_, plan_.values, 1, apart},
-                       {call_, ATTNKIT_DNORMALISER, 1, count_, 1, apart},
-                       {call_, ATTNKIT_DLEVEL, 1, 1, 1, apart}};
+    const TokenGradients<T> to(call_, plan_.features, count_, 1);
     parallel(call_.items(), threads_for_states(call_, count_, 3), [&](int64_t item) { backward(item, to); });
-    for (const Parts<T> *parts : {&to.q, &to.k, &to.v, &to.state, &to.normaliser, &to.level}) parts->join();
+    to.join();
   }
 
  private:
   static constexpr int W = kLanes<T>;  // of a level, of which only the first lane is looked at
   static constexpr T kOne = 1;
-
-  struct Gradients {
-    const Parts<T> q, k, v, state, normaliser, level;
-  };
 
   struct Workspace {
     Buffer<T> tokens, x, y, values, normalisers, out, cotangents, grads;
@@ -191,15 +181,6 @@ class Linear {
     t.s.normaliser.template read<T>(0, 0, count_, T{1}, w.normaliser.total(), width_);
   }
 
-  void keep(const Task &t) const {
-    const Matrix state(call_, ATTNKIT_FINAL_STATE, t.index()), level(call_, ATTNKIT_FINAL_LEVEL, t.index());
-    const Matrix normaliser(call_, ATTNKIT_FINAL_NORMALISER, t.index());
-    for (int64_t f = 0; f < count_ && state; ++f)
-      state.write<T>(f, 0, plan_.values, t.w.sums.total() + f * wide_);
-    if (normaliser) normaliser.write<T>(0, 0, count_, t.w.normaliser.total());
-    if (level) level.write<T>(0, *t.w.level.now());
-  }
-
   // ------------------------------------------------------------------------------------------ forward
 
   void forward(int64_t item) const {
@@ -215,7 +196,9 @@ class Linear {
               {t.w.values.data(), wide_}, fades, out, wide_);
       if (s.queries) write(t, s, out);
     }
-    if (t.s.keeps) keep(t);
+    const Workspace &w = t.w;
+    if (t.s.keeps)
+      write_final_state(call_, t.index(), w.sums.total(), wide_, w.normaliser.total(), count_, w.level.now(), 1);
   }
 
   // z of every query of a segment.
@@ -248,7 +231,7 @@ class Linear {
 
   // ------------------------------------------------------------------------------------------ gradients
 
-  void backward(int64_t item, const Gradients &to) const {
+  void backward(int64_t item, const TokenGradients<T> &to) const {
     Task t(call_, item);
     T *cotangents = t.w.cotangents.reserve((plan_.queries + 1) * wider_);  // [dn, dd] of every query
     from_the_start(t, cotangents, to);
@@ -256,7 +239,7 @@ class Linear {
   }
 
   // dφ(q) with Sᵀ and z.
-  void from_the_start(Task &t, T *cotangents, const Gradients &to) const {
+  void from_the_start(Task &t, T *cotangents, const TokenGradients<T> &to) const {
     open(t, true);
     T *grads = t.w.grads.reserve(kSegment * width_);
     for (const Segment &s : segments_) {
@@ -289,7 +272,7 @@ class Linear {
   }
 
   // From S dn: dd, dφ = S dn + z dd, and dq.
-  void finish_queries(Task &t, const Segment &s, T *dn, T *grads, const Gradients &to) const {
+  void finish_queries(Task &t, const Segment &s, T *dn, T *grads, const TokenGradients<T> &to) const {
     for (int64_t i = 0; i < s.count && divides_; ++i) {
       const Denominator<T> den = denominator(t, i);
       T *row = grads + i * width_;
@@ -316,7 +299,7 @@ class Linear {
   }
 
   // dφ(k) with [R, r]ᵀ, dv with R.
-  void from_the_end(Task &t, const T *cotangents, const Gradients &to) const {
+  void from_the_end(Task &t, const T *cotangents, const TokenGradients<T> &to) const {
     Workspace &w = t.w;
     close(t);
     T *grads = w.grads.reserve(kSegment * width_), *dv = w.normalisers.reserve(kSegment * std::max(width_, wide_));
@@ -363,7 +346,7 @@ class Linear {
     if (t.s.keeps && d_state) read_state(d_state, false, count_, plan_.values, w.more.total(), wide_);
   }
 
-  void finish_keys(Task &t, const Segment &s, T *grads, T *dv, const Gradients &to) const {
+  void finish_keys(Task &t, const Segment &s, T *grads, T *dv, const TokenGradients<T> &to) const {
     const auto takes = [&t](int64_t j) { return t.s.shown.key(j); };
     const int64_t first = t.highest - s.begin;
     if (t.map.is_exponential && t.s.keeps && first >= 0 && first < s.count) {
@@ -381,7 +364,7 @@ class Linear {
 
   // What is left of R and r at the start is the gradient of the initial state. [S, z] stand for [S, z] exp(c): that is
   // the gradient of c, and that of the last level where c is the largest.
-  void write_state(Task &t, const Gradients &to) const {
+  void write_state(Task &t, const TokenGradients<T> &to) const {
     Workspace &w = t.w;
     if (!t.s.state) return;
     T *state = w.more.total(), *normaliser = w.sums.total() + plan_.values * width_;

@@ -107,6 +107,38 @@ inline Index item_index(const attnkit_plan &plan, int64_t item) {
   return Grouping(plan, [](int) { return 0; }).index(plan, item, 0, 0);
 }
 
+// Gradients of linear attention. Tokens have `features` numbers, S has `count` rows and a state `levels` levels.
+template <class T>
+struct TokenGradients {
+  const Parts<T> q, k, v, state, normaliser, level;
+
+  TokenGradients(const Call &call, int64_t features, int64_t count, int64_t levels)
+      : q(call, ATTNKIT_DQ, call.plan.queries, features, 1, apart),
+        k(call, ATTNKIT_DK, call.plan.keys, features, 1, apart),
+        v(call, ATTNKIT_DV, call.plan.keys, call.plan.values, 1, apart),
+        state(call, ATTNKIT_DSTATE, count, call.plan.values, 1, apart),
+        normaliser(call, ATTNKIT_DNORMALISER, 1, count, 1, apart),
+        level(call, ATTNKIT_DLEVEL, 1, levels, 1, apart) {}
+
+  void join() const {
+    for (const Parts<T> *parts : {&q, &k, &v, &state, &normaliser, &level}) parts->join();
+  }
+
+ private:
+  static bool apart(int) { return false; }
+};
+
+// Writes the state after all keys: rows of S lie `wide` numbers apart.
+template <class T>
+void write_final_state(const Call &call, const Index &index, const T *sums, int64_t wide, const T *z, int64_t count,
+                       const T *level, int64_t levels) {
+  const Matrix state(call, ATTNKIT_FINAL_STATE, index), normaliser(call, ATTNKIT_FINAL_NORMALISER, index);
+  const Matrix of_level(call, ATTNKIT_FINAL_LEVEL, index);
+  for (int64_t f = 0; f < count && state; ++f) state.write<T>(f, 0, call.plan.values, sums + f * wide);
+  if (normaliser) normaliser.write<T>(0, 0, count, z);
+  if (of_level) of_level.write<T>(0, 0, levels, level);
+}
+
 // Threads that there is work for: two products of an f x e state a token, and a third of rounding errors.
 inline int threads_for_states(const Call &call, int64_t features, double sweeps) {
   const attnkit_plan &plan = call.plan;
