@@ -1,10 +1,10 @@
-"""python -m attnkit_conformance run | table | transforms | export | vectors | compare | peers."""
+"""python -m attnkit_conformance run | table | transforms | mutate | export | vectors | compare | peers."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -18,6 +18,10 @@ from attnkit_conformance.core import CaseResult
 from attnkit_conformance.judge import declared, in_order, judge, matcher, planned
 from attnkit_conformance.judge.processes import judge_in_processes
 from attnkit_conformance.model.case import DTYPES, HAS_BFLOAT16, PROFILES, judged_dtypes
+from attnkit_conformance.mutation import report as mutation_report
+from attnkit_conformance.mutation.areas import AREAS
+from attnkit_conformance.mutation.trials import Trials
+from attnkit_conformance.mutation.units import Unit
 from attnkit_conformance.opdb import OPDB
 from attnkit_conformance.peers import ALL, FAMILIES, REQUIRES
 from attnkit_conformance.report import files, table, terminal
@@ -58,6 +62,14 @@ def parser() -> argparse.ArgumentParser:
     change.add_argument("--most", type=int, metavar="N", help="problems looked at for a row; all by default")
     change.add_argument("--write", type=Path, metavar="FILE", help="replace the tables in FILE")
 
+    mutate = commands.add_parser("mutate", help="change attnkit in small ways and see which changes nothing notices")
+    mutate.add_argument("areas", nargs="*", metavar="AREA", help=f"{', '.join(AREAS)}; all by default")
+    mutate.add_argument("-n", type=int, metavar="N", help="mutants of an area; its own number by default")
+    mutate.add_argument("-k", metavar="EXPR", help="only cases or tests that match have to notice")
+    mutate.add_argument("--seed", type=int, default=0, help="the same seed draws the same mutants")
+    mutate.add_argument("--workers", type=int, metavar="N", default=1, help="mutants that are judged at a time")
+    mutate.add_argument("--json", type=Path, help="write every verdict as JSON")
+
     export = commands.add_parser("export", help="write inputs, golden outputs, gradients and bounds to a folder")
     export.add_argument("folder", type=Path, metavar="DIR")
     selection(export)
@@ -92,6 +104,7 @@ def main(arguments: list[str] | None = None) -> int:
             "run": run,
             "table": show_table,
             "transforms": judge_transforms,
+            "mutate": mutate,
             "export": export,
             "vectors": write_vectors,
             "compare": compare,
@@ -231,6 +244,36 @@ def judge_transforms(args: argparse.Namespace) -> int:
     if args.write and not failed:
         page.write(args.write, verdicts)
     return int(bool(failed))
+
+
+def mutate(args: argparse.Namespace) -> int:
+    """Judge mutants and show the survivors; exit status 1 if one of them has no entry in `survivors.txt`."""
+    for name in args.areas:
+        if name not in AREAS:
+            raise ValueError(f"mutate: {name!r} is none of {', '.join(AREAS)}")
+    outcomes = [mutants_of(name, args) for name in args.areas or AREAS]
+    known = mutation_report.known_survivors()
+    for outcome in outcomes:
+        print(mutation_report.summary(outcome))
+    if args.json is not None:
+        args.json.write_text(mutation_report.as_json(outcomes))
+    survivors = ((outcome.area, verdict.mutant.identity) for outcome in outcomes for verdict in outcome.survivors)
+    return int(any(survivor not in known for survivor in survivors))
+
+
+def mutants_of(name: str, args: argparse.Namespace) -> mutation_report.Outcome:
+    """The verdicts on an area, each shown as it arrives."""
+    area = AREAS[name]
+
+    def judged(units: Sequence[Unit]) -> mutation_report.Outcome:
+        trials = Trials(units, area.files())
+        verdicts = []
+        for verdict in trials.judge(trials.drawn(args.n or area.count, args.seed), args.workers):
+            print(mutation_report.line(verdict), flush=True)
+            verdicts.append(verdict)
+        return mutation_report.Outcome.of(name, args.seed, verdicts, trials)
+
+    return area.with_units(args.k, judged)
 
 
 def export(args: argparse.Namespace) -> int:

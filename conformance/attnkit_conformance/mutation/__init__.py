@@ -1,0 +1,1 @@
+"""Mutation testing: small errors in source texts, each of which the kit ought to see."""

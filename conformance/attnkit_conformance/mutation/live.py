@@ -1,0 +1,43 @@
+"""Functions that exist already take the code of a changed module: whoever has imported them runs it."""
+
+from __future__ import annotations
+
+import gc
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from types import CodeType, FunctionType
+
+Place = tuple[str, int]  # qualified name and first line of a function
+
+
+def place(code: CodeType) -> Place:
+    return code.co_qualname, code.co_firstlineno
+
+
+def functions_of(files: set[Path]) -> dict[Path, dict[Place, list[FunctionType]]]:
+    """By file and place, the functions in memory."""
+    names, found = {str(file): file for file in files}, defaultdict[Path, dict](dict)
+    for x in gc.get_objects():
+        if type(x) is FunctionType and x.__code__.co_filename in names:
+            found[names[x.__code__.co_filename]].setdefault(place(x.__code__), []).append(x)
+    return found
+
+
+def codes(module: CodeType) -> Iterator[CodeType]:
+    """All code inside a module's."""
+    for constant in module.co_consts:
+        if isinstance(constant, CodeType):
+            yield constant
+            yield from codes(constant)
+
+
+def replace(functions: dict[Place, list[FunctionType]], module: CodeType) -> int:
+    """Give functions the code of a module where it differs; how many did. ValueError where they cannot have it."""
+    count = 0
+    for code in codes(module):
+        for function in functions.get(place(code), ()):
+            if function.__code__ != code:
+                function.__code__ = code
+                count += 1
+    return count

@@ -1,0 +1,170 @@
+"""Whether a mutant is seen.
+
+One process prepares all units and finds out which lines each of them runs. A mutant is a fork of that process, in which
+the changed function has other code and the units that run the changed line are judged until one fails.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import sys
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from attnkit_conformance.mutation import live
+from attnkit_conformance.mutation.operators import Mutant, compiled, mutants
+from attnkit_conformance.mutation.units import Unit
+
+SECONDS = 120.0  # a mutant that is not through with its cases then never ends
+FORK = multiprocessing.get_context("fork")
+
+
+class Verdict(NamedTuple):
+    """`by` is the first unit that failed, None where all passed."""
+
+    mutant: Mutant
+    by: str | None
+    seconds: float
+
+
+# ---------------------------------------------------------------------------------------------- processes
+
+
+class Fork:
+    """A task in a copy of this process, and what it answers: `died` if nothing."""
+
+    def __init__(self, task: Callable[[], Any]) -> None:
+        self.answer, there = FORK.Pipe(duplex=False)
+        self.process = FORK.Process(target=self._run, args=(task, there))
+        self.started = time.perf_counter()
+        self.process.start()
+        there.close()
+
+    @staticmethod
+    def _run(task: Callable[[], Any], answer: Connection) -> None:
+        with np.errstate(all="ignore"):
+            answer.send(task())
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self.started
+
+    def result(self, died: Any) -> Any:
+        try:
+            result = self.answer.recv()
+        except EOFError:
+            result = died
+        self.end()
+        return result
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.join()
+        self.answer.close()
+
+
+Runs = dict[Path, dict[int, list[int]]]
+"""By file and line, the units that run it."""
+
+
+def executed(units: Sequence[Unit], files: Sequence[Path]) -> Runs:
+    """Which lines are run by which units; those that fail without any change are left out."""
+    by_name = {str(file): file for file in files}
+
+    def task() -> Runs:
+        runs: Runs = {file: {} for file in files}
+        for n, unit in enumerate(units):
+            seen = set[tuple[str, int]]()
+            sys.settrace(partial(_trace, by_name, seen))
+            failed = unit.fails()
+            sys.settrace(None)
+            for name, line in seen if failed is None else ():
+                runs[by_name[name]].setdefault(line, []).append(n)
+        return runs
+
+    result: Runs | None = Fork(task).result(None)
+    if result is None:
+        raise ValueError("the units cannot be judged without any change")
+    return result
+
+
+def _trace(names: Collection[str], seen: set[tuple[str, int]], frame: FrameType, event: str, argument: Any) -> Any:
+    """Traces the lines of functions in some files."""
+    name = frame.f_code.co_filename
+    if name not in names:
+        return None
+
+    def lines(frame: FrameType, event: str, argument: Any) -> Any:
+        seen.add((name, frame.f_lineno))
+        return lines
+
+    return lines
+
+
+def lines_of(file: Path) -> list[int]:
+    """The lines of a file at which something begins to run."""
+    module = compile(file.read_text(), str(file), "exec", dont_inherit=True)
+    return sorted({line for code in live.codes(module) for _, _, line in code.co_lines() if line is not None})
+
+
+# ---------------------------------------------------------------------------------------------- trials
+
+
+class Trials:
+    """The mutants of some files in lines that some unit runs."""
+
+    def __init__(self, units: Sequence[Unit], files: Sequence[Path]) -> None:
+        self.units = units
+        runs = executed(units, files)
+        self.functions = live.functions_of(set(files))
+        self.of_mutant: list[tuple[Mutant, list[int]]] = []
+        self.unexecuted = 0
+        for file in files:
+            lines = lines_of(file)
+            for mutant in mutants(file):
+                at = bisect_right(lines, mutant.line)
+                covering = runs[file].get(lines[at - 1]) if at else None
+                if covering is None:
+                    self.unexecuted += 1
+                else:
+                    self.of_mutant.append((mutant, covering))
+
+    def drawn(self, count: int, seed: int) -> list[tuple[Mutant, list[int]]]:
+        """Some of the mutants, in the order of the files."""
+        chosen = random.Random(seed).sample(range(len(self.of_mutant)), min(count, len(self.of_mutant)))
+        return [self.of_mutant[n] for n in sorted(chosen)]
+
+    def judge(self, chosen: Sequence[tuple[Mutant, list[int]]], workers: int) -> Iterator[Verdict]:
+        """The verdicts, as they arrive."""
+        waiting, running = list(reversed(chosen)), dict[Any, tuple[Mutant, Fork]]()
+        while waiting or running:
+            while waiting and len(running) < workers:
+                mutant, covering = waiting.pop()
+                fork = Fork(partial(self.killer, mutant, covering))
+                running[fork.answer] = mutant, fork
+            ready = wait(list(running), timeout=1.0)
+            late = [answer for answer, (_, fork) in running.items() if fork.seconds > SECONDS and answer not in ready]
+            for answer in (*ready, *late):
+                mutant, fork = running.pop(answer)
+                seconds = fork.seconds
+                if answer in late:
+                    fork.end()
+                    yield Verdict(mutant, "does not end", seconds)
+                else:
+                    yield Verdict(mutant, fork.result("the process ended"), seconds)
+
+    def killer(self, mutant: Mutant, covering: Sequence[int]) -> str | None:
+        """In a fork: the first unit that fails with the mutant in place."""
+        live.replace(self.functions[mutant.file], compiled(mutant))
+        order = sorted(covering, key=lambda n: self.units[n].slow)
+        failures = (self.units[n].fails() for n in order)
+        return next((failure for failure in failures if failure is not None), None)
