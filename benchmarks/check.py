@@ -41,20 +41,20 @@ class Truth:
         with torch.set_grad_enabled(mode == BOTH):
             attend = attnkit_call(exact, "generic")
             self.golden = [numpy(x) for x in outputs(attend, arrays, mode)]
-            self.magnitude = numpy(attend(arrays[0], arrays[1], arrays[2].abs()))  # Σ|w||v|
+            self.magnitude = tolerance.largest(numpy(attend(arrays[0], arrays[1], arrays[2].abs())))  # Σ|w||v|
         largest = float((arrays[0] @ arrays[1].mT).detach().abs().max()) * cell.d**-0.5
         self.growth = tolerance.growth_of_exponent(largest)
 
     def fault(self, answers: tuple[Any, ...]) -> str | None:
         """What is wrong with a contender's outputs.
 
-        o has the bound of conformance. Gradients jump at the kinks of an op, which rounding may cross:
-        their error in norm must be at most eps^⅓.
+        o has the bound of conformance for its largest entry: nobody probes the conditioning here. Gradients jump at
+        the kinks of an op, which rounding may cross: their error in norm must be at most eps^⅓.
         """
         names = NAMES[: len(self.golden)]
         for name, golden, x in zip(names, self.golden, (numpy(first_head(x)) for x in answers), strict=True):
             if name == "o":
-                limit = tolerance.limit(golden, self.dtype, self.magnitude, self.growth)
+                limit = tolerance.limit(golden, self.dtype, self.magnitude, growth=self.growth)
                 failures = tolerance.measure(name, x, limit).failures
                 if failures:
                     return failures[0][1]

@@ -1,4 +1,4 @@
-"""python -m attnkit_conformance run | table | transforms | mutate | export | vectors | compare | peers."""
+"""python -m attnkit_conformance run | table | unnoticed | transforms | mutate | export | vectors | compare | peers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from attnkit_conformance.mutation.trials import Trials
 from attnkit_conformance.mutation.units import Unit
 from attnkit_conformance.opdb import OPDB
 from attnkit_conformance.peers import ALL, FAMILIES, REQUIRES
-from attnkit_conformance.report import files, table, terminal
+from attnkit_conformance.report import files, table, terminal, unnoticed
 from attnkit_conformance.selection import find
 
 FINDINGS = Path("out") / "found"  # failing cases of a search
@@ -56,6 +56,10 @@ def parser() -> argparse.ArgumentParser:
     group = tab.add_mutually_exclusive_group()
     group.add_argument("--check", type=Path, metavar="FILE", help="exit status 1 unless FILE holds the current table")
     group.add_argument("--write", type=Path, metavar="FILE", help="replace the table in FILE")
+
+    blind = commands.add_parser("unnoticed", help="what could be wrong in results without a failure, as markdown")
+    blind.add_argument("-k", metavar="EXPR", help="ops whose name matches")
+    blind.add_argument("--write", type=Path, metavar="FILE", help="replace the table in FILE")
 
     change = commands.add_parser("transforms", help="judge every op under the transformations of torch and JAX")
     change.add_argument("-k", metavar="EXPR", help="rows such as 'torch/entmax_attention/generic' that match")
@@ -103,6 +107,7 @@ def main(arguments: list[str] | None = None) -> int:
         commands = {
             "run": run,
             "table": show_table,
+            "unnoticed": show_unnoticed,
             "transforms": judge_transforms,
             "mutate": mutate,
             "export": export,
@@ -223,6 +228,16 @@ def show_table(args: argparse.Namespace) -> int:
         table.write(args.write)
         return 0
     print(table.markdown())
+    return 0
+
+
+def show_unnoticed(args: argparse.Namespace) -> int:
+    """Print or write the table of what the bounds do not see."""
+    if args.write:
+        unnoticed.write(args.write)
+        return 0
+    keep = matcher(args.k)
+    print(unnoticed.markdown(one for op in OPDB if keep(op.name) for one in unnoticed.of_op(op)))
     return 0
 
 

@@ -71,6 +71,7 @@ from attnkit_reference.lowrank.nystrom import (
     nystrom_attention_magnitudes,
     nystrom_attention_vjp,
     nystrom_attention_weights,
+    nystrom_attention_weights_magnitudes,
 )
 from attnkit_reference.lowrank.sima import (
     sima_attention,
@@ -212,6 +213,7 @@ __all__ = [
     "nystrom_attention_magnitudes",
     "nystrom_attention_vjp",
     "nystrom_attention_weights",
+    "nystrom_attention_weights_magnitudes",
     "orthogonal_features",
     "performer_attention",
     "performer_attention_magnitudes",

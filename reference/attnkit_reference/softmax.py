@@ -36,13 +36,14 @@ def softmax_rows(op: str, q: Array, k: Array, v: Array | None = None, **options:
     return Rows(sc, w, live, pull)
 
 
-def log_sum_exp(rows: Rows) -> Array:
-    """lse = m + log Σ exp(s - m) over visible keys; -inf on null rows."""
+def log_sum_exp(rows: Rows, absolute: bool = False) -> Array:
+    """lse = m + log Σ exp(s - m) over visible keys; -inf on null rows. With `absolute` |m| + log Σ exp(s - m), or 0."""
     sc, live = rows.scores, rows.live
     maximum = np.where(live, _maximum(sc.s, sc.visible), 0.0)
     with np.errstate(invalid="ignore"):
         total = np.exp(np.where(sc.visible, sc.s - maximum[..., None], -np.inf)).sum(axis=-1)
-    return np.where(live, maximum + np.log(np.where(live, total, 1.0)), -np.inf)
+    size, null = (np.abs(maximum), 0.0) if absolute else (maximum, -np.inf)
+    return np.where(live, size + np.log(np.where(live, total, 1.0)), null)
 
 
 def _maximum(s: Array, visible: Array) -> Array:
@@ -57,9 +58,8 @@ def _pull(rows: Rows, do: Array | None, dlse: Array | None = None, absolute: boo
     through_lse = row_cotangent(rows, "dlse", dlse)[..., None] * rows.w
     if not absolute:
         return contract(rows, ds + through_lse, do)
-    lse = np.abs(np.where(rows.live, log_sum_exp(rows), 0.0))
     sizes = contract(rows, size + np.abs(through_lse), do, absolute=True)
-    return {"o": attend(rows, absolute=True), "lse": lse, **sizes}
+    return {"o": attend(rows, absolute=True), "lse": log_sum_exp(rows, absolute=True), **sizes}
 
 
 @keywords_of(softmax_rows)
@@ -94,7 +94,8 @@ softmax_attention_vjp, softmax_attention_magnitudes = derived_gradients(
     - Σ_j w dw) + dlse w, dq = scale ds k, dk = scale ds^T q, dv = (dropout ⊙ w)^T do, dbias = ds.
     """,
     """What rounding errors are measured against: "o", "lse" and the gradients with the summands of their last
-    contraction in absolute value, for example |scale| Σ_j w (|dw| + |Σ w dw|) |k| for q; |lse| itself (null rows 0).
+    contraction in absolute value, for example |scale| Σ_j w (|dw| + |Σ w dw|) |k| for q; |m| + log Σ exp(s - m) for
+    lse, 0 in null rows.
     """,
     pull=_pull,
 )

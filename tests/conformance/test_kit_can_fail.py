@@ -130,17 +130,26 @@ class UniformNullRows(Correct):
         return super().outputs(op, arrays, {**answer, "o": np.where(sc.n[..., None] > 0, answer["o"], mean)}, params)
 
 
+def weights_of(op: str, arrays: Any, params: Any) -> np.ndarray:
+    """The weights of a call before dropout."""
+    row = BY_NAME[f"{op}_weights"]
+    held = {n: widened(x) for n, x in arrays.items() if n in (*row.arguments, *row.optional)}
+    kept = {n: x for n, x in params.items() if n in (*COMMON, *row.own) and n != "dropout"}
+    return row.binding.forward(attnkit_reference, row, held, kept)["w"]
+
+
 class HalfAccumulator(Correct):
-    """Sums over keys in the dtype of the inputs."""
+    """Sums over keys that are rounded to the dtype of the inputs after every `chunk` of them."""
+
+    chunk = 1
 
     def outputs(self, op: str, arrays: Any, answer: Any, params: Any) -> Any:
-        sc, dtype, row = common(arrays, params), arrays["q"].dtype.name, BY_NAME[f"{op}_weights"]
-        held = {n: widened(x) for n, x in arrays.items() if n in (*row.arguments, *row.optional)}
-        kept = {n: x for n, x in params.items() if n in COMMON and n != "dropout"}
-        w = row.binding.forward(attnkit_reference, row, held, kept)["w"] * (1 if sc.keep is None else sc.keep)
+        sc, dtype = common(arrays, params), arrays["q"].dtype.name
+        w = weights_of(op, arrays, params) * (1 if sc.keep is None else sc.keep)
         total = np.zeros_like(answer["o"])
-        for j in range(sc.k.shape[-2]):
-            total = rounded(total + w[..., :, j, None] * sc.v[..., None, j, :], dtype)
+        for first in range(0, sc.k.shape[-2], self.chunk):
+            keys = slice(first, first + self.chunk)
+            total = rounded(total + w[..., keys] @ sc.v[..., keys, :], dtype)
         return super().outputs(op, arrays, {**answer, "o": total}, params)
 
 
@@ -293,7 +302,7 @@ WRONG: tuple[tuple[Callable[[], Any], str, str, str], ...] = (
     (TanhSigmoid, "sigmoid_attention_weights", "float32", "sigmoid_tail"),
     (UniformNullRows, "softmax_attention", "float32", "null_rows"),
     (HalfAccumulator, "softmax_attention", "bfloat16", "bound"),
-    (HalfAccumulator, "softmax_attention", "float16", "second_rule"),
+    (HalfAccumulator, "softmax_attention", "float16", "bound"),
     (LooksAhead, "softmax_attention", "float64", "causal_prefix"),
     (Restless, "softmax_attention", "float64", "rerun"),
     (FastTanh, "sigmoid_attention", "float16", "bound"),
@@ -333,43 +342,57 @@ def plain_case(op: str, dtype: str) -> Any:
 
 
 class Shifted(Correct):
-    """Correct but for one entry of o, which is off by `units` units."""
+    """Correct but for one entry of o, which is off by `times` what is allowed for it."""
 
-    def __init__(self, case: Any, units: float) -> None:
-        self.step = units * golden.compute(case).outputs["o"].unit
+    def __init__(self, case: Any, times: float) -> None:
+        self.step = times * golden.compute(case).outputs["o"].allowed
 
     def outputs(self, op: str, arrays: Any, answer: Any, params: Any) -> Any:
         moved = answer["o"].copy()
-        moved.flat[moved.size // 2] += self.step
+        moved.flat[moved.size // 2] += self.step.flat[moved.size // 2]
         return super().outputs(op, arrays, {**answer, "o": moved}, params)
 
 
 @pytest.mark.parametrize("op", [op.name for op in OPDB if op.group == "a" and op.vjp])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_twice_the_bound_fails_and_half_of_it_passes(op: str, dtype: str) -> None:
+def test_twice_the_bound_fails_and_a_quarter_of_it_passes(op: str, dtype: str) -> None:
+    """A half type adds the rounding of the result, up to two thirds of the bound."""
     case = plain_case(op, dtype)
-    limit = golden.compute(case).outputs["o"]
-    assert core.check(Shifted(case, 2 * limit.bound), case).checks == {"bound"}
-    assert core.check(Shifted(case, limit.allowed / 2), case).status == "pass"
+    assert core.check(Shifted(case, 2), case).checks == {"bound"}
+    assert core.check(Shifted(case, 0.25), case).status == "pass"
 
 
-@pytest.mark.parametrize("op", [op.name for op in OPDB if op.group == "a" and op.vjp])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half_types_are_held_to_the_stricter_rule(op: str, dtype: str) -> None:
-    case = plain_case(op, dtype)
-    limit = golden.compute(case).outputs["o"]
-    assert limit.naive_units is not None
-    stricter = "second_rule" if limit.naive_units < limit.bound else "bound"
-    assert (stricter == "second_rule") == (op != "sparsemax_attention" or dtype == "bfloat16")
-    assert core.check(Shifted(case, 1.1 * limit.allowed), case).checks == {stricter}
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_each_entry_has_its_own_bound(dtype: str) -> None:
+    """A head with small values beside another one: 2000 roundings of its numbers show, as they would alone."""
+    case = plain_case("softmax_attention", dtype)
+    v, error = case.arrays["v"].copy(), min(1.0, 2000 * tolerance.eps(dtype))
+    v[:, 1] = rounded(2.0 ** (-8 if error == 1.0 else -12) * v[:, 1], dtype)
+    small = replace(case, arrays={**case.arrays, "v": v})
+
+    class IsCoarse(Correct):
+        def outputs(self, op: str, arrays: Any, answer: Any, params: Any) -> Any:
+            o = answer["o"].copy()
+            o[:, 1] *= 1 - error
+            return super().outputs(op, arrays, {**answer, "o": o}, params)
+
+    assert core.check(Correct(), small).status == "pass"
+    assert core.check(IsCoarse(), small).checks == {"bound"}
 
 
 def test_undiscernible_limit_is_called_blind() -> None:
     case = plain_case("softmax_attention", "float32")
     limit = golden.compute(case).outputs["o"]
     assert tolerance.blind_spots("o", limit) == []
-    blind = tolerance.blind_spots("o", replace(limit, bound=4 / tolerance.eps("float32")))
+    blind = tolerance.blind_spots("o", replace(limit, allowed=np.full_like(limit.allowed, 4 * limit.largest)))
     assert [text.split()[2] for text in blind] == list(tolerance.impostors(limit.golden))
+
+
+@pytest.mark.parametrize(("x", "golden"), [(np.inf, -np.inf), (np.nan, np.inf), (np.inf, np.nan), (0.0, np.nan)])
+def test_nan_and_infinities_stand_where_the_golden_ones_do(x: float, golden: float) -> None:
+    wrong, limit = np.array([1.0, x]), tolerance.limit(np.array([1.0, golden]), "float64")
+    assert [check for check, _ in tolerance.measure("o", wrong, limit).failures] == ["nonfinite"]
+    assert tolerance.measure("o", limit.golden, limit).failures == ()
 
 
 @pytest.mark.parametrize("bits", [0x7F800001, 0xFF7FFFFF], ids=["signalling NaN", "largest"])

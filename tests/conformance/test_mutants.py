@@ -20,7 +20,7 @@ SOFTMAX, POINTWISE, RELUFORMER, SIGMOID = (
 )
 LINEAR, COSINE, PERFORMER, EFFICIENT = (f"{name}_attention" for name in ("linear", "cosine", "performer", "efficient"))
 PAIRS, PREPARE = mask.Visibility.between, quadratic.prepare
-NUMBERS = {"bound", "second_rule", "nonfinite", "null_rows"}  # what is wrong with a result, not with a call
+NUMBERS = {"bound", "nonfinite", "null_rows"}  # what is wrong with a result, not with a call
 MUTANTS: tuple[tuple[str, str, Function, str, str], ...] = (
     ("a mask is forgotten under causality", SOFTMAX, PAIRS, "if self.mask is not None:",
      "if self.mask is not None and not self.causal:"),

@@ -187,7 +187,7 @@ def test_expected_failure_of_no_case_is_an_error(tmp_path: Path) -> None:
 
 
 def computed(folder: Path, destination: Path, change: float = 0.0) -> None:
-    """What somebody else would compute from exported inputs: here attnkit, with one entry moved by `change` units."""
+    """What others would compute from exported inputs: here attnkit, an entry moved by `change` times its bound."""
     (adapter,) = (adapter for adapter in adapters() if adapter.name == "numpy-generic")
     tensors: dict[str, np.ndarray] = {}
     for item in exchange.read_manifest(folder)["cases"]:
@@ -197,7 +197,7 @@ def computed(folder: Path, destination: Path, change: float = 0.0) -> None:
         tensors |= {f"{case.id}/grad.{name}": x for name, x in core.gradients(adapter, case).items()}
     name, limit = f"{case.id}/out.o", golden.compute(case).outputs["o"]
     moved = tensors[name].copy()
-    moved.flat[0] += change * limit.unit
+    moved.flat[0] += change * limit.allowed.flat[0]
     save_file({**{n: x.copy(order="C") for n, x in tensors.items()}, name: moved}, destination)
 
 

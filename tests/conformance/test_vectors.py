@@ -52,7 +52,8 @@ def test_every_op_is_there_with_its_options_and_null_rows_in_20_megabytes(folder
         held = [case for case in cases if case["op"] == op.name]
         assert {case["dtype"] for case in held} == {"float32", "float64"} & set(op.dtypes), op.name
         given = [name.split(".", 1) for identity, name in names if identity.startswith(f"{op.name}/")]
-        assert {kind for kind, _ in given} == {"in", "out"} | ({"cotangent", "grad"} if op.vjp else set()), op.name
+        kinds = {"in", "out", "allowed"} | ({"cotangent", "grad"} if op.vjp else set())
+        assert {kind for kind, _ in given} == kinds, op.name
         seen = {name for case in held for name in case["params"]} | {name for _, name in given}
         missing = OPTIONS.get(op.group, set()) - seen
         assert missing <= {"query_mask", "key_lengths"} if op.name.startswith("soft_") else not missing, op.name
@@ -86,21 +87,22 @@ def test_lines_say_what_the_manifest_and_the_files_say(folder: Path) -> None:
         re.findall(r"semantics version (\d+)", (ROOT / "docs/semantics.md").read_text())[0]
     )
     assert manifest["attnkit"] == re.findall(r'__version__ = "(.+)"', (ROOT / "attnkit/__init__.py").read_text())[0]
-    limits = {f"{c['id']}/{name}": x for c in manifest["cases"] for name, x in c["limits"].items()}
+    results = {f"{c['id']}/{name}": dtype for c in manifest["cases"] for name, dtype in c["results"].items()}
+    assert {"float32", "float64"} <= {*results.values()} <= {"float32", "float64", "integer"}
     tensors = {n: x for file in folder.glob("*.safetensors") for n, x in exchange.read_tensors(file)}
     for line in (folder / "tensors.txt").read_text().splitlines():
-        case, name, file, offset, size, dtype, shape, allowed = line.split(" ")
+        case, name, file, offset, size, dtype, shape = line.split(" ")
         x = tensors.pop(f"{case}/{name}")
         with (folder / file).open("rb") as held:
             held.seek(int(offset))
             assert held.read(int(size)) == x.tobytes(), line
         assert (list(x.shape), x.dtype.name) == (json.loads(shape), dtype)
-        limit = limits.get(f"{case}/{name}")
-        if limit is None:
-            assert allowed == "nan"
-        else:
-            assert float(allowed) == limit["unit"] * min(limit["bound"], limit["second_rule"] or np.inf)
-    assert tensors == {}
+        if name.startswith("allowed."):
+            assert f"{case}/{name.removeprefix('allowed.')}" in results
+            assert np.all(x >= 0)
+        elif name.startswith(("out.", "grad.")):
+            results.pop(f"{case}/{name}")
+    assert tensors == results == {}
     params: dict[str, dict[str, object]] = {case["id"]: {} for case in manifest["cases"]}
     for line in (folder / "params.txt").read_text().splitlines():
         case, name, value = line.split(" ")

@@ -120,7 +120,7 @@ IN_GRADIENTS: dict[str, tuple[str, str, str, set[str]]] = {
         {"nonfinite"},
     ),
     "all heads of a group but the first left out": (
-        "head < (at.head + 1) * a.groups", "head < at.head * a.groups + 1", "gqa", {"bound", "second_rule"},
+        "head < (at.head + 1) * a.groups", "head < at.head * a.groups + 1", "gqa", {"bound"},
     ),
 }  # fmt: skip
 

@@ -44,8 +44,8 @@ def assert_agrees(got: Any, exact: Any, growth: float = 1.0, magnitude: Any = No
     """
     got, exact = to_numpy(got), to_numpy(exact).astype(np.float64)
     assert got.shape == exact.shape
-    size = None if magnitude is None else to_numpy(magnitude).astype(np.float64)
-    limit = tolerance.limit(exact, dtype or got.dtype.name, size, growth)
+    largest = max(tolerance.largest(exact), 0.0 if magnitude is None else tolerance.largest(to_numpy(magnitude)))
+    limit = tolerance.limit(exact, dtype or got.dtype.name, largest, growth=growth)
     found = tolerance.measure("x", got, limit)
     assert not found.failures, found.failures
 

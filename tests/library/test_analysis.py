@@ -28,7 +28,8 @@ ONLY_IN_ATTNKIT = {"Anisotropy", "Concentration", "VarianceRatio", "weight_block
 def agrees(actual: Any, golden: Any, dtype: str = "float64", size: Any = None, growth: float = 1.0) -> None:
     """Within the bound of semantics D."""
     golden = np.asarray(golden, np.float64)
-    limit = tolerance.limit(golden, dtype, None if size is None else np.asarray(size), growth)
+    largest = max(tolerance.largest(golden), 0.0 if size is None else tolerance.largest(np.asarray(size)))
+    limit = tolerance.limit(golden, dtype, largest, growth=growth)
     measured = tolerance.measure("value", np.asarray(to_numpy(actual), np.float64), limit)
     assert not measured.failures, measured.failures
 

@@ -38,6 +38,14 @@ def by_segments(q: Any, k: Any, v: Any, sizes: list[int], steps: int, divisor: f
     return k1 @ z @ k3 @ v
 
 
+def test_magnitudes_of_nystrom_weights_cover_them(covers: Any) -> None:
+    q, k = normal(3, (2, 17, 4), (2, 17, 4))
+    weights = reference.nystrom_attention_weights(q, k, num_landmarks=4)
+    found = reference.nystrom_attention_weights_magnitudes(q, k, num_landmarks=4)["w"]
+    covers(found, weights)
+    assert np.any(found > 2 * np.abs(weights))
+
+
 @pytest.mark.parametrize(("n", "sizes"), [(7, [2, 2, 3]), (8, [2, 3, 3]), (9, [3, 3, 3]), (4, [1, 1, 2])])
 @pytest.mark.parametrize("steps", [0, 1, 6])
 def test_nystrom_by_its_formula(near: Any, n: int, sizes: list[int], steps: int) -> None:

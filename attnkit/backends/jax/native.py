@@ -168,7 +168,7 @@ def remembered(static: Static, arrays: Arrays) -> tuple[tuple[Array, ...], Array
     """The same, and numbers of rows for the gradients: constants, for gradients do not depend on them."""
     extra = ("rows",) if static.op in lower.SAVES_ROWS else ()
     results = _serve(static, arrays, static.outputs + extra)
-    saved = {name: results[name] for name in ("o", *extra) if extra and name in results}
+    saved = {name: results[name] for name in lower.saved(static.op, arrays["q"].dtype) if name in results}
     return tuple(results[name] for name in static.outputs), saved
 
 

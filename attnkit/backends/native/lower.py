@@ -152,6 +152,15 @@ def _compute(dtype: Any) -> str:
     return "float64" if dtype_name(dtype) == "float64" else "float32"
 
 
+def saved(op: str, dtype: Any) -> tuple[str, ...]:
+    """What the forward pass saves for the gradients. Not o in a half type, which the backward pass computes again: dw
+    minus do·o cancels where a few keys have all the weight, and leaves the rounding of o.
+    """
+    if op not in SAVES_ROWS:
+        return ()
+    return ("o", "rows") if dtype_name(dtype) == _compute(dtype) else ("rows",)
+
+
 def contiguous(shape: Shape) -> Shape:
     """Strides in elements."""
     return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))

@@ -148,7 +148,8 @@ class _Call(NamedTuple):
 def _call(op: str, arrays: Mapping[str, Tensor], plain: lower.Plain, outputs: tuple[str, ...]) -> _Call:
     """The call of tensors like these."""
     plan_outputs = (*outputs, *_saved(op))
-    again = tuple((n, name) for n, name in enumerate(plan_outputs) if name in ("o", "rows") and _saved(op))
+    saved = lower.saved(op, arrays["q"].dtype)
+    again = tuple((n, name) for n, name in enumerate(plan_outputs) if name in saved)
     counts = tuple(n for n, name in enumerate(outputs) if name in rows.COUNTS)
     return _Call(op, tuple(arrays), plain, outputs, again, counts, planned(op, False, arrays, plain, plan_outputs))
 

@@ -2,9 +2,10 @@
 
 A folder holds one safetensors file per op. Tensors are named "<case>/in.<argument>", "<case>/cotangent.<output>",
 "<case>/out.<output>" and "<case>/grad.<argument>"; the last two are the float64 golden values, the others have the
-dtype of the case. manifest.json gives parameters, units and bounds, and the sha256 of each file; tensors.txt and
-params.txt give the same line by line for readers without JSON: the position of each tensor and the allowed error of a
-result. SHA256SUMS covers everything.
+dtype of the case. "<case>/allowed.out.<output>" and "<case>/allowed.grad.<argument>" are the allowed errors of their
+entries, in the compute dtype. manifest.json gives parameters, dtypes of results and the sha256 of each file;
+tensors.txt and params.txt give the position of each tensor and the parameters line by line for readers without JSON.
+SHA256SUMS covers everything.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,15 +25,16 @@ from attnkit_conformance import core
 from attnkit_conformance.core import CaseResult
 from attnkit_conformance.judge import matcher
 from attnkit_conformance.model import tolerance
-from attnkit_conformance.model.case import DTYPES, Case, is_dtype, numpy_dtype
+from attnkit_conformance.model.case import DTYPES, Case, compute_dtype, is_dtype, numpy_dtype
 from attnkit_conformance.model.golden import draw_case, golden
 from attnkit_conformance.model.tolerance import Limit
 from attnkit_conformance.opdb import BY_NAME, OPDB
 from attnkit_conformance.report.files import version
 
-FORMAT = 2  # of the folder; raised when older readers cannot read it
+FORMAT = 3  # of the folder; raised when older readers cannot read it
 SEMANTICS = 1  # of docs/semantics.md; raised when the result of a valid call changes
 SUMS = "SHA256SUMS"
+ALLOWED = "allowed."  # before the name of a result
 TENSOR_DTYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "BOOL": "bool",
     "I64": "int64", "I32": "int32",
@@ -46,17 +47,15 @@ def tensors_of(case: Case) -> dict[str, np.ndarray]:
     tensors = {f"in.{name}": case.typed(name) for name in case.arrays}
     for name, x in case.cotangents.items():
         tensors[f"cotangent.{name}"] = x.astype(numpy_dtype(op.output_dtype(name, case.dtype)))
-    tensors |= {name: limit.golden for name, limit in limits_of(case).items()}
+    for name, limit in limits_of(case).items():
+        tensors |= {name: limit.golden, f"{ALLOWED}{name}": limit.allowed.astype(compute_dtype(limit.dtype))}
     return {f"{case.id}/{name}": x.copy(order="C") for name, x in tensors.items()}
 
 
 def entry(case: Case) -> dict[str, Any]:
     """A case in the manifest."""
-    described = {
-        name: {"dtype": x.dtype, "unit": x.unit, "bound": x.bound, "second_rule": x.naive_units}
-        for name, x in limits_of(case).items()
-    }
-    return {"id": case.id, "op": case.op, "dtype": case.dtype, "params": dict(case.params), "limits": described}
+    dtypes = {name: limit.dtype for name, limit in limits_of(case).items()}
+    return {"id": case.id, "op": case.op, "dtype": case.dtype, "params": dict(case.params), "results": dtypes}
 
 
 def export(
@@ -77,18 +76,16 @@ def write(folder: Path, cases: Iterable[Case]) -> int:
     params: list[str] = []
     for op, of_op in itertools.groupby(cases, key=lambda case: case.op):
         tensors: dict[str, np.ndarray] = {}
-        allowed: dict[str, float] = {}
         for case in of_op:
             tensors |= tensors_of(case)
             entries.append(entry(case))
-            allowed |= {f"{case.id}/{name}": x.allowed * x.unit for name, x in limits_of(case).items()}
             params += [
                 f"{case.id} {name} {json.dumps(value, separators=(',', ':'))}" for name, value in case.params.items()
             ]
         path = folder / f"{op}.safetensors"
         save_file(tensors, path)
         files.append(path.name)
-        places += places_of(path, allowed)
+        places += places_of(path)
     if not entries:
         raise ValueError("nothing selected to export")
     for name, lines in (("tensors.txt", places), ("params.txt", params)):
@@ -113,17 +110,15 @@ def limits_of(case: Case) -> dict[str, Limit]:
     return limits | {f"grad.{name}": limit for name, limit in truth.gradients.items()}
 
 
-def places_of(path: Path, allowed: dict[str, float]) -> Iterator[str]:
-    """Lines of tensors.txt, "case tensor file offset bytes dtype shape allowed": offset is in bytes from the
-    beginning of the file, allowed is the largest error of a result (nan for inputs).
-    """
+def places_of(path: Path) -> Iterator[str]:
+    """Lines of tensors.txt, "case tensor file offset bytes dtype shape", the offset in bytes from the beginning."""
     data = path.read_bytes()
     start = 8 + int.from_bytes(data[:8], "little")
     for key, entry in sorted(json.loads(data[8:start]).items()):
         case, _, name = key.rpartition("/")
         shape, dtype = json.dumps(entry["shape"], separators=(",", ":")), TENSOR_DTYPES[entry["dtype"]]
         begin, end = entry["data_offsets"]
-        yield f"{case} {name} {path.name} {start + begin} {end - begin} {dtype} {shape} {allowed.get(key, math.nan)!r}"
+        yield f"{case} {name} {path.name} {start + begin} {end - begin} {dtype} {shape}"
 
 
 def digest(path: Path) -> str:
@@ -177,14 +172,15 @@ def compare_case(
 ) -> CaseResult:
     """The verdict on one case; it is unsupported if all of its tensors are missing, and fails if some are."""
     findings = core.Findings()
-    present = [output for output in item["limits"] if f"{item['id']}/{output}" in results]
-    for output, bounds in item["limits"].items():
+    present = [output for output in item["results"] if f"{item['id']}/{output}" in results]
+    for output, dtype in item["results"].items():
         key = f"{item['id']}/{output}"
         if key not in results:
             if present and output.startswith("out."):
                 findings.fail("names", f"{output} is missing")
             continue
-        limit = Limit(golden_tensors[key], bounds["dtype"], bounds["unit"], bounds["bound"], bounds["second_rule"])
+        truth, allowed = golden_tensors[key], golden_tensors[f"{item['id']}/{ALLOWED}{output}"]
+        limit = Limit(truth, dtype, allowed.astype(np.float64), tolerance.largest(truth))
         x = results[key]
         if x.shape != limit.golden.shape:
             findings.fail("shape", f"{output} has shape {x.shape}; expected {limit.golden.shape}")

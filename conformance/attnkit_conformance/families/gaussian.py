@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from attnkit_conformance.families.entmax.lowprecision import GAUSSIAN
-from attnkit_conformance.model import errors, lowprecision, tolerance
+from attnkit_conformance.model import errors, scoring, tolerance
 from attnkit_conformance.model.case import Case, Sample, generator, rounded
 from attnkit_conformance.model.op import OPTIONAL, QKV, Op, o_only
 from attnkit_conformance.model.scene import Scene
@@ -28,22 +27,23 @@ OFFSETS = (
 def complete(case: Case) -> Case:
     """q and k with a common offset, or k = q, if the scene requests it; no ties if the maximum is differentiated,
     because equal distances are equal only in exact arithmetic."""
-    arrays = dict(case.arrays)
+    arrays, tags = dict(case.arrays), case.tags
     if "integers" in case.tags and "op" in case.params:
         noise = generator(f"{sorted(case.tags)}/ties")
         arrays |= {n: rounded(arrays[n] + 0.1 * noise.standard_normal(arrays[n].shape), case.dtype) for n in ("q", "k")}
+        tags -= {"integers"}
     if "offset" in case.tags:
         arrays |= {name: rounded(arrays[name] + OFFSET, case.dtype) for name in ("q", "k")}
     if "self" in case.tags:
         arrays["k"] = arrays["q"].copy()
-    return replace(case, arrays=arrays)
+    return replace(case, arrays=arrays, tags=tags)
 
 
 def growth(case: Case) -> float:
     """D: 1 + max|visible exponent|/16, of -(scale/2) (‖q‖² + ‖k‖² - 2 q·k) + bias with every summand in absolute value.
     q and k are about the mean key of the first query, for no later token may change a bit (A11)."""
     whole = {**case.arrays, **case.params}
-    common = {name: whole[name] for name in lowprecision.COMMON if name in whole and not name.startswith("dropout")}
+    common = {name: whole[name] for name in scoring.COMMON if name in whole and not name.startswith("dropout")}
     sc = gaussian_rows("sample", whole["q"], whole["k"], **common).scores
     live = sc.visible.any(-1, keepdims=True)
     first = np.any(sc.visible & live & (np.cumsum(live, axis=-2) == 1), axis=-2, keepdims=True)
@@ -77,7 +77,6 @@ OPS: tuple[Op, ...] = (
         exponent=lambda params: True,
         complete=complete,
         growth=growth,
-        naive=GAUSSIAN,
         weights=True,
         statistics=True,
         ties=False,

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from attnkit_conformance.families import tokens_lowprecision
 from attnkit_conformance.families.lowrank.row import calls
 from attnkit_conformance.families.lowrank.samples import of_input
 from attnkit_conformance.model import tolerance
@@ -234,6 +233,5 @@ OPS: tuple[Op, ...] = (
         # and the amount of padding all matter, and a NaN has no hash
         invariances=("rerun", "padding_contents", "batch_mates"),
         scene_case=lsh_property,
-        naive=tokens_lowprecision.lsh,
     ),
 )

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from attnkit_conformance.families import tokens_lowprecision
 from attnkit_conformance.families.lowrank.row import calls
 from attnkit_conformance.model import tolerance
 from attnkit_conformance.model.case import Case, ErrorSample, NoDraw, Sample, compute_dtype, generator, rounded, sample
@@ -294,7 +293,6 @@ OPS: tuple[Op, ...] = (
         # tokens are independent and all slots are visible: there is no padding and no order
         invariances=("rerun", "key_permutation", "batch_mates", "visible_nan"),
         scene_case=memory_property,
-        naive=tokens_lowprecision.memory,
     ),
     Op(
         name="gated_attention_unit",
@@ -312,6 +310,5 @@ OPS: tuple[Op, ...] = (
         tokens=Tokens({"x": -2, "o": -2}, {"x": -2, "o": -2, "mask": -1, "query_mask": -1, "bias": -1}),
         invariances=(*ALL_TOKENS, "causal_prefix"),
         scene_case=unit_property,
-        naive=tokens_lowprecision.unit,
     ),
 )

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 
-from attnkit_conformance.model import errors, lowprecision
+from attnkit_conformance.model import errors, scoring
 from attnkit_conformance.model.op import (
     OPTIONAL,
     QKV,
@@ -53,11 +51,6 @@ def sigmoid_settings(params: Params) -> Params:
     return {"activation": "sigmoid", "alpha": 0.0, "shift": "-log_length"}
 
 
-def evaluated(settings: lowprecision.Settings) -> lowprecision.Formula:
-    """The formula of a case of point-wise attention."""
-    return lowprecision.attention(partial(lowprecision.pointwise_weights, settings=settings))
-
-
 TAIL = Scene("2x4096-tail", 2, 4096, d=8, e=8, lead=((1, 1),) * 3, options=("positive_values",))
 """Every weight is about 1/4096: a sigmoid accurate relative to 1, such as a fast tanh, has no precision there."""
 
@@ -78,8 +71,7 @@ OPS = (
         exponent=exponentiates,
         signed=has_signed_weights,
         kinks=has_kinks,
-        settings=lowprecision.no_settings,
-        naive=evaluated(lowprecision.no_settings),
+        settings=scoring.no_settings,
         weights=True,
         statistics=True,
     ),
@@ -98,7 +90,6 @@ OPS = (
         errors=errors.reluformer_errors,
         kinks=lambda params: (0.0,),
         settings=reluformer_settings,
-        naive=evaluated(reluformer_settings),
         weights=True,
         statistics=True,
     ),
@@ -118,7 +109,6 @@ OPS = (
         errors=errors.length_errors,
         exponent=always,
         settings=sigmoid_settings,
-        naive=evaluated(sigmoid_settings),
         weights=True,
         statistics=True,
         bias_inf=True,
@@ -133,7 +123,6 @@ OPS = (
         own=("eps",),
         differentiable=("q", "k", "q_weight", "k_weight"),
         errors=errors.layernorm_errors,
-        naive=lowprecision.layernorm,
         dropout=False,
     ),
 )

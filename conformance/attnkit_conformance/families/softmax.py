@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attnkit_conformance.model import errors, lowprecision
+from attnkit_conformance.model import errors
 from attnkit_conformance.model.op import OPTIONAL, QKV, Op, always, o_and_lse
 from attnkit_conformance.scenes import attention
 
@@ -22,7 +22,6 @@ OPS = (
         compute_outputs=("lse",),
         errors=errors.attention_errors,
         exponent=always,
-        naive=lowprecision.attention(lowprecision.softmax_weights),
         weights=True,
         statistics=True,
         bias_inf=True,

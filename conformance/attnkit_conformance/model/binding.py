@@ -69,7 +69,7 @@ def plain_backward(
     """op_vjp(*arrays, *cotangents, **params) -> gradients."""
     args, keywords = split(op, arrays, params)
     keywords.pop("return_lse", None)
-    of_outputs = [cotangents.get(name) for name in op.outputs(params)]
+    of_outputs = [cotangents.get(name) for name in op.outputs(params)] if cotangents else []
     return dict(getattr(module, op.name + suffix)(*args, *of_outputs, **keywords))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from attnkit_conformance.model import lowprecision
+from attnkit_conformance.model import scoring
 from attnkit_conformance.model.binding import FIELDS, PLAIN, Binding
 from attnkit_conformance.model.case import DTYPES, INTEGER, Case, ErrorSample, Sample, compute_dtype
 from attnkit_conformance.model.grammar import Choice, Level
@@ -72,8 +72,7 @@ class Op:
     exponent: Callable[[Params], bool] = lambda params: False  # does it exponentiate the scores
     signed: Callable[[Params], bool] = lambda params: False  # can a weight be negative
     kinks: Callable[[Params], tuple[float, ...]] = lambda params: ()  # where the slope of w(s + shift) jumps
-    settings: lowprecision.Settings | None = None  # its own parameters as those of point-wise attention
-    naive: lowprecision.Formula | None = None  # the formula evaluated operation by operation
+    settings: scoring.Settings | None = None  # its own parameters as those of point-wise attention
     vjp: bool = True
     weights: bool = False  # has an `<op>_weights`
     statistics: bool = False  # supported by row_statistics

@@ -18,7 +18,6 @@ from attnkit_conformance.core import CaseResult
 from attnkit_conformance.judge import MAY_PASS, invariances, properties, read_xfails
 from attnkit_conformance.model.case import DTYPES, INTEGER, Case, Sample
 from attnkit_conformance.model.golden import draw_case, golden
-from attnkit_conformance.model.tolerance import Measured, eps
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.peers.base import visible_pairs
 from attnkit_conformance.report.snippet import snippet
@@ -181,8 +180,8 @@ def seen(adapter: Any, case: Case) -> Sight | None:
     result = core.check(adapter, case)
     wrong = [m for m in result.measured if m.failures and m.dtype != INTEGER]
     if wrong:
-        worst = max(wrong, key=lambda m: relative(m) / (STEEPER if m.output.startswith("d") else 1.0))
-        return Sight(worst.failures[0][0], worst.output, relative(worst), beyond=beyond(adapter, case, worst.output))
+        worst = max(wrong, key=lambda m: m.relative / (STEEPER if m.output.startswith("d") else 1.0))
+        return Sight(worst.failures[0][0], worst.output, worst.relative, beyond=beyond(adapter, case, worst.output))
     for check, text in result.failures:
         if check == "exception":
             return Sight(check, exception=text.partition(":")[0])
@@ -197,12 +196,8 @@ def beyond(adapter: Any, case: Case, output: str) -> bool:
     limit, got = truth.outputs[output], core.outputs(adapter, case)[output]
     live = ~np.broadcast_to(truth.zero_outputs[output], got.shape)
     with np.errstate(invalid="ignore"):
-        off = ~(np.abs(got.astype(np.float64) - limit.golden) <= limit.allowed * limit.unit)
+        off = ~(np.abs(got.astype(np.float64) - limit.golden) <= limit.allowed)
     return bool(np.any(off & live & np.isfinite(limit.golden)))
-
-
-def relative(measured: Measured) -> float:
-    return measured.max_error * eps(measured.dtype)
 
 
 def same(adapter: Any, first: Case, sight: Sight) -> Fails:
@@ -222,7 +217,7 @@ def same(adapter: Any, first: Case, sight: Sight) -> Fails:
         off = any(
             m.output == sight.output
             and sight.check in {check for check, _ in m.failures}
-            and relative(m) >= min(PLAIN_SIGHT, sight.relative)
+            and m.relative >= min(PLAIN_SIGHT, sight.relative)
             for m in result.measured
         )
         return off and (not sight.beyond or beyond(adapter, case, sight.output))

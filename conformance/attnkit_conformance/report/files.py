@@ -71,8 +71,8 @@ def record(result: CaseResult) -> dict[str, Any]:
         "ratio": finite(result.ratio),
         "errors": [
             {
-                "output": m.output, "dtype": m.dtype, "max": finite(m.max_error), "rms": finite(m.rms_error),
-                "bound": finite(m.bound), "second_rule": finite(m.naive_units),
+                "output": m.output, "dtype": m.dtype, "max": finite(m.ratio), "rms": finite(m.rms),
+                "relative": finite(m.relative),
             }
             for m in result.measured
         ],
@@ -117,10 +117,7 @@ def compact(results: list[CaseResult]) -> dict[str, Any]:
     rows = []
     for r in results:
         place = [adapters.index(r.adapter), ops.index(r.op), r.id.partition("/")[2], STATUSES.index(r.status)]
-        errors = [
-            [m.output, finite(m.max_error), finite(m.rms_error), finite(m.bound), finite(m.naive_units)]
-            for m in r.measured
-        ]
+        errors = [[m.output, finite(m.ratio), finite(m.rms), finite(m.relative)] for m in r.measured]
         rows.append([*place, reasons.index(r.reason), errors, [list(failure) for failure in r.failures]])
     formulas = [BY_NAME[name].formula for name in ops]
     return {"adapters": adapters, "ops": ops, "formulas": formulas, "reasons": reasons, "rows": rows}

@@ -221,13 +221,12 @@ def program(example: Example, printed: str | None, opened: bool) -> str:
 
 
 def tolerated(example: Example) -> float:
-    """The absolute bound of a result; a snippet that reproduces exceeds it."""
-    truth = golden(example.case)
-    name = example.sight.output
-    if not name:
+    """Half the error that was found; a snippet that reproduces exceeds it."""
+    truth, sight = golden(example.case), example.sight
+    if not sight.output or not math.isfinite(sight.relative):
         return 0.0
-    limit = truth.outputs[name] if name in truth.outputs else truth.gradients[name[1:]]
-    return limit.allowed * limit.unit
+    limit = truth.outputs[sight.output] if sight.output in truth.outputs else truth.gradients[sight.output[1:]]
+    return sight.relative * limit.largest / 2
 
 
 def run(examples: Sequence[Example]) -> dict[str, str]:

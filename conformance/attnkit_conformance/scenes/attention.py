@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from attnkit_conformance.model import lowprecision
+from attnkit_conformance.model import scoring
 from attnkit_conformance.model.case import Case, NoDraw, Sample, compute_dtype, generator, rounded
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.model.scene import Scene
@@ -113,7 +113,7 @@ def draw(scene: Scene, rng: np.random.Generator) -> dict[str, np.ndarray]:
     if "opposite_keys" in scene.options:  # softmax gradients without cancellation: large enough for half types
         k[..., 1::2, :], v[..., 1::2, :] = -k[..., ::2, :], -v[..., ::2, :]
     if "positive_values" in scene.options:  # sums over keys grow: low-precision accumulators stagnate
-        v = 1 + np.abs(v)
+        v = 0.6 * (1 + np.abs(v))  # with means just above 1, where roundings are largest
     options = option_arrays(scene, rng)
     if {"grid", "integers"} & set(scene.options) and "bias" in options:
         options["bias"] = np.round(options["bias"] * 4) / 4
@@ -205,10 +205,10 @@ def drawn_case(
     )  # fmt: skip
 
 
-def too_near(case: Case, kink: float, settings: lowprecision.Settings | None) -> bool:
+def too_near(case: Case, kink: float, settings: scoring.Settings | None) -> bool:
     """Whether rounding could move a visible score across a kink, where the gradient jumps."""
-    sc = lowprecision.case_scores(case)
-    x = lowprecision.shifted(case, sc, settings)
+    sc = scoring.case_scores(case)
+    x = scoring.shifted(case, sc, settings)
     size = np.abs(sc.scale) * (np.abs(sc.q) @ np.abs(np.swapaxes(sc.k, -1, -2))) + np.abs(x - sc.s)
     size = size if sc.bias is None else size + np.abs(sc.bias)
     return bool(np.any(sc.visible & (np.abs(x - kink) < MARGIN * (size + abs(kink)))))

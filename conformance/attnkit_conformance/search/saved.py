@@ -3,7 +3,6 @@ JSON."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -20,12 +19,8 @@ FORMAT = 1
 
 
 def named_by_content(case: Case, word: str = "search") -> Case:
-    """The case with a unique id: golden values are cached by id."""
-    digest = hashlib.sha256(repr((sorted(case.params.items()), case.dtype, case.layout)).encode())
-    for arrays in (case.arrays, case.cotangents):
-        for name, x in sorted(arrays.items()):
-            digest.update(f"{name} {x.dtype} {x.shape} {case.dtypes.get(name)}".encode() + x.tobytes())
-    return replace(case, id=f"{case.op}/{case.dtype}/{word}-{digest.hexdigest()[:12]}")
+    """The case with an id of its own."""
+    return replace(case, id=f"{case.op}/{case.dtype}/{word}-{case.digest[:12]}")
 
 
 def save(path: Path, case: Case, finding: dict[str, Any]) -> None:

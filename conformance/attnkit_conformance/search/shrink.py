@@ -2,7 +2,7 @@
 
 Greedy and deterministic. Options are removed first, then leading axes, tokens and features, then values move towards 0,
 1 and short decimals; a step is kept if `fails` still holds, and the passes repeat until none is. Each candidate has its
-own id, because golden values are cached by id.
+own id.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@
 struct tensor {
     char name[64], dtype[16], shape[64]; /* "in.q", "float32", "[2,4,9,5]" */
     long size;                           /* in bytes */
-    double allowed;                      /* the largest error of a result, NaN for inputs */
     char *bytes;                         /* little-endian, C order */
 };
 
@@ -18,8 +17,8 @@ static int read_case(const char *folder, const char *wanted, struct tensor *foun
     snprintf(path, sizeof path, "%s/tensors.txt", folder);
     FILE *index = fopen(path, "r"), *data;
     if (!index) return -1;
-    for (struct tensor *t = found; fscanf(index, "%255s %63s %255s %ld %ld %15s %63s %lf", id, t->name, file, &offset,
-                                          &t->size, t->dtype, t->shape, &t->allowed) == 8; t = found + n) {
+    for (struct tensor *t = found; fscanf(index, "%255s %63s %255s %ld %ld %15s %63s", id, t->name, file, &offset,
+                                          &t->size, t->dtype, t->shape) == 7; t = found + n) {
         if (strcmp(id, wanted)) continue;
         snprintf(path, sizeof path, "%s/%s", folder, file);
         t->bytes = malloc(t->size + 1);

@@ -12,6 +12,7 @@ from attnkit_reference.analysis.spectra import (
     newton_residuals,
     soft_complexity,
 )
+from attnkit_reference.analysis.spectra import newton_residuals_magnitudes as newton_residuals_magnitudes
 from attnkit_reference.analysis.vectors import anisotropy, variance_ratio
 from attnkit_reference.analysis.vectors import anisotropy_magnitudes as anisotropy_magnitudes
 

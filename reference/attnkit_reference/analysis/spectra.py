@@ -7,7 +7,7 @@ from scipy.special import xlogy
 
 from attnkit_reference._check import Array, as_float
 from attnkit_reference._op import refuse_others
-from attnkit_reference.lowrank.newton import newton_inverse, whole
+from attnkit_reference.lowrank.newton import newton_inverse, newton_inverse_magnitudes, whole
 
 
 @refuse_others
@@ -19,6 +19,13 @@ def newton_residuals(a: Array, *, newton_steps: int = 20, init_scale: float = 0.
     wide = as_float("newton_residuals", "a", a)
     result = newton_inverse(wide, newton_steps=newton_steps, init_scale=init_scale, return_residuals=True)
     return cast(Array, result[1])
+
+
+def newton_residuals_magnitudes(a: Array, *, newton_steps: int = 20, init_scale: float = 0.9) -> dict[str, Array]:
+    """What rounding errors of the residuals are measured against: the norms of their summands, relative to ‖A‖₂."""
+    wide = as_float("newton_residuals_magnitudes", "a", a)
+    sizes = newton_inverse_magnitudes(wide, np.zeros_like(wide), newton_steps=newton_steps, init_scale=init_scale)
+    return {"residuals": sizes["residuals"]}
 
 
 @refuse_others

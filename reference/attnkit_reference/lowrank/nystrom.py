@@ -169,8 +169,10 @@ def _exact_rows(a: Nystrom) -> Rows:
     return softmax_rows(op, *arrays, mask=a.options["visible"], scale=a.sc.scale)
 
 
-def _nystrom_weights(a: Nystrom) -> Array:
-    return np.where(a.exact, _exact_rows(a).w, a.k1 @ a.inverses[-1] @ a.k3)
+def _nystrom_weights(a: Nystrom, absolute: bool = False) -> Array:
+    """(K1 Z) K3, or w for items with exact softmax; or with the last product of absolute values."""
+    size = np.abs if absolute else np.asarray
+    return np.where(a.exact, _exact_rows(a).w, size(a.k1 @ a.inverses[-1]) @ a.k3)
 
 
 def _nystrom_output(a: Nystrom, absolute: bool = False) -> Array:
@@ -245,6 +247,14 @@ nystrom_attention_weights = derived_weights(
     _nystrom_weights,
     doc="K1 Z K3 (..., n, n), the matrix that `nystrom_attention` multiplies v by; entries may be negative.",
 )
+
+
+@keywords_of(_nystrom)
+def nystrom_attention_weights_magnitudes(q: Array, k: Array, **params: Any) -> dict[str, Array]:
+    """What rounding errors of the weights are measured against: |K1 Z| K3."""
+    return {"w": _nystrom_weights(_nystrom("nystrom_attention_weights", q, k, None, **params), absolute=True)}
+
+
 nystrom_attention_vjp, nystrom_attention_magnitudes = derived_gradients(
     nystrom_attention,
     _nystrom,

@@ -18,7 +18,7 @@ from attnkit_conformance import core
 from attnkit_conformance.model import tolerance
 from attnkit_conformance.model.binding import STATISTICS
 from attnkit_conformance.model.case import PROFILES, Case, generator
-from attnkit_conformance.model.golden import Golden, compute, growth_of
+from attnkit_conformance.model.golden import Golden, compute
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.model.scene import Scene
 from attnkit_conformance.model.tolerance import Limit
@@ -110,19 +110,23 @@ class Problem:
             cotangents = {other: np.zeros_like(x) for other, x in self.case.cotangents.items()}
             cotangents[name].reshape(-1)[index] = 1.0
             rows.append(dict(compute(replace(self.case, cotangents=cotangents)).gradients))
-        return tuple(rows)
+        return tuple({name: self.evenly(limit) for name, limit in row.items()} for row in rows)
+
+    def evenly(self, limit: Limit) -> Limit:
+        """Entries of an inverse have errors of its largest one, which a single cotangent does not meet."""
+        return (
+            replace(limit, allowed=np.full_like(limit.allowed, np.max(limit.allowed))) if self.op.converged else limit
+        )
 
     @cached_property
     def tangents(self) -> tuple[Limit, ...]:
-        """Entries of J u; rounding errors scale with the absolute values of its summands."""
-        growth = growth_of(self.op, self.case)
+        """Entries of J u, with the errors that their summands may have."""
         limits = []
         for row in self.rows:
             products = [row[name].golden * u for name, u in self.direction.items()]
-            sizes = [np.abs(u) * row[name].unit / tolerance.eps("float64") for name, u in self.direction.items()]
-            total = np.asarray(sum(np.sum(x) for x in products))
-            size = np.asarray(sum(np.sum(x) for x in sizes))
-            limits.append(tolerance.limit(total, "float64", size, growth))
+            errors = [row[name].allowed * np.abs(u) for name, u in self.direction.items()]
+            total, allowed = (np.asarray(sum(np.sum(x) for x in parts)) for parts in (products, errors))
+            limits.append(Limit(total, "float64", allowed, tolerance.largest(total)))
         return tuple(limits)
 
     @cached_property

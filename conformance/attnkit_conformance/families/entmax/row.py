@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from attnkit_conformance.families.entmax import lowprecision
 from attnkit_conformance.families.entmax import samples as sparse_samples
 from attnkit_conformance.model import errors
 from attnkit_conformance.model.case import ErrorSample
@@ -86,7 +85,6 @@ OPS: tuple[Op, ...] = (
         complete=partial(sparse_samples.entmax_complete, alpha=2.0),
         steep=lambda params: True,
         growth=partial(sparse_samples.entmax_growth, alpha=2.0),
-        naive=lowprecision.SPARSEMAX,
         weights=True,
         statistics=True,
         bias_inf=True,
@@ -107,7 +105,6 @@ OPS: tuple[Op, ...] = (
         complete=sparse_samples.entmax_complete,
         steep=sparse_samples.steep,
         growth=sparse_samples.entmax_growth,
-        naive=lowprecision.ENTMAX,
         weights=True,
         statistics=True,
         bias_inf=True,
@@ -150,7 +147,6 @@ OPS: tuple[Op, ...] = (
         growth=sparse_samples.rela_growth,
         zeros=sparse_samples.rela_zeros,
         joined=True,
-        naive=lowprecision.rela,
         weights=True,
         statistics=True,
     ),
@@ -169,7 +165,6 @@ OPS: tuple[Op, ...] = (
         adapt=sparse_samples.sima_adapt,
         zeros=sparse_samples.sima_zeros,
         invariances=ALL_TOKENS,  # there is no causal form
-        naive=lowprecision.sima,
         weights=True,
         dropout=False,
     ),

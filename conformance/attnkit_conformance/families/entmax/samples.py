@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnkit_conformance.model import lowprecision, tolerance
+from attnkit_conformance.model import scoring, tolerance
 from attnkit_conformance.model.case import Case, Sample, compute_dtype, generator, rounded
 from attnkit_conformance.scenes.attention import (
     CAUSAL,
@@ -65,14 +65,15 @@ def entmax_complete(case: Case, alpha: float = 1.5) -> Case | None:
     are integers, which often lie on the threshold, only where α is exact."""
     if "integers" in case.tags and case.params.get("alpha", alpha) not in (1.0, *EXACT_ALPHAS):
         moved = {n: case.arrays[n] + 0.1 * normals(case, n, case.arrays[n].shape) for n in ("q", "k")}
-        case = replace(case, arrays={**case.arrays, **{n: rounded(x, case.dtype) for n, x in moved.items()}})
+        arrays = {**case.arrays, **{n: rounded(x, case.dtype) for n, x in moved.items()}}
+        case = replace(case, arrays=arrays, tags=case.tags - {"integers"})
     return settled(with_alpha(case), alpha)
 
 
 def with_alpha(case: Case) -> Case:
     if case.params.get("alpha") != LENGTH_ARRAY:
         return case
-    leading, queries = lowprecision.case_scores(case, with_v=False).n.shape[:-1], case.arrays["q"].shape[-2]
+    leading, queries = scoring.case_scores(case, with_v=False).n.shape[:-1], case.arrays["q"].shape[-2]
     per_head = bool(leading) and "mask" in case.arrays
     shape = (leading[-1], 1, 1) if per_head else (queries, 1)
     order = np.argsort(normals(case, "alpha", (int(np.prod(shape)),)))
@@ -105,7 +106,7 @@ def settled(case: Case, default: float) -> Case | None:
 
 def near_threshold(case: Case, alpha: Any) -> Array:
     """Rows (..., L) with a score so near to the threshold that rounding decides on which side it lies."""
-    options = {"alpha": alpha, **scoring(case)}
+    options = {"alpha": alpha, **score_options(case)}
     rows = entmax_rows("sample", case.arrays["q"], case.arrays["k"], **options)
     sc = rows.scores
     above = np.broadcast_to(alpha, (*sc.n.shape, 1)) - 1.0
@@ -128,19 +129,19 @@ def entmax_growth(case: Case, alpha: float = 1.5) -> float:
     """
     alpha_rows = alphas_of(case, alpha)
     alphas = np.ravel(alpha_rows)
-    sc = lowprecision.case_scores(case, with_v=False)
+    sc = scoring.case_scores(case, with_v=False)
     largest = float(np.max(np.abs(sc.s), initial=0.0, where=sc.visible & np.isfinite(sc.s)))
     of_scores = tolerance.growth_of_exponent(largest) - 1.0
     if case.dtype in ("float64", "float32"):
-        weights = entmax_rows("sample", case.arrays["q"], case.arrays["k"], alpha=alpha_rows, **scoring(case)).w
+        weights = entmax_rows("sample", case.arrays["q"], case.arrays["k"], alpha=alpha_rows, **score_options(case)).w
         of_scores *= max(float(np.max(weights, initial=0.0)), np.finfo(np.float32).tiny) ** (1.0 - np.max(alphas))
     return float(1.0 / (np.min(alphas[alphas != 1], initial=2.0) - 1.0) + of_scores)
 
 
-def scoring(case: Case) -> dict[str, Any]:
+def score_options(case: Case) -> dict[str, Any]:
     """What weights take of a case beside q, k and α."""
     options = {**case.arrays, **case.params}
-    return {name: options[name] for name in lowprecision.COMMON if name in options and not name.startswith("dropout")}
+    return {name: options[name] for name in scoring.COMMON if name in options and not name.startswith("dropout")}
 
 
 def steep(params: Any) -> bool:
@@ -169,7 +170,7 @@ def entmax_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
 
 def rela_complete(case: Case) -> Case:
     """norm_weight, and gate_weight if the variant requests it, small enough for a meaningful bound."""
-    leading, features = lowprecision.case_scores(case).n.shape[:-1], case.arrays["v"].shape[-1]
+    leading, features = scoring.case_scores(case).n.shape[:-1], case.arrays["v"].shape[-1]
     if case.params.get("norm_axis", "hidden") == "hidden" and leading:
         features *= leading[-1]
     dtype = compute_dtype(case.dtype) if "bias_float32" in case.tags else case.dtype
@@ -187,7 +188,7 @@ def rela_growth(case: Case) -> float:
     """D: 1 + max|exponent|/16 of the gate, x counted as Σ w |v|."""
     if "gate_weight" not in case.arrays:
         return 1.0
-    common = {n: x for n, x in (*case.arrays.items(), *case.params.items()) if n in lowprecision.COMMON}
+    common = {n: x for n, x in (*case.arrays.items(), *case.params.items()) if n in scoring.COMMON}
     rows = rela_rows("sample", case.arrays["q"], case.arrays["k"], case.arrays["v"], **common)
     largest = np.max(reference.attend(rows, absolute=True), initial=0.0) * np.max(np.abs(case.arrays["gate_weight"]))
     return tolerance.growth_of_exponent(float(largest))
@@ -195,7 +196,7 @@ def rela_growth(case: Case) -> float:
 
 def of_masks(case: Case) -> tuple[Array, Array, dict[str, Array]]:
     """Null queries (..., L), unseen keys (..., S), and the entries of input gradients that are exactly 0."""
-    sc = lowprecision.case_scores(case)
+    sc = scoring.case_scores(case)
     null, unseen = np.asarray(~sc.visible.any(-1)), np.asarray(~sc.visible.any(-2))
     by = {"q": (null, 1), "k": (unseen, sc.groups), "v": (unseen, sc.groups)}
     zeros = {

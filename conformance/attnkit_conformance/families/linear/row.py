@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from attnkit_conformance.families.linear import lowprecision
 from attnkit_conformance.families.linear import samples as linear_samples
 from attnkit_conformance.families.linear.samples import INITIAL, Kind
 from attnkit_conformance.model import errors
@@ -246,7 +245,6 @@ def step_of(op: Op) -> Op:
         binding=STEP,
         growth=partial(linear_samples.step_growth, kind=op.kind),
         kind=op.kind,
-        naive=None if op.naive is None else lowprecision.step(op.naive),
         dropout=False,
     )
 
@@ -275,7 +273,6 @@ LINEAR_ATTENTION = row(
     forbidden=unserved(),
     errors=linear_errors,
     adapt=any_scene,
-    naive=lowprecision.LINEAR,
     signed=lambda params: params.get("feature_map") == "identity" or params.get("scale", 1.0) < 0,
 )
 COSINE = row(
@@ -294,7 +291,6 @@ COSINE = row(
     errors=cosine_errors,
     adapt=linear_samples.without_kinks,
     telling=linear_samples.few_features,
-    naive=lowprecision.COSINE,
 )
 PERFORMER = row(
     "performer_attention",
@@ -309,7 +305,6 @@ PERFORMER = row(
     errors=performer_errors,
     adapt=no_scale,
     growth=linear_samples.performer_growth,
-    naive=lowprecision.PERFORMER,
 )
 EFFICIENT = row(
     "efficient_attention",
@@ -324,7 +319,6 @@ EFFICIENT = row(
     errors=efficient_errors,
     adapt=key_masks,
     growth=linear_samples.efficient_growth,
-    naive=lowprecision.efficient,
 )
 
 OPS: tuple[Op, ...] = tuple(

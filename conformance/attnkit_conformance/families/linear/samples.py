@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import attnkit_reference
-from attnkit_conformance.model import lowprecision
+from attnkit_conformance.model import scoring
 from attnkit_conformance.model.binding import FIELDS
 from attnkit_conformance.model.case import Case, Sample, compute_dtype, generator, rounded, sample
 from attnkit_conformance.model.scene import Scene
@@ -87,7 +87,7 @@ def along_a_feature(scene: str) -> tuple[Array, Array]:
 
 def well_conditioned(case: Case) -> bool:
     """Cosine attention divides by n + Σ cos, which can be exactly 0: here it is at least n/100."""
-    sc = lowprecision.case_scores(case, with_v=False)
+    sc = scoring.case_scores(case, with_v=False)
     q, k = (x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12) for x in (sc.q, sc.k))
     total = np.sum(np.where(sc.visible, 1.0 + q @ np.swapaxes(k, -1, -2), 0.0), axis=-1)
     return bool(np.all(total >= sc.visible.sum(axis=-1) / 100.0))
@@ -113,6 +113,7 @@ class Kind:
         return ("S", "z") if not self.level or params.get("kernel") == "relu" else ("S", "z", self.level)
 
 
+LARGEST_EXPONENT = -np.log(np.finfo("float32").smallest_normal)
 LINEAR = Kind()
 COSINE = Kind(features=lambda d: d + 1, opposite=right_angle, settled=well_conditioned)
 PERFORMER = Kind("c", projected=True, features=lambda d: FEATURES, opposite=along_a_feature)
@@ -178,7 +179,7 @@ def shapes(op: Op, case: Case) -> dict[str, tuple[int, ...]]:
 
 def zeros(case: Case) -> tuple[dict[str, Array], dict[str, Array]]:
     """Null rows see neither a key nor a state; hidden keys have no query and are in no state."""
-    sc = lowprecision.case_scores(case)
+    sc = scoring.case_scores(case)
     null, unseen = np.asarray(~sc.visible.any(-1)), np.asarray(~sc.visible.any(-2))
     if "initial_S" in case.arrays:
         null = np.broadcast_to(~case.arrays.get("query_mask", np.asarray(True)), null.shape)
@@ -199,7 +200,10 @@ def finite(x: Array) -> Array:
 
 
 def performer_growth(case: Case) -> float:
-    """1 + max(|ω·x̃| + ‖x̃‖²/2)/16: an exponent has a rounding error of that size times eps before any cancellation."""
+    """1 + max(|ω·x̃| + ‖x̃‖²/2)/16: an exponent has a rounding error of that size times eps before any cancellation.
+
+    Infinite where features could vanish in float32, beside others that divide by them.
+    """
     if case.params.get("kernel") == "relu":
         return 1.0
     omega, largest = case.arrays["projection"], 0.0
@@ -207,7 +211,8 @@ def performer_growth(case: Case) -> float:
         y = x * x.shape[-1] ** -0.25
         size = np.abs(y) @ np.abs(omega).T + 0.5 * np.sum(y * y, axis=-1, keepdims=True)
         largest = max(largest, float(np.max(size, initial=0.0)))
-    return growth_of_exponent(largest)
+    vanishes = compute_dtype(case.dtype) == "float32" and largest > LARGEST_EXPONENT
+    return np.inf if vanishes else growth_of_exponent(largest)
 
 
 def efficient_growth(case: Case) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from attnkit_conformance.families.lowrank import lowprecision, samples, softmax_samples
+from attnkit_conformance.families.lowrank import samples, softmax_samples
 from attnkit_conformance.model.binding import Arrays, Binding, Signature, split
 from attnkit_conformance.model.case import ErrorSample
 from attnkit_conformance.model.errors import GOOD, zeros
@@ -149,7 +149,6 @@ SOFT = Op(
     invariances=ALL_TOKENS,  # there is no causal form
     scene_case=samples.soft_property,
     converged={"newton_steps": 40, "ridge": 0.5},  # where no matrix is nearly singular
-    naive=lowprecision.soft,
 )
 NYSTROM = Op(
     name="nystrom_attention",
@@ -170,7 +169,6 @@ NYSTROM = Op(
     # segments depend on token order; init="batch_max" shares a norm with its batch-mates, and has its own name
     invariances=tuple(name for name in ALL_TOKENS if name != "key_permutation"),
     scene_case=softmax_samples.nystrom_property,
-    naive=lowprecision.nystrom,
 )
 LINFORMER = Op(
     name="linformer_attention",
@@ -190,7 +188,6 @@ LINFORMER = Op(
     tokens=Tokens(QUERIES_AND_KEYS.queries, {"k": -2, "v": -2, "mask": -1, "proj_k": -1, "proj_v": -1}),
     invariances=ALL_TOKENS,  # there is no causal form
     scene_case=softmax_samples.linformer_property,
-    naive=lowprecision.linformer,
 )
 
 

@@ -7,9 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attnkit_conformance.families.linear import lowprecision as linear_lowprecision
-from attnkit_conformance.families.packed.lowprecision import packed
-from attnkit_conformance.model import lowprecision, tolerance
+from attnkit_conformance.model import tolerance
 from attnkit_conformance.model.case import Case, ErrorSample, Sample, compute_dtype, generator, rounded, sample
 from attnkit_conformance.model.errors import zeros
 from attnkit_conformance.model.op import QKV, Op, Params, Tokens, always, exponentiates, has_kinks, o_and_lse, o_only
@@ -84,7 +82,7 @@ def packed_case(op: Op, pack: Pack, variant: Params, dtype: str) -> Case:
     }
     return Case(
         id=f"{op.name}/{dtype}/{named(pack, variant)}", op=op.name, dtype=dtype, arrays=arrays,
-        params=params, cotangents=cotangents, tags=frozenset((pack.name, "packed")), dtypes=dtypes,
+        params=params, cotangents=cotangents, tags=frozenset((pack.name, "packed", "grid")), dtypes=dtypes,
     )  # fmt: skip
 
 
@@ -150,7 +148,6 @@ OPS = (
         variants=({}, {"return_lse": True}),
         differentiable=QKV,
         compute_outputs=("lse",),
-        naive=packed(lowprecision.attention(lowprecision.softmax_weights)),
         errors=packed_errors,
         exponent=always,
         growth=growth,
@@ -176,7 +173,6 @@ OPS = (
         differentiable=QKV,
         errors=packed_errors,
         kinks=has_kinks,
-        naive=packed(lowprecision.attention(lowprecision.pointwise_weights)),
         growth=pointwise_growth,
         dropout=False,
         tokens=TOKENS,
@@ -193,7 +189,6 @@ OPS = (
         variants=({}, {"feature_map": "relu", "eps": 0.1, "chunk_size": 5}, {"feature_map": "identity"}),
         differentiable=QKV,
         errors=packed_errors,
-        naive=packed(linear_lowprecision.LINEAR),
         dropout=False,
         tokens=TOKENS,
         invariances=INVARIANCES,

@@ -1,0 +1,74 @@
+"""D's probe: what conditioning costs an entry, that is how far it moves when the inputs move by their last digits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+import attnkit_reference
+from attnkit_conformance.model.case import Case
+from attnkit_conformance.model.op import Op
+
+Array = np.ndarray
+Arrays = Mapping[str, Array]
+
+DRAWS = 8
+STEP = 1e-7  # relative change of an input: so small that curvature, and so large that float64, adds nothing
+FLOOR = 0.1  # of the rms of a row: the rms of eight draws may be small by chance
+EXACT = {"integers", "grid"}  # options of scenes whose scores are exact: on kinks, thresholds and ties by intention
+OF_FEATURES = ("b", "c", "d")  # groups whose kinks are at 0 of an input, which no factor crosses
+OF_SCORES = {"q", "k", "bias", "qk"}
+AT_ENDS = {"alpha"}  # of entmax, which may be 1 or 2
+
+
+def explicit(op: Op, case: Case) -> tuple[dict[str, Array], dict[str, Array]]:
+    """The reference's outputs and gradients."""
+    call = (attnkit_reference, op, case.arrays, case.params)
+    outputs = op.binding.forward(*call)
+    gradients = op.binding.vjp(*call, case.cotangents) if op.vjp else {}
+    return in_double(outputs), in_double(gradients)
+
+
+def in_double(arrays: Arrays) -> dict[str, Array]:
+    return {name: np.asarray(x, np.float64) for name, x in arrays.items()}
+
+
+def probes(op: Op, case: Case, golden: tuple[Arrays, Arrays]) -> tuple[dict[str, Array], dict[str, Array]]:
+    """The rms change of every entry of outputs and gradients over random changes of the inputs, relative to theirs."""
+    rng = np.random.default_rng(0)
+    rms = tuple({name: np.zeros(x.shape) for name, x in results.items()} for results in golden)
+    for _ in range(DRAWS):
+        with np.errstate(all="ignore"):
+            moved = explicit(op, shaken(op, case, rng))
+            for sums, results, truth in zip(rms, moved, golden, strict=True):
+                for name, x in results.items():
+                    change = (x - truth[name]) / (STEP * np.sqrt(DRAWS))
+                    sums[name] = np.hypot(sums[name], np.where(np.isfinite(change), change, 0.0))
+    outputs, gradients = ({name: floored(x) for name, x in sums.items()} for sums in rms)
+    return outputs, gradients
+
+
+def floored(x: Array) -> Array:
+    """No entry below a tenth of the rms of its row."""
+    if x.ndim == 0:
+        return x
+    rows = np.hypot.reduce(x, axis=-1, keepdims=True) / np.sqrt(max(1, x.shape[-1]))
+    return np.maximum(x, FLOOR * rows)
+
+
+def shaken(op: Op, case: Case, rng: np.random.Generator) -> Case:
+    """The case with every float input and cotangent moved, but not those that put it on a kink by intention."""
+    smooth = (op.exponent(case.params) or op.group in OF_FEATURES) and not op.subjects  # statistics have a maximum
+    left = AT_ENDS | (OF_SCORES if EXACT & case.tags and not smooth else set())
+
+    def moved(name: str, x: Array) -> Array:
+        if x.dtype.kind != "f" or name in left:
+            return x
+        return x * (1.0 + STEP * rng.choice([-1.0, 1.0], x.shape))
+
+    arrays, cotangents = (
+        {name: moved(name, x) for name, x in sorted(held.items())} for held in (case.arrays, case.cotangents)
+    )
+    return replace(case, arrays=arrays, cotangents=cotangents)

@@ -1,0 +1,69 @@
+"""The exact scores of an attention case, and the exponents that its op takes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from attnkit_conformance.model.case import Case, compute_dtype, finfo
+from attnkit_reference._core import Scores, row_lengths, scores
+
+Array = np.ndarray
+Settings = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+
+COMMON = (
+    "mask", "bias", "causal", "window", "key_lengths", "query_mask", "scale", "enable_gqa", "dropout_mask", "dropout",
+)  # fmt: skip
+
+EXPONENTS: Mapping[str, Callable[[Array], Array]] = {  # of activations whose exponent is not the score itself
+    "gelu": lambda x: x**2 / 2,  # of the density in its slope
+    "gelu_tanh": lambda x: 2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3),  # (1 + tanh y)/2 = 1/(1 + exp(-2y))
+}
+
+
+def subject(case: Case) -> str:
+    """The attention op of a case's scores: the op itself, or that of its weights or statistics."""
+    return str(case.params.get("op", case.op.removesuffix("_weights")))
+
+
+def case_scores(case: Case, with_v: bool = True) -> Scores:
+    """Sanitised inputs, exact scores and visibility of an attention case."""
+    common = {name: x for name, x in (*case.arrays.items(), *case.params.items()) if name in COMMON}
+    values = case.arrays.get("v") if with_v else None
+    return scores(subject(case), case.arrays["q"], case.arrays["k"], values, **common)
+
+
+def no_settings(params: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The parameters of point-wise attention itself."""
+    return {}
+
+
+def pointwise_settings(case: Case, settings: Settings) -> dict[str, Any]:
+    """The parameters of point-wise attention of which the case is an instance."""
+    own = {"activation": "relu", "alpha": 1.0, "gain": 1.0, "length": "visible", "shift": 0.0}
+    options = {name: case.params[name] for name in own if name in case.params}
+    length = {"length": case.arrays["length"]} if "length" in case.arrays else {}
+    return {**own, **settings(case.params), **options, **length}
+
+
+def shifted(case: Case, sc: Scores, settings: Settings | None) -> Array:
+    """The argument of the activation: s + shift for the point-wise family, s for others."""
+    if settings is None:
+        return sc.s
+    own = pointwise_settings(case, settings)
+    if own["shift"] == "-log_length":
+        return sc.s - np.log(row_lengths(sc, own["length"]))[..., None]
+    return sc.s + own["shift"]
+
+
+def largest_exponent(case: Case, settings: Settings | None) -> float:
+    """max |visible exponent|, infinite ones (weight exactly 0) left out."""
+    sc = case_scores(case, with_v=False)
+    x = np.abs(shifted(case, sc, settings)[sc.visible])
+    x = x[np.isfinite(x)]
+    activation = "" if settings is None else pointwise_settings(case, settings)["activation"]
+    exponent = EXPONENTS.get(activation, lambda x: x)(x)
+    vanishing = -np.log(float(finfo(compute_dtype(case.dtype)).smallest_subnormal))
+    return float(np.max(np.maximum(x, np.minimum(exponent, vanishing)), initial=0.0))

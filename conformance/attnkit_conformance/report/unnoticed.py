@@ -1,0 +1,110 @@
+"""What the bounds let through: the share of results that could be 0, or off by a little, without a failure."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from attnkit_conformance import core
+from attnkit_conformance.model import tolerance
+from attnkit_conformance.model.case import INTEGER, compute_dtype
+from attnkit_conformance.model.golden import golden
+from attnkit_conformance.model.op import Op
+from attnkit_conformance.model.tolerance import Limit
+from attnkit_conformance.opdb import OPDB
+from attnkit_conformance.report.table import split
+
+BEGIN, END = "<!-- unnoticed: begin -->", "<!-- unnoticed: end -->"
+OFF = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.1}  # relative errors
+MOST = {"float32": 0.05, "bfloat16": 1.0, "float16": 1.0}  # percent of zeros that need no reason
+ROUNDING = 1e-8  # of what is allowed: float64 has no digits there
+SPARE = 1e3  # times the smallest normal number, which is allowed everywhere
+SATURATED = "Where a few keys have all the weight, or keys are equal, a gradient is a difference of equal numbers."
+GATE = "The growth of the largest exponent in a gate holds for all entries of a case."
+SIGNS = (
+    "bfloat16: a sum with both signs may be a hundredth of its summands, and so much is the rounding of weights for a"
+    " product (A7)."
+)
+REASONS: tuple[tuple[str, str], ...] = (  # op, results and dtype
+    ("*newton_* outputs *", "Residuals of converged steps are rounding errors."),
+    ("*_weights outputs float32", "Small weights beside large ones in a row, of whose probe they have a tenth."),
+    ("rela_attention outputs float32", GATE),
+    ("attention_with_statistics outputs float32", GATE),
+    ("gaussian_attention * float32", "The growth of the largest distance holds for all rows of a case."),
+    ("rela_attention gradients *", "The norm removes from a gradient what is along the output."),
+    ("performer_attention gradients float16", "Small scores: features hardly differ, and with them keys."),
+    ("row_statistics gradients *float16", "The total of normalised weights is 1: its gradient is 0 or that of eps."),
+    ("* gradients float32", SATURATED),
+    ("* bfloat16", SIGNS),
+)
+
+
+@dataclass(frozen=True)
+class Unnoticed:
+    """Percentages of the results of an op in a dtype, nan without results."""
+
+    op: str
+    results: str  # outputs or gradients
+    dtype: str
+    zeroed: float
+    off: float
+
+    @property
+    def reason(self) -> str | None:
+        """Why more may be zeroed than MOST; None if nobody knows."""
+        name = f"{self.op} {self.results} {self.dtype}"
+        return next((reason for pattern, reason in REASONS if fnmatch.fnmatchcase(name, pattern)), None)
+
+
+def of_op(op: Op) -> Iterator[Unnoticed]:
+    """The percentages in the quick cases of an op, by dtype."""
+    for dtype in OFF:
+        outputs: list[np.ndarray] = []
+        gradients: list[np.ndarray] = []
+        for case in core.cases(op.name, "quick", (dtype,)):
+            truth = golden(case)
+            outputs += (relative(x) for x in truth.outputs.values() if x.dtype != INTEGER)
+            gradients += map(relative, truth.gradients.values())
+        yield percentages(op.name, "outputs", dtype, outputs)
+        if op.vjp:
+            yield percentages(op.name, "gradients", dtype, gradients)
+
+
+def relative(limit: Limit) -> np.ndarray:
+    """What is allowed relative to the golden numbers, where these are in the range of the dtype, and not themselves
+    what rounding left of 0.
+    """
+    size = tolerance.finite_size(limit.golden)
+    least = max(tolerance.smallest_normal(limit.dtype), SPARE * tolerance.smallest_normal(compute_dtype(limit.dtype)))
+    told = size > np.maximum(ROUNDING * limit.allowed, least)
+    return limit.allowed[told] / size[told]
+
+
+def percentages(op: str, results: str, dtype: str, parts: Sequence[np.ndarray]) -> Unnoticed:
+    ratios = np.concatenate(parts) if parts else np.zeros(0)
+    zeroed, off = (100 * float(np.mean(ratios >= error)) if ratios.size else np.nan for error in (1.0, OFF[dtype]))
+    return Unnoticed(op, results, dtype, zeroed, off)
+
+
+def markdown(found: Iterable[Unnoticed]) -> str:
+    """The table between its markers, and the reasons."""
+    rows: dict[tuple[str, str], dict[str, str]] = {}
+    for one in found:
+        cell = "–" if np.isnan(one.off) else f"{one.zeroed:.2g} / {one.off:.2g}"
+        rows.setdefault((one.op, one.results), {})[one.dtype] = cell
+    lines = [["op", "", *OFF], ["---"] * (2 + len(OFF))]
+    lines += [
+        [f"`{op}`", results, *cells.values()] for (op, results), cells in rows.items() if {*cells.values()} != {"–"}
+    ]
+    reasons = [f"- {reason}" for reason in dict.fromkeys(reason for _, reason in REASONS)]
+    return "\n".join((BEGIN, *("| " + " | ".join(cells) + " |" for cells in lines), "", *reasons, END))
+
+
+def write(path: Path) -> None:
+    """Replace the table in a file."""
+    before, _, after = split(path, BEGIN, END)
+    path.write_text(before + markdown(one for op in OPDB for one in of_op(op)) + after)

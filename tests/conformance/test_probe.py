@@ -1,0 +1,51 @@
+"""The probe of semantics D: what the last digits of the inputs cost every entry."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attnkit_conformance.model.golden import draw_case, golden
+from attnkit_conformance.model.probe import FLOOR, STEP, explicit, floored, probes, shaken
+from attnkit_conformance.opdb import BY_NAME
+from attnkit_conformance.scenes.attention import KINKS, Scene, scene_sample
+
+
+def case_of(op: str, scene: Scene, **variant: Any) -> Any:
+    return draw_case(scene_sample(BY_NAME[op], scene, variant, "float64"))
+
+
+def test_it_is_how_far_results_move() -> None:
+    op, case = BY_NAME["softmax_attention"], case_of("softmax_attention", Scene("large", 9, 17, size=4.0))
+    truth = explicit(op, case)
+    moved = explicit(op, shaken(op, case, np.random.default_rng(1)))
+    for probe, results, before in zip(probes(op, case, truth), moved, truth, strict=True):
+        for name, x in results.items():
+            gaps = np.abs(x - before[name]) / STEP / probe[name]
+            assert 0.1 < np.median(gaps) < 1.5, name
+            assert np.max(gaps) < 6, name
+
+
+def test_small_numbers_have_one_too() -> None:
+    """Their squares vanish; beside larger ones they have a share of the row."""
+    x = np.array([[1e-300, 1e-300], [3.0, 0.0]])
+    assert floored(x).tolist() == [[1e-300, 1e-300], [3.0, pytest.approx(FLOOR * 3 / np.sqrt(2))]]
+
+
+@pytest.mark.parametrize("op", ["pointwise_attention", "sparsemax_attention"])
+def test_a_case_stays_on_its_kinks(op: str) -> None:
+    case = case_of(op, KINKS)
+    outputs, gradients = probes(BY_NAME[op], case, explicit(BY_NAME[op], case))
+    assert max(np.max(x) for x in (*outputs.values(), *gradients.values())) < 1e4
+    free = replace(case, tags=frozenset())
+    _, jumping = probes(BY_NAME[op], free, explicit(BY_NAME[op], free))
+    assert np.max(jumping["q"]) > 1e5
+
+
+def test_equal_calls_share_golden_values() -> None:
+    case = case_of("softmax_attention", Scene("plain", 5, 7))
+    assert golden(replace(case, id="other")) is golden(case)
+    assert golden(replace(case, params={"scale": 0.5})) is not golden(case)
+    moved = replace(case, arrays={**case.arrays, "v": 2 * case.arrays["v"]})
+    assert golden(moved) is not golden(case)
