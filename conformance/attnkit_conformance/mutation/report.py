@@ -59,8 +59,10 @@ def as_json(outcomes: Sequence[Outcome]) -> str:
 
 
 def _record(outcome: Outcome) -> dict[str, Any]:
-    verdicts = [{"mutant": v.mutant.identity, "line": v.mutant.line, "by": v.by, "seconds": round(v.seconds, 2)} for v in outcome.verdicts]
-    return {**outcome._asdict(), "verdicts": verdicts}
+    def verdict(v: Verdict) -> dict[str, Any]:
+        return {"mutant": v.mutant.identity, "line": v.mutant.line, "by": v.by, "seconds": round(v.seconds, 2)}
+
+    return {**outcome._asdict(), "verdicts": [verdict(v) for v in outcome.verdicts]}
 
 
 def known_survivors(path: Path = SURVIVORS) -> dict[tuple[str, str], tuple[str, str]]:

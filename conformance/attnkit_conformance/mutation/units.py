@@ -19,7 +19,8 @@ T = TypeVar("T")
 
 
 class Unit(NamedTuple):
-    """A case, all properties and errors of an op, or a test: `fails` gives the id of what failed."""
+    """A case, all properties and errors of an op, or a test: `fails`, in a process of its own, gives the id of what
+    failed."""
 
     id: str
     fails: Callable[[], str | None]
@@ -44,8 +45,7 @@ def cases(adapter: str, keep: Keep, keeps_golden: bool) -> list[Unit]:
 
 def _case(adapter: Adapter, case: Case, values: golden.Golden | None) -> Callable[[], str | None]:
     def fails() -> str | None:
-        if values is not None:
-            golden.cache.case, golden.cache.values = case, values
+        golden.of_content = lambda content: values or golden.compute(content.case)  # type: ignore[assignment]
         return case.id if core.check(adapter, case).status == "fail" else None
 
     return fails
