@@ -1,9 +1,11 @@
 """Products of values with weights W (..., L, S) between tokens, and their gradients: softmax, or a Gaussian kernel.
 
-Tokens that are not valid have the weights 0. Gradients have the shapes of their arguments.
+W is a matrix, or an attention op makes the products without it. Tokens that are not valid have the weights 0. Gradients
+have the shapes of their arguments.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 from attnkit._core.dispatch import namespace
@@ -101,3 +103,45 @@ def gaussian(xp: Namespace, x: Array, y: Array, half_scale: float) -> Array:
 def _towards(xp: Namespace, g: Array, x: Array, y: Array) -> Array:
     """Σ_j g_ij (x_i - y_j)."""
     return xp.sum(g, axis=-1, keepdims=True) * x - g @ y
+
+
+# ---------------------------------------------------------------------------------------------- attention ops
+
+
+class Attention(NamedTuple):
+    """The products of `Softmax` or of `Gaussian` by an attention op and its gradients."""
+
+    attend: Callable[..., Array]
+    vjp: Callable[..., dict[str, Array]]
+    q: Array
+    k: Array
+    queries: Array | None
+    keys: Array | None
+    scale: float
+
+    @classmethod
+    def by(cls, op: Callable[..., Any], vjp: Callable[..., Any], impl: str) -> Weigh:
+        """W by an implementation of an op."""
+        return partial(cls, partial(op, impl=impl), partial(vjp, impl=impl))
+
+    @property
+    def mT(self) -> Self:
+        return self._replace(q=self.k, k=self.q, queries=self.keys, keys=self.queries)
+
+    def _options(self) -> dict[str, Any]:
+        mask = None if self.keys is None else self.keys[..., None, :]
+        return {"mask": mask, "query_mask": self.queries, "scale": self.scale}
+
+    def times(self, v: Array) -> Array:
+        return self.attend(self.q, self.k, v, **self._options())
+
+    def pull(self, v: Array, do: Array) -> tuple[Array, Array, Array]:
+        grads = self.vjp(self.q, self.k, v, do, **self._options())
+        return grads["q"], grads["k"], grads["v"]
+
+    def pull_both(self, v: Array, du: Array, y: Array, do: Array) -> tuple[Array, Array, Array]:
+        """By one product, of v and do side by side: dW = du vᵀ + y doᵀ."""
+        xp = namespace(v)
+        values = xp.concat([xp.broadcast_to(v, do.shape), do], axis=-1)
+        dq, dk, dvalues = self.pull(values, xp.concat([du, y], axis=-1))
+        return dq, dk, sum_to(xp, dvalues[..., : v.shape[-1]], tuple(v.shape))
