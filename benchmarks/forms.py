@@ -1,8 +1,8 @@
 """The CPU library in every form beside torch's softmax of the same form and dtype, and what each is meant to reach.
 
-Groups of calls take turns with their baseline: arrays are (1, 8, n, 64) in float32 where nothing else is said, entmax
-has α = 1.5. `aim` is the ratio that was aimed at; above 1: faster than the baseline. Correctness is judged by
-attnkit_conformance.
+Groups of calls take turns with their baseline, which is the generic body for attention through landmarks: arrays are
+(1, 8, n, 64) in float32 where nothing else is said, entmax has α = 1.5. `aim` is the ratio that was aimed at; above 1:
+faster than the baseline. Correctness is judged by attnkit_conformance.
 """
 
 import math
@@ -27,6 +27,7 @@ RELU, SOFTMAX = attnkit.pointwise_attention, attnkit.softmax_attention
 SIGMOID, GAUSSIAN = attnkit.sigmoid_attention, attnkit.gaussian_attention
 SPARSEMAX, ENTMAX = attnkit.sparsemax_attention, attnkit.entmax_attention
 LINEAR, EFFICIENT = attnkit.linear_attention, attnkit.efficient_attention
+NYSTROM, SOFT = attnkit.nystrom_attention, attnkit.soft_attention
 ACTIVATIONS = ("relu", "relu_squared", "gelu", "gelu_tanh", "softplus", "identity", "relu6", "sigmoid", "silu")
 VIT = (16, 6, 197, 64)
 LAYERS = 12
@@ -81,6 +82,18 @@ def plain(n: int, causal: bool, mode: str) -> Group:
     forms = {op.__name__: Form(call(partial(op, **options), arrays, mode), aim) for op, aim in aims.items()}
     title = f"n = {n}{', causal' if causal else ''}, {mode}"
     return Group(title, "SDPA", call(partial(sdpa, is_causal=causal), arrays, mode), forms)
+
+
+def landmarks(n: int, mode: str) -> Iterator[Group]:
+    """64 landmarks, those of SOFT tokens at equal distances."""
+    q, k, v, do = draw(1, 8, n, 64)
+    calls: dict[str, tuple[Attend, list[Tensor]]] = {
+        NYSTROM.__name__: (partial(NYSTROM, num_landmarks=64), [q, k, v, do]),
+        SOFT.__name__: (SOFT, [q, v, q[..., :: max(n // 64, 1), :].contiguous(), do]),
+    }
+    for name, (op, arrays) in calls.items():
+        form, generic = (call(partial(op, impl=impl), arrays, mode) for impl in ("native", "generic"))
+        yield Group(f"64 landmarks, n = {n}, {mode}", f"{name}, generic", generic, {name: Form(form)})
 
 
 def activations() -> Group:
@@ -217,6 +230,8 @@ def groups() -> Iterator[Group]:
     for n in LENGTHS:
         for causal in (False, True):
             yield from (plain(n, causal, mode) for mode in (FORWARD, BOTH))
+        for mode in (FORWARD, BOTH):
+            yield from landmarks(n, mode)
     yield activations()
     yield from (images(mode) for mode in (FORWARD, BOTH))
     for n in LENGTHS:

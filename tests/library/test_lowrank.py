@@ -10,7 +10,7 @@ import torch
 
 import attnkit
 from attnkit import landmarks
-from attnkit.ops.lowrank.soft import gaussian
+from attnkit.ops.lowrank.products import gaussian
 
 from .arrays import close, normal, qkv, to_numpy
 

@@ -20,7 +20,10 @@ from attnkit._core.quadratic import leading_shape
 from attnkit.backends.native import linear, load, lower, native_status, packed, rows, served
 from attnkit.kernels.plan import is_array
 from attnkit.ops import rela
+from attnkit.ops.gaussian import GAUSSIAN
+from attnkit.ops.lowrank import nystrom, soft
 from attnkit.ops.pointwise import POINTWISE
+from attnkit.ops.softmax import SOFTMAX
 
 TARGET = "attnkit"
 Arrays = dict[str, Array]
@@ -284,3 +287,4 @@ def unsupported(op: str, backward: bool, *arrays: Any, **options: Any) -> str | 
 CALLS = (evaluate, pulled, unsupported)
 KERNELS = served.Served(*CALLS).kernels() | linear.Linear(*CALLS).kernels() | rows.Rows(*CALLS).kernels()
 KERNELS |= packed.Packed(*CALLS).kernels() | rela.kernels(KERNELS[POINTWISE.name])
+KERNELS |= nystrom.kernels(KERNELS[SOFTMAX.name]) | soft.kernels(KERNELS[GAUSSIAN.name])

@@ -18,6 +18,7 @@ from attnkit.kernels.triton import sizes
 from attnkit.kernels.triton.sizes import LARGEST, padded
 from attnkit.ops.lowrank import newton as lowrank_newton
 from attnkit.ops.lowrank import soft
+from attnkit.ops.lowrank.products import Gaussian
 
 
 class Call(NamedTuple):
@@ -176,6 +177,6 @@ def soft_unsupported(q: Tensor, v: Tensor, landmarks: Tensor, *rest: Tensor | No
 
 
 INVERSE = Kernel("triton", invert, unsupported, pointwise.is_faster)
-SOFT = Kernel("triton", partial(soft.attend, inverted), soft_unsupported, pointwise.is_faster)
+SOFT = Kernel("triton", partial(soft.attend, inverted, Gaussian.of), soft_unsupported, pointwise.is_faster)
 KERNELS = with_gradients(lowrank_newton.newton_inverse, INVERSE, pull)
-KERNELS |= with_gradients(soft.soft_attention, SOFT, partial(soft.pull, inverted))
+KERNELS |= with_gradients(soft.soft_attention, SOFT, partial(soft.pull, inverted, Gaussian.of))

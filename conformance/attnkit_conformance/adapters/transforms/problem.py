@@ -31,7 +31,9 @@ LONG_STEP = 1e-8  # h for many scores, some of which would otherwise cross a kin
 AWAY = 0.05  # offset along u at which derivatives are taken: samples hit kinks and ties on purpose
 SECOND = 1e-6  # allowed error of a second derivative, relative to the root mean square of its row
 ROUNDINGS = 8.0  # eps·|gradient|/h: for four gradients with rounding errors
-TINY = tolerance.smallest_normal("float64")
+# A derivative that vanishes step by step ends near the smallest normal number, below which XLA flushes products to 0:
+# 8 of it remain of that of init_scale after 60 unrolled steps of SOFT's inverse.
+TINY = 1024 * tolerance.smallest_normal("float64")
 SHORT = (
     Scene("cross", 5, 7, d=4, e=3),
     Scene("square", 6, 6, d=4, e=4),

@@ -1,0 +1,147 @@
+"""Products of values with weights W (..., L, S) between tokens, and their gradients: softmax, or a Gaussian kernel.
+
+W is a matrix, or an attention op makes the products without it. Tokens that are not valid have the weights 0. Gradients
+have the shapes of their arguments.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple, Self
+
+from attnkit._core.dispatch import namespace
+from attnkit._core.quadratic import sum_to
+from attnkit._core.special import stop_gradient
+from attnkit._core.tokens import both, softmax, softmax_gradient
+from attnkit._core.typing import Array, Namespace
+
+Weigh = Callable[[Array, Array, Array | None, Array | None, float], Any]
+"""W from q, k, the valid queries (..., L) and keys (..., S), None = all, and the scale."""
+
+
+def _pairs(queries: Array | None, keys: Array | None) -> Array | None:
+    """Pairs of valid tokens (..., L, S)."""
+    rows = None if queries is None else queries[..., :, None]
+    return both(rows, None if keys is None else keys[..., None, :])
+
+
+# ---------------------------------------------------------------------------------------------- matrices
+
+
+class Softmax(NamedTuple):
+    """softmax(scale·q kᵀ)."""
+
+    q: Array
+    k: Array
+    w: Array
+    scale: float
+
+    @classmethod
+    def of(cls, q: Array, k: Array, queries: Array | None, keys: Array | None, scale: float) -> Self:
+        return cls(q, k, softmax(namespace(q), (q * scale) @ k.mT, _pairs(queries, keys)), scale)
+
+    def times(self, v: Array) -> Array:
+        return self.w @ v
+
+    def pull(self, v: Array, do: Array) -> tuple[Array, Array, Array]:
+        """Gradients of q, k and v for the cotangent of W v."""
+        dv = self.w.mT @ do
+        return *self.pull_weights(do @ v.mT), sum_to(namespace(v), dv, tuple(v.shape))
+
+    def pull_weights(self, dw: Array) -> tuple[Array, Array]:
+        """Gradients of q and k for the cotangent of W."""
+        xp = namespace(dw)
+        ds = softmax_gradient(xp, self.w, dw) * self.scale
+        return sum_to(xp, ds @ self.k, tuple(self.q.shape)), sum_to(xp, ds.mT @ self.q, tuple(self.k.shape))
+
+
+class Gaussian(NamedTuple):
+    """exp(-scale/2·‖q_i - k_j‖²)."""
+
+    q: Array
+    k: Array
+    w: Array
+    scale: float
+
+    @classmethod
+    def of(cls, q: Array, k: Array, queries: Array | None, keys: Array | None, scale: float) -> Self:
+        xp, pairs = namespace(q), _pairs(queries, keys)
+        w = gaussian(xp, q, k, 0.5 * scale)
+        return cls(q, k, w if pairs is None else xp.where(pairs, w, 0.0), scale)
+
+    @property
+    def mT(self) -> Self:
+        return self._replace(q=self.k, k=self.q, w=self.w.mT)
+
+    def times(self, v: Array) -> Array:
+        return self.w @ v
+
+    def pull_both(self, v: Array, du: Array, y: Array, do: Array) -> tuple[Array, Array, Array]:
+        """Gradients of q, k and v for the cotangents du of W v and do of Wᵀ y."""
+        dv = self.w.mT @ du
+        return *self.pull_weights(du @ v.mT + y @ do.mT), sum_to(namespace(v), dv, tuple(v.shape))
+
+    def pull_weights(self, dw: Array) -> tuple[Array, Array]:
+        """Gradients of q and k for the cotangent of W."""
+        xp = namespace(dw)
+        g = dw * self.w * -self.scale
+        dq, dk = _towards(xp, g, self.q, self.k), _towards(xp, g.mT, self.k, self.q)
+        return sum_to(xp, dq, tuple(self.q.shape)), sum_to(xp, dk, tuple(self.k.shape))
+
+
+def gaussian(xp: Namespace, x: Array, y: Array, half_scale: float) -> Array:
+    """exp(-half_scale ‖x_i - y_j‖²), (..., i, j). x and y must lie about a common origin.
+
+    The expanded square can fall below 0 by rounding: it then counts as 0, but still has a gradient.
+    """
+    size_x = xp.sum(x * x, axis=-1, keepdims=True)
+    size_y = xp.sum(y * y, axis=-1, keepdims=True)
+    square = size_x + size_y.mT - 2.0 * (x @ y.mT)
+    square = square - stop_gradient(xp.where(square < 0, square, 0.0))
+    return xp.exp(square * -half_scale)
+
+
+def _towards(xp: Namespace, g: Array, x: Array, y: Array) -> Array:
+    """Σ_j g_ij (x_i - y_j)."""
+    return xp.sum(g, axis=-1, keepdims=True) * x - g @ y
+
+
+# ---------------------------------------------------------------------------------------------- attention ops
+
+
+class Attention(NamedTuple):
+    """The products of `Softmax` or of `Gaussian` by an attention op and its gradients."""
+
+    attend: Callable[..., Array]
+    vjp: Callable[..., dict[str, Array]]
+    q: Array
+    k: Array
+    queries: Array | None
+    keys: Array | None
+    scale: float
+
+    @classmethod
+    def by(cls, op: Callable[..., Any], vjp: Callable[..., Any], impl: str) -> Weigh:
+        """W by an implementation of an op."""
+        return partial(cls, partial(op, impl=impl), partial(vjp, impl=impl))
+
+    @property
+    def mT(self) -> Self:
+        return self._replace(q=self.k, k=self.q, queries=self.keys, keys=self.queries)
+
+    def _options(self) -> dict[str, Any]:
+        mask = None if self.keys is None else self.keys[..., None, :]
+        return {"mask": mask, "query_mask": self.queries, "scale": self.scale}
+
+    def times(self, v: Array) -> Array:
+        return self.attend(self.q, self.k, v, **self._options())
+
+    def pull(self, v: Array, do: Array) -> tuple[Array, Array, Array]:
+        grads = self.vjp(self.q, self.k, v, do, **self._options())
+        return grads["q"], grads["k"], grads["v"]
+
+    def pull_both(self, v: Array, du: Array, y: Array, do: Array) -> tuple[Array, Array, Array]:
+        """By one product, of v and do side by side: dW = du vᵀ + y doᵀ."""
+        xp = namespace(v)
+        values = xp.concat([xp.broadcast_to(v, do.shape), do], axis=-1)
+        dq, dk, dvalues = self.pull(values, xp.concat([du, y], axis=-1))
+        return dq, dk, sum_to(xp, dvalues[..., : v.shape[-1]], tuple(v.shape))
