@@ -31,7 +31,8 @@ def test_wide_bounds_would_be_noticed():
     found = unnoticed.percentages("op", "outputs", "float32", [unnoticed.relative(wide)])
     assert (found.zeroed, found.off) == (50.0, 50.0)
     assert excess(found)
-    assert not excess(replace(found, dtype="bfloat16"))
+    assert excess(replace(found, dtype="bfloat16"))
+    assert not excess(replace(found, dtype="bfloat16", zeroed=2.0))
 
 
 def test_only_numbers_in_the_range_of_the_dtype_count():

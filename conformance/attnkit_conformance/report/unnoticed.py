@@ -29,17 +29,24 @@ SIGNS = (
     "bfloat16: a sum with both signs may be a hundredth of its summands, and so much is the rounding of weights for a"
     " product (A7)."
 )
-REASONS: tuple[tuple[str, str], ...] = (  # op, results and dtype
-    ("*newton_* outputs *", "Residuals of converged steps are rounding errors."),
-    ("*_weights outputs float32", "Small weights beside large ones in a row, of whose probe they have a tenth."),
-    ("rela_attention outputs float32", GATE),
-    ("attention_with_statistics outputs float32", GATE),
-    ("gaussian_attention * float32", "The growth of the largest distance holds for all rows of a case."),
-    ("rela_attention gradients *", "The norm removes from a gradient what is along the output."),
-    ("performer_attention gradients float16", "Small scores: features hardly differ, and with them keys."),
-    ("row_statistics gradients *float16", "The total of normalised weights is 1: its gradient is 0 or that of eps."),
-    ("* gradients float32", SATURATED),
-    ("* bfloat16", SIGNS),
+REASONS: tuple[tuple[str, float, str], ...] = (  # op, results and dtype; percent that may be zeroed; why
+    ("*newton_* outputs *", 15.0, "Residuals of converged steps are rounding errors."),
+    ("*_weights outputs float32", 0.5, "Small weights beside large ones in a row, of whose probe they have a tenth."),
+    ("rela_attention outputs float32", 1.5, GATE),
+    ("attention_with_statistics outputs float32", 0.5, GATE),
+    ("gaussian_attention * float32", 0.1, "The growth of the largest distance holds for all rows of a case."),
+    ("rela_attention gradients *", 8.0, "The norm removes from a gradient what is along the output."),
+    ("performer_attention gradients float16", 2.0, "Small scores: features hardly differ, and with them keys."),
+    (
+        "row_statistics gradients *float16",
+        25.0,
+        "The total of normalised weights is 1: its gradient is 0 or that of eps.",
+    ),
+    ("cosine_attention gradients float32", 6.0, SATURATED),
+    ("softmax_attention gradients float32", 0.5, SATURATED),
+    ("* gradients float32", 0.1, SATURATED),
+    ("sima_attention * bfloat16", 15.0, SIGNS),
+    ("* bfloat16", 8.0, SIGNS),
 )
 
 
@@ -55,9 +62,12 @@ class Unnoticed:
 
     @property
     def reason(self) -> str | None:
-        """Why more may be zeroed than MOST; None if nobody knows."""
+        """Why so much may be zeroed; None where nobody knows."""
         name = f"{self.op} {self.results} {self.dtype}"
-        return next((reason for pattern, reason in REASONS if fnmatch.fnmatchcase(name, pattern)), None)
+        fitting = (
+            reason for pattern, most, reason in REASONS if fnmatch.fnmatchcase(name, pattern) and self.zeroed <= most
+        )
+        return next(fitting, None)
 
 
 def of_op(op: Op) -> Iterator[Unnoticed]:
@@ -100,7 +110,7 @@ def markdown(found: Iterable[Unnoticed]) -> str:
     lines += [
         [f"`{op}`", results, *cells.values()] for (op, results), cells in rows.items() if {*cells.values()} != {"–"}
     ]
-    reasons = [f"- {reason}" for reason in dict.fromkeys(reason for _, reason in REASONS)]
+    reasons = [f"- `{pattern}`, up to {most:g} %: {reason}" for pattern, most, reason in REASONS]
     return "\n".join((BEGIN, *("| " + " | ".join(cells) + " |" for cells in lines), "", *reasons, END))
 
 
