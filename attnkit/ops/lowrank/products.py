@@ -44,8 +44,8 @@ class Softmax(NamedTuple):
 
     def pull(self, v: Array, do: Array) -> tuple[Array, Array, Array]:
         """Gradients of q, k and v for the cotangent of W v."""
-        dv = self.w.mT @ do
-        return *self.pull_weights(do @ v.mT), sum_to(namespace(v), dv, tuple(v.shape))
+        dq, dk = self.pull_weights(do @ v.mT)
+        return dq, dk, sum_to(namespace(v), self.w.mT @ do, tuple(v.shape))
 
     def pull_weights(self, dw: Array) -> tuple[Array, Array]:
         """Gradients of q and k for the cotangent of W."""
@@ -77,14 +77,13 @@ class Gaussian(NamedTuple):
 
     def pull_both(self, v: Array, du: Array, y: Array, do: Array) -> tuple[Array, Array, Array]:
         """Gradients of q, k and v for the cotangents du of W v and do of Wᵀ y."""
-        dv = self.w.mT @ du
-        return *self.pull_weights(du @ v.mT + y @ do.mT), sum_to(namespace(v), dv, tuple(v.shape))
+        dq, dk = self.pull_exponents((du @ v.mT + y @ do.mT) * self.w)
+        return dq, dk, sum_to(namespace(v), self.w.mT @ du, tuple(v.shape))
 
-    def pull_weights(self, dw: Array) -> tuple[Array, Array]:
-        """Gradients of q and k for the cotangent of W."""
-        xp = namespace(dw)
-        g = dw * self.w * -self.scale
-        dq, dk = _towards(xp, g, self.q, self.k), _towards(xp, g.mT, self.k, self.q)
+    def pull_exponents(self, ds: Array) -> tuple[Array, Array]:
+        """Gradients of q and k for the cotangent of the exponents, dW ⊙ W."""
+        xp = namespace(ds)
+        dq, dk = _towards(xp, ds, self.q, self.k) * -self.scale, _towards(xp, ds.mT, self.k, self.q) * -self.scale
         return sum_to(xp, dq, tuple(self.q.shape)), sum_to(xp, dk, tuple(self.k.shape))
 
 
