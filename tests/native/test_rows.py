@@ -76,3 +76,17 @@ def test_a_scalar_of_numpy_for_an_array(options):
     assert native.keys() == generic.keys()
     for name, grad in generic.items():
         np.testing.assert_allclose(native[name], grad, err_msg=name)
+
+
+@pytest.mark.parametrize("op", ["softmax_attention", "linear_attention", "row_statistics"])
+@pytest.mark.parametrize("array", [np.asarray, torch.tensor])
+def test_more_leading_axes_than_the_library_takes(op, array):
+    """`auto` passes it over; axes of size 1 do not count."""
+    first = ("softmax_attention",) if op == "row_statistics" else ()
+    call, x = getattr(attnkit, op), array(np.random.default_rng(0).normal(size=(2,) * 7 + (3, 4)))
+    arrays = (x,) * (2 if first else 3)
+    assert attnkit.explain(call, *first, *arrays)["native"] == "more than 6 leading axes"
+    call(*first, *arrays)
+    with pytest.raises(NotImplementedError, match=f"{op}: .*native: more than 6 leading axes"):
+        call(*first, *arrays, impl="native")
+    assert attnkit.explain(call, *first, *(x[:, :1] for x in arrays))["native"] is None

@@ -281,7 +281,8 @@ def unsupported(op: str, backward: bool, *arrays: Any, **options: Any) -> str | 
     dtypes = tuple((name, "uint64" if name == "seed" else dtype_name(x)) for name, x in operands.items())
     own = tuple(option for option in static.plain if option[0] in lower.ASKED)
     passes = (True,) if backward else (False, True)
-    return next(filter(None, (lower.refusal(op, each, dtypes, own) for each in passes)), None)
+    reasons = (lower.refusal(op, each, dtypes, own) for each in passes)
+    return lower.refused_axes(*arrays, **options) or next(filter(None, reasons), None)
 
 
 CALLS = (evaluate, pulled, unsupported)

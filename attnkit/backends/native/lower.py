@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, lru_cache
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from attnkit._core.activations import NAMES as ACTIVATIONS
@@ -47,6 +48,9 @@ SAVES_ROWS = (SOFTMAX.name, ENTMAX.name)
 """Ops whose forward pass saves numbers of rows that the backward pass would otherwise recompute."""
 ERRORS = {abi.NO_MEMORY: MemoryError, abi.BAD_EDGES: ValueError}
 EVERYTHING = (-(2**63), 2**63 - 1)
+
+
+TOO_MANY = f"more than {abi.AXES} leading axes"
 
 
 def trailing_axes(name: str) -> int:
@@ -278,7 +282,7 @@ def prepare(
     keep = [axis for axis, size in enumerate(axes.sizes) if size != 1]
     name = f"{op}_packed" if packed else op
     if len(keep) > abi.AXES:
-        return Prepared(name, abi.Plan(), 0, places, allocated, f"more than {abi.AXES} leading axes")
+        return Prepared(name, abi.Plan(), 0, places, allocated, TOO_MANY)
     plan = _plan(op, backward, everything, chosen, axes, keep, mapped)
     code = library().check(ctypes.byref(plan))
     return Prepared(name, plan, ctypes.addressof(plan), places, allocated, _message(code) if code else None)
@@ -299,6 +303,14 @@ def run(prepared: Prepared, pointers: Iterable[int], threads: int) -> None:
 def _message(code: int) -> str:
     text: bytes = library().message(code)
     return text.decode()
+
+
+def refused_axes(q: Any, k: Any, v: Any = None, *rest: Any, enable_gqa: bool = False, **options: Any) -> str | None:
+    """Why the library does not serve the shapes of a call: of axes of size 1 it takes any number."""
+    shapes = [x.shape[:-2] for x in (q, k, v) if x is not None]
+    several = [any(n != 1 for n in sizes) for sizes in zip_longest(*map(reversed, shapes), fillvalue=1)]
+    groups = enable_gqa and 1 < k.shape[-3] < q.shape[-3]  # an axis of their own
+    return TOO_MANY if sum(several) + groups > abi.AXES else None
 
 
 @lru_cache(maxsize=4096)

@@ -104,7 +104,8 @@ def unsupported(op: str, backward: bool, *arrays: Any, **options: Any) -> str | 
     dtypes = tuple((name, dtype_name(x)) for name, x in operands.items() if name != "seed")
     if "seed" in operands:
         dtypes += (("seed", "uint64"),)
-    return lower.refusal(op, backward, dtypes, tuple(option for option in plain if option[0] in lower.ASKED))
+    own = tuple(option for option in plain if option[0] in lower.ASKED)
+    return lower.refused_axes(*arrays, **options) or lower.refusal(op, backward, dtypes, own)
 
 
 def prepared_linear(op: str, arrays: tuple[Any, ...], options: dict[str, Any]) -> Callable[..., Array] | None:

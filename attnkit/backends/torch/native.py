@@ -301,7 +301,7 @@ def unsupported(op: str, backward: bool, *arrays: Any, **options: Any) -> str | 
     own = tuple([(name, options[name]) for name in lower.ASKED if name in options and not is_tensor(options[name])])
     needs_grad = torch.is_grad_enabled() and any(x.requires_grad for _, x in tensors)
     passes = (True,) if backward else (False, True) if needs_grad else (False,)
-    return _reason(op, passes, tuple(dtypes), own)
+    return lower.refused_axes(*arrays, **options) or _reason(op, passes, tuple(dtypes), own)
 
 
 SDPA_UNTIL = 1 << 15

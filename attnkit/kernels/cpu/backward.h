@@ -54,7 +54,7 @@ class Backward {
         statistics_(has_statistics_cotangents(call)),
         products_(call.has(ATTNKIT_DO) && call.has(ATTNKIT_V)),
         recomputed_(call, (Family::kNormalises || statistics_) && !call.has(ATTNKIT_ROWS),
-                    Family::kNormalises && products_ && (!call.has(ATTNKIT_O) || is_too_coarse())),
+                    Family::kNormalises && products_ && !has_exact_output()),
         grouping_(plan_, [this](int axis) { return shares_keys(plan_, axis) ? 2 : sums_bias(axis) ? 1 : 0; }),
         splits_(split()),
         per_split_(blocks(blocks(plan_.keys, splits_), kPanel<T>) * kPanel<T>),
@@ -82,10 +82,10 @@ class Backward {
     Buffer<uint8_t> seen;
   };
 
-  // Σ w dw = o·do of an o that was rounded to a half type is good for gradients that are too, not for ds itself.
-  bool is_too_coarse() const {
-    const attnkit_view *views = plan_.arrays;
-    return call_.has(ATTNKIT_DBIAS) && size_of(views[ATTNKIT_DBIAS].dtype) > size_of(views[ATTNKIT_O].dtype);
+  // Σ w dw = o·do, but not of an o that was rounded to a half type: dw minus it cancels where a few keys have all the
+  // weight, and would leave the rounding.
+  bool has_exact_output() const {
+    return call_.has(ATTNKIT_O) && size_of(call_.view(ATTNKIT_O).dtype) == static_cast<int64_t>(sizeof(T));
   }
 
   bool sums_bias(int axis) const { return call_.has(ATTNKIT_DBIAS) && is_sum(plan_, ATTNKIT_DBIAS, axis); }

@@ -330,7 +330,7 @@ struct Item {
     const T kept = static_cast<T>(1.0 / (1.0 - plan.dropout));
     const uint64_t last = static_cast<uint64_t>(std::ceil((1.0 - plan.dropout) * 4294967296.0) - 1.0);
     for (int64_t m = 0; m < n; m += kStreams * kCounters) {
-      Bits64Vector words[kStreams];
+      Bits64Vector words[kStreams] = {};
       for (int s = 0; s < kStreams; ++s)
         for (int lane = 0; lane < kCounters; ++lane) words[s][lane] = key(m + s * kCounters + lane);
       philox(words, static_cast<uint32_t>(i), head, number, seed);
