@@ -329,14 +329,16 @@ struct Item {
   void count(int64_t i, int64_t n, T *out, const Key &key) const {
     const T kept = static_cast<T>(1.0 / (1.0 - plan.dropout));
     const uint64_t last = static_cast<uint64_t>(std::ceil((1.0 - plan.dropout) * 4294967296.0) - 1.0);
-    for (int64_t m = 0; m < n; m += kStreams * kCounters) {
-      Bits64Vector words[kStreams] = {};
-      for (int s = 0; s < kStreams; ++s)
-        for (int lane = 0; lane < kCounters; ++lane) words[s][lane] = key(m + s * kCounters + lane);
+    constexpr int kAll = kStreams * kCounters;
+    for (int64_t m = 0; m < n; m += kAll) {
+      uint64_t keys[kAll];
+      for (int t = 0; t < kAll; ++t) keys[t] = key(m + t);
+      Bits64Vector words[kStreams];
+      std::memcpy(words, keys, sizeof words);
       philox(words, static_cast<uint32_t>(i), head, number, seed);
-      T factors[kStreams * kCounters];
+      T factors[kAll];
       for (int s = 0; s < kStreams; ++s) choose(words[s] <= last, kept, factors + s * kCounters);
-      std::copy(factors, factors + std::min<int64_t>(kStreams * kCounters, n - m), out + m);
+      std::copy(factors, factors + std::min<int64_t>(kAll, n - m), out + m);
     }
   }
 };
