@@ -9,10 +9,12 @@ from attnkit_reference.entmax import (
     entmax_attention_magnitudes,
     entmax_attention_vjp,
     entmax_attention_weights,
+    entmax_attention_weights_magnitudes,
     sparsemax_attention,
     sparsemax_attention_magnitudes,
     sparsemax_attention_vjp,
     sparsemax_attention_weights,
+    sparsemax_attention_weights_magnitudes,
 )
 from attnkit_reference.gated import gated_attention_unit, gated_attention_unit_magnitudes, gated_attention_unit_vjp
 from attnkit_reference.gaussian import (
@@ -176,6 +178,7 @@ __all__ = [
     "entmax_attention_magnitudes",
     "entmax_attention_vjp",
     "entmax_attention_weights",
+    "entmax_attention_weights_magnitudes",
     "gated_attention_unit",
     "gated_attention_unit_magnitudes",
     "gated_attention_unit_vjp",
@@ -267,4 +270,5 @@ __all__ = [
     "sparsemax_attention_magnitudes",
     "sparsemax_attention_vjp",
     "sparsemax_attention_weights",
+    "sparsemax_attention_weights_magnitudes",
 ]

@@ -179,11 +179,27 @@ def entmax_attention(q: Array, k: Array, v: Array, **params: Any) -> Array:
     return attend(entmax_rows("entmax_attention", q, k, v, **params))
 
 
+def _weights_size(r: EntmaxRows) -> dict[str, Array]:
+    """p + u (|scale| |q| |k|^T + |bias|): scores have the digits of their summands, and p moves by u with them."""
+    sc, ones = r.scores, np.ones(r.w.shape)
+    _, u = r.pull(0.0 * ones, ones)
+    size = np.abs(sc.scale) * (np.abs(sc.q) @ np.abs(sc.k).mT) + (0.0 if sc.bias is None else np.abs(sc.bias))
+    return {"w": r.w + u * np.where(u > 0, size, 0.0)}
+
+
 entmax_attention_weights = derived_weights(
     entmax_attention,
     entmax_rows,
     doc="The weights p (..., L, S) of `entmax_attention`, before dropout; rows sum to 1, null rows to 0.",
 )
+
+
+@keywords_of(entmax_rows)
+def entmax_attention_weights_magnitudes(q: Array, k: Array, **params: Any) -> dict[str, Array]:
+    """What rounding errors of the weights are measured against: themselves, and the summands of their scores."""
+    return _weights_size(entmax_rows("entmax_attention_weights", q, k, None, **params))
+
+
 entmax_attention_vjp, entmax_attention_magnitudes = derived_gradients(
     entmax_attention,
     entmax_rows,
@@ -214,6 +230,14 @@ sparsemax_attention_weights = derived_weights(
     sparsemax_rows,
     doc="The weights p (..., L, S) of `sparsemax_attention`, before dropout; rows sum to 1, null rows to 0.",
 )
+
+
+@keywords_of(sparsemax_rows)
+def sparsemax_attention_weights_magnitudes(q: Array, k: Array, **params: Any) -> dict[str, Array]:
+    """What rounding errors of the weights are measured against: themselves, and the summands of their scores."""
+    return _weights_size(sparsemax_rows("sparsemax_attention_weights", q, k, None, **params))
+
+
 sparsemax_attention_vjp, sparsemax_attention_magnitudes = derived_gradients(
     sparsemax_attention,
     sparsemax_rows,

@@ -67,6 +67,6 @@ def test_the_compiler_of_wheels_knows_the_levels_by_its_own_names():
     for _, flags in build.levels().values():
         command = manylinux.command(*flags, "-c", "x86-64.cpp")
         assert command[-1] == "x86-64.cpp"
-        assert not any(flag.startswith("-march=x86-64") for flag in command)
+        assert not any("-" in flag.removeprefix("-march=") for flag in command if flag.startswith("-march="))
     assert command[1:4] == ["-m", "ziglang", "c++"]
     assert command[5].endswith(f".{manylinux.GLIBC}")

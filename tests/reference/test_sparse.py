@@ -279,3 +279,14 @@ def test_the_smallest_alpha_may_be_written_in_any_dtype() -> None:
 def test_sparsemax_takes_no_alpha() -> None:
     with pytest.raises(ValueError, match=r"^sparsemax_attention: unexpected argument 'alpha'"):
         entmax.sparsemax_attention(np.ones((2, 3)), np.ones((2, 3)), np.ones((2, 3)), alpha=2.0)
+
+
+@pytest.mark.parametrize("alpha", [1.5, 2.0])
+def test_magnitudes_of_weights_count_the_summands_of_scores(alpha: float) -> None:
+    """A bias that all keys of a query share changes no weight, but costs every score its last digits."""
+    rng = np.random.default_rng(0)
+    q, k, bias = rng.normal(size=(5, 4)), rng.normal(size=(7, 4)), np.full((5, 1), 1e3)
+    weights = entmax.entmax_attention_weights(q, k, alpha=alpha, bias=bias)
+    size = entmax.entmax_attention_weights_magnitudes(q, k, alpha=alpha, bias=bias)["w"]
+    assert np.all(size[weights > 0] > 1e3 * weights[weights > 0] ** (2 - alpha))
+    assert np.all(size[weights == 0] == 0)

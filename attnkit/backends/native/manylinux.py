@@ -8,11 +8,12 @@ import platform
 import sys
 
 GLIBC = "2.17"
+MARCH = "-march="
 
 
 def command(*arguments: str) -> list[str]:
     """What is run instead of `c++ arguments`: zig spells the levels of x86-64 with underscores."""
-    spelled = [x.replace("x86-64", "x86_64") if x.startswith("-march=") else x for x in arguments]
+    spelled = [MARCH + x.removeprefix(MARCH).replace("-", "_") if x.startswith(MARCH) else x for x in arguments]
     return [sys.executable, "-m", "ziglang", "c++", "-target", f"{platform.machine()}-linux-gnu.{GLIBC}", *spelled]
 
 
