@@ -13,15 +13,15 @@ from typing import Any
 
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters import families, transforms
+from attnkit_conformance.adapters.mutation import report as mutation_report
+from attnkit_conformance.adapters.mutation.areas import AREAS
+from attnkit_conformance.adapters.mutation.trials import Trials
+from attnkit_conformance.adapters.mutation.units import Unit
 from attnkit_conformance.adapters.transforms import page
 from attnkit_conformance.core import CaseResult
 from attnkit_conformance.judge import declared, in_order, judge, matcher, planned
 from attnkit_conformance.judge.processes import judge_in_processes
 from attnkit_conformance.model.case import DTYPES, HAS_BFLOAT16, PROFILES, judged_dtypes
-from attnkit_conformance.mutation import report as mutation_report
-from attnkit_conformance.mutation.areas import AREAS
-from attnkit_conformance.mutation.trials import Trials
-from attnkit_conformance.mutation.units import Unit
 from attnkit_conformance.opdb import OPDB
 from attnkit_conformance.peers import ALL, FAMILIES, REQUIRES
 from attnkit_conformance.report import files, table, terminal, unnoticed

@@ -194,7 +194,7 @@ entmax_attention_weights = derived_weights(
 )
 
 
-@keywords_of(entmax_rows)
+@keywords_of(entmax_rows, "dropout_mask", "dropout")
 def entmax_attention_weights_magnitudes(q: Array, k: Array, **params: Any) -> dict[str, Array]:
     """What rounding errors of the weights are measured against: themselves, and the summands of their scores."""
     return _weights_size(entmax_rows("entmax_attention_weights", q, k, None, **params))
@@ -232,7 +232,7 @@ sparsemax_attention_weights = derived_weights(
 )
 
 
-@keywords_of(sparsemax_rows)
+@keywords_of(sparsemax_rows, "dropout_mask", "dropout")
 def sparsemax_attention_weights_magnitudes(q: Array, k: Array, **params: Any) -> dict[str, Array]:
     """What rounding errors of the weights are measured against: themselves, and the summands of their scores."""
     return _weights_size(sparsemax_rows("sparsemax_attention_weights", q, k, None, **params))

@@ -9,9 +9,9 @@ from typing import TypeVar
 
 import attnkit
 import attnkit_reference
+from attnkit_conformance.adapters.mutation import units
+from attnkit_conformance.adapters.mutation.units import Unit
 from attnkit_conformance.judge import matcher
-from attnkit_conformance.mutation import units
-from attnkit_conformance.mutation.units import Unit
 
 T = TypeVar("T")
 ATTNKIT, REFERENCE = (Path(package.__file__ or "").parent for package in (attnkit, attnkit_reference))

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attnkit_conformance.mutation import live
-from attnkit_conformance.mutation.operators import Mutant, compiled, mutants
-from attnkit_conformance.mutation.units import Unit
+from attnkit_conformance.adapters.mutation import live
+from attnkit_conformance.adapters.mutation.operators import Mutant, compiled, mutants
+from attnkit_conformance.adapters.mutation.units import Unit
 
 SECONDS = 120.0  # a mutant that is not through with its cases then never ends
 FORK = multiprocessing.get_context("fork")

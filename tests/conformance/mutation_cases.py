@@ -1,0 +1,132 @@
+"""Mutation testing: what is changed, that everybody runs the change, and that only a fork does."""
+
+from pathlib import Path
+
+import pytest
+
+from attnkit._core import quadratic
+from attnkit.ops import softmax
+from attnkit_conformance.adapters.mutation import areas, live, operators, report, trials, units
+from attnkit_conformance.adapters.mutation.operators import Mutant
+from attnkit_conformance.judge import matcher
+
+SOURCE = '''
+"""Text."""
+LIMIT = 3
+
+
+@decorated(1)
+def f(x: int = 2, *, y: "a < b" = 0) -> int:
+    """x + y"""
+    n: int = x + 1
+    if x < y:
+        raise ValueError(f"{x + y} is {x - y}")
+    n += 1
+    return np.where(n <= 2, x.mT, -y).max(axis=0)
+'''
+CHANGES = {
+    ("x + 1", "x - 1"),
+    ("1", "2"),
+    ("if x < y", "if True"),
+    ("if x < y", "if False"),
+    ("x < y", "x <= y"),
+    ("n += 1", "pass"),
+    ("np.where(n <= 2, x.mT, -y).max(axis=0)", "np.where(n <= 2, x.mT, -y).max()"),
+    ("np.where(n <= 2, x.mT, -y).max", "np.where(n <= 2, x.mT, -y).min"),
+    ("np.where(n <= 2, x.mT, -y)", "np.where(n <= 2, -y, x.mT)"),
+    ("n <= 2", "n < 2"),
+    ("2", "3"),
+    ("x.mT", "x"),
+    ("-y", "y"),
+    ("0", "1"),
+}
+
+
+def mutant_of(function, old: str, new: str) -> Mutant:
+    """The one change of a function that makes `new` of `old`."""
+    file = Path(function.__code__.co_filename)
+    several = [m for m in operators.mutants(file) if (m.function, m.old, m.new) == (function.__qualname__, old, new)]
+    assert len(several) == 1
+    return several[0]
+
+
+def test_every_change_of_a_source(tmp_path: Path) -> None:
+    (tmp_path / "source.py").write_text(SOURCE)
+    several = operators.mutants(tmp_path / "source.py")
+    assert {(m.old, m.new) for m in several} == CHANGES
+    assert {m.function for m in several} == {"f"}
+    for mutant in several:
+        assert operators.compiled(mutant) is not None
+
+
+@pytest.fixture(scope="module")
+def softmax_trials() -> trials.Trials:
+    keep = matcher("softmax_attention/float64 and (cross or gqa) and not property")
+    files = [Path(module.__file__ or "") for module in (softmax, quadratic)]
+    return trials.Trials(units.cases("numpy-generic", keep, keeps_golden=True), files)
+
+
+@pytest.mark.parametrize(
+    ("function", "old", "new", "dies"),
+    [
+        (softmax.score_gradient, "w * (dw - xp.sum(w * dw, axis=-1, keepdims=True))", None, True),
+        (softmax.exponentials, "if a.keys == 0", "if True", True),
+        (softmax.exponentials, "if a.keys == 0", "if False", False),
+    ],
+)
+def test_a_mutant_dies_where_a_case_tells_it(softmax_trials: trials.Trials, function, old, new, dies) -> None:
+    code = function.__code__
+    mutant = mutant_of(function, old, new or old.replace(" * ", " / ", 1))
+    ((chosen, covering),) = [pair for pair in softmax_trials.of_mutant if pair[0] == mutant]
+    (verdict,) = softmax_trials.judge([(chosen, covering)], workers=1)
+    assert (verdict.by is not None) is dies
+    assert function.__code__ is code
+
+
+def test_functions_that_were_imported_elsewhere_take_the_change() -> None:
+    mutant = mutant_of(softmax.exponentials, "if a.keys == 0", "if True")
+    functions = live.functions_of({mutant.file})[mutant.file]
+
+    def changed() -> bool:
+        before = softmax.exponentials.__code__
+        assert live.replace(functions, operators.compiled(mutant)) == 1
+        return softmax.exponentials.__code__ != before
+
+    assert trials.Fork(changed).result(died=None) is True
+
+
+def test_mutants_that_do_not_end_or_end_the_process(softmax_trials: trials.Trials, monkeypatch) -> None:
+    mutant = mutant_of(softmax.exponentials, "if a.keys == 0", "if True")
+    monkeypatch.setattr(trials, "SECONDS", 0.5)
+    for code, fate in (
+        ("import time\ntime.sleep(60)", "does not end"),
+        ("import os\nos._exit(3)", "the process ended"),
+    ):
+        monkeypatch.setattr(softmax_trials, "killer", lambda mutant, covering, code=code: exec(code))
+        (verdict,) = softmax_trials.judge([(mutant, [])], workers=1)
+        assert verdict.by == fate
+
+
+def test_tests_as_units(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text("def test_right(): pass\ndef test_wrong(): assert False\n")
+
+    def run(several):
+        return [(unit.id.rpartition("::")[2], trials.Fork(unit.fails).result("died")) for unit in several]
+
+    (right, passed), (wrong, failed) = units.with_tests([str(tmp_path)], None, run)
+    assert (right, passed, wrong) == ("test_right", None, "test_wrong")
+    assert failed.endswith("test_wrong")
+
+
+def test_survivors_that_are_known_still_exist() -> None:
+    known = report.known_survivors()
+    for name in {area for area, _ in known}:
+        here = {mutant.identity for file in areas.AREAS[name].files() for mutant in operators.mutants(file)}
+        assert {text for area, text in known if area == name} <= here
+
+
+@pytest.mark.parametrize("line", ["generic x", "generic x | maybe | why", "generic x | open | ", "none x | open | why"])
+def test_a_survivor_needs_a_kind_and_a_reason(tmp_path: Path, line: str) -> None:
+    (tmp_path / "survivors.txt").write_text(line)
+    with pytest.raises(ValueError, match=r"survivors\.txt:1: expected"):
+        report.known_survivors(tmp_path / "survivors.txt")
