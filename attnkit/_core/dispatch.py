@@ -6,6 +6,7 @@ device, dtype, shapes and options.
 """
 
 import inspect
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial, wraps
@@ -135,7 +136,13 @@ _choices: dict[Any, _Choice] = {}
 
 
 def _signature(op: str, impl: Any, arrays: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """The cache key of a choice; None if it is not cached."""
+    """The cache key of a choice; None if it is not cached, as in a call that torch.compile traces.
+
+    Tracing may be what loads torch's kernels, and the compiler fails on a table that changes while it is guarded.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.compiler.is_compiling():
+        return None
     ask = _signatures.get(type(arrays[0])) if arrays else None
     if ask is None or impl is _Explain or type(impl) is _Ahead:
         return None

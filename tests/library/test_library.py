@@ -1,5 +1,7 @@
 """Which library an array is of, asked of types alone, so that torch.compile can trace the question in silence."""
 
+import subprocess
+import sys
 import warnings
 from typing import Any
 
@@ -96,3 +98,17 @@ def test_compiling_warns_of_nothing(name: str, monkeypatch: pytest.MonkeyPatch) 
         warnings.filterwarnings("ignore", ".*torch.jit.script.*", DeprecationWarning)  # of torch's own imports
         compiled(Q, K, V)
     assert [str(one.message) for one in warned] == []
+
+
+COLD = """
+import torch, attnkit
+q = torch.ones(2, 6, 4)
+run = torch.compile(lambda q: attnkit.softmax_attention(q, q, q, impl="generic"), fullgraph=True, backend="aot_eager")
+assert torch.equal(run(q), q)
+"""
+
+
+def test_the_first_call_of_a_process_may_be_compiled() -> None:
+    """Torch's kernels are loaded while the call is traced."""
+    done = subprocess.run([sys.executable, "-c", COLD], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
