@@ -27,20 +27,24 @@ def _pairs(queries: Array | None, keys: Array | None) -> Array | None:
 # ---------------------------------------------------------------------------------------------- matrices
 
 
-class Softmax(NamedTuple):
-    """softmax(scale·q kᵀ)."""
+class _Matrix(NamedTuple):
+    """W between tokens q and k."""
 
     q: Array
     k: Array
     w: Array
     scale: float
 
+    def times(self, v: Array) -> Array:
+        return self.w @ v
+
+
+class Softmax(_Matrix):
+    """softmax(scale·q kᵀ)."""
+
     @classmethod
     def of(cls, q: Array, k: Array, queries: Array | None, keys: Array | None, scale: float) -> Self:
         return cls(q, k, softmax(namespace(q), (q * scale) @ k.mT, _pairs(queries, keys)), scale)
-
-    def times(self, v: Array) -> Array:
-        return self.w @ v
 
     def pull(self, v: Array, do: Array) -> tuple[Array, Array, Array]:
         """Gradients of q, k and v for the cotangent of W v."""
@@ -54,13 +58,8 @@ class Softmax(NamedTuple):
         return sum_to(xp, ds @ self.k, tuple(self.q.shape)), sum_to(xp, ds.mT @ self.q, tuple(self.k.shape))
 
 
-class Gaussian(NamedTuple):
+class Gaussian(_Matrix):
     """exp(-scale/2·‖q_i - k_j‖²)."""
-
-    q: Array
-    k: Array
-    w: Array
-    scale: float
 
     @classmethod
     def of(cls, q: Array, k: Array, queries: Array | None, keys: Array | None, scale: float) -> Self:
@@ -71,9 +70,6 @@ class Gaussian(NamedTuple):
     @property
     def mT(self) -> Self:
         return self._replace(q=self.k, k=self.q, w=self.w.mT)
-
-    def times(self, v: Array) -> Array:
-        return self.w @ v
 
     def pull_both(self, v: Array, du: Array, y: Array, do: Array) -> tuple[Array, Array, Array]:
         """Gradients of q, k and v for the cotangents du of W v and do of Wᵀ y."""
