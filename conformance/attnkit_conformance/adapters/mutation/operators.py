@@ -6,6 +6,7 @@ Only bodies of functions are changed; what is left alone are annotations, defaul
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,19 +39,22 @@ METHODS = {"max": "min", "min": "max", "any": "all", "all": "any", "ceil": "floo
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change of a file: what it makes of which text, and the how many-th change of the file it is."""
+    """One change of a file: `new` for `old` in a statement, which may hold `before` equal ones, and its number."""
 
     file: Path
     function: str  # qualified name
     line: int
     old: str
     new: str
+    statement: str
+    before: int
     number: int
 
     @property
     def identity(self) -> str:
         """The change without its line, which moves."""
-        return f"{self.file.name}: {self.function}: {self.old} → {self.new}"
+        again = f" #{self.before + 1}" if self.before else ""
+        return f"{self.file.name}: {self.function}: {self.old} → {self.new} in {self.statement}{again}"
 
     def __str__(self) -> str:
         return f"{self.file.name}:{self.line}: {self.function}: {self.old} → {self.new}"
@@ -64,6 +68,7 @@ class Change:
     node: ast.AST
     replacement: ast.AST
     function: str
+    statement: ast.AST
 
     def apply(self) -> None:
         """Put the replacement in place."""
@@ -78,10 +83,13 @@ class Change:
 
 def mutants(file: Path) -> list[Mutant]:
     """Every change of a file."""
-    changes = enumerate(changes_of(ast.parse(file.read_text())))
-    return [
-        Mutant(file, c.function, getattr(c.node, "lineno", 0), text(c.node), text(c.replacement), n) for n, c in changes
-    ]
+    several, equal = list[Mutant](), Counter[tuple[str, ...]]()
+    for number, c in enumerate(changes_of(ast.parse(file.read_text()))):
+        old, new, statement = map(text, (c.node, c.replacement, c.statement))
+        key = c.function, old, new, statement
+        several.append(Mutant(file, c.function, getattr(c.node, "lineno", 0), *key[1:], equal[key], number))
+        equal[key] += 1
+    return several
 
 
 def compiled(mutant: Mutant) -> CodeType:
@@ -102,17 +110,17 @@ def text(node: ast.AST) -> str:
 
 def changes_of(tree: ast.Module) -> Iterator[Change]:
     """Every change of a module, in the order of its text."""
-    yield from _inside(tree, "", False)
+    yield from _inside(tree, "", tree, False)
 
 
-def _inside(node: ast.AST, function: str, counts: bool) -> Iterator[Change]:
-    """Changes of what a node contains; `counts` inside the body of a function."""
+def _inside(node: ast.AST, function: str, statement: ast.AST, counts: bool) -> Iterator[Change]:
+    """Changes of what a node contains, in a statement; `counts` inside the body of a function."""
     if isinstance(node, ast.Raise | ast.Assert):
         return
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.arguments | ast.JoinedStr) or _is_unread(node, child):
             continue
-        name, inner = function, counts
+        name, inner, within = function, counts, child if isinstance(child, ast.stmt) else statement
         if isinstance(child, ast.FunctionDef | ast.ClassDef):
             name = f"{function}.{child.name}" if function else child.name
             inner = isinstance(child, ast.FunctionDef)
@@ -120,8 +128,8 @@ def _inside(node: ast.AST, function: str, counts: bool) -> Iterator[Change]:
             inner = True
         if counts and not isinstance(child, ast.FunctionDef | ast.ClassDef):
             for replacement in alternatives(child):
-                yield Change(node, child, replacement, function)
-        yield from _inside(child, name, inner)
+                yield Change(node, child, replacement, function, within)
+        yield from _inside(child, name, within, inner)
 
 
 def _is_unread(node: ast.AST, child: ast.AST) -> bool:
