@@ -3,7 +3,12 @@
 import importlib.metadata
 import importlib.util
 import os
+import tempfile
+from collections.abc import Iterator
 
+import pytest
+
+GOLDENS = "ATTNKIT_GOLDENS"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # torch's compiler else starts processes, which serve Triton alone, outlive the test and take cores from the others
@@ -22,3 +27,16 @@ def quick_to_compile() -> str:
 # Compiling is most of the time of hundreds of tests. That what XLA makes by itself conforms is a test of its own.
 if os.environ["JAX_PLATFORMS"] == "cpu":
     os.environ.setdefault("XLA_FLAGS", quick_to_compile())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_cmdline_main(config: pytest.Config) -> Iterator[None]:
+    """Goldens are kept until the suite ends, by all workers in one folder: the reference answers once."""
+    if GOLDENS in os.environ:
+        return (yield)
+    with tempfile.TemporaryDirectory(prefix="attnkit-goldens-", ignore_cleanup_errors=True) as folder:
+        os.environ[GOLDENS] = folder
+        try:
+            return (yield)
+        finally:
+            del os.environ[GOLDENS]

@@ -17,7 +17,7 @@ from attnkit_reference._core import (
 )
 from attnkit_reference._op import derived_gradients, derived_weights, keywords_of
 
-HALVINGS = 60  # of a bracket of width 1: below the spacing of float64
+STEPS = 24  # of Newton; among a million equal scores, the slowest case, 19 are enough
 SMALLEST_ALPHA = 1.01  # closer to 1, (α-1)s loses the differences between scores
 
 
@@ -94,7 +94,8 @@ def _entmax(z: Array, alphas: Array) -> Array:
     """
     if z.shape[-1] == 0:
         return z
-    power = 1.0 / (alphas - 1.0)
+    powers = np.unique(1.0 / (alphas - 1.0))
+    power = powers[0] if powers.size == 1 else 1.0 / (alphas - 1.0)  # NumPy multiplies for 1 and 2 as one number
     far = (alphas - 1.0) * np.where(z == -np.inf, 0.0, z) <= -1
     x = np.where(far | (z == -np.inf), -1.0, (alphas - 1.0) * np.where(z == -np.inf, 0.0, z))
     support = _support(x, power)
@@ -126,9 +127,10 @@ def _support(x: Array, power: Array) -> Array:
 
 
 def _threshold(x: Array, support: Array, power: Array) -> Array:
-    """τ of a known support: (Σx - 1)/|S| at α = 2, the smaller root of a quadratic at α = 1.5, halving otherwise.
+    """τ of a known support: (Σx - 1)/|S| at α = 2, the smaller root of a quadratic at α = 1.5, Newton's steps else.
 
-    Martins & Astudillo 2016 Alg. 1; Peters et al. 2019 Alg. 2 and Alg. 1.
+    Martins & Astudillo 2016 Alg. 1; Peters et al. 2019 Alg. 2. The mass is convex and decreases in τ: steps from below,
+    where it is at least 1, stay below its root. Halving, Alg. 1 of Peters et al., takes sixty for all digits.
     """
     number_in = np.maximum(support.sum(axis=-1, keepdims=True), 1)
     mean = np.sum(np.where(support, x, 0.0), axis=-1, keepdims=True) / number_in
@@ -137,12 +139,13 @@ def _threshold(x: Array, support: Array, power: Array) -> Array:
     if np.all(power == 2):
         spread = np.sum(np.where(support, x - mean, 0.0) ** 2, axis=-1, keepdims=True)
         return cast(Array, mean - np.sqrt(np.maximum(1.0 - spread, 0.0) / number_in))
-    low, high = np.full(mean.shape, -1.0), np.zeros(mean.shape)
-    for _ in range(HALVINGS):
-        middle = 0.5 * (low + high)
-        left = _mass(np.where(support, x, -1.0), middle, power) >= 1
-        low, high = np.where(left, middle, low), np.where(left, high, middle)
-    return low
+    threshold = np.full(mean.shape, -1.0)
+    for _ in range(STEPS):
+        gap = np.where(support & (x > threshold), x - threshold, 0.0)
+        slopes = np.where(gap > 0, gap ** (power - 1.0), 0.0)
+        mass, slope = (np.sum(y, axis=-1, keepdims=True) for y in (gap * slopes, power * slopes))
+        threshold = threshold + np.where(mass > 1, (mass - 1.0) / np.where(slope == 0, 1.0, slope), 0.0)
+    return cast(Array, threshold)
 
 
 def _slope_in_alpha(p: Array, p_tilde: Array, alphas: Array) -> tuple[Array, Array]:

@@ -327,8 +327,10 @@ WRONG: tuple[tuple[Callable[[], Any], str, str, str], ...] = (
 
 @pytest.mark.parametrize("op", [op.name for op in OPDB])
 def test_rounded_reference_passes_everything(op: str) -> None:
+    """Scenes in one dtype, and not where another op has the same weights and rows."""
+    shared = op.endswith("_weights") or op == "row_statistics"
     for dtype in DTYPES:
-        profile = "scenes" if dtype == "float32" else "quick"
+        profile = "scenes" if dtype == "float32" and not shared else "quick"
         assert failed_checks(Correct(), op, dtype, profile) == set(), dtype
 
 

@@ -194,8 +194,7 @@ def test_any_number_of_threads_gives_the_same_bits(kind):
 # ---------------------------------------------------------------------------------------------- JAX
 
 
-@IN_ARRAYS
-@BY_NAME
+@pytest.mark.parametrize(("name", "in_arrays"), [("softmax", False), ("linear", False), *((n, True) for n in CASES)])
 def test_jax_under_jit_and_vmap(name, in_arrays):
     jax = pytest.importorskip("jax")
     jnp = jax.numpy

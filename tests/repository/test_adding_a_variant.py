@@ -26,8 +26,9 @@ from benchmarks import variants
 seen = collections.defaultdict(collections.Counter)
 for adapter in selection.find(["numpy-generic", "torch-generic", "numpy-blocked", "torch-blocked"]):
     served = OPS[:1] if adapter.name.endswith("blocked") else OPS
-    for case in (case for op in served for case in core.cases(op, "quick", ("float32", "float64"))):
-        if case.params.get("op", OPS[0]) == OPS[0]:
+    for sample in (sample for op in served for sample in core.samples(op, "quick", ("float32", "float64"))):
+        if OPS[0] in sample.id:
+            case = core.draw_case(sample)
             seen[case.op][core.check(adapter, case).status] += 1
 layer = MultiHeadAttention(8, 2, op="cosine_softmax_attention", causal=True)
 assert layer(torch.randn(2, 5, 8)).shape == (2, 5, 8)

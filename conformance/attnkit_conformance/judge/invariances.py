@@ -16,7 +16,7 @@ from attnkit_conformance import core
 from attnkit_conformance.adapter import Adapter, Unsupported
 from attnkit_conformance.model import tolerance
 from attnkit_conformance.model.case import Case, compute_dtype, rounded
-from attnkit_conformance.model.golden import compute
+from attnkit_conformance.model.golden import golden
 from attnkit_conformance.model.op import STATEFUL, Tokens
 from attnkit_conformance.model.scene import Scene
 from attnkit_conformance.opdb import BY_NAME
@@ -120,7 +120,7 @@ def padding_contents(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterato
 
 def judged(adapter: Adapter, case: Case, of: Case, back: Callable[[str, np.ndarray], np.ndarray]) -> Iterator[str]:
     """The adapter's result on `case`, mapped by `back`, equals the golden one of `of` within the bounds of D."""
-    truth = compute(of)
+    truth = golden(of)
     limits = {**truth.outputs, **{f"d{name}": limit for name, limit in truth.gradients.items()}}
     for name, x in both(adapter, case).items():
         measured = tolerance.measure(name, back(name, x), limits[name])
@@ -150,7 +150,7 @@ def batch_mates(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[str
     case = make(PLAIN)
     one = replace(case, arrays=first_item(case, case.arrays), cotangents=first_item(case, case.cotangents))
     company = first_item(case, both(adapter, case))
-    truth = compute(one)
+    truth = golden(one)
     limits = {**truth.outputs, **{f"d{name}": limit for name, limit in truth.gradients.items()}}
     summed = {f"d{name}" for name, x in case.arrays.items() if x.ndim <= 2}  # over the batch
     for name, alone in both(adapter, one).items():
@@ -178,10 +178,10 @@ def dropout_bits(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[st
     """dropout=(p, seed) drops exactly the pairs that the reference drops, tested with v = identity."""
     case = make(Scene("property-dropout", L, S, e=S, lead=((2, 3, 2),) * 3, params={"dropout": (0.4, 2**40 + 3)}))
     case = changed(case, v=np.broadcast_to(np.eye(S), case.arrays["v"].shape))
-    golden = compute(case).outputs["o"].golden
-    clear = (golden == 0) | (np.abs(golden) > tolerance.smallest_normal(case.dtype))  # others may vanish in a half type
+    exact = golden(case).outputs["o"].golden
+    clear = (exact == 0) | (np.abs(exact) > tolerance.smallest_normal(case.dtype))  # others may vanish in a half type
     keep = (core.outputs(adapter, case)["o"] != 0) & clear
-    expected = (golden != 0) & clear
+    expected = (exact != 0) & clear
     if keep.shape != expected.shape or np.any(keep != expected):
         yield f"other pairs are dropped than in the reference, which keeps {expected.mean():.3f}; got {keep.mean():.3f}"
 
@@ -230,7 +230,7 @@ def sigmoid_tail(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[st
     k = np.broadcast_to(np.ones((S, 1)), case.arrays["k"].shape)
     case = changed(case, q=q, k=k)
     got = core.outputs(adapter, case)["w"].astype(np.float64)
-    exact = compute(case).outputs["w"].golden
+    exact = golden(case).outputs["w"].golden
     compute_eps = tolerance.eps(compute_dtype(case.dtype))
     allowed = compute_eps * (4 + (np.abs(q - np.log(S)) + np.log(S)) / 2)
     if case.dtype != compute_dtype(case.dtype):
@@ -244,7 +244,7 @@ def sigmoid_tail(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[st
 
 def whole_is(case: Case, other: Mapping[str, np.ndarray]) -> Iterator[str]:
     """Outputs assembled from other calls equal the golden ones of `case` within the bounds of D."""
-    for name, limit in compute(case).outputs.items():
+    for name, limit in golden(case).outputs.items():
         error = tolerance.measure(name, other[name], limit)
         yield from (text for _, text in error.failures)
 

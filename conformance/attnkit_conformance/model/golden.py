@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from attnkit_conformance.model import scoring, tolerance
 from attnkit_conformance.model.case import Case, Sample, numpy_dtype
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.model.probe import explicit, probes
+from attnkit_conformance.model.store import kept
 from attnkit_conformance.model.tolerance import Limit
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_reference._core import reduce_to
@@ -26,18 +27,13 @@ QUERY_OUTPUTS = ("o", "total", "entropy", "sum_squares", "maximum", "nonzero", "
 
 @dataclass(frozen=True)
 class Golden:
-    """Limits by output and by gradient, and the entries that must be exactly 0."""
+    """Limits by output and by gradient, the entries that must be exactly 0, and wrong arrays that would pass."""
 
     outputs: Mapping[str, Limit]
     gradients: Mapping[str, Limit]
     zero_outputs: Mapping[str, np.ndarray]
     zero_gradients: Mapping[str, np.ndarray]
-
-    @cached_property
-    def blind_spots(self) -> list[str]:
-        """Wrong arrays that would pass the checks of this case. Empty for a sound kit."""
-        limits = (*self.outputs.items(), *((f"d{name}", limit) for name, limit in self.gradients.items()))
-        return [text for name, limit in limits for text in tolerance.blind_spots(name, limit)]
+    blind_spots: tuple[str, ...]  # empty for a sound kit
 
     def tells(self) -> bool:
         """Whether bounds are meaningful, gradients are finite and fit their dtypes, outputs too (lse is -inf on null
@@ -75,7 +71,7 @@ class Content:
 
 @lru_cache(maxsize=KEPT)
 def of_content(content: Content) -> Golden:
-    return compute(content.case)
+    return kept(content.digest, lambda: compute(content.case))
 
 
 def draw_case(sample: Sample) -> Case:
@@ -93,30 +89,29 @@ def draw_case(sample: Sample) -> Case:
 def compute(case: Case) -> Golden:
     """Run the reference on a case, and near it."""
     op = BY_NAME[case.op]
-    outputs, gradients = explicit(op, case)
-    near_outputs, near_gradients = probes(op, case, (outputs, gradients))
+    results = explicit(op, case)
+    near_outputs, near_gradients = probes(op, case, results)
+    limit = limits_of(op, case)
+    outputs = {n: limit(n, x, near_outputs[n], op.output_dtype(n, case.dtype)) for n, x in results[0].items()}
+    gradients = {n: limit(n, x, near_gradients[n], case.dtype_of(n)) for n, x in results[1].items()}
+    every = (*outputs.items(), *((f"d{name}", x) for name, x in gradients.items()))
+    blind = tuple(text for name, x in every for text in tolerance.blind_spots(name, x))
+    return Golden(outputs, gradients, *exact_zeros(op, case), blind)
+
+
+def limits_of(op: Op, case: Case) -> Callable[[str, np.ndarray, np.ndarray, str], Limit]:
+    """The limit of an output or a gradient by its name, value, probe and dtype."""
     summands = magnitudes(op, case)
     before = magnitudes(op, without_signs(case)) if summands and VALUES & case.arrays.keys() else summands
     growth = growth_of(op, case)
     twice = {"sum_squares": 2.0 * growth}  # errors of the weights count twice in their squares
-    zero_outputs, zero_gradients = exact_zeros(op, case)
 
-    def limits(
-        results: Mapping[str, np.ndarray], near: Mapping[str, np.ndarray], dtype_of: Callable[[str], str]
-    ) -> dict[str, Limit]:
-        made = {}
-        for name, x in results.items():
-            own = summands.get(name, np.zeros(()))
-            noise = near[name] + np.maximum(before.get(name, own) - own, 0.0)
-            made[name] = tolerance.limit(x, dtype_of(name), own, noise, twice.get(name, growth))
-        return made
+    def limit(name: str, x: np.ndarray, near: np.ndarray, dtype: str) -> Limit:
+        own = summands.get(name, np.zeros(()))
+        noise = near + np.maximum(before.get(name, own) - own, 0.0)
+        return tolerance.limit(x, dtype, own, noise, twice.get(name, growth))
 
-    return Golden(
-        limits(outputs, near_outputs, lambda name: op.output_dtype(name, case.dtype)),
-        limits(gradients, near_gradients, case.dtype_of),
-        zero_outputs,
-        zero_gradients,
-    )
+    return limit
 
 
 def magnitudes(op: Op, case: Case) -> Mapping[str, np.ndarray]:

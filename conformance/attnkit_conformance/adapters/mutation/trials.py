@@ -7,6 +7,7 @@ the changed function has other code and the units that run the changed line are 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import random
 import sys
 import time
@@ -23,6 +24,7 @@ import numpy as np
 from attnkit_conformance.adapters.mutation import live
 from attnkit_conformance.adapters.mutation.operators import Mutant, compiled, mutants
 from attnkit_conformance.adapters.mutation.units import Unit
+from attnkit_conformance.model import golden, store
 
 SECONDS = 120.0  # a mutant that is not through with its cases then never ends
 FORK = multiprocessing.get_context("fork")
@@ -51,6 +53,8 @@ class Fork:
 
     @staticmethod
     def _run(task: Callable[[], Any], answer: Connection) -> None:
+        os.environ.pop(store.FOLDER, None)  # the reference may be mutated: its answers are those of now
+        golden.of_content.cache_clear()
         with np.errstate(all="ignore"):
             answer.send(task())
 

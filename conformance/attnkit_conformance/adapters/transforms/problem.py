@@ -18,7 +18,7 @@ from attnkit_conformance import core
 from attnkit_conformance.model import tolerance
 from attnkit_conformance.model.binding import STATISTICS
 from attnkit_conformance.model.case import PROFILES, Case, generator
-from attnkit_conformance.model.golden import Golden, compute
+from attnkit_conformance.model.golden import Golden, golden
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.model.scene import Scene
 from attnkit_conformance.model.tolerance import Limit
@@ -97,7 +97,7 @@ class Problem:
 
     @cached_property
     def golden(self) -> Golden:
-        return compute(self.case)
+        return golden(self.case)
 
     @property
     def gradient(self) -> dict[str, Limit]:
@@ -111,7 +111,7 @@ class Problem:
         for name, index in self.entries:
             cotangents = {other: np.zeros_like(x) for other, x in self.case.cotangents.items()}
             cotangents[name].reshape(-1)[index] = 1.0
-            rows.append(dict(compute(replace(self.case, cotangents=cotangents)).gradients))
+            rows.append(dict(golden(replace(self.case, cotangents=cotangents)).gradients))
         return tuple({name: self.evenly(limit) for name, limit in row.items()} for row in rows)
 
     def evenly(self, limit: Limit) -> Limit:
