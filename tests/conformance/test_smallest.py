@@ -53,6 +53,38 @@ def test_the_first_failure_of_a_kind_has_the_program_of_its_smallest_case(capsys
     assert f"and {sum(r.status == 'fail' for r in results) - 1} more of this kind" in text
 
 
+class Raises(Partial):
+    """Has an error of its own where `call` or `vjp` meets more than two keys."""
+
+    def __init__(self, method: str) -> None:
+        super().__init__()
+        self.method = method
+
+    def refuse(self, method: str, arrays: Any) -> None:
+        if method == self.method and arrays["k"].shape[-2] > 2:
+            raise ValueError("three keys are too many")
+
+    def call(self, op: str, arrays: Any, params: Any) -> Any:
+        self.refuse("call", arrays)
+        return super().call(op, arrays, params)
+
+    def vjp(self, op: str, arrays: Any, params: Any, cotangents: Any) -> Any:
+        self.refuse("vjp", arrays)
+        return super().vjp(op, arrays, params, cotangents)
+
+
+@pytest.mark.parametrize("method", ["call", "vjp"])
+def test_an_exception_has_a_program_too(method: str) -> None:
+    adapter = Raises(method)
+    programs = [x.program for x in smallest.with_programs(verdicts(adapter), [adapter]) if x.program]
+    assert len(programs) == 1
+    told: dict[str, Any] = {}
+    exec(programs[0], told)
+    assert told["k"].shape[-2] == 3
+    assert ("do" in told) == (method == "vjp")
+    assert programs[0].splitlines()[-1] == "# raises ValueError: three keys are too many"
+
+
 def test_what_is_no_case_has_no_program() -> None:
     refused = core.CaseResult(
         f"{OP}/float32/outside.bias=2d", "partial", OP, "float32", "fail", (), (("declared", ""),)

@@ -73,24 +73,35 @@ def smaller(adapters: Mapping[str, Adapter], result: CaseResult, case: Case) -> 
 
 
 def program(adapter: Adapter, case: Case) -> str:
-    """Arrays with their shapes, the call, and for each wrong result the expected and the actual values."""
+    """Arrays with their shapes, the call, and what it raises or, for each wrong result, the expected and the actual
+    values.
+    """
     case = core.without_outputs(adapter, case)
     with np.errstate(all="ignore"):
-        result = core.check(adapter, case)
+        result, truth = core.check(adapter, case), golden(case)
+        raised = [f"# raises {text}" for check, text in result.failures if check == "exception"]
         wrong = [measured.output for measured in result.measured if measured.failures]
-        answers, truth = core.outputs(adapter, case), golden(case)
-        limits = {**truth.outputs, **{f"d{name}": limit for name, limit in truth.gradients.items()}}
-        if any(name not in answers for name in wrong):
-            answers |= {f"d{name}": x for name, x in core.gradients(adapter, case).items()}
+        of_gradients = any(name not in truth.outputs for name in wrong) or bool(raised and result.measured)
+        answers = {} if raised else answers_of(adapter, case, of_gradients)
+    limits = {**truth.outputs, **{f"d{name}": limit for name, limit in truth.gradients.items()}}
     typed = {name: case.typed(name) for name in case.arrays}
-    if any(name not in truth.outputs for name in wrong):
-        typed |= {f"d{name}": x for name, x in case.cotangents.items()}
+    typed |= {f"d{name}": x for name, x in case.cotangents.items()} if of_gradients else {}
     needs = ["import numpy as np"]
     needs += ["import ml_dtypes"] if any(x.dtype.name == "bfloat16" for x in typed.values()) else []
+    results = raised or [line for name in wrong for line in compared(name, limits[name].golden, answers.get(name))]
+    return "\n".join([*needs, *(literal(n, x) for n, x in typed.items()), f"# {written(case)}", *results])
+
+
+def answers_of(adapter: Adapter, case: Case, of_gradients: bool) -> dict[str, np.ndarray]:
+    """Outputs, and gradients as dq, dk and so on."""
+    gradients = core.gradients(adapter, case) if of_gradients else {}
+    return {**core.outputs(adapter, case), **{f"d{name}": x for name, x in gradients.items()}}
+
+
+def written(case: Case) -> str:
+    """The call of a case."""
     arguments = [name if name in BY_NAME[case.op].arguments else f"{name}={name}" for name in case.arrays]
-    call = f"{case.op}({', '.join([*arguments, *(f'{name}={value!r}' for name, value in case.params.items())])})"
-    results = [line for name in wrong for line in compared(name, limits[name].golden, answers.get(name))]
-    return "\n".join([*needs, *(literal(n, x) for n, x in typed.items()), f"# {call}", *results])
+    return f"{case.op}({', '.join([*arguments, *(f'{name}={value!r}' for name, value in case.params.items())])})"
 
 
 def literal(name: str, x: np.ndarray) -> str:
