@@ -136,13 +136,13 @@ def test_an_answer_that_is_none_ends_the_run(
     assert "error: adapter 'mine': call must return a dict of arrays by name; got None" in capsys.readouterr().err
 
     waiting: queue.Queue[Any] = queue.Queue()
-    verdicts: queue.Queue[Any] = queue.Queue()
+    verdicts, here = multiprocessing.Pipe(duplex=False)
     for job in ((("theirs:Base",), "qk_layernorm"), None):
         waiting.put(job)
-    processes.work(find, waiting, verdicts, "quick", None, ("float32",))
-    running = [processes.Running(multiprocessing.current_process())]
+    processes.work(find, waiting, here, "quick", None, ("float32",))
+    running = [processes.Running(multiprocessing.current_process(), verdicts)]
     with pytest.raises(IllFormed, match="got None"):
-        list(processes.collected(verdicts, running, pytest.fail))
+        list(processes.collected(running, pytest.fail))
 
     kind, text = worker.answer(mine, "call", "qk_layernorm", {}, {}, None)
     assert (kind, text) == ("ill-formed", "adapter 'mine': call must return a dict of arrays by name; got None")

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import queue
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from attnkit_conformance.adapter import Adapter
@@ -18,7 +18,7 @@ from attnkit_conformance.core import CaseResult
 from attnkit_conformance.judge import judge, matcher
 from attnkit_conformance.opdb import OPDB
 
-PATIENCE = 5.0  # seconds between checks that a silent process is alive
+PATIENCE = 5.0  # seconds that a process may take to end
 SLOW = ("jax_x64", "jax")  # families that compile: their jobs start first
 
 Find = Callable[[list[str]], list[Adapter]]
@@ -33,26 +33,24 @@ def jobs(names: Sequence[str]) -> list[Job]:
 
 
 def work(
-    find: Find, waiting: Any, verdicts: Any, profile: str, expression: str | None, dtypes: tuple[str, ...]
+    find: Find, waiting: Any, verdicts: Connection, profile: str, expression: str | None, dtypes: tuple[str, ...]
 ) -> None:
     """The loop of one process: jobs until none are left or the parent is gone; adapters are created once per family."""
     by_name: dict[str, list[Adapter]] = {}
-    parent = multiprocessing.parent_process()
     try:
         while (job := waiting.get()) is not None:
-            verdicts.put((os.getpid(), job))
+            verdicts.send(job)
             names, op = job
             for name in names:
                 by_name[name] = by_name.get(name) or find([name])
             members = [adapter for name in names for adapter in by_name[name]]
             for result in judge(members, profile, expression, dtypes, ops=(op,)):
-                if parent is not None and not parent.is_alive():
-                    verdicts.cancel_join_thread()
-                    return
-                verdicts.put((os.getpid(), result))
-        verdicts.put((os.getpid(), None))
+                verdicts.send(result)
+        verdicts.send(None)
+    except BrokenPipeError:  # the parent is gone
+        pass
     except Exception as error:
-        verdicts.put((os.getpid(), error))
+        verdicts.send(error)
     finally:
         for adapter in (adapter for adapters in by_name.values() for adapter in adapters):
             if hasattr(adapter, "close"):
@@ -70,20 +68,21 @@ def judge_in_processes(
     """Every verdict of the adapters that `find` gives for `names`, in order of arrival."""
     matcher(expression)  # refuses invalid expressions before any process starts
     context = multiprocessing.get_context("spawn")
-    waiting, verdicts = context.Queue(), context.Queue()
+    waiting = context.Queue()
     count = workers or os.cpu_count() or 1
     for job in (*jobs(names), *[None] * count):
         waiting.put(job)
-    arguments = (find, waiting, verdicts, profile, expression, dtypes)
 
     def started() -> Running:
-        process = context.Process(target=work, args=arguments)
+        verdicts, here = context.Pipe(duplex=False)
+        process = context.Process(target=work, args=(find, waiting, here, profile, expression, dtypes))
         process.start()
-        return Running(process)
+        here.close()  # so that the pipe ends with the process
+        return Running(process, verdicts)
 
     running = [started() for _ in range(count)]
     try:
-        yield from collected(verdicts, running, started)
+        yield from collected(running, started)
     finally:
         for process in (each.process for each in running):
             process.join(PATIENCE)
@@ -97,13 +96,10 @@ class Running:
     """A process, its job, and its last verdict on that."""
 
     process: Any
+    verdicts: Connection
     job: Job | None = None
     last: CaseResult | None = None
     done: bool = False
-
-    @property
-    def died(self) -> bool:
-        return not self.done and self.process.exitcode not in (None, 0)
 
     def verdict(self) -> CaseResult:
         """The failure of a process that died; RuntimeError for one that died before it had a job."""
@@ -117,24 +113,25 @@ class Running:
         return CaseResult(f"{op}/float32/process", adapter, op, "float32", "fail", failures=(("process", text),))
 
 
-def collected(verdicts: Any, running: list[Running], started: Callable[[], Running]) -> Iterator[CaseResult]:
+def collected(running: list[Running], started: Callable[[], Running]) -> Iterator[CaseResult]:
     """What the processes send until each is done. One that dies is a failure, and another takes its place."""
-    while not all(each.done for each in running):
-        try:
-            pid, item = verdicts.get(timeout=PATIENCE)
-        except queue.Empty:
-            for dead in [each for each in running if each.died]:
-                dead.done = True
-                yield dead.verdict()
+    while busy := [each for each in running if not each.done]:
+        ready = wait([each.verdicts for each in busy])
+        for sender in (each for each in busy if each.verdicts in ready):
+            try:
+                item = sender.verdicts.recv()
+            except EOFError:
+                sender.process.join()
+                sender.done = True
+                yield sender.verdict()
                 running.append(started())
-            continue
-        if isinstance(item, BaseException):
-            raise item
-        sender = next(each for each in running if each.process.pid == pid)
-        if isinstance(item, CaseResult):
-            sender.last = item
-            yield item
-        elif item is None:
-            sender.done = True
-        else:
-            sender.job, sender.last = item, None
+                continue
+            if isinstance(item, BaseException):
+                raise item
+            if isinstance(item, CaseResult):
+                sender.last = item
+                yield item
+            elif item is None:
+                sender.done = True
+            else:
+                sender.job, sender.last = item, None
