@@ -1,4 +1,4 @@
-"""Which tests of the kernels for GPUs `make test`, which has 15 minutes on two cores, leaves to `make emulated`.
+"""Which tests of the kernels for GPUs `make test`, which has ten minutes on two cores, leaves to `make emulated`.
 
 `make test` looks at each template of kernels: it is judged on a few scenes, and one configuration compiles without
 spilling; a planted bug is found in each CUDA family and in Triton's point-wise and linear kernels. `make emulated` runs

@@ -41,6 +41,7 @@ TELLING = (
 """Scenes with copies of 16 bytes, with many tiles, and with the options that the quick profile lacks."""
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("dtypes", [("float16", "bfloat16"), ("float32",)], ids=["halves", "float32"])
 def test_conforms_beyond_the_quick_profile(dtypes: tuple[str, ...], kernels: CudaOnCpu) -> None:
     chosen = {}

@@ -48,6 +48,7 @@ def test_conforms(kernels: CudaOnCpu) -> None:
 HALVES = ("1x257", "63x100-upper-left", "mqa-causal", "everything")
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize(("dtype", "wanted"), [("bfloat16", HALVES), ("float32", TELLING)], ids=["halves", "float32"])
 def test_conforms_beyond_the_quick_profile(dtype: str, wanted: tuple[str, ...], kernels: CudaOnCpu) -> None:
     chosen = scenes(dtype, wanted)

@@ -37,6 +37,7 @@ def test_conforms(kernels: CudaOnCpu) -> None:
     assert [f"{result.id}\n{result.message}" for result in results if result.status != "pass"] == []
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("scene", ["not-symmetric-unrolled", "zero", "ones", "empty", "one", "no-leading-axes"])
 def test_conforms_beyond_the_quick_profile(scene: str, kernels: CudaOnCpu) -> None:
     result = core.check(kernels, case_of(scene))
