@@ -9,6 +9,7 @@ from attnkit.ops import softmax
 from attnkit_conformance.adapters.mutation import areas, live, operators, report, trials, units
 from attnkit_conformance.adapters.mutation.operators import Mutant
 from attnkit_conformance.judge import matcher
+from attnkit_conformance.model import golden
 
 SOURCE = '''
 """Text."""
@@ -105,6 +106,14 @@ def test_mutants_that_do_not_end_or_end_the_process(softmax_trials: trials.Trial
         monkeypatch.setattr(softmax_trials, "killer", lambda mutant, covering, code=code: exec(code))
         (verdict,) = softmax_trials.judge([(mutant, [])], workers=1)
         assert verdict.by == fate
+
+
+def test_units_of_the_kit_pass_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(golden, "of_content", golden.of_content)
+    for keeps_golden in (True, False):
+        several = units.cases("numpy-generic", matcher("key_value_memory/"), keeps_golden)
+        assert several[-1].id == "key_value_memory/property"
+        assert [unit.fails() for unit in several] == [None] * len(several)
 
 
 def test_tests_as_units(tmp_path: Path) -> None:

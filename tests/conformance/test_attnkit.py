@@ -20,7 +20,7 @@ from attnkit_conformance.judge import judge
 from attnkit_conformance.model.case import DTYPES
 from attnkit_conformance.opdb import BY_NAME, OPDB
 
-COMPILED = "not property and not /pair."
+COMPILED = "not property and not /pair. and not empty"
 GROUPS: dict[str, tuple[tuple[str, ...], str | None, str]] = {  # families judged together: the reference answers once
     "arrays": (
         tuple(name for name in DEFAULT if not name.startswith("jax")),

@@ -135,6 +135,7 @@ def memory_errors(op: Op) -> Iterator[ErrorSample]:
         ("keys", zeros(3, 5, 4), ValueError, "leading"),
         ("values", zeros(5, 6, dtype=np.float16), TypeError, "values"),
         ("x", zeros(2, 3, 4, dtype=np.int32), TypeError, r"\bx\b"),
+        ("x", zeros(2, 3, 0), ValueError, r"\bx\b.*at least one feature"),
         ("key_bias", zeros(6), ValueError, "key_bias"),
         ("value_bias", zeros(1), ValueError, "value_bias"),
         ("norm_bias", zeros(6), ValueError, "norm_bias.*norm_weight"),

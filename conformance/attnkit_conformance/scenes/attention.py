@@ -2,8 +2,8 @@
 
 A `Scene` gives the shapes and common options (semantics A1-A6) of a case; an op's variants set its own parameters. In
 the full profile every scene is combined with one variant and every variant with the basic scenes; the quick profile has
-three scenes, whose shapes all ops share so that JAX compiles few shapes. Interactions of options are left to the rows
-of grammars.
+three scenes, whose shapes all ops share so that JAX compiles few shapes, and one without keys. Interactions of options
+are left to the rows of grammars.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ QUICK = (
     Scene("causal-padded", 64, 64, params=CAUSAL, options=("key_lengths", "bias", "poison")),
     Scene("gqa-mask", 7, 63, lead=((2, 4), (2, 2), (2, 2)), params=GQA, options=("mask", "query_mask", "gqa")),
 )
+NO_KEYS = Scene("empty-keys", 63, 0, options=("poison",))
 KINKS = Scene("kinks", 33, 33, d=2, options=("integers",), params={"scale": 1.0})
 FULL = (
     *QUICK,
@@ -87,7 +88,7 @@ FULL = (
     Scene("dropout-gqa", 64, 100, lead=((2, 4), (2, 2), (2, 2)), params={**GQA, "dropout": (0.5, 7)}, options=("gqa",)),
     Scene("dropout-mask", 65, 63, options=("dropout_mask",)),
     Scene("empty-queries", 0, 65, options=("poison",)),
-    Scene("empty-keys", 63, 0, options=("poison",)),
+    NO_KEYS,
     Scene(
         "everything", 65, 100, lead=((2, 4), (2, 2), (2, 2)), layout="transposed",
         params={**GQA, "causal": True, "window": (40, 2), "dropout": (0.1, 3), "scale": 0.4},
@@ -235,9 +236,10 @@ def visibility(scene: Scene, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def attention_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
-    """Scenes x variants for an attention op or its weights."""
+    """Scenes x variants for an attention op or its weights, and no keys in every profile and dtype."""
     scenes = tuple(scene for scene in FULL if op.serves(scene.options))
-    for scene, variant in fitting(op, [*shared(scene_variants(scenes, op.variants, profile), dtype), *op.extra]):
+    pairs = [*shared(scene_variants(scenes, op.variants, profile), dtype), (NO_KEYS, op.variants[0]), *op.extra]
+    for scene, variant in fitting(op, pairs):
         yield scene_sample(op, scene, variant, dtype)
 
 

@@ -23,6 +23,7 @@ HEADS = {"equal": (2, 2), "grouped": (4, 2), "shared": (3, 1)}  # of q and of k
 SIZES = {"tiny": 1e-2, "large": 8.0}
 EXACT_SCALES = {"none": 0.25, "0.7": 0.5, "-0.3": -0.25}
 LARGE_SEED = 2**40 + 5
+ALONE = ("causal", "window")
 
 Factors = Mapping[str, tuple[Level, ...]]
 SHARED: Factors = {
@@ -98,8 +99,16 @@ def rows(op: Op, array: str) -> tuple[Row, ...]:
         own = grammar(op, TILED if array == "tiles" else SMALL)
         start = rows(op, "pairs") if array == "triples" else (own.plain,)
         array_rows = own.covering(3 if array == "triples" else 2, start)
-        known[op.name, array] = array_rows[len(start) :] if array == "triples" else array_rows
+        alone = tuple(row for row in without_others(own) if row not in array_rows) if array == "pairs" else ()
+        known[op.name, array] = array_rows[len(start) :] if array == "triples" else (*array_rows, *alone)
     return known[op.name, array]
+
+
+def without_others(own: Grammar) -> Iterator[Row]:
+    """Rows in which one option alone says what is visible: many implementations have a way of their own for it."""
+    for name in ALONE:
+        for level in own.factors.get(name, ())[1:]:
+            yield {**own.plain, name: level}
 
 
 known: dict[tuple[str, str], tuple[Row, ...]] = {}

@@ -77,6 +77,7 @@ SOFT = (
     Scene("strided", 65, layout="strided"),
     Scene("empty", 0, m=3),
     Scene("no-landmarks-axis", 5, m=0),
+    Scene("ridge", 65, params={"ridge": 0.5, **UNROLLED}, quick=True),
 )  # fmt: skip
 
 
