@@ -241,14 +241,18 @@ rela_attention_weights = weights_of(rela_attention, RELA)
 # ---------------------------------------------------------------------------------------------- kernels
 
 
-def kernels(of: Kernel, replaces: tuple[str, ...] = ()) -> dict[str, Kernel]:
-    """The table of a library: its kernel of point-wise attention, in the compute dtype, followed by the norm."""
+def kernels(of: Kernel, pull_of: Callable[..., Any] | None = None, replaces: tuple[str, ...] = ()) -> dict[str, Kernel]:
+    """The table of a library: its kernel of point-wise attention, in the compute dtype, followed by the norm.
+
+    Without `pull_of`, the gradients of that kernel, both are called by name, and what was prepared for them is used.
+    """
+    by_name = (pointwise.pointwise_attention, pointwise.pointwise_attention_vjp)
+    forward, backward = (partial(x, impl=of.name) for x in by_name) if pull_of is None else (of.call, pull_of)
 
     def product(q: Array, k: Array, v: Array, *do: Array, **common: Any) -> Any:
-        serve: Any = pointwise.pointwise_attention_vjp if do else pointwise.pointwise_attention
         xp = namespace(q)
         wide = (quadratic.cast(xp, x, quadratic.compute_dtype(xp, q)) for x in (q, k, v))
-        return serve(*wide, *do, impl=of.name, **RELU, **common)
+        return (backward if do else forward)(*wide, *do, **RELU, **common)
 
     def attend(q: Array, k: Array, v: Array, norm_weight: Array, **options: Any) -> Array:
         norm, common = RELA.split(options)

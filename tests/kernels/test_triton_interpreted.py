@@ -22,6 +22,7 @@ DTYPES = {
     "reluformer_attention": ("float16",),
     "sigmoid_attention": ("float32",),
     "gaussian_attention": ("float32",),
+    "rela_attention": ("float32",),
 }
 """What is judged of each op here, properties of the first alone: the kernels are the same, and the full profile by hand
 has both dtypes and all properties of all."""
@@ -83,6 +84,7 @@ class Wrong(Interpreted):
     [
         ("pointwise_attention", FEW),
         ("gaussian_attention", FEW),
+        ("rela_attention", "/cross"),
         *(later(op, None if op == "pointwise_attention" else "not property") for op in OPS),
     ],
 )

@@ -120,4 +120,4 @@ ATOMIC = {
     op: Kernel("triton_atomic", partial(kernel.call, atomic=True), unsupported_atomic, is_faster)
     for op, kernel in KERNELS.items()
 }
-KERNELS |= rela.kernels(KERNELS[OP])
+KERNELS |= rela.kernels(KERNELS[OP], pull)
