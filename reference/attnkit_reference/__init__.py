@@ -40,6 +40,7 @@ from attnkit_reference.linear.cosine import (
     cosine_attention_step_vjp,
     cosine_attention_vjp,
     cosine_attention_weights,
+    cosine_attention_weights_magnitudes,
 )
 from attnkit_reference.linear.efficient import (
     efficient_attention,
@@ -80,6 +81,7 @@ from attnkit_reference.lowrank.sima import (
     sima_attention_magnitudes,
     sima_attention_vjp,
     sima_attention_weights,
+    sima_attention_weights_magnitudes,
 )
 from attnkit_reference.lowrank.soft import (
     soft_attention,
@@ -167,6 +169,7 @@ __all__ = [
     "cosine_attention_step_vjp",
     "cosine_attention_vjp",
     "cosine_attention_weights",
+    "cosine_attention_weights_magnitudes",
     "efficient_attention",
     "efficient_attention_magnitudes",
     "efficient_attention_step",
@@ -255,6 +258,7 @@ __all__ = [
     "sima_attention_magnitudes",
     "sima_attention_vjp",
     "sima_attention_weights",
+    "sima_attention_weights_magnitudes",
     "soft_attention",
     "soft_attention_magnitudes",
     "soft_attention_vjp",

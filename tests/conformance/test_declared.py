@@ -120,7 +120,7 @@ def test_a_result_outside_is_a_failure() -> None:
     [
         ({OP: {"windw": ("left",)}}, "has no option 'windw'"),
         ({OP: {"window": ("wide",)}}, "window has no level 'wide'; expected some of none, left"),
-        ({"soft_attention": {}}, "'soft_attention' has no grammar"),
+        ({"soft_atention": {}}, "'soft_atention' is not an op"),
         ([OP], "serves must be a dict of dicts"),
     ],
 )

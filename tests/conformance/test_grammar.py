@@ -9,17 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-import attnkit_reference
 from attnkit_conformance import core
-from attnkit_conformance.model import golden, tolerance
+from attnkit_conformance.model import golden, probe, tolerance
 from attnkit_conformance.model.case import Case
 from attnkit_conformance.model.grammar import Grammar, Row
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.opdb import BY_NAME, OPDB
 from attnkit_conformance.scenes import rows
 
-GRAMMATICAL = [op for op in OPDB if rows.has_grammar(op)]
-OPTIONS = ("mask", "bias", "causal", "window", "key_lengths", "query_mask", "scale", "dropout")
+OPTIONS = ("mask", "bias", "causal", "window", "key_lengths", "query_mask", "scale", "dropout",
+           "initial_state")  # fmt: skip
 SILENT = ("chunk_size", "op")  # how something is computed, and what is measured
 APART = {frozenset({"normalize", "eps"})}  # eps is of the denominator that normalize=False takes away
 
@@ -55,9 +54,9 @@ def test_a_plain_call_meets_every_option() -> None:
         SMALL.covering(4)
 
 
-@pytest.mark.parametrize("op", GRAMMATICAL, ids=lambda op: op.name)
+@pytest.mark.parametrize("op", OPDB, ids=lambda op: op.name)
 def test_every_legal_pair_of_levels_meets_in_a_quick_case(op: Op) -> None:
-    grammar = rows.grammar(op, rows.SMALL)
+    grammar = rows.grammar(op)
     assert uncovered(grammar, rows.rows(op, "pairs"), 2) == set()
     named = [sample.id for dtype in op.dtypes for sample in rows.row_samples(op, dtype, "quick")]
     assert len(named) == len(rows.rows(op, "pairs"))
@@ -77,24 +76,27 @@ def factor_of(argument: str) -> str:
 
 
 def told(case: Case, option: str) -> bool:
-    """Whether an implementation that ignores an option is rejected, for its result or for having none."""
+    """Whether an implementation that ignores an option is rejected, for its results or for having none."""
     op, truth = BY_NAME[case.op], golden.golden(case)
-    other = without(case, option)
     try:
         with np.errstate(all="ignore"):
-            found: Mapping[str, Any] = op.binding.forward(attnkit_reference, op, other.arrays, other.params)
-    except ValueError:  # other arrays do not fit without it
+            results = probe.explicit(op, without(case, option))
+    except (KeyError, TypeError, ValueError):  # other arrays do not fit without it
         return True
-    kept = {name: limit for name, limit in truth.outputs.items() if name in found}
-    return len(kept) < len(truth.outputs) or any(
-        tolerance.measure(name, np.asarray(found[name], np.float64), limit).failures for name, limit in kept.items()
-    )
+    return {*results[0]} != {*truth.outputs} or any(map(differ, results, (truth.outputs, truth.gradients)))
+
+
+def differ(results: Mapping[str, np.ndarray], limits: Mapping[str, tolerance.Limit]) -> bool:
+    """Whether some result is wrong; the option itself has no gradient any more."""
+    there = [(results[name], limit) for name, limit in limits.items() if name in results]
+    return any(x.shape != limit.golden.shape or tolerance.measure("", x, limit).failures for x, limit in there)
 
 
 def options_of(op: Op) -> list[str]:
     """The factors of an op that are arguments, and say something."""
-    factors = rows.grammar(op, rows.SMALL).factors
-    return [name for name in factors if name in (*OPTIONS, *op.own) and name not in SILENT]
+    factors = rows.grammar(op).factors
+    silent = SILENT if op.vjp else (*SILENT, "inverse_grad")
+    return [name for name in factors if name in (*OPTIONS, *op.own) and name not in silent]
 
 
 def given(case: Case) -> set[str]:
@@ -106,7 +108,7 @@ def pair_cases(op: Op) -> Iterator[Case]:
         yield from map(golden.draw_case, rows.row_samples(op, dtype, "quick"))
 
 
-@pytest.mark.parametrize("op", GRAMMATICAL, ids=lambda op: op.name)
+@pytest.mark.parametrize("op", OPDB, ids=lambda op: op.name)
 def test_every_pair_of_options_is_told_in_a_quick_case(op: Op) -> None:
     missing = {pair for pair in itertools.combinations(options_of(op), 2) if frozenset(pair) not in APART}
     for case in pair_cases(op):

@@ -2,14 +2,16 @@
 nothing is wrong.
 """
 
+import contextlib
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import numpy as np
 import pytest
 from hypothesis import settings
+from hypothesis.errors import NoSuchExample, Unsatisfiable
 
 import attnkit_reference
 from attnkit_conformance import core
@@ -17,8 +19,9 @@ from attnkit_conformance.__main__ import main
 from attnkit_conformance.model import golden
 from attnkit_conformance.model.case import numpy_dtype
 from attnkit_conformance.opdb import BY_NAME, OPDB
+from attnkit_conformance.scenes import rows
 from attnkit_conformance.search import SETTINGS, Search, saved
-from attnkit_conformance.search.strategies import strategy_of
+from attnkit_conformance.search.strategies import cases
 
 Arrays = Mapping[str, Any]
 
@@ -144,6 +147,8 @@ def test_a_saved_case_is_the_case(tmp_path: Path) -> None:
         saved.load(tmp_path / "other.safetensors")
 
 
-def test_an_op_without_a_strategy_is_noticed() -> None:
-    with pytest.raises(KeyError):
-        strategy_of(replace(BY_NAME["qk_layernorm"], samples=lambda op, dtype, profile: iter(())))
+def test_the_draws_of_an_op_with_factors_of_its_own_have_other_sizes_than_its_rows() -> None:
+    op, sizes = BY_NAME["soft_attention"], set()
+    with contextlib.suppress(NoSuchExample, Unsatisfiable):
+        hypothesis.find(cases(op, ("float64",)), lambda case: bool(case and sizes.add(case.arrays["q"].shape[-2])))
+    assert len(sizes - {rows.sizes(shape)[0] for shape in (*op.levels["shape"], *op.tiles)}) > 2

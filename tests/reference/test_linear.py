@@ -289,3 +289,11 @@ def test_gradients_where_a_denominator_is_0_or_at_its_floor() -> None:
         np.array([[1.0, 0.0]]), np.array([[-2.0, 0.0]]), np.ones((1, 1)), np.ones((1, 1))
     )
     assert all(np.all(np.isfinite(x)) for x in floored.values())
+
+
+def test_the_size_of_a_cosine_weight_is_that_of_what_cancels_in_it() -> None:
+    q, k = np.array([[1.0, 0.0]]), np.array([[-1.0, 1e-4], [1.0, 0.0]])
+    size_of = cosine.cosine_attention_weights_magnitudes
+    assert cosine.cosine_attention_weights(q, k)[0, 0] < 1e-8
+    np.testing.assert_allclose(size_of(q, k)["w"], 1.0, rtol=1e-5)
+    assert size_of(q, k, mask=np.array([False, True]))["w"][0, 0] == 0

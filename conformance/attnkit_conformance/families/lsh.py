@@ -13,9 +13,11 @@ from attnkit_conformance.families.lowrank.samples import of_input
 from attnkit_conformance.model import tolerance
 from attnkit_conformance.model.case import Case, ErrorSample, NoDraw, Sample, compute_dtype, generator, rounded, sample
 from attnkit_conformance.model.errors import zeros
+from attnkit_conformance.model.grammar import Choice, Level, Row
 from attnkit_conformance.model.op import Op, Tokens, o_only
 from attnkit_conformance.scenes import attention
 from attnkit_conformance.scenes.attention import ATTEMPTS, CAUSAL, MARGIN
+from attnkit_conformance.scenes.rows import sizes
 from attnkit_reference import lsh_attention_weights
 
 Array = np.ndarray
@@ -40,6 +42,10 @@ class Scene:
     quick: bool = False
 
 
+SIZES = {"normal": 1.0, "small": 0.1, "large": 3.0}
+LEADS: Mapping[str, tuple[Shape, ...]] = {
+    "two": ((2, 2), (2, 2), (2,)), "none": ((), (), ()), "broadcast": ((2, 1), (3, 1, 2), (2, 1)),
+}  # fmt: skip
 SCENES = (
     Scene("cross", 65, 16, quick=True),
     Scene("causal-padded", 64, 16, params=CAUSAL, options=("mask", "poison"), quick=True),
@@ -67,6 +73,40 @@ SCENES = (
     Scene("one-token", 1, 4),
     Scene("empty", 0, 4),
 )
+
+
+LEVELS: Mapping[str, tuple[Level, ...]] = {
+    "shape": ("17x4", "24x8", "9x16", "6x1", "1x4"),  # tokens, and tokens of a chunk
+    "rounds": (2, 1, 3),
+    "buckets": (6, 2, 16),
+    "width": ("12x20", "17x5", "2x1"),
+    "batch": tuple(LEADS),
+    "values": tuple(SIZES),
+    "poison": ("no", "yes"),
+    "mask": ("none", "keys", "1d"),
+    "causal": ("none", "lower_right", "upper_left"),
+    "rotations": ("same", "float32"),
+}
+ALIGNMENTS: Mapping[Level, Mapping[str, Any]] = {
+    "none": {}, "lower_right": CAUSAL, "upper_left": {"causal": "upper_left"},
+}  # fmt: skip
+TILES = ("65x16", "64x64", "100x8", "257x32")
+FORBIDDEN: tuple[tuple[Choice, ...], ...] = (
+    (("batch", "none"), ("mask", "keys")),
+    (("batch", "broadcast"), ("poison", "yes")),  # a row of a broadcast input is used by several items
+)
+
+
+def lsh_row(op: Op, name: str, row: Row, dtype: str, size: float) -> Case:
+    """A row of the grammar; buckets know nothing of chunks, values and causality."""
+    (n, chunk), (d, e) = sizes(row["shape"]), sizes(row["width"])
+    masks = {"keys": ("mask",), "1d": ("mask_1d",), "none": ()}[str(row["mask"])]
+    wide = ("rotations_float32",) if row["rotations"] == "float32" else ()
+    options = (*masks, *wide, *(("poison",) if row["poison"] == "yes" else ()))
+    causal = ALIGNMENTS[row.get("causal", "none")]
+    rounds, buckets = (int(str(row[count])) for count in ("rounds", "buckets"))
+    size, lead = size * SIZES[str(row["values"])], LEADS[str(row["batch"])]
+    return lsh_case(op, Scene(name, n, chunk, rounds, buckets, d, e, lead, size, options, causal), dtype)
 
 
 def hidden(case: Case) -> Array:
@@ -205,6 +245,10 @@ OPS: tuple[Op, ...] = (
         arguments=("qk", "rotations"),
         outputs=lambda params: ("buckets",),
         samples=lsh_samples,
+        levels={name: levels for name, levels in LEVELS.items() if name != "causal"},
+        tiles=TILES,
+        forbidden=FORBIDDEN,
+        row_case=lsh_row,
         optional=("mask",),
         not_differentiable=("buckets",),
         integer_outputs=("buckets",),
@@ -220,6 +264,10 @@ OPS: tuple[Op, ...] = (
         samples=lsh_samples,
         group="e",
         own=("chunk_size",),
+        levels=LEVELS,
+        tiles=TILES,
+        forbidden=FORBIDDEN,
+        row_case=lsh_row,
         optional=("mask",),
         differentiable=("qk", "v"),
         errors=lsh_errors,

@@ -1,4 +1,4 @@
-"""Rows of the op database: key-value memory and the gated attention unit, whose weights are arguments."""
+"""Row of the op database: key-value memory, whose slots are arguments."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from attnkit_conformance.families.lowrank.row import calls
 from attnkit_conformance.model import tolerance
 from attnkit_conformance.model.case import Case, ErrorSample, NoDraw, Sample, compute_dtype, generator, rounded, sample
 from attnkit_conformance.model.errors import zeros
-from attnkit_conformance.model.op import ALL_TOKENS, Op, Tokens, o_only
+from attnkit_conformance.model.grammar import Choice, Level, Row
+from attnkit_conformance.model.op import Op, Tokens, o_only
 from attnkit_conformance.scenes import attention
-from attnkit_conformance.scenes.attention import ATTEMPTS, CAUSAL, LENGTH_ARRAY, MARGIN
-from attnkit_reference._core import visibility
+from attnkit_conformance.scenes.attention import ATTEMPTS, MARGIN
+from attnkit_conformance.scenes.rows import sizes
 
 Array = np.ndarray
 Shape = tuple[int, ...]
 Params = Mapping[str, Any]
 VECTORS = ("key_bias", "value_bias", "norm_weight", "norm_bias")
-UNIT_WEIGHTS = ("w_z", "w_u", "w_v", "w_o", "gamma_q", "beta_q", "gamma_k", "beta_k")
 SOFTMAX = {"activation": "softmax"}
 
 
 @dataclass(frozen=True)
 class Scene:
-    """A case of one of both ops; `lead` are the leading axes of x and of the slots."""
+    """A case of tokens and slots, or of a gated attention unit; `lead` are the leading axes of x and of the slots."""
 
     name: str
     tokens: int
@@ -38,6 +38,8 @@ class Scene:
     params: Mapping[str, Any] = field(default_factory=dict)
     size: float = 1.0
     quick: bool = False
+    d: int = 12  # features of x
+    e: int = 20  # of values
 
 
 MEMORY = (
@@ -74,11 +76,11 @@ def memory_case(op: Op, scene: Scene, dtype: str) -> Case:
     for attempt in range(ATTEMPTS):
         rng = generator(f"memory/{scene.name}/{attempt}")
         case = drawn_memory(op, scene, dtype, rng)
-        if scene.params == SOFTMAX or not near_zero(case):
+        if scene.params.get("activation") or not near_zero(case):
             break
     else:
         raise NoDraw(f"{case.id}: no draw in {ATTEMPTS} keeps its distance from the kink")
-    out = (*np.broadcast_shapes(*scene.lead), scene.tokens, 20)
+    out = (*np.broadcast_shapes(*scene.lead), scene.tokens, scene.e)
     return replace(case, cotangents={"o": rounded(rng.standard_normal(out), dtype)})
 
 
@@ -88,8 +90,38 @@ def memory_property(op: Op, scene: attention.Scene, params: Params, label: str, 
     return memory_case(op, own, dtype)
 
 
+SIZES = {"small": 1e-2, "large": 4.0}
+LEVELS: Mapping[str, tuple[Level, ...]] = {
+    "shape": ("7x13", "13x7", "9x1", "1x11"),  # tokens and slots
+    "width": ("12x20", "17x5", "1x1"),
+    "slots": ("shared", "of_heads", "own", "of_one"),
+    "values": ("normal", "small", "large", "positive"),
+    "activation": (None, "softmax"),
+    **dict.fromkeys(VECTORS, ("none", "some")),
+    "eps": (None, 1e-3),
+    "vectors": ("same", "float32"),
+}
+TILES = ("64x100", "65x64", "33x257")
+LEADS: Mapping[str, tuple[Shape, Shape]] = {
+    "shared": ((2, 2), ()), "of_heads": ((2, 3), (3,)), "own": ((2, 3), (2, 3)), "of_one": ((), ()),
+}  # fmt: skip
+FORBIDDEN: tuple[tuple[Choice, ...], ...] = ((("norm_weight", "some"), ("width", "1x1")),)  # it is 0
+
+
+def memory_row(op: Op, name: str, row: Row, dtype: str, size: float) -> Case:
+    """A row of the grammar; the bias and eps of a norm come with its weight."""
+    (n, m), (d, e) = sizes(row["shape"]), sizes(row["width"])
+    normed = row["norm_weight"] == "some"
+    vectors = tuple(own for own in VECTORS if row[own] == "some" and (normed or own != "norm_bias"))
+    options = (*(("wide_vectors",) if row["vectors"] == "float32" else ()),
+               *(("positive",) if row["values"] == "positive" else ()))  # fmt: skip
+    params = {own: row[own] for own in ("activation", "eps") if row[own] is not None}
+    size, lead = size * SIZES.get(str(row["values"]), 1.0), LEADS[str(row["slots"])]
+    return memory_case(op, Scene(name, n, m, lead, vectors, options, params, size, d=d, e=e), dtype)
+
+
 def drawn_memory(op: Op, scene: Scene, dtype: str, rng: np.random.Generator) -> Case:
-    (of_x, of_slots), m, D, e = scene.lead, scene.slots, 12, 20
+    (of_x, of_slots), m, D, e = scene.lead, scene.slots, scene.d, scene.e
     arrays = {
         "x": scene.size * rng.standard_normal((*of_x, scene.tokens, D)),
         "keys": rng.standard_normal((*of_slots, m, D)),
@@ -146,136 +178,6 @@ def memory_errors(op: Op) -> Iterator[ErrorSample]:
     )  # fmt: skip
 
 
-UNIT = (
-    Scene("cross", 65),
-    Scene("causal-padded", 64, options=("key_lengths", "query_mask", "bias", "poison"), params=CAUSAL, quick=True),
-    Scene("mask", 63, options=("mask", "query_mask", "poison"), params={"alpha": 1.0}, quick=True),
-    Scene("causal", 65, params={**CAUSAL, "alpha": 1.0}),
-    Scene("upper-left", 63, params={"causal": "upper_left", "alpha": 0.5}),
-    Scene("window", 64, params={"window": (5, 3)}),
-    Scene("length-all", 65, options=("key_mask", "query_mask", "poison"), params={"length": "all"}),
-    Scene("length-array", 63, params={"length": LENGTH_ARRAY}),
-    Scene("no-length", 33, params={"alpha": 0.0}),
-    Scene("bias", 33, options=("bias_per_key",)),
-    Scene("float32-weights", 33, options=("wide_weights",)),
-    Scene("large", 63, size=3.0),
-    Scene("dropout", 63, params={"dropout": (0.25, 11)}),
-    Scene("dropout-mask", 33, options=("dropout_mask", "mask")),
-    Scene("no-leading-axes", 65, lead=((), ()), params=CAUSAL),
-    Scene("one-token", 1),
-    Scene("no-tokens", 0),
-)
-
-
-def unit_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
-    """Both lengths of the papers, masks with padding that holds NaN, dropout, weights in a dtype of their own."""
-    for scene in UNIT:
-        if scene.quick or profile == "full":
-            yield sample(op.name, dtype, scene.name, unit_case, op, scene, dtype)
-
-
-def unit_case(op: Op, scene: Scene, dtype: str) -> Case:
-    rng, (lead, _), T = generator(f"gated/{scene.name}"), scene.lead, scene.tokens
-    D, s, e = 12, 12, 20
-    shapes = {"w_z": (D, s), "w_u": (D, e), "w_v": (D, e), "w_o": (e, D)}
-    arrays = {"x": scene.size * rng.standard_normal((*lead, T, D))}
-    arrays |= {name: rng.standard_normal(shape) / shape[0] ** 0.5 for name, shape in shapes.items()}
-    arrays |= {name: rng.standard_normal(s) for name in UNIT_WEIGHTS[4:]}
-    dtypes = dict.fromkeys(UNIT_WEIGHTS, compute_dtype(dtype)) if "wide_weights" in scene.options else {}
-    params = dict(scene.params)
-    if params.get("length") == LENGTH_ARRAY:
-        del params["length"]
-        arrays["length"] = rng.integers(1, 90, (*lead[-1:], T)).astype(float)
-    arrays |= unit_options(scene, lead, rng)
-    arrays = {n: rounded(x, dtypes.get(n, dtype)) if x.dtype.kind == "f" else x for n, x in arrays.items()}
-    tags = frozenset((scene.name, *scene.options))
-    case = Case(f"{op.name}/{dtype}/{scene.name}", op.name, dtype, arrays, params, {}, tags, dtypes)
-    if "poison" in scene.options:
-        visible = pairs_of(case)
-        arrays["x"][~(visible.any(-1) | visible.any(-2))] = np.resize([np.nan, np.inf, -np.inf], D)
-        if "bias" in arrays:
-            arrays["bias"][~visible] = np.nan
-    return replace(case, cotangents={"o": rounded(rng.standard_normal((*lead, T, D)), dtype)})
-
-
-def unit_property(op: Op, scene: attention.Scene, params: Params, label: str, dtype: str) -> Case:
-    """The scene of a property, with a key mask and a bias per key, so that tokens can be permuted."""
-    of_keys = {"mask": "key_mask", "bias": "bias_per_key"}
-    options = tuple(of_keys.get(name, name) for name in scene.options)
-    own = Scene(scene.name, scene.S, lead=(scene.lead[0], ()), options=options, params={**scene.params, **params})
-    return unit_case(op, own, dtype)
-
-
-def unit_options(scene: Scene, lead: Shape, rng: np.random.Generator) -> dict[str, Array]:
-    """The optional arrays of a scene; padding masks queries and keys."""
-    T = scene.tokens
-    options: dict[str, Array] = {}
-    there = rng.random((*lead, T)) < 0.7
-    if "key_lengths" in scene.options:
-        options["key_lengths"] = np.linspace(T * 0.8, 0, int(np.prod(lead))).astype(np.int64).reshape(lead)
-        there = np.arange(T) < options["key_lengths"][..., None]
-    if "mask" in scene.options:
-        options["mask"] = (rng.random((*lead, T, T)) < 0.6) & there[..., None, :]
-        options["mask"][..., ::5, :] = False
-    if "key_mask" in scene.options:
-        options["mask"] = there[..., None, :]
-    if "query_mask" in scene.options:
-        options["query_mask"] = there
-    if "bias" in scene.options:
-        options["bias"] = rng.standard_normal((*lead, T, T))
-    if "bias_per_key" in scene.options:
-        options["bias"] = rng.standard_normal((lead[0], 1, 1, T))
-    if "dropout_mask" in scene.options:
-        options["dropout_mask"] = (rng.random((*lead, T, T)) < 0.75) / 0.75
-    return options
-
-
-HIDING = ("mask", "causal", "window", "key_lengths", "query_mask")
-
-
-def pairs_of(case: Case) -> Array:
-    """A3, (..., T, T)."""
-    x = case.arrays["x"]
-    masks = {name: y for name, y in (*case.arrays.items(), *case.params.items()) if name in HIDING}
-    return visibility(case.id, (*x.shape[:-1], x.shape[-2]), **masks)
-
-
-def unit_zeros(case: Case) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Tokens that see nothing give 0; if no query sees them either, their gradient is 0."""
-    visible = pairs_of(case)
-    null, unseen = (np.asarray(~np.logical_or.reduce(visible, axis=axis)) for axis in (-1, -2))
-    gradients: dict[str, Array] = {"x": (null & unseen)[..., None]}
-    if "bias" in case.arrays and case.arrays["bias"].shape == visible.shape:
-        gradients["bias"] = ~visible
-    return {"o": null[..., None]}, gradients
-
-
-def unit_errors(op: Op) -> Iterator[ErrorSample]:
-    """Weights that do not fit, and arguments that have no meaning without heads."""
-    good = {
-        "x": zeros(2, 5, 4), "w_z": zeros(4, 3), "w_u": zeros(4, 6), "w_v": zeros(4, 6), "w_o": zeros(6, 4),
-        "gamma_q": zeros(3), "beta_q": zeros(3), "gamma_k": zeros(3), "beta_k": zeros(3),
-    }  # fmt: skip
-    yield from calls(
-        op, good, {},
-        ("w_z", zeros(3, 3), ValueError, "w_z"),
-        ("w_u", zeros(4, 5), ValueError, "w_u"),
-        ("w_o", zeros(5, 4), ValueError, "w_o"),
-        ("w_v", zeros(4), ValueError, "w_v.*matrix"),
-        ("gamma_k", zeros(1), ValueError, "gamma_k"),
-        ("beta_q", zeros(3, dtype=np.int32), TypeError, "beta_q"),
-        ("x", zeros(2, 5, 4, dtype=np.int32), TypeError, r"\bx\b"),
-        ("mask", zeros(5, 5), TypeError, "mask.*bias|bias.*mask"),
-        ("mask", zeros(4, 5, dtype=bool), ValueError, "mask"),
-        ("query_mask", zeros(4, dtype=bool), ValueError, "query_mask"),
-        ("alpha", float("nan"), ValueError, "alpha"),
-        ("length", 0.0, ValueError, "length"),
-        ("scale", 1.0, ValueError, "unexpected argument 'scale'"),
-        ("enable_gqa", True, ValueError, "unexpected argument 'enable_gqa'"),
-        ("dropout", (1.0, 0), ValueError, "dropout"),
-    )  # fmt: skip
-
-
 OPS: tuple[Op, ...] = (
     Op(
         name="key_value_memory",
@@ -284,6 +186,10 @@ OPS: tuple[Op, ...] = (
         outputs=o_only,
         samples=memory_samples,
         own=("activation", *VECTORS, "eps"),
+        levels=LEVELS,
+        tiles=TILES,
+        forbidden=FORBIDDEN,
+        row_case=memory_row,
         optional=VECTORS,
         differentiable=("x", "keys", "values", *VECTORS),
         errors=memory_errors,
@@ -294,22 +200,5 @@ OPS: tuple[Op, ...] = (
         # tokens are independent and all slots are visible: there is no padding and no order
         invariances=("rerun", "key_permutation", "batch_mates", "visible_nan"),
         scene_case=memory_property,
-    ),
-    Op(
-        name="gated_attention_unit",
-        formula="o = (u ⊙ n^-alpha relu(q kᵀ)² v) W_o with u, v, z = silu(x W), q and k scaled and shifted z",
-        arguments=("x", *UNIT_WEIGHTS),
-        outputs=o_only,
-        samples=unit_samples,
-        own=("alpha", "length"),
-        optional=("mask", "bias", "key_lengths", "query_mask", "dropout_mask", "length"),
-        differentiable=("x", *UNIT_WEIGHTS, "bias"),
-        errors=unit_errors,
-        zeros=unit_zeros,
-        growth=lambda case: 2.0,  # an error of the scores counts twice in their square
-        variants=({}, {"alpha": 1.0}),
-        tokens=Tokens({"x": -2, "o": -2}, {"x": -2, "o": -2, "mask": -1, "query_mask": -1, "bias": -1}),
-        invariances=(*ALL_TOKENS, "causal_prefix"),
-        scene_case=unit_property,
     ),
 )

@@ -28,11 +28,11 @@ def declares(adapter: Adapter, op: str) -> bool:
     return op in (getattr(adapter, "serves", None) or {})
 
 
-def grammar(adapter: Adapter, op: Op, shapes: tuple[str, ...] = rows.SMALL) -> Grammar:
+def grammar(adapter: Adapter, op: Op, array: str = "pairs") -> Grammar:
     """The grammar of an op within what an adapter declares; ValueError for unknown factors or levels."""
-    whole = rows.grammar(op, shapes)
+    whole = rows.grammar(op, array)
     levels_of = adapter.serves[op.name]  # type: ignore[attr-defined]
-    free = {name: whole.factors[name] for name in OF_EVERYONE}
+    free = {name: whole.factors[name] for name in OF_EVERYONE if name in whole.factors}
     plain = {name: (whole.plain[name], *levels_of.get(name, ())) for name in whole.factors if name not in free}
     unknown = [name for name in levels_of if name not in plain or name == "dtype"]
     if unknown:
@@ -42,9 +42,12 @@ def grammar(adapter: Adapter, op: Op, shapes: tuple[str, ...] = rows.SMALL) -> G
 
 def samples(adapter: Adapter, op: Op, profile: str, dtypes: Iterable[str]) -> Iterator[Sample]:
     """The rows of a profile within the declaration, including pairs on lengths that cross tiles in the quick one."""
-    small, tiled = grammar(adapter, op), grammar(adapter, op, rows.TILED)
+    small = grammar(adapter, op)
     pairs = small.covering(2, [small.plain])
-    arrays = {"pair.": pairs, "tile.": tiled.covering(2, [tiled.plain])}
+    arrays = {"pair.": pairs}
+    if rows.shapes_of(op, "tiles"):
+        tiled = grammar(adapter, op, "tiles")
+        arrays["tile."] = tiled.covering(2, [tiled.plain])
     if profile == "full" and not getattr(adapter, "compiles", False):
         arrays["triple."] = small.covering(3, pairs)[len(pairs) :]
     for prefix, array in arrays.items():
@@ -54,7 +57,7 @@ def samples(adapter: Adapter, op: Op, profile: str, dtypes: Iterable[str]) -> It
 
 def outside(adapter: Adapter, op: Op) -> list[Choice]:
     """The levels of options that an adapter does not declare."""
-    factors, whole = grammar(adapter, op).factors, rows.grammar(op, rows.SMALL).factors
+    factors, whole = grammar(adapter, op).factors, rows.grammar(op).factors
     return [
         (name, level)
         for name, levels in whole.items()

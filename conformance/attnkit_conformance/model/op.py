@@ -9,7 +9,7 @@ from typing import Any
 from attnkit_conformance.model import scoring
 from attnkit_conformance.model.binding import FIELDS, PLAIN, Binding
 from attnkit_conformance.model.case import DTYPES, INTEGER, Case, ErrorSample, Sample, compute_dtype
-from attnkit_conformance.model.grammar import Choice, Level
+from attnkit_conformance.model.grammar import Choice, Level, Row
 from attnkit_conformance.model.scene import Scene
 
 Params = Mapping[str, Any]
@@ -58,8 +58,10 @@ class Op:
     group: str = ""  # of semantics A14
     own: tuple[str, ...] = ()  # its own parameters
     variants: tuple[Params, ...] = ({},)  # settings of its own parameters
-    # own factors of its grammar, or replaced levels of a shared factor
+    # own factors of its grammar, or replaced levels of a shared factor; with a `row_case` all but the dtype
     levels: Mapping[str, tuple[Level, ...]] = field(default_factory=dict)
+    tiles: tuple[Level, ...] = ()  # shapes that cross tiles of kernels, if not those of attention
+    row_case: Callable[[Op, str, Row, str, float], Case] | None = None  # by name, row, dtype and size of numbers
     forbidden: tuple[tuple[Choice, ...], ...] = ()  # levels of its grammar that cannot be combined
     optional: tuple[str, ...] = ()  # array arguments that may be absent
     differentiable: tuple[str, ...] = ()
@@ -96,6 +98,10 @@ class Op:
     converged: Params = field(default_factory=dict)  # with which an implicit gradient is a derivative
     telling: Callable[[Case], bool] = always  # whether a case that a search draws tells anything
     kind: Any = None  # what the samples of its family know of it
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """The name by which hypothesis shows an op."""
+        printer.text(f"Op({self.name!r})")
 
     def adapted(self, scene: Scene, params: Params) -> Scene | None:
         """The scene reduced to what this op supports with these parameters; None if nothing is left."""
@@ -173,7 +179,7 @@ def weights_of(op: Op) -> Op:
         arguments=tuple(name for name in op.arguments if name not in outside),
         outputs=w_only,
         own=tuple(name for name in op.own if name not in op.outside),
-        levels={name: levels for name, levels in op.levels.items() if name not in outside},
+        levels={name: levels for name, levels in op.levels.items() if name not in (*outside, "dropout")},
         variants=tuple(v for n, v in enumerate(variants) if v not in variants[:n]),
         optional=tuple(name for name in op.optional if name not in outside),
         differentiable=(),

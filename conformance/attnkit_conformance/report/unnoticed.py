@@ -24,7 +24,7 @@ MOST = {"float32": 0.05, "bfloat16": 1.0, "float16": 1.0}  # percent of zeros th
 ROUNDING = 1e-8  # of what is allowed: float64 has no digits there
 SPARE = 1e3  # times the smallest normal number, which is allowed everywhere
 SATURATED = "Where a few keys have all the weight, or keys are equal, a gradient is a difference of equal numbers."
-FIRST = "The first query of causal attention sees one key, whose weight is 1 but for eps: its gradient is that of eps."
+FIRST = "The first token of a sequence sees one key, whose weight is 1 but for eps: its gradient is that of eps."
 GATE = "The growth of the largest exponent in a gate holds for all entries of a case."
 SIGNS = (
     "bfloat16: a sum with both signs may be a hundredth of its summands, and so much is the rounding of weights for a"
@@ -46,6 +46,8 @@ REASONS: tuple[tuple[str, float, str], ...] = (  # op, results and dtype; percen
     ("cosine_attention gradients float32", 6.0, SATURATED),
     ("softmax_attention gradients float32", 0.5, SATURATED),
     ("linear_attention gradients float32", 0.5, FIRST),
+    ("linear_attention_packed gradients float32", 1.0, FIRST),
+    ("*_step gradients float32", 10.0, FIRST),
     ("* gradients float32", 0.1, SATURATED),
     ("sima_attention * bfloat16", 15.0, SIGNS),
     ("* bfloat16", 8.0, SIGNS),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnkit_conformance.model.case import Case, Sample, compute_dtype, generator, rounded, sample
+from attnkit_conformance.model.grammar import Level, Row
 from attnkit_conformance.scenes.attention import QUICK
 
 if TYPE_CHECKING:
@@ -71,6 +72,65 @@ def layernorm_case(op: Op, name: str, dtype: str, q_shape: tuple[int, ...], k_sh
     return build(op, name, dtype, arrays, params, shapes, dtypes, layout)
 
 
+BATCHES: Mapping[Level, tuple[int, ...]] = {"two": (2, 2), "one": (3,), "none": ()}
+LAYERNORM: Mapping[str, tuple[Level, ...]] = {
+    "shape": ("9x5x12", "7x13x33", "1x2x1", "3x3x5"),  # tokens of q and of k, features
+    "batch": tuple(BATCHES),
+    "values": ("normal", "tiny", "large", "offset"),
+    "layout": ("contiguous", "transposed", "strided", "reversed"),
+    "eps": (None, 0.1),
+    "weights": ("same", "float32"),
+}
+SIZES = {"tiny": 1e-2, "large": 30.0}
+
+
+def layernorm_row(op: Op, name: str, row: Row, dtype: str, size: float) -> Case:
+    """A row of the grammar of qk_layernorm."""
+    L, S, d = map(int, str(row["shape"]).split("x"))
+    rng, lead, size = generator(f"layernorm/{name}"), BATCHES[row["batch"]], SIZES.get(str(row["values"]), 1.0)
+    shapes = {"q_normed": (*lead, L, d), "k_normed": (*lead, S, d)}
+    offset = 8.0 if row["values"] == "offset" else 0.0
+    arrays = {n[0]: offset + size * rng.standard_normal(shape) for n, shape in shapes.items()}
+    arrays |= {w: 1 + 0.3 * rng.standard_normal(d) for w in ("q_weight", "k_weight")}
+    wide = row["weights"] == "float32"
+    dtypes = {w: compute_dtype(dtype) for w in ("q_weight", "k_weight") if wide}
+    params = {} if row["eps"] is None else {"eps": row["eps"]}
+    return build(op, name, dtype, arrays, params, shapes, dtypes, str(row["layout"]))
+
+
+REGULARISER: Mapping[str, tuple[Level, ...]] = {
+    "shape": ("9", "33", "1"),  # rows
+    "batch": tuple(BATCHES),
+    "query_mask": ("none", "some"),
+    "null": ("none", "some"),
+    "dead": ("none", "some"),
+    "entropy_cap": (None, 0.3),
+    "sum_weight": (None, 0.5, 0.0),
+    "entropy_weight": (None, 2.5),
+}
+
+
+def regulariser_row(op: Op, name: str, row: Row, dtype: str, size: float) -> Case:
+    """A row of the grammar of attention_regulariser."""
+    rng, rows = generator(f"regulariser/{name}"), (*BATCHES[row["batch"]], int(str(row["shape"])))
+    null, dead = (rng.random(rows) < 0.3 * (row[kind] == "some") for kind in ("null", "dead"))
+    arrays = statistics_of_rows(rng, rows, null, dead)
+    if row["query_mask"] == "some":
+        arrays["query_mask"] = rng.random(rows) < 0.6
+    params = {own: row[own] for own in op.own if row[own] is not None}
+    return build(op, name, dtype, arrays, params, dict.fromkeys(op.outputs(params), ()))
+
+
+def statistics_of_rows(
+    rng: np.random.Generator, rows: tuple[int, ...], null: np.ndarray, dead: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Sums, entropies and visible keys of rows, of which some see nothing and some have only weights of 0."""
+    visible = rng.integers(1, 100, rows).astype(np.float64)
+    arrays = {"total": np.exp(rng.standard_normal(rows)), "entropy": rng.random(rows) * np.log(visible)}
+    arrays = {name: np.where(null | dead, 0.0, x) for name, x in arrays.items()}
+    return {**arrays, "visible": np.where(null, 0.0, visible)}
+
+
 def regulariser_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
     """Statistics with null rows (n = 0), dead rows (Z = 0), rows on both sides of the cap, and no valid row."""
     quick = [("plain", {}), ("query-mask", {}), ("cap", {"entropy_cap": 0.3, "entropy_weight": 2.5})]
@@ -82,18 +142,8 @@ def regulariser_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
 def regulariser_case(op: Op, name: str, dtype: str, params: Mapping[str, Any]) -> Case:
     rng = generator(f"regulariser/{name}")
     rows = (1, 1) if name == "one-row" else (2, 2, QUICK[0].L)
-    visible = rng.integers(1, 100, rows).astype(np.float64)
-    arrays: dict[str, np.ndarray] = {
-        "total": np.exp(rng.standard_normal(rows)),
-        "entropy": rng.random(rows) * np.log(visible),
-        "visible": visible,
-    }
-    if name != "one-row":
-        null, dead = rng.random(rows) < 0.1, rng.random(rows) < 0.1
-        null |= name == "nothing-valid"
-        arrays["visible"][null] = 0
-        for field in ("total", "entropy"):
-            arrays[field][null | dead] = 0
+    null, dead = (rng.random(rows) < 0.1 * (name != "one-row") for _ in range(2))
+    arrays = statistics_of_rows(rng, rows, null | (name == "nothing-valid"), dead)
     if name == "query-mask":
         arrays["query_mask"] = rng.random(rows) < 0.6
     return build(op, name, dtype, arrays, params, dict.fromkeys(op.outputs(params), ()))

@@ -1,5 +1,7 @@
 """Rows of a grammar as cases: the factors shared by attention ops, forbidden combinations, and the scene of a row.
 
+Other ops have factors of their own (`Op.levels`) and draw the case of a row themselves (`Op.row_case`).
+
 Quick judges every pair of options on a few tokens; full judges every triple, and every pair on tokens that cross kernel
 tiles. The dtype is a factor like any other: an interaction of two options is tested in one of them.
 """
@@ -53,19 +55,11 @@ FORBIDDEN: tuple[tuple[Choice, Choice], ...] = (
 )
 
 
-def grammar(op: Op, shapes: tuple[str, ...]) -> Grammar:
-    """The factors of an op, its own parameters among them, on tokens of these shapes."""
-    left_out = {"dropout"} if not op.dropout else set()
-    left_out |= set(OF_SCORES) if op.group in ("b", "c") else set()
-    shared = {name: levels for name, levels in SHARED.items() if name not in left_out}
-    if op.bias_inf or op.subjects:
-        shared["bias"] = (*shared["bias"], "infinite")
-    if op.group == "c":
-        shared["mask"] = ("none", "keys", "1d")
-    if op.subjects:  # rounding decides which of equal keys has the maximum, and the entropy of a saturated row
-        shared["op"] = tuple(subject.name for subject in op.subjects)
-        shared["values"] = ("normal", "integers")
-    factors = {"shape": shapes, **shared, **op.levels}
+def grammar(op: Op, *arrays: str) -> Grammar:
+    """The factors of an op, its own parameters among them, on the shapes of these arrays, by default those of pairs."""
+    shapes = tuple(shape for array in arrays or ("pairs",) for shape in shapes_of(op, array))
+    shared = {"dtype": SHARED["dtype"]} if op.row_case else shared_factors(op)
+    factors = {"shape": shapes, **shared, **{name: levels for name, levels in op.levels.items() if name != "shape"}}
     factors["dtype"] = tuple(dtype for dtype in factors["dtype"] if dtype in op.dtypes)
     choices = {(name, level) for name, levels in factors.items() for level in levels}
     every = (*FORBIDDEN, *op.forbidden, *of_subjects(op, factors))
@@ -73,11 +67,34 @@ def grammar(op: Op, shapes: tuple[str, ...]) -> Grammar:
     return Grammar(factors, frozenset(forbidden))
 
 
+def shapes_of(op: Op, array: str) -> tuple[Level, ...]:
+    """The shapes of an array: on a few tokens, or on some that cross tiles."""
+    if array == "tiles":
+        return op.tiles or (() if op.row_case else TILED)
+    return op.levels.get("shape", SMALL)
+
+
+def shared_factors(op: Op) -> dict[str, tuple[Level, ...]]:
+    """The factors that an attention op shares with others."""
+    left_out = {"dropout"} if not op.dropout else set()
+    left_out |= set(OF_SCORES) if op.group in ("b", "c", "d") else set()
+    left_out |= {"causal"} if op.group == "d" else set()
+    shared = {name: levels for name, levels in SHARED.items() if name not in left_out}
+    if op.bias_inf or op.subjects:
+        shared["bias"] = (*shared["bias"], "infinite")
+    if op.group in ("c", "d"):
+        shared["mask"] = ("none", "keys", "1d")
+    if op.subjects:  # rounding decides which of equal keys has the maximum, and the entropy of a saturated row
+        shared["op"] = tuple(subject.name for subject in op.subjects)
+        shared["values"] = ("normal", "integers")
+    return shared
+
+
 def of_subjects(op: Op, factors: Factors) -> Iterator[tuple[Choice, ...]]:
     """What a statistics function does not support, for ops that do not support it."""
     for subject in op.subjects:
         if subject.group != "a":
-            own = {n: x for n, x in grammar(subject, SMALL).factors.items() if n not in subject.own}
+            own = {n: x for n, x in grammar(subject).factors.items() if n not in subject.own}
             for name, levels in factors.items():
                 lacking = [level for level in levels if name in SHARED and level not in own.get(name, levels[:1])]
                 yield from ((("op", subject.name), (name, level)) for level in lacking)
@@ -88,15 +105,12 @@ def of_subjects(op: Op, factors: Factors) -> Iterator[tuple[Choice, ...]]:
             yield ("op", subject.name), ("values", "integers")
 
 
-def has_grammar(op: Op) -> bool:
-    """Whether an op's calls have rows: attention with rows of weights, of scores or of features, and statistics."""
-    return (op.group in ("a", "b", "c") and op.scene_case is None) or bool(op.subjects)
-
-
 def rows(op: Op, array: str) -> tuple[Row, ...]:
-    """The rows of one of an op's arrays; triples are those not covered by pairs."""
+    """The rows of one of an op's arrays; triples are those not covered by pairs. Not every op has tiles."""
+    if not shapes_of(op, array):
+        return ()
     if (op.name, array) not in known:
-        own = grammar(op, TILED if array == "tiles" else SMALL)
+        own = grammar(op, array)
         start = rows(op, "pairs") if array == "triples" else (own.plain,)
         array_rows = own.covering(3 if array == "triples" else 2, start)
         alone = tuple(row for row in without_others(own) if row not in array_rows) if array == "pairs" else ()
@@ -115,8 +129,8 @@ known: dict[tuple[str, str], tuple[Row, ...]] = {}
 
 
 def row_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
-    """The rows of the arrays of a profile in one dtype, for ops that have a grammar."""
-    for array in ARRAYS[profile] if has_grammar(op) else ():
+    """The rows of the arrays of a profile in one dtype."""
+    for array in ARRAYS[profile]:
         yield from samples_of(op, PREFIX[array], [row for row in rows(op, array) if row["dtype"] == dtype])
 
 
@@ -128,16 +142,28 @@ def is_triple(sample: Sample) -> bool:
 def samples_of(op: Op, prefix: str, array: Sequence[Row]) -> Iterator[Sample]:
     """Rows as samples."""
     for row in array:
+        if op.row_case:
+            yield own_sample(op, prefix + row_name(op, row), row)
+            continue
         own = {name: level for name, level in row.items() if name in op.own}
         scene = scene_of(prefix + row_name(op, row), {n: x for n, x in row.items() if n not in own}, bool(op.subjects))
         yield scene_sample(op, scene, {n: x for n, x in own.items() if x is not None}, str(row["dtype"]), "")
 
 
+def own_sample(op: Op, name: str, row: Row) -> Sample:
+    """The sample of a row of an op that draws it itself, its numbers 2^-halvings as large."""
+    row_case = op.row_case
+    assert row_case is not None
+    dtype = str(row["dtype"])
+    return Sample(f"{op.name}/{dtype}/{name}", lambda halvings: row_case(op, name, row, dtype, 0.5**halvings))
+
+
 def named(op: Op, dtype: str, name: str) -> Sample:
     """The sample of a row by its name."""
     prefix, _, text = name.partition(".")
-    whole = grammar(op, (*SMALL, *TILED))
-    row = {**whole.plain, "shape": (TILED if f"{prefix}." == PREFIX["tiles"] else SMALL)[0], "dtype": dtype}
+    whole = grammar(op, "pairs", "tiles")
+    first = shapes_of(op, "tiles" if f"{prefix}." == PREFIX["tiles"] else "pairs")[0]
+    row = {**whole.plain, "shape": first, "dtype": dtype}
     for part in text.split(",") if text != "plain" else ():
         factor, _, level = part.partition("=")
         row[factor] = next(x for x in whole.factors[factor] if str(x) == level)
@@ -147,7 +173,7 @@ def named(op: Op, dtype: str, name: str) -> Sample:
 
 def row_name(op: Op, row: Row) -> str:
     """The levels of a row that differ from a plain call."""
-    plain = {**grammar(op, SMALL).plain, "dtype": row["dtype"]}
+    plain = {**grammar(op).plain, "dtype": row["dtype"]}
     levels = (f"{name}={level}" for name, level in row.items() if level != plain[name])
     return ",".join(levels) or "plain"
 
@@ -165,10 +191,9 @@ def scene_of(name: str, row: Row, exact: bool) -> Scene:
     return Scene(name, L, S, d, e, leads(row), size, tuple(options), parameters(row, L, S, exact), layout)
 
 
-def sizes(text: Level) -> tuple[int, int]:
+def sizes(text: Level) -> tuple[int, ...]:
     """ "7x13" as numbers."""
-    first, _, second = str(text).partition("x")
-    return int(first), int(second)
+    return tuple(map(int, str(text).split("x")))
 
 
 def leads(row: Row) -> tuple[tuple[int, ...], ...]:
@@ -185,7 +210,7 @@ def leads(row: Row) -> tuple[tuple[int, ...], ...]:
 def parameters(row: Row, L: int, S: int, exact: bool) -> dict[str, Any]:
     """The common parameters that are not arrays; scales of exact scores are powers of 2."""
     params: dict[str, Any] = {} if row["heads"] == "equal" else dict(GQA)
-    if row["causal"] != "none":
+    if row.get("causal", "none") != "none":
         params["causal"] = True if row["causal"] == "lower_right" else "upper_left"
     if row.get("window", "none") != "none":
         windows = {"left": (S // 2, None), "right": (None, max(1, S // 4)), "both": (S // 2, S // 3)}

@@ -2,58 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
 from typing import Any
 
 from hypothesis import strategies as st
 
-from attnkit_conformance.families import lsh, memory
-from attnkit_conformance.families.analysis import samples as analysis_samples
-from attnkit_conformance.families.linear import samples as linear_samples
-from attnkit_conformance.families.lowrank import samples as lowrank_samples
-from attnkit_conformance.families.lowrank import softmax_samples
-from attnkit_conformance.families.packed import row as packed
 from attnkit_conformance.model.case import Case, NoDraw
-from attnkit_conformance.model.grammar import Grammar
+from attnkit_conformance.model.grammar import Grammar, Level
 from attnkit_conformance.model.op import Op
-from attnkit_conformance.scenes import plain
-from attnkit_conformance.search import attention, others
+from attnkit_conformance.scenes import rows
+from attnkit_conformance.search.attention import SEEDS, attention
 
-Strategy = Callable[[Op, str], st.SearchStrategy[Case | None]]
-BESIDE: dict[Callable[..., Any], Strategy] = {
-    lowrank_samples.soft_samples: others.soft,
-    softmax_samples.nystrom_samples: others.nystrom,
-    softmax_samples.linformer_samples: others.linformer,
-    lowrank_samples.newton_samples: others.newton,
-    lowrank_samples.sampler_samples: others.sampler,
-    lsh.lsh_samples: others.lsh,
-    memory.memory_samples: others.key_value_memory,
-    memory.unit_samples: others.gated_attention_unit,
-    packed.packed_samples: others.packed_sequences,
-    linear_samples.step_samples: others.step,
-    plain.layernorm_samples: others.layernorm,
-    plain.regulariser_samples: others.regulariser,
-    analysis_samples.weights_samples: others.analysis,
-    analysis_samples.anisotropy_samples: others.analysis,
-    analysis_samples.ratio_samples: others.analysis,
-    analysis_samples.spectra_samples: others.analysis,
-}
-"""What draws the cases of which a row has these fixed samples."""
-
-
-def strategy_of(op: Op) -> Strategy:
-    """The strategy of an op; KeyError for an op that nobody wrote one for."""
-    if op.samples not in BESIDE and op.scene_case is None and (op.group or op.subjects):
-        return attention.attention
-    return BESIDE[op.samples]
+FEW = range(1, 10)
+COUNTS = ("shape", "width", "features")  # factors whose levels are numbers of tokens and features
 
 
 @st.composite
 def cases(draw: Any, op: Op, dtypes: tuple[str, ...], within: Grammar | None = None) -> Case | None:
     """A case of an op in one of these dtypes, within the declaration; None if the draw is invalid."""
     try:
-        if within is not None:
-            return draw(attention.declared(op, within, dtypes))
-        return draw(strategy_of(op)(op, draw(st.sampled_from(dtypes))))
+        if within is None and op.row_case is None:
+            return draw(attention(op, draw(st.sampled_from(dtypes))))
+        return draw(row_of(op, within or rows.grammar(op), dtypes))
     except NoDraw:
         return None
+
+
+@st.composite
+def row_of(draw: Any, op: Op, grammar: Grammar, dtypes: tuple[str, ...]) -> Case | None:
+    """A row of a grammar, its lengths and widths those of some level or any others."""
+    levels = {**grammar.factors, "shape": (*grammar.factors["shape"], *rows.shapes_of(op, "tiles"))}
+    row: dict[str, Level] = {name: draw(st.sampled_from(own)) for name, own in levels.items()}
+    row["dtype"] = draw(st.sampled_from(dtypes))
+    if any(some <= {*row.items()} for some in grammar.forbidden):
+        return None
+    for name in COUNTS:
+        if name in row:
+            row[name] = re.sub(r"\d+", lambda n: str(draw(st.sampled_from((*FEW, n[0], n[0], n[0])))), str(row[name]))
+    (sample,) = rows.samples_of(op, f"search-{draw(SEEDS)}.", [row])
+    return sample.draw(0)

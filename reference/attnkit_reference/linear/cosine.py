@@ -78,6 +78,14 @@ cosine_attention_weights = derived_weights(
     cosine_rows,
     doc="The weights w (..., L, S) of `cosine_attention` without a state; exactly 0 where invisible.",
 )
+
+
+@keywords(cosine, *TOKENS)
+def cosine_attention_weights_magnitudes(q: Array, k: Array, **params: Any) -> dict[str, Array]:
+    """What rounding errors of the weights are measured against: (1 + |q̂|·|k̂|)/den, as 1 + cos may cancel."""
+    return cosine("cosine_attention_weights", q, k, None, **params).weights_size()
+
+
 cosine_attention_vjp, cosine_attention_magnitudes = derived_gradients(
     cosine_attention,
     cosine,

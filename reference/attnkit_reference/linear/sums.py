@@ -302,6 +302,12 @@ class Attention(Resumable):
 
         return FeatureRows(m.sc, w, gives[..., 0], pull, self.signed, through=through)
 
+    def weights_size(self) -> dict[str, Array]:
+        """{"w": |scale| |φ(q)|·|φ(k)|/den}: a weight has the digits of its summands, and 1 + cos may cancel."""
+        m = sums(self.op, self.q, self.k, self.v, self.maps, self.scale, **self.options)
+        den, _, gives = (x[..., None] for x in self.denominator(m.s().sum(axis=-1)))
+        return {"w": np.where(gives, m.absolute().s() / np.where(gives, np.abs(den), 1.0), 0.0)}
+
 
 def pull(call: Resumable, do: Array | None, *, dstate: State | None = None, absolute: bool = False) -> dict[str, Any]:
     """The gradients of a call, or magnitudes."""

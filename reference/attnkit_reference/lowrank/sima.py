@@ -107,6 +107,15 @@ def sima_attention(q: Array, k: Array, v: Array, **params: Any) -> Array:
 sima_attention_weights = derived_weights(
     sima_attention, _sima, _weights, doc="The weights q̂ k̂^T (..., L, S) of `sima_attention`; exactly 0 where invisible."
 )
+
+
+@keywords_of(_sima)
+def sima_attention_weights_magnitudes(q: Array, k: Array, **params: Any) -> dict[str, Array]:
+    """What rounding errors of the weights are measured against: |q̂| |k̂|^T."""
+    a = _sima("sima_attention_weights", q, k, **params)
+    return {"w": np.where(a.scores.visible, np.abs(a.q.hat) @ np.abs(transposed(a.k.hat)), 0.0)}
+
+
 sima_attention_vjp, sima_attention_magnitudes = derived_gradients(
     sima_attention,
     _sima,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from operator import attrgetter
 from typing import Any
 
@@ -12,6 +12,7 @@ from attnkit_conformance.families.analysis import samples
 from attnkit_conformance.model.binding import Arrays, Binding, Signature, named, split
 from attnkit_conformance.model.case import ErrorSample
 from attnkit_conformance.model.errors import zeros
+from attnkit_conformance.model.grammar import Level
 from attnkit_conformance.model.op import Op, Params
 
 NEEDS_LINALG = ("analysis.condition_number", "analysis.effective_rank")  # the standard's extension
@@ -65,6 +66,15 @@ def analysis_errors(op: Op) -> Iterator[ErrorSample]:
         yield ErrorSample(f"{name}-{n}", inputs, options, exception, pattern)
 
 
+FRACTIONAL: Mapping[str, tuple[Level, ...]] = {"fractional": (None, True)}
+GRAMMARS: Mapping[Any, tuple[Mapping[str, tuple[Level, ...]], Any]] = {
+    samples.weights_samples: (samples.WEIGHTS, samples.weights_row),
+    samples.anisotropy_samples: (samples.VECTORS, samples.vectors_row),
+    samples.ratio_samples: (samples.RATIO, samples.ratio_row),
+    samples.spectra_samples: (samples.SPECTRA, samples.spectra_row),
+}
+
+
 def row(
     name: str,
     formula: str,
@@ -75,7 +85,10 @@ def row(
     optional: tuple[str, ...] = (),
     growth: Any = None,
     variants: tuple[Params, ...] = ({},),
+    levels: Mapping[str, tuple[Level, ...]] | None = None,
 ) -> Op:
+    """An analysis; its grammar is that of its samples, with `levels`."""
+
     def names(params: Params) -> tuple[str, ...]:
         return outputs
 
@@ -86,6 +99,8 @@ def row(
         outputs=names,
         samples=samples,
         own=own,
+        levels={**GRAMMARS[samples][0], **(levels or {})},
+        row_case=GRAMMARS[samples][1],
         variants=variants,
         optional=optional,
         not_differentiable=outputs,
@@ -104,6 +119,7 @@ OPS: tuple[Op, ...] = (
         "concentration", "share of the row sum held by the largest percent of the weights", WEIGHTS, ("share",),
         samples.weights_samples, ("percent", "fractional"), SEEN,
         variants=({"percent": 10.0}, {"percent": 2.5, "fractional": True}, {"percent": 100.0}),
+        levels={"percent": (10.0, 2.5, 100.0), **FRACTIONAL},
     ),
     row(
         "concentration_curve", "the same at several percents", WEIGHTS, ("shares",),
@@ -113,10 +129,12 @@ OPS: tuple[Op, ...] = (
             {"percents": (1.0, 33.0), "fractional": True},
             {"percents": (100.0, 1.0, 99.9)},
         ),
+        levels={"percents": ("0.2+10+50", "1+33", "100+1+99.9"), **FRACTIONAL},
     ),
     row(
         "mass_at_rank", "share of the row sum held by the rank-th largest weight", WEIGHTS, ("share",),
         samples.weights_samples, ("rank",), SEEN, variants=({"rank": 1}, {"rank": 3}, {"rank": 60}),
+        levels={"rank": (1, 3, 60)},
     ),
     row(
         "sparsity", "exact zeros among visible pairs, null and dead rows, active keys", WEIGHTS,
@@ -132,13 +150,14 @@ OPS: tuple[Op, ...] = (
     ),
     row(
         "newton_residuals", "‖A Xₖ A - A‖₂ / ‖A‖₂ in float64", ("a",), ("residuals",),
-        samples.spectra_samples, ("newton_steps", "init_scale"), (), samples.residual_growth,
+        samples.spectra_samples, ("newton_steps", "init_scale"), (), samples.residual_growth, levels=samples.NEWTON,
     ),
     row(
         "condition_number", "σ₁ / σ_min in float64", ("a",), ("condition",),
-        samples.spectra_samples, (), (), samples.condition_growth,
+        samples.spectra_samples, (), (), samples.condition_growth, levels=samples.SIDES,
     ),
     row(
-        "effective_rank", "exp(-Σ p log p), p = σ/Σσ, in float64", ("a",), ("rank",), samples.spectra_samples,
+        "effective_rank", "exp(-Σ p log p), p = σ/Σσ, in float64", ("a",), ("rank",),
+        samples.spectra_samples, levels=samples.SIDES,
     ),
 )  # fmt: skip

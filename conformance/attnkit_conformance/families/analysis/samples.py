@@ -9,7 +9,9 @@ import numpy as np
 
 from attnkit_conformance.model import tolerance
 from attnkit_conformance.model.case import Case, Sample, compute_dtype, generator, rounded, sample
+from attnkit_conformance.model.grammar import Level, Row
 from attnkit_conformance.scenes.attention import QUICK
+from attnkit_conformance.scenes.rows import sizes
 from attnkit_reference import newton_inverse
 from attnkit_reference.lowrank.soft import gaussian
 
@@ -39,50 +41,75 @@ ROWS = (2, 2, QUICK[2].L, QUICK[2].S)
 def weights_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
     """relu and softmax weights, some hidden; besides one key, ties, 257 keys, no keys, no rows, percent·n/100 whole."""
     params = [op.variants[n % len(op.variants)] for n in range(3)]
-    scenes: list[tuple[str, tuple[int, ...], Mapping[str, Any]]] = [
-        ("relu", ROWS, params[0]),
-        ("masked", ROWS, params[1]),
+    scenes: list[tuple[str, tuple[int, ...], Mapping[str, Any], str, str]] = [
+        ("relu", ROWS, params[0], "relu", "none"),
+        ("masked", ROWS, params[1], "relu", "pairs"),
     ]
     if profile == "full":
         rounded_up = {name: (17.6, 64.4) if name == "percents" else 17.6 for name in params[0] if name != "rank"}
         scenes += [
-            ("softmax", ROWS, params[2]),
-            ("whole", (2, 375), {**params[0], **rounded_up}),  # 17.6·375/100 is 66, and in float64 a little more
-            ("masked-whole", (3, 40, 100), params[0]),
-            ("masked-broadcast", (2, 2, 7, 100), params[2]),
-            ("one-row", (65,), params[1]),
-            ("one-key", (2, 7, 1), params[0]),
-            ("ties", (2, 7, 63), params[0]),
-            ("wide", (2, 65, 257), params[1]),
-            ("huge", (2, 7, 63), params[0]),
-            ("nothing-visible", (2, 7, 63), params[0]),
-            ("no-keys", (2, 7, 0), params[0]),
-            ("no-rows", (2, 0, 63), params[0]),
+            ("softmax", ROWS, params[2], "softmax", "none"),
+            # 17.6·375/100 is 66, and in float64 a little more
+            ("whole", (2, 375), {**params[0], **rounded_up}, "relu", "none"),
+            ("masked-whole", (3, 40, 100), params[0], "relu", "pairs"),
+            ("masked-broadcast", (2, 2, 7, 100), params[2], "relu", "heads"),
+            ("one-row", (65,), params[1], "relu", "none"),
+            ("one-key", (2, 7, 1), params[0], "relu", "none"),
+            ("ties", (2, 7, 63), params[0], "ties", "none"),
+            ("wide", (2, 65, 257), params[1], "relu", "none"),
+            ("huge", (2, 7, 63), params[0], "huge", "none"),
+            ("nothing-visible", (2, 7, 63), params[0], "relu", "nothing"),
+            ("no-keys", (2, 7, 0), params[0], "relu", "none"),
+            ("no-rows", (2, 0, 63), params[0], "relu", "none"),
         ]
-    for name, shape, own in scenes:
-        yield sample(op.name, dtype, name, array_case, op, name, dtype, own, weights, name, shape)
+    for name, shape, own, kind, visible in scenes:
+        yield sample(op.name, dtype, name, array_case, op, name, dtype, own, weights, name, shape, kind, visible)
 
 
-def weights(name: str, shape: tuple[int, ...]) -> dict[str, Array]:
+def weights(name: str, shape: tuple[int, ...], kind: str = "relu", visible: str = "none") -> dict[str, Array]:
+    """Rows of a kind, some hidden: "pairs" of their own, those of all "heads", or "keys"."""
     rng = generator(f"analysis/{name}")
     w = np.maximum(rng.standard_normal(shape), 0.0) / max(shape[-1], 1)
-    if name == "softmax":
+    if kind == "softmax":
         w = np.exp(2.0 * rng.standard_normal(shape))
         w = w / w.sum(axis=-1, keepdims=True)
-    if name == "ties":
+    if kind == "ties":
         w = np.round(4.0 * w * shape[-1]) / 4.0
-    if name == "huge":
+    if kind == "huge":
         w = w * 1e4
     arrays: dict[str, Array] = {"weights": w}
-    if name.startswith("masked"):
-        visible = rng.random((*shape[:-3], 1, *shape[-2:]) if name == "masked-broadcast" else shape) < 0.7
-        visible[..., 2, :] = False
-        w[..., 3, :] = 0.0
-        arrays["visible"] = visible
-        w[~np.broadcast_to(visible, shape)] = np.nan  # must not be read
-    if name == "nothing-visible":
+    if visible in ("pairs", "heads", "keys"):
+        forms = {"pairs": shape, "heads": (*shape[:-3], *(1 for _ in shape[-3:-2]), *shape[-2:]), "keys": shape[-1:]}
+        seen = rng.random(forms[visible]) < 0.7
+        if visible != "keys" and shape[-2] > 3:
+            seen[..., 2, :] = False
+            w[..., 3, :] = 0.0
+        arrays["visible"] = seen
+        w[~np.broadcast_to(seen, shape)] = np.nan  # must not be read
+    if visible == "nothing":
         arrays["visible"] = np.zeros(shape[-1], bool)
     return arrays
+
+
+WEIGHTS: Mapping[str, tuple[Level, ...]] = {
+    "shape": ("7x63", "9x20", "5x1", "4x257"),
+    "batch": ("two", "none", "one"),
+    "values": ("relu", "softmax", "ties", "huge"),
+    "visible": ("none", "pairs", "heads", "keys"),
+}
+BATCHES: Mapping[Level, tuple[int, ...]] = {"two": (2, 2), "one": (3,), "none": ()}
+
+
+def parameters_of(op: Op, row: Row) -> dict[str, Any]:
+    """The parameters of a row; several percents are one level: "0.2+10"."""
+    own = {name: row[name] for name in op.own if row[name] is not None}
+    return {n: tuple(map(float, x.split("+"))) if isinstance(x, str) else x for n, x in own.items()}
+
+
+def weights_row(op: Op, name: str, row: Row, dtype: str, size: float) -> Case:
+    shape = (*BATCHES[row["batch"]], *sizes(row["shape"]))
+    arrays = weights(name, shape, str(row["values"]), str(row["visible"]))
+    return new_case(op, name, dtype, arrays, parameters_of(op, row))
 
 
 # ------------------------------------------------------------------------------------------- vectors
@@ -100,12 +127,38 @@ def anisotropy_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
         yield sample(op.name, dtype, name, array_case, op, name, dtype, {}, vectors, name, shape)
 
 
-def vectors(name: str, shape: tuple[int, ...]) -> dict[str, Array]:
-    rng = generator(f"analysis/{name}")
+VECTORS: Mapping[str, tuple[Level, ...]] = {
+    "shape": ("9x12", "65x5", "4x1"),
+    "batch": ("two", "none", "one"),
+    "values": ("narrow", "random", "tiny"),
+    "mask": ("none", "masked", "1d"),
+}
+
+
+def vectors_row(op: Op, name: str, row: Row, dtype: str, size: float) -> Case:
+    """A mask is of the tokens of an item, or of all."""
+    shape, kind = (*BATCHES[row["batch"]], *sizes(row["shape"])), str(row["values"])
+    arrays = vectors(kind, shape, name)
+    if row["mask"] != "none":
+        arrays = masked_vectors(generator(f"analysis/{name}/mask"), arrays["x"], row["mask"] == "1d")
+    return new_case(op, name, dtype, arrays, {})
+
+
+def masked_vectors(rng: np.random.Generator, x: Array, of_all: bool) -> dict[str, Array]:
+    """Vectors of which some are not to be read."""
+    shape = x.shape
+    there = rng.random(shape[-2:-1] if of_all else (*shape[:-3], *(1 for _ in shape[-3:-2]), shape[-2])) < 0.7
+    x[~np.broadcast_to(there, shape[:-1])] = np.inf
+    return {"x": x, "mask": there}
+
+
+def vectors(name: str, shape: tuple[int, ...], seed: str = "") -> dict[str, Array]:
+    """Vectors of the kind `name`."""
+    rng = generator(f"analysis/{seed or name}")
     x = rng.standard_normal(shape)
     if name in ("narrow", "masked"):
         x = x + 1.0
-        x[..., 3, :] = 0.0
+        x[..., 3:4, :] = 0.0
     if name == "orthogonal":
         x = 3.0 * np.eye(shape[-1])
     if name == "equal":
@@ -114,11 +167,7 @@ def vectors(name: str, shape: tuple[int, ...]) -> dict[str, Array]:
         x = np.zeros(shape)
     if name == "tiny":
         x = x * 1e-6
-    if name != "masked":
-        return {"x": x}
-    there = rng.random((*shape[:-3], 1, shape[-2])) < 0.7
-    x[~np.broadcast_to(there, shape[:-1])] = np.inf
-    return {"x": x, "mask": there}
+    return masked_vectors(rng, x, of_all=False) if name == "masked" else {"x": x}
 
 
 def ratio_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
@@ -142,8 +191,24 @@ def ratio_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
         yield sample(op.name, dtype, name, array_case, op, name, dtype, params, branch_and_residual, name, shape)
 
 
-def branch_and_residual(name: str, shape: tuple[int, ...]) -> dict[str, Array]:
-    rng = generator(f"analysis/{name}")
+RATIO: Mapping[str, tuple[Level, ...]] = {
+    "shape": ("9x12", "65x5", "4x2"),
+    "batch": ("two", "none", "one"),
+    "values": ("plain", "offset"),
+    "mask": ("none", "masked"),
+    "pooled": (None, False, True),
+}
+
+
+def ratio_row(op: Op, name: str, row: Row, dtype: str, size: float) -> Case:
+    shape = (*BATCHES[row["batch"]], *sizes(row["shape"]))
+    kind = f"{row['values']}-{row['mask']}"
+    return new_case(op, name, dtype, branch_and_residual(kind, shape, name), parameters_of(op, row))
+
+
+def branch_and_residual(name: str, shape: tuple[int, ...], seed: str = "") -> dict[str, Array]:
+    """A branch and a residual of the kind `name`."""
+    rng = generator(f"analysis/{seed or name}")
     branch, residual = 0.5 * rng.standard_normal(shape), rng.standard_normal(shape)
     if name.startswith("offset"):
         branch, residual = branch + 8.0, residual - 8.0
@@ -173,6 +238,27 @@ def spectra_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
         few = {"newton_steps": 3, "init_scale": 0.5} if iterates else {}
         params = few if name == "few-steps" else {}
         yield sample(op.name, dtype, name, array_case, op, name, dtype, params, kernel, name)
+
+
+SPECTRA: Mapping[str, tuple[Level, ...]] = {
+    "shape": ("9", "4", "1"),
+    "batch": ("two", "none", "one"),
+    "values": ("spread", "clustered"),
+}
+NEWTON: Mapping[str, tuple[Level, ...]] = {"newton_steps": (None, 3, 0), "init_scale": (None, 0.5)}
+SIDES: Mapping[str, tuple[Level, ...]] = {"sides": ("equal", "wide", "tall")}
+
+
+def spectra_row(op: Op, name: str, row: Row, dtype: str, size: float) -> Case:
+    """The kernel of points, or a matrix that is not square."""
+    (m,), lead, rng = sizes(row["shape"]), BATCHES[row["batch"]], generator(f"analysis/{name}")
+    x = rng.standard_normal((*lead, m, 12))
+    if row["values"] == "clustered":
+        x = x[..., :1, :] + 0.5 * x
+    a = gaussian(x, x, 12**-0.5)
+    if row.get("sides", "equal") != "equal":
+        a = rng.standard_normal((*lead, *((m, m + 4) if row["sides"] == "wide" else (m + 4, m))))
+    return new_case(op, name, dtype, {"a": a}, parameters_of(op, row))
 
 
 def kernel(name: str) -> dict[str, Array]:

@@ -71,6 +71,15 @@ def sima_errors(op: Op) -> Iterator[ErrorSample]:
         yield wrong(op, name, exception, pattern, params, **arrays)
 
 
+# A3: as many queries as keys are the same tokens, of which no mask may hide the keys alone
+SELF_ATTENTION = tuple(
+    (("shape", shape), hidden)
+    for shape in ("9x9", "64x64")
+    for hidden in (("mask", "keys"), ("mask", "1d"), *(("key_lengths", name) for name in ("some", "zero", "number")))
+)
+
+NOT_ZERO = ("normal", "tiny", "large", "equal_keys")  # a channel of zeros among integers has a norm of eps
+
 OPS: tuple[Op, ...] = (
     Op(
         name="sparsemax_attention",
@@ -158,6 +167,9 @@ OPS: tuple[Op, ...] = (
         samples=sparse_samples.sima_samples,
         group="d",
         own=("eps",),
+        levels={"shape": ("7x13", "13x7", "9x9", "1x11"), "eps": (None, 0.5), "values": NOT_ZERO},
+        tiles=("65x100", "100x65", "64x64", "33x257"),
+        forbidden=SELF_ATTENTION,
         optional=("mask", "key_lengths", "query_mask"),
         differentiable=QKV,
         errors=sima_errors,

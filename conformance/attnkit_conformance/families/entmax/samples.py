@@ -134,7 +134,8 @@ def entmax_growth(case: Case, alpha: float = 1.5) -> float:
     of_scores = tolerance.growth_of_exponent(largest) - 1.0
     if case.dtype in ("float64", "float32"):
         weights = entmax_rows("sample", case.arrays["q"], case.arrays["k"], alpha=alpha_rows, **score_options(case)).w
-        of_scores *= max(float(np.max(weights, initial=0.0)), np.finfo(np.float32).tiny) ** (1.0 - np.max(alphas))
+        largest = max(float(np.max(weights, initial=0.0)), float(np.finfo(np.float32).tiny))
+        of_scores *= largest ** (1.0 - np.max(alphas, initial=1.0))
     return float(1.0 / (np.min(alphas[alphas != 1], initial=2.0) - 1.0) + of_scores)
 
 

@@ -52,6 +52,8 @@ def linear_backward(
     module: Any, op: Signature, arrays: Arrays, params: Arrays, cotangents: Arrays, suffix: str
 ) -> dict[str, Any]:
     args, keywords = split(op, arrays, params)
+    if not cotangents:  # magnitudes of weights
+        return dict(getattr(module, op.name + suffix)(*args, **keywords))
     returns = keywords.pop("return_state", False)
     dstate = tuple(cotangents[name] for name in parts_of(op, params)) if returns else None
     keywords = with_state(keywords, "initial_state")
@@ -239,6 +241,8 @@ def step_of(op: Op) -> Op:
         outputs=lambda params: ("o_t", *op.kind.parts(params)),
         samples=linear_samples.step_samples,
         own=own,
+        levels={**linear_samples.STEPS, **{name: op.levels[name] for name in own if name in op.levels}},
+        row_case=linear_samples.step_row,
         variants=tuple(v for n, v in enumerate(variants) if v not in variants[:n]),
         differentiable=("q_t", "k_t", "v_t", *parts),
         compute_outputs=STATES,

@@ -12,9 +12,11 @@ import attnkit_reference
 from attnkit_conformance.model import scoring
 from attnkit_conformance.model.binding import FIELDS
 from attnkit_conformance.model.case import Case, Sample, compute_dtype, generator, rounded, sample
+from attnkit_conformance.model.grammar import Level, Row
 from attnkit_conformance.model.scene import Scene
 from attnkit_conformance.model.tolerance import growth_of_exponent
 from attnkit_conformance.scenes.attention import LENGTH_ARRAY, valid_keys
+from attnkit_conformance.scenes.rows import HEADS, sizes
 from attnkit_reference._core import reduce_to
 
 if TYPE_CHECKING:
@@ -236,18 +238,45 @@ def step_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
     more += [(name, (1, 1), (1, 1), True, op.variants[0]) for name in SIZES]
     more += [("no-heads", (), (), True, op.variants[0]), ("one-feature", (3,), (3,), True, op.variants[-1])]
     for name, of_q, of_k, state, variant in quick if profile == "quick" else quick + more:
-        yield sample(op.name, dtype, name, step_case, op, name, dtype, (of_q, of_k), state, variant)
+        width = (1, 3) if name == "one-feature" else (4, 1) if name in SIZES else (12, 20)
+        yield sample(op.name, dtype, name, step_case, op, name, dtype, (of_q, of_k), state, variant, width)
+
+
+STEPS: Mapping[str, tuple[Level, ...]] = {
+    "shape": ("12x20", "17x5", "4x1"),  # features of q and of v
+    "heads": tuple(HEADS),
+    "batch": ("two", "none", "broadcast"),
+    "values": ("normal", "tiny", "large"),
+    "initial_state": (None, LENGTH_ARRAY),
+}
+STEP_SIZES = {"tiny": 1e-2, "large": 4.0}
+
+
+def step_row(op: Op, name: str, row: Row, dtype: str, size: float) -> Case:
+    """A row of the grammar of one token."""
+    of_q, of_k = HEADS[str(row["heads"])]
+    before = {"two": ((2,), (2,)), "none": ((), ()), "broadcast": ((3, 2), (1, 2))}[str(row["batch"])]
+    leading = tuple((*lead, heads) for lead, heads in zip(before, (of_q, of_k), strict=True))
+    variant = {own: row[own] for own in op.own if row.get(own) is not None}
+    size *= STEP_SIZES.get(str(row["values"]), 1.0)
+    return step_case(op, name, dtype, leading, bool(row["initial_state"]), variant, sizes(row["shape"]), size)
 
 
 def step_case(
-    op: Op, name: str, dtype: str, leading: tuple[tuple[int, ...], ...], state: bool, variant: Params
+    op: Op,
+    name: str,
+    dtype: str,
+    leading: tuple[tuple[int, ...], ...],
+    state: bool,
+    variant: Params,
+    width: tuple[int, ...],
+    size: float = 1.0,
 ) -> Case:
     rng = generator(f"step/{name}")
-    of_q, of_k = leading
-    d, e = (1, 3) if name == "one-feature" else (4, 1) if name in SIZES else (12, 20)
+    (of_q, of_k), (d, e) = leading, width
     arrays = {
-        "q_t": 0.5 * rng.standard_normal((*of_q, d)),
-        "k_t": 0.5 * rng.standard_normal((*of_k, d)),
+        "q_t": 0.5 * size * rng.standard_normal((*of_q, d)),
+        "k_t": 0.5 * size * rng.standard_normal((*of_k, d)),
         "v_t": rng.standard_normal((*of_k, e)),
     }
     extra: dict[str, Array] = {}
@@ -264,7 +293,8 @@ def step_case(
         extra |= {INITIAL + n: x for n, x in past.items() if n != "o_t"}
     wide = compute_dtype(dtype)
     inputs = {n: rounded(x, dtype) for n, x in arrays.items()} | {n: rounded(x, wide) for n, x in extra.items()}
-    params = {**variant, **({"enable_gqa": True} if name == "state" else {})}
+    grouped = of_q[-1:] != of_k[-1:]
+    params = {**variant, **({"enable_gqa": True} if grouped else {})}
     case = Case(f"{op.name}/{dtype}/{name}", op.name, dtype, inputs, params, {}, frozenset({name}),
                 dict.fromkeys(extra, wide))  # fmt: skip
     answer = op.binding.forward(attnkit_reference, op, case.arrays, case.params)

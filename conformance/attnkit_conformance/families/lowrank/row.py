@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from attnkit_conformance.families.lowrank import samples, softmax_samples
+from attnkit_conformance.families.lowrank import rows, samples, softmax_samples
 from attnkit_conformance.model.binding import Arrays, Binding, Signature, split
 from attnkit_conformance.model.case import ErrorSample
 from attnkit_conformance.model.errors import GOOD, zeros
@@ -138,6 +138,10 @@ SOFT = Op(
     samples=samples.soft_samples,
     group="d",
     own=("landmark_mask", *INVERSE, "ridge"),
+    levels=rows.SOFT,
+    tiles=rows.SOFT_TILES,
+    forbidden=rows.SOFT_FORBIDDEN,
+    row_case=rows.soft_row,
     optional=(*TOKENS, "landmark_mask", "init_scale"),
     differentiable=("q", "v", "landmarks", "init_scale"),
     errors=soft_errors,
@@ -158,6 +162,10 @@ NYSTROM = Op(
     samples=softmax_samples.nystrom_samples,
     group="d",
     own=("num_landmarks", "inverse_steps", "init"),
+    levels=rows.NYSTROM,
+    tiles=rows.NYSTROM_TILES,
+    forbidden=rows.FORBIDDEN,
+    row_case=rows.nystrom_row,
     optional=TOKENS,
     differentiable=("q", "k", "v"),
     errors=nystrom_errors,
@@ -177,6 +185,10 @@ LINFORMER = Op(
     outputs=o_only,
     samples=softmax_samples.linformer_samples,
     group="d",
+    levels=rows.LINFORMER,
+    tiles=rows.LINFORMER_TILES,
+    forbidden=rows.FORBIDDEN,
+    row_case=rows.linformer_row,
     optional=(*TOKENS, "dropout_mask"),
     differentiable=("q", "k", "v", "proj_k", "proj_v"),
     errors=linformer_errors,
@@ -199,6 +211,9 @@ def sampler(name: str, formula: str, arguments: tuple[str, ...], own: tuple[str,
         outputs=landmarks_only,
         samples=samples.sampler_samples,
         own=own,
+        levels=rows.SAMPLERS,
+        forbidden=rows.SAMPLERS_FORBIDDEN,
+        row_case=rows.sampler_row,
         optional=("query_mask", *(("indices",) if name == "random" else ())),
         differentiable=arguments,
         binding=SAMPLER,
@@ -218,6 +233,9 @@ OPS: tuple[Op, ...] = (
         outputs=lambda params: ("axa", "residuals"),
         samples=samples.newton_samples,
         own=(*INVERSE, "return_residuals"),
+        levels=rows.NEWTON,
+        forbidden=rows.NEWTON_FORBIDDEN,
+        row_case=rows.newton_row,
         optional=("init_scale",),
         differentiable=("a", "init_scale"),
         not_differentiable=("residuals",),

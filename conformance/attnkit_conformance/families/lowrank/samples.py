@@ -21,6 +21,7 @@ Shape = tuple[int, ...]
 EXPONENT_STEP, CONDITION_STEP = 16.0, 32.0
 GAUSSIANS = 3.0  # P, A and P again: their relative errors add
 HALVES = ("float16", "bfloat16")
+CHOSEN = 5  # tokens that are landmarks
 
 
 @dataclass(frozen=True)
@@ -99,16 +100,23 @@ def masks_of(scene: Scene, S: int, rng: np.random.Generator) -> dict[str, Array]
         masks["query_mask"][-1] = False  # the keys of this item are not read
     if "mask" in scene.options:
         masks["mask"] = rng.random((*lead[:-1], 1, 1, S)) < 0.7
+    if "mask_1d" in scene.options:
+        masks["mask"] = rng.random(S) < 0.7
     return masks
 
 
-def valid_keys(arrays: Mapping[str, Array], leading: Shape, S: int) -> Array:
+def inputs_of(case: Case) -> dict[str, Any]:
+    """Arrays and parameters: key_lengths are either."""
+    return {**case.params, **case.arrays}
+
+
+def valid_keys(inputs: Mapping[str, Any], leading: Shape, S: int) -> Array:
     """Keys (leading..., S) that mask and key_lengths allow."""
     keys = np.ones((*leading, S), bool)
-    if "mask" in arrays:
-        keys &= arrays["mask"][..., 0, :]
-    if "key_lengths" in arrays:
-        keys &= np.arange(S) < arrays["key_lengths"][..., None]
+    if "mask" in inputs:
+        keys &= inputs["mask"][..., 0, :] if inputs["mask"].ndim > 1 else inputs["mask"]
+    if "key_lengths" in inputs:
+        keys &= np.arange(S) < np.asarray(inputs["key_lengths"])[..., None]
     return keys
 
 
@@ -172,9 +180,9 @@ def soft_case(op: Op, scene: Scene, dtype: str) -> Case:
         arrays["landmark_mask"] = np.zeros(m, bool)
     dtypes = {}
     if "init_scale" in scene.options:
-        arrays["init_scale"], dtypes["init_scale"] = rng.uniform(0.4, 0.9, (2, 1)), compute_dtype(dtype)
+        arrays["init_scale"], dtypes["init_scale"] = rng.uniform(0.1, 0.3, (2, 1)), compute_dtype(dtype)
     case = replace(new_case(op, scene, dtype, arrays, dict(scene.params)), dtypes=dtypes)
-    tokens = ~(valid_keys(arrays, leading, n) & valid_queries(arrays, leading, n))
+    tokens = ~(valid_keys(inputs_of(case), leading, n) & valid_queries(arrays, leading, n))
     hidden = {"q": tokens, "v": tokens}
     if "landmark_mask" in arrays:
         hidden["landmarks"] = np.broadcast_to(~arrays["landmark_mask"], landmarks.shape[:-1])
@@ -189,7 +197,7 @@ def tokens_of(case: Case) -> tuple[Array, Array]:
     """Valid tokens (..., n) and landmarks (..., m) of a soft_attention case."""
     arrays = [case.arrays[name] for name in ("q", "v", "landmarks") if name in case.arrays]
     leading, n = np.broadcast_shapes(*(x.shape[:-2] for x in arrays)), case.arrays["q"].shape[-2]
-    tokens = valid_keys(case.arrays, leading, n) & valid_queries(case.arrays, leading, n)
+    tokens = valid_keys(inputs_of(case), leading, n) & valid_queries(case.arrays, leading, n)
     m = case.arrays["landmarks"].shape[-2]
     return tokens, np.broadcast_to(case.arrays.get("landmark_mask", np.ones(m, bool)), (*leading, m))
 
@@ -268,7 +276,7 @@ def newton_case(op: Op, name: str, dtype: str) -> Case:
         }
     arrays = {"a": rounded(a, dtype)}
     if name == "init-scale":
-        arrays["init_scale"] = rounded(rng.uniform(0.4, 0.9, (2, 3)), dtype)
+        arrays["init_scale"] = rounded(rng.uniform(0.1, 0.3, (2, 3)), dtype)
         params |= {"inverse_grad": "unrolled", "newton_steps": 3}
     cotangents = {"axa": rounded(rng.standard_normal(a.shape), dtype)}
     return Case(f"{op.name}/{dtype}/{name}", op.name, dtype, arrays, params, cotangents, frozenset({name}))
@@ -286,29 +294,40 @@ def newton_growth(case: Case) -> float:
 
 def sampler_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
     """Images whose sides are and are not multiples of r, with and without invalid tokens."""
-    scenes = [("plain", 6, 8, 2, False), ("masked", 7, 9, 2, True)]
-    more = [("whole", 5, 5, 5, True), ("pixel", 3, 4, 1, False), ("strip", 3, 20, 3, False)]
-    for name, height, width, r, masked in scenes if profile == "quick" else scenes + more:
-        yield sample(op.name, dtype, name, sampler_case, op, name, dtype, (height, width, r), masked)
+    scenes = [("plain", (6, 8, 2), "none"), ("masked", (7, 9, 2), "some")]
+    more = [("whole", (5, 5, 5), "some"), ("pixel", (3, 4, 1), "none"), ("strip", (3, 20, 3), "none")]
+    for name, sizes, mask in scenes if profile == "quick" else scenes + more:
+        yield sample(op.name, dtype, name, sampler_case, op, name, dtype, sizes, mask)
 
 
-def sampler_case(op: Op, name: str, dtype: str, sizes: tuple[int, int, int], masked: bool) -> Case:
-    """An image of height x width tokens in windows of r x r."""
+def sampler_case(
+    op: Op,
+    name: str,
+    dtype: str,
+    sizes: tuple[int, int, int],
+    mask: str = "none",
+    lead: Shape = (2, 2),
+    features: int = 12,
+    layout: str = "contiguous",
+    poison: bool = True,
+) -> Case:
+    """An image of height x width tokens in windows of r x r; a mask is of "some" tokens of an item, or of all: "1d"."""
     rng, kind, (height, width, r) = generator(f"sampler/{name}"), op.name.rpartition(".")[-1], sizes
-    n, m = height * width, 5
-    arrays: dict[str, Array] = {"q": rounded(rng.standard_normal((2, 2, n, 12)), dtype)}
+    n, m = height * width, CHOSEN
+    arrays: dict[str, Array] = {"q": rounded(rng.standard_normal((*lead, n, features)), dtype)}
     params: dict[str, Any] = {"height": height, "width": width, "r": r}
-    windows = (height // r) * (width // r)
-    out: Shape = (2, 2, windows, 12)
+    out: Shape = (*lead, (height // r) * (width // r), features)
     if kind == "convolution":
-        arrays["kernel"], out = rounded(rng.standard_normal((7, 12, r, r)), dtype), (2, 2, windows, 7)
+        arrays["kernel"], out = rounded(rng.standard_normal((7, features, r, r)), dtype), (*out[:-1], 7)
+    items = (*lead[:-1], 1) if mask == "some" else ()
     if kind == "random":
-        shape = (2, 1, m) if masked else (m,)
-        arrays["indices"], params, out = rng.integers(0, n, shape), {}, (2, 2, m, 12)
+        arrays["indices"], params, out = rng.integers(0, n, (*items, m)), {}, (*lead, m, features)
     if kind == "biased":
-        params, out = {"m": m}, (2, 2, m, 12)
-    if masked:
-        arrays["query_mask"] = rng.random((2, 1, n)) < 0.6
-        arrays["q"][~np.broadcast_to(arrays["query_mask"], (2, 2, n))] = np.nan
+        params, out = {"m": m}, (*lead, m, features)
+    if mask != "none":
+        arrays["query_mask"] = rng.random((*items, n)) < 0.6
+        if poison:
+            arrays["q"][~np.broadcast_to(arrays["query_mask"], (*lead, n))] = np.nan
     cotangents = {"landmarks": rounded(rng.standard_normal(out), dtype)}
-    return Case(f"{op.name}/{dtype}/{name}", op.name, dtype, arrays, params, cotangents, frozenset({name}))
+    tags = frozenset({name})
+    return Case(f"{op.name}/{dtype}/{name}", op.name, dtype, arrays, params, cotangents, tags, {}, layout)

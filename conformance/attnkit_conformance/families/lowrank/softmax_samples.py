@@ -14,6 +14,7 @@ from attnkit_conformance.families.lowrank.samples import (
     Scene,
     Shape,
     finished,
+    inputs_of,
     masks_of,
     new_case,
     of_input,
@@ -102,7 +103,7 @@ def nystrom_label(variant: Mapping[str, Any]) -> str:
     return ".batch_max" if variant else ""
 
 
-def nystrom_case(op: Op, scene: Scene, dtype: str, variant: Mapping[str, Any]) -> Case:
+def nystrom_case(op: Op, scene: Scene, dtype: str, variant: Mapping[str, Any], label: str | None = None) -> Case:
     rng = generator(f"nystrom/{scene.name}")
     n, leading = scene.n, scene.leading
     shapes = zip(scene.lead, (scene.d, scene.d, scene.e), strict=True)
@@ -113,9 +114,11 @@ def nystrom_case(op: Op, scene: Scene, dtype: str, variant: Mapping[str, Any]) -
         q[len(q) // 2 :] = 4 * q[len(q) // 2 :, :, :1]
     arrays = {"q": q * scene.size, "k": k * scene.size, "v": v, **masks_of(scene, n, rng)}
     params = {"num_landmarks": scene.m, **scene.params, **variant}
-    case = new_case(op, scene, dtype, arrays, params, nystrom_label(variant))
-    tokens = ~(valid_keys(arrays, leading, n) & valid_queries(arrays, leading, n))
-    hidden = {name: whole_items(tokens, arrays[name], "gqa" in scene.options) for name in ("q", "k", "v")}
+    case = new_case(op, scene, dtype, arrays, params, nystrom_label(variant) if label is None else label)
+    hidden = {}
+    if "poison" in scene.options:
+        tokens = ~(valid_keys(inputs_of(case), leading, n) & valid_queries(arrays, leading, n))
+        hidden = {name: whole_items(tokens, arrays[name], "gqa" in scene.options) for name in ("q", "k", "v")}
     return finished(op, scene, dtype, case, hidden, (*leading, n, scene.e))
 
 
@@ -134,7 +137,7 @@ def leading_of(case: Case) -> Shape:
 def scores_growth(case: Case) -> float:
     """1 + max|s|/16 over all pairs; Nyström's means and Linformer's slots have scores of that size at most."""
     leading, q, k = leading_of(case), case.arrays["q"], case.arrays["k"]
-    keys, queries = valid_keys(case.arrays, leading, k.shape[-2]), valid_queries(case.arrays, leading, q.shape[-2])
+    keys, queries = valid_keys(inputs_of(case), leading, k.shape[-2]), valid_queries(case.arrays, leading, q.shape[-2])
     q = np.where(of_input(queries[..., None], q), q, 0.0)
     q, k = (np.where(np.isfinite(x), x, 0.0) for x in (q, k))  # rows that see nothing may hold anything
     if "proj_k" in case.arrays:
@@ -166,7 +169,7 @@ def nystrom_growth(case: Case) -> float:
 def nystrom_zeros(case: Case) -> tuple[dict[str, Array], dict[str, Array]]:
     """Invalid tokens have output and gradients 0."""
     leading, n = leading_of(case), case.arrays["q"].shape[-2]
-    null = ~(valid_keys(case.arrays, leading, n) & valid_queries(case.arrays, leading, n))
+    null = ~(valid_keys(inputs_of(case), leading, n) & valid_queries(case.arrays, leading, n))
     outputs = {"o": null[..., None], "w": null[..., :, None] | null[..., None, :]}
     return outputs, {"q": of_input(null[..., None], case.arrays["q"]), **of_keys(case, null)}
 
@@ -218,9 +221,10 @@ def linformer_case(op: Op, scene: Scene, dtype: str) -> Case:
         arrays["dropout_mask"] = (rng.random((*leading, n, m)) < 0.75) / 0.75
     own = {name: compute_dtype(dtype) for name in ("proj_k", "proj_v") if "projection_float32" in scene.options}
     case = replace(new_case(op, scene, dtype, arrays, dict(scene.params)), dtypes=own)
-    unseen, null = unseen_and_null(case)
-    hidden = {"q": null}
-    hidden |= {name: whole_items(unseen, arrays[name], "gqa" in scene.options) for name in ("k", "v")}
+    hidden = {}
+    if "poison" in scene.options:
+        unseen, hidden["q"] = unseen_and_null(case)
+        hidden |= {name: whole_items(unseen, arrays[name], "gqa" in scene.options) for name in ("k", "v")}
     return finished(op, scene, dtype, case, hidden, (*leading, n, scene.e))
 
 
@@ -231,7 +235,7 @@ def linformer_property(op: Op, scene: attention.Scene, params: Mapping[str, Any]
 def unseen_and_null(case: Case) -> tuple[Array, Array]:
     """Keys (..., S) that no query sees, and queries (..., L) without a key."""
     leading = leading_of(case)
-    keys = valid_keys(case.arrays, leading, case.arrays["k"].shape[-2])
+    keys = valid_keys(inputs_of(case), leading, case.arrays["k"].shape[-2])
     queries = valid_queries(case.arrays, leading, case.arrays["q"].shape[-2])
     return ~(keys & queries.any(-1, keepdims=True)), ~(queries & keys.any(-1, keepdims=True))
 

@@ -7,12 +7,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from attnkit_conformance.families.linear.row import LINEAR_ATTENTION
+from attnkit_conformance.families.pointwise import POINTWISE_LEVELS
 from attnkit_conformance.model import tolerance
 from attnkit_conformance.model.case import Case, ErrorSample, Sample, compute_dtype, generator, rounded, sample
 from attnkit_conformance.model.errors import zeros
+from attnkit_conformance.model.grammar import Level, Row
 from attnkit_conformance.model.op import QKV, Op, Params, Tokens, always, exponentiates, has_kinks, o_and_lse, o_only
 from attnkit_conformance.model.scene import Scene
 from attnkit_conformance.scenes.attention import LENGTH_ARRAY, variant_label
+from attnkit_conformance.scenes.rows import HEADS, sizes
 
 TOKENS = Tokens({"q": 0, "o": 0, "lse": 0}, {"k": 0, "v": 0})
 INVARIANCES = ("rerun", "causal_prefix", "key_permutation", "batch_mates", "visible_nan")  # no padding
@@ -25,13 +29,15 @@ GOOD = {
 
 
 class Pack(NamedTuple):
-    """Lengths of the sequences, heads of q and of k, and options."""
+    """Lengths of the sequences, heads of q and of k, options, features of q and of v, and the memory layout."""
 
     name: str
     queries: tuple[int, ...]
     keys: tuple[int, ...]
     heads: tuple[int, int] = (2, 2)
     params: Mapping[str, Any] = {}
+    width: tuple[int, ...] = (8, 5)
+    layout: str = "contiguous"
 
 
 QUICK = (
@@ -63,7 +69,8 @@ def packed_case(op: Op, pack: Pack, variant: Params, dtype: str) -> Case:
     label = variant_label(variant)
     rng = generator(f"packed/{pack.name}/{label}")
     tokens, sources = sum(pack.queries), sum(pack.keys)
-    shapes = {"q": (tokens, pack.heads[0], 8), "k": (sources, pack.heads[1], 8), "v": (sources, pack.heads[1], 5)}
+    d, e = pack.width
+    shapes = {"q": (tokens, pack.heads[0], d), "k": (sources, pack.heads[1], d), "v": (sources, pack.heads[1], e)}
     arrays = {name: np.round(rng.standard_normal(shape) * 4 + 0.5) / 4 for name, shape in shapes.items()}
     if pack.name == "opposite-keys":
         arrays |= {
@@ -76,14 +83,40 @@ def packed_case(op: Op, pack: Pack, variant: Params, dtype: str) -> Case:
         arrays["length"] = rng.integers(1, 40, (tokens,)).astype(np.float64)
         dtypes["length"] = compute_dtype(dtype)
     rows = (tokens, pack.heads[0])
-    sizes: dict[str, tuple[int, ...]] = {"o": (*rows, 5), "lse": rows}
+    answers: dict[str, tuple[int, ...]] = {"o": (*rows, e), "lse": rows}
     cotangents = {
-        name: rounded(rng.standard_normal(sizes[name]), op.output_dtype(name, dtype)) for name in op.outputs(params)
+        name: rounded(rng.standard_normal(answers[name]), op.output_dtype(name, dtype)) for name in op.outputs(params)
     }
-    return Case(
-        id=f"{op.name}/{dtype}/{named(pack, variant)}", op=op.name, dtype=dtype, arrays=arrays,
-        params=params, cotangents=cotangents, tags=frozenset((pack.name, "packed", "grid")), dtypes=dtypes,
-    )  # fmt: skip
+    name, tags = f"{op.name}/{dtype}/{named(pack, variant)}", frozenset((pack.name, "packed", "grid"))
+    return Case(name, op.name, dtype, arrays, params, cotangents, tags, dtypes, pack.layout)
+
+
+LEVELS: Mapping[str, tuple[Level, ...]] = {
+    "shape": ("7+1+12x9+5+14", "5+9x9+5", "4+6+0x8+0+3", "9x11"),  # queries and keys of each sequence
+    "width": ("8x5", "17x3", "1x8"),
+    "heads": tuple(HEADS),
+    "layout": ("contiguous", "transposed", "strided", "reversed"),
+    "causal": ("none", "lower_right", "upper_left"),
+    "scale": (None, 0.5, -0.25),
+}
+OF_FEATURES = ("feature_map", "normalize", "eps", "chunk_size")
+CAUSAL: Mapping[Level, dict[str, Any]] = {
+    "none": {}, "lower_right": {"causal": True}, "upper_left": {"causal": "upper_left"},
+}  # fmt: skip
+WINDOWS: Mapping[Level, dict[str, Any]] = {
+    "none": {}, "left": {"window": (3, None)}, "right": {"window": (None, 2)}, "both": {"window": (4, 2)},
+}  # fmt: skip
+TILES = ("65+3+100x64+7+130", "33+64x257+65")
+
+
+def packed_row(op: Op, name: str, row: Row, dtype: str, size: float) -> Case:
+    """A row of the grammar."""
+    queries, keys = (tuple(map(int, part.split("+"))) for part in str(row["shape"]).split("x"))
+    params = {**CAUSAL[row["causal"]], **WINDOWS[row.get("window", "none")]}
+    params |= {"enable_gqa": True} if row["heads"] != "equal" else {}
+    params |= {own: row[own] for own in ("scale", *op.own) if row.get(own) is not None}
+    heads, width = HEADS[str(row["heads"])], sizes(row["width"])
+    return packed_case(op, Pack(name, queries, keys, heads, params, width, str(row["layout"])), {}, dtype)
 
 
 def packed_property(op: Op, scene: Scene, params: Params, label: str, dtype: str) -> Case:
@@ -145,6 +178,9 @@ OPS = (
         outputs=o_and_lse,
         samples=packed_samples,
         own=("return_lse",),
+        levels={**LEVELS, "window": tuple(WINDOWS), "return_lse": (None, True)},
+        tiles=TILES,
+        row_case=packed_row,
         variants=({}, {"return_lse": True}),
         differentiable=QKV,
         compute_outputs=("lse",),
@@ -163,6 +199,9 @@ OPS = (
         outputs=o_only,
         samples=packed_samples,
         own=("activation", "alpha", "gain", "length", "shift"),
+        levels={**LEVELS, "window": tuple(WINDOWS), **POINTWISE_LEVELS},
+        tiles=TILES,
+        row_case=packed_row,
         variants=(
             {},
             {"activation": "softplus", "alpha": 0.5, "length": "all"},
@@ -185,7 +224,13 @@ OPS = (
         arguments=(*QKV, *EDGES),
         outputs=o_only,
         samples=packed_samples,
-        own=("feature_map", "normalize", "eps", "chunk_size"),
+        own=OF_FEATURES,
+        levels={
+            **LEVELS,
+            **{name: LINEAR_ATTENTION.levels[name] for name in ("feature_map", "normalize", "eps", "chunk_size")},
+        },
+        tiles=TILES,
+        row_case=packed_row,
         variants=({}, {"feature_map": "relu", "eps": 0.1, "chunk_size": 5}, {"feature_map": "identity"}),
         differentiable=QKV,
         errors=packed_errors,
