@@ -158,6 +158,28 @@ void score_few(const Tokens<T, kDistances> &tokens, const Matrix &k, int64_t fir
   }
 }
 
+// sum += Σ_j weights[j] values_j in N vectors from x on, as often as they fit; returns the x behind them.
+template <class T, int N>
+int64_t add_columns(int64_t x, int64_t width, int64_t keys, const T *weights, const T *values, int64_t row, T *sum) {
+  constexpr int W = kLanes<T>;
+  for (; x + N * W <= width; x += N * W) {
+    Vec<T> sums[N];
+    for (int n = 0; n < N; ++n) sums[n] = load(sum + x + n * W);
+    for (int64_t j = 0; j < keys; ++j)
+      for (int n = 0; n < N; ++n) add_product(sums[n], splat(weights[j]), load(values + j * row + x + n * W));
+    for (int n = 0; n < N; ++n) store<T>(sum + x + n * W, sums[n]);
+  }
+  return x;
+}
+
+// The same for a whole row: values are read key by key, not in panels of a few columns, and many sums hide latencies.
+template <class T>
+void add_values(int64_t width, int64_t keys, const T *weights, const T *values, int64_t row, T *sum) {
+  int64_t x = add_columns<T, 8>(0, width, keys, weights, values, row, sum);
+  x = add_columns<T, 4>(x, width, keys, weights, values, row, sum);
+  add_columns<T, 1>(x, width, keys, weights, values, row, sum);
+}
+
 // Tokens of bfloat16 as they are, two features at a time; scale multiplies scores instead.
 class PairedTokens {
  public:

@@ -153,8 +153,9 @@ class Forward {
       }
       if (!v) continue;
       if (!values_in_place) pack_rows<T>(v, k0, keys, plan_.values, width_, seen, packed, Nothing<T>());
-      multiply<T>(rows, keys, width_, tile, K, values_in_place ? v.at<const T>(k0, 0) : packed,
-                  values_in_place ? v.row : width_, sums, width_);
+      const T *values = values_in_place ? v.at<const T>(k0, 0) : packed;
+      for (int64_t i = 0; i < rows; ++i)
+        add_values<T>(width_, keys, tile + i * K, values, values_in_place ? v.row : width_, sums + i * width_);
     }
     finish(item, 0, rows, b, sums);
   }
