@@ -213,7 +213,7 @@ def parameters(row: Row, L: int, S: int, exact: bool) -> dict[str, Any]:
     if row.get("causal", "none") != "none":
         params["causal"] = True if row["causal"] == "lower_right" else "upper_left"
     if row.get("window", "none") != "none":
-        windows = {"left": (S // 2, None), "right": (None, max(1, S // 4)), "both": (S // 2, S // 3)}
+        windows = {"left": (S // 2, None), "right": (None, S // 8), "both": (S // 2, S // 3)}
         params["window"] = windows[str(row["window"])]
     if row["values"] == "integers" and "scale" in row:
         params["scale"] = EXACT_SCALES[str(row["scale"])]
