@@ -57,7 +57,7 @@ tests: library
 
 conformance: library
 	@mkdir -p $(OUT)
-	$(BIN)/python -m attnkit_conformance run --profile full --workers $(WORKERS) --html $(OUT)/conformance-full.html --json $(OUT)/conformance-full.json
+	ATTNKIT_GOLDENS=$${ATTNKIT_GOLDENS-$(OUT)/goldens} $(BIN)/python -m attnkit_conformance run --profile full --workers $(WORKERS) --html $(OUT)/conformance-full.html --json $(OUT)/conformance-full.json
 
 # Kernels of GPUs beside the generic bodies, without a GPU: interpreted, or emulated thread by thread.
 emulated: install

@@ -17,7 +17,7 @@ from attnkit_conformance.adapters.numpy import adapters
 from attnkit_conformance.model import golden
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.report import files, table
-from attnkit_conformance.scenes import attention
+from attnkit_conformance.scenes import attention, rows
 
 MINE = """
 import numpy as np
@@ -100,10 +100,13 @@ def test_what_is_not_selected_is_not_drawn(monkeypatch: pytest.MonkeyPatch) -> N
         raise AssertionError("a case was drawn")
 
     monkeypatch.setattr(attention, "attention_case", drawn)
+    monkeypatch.setattr(rows, "known", {})
     generic = [adapter for adapter in adapters() if adapter.name == "numpy-generic"]
     (result,) = judge.judge(generic, "scenes", "qk_layernorm/float32/cross", xfails=judge.XFAILS)
     assert result.status == "pass"
     assert judge.planned(generic, "scenes", None, ("float32",)) > 500
+    assert judge.planned(generic, "full", "sima_attention/float32", ("float32",)) > 20
+    assert {op for op, _ in rows.known} == {"sima_attention"}, "rows of other ops are not looked for"
     with pytest.raises(AssertionError, match="a case was drawn"):
         list(judge.judge(generic, "quick", "softmax_attention/float32/cross"))
 
@@ -147,6 +150,10 @@ def test_expressions_select() -> None:
     assert keep("numpy::softmax_attention/float32/cross")
     assert not keep("numpy::softmax_attention/bfloat16/causal-padded")
     assert not keep("numpy::sigmoid_attention/float32/cross")
+    assert keep.may_match("numpy::softmax_attention/float32/")
+    assert not keep.may_match("numpy::softmax_attention/float16/")
+    assert keep.may_match("numpy::"), "what follows may hold the word"
+    assert not judge.matcher("not numpy").may_match("numpy::")
 
 
 def judged(xfails: Path, expression: str) -> list[core.CaseResult]:

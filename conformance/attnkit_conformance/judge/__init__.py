@@ -7,7 +7,7 @@ import fnmatch
 import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from attnkit_conformance import core
@@ -25,29 +25,48 @@ MAY_PASS = "~"
 Keep = Callable[[str], bool]
 
 
-def matcher(expression: str | None) -> Keep:
-    """`"softmax and not float16"` as a predicate on "<adapter>::<id>": words are substrings; and, or, not, brackets."""
+@dataclass(frozen=True)
+class Matcher:
+    """A parsed expression as a predicate on "<adapter>::<id>"; without one everything matches."""
+
+    tree: ast.expr | None
+
+    def __call__(self, text: str) -> bool:
+        return self.tree is None or evaluate(self.tree, text, False) is True
+
+    def may_match(self, start: str) -> bool:
+        """Whether an id that starts with an adapter, an op and a dtype can match."""
+        return self.tree is None or evaluate(self.tree, start, None) is not False
+
+
+def matcher(expression: str | None) -> Matcher:
+    """`"softmax and not float16"`: words are substrings; and, or, not, brackets."""
     if not expression:
-        return lambda text: True
+        return Matcher(None)
     words = re.findall(r"[^\s()]+", expression)
     code = re.sub(r"[^\s()]+", lambda m: m[0] if m[0] in ("and", "or", "not") else f"{m[0]!r}", expression)
     try:
         tree = ast.parse(code, mode="eval").body
-        evaluate(tree, "")
+        evaluate(tree, "", False)
     except (SyntaxError, TypeError):
         raise ValueError(f"cannot read -k {expression!r}; expected words with and, or, not, got {words}") from None
-    return lambda text: evaluate(tree, text)
+    return Matcher(tree)
 
 
-def evaluate(node: ast.expr, text: str) -> bool:
-    """Value of a parsed expression for one id."""
+def evaluate(node: ast.expr, text: str, absent: bool | None) -> bool | None:
+    """Value of a parsed expression for an id, None if unknown; `absent`: that of a word that the text lacks, and that
+    the rest of an id may hold, which has no further stroke.
+    """
     if isinstance(node, ast.BoolOp):
-        values = [evaluate(value, text) for value in node.values]
-        return all(values) if isinstance(node.op, ast.And) else any(values)
+        values = [evaluate(value, text, absent) for value in node.values]
+        decisive = not isinstance(node.op, ast.And)
+        return decisive if decisive in values else None if None in values else not decisive
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        return not evaluate(node.operand, text)
+        value = evaluate(node.operand, text, absent)
+        return None if value is None else not value
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return node.value in text
+        head, stroke, _ = node.value.rpartition("/")
+        return True if node.value in text else absent if text.endswith(head + stroke) else False
     raise TypeError(node)
 
 
@@ -117,7 +136,7 @@ def judge(
 
 
 def judge_lane(
-    adapters: Sequence[Adapter], profile: str, keep: Keep, dtypes: tuple[str, ...], ops: Sequence[Op]
+    adapters: Sequence[Adapter], profile: str, keep: Matcher, dtypes: tuple[str, ...], ops: Sequence[Op]
 ) -> Iterator[CaseResult]:
     """Verdicts on a few adapters, op by op; within an op case by case, so that each golden value is computed once."""
     for op in ops:
@@ -134,12 +153,12 @@ def judge_lane(
 
 
 def selected(
-    adapters: Sequence[Adapter], op: Op, profile: str, keep: Keep, dtypes: tuple[str, ...]
+    adapters: Sequence[Adapter], op: Op, profile: str, keep: Matcher, dtypes: tuple[str, ...]
 ) -> Iterator[tuple[Sample, list[Adapter]]]:
     """The samples of an op that are judged, each with its adapters: those that declare nothing."""
     free = [adapter for adapter in adapters if not declared.declares(adapter, op.name)]
     for dtype in dtypes:
-        having = [adapter for adapter in free if dtype in adapter.dtypes]
+        having = [a for a in free if dtype in a.dtypes and keep.may_match(f"{a.name}::{op.name}/{dtype}/")]
         for sample in core.samples(op.name, profile, (dtype,)) if having else ():
             able = [adapter for adapter in having if not (getattr(adapter, "compiles", False) and is_triple(sample))]
             if chosen := [adapter for adapter in able if keep(f"{adapter.name}::{sample.id}")]:

@@ -6,6 +6,7 @@ that is not forbidden: 2 covers the interactions of any two options, 3 those of 
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import random
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -42,6 +43,12 @@ class Grammar:
         factors = {name: tuple(x for x in levels if x in subset[name]) for name, levels in self.factors.items()}
         known_choices = {(name, level) for name, levels in factors.items() for level in levels}
         return Grammar(factors, frozenset(some for some in self.forbidden if some <= known_choices))
+
+    @cached_property
+    def digest(self) -> str:
+        """Equal for equal grammars, in any process."""
+        forbidden = sorted(sorted(map(repr, some)) for some in self.forbidden)
+        return hashlib.sha256(repr((dict(self.factors), forbidden)).encode()).hexdigest()
 
     @cached_property
     def choices(self) -> tuple[Choice, ...]:
@@ -104,18 +111,17 @@ class Grammar:
         """A row around a missing combination: factor by factor the level that covers most of the missing ones."""
         row = missing.some(draw)
         factors = {self.choices[n][0] for n in row}
-        bits = sum(1 << n for n in row)
         allowed = (1 << len(self.choices)) - 1
         for n, choice in enumerate(row):
             allowed &= self.beside(choice, row[:n])
         for name in sorted((name for name in self.factors if name not in factors), key=lambda name: draw()):
             levels = [n for n in self.levels_of[name] if allowed >> n & 1]
-            gains = [missing.gain(n, row, bits) for n in levels]
+            within = missing.within(row)
+            gains = [missing.gain(n, within) for n in levels]
             best = [n for n, gain in zip(levels, gains, strict=True) if gain == max(gains)]
             choice = best[int(draw() * len(best))]
             allowed &= self.beside(choice, row)
             row.append(choice)
-            bits |= 1 << choice
         return row
 
     def beside(self, choice: int, row: Sequence[int]) -> int:
@@ -133,60 +139,56 @@ class Grammar:
 
 
 class Missing:
-    """The uncovered pairs or triples of choices as bits: `bits[i]`, or `bits[i][j]`, for those with i (and j)."""
+    """The uncovered pairs or triples of choices: for each choice a number whose bits are its partners, or its pairs of
+    partners: bit j · count + k for the choices j and k.
+    """
 
     def __init__(self, meeting: Sequence[int], third: Mapping[frozenset[int], int], strength: int) -> None:
         if strength not in (2, 3):
             raise ValueError(f"covering: expected strength 2 or 3; got {strength}")
-        self.strength = strength
-        self.pairs = list(meeting)
-        self.triples: dict[int, dict[int, int]] = {}
+        self.strength, self.count_of_choices = strength, len(meeting)
+        self.partners = list(meeting)
         if strength == 3:
-            self.triples = {
-                i: {j: own & meeting[j] & ~third.get(frozenset((i, j)), 0) for j in ones(own)}
+            self.partners = [
+                sum((own & meeting[j] & ~third.get(frozenset((i, j)), 0)) << j * len(meeting) for j in ones(own))
                 for i, own in enumerate(meeting)
-            }
-        self.left = self.total()
-
-    def total(self) -> int:
-        """The number of missing combinations."""
-        masks = self.pairs if self.strength == 2 else (x for of in self.triples.values() for x in of.values())
-        return sum(x.bit_count() for x in masks) // factorial(self.strength)
+            ]
+        self.left = sum(x.bit_count() for x in self.partners) // factorial(strength)
 
     def __bool__(self) -> bool:
         return self.left > 0
 
     def some(self, draw: Callable[[], float]) -> list[int]:
         """A missing combination."""
+        i = one_of([n for n, x in enumerate(self.partners) if x], draw)
+        own, size = self.partners[i], self.count_of_choices
         if self.strength == 2:
-            i = one_of([n for n, x in enumerate(self.pairs) if x], draw)
-            return [i, one_of(ones(self.pairs[i]), draw)]
-        i = one_of([n for n, of in self.triples.items() if any(of.values())], draw)
-        j = one_of([n for n, x in self.triples[i].items() if x], draw)
-        return [i, j, one_of(ones(self.triples[i][j]), draw)]
+            return [i, one_of(ones(own), draw)]
+        of_pairs = {j: own >> j * size & ((1 << size) - 1) for j in range(size)}
+        j = one_of([n for n, x in of_pairs.items() if x], draw)
+        return [i, j, one_of(ones(of_pairs[j]), draw)]
 
-    def gain(self, n: int, row: Iterable[int], bits: int) -> int:
+    def within(self, row: Iterable[int]) -> int:
+        """A row's choices, or pairs of them, as bits."""
+        choices = list(row)
+        bits = sum(1 << n for n in choices)
+        return bits if self.strength == 2 else sum(bits << n * self.count_of_choices for n in choices)
+
+    def gain(self, n: int, within: int) -> int:
         """How many more a row covers with choice n."""
-        if self.strength == 2:
-            return (self.pairs[n] & bits).bit_count()
-        own = self.triples[n]
-        return sum((own[j] & bits).bit_count() for j in row if j in own) // 2
+        return (self.partners[n] & within).bit_count() // (self.strength - 1)
 
     def count(self, row: Sequence[int]) -> int:
         """How many a row covers."""
-        bits = sum(1 << n for n in row)
-        return sum(self.gain(n, row, bits) for n in row) // self.strength
+        within = self.within(row)
+        return sum(self.gain(n, within) for n in row) // self.strength
 
     def remove(self, row: Sequence[int]) -> None:
         """Remove the combinations that a row covers."""
         self.left -= self.count(row)
-        bits = sum(1 << n for n in row)
+        within = self.within(row)
         for n in row:
-            if self.strength == 2:
-                self.pairs[n] &= ~bits
-            else:
-                own = self.triples[n]
-                own.update({j: own[j] & ~bits for j in row if j in own})
+            self.partners[n] &= ~within
 
 
 def ones(bits: int) -> list[int]:

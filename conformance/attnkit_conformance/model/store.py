@@ -31,7 +31,8 @@ def kept(key: str, make: Callable[[], T]) -> T:
     named = os.environ.get(FOLDER)
     if not named:
         return make()
-    path = Path(named) / state() / key[:2] / key
+    name = hashlib.sha256(key.encode()).hexdigest()
+    path = Path(named) / state() / name[:2] / name
     try:
         value: T = pickle.loads(path.read_bytes())
     except (OSError, EOFError, pickle.UnpicklingError):

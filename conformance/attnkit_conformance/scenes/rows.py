@@ -15,6 +15,7 @@ from attnkit_conformance.model.case import DTYPES, Sample
 from attnkit_conformance.model.grammar import Choice, Grammar, Level, Row
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.model.scene import Scene
+from attnkit_conformance.model.store import kept
 from attnkit_conformance.scenes.attention import GQA, scene_sample
 
 PREFIX = {"pairs": "pair.", "triples": "triple.", "tiles": "tile."}
@@ -111,11 +112,18 @@ def rows(op: Op, array: str) -> tuple[Row, ...]:
         return ()
     if (op.name, array) not in known:
         own = grammar(op, array)
-        start = rows(op, "pairs") if array == "triples" else (own.plain,)
-        array_rows = own.covering(3 if array == "triples" else 2, start)
-        alone = tuple(row for row in without_others(own) if row not in array_rows) if array == "pairs" else ()
-        known[op.name, array] = array_rows[len(start) :] if array == "triples" else (*array_rows, *alone)
+        known[op.name, array] = kept(f"{array} of {own.digest}", lambda: covering_rows(own, array))
     return known[op.name, array]
+
+
+def covering_rows(own: Grammar, array: str) -> tuple[Row, ...]:
+    """The rows of an array of a grammar."""
+    if array == "triples":
+        pairs = covering_rows(own, "pairs")
+        return own.covering(3, pairs)[len(pairs) :]
+    array_rows = own.covering(2, (own.plain,))
+    alone = without_others(own) if array == "pairs" else ()
+    return (*array_rows, *(row for row in alone if row not in array_rows))
 
 
 def without_others(own: Grammar) -> Iterator[Row]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from attnkit_conformance import core
 from attnkit_conformance.adapter import Adapter
-from attnkit_conformance.judge import Keep, properties, selected
+from attnkit_conformance.judge import Matcher, properties, selected
 from attnkit_conformance.model import golden
 from attnkit_conformance.model.case import Case, judged_dtypes
 from attnkit_conformance.model.op import Op
@@ -30,7 +30,7 @@ class Unit(NamedTuple):
 # ---------------------------------------------------------------------------------------------- of the kit
 
 
-def cases(adapter: str, keep: Keep, keeps_golden: bool) -> list[Unit]:
+def cases(adapter: str, keep: Matcher, keeps_golden: bool) -> list[Unit]:
     """Everything that the quick profile judges of an adapter; golden values are those of now, or made each time."""
     (judged,), dtypes = find([adapter]), judged_dtypes()
     units = []
