@@ -118,6 +118,8 @@ def own_errors(op: Op) -> Iterator[tuple[str, Mapping[str, Any], Params, type[Ex
     yield "state-of-one-part", {**same, f"{INITIAL}S": STATE[f"{INITIAL}S"]}, {}, ValueError, r"initial_state.*\(S, z"
     yield "state-shape", first, {}, ValueError, "initial_state"
     yield "return-state", {}, {"return_state": 1}, TypeError, "return_state"
+    grouped = {"q": zeros(2, 4, L, D), "mask": zeros(4, 1, S, dtype=bool)}
+    yield "state-of-a-group", grouped, {"return_state": True, "enable_gqa": True}, ValueError, "heads.*state"
 
 
 def linear_errors(op: Op) -> Iterator[ErrorSample]:

@@ -68,7 +68,7 @@ LINFORMER: Factors = {
     **OF_HEADS,
     "values": ("normal", "small", "large"),
     **SCALES,
-    "projections": ("shared", "per_head"),
+    "projections": ("shared", "per_head", "per_item"),
     "slots": ("of_all", "beyond"),  # projections of more keys than there are, and a slot of none of them
     "projection_dtype": ("same", "float32"),
     "dropout_mask": ("none", "some"),
@@ -140,6 +140,7 @@ def nystrom_row(op: Op, name: str, row: Row, dtype: str, size: float) -> Case:
 def linformer_row(op: Op, name: str, row: Row, dtype: str, size: float) -> Case:
     options = {
         "per_head": row["projections"] == "per_head",
+        "per_item": row["projections"] == "per_item",
         "longer": row.get("slots") == "beyond",
         "projection_float32": row["projection_dtype"] == "float32",
         "dropout_mask": row.get("dropout_mask", "none") == "some",

@@ -201,7 +201,8 @@ def linformer_case(op: Op, scene: Scene, dtype: str) -> Case:
     n, m, S, leading = scene.n, scene.m, scene.S, scene.leading
     shapes = zip(scene.lead, ((n, scene.d), (S, scene.d), (S, scene.e)), strict=True)
     q, k, v = (rng.standard_normal((*lead, *rest)) for lead, rest in shapes)
-    heads = scene.lead[1][-1:] if "per_head" in scene.options else ()
+    own = {"per_head": scene.lead[1][-1:], "per_item": scene.lead[1]}
+    heads = next((lead for option, lead in own.items() if option in scene.options), ())
     width = S + (7 if "longer" in scene.options else 0)
     proj_k, proj_v = (rng.standard_normal((*heads, m, width)) / max(S, 1) ** 0.5 for _ in range(2))
     if "opposite" in scene.options:
@@ -219,8 +220,8 @@ def linformer_case(op: Op, scene: Scene, dtype: str) -> Case:
     }
     if "dropout_mask" in scene.options:
         arrays["dropout_mask"] = (rng.random((*leading, n, m)) < 0.75) / 0.75
-    own = {name: compute_dtype(dtype) for name in ("proj_k", "proj_v") if "projection_float32" in scene.options}
-    case = replace(new_case(op, scene, dtype, arrays, dict(scene.params)), dtypes=own)
+    wide = {name: compute_dtype(dtype) for name in ("proj_k", "proj_v") if "projection_float32" in scene.options}
+    case = replace(new_case(op, scene, dtype, arrays, dict(scene.params)), dtypes=wide)
     hidden = {}
     if "poison" in scene.options:
         unseen, hidden["q"] = unseen_and_null(case)
