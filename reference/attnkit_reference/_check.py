@@ -65,7 +65,9 @@ def broadcast(op: str, name: str, x: Array, shape: tuple[int, ...]) -> Array:
 
 
 def cotangent(op: str, name: str, x: Any, shape: tuple[int, ...]) -> Array:
-    """x in float64; its shape must be that of the output."""
+    """x in float64; its shape must be that of the output. None is 0."""
+    if x is None:
+        return np.zeros(shape)
     wide = as_float(op, name, x)
     if wide.shape != shape:
         raise ValueError(f"{op}: {name} has another shape than the output; expected {shape}, got {wide.shape}")

@@ -225,8 +225,8 @@ def gradients(rows: Rows, do: Array, absolute: bool = False) -> dict[str, Array]
     return {"o": attend(rows, absolute=True), **grads} if absolute else grads
 
 
-def output_cotangent(rows: Rows, do: Array) -> Array:
-    """do in float64, 0 in null rows."""
+def output_cotangent(rows: Rows, do: Array | None) -> Array:
+    """do in float64, 0 in null rows. None is 0."""
     sc = rows.scores
     do = cotangent(sc.op, "do", do, (*rows.w.shape[:-1], cast(Array, sc.v).shape[-1]))
     return np.where(rows.live[..., None], do, 0.0)

@@ -52,8 +52,8 @@ def _maximum(s: Array, visible: Array) -> Array:
 
 def _pull(rows: Rows, do: Array | None, dlse: Array | None = None, absolute: bool = False) -> dict[str, Array]:
     """ds = w (dw - Σ_j w dw) + dlse w, and back to the arguments."""
-    do = None if do is None else output_cotangent(rows, do)
-    dw = np.zeros(rows.w.shape) if do is None else weight_cotangent(rows, do)
+    do = output_cotangent(rows, do)
+    dw = weight_cotangent(rows, do)
     ds, size = rows.pull(dw, np.abs(dw))
     through_lse = row_cotangent(rows, "dlse", dlse)[..., None] * rows.w
     if not absolute:

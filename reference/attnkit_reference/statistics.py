@@ -231,7 +231,7 @@ def _joint(
     rows: Rows,
     op: Any,
     qkv: tuple[Array, ...],
-    do: Array,
+    do: Array | None,
     dstats: Any,
     fields: tuple[str, ...],
     absolute: bool,
@@ -244,6 +244,7 @@ def _joint(
         do = output_cotangent(rows, do)
         through = weight_cotangent(rows, do)
         return rows.to_arguments(dw + through, size + np.abs(through), do, absolute)
+    do = np.zeros(apart.op(*qkv, **params).shape) if do is None else do
     grads = (apart.magnitudes if absolute else apart.vjp)(*qkv, do=do, **params)
     of_rows = rows.to_arguments(dw, size, None, absolute)
     return {name: x + of_rows[name] if name in of_rows and name != "v" else x for name, x in grads.items()}
@@ -254,13 +255,15 @@ def attention_with_statistics_vjp(
     q: Array,
     k: Array,
     v: Array,
-    do: Array,
+    do: Array | None,
     dstats: RowStatistics,
     *,
     fields: Iterable[str] | None = None,
     **params: Any,
 ) -> dict[str, Array]:
-    """Gradients {"q", "k", "v"} and "bias", if passed, of `attention_with_statistics`: do and dstats together."""
+    """Gradients {"q", "k", "v"} and "bias", if passed, of `attention_with_statistics`: do and dstats together (None is
+    0).
+    """
     rows, names = _prepare("attention_with_statistics_vjp", op, (q, k, v), fields, params)
     return _joint(rows, op, (q, k, v), do, dstats, names, False, params)
 
@@ -270,7 +273,7 @@ def attention_with_statistics_magnitudes(
     q: Array,
     k: Array,
     v: Array,
-    do: Array,
+    do: Array | None,
     dstats: RowStatistics,
     *,
     fields: Iterable[str] | None = None,

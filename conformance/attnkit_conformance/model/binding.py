@@ -43,9 +43,9 @@ class Binding:
 
 
 def split(op: Signature, arrays: Arrays, params: Arrays) -> tuple[list[Any], dict[str, Any]]:
-    """Positional arrays in the order of the op, and everything else by keyword."""
-    keywords = {name: x for name, x in arrays.items() if name not in op.arguments}
-    return [arrays[name] for name in op.arguments], {**keywords, **params}
+    """Positional arguments in the order of the op, and everything else by keyword."""
+    values = {**arrays, **params}
+    return [values.pop(name) for name in op.arguments], values
 
 
 def named(op: Signature, params: Arrays, answer: Any) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def statistics_backward(
 ) -> dict[str, Any]:
     """The same with cotangents: `do` if the op has o, and a RowStatistics."""
     args, keywords = split(op, arrays, params)
-    of_outputs = [cotangents["o"]] if "o" in cotangents else []
+    of_outputs = [cotangents.get("o")] if "v" in op.arguments else []
     dstats = row_statistics(module, cotangents)
     return dict(getattr(module, op.name + suffix)(keywords.pop("op"), *args, *of_outputs, dstats, **keywords))
 

@@ -26,6 +26,8 @@ SPARE = 1e3  # times the smallest normal number, which is allowed everywhere
 SATURATED = "Where a few keys have all the weight, or keys are equal, a gradient is a difference of equal numbers."
 FIRST = "The first token of a sequence sees one key, whose weight is 1 but for eps: its gradient is that of eps."
 GATE = "The growth of the largest exponent in a gate holds for all entries of a case."
+DISTANCE = "The growth of the largest distance holds for all rows of a case."
+TOTAL = "The total of normalised weights is 1: its gradient is 0 or that of eps."
 SIGNS = (
     "bfloat16: a sum with both signs may be a hundredth of its summands, and so much is the rounding of weights for a"
     " product (A7)."
@@ -35,19 +37,18 @@ REASONS: tuple[tuple[str, float, str], ...] = (  # op, results and dtype; percen
     ("*_weights outputs float32", 0.5, "Small weights beside large ones in a row, of whose probe they have a tenth."),
     ("rela_attention outputs float32", 1.5, GATE),
     ("attention_with_statistics outputs float32", 0.5, GATE),
-    ("gaussian_attention * float32", 0.1, "The growth of the largest distance holds for all rows of a case."),
+    ("gaussian_attention * float32", 0.1, DISTANCE),
+    ("row_statistics outputs float32", 0.1, DISTANCE),
     ("rela_attention gradients *", 8.0, "The norm removes from a gradient what is along the output."),
     ("performer_attention gradients float16", 2.0, "Small scores: features hardly differ, and with them keys."),
-    (
-        "row_statistics gradients *float16",
-        25.0,
-        "The total of normalised weights is 1: its gradient is 0 or that of eps.",
-    ),
+    ("row_statistics gradients *float16", 25.0, TOTAL),
+    ("row_statistics gradients float32", 3.0, TOTAL),
+    ("linformer_attention gradients float32", 1.0, SATURATED),
     ("cosine_attention gradients float32", 6.0, SATURATED),
     ("softmax_attention gradients float32", 0.5, SATURATED),
     ("linear_attention gradients float32", 0.5, FIRST),
-    ("linear_attention_packed gradients float32", 1.0, FIRST),
-    ("*_step gradients float32", 10.0, FIRST),
+    ("linear_attention_packed gradients float32", 1.5, FIRST),
+    ("*_step gradients float32", 15.0, FIRST),
     ("* gradients float32", 0.1, SATURATED),
     ("sima_attention * bfloat16", 15.0, SIGNS),
     ("* bfloat16", 8.0, SIGNS),

@@ -9,9 +9,10 @@ tiles. The dtype is a factor like any other: an interaction of two options is te
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from attnkit_conformance.model.case import DTYPES, Sample
+from attnkit_conformance.model.case import DTYPES, Case, Sample
 from attnkit_conformance.model.grammar import Choice, Grammar, Level, Row
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.model.scene import Scene
@@ -27,6 +28,8 @@ SIZES = {"tiny": 1e-2, "large": 8.0}
 EXACT_SCALES = {"none": 0.25, "0.7": 0.5, "-0.3": -0.25}
 LARGE_SEED = 2**40 + 5
 ALONE = ("causal", "window")
+COTANGENTS = ("every", "first", "others")  # the outputs, of several, whose cotangents gradients are of
+EVERYTHING = {"return_lse": True, "return_state": True}
 
 Factors = Mapping[str, tuple[Level, ...]]
 SHARED: Factors = {
@@ -61,11 +64,17 @@ def grammar(op: Op, *arrays: str) -> Grammar:
     shapes = tuple(shape for array in arrays or ("pairs",) for shape in shapes_of(op, array))
     shared = {"dtype": SHARED["dtype"]} if op.row_case else shared_factors(op)
     factors = {"shape": shapes, **shared, **{name: levels for name, levels in op.levels.items() if name != "shape"}}
+    factors |= {"cotangents": COTANGENTS} if has_several_cotangents(op) else {}
     factors["dtype"] = tuple(dtype for dtype in factors["dtype"] if dtype in op.dtypes)
     choices = {(name, level) for name, levels in factors.items() for level in levels}
     every = (*FORBIDDEN, *op.forbidden, *of_subjects(op, factors))
     forbidden = (frozenset(some) for some in every if choices.issuperset(some))
     return Grammar(factors, frozenset(forbidden))
+
+
+def has_several_cotangents(op: Op) -> bool:
+    """Whether explicit gradients take the cotangents of several outputs."""
+    return op.vjp and sum(name not in op.not_differentiable for name in op.outputs(EVERYTHING)) > 1
 
 
 def shapes_of(op: Op, array: str) -> tuple[Level, ...]:
@@ -150,12 +159,27 @@ def is_triple(sample: Sample) -> bool:
 def samples_of(op: Op, prefix: str, array: Sequence[Row]) -> Iterator[Sample]:
     """Rows as samples."""
     for row in array:
-        if op.row_case:
-            yield own_sample(op, prefix + row_name(op, row), row)
-            continue
-        own = {name: level for name, level in row.items() if name in op.own}
-        scene = scene_of(prefix + row_name(op, row), {n: x for n, x in row.items() if n not in own}, bool(op.subjects))
-        yield scene_sample(op, scene, {n: x for n, x in own.items() if x is not None}, str(row["dtype"]), "")
+        name = prefix + row_name(op, row)
+        whole = own_sample(op, name, row) if op.row_case else sample_of_scene(op, name, row)
+        yield with_cotangents(whole, row) if row.get("cotangents", "every") != "every" else whole
+
+
+def sample_of_scene(op: Op, name: str, row: Row) -> Sample:
+    """The sample of a row of an attention op."""
+    own = {factor: level for factor, level in row.items() if factor in op.own}
+    scene = scene_of(name, {n: x for n, x in row.items() if n not in own}, bool(op.subjects))
+    return scene_sample(op, scene, {n: x for n, x in own.items() if x is not None}, str(row["dtype"]), "")
+
+
+def with_cotangents(whole: Sample, row: Row) -> Sample:
+    """The sample with cotangents of the first output only, or of all others, if there are others."""
+
+    def draw(halvings: int) -> Case:
+        case = whole.draw(halvings)
+        (first, x), *others = case.cotangents.items()
+        return replace(case, cotangents={first: x} if row["cotangents"] == "first" or not others else dict(others))
+
+    return replace(whole, draw=draw)
 
 
 def own_sample(op: Op, name: str, row: Row) -> Sample:

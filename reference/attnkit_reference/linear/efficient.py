@@ -200,8 +200,7 @@ class EfficientAttention(Resumable):
 
     def backward(self, m: Efficient, state: Final | None, do: Any, dstate: Any, absolute: bool) -> dict[str, Any]:
         values = cast(Array, m.v)
-        shape = (*m.live.shape, values.shape[-1])
-        do = np.zeros(shape) if do is None else cotangent(self.op, "do", do, shape)
+        do = cotangent(self.op, "do", do, (*m.live.shape, values.shape[-1]))
         do = np.where(m.live[..., None], do, 0.0)
         with np.errstate(over="ignore", invalid="ignore"):
             dw = np.where(m.sc.visible, do @ transposed(spread(values, m.sc.groups)), 0.0)

@@ -261,7 +261,7 @@ class Attention(Resumable):
         den, slope, gives = self.denominator(raw)
         gives = gives & m.live
         den = np.where(gives, den, 1.0)
-        do = np.zeros(num.shape) if do is None else cotangent(self.op, "do", do, num.shape)
+        do = cotangent(self.op, "do", do, num.shape)
         dn = np.where(gives[..., None], do / den[..., None], 0.0)
         draw = -slope * np.sum(dn * num, axis=-1) / den
         with np.errstate(over="ignore", invalid="ignore"):

@@ -55,9 +55,9 @@ def linear_backward(
     if not cotangents:  # magnitudes of weights
         return dict(getattr(module, op.name + suffix)(*args, **keywords))
     returns = keywords.pop("return_state", False)
-    dstate = tuple(cotangents[name] for name in parts_of(op, params)) if returns else None
+    dstate = tuple(map(cotangents.get, parts_of(op, params))) if returns else None
     keywords = with_state(keywords, "initial_state")
-    grads = dict(getattr(module, op.name + suffix)(*args, cotangents["o"], dstate=dstate, **keywords))
+    grads = dict(getattr(module, op.name + suffix)(*args, cotangents.get("o"), dstate=dstate, **keywords))
     grads |= apart(op, params, grads.pop("initial_state", None) or (), INITIAL) if "initial_state" in grads else {}
     return grads | (apart(op, params, grads.pop("state")) if "state" in grads else {})
 
@@ -74,9 +74,9 @@ def step_backward(
 ) -> dict[str, Any]:
     args, keywords = split(op, arrays, params)
     keywords = with_state(keywords, "state")
-    dstate = tuple(cotangents[name] for name in parts_of(op, params))
+    dstate = tuple(map(cotangents.get, parts_of(op, params)))
     function = getattr(module, op.name + suffix)
-    grads = dict(function(keywords.pop("state", None), *args, cotangents["o_t"], dstate=dstate, **keywords))
+    grads = dict(function(keywords.pop("state", None), *args, cotangents.get("o_t"), dstate=dstate, **keywords))
     grads |= apart(op, params, grads.pop("state"), INITIAL) if "state" in grads else {}
     return grads | (apart(op, params, grads.pop("next_state")) if "next_state" in grads else {})
 

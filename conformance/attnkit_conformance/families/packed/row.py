@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -98,6 +99,7 @@ LEVELS: Mapping[str, tuple[Level, ...]] = {
     "layout": ("contiguous", "transposed", "strided", "reversed"),
     "causal": ("none", "lower_right", "upper_left"),
     "scale": (None, 0.5, -0.25),
+    "boundaries": ("arrays", "tuples"),
 }
 OF_FEATURES = ("feature_map", "normalize", "eps", "chunk_size")
 CAUSAL: Mapping[Level, dict[str, Any]] = {
@@ -116,7 +118,15 @@ def packed_row(op: Op, name: str, row: Row, dtype: str, size: float) -> Case:
     params |= {"enable_gqa": True} if row["heads"] != "equal" else {}
     params |= {own: row[own] for own in ("scale", *op.own) if row.get(own) is not None}
     heads, width = HEADS[str(row["heads"])], sizes(row["width"])
-    return packed_case(op, Pack(name, queries, keys, heads, params, width, str(row["layout"])), {}, dtype)
+    case = packed_case(op, Pack(name, queries, keys, heads, params, width, str(row["layout"])), {}, dtype)
+    return with_tuples(case) if row["boundaries"] == "tuples" else case
+
+
+def with_tuples(case: Case) -> Case:
+    """The case with boundaries that are known before the call runs."""
+    arrays = {name: x for name, x in case.arrays.items() if name not in EDGES}
+    edges = {name: tuple(case.arrays[name].tolist()) for name in EDGES}
+    return replace(case, arrays=arrays, params={**case.params, **edges})
 
 
 def packed_property(op: Op, scene: Scene, params: Params, label: str, dtype: str) -> Case:
