@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -15,8 +15,8 @@ from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters import families, transforms
 from attnkit_conformance.adapters.mutation import report as mutation_report
 from attnkit_conformance.adapters.mutation.areas import AREAS
+from attnkit_conformance.adapters.mutation.copies import Copies
 from attnkit_conformance.adapters.mutation.trials import Trials
-from attnkit_conformance.adapters.mutation.units import Unit
 from attnkit_conformance.adapters.transforms import page
 from attnkit_conformance.core import CaseResult
 from attnkit_conformance.judge import declared, in_order, judge, matcher, planned
@@ -280,15 +280,14 @@ def mutants_of(name: str, args: argparse.Namespace) -> mutation_report.Outcome:
     """The verdicts on an area, each shown as it arrives."""
     area = AREAS[name]
 
-    def judged(units: Sequence[Unit]) -> mutation_report.Outcome:
-        trials = Trials(units, area.files())
+    def judged(trials: Trials | Copies) -> mutation_report.Outcome:
         verdicts = []
-        for verdict in trials.judge(trials.drawn(args.n or area.count, args.seed), args.workers):
+        for verdict in trials.verdicts(args.n or area.count, args.seed, args.workers):
             print(mutation_report.line(verdict), flush=True)
             verdicts.append(verdict)
         return mutation_report.Outcome.of(name, args.seed, verdicts, trials)
 
-    return area.with_units(args.k, judged)
+    return area.with_trials(args.k, judged)
 
 
 def export(args: argparse.Namespace) -> int:

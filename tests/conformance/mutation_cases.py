@@ -1,12 +1,14 @@
 """Mutation testing: what is changed, that everybody runs the change, and that only a fork does."""
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
 
 from attnkit._core import quadratic
 from attnkit.ops import softmax
-from attnkit_conformance.adapters.mutation import areas, live, operators, report, trials, units
+from attnkit_conformance.adapters.mutation import areas, copies, live, operators, report, texts, trials, units
 from attnkit_conformance.adapters.mutation.operators import Mutant
 from attnkit_conformance.judge import matcher
 from attnkit_conformance.model import golden
@@ -127,11 +129,79 @@ def test_tests_as_units(tmp_path: Path) -> None:
     assert failed.endswith("test_wrong")
 
 
+HEADER = """#include "other.h"  // a + b
+// 1 + 1
+int f(int n) {
+  const char *text = "x < y";
+  return n > 0 && n != 2 ? std::min(n + 1, 3) : !n;
+}
+"""
+
+
+def test_every_change_of_a_header(tmp_path: Path) -> None:
+    (tmp_path / "f.h").write_text(HEADER)
+    several = texts.mutants(tmp_path / "f.h")
+    assert [(m.old, m.new) for m in several] == [
+        (">", ">="), ("0", "1"), ("&&", "||"), ("!=", "=="), ("2", "3"), ("min", "max"), ("+", "-"), ("1", "2"),
+        ("!", "nothing"),
+    ]  # fmt: skip
+    assert "return n > 0 && n != 2 ? std::min(n - 1, 3) : !n;" in texts.changed(several[6])
+    assert texts.changed(several[8]) == HEADER.replace("!n", "n")
+    assert len({m.identity for m in several}) == len(several)
+
+
+def test_mutants_in_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One is seen, one is not, one cannot be built and one in its place ends the process."""
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "f.h").write_text("a = b + c - d * e / f;\n")
+    fates = {"a = b - c - d * e / f;": "a case", "a = b + c + d * e / f;": None, "a = b + c - d * e * f;": "no process"}
+
+    def fate(command, environment):
+        text = (Path(environment["PYTHONPATH"].split(":")[0]) / "package" / "f.h").read_text().strip()
+        return fates.get(text)
+
+    monkeypatch.setattr(copies, "fate", fate)
+    place = "pathlib.Path(os.environ['PYTHONPATH'].split(':')[0]) / 'package' / 'f.h'"
+    build = f"import os, pathlib; raise SystemExit('d / e' in ({place}).read_text())"
+    several = copies.Copies(package, [package / "f.h"], copies.Judge("numpy", build), None)
+    verdicts = list(several.verdicts(count=4, seed=0, workers=2))
+    assert {(v.mutant.old, v.mutant.new): v.by for v in verdicts} == {
+        ("+", "-"): "a case", ("-", "+"): None, ("/", "*"): "no process"
+    }  # fmt: skip
+    assert (package / "f.h").read_text() == "a = b + c - d * e / f;\n"
+
+
+def test_what_a_process_that_judges_says() -> None:
+    def said(program: str) -> str | None:
+        return copies.fate((sys.executable, "-c", program), os.environ)
+
+    assert said("print('nothing failed')") is None
+    assert said("print('failed: a/case')") == "a/case"
+    assert said("import os; os.abort()") == "the process ended"
+
+
+def test_a_copy_that_fails_without_any_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "f.h").write_text("a + b\n")
+    monkeypatch.setattr(copies, "fate", lambda command, environment: "a case")
+    several = copies.Copies(tmp_path, [tmp_path / "f.h"], copies.Judge("numpy"), None)
+    with pytest.raises(ValueError, match="numpy without any change: a case"):
+        list(several.verdicts(1, 0, 1))
+
+
+def test_what_concerns_a_file() -> None:
+    how = copies.Judge("numpy", cases="pair", concerns={"linear": "linear or cosine"})
+    assert how.expression(Path("linear.h"), "float32") == "(pair) and (linear or cosine) and (float32)"
+    assert how.expression(Path("other.h"), None) == "(pair)"
+    for area in areas.AREAS.values():
+        assert {*(area.copied.concerns if area.copied else ())} <= {file.stem for file in area.files()}
+
+
 def test_survivors_that_are_known_still_exist() -> None:
     known = report.known_survivors()
     assert known
     for name in {area for area, _ in known}:
-        here = [mutant.identity for file in areas.AREAS[name].files() for mutant in operators.mutants(file)]
+        here = [mutant.identity for file in areas.AREAS[name].files() for mutant in copies.mutants_of(file)]
         assert len(set(here)) == len(here)
         assert {text for area, text in known if area == name} <= set(here)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -10,35 +10,65 @@ from typing import TypeVar
 import attnkit
 import attnkit_reference
 from attnkit_conformance.adapters.mutation import units
-from attnkit_conformance.adapters.mutation.units import Unit
+from attnkit_conformance.adapters.mutation.copies import Copies, Judge
+from attnkit_conformance.adapters.mutation.trials import Trials
 from attnkit_conformance.judge import matcher
 
 T = TypeVar("T")
 ATTNKIT, REFERENCE = (Path(package.__file__ or "").parent for package in (attnkit, attnkit_reference))
 CHECKOUT = ATTNKIT.parent
+BUILD = "from attnkit.backends.native import build; raise SystemExit(build.rebuild())"
+LINEAR, SPARSE = "linear or cosine or performer or efficient", "sparsemax or entmax"
+OF_CPU = {  # what the files of one family can change
+    **dict.fromkeys(("linear", "feature_map", "recurrence"), LINEAR),
+    **dict.fromkeys(("entmax", "entmax_of_halves", "sparsemax", "threshold"), SPARSE),
+    **{"efficient": "efficient", "gaussian": "gaussian or soft", "statistics": "statistics", "packed": "packed"},
+    **{"softmax": "softmax or nystrom", "pointwise": "pointwise", "philox": "dropout=seed"},
+}
+OF_TRITON = {
+    **dict.fromkeys(("linear", "linear_tokens", "features"), LINEAR),
+    **dict.fromkeys(("rows", "normalisers"), f"softmax or {SPARSE}"),
+    **{"newton": "newton or soft", "distances": "gaussian or soft", "statistics": "statistics"},
+    **dict.fromkeys(("pointwise", "activations"), "pointwise or reluformer or sigmoid or rela"),
+}
+OF_CUDA = {
+    **dict.fromkeys(("linear", "linear_kernels"), LINEAR),
+    **dict.fromkeys(("rows", "rows_gradients", "rows_of_tiles", "normalisers"), f"softmax or {SPARSE}"),
+    **{"newton": "newton", "statistics": "statistics"},
+    **dict.fromkeys(("pointwise", "pointwise_gradients", "activations"), "pointwise or reluformer or sigmoid"),
+}
 
 
 @dataclass(frozen=True)
 class Area:
-    """Files that are changed; an adapter that the quick profile then judges, or tests of a checkout that then run."""
+    """Files that are changed; an adapter that the quick profile then judges, also of a copy of attnkit, or tests of a
+    checkout that then run.
+    """
 
     about: str
     paths: tuple[Path, ...]
     adapter: str = ""
     keeps_golden: bool = True
     tests: tuple[str, ...] = ()
+    copied: Judge | None = None
+    endings: tuple[str, ...] = (".py",)
     count: int = 60  # of mutants that are drawn
 
     def files(self) -> list[Path]:
-        return sorted(file for path in self.paths for file in (path.rglob("*.py") if path.is_dir() else (path,)))
+        every = (file for path in self.paths for file in (path.rglob("*") if path.is_dir() else (path,)))
+        return sorted(file for file in every if file.suffix in self.endings)
 
-    def with_units(self, expression: str | None, use: Callable[[Sequence[Unit]], T]) -> T:
-        """`use` on the units whose id matches an expression."""
+    def with_trials(self, expression: str | None, use: Callable[[Trials | Copies], T]) -> T:
+        """`use` on the mutants, judged by cases or tests whose id matches an expression."""
+        if self.copied:
+            return use(Copies(ATTNKIT, self.files(), self.copied, expression))
         if self.adapter:
-            return use(units.cases(self.adapter, matcher(expression), self.keeps_golden))
+            cases = units.cases(self.adapter, matcher(expression), self.keeps_golden)
+            return use(Trials(cases, self.files()))
         if not (CHECKOUT / "tests").exists():
             raise ValueError(f"mutants of {self.about} are for the tests of a checkout, which are not here")
-        return units.with_tests([str(CHECKOUT / test) for test in self.tests], expression, use)
+        tests = [str(CHECKOUT / test) for test in self.tests]
+        return units.with_tests(tests, expression, lambda several: use(Trials(several, self.files())))
 
 
 AREAS = {
@@ -51,6 +81,23 @@ AREAS = {
             ATTNKIT / "backends" / "native",
         ),
         tests=("tests/native", "tests/library"),
+    ),
+    "native": Area(
+        "the kernels for CPUs",
+        (ATTNKIT / "kernels" / "cpu",),
+        copied=Judge("numpy-native", BUILD, concerns=OF_CPU),
+        endings=(".cpp", ".h"),
+    ),
+    "triton": Area(
+        "the Triton kernels",
+        (ATTNKIT / "kernels" / "triton",),
+        copied=Judge("triton_interpreted", cases="pair and not property and not float16", concerns=OF_TRITON),
+    ),
+    "cuda": Area(
+        "the CUDA kernels",
+        (ATTNKIT / "kernels" / "cuda",),
+        copied=Judge("cuda_cpu", cases="pair and not property and float32", concerns=OF_CUDA),
+        endings=(".cuh",),
     ),
     "nn": Area("attnkit.nn", (ATTNKIT / "nn",), tests=("tests/library", "tests/integrations")),
     "experiments": Area("the experiments", (CHECKOUT / "experiments",), tests=("tests/experiments",)),

@@ -42,7 +42,7 @@ class Mutant:
     """One change of a file: `new` for `old` in a statement, which may hold `before` equal ones, and its number."""
 
     file: Path
-    function: str  # qualified name
+    function: str  # qualified name; empty in C++
     line: int
     old: str
     new: str
@@ -54,10 +54,15 @@ class Mutant:
     def identity(self) -> str:
         """The change without its line, which moves."""
         again = f" #{self.before + 1}" if self.before else ""
-        return f"{self.file.name}: {self.function}: {self.old} → {self.new} in {self.statement}{again}"
+        return f"{self.file.name}: {self.change} in {self.statement}{again}"
+
+    @property
+    def change(self) -> str:
+        """What was changed in which function, if that is known."""
+        return f"{self.function}: {self.old} → {self.new}" if self.function else f"{self.old} → {self.new}"
 
     def __str__(self) -> str:
-        return f"{self.file.name}:{self.line}: {self.function}: {self.old} → {self.new}"
+        return f"{self.file.name}:{self.line}: {self.change}"
 
 
 @dataclass(frozen=True)
@@ -92,11 +97,16 @@ def mutants(file: Path) -> list[Mutant]:
     return several
 
 
-def compiled(mutant: Mutant) -> CodeType:
-    """The code of a module with one change."""
+def changed(mutant: Mutant) -> ast.Module:
+    """A module with one change."""
     tree = ast.parse(mutant.file.read_text())
     next(change for n, change in enumerate(changes_of(tree)) if n == mutant.number).apply()
-    return compile(tree, str(mutant.file), "exec", dont_inherit=True)
+    return tree
+
+
+def compiled(mutant: Mutant) -> CodeType:
+    """The code of a module with one change."""
+    return compile(changed(mutant), str(mutant.file), "exec", dont_inherit=True)
 
 
 def text(node: ast.AST) -> str:

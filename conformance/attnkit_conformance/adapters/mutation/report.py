@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from attnkit_conformance.adapters.mutation.areas import AREAS
+from attnkit_conformance.adapters.mutation.copies import Copies
 from attnkit_conformance.adapters.mutation.trials import Trials, Verdict
 
 SURVIVORS = Path(__file__).with_name("survivors.txt")
@@ -28,7 +29,7 @@ class Outcome(NamedTuple):
     unexecuted: int
 
     @classmethod
-    def of(cls, area: str, seed: int, verdicts: Iterable[Verdict], trials: Trials) -> Outcome:
+    def of(cls, area: str, seed: int, verdicts: Iterable[Verdict], trials: Trials | Copies) -> Outcome:
         return cls(area, seed, tuple(verdicts), len(trials.of_mutant), trials.unexecuted)
 
     @property
@@ -47,10 +48,8 @@ def summary(outcome: Outcome) -> str:
     judged, died = len(outcome.verdicts), len(outcome.verdicts) - len(outcome.survivors)
     share = f"{died / judged:.0%}" if judged else "–"
     drawn = f"drawn by seed {outcome.seed} from {outcome.mutants}"
-    return (
-        f"{outcome.area}: {died} of {judged} mutants die ({share}), {drawn}; "
-        f"{outcome.unexecuted} more are in lines that nothing here runs"
-    )
+    unexecuted = f"; {outcome.unexecuted} more are in lines that nothing here runs" if outcome.unexecuted else ""
+    return f"{outcome.area}: {died} of {judged} mutants die ({share}), {drawn}{unexecuted}"
 
 
 def as_json(outcomes: Sequence[Outcome]) -> str:

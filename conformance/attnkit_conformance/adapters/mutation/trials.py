@@ -147,6 +147,10 @@ class Trials:
         chosen = random.Random(seed).sample(range(len(self.of_mutant)), min(count, len(self.of_mutant)))
         return [self.of_mutant[n] for n in sorted(chosen)]
 
+    def verdicts(self, count: int, seed: int, workers: int) -> Iterator[Verdict]:
+        """The verdicts on some of the mutants, as they arrive."""
+        return self.judge(self.drawn(count, seed), workers)
+
     def judge(self, chosen: Sequence[tuple[Mutant, list[int]]], workers: int) -> Iterator[Verdict]:
         """The verdicts, as they arrive."""
         waiting, running = list(reversed(chosen)), dict[Any, tuple[Mutant, Fork]]()

@@ -1,0 +1,143 @@
+"""Mutants of sources that a compiler or an interpreter reads: each is one change in a copy of attnkit, which is built
+and judged in a process of its own.
+
+    python -m attnkit_conformance.adapters.mutation.copies ADAPTER EXPRESSION
+
+judges an adapter on the quick profile until a verdict fails, and prints its id.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+
+from attnkit_conformance.adapters.mutation import operators, texts
+from attnkit_conformance.adapters.mutation.operators import Mutant
+from attnkit_conformance.adapters.mutation.trials import Verdict
+from attnkit_conformance.judge import judge
+from attnkit_conformance.model import store
+from attnkit_conformance.model.case import judged_dtypes
+from attnkit_conformance.selection import find
+
+SECONDS = 300.0  # a mutant that is not through with its cases then never ends
+PASSED, FAILED = "nothing failed", "failed: "
+
+
+@dataclass(frozen=True)
+class Judge:
+    """How a copy is built and judged. `concerns` has, by the stem of a file, what its mutants can change."""
+
+    adapter: str
+    build: str = ""  # a Python program
+    cases: str = ""
+    concerns: Mapping[str, str] = field(default_factory=dict)
+
+    def expression(self, file: Path | None, own: str | None) -> str:
+        """What is judged for a mutant of a file."""
+        of_file = self.concerns.get(file.stem, "") if file else ""
+        return " and ".join(f"({part})" for part in (self.cases, of_file, own or "") if part)
+
+
+def mutants_of(file: Path) -> list[Mutant]:
+    return operators.mutants(file) if file.suffix == ".py" else texts.mutants(file)
+
+
+def changed(mutant: Mutant) -> str:
+    """The text of the file of a mutant."""
+    return ast.unparse(operators.changed(mutant)) if mutant.file.suffix == ".py" else texts.changed(mutant)
+
+
+class Copies:
+    """The mutants of some files of a package."""
+
+    unexecuted = 0  # what cases reach in them is not known
+
+    def __init__(self, package: Path, files: Sequence[Path], how: Judge, expression: str | None) -> None:
+        self.package, self.how, self.own = package, how, expression
+        self.of_mutant = [mutant for file in files for mutant in mutants_of(file)]
+
+    def verdicts(self, count: int, seed: int, workers: int) -> Iterator[Verdict]:
+        """The verdicts on `count` mutants that compile, as they arrive. ValueError where the copy alone fails."""
+        order = random.Random(seed).sample(self.of_mutant, len(self.of_mutant))
+        with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(workers) as pool:
+            copies = SimpleQueue[Path]()
+            for n in range(workers):
+                copies.put(self.copy_into(Path(folder) / str(n)))
+            first = self.judged(copies, Path(folder), None)
+            if first is None or first.by is not None:
+                raise ValueError(f"{self.how.adapter} without any change: {'no build' if first is None else first.by}")
+            told = 0
+            for n in range(0, len(order), workers):
+                for verdict in pool.map(partial(self.judged, copies, Path(folder)), order[n : n + workers]):
+                    if verdict is not None and told < count:
+                        told += 1
+                        yield verdict
+                if told == count:
+                    return
+
+    def copy_into(self, folder: Path) -> Path:
+        """A copy of the package, and the folder in which it lies."""
+        shutil.copytree(self.package, folder / self.package.name, ignore=shutil.ignore_patterns("__pycache__"))
+        return folder
+
+    def judged(self, copies: SimpleQueue[Path], shared: Path, mutant: Mutant | None) -> Verdict | None:
+        """The verdict on a mutant, or on the copy as it is; None where it cannot be built."""
+        folder, started = copies.get(), time.perf_counter()
+        place = folder / self.package.name / mutant.file.relative_to(self.package) if mutant else None
+        original = place.read_text() if place else ""
+        if place and mutant:
+            place.write_text(changed(mutant))
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]),
+            store.FOLDER: os.environ.get(store.FOLDER, str(shared / "goldens")),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+        try:
+            build = (sys.executable, "-c", self.how.build)
+            if subprocess.run(build, env=environment, capture_output=True, check=False).returncode:
+                return None
+            expression = self.how.expression(mutant.file if mutant else None, self.own)
+            by = fate((sys.executable, "-m", __name__, self.how.adapter, expression), environment)
+            nothing = mutant or Mutant(self.package, "", 0, "", "", "", 0, 0)
+            return Verdict(nothing, by, time.perf_counter() - started)
+        finally:
+            if place:
+                place.write_text(original)
+            copies.put(folder)
+
+
+def fate(command: Sequence[str], environment: Mapping[str, str]) -> str | None:
+    """What a process that judges says."""
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return "does not end"
+    last = (done.stdout.strip().splitlines() or [""])[-1]
+    if last == PASSED:
+        return None
+    return last.removeprefix(FAILED) if last.startswith(FAILED) else "the process ended"
+
+
+def main(adapter: str, expression: str) -> None:
+    """Judge until something fails."""
+    verdicts = judge(find([adapter]), "quick", expression or None, judged_dtypes())
+    failure = next((verdict for verdict in verdicts if verdict.status == "fail"), None)
+    print(PASSED if failure is None else f"{FAILED}{failure.id}", flush=True)
+    os._exit(0)  # the workers of adapters with it
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
