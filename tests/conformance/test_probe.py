@@ -45,7 +45,7 @@ def test_a_case_stays_on_its_kinks(op: str) -> None:
 
 @pytest.mark.parametrize(("length", "moves"), [("all", True), ("visible", False)])
 def test_scores_beside_a_kink_that_log_n_put_there_move(length: str, moves: bool) -> None:
-    """log 65 is close to a sixteenth: so little is left of both in relu that rounding of log n is told in it."""
+    """log 65 is close to a multiple of 1/32: of both so little is left in relu that the rounding of log n matters."""
     case = case_of("pointwise_attention", KINKS, shift="-log_length", length=length)
     moved = shaken(BY_NAME["pointwise_attention"], case, np.random.default_rng(0))
     assert bool(np.any(moved.arrays["q"] != case.arrays["q"])) is moves
