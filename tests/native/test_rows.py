@@ -32,9 +32,15 @@ def test_sparse_rows_before_dense_ones(alpha, dtype):
 def test_keys_exactly_on_the_threshold(top, dtype):
     """`top` keys share the weight: with α = 1.5 the threshold is 2/√top below them, and so is every other key."""
     scores = np.concatenate([np.full(top, 2 / np.sqrt(top)), np.zeros(7)])[:, None].astype(dtype)
-    weights = attnkit.entmax_attention(np.ones((1, 1), dtype), scores, np.eye(top + 7, dtype=dtype), impl="native")[0]
+    call = np.ones((1, 1), dtype), scores, np.eye(top + 7, dtype=dtype)
+    weights = attnkit.entmax_attention(*call, impl="native")[0]
     assert np.all(weights[:top] > 0)
     assert not weights[top:].any()
+    do = np.linspace(1, 2, top + 7, dtype=dtype)[None]
+    grads = attnkit.entmax_attention_vjp(*call, do, impl="native")
+    assert np.all(grads["v"][:top] != 0)
+    assert not grads["v"][top:].any()
+    assert not grads["k"][top:].any()
 
 
 def halves():
@@ -90,3 +96,19 @@ def test_more_leading_axes_than_the_library_takes(op, array):
     with pytest.raises(NotImplementedError, match=f"{op}: .*native: more than 6 leading axes"):
         call(*first, *arrays, impl="native")
     assert attnkit.explain(call, *first, *(x[:, :1] for x in arrays))["native"] is None
+
+
+@pytest.mark.parametrize("features", [2, 4, 8])
+@pytest.mark.parametrize("op", [attnkit.softmax_attention, attnkit.pointwise_attention, attnkit.sparsemax_attention])
+def test_what_lies_between_the_rows_of_a_head_is_not_read(op, features):
+    """Two heads side by side are as wide as a vector of some level: the second one's rows end in the next token."""
+    rng = np.random.default_rng(0)
+    q, k, v, do = rng.standard_normal((4, 9, 2, features)).astype(np.float32).swapaxes(1, 2)
+    k[:, -1], v[:, -1] = np.nan, np.nan  # a key that no query sees
+    call = {"key_lengths": 8, "impl": "native"}
+    alone = [np.ascontiguousarray(x) for x in (q, k, v)]
+    assert np.array_equal(op(q, k, v, **call), op(*alone, **call))
+    grads, expected = (getattr(attnkit, f"{op.__name__}_vjp")(*x, do, **call) for x in ((q, k, v), alone))
+    for name, g in expected.items():
+        assert np.all(np.isfinite(g)), name
+        np.testing.assert_array_equal(grads[name], g)

@@ -140,7 +140,7 @@ class Backward {
       pack_panels<T>(v, first, count, plan_.values, plan_.values, seen, w.rows, value_panels, Nothing<T>());
     }
     const T *rows = k.at<const T>(first, 0);
-    if (Family::kDistances || seen != nullptr || !k.is_operand<T>(wide_)) {
+    if (Family::kDistances || seen != nullptr || !k.is_operand<T>(plan_.features, wide_)) {
       T *packed = w.keys.reserve(count * wide_);
       tokens.pack_key_rows(k, first, count, wide_, seen, packed);
       rows = packed;

@@ -178,11 +178,11 @@ struct Matrix {
     return dtype == (sizeof(T) == 8 ? ATTNKIT_FLOAT64 : ATTNKIT_FLOAT32);
   }
 
-  // Rows as they lie in memory are an operand of a product: T, contiguous, and a multiple of a vector wide.
+  // Rows of `columns` numbers as they lie in memory are an operand of a product that takes `width`: T, contiguous, and a
+  // multiple of a vector wide. What lies between shorter rows is not theirs.
   template <class T>
-  bool is_operand(int64_t width) const {
-    return holds<T>() && column == 1 && row == width &&
-           width % kLanes<T> == 0;
+  bool is_operand(int64_t columns, int64_t width) const {
+    return holds<T>() && column == 1 && row == width && columns == width && width % kLanes<T> == 0;
   }
 };
 

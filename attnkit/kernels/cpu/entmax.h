@@ -150,7 +150,7 @@ class Entmax {
   }
 
   const T *operand(const Matrix &x, int64_t columns, int64_t width, const uint8_t *seen, Buffer<T> &buffer) const {
-    if (seen == nullptr && x.is_operand<T>(width)) return x.at<const T>(0, 0);
+    if (seen == nullptr && x.is_operand<T>(columns, width)) return x.at<const T>(0, 0);
     T *rows = buffer.reserve(plan_.keys * width);
     pack_rows<T>(x, 0, plan_.keys, columns, width, seen, rows, Nothing<T>());
     return rows;
@@ -219,10 +219,9 @@ class Entmax {
     }
   }
 
-  // Drops the candidates of weight 0. What is above the threshold by no more than its rounding error is on it: with
-  // scores of a few digits a key may be there exactly.
+  // Drops the candidates of weight 0.
   static void keep(const Exponent<T, kPower> &e, const Threshold<T> &at, Candidates<T> &list) {
-    const T least = 4 * std::numeric_limits<T>::epsilon() * std::abs(at.tau + at.delta);
+    const T least = at.least();
     T *x = list.values.data();
     int32_t *keys = list.keys.data();
     int64_t count = 0;
@@ -491,6 +490,7 @@ class Entmax {
     const Exponent<T, kPower> e(alpha(item, i));
     T *extra = w.extra.reserve(3 * stride_ + 3 * kLanes<T>), *u = extra + stride_;
     const T by = tilt(e, at);
+    const Vec<T> least = splat(at.least());
     const bool drops = item.drops() && r.visible > 0;
     if (drops) {
       item.dropout(i, r.begin, r.end - r.begin, extra + r.begin);
@@ -499,8 +499,9 @@ class Entmax {
     item.hide(i, r, 0, width, T{}, dp);
     Vec<T> totals{};
     for (int64_t j = 0; j < width; j += kLanes<T>) {
-      Vec<T> low, full;
-      e.raise(at.above((load(row + j) - at.top) * e.above), low, full);
+      Vec<T> t = at.above((load(row + j) - at.top) * e.above), low, full;
+      if (!e.softmax) t = t > least ? t : Vec<T>{};
+      e.raise(t, low, full);
       totals += low * by;
       store<T>(u + j, low * by);
       store<T>(row + j, full * at.inverse);

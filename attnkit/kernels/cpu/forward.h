@@ -87,7 +87,7 @@ class Forward {
       pack_pairs(v, reach<T>(call_, grouping_, group), plan_.keys, plan_.values, width_, seen, values);
       return {values, width_};
     } else {
-      if (seen == nullptr && v.is_operand<T>(width_)) return {v.at<const T>(0, 0), width_};
+      if (seen == nullptr && v.is_operand<T>(plan_.values, width_)) return {v.at<const T>(0, 0), width_};
       T *values = w.values.reserve(plan_.keys * width_);
       pack_rows<T>(v, 0, plan_.keys, plan_.values, width_, seen, values, Nothing<T>());
       return {values, width_};

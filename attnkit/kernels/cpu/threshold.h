@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "memory.h"
@@ -55,6 +56,10 @@ struct Threshold {
   T top, tau, delta, inverse;  // 1/Σ t^p, which is 1 up to rounding
 
   ATTNKIT_INLINE Vec<T> above(Vec<T> x) const { return (x - tau) - delta; }
+
+  // What is above the threshold by no more than its rounding error is on it: with scores of a few digits a key may be
+  // there exactly.
+  T least() const { return 4 * std::numeric_limits<T>::epsilon() * std::abs(tau + delta); }
 };
 
 // Σ t^(p-1) and Σ t^p of x[0 .. width)

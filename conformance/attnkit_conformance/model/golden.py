@@ -18,6 +18,7 @@ from attnkit_conformance.model.tolerance import Limit
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_reference._core import reduce_to
 
+NEAR = 1e-5  # relative distance of weights that are equal but for rounding to float32
 TINY = 1e-20  # smaller row sums, except 0, lose precision or underflow in float32
 HALVINGS = 8
 VALUES = {"v", "v_t", "initial_S"}  # what a cotangent of o is multiplied by
@@ -78,12 +79,25 @@ def draw_case(sample: Sample) -> Case:
     """The case of a sample, halved until its bounds are meaningful; the last one if they never are."""
     for halvings in range(HALVINGS):
         case = sample.draw(halvings)
-        growth = BY_NAME[case.op].subject(case.params).growth
-        if (growth is None or growth(case) <= tolerance.LARGEST_GROWTH.get(case.dtype, np.inf)) and golden(
-            case
-        ).tells():
+        op = BY_NAME[case.op]
+        growth = op.subject(case.params).growth
+        small = growth is None or growth(case) <= tolerance.LARGEST_GROWTH.get(case.dtype, np.inf)
+        if small and golden(case).tells() and not has_near_tie(op, case):
             break
     return case
+
+
+def has_near_tie(op: Op, case: Case) -> bool:
+    """Whether rounding decides which key of some query has the largest weight, and with it the gradient of that."""
+    if "maximum" not in case.cotangents:
+        return False
+    of_weights = BY_NAME[f"{op.subject(case.params).name}_weights"]
+    arrays = {name: x for name, x in case.arrays.items() if name in (*of_weights.arguments, *of_weights.optional)}
+    names = (*of_weights.own, *scoring.COMMON)
+    params = {name: x for name, x in case.params.items() if name in names and name != "dropout"}
+    w = of_weights.binding.forward(attnkit_reference, of_weights, arrays, params)["w"]
+    gap = np.max(w, axis=-1, keepdims=True, initial=0.0) - w
+    return bool(np.any((gap > 0) & (gap < NEAR * (gap + np.abs(w)))))
 
 
 def compute(case: Case) -> Golden:

@@ -23,6 +23,7 @@ class Scene:
     options: tuple[str, ...] = ()
     params: Mapping[str, Any] = field(default_factory=dict)
     layout: str = "contiguous"
+    bias: float = 1.0  # standard deviation of the bias
 
     @property
     def leading(self) -> tuple[int, ...]:

@@ -116,6 +116,8 @@ def draw(scene: Scene, rng: np.random.Generator) -> dict[str, np.ndarray]:
     if "positive_values" in scene.options:  # sums over keys grow: low-precision accumulators stagnate
         v = 0.6 * (1 + np.abs(v))  # with means just above 1, where roundings are largest
     options = option_arrays(scene, rng)
+    if "bias" in options:
+        options["bias"] = options["bias"] * scene.bias
     if {"grid", "integers"} & set(scene.options) and "bias" in options:
         options["bias"] = np.round(options["bias"] * 4) / 4
     return {"q": q, "k": k, "v": v, **options}
@@ -248,7 +250,8 @@ def scene_sample(op: Op, scene: Scene, variant: Mapping[str, Any], dtype: str, l
     label = variant_label(variant) if label is None else label
 
     def draw(halvings: int) -> Case:
-        return attention_case(op, replace(scene, size=scene.size / 2**halvings), variant, label, dtype)
+        smaller = replace(scene, size=scene.size / 2**halvings, bias=scene.bias / 2**halvings)
+        return attention_case(op, smaller, variant, label, dtype)
 
     return Sample(f"{op.name}/{dtype}/{labelled(scene, label)}", draw)
 

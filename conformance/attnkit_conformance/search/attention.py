@@ -8,16 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import mutually_broadcastable_shapes
 
-import attnkit_reference
-from attnkit_conformance.model import scoring
 from attnkit_conformance.model.case import Case, NoDraw
+from attnkit_conformance.model.golden import has_near_tie
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.model.scene import Scene
-from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.scenes.attention import GQA, LENGTH_ARRAY, attention_case
 
 Draw = Any
@@ -27,7 +24,6 @@ LENGTHS = st.one_of(st.integers(1, 9), st.sampled_from((16, 17, 32, 33, 63, 64, 
 WIDTHS = st.one_of(st.integers(1, 9), st.sampled_from((12, 16, 20, 32, 64)))
 SIZES = st.sampled_from((1.0, 0.0, 1e-2, 3.0, 12.0, 1e-4, 40.0, 1e-8))
 LAYOUTS = st.sampled_from(("contiguous", "transposed", "strided", "reversed"))
-NEAR = 1e-5  # relative distance of weights that are equal but for rounding to float32
 VALUES = st.sampled_from(((), ("integers",), ("equal_keys",), ("positive_values",), ("opposite_keys",)))
 EIGHTHS = st.integers(-16, 16).map(lambda n: n / 8)
 POSITIVE = st.integers(1, 16).map(lambda n: n / 8)
@@ -151,21 +147,7 @@ def attention(draw: Draw, op: Op, dtype: str) -> Case | None:
         case = attention_case(op, adapted, setting, "", dtype)
     except NoDraw:
         return None
-    if subjects and near_tie(subject, case):
-        return None
-    return case if subject.telling(case) else None
-
-
-def near_tie(subject: Op, case: Case) -> bool:
-    """Whether rounding decides which key of some query has the largest weight, and with it the gradient of that."""
-    op = BY_NAME[f"{subject.name}_weights"]
-    arrays = {name: x for name, x in case.arrays.items() if name in (*op.arguments, *op.optional)}
-    params = {name: x for name, x in case.params.items() if name in (*op.own, *scoring.COMMON) and name != "dropout"}
-    w = op.binding.forward(attnkit_reference, op, arrays, params)["w"]
-    if w.shape[-1] < 2:
-        return False
-    second, first = np.moveaxis(np.partition(w, (-2, -1), axis=-1)[..., -2:], -1, 0)
-    return bool(np.any((first > 0) & (first - second < NEAR * np.abs(first))))
+    return case if subject.telling(case) and not has_near_tie(op, case) else None
 
 
 def legal(subject: Op, scene: Scene, maxima: bool) -> bool:

@@ -194,6 +194,7 @@ def unserved(*own: tuple[Choice, ...]) -> tuple[tuple[Choice, ...], ...]:
     return (
         *((initial, shape, name) for shape in shapes for name in causal),
         *((state, mask, name) for state in (initial, returned) for mask in OF_HEADS for name in grouped),
+        (("chunk_size", 5), ("values", "equal_keys")),  # equal numbers, added up one by one, are rounded alike
         *own,
     )
 
