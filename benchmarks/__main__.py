@@ -175,6 +175,42 @@ def long_rows(options: argparse.Namespace) -> int:
     return written(path, "cpu", {"rows": long_sequences.measure()})
 
 
+def count(options: argparse.Namespace) -> int:
+    """Counts of the compiled Triton kernels; status 1 if one spills more or costs more than what is committed."""
+    import triton
+
+    from benchmarks.sass import report
+
+    calls = [call for call in report.WORKLOADS if matcher(options.k)(call)]
+    if not calls:
+        raise ValueError(f"-k {options.k!r} matches no call; one is called 'sigmoid, d = 128'")
+    known = report.committed() if report.RESULTS.exists() else {"capabilities": {}}
+    record: dict[str, Any] = {"triton": triton.__version__, "capabilities": {}}
+    worse = 0
+    for capability in options.capability:
+        counts: dict[str, Any] = {}
+        record["capabilities"][str(capability)] = counts
+        for call in calls:
+            print(f"{call}, compute capability {capability / 10}", flush=True)
+            counts[call] = {}
+            for name, kernel, units in report.kernels_of(call, capability):
+                print("\n".join(report.lines_of(name, kernel, units, capability)), flush=True)
+                counts[call][name] = report.record_of(kernel, units, capability)
+            old = known["capabilities"].get(str(capability), {}).get(call)
+            for text in report.more_than(old, counts[call]) if old else []:
+                print(f"  MORE THAN COMMITTED: {text}")
+                worse = 1
+    for budget, cost in report.beyond(record["capabilities"].get("90", {})):
+        print(f"{budget.call}: {budget.unit} {cost}, budget {budget.aim} {budget.missed}")
+    record["calibration"] = report.calibrated()
+    for name, row in record["calibration"].items():
+        print(f"published flash attention, {name}: {row['published']} % of peak, predicted {row['predicted']} %")
+    if options.out is not None:
+        options.out.write_text(json.dumps(record, indent=1) + "\n")
+        print(f"written to {options.out}")
+    return worse
+
+
 def written(path: Path, device: str, content: dict[str, Any]) -> int:
     path.write_text(json.dumps({"environment": environment(device), **content}, indent=1) + "\n")
     print(f"written to {path}")
@@ -226,7 +262,11 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where arrays live (cpu)")
     long = commands.add_parser("long-sequences", help="a million tokens: seconds, memory and error, on the CPU")
     long.set_defaults(function=long_rows)
-    for command in (run_, all_, each, tiny, long):
+    sass = commands.add_parser("sass", help="what the compiled Triton kernels ask of a GPU, counted without one")
+    sass.add_argument("-k", metavar="EXPR", help="calls whose name matches, e.g. 'relu and gradients'")
+    sass.add_argument("--capability", type=int, nargs="+", choices=(80, 90), default=[80, 90], help="(80 90)")
+    sass.set_defaults(function=count)
+    for command in (run_, all_, each, tiny, long, sass):
         command.add_argument("--out", type=Path, metavar="FILE", help="JSON file (in benchmarks/results, by device)")
 
     show = commands.add_parser("page", help="make the page of a file that run has written")

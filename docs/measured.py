@@ -1,10 +1,12 @@
-"""The measured tables of docs/which-variant.md and docs/implementations.md, from the results that are committed."""
+"""The tables of docs/which-variant.md, docs/implementations.md and docs/predicted.md, from the results committed."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 from typing import Any
+
+from benchmarks.sass.budgets import BUDGETS, cost
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -128,4 +130,41 @@ def trained() -> str:
     return "\n".join(parts)
 
 
-TABLES = {"speed": speed, "variants": variants, "forms": forms, "long_sequences": long_sequences, "trained": trained}
+def predicted() -> str:
+    """Per unit of work: what the kernels of a call ask of an A100 and of an H100."""
+    record = json.loads((RESULTS / "predicted.json").read_text())["capabilities"]
+    units = list(next(iter(record["90"]["relu"].values()))["clocks"])
+    lines = [["call", "kernel", "GPU", *units, "barriers", "registers", "per SM", "all", "% of peak"]]
+    for call in record["90"]:
+        for capability, name in (("80", "A100"), ("90", "H100")):
+            for kernel, row in record[capability][call].items():
+                registers = f"{row['registers']}" + (f", {row['spills']} B spilled" if row["spills"] else "")
+                counts = [row["clocks"][unit] for unit in units]
+                cells = [*counts, row["barriers"], registers, row["programs"], row["predicted"], row["peak"]]
+                lines.append([call, f"`{kernel}`", name, *map(str, cells)])
+    return rows(lines)
+
+
+def budgets() -> str:
+    """What was aimed at: before, budget and now, on compute capability 9.0."""
+    lines = [["call", "clocks of", "before", "budget", "now", ""]]
+    calls = json.loads((RESULTS / "predicted.json").read_text())["capabilities"]["90"]
+    for call, unit, before, aim, missed in BUDGETS:
+        now = cost(calls[call], unit)
+        name = "all (predicted)" if unit == "predicted" else unit
+        lines.append([call, name, str(before), str(aim), str(now), "met" if now <= aim else missed])
+    return rows(lines)
+
+
+def calibration() -> str:
+    """What the model says of kernels whose speed was published."""
+    lines = [["Triton's flash attention, forward, float16", "published, % of peak", "predicted, % of peak"]]
+    for name, row in json.loads((RESULTS / "predicted.json").read_text())["calibration"].items():
+        lines.append([name, " to ".join(map(str, dict.fromkeys(row["published"]))), str(row["predicted"])])
+    return rows(lines)
+
+
+TABLES = {
+    "speed": speed, "variants": variants, "forms": forms, "long_sequences": long_sequences, "trained": trained,
+    "predicted": predicted, "budgets": budgets, "calibration": calibration,
+}  # fmt: skip

@@ -3,12 +3,8 @@
 Arguments are those of a launch. Triton's compiler comes with the assembler, so that machine code is looked at.
 """
 
-import importlib.util
 import os
-import re
-import subprocess
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -18,78 +14,16 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter does not compile", allow_module_level=True)
 
 # What imports triton stands behind the skips.
-from triton.backends.compiler import GPUTarget  # noqa: E402
-from triton.compiler import ASTSource  # noqa: E402
-
 from attnkit.backends.torch.triton import launch as triton_launch  # noqa: E402
 from attnkit.backends.torch.triton import pointwise, statistics  # noqa: E402
 from attnkit.kernels.triton.sizes import Tile  # noqa: E402
+from benchmarks.sass.compiling import Compiled, compiled, device_of, tool  # noqa: E402
 
 from .selection import later  # noqa: E402
 
-NVIDIA = Path(str(importlib.util.find_spec("triton").origin)).parent / "backends" / "nvidia" / "bin"  # type: ignore[union-attr]
-CUOBJDUMP = NVIDIA / "cuobjdump"
+if not tool("cuobjdump").exists():
+    pytest.skip("triton came without cuobjdump", allow_module_level=True)
 MEMORY = {80: 163 * 1024, 90: 227 * 1024}  # of a multiprocessor, for one program
-TYPES = {
-    torch.float16: "fp16",
-    torch.bfloat16: "bf16",
-    torch.float32: "fp32",
-    torch.int32: "i32",
-    torch.int64: "i64",
-    torch.uint8: "u8",
-}
-
-
-class Compiled(NamedTuple):
-    """What the machine code of a kernel needs, and its assembly."""
-
-    registers: int
-    stack: int
-    shared: int
-    ptx: str
-
-    def tensor_core_instructions(self) -> int:
-        return len(re.findall(r"wgmma\.mma_async|mma\.sync", self.ptx))
-
-
-def type_of(x: Any, path: tuple[int, ...], constants: dict[Any, Any], aligned: dict[Any, Any]) -> Any:
-    """Triton's type of an argument, noting constants and what is divisible by 16 as a launch does."""
-    if isinstance(x, tuple):
-        return tuple(type_of(part, (*path, n), constants, aligned) for n, part in enumerate(x))
-    if isinstance(x, torch.Tensor):
-        aligned[path] = [["tt.divisibility", 16]]
-        return f"*{TYPES[x.dtype]}"
-    if isinstance(x, float):
-        return "fp32"
-    if x is None or x == 1:
-        constants[path] = x
-        return "constexpr"
-    if x % 16 == 0:
-        aligned[path] = [["tt.divisibility", 16]]
-    return "i32" if -(2**31) <= x < 2**31 else "i64"
-
-
-def compiled(launch: triton_launch.Launch, capability: int, folder: Path) -> Compiled:
-    """A launch, compiled instead of run; every gate goes through here."""
-    if not CUOBJDUMP.exists():
-        pytest.skip("triton came without cuobjdump")
-    names = launch.kernel.arg_names
-    options = {name: value for name, value in launch.constants.items() if name not in names}
-    constants: dict[Any, Any] = {
-        (names.index(name),): value for name, value in launch.constants.items() if name in names
-    }
-    signature, aligned = {names[path[0]]: "constexpr" for path in constants}, dict[Any, Any]()
-    for n, x in enumerate(launch.arguments):
-        signature[names[n]] = type_of(x, (n,), constants, aligned)
-    source = ASTSource(fn=launch.kernel, signature=signature, constexprs=constants, attrs=aligned)
-    target = GPUTarget("cuda", capability, 32)
-    found = triton.compile(source, target=target, options={**options, "enable_fp_fusion": True})
-    cubin = folder / "kernel.cubin"
-    cubin.write_bytes(found.asm["cubin"])
-    told = subprocess.run([CUOBJDUMP, "-res-usage", cubin], capture_output=True, text=True, check=True).stdout
-    usage = re.search(r"REG:(\d+) STACK:(\d+)", told)
-    assert usage, told
-    return Compiled(int(usage[1]), int(usage[2]), found.metadata.shared, found.asm["ptx"])
 
 
 def launches(q: torch.Tensor, v: torch.Tensor | None = None, **options: Any) -> dict[str, triton_launch.Launch]:
@@ -105,12 +39,12 @@ def launches(q: torch.Tensor, v: torch.Tensor | None = None, **options: Any) -> 
 
 
 @pytest.fixture
-def compile_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+def compile_for() -> Any:
     """A function (launches as a function of nothing, capability) -> {kernel: Compiled}."""
 
     def run(make: Any, capability: int) -> dict[str, Compiled]:
-        monkeypatch.setattr(triton_launch, "NEWEST", capability // 10)
-        return {name: compiled(launch, capability, tmp_path) for name, launch in make().items()}
+        with device_of(capability):
+            return {name: compiled(launch, capability) for name, launch in make().items()}
 
     return run
 

@@ -14,10 +14,11 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from attnkit.backends.torch.triton import launch as triton_launch
 from attnkit.backends.torch.triton import linear, linear_launch
+from benchmarks.sass.compiling import compiled, device_of
 
 from .interpreted import MODE
 from .selection import FEW, later
-from .test_triton_compile import MEMORY, compiled
+from .test_triton_compile import MEMORY
 
 OP = "linear_attention"
 SCENES = ("mqa-causal", "everything")
@@ -153,10 +154,10 @@ def launches(
     return found
 
 
-def gate(made: dict[str, triton_launch.Launch], capability: int, folder: Path) -> None:
+def gate(made: dict[str, triton_launch.Launch], capability: int) -> None:
     """No spilled registers, enough memory, tensor cores used."""
     for name, launch in made.items():
-        kernel = compiled(launch, capability, folder)
+        kernel = compiled(launch, capability)
         assert kernel.stack == 0, f"{name} spills {kernel.stack} bytes"
         assert kernel.shared <= MEMORY[capability], f"{name} needs {kernel.shared} bytes of shared memory"
         if name != "running":
@@ -178,13 +179,11 @@ def gate(made: dict[str, triton_launch.Launch], capability: int, folder: Path) -
     ],
     ids=str,
 )
-def test_no_spills_enough_memory_and_tensor_cores(
-    dtype: torch.dtype, d: int, capability: int, causal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(triton_launch, "NEWEST", capability // 10)
-    made = launches(torch.empty(2, 8, 2048, d, dtype=dtype), causal=causal)
+def test_no_spills_enough_memory_and_tensor_cores(dtype: torch.dtype, d: int, capability: int, causal: bool) -> None:
+    with device_of(capability):
+        made = launches(torch.empty(2, 8, 2048, d, dtype=dtype), causal=causal)
     assert len(made) == 8
-    gate(made, capability, tmp_path)
+    gate(made, capability)
 
 
 LONG_SUMS = ("rows", "gradient_queries", "gradient_keys", "gradient_values")
@@ -202,16 +201,14 @@ LONG_SUMS = ("rows", "gradient_queries", "gradient_keys", "gradient_values")
     ],
     ids=str,
 )
-def test_long_sums_do_not_spill(
-    dtype: torch.dtype, d: int, capability: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(triton_launch, "NEWEST", capability // 10)
-    made = launches(torch.empty(2, 8, 2048, d, dtype=dtype), causal=True)
-    gate({name: made[name] for name in LONG_SUMS}, capability, tmp_path)
+def test_long_sums_do_not_spill(dtype: torch.dtype, d: int, capability: int) -> None:
+    with device_of(capability):
+        made = launches(torch.empty(2, 8, 2048, d, dtype=dtype), causal=True)
+    gate({name: made[name] for name in LONG_SUMS}, capability)
 
 
 @pytest.mark.emulated
-def test_every_option_compiles(tmp_path: Path) -> None:
+def test_every_option_compiles() -> None:
     q, k, v = (torch.empty(2, *shape, dtype=torch.bfloat16) for shape in ((4, 700, 40), (2, 900, 40), (2, 900, 24)))
     options = {
         "feature_map": "relu", "eps": 0.1, "scale": 0.5, "causal": True, "enable_gqa": True,
@@ -220,7 +217,7 @@ def test_every_option_compiles(tmp_path: Path) -> None:
     }  # fmt: skip
     state = (torch.empty(2, 2, 40, 24), torch.empty(2, 2, 40))
     for launch in (launches(q, k, v, **options) | launches(k, k, v, state, causal=True)).values():
-        assert compiled(launch, 90, tmp_path).registers > 0
+        assert compiled(launch, 90).registers > 0
 
 
 def test_what_is_not_served_says_so() -> None:

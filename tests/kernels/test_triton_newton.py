@@ -16,10 +16,11 @@ pytest.importorskip("triton", reason="triton is not installed")
 import attnkit
 from attnkit.backends.torch.triton import launch as triton_launch
 from attnkit.backends.torch.triton import newton
+from benchmarks.sass.compiling import compiled, device_of
 
 from .interpreted import MODE
 from .selection import later
-from .test_triton_compile import MEMORY, compiled
+from .test_triton_compile import MEMORY
 
 OP = "newton_inverse"
 
@@ -132,15 +133,13 @@ def launches(a: torch.Tensor, **options: Any) -> dict[str, triton_launch.Launch]
 
 @pytest.mark.parametrize("capability", [later(80), 90])
 @pytest.mark.parametrize(("m", "inverse_grad"), [(49, "implicit"), later(49, "unrolled"), later(30, "unrolled")])
-def test_no_spills_enough_memory_and_tensor_cores(
-    m: int, inverse_grad: str, capability: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(triton_launch, "NEWEST", capability // 10)
+def test_no_spills_enough_memory_and_tensor_cores(m: int, inverse_grad: str, capability: int) -> None:
     a, factors = torch.empty(4, 8, m, m, dtype=torch.bfloat16 if m == 30 else torch.float32), torch.empty(4, 1)
-    made = launches(a, inverse_grad=inverse_grad, init_scale=factors if m == 30 else 0.9)
+    with device_of(capability):
+        made = launches(a, inverse_grad=inverse_grad, init_scale=factors if m == 30 else 0.9)
     assert len(made) == 3
     for name, launch in made.items():
-        kernel = compiled(launch, capability, tmp_path)
+        kernel = compiled(launch, capability)
         assert kernel.stack == 0, f"{name} spills {kernel.stack} bytes"
         assert kernel.shared <= MEMORY[capability], f"{name} needs {kernel.shared} bytes of shared memory"
         assert kernel.tensor_core_instructions() >= 2, f"{name} multiplies without tensor cores"

@@ -18,10 +18,11 @@ pytest.importorskip("triton", reason="triton is not installed")
 from attnkit.backends.torch.triton import launch as triton_launch
 from attnkit.backends.torch.triton import linear_launch
 from attnkit.backends.torch.triton import rows as triton_rows
+from benchmarks.sass.compiling import compiled
 
 from .interpreted import MODE
 from .selection import first_now, later
-from .test_triton_compile import MEMORY, compiled
+from .test_triton_compile import MEMORY
 
 DTYPES = {
     "softmax_attention_packed": "float32",
@@ -112,10 +113,10 @@ def of_linear() -> list[triton_launch.Launch]:
 
 
 @pytest.mark.parametrize("launches", first_now([of_pointwise, of_rows, of_linear]))
-def test_sequences_compile_without_spills(launches: Callable[[], list[triton_launch.Launch]], tmp_path: Path) -> None:
+def test_sequences_compile_without_spills(launches: Callable[[], list[triton_launch.Launch]]) -> None:
     by_name = {launch.kernel.fn.__name__: launch for launch in launches()}
     for name, launch in by_name.items():
-        kernel = compiled(launch, 90, tmp_path)
+        kernel = compiled(launch, 90)
         assert kernel.stack == 0, f"{name} spills {kernel.stack} bytes"
         assert kernel.shared <= MEMORY[90], f"{name} needs {kernel.shared} bytes of shared memory"
 

@@ -18,10 +18,11 @@ pytest.importorskip("triton", reason="triton is not installed")
 from attnkit.backends.torch.triton import launch as triton_launch
 from attnkit.backends.torch.triton import rows as triton_rows
 from attnkit.kernels.triton.sizes import Tile
+from benchmarks.sass.compiling import compiled, device_of
 
 from .interpreted import MODE
 from .selection import FEW, later
-from .test_triton_compile import MEMORY, compiled
+from .test_triton_compile import MEMORY
 
 OPS = (
     ("softmax_attention", ("float16",)),
@@ -152,21 +153,19 @@ CALLS: tuple[tuple[str, int, dict[str, Any], set[str]], ...] = (
     ],
     ids=str,
 )
-def test_no_spills_enough_memory_and_tensor_cores(
-    dtype: torch.dtype, d: int, capability: int, causal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(triton_launch, "NEWEST", capability // 10)
+def test_no_spills_enough_memory_and_tensor_cores(dtype: torch.dtype, d: int, capability: int, causal: bool) -> None:
     for op, tokens, options, wanted in CALLS:
-        found = launches(torch.empty(2, 8, tokens, d, dtype=dtype), op=op, causal=causal, **options)
+        with device_of(capability):
+            found = launches(torch.empty(2, 8, tokens, d, dtype=dtype), op=op, causal=causal, **options)
         for name in wanted & found.keys():
-            kernel = compiled(found[name], capability, tmp_path)
+            kernel = compiled(found[name], capability)
             assert kernel.stack == 0, f"{name} spills {kernel.stack} bytes"
             assert kernel.shared <= MEMORY[capability], f"{name} needs {kernel.shared} bytes of shared memory"
             assert kernel.tensor_core_instructions() >= 2, f"{name} multiplies without tensor cores"
 
 
 @pytest.mark.emulated
-def test_every_option_compiles_and_has_enough_memory(tmp_path: Path) -> None:
+def test_every_option_compiles_and_has_enough_memory() -> None:
     for tokens, op in ((100, "entmax_attention"), (300, "softmax_attention")):
         q, v = (
             torch.empty(2, 4, tokens, 128, dtype=torch.bfloat16),
@@ -181,14 +180,14 @@ def test_every_option_compiles_and_has_enough_memory(tmp_path: Path) -> None:
         found = launches(q, v, op, **options)
         assert len(found) == 4
         for name, launch in found.items():
-            kernel = compiled(launch, 90, tmp_path)
+            kernel = compiled(launch, 90)
             assert kernel.shared <= MEMORY[90], f"{name} needs {kernel.shared} bytes of shared memory"
 
 
-def test_the_gate_sees_a_tile_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gate_sees_a_tile_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attnkit.kernels.triton.sizes.rows", lambda *sizes: Tile(128, 128, 4, 2))
     found = launches(torch.empty(1, 1, 256, 128, dtype=torch.bfloat16), op="softmax_attention")
-    assert compiled(found["forward_online"], 80, tmp_path).stack > 0
+    assert compiled(found["forward_online"], 80).stack > 0
 
 
 def test_what_is_not_served_says_so() -> None:

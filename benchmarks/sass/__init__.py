@@ -1,0 +1,1 @@
+"""What the compiled GPU kernels ask of a multiprocessor, counted in their machine code without a GPU."""

@@ -1,0 +1,145 @@
+"""The calls whose kernels are counted, by name.
+
+A unit of work is a tile of 128 queries and 64 keys, or 64 tokens of linear attention: what a loop asks of a
+multiprocessor is divided by the units of one iteration, so that tiles of any size compare.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from attnkit.backends.torch.triton import launch, linear_launch, pointwise, statistics
+from attnkit.backends.torch.triton import rows as of_rows
+from attnkit.backends.torch.triton.launch import Launch
+
+Launches = Callable[[], list[Launch]]
+PAIRS, TOKENS = 128 * 64, 64
+BESIDE = ("row_constants", "centre", "move", "running")
+"""Kernels that see every token once, or every state: little beside the others, and not counted."""
+
+
+class Workload(NamedTuple):
+    """A call of the library at the size of a layer, and how many units an iteration of its kernels does."""
+
+    launches: Launches
+    unit: str  # pairs or tokens
+
+    def units(self, made: Launch) -> float:
+        sizes = made.constants
+        return sizes["ROWS"] * sizes["KEYS"] / PAIRS if self.unit == "pairs" else sizes["CHUNK"] / TOKENS
+
+
+def inputs(dtype: torch.dtype, d: int, tokens: int) -> Tensor:
+    return torch.empty(2, 8, tokens, d, dtype=dtype)
+
+
+def forward(dtype: torch.dtype, d: int, **options: Any) -> Workload:
+    """Point-wise attention."""
+    q = inputs(dtype, d, 1024)
+    return Workload(lambda: launch.forward_launches(q, q, q, q, launch.call_of(q, q, q, **options)), "pairs")
+
+
+def backward(dtype: torch.dtype, d: int, **options: Any) -> Workload:
+    """dq, dk and dv of point-wise attention."""
+    q = inputs(dtype, d, 1024)
+    grads = {"q": q, "k": q, "v": q}
+    return Workload(lambda: launch.backward_launches(q, q, q, q, grads, launch.call_of(q, q, q, **options)), "pairs")
+
+
+def row_statistics(dtype: torch.dtype, d: int, fields: str, with_output: bool = False, **options: Any) -> Workload:
+    """Statistics of rows, alone or beside the output."""
+    q = inputs(dtype, d, 1024)
+    v = q if with_output else None
+
+    def launches() -> list[Launch]:
+        rows = {name: torch.empty(q.shape[:-1]) for name in statistics.outputs(fields)}
+        outputs = tuple(rows.get(name) for name in (*statistics.FIELDS, "first"))
+        return launch.forward_launches(q, q, v, v, launch.call_of(q, q, v, **options), outputs)
+
+    return Workload(launches, "pairs")
+
+
+def normalised(dtype: torch.dtype, d: int, op: str, tokens: int = 1024, **options: Any) -> Workload:
+    """Softmax or entmax."""
+    q = inputs(dtype, d, tokens)
+
+    def launches() -> list[Launch]:
+        call = of_rows.call_of(op, {"q": q, "k": q, "v": q, **options})
+        rows = torch.empty(of_rows.row_numbers(call.a.leading, tokens, of_rows.alpha_of(op, options)))
+        return [of_rows.forward_launch(q, q, q, q, None, rows, call)]
+
+    return Workload(launches, "pairs")
+
+
+def normalised_backward(dtype: torch.dtype, d: int, op: str, tokens: int = 1024, **options: Any) -> Workload:
+    """Their gradients."""
+    q = inputs(dtype, d, tokens)
+
+    def launches() -> list[Launch]:
+        call = of_rows.call_of(op, {"q": q, "k": q, "v": q, **options})
+        rows = torch.empty(of_rows.row_numbers(call.a.leading, tokens, of_rows.alpha_of(op, options)))
+        return of_rows.backward_launches(q, q, q, q, None, rows, {"q": q, "k": q, "v": q}, call)
+
+    return Workload(launches, "pairs")
+
+
+def linear(dtype: torch.dtype, d: int, gradients: bool = False, **options: Any) -> Workload:
+    """Linear attention or its gradients."""
+    q = inputs(dtype, d, 4096)
+
+    def launches() -> list[Launch]:
+        call = linear_launch.Call(q, q, q, linear_launch.setting(q, q, q, **options))
+        return call.backward(q, {"q": q, "k": q, "v": q}, None, None) if gradients else call.forward(q, None)
+
+    return Workload(launches, "tokens")
+
+
+SUMS, ENTROPY = "total,sum_squares,maximum", "total,entropy,sum_squares,maximum"
+ALL = ",".join(statistics.FIELDS)
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+GAUSSIAN = pointwise.GAUSSIAN
+WORKLOADS: dict[str, Workload] = {
+    "relu": forward(BF16, 64),
+    "relu, d = 128": forward(BF16, 128),
+    "relu, causal": forward(BF16, 64, causal=True),
+    "relu, float16": forward(F16, 64),
+    "relu, float32": forward(F32, 64),
+    "sigmoid": forward(BF16, 64, activation="sigmoid", shift="-log_length"),
+    "sigmoid, d = 128": forward(BF16, 128, activation="sigmoid"),
+    "sigmoid, float16": forward(F16, 64, activation="sigmoid"),
+    "sigmoid, float32": forward(F32, 64, activation="sigmoid"),
+    "silu": forward(BF16, 64, activation="silu"),
+    "softplus": forward(BF16, 64, activation="softplus"),
+    "gelu": forward(BF16, 64, activation="gelu"),
+    "gelu_tanh": forward(BF16, 64, activation="gelu_tanh"),
+    "gaussian": forward(BF16, 64, **GAUSSIAN),
+    "gaussian, d = 128": forward(BF16, 128, **GAUSSIAN),
+    "softmax": normalised(BF16, 64, "softmax_attention"),
+    "softmax, d = 128": normalised(BF16, 128, "softmax_attention"),
+    "sparsemax, a pass": normalised(BF16, 64, "entmax_attention", alpha=2.0),
+    "entmax, a pass": normalised(BF16, 64, "entmax_attention", alpha=1.5),
+    "entmax, α = 1.3, a pass": normalised(BF16, 64, "entmax_attention", alpha=1.3),
+    "entmax, 256 keys": normalised(BF16, 64, "entmax_attention", tokens=256, alpha=1.5),
+    "statistics: sums, maximum": row_statistics(BF16, 64, SUMS),
+    "statistics: with entropy": row_statistics(BF16, 64, ENTROPY),
+    "statistics: all": row_statistics(BF16, 64, ALL),
+    "statistics: all, beside o": row_statistics(BF16, 64, ALL, True),
+    "linear": linear(BF16, 64),
+    "linear, causal": linear(BF16, 64, causal=True),
+    "linear, causal, d = 128": linear(BF16, 128, causal=True),
+    "linear, causal, float32": linear(F32, 64, causal=True),
+    "relu, gradients": backward(BF16, 64),
+    "relu, gradients, d = 128": backward(BF16, 128),
+    "relu, gradients, atomic": backward(BF16, 64, atomic=True),
+    "relu, gradients, float32": backward(F32, 64),
+    "sigmoid, gradients": backward(BF16, 64, activation="sigmoid"),
+    "gelu, gradients": backward(BF16, 64, activation="gelu"),
+    "gaussian, gradients": backward(BF16, 64, **GAUSSIAN),
+    "softmax, gradients": normalised_backward(BF16, 64, "softmax_attention"),
+    "entmax, gradients": normalised_backward(BF16, 64, "entmax_attention", alpha=1.5),
+    "linear, gradients": linear(BF16, 64, True),
+    "linear, causal, gradients": linear(BF16, 64, True, causal=True),
+}
+"""bfloat16 and head size 64 where a name says nothing else."""
