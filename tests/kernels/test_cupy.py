@@ -1,7 +1,9 @@
 """CUDA kernels on CuPy arrays: how launches reach the driver, and arrays that torch and JAX share without a copy."""
 
 import ctypes
+import shutil
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ import cupy
 from attnkit._core import dispatch
 from attnkit.backends.cupy import KERNELS as cupy_kernels
 from attnkit.backends.cupy import cuda, gpu
+from attnkit.kernels.cuda import SOURCES, program
 from attnkit_conformance.adapters.cuda_cpu.build import Library, missing_compiler
 from attnkit_conformance.adapters.cuda_cpu.machine import Machine
 from tests.library.arrays import assert_agrees, assert_close
@@ -50,6 +53,16 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> type[Recorded]:
     gpu.compiled.cache_clear()
 
 
+def test_an_edited_header_is_another_program(tmp_path: Path) -> None:
+    """CuPy finds machine code by the text of a program, in which the text of headers is not."""
+    shutil.copytree(SOURCES, tmp_path, dirs_exist_ok=True)
+    before = program("rows.cuh", tmp_path)
+    assert before == program("rows.cuh") != program("newton.cuh")
+    header = tmp_path / "intrinsics.cuh"
+    header.write_text(header.read_text() + "\n")
+    assert program("rows.cuh", tmp_path) != before
+
+
 @pytest.mark.parametrize(("shared", "asked"), [(1024, 0), (100_000, 100_000)])
 def test_a_launch_reaches_the_driver_whole(shared: int, asked: int, recorded: type[Recorded]) -> None:
     arguments = Pointwise(heads=3, scale=0.25, last_kept=2**32 - 1)
@@ -57,7 +70,7 @@ def test_a_launch_reaches_the_driver_whole(shared: int, asked: int, recorded: ty
     gpu.Gpu().run(launch)
     gpu.Gpu().run(launch)
     assert len(recorded.made) == 1
-    assert recorded.made[0]["code"] == f'#include "{launch.source}"\n'
+    assert recorded.made[0]["code"] == program(launch.source)
     assert recorded.made[0]["name_expressions"] == ("attnkit::pointwise_forward<A, B>",)
     grid, block, (passed,), shared_mem, allowed = recorded.launched[1]
     assert (grid, block, shared_mem, allowed) == ((7,), (128,), shared, asked)

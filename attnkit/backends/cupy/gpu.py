@@ -8,20 +8,19 @@ import cupy
 import numpy
 
 from attnkit.backends.cupy.launch import Launch
-from attnkit.kernels.cuda import SOURCES
+from attnkit.kernels.cuda import SOURCES, program
 
 PLAIN_SHARED = 48 * 1024  # bytes of shared memory available without opting in
 
 
 @cache
 def compiled(source: str, name: str, shared_bytes: int, device: int) -> Any:
-    """A template instance, compiled by NVRTC for the current device; CuPy keeps the machine code on disk.
+    """A template instance, compiled by NVRTC for the current device; CuPy keeps machine code by the text of a program.
 
     The sources fix the numbers of registers and threads; only shared memory needs an attribute.
     """
-    module = cupy.RawModule(
-        code=f'#include "{source}"\n', options=("--std=c++17", f"-I{SOURCES}"), name_expressions=(name,)
-    )
+    options = ("--std=c++17", f"-I{SOURCES}")
+    module = cupy.RawModule(code=program(source), options=options, name_expressions=(name,))
     kernel = module.get_function(name)
     if shared_bytes > PLAIN_SHARED:
         kernel.max_dynamic_shared_size_bytes = shared_bytes
