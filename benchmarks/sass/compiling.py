@@ -17,6 +17,7 @@ from triton.compiler import ASTSource
 
 from attnkit.backends.torch.triton import launch as triton_launch
 from attnkit.backends.torch.triton.launch import Launch
+from attnkit.kernels.triton import compilation
 
 TYPES = {
     torch.float16: "fp16",
@@ -85,7 +86,8 @@ def compiled(launch: Launch, capability: int) -> Compiled:
         signature[names[n]] = type_of(x, (n,), constants, aligned)
     source = ASTSource(fn=launch.kernel, signature=signature, constexprs=constants, attrs=aligned)
     target = GPUTarget("cuda", capability, 32)
-    kernel = triton.compile(source, target=target, options={**options, "enable_fp_fusion": True})
+    with compilation():
+        kernel = triton.compile(source, target=target, options={**options, "enable_fp_fusion": True})
     usage = re.search(r"REG:(\d+) STACK:(\d+)", disassembly(kernel.asm["cubin"], "cuobjdump", "-res-usage"))
     threads = re.search(r"\.reqntid\s+(\d+)", kernel.asm["ptx"])
     assert usage is not None

@@ -5,11 +5,14 @@ from typing import Any
 
 import pytest
 import torch
+import triton
+import triton.language as tl
+from array_api_compat import array_namespace as namespace
 
 import attnkit
-from attnkit._core.activations import NAMES
+from attnkit._core.activations import ACTIVATIONS, NAMES
 from attnkit.backends.torch.triton import pointwise, statistics
-from attnkit.kernels.triton import sizes
+from attnkit.kernels.triton import activations, sizes
 from tests.library import tails
 
 EPS = torch.finfo(torch.float32).eps
@@ -120,6 +123,38 @@ def test_h_and_its_slope_to_rounding(activation: str) -> None:
     tails.assert_tails(activation, False, pointwise.attend(q, one, one, **options)[:, 0])
     slope = pointwise.pull(q, one, one, torch.ones(len(x), 1), **options)["bias"]
     tails.assert_tails(activation, True, slope[:, 0])
+
+
+@triton.jit
+def applied(x, y, F: tl.constexpr):
+    at = tl.arange(0, 16)[:, None] * 64 + tl.arange(0, 64)[None, :]
+    tl.store(y + at, F(tl.load(x + at) * activations.unit_of(F)))
+
+
+@pytest.mark.parametrize("activation", activations.HALF_ACTIVATIONS)
+@pytest.mark.parametrize("derivative", [False, True], ids=["h", "slope"])
+def test_functions_for_half_types_to_their_precision(activation: str, derivative: bool) -> None:
+    """Relative to h, tails included; a slope may change its sign, and there relative to |h| + |h'| nearby."""
+    x = torch.cat([torch.linspace(-80, 80, 512), torch.linspace(-6, 6, 512)]).reshape(16, 64)
+    if activation == "exp":
+        x = x.clamp(max=0.0)
+    y = torch.empty_like(x)
+    applied[(1,)](x, y, F=activations.functions(activation, True)[derivative])
+    exact = torch.exp(x.double()) if activation == "exp" else None
+    if exact is None:
+        h, slope = ACTIVATIONS[activation][:2]
+        exact = (slope if derivative else h)(namespace(x), x.double())
+    size = exact.abs() + (0.1 * (x.abs() < 2) if derivative else 0.0)
+    assert ((y - exact).abs() <= 2.0**-11.5 * size + 2.0**-126 * (1 + x.abs())).all()
+
+
+def test_nan_does_not_spread_to_queries_that_do_not_see_it() -> None:
+    q, k, v, _ = (x[0, 0].half() for x in inputs(20, 20))
+    expected = pointwise.attend(q, k, v, activation="sigmoid", causal=True)
+    k[7] = torch.nan
+    found = pointwise.attend(q, k, v, activation="sigmoid", causal=True)
+    assert torch.equal(found[:7], expected[:7])
+    assert found[7:].isnan().all()
 
 
 def test_any_strides_give_the_same_bits() -> None:

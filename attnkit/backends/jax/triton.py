@@ -74,6 +74,9 @@ def missing() -> str | None:
 
 def call(launch: Launch, compute_capability: int | None = None) -> tuple[Array, ...]:
     """Run a launch on JAX's GPU, or compile it for a compute capability such as 90."""
+    from attnkit.kernels.triton import compile_later
+
+    compile_later()
     outputs = jax_triton().triton_call(
         *launch.arrays,
         kernel=launch.kernel,
@@ -137,8 +140,10 @@ def constants(c: Call, kernel: str, strides: tuple[Any, ...], *functions: str) -
     from attnkit.kernels.triton.sizes import padded, with_pairs
 
     (a, limits, n, *_), q = c.plan, c.arrays["q"]
-    h = dict(zip(("H", "DH"), activations.ACTIVATIONS[c.activation], strict=True))
-    tile = sizes.pointwise(kernel, q.dtype.itemsize * 8, a.d, a.e, CAPABILITY)
+    rounded = q.dtype.itemsize < 4
+    h = dict(zip(("H", "DH"), activations.functions(c.activation, rounded), strict=True))
+    forms = ("sharing",) * (rounded and c.activation in activations.SHARING)
+    tile = sizes.pointwise(kernel, q.dtype.itemsize * 8, a.d, a.e, CAPABILITY, *forms)
     beside = sum(c.arrays[name].dtype.itemsize for name, what in INPUTS.items() if what == "pairs" and name in c.arrays)
     values = {name: h[name] for name in functions} | with_pairs(tile, beside)._asdict()
     values |= {"d": a.d, "e": a.e, "D": padded(a.d), "E": padded(a.e), "LAST_KEPT": n.last_kept}

@@ -7,6 +7,8 @@ the right of a tensor because Triton's interpreter requires it.
 import triton
 import triton.language as tl
 
+from attnkit.kernels.triton.special import shared_reciprocal
+
 LOG2_E = tl.constexpr(1.4426950408889634)  # rounded to float32 in products ...
 LOG2_E_REST = tl.constexpr(1.925963033500011e-08)  # ... and the rounding error
 LN_2 = tl.constexpr(0.6931471805599453)
@@ -211,3 +213,138 @@ ACTIVATIONS = {
     "silu": (silu, d_silu),
     "exp": (exponential, exponential),
 }
+
+# ---------------------------------------------------------------------------------------------- for half types
+# Weights that are rounded to float16 or bfloat16 are computed to 2^-12 at least, tails included. Most functions take
+# s·log2(e), which costs nothing where scores are scaled. A reciprocal shared by four numbers of a row carries NaN from
+# one to the others.
+
+
+@triton.jit
+def bounded_exp2(y):
+    """2^y, 2^31 at most, so that four of 1 + 2^y can be multiplied."""
+    return tl.exp2(tl.minimum(y, 31.0, propagate_nan=tl.PropagateNan.ALL))
+
+
+@triton.jit
+def half_sigmoid(y):
+    """u/(1 + u) with u = 2^y."""
+    u = bounded_exp2(y)
+    return u * shared_reciprocal(1.0 + u)
+
+
+@triton.jit
+def half_d_sigmoid(y):
+    """u/(1 + u)² with u = 2^-|y|, since σ' is even."""
+    u = tl.exp2(-tl.abs(y))
+    r = shared_reciprocal(1.0 + u)
+    return u * r * r
+
+
+@triton.jit
+def half_silu(y):
+    """s·u/(1 + u)."""
+    return y * LN_2 * half_sigmoid(y)
+
+
+@triton.jit
+def half_d_silu(y):
+    """σ(s)·(1 + s·σ(-s)), σ(-s) being 1/(1 + u)."""
+    u = bounded_exp2(y)
+    r = shared_reciprocal(1.0 + u)
+    return u * r * (1.0 + y * LN_2 * r)
+
+
+@triton.jit
+def half_softplus(y):
+    """max(s, 0) + z·p(z) with z = exp(-|s|) and p(z) a polynomial for log(1 + z)/z, to 2^-14."""
+    z = tl.exp2(-tl.abs(y))
+    p = z * 0.0413472579 - 0.157427118
+    p = p * z + 0.306300873
+    p = p * z - 0.496977794
+    p = p * z + 0.999943278
+    return relu(y) * LN_2 + z * p
+
+
+@triton.jit
+def half_exponential(y):
+    """2^y."""
+    return tl.exp2(y)
+
+
+@triton.jit
+def normal_tail(a):
+    """Φ(-a) for 0 ≤ a ≤ 13.5, where float32 ends: 2 to the power of a polynomial, to 2^-12."""
+    p = a * 2.51331517e-08 - 1.63102892e-06
+    p = p * a + 4.55520259e-05
+    p = p * a - 0.000722900842
+    p = p * a + 0.00729975764
+    p = p * a - 0.0504401363
+    p = p * a - 0.463314832
+    p = p * a - 1.14874337
+    return tl.exp2(p * a - 1.00021038)
+
+
+@triton.jit
+def half_size(s):
+    """|s|, or 13.5, where Φ(-|s|) is below the numbers of float32."""
+    return tl.minimum(tl.abs(s), 13.5, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def half_gelu(s):
+    """s·Φ(s) = max(s, 0) - |s|·Φ(-|s|)."""
+    a = half_size(s)
+    return relu(s) - a * normal_tail(a)
+
+
+@triton.jit
+def half_d_gelu(s):
+    """Φ(s) + s·φ(s), which is Φ(-|s|) - |s|·φ(s) below 0."""
+    a = half_size(s)
+    rest = normal_tail(a) - a * tl.exp2(a * a * (-0.5 * LOG2_E)) * INVERSE_SQRT_2PI
+    return tl.where(s > 0.0, 1.0 - rest, rest)
+
+
+@triton.jit
+def half_gelu_tanh(s):
+    """s·σ(2t)."""
+    return s * half_sigmoid(doubled(s) * LOG2_E)
+
+
+@triton.jit
+def half_d_gelu_tanh(s):
+    """σ(2t)·(1 + s·σ(-2t)·2t')."""
+    u = bounded_exp2(doubled(s) * LOG2_E)
+    r = shared_reciprocal(1.0 + u)
+    slope = s * s * (TANH_CUBIC * TWO_TANH_SCALE * 3.0) + TWO_TANH_SCALE
+    return u * r * (1.0 + s * r * slope)
+
+
+BINARY = {
+    "sigmoid": (half_sigmoid, half_d_sigmoid),
+    "silu": (half_silu, half_d_silu),
+    "softplus": (half_softplus, half_sigmoid),
+    "exp": (half_exponential, half_exponential),
+}
+HALF_ACTIVATIONS = BINARY | {
+    "gelu": (half_gelu, half_d_gelu),
+    "gelu_tanh": (half_gelu_tanh, half_d_gelu_tanh),
+}
+"""For weights that are rounded to half types; those of BINARY take s·log2(e). The others are exact as they are."""
+
+SHARING = ("sigmoid", "silu", "gelu_tanh")
+"""Those that share reciprocals in half types."""
+
+OF_BINARY = frozenset(h.fn.__name__ for pair in BINARY.values() for h in pair)
+
+
+@triton.constexpr_function
+def unit_of(h):
+    """What scores are multiplied by for a function."""
+    return LOG2_E.value if h.fn.__name__ in OF_BINARY else 1.0
+
+
+def functions(activation, rounded):
+    """h and dh; `rounded`: for weights that are rounded to half types and summed over keys or queries."""
+    return (HALF_ACTIVATIONS if rounded else {}).get(activation, ACTIVATIONS[activation])

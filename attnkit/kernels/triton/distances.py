@@ -2,8 +2,8 @@
 
 The centre c of a head of keys is the mean of the keys visible to the first query with a key, so results are bitwise
 causal. It is rounded to the dtype of the inputs, so x̂ = x - c is exact if all x are far away; x̂ is also rounded to
-that dtype, or to float32 where weights must be as exact. The norms are those of the rounded x̂, so that -(scale/2)‖q̂ -
-k̂‖² = scale·q̂·k̂ - (scale/2)|q̂|² - (scale/2)|k̂|² holds.
+that dtype, or to float32 where weights must be as exact. The norms are those of the rounded x̂, so that -‖q̂ - k̂‖²/2 =
+q̂·k̂ - |q̂|²/2 - |k̂|²/2 holds.
 Tuples are those of `attnkit.kernels.triton.pointwise`.
 """
 
@@ -79,9 +79,9 @@ def centre(
 
 @triton.jit
 def move(
-    x, centres, out, norms, half, tokens, heads, groups, d: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr
+    x, centres, out, norms, tokens, heads, groups, d: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr
 ):  # fmt: skip
-    """x̂ = x - c, rounded to the dtype of `out`, and half·|x̂|², for ROWS tokens; `groups` heads have this c."""
+    """x̂ = x - c, rounded to the dtype of `out`, and |x̂|²/2, for ROWS tokens; `groups` heads have this c."""
     block, head, item = place(tl.cdiv(tokens, ROWS), heads)
     rows = tl.arange(0, ROWS)
     inside = block * ROWS + rows < tokens
@@ -90,4 +90,4 @@ def move(
     near = near.to(out[0].dtype.element_ty)
     store_rows(out, item, head, block * ROWS, rows, inside, near, d, D)
     near = near.to(tl.float32)
-    store_of_rows(norms, item, head, block * ROWS + rows, tokens, half * tl.sum(near * near, 1))
+    store_of_rows(norms, item, head, block * ROWS + rows, tokens, 0.5 * tl.sum(near * near, 1))

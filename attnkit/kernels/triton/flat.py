@@ -77,7 +77,7 @@ def forward(
     pointwise.forward(
         matrix(q, STRIDES[0]), matrix(k, STRIDES[1]), matrix(v, STRIDES[2]), matrix(o, STRIDES[11]), None, pairs, rows,
         (LIMITS[0], LIMITS[1], LIMITS[2], LIMITS[3], None), (NUMBERS[0], NUMBERS[1], NUMBERS[2], NUMBERS[3], None),
-        HEADS[0], HEADS[1], H, False, False, d, e, D, E, ROWS, KEYS, PRECISION,
+        HEADS[0], HEADS[1], H, False, False, False, False, d, e, D, E, ROWS, KEYS, PRECISION,
     )  # fmt: skip
 
 

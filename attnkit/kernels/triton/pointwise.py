@@ -16,7 +16,7 @@ Standing tiles are (queries, keys), lying tiles (keys, queries). Most functions 
     at = (item, head, shared, key_item)                   `shared` and `key_item` are head and item of k and v
 
 Distances are products of centred vectors q̂ and k̂ (`attnkit.kernels.triton.distances`) minus two norms: `logs` holds
-(scale/2)|q̂_i|², `key_norms` (scale/2)|k̂_j|², and x = min(scale·q̂_i·k̂_j - both, 0) + bias_ij. Without `key_norms`
+|q̂_i|²/2, `key_norms` |k̂_j|²/2, and x = scale·min(q̂_i·k̂_j - both, 0) + bias_ij. Without `key_norms`
 none of this is compiled. Their gradients are
 
     dq_i = gain·scale Σ_j ds_ij (k̂_j - q̂_i)   dk_j = gain·scale Σ_i ds_ij (q̂_i - k̂_j)
@@ -36,6 +36,7 @@ times the gradient of w_ij; without v and do only the latter.
 import triton
 import triton.language as tl
 
+from attnkit.kernels.triton.activations import unit_of
 from attnkit.kernels.triton.statistics import (
     add_weights,
     addresses,
@@ -95,7 +96,7 @@ def row_settings(i, lo, hi, limits, rows, numbers, at, LOG_LENGTH: tl.constexpr)
 
 @triton.jit
 def norms_of_keys(rows, at, j, keys):
-    """(scale/2)|k̂_j|² of the keys j, None if scores are products."""
+    """|k̂_j|²/2 of the keys j, None if scores are products."""
     norms = None
     if rows[4] is not None:
         norms = load_of_rows(rows[4], at[3], at[2], j, keys, 0.0)
@@ -103,18 +104,24 @@ def norms_of_keys(rows, at, j, keys):
 
 
 @triton.jit
-def arguments(products, numbers, of_queries, of_keys, bias, at, i0, i, j0, j, inside):
-    """x from the products q·k of a tile."""
-    x = products * numbers[0]
-    if of_queries is not None:
-        x -= of_queries
+def arguments(
+    products, numbers, of_queries, of_keys, bias, at, i0, i, j0, j, inside, H: tl.constexpr, EDGE: tl.constexpr
+):
+    """x from the products q·k of a tile, in the unit of H; 0 on invisible pairs, whose NaN may not spread."""
+    unit: tl.constexpr = unit_of(H)
+    scale = numbers[0] * unit
     if of_keys is not None:
-        x -= of_keys
-        x = tl.where(x * numbers[0] > 0.0, 0.0, x)
+        x = tl.minimum(products - of_queries - of_keys, 0.0, propagate_nan=tl.PropagateNan.ALL) * scale
+    elif of_queries is not None:
+        x = products * scale - of_queries * unit
+    else:
+        x = products * scale
     if bias is not None:
-        x += load_pairs(bias, at[0], at[1], i0, i, j0, j, inside).to(tl.float32)
+        x += load_pairs(bias, at[0], at[1], i0, i, j0, j, inside).to(tl.float32) * unit
     if numbers[1] is not None:
-        x += numbers[1]
+        x += numbers[1] * unit
+    if EDGE:
+        x = tl.where(inside, x, 0.0)
     return x
 
 
@@ -137,12 +144,13 @@ def attend(
         keys = load_rows(k, key_item, shared, j0, columns, seen, d, D)
         products = tl.dot(q_tile, tl.trans(keys), input_precision=PRECISION)
         of_keys = norms_of_keys(rows, at, j0 + j, limits[1])
-        x = arguments(products, numbers, standing(log_length), of_keys, pairs[0], at, i0, i, j0, j, inside)
+        x = arguments(products, numbers, standing(log_length), of_keys, pairs[0], at, i0, i, j0, j, inside, H, EDGE)
         u = H(x)
         if EDGE:
             u = tl.where(inside, u, 0.0)
         if stats is not None:
-            stats = add_weights(stats, u * standing(scale), inside, j0, j)
+            w = u if stats[1] is None else u * standing(scale)
+            stats = add_weights(stats, w, inside if EDGE else None, j0, KEYS)
         if v is not None:
             values = load_rows(v, key_item, shared, j0, columns, seen, e, E)
             u = after_dropout(u, pairs[2], pairs[3], pairs[4], item, head, i0, i, j0, j, inside)
@@ -153,8 +161,9 @@ def attend(
 @triton.jit
 def forward(
     q, k, v, o, outputs, pairs, rows, limits, numbers, heads, groups,
-    H: tl.constexpr, LOG_LENGTH: tl.constexpr, EXACT: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr,
-    E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+    H: tl.constexpr, LOG_LENGTH: tl.constexpr, EXACT: tl.constexpr, SIGNED: tl.constexpr, FIRST: tl.constexpr,
+    d: tl.constexpr, e: tl.constexpr, D: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """o and the statistics `outputs` for ROWS queries of one head; query head h has the keys of head h // groups."""
     MASKED: tl.constexpr = pairs[1] is not None or rows[1] is not None
@@ -167,7 +176,7 @@ def forward(
     factor, log_length = row_settings(i, lo, hi, limits, rows, numbers, at, LOG_LENGTH)
     q_tile = load_rows(q, item, head, i0, tl.arange(0, ROWS), i < queries, d, D)
     scale = scale_of_weights(i, factor, numbers)
-    sums, stats = nothing(ROWS, E, False) if v is not None else None, no_weights(outputs, EXACT, ROWS)
+    sums, stats = nothing(ROWS, E, False) if v is not None else None, no_weights(outputs, EXACT, SIGNED, FIRST, ROWS)
     first, whole, end, stop = key_blocks(i0, queries, keys, left, right, ROWS, KEYS)
     low = None if left is None else i0 - left
     if MASKED or left is not None:
@@ -185,7 +194,8 @@ def forward(
             end, stop, H, True, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
         )  # fmt: skip
     if stats is not None:
-        store_statistics(outputs, stats, addresses(i, item, head, heads, queries), i < queries, EXACT)
+        at_rows = addresses(i, item, head, heads, queries)
+        store_statistics(outputs, stats, scale, at_rows, i < queries, EXACT)
     if v is not None:
         total = whole_sum(sums, None, v[0].dtype.element_ty) * numbers[2]
         if factor is not None:
@@ -255,7 +265,7 @@ def gather(
         values = optional_matrix(v, key_item, shared, j0, columns, seen, e, E)
         products = tl.dot(q_tile, tl.trans(keys), input_precision=PRECISION)
         of_keys = norms_of_keys(rows, at, j0 + j, limits[1])
-        x = arguments(products, numbers, standing(log_length), of_keys, pairs[0], at, i0, i, j0, j, inside)
+        x = arguments(products, numbers, standing(log_length), of_keys, pairs[0], at, i0, i, j0, j, inside, H, EDGE)
         du = du_tile(do_tile, values, pairs, at, i0, i, j0, j, inside, PRECISION)
         if drows is not None:
             du = with_statistics(du, drows, H(x) * standing(scale), numbers[4], j0 + j)
@@ -331,7 +341,7 @@ def collect(
         q_tile = load_rows(q, item, head, i0, beside, seen, d, D)
         do_tile = optional_matrix(do, item, head, i0, beside, seen, e, E)
         products = tl.dot(k_tile, tl.trans(q_tile), input_precision=PRECISION)
-        x = arguments(products, numbers, lying(log_length), of_keys, pairs[0], at, i0, i, j0, j, inside)
+        x = arguments(products, numbers, lying(log_length), of_keys, pairs[0], at, i0, i, j0, j, inside, H, EDGE)
         du = du_tile(v_tile, do_tile, pairs, at, i0, i, j0, j, inside, PRECISION)
         if dstats is not None:
             drows = load_cotangents(dstats, addresses(i0 + i, item, head, heads, queries), i0 + i < queries)
@@ -439,7 +449,9 @@ def backward_bias(
                 v_tile = optional_matrix(v, item, at[2], j0, columns, j0 + columns < valid, e, E)
                 products = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
                 of_keys = norms_of_keys(rows, at, j0 + j, stored)
-                x = arguments(products, numbers, standing(log_length), of_keys, pairs[0], at, i0, i, j0, j, inside)
+                x = arguments(
+                    products, numbers, standing(log_length), of_keys, pairs[0], at, i0, i, j0, j, inside, H, True
+                )
                 du = du_tile(do_tile, v_tile, pairs, at, i0, i, j0, j, inside, PRECISION)
                 if dstats is not None:
                     drows = load_cotangents(dstats, addresses(i0 + i, item, head, heads, queries), i0 + i < queries)

@@ -66,6 +66,12 @@ DISTANCES = {
     ("backward_keys", 16, 128): (Tile(32, 64, 8, 2), Tile(32, 64, 8, 2)),
 }
 STATISTICS = {
+    ("rows", 16, 64): (Tile(128, 32, 4, 3), Tile(128, 128, 8, 2)),
+    ("rows", 16, 128): (Tile(128, 32, 4, 3), Tile(128, 64, 8, 3)),
+    ("rows", 16, 256): (Tile(64, 32, 8, 2), Tile(64, 32, 8, 2)),
+    ("rows", 32, 64): (Tile(128, 16, 8, 2), Tile(64, 32, 4, 2)),
+    ("rows", 32, 128): (Tile(32, 16, 8, 1), Tile(16, 32, 8, 1)),
+    ("rows", 32, 256): (Tile(32, 16, 8, 1), Tile(32, 16, 8, 1)),
     ("forward", 16, 64): (Tile(128, 32, 8, 3), Tile(128, 32, 8, 3)),
     ("forward", 16, 128): (Tile(128, 32, 8, 3), Tile(128, 32, 8, 3)),
     ("forward", 32, 128): (Tile(32, 16, 8, 1), Tile(16, 32, 8, 1)),
@@ -76,15 +82,26 @@ STATISTICS = {
     ("backward_keys", 16, 128): (Tile(32, 64, 8, 2), Tile(16, 64, 8, 2)),
     ("backward_keys", 32, 64): (Tile(16, 32, 8, 1), Tile(32, 32, 8, 1)),
 }
-"""Exceptions: smaller tiles for calls with distances and for calls with statistics of rows."""
+FORMS = {
+    "distances": DISTANCES,
+    "statistics": STATISTICS,
+    "lean": {("forward", 16, 64): (Tile(128, 32, 4, 3), Tile(128, 64, 4, 3))},
+    "lean sharing": {("forward", 16, 64): (Tile(128, 32, 4, 3), Tile(128, 32, 4, 3))},
+    "sharing": {
+        ("backward_queries", 16, 64): (Tile(128, 32, 8, 2), Tile(128, 64, 8, 2)),
+        ("backward_keys", 16, 128): (Tile(16, 64, 8, 2), Tile(32, 128, 8, 2)),
+    },
+}
+"""Exceptions for calls with distances; with statistics of rows, `rows` being those without o; for functions that share
+reciprocals; and for `lean` calls, in bfloat16 without statistics, arrays of pairs and dropout, where four warps have
+registers for a tile of eight."""
 
 
-def pointwise(
-    kernel: str, bits: int, d: int, e: int, capability: int, distances: bool = False, statistics: bool = False
-) -> Tile:
+def pointwise(kernel: str, bits: int, d: int, e: int, capability: int, *forms: str) -> Tile:
     """The tile of a kernel for head sizes d and e; `capability` is the major number."""
-    table = POINTWISE | STATISTICS if statistics else POINTWISE | DISTANCES if distances else POINTWISE
-    return table[kernel, bits, max(64, padded(d), padded(e))][capability >= 9]
+    key = kernel, bits, max(64, padded(d), padded(e))
+    tiles = [FORMS[form][key] for form in forms if key in FORMS[form]] or [POINTWISE[key]]
+    return tiles[-1][capability >= 9]
 
 
 # ---------------------------------------------------------------------------------------------- rows

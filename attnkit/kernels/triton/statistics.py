@@ -3,33 +3,54 @@
 Tuples, with None for entries that a call does not need:
 
     outputs = (total, entropy, sum_squares, maximum, nonzero, visible, first)  rows to write; `first` is never None
-    stats = (alive, total, squares, largest, first, spread, visible)           running values of a program's queries
+    stats = (total, size, squares, largest, first, spread, alive, visible)     running values of a program's queries
     dstats = (first, dtotal, dentropy, dsquares, dmaximum, total, entropy)     rows to read
 
 Rows are pointers to contiguous arrays (items, heads, queries), so one offset serves all of them.
-`alive` counts the weights that are not 0, `first` is the key of the first maximum, -1 where all weights are 0. Entropy
-is computed from two sums of non-negative terms, with m the largest weight so far:
 
-    H = log(Z/m) + Σ w log(m/w) / Z        a larger m' adds Z log(m'/m) to Σ w log(m/w)
+Sums are of h, and what all weights of a row are h times is put in at the end; of SIGNED weights, whose largest it may
+turn into the smallest, they are of the weights, and `size` is that of their absolute values. `alive` counts the weights
+that are not 0. `first` is -1 where all weights are 0, else 0, or with FIRST the key of the first maximum, which only
+its gradient needs. Entropy is log Z - Σ w log w / Z: it does not depend on a common factor.
+
+Sums and maxima are (rows, 4), apart for the threads that share a row of a product, until all keys are in: threads then
+exchange them once and not for every tile.
 """
 
 import triton
 import triton.language as tl
 
+from attnkit.kernels.triton.special import fast_log2
+
+SMALLEST = tl.constexpr(1.1754943508222875e-38)  # normal number
+LN_2 = tl.constexpr(0.6931471805599453)
+
 
 @triton.jit
-def no_weights(outputs, EXACT: tl.constexpr, ROWS: tl.constexpr):
+def no_maximum(maximum, FIRST: tl.constexpr, ROWS: tl.constexpr):
+    """The maximum of nothing, of whole rows if its key is needed too; None if it is not needed."""
+    largest = None
+    if FIRST:
+        largest = tl.full((ROWS,), float("-inf"), tl.float32)
+    elif maximum is not None:
+        largest = tl.full((ROWS, 4), float("-inf"), tl.float32)
+    return largest
+
+
+@triton.jit
+def no_weights(outputs, EXACT: tl.constexpr, SIGNED: tl.constexpr, FIRST: tl.constexpr, ROWS: tl.constexpr):
     """`stats` before any key; EXACT: weights of 0 are exact, not underflow."""
-    zero = tl.zeros((ROWS,), tl.float32)
+    zero = tl.zeros((ROWS, 4), tl.float32)
     stats = None
     if outputs is not None:
         stats = (
             zero,
-            zero if outputs[0] is not None or outputs[1] is not None else None,
+            zero if SIGNED else None,
             zero if outputs[2] is not None else None,
-            zero - float("inf") if outputs[1] is not None or outputs[3] is not None else None,
-            tl.zeros((ROWS,), tl.int32) if outputs[3] is not None else None,
+            no_maximum(outputs[3], FIRST, ROWS),
+            tl.zeros((ROWS,), tl.int32) if FIRST else None,
             zero if outputs[1] is not None else None,
+            zero if outputs[4] is not None and EXACT else None,
             zero if outputs[5] is not None or (outputs[4] is not None and not EXACT) else None,
         )
     return stats
@@ -42,52 +63,79 @@ def logarithm(x):
 
 
 @triton.jit
-def add_weights(stats, w, inside, j0, j):
-    """`stats` with the weights of a standing tile, 0 on invisible pairs."""
-    alive, total, squares, largest, first, spread, visible = stats
-    if largest is not None:
-        visible_w = tl.where(inside, w, float("-inf"))
-        top, at = tl.max(visible_w, 1, return_indices=True)
-        top += tl.sum(tl.where(w == w, 0.0, float("nan")), 1)
-        higher = tl.maximum(largest, top, propagate_nan=tl.PropagateNan.ALL)
-        if first is not None:
-            first = tl.where(top > largest, j0 + at, first)
-        if spread is not None:
-            m = tl.where(higher > 0.0, higher, 1.0)
-            spread += total * logarithm(m / tl.where(largest > 0.0, largest, m))
-            spread -= tl.sum(w * logarithm(w / m[:, None]), 1)
-        largest = higher
-    alive += tl.sum((w != 0.0).to(tl.float32), 1)
-    if total is not None:
-        total += tl.sum(w, 1)
-    if squares is not None:
-        squares += tl.sum(w * w, 1)
-    if visible is not None:
-        visible += tl.sum((inside & (j >= 0)).to(tl.float32), 1)
-    return alive, total, squares, largest, first, spread, visible
+def apart(x):
+    """A tile (ROWS, KEYS) as (ROWS, KEYS/8, 4, 2): axis 2 says which thread has a number of a product."""
+    return tl.reshape(x, (x.shape[0], x.shape[1] // 8, 4, 2))
 
 
 @triton.jit
-def store_statistics(outputs, stats, at, live, EXACT: tl.constexpr):
-    """Write statistics at the addresses `at` of `live` rows: 0 except `visible` if all weights are 0."""
-    count, total, squares, largest, first, spread, visible = stats
-    alive = count > 0.0
+def sums_of(x):
+    """Sums over keys (ROWS, 4)."""
+    return tl.sum(tl.sum(apart(x), 3), 1)
+
+
+@triton.jit
+def add_weights(stats, w, inside, j0, KEYS: tl.constexpr):
+    """`stats` with the weights of a standing tile, 0 on invisible pairs; all are visible if `inside` is None."""
+    total, size, squares, largest, first, spread, alive, visible = stats
+    total += sums_of(w)
+    if size is not None:
+        size += sums_of(tl.abs(w))
+    if squares is not None:
+        squares += sums_of(w * w)
+    if spread is not None:
+        spread += sums_of(w * fast_log2(tl.maximum(w, SMALLEST)))
+    if alive is not None:
+        alive += sums_of((w != 0.0).to(tl.float32))
+    if visible is not None:
+        if inside is None:
+            visible += KEYS // 4
+        else:
+            visible += sums_of(inside.to(tl.float32))
+    if largest is not None:
+        seen = w
+        if size is not None and inside is not None:
+            seen = tl.where(inside, w, float("-inf"))
+        if first is None:
+            top = tl.max(tl.max(apart(seen), 3), 1)
+        else:
+            top, at = tl.max(seen, 1, return_indices=True)
+            first = tl.where(top > largest, j0 + at, first)
+        largest = tl.maximum(largest, top)
+    return total, size, squares, largest, first, spread, alive, visible
+
+
+@triton.jit
+def store_statistics(outputs, stats, scale, at, live, EXACT: tl.constexpr):
+    """Write statistics at the addresses `at` of `live` rows: 0 except `visible` if all weights are 0.
+
+    Weights are `scale` times what was added, or just that if they are signed; NaN is found in their sum.
+    """
+    total, size, squares, largest, first, spread, count, visible = stats
+    total = tl.sum(total, 1)
+    if size is None:
+        size = total
+    else:
+        size, scale = tl.sum(size, 1), scale * 0.0 + 1.0
+    alive = size != 0.0
     if outputs[0] is not None:
-        tl.store(outputs[0] + at, total, mask=live)
+        tl.store(outputs[0] + at, total * scale, mask=live)
     if outputs[1] is not None:
-        Z = tl.where(total == 0.0, 1.0, total)
-        entropy = tl.where(alive, logarithm(Z / tl.where(largest > 0.0, largest, Z)) + spread / Z, 0.0)
-        tl.store(outputs[1] + at, entropy, mask=live)
+        Z = tl.where(alive, total, 1.0)
+        entropy = (tl.log2(Z) - tl.sum(spread, 1) / Z) * LN_2
+        tl.store(outputs[1] + at, tl.where(alive, entropy, 0.0), mask=live)
     if outputs[2] is not None:
-        tl.store(outputs[2] + at, squares, mask=live)
+        tl.store(outputs[2] + at, tl.sum(squares, 1) * scale * scale, mask=live)
     if outputs[3] is not None:
-        tl.store(outputs[3] + at, tl.where(alive, largest, 0.0), mask=live)
+        maximum = tl.where(size == size, tl.max(largest, 1) * scale, float("nan"))
+        tl.store(outputs[3] + at, tl.where(alive, maximum, 0.0), mask=live)
     if outputs[4] is not None:
-        tl.store(outputs[4] + at, count if EXACT else tl.where(alive, visible, 0.0), mask=live)
+        nonzero = tl.sum(count, 1) if EXACT else tl.where(alive, tl.sum(visible, 1), 0.0)
+        tl.store(outputs[4] + at, nonzero, mask=live)
     if outputs[5] is not None:
-        tl.store(outputs[5] + at, visible, mask=live)
+        tl.store(outputs[5] + at, tl.sum(visible, 1), mask=live)
     if first is None:
-        first = count.to(tl.int32) * 0
+        first = live.to(tl.int32) * 0
     tl.store(outputs[6] + at, tl.where(alive, first, -1), mask=live)
 
 

@@ -18,6 +18,7 @@ from attnkit._core.activations import ACTIVATIONS
 from attnkit.kernels.plan import Layout, Plan, blocks_of, cached_plan, signature, summed_axes
 
 NEWEST = 9
+NEGATIVE = tuple(name for name, h in ACTIVATIONS.items() if h.signed)
 EXACT_ZEROS = tuple(name for name, h in ACTIVATIONS.items() if h.exact_zeros)
 
 
@@ -129,8 +130,11 @@ class Launch(NamedTuple):
     constants: dict[str, Any]
 
     def __call__(self) -> None:
+        from attnkit.kernels.triton import compilation
+
         if self.programs:
-            self.kernel[(self.programs,)](*self.arguments, **self.constants, enable_fp_fusion=True)
+            with compilation():
+                self.kernel[(self.programs,)](*self.arguments, **self.constants, enable_fp_fusion=True)
 
 
 class Rows(NamedTuple):
@@ -169,12 +173,18 @@ def _constants(kernel: str, q: Tensor, c: Call, statistics: bool, *functions: st
     from attnkit.kernels.triton.sizes import padded, with_pairs
 
     a = c.plan.layout
-    both = dict(zip(("H", "DH"), activations.ACTIVATIONS[c.activation], strict=True))
+    rounded = q.dtype.itemsize < 4 and not statistics and not c.atomic
+    both = dict(zip(("H", "DH"), activations.functions(c.activation, rounded), strict=True))
     constants = {name: both[name] for name in functions}
     constants |= {"LOG_LENGTH": c.plan.numbers.log_length, "d": a.d, "e": a.e, "D": padded(a.d), "E": padded(a.e)}
     dtype = _operand(q, c, statistics)
     constants["PRECISION"] = "tf32x3" if dtype == torch.float32 else "ieee"
-    tile = sizes.pointwise(kernel, dtype.itemsize * 8, a.d, a.e, capability(q.device), c.distances, statistics)
+    forms = ("distances",) * c.distances + ("statistics",) * statistics
+    sharing = rounded and c.activation in activations.SHARING
+    forms += ("sharing",) * sharing
+    if q.dtype == torch.bfloat16 and not statistics and not bytes_of_pairs(c) and c.seed is None:
+        forms += ("lean sharing" if sharing else "lean",)
+    tile = sizes.pointwise(kernel, dtype.itemsize * 8, a.d, a.e, capability(q.device), *forms)
     return constants | with_pairs(tile, bytes_of_pairs(c))._asdict()
 
 
@@ -230,7 +240,7 @@ def _centred(q: Tensor, k: Tensor, c: Call, dtype: torch.dtype) -> Scored:
     from attnkit.kernels.triton import distances
     from attnkit.kernels.triton.sizes import padded
 
-    a, scale = c.plan.layout, c.plan.numbers.scale
+    a = c.plan.layout
     pairs, of_rows, limits, _ = kernel_tuples(c, Rows())
     constants = {"d": a.d, "D": padded(a.d), "ROWS": 64}
     centre = by_sequence(a, view_of(k.new_empty((*a.shared, 1, a.d)), a.shared, 1, a.d))
@@ -242,20 +252,23 @@ def _centred(q: Tensor, k: Tensor, c: Call, dtype: torch.dtype) -> Scored:
         norms.append(torch.empty(a.shape_of(tokens), device=q.device, dtype=torch.float32))
         length, heads = a.shape_of(tokens)[-1], a.kv_heads * groups
         views = (view(a, name, x), centre, centred[-1], view(a, tokens, norms[-1]))
-        arguments = (*views, 0.5 * scale, length, heads, groups)
+        arguments = (*views, length, heads, groups)
         before.append(Launch(distances.move, blocks_of(length, 64) * heads * a.items, arguments, constants))
     return Scored(centred[0], centred[1], Rows(None, *norms), before)
 
 
 def forward_launches(
-    q: Tensor, k: Tensor, v: Tensor | None, o: Tensor | None, c: Call, statistics: Any = None
+    q: Tensor, k: Tensor, v: Tensor | None, o: Tensor | None, c: Call, statistics: Any = None, first: bool = False
 ) -> list[Launch]:
-    """The launches for o and the statistics (`outputs` of `attnkit.kernels.triton.statistics`)."""
+    """The launches for o and the statistics (`outputs` of `attnkit.kernels.triton.statistics`); `first`: the key of
+    the first maximum of each row is among them."""
     from attnkit.kernels.triton import pointwise
 
     a = c.plan.layout
-    constants = _constants("forward", q, c, statistics is not None, "H")
+    constants = _constants("rows" if v is None else "forward", q, c, statistics is not None, "H")
     constants["EXACT"] = statistics is not None and c.activation in EXACT_ZEROS
+    constants["SIGNED"] = statistics is not None and (c.activation in NEGATIVE or c.plan.numbers.gain <= 0.0)
+    constants["FIRST"] = first
     programs = a.blocks(a.queries, constants["ROWS"]) * a.heads * a.items
     x = _scored(q, k, c, False, statistics is not None)
     views = (x.q, x.k, view(a, "v", v), view(a, "o", o))

@@ -1,7 +1,8 @@
 """Statistics of rows of point-wise and Gaussian weights by Triton kernels, alone or beside the output.
 
-`attnkit::triton_statistics` returns o, if there is a v, the statistics, and the key of the first maximum of each row
-(-1 if all weights are 0), which `attnkit::triton_statistics_vjp` reads together with the total and the entropy.
+`attnkit::triton_statistics` returns o, if there is a v, the statistics, and which rows have a weight that is not 0 (0,
+else -1), which `attnkit::triton_statistics_vjp` reads together with the total and the entropy. The gradient of the
+maximum finds the key of the first one itself: to keep track of it costs more than all other statistics together.
 """
 
 from typing import Any
@@ -59,8 +60,18 @@ def _backward(op: str, args: Arguments, do: Tensor | None, names: tuple[str, ...
     rows = {name: args.pop(name, None) for name in (*FIELDS, "first")}
     cotangents = [args.pop(f"d{name}", None) for name in WITH_GRADIENT]
     of_entropy = (rows["total"], rows["entropy"]) if cotangents[1] is not None else (None, None)
-    of_rows = (rows["first"], *cotangents, *of_entropy) if any(x is not None for x in cotangents) else None
-    return launch.backward(q, k, v, do, launch.call_of(q, k, v, **args), names, of_rows)
+    call = launch.call_of(q, k, v, **args)
+    first = rows["first"] if cotangents[3] is None else _first_maximum(q, k, call, cotangents[3])
+    of_rows = (first, *cotangents, *of_entropy) if any(x is not None for x in cotangents) else None
+    return launch.backward(q, k, v, do, call, names, of_rows)
+
+
+def _first_maximum(q: Tensor, k: Tensor, call: launch.Call, like: Tensor) -> Tensor:
+    """The key of the first maximum of each row, -1 where all weights are 0."""
+    first = torch.empty(like.shape, dtype=torch.int32, device=q.device)
+    if first.numel() and call.plan.layout.keys:
+        launch.run(q, launch.forward_launches(q, k, None, None, call, (*(None for _ in FIELDS), first), True))
+    return first
 
 
 CUSTOM = register("triton_statistics", _forward, _backward, DIFFERENTIABLE, _outputs, needs_do=False)
@@ -86,10 +97,10 @@ def pull(
     """Gradients of q, k, v and bias, those that there are, for cotangents of o and of statistics."""
     args = {"q": q, "k": k, **OPTIONS[base_op(op)], **options}
     cotangents = {f"d{name}": dstats[name] for name in WITH_GRADIENT if dstats.get(name) is not None}
-    if cotangents:
-        fields = ",".join(name[1:] for name in cotangents)
+    if fields := ",".join(name[1:] for name in cotangents if name != "dmaximum"):
         rows = dict(zip(outputs(fields), CUSTOM.outputs(op, fields=fields, **args)[1:], strict=True))
-        args |= cotangents | {name: rows[name].detach() for name in SAVED if name in rows}
+        args |= {name: rows[name].detach() for name in SAVED if name in rows}
+    args |= cotangents
     return CUSTOM.pull(op, do, **args, v=v)
 
 
