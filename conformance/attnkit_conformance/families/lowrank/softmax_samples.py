@@ -40,7 +40,7 @@ NYSTROM = (
     Scene("exact-padded", 12, m=20, options=("key_lengths", "poison")),
     Scene("lengths-around-m", 12, m=4, lead=((6, 2),) * 3, options=("key_lengths", "peaked", "poison")),
     Scene("no-steps", 63, params={"inverse_steps": 0}),
-    Scene("many-steps", 63, params={"inverse_steps": 12}),
+    Scene("many-steps", 63, params={"inverse_steps": 10}),
     Scene("scale", 63, params={"scale": 0.7}),
     Scene("tiny", 63, size=0.3),
     Scene("query-mask", 65, options=("query_mask", "poison")),
