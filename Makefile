@@ -14,7 +14,7 @@ export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 export JAX_PLATFORMS ?= cpu
 
-.PHONY: install library native native-wheel run test tests lint types conformance transforms gradients emulated smoke gpu benchmarks docs site clean
+.PHONY: install library native native-wheel run test tests lint types conformance transforms gradients emulated smoke survival gpu benchmarks docs site clean
 
 install: $(VENV)/.installed
 
@@ -120,6 +120,10 @@ smoke: install
 	@if [ -z "$$ATTNKIT_DATA" ]; then echo "ATTNKIT_DATA is not set: $(SENTENCES) $(DOCUMENTS) left out"; exit 0; fi; \
 	for recipe in $(SENTENCES); do $(SMOKE) --keep-going --data "$$ATTNKIT_DATA/multi30k" || exit 1; done; \
 	for recipe in $(DOCUMENTS); do $(SMOKE) --data "$$ATTNKIT_DATA/documents/europarl7" || exit 1; done
+
+# Every recipe under the gate of operations that throw on a GPU, and trainings killed at random: a few minutes.
+survival: library
+	$(BIN)/python -m pytest -q -m survival tests/experiments
 
 docs: install
 	$(BIN)/python -m attnkit_conformance table --write README.md

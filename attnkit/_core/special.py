@@ -182,10 +182,29 @@ def quadrature(points: int) -> tuple[Any, Array, Array]:
 
 
 def cumulative_sum(xp: Namespace, x: Array, axis: int, dtype: Any = None) -> Array:
-    """xp.cumulative_sum; torch's own, because array_api_compat's uses a cache that torch.compile warns about."""
-    if library(x) == "torch":
+    """xp.cumulative_sum; torch's own, because array_api_compat's uses a cache that torch.compile warns about.
+
+    Of floats under torch.use_deterministic_algorithms by doubling, because torch's throws on a GPU then; where the size
+    is symbolic, by torch's all the same.
+    """
+    if library(x) != "torch":
+        return xp.cumulative_sum(x, axis=axis, dtype=dtype)
+    import torch
+
+    kind, n = dtype or x.dtype, x.shape[axis]
+    if not (kind.is_floating_point and isinstance(n, int) and torch.are_deterministic_algorithms_enabled()):
         return x.cumsum(dim=axis, dtype=dtype)
-    return xp.cumulative_sum(x, axis=axis, dtype=dtype)
+    return _doubled_sum(torch, x.to(kind), axis)
+
+
+def _doubled_sum(torch: Any, x: Any, axis: int) -> Any:
+    """Every entry plus the one 1, 2, 4, … before it: a sum of entries up to it in an order that its place decides."""
+    step = 1
+    while step < x.shape[axis]:
+        ahead, behind = x.narrow(axis, 0, step), x.narrow(axis, step, x.shape[axis] - step)
+        x = torch.cat([ahead, behind + x.narrow(axis, 0, x.shape[axis] - step)], dim=axis)
+        step *= 2
+    return x
 
 
 def cumulative_maximum(x: Array, axis: int) -> Array:

@@ -65,6 +65,8 @@ class Run:
     """Processes that decode images with --set lazy=true, for each process under torchrun; they change no result."""
     keep_going: bool = False
     """Record a diverged cell and train the others."""
+    fast: bool = False
+    """Allow operations whose results differ from run to run on a GPU; without it every operation is deterministic."""
     sharding: Literal["ddp", "fsdp"] = "ddp"
     """Under torchrun: every process holds the whole model (ddp) or a part of it (fsdp)."""
 
@@ -78,6 +80,12 @@ class Report:
 
     hide_samples: bool = False
     """Leave the images or sentences of the data out of the page, if they must not be passed on."""
+    data: str | None = None
+    """As of run: for cells that were trained but could not be inspected, which are inspected again."""
+    device: str | None = None
+    """Of this inspection: auto, cpu or cuda[:N] (default: as the run)."""
+    cache: Path | None = None
+    """As of run."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +175,8 @@ class Profile:
     """CPU threads."""
     workers: int = 0
     """Processes that decode images with --set lazy=true."""
+    fast: bool = False
+    """As of run."""
     cache: Path = Path("cache")
     """Where decoded images and subwords are kept."""
     out: Path | None = None
@@ -238,7 +248,8 @@ def main(arguments: list[str] | None = None) -> int:
         elif isinstance(command, Report):
             from attnkit_experiments.commands.report import write_report  # imports plotting
 
-            say(f"report: {write_report(command.folder, show_images=not command.hide_samples)}")
+            where = {"data": command.data, "device": command.device, "cache": command.cache}
+            say(f"report: {write_report(command.folder, show_images=not command.hide_samples, **where)}")
         elif isinstance(command, Prepare):
             prepare(command)
         elif isinstance(command, Decode):

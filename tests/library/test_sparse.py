@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from attnkit._core import special
 from attnkit.ops import entmax, rela
 from attnkit.ops.lowrank import sima
 
@@ -19,6 +20,7 @@ Q, K, V = qkv(5, 7)
 SELF = qkv(7, 7)
 W = np.ones(18)
 ALPHA = np.linspace(1.1, 2.0, 5)[:, None]
+SORTED = (entmax.sparsemax_attention, entmax.entmax_attention)  # thresholds of sums along a sorted row
 
 ERRORS = [
     (entmax.entmax_attention, {"alpha": 1.005}, ValueError, r"alpha must be 1 or lie in \[1.01, 2\]; got 1.005"),
@@ -211,3 +213,19 @@ def test_sima_needs_memory_linear_in_the_number_of_tokens():
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 4 * n * n / 16
+
+
+def test_thresholds_under_deterministic_algorithms_are_the_same_and_bitwise_causal():
+    """torch's cumsum of floats throws on a GPU there, so that sums are formed by doubling."""
+    x, other = map(torch.tensor, normal((3, 4, 13), (3, 4, 13)))
+    torch.use_deterministic_algorithms(True)
+    try:
+        sums = special.cumulative_sum(torch, x, -1)
+        joined = special.cumulative_sum(torch, torch.cat([x[..., :8], other[..., 8:]], -1), -1)
+        outputs = [op(*map(torch.tensor, (Q, K, V)), impl="generic") for op in SORTED]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    close(to_numpy(sums), np.cumsum(to_numpy(x), -1))
+    assert torch.equal(joined[..., :8], sums[..., :8])
+    for op, output in zip(SORTED, outputs, strict=True):
+        close(to_numpy(output), op(Q, K, V, impl="generic"))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from attnkit_experiments.commands.runner import Request, choose
+from attnkit_experiments.commands.opening import Request, choose
 from attnkit_experiments.cost.training import measure, show
 from attnkit_experiments.engine.environment import choose_device, describe
 from attnkit_experiments.engine.errors import UserError, unknown
@@ -41,7 +41,7 @@ def profile(request: Request, variant: str, repeats: int, out: Path | None) -> N
     cell = cells[variant or next(iter(cells))]
     if cell.train.compile:
         raise UserError("profile looks into blocks, which compile=true closes; --set compile=false")
-    with reproducible(threads):
+    with reproducible(threads, not request.fast):
         costs = measure(cell, data, recipe.domain.task, device, repeats)
     about = {
         "format": FORMAT,
@@ -51,6 +51,7 @@ def profile(request: Request, variant: str, repeats: int, out: Path | None) -> N
         "variant": cell.variant.name,
         "config": cell.config(),
         "repeats": repeats,
+        "deterministic": not request.fast,
         "environment": describe(device, threads),
     }
     show(about, costs)

@@ -3,15 +3,58 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+from attnkit_experiments.commands.cells import inspect_again
+from attnkit_experiments.commands.opening import Request, open_study, started
+from attnkit_experiments.engine.errors import UserError
+from attnkit_experiments.engine.progress import say
+from attnkit_experiments.engine.train import reproducible
+from attnkit_experiments.engine.world import World
 from attnkit_experiments.recipes import MEASUREMENTS, RECIPES
 from attnkit_experiments.report import measurement_page, study_page
-from attnkit_experiments.report.results import read_about
+from attnkit_experiments.report.results import read_about, read_study
 
 
-def write_report(folder: Path, *, show_images: bool = True) -> Path:
-    """Write the three files into `folder`; returns the page. UserError if there is nothing to report."""
+def write_report(folder: Path, *, show_images: bool = True, **where: Any) -> Path:
+    """Write the three files into `folder`; returns the page. UserError if there is nothing to report.
+
+    Cells whose inspection failed are inspected first; `where` are the fields of `Request` that this needs: data,
+    device, cache, skip_unreadable.
+    """
     recipe = read_about(folder)["recipe"]
     if recipe in MEASUREMENTS:
         return measurement_page.write_report(folder, MEASUREMENTS[recipe])
+    repair(folder, **where)
     return study_page.write_report(folder, RECIPES[recipe], show_images=show_images)
+
+
+def repair(folder: Path, **where: Any) -> None:
+    """Inspect the trained cells whose inspection failed; what cannot be inspected is said, and stays as it is."""
+    uninspected = read_study(folder).uninspected
+    if not uninspected:
+        return
+    try:
+        study = open_study(request_of(folder, **where), World(), started(folder))
+        with reproducible(study.threads, study.deterministic):
+            for cell in study.cells:
+                if cell.name in uninspected:
+                    result = inspect_again(study, cell)
+                    say(f"{cell.name}: {result.get('uninspected', 'inspected')}")
+    except UserError as error:
+        say(f"not inspected: {', '.join(uninspected)}: {error}")
+
+
+def request_of(folder: Path, **where: Any) -> Request:
+    """The request that a study was started with; where its data are, and the device, may be others."""
+    about = started(folder)
+    recipe = about["recipe"]
+    asked = {
+        "preset": about["preset"],
+        "data": RECIPES[recipe].domain.source(),
+        "settings": tuple(about["settings"]),
+        "seeds": tuple(about["study"]["seeds"]),
+        "device": about["device"],
+        "fast": not about["deterministic"],
+    }
+    return Request(recipe, out=folder, **asked | {name: value for name, value in where.items() if value is not None})

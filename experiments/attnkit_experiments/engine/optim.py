@@ -22,8 +22,9 @@ class TrainConfig:
     share weight_decay·r/lr, which does not change with lr: big_vision's `wd` is multiplied by the schedule only. Its
     1e-4 at lr 1e-3 is AdamW's 0.1. `betas` and `eps` are those of AdamW; `Adafactor` keeps its own.
     `accumulate`: the number of parts of a step's samples, to save memory. `evaluate_every` 0: only at the end;
-    `checkpoint_every` 0: likewise; the last `keep_checkpoints` are kept. `ema`: the decay of the moving average
-    of the weights, which is evaluated as well (see `ema`), 0 for none.
+    `checkpoint_every` 0: likewise. `average`: at the end the weights become the mean of those of this many last
+    checkpoints, and are evaluated again. `ema`: the decay of the moving average of the weights, which is evaluated as
+    well (see `ema`), 0 for none.
     """
 
     steps: int
@@ -42,21 +43,27 @@ class TrainConfig:
     ema: float = 0.0
     evaluate_every: int = 0
     checkpoint_every: int = 0
-    keep_checkpoints: int = 1
+    average: int = 1
 
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise ValueError(f"steps must be at least 1, got {self.steps}")
         if self.warmup < 0 or self.lr <= 0 or self.clip <= 0:
             raise ValueError("warmup must be at least 0, lr and clip above 0")
-        if self.accumulate < 1:
-            raise ValueError(f"accumulate must be at least 1, got {self.accumulate}")
+        for name in ("accumulate", "average"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 0 <= self.ema < 1:
             raise ValueError(f"ema must lie in [0, 1), got {self.ema:g}")
         if self.schedule not in SCHEDULES:
             raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}; got {self.schedule!r}")
         if self.optimizer not in OPTIMIZERS:
             raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}; got {self.optimizer!r}")
+
+    @property
+    def keep_checkpoints(self) -> int:
+        """The newest may be damaged, so there are two at least."""
+        return max(self.average, 2)
 
 
 def cosine(step: int, config: TrainConfig) -> float:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from attnkit_experiments.engine import checkpoint, diagnosis
+from attnkit_experiments.engine.averaging import average_checkpoints
 from attnkit_experiments.engine.ema import MovingAverage
 from attnkit_experiments.engine.errors import Diverged
 from attnkit_experiments.engine.metrics import Metrics, summary
@@ -65,11 +66,11 @@ class Waiting:
 
 
 @contextmanager
-def reproducible(threads: int) -> Iterator[None]:
-    """A context with deterministic torch operations and a fixed number of threads."""
+def reproducible(threads: int, deterministic: bool = True) -> Iterator[None]:
+    """A context with deterministic torch operations, or whichever are fastest, and a fixed number of threads."""
     before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(True)
+    torch.use_deterministic_algorithms(deterministic)
     try:
         yield
     finally:
@@ -142,7 +143,20 @@ def train(
     averaged = run.averaged_weights()
     if averaged and world.main:
         checkpoint.write_weights(folder / "weights_ema.safetensors", averaged, {"config_hash": config_hash})
-    return run.whole(), summary(folder / "metrics.jsonl", seconds) if world.main else {}
+    task = run.whole()
+    if not world.main:
+        return task, {}
+    return task, summary(folder / "metrics.jsonl", seconds) | mean_of_checkpoints(task, config, checkpoints)
+
+
+def mean_of_checkpoints(task: Task, config: TrainConfig, folder: Path) -> dict[str, Any]:
+    """Load the mean of the weights of the last `average` checkpoints and evaluate it; {} for one."""
+    if config.average == 1:
+        return {}
+    files = sorted(folder.glob("step-*.safetensors"))[-config.average :]
+    task.model.load_state_dict(average_checkpoints(files))
+    task.model.eval()
+    return {"averaged": len(files), **task.evaluate()}
 
 
 class Run:

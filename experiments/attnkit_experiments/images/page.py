@@ -21,7 +21,7 @@ def sections(study: StudyResults, show_images: bool) -> list[Section]:
         parts.append(Section("Accuracy against α", alpha_text(study), "".join(card(figure) for figure in alphas)))
     compute = card(plots.against_compute(study)) + compute_table(study)
     parts.append(Section("Accuracy against compute", compute_text(study), compute))
-    if all("fewshot_accuracy" in line.first for line in plots.trained(study)):
+    if all(line.has("fewshot_accuracy") for line in plots.trained(study)):
         probes = card(plots.against_compute(study, "fewshot_accuracy", "few-shot accuracy")) + probe_table(study)
         parts.append(Section("Few-shot probes", probe_text(study), probes))
     if any(line.first.get("learned") for line in plots.trained(study)):

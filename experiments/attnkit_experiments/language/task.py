@@ -8,9 +8,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from attnkit_experiments.data.text.bytes import TextData
+from attnkit_experiments.engine.losses import nats
 from attnkit_experiments.engine.sampler import build_seeded, sample_ids
 from attnkit_experiments.language.model import LanguageConfig, LanguageModel
 
@@ -62,11 +62,7 @@ class LanguageTask:
 
     def loss(self, ids: np.ndarray, step: int, own: slice) -> Tensor:
         tokens, following = self.cut(self.train, ids[own])
-        return self.nats(self.apply(tokens), following).sum() / (len(ids) * self.length)
-
-    def nats(self, logits: Tensor, following: Tensor) -> Tensor:
-        """-log p of each following byte, (n, length)."""
-        return cross_entropy(logits.float().transpose(1, 2), following, reduction="none")
+        return nats(self.apply(tokens), following).sum() / (len(ids) * self.length)
 
     def tested_ids(self) -> np.ndarray:
         count = windows(len(self.test), self.length)
@@ -81,7 +77,7 @@ class LanguageTask:
             tokens, following = self.cut(self.test, ids[start : start + at_once])
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
                 logits = self.model(tokens)
-            total += self.nats(logits, following).double().sum(0).cpu()
+            total += nats(logits, following).double().sum(0).cpu()
         bits = total / (len(ids) * math.log(2))
         quarter = max(self.length // 4, 1)
         return {

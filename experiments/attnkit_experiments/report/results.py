@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import statistics
 from collections.abc import Mapping, Sequence
@@ -86,6 +87,10 @@ class Line:
         """The folder of the first seed that has finished."""
         return self.cell(next(iter(self.results)))
 
+    def has(self, key: str) -> bool:
+        """Whether every seed has this number."""
+        return bool(self.results) and all(key in result for result in self.results.values())
+
     def over_seeds(self, key: str) -> Spread:
         return Spread.of([result[key] for result in self.results.values()])
 
@@ -129,6 +134,24 @@ class StudyResults:
     @property
     def smoke(self) -> bool:
         return self.preset == "smoke"
+
+    @property
+    def uninspected(self) -> dict[str, str]:
+        """Trained cells whose inspection failed, and why."""
+        return {
+            line.cell(seed).name: result["uninspected"]
+            for line in self.lines
+            for seed, result in line.results.items()
+            if "uninspected" in result
+        }
+
+    def inspected(self) -> StudyResults:
+        """The study without these cells, for the figures of what inspection measures."""
+        lines = (
+            dataclasses.replace(line, results={s: r for s, r in line.results.items() if "uninspected" not in r})
+            for line in self.lines
+        )
+        return dataclasses.replace(self, lines=tuple(line for line in lines if line.results or line.diverged))
 
     def load(self) -> float:
         """The machine's load average while the cells were trained, median over them."""

@@ -52,7 +52,7 @@ def record(study: StudyResults, line: Line, measure: Measure) -> dict[str, Any]:
         "flops_per_sample": line.first.get("flops_per_sample"),
         "training_flops": line.first.get("training_flops"),
         "core_hours": study.core_hours(line),
-        "fewshot_accuracy": line.over_seeds("fewshot_accuracy").mean if "fewshot_accuracy" in line.first else None,
+        "fewshot_accuracy": line.over_seeds("fewshot_accuracy").mean if line.has("fewshot_accuracy") else None,
         "step_ms": line.step_ms(),
         "seconds_mean": line.over_seeds("seconds").mean,
         "diverged": len(line.diverged),
@@ -87,7 +87,8 @@ def as_markdown(study: StudyResults, recipe: Recipe) -> str:
         if (ema := f"{measure.key}_ema") in line.first:
             value += f" (moving average of weights {line.over_seeds(ema).text(measure.digits, measure.factor)})"
         text.append(f"| {line.label} | {scores.n} | {value} | {gap} | {line.step_ms():.0f} |")
-    return "\n".join(text) + "\n"
+    text += ["", *(f"{name}: {uninspected_text(reason)}" for name, reason in study.uninspected.items())]
+    return "\n".join(text).rstrip() + "\n"
 
 
 def render(study: StudyResults, recipe: Recipe, *, show_images: bool = True) -> str:
@@ -97,7 +98,9 @@ def render(study: StudyResults, recipe: Recipe, *, show_images: bool = True) -> 
     columns = [column for column in recipe.published if _concerns(column, study)]
     if columns:
         parts.append(_published(study, columns))
-    parts += [section(part) for part in recipe.domain.sections(study, show_images)]
+    inspected = study.inspected() if study.uninspected else study
+    if plots.trained(inspected):
+        parts += [section(part) for part in recipe.domain.sections(inspected, show_images)]
     if study.claims:
         parts.append(_claims(study.claims))
     parts += [_limits(study, measure), bullets("Where it departs from the paper", study.about["deviations"])]
@@ -126,10 +129,16 @@ def _head(study: StudyResults, recipe: Recipe) -> str:
             f'<div class="alarm"><b>Unfinished:</b> {len(study.missing)} of {len(about["cells"])} cells have no '
             "result yet; what follows shows the others.</div>"
         )
+    for name, reason in study.uninspected.items():
+        text += f'<div class="alarm"><b>{safe(name)}:</b> {safe(uninspected_text(reason))}</div>'
     for line in study.lines:
         for seed, diagnosis in line.diverged.items():
             text += f'<div class="alarm"><b>{safe(line.label)}, seed {seed}:</b> {safe(diagnosis)}</div>'
     return text
+
+
+def uninspected_text(reason: str) -> str:
+    return f"trained, but not inspected ({reason}); python -m experiments report with --data inspects it again."
 
 
 def _headline_table(study: StudyResults, measure: Measure) -> str:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from attnkit_experiments.data.sequences.dataset import PADDING, SequenceData, Split
+from attnkit_experiments.engine.losses import nats
 from attnkit_experiments.engine.sampler import build_seeded, sample_ids, seeded
 from attnkit_experiments.sequences.methods import METHODS
 from attnkit_experiments.sequences.model import ClassifierConfig, SequenceClassifier
@@ -67,8 +67,8 @@ class SequenceTask:
         tokens = self.padded(rows[own], self.width_of(rows))
         first = range(len(ids))[own].start
         with seeded(self.seed, step, f"dropout/{first}", self.device):
-            logits = _wide(self.apply(tokens))
-        return cross_entropy(logits, labels, reduction="sum") / len(ids)
+            logits = self.apply(tokens)
+        return nats(logits, labels).sum() / len(ids)
 
     def width_of(self, rows: np.ndarray) -> int:
         """The padded length of a batch of sequences."""
@@ -106,9 +106,9 @@ class SequenceTask:
             rows = split.rows[start : start + self.batch]
             labels = torch.from_numpy(split.labels[start : start + self.batch]).to(self.device)
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
-                logits = _wide(self.model(self.padded(rows, self.width_of(rows))))
+                logits = self.model(self.padded(rows, self.width_of(rows)))
             correct += int((logits.argmax(1) == labels).sum())
-            total += float(cross_entropy(logits, labels, reduction="sum"))
+            total += float(nats(logits, labels).sum())
         return correct / len(split), total / len(split)
 
 
@@ -126,8 +126,3 @@ def require_fit(data: SequenceData, model: ClassifierConfig, batch: int, pad_to_
             f"pad_to_multiple must be 0 for {model.method} with {model.pool} pooling: its logits depend on how much "
             f"padding there is; got {pad_to_multiple}"
         )
-
-
-def _wide(logits: Tensor) -> Tensor:
-    """In float32 at least: autocast returns bfloat16."""
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))

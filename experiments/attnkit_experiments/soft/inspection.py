@@ -87,7 +87,8 @@ def residuals(model: SoftVisionTransformer, images: Tensor) -> list[dict[str, li
         if not layers:
             continue
         traces = torch.cat([layer.residuals(x, grid, grid).flatten(0, 1).double() for layer, x, grid in layers])
-        rows.append({"median": traces.median(0).values.tolist(), "largest": traces.amax(0).tolist()})
+        ordered = traces.sort(0).values  # torch.median has no deterministic algorithm on a GPU
+        rows.append({"median": ordered[(len(ordered) - 1) // 2].tolist(), "largest": ordered[-1].tolist()})
     return rows
 
 

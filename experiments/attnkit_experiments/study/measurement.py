@@ -17,7 +17,6 @@ import torch
 
 from attnkit_experiments.engine.files import read_json, write_json
 from attnkit_experiments.engine.progress import say
-from attnkit_experiments.engine.train import reproducible
 from attnkit_experiments.study.recipe import Preset, Section
 
 Row = Mapping[str, Any]
@@ -62,18 +61,17 @@ class Measurement:
     """Check the rows of any preset; ValueError if a statement does not hold."""
 
 
-def carry_out(measurement: Measurement, study: Any, out: Path, device: torch.device, threads: int) -> Path:
+def carry_out(measurement: Measurement, study: Any, out: Path, device: torch.device) -> Path:
     """Measure the items missing in OUT/rows.json; returns the folder."""
     path = out / "rows.json"
     rows = read_json(path)["rows"] if path.exists() else []
     items = measurement.items(study)
-    with reproducible(threads):
-        for index, item in enumerate(items[len(rows) :], start=len(rows)):
-            rows.append(dict(item) | dict(measurement.measure(item, study, device)))
-            write_json(path, {"rows": rows})
-            columns = [column for column in measurement.columns if rows[-1].get(column.key) != ""]
-            text = ", ".join(f"{column.head} {column.text(rows[-1])}" for column in columns)
-            say(f"[{index + 1}/{len(items)}] {text}")
+    for index, item in enumerate(items[len(rows) :], start=len(rows)):
+        rows.append(dict(item) | dict(measurement.measure(item, study, device)))
+        write_json(path, {"rows": rows})
+        columns = [column for column in measurement.columns if rows[-1].get(column.key) != ""]
+        text = ", ".join(f"{column.head} {column.text(rows[-1])}" for column in columns)
+        say(f"[{index + 1}/{len(items)}] {text}")
     measurement.check(rows)
     write_json(out / "finished.json", {"rows": len(rows)})
     return out

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from attnkit_experiments.data.text.pairs import BOS, EOS, PAD
 from attnkit_experiments.engine.errors import Diverged
+from attnkit_experiments.engine.losses import log_probabilities
 from attnkit_experiments.translation.model import DecoderState, Translator
-from attnkit_experiments.translation.smoothing import log_probabilities
 
 NEVER = -torch.inf
 

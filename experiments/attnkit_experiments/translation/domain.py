@@ -148,7 +148,7 @@ def cell(settings: TranslationStudy, variant: Variant, seed: int, data: Corpora,
         TranslationConfig, settings, vocabulary=pairs.vocabulary, encoder_layers=settings.layers,
         decoder_layers=settings.layers, max_length=settings.positions, **methods,
     )  # fmt: skip
-    train = from_study(TrainConfig, settings, betas=(0.9, settings.beta2), keep_checkpoints=max(settings.average, 1))
+    train = from_study(TrainConfig, settings, betas=(0.9, settings.beta2))
     parts = {
         "pairs": pair_request,
         "budget": settings.tokens,

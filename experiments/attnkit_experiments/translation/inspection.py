@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import save_file
 
 from attnkit_experiments.data.text.documents import length_buckets
-from attnkit_experiments.engine.averaging import average_checkpoints
 from attnkit_experiments.engine.files import write_json, write_text, written_aside
 from attnkit_experiments.study.recipe import Cell
 from attnkit_experiments.translation.concentration import Analysis, analyse, attention_maps
@@ -25,20 +24,15 @@ MAP_TOKENS = 24
 def inspect(task: TranslationTask, initial: TranslationTask, cell: Cell, folder: Path) -> dict[str, Any]:
     """Means over layers of the paper's measures before and after training, decoding speed, loss by length.
 
-    Writes `analysis.json` (every layer), `translations.txt`, `maps.safetensors`. With `average` checkpoints the model
-    is replaced by their mean first, and its evaluation replaces the earlier one.
+    Writes `analysis.json` (every layer), `translations.txt`, `maps.safetensors`.
     """
-    averaged: dict[str, Any] = {}
-    if cell.train.keep_checkpoints > 1:
-        files = sorted((folder / "checkpoints").glob("step-*.safetensors"))
-        task.model.load_state_dict(average_checkpoints(files))
-        averaged = {"averaged": len(files), **task.evaluate()}
+    if not task.translations:  # of weights that were loaded
+        task.evaluate()
     trained, untrained = (analysis(each, cell.settings["analysed"]) for each in (task, initial))
     write_json(folder / "analysis.json", {"trained": plain(trained.to_dict()), "initial": plain(untrained.to_dict())})
     write_text(folder / "translations.txt", "".join(f"{text}\n" for text in task.translations))
     write_maps(task, folder / "maps.safetensors")
     return {
-        **averaged,
         **{name: finite(value) for name, value in trained.means().items()},
         **{f"initial_{name}": finite(value) for name, value in untrained.means().items()},
         "translations": len(task.translations),

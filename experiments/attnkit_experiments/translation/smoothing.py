@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from torch import Tensor
-from torch.nn.functional import cross_entropy, log_softmax
+
+from attnkit_experiments.engine.losses import log_probabilities, nats
 
 Smoothed = Callable[[Tensor, Tensor, float], Tensor]
 
@@ -26,11 +27,4 @@ def torch_smoothed(logits: Tensor, targets: Tensor, smoothing: float) -> Tensor:
     """The same with ε/V for every class, the true one included: (1 - ε)·nll + ε/V·Σ_v -log p_v (Szegedy et al. 2016 §7;
     `torch.nn.functional.cross_entropy`).
     """
-    flat = logits.flatten(0, -2)
-    flat = flat if flat.dtype.itemsize > 4 else flat.float()
-    return cross_entropy(flat, targets.flatten(), label_smoothing=smoothing, reduction="none").view(targets.shape)
-
-
-def log_probabilities(logits: Tensor) -> Tensor:
-    """log softmax over the last axis, in float32 or wider."""
-    return log_softmax(logits if logits.dtype.itemsize > 4 else logits.float(), dim=-1)
+    return (1.0 - smoothing) * nats(logits, targets) - smoothing * log_probabilities(logits).mean(-1)

@@ -19,11 +19,12 @@ from attnkit import attention_regulariser
 from attnkit_experiments.data.text.batches import TokenBatches
 from attnkit_experiments.data.text.pairs import BOS, EOS, PAD, Sentences, Split, TranslationData
 from attnkit_experiments.engine.errors import UserError
+from attnkit_experiments.engine.losses import nats
 from attnkit_experiments.engine.sampler import build_seeded, seeded
 from attnkit_experiments.translation.bleu import corpus_bleu
 from attnkit_experiments.translation.decode import DecodeConfig, beam_search
 from attnkit_experiments.translation.model import LayerRows, TranslationConfig, Translator
-from attnkit_experiments.translation.smoothing import Smoothed, fairseq_smoothed, log_probabilities
+from attnkit_experiments.translation.smoothing import Smoothed, fairseq_smoothed
 
 FIELDS = ("total", "entropy", "visible")  # the fields needed by the regulariser
 
@@ -226,8 +227,8 @@ class TranslationTask:
             batch = make_batch(split, ids, self.device)
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
                 logits = self.model(*batch[:3])
-            logs = log_probabilities(logits).gather(-1, batch.target_out[..., None])[..., 0]
-            losses[ids] = -logs.masked_fill(batch.target_out == PAD, 0.0).double().sum(1).cpu().numpy()
+            each = nats(logits, batch.target_out)
+            losses[ids] = each.masked_fill(batch.target_out == PAD, 0.0).double().sum(1).cpu().numpy()
         return losses
 
     def translate(self, split: Split, batches: TokenBatches) -> Translated:

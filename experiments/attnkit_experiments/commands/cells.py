@@ -1,0 +1,119 @@
+"""One cell of a study: trained, written as finished, and inspected.
+
+A failing inspection costs no trained cell: its result then says "uninspected" and why, and `report` inspects it again.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from attnkit_experiments.commands.opening import Opened
+from attnkit_experiments.engine import checkpoint
+from attnkit_experiments.engine.averaging import read_weights
+from attnkit_experiments.engine.errors import Diverged, UserError
+from attnkit_experiments.engine.files import read_json, write_json
+from attnkit_experiments.engine.progress import say
+from attnkit_experiments.engine.train import Task, train
+from attnkit_experiments.engine.world import World
+from attnkit_experiments.study.recipe import Cell, Domain, Measure
+
+WEIGHTS = "weights.safetensors"
+
+
+def run_cell(study: Opened, cell: Cell, world: World, *, label: str) -> dict[str, Any]:
+    """Train one cell unless its result exists; returns the result, complete only in the main process."""
+    folder, domain = study.folder(cell), study.recipe.domain
+    config_hash = cell.config_hash()
+    stored = world.agreed(lambda: stored_result(folder, config_hash))
+    if stored and ("diverged" not in stored or study.keep_going):
+        if world.main:
+            say(f"{label}: already there, {outcome(stored, domain.measure)}")
+        return stored
+    if world.main:
+        write_json(folder / "config.json", cell.config() | {"config_hash": config_hash})
+
+    def make() -> Task:
+        return domain.task(cell, study.data, study.device)
+
+    result = {"config_hash": config_hash, "variant": cell.variant.name, "seed": cell.seed, **domain.facts(cell)}
+    task: Task | None = None
+    try:
+        task, measured = train(
+            make, cell.train, folder, config_hash=config_hash, device=study.device, label=label, world=world
+        )
+        result |= measured
+    except Diverged as diagnosis:
+        if not study.keep_going:
+            raise
+        if world.main:
+            say(str(diagnosis))
+        result["diverged"] = str(diagnosis)
+    except ValueError as error:
+        raise UserError(f"{label}: {error}") from None
+    result["load"] = round(os.getloadavg()[0], 1)
+    if world.main:
+        if task:
+            result["parameters"] = sum(parameter.numel() for parameter in task.model.parameters())
+            checkpoint.write_weights(folder / WEIGHTS, task.model.state_dict(), {"config_hash": config_hash})
+            result["uninspected"] = "it was interrupted"
+        write_json(folder / "result.json", result)
+        if task:
+            result = inspected(domain, cell, task, make, folder, result)
+        say(f"{label}: {outcome(result, domain.measure)}")
+    world.wait()
+    return result
+
+
+def inspected(
+    domain: Domain, cell: Cell, task: Task, make: Callable[[], Task], folder: Path, result: dict[str, Any]
+) -> dict[str, Any]:
+    """The result with the numbers of the inspection, or the reason why there are none; written to the cell."""
+    try:
+        numbers = domain.inspect(task, make(), cell, folder)
+    except Exception as error:  # whatever it is, the trained cell is worth more
+        traceback.print_exc()
+        result = result | {"uninspected": f"{type(error).__name__}: {error}".splitlines()[0]}
+    else:
+        result = {key: value for key, value in result.items() if key != "uninspected"} | numbers
+    write_json(folder / "result.json", result)
+    return result
+
+
+def inspect_again(study: Opened, cell: Cell) -> dict[str, Any]:
+    """The result of a trained cell whose inspection failed, inspected with its weights."""
+    folder = study.folder(cell)
+    result = stored_result(folder, cell.config_hash())
+    if result is None or "uninspected" not in result:
+        raise UserError(f"{folder}: nothing to inspect again")
+
+    def make() -> Task:
+        return study.recipe.domain.task(cell, study.data, study.device)
+
+    task = make()
+    task.model.load_state_dict(read_weights(folder / WEIGHTS))
+    return inspected(study.recipe.domain, cell, task, make, folder, result)
+
+
+def stored_result(folder: Path, config_hash: str) -> dict[str, Any] | None:
+    """The existing result of a cell; UserError if it is another cell's."""
+    if not (folder / "result.json").exists():
+        return None
+    result = read_json(folder / "result.json")
+    if result.get("config_hash") != config_hash:
+        raise UserError(f"{folder / 'result.json'}: belongs to another configuration; --overwrite starts anew")
+    return result
+
+
+def outcome(result: dict[str, Any], measure: Measure) -> str:
+    """The result in a line."""
+    if "diverged" in result:
+        return "diverged"
+    text = (
+        f"{measure.text(result[measure.key])}, loss {result['first_loss']:.3f} → {result['last_loss']:.3f}, "
+        f"{result['step_ms']:.0f} ms a step, {result['seconds']:.0f} s"
+    )
+    return f"{text}; not inspected: {result['uninspected']}" if "uninspected" in result else text

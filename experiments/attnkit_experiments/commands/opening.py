@@ -1,0 +1,180 @@
+"""A study before its first step: what was asked for, what --out allows, the data, and the cells to train."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attnkit_experiments.engine.environment import choose_device, describe
+from attnkit_experiments.engine.errors import UserError, unknown
+from attnkit_experiments.engine.files import read_json, write_json
+from attnkit_experiments.engine.world import Sharding, World
+from attnkit_experiments.recipes import MEASUREMENTS, RECIPES
+from attnkit_experiments.study.overrides import override
+from attnkit_experiments.study.recipe import Cell, Recipe, Source, expand
+
+FORMAT = "attnkit-experiments-study-1"
+OURS = ("study.json", "cells", "rows.json", "claims.json", "finished.json", "report.html", "results.csv", "summary.md")
+
+
+@dataclass(frozen=True)
+class Request:
+    """The request of the command line."""
+
+    recipe: str
+    preset: str
+    data: str
+    out: Path
+    settings: tuple[str, ...] = ()
+    seeds: tuple[int, ...] | None = None
+    device: str = "auto"
+    threads: int | None = None
+    cache: Path | None = None
+    resume: bool = False
+    overwrite: bool = False
+    skip_unreadable: bool = False
+    workers: int = 0
+    keep_going: bool = False
+    fast: bool = False
+    sharding: Sharding = "ddp"
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A study with its data, ready to be trained; `about` is its study.json."""
+
+    recipe: Recipe
+    cells: tuple[Cell, ...]
+    data: Any
+    out: Path
+    device: torch.device
+    threads: int
+    about: Mapping[str, Any]
+    keep_going: bool
+
+    @property
+    def deterministic(self) -> bool:
+        return bool(self.about["deterministic"])
+
+    def folder(self, cell: Cell) -> Path:
+        return self.out / "cells" / cell.name
+
+
+def choose(request: Request) -> tuple[Recipe, Any]:
+    """The recipe and its settings; UserError with the nearest name for anything that does not exist."""
+    if request.recipe not in RECIPES:
+        raise unknown("recipe", request.recipe, [*RECIPES, *MEASUREMENTS])
+    recipe = RECIPES[request.recipe]
+    if request.preset not in recipe.presets:
+        raise unknown(f"preset of {recipe.id}", request.preset, recipe.presets)
+    study = override(recipe.presets[request.preset].study, request.settings)
+    if request.seeds is not None:
+        study = dataclasses.replace(study, seeds=request.seeds)
+    if not study.seeds or len(set(study.seeds)) < len(study.seeds) or min(study.seeds) < 0:
+        raise UserError(f"seeds: expected different whole numbers from 0, got {study.seeds}")
+    recipe.variants(study)  # a bad activation or point is reported before any data is read
+    return recipe, study
+
+
+def open_study(request: Request, world: World, before: dict[str, Any] | None) -> Opened:
+    """Read the data and expand the cells of a study; `before` is its study.json if it was started already.
+
+    Errors: UserError for settings that do not fit the data, and if it was started with others.
+    """
+    recipe, study = choose(request)
+    device = choose_device(request.device)
+    threads = request.threads or (before["environment"]["threads"] if before else torch.get_num_threads())
+    cache = request.cache or request.out / "cache"
+    source = Source(request.data, study, cache, request.skip_unreadable, request.workers)
+    data = world.in_turn(lambda: recipe.domain.load(source))
+    try:
+        cells = expand(recipe, study, data)
+    except ValueError as error:
+        raise UserError(f"{recipe.id}: {error}") from None
+    if len({cell.name for cell in cells}) < len(cells):
+        raise UserError(f"{recipe.id}: the settings name one cell twice")
+    about = {
+        "format": FORMAT,
+        "recipe": recipe.id,
+        "preset": request.preset,
+        "label": recipe.presets[request.preset].label,
+        "settings": list(request.settings),
+        "study": dataclasses.asdict(study),
+        "data": recipe.domain.about(data) | {"checksum": cells[0].data_checksum},
+        "device": device.type,
+        "deterministic": not request.fast,
+        "variants": [dataclasses.asdict(v) | {"label": v.label} for v in recipe.variants(study)],
+        "cells": [cell.name for cell in cells],
+        "deviations": list(recipe.presets[request.preset].deviations or recipe.deviations),
+        "environment": describe(device, threads) | {"processes": world.size},
+    }
+    if before:
+        _require_same(before, about, request.out)
+    elif world.main:
+        write_json(request.out / "study.json", about)
+    return Opened(recipe, cells, data, request.out, device, threads, about, request.keep_going)
+
+
+def prepare(request: Request) -> dict[str, Any] | None:
+    """Decide what may happen to --out; returns the study to resume, or None for a fresh start."""
+    out = request.out
+    if request.resume and request.overwrite:
+        raise UserError("--resume and --overwrite exclude each other")
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out {out}: is a file")
+    if not out.exists() or not any(out.iterdir()):
+        return None
+    if not (out / "study.json").exists():
+        if {path.name for path in out.iterdir()} <= {"cache"}:
+            return None
+        raise UserError(f"--out {out}: holds files but no study of ours; choose another directory")
+    if request.overwrite:
+        for name in OURS:
+            path = out / name
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        return None
+    if not request.resume:
+        state = "finished" if (out / "finished.json").exists() else "unfinished"
+        raise UserError(
+            f"--out {out}: holds a {state} study; --resume continues it, --overwrite deletes it and starts anew"
+        )
+    return started(out)
+
+
+def started(out: Path) -> dict[str, Any]:
+    """The study.json of a study that was started; UserError if another version wrote it."""
+    before = read_json(out / "study.json")
+    if before.get("format") != FORMAT:
+        raise UserError(f"{out / 'study.json'}: not a study of this version; --overwrite starts anew")
+    return before
+
+
+def _require_same(before: dict[str, Any], now: dict[str, Any], out: Path) -> None:
+    require_same_settings(
+        before,
+        now,
+        out,
+        ("data checksum", before["data"]["checksum"], now["data"]["checksum"]),
+        ("cells", before["cells"], now["cells"]),
+    )
+
+
+def require_same_settings(before: dict[str, Any], now: dict[str, Any], out: Path, *more: tuple[str, Any, Any]) -> None:
+    """UserError naming the first setting, or pair of `more`, in which two studies differ."""
+    shared = ("recipe", "preset", "device", "deterministic")
+    pairs: list[tuple[str, Any, Any]] = [(key, before[key], now[key]) for key in shared]
+    stored = before["study"]
+    for key, value in now["study"].items():
+        value = list(value) if isinstance(value, tuple) else value
+        pairs.append((key, stored.get(key), value))
+    for key, old, new in (*pairs, *more):
+        if old != new:
+            raise UserError(
+                f"--resume {out}: it was started with {key} {old!r}, now it is {new!r}; give the same, or --overwrite"
+            )
