@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import load_file
 
 from attnkit_experiments.commands import runner
-from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.metrics import read_metrics
 from attnkit_experiments.engine.optim import TrainConfig
 from attnkit_experiments.engine.world import World
@@ -30,7 +29,7 @@ SETTINGS = (
 )
 WEIGHTS, AVERAGE = "weights.safetensors", "weights_ema.safetensors"
 NUMBERS = ("loss", "grad_norm", "lr")
-PATIENCE = 1200  # seconds after which a job that hangs is ended
+PATIENCE = 300  # seconds after which a job that hangs is ended
 DRIVER = """
 import json
 import sys
@@ -64,16 +63,20 @@ def request(out, *settings, **options):
     return given | {"settings": settings or SETTINGS} | options
 
 
+def environment():
+    """Of a subprocess, which finds the same packages."""
+    root = Path(__file__).parents[2]
+    paths = os.pathsep.join(str(root / part) for part in ("", "reference", "conformance", "experiments"))
+    return {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+
+
 def together(tmp_path, processes, given, fault=""):
     """Run a study in several processes; the finished subprocess."""
     driver = tmp_path / "driver.py"
     driver.write_text(DRIVER)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    root = Path(__file__).parents[2]
-    paths = os.pathsep.join(str(root / part) for part in ("", "reference", "conformance", "experiments"))
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     words = [*command, str(driver), fault, json.dumps(given)]
-    return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    return subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 def assert_equal_runs(ours, theirs, cell=CELL, left_out=()):
@@ -110,17 +113,64 @@ def whole(tiny, image_folder, tmp_path):
         return tiny(tmp_path / "whole", *SETTINGS, data=str(image_folder))
 
 
-def test_two_processes_equal_one(corpus, tmp_path):
-    """Of translation with its regulariser: tokens and rows of the whole step are what shares are divided by."""
-    settings = (*TINY, "methods=reluformer", "tokens=256")
-    asked = runner.Request("001-table4", "cpu", str(corpus / "pairs"), tmp_path / "pairs", settings, (0,), "cpu", 1)
+FORKS = """
+import json
+import multiprocessing
+import os
+import socket
+import sys
+from pathlib import Path
+
+from attnkit_experiments.commands import runner
+from tests.experiments.doubles import in_float64
+
+
+def process(rank, size, port, request):
+    places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in places.items()})
+    request |= {"out": Path(request["out"]), "settings": tuple(request["settings"]), "seeds": (0,)}
     with in_float64():
-        pairs = runner.run(asked)
-    given = {"recipe": "001-table4", "data": str(corpus / "pairs")}
-    done = together(tmp_path, 2, request(tmp_path / "out", *settings, "accumulate=2", **given))
+        runner.run(runner.Request(**request))
+
+
+for size, request in json.loads(sys.argv[1]):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    fork = multiprocessing.get_context("fork")
+    ranks = [fork.Process(target=process, args=(rank, size, port, request)) for rank in range(size)]
+    for each in ranks:
+        each.start()
+    for each in ranks:
+        each.join()
+    assert not any(each.exitcode for each in ranks)
+"""
+
+
+def test_any_batch_on_any_number_of_processes_equals_one(corpus, tmp_path):
+    """Of translation with its regulariser: tokens and rows of the whole step are what shares are divided by. Steps have
+    one to three sentences, so that most leave processes without any.
+    """
+    settings = (*TINY, "methods=reluformer", "tokens=32", "steps=4")
+    recipe = {"recipe": "001-table4", "data": str(corpus / "pairs")}
+    asked = runner.Request("001-table4", "cpu", recipe["data"], tmp_path / "one", settings, (0,), "cpu", 1)
+    with in_float64():
+        one = runner.run(asked)
+    cell = Path("cells", "reluformer-seed0")
+    samples = [row["samples"] for row in read_metrics(one / cell / "metrics.jsonl") if "samples" in row]
+    assert {*samples} == {1, 2, 3}
+    jobs = [
+        (2, request(tmp_path / "2", *settings, "accumulate=2", **recipe)),
+        (3, request(tmp_path / "3", *settings, **recipe)),
+        (4, request(tmp_path / "4", *settings, "accumulate=2", sharding="fsdp", **recipe)),
+    ]
+    words = [sys.executable, "-c", FORKS, json.dumps(jobs)]
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stderr
-    assert json.loads((tmp_path / "out" / "study.json").read_text())["environment"]["processes"] == 2
-    assert_equal_runs(tmp_path / "out", pairs, Path("cells", "reluformer-seed0"), left_out=("decode_seconds",))
+    for size, _ in jobs:
+        out = tmp_path / str(size)
+        assert json.loads((out / "study.json").read_text())["environment"]["processes"] == size
+        assert_equal_runs(out, one, cell, left_out=("decode_seconds",))
 
 
 def test_a_run_goes_on_in_parts_on_another_number_of_processes(whole, tiny, image_folder, tmp_path):
@@ -150,7 +200,17 @@ def test_a_process_that_fails_ends_the_job_with_its_error(whole, image_folder, t
 
 def test_shares_of_a_step_cover_it_once():
     for size, accumulate in ((1, 1), (3, 2), (4, 1)):
-        parts = [part for rank in range(size) for part in World(rank, size).parts(13, accumulate)]
-        assert [n for part in parts for n in range(13)[part]] == list(range(13))
-    with pytest.raises(UserError, match="a step of 3 samples cannot be shared by 2 processes with accumulate=2"):
-        World(0, 2).parts(3, 2)
+        for samples in (13, 2, 1):
+            worlds = [World(rank, size, sharding) for rank in range(size) for sharding in ("ddp", "fsdp")]
+            parts = [(world.sharding, part) for world in worlds for part in world.parts(samples, accumulate)]
+            for kind in ("ddp", "fsdp"):
+                assert [n for sharding, part in parts if sharding == kind for n in range(samples)[part]] == [
+                    *range(samples)
+                ]
+
+
+def test_every_process_has_a_part_and_the_main_one_a_sample():
+    assert World(0, 3).parts(1, 1) == [slice(0, 1)]
+    assert World(2, 3).parts(1, 1) == [slice(1, 1)]
+    assert World(0, 1).parts(1, 4) == [slice(0, 1)]
+    assert len(World(2, 3, "fsdp").parts(1, 4)) == 4

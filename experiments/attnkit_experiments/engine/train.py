@@ -44,7 +44,8 @@ class Task(Protocol):
         """The ids of all training samples of step `step`."""
 
     def loss(self, ids: np.ndarray, step: int, own: slice) -> Tensor:
-        """The share of samples ids[own] in the loss of all `ids`, with the augmentation of step `step`: a scalar.
+        """The share of samples ids[own], one or more, in the loss of all `ids`, with the augmentation of step `step`: a
+        scalar.
 
         Shares of slices that cover `ids` add up to the loss. Its denominator (samples, tokens, rows) is counted
         over all `ids`.
@@ -190,9 +191,9 @@ class Run:
         self.optimizer.zero_grad(set_to_none=True)
         total = torch.zeros(())
         for own in parts:
-            with self.autocast:
-                share = self.task.loss(ids, step, own)
-            self.world.backward(share, self.module, last=own is parts[-1])
+            with self.world.part(self.module, last=own is parts[-1]):
+                share = self.share(ids, step, own)
+                self.world.backward(share)
             total = total.to(share.device) + share.detach().float()
         total = self.world.sum(total)
         norm = nn.utils.get_total_norm([p.grad for p in self.task.model.parameters() if p.grad is not None])
@@ -218,11 +219,16 @@ class Run:
                     local.masked_fill_(bad, 0)
         self.optimizer.step()
 
+    def share(self, ids: np.ndarray, step: int, own: slice) -> Tensor:
+        """The loss of ids[own]. That of none is 0, times a sample's, because all processes call the model together."""
+        with self.autocast:
+            if own.start < own.stop:
+                return self.task.loss(ids, step, own)
+            return 0.0 * self.task.loss(ids, step, slice(0, 1))
+
     def again(self, ids: np.ndarray, step: int) -> Tensor:
         """The loss of this process's share of a step."""
-        own = self.world.parts(len(ids), 1)[0]
-        with self.autocast:
-            return self.task.loss(ids, step, own)
+        return self.share(ids, step, self.world.parts(len(ids), 1)[0])
 
     def evaluate(self) -> dict[str, float]:
         """The metrics of the main process, and with the suffix _ema those of the moving average of the

@@ -42,16 +42,18 @@ class World:
         return self.rank == 0
 
     def parts(self, samples: int, accumulate: int) -> list[slice]:
-        """The samples of a step for this process, in `accumulate` parts; together the processes cover all."""
+        """The samples of a step for this process, in `accumulate` parts; together the processes cover all.
+
+        A part is empty where there are fewer samples than parts, and only then. The last part of a process is there all
+        the same, since all call the model together; with FSDP every part is, since every call gathers weights.
+        """
         pieces = self.size * accumulate
-        if samples < pieces:
-            raise UserError(
-                f"a step of {samples} samples cannot be shared by {self.size} processes with accumulate={accumulate}: "
-                "give more samples to a step, or fewer processes"
-            )
-        edges = [samples * n // pieces for n in range(pieces + 1)]
+        edges = [-(-samples * n // pieces) for n in range(pieces + 1)]
         own = range(self.rank * accumulate, (self.rank + 1) * accumulate)
-        return [slice(edges[n], edges[n + 1]) for n in own]
+        parts = [slice(edges[n], edges[n + 1]) for n in own]
+        if self.size > 1 and self.sharding == "fsdp":
+            return parts
+        return [part for part in parts if part.start < part.stop] or parts[:1]
 
     def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
         """The module to call in training: `model` itself, or a wrapper that sums its gradients over processes."""
@@ -64,18 +66,20 @@ class World:
             return model
         return DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
 
-    def backward(self, loss: Tensor, module: nn.Module, *, last: bool) -> None:
-        """Add the gradients of a part of the loss; with the last part they are summed over processes.
+    def part(self, module: nn.Module, *, last: bool) -> AbstractContextManager[Any]:
+        """A context for the two passes of a part; with the last part gradients are summed over processes."""
+        if isinstance(module, FSDPModule):
+            module.set_requires_gradient_sync(last)
+        if isinstance(module, DistributedDataParallel) and not last:
+            return module.no_sync()
+        return nullcontext()
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of a part of the loss.
 
         Both wrappers average over processes, but shares of a loss must be summed: hence the factor.
         """
-        if isinstance(module, FSDPModule):
-            module.set_requires_gradient_sync(last)
-        alone: AbstractContextManager[Any] = nullcontext()
-        if isinstance(module, DistributedDataParallel) and not last:
-            alone = module.no_sync()
-        with alone:
-            (loss * self.size).backward()
+        (loss * self.size).backward()
 
     def sum(self, x: Tensor) -> Tensor:
         """The sum over processes."""
