@@ -57,8 +57,8 @@ class Run:
     """Where decoded images and subwords are kept (default: OUT/cache)."""
     resume: bool = False
     """Continue the study in --out."""
-    overwrite: bool = False
-    """Delete the study in --out and start anew."""
+    overwrite: Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar="[CELL ...]")] = None
+    """Delete the study in --out and start anew; with names of cells delete and train only those."""
     skip_unreadable: bool = False
     """Leave unreadable images out and count them."""
     workers: int = 0
@@ -67,8 +67,34 @@ class Run:
     """Record a diverged cell and train the others."""
     fast: bool = False
     """Allow operations whose results differ from run to run on a GPU; without it every operation is deterministic."""
+    enqueue: bool = False
+    """Write study.json and train nothing; any number of `work` processes train the cells."""
     sharding: Literal["ddp", "fsdp"] = "ddp"
     """Under torchrun: every process holds the whole model (ddp) or a part of it (fsdp)."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Train cells of a study that was started with run and that nobody else trains, until all are trained."""
+
+    folder: tyro.conf.Positional[Path]
+    """The --out of a run, on any machine that sees it."""
+    data: str | None = None
+    """As of run."""
+    device: str | None = None
+    """auto, cpu or cuda[:N], of the kind that the run had (default: that kind)."""
+    threads: int | None = None
+    """CPU threads (default: as the run)."""
+    cache: Path | None = None
+    """As of run."""
+    skip_unreadable: bool = False
+    """As of run."""
+    workers: int = 0
+    """As of run."""
+    keep_going: bool = False
+    """As of run."""
+    sharding: Literal["ddp", "fsdp"] = "ddp"
+    """As of run."""
 
 
 @dataclass(frozen=True)
@@ -186,6 +212,7 @@ class Profile:
 Command = (
     Annotated[List, tyro.conf.subcommand("list")]
     | Annotated[Run, tyro.conf.subcommand("run")]
+    | Annotated[Work, tyro.conf.subcommand("work")]
     | Annotated[Report, tyro.conf.subcommand("report")]
     | Annotated[Prepare, tyro.conf.subcommand("prepare")]
     | Annotated[Decode, tyro.conf.subcommand("decode")]
@@ -236,7 +263,7 @@ def request_of(command: Run | Profile) -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    command: List | Run | Report | Prepare | Decode | Export | Classify | Profile = tyro.cli(
+    command: List | Run | Work | Report | Prepare | Decode | Export | Classify | Profile = tyro.cli(
         Command,
         prog="python -m experiments",
         args=arguments,
@@ -248,8 +275,14 @@ def main(arguments: list[str] | None = None) -> int:
         elif isinstance(command, Report):
             from attnkit_experiments.commands.report import write_report  # imports plotting
 
-            where = {"data": command.data, "device": command.device, "cache": command.cache}
-            say(f"report: {write_report(command.folder, show_images=not command.hide_samples, **where)}")
+            page = write_report(
+                command.folder, show_images=not command.hide_samples, data=command.data, device=command.device,
+                cache=command.cache,
+            )  # fmt: skip
+            say(f"report: {page}")
+        elif isinstance(command, Work):
+            where = {name: value for name, value in vars(command).items() if name != "folder"}
+            say(f"done; python -m experiments report {runner.work(command.folder, **where)}")
         elif isinstance(command, Prepare):
             prepare(command)
         elif isinstance(command, Decode):
@@ -272,6 +305,10 @@ def main(arguments: list[str] | None = None) -> int:
     except Diverged as diagnosis:
         print(f"error: {diagnosis}", file=sys.stderr)
         return 1
+    except OSError as error:
+        file = f"{error.filename}: " if error.filename else ""
+        print(f"error: {file}{error.strerror or error}; what was written stays whole", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("interrupted; --resume continues at the last checkpoint", file=sys.stderr)
         return 130

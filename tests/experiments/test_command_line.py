@@ -1,18 +1,25 @@
 """The command line: what list shows, what a mistyped name answers, when --out is refused, and each recipe's smoke."""
 
 import dataclasses
+import errno
 import math
+import os
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from attnkit_experiments.__main__ import main
 from attnkit_experiments.commands import runner
 from attnkit_experiments.data.images.loading import ImageRequest, load_images
 from attnkit_experiments.engine.errors import Diverged, UserError
+from attnkit_experiments.engine.files import PARTIAL
 from attnkit_experiments.images.domain import ImageStudy, judged_classes
 from attnkit_experiments.images.settings import image_source
 from attnkit_experiments.recipes import FILES, RECIPES
+
+from .conftest import TINY
 
 OF_IMAGES = [name for name, recipe in RECIPES.items() if recipe.domain.name == "images"]
 
@@ -56,6 +63,8 @@ def test_a_mistake_is_answered_in_one_line_with_status_2(words, text, tmp_path, 
     assert text in said
     assert said.startswith("error: ")
     assert said.count("\n") == 1
+    assert not list(tmp_path.rglob("study.json"))
+    assert not list(tmp_path.rglob("leases"))
 
 
 def test_settings_may_be_repeated_or_listed():
@@ -83,7 +92,7 @@ def test_a_finished_study_is_kept_unless_told_otherwise(tiny, tmp_path):
     tiny(out, resume=True)
     assert weights.stat().st_mtime_ns == before, "finished cells are not trained again"
     (out / "notes.txt").write_text("mine")
-    tiny(out, overwrite=True)
+    tiny(out, overwrite=())
     assert weights.stat().st_mtime_ns > before
     assert (out / "notes.txt").exists(), "only our own files are deleted"
 
@@ -205,3 +214,52 @@ def test_every_setting_is_a_key():
     request = runner.Request("000-fig2", "smoke", "digits", out=None, settings=("steps=7", "qk_norm=no", "pool=tok"))
     _, study = runner.choose(request)
     assert (study.steps, study.qk_norm, study.pool) == (7, False, "tok")
+
+
+WORDS = ("run", "000-fig4", "--preset", "cpu", "--data", "digits", "--seeds", "0", "--device", "cpu", "--threads", "1")
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_whole_files(tiny, tmp_path, monkeypatch, capsys):
+    out, flush, calls = tmp_path / "out", os.fsync, []
+
+    def full(file):
+        calls.append(file)
+        if len(calls) > 6:  # amid the checkpoints of the first cell
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        flush(file)
+
+    words = [*WORDS, "--out", str(out), "--set", *TINY, "activations=relu", "alphas=1"]
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        assert main(words) == 2
+    assert capsys.readouterr().err == "error: No space left on device; what was written stays whole\n"
+    assert (out / "study.json").exists()
+    assert not list(out.rglob(PARTIAL))
+    assert main([*words, "--resume"]) == 0
+    weights = [
+        load_file(path / "cells" / "relu-alpha1-seed0" / "weights.safetensors")
+        for path in (out, tiny(tmp_path / "whole"))
+    ]
+    assert all(torch.equal(x, weights[1][name]) for name, x in weights[0].items())
+
+
+def test_a_path_that_cannot_be_used_is_one_sentence(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    for out in (tmp_path / "file", tmp_path / "file" / "out"):
+        assert main([*WORDS, "--out", str(out)]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith("error: ")
+        assert str(tmp_path / "file") in said
+        assert said.count("\n") == 1
+
+
+def test_a_cell_is_overwritten_alone(tiny, tmp_path):
+    out = tiny(tmp_path / "out")
+    files = [out / "cells" / cell / "weights.safetensors" for cell in ("relu-alpha1-seed0", "relu-alpha1-gate-seed0")]
+    before = [file.stat().st_mtime_ns for file in files]
+    with pytest.raises(UserError, match="did you mean 'relu-alpha1-seed0'"):
+        tiny(out, overwrite=("relu-alpha1-seed",))
+    tiny(out, overwrite=("relu-alpha1-seed0",))
+    after = [file.stat().st_mtime_ns for file in files]
+    assert after[0] > before[0]
+    assert after[1] == before[1]

@@ -1,71 +1,108 @@
-"""A run killed with SIGKILL and resumed by another process ends as if never killed: bit for bit in its losses, sample
-ids and weights.
+"""A run killed at random moments, again and again, and resumed ends as if never killed: bit for bit in its losses,
+sample ids, weights and their moving average.
 """
 
-import signal
+import json
+import random
 import subprocess
 import sys
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
+from attnkit_experiments.engine.files import PARTIAL
 from attnkit_experiments.engine.metrics import read_metrics
 
+from .test_processes import PATIENCE, environment
+
 SETTINGS = (
-    *("activations=relu", "alphas=1", "image_size=16", "patch=4", "train_images=200", "test_images=50"),
-    *("steps=24", "warmup=4", "batch=16", "checkpoint_every=5"),
+    *("activations=relu", "alphas=1", "image_size=8", "patch=4", "train_images=60", "test_images=20"),
+    *("steps=16", "warmup=4", "batch=8", "checkpoint_every=3", "ema=0.9"),
 )
-KILLED_AT = 13  # between two checkpoints, in the second epoch
-CELL = "relu-alpha1-seed0"
-DRIVER = f"""
+# SIGALRM ends a process at once, at any instruction
+DRIVER = """
+import json
+import multiprocessing
 import os
 import signal
+import socket
 import sys
+import time
+from pathlib import Path
 
-from attnkit_experiments.__main__ import main
-from attnkit_experiments.engine.metrics import Metrics
+from attnkit_experiments.commands import runner
 
-write = Metrics.write
-
-
-def write_and_die(self, row):
-    write(self, row)
-    if row["step"] == {KILLED_AT}:
-        os.kill(os.getpid(), signal.SIGKILL)
+SETTINGS = tuple(json.loads(sys.argv[2]))
 
 
-Metrics.write = write_and_die
-main(sys.argv[1:])
+def process(rank, size, port, out, seconds):
+    if size > 1:
+        places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        os.environ.update({name: str(value) for name, value in places.items()})
+    if seconds:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+    runner.run(runner.Request("000-fig4", "cpu", "digits", Path(out), SETTINGS, (0,), "cpu", 1, resume=True))
+    signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def attempt(size, out, seconds):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    fork = multiprocessing.get_context("fork")
+    killed = int(1000 * seconds) % size  # one of them; the others end by themselves, or are ended
+    ranks = [
+        fork.Process(target=process, args=(rank, size, port, out, seconds if rank == killed else 0))
+        for rank in range(size)
+    ]
+    for each in ranks:
+        each.start()
+    while ranks[killed].is_alive():
+        time.sleep(0.01)
+    for each in ranks:
+        each.join(1 if ranks[killed].exitcode else None)
+        if each.is_alive():
+            each.kill()
+            each.join()
+    return [each.exitcode for each in ranks]
+
+
+size, out, shares = json.loads(sys.argv[1])
+start = time.monotonic()
+assert attempt(size, out + "-whole", 0) == [0] * size
+whole = time.monotonic() - start
+ends = [attempt(size, out, share * whole) for share in shares]
+assert any(-signal.SIGALRM in end for end in ends)
+assert attempt(size, out, 0) == [0] * size
 """
+CELLS = ("relu-alpha1-seed0", "relu-alpha1-gate-seed0")
 
 
-def test_killed_and_resumed_equals_never_killed(tmp_path, tiny):
-    out, whole = tmp_path / "out", tmp_path / "whole"
-    words = ["run", "000-fig4", "--preset", "cpu", "--data", "digits", "--out", str(out), "--seeds", "0"]
-    words += ["--device", "cpu", "--threads", "1", "--set", *SETTINGS]
-    killed = subprocess.run([sys.executable, "-c", DRIVER, *words], stdout=subprocess.DEVNULL, check=False)
-    assert killed.returncode == -signal.SIGKILL
-    assert not (out / "cells" / CELL / "result.json").exists()
-    assert read_metrics(out / "cells" / CELL / "metrics.jsonl")[-1]["step"] == KILLED_AT
+def deterministic(row):
+    """Without the times."""
+    return {key: value for key, value in row.items() if key not in ("samples_per_s", "seconds")}
 
-    tiny(out, *SETTINGS, resume=True)
-    tiny(whole, *SETTINGS)
-    for cell in (CELL, "relu-alpha1-gate-seed0"):
-        rows = [
-            [
-                (
-                    row["step"],
-                    row.get("loss"),
-                    row.get("grad_norm"),
-                    row.get("lr"),
-                    row.get("ids"),
-                    row.get("evaluation"),
-                )
-                for row in read_metrics(folder / "cells" / cell / "metrics.jsonl")
-            ]
-            for folder in (out, whole)
-        ]
-        assert rows[0] == rows[1]
-        ours, theirs = (load_file(folder / "cells" / cell / "weights.safetensors") for folder in (out, whole))
-        assert ours.keys() == theirs.keys()
-        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+@pytest.mark.parametrize(
+    ("processes", "kills"),
+    [(1, 2), (2, 1), *(pytest.param(n, 20, marks=pytest.mark.survival) for n in (1, 2))],
+)
+def test_killed_at_random_moments_equals_never_killed(processes, kills, tmp_path):
+    draw = random.Random(processes)
+    shares = [draw.uniform(0.05, 0.8 if kills < 20 else 0.5) for _ in range(kills)]
+    job = json.dumps((processes, str(tmp_path / "out"), shares))
+    words = [sys.executable, "-c", DRIVER, job, json.dumps(SETTINGS)]
+    limit = PATIENCE * (1 + kills // 4)
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=limit, check=False)
+    assert done.returncode == 0, done.stderr
+    out, whole = tmp_path / "out", tmp_path / "out-whole"
+    assert not list(out.rglob(PARTIAL)) + list((out / "leases").glob("[!.]*"))
+    for cell in CELLS:
+        folders = out / "cells" / cell, whole / "cells" / cell
+        rows, expected = (list(map(deterministic, read_metrics(folder / "metrics.jsonl"))) for folder in folders)
+        assert rows == expected
+        for name in ("weights.safetensors", "weights_ema.safetensors"):
+            ours, theirs = (load_file(folder / name) for folder in folders)
+            assert ours.keys() == theirs.keys()
+            assert all(torch.equal(ours[key], theirs[key]) for key in ours)

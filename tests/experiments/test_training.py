@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from attnkit.nn import MultiHeadAttention
-from attnkit_experiments.engine import diagnosis
+from attnkit_experiments.engine import checkpoint, diagnosis
 from attnkit_experiments.engine.errors import Diverged, UserError
 from attnkit_experiments.engine.files import sha256, written_aside
 from attnkit_experiments.engine.metrics import read_metrics
@@ -156,7 +156,7 @@ def test_a_diverged_run_keeps_its_last_good_checkpoint(tiny, tmp_path, monkeypat
     with pytest.raises(Diverged, match=r"diverged at step 5.*all modules are finite, the loss computed from them is"):
         tiny(tmp_path / "out")
     checkpoints = tmp_path / "out" / "cells" / "relu-alpha1-seed0" / "checkpoints"
-    assert json.loads((checkpoints / "LATEST").read_text())["step"] == 4
+    assert [path.stem for path in checkpoint.seals(checkpoints)] == ["step-00000002", "step-00000004"]
     stored = load_file(checkpoints / "step-00000004.safetensors")
     assert all(bool(torch.isfinite(x).all()) for x in stored.values())
 
@@ -178,73 +178,107 @@ def interrupted(tiny, tmp_path):
     return tmp_path / "out", tmp_path / "out" / "cells" / "relu-alpha1-seed0" / "checkpoints"
 
 
-def test_resuming_gives_the_weights_of_an_uninterrupted_run(tiny, interrupted, tmp_path):
-    out, checkpoints = interrupted
-    names = sorted(path.name for path in checkpoints.glob("step-*"))
-    assert names == ["step-00000002.safetensors", "step-00000004.safetensors"]
-    tiny(out, resume=True)
-    whole = tiny(tmp_path / "whole")
+def assert_equal_cells(out, whole):
+    """Bit for bit in their weights."""
     for cell in ("relu-alpha1-seed0", "relu-alpha1-gate-seed0"):
         ours, theirs = (load_file(folder / "cells" / cell / "weights.safetensors") for folder in (out, whole))
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-def tear(folder):
-    file = folder / "step-00000004.safetensors"
+def test_resuming_gives_the_weights_of_an_uninterrupted_run(tiny, interrupted, tmp_path):
+    out, checkpoints = interrupted
+    names = sorted(path.name for path in checkpoints.glob("step-*.safetensors"))
+    assert names == ["step-00000002.safetensors", "step-00000004.safetensors"]
+    tiny(out, resume=True)
+    assert_equal_cells(out, tiny(tmp_path / "whole"))
+
+
+def tear(file, seal):
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
-def damage(folder):
-    file = folder / "step-00000004.safetensors"
+def damage(file, seal):
     content = bytearray(file.read_bytes())
     content[-3] ^= 1
     file.write_bytes(bytes(content))
 
 
-def empty(folder):
-    (folder / "step-00000004.safetensors").write_bytes(b"")
+def empty(file, seal):
+    file.write_bytes(b"")
 
 
-def remove(folder):
-    (folder / "step-00000004.safetensors").unlink()
+def remove(file, seal):
+    file.unlink()
 
 
-def strange(folder):
-    file = folder / "step-00000004.safetensors"
+def strange(file, seal):
     save_file({"x": torch.zeros(3)}, file)
-    latest = json.loads((folder / "LATEST").read_text())
-    (folder / "LATEST").write_text(json.dumps(latest | {"sha256": sha256(file)}))
+    seal.write_text(json.dumps(json.loads(seal.read_text()) | {"sha256": sha256(file)}))
 
 
-def torn_latest(folder):
-    (folder / "LATEST").write_text('{"format": "attn')
+def torn_seal(file, seal):
+    seal.write_text('{"format": "attn')
 
 
-def strange_latest(folder):
-    (folder / "LATEST").write_text('{"format": "something else"}')
+def strange_seal(file, seal):
+    seal.write_text('{"format": "something else"}')
 
 
-@pytest.mark.parametrize(
-    ("spoil", "file", "reason"),
-    [
-        (tear, "step-00000004.safetensors", "it is torn or not a checkpoint"),
-        (damage, "step-00000004.safetensors", "it is damaged: its SHA-256 differs from the one in LATEST"),
-        (empty, "step-00000004.safetensors", "it is torn or not a checkpoint"),
-        (remove, "step-00000004.safetensors", "LATEST names it, but it is not there"),
-        (strange, "step-00000004.safetensors", "it was not written by this program"),
-        (torn_latest, "LATEST", "cannot be read as JSON"),
-        (strange_latest, "LATEST", "it was not written by this program"),
-    ],
-)
-def test_a_spoiled_checkpoint_is_refused_by_name_and_reason(spoil, file, reason, tiny, interrupted):
+SPOILT = [
+    (tear, "step-00000004.safetensors", "it is torn or not a checkpoint"),
+    (damage, "step-00000004.safetensors", "it is damaged: its SHA-256 differs from the one in step-00000004.json"),
+    (empty, "step-00000004.safetensors", "it is torn or not a checkpoint"),
+    (remove, "step-00000004.safetensors", "step-00000004.json seals it, but it is not there"),
+    (strange, "step-00000004.safetensors", "it was not written by this program"),
+    (torn_seal, "step-00000004.json", "cannot be read as JSON"),
+    (strange_seal, "step-00000004.json", "it was not written by this program"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "file", "reason"), SPOILT)
+def test_spoiled_checkpoints_are_refused_by_name_and_reason(spoil, file, reason, tiny, interrupted):
     out, checkpoints = interrupted
-    spoil(checkpoints)
+    for seal in checkpoint.seals(checkpoints):
+        spoil(seal.with_suffix(".safetensors"), seal)
     with pytest.raises(UserError) as refused:
         tiny(out, resume=True)
     assert str(checkpoints / file) in str(refused.value)
     assert reason in str(refused.value)
+    assert "--overwrite relu-alpha1-seed0 starts the cell anew" in str(refused.value)
     assert "\n" not in str(refused.value)
+    tiny(out, overwrite=("relu-alpha1-seed0",))
+
+
+def test_a_spoiled_checkpoint_falls_back_to_the_one_before(tiny, interrupted, tmp_path, capsys):
+    out, checkpoints = interrupted
+    tear(checkpoints / "step-00000004.safetensors", None)
+    tiny(out, resume=True)
+    said = capsys.readouterr().out
+    assert "step-00000004.safetensors: refused: it is torn or not a checkpoint" in said
+    assert "; going on from step 2\n" in said
+    assert_equal_cells(out, tiny(tmp_path / "whole"))
+
+
+def test_a_damaged_line_of_metrics_costs_that_line(tiny, interrupted, tmp_path):
+    out, checkpoints = interrupted
+    file = checkpoints.parent / "metrics.jsonl"
+    lines = file.read_bytes().split(b"\n")
+    file.write_bytes(b"\n".join([lines[0], b'{"step": 2, "lo\xff', b"[1]", *lines[2:]]))
+    tiny(out, resume=True)
+    assert [row["step"] for row in read_metrics(file) if "loss" in row] == [1, 3, 4, 5, 6]
+
+
+def test_a_damaged_line_of_the_last_evaluation_is_evaluated_again(tiny, tmp_path):
+    with stopped_after(6):
+        tiny(tmp_path / "out")
+    file = tmp_path / "out" / "cells" / "relu-alpha1-seed0" / "metrics.jsonl"
+    lines = file.read_text().splitlines()
+    assert "evaluation" in lines.pop()
+    file.write_text("\n".join(lines))
+    tiny(tmp_path / "out", resume=True)
+    whole = read_metrics(tiny(tmp_path / "whole") / file.relative_to(tmp_path / "out"))
+    assert read_metrics(file)[-1] == whole[-1]
 
 
 def test_a_checkpoint_of_another_configuration_is_refused(tiny, interrupted, tmp_path):

@@ -15,7 +15,7 @@ from attnkit_experiments.commands.opening import Opened
 from attnkit_experiments.engine import checkpoint
 from attnkit_experiments.engine.averaging import read_weights
 from attnkit_experiments.engine.errors import Diverged, UserError
-from attnkit_experiments.engine.files import read_json, write_json
+from attnkit_experiments.engine.files import PARTIAL, read_json, write_json
 from attnkit_experiments.engine.progress import say
 from attnkit_experiments.engine.train import Task, train
 from attnkit_experiments.engine.world import World
@@ -24,8 +24,13 @@ from attnkit_experiments.study.recipe import Cell, Domain, Measure
 WEIGHTS = "weights.safetensors"
 
 
-def run_cell(study: Opened, cell: Cell, world: World, *, label: str) -> dict[str, Any]:
-    """Train one cell unless its result exists; returns the result, complete only in the main process."""
+def run_cell(
+    study: Opened, cell: Cell, world: World, *, label: str, check: Callable[[], None] | None = None
+) -> dict[str, Any]:
+    """Train one cell unless its result exists; returns the result, complete only in the main process.
+
+    `check` raises when another process has taken over the cell.
+    """
     folder, domain = study.folder(cell), study.recipe.domain
     config_hash = cell.config_hash()
     stored = world.agreed(lambda: stored_result(folder, config_hash))
@@ -34,6 +39,8 @@ def run_cell(study: Opened, cell: Cell, world: World, *, label: str) -> dict[str
             say(f"{label}: already there, {outcome(stored, domain.measure)}")
         return stored
     if world.main:
+        for partial in folder.rglob(PARTIAL):  # of a process that was killed
+            partial.unlink()
         write_json(folder / "config.json", cell.config() | {"config_hash": config_hash})
 
     def make() -> Task:
@@ -43,8 +50,9 @@ def run_cell(study: Opened, cell: Cell, world: World, *, label: str) -> dict[str
     task: Task | None = None
     try:
         task, measured = train(
-            make, cell.train, folder, config_hash=config_hash, device=study.device, label=label, world=world
-        )
+            make, cell.train, folder, config_hash=config_hash, device=study.device, label=label, world=world,
+            check=check,
+        )  # fmt: skip
         result |= measured
     except Diverged as diagnosis:
         if not study.keep_going:
@@ -104,7 +112,9 @@ def stored_result(folder: Path, config_hash: str) -> dict[str, Any] | None:
         return None
     result = read_json(folder / "result.json")
     if result.get("config_hash") != config_hash:
-        raise UserError(f"{folder / 'result.json'}: belongs to another configuration; --overwrite starts anew")
+        raise UserError(
+            f"{folder / 'result.json'}: belongs to another configuration; --overwrite {folder.name} starts it anew"
+        )
     return result
 
 

@@ -37,11 +37,12 @@ class Request:
     threads: int | None = None
     cache: Path | None = None
     resume: bool = False
-    overwrite: bool = False
+    overwrite: tuple[str, ...] | None = None
     skip_unreadable: bool = False
     workers: int = 0
     keep_going: bool = False
     fast: bool = False
+    enqueue: bool = False
     sharding: Sharding = "ddp"
 
 
@@ -124,35 +125,62 @@ def open_study(request: Request, world: World, before: dict[str, Any] | None) ->
 def prepare(request: Request) -> dict[str, Any] | None:
     """Decide what may happen to --out; returns the study to resume, or None for a fresh start."""
     out = request.out
-    if request.resume and request.overwrite:
+    if request.resume and request.overwrite is not None:
         raise UserError("--resume and --overwrite exclude each other")
-    if out.exists() and not out.is_dir():
-        raise UserError(f"--out {out}: is a file")
-    if not out.exists() or not any(out.iterdir()):
-        return None
     if not (out / "study.json").exists():
-        if {path.name for path in out.iterdir()} <= {"cache"}:
+        if not out.exists() or {path.name for path in out.iterdir()} <= {"cache", "leases"}:
             return None
         raise UserError(f"--out {out}: holds files but no study of ours; choose another directory")
-    if request.overwrite:
+    if request.overwrite == ():
         for name in OURS:
-            path = out / name
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+            _delete(out / name)
         return None
+    if request.overwrite:
+        before = started(out)
+        for name in request.overwrite:
+            if name not in before.get("cells", ()):
+                raise unknown(f"cell of {out}", name, before.get("cells", ()))
+        for name in (*(f"cells/{name}" for name in request.overwrite), "finished.json"):
+            _delete(out / name)
+        return before
     if not request.resume:
         state = "finished" if (out / "finished.json").exists() else "unfinished"
         raise UserError(
-            f"--out {out}: holds a {state} study; --resume continues it, --overwrite deletes it and starts anew"
+            f"--out {out}: holds a {state} study; --resume continues it, --overwrite deletes it and starts anew, "
+            "--overwrite CELL only a cell"
         )
     return started(out)
 
 
+def _delete(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
 def started(out: Path) -> dict[str, Any]:
-    """The study.json of a study that was started; UserError if another version wrote it."""
+    """The study.json of a study that was started; UserError if there is none, or another version wrote it."""
+    if not (out / "study.json").exists():
+        raise UserError(f"{out}: holds no study; python -m experiments run starts one")
     before = read_json(out / "study.json")
     if before.get("format") != FORMAT:
         raise UserError(f"{out / 'study.json'}: not a study of this version; --overwrite starts anew")
     return before
+
+
+def request_of(folder: Path, **where: Any) -> Request:
+    """The request that a study was started with; where its data are, and the device, may be others."""
+    about = started(folder)
+    recipe = about["recipe"]
+    if recipe not in RECIPES:
+        raise UserError(f"{folder}: {recipe} is measured, not trained; run --resume continues it")
+    asked = {
+        "preset": about["preset"],
+        "data": RECIPES[recipe].domain.source(),
+        "settings": tuple(about["settings"]),
+        "seeds": tuple(about["study"]["seeds"]),
+        "device": about["device"],
+        "fast": not about["deterministic"],
+    }
+    return Request(recipe, out=folder, **asked | {name: value for name, value in where.items() if value is not None})
 
 
 def _require_same(before: dict[str, Any], now: dict[str, Any], out: Path) -> None:

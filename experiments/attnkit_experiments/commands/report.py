@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from attnkit_experiments.commands.cells import inspect_again
-from attnkit_experiments.commands.opening import Request, open_study, started
+from attnkit_experiments.commands.opening import open_study, request_of, started
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.progress import say
 from attnkit_experiments.engine.train import reproducible
@@ -43,18 +43,3 @@ def repair(folder: Path, **where: Any) -> None:
                     say(f"{cell.name}: {result.get('uninspected', 'inspected')}")
     except UserError as error:
         say(f"not inspected: {', '.join(uninspected)}: {error}")
-
-
-def request_of(folder: Path, **where: Any) -> Request:
-    """The request that a study was started with; where its data are, and the device, may be others."""
-    about = started(folder)
-    recipe = about["recipe"]
-    asked = {
-        "preset": about["preset"],
-        "data": RECIPES[recipe].domain.source(),
-        "settings": tuple(about["settings"]),
-        "seeds": tuple(about["study"]["seeds"]),
-        "device": about["device"],
-        "fast": not about["deterministic"],
-    }
-    return Request(recipe, out=folder, **asked | {name: value for name, value in where.items() if value is not None})

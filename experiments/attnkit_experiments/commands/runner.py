@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-from attnkit_experiments.commands.cells import run_cell
 from attnkit_experiments.commands.opening import (
     FORMAT,
     Opened,
@@ -25,8 +24,11 @@ from attnkit_experiments.commands.opening import (
     choose,
     open_study,
     prepare,
+    request_of,
     require_same_settings,
+    started,
 )
+from attnkit_experiments.commands.queue import alone_in, train_cells
 from attnkit_experiments.engine.environment import choose_device, describe
 from attnkit_experiments.engine.errors import Diverged, UserError, unknown
 from attnkit_experiments.engine.files import write_json
@@ -39,7 +41,7 @@ from attnkit_experiments.study.measurement import Measurement, carry_out
 from attnkit_experiments.study.measurement import describe as describe_measurement
 from attnkit_experiments.study.overrides import override
 
-__all__ = ["Request", "choose", "run"]
+__all__ = ["Request", "choose", "run", "work"]
 
 
 def run(request: Request) -> Path:
@@ -52,18 +54,35 @@ def run(request: Request) -> Path:
         return run_measurement(MEASUREMENTS[request.recipe], request)
     choose(request)
     device = choose_device(request.device)
-    with joined(device, request.sharding) as world:
+    with joined(device, request.sharding) as world, alone_in(request.out, world):
         study = open_study(request, world, world.agreed(lambda: prepare(request)))
         if world.main:
             say(headline(study, world))
-        with reproducible(study.threads, study.deterministic):
-            results = [
-                run_cell(study, cell, world, label=f"[{index + 1}/{len(study.cells)}] {cell.name}")
-                for index, cell in enumerate(study.cells)
-            ]
-            if world.main:
-                finish(study, results)
+        if not request.enqueue:
+            train(study, world)
     return request.out
+
+
+def work(folder: Path, **where: Any) -> Path:
+    """Join a study that `run` has started: train the cells that nobody trains; returns the study's directory.
+
+    `where` are the fields of `Request` that may differ from the run's: data, device, threads, cache and the like.
+    """
+    request = request_of(folder, **where)
+    with joined(choose_device(request.device), request.sharding) as world:
+        study = open_study(request, world, world.agreed(lambda: started(folder)))
+        if world.main:
+            say(headline(study, world))
+        train(study, world)
+    return folder
+
+
+def train(study: Opened, world: World) -> None:
+    """Train the cells of a study, and finish it when the last one is trained, here or elsewhere."""
+    with reproducible(study.threads, study.deterministic):
+        results = train_cells(study, world)
+        if world.main:
+            finish(study, results)
 
 
 def run_measurement(measurement: Measurement, request: Request) -> Path:
@@ -74,6 +93,11 @@ def run_measurement(measurement: Measurement, request: Request) -> Path:
         raise UserError(f"{measurement.id}: --seeds is for what is trained")
     study = override(measurement.presets[request.preset].study, request.settings)
     device = choose_device(request.device)
+    with alone_in(request.out, World()):
+        return _measured(measurement, study, request, device)
+
+
+def _measured(measurement: Measurement, study: Any, request: Request, device: torch.device) -> Path:
     before = prepare(request)
     threads = request.threads or (before["environment"]["threads"] if before else torch.get_num_threads())
     environment = describe(device, threads)

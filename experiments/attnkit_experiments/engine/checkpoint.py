@@ -1,8 +1,9 @@
-"""Checkpoints without pickles: one safetensors file (tensors and a JSON header), then LATEST, which seals it.
+"""Checkpoints without pickles: a safetensors file (tensors and a JSON header), then a JSON file, which seals it.
 
-A checkpoint is written to a temporary file and renamed; LATEST, written last, names it with its SHA-256. A process
-killed at any moment leaves the previous LATEST valid. A damaged file or a foreign one (another configuration, another
-program) is refused with its name and the reason; nothing is ever unpickled.
+A checkpoint is written to a temporary file and renamed; its seal, written after it, has its SHA-256. A process killed
+at any moment leaves the previous checkpoint sealed. The last two at least are kept: where the newest is damaged, the
+run continues from the one before it, and says so. One of another configuration is refused with its name and the reason;
+nothing is ever unpickled.
 
 The file contains whole tensors, independent of the number of processes and the sharding, so a run can continue with
 another number of processes. Gathering them is affordable: the largest model of the recipes, with the two moments of
@@ -29,10 +30,10 @@ from torch.distributed.checkpoint.state_dict import (
 
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.files import read_json, sha256, write_json, written_aside
+from attnkit_experiments.engine.progress import say
 from attnkit_experiments.engine.world import World
 
 FORMAT = "attnkit-experiments-checkpoint-1"
-LATEST = "LATEST"
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
@@ -63,11 +64,11 @@ def save(
         tensors |= {f"optimizer.{owner}.{key}": value for key, value in values.items()}
     header = {"format": FORMAT, "config": config_hash, "step": step, "seconds": seconds}
     path = folder / f"step-{step:08d}.safetensors"
-    with written_aside(path) as aside:
-        save_file(_on_cpu(tensors), aside, metadata={"attnkit": json.dumps(header)})
-    write_json(folder / LATEST, {"format": FORMAT, "file": path.name, "sha256": sha256(path), "step": step})
-    for older in sorted(folder.glob("step-*.safetensors"))[:-keep]:
-        older.unlink()
+    _write(path, tensors, header)
+    write_json(path.with_suffix(".json"), {"format": FORMAT, "sha256": sha256(path), "step": step})
+    for seal in seals(folder)[:-keep]:
+        seal.unlink()
+        seal.with_suffix(".safetensors").unlink(missing_ok=True)
 
 
 def whole_weights(model: nn.Module) -> dict[str, Any]:
@@ -76,8 +77,9 @@ def whole_weights(model: nn.Module) -> dict[str, Any]:
     return weights
 
 
-def exists(folder: Path) -> bool:
-    return (folder / LATEST).exists()
+def seals(folder: Path) -> list[Path]:
+    """The seals of the checkpoints in a folder, the oldest first."""
+    return sorted(folder.glob("step-*.json"))
 
 
 def restore(
@@ -89,10 +91,10 @@ def restore(
     world: World,
     average: nn.Module | None = None,
 ) -> tuple[int, float]:
-    """Load the sealed checkpoint into `model`, `optimizer` and `average`; returns (steps done, seconds spent).
+    """Load the newest intact checkpoint into `model`, `optimizer` and `average`; returns (steps done, seconds spent).
 
-    The main process reads it and distributes it. Errors: UserError, in every process, naming the file if
-    it is missing, damaged, foreign, or of another configuration.
+    The main process reads it and distributes it. Errors: UserError, in every process, naming the newest file and what
+    is wrong with it if all are damaged or missing, or if it is foreign or of another configuration.
     """
     tensors: dict[str, torch.Tensor] = {}
 
@@ -108,27 +110,49 @@ def restore(
 
 
 def read(folder: Path, *, config_hash: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """Header and tensors of the sealed checkpoint; UserError as in `restore`."""
-    latest = read_json(folder / LATEST)
-    if latest.get("format") != FORMAT or "file" not in latest:
-        raise _refusal(folder / LATEST, "it was not written by this program")
-    path = folder / str(latest["file"])
+    """Header and tensors of the newest intact checkpoint; UserError as in `restore`."""
+    reasons: list[UserError] = []
+    for seal in reversed(seals(folder)):
+        try:
+            header, tensors = _read_one(seal)
+        except Damaged as damage:
+            reasons.append(damage)
+            continue
+        path = seal.with_suffix(".safetensors")
+        if header["config"] != config_hash:
+            reason = f"it belongs to another configuration ({header['config'][:12]}, wanted {config_hash[:12]})"
+            raise UserError(_refusal(path, reason))
+        for reason_before in reasons:
+            say(f"{reason_before}; going on from step {header['step']}")
+        return header, tensors
+    raise UserError(f"{reasons[0]}; --overwrite {folder.parent.name} starts the cell anew")
+
+
+class Damaged(UserError):
+    """A checkpoint that cannot be loaded."""
+
+
+def _read_one(seal: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Header and tensors of a checkpoint; Damaged with its name and the reason."""
+    path = seal.with_suffix(".safetensors")
+    try:
+        latest = read_json(seal)
+    except UserError as error:
+        raise Damaged(_refusal(seal, str(error))) from None
+    if latest.get("format") != FORMAT:
+        raise Damaged(_refusal(seal, "it was not written by this program"))
     if not path.is_file():
-        raise _refusal(path, f"{LATEST} names it, but it is not there")
+        raise Damaged(_refusal(path, f"{seal.name} seals it, but it is not there"))
     try:
         with safe_open(path, framework="pt") as stored:
             header = json.loads((stored.metadata() or {}).get("attnkit", "{}"))
             tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 (not a mapping)
     except (SafetensorError, ValueError, OSError) as error:
-        raise _refusal(path, f"it is torn or not a checkpoint ({error})") from None
+        raise Damaged(_refusal(path, f"it is torn or not a checkpoint ({error})")) from None
     if header.get("format") != FORMAT:
-        raise _refusal(path, "it was not written by this program")
+        raise Damaged(_refusal(path, "it was not written by this program"))
     if sha256(path) != latest.get("sha256"):
-        raise _refusal(path, f"it is damaged: its SHA-256 differs from the one in {LATEST}")
-    if header["config"] != config_hash:
-        raise _refusal(
-            path, f"it belongs to another configuration ({header['config'][:12]}, wanted {config_hash[:12]})"
-        )
+        raise Damaged(_refusal(path, f"it is damaged: its SHA-256 differs from the one in {seal.name}"))
     return header, tensors
 
 
@@ -160,8 +184,8 @@ def _load(
         set_model_state_dict(average, averaged, options=StateDictOptions(full_state_dict=True))
 
 
-def _refusal(path: Path, reason: str) -> UserError:
-    return UserError(f"{path}: refused: {reason}; start anew with --overwrite or choose another --out")
+def _refusal(path: Path, reason: str) -> str:
+    return f"{path}: refused: {reason}"
 
 
 def _on_cpu(tensors: dict[str, Any]) -> dict[str, torch.Tensor]:
@@ -170,5 +194,13 @@ def _on_cpu(tensors: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 def write_weights(path: Path, weights: dict[str, Any], about: dict[str, Any]) -> None:
     """Write the final weights alone, readable with safetensors."""
-    with written_aside(path) as aside:
-        save_file(_on_cpu(weights), aside, metadata={"attnkit": json.dumps(about)})
+    _write(path, weights, about)
+
+
+def _write(path: Path, tensors: dict[str, Any], about: dict[str, Any]) -> None:
+    """UserError naming the file if it cannot be written, as on a full disk."""
+    try:
+        with written_aside(path) as aside:
+            save_file(_on_cpu(tensors), aside, metadata={"attnkit": json.dumps(about)})
+    except SafetensorError as error:
+        raise UserError(f"{path}: cannot be written ({error})") from None

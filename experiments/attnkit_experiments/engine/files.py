@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,12 +13,15 @@ from typing import Any
 
 from attnkit_experiments.engine.errors import UserError
 
+PARTIAL = ".*.partial"
+"""The pattern of files that are being written."""
+
 
 @contextmanager
 def written_aside(path: Path) -> Iterator[Path]:
     """Yield a path beside `path`; when the block ends without an error it takes the place of `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
         yield aside
         with aside.open("rb+") as file:

@@ -17,12 +17,16 @@ class Metrics:
     def __init__(self, path: Path, *, keep_until: int) -> None:
         rows = [row for row in read_metrics(path) if row["step"] <= keep_until] if path.exists() else []
         self.last_finite: dict[str, Any] | None = next((r for r in reversed(rows) if "loss" in r), None)
+        self.evaluated = max((row["step"] for row in rows if "evaluation" in row), default=0)
+        """The last step that was evaluated."""
         with written_aside(path) as aside:
             aside.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         self._file = path.open("a", encoding="utf-8", buffering=1)
 
     def write(self, row: dict[str, Any]) -> None:
         self._file.write(json.dumps(row) + "\n")
+        if "evaluation" in row:
+            self.evaluated = row["step"]
 
     def flush(self) -> None:
         self._file.flush()
@@ -36,13 +40,15 @@ class Metrics:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics file; a partial line at the end, from a killed process, is ignored."""
+    """The rows of a metrics file; lines that are damaged, as the last one of a killed process, are left out."""
     rows = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
         try:
-            rows.append(json.loads(line))
+            row = json.loads(line)
         except ValueError:
-            break
+            continue
+        if isinstance(row, dict) and isinstance(row.get("step"), int):
+            rows.append(row)
     return rows
 
 

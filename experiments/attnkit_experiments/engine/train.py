@@ -88,18 +88,20 @@ def train(
     device: torch.device,
     label: str,
     world: World | None = None,
+    check: Callable[[], None] | None = None,
 ) -> tuple[Task, dict[str, Any]]:
     """Train a task to the end, from the checkpoint in `folder` if there is one; returns it and its metrics.
 
     The main process writes `metrics.jsonl` (a line per step and per evaluation), `checkpoints/`, and, with a moving
     average, `weights_ema.safetensors`; its returned task has the whole model, even if training was sharded. Errors:
-    Diverged if the loss or the gradient stops being finite; UserError if the checkpoint is damaged or foreign.
+    Diverged if the loss or the gradient stops being finite; UserError if all checkpoints are damaged, or foreign, and
+    that of `check`, which is called before something is written.
     """
     world = world or World()
     run = Run(make, config, device, world)
     checkpoints = folder / "checkpoints"
     start, seconds = 0, 0.0
-    if world.broadcast(checkpoint.exists(checkpoints)):
+    if world.broadcast(bool(checkpoint.seals(checkpoints))):
         start, seconds = checkpoint.restore(checkpoints, config_hash=config_hash, **run.state)
     waiting: list[Waiting] = []
     # reading a number from a GPU waits for it, so the numbers of several steps are fetched together
@@ -130,6 +132,8 @@ def train(
                 if metrics:
                     metrics.write({"step": done, "evaluation": evaluation})
             if saving:
+                if check:
+                    check()
                 if metrics:
                     metrics.flush()
                 checkpoint.save(
@@ -141,6 +145,10 @@ def train(
                     **run.state,
                 )
             clock = time.perf_counter()
+        if world.broadcast(metrics is not None and metrics.evaluated < config.steps):  # its line was damaged
+            evaluation = run.evaluate()
+            if metrics:
+                metrics.write({"step": config.steps, "evaluation": evaluation})
     averaged = run.averaged_weights()
     if averaged and world.main:
         checkpoint.write_weights(folder / "weights_ema.safetensors", averaged, {"config_hash": config_hash})

@@ -21,7 +21,7 @@ from attnkit_experiments.images.fewshot import SHOTS
 from attnkit_experiments.images.learned_scale import LearnedScale, learned_values
 from attnkit_experiments.images.model import ViTConfig, forward_flops
 from attnkit_experiments.images.settings import ImageSettings, about_images, augmentation, image_source, read_images
-from attnkit_experiments.images.task import LOSSES, ImageTask
+from attnkit_experiments.images.task import LOSSES, ImageTask, require_fit
 from attnkit_experiments.study.recipe import Cell, Domain, Measure, Section, Source, Variant, from_study
 
 
@@ -94,7 +94,9 @@ def cell(settings: ImageStudy, variant: Variant, seed: int, sets: ImageSets, che
     )  # fmt: skip
     if settings.loss == "sigmoid" and settings.smoothing:
         raise ValueError(f"the sigmoid loss has no label smoothing: smoothing must be 0, got {settings.smoothing:g}")
-    parts = {"batch": settings.batch, "model": model, "augmentation": augmentation(settings), "loss": settings.loss}
+    augmented = augmentation(settings)
+    require_fit(data, augmented, settings.batch)
+    parts = {"batch": settings.batch, "model": model, "augmentation": augmented, "loss": settings.loss}
     parts["judged"] = judged_classes(settings.judged, data)
     parts["shots"] = settings.shots if settings.fewshot else ()
     return Cell(variant, seed, from_study(TrainConfig, settings), parts, checksum)

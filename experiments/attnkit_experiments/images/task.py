@@ -66,6 +66,14 @@ def sigmoid_loss(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Ten
 LOSSES: dict[str, Callable[..., Tensor]] = {"softmax": softmax_loss, "sigmoid": sigmoid_loss}
 
 
+def require_fit(data: ImageData | LazyImages, augmentation: AugmentConfig, batch: int) -> None:
+    """ValueError for an impossible ImageTask, before it is built."""
+    if batch < 1:
+        raise ValueError(f"batch must be at least 1, got {batch}")
+    if augmentation.randaug and data.channels != 3:
+        raise ValueError(f"randaug needs images of 3 channels, got {data.channels}")
+
+
 class ImageTask:
     """A model on `data`, built by `build` from a configuration with `classes`.
 
@@ -88,8 +96,6 @@ class ImageTask:
         judged: tuple[int, ...] | None = None,
         probes: tuple[ImageData, ...] = (),
     ) -> None:
-        if batch < 1:
-            raise ValueError(f"batch must be at least 1, got {batch}")
         self.model: Any = build_seeded(lambda: build(model), seed).to(device)
         self.apply: Callable[..., Tensor] = self.model
         self.augmentation, self.batch, self.seed, self.device = augmentation, batch, seed, device
@@ -104,8 +110,6 @@ class ImageTask:
         self.train_labels = torch.from_numpy(data.train_labels).to(device)
         self.test_labels = torch.from_numpy(data.test_labels).to(device)
         self.randaugment = randaugment.named(augmentation.randaug) if augmentation.randaug else None
-        if self.randaugment and data.channels != 3:
-            raise ValueError(f"randaug needs images of 3 channels, got {data.channels}")
         smallest = augmentation.smallest_crop if augmentation.crop == "inception" else None
         self.pixels = open_pixels(data, device, sample_ids=self.sample_ids, seed=seed, smallest=smallest)
 

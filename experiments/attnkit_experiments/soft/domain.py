@@ -19,6 +19,7 @@ from attnkit_experiments.data.images.dataset import ImageData
 from attnkit_experiments.data.images.lazy import LazyImages
 from attnkit_experiments.engine.optim import TrainConfig
 from attnkit_experiments.images.settings import ImageSettings, about_images, augmentation, image_source, read_images
+from attnkit_experiments.images.task import require_fit
 from attnkit_experiments.soft.inspection import inspect
 from attnkit_experiments.soft.model import OPTIONS, SoftConfig, SoftVisionTransformer
 from attnkit_experiments.soft.task import SoftImageTask
@@ -54,10 +55,12 @@ def cell(settings: SoftStudy, variant: Variant, seed: int, data: ImageData | Laz
     own: dict[str, Any] = {"method": variant.op, "options": options}
     model = from_study(SoftConfig, settings, image=data.size, channels=data.channels, classes=len(data.classes), **own)
     full = {"size": "tiny", "image": 224, "channels": 3, "classes": 1000, **own}
+    augmented = augmentation(settings)
+    require_fit(data, augmented, settings.batch)
     parts = {
         "batch": settings.batch,
         "model": model,
-        "augmentation": augmentation(settings),
+        "augmentation": augmented,
         "full": SoftConfig(**(full | dict(variant.options))) if settings.full_scale else None,
         "measured_batch": settings.measured_batch,
     }

@@ -1,0 +1,95 @@
+"""A study as a queue: workers share its cells, and what one that dies has begun is ended by another."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from attnkit_experiments.commands import runner
+from attnkit_experiments.commands.queue import LEASES
+from attnkit_experiments.engine.errors import UserError
+from attnkit_experiments.engine.leases import held
+from attnkit_experiments.engine.metrics import read_metrics
+
+from .test_killed import deterministic
+from .test_processes import PATIENCE, environment
+
+SETTINGS = ("activations=relu,gelu", "alphas=0,1", "steps=12", "checkpoint_every=4")
+DRIVER = """
+import multiprocessing
+import os
+import signal
+import sys
+from pathlib import Path
+
+from attnkit_experiments.commands import queue, runner
+from attnkit_experiments.engine.metrics import Metrics
+
+out = Path(sys.argv[1])
+write = Metrics.write
+
+
+def write_and_die(self, row):
+    write(self, row)
+    if row["step"] == 6:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def worker(dies):
+    queue.POLL_SECONDS = 0.1
+    if dies:
+        Metrics.write = write_and_die
+    runner.work(out, data="digits", threads=1)
+
+
+fork = multiprocessing.get_context("fork")
+dying = fork.Process(target=worker, args=(True,))
+others = [fork.Process(target=worker, args=(False,)) for _ in range(2)]
+dying.start()
+while not list(out.glob("cells/*/metrics.jsonl")):  # it has begun a cell
+    dying.join(0.01)
+for each in others:
+    each.start()
+dying.join()
+for each in others:
+    each.join()
+assert [dying.exitcode, *(each.exitcode for each in others)] == [-signal.SIGKILL, 0, 0]
+"""
+
+
+def test_three_workers_one_of_which_dies_end_as_one_run(tiny, tmp_path):
+    out, whole = tmp_path / "out", tmp_path / "whole"
+    tiny(out, *SETTINGS, enqueue=True)
+    assert not (out / "cells").exists()
+    words = [sys.executable, "-c", DRIVER, str(out)]
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("]") >= 8
+    assert held(out / LEASES) == {}
+    tiny(whole, *SETTINGS)
+    cells = json.loads((out / "study.json").read_text())["cells"]
+    assert json.loads((out / "finished.json").read_text()) == json.loads((whole / "finished.json").read_text())
+    for cell in cells:
+        folders = [folder / "cells" / cell for folder in (out, whole)]
+        rows, expected = (list(map(deterministic, read_metrics(folder / "metrics.jsonl"))) for folder in folders)
+        assert rows == expected
+        ours, theirs = (load_file(folder / "weights.safetensors") for folder in folders)
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours.keys() | theirs.keys())
+
+
+def test_work_has_nothing_left_to_do_in_a_finished_study(tiny, tmp_path, capsys):
+    out = tiny(tmp_path / "out")
+    capsys.readouterr()
+    assert runner.work(out, data="digits", threads=1) == out
+    assert capsys.readouterr().out.count("already there") == 2
+
+
+def test_work_without_a_study_is_refused(tmp_path):
+    with pytest.raises(UserError, match="holds no study; python -m experiments run starts one"):
+        runner.work(tmp_path)
+    out = runner.run(runner.Request("002-table3", "smoke", "", tmp_path / "out", device="cpu", threads=1))
+    with pytest.raises(UserError, match="002-table3 is measured, not trained"):
+        runner.work(out)
