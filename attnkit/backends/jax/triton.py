@@ -140,7 +140,7 @@ def constants(c: Call, kernel: str, strides: tuple[Any, ...], *functions: str) -
     from attnkit.kernels.triton.sizes import padded, with_pairs
 
     (a, limits, n, *_), q = c.plan, c.arrays["q"]
-    rounded = q.dtype.itemsize < 4
+    rounded = kernel == "forward" and q.dtype.itemsize < 4
     h = dict(zip(("H", "DH"), activations.functions(c.activation, rounded), strict=True))
     forms = ("sharing",) * (rounded and c.activation in activations.SHARING)
     tile = sizes.pointwise(kernel, q.dtype.itemsize * 8, a.d, a.e, CAPABILITY, *forms)

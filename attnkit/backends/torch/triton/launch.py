@@ -173,7 +173,7 @@ def _constants(kernel: str, q: Tensor, c: Call, statistics: bool, *functions: st
     from attnkit.kernels.triton.sizes import padded, with_pairs
 
     a = c.plan.layout
-    rounded = q.dtype.itemsize < 4 and not statistics and not c.atomic
+    rounded = kernel == "forward" and q.dtype.itemsize < 4 and not statistics
     both = dict(zip(("H", "DH"), activations.functions(c.activation, rounded), strict=True))
     constants = {name: both[name] for name in functions}
     constants |= {"LOG_LENGTH": c.plan.numbers.log_length, "d": a.d, "e": a.e, "D": padded(a.d), "E": padded(a.e)}
