@@ -42,6 +42,7 @@ def parser() -> argparse.ArgumentParser:
 
     run = commands.add_parser("run", help="judge attnkit on every backend found, or the adapters named")
     run.add_argument("adapters", nargs="*", metavar="ADAPTER", help="torch, torch-sdpa, mypkg.module:ADAPTER, ...")
+    run.add_argument("--ops", action="store_true", help="show every op too, not only every implementation")
     run.add_argument("--json", type=Path, help="write every verdict as JSON")
     run.add_argument("--junit", type=Path, help="write JUnit XML")
     run.add_argument("--html", type=Path, help="write one self-contained page")
@@ -206,7 +207,7 @@ def exchange_of_files() -> ModuleType:
 
 def conclude(results: list[CaseResult], adapters: Iterable[Adapter], args: argparse.Namespace) -> int:
     """Terminal, JSON, JUnit, HTML, and the exit status."""
-    terminal.show(results)
+    terminal.show(results, args.ops)
     for line in (line for adapter in adapters for line in declared.summary(adapter, results)):
         print(line)
     header = files.header(adapters, args.profile)
@@ -311,7 +312,7 @@ def write_vectors(args: argparse.Namespace) -> int:
 def compare(args: argparse.Namespace) -> int:
     """Judge the results of another implementation."""
     results = exchange_of_files().compare(args.folder, args.theirs)
-    terminal.show(results)
+    terminal.show(results, args.ops)
     if all(result.status == "unsupported" for result in results):
         raise ValueError(f"{args.theirs}: holds none of the outputs")
     return int(any(result.status == "fail" for result in results))

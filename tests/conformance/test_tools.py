@@ -16,7 +16,7 @@ from attnkit_conformance.adapters.base import AttnkitAdapter
 from attnkit_conformance.adapters.numpy import adapters
 from attnkit_conformance.model import golden
 from attnkit_conformance.opdb import BY_NAME
-from attnkit_conformance.report import files, table
+from attnkit_conformance.report import files, table, terminal
 from attnkit_conformance.scenes import attention, rows
 
 MINE = """
@@ -302,3 +302,35 @@ def test_table_is_checked_and_written(tmp_path: Path, capsys: pytest.CaptureFixt
     path.write_text("# no markers\n")
     assert main(["table", "--check", str(path)]) == 2
     assert "expected one" in capsys.readouterr().err
+
+
+def verdict(adapter: str, status: str, reason: str = "", op: str = "softmax_attention") -> core.CaseResult:
+    measured = (core.Measured("o", "float32", 0.25, 0.1, 0.0, ()),) if status == "pass" and not reason else ()
+    return core.CaseResult(f"{op}/float32/cross", adapter, op, "float32", status, measured, reason=reason)
+
+
+def test_an_implementation_is_a_line_and_what_no_device_runs_one_together(capsys: pytest.CaptureFixture[str]) -> None:
+    """Errors of an implementation without a device are judged too, and those of dispatch differ by op."""
+    call = "{}: no implementation of impl='{}' can serve this call ({})"
+    cuda = "triton: Triton kernels run on CUDA; the tensors are on cpu"
+    mask = call.format("linear_attention", "native", "native: a mask of pairs is served by the generic implementation")
+    results = [
+        verdict("numpy-generic", "pass"),
+        verdict("numpy-native", "pass"),
+        verdict("numpy-native", "unsupported", mask),
+        verdict("torch-triton", "unsupported", call.format("softmax_attention", "triton", cuda)),
+        verdict("torch-triton", "unsupported", call.format("row_statistics", "triton", cuda), "row_statistics"),
+        verdict("torch-triton", "pass", "an error that was expected"),
+        verdict("cupy", "unsupported", "no CUDA device (cudaErrorInsufficientDriver)"),
+    ]
+    terminal.show(results)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1:3]] == ["numpy-generic", "numpy-native"]
+    assert lines[1].split()[1:] == ["·", "25%", "·", "·", "1", "·", "·", "·", "0.0"]
+    assert lines[3:] == [
+        "no CUDA device: torch-triton, cupy",
+        "      1 × native: a mask of pairs is served by the generic implementation",
+        "3 pass, 0 fail, 4 unsupported, 0 xfail",
+    ]
+    terminal.show(results, by_op=True)
+    assert capsys.readouterr().out.startswith("softmax_attention")

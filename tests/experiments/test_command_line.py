@@ -197,6 +197,13 @@ def test_presets_keep_their_promises(recipe, preset):
         assert {"softmax", "relu-alpha0", "relu-alpha0.5", "relu-alpha1"} <= set(names)
 
 
+def test_the_preset_of_make_run_compares_softmax_with_relu_over_seeds():
+    study = RECIPES["000-fig2"].presets["digits"].study
+    assert [variant.name for variant in RECIPES["000-fig2"].variants(study)] == ["softmax", "relu-alpha1"]
+    assert study.seeds == (0, 1, 2)
+    assert (study.image_size, study.train_images, study.test_images) == (8, 0, 0), "the digits as they are, all of them"
+
+
 def test_a_recipes_docstring_says_source_expectation_cost_and_command():
     for file in FILES:
         recipe = file.RECIPE if hasattr(file, "RECIPE") else file.MEASUREMENT

@@ -1,7 +1,8 @@
-"""A run in the terminal: a progress bar, failures, a matrix; plain lines without a terminal or rich."""
+"""A run in the terminal: a progress bar, failures, a line per implementation; a matrix of ops on demand."""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 MAX_FAILURES = 40  # kinds of failures
 MAX_ALIKE = 3
+MAX_REASONS = 6
+DISPATCHED = re.compile(r"\w+: no implementation of impl='\w+' can serve this call \((.*)\)")
 PAUSE = 20.0  # seconds between two lines of progress
 
 
@@ -57,8 +60,8 @@ def show_search() -> Callable[[Search, str], None]:
     return tell
 
 
-def show(results: list[CaseResult]) -> None:
-    """Failures first, then the matrix and the counts."""
+def show(results: list[CaseResult], by_op: bool = False) -> None:
+    """Failures first, then every op if requested, every implementation and the counts."""
     failures = [result for result in results if result.status == "fail"]
     alike: dict[tuple[str, str, frozenset[str]], list[CaseResult]] = {}
     for result in failures:
@@ -67,17 +70,59 @@ def show(results: list[CaseResult]) -> None:
         show_failure(similar)
     if len(alike) > MAX_FAILURES:
         print(f"... and {len(alike) - MAX_FAILURES} more kinds of failures")
-    if interactive():
+    if by_op and interactive():
         from attnkit_conformance.report import terminal_rich
 
-        terminal_rich.show_tables(results)
-    else:
+        terminal_rich.show_matrix(results)
+    elif by_op:
         show_lines(results)
+    present = show_implementations(results)
+    reasons = Counter(brief(r.reason) for r in present if r.status in ("unsupported", "xfail"))
+    for reason, number in reasons.most_common(MAX_REASONS):
+        print(f"{number:7,} × {reason}")
     total = counts(results)
-    reasons = Counter(r.reason.partition("\n")[0] for r in results if r.status in ("unsupported", "xfail"))
-    for reason, number in reasons.most_common(8):
-        print(f"  {number:5d} × {reason}")
     print(", ".join(f"{total[status]} {status}" for status in STATUSES))
+
+
+def show_implementations(results: list[CaseResult]) -> list[CaseResult]:
+    """A line for each implementation: its worst error by dtype and its counts; one for all that measured nothing for
+    one reason. Returns the verdicts of those that measured something or failed."""
+    by_adapter: dict[str, list[CaseResult]] = {}
+    for result in results:
+        by_adapter.setdefault(result.adapter, []).append(result)
+    absent: dict[str, list[str]] = {}
+    present: list[CaseResult] = []
+    heads = (*(f"{SHORT[d]:>5}" for d in DTYPES), *(f"{status:>{len(status) + 2}}" for status in STATUSES))
+    print(f"{'worst error, in % of its bound':31}{''.join(heads)}  seconds")
+    for adapter, verdicts in by_adapter.items():
+        if reason := absence(verdicts):
+            absent.setdefault(reason, []).append(adapter)
+            continue
+        present += verdicts
+        total = counts(verdicts)
+        errors = (f"{percent(worst(r for r in verdicts if r.dtype == d)):>5}" for d in DTYPES)
+        numbers = (f"{total[status] or '·':>{len(status) + 2}}" for status in STATUSES)
+        print(f"{adapter:31}{''.join(errors)}{''.join(numbers)} {sum(r.seconds for r in verdicts):8.1f}")
+    for reason, adapters in absent.items():
+        print(f"{reason}: {', '.join(adapters)}")
+    return present
+
+
+def absence(verdicts: list[CaseResult]) -> str:
+    """Why an implementation measured nothing, if one reason explains it; its checks of errors may have passed."""
+    unsupported = [brief(result.reason) for result in verdicts if result.status == "unsupported"]
+    if not unsupported or worst(verdicts) is not None or any(result.status == "fail" for result in verdicts):
+        return ""
+    if any("CUDA" in reason or "run on GPUs" in reason for reason in unsupported):
+        return "no CUDA device"
+    return unsupported[0] if len(set(unsupported)) == 1 else ""
+
+
+def brief(reason: str) -> str:
+    """The first line of a reason; of dispatch's, which name op and implementation, what the implementation said."""
+    line = reason.partition("\n")[0]
+    own = DISPATCHED.fullmatch(line)
+    return own[1] if own else line
 
 
 def show_failure(alike: list[CaseResult]) -> None:

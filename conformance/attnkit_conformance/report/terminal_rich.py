@@ -9,9 +9,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from attnkit_conformance.core import STATUSES, CaseResult
-from attnkit_conformance.judge.verdicts import SHORT, counts, grouped, percent, worst
-from attnkit_conformance.model.case import DTYPES
+from attnkit_conformance.core import CaseResult
+from attnkit_conformance.judge.verdicts import counts, grouped, percent, worst
 
 
 def show_progress(results: Iterable[CaseResult], total: Callable[[], int]) -> list[CaseResult]:
@@ -31,25 +30,15 @@ def show_progress(results: Iterable[CaseResult], total: Callable[[], int]) -> li
     return collected
 
 
-def show_tables(results: list[CaseResult]) -> None:
-    """The matrix op x adapter, and one row per adapter with the counts."""
+def show_matrix(results: list[CaseResult]) -> None:
+    """The worst error of every op on every adapter."""
     matrix = Table(title="worst error, percent of what is allowed", title_justify="left")
     matrix.add_column("op", no_wrap=True)
-    adapters = list(dict.fromkeys(result.adapter for result in results))
-    for adapter in adapters:
+    for adapter in dict.fromkeys(result.adapter for result in results):
         matrix.add_column(adapter.replace("-", "-\u200b").replace("_", "_\u200b"), justify="right")
     for op, by_adapter in grouped(results).items():
         matrix.add_row(op, *(cell(verdicts) for verdicts in by_adapter.values()))
-    console = Console()
-    console.print(matrix)
-    summary = Table("adapter", *(SHORT[d] for d in DTYPES), *STATUSES, "seconds")
-    for adapter in adapters:
-        verdicts = [result for result in results if result.adapter == adapter]
-        total, ratios = counts(verdicts), [worst(r for r in verdicts if r.dtype == d) for d in DTYPES]
-        numbers = [Text(str(total[s] or "·"), style="bold red" if s == "fail" and total[s] else "") for s in STATUSES]
-        seconds = f"{sum(result.seconds for result in verdicts):.1f}"
-        summary.add_row(adapter, *(percent(ratio) for ratio in ratios), *numbers, seconds)
-    console.print(summary)
+    Console().print(matrix)
 
 
 def cell(verdicts: list[CaseResult]) -> Text:
