@@ -15,7 +15,7 @@ export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 export JAX_PLATFORMS ?= cpu
 
-.PHONY: install library native native-wheel run test tests lint types conformance transforms gradients emulated smoke survival gpu benchmarks docs site clean
+.PHONY: install library native native-wheel run test tests lint types conformance transforms gradients emulated smoke survival gpu benchmarks docs site wheel matrix clean
 
 install: $(VENV)/.installed
 
@@ -163,6 +163,11 @@ gradients: install
 # The wheel with each of its extras in an environment of its own: gigabytes.
 wheel: install
 	$(BIN)/python -m tests.repository.wheel_extras
+
+# The quick kit and the tests of the library on the oldest and the newest torch, JAX and NumPy: two environments, one after
+# the other, of about 6 GB each, and half an hour each on two cores (estimated).
+matrix: library
+	$(BIN)/python -m tests.repository.matrix
 
 # As many threads as cores, on a machine that does nothing else.
 benchmarks: library

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from docs import readme
 from tests.repository.wheel_extras import IMPORTS
 
 ROOT = Path(__file__).parents[2]
@@ -33,13 +34,25 @@ def wheel(tmp_path_factory) -> Path:
     return next(target.glob("attnkit-*.whl"))
 
 
-def test_the_wheel_holds_the_three_packages_and_nothing_else(wheel):
+def test_the_wheel_holds_its_packages_and_nothing_else(wheel):
     assert wheel.name.endswith("-py3-none-any.whl")
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.partition("/")[0] for name in names}
-    assert {t for t in tops if not t.endswith(".dist-info")} == {"attnkit", "attnkit_reference", "attnkit_conformance"}
+    packages = {"attnkit", "attnkit_reference", "attnkit_conformance", "attnkit_experiments"}
+    assert {t for t in tops if not t.endswith(".dist-info")} == packages
     assert "attnkit/py.typed" in names
     assert any(name.endswith("LICENSE") for name in names)
+
+
+def test_an_index_shows_a_readme_whose_links_can_be_followed(wheel):
+    archive = zipfile.ZipFile(wheel)
+    text = archive.read(next(name for name in archive.namelist() if name.endswith("/METADATA"))).decode()
+    assert "Description-Content-Type: text/markdown" in text
+    assert "Attention variants that replace softmax, each defined **once**" in text
+    targets = re.findall(r"\]\(([^)\s]+)\)", text)
+    assert all(target.startswith(("https://", "#")) for target in targets), targets
+    assert readme.readable("[a](docs/a.md#b) [c](https://c) [d](#d)") == "a [c](https://c) [d](#d)"
+    assert readme.readable("[a](docs/a.md)", "https://x") == "[a](https://x/docs/a.md)"
 
 
 def site_packages(environment: Path) -> Path:
@@ -95,6 +108,15 @@ def test_what_an_extra_brings_is_named_where_it_is_missing(clean, tmp_path):
         done = run(clean, tmp_path, "-m", "attnkit_conformance", *arguments)
         assert (done.returncode, "Traceback" in done.stderr) == (2, False)
         assert text in done.stderr
+
+
+def test_console_scripts_are_the_command_lines(clean, tmp_path):
+    """That of the experiments needs its extra, and says so."""
+    kit = run(clean.parent / "attnkit-conformance", tmp_path, "run", "-k", "qk_layernorm/float32/cross")
+    assert (kit.returncode, "numpy-generic" in kit.stdout) == (0, True), kit.stderr
+    study = run(clean.parent / "attnkit-experiments", tmp_path, "list")
+    assert study.returncode == 2
+    assert study.stderr == "error: experiments need tyro, which is not installed: pip install 'attnkit[experiments]'\n"
 
 
 def test_the_wheel_is_imported_from_where_it_was_installed(clean, tmp_path):

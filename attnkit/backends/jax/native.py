@@ -26,6 +26,7 @@ from attnkit.ops.pointwise import POINTWISE
 from attnkit.ops.softmax import SOFTMAX
 
 TARGET = "attnkit"
+OLDEST = (0, 8, 2)  # registers handlers of version 0.2 of XLA's interface of foreign functions
 Arrays = dict[str, Array]
 
 
@@ -274,6 +275,8 @@ def unsupported(op: str, backward: bool, *arrays: Any, **options: Any) -> str | 
     """Why the library does not support a call or its gradients."""
     if jax.default_backend() != "cpu":  # a traced array has no device
         return "it is for the CPU"
+    if jax.__version_info__ < OLDEST:
+        return f"needs JAX {'.'.join(map(str, OLDEST))} or later, for its calls of foreign functions"
     status = native_status()
     if status.level is None:
         return status.reason
