@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from attnkit.integrations._ops import Op, resolve
-from attnkit.integrations.timm import FROM_THE_MODEL, is_timm_style, replacement
 from attnkit.integrations.torch.multihead import MultiheadAttention
+from attnkit.integrations.torch.vit import FROM_THE_MODEL, is_timm_style, replacement
 
 _ADVICE = (
     "{} is neither torch.nn.MultiheadAttention nor of timm's interface (qkv, proj, num_heads); replace_sdpa serves it "
