@@ -312,7 +312,7 @@ def write_vectors(args: argparse.Namespace) -> int:
 def compare(args: argparse.Namespace) -> int:
     """Judge the results of another implementation."""
     results = exchange_of_files().compare(args.folder, args.theirs)
-    terminal.show(results, args.ops)
+    terminal.show(results)
     if all(result.status == "unsupported" for result in results):
         raise ValueError(f"{args.theirs}: holds none of the outputs")
     return int(any(result.status == "fail" for result in results))

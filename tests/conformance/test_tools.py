@@ -334,3 +334,17 @@ def test_an_implementation_is_a_line_and_what_no_device_runs_one_together(capsys
     ]
     terminal.show(results, by_op=True)
     assert capsys.readouterr().out.startswith("softmax_attention")
+
+
+def test_the_page_says_its_conclusion_and_shows_its_errors_without_a_script() -> None:
+    results = [verdict("numpy-generic", "pass"), verdict("numpy_readonly", "pass"), verdict("torch-native", "pass")]
+    page = files.as_html(results, files.header([], "quick"))
+    assert "1 ops on numpy, torch agree with the float64 reference: 3 verdicts, none failed." in page
+    static = page.partition("<noscript>")[2].partition("</noscript>")[0]
+    assert "<td>numpy</td><td>torch</td>" in static, "a column for each library"
+    assert "<th>softmax_attention</th><td>25%</td><td>25%</td>" in static
+    failing = [*results, core.CaseResult("x/float32/y", "torch-sdpa", "softmax_attention", "float32", "fail")]
+    page = files.as_html(failing, files.header([], "quick"))
+    assert "1 of 4 verdicts on 1 ops failed, on torch-sdpa." in page
+    assert "<td>25%</td><td>1 failed, 25%</td>" in page
+    assert "{{" not in page.partition("<script id")[0]

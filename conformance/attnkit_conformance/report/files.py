@@ -7,6 +7,7 @@ import html
 import json
 import math
 import platform
+import re
 import xml.etree.ElementTree as xml
 from collections.abc import Iterable, Mapping
 from importlib import metadata
@@ -17,6 +18,7 @@ from typing import Any
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters.families import device as machine_device
 from attnkit_conformance.core import STATUSES, CaseResult
+from attnkit_conformance.judge.verdicts import counts, percent, worst
 from attnkit_conformance.opdb import BY_NAME
 
 LIBRARIES = ("attnkit", "numpy", "torch", "jax", "cupy", "array_api_strict")
@@ -128,5 +130,42 @@ def as_html(results: list[CaseResult], head: Header) -> str:
     data = json.dumps({"head": head, **compact(results)}, separators=(",", ":"), ensure_ascii=False)
     failed = sum(result.status == "fail" for result in results)
     title = f"attnkit conformance: {'all passed' if not failed else f'{failed} failed'}"
+    parts = {"title": html.escape(title), "lead": html.escape(conclusion(results)), "static": static_table(results)}
     page = TEMPLATE.read_text()
-    return page.replace("{{title}}", html.escape(title)).replace("{{data}}", data.replace("</", "<\\/"))
+    for name, text in parts.items():
+        page = page.replace(f"{{{{{name}}}}}", text)
+    return page.replace("{{data}}", data.replace("</", "<\\/"))
+
+
+def library_of(adapter: str) -> str:
+    """The library of an adapter: numpy of numpy-native and numpy_readonly."""
+    return re.split("[-_]", adapter)[0]
+
+
+def conclusion(results: list[CaseResult]) -> str:
+    """What a run says, in a sentence."""
+    judged = [result for result in results if result.status != "unsupported"]
+    ops, failed = len({r.op for r in judged}), [result for result in judged if result.status == "fail"]
+    names = ", ".join(dict.fromkeys(library_of(r.adapter) for r in judged)) or "nothing"
+    if failed:
+        where = ", ".join(dict.fromkeys(r.adapter for r in failed))
+        return f"{len(failed):,} of {len(judged):,} verdicts on {ops} ops failed, on {where}."
+    return f"{ops} ops on {names} agree with the float64 reference: {len(judged):,} verdicts, none failed."
+
+
+def static_table(results: list[CaseResult]) -> str:
+    """The worst error of every op on every library, without a script."""
+    libraries = list(dict.fromkeys(library_of(r.adapter) for r in results))
+    groups: dict[tuple[str, str], list[CaseResult]] = {}
+    for result in results:
+        groups.setdefault((result.op, library_of(result.adapter)), []).append(result)
+    rows = [("", [html.escape(name) for name in libraries])]
+    for op in dict.fromkeys(result.op for result in results):
+        rows.append((op, [_static_cell(groups.get((op, name), [])) for name in libraries]))
+    lines = (f"<tr><th>{html.escape(op)}</th>{''.join(f'<td>{x}</td>' for x in cells)}</tr>" for op, cells in rows)
+    return f'<div class="scroll"><table>{"".join(lines)}</table></div>'
+
+
+def _static_cell(verdicts: list[CaseResult]) -> str:
+    failed = counts(verdicts)["fail"]
+    return (f"{failed} failed, " if failed else "") + percent(worst(verdicts))
