@@ -3,6 +3,7 @@
 import copy
 import functools
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -151,13 +152,15 @@ class _InsteadOfSdpa(TorchFunctionMode):
 
     def __init__(self, op: Op, options: dict[str, Any]) -> None:
         super().__init__()
-        self.op, self.options, self.has_run = op, options, False
+        self.has_run = False
+        function: Callable[..., Tensor] = scaled_dot_product_attention
+        self.call = functools.partial(function, op=op, **options)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not SDPA:
             return func(*args, **(kwargs or {}))
         self.has_run = True
-        return scaled_dot_product_attention(*args, **(kwargs or {}), op=self.op, **self.options)
+        return self.call(*args, **(kwargs or {}))
 
 
 def _beyond_the_interface(module: nn.Module) -> bool:
