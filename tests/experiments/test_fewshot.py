@@ -58,20 +58,26 @@ def test_accuracy_is_that_of_unseen_images():
     assert min(found["20"]) > 0.8
     shuffled = np.random.default_rng(0).permutation(train[1])
     assert max(fewshot.accuracies((train[0], shuffled), test, 3, shots=(20,))["20"]) < 0.7
-    assert_close(fewshot.mean_at({"a": {"1": [0.2, 0.4]}, "b": {"1": [0.9, 0.7], "5": [1.0]}}, 1), 0.55)
+    means = fewshot.summary({"a": {"1": [0.2, 0.4], "5": [0.5]}, "b": {"1": [0.9, 0.7], "5": [1.0]}}, (1, 5))
+    assert means == {"fewshot_accuracy": 0.75, "fewshot/a/1": pytest.approx(0.3), "fewshot/a/5": 0.5,
+                     "fewshot/b/1": pytest.approx(0.8), "fewshot/b/5": 1.0}  # fmt: skip
 
 
 def test_a_study_probes_its_models_and_reports_it(tiny, tmp_path, image_folder):
     settings = (f"fewshot=digits,{image_folder}", "shots=1,2", "points=d64/4")
     with pytest.raises(UserError, match="images of 3 channels, the study's have 1"):
         tiny(tmp_path / "refused", *settings, recipe="000-fig1")
-    settings = ("fewshot=digits", *settings[1:])
+    settings = ("fewshot=digits", *settings[1:], "evaluate_every=3")
     out = tiny(tmp_path / "out", *settings, recipe="000-fig1")
-    result = json.loads((out / "cells" / "d64-p4-softmax-seed0" / "result.json").read_text())
-    assert result["fewshot"].keys() == {"scikit-learn digits"}
-    assert [len(values) for values in result["fewshot"]["scikit-learn digits"].values()] == [3, 3]
-    assert all(0.02 < value < 1 for value in result["fewshot"]["scikit-learn digits"]["2"])
-    assert_close(result["fewshot_accuracy"], np.mean(result["fewshot"]["scikit-learn digits"]["2"]))
+    cell = out / "cells" / "d64-p4-softmax-seed0"
+    rows = [json.loads(line) for line in (cell / "metrics.jsonl").read_text().splitlines()]
+    early, last = (row["evaluation"] for row in rows if "evaluation" in row)
+    assert early["fewshot_accuracy"] != last["fewshot_accuracy"]
+    result = json.loads((cell / "result.json").read_text())
+    probes = {key: value for key, value in result.items() if key.startswith("fewshot/")}
+    assert probes.keys() == {"fewshot/scikit-learn digits/1", "fewshot/scikit-learn digits/2"}
+    assert all(0.02 < value < 1 for value in probes.values())
+    assert result["fewshot_accuracy"] == last["fewshot_accuracy"] == probes["fewshot/scikit-learn digits/2"]
     page = write_report(out).read_text()
     assert "Few-shot probes" in page
     (row, *_) = csv.DictReader((out / "results.csv").read_text().splitlines())

@@ -48,17 +48,22 @@ def run(tmp_path):
     return train
 
 
-@pytest.fixture
-def reviews(tmp_path):
-    """16 train and 8 test reviews of 20 to 60 bytes, as aclImdb keeps them; returns the folder."""
+def write_reviews(path, train, test):
+    """Reviews of 20 to 60 random bytes, so many of each sentiment, as aclImdb keeps them; returns the folder."""
     rng = np.random.default_rng(0)
-    for split, count in (("train", 8), ("test", 4)):
+    for split, count in (("train", train), ("test", test)):
         for sentiment in ("pos", "neg"):
-            folder = tmp_path / "reviews" / split / sentiment
+            folder = path / split / sentiment
             folder.mkdir(parents=True)
             for index in range(count):
                 (folder / f"{index}.txt").write_bytes(rng.integers(97, 123, rng.integers(20, 61)).astype(np.uint8))
-    return tmp_path / "reviews"
+    return path
+
+
+@pytest.fixture
+def reviews(tmp_path):
+    """16 train and 8 test reviews."""
+    return write_reviews(tmp_path / "reviews", 8, 4)
 
 
 def results(out):
@@ -101,6 +106,14 @@ def test_every_method_trains_and_the_report_shows_it_beside_chance(run):
     assert [row["variant"] for row in rows] == list(METHODS)
     assert rows[0]["difference_mean"] == ""
     assert all(row["difference_mean"] for row in rows[1:])
+
+
+def test_text_that_tells_nothing_is_learned_by_heart_in_the_smoke_preset(tmp_path):
+    reviews = write_reviews(tmp_path / "reviews", 300, 4)
+    settings = ("task=text", "methods=performer", "valid_samples=0", "test_samples=0")
+    request = runner.Request(RECIPE.id, "smoke", str(reviews), out=tmp_path / "out", settings=settings)
+    (result,) = results(runner.run(dataclasses.replace(request, device="cpu", threads=1))).values()
+    assert result["last_loss"] < 0.5 * result["first_loss"]
 
 
 def test_the_smoke_preset_checks_itself(tmp_path):

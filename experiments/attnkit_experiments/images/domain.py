@@ -31,8 +31,8 @@ class ImageStudy(ImageSettings):
 
     `judged`: the classes among which a test image's top one is taken: "" for all, "test" for those that have test
     images (a model of ImageNet-21k on the images of ImageNet-1k), or a file with the name of one in each line.
-    `fewshot`: image sets, each as --data takes them, on whose classes the trained model's features are probed with
-    `shots` images of a class.
+    `fewshot`: image sets, each as --data takes them, on whose classes the model's features are probed with `shots`
+    images of a class, at every evaluation.
     """
 
     model: str = "d64"
@@ -107,6 +107,7 @@ def task(cell: Cell, sets: ImageSets, device: torch.device) -> ImageTask:
     return ImageTask(
         sets.main, of["model"], of["augmentation"], batch=of["batch"], precision=cell.train.precision, seed=cell.seed,
         device=device, loss=LOSSES[of["loss"]], judged=of["judged"], probes=sets.probes,
+        shots=of["shots"],
     )  # fmt: skip
 
 
@@ -156,7 +157,7 @@ def about(sets: ImageSets) -> dict[str, Any]:
 
 def inspect(task: ImageTask, initial: ImageTask, cell: Cell, folder: Path) -> dict[str, Any]:
     numbers = inspection.inspect(task, folder, signed=cell.variant.signed, initial=initial)
-    return numbers | {"learned": learned_values(task.model)} | inspection.probes(task, cell.settings["shots"])
+    return numbers | {"learned": learned_values(task.model)}
 
 
 DOMAIN = Domain(

@@ -73,6 +73,13 @@ def headline_shots(shots: Sequence[int]) -> int:
     return 10 if 10 in shots else max(shots)
 
 
-def mean_at(probes: dict[str, dict[str, list[float]]], shots: int) -> float:
-    """Mean over data sets and seeds of the accuracy with `shots` images of a class; data sets have equal weight."""
-    return float(np.mean([by_shots[str(shots)] for by_shots in probes.values()]))
+def key(name: str, shots: int) -> str:
+    """The name of a set's accuracy with so many shots in the results of a cell."""
+    return f"fewshot/{name}/{shots}"
+
+
+def summary(probes: dict[str, dict[str, list[float]]], shots: Sequence[int]) -> dict[str, float]:
+    """{"fewshot_accuracy": mean over sets at the headline number of shots, key(set, shots): mean over draws}."""
+    means = {key(name, n): float(np.mean(by_shots[str(n)])) for name, by_shots in probes.items() for n in shots}
+    headline = [means[key(name, headline_shots(shots))] for name in probes]
+    return {"fewshot_accuracy": float(np.mean(headline))} | means

@@ -13,7 +13,6 @@ from torch import Tensor
 from attnkit_experiments.data.images import augment
 from attnkit_experiments.data.images.dataset import in_turn
 from attnkit_experiments.engine.files import written_aside
-from attnkit_experiments.images import fewshot
 from attnkit_experiments.images.model import ViT
 from attnkit_experiments.images.task import ImageTask
 
@@ -50,23 +49,6 @@ def row_means(rows: Any) -> dict[str, float | None]:
 
 def _mean(values: Tensor, rows: Tensor) -> float:
     return float(values[rows].mean()) if rows.any() else 0.0
-
-
-def probes(task: ImageTask, shots: tuple[int, ...]) -> dict[str, Any]:
-    """Accuracies of few-shot probes by set, and their mean at the headline number of shots; {} without sets."""
-    if not task.probes:
-        return {}
-    task.model.eval()
-    accuracies = {
-        data.name: fewshot.accuracies(
-            (task.features(data.train_images), data.train_labels),
-            (task.features(data.test_images), data.test_labels),
-            len(data.classes),
-            shots=shots,
-        )
-        for data in task.probes
-    }
-    return {"fewshot": accuracies, "fewshot_accuracy": fewshot.mean_at(accuracies, fewshot.headline_shots(shots))}
 
 
 def inspect(task: ImageTask, folder: Path, *, signed: bool, initial: ImageTask) -> dict[str, Any]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import statistics
 
+from attnkit_experiments.images import fewshot
 from attnkit_experiments.images import plots as image_plots
-from attnkit_experiments.images.fewshot import headline_shots
 from attnkit_experiments.report import plots
 from attnkit_experiments.report.html import card, safe, table
-from attnkit_experiments.report.results import Spread, StudyResults
+from attnkit_experiments.report.results import StudyResults
 from attnkit_experiments.study.recipe import Section
 
 
@@ -86,7 +86,7 @@ def compute_table(study: StudyResults) -> str:
 
 
 def probe_text(study: StudyResults) -> str:
-    shots = headline_shots(study.about["study"]["shots"])
+    shots = fewshot.headline_shots(study.about["study"]["shots"])
     return (
         f"A linear probe on the features before the head, {shots} images of each class, mean over data sets, three "
         "draws of the images and the seeds of training; test images are all of each set's. Ridge regression as in "
@@ -95,14 +95,12 @@ def probe_text(study: StudyResults) -> str:
 
 
 def probe_table(study: StudyResults) -> str:
-    shots = str(headline_shots(study.about["study"]["shots"]))
-    names = list(plots.trained(study)[0].first["fewshot"])
+    shots = fewshot.headline_shots(study.about["study"]["shots"])
+    names = [data["name"] for data in study.about["data"]["probed"]]
     rows = []
     for line in plots.trained(study):
         cells = [safe(line.label)]
-        for name in names:
-            means = [statistics.fmean(result["fewshot"][name][shots]) for result in line.results.values()]
-            cells.append(Spread.of(means).text(1, 100))
+        cells += [line.over_seeds(fewshot.key(name, shots)).text(1, 100) for name in names]
         rows.append((*cells, line.over_seeds("fewshot_accuracy").text(1, 100)))
     return table(("variant", *(safe(name) for name in names), f"mean, %<br>{study.preset}"), rows)
 

@@ -16,6 +16,7 @@ from attnkit_experiments.data.images.dataset import ImageData
 from attnkit_experiments.data.images.lazy import LazyImages
 from attnkit_experiments.data.images.pixels import open_pixels
 from attnkit_experiments.engine.sampler import build_seeded, generator, sample_ids
+from attnkit_experiments.images import fewshot
 from attnkit_experiments.images.model import ViT
 
 EVALUATION_BATCH = 500
@@ -78,7 +79,8 @@ class ImageTask:
     """A model on `data`, built by `build` from a configuration with `classes`.
 
     The same seed starts every variant of equal shape from the same weights and batches. `judged`: the classes among
-    which a test image's top one is taken, or None for all. `probes`: sets on whose classes its features are probed.
+    which a test image's top one is taken, or None for all. `probes`: sets on whose classes its features are probed
+    with `shots` images of each.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class ImageTask:
         loss: Callable[..., Tensor] = softmax_loss,
         judged: tuple[int, ...] | None = None,
         probes: tuple[ImageData, ...] = (),
+        shots: tuple[int, ...] = (),
     ) -> None:
         self.model: Any = build_seeded(lambda: build(model), seed).to(device)
         self.apply: Callable[..., Tensor] = self.model
@@ -102,7 +105,7 @@ class ImageTask:
         self.precision = precision
         self.classes = model.classes
         self.loss_of = loss
-        self.probes = probes
+        self.probes, self.shots = probes, shots
         self.judged = torch.arange(model.classes, device=device)
         if judged is not None:
             self.judged = torch.tensor(judged, device=device)
@@ -157,7 +160,7 @@ class ImageTask:
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        """Accuracy among the judged classes, and the loss over all of them, on the test split."""
+        """On the test split accuracy among the judged classes and the loss over all; accuracies of the probes."""
         correct, total = 0, 0.0
         batches = zip(self.pixels.test_batches(EVALUATION_BATCH), self.test_labels.split(EVALUATION_BATCH), strict=True)
         for pixels, labels in batches:
@@ -166,7 +169,21 @@ class ImageTask:
                 logits = self.model(images).float()
             correct += int((self.judged[logits[:, self.judged].argmax(1)] == labels).sum())
             total += float(self.loss_of(logits, one_hot(labels, self.classes).float()))
-        return {"accuracy": correct / len(self.test_labels), "test_loss": total / len(self.test_labels)}
+        count = len(self.test_labels)
+        return {"accuracy": correct / count, "test_loss": total / count} | self.probed()
+
+    def probed(self) -> dict[str, float]:
+        """The mean accuracy of few-shot probes, "fewshot_accuracy", and that of each set and number of shots."""
+        accuracies = {
+            data.name: fewshot.accuracies(
+                (self.features(data.train_images), data.train_labels),
+                (self.features(data.test_images), data.test_labels),
+                len(data.classes),
+                shots=self.shots,
+            )
+            for data in self.probes
+        }
+        return fewshot.summary(accuracies, self.shots) if accuracies else {}
 
     @torch.no_grad()
     def features(self, images: np.ndarray) -> np.ndarray:
