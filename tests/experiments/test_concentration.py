@@ -51,7 +51,7 @@ def test_memories_are_measured_over_the_tokens_of_all_batches(memory):
     found = analyse(model, batches, percents=(0.2, 10, 50))
     for name, (x, out) in seen_by_memories(model, batches).items():
         layer = model.get_submodule(name)
-        scores = x @ layer.keys.numpy().T + layer.key_bias.numpy()
+        scores = x / MEMORIES[memory].get("temperature", 1.0) @ layer.keys.numpy().T + layer.key_bias.numpy()
         weights = np.maximum(scores, 0) if memory == "relu" else np.exp(scores - scores.max(1, keepdims=True))
         for percent, share in found.slots[name].items():
             assert_close(share, top_share(weights, percent))

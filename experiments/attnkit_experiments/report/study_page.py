@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import statistics
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -189,31 +192,51 @@ def _published(study: StudyResults, columns: list[Published]) -> str:
     for line in study.lines:
         cells = [safe(line.label)]
         for column in columns:
-            cells += [_ours(line, column), _theirs(line, column)]
+            cells += [_ours(study, line, column), _theirs(line.name, column.values, column)]
+        rows.append(cells)
+    for name in dict.fromkeys(name for column in columns for name in column.cited):
+        cells = [f"{safe(name)} (cited)"]
+        for column in columns:
+            cells += ["", _theirs(name, column.cited, column)]
         rows.append(cells)
     head = ["variant"]
     for column in columns:
         head += [f"{column.name}<br>{safe(study.preset)}", f"{column.name}<br>paper"]
     text = (
         "The paper's numbers are of its own data and scale: they stand here to compare the order of the rows, not the "
-        "values. A dash in them is a training that did not converge."
+        "values. A dash in them is a training that did not converge; ratios are ours to ours and the paper's to the "
+        "paper's. Rows marked as cited are printed from the paper and were not run."
     )
     return f'<h2>Beside the paper {badge(study.label, study.smoke)}</h2><p class="soft">{text}</p>{table(head, rows)}'
 
 
-def _ours(line: Line, column: Published) -> str:
+def _ours(study: StudyResults, line: Line, column: Published) -> str:
     if not line.results:
         return "diverged"
-    values = [result.get(column.key) for result in line.results.values()]
-    numbers = [value for value in values if value is not None]
-    return Spread.of(numbers).text(column.digits, column.factor) if numbers else "not measured"
+    numbers, factor = _measured(line, column.key), column.factor
+    if column.relative_to:
+        other = study.by_name(column.relative_to)
+        reference = _measured(other, column.key) if other else []
+        factor = 1 / statistics.fmean(reference) if reference else math.nan
+    if not numbers or math.isnan(factor):
+        return "not measured"
+    return Spread.of(numbers).text(column.digits, factor)
 
 
-def _theirs(line: Line, column: Published) -> str:
-    if line.name not in column.values:
+def _measured(line: Line, key: str) -> list[float]:
+    values = [result.get(key) for result in line.results.values()]
+    return [value for value in values if value is not None]
+
+
+def _theirs(name: str, values: Mapping[str, float | None], column: Published) -> str:
+    if name not in values:
         return ""
-    value = column.values[line.name]
-    return "–" if value is None else f"{value:.{column.digits}f}"
+    value = values[name]
+    if value is None:
+        return "–"
+    reference = column.values[column.relative_to] if column.relative_to else 1.0
+    assert reference is not None
+    return f"{value / reference:.{column.digits}f}"
 
 
 def _claims(claims: dict[str, Any]) -> str:

@@ -147,6 +147,12 @@ METHODS: dict[str, Method] = {
         _SEPARATE,
         "φ = elu + 1 with its denominator (Katharopoulos et al. 2020); the published code's has none",
     ),
+    "cosine": Method(multi_head("cosine_attention"), _SEPARATE, "1 + cos(q, k), divided by its sum"),
+    "efficient": Method(
+        multi_head("efficient_attention"),
+        _SEPARATE,
+        "softmax of queries over features, of keys over tokens (Shen et al. 2021)",
+    ),
     "relu": Method(
         multi_head("pointwise_attention", drops_weights=True, activation="relu", alpha=1.0),
         _SEPARATE,

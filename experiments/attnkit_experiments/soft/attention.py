@@ -124,6 +124,28 @@ class Soft(nn.Module):
         return traces
 
 
+class Kernel(nn.Module):
+    """The Gaussian kernel between all tokens, with the projections of `SoftAttention2d`: equation 5, not decomposed."""
+
+    def __init__(self, attention: SoftAttention2d) -> None:
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, x: Tensor, height: int, width: int) -> Tensor:
+        q, v = self._heads(self.attention.q_proj(x)), self._heads(self.attention.v_proj(x))
+        heads: Tensor = attnkit.gaussian_attention(q, q, v)
+        out: Tensor = self.attention.out_proj(heads.transpose(1, 2).flatten(2))
+        return out
+
+    def weights(self, x: Tensor, height: int, width: int) -> Tensor:
+        q = self._heads(self.attention.q_proj(x))
+        weights: Tensor = attnkit.gaussian_attention_weights(q, q)
+        return weights
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(2, (self.attention.num_heads, self.attention.head_dim)).transpose(1, 2)
+
+
 class SoftWithClassToken(nn.Module):
     """SOFT with every token as a landmark, the class token too: what equation 9 is for a sampling ratio of 1."""
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from attnkit.nn import MultiHeadAttention, SoftAttention1d, SoftAttention2d
-from attnkit_experiments.soft.attention import Place, Soft, SoftWithClassToken, Tokens, Windows
+from attnkit_experiments.soft.attention import Kernel, Place, Soft, SoftWithClassToken, Tokens, Windows
 
 
 def multi_head(place: Place, op: str, **options: Any) -> MultiHeadAttention:
@@ -58,14 +58,19 @@ def soft(place: Place) -> nn.Module:
     return Soft(layer)
 
 
+def kernel(place: Place) -> nn.Module:
+    return Kernel(SoftAttention2d(place.width, place.heads))
+
+
 METHODS: dict[str, Callable[[Place], nn.Module]] = {
     "transformer": transformer,
     "linformer": linformer,
     "performer": performer,
     "nystromformer": nystromformer,
     "soft": soft,
+    "kernel": kernel,
 }
-"""The rows of Table 1."""
+"""The rows of Table 1, and the kernel of §3.1."""
 
 
 def last_softmax(place: Place) -> nn.Module:

@@ -197,7 +197,8 @@ class Published:
     """A column of the paper's table: `values` by the name of a variant, None where training did not converge.
 
     `key` is the corresponding number of a result. `where` says for which presets, or values of other
-    settings, the paper has it: {"preset": ("paper",)}.
+    settings, the paper has it: {"preset": ("paper",)}. `relative_to`: a variant by whose numbers both the paper's and
+    ours are divided, for costs of one machine. `cited`: rows of the paper that are not run here, by their labels.
     """
 
     name: str
@@ -206,6 +207,8 @@ class Published:
     factor: float = 1.0
     digits: int = 2
     where: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    relative_to: str = ""
+    cited: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

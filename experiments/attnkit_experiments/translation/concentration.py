@@ -27,7 +27,7 @@ import attnkit
 from attnkit.analysis import Concentration, weight_blocks
 from attnkit.nn import KeyValueMemory, LayerAnalysis, capture
 from attnkit_experiments.data.text.pairs import PAD
-from attnkit_experiments.translation.model import TranslationConfig, Translator
+from attnkit_experiments.translation.model import Memory, TranslationConfig, Translator
 
 PERCENTS = (0.2, 0.5, 1.0, 1.5, 2.0, 5.0, 10.0, 20.0, 50.0)
 
@@ -51,7 +51,8 @@ class Analysis(NamedTuple):
         """One number per measure: the mean over the layers that have it, nan without one.
 
         The paper does not say over which layers its numbers run; these run over all: "variance_ratio" and
-        "slot_anisotropy" over memories, "entropy" over encoder, decoder and cross-attention.
+        "slot_anisotropy" over memories, "entropy" and "zeros" (weights that are 0) over encoder, decoder and
+        cross-attention.
         """
         memories = [self.layers[name] for name in self.slots]
         attentions = [layer for name, layer in self.layers.items() if name not in self.slots]
@@ -60,6 +61,7 @@ class Analysis(NamedTuple):
             "variance_ratio": _mean([layer.variance_ratio for layer in memories]),
             "slot_anisotropy": _mean([layer.slot_anisotropy for layer in memories]),
             "entropy": _mean(entropies),
+            "zeros": _mean([layer.zeros for layer in attentions if not math.isnan(layer.zeros)]),
         }
 
 
@@ -118,10 +120,12 @@ class _Slots:
         self.curve, self.tokens = Concentration(percents), torch.ones(0, dtype=torch.bool)
 
     def look(self, memory: nn.Module, args: tuple[Tensor, ...]) -> None:
-        assert isinstance(memory, KeyValueMemory)
+        assert isinstance(memory, Memory)
         op, options = _SLOT_OPS[memory.activation]
         x = args[0].detach()[self.tokens]
-        for weights, visible in weight_blocks(op, x, memory.keys, bias=memory.key_bias, scale=1.0, **options):
+        for weights, visible in weight_blocks(
+            op, x, memory.keys, bias=memory.key_bias, scale=1 / memory.temperature, **options
+        ):
             self.curve.update(weights, visible)
 
 

@@ -37,8 +37,8 @@ class TranslationStudy(Training):
     """The settings every translation recipe shares; each is a key of `--set`. Zero for a count means "all".
 
     `tokens` are those of a padded side of a batch. `positions` is the longest sequence of the model. `average` replaces
-    the last weights by the mean of this many checkpoints before they are evaluated. `analysed` batches of the valid
-    split are measured after training.
+    the last weights by the mean of this many checkpoints before they are evaluated. `analysed` batches of the test
+    split are measured after training, and attention is drawn for its longest sentence of fewer than `map_tokens`.
     """
 
     method: str = "vanilla"
@@ -79,6 +79,7 @@ class TranslationStudy(Training):
     beam: int = 5
     length_penalty: float = 1.1
     analysed: int = 4
+    map_tokens: int = 24
 
 
 def request(study: TranslationStudy) -> PairRequest:
@@ -153,6 +154,7 @@ def cell(settings: TranslationStudy, variant: Variant, seed: int, data: Corpora,
         "pairs": pair_request,
         "budget": settings.tokens,
         "analysed": settings.analysed,
+        "map_tokens": settings.map_tokens,
         "model": model,
         "objective": from_study(ObjectiveConfig, settings),
         "decoding": from_study(DecodeConfig, settings),
@@ -183,7 +185,7 @@ def facts(cell: Cell) -> dict[str, Any]:
 def shape(cell: Cell) -> Any:
     """ReLA alone has weights of its own, and so has a memory with a LayerNorm."""
     model = cell.settings["model"]
-    return model.encoder_layers, model.dim, model.slots, model.memory, model.encoder.weighted
+    return model.encoder_layers, model.dim, model.slots, model.memory, model.encoder.weighted, model.encoder.norm
 
 
 def sections(study: Any, show_samples: bool) -> list[Section]:

@@ -11,14 +11,12 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
+from attnkit_experiments.data.text.batches import TokenBatches
 from attnkit_experiments.data.text.documents import length_buckets
 from attnkit_experiments.engine.files import write_json, write_text, written_aside
 from attnkit_experiments.study.recipe import Cell
 from attnkit_experiments.translation.concentration import Analysis, analyse, attention_maps
 from attnkit_experiments.translation.task import TranslationTask, evaluating, make_batch
-
-MAP_TOKENS = 24
-"""The longest source sentence whose attention is drawn."""
 
 
 def inspect(task: TranslationTask, initial: TranslationTask, cell: Cell, folder: Path) -> dict[str, Any]:
@@ -31,7 +29,7 @@ def inspect(task: TranslationTask, initial: TranslationTask, cell: Cell, folder:
     trained, untrained = (analysis(each, cell.settings["analysed"]) for each in (task, initial))
     write_json(folder / "analysis.json", {"trained": plain(trained.to_dict()), "initial": plain(untrained.to_dict())})
     write_text(folder / "translations.txt", "".join(f"{text}\n" for text in task.translations))
-    write_maps(task, folder / "maps.safetensors")
+    write_maps(task, cell.settings["map_tokens"], folder / "maps.safetensors")
     return {
         **{name: finite(value) for name, value in trained.means().items()},
         **{f"initial_{name}": finite(value) for name, value in untrained.means().items()},
@@ -43,11 +41,21 @@ def inspect(task: TranslationTask, initial: TranslationTask, cell: Cell, folder:
 
 
 def analysis(task: TranslationTask, batches: int) -> Analysis:
-    """The paper's measures over the first batches of the valid split."""
-    count = min(batches, task.valid_batches.batches_per_epoch)
-    samples = [make_batch(task.data.valid, task.valid_batches.ids(n), task.device) for n in range(count)]
+    """The paper's measures over the first batches of the test split, all for 0."""
+    split, ids = task.scored, fitting(task)
+    lengths = split.source.lengths[ids], split.target.lengths[ids]
+    order = TokenBatches(*lengths, budget=task.batches.budget, seed=0)
+    count = min(batches or order.batches_per_epoch, order.batches_per_epoch)
+    samples = [make_batch(split, ids[order.ids(n)], task.device) for n in range(count)]
     with evaluating(task.model):
         return analyse(task.model, [(b.source, b.source_mask, b.target_in) for b in samples])
+
+
+def fitting(task: TranslationTask) -> np.ndarray:
+    """The pairs of the test split that fit into a batch and whose references the model has positions for."""
+    split = task.scored
+    longest = np.maximum(split.source.lengths, split.target.lengths) + 1
+    return np.flatnonzero(longest <= min(task.model.config.max_length, task.batches.budget))
 
 
 def plain(value: Any) -> Any:
@@ -71,15 +79,15 @@ def loss_by_length(task: TranslationTask) -> dict[str, float]:
     }
 
 
-def write_maps(task: TranslationTask, path: Path) -> None:
-    """Weights of the last encoder layer's heads and of the last cross-attention's for one sentence of the valid split:
-    the longest of fewer than MAP_TOKENS tokens. Nothing is written if there is none.
+def write_maps(task: TranslationTask, tokens: int, path: Path) -> None:
+    """Weights of the last encoder layer's heads and of the last cross-attention's for one sentence of the test split:
+    the longest of fewer than `tokens` tokens. Nothing is written if there is none.
     """
-    lengths = task.data.valid.source.lengths
-    short = np.flatnonzero(lengths < MAP_TOKENS)
+    ids, lengths = fitting(task), task.scored.source.lengths
+    short = ids[lengths[ids] < tokens]
     if not len(short):
         return
-    batch = make_batch(task.data.valid, short[[lengths[short].argmax()]], task.device)
+    batch = make_batch(task.scored, short[[lengths[short].argmax()]], task.device)
     with evaluating(task.model), torch.no_grad():
         maps = attention_maps(task.model, *batch[:3])
     last = (f"encoder.{len(task.model.encoder) - 1}.attention", f"decoder.{len(task.model.decoder) - 1}.cross")

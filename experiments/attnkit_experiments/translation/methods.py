@@ -16,11 +16,13 @@ class Method:
 
     `regulariser` 0 leaves Shen et al. 2023 eq 7 out. They give no weight for it. Ours, where it is used, is 0.1: the
     gradient of |log Z| is 1/Z, and with weight 1 it is many times that of translation while rows still sum to little.
+    `norm`: a LayerNorm of the result of attention, behind its output projection (§4).
     """
 
     op: str = attnkit.softmax_attention.__name__
     options: dict[str, Any] = field(default_factory=dict)
     regulariser: float = 0.0
+    norm: bool = False
 
     def __post_init__(self) -> None:
         if self.regulariser < 0:
@@ -35,7 +37,7 @@ class Method:
 VANILLA = Method()
 
 
-# First those of Shen et al. 2023 Tables 2, 4 and 5, then what else attnkit has in causal form.
+# First those of Shen et al. 2023 Tables 2, 4 and 5 and of §4, then what else attnkit has in causal form.
 METHODS: dict[str, Method] = {
     "vanilla": VANILLA,
     "sparsemax": Method("sparsemax_attention"),
@@ -45,6 +47,7 @@ METHODS: dict[str, Method] = {
     "reluformer_unregularised": Method("reluformer_attention", {"gamma": 1.0}),
     "relu_regularised": Method("pointwise_attention", {"activation": "relu", "alpha": 0.0}, regulariser=0.1),
     "relu_unscaled": Method("pointwise_attention", {"activation": "relu", "alpha": 0.0}),
+    "relu_norm": Method("pointwise_attention", {"activation": "relu", "alpha": 0.0}, norm=True),
     "relu_over_length": Method("pointwise_attention", {"activation": "relu", "alpha": 1.0}),
     "sigmoid": Method("sigmoid_attention"),
     "gaussian": Method("gaussian_attention"),

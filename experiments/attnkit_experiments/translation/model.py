@@ -26,8 +26,9 @@ MEMORIES: dict[str, dict[str, Any]] = {
     "relu": {"activation": "relu"},
     "softmax": {"activation": "softmax"},
     "softmax_norm": {"activation": "softmax", "norm": True},
+    **{f"softmax_t{t}": {"activation": "softmax", "temperature": float(t)} for t in (2, 4, 8)},
 }
-"""Feed-forward networks of Shen et al. 2023 Table 1, as options of `KeyValueMemory`."""
+"""Feed-forward networks of Shen et al. 2023 Table 1 and of §3.4, as options of `Memory`."""
 
 
 @dataclass(frozen=True)
@@ -99,8 +100,34 @@ def pre_norm(x: Tensor, branch: Branch, norm: nn.Module, dropout: nn.Module) -> 
 JOINS = {"post": post_norm, "pre": pre_norm}
 
 
+class Memory(KeyValueMemory):
+    """A memory whose scores x·key/temperature are flatter the higher it is (§3.4). Biases are not divided."""
+
+    def __init__(self, dim: int, slots: int, *, temperature: float = 1.0, **options: Any) -> None:
+        super().__init__(dim, slots, **options)
+        self.temperature = temperature
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x / self.temperature if self.temperature != 1 else x)
+
+
+class NormedAttention(MultiHeadAttention):
+    """Attention whose result passes through a LayerNorm."""
+
+    def __init__(self, dim: int, heads: int, **options: Any) -> None:
+        super().__init__(dim, heads, **options)
+        self.result_norm = nn.LayerNorm(dim)
+
+    def forward(self, x: Tensor, context: Tensor | None = None, **options: Any) -> Any:
+        result = super().forward(x, context, **options)
+        if isinstance(result, tuple):
+            return (self.result_norm(result[0]), *result[1:])
+        return self.result_norm(result)
+
+
 def _attention(config: TranslationConfig, method: Method, *, causal: bool = False) -> MultiHeadAttention:
-    return MultiHeadAttention(
+    layer = NormedAttention if method.norm else MultiHeadAttention
+    return layer(
         config.dim,
         config.heads,
         op=method.op,
@@ -118,7 +145,7 @@ class EncoderLayer(nn.Module):
         super().__init__()
         self.attention = _attention(config, config.encoder)
         self.attention_norm = nn.LayerNorm(config.dim)
-        self.memory = KeyValueMemory(config.dim, config.slots, **MEMORIES[config.memory])
+        self.memory = Memory(config.dim, config.slots, **MEMORIES[config.memory])
         self.memory_norm = nn.LayerNorm(config.dim)
         self.dropout, self.join = nn.Dropout(config.dropout), JOINS[config.norm]
 
@@ -137,7 +164,7 @@ class DecoderLayer(nn.Module):
         self.attention_norm = nn.LayerNorm(config.dim)
         self.cross = _attention(config, config.cross)
         self.cross_norm = nn.LayerNorm(config.dim)
-        self.memory = KeyValueMemory(config.dim, config.slots, **MEMORIES[config.memory])
+        self.memory = Memory(config.dim, config.slots, **MEMORIES[config.memory])
         self.memory_norm = nn.LayerNorm(config.dim)
         self.dropout, self.join = nn.Dropout(config.dropout), JOINS[config.norm]
 

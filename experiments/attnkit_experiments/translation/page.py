@@ -37,7 +37,7 @@ SIZES = "Mean and standard deviation over seeds of what the recipe varies, on a 
 CURVES = "Label-smoothed loss per target token, with the regulariser where a method has one, averaged over seeds."
 NORMS = "Norm of the gradient before clipping, first seed, logarithmic: where it rises, training is about to diverge."
 MEASURES = (
-    "Means over layers and valid rows of the valid split after training, in brackets before: entropy of the rows of "
+    "Means over layers and valid rows of the test split after training, in brackets before: entropy of the rows of "
     "attention in nats; variance of the memories' outputs over that of their residuals; anisotropy of their value "
     "slots, the mean cosine between two of them (Shen et al. 2023 Tables 1, 3 and 5, Figure 3)."
 )
@@ -47,8 +47,9 @@ CONCENTRATION = (
 )
 LENGTHS = "Nats per target token of the valid split, not smoothed, by the number of tokens of the target."
 MAPS = (
-    "The longest short sentence of the valid split, first seed; mean over heads, every picture with its own scale: "
-    "above the last encoder layer, below the attention of the last decoder layer to the source."
+    "The longest sentence of the test split of fewer tokens than `map_tokens`, first seed; mean over heads, every "
+    "picture with its own scale: above the last encoder layer, below the attention of the last decoder layer to the "
+    "source."
 )
 
 
@@ -84,11 +85,13 @@ def measures_table(study: StudyResults) -> str:
     rows = []
     for line in plots.trained(study):
         cells = [safe(line.label)]
-        for key, digits in (("entropy", 3), ("variance_ratio", 4), ("slot_anisotropy", 3)):
+        for key, digits in (("entropy", 3), ("zeros", 3), ("variance_ratio", 4), ("slot_anisotropy", 3)):
             after, before = (_mean(line, name) for name in (key, f"initial_{key}"))
             cells.append(f"{_number(after, digits)} <small>({_number(before, digits)})</small>")
         rows.append(cells)
-    return table(("variant", "entropy", "variance ratio<br>of memories", "anisotropy<br>of slots"), rows)
+    return table(
+        ("variant", "entropy", "weights<br>that are 0", "variance ratio<br>of memories", "anisotropy<br>of slots"), rows
+    )
 
 
 def lengths_table(study: StudyResults) -> str:

@@ -16,6 +16,8 @@ from attnkit_experiments.engine.metrics import read_metrics
 from attnkit_experiments.report.plots import DASHES, STYLE, colours, shades, spread_line, stamp, stretches, svg, trained
 from attnkit_experiments.report.results import StudyResults
 
+READABLE = 40  # tokens of a map whose words are written beside it
+
 
 def against_size(study: StudyResults) -> str | None:
     """BLEU and the anisotropy of slots against the number that the recipe varies: slots, or tokens of a document."""
@@ -105,8 +107,11 @@ def attention_maps(study: StudyResults) -> str | None:
             for row, (weights, queries) in enumerate(zip(weights_of, ("source", "target"), strict=True)):
                 axes = grid[row][column]
                 axes.imshow(weights, cmap="magma", aspect="auto", vmin=min(0.0, float(weights.min())))
-                axes.set_xticks(range(weights.shape[1]), words["source"][: weights.shape[1]], rotation=90, fontsize=7)
-                axes.set_yticks(range(weights.shape[0]), words[queries][: weights.shape[0]], fontsize=7)
+                if max(weights.shape) <= READABLE:
+                    axes.set_xticks(
+                        range(weights.shape[1]), words["source"][: weights.shape[1]], rotation=90, fontsize=7
+                    )
+                    axes.set_yticks(range(weights.shape[0]), words[queries][: weights.shape[0]], fontsize=7)
                 if row == 0:
                     axes.set_title(line.label)
         return svg(figure, "attention weights of one sentence for every variant")

@@ -10,7 +10,7 @@ Command: python -m experiments run 001-fig4 --preset small --data documents/euro
 
 from __future__ import annotations
 
-from attnkit_experiments.recipes.reluformer.presets import DEVIATIONS, DOCUMENTS, SCALES, MethodStudy, by_method
+from attnkit_experiments.recipes.reluformer.presets import DOCUMENT_DEVIATIONS, DOCUMENT_SCALES, MethodStudy, by_method
 from attnkit_experiments.study.recipe import Recipe, presets
 from attnkit_experiments.translation.domain import DOMAIN
 
@@ -20,7 +20,7 @@ RECIPE = Recipe(
     shows="concentration of the weights of softmax and ReLUFormer on documents",
     source="Shen et al. 2023, Figure 4",
     domain=DOMAIN,
-    presets=presets(MethodStudy, SCALES, DOCUMENTS, methods=("vanilla", "reluformer")),
+    presets=presets(MethodStudy, DOCUMENT_SCALES, methods=("vanilla", "reluformer")),
     variants=by_method,
-    deviations=DEVIATIONS,
+    deviations=DOCUMENT_DEVIATIONS,
 )

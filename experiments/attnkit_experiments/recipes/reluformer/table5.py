@@ -32,7 +32,11 @@ RECIPE = Recipe(
     variants=functools.partial(by_method, labels=LABELS),
     deviations=DEVIATIONS,
     published=(
-        Published("BLEU", "bleu", {"reluformer": 34.56, "relu_regularised": None, "reluformer_unregularised": 33.19}),
+        Published(
+            "tokenised BLEU",
+            "bleu_tokenised",
+            {"reluformer": 34.56, "relu_regularised": None, "reluformer_unregularised": 33.19},
+        ),
         Published(
             "entropy", "entropy", {"reluformer": 1.60, "relu_regularised": None, "reluformer_unregularised": 0.08}
         ),

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attnkit_experiments.recipes.reluformer.presets import DEVIATIONS, DOCUMENTS, SCALES, MethodStudy, by_method
+from attnkit_experiments.recipes.reluformer.presets import DOCUMENT_DEVIATIONS, DOCUMENT_SCALES, MethodStudy, by_method
 from attnkit_experiments.study.recipe import Published, Recipe, Variant, presets
 from attnkit_experiments.translation.domain import DOMAIN
 
@@ -49,22 +49,20 @@ RECIPE = Recipe(
     domain=DOMAIN,
     presets=presets(
         Study,
-        SCALES,
+        DOCUMENT_SCALES,
         {
-            "smoke": DOCUMENTS["smoke"] | {"limits": (64,), "methods": ("vanilla", "reluformer")},
-            "cpu": DOCUMENTS["cpu"] | {"limits": (128,), "methods": ("vanilla", "reluformer")},
-            "small": DOCUMENTS["small"] | {"limits": (128, 512, 1024)},
-            "paper": DOCUMENTS["paper"],
-            "fairseq": DOCUMENTS["fairseq"],
+            "smoke": {"limits": (64,), "methods": ("vanilla", "reluformer")},
+            "cpu": {"limits": (128,), "methods": ("vanilla", "reluformer")},
+            "small": {"limits": (128, 512, 1024)},
         },
         {"small": "about 30 minutes, one H200 (estimated)"},
     ),
     variants=variants,
-    deviations=DEVIATIONS,
+    deviations=DOCUMENT_DEVIATIONS,
     published=(
         Published(
-            "BLEU",
-            "bleu",
+            "tokenised BLEU",
+            "bleu_tokenised",
             {
                 f"{name}-{limit}": value
                 for name, values in PAPER.items()
