@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from attnkit import entmax_attention, softmax_attention
 from attnkit.backends.torch.triton import launch, linear_launch, pointwise, statistics
 from attnkit.backends.torch.triton import rows as of_rows
 from attnkit.backends.torch.triton.launch import Launch
@@ -61,25 +62,27 @@ def row_statistics(dtype: torch.dtype, d: int, fields: str, with_output: bool = 
     return Workload(launches, "pairs")
 
 
-def normalised(dtype: torch.dtype, d: int, op: str, tokens: int = 1024, **options: Any) -> Workload:
+def normalised(dtype: torch.dtype, d: int, op: Callable[..., Any], tokens: int = 1024, **options: Any) -> Workload:
     """Softmax or entmax."""
     q = inputs(dtype, d, tokens)
 
     def launches() -> list[Launch]:
-        call = of_rows.call_of(op, {"q": q, "k": q, "v": q, **options})
-        rows = torch.empty(of_rows.row_numbers(call.a.leading, tokens, of_rows.alpha_of(op, options)))
+        call = of_rows.call_of(op.__name__, {"q": q, "k": q, "v": q, **options})
+        rows = torch.empty(of_rows.row_numbers(call.a.leading, tokens, of_rows.alpha_of(op.__name__, options)))
         return [of_rows.forward_launch(q, q, q, q, None, rows, call)]
 
     return Workload(launches, "pairs")
 
 
-def normalised_backward(dtype: torch.dtype, d: int, op: str, tokens: int = 1024, **options: Any) -> Workload:
+def normalised_backward(
+    dtype: torch.dtype, d: int, op: Callable[..., Any], tokens: int = 1024, **options: Any
+) -> Workload:
     """Their gradients."""
     q = inputs(dtype, d, tokens)
 
     def launches() -> list[Launch]:
-        call = of_rows.call_of(op, {"q": q, "k": q, "v": q, **options})
-        rows = torch.empty(of_rows.row_numbers(call.a.leading, tokens, of_rows.alpha_of(op, options)))
+        call = of_rows.call_of(op.__name__, {"q": q, "k": q, "v": q, **options})
+        rows = torch.empty(of_rows.row_numbers(call.a.leading, tokens, of_rows.alpha_of(op.__name__, options)))
         return of_rows.backward_launches(q, q, q, q, None, rows, {"q": q, "k": q, "v": q}, call)
 
     return Workload(launches, "pairs")
@@ -116,12 +119,12 @@ WORKLOADS: dict[str, Workload] = {
     "gelu_tanh": forward(BF16, 64, activation="gelu_tanh"),
     "gaussian": forward(BF16, 64, **GAUSSIAN),
     "gaussian, d = 128": forward(BF16, 128, **GAUSSIAN),
-    "softmax": normalised(BF16, 64, "softmax_attention"),
-    "softmax, d = 128": normalised(BF16, 128, "softmax_attention"),
-    "sparsemax, a pass": normalised(BF16, 64, "entmax_attention", alpha=2.0),
-    "entmax, a pass": normalised(BF16, 64, "entmax_attention", alpha=1.5),
-    "entmax, α = 1.3, a pass": normalised(BF16, 64, "entmax_attention", alpha=1.3),
-    "entmax, 256 keys": normalised(BF16, 64, "entmax_attention", tokens=256, alpha=1.5),
+    "softmax": normalised(BF16, 64, softmax_attention),
+    "softmax, d = 128": normalised(BF16, 128, softmax_attention),
+    "sparsemax, a pass": normalised(BF16, 64, entmax_attention, alpha=2.0),
+    "entmax, a pass": normalised(BF16, 64, entmax_attention, alpha=1.5),
+    "entmax, α = 1.3, a pass": normalised(BF16, 64, entmax_attention, alpha=1.3),
+    "entmax, 256 keys": normalised(BF16, 64, entmax_attention, tokens=256, alpha=1.5),
     "statistics: sums, maximum": row_statistics(BF16, 64, SUMS),
     "statistics: with entropy": row_statistics(BF16, 64, ENTROPY),
     "statistics: all": row_statistics(BF16, 64, ALL),
@@ -137,8 +140,8 @@ WORKLOADS: dict[str, Workload] = {
     "sigmoid, gradients": backward(BF16, 64, activation="sigmoid"),
     "gelu, gradients": backward(BF16, 64, activation="gelu"),
     "gaussian, gradients": backward(BF16, 64, **GAUSSIAN),
-    "softmax, gradients": normalised_backward(BF16, 64, "softmax_attention"),
-    "entmax, gradients": normalised_backward(BF16, 64, "entmax_attention", alpha=1.5),
+    "softmax, gradients": normalised_backward(BF16, 64, softmax_attention),
+    "entmax, gradients": normalised_backward(BF16, 64, entmax_attention, alpha=1.5),
     "linear, gradients": linear(BF16, 64, True),
     "linear, causal, gradients": linear(BF16, 64, True, causal=True),
 }

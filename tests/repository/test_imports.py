@@ -49,7 +49,6 @@ EXPERIMENTS = {
     "recipes": "engine study report cost data images sequences translation soft language",
     "commands": "engine study report cost data images sequences translation soft language recipes",
     "__main__.py": "engine data recipes commands",
-    "console.py": "__main__",
 }
 # Other folders -> what their modules import. adapters and peers import what they judge.
 RULES = {

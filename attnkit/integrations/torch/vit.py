@@ -135,7 +135,7 @@ def with_own_forward(module: nn.Module, op: Op, options: dict[str, Any]) -> nn.M
     swapped = copy.copy(module)
     swapped.__dict__ |= {name: getattr(module, name).copy() for name in ("_parameters", "_buffers", "_modules")}
     swapped.fused_attn = True  # type: ignore[assignment]
-    swapped.forward = functools.partial(_own_forward, swapped, op, options)  # type: ignore[method-assign]
+    swapped.forward = functools.partial(_own_forward, swapped, op, options)
     return swapped
 
 

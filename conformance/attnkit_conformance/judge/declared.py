@@ -20,6 +20,7 @@ from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.scenes import rows
 
 OF_EVERYONE = ("shape", "width", "values", "layout")
+NOT_REFUSED = ("dtype", "poison", "cotangents")  # a plain call has no padding to poison, and refuses no gradient
 OUTSIDE = "outside."
 
 
@@ -62,7 +63,7 @@ def outside(adapter: Adapter, op: Op) -> list[Choice]:
         (name, level)
         for name, levels in whole.items()
         for level in levels
-        if name not in ("dtype", "poison") and level not in factors[name]  # a plain call has no padding to poison
+        if name not in NOT_REFUSED and level not in factors[name]
     ]
 
 
