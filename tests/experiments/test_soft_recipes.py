@@ -91,7 +91,8 @@ def test_the_paper_preset_trains_as_the_authors_configuration_says(data):
     """rand-m9-mstd0.5-inc1, erasing 0.25, mixup 0.8, CutMix 1, smoothing 0.1, an average of decay 0.99996."""
     recipe = RECIPES["002-table1"]
     small = {"image_size": 16, "stem_stride": 1, "landmarks": 4, "full_scale": False}
-    cell = expand(recipe, dataclasses.replace(recipe.presets["paper"].study, **small), data)[0]
+    coloured = dataclasses.replace(data, train_images=data.train_images.repeat(3, axis=-1))
+    cell = expand(recipe, dataclasses.replace(recipe.presets["paper"].study, **small), coloured)[0]
     assert cell.settings["augmentation"] == AugmentConfig(
         crop="inception", smallest_crop=0.08, flip=True, randaug="rand-m9-mstd0.5-inc1", mixup=0.8, cutmix=1.0,
         erase=0.25, smoothing=0.1,

@@ -189,7 +189,7 @@ def test_memories_of_any_size(memory, slots):
     model = translator(memory=memory, slots=slots)
     layer = model.encoder[0].memory
     x = torch.randn(2, 3, 16, dtype=torch.float64)
-    scores = x @ layer.keys.T + layer.key_bias
+    scores = x @ layer.keys.T / MEMORIES[memory].get("temperature", 1.0) + layer.key_bias
     weights = scores.relu() if memory == "relu" else scores.softmax(-1)
     out = weights @ layer.values + layer.value_bias
     if memory == "softmax_norm":

@@ -14,7 +14,7 @@ import array_api_compat
 
 from attnkit.backends.cupy import pointwise
 from attnkit.backends.cupy.launch import FEATURE_MAPS, NUMBERS, Launch, Tiles, View, tiles_of, width_of
-from attnkit.backends.cupy.pointwise import Array, Device, gradients_of, layout_of, reduced_to
+from attnkit.backends.cupy.pointwise import Array, Device, gradients_of, layout_of, reduced_to, zeros
 from attnkit.backends.cupy.views import Views
 from attnkit.kernels.plan import Layout, blocks_of, is_array, linear_plan, state_axes
 from attnkit.ops.linear.attention import LINEAR
@@ -48,6 +48,10 @@ def unsupported_options(q: Array, k: Array, v: Array, **options: Any) -> str | N
         return "a feature map of your own is served by the generic implementation"
     if mask is not None and mask.ndim > 1 and mask.shape[-2] != 1:
         return "a mask of pairs is served by the generic implementation"
+    returns = options.get("return_state") or options.get("dstate") is not None
+    if returns and options.get("causal") and mask is not None and options.get("normalize") is False:
+        # a query before the first key sees nothing, but nothing hides it from the gradients of keys of a state
+        return "a state without denominators, under a mask and causality, is served by the generic implementation"
     if not (q.shape[-1] and v.shape[-1]):
         return "tokens without features are served by the generic implementation"
     return pointwise.unsupported_options(q, k, v)
@@ -205,25 +209,33 @@ def final_state(device: Device, k: Array, v: Array, initial: State | None, optio
 
 
 def backward(
-    device: Device, q: Array, k: Array, v: Array, do: Array, dstate: State | None = None, *,
-    initial_state: State | None = None, **options: Any,
+    device: Device, q: Array, k: Array, v: Array, do: Array | None,
+    dstate: tuple[Array | None, Array | None] | None = None, *, initial_state: State | None = None, **options: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    """Gradients {"q", "k", "v"} and, if one was passed, "initial_state", for the cotangents do and (dS, dz)."""
+    """Gradients {"q", "k", "v"} and, if one was passed, "initial_state"; do, dstate and its parts (dS, dz) may be None:
+    0.
+    """
     like = {"q": q, "k": k, "v": v}
+    dstate = None if dstate is None or all(x is None for x in dstate) else dstate
     call = Call(device, q, k, v, valid=dstate is not None, **options)
     a = call.layout
+    sizes = (a.d, a.e), (a.d,)
     call.arguments.stateful = initial_state is not None
-    call.view("o", "o", do)
+    call.view("o", "o", zeros(device, a.shape_of("o"), q.dtype) if do is None else do)
+    of_state = None
     if dstate is not None:
-        dstate = placed(dstate[0], 2, a.shared), placed(dstate[1], 1, a.shared)
+        parts = (
+            zeros(device, (*a.shared, *size), call.compute) if x is None else x
+            for x, size in zip(dstate, sizes, strict=True)
+        )
+        of_state = tuple(placed(x, len(size), a.shared) for x, size in zip(parts, sizes, strict=True))
     grads = gradients_of(call, like)
     initial_grads = None
     if initial_state is not None:
-        sizes = ((a.d, a.e), (a.d,))
         initial_grads = tuple(device.empty((*a.leading, *size), call.compute) for size in sizes)
     launches = [*call.states(False, initial_state), *call.rows()]
     launches += [call.by_queries("linear_gradient_of_queries")] if a.queries else []
-    launches += call.states(True, dstate, initial_grads)
+    launches += call.states(True, of_state, initial_grads)
     if a.keys:
         launches += [call.by_keys("linear_gradient_of_keys"), call.by_keys("linear_gradient_of_values")]
     if math.prod(a.leading):

@@ -198,6 +198,13 @@ def gradients(make: Callable[[], Call], q: Array, k: Array, v: Array, do: Array,
     return {name: reduced_to(grad, like[name]) for name, grad in grads.items()}
 
 
+def zeros(device: Device, shape: tuple[int, ...], dtype: Any) -> Array:
+    """The cotangent of an output that has none."""
+    x = device.empty(shape, dtype)
+    x[...] = 0
+    return x
+
+
 def gradients_of(call: Any, like: dict[str, Array]) -> dict[str, Array]:
     """Memory for dq, dk and dv and their views. It has the precision of sums if an argument was broadcast, so that
     gradients are summed before they are rounded.

@@ -120,9 +120,12 @@ def forward(
 
 
 def backward(
-    device: Device, q: Array, k: Array, v: Array, do: Array, dlse: Array | None = None, *, alpha: Any, **options: Any
-) -> dict[str, Array]:
-    """Gradients {"q", "k", "v"} and, if a bias was passed, "bias"."""
+    device: Device, q: Array, k: Array, v: Array, do: Array | None, dlse: Array | None = None, *, alpha: Any,
+    **options: Any,
+) -> dict[str, Array]:  # fmt: skip
+    """Gradients {"q", "k", "v"} and, if a bias was passed, "bias", for the cotangents do and dlse (None = 0)."""
+    if do is None:
+        do = pointwise.zeros(device, pointwise.layout_of(q, k, v, options).shape_of("o"), q.dtype)
     rows = {} if dlse is None else {"dlse": dlse}
 
     def call() -> RowsCall:

@@ -83,7 +83,7 @@ def rows_served(op: str, alpha: float) -> Served:
         options = {
             name: x for name, x in {"alpha": alpha, **base_arguments(op, options)}.items() if name != "return_lse"
         }
-        return rows.backward(device, q, k, v, cotangents["o"], cotangents.get("lse"), **options)
+        return rows.backward(device, q, k, v, cotangents.get("o"), cotangents.get("lse"), **options)
 
     return Served(forward, backward, rows.unsupported_options)
 
