@@ -25,6 +25,7 @@ DRIVER = """
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -72,8 +73,14 @@ size, out, shares = json.loads(sys.argv[1])
 start = time.monotonic()
 assert attempt(size, out + "-whole", 0) == [0] * size
 whole = time.monotonic() - start
-ends = [attempt(size, out, share * whole) for share in shares]
-assert any(-signal.SIGALRM in end for end in ends)
+for _ in range(6):
+    ends = [attempt(size, out, share * whole) for share in shares]
+    if any(-signal.SIGALRM in end for end in ends):
+        break
+    shutil.rmtree(out)  # it ended before: the machine has become faster
+    whole /= 2
+else:
+    sys.exit("no run was killed before its end")
 assert attempt(size, out, 0) == [0] * size
 """
 CELLS = ("relu-alpha1-seed0", "relu-alpha1-gate-seed0")
@@ -90,7 +97,7 @@ def deterministic(row):
 )
 def test_killed_at_random_moments_equals_never_killed(processes, kills, tmp_path):
     draw = random.Random(processes)
-    shares = [draw.uniform(0.05, 0.8 if kills < 20 else 0.5) for _ in range(kills)]
+    shares = [draw.uniform(0.05, 0.5) for _ in range(kills)]
     job = json.dumps((processes, str(tmp_path / "out"), shares))
     words = [sys.executable, "-c", DRIVER, job, json.dumps(SETTINGS)]
     limit = PATIENCE * (1 + kills // 4)
