@@ -11,6 +11,7 @@ from torch import nn
 
 from attnkit.integrations.torch import swap
 from tests.integrations.counting import count
+from tests.library.arrays import LAYER, assert_close
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="timm is not installed"),
@@ -65,11 +66,11 @@ def test_softmax_is_what_stood_there_and_relu_is_not(name, monkeypatch):
     calls.clear()  # swap itself asks for softmax where it compares a module with it
     out = swapped(x)
     assert calls == ["softmax_attention"] * layers
-    torch.testing.assert_close(out, golden, rtol=1e-9, atol=1e-9)
+    assert_close(out, golden, LAYER * layers)
     out.square().sum().backward()
     golden.square().sum().backward()
     for parameter, other in zip(swapped.parameters(), original.parameters(), strict=True):
-        torch.testing.assert_close(parameter.grad, other.grad, rtol=1e-6, atol=1e-8)
+        assert_close(parameter.grad, other.grad, LAYER * layers)
     assert all(parameter is before[key] for key, parameter in swapped.named_parameters())
     swapped.load_state_dict(original.state_dict())
     swap(swapped, "relu")

@@ -112,6 +112,12 @@ def test_forward_mode_is_refused_by_name():
         jax.jvp(lambda q: attnkit.softmax_attention(q, Q, Q, impl="native"), (Q,), (Q,))
 
 
+def test_an_older_jax_is_refused_by_name(monkeypatch):
+    monkeypatch.setattr(jax, "__version_info__", (0, 7, 2))
+    with pytest.raises(NotImplementedError, match=r"native: needs JAX 0\.8\.2"):
+        attnkit.softmax_attention(Q, Q, Q, impl="native")
+
+
 def test_under_shard_map():
     """On a mesh of one device: a program as any other."""
     mesh = jax.sharding.Mesh(jax.devices()[:1], ("x",))

@@ -48,10 +48,6 @@ def unsupported_options(q: Array, k: Array, v: Array, **options: Any) -> str | N
         return "a feature map of your own is served by the generic implementation"
     if mask is not None and mask.ndim > 1 and mask.shape[-2] != 1:
         return "a mask of pairs is served by the generic implementation"
-    returns = options.get("return_state") or options.get("dstate") is not None
-    if returns and options.get("causal") and mask is not None and options.get("normalize") is False:
-        # a query before the first key sees nothing, but nothing hides it from the gradients of keys of a state
-        return "a state without denominators, under a mask and causality, is served by the generic implementation"
     if not (q.shape[-1] and v.shape[-1]):
         return "tokens without features are served by the generic implementation"
     return pointwise.unsupported_options(q, k, v)
@@ -84,7 +80,7 @@ class Call(Views):
         a, mask, queries = self.layout, options.get("mask"), options.get("query_mask")
         if mask is not None and mask.ndim > 1:
             mask = mask[..., 0, :]
-        firsts = None if mask is None or valid else first_true(mask, a.keys)
+        firsts = None if mask is None else first_true(mask, a.keys)
         stops = options["key_lengths"].astype("int64") if is_array(options.get("key_lengths")) else None
         if queries is not None and not valid:
             xp = array_api_compat.array_namespace(queries)

@@ -21,9 +21,6 @@ from attnkit._core.special import without_autocast
 SEED, RATE = "dropout_seed", "dropout_rate"
 Arguments = dict[str, Any]  # the arguments of a call by name
 Outputs = dict[str, tuple[tuple[int, ...], torch.dtype]]  # shapes and dtypes by name
-# written out: torch 2.6 reads no list[Tensor]
-FORWARD = "(str op, Tensor[] arrays, str names, str text) -> Tensor[]"
-VJP = "(str op, Tensor[] arrays, str names, str text, Tensor? do, str targets) -> Tensor[]"
 Forward = Callable[[str, Arguments], Tensor | list[Tensor]]
 Backward = Callable[[str, Arguments, Any, tuple[str, ...]], dict[str, Tensor]]
 
@@ -108,13 +105,13 @@ def register(
     because gradients may be computed while it is on.
     """
 
-    @torch.library.custom_op(f"attnkit::{name}", mutates_args=(), schema=FORWARD)
+    @torch.library.custom_op(f"attnkit::{name}", mutates_args=())
     def run(op: str, arrays: list[Tensor], names: str, text: str) -> list[Tensor]:
         with without_autocast(arrays[0]):
             results = forward(op, decoded(arrays, names, text))
         return [x.contiguous() for x in ([results] if isinstance(results, Tensor) else results)]
 
-    @torch.library.custom_op(f"attnkit::{name}_vjp", mutates_args=(), schema=VJP)
+    @torch.library.custom_op(f"attnkit::{name}_vjp", mutates_args=())
     def vjp(op: str, arrays: list[Tensor], names: str, text: str, do: Tensor | None, targets: str) -> list[Tensor]:
         asked = tuple(targets.split(","))
         with without_autocast(arrays[0]):

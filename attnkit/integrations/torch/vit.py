@@ -94,7 +94,7 @@ def swap_attention(model: nn.Module, op: str | Op, **options: Any) -> tuple[str,
     Raises:
         ValueError: nothing to replace, a module with unknown parts, parameters or arguments that does not call torch's
             function, or that computes something else, no such op or option.
-            NotImplementedError: dropout, a scale or a bias that the op does not have. The model is then unchanged.
+        NotImplementedError: dropout, a scale or a bias that the op does not have. The model is then unchanged.
     """
     function, options = resolve("swap_attention", op, options, FROM_THE_MODEL)
     modules = {name: module for name, module in model.named_modules() if is_timm_style(module)}

@@ -19,7 +19,7 @@ from attnkit_experiments.recipes import MEASUREMENTS, RECIPES
 from attnkit_experiments.study.overrides import override
 from attnkit_experiments.study.recipe import Cell, Recipe, Source, expand
 
-FORMAT = "attnkit-experiments-study-1"
+FORMAT = "attnkit-experiments-study-2"
 OURS = ("study.json", "cells", "rows.json", "claims.json", "finished.json", "report.html", "results.csv", "summary.md")
 
 

@@ -11,7 +11,7 @@ HELD_OUT = 5  # every fifth image of a class is test
 
 
 def load(size: int = 0) -> ImageData:
-    """1,434 train and 363 test images, grey, side `size` (0: the original 8 pixels; larger is bilinear).
+    """1,433 train and 364 test images, grey, side `size` (0: the original 8 pixels; larger is bilinear).
 
     The split takes every fifth image of each class in the order of the file, so it is the same everywhere.
     """
