@@ -112,10 +112,11 @@ def images(mode: str) -> Group:
     return Group(f"{'×'.join(map(str, VIT))}, {mode}", "SDPA", call(sdpa, arrays, mode), forms)
 
 
-def halves(n: int, dtype: torch.dtype, aim: float) -> Group:
+def halves(n: int, dtype: torch.dtype, mode: str, aim: float | None) -> Group:
     arrays = draw(1, 8, n, 64, dtype=dtype)
-    forms = {"relu": Form(call(RELU, arrays), aim), "softmax": Form(call(SOFTMAX, arrays))}
-    return Group(f"{str(dtype).removeprefix('torch.')}, n = {n}, forward", "SDPA", call(sdpa, arrays), forms)
+    forms = {op: Form(call(attend, arrays, mode)) for op, attend in (("softmax", SOFTMAX), ("sparsemax", SPARSEMAX))}
+    forms = {"relu": Form(call(RELU, arrays, mode), aim), **forms}
+    return Group(f"{str(dtype).removeprefix('torch.')}, n = {n}, {mode}", "SDPA", call(sdpa, arrays, mode), forms)
 
 
 def scaled(factor: float, mode: str) -> Group:
@@ -235,8 +236,9 @@ def groups() -> Iterator[Group]:
     yield activations()
     yield from (images(mode) for mode in (FORWARD, BOTH))
     for n in LENGTHS:
-        yield halves(n, torch.bfloat16, 2.3)
-        yield halves(n, torch.float16, 2.0)
+        for dtype, aim in ((torch.bfloat16, 2.3), (torch.float16, 2.0)):
+            yield halves(n, dtype, FORWARD, aim)
+            yield halves(n, dtype, BOTH, None)
     yield from (scaled(factor, mode) for factor in (0.1, 5.0) for mode in (FORWARD, BOTH))
     n = LENGTHS[0]
     yield masked((1, 1, n, n), as_bias=False)

@@ -45,6 +45,7 @@ X86 = {
     "x86-64-v3": (3, ("-march=x86-64-v3",)),
     "x86-64-v4": (4, ("-march=x86-64-v4",)),
     "x86-64-v4-bf16": (5, ("-march=x86-64-v4", "-mavx512bf16")),
+    "x86-64-v4-amx": (6, ("-march=x86-64-v4", "-mavx512bf16", "-mamx-tile", "-mamx-bf16")),
 }
 DETECTOR = "detect"
 REBUILD = "run python -m attnkit.backends.native.build"

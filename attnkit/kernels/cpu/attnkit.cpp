@@ -166,7 +166,9 @@ const char *attnkit_message(int code) {
 int64_t attnkit_plan_size(void) { return sizeof(attnkit_plan); }
 
 int attnkit_level(void) {
-#if defined(__AVX512BF16__)
+#if defined(__AMX_BF16__)
+  return 6;
+#elif defined(__AVX512BF16__)
   return 5;
 #elif defined(__AVX512F__)
   return 4;

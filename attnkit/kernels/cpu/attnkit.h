@@ -219,7 +219,8 @@ ATTNKIT_API const char *attnkit_message(int code);
 /* sizeof(attnkit_plan), for a caller that mirrors it. */
 ATTNKIT_API int64_t attnkit_plan_size(void);
 
-/* The level that this library was compiled for: 1 (baseline), 3, 4 (x86-64-v3, v4), 5 (v4 with bfloat16 products). */
+/* The level that this library was compiled for: 1 (baseline), 3, 4 (x86-64-v3, v4), 5 (v4 with products of bfloat16 in
+   vectors), 6 (in tiles, AMX). */
 ATTNKIT_API int attnkit_level(void);
 
 #ifdef __cplusplus

@@ -7,11 +7,12 @@
 
 #include "forward.h"
 #include "gradients.h"
+#include "operands.h"
 
 namespace attnkit {
 
 // Numbers of rows and outputs that the caller does not have: a forward pass into working memory.
-template <class T, class Family>
+template <class T, class Family, bool kPairs>
 class Recomputed {
  public:
   Recomputed(const Call &call, bool rows, bool output)
@@ -21,7 +22,8 @@ class Recomputed {
     std::fill(pointers_ + ATTNKIT_O, pointers_ + ATTNKIT_ARRAYS, nullptr);
     lay_out(ATTNKIT_ROWS, ATTNKIT_ROW_NUMBERS, rows_);
     if (output) lay_out(ATTNKIT_O, plan_.values, output_);
-    Forward<T, Family>(call_, has_statistics_cotangents(call)).run();
+    constexpr int kExact = 3;
+    Forward<T, Family, kPairs ? kExact : 0>(call_, has_statistics_cotangents(call)).run();
   }
 
   // An array of this pass where there is one, else the caller's.
@@ -45,7 +47,7 @@ class Recomputed {
   Buffer<T> rows_, output_;
 };
 
-template <class T, class Family>
+template <class T, class Family, bool kPairs = false>
 class Backward {
  public:
   explicit Backward(const Call &call)
@@ -58,8 +60,6 @@ class Backward {
         grouping_(plan_, [this](int axis) { return shares_keys(plan_, axis) ? 2 : sums_bias(axis) ? 1 : 0; }),
         splits_(split()),
         per_split_(blocks(blocks(plan_.keys, splits_), kPanel<T>) * kPanel<T>),
-        wide_(padded<T>(plan_.features + (Family::kDistances ? 1 : 0))),
-        width_(padded<T>(plan_.values)),
         dq_(call, ATTNKIT_DQ, plan_.queries, plan_.features, splits_, [](int) { return false; }),
         dk_(call, ATTNKIT_DK, plan_.keys, plan_.features, 1, [this](int axis) { return shares_keys(plan_, axis); }),
         dv_(call, ATTNKIT_DV, plan_.keys, plan_.values, 1, [this](int axis) { return shares_keys(plan_, axis); }),
@@ -77,8 +77,11 @@ class Backward {
   }
 
  private:
+  using Product = std::conditional_t<kPairs, PairedOperands, Operands<T, Family::kDistances>>;
+
   struct Workspace {
-    Buffer<T> keys_panels, value_panels, keys, rows, scores, grads, queries, cotangents, dq, dk, dv, extra;
+    typename Product::Workspace operands;
+    Buffer<T> scores, grads, extra;
     Buffer<uint8_t> seen;
   };
 
@@ -98,57 +101,26 @@ class Backward {
   }
 
   // One run: items with the same k and v, and the keys of one split.
-  struct Keys {
-    int64_t first, count;
-    const T *key_panels, *value_panels, *keys;
-    T *dk, *dv;
-  };
-
   void serve(int64_t group, int64_t run, int split) const {
     static thread_local Workspace w;
     const Index index = grouping_.index(plan_, group, run, 0);
     const Matrix k(call_, ATTNKIT_K, index), v(call_, ATTNKIT_V, index);
-    Tokens<T, Family::kDistances> tokens(plan_);
-    tokens.see(Item<T>(call_, index), k);
     const uint8_t *seen = w.seen.reserve(plan_.keys);
     if (!seen_keys<T>(call_, grouping_, group, run, w.seen.data())) seen = nullptr;
-    const int64_t first = split * per_split_;
-    const Keys keys = pack(k, v, tokens, seen, first, std::clamp<int64_t>(plan_.keys - first, 0, per_split_), w);
+    const int64_t first = split * per_split_, count = std::clamp<int64_t>(plan_.keys - first, 0, per_split_);
+    Product product(plan_, products_, w.operands);
+    product.pack(Item<T>(call_, index), k, v, kPairs ? reach<T>(call_, grouping_, group, run) : Range{}, seen, first,
+                 count);
     for (int64_t member = 0; member < grouping_.members; ++member) {
       const Item<T> item(call_, grouping_.index(plan_, group, run, member));
       for (int64_t row = 0; row < plan_.queries; row += kQueries)
-        block(item, tokens, keys, split, row, std::min<int64_t>(kQueries, plan_.queries - row), w);
+        block(item, product, {first, first + count, 0}, split, row, std::min<int64_t>(kQueries, plan_.queries - row),
+              w);
     }
-    for (int64_t j = 0; j < keys.count; ++j) {
-      T *row = keys.dk + j * wide_;
-      if constexpr (Family::kDistances) {
-        const T *key = keys.keys + j * wide_, by = static_cast<T>(plan_.scale) * row[plan_.features];
-        for (int64_t x = 0; x < plan_.features && by != 0; ++x) row[x] -= by * key[x];
-      }
-      dk_.write(index, 0, first + j, row);
-      dv_.write(index, 0, first + j, keys.dv + j * width_);
+    for (int64_t j = 0; j < count; ++j) {
+      dk_.write(index, 0, first + j, product.key_grad(j));
+      dv_.write(index, 0, first + j, product.value_grad(j));
     }
-  }
-
-  Keys pack(const Matrix &k, const Matrix &v, const Tokens<T, Family::kDistances> &tokens, const uint8_t *seen,
-            int64_t first, int64_t count, Workspace &w) const {
-    const int64_t whole = blocks(count, kPanel<T>) * kPanel<T>;
-    T *key_panels = w.keys_panels.reserve(whole * tokens.depth), *value_panels = nullptr;
-    tokens.pack_keys(k, first, count, seen, w.rows, key_panels);
-    if (products_) {
-      value_panels = w.value_panels.reserve(whole * plan_.values);
-      pack_panels<T>(v, first, count, plan_.values, plan_.values, seen, w.rows, value_panels, Nothing<T>());
-    }
-    const T *rows = k.at<const T>(first, 0);
-    if (Family::kDistances || seen != nullptr || !k.is_operand<T>(plan_.features, wide_)) {
-      T *packed = w.keys.reserve(count * wide_);
-      tokens.pack_key_rows(k, first, count, wide_, seen, packed);
-      rows = packed;
-    }
-    T *dk = w.dk.reserve(count * wide_), *dv = w.dv.reserve(count * width_);
-    std::fill(dk, dk + count * wide_, T{});
-    std::fill(dv, dv + count * width_, T{});
-    return {first, count, key_panels, value_panels, rows, dk, dv};
   }
 
   struct Block {
@@ -158,54 +130,28 @@ class Backward {
     int64_t begin, end;
   };
 
-  void block(const Item<T> &item, const Tokens<T, Family::kDistances> &tokens, const Keys &keys, int split,
-             int64_t first, int64_t rows, Workspace &w) const {
+  void block(const Item<T> &item, Product &product, Range keys, int split, int64_t first, int64_t rows,
+             Workspace &w) const {
     constexpr int K = kKeys<T>;
     Block b;
-    T *queries = w.queries.reserve(kQueries * wide_), *cotangents = w.cotangents.reserve(kQueries * width_);
     T *scores = w.scores.reserve(kQueries * K), *grads = w.grads.reserve(kQueries * K);
-    T *dq = w.dq.reserve(kQueries * wide_);
-    prepare(item, tokens, first, rows, queries, cotangents, b);
-    std::fill(dq, dq + rows * wide_, T{});
-    const int64_t end = std::min(b.end, keys.first + keys.count), begin = std::max(b.begin, keys.first);
-    for (int64_t k0 = (begin - keys.first) / kPanel<T> * kPanel<T> + keys.first; k0 < end; k0 += K) {
-      const int64_t n = std::min<int64_t>(K, end - k0), width = padded<T>(n), at = k0 - keys.first;
-      multiply_panels<T>(rows, tokens.depth, width, queries, wide_, keys.key_panels + at * tokens.depth, scores, K);
-      if (products_) {
-        multiply_panels<T>(rows, plan_.values, width, cotangents, width_, keys.value_panels + at * plan_.values, grads,
-                           K);
-      } else {
-        std::fill(grads, grads + rows * K, T{});
-      }
+    prepare(item, product, first, rows, b);
+    product.begin(rows);
+    const int64_t end = std::min(b.end, keys.end), begin = std::max(b.begin, keys.begin);
+    for (int64_t k0 = (begin - keys.begin) / kPanel<T> * kPanel<T> + keys.begin; k0 < end; k0 += K) {
+      const int64_t n = std::min<int64_t>(K, end - k0), at = k0 - keys.begin;
+      product.multiply_keys(rows, at, padded<T>(n), scores, grads);
       for (int64_t i = 0; i < rows; ++i) {
-        tokens.finish_scores(b.of_query[i], scores + i * K, width);
+        product.finish_scores(b.of_query[i], scores + i * K, padded<T>(n));
         pull(item, first + i, b, i, k0, n, scores + i * K, grads + i * K, w);
       }
-      const int64_t skip = std::max<int64_t>(0, begin - k0);
-      const T *ds = grads + skip, *weights = scores + skip, *rows_of_keys = keys.keys + (at + skip) * wide_;
-      multiply<T>(rows, n - skip, wide_, ds, K, rows_of_keys, wide_, dq, wide_);
-      multiply_transposed<T>(n - skip, rows, wide_, ds, K, queries, wide_, keys.dk + (at + skip) * wide_, wide_);
-      if (products_)
-        multiply_transposed<T>(n - skip, rows, width_, weights, K, cotangents, width_,
-                                     keys.dv + (at + skip) * width_, width_);
+      product.add(rows, at, std::max<int64_t>(0, begin - k0), n, scores, grads);
     }
-    write_queries(item, split, first, rows, queries, dq);
+    for (int64_t i = 0; i < rows; ++i) dq_.write(item.index, split, first + i, product.query_grad(i));
   }
 
-  // dq of a block: scale Σ ds k, and for distances scale Σ ds (k - q), with Σ ds one feature more.
-  void write_queries(const Item<T> &item, int split, int64_t first, int64_t rows, const T *queries, T *dq) const {
-    const T scale = static_cast<T>(plan_.scale);
-    for (int64_t i = 0; i < rows; ++i) {
-      T *row = dq + i * wide_;
-      const T by = Family::kDistances ? row[plan_.features] : T{};
-      for (int64_t x = 0; x < plan_.features; ++x) row[x] = scale * row[x] - by * queries[i * wide_ + x];
-      dq_.write(item.index, split, first + i, row);
-    }
-  }
-
-  // Rows of a block: q times scale and do times the factor of the row; 0 in null rows (A6).
-  void prepare(const Item<T> &item, const Tokens<T, Family::kDistances> &tokens, int64_t first, int64_t rows,
-               T *queries, T *cotangents, Block &b) const {
+  // Rows of a block: q and do; 0 in null rows (A6).
+  void prepare(const Item<T> &item, Product &product, int64_t first, int64_t rows, Block &b) const {
     const Matrix d_o(call_, ATTNKIT_DO, item.index), dlse(call_, ATTNKIT_DLSE, item.index);
     const Matrix saved = recomputed_.matrix(call_, ATTNKIT_ROWS, item.index);
     const Matrix o = recomputed_.matrix(call_, ATTNKIT_O, item.index);
@@ -214,36 +160,38 @@ class Backward {
     b.end = 0;
     for (int64_t i = 0; i < rows; ++i) {
       const Range r = b.ranges[i] = item.range(first + i);
-      T *query = queries + i * wide_, *cotangent = cotangents + i * width_, *numbers = b.numbers[i];
-      std::fill(query, query + wide_, T{});
-      std::fill(cotangent, cotangent + width_, T{});
+      T *numbers = b.numbers[i];
+      product.clear_row(i);
       b.of_query[i] = b.inner[i] = 0;
       std::fill(numbers, numbers + ATTNKIT_ROW_NUMBERS, T{});
       if (saved) saved.read<T>(first + i, 0, ATTNKIT_ROW_NUMBERS, T{1}, numbers, ATTNKIT_ROW_NUMBERS);
       b.rows[i] = Family::restore(item, first + i, r, numbers);
       if (r.visible == 0) continue;
-      b.of_query[i] = tokens.read_query(item.q, first + i, query, wide_);
+      b.of_query[i] = product.read_query(item.q, first + i, i);
       b.begin = std::min(b.begin, r.begin);
       b.end = std::max(b.end, r.end);
-      if (products_) d_o.read<T>(first + i, 0, plan_.values, T{1}, cotangent, width_);
+      const T factor = Family::kNormalises ? T{1} : Family::factor(b.rows[i]);
+      const T *cotangent = products_ ? product.read_cotangent(d_o, first + i, i, factor) : nullptr;
       if constexpr (Family::kNormalises) {
         b.inner[i] = Family::inner(of_statistics, first + i, numbers);
         if (products_) b.inner[i] += dot(o, first + i, cotangent);
         if (dlse) b.inner[i] -= dlse.read<T>(first + i);
-      } else {
-        const T factor = Family::factor(b.rows[i]);
-        for (int64_t x = 0; x < plan_.values; ++x) cotangent[x] *= factor;
       }
     }
   }
 
   T dot(const Matrix &o, int64_t i, const T *cotangent) const {
     static thread_local Buffer<T> buffer;
-    T *row = buffer.reserve(width_);
-    o.read<T>(i, 0, plan_.values, T{1}, row, width_);
+    const int64_t width = padded<T>(plan_.values);
+    T *row = buffer.reserve(width);
+    o.read<T>(i, 0, plan_.values, T{1}, row, width);
     Vec<T> total{};
-    for (int64_t x = 0; x < width_; x += kLanes<T>) total += load(row + x) * load(cotangent + x);
+    for (int64_t x = 0; x < width; x += kLanes<T>) total += load(row + x) * load(cotangent + x);
     return sum<T>(total);
+  }
+
+  static void multiply_row(T *x, T factor, int64_t width) {
+    for (int64_t j = 0; j < width; j += kLanes<T>) store<T>(x + j, load(x + j) * factor);
   }
 
   // Scores and do vᵀ of query i and the keys k0 .. k0 + n to weights as they met v, and ds.
@@ -253,7 +201,9 @@ class Backward {
     const int64_t width = padded<T>(n);
     T *extra = w.extra.reserve(3 * kKeys<T>), *u = extra + kKeys<T>;
     const bool drops = item.drops() && r.visible > 0;
+    const T factor = Family::kNormalises ? T{1} : Family::factor(b.rows[at]);
     if (item.bias) item.add_bias(i, k0, n, s);
+    if (!Product::kScalesCotangents && factor != 1) multiply_row(dw, factor, width);
     if (drops) {
       item.dropout(i, k0, n, extra);
       for (int64_t j = 0; j < n; ++j) dw[j] *= extra[j];
@@ -261,12 +211,12 @@ class Backward {
     if (statistics_) {
       std::copy(s, s + width, u);
       Family::pull(b.rows[at], T{}, u, u + kKeys<T>, width);
-      const T factor = Family::kNormalises ? T{1} : Family::factor(b.rows[at]);
       StatisticCotangents<T>(call_, item.index).add(i, b.numbers[at], factor, u, k0, width, factor, dw);
     }
     Family::pull(b.rows[at], b.inner[at], s, dw, width);
     item.hide(i, r, k0, width, T{}, s);
     item.hide(i, r, k0, width, T{}, dw);
+    if (!Product::kScalesCotangents && factor != 1) multiply_row(s, factor, width);
     if (drops)
       for (int64_t j = 0; j < n; ++j) s[j] = s[j] == 0 ? T{} : s[j] * extra[j];
     if (dbias_ && r.visible > 0) {
@@ -278,10 +228,10 @@ class Backward {
   const Call &call_;
   const attnkit_plan &plan_;
   const bool statistics_, products_;
-  const Recomputed<T, Family> recomputed_;
+  const Recomputed<T, Family, kPairs> recomputed_;
   const Grouping grouping_;
   const int splits_;
-  const int64_t per_split_, wide_, width_;
+  const int64_t per_split_;
   const Parts<T> dq_, dk_, dv_;
   const BiasGradient<T> dbias_;
 };
@@ -289,12 +239,15 @@ class Backward {
 // A call of a family, in either direction.
 template <class T, class Family>
 void attend(const Call &call) {
+  constexpr bool kPairs = kAddsPairs && std::is_same_v<T, float> && !Family::kDistances;
   if (call.plan.pass == ATTNKIT_FORWARD) {
-    if constexpr (kAddsPairs && std::is_same_v<T, float> && !Family::kDistances)
-      if (is_paired(call)) return Forward<T, Family, true>(call, wants_statistics(call)).run();
+    if constexpr (kPairs)
+      if (is_paired(call)) return Forward<T, Family, 1>(call, wants_statistics(call)).run();
     return Forward<T, Family>(call, wants_statistics(call)).run();
   }
   if (clear_without_pairs(call)) return;
+  if constexpr (kPairs)
+    if (is_paired(call)) return Backward<T, Family, true>(call).run();
   Backward<T, Family>(call).run();
 }
 

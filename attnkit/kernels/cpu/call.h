@@ -371,10 +371,10 @@ bool seen_keys(const Call &call, const Grouping &grouping, int64_t group, int64_
 
 // The keys begin <= j < end before and after which no query of a group sees one.
 template <class T>
-Range reach(const Call &call, const Grouping &grouping, int64_t group) {
+Range reach(const Call &call, const Grouping &grouping, int64_t group, int64_t run) {
   Range all{call.plan.keys, 0, 0};
   for (int64_t member = 0; member < grouping.members; ++member) {
-    const Item<T> item(call, grouping.index(call.plan, group, 0, member));
+    const Item<T> item(call, grouping.index(call.plan, group, run, member));
     for (int64_t i = 0; i < call.plan.queries; ++i) {
       const Range r = item.range(i);
       if (r.visible > 0) all = {std::min(all.begin, r.begin), std::max(all.end, r.end), 0};

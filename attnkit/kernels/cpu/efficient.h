@@ -121,7 +121,7 @@ class Efficient {
 
   Both levels(Task &t, const Segment &s, const T *own, bool back) const {
     Workspace &w = t.w;
-    T *fades = w.fades.reserve(kSegment * width_), *tops = w.tops.reserve(plan_.keys * width_) + s.begin * width_;
+    T *fades = w.fades.reserve(kSegment * width_), *tops = w.tops.retain(plan_.keys * width_) + s.begin * width_;
     const int64_t steps = s.queries ? s.count : 1;
     if (back) {
       w.level.fall(steps, tops, fades);

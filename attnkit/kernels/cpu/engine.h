@@ -184,7 +184,7 @@ void add_values(int64_t width, int64_t keys, const T *weights, const T *values, 
 class PairedTokens {
  public:
   explicit PairedTokens(const attnkit_plan &plan)
-      : features(plan.features), depth((plan.features + 1) / 2), scale_(static_cast<float>(plan.scale)) {}
+      : features(plan.features), depth(pairs(plan.features)), scale_(static_cast<float>(plan.scale)) {}
 
   const int64_t features, depth;
 
@@ -192,15 +192,11 @@ class PairedTokens {
 
   void pack_keys(const Matrix &k, int64_t first, int64_t n, const uint8_t *seen, Buffer<Pair> &rows,
                  Pair *panels) const {
-    const Pair *data = k.at<const Pair>(0, 0);
-    const bool in_place = k.column == 1 && features % 2 == 0 && k.row % 2 == 0 &&
-                          reinterpret_cast<uintptr_t>(data) % sizeof(Pair) == 0;
-    pack_panels<Pair>(in_place ? InPlace<Pair>{data, k.row / 2} : InPlace<Pair>(), first, n, depth, seen, rows, panels,
-                      [&](int64_t token, Pair *row) { read_pairs(k, token, features, row); });
+    pack_pair_panels(k, first, n, features, depth, seen, rows, panels);
   }
 
   float read_query(const Matrix &q, int64_t i, Pair *out, int64_t) const {
-    read_pairs(q, i, features, out);
+    read_pairs(q, i, features, out, depth);
     return 0;
   }
 

@@ -81,11 +81,14 @@ class Entmax {
  private:
   struct Workspace {
     Buffer<T> panels, value_panels, keys, values, rows, queries, scores, grads, cotangents, sums, extra, dk, dv, dq;
+    Buffer<Pair> pair_panels, pair_rows, pair_queries;
     Buffer<uint8_t> seen;
     Candidates<T> lists[kQueries];
   };
   struct Keys {
-    const T *panels, *keys, *values;  // panels: NULL for a few queries; values: NULL without v
+    const T *panels;  // NULL for a few queries and for pairs
+    const Pair *pair_panels;  // for scores of bfloat16, where products of pairs are faster
+    const T *keys, *values;  // values: NULL without v
     const uint8_t *seen;
     Matrix k, v;
   };
@@ -132,6 +135,11 @@ class Entmax {
     return grouping_.members * plan_.queries <= kFew && plan_.pass == ATTNKIT_FORWARD && !call_.has(ATTNKIT_ROWS);
   }
 
+  bool adds_pairs() const {
+    const auto pairs = [&](int array) { return call_.view(array).dtype == ATTNKIT_BFLOAT16; };
+    return kAddsPairs && pairs(ATTNKIT_Q) && pairs(ATTNKIT_K) && !is_few();
+  }
+
   T alpha(const Item<T> &item, int64_t i) const {
     const Matrix of_rows(call_, ATTNKIT_ALPHA, item.index);
     return of_rows ? of_rows.read<T>(i) : static_cast<T>(plan_.alpha);
@@ -142,11 +150,18 @@ class Entmax {
     const Matrix k(call_, ATTNKIT_K, index), v(call_, ATTNKIT_V, index);
     const uint8_t *seen = w.seen.reserve(plan_.keys);
     if (!seen_keys<T>(call_, grouping_, group, run, w.seen.data())) seen = nullptr;
-    T *panels = is_few() ? nullptr : w.panels.reserve(stride_ * plan_.features);
-    if (panels != nullptr)
+    T *panels = nullptr;
+    Pair *pair_panels = nullptr;
+    if (adds_pairs()) {
+      const PairedTokens tokens(plan_);
+      pair_panels = w.pair_panels.reserve(stride_ * tokens.depth);
+      tokens.pack_keys(k, 0, plan_.keys, seen, w.pair_rows, pair_panels);
+    } else if (!is_few()) {
+      panels = w.panels.reserve(stride_ * plan_.features);
       pack_panels<T>(k, 0, plan_.keys, plan_.features, plan_.features, seen, w.rows, panels, Nothing<T>());
+    }
     const T *keys = plan_.pass == ATTNKIT_BACKWARD ? operand(k, plan_.features, wide_, seen, w.keys) : nullptr;
-    return {panels, keys, v ? operand(v, plan_.values, width_, seen, w.values) : nullptr, seen, k, v};
+    return {panels, pair_panels, keys, v ? operand(v, plan_.values, width_, seen, w.values) : nullptr, seen, k, v};
   }
 
   const T *operand(const Matrix &x, int64_t columns, int64_t width, const uint8_t *seen, Buffer<T> &buffer) const {
@@ -175,7 +190,9 @@ class Entmax {
     }
     b.width = padded<T>(b.end);
     b.support = 0;
-    if (keys.panels == nullptr && b.begin < b.end) {
+    if (keys.pair_panels != nullptr) {
+      score_pairs(item, keys, first, rows, scores, b, w);
+    } else if (keys.panels == nullptr && b.begin < b.end) {
       score_few(Tokens<T, false>(plan_), keys.k, b.begin, b.end - b.begin, queries, rows, w.rows.reserve(wide_),
                 scores + b.begin, stride_);
     }
@@ -186,6 +203,21 @@ class Entmax {
       T *row = scores + i * stride_;
       if (item.bias && b.ranges[i].visible > 0) item.add_bias(first + i, 0, std::min(b.width, plan_.keys), row);
       item.hide(first + i, b.ranges[i], 0, b.width, -kInfinity<T>, row);
+    }
+  }
+
+  void score_pairs(const Item<T> &item, const Keys &keys, int64_t first, int64_t rows, T *scores, const Rows &b,
+                   Workspace &w) const {
+    if constexpr (kAddsPairs && std::is_same_v<T, float>) {
+      const PairedTokens tokens(plan_);
+      Pair *queries = w.pair_queries.reserve(kQueries * tokens.depth);
+      std::fill(queries, queries + rows * tokens.depth, Pair{});
+      for (int64_t i = 0; i < rows; ++i)
+        if (b.ranges[i].visible > 0) tokens.read_query(item.q, first + i, queries + i * tokens.depth, tokens.depth);
+      for (int64_t k0 = 0; k0 < b.width; k0 += kKeys<T>)
+        multiply_panels<Pair>(rows, tokens.depth, std::min<int64_t>(kKeys<T>, b.width - k0), queries, tokens.depth,
+                              keys.pair_panels + k0 * tokens.depth, scores + k0, stride_);
+      for (int64_t i = 0; i < rows; ++i) tokens.finish_scores(0, scores + i * stride_, b.width);
     }
   }
 
@@ -263,7 +295,7 @@ class Entmax {
 
   void attend(const Item<T> &item, const Keys &keys, int64_t first, int64_t rows, Workspace &w) const {
     Rows b;
-    T *queries = w.queries.reserve(rows_ * wide_), *scores = w.scores.reserve(rows_ * stride_);
+    T *queries = w.queries.reserve(rows_ * wide_), *scores = w.scores.reserve(blocks(rows_, kPairRows) * kPairRows * stride_);
     T *sums = w.sums.reserve(rows_ * width_), *extra = w.extra.reserve(stride_);
     score(item, keys, first, rows, queries, scores, b, w);
     for (int64_t i = 0; i < rows; ++i) {
@@ -369,7 +401,7 @@ class Entmax {
 
   void pull(const Item<T> &item, const Keys &keys, int64_t first, int64_t rows, Grads &g, Workspace &w) const {
     Rows b;
-    T *queries = w.queries.reserve(rows_ * wide_), *scores = w.scores.reserve(rows_ * stride_);
+    T *queries = w.queries.reserve(rows_ * wide_), *scores = w.scores.reserve(blocks(rows_, kPairRows) * kPairRows * stride_);
     T *cotangents = w.cotangents.reserve(rows_ * width_), *dq = w.dq.reserve(rows_ * wide_);
     const Matrix d_o(call_, ATTNKIT_DO, item.index), saved(call_, ATTNKIT_ROWS, item.index);
     const bool products = d_o && keys.values != nullptr;

@@ -1,7 +1,8 @@
 // The forward sweep: for a block of queries, tiles of scores become weights while they are in the cache and are
 // multiplied by v at once. Memory is O(S d) per thread.
 //
-// With `kPairs` q, k and v are bfloat16, and weights are rounded to it for the product with v (A7); sums are floats.
+// With parts q, k and v are bfloat16, and weights are rounded to so many for the product with v (A7: one, unless the
+// output is to be exact); sums are floats.
 #pragma once
 
 #include "engine.h"
@@ -12,11 +13,13 @@ namespace attnkit {
 inline bool is_paired(const Call &call) {
   const auto pairs = [&](int array) { return call.view(array).dtype == ATTNKIT_BFLOAT16; };
   return call.plan.queries > kFew && pairs(ATTNKIT_Q) && pairs(ATTNKIT_K) &&
-         (!call.has(ATTNKIT_V) || pairs(ATTNKIT_V));
+         (!call.has(ATTNKIT_V) || pairs(ATTNKIT_V)) && (!call.has(ATTNKIT_DO) || pairs(ATTNKIT_DO));
 }
 
-template <class T, class Family, bool kPairs = false>
+template <class T, class Family, int kParts = 0>
 class Forward {
+  static constexpr bool kPairs = kParts > 0;
+
  public:
   Forward(const Call &call, bool statistics)
       : call_(call),
@@ -44,9 +47,10 @@ class Forward {
   using Packed = std::conditional_t<kPairs, PairedTokens, Own>;
   using E = std::conditional_t<kPairs, Pair, T>;
   static constexpr int kEach = kPairs ? 2 : 1;  // keys that an element of weights or of v stands for
+  static constexpr int kStep = kPairs ? 2 * kPairDepth : 1;  // and keys by which products with v go
 
   struct Workspace {
-    Buffer<E> panels, values, rows, queries;
+    Buffer<E> panels, values, rows, queries, parts;
     Buffer<T> tile, sums, extra;
     Buffer<uint8_t> seen;
   };
@@ -83,8 +87,8 @@ class Forward {
 
   Operand operand(const Matrix &v, int64_t group, const uint8_t *seen, Workspace &w) const {
     if constexpr (kPairs) {
-      Pair *values = w.values.reserve(blocks(plan_.keys, 2) * width_);
-      pack_pairs(v, reach<T>(call_, grouping_, group), plan_.keys, plan_.values, width_, seen, values);
+      Pair *values = w.values.reserve(pairs(plan_.keys) * width_);
+      pack_pairs(v, reach<T>(call_, grouping_, group, 0), 0, plan_.keys, plan_.values, width_, seen, values);
       return {values, width_};
     } else {
       if (seen == nullptr && v.is_operand<T>(plan_.values, width_)) return {v.at<const T>(0, 0), width_};
@@ -108,6 +112,7 @@ class Forward {
     Block b;
     E *queries = w.queries.reserve(kQueries * tokens.depth);
     T *tile = w.tile.reserve(kQueries * K);
+    E *parts = kParts > 1 ? w.parts.reserve(kParts * kQueries * K) : reinterpret_cast<E *>(tile);
     T *sums = w.sums.reserve(kQueries * width_), *extra = w.extra.reserve(2 * K);
     prepare(item, tokens, first, rows, queries, b, tokens.depth);
     std::fill(sums, sums + rows * width_, T{});
@@ -121,11 +126,12 @@ class Forward {
         const T rescale = weigh(item, first + i, b, i, k0, keys, row, extra);
         for (int64_t x = 0; rescale != 1 && x < width_; x += kLanes<T>)
           store<T>(sums + i * width_ + x, load(sums + i * width_ + x) * rescale);
-        if (kPairs) round_to_pairs(reinterpret_cast<float *>(row), width);
+        if constexpr (kPairs) split_to_pairs<kParts>(row, width, parts + i * K, kQueries * K);
       }
-      const int64_t skip = std::max<int64_t>(0, b.begin - k0) / kEach;
-      if (values.data != nullptr)
-        multiply<E>(rows, blocks(keys, kEach) - skip, width_, reinterpret_cast<const E *>(tile) + skip, K,
+      const int64_t skip = std::max<int64_t>(0, b.begin - k0) / kStep * (kStep / kEach);
+      const int64_t depth = kPairs ? pairs(keys) : keys;
+      for (int part = 0; part < std::max(1, kParts) && values.data != nullptr; ++part)
+        multiply<E>(rows, depth - skip, width_, parts + part * kQueries * K + skip, K,
                     values.data + (k0 / kEach + skip) * values.row, values.row, sums, width_);
     }
     finish(item, first, rows, b, sums);

@@ -137,7 +137,7 @@ class Linear {
   Fades<T> levels(Task &t, const Segment &s, const T *kappa, bool back) const {
     Workspace &w = t.w;
     T *own = w.own.reserve(kSegment * W), *fades = w.fades.reserve(kSegment * W);
-    T *tops = w.tops.reserve(plan_.keys * W) + s.begin * W;
+    T *tops = w.tops.retain(plan_.keys * W) + s.begin * W;
     const int64_t steps = s.queries ? s.count : 1;
     if (back) {
       w.level.fall(steps, tops, fades);

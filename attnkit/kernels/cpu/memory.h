@@ -1,8 +1,10 @@
-// Working memory: buffers that grow and are used again by the next task of a thread.
+// Working memory: buffers that grow and are used again by the next task of a thread. Compiled with ATTNKIT_POISON, they
+// hold NaN whenever they are asked for, so that nothing that was not written can go unnoticed.
 #pragma once
 
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <new>
 
 namespace attnkit {
@@ -21,20 +23,33 @@ class Buffer {
 
   // Room for `size` elements of any contents; std::bad_alloc where there is none.
   T *reserve(int64_t size) {
-    if (size <= size_) return data_;
-    release();
-    const uint64_t bytes = (static_cast<uint64_t>(size) * sizeof(T) + 127) / 64 * 64;
-#if defined(_WIN32)
-    data_ = static_cast<T *>(_aligned_malloc(bytes, 64));
-#else
-    data_ = static_cast<T *>(std::aligned_alloc(64, bytes));
+    retain(size);
+#if defined(ATTNKIT_POISON)
+    if (data_ != nullptr) std::memset(data_, 0xff, bytes(size));
 #endif
-    if (data_ == nullptr) throw std::bad_alloc();
-    size_ = size;
+    return data_;
+  }
+
+  // The same, with what was written since the buffer has that size.
+  T *retain(int64_t size) {
+    if (size > size_) grow(size);
     return data_;
   }
 
  private:
+  static uint64_t bytes(int64_t size) { return (static_cast<uint64_t>(size) * sizeof(T) + 127) / 64 * 64; }
+
+  void grow(int64_t size) {
+    release();
+#if defined(_WIN32)
+    data_ = static_cast<T *>(_aligned_malloc(bytes(size), 64));
+#else
+    data_ = static_cast<T *>(std::aligned_alloc(64, bytes(size)));
+#endif
+    if (data_ == nullptr) throw std::bad_alloc();
+    size_ = size;
+  }
+
   void release() {
 #if defined(_WIN32)
     _aligned_free(data_);

@@ -89,10 +89,13 @@ void pack_rows(const Matrix &x, int64_t first, int64_t n, int64_t d, int64_t wid
   }
 }
 
-// Row i of n numbers of bfloat16 as pairs; the last is with 0 where n is odd.
-inline void read_pairs(const Matrix &x, int64_t i, int64_t n, Pair *out) {
+// Pairs for n numbers, as many as products take.
+inline int64_t pairs(int64_t n) { return ((n + 1) / 2 + kPairDepth - 1) / kPairDepth * kPairDepth; }
+
+// Row i of n numbers of bfloat16 as `depth` pairs, with zeros at its end.
+inline void read_pairs(const Matrix &x, int64_t i, int64_t n, Pair *out, int64_t depth) {
   const BFloat16 *from = x.at<const BFloat16>(i, 0);
-  out[n / 2] = n % 2 ? Pair{} : out[n / 2];
+  std::fill(out + n / 2, out + depth, Pair{});
   char *to = reinterpret_cast<char *>(out);
   if (x.column == 1) {
     std::memcpy(to, from, n * sizeof *from);
@@ -101,18 +104,52 @@ inline void read_pairs(const Matrix &x, int64_t i, int64_t n, Pair *out) {
   for (int64_t c = 0; c < n; ++c) std::memcpy(to + c * sizeof *from, from + c * x.column, sizeof *from);
 }
 
-// n tokens in pairs, those of even index with the next: out[token / 2][column], `width` columns, zeros for those that
-// are out of reach or not `seen`.
-inline void pack_pairs(const Matrix &x, Range reach, int64_t n, int64_t columns, int64_t width, const uint8_t *seen,
-                       Pair *out) {
-  for (int64_t j = 0; j < n; j += 2, out += width) {
-    std::fill(out, out + width, Pair{});
-    for (int64_t t = j; t < std::min(j + 2, n); ++t) {
-      if (t < reach.begin || t >= reach.end || (seen != nullptr && !seen[t])) continue;
-      const BFloat16 *from = x.at<const BFloat16>(t, 0);
-      for (int64_t c = 0; c < columns; ++c) {
-        const uint32_t bits = uint32_t{from[c * x.column].bits} << 16 * (t - j);
-        out[c] = static_cast<Pair>(static_cast<uint32_t>(out[c]) | bits);
+// Tokens first .. first + n of bfloat16 in panels, `depth` pairs of features each (see `pack_panels`).
+inline void pack_pair_panels(const Matrix &x, int64_t first, int64_t n, int64_t features, int64_t depth,
+                             const uint8_t *seen, Buffer<Pair> &rows, Pair *out) {
+  const Pair *data = x.at<const Pair>(0, 0);
+  const bool in_place = x.column == 1 && features == 2 * depth && x.row % 2 == 0 &&
+                        reinterpret_cast<uintptr_t>(data) % sizeof(Pair) == 0;
+  pack_panels<Pair>(in_place ? InPlace<Pair>{data, x.row / 2} : InPlace<Pair>(), first, n, depth, seen, rows, out,
+                    [&](int64_t token, Pair *row) { read_pairs(x, token, features, row, depth); });
+}
+
+// Tokens first .. first + n in pairs, each of them with the next: out[token / 2][column], `width` columns, zeros for
+// those that are out of reach or not `seen`, and up to pairs(n).
+inline void pack_pairs(const Matrix &x, Range reach, int64_t first, int64_t n, int64_t columns, int64_t width,
+                       const uint8_t *seen, Pair *out) {
+  std::fill(out, out + pairs(n) * width, Pair{});
+  for (int64_t j = 0; j < n; ++j) {
+    const int64_t token = first + j;
+    if (token < reach.begin || token >= reach.end || (seen != nullptr && !seen[token])) continue;
+    const BFloat16 *from = x.at<const BFloat16>(token, 0);
+    Pair *row = out + j / 2 * width;
+    for (int64_t c = 0; c < columns; ++c) {
+      const uint32_t bits = uint32_t{from[c * x.column].bits} << 16 * (j % 2);
+      row[c] = static_cast<Pair>(static_cast<uint32_t>(row[c]) | bits);
+    }
+  }
+}
+
+// Rows of `depth` pairs of features, turned: out[feature][row / 2] has pairs of rows, zeros up to pairs(rows). Features
+// go up to a vector of pairs, and so do pairs of rows.
+inline void transpose_pairs(int64_t rows, int64_t depth, const Pair *x, Pair *out, int64_t stride) {
+  constexpr int W = kLanes<Pair>;
+  for (int64_t r0 = 0; r0 < pairs(rows); r0 += W) {
+    for (int64_t c = 0; c < depth; c += W) {
+      Int32Vector even[W], odd[W];
+      for (int r = 0; r < W; ++r) {
+        const int64_t i = 2 * (r0 + r);
+        const Int32Vector first = i < rows ? load(x + i * depth + c) : Int32Vector{};
+        const Int32Vector second = i + 1 < rows ? load(x + (i + 1) * depth + c) : Int32Vector{};
+        even[r] = (first & 0xffff) | (Int32Vector)((Bits32Vector)second << 16);
+        odd[r] = (Int32Vector)((Bits32Vector)first >> 16) | (second & ~0xffff);
+      }
+      transpose<Pair>(even);
+      transpose<Pair>(odd);
+      for (int f = 0; f < W; ++f) {
+        store<Pair>(out + 2 * (c + f) * stride + r0, even[f]);
+        store<Pair>(out + (2 * (c + f) + 1) * stride + r0, odd[f]);
       }
     }
   }

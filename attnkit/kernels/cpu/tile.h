@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "pairs.h"
+#include "amx.h"
 
 namespace attnkit {
 
@@ -27,6 +27,15 @@ template <class T>
 constexpr int64_t padded(int64_t n) {
   return (n + kLanes<T> - 1) / kLanes<T> * kLanes<T>;
 }
+
+// Sums of pairs go by so many pairs, and products with them take so many rows. Depths of pairs are multiples of the one,
+// padded with zeros, so that a further pair changes no order of sums; A and C have rows up to a multiple of the other,
+// which may hold anything.
+#if defined(__AMX_BF16__)
+constexpr int kPairDepth = kTile, kPairRows = kTile;
+#else
+constexpr int kPairDepth = 1, kPairRows = 1;
+#endif
 
 // C += A B and C += Aᵀ B: C is rows x width, a multiple of a vector, and `depth` is summed over. A, B and C lie in
 // memory row by row, with lda, ldb and ldc from one to the next. Of pairs, both numbers are summed over.
