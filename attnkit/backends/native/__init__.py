@@ -14,8 +14,8 @@ def native_status() -> NativeStatus:
     """Which level of the compiled CPU kernels serves this process, or the reason why none does.
 
     A level is one of "x86-64", "x86-64-v3", "x86-64-v4", "x86-64-v4-bf16", "x86-64-v4-amx"; on other machines there is
-    one, with their name. The highest that this machine has is taken; the environment variable ATTNKIT_CPU_LEVEL names another, or
-    "none". The library is loaded when it is first asked for.
+    one, with their name. The highest that this machine has is taken; the environment variable ATTNKIT_CPU_LEVEL names
+    another, or "none". The library is loaded when it is first asked for.
 
     >>> attnkit.native_status()
     NativeStatus(level='x86-64-v4', reason=None)
