@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnkit_conformance import core
+from attnkit_conformance import core, selection
 from attnkit_conformance.model.golden import draw_case
 from attnkit_conformance.opdb import OPDB
 from attnkit_conformance.report import terminal
@@ -53,6 +53,33 @@ def test_the_first_failure_of_a_kind_has_the_program_of_its_smallest_case(capsys
     assert text.count("FAIL ") == 1
     assert "the smallest case:\n       import numpy as np\n       q = np.array(" in text
     assert f"and {sum(r.status == 'fail' for r in results) - 1} more of this kind" in text
+
+
+def test_large_arrays_are_written_briefly() -> None:
+    told: dict[str, Any] = {"np": np}
+    ones, counted = np.ones((2, 3, 5), np.float32), np.arange(30.0).reshape(2, 3, 5)
+    for x in (ones, ones > 0, counted, np.full((4, 5), -0.0)):
+        exec(smallest.literal("x", x), told)
+        np.testing.assert_array_equal(told["x"], x, strict=True)
+    assert smallest.literal("x", ones) == "x = np.full((2, 3, 5), 1.0, np.float32)"
+    got = counted.copy()
+    got[1, 2, 3], got[0, 0, 1] = -1, np.nan
+    assert smallest.compared("o", counted, got) == [
+        "# o[0, 0, 1] should be 1.0 and is nan",
+        "# o[1, 2, 3] should be 28.0 and is -1.0",
+    ]
+
+
+def test_a_program_with_special_numbers_runs() -> None:
+    (adapter,) = selection.find(["numpy-generic"])
+    case = next(
+        case
+        for case in map(draw_case, core.samples(OP, "scenes", ("float64",)))
+        if any(x.size <= smallest.MANY**2 and np.isnan(x).any() for x in case.arrays.values())
+    )
+    text = smallest.program(adapter, case)
+    assert "\nfrom math import" in text
+    exec(text, {})
 
 
 class Raises(Partial):

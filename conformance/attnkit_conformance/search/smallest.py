@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -22,6 +23,7 @@ from attnkit_conformance.search.shrink import shrink
 
 MOST = 8  # failures that are shrunk
 SECONDS = 5.0  # for each
+MANY = 16  # entries of an array that are written out one by one
 OF_CALLS = {"declared", "error", "xfail", "blind", "process"}  # checks that do not concern a result
 Way = tuple[str, str, frozenset[str]]
 
@@ -86,10 +88,12 @@ def program(adapter: Adapter, case: Case) -> str:
     limits = {**truth.outputs, **{f"d{name}": limit for name, limit in truth.gradients.items()}}
     typed = {name: case.typed(name) for name in case.arrays}
     typed |= {f"d{name}": x for name, x in case.cotangents.items()} if of_gradients else {}
-    needs = ["import numpy as np"]
-    needs += ["import ml_dtypes"] if any(x.dtype.name == "bfloat16" for x in typed.values()) else []
     results = raised or [line for name in wrong for line in compared(name, limits[name].golden, answers.get(name))]
-    return "\n".join([*needs, *(literal(n, x) for n, x in typed.items()), f"# {written(case)}", *results])
+    text = "\n".join([*(literal(n, x) for n, x in typed.items()), f"# {written(case)}", *results])
+    needs = ["import numpy as np", *(["import ml_dtypes"] if "ml_dtypes." in text else [])]
+    special = [name for name in ("inf", "nan") if re.search(rf"\b{name}\b", text)]
+    needs += [f"from math import {', '.join(special)}"] if special else []
+    return "\n".join([*needs, text])
 
 
 def answers_of(adapter: Adapter, case: Case, of_gradients: bool) -> dict[str, np.ndarray]:
@@ -108,10 +112,25 @@ def literal(name: str, x: np.ndarray) -> str:
     """`name = <array>` with its shape."""
     kind = x.dtype.name
     dtype = "ml_dtypes.bfloat16" if kind == "bfloat16" else f"np.{'bool_' if kind == 'bool' else kind}"
+    if x.size > MANY and x.tobytes() == np.full_like(x, x.flat[0]).tobytes():
+        return f"{name} = np.full({x.shape}, {numbers(x.flat[0])}, {dtype})"
     return f"{name} = np.array({numbers(x)}, {dtype}){shape(x)}  # {x.shape}"
 
 
-def compared(name: str, expected: np.ndarray, got: Any) -> list[str]:
-    """The expected and the actual output or gradient."""
-    lines = [f"# {name} should be {numbers(np.asarray(expected))}"]
-    return lines if got is None else [*lines, f"# {' ' * len(name)}  and is  {numbers(np.asarray(got))}"]
+def compared(name: str, expected: Any, got: Any) -> list[str]:
+    """The expected and the actual output or gradient; of many entries, those that differ most."""
+    expected = np.asarray(expected)
+    if got is None:
+        return [f"# {name} should be {numbers(expected)}"]
+    got = np.asarray(got)
+    if expected.size <= MANY or got.shape != expected.shape:
+        return [f"# {name} should be {numbers(expected)}", f"# {' ' * len(name)}  and is  {numbers(got)}"]
+    with np.errstate(all="ignore"):
+        off = np.nan_to_num(np.abs(got.astype(np.float64) - expected), nan=np.inf)
+    off[np.isnan(got) & np.isnan(expected) | (got == expected)] = 0
+    worst = [np.unravel_index(n, off.shape) for n in np.argsort(-off, axis=None, kind="stable")[:MOST]]
+    return [
+        f"# {name}[{', '.join(map(str, at))}] should be {numbers(expected[at])} and is {numbers(got[at])}"
+        for at in worst
+        if off[at] > 0
+    ]
