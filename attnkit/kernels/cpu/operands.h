@@ -120,7 +120,8 @@ class Operands {
 };
 
 // Pairs of bfloat16, queries and cotangents as they are; weights and ds are rounded to it for their products. dk and dv
-// are added up with their keys along rows, for then ds and weights need not be transposed: two rows are pairs of them.
+// are summed transposed, features by keys: a tile of weights is then the right operand of a product over queries, and two
+// rows of it are its pairs.
 class PairedOperands {
  public:
   static constexpr bool kScalesCotangents = false;
