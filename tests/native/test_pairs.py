@@ -11,9 +11,10 @@ from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.scenes import rows
 
 ROWS = [
-    f"tile.shape={shape},window={window}{more}"
-    for shape in ("33x257", "100x65", "65x100")
-    for window, more in (("left", ""), ("both", ",mask=keys"), ("left", ",causal=lower_right,width=17x5"))
+    "tile.shape=33x257,window=left",
+    "tile.shape=33x257,window=both,mask=keys",
+    "tile.shape=33x257,window=left,causal=lower_right,width=17x5",
+    "tile.shape=100x65,window=left",
 ]
 
 
