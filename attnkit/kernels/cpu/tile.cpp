@@ -89,7 +89,7 @@ void product(int64_t rows, int64_t depth, int64_t width, Left<E> left, const E *
 template <class E>
 void multiply(int64_t rows, int64_t depth, int64_t width, const E *a, int64_t lda, const E *b, int64_t ldb,
               SumOf<E> *c, int64_t ldc) {
-  const TileRegisters<E> registers;
+  [[maybe_unused]] const TileRegisters<E> registers;
   product<E, true, false>(rows, depth, width, Left<E>{a, lda, 1}, b, ldb, c, ldc);
 }
 
@@ -102,7 +102,7 @@ void multiply_transposed(int64_t rows, int64_t depth, int64_t width, const T *a,
 template <class E>
 void multiply_panels(int64_t rows, int64_t depth, int64_t keys, const E *a, int64_t lda, const E *panels, SumOf<E> *c,
                      int64_t ldc) {
-  const TileRegisters<E> registers;
+  [[maybe_unused]] const TileRegisters<E> registers;
   const Left<E> left{a, lda, 1};
   int64_t j = 0;
   for (; j + kPanel<E> <= keys; j += kPanel<E>)
