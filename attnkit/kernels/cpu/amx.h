@@ -34,7 +34,7 @@ void multiply_tiles(int64_t, int64_t, int64_t, const E *, int64_t, const E *, in
 
 #if defined(__AMX_BF16__)
 template <>
-constexpr bool kHasTiles<Pair> = true;
+inline constexpr bool kHasTiles<Pair> = true;
 
 struct alignas(64) TileShapes {
   uint8_t palette = 1, first_row = 0, reserved[14] = {};
