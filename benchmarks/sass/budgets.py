@@ -21,7 +21,7 @@ BUDGETS = (
     Budget("sigmoid", "issue", 1604, 600, "an exact tail is one more product; four warps, which issue least, spill"),
     Budget("sigmoid", "mufu", 1024, 640),
     Budget("gelu", "issue", 2944, 1250),
-    Budget("gaussian", "issue", 1496, 500, "2 %: the norms of keys are read for every tile"),
+    Budget("gaussian", "issue", 1496, 500, "norms of keys are read for every tile; centred queries are two matrices"),
     Budget("softmax", "issue", 1238, 560, "still of the first generation"),
     Budget("entmax, a pass", "issue", 872, 400, "still of the first generation"),
     Budget("statistics: sums, maximum", "issue", 1352, 430),

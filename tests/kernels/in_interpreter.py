@@ -65,6 +65,15 @@ def test_distances_in_blocks_of_which_the_first_queries_see_nothing(monkeypatch:
             agree(grad, expected[name])
 
 
+def test_half_types_whose_distances_are_beyond_their_range() -> None:
+    q, k, v, _ = (x[0, 0] for x in inputs(5, 6))
+    q, k, v = 6e4 + 100 * q.sign(), -6e4 + 100 * k.sign(), v.half()
+    options = {"scale": 1e-11}
+    expected = attnkit.gaussian_attention(q.double(), k.double(), v.double(), **options)
+    found = pointwise.attend_to_distances(q.half(), k.half(), v, **options)
+    assert (found - expected).abs().max() <= 2.0**-9 * expected.abs().max()
+
+
 STATISTICS: list[tuple[str, dict[str, Any]]] = [
     ("pointwise_attention", {"activation": "softplus", "window": (20, 3), "dropout": (0.3, 4)}),
     ("pointwise_attention", {"activation": "silu", "gain": -0.6, "causal": True, "mask": draw(5, 20, 40) > 0}),

@@ -21,7 +21,7 @@ DTYPES = {
     "pointwise_attention": ("float32", "float16"),
     "reluformer_attention": ("float16",),
     "sigmoid_attention": ("float32",),
-    "gaussian_attention": ("float32",),
+    "gaussian_attention": ("float32", "float16"),
     "rela_attention": ("float32",),
 }
 """What is judged of each op here, properties of the first alone: the kernels are the same, and the full profile by hand
@@ -60,6 +60,16 @@ def nowhere(total, count):
 @triton.jit
 def products_alone(sums, own, dtype):
     return tiles.whole_sum((sums[0], sums[1], None), own, dtype)
+
+
+@triton.jit
+def nothing_left(exact, item, head, first, rows, keep, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+    return None
+
+
+@triton.jit
+def centred(tile, exact, item, head, first, rows, keep, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+    return tile
 
 
 @triton.jit
@@ -104,37 +114,44 @@ def test_statistics_conform(interpreted: WorkerAdapter) -> None:
 
 
 @pytest.mark.parametrize(
-    ("op", "name", "wrong", "scene", "checks"),
+    ("op", "name", "wrong", "dtype", "scene", "checks"),
     [
-        ("pointwise", "pointwise.visible_pairs", "every_pair", "causal-padded", {"bound", "nonfinite"}),
-        later("pointwise", "pointwise.key_blocks", "whole_blocks", "cross", {"bound"}),
+        ("pointwise", "pointwise.visible_pairs", "every_pair", "float32", "causal-padded", {"bound", "nonfinite"}),
+        later("pointwise", "pointwise.key_blocks", "whole_blocks", "float32", "cross", {"bound"}),
         later(
-            "pointwise", "pointwise.valid_keys", "one_key_more", "causal-padded", {"bound", "nonfinite", "null_rows"}
+            "pointwise", "pointwise.valid_keys", "one_key_more", "float32", "causal-padded",
+            {"bound", "nonfinite", "null_rows"},
         ),
-        later("gaussian", "pointwise.whole_sum", "products_alone", "cross", {"bound"}),
-        later("gaussian", "distances.mean_of", "nowhere", "offset", {"bound"}),
-        later("gaussian", "distances.visible_pairs", "every_pair", "causal-padded", {"nonfinite"}),
-        later("statistics", "statistics.logarithm", "no_logarithm", "cross", {"bound"}),
-        later("statistics", "pointwise.with_statistics", "output_alone", "cross", {"bound"}),
+        later("gaussian", "pointwise.whole_sum", "products_alone", "float32", "cross", {"bound"}),
+        later("gaussian", "distances.mean_of", "nowhere", "float32", "offset", {"bound"}),
+        later("gaussian", "distances.visible_pairs", "every_pair", "float32", "causal-padded", {"nonfinite"}),
+        later("gaussian", "pointwise.rest_of", "nothing_left", "float16", "width=17x5,batch", {"bound"}),
+        later("gaussian", "pointwise.whole_tokens", "centred", "float16", "causal-padded", {"bound"}),
+        later("statistics", "statistics.logarithm", "no_logarithm", "float32", "cross", {"bound"}),
+        later("statistics", "pointwise.with_statistics", "output_alone", "float32", "cross", {"bound"}),
     ],
-)
+)  # fmt: skip
 def test_a_planted_bug_is_found(
-    op: str, name: str, wrong: str, scene: str, checks: set[str], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    op: str, name: str, wrong: str, dtype: str, scene: str, checks: set[str], tmp_path: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     code = PLANTED.replace("NAME", name).replace("WRONG", wrong)
     (tmp_path / f"planted_{wrong}.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     adapter = WorkerAdapter("planted", f"planted_{wrong}:Wrong", MODE)
     named = "attention_with_statistics" if op == "statistics" else f"{op}_attention"
-    served = (case for case in core.cases(named, "quick", ("float32",)) if case.params.get("op", OPS[0]) in OPS)
-    case = next(case for case in served if scene in case.tags)
+    served = (case for case in core.cases(named, "quick", (dtype,)) if case.params.get("op", OPS[0]) in OPS)
+    case = next(case for case in served if scene in case.tags or scene in case.id)
     result = core.check(adapter, case)
     adapter.close()
     assert result.checks & checks, result.message
 
 
 @pytest.mark.emulated
-@pytest.mark.parametrize(("op", "dtype"), [("pointwise_attention", "float16"), ("gaussian_attention", "float32")])
+@pytest.mark.parametrize(
+    ("op", "dtype"),
+    [("pointwise_attention", "float16"), ("gaussian_attention", "float32"), ("gaussian_attention", "float16")],
+)
 def test_gradients_that_are_added_in_any_order_conform(op: str, dtype: str) -> None:
     adapter = WorkerAdapter("triton_interpreted-atomic", TARGET.replace(":Interpreted", ":Atomic"), MODE)
     found = [core.check(adapter, case) for case in core.cases(op, "quick", (dtype,))]

@@ -1,9 +1,19 @@
 """Queries and keys centred near the keys, so that distances computed from products do not cancel for a common offset.
 
 The centre c of a head of keys is the mean of the keys visible to the first query with a key, so results are bitwise
-causal. It is rounded to the dtype of the inputs, so x̂ = x - c is exact if all x are far away; x̂ is also rounded to
-that dtype, or to float32 where weights must be as exact. The norms are those of the rounded x̂, so that -‖q̂ - k̂‖²/2 =
-q̂·k̂ - |q̂|²/2 - |k̂|²/2 holds.
+causal. It is rounded to the dtype of the inputs, so x̂ = x - c is exact in float32 if all x are far away. Products are
+of x̂ in float32 for float32 inputs, and for half types whose weights must be as exact:
+
+    -‖q̂ - k̂‖²/2 = q̂·k̂ - |q̂|²/2 - |k̂|²/2
+
+Otherwise tensor cores multiply half types. q and k are exact in theirs and x̂ is not: rounded to it, distances are those
+of other tokens. So the tokens x that a program owns are two matrices, x̂ = near + rest, and the others, y, are read as
+they are:
+
+    -‖x̂ - ŷ‖²/2 = x̂·y - (|x̂|²/2 + c·x̂) - |ŷ|²/2
+
+The norm of x̂ is that of near + rest, so the identity holds. Its terms cancel for a common offset, in float32, but then
+inputs of half types have few digits themselves.
 Tuples are those of `attnkit.kernels.triton.pointwise`.
 """
 
@@ -78,16 +88,33 @@ def centre(
 
 
 @triton.jit
+def within_range(x, dtype: tl.constexpr):
+    """x, but float16's largest numbers instead of those beyond them: what is missing is left to the rest."""
+    if dtype == tl.float16:
+        x = tl.clamp(x, -65504.0, 65504.0, propagate_nan=tl.PropagateNan.ALL)
+    return x
+
+
+@triton.jit
 def move(
-    x, centres, out, norms, tokens, heads, groups, d: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr
+    x, centres, near, rest, norms, tokens, heads, groups, d: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr
 ):  # fmt: skip
-    """x̂ = x - c, rounded to the dtype of `out`, and |x̂|²/2, for ROWS tokens; `groups` heads have this c."""
+    """|x̂|²/2 for ROWS tokens, and x̂ = x - c rounded to the dtype of `near`; `groups` heads have this c.
+
+    With `rest`, which takes what rounding left, c·x̂ is added to the norms.
+    """
     block, head, item = place(tl.cdiv(tokens, ROWS), heads)
     rows = tl.arange(0, ROWS)
     inside = block * ROWS + rows < tokens
-    about = load_rows(centres, item, head // groups, 0, tl.arange(0, 1), None, d, D).to(tl.float32)
-    near = load_rows(x, item, head, block * ROWS, rows, inside, d, D).to(tl.float32) - about
-    near = near.to(out[0].dtype.element_ty)
-    store_rows(out, item, head, block * ROWS, rows, inside, near, d, D)
-    near = near.to(tl.float32)
-    store_of_rows(norms, item, head, block * ROWS + rows, tokens, 0.5 * tl.sum(near * near, 1))
+    c = load_rows(centres, item, head // groups, 0, tl.arange(0, 1), None, d, D)
+    moved = load_rows(x, item, head, block * ROWS, rows, inside, d, D).to(tl.float32) - c
+    if near is not None:
+        high = within_range(moved, near[0].dtype.element_ty).to(near[0].dtype.element_ty)
+        store_rows(near, item, head, block * ROWS, rows, inside, high, d, D)
+    products = 0.5 * moved
+    if rest is not None:
+        low = (moved - high.to(tl.float32)).to(high.dtype)
+        store_rows(rest, item, head, block * ROWS, rows, inside, low, d, D)
+        moved = high.to(tl.float32) + low.to(tl.float32)
+        products = 0.5 * moved + c
+    store_of_rows(norms, item, head, block * ROWS + rows, tokens, tl.sum(moved * products, 1))

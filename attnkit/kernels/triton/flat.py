@@ -77,7 +77,7 @@ def forward(
     pointwise.forward(
         matrix(q, STRIDES[0]), matrix(k, STRIDES[1]), matrix(v, STRIDES[2]), matrix(o, STRIDES[11]), None, pairs, rows,
         (LIMITS[0], LIMITS[1], LIMITS[2], LIMITS[3], None), (NUMBERS[0], NUMBERS[1], NUMBERS[2], NUMBERS[3], None),
-        HEADS[0], HEADS[1], H, False, False, False, False, d, e, D, E, ROWS, KEYS, PRECISION,
+        None, HEADS[0], HEADS[1], H, False, False, False, False, d, e, D, E, ROWS, KEYS, PRECISION,
     )  # fmt: skip
 
 
@@ -94,8 +94,8 @@ def backward_queries(
     pointwise.backward_queries(
         matrix(q, STRIDES[0]), matrix(k, STRIDES[1]), matrix(v, STRIDES[2]), matrix(do, STRIDES[11]), None,
         matrix(dq, STRIDES[12]), pairs, rows, (LIMITS[0], LIMITS[1], LIMITS[2], LIMITS[3], None),
-        (NUMBERS[0], NUMBERS[1], NUMBERS[2], NUMBERS[3], None), HEADS[0], HEADS[1], H, DH, False, d, e, D, E, ROWS,
-        KEYS, PRECISION,
+        (NUMBERS[0], NUMBERS[1], NUMBERS[2], NUMBERS[3], None), None, HEADS[0], HEADS[1], H, DH, False, d, e, D, E,
+        ROWS, KEYS, PRECISION,
     )  # fmt: skip
 
 
@@ -113,7 +113,7 @@ def backward_keys(
         matrix(q, STRIDES[0]), matrix(k, STRIDES[1]), matrix(v, STRIDES[2]), matrix(do, STRIDES[11]), None,
         matrix(dk, STRIDES[12]), matrix(dv, STRIDES[13]), None, pairs, rows,
         (LIMITS[0], LIMITS[1], LIMITS[2], LIMITS[3], None), (NUMBERS[0], NUMBERS[1], NUMBERS[2], NUMBERS[3], None),
-        STORED, HEADS[0], HEADS[1], H, DH, False, d, e, D, E, ROWS, KEYS, PRECISION,
+        None, STORED, HEADS[0], HEADS[1], H, DH, False, d, e, D, E, ROWS, KEYS, PRECISION,
     )  # fmt: skip
 
 
@@ -131,6 +131,6 @@ def backward_bias(
     pointwise.backward_bias(
         matrix(q, STRIDES[0]), matrix(k, STRIDES[1]), matrix(v, STRIDES[2]), matrix(do, STRIDES[11]), None,
         matrix(dbias, STRIDES[12]), pairs, rows, (LIMITS[0], LIMITS[1], LIMITS[2], LIMITS[3], None),
-        (NUMBERS[0], NUMBERS[1], NUMBERS[2], NUMBERS[3], None), STORED, ITEMS, HEADS[0], HEADS[1], OWN[0], OWN[1],
+        (NUMBERS[0], NUMBERS[1], NUMBERS[2], NUMBERS[3], None), None, STORED, ITEMS, HEADS[0], HEADS[1], OWN[0], OWN[1],
         H, DH, False, d, e, D, E, ROWS, KEYS, PRECISION,
     )  # fmt: skip

@@ -21,7 +21,11 @@ none of this is compiled. Their gradients are
 
     dq_i = gain·scale Σ_j ds_ij (k̂_j - q̂_i)   dk_j = gain·scale Σ_i ds_ij (q̂_i - k̂_j)
 
-where Σ_j ds_ij sums the rounded ds of the product, so that rounding ds only rounds the weight of a difference.
+where Σ_j ds_ij sums the rounded ds of the product, so that rounding ds only rounds the weight of a difference. For half
+types only the tokens that a program owns are centred, queries or, in `backward_keys`, keys:
+
+    exact = (rest, whole)                                 views of what rounding them to a half type left, and of the
+                                                          tokens themselves, whose differences are those of gradients
 
 Gradients need no maximum, no sum and no saved values. Every program owns its results, so sums have a fixed order: dq by
 queries, dk and dv by keys, dbias by tiles. On request the programs that own keys add their parts of dq to float32
@@ -104,6 +108,34 @@ def norms_of_keys(rows, at, j, keys):
 
 
 @triton.jit
+def products_of(tile, rest, others, PRECISION: tl.constexpr):
+    """The products of the tokens of two tiles, of which the first may have a `rest`."""
+    if rest is None:
+        products = tl.dot(tile, tl.trans(others), input_precision=PRECISION)
+    else:
+        products = tl.dot(rest, tl.trans(others), input_precision=PRECISION)
+        products = tl.dot(tile, tl.trans(others), products, input_precision=PRECISION)
+    return products
+
+
+@triton.jit
+def rest_of(exact, item, head, first, rows, keep, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+    """What rounding left of the tokens first + rows, None of tokens that were not rounded."""
+    rest = None
+    if exact is not None:
+        rest = load_rows(exact[0], item, head, first, rows, keep, WIDTH, PADDED)
+    return rest
+
+
+@triton.jit
+def whole_tokens(tile, exact, item, head, first, rows, keep, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+    """The tokens first + rows as gradients subtract them: those of the tile unless they were rounded."""
+    if exact is not None:
+        tile = load_rows(exact[1], item, head, first, rows, keep, WIDTH, PADDED)
+    return tile
+
+
+@triton.jit
 def arguments(
     products, numbers, of_queries, of_keys, bias, at, i0, i, j0, j, inside, H: tl.constexpr, EDGE: tl.constexpr
 ):
@@ -127,9 +159,9 @@ def arguments(
 
 @triton.jit
 def attend(
-    sums, stats, q_tile, k, v, pairs, rows, limits, numbers, at, i0, lo, hi, log_length, scale, low, high, first, stop,
-    H: tl.constexpr, EDGE: tl.constexpr, MASKED: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr,
-    E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+    sums, stats, q_tile, rest, k, v, pairs, rows, limits, numbers, at, i0, lo, hi, log_length, scale, low, high, first,
+    stop, H: tl.constexpr, EDGE: tl.constexpr, MASKED: tl.constexpr, d: tl.constexpr, e: tl.constexpr,
+    D: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """sums + Σ_j m r h(x) v_j, and `stats` of the weights, over the key blocks first .. stop; without EDGE, every
     query sees all of their keys."""
@@ -142,7 +174,7 @@ def attend(
             inside = visible_pairs(pairs[1], standing(lo), standing(hi), item, head, i0, i, j0, j)
             seen = keys_of_a_tile(inside, j0 + columns, low, high, MASKED)
         keys = load_rows(k, key_item, shared, j0, columns, seen, d, D)
-        products = tl.dot(q_tile, tl.trans(keys), input_precision=PRECISION)
+        products = products_of(q_tile, rest, keys, PRECISION)
         of_keys = norms_of_keys(rows, at, j0 + j, limits[1])
         x = arguments(products, numbers, standing(log_length), of_keys, pairs[0], at, i0, i, j0, j, inside, H, EDGE)
         u = H(x)
@@ -160,7 +192,7 @@ def attend(
 
 @triton.jit
 def forward(
-    q, k, v, o, outputs, pairs, rows, limits, numbers, heads, groups,
+    q, k, v, o, outputs, pairs, rows, limits, numbers, exact, heads, groups,
     H: tl.constexpr, LOG_LENGTH: tl.constexpr, EXACT: tl.constexpr, SIGNED: tl.constexpr, FIRST: tl.constexpr,
     d: tl.constexpr, e: tl.constexpr, D: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -175,22 +207,23 @@ def forward(
     lo, hi = key_ranges(i, queries, keys, left, right, rows[1], item, head)
     factor, log_length = row_settings(i, lo, hi, limits, rows, numbers, at, LOG_LENGTH)
     q_tile = load_rows(q, item, head, i0, tl.arange(0, ROWS), i < queries, d, D)
+    rest = rest_of(exact, item, head, i0, tl.arange(0, ROWS), i < queries, d, D)
     scale = scale_of_weights(i, factor, numbers)
     sums, stats = nothing(ROWS, E, False) if v is not None else None, no_weights(outputs, EXACT, SIGNED, FIRST, ROWS)
     first, whole, end, stop = key_blocks(i0, queries, keys, left, right, ROWS, KEYS)
     low = None if left is None else i0 - left
     if MASKED or left is not None:
         sums, stats = attend(
-            sums, stats, q_tile, k, v, pairs, rows, limits, numbers, at, i0, lo, hi, log_length, scale, low, stop,
+            sums, stats, q_tile, rest, k, v, pairs, rows, limits, numbers, at, i0, lo, hi, log_length, scale, low, stop,
             first, stop if MASKED else tl.minimum(whole, stop), H, True, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
         )  # fmt: skip
     if not MASKED:
         sums, stats = attend(
-            sums, stats, q_tile, k, v, pairs, rows, limits, numbers, at, i0, lo, hi, log_length, scale, low, stop,
+            sums, stats, q_tile, rest, k, v, pairs, rows, limits, numbers, at, i0, lo, hi, log_length, scale, low, stop,
             whole, end, H, False, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
         )  # fmt: skip
         sums, stats = attend(
-            sums, stats, q_tile, k, v, pairs, rows, limits, numbers, at, i0, lo, hi, log_length, scale, low, stop,
+            sums, stats, q_tile, rest, k, v, pairs, rows, limits, numbers, at, i0, lo, hi, log_length, scale, low, stop,
             end, stop, H, True, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
         )  # fmt: skip
     if stats is not None:
@@ -248,9 +281,10 @@ def du_tile(do_tile, v_tile, pairs, at, i0, i, j0, j, inside, PRECISION: tl.cons
 
 @triton.jit
 def gather(
-    sums, q_tile, do_tile, drows, k, v, pairs, rows, limits, numbers, at, i0, lo, hi, log_length, scale, low, high,
-    first, stop, H: tl.constexpr, DH: tl.constexpr, EDGE: tl.constexpr, MASKED: tl.constexpr, d: tl.constexpr,
-    e: tl.constexpr, D: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+    sums, q_tile, rest, do_tile, drows, k, v, pairs, rows, limits, numbers, at, i0, lo, hi, log_length, scale, low,
+    high, first, stop, H: tl.constexpr, DH: tl.constexpr, EDGE: tl.constexpr, MASKED: tl.constexpr,
+    d: tl.constexpr, e: tl.constexpr, D: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """sums + Σ_j ds_ij/(gain·f_i) k_j over the key blocks first .. stop."""
     item, head, shared, key_item = at
@@ -263,7 +297,7 @@ def gather(
             seen = keys_of_a_tile(inside, j0 + columns, low, high, MASKED)
         keys = load_rows(k, key_item, shared, j0, columns, seen, d, D)
         values = optional_matrix(v, key_item, shared, j0, columns, seen, e, E)
-        products = tl.dot(q_tile, tl.trans(keys), input_precision=PRECISION)
+        products = products_of(q_tile, rest, keys, PRECISION)
         of_keys = norms_of_keys(rows, at, j0 + j, limits[1])
         x = arguments(products, numbers, standing(log_length), of_keys, pairs[0], at, i0, i, j0, j, inside, H, EDGE)
         du = du_tile(do_tile, values, pairs, at, i0, i, j0, j, inside, PRECISION)
@@ -278,7 +312,7 @@ def gather(
 
 @triton.jit
 def backward_queries(
-    q, k, v, do, dstats, dq, pairs, rows, limits, numbers, heads, groups,
+    q, k, v, do, dstats, dq, pairs, rows, limits, numbers, exact, heads, groups,
     H: tl.constexpr, DH: tl.constexpr, LOG_LENGTH: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr,
     E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -292,6 +326,7 @@ def backward_queries(
     lo, hi = key_ranges(i, queries, keys, left, right, rows[1], item, head)
     factor, log_length = row_settings(i, lo, hi, limits, rows, numbers, at, LOG_LENGTH)
     q_tile = load_rows(q, item, head, i0, tl.arange(0, ROWS), i < queries, d, D)
+    rest = rest_of(exact, item, head, i0, tl.arange(0, ROWS), i < queries, d, D)
     do_tile = optional_matrix(do, item, head, i0, tl.arange(0, ROWS), i < queries, e, E)
     drows = load_cotangents(dstats, addresses(i, item, head, heads, queries)[:, None], (i < queries)[:, None])
     scale = scale_of_weights(i, factor, numbers)
@@ -300,20 +335,21 @@ def backward_queries(
     low = None if left is None else i0 - left
     if MASKED or left is not None:
         sums = gather(
-            sums, q_tile, do_tile, drows, k, v, pairs, rows, limits, numbers, at, i0, lo, hi, log_length, scale, low,
-            stop, first, stop if MASKED else tl.minimum(whole, stop), H, DH, True, MASKED, d, e, D, E, ROWS, KEYS,
+            sums, q_tile, rest, do_tile, drows, k, v, pairs, rows, limits, numbers, at, i0, lo, hi, log_length, scale,
+            low, stop, first, stop if MASKED else tl.minimum(whole, stop), H, DH, True, MASKED, d, e, D, E, ROWS, KEYS,
             PRECISION,
         )  # fmt: skip
     if not MASKED:
         sums = gather(
-            sums, q_tile, do_tile, drows, k, v, pairs, rows, limits, numbers, at, i0, lo, hi, log_length, scale, low,
-            stop, whole, end, H, DH, False, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
+            sums, q_tile, rest, do_tile, drows, k, v, pairs, rows, limits, numbers, at, i0, lo, hi, log_length, scale,
+            low, stop, whole, end, H, DH, False, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
         )  # fmt: skip
         sums = gather(
-            sums, q_tile, do_tile, drows, k, v, pairs, rows, limits, numbers, at, i0, lo, hi, log_length, scale, low,
-            stop, end, stop, H, DH, True, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
+            sums, q_tile, rest, do_tile, drows, k, v, pairs, rows, limits, numbers, at, i0, lo, hi, log_length, scale,
+            low, stop, end, stop, H, DH, True, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
         )  # fmt: skip
-    total = whole_sum(sums, q_tile, k[0].dtype.element_ty) * (numbers[0] * numbers[2])
+    whole_tile = whole_tokens(q_tile, exact, item, head, i0, tl.arange(0, ROWS), i < queries, d, D)
+    total = whole_sum(sums, whole_tile, k[0].dtype.element_ty) * (numbers[0] * numbers[2])
     if factor is not None:
         total *= factor[:, None]
     store_rows(dq, item, head, i0, tl.arange(0, ROWS), i < queries, total, d, D)
@@ -321,9 +357,9 @@ def backward_queries(
 
 @triton.jit
 def collect(
-    sums, k_tile, v_tile, of_keys, q, do, dq, dstats, pairs, rows, limits, numbers, at, heads, j0, first, stop,
-    H: tl.constexpr, DH: tl.constexpr, EDGE: tl.constexpr, LOG_LENGTH: tl.constexpr, d: tl.constexpr, e: tl.constexpr,
-    D: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+    sums, k_tile, rest, whole_tile, v_tile, of_keys, q, do, dq, dstats, pairs, rows, limits, numbers, at, heads, j0,
+    first, stop, H: tl.constexpr, DH: tl.constexpr, EDGE: tl.constexpr, LOG_LENGTH: tl.constexpr, d: tl.constexpr,
+    e: tl.constexpr, D: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dk + Σ_i ds_ij q_i and dv + Σ_i m r f_i h(x) do_i over the query blocks first .. stop, whose dq gets Σ_j."""
     dk, dv = sums
@@ -340,7 +376,7 @@ def collect(
             seen = queries_of_a_tile(inside, lo, hi, j0, KEYS, pairs[1] is not None)
         q_tile = load_rows(q, item, head, i0, beside, seen, d, D)
         do_tile = optional_matrix(do, item, head, i0, beside, seen, e, E)
-        products = tl.dot(k_tile, tl.trans(q_tile), input_precision=PRECISION)
+        products = products_of(k_tile, rest, q_tile, PRECISION)
         x = arguments(products, numbers, lying(log_length), of_keys, pairs[0], at, i0, i, j0, j, inside, H, EDGE)
         du = du_tile(v_tile, do_tile, pairs, at, i0, i, j0, j, inside, PRECISION)
         if dstats is not None:
@@ -361,9 +397,9 @@ def collect(
             dv = add_product(dv, u, do_tile, PRECISION)
         dk = add_product(dk, ds, q_tile, PRECISION)
         if dq is not None:
-            used = k_tile
+            used = whole_tile
             if EDGE:
-                used = tl.where((tl.max(inside.to(tl.int32), 1) > 0)[:, None], k_tile, 0.0)
+                used = tl.where((tl.max(inside.to(tl.int32), 1) > 0)[:, None], used, 0.0)
             part = add_product(nothing(ROWS, D, rows[4] is not None), tl.trans(ds), used, PRECISION)
             part = whole_sum(part, q_tile, k_tile.dtype) * (numbers[0] * numbers[2])
             add_rows(dq, item, head, i0, beside, i0 + beside < queries, part, d, D)
@@ -372,7 +408,7 @@ def collect(
 
 @triton.jit
 def backward_keys(
-    q, k, v, do, dstats, dk, dv, dq, pairs, rows, limits, numbers, stored, heads, groups,
+    q, k, v, do, dstats, dk, dv, dq, pairs, rows, limits, numbers, exact, stored, heads, groups,
     H: tl.constexpr, DH: tl.constexpr, LOG_LENGTH: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr,
     E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -389,6 +425,10 @@ def backward_keys(
     columns = tl.arange(0, KEYS)
     sums = nothing(KEYS, D, rows[4] is not None), nothing(KEYS, E, False) if do is not None else None
     k_tile = load_rows(k, key_item, shared, j0, columns, j0 + columns < keys, d, D)
+    rest = rest_of(exact, key_item, shared, j0, columns, j0 + columns < keys, d, D)
+    whole_tile = None
+    if dq is not None:
+        whole_tile = whole_tokens(k_tile, exact, key_item, shared, j0, columns, j0 + columns < keys, d, D)
     v_tile = optional_matrix(v, key_item, shared, j0, columns, j0 + columns < keys, e, E)
     for member in range(groups):
         head = shared * groups + member
@@ -399,21 +439,23 @@ def backward_keys(
         first, whole, end, stop = query_blocks(j0, queries, valid, left, right, ROWS, KEYS)
         if MASKED or right is not None:
             sums = collect(
-                sums, k_tile, v_tile, of_keys, q, do, dq, dstats, pairs, rows, bounds, numbers, at,
+                sums, k_tile, rest, whole_tile, v_tile, of_keys, q, do, dq, dstats, pairs, rows, bounds, numbers, at,
                 heads * groups, j0, first, stop if MASKED else tl.minimum(whole, stop), H, DH, True, LOG_LENGTH,
                 d, e, D, E, ROWS, KEYS, PRECISION,
             )  # fmt: skip
         if not MASKED:
             sums = collect(
-                sums, k_tile, v_tile, of_keys, q, do, dq, dstats, pairs, rows, bounds, numbers, at,
+                sums, k_tile, rest, whole_tile, v_tile, of_keys, q, do, dq, dstats, pairs, rows, bounds, numbers, at,
                 heads * groups, j0, whole, end, H, DH, False, LOG_LENGTH, d, e, D, E, ROWS, KEYS, PRECISION,
             )  # fmt: skip
             sums = collect(
-                sums, k_tile, v_tile, of_keys, q, do, dq, dstats, pairs, rows, bounds, numbers, at,
+                sums, k_tile, rest, whole_tile, v_tile, of_keys, q, do, dq, dstats, pairs, rows, bounds, numbers, at,
                 heads * groups, j0, end, stop, H, DH, True, LOG_LENGTH, d, e, D, E, ROWS, KEYS, PRECISION,
             )  # fmt: skip
     in_range = j0 + columns < stored
-    dk_total = whole_sum(sums[0], k_tile, q[0].dtype.element_ty) * (numbers[0] * numbers[2])
+    if dq is None:
+        whole_tile = whole_tokens(k_tile, exact, key_item, shared, j0, columns, j0 + columns < keys, d, D)
+    dk_total = whole_sum(sums[0], whole_tile, q[0].dtype.element_ty) * (numbers[0] * numbers[2])
     store_rows(dk, key_item, shared, j0, columns, in_range, dk_total, d, D)
     if do is not None:
         dv_total = whole_sum(sums[1], None, do[0].dtype.element_ty) * numbers[2]
@@ -422,9 +464,9 @@ def backward_keys(
 
 @triton.jit
 def backward_bias(
-    q, k, v, do, dstats, dbias, pairs, rows, limits, numbers, stored, items, heads, groups, bias_items, bias_heads,
-    H: tl.constexpr, DH: tl.constexpr, LOG_LENGTH: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr,
-    E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+    q, k, v, do, dstats, dbias, pairs, rows, limits, numbers, exact, stored, items, heads, groups, bias_items,
+    bias_heads, H: tl.constexpr, DH: tl.constexpr, LOG_LENGTH: tl.constexpr, d: tl.constexpr, e: tl.constexpr,
+    D: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dbias (bias_items, bias_heads, L, S) for one tile, summed over the items and heads that share it."""
     queries, keys, left, right, _packed = limits
@@ -444,10 +486,11 @@ def backward_bias(
                 factor, log_length = row_settings(i0 + beside, lo, hi, limits, rows, numbers, at, LOG_LENGTH)
                 inside = visible_pairs(pairs[1], standing(lo), standing(hi), item, head, i0, i, j0, j)
                 q_tile = load_rows(q, item, head, i0, beside, i0 + beside < queries, d, D)
+                rest = rest_of(exact, item, head, i0, beside, i0 + beside < queries, d, D)
                 do_tile = optional_matrix(do, item, head, i0, beside, i0 + beside < queries, e, E)
                 k_tile = load_rows(k, item, at[2], j0, columns, j0 + columns < valid, d, D)
                 v_tile = optional_matrix(v, item, at[2], j0, columns, j0 + columns < valid, e, E)
-                products = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
+                products = products_of(q_tile, rest, k_tile, PRECISION)
                 of_keys = norms_of_keys(rows, at, j0 + j, stored)
                 x = arguments(
                     products, numbers, standing(log_length), of_keys, pairs[0], at, i0, i, j0, j, inside, H, True

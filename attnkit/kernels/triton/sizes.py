@@ -61,9 +61,10 @@ POINTWISE = {
 
 DISTANCES = {
     ("forward", 16, 64): (Tile(128, 32, 8, 3), Tile(128, 64, 8, 3)),
+    ("forward", 16, 256): (Tile(64, 32, 8, 2), Tile(64, 16, 8, 2)),
     ("backward_queries", 16, 128): (Tile(64, 32, 4, 2), Tile(128, 64, 8, 2)),
     ("backward_queries", 32, 128): (Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
-    ("backward_keys", 16, 128): (Tile(32, 64, 8, 2), Tile(32, 64, 8, 2)),
+    ("backward_keys", 16, 128): (Tile(32, 64, 8, 2), Tile(16, 64, 8, 2)),
 }
 STATISTICS = {
     ("rows", 16, 64): (Tile(128, 32, 4, 3), Tile(128, 128, 8, 2)),

@@ -220,23 +220,29 @@ def _rows(q: Tensor, c: Call, backward: bool) -> tuple[Rows, list[Launch]]:
 
 
 class Scored(NamedTuple):
-    """The operands of scores, and the launches that compute them."""
+    """The operands of scores; `exact` is that of `attnkit.kernels.triton.pointwise`."""
 
     q: View
     k: View
     rows: Rows
-    before: list[Launch]
+    exact: tuple[View, View] | None = None
 
 
-def _scored(q: Tensor, k: Tensor, c: Call, backward: bool, statistics: bool) -> Scored:
-    """q and k themselves, or centred at the keys with their norms."""
+def _scored(
+    q: Tensor, k: Tensor, c: Call, backward: bool, statistics: bool, owners: Iterable[str]
+) -> tuple[dict[str, Scored], list[Launch]]:
+    """What programs that own queries ("q") or keys ("k") read, and the launches that compute it: q and k themselves, or
+    centred at the keys with their norms."""
     if c.distances:
-        return _centred(q, k, c, _operand(q, c, statistics))
+        return _centred(q, k, c, _operand(q, c, statistics), owners)
     rows, before = _rows(q, c, backward)
-    return Scored(view(c.plan.layout, "q", q), view(c.plan.layout, "k", k), rows, before)
+    return dict.fromkeys(owners, Scored(view(c.plan.layout, "q", q), view(c.plan.layout, "k", k), rows)), before
 
 
-def _centred(q: Tensor, k: Tensor, c: Call, dtype: torch.dtype) -> Scored:
+def _centred(
+    q: Tensor, k: Tensor, c: Call, dtype: torch.dtype, owners: Iterable[str]
+) -> tuple[dict[str, Scored], list[Launch]]:
+    """Both are centred in float32; for half types those that a program owns, as a sum of two numbers."""
     from attnkit.kernels.triton import distances
     from attnkit.kernels.triton.sizes import padded
 
@@ -246,15 +252,32 @@ def _centred(q: Tensor, k: Tensor, c: Call, dtype: torch.dtype) -> Scored:
     centre = by_sequence(a, view_of(k.new_empty((*a.shared, 1, a.d)), a.shared, 1, a.d))
     of_keys = (view(a, "k", k), centre, pairs[1], of_rows, limits, a.kv_heads, a.groups)
     before = [Launch(distances.centre, a.items * a.kv_heads, of_keys, {**constants, "KEYS": 64})]
-    centred, norms = [], []
-    for name, x, tokens, groups in (("q", q, "rows", a.groups), ("k", k, "columns", 1)):
-        centred.append(view(a, name, x.new_empty(a.shape_of(name), dtype=dtype)))
-        norms.append(torch.empty(a.shape_of(tokens), device=q.device, dtype=torch.float32))
-        length, heads = a.shape_of(tokens)[-1], a.kv_heads * groups
-        views = (view(a, name, x), centre, centred[-1], view(a, tokens, norms[-1]))
-        arguments = (*views, length, heads, groups)
-        before.append(Launch(distances.move, blocks_of(length, 64) * heads * a.items, arguments, constants))
-    return Scored(centred[0], centred[1], Rows(None, *norms), before)
+    given = {"q": view(a, "q", q), "k": view(a, "k", k)}
+
+    def moved(name: str, parts: int) -> tuple[Tensor, tuple[View, ...]]:
+        """The norms of centred queries or keys, and the views of as many `parts` of them as are needed."""
+        tokens, groups = ("rows", a.groups) if name == "q" else ("columns", 1)
+        shape = a.shape_of(tokens)
+        norms = torch.empty(shape, device=q.device, dtype=torch.float32)
+        views = tuple(view(a, name, q.new_empty(a.shape_of(name), dtype=dtype)) for _ in range(parts))
+        heads, near_and_rest = a.kv_heads * groups, (*views, None, None)[:2]
+        arguments = (given[name], centre, *near_and_rest, view(a, tokens, norms), shape[-1], heads, groups)
+        before.append(Launch(distances.move, blocks_of(shape[-1], 64) * heads * a.items, arguments, constants))
+        return norms, views
+
+    if dtype == torch.float32:
+        (q_norms, (near_q,)), (k_norms, (near_k,)) = moved("q", 1), moved("k", 1)
+        return dict.fromkeys(owners, Scored(near_q, near_k, Rows(None, q_norms, k_norms))), before
+    scored = {}
+    for owner in owners:
+        other = "k" if owner == "q" else "q"
+        norms: dict[str, Tensor] = {}
+        norms[owner], (near, rest) = moved(owner, 2)
+        norms[other], _ = moved(other, 0)
+        operands = given | {owner: near}
+        rows = Rows(None, norms["q"], norms["k"])
+        scored[owner] = Scored(operands["q"], operands["k"], rows, (rest, given[owner]))
+    return scored, before
 
 
 def forward_launches(
@@ -270,10 +293,11 @@ def forward_launches(
     constants["SIGNED"] = statistics is not None and (c.activation in NEGATIVE or c.plan.numbers.gain <= 0.0)
     constants["FIRST"] = first
     programs = a.blocks(a.queries, constants["ROWS"]) * a.heads * a.items
-    x = _scored(q, k, c, False, statistics is not None)
-    views = (x.q, x.k, view(a, "v", v), view(a, "o", o))
-    arguments = (*views, _contiguous_rows(statistics, a), *kernel_tuples(c, x.rows, statistics), a.heads, a.groups)
-    return [*x.before, Launch(pointwise.forward, programs, arguments, constants)]
+    scored, before = _scored(q, k, c, False, statistics is not None, "q")
+    x = scored["q"]
+    views = (x.q, x.k, view(a, "v", v), view(a, "o", o), _contiguous_rows(statistics, a))
+    arguments = (*views, *kernel_tuples(c, x.rows, statistics), x.exact, a.heads, a.groups)
+    return [*before, Launch(pointwise.forward, programs, arguments, constants)]
 
 
 def backward_launches(
@@ -291,30 +315,38 @@ def backward_launches(
     from attnkit.kernels.triton import pointwise as kernels
 
     a, statistics = c.plan.layout, of_rows is not None
-    x = _scored(q, k, c, True, statistics)
-    launches, shared = [*x.before], kernel_tuples(c, x.rows, of_rows)
-    through = (None, None) if v is None or do is None else (view(a, "v", v), view(a, "o", do))
-    inputs = (x.q, x.k, *through, _contiguous_rows(of_rows, a))
     together = adds_to_queries(c, grads)
+    by_queries = ("q" in grads and not together) or "bias" in grads
+    owners = ("q",) * by_queries + ("k",) * ("k" in grads)
+    scored, launches = _scored(q, k, c, True, statistics, owners)
+    through = (None, None) if v is None or do is None else (view(a, "v", v), view(a, "o", do))
+
+    def inputs(owner: str) -> tuple[Any, ...]:
+        return scored[owner].q, scored[owner].k, *through, _contiguous_rows(of_rows, a)
+
+    def shared(owner: str) -> tuple[Any, ...]:
+        return *kernel_tuples(c, scored[owner].rows, of_rows), scored[owner].exact
+
     dq = view(a, "q", grads.get("q"))
     if "q" in grads and not together:
         constants = _constants("backward_queries", q, c, statistics, "H", "DH")
         programs = a.blocks(a.queries, constants["ROWS"]) * a.heads * a.items
-        arguments = (*inputs, dq, *shared, a.heads, a.groups)
+        arguments = (*inputs("q"), dq, *shared("q"), a.heads, a.groups)
         launches.append(Launch(kernels.backward_queries, programs, arguments, constants))
     if "k" in grads:
         sizes = "backward_together" if together else "backward_keys"
         constants = _constants(sizes, q, c, statistics, "H", "DH")
         programs = a.blocks(a.keys, constants["KEYS"]) * a.kv_heads * a.items
         dk, dv = view(a, "k", grads["k"]), None if do is None else view(a, "v", grads["v"])
-        arguments = (*inputs, dk, dv, dq if together else None, *shared, a.keys, a.kv_heads, a.groups)
+        arguments = (*inputs("k"), dk, dv, dq if together else None, *shared("k"), a.keys, a.kv_heads, a.groups)
         launches.append(Launch(kernels.backward_keys, programs, arguments, constants))
     if "bias" in grads:
         constants = _constants("backward_queries", q, c, statistics, "H", "DH")
         dbias = grads["bias"]
         items, heads = dbias.shape[:2]
         tiles = blocks_of(a.queries, constants["ROWS"]) * blocks_of(a.keys, constants["KEYS"])
-        arguments = (*inputs, (dbias, *dbias.stride()), *shared, a.keys, a.items, a.heads, a.groups, items, heads)
+        of_bias = (dbias, *dbias.stride())
+        arguments = (*inputs("q"), of_bias, *shared("q"), a.keys, a.items, a.heads, a.groups, items, heads)
         launches.append(Launch(kernels.backward_bias, tiles * heads * items, arguments, constants))
     return launches
 
