@@ -25,10 +25,14 @@ OFFSETS = (
 
 
 def complete(case: Case) -> Case:
-    """q and k with a common offset, or k = q, if the scene requests it; no ties if the maximum is differentiated,
-    because equal distances are equal only in exact arithmetic."""
+    """q and k with a common offset, or k = q, if the scene requests it; and no integers.
+
+    Equal distances are equal only in exact arithmetic, so that a maximum is no kink by intention. And where the only
+    keys with weight are 0 like their query, dq is 0 and the probe cannot move it, whatever it costs to be far from the
+    mean key.
+    """
     arrays, tags = dict(case.arrays), case.tags
-    if "integers" in case.tags and "op" in case.params:
+    if "integers" in case.tags:
         noise = generator(f"{sorted(case.tags)}/ties")
         arrays |= {n: rounded(arrays[n] + 0.1 * noise.standard_normal(arrays[n].shape), case.dtype) for n in ("q", "k")}
         tags -= {"integers"}
