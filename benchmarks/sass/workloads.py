@@ -93,7 +93,8 @@ def linear(dtype: torch.dtype, d: int, gradients: bool = False, **options: Any) 
     q = inputs(dtype, d, 4096)
 
     def launches() -> list[Launch]:
-        call = linear_launch.Call(q, q, q, linear_launch.setting(q, q, q, **options))
+        setting = linear_launch.setting(q, q, q, **options)._replace(exact=gradients)
+        call = linear_launch.Call(q, q, q, setting)
         return call.backward(q, {"q": q, "k": q, "v": q}, None, None) if gradients else call.forward(q, None)
 
     return Workload(launches, "tokens")

@@ -83,7 +83,9 @@ def worker(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str = "load_stat
     return WorkerAdapter("segmented", f"{module}:{'Wrong' if wrong else 'Segmented'}", MODE)
 
 
-@pytest.mark.parametrize(("expression", "dtypes"), [(FEW, ("float32",)), later(None, ("float32", "float16"))])
+@pytest.mark.parametrize(
+    ("expression", "dtypes"), [(FEW, ("float32",)), later(None, ("float32", "bfloat16", "float16"))]
+)
 def test_conforms(expression: str | None, dtypes: tuple[str, ...], interpreted: WorkerAdapter) -> None:
     results = list(judge([interpreted], "quick", expression, dtypes, ops=(OP,)))
     assert {result.dtype for result in results if result.status == "pass"} == {*dtypes}
@@ -138,14 +140,14 @@ def launches(
     k = q if k is None else k
     v = k if v is None else v
     setting = linear_launch.setting(q, k, v, **options, initial_S=None if state is None else state[0])
-    call = linear_launch.Call(q, k, v, setting)
+    call, exact = (linear_launch.Call(q, k, v, s) for s in (setting, setting._replace(exact=True)))
     o = q.new_empty((*setting.a.leading, setting.a.queries, setting.a.e))
     grads = {name: x.new_empty((*setting.plan.state_leading, *x.shape[-2:])) for name, x in (("k", k), ("v", v))} | {
         "q": q
     }
     grads |= {} if state is None else {"initial_S": state[0], "initial_z": state[1]}
     forward = {launch.kernel.fn.__name__: launch for launch in call.forward(o, state)}
-    backward = {launch.kernel.fn.__name__: launch for launch in call.backward(o, grads, state, state)}
+    backward = {launch.kernel.fn.__name__: launch for launch in exact.backward(o, grads, state, state)}
     found = {**backward, **forward, "rows": backward["outputs"]}
     if state is not None:
         alone = setting.of_keys_alone(tuple(state[0].shape[:-2]))

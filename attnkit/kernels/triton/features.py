@@ -28,7 +28,8 @@ FEATURE_MAPS = {
 }
 
 PRODUCTS = {"bfloat16": (tl.bfloat16, "ieee"), "float16": (tl.float32, "tf32"), "float32": (tl.float32, "tf32x3")}
-"""By dtype: the dtype of the operands of matrix products, and their precision.
+"""By dtype: the dtype of the operands of matrix products, and their precision; gradients and states have those of
+float32.
 
 Features and sums of float16 inputs may overflow float16; TF32 has the same precision.
 """

@@ -197,7 +197,7 @@ LINEAR = {
     ("sweep", "float16", 128): (Chunk(32, 16, 4, 1), Chunk(32, 32, 8, 1)),
     ("sweep", "float16", 256): (Chunk(16, 32, 8, 1), Chunk(16, 32, 8, 1)),
     ("sweep", "float32", 64): (Chunk(16, 32, 4, 2), Chunk(16, 32, 4, 2)),
-    ("sweep", "float32", 128): (Chunk(16, 32, 4, 1), Chunk(16, 32, 4, 1)),
+    ("sweep", "float32", 128): (Chunk(16, 32, 4, 1), Chunk(16, 32, 8, 1)),
     ("sweep", "float32", 256): (Chunk(16, 32, 8, 1), Chunk(16, 32, 8, 1)),
 }
 """By sums of segments or sweeps over them, dtype, and head size rounded up: for compute capability 8 and from 9 on."""

@@ -78,7 +78,7 @@ def _backward(op: str, arguments: Arguments, do: Tensor, names: tuple[str, ...])
         s = s.of_valid_keys()
     if initial is None and dstate is None and not (do.numel() and s.a.keys):
         return {name: arguments[name].new_zeros(arguments[name].shape) for name in names}
-    s = s._replace(exact=initial is not None)  # its gradients are float32
+    s = s._replace(exact=True)  # do·v may cancel, and it is not summed first
     shapes = {
         "q": s.a.shape_of("q"),
         "k": (*s.plan.state_leading, s.a.keys, s.a.d),
