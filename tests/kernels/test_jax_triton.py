@@ -59,7 +59,7 @@ print("lowered")
 
 def test_conforms() -> None:
     adapter = WorkerAdapter("jax_triton_interpreted", TARGET, {"TRITON_INTERPRET": "1"})
-    results = list(judge([adapter], "quick", FEW, ("float32",), ops=("pointwise_attention",)))
+    results = list(judge([adapter], "quick", FEW, ("float32", "bfloat16"), ops=("pointwise_attention",)))
     adapter.close()
     assert [f"{result.id}\n{result.message}" for result in results if result.status == "fail"] == []
     assert sum(result.status == "pass" for result in results) >= 2

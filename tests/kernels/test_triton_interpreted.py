@@ -19,13 +19,13 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 DTYPES = {
     "pointwise_attention": ("float32", "float16"),
-    "reluformer_attention": ("float16",),
-    "sigmoid_attention": ("float32",),
-    "gaussian_attention": ("float32", "float16"),
+    "reluformer_attention": ("bfloat16", "float16"),
+    "sigmoid_attention": ("float32", "bfloat16"),
+    "gaussian_attention": ("float32", "bfloat16", "float16"),
     "rela_attention": ("float32",),
 }
 """What is judged of each op here, properties of the first alone: the kernels are the same, and the full profile by hand
-has both dtypes and all properties of all."""
+has all dtypes and all properties of all."""
 OPS = tuple(DTYPES)
 
 PLANTED = """
@@ -125,7 +125,7 @@ def test_statistics_conform(interpreted: WorkerAdapter) -> None:
         later("gaussian", "pointwise.whole_sum", "products_alone", "float32", "cross", {"bound"}),
         later("gaussian", "distances.mean_of", "nowhere", "float32", "offset", {"bound"}),
         later("gaussian", "distances.visible_pairs", "every_pair", "float32", "causal-padded", {"nonfinite"}),
-        later("gaussian", "pointwise.rest_of", "nothing_left", "float16", "width=17x5,batch", {"bound"}),
+        later("gaussian", "pointwise.rest_of", "nothing_left", "bfloat16", "width=17x5,heads=grouped", {"bound"}),
         later("gaussian", "pointwise.whole_tokens", "centred", "float16", "causal-padded", {"bound"}),
         later("statistics", "statistics.logarithm", "no_logarithm", "float32", "cross", {"bound"}),
         later("statistics", "pointwise.with_statistics", "output_alone", "float32", "cross", {"bound"}),
@@ -150,7 +150,7 @@ def test_a_planted_bug_is_found(
 @pytest.mark.emulated
 @pytest.mark.parametrize(
     ("op", "dtype"),
-    [("pointwise_attention", "float16"), ("gaussian_attention", "float32"), ("gaussian_attention", "float16")],
+    [("pointwise_attention", "float16"), ("gaussian_attention", "float32"), ("gaussian_attention", "bfloat16")],
 )
 def test_gradients_that_are_added_in_any_order_conform(op: str, dtype: str) -> None:
     adapter = WorkerAdapter("triton_interpreted-atomic", TARGET.replace(":Interpreted", ":Atomic"), MODE)

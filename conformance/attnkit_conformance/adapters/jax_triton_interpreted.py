@@ -14,9 +14,11 @@ import jax
 import numpy as np
 
 from attnkit.backends.jax import triton
+from attnkit_conformance.adapters import triton_bfloat16
 from attnkit_conformance.adapters.base import Arrays
 from attnkit_conformance.adapters.cases import POINTWISE, base_arguments
 from attnkit_conformance.adapters.jax import Jax, light
+from attnkit_conformance.model.case import is_dtype
 from attnkit_conformance.opdb import BY_NAME
 
 
@@ -24,11 +26,17 @@ def interpreted(launch: triton.Launch, compute_capability: int | None = None) ->
     """A launch in the interpreter, which takes torch tensors; outputs are filled with NaN first."""
     import torch
 
+    def shared(x: np.ndarray) -> torch.Tensor:
+        """The memory of an array as a tensor: torch does not know NumPy's bfloat16."""
+        if is_dtype(x, "bfloat16"):
+            return torch.from_numpy(x.view(np.uint16)).view(torch.bfloat16)
+        return torch.from_numpy(x)
+
     def run(*arrays: Any) -> tuple[np.ndarray, ...]:
-        tensors = [torch.from_numpy(np.array(x)) for x in arrays]
-        outputs = [torch.from_numpy(np.full(x.shape, np.nan, x.dtype)) for x in launch.outputs]
-        launch.kernel[(launch.programs,)](*tensors, *outputs, **launch.constants)
-        return tuple(x.numpy() for x in outputs)
+        outputs = tuple(np.full(x.shape, np.nan, x.dtype) for x in launch.outputs)
+        tensors = [shared(x) for x in (*map(np.array, arrays), *outputs)]
+        launch.kernel[(launch.programs,)](*tensors, **launch.constants)
+        return outputs
 
     results: tuple[jax.Array, ...] = jax.pure_callback(run, launch.outputs, *launch.arrays)
     return results
@@ -47,8 +55,10 @@ class Interpreted(Jax):
     def __init__(self) -> None:
         if os.environ.get("TRITON_INTERPRET") != "1":
             raise RuntimeError("set TRITON_INTERPRET=1 before triton is imported")
+        triton_bfloat16.install()
         triton.call = interpreted
-        super().__init__("jax_triton_interpreted", "triton", ("float32", "float16"), tuple(POINTWISE), light())
+        dtypes = ("float32", "bfloat16", "float16")
+        super().__init__("jax_triton_interpreted", "triton", dtypes, tuple(POINTWISE), light())
         self.description = f"interpreted on the CPU; {self.description}"
         np.seterr(all="ignore")  # a GPU does not warn about NaN and infinities either
 

@@ -17,6 +17,7 @@ from attnkit._core.dispatch import Kernel
 from attnkit._core.family import base_op, special_cases
 from attnkit.backends.torch.triton import linear, newton, packed, pointwise, rows
 from attnkit.backends.torch.triton import statistics as triton_statistics
+from attnkit_conformance.adapters import triton_bfloat16
 from attnkit_conformance.adapters.base import VJP, Arrays
 from attnkit_conformance.adapters.cases import base_arguments
 from attnkit_conformance.adapters.torch import Autograd
@@ -69,16 +70,17 @@ REFUSED: dict[str, Callable[..., str | None]] = {
 
 
 class Interpreted(Autograd):
-    """Gradients by autograd; the interpreter has no bfloat16."""
+    """Gradients by autograd."""
 
     errors = False
 
     def __init__(self) -> None:
         if os.environ.get("TRITON_INTERPRET") != "1":
             raise RuntimeError("set TRITON_INTERPRET=1 before triton is imported")
+        triton_bfloat16.install()
         ops = (*SERVED, *STATISTICS)
         super().__init__("triton_interpreted", "triton", "cpu", "interpreted on the CPU, autograd", ops)
-        self.dtypes = ("float32", "float16")
+        self.dtypes = ("float32", "bfloat16", "float16")
         self.served = SERVED
         np.seterr(all="ignore")  # a GPU does not warn about NaN and infinities either
 

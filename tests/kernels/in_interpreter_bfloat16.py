@@ -1,0 +1,62 @@
+"""bfloat16 in Triton's interpreter, from the adapter. Run by test_triton_interpreted.py with TRITON_INTERPRET=1."""
+
+import torch
+import triton
+import triton.language as tl
+
+from attnkit_conformance.adapters import triton_bfloat16
+
+triton_bfloat16.install()
+
+TIES = [1 + 2.0**-8, 1 + 3 * 2.0**-8, -(1 + 2.0**-8), 1 + 2.0**-8 + 2.0**-20, 1 + 2.0**-7 - 2.0**-20]
+EDGES = [0.0, -0.0, 3.4e38, -3.4e38, 1e-39, -3e-41, float("inf"), float("-inf"), float("nan")]
+
+
+@triton.jit
+def convert(x, y, N: tl.constexpr):
+    at = tl.arange(0, N)
+    tl.store(y + at, tl.load(x + at).to(y.dtype.element_ty))
+
+
+@triton.jit
+def combine(x, y, sums, products, larger, N: tl.constexpr):
+    at = tl.arange(0, N)
+    x, y = tl.load(x + at), tl.load(y + at)
+    tl.store(sums + at, x + y)
+    tl.store(products + at, -x * y)
+    tl.store(larger + at, tl.where(x > y, x, y))
+
+
+@triton.jit
+def multiply(x, y, z, N: tl.constexpr):
+    at = tl.arange(0, N)[:, None] * N + tl.arange(0, N)[None, :]
+    tl.store(z + at, tl.dot(tl.load(x + at), tl.load(y + at)))
+
+
+def draw(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_numbers_are_rounded_to_nearest_even_and_widened() -> None:
+    x = torch.cat([torch.tensor(TIES + EDGES), draw(0, 50)])
+    rounded, widened = torch.empty(64, dtype=torch.bfloat16), torch.empty(64)
+    convert[(1,)](x, rounded, N=64)
+    assert torch.equal(rounded.nan_to_num(7.0), x.bfloat16().nan_to_num(7.0))
+    convert[(1,)](rounded, widened, N=64)
+    assert torch.equal(widened.nan_to_num(7.0), rounded.float().nan_to_num(7.0))
+
+
+def test_arithmetic_is_rounded_once() -> None:
+    x, y = draw(1, 64).bfloat16(), draw(2, 64).bfloat16()
+    sums, products, larger = (torch.empty_like(x) for _ in range(3))
+    combine[(1,)](x, y, sums, products, larger, N=64)
+    assert torch.equal(sums, x + y)
+    assert torch.equal(products, -x * y)
+    assert torch.equal(larger, torch.maximum(x, y))
+
+
+def test_products_of_matrices_are_exact_in_float32() -> None:
+    x, y = (torch.randint(-200, 200, (16, 16), generator=torch.Generator().manual_seed(n)).bfloat16() for n in (3, 4))
+    z = torch.empty(16, 16)
+    multiply[(1,)](x, y, z, N=16)
+    assert torch.equal(z, x.float() @ y.float())
