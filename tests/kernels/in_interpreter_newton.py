@@ -40,6 +40,18 @@ def test_large_matrices_in_registers_and_through_memory(
         agree(grad, expected[name])
 
 
+@pytest.mark.parametrize("inverse_grad", ["implicit", "unrolled"])
+def test_factors_of_more_leading_axes_than_the_matrix_has(inverse_grad: str) -> None:
+    a, dx, scale = matrices(3, 1), matrices(3, 2), torch.tensor([0.5, 0.9])
+    options = {"newton_steps": 4, "inverse_grad": inverse_grad, "init_scale": scale}
+    wide = a.expand_as(dx)
+    agree(newton.invert(a, **options), attnkit.newton_inverse(wide, impl="generic", **options))
+    expected = attnkit.newton_inverse_vjp(wide, dx, impl="generic", **options)
+    found = newton.pull(a, dx, **options)
+    agree(found["a"], expected["a"].sum(1, keepdim=True))
+    agree(found["init_scale"], expected["init_scale"])
+
+
 def test_half_types_are_read_and_written_once() -> None:
     a = matrices(3).half().requires_grad_()
     x = newton.invert(a, newton_steps=4, inverse_grad="unrolled")

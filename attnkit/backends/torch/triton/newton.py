@@ -32,7 +32,13 @@ class Call(NamedTuple):
 
     @property
     def leading(self) -> tuple[int, ...]:
-        return tuple(self.a.shape[:-2])
+        """Those of X; in SOFT an array of init_scale may have more than a."""
+        scales = self.init_scale.shape if isinstance(self.init_scale, Tensor) else ()
+        return tuple(torch.broadcast_shapes(self.a.shape[:-2], scales))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return *self.leading, self.m, self.m
 
     @property
     def matrices(self) -> int:
@@ -106,12 +112,12 @@ def _outputs(op: str, arguments: Arguments) -> Outputs:
     """X_T, and all iterates if requested."""
     c = call_of(**arguments)
     every = {"iterates": ((*c.leading, c.steps + 1, c.m, c.m), torch.float32)} if c.keeps else {}
-    return {"x": (tuple(c.a.shape), torch.float32)} | every
+    return {"x": (c.shape, torch.float32)} | every
 
 
 def _forward(op: str, arguments: Arguments) -> list[Tensor]:
     c = call_of(**arguments)
-    x = torch.empty(c.a.shape, dtype=torch.float32, device=c.a.device)
+    x = torch.empty(c.shape, dtype=torch.float32, device=c.a.device)
     xs = c.room(c.steps + 1) if c.keeps else None
     if x.numel():
         launch.run(x, [c.inverse(x, xs, c.keeps)])
@@ -122,13 +128,13 @@ def _forward(op: str, arguments: Arguments) -> list[Tensor]:
 
 def _backward(op: str, arguments: Arguments, dx: Tensor, names: tuple[str, ...]) -> dict[str, Tensor]:
     c = call_of(**{name: x for name, x in arguments.items() if name not in ("iterates", "diterates")})
-    da = torch.empty(c.a.shape, dtype=c.a.dtype, device=c.a.device)
+    da = launch.room_like(c.a, c.shape)
     dfactors = None
     if isinstance(c.init_scale, Tensor):
         dfactors = torch.zeros(c.leading, dtype=torch.float32, device=c.a.device)
     if da.numel():
         launch.run(da, c.backward(dx, da, dfactors))
-    grads = {"a": da}
+    grads = {"a": da.sum_to_size(c.a.shape).to(c.a.dtype)}
     if dfactors is not None:
         grads["init_scale"] = dfactors.sum_to_size(c.init_scale.shape).to(c.init_scale.dtype)
     return grads
