@@ -68,7 +68,7 @@ def nothing_left(exact, item, head, first, rows, keep, WIDTH: tl.constexpr, PADD
 
 
 @triton.jit
-def centred(tile, exact, item, head, first, rows, keep, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+def near_tokens(tile, exact, item, head, first, rows, keep, WIDTH: tl.constexpr, PADDED: tl.constexpr):
     return tile
 
 
@@ -126,7 +126,7 @@ def test_statistics_conform(interpreted: WorkerAdapter) -> None:
         later("gaussian", "distances.mean_of", "nowhere", "float32", "offset", {"bound"}),
         later("gaussian", "distances.visible_pairs", "every_pair", "float32", "causal-padded", {"nonfinite"}),
         later("gaussian", "pointwise.rest_of", "nothing_left", "bfloat16", "width=17x5,heads=grouped", {"bound"}),
-        later("gaussian", "pointwise.whole_tokens", "centred", "float16", "causal-padded", {"bound"}),
+        later("gaussian", "pointwise.whole_tokens", "near_tokens", "float16", "causal-padded", {"bound"}),
         later("statistics", "statistics.logarithm", "no_logarithm", "float32", "cross", {"bound"}),
         later("statistics", "pointwise.with_statistics", "output_alone", "float32", "cross", {"bound"}),
     ],

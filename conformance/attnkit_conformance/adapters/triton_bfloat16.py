@@ -22,14 +22,14 @@ def is_bfloat16(x: Any) -> bool:
     return bool(x.dtype.scalar == tl.bfloat16)
 
 
-def widened(x: Any) -> Any:
+def float32_of(x: Any) -> Any:
     """A handle in float32 for one in bfloat16, any other as it is."""
     if not is_bfloat16(x):
         return x
     return TensorHandle(x.data.view(numpy_dtype("bfloat16")).astype(np.float32), tl.float32)
 
 
-def rounded(x: Any) -> Any:
+def bfloat16_of(x: Any) -> Any:
     """A handle of numbers of any dtype in bfloat16."""
     return TensorHandle(x.data.astype(np.float32).astype(numpy_dtype("bfloat16")).view(np.uint16), tl.bfloat16)
 
@@ -39,30 +39,30 @@ def cast(convert: Callable[..., Any]) -> Callable[..., Any]:
 
     def cast_or_round(self: Any, x: Any, dtype: Any, *mode: Any) -> Any:
         if is_bfloat16(x):
-            x = widened(x)
+            x = float32_of(x)
             return x if dtype.scalar == tl.float32 else cast_or_round(self, x, dtype, *mode)
-        return rounded(x) if dtype.scalar == tl.bfloat16 else convert(self, x, dtype, *mode)
+        return bfloat16_of(x) if dtype.scalar == tl.bfloat16 else convert(self, x, dtype, *mode)
 
     return cast_or_round
 
 
-def computed(operation: Callable[..., Any]) -> Callable[..., Any]:
+def arithmetic(operation: Callable[..., Any]) -> Callable[..., Any]:
     """An operation of the interpreter on numbers, in float32 for those in bfloat16; the results of comparisons stay."""
 
     def in_float32(self: Any, *operands: Any) -> Any:
         if not is_bfloat16(operands[0]):
             return operation(self, *operands)
-        result = operation(self, *(widened(x) if isinstance(x, TensorHandle) else x for x in operands))
-        return TensorHandle(result.data, tl.int1) if result.data.dtype == np.bool_ else rounded(result)
+        result = operation(self, *(float32_of(x) if isinstance(x, TensorHandle) else x for x in operands))
+        return TensorHandle(result.data, tl.int1) if result.data.dtype == np.bool_ else bfloat16_of(result)
 
     return in_float32
 
 
-def multiplied(dot: Callable[..., Any]) -> Callable[..., Any]:
+def product(dot: Callable[..., Any]) -> Callable[..., Any]:
     """The interpreter's product of matrices, of numbers in float32 for those in bfloat16."""
 
     def in_float32(self: Any, x: Any, y: Any, *rest: Any) -> Any:
-        return dot(self, widened(x), widened(y), *rest)
+        return dot(self, float32_of(x), float32_of(y), *rest)
 
     return in_float32
 
@@ -74,5 +74,5 @@ def install() -> None:
     builder = InterpreterBuilder
     builder.cast_impl, builder.create_fp_to_fp = cast(builder.cast_impl), cast(builder.create_fp_to_fp)
     for name in ("unary_op", "binary_op", "ternary_op"):
-        setattr(builder, name, computed(getattr(builder, name)))
-    builder.create_dot = multiplied(builder.create_dot)
+        setattr(builder, name, arithmetic(getattr(builder, name)))
+    builder.create_dot = product(builder.create_dot)

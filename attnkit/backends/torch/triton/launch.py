@@ -252,31 +252,31 @@ def _centred(
     centre = by_sequence(a, view_of(k.new_empty((*a.shared, 1, a.d)), a.shared, 1, a.d))
     of_keys = (view(a, "k", k), centre, pairs[1], of_rows, limits, a.kv_heads, a.groups)
     before = [Launch(distances.centre, a.items * a.kv_heads, of_keys, {**constants, "KEYS": 64})]
-    given = {"q": view(a, "q", q), "k": view(a, "k", k)}
+    inputs = {"q": view(a, "q", q), "k": view(a, "k", k)}
 
-    def moved(name: str, parts: int) -> tuple[Tensor, tuple[View, ...]]:
+    def move(name: str, parts: int) -> tuple[Tensor, tuple[View, ...]]:
         """The norms of centred queries or keys, and the views of as many `parts` of them as are needed."""
         tokens, groups = ("rows", a.groups) if name == "q" else ("columns", 1)
         shape = a.shape_of(tokens)
         norms = torch.empty(shape, device=q.device, dtype=torch.float32)
         views = tuple(view(a, name, q.new_empty(a.shape_of(name), dtype=dtype)) for _ in range(parts))
         heads, near_and_rest = a.kv_heads * groups, (*views, None, None)[:2]
-        arguments = (given[name], centre, *near_and_rest, view(a, tokens, norms), shape[-1], heads, groups)
+        arguments = (inputs[name], centre, *near_and_rest, view(a, tokens, norms), shape[-1], heads, groups)
         before.append(Launch(distances.move, blocks_of(shape[-1], 64) * heads * a.items, arguments, constants))
         return norms, views
 
     if dtype == torch.float32:
-        (q_norms, (near_q,)), (k_norms, (near_k,)) = moved("q", 1), moved("k", 1)
+        (q_norms, (near_q,)), (k_norms, (near_k,)) = move("q", 1), move("k", 1)
         return dict.fromkeys(owners, Scored(near_q, near_k, Rows(None, q_norms, k_norms))), before
     scored = {}
     for owner in owners:
         other = "k" if owner == "q" else "q"
         norms: dict[str, Tensor] = {}
-        norms[owner], (near, rest) = moved(owner, 2)
-        norms[other], _ = moved(other, 0)
-        operands = given | {owner: near}
+        norms[owner], (near, rest) = move(owner, 2)
+        norms[other], _ = move(other, 0)
+        operands = inputs | {owner: near}
         rows = Rows(None, norms["q"], norms["k"])
-        scored[owner] = Scored(operands["q"], operands["k"], rows, (rest, given[owner]))
+        scored[owner] = Scored(operands["q"], operands["k"], rows, (rest, inputs[owner]))
     return scored, before
 
 
