@@ -7,6 +7,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+DERIVATIVES = ("jvp", "hvp", "vmap_grad")
+"""The optional methods for derivatives beyond gradients."""
+
 
 class Unsupported(Exception):
     """Raised by an adapter for a valid call that its implementation does not support; the text is the reason."""
@@ -33,6 +36,15 @@ class Adapter(Protocol):
     calls must raise Unsupported. `without` (names of parameters, e.g. "return_lse") says which further outputs the
     implementation does not have: its cases are asked without them, and all else is judged. `errors = True` holds the
     adapter to the error texts of semantics A12. `description` (text) is shown in reports beside the name.
+
+    So are three methods, for derivatives beyond gradients, on which an adapter that has them is judged in float64:
+
+    - `jvp(op, arrays, params, tangents)` returns {output name: tangent} for every output that has a gradient;
+    - `hvp(op, arrays, params, cotangents, tangents)` the derivatives along the tangents of what `vjp` returns;
+    - `vmap_grad(op, arrays, params, cotangents, samples)` what `vjp` returns for each sample, on a new first axis.
+
+    `tangents` and `samples` hold an array for each argument that has a gradient, samples with that axis; they share
+    the cotangents and all other arrays. In `serves[op]` the key "derivatives" names the methods that answer.
     """
 
     name: str

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from attnkit_conformance import peers
-from attnkit_conformance.adapter import Adapter, IllFormed
+from attnkit_conformance.adapter import DERIVATIVES, Adapter, IllFormed
 from attnkit_conformance.adapters import families
 from attnkit_conformance.adapters.worker import load
 from attnkit_conformance.judge import declared
@@ -82,8 +82,9 @@ def what_is_wrong(adapter: Any) -> Iterator[str]:
     if not texts(getattr(adapter, "without", ())):
         yield f"without must be a tuple of names; got {adapter.without!r}"
     yield from what_is_declared(adapter)
-    if not callable(getattr(adapter, "unsupported", None) or str):
-        yield f"unsupported must be a method; got {adapter.unsupported!r}"
+    for name in ("unsupported", *DERIVATIVES):
+        if not callable(getattr(adapter, name, None) or str):
+            yield f"{name} must be a method; got {getattr(adapter, name)!r}"
     if not isinstance(getattr(adapter, "description", ""), str):
         yield f"description must be a text; got {adapter.description!r}"
 
@@ -102,6 +103,7 @@ def what_is_declared(adapter: Any) -> Iterator[str]:
             continue
         try:
             declared.grammar(adapter, BY_NAME[name])
+            declared.derivatives(adapter, BY_NAME[name])
         except ValueError as error:
             yield str(error)
 

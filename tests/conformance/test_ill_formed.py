@@ -144,7 +144,7 @@ def test_an_answer_that_is_none_ends_the_run(
     with pytest.raises(IllFormed, match="got None"):
         list(processes.collected(running, pytest.fail))
 
-    kind, text = worker.answer(mine, "call", "qk_layernorm", {}, {}, None)
+    kind, text = worker.answer(mine, "call", "qk_layernorm", {}, {})
     assert (kind, text) == ("ill-formed", "adapter 'mine': call must return a dict of arrays by name; got None")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from operator import attrgetter
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ from attnkit_conformance.model.op import Op
 from attnkit_conformance.opdb import BY_NAME
 
 Arrays = Mapping[str, Any]
-
+Forward = Callable[[str, Arrays, Arrays], dict[str, Any]]
 
 VJP = "_vjp"
 
@@ -45,6 +45,22 @@ def refusing() -> Iterator[None]:
     try:
         yield
     except NotImplementedError as refusal:
+        raise Unsupported(str(refusal)) from refusal
+
+
+def is_by_name(refusal: str, op: str, impl: str) -> bool:
+    """Whether a refusal names what refuses and what to use instead (E3)."""
+    return any(name in refusal for name in (impl, op.partition("_")[0], "attnkit::")) and "generic" in refusal
+
+
+@contextmanager
+def refusing_by_name(op: str, impl: str) -> Iterator[None]:
+    """The same for refusals by name only: others are a library's own."""
+    try:
+        yield
+    except NotImplementedError as refusal:
+        if not is_by_name(str(refusal), op, impl):
+            raise
         raise Unsupported(str(refusal)) from refusal
 
 
@@ -102,6 +118,36 @@ class AttnkitAdapter:
 def dispatches(row: Op) -> bool:
     """Whether attnkit's function takes `impl`."""
     return "impl" in inspect.signature(attrgetter(row.name)(attnkit)).parameters
+
+
+class Transformed:
+    """The derivatives of an adapter beyond gradients, by the transformations of its library."""
+
+    def derivatives(self, kind: str, op: str, arrays: Arrays, params: Arrays, *others: Arrays) -> dict[str, Any]:
+        """Those of this kind; attnkit's NotImplementedError becomes Unsupported."""
+        raise NotImplementedError
+
+    def jvp(self, op: str, arrays: Arrays, params: Arrays, tangents: Arrays) -> dict[str, Any]:
+        """Tangents of the outputs."""
+        return self.derivatives("jvp", op, arrays, params, tangents)
+
+    def hvp(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays, tangents: Arrays) -> dict[str, Any]:
+        """Derivatives of the gradients along the tangents."""
+        return self.derivatives("hvp", op, arrays, params, cotangents, tangents)
+
+    def vmap_grad(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays, samples: Arrays) -> dict[str, Any]:
+        """Gradients of each sample."""
+        return self.derivatives("vmap_grad", op, arrays, params, cotangents, samples)
+
+
+def differentiable(forward: Forward, op: str, arrays: Arrays, params: Arrays) -> Callable[[Arrays], dict[str, Any]]:
+    """The outputs of an op that have a gradient, as a function of arrays that replace some of the call."""
+
+    def outputs(some: Arrays) -> dict[str, Any]:
+        answer = forward(op, {**arrays, **some}, params)
+        return {name: x for name, x in answer.items() if name not in BY_NAME[op].not_differentiable}
+
+    return outputs
 
 
 class Explained(Exception):

@@ -9,7 +9,16 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from attnkit_conformance.adapters.base import Arrays, AttnkitAdapter, implementations, refusing
+from attnkit_conformance.adapters.base import (
+    Arrays,
+    AttnkitAdapter,
+    Transformed,
+    differentiable,
+    implementations,
+    refusing,
+    refusing_by_name,
+)
+from attnkit_conformance.adapters.derivatives import jax as transformations
 from attnkit_conformance.opdb import BY_NAME
 
 CACHE_SIZE = 60  # jitted functions of a process: each holds memory maps, whose number is limited
@@ -34,7 +43,7 @@ def known(name: str, value: Any) -> bool:
     return True
 
 
-class Jax(AttnkitAdapter):
+class Jax(Transformed, AttnkitAdapter):
     """Every call is jitted; jitted functions are cached, so that a shape is compiled once."""
 
     compiles = True
@@ -95,6 +104,18 @@ class Jax(AttnkitAdapter):
 
         with refusing():
             answer: dict[str, Any] = self.compiled("vjp", op, params, lambda: pull)(leaves, rest, dict(cotangents))
+        return answer
+
+    def derivatives(self, kind: str, op: str, arrays: Arrays, params: Arrays, *others: Arrays) -> dict[str, Any]:
+        """By the transformation of this name, under jit."""
+
+        def transformed(arrays: Arrays, *others: Arrays) -> Any:
+            return getattr(transformations, kind)(differentiable(self.answer, op, arrays, params), arrays, *others)
+
+        with refusing_by_name(op, self.impl):
+            answer: dict[str, Any] = self.compiled(kind, op, params, lambda: transformed)(
+                dict(arrays), *map(dict, others)
+            )
         return answer
 
 

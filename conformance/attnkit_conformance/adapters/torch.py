@@ -8,7 +8,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from attnkit_conformance.adapters.base import Arrays, AttnkitAdapter, implementations
+from attnkit_conformance.adapters.base import (
+    Arrays,
+    AttnkitAdapter,
+    Transformed,
+    differentiable,
+    implementations,
+    refusing_by_name,
+)
+from attnkit_conformance.adapters.derivatives import torch as transformations
 from attnkit_conformance.model.case import DTYPES, is_dtype, numpy_dtype
 from attnkit_conformance.opdb import BY_NAME
 
@@ -37,14 +45,22 @@ class Explicit(AttnkitAdapter):
         return x.view(torch.uint16).numpy().view(numpy_dtype("bfloat16")) if x.dtype == torch.bfloat16 else x.numpy()
 
 
-class Autograd(Explicit):
-    """Gradients by autograd."""
+class Autograd(Transformed, Explicit):
+    """Gradients by autograd, derivatives beyond them by torch's transformations."""
 
     def vjp(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays) -> dict[str, Any]:
         """torch.autograd.grad of the outputs that have a cotangent."""
         row = BY_NAME[op]
         leaves = {name: arrays[name].detach().requires_grad_() for name in row.differentiable if name in arrays}
         return pulled_back(self.call(op, {**arrays, **leaves}, params), leaves, cotangents)
+
+    def derivatives(self, kind: str, op: str, arrays: Arrays, params: Arrays, *others: Arrays) -> dict[str, Any]:
+        """By the transformation of this name."""
+        with refusing_by_name(op, self.impl):
+            answer: dict[str, Any] = getattr(transformations, kind)(
+                differentiable(self.forward, op, arrays, params), arrays, *others
+            )
+        return answer
 
 
 def pulled_back(

@@ -15,16 +15,19 @@ import sys
 import weakref
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 
-from attnkit_conformance.adapter import IllFormed, Unsupported, answered
+from attnkit_conformance.adapter import DERIVATIVES, IllFormed, Unsupported, answered
 from attnkit_conformance.model.case import aligned, is_dtype, numpy_dtype
 
 PATIENCE = 600.0  # seconds for one call, compilation included
 FAREWELL = 60.0  # seconds for a worker to exit after its pipe is closed
+
+Arrays = Mapping[str, Any]
 
 
 class WorkerDied(RuntimeError):
@@ -55,7 +58,7 @@ def load(target: str) -> Any:
 
 
 def serve(pipe: Connection, target: str) -> None:
-    """The worker's loop: one message (method, op, arrays, params, cotangents) in, one (kind, value) out."""
+    """The worker's loop: one message (method, op, arrays, params, further arrays) in, one (kind, value) out."""
     try:
         adapter = load(target)
         declares = getattr(adapter, "unsupported", None) is not None
@@ -63,6 +66,7 @@ def serve(pipe: Connection, target: str) -> None:
         traits |= {"description": getattr(adapter, "description", ""), "ops": getattr(adapter, "ops", None)}
         traits |= {"without": getattr(adapter, "without", ()), "serves": getattr(adapter, "serves", None)}
         traits |= {"compiles": getattr(adapter, "compiles", False)}
+        traits |= {"derivatives": tuple(kind for kind in DERIVATIVES if getattr(adapter, kind, None))}
         pipe.send(("answer", traits))
     except Exception as error:
         pipe.send(("error", (type(error).__name__, f"{target}: {error}")))
@@ -75,18 +79,14 @@ def serve(pipe: Connection, target: str) -> None:
         pipe.send(answer(adapter, *message))
 
 
-def answer(adapter: Any, method: str, op: str, arrays: Any, params: Any, cotangents: Any) -> tuple[str, Any]:
+def answer(adapter: Any, method: str, op: str, arrays: Any, params: Any, *others: Any) -> tuple[str, Any]:
     """Run one call in the worker."""
     try:
-        inputs = {name: adapter.array(aligned(unpacked(x)), x[0]) for name, x in arrays.items()}
-        if method == "unsupported":
-            return "answer", adapter.unsupported(op, inputs, params)
-        if method == "vjp":
-            grads = {name: adapter.array(aligned(unpacked(x)), x[0]) for name, x in cotangents.items()}
-            result = adapter.vjp(op, inputs, params, grads)
-        else:
-            result = adapter.call(op, inputs, params)
-        return "answer", pack(answered(adapter, method, result))
+        inputs, *further = (
+            {name: adapter.array(aligned(unpacked(x)), x[0]) for name, x in held.items()} for held in (arrays, *others)
+        )
+        result = getattr(adapter, method)(op, inputs, params, *further)
+        return "answer", result if method == "unsupported" else pack(answered(adapter, method, result))
     except Unsupported as refusal:
         return "unsupported", str(refusal)
     except IllFormed as error:
@@ -124,6 +124,8 @@ class WorkerAdapter:
         self.serves: Mapping[str, Mapping[str, Any]] | None = traits["serves"]
         self.compiles: bool = traits["compiles"]
         self.unsupported = self.declared if traits["declares"] else None
+        for kind in traits["derivatives"]:
+            setattr(self, kind, partial(self.computed, kind))
 
     def start(self) -> Any:
         """Start the process and wait for its capabilities."""
@@ -157,13 +159,13 @@ class WorkerAdapter:
             raise exception(value[1] if exception is not RuntimeError else ": ".join(value))
         return value
 
-    def ask(self, method: str, op: str, arrays: Any, params: Any, cotangents: Any = None) -> Any:
+    def ask(self, method: str, op: str, arrays: Any, params: Any, *others: Any) -> Any:
         """One call in the worker, in a fresh process if the last one is gone."""
         if self.process.poll() is not None:
             self.close()
             self.start()
         with suppress(ConnectionError):  # the worker has died: `receive` reports how
-            self.pipe.send((method, op, pack(arrays), dict(params), pack(cotangents or {})))
+            self.pipe.send((method, op, pack(arrays), dict(params), *map(pack, others)))
         return self.receive(f"running {method} of {op}")
 
     def array(self, x: np.ndarray, dtype: str) -> np.ndarray:
@@ -174,17 +176,19 @@ class WorkerAdapter:
         """The worker has already converted them to NumPy."""
         return x
 
-    def call(self, op: str, arrays: Mapping[str, Any], params: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    def computed(self, method: str, op: str, arrays: Arrays, params: Arrays, *others: Arrays) -> dict[str, np.ndarray]:
+        """What a method of the worker's adapter returns."""
+        return {name: unpacked(x) for name, x in self.ask(method, op, arrays, params, *others).items()}
+
+    def call(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, np.ndarray]:
         """Outputs, computed in the worker."""
-        return {name: unpacked(x) for name, x in self.ask("call", op, arrays, params).items()}
+        return self.computed("call", op, arrays, params)
 
-    def vjp(
-        self, op: str, arrays: Mapping[str, Any], params: Mapping[str, Any], cotangents: Mapping[str, Any]
-    ) -> dict[str, np.ndarray]:
+    def vjp(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays) -> dict[str, np.ndarray]:
         """Gradients, computed in the worker."""
-        return {name: unpacked(x) for name, x in self.ask("vjp", op, arrays, params, cotangents).items()}
+        return self.computed("vjp", op, arrays, params, cotangents)
 
-    def declared(self, op: str, arrays: Mapping[str, Any], params: Mapping[str, Any]) -> str | None:
+    def declared(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
         """The declaration of the worker's adapter."""
         reason: str | None = self.ask("unsupported", op, arrays, params)
         return reason

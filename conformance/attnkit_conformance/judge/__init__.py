@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import fnmatch
 import functools
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from pathlib import Path
 from attnkit_conformance import core
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.core import CaseResult
-from attnkit_conformance.judge import declared, properties
+from attnkit_conformance.judge import declared, derivatives, properties
 from attnkit_conformance.model.case import DTYPES, Sample
 from attnkit_conformance.model.golden import draw_case
 from attnkit_conformance.model.op import Op
@@ -144,12 +145,10 @@ def judge_lane(
         for sample, free in selected(members, op, profile, keep, dtypes):
             case = draw_case(sample)
             yield from (core.check(adapter, case) for adapter in free)
-        for adapter in (adapter for adapter in members if declared.declares(adapter, op.name)):
+        checks = (declared.check_all, derivatives.check_all, properties.check_all)
+        for check_all, adapter in itertools.product(checks, members):
             common = tuple(dtype for dtype in dtypes if dtype in adapter.dtypes)
-            yield from declared.check_all(adapter, op, profile, common, prefixed(keep, adapter.name))
-        for adapter in members:
-            common = tuple(dtype for dtype in dtypes if dtype in adapter.dtypes)
-            yield from properties.check_all(adapter, op, profile, common, prefixed(keep, adapter.name))
+            yield from check_all(adapter, op, profile, common, prefixed(keep, adapter.name))
 
 
 def selected(
@@ -184,7 +183,9 @@ def planned(adapters: Iterable[Adapter], profile: str, expression: str | None, d
     for op in OPDB:
         members = [adapter for adapter in adapters if core.covers(adapter, op.name)]
         count += sum(len(free) for _, free in selected(members, op, profile, keep, dtypes))
-        for adapter in (adapter for adapter in members if declared.declares(adapter, op.name)):
-            inside = declared.samples(adapter, op, profile, [dtype for dtype in dtypes if dtype in adapter.dtypes])
+        for adapter in members:
+            common = tuple(dtype for dtype in dtypes if dtype in adapter.dtypes)
+            count += derivatives.planned(adapter, op, profile, common, prefixed(keep, adapter.name))
+            inside = declared.samples(adapter, op, profile, common) if declared.declares(adapter, op.name) else ()
             count += sum(keep(f"{adapter.name}::{sample.id}") for sample in inside)
     return count

@@ -1,7 +1,8 @@
 """Declarations of adapters: cases inside, which must all be answered, and calls outside, which must be refused.
 
 `serves = {op: {factor: levels}}` names levels of the grammar of an op beside those of a plain call. Lengths, widths,
-values and layouts are not restricted; dtypes are those of its `dtypes`.
+values and layouts are not restricted; dtypes are those of its `dtypes`. The key "derivatives" names some of the
+optional methods.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from attnkit_conformance import core
-from attnkit_conformance.adapter import Adapter, Unsupported
+from attnkit_conformance.adapter import DERIVATIVES, Adapter, Unsupported
 from attnkit_conformance.core import CaseResult
 from attnkit_conformance.model.case import Sample
 from attnkit_conformance.model.golden import draw_case
@@ -29,10 +30,24 @@ def declares(adapter: Adapter, op: str) -> bool:
     return op in (getattr(adapter, "serves", None) or {})
 
 
+def derivatives(adapter: Adapter, op: Op) -> tuple[str, ...]:
+    """The derivatives beyond gradients that an adapter declares for an op; ValueError for others."""
+    names = tuple(adapter.serves[op.name].get("derivatives", ()))  # type: ignore[attr-defined]
+    possible = [kind for kind in DERIVATIVES if op.vjp and getattr(adapter, kind, None) is not None]
+    unknown = [name for name in names if name not in possible]
+    if unknown:
+        have = f"it has {', '.join(possible)}" if possible else "it has no method for any"
+        raise ValueError(f"serves: {op.name} declares the derivative {unknown[0]!r}, but {have}")
+    if names and "float64" not in adapter.dtypes:
+        raise ValueError(f"serves: {op.name} declares derivatives, which are judged in float64; got {adapter.dtypes}")
+    return names
+
+
 def grammar(adapter: Adapter, op: Op, array: str = "pairs") -> Grammar:
     """The grammar of an op within what an adapter declares; ValueError for unknown factors or levels."""
     whole = rows.grammar(op, array)
-    levels_of = adapter.serves[op.name]  # type: ignore[attr-defined]
+    declared = adapter.serves[op.name]  # type: ignore[attr-defined]
+    levels_of = {name: levels for name, levels in declared.items() if name != "derivatives"}
     free = {name: whole.factors[name] for name in OF_EVERYONE if name in whole.factors}
     plain = {name: (whole.plain[name], *levels_of.get(name, ())) for name in whole.factors if name not in free}
     unknown = [name for name in levels_of if name not in plain or name == "dtype"]
@@ -70,19 +85,24 @@ def outside(adapter: Adapter, op: Op) -> list[Choice]:
 def check_all(
     adapter: Adapter, op: Op, profile: str, dtypes: tuple[str, ...], keep: Callable[[str], bool]
 ) -> Iterator[CaseResult]:
-    """Verdicts inside, where a refusal fails, and failures for calls outside that were not refused."""
+    """Verdicts inside, and failures for calls outside that were not refused; none without a declaration."""
+    if not declares(adapter, op.name):
+        return
     for sample in samples(adapter, op, profile, dtypes):
         if keep(sample.id):
-            result = core.check(adapter, draw_case(sample))
-            if result.status == "unsupported":
-                text = f"refused within what it declares: {result.reason}"
-                result = replace(result, status="fail", failures=(("declared", text),))
-            yield result
+            yield inside(core.check(adapter, draw_case(sample)))
     plain = {**grammar(adapter, op).plain}
     for name, level in outside(adapter, op):
         for sample in rows.samples_of(op, OUTSIDE, [{**plain, name: level}]) if plain["dtype"] in dtypes else ():
             if keep(sample.id):
                 yield from check_refusal(adapter, sample, f"{name}={level}")
+
+
+def inside(result: CaseResult) -> CaseResult:
+    """A verdict on a call that is declared: a refusal is a failure."""
+    if result.status != "unsupported":
+        return result
+    return replace(result, status="fail", failures=(("declared", f"refused within what it declares: {result.reason}"),))
 
 
 def check_refusal(adapter: Adapter, sample: Sample, choice: str) -> Iterator[CaseResult]:
@@ -107,5 +127,9 @@ def summary(adapter: Adapter, results: Iterable[CaseResult]) -> Iterator[str]:
         left: dict[str, list[str]] = {}
         for factor, level in outside(adapter, BY_NAME[name]):
             left.setdefault(factor, []).append(str(level))
+        if lacking := [
+            kind for kind in DERIVATIVES if BY_NAME[name].vjp and kind not in derivatives(adapter, BY_NAME[name])
+        ]:
+            left["derivatives"] = lacking
         rest = "; ".join(f"{factor} ({', '.join(levels)})" for factor, levels in left.items())
         yield f"{adapter.name}, {name}: {count} of {len(verdicts)} cases within what it declares; not covered: {rest}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,8 @@ HALF_ROUNDINGS = (
 SUBNORMALS = 16.0  # of half types: weights below its range that are rounded to it for a product (A7) have no digits
 EXPONENT_STEP = 16.0  # an error eps·|x| in an exponent x is a relative error of that size in exp(x)
 LARGEST_GROWTH = {"float16": 8.0, "bfloat16": 8.0, "float32": 200.0}  # beyond, bounds are meaningless
+STEPS = (-2, -1, 1, 2)  # at which results are taken for a difference quotient
+QUOTIENT_ROUNDINGS = 1.5  # errors of the results, over the step, in their extrapolated quotient
 DISCERNIBLE = 64.0  # a wrong array that is off by this many eps of the largest magnitude must be rejected
 
 
@@ -75,6 +78,21 @@ def limit(
         rounding = HALF_ROUNDINGS * eps(dtype) * (finite_size(golden) + size)
         allowed = rounding + allowed + SUBNORMALS * float(finfo(dtype).smallest_subnormal)
     return Limit(golden, dtype, np.asarray(allowed), largest(size))
+
+
+def quotient(limit: Limit, results: Mapping[int, Array], step: float) -> Limit:
+    """The limit of the derivative of a result from its own limit and its values at `STEPS`: of central quotients at one
+    and two steps, extrapolated. Where a kink is near, the two disagree in slope and bend, and so much is allowed. Where
+    a result is not finite, as the lse of a row without keys, the derivative is 0.
+    """
+    with np.errstate(invalid="ignore"):
+        slopes = {n: (results[n] - limit.golden) / (n * step) for n in STEPS}
+    slopes = {n: np.where(np.isfinite(x), x, 0.0) for n, x in slopes.items()}
+    near, far = ((slopes[n] + slopes[-n]) / 2 for n in (1, 2))
+    bend, twice_the_bend = (slopes[n] - slopes[-n] for n in (1, 2))
+    disagreement = np.abs(near - far) + np.abs(twice_the_bend - 2 * bend)
+    golden = near + (near - far) / 3
+    return Limit(golden, limit.dtype, disagreement + QUOTIENT_ROUNDINGS / step * limit.allowed, largest(golden))
 
 
 def finite_size(x: Array) -> Array:

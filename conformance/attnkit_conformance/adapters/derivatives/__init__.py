@@ -1,0 +1,1 @@
+"""Derivatives beyond gradients, by the transformations of a library, of functions of named arrays."""

@@ -1,0 +1,145 @@
+"""Verdicts on derivatives beyond gradients (semantics E): tangents, products with the Hessian, gradients of samples.
+
+An adapter is judged on those that it has a method for, in float64, on rows of the grammar of an op. Each is right or
+refused, or it fails.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from attnkit_conformance import core
+from attnkit_conformance.adapter import DERIVATIVES, Adapter, IllFormed, Unsupported, answered
+from attnkit_conformance.core import CaseResult, Findings
+from attnkit_conformance.judge import declared
+from attnkit_conformance.model.case import Case, Sample, aligned, numpy_dtype
+from attnkit_conformance.model.derivatives import Problem, off_kinks
+from attnkit_conformance.model.golden import draw_case
+from attnkit_conformance.model.grammar import Grammar, Row
+from attnkit_conformance.model.op import Op
+from attnkit_conformance.opdb import BY_NAME
+from attnkit_conformance.scenes import rows
+
+DTYPE = "float64"
+HANDFUL = 3  # samples of an op in the quick profile
+
+Keep = Callable[[str], bool]
+
+
+def kinds(adapter: Adapter, op: Op) -> tuple[str, ...]:
+    """The derivatives of an op on which an adapter is judged: those that it has a method for."""
+    return tuple(kind for kind in DERIVATIVES if op.vjp and getattr(adapter, kind, None) is not None)
+
+
+def samples(adapter: Adapter, op: Op, profile: str) -> list[Sample]:
+    """A handful in the quick profile and all in the full one; for an adapter that compiles, one and a handful."""
+    few, many = (1, HANDFUL) if getattr(adapter, "compiles", False) else (HANDFUL, None)
+    most = {"quick": few, "full": many}.get(profile, 0)
+    if declared.declares(adapter, op.name):
+        own = declared.grammar(adapter, op)
+        return in_double(op, own, own.covering(2, [own.plain]))[:most]
+    return of_everyone(op)[:most]
+
+
+def of_everyone(op: Op) -> list[Sample]:
+    """All samples of an op, for adapters that declare nothing."""
+    return in_double(op, rows.grammar(op), rows.rows(op, "pairs"))
+
+
+def in_double(op: Op, own: Grammar, array: Sequence[Row]) -> list[Sample]:
+    """In float64 the plain row, those of an array, and those with one option alone by which implementations choose what
+    they run."""
+    alone = ({**own.plain, name: x} for name in (*rows.ALONE, "width") for x in own.factors.get(name, ())[1:])
+    first, *others = ({**row, "dtype": DTYPE} for row in (own.plain, *alone))
+    held = [row for row in array if row["dtype"] == DTYPE and row != first]
+    return list(rows.samples_of(op, "", [first, *held, *(row for row in others if row not in held)]))
+
+
+def selected(
+    adapter: Adapter, op: Op, profile: str, dtypes: tuple[str, ...], keep: Keep
+) -> Iterator[tuple[Sample, str]]:
+    """Each sample with each derivative that is judged on it."""
+    if DTYPE in dtypes and kinds(adapter, op):
+        pairs = itertools.product(samples(adapter, op, profile), kinds(adapter, op))
+        yield from (pair for pair in pairs if keep(identity(*pair)))
+
+
+def identity(sample: Sample, kind: str) -> str:
+    """The id of a verdict: "<op>/float64/jvp.<row>"."""
+    start, _, name = sample.id.rpartition("/")
+    return f"{start}/{kind}.{name}"
+
+
+def planned(adapter: Adapter, op: Op, profile: str, dtypes: tuple[str, ...], keep: Keep) -> int:
+    """The number of verdicts by `check_all`."""
+    return len(list(selected(adapter, op, profile, dtypes, keep)))
+
+
+def check_all(
+    adapter: Adapter, op: Op, profile: str, dtypes: tuple[str, ...], keep: Keep = lambda identity: True
+) -> Iterator[CaseResult]:
+    """Verdicts on the derivatives of an op. An adapter that declares some has to answer those and to refuse others."""
+    promised = declared.derivatives(adapter, op) if declared.declares(adapter, op.name) else None
+    for sample, kind in selected(adapter, op, profile, dtypes, keep):
+        result = check(adapter, problem_of(sample), kind, identity(sample, kind))
+        if promised is None:
+            yield result
+        elif kind in promised:
+            yield declared.inside(result)
+        elif result.status != "unsupported":
+            text = f"answered {kind}, which it does not declare"
+            yield replace(result, status="fail", failures=(*result.failures, ("declared", text)))
+
+
+def problem_of(sample: Sample) -> Problem:
+    """A sample off kinks, with parameters for which an implicit gradient is a derivative."""
+    case = draw_case(sample)
+    return Problem(off_kinks(replace(case, params={**case.params, **BY_NAME[case.op].converged})))
+
+
+def check(adapter: Adapter, problem: Problem, kind: str, identity: str) -> CaseResult:
+    """Judge one derivative."""
+    started, findings, reason = time.perf_counter(), Findings(), ""
+    problem = replace(problem, case=core.without_outputs(adapter, problem.case))
+    try:
+        got = answered(adapter, kind, answer(adapter, problem, kind))
+        core.judge_arrays(findings, kind, got, getattr(problem.truth, kind), {})
+    except Unsupported as refusal:
+        reason = str(refusal) or "unsupported"
+    except IllFormed:
+        raise
+    except Exception as error:  # an adapter may raise anything, and the run goes on
+        findings.fail("exception", f"{type(error).__name__}: {error}")
+    status = "fail" if findings.failures else "unsupported" if reason else "pass"
+    seconds = time.perf_counter() - started
+    op, measured, failures = problem.case.op, tuple(findings.measured), tuple(findings.failures)
+    return CaseResult(identity, adapter.name, op, DTYPE, status, measured, failures, reason, seconds)
+
+
+def answer(adapter: Adapter, problem: Problem, kind: str) -> Mapping[str, Any]:
+    """What an adapter returns for a derivative."""
+    case = problem.case
+    arrays, cotangents = core.typed_arrays(adapter, case), core.typed_cotangents(adapter, case)
+    unsupported = getattr(adapter, "unsupported", None)
+    if unsupported and (reason := unsupported(case.op, arrays, case.params)):
+        raise Unsupported(reason)
+    if kind == "vmap_grad":
+        others = [cotangents, typed(adapter, case, problem.samples)]
+    else:
+        others = [*([cotangents] if kind == "hvp" else []), typed(adapter, case, problem.direction)]
+    result: Mapping[str, Any] = getattr(adapter, kind)(case.op, arrays, case.params, *others)
+    return result
+
+
+def typed(adapter: Adapter, case: Case, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Arrays for arguments of a case, each in the dtype of its argument, converted by the adapter."""
+    dtypes = {name: case.dtype_of(name) for name in arrays}
+    return {
+        name: adapter.array(aligned(x.astype(numpy_dtype(dtypes[name]))), dtypes[name]) for name, x in arrays.items()
+    }
