@@ -192,3 +192,10 @@ def test_auto_takes_blocks_where_there_are_many_scores() -> None:
     x = jnp.zeros((1, 1, 8, 4))
     told = attnkit.explain(attnkit.softmax_attention, x, x, x, return_lse=True)
     assert told["blocked"] == "lse is served by the generic implementation"
+
+
+def test_dropout_has_all_digits_in_double_precision() -> None:
+    with jax.enable_x64(True):
+        q, k, v = (jnp.asarray(x) for x in qkv(9, 11, "float64"))
+        outputs = [attnkit.pointwise_attention(q, k, v, impl=impl, dropout=(0.1, 5)) for impl in ("blocked", "generic")]
+        assert_close(*outputs)

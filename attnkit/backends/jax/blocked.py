@@ -118,7 +118,7 @@ def prepared(c: blocks.Call, p: blocks.Call, index: Index, start: Any) -> blocks
     shift = c.lengths[1] - c.lengths[0]
     visibility = visibility_of(arguments)
     pairs = visibility.between(jnp, i, jnp.arange(k.shape[0]), k.shape[0], shift)
-    options |= dropped(c, arguments, index, i, k.shape[0])
+    options |= dropped(c, arguments, index, i, k)
     alone = visibility.causal is True and c.lengths[0] <= c.lengths[1] and not visibility.masked
     if alone and c.family.prepare is quadratic.prepare:  # every query sees a known number of keys, at least one
         a = quadratic.prepare(jnp, q, k, v, **options)
@@ -130,8 +130,8 @@ def prepared(c: blocks.Call, p: blocks.Call, index: Index, start: Any) -> blocks
     return a, c.family.scores(jnp, a)
 
 
-def dropped(c: blocks.Call, arguments: dict[str, Any], index: Index, i: Array, keys: int) -> dict[str, Array]:
-    """Dropout by counter as a mask that multiplies the weights."""
+def dropped(c: blocks.Call, arguments: dict[str, Any], index: Index, i: Array, k: Array) -> dict[str, Array]:
+    """Dropout by counter as a mask in the compute dtype that multiplies the weights."""
     if "dropout" not in arguments or arguments["dropout"][0] <= 0:
         return {}
     p, seed = arguments["dropout"]
@@ -139,8 +139,9 @@ def dropped(c: blocks.Call, arguments: dict[str, Any], index: Index, i: Array, k
     item = 0
     for size, at in zip(c.leading[:-1], items, strict=True):
         item = item * size + at
-    counter = tuple(jnp.asarray(x).astype(jnp.uint32) for x in (jnp.arange(keys), i, head, item))
-    return {"dropout_mask": keep_mask_of_counters(jnp, counter, p, seed).astype(jnp.float32) * (1.0 / (1.0 - p))}
+    counter = tuple(jnp.asarray(x).astype(jnp.uint32) for x in (jnp.arange(k.shape[0]), i, head, item))
+    kept = keep_mask_of_counters(jnp, counter, p, seed).astype(quadratic.compute_dtype(jnp, k))
+    return {"dropout_mask": kept * (1.0 / (1.0 - p))}
 
 
 def over_blocks(segment: Segment, block: Any, carry: Any) -> tuple[Any, Any]:
