@@ -109,6 +109,7 @@ def check(adapter: Adapter, problem: Problem, kind: str, identity: str) -> CaseR
     problem = replace(problem, case=core.without_outputs(adapter, problem.case))
     try:
         got = answered(adapter, kind, answer(adapter, problem, kind))
+        got = problem.with_product(got) if kind == "jvp" else got
         core.judge_arrays(findings, kind, got, getattr(problem.truth, kind), {})
     except Unsupported as refusal:
         reason = str(refusal) or "unsupported"

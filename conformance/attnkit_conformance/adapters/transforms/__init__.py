@@ -10,14 +10,15 @@ import contextlib
 import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from attnkit_conformance.adapters.base import explain, kernels
-from attnkit_conformance.adapters.transforms.problem import Problem, differentiable, long_problem, problems
+from attnkit_conformance.adapters.base import explain, is_by_name, kernels
+from attnkit_conformance.adapters.transforms.problem import differentiable, long_problem
+from attnkit_conformance.judge.derivatives import of_everyone, problem_of
 from attnkit_conformance.model.binding import STATISTICS
+from attnkit_conformance.model.derivatives import Problem
 from attnkit_conformance.model.op import QKV, Op
 
 LIBRARIES = ("torch", "jax")
@@ -114,7 +115,7 @@ def judge(row: Row, most: int | None = None, transforms: tuple[str, ...] | None 
     """The verdicts of a row; `most` bounds the number of problems."""
     _, checks = runner(row.library)
     op = next(op for op in differentiable() if op.name == row.op)
-    several = [long_problem(op, row.tokens)] if row.tokens else list(islice(problems(op), most))
+    several = [long_problem(op, row.tokens)] if row.tokens else list(map(problem_of, of_everyone(op)[:most]))
     for transform in transforms or tuple(checks):
         results = [answer(row, transform, problem) for problem in several]
         answers = [pair for pair in results if pair is not None]
@@ -159,8 +160,7 @@ def answer(row: Row, transform: str, problem: Problem) -> tuple[str, str] | None
 def as_refusal(row: Row, refusal: NotImplementedError) -> tuple[str, str]:
     """Whether a refusal names what refuses and what to use instead."""
     text = str(refusal)
-    names_itself = any(name in text for name in (row.takes or row.impl, row.op.partition("_")[0], "attnkit::"))
-    return (REFUSED if names_itself and "generic" in text else "nameless", text)
+    return (REFUSED if is_by_name(text, row.op, row.takes or row.impl) else "nameless", text)
 
 
 def refused_elsewhere(row: Row, transform: str, problem: Problem) -> list[tuple[str, str]]:

@@ -5,7 +5,7 @@ A transformation is one jitted program, in which an op sees the tracers of that 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,8 +15,11 @@ import numpy as np
 
 import attnkit
 from attnkit_conformance.adapters.base import dispatches
+from attnkit_conformance.adapters.derivatives import jax as derivatives
+from attnkit_conformance.adapters.derivatives.jax import product
 from attnkit_conformance.adapters.jax import light
-from attnkit_conformance.adapters.transforms.problem import Problem, missed, missed_second, missed_tangents
+from attnkit_conformance.adapters.transforms.problem import missed
+from attnkit_conformance.model.derivatives import Problem
 
 Arrays = dict[str, jax.Array]
 
@@ -31,21 +34,17 @@ class Jax:
         self.module: Any = attnkit if function is None else SimpleNamespace(**{self.op.name: function})
         self.options = {"impl": impl} if function is None and dispatches(self.op) else {}
         self.x, self.u = arrays(problem.inputs), arrays(problem.direction)
-        self.do = arrays(problem.case.cotangents)
+        self.do, self.samples = arrays(problem.case.cotangents), arrays(problem.samples)
         self.rest = arrays({n: x for n, x in problem.case.arrays.items() if n not in self.x})
 
-    def outputs(self, x: Arrays) -> Arrays:
+    def outputs(self, x: Mapping[str, jax.Array]) -> Arrays:
         """Those with a gradient."""
         answer = self.op.binding.forward(self.module, self.op, {**self.rest, **x}, {**self.options, **self.case.params})
-        return {name: answer[name] for name in self.do}
+        return {name: y for name, y in answer.items() if name not in self.op.not_differentiable}
 
-    def entries(self, x: Arrays) -> jax.Array:
-        outputs = self.outputs(x)
-        return jnp.stack([outputs[name].reshape(-1)[index] for name, index in self.problem.entries])
-
-    def total(self, x: Arrays) -> jax.Array:
+    def total(self, x: Mapping[str, jax.Array]) -> jax.Array:
         """The function that is differentiated."""
-        return sum_of_products(self.outputs(x), self.do)
+        return product(self.outputs(x), self.do)
 
     def run(self, function: Callable[[Arrays, Arrays], Any]) -> Any:
         """Run `function(x, u)` as a jitted program; the results are NumPy arrays."""
@@ -63,59 +62,56 @@ def arrays(values: Any) -> Arrays:
     return {name: jnp.asarray(x) for name, x in values.items()}
 
 
-def sum_of_products(a: Arrays, b: Arrays) -> jax.Array:
-    return sum((jnp.sum(a[name] * b[name]) for name in b), jnp.zeros(()))
+def wrong_tangents(t: Jax, function: Callable[[Arrays, Arrays], Any]) -> str | None:
+    return missed("the tangent", t.problem.with_product(t.run(function)), t.problem.truth.jvp)
+
+
+def wrong_gradient(t: Jax, function: Callable[[Arrays, Arrays], Any]) -> str | None:
+    return missed("the gradient", t.run(function), t.problem.gradient)
+
+
+def wrong_second(t: Jax, function: Callable[[Arrays, Arrays], Any]) -> str | None:
+    return missed("the second derivative", t.run(function), t.problem.truth.hvp)
 
 
 def jvp(t: Jax) -> str | None:
-    return missed_tangents(t.run(lambda x, u: jax.jvp(t.entries, (x,), (u,))[1]), t.problem)
+    return wrong_tangents(t, lambda x, u: derivatives.jvp(t.outputs, x, u))
 
 
 def jacfwd(t: Jax) -> str | None:
     def along(x: Arrays, u: Arrays) -> Any:
-        return jax.jacfwd(lambda step: t.entries({name: x[name] + step * u[name] for name in x}))(0.0)
+        return jax.jacfwd(lambda step: t.outputs({name: x[name] + step * u[name] for name in x}))(0.0)
 
-    return missed_tangents(t.run(along), t.problem)
+    return wrong_tangents(t, along)
 
 
 def grad(t: Jax) -> str | None:
-    return missed("the gradient", t.run(lambda x, u: jax.grad(t.total)(x)), t.problem.gradient)
+    return wrong_gradient(t, lambda x, u: jax.grad(t.total)(x))
 
 
 def jacrev(t: Jax) -> str | None:
-    got = t.run(lambda x, u: jax.jacrev(t.entries)(x))
-    texts = (missed("the row", {name: x[n] for name, x in got.items()}, row) for n, row in enumerate(t.problem.rows))
-    return next((text for text in texts if text), None)
+    """Of the function and of its negative."""
+    got = t.run(lambda x, u: jax.jacrev(lambda x: jnp.stack([t.total(x), -t.total(x)]))(x))
+    rows = ({name: sign * x[n] for name, x in got.items()} for n, sign in enumerate((1, -1)))
+    return next(filter(None, (missed("the gradient", row, t.problem.gradient) for row in rows)), None)
 
 
 def vmap_grad(t: Jax) -> str | None:
-    step = 0.01
-
-    def both(x: Arrays, u: Arrays) -> Any:
-        return jax.vmap(jax.grad(t.total))({name: jnp.stack([x[name], x[name] + step * u[name]]) for name in x})
-
-    got, golden = t.run(both), (t.problem.gradient, t.problem.moved(step).gradient)
-    texts = (missed("the gradient", {name: x[n] for name, x in got.items()}, golden[n]) for n in range(2))
-    return next((text for text in texts if text), None)
+    got = t.run(lambda x, u: derivatives.vmap_grad(t.outputs, x, t.do, t.samples))
+    return missed("the gradient", got, t.problem.truth.vmap_grad)
 
 
 def checkpoint(t: Jax) -> str | None:
-    return missed("the gradient", t.run(lambda x, u: jax.grad(jax.checkpoint(t.total))(x)), t.problem.gradient)
+    return wrong_gradient(t, lambda x, u: jax.grad(jax.checkpoint(t.total))(x))
 
 
 def hessian(t: Jax) -> str | None:
     """Forward over reverse, like jax.hessian, times u."""
-    return missed_second(t.run(lambda x, u: jax.jvp(jax.grad(t.total), (x,), (u,))[1]), t.problem.second)
-
-
-def twice(t: Jax, x: Arrays, u: Arrays) -> Arrays:
-    """The gradient of <grad, u>."""
-    grads: Arrays = jax.grad(lambda x: sum_of_products(jax.grad(t.total)(x), u))(x)
-    return grads
+    return wrong_second(t, lambda x, u: jax.jvp(jax.grad(t.total), (x,), (u,))[1])
 
 
 def grad_of_grad(t: Jax) -> str | None:
-    return missed_second(t.run(lambda x, u: twice(t, x, u)), t.problem.second)
+    return wrong_second(t, lambda x, u: derivatives.hvp(t.outputs, x, t.do, u))
 
 
 def single(x: jax.Array) -> jax.Array:
@@ -126,7 +122,7 @@ def without_running(problem: Problem, function: Callable[..., Any]) -> None:
     """Trace the second derivatives of a kernel in single precision."""
     t = Jax(problem, "", function)
     t.x, t.u, t.do, t.rest = (jax.tree.map(single, tree) for tree in (t.x, t.u, t.do, t.rest))
-    jax.make_jaxpr(lambda x, u: twice(t, x, u))(t.x, t.u)
+    jax.make_jaxpr(lambda x, u: derivatives.hvp(t.outputs, x, t.do, u))(t.x, t.u)
 
 
 SECOND_WITHOUT_RUNNING = "grad of grad"

@@ -12,10 +12,12 @@ from torch.autograd import forward_ad
 
 import attnkit
 from attnkit_conformance.adapters.base import dispatches
-from attnkit_conformance.adapters.transforms.problem import Problem, missed, missed_second, missed_tangents
+from attnkit_conformance.adapters.derivatives import torch as derivatives
+from attnkit_conformance.adapters.derivatives.torch import product
+from attnkit_conformance.adapters.transforms.problem import missed
+from attnkit_conformance.model.derivatives import Problem
 
 Tensors = dict[str, torch.Tensor]
-Function = Callable[[Tensors], Tensors]
 
 
 class Torch:
@@ -28,43 +30,45 @@ class Torch:
         self.module: Any = attnkit if function is None else SimpleNamespace(**{self.op.name: function})
         self.options = {"impl": impl} if function is None and dispatches(self.op) else {}
         self.x, self.u = tensors(problem.inputs), tensors(problem.direction)
-        self.do = tensors(problem.case.cotangents)
+        self.do, self.samples = tensors(problem.case.cotangents), tensors(problem.samples)
         self.rest = tensors({n: x for n, x in problem.case.arrays.items() if n not in self.x})
 
-    def outputs(self, x: Tensors) -> Tensors:
+    def outputs(self, x: Mapping[str, torch.Tensor]) -> Tensors:
         """Those with a gradient."""
         answer = self.op.binding.forward(self.module, self.op, {**self.rest, **x}, {**self.options, **self.case.params})
-        return {name: answer[name] for name in self.do}
+        return {name: y for name, y in answer.items() if name not in self.op.not_differentiable}
 
-    def entries(self, x: Tensors) -> torch.Tensor:
-        outputs = self.outputs(x)
-        return torch.stack([outputs[name].reshape(-1)[index] for name, index in self.problem.entries])
+    def along(self, step: torch.Tensor) -> Tensors:
+        """The outputs at a step along the direction."""
+        return self.outputs({name: x + step * self.u[name] for name, x in self.x.items()})
 
-    def total(self, x: Tensors) -> torch.Tensor:
+    def total(self, x: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The function that is differentiated."""
-        return sum_of_products(self.outputs(x), self.do)
+        return product(self.outputs(x), self.do)
 
 
 def tensors(arrays: Mapping[str, np.ndarray]) -> Tensors:
     return {name: torch.from_numpy(np.array(x)) for name, x in arrays.items()}
 
 
-def sum_of_products(a: Tensors, b: Tensors) -> torch.Tensor:
-    products = [torch.sum(a[name] * b[name]) for name in b]
-    return torch.stack(products).sum()
-
-
-def arrays(x: Tensors) -> dict[str, np.ndarray]:
+def arrays(x: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
     return {name: value.detach().numpy() for name, value in x.items()}
 
 
-def wrong_tangents(t: Torch, tangents: Tensors) -> str | None:
-    entries = [tangents[name].detach().reshape(-1)[index].numpy() for name, index in t.problem.entries]
-    return missed_tangents(entries, t.problem)
+def wrong_tangents(t: Torch, tangents: Mapping[str, torch.Tensor]) -> str | None:
+    return missed("the tangent", t.problem.with_product(arrays(tangents)), t.problem.truth.jvp)
+
+
+def wrong_gradient(t: Torch, grads: Mapping[str, torch.Tensor]) -> str | None:
+    return missed("the gradient", arrays(grads), t.problem.gradient)
+
+
+def wrong_second(t: Torch, grads: Mapping[str, torch.Tensor]) -> str | None:
+    return missed("the second derivative", arrays(grads), t.problem.truth.hvp)
 
 
 def jvp(t: Torch) -> str | None:
-    return wrong_tangents(t, torch.func.jvp(t.outputs, (t.x,), (t.u,))[1])
+    return wrong_tangents(t, derivatives.jvp(t.outputs, t.x, t.u))
 
 
 def dual_numbers(t: Torch) -> str | None:
@@ -76,60 +80,42 @@ def dual_numbers(t: Torch) -> str | None:
 
 
 def jacfwd(t: Torch) -> str | None:
-    def along(step: torch.Tensor) -> torch.Tensor:
-        return t.entries({name: x + step * t.u[name] for name, x in t.x.items()})
-
-    return missed_tangents(torch.func.jacfwd(along)(torch.zeros((), dtype=torch.float64)).detach(), t.problem)
+    return wrong_tangents(t, torch.func.jacfwd(t.along)(torch.zeros((), dtype=torch.float64)))
 
 
 def vjp(t: Torch) -> str | None:
-    return missed("the gradient", arrays(torch.func.vjp(t.outputs, t.x)[1](t.do)[0]), t.problem.gradient)
+    return wrong_gradient(t, torch.func.vjp(t.total, t.x)[1](torch.ones((), dtype=torch.float64))[0])
 
 
 def grad(t: Torch) -> str | None:
-    return missed("the gradient", arrays(torch.func.grad(t.total)(t.x)), t.problem.gradient)
+    return wrong_gradient(t, torch.func.grad(t.total)(t.x))
 
 
 def jacrev(t: Torch) -> str | None:
-    got = arrays(torch.func.jacrev(t.entries)(t.x))
-    rows = ((missed("the row", {name: x[n] for name, x in got.items()}, row)) for n, row in enumerate(t.problem.rows))
-    return next((text for text in rows if text), None)
+    """Of the function and of its negative."""
+    rows = torch.func.jacrev(lambda x: torch.stack([t.total(x), -t.total(x)]))(t.x)
+    texts = (wrong_gradient(t, {name: sign * x[n] for name, x in rows.items()}) for n, sign in enumerate((1, -1)))
+    return next((text for text in texts if text), None)
 
 
 def vmap_grad(t: Torch) -> str | None:
-    step = 0.01
-    both = {name: torch.stack([x, x + step * t.u[name]]) for name, x in t.x.items()}
-    got = arrays(torch.func.vmap(torch.func.grad(t.total))(both))
-    golden = (t.problem.gradient, t.problem.moved(step).gradient)
-    texts = (missed("the gradient", {name: x[n] for name, x in got.items()}, golden[n]) for n in range(2))
-    return next((text for text in texts if text), None)
+    return missed(
+        "the gradient", arrays(derivatives.vmap_grad(t.outputs, t.x, t.do, t.samples)), t.problem.truth.vmap_grad
+    )
 
 
 def backward_twice(t: Torch) -> str | None:
     """torch.autograd.grad with create_graph, and again of its result."""
-    leaves = {name: x.clone().requires_grad_() for name, x in t.x.items()}
-    first = torch.autograd.grad(t.total(leaves), list(leaves.values()), create_graph=True, allow_unused=True)
-    grads = {name: g for name, g in zip(leaves, first, strict=True) if g is not None and g.requires_grad}
-    second: Any = [None] * len(leaves)
-    if grads:
-        along = sum_of_products(grads, {name: t.u[name] for name in grads})
-        second = torch.autograd.grad(along, list(leaves.values()), allow_unused=True)
-    pairs = zip(leaves.items(), second, strict=True)
-    return missed_second(
-        arrays({name: torch.zeros_like(x) if g is None else g for (name, x), g in pairs}), t.problem.second
-    )
+    return wrong_second(t, derivatives.hvp(t.outputs, t.x, t.do, t.u))
 
 
 def hessian(t: Torch) -> str | None:
     """Forward over reverse, like torch.func.hessian, times u."""
-    return missed_second(arrays(torch.func.jvp(torch.func.grad(t.total), (t.x,), (t.u,))[1]), t.problem.second)
+    return wrong_second(t, torch.func.jvp(torch.func.grad(t.total), (t.x,), (t.u,))[1])
 
 
 def grad_of_grad(t: Torch) -> str | None:
-    def along(x: Tensors) -> torch.Tensor:
-        return sum_of_products(torch.func.grad(t.total)(x), t.u)
-
-    return missed_second(arrays(torch.func.grad(along)(t.x)), t.problem.second)
+    return wrong_second(t, torch.func.grad(lambda x: product(torch.func.grad(t.total)(x), t.u))(t.x))
 
 
 def empty(x: torch.Tensor) -> torch.Tensor:
@@ -139,10 +125,8 @@ def empty(x: torch.Tensor) -> torch.Tensor:
 def without_running(problem: Problem, function: Callable[..., Any]) -> None:
     """Differentiate a kernel twice on float32 tensors without data."""
     t = Torch(problem, "", function)
-    t.x, t.do, t.rest = ({name: empty(x) for name, x in tensors.items()} for tensors in (t.x, t.do, t.rest))
-    leaves = {name: x.requires_grad_() for name, x in t.x.items()}
-    first = torch.autograd.grad(t.total(leaves), list(leaves.values()), create_graph=True, allow_unused=True)
-    torch.autograd.grad([g.sum() for g in first if g is not None], list(leaves.values()), allow_unused=True)
+    t.x, t.u, t.do, t.rest = ({name: empty(x) for name, x in held.items()} for held in (t.x, t.u, t.do, t.rest))
+    derivatives.hvp(t.outputs, t.x, t.do, t.u)
 
 
 SECOND_WITHOUT_RUNNING = "backward twice"
