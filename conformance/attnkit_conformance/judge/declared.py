@@ -120,7 +120,8 @@ def check_refusal(adapter: Adapter, sample: Sample, choice: str) -> Iterator[Cas
 
 def summary(adapter: Adapter, results: Iterable[CaseResult]) -> Iterator[str]:
     """How much of each declaration was judged, and what it excludes."""
-    own = [r for r in results if r.adapter == adapter.name and any(f"/{p}" in r.id for p in rows.PREFIX.values())]
+    inside = (*rows.PREFIX.values(), *(f"{kind}." for kind in DERIVATIVES))
+    own = [r for r in results if r.adapter == adapter.name and any(f"/{start}" in r.id for start in inside)]
     for name in dict.fromkeys(r.op for r in own if declares(adapter, r.op)):
         verdicts = [r for r in own if r.op == name]
         count = sum(bool(r.measured) for r in verdicts)
