@@ -64,7 +64,7 @@ def test_every_differentiable_op_has_cases_that_tell_something(op: Op) -> None:
 
 def test_the_arguments_of_an_op_all_have_derivatives() -> None:
     truth = derivatives.problem_of(derivatives.of_everyone(BY_NAME[OP])[0]).truth
-    assert {*truth.jvp} == {"o", "product"}
+    assert {*truth.jvp} == {"o"}
     assert {*truth.hvp} == {*truth.vmap_grad} == {"q", "k", "v"}
 
 
@@ -114,11 +114,11 @@ class HasNoTangents(Generic):
         return {name: torch.zeros_like(x) for name, x in super().jvp(op, arrays, params, tangents).items()}
 
 
-class RoundsTangents(Generic):
-    """To single precision, as a constant in another dtype does; no quotient has as many digits."""
+class IsOffInTheTenthDigit(Generic):
+    """Which no quotient notices, but the product with the cotangents."""
 
     def jvp(self, op: str, arrays: Any, params: Any, tangents: Any) -> Any:
-        return {name: x.float().double() for name, x in super().jvp(op, arrays, params, tangents).items()}
+        return {name: x * (1 + 1e-10) for name, x in super().jvp(op, arrays, params, tangents).items()}
 
 
 class LosesTheSecondGraph(Generic):
@@ -167,7 +167,7 @@ class RaisesSomething(Generic):
 BUGS = {
     DropsTheTangentOfKeys: {"jvp": "bound"},
     HasNoTangents: {"jvp": "bound"},
-    RoundsTangents: {"jvp": "bound"},
+    IsOffInTheTenthDigit: {"jvp": "bound"},
     LosesTheSecondGraph: {"hvp": "bound"},
     ForgetsHowCotangentsReachValues: {"hvp": "bound"},
     AddsUpSamples: {"vmap_grad": "bound"},

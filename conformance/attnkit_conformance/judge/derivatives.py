@@ -28,6 +28,7 @@ from attnkit_conformance.scenes import rows
 
 DTYPE = "float64"
 HANDFUL = 3  # samples of an op in the quick profile
+NOUNS = {"jvp": "tangent", "hvp": "second derivative", "vmap_grad": "sample gradient"}  # in messages
 
 Keep = Callable[[str], bool]
 
@@ -108,9 +109,7 @@ def check(adapter: Adapter, problem: Problem, kind: str, identity: str) -> CaseR
     started, findings, reason = time.perf_counter(), Findings(), ""
     problem = replace(problem, case=core.without_outputs(adapter, problem.case))
     try:
-        got = answered(adapter, kind, answer(adapter, problem, kind))
-        got = problem.with_product(got) if kind == "jvp" else got
-        core.judge_arrays(findings, kind, got, getattr(problem.truth, kind), {})
+        judge_answer(adapter, problem, kind, findings)
     except Unsupported as refusal:
         reason = str(refusal) or "unsupported"
     except IllFormed:
@@ -123,17 +122,24 @@ def check(adapter: Adapter, problem: Problem, kind: str, identity: str) -> CaseR
     return CaseResult(identity, adapter.name, op, DTYPE, status, measured, failures, reason, seconds)
 
 
+def judge_answer(adapter: Adapter, problem: Problem, kind: str, findings: Findings) -> None:
+    """Compare a derivative; tangents that pass also by their product with the cotangents."""
+    got = answered(adapter, kind, answer(adapter, problem, kind))
+    core.judge_arrays(findings, NOUNS[kind], got, getattr(problem.truth, kind), {})
+    if kind == "jvp" and not findings.failures:
+        name = "tangents times cotangents"
+        core.judge_arrays(findings, "sum", {name: problem.product(got)}, {name: problem.truth.product}, {})
+
+
 def answer(adapter: Adapter, problem: Problem, kind: str) -> Mapping[str, Any]:
     """What an adapter returns for a derivative."""
     case = problem.case
-    arrays, cotangents = core.typed_arrays(adapter, case), core.typed_cotangents(adapter, case)
+    arrays, do = core.typed_arrays(adapter, case), core.typed_cotangents(adapter, case)
     unsupported = getattr(adapter, "unsupported", None)
     if unsupported and (reason := unsupported(case.op, arrays, case.params)):
         raise Unsupported(reason)
-    if kind == "vmap_grad":
-        others = [cotangents, typed(adapter, case, problem.samples)]
-    else:
-        others = [*([cotangents] if kind == "hvp" else []), typed(adapter, case, problem.direction)]
+    u, samples = (typed(adapter, case, x) for x in (problem.direction, problem.samples))
+    others = {"jvp": (u,), "hvp": (do, u), "vmap_grad": (do, samples)}[kind]
     result: Mapping[str, Any] = getattr(adapter, kind)(case.op, arrays, case.params, *others)
     return result
 

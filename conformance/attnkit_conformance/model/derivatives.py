@@ -27,16 +27,19 @@ STEP = 2.0**-17  # h, near the cube root of eps, where a central quotient is off
 OTHER = 2  # steps from the case to the second sample
 AWAY = 2**12  # steps off kinks, a 32nd of an entry
 ENDS = (1.0, 2.0)  # of alpha
-PRODUCT = "product"  # of the tangents and the cotangents
 
 
 @dataclass(frozen=True)
 class Derivatives:
-    """Limits of tangents by output; of products with the Hessian and of the gradients of two samples by argument."""
+    """Limits of tangents by output; of products with the Hessian and of gradients of two samples by argument.
+
+    `product` is the sum of tangents times cotangents, exact unlike quotients.
+    """
 
     jvp: Mapping[str, Limit]
     hvp: Mapping[str, Limit]
     vmap_grad: Mapping[str, Limit]
+    product: Limit
 
 
 @dataclass(frozen=True)
@@ -97,23 +100,21 @@ class Problem:
             return {m: tolerance.quotient(x, {n: of[n][m] for n in of}, self.step) for m, x in each.items()}
 
         smooth = {name: x for name, x in limits.outputs.items() if name not in self.op.not_differentiable}
-        tangents = {**quotients(outputs, smooth), PRODUCT: self.product(limits.gradients)}
         samples = {name: of_samples(limit, grads[OTHER][name]) for name, limit in limits.gradients.items()}
-        return Derivatives(tangents, quotients(grads, limits.gradients), samples)
+        return Derivatives(
+            quotients(outputs, smooth), quotients(grads, limits.gradients), samples, self.product_of(limits.gradients)
+        )
 
-    def product(self, gradients: Mapping[str, Limit]) -> Limit:
-        """The sum of tangents times cotangents is that of gradients times the direction: exact, unlike a quotient."""
-        moving = {name: (limit, self.direction[name]) for name, limit in gradients.items()}
-        golden = np.asarray(sum(np.sum(limit.golden * u) for limit, u in moving.values()))
-        allowed = np.asarray(sum(np.sum(limit.allowed * np.abs(u)) for limit, u in moving.values()))
+    def product_of(self, gradients: Mapping[str, Limit]) -> Limit:
+        """The sum of gradients times the direction."""
+        moving = [(limit, self.direction[name]) for name, limit in gradients.items()]
+        golden = np.asarray(sum(np.sum(limit.golden * u) for limit, u in moving))
+        allowed = np.asarray(sum(np.sum(limit.allowed * np.abs(u)) for limit, u in moving))
         return Limit(golden, "float64", allowed, tolerance.largest(golden))
 
-    def with_product(self, tangents: Mapping[str, Array]) -> dict[str, Array]:
-        """Tangents, and their product with the cotangents, where none is missing."""
-        if not self.case.cotangents.keys() <= tangents.keys():
-            return dict(tangents)
-        products = (np.sum(tangents[name] * x) for name, x in self.case.cotangents.items())
-        return {**tangents, PRODUCT: np.asarray(sum(products))}
+    def product(self, tangents: Mapping[str, Array]) -> Array:
+        """The sum of tangents times cotangents, which has to be the same."""
+        return np.asarray(sum(np.sum(tangents[name] * x) for name, x in self.case.cotangents.items()))
 
 
 def off_kinks(case: Case) -> Case:

@@ -18,7 +18,7 @@ from attnkit_conformance.adapters.base import dispatches
 from attnkit_conformance.adapters.derivatives import jax as derivatives
 from attnkit_conformance.adapters.derivatives.jax import product
 from attnkit_conformance.adapters.jax import light
-from attnkit_conformance.adapters.transforms.problem import missed
+from attnkit_conformance.adapters.transforms.problem import missed, missed_tangents
 from attnkit_conformance.model.derivatives import Problem
 
 Arrays = dict[str, jax.Array]
@@ -63,7 +63,7 @@ def arrays(values: Any) -> Arrays:
 
 
 def wrong_tangents(t: Jax, function: Callable[[Arrays, Arrays], Any]) -> str | None:
-    return missed("the tangent", t.problem.with_product(t.run(function)), t.problem.truth.jvp)
+    return missed_tangents(t.run(function), t.problem)
 
 
 def wrong_gradient(t: Jax, function: Callable[[Arrays, Arrays], Any]) -> str | None:

@@ -31,6 +31,13 @@ def long_problem(op: Op, tokens: int) -> Problem:
     return Problem(scene_case(op, op.adapted(scene, params) or scene, params, "long", "float64"), LONG_STEP)
 
 
+def missed_tangents(tangents: Mapping[str, np.ndarray], problem: Problem) -> str | None:
+    """What is wrong with tangents or with their product with the cotangents, or None."""
+    return missed("the tangent", tangents, problem.truth.jvp) or missed(
+        "the product", {"tangents": problem.product(tangents)}, {"tangents": problem.truth.product}
+    )
+
+
 def missed(kind: str, got: Mapping[str, Any], limits: Mapping[str, Limit]) -> str | None:
     """What is wrong with derivatives, or None."""
     if set(got) != set(limits):

@@ -14,7 +14,7 @@ import attnkit
 from attnkit_conformance.adapters.base import dispatches
 from attnkit_conformance.adapters.derivatives import torch as derivatives
 from attnkit_conformance.adapters.derivatives.torch import product
-from attnkit_conformance.adapters.transforms.problem import missed
+from attnkit_conformance.adapters.transforms.problem import missed, missed_tangents
 from attnkit_conformance.model.derivatives import Problem
 
 Tensors = dict[str, torch.Tensor]
@@ -56,7 +56,7 @@ def arrays(x: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
 
 
 def wrong_tangents(t: Torch, tangents: Mapping[str, torch.Tensor]) -> str | None:
-    return missed("the tangent", t.problem.with_product(arrays(tangents)), t.problem.truth.jvp)
+    return missed_tangents(arrays(tangents), t.problem)
 
 
 def wrong_gradient(t: Torch, grads: Mapping[str, torch.Tensor]) -> str | None:
