@@ -22,8 +22,9 @@ from attnkit_conformance.adapters.derivatives import jax as transformations
 from attnkit_conformance.opdb import BY_NAME
 
 CACHE_SIZE = 60  # jitted functions of a process: each holds memory maps, whose number is limited
+EMITTERS = "xla_cpu_use_fusion_emitters"
 # Every case is a separate program, run once or twice, so compiling takes nearly all of the time: this halves it.
-LIGHT = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+LIGHT = {"xla_backend_optimization_level": 0, EMITTERS: False}
 Options = dict[str, Any]
 
 
@@ -32,6 +33,12 @@ def light() -> Options:
     return (
         {name: value for name, value in LIGHT.items() if known(name, value)} if jax.default_backend() == "cpu" else {}
     )
+
+
+def accurate(options: Options) -> Options:
+    """The same without XLA's older fusion emitters: together with less optimisation they lose digits of derivatives of
+    an unrolled inverse, and may lose all of them (jaxlib 0.10.2, float64)."""
+    return {name: value for name, value in options.items() if name != EMITTERS}
 
 
 def known(name: str, value: Any) -> bool:
@@ -68,15 +75,15 @@ class Jax(Transformed, AttnkitAdapter):
         return np.asarray(x)
 
     def compiled(
-        self, kind: str, op: str, params: Arrays, make: Callable[[], Callable[..., Any]]
+        self, kind: str, op: str, params: Arrays, make: Callable[[], Callable[..., Any]], options: Options | None = None
     ) -> Callable[..., Any]:
-        """The jitted function of an op with these parameters."""
+        """The jitted function of an op with these parameters, compiled with other options than usual if given."""
         key = (self.number, kind, op, repr(sorted(params.items())))
         if key not in self.jitted:
             if len(self.jitted) >= CACHE_SIZE:
                 self.jitted.clear()
                 jax.clear_caches()
-            self.jitted[key] = jax.jit(make(), compiler_options=self.options)
+            self.jitted[key] = jax.jit(make(), compiler_options=self.options if options is None else options)
         return self.jitted[key]
 
     def answer(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
@@ -113,9 +120,8 @@ class Jax(Transformed, AttnkitAdapter):
             return getattr(transformations, kind)(differentiable(self.answer, op, arrays, params), arrays, *others)
 
         with refusing_by_name(op, self.impl):
-            answer: dict[str, Any] = self.compiled(kind, op, params, lambda: transformed)(
-                dict(arrays), *map(dict, others)
-            )
+            function = self.compiled(kind, op, params, lambda: transformed, accurate(self.options))
+            answer: dict[str, Any] = function(dict(arrays), *map(dict, others))
         return answer
 
 

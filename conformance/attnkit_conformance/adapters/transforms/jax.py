@@ -17,7 +17,7 @@ import attnkit
 from attnkit_conformance.adapters.base import dispatches
 from attnkit_conformance.adapters.derivatives import jax as derivatives
 from attnkit_conformance.adapters.derivatives.jax import product
-from attnkit_conformance.adapters.jax import light
+from attnkit_conformance.adapters.jax import accurate, light
 from attnkit_conformance.adapters.transforms.problem import missed, missed_tangents
 from attnkit_conformance.model.derivatives import Problem
 
@@ -48,14 +48,8 @@ class Jax:
 
     def run(self, function: Callable[[Arrays, Arrays], Any]) -> Any:
         """Run `function(x, u)` as a jitted program; the results are NumPy arrays."""
-        compiled = jax.jit(function, compiler_options=options())
+        compiled = jax.jit(function, compiler_options=accurate(light()))
         return jax.tree.map(np.asarray, compiled(self.x, self.u))
-
-
-def options() -> dict[str, Any]:
-    """Options that reduce XLA's compile time, without its older fusion emitters: together with less optimisation they
-    lose half of the digits of jacfwd of an unrolled inverse (jaxlib 0.10.2, float64)."""
-    return {name: value for name, value in light().items() if name != "xla_cpu_use_fusion_emitters"}
 
 
 def arrays(values: Any) -> Arrays:
