@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import fnmatch
 import functools
-import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -145,10 +144,24 @@ def judge_lane(
         for sample, free in selected(members, op, profile, keep, dtypes):
             case = draw_case(sample)
             yield from (core.check(adapter, case) for adapter in free)
-        checks = (declared.check_all, derivatives.check_all, properties.check_all)
-        for check_all, adapter in itertools.product(checks, members):
-            common = tuple(dtype for dtype in dtypes if dtype in adapter.dtypes)
-            yield from check_all(adapter, op, profile, common, prefixed(keep, adapter.name))
+        for adapter in members:
+            yield from declared.check_all(adapter, op, profile, common(adapter, dtypes), prefixed(keep, adapter.name))
+        for adapter in members:
+            possible = matching(keep, adapter, op, dtypes)
+            yield from derivatives.check_all(adapter, op, profile, possible, prefixed(keep, adapter.name))
+        for adapter in members:
+            yield from properties.check_all(adapter, op, profile, common(adapter, dtypes), prefixed(keep, adapter.name))
+
+
+def common(adapter: Adapter, dtypes: tuple[str, ...]) -> tuple[str, ...]:
+    """The dtypes that an adapter has."""
+    return tuple(dtype for dtype in dtypes if dtype in adapter.dtypes)
+
+
+def matching(keep: Matcher, adapter: Adapter, op: Op, dtypes: tuple[str, ...]) -> tuple[str, ...]:
+    """The dtypes that an adapter has in which an id of the op may match."""
+    start = f"{adapter.name}::{op.name}"
+    return tuple(dtype for dtype in common(adapter, dtypes) if keep.may_match(f"{start}/{dtype}/"))
 
 
 def selected(
@@ -157,7 +170,7 @@ def selected(
     """The samples of an op that are judged, each with its adapters: those that declare nothing."""
     free = [adapter for adapter in adapters if not declared.declares(adapter, op.name)]
     for dtype in dtypes:
-        having = [a for a in free if dtype in a.dtypes and keep.may_match(f"{a.name}::{op.name}/{dtype}/")]
+        having = [adapter for adapter in free if matching(keep, adapter, op, (dtype,))]
         for sample in core.samples(op.name, profile, (dtype,)) if having else ():
             able = [adapter for adapter in having if not (getattr(adapter, "compiles", False) and is_triple(sample))]
             if chosen := [adapter for adapter in able if keep(f"{adapter.name}::{sample.id}")]:
@@ -184,8 +197,9 @@ def planned(adapters: Iterable[Adapter], profile: str, expression: str | None, d
         members = [adapter for adapter in adapters if core.covers(adapter, op.name)]
         count += sum(len(free) for _, free in selected(members, op, profile, keep, dtypes))
         for adapter in members:
-            common = tuple(dtype for dtype in dtypes if dtype in adapter.dtypes)
-            count += derivatives.planned(adapter, op, profile, common, prefixed(keep, adapter.name))
-            inside = declared.samples(adapter, op, profile, common) if declared.declares(adapter, op.name) else ()
-            count += sum(keep(f"{adapter.name}::{sample.id}") for sample in inside)
+            own, possible = prefixed(keep, adapter.name), matching(keep, adapter, op, dtypes)
+            count += derivatives.planned(adapter, op, profile, possible, own)
+            if declared.declares(adapter, op.name):
+                inside = declared.samples(adapter, op, profile, common(adapter, dtypes))
+                count += sum(own(sample.id) for sample in inside)
     return count
