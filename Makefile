@@ -135,7 +135,7 @@ docs: install
 	$(BIN)/python docs/pictures.py
 	$(BIN)/python docs/facts.py
 
-# Every op under every transformation of torch and JAX: the tables of docs/differentiation.md. About ten minutes.
+# Every op under every transformation of torch and JAX: the tables of docs/differentiation.md. About fifteen minutes.
 transforms: install
 	$(BIN)/python -m attnkit_conformance transforms --write docs/differentiation.md
 
