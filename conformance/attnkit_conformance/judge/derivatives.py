@@ -27,7 +27,7 @@ from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.scenes import rows
 
 DTYPE = "float64"
-HANDFUL = 3  # samples of an op in the quick profile
+HANDFUL = 2  # samples of an op in the quick profile
 NOUNS = {"jvp": "tangent", "hvp": "second derivative", "vmap_grad": "sample gradient"}  # in messages
 
 Keep = Callable[[str], bool]
