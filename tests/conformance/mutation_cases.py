@@ -2,6 +2,7 @@
 
 import os
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,28 @@ def test_mutants_that_do_not_end_or_end_the_process(softmax_trials: trials.Trial
         monkeypatch.setattr(softmax_trials, "killer", lambda mutant, covering, code=code: exec(code))
         (verdict,) = softmax_trials.judge([(mutant, [])], workers=1)
         assert verdict.by == fate
+
+
+def test_a_mutant_whose_code_no_function_can_take_is_left_out(softmax_trials: trials.Trials, monkeypatch) -> None:
+    def refuse(functions, module):
+        raise ValueError
+
+    monkeypatch.setattr(live, "replace", refuse)
+    mutant = mutant_of(softmax.exponentials, "if a.keys == 0", "if True")
+    assert list(softmax_trials.judge([(mutant, [])], workers=1)) == []
+
+
+@cache
+def remembered() -> int:
+    return 1
+
+
+def test_caches_of_changed_files_are_cleared() -> None:
+    remembered()
+    live.forget({Path(softmax.__file__ or "")})
+    assert remembered.cache_info().currsize == 1
+    live.forget({Path(__file__)})
+    assert remembered.cache_info().currsize == 0
 
 
 def test_units_of_the_kit_pass_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -242,6 +242,15 @@ def test_padding_is_left_out():
             model(x)
 
 
+def test_the_mask_of_a_record_and_that_of_a_call_both_leave_queries_out():
+    attention, x = MultiHeadAttention(8, 2).double().eval(), tokens()
+    one, other = (torch.rand(3, 10) < 0.6 for _ in range(2))
+    with torch.no_grad(), capture(attention) as record:
+        record.token_masks = {"*": one}
+        attention(x, query_mask=other)
+    assert record[""].rows - record[""].null == 2 * int((one & other).sum())
+
+
 @pytest.mark.parametrize("mask_name", ["key_mask", "query_mask"])
 def test_the_masks_of_a_call_say_what_is_padding(mask_name):
     """Without token_masks: padding holds no output row of attention; as keys of a context, masked ones say nothing."""

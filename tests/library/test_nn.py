@@ -94,6 +94,10 @@ def test_a_cache_whose_items_are_reordered():
     for row, item in enumerate(order.tolist()):
         alone = torch.cat([x[[item], :3][:, present[item]], next_token[[row]]], 1)
         assert_close(out[row], layer(alone)[0, -1:], LAYER)
+    unmasked = layer.new_cache(3, 4)
+    layer(x[:, :3], cache=unmasked)
+    unmasked.reorder(order)
+    assert_close(layer(next_token, cache=unmasked), layer(torch.cat([x[order, :3], next_token], 1))[:, -1:], LAYER)
     with pytest.raises(ValueError, match=r"indices must have one axis; got shape \(2, 2\)"):
         cache.reorder(order.view(2, 2))
 
@@ -161,6 +165,11 @@ def test_half_precision_and_gradients():
     for name, p in layer.named_parameters():
         assert p.grad is not None, name
         assert p.grad.isfinite().all(), name
+
+
+def test_the_text_of_a_module_has_what_is_not_usual():
+    assert module().extra_repr() == "op=softmax_attention(), num_heads=4, head_dim=6"
+    assert module(num_kv_heads=2, causal=True).extra_repr().endswith("head_dim=6, num_kv_heads=2, causal=True")
 
 
 def test_an_op_may_be_given_as_a_function():

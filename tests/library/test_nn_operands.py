@@ -83,6 +83,7 @@ def test_performer_has_features_that_can_be_redrawn():
     assert not torch.allclose(layer(x), first)
     layer.redraw(0)
     assert torch.equal(layer(x), first)
+    assert MultiHeadAttention(16, 1, op="performer").operands.projection.shape == (44, 16)  # ⌊16 log 16⌋
 
 
 @pytest.mark.parametrize("op", OPTIONS)

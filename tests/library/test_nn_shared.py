@@ -5,6 +5,7 @@ import torch
 
 import attnkit
 from attnkit.nn import LSHAttention, MultiHeadAttention, SoftAttention1d
+from attnkit.nn.shared import _window_means
 
 from .arrays import LAYER, assert_close, nystrom_growth, soft_growth
 
@@ -69,6 +70,11 @@ def test_state_gradients_and_repr(name):
     assert one.extra_repr() in repr(one)
 
 
+def test_means_of_half_types_are_taken_in_single_precision():
+    q = torch.randn(2, 2, 19, 4, dtype=torch.bfloat16)
+    assert torch.equal(_window_means(q, 8, None)[0], _window_means(q.float(), 8, None)[0].to(q.dtype))
+
+
 @pytest.mark.parametrize("name", LAYERS)
 def test_half_precision_autocast_and_dtype(name):
     layer, x = LAYERS[name](), torch.randn(2, 19, 8)
@@ -79,6 +85,13 @@ def test_half_precision_autocast_and_dtype(name):
     half = LAYERS[name](dtype=torch.float16)
     assert {x.dtype for x in half.state_dict().values()} == {torch.float16}
     assert half(x.half()).dtype == torch.float16
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_device_and_projections_without_biases(name):
+    layer = LAYERS[name](qkv_bias=False, out_bias=False, device="meta")
+    assert {x.device.type for x in layer.state_dict().values()} == {"meta"}
+    assert not [name for name in layer.state_dict() if name.endswith("bias")]
 
 
 @pytest.mark.parametrize("name", LAYERS)

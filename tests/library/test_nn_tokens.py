@@ -6,6 +6,7 @@ from torch.nn.functional import layer_norm, relu
 
 import attnkit
 from attnkit.nn import GatedAttentionUnit, KeyValueMemory, SoftAttention2d, capture
+from attnkit.nn.soft2d import _even_means
 
 from .arrays import LAYER, assert_close, soft_growth
 
@@ -81,6 +82,12 @@ def test_device_and_dtype_reach_every_parameter(kind):
     assert {(p.device.type, p.dtype) for p in layer.parameters()} == {("meta", torch.float16)}
 
 
+@pytest.mark.parametrize("name", SOFTS)
+def test_projections_without_biases(name):
+    layer = SoftAttention2d(8, 2, **SOFTS[name], qkv_bias=False, out_bias=False)
+    assert not [name for name, _ in layer.named_parameters() if name.endswith("proj.bias")]
+
+
 # ------------------------------------------------------------------------------------------------------ memory
 
 
@@ -126,13 +133,13 @@ def test_unit_is_the_op(name):
     layer, x = GatedAttentionUnit(8, qk_dim=4, **UNITS[name]).double(), randn(2, 6, 8)
     for parameter in (layer.gamma_q, layer.beta_q, layer.gamma_k, layer.beta_k):
         parameter.data.normal_()
-    present = torch.rand(2, 6) < 0.6
+    keys, present = (torch.rand(2, 6) < 0.6 for _ in range(2))
     masks = {"mask": torch.rand(2, 1, 6, 6) < 0.7, "bias": randn(1, 1, 6, 6)}
     options = {"alpha": layer.alpha, "length": layer.length, "causal": layer.causal}
     assert_close(layer(x), attnkit.gated_attention_unit(x, **arrays_of(layer), **options), LAYER)
-    options |= {"mask": masks["mask"][:, 0] & present[:, None, :], "query_mask": present, "bias": masks["bias"][:, 0]}
-    padded = torch.where(present[..., None], x, float("nan"))
-    found = layer(padded, key_mask=present, query_mask=present, **masks)
+    options |= {"mask": masks["mask"][:, 0] & keys[:, None, :], "query_mask": present, "bias": masks["bias"][:, 0]}
+    padded = torch.where((keys | present)[..., None], x, float("nan"))
+    found = layer(padded, key_mask=keys, query_mask=present, **masks)
     assert_close(found, attnkit.gated_attention_unit(padded, **arrays_of(layer), **options), LAYER)
     every_parameter_learns(layer, found)
     assert (found[~present] == 0).all()
@@ -148,6 +155,7 @@ def test_dropout_of_the_unit_only_in_training():
     assert torch.equal(one, layer(x))
     assert not torch.equal(one, two)
     assert torch.equal(layer.eval()(x), layer(x))
+    assert layer.train().to("meta")(x.to("meta")).device.type == "meta"  # the seed lies where x does
 
 
 def test_a_new_unit_gives_almost_nothing():
@@ -196,6 +204,9 @@ def test_the_options_of_the_authors_code():
     growth = LAYER * soft_growth(q, marks, ridge=0.01)
     assert_close(layer(flat, 4, 6), layer.out_proj(heads.transpose(1, 2).flatten(2)), growth)
     assert layer.value_conv.weight.shape == (2, 1, 3, 3)
+    bound = 1 / (2 * 4**0.5)
+    assert -bound <= layer.kernel.min() < -0.8 * bound
+    assert 0.8 * bound < layer.kernel.max() <= bound
 
 
 @pytest.mark.parametrize("name", SOFTS)
@@ -231,6 +242,18 @@ def test_any_square_number_of_landmarks_covers_the_picture():
     whole.load_state_dict(layer.state_dict())
     growth = LAYER * soft_growth(*whole.queries_and_landmarks(x[:, :16], 4, 4))
     assert_close(whole(x[:, :16], 4, 4), _strided(whole)(x[:, :16], 4, 4), growth)
+
+
+def test_means_of_half_types_are_taken_in_single_precision():
+    q = torch.randn(2, 2, 20, 4, dtype=torch.bfloat16)
+    assert torch.equal(_even_means(q, 4, 5, 2, None), _even_means(q.float(), 4, 5, 2, None).to(q.dtype))
+
+
+def test_padding_is_in_no_mean():
+    q, present = randn(2, 2, 16, 4), torch.rand(2, 1, 16) < 0.6
+    found, expected = _even_means(q, 4, 4, 2, present), attnkit.landmarks.average_pool(q, 4, 4, 2, query_mask=present)
+    assert_close(found[0], expected[0], LAYER)
+    assert torch.equal(found[1].expand_as(expected[1]), expected[1])
 
 
 def _strided(layer):

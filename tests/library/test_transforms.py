@@ -148,6 +148,11 @@ def test_autocast_does_not_round_explicit_gradients(op, impl):
         assert torch.equal(a, b)
 
 
+def test_what_saves_memory_alone_comes_after_the_generic_body():
+    order = list(attnkit.explain(attnkit.linear_attention, *tensors()))
+    assert order.index("generic") < order.index("recomputed")
+
+
 def test_forward_mode_of_torch_and_jax():
     q, k, v = jax_arrays()
     tangent = jax.jvp(lambda q: attnkit.pointwise_attention(q, k, v), (q,), (jnp.ones_like(q),))[1]

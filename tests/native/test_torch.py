@@ -50,6 +50,17 @@ def test_gradients_and_gradients_of_gradients(op):
         torch.testing.assert_close(a, b)
 
 
+def test_explicit_gradients_of_half_types_take_every_cotangent():
+    """do in the dtype of o, dlse in the compute dtype, as they come, or rounded."""
+    q, k, v = (x.bfloat16() for x in qkv())
+    do, dlse = torch.randn(2, 4, 5, 6).bfloat16(), torch.randn(2, 4, 5).bfloat16()
+    found = [
+        attnkit.softmax_attention_vjp(q, k, v, do, cotangent, impl="native", enable_gqa=True)
+        for cotangent in (dlse, dlse.float())
+    ]
+    assert all(torch.equal(found[0][name], found[1][name]) for name in "qkv")
+
+
 def test_only_what_needs_a_gradient_has_one():
     q, k, v = qkv()
     o = native(attnkit.softmax_attention)(q, k.requires_grad_(), v)

@@ -80,7 +80,11 @@ AREAS = {
             *((ATTNKIT / "backends" / "torch").glob("*.py")),
             ATTNKIT / "backends" / "native",
         ),
-        tests=("tests/native", "tests/library"),
+        tests=(
+            *(f"tests/native/test_{name}.py" for name in ("torch", "rows", "linear", "packed", "lowrank", "load")),
+            *(f"tests/library/test_{name}.py" for name in ("blocked", "dispatch", "transforms", "gradchecks")),
+            "tests/integrations/test_torch_sdpa.py",
+        ),
     ),
     "native": Area(
         "the kernels for CPUs",
@@ -99,6 +103,13 @@ AREAS = {
         copied=Judge("cuda_cpu", cases="pair and not property and float32", concerns=OF_CUDA),
         endings=(".cuh",),
     ),
-    "nn": Area("attnkit.nn", (ATTNKIT / "nn",), tests=("tests/library", "tests/integrations")),
+    "nn": Area(
+        "attnkit.nn",
+        tuple((ATTNKIT / "nn").glob("*.py")),
+        tests=(
+            *(f"tests/library/test_{name}.py" for name in ("nn", "nn_operands", "nn_shared", "nn_tokens", "capture")),
+            *(f"tests/integrations/test_{name}.py" for name in ("torch_multihead", "timm", "transformers")),
+        ),
+    ),
     "experiments": Area("the experiments", (CHECKOUT / "experiments",), tests=("tests/experiments",)),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import _lru_cache_wrapper as Remembering
 from pathlib import Path
 from types import CodeType, FunctionType
 
@@ -41,3 +42,11 @@ def replace(functions: dict[Place, list[FunctionType]], module: CodeType) -> int
                 function.__code__ = code
                 count += 1
     return count
+
+
+def forget(files: set[Path]) -> None:
+    """Clear the caches of functions of some files: what they hold was computed without a change."""
+    names = {str(file) for file in files}
+    for x in gc.get_objects():
+        if type(x) is Remembering and getattr(x.__wrapped__, "__code__", place.__code__).co_filename in names:
+            x.cache_clear()

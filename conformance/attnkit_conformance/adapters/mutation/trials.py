@@ -27,6 +27,7 @@ from attnkit_conformance.adapters.mutation.units import Unit
 from attnkit_conformance.model import golden, store
 
 SECONDS = 120.0  # a mutant that is not through with its cases then never ends
+UNPLACED = "no function can take its code"
 FORK = multiprocessing.get_context("fork")
 
 
@@ -81,18 +82,23 @@ Runs = dict[Path, dict[int, list[int]]]
 
 
 def executed(units: Sequence[Unit], files: Sequence[Path]) -> Runs:
-    """Which lines are run by which units; those that fail without any change are left out."""
+    """Which lines are run by which units, the fastest first; units that fail without any change are left out."""
     by_name = {str(file): file for file in files}
 
     def task() -> Runs:
         runs: Runs = {file: {} for file in files}
+        seconds = []
         for n, unit in enumerate(units):
-            seen = set[tuple[str, int]]()
+            seen, started = set[tuple[str, int]](), time.perf_counter()
             sys.settrace(partial(_trace, by_name, seen))
             failed = unit.fails()
             sys.settrace(None)
+            seconds.append(time.perf_counter() - started)
             for name, line in seen if failed is None else ():
                 runs[by_name[name]].setdefault(line, []).append(n)
+        for of_line in runs.values():
+            for covering in of_line.values():
+                covering.sort(key=seconds.__getitem__)
         return runs
 
     result: Runs | None = Fork(task).result(None)
@@ -130,6 +136,7 @@ class Trials:
         self.units = units
         runs = executed(units, files)
         self.functions = live.functions_of(set(files))
+        live.forget(set(files))
         self.of_mutant: list[tuple[Mutant, list[int]]] = []
         self.unexecuted = 0
         for file in files:
@@ -152,7 +159,7 @@ class Trials:
         return self.judge(self.drawn(count, seed), workers)
 
     def judge(self, chosen: Sequence[tuple[Mutant, list[int]]], workers: int) -> Iterator[Verdict]:
-        """The verdicts, as they arrive."""
+        """The verdicts on those that functions can take, as they arrive."""
         waiting, running = list(reversed(chosen)), dict[Any, tuple[Mutant, Fork]]()
         while waiting or running:
             while waiting and len(running) < workers:
@@ -167,12 +174,14 @@ class Trials:
                 if answer in late:
                     fork.end()
                     yield Verdict(mutant, "does not end", seconds)
-                else:
-                    yield Verdict(mutant, fork.result("the process ended"), seconds)
+                elif (by := fork.result("the process ended")) != UNPLACED:
+                    yield Verdict(mutant, by, seconds)
 
     def killer(self, mutant: Mutant, covering: Sequence[int]) -> str | None:
-        """In a fork: the first unit that fails with the mutant in place."""
-        live.replace(self.functions[mutant.file], compiled(mutant))
-        order = sorted(covering, key=lambda n: self.units[n].slow)
-        failures = (self.units[n].fails() for n in order)
+        """In a fork: the first unit that fails with the mutant in place, or `UNPLACED`."""
+        try:
+            live.replace(self.functions[mutant.file], compiled(mutant))
+        except ValueError:  # it has other free variables
+            return UNPLACED
+        failures = (self.units[n].fails() for n in covering)
         return next((failure for failure in failures if failure is not None), None)

@@ -24,7 +24,6 @@ class Unit(NamedTuple):
 
     id: str
     fails: Callable[[], str | None]
-    slow: bool = False  # judged last
 
 
 # ---------------------------------------------------------------------------------------------- of the kit
@@ -39,7 +38,7 @@ def cases(adapter: str, keep: Matcher, keeps_golden: bool) -> list[Unit]:
             case = golden.draw_case(sample)
             units.append(Unit(case.id, _case(judged, case, golden.golden(case) if keeps_golden else None)))
         if core.covers(judged, op.name) and keep(f"{adapter}::{op.name}/property"):
-            units.append(Unit(f"{op.name}/property", _properties(judged, op, dtypes), slow=True))
+            units.append(Unit(f"{op.name}/property", _properties(judged, op, dtypes)))
     return units
 
 
