@@ -69,6 +69,7 @@ def test_auto_takes_blocks_where_there_are_many_scores() -> None:
     assert taken(op, few, few, few) == "generic"
     assert taken(op, many, many, many) == "blocked"
     assert attnkit.explain(op, few, few, few)["blocked"] is None
+    assert attnkit.explain(op, *[few.to("meta")] * 3)["blocked"] == "blocks are for the CPU"
     told = attnkit.explain(attnkit.softmax_attention, many, many, many, return_lse=True)
     assert told["blocked"] == "lse is served by the generic implementation"
 

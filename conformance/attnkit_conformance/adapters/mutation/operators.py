@@ -115,7 +115,7 @@ def text(node: ast.AST) -> str:
         return f"if {ast.unparse(node.test)}"
     if isinstance(node, ast.keyword):
         return f"{node.arg}={ast.unparse(node.value)}"
-    return " ".join(ast.unparse(node).split())[:100] or "nothing"
+    return " ".join(ast.unparse(node).split())[:100].rstrip() or "nothing"
 
 
 def changes_of(tree: ast.Module) -> Iterator[Change]:
