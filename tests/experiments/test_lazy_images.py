@@ -212,6 +212,13 @@ def broken(directory: Path, to: Path) -> Path:
     return to
 
 
+def test_a_zip_that_is_packed_in_another_way_is_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "images.zip", "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("train/cat/0.png", b"")
+    with pytest.raises(UserError, match=r"train/cat/0.png is encrypted or packed otherwise than stored or deflated"):
+        build_index(str(tmp_path / "images.zip"))
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_image_that_cannot_be_read_ends_the_run_with_its_name(directory, tmp_path, workers):
     trained = task(load(broken(directory, tmp_path / "broken"), tmp_path, workers=workers), batch=15)

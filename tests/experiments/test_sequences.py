@@ -64,6 +64,7 @@ def test_a_container_refuses_what_does_not_fit():
         ({"test": single(4, np.array([0]))}, "rows of test must be 1 of the 4 sequences"),
         ({"test": Split(np.array([[0, 1]]), np.array([0]))}, "rows of test must be 1 of"),
         ({"test": single(0, np.array([2]))}, r"labels of test must lie in 0..1"),
+        ({"test": Split(np.array([[0], [1]]), np.array([-1, 1]))}, r"labels of test must lie in 0..1"),
         ({"test": Split(np.array([[0], [1]]), np.array([0]))}, r"rows \(N, towers\) and labels \(N,\)"),
     ):
         with pytest.raises(ValueError, match=match):
@@ -198,6 +199,9 @@ def test_retrieval_reads_the_files_of_the_release(tmp_path, capsys):
     assert pairs == [[b"first text", b"second text"], [b"first text", b'third, "quo']]
     (tmp_path / "new_aan_pairs.eval.tsv").write_text("1.0\ta\tb\tonly one text\n")
     with pytest.raises(UserError, match=r"eval.tsv, line 1: not a pair of texts \('1.0"):
+        text_sequences.load_retrieval(tmp_path)
+    (tmp_path / "new_aan_pairs.eval.tsv").write_bytes(b"\xff\ta\tb\tonly one text\n")
+    with pytest.raises(UserError, match="line 1: not a pair of texts"):
         text_sequences.load_retrieval(tmp_path)
     (tmp_path / "new_aan_pairs.eval.tsv").unlink()
     with pytest.raises(UserError, match=r"holds 0 files \*.eval.tsv; expected lra_release/tsv_data"):

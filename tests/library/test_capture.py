@@ -211,6 +211,22 @@ def test_a_branch_that_gets_its_residual_itself():
     agrees(record["1"].variance_ratio, reference.analysis.variance_ratio(np.tanh(h), h))
 
 
+def test_a_residual_that_comes_by_keyword():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.branch = nn.LayerNorm(8), nn.Linear(8, 8)
+
+        def forward(self, x):
+            return x + self.branch(self.norm(input=x))
+
+    model, x = Model().double(), tokens()
+    with torch.no_grad(), capture(model, residuals={"branch": "norm"}) as record:
+        model(x)
+        branch = model.branch(model.norm(x)).numpy()
+    agrees(record["branch"].variance_ratio, reference.analysis.variance_ratio(branch, x.numpy()))
+
+
 def test_padding_is_left_out():
     model = Model().double().eval()
     x, mask = tokens(), torch.arange(10) < torch.tensor([10, 7, 4])[:, None]

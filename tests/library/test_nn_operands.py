@@ -84,6 +84,7 @@ def test_performer_has_features_that_can_be_redrawn():
     layer.redraw(0)
     assert torch.equal(layer(x), first)
     assert MultiHeadAttention(16, 1, op="performer").operands.projection.shape == (44, 16)  # ⌊16 log 16⌋
+    assert MultiHeadAttention(2, 2, op="performer").operands.projection.shape == (1, 1)
 
 
 @pytest.mark.parametrize("op", OPTIONS)

@@ -95,7 +95,9 @@ def test_memory_is_a_feed_forward_network():
     layer, x = KeyValueMemory(8, 10).double(), randn(2, 5, 8)
     expected = relu(x @ layer.keys.T + layer.key_bias) @ layer.values + layer.value_bias
     assert_close(layer(x), expected, LAYER)
+    assert_close(layer(x[0]), expected[0], LAYER)
     assert_close(layer(x[0, 0]), expected[0, 0], LAYER)
+    assert layer.extra_repr() == "dim=8, num_slots=10, out_dim=8, activation='relu', bias=True, norm=False"
 
 
 def test_softmax_memory_is_attention_to_slots_and_a_norm():
@@ -159,7 +161,10 @@ def test_dropout_of_the_unit_only_in_training():
 
 
 def test_a_new_unit_gives_almost_nothing():
-    assert GatedAttentionUnit(8)(torch.randn(2, 6, 8)).abs().max() < 1e-3
+    layer = GatedAttentionUnit(8)
+    assert layer(torch.randn(2, 6, 8)).abs().max() < 1e-3
+    for gamma in (layer.gamma_q, layer.gamma_k):
+        assert 0.016 < gamma.std() < 0.024
 
 
 def test_the_unit_is_seen_by_capture():
@@ -228,7 +233,10 @@ def test_random_landmarks_are_those_of_the_seed_or_given():
     drawn = torch.from_numpy(attnkit.landmarks.random_indices(20, 4, 3))
     assert torch.equal(layer(x, 4, 5), layer(x, 4, 5, indices=drawn))
     assert not torch.allclose(layer(x, 4, 5), layer(x, 4, 5, indices=torch.arange(4)))
+    of_windows = SoftAttention2d(8, 2, sampling="biased").double()
+    assert of_windows.queries_and_landmarks(x, 4, 5)[1].shape == (2, 2, 4, 4)
     biased = SoftAttention2d(8, 2, sampling="biased", num_landmarks=4).double()
+    assert SoftAttention2d(8, 2, sampling="biased", stride=1, num_landmarks=1)(x.float(), 4, 5).shape == x.shape
     biased.load_state_dict(layer.state_dict())
     assert torch.equal(biased(x, 4, 5), layer(x, 4, 5, indices=torch.arange(4)))
 
