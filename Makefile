@@ -6,10 +6,10 @@ EXTRAS := torch,jax,cupy,triton,jax-triton,conformance,peers,experiments,transfo
 OUT ?= out
 SANITIZER ?= compute-sanitizer
 WORKERS ?= 2
-# What `make run` judges: every library through its own gradients, but of JAX, which compiles every case anew, only
-# scenes in single precision.
+# What `make run` judges: every library through its own gradients, without further derivatives, but of JAX, which compiles
+# every case anew, only scenes in single precision.
 LIBRARIES := numpy torch jax cupy
-QUICKLY := not (explicit or jax and (property or /pair. or bfloat16 or float16))
+QUICKLY := not (explicit or jvp or hvp or vmap_grad or jax and (property or /pair. or bfloat16 or float16))
 # One thread per test worker; two workers share the machine.
 export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
