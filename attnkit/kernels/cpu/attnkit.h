@@ -220,7 +220,7 @@ ATTNKIT_API const char *attnkit_message(int code);
 ATTNKIT_API int64_t attnkit_plan_size(void);
 
 /* The level that this library was compiled for: 1 (baseline), 3, 4 (x86-64-v3, v4), 5 (v4 with products of bfloat16 in
-   vectors), 6 (in tiles, AMX). */
+   vectors), 6 (in tiles, AMX: attnkit_machine_level of the detector asks the system for them, once in a process). */
 ATTNKIT_API int attnkit_level(void);
 
 #ifdef __cplusplus

@@ -171,6 +171,9 @@ class Entmax {
     return rows;
   }
 
+  // A block of scores, with the rows that products of pairs take.
+  T *reserve_scores(Workspace &w) const { return w.scores.reserve(blocks(rows_, kPairRows) * kPairRows * stride_); }
+
   // Scores of a block, -inf where invisible.
   void score(const Item<T> &item, const Keys &keys, int64_t first, int64_t rows, T *queries, T *scores, Rows &b,
              Workspace &w) const {
@@ -295,7 +298,7 @@ class Entmax {
 
   void attend(const Item<T> &item, const Keys &keys, int64_t first, int64_t rows, Workspace &w) const {
     Rows b;
-    T *queries = w.queries.reserve(rows_ * wide_), *scores = w.scores.reserve(blocks(rows_, kPairRows) * kPairRows * stride_);
+    T *queries = w.queries.reserve(rows_ * wide_), *scores = reserve_scores(w);
     T *sums = w.sums.reserve(rows_ * width_), *extra = w.extra.reserve(stride_);
     score(item, keys, first, rows, queries, scores, b, w);
     for (int64_t i = 0; i < rows; ++i) {
@@ -401,7 +404,7 @@ class Entmax {
 
   void pull(const Item<T> &item, const Keys &keys, int64_t first, int64_t rows, Grads &g, Workspace &w) const {
     Rows b;
-    T *queries = w.queries.reserve(rows_ * wide_), *scores = w.scores.reserve(blocks(rows_, kPairRows) * kPairRows * stride_);
+    T *queries = w.queries.reserve(rows_ * wide_), *scores = reserve_scores(w);
     T *cotangents = w.cotangents.reserve(rows_ * width_), *dq = w.dq.reserve(rows_ * wide_);
     const Matrix d_o(call_, ATTNKIT_DO, item.index), saved(call_, ATTNKIT_ROWS, item.index);
     const bool products = d_o && keys.values != nullptr;
