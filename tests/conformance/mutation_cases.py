@@ -181,13 +181,12 @@ def test_mutants_in_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     (package / "f.h").write_text("a = b + c - d * e / f;\n")
     fates = {"a = b - c - d * e / f;": "a case", "a = b + c + d * e / f;": None, "a = b + c - d * e * f;": "no process"}
 
-    def fate(command, environment):
-        text = (Path(environment["PYTHONPATH"].split(":")[0]) / "package" / "f.h").read_text().strip()
+    def fate(command, folder, environment):
+        text = (folder / "package" / "f.h").read_text().strip()
         return fates.get(text)
 
     monkeypatch.setattr(copies, "fate", fate)
-    place = "pathlib.Path(os.environ['PYTHONPATH'].split(':')[0]) / 'package' / 'f.h'"
-    build = f"import os, pathlib; raise SystemExit('d / e' in ({place}).read_text())"
+    build = "import pathlib; raise SystemExit('d / e' in pathlib.Path('package', 'f.h').read_text())"
     several = copies.Copies(package, [package / "f.h"], copies.Judge("numpy", build), None)
     verdicts = list(several.verdicts(count=4, seed=0, workers=2))
     assert {(v.mutant.old, v.mutant.new): v.by for v in verdicts} == {
@@ -196,18 +195,35 @@ def test_mutants_in_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert (package / "f.h").read_text() == "a = b + c - d * e / f;\n"
 
 
-def test_what_a_process_that_judges_says() -> None:
+def test_what_a_process_that_judges_says(tmp_path: Path) -> None:
     def said(program: str) -> str | None:
-        return copies.fate((sys.executable, "-c", program), os.environ)
+        return copies.fate((sys.executable, "-c", program), tmp_path, os.environ)
 
     assert said("print('nothing failed')") is None
     assert said("print('failed: a/case')") == "a/case"
     assert said("import os; os.abort()") == "the process ended"
 
 
+def test_the_copy_is_judged_also_where_another_is_at_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder, answer in (("copy", "nothing failed"), ("here", "failed: another package")):
+        (tmp_path / folder / "package").mkdir(parents=True)
+        (tmp_path / folder / "package" / "__main__.py").write_text(f"print({answer!r})")
+    monkeypatch.chdir(tmp_path / "here")
+    assert copies.fate((sys.executable, "-m", "package"), tmp_path / "copy", os.environ) is None
+
+
+def test_an_adapter_that_refuses_everything_is_seen(capsys: pytest.CaptureFixture, monkeypatch) -> None:
+    monkeypatch.setattr(copies.os, "_exit", lambda status: None)
+    copies.main("numpy-generic", "softmax_attention/float64/cross")
+    assert capsys.readouterr().out == "nothing failed\n"
+    monkeypatch.setattr(copies, "judge", lambda *arguments: iter(()))
+    copies.main("numpy-generic", "softmax_attention/float64/cross")
+    assert capsys.readouterr().out == "failed: everything is refused\n"
+
+
 def test_a_copy_that_fails_without_any_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "f.h").write_text("a + b\n")
-    monkeypatch.setattr(copies, "fate", lambda command, environment: "a case")
+    monkeypatch.setattr(copies, "fate", lambda command, folder, environment: "a case")
     several = copies.Copies(tmp_path, [tmp_path / "f.h"], copies.Judge("numpy"), None)
     with pytest.raises(ValueError, match="numpy without any change: a case"):
         list(several.verdicts(1, 0, 1))

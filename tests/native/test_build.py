@@ -63,6 +63,31 @@ def test_a_wheel_holds_every_level_and_the_checkout_keeps_its_own(tmp_path, fake
     assert {path: path.stat().st_mtime_ns for path in build.LIBRARIES.glob("*")} == before
 
 
+def test_what_includes_an_edited_header_alone_is_compiled_again(tmp_path, fake_compiler, monkeypatch):
+    sources, objects, calls = tmp_path / "cpu", tmp_path / "objects", tmp_path / "c++.calls"
+    for folder in (sources, objects):
+        folder.mkdir()
+    texts = {"deep.h": "", "near.h": '#include "deep.h"\n', "one.cpp": '#include "near.h"\n', "two.cpp": "int two;\n"}
+    for name, text in {**texts, "detect.cpp": "", "identity.cpp": ""}.items():
+        (sources / name).write_text(text)
+    monkeypatch.setattr(build, "SOURCES", sources)
+    monkeypatch.setenv("CXX", str(fake_compiler))
+    monkeypatch.setenv("ATTNKIT_CPU_LEVEL", LEVEL)
+
+    def compiled() -> set[str]:
+        calls.write_text("")
+        build.compile_into(tmp_path, every_level=False, objects=objects)
+        words = [call.split() for call in calls.read_text().splitlines() if "-c" in call.split()]
+        return {Path(call[call.index("-c") + 1]).stem for call in words}
+
+    assert compiled() == {"one", "two", "detect", "identity"}
+    assert compiled() == set()
+    (sources / "deep.h").write_text("int deep;\n")
+    assert compiled() == {"one", "identity"}  # whose object carries the hash of all sources
+    (sources / "deep.h").write_text("")
+    assert compiled() == set()
+
+
 def test_the_compiler_of_wheels_knows_the_levels_by_its_own_names():
     for _, flags in build.levels().values():
         command = manylinux.command(*flags, "-c", "x86-64.cpp")

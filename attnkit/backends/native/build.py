@@ -13,6 +13,7 @@ import ctypes
 import hashlib
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -48,6 +49,8 @@ X86 = {
     "x86-64-v4-amx": (6, ("-march=x86-64-v4", "-mavx512bf16", "-mamx-tile", "-mamx-bf16")),
 }
 DETECTOR = "detect"
+IDENTITY = "identity"
+INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 REBUILD = "run python -m attnkit.backends.native.build"
 
 
@@ -107,21 +110,38 @@ def targets(machine: int | None = None) -> dict[str, tuple[str, ...]]:
     return {name: known[name][1] for name in names}
 
 
-def compile_into(folder: Path, every_level: bool) -> None:
+def includes(source: Path) -> set[Path]:
+    """A source and the headers of attnkit that it includes, directly or through others."""
+    reached, waiting = set[Path](), [source]
+    while waiting:
+        file = waiting.pop()
+        if file.exists() and file not in reached:
+            reached.add(file)
+            waiting += (file.parent / name for name in INCLUDE.findall(file.read_text()))
+    return reached
+
+
+def compiled(source: Path, command: Sequence[str], objects: Path) -> Path:
+    """The object of a source, named by its command and by what it includes: one that is there is taken."""
+    if source.stem == IDENTITY:
+        command = (*command, f'-DATTNKIT_SOURCES="{fingerprint()}"')
+    digest = hashlib.sha256(repr(command).encode())
+    for file in sorted(includes(source)):
+        digest.update(file.read_bytes())
+    output = objects / f"{source.stem}-{digest.hexdigest()[:32]}.o"
+    if not output.exists():
+        _run([*command, "-c", str(source), "-o", str(output)])
+    return output
+
+
+def compile_into(folder: Path, every_level: bool, objects: Path) -> None:
     """Compile the detector and every level, or this machine's alone."""
-    command = compiler()
-    flags = [*FLAGS, f'-DATTNKIT_SOURCES="{fingerprint()}"']
-
-    with tempfile.TemporaryDirectory() as objects, ThreadPoolExecutor(os.cpu_count()) as pool:
-
-        def compiled(source: Path, level: str, own: Sequence[str]) -> str:
-            output = f"{objects}/{level}-{source.stem}.o"
-            _run([*command, *flags, *own, "-c", str(source), "-o", output])
-            return output
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
 
         def link(level: str, own: Sequence[str], sources: list[Path]) -> None:
-            files = list(pool.map(lambda source: compiled(source, level, own), sources))
-            _run([*command, *flags, *own, "-shared", *files, "-o", str(library(level, folder))])
+            command = [*compiler(), *FLAGS, *own]
+            files = pool.map(lambda source: str(compiled(source, command, objects)), sources)
+            _run([*command, "-shared", *files, "-o", str(library(level, folder))])
 
         detector = SOURCES / "detect.cpp"
         link(DETECTOR, (), [detector])
@@ -131,10 +151,11 @@ def compile_into(folder: Path, every_level: bool) -> None:
             link(level, own, [path for path in source_files() if path.suffix == ".cpp" and path != detector])
 
 
-def fill(folder: Path, every_level: bool) -> str | None:
+def fill(folder: Path, every_level: bool, objects: Path | None = None) -> str | None:
     """`compile_into` an empty folder, or leave there and answer with why it failed."""
     try:
-        compile_into(folder, every_level)
+        with tempfile.TemporaryDirectory() as passing:
+            compile_into(folder, every_level, objects or Path(passing))
     except FAILURES as error:
         for unfinished in folder.iterdir():
             unfinished.unlink()
@@ -143,13 +164,14 @@ def fill(folder: Path, every_level: bool) -> str | None:
     return None
 
 
-def rebuild() -> str | None:
-    """Compile this machine's level into the checkout; the answer is None, or why there is no library now.
+def rebuild(objects: Path | None = None) -> str | None:
+    """Compile this machine's level into the checkout; the answer is None, or why there is no library now. A folder of
+    objects is for who compiles often: what is there is not compiled again.
 
     Files are moved to their place when they are whole: another process may have the old ones open.
     """
     with tempfile.TemporaryDirectory(dir=HERE, prefix="lib-") as temporary:
-        reason = fill(Path(temporary), every_level=False)
+        reason = fill(Path(temporary), every_level=False, objects=objects)
         LIBRARIES.mkdir(exist_ok=True)
         for old in LIBRARIES.iterdir():
             old.unlink()

@@ -37,10 +37,11 @@ PASSED, FAILED = "nothing failed", "failed: "
 
 @dataclass(frozen=True)
 class Judge:
-    """How a copy is built and judged. `concerns` has, by the stem of a file, what its mutants can change."""
+    """How a copy is built and judged. `build` is a Python program, in whose environment OBJECTS is a folder that all
+    mutants share. `concerns` has, by the stem of a file, what its mutants can change."""
 
     adapter: str
-    build: str = ""  # a Python program
+    build: str = ""
     cases: str = ""
     concerns: Mapping[str, str] = field(default_factory=dict)
 
@@ -103,14 +104,15 @@ class Copies:
             **os.environ,
             "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]),
             store.FOLDER: os.environ.get(store.FOLDER, str(shared / "goldens")),
+            "OBJECTS": str(shared),
             "PYTHONDONTWRITEBYTECODE": "1",
         }
         try:
             build = (sys.executable, "-c", self.how.build)
-            if subprocess.run(build, env=environment, capture_output=True, check=False).returncode:
+            if subprocess.run(build, cwd=folder, env=environment, capture_output=True, check=False).returncode:
                 return None
             expression = self.how.expression(mutant.file if mutant else None, self.own)
-            by = fate((sys.executable, "-m", __name__, self.how.adapter, expression), environment)
+            by = fate((sys.executable, "-m", __name__, self.how.adapter, expression), folder, environment)
             nothing = mutant or Mutant(self.package, "", 0, "", "", "", 0, 0)
             return Verdict(nothing, by, time.perf_counter() - started)
         finally:
@@ -119,10 +121,11 @@ class Copies:
             copies.put(folder)
 
 
-def fate(command: Sequence[str], environment: Mapping[str, str]) -> str | None:
-    """What a process that judges says."""
+def fate(command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> str | None:
+    """What a process that judges says. It starts in the folder of the copy: Python looks for packages there first."""
+    run = partial(subprocess.run, cwd=folder, env=environment)
     try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
+        done = run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
     except subprocess.TimeoutExpired:
         return "does not end"
     last = (done.stdout.strip().splitlines() or [""])[-1]
@@ -132,10 +135,14 @@ def fate(command: Sequence[str], environment: Mapping[str, str]) -> str | None:
 
 
 def main(adapter: str, expression: str) -> None:
-    """Judge until something fails."""
-    verdicts = judge(find([adapter]), "quick", expression or None, judged_dtypes())
-    failure = next((verdict for verdict in verdicts if verdict.status == "fail"), None)
-    print(PASSED if failure is None else f"{FAILED}{failure.id}", flush=True)
+    """Judge until something fails. That everything is refused is a failure as well."""
+    passed, failure = 0, ""
+    for verdict in judge(find([adapter]), "quick", expression or None, judged_dtypes()):
+        passed += verdict.status == "pass"
+        if verdict.status == "fail":
+            failure = verdict.id
+            break
+    print(PASSED if passed and not failure else f"{FAILED}{failure or 'everything is refused'}", flush=True)
     os._exit(0)  # the workers of adapters with it
 
 
