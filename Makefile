@@ -15,7 +15,7 @@ export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 export JAX_PLATFORMS ?= cpu
 
-.PHONY: install library native native-wheel run test tests lint types conformance transforms gradients emulated smoke survival gpu benchmarks docs site wheel matrix clean
+.PHONY: install library native native-wheel run test tests lint types conformance transforms gradients emulated smoke survival gpu benchmarks docs notebooks site wheel matrix clean
 
 install: $(VENV)/.installed
 
@@ -25,6 +25,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
 	@# lowers Triton kernels for GPUs that are not here; what it depends on would bring CUDA
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt jax-cuda13-plugin
+	@# for tests alone, where nothing else sees them: transformers does not import beside torchvision and a torch for CPUs
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(VENV)/timm timm==1.0.31 torchvision==0.28.0
 	@touch $@
 
 run: library
@@ -139,6 +141,10 @@ docs: install
 # Every op under every transformation of torch and JAX: the tables of docs/differentiation.md. About fifteen minutes.
 transforms: install
 	$(BIN)/python -m attnkit_conformance transforms --write docs/differentiation.md
+
+# Notebooks with what they print here; one of them shows times, so the machine should do nothing else.
+notebooks: library
+	OMP_NUM_THREADS=$$(nproc) $(BIN)/jupyter-execute --inplace docs/notebooks/*.ipynb
 
 # The documentation as pages: warnings are errors, nothing is loaded from elsewhere.
 site: install

@@ -13,12 +13,13 @@ author = "The attnkit authors"
 project_copyright = "The attnkit authors"
 version = release = attnkit.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "docs.mathml", "docs.docstrings"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "docs.mathml", "docs.docstrings"]
 exclude_patterns = ["families/pictures/*", "**/__pycache__"]
 
 # what GitHub shows too: tables, $ formulas, and headings as targets of links
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
+nb_execution_mode = "off"  # `make notebooks` runs them; the site shows what they printed
 math_numfig = False
 html_math_renderer = "mathml"
 

@@ -1,93 +1,26 @@
-"""swap on models of timm itself. Where timm is not installed nothing here runs: `pip install timm`."""
+"""swap on models of timm, in a process of its own.
 
-import copy
-import functools
-import importlib.util
-from types import ModuleType
+timm needs torchvision, beside which transformers no longer imports where torch was built for CPUs alone. So `make install`
+puts both into a folder that nothing else looks into.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
-import torch
-from torch import nn
 
-from attnkit.integrations.torch import swap
-from tests.integrations.counting import count
-from tests.library.arrays import LAYER, assert_close
-
-pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="timm is not installed"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:Importing from timm"),
-]
-SIZE = 64
-BEIT = {"img_size": SIZE, "depth": 2, "embed_dim": 24, "num_heads": 2}
-SWIN = {"img_size": SIZE, "depths": (2, 1), "embed_dim": 12, "num_heads": (2, 2), "window_size": 4}
-SERVED = {
-    "vit_tiny_patch16_224": (BEIT, 2),
-    "beit_base_patch16_224": (BEIT, 2),  # a table of relative positions
-    "eva02_tiny_patch14_224": (BEIT | {"img_size": 56}, 2),  # rotary embeddings
-    "vit_small_patch16_dinov3": (BEIT, 2),
-    "swin_tiny_patch4_window7_224": (SWIN, 3),  # windows, shifted, and relative positions
-}
+ROOT = Path(__file__).parents[2]
+FOLDER = Path(sys.prefix) / "timm"
 
 
-@functools.cache
-def timm() -> ModuleType:
-    """timm; torchvision, which it imports, refuses to beside a CPU build of torch unless its operators are declared."""
-    try:
-        import torchvision  # noqa: F401
-    except RuntimeError:
-        library = torch.library.Library("torchvision", "DEF")
-        for name in ("nms", "qnms"):
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        timm.library = library  # type: ignore[attr-defined]  # its declarations live as long as it
-    import timm as package
-
-    return package
-
-
-def model(name: str, sizes: dict) -> nn.Module:
-    torch.manual_seed(0)
-    made = timm().create_model(name, num_classes=3, **sizes).double().eval()
-    for parameter in made.parameters():
-        nn.init.normal_(parameter, std=0.2)
-    return made
-
-
-@pytest.mark.parametrize("name", SERVED)
-def test_softmax_is_what_stood_there_and_relu_is_not(name, monkeypatch):
-    """Outputs and gradients; the parameters are the same objects, and a copy computes the op too."""
-    sizes, layers = SERVED[name]
-    original = model(name, sizes)
-    swapped = copy.deepcopy(original)
-    before = dict(swapped.named_parameters())
-    x = torch.randn(2, 3, sizes["img_size"], sizes["img_size"], dtype=torch.float64)
-    golden = original(x)
-    calls = count(monkeypatch, "softmax_attention", "pointwise_attention")
-    assert (len(swap(swapped, "softmax").swapped), swap(swapped, "softmax").unchanged) == (layers, {})
-    calls.clear()  # swap itself asks for softmax where it compares a module with it
-    out = swapped(x)
-    assert calls == ["softmax_attention"] * layers
-    assert_close(out, golden, LAYER * layers)
-    out.square().sum().backward()
-    golden.square().sum().backward()
-    for parameter, other in zip(swapped.parameters(), original.parameters(), strict=True):
-        assert_close(parameter.grad, other.grad, LAYER * layers)
-    assert all(parameter is before[key] for key, parameter in swapped.named_parameters())
-    swapped.load_state_dict(original.state_dict())
-    swap(swapped, "relu")
-    calls.clear()
-    relu = copy.deepcopy(swapped)(x)
-    assert calls == ["pointwise_attention"] * layers
-    assert float((relu - golden).abs().max().detach()) > 1e-3
-
-
-@pytest.mark.parametrize(
-    ("name", "reason"), [("volo_d1_224", "cannot be called with tokens"), ("cait_xxs24_224", "proj_l")]
-)
-def test_what_cannot_be_swapped_is_refused_before_the_first_forward(name, reason):
-    with pytest.raises(ValueError, match=f"nothing to swap in a .*{reason}"):
-        swap(timm().create_model(name, num_classes=3), "relu")
-
-
-def test_an_op_without_a_bias_is_refused_where_positions_are_one():
-    with pytest.raises(ValueError, match=r"linear_attention takes no bias; blocks.0.attn has relative_position_bias"):
-        swap(model("beit_base_patch16_224", BEIT), "linear")
+@pytest.mark.skipif(not FOLDER.exists(), reason=f"timm is not in {FOLDER}: `make install` puts it there")
+def test_models_of_timm() -> None:
+    cases = Path(__file__).with_name("timm_cases.py")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", str(cases)]
+    paths = os.pathsep.join([str(FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {"PYTHONPATH": paths}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert "8 passed" in done.stdout
