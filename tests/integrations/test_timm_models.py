@@ -1,7 +1,7 @@
 """swap on models of timm, in a process of its own.
 
-timm needs torchvision, beside which transformers no longer imports where torch was built for CPUs alone. So `make install`
-puts both into a folder that nothing else looks into.
+timm needs torchvision, beside which transformers no longer imports where torch was built for CPUs alone. So both are in
+a folder that nothing else looks into, where `make install` puts them.
 """
 
 import os
