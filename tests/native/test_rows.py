@@ -112,3 +112,28 @@ def test_what_lies_between_the_rows_of_a_head_is_not_read(op, features):
     for name, g in expected.items():
         assert np.all(np.isfinite(g)), name
         np.testing.assert_array_equal(grads[name], g)
+
+
+@pytest.mark.parametrize(("dtype", "last"), [(torch.float16, 2.0**-10), (torch.bfloat16, 2.0**-7)])
+def test_sums_halfway_between_two_numbers_become_the_even_one(dtype, last):
+    """1 + n last + last / 2, for even and odd n."""
+    ones = torch.ones(1, 1, dtype=dtype)
+    v = torch.stack([1 + last * torch.arange(64, dtype=torch.float64), torch.full((64,), last / 2)]).to(dtype)
+    call = ones, torch.ones(2, 1, dtype=dtype), v
+    o = attnkit.pointwise_attention(*call, activation="identity", length=1.0, scale=1.0, impl="native")[0]
+    assert o.equal((v[0].double() + v[1].double()).to(dtype))
+    assert not o.equal(v[0])
+
+
+@pytest.mark.parametrize("alpha", [1.25, 1.5, 2.0])
+def test_a_nan_that_a_window_shows_to_some_rows(alpha):
+    """It reaches the outputs of rows that see it, and the gradients that these rows take part in: nothing else."""
+    rng = np.random.default_rng(0)
+    q, k, v, do = rng.normal(size=(4, 2, 40, 8))
+    k[0, 20] = np.nan
+    options = {"alpha": alpha, "causal": True, "window": (5, 0), "impl": "native"}
+    results = {"o": attnkit.entmax_attention(q, k, v, **options)}
+    results |= attnkit.entmax_attention_vjp(q, k, v, do, **options)
+    rows, keys = range(20, 26), range(15, 26)
+    for name, reached in {"o": rows, "q": rows, "k": keys, "v": keys}.items():
+        assert np.argwhere(np.isnan(results[name]).any(-1)).tolist() == [[0, i] for i in reached], name

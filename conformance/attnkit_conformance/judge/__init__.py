@@ -18,7 +18,7 @@ from attnkit_conformance.model.case import DTYPES, Sample
 from attnkit_conformance.model.golden import draw_case
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.opdb import OPDB
-from attnkit_conformance.scenes.rows import is_triple
+from attnkit_conformance.scenes.rows import is_left_to_others
 
 XFAILS = Path(__file__).parents[1] / "peers" / "xfails"
 MAY_PASS = "~"
@@ -172,7 +172,8 @@ def selected(
     for dtype in dtypes:
         having = [adapter for adapter in free if matching(keep, adapter, op, (dtype,))]
         for sample in core.samples(op.name, profile, (dtype,)) if having else ():
-            able = [adapter for adapter in having if not (getattr(adapter, "compiles", False) and is_triple(sample))]
+            others = is_left_to_others(sample)
+            able = [adapter for adapter in having if not (others and getattr(adapter, "compiles", False))]
             if chosen := [adapter for adapter in able if keep(f"{adapter.name}::{sample.id}")]:
                 yield sample, chosen
 

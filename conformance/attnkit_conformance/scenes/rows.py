@@ -151,9 +151,10 @@ def row_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
         yield from samples_of(op, PREFIX[array], [row for row in rows(op, array) if row["dtype"] == dtype])
 
 
-def is_triple(sample: Sample) -> bool:
-    """Whether a sample is a row of the triples of options."""
-    return sample.id.rpartition("/")[2].startswith(PREFIX["triples"])
+def is_left_to_others(sample: Sample) -> bool:
+    """Whether adapters that compile every case are not judged on it: the triples of options, and many keys, whose
+    kernels are those of adapters that do not."""
+    return sample.id.rpartition("/")[2].startswith((PREFIX["triples"], "many-keys"))
 
 
 def samples_of(op: Op, prefix: str, array: Sequence[Row]) -> Iterator[Sample]:
