@@ -220,7 +220,7 @@ def test_export_and_compare_round_trip(exported: Path, tmp_path: Path, capsys: p
     theirs = tmp_path / "theirs.safetensors"
     computed(exported, theirs)
     assert main(["compare", str(exported), str(theirs)]) == 0
-    assert "30 pass, 0 fail, 0 unsupported" in capsys.readouterr().out
+    assert "38 pass, 0 fail, 0 unsupported" in capsys.readouterr().out
     computed(exported, theirs, change=20.0)
     assert main(["compare", str(exported), str(theirs)]) == 1
     assert "[bound] out.o: off by" in capsys.readouterr().out

@@ -42,7 +42,7 @@ OF_TRITON = {
 OF_CUDA = {
     **dict.fromkeys(("linear", "linear_kernels"), LINEAR),
     **dict.fromkeys(("rows", "rows_gradients", "rows_of_tiles", "normalisers"), f"softmax or {SPARSE}"),
-    **{"newton": "newton", "statistics": "statistics"},
+    **{"newton": "newton", "statistics": "statistics", "tensor_tiles": "/float16", "plain_tiles": "float32"},
     **dict.fromkeys(("pointwise", "pointwise_gradients", "activations"), "pointwise or reluformer or sigmoid"),
 }
 
@@ -108,7 +108,7 @@ AREAS = {
     "cuda": Area(
         "the CUDA kernels",
         (ATTNKIT / "kernels" / "cuda",),
-        copied=Judge("cuda_cpu", cases="pair and not property and float32", concerns=OF_CUDA),
+        copied=Judge("cuda_cpu", cases="pair and not property and (float32 or /float16)", concerns=OF_CUDA),
         endings=(".cuh",),
     ),
     "nn": Area(

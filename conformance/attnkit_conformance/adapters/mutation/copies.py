@@ -31,7 +31,7 @@ from attnkit_conformance.model import store
 from attnkit_conformance.model.case import judged_dtypes
 from attnkit_conformance.selection import find
 
-SECONDS = 300.0  # a mutant that is not through with its cases then never ends
+SECONDS = 900.0  # a mutant that is not through with its cases then never ends
 PASSED, FAILED = "nothing failed", "failed: "
 
 
