@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from attnkit.nn.attention import KeyValueCache
 from attnkit_experiments.data.text.pairs import BOS, EOS, PAD, UNK
 from attnkit_experiments.engine.errors import Diverged
 from attnkit_experiments.translation.decode import NEVER, DecodeConfig, beam_search, first_largest, greedy, limits
@@ -224,3 +225,14 @@ def test_mistakes_are_named():
         DecodeConfig(beam=0)
     with pytest.raises(ValueError, match="a and b must not be negative; got -1 and 10"):
         DecodeConfig(a=-1)
+
+
+def test_hypotheses_are_chosen_on_the_device_of_the_tokens():
+    """On a device without storage: an index that is made on the CPU would be refused there."""
+    items, beams = 3, 2
+    own, cross = (KeyValueCache(*torch.empty(2, n, 1, 4, 8, device="meta")) for n in (items * beams, items))
+    memory, mask = torch.empty(items, 4, 8, device="meta"), torch.empty(items, 4, device="meta")
+    state = DecoderState([own], [cross], memory, mask)
+    state.follow(torch.empty(items, beams, dtype=torch.long, device="meta"))
+    state.keep(torch.empty(2, dtype=torch.long, device="meta"))
+    assert [x.shape[0] for x in (own.keys, cross.keys, state.memory, state.mask)] == [2 * beams, 2, 2, 2]

@@ -3,16 +3,18 @@
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from attnkit_experiments.commands import runner
+from attnkit_experiments.commands import queue, runner
 from attnkit_experiments.commands.queue import LEASES
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.leases import held
 from attnkit_experiments.engine.metrics import read_metrics
+from attnkit_experiments.engine.world import World
 
 from .test_killed import deterministic
 from .test_processes import PATIENCE, environment
@@ -85,6 +87,23 @@ def test_work_has_nothing_left_to_do_in_a_finished_study(tiny, tmp_path, capsys)
     capsys.readouterr()
     assert runner.work(out, data="digits", threads=1) == out
     assert capsys.readouterr().out.count("already there") == 2
+
+
+@pytest.mark.parametrize("looks", [0, 3])
+def test_a_cell_that_others_train_is_waited_for_and_announced_once(looks, tmp_path, monkeypatch):
+    """Between two looks there is a pause, and none after the last cell."""
+    taken, events = [None] * looks, list[str]()
+
+    class Taken:
+        check, release = None, staticmethod(lambda: None)
+
+    monkeypatch.setattr(queue, "claim", lambda folder, name: taken.pop() if name == "slow" and taken else Taken)
+    monkeypatch.setattr(queue, "run_cell", lambda study, cell, world, **options: {"name": cell.name})
+    monkeypatch.setattr(queue, "say", events.append)
+    monkeypatch.setattr(queue.time, "sleep", lambda seconds: events.append("pause"))
+    study = SimpleNamespace(cells=[SimpleNamespace(name=name) for name in ("slow", "fast")], out=tmp_path)
+    assert queue.train_cells(study, World()) == [{"name": "slow"}, {"name": "fast"}]
+    assert events == ["waiting for what others train: slow"] * (looks > 0) + ["pause"] * looks
 
 
 def test_work_without_a_study_is_refused(tmp_path):
