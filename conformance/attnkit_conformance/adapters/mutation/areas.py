@@ -97,18 +97,18 @@ AREAS = {
     "native": Area(
         "the kernels for CPUs",
         (ATTNKIT / "kernels" / "cpu",),
-        copied=Judge("numpy-native", BUILD, concerns=OF_CPU),
+        copied=Judge("numpy-native", BUILD, tests=(CHECKOUT / "tests" / "native",), concerns=OF_CPU),
         endings=(".cpp", ".h"),
     ),
     "triton": Area(
         "the Triton kernels",
         (ATTNKIT / "kernels" / "triton",),
-        copied=Judge("triton_interpreted", cases="pair and not property and not float16", concerns=OF_TRITON),
+        copied=Judge("triton_interpreted", cases="not property and not /float16", concerns=OF_TRITON),
     ),
     "cuda": Area(
         "the CUDA kernels",
         (ATTNKIT / "kernels" / "cuda",),
-        copied=Judge("cuda_cpu", cases="pair and not property and (float32 or /float16)", concerns=OF_CUDA),
+        copied=Judge("cuda_cpu", cases="not property and (float32 or /float16)", concerns=OF_CUDA),
         endings=(".cuh",),
     ),
     "nn": Area(

@@ -38,11 +38,14 @@ PASSED, FAILED = "nothing failed", "failed: "
 @dataclass(frozen=True)
 class Judge:
     """How a copy is built and judged. `build` is a Python program, in whose environment OBJECTS is a folder that all
-    mutants share. `concerns` has, by the stem of a file, what its mutants can change."""
+    mutants share. `concerns` has, by the stem of a file, what its mutants can change. `tests` are run where no case
+    fails, in a checkout that has them.
+    """
 
     adapter: str
     build: str = ""
     cases: str = ""
+    tests: tuple[Path, ...] = ()
     concerns: Mapping[str, str] = field(default_factory=dict)
 
     def expression(self, file: Path | None, own: str | None) -> str:
@@ -113,6 +116,7 @@ class Copies:
                 return None
             expression = self.how.expression(mutant.file if mutant else None, self.own)
             by = fate((sys.executable, "-m", __name__, self.how.adapter, expression), folder, environment)
+            by = by or failing_test([test for test in self.how.tests if test.exists()], folder, environment)
             nothing = mutant or Mutant(self.package, "", 0, "", "", "", 0, 0)
             return Verdict(nothing, by, time.perf_counter() - started)
         finally:
@@ -132,6 +136,25 @@ def fate(command: Sequence[str], folder: Path, environment: Mapping[str, str]) -
     if last == PASSED:
         return None
     return last.removeprefix(FAILED) if last.startswith(FAILED) else "the process ended"
+
+
+def failing_test(tests: Sequence[Path], folder: Path, environment: Mapping[str, str]) -> str | None:
+    """The first of some tests of a checkout that fails on a copy of the package."""
+    if not tests:
+        return None
+    checkout = next(parent for parent in tests[0].parents if (parent / "tests").is_dir())
+    paths = os.pathsep.join([environment["PYTHONPATH"], str(checkout)])  # its tests, but the package of the copy
+    options = ("-x", "-q", "-rf", "--import-mode=importlib", "-p", "no:cacheprovider")
+    command = (sys.executable, "-m", "pytest", *options, *map(str, tests))
+    try:
+        done = subprocess.run(
+            command, cwd=folder, env={**environment, "PYTHONPATH": paths}, capture_output=True, text=True, check=False,
+            timeout=SECONDS,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return "does not end"
+    failed = (line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR")))
+    return next(failed, "the tests ended") if done.returncode else None
 
 
 def main(adapter: str, expression: str) -> None:
