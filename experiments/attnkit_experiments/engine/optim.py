@@ -21,10 +21,11 @@ class TrainConfig:
     `weight_decay`: in a step with the rate r the matrices lose the share r·weight_decay; with `decay_per_step`, the
     share weight_decay·r/lr, which does not change with lr: big_vision's `wd` is multiplied by the schedule only. Its
     1e-4 at lr 1e-3 is AdamW's 0.1. `betas` and `eps` are those of AdamW; `Adafactor` keeps its own.
-    `accumulate`: the number of parts of a step's samples, to save memory. `evaluate_every` 0: only at the end;
-    `checkpoint_every` 0: likewise. `average`: at the end the weights become the mean of those of this many last
-    checkpoints, and are evaluated again. `ema`: the decay of the moving average of the weights, which is evaluated as
-    well (see `ema`), 0 for none.
+    `accumulate`: the number of parts of a step's samples, to save memory. `activation_checkpointing`, for the same
+    purpose, keeps only the inputs of blocks and computes each block once more on the way back, with the same result.
+    `evaluate_every` 0: only at the end; `checkpoint_every` 0: likewise. `average`: at the end the weights become the
+    mean of those of this many last checkpoints, and are evaluated again. `ema`: the decay of the moving average of the
+    weights, which is evaluated as well (see `ema`), 0 for none.
     """
 
     steps: int
@@ -40,6 +41,7 @@ class TrainConfig:
     precision: Literal["float32", "bfloat16"] = "float32"
     compile: bool = False
     accumulate: int = 1
+    activation_checkpointing: bool = False
     ema: float = 0.0
     evaluate_every: int = 0
     checkpoint_every: int = 0

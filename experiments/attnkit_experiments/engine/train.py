@@ -13,12 +13,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint as recompute
 
 from attnkit_experiments.engine import checkpoint, diagnosis
 from attnkit_experiments.engine.averaging import average_checkpoints
@@ -175,8 +177,10 @@ class Run:
         self.make, self.config, self.world = make, config, world
         self.task = make()
         self.average = MovingAverage(self.task.model, config.ema, world, device) if config.ema else None
-        if config.compile:
-            for block in blocks_of(self.task.model):
+        for block in blocks_of(self.task.model):
+            if config.activation_checkpointing:
+                block.forward = partial(recompute, block.forward, use_reentrant=False)
+            if config.compile:
                 block.compile()
         self.task.apply = self.module = world.wrap(self.task.model, device)
         self.optimizer = make_optimizer(self.task.model, config)

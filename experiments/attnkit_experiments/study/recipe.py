@@ -38,6 +38,7 @@ class Training:
     precision: Literal["float32", "bfloat16"] = "float32"
     compile: bool = False
     accumulate: int = 1
+    activation_checkpointing: bool = False
     evaluate_every: int = 0
     checkpoint_every: int = 100
     seeds: tuple[int, ...] = (0,)
