@@ -10,7 +10,7 @@ from attnkit_experiments.commands.opening import open_study, request_of, started
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.progress import say
 from attnkit_experiments.engine.train import reproducible
-from attnkit_experiments.engine.world import World
+from attnkit_experiments.engine.world import ALONE
 from attnkit_experiments.recipes import MEASUREMENTS, RECIPES
 from attnkit_experiments.report import measurement_page, study_page
 from attnkit_experiments.report.results import read_about, read_study
@@ -35,7 +35,7 @@ def repair(folder: Path, **where: Any) -> None:
     if not uninspected:
         return
     try:
-        study = open_study(request_of(folder, **where), World(), started(folder))
+        study = open_study(request_of(folder, **where), ALONE, started(folder))
         with reproducible(study.threads, study.deterministic):
             for cell in study.cells:
                 if cell.name in uninspected:

@@ -34,7 +34,7 @@ from attnkit_experiments.engine.errors import Diverged, UserError, unknown
 from attnkit_experiments.engine.files import write_json
 from attnkit_experiments.engine.progress import say
 from attnkit_experiments.engine.train import reproducible
-from attnkit_experiments.engine.world import World, joined
+from attnkit_experiments.engine.world import ALONE, World, joined
 from attnkit_experiments.recipes import MEASUREMENTS
 from attnkit_experiments.report import claims
 from attnkit_experiments.study.measurement import Measurement, carry_out
@@ -93,7 +93,7 @@ def run_measurement(measurement: Measurement, request: Request) -> Path:
         raise UserError(f"{measurement.id}: --seeds is for what is trained")
     study = override(measurement.presets[request.preset].study, request.settings)
     device = choose_device(request.device)
-    with alone_in(request.out, World()):
+    with alone_in(request.out, ALONE):
         return _measured(measurement, study, request, device)
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from attnkit_experiments.engine.memory import peak_bytes
 from attnkit_experiments.engine.progress import say
 from attnkit_experiments.engine.train import Run
-from attnkit_experiments.engine.world import World, blocks_of
+from attnkit_experiments.engine.world import ALONE, blocks_of
 from attnkit_experiments.study.recipe import Cell
 
 WARM_UP = 2
@@ -159,7 +159,7 @@ def _apart(x: Any) -> Any:
 
 def measure(cell: Cell, data: Any, task: Callable[..., Any], device: torch.device, repeats: int) -> dict[str, Any]:
     """{"step": StepCost, "blocks": [BlockCost]} of training a cell, as dictionaries."""
-    run = Run(lambda: task(cell, data, device), cell.train, device, World())
+    run = Run(lambda: task(cell, data, device), cell.train, device, ALONE)
     done = 0
 
     def step() -> int:

@@ -34,7 +34,9 @@ from attnkit_experiments.engine.progress import say
 from attnkit_experiments.engine.world import World
 
 FORMAT = "attnkit-experiments-checkpoint-1"
-WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+WHOLE = StateDictOptions(full_state_dict=True)
+WRITTEN = StateDictOptions(full_state_dict=True, cpu_offload=True)
+"""Whole tensors in the main process alone."""
 
 
 def save(
@@ -53,9 +55,9 @@ def save(
 
     All but the last `keep` checkpoints are removed once the new one is sealed. Collective; the main process writes.
     """
-    weights, state = get_state_dict(model, optimizer, options=WHOLE)
+    weights, state = get_state_dict(model, optimizer, options=WRITTEN)
     moments: dict[str, Any] = dict(state)
-    averaged = whole_weights(average) if average else {}
+    averaged = get_model_state_dict(average, options=WRITTEN) if average else {}
     if not world.main:
         return
     tensors = {f"model.{name}": tensor for name, tensor in weights.items()}
@@ -72,7 +74,7 @@ def save(
 
 
 def whole_weights(model: nn.Module) -> dict[str, Any]:
-    """The whole weights of a possibly sharded model. Collective; only the main process gets them."""
+    """The whole weights of a possibly sharded model. Collective."""
     weights: dict[str, Any] = get_model_state_dict(model, options=WHOLE)
     return weights
 
@@ -160,7 +162,7 @@ def _load(
     tensors: dict[str, torch.Tensor], model: nn.Module, optimizer: torch.optim.Optimizer, average: nn.Module | None
 ) -> None:
     """Load whole tensors into a possibly sharded model and optimiser."""
-    _, fresh = get_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True))
+    _, fresh = get_state_dict(model, optimizer, options=WHOLE)
     weights: dict[str, Any] = {}
     averaged: dict[str, Any] = {}
     state: dict[str, dict[str, torch.Tensor]] = {}
@@ -178,10 +180,10 @@ def _load(
         optimizer,
         model_state_dict=weights,
         optim_state_dict={"state": state, "param_groups": fresh["param_groups"]},  # type: ignore[dict-item]
-        options=StateDictOptions(full_state_dict=True),
+        options=WHOLE,
     )
     if average:
-        set_model_state_dict(average, averaged, options=StateDictOptions(full_state_dict=True))
+        set_model_state_dict(average, averaged, options=WHOLE)
 
 
 def _refusal(path: Path, reason: str) -> str:

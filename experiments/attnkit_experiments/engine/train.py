@@ -30,7 +30,7 @@ from attnkit_experiments.engine.metrics import Metrics, summary
 from attnkit_experiments.engine.optim import TrainConfig, learning_rate, make_optimizer
 from attnkit_experiments.engine.progress import meter
 from attnkit_experiments.engine.sampler import ids_hash
-from attnkit_experiments.engine.world import World, blocks_of
+from attnkit_experiments.engine.world import ALONE, World, blocks_of
 
 
 class Task(Protocol):
@@ -53,8 +53,8 @@ class Task(Protocol):
         over all `ids`.
         """
 
-    def evaluate(self) -> dict[str, float]:
-        """Metrics on the test split."""
+    def evaluate(self, world: World = ALONE) -> dict[str, float]:
+        """Metrics on the test split, in every process; each computes its share."""
 
 
 @dataclass(frozen=True)
@@ -89,17 +89,16 @@ def train(
     config_hash: str,
     device: torch.device,
     label: str,
-    world: World | None = None,
+    world: World = ALONE,
     check: Callable[[], None] | None = None,
 ) -> tuple[Task, dict[str, Any]]:
     """Train a task to the end, from the checkpoint in `folder` if there is one; returns it and its metrics.
 
     The main process writes `metrics.jsonl` (a line per step and per evaluation), `checkpoints/`, and, with a moving
-    average, `weights_ema.safetensors`; its returned task has the whole model, even if training was sharded. Errors:
+    average, `weights_ema.safetensors`; the returned task has the whole model, even if training was sharded. Errors:
     Diverged if the loss or the gradient stops being finite; UserError if all checkpoints are damaged, or foreign, and
     that of `check`, which is called before something is written.
     """
-    world = world or World()
     run = Run(make, config, device, world)
     checkpoints = folder / "checkpoints"
     start, seconds = 0, 0.0
@@ -155,19 +154,27 @@ def train(
     if averaged and world.main:
         checkpoint.write_weights(folder / "weights_ema.safetensors", averaged, {"config_hash": config_hash})
     task = run.whole()
-    if not world.main:
-        return task, {}
-    return task, summary(folder / "metrics.jsonl", seconds) | mean_of_checkpoints(task, config, checkpoints)
+    mean = mean_of_checkpoints(task, config, checkpoints, world, device)
+    return task, summary(folder / "metrics.jsonl", seconds) | mean if world.main else {}
 
 
-def mean_of_checkpoints(task: Task, config: TrainConfig, folder: Path) -> dict[str, Any]:
+def mean_of_checkpoints(
+    task: Task, config: TrainConfig, folder: Path, world: World, device: torch.device
+) -> dict[str, Any]:
     """Load the mean of the weights of the last `average` checkpoints and evaluate it; {} for one."""
     if config.average == 1:
         return {}
-    files = sorted(folder.glob("step-*.safetensors"))[-config.average :]
-    task.model.load_state_dict(average_checkpoints(files))
+    weights: dict[str, Tensor] = {}
+
+    def read() -> int:
+        files = sorted(folder.glob("step-*.safetensors"))[-config.average :]
+        weights.update(average_checkpoints(files))
+        return len(files)
+
+    count = world.agreed(read)
+    task.model.load_state_dict(world.shared(weights, device))
     task.model.eval()
-    return {"averaged": len(files), **task.evaluate()}
+    return {"averaged": count, **task.evaluate(world)}
 
 
 class Run:
@@ -243,33 +250,30 @@ class Run:
         return self.share(ids, step, self.world.parts(len(ids), 1)[0])
 
     def evaluate(self) -> dict[str, float]:
-        """The metrics of the main process, and with the suffix _ema those of the moving average of the
-        weights; the others wait for it.
-        """
+        """The metrics, and with the suffix _ema those of the moving average of the weights."""
         task, averaged = self.whole(), self.averaged_weights()
-        values: dict[str, float] = {}
-        if self.world.main:
-            task.model.eval()
-            values = task.evaluate()
-            if averaged:
-                with weights_in_place(task.model, averaged):
-                    values |= {f"{name}_ema": value for name, value in task.evaluate().items()}
-            task.model.train()
-        return self.world.broadcast(values)
+        task.model.eval()
+        values = task.evaluate(self.world)
+        if averaged:
+            with weights_in_place(task.model, averaged):
+                values |= {f"{name}_ema": value for name, value in task.evaluate(self.world).items()}
+        task.model.train()
+        return values
 
     def averaged_weights(self) -> dict[str, Tensor]:
-        """The whole moving average in the main process; {} without one."""
-        return checkpoint.whole_weights(self.average.model) if self.average else {}
+        """The whole moving average, the same in every process; {} without one."""
+        if not self.average:
+            return {}
+        self.world.same(self.average.model.buffers())
+        return checkpoint.whole_weights(self.average.model)
 
     def whole(self) -> Task:
-        """The task with its whole model in the main process: itself, or a copy if the model is sharded."""
+        """The task with its whole model, the same in every process: itself, or a copy if the model is sharded."""
+        self.world.same(self.task.model.buffers())  # batch normalisation has those of each process's samples
         if self.world.size == 1 or self.world.sharding == "ddp":
             return self.task
-        weights = checkpoint.whole_weights(self.task.model)
-        if not self.world.main:
-            return self.task
         copy = self.make()
-        copy.model.load_state_dict(weights)
+        copy.model.load_state_dict(checkpoint.whole_weights(self.task.model))
         return copy
 
 

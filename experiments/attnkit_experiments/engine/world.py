@@ -1,14 +1,14 @@
 """The processes that train together: one, or those started by torchrun.
 
 `torchrun --nproc-per-node N -m experiments run ...` is the same run on N processes: every process takes its share of
-the samples of a step, gradients are summed, and only the main process evaluates and writes.
+the samples of a step and of an evaluation, gradients are summed, and only the main process writes.
 """
 
 from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -38,7 +38,7 @@ class World:
 
     @property
     def main(self) -> bool:
-        """Whether this is the process that evaluates and writes."""
+        """Whether this is the process that writes."""
         return self.rank == 0
 
     def parts(self, samples: int, accumulate: int) -> list[slice]:
@@ -87,6 +87,24 @@ class World:
             dist.all_reduce(x)
         return x
 
+    def own(self, items: Sequence[T]) -> Sequence[T]:
+        """Every `size`-th item, beginning with that of this process's number."""
+        return items[self.rank :: self.size]
+
+    def gathered(self, results: list[T]) -> list[T]:
+        """The results of all processes for their `own` items, in the order of the items, in every process."""
+        if self.size == 1:
+            return results
+        parts: list[list[T]] = [[] for _ in range(self.size)]
+        dist.all_gather_object(parts, results)
+        return [part[n] for n in range(len(parts[0])) for part in parts if n < len(part)]
+
+    def same(self, tensors: Iterable[Tensor]) -> None:
+        """Overwrite tensors with those of the main process."""
+        if self.size > 1:
+            for x in tensors:
+                dist.broadcast(x, src=0)
+
     def wait(self) -> None:
         """Wait for all processes."""
         if self.size > 1:
@@ -129,6 +147,10 @@ class World:
         if self.size > 1:
             dist.broadcast_object_list(box, src=0)
         return box[0]  # type: ignore[return-value]
+
+
+ALONE = World()
+"""One process."""
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:

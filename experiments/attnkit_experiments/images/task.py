@@ -16,6 +16,7 @@ from attnkit_experiments.data.images.dataset import ImageData
 from attnkit_experiments.data.images.lazy import LazyImages
 from attnkit_experiments.data.images.pixels import open_pixels
 from attnkit_experiments.engine.sampler import build_seeded, generator, sample_ids
+from attnkit_experiments.engine.world import ALONE, World
 from attnkit_experiments.images import fewshot
 from attnkit_experiments.images.model import ViT
 
@@ -159,30 +160,31 @@ class ImageTask:
         return augment.mixup(images, targets, share)
 
     @torch.no_grad()
-    def evaluate(self) -> dict[str, float]:
+    def evaluate(self, world: World = ALONE) -> dict[str, float]:
         """On the test split accuracy among the judged classes and the loss over all; accuracies of the probes."""
-        correct, total = 0, 0.0
-        batches = zip(self.pixels.test_batches(EVALUATION_BATCH), self.test_labels.split(EVALUATION_BATCH), strict=True)
-        for pixels, labels in batches:
-            images = augment.normalise(pixels)
+        count, parts = len(self.test_labels), []
+        starts = world.own(range(0, count, EVALUATION_BATCH))
+        for start, pixels in zip(starts, self.pixels.test_batches(starts, EVALUATION_BATCH), strict=True):
+            labels, images = self.test_labels[start : start + EVALUATION_BATCH], augment.normalise(pixels)
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
                 logits = self.model(images).float()
-            correct += int((self.judged[logits[:, self.judged].argmax(1)] == labels).sum())
-            total += float(self.loss_of(logits, one_hot(labels, self.classes).float()))
-        count = len(self.test_labels)
-        return {"accuracy": correct / count, "test_loss": total / count} | self.probed()
+            right = int((self.judged[logits[:, self.judged].argmax(1)] == labels).sum())
+            parts.append((right, float(self.loss_of(logits, one_hot(labels, self.classes).float()))))
+        correct, total = map(sum, zip(*world.gathered(parts), strict=True))
+        return {"accuracy": correct / count, "test_loss": total / count} | self.probed(world)
 
-    def probed(self) -> dict[str, float]:
+    def probed(self, world: World) -> dict[str, float]:
         """The mean accuracy of few-shot probes, "fewshot_accuracy", and that of each set and number of shots."""
-        accuracies = {
-            data.name: fewshot.accuracies(
+        own = [
+            fewshot.accuracies(
                 (self.features(data.train_images), data.train_labels),
                 (self.features(data.test_images), data.test_labels),
                 len(data.classes),
                 shots=self.shots,
             )
-            for data in self.probes
-        }
+            for data in world.own(self.probes)
+        ]
+        accuracies = {data.name: found for data, found in zip(self.probes, world.gathered(own), strict=True)}
         return fewshot.summary(accuracies, self.shots) if accuracies else {}
 
     @torch.no_grad()

@@ -12,6 +12,7 @@ from torch import Tensor
 from attnkit_experiments.data.text.bytes import TextData
 from attnkit_experiments.engine.losses import nats
 from attnkit_experiments.engine.sampler import build_seeded, sample_ids
+from attnkit_experiments.engine.world import ALONE, World
 from attnkit_experiments.language.model import LanguageConfig, LanguageModel
 
 EVALUATION_TOKENS = 1 << 14
@@ -69,16 +70,16 @@ class LanguageTask:
         return np.arange(count) if not self.tested else np.unique(np.arange(self.tested) * count // self.tested)
 
     @torch.no_grad()
-    def evaluate(self) -> dict[str, float]:
+    def evaluate(self, world: World = ALONE) -> dict[str, float]:
         """Bits per byte of the test windows: over all bytes, and over the first and the last quarter of a window."""
         ids, at_once = self.tested_ids(), max(EVALUATION_TOKENS // self.length, 1)
-        total = torch.zeros(self.length, dtype=torch.float64)
-        for start in range(0, len(ids), at_once):
+        parts = []
+        for start in world.own(range(0, len(ids), at_once)):
             tokens, following = self.cut(self.test, ids[start : start + at_once])
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
                 logits = self.model(tokens)
-            total += nats(logits, following).double().sum(0).cpu()
-        bits = total / (len(ids) * math.log(2))
+            parts.append(nats(logits, following).double().sum(0).cpu())
+        bits = torch.stack(world.gathered(parts)).sum(0) / (len(ids) * math.log(2))
         quarter = max(self.length // 4, 1)
         return {
             "bits_per_byte": float(bits.mean()),

@@ -12,6 +12,7 @@ from torch import Tensor
 from attnkit_experiments.data.sequences.dataset import PADDING, SequenceData, Split
 from attnkit_experiments.engine.losses import nats
 from attnkit_experiments.engine.sampler import build_seeded, sample_ids, seeded
+from attnkit_experiments.engine.world import ALONE, World
 from attnkit_experiments.sequences.methods import METHODS
 from attnkit_experiments.sequences.model import ClassifierConfig, SequenceClassifier
 
@@ -85,30 +86,30 @@ class SequenceTask:
         inside = place < stop
         return torch.where(inside, self.tokens[torch.where(inside, place, 0)].long(), PADDING)
 
-    def evaluate(self) -> dict[str, float]:
+    def evaluate(self, world: World = ALONE) -> dict[str, float]:
         """Accuracy and cross-entropy on the test split, the majority baseline, and the same of valid if there is one.
 
         `majority` is the accuracy of always answering the most common class of train: a method below it has learned
         nothing.
         """
-        accuracy, loss = self.measure(self.data.test)
+        accuracy, loss = self.measure(self.data.test, world)
         scores = {"accuracy": accuracy, "test_loss": loss, "majority": self.data.majority()}
         if len(self.data.valid):
-            accuracy, loss = self.measure(self.data.valid)
+            accuracy, loss = self.measure(self.data.valid, world)
             scores |= {"valid_accuracy": accuracy, "valid_loss": loss}
         return scores
 
     @torch.no_grad()
-    def measure(self, split: Split) -> tuple[float, float]:
+    def measure(self, split: Split, world: World) -> tuple[float, float]:
         """(accuracy, mean cross-entropy) of the model, which the caller has put in evaluation mode."""
-        correct, total = 0, 0.0
-        for start in range(0, len(split), self.batch):
+        parts = []
+        for start in world.own(range(0, len(split), self.batch)):
             rows = split.rows[start : start + self.batch]
             labels = torch.from_numpy(split.labels[start : start + self.batch]).to(self.device)
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
                 logits = self.model(self.padded(rows, self.width_of(rows)))
-            correct += int((logits.argmax(1) == labels).sum())
-            total += float(nats(logits, labels).sum())
+            parts.append((int((logits.argmax(1) == labels).sum()), float(nats(logits, labels).sum())))
+        correct, total = map(sum, zip(*world.gathered(parts), strict=True))
         return correct / len(split), total / len(split)
 
 

@@ -21,6 +21,7 @@ from attnkit_experiments.data.text.pairs import BOS, EOS, PAD, Sentences, Split,
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.losses import nats
 from attnkit_experiments.engine.sampler import build_seeded, seeded
+from attnkit_experiments.engine.world import ALONE, World
 from attnkit_experiments.translation.bleu import corpus_bleu
 from attnkit_experiments.translation.decode import DecodeConfig, beam_search
 from attnkit_experiments.translation.model import LayerRows, TranslationConfig, Translator
@@ -81,7 +82,9 @@ def padded(sentences: Sentences, ids: np.ndarray, *, before: int | None = None, 
 
 
 class Translated(NamedTuple):
-    """Detokenised translations in the order of the split, how many reached their limit, seconds of searching."""
+    """Detokenised translations in the order of the split, how many reached their limit, seconds of searching, which
+    are those of all processes together.
+    """
 
     texts: tuple[str, ...]
     cut: int
@@ -188,7 +191,7 @@ class TranslationTask:
         return torch.stack(shares).mean()
 
     @torch.no_grad()
-    def evaluate(self) -> dict[str, float]:
+    def evaluate(self, world: World = ALONE) -> dict[str, float]:
         """Loss (nats per token, not smoothed) and perplexity of the valid split; BLEU of translating the scored split.
 
         "bleu" is sacrebleu's 13a on detokenised text against the original lines, "bleu_tokenised" without
@@ -197,8 +200,8 @@ class TranslationTask:
         precision of training.
         """
         with evaluating(self.model):
-            losses = self.sentence_losses(self.data.valid, self.valid_batches)
-            translated = self.translate(self.scored, self.search_batches)
+            losses = self.sentence_losses(self.data.valid, self.valid_batches, world)
+            translated = self.translate(self.scored, self.search_batches, world)
         loss = float(losses.sum() / (self.data.valid.target.lengths + 1).sum())
         self.translations, self.decode_seconds = translated.texts, translated.seconds
         texts, references = translated.texts, self.scored.target_text
@@ -217,37 +220,42 @@ class TranslationTask:
         }
 
     @torch.no_grad()
-    def sentence_losses(self, split: Split, batches: TokenBatches) -> np.ndarray:
+    def sentence_losses(self, split: Split, batches: TokenBatches, world: World = ALONE) -> np.ndarray:
         """-Σ log p over the tokens of each target sentence of a split and its EOS, (n,) float64, in nats."""
-        losses = np.empty(len(split.target))
-        for ids in _epoch(batches):
+        parts = []
+        for ids in _share_of_epoch(batches, world):
             batch = make_batch(split, ids, self.device)
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
                 logits = self.model(*batch[:3])
             each = nats(logits, batch.target_out)
-            losses[ids] = each.masked_fill(batch.target_out == PAD, 0.0).double().sum(1).cpu().numpy()
+            parts.append((ids, each.masked_fill(batch.target_out == PAD, 0.0).double().sum(1).cpu().numpy()))
+        losses = np.empty(len(split.target))
+        for ids, found in world.gathered(parts):
+            losses[ids] = found
         return losses
 
-    def translate(self, split: Split, batches: TokenBatches) -> Translated:
+    def translate(self, split: Split, batches: TokenBatches, world: World = ALONE) -> Translated:
         """Search for a translation of every sentence of a split."""
-        texts, cut = [""] * len(split.source), 0
-        start = time.perf_counter()
-        for ids in _epoch(batches):
+        parts = []
+        for ids in _share_of_epoch(batches, world):
+            start = time.perf_counter()
             batch = make_batch(split, ids, self.device)
             translations = beam_search(self.model, batch.source, batch.source_mask, self.decoding)
-            cut += int(translations.cut.sum())
-            for place, tokens in zip(ids.tolist(), translations.sequences(), strict=True):
-                texts[place] = self.data.decode(tokens)
-        return Translated(tuple(texts), cut, time.perf_counter() - start)
+            found = [self.data.decode(tokens) for tokens in translations.sequences()]
+            parts.append((ids, found, int(translations.cut.sum()), time.perf_counter() - start))
+        parts = world.gathered(parts)
+        texts = {place: text for ids, found, _, _ in parts for place, text in zip(ids.tolist(), found, strict=True)}
+        cut, seconds = sum(part[2] for part in parts), sum(part[3] for part in parts)
+        return Translated(tuple(texts[place] for place in range(len(split.source))), cut, seconds)
 
 
 def _batches(split: Split, budget: int, seed: int) -> TokenBatches:
     return TokenBatches(split.source.lengths, split.target.lengths, budget=budget, seed=seed)
 
 
-def _epoch(batches: TokenBatches) -> Iterator[np.ndarray]:
-    """Every sentence once."""
-    return map(batches.ids, range(batches.batches_per_epoch))
+def _share_of_epoch(batches: TokenBatches, world: World) -> Iterator[np.ndarray]:
+    """Every sentence once, in one of the processes."""
+    return map(batches.ids, world.own(range(batches.batches_per_epoch)))
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
@@ -33,8 +33,8 @@ class Pixels(Protocol):
     def test(self, ids: Sequence[int]) -> Tensor:
         """Test images."""
 
-    def test_batches(self, batch: int) -> Iterator[Tensor]:
-        """All test images in order, `batch` at a time."""
+    def test_batches(self, starts: Iterable[int], batch: int) -> Iterator[Tensor]:
+        """The test images from each of `starts` on, at most `batch`."""
 
 
 def open_pixels(
@@ -70,8 +70,9 @@ class ResidentPixels:
     def test(self, ids: Sequence[int]) -> Tensor:
         return self.test_images[list(ids)]
 
-    def test_batches(self, batch: int) -> Iterator[Tensor]:
-        yield from self.test_images.split(batch)
+    def test_batches(self, starts: Iterable[int], batch: int) -> Iterator[Tensor]:
+        for start in starts:
+            yield self.test_images[start : start + batch]
 
 
 class DecodedPixels:
@@ -99,8 +100,7 @@ class DecodedPixels:
     def test(self, ids: Sequence[int]) -> Tensor:
         return self._fetched(self._submit_test(ids))
 
-    def test_batches(self, batch: int) -> Iterator[Tensor]:
-        starts = range(0, len(self.data.test), batch)
+    def test_batches(self, starts: Iterable[int], batch: int) -> Iterator[Tensor]:
         jobs: deque[list[Future[np.ndarray]]] = deque()
         for start in starts:
             jobs.append(self._submit_test(range(start, min(start + batch, len(self.data.test)))))

@@ -1,0 +1,107 @@
+"""An evaluation shared by processes: the numbers of one process bit for bit, every batch computed once."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from attnkit_experiments.commands import runner
+from attnkit_experiments.commands.opening import choose
+from attnkit_experiments.engine.train import Run
+from attnkit_experiments.engine.world import World, blocks_of, joined
+from attnkit_experiments.study.recipe import Source, expand
+
+from .conftest import TINY as IMAGES
+from .test_activation_checkpointing import SOFT
+from .test_processes import PATIENCE, environment
+from .test_table6 import TINY as SEQUENCES
+from .translation_cases import TINY as TRANSLATION
+
+SIZE, CPU = 3, torch.device("cpu")
+STUDIES = {
+    "000-fig1": ("digits", (*IMAGES, "points=d64/4", "fewshot=digits", "shots=1")),
+    "000-causal": ("pydoc", ("tokens=64", "length=16", "tested=20")),
+    "001-table4": ("pairs", (*TRANSLATION, "methods=reluformer", "tokens=64")),
+    "002-table1": ("digits", (*SOFT, "methods=soft", "full_scale=false", "measured_batch=0")),
+    "002-table6": ("generated", (*SEQUENCES, "methods=transformer")),
+}
+DRIVER = """
+import multiprocessing
+import socket
+import sys
+
+from attnkit_experiments.images import task
+from attnkit_experiments.language import task as language
+from tests.experiments.test_evaluation import SIZE, process
+
+task.EVALUATION_BATCH, language.EVALUATION_TOKENS = 2, 64
+with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    port = free.getsockname()[1]
+fork = multiprocessing.get_context("fork")
+ranks = [fork.Process(target=process, args=(rank, port, *sys.argv[1:])) for rank in range(SIZE)]
+for each in ranks:
+    each.start()
+for each in ranks:
+    each.join()
+assert not any(each.exitcode for each in ranks)
+"""
+
+
+def process(rank: int, port: int, corpus: str, out: str) -> None:
+    """Write what a process finds together with the others, and then alone."""
+    places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": SIZE, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in places.items()})
+    with joined(CPU, "ddp") as world:
+        found = {recipe: evaluations(recipe, corpus, Path(out) / str(rank), world) for recipe in STUDIES}
+        order = {str(count): world.gathered([*world.own(range(count))]) for count in range(8)}
+    (Path(out) / f"{rank}.json").write_text(json.dumps(found | {"order": order}))
+
+
+def evaluations(recipe: str, corpus: str, out: Path, world: World) -> list[tuple[dict[str, float], int]]:
+    """The evaluation after a step, and how often it called a block: shared, and of this process alone."""
+    place, settings = STUDIES[recipe]
+    place = str(Path(corpus) / place) if place == "pairs" else place
+    kind, study = choose(runner.Request(recipe, "cpu", place, out, settings))
+    data = kind.domain.load(Source(place, study, out))
+    cell = expand(kind, study, data)[0]
+    run = Run(lambda: kind.domain.task(cell, data, CPU), cell.train, CPU, world)
+    run.step(0)
+    calls: list[int] = []
+    blocks_of(run.task.model)[-1].register_forward_hook(lambda *_: calls.append(1))
+    shared = run.evaluate(), len(calls)
+    run.task.model.eval()
+    alone = run.task.evaluate(), len(calls) - shared[1]
+    for values, _ in (shared, alone):
+        values.pop("decode_seconds", None)
+    return [shared, alone]
+
+
+@pytest.fixture(scope="module")
+def found(corpus, tmp_path_factory):
+    """What each process found."""
+    out = tmp_path_factory.mktemp("shared")
+    words = [sys.executable, "-c", DRIVER, str(corpus), str(out)]
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 0, done.stderr
+    return [json.loads((out / f"{rank}.json").read_text()) for rank in range(SIZE)]
+
+
+def test_results_are_gathered_in_the_order_of_the_items(found):
+    for each in found:
+        assert each["order"] == {str(count): [*range(count)] for count in range(8)}
+
+
+@pytest.mark.parametrize("recipe", STUDIES)
+def test_processes_find_together_what_each_finds_alone(recipe, found):
+    """With statistics of batch normalisation that were those of each process's samples."""
+    shared, alone = zip(*(each[recipe] for each in found), strict=True)
+    assert all(each[0] == shared[0][0] for each in (*shared, *alone))
+    assert sum(calls for _, calls in shared) == alone[0][1]
+    assert max(calls for _, calls in shared) < alone[0][1]
+    if recipe == "000-fig1":
+        assert "fewshot_accuracy" in shared[0][0]
