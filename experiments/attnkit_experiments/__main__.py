@@ -7,7 +7,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 # spinning threads are many times slower when another process needs a core; torch reads this on import
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -21,6 +21,8 @@ from attnkit_experiments.data.images import throughput
 from attnkit_experiments.data.prepare import PREPARE
 from attnkit_experiments.engine.errors import Diverged, UserError, unknown
 from attnkit_experiments.engine.progress import say
+from attnkit_experiments.engine.tracking import Tracking
+from attnkit_experiments.engine.world import Sharding
 from attnkit_experiments.recipes import MEASUREMENTS, RECIPES
 
 
@@ -69,8 +71,10 @@ class Run:
     """Allow operations whose results differ from run to run on a GPU; without it every operation is deterministic."""
     enqueue: bool = False
     """Write study.json and train nothing; any number of `work` processes train the cells."""
-    sharding: Literal["ddp", "fsdp"] = "ddp"
+    sharding: Sharding = "ddp"
     """Under torchrun: every process holds the whole model (ddp) or a part of it (fsdp)."""
+    track: Tracking | None = None
+    """Show the metrics in TensorBoard or Weights & Biases too, which must be installed."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,9 @@ class Work:
     """As of run."""
     keep_going: bool = False
     """As of run."""
-    sharding: Literal["ddp", "fsdp"] = "ddp"
+    sharding: Sharding = "ddp"
+    """As of run."""
+    track: Tracking | None = None
     """As of run."""
 
 

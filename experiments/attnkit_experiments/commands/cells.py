@@ -51,7 +51,7 @@ def run_cell(
     try:
         task, measured = train(
             make, cell.train, folder, config_hash=config_hash, device=study.device, label=label, world=world,
-            check=check,
+            check=check, track=study.track,
         )  # fmt: skip
         result |= measured
     except Diverged as diagnosis:

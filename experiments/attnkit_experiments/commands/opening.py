@@ -11,9 +11,11 @@ from typing import Any
 
 import torch
 
+from attnkit_experiments.engine import tracking
 from attnkit_experiments.engine.environment import choose_device, describe
 from attnkit_experiments.engine.errors import UserError, unknown
 from attnkit_experiments.engine.files import read_json, write_json
+from attnkit_experiments.engine.tracking import Tracking
 from attnkit_experiments.engine.world import Sharding, World
 from attnkit_experiments.recipes import MEASUREMENTS, RECIPES
 from attnkit_experiments.study.overrides import override
@@ -44,6 +46,7 @@ class Request:
     fast: bool = False
     enqueue: bool = False
     sharding: Sharding = "ddp"
+    track: Tracking | None = None
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ class Opened:
     threads: int
     about: Mapping[str, Any]
     keep_going: bool
+    track: Tracking | None
 
     @property
     def deterministic(self) -> bool:
@@ -90,6 +94,8 @@ def open_study(request: Request, world: World, before: dict[str, Any] | None) ->
     """
     recipe, study = choose(request)
     device = choose_device(request.device)
+    if request.track:
+        tracking.installed(request.track)
     threads = request.threads or (before["environment"]["threads"] if before else torch.get_num_threads())
     cache = request.cache or request.out / "cache"
     source = Source(request.data, study, cache, request.skip_unreadable, request.workers)
@@ -119,7 +125,7 @@ def open_study(request: Request, world: World, before: dict[str, Any] | None) ->
         _require_same(before, about, request.out)
     elif world.main:
         write_json(request.out / "study.json", about)
-    return Opened(recipe, cells, data, request.out, device, threads, about, request.keep_going)
+    return Opened(recipe, cells, data, request.out, device, threads, about, request.keep_going, request.track)
 
 
 def prepare(request: Request) -> dict[str, Any] | None:

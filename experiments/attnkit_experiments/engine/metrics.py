@@ -9,22 +9,26 @@ from pathlib import Path
 from typing import Any, Self
 
 from attnkit_experiments.engine.files import written_aside
+from attnkit_experiments.engine.tracking import TRACKERS, Tracking
 
 
 class Metrics:
-    """JSON lines, appended; truncated on resume to the steps of the checkpoint."""
+    """JSON lines, appended; truncated on resume to the steps of the checkpoint. `track` names where else they go."""
 
-    def __init__(self, path: Path, *, keep_until: int) -> None:
+    def __init__(self, path: Path, *, keep_until: int, track: Tracking | None = None) -> None:
         rows = [row for row in read_metrics(path) if row["step"] <= keep_until] if path.exists() else []
         self.last_finite: dict[str, Any] | None = next((r for r in reversed(rows) if "loss" in r), None)
         self.evaluated = max((row["step"] for row in rows if "evaluation" in row), default=0)
         """The last step that was evaluated."""
         with written_aside(path) as aside:
             aside.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        self._tracker = TRACKERS[track](path.parent, keep_until) if track else None
         self._file = path.open("a", encoding="utf-8", buffering=1)
 
     def write(self, row: dict[str, Any]) -> None:
         self._file.write(json.dumps(row) + "\n")
+        if self._tracker:
+            self._tracker.write(row)
         if "evaluation" in row:
             self.evaluated = row["step"]
 
@@ -37,6 +41,8 @@ class Metrics:
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
+        if self._tracker:
+            self._tracker.close()
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

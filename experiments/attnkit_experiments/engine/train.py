@@ -30,6 +30,7 @@ from attnkit_experiments.engine.metrics import Metrics, summary
 from attnkit_experiments.engine.optim import TrainConfig, learning_rate, make_optimizer
 from attnkit_experiments.engine.progress import meter
 from attnkit_experiments.engine.sampler import ids_hash
+from attnkit_experiments.engine.tracking import Tracking
 from attnkit_experiments.engine.world import ALONE, World, blocks_of
 
 
@@ -91,13 +92,14 @@ def train(
     label: str,
     world: World = ALONE,
     check: Callable[[], None] | None = None,
+    track: Tracking | None = None,
 ) -> tuple[Task, dict[str, Any]]:
     """Train a task to the end, from the checkpoint in `folder` if there is one; returns it and its metrics.
 
-    The main process writes `metrics.jsonl` (a line per step and per evaluation), `checkpoints/`, and, with a moving
-    average, `weights_ema.safetensors`; the returned task has the whole model, even if training was sharded. Errors:
-    Diverged if the loss or the gradient stops being finite; UserError if all checkpoints are damaged, or foreign, and
-    that of `check`, which is called before something is written.
+    The main process writes `metrics.jsonl` (a line per step and per evaluation, which `track` shows elsewhere too),
+    `checkpoints/`, and, with a moving average, `weights_ema.safetensors`; the returned task has the whole model, even
+    if training was sharded. Errors: Diverged if the loss or the gradient stops being finite; UserError if all
+    checkpoints are damaged, or foreign, and that of `check`, which is called before something is written.
     """
     run = Run(make, config, device, world)
     checkpoints = folder / "checkpoints"
@@ -108,7 +110,7 @@ def train(
     # reading a number from a GPU waits for it, so the numbers of several steps are fetched together
     fetch_every = 1 if device.type == "cpu" else 20
 
-    metrics = Metrics(folder / "metrics.jsonl", keep_until=start) if world.main else None
+    metrics = Metrics(folder / "metrics.jsonl", keep_until=start, track=track) if world.main else None
     with meter(label, config.steps) as update, metrics or nullcontext():
         clock = time.perf_counter()
         for step in range(start, config.steps):
