@@ -22,7 +22,7 @@ from attnkit_experiments.data.prepare import PREPARE
 from attnkit_experiments.engine.errors import Diverged, UserError, unknown
 from attnkit_experiments.engine.progress import say
 from attnkit_experiments.engine.tracking import Tracking
-from attnkit_experiments.engine.world import Sharding
+from attnkit_experiments.engine.world import TIMEOUT, Sharding
 from attnkit_experiments.recipes import MEASUREMENTS, RECIPES
 
 
@@ -73,6 +73,8 @@ class Run:
     """Write study.json and train nothing; any number of `work` processes train the cells."""
     sharding: Sharding = "ddp"
     """Under torchrun: every process holds the whole model (ddp) or a part of it (fsdp)."""
+    timeout: float = TIMEOUT
+    """Under torchrun: the job ends if a process waits for another for this many minutes."""
     track: Tracking | None = None
     """Show the metrics in TensorBoard or Weights & Biases too, which must be installed."""
 
@@ -98,6 +100,8 @@ class Work:
     keep_going: bool = False
     """As of run."""
     sharding: Sharding = "ddp"
+    """As of run."""
+    timeout: float = TIMEOUT
     """As of run."""
     track: Tracking | None = None
     """As of run."""

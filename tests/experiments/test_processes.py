@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from attnkit_experiments.commands import runner
+from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.metrics import read_metrics
 from attnkit_experiments.engine.optim import TrainConfig
 from attnkit_experiments.engine.world import World
@@ -34,6 +35,7 @@ PATIENCE = 300  # seconds after which a job that hangs is ended
 DRIVER = """
 import json
 import sys
+import time
 from pathlib import Path
 
 from attnkit_experiments.commands import runner
@@ -50,8 +52,12 @@ def fail(self, ids, step, own):
     return loss(self, ids, step, own)
 
 
-if fault == "fail":
-    ImageTask.loss = fail
+def hang(self, ids, step, own):
+    time.sleep(3600 if step == 1 and own.start else 0)
+    return loss(self, ids, step, own)
+
+
+ImageTask.loss = {"fail": fail, "hang": hang}.get(fault, loss)
 given |= {"out": Path(given["out"]), "settings": tuple(given["settings"]), "seeds": (0,)}
 with in_float64():
     runner.run(runner.Request(**given))
@@ -197,6 +203,17 @@ def test_a_process_that_fails_ends_the_job_with_its_error(whole, image_folder, t
     assert not (tmp_path / "out" / GATED / "result.json").exists()
     assert_equal_runs(tmp_path / "out", whole)
     assert (whole / CELL / AVERAGE).exists()
+
+
+def test_a_process_that_hangs_ends_the_job_after_the_timeout(image_folder, tmp_path):
+    done = together(tmp_path, 2, request(tmp_path / "out", data=str(image_folder), timeout=0.05), fault="hang")
+    assert done.returncode != 0
+    assert "Timed out waiting 3000ms" in done.stderr
+
+
+def test_a_timeout_that_is_none_is_refused(tiny, tmp_path):
+    with pytest.raises(UserError, match="--timeout 0: expected minutes above 0"):
+        tiny(tmp_path / "out", timeout=0)
 
 
 def test_shares_of_a_step_cover_it_once():

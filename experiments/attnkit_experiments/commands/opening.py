@@ -16,7 +16,7 @@ from attnkit_experiments.engine.environment import choose_device, describe
 from attnkit_experiments.engine.errors import UserError, unknown
 from attnkit_experiments.engine.files import read_json, write_json
 from attnkit_experiments.engine.tracking import Tracking
-from attnkit_experiments.engine.world import Sharding, World
+from attnkit_experiments.engine.world import TIMEOUT, Sharding, World
 from attnkit_experiments.recipes import MEASUREMENTS, RECIPES
 from attnkit_experiments.study.overrides import override
 from attnkit_experiments.study.recipe import Cell, Recipe, Source, expand
@@ -46,6 +46,7 @@ class Request:
     fast: bool = False
     enqueue: bool = False
     sharding: Sharding = "ddp"
+    timeout: float = TIMEOUT
     track: Tracking | None = None
 
 

@@ -54,7 +54,7 @@ def run(request: Request) -> Path:
         return run_measurement(MEASUREMENTS[request.recipe], request)
     choose(request)
     device = choose_device(request.device)
-    with joined(device, request.sharding) as world, alone_in(request.out, world):
+    with joined(device, request.sharding, request.timeout) as world, alone_in(request.out, world):
         study = open_study(request, world, world.agreed(lambda: prepare(request)))
         if world.main:
             say(headline(study, world))
@@ -69,7 +69,7 @@ def work(folder: Path, **where: Any) -> Path:
     `where` are the fields of `Request` that may differ from the run's: data, device, threads, cache and the like.
     """
     request = request_of(folder, **where)
-    with joined(choose_device(request.device), request.sharding) as world:
+    with joined(choose_device(request.device), request.sharding, request.timeout) as world:
         study = open_study(request, world, world.agreed(lambda: started(folder)))
         if world.main:
             say(headline(study, world))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnkit.nn import capture
+from attnkit.nn.capture import capture
 
 
 @dataclass

@@ -24,8 +24,8 @@ from attnkit_experiments.engine.errors import UserError
 T = TypeVar("T")
 Sharding = Literal["ddp", "fsdp"]
 
-PATIENCE = datetime.timedelta(hours=2)
-"""The timeout of collectives: the main process may be translating a test set meanwhile."""
+TIMEOUT = 30.0
+"""Minutes that processes wait for one another; the main one may be inspecting a model meanwhile, or indexing images."""
 
 
 @dataclass(frozen=True)
@@ -159,13 +159,17 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 
 
 @contextmanager
-def joined(device: torch.device, sharding: Sharding) -> Iterator[World]:
-    """The processes started by torchrun, or this one alone."""
+def joined(device: torch.device, sharding: Sharding, timeout: float = TIMEOUT) -> Iterator[World]:
+    """The processes started by torchrun, which end if one waits for another longer than `timeout` minutes, or this
+    one alone.
+    """
+    if timeout <= 0:
+        raise UserError(f"--timeout {timeout:g}: expected minutes above 0")
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         yield World(sharding=sharding)
         return
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=datetime.timedelta(minutes=timeout))
     try:
         yield World(dist.get_rank(), size, sharding)
     finally:
