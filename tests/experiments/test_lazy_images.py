@@ -2,8 +2,10 @@
 
 import json
 import os
+import pickle
 import shutil
 import tarfile
+import tracemalloc
 import zipfile
 from collections import Counter
 from pathlib import Path
@@ -15,14 +17,16 @@ import webdataset
 from PIL import Image
 
 from attnkit_experiments.__main__ import main
+from attnkit_experiments.data.images.decoding import decoders
 from attnkit_experiments.data.images.decoding.decoders import Decoders
 from attnkit_experiments.data.images.decoding.places import Unreadable
 from attnkit_experiments.data.images.decoding.views import CentralCrop, RandomCrop, decode, inception_box
-from attnkit_experiments.data.images.index import build_index, open_index
+from attnkit_experiments.data.images.index import _Entry, build_index, open_index
 from attnkit_experiments.data.images.lazy import LazyRequest, load_lazily
 from attnkit_experiments.data.prepare import imagenet
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.metrics import read_metrics
+from attnkit_experiments.engine.transfer import upload
 from attnkit_experiments.images import task as classify
 from attnkit_experiments.images.model import ViTConfig
 from attnkit_experiments.images.task import AugmentConfig, ImageTask
@@ -268,11 +272,45 @@ def test_the_index_is_kept_until_something_changes(directory, tmp_path, monkeypa
         patch.setattr("attnkit_experiments.data.images.index._contents", lambda *_: pytest.fail("indexed again"))
         again = open_index(str(source), cache=tmp_path / "cache")
     assert again.names.tolist() == first.names.tolist()
-    (kept,) = (tmp_path / "cache").iterdir()
-    kept.write_bytes(kept.read_bytes()[:50])
-    assert len(open_index(str(source), cache=tmp_path / "cache").names) == 21
+    kept = sorted((tmp_path / "cache").iterdir())
+    assert [file.suffix for file in kept] == [".json", ".npy"]
+    for file in kept:
+        file.write_bytes(file.read_bytes()[:50])
+        assert open_index(str(source), cache=tmp_path / "cache").classes == first.classes
+        assert len(open_index(str(source), cache=tmp_path / "cache").names) == 21
     shutil.copy(source / "train" / "ant" / "ant_0.JPEG", source / "train" / "ant" / "new.jpeg")
     assert len(open_index(str(source), cache=tmp_path / "cache").names) == 22
+
+
+@pytest.mark.parametrize("at_once", [1, 4, 7, 21])
+def test_an_index_is_the_same_however_many_rows_are_listed_at_a_time(at_once, layouts, monkeypatch):
+    whole = {name: build_index(place) for name, place in layouts.items()}
+    monkeypatch.setattr("attnkit_experiments.data.images.index.AT_ONCE", at_once)
+    for name, place in layouts.items():
+        index = build_index(place)
+        for column in ("names", "labels", "train", "archives", "offsets", "sizes", "deflated", "crcs"):
+            assert np.array_equal(getattr(index, column), getattr(whole[name], column)), column
+
+
+def test_an_index_is_mapped_not_held(tmp_path, monkeypatch):
+    """An image costs the 8 bytes of its number and the 8 of its place in an epoch, and its row nothing."""
+    count, module = 300_000, "attnkit_experiments.data.images.index"
+    entries = [
+        _Entry("train" if n % 100 else "test", f"n{n % 9}", -1, f"n{n % 9}_{n}.JPEG", 0, n, n) for n in range(count)
+    ]
+    monkeypatch.setattr(f"{module}._places", lambda _: (tmp_path, ("a.tar",)))
+    monkeypatch.setattr(f"{module}._stamps", lambda *_: iter(()))
+    monkeypatch.setattr(f"{module}._contents", lambda *_: iter(entries))
+    open_index("made up", cache=tmp_path / "cache")
+    tracemalloc.start()
+    try:
+        data = load("made up", tmp_path)
+        data.checksum()
+        held, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(data.train) * 16 <= held < count * 18
+    assert peak < count * 25
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # webdataset leaves shards open
@@ -346,16 +384,69 @@ def test_a_crop_is_cut_from_the_original_pixels(tmp_path):
 
 
 def test_a_decoding_process_that_dies_says_so_and_errors_keep_their_traceback():
-    decoders = Decoders(1)
+    made = Decoders(1)
     with pytest.raises(RuntimeError, match=r"(?s)decoding process:.*AttributeError"):
-        decoders.submit(decode, [(3, None)]).result()
+        made.submit(decode, [(3, None)]).result()
     with pytest.raises(RuntimeError, match="a decoding process ended with status 7"):
-        decoders.submit(os._exit, 7).result()
+        made.submit(os._exit, 7).result()
     with pytest.raises(RuntimeError, match="ended with status 7"):
-        decoders.submit(decode, []).result()
-    decoders.close()
+        made.submit(decode, []).result()
+    made.close()
     with pytest.raises(ValueError, match="workers must be at least 0, got -1"):
         Decoders(-1)
+
+
+def test_pixels_come_through_shared_memory(layouts, tmp_path, monkeypatch):
+    """What a decoding process says is the shape alone, and what it wrote for another job is no part of the answer."""
+    said, load_pickle = [], pickle.load
+
+    def listen(stream):
+        said.append(load_pickle(stream))
+        return said[-1]
+
+    monkeypatch.setattr(decoders.pickle, "load", listen)
+    data = load(layouts["zip"], tmp_path, workers=1)
+    items = [(int(i), CentralCrop(SIDE)) for i in data.train[:9]]
+    pixels = np.zeros((9, SIDE, SIDE, 3), dtype=np.uint8)
+    for job in data.decode(items, pixels):
+        job.result()
+    data.decoders.close()
+    assert said == [((8, SIDE, SIDE, 3), None), ((1, SIDE, SIDE, 3), None)]
+    assert np.array_equal(pixels, decode([(data.index.place(i), view) for i, view in items]))
+
+
+def test_arrays_of_another_shape_are_refused():
+    made = Decoders(1)
+    with pytest.raises(ValueError, match=r"images of \(2, 3\) were expected, \(3,\) came"):
+        made.submit(np.asarray, [1, 2, 3], np.zeros((2, 3))).result()
+    made.close()
+
+
+def test_batches_for_a_gpu_are_page_locked_and_not_waited_for(layouts, tmp_path, monkeypatch):
+    """As far as it can be seen without one: what torch is asked for."""
+    locked, empty = [], torch.empty
+
+    def lock(*shape, pin_memory, **options):
+        locked.append(empty(*shape, **options))
+        assert pin_memory
+        return locked[-1]
+
+    def copy(tensor, device, *, non_blocking):
+        assert any(tensor is each for each in locked)
+        assert (device.type, non_blocking) == ("cuda", True)
+        return tensor
+
+    expected = task(load(layouts["zip"], tmp_path))
+    trained = task(load(layouts["zip"], tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "empty", lock)
+        patch.setattr(torch.Tensor, "to", copy)
+        trained.pixels.device = torch.device("cuda")
+        found = trained.pixels.train(0, np.arange(6))
+        sent = upload(np.arange(3), torch.device("cuda"))
+    assert torch.equal(found, expected.pixels.train(0, np.arange(6)))
+    assert sent.tolist() == [0, 1, 2]
+    assert len(locked) == 2
 
 
 def shard(path: Path, files: dict[str, bytes]) -> Path:

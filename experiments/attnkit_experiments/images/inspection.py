@@ -57,7 +57,7 @@ def inspect(task: ImageTask, folder: Path, *, signed: bool, initial: ImageTask) 
     `received` is the mean weight that a patch receives over heads and queries, `centre` the weights of the query in the
     middle of the image, mean over heads; both (images, layers, L), not normalised.
     """
-    order = in_turn(task.test_labels.tolist())
+    order = in_turn(task.test_labels.tolist()).tolist()
     images = augment.normalise(task.pixels.test(order[:STATISTICS_IMAGES]))
     sample = task.pixels.test(order[:MAP_IMAGES])
     _, records = task.model.inspect(augment.normalise(sample))

@@ -16,6 +16,7 @@ from attnkit_experiments.data.images.dataset import ImageData
 from attnkit_experiments.data.images.lazy import LazyImages
 from attnkit_experiments.data.images.pixels import open_pixels
 from attnkit_experiments.engine.sampler import build_seeded, generator, sample_ids
+from attnkit_experiments.engine.transfer import upload
 from attnkit_experiments.engine.world import ALONE, World
 from attnkit_experiments.images import fewshot
 from attnkit_experiments.images.model import ViT
@@ -134,7 +135,7 @@ class ImageTask:
         rows = np.arange(own.start - mixed, own.stop) % count
         draws = augment.Draws(self.seed, step, count, rows)
         images = augment.normalise(self.pixels.train(step, rows))
-        targets = one_hot(self.train_labels[torch.from_numpy(ids[rows]).to(self.device)], self.classes).float()
+        targets = one_hot(self.train_labels[upload(ids[rows], self.device)], self.classes).float()
         if options.crop == "pad":
             images = augment.random_crop(images, options.padding, draws)
         elif options.crop == "inception" and not self.pixels.cropped:
@@ -192,7 +193,7 @@ class ImageTask:
         """The features of images (N, H, W, C) uint8 for probes: (N, width) float32."""
         parts = []
         for start in range(0, len(images), EVALUATION_BATCH):
-            pixels = torch.from_numpy(images[start : start + EVALUATION_BATCH]).to(self.device)
+            pixels = upload(images[start : start + EVALUATION_BATCH], self.device)
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
                 parts.append(self.model.features(augment.normalise(pixels)).float().cpu())
         return torch.cat(parts).numpy()

@@ -12,6 +12,7 @@ from torch import Tensor
 from attnkit_experiments.data.text.bytes import TextData
 from attnkit_experiments.engine.losses import nats
 from attnkit_experiments.engine.sampler import build_seeded, sample_ids
+from attnkit_experiments.engine.transfer import upload
 from attnkit_experiments.engine.world import ALONE, World
 from attnkit_experiments.language.model import LanguageConfig, LanguageModel
 
@@ -57,7 +58,7 @@ class LanguageTask:
 
     def cut(self, text: Tensor, ids: np.ndarray) -> tuple[Tensor, Tensor]:
         """Windows (n, length) of a text and the next bytes."""
-        starts = torch.from_numpy(ids).to(self.device)[:, None] * self.length
+        starts = upload(ids, self.device)[:, None] * self.length
         place = starts + torch.arange(self.length, device=self.device)
         return text[place].long(), text[place + 1].long()
 

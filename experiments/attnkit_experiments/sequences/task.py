@@ -12,6 +12,7 @@ from torch import Tensor
 from attnkit_experiments.data.sequences.dataset import PADDING, SequenceData, Split
 from attnkit_experiments.engine.losses import nats
 from attnkit_experiments.engine.sampler import build_seeded, sample_ids, seeded
+from attnkit_experiments.engine.transfer import upload
 from attnkit_experiments.engine.world import ALONE, World
 from attnkit_experiments.sequences.methods import METHODS
 from attnkit_experiments.sequences.model import ClassifierConfig, SequenceClassifier
@@ -64,7 +65,7 @@ class SequenceTask:
         of the share), so it is the same after a resume, but differs if a batch is split differently.
         """
         rows = self.data.train.rows[ids]
-        labels = torch.from_numpy(self.data.train.labels[ids[own]]).to(self.device)
+        labels = upload(self.data.train.labels[ids[own]], self.device)
         tokens = self.padded(rows[own], self.width_of(rows))
         first = range(len(ids))[own].start
         with seeded(self.seed, step, f"dropout/{first}", self.device):
@@ -80,7 +81,7 @@ class SequenceTask:
 
     def padded(self, rows: np.ndarray, length: int) -> Tensor:
         """The sequences of some samples, (B, towers) -> (B, towers, length), with padding behind."""
-        index = torch.from_numpy(rows).to(self.device)
+        index = upload(rows, self.device)
         start, stop = self.starts[index][..., None], self.starts[index + 1][..., None]
         place = start + torch.arange(length, device=self.device)
         inside = place < stop
@@ -105,7 +106,7 @@ class SequenceTask:
         parts = []
         for start in world.own(range(0, len(split), self.batch)):
             rows = split.rows[start : start + self.batch]
-            labels = torch.from_numpy(split.labels[start : start + self.batch]).to(self.device)
+            labels = upload(split.labels[start : start + self.batch], self.device)
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
                 logits = self.model(self.padded(rows, self.width_of(rows)))
             parts.append((int((logits.argmax(1) == labels).sum()), float(nats(logits, labels).sum())))

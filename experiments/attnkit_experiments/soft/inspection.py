@@ -27,7 +27,7 @@ TIMED_PASSES = 3
 
 def inspect(task: SoftImageTask, initial: SoftImageTask, cell: Cell, folder: Path) -> dict[str, Any]:
     """Heat maps, residuals of the inverse before and after training, and cost at full scale."""
-    order = in_turn(task.test_labels.tolist())
+    order = in_turn(task.test_labels.tolist()).tolist()
     sample = task.pixels.test(order[:MAP_IMAGES])
     # hooks need a model that is not compiled
     plain = SoftVisionTransformer(cell.settings["model"]).to(task.device)

@@ -21,6 +21,7 @@ from attnkit_experiments.data.text.pairs import BOS, EOS, PAD, Sentences, Split,
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.losses import nats
 from attnkit_experiments.engine.sampler import build_seeded, seeded
+from attnkit_experiments.engine.transfer import upload
 from attnkit_experiments.engine.world import ALONE, World
 from attnkit_experiments.translation.bleu import corpus_bleu
 from attnkit_experiments.translation.decode import DecodeConfig, beam_search
@@ -63,7 +64,7 @@ def make_batch(split: Split, ids: np.ndarray, device: torch.device) -> Batch:
     source = padded(split.source, ids, after=EOS)
     target_in, target_out = padded(split.target, ids, before=BOS), padded(split.target, ids, after=EOS)
     arrays = (source, source != PAD, target_in, target_out)
-    return Batch(*(torch.from_numpy(array).to(device) for array in arrays))
+    return Batch(*(upload(array, device) for array in arrays))
 
 
 def padded(sentences: Sentences, ids: np.ndarray, *, before: int | None = None, after: int | None = None) -> np.ndarray:

@@ -52,12 +52,10 @@ class ImageData:
         return dataclasses.replace(self, **fields)
 
 
-def in_turn(labels: Iterable[int]) -> list[int]:
+def in_turn(labels: Iterable[int]) -> np.ndarray:
     """Indices ordered so that every prefix contains all classes equally often, as far as possible."""
-    ranks: dict[int, int] = {}
-    ranked = []
-    for index, label in enumerate(labels):
-        rank = ranks.get(int(label), 0)
-        ranks[int(label)] = rank + 1
-        ranked.append((rank, int(label), index))
-    return [index for _, _, index in sorted(ranked)]
+    each = labels if isinstance(labels, np.ndarray) else np.array([*labels], dtype=np.int64)
+    by_class = np.argsort(each, kind="stable")
+    ranks = np.empty(len(each), dtype=np.int64)
+    ranks[by_class] = np.arange(len(each)) - np.searchsorted(each[by_class], each[by_class])
+    return np.lexsort((each, ranks))

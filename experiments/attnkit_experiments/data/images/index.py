@@ -27,22 +27,25 @@ import tarfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 import numpy as np
+from numpy.lib.format import open_memmap
 
 from attnkit_experiments.data.images import ilsvrc
 from attnkit_experiments.data.images.decoding.places import Place
 from attnkit_experiments.data.images.folder import SPLITS, SUFFIXES
 from attnkit_experiments.engine.errors import UserError
-from attnkit_experiments.engine.files import written_aside
+from attnkit_experiments.engine.files import read_json, write_json, written_aside
 from attnkit_experiments.engine.progress import progress
 
-FORMAT = "attnkit-image-index-1"
+FORMAT = "attnkit-image-index-2"
 LAYOUT = "expected train/CLASS/image and val/CLASS/image, zips of that, or shards *train*.tar and *val*.tar"
 ARCHIVES = (".tar", ".zip")
 CLASSES = "classes.txt"
+AT_ONCE = 1 << 16  # images whose rows are lists at a time
 LOCAL_HEADER = 30  # bytes of a zip member's header before its name
 
 
@@ -91,33 +94,55 @@ def build_index(data: str) -> ImageIndex:
     agree.
     """
     root, files = _places(data)
-    return _numbered(data, root, files, list(_contents(data, root, files)))
+    return _numbered(data, root, files, np.empty)
 
 
 def open_index(data: str, *, cache: Path) -> ImageIndex:
-    """`build_index`, cached until an archive changes or a folder gains or loses a file."""
+    """`build_index`, written to `cache` until an archive changes or a folder gains or loses a file.
+
+    It is mapped into memory, so that all processes of a machine share what they read of it.
+    """
     root, files = _places(data)
     stamp = list(_stamps(root, files))
-    cached = cache / f"index-{hashlib.sha256(repr((FORMAT, str(root), stamp)).encode()).hexdigest()[:20]}.npz"
+    cached = cache / f"index-{hashlib.sha256(repr((FORMAT, str(root), stamp)).encode()).hexdigest()[:20]}.npy"
     index = _read(cached, root, files)
     if index is None:
-        index = _numbered(data, root, files, list(_contents(data, root, files)))
-        arrays = {name: getattr(index, name) for name in _ARRAYS} | {"classes": np.array(index.classes, dtype=np.str_)}
-        with written_aside(cached) as aside, aside.open("wb") as file:
-            np.savez(file, **arrays)
+        with written_aside(cached) as aside:
+            built = _numbered(data, root, files, lambda count, row: open_memmap(aside, "w+", row, (count,)))
+            classes = built.classes
+            del built  # which flushes it
+        write_json(cached.with_suffix(".json"), {"classes": classes})
+        index = _read(cached, root, files)
+        assert index, "it was just written"
     return index
-
-
-_ARRAYS = ("names", "labels", "train", "archives", "offsets", "sizes", "deflated", "crcs")
 
 
 def _read(path: Path, root: Path, files: tuple[str, ...]) -> ImageIndex | None:
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in _ARRAYS}
-            return ImageIndex(root.name, root, files, tuple(stored["classes"].tolist()), **arrays)
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        rows = np.load(path, mmap_mode="r", allow_pickle=False)
+        return _index(root, files, read_json(path.with_suffix(".json"))["classes"], rows)
+    except (OSError, ValueError, KeyError, EOFError, UserError):
         return None
+
+
+def _index(root: Path, files: tuple[str, ...], classes: Iterable[str], rows: np.ndarray) -> ImageIndex:
+    return ImageIndex(root.name, root, files, tuple(classes), **{name: rows[name] for name in _row(1).names or ()})
+
+
+def _row(width: int) -> np.dtype[np.void]:
+    """A row of the index, with names of at most `width` bytes."""
+    return np.dtype(
+        [
+            ("names", f"S{width}"),
+            ("labels", np.int64),
+            ("train", np.bool_),
+            ("archives", np.int32),
+            ("offsets", np.int64),
+            ("sizes", np.int64),
+            ("deflated", np.bool_),
+            ("crcs", np.int64),
+        ]
+    )
 
 
 def _places(data: str) -> tuple[Path, tuple[str, ...]]:
@@ -257,53 +282,70 @@ def _split(archive: str, member: str) -> str:
     return ""
 
 
-def _numbered(data: str, root: Path, files: tuple[str, ...], entries: list[_Entry]) -> ImageIndex:
-    if not entries:
+def _numbered(
+    data: str, root: Path, files: tuple[str, ...], empty: Callable[[int, np.dtype[np.void]], np.ndarray]
+) -> ImageIndex:
+    """The index with its rows in an array that `empty` makes of their number and their type."""
+    folders: dict[str, int] = {}
+    columns = _columns(_contents(data, root, files), folders)
+    if not columns:
         raise UserError(f"--data {data}: holds no images; {LAYOUT}")
-    names = _classes(data, root, entries)
-    numbers = {name: number for number, name in enumerate(names)}
-    classes: dict[str, set[int]] = {"train": set(), "test": set()}
-    labelled = []
-    for one in entries:
-        label = one.number if one.number >= 0 else numbers[one.folder]
-        classes[one.split].add(label)
-        labelled.append((one.split != "train", label, _stem(one.name), one))
-    for split, labels in classes.items():
-        if not labels:
+    classes, labels = _classes(data, root, columns.pop("numbers"), columns.pop("folders"), list(folders))
+    train = columns["train"]
+    for split, rows in (("train", train), ("test", ~train)):
+        if not rows.any():
             raise UserError(f"--data {data}: holds no {split} images; {LAYOUT}")
-    if unseen := sorted(classes["test"] - classes["train"]):
-        raise UserError(f"--data {data}: class {names[unseen[0]]!r} has test images but no train images")
-    labelled.sort(key=lambda each: each[:3])
-    inside = [each[3] for each in labelled]
-    return ImageIndex(
-        root.name,
-        root,
-        files,
-        tuple(names),
-        names=np.array([one.name.encode() for one in inside]),
-        labels=np.array([each[1] for each in labelled], dtype=np.int64),
-        train=np.array([one.split == "train" for one in inside]),
-        archives=np.array([one.archive for one in inside], dtype=np.int32),
-        offsets=np.array([one.offset for one in inside], dtype=np.int64),
-        sizes=np.array([one.size for one in inside], dtype=np.int64),
-        deflated=np.array([one.deflated for one in inside]),
-        crcs=np.array([one.crc for one in inside], dtype=np.int64),
-    )
+    if len(unseen := np.setdiff1d(labels[~train], labels[train])):
+        raise UserError(f"--data {data}: class {classes[unseen[0]]!r} has test images but no train images")
+    order = np.lexsort((columns.pop("endings"), columns.pop("stems"), labels, ~train))
+    columns["labels"] = labels
+    rows = empty(len(order), _row(columns["names"].itemsize))
+    for start in range(0, len(order), AT_ONCE):
+        part = order[start : start + AT_ONCE]
+        for name, column in columns.items():
+            rows[name][start : start + AT_ONCE] = column[part]
+    return _index(root, files, classes, rows)
 
 
-def _classes(data: str, root: Path, entries: Iterable[_Entry]) -> list[str]:
-    """The names of the classes by number: from classes.txt, or the numbers, or the sorted folders."""
-    numbers = {one.number for one in entries if one.number >= 0}
-    if not numbers:
-        return sorted({one.folder for one in entries})
-    if any(one.number < 0 for one in entries):
+def _columns(entries: Iterator[_Entry], folders: dict[str, int]) -> dict[str, np.ndarray]:
+    """The entries as arrays, with the names' sort keys; `folders` gets a number for each folder."""
+    parts: dict[str, list[np.ndarray]] = {}
+    for some in iter(lambda: list(islice(entries, AT_ONCE)), []):
+        stems, endings = zip(*(_stem(one.name) for one in some), strict=True)
+        lists = {
+            "names": [one.name.encode() for one in some],
+            "stems": [stem.encode() for stem in stems],
+            "endings": [ending.encode() for ending in endings],
+            "folders": [folders.setdefault(one.folder, len(folders)) for one in some],
+            "numbers": [one.number for one in some],
+            "train": [one.split == "train" for one in some],
+            "archives": [one.archive for one in some],
+            "offsets": [one.offset for one in some],
+            "sizes": [one.size for one in some],
+            "deflated": [one.deflated for one in some],
+            "crcs": [one.crc for one in some],
+        }
+        for name, values in lists.items():
+            parts.setdefault(name, []).append(np.array(values))
+    return {name: np.concatenate(parts.pop(name)) for name in list(parts)}
+
+
+def _classes(
+    data: str, root: Path, numbers: np.ndarray, in_folder: np.ndarray, folders: list[str]
+) -> tuple[list[str], np.ndarray]:
+    """The names of the classes and the labels: from classes.txt, or the numbers, or the sorted folders."""
+    if (numbers < 0).all():
+        names = sorted(folders)
+        number = {name: label for label, name in enumerate(names)}
+        return names, np.array([number[folder] for folder in folders])[in_folder]
+    if (numbers < 0).any():
         raise UserError(f"--data {data}: some images have a .cls and some have none")
     if not (root / CLASSES).exists():
-        return [str(number) for number in range(max(numbers) + 1)]
+        return [str(number) for number in range(numbers.max() + 1)], numbers
     names = (root / CLASSES).read_text(encoding="utf-8").split("\n")[:-1]
-    if max(numbers) >= len(names):
-        raise UserError(f"--data {data}: {CLASSES} names {len(names)} classes, a .cls says {max(numbers)}")
-    return names
+    if numbers.max() >= len(names):
+        raise UserError(f"--data {data}: {CLASSES} names {len(names)} classes, a .cls says {numbers.max()}")
+    return names, numbers
 
 
 def _stem(name: str) -> tuple[str, str]:

@@ -15,7 +15,7 @@ import numpy as np
 from attnkit_experiments.data.images.dataset import in_turn
 from attnkit_experiments.data.images.decoding.decoders import Decoders
 from attnkit_experiments.data.images.decoding.views import View, decode, failures
-from attnkit_experiments.data.images.index import ImageIndex, open_index
+from attnkit_experiments.data.images.index import AT_ONCE, ImageIndex, open_index
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.files import read_json, write_json
 from attnkit_experiments.engine.progress import meter
@@ -66,13 +66,17 @@ class LazyImages:
         digest.update(np.ascontiguousarray(self.permutation(0, 0, len(self.train))).data)
         for ids in (self.train, self.test):
             for array in (self.index.names, self.index.labels, self.index.sizes):
-                digest.update(np.ascontiguousarray(array[ids]).data)
+                for start in range(0, len(ids), AT_ONCE):
+                    digest.update(array[ids[start : start + AT_ONCE]].data)
         return digest.hexdigest()
 
-    def decoded(self, items: Sequence[tuple[int, View]]) -> list[Future[np.ndarray]]:
-        """Views of images of the index, in chunks, in order."""
+    def decode(self, items: Sequence[tuple[int, View]], pixels: np.ndarray) -> list[Future[None]]:
+        """Decode views of images of the index into `pixels` (n, size, size, 3) uint8, which has them when all of the
+        futures are done.
+        """
         jobs = [(self.index.place(image), view) for image, view in items]
-        return [self.decoders.submit(decode, jobs[start : start + CHUNK]) for start in range(0, len(jobs), CHUNK)]
+        chunks = [slice(start, start + CHUNK) for start in range(0, len(jobs), CHUNK)]
+        return [self.decoders.submit(decode, jobs[chunk], pixels[chunk]) for chunk in chunks]
 
 
 @dataclass(frozen=True)
@@ -127,8 +131,11 @@ def load_lazily(
 def unreadable(images: LazyImages, cache: Path) -> list[tuple[str, str]]:
     """Name and reason of every image that cannot be decoded: all are tried once, and the result is cached."""
     count = len(images.index.names)
-    key = hashlib.sha256(images.index.names.tobytes() + images.index.sizes.tobytes()).hexdigest()[:20]
-    file = cache / f"unreadable-{key}.json"
+    digest = hashlib.sha256()
+    for array in (images.index.names, images.index.sizes):
+        for start in range(0, count, AT_ONCE):
+            digest.update(np.ascontiguousarray(array[start : start + AT_ONCE]).data)
+    file = cache / f"unreadable-{digest.hexdigest()[:20]}.json"
     if file.exists():
         return [(name, reason) for name, reason in read_json(file)["unreadable"]]
     failed: list[tuple[str, str]] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from attnkit_experiments.data.images.decoding.places import Unreadable
 from attnkit_experiments.data.images.decoding.views import CentralCrop, RandomCrop, View
 from attnkit_experiments.data.images.lazy import LazyImages
 from attnkit_experiments.engine.errors import UserError
+from attnkit_experiments.engine.transfer import pinned, upload
 
 AHEAD = 2
 """Steps decoded ahead of the current one."""
@@ -65,7 +66,7 @@ class ResidentPixels:
         self.test_images = torch.from_numpy(data.test_images).to(device)
 
     def train(self, step: int, rows: np.ndarray) -> Tensor:
-        return self.train_images[torch.from_numpy(self.sample_ids(step)[rows]).to(self.train_images.device)]
+        return self.train_images[upload(self.sample_ids(step)[rows], self.train_images.device)]
 
     def test(self, ids: Sequence[int]) -> Tensor:
         return self.test_images[list(ids)]
@@ -73,6 +74,13 @@ class ResidentPixels:
     def test_batches(self, starts: Iterable[int], batch: int) -> Iterator[Tensor]:
         for start in starts:
             yield self.test_images[start : start + batch]
+
+
+class Asked(NamedTuple):
+    """Pixels of a batch, complete when the jobs are done."""
+
+    pixels: Tensor
+    jobs: list[Future[None]]
 
 
 class DecodedPixels:
@@ -88,7 +96,7 @@ class DecodedPixels:
     ) -> None:
         self.data, self.device, self.sample_ids, self.seed, self.smallest = data, device, sample_ids, seed, smallest
         self.cropped = smallest is not None
-        self.waiting: dict[tuple[int, bytes], list[Future[np.ndarray]]] = {}
+        self.waiting: dict[tuple[int, bytes], Asked] = {}
 
     def train(self, step: int, rows: np.ndarray) -> Tensor:
         key = rows.tobytes()
@@ -101,7 +109,7 @@ class DecodedPixels:
         return self._fetched(self._submit_test(ids))
 
     def test_batches(self, starts: Iterable[int], batch: int) -> Iterator[Tensor]:
-        jobs: deque[list[Future[np.ndarray]]] = deque()
+        jobs: deque[Asked] = deque()
         for start in starts:
             jobs.append(self._submit_test(range(start, min(start + batch, len(self.data.test)))))
             if len(jobs) > (1 if self.data.decoders.count else 0):
@@ -109,24 +117,29 @@ class DecodedPixels:
         while jobs:
             yield self._fetched(jobs.popleft())
 
-    def _asked(self, step: int, rows: np.ndarray) -> list[Future[np.ndarray]]:
+    def _asked(self, step: int, rows: np.ndarray) -> Asked:
         ids, side = self.sample_ids(step)[rows], self.data.size
-        return self.data.decoded(
+        return self._submit(
             [(int(self.data.train[id]), self._view(side, step, int(row))) for id, row in zip(ids, rows, strict=True)]
         )
 
     def _view(self, side: int, step: int, row: int) -> View:
         return CentralCrop(side) if self.smallest is None else RandomCrop(side, self.smallest, self.seed, step, row)
 
-    def _submit_test(self, ids: Sequence[int]) -> list[Future[np.ndarray]]:
-        return self.data.decoded([(int(self.data.test[id]), CentralCrop(self.data.size)) for id in ids])
+    def _submit_test(self, ids: Sequence[int]) -> Asked:
+        return self._submit([(int(self.data.test[id]), CentralCrop(self.data.size)) for id in ids])
 
-    def _fetched(self, futures: Sequence[Future[np.ndarray]]) -> Tensor:
+    def _submit(self, items: Sequence[tuple[int, View]]) -> Asked:
+        pixels = pinned((len(items), self.data.size, self.data.size, 3), torch.uint8, self.device)
+        return Asked(pixels, self.data.decode(items, pixels.numpy()))
+
+    def _fetched(self, asked: Asked) -> Tensor:
         try:
-            chunks = [future.result() for future in futures]
+            for job in asked.jobs:
+                job.result()
         except Unreadable as error:
             raise UserError(
                 f"--data {self.data.index.root}: {error.name} cannot be read as an image ({error.reason}); "
                 "--skip-unreadable decodes all once, leaves such files out and counts them"
             ) from None
-        return torch.from_numpy(np.concatenate(chunks)).to(self.device)
+        return asked.pixels.to(self.device, non_blocking=True)

@@ -1,8 +1,9 @@
 """Processes that decode images: jobs in, arrays out, in any number.
 
 A process runs this file as a program: it reads pickled jobs from standard input, answers on standard output and ends
-with its input, so it never outlives its parent. Processes are started afresh, not forked, because a process with
-threads or a GPU must not be forked.
+with its input, so it never outlives its parent. Pixels come in memory that both have: a file without a name, which is
+gone with the last of them, however that ends. Processes are started afresh, not forked, because a process with threads
+or a GPU must not be forked.
 """
 
 from __future__ import annotations
@@ -14,18 +15,21 @@ import queue
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import traceback
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+import numpy as np
 
 from attnkit_experiments.data.images.decoding.places import Unreadable
 
 ROOT = Path(__file__).parents[4]
-Jobs = queue.SimpleQueue[tuple[Future[Any], Any] | None]
+Jobs = queue.SimpleQueue[tuple[Future[Any], Any, np.ndarray | None] | None]
 
 
 class Decoders:
@@ -44,14 +48,21 @@ class Decoders:
             thread.start()
         self.close = weakref.finalize(self, _end, self._jobs, threads)
 
-    def submit(self, function: Callable[[Sequence[Any]], Any], items: Sequence[Any]) -> Future[Any]:
-        """A future of `function(items)`; `result()` raises its Unreadable."""
+    def submit(
+        self, function: Callable[[Sequence[Any]], Any], items: Sequence[Any], into: np.ndarray | None = None
+    ) -> Future[Any]:
+        """A future of `function(items)`, or of None once that array is written `into` one; `result()` raises its
+        Unreadable.
+        """
         future: Future[Any] = Future()
         if self.count:
-            self._jobs.put((future, (function, items)))
+            self._jobs.put((future, (function, items), into))
             return future
         try:
-            future.set_result(function(items))
+            value = function(items)
+            if into is not None:
+                into[...], value = value, None
+            future.set_result(value)
         except Unreadable as error:
             future.set_exception(error)
         return future
@@ -69,20 +80,27 @@ def _end(jobs: Jobs, threads: Sequence[threading.Thread]) -> None:
 def _serve(jobs: Jobs) -> None:
     """Start a process and send it jobs until None; a dead process fails every job."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    pixels = _nameless_file()
     process = subprocess.Popen(
-        [sys.executable, "-m", "attnkit_experiments.data.images.decoding.decoders"],
+        [sys.executable, "-m", "attnkit_experiments.data.images.decoding.decoders", str(pixels.fileno())],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": path},
+        pass_fds=(pixels.fileno(),),
     )
     assert process.stdin
     assert process.stdout
     while (item := jobs.get()) is not None:
-        future, job = item
+        future, job, into = item
         try:
-            process.stdin.write(pickle.dumps(job))
+            process.stdin.write(pickle.dumps((*job, into is not None)))
             process.stdin.flush()
             value, error = pickle.load(process.stdout)
+            if into is not None and error is None:
+                pixels.seek(0)
+                if value != into.shape or pixels.readinto(into) != into.nbytes:  # type: ignore[attr-defined]
+                    raise ValueError(f"images of {into.shape} were expected, {value} came")
+                value = None
         except (OSError, EOFError, pickle.UnpicklingError):
             value, error = None, RuntimeError(f"a decoding process ended with status {process.wait()}")
         except Exception as unexpected:  # must reach whoever waits for the future
@@ -91,24 +109,36 @@ def _serve(jobs: Jobs) -> None:
             future.set_result(value)
         else:
             future.set_exception(error)
+    pixels.close()
     process.stdout.close()
     with contextlib.suppress(BrokenPipeError):  # it had died, and later jobs have failed
         process.stdin.close()
     process.wait()
 
 
-def main() -> None:
+def _nameless_file() -> BinaryIO:
+    """A file without a name, in memory where the system has such files."""
+    if sys.platform == "linux":
+        return open(os.memfd_create("pixels"), "r+b", buffering=0)
+    return tempfile.TemporaryFile(buffering=0)
+
+
+def main(pixels: int) -> None:
+    """Answer jobs; arrays go into the file `pixels`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, whose end ends this process
     source, answers = sys.stdin.buffer, sys.stdout.buffer
     while True:
         try:
-            function, items = pickle.load(source)
+            function, items, shared = pickle.load(source)
         except EOFError:
             return
         value: Any = None
         error: Exception | None = None
         try:
             value = function(items)
+            if shared:
+                os.pwrite(pixels, np.ascontiguousarray(value).data, 0)
+                value = value.shape
         except Unreadable as unreadable:
             error = unreadable
         except Exception:
@@ -121,4 +151,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]))
