@@ -32,8 +32,11 @@ WEIGHTS, AVERAGE = "weights.safetensors", "weights_ema.safetensors"
 RECOMPUTED = "activation_checkpointing=true"
 NUMBERS = ("loss", "grad_norm", "lr")
 PATIENCE = 300  # seconds after which a job that hangs is ended
+FRESH_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"  # else restarted processes find the addresses of those before
 DRIVER = """
 import json
+import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -57,7 +60,13 @@ def hang(self, ids, step, own):
     return loss(self, ids, step, own)
 
 
-ImageTask.loss = {"fail": fail, "hang": hang}.get(fault, loss)
+def die(self, ids, step, own):
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and step == 3 and own.start:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return loss(self, ids, step, own)
+
+
+ImageTask.loss = {"fail": fail, "hang": hang, "die": die}.get(fault, loss)
 given |= {"out": Path(given["out"]), "settings": tuple(given["settings"]), "seeds": (0,)}
 with in_float64():
     runner.run(runner.Request(**given))
@@ -77,13 +86,14 @@ def environment():
     return {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
 
 
-def together(tmp_path, processes, given, fault=""):
+def together(tmp_path, processes, given, fault="", restarts=0):
     """Run a study in several processes; the finished subprocess."""
     driver = tmp_path / "driver.py"
     driver.write_text(DRIVER)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    words = [*command, str(driver), fault, json.dumps(given)]
-    return subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=PATIENCE, check=False)
+    words = [*command, "--max-restarts", str(restarts), str(driver), fault, json.dumps(given)]
+    variables = environment() | ({FRESH_STORE: "1"} if restarts else {})
+    return subprocess.run(words, env=variables, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 def assert_equal_runs(ours, theirs, cell=CELL, left_out=()):
@@ -203,6 +213,16 @@ def test_a_process_that_fails_ends_the_job_with_its_error(whole, image_folder, t
     assert not (tmp_path / "out" / GATED / "result.json").exists()
     assert_equal_runs(tmp_path / "out", whole)
     assert (whole / CELL / AVERAGE).exists()
+
+
+def test_a_job_that_is_restarted_goes_on_at_its_checkpoint(whole, image_folder, tmp_path):
+    """One process is killed in a fourth step, and torchrun starts all of them again with --resume."""
+    given = request(tmp_path / "out", data=str(image_folder), resume=True)
+    done = together(tmp_path, 2, given, fault="die", restarts=1)
+    assert done.returncode == 0, done.stderr
+    assert "exitcode: -9" in done.stderr
+    assert_equal_runs(tmp_path / "out", whole)
+    assert_equal_runs(tmp_path / "out", whole, GATED)
 
 
 def test_a_process_that_hangs_ends_the_job_after_the_timeout(image_folder, tmp_path):
