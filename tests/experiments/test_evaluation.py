@@ -1,9 +1,6 @@
 """An evaluation shared by processes: the numbers of one process bit for bit, every batch computed once."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,11 +10,13 @@ from attnkit_experiments.commands import runner
 from attnkit_experiments.commands.opening import choose
 from attnkit_experiments.engine.train import Run
 from attnkit_experiments.engine.world import World, blocks_of, joined
+from attnkit_experiments.images import task as images
+from attnkit_experiments.language import task as language
 from attnkit_experiments.study.recipe import Source, expand
 
 from .conftest import TINY as IMAGES
 from .test_activation_checkpointing import SOFT
-from .test_processes import PATIENCE, environment
+from .test_processes import forked
 from .test_table6 import TINY as SEQUENCES
 from .translation_cases import TINY as TRANSLATION
 
@@ -29,37 +28,15 @@ STUDIES = {
     "002-table1": ("digits", (*SOFT, "methods=soft", "full_scale=false", "measured_batch=0")),
     "002-table6": ("generated", (*SEQUENCES, "methods=transformer")),
 }
-DRIVER = """
-import multiprocessing
-import socket
-import sys
-
-from attnkit_experiments.images import task
-from attnkit_experiments.language import task as language
-from tests.experiments.test_evaluation import SIZE, process
-
-task.EVALUATION_BATCH, language.EVALUATION_TOKENS = 2, 64
-with socket.socket() as free:
-    free.bind(("127.0.0.1", 0))
-    port = free.getsockname()[1]
-fork = multiprocessing.get_context("fork")
-ranks = [fork.Process(target=process, args=(rank, port, *sys.argv[1:])) for rank in range(SIZE)]
-for each in ranks:
-    each.start()
-for each in ranks:
-    each.join()
-assert not any(each.exitcode for each in ranks)
-"""
 
 
-def process(rank: int, port: int, corpus: str, out: str) -> None:
+def process(corpus: str, out: str) -> None:
     """Write what a process finds together with the others, and then alone."""
-    places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": SIZE, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    os.environ.update({name: str(value) for name, value in places.items()})
+    images.EVALUATION_BATCH, language.EVALUATION_TOKENS = 2, 64
     with joined(CPU, "ddp") as world:
-        found = {recipe: evaluations(recipe, corpus, Path(out) / str(rank), world) for recipe in STUDIES}
+        found = {recipe: evaluations(recipe, corpus, Path(out) / str(world.rank), world) for recipe in STUDIES}
         order = {str(count): world.gathered([*world.own(range(count))]) for count in range(8)}
-    (Path(out) / f"{rank}.json").write_text(json.dumps(found | {"order": order}))
+    (Path(out) / f"{world.rank}.json").write_text(json.dumps(found | {"order": order}))
 
 
 def evaluations(recipe: str, corpus: str, out: Path, world: World) -> list[tuple[dict[str, float], int]]:
@@ -85,9 +62,7 @@ def evaluations(recipe: str, corpus: str, out: Path, world: World) -> list[tuple
 def found(corpus, tmp_path_factory):
     """What each process found."""
     out = tmp_path_factory.mktemp("shared")
-    words = [sys.executable, "-c", DRIVER, str(corpus), str(out)]
-    done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=PATIENCE, check=False)
-    assert done.returncode == 0, done.stderr
+    forked(__name__, SIZE, str(corpus), str(out))
     return [json.loads((out / f"{rank}.json").read_text()) for rank in range(SIZE)]
 
 

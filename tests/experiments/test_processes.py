@@ -96,6 +96,13 @@ def together(tmp_path, processes, given, fault="", restarts=0):
     return subprocess.run(words, env=variables, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
+def forked(module, size, *words):
+    """Call `process(*words)` of a test module in `size` processes of one job."""
+    words = [sys.executable, "-m", "tests.experiments.forks", module, str(size), *words]
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def assert_equal_runs(ours, theirs, cell=CELL, left_out=()):
     """The same samples, losses that differ by the rounding of float32, in which they are written down, and weights.
 

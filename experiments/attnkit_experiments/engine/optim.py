@@ -23,6 +23,8 @@ class TrainConfig:
     1e-4 at lr 1e-3 is AdamW's 0.1. `betas` and `eps` are those of AdamW; `Adafactor` keeps its own.
     `accumulate`: the number of parts of a step's samples, to save memory. `activation_checkpointing`, for the same
     purpose, keeps only the inputs of blocks and computes each block once more on the way back, with the same result.
+    `fsdp_parameters` and `fsdp_gradients`: the dtypes in which sharded weights are gathered and their gradients summed
+    (the param_dtype and reduce_dtype of FSDP2); each process keeps its part, and the moments, in float32.
     `evaluate_every` 0: only at the end; `checkpoint_every` 0: likewise. `average`: at the end the weights become the
     mean of those of this many last checkpoints, and are evaluated again. `ema`: the decay of the moving average of the
     weights, which is evaluated as well (see `ema`), 0 for none.
@@ -42,6 +44,8 @@ class TrainConfig:
     compile: bool = False
     accumulate: int = 1
     activation_checkpointing: bool = False
+    fsdp_parameters: Literal["float32", "bfloat16"] = "float32"
+    fsdp_gradients: Literal["float32", "bfloat16"] = "float32"
     ema: float = 0.0
     evaluate_every: int = 0
     checkpoint_every: int = 0
@@ -55,6 +59,10 @@ class TrainConfig:
         for name in ("accumulate", "average"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.fsdp_parameters != "float32" and self.precision != self.fsdp_parameters:
+            raise ValueError(
+                f"fsdp_parameters={self.fsdp_parameters} needs the same precision, got precision={self.precision}"
+            )
         if not 0 <= self.ema < 1:
             raise ValueError(f"ema must lie in [0, 1), got {self.ema:g}")
         if self.schedule not in SCHEDULES:

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.checkpoint import checkpoint as recompute
 
 from attnkit_experiments.engine import checkpoint, diagnosis
@@ -31,7 +32,7 @@ from attnkit_experiments.engine.optim import TrainConfig, learning_rate, make_op
 from attnkit_experiments.engine.progress import meter
 from attnkit_experiments.engine.sampler import ids_hash
 from attnkit_experiments.engine.tracking import Tracking
-from attnkit_experiments.engine.world import ALONE, World, blocks_of
+from attnkit_experiments.engine.world import ALONE, FULL, World, blocks_of
 
 
 class Task(Protocol):
@@ -191,7 +192,7 @@ class Run:
                 block.forward = partial(recompute, block.forward, use_reentrant=False)
             if config.compile:
                 block.compile()
-        self.task.apply = self.module = world.wrap(self.task.model, device)
+        self.task.apply = self.module = world.wrap(self.task.model, device, fsdp_policy(config))
         self.optimizer = make_optimizer(self.task.model, config)
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bfloat16")
 
@@ -277,6 +278,15 @@ class Run:
         copy = self.make()
         copy.model.load_state_dict(checkpoint.whole_weights(self.task.model))
         return copy
+
+
+def fsdp_policy(config: TrainConfig) -> MixedPrecisionPolicy:
+    """FSDP2's policy of a configuration."""
+    chosen = config.fsdp_parameters, config.fsdp_gradients
+    if chosen == ("float32", "float32"):
+        return FULL
+    parameters, gradients = (getattr(torch, name) for name in chosen)
+    return MixedPrecisionPolicy(param_dtype=parameters, reduce_dtype=gradients)
 
 
 @contextmanager

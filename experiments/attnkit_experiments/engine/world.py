@@ -16,13 +16,15 @@ from typing import Any, Literal, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from attnkit_experiments.engine.errors import UserError
 
 T = TypeVar("T")
 Sharding = Literal["ddp", "fsdp"]
+FULL = MixedPrecisionPolicy()
+"""Weights are gathered and gradients summed in their own dtype."""
 
 TIMEOUT = 30.0
 """Minutes that processes wait for one another; the main one may be inspecting a model meanwhile, or indexing images."""
@@ -55,14 +57,24 @@ class World:
             return parts
         return [part for part in parts if part.start < part.stop] or parts[:1]
 
-    def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
-        """The module to call in training: `model` itself, or a wrapper that sums its gradients over processes."""
+    def wrap(self, model: nn.Module, device: torch.device, policy: MixedPrecisionPolicy = FULL) -> nn.Module:
+        """The module to call in training: `model` itself, or a wrapper that sums its gradients over processes; `policy`
+        is for parts. UserError for another than FULL where there are none.
+        """
+        if policy != FULL and (self.size == 1 or self.sharding != "fsdp"):
+            raise UserError(
+                "fsdp_parameters and fsdp_gradients need --sharding fsdp on several processes, "
+                f"got --sharding {self.sharding} on {self.size}"
+            )
         if self.size == 1:
             return model
         if self.sharding == "fsdp":
+            for module in model.modules():
+                if isinstance(module, nn.BatchNorm2d):  # as precise as its statistics
+                    fully_shard(module)
             for block in blocks_of(model):
-                fully_shard(block)
-            fully_shard(model)
+                fully_shard(block, mp_policy=policy)
+            fully_shard(model, mp_policy=policy)
             return model
         return DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
 

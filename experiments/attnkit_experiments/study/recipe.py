@@ -39,6 +39,8 @@ class Training:
     compile: bool = False
     accumulate: int = 1
     activation_checkpointing: bool = False
+    fsdp_parameters: Literal["float32", "bfloat16"] = "float32"
+    fsdp_gradients: Literal["float32", "bfloat16"] = "float32"
     evaluate_every: int = 0
     checkpoint_every: int = 100
     seeds: tuple[int, ...] = (0,)
