@@ -2,25 +2,24 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 
-from attnkit_experiments.engine import checkpoint
+from attnkit_experiments.engine.checkpoint import Checkpoints
 
 
 @contextmanager
 def stopped_after(step: int) -> Iterator[None]:
     """What trains inside is interrupted as soon as the checkpoint of `step` is written; it must come to that."""
-    save = checkpoint.save
+    save = Checkpoints.save
 
-    def save_then_stop(folder: Any, *, step: int, **state: Any) -> None:
-        save(folder, step=step, **state)
+    def save_then_stop(self: Checkpoints, *, step: int, seconds: float) -> None:
+        save(self, step=step, seconds=seconds)
         if step == last:
             raise KeyboardInterrupt
 
     last = step
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint, "save", save_then_stop)
+        patch.setattr(Checkpoints, "save", save_then_stop)
         with pytest.raises(KeyboardInterrupt):
             yield

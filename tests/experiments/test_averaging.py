@@ -4,11 +4,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from attnkit_experiments.engine import checkpoint
-from attnkit_experiments.engine.averaging import average_checkpoints, average_weights, read_weights
+from attnkit_experiments.engine.averaging import average_weights
+from attnkit_experiments.engine.checkpoint import Checkpoints, read_weights, seals, stored_weights
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.optim import TrainConfig, make_optimizer
-from attnkit_experiments.engine.world import World
 from tests.experiments.translation_cases import tokens, translator
 from tests.library.arrays import assert_close
 
@@ -35,22 +34,19 @@ def test_states_that_do_not_belong_together_are_refused():
         average_weights([{"n": torch.tensor(1)}, {"n": torch.tensor(2)}])
 
 
-def test_checkpoints_and_weights_alone_can_be_averaged(tmp_path):
-    models = [translator(seed=seed) for seed in (0, 1, 2)]
-    for step, model in enumerate(models[:2]):
+def test_stored_checkpoints_can_be_averaged(tmp_path):
+    models = [translator(seed=seed) for seed in (0, 1)]
+    for step, model in enumerate(models):
         optimizer = make_optimizer(model, TrainConfig(steps=1))
         model(*tokens()).sum().backward()
         optimizer.step()
-        state = {"model": model, "optimizer": optimizer, "world": World()}
-        checkpoint.save(tmp_path / str(step), step=step, seconds=0.0, config_hash="x", **state)
-    checkpoint.write_weights(tmp_path / "weights.safetensors", models[2].state_dict(), {})
-    paths = [*sorted(tmp_path.glob("*/step-*.safetensors")), tmp_path / "weights.safetensors"]
-    assert len(paths) == 3
-    mean = average_checkpoints(paths)
+        with Checkpoints(tmp_path, config_hash="x", model=model, optimizer=optimizer) as checkpoints:
+            checkpoints.save(step=step, seconds=0.0)
+    mean = average_weights(map(stored_weights, seals(tmp_path)))
     states = [model.state_dict() for model in models]
     assert mean.keys() == states[0].keys()
     for name, x in mean.items():
-        assert_close(x, sum(state[name] for state in states) / 3)
+        assert_close(x, sum(state[name] for state in states) / 2)
     models[0].load_state_dict(mean)
 
 

@@ -1,5 +1,5 @@
 """A run killed at random moments, again and again, and resumed ends as if never killed: bit for bit in its losses,
-sample ids, weights and their moving average.
+sample ids, weights and their moving average. What it leaves of checkpoints are those that are sealed.
 """
 
 import json
@@ -34,7 +34,7 @@ from pathlib import Path
 
 from attnkit_experiments.commands import runner
 
-SETTINGS = tuple(json.loads(sys.argv[2]))
+SETTINGS, SHARDING = tuple(json.loads(sys.argv[2])), sys.argv[3]
 
 
 def process(rank, size, port, out, seconds):
@@ -43,7 +43,8 @@ def process(rank, size, port, out, seconds):
         os.environ.update({name: str(value) for name, value in places.items()})
     if seconds:
         signal.setitimer(signal.ITIMER_REAL, seconds)
-    runner.run(runner.Request("000-fig4", "cpu", "digits", Path(out), SETTINGS, (0,), "cpu", 1, resume=True))
+    given = {"resume": True, "sharding": SHARDING}
+    runner.run(runner.Request("000-fig4", "cpu", "digits", Path(out), SETTINGS, (0,), "cpu", 1, **given))
     signal.setitimer(signal.ITIMER_REAL, 0)
 
 
@@ -92,20 +93,25 @@ def deterministic(row):
 
 
 @pytest.mark.parametrize(
-    ("processes", "kills"),
-    [(1, 2), (2, 1), *(pytest.param(n, 20, marks=pytest.mark.survival) for n in (1, 2))],
+    ("processes", "sharding", "kills"),
+    [
+        *((1, "ddp", 2), (2, "ddp", 1), (2, "fsdp", 1)),
+        *(pytest.param(*case, 20, marks=pytest.mark.survival) for case in ((1, "ddp"), (2, "ddp"), (2, "fsdp"))),
+    ],
 )
-def test_killed_at_random_moments_equals_never_killed(processes, kills, tmp_path):
+def test_killed_at_random_moments_equals_never_killed(processes, sharding, kills, tmp_path):
     draw = random.Random(processes)
     shares = [draw.uniform(0.05, 0.5) for _ in range(kills)]
     job = json.dumps((processes, str(tmp_path / "out"), shares))
-    words = [sys.executable, "-c", DRIVER, job, json.dumps(SETTINGS)]
+    words = [sys.executable, "-c", DRIVER, job, json.dumps(SETTINGS), sharding]
     limit = PATIENCE * (1 + kills // 4)
     done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=limit, check=False)
     assert done.returncode == 0, done.stderr
     out, whole = tmp_path / "out", tmp_path / "out-whole"
     assert not list(out.rglob(PARTIAL)) + list((out / "leases").glob("[!.]*"))
     for cell in CELLS:
+        left = sorted(path.name for path in (out / "cells" / cell / "checkpoints").iterdir())
+        assert [name[:13] for name in left] == ["step-00000015"] * 2 + ["step-00000016"] * 2
         folders = out / "cells" / cell, whole / "cells" / cell
         rows, expected = (list(map(deterministic, read_metrics(folder / "metrics.jsonl"))) for folder in folders)
         assert rows == expected

@@ -122,7 +122,8 @@ def test_adafactor_is_resumed_to_the_bit_and_takes_a_step_in_parts(tiny, tmp_pat
     monkeypatch.setattr("attnkit_experiments.report.claims.measure", dict)
     with stopped_after(4):
         tiny(tmp_path / "out", *settings, recipe="000-fig2")
-    stored = load_file(tmp_path / "out" / CELL / "checkpoints" / "step-00000004.safetensors")
+    (file,) = (tmp_path / "out" / CELL / "checkpoints").glob("step-00000004-*/*.safetensors")
+    stored = load_file(file)
     assert {x.dtype for name, x in stored.items() if name.endswith(".momentum")} == {torch.bfloat16}
     assert any(name.endswith(".rows") for name in stored)
     tiny(tmp_path / "out", *settings, recipe="000-fig2", resume=True)

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from attnkit_experiments.commands import runner
+from attnkit_experiments.engine.checkpoint import seals, stored_weights
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.metrics import read_metrics
 from attnkit_experiments.engine.optim import TrainConfig
@@ -206,8 +207,9 @@ def test_a_run_goes_on_in_parts_on_another_number_of_processes(whole, tiny, imag
     done = together(tmp_path, 2, request(out, data=str(image_folder), sharding="fsdp", workers=1, resume=True))
     assert done.returncode == 0, done.stderr
     assert_equal_runs(out, whole)
-    stored, weights = (load_file(out / CELL / name) for name in ("checkpoints/step-00000006.safetensors", WEIGHTS))
-    assert all(torch.equal(stored[f"model.{name}"], x) for name, x in weights.items()), "parts are saved whole"
+    stored, weights = stored_weights(seals(out / CELL / "checkpoints")[-1]), load_file(out / CELL / WEIGHTS)
+    assert stored.keys() == weights.keys()
+    assert all(torch.equal(stored[name], x) for name, x in weights.items()), "parts are put together"
 
 
 def test_a_process_that_fails_ends_the_job_with_its_error(whole, image_folder, tmp_path):

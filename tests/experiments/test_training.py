@@ -1,11 +1,14 @@
 """Schedule, optimiser, metrics, checkpoints that are torn or foreign, and a loss that is not finite."""
 
 import json
+import shutil
+import threading
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.distributed.checkpoint import HuggingFaceStorageWriter
 
 from attnkit.nn import MultiHeadAttention
 from attnkit_experiments.engine import checkpoint, diagnosis
@@ -157,7 +160,7 @@ def test_a_diverged_run_keeps_its_last_good_checkpoint(tiny, tmp_path, monkeypat
         tiny(tmp_path / "out")
     checkpoints = tmp_path / "out" / "cells" / "relu-alpha1-seed0" / "checkpoints"
     assert [path.stem for path in checkpoint.seals(checkpoints)] == ["step-00000002", "step-00000004"]
-    stored = load_file(checkpoints / "step-00000004.safetensors")
+    stored = load_file(shard(checkpoint.seals(checkpoints)[-1]))
     assert all(bool(torch.isfinite(x).all()) for x in stored.values())
 
 
@@ -188,51 +191,71 @@ def assert_equal_cells(out, whole):
 
 def test_resuming_gives_the_weights_of_an_uninterrupted_run(tiny, interrupted, tmp_path):
     out, checkpoints = interrupted
-    names = sorted(path.name for path in checkpoints.glob("step-*.safetensors"))
-    assert names == ["step-00000002.safetensors", "step-00000004.safetensors"]
+    names = sorted(path.name for path in checkpoints.iterdir())
+    assert [name.partition("-")[2][:8] for name in names] == ["00000002"] * 2 + ["00000004"] * 2
+    assert [path.name for path in checkpoint.seals(checkpoints)] == ["step-00000002.json", "step-00000004.json"]
     tiny(out, resume=True)
     assert_equal_cells(out, tiny(tmp_path / "whole"))
 
 
-def tear(file, seal):
+def shard(seal):
+    """The file of a checkpoint of one process."""
+    (file,) = seal.with_name(json.loads(seal.read_text())["folder"]).iterdir()
+    return file
+
+
+def tear(seal):
+    file = shard(seal)
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
-def damage(file, seal):
-    content = bytearray(file.read_bytes())
+def damage(seal):
+    content = bytearray(shard(seal).read_bytes())
     content[-3] ^= 1
-    file.write_bytes(bytes(content))
+    shard(seal).write_bytes(bytes(content))
 
 
-def empty(file, seal):
-    file.write_bytes(b"")
+def empty(seal):
+    shard(seal).write_bytes(b"")
 
 
-def remove(file, seal):
-    file.unlink()
+def remove(seal):
+    shard(seal).unlink()
 
 
-def strange(file, seal):
-    save_file({"x": torch.zeros(3)}, file)
-    seal.write_text(json.dumps(json.loads(seal.read_text()) | {"sha256": sha256(file)}))
+def sealed(seal):
+    about = json.loads(seal.read_text())
+    seal.write_text(json.dumps(about | {"files": {shard(seal).name: sha256(shard(seal))}}))
 
 
-def torn_seal(file, seal):
+def strange(seal):
+    save_file({"x": torch.zeros(3)}, shard(seal))
+    sealed(seal)
+
+
+def torn_before_it_was_sealed(seal):
+    tear(seal)
+    sealed(seal)
+
+
+def torn_seal(seal):
     seal.write_text('{"format": "attn')
 
 
-def strange_seal(file, seal):
+def strange_seal(seal):
     seal.write_text('{"format": "something else"}')
 
 
+DAMAGED = "it is damaged: its SHA-256 differs from the one in step-00000004.json"
 SPOILT = [
-    (tear, "step-00000004.safetensors", "it is torn or not a checkpoint"),
-    (damage, "step-00000004.safetensors", "it is damaged: its SHA-256 differs from the one in step-00000004.json"),
-    (empty, "step-00000004.safetensors", "it is torn or not a checkpoint"),
-    (remove, "step-00000004.safetensors", "step-00000004.json seals it, but it is not there"),
-    (strange, "step-00000004.safetensors", "it was not written by this program"),
-    (torn_seal, "step-00000004.json", "cannot be read as JSON"),
-    (strange_seal, "step-00000004.json", "it was not written by this program"),
+    (tear, "-", DAMAGED),
+    (damage, "-", DAMAGED),
+    (empty, "-", DAMAGED),
+    (remove, "-", "step-00000004.json seals it, but it is not there"),
+    (strange, "-", "it has no tensor model."),
+    (torn_before_it_was_sealed, "-", "it is no checkpoint"),
+    (torn_seal, ".json", "cannot be read as JSON"),
+    (strange_seal, ".json", "it was not written by this program"),
 ]
 
 
@@ -240,10 +263,10 @@ SPOILT = [
 def test_spoiled_checkpoints_are_refused_by_name_and_reason(spoil, file, reason, tiny, interrupted):
     out, checkpoints = interrupted
     for seal in checkpoint.seals(checkpoints):
-        spoil(seal.with_suffix(".safetensors"), seal)
+        spoil(seal)
     with pytest.raises(UserError) as refused:
         tiny(out, resume=True)
-    assert str(checkpoints / file) in str(refused.value)
+    assert f"{checkpoints / 'step-00000004'}{file}" in str(refused.value)
     assert reason in str(refused.value)
     assert "--overwrite relu-alpha1-seed0 starts the cell anew" in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -252,12 +275,49 @@ def test_spoiled_checkpoints_are_refused_by_name_and_reason(spoil, file, reason,
 
 def test_a_spoiled_checkpoint_falls_back_to_the_one_before(tiny, interrupted, tmp_path, capsys):
     out, checkpoints = interrupted
-    tear(checkpoints / "step-00000004.safetensors", None)
+    tear(checkpoints / "step-00000004.json")
     tiny(out, resume=True)
     said = capsys.readouterr().out
-    assert "step-00000004.safetensors: refused: it is torn or not a checkpoint" in said
-    assert "; going on from step 2\n" in said
+    assert f".safetensors: refused: {DAMAGED}; going on from step 2\n" in said
     assert_equal_cells(out, tiny(tmp_path / "whole"))
+
+
+def test_a_checkpoint_that_was_not_sealed_is_none_and_is_removed(tiny, interrupted, tmp_path):
+    """Its process was killed while it wrote."""
+    out, checkpoints = interrupted
+    seal = checkpoints / "step-00000004.json"
+    tear(seal)
+    torn = shard(seal).parent
+    seal.unlink()
+    tiny(out, resume=True)
+    assert not torn.exists()
+    assert_equal_cells(out, tiny(tmp_path / "whole"))
+
+
+def test_what_is_saved_is_the_state_of_its_step_whatever_is_trained_meanwhile(tmp_path, monkeypatch):
+    """Its files are written only after the next step here, and its seal after them."""
+    model, may_write, write = nn.Linear(3, 2), threading.Event(), HuggingFaceStorageWriter.write_data
+
+    def write_late(*given):
+        assert may_write.wait(60)
+        return write(*given)
+
+    monkeypatch.setattr(HuggingFaceStorageWriter, "write_data", write_late)
+    optimizer = make_optimizer(model, TrainConfig(steps=1))
+    with checkpoint.Checkpoints(tmp_path, config_hash="x", model=model, optimizer=optimizer) as checkpoints:
+        model(torch.ones(3)).sum().backward()
+        optimizer.step()
+        expected = {name: x.clone() for name, x in model.state_dict().items()}
+        checkpoints.save(step=1, seconds=0.0)
+        optimizer.step()
+        assert not checkpoint.seals(tmp_path)
+        may_write.set()
+    moved = {name: x.clone() for name, x in model.state_dict().items()}
+    assert not any(torch.equal(moved[name], x) for name, x in expected.items())
+    with checkpoint.Checkpoints(tmp_path, config_hash="x", model=model, optimizer=optimizer) as checkpoints:
+        assert checkpoints.restore() == (1, 0.0)
+    assert all(torch.equal(model.state_dict()[name], x) for name, x in expected.items())
+    assert optimizer.state[model.weight]["step"] == 1
 
 
 def test_a_damaged_line_of_metrics_costs_that_line(tiny, interrupted, tmp_path):
@@ -284,9 +344,8 @@ def test_a_damaged_line_of_the_last_evaluation_is_evaluated_again(tiny, tmp_path
 def test_a_checkpoint_of_another_configuration_is_refused(tiny, interrupted, tmp_path):
     out, checkpoints = interrupted
     other = tiny(tmp_path / "other", seeds=(1,)) / "cells" / "relu-alpha1-seed1" / "checkpoints"
-    for file in other.iterdir():
-        (checkpoints / file.name).write_bytes(file.read_bytes())
-    with pytest.raises(UserError, match=r"step-00000006.safetensors: refused: it belongs to another configuration"):
+    shutil.copytree(other, checkpoints, dirs_exist_ok=True)
+    with pytest.raises(UserError, match=r"step-00000006.json: refused: it belongs to another configuration"):
         tiny(out, resume=True)
 
 

@@ -68,7 +68,7 @@ def test_the_last_checkpoints_are_averaged(corpus, tmp_path):
     cell = out / "cells" / "relu-seed0"
     assert result(out, "relu-seed0")["averaged"] == 2
     weights = load_file(cell / "weights.safetensors")
-    files = sorted((cell / "checkpoints").glob("step-*.safetensors"))
+    files = sorted((cell / "checkpoints").glob("step-*/*.safetensors"))
     assert len(files) == 2
     stored = [load_file(file) for file in files]
     for name, x in weights.items():

@@ -13,7 +13,7 @@ from typing import Any
 
 from attnkit_experiments.commands.opening import Opened
 from attnkit_experiments.engine import checkpoint
-from attnkit_experiments.engine.averaging import read_weights
+from attnkit_experiments.engine.checkpoint import read_weights
 from attnkit_experiments.engine.errors import Diverged, UserError
 from attnkit_experiments.engine.files import PARTIAL, read_json, write_json
 from attnkit_experiments.engine.progress import say

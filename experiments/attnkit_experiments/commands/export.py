@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from attnkit_experiments.engine import checkpoint
-from attnkit_experiments.engine.averaging import read_weights
+from attnkit_experiments.engine.checkpoint import read_weights
 from attnkit_experiments.engine.errors import UserError, unknown
 from attnkit_experiments.engine.files import read_json, sha256, write_json
 from attnkit_experiments.images.model import ViT, ViTConfig

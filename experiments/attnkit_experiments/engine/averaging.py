@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
-
-from attnkit_experiments.engine.errors import UserError
-
-PREFIX = "model."  # of the model's tensors in a checkpoint, which holds the optimiser's too
 
 
 def average_weights(states: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -37,22 +31,6 @@ def average_weights(states: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]
     if not count:
         raise ValueError("average_weights: no weights were given")
     return {name: (sums[name] / count).to(x.dtype) if name in sums else x.clone() for name, x in first.items()}
-
-
-def average_checkpoints(paths: Sequence[Path]) -> dict[str, Tensor]:
-    """`average_weights` of safetensors files: checkpoints of a run, or weights alone. UserError for other files."""
-    return average_weights(map(read_weights, paths))
-
-
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """The model's tensors in a checkpoint, or all of a file of weights alone; on the CPU."""
-    try:
-        with safe_open(path, framework="pt") as stored:
-            names = list(stored.keys())
-            inside = [name for name in names if name.startswith(PREFIX)]
-            return {name.removeprefix(PREFIX): stored.get_tensor(name) for name in inside or names}
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path}: cannot be read as weights ({error})") from None
 
 
 def _check(first: Mapping[str, Tensor], state: Mapping[str, Tensor], number: int) -> None:

@@ -1,25 +1,35 @@
-"""Checkpoints without pickles: a safetensors file (tensors and a JSON header), then a JSON file, which seals it.
+"""Checkpoints without pickles: a folder of safetensors files, then a JSON file, which seals it.
 
-A checkpoint is written to a temporary file and renamed; its seal, written after it, has its SHA-256. A process killed
-at any moment leaves the previous checkpoint sealed. The last two at least are kept: where the newest is damaged, the
-run continues from the one before it, and says so. One of another configuration is refused with its name and the reason;
-nothing is ever unpickled.
+    step-00000100-1f2e3d4c/shard-00001-model-00001-of-00001.safetensors …    written by torch.distributed.checkpoint
+    step-00000100.json                                                       their SHA-256, and all that is no tensor
 
-The file contains whole tensors, independent of the number of processes and the sharding, so a run can continue with
-another number of processes. Gathering them is affordable: the largest model of the recipes, with the two moments of
-AdamW, is under 4 GB.
+Every process writes its parts of sharded tensors, and a share of the others, while training goes on; when all have
+written, the main process seals them. A process killed at any moment leaves the previous checkpoint sealed. The last two
+at least are kept: where the newest is damaged, the run continues from the one before it, and says so. One of another
+configuration is refused with its name and the reason; nothing is ever unpickled, which is why the storage is
+safetensors: the metadata of torch's own is a pickle.
+
+Each process reads what it needs of whichever files have it, so a run can continue with another number of processes.
 """
 
 from __future__ import annotations
 
 import json
+import secrets
+import shutil
+import warnings
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import nn
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter, async_save, load
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -31,52 +41,140 @@ from torch.distributed.checkpoint.state_dict import (
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.files import read_json, sha256, write_json, written_aside
 from attnkit_experiments.engine.progress import say
-from attnkit_experiments.engine.world import World
+from attnkit_experiments.engine.world import ALONE, World
 
-FORMAT = "attnkit-experiments-checkpoint-1"
-WHOLE = StateDictOptions(full_state_dict=True)
-WRITTEN = StateDictOptions(full_state_dict=True, cpu_offload=True)
-"""Whole tensors in the main process alone."""
+FORMAT = "attnkit-experiments-checkpoint-2"
+MODEL = "model."  # before the names of the model's tensors
+
+# which is what is meant where there is one process
+warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 
 
-def save(
-    folder: Path,
-    *,
-    step: int,
-    seconds: float,
-    config_hash: str,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    world: World,
-    average: nn.Module | None = None,
-    keep: int = 1,
-) -> None:
-    """Write the state after `step` steps, including the moving `average` of the weights if there is one.
+class Damaged(UserError):
+    """A checkpoint that cannot be loaded."""
 
-    All but the last `keep` checkpoints are removed once the new one is sealed. Collective; the main process writes.
+
+class Checkpoints:
+    """The checkpoints of a training in `folder`: of a model, its optimiser, and the moving `average` of the weights if
+    there is one. The last `keep` are kept. A context, after which all that was saved is written.
+
+    All methods are collective.
     """
-    weights, state = get_state_dict(model, optimizer, options=WRITTEN)
-    moments: dict[str, Any] = dict(state)
-    averaged = get_model_state_dict(average, options=WRITTEN) if average else {}
-    if not world.main:
-        return
-    tensors = {f"model.{name}": tensor for name, tensor in weights.items()}
-    tensors |= {f"average.{name}": tensor for name, tensor in averaged.items()}
-    for owner, values in moments["state"].items():
-        tensors |= {f"optimizer.{owner}.{key}": value for key, value in values.items()}
-    header = {"format": FORMAT, "config": config_hash, "step": step, "seconds": seconds}
-    path = folder / f"step-{step:08d}.safetensors"
-    _write(path, tensors, header)
-    write_json(path.with_suffix(".json"), {"format": FORMAT, "sha256": sha256(path), "step": step})
-    for seal in seals(folder)[:-keep]:
-        seal.unlink()
-        seal.with_suffix(".safetensors").unlink(missing_ok=True)
 
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        config_hash: str,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        world: World = ALONE,
+        average: nn.Module | None = None,
+        keep: int = 2,
+    ) -> None:
+        self.folder, self.config_hash, self.keep, self.world = folder, config_hash, keep, world
+        self.model, self.optimizer, self.average = model, optimizer, average
+        self._sealing = ThreadPoolExecutor(1)
+        self._pending: Future[Any] | None = None
 
-def whole_weights(model: nn.Module) -> dict[str, Any]:
-    """The whole weights of a possibly sharded model. Collective."""
-    weights: dict[str, Any] = get_model_state_dict(model, options=WHOLE)
-    return weights
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.wait()
+        except Exception:
+            if error is None:  # else it is that one which ends the run
+                raise
+        finally:
+            self._sealing.shutdown()
+
+    def save(self, *, step: int, seconds: float) -> None:
+        """Write the state after `step` steps, which may be trained on at once. The error of the save before, if it
+        failed.
+        """
+        self.wait()
+        name = self.world.broadcast(f"step-{step:08d}-{secrets.token_hex(4)}")
+        writer = HuggingFaceStorageWriter(str(self.folder / name), save_distributed=True)
+        written = async_save(
+            _flat(*self._state()), storage_writer=writer, process_group=self.world.background, no_dist=self._alone
+        )
+        assert isinstance(written, Future)
+        about = {"format": FORMAT, "config": self.config_hash, "step": step, "seconds": seconds, "folder": name}
+        self._pending = self._sealing.submit(self._seal, written, about) if self.world.main else written
+
+    def wait(self) -> None:
+        """Wait until what was saved is written; the error of a process that could not, as on a full disk."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        try:
+            pending.result()
+        except CheckpointException as error:
+            (reason, _), *_ = error.failures.values()
+            raise reason from None
+
+    def restore(self) -> tuple[int, float]:
+        """Load the newest intact checkpoint; returns (steps done, seconds spent).
+
+        Errors: UserError, in every process, naming the newest file and what is wrong with it if all are damaged or
+        missing, or if it is of another configuration.
+        """
+        weights, moments, averaged = self._state()
+        tensors = _flat(weights, moments, averaged)
+        about = self.world.agreed(lambda: self._newest(tensors))
+        reader = HuggingFaceStorageReader(str(self.folder / about["folder"]))
+        load(tensors, storage_reader=reader, process_group=self.world.background, no_dist=self._alone)
+        set_state_dict(self.model, self.optimizer, model_state_dict=weights, optim_state_dict=moments)
+        if self.average:
+            set_model_state_dict(self.average, averaged)
+        return int(about["step"]), float(about["seconds"])
+
+    @property
+    def _alone(self) -> bool:
+        return self.world.size == 1
+
+    def _state(self) -> tuple[dict[str, Any], Any, dict[str, Any]]:
+        # statistics of batch normalisation are those of each process's samples, and any process may write them
+        models = [self.model, *([self.average] if self.average else [])]
+        self.world.same(x for model in models for x in model.buffers())
+        weights, moments = get_state_dict(self.model, self.optimizer)
+        return weights, moments, get_model_state_dict(self.average) if self.average else {}
+
+    def _seal(self, written: Future[Any], about: dict[str, Any]) -> None:
+        """Seal what all processes have written, and remove what is no longer needed up to this step."""
+        written.result()
+        files = {file.name: sha256(file) for file in sorted((self.folder / about["folder"]).iterdir())}
+        new = self.folder / f"step-{about['step']:08d}.json"
+        write_json(new, about | {"files": files})
+        for seal in seals(self.folder)[: -self.keep]:
+            seal.unlink()
+        kept = set()
+        for seal in seals(self.folder):
+            with suppress(UserError):  # a damaged one
+                kept.add(read_json(seal).get("folder"))
+        for folder in self.folder.glob("step-*/"):
+            if folder.name not in kept and folder.name[: len(new.stem)] <= new.stem:
+                shutil.rmtree(folder)
+
+    def _newest(self, wanted: dict[str, Tensor]) -> dict[str, Any]:
+        """The seal of the newest intact checkpoint; UserError as in `restore`."""
+        reasons: list[UserError] = []
+        for seal in reversed(seals(self.folder)):
+            try:
+                about = intact(seal, wanted)
+            except Damaged as damage:
+                reasons.append(damage)
+                continue
+            if about["config"] != self.config_hash:
+                reason = f"another configuration ({about['config'][:12]}, wanted {self.config_hash[:12]})"
+                raise UserError(_refusal(seal, f"it belongs to {reason}"))
+            for reason_before in reasons:
+                say(f"{reason_before}; going on from step {about['step']}")
+            return about
+        raise UserError(f"{reasons[0]}; --overwrite {self.folder.parent.name} starts the cell anew")
 
 
 def seals(folder: Path) -> list[Path]:
@@ -84,125 +182,74 @@ def seals(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-*.json"))
 
 
-def restore(
-    folder: Path,
-    *,
-    config_hash: str,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    world: World,
-    average: nn.Module | None = None,
-) -> tuple[int, float]:
-    """Load the newest intact checkpoint into `model`, `optimizer` and `average`; returns (steps done, seconds spent).
-
-    The main process reads it and distributes it. Errors: UserError, in every process, naming the newest file and what
-    is wrong with it if all are damaged or missing, or if it is foreign or of another configuration.
-    """
-    tensors: dict[str, torch.Tensor] = {}
-
-    def header_of() -> dict[str, Any]:
-        header, saved = read(folder, config_hash=config_hash)
-        tensors.update(saved)
-        return header
-
-    header = world.agreed(header_of)
-    device = next(model.parameters()).device
-    _load(world.shared(tensors, device), model, optimizer, average)
-    return int(header["step"]), float(header["seconds"])
-
-
-def read(folder: Path, *, config_hash: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """Header and tensors of the newest intact checkpoint; UserError as in `restore`."""
-    reasons: list[UserError] = []
-    for seal in reversed(seals(folder)):
-        try:
-            header, tensors = _read_one(seal)
-        except Damaged as damage:
-            reasons.append(damage)
-            continue
-        path = seal.with_suffix(".safetensors")
-        if header["config"] != config_hash:
-            reason = f"it belongs to another configuration ({header['config'][:12]}, wanted {config_hash[:12]})"
-            raise UserError(_refusal(path, reason))
-        for reason_before in reasons:
-            say(f"{reason_before}; going on from step {header['step']}")
-        return header, tensors
-    raise UserError(f"{reasons[0]}; --overwrite {folder.parent.name} starts the cell anew")
-
-
-class Damaged(UserError):
-    """A checkpoint that cannot be loaded."""
-
-
-def _read_one(seal: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """Header and tensors of a checkpoint; Damaged with its name and the reason."""
-    path = seal.with_suffix(".safetensors")
+def intact(seal: Path, wanted: dict[str, Tensor]) -> dict[str, Any]:
+    """What a seal says; Damaged with a name and the reason if the files are not what was sealed, or lack a tensor."""
     try:
-        latest = read_json(seal)
+        about = read_json(seal)
     except UserError as error:
         raise Damaged(_refusal(seal, str(error))) from None
-    if latest.get("format") != FORMAT:
+    if about.get("format") != FORMAT:
         raise Damaged(_refusal(seal, "it was not written by this program"))
-    if not path.is_file():
-        raise Damaged(_refusal(path, f"{seal.name} seals it, but it is not there"))
+    folder = seal.with_name(about["folder"])
+    for name, digest in about["files"].items():
+        if not (folder / name).is_file():
+            raise Damaged(_refusal(folder / name, f"{seal.name} seals it, but it is not there"))
+        if sha256(folder / name) != digest:
+            raise Damaged(_refusal(folder / name, f"it is damaged: its SHA-256 differs from the one in {seal.name}"))
     try:
-        with safe_open(path, framework="pt") as stored:
-            header = json.loads((stored.metadata() or {}).get("attnkit", "{}"))
-            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 (not a mapping)
-    except (SafetensorError, ValueError, OSError) as error:
-        raise Damaged(_refusal(path, f"it is torn or not a checkpoint ({error})")) from None
-    if header.get("format") != FORMAT:
-        raise Damaged(_refusal(path, "it was not written by this program"))
-    if sha256(path) != latest.get("sha256"):
-        raise Damaged(_refusal(path, f"it is damaged: its SHA-256 differs from the one in {seal.name}"))
-    return header, tensors
+        stored = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+    except (SafetensorError, ValueError, KeyError, OSError) as error:
+        raise Damaged(_refusal(folder, f"it is no checkpoint ({error})")) from None
+    if lacking := sorted(wanted.keys() - stored.keys()):
+        raise Damaged(_refusal(folder, f"it has no tensor {lacking[0]}"))
+    return about
 
 
-def _load(
-    tensors: dict[str, torch.Tensor], model: nn.Module, optimizer: torch.optim.Optimizer, average: nn.Module | None
-) -> None:
-    """Load whole tensors into a possibly sharded model and optimiser."""
-    _, fresh = get_state_dict(model, optimizer, options=WHOLE)
-    weights: dict[str, Any] = {}
-    averaged: dict[str, Any] = {}
-    state: dict[str, dict[str, torch.Tensor]] = {}
-    for name, value in tensors.items():
-        kind, _, rest = name.partition(".")
-        if kind == "model":
-            weights[rest] = value
-        elif kind == "average":
-            averaged[rest] = value
-        else:
-            owner, _, key = rest.rpartition(".")
-            state.setdefault(owner, {})[key] = value
-    set_state_dict(
-        model,
-        optimizer,
-        model_state_dict=weights,
-        optim_state_dict={"state": state, "param_groups": fresh["param_groups"]},  # type: ignore[dict-item]
-        options=WHOLE,
-    )
-    if average:
-        set_model_state_dict(average, averaged, options=WHOLE)
+def stored_weights(seal: Path) -> dict[str, Tensor]:
+    """The whole weights of the model in a sealed checkpoint, on the CPU of this process."""
+    reader = HuggingFaceStorageReader(str(seal.with_name(intact(seal, {})["folder"])))
+    stored: dict[str, Any] = reader.read_metadata().state_dict_metadata
+    tensors = {
+        name: torch.empty(about.size, dtype=about.properties.dtype)
+        for name, about in stored.items()
+        if name.startswith(MODEL)
+    }
+    load(tensors, storage_reader=reader, no_dist=True)
+    return {name.removeprefix(MODEL): x for name, x in tensors.items()}
+
+
+def whole_weights(model: nn.Module) -> dict[str, Any]:
+    """The whole weights of a possibly sharded model. Collective."""
+    weights: dict[str, Any] = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    return weights
+
+
+def write_weights(path: Path, weights: dict[str, Any], about: dict[str, Any]) -> None:
+    """Write the final weights alone, readable with safetensors. UserError if they cannot be written."""
+    tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in weights.items()}
+    try:
+        with written_aside(path) as aside:
+            save_file(tensors, aside, metadata={"attnkit": json.dumps(about)})
+    except SafetensorError as error:
+        raise UserError(f"{path}: cannot be written ({error})") from None
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of `write_weights`, on the CPU; UserError for another file."""
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path}: cannot be read as weights ({error})") from None
+
+
+def _flat(weights: dict[str, Any], moments: Any, averaged: dict[str, Any]) -> dict[str, Tensor]:
+    """All tensors by one name; they share their memory with what they came from."""
+    tensors = {f"{MODEL}{name}": x for name, x in weights.items()}
+    tensors |= {f"average.{name}": x for name, x in averaged.items()}
+    for owner, values in moments["state"].items():
+        tensors |= {f"optimizer.{owner}.{key}": x for key, x in values.items()}
+    return tensors
 
 
 def _refusal(path: Path, reason: str) -> str:
     return f"{path}: refused: {reason}"
-
-
-def _on_cpu(tensors: dict[str, Any]) -> dict[str, torch.Tensor]:
-    return {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
-
-
-def write_weights(path: Path, weights: dict[str, Any], about: dict[str, Any]) -> None:
-    """Write the final weights alone, readable with safetensors."""
-    _write(path, weights, about)
-
-
-def _write(path: Path, tensors: dict[str, Any], about: dict[str, Any]) -> None:
-    """UserError naming the file if it cannot be written, as on a full disk."""
-    try:
-        with written_aside(path) as aside:
-            save_file(_on_cpu(tensors), aside, metadata={"attnkit": json.dumps(about)})
-    except SafetensorError as error:
-        raise UserError(f"{path}: cannot be written ({error})") from None

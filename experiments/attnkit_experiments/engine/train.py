@@ -24,7 +24,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.checkpoint import checkpoint as recompute
 
 from attnkit_experiments.engine import checkpoint, diagnosis
-from attnkit_experiments.engine.averaging import average_checkpoints
+from attnkit_experiments.engine.averaging import average_weights
+from attnkit_experiments.engine.checkpoint import Checkpoints
 from attnkit_experiments.engine.ema import MovingAverage
 from attnkit_experiments.engine.errors import Diverged
 from attnkit_experiments.engine.metrics import Metrics, summary
@@ -103,16 +104,18 @@ def train(
     checkpoints are damaged, or foreign, and that of `check`, which is called before something is written.
     """
     run = Run(make, config, device, world)
-    checkpoints = folder / "checkpoints"
+    checkpoints = Checkpoints(
+        folder / "checkpoints", config_hash=config_hash, keep=config.keep_checkpoints, world=world, **run.state
+    )
     start, seconds = 0, 0.0
-    if world.broadcast(bool(checkpoint.seals(checkpoints))):
-        start, seconds = checkpoint.restore(checkpoints, config_hash=config_hash, **run.state)
+    if world.broadcast(bool(checkpoint.seals(checkpoints.folder))):
+        start, seconds = checkpoints.restore()
     waiting: list[Waiting] = []
     # reading a number from a GPU waits for it, so the numbers of several steps are fetched together
     fetch_every = 1 if device.type == "cpu" else 20
 
     metrics = Metrics(folder / "metrics.jsonl", keep_until=start, track=track) if world.main else None
-    with meter(label, config.steps) as update, metrics or nullcontext():
+    with meter(label, config.steps) as update, metrics or nullcontext(), checkpoints:
         clock = time.perf_counter()
         for step in range(start, config.steps):
             waiting.append(run.step(step))
@@ -140,14 +143,7 @@ def train(
                     check()
                 if metrics:
                     metrics.flush()
-                checkpoint.save(
-                    checkpoints,
-                    step=done,
-                    seconds=seconds,
-                    config_hash=config_hash,
-                    keep=config.keep_checkpoints,
-                    **run.state,
-                )
+                checkpoints.save(step=done, seconds=seconds)
             clock = time.perf_counter()
         if world.broadcast(metrics is not None and metrics.evaluated < config.steps):  # its line was damaged
             evaluation = run.evaluate()
@@ -157,7 +153,7 @@ def train(
     if averaged and world.main:
         checkpoint.write_weights(folder / "weights_ema.safetensors", averaged, {"config_hash": config_hash})
     task = run.whole()
-    mean = mean_of_checkpoints(task, config, checkpoints, world, device)
+    mean = mean_of_checkpoints(task, config, checkpoints.folder, world, device)
     return task, summary(folder / "metrics.jsonl", seconds) | mean if world.main else {}
 
 
@@ -170,9 +166,9 @@ def mean_of_checkpoints(
     weights: dict[str, Tensor] = {}
 
     def read() -> int:
-        files = sorted(folder.glob("step-*.safetensors"))[-config.average :]
-        weights.update(average_checkpoints(files))
-        return len(files)
+        last = checkpoint.seals(folder)[-config.average :]
+        weights.update(average_weights(map(checkpoint.stored_weights, last)))
+        return len(last)
 
     count = world.agreed(read)
     task.model.load_state_dict(world.shared(weights, device))
@@ -200,7 +196,7 @@ class Run:
     def state(self) -> dict[str, Any]:
         """The state of a checkpoint."""
         average = self.average.model if self.average else None
-        return {"model": self.task.model, "optimizer": self.optimizer, "world": self.world, "average": average}
+        return {"model": self.task.model, "optimizer": self.optimizer, "average": average}
 
     def step(self, step: int) -> Waiting:
         """One update."""

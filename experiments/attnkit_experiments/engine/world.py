@@ -37,6 +37,8 @@ class World:
     rank: int = 0
     size: int = 1
     sharding: Sharding = "ddp"
+    background: dist.ProcessGroup | None = None
+    """The group of threads that write while these processes train."""
 
     @property
     def main(self) -> bool:
@@ -181,8 +183,9 @@ def joined(device: torch.device, sharding: Sharding, timeout: float = TIMEOUT) -
     if size == 1:
         yield World(sharding=sharding)
         return
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=datetime.timedelta(minutes=timeout))
+    patience = datetime.timedelta(minutes=timeout)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=patience)
     try:
-        yield World(dist.get_rank(), size, sharding)
+        yield World(dist.get_rank(), size, sharding, dist.new_group(backend="gloo", timeout=patience))
     finally:
         dist.destroy_process_group()
