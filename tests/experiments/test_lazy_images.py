@@ -294,7 +294,7 @@ def test_an_index_is_the_same_however_many_rows_are_listed_at_a_time(at_once, la
 
 def test_an_index_is_mapped_not_held(tmp_path, monkeypatch):
     """An image costs the 8 bytes of its number and the 8 of its place in an epoch, and its row nothing."""
-    count, module = 300_000, "attnkit_experiments.data.images.index"
+    count, module = 100_000, "attnkit_experiments.data.images.index"
     entries = [
         _Entry("train" if n % 100 else "test", f"n{n % 9}", -1, f"n{n % 9}_{n}.JPEG", 0, n, n) for n in range(count)
     ]
