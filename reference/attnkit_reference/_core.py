@@ -37,10 +37,15 @@ class Scores:
     s: Array  # (..., L, S): scale q k^T + bias, 0 where invisible
     visible: Array  # (..., L, S) bool
     n: Array  # (..., L): number of visible keys
-    scale: float
+    scale: float | Array  # an array broadcasts to (..., L, S)
     keep: Array | None  # (..., L, S): dropout's multiplier, 0 where invisible
     groups: int  # query heads per head of k and v
-    shapes: dict[str, tuple[int, ...]]  # of the arguments q, k, v, bias
+    shapes: dict[str, tuple[int, ...]]  # of the arguments q, k, v, bias, and of scale where it is an array
+
+    @property
+    def leading(self) -> tuple[int, ...]:
+        """Leading axes of the output: heads are the last."""
+        return self.s.shape[:-2]
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,7 @@ class Rows:
     exact_zeros: bool = False
 
     def to_inputs(self, ds: Array, do: Array | None, absolute: bool = False) -> dict[str, Array]:
-        """The gradients of q, k, v and bias for the cotangents of the scores and of the output: `contract`."""
+        """The gradients of q, k, v, bias and scale for the cotangents of the scores and of the output: `contract`."""
         return contract(self, ds, do, absolute)
 
     def to_own(self, dw: Array, size: Array) -> dict[str, tuple[Array, Array]]:
@@ -86,7 +91,7 @@ def scores(
     window: tuple[int | None, int | None] | None = None,
     key_lengths: int | Array | None = None,
     query_mask: Array | None = None,
-    scale: float | None = None,
+    scale: float | Array | None = None,
     enable_gqa: bool = False,
     dropout_mask: Array | None = None,
     dropout: tuple[float, int] | None = None,
@@ -113,7 +118,8 @@ def scores(
         v = np.where(reduce_to(seen_keys, (*v.shape[:-1], 1), groups, np.logical_or), v, 0.0)
         v = np.repeat(v, groups, axis=-3) if groups > 1 else v
 
-    factor = 1.0 / np.sqrt(q.shape[-1]) if scale is None else number(op, "scale", scale)
+    factor = float(1.0 / np.sqrt(q.shape[-1])) if scale is None else learned(op, "scale", scale, leading)
+    shapes |= {"scale": scale.shape} if isinstance(scale, np.ndarray) else {}
     with np.errstate(over="ignore", invalid="ignore"):
         s = np.where(visible, factor * (q @ np.swapaxes(k, -1, -2)), 0.0)
     if bias is not None:
@@ -122,7 +128,19 @@ def scores(
             raise ValueError(f"{op}: bias; expected values below +inf on visible pairs, got +inf")
         s = s + bias
     keep = dropout_multiplier(op, pairs, visible, dropout_mask, dropout)
-    return Scores(op, q, k, v, bias, s, visible, visible.sum(-1), float(factor), keep, groups, shapes)
+    return Scores(op, q, k, v, bias, s, visible, visible.sum(-1), factor, keep, groups, shapes)
+
+
+def learned(op: str, name: str, x: float | Array, leading: tuple[int, ...], positive: bool = False) -> float | Array:
+    """A number, or an array of one number () or of one per head (H,), as it multiplies (..., H, L, S)."""
+    if not isinstance(x, np.ndarray):
+        return number(op, name, x, positive)
+    wide = as_float(op, name, x)
+    if wide.shape not in ((), leading[-1:]):
+        raise ValueError(f"{op}: {name}; expected a number, or an array () or {leading[-1:]}, got {wide.shape}")
+    if not np.all(np.isfinite(wide)) or (positive and not np.all(wide > 0)):
+        raise ValueError(f"{op}: {name}; expected finite numbers{' > 0' if positive else ''}, got {x!r}")
+    return wide[..., None, None] if wide.shape else wide
 
 
 def visibility(
@@ -195,7 +213,8 @@ def weight_cotangent(rows: Rows, do: Array) -> Array:
 
 
 def contract(rows: Rows, ds: Array, do: Array | None, absolute: bool = False) -> dict[str, Array]:
-    """dq = scale ds k, dk = scale ds^T q, dv = (w ⊙ dropout)^T do and dbias = ds, in the shapes of the inputs.
+    """dq = scale ds k, dk = scale ds^T q, dv = (w ⊙ dropout)^T do, dbias = ds and dscale = Σ ds (q k^T), in the shapes
+    of the inputs.
 
     With `absolute`, where ds is the absolute value of its summands, the same sums over absolute values.
     """
@@ -206,6 +225,8 @@ def contract(rows: Rows, ds: Array, do: Array | None, absolute: bool = False) ->
         "k": size(sc.scale) * (np.swapaxes(ds, -1, -2) @ size(sc.q)),
         "bias": ds,
     }
+    if "scale" in sc.shapes:
+        full["scale"] = np.sum(ds * (size(sc.q) @ transposed(size(sc.k))), axis=(-2, -1))
     if do is not None:
         w = rows.w if sc.keep is None else rows.w * sc.keep
         full["v"] = np.swapaxes(size(w), -1, -2) @ size(do)

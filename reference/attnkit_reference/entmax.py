@@ -206,7 +206,7 @@ def entmax_attention_weights_magnitudes(q: Array, k: Array, **params: Any) -> di
 entmax_attention_vjp, entmax_attention_magnitudes = derived_gradients(
     entmax_attention,
     entmax_rows,
-    """Gradients of `entmax_attention`: {"q", "k", "v"}, "bias" if given, and "alpha" if it is an array.
+    """Gradients of `entmax_attention`: {"q", "k", "v"}, "bias" if given, "alpha" and "scale" if arrays.
 
     With dp = dropout ⊙ do v^T, u = p^{2-α} where p > 0 and p̃ = u/Σu: ds = u (dp - Σ_j p̃ dp), dα = Σ_j dp_j ((p_j -
     p̃_j)/(α-1)² - (p_j log p_j - p̃_j Σ p log p)/(α-1)), and its limit -½ Σ_j dp_j p_j (log² p_j - Σ p log² p) at α = 1;

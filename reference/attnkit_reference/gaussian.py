@@ -16,15 +16,19 @@ class GaussianRows(Rows):
     differences: Array = field(default_factory=lambda: np.zeros(0))  # q_i - k_j, (..., L, S, d)
 
     def to_inputs(self, ds: Array, do: Array | None, absolute: bool = False) -> dict[str, Array]:
-        """As `contract`, but dq_i = 2 Σ_j G_ij (q_i - k_j), dk_j = -2 Σ_i G_ij (q_i - k_j) with G = -(scale/2) ds."""
+        """As `contract`, but dq_i = 2 Σ_j G_ij (q_i - k_j), dk_j = -2 Σ_i G_ij (q_i - k_j) with G = -(scale/2) ds, and
+        dscale = -½ Σ ds_ij ‖q_i - k_j‖²."""
         sc, sign = self.scores, 1.0 if absolute else -1.0
         g, differences = np.where(sc.visible, -0.5 * sc.scale * ds, 0.0), self.differences
         if absolute:
             g, differences = np.abs(g), np.abs(differences)
         with np.errstate(over="ignore", invalid="ignore"):
             terms = np.where(sc.visible[..., None], 2.0 * g[..., None] * differences, 0.0)
+            halves = np.where(sc.visible, 0.5 * sign * ds * np.sum(differences**2, axis=-1), 0.0)
+        of_scale = {"scale": reduce_to(halves.sum(axis=(-2, -1)), sc.shapes["scale"])} if "scale" in sc.shapes else {}
         return {
             **contract(self, ds, do, absolute),
+            **of_scale,
             "q": reduce_to(terms.sum(axis=-2), sc.shapes["q"]),
             "k": reduce_to(sign * terms.sum(axis=-3), sc.shapes["k"], sc.groups),
         }
@@ -64,7 +68,8 @@ gaussian_attention_weights = derived_weights(gaussian_attention, gaussian_rows)
 gaussian_attention_vjp, gaussian_attention_magnitudes = derived_gradients(
     gaussian_attention,
     gaussian_rows,
-    """Gradients of `gaussian_attention`: {"q", "k", "v"} and "bias" if given, each in the shape of its input.
+    """Gradients of `gaussian_attention`: {"q", "k", "v"}, "bias" if given and "scale" if it is an array, each in the
+    shape of its input.
 
     With ds = w ⊙ dropout ⊙ (do v^T) and G = -(scale/2) ds: dq_i = 2 Σ_j G_ij (q_i - k_j), dk_j = -2 Σ_i G_ij (q_i -
     k_j), dv = (dropout ⊙ w)^T do, dbias = ds.

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from attnkit_reference._check import as_float, integers
+from attnkit_reference._check import as_float, integers, number
 from attnkit_reference._core import Array
 from attnkit_reference._op import DROPOUT, Gradients, derived_gradients, keywords_of
 from attnkit_reference.linear.attention import linear_attention, linear_attention_magnitudes, linear_attention_vjp
@@ -99,6 +99,9 @@ class Packed:
 def _packed(
     op: str, q: Array, k: Array, v: Array, cu_seqlens_q: Boundaries, cu_seqlens_k: Boundaries, **options: Any
 ) -> Packed:
+    for name in ("scale", "alpha", "gain", "shift"):
+        if options.get(name) is not None and not isinstance(options[name], str):
+            number(op, name, options[name])
     for name, x in (("q", q), ("k", k), ("v", v)):
         if as_float(op, name, x).ndim != 3:
             raise ValueError(f"{op}: {name} needs three axes; expected (tokens, heads, features), got {x.shape}")

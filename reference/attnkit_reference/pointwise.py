@@ -1,6 +1,7 @@
 """Pointwise, ReLUFormer and sigmoid attention: an elementwise function of the score; qk-layernorm."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -9,9 +10,12 @@ from scipy.special import erfc
 from attnkit_reference._core import (
     Array,
     Rows,
+    Scores,
     as_float,
     attend,
+    learned,
     number,
+    reduce_to,
     row_lengths,
     scores,
 )
@@ -87,6 +91,29 @@ SCORE_FUNCTIONS = {
 ACTIVATIONS = tuple(SCORE_FUNCTIONS)
 
 
+@dataclass(frozen=True)
+class PointwiseRows(Rows):
+    """Rows whose weights also depend on learned numbers."""
+
+    slopes: Mapping[str, Array] = field(default_factory=dict)  # dw/dx (..., L, S) of the number x
+    numbers: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # shapes of those that are arrays
+
+    def to_own(self, dw: Array, size: Array) -> dict[str, tuple[Array, Array]]:
+        """dx = Σ dw dw/dx, and the sum of the absolute values of its summands, `size` being that of dw."""
+
+        def summed(summands: Array, shape: tuple[int, ...]) -> Array:
+            return reduce_to(summands.sum(axis=(-2, -1)), shape)
+
+        return {
+            name: (summed(dw * self.slopes[name], shape), summed(size * np.abs(self.slopes[name]), shape))
+            for name, shape in self.numbers.items()
+        }
+
+
+def shapes_of_arrays(**numbers: Any) -> dict[str, tuple[int, ...]]:
+    return {name: x.shape for name, x in numbers.items() if isinstance(x, np.ndarray)}
+
+
 def pointwise_rows(
     op: str,
     q: Array,
@@ -94,32 +121,47 @@ def pointwise_rows(
     v: Array | None = None,
     *,
     activation: str = "relu",
-    alpha: float = 1.0,
-    gain: float = 1.0,
+    alpha: float | Array = 1.0,
+    gain: float | Array = 1.0,
     length: str | float | Array = "visible",
-    shift: float | str = 0.0,
+    shift: float | str | Array = 0.0,
     **options: Any,
-) -> Rows:
+) -> PointwiseRows:
     """w = gain n^-alpha h(s + shift) on visible keys; ds = gain n^-alpha h'(s + shift) dw."""
     if activation not in ACTIVATIONS:
         raise ValueError(f"{op}: activation; expected one of {', '.join(ACTIVATIONS)}, got {activation!r}")
-    function = SCORE_FUNCTIONS[activation]
-    alpha, gain = number(op, "alpha", alpha), number(op, "gain", gain)
-    sc = scores(op, q, k, v, **options)
-    if activation != "sigmoid" and sc.bias is not None and np.any(sc.bias == -np.inf):
-        raise ValueError(f"{op}: bias; expected finite values on visible pairs (hide pairs by `mask`), got -inf")
-    n = row_lengths(sc, length)[..., None]
     if isinstance(shift, str) and shift != "-log_length":
         raise ValueError(f"{op}: shift; expected a number or '-log_length', got {shift!r}")
-    x = sc.s + (-np.log(n) if isinstance(shift, str) else number(op, "shift", shift))
+    sc = scores(op, q, k, v, **options)
+    of_alpha, of_gain = (learned(op, name, x, sc.leading) for name, x in (("alpha", alpha), ("gain", gain)))
+    of_shift = shift if isinstance(shift, str) else learned(op, "shift", shift, sc.leading)
+    rows = weighed(sc, activation, of_alpha, of_gain, length, of_shift)
+    return replace(rows, numbers=shapes_of_arrays(alpha=alpha, gain=gain, shift=shift))
+
+
+def weighed(
+    sc: Scores,
+    activation: str,
+    alpha: float | Array,
+    gain: float | Array,
+    length: str | float | Array,
+    shift: float | str | Array,
+) -> PointwiseRows:
+    """The rows of scores, with dw/dgain = n^-alpha h, dw/dalpha = -w log n and dw/dshift = gain n^-alpha h'."""
+    if activation != "sigmoid" and sc.bias is not None and np.any(sc.bias == -np.inf):
+        raise ValueError(f"{sc.op}: bias; expected finite values on visible pairs (hide pairs by `mask`), got -inf")
+    function, n = SCORE_FUNCTIONS[activation], row_lengths(sc, length)[..., None]
+    x = sc.s + (-np.log(n) if isinstance(shift, str) else shift)
     with np.errstate(over="ignore", invalid="ignore"):
         w = np.where(sc.visible, gain * n**-alpha * function.h(x), 0.0)
         slope = np.where(sc.visible, gain * n**-alpha * function.slope(x), 0.0)
+        slopes = {"gain": np.where(sc.visible, n**-alpha * function.h(x), 0.0), "alpha": -np.log(n) * w, "shift": slope}
 
     def pull(dw: Array, size: Array) -> tuple[Array, Array]:
         return slope * dw, np.abs(slope) * size
 
-    return Rows(sc, w, sc.n > 0, pull, function.signed or gain < 0, function.exact_zeros)
+    signed = function.signed or isinstance(gain, np.ndarray) or gain < 0  # what is learned may become negative
+    return PointwiseRows(sc, w, sc.n > 0, pull, signed, function.exact_zeros, slopes)
 
 
 def reluformer_rows(
@@ -128,13 +170,15 @@ def reluformer_rows(
     k: Array,
     v: Array | None = None,
     *,
-    gamma: float = 1.0,
+    gamma: float | Array = 1.0,
     length: str | float | Array = "visible",
     **options: Any,
-) -> Rows:
-    """w = relu(s)/(gamma √(n/2))."""
-    gain = np.sqrt(2.0) / number(op, "gamma", gamma, positive=True)
-    return pointwise_rows(op, q, k, v, activation="relu", alpha=0.5, gain=gain, length=length, **options)
+) -> PointwiseRows:
+    """w = relu(s)/(gamma √(n/2)); dw/dgamma = -w/gamma."""
+    sc = scores(op, q, k, v, **options)
+    value = learned(op, "gamma", gamma, sc.leading, positive=True)
+    rows = weighed(sc, "relu", 0.5, np.sqrt(2.0) / value, length, 0.0)
+    return replace(rows, signed=False, slopes={"gamma": -rows.w / value}, numbers=shapes_of_arrays(gamma=gamma))
 
 
 def sigmoid_rows(
@@ -159,8 +203,9 @@ def pointwise_attention(q: Array, k: Array, v: Array, **params: Any) -> Array:
     activation names h: relu (default), relu_squared, gelu (with the exact erf), gelu_tanh, softplus, identity, relu6,
     sigmoid, silu. The length factor is outside h; the paper finds alpha close to 1 best. length is n_i, the number
     of keys visible to query i ("visible", the default), S ("all": then the amount of padding matters), or a number or
-    array (..., L) > 0. shift is added to the scores: a number, or "-log_length" for -log n_i. The kinks have
-    derivative 0: relu'(0) = relu6'(0) = relu6'(6) = 0.
+    array (..., L) > 0. shift is added to the scores: a number, or "-log_length" for -log n_i. alpha, gain and shift may
+    be arrays () or (H,), a number for each head; they are learned. The kinks have derivative 0: relu'(0) = relu6'(0) =
+    relu6'(6) = 0.
 
     The other arguments are those of `softmax_attention`; bias is finite on visible pairs (sigmoid accepts -inf). A
     query that sees no key gets weights, output and gradients 0. ValueError for shapes, values and unknown arguments,
@@ -173,10 +218,12 @@ pointwise_attention_weights = derived_weights(pointwise_attention, pointwise_row
 pointwise_attention_vjp, pointwise_attention_magnitudes = derived_gradients(
     pointwise_attention,
     pointwise_rows,
-    """Gradients of `pointwise_attention`: {"q", "k", "v"} and "bias" if given, each in the shape of its input.
+    """Gradients of `pointwise_attention`: {"q", "k", "v"}, "bias" if given, and "scale", "gain", "alpha" and "shift"
+    where they are arrays, each in the shape of its input.
 
     do (..., L, e) is the cotangent of o. With ds = gain n^-alpha h'(s + shift) ⊙ dropout ⊙ (do v^T): dq = scale ds k,
-    dk = scale ds^T q, dv = (dropout ⊙ w)^T do, dbias = ds. length and shift are not differentiated.
+    dk = scale ds^T q, dv = (dropout ⊙ w)^T do, dbias = ds, dscale = Σ ds ⊙ q k^T, and with dw = dropout ⊙ do v^T:
+    dgain = Σ dw ⊙ n^-alpha h(s + shift), dalpha = -Σ dw ⊙ w log n, dshift = Σ ds. length is not differentiated.
     """,
     """What rounding errors are measured against: "o" and the gradients with the summands of their last contraction in
     absolute value, for example Σ_j |w| |v| for o and |scale| Σ_j |ds| |k| for q.
@@ -200,7 +247,7 @@ reluformer_attention_weights = derived_weights(reluformer_attention, reluformer_
 reluformer_attention_vjp, reluformer_attention_magnitudes = derived_gradients(
     reluformer_attention,
     reluformer_rows,
-    "Gradients of `reluformer_attention`, as in `pointwise_attention_vjp`.",
+    "Gradients of `reluformer_attention`, as in `pointwise_attention_vjp`, and dgamma = -Σ dw ⊙ w/gamma of an array.",
     "Magnitudes of `reluformer_attention`, as in `pointwise_attention_magnitudes`.",
 )
 

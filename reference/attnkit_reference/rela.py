@@ -171,7 +171,7 @@ rela_attention_weights = derived_weights(
 rela_attention_vjp, rela_attention_magnitudes = derived_gradients(
     rela_attention,
     _rela,
-    """Gradients of `rela_attention`: {"q", "k", "v", "norm_weight"}, "gate_weight" and "bias" if given.
+    """Gradients of `rela_attention`: {"q", "k", "v", "norm_weight"}, "gate_weight", "bias", a learned "scale".
 
     do (..., L, H·e). With r = 1/√(mean x² + eps), σ = sigmoid(gate_weight ⊙ x), dy = do σ and g = dy ⊙ norm_weight:
     dx = r (g - x r² mean(g x)) + do y σ(1-σ) gate_weight, dnorm_weight = Σ dy x r, dgate_weight = Σ do y σ(1-σ) x; then

@@ -73,9 +73,9 @@ def softmax_attention(
 
     mask (..., L, S) boolean, True = may attend; bias (..., L, S) is added to the scores, -inf allowed; causal False,
     True (lower right: j <= i + S - L) or "upper_left" (j <= i); window (left, right) keeps -left <= j - (i + S - L) <=
-    right; key_lengths keeps j < key_lengths; query_mask (..., L) boolean; scale None is 1/sqrt(d); enable_gqa lets
-    groups of query heads share a head of k and v; dropout_mask multiplies the weights just before the product with v,
-    dropout = (p, seed) computes it.
+    right; key_lengths keeps j < key_lengths; query_mask (..., L) boolean; scale None is 1/sqrt(d), an array () or (H,)
+    is learned; enable_gqa lets groups of query heads share a head of k and v; dropout_mask multiplies the weights just
+    before the product with v, dropout = (p, seed) computes it.
 
     A query that sees no key, or only scores of -inf, gets weights and output 0, gradients 0 and lse -inf. ValueError
     for shapes, values and unknown arguments, TypeError for dtypes. Source: Vaswani et al. 2017 eq 1.
@@ -88,10 +88,12 @@ softmax_attention_weights = derived_weights(softmax_attention, softmax_rows)
 softmax_attention_vjp, softmax_attention_magnitudes = derived_gradients(
     softmax_attention,
     softmax_rows,
-    """Gradients of `softmax_attention`: {"q", "k", "v"} and "bias" if given, each in the shape of its input.
+    """Gradients of `softmax_attention`: {"q", "k", "v"}, "bias" if given and "scale" if it is an array, each in the
+    shape of its input.
 
     do (..., L, e) and dlse (..., L) are the cotangents of o and lse; None is 0. With dw = dropout ⊙ do v^T: ds = w (dw
-    - Σ_j w dw) + dlse w, dq = scale ds k, dk = scale ds^T q, dv = (dropout ⊙ w)^T do, dbias = ds.
+    - Σ_j w dw) + dlse w, dq = scale ds k, dk = scale ds^T q, dv = (dropout ⊙ w)^T do, dbias = ds and dscale =
+    Σ ds ⊙ q k^T.
     """,
     """What rounding errors are measured against: "o", "lse" and the gradients with the summands of their last
     contraction in absolute value, for example |scale| Σ_j w (|dw| + |Σ w dw|) |k| for q; |m| + log Σ exp(s - m) for

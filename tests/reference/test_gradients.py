@@ -53,6 +53,15 @@ def grouped(rng: Rng) -> tuple[Arrays, Arrays]:
     return draw(rng, (2, 4, 2, 3), (1, 2, 3, 3), (2, 2, 3, 2), bias=(4, 1, 1)), {"enable_gqa": True, "mask": mask}
 
 
+def one_scale(rng: Rng) -> tuple[Arrays, Arrays]:
+    return draw(rng, (2, 3, 3), (2, 4, 3), (2, 4, 2), scale=()), {"mask": rng.random((2, 3, 4)) < 0.7}
+
+
+def scale_per_head(rng: Rng) -> tuple[Arrays, Arrays]:
+    arrays = draw(rng, (2, 1, 4, 2, 3), (1, 2, 3, 3), (3, 2, 3, 2), bias=(4, 1, 1), scale=(4,))
+    return arrays, {"enable_gqa": True, "mask": rng.random((4, 1, 3)) < 0.7}
+
+
 def causal(rng: Rng) -> tuple[Arrays, Arrays]:
     return draw(rng, (2, 3, 3), (2, 5, 3), (2, 5, 2)), {"causal": True}
 
@@ -89,6 +98,8 @@ CASES: dict[str, Callable[[Rng], tuple[Arrays, Arrays]]] = {
     "masked": masked,
     "broadcast": broadcast,
     "grouped": grouped,
+    "one_scale": one_scale,
+    "scale_per_head": scale_per_head,
     "causal": causal,
     "causal_with_null_rows": causal_with_null_rows,
     "causal_upper_left": causal_upper_left,
@@ -100,10 +111,11 @@ CASES: dict[str, Callable[[Rng], tuple[Arrays, Arrays]]] = {
 
 
 def case_scores(arrays: Arrays, params: Arrays) -> Scores:
-    common = {name: x for name, x in params.items() if name not in ("gamma", "length", "activation", "alpha", "gain")}
-    shift = common.pop("shift", 0.0)
-    sc = scores("sample", arrays["q"], arrays["k"], arrays["v"], bias=arrays.get("bias"), **common)
-    sc.s[...] += shift
+    own = ("gamma", "length", "activation", "alpha", "gain", "shift")
+    common = {name: x for name, x in {**arrays, **params}.items() if name not in own}
+    sc = scores("sample", **common)
+    shift = np.asarray(arrays.get("shift", params.get("shift", 0.0)))
+    sc.s[...] += shift[..., None, None] if shift.ndim else shift
     return sc
 
 
@@ -172,6 +184,25 @@ def test_pointwise_parameters(check_gradients: Any, activation: str, own: Arrays
     check_op(check_gradients, activation, *sample("masked", activation, **own))
 
 
+@pytest.mark.parametrize("shape", [(), (2,)])
+@pytest.mark.parametrize("activation", reference.ACTIVATIONS)
+def test_learned_numbers(check_gradients: Any, activation: str, shape: tuple[int, ...]) -> None:
+    learned = {"gain": -1.3, "alpha": 0.6, "shift": 0.4}
+    numbers = {name: np.linspace(x, x + 0.1, 2)[: int(np.prod(shape))].reshape(shape) for name, x in learned.items()}
+    arrays, params = sample("causal", activation, shift=0.45)
+    params = {name: x for name, x in params.items() if name not in learned}
+    check_op(check_gradients, activation, {**arrays, **numbers}, params)
+    check_op(check_gradients, activation, {**arrays, "gain": np.zeros(shape)}, params)
+
+
+@pytest.mark.parametrize("shape", [(), (2,)])
+def test_learned_gamma(check_gradients: Any, shape: tuple[int, ...]) -> None:
+    arrays, params = sample("lengths", "reluformer")
+    gamma = np.linspace(0.7, 1.6, 2)[: int(np.prod(shape))].reshape(shape)
+    del params["gamma"]
+    check_op(check_gradients, "reluformer", {**arrays, "gamma": gamma}, params)
+
+
 @pytest.mark.parametrize("activation", ["gelu", "sigmoid", "softplus", "silu"])
 def test_shift_by_length(check_gradients: Any, activation: str) -> None:
     arrays, params = sample("causal", activation)
@@ -214,7 +245,9 @@ def wanted_fields(op: str) -> Iterator[tuple[str, ...]]:
     yield from ((name,) for name in FIELDS if name != "entropy" or nonnegative)
 
 
-@pytest.mark.parametrize("case", ["bias", "masked", "broadcast", "grouped", "causal_with_null_rows", "lengths"])
+@pytest.mark.parametrize(
+    "case", ["bias", "masked", "broadcast", "grouped", "scale_per_head", "causal_with_null_rows", "lengths"]
+)
 @pytest.mark.parametrize("op", OPS)
 def test_row_statistics(check_gradients: Any, op: str, case: str) -> None:
     arrays, params = sample(case, op)
@@ -226,7 +259,7 @@ def test_row_statistics(check_gradients: Any, op: str, case: str) -> None:
             return statistics_of(found, wanted)
 
         cotangents = cotangents_of(call(**arrays))
-        rest = {"bias": arrays["bias"]} if "bias" in arrays else {}
+        rest = {name: x for name, x in arrays.items() if name not in ("q", "k")}
         dstats = reference.RowStatistics(**cotangents)
         args = (OPS[op][0], arrays["q"], arrays["k"], dstats)
         gradients = reference.row_statistics_vjp(*args, fields=wanted, **rest, **params)
@@ -234,7 +267,7 @@ def test_row_statistics(check_gradients: Any, op: str, case: str) -> None:
         check_gradients(call, arrays, cotangents, gradients)
 
 
-@pytest.mark.parametrize("case", ["masked", "grouped", "causal", "dropout_mask", "dropout"])
+@pytest.mark.parametrize("case", ["masked", "grouped", "scale_per_head", "causal", "dropout_mask", "dropout"])
 @pytest.mark.parametrize("op", OPS)
 def test_attention_with_statistics(check_gradients: Any, op: str, case: str) -> None:
     arrays, params = sample(case, op)
@@ -247,7 +280,7 @@ def test_attention_with_statistics(check_gradients: Any, op: str, case: str) -> 
 
     cotangents = cotangents_of(call(**arrays))
     do, dstats = cotangents["o"], reference.RowStatistics(**{name: cotangents[name] for name in wanted})
-    rest = {"bias": arrays["bias"]} if "bias" in arrays else {}
+    rest = {name: x for name, x in arrays.items() if name not in ("q", "k", "v")}
     args = (function, arrays["q"], arrays["k"], arrays["v"], do, dstats)
     gradients = reference.attention_with_statistics_vjp(*args, fields=wanted, **rest, **params)
     check_gradients(call, arrays, cotangents, gradients)
@@ -287,3 +320,19 @@ def test_attention_regulariser(check_gradients: Any, own: Arrays) -> None:
         given = [cotangents.get(name) for name in ("loss", "sum_term", "entropy_term")]
         gradients = reference.attention_regulariser_vjp(stats, *given, query_mask=mask, **own)
         check_gradients(call, arrays, cotangents, gradients)
+
+
+@pytest.mark.parametrize("shape", [(), (2,)])
+@pytest.mark.parametrize("op", ["gaussian", "sparsemax", "entmax", "rela"])
+def test_learned_scale_of_other_ops(check_gradients: Any, op: str, shape: tuple[int, ...]) -> None:
+    arrays = draw(np.random.default_rng(3), (3, 2, 3, 3), (1, 2, 4, 3), (3, 2, 4, 2), scale=shape)
+    arrays |= {"norm_weight": np.array([0.5, 1.0, 1.5, 2.0])} if op == "rela" else {}
+    mask = np.arange(4) < 3
+
+    def call(**inputs: Any) -> Arrays:
+        return {"o": getattr(reference, f"{op}_attention")(**inputs, mask=mask)}
+
+    cotangents = cotangents_of(call(**arrays))
+    gradients = getattr(reference, f"{op}_attention_vjp")(**arrays, do=cotangents["o"], mask=mask)
+    assert set(gradients) == set(arrays)
+    check_gradients(call, arrays, cotangents, gradients)

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from attnkit_reference._check import Array, as_float, broadcast
+from attnkit_reference._check import Array, as_float, broadcast, number
 from attnkit_reference._core import Scores, reduce_to, scores, transposed
 from attnkit_reference._op import Gradients, derived_gradients, derived_weights, keywords_of
 from attnkit_reference.lowrank.nystrom import (
@@ -63,7 +63,8 @@ def _linformer(
     dropout_mask: Array | None = None,
 ) -> Linformer:
     refuse_pair_mask(op, mask)
-    options: dict[str, Any] = {"mask": mask, "key_lengths": key_lengths, "query_mask": query_mask, "scale": scale}
+    options: dict[str, Any] = {"mask": mask, "key_lengths": key_lengths, "query_mask": query_mask}
+    options["scale"] = None if scale is None else number(op, "scale", scale)
     sc = scores(op, q, k, v, enable_gqa=enable_gqa, **options)
     e = _projection(op, "proj_k", proj_k, sc, k)
     f = None if proj_v is None else _projection(op, "proj_v", proj_v, sc, k)

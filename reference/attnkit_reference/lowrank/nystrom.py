@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from attnkit_reference._check import Array, cotangent
+from attnkit_reference._check import Array, cotangent, number
 from attnkit_reference._core import Rows, Scores, reduce_to, scores, transposed
 from attnkit_reference._op import Gradients, derived_gradients, derived_weights, keywords_of
 from attnkit_reference.lowrank.newton import column_sums, whole
@@ -141,7 +141,8 @@ def _nystrom(
     if init not in INITS:
         raise ValueError(f"{op}: init; expected 'exact' or 'batch_max', got {init!r}")
     refuse_pair_mask(op, mask)
-    options: dict[str, Any] = {"mask": mask, "key_lengths": key_lengths, "query_mask": query_mask, "scale": scale}
+    options: dict[str, Any] = {"mask": mask, "key_lengths": key_lengths, "query_mask": query_mask}
+    options["scale"] = None if scale is None else number(op, "scale", scale)
     sc = scores(op, q, k, v, enable_gqa=enable_gqa, **options)
     if q.shape[-2] != k.shape[-2]:
         raise ValueError(f"{op}: k must have the tokens of q; expected (..., {q.shape[-2]}, d), got {k.shape}")
