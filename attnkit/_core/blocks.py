@@ -5,10 +5,11 @@ that none of its queries may see. The family says how scores become weights; thi
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from attnkit._core import quadratic
+from attnkit._core.dispatch import Kernel
 from attnkit._core.family import Family
 from attnkit._core.mask import Rows
 from attnkit._core.typing import Array, Namespace
@@ -16,7 +17,7 @@ from attnkit._core.typing import Array, Namespace
 SCORES = 1 << 18  # per block: 1 MiB in float32, about a core's cache
 TRAILING = {
     "q": 2, "k": 2, "v": 2, "do": 2, "mask": 2, "bias": 2, "dropout_mask": 2, "alpha": 2, "query_mask": 1, "length": 1,
-    "key_lengths": 0,
+    "key_lengths": 0, "scale": 0, "gain": 0, "shift": 0,
 }  # fmt: skip
 """The number of trailing axes of each argument."""
 QUERY_AXIS = {
@@ -29,6 +30,7 @@ QUERY_AXIS = {
     "query_mask": -1,
     "length": -1,
 }
+DIFFERENTIABLE = ("q", "k", "v", "bias", "alpha", "scale", "gain", "shift")
 KEY_AXIS = {"k": -2, "v": -2, "mask": -1, "bias": -1, "dropout_mask": -1}
 
 Picks = tuple[Any, ...]  # an integer or a slice for each axis
@@ -71,7 +73,7 @@ def call(family: Family, q: Array, k: Array, v: Array, options: Mapping[str, Any
     options = {name: x for name, x in options.items() if x is not None and name != "return_lse"}
     arguments = {"q": q, "k": k, "v": v, **options}
     common = {name: x for name, x in arguments.items() if name in family.common}
-    own = family.translate(**{n: x for n, x in arguments.items() if n not in (*common, "q", "k", "v")})
+    own = family.translated(q, {n: x for n, x in arguments.items() if n not in (*common, "q", "k", "v")})
     if isinstance(own.get("length"), str) and own["length"] == "all":
         own["length"] = max(k.shape[-2], 1)
     arrays = {name: x for name, x in (*arguments.items(), *own.items()) if hasattr(x, "ndim") and name in TRAILING}
@@ -229,3 +231,12 @@ def unsupported(q: Array, k: Array, v: Array, *cotangents: Array, **options: Any
 def is_faster(q: Array, k: Array, *rest: Array, **options: Any) -> bool:
     """Whether there are enough scores."""
     return max(math.prod(q.shape[:-1]) * k.shape[-2], math.prod(k.shape[:-1]) * q.shape[-2]) >= ENOUGH
+
+
+def kernel(
+    call: Callable[..., Any],
+    unsupported: Callable[..., str | None] = unsupported,
+    is_faster: Callable[..., bool] = is_faster,
+) -> Kernel:
+    """A library's implementation in blocks of an op, or of its gradients."""
+    return Kernel("blocked", call, unsupported, is_faster, learned=("scale", "gain", "shift"))

@@ -276,13 +276,32 @@ def number(op: str, name: str, value: Any) -> float:
     return float(value)
 
 
-def _number(c: Context, name: str, value: Any) -> None:
-    number(c.op, name, value)
+def is_learned(x: Any) -> bool:
+    """Whether a number is an array, which has a gradient (semantics A15); NumPy's scalars are plain numbers."""
+    return is_array(x) and not isinstance(x, numbers.Real)
+
+
+def learned(c: Context, name: str, value: Any) -> None:
+    """A number, or an array of one number or of one per head, whose values are not read."""
+    if not is_learned(value):
+        number(c.op, name, value)
+        return
+    same_home(c.op, c.first_name, c.first, name, value)
+    if dtype_name(value) not in FLOATS:
+        wrong_dtype(c.op, name, value, "a real float dtype")
+    heads = c.leading[-1:]
+    if tuple(value.shape) not in ((), heads):
+        shapes = f"() or {heads}, a number for each head" if heads else "(), as there is no axis of heads"
+        wrong_shape(c.op, name, value, shapes)
 
 
 def positive(c: Context, name: str, value: Any) -> None:
     if not number(c.op, name, value) > 0:
         raise ValueError(f"{c.op}: {name} must be greater than 0; got {value}")
+
+
+def _gamma(c: Context, name: str, value: Any) -> None:
+    (learned if is_learned(value) else positive)(c, name, value)
 
 
 def _length(c: Context, name: str, value: Any) -> None:
@@ -300,7 +319,7 @@ def _shift(c: Context, name: str, value: Any) -> None:
         if value != "-log_length":
             raise ValueError(f"{c.op}: shift must be a number or '-log_length'; got {value!r}")
     else:
-        number(c.op, name, value)
+        learned(c, name, value)
 
 
 def _activation(c: Context, name: str, value: Any) -> None:
@@ -337,13 +356,13 @@ OPTIONS: dict[str, Callable[[Context, str, Any], None]] = {
     "key_lengths": _key_lengths,
     "causal": _causal,
     "window": _window,
-    "scale": _number,
+    "scale": learned,
     "enable_gqa": flag,
     "return_lse": flag,
     "activation": _activation,
-    "alpha": _number,
-    "gain": _number,
-    "gamma": positive,
+    "alpha": learned,
+    "gain": learned,
+    "gamma": _gamma,
     "length": _length,
     "shift": _shift,
     "eps": positive,
@@ -363,6 +382,19 @@ def layernorm_context(op: str, arrays: dict[str, Any], options: dict[str, Any]) 
             wrong_shape(op, f"d{name}_normed", cotangent, f"{tuple(x.shape)}, the shape of {name}")
     return Context(op, arrays["q"], (), 0, 0, options)
 
+
+LEARNED = ("scale", "alpha", "gain", "shift", "gamma")
+"""Numbers of ops whose scores are products or distances; as arrays they have gradients."""
+
+
+def plain_number(c: Context, name: str, value: Any) -> None:
+    """A number of an op that has no gradient of it."""
+    if is_learned(value):
+        number(c.op, name, value)
+    OPTIONS[name](c, name, value)
+
+
+PLAIN_NUMBERS: Mapping[str, "OptionCheck"] = dict.fromkeys(LEARNED, plain_number)
 
 ContextOf = Callable[[str, dict[str, Any], dict[str, Any]], Context]
 OptionCheck = Callable[[Context, str, Any], None]

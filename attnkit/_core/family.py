@@ -33,6 +33,10 @@ def same(**own: Any) -> dict[str, Any]:
     return own
 
 
+def passed_on(grads: dict[str, Array], **own: Any) -> dict[str, Array]:
+    return grads
+
+
 FeatureWeights = tuple[Array, Any, Callable[..., dict[str, Array]]]
 """Weights r·u, u (..., L, S) and r (..., L, 1) or 1, and pull(dw, like) -> {"q", "k"}, their gradients in the compute
 dtype. The weights may be those of a part of the queries of `like`."""
@@ -60,22 +64,40 @@ class Family(NamedTuple):
     exact_zeros: Callable[..., bool] = never  # likewise: are weights of 0 exact, not underflow
     checks: Mapping[str, check.OptionCheck] = check.NO_CHECKS  # of the options of this variant alone
     arrays: tuple[str, ...] = ()  # its options that have gradients when they are arrays
+    numbers: tuple[str, ...] = ()  # options of `weigh` that may be arrays of one number or of one per head
     output_only: tuple[str, ...] = ()  # arguments that do not affect the weights, apart from v and dropout
     of: str = ""  # the op that a special case calls
     translate: Callable[..., dict[str, Any]] = same  # options of the op -> those of `weigh`
+    pull: Callable[..., dict[str, Array]] = passed_on  # (grads, **own): gradients of the latter -> of the former
     apart: Apart | None = None
     common: frozenset[str] = frozenset(quadratic.COMMON)  # options that are not the op's own
     stateful: tuple[str, ...] = ()  # its options that only apply with a state
     of_features: Callable[..., FeatureWeights] | None = None  # (xp, a, **own), for weights made of features
 
-    def special(self, name: str, translate: Callable[..., dict[str, Any]]) -> Self:
+    def special(
+        self, name: str, translate: Callable[..., dict[str, Any]], pull: Callable[..., dict[str, Array]] = passed_on
+    ) -> Self:
         """The record of an op that calls this one with options of its own."""
-        return self._replace(name=name, of=self.name, translate=translate, checks=check.NO_CHECKS, arrays=())
+        return self._replace(name=name, of=self.name, translate=translate, pull=pull, checks=check.NO_CHECKS, arrays=())
 
     def split(self, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Own options, and the common ones."""
         own = {name: x for name, x in options.items() if name not in self.common}
         return own, {name: x for name, x in options.items() if name in self.common}
+
+    def translated(self, q: Array, own: Mapping[str, Any]) -> dict[str, Any]:
+        """The options of `weigh` for those of the op, learned numbers in the compute dtype if they change."""
+        if not self.of:
+            return self.translate(**own)
+        xp = namespace(q)
+        dtype = quadratic.compute_dtype(xp, q)
+        wide = {name: quadratic.cast(xp, own[name], dtype) for name in own if check.is_learned(own[name])}
+        return self.translate(**{**own, **wide})
+
+    def learned(self, own: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, Array]:
+        """The options that have a gradient because they are arrays, beside bias."""
+        options = {"scale": common.get("scale"), **{name: own.get(name) for name in (*self.arrays, *self.numbers)}}
+        return {name: x for name, x in options.items() if check.is_learned(x)}
 
     def attend(self, q: Array, k: Array, v: Array, **options: Any) -> Array:
         """o in the dtype of q."""
@@ -99,8 +121,7 @@ class Family(NamedTuple):
         own, common = self.split(options)
         xp = namespace(q)
         a = self.prepare(xp, q, k, v, **common)
-        like = {"q": q, "k": k, "v": v, "bias": common.get("bias")}
-        like |= {name: own[name] for name in self.arrays if check.is_array(own.get(name))}
+        like = {"q": q, "k": k, "v": v, "bias": common.get("bias"), **self.learned(own, common)}
         return quadratic.rounded(xp, self.gradients(xp, a, self.scores(xp, a), like, do, own), like)
 
     def gradients(
@@ -123,18 +144,20 @@ class Family(NamedTuple):
             dw, of_v = quadratic.product_gradients(xp, a, u * r, do, like.get("v"))
             return pull(dw if of_weights is None else dw + of_weights(u * r), like) | of_v
         u, r = self.weigh(xp, s, a, **own)
-        w = u if self.constant_factor else u * r
-        if self.constant_factor and do is not None:
+        early = self.constant_factor and not any(name in like for name in self.numbers)  # gradients of r need dw
+        w = u if early else u * r
+        if early and do is not None:
             do = quadratic.cast(xp, do, a.dtype) * r  # L·e multiplications instead of L·S
         beside = dict[str, Array]()
 
         def ds_of(dw: Any) -> Array:
             if of_weights is not None:
-                dw = dw + (of_weights(u * r) * r if self.constant_factor else of_weights(w))
-            ds = self.score_gradient(xp, s, a, w, dw, **own)
+                dw = dw + (of_weights(u * r) * r if early else of_weights(w))
+            late = self.constant_factor and not early
+            ds = self.score_gradient(xp, s, a, u if late else w, dw * r if late else dw, **own)
             ds = ds if of_scores is None else ds + of_scores(w)
             if self.beside is not nothing:
-                beside.update(self.beside(xp, a, w, dw, ds, like, **own))
+                beside.update(self.beside(xp, a, u if late else w, dw, ds, like, **own))
             return ds
 
         grads = quadratic.backward(xp, a, w, do, ds_of, like)
@@ -170,6 +193,12 @@ def recorded(family: Family) -> Callable[[Op], Op]:
 def special_cases() -> dict[str, str]:
     """{op: the op that it calls with fixed parameters}."""
     return {name: record.family.of for name, record in RECORDS.items() if record.family.of}
+
+
+def learned_numbers(op: str, options: Mapping[str, Any]) -> tuple[str, ...]:
+    """The options that may be learned numbers, of an op, its gradients, or statistics of it."""
+    record = RECORDS.get(options.get("op", op.removesuffix("_vjp")))
+    return () if record is None else ("scale", *record.family.numbers)
 
 
 def base_op(op: str) -> str:
@@ -233,17 +262,23 @@ def vjp_of(
     calls: Callable[..., Any] | None = None,
 ) -> Vjp[P]:
     """`<op>_vjp`, with the signature of the op with the cotangent do after v; `formula` says what the gradients are."""
-    arrays = "".join(f', "{name}" where it is an array' for name in family.arrays)
-    doc = f"""Gradients {{"q", "k", "v"}} of `{family.name}`, "bias" where one was passed{arrays}, for the cotangent do.
+    options = inspect.signature(forward).parameters
+    arrays = ", ".join(f'"{name}"' for name in check.LEARNED if name in options)
+    doc = f"""Gradients {{"q", "k", "v"}} of `{family.name}`, "bias" where one was passed, and {arrays} where an array
+    was, for the cotangent do.
 
     {formula}
 
     Each has the shape and dtype of its argument.
     """
     signature = signature_like(forward, dict[str, Array], more=[DO])
-    return _checked(
-        family, derived_function(forward, f"{family.name}_vjp", _body(family, family.vjp, calls), signature, doc)
-    )
+    body = _body(family, family.vjp, calls)
+
+    def pulled(*arrays: Array, **options: Any) -> Any:
+        grads = body(*arrays, **options)
+        return family.pull(grads, **family.split(options)[0]) if type(grads) is dict else grads
+
+    return _checked(family, derived_function(forward, f"{family.name}_vjp", pulled, signature, doc))
 
 
 def _body(family: Family, body: Callable[..., Any], calls: Callable[..., Any] | None) -> Callable[..., Any]:
@@ -253,7 +288,7 @@ def _body(family: Family, body: Callable[..., Any], calls: Callable[..., Any] | 
 
     def call(*arrays: Array, impl: Any, **options: Any) -> Any:
         own, common = family.split(options)
-        return calls(*arrays, **family.translate(**own), impl=impl, **common)
+        return calls(*arrays, **family.translated(arrays[0], own), impl=impl, **common)
 
     return call
 

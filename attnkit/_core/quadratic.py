@@ -7,10 +7,10 @@ numbers instead of L·S, and u may stay unnormalised.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from attnkit._core.check import broadcast, dtype_name
+from attnkit._core.check import broadcast, dtype_name, is_learned
 from attnkit._core.dropout import keep_mask
 from attnkit._core.mask import Rows, Visibility, row_length, seen_keys, tile
 from attnkit._core.special import stop_gradient
@@ -33,7 +33,7 @@ class Inputs(NamedTuple):
     q: Array
     k: Array
     v: Array | None
-    scale: float
+    scale: Any  # a number, or an array that broadcasts to (..., L, S)
     bias: Array | None
     pairs: Array | None  # visible(i, j), None = all
     live: Array | None  # (..., L, 1) queries that see a key, None = all
@@ -66,7 +66,7 @@ def prepare(
     v: Array | None = None,
     *,
     bias: Array | None = None,
-    scale: float | None = None,
+    scale: float | Array | None = None,
     enable_gqa: bool = False,
     dropout_mask: Array | None = None,
     dropout: Any = None,
@@ -106,8 +106,21 @@ def prepare(
     if dropout is not None and dropout[0] > 0:
         p, seed = dropout
         drop = cast(xp, keep_mask(xp, q, p, seed, leading, keys, rows, picked), dtype) * (1.0 / (1.0 - p))
-    scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
+    scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else number(xp, scale, dtype)
     return Inputs(q, k, v, scale, bias, pairs, live, count, drop, rows, dtype)
+
+
+def number(xp: Namespace, x: Any, dtype: Any) -> Any:
+    """A number, or an array of one () or of one per head (H,) in this dtype, as it multiplies (..., H, L, S)."""
+    if not is_learned(x):
+        return float(x)
+    x = cast(xp, x, dtype)
+    return x[..., None, None] if x.ndim else x
+
+
+def number_gradient(xp: Namespace, g: Array, like: Array) -> Array:
+    """Summands (..., H, L, ·) of the gradient of such an array added up."""
+    return sum_to(xp, xp.sum(g, axis=(-2, -1)), tuple(like.shape))
 
 
 def leading_axes(q: Array, k: Array, v: Array | None, enable_gqa: bool) -> tuple[int, ...]:
@@ -186,9 +199,11 @@ def _shape_intile(x: Array, a: Inputs) -> tuple[int, ...]:
     return (*shape[:-2], a.rows.stop - a.rows.start, shape[-1])
 
 
-def score_gradients(xp: Namespace, a: Inputs, ds: Array, q: Array, k: Array, bias: Array | None) -> dict[str, Array]:
-    """Gradients of the arguments q, k and bias (in the compute dtype) from ds, the gradient of the scores."""
-    dq, dk = contract(xp, ds, a.k) * a.scale, ds.mT @ (a.q * a.scale)
+def score_gradients(xp: Namespace, a: Inputs, ds: Array, like: Mapping[str, Any]) -> dict[str, Array]:
+    """Gradients of the arguments q, k, bias and scale (in the compute dtype) from ds, the gradient of the scores."""
+    q, k, bias, scale = like["q"], like["k"], like["bias"], like.get("scale")
+    towards_q = contract(xp, ds, a.k)
+    dq, dk = towards_q * a.scale, ds.mT @ (a.q * a.scale)
     if a.normalised is not None:
         before = a.normalised
         dq = before.pull(xp, before.q, sum_to(xp, dq, tuple(before.q.shape)))
@@ -196,6 +211,8 @@ def score_gradients(xp: Namespace, a: Inputs, ds: Array, q: Array, k: Array, bia
     grads = {"q": sum_to(xp, dq, _shape_intile(q, a)), "k": sum_to(xp, dk, tuple(k.shape))}
     if bias is not None:
         grads["bias"] = sum_to(xp, ds, _shape_intile(bias, a))
+    if scale is not None:
+        grads["scale"] = number_gradient(xp, towards_q * a.q, scale)
     return grads
 
 
@@ -205,14 +222,14 @@ def backward(
     w: Array,
     do: Array | None,
     ds_of: Callable[[Array | float], Array],
-    like: dict[str, Array],
+    like: Mapping[str, Any],
 ) -> dict[str, Array]:
-    """Gradients of q, k, v and bias for o = (w ⊙ dropout) v in the compute dtype; `like` holds the arguments.
+    """Gradients of q, k, v, bias and scale for o = (w ⊙ dropout) v in the compute dtype; `like` holds the arguments.
 
     `ds_of(dw)` maps the gradient of the weights to that of the scores.
     """
     dw, of_v = product_gradients(xp, a, w, do, like.get("v"))
-    return score_gradients(xp, a, masked(xp, a, ds_of(dw)), like["q"], like["k"], like["bias"]) | of_v
+    return score_gradients(xp, a, masked(xp, a, ds_of(dw)), like) | of_v
 
 
 def product_gradients(

@@ -18,7 +18,7 @@ class Common(TypedDict, total=False):
     window: tuple[int | None, int | None] | None
     key_lengths: Array | int | None
     query_mask: Array | None
-    scale: float | None
+    scale: float | Array | None
     enable_gqa: bool
     dropout_mask: Array | None
     dropout: tuple[float, Any] | None

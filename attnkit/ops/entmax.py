@@ -268,7 +268,8 @@ def entmax_attention(
             (..., L, 1), which is differentiable; its values are not validated.
         impl: "auto", "generic", the name of a kernel, or a tuple of names tried in order (see `attnkit.explain`).
         **common: `mask`, `bias` (-inf allowed), `causal`, `window`, `key_lengths`, `query_mask`, `scale` (None = 1/√d),
-            `enable_gqa`, `dropout_mask`, `dropout`; see docs/semantics.md.
+            `enable_gqa`, `dropout_mask`, `dropout`; see docs/semantics.md. A
+            scale that is an array, () or (H,) with a number for each head, is differentiable.
 
     Returns:
         o (..., L, e) in the dtype of q, computed in float32 (float64 for float64). A row that sees no key, or only

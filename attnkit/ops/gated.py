@@ -94,7 +94,7 @@ def _attend(x: Array, *arrays: Array, **options: Any) -> Array:
     return cast(xp, (p.after["u"] * a) @ p.weights["w_o"], x.dtype)
 
 
-@operation_checked_by(_context)
+@operation_checked_by(_context, check.PLAIN_NUMBERS)
 @served_by(_attend)
 def gated_attention_unit(
     x: Array,
@@ -138,7 +138,7 @@ def gated_attention_unit(
     """
 
 
-@operation_checked_by(_context)
+@operation_checked_by(_context, check.PLAIN_NUMBERS)
 @vjp_like(gated_attention_unit)
 def gated_attention_unit_vjp(x: Array, *others: Array, **options: Any) -> dict[str, Array]:
     """Gradients of x, of every weight and, if passed, of "bias", for the cotangent do.

@@ -7,6 +7,7 @@ a common offset costs no precision.
 from typing import Any, Unpack
 
 from attnkit._core import quadratic
+from attnkit._core.check import is_learned
 from attnkit._core.family import Family, op, vjp_of, weights_of
 from attnkit._core.special import cumulative_sum, stop_gradient
 from attnkit._core.typing import Array, Common, Impl, Namespace
@@ -61,9 +62,12 @@ def exponents(xp: Namespace, a: quadratic.Inputs) -> Array:
     """-(scale/2)‖q - k‖² + bias from centred inputs. Squares that are negative by rounding count as 0."""
     half = 0.5 * a.scale
     of_queries = half * xp.sum(a.q * a.q, axis=-1, keepdims=True)
-    of_keys = _for_queries(xp, half * xp.sum(a.k * a.k, axis=-1, keepdims=True), _heads(a.q)).mT
+    of_keys = half * _for_queries(xp, xp.sum(a.k * a.k, axis=-1, keepdims=True), _heads(a.q)).mT
     s = quadratic.scores(xp, a._replace(bias=None)) - of_queries - of_keys
-    beyond = s > 0 if a.scale > 0 else s < 0
+    if is_learned(a.scale):
+        beyond = xp.where(a.scale > 0, s > 0, s < 0)
+    else:
+        beyond = s > 0 if a.scale > 0 else s < 0
     s = s - stop_gradient(xp.where(beyond, s, 0.0))
     return s if a.bias is None else s + a.bias
 
@@ -81,15 +85,23 @@ def score_gradient(xp: Namespace, s: Array, a: quadratic.Inputs, w: Array, dw: A
 def beside(
     xp: Namespace, a: quadratic.Inputs, w: Array, dw: Any, ds: Array, like: dict[str, Array]
 ) -> dict[str, Array]:
-    """Gradients through ‖q‖² and ‖k‖², beside those of the product: -scale·q_i Σ_j ds_ij and -scale·k_j Σ_i ds_ij."""
+    """Gradients through ‖q‖² and ‖k‖², beside those of the product: -scale·q_i Σ_j ds_ij, -scale·k_j Σ_i ds_ij, and of
+    scale -½ Σ_i ‖q_i‖² Σ_j ds_ij - ½ Σ_j ‖k_j‖² Σ_i ds_ij where it is an array."""
     ds = quadratic.masked(xp, a, ds)
     q_shape = (*like["q"].shape[:-2], *a.q.shape[-2:])
-    of_queries = xp.sum(ds, axis=-1, keepdims=True) * a.q
-    of_keys = quadratic.sum_to(xp, xp.sum(ds, axis=-2)[..., None], _key_rows(ds, a.k)) * a.k
-    return {
-        "q": -a.scale * quadratic.sum_to(xp, of_queries, q_shape),
-        "k": -a.scale * quadratic.sum_to(xp, of_keys, tuple(like["k"].shape)),
+    rows, columns = xp.sum(ds, axis=-1, keepdims=True), xp.sum(ds, axis=-2)[..., None]
+    of_queries = rows * a.scale * a.q
+    of_keys = quadratic.sum_to(xp, columns * a.scale, _key_rows(ds, a.k)) * a.k
+    grads = {
+        "q": -quadratic.sum_to(xp, of_queries, q_shape),
+        "k": -quadratic.sum_to(xp, of_keys, tuple(like["k"].shape)),
     }
+    if "scale" in like:
+        of_tokens = [quadratic.number_gradient(xp, rows * a.q * a.q, like["scale"])]
+        squares = _for_queries(xp, xp.sum(a.k * a.k, axis=-1, keepdims=True), _heads(ds))
+        of_tokens.append(quadratic.number_gradient(xp, columns * squares, like["scale"]))
+        grads["scale"] = -0.5 * (of_tokens[0] + of_tokens[1])
+    return grads
 
 
 def _key_rows(ds: Array, k: Array) -> tuple[int, ...]:
@@ -115,7 +127,8 @@ def gaussian_attention(q: Array, k: Array, v: Array, *, impl: Impl = "auto", **c
         v: (..., S, e).
         impl: "auto", "generic", the name of a kernel, or a tuple of names tried in order (see `attnkit.explain`).
         **common: `mask`, `bias` (-inf allowed), `causal`, `window`, `key_lengths`, `query_mask`, `scale` (None = 1/√d),
-            `enable_gqa`, `dropout_mask`, `dropout`; see docs/semantics.md.
+            `enable_gqa`, `dropout_mask`, `dropout`; see docs/semantics.md. A
+            scale that is an array, () or (H,) with a number for each head, is differentiable.
 
     Returns:
         o (..., L, e) in the dtype of q, computed in float32 (float64 for float64). A row that sees no key is 0.

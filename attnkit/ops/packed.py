@@ -212,7 +212,8 @@ HAVE_NO_PLACE = (*("mask", "bias", "key_lengths", "query_mask"), *DROPOUT, *("in
 
 
 def packed(
-    op: Callable[Concatenate[Array, Array, Array, P], Any], checks: Mapping[str, check.OptionCheck] = check.NO_CHECKS
+    op: Callable[Concatenate[Array, Array, Array, P], Any],
+    checks: Mapping[str, check.OptionCheck] = check.PLAIN_NUMBERS,
 ) -> Callable[[Callable[..., Any]], Packed[P]]:
     """Make a documented `<op>_packed` run the op on sequence after sequence; its options are those of the op except
     padding, dropout and states."""
@@ -229,7 +230,7 @@ def packed(
 
 
 def packed_vjp(
-    forward: Packed[P], vjp: Callable[..., Any], checks: Mapping[str, check.OptionCheck] = check.NO_CHECKS
+    forward: Packed[P], vjp: Callable[..., Any], checks: Mapping[str, check.OptionCheck] = check.PLAIN_NUMBERS
 ) -> PackedVjp[P]:
     """The gradients of an op on packed sequences, by those of the op."""
     cotangents = [p for p in inspect.signature(vjp).parameters.values() if p.kind is POSITIONAL][3:]

@@ -8,19 +8,19 @@ from typing import Any, NamedTuple, Unpack
 
 from attnkit._core import quadratic
 from attnkit._core.activations import ACTIVATIONS
-from attnkit._core.check import layernorm_context
+from attnkit._core.check import is_learned, layernorm_context
 from attnkit._core.dispatch import namespace, operation_checked_by
-from attnkit._core.family import Family, op, vjp_of, weights_of
-from attnkit._core.mask import log, power
+from attnkit._core.family import Family, never, op, vjp_of, weights_of
+from attnkit._core.mask import log
 from attnkit._core.typing import Array, Common, Impl, Length, Namespace
 
 
-def _shifted(xp: Namespace, s: Array, a: quadratic.Inputs, length: Length, shift: float | str) -> Array:
+def _shifted(xp: Namespace, s: Array, a: quadratic.Inputs, length: Length, shift: Any) -> Array:
     """s + shift, with a finite value at invisible pairs."""
     if isinstance(shift, str):
         s = s - log(xp, quadratic.length_of_rows(xp, a, length))
-    elif shift != 0:
-        s = s + shift
+    elif is_learned(shift) or shift != 0:
+        s = s + quadratic.number(xp, shift, a.dtype)
     return quadratic.masked(xp, a, s)
 
 
@@ -30,10 +30,10 @@ def weigh(
     a: quadratic.Inputs,
     *,
     activation: str = "relu",
-    alpha: float = 1.0,
-    gain: float = 1.0,
+    alpha: Any = 1.0,
+    gain: Any = 1.0,
     length: Length = "visible",
-    shift: float | str = 0.0,
+    shift: Any = 0.0,
 ) -> tuple[Array, Any]:
     """u = h(s + shift), 0 on invisible pairs, and the row factor gain·n^-alpha."""
     function = ACTIVATIONS[activation]
@@ -41,9 +41,16 @@ def weigh(
     return u if function.through_zero else quadratic.masked(xp, a, u), row_factor(xp, a, alpha, gain, length)
 
 
-def row_factor(xp: Namespace, a: quadratic.Inputs, alpha: float, gain: float, length: Length) -> Any:
-    n = quadratic.length_of_rows(xp, a, length) if alpha else 1
-    return power(n, alpha) * float(gain)
+def row_factor(xp: Namespace, a: quadratic.Inputs, alpha: Any, gain: Any, length: Length) -> Any:
+    return of_length(xp, a, alpha, length) * quadratic.number(xp, gain, a.dtype)
+
+
+def of_length(xp: Namespace, a: quadratic.Inputs, alpha: Any, length: Length) -> Any:
+    """n^-alpha."""
+    alpha = quadratic.number(xp, alpha, a.dtype)
+    if isinstance(alpha, float) and alpha == 0:
+        return 1.0
+    return quadratic.length_of_rows(xp, a, length) ** -alpha
 
 
 def score_gradient(
@@ -55,16 +62,42 @@ def score_gradient(
     *,
     activation: str = "relu",
     length: Length = "visible",
-    shift: float | str = 0.0,
+    shift: Any = 0.0,
     **factor: Any,
 ) -> Array:
     """ds = h'(s + shift)·du."""
     return ACTIVATIONS[activation].derivative(xp, _shifted(xp, s, a, length, shift)) * du
 
 
-def has_signed_weights(*, activation: str = "relu", gain: float = 1.0, **own: Any) -> bool:
-    """Whether a weight can be negative."""
-    return ACTIVATIONS[activation].signed or gain < 0
+def beside(
+    xp: Namespace,
+    a: quadratic.Inputs,
+    u: Array,
+    dw: Any,
+    ds: Array,
+    like: dict[str, Array],
+    *,
+    alpha: Any = 1.0,
+    gain: Any = 1.0,
+    length: Length = "visible",
+    **own: Any,
+) -> dict[str, Array]:
+    """dgain = Σ dw n^-alpha u, dalpha = -Σ dw w log n and dshift = Σ ds, where they are arrays."""
+    summands = dict[str, Array]()
+    if "gain" in like or "alpha" in like:
+        of_rows = xp.sum(quadratic.masked(xp, a, u * dw), axis=-1, keepdims=True) * of_length(xp, a, alpha, length)
+        summands["gain"] = of_rows
+        if "alpha" in like:
+            n = quadratic.length_of_rows(xp, a, length)
+            summands["alpha"] = -of_rows * quadratic.number(xp, gain, a.dtype) * log(xp, n)
+    if "shift" in like:
+        summands["shift"] = quadratic.masked(xp, a, ds)
+    return {name: quadratic.number_gradient(xp, g, like[name]) for name, g in summands.items() if name in like}
+
+
+def has_signed_weights(*, activation: str = "relu", gain: Any = 1.0, **own: Any) -> bool:
+    """Whether a weight can be negative: a gain that is learned may become so."""
+    return ACTIVATIONS[activation].signed or is_learned(gain) or gain < 0
 
 
 def has_exact_zeros(*, activation: str = "relu", **own: Any) -> bool:
@@ -76,6 +109,8 @@ POINTWISE = Family(
     "pointwise_attention",
     weigh,
     score_gradient,
+    beside=beside,
+    numbers=("alpha", "gain", "shift"),
     constant_factor=True,
     signed=has_signed_weights,
     exact_zeros=has_exact_zeros,
@@ -89,10 +124,10 @@ def pointwise_attention(
     v: Array,
     *,
     activation: str = "relu",
-    alpha: float = 1.0,
-    gain: float = 1.0,
+    alpha: float | Array = 1.0,
+    gain: float | Array = 1.0,
     length: Length = "visible",
-    shift: float | str = 0.0,
+    shift: float | str | Array = 0.0,
     impl: Impl = "auto",
     **common: Unpack[Common],
 ) -> Array:
@@ -107,7 +142,9 @@ def pointwise_attention(
         v: (..., S, e).
         activation: h, one of `attnkit.ACTIVATIONS`. "gelu" is the exact one, "gelu_tanh" its approximation, which the
             paper's code base most likely used. "relu" is the paper's choice. Gradients at kinks are 0.
-        alpha: the exponent of the length. 1 (the paper's best) keeps the mean weight O(1/n) as softmax does.
+        alpha: the exponent of the length. 1 (the paper's best) keeps the mean weight O(1/n) as softmax does. `alpha`,
+            `gain`, `shift` and `scale` may be arrays of any real float dtype, () or (H,) with a number for each head,
+            which are differentiable; their values are not read.
         gain: a factor on the weights.
         length: n_i. "visible": the number of keys that query i sees, which makes the result independent of padding and
             of batch-mates; "all": S; or a number or an array > 0 broadcast to (..., L), used as given.
@@ -131,19 +168,33 @@ pointwise_attention_vjp = vjp_of(
     pointwise_attention,
     POINTWISE,
     """ds = gain·n^-alpha·h'(s + shift) ⊙ (do vᵀ ⊙ dropout), dq = scale·ds k, dk = scale·dsᵀ q, dv = (w ⊙ dropout)ᵀ do,
-    dbias = ds. Nothing but q, k, v is needed: no row statistic is saved.""",
+    dbias = ds, dscale = Σ ds ⊙ q kᵀ, and with dw = do vᵀ ⊙ dropout: dgain = Σ dw ⊙ n^-alpha h(s + shift), dalpha =
+    -Σ dw ⊙ w log n, dshift = Σ ds. Nothing but q, k, v is needed: no row statistic is saved.""",
 )
 
 
-def reluformer_options(gamma: float = 1.0, length: Length = "visible") -> dict[str, Any]:
+def reluformer_options(gamma: Any = 1.0, length: Length = "visible") -> dict[str, Any]:
     """ReLUFormer's scale as point-wise options: relu(s)/(gamma·√(n/2)) = (√2/gamma)·n^-½·relu(s)."""
+    gain = math.sqrt(2.0) / gamma
+    if is_learned(gamma):  # NumPy makes a number of an array ()
+        gain = namespace(gamma).broadcast_to(gain, gamma.shape)
     return {
         "activation": "relu",
         "alpha": 0.5,
-        "gain": math.sqrt(2.0) / gamma,
+        "gain": gain,
         "length": length,
         "shift": 0.0,
     }
+
+
+def gradient_of_gamma(grads: dict[str, Array], gamma: Any = 1.0, **own: Any) -> dict[str, Array]:
+    """dgamma = -(√2/gamma²)·dgain, where it is an array."""
+    if "gain" not in grads:
+        return grads
+    of_gain, xp = grads["gain"], namespace(gamma)
+    wide = quadratic.cast(xp, gamma, of_gain.dtype)
+    of_gamma = quadratic.cast(xp, of_gain * (-math.sqrt(2.0) / (wide * wide)), gamma.dtype)
+    return {name: x for name, x in grads.items() if name != "gain"} | {"gamma": of_gamma}
 
 
 def sigmoid_options(length: Length = "visible") -> dict[str, Any]:
@@ -151,7 +202,7 @@ def sigmoid_options(length: Length = "visible") -> dict[str, Any]:
     return {"activation": "sigmoid", "alpha": 0.0, "gain": 1.0, "length": length, "shift": "-log_length"}
 
 
-RELUFORMER = POINTWISE.special("reluformer_attention", reluformer_options)
+RELUFORMER = POINTWISE.special("reluformer_attention", reluformer_options, gradient_of_gamma)._replace(signed=never)
 SIGMOID = POINTWISE.special("sigmoid_attention", sigmoid_options)
 
 
@@ -161,7 +212,7 @@ def reluformer_attention(
     k: Array,
     v: Array,
     *,
-    gamma: float = 1.0,
+    gamma: float | Array = 1.0,
     length: Length = "visible",
     impl: Impl = "auto",
     **common: Unpack[Common],
@@ -173,7 +224,7 @@ def reluformer_attention(
     it into q). Under causality n_i is counted per query; in cross-attention it is the number of valid source tokens.
 
     Args:
-        gamma: > 0. The paper gives no value: the default 1 is ours.
+        gamma: > 0. The paper gives no value: the default 1 is ours. It may be an array, as `scale`.
         length: n_i, as in `pointwise_attention`.
         q, k, v, impl, **common: as in `pointwise_attention`.
 
@@ -183,7 +234,10 @@ def reluformer_attention(
 
 reluformer_attention_weights = weights_of(reluformer_attention, RELUFORMER, pointwise_attention_weights)
 reluformer_attention_vjp = vjp_of(
-    reluformer_attention, RELUFORMER, "As in `pointwise_attention_vjp`.", pointwise_attention_vjp
+    reluformer_attention,
+    RELUFORMER,
+    "As in `pointwise_attention_vjp`, and dgamma = -Σ dw ⊙ w/gamma.",
+    pointwise_attention_vjp,
 )
 
 

@@ -183,7 +183,8 @@ def rela_attention(
         eps: added to the mean square; 1e-8 as in the official code.
         impl: "auto", "generic", the name of a kernel, or a tuple of names tried in order (see `attnkit.explain`).
         **common: `mask`, `bias`, `causal`, `window`, `key_lengths`, `query_mask`, `scale` (None = 1/√d), `enable_gqa`,
-            `dropout_mask`, `dropout`; see docs/semantics.md.
+            `dropout_mask`, `dropout`; see docs/semantics.md. A
+            scale that is an array, () or (H,) with a number for each head, is differentiable.
 
     Returns:
         o (..., L, H·e) in the dtype of q, heads in order, computed in float32 (float64 for float64). A token that sees
@@ -204,7 +205,8 @@ def rela_attention(
 @operation_checked_by(_context, OWN)
 @vjp_like(rela_attention)
 def rela_attention_vjp(q: Array, k: Array, v: Array, norm_weight: Array, do: Array, **options: Any) -> dict[str, Array]:
-    """Gradients {"q", "k", "v", "norm_weight"}, and "gate_weight" and "bias" if passed, for the cotangent do.
+    """Gradients {"q", "k", "v", "norm_weight"}, and "gate_weight", "bias" and a learned "scale" if passed, for the
+    cotangent do.
 
     With r = 1/√(mean x² + eps), σ = sigmoid(gate_weight ⊙ x), dy = do ⊙ σ and g = dy ⊙ norm_weight:
     dx = r·(g - x r²·mean(g ⊙ x)) + do ⊙ y ⊙ σ(1-σ) ⊙ gate_weight, dnorm_weight = Σ dy ⊙ x r,
@@ -222,6 +224,7 @@ def rela_attention_vjp(q: Array, k: Array, v: Array, norm_weight: Array, do: Arr
         return RELA.score_gradient(xp, s, a, w, dw)
 
     like = {"q": q, "k": k, "v": v, "bias": common.get("bias"), "norm_weight": norm_weight, **norm}
+    like |= RELA.learned({}, common)
     return quadratic.rounded(xp, quadratic.backward(xp, a, w, through.pop("x"), ds_of, like) | through, like)
 
 

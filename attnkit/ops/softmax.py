@@ -72,7 +72,8 @@ def softmax_attention(
         return_lse: also return lse_i = log Σ_t exp(s_it), (..., L), in the compute dtype; -inf on null rows.
         impl: "auto", "generic", the name of a kernel, or a tuple of names tried in order (see `attnkit.explain`).
         **common: `mask`, `bias` (-inf allowed), `causal`, `window`, `key_lengths`, `query_mask`, `scale` (None = 1/√d),
-            `enable_gqa`, `dropout_mask`, `dropout`; see docs/semantics.md.
+            `enable_gqa`, `dropout_mask`, `dropout`; see docs/semantics.md. A
+            scale that is an array, () or (H,) with a number for each head, is differentiable.
 
     Returns:
         o (..., L, e) in the dtype of q, computed in float32 (float64 for float64); with `return_lse` (o, lse).
@@ -104,14 +105,15 @@ def softmax_attention_vjp(
     impl: Impl = "auto",
     **common: Unpack[Common],
 ) -> dict[str, Array]:
-    """Gradients {"q", "k", "v"} and, if a bias was passed, "bias", for the cotangents do and dlse (None = 0).
+    """Gradients {"q", "k", "v"}, "bias" if one was passed and "scale" if it is an array, for the cotangents do and dlse
+    (None = 0).
 
     With dw = do vᵀ ⊙ dropout: ds = w ⊙ (dw - Σ_j w dw + dlse), dq = scale·ds k, dk = scale·dsᵀ q,
-    dv = (w ⊙ dropout)ᵀ do, dbias = ds; each has the shape and dtype of its argument.
+    dv = (w ⊙ dropout)ᵀ do, dbias = ds, dscale = Σ ds ⊙ q kᵀ; each has the shape and dtype of its argument.
     """
     xp = namespace(q)
     a = quadratic.prepare(xp, q, k, v, **common)
-    like = {"q": q, "k": k, "v": v, "bias": common.get("bias")}
+    like = {"q": q, "k": k, "v": v, "bias": common.get("bias"), **SOFTMAX.learned({}, common)}
     from_lse = None if dlse is None else lambda w: w * dlse[..., None]
     grads = SOFTMAX.gradients(xp, a, quadratic.scores(xp, a), like, do, {}, of_scores=from_lse)
     return quadratic.rounded(xp, grads, like)

@@ -74,7 +74,7 @@ def _plan(caller: str, op: Any, arrays: dict[str, Array], fields: Any, params: d
         if field not in RowStatistics._fields:
             check.refuse_name(label, "fields", field, RowStatistics._fields)
     own, common = family.split(options)
-    own = family.translate(**own)
+    own = family.translated(arrays["q"], own)
     if "entropy" in fields and family.signed(**own):
         rest = tuple(field for field in RowStatistics._fields if field != "entropy")
         got = ", ".join(f"{key}={value!r}" for key, value in own.items())
@@ -201,7 +201,7 @@ def row_statistics(
 
     Raises:
         ValueError: an option that the op does not take; entropy of weights that can be negative (identity, gelu,
-            gelu_tanh, silu, or gain < 0): pass `fields` without it. Otherwise as the op.
+            gelu_tanh, silu, gain < 0 or learned): pass `fields` without it. Otherwise as the op.
         TypeError: as the op.
         NotImplementedError: `impl` names a kernel that cannot serve this call.
     """
@@ -280,10 +280,9 @@ def _backward(plan: _Plan, like: dict[str, Array], do: Array | None, dstats: Row
     return quadratic.rounded(xp, grads, like)
 
 
-def _beside(family: Family, params: dict[str, Any]) -> dict[str, Any]:
-    """The options that have gradients: bias, which may be None, and arrays of the op's own."""
-    own = {name: params[name] for name in family.arrays if check.is_array(params.get(name))}
-    return {"bias": params.get("bias"), **own}
+def _beside(plan: _Plan) -> dict[str, Any]:
+    """The options that have gradients: bias, which may be None, and others that are arrays."""
+    return {"bias": plan.common.get("bias"), **plan.family.learned(plan.own, plan.common)}
 
 
 def _backward_apart(
@@ -325,7 +324,8 @@ def _check_cotangents(c: check.Context, dstats: Any) -> None:
 def row_statistics_vjp(
     op: Any, q: Array, k: Array, dstats: RowStatistics, *, fields: Any = None, impl: Impl = "auto", **params: Any
 ) -> dict[str, Array]:
-    """Gradients {"q", "k"} and, if a bias was passed, "bias", for the cotangents `dstats` (None = 0).
+    """Gradients {"q", "k"}, "bias" if one was passed, and those of numbers and α that are arrays, for the cotangents
+    `dstats` (None = 0).
 
     `nonzero` and `visible` are counts: their cotangents are not used. Arguments and errors as in `row_statistics`.
     """
@@ -333,10 +333,10 @@ def row_statistics_vjp(
     _check_cotangents(plan.context, dstats)
 
     def generic() -> dict[str, Array]:
-        return _backward(plan, {"q": q, "k": k, **_beside(plan.family, params)}, None, dstats)
+        return _backward(plan, {"q": q, "k": k, **_beside(plan)}, None, dstats)
 
     grads: dict[str, Array] = _served("row_statistics_vjp", impl, generic, plan, q, k, dstats=dstats)
-    return grads
+    return plan.family.pull(grads, **plan.family.split(params)[0])
 
 
 def attention_with_statistics_vjp(
@@ -363,12 +363,12 @@ def attention_with_statistics_vjp(
 
     def generic() -> dict[str, Array]:
         if plan.family.apart is None:
-            return _backward(plan, {"q": q, "k": k, "v": v, **_beside(plan.family, params)}, do, dstats)
+            return _backward(plan, {"q": q, "k": k, "v": v, **_beside(plan)}, do, dstats)
         return _backward_apart(plan, op, {"q": q, "k": k, "v": v}, do, dstats, params)
 
     caller, cotangents = "attention_with_statistics_vjp", {"do": do, "dstats": dstats}
     grads: dict[str, Array] = _served(caller, impl, generic, plan, q, k, v, **cotangents)
-    return grads
+    return plan.family.pull(grads, **plan.family.split(params)[0])
 
 
 def kernels(

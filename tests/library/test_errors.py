@@ -63,7 +63,18 @@ CASES = {
     "causal": ({"causal": "lower"}, ValueError, r"causal must be False, True \(lower right\) or 'upper_left'"),
     "window": ({"window": (-1, 0)}, ValueError, r"window must be \(left, right\)"),
     "scale": ({"scale": float("nan")}, ValueError, r"scale must be finite; got nan"),
-    "scale array": ({"scale": np.ones(3)}, TypeError, r"scale must be a number; got an array of shape \(3,\)"),
+    "scales of other heads": (
+        {"scale": np.ones(2)},
+        ValueError,
+        r"scale has shape \(2,\); expected \(\) or \(3,\), a number for each head",
+    ),
+    "scale per head on axes": ({"scale": np.ones((3, 1, 1))}, ValueError, r"scale has shape \(3, 1, 1\)"),
+    "integer scale": ({"scale": np.array(1)}, TypeError, r"scale has dtype int64; expected a real float dtype"),
+    "scale of another library": (
+        {"scale": torch.ones(3)},
+        TypeError,
+        r"all arrays must come from one library; got torch scale with numpy q",
+    ),
     "flag": ({"return_lse": 1}, TypeError, r"return_lse must be True or False; got 1"),
     "unexpected": ({"lenght": 3}, ValueError, r"softmax_attention: unexpected argument 'lenght'; expected some of"),
     "not taken": ({"length": "all"}, ValueError, r"softmax_attention: unexpected argument 'length'"),
@@ -85,7 +96,16 @@ def test_softmax_says_what_is_wrong(name):
 OWN = {
     "activation": ("pointwise_attention", {"activation": "rleu"}, ValueError, r"activation must be one of .*'relu'\?"),
     "alpha": ("pointwise_attention", {"alpha": float("nan")}, ValueError, r"alpha must be finite; got nan"),
-    "alpha array": ("pointwise_attention", {"alpha": np.ones(2)}, TypeError, r"alpha must be a number"),
+    "alphas of other heads": ("pointwise_attention", {"alpha": np.ones(2)}, ValueError, r"alpha has shape \(2,\)"),
+    "gains of keys": ("pointwise_attention", {"gain": np.ones(7)}, ValueError, r"gain has shape \(7,\); expected \(\)"),
+    "integer gamma": ("reluformer_attention", {"gamma": np.array(1)}, TypeError, r"gamma has dtype int64"),
+    "scale of landmarks": (
+        "nystrom_attention",
+        {"scale": np.ones(()), "num_landmarks": 2, "k": Q, "v": Q},
+        TypeError,
+        r"nystrom_attention: scale must be a number; got an array of shape \(\)",
+    ),
+    "scale of features": ("linear_attention", {"scale": np.ones(3)}, TypeError, r"scale must be a number"),
     "length": ("pointwise_attention", {"length": 0}, ValueError, r"length must be greater than 0; got 0"),
     "length name": (
         "pointwise_attention",
@@ -110,7 +130,20 @@ OWN = {
 def test_own_options_say_what_is_wrong(name):
     op, options, error, text = OWN[name]
     with pytest.raises(error, match=text):
-        getattr(attnkit, op)(Q, K, V, **options)
+        getattr(attnkit, op)(**{"q": Q, "k": K, "v": V, **options})
+
+
+def test_a_scale_without_heads_is_one_number():
+    with pytest.raises(ValueError, match=r"scale has shape \(3,\); expected \(\), as there is no axis of heads"):
+        attnkit.softmax_attention(Q[0, 0], K[0, 0], V[0, 0], scale=np.ones(3))
+
+
+@pytest.mark.parametrize("name", ["scale", "alpha", "gain", "shift"])
+def test_packed_sequences_take_plain_numbers(name):
+    x, edges = np.ones((4, 2, 3)), (0, 1, 4)
+    op = attnkit.softmax_attention_packed if name == "scale" else attnkit.pointwise_attention_packed
+    with pytest.raises(TypeError, match=rf"{op.__name__}: {name} must be a number; got an array of shape \(2,\)"):
+        op(x, x, x, edges, edges, **{name: np.ones(2)})
 
 
 def test_missing_and_surplus_arrays():

@@ -16,7 +16,6 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from attnkit._core import blocks, quadratic
-from attnkit._core.dispatch import Kernel
 from attnkit._core.dropout import keep_mask_of_counters
 from attnkit._core.family import RECORDS, score_ops
 from attnkit._core.mask import visibility_of
@@ -154,7 +153,6 @@ def over_blocks(segment: Segment, block: Any, carry: Any) -> tuple[Any, Any]:
 
 SLOWER = (ENTMAX.name,)  # only by name, for less memory: gradients find the thresholds once more
 OPS = score_ops()
-DIFFERENTIABLE = ("q", "k", "v", "bias", "alpha")
 SEED = "dropout_seed"
 Arrays = dict[str, Array]
 
@@ -229,7 +227,7 @@ def segment_output(c: blocks.Call, segment: Segment) -> Array:
 def vjp(static: Static, arrays: Arrays, do: Array) -> Arrays:
     """Gradients of the arguments that have one, in their dtypes, added up in the compute dtype."""
     c = call_of(static, arrays)
-    names = [name for name in DIFFERENTIABLE if name in arrays]
+    names = [name for name in blocks.DIFFERENTIABLE if name in arrays]
     total = {name: jnp.zeros_like(c.arrays[name], dtype=c.arrays["q"].dtype) for name in names}
     for segment in segments(c):
         if segment.keys and 0 not in c.leading:
@@ -284,5 +282,5 @@ def is_faster(op: str, q: Array, k: Array, *rest: Array, **options: Any) -> bool
     return jax.default_backend() == "cpu" and op not in SLOWER and blocks.is_faster(q, k)
 
 
-KERNELS = {op: Kernel("blocked", partial(attend, op), blocks.unsupported, partial(is_faster, op)) for op in OPS}
-KERNELS |= {f"{op}_vjp": Kernel("blocked", partial(pull, op), blocks.unsupported, partial(is_faster, op)) for op in OPS}
+KERNELS = {op: blocks.kernel(partial(attend, op), is_faster=partial(is_faster, op)) for op in OPS}
+KERNELS |= {f"{op}_vjp": blocks.kernel(partial(pull, op), is_faster=partial(is_faster, op)) for op in OPS}

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 
 from attnkit._core import blocks, quadratic
-from attnkit._core.dispatch import Kernel
 from attnkit._core.family import RECORDS, score_ops
 from attnkit._core.library import namespace
 
@@ -30,10 +29,10 @@ def attend(op: str, q: Array, k: Array, v: Array, **options: Any) -> Array:
 def pull(op: str, q: Array, k: Array, v: Array, do: Array, *rest: None, **options: Any) -> dict[str, Array]:
     """Its explicit gradients."""
     arguments = {"q": q, "k": k, "v": v, **options}
-    names = tuple(name for name in ("q", "k", "v", "bias", "alpha") if hasattr(arguments.get(name), "ndim"))
+    names = tuple(name for name in blocks.DIFFERENTIABLE if hasattr(arguments.get(name), "ndim"))
     grads = blocks.backward(namespace(q), call_of(op, q, k, v, options), do, names)
     return {name: g.astype(arguments[name].dtype, copy=False) for name, g in grads.items()}
 
 
-KERNELS = {op: Kernel("blocked", partial(attend, op), blocks.unsupported, blocks.is_faster) for op in OPS}
-KERNELS |= {f"{op}_vjp": Kernel("blocked", partial(pull, op), blocks.unsupported, blocks.is_faster) for op in OPS}
+KERNELS = {op: blocks.kernel(partial(attend, op)) for op in OPS}
+KERNELS |= {f"{op}_vjp": blocks.kernel(partial(pull, op)) for op in OPS}

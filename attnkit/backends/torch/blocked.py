@@ -6,7 +6,6 @@ from typing import Any
 from torch import Tensor
 
 from attnkit._core import blocks
-from attnkit._core.dispatch import Kernel
 from attnkit._core.family import RECORDS, score_ops
 from attnkit._core.library import namespace
 from attnkit.backends.torch.custom import Arguments, register
@@ -29,7 +28,7 @@ def _backward(op: str, arguments: Arguments, do: Tensor, names: tuple[str, ...])
     return blocks.backward(namespace(do), _call(op, arguments), do, names)
 
 
-CUSTOM = register("blocked", _forward, _backward, ("q", "k", "v", "bias", "alpha"))
+CUSTOM = register("blocked", _forward, _backward, blocks.DIFFERENTIABLE)
 
 
 def attend(op: str, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
@@ -47,5 +46,5 @@ def unsupported(q: Tensor, *arrays: Tensor, **options: Any) -> str | None:
     return "blocks are for the CPU" if q.device.type != "cpu" else blocks.unsupported(q, *arrays, **options)
 
 
-KERNELS = {op: Kernel("blocked", partial(attend, op), unsupported, blocks.is_faster) for op in OPS}
-KERNELS |= {f"{op}_vjp": Kernel("blocked", partial(pull, op), unsupported, blocks.is_faster) for op in OPS}
+KERNELS = {op: blocks.kernel(partial(attend, op), unsupported) for op in OPS}
+KERNELS |= {f"{op}_vjp": blocks.kernel(partial(pull, op), unsupported) for op in OPS}

@@ -102,7 +102,13 @@ def _check_normalize(c: check.Context, name: str, value: Any) -> None:
         raise ValueError(f"{c.op}: normalize must be None or False for identity, whose row sums can be 0; got True")
 
 
-OWN = {"feature_map": _check_feature_map, "normalize": _check_normalize, "eps": not_negative, **STATE_CHECKS}
+OWN = {
+    "feature_map": _check_feature_map,
+    "normalize": _check_normalize,
+    "eps": not_negative,
+    "scale": check.plain_number,
+    **STATE_CHECKS,
+}
 LINEAR = Linear("linear_attention", rule, BODIES, OWN, signed=signed)
 
 

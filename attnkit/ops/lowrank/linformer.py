@@ -115,7 +115,7 @@ def _context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> check.
     return context
 
 
-_OWN = {"mask": key_mask, "dropout_mask": checked_with_arrays}
+_OWN = {"scale": check.plain_number, "mask": key_mask, "dropout_mask": checked_with_arrays}
 
 
 @operation_checked_by(_context, _OWN)

@@ -187,6 +187,7 @@ def _positive(c: check.Context, name: str, value: Any) -> None:
 
 
 _OWN = {
+    "scale": check.plain_number,
     "num_landmarks": _positive,
     "inverse_steps": steps,
     "init": one_of("exact", "batch_max"),
