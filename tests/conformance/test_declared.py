@@ -41,7 +41,12 @@ class Partial:
     def call(self, op: str, arrays: Mapping[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
         others = {*arrays, *params} - {"q", "k", "v", "key_lengths", "scale", "causal"}
         q, k, v = (arrays[name] for name in "qkv")
-        if others - {self.bug} or params.get("causal") == "upper_left" or len({x.shape[:-2] for x in (q, k, v)}) > 1:
+        if (
+            others - {self.bug}
+            or "scale" in arrays
+            or params.get("causal") == "upper_left"
+            or len({x.shape[:-2] for x in (q, k, v)}) > 1
+        ):
             raise Unsupported("scale, causal and key_lengths")
         if q.ndim != 4 or (self.bug == "refuses" and params.get("scale") == -0.3):
             raise Unsupported("batch and heads")

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from attnkit._core import dropout, mask, quadratic
-from attnkit.ops import pointwise, softmax
+from attnkit.ops import gaussian, pointwise, softmax
 from attnkit.ops.linear import rule, states, sums
 from attnkit_conformance import core, judge
 from attnkit_conformance.adapters.numpy import adapters
 from tests.conformance.planting import plant
 
 Function = Callable[..., Any]
-SOFTMAX, POINTWISE, RELUFORMER, SIGMOID = (
-    f"{name}_attention" for name in ("softmax", "pointwise", "reluformer", "sigmoid")
+SOFTMAX, POINTWISE, RELUFORMER, SIGMOID, GAUSSIAN = (
+    f"{name}_attention" for name in ("softmax", "pointwise", "reluformer", "sigmoid", "gaussian")
 )
 LINEAR, COSINE, PERFORMER, EFFICIENT = (f"{name}_attention" for name in ("linear", "cosine", "performer", "efficient"))
 PAIRS, PREPARE = mask.Visibility.between, quadratic.prepare
@@ -65,10 +65,18 @@ MUTANTS: tuple[tuple[str, str, Function, str, str], ...] = (
      "count"),
     ("a length of visible keys is that of all", SIGMOID, mask.row_length, 'keys if length == "all" else count', "keys"),
     ("gamma is ignored", RELUFORMER, pointwise.reluformer_options, "math.sqrt(2.0) / gamma", "math.sqrt(2.0)"),
-    ("a gain is ignored without alpha", POINTWISE, pointwise.row_factor, "* float(gain)",
-     "* float(gain if alpha else 1.0)"),
-    ("a shift is ignored under a mask", POINTWISE, pointwise._shifted, "elif shift != 0:",
-     "elif shift != 0 and a.pairs is None:"),
+    ("a gain is ignored without alpha", POINTWISE, pointwise.row_factor, "quadratic.number(xp, gain, a.dtype)",
+     "quadratic.number(xp, gain if is_learned(alpha) or alpha else 1.0, a.dtype)"),
+    ("a shift is ignored under a mask", POINTWISE, pointwise._shifted, "elif is_learned(shift) or shift != 0:",
+     "elif (is_learned(shift) or shift != 0) and a.pairs is None:"),
+    ("a learned scale of heads is rounded to half", SOFTMAX, quadratic.number, "cast(xp, x, dtype)",
+     "cast(xp, cast(xp, x, xp.float16), dtype)"),
+    ("dscale lacks the last query", SOFTMAX, quadratic.score_gradients, "towards_q * a.q",
+     "(towards_q * a.q)[..., :-1, :]"),
+    ("dscale of distances forgets the keys", GAUSSIAN, gaussian.beside, "of_tokens[0] + of_tokens[1]", "of_tokens[0]"),
+    ("dgain forgets the length", POINTWISE, pointwise.beside, " * of_length(xp, a, alpha, length)", ""),
+    ("dalpha has the sign of dgain", POINTWISE, pointwise.beside, "-of_rows * quadratic", "of_rows * quadratic"),
+    ("dgamma is that of the gain", RELUFORMER, pointwise.gradient_of_gamma, "-math.sqrt(2.0) / (wide * wide)", "1.0"),
     ("the log of the length is added", SIGMOID, pointwise._shifted, "s = s - log", "s = s + log"),
     ("features: a mask is forgotten under causality", LINEAR, PAIRS, "if self.mask is not None:",
      "if self.mask is not None and not self.causal:"),

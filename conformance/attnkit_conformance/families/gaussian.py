@@ -76,7 +76,7 @@ OPS: tuple[Op, ...] = (
         samples=gaussian_samples,
         group="a",
         optional=tuple(name for name in OPTIONAL if name != "length"),
-        differentiable=(*QKV, "bias"),
+        differentiable=(*QKV, "bias", "scale"),
         errors=errors.attention_errors,
         exponent=lambda params: True,
         complete=complete,

@@ -18,7 +18,8 @@ from attnkit_conformance.model.op import (
 )
 from attnkit_conformance.model.scene import Scene
 from attnkit_conformance.scenes import attention, plain
-from attnkit_conformance.scenes.attention import LENGTH_ARRAY
+from attnkit_conformance.scenes.attention import GQA, LENGTH_ARRAY
+from attnkit_conformance.scenes.options import LEARNED
 
 POINTWISE_VARIANTS: tuple[Params, ...] = (
     {},
@@ -43,6 +44,11 @@ POINTWISE_LEVELS = {
 }
 
 
+NUMBERS = ("alpha", "gain", "shift")
+LEARNED_LEVELS = {name: (*levels, *(LEARNED if name in NUMBERS else ())) for name, levels in POINTWISE_LEVELS.items()}
+ON_HEADS = Scene("learned", 33, 65, lead=((2, 4), (2, 2), (2, 2)), params=GQA, options=("gqa", "query_mask", "poison"))
+
+
 def reluformer_settings(params: Params) -> Params:
     return {"alpha": 0.5, "gain": np.sqrt(2.0) / params.get("gamma", 1.0)}
 
@@ -64,9 +70,13 @@ OPS = (
         group="a",
         own=("activation", "alpha", "gain", "length", "shift"),
         variants=POINTWISE_VARIANTS,
-        levels=POINTWISE_LEVELS,
-        optional=OPTIONAL,
-        differentiable=(*QKV, "bias"),
+        levels=LEARNED_LEVELS,
+        extra=(
+            (ON_HEADS, {"activation": "gelu", "alpha": "heads", "gain": "heads", "shift": "heads"}),
+            (ON_HEADS, {"alpha": "array", "gain": "array", "shift": "array"}),
+        ),
+        optional=(*OPTIONAL, *NUMBERS),
+        differentiable=(*QKV, "bias", "scale", *NUMBERS),
         errors=errors.pointwise_errors,
         exponent=exponentiates,
         signed=has_signed_weights,
@@ -84,9 +94,10 @@ OPS = (
         group="a",
         own=("gamma", "length"),
         variants=({}, {"gamma": 0.6, "length": "all"}, {"length": LENGTH_ARRAY}),
-        levels={"gamma": (None, 0.6), "length": (None, "all", 50.0, LENGTH_ARRAY)},
-        optional=OPTIONAL,
-        differentiable=(*QKV, "bias"),
+        levels={"gamma": (None, 0.6, *LEARNED), "length": (None, "all", 50.0, LENGTH_ARRAY)},
+        extra=((ON_HEADS, {"gamma": "heads"}), (ON_HEADS, {"gamma": "array"})),
+        optional=(*OPTIONAL, "gamma"),
+        differentiable=(*QKV, "bias", "scale", "gamma"),
         errors=errors.reluformer_errors,
         kinks=lambda params: (0.0,),
         settings=reluformer_settings,
@@ -105,7 +116,7 @@ OPS = (
         levels={"length": (None, "all", 20.0, LENGTH_ARRAY)},
         extra=((TAIL, {}),),
         optional=OPTIONAL,
-        differentiable=(*QKV, "bias"),
+        differentiable=(*QKV, "bias", "scale"),
         errors=errors.length_errors,
         exponent=always,
         settings=sigmoid_settings,

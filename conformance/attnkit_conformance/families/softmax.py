@@ -18,7 +18,7 @@ OPS = (
         variants=({}, {"return_lse": True}),
         levels={"return_lse": (None, True)},
         optional=tuple(name for name in OPTIONAL if name != "length"),
-        differentiable=(*QKV, "bias"),
+        differentiable=(*QKV, "bias", "scale"),
         compute_outputs=("lse",),
         errors=errors.attention_errors,
         exponent=always,

@@ -10,6 +10,8 @@ from attnkit_conformance.model.errors import L, S, wrong, zeros
 from attnkit_conformance.model.op import OPTIONAL, QKV, Op, o_and_statistics, statistics_fields
 from attnkit_conformance.scenes import attention, plain
 
+OWN_NUMBERS = ("alpha", "gain", "shift", "gamma")  # of subjects: arrays with a gradient
+
 
 def statistics_errors(op: Op) -> Iterator[ErrorSample]:
     """An op without statistics, an argument that the op does not take, entropy of signed weights, an unknown field."""
@@ -53,8 +55,8 @@ def rows(ops: Iterable[Op]) -> tuple[Op, ...]:
             outputs=statistics_fields,
             samples=attention.statistics_samples,
             own=("op", "fields"),
-            optional=(*(name for name in OPTIONAL if name != "dropout_mask"), "alpha", "projection"),
-            differentiable=("q", "k", "bias", "alpha"),
+            optional=(*(name for name in OPTIONAL if name != "dropout_mask"), *OWN_NUMBERS, "projection"),
+            differentiable=("q", "k", "bias", "scale", *OWN_NUMBERS),
             not_differentiable=("nonzero", "visible"),
             compute_outputs=FIELDS,
             binding=STATISTICS,
@@ -69,8 +71,8 @@ def rows(ops: Iterable[Op]) -> tuple[Op, ...]:
             outputs=o_and_statistics,
             samples=attention.statistics_samples,
             own=("op", "fields"),
-            optional=(*OPTIONAL, "alpha", "norm_weight", "gate_weight", "projection"),
-            differentiable=(*QKV, "bias", "alpha", "norm_weight", "gate_weight"),
+            optional=(*OPTIONAL, *OWN_NUMBERS, "norm_weight", "gate_weight", "projection"),
+            differentiable=(*QKV, "bias", "scale", *OWN_NUMBERS, "norm_weight", "gate_weight"),
             not_differentiable=("nonzero", "visible"),
             compute_outputs=FIELDS,
             binding=STATISTICS,

@@ -65,12 +65,12 @@ class Problem:
         u = {}
         for name, x in self.inputs.items():
             still = ~np.isfinite(x) | (np.isin(x, ENDS) & (name in AT_ENDS))
-            u[name] = np.where(still, 0.0, x) * rng.standard_normal(x.shape)
+            u[name] = np.asarray(np.where(still, 0.0, x) * rng.standard_normal(x.shape))
         return u
 
     def moved(self, steps: int) -> Case:
         """The case at some steps along the direction."""
-        ahead = {name: x + steps * self.step * self.direction[name] for name, x in self.inputs.items()}
+        ahead = {name: np.asarray(x + steps * self.step * self.direction[name]) for name, x in self.inputs.items()}
         return replace(self.case, arrays={**self.case.arrays, **ahead})
 
     @cached_property

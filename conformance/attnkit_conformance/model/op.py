@@ -15,7 +15,7 @@ from attnkit_conformance.model.scene import Scene
 Params = Mapping[str, Any]
 
 QKV = ("q", "k", "v")
-OPTIONAL = ("mask", "bias", "key_lengths", "query_mask", "dropout_mask", "length")
+OPTIONAL = ("mask", "bias", "key_lengths", "query_mask", "dropout_mask", "scale", "length")
 STATEFUL = ("initial_state", "return_state", "chunk_size")  # weights and statistics are of calls without a state
 SIGNED_ACTIVATIONS = ("identity", "gelu", "gelu_tanh", "silu")
 OF_WEIGHTS = ("causal_prefix", "padding_contents")  # what can fail for weights but not for the op
@@ -158,7 +158,8 @@ def exponentiates(params: Params) -> bool:
 
 
 def has_signed_weights(params: Params) -> bool:
-    return params.get("activation", "relu") in SIGNED_ACTIVATIONS or params.get("gain", 1.0) < 0
+    gain = params.get("gain", 1.0)
+    return params.get("activation", "relu") in SIGNED_ACTIVATIONS or isinstance(gain, str) or gain < 0
 
 
 def has_kinks(params: Params) -> tuple[float, ...]:

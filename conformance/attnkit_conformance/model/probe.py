@@ -19,7 +19,7 @@ STEP = 1e-7  # relative change of an input: so small that curvature, and so larg
 FLOOR = 0.1  # of the rms of a row: the rms of eight draws may be small by chance
 EXACT = {"integers", "grid"}  # options of scenes whose scores are exact: on kinks, thresholds and ties by intention
 OF_FEATURES = ("b", "c", "d")  # groups whose kinks are at 0 of an input, which no factor crosses
-OF_SCORES = {"q", "k", "bias", "qk"}
+OF_SCORES = {"q", "k", "bias", "qk", "scale", "shift"}
 AT_ENDS = {"alpha"}  # of entmax, which may be 1 or 2
 
 
@@ -75,7 +75,7 @@ def shaken(op: Op, case: Case, rng: np.random.Generator) -> Case:
     def moved(name: str, x: Array) -> Array:
         if x.dtype.kind != "f" or name in left:
             return x
-        return x * (1.0 + STEP * rng.choice([-1.0, 1.0], x.shape))
+        return np.asarray(x * (1.0 + STEP * rng.choice([-1.0, 1.0], x.shape)))
 
     arrays, cotangents = (
         {name: moved(name, x) for name, x in sorted(held.items())} for held in (case.arrays, case.cotangents)

@@ -43,9 +43,8 @@ def no_settings(params: Mapping[str, Any]) -> Mapping[str, Any]:
 def pointwise_settings(case: Case, settings: Settings) -> dict[str, Any]:
     """The parameters of point-wise attention of which the case is an instance."""
     own = {"activation": "relu", "alpha": 1.0, "gain": 1.0, "length": "visible", "shift": 0.0}
-    options = {name: case.params[name] for name in own if name in case.params}
-    length = {"length": case.arrays["length"]} if "length" in case.arrays else {}
-    return {**own, **settings(case.params), **options, **length}
+    options = {name: x for name, x in (*case.params.items(), *case.arrays.items()) if name in own}
+    return {**own, **settings(case.params), **options}
 
 
 def shifted(case: Case, sc: Scores, settings: Settings | None) -> Array:
@@ -53,9 +52,10 @@ def shifted(case: Case, sc: Scores, settings: Settings | None) -> Array:
     if settings is None:
         return sc.s
     own = pointwise_settings(case, settings)
-    if own["shift"] == "-log_length":
+    if isinstance(own["shift"], str):
         return sc.s - np.log(row_lengths(sc, own["length"]))[..., None]
-    return sc.s + own["shift"]
+    shift = np.asarray(own["shift"])
+    return sc.s + (shift[..., None, None] if shift.ndim else shift)
 
 
 def largest_exponent(case: Case, settings: Settings | None) -> float:

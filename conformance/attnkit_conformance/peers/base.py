@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 Arrays = Mapping[str, Any]
+NUMBERS = ("scale", "gain", "shift", "gamma")
 
 
 @dataclass(frozen=True)
@@ -26,10 +27,11 @@ class Source:
     environment: tuple[tuple[str, str], ...] = ()
 
 
-def refusal(arguments: Iterable[str], parameters: Iterable[str]) -> str | None:
+def refusal(arrays: Arrays, params: Arrays, parameters: Iterable[str]) -> str | None:
     """The first unsupported argument of a function, as a reason."""
-    others = sorted({*arguments} - {*parameters})
-    return f"takes no {others[0]}" if others else None
+    others = sorted({*arrays, *params} - {*parameters})
+    learned = sorted({*arrays} & {*NUMBERS})
+    return f"takes no {others[0]}" if others else f"takes {learned[0]} as a number" if learned else None
 
 
 def visible_pairs(arrays: Arrays, params: Arrays) -> np.ndarray | None:

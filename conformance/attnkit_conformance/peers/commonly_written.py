@@ -104,7 +104,7 @@ class Written(TorchPeer):
             return "is about other parameters"
         if self.of_keys and "mask" in arrays and arrays["mask"].ndim > 1 and arrays["mask"].shape[-2] != 1:
             return "takes no mask of pairs"
-        return refusal((*arrays, *params), (*QKV, *self.about, *self.options))
+        return refusal(arrays, params, (*QKV, *self.about, *self.options))
 
     def outputs(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
         """One call."""

@@ -49,7 +49,7 @@ class Entmax(TorchPeer):
             return "exact for alpha = 1.5 and 2 only"
         if 0 in (arrays["q"].shape[-2], arrays["k"].shape[-2]):
             return "empty logits have no maximum"
-        return refusal((*arrays, *params), TAKEN)
+        return refusal(arrays, params, TAKEN)
 
     def outputs(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
         """Scores, weights by entmax, and their product with v."""

@@ -81,7 +81,7 @@ class Linear(TorchPeer):
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
         """Arguments and shapes beyond those of the function."""
-        reason = refusal((*arrays, *params), LINEAR if self.chunks else (*LINEAR, *STATES))
+        reason = refusal(arrays, params, LINEAR if self.chunks else (*LINEAR, *STATES))
         reason = reason or layout_reason(arrays, params)
         length, mask = arrays["q"].shape[-2], arrays.get("mask")
         if reason is None and (not params.get("causal") or length != arrays["k"].shape[-2]):
@@ -159,7 +159,7 @@ class Softmax(TorchPeer):
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
         """Masks, biases, and windows that are not causal."""
-        reason = refusal((*arrays, *params), SOFTMAX) or layout_reason(arrays, params)
+        reason = refusal(arrays, params, SOFTMAX) or layout_reason(arrays, params)
         same = arrays["q"].shape[-2] == arrays["k"].shape[-2]
         if reason is None and not arrays["k"].shape[-2]:
             return "no keys have no maximum"

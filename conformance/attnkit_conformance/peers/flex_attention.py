@@ -49,7 +49,7 @@ class Flex(TorchPeer):
             return "heads do not broadcast"
         if 0 in (shapes[0][2], shapes[1][2]):
             return "takes no empty inputs"
-        return refusal((*arrays, *params), self.parameters)
+        return refusal(arrays, params, self.parameters)
 
     def outputs(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
         """One call."""

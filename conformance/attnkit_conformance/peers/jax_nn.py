@@ -51,7 +51,7 @@ class JaxNn:
             return "heads do not broadcast"
         if params.get("return_lse") and arrays["q"].dtype.itemsize < 4:
             return "the lse of half types is a half type"
-        return refusal((*arrays, *params), TAKEN)
+        return refusal(arrays, params, TAKEN)
 
     def function(self, arrays: Arrays, params: Arrays) -> Any:
         """The outputs as a function of q, k, v and bias."""

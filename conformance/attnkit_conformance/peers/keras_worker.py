@@ -45,7 +45,7 @@ class Functions:
             return "heads do not broadcast"
         if 0 in (shapes[0][2], shapes[1][2]):
             return "takes no empty inputs"
-        reason = refusal((*arrays, *params), (*SCORES, "v"))
+        reason = refusal(arrays, params, (*SCORES, "v"))
         both = "bias" in arrays and visible_pairs(arrays, params) is not None
         if reason is None and op == "softmax_attention" and both and self.backend == "torch":
             return "takes a mask or a bias, not both"

@@ -64,7 +64,7 @@ class Pinv:
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
         """Why a call is unsupported: the steps do not converge."""
-        reason = refusal((*arrays, *params), TAKEN)
+        reason = refusal(arrays, params, TAKEN)
         if reason is not None or not arrays["landmarks"].size or not arrays["q"].size:
             return reason or "empty matrices have no singular values"
         a = self.kernels(arrays, params)[0]

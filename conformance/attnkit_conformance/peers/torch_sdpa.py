@@ -42,7 +42,7 @@ class Sdpa(TorchPeer):
         """Why a call is unsupported: arguments that torch does not take."""
         if "bias" in arrays and arrays["bias"].dtype != arrays["q"].dtype:
             return "attn_mask has the dtype of q"
-        return refusal((*arrays, *params), TAKEN)
+        return refusal(arrays, params, TAKEN)
 
     def outputs(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
         """One call."""

@@ -47,7 +47,7 @@ class Forward(TorchPeer):
             return "heads do not broadcast"
         if "bias" in arrays and arrays["bias"].dtype != arrays["q"].dtype:
             return "attention_mask has the dtype of query"
-        return refusal((*arrays, *params), TAKEN)
+        return refusal(arrays, params, TAKEN)
 
     def outputs(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
         """One call."""

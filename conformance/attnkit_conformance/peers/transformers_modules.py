@@ -57,7 +57,7 @@ class Nystromformer(TorchPeer):
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
         """Why a call is unsupported: uneven segments, other numbers of steps, and masks of pairs."""
-        reason = refusal((*arrays, *params), NYSTROM) or four_axes(*(arrays[name].shape for name in ("q", "k", "v")))
+        reason = refusal(arrays, params, NYSTROM) or four_axes(*(arrays[name].shape for name in ("q", "k", "v")))
         tokens, landmarks = arrays["q"].shape[-2], params["num_landmarks"]
         if reason is None and (not tokens or tokens % landmarks):
             return "tokens are a multiple of the landmarks"
@@ -124,7 +124,7 @@ class Reformer(TorchPeer):
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
         """Why a call is unsupported: fewer than two chunks, or partial chunks."""
-        reason = refusal((*arrays, *params), LSH) or four_axes(arrays["qk"].shape, arrays["v"].shape)
+        reason = refusal(arrays, params, LSH) or four_axes(arrays["qk"].shape, arrays["v"].shape)
         tokens, chunk = arrays["qk"].shape[-2], params["chunk_size"]
         if reason is None and (tokens % chunk or tokens <= chunk):
             return "takes whole chunks, at least two"

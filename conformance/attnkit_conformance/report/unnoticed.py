@@ -46,6 +46,8 @@ REASONS: tuple[tuple[str, float, str], ...] = (  # op, results and dtype; percen
     ("linformer_attention gradients float32", 1.0, SATURATED),
     ("cosine_attention gradients float32", 6.0, SATURATED),
     ("softmax_attention gradients float32", 0.5, SATURATED),
+    ("entmax_attention gradients float32", 0.5, SATURATED),
+    ("entmax_attention gradients float16", 2.0, SATURATED),
     ("efficient_attention gradients float32", 0.5, SATURATED),
     ("linear_attention gradients float32", 0.5, FIRST),
     ("linear_attention_packed gradients float32", 1.5, FIRST),

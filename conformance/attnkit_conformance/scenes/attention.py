@@ -18,7 +18,7 @@ from attnkit_conformance.model import scoring
 from attnkit_conformance.model.case import Case, NoDraw, Sample, compute_dtype, generator, rounded
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.model.scene import Scene
-from attnkit_conformance.scenes.options import option_arrays
+from attnkit_conformance.scenes.options import LEARNED, NUMBERS, numbers_of, option_arrays
 from attnkit_reference import _core as reference
 
 HALF_TYPES = ("bfloat16", "float16")
@@ -99,6 +99,11 @@ FULL = (
         options=("gqa", "key_lengths", "query_mask", "bias", "poison"),
     ),
 )  # fmt: skip
+
+LEARNED_SCALES = (
+    Scene("scale-array", 63, 65, options=("scale=array", "key_lengths", "query_mask", "poison")),
+    Scene("scale-heads", 33, 65, lead=((2, 4), (2, 2), (2, 2)), params=GQA, options=("gqa", "scale=heads", "mask")),
+)
 
 
 def draw(scene: Scene, rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -198,6 +203,12 @@ def drawn_case(
         del params["length"]
         arrays["length"] = rng.integers(1, 90, (*scene.leading[-1:], scene.L)).astype(np.float64)
         dtypes["length"] = compute_dtype(dtype)
+    for name in NUMBERS:
+        if params.get(name) in LEARNED:
+            arrays[name] = numbers_of(scene, name, params.pop(name))
+    if "scale" in arrays:
+        params.pop("scale", None)
+    dtypes |= {name: compute_dtype(dtype) for name in NUMBERS if name in arrays and arrays[name].ndim}
     if "bias_float32" in scene.options:
         dtypes["bias"] = compute_dtype(dtype)
     if not op.dropout:
@@ -246,6 +257,7 @@ def attention_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
     scenes = tuple(scene for scene in FULL if op.serves(scene.options))
     always = [(scene, op.variants[0]) for scene in (NO_KEYS, MANY_KEYS)]
     pairs = [*shared(scene_variants(scenes, op.variants, profile), dtype), *always, *op.extra]
+    pairs += [(scene, op.variants[0]) for scene in LEARNED_SCALES if op.group == "a" and profile == "full"]
     for scene, variant in fitting(op, pairs):
         yield scene_sample(op, scene, variant, dtype)
 
@@ -289,6 +301,7 @@ def statistics_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
         variants = tuple(v for m, v in enumerate(every) if v not in every[:m])
         scenes = tuple(s for s in FULL if s.name in STATISTICS_SCENES and subject.serves(s.options))
         extra = [(scene, subject.statistics_variant(variant, left_out)) for scene, variant in subject.extra]
+        extra += [(scene, variants[0]) for scene in LEARNED_SCALES if subject.group == "a"]
         pairs = [*shared(scene_variants(scenes, variants, "full"), dtype), *extra]
         for scene, variant in fitting(op, pairs, subject.name):
             if "integers" in scene.options and subject.group != "a":

@@ -14,6 +14,15 @@ Maker = Callable[[Scene, np.random.Generator], Array]
 DENSITIES = (0.1, 0.5, 0.9)  # of random masks
 DENSE = 0.75  # of masks in rows of a grammar, where other options hide pairs too
 KEEP = 0.75  # keep probability of dropout
+LEARNED = ("array", "heads")  # levels of a number (A15): an array of one, and one of a number for each head
+NUMBERS: Mapping[str, tuple[float, ...]] = {
+    "scale": (0.7, -0.3, 0.45, 0.2),
+    "alpha": (0.6, 1.0, 0.0, 0.75),
+    "gain": (1.3, 0.0, -0.7, 0.4),
+    "shift": (0.3, -0.2, 0.1, 0.0),
+    "gamma": (0.6, 1.5, 1.0, 0.8),
+}
+EXACT_SCALES = (0.5, -0.25, 0.25, 1.0)  # of exact scores
 
 
 def pairs(scene: Scene) -> tuple[int, ...]:
@@ -65,6 +74,13 @@ def dropped(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
     return (rng.random(shape) < KEEP) / KEEP
 
 
+def numbers_of(scene: Scene, name: str, level: str) -> Array:
+    """A learned number, or one for each head."""
+    exact = name == "scale" and bool({"integers", "grid"} & set(scene.options))
+    values = np.asarray(EXACT_SCALES if exact else NUMBERS[name])
+    return values[0].reshape(()) if level == "array" else np.resize(values, scene.leading[-1:])
+
+
 MAKERS: Mapping[str, Mapping[str, Maker]] = {
     "key_lengths": {
         "key_lengths": lambda scene, rng: lengths(scene, 0.6 * scene.S, 0),
@@ -107,6 +123,10 @@ MAKERS: Mapping[str, Mapping[str, Maker]] = {
         "dropout_mask": lambda scene, rng: dropped(rng, pairs(scene)),
         "dropout=mask": lambda scene, rng: dropped(rng, pairs(scene)),
         "dropout=2d": lambda scene, rng: dropped(rng, (scene.L, scene.S)),
+    },
+    "scale": {
+        "scale=array": lambda scene, rng: numbers_of(scene, "scale", "array"),
+        "scale=heads": lambda scene, rng: numbers_of(scene, "scale", "heads"),
     },
 }  # fmt: skip
 

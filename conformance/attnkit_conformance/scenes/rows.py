@@ -18,6 +18,7 @@ from attnkit_conformance.model.op import Op
 from attnkit_conformance.model.scene import Scene
 from attnkit_conformance.model.store import kept
 from attnkit_conformance.scenes.attention import GQA, scene_sample
+from attnkit_conformance.scenes.options import LEARNED
 
 PREFIX = {"pairs": "pair.", "triples": "triple.", "tiles": "tile."}
 ARRAYS = {"quick": ("pairs",), "scenes": (), "full": ("pairs", "triples", "tiles")}
@@ -90,6 +91,8 @@ def shared_factors(op: Op) -> dict[str, tuple[Level, ...]]:
     left_out |= set(OF_SCORES) if op.group in ("b", "c", "d") else set()
     left_out |= {"causal"} if op.group == "d" else set()
     shared = {name: levels for name, levels in SHARED.items() if name not in left_out}
+    if op.group == "a" or op.subjects:
+        shared["scale"] = (*shared["scale"], *LEARNED)
     if op.bias_inf or op.subjects:
         shared["bias"] = (*shared["bias"], "infinite")
     if op.group in ("c", "d"):
@@ -217,6 +220,7 @@ def scene_of(name: str, row: Row, exact: bool) -> Scene:
     d, e = sizes(row["width"])
     options = [f"{factor}={row[factor]}" for factor in ("mask", "bias", "key_lengths", "query_mask", "dropout")
                if row.get(factor, "none") != "none"]  # fmt: skip
+    options += [f"scale={row['scale']}"] if row.get("scale") in LEARNED else []
     options += [str(row["values"])] if row["values"] in ("integers", "equal_keys") else []
     options += ["gqa"] if row["heads"] != "equal" else []
     options += ["poison"] if row["poison"] == "yes" else []
@@ -248,7 +252,9 @@ def parameters(row: Row, L: int, S: int, exact: bool) -> dict[str, Any]:
     if row.get("window", "none") != "none":
         windows = {"left": (S // 2, None), "right": (None, S // 8), "both": (S // 2, S // 3)}
         params["window"] = windows[str(row["window"])]
-    if row["values"] == "integers" and "scale" in row:
+    if row.get("scale") in LEARNED:
+        pass
+    elif row["values"] == "integers" and "scale" in row:
         params["scale"] = EXACT_SCALES[str(row["scale"])]
     elif row.get("scale", "none") != "none":
         params["scale"] = EXACT_SCALES[str(row["scale"])] if exact else float(str(row["scale"]))

@@ -78,7 +78,8 @@ def without_options(case: Case) -> Iterator[Case]:
 
 def counted(case: Case, name: str, x: np.ndarray) -> tuple[str, ...]:
     """The letters of an array's last axes; if queries and keys are the same tokens, keys count as queries."""
-    names = AXES.get(name, ())[-x.ndim :] if x.ndim else ()
+    per_head = name == "alpha" and x.ndim == 1  # of point-wise attention; that of entmax has an axis of queries
+    names = AXES.get(name, ())[-x.ndim :] if x.ndim and not per_head else ()
     same = "qk" in case.arrays or {"q", "k"} <= {*BY_NAME[case.op].tokens.keys}
     return tuple("L" if same and letter == "S" else letter for letter in names)
 
