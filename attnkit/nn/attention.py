@@ -120,9 +120,9 @@ class MultiHeadAttention(nn.Module):
         op: an attention op of attnkit or its name, which may be short: "softmax", "linear", or "relu" for
             pointwise_attention with activation="relu"; docs/integrations.md lists them.
         options: the op's own, such as {"activation": "relu", "alpha": 1.0}, and those of the operands that it creates
-        (see
-           `attnkit.nn.operands`): {"num_slots", "max_length"} for linformer_attention, {"num_features", "seed"} for
-           performer_attention, {"gated"} for rela_attention.
+            (see `attnkit.nn.operands`): {"num_slots", "max_length"} for linformer_attention, {"num_features", "seed"}
+            for performer_attention, {"gated"} for rela_attention. A number that is an nn.Parameter, such as a scale ()
+            or (num_heads,), becomes one of the module, in `learned`.
         num_kv_heads: heads of keys and values, a divisor of num_heads (grouped queries); default num_heads.
         head_dim: features of a head; default dim // num_heads.
         context_dim: features of the context; default dim.
@@ -184,7 +184,10 @@ class MultiHeadAttention(nn.Module):
         self._of_weights = frozenset(inspect.signature(self.weights_op).parameters)
         self._joins_heads = joins_heads(self.op)
         self._seeded = "dropout" in inspect.signature(self.op).parameters
-        self.options = self._own_options(all_options)
+        own = self._own_options(all_options)
+        learned = {name: x for name, x in own.items() if isinstance(x, nn.Parameter)}
+        self.options = {name: x for name, x in own.items() if name not in learned}
+        self.learned = nn.ParameterDict(learned) if learned else None
         self._check_forms(causal, dropout)
         self.gate, self.dropout, self.causal = gate, dropout, causal
         self.impl, self.statistics_impl = impl, statistics_impl
@@ -289,7 +292,8 @@ class MultiHeadAttention(nn.Module):
         q = self._heads(self.q_proj(x), self.num_heads)
         q, k, v, key_mask = self._keys_and_values(q, x if context is None else context, key_mask, context, cache)
         arrays = {} if self.operands is None else self.operands.arrays()
-        options = self.options | arrays | self._masks(key_mask, query_mask, mask, bias)
+        learned = {} if self.learned is None else dict(self.learned)
+        options = self.options | learned | arrays | self._masks(key_mask, query_mask, mask, bias)
         of_weights = {name: value for name, value in options.items() if name in self._of_weights}
         dropout = self._dropout_of(q, arrays)
 

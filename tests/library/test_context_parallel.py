@@ -282,6 +282,7 @@ REFUSED = [
     (attnkit.pointwise_attention, {"window": (-1, 2)}, ValueError, "pointwise_attention: window must be"),
     (attnkit.softmax_attention, {"key_lengths": torch.ones(5, dtype=torch.int64)}, ValueError, "key_lengths has shape"),
     (attnkit.pointwise_attention, {"length": torch.ones(7)}, NotImplementedError, "an array as length"),
+    (attnkit.softmax_attention, {"scale": torch.ones(())}, NotImplementedError, "an array as scale"),
     (attnkit.pointwise_attention, {"lengths": (6,)}, ValueError, "gives process 0 6 tokens; its q, k and v have 7"),
     (attnkit.pointwise_attention, {"lengths": (3, 4)}, ValueError, r"lengths must be 1 numbers.*got \(3, 4\)"),
     (attnkit.linear_attention, {"window": (1, 1)}, ValueError, "linear_attention: unexpected argument 'window'"),

@@ -50,6 +50,25 @@ def test_decoding_with_a_cache_is_the_whole_sequence(op, kv_heads):
     assert cache.length == 7
 
 
+def test_a_number_that_is_a_parameter_is_learned():
+    scale = torch.full((4,), 6**-0.5, dtype=torch.float64)
+    options = {"scale": torch.nn.Parameter(scale), "gain": torch.nn.Parameter(torch.ones(()))}
+    layer, x = module(op="pointwise_attention", options={**options, "alpha": 0.5}), tokens()
+    assert {"learned.scale", "learned.gain"} <= {*layer.state_dict()}
+    assert layer.options == {"alpha": 0.5}
+    fixed = module(op="pointwise_attention", options={"alpha": 0.5})
+    fixed.load_state_dict({n: w for n, w in layer.state_dict().items() if not n.startswith("learned")})
+    out = layer(x)
+    assert_close(out, fixed(x), LAYER)
+    out.square().sum().backward()
+    assert layer.learned["scale"].grad.shape == (4,)
+    assert layer.learned["scale"].grad.all()
+    assert layer.learned["gain"].grad != 0
+    doubled = {**dict(layer.named_parameters()), "learned.gain": layer.learned["gain"] * 2}
+    twice = torch.func.functional_call(layer, doubled, (x,)) - layer.out_proj.bias
+    assert_close(twice, 2 * (out - layer.out_proj.bias), LAYER)
+
+
 @pytest.mark.parametrize("op", OPS)
 def test_padding_changes_nothing(op):
     layer, x = module(op=op), tokens(5)

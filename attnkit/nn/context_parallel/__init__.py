@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import attnkit
+from attnkit._core.check import LEARNED
 from attnkit.nn.context_parallel import linear, pointwise, softmax
 from attnkit.nn.context_parallel.collectives import Traffic, count_traffic
 from attnkit.nn.context_parallel.shards import Visibility, shards_of
@@ -67,7 +68,8 @@ def context_parallel(
         key_lengths: of the whole sequence: keys at positions below it may be attended to.
         query_mask: (..., own tokens), False = a null row.
         **options: `scale`, `enable_gqa`, `impl` and the op's own (`activation`, `alpha`, `projection`, ...). `length`
-            counts keys of the whole sequence; it is a name or a number here.
+            counts keys of the whole sequence; it is a name or a number here, and `scale`, `alpha`, `gain`, `shift` and
+            `gamma` are numbers.
 
     Returns:
         o (..., own tokens, e) in the dtype of q.
@@ -86,10 +88,10 @@ def context_parallel(
         if options.get(option) is not None and options[option] is not False:
             raise NotImplementedError(f"context_parallel: {name} with {option} is not served")
     options = {option: value for option, value in options.items() if option not in _NOT_SERVED}
-    if isinstance(options.get("length"), Tensor):
-        raise NotImplementedError(
-            f"context_parallel: {name} with an array as length is not served; pass a number or a name"
-        )
+    for option in ("length", *LEARNED):
+        if isinstance(options.get(option), Tensor):
+            expected = "pass a number or a name" if option in ("length", "shift") else "pass a number"
+            raise NotImplementedError(f"context_parallel: {name} with an array as {option} is not served; {expected}")
     if not q.shape[-2] == k.shape[-2] == v.shape[-2]:
         tokens = ", ".join(str(x.shape[-2]) for x in (q, k, v))
         raise ValueError(f"context_parallel: q, k and v must be of the same tokens; got {tokens} of them")
