@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 from attnkit._core.activations import ACTIVATIONS
+from attnkit._core.dropout import is_key
 from attnkit._core.library import beside, library
 from attnkit._core.typing import Array
 
@@ -334,9 +335,10 @@ def _dropout(c: Context, name: str, value: Any) -> None:
     if not 0 <= number(c.op, "dropout p", p) < 1:
         raise ValueError(f"{c.op}: dropout p must lie in [0, 1); got {p}")
     if is_array(seed) and not isinstance(seed, numbers.Integral):
-        if dtype_name(seed) not in INTEGERS or tuple(seed.shape):
+        if not (dtype_name(seed) in INTEGERS or is_key(seed)) or tuple(seed.shape):
             got = f"{dtype_name(seed)} of shape {tuple(seed.shape)}"
-            raise TypeError(f"{c.op}: a dropout seed array must be an integer of shape (); got {got}")
+            expected = "an integer of shape (), or a key of jax.random.key with two words (threefry2x32)"
+            raise TypeError(f"{c.op}: a dropout seed array must be {expected}; got {got}")
         same_home(c.op, c.first_name, c.first, "dropout seed", seed)
     elif isinstance(seed, bool) or not isinstance(seed, numbers.Integral) or not 0 <= int(seed) < 2**64:
         raise ValueError(f"{c.op}: dropout seed must be an integer in [0, 2**64); got {seed!r}")
@@ -402,6 +404,21 @@ OptionCheck = Callable[[Context, str, Any], None]
 NO_CHECKS: Mapping[str, OptionCheck] = {}
 
 
+CONSTANTS = ("mask", "query_mask", "key_lengths")
+"""Options that may be NumPy arrays beside JAX's."""
+
+
+def in_library(first: Array, options: dict[str, Any]) -> dict[str, Any]:
+    """The options, with NumPy's masks and lengths as arrays of JAX where `first` is one."""
+    given = [name for name in CONSTANTS if library(options.get(name)) == "numpy"]
+    if not given or library(first) != "jax":
+        return options
+    import jax.numpy
+
+    exact = [name for name in given if dtype_name(options[name]) in ("bool", *INTEGERS)]
+    return {**options, **{name: jax.numpy.asarray(options[name]) for name in exact}}
+
+
 def call(
     op: str,
     names: tuple[str, ...],
@@ -415,12 +432,13 @@ def call(
     """Check a whole call: names of options, library, device and dtype of the arrays, shapes, then each option.
 
     `context_of` checks the shapes of the arrays; `own` holds the checks of options that only this op has; `optional`
-    arrays may be None.
+    arrays may be None. The context holds the options as bodies and kernels take them.
     """
     known_options(op, options, accepted)
     one_home(op, names, arrays, optional)
+    options = in_library(arrays[0], options)
     context = context_of(op, dict(zip(names, arrays, strict=False)), options)
     for name, value in options.items():
         if value is not None or name not in OPTIONAL:
             (own.get(name) or OPTIONS[name])(context, name, value)
-    return context
+    return context._replace(options=options)

@@ -300,7 +300,7 @@ def _wrap(
             arrays = _bind(op, names, arrays, options)
         if len(arrays) < required:
             raise TypeError(f"{op}: missing argument {names[len(arrays)]!r}")
-        check.call(op, names, arrays, options, accepted, context_of, own, optional)
+        options = check.call(op, names, arrays, options, accepted, context_of, own, optional).options
         kernel = resolve(op, impl, arrays, options)
         if type(impl) is _Ahead:
             return kernel.prepared(arrays, options)

@@ -49,10 +49,29 @@ def _philox_word(counter: tuple[Array, ...], key: tuple[Array, Array]) -> Array:
     return c0
 
 
+KEY = "key<fry>"
+"""The dtype of the keys that jax.random.key makes, of two words."""
+
+
+def is_key(seed: Any) -> bool:
+    return str(getattr(seed, "dtype", "")) == KEY
+
+
+def words_of_key(key: Array) -> tuple[Array, Array]:
+    """The low and the high word of a key of jax.random.key, those of its seed."""
+    import jax
+
+    data = jax.random.key_data(key)
+    return data[..., 1], data[..., 0]
+
+
 def _key(xp: Namespace, seed: Any, like: Array) -> tuple[Array, Array]:
-    """The two key words of a seed, which is a Python integer or an integer array of shape ()."""
+    """The two key words of a seed: a Python integer, an integer array of shape (), or a key of jax.random.key."""
     if not hasattr(seed, "dtype"):
         return _constant(int(seed) & _WORD, like), _constant(int(seed) >> 32, like)
+    if is_key(seed):
+        low, high = (xp.reshape(word, (1,)) for word in words_of_key(seed))
+        return xp.astype(low, like.dtype), xp.astype(high, like.dtype)
     seed = xp.reshape(seed, (1,))
     wide = str(seed.dtype).endswith("64")
     low = seed & _WORD if wide else seed

@@ -73,7 +73,7 @@ def _plan(caller: str, op: Any, arrays: dict[str, Array], fields: Any, params: d
     for field in fields:
         if field not in RowStatistics._fields:
             check.refuse_name(label, "fields", field, RowStatistics._fields)
-    own, common = family.split(options)
+    own, common = family.split(context.options)
     own = family.translated(arrays["q"], own)
     if "entropy" in fields and family.signed(**own):
         rest = tuple(field for field in RowStatistics._fields if field != "entropy")

@@ -16,6 +16,7 @@ import numpy as np
 from jax import Array
 
 from attnkit._core.check import dtype_name
+from attnkit._core.dropout import is_key, words_of_key
 from attnkit._core.quadratic import leading_shape
 from attnkit.backends.native import linear, load, lower, native_status, packed, rows, served
 from attnkit.kernels.plan import is_array
@@ -150,6 +151,8 @@ def divided(op: str, arguments: dict[str, Any], outputs: tuple[str, ...] = ("o",
     if seed is not None and not is_array(seed):
         number = int(seed)
         arrays["seed"] = jnp.array([number & 0xFFFFFFFF, number >> 32], jnp.uint32)
+    elif is_key(seed):
+        arrays["seed"] = jnp.stack(words_of_key(seed))
     elif seed is not None and seed.dtype.itemsize < 4:
         arrays["seed"] = seed.astype(jnp.int32)
     arrays |= {name: jnp.array(arrays[name], jnp.int32) for name in lower.EDGES if isinstance(arrays.get(name), tuple)}
@@ -214,7 +217,10 @@ def _pulled_generic(static: Static, arrays: Arrays, cotangents: Arrays) -> Array
         return _pulled_linear(static.op, options, arrays, cotangents)
     if "seed" in options:
         seed = options.pop("seed")
-        options["dropout"] = (options["dropout"], seed if static.seed is None else static.seed)
+        seed = seed if static.seed is None else static.seed
+        if is_array(seed) and seed.ndim:
+            seed = jax.random.wrap_key_data(seed[::-1], impl="threefry2x32")
+        options["dropout"] = (options["dropout"], seed)
     return rows.formula(static.op, options, cotangents)
 
 

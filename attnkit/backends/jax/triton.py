@@ -17,6 +17,7 @@ from jax.custom_batching import custom_vmap
 from attnkit._core import blocks, quadratic
 from attnkit._core.check import dtype_name
 from attnkit._core.dispatch import Kernel, with_gradients
+from attnkit._core.dropout import is_key
 from attnkit._core.mask import log, power
 from attnkit.backends.jax import transforms
 from attnkit.backends.jax.blocked import SEED, Arrays, Static, arguments_of, divided
@@ -316,7 +317,7 @@ def unsupported_options(q: Array, k: Array, v: Array, *rest: Array, **options: A
     if max(q.shape[-1], v.shape[-1]) > WIDEST:
         return f"head sizes beyond {WIDEST} are served by the generic implementation"
     seed = (options.get("dropout") or (0, 0))[1]
-    if not hasattr(seed, "ndim") and int(seed) >= 2**32:
+    if is_key(seed) or (not hasattr(seed, "ndim") and int(seed) >= 2**32):
         return "dropout seeds of more than 32 bits are served by the generic implementation"
     if any(x is None for x in rest):
         return "no cotangent of the output was given"
