@@ -413,7 +413,7 @@ def in_library(first: Array, options: dict[str, Any]) -> dict[str, Any]:
     given = [name for name in CONSTANTS if library(options.get(name)) == "numpy"]
     if not given or library(first) != "jax":
         return options
-    import jax.numpy
+    import jax
 
     exact = [name for name in given if dtype_name(options[name]) in ("bool", *INTEGERS)]
     return {**options, **{name: jax.numpy.asarray(options[name]) for name in exact}}

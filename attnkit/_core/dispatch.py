@@ -37,7 +37,7 @@ Refusal = Callable[..., str | None]
 class Kernel(NamedTuple):
     """An implementation of an op for one library; `unsupported(*arrays, **options)` is a reason, or None.
 
-    `learned` are the numbers that it takes as arrays too (semantics A15): calls with others are not its own.
+    `learned` are the numbers that it takes as arrays too (semantics A15).
     `is_faster` says whether the kernel takes less time than the generic body. `prepared(arrays, options)` returns a
     callable for calls with this signature (`remember_by`), or None if `call` serves them too. `replaces` are former
     implementations of the op: until 0.2 their names take this one, with a warning.
@@ -52,15 +52,9 @@ class Kernel(NamedTuple):
     learned: tuple[str, ...] = ()
 
 
-Numbers = Callable[[str, Mapping[str, Any]], tuple[str, ...]]
-
-
-def _guarded(op: str, kernel: Kernel, numbers: Numbers, refusal: Refusal | None) -> Kernel:
+def _guarded(kernel: Kernel, refusal: Refusal) -> Kernel:
     def unsupported(*arrays: Any, **options: Any) -> str | None:
-        for name in numbers(op, options):
-            if name not in kernel.learned and check.is_learned(options.get(name)):
-                return f"{name} as an array is served by the generic implementation"
-        return (refusal and refusal(*arrays, **options)) or kernel.unsupported(*arrays, **options)
+        return refusal(*arrays, **options) or kernel.unsupported(*arrays, **options)
 
     return kernel._replace(unsupported=unsupported)
 
@@ -68,19 +62,20 @@ def _guarded(op: str, kernel: Kernel, numbers: Numbers, refusal: Refusal | None)
 def kernels_by_op(
     *tables: Mapping[str, Kernel],
     special_cases: Mapping[str, str],
-    numbers: Numbers,
+    served: Callable[[str, Kernel], Kernel],
     refusal: Refusal | None = None,
 ) -> dict[str, tuple[Kernel, ...]]:
     """A library's kernels for every op, in the order of its tables.
 
-    `special_cases` maps an op to the op that it calls with fixed parameters and whose kernels it shares. `numbers(op,
-    options)` names the options that may be learned. `refusal` is called before each kernel and returns a reason against
-    all kernels of the library, or None.
+    `special_cases` maps an op to the op that it calls with fixed parameters and whose kernels it shares. `served(op,
+    kernel)` is the kernel with what calls of the op need around it. `refusal` is called before each kernel and returns
+    a reason against all kernels of the library, or None.
     """
     kernels: dict[str, tuple[Kernel, ...]] = {}
     for table in tables:
-        for op, kernel in table.items():
-            kernels[op] = (*kernels.get(op, ()), _guarded(op, kernel, numbers, refusal))
+        for op, given in table.items():
+            kernel = served(op, given)
+            kernels[op] = (*kernels.get(op, ()), kernel if refusal is None else _guarded(kernel, refusal))
     ends = ("", "_vjp")
     cases = {f"{op}{end}": f"{base}{end}" for op, base in special_cases.items() for end in ends}
     return kernels | {op: kernels[base] for op, base in cases.items() if base in kernels}

@@ -195,12 +195,6 @@ def special_cases() -> dict[str, str]:
     return {name: record.family.of for name, record in RECORDS.items() if record.family.of}
 
 
-def learned_numbers(op: str, options: Mapping[str, Any]) -> tuple[str, ...]:
-    """The options that may be learned numbers, of an op, its gradients, or statistics of it."""
-    record = RECORDS.get(options.get("op", op.removesuffix("_vjp")))
-    return () if record is None else ("scale", *record.family.numbers)
-
-
 def base_op(op: str) -> str:
     """The op that a special case calls; any other op itself."""
     return RECORDS[op].family.of or op

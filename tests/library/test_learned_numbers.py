@@ -81,6 +81,31 @@ def test_a_gradient_has_the_dtype_of_its_number():
     assert attnkit.softmax_attention_vjp(*half, half[2][:, :, :5], scale=scale)["scale"].dtype == torch.float32
 
 
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_a_kernel_serves_a_learned_scale_of_products(shape):
+    q, k, v = (torch.tensor(x) for x in (Q, K, V))
+    scale = torch.rand(shape, dtype=torch.float64, requires_grad=True)
+    told = attnkit.explain(attnkit.softmax_attention, q, k, v, scale=scale)
+    assert told["native"] is None
+    results = [attnkit.softmax_attention(q, k, v, scale=scale, impl=x, return_lse=True) for x in ("native", "generic")]
+    grads = [torch.autograd.grad((o * lse[..., None]).sum(), scale)[0] for o, lse in results]
+    torch.testing.assert_close(*grads, rtol=1e-12, atol=1e-12)
+    half = [x.bfloat16() for x in (q, k, v)]
+    reason = attnkit.explain(attnkit.softmax_attention, *half, scale=scale)["native"]
+    assert reason == "scale as an array in half types is served by the generic implementation"
+    reason = attnkit.explain(attnkit.gaussian_attention, q, k, v, scale=scale)["native"]
+    assert reason == "scale as an array is served by the generic implementation"
+
+
+def test_a_repeated_call_reads_the_scale_again():
+    """What is remembered of a call is its signature."""
+    for x in (0.2, 0.7):
+        scale = np.full((3,), x)
+        np.testing.assert_allclose(
+            attnkit.softmax_attention(Q, K, V, scale=scale), attnkit.softmax_attention(Q, K, V, scale=x), rtol=1e-12
+        )
+
+
 def test_explain_names_the_number_that_a_kernel_lacks():
     told = attnkit.explain(attnkit.pointwise_attention, Q, K, V, alpha=np.array(0.5))
     assert told["generic"] is None

@@ -216,9 +216,10 @@ def _pulled_generic(static: Static, arrays: Arrays, cotangents: Arrays) -> Array
     if static.op in linear.OPS:
         return _pulled_linear(static.op, options, arrays, cotangents)
     if "seed" in options:
-        seed = options.pop("seed")
-        seed = seed if static.seed is None else static.seed
-        if is_array(seed) and seed.ndim:
+        seed: Any = options.pop("seed")
+        if static.seed is not None:
+            seed = static.seed
+        elif seed.ndim:  # the words of a key
             seed = jax.random.wrap_key_data(seed[::-1], impl="threefry2x32")
         options["dropout"] = (options["dropout"], seed)
     return rows.formula(static.op, options, cotangents)

@@ -3,7 +3,8 @@
 from torch import Tensor
 
 from attnkit._core.dispatch import Kernel, kernels_by_op, remember_by
-from attnkit._core.family import learned_numbers, special_cases
+from attnkit._core.family import special_cases
+from attnkit._core.learned import served
 from attnkit.backends.torch import (
     blocked,
     native,
@@ -27,7 +28,7 @@ KERNELS: dict[str, tuple[Kernel, ...]] = kernels_by_op(
     blocked.KERNELS,
     recomputed.KERNELS,
     special_cases=special_cases(),
-    numbers=learned_numbers,
+    served=served,
     refusal=transforms.unsupported,
 )
 """By op, in the order in which `impl="auto"` tries them."""

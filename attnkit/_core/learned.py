@@ -1,0 +1,86 @@
+"""Numbers that are arrays (semantics A15), for kernels that read numbers.
+
+A kernel takes some arrays itself (`Kernel.learned`). A learned scale of products multiplies q before any other kernel,
+in float32 and float64, where that is what the generic body does. All else the generic body serves.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from attnkit._core import check, quadratic
+from attnkit._core.dispatch import Kernel, namespace
+from attnkit._core.family import RECORDS
+from attnkit._core.special import stop_gradient
+from attnkit._core.typing import Array, Namespace
+
+
+def served(op: str, kernel: Kernel) -> Kernel:
+    """A kernel of an op or its gradients that also serves a learned scale, or says why it does not."""
+    backward = op.endswith("_vjp")
+
+    def left(options: Mapping[str, Any]) -> tuple[str, ...]:
+        return tuple(name for name in _learned(op, options) if name not in kernel.learned)
+
+    def unsupported(*arrays: Any, **options: Any) -> str | None:
+        names = left(options)
+        reason = _refusal(op, names, arrays[0], options) if names else None
+        return reason or kernel.unsupported(*arrays, **_without(names, options))
+
+    def is_faster(*arrays: Any, **options: Any) -> bool:
+        return kernel.is_faster(*arrays, **_without(left(options), options))
+
+    def prepared(arrays: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        return None if left(options) else kernel.prepared(arrays, options)
+
+    def call(q: Array, *arrays: Array, **options: Any) -> Any:
+        names = left(options)
+        if not names:
+            return kernel.call(q, *arrays, **options)
+        xp = namespace(q)
+        scale = quadratic.number(xp, options["scale"], q.dtype)
+        result = kernel.call(_scaled(xp, q, scale), *arrays, **_without(names, options))
+        return _pulled(xp, q, scale, options["scale"], result) if backward else result
+
+    return kernel._replace(call=call, unsupported=unsupported, is_faster=is_faster, prepared=prepared)
+
+
+def _learned(op: str, options: Mapping[str, Any]) -> tuple[str, ...]:
+    """The numbers of a call of an op, its gradients or its statistics that are arrays."""
+    record = RECORDS.get(options.get("op", op.removesuffix("_vjp")))
+    names = () if record is None else ("scale", *record.family.numbers)
+    return tuple(name for name in names if check.is_learned(options.get(name)))
+
+
+def _refusal(op: str, names: tuple[str, ...], q: Array, options: Mapping[str, Any]) -> str | None:
+    """Why a scale in q is not what a call with these arrays means."""
+    family = RECORDS[options.get("op", op.removesuffix("_vjp"))].family
+    products = family.prepare is quadratic.prepare and family.scores is quadratic.scores
+    if names != ("scale",) or not products:
+        return (
+            f"{next((x for x in names if x != 'scale'), 'scale')} as an array is served by the generic implementation"
+        )
+    if q.dtype != quadratic.compute_dtype(namespace(q), q):
+        return "scale as an array in half types is served by the generic implementation"
+    return None
+
+
+def _without(names: tuple[str, ...], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with scale 1 in the place of an array."""
+    return {**options, "scale": 1.0} if names else dict(options)
+
+
+def _finite(xp: Namespace, q: Array) -> Array:
+    """q with 0 for NaN and infinities: padding may hold them, where its gradient 0 times NaN must not reach dscale."""
+    return xp.where(xp.isfinite(q), q, 0.0)
+
+
+def _scaled(xp: Namespace, q: Array, scale: Array) -> Array:
+    return xp.where(xp.isfinite(q), _finite(xp, q) * scale, q * stop_gradient(scale))
+
+
+def _pulled(xp: Namespace, q: Array, scale: Array, like: Array, grads: dict[str, Array]) -> dict[str, Array]:
+    """Gradients of q and of scale from those of their product."""
+    of_product = grads["q"]
+    of_q = quadratic.sum_to(xp, of_product * scale, tuple(q.shape))
+    of_scale = quadratic.number_gradient(xp, of_product * _finite(xp, q), like)
+    return {**grads, "q": of_q, "scale": quadratic.cast(xp, of_scale, like.dtype)}
