@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 from attnkit._core.activations import ACTIVATIONS
-from attnkit._core.dropout import is_key
-from attnkit._core.library import beside, library
+from attnkit._core.library import beside, library, namespace
+from attnkit._core.special import is_key
 from attnkit._core.typing import Array
 
 # A7: these may have a different dtype
@@ -413,10 +413,9 @@ def in_library(first: Array, options: dict[str, Any]) -> dict[str, Any]:
     given = [name for name in CONSTANTS if library(options.get(name)) == "numpy"]
     if not given or library(first) != "jax":
         return options
-    import jax
-
+    xp = namespace(first)
     exact = [name for name in given if dtype_name(options[name]) in ("bool", *INTEGERS)]
-    return {**options, **{name: jax.numpy.asarray(options[name]) for name in exact}}
+    return {**options, **{name: xp.asarray(options[name]) for name in exact}}
 
 
 def call(

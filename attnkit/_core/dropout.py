@@ -9,6 +9,7 @@ from typing import Any
 
 from attnkit._core.library import library
 from attnkit._core.mask import Rows, positions
+from attnkit._core.special import is_key, words_of_key
 from attnkit._core.typing import Array, Namespace
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -47,22 +48,6 @@ def _philox_word(counter: tuple[Array, ...], key: tuple[Array, Array]) -> Array:
         high1, low1 = _multiply(c2, _MULTIPLIERS[1])
         c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
     return c0
-
-
-KEY = "key<fry>"
-"""The dtype of the keys that jax.random.key makes, of two words."""
-
-
-def is_key(seed: Any) -> bool:
-    return str(getattr(seed, "dtype", "")) == KEY
-
-
-def words_of_key(key: Array) -> tuple[Array, Array]:
-    """The low and the high word of a key of jax.random.key, those of its seed."""
-    import jax
-
-    data = jax.random.key_data(key)
-    return data[..., 1], data[..., 0]
 
 
 def _key(xp: Namespace, seed: Any, like: Array) -> tuple[Array, Array]:

@@ -117,6 +117,22 @@ def generator(seed: int) -> Any:
     return numpy.random.default_rng(seed)
 
 
+KEY = "key<fry>"
+"""The dtype of the keys that jax.random.key makes, of two words."""
+
+
+def is_key(seed: Any) -> bool:
+    return str(getattr(seed, "dtype", "")) == KEY
+
+
+def words_of_key(key: Array) -> tuple[Array, Array]:
+    """The low and the high word of a key of jax.random.key, those of its seed."""
+    import jax
+
+    data = jax.random.key_data(key)
+    return data[..., 1], data[..., 0]
+
+
 def without_autocast(x: Array) -> Any:
     """A context in which torch's autocast does not round scores to a half type behind the op's back (semantics A7)."""
     if library(x) == "torch":

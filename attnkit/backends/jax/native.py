@@ -16,8 +16,8 @@ import numpy as np
 from jax import Array
 
 from attnkit._core.check import dtype_name
-from attnkit._core.dropout import is_key, words_of_key
 from attnkit._core.quadratic import leading_shape
+from attnkit._core.special import is_key, words_of_key
 from attnkit.backends.native import linear, load, lower, native_status, packed, rows, served
 from attnkit.kernels.plan import is_array
 from attnkit.ops import rela

@@ -17,8 +17,8 @@ from jax.custom_batching import custom_vmap
 from attnkit._core import blocks, quadratic
 from attnkit._core.check import dtype_name
 from attnkit._core.dispatch import Kernel, with_gradients
-from attnkit._core.dropout import is_key
 from attnkit._core.mask import log, power
+from attnkit._core.special import is_key
 from attnkit.backends.jax import transforms
 from attnkit.backends.jax.blocked import SEED, Arrays, Static, arguments_of, divided
 from attnkit.backends.jax.rows import lengths
