@@ -19,7 +19,7 @@ def served(op: str, kernel: Kernel) -> Kernel:
     backward = op.endswith("_vjp")
 
     def left(options: Mapping[str, Any]) -> tuple[str, ...]:
-        return tuple(name for name in _learned(op, options) if name not in kernel.learned)
+        return tuple(name for name in numbers(op, options) if name not in kernel.learned)
 
     def unsupported(*arrays: Any, **options: Any) -> str | None:
         names = left(options)
@@ -44,7 +44,7 @@ def served(op: str, kernel: Kernel) -> Kernel:
     return kernel._replace(call=call, unsupported=unsupported, is_faster=is_faster, prepared=prepared)
 
 
-def _learned(op: str, options: Mapping[str, Any]) -> tuple[str, ...]:
+def numbers(op: str, options: Mapping[str, Any]) -> tuple[str, ...]:
     """The numbers of a call of an op, its gradients or its statistics that are arrays."""
     record = RECORDS.get(options.get("op", op.removesuffix("_vjp")))
     names = () if record is None else ("scale", *record.family.numbers)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
+from attnkit._core.check import is_learned
 from attnkit._core.family import RECORDS, Family, special_cases
+from attnkit._core.learned import numbers
 from attnkit.ops import pointwise
 
 
@@ -15,6 +18,12 @@ def cases(family: Family) -> tuple[str, ...]:
 
 
 POINTWISE = cases(pointwise.POINTWISE)
+
+
+def learned(op: str, arguments: Mapping[str, Any]) -> str | None:
+    """Why kernels that are called themselves refuse numbers that are arrays."""
+    names = (*numbers(op, arguments), *(name for name in ("gamma",) if is_learned(arguments.get(name))))
+    return f"{names[0]} as an array is served by the generic implementation" if names else None
 
 
 def base_arguments(op: str, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import numpy as np
 from attnkit.backends.jax import triton
 from attnkit_conformance.adapters import triton_bfloat16
 from attnkit_conformance.adapters.base import Arrays
-from attnkit_conformance.adapters.cases import POINTWISE, base_arguments
+from attnkit_conformance.adapters.cases import POINTWISE, base_arguments, learned
 from attnkit_conformance.adapters.jax import Jax, light
 from attnkit_conformance.model.case import is_dtype
 from attnkit_conformance.opdb import BY_NAME
@@ -72,4 +72,6 @@ class Interpreted(Jax):
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
         """What the kernels do not serve on any device."""
-        return triton.unsupported_options(**base_arguments(op, {**arrays, **params}))
+        return learned(op, {**arrays, **params}) or triton.unsupported_options(
+            **base_arguments(op, {**arrays, **params})
+        )

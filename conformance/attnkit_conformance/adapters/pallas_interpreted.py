@@ -11,7 +11,7 @@ from typing import Any
 
 from attnkit.backends.jax import pallas
 from attnkit_conformance.adapters.base import Arrays
-from attnkit_conformance.adapters.cases import POINTWISE, base_arguments
+from attnkit_conformance.adapters.cases import POINTWISE, base_arguments, learned
 from attnkit_conformance.adapters.jax import Jax, light
 from attnkit_conformance.opdb import BY_NAME
 
@@ -40,7 +40,9 @@ class Interpreted(Jax):
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
         """What the kernels do not serve on any device."""
-        return pallas.unsupported_options(**base_arguments(op, {**arrays, **params}))
+        return learned(op, {**arrays, **params}) or pallas.unsupported_options(
+            **base_arguments(op, {**arrays, **params})
+        )
 
 
 def adapters() -> list[Interpreted]:

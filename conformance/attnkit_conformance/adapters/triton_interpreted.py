@@ -19,7 +19,7 @@ from attnkit.backends.torch.triton import linear, newton, packed, pointwise, row
 from attnkit.backends.torch.triton import statistics as triton_statistics
 from attnkit_conformance.adapters import triton_bfloat16
 from attnkit_conformance.adapters.base import VJP, Arrays
-from attnkit_conformance.adapters.cases import base_arguments
+from attnkit_conformance.adapters.cases import base_arguments, learned
 from attnkit_conformance.adapters.torch import Autograd
 from attnkit_conformance.opdb import BY_NAME
 
@@ -101,7 +101,8 @@ class Interpreted(Autograd):
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
         """Why the kernels of an op do not support a call on any device."""
-        return REFUSED[op](**arrays, **params) if op in REFUSED else None
+        arguments = {**arrays, **params}
+        return learned(op, arguments) or (REFUSED[op](**arguments) if op in REFUSED else None)
 
 
 class Atomic(Interpreted):

@@ -21,7 +21,7 @@ from attnkit.ops.softmax import SOFTMAX
 from attnkit.ops.statistics import attention_with_statistics, row_statistics
 from attnkit_conformance.adapter import Unsupported
 from attnkit_conformance.adapters.base import Absent, Arrays
-from attnkit_conformance.adapters.cases import POINTWISE, base_arguments, cases
+from attnkit_conformance.adapters.cases import POINTWISE, base_arguments, cases, learned
 from attnkit_conformance.adapters.cuda_cpu.build import Edits, Library, missing_compiler
 from attnkit_conformance.adapters.cuda_cpu.machine import KernelFault, Machine
 from attnkit_conformance.model.case import DTYPES
@@ -135,7 +135,8 @@ class CudaOnCpu:
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
         """Why the kernels do not support a call on any device."""
-        return SERVED[op].unsupported_options(**arrays, **params)
+        arguments = {**arrays, **params}
+        return learned(op, arguments) or SERVED[op].unsupported_options(**arguments)
 
     def call(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, np.ndarray]:
         """Outputs, from both runs."""
