@@ -121,7 +121,7 @@ def test_an_adapter_that_compiles_is_judged_on_pairs_of_options_in_the_full_prof
     for sample, chosen in judge.selected([compiling, usual], op, "full", every, ("float32",)):
         for adapter in chosen:
             asked[adapter.name].append(sample.id)
-    fewer = [identity for identity in asked["usual"] if "/triple." not in identity and "/many-keys" not in identity]
+    fewer = [identity for identity in asked["usual"] if "/triple." not in identity and "/many-" not in identity]
     assert asked["compiling"] == fewer
     assert "rela_attention/float32/many-keys" in asked["usual"]
     assert len(asked["usual"]) > len(fewer) > 20
@@ -218,9 +218,11 @@ def exported(tmp_path: Path) -> Path:
 
 def test_export_and_compare_round_trip(exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     theirs = tmp_path / "theirs.safetensors"
+    count = len(json.loads((exported / "manifest.json").read_text())["cases"])
     computed(exported, theirs)
+    assert count > 30
     assert main(["compare", str(exported), str(theirs)]) == 0
-    assert "38 pass, 0 fail, 0 unsupported" in capsys.readouterr().out
+    assert f"{count} pass, 0 fail, 0 unsupported" in capsys.readouterr().out
     computed(exported, theirs, change=20.0)
     assert main(["compare", str(exported), str(theirs)]) == 1
     assert "[bound] out.o: off by" in capsys.readouterr().out

@@ -242,15 +242,15 @@ def of_input(zero: Array, x: Array) -> Array:
 
 
 def newton_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
-    """Kernels of landmarks of standard deviation 1 and 0.5, identity, ones, zero, one that is not symmetric."""
-    names = ("random", "init-scale", "unrolled")
+    """Kernels of landmarks of standard deviation 1 and 0.5, identity, ones, zero, one that is not symmetric, and one
+    with zeros in all of its columns, where the slope of ‖A‖₁ is 0."""
+    names = ("random", "init-scale", "unrolled", "not-symmetric-unrolled", "zeros-unrolled")
     more = (
         "near",
         "identity",
         "ones",
         "zero",
         "not-symmetric",
-        "not-symmetric-unrolled",
         "no-steps",
         "one",
         "empty",
@@ -268,12 +268,12 @@ def newton_case(op: Op, name: str, dtype: str) -> Case:
         a = np.broadcast_to({"identity": np.eye(m), "ones": np.ones((m, m)), "zero": np.zeros((m, m))}[name], a.shape)
     if name.startswith("not-symmetric"):
         a = a + 0.02 * rng.standard_normal(a.shape)
+    if name.startswith("zeros"):
+        a = np.where(a < np.median(a, axis=-1, keepdims=True), 0.0, a)
     params: dict[str, Any] = {"return_residuals": True}
-    if name in ("unrolled", "not-symmetric-unrolled", "no-steps"):
-        params |= {
-            "inverse_grad": "unrolled",
-            "newton_steps": {"no-steps": 0, "not-symmetric-unrolled": 5}.get(name, 20),
-        }
+    if name.endswith("unrolled") or name == "no-steps":
+        steps = {"no-steps": 0, "not-symmetric-unrolled": 5, "zeros-unrolled": 3}
+        params |= {"inverse_grad": "unrolled", "newton_steps": steps.get(name, 20)}
     arrays = {"a": rounded(a, dtype)}
     if name == "init-scale":
         arrays["init_scale"] = rounded(rng.uniform(0.1, 0.3, (2, 3)), dtype)
