@@ -108,7 +108,7 @@ def test_conforms(op: str, expression: str | None, interpreted: WorkerAdapter) -
 def test_statistics_conform(interpreted: WorkerAdapter) -> None:
     results = list(judge([interpreted], "quick", "not property", ("float32",), ops=("attention_with_statistics",)))
     named = {result.id.split("/")[2].split(".")[1] for result in results if result.status == "pass"}
-    assert {*OPS} <= named
+    assert {*OPS} - {"rela_attention"} <= named  # whose statistics have no kernel
     assert [f"{result.id}\n{result.message}" for result in results if result.status == "fail"] == []
     assert all("served by the generic" in result.reason for result in results if result.status == "unsupported")
 
