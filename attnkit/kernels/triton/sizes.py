@@ -90,7 +90,7 @@ FORMS = {
     "lean sharing": {("forward", 16, 64): (Tile(128, 32, 4, 3), Tile(128, 32, 4, 3))},
     "sharing": {
         ("backward_queries", 16, 64): (Tile(128, 32, 8, 2), Tile(128, 64, 8, 2)),
-        ("backward_keys", 16, 128): (Tile(16, 64, 8, 2), Tile(32, 128, 8, 2)),
+        ("backward_keys", 16, 128): (Tile(16, 64, 8, 2), Tile(16, 128, 8, 2)),
     },
 }
 """Exceptions for calls with distances; with statistics of rows, `rows` being those without o; for functions that share

@@ -180,7 +180,7 @@ def _constants(kernel: str, q: Tensor, c: Call, statistics: bool, *functions: st
     dtype = _operand(q, c, statistics)
     constants["PRECISION"] = "tf32x3" if dtype == torch.float32 else "ieee"
     forms = ("distances",) * c.distances + ("statistics",) * statistics
-    sharing = rounded and c.activation in activations.SHARING
+    sharing = q.dtype.itemsize < 4 and not statistics and c.activation in activations.SHARING
     forms += ("sharing",) * sharing
     if q.dtype == torch.bfloat16 and not statistics and not bytes_of_pairs(c) and c.seed is None:
         forms += ("lean sharing" if sharing else "lean",)
