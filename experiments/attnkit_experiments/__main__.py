@@ -109,10 +109,12 @@ class Work:
 
 @dataclass(frozen=True)
 class Report:
-    """Write report.html, results.csv and summary.md for a study."""
+    """Write report.html, results.csv and summary.md for a study, trained in one folder or in several."""
 
     folder: tyro.conf.Positional[Path]
-    """The --out of a run."""
+    """The --out of a run; the files are written there."""
+    more: tyro.conf.Positional[tuple[Path, ...]] = ()
+    """Of runs of the same study with other seeds or other variants, such as other alphas: one report of all."""
 
     hide_samples: bool = False
     """Leave the images or sentences of the data out of the page, if they must not be passed on."""
@@ -286,8 +288,8 @@ def main(arguments: list[str] | None = None) -> int:
             from attnkit_experiments.commands.report import write_report  # imports plotting
 
             page = write_report(
-                command.folder, show_images=not command.hide_samples, data=command.data, device=command.device,
-                cache=command.cache,
+                command.folder, *command.more, show_images=not command.hide_samples, data=command.data,
+                device=command.device, cache=command.cache,
             )  # fmt: skip
             say(f"report: {page}")
         elif isinstance(command, Work):

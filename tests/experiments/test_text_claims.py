@@ -63,7 +63,7 @@ def test_halving_never_changes_the_start():
 
 def page_of(recipe, tmp_path, **results):
     """The paper's table of a recipe beside results of one seed by variant."""
-    lines = tuple(Line({"name": name, "label": name}, {0: result}, {}, tmp_path) for name, result in results.items())
+    lines = tuple(Line({"name": name, "label": name}, {0: result}, {}, {}) for name, result in results.items())
     about = {"preset": "paper", "settings": [], "study": {"full_scale": True}}
     return _published(StudyResults(about, lines, None, ()), list(RECIPES[recipe].published))
 

@@ -1,4 +1,4 @@
-"""`report DIR`: the results of a study or a measurement as report.html, results.csv and summary.md."""
+"""`report DIR …`: the results of a study or a measurement as report.html, results.csv and summary.md."""
 
 from __future__ import annotations
 
@@ -16,17 +16,23 @@ from attnkit_experiments.report import measurement_page, study_page
 from attnkit_experiments.report.results import read_about, read_study
 
 
-def write_report(folder: Path, *, show_images: bool = True, **where: Any) -> Path:
+def write_report(folder: Path, *more: Path, show_images: bool = True, **where: Any) -> Path:
     """Write the three files into `folder`; returns the page. UserError if there is nothing to report.
 
     Cells whose inspection failed are inspected first; `where` are the fields of `Request` that this needs: data,
     device, cache, skip_unreadable.
     """
     recipe = read_about(folder)["recipe"]
+    for other in more:
+        if (theirs := read_about(other)["recipe"]) != recipe:
+            raise UserError(f"{folder} and {other} hold different studies: recipe {recipe!r} and {theirs!r}")
     if recipe in MEASUREMENTS:
+        if more:
+            raise UserError(f"{recipe} is measured, not trained: report expected one folder, got {1 + len(more)}")
         return measurement_page.write_report(folder, MEASUREMENTS[recipe])
-    repair(folder, **where)
-    return study_page.write_report(folder, RECIPES[recipe], show_images=show_images)
+    for one in (folder, *more):
+        repair(one, **where)
+    return study_page.write_report((folder, *more), RECIPES[recipe], show_images=show_images)
 
 
 def repair(folder: Path, **where: Any) -> None:

@@ -77,7 +77,7 @@ def compute_table(study: StudyResults) -> str:
             safe(line.label),
             f"{line.first['tokens']:,}",
             f"{line.first['training_flops']:.3g}",
-            f"{study.core_hours(line):.3g}",
+            f"{line.core_hours():.3g}",
             line.over_seeds("accuracy").text(1, 100),
         )
         for line in plots.trained(study)

@@ -44,7 +44,7 @@ def places_table(study: StudyResults) -> str:
             line.over_seeds("first_quarter").text(3),
             line.over_seeds("last_quarter").text(3),
             f"{line.first['training_flops']:.3g}",
-            f"{study.core_hours(line):.3g}",
+            f"{line.core_hours():.3g}",
         )
         for line in plots.trained(study)
     ]

@@ -181,7 +181,7 @@ def against_compute(study: StudyResults, key: str = "accuracy", name: str = "tes
         figure, both = plt.subplots(1, 2, figsize=(10.2, 3.9), sharey=True)
         for axes, place, label in (
             (both[0], lambda line: line.first["training_flops"], "training FLOPs (counted, matrix products)"),
-            (both[1], study.core_hours, "core hours (cores × steps × median step)"),
+            (both[1], Line.core_hours, "core hours (cores × steps × median step)"),
         ):
             for series in dict.fromkeys(line.variant["series"] for line in trained(study)):
                 here = sorted((line for line in trained(study) if line.variant["series"] == series), key=place)

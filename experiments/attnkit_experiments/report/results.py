@@ -65,7 +65,7 @@ class Line:
     variant: dict[str, Any]
     results: dict[int, dict[str, Any]]  # by seed, finished and not diverged
     diverged: dict[int, str]
-    folder: Path
+    folders: dict[int, Path]
 
     @property
     def name(self) -> str:
@@ -79,13 +79,10 @@ class Line:
     def first(self) -> dict[str, Any]:
         return next(iter(self.results.values()))
 
-    def cell(self, seed: int) -> Path:
-        return self.folder / f"{self.name}-seed{seed}"
-
     @property
     def first_cell(self) -> Path:
         """The folder of the first seed that has finished."""
-        return self.cell(next(iter(self.results)))
+        return self.folders[next(iter(self.results))]
 
     def has(self, key: str) -> bool:
         """Whether every seed has this number."""
@@ -98,6 +95,13 @@ class Line:
         """Median over seeds of the median step: a busy machine slows single runs."""
         return statistics.median(result["step_ms"] for result in self.results.values())
 
+    def core_hours(self) -> float:
+        """Training hours times GPUs, or threads of a CPU (big_vision counts TPU cores this way).
+
+        Steps × the median step, mean over seeds, so that a pause does not count.
+        """
+        return self.over_seeds("core_hours").mean
+
     def layers(self, key: str, *, initial: bool = False) -> list[Spread] | None:
         """A row statistic per layer over seeds; None where it is not defined."""
         rows = [result["initial_layers" if initial else "layers"] for result in self.results.values()]
@@ -108,7 +112,7 @@ class Line:
     def losses(self) -> list[list[float]]:
         """Training loss per step, a list per seed."""
         return [
-            [row["loss"] for row in read_metrics(self.cell(seed) / "metrics.jsonl") if "loss" in row]
+            [row["loss"] for row in read_metrics(self.folders[seed] / "metrics.jsonl") if "loss" in row]
             for seed in self.results
         ]
 
@@ -121,6 +125,7 @@ class StudyResults:
     lines: tuple[Line, ...]  # variants with at least one finished cell
     claims: dict[str, Any] | None
     missing: tuple[str, ...]
+    machines: int = 1  # of different kinds, on which the cells were trained
 
     @property
     def preset(self) -> str:
@@ -139,7 +144,7 @@ class StudyResults:
     def uninspected(self) -> dict[str, str]:
         """Trained cells whose inspection failed, and why."""
         return {
-            line.cell(seed).name: result["uninspected"]
+            line.folders[seed].name: result["uninspected"]
             for line in self.lines
             for seed, result in line.results.items()
             if "uninspected" in result
@@ -159,6 +164,8 @@ class StudyResults:
 
     def load_text(self) -> str:
         """A note on how reliable the times are."""
+        if self.machines > 1:
+            return f"Trained on {self.machines} different machines, so the times are not comparable."
         cores = self.about["environment"]["cores"]
         text = f"Load average {self.load():.1f} on {cores} cores"
         if self.load() > cores + 0.5:
@@ -181,15 +188,6 @@ class StudyResults:
             return Difference(gaps[0], None)
         width = float(student.ppf(0.975, len(gaps) - 1)) * statistics.stdev(gaps) / len(gaps) ** 0.5
         return Difference(statistics.fmean(gaps), width)
-
-    def core_hours(self, line: Line) -> float:
-        """Training hours times GPUs, or threads of a CPU (big_vision counts TPU cores this way).
-
-        Steps × the median step, mean over seeds, so that a pause does not count.
-        """
-        environment = self.about["environment"]
-        cores = environment["processes"] * (environment["threads"] if self.about["device"] == "cpu" else 1)
-        return cores * line.over_seeds("steady_seconds").mean / 3600
 
     def step_ratio(self, line: Line) -> float | None:
         baseline = self.by_name(line.variant["baseline"])
@@ -221,22 +219,25 @@ def read_about(folder: Path) -> dict[str, Any]:
 def read_study(folder: Path) -> StudyResults:
     """The study in `folder`; UserError if there is none or no cell has finished."""
     about = read_about(folder)
+    cores = about["environment"]["processes"] * (about["environment"]["threads"] if about["device"] == "cpu" else 1)
     missing, lines = [], []
     for variant in about["variants"]:
         results: dict[int, dict[str, Any]] = {}
         diverged: dict[int, str] = {}
+        folders: dict[int, Path] = {}
         for seed in about["study"]["seeds"]:
             path = folder / "cells" / f"{variant['name']}-seed{seed}" / "result.json"
             if not path.exists():
                 missing.append(path.parent.name)
                 continue
             result = read_json(path)
+            folders[seed] = path.parent
             if "diverged" in result:
                 diverged[seed] = result["diverged"]
             else:
-                results[seed] = result
-        if results or diverged:
-            lines.append(Line(variant, results, diverged, folder / "cells"))
+                results[seed] = result | {"core_hours": cores * result["steady_seconds"] / 3600}
+        if folders:
+            lines.append(Line(variant, results, diverged, folders))
     if not any(line.results for line in lines):
         raise UserError(f"{folder}: no cell has finished yet; python -m experiments run ... --resume continues it")
     claims = folder / "claims.json"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +13,17 @@ from attnkit_experiments.report import plots
 from attnkit_experiments.report.claims import SLOPE_TOLERANCE
 from attnkit_experiments.report.claims import hold as claims_hold
 from attnkit_experiments.report.html import badge, bullets, card, document, origin_section, safe, section, table
-from attnkit_experiments.report.results import Line, Spread, StudyResults, as_csv, read_study
+from attnkit_experiments.report.merging import read_studies
+from attnkit_experiments.report.results import Line, Spread, StudyResults, as_csv
 from attnkit_experiments.study.recipe import Measure, Published, Recipe
 
 FULL = ("paper", "i1k", "fairseq", "wmt14")
 """Presets at the scale of a paper."""
 
 
-def write_report(folder: Path, recipe: Recipe, *, show_images: bool = True) -> Path:
-    """Write the three files into `folder`; returns the page. UserError if there is nothing to report."""
-    study = read_study(folder)
+def write_report(folders: Sequence[Path], recipe: Recipe, *, show_images: bool = True) -> Path:
+    """Write the three files into the first folder; returns the page. UserError if there is nothing to report."""
+    study, folder = read_studies(folders, recipe), folders[0]
     records = [record(study, line, recipe.domain.measure) for line in study.lines if line.results]
     write_text(folder / "results.csv", as_csv(records))
     write_text(folder / "summary.md", as_markdown(study, recipe))
@@ -54,7 +55,7 @@ def record(study: StudyResults, line: Line, measure: Measure) -> dict[str, Any]:
         "tokens": line.first.get("tokens"),
         "flops_per_sample": line.first.get("flops_per_sample"),
         "training_flops": line.first.get("training_flops"),
-        "core_hours": study.core_hours(line),
+        "core_hours": line.core_hours(),
         "fewshot_accuracy": line.over_seeds("fewshot_accuracy").mean if line.has("fewshot_accuracy") else None,
         "step_ms": line.step_ms(),
         "seconds_mean": line.over_seeds("seconds").mean,

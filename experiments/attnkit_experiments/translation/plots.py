@@ -50,7 +50,7 @@ def gradient_norms(study: StudyResults) -> str:
         figure, axes = plt.subplots(figsize=(8.4, 3.6))
         for line in study.lines:
             seed = next(iter(line.results or line.diverged))
-            rows = [row for row in read_metrics(line.cell(seed) / "metrics.jsonl") if "grad_norm" in row]
+            rows = [row for row in read_metrics(line.folders[seed] / "metrics.jsonl") if "grad_norm" in row]
             norms = np.array([row["grad_norm"] for row in rows])
             x, means = stretches(norms, 60)
             style: Any = "-" if line.results else DASHES[1]
