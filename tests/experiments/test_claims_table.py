@@ -27,4 +27,4 @@ def test_a_row_has_a_recipe_or_says_why_not():
 def test_recipes_have_the_presets_that_the_table_says():
     for name, recipe in REGISTERED.items():
         assert "smoke" in recipe.presets, name
-        assert "paper" in recipe.presets or name == "002-halving", name
+        assert "paper" in recipe.presets or name in ("002-halving", "003-decoding"), name

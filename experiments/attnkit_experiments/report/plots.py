@@ -6,7 +6,7 @@ import io
 import itertools
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from attnkit_experiments.report.results import Line, Spread, StudyResults
+from attnkit_experiments.study.measurement import Row
 
 INK, FAINT, PAPER = "#010203", "#040506", "#070809"  # stand-ins, replaced by the page's own colours
 _PAGE_COLOURS = {INK: "var(--ink)", FAINT: "var(--line)", PAPER: "var(--paper)"}
@@ -210,6 +211,42 @@ def against_compute(study: StudyResults, key: str = "accuracy", name: str = "tes
         both[0].yaxis.set_major_formatter(PercentFormatter(1, decimals=0 if _wide(both[0]) else 1))
         both[1].legend(loc="upper left", bbox_to_anchor=(1.09, 1))
         return svg(figure, f"{name} against floating-point operations and core hours")
+
+
+def against_tokens(
+    rows: Sequence[Row],
+    panels: Mapping[str, Callable[[Row], float | None]],
+    ink: Mapping[str, Any],
+    *,
+    smoke: bool,
+    name: str = "",
+    xscale: str = "linear",
+) -> str:
+    """A number of each row against its tokens, a panel for each, a line per method; `ink` has dashes of softmax's."""
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    colour = dict(zip((method for method in methods if method not in ink), itertools.cycle(COLOURS), strict=False))
+    with mpl.rc_context(STYLE):
+        figure, both = plt.subplots(1, len(panels), figsize=(10.2, 3.9), gridspec_kw={"wspace": 0.22})
+        for axes, (title, number) in zip(both, panels.items(), strict=True):
+            for method in methods:
+                here = [
+                    (row["tokens"], y) for row in rows if row["method"] == method and (y := number(row)) is not None
+                ]
+                axes.plot(
+                    [x for x, _ in here],
+                    [y for _, y in here],
+                    marker="o",
+                    color=colour.get(method, INK),
+                    linestyle=ink.get(method, "-"),
+                    markersize=4,
+                    label=method,
+                )
+            axes.set(xlabel="tokens n", title=title, xscale=xscale, yscale="log")
+            if smoke:
+                axes.text(0.5, 0.5, "SMOKE · not a result", transform=axes.transAxes, ha="center", color="#d2493f")
+        both[0].set_ylabel(name)
+        both[-1].legend(loc="upper left", bbox_to_anchor=(1.01, 1))
+        return svg(figure, f"{name} {' and '.join(panels)} against the number of tokens for every method".lstrip())
 
 
 def learning_curves(study: StudyResults) -> str:

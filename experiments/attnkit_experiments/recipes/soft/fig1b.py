@@ -145,9 +145,18 @@ def check(rows: Sequence[Row]) -> None:
 
 
 def sections(rows: Sequence[Row], about: Mapping[str, Any]) -> list[Section]:
-    from attnkit_experiments.soft import plots  # draws: nothing that measuring needs to load
+    from attnkit_experiments.report import plots  # draws: nothing that measuring needs to load
 
-    figure = plots.memory(rows, list(METHODS), MODES, about["preset"] == "smoke")
+    def gigabytes(mode: str) -> Callable[[Row], float | None]:
+        return lambda row: row["bytes"] / 1e9 if row["mode"] == mode and row["bytes"] else None
+
+    figure = plots.against_tokens(
+        rows,
+        {mode: gigabytes(mode) for mode in MODES},
+        {"transformer": "-", "transformer, fused": plots.DASHES[1]},
+        smoke=about["preset"] == "smoke",
+        name="peak memory, GB",
+    )
     sizes = sorted({row["tokens"] for row in rows})
     peaks = {(row["method"], row["mode"], row["tokens"]): row["bytes"] for row in rows}
     methods = list(dict.fromkeys(row["method"] for row in rows))
