@@ -114,17 +114,18 @@ native-wheel: library
 	  clean/bin/python -m attnkit_conformance run numpy --profile quick --workers $(WORKERS) -k "$(NATIVE) and not float16" || exit 1; done
 
 # Every recipe in miniature; translation needs sentence pairs, which ATTNKIT_DATA names.
-IMAGES := 000-fig1 000-fig2 000-fig3 000-fig4 000-learned 002-table1 002-table4 002-table5 002-fig3 002-fig4
-MEASURED := 002-table2 002-table3 002-fig1b 003-decoding
-TEXT := 000-causal 000-lengths
-SENTENCES := 001-table1 001-table2 001-table3 001-table4 001-table5 001-fig1 001-fig2 001-fig3 001-fig5
+IMAGES := 000-fig1 000-fig2 000-fig3 000-fig4 000-learned 002-table1 002-table4 002-table5 002-fig3 002-fig4 002-kernel 002-sampling
+MEASURED := 002-table2 002-table3 002-fig1b 002-halving 003-decoding
+GENERATED := 002-table6 003-sequences 003-copying
+TEXT := 000-causal 000-lengths 000-masked
+SENTENCES := 001-table1 001-table2 001-table3 001-table4 001-table5 001-fig1 001-fig2 001-fig3 001-fig5 001-layernorm 001-temperature
 DOCUMENTS := 001-table6 001-fig4
 SMOKE = OMP_NUM_THREADS=2 $(BIN)/python -m experiments run $$recipe --preset smoke --out $(OUT)/smoke/$$recipe --overwrite
 
 smoke: install
 	for recipe in $(IMAGES); do $(SMOKE) --data digits || exit 1; done
 	for recipe in $(TEXT); do $(SMOKE) --data pydoc || exit 1; done
-	for recipe in $(MEASURED) 002-table6; do $(SMOKE) || exit 1; done
+	for recipe in $(MEASURED) $(GENERATED); do $(SMOKE) || exit 1; done
 	@if [ -z "$$ATTNKIT_DATA" ]; then echo "ATTNKIT_DATA is not set: $(SENTENCES) $(DOCUMENTS) left out"; exit 0; fi; \
 	for recipe in $(SENTENCES); do $(SMOKE) --keep-going --data "$$ATTNKIT_DATA/multi30k" || exit 1; done; \
 	for recipe in $(DOCUMENTS); do $(SMOKE) --data "$$ATTNKIT_DATA/documents/europarl7" || exit 1; done

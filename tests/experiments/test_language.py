@@ -1,4 +1,4 @@
-"""The causal language model: what a byte may depend on, its task, its text, exact statistics, and its recipes."""
+"""The language model: what a byte may depend on, its tasks, its text, exact statistics, and its recipes."""
 
 import dataclasses
 import gzip
@@ -15,11 +15,15 @@ from attnkit_experiments.commands import runner
 from attnkit_experiments.commands.report import write_report
 from attnkit_experiments.cost.counting import by_formula
 from attnkit_experiments.data.text.bytes import load_text
+from attnkit_experiments.data.text.copying import generate
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.language import exact
-from attnkit_experiments.language.domain import source
-from attnkit_experiments.language.model import LanguageConfig, LanguageModel, forward_flops
+from attnkit_experiments.language.domain import LanguageStudy, load, source
+from attnkit_experiments.language.model import MASK, LanguageConfig, LanguageModel, forward_flops
+from attnkit_experiments.language.targets import copied, masked
 from attnkit_experiments.language.task import LanguageTask, windows
+from attnkit_experiments.report.results import read_study
+from attnkit_experiments.study.recipe import Source
 from tests.library.arrays import LAYER, assert_agrees, assert_close
 
 RELU = LanguageConfig(
@@ -81,7 +85,7 @@ def test_a_new_model_needs_eight_bits_a_byte_and_shares_add_up(data):
     found = task.evaluate()
     assert_close(found["test_loss"], found["bits_per_byte"] * math.log(2))
     assert found["first_quarter"] != found["last_quarter"]
-    logits = task.model(task.cut(task.test, np.arange(windows(len(data.test), 12)))[0]).detach()
+    logits = task.model(task.tested_sample(0, windows(len(data.test), 12)).tokens).detach()
     following = torch.from_numpy(data.test[1 : logits.shape[0] * 12 + 1].astype(np.int64)).reshape(-1, 12)
     by_hand = -logits.log_softmax(-1).gather(-1, following[..., None]).mean() / math.log(2)
     assert_agrees(found["bits_per_byte"], by_hand, MODEL, dtype="float32")
@@ -89,7 +93,8 @@ def test_a_new_model_needs_eight_bits_a_byte_and_shares_add_up(data):
 
 def test_windows_follow_one_another_and_end_with_a_byte_behind_the_last(data):
     task = task_of(data)
-    tokens, following = task.cut(task.train, np.array([0, 3]))
+    tokens, following, counts = task.sample(task.train, np.array([0, 3]), torch.Generator())
+    assert counts.all()
     assert bytes(tokens[0].tolist()) == b"sea and sea "
     assert bytes(following[0].tolist()) == b"ea and sea a"
     assert tokens[1].tolist() == data.train[36:48].tolist()
@@ -104,6 +109,70 @@ def test_counted_operations_are_those_of_pairs_that_see_each_other():
         by_formula(LanguageModel(config))(torch.zeros(1, 12, dtype=torch.long))
     unseen = 12 * 11 // 2 * 64 * 2 * 2 * 4  # features, products, operations, layers
     assert counter.get_total_flops() == forward_flops(config) + unseen
+    assert counter.get_total_flops() == forward_flops(dataclasses.replace(config, causal=False))
+
+
+def test_fifteen_percent_of_the_bytes_are_masked():
+    windows = torch.arange(4000).reshape(4, 1000).remainder(256)
+    tokens, targets, counts = masked(windows[:, :101], torch.Generator().manual_seed(0))
+    assert torch.equal(targets, windows[:, :100])
+    assert counts.sum(1).tolist() == [15] * 4
+    assert torch.equal(tokens[~counts], targets[~counts])
+    tokens, targets, counts = masked(windows.repeat(50, 1), torch.Generator().manual_seed(1))
+    shares = [(each & counts).sum() / counts.sum() for each in (tokens == MASK, tokens == targets)]
+    assert_close(torch.tensor(shares), torch.tensor([0.8, 0.1 + 0.1 / 256]), magnitude=1e4)
+    assert masked(windows[:, :3], torch.Generator())[2].sum(1).tolist() == [1] * 4
+
+
+def test_a_model_of_masked_bytes_sees_both_sides_and_its_shares_add_up(data):
+    task = task_of(data, dataclasses.replace(RELU, causal=False), kind="masked")
+    torch.nn.init.normal_(task.model.head.weight, generator=torch.Generator().manual_seed(0))
+    ids = task.sample_ids(3)
+    parts = [task.loss(ids, 3, slice(a, b)) for a, b in ((0, 1), (1, 4))]
+    assert_close(sum(parts), task.loss(ids, 3, slice(0, 4)), MODEL)
+    assert task.loss(ids, 4, slice(0, 4)) != task.loss(ids, 3, slice(0, 4)), "other masks"
+    tokens = torch.arange(24).reshape(2, 12)
+    changed = tokens.clone()
+    changed[:, -1] = MASK
+    assert not torch.allclose(task.model(changed)[:, 0], task.model(tokens)[:, 0])
+    found = task.evaluate()
+    tokens, targets, counts = task.tested_sample(0, 1000)
+    logits = task.model(tokens).detach()
+    by_hand = -logits.log_softmax(-1).gather(-1, targets[..., None])[..., 0][counts].mean()
+    assert_agrees(found["test_loss"], by_hand, MODEL, dtype="float32")
+    assert_agrees(found["accuracy"], (logits.argmax(-1) == targets)[counts].double().mean(), dtype="float32")
+    assert "first_quarter" not in found
+
+
+def test_a_copy_is_determined_by_what_is_copied():
+    data = generate(16)
+    windows = torch.from_numpy(data.test[:-1].copy()).long().reshape(-1, 16)
+    assert not windows[:, ::8].any()
+    assert torch.equal(windows[:, :8], windows[:, 8:])
+    assert windows[:, 1:8].unique().tolist() == [*range(1, 11)]
+    assert not torch.equal(windows[0], windows[1])
+    row = torch.from_numpy(data.test[:17].copy()).long()[None]
+    tokens, targets, counts = copied(row, torch.Generator())
+    assert torch.equal(tokens, row[:, :16])
+    assert torch.equal(targets[counts], row[0, 1:8])
+
+
+def test_the_task_says_what_data_it_needs(tmp_path):
+    for task, place, need in (("copying", "pydoc", "generated"), ("masked", "generated", "text")):
+        with pytest.raises(UserError, match=f"--data {place}: the task {task} needs {need}"):
+            load(Source(place, LanguageStudy(task=task), tmp_path))
+    assert load(Source(source(), LanguageStudy(task="copying", length=8), tmp_path)).name == "copying"
+
+
+def test_linear_attention_learns_to_copy():
+    config = LanguageConfig(size="d64", length=8, op="linear_attention")
+    task = task_of(generate(8), config, kind="copying", batch=64, tested=200)
+    optimizer = torch.optim.AdamW(task.model.parameters(), lr=3e-3)
+    for step in range(150):
+        optimizer.zero_grad()
+        task.loss(task.sample_ids(step), step, slice(0, 64)).backward()
+        optimizer.step()
+    assert task.evaluate()["accuracy"] > 0.5
 
 
 def test_text_is_read_in_order_and_its_end_held_out(data, tmp_path, monkeypatch):
@@ -120,8 +189,7 @@ def test_text_is_read_in_order_and_its_end_held_out(data, tmp_path, monkeypatch)
     with pytest.raises(UserError, match=r"torn.gz: cannot be read"):
         load_text(str(tmp_path), "*.gz")
     monkeypatch.delenv("ATTNKIT_DATA", raising=False)
-    assert source() == "pydoc"
-    assert len(load_text("pydoc", "*").train) > 100_000
+    assert len(load(Source(source(), LanguageStudy(), tmp_path)).train) > 100_000
 
 
 @pytest.mark.parametrize("activation", exact.ACTIVATIONS)
@@ -166,9 +234,26 @@ def test_the_recipes_train_and_report(tmp_path):
     assert "4 of 4 rows lie within 5 standard errors" in page
 
 
+@pytest.mark.parametrize(("recipe", "data"), [("000-masked", "pydoc"), ("003-copying", "generated")])
+def test_recipes_of_other_tasks_report_quality_by_seconds(recipe, data, tmp_path):
+    settings = ("steps=4", "length=16", "tokens=64", "checkpoint_every=2", "evaluate_every=2", "tested=4")
+    request = runner.Request(recipe, "cpu", data, tmp_path / "out", settings, seeds=(0, 1), threads=1, device="cpu")
+    out = runner.run(request)
+    page = write_report(out).read_text()
+    assert "Bits per byte against time" in page
+    assert "Row i sees" not in page or recipe == "003-copying"
+    assert ("not counted" in page) == (recipe == "003-copying")
+    line = read_study(out).by_name("softmax")
+    ms = [result["step_ms"] for result in line.results.values()]
+    (first, _), (last, bits) = line.scores("bits_per_byte")
+    assert_close(torch.tensor([first, last]), torch.tensor([2, 4]) * sum(ms) / 2000)
+    assert_agrees(bits, line.over_seeds("bits_per_byte").mean)
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [
+        (["task=copying", "length=9"], "length must be even and at least 4 for copying, got 9"),
         (["length=1"], "length must be at least 2 bytes, got 1"),
         (["length=64", "tokens=32"], "tokens must hold a window of 64 bytes, got 32"),
         (["length=60000", "tokens=60000"], "length 60,000 does not fit into the 46,611 test bytes of pydoc"),

@@ -1,1 +1,1 @@
-"""Language models of bytes."""
+"""Language models of bytes, causal or masked."""

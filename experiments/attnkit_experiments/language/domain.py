@@ -1,4 +1,4 @@
-"""Causal language modelling of bytes: settings, cells and the parts of a report."""
+"""Language modelling of bytes: settings, cells and the parts of a report."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from typing import Any, Literal
 
 import torch
 
+import attnkit
 from attnkit_experiments.data.text.bytes import PYDOC, TextData, load_text
+from attnkit_experiments.data.text.copying import generate
+from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.optim import TrainConfig
 from attnkit_experiments.language.inspection import inspect
 from attnkit_experiments.language.model import LanguageConfig, forward_flops
@@ -24,16 +27,22 @@ from attnkit_experiments.study.recipe import (
     from_study,
 )
 
+BY_TASK, GENERATED = "by-task", "generated"
+OF_PAIRS = (attnkit.softmax_attention.__name__, attnkit.pointwise_attention.__name__)
+"""Attention whose operations `forward_flops` counts."""
+
 
 @dataclass(frozen=True)
 class LanguageStudy(Training):
     """The settings of every recipe on text; each is a key of `--set`.
 
+    `task`: the next byte, a copy of random symbols (generated, without text), or masked bytes, as BERT is trained.
     `length`: bytes of a window; a step takes `tokens` // length of them, so that models of any length see the same
     number of bytes. `tested`: windows of the test part that are judged (0: all); `files`: which files of a folder are
     read. `exact_at`: lengths at which row sum and output variance before training are compared with their exact values.
     """
 
+    task: Literal["next", "copying", "masked"] = "next"
     model: str = "d64"
     length: int = 256
     tokens: int = 4096
@@ -47,48 +56,61 @@ class LanguageStudy(Training):
     def __post_init__(self) -> None:
         if self.tested < 0 or any(length < 2 for length in self.exact_at):
             raise ValueError("tested must be at least 0, exact_at lengths from 2")
+        if self.task == "copying" and (self.length < 4 or self.length % 2):
+            raise ValueError(f"length must be even and at least 4 for copying, got {self.length}")
 
 
 def source() -> str:
-    """Without ATTNKIT_DATA the help texts of Python."""
-    return data_place("documents", otherwise=PYDOC)
+    """The default source, resolved by `load`."""
+    return BY_TASK
 
 
 def load(source: Source) -> TextData:
-    return load_text(source.place, source.study.files)
+    """Generated for copying; without --data and ATTNKIT_DATA the help texts of Python for the other tasks."""
+    task, place = source.study.task, source.place
+    if place != BY_TASK and (place == GENERATED) != (task == "copying"):
+        raise UserError(f"--data {place}: the task {task} needs {GENERATED if task == 'copying' else 'text'}")
+    if task == "copying":
+        return generate(source.study.length)
+    return load_text(data_place("documents", otherwise=PYDOC) if place == BY_TASK else place, source.study.files)
 
 
 def about(data: TextData) -> dict[str, Any]:
-    text = f"{len(data.train):,} bytes to train on and {len(data.test):,} to test on, from {data.files} files"
+    origin = f"from {data.files} files" if data.files else GENERATED
+    text = f"{len(data.train):,} bytes to train on and {len(data.test):,} to test on, {origin}"
     return {"name": data.name, "text": text, "train": len(data.train), "test": len(data.test)}
 
 
 def cell(settings: LanguageStudy, variant: Variant, seed: int, data: TextData, checksum: str) -> Cell:
     options = dict(variant.options)
-    model = from_study(LanguageConfig, settings, size=settings.model, op=variant.op, options=options, gate=variant.gate)
+    model = from_study(
+        LanguageConfig, settings, size=settings.model, op=variant.op, options=options, gate=variant.gate,
+        causal=settings.task != "masked",
+    )  # fmt: skip
     batch = settings.tokens // settings.length
     if batch < 1:
         raise ValueError(f"tokens must hold a window of {settings.length} bytes, got {settings.tokens}")
     require_fit(data, model, batch)
-    parts = {"batch": batch, "model": model, "tested": settings.tested, "exact_at": settings.exact_at}
+    parts = {name: getattr(settings, name) for name in ("task", "tested", "exact_at")}
+    parts |= {"batch": batch, "model": model}
     return Cell(variant, seed, from_study(TrainConfig, settings), parts, checksum)
 
 
 def task(cell: Cell, data: TextData, device: torch.device) -> LanguageTask:
     of = cell.settings
     return LanguageTask(
-        data, of["model"], batch=of["batch"], tested=of["tested"], precision=cell.train.precision, seed=cell.seed,
-        device=device,
+        data, of["model"], kind=of["task"], batch=of["batch"], tested=of["tested"], precision=cell.train.precision,
+        seed=cell.seed, device=device,
     )  # fmt: skip
 
 
 def facts(cell: Cell) -> dict[str, Any]:
-    flops = forward_flops(cell.settings["model"])
-    return {
-        "tokens": cell.settings["model"].length,
-        "flops_per_sample": flops,
-        "training_flops": 3 * flops * cell.train.steps * cell.settings["batch"],
-    }
+    model = cell.settings["model"]
+    if model.op not in OF_PAIRS:
+        return {"tokens": model.length}
+    flops = forward_flops(model)
+    training = 3 * flops * cell.train.steps * cell.settings["batch"]
+    return {"tokens": model.length, "flops_per_sample": flops, "training_flops": training}
 
 
 def shape(cell: Cell) -> tuple[Any, ...]:

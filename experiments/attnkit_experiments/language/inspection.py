@@ -18,8 +18,7 @@ INSPECTED_TOKENS = 1 << 13
 
 def inspect(task: LanguageTask, initial: LanguageTask, cell: Cell, folder: Path) -> dict[str, Any]:
     """Rows of attention before and after training on the same test windows, and the statistics that are exact."""
-    windows = task.tested_ids()[: max(INSPECTED_TOKENS // task.length, 1)]
-    tokens, _ = task.cut(task.test, windows)
+    tokens = task.tested_sample(0, max(INSPECTED_TOKENS // task.length, 1)).tokens
     signed = cell.variant.signed
     return {
         "layers": layer_statistics(task.model, tokens, signed=signed),

@@ -1,7 +1,8 @@
-"""A causal language model of bytes with the blocks of the ViT: Wortsman et al. 2023 transferred to text.
+"""A language model of bytes with the blocks of the ViT: Wortsman et al. 2023 transferred to text.
 
-Query i sees the keys j ≤ i. Point-wise weights are divided by the number of keys that their query sees, n_i = i + 1
-(`length="visible"`), so the result for a byte does not depend on later bytes, as it would with L.
+In a causal model query i sees the keys j ≤ i. Point-wise weights are divided by the number of keys that their query
+sees, n_i = i + 1 (`length="visible"`), so the result for a byte does not depend on later bytes, as it would with L. In
+a model of masked bytes every query sees all L keys.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from attnkit_experiments.engine.errors import unknown
 from attnkit_experiments.images.model import LAYERNORM_EPS, SIZES, Block, tiny_biases
 
 BYTES = 256
+MASK = BYTES  # the token in place of a masked byte
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class LanguageConfig:
     options: dict[str, Any] = field(default_factory=dict)
     qk_norm: bool = True
     gate: Literal["", "silu"] = ""
+    causal: bool = True
 
     def __post_init__(self) -> None:
         if self.size not in SIZES:
@@ -39,16 +42,18 @@ class LanguageConfig:
 
 
 class LanguageModel(nn.Module):
-    """Bytes (B, T) to logits (B, T, 256) of the byte after each, T ≤ length."""
+    """Bytes (B, T), or MASK if it is not causal, to logits (B, T, 256) of the byte after each, or there; T ≤ length."""
 
     def __init__(self, config: LanguageConfig) -> None:
         super().__init__()
         width, depth, _, _ = SIZES[config.size]
         self.config = config
-        self.embed = nn.Embedding(BYTES, width)
+        self.embed = nn.Embedding(BYTES + (not config.causal), width)
         self.position = nn.Parameter(torch.empty(config.length, width))
-        own: dict[str, Any] = {"op": config.op, "options": config.options, "qk_norm": config.qk_norm, "causal": True}
-        self.blocks = nn.ModuleList(Block(config.size, gate=config.gate, **own) for _ in range(depth))
+        own: dict[str, Any] = {"op": config.op, "options": config.options, "qk_norm": config.qk_norm}
+        self.blocks = nn.ModuleList(
+            Block(config.size, gate=config.gate, causal=config.causal, **own) for _ in range(depth)
+        )
         self.norm = nn.LayerNorm(width, eps=LAYERNORM_EPS)
         self.head = nn.Linear(width, BYTES)
         for module in self.modules():
@@ -83,11 +88,12 @@ class LanguageModel(nn.Module):
 def forward_flops(config: LanguageConfig) -> int:
     """Floating-point operations of the matrix products of one sequence's forward pass (a multiply-add is 2).
 
-    Only visible pairs of tokens are counted, L(L + 1)/2: the needless work of an implementation
-    shows in the measured time.
+    Only visible pairs of tokens are counted, L(L + 1)/2 in a causal model: the needless work of an implementation
+    shows in the measured time. Of attention with weights for pairs, not of the linear family.
     """
     width, depth, hidden, _ = SIZES[config.size]
     length = config.length
     projections = (5 if config.gate else 4) * width * width
-    block = length * (projections + 2 * width * hidden) + length * (length + 1) * width
+    keys = (length + 1) / 2 if config.causal else length
+    block = length * (projections + 2 * width * hidden) + int(2 * length * keys) * width
     return 2 * (depth * block + length * width * BYTES)

@@ -1,4 +1,4 @@
-"""Language modelling of bytes as a Task of the training loop: windows of text in, cross-entropy of the next out."""
+"""Language modelling of bytes as a Task of the training loop: windows of text in, cross-entropy of bytes out."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from torch import Tensor
 
 from attnkit_experiments.data.text.bytes import TextData
 from attnkit_experiments.engine.losses import nats
-from attnkit_experiments.engine.sampler import build_seeded, sample_ids
+from attnkit_experiments.engine.sampler import build_seeded, generator, sample_ids
 from attnkit_experiments.engine.transfer import upload
 from attnkit_experiments.engine.world import ALONE, World
 from attnkit_experiments.language.model import LanguageConfig, LanguageModel
+from attnkit_experiments.language.targets import TARGETS, Sample
 
 EVALUATION_TOKENS = 1 << 14
 
@@ -25,10 +26,11 @@ class LanguageTask:
     Args:
         data: bytes to train and test on, each part longer than the model's length.
         model: the model.
+        kind: what is predicted, a key of TARGETS; "masked" is for models that are not causal.
         batch: windows of a step.
         tested: windows of the test part that are evaluated, spread evenly; 0: all.
         precision: float32, or bfloat16 to evaluate under autocast, as the loop trains.
-        seed: of weights and order.
+        seed: of weights, order and masks. Masks of test windows are the same for every seed.
         device: of the model and the text.
 
     Raises:
@@ -40,6 +42,7 @@ class LanguageTask:
         data: TextData,
         model: LanguageConfig,
         *,
+        kind: str = "next",
         batch: int,
         tested: int,
         precision: str,
@@ -50,21 +53,25 @@ class LanguageTask:
         self.model = build_seeded(lambda: LanguageModel(model), seed).to(device)
         self.apply: Callable[..., Tensor] = self.model
         self.length, self.batch, self.tested, self.seed = model.length, batch, tested, seed
-        self.precision, self.device = precision, device
+        self.precision, self.device, self.kind = precision, device, kind
         self.train, self.test = (torch.from_numpy(part.copy()).to(device) for part in (data.train, data.test))
 
     def sample_ids(self, step: int) -> np.ndarray:
         return sample_ids(self.seed, step, self.batch, windows(len(self.train), self.length))
 
-    def cut(self, text: Tensor, ids: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Windows (n, length) of a text and the next bytes."""
+    def sample(self, text: Tensor, ids: np.ndarray, rng: torch.Generator) -> Sample:
+        """Windows of a text with what is to be predicted."""
         starts = upload(ids, self.device)[:, None] * self.length
-        place = starts + torch.arange(self.length, device=self.device)
-        return text[place].long(), text[place + 1].long()
+        return TARGETS[self.kind](text[starts + torch.arange(self.length + 1, device=self.device)].long(), rng)
+
+    def tested_sample(self, start: int, count: int) -> Sample:
+        """`count` of the tested windows from one of them on; `start` seeds the masks."""
+        return self.sample(self.test, self.tested_ids()[start : start + count], generator(0, start, "test"))
 
     def loss(self, ids: np.ndarray, step: int, own: slice) -> Tensor:
-        tokens, following = self.cut(self.train, ids[own])
-        return nats(self.apply(tokens), following).sum() / (len(ids) * self.length)
+        tokens, targets, counts = self.sample(self.train, ids, generator(self.seed, step, "masks"))
+        losses = nats(self.apply(tokens[own]), targets[own])
+        return losses.where(counts[own], 0.0).sum() / counts.sum()
 
     def tested_ids(self) -> np.ndarray:
         count = windows(len(self.test), self.length)
@@ -72,22 +79,28 @@ class LanguageTask:
 
     @torch.no_grad()
     def evaluate(self, world: World = ALONE) -> dict[str, float]:
-        """Bits per byte of the test windows: over all bytes, and over the first and the last quarter of a window."""
-        ids, at_once = self.tested_ids(), max(EVALUATION_TOKENS // self.length, 1)
+        """Bits per byte and accuracy over the bytes of the test windows that count; of next bytes also the bits of the
+        first and the last quarter of a window.
+        """
+        at_once = max(EVALUATION_TOKENS // self.length, 1)
         parts = []
-        for start in world.own(range(0, len(ids), at_once)):
-            tokens, following = self.cut(self.test, ids[start : start + at_once])
+        for start in world.own(range(0, len(self.tested_ids()), at_once)):
+            tokens, targets, counts = self.tested_sample(start, at_once)
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
                 logits = self.model(tokens)
-            parts.append(nats(logits, following).double().sum(0).cpu())
-        bits = torch.stack(world.gathered(parts)).sum(0) / (len(ids) * math.log(2))
-        quarter = max(self.length // 4, 1)
-        return {
-            "bits_per_byte": float(bits.mean()),
-            "test_loss": float(bits.mean()) * math.log(2),
-            "first_quarter": float(bits[:quarter].mean()),
-            "last_quarter": float(bits[-quarter:].mean()),
+            found = nats(logits, targets) / math.log(2), logits.argmax(-1) == targets, torch.ones_like(targets)
+            parts.append(torch.stack([each.double().where(counts, 0.0).sum(0) for each in found]).cpu())
+        bits, right, counted = torch.stack(world.gathered(parts)).sum(0)
+        mean, quarter = float(bits.sum() / counted.sum()), max(self.length // 4, 1)
+        scores = {
+            "bits_per_byte": mean,
+            "test_loss": mean * math.log(2),
+            "accuracy": float(right.sum() / counted.sum()),
         }
+        if self.kind == "next":
+            for name, part in (("first_quarter", slice(quarter)), ("last_quarter", slice(-quarter, None))):
+                scores[name] = float(bits[part].sum() / counted[part].sum())
+        return scores
 
 
 def windows(count: int, length: int) -> int:

@@ -139,6 +139,23 @@ def against_alpha(study: StudyResults, point: str, axis: Axis = ACCURACY) -> str
         return svg(figure, f"{axis.name} against alpha, softmax as a line")
 
 
+def against_seconds(study: StudyResults, axis: Axis) -> str:
+    """`axis` of every evaluation against the seconds of training before it, means over seeds, a line per variant."""
+    shade, dashed = shades(study), itertools.cycle(DASHES)
+    with mpl.rc_context(STYLE):
+        figure, axes = plt.subplots(figsize=(8.4, 4.0))
+        for line in trained(study):
+            seconds, values = zip(*line.scores(axis.key), strict=True)
+            dashes: Any = next(dashed) if line.variant["series"] == "softmax" else "-"
+            axes.plot(
+                seconds, values, color=shade[line.name], linestyle=dashes, marker="o", markersize=4, label=line.label
+            )
+        axes.set(xlabel="seconds (steps × median step)", ylabel=axis.name)
+        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1))
+        stamp(axes, study)
+        return svg(figure, f"{axis.name} against seconds of training for every variant")
+
+
 def spread_line(axes: Axes, x: Sequence[float], spreads: Sequence[Spread], **style: Any) -> None:
     """Means over seeds with their standard deviations."""
     axes.errorbar(x, [spread.mean for spread in spreads], yerr=[spread.sd or 0 for spread in spreads], **style)

@@ -95,6 +95,17 @@ class Line:
         """Median over seeds of the median step: a busy machine slows single runs."""
         return statistics.median(result["step_ms"] for result in self.results.values())
 
+    def scores(self, key: str) -> list[tuple[float, float]]:
+        """(seconds of training, a number of the evaluation), means over seeds; seconds are steps × the median step."""
+        seeds = []
+        for seed, result in self.results.items():
+            rows = [row for row in read_metrics(self.folders[seed] / "metrics.jsonl") if "evaluation" in row]
+            seeds.append([(row["step"] * result["step_ms"] / 1000, row["evaluation"][key]) for row in rows])
+        return [
+            (statistics.fmean(x for x, _ in each), statistics.fmean(y for _, y in each))
+            for each in zip(*seeds, strict=True)
+        ]
+
     def core_hours(self) -> float:
         """Training hours times GPUs, or threads of a CPU (big_vision counts TPU cores this way).
 
