@@ -93,3 +93,14 @@ def test_different_studies_are_refused_in_a_sentence(grid, tiny, tmp_path, capsy
     about = json.loads((grid / "middle" / "study.json").read_text())
     edit(grid / "middle" / "study.json", data=about["data"] | {"checksum": "other"})
     refused(grid / "middle", f"data checksum {about['data']['checksum']!r} and 'other'")
+
+
+def test_variants_that_do_not_fit_together_are_refused_by_name(grid, capsys):
+    path = grid / "middle" / "study.json"
+    about = json.loads(path.read_text())
+    edit(path, study=about["study"] | {"points": ["d64/4"]})
+    assert main(["report", str(grid / "ends"), str(grid / "middle")]) == 2
+    assert "relu-alpha0: no variant of all folders' settings together" in capsys.readouterr().err
+    edit(path, study=about["study"], variants=[variant | {"op": "other"} for variant in about["variants"]])
+    assert main(["report", str(grid / "ends"), str(grid / "middle")]) == 2
+    assert "relu-alpha1: its settings differ between the folders" in capsys.readouterr().err

@@ -9,7 +9,7 @@ import torch
 
 import attnkit
 from attnkit_experiments.data.text.bytes import PYDOC, TextData, load_text
-from attnkit_experiments.data.text.copying import generate
+from attnkit_experiments.data.text.symbols import generate
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.optim import TrainConfig
 from attnkit_experiments.language.inspection import inspect

@@ -30,7 +30,7 @@ def read_studies(folders: Sequence[Path], recipe: Recipe) -> StudyResults:
         by_name[line.name] = _merged(other, line, recipe.domain.measure.key)
     order = [variant.name for variant in recipe.variants(_study(recipe, settings, abouts[0]))]
     if strangers := by_name.keys() - set(order):
-        raise UserError(f"{min(strangers)}: no variant of all folders' settings together; report its folder alone")
+        raise UserError(f"{min(strangers)}: no variant of all folders' settings together; leave its folder out")
     lines = tuple(by_name[name] for name in order if name in by_name)
     found = {folder.name for line in lines for folder in line.folders.values()}
     cells = list(dict.fromkeys(name for about in abouts for name in about["cells"]))
