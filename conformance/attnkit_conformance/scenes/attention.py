@@ -169,7 +169,9 @@ def scene_case(op: Op, scene: Scene, variant: Mapping[str, Any], label: str, dty
     return (op.scene_case or attention_case)(op, scene, variant, label, dtype)
 
 
-def attention_case(op: Op, scene: Scene, variant: Mapping[str, Any], label: str, dtype: str) -> Case:
+def attention_case(
+    op: Op, scene: Scene, variant: Mapping[str, Any], label: str, dtype: str, attempts: int = ATTEMPTS
+) -> Case:
     """The case of one op, scene, variant and dtype: the first draw away from the kinks."""
     scene = op.adapted(scene, variant) or scene
     params = {**scene.params, **variant}
@@ -179,14 +181,14 @@ def attention_case(op: Op, scene: Scene, variant: Mapping[str, Any], label: str,
         scene = replace(scene, options=(*scene.options, "grid"), params={"scale": 0.25, **scene.params})
         params = {"scale": 0.25, **params}
     exact = bool({"grid", "integers"} & set(scene.options))
-    for attempt in range(ATTEMPTS):
+    for attempt in range(attempts):
         rng = generator(f"{scene.name}/{label}/{attempt}")
         case = drawn_case(op, scene, params, label, dtype, rng)
         completed = subject.complete(case) if subject.complete else case
         if completed is not None and (exact or not any(too_near(completed, kink, subject.settings) for kink in kinks)):
             break
     else:
-        raise NoDraw(f"{case.id}: no draw in {ATTEMPTS} keeps its distance from where the slope jumps")
+        raise NoDraw(f"{case.id}: no draw in {attempts} keeps its distance from where the slope jumps")
     case = completed
     if "poison" in scene.options:
         poison(dict(case.arrays), scene, bool(params.get("return_state")))

@@ -16,6 +16,7 @@ from attnkit_conformance.model.golden import has_near_tie
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.model.scene import Scene
 from attnkit_conformance.scenes.attention import GQA, LENGTH_ARRAY, attention_case
+from attnkit_conformance.scenes.options import LEARNED, NUMBERS
 
 Draw = Any
 Settings = Mapping[str, Any]
@@ -48,6 +49,7 @@ OWN: dict[str, st.SearchStrategy[Any]] = {
 """By the name of a parameter."""
 OF_ROWS = {"alpha": st.one_of(st.integers(8, 16).map(lambda n: n / 8), st.just(LENGTH_ARRAY))}
 """The same where the parameter may be an array, one number per row."""
+ATTEMPTS = 5  # draws of numbers for a scene, of which some have none that keeps its distance from a kink
 CHUNKS = optional(chunk_size=st.integers(1, 70))
 STATES = ("initial_state", "return_state")
 
@@ -57,7 +59,10 @@ def settings_of(draw: Draw, op: Op) -> Settings:
     """Own parameters of an op: drawn, or one of the settings of its row with another chunk size."""
     if op.own and {*OWN}.issuperset(op.own):
         named = [name for name in op.own if name != "return_lse" or "v" in op.arguments]
-        known = OWN | {name: strategy for name, strategy in OF_ROWS.items() if name in op.optional}
+        of_rows = {name for variant in op.variants for name, level in variant.items() if level == LENGTH_ARRAY}
+        learned = [name for name in named if name in NUMBERS and name in op.optional]
+        known = OWN | {name: st.one_of(OWN[name], st.sampled_from(LEARNED)) for name in learned}
+        known |= {name: strategy for name, strategy in OF_ROWS.items() if name in of_rows}
         drawn: Settings = draw(optional(**{name: known[name] for name in named}))
         return drawn
     setting = draw(st.sampled_from(op.variants))
@@ -95,6 +100,7 @@ def common(draw: Draw, op: Op, lead: tuple[tuple[int, ...], ...], S: int) -> tup
     if op.group == "a":
         biases = ("bias_2d", *(("bias", "bias_per_key") if rank == 2 else ()))
         options += [draw(st.sampled_from(biases))] if draw(st.booleans()) else []
+        options += [f"scale={draw(st.sampled_from(LEARNED))}"] if "scale" in op.optional and draw(st.booleans()) else []
         edge = st.one_of(st.none(), st.integers(0, 9))
         dropout = st.tuples(st.sampled_from((0.25, 0.5)), st.integers(0, 2**64 - 1))
         params |= draw(optional(window=st.tuples(edge, edge), scale=EIGHTHS.filter(bool), dropout=dropout))
@@ -144,7 +150,7 @@ def attention(draw: Draw, op: Op, dtype: str) -> Case | None:
     if adapted is None:
         return None
     try:
-        case = attention_case(op, adapted, setting, "", dtype)
+        case = attention_case(op, adapted, setting, "", dtype, ATTEMPTS)
     except NoDraw:
         return None
     return case if subject.telling(case) and not has_near_tie(op, case) else None

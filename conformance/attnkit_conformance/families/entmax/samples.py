@@ -99,6 +99,8 @@ def settled(case: Case, default: float) -> Case | None:
         rows = reference.reduce_to(near_threshold(case, alpha)[..., None], (*q.shape[:-1], 1), 1, np.logical_or)[..., 0]
         if not np.any(rows):
             return case
+        if "equal_keys" in case.tags:  # a row's scores move together
+            return None
         q = q.copy()
         q[rows] = rng.permuted(q[rows], axis=-1) * rng.choice([-1.0, 1.0], q[rows].shape)
     return None
