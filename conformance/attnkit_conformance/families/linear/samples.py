@@ -115,7 +115,7 @@ class Kind:
         return ("S", "z") if not self.level or params.get("kernel") == "relu" else ("S", "z", self.level)
 
 
-LARGEST_EXPONENT = -np.log(np.finfo("float32").smallest_normal)
+LARGEST_EXPONENTS = {dtype: -np.log(np.finfo(dtype).smallest_normal) for dtype in ("float32", "float64")}
 LINEAR = Kind()
 COSINE = Kind(features=lambda d: d + 1, opposite=right_angle, settled=well_conditioned)
 PERFORMER = Kind("c", projected=True, features=lambda d: FEATURES, opposite=along_a_feature)
@@ -204,7 +204,7 @@ def finite(x: Array) -> Array:
 def performer_growth(case: Case) -> float:
     """1 + max(|ω·x̃| + ‖x̃‖²/2)/16: an exponent has a rounding error of that size times eps before any cancellation.
 
-    Infinite where features could vanish in float32, beside others that divide by them.
+    Infinite where features could vanish, beside others that divide by them.
     """
     if case.params.get("kernel") == "relu":
         return 1.0
@@ -213,8 +213,7 @@ def performer_growth(case: Case) -> float:
         y = x * x.shape[-1] ** -0.25
         size = np.abs(y) @ np.abs(omega).T + 0.5 * np.sum(y * y, axis=-1, keepdims=True)
         largest = max(largest, float(np.max(size, initial=0.0)))
-    vanishes = compute_dtype(case.dtype) == "float32" and largest > LARGEST_EXPONENT
-    return np.inf if vanishes else growth_of_exponent(largest)
+    return np.inf if largest > LARGEST_EXPONENTS[compute_dtype(case.dtype)] else growth_of_exponent(largest)
 
 
 def efficient_growth(case: Case) -> float:
