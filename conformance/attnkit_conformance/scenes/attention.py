@@ -39,9 +39,9 @@ QUICK = (
 )
 NO_KEYS = Scene("empty-keys", 63, 0, options=("poison",))
 # several blocks of keys of any kernel, of which windows begin in the first or later; several of queries, several chunks
-MANY = (
-    Scene("many-keys", 40, 300, lead=((2,),) * 3, params={"causal": True, "window": (150, 0)}, options=("poison",)),
-    Scene("many-tokens", 150, 150, lead=((2,),) * 3, params=CAUSAL, options=("key_lengths", "poison")),
+BLOCKS = (
+    Scene("blocks-window", 40, 300, lead=((2,),) * 3, params={"causal": True, "window": (150, 0)}),
+    Scene("blocks-causal", 150, 150, lead=((2,),) * 3, params=CAUSAL, options=("key_lengths",)),
 )
 KINKS = Scene("kinks", 33, 33, d=2, options=("integers",), params={"scale": 1.0})
 FULL = (
@@ -256,9 +256,9 @@ def visibility(scene: Scene, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def attention_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
-    """Scenes x variants for an attention op or its weights, and no keys and many in every profile and dtype."""
+    """Scenes x variants for an attention op or its weights; no keys and several blocks in every profile and dtype."""
     scenes = tuple(scene for scene in FULL if op.serves(scene.options))
-    always = [(scene, op.variants[0]) for scene in (NO_KEYS, *MANY)]
+    always = [(scene, op.variants[0]) for scene in (NO_KEYS, *BLOCKS)]
     pairs = [*shared(scene_variants(scenes, op.variants, profile), dtype), *always, *op.extra]
     pairs += [(scene, op.variants[0]) for scene in LEARNED_SCALES if op.group == "a" and profile == "full"]
     for scene, variant in fitting(op, pairs):

@@ -155,9 +155,9 @@ def row_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
 
 
 def is_left_to_others(sample: Sample) -> bool:
-    """Whether adapters that compile every case are not judged on it: the triples of options, and many tokens, whose
+    """Whether adapters that compile every case are not judged on it: the triples of options, and several blocks, whose
     kernels are those of adapters that do not."""
-    return sample.id.rpartition("/")[2].startswith((PREFIX["triples"], "many-"))
+    return sample.id.rpartition("/")[2].startswith((PREFIX["triples"], "blocks-"))
 
 
 def samples_of(op: Op, prefix: str, array: Sequence[Row]) -> Iterator[Sample]:
