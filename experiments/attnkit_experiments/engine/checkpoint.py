@@ -119,8 +119,8 @@ class Checkpoints:
     def restore(self) -> tuple[int, float]:
         """Load the newest intact checkpoint; returns (steps done, seconds spent).
 
-        Errors: UserError, in every process, naming the newest file and what is wrong with it if all are damaged or
-        missing, or if it is of another configuration.
+        Errors: UserError, in every process, naming the newest file and what is wrong with it if all are damaged, or if
+        it is of another configuration. There must be one.
         """
         weights, moments, averaged = self._state()
         tensors = _flat(weights, moments, averaged)
