@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from attnkit_conformance.model.golden import draw_case, golden
-from attnkit_conformance.model.probe import FLOOR, STEP, explicit, floored, probes, shaken
-from attnkit_conformance.opdb import BY_NAME
+from attnkit_conformance.model.op import has_kinks
+from attnkit_conformance.model.probe import FLOOR, STEP, explicit, floored, may_be_on_kinks, probes, shaken
+from attnkit_conformance.opdb import BY_NAME, OPDB
 from attnkit_conformance.scenes.attention import KINKS, Scene, scene_sample
 
 
@@ -49,6 +50,16 @@ def test_scores_beside_a_kink_that_log_n_put_there_move(length: str, moves: bool
     case = case_of("pointwise_attention", KINKS, shift="-log_length", length=length)
     moved = shaken(BY_NAME["pointwise_attention"], case, np.random.default_rng(0))
     assert bool(np.any(moved.arrays["q"] != case.arrays["q"])) is moves
+
+
+@pytest.mark.parametrize("name", [op.name for op in OPDB if op.kinks is has_kinks])
+def test_exact_scores_move_where_the_activation_has_no_kink(name: str) -> None:
+    """Else the bound would leave out what the rounding of a slope near its own zero costs."""
+    op = BY_NAME[name]
+    case = replace(draw_case(next(iter(op.samples(op, "float64", "quick")))), tags=frozenset({"integers"}))
+    smooth, kinked = (replace(case, params={**case.params, "activation": x}) for x in ("silu", "relu"))
+    assert not may_be_on_kinks(op, smooth)
+    assert may_be_on_kinks(op, kinked)
 
 
 def test_equal_calls_share_golden_values() -> None:

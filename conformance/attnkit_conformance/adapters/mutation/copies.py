@@ -32,7 +32,8 @@ from attnkit_conformance.model.case import judged_dtypes
 from attnkit_conformance.selection import find
 
 SECONDS = 900.0  # a mutant that is not through with its cases then never ends
-PASSED, FAILED = "nothing failed", "failed: "
+PASSED, FAILED, ENDLESS = "nothing failed", "failed: ", "does not end"
+Process = subprocess.CompletedProcess[str]
 
 
 @dataclass(frozen=True)
@@ -125,13 +126,20 @@ class Copies:
             copies.put(folder)
 
 
-def fate(command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> str | None:
-    """What a process that judges says. It starts in the folder of the copy: Python looks for packages there first."""
-    run = partial(subprocess.run, cwd=folder, env=environment)
+def ended(command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> Process | None:
+    """A process in the folder of a copy, where Python looks for packages first; None if it does not end."""
+    run = partial(subprocess.run, capture_output=True, text=True, check=False)
     try:
-        done = run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+        return run(command, cwd=folder, env=environment, timeout=SECONDS)
     except subprocess.TimeoutExpired:
-        return "does not end"
+        return None
+
+
+def fate(command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> str | None:
+    """What a process that judges says."""
+    done = ended(command, folder, environment)
+    if done is None:
+        return ENDLESS
     last = (done.stdout.strip().splitlines() or [""])[-1]
     if last == PASSED:
         return None
@@ -146,13 +154,9 @@ def failing_test(tests: Sequence[Path], folder: Path, environment: Mapping[str, 
     paths = os.pathsep.join([environment["PYTHONPATH"], str(checkout)])  # its tests, but the package of the copy
     options = ("-x", "-q", "-rf", "--import-mode=importlib", "-p", "no:cacheprovider")
     command = (sys.executable, "-m", "pytest", *options, *map(str, tests))
-    try:
-        done = subprocess.run(
-            command, cwd=folder, env={**environment, "PYTHONPATH": paths}, capture_output=True, text=True, check=False,
-            timeout=SECONDS,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return "does not end"
+    done = ended(command, folder, {**environment, "PYTHONPATH": paths})
+    if done is None:
+        return ENDLESS
     failed = (line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR")))
     return next(failed, "the tests ended") if done.returncode else None
 

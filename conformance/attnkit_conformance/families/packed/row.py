@@ -221,6 +221,7 @@ OPS = (
         optional=("length",),
         differentiable=QKV,
         errors=packed_errors,
+        exponent=exponentiates,
         kinks=has_kinks,
         growth=pointwise_growth,
         dropout=False,
