@@ -95,7 +95,7 @@ def deterministic(row):
 @pytest.mark.parametrize(
     ("processes", "sharding", "kills"),
     [
-        *((1, "ddp", 2), (2, "fsdp", 1)),
+        (1, "ddp", 2),
         *(pytest.param(*case, 20, marks=pytest.mark.survival) for case in ((1, "ddp"), (2, "ddp"), (2, "fsdp"))),
     ],
 )

@@ -92,9 +92,11 @@ def checked(adapter: WorkerAdapter, name: str) -> Any:
     return core.check(adapter, case)
 
 
-@pytest.mark.parametrize("op", [OP, later("soft_attention")])
-def test_conforms(op: str, interpreted: WorkerAdapter) -> None:
-    results = list(judge([interpreted], "quick", None, ("float32",), ops=(op,)))
+@pytest.mark.parametrize(
+    ("op", "expression"), [(OP, "-unrolled and not property"), later(OP, None), later("soft_attention", None)]
+)
+def test_conforms(op: str, expression: str | None, interpreted: WorkerAdapter) -> None:
+    results = list(judge([interpreted], "quick", expression, ("float32",), ops=(op,)))
     assert {result.dtype for result in results} == {"float32"}
     assert [f"{result.id}\n{result.message}" for result in results if result.status != "pass"] == []
 
