@@ -34,7 +34,10 @@ run: library
 	@echo "== does attnkit agree with its reference on the libraries of this machine?"
 	@$(BIN)/python -m attnkit_conformance run $(LIBRARIES) --profile quick -k "$(QUICKLY)" --workers $(WORKERS) --html $(OUT)/conformance.html
 	@echo "== a softmax and a ReLU vision transformer, side by side, on real images (scikit-learn's digits)"
-	@OMP_NUM_THREADS=2 $(BIN)/python -m experiments run 000-fig2 --preset digits --data digits --out $(OUT)/000-fig2 --overwrite
+	@$(BIN)/python -m experiments run 000-fig2 --preset digits --data digits --out $(OUT)/000-fig2 --overwrite --enqueue
+	@# two workers of one thread share its cells; one shows its progress
+	@$(BIN)/python -m experiments work $(OUT)/000-fig2 > $(OUT)/second-worker.log 2>&1 & second=$$!; \
+	  $(BIN)/python -m experiments work $(OUT)/000-fig2 && wait $$second
 	@$(BIN)/python -m experiments report $(OUT)/000-fig2
 	@echo "== open these two pages:"
 	@echo "$(abspath $(OUT)/conformance.html)"

@@ -1,6 +1,7 @@
 """The report: self-contained, labelled with its preset, honest about seeds, and made from the directory alone."""
 
 import csv
+import json
 import re
 import shutil
 from pathlib import Path
@@ -89,10 +90,21 @@ def test_a_report_of_several_seeds(out):
     assert summary.startswith("# 000-fig2 · preset cpu, changed: image_size=8 ")
 
 
+def test_a_report_opens_with_what_is_told_apart(out):
+    for name, values in {"softmax": (0.5, 0.6), "relu-alpha0": (0.3, 0.4), "relu-alpha1": (0.9, 0.2)}.items():
+        for seed, value in enumerate(values):
+            path = out / "cells" / f"{name}-seed{seed}" / "result.json"
+            path.write_text(json.dumps(json.loads(path.read_text()) | {"accuracy": value}))
+    sentence = "Accuracy beside softmax (55.0 ± 7.1 %): lower for relu, α = 0; not told apart for relu, α = 1."
+    assert write_report(out).read_text().partition("<h2>")[0].count(sentence) == 1
+    assert sentence in (out / "summary.md").read_text()
+
+
 def test_a_smoke_report_is_labelled_everywhere(study, tmp_path):
     out = study(tmp_path / "out", "steps=30", "lr=0.003", preset="smoke")
     page = write_report(out).read_text()
     assert "This is a smoke run, not a result." in page
+    assert "beside softmax" not in page.partition("<h2>")[0], "and no conclusion is drawn from it"
     assert page.count("SMOKE · not a result") >= 4, "head, table, and inside every figure with an accuracy"
     assert "SMOKE, NOT A RESULT" in (out / "summary.md").read_text()
     assert {row["is_result"] for row in records(out)} == {"False"}

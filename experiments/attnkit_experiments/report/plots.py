@@ -130,7 +130,7 @@ def against_alpha(study: StudyResults, point: str, axis: Axis = ACCURACY) -> str
         axes.margins(y=0.15)
         alphas = [line.variant["alpha"] for line in lines]
         axes.set_xlim(min(alphas) - 0.06, max(alphas) + 0.06)
-        axes.set(xlabel="α  (weights are L^-α · h)", ylabel=axis.name, title=point)
+        axes.set(xlabel=r"α  (weights are $L^{-α}\,h$)", ylabel=axis.name, title=point)
         axes.set_xticks(sorted(set(alphas)))
         if axis.share:
             axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0 if _wide(axes) else 1))

@@ -57,6 +57,12 @@ class Difference:
         """Whether the interval excludes zero."""
         return self.half_width is not None and abs(self.mean) > self.half_width
 
+    @property
+    def kind(self) -> str:
+        if self.half_width is None:
+            return "one seed"
+        return "not told apart" if not self.decided else "higher" if self.mean > 0 else "lower"
+
 
 @dataclass(frozen=True)
 class Line:

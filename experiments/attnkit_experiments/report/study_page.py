@@ -73,7 +73,7 @@ def as_markdown(study: StudyResults, recipe: Recipe) -> str:
     text = [
         f"# {recipe.id} · {study.label}" + (" · SMOKE, NOT A RESULT" if study.smoke else ""),
         "",
-        f"{recipe.title}. {about['label']}.",
+        f"{recipe.title}. {about['label']}. {conclusion(study, measure)}".rstrip(),
         f"{data['name']}, {data['text']}, {settings['steps']} steps; {about['environment']['device']}, "
         f"{about['environment']['threads']} threads. {study.load_text()}",
         "",
@@ -115,10 +115,12 @@ def render(study: StudyResults, recipe: Recipe, *, show_images: bool = True) -> 
 def _head(study: StudyResults, recipe: Recipe) -> str:
     about, settings = study.about, study.about["study"]
     finished = sum(len(line.results) for line in study.lines)
+    told = conclusion(study, recipe.domain.measure)
     text = (
         f"<h1>{safe(recipe.title)}</h1>"
         f"<p>{badge(study.label, study.smoke)} &nbsp; <code>{recipe.id}</code> "
         f'<span class="soft">· after {safe(recipe.source)}</span></p>'
+        f"{told and f'<p><b>{safe(told)}</b></p>'}"
         f"<p>{finished} runs of {settings['steps']} steps, {safe(about['data']['name'])}: "
         f"{safe(about['data']['text'])}.</p>"
     )
@@ -139,6 +141,26 @@ def _head(study: StudyResults, recipe: Recipe) -> str:
         for seed, diagnosis in line.diverged.items():
             text += f'<div class="alarm"><b>{safe(line.label)}, seed {seed}:</b> {safe(diagnosis)}</div>'
     return text
+
+
+def conclusion(study: StudyResults, measure: Measure) -> str:
+    """In a sentence, which variants are told apart from their baselines; "" for a smoke run."""
+    lines = [] if study.smoke else plots.trained(study)
+    sentences = []
+    for name in dict.fromkeys(line.variant["baseline"] for line in lines):
+        baseline = study.by_name(name)
+        kinds: dict[str, list[str]] = {"higher": [], "lower": [], "not told apart": [], "one seed": []}
+        for line in (line for line in lines if line.variant["baseline"] == name):
+            difference = study.difference(line, measure.key)
+            if difference:
+                kinds[difference.kind].append(line.label)
+        told = "; ".join(f"{kind} for {' · '.join(labels)}" for kind, labels in kinds.items() if labels)
+        if baseline and told:
+            scores = baseline.over_seeds(measure.key).text(measure.digits, measure.factor)
+            sentences.append(
+                f"{measure.name} beside {baseline.label} ({scores} {measure.unit}".rstrip() + f"): {told}."
+            )
+    return " ".join(sentence[0].upper() + sentence[1:] for sentence in sentences)
 
 
 def uninspected_text(reason: str) -> str:
