@@ -7,6 +7,10 @@ and CuPy are held with the same bodies. `make conformance` judges everything.
 """
 
 import importlib.util
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -77,3 +81,15 @@ def test_jax_conforms_as_xla_compiles_by_itself() -> None:
     results = list(judge(jax.adapters(options=usual), "quick", COMPILED, ("float32",), ops=ops))
     assert results
     assert not failures(results), "\n".join(failures(results))
+
+
+def test_what_is_hidden_raises_no_warning_in_products_of_numpy() -> None:
+    """Elsewhere warnings of products are not heard, as OpenBLAS's products for AVX-512 give them for no reason."""
+    judged = "(softmax or relu or linear or linformer or packed) and poison and float32 and not property"
+    command = [sys.executable, "-W", "error::RuntimeWarning", "-m", "attnkit_conformance", "run"]
+    command += ["numpy-generic", "numpy-blocked", "--workers", "1", "-k", judged]
+    process = subprocess.run(
+        command, env=os.environ | {"OPENBLAS_CORETYPE": "Haswell"}, capture_output=True, text=True, timeout=300
+    )
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert re.search(r"^[1-9]\d* pass, 0 fail", process.stdout, re.MULTILINE), process.stdout
