@@ -103,7 +103,13 @@ AREAS = {
     "triton": Area(
         "the Triton kernels",
         (ATTNKIT / "kernels" / "triton",),
-        copied=Judge("triton_interpreted", cases="not property and not /float16", concerns=OF_TRITON),
+        copied=Judge(
+            "triton_interpreted",
+            cases="not property",
+            tests=(CHECKOUT / "tests" / "kernels",),
+            concerns=OF_TRITON,
+            adapters={"flat": "jax_triton_interpreted"},
+        ),
     ),
     "cuda": Area(
         "the CUDA kernels",

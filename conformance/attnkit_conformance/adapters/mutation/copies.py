@@ -39,8 +39,8 @@ Process = subprocess.CompletedProcess[str]
 @dataclass(frozen=True)
 class Judge:
     """How a copy is built and judged. `build` is a Python program, in whose environment OBJECTS is a folder that all
-    mutants share. `concerns` has, by the stem of a file, what its mutants can change. `tests` are run where no case
-    fails, in a checkout that has them.
+    mutants share. `concerns` has, by the stem of a file, what its mutants can change, and `adapters` who is judged where
+    it is not `adapter`. `tests` are run where no case fails, in a checkout that has them.
     """
 
     adapter: str
@@ -48,6 +48,11 @@ class Judge:
     cases: str = ""
     tests: tuple[Path, ...] = ()
     concerns: Mapping[str, str] = field(default_factory=dict)
+    adapters: Mapping[str, str] = field(default_factory=dict)
+
+    def judged(self, file: Path | None) -> str:
+        """The adapter that reads a file."""
+        return self.adapters.get(file.stem, self.adapter) if file else self.adapter
 
     def expression(self, file: Path | None, own: str | None) -> str:
         """What is judged for a mutant of a file."""
@@ -115,8 +120,9 @@ class Copies:
             build = (sys.executable, "-c", self.how.build)
             if subprocess.run(build, cwd=folder, env=environment, capture_output=True, check=False).returncode:
                 return None
-            expression = self.how.expression(mutant.file if mutant else None, self.own)
-            by = fate((sys.executable, "-m", __name__, self.how.adapter, expression), folder, environment)
+            file = mutant.file if mutant else None
+            judged = self.how.judged(file), self.how.expression(file, self.own)
+            by = fate((sys.executable, "-m", __name__, *judged), folder, environment)
             by = by or failing_test([test for test in self.how.tests if test.exists()], folder, environment)
             nothing = mutant or Mutant(self.package, "", 0, "", "", "", 0, 0)
             return Verdict(nothing, by, time.perf_counter() - started)
