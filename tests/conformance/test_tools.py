@@ -15,6 +15,7 @@ from attnkit_conformance.__main__ import main
 from attnkit_conformance.adapters.base import AttnkitAdapter
 from attnkit_conformance.adapters.numpy import adapters
 from attnkit_conformance.model import golden
+from attnkit_conformance.model.case import NoDraw
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.report import files, table, terminal
 from attnkit_conformance.scenes import attention, rows
@@ -109,6 +110,20 @@ def test_what_is_not_selected_is_not_drawn(monkeypatch: pytest.MonkeyPatch) -> N
     assert {op for op, _ in rows.known} == {"sima_attention"}, "rows of other ops are not looked for"
     with pytest.raises(AssertionError, match="a case was drawn"):
         list(judge.judge(generic, "quick", "softmax_attention/float32/cross"))
+
+
+def test_a_case_without_a_draw_fails_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(sample: Any) -> Any:
+        if sample.id.endswith("/cross"):
+            raise NoDraw("no draw keeps its distance")
+        return golden.draw_case(sample)
+
+    monkeypatch.setattr(judge, "draw_case", refused)
+    assert main(["run", "numpy-generic", "-k", "qk_layernorm/float32 and not property", "--workers", "1"]) == 1
+    out = capsys.readouterr().out
+    assert "no draw keeps its distance" in out and ", 1 fail," in out, out
 
 
 def test_an_adapter_that_compiles_is_judged_on_pairs_of_options_in_the_full_profile() -> None:

@@ -24,7 +24,7 @@ from attnkit_conformance.search.shrink import shrink
 MOST = 8  # failures that are shrunk
 SECONDS = 5.0  # for each
 MANY = 16  # entries of an array that are written out one by one
-OF_CALLS = {"declared", "error", "xfail", "blind", "process"}  # checks that do not concern a result
+OF_CALLS = {"declared", "draw", "error", "xfail", "blind", "process"}  # checks that do not concern a result
 Way = tuple[str, str, frozenset[str]]
 
 

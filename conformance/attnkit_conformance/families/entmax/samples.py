@@ -87,8 +87,9 @@ def alphas_of(case: Case, alpha: float) -> Any:
 
 def settled(case: Case, default: float) -> Case | None:
     """The case with other queries where rounding could move a score across the threshold of its row: nonzero and, for
-    α > 1.5 and for entropy, slopes jump there. A query is replaced by its features in another order, with other signs;
-    where that does not help, as it does not if keys are equal, it takes another draw.
+    α > 1.5 and for entropy, slopes jump there. A query is replaced by its features in another order, with other signs,
+    one of a single feature by that of another query; where that does not help, as it does not if keys are equal, it
+    takes another draw.
     """
     alpha = alphas_of(case, default)
     if "integers" in case.tags and not isinstance(alpha, np.ndarray) and alpha in EXACT_ALPHAS:
@@ -101,8 +102,9 @@ def settled(case: Case, default: float) -> Case | None:
             return case
         if "equal_keys" in case.tags:  # a row's scores move together
             return None
+        features = rng.permuted(q[rows], axis=-1) if q.shape[-1] > 1 else rng.choice(q.ravel(), q[rows].shape)
         q = q.copy()
-        q[rows] = rng.permuted(q[rows], axis=-1) * rng.choice([-1.0, 1.0], q[rows].shape)
+        q[rows] = features * rng.choice([-1.0, 1.0], features.shape)
     return None
 
 
