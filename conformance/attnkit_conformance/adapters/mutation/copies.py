@@ -39,8 +39,8 @@ Process = subprocess.CompletedProcess[str]
 @dataclass(frozen=True)
 class Judge:
     """How a copy is built and judged. `build` is a Python program, in whose environment OBJECTS is a folder that all
-    mutants share. `concerns` has, by the stem of a file, what its mutants can change, and `adapters` who is judged where
-    it is not `adapter`. `tests` are run where no case fails, in a checkout that has them.
+    mutants share. By the stem of a file, `concerns` has what its mutants can change, and `adapters` who is judged in
+    place of `adapter`. `tests` are run where no case fails, in a checkout that has them.
     """
 
     adapter: str
