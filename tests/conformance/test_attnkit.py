@@ -32,7 +32,7 @@ GROUPS: dict[str, tuple[tuple[str, ...], str | None, str]] = {  # families judge
         "not (numpy_readonly and (property or /pair.) or strict and property)",
     ),
     "jax-blocked": (("jax-blocked",), "float32", COMPILED),
-    "jax_x64": (("jax_x64",), "float64", COMPILED),
+    "jax_x64": (("jax_x64",), "float64", f"(jax_x64:: or pointwise_attention/float64/vmap_grad.plain) and {COMPILED}"),
 }
 BLOCKED = implementations("jax")["blocked"] if importlib.util.find_spec("jax") else ()
 LEFT_OUT = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import platform
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +32,23 @@ def family(name: str) -> list[Any]:
     if name == "strict":
         return [WorkerAdapter("strict", f"{HERE}.strict:Strict")]
     if name == "jax_x64":
-        return [WorkerAdapter("jax_x64", f"{HERE}.jax:double_precision", {"JAX_ENABLE_X64": "1"})]
+        targets = {
+            name: "double_precision",
+            f"{name}-native": "native_in_double",
+            f"{name}-blocked": "blocked_in_double",
+        }
+        return workers("jax", targets, {"JAX_ENABLE_X64": "1"})
     if name == "triton_interpreted":
-        targets = {name: "Interpreted", f"{name}-atomic": "Atomic"}
-        mode = {"TRITON_INTERPRET": "1"}
-        return [WorkerAdapter(own, f"{HERE}.triton_interpreted:{target}", mode) for own, target in targets.items()]
+        return workers(name, {name: "Interpreted", f"{name}-atomic": "Atomic"}, {"TRITON_INTERPRET": "1"})
     if name == "jax_triton_interpreted":
-        return [WorkerAdapter(name, f"{HERE}.jax_triton_interpreted:Interpreted", {"TRITON_INTERPRET": "1"})]
+        return workers(name, {name: "Interpreted"}, {"TRITON_INTERPRET": "1"})
     module = importlib.import_module(f"{HERE}.{name if name in EMULATED else library}")
     return [adapter for adapter in module.adapters() if adapter.name.partition("-")[0] == name]
+
+
+def workers(module: str, targets: Mapping[str, str], mode: dict[str, str]) -> list[Any]:
+    """Adapters {name: class or function} of a module in processes with other environment variables."""
+    return [WorkerAdapter(name, f"{HERE}.{module}:{target}", mode) for name, target in targets.items()]
 
 
 def default() -> list[str]:

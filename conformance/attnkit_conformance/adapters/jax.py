@@ -133,6 +133,20 @@ def adapters(options: Options | None = None) -> list[AttnkitAdapter]:
 
 def double_precision() -> Jax:
     """The adapter for a worker with JAX_ENABLE_X64 set."""
+    return in_double("jax_x64", "auto", ("float64", "float32"))
+
+
+def native_in_double() -> Jax:
+    """The same for the CPU library."""
+    return in_double("jax_x64-native", "native", ("float64",))
+
+
+def blocked_in_double() -> Jax:
+    """The same for attention block by block."""
+    return in_double("jax_x64-blocked", "blocked", ("float64",))
+
+
+def in_double(name: str, impl: str, dtypes: tuple[str, ...]) -> Jax:
     if jax.numpy.zeros(0).dtype != np.float64:
         raise RuntimeError("set JAX_ENABLE_X64=1 before the process starts")
-    return Jax("jax_x64", "auto", ("float64", "float32"), None, light())
+    return Jax(name, impl, dtypes, implementations("jax").get(impl), light())

@@ -37,7 +37,8 @@ OF_TRITON = {
     **dict.fromkeys(("linear", "linear_tokens", "features"), LINEAR),
     **dict.fromkeys(("rows", "normalisers"), f"softmax or {SPARSE}"),
     **{"newton": "newton or soft", "distances": "gaussian or soft", "statistics": "statistics"},
-    **dict.fromkeys(("pointwise", "activations"), "pointwise or reluformer or sigmoid or rela"),
+    **dict.fromkeys(("pointwise", "activations", "special"), "pointwise or reluformer or sigmoid or rela"),
+    **dict.fromkeys(("tiles", "sizes"), "pointwise_attention or softmax_attention or linear_attention"),
 }
 OF_CUDA = {
     **dict.fromkeys(("linear", "linear_kernels"), LINEAR),

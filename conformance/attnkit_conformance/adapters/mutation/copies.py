@@ -31,7 +31,7 @@ from attnkit_conformance.model import store
 from attnkit_conformance.model.case import judged_dtypes
 from attnkit_conformance.selection import find
 
-SECONDS = 900.0  # a mutant that is not through with its cases then never ends
+SECONDS = 1800.0  # a mutant that is not through with its cases then never ends
 PASSED, FAILED, ENDLESS = "nothing failed", "failed: ", "does not end"
 Process = subprocess.CompletedProcess[str]
 
