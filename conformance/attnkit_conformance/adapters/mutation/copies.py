@@ -55,8 +55,8 @@ class Judge:
         return self.adapters.get(file.stem, self.adapter) if file else self.adapter
 
     def expression(self, file: Path | None, own: str | None) -> str:
-        """What is judged for a mutant of a file."""
-        of_file = self.concerns.get(file.stem, "") if file else ""
+        """What is judged for a mutant of a file; without one, plain cases."""
+        of_file = self.concerns.get(file.stem, "") if file else "plain"
         return " and ".join(f"({part})" for part in (self.cases, of_file, own or "") if part)
 
 
