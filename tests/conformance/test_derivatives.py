@@ -1,6 +1,7 @@
 """Derivatives beyond gradients: every op has cases that tell something, and planted bugs are failures."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from attnkit_conformance.model import tolerance
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.model.tolerance import Limit
 from attnkit_conformance.opdb import BY_NAME, OPDB
+from attnkit_conformance.search import smallest
 
 OP = "softmax_attention"
 LINEAR = "The op is linear: its second derivatives are 0."
@@ -188,6 +190,27 @@ def test_planted_bugs_fail(bug: type[Generic]) -> None:
     assert statuses(results) == {kind: {"fail" if kind in BUGS[bug] else "pass"} for kind in DERIVATIVES}
     for result in (result for result in results if result.status == "fail"):
         assert result.checks == {BUGS[bug][result.id.split("/")[2].partition(".")[0]]}
+
+
+@pytest.mark.parametrize("bug", [DropsTheTangentOfKeys, LosesTheSecondGraph, KeepsOneSample, RaisesSomething])
+def test_a_failure_has_the_program_of_its_smallest_case(bug: type[Generic]) -> None:
+    (kind, check), *_ = BUGS[bug].items()
+    adapter = bug()
+    (first, *_) = [result for result in verdicts(adapter, kinds=f"/{kind}.") if result.status == "fail"]
+    text = smallest.program_of(adapter, first)
+    told: dict[str, Any] = {}
+    exec(text, told)
+    assert told["k"].size <= 4
+    assert f"\n# {kind} of {OP}(q, k, v" in text
+    assert ("q_dot" in told, "do" in told) == (kind != "vmap_grad", kind != "jvp")
+    assert {"exception": "\n# raises ", "shape": "\n# [shape] ", "bound": " should be "}[check] in text
+
+
+def test_a_failure_may_be_expected(tmp_path: Path) -> None:
+    (tmp_path / "planted.txt").write_text(f"{OP}/float64/hvp.plain a rule is missing\n")
+    adapter = LosesTheSecondGraph()
+    (result,) = judge.judge([adapter], "quick", "/hvp.plain", ("float64",), ops=(OP,), xfails=tmp_path)
+    assert (result.status, result.reason) == ("xfail", "a rule is missing")
 
 
 def test_a_second_derivative_without_that_of_the_threshold_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,8 +65,8 @@ def test_large_arrays_are_written_briefly() -> None:
     got = counted.copy()
     got[1, 2, 3], got[0, 0, 1] = -1, np.nan
     assert smallest.compared("o", counted, got) == [
-        "# o[0, 0, 1] should be 1.0 and is nan",
-        "# o[1, 2, 3] should be 28.0 and is -1.0",
+        "o[0, 0, 1] should be 1.0 and is nan",
+        "o[1, 2, 3] should be 28.0 and is -1.0",
     ]
 
 

@@ -89,9 +89,10 @@ def read_xfails(adapter: str, folder: Path = XFAILS) -> dict[str, str]:
 
 @functools.cache
 def ids_of(op: str) -> tuple[str, ...]:
-    """Ids of all scenes, properties and errors of an op: what an expected failure may name."""
-    others = properties.identities(core.op_named(op), "full")
-    return (*(sample.id for sample in core.samples(op, "scenes")), *others)
+    """Ids of all scenes, derivatives, properties and errors of an op: what an expected failure may name."""
+    row = core.op_named(op)
+    scenes = (sample.id for sample in core.samples(op, "scenes"))
+    return (*scenes, *derivatives.identities(row), *properties.identities(row, "full"))
 
 
 def refuse_unmatched(xfails: Mapping[str, Mapping[str, str]]) -> None:

@@ -29,6 +29,7 @@ from attnkit_conformance.scenes import rows
 DTYPE = "float64"
 HANDFUL = 2  # samples of an op in the quick profile
 NOUNS = {"jvp": "tangent", "hvp": "second derivative", "vmap_grad": "sample gradient"}  # in messages
+PRODUCT = "tangents times cotangents"
 
 Keep = Callable[[str], bool]
 
@@ -75,6 +76,18 @@ def identity(sample: Sample, kind: str) -> str:
     """The id of a verdict: "<op>/float64/jvp.<row>"."""
     start, _, name = sample.id.rpartition("/")
     return f"{start}/{kind}.{name}"
+
+
+def identities(op: Op) -> Iterator[str]:
+    """The ids of all verdicts on an op whose adapter declares nothing."""
+    samples = of_everyone(op) if op.vjp else ()
+    return (identity(sample, kind) for sample in samples for kind in DERIVATIVES)
+
+
+def named(adapter: Adapter, op: str, wanted: str) -> Iterator[tuple[Sample, str]]:
+    """The sample and the derivative of a verdict with this id, if it is one on a derivative."""
+    if wanted.rpartition("/")[2].partition(".")[0] in DERIVATIVES:
+        yield from selected(adapter, BY_NAME[op], "full", (DTYPE,), lambda identity: identity == wanted)
 
 
 def planned(adapter: Adapter, op: Op, profile: str, dtypes: tuple[str, ...], keep: Keep) -> int:
@@ -124,11 +137,15 @@ def check(adapter: Adapter, problem: Problem, kind: str, identity: str) -> CaseR
 
 def judge_answer(adapter: Adapter, problem: Problem, kind: str, findings: Findings) -> None:
     """Compare a derivative; tangents that pass also by their product with the cotangents."""
-    got = answered(adapter, kind, answer(adapter, problem, kind))
+    got = answer_of(adapter, problem, kind)
     core.judge_arrays(findings, NOUNS[kind], got, getattr(problem.truth, kind), {})
     if kind == "jvp" and not findings.failures:
-        name = "tangents times cotangents"
-        core.judge_arrays(findings, "sum", {name: problem.product(got)}, {name: problem.truth.product}, {})
+        core.judge_arrays(findings, "sum", {PRODUCT: problem.product(got)}, {PRODUCT: problem.truth.product}, {})
+
+
+def answer_of(adapter: Adapter, problem: Problem, kind: str) -> dict[str, np.ndarray]:
+    """What an adapter answers for a derivative, as NumPy arrays."""
+    return answered(adapter, kind, answer(adapter, problem, kind))
 
 
 def answer(adapter: Adapter, problem: Problem, kind: str) -> Mapping[str, Any]:

@@ -14,7 +14,9 @@ import numpy as np
 from attnkit_conformance import core
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.core import CaseResult
+from attnkit_conformance.judge import derivatives
 from attnkit_conformance.model.case import Case
+from attnkit_conformance.model.derivatives import Problem
 from attnkit_conformance.model.golden import draw_case, golden
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.report.snippet import numbers, shape
@@ -42,11 +44,18 @@ def with_programs(results: Sequence[CaseResult], adapters: Sequence[Adapter]) ->
         new = result.status == "fail" and way_of(result) not in ways and not result.checks & OF_CALLS
         if new and len(ways) < MOST:
             ways.add(way_of(result))
-            case = case_of(result)
-            if case is not None:
-                result = replace(result, program=program(by_name[result.adapter], smaller(by_name, result, case)))
+            result = replace(result, program=program_of(by_name[result.adapter], result))
         verdicts.append(result)
     return verdicts
+
+
+def program_of(adapter: Adapter, result: CaseResult) -> str:
+    """The program of a failure; empty for what is no case, such as a property."""
+    for sample, kind in derivatives.named(adapter, result.op, result.id):
+        smallest = smaller(adapter, result, derivatives.problem_of(sample).case, kind)
+        return program_of_derivative(adapter, smallest, kind)
+    case = case_of(result)
+    return "" if case is None else program(adapter, smaller(adapter, result, case))
 
 
 def case_of(result: CaseResult) -> Case | None:
@@ -58,15 +67,21 @@ def case_of(result: CaseResult) -> Case | None:
     return next((draw_case(sample) for sample in scenes if sample.id == result.id), None)
 
 
-def smaller(adapters: Mapping[str, Adapter], result: CaseResult, case: Case) -> Case:
-    """The case, shrunk as long as the adapter fails the same checks and bounds are meaningful."""
-    adapter, end = adapters[result.adapter], time.monotonic() + SECONDS
+def smaller(adapter: Adapter, result: CaseResult, case: Case, kind: str = "") -> Case:
+    """The case, shrunk as long as bounds are meaningful and the adapter fails the same checks, of the derivative `kind`
+    if one is named.
+    """
+    end = time.monotonic() + SECONDS
 
     def fails(candidate: Case) -> bool:
         if time.monotonic() > end:
             return False
         with suppress(Exception):  # the reference refuses it: an invalid case
-            return golden(candidate).tells() and core.check(adapter, candidate).checks == result.checks
+            if not golden(candidate).tells():
+                return False
+            if kind:
+                return derivatives.check(adapter, Problem(candidate), kind, result.id).checks == result.checks
+            return core.check(adapter, candidate).checks == result.checks
         return False
 
     with np.errstate(all="ignore"), suppress(ValueError):  # intermittent failures are shown unshrunk
@@ -81,7 +96,7 @@ def program(adapter: Adapter, case: Case) -> str:
     case = core.without_outputs(adapter, case)
     with np.errstate(all="ignore"):
         result, truth = core.check(adapter, case), golden(case)
-        raised = [f"# raises {text}" for check, text in result.failures if check == "exception"]
+        raised = [f"raises {text}" for check, text in result.failures if check == "exception"]
         wrong = [measured.output for measured in result.measured if measured.failures]
         of_gradients = any(name not in truth.outputs for name in wrong) or bool(raised and result.measured)
         answers = {} if raised else answers_of(adapter, case, of_gradients)
@@ -89,7 +104,36 @@ def program(adapter: Adapter, case: Case) -> str:
     typed = {name: case.typed(name) for name in case.arrays}
     typed |= {f"d{name}": x for name, x in case.cotangents.items()} if of_gradients else {}
     results = raised or [line for name in wrong for line in compared(name, limits[name].golden, answers.get(name))]
-    text = "\n".join([*(literal(n, x) for n, x in typed.items()), f"# {written(case)}", *results])
+    return runnable(typed, [written(case), *(results or [result.message])])
+
+
+def program_of_derivative(adapter: Adapter, case: Case, kind: str) -> str:
+    """The same for a derivative; q_dot is the direction of q, and o_dot the tangent of o."""
+    problem = Problem(core.without_outputs(adapter, case))
+    case = problem.case
+    with np.errstate(all="ignore"):
+        result = derivatives.check(adapter, problem, kind, case.id)
+        raised = [f"raises {text}" for check, text in result.failures if check == "exception"]
+        got = {} if raised else dict(derivatives.answer_of(adapter, problem, kind))
+        truth = {name: limit.golden for name, limit in getattr(problem.truth, kind).items()}
+    if got.keys() == truth.keys() and kind == "jvp":
+        got[derivatives.PRODUCT], truth[derivatives.PRODUCT] = problem.product(got), problem.truth.product.golden
+    wrong = [measured.output for measured in result.measured if measured.failures]
+    typed = {name: case.typed(name) for name in case.arrays}
+    typed |= problem.samples if kind == "vmap_grad" else {f"{name}_dot": x for name, x in problem.direction.items()}
+    typed |= {} if kind == "jvp" else {f"d{name}": x for name, x in case.cotangents.items()}
+    call = f"{kind} of {written(case)}"
+    forms = {"jvp": "{}_dot", "hvp": "d{}_dot", "vmap_grad": "d{}"}
+    names = {name: name if name == derivatives.PRODUCT else forms[kind].format(name) for name in wrong}
+    results = [line for name in wrong for line in compared(names[name], truth[name], got.get(name))]
+    return runnable(typed, [call, *(raised or results or [result.message])])
+
+
+def runnable(arrays: Mapping[str, np.ndarray], remarks: Sequence[str]) -> str:
+    """Arrays as a program that ends with remarks."""
+    text = "\n".join(
+        [*(literal(n, x) for n, x in arrays.items()), *("# " + remark.replace("\n", "\n# ") for remark in remarks)]
+    )
     needs = ["import numpy as np", *(["import ml_dtypes"] if "ml_dtypes." in text else [])]
     special = [name for name in ("inf", "nan") if re.search(rf"\b{name}\b", text)]
     needs += [f"from math import {', '.join(special)}"] if special else []
@@ -121,16 +165,16 @@ def compared(name: str, expected: Any, got: Any) -> list[str]:
     """The expected and the actual output or gradient; of many entries, those that differ most."""
     expected = np.asarray(expected)
     if got is None:
-        return [f"# {name} should be {numbers(expected)}"]
+        return [f"{name} should be {numbers(expected)}"]
     got = np.asarray(got)
     if expected.size <= MANY or got.shape != expected.shape:
-        return [f"# {name} should be {numbers(expected)}", f"# {' ' * len(name)}  and is  {numbers(got)}"]
+        return [f"{name} should be {numbers(expected)}", f"{' ' * len(name)}  and is  {numbers(got)}"]
     with np.errstate(all="ignore"):
         off = np.nan_to_num(np.abs(got.astype(np.float64) - expected), nan=np.inf)
     off[np.isnan(got) & np.isnan(expected) | (got == expected)] = 0
     worst = [np.unravel_index(n, off.shape) for n in np.argsort(-off, axis=None, kind="stable")[:MOST]]
     return [
-        f"# {name}[{', '.join(map(str, at))}] should be {numbers(expected[at])} and is {numbers(got[at])}"
+        f"{name}[{', '.join(map(str, at))}] should be {numbers(expected[at])} and is {numbers(got[at])}"
         for at in worst
         if off[at] > 0
     ]
