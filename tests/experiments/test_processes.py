@@ -224,6 +224,7 @@ def test_a_process_that_fails_ends_the_job_with_its_error(whole, image_folder, t
     assert (whole / CELL / AVERAGE).exists()
 
 
+@pytest.mark.survival
 def test_a_job_that_is_restarted_goes_on_at_its_checkpoint(whole, image_folder, tmp_path):
     """One process is killed in a fourth step, and torchrun starts all of them again with --resume."""
     given = request(tmp_path / "out", data=str(image_folder), resume=True)
@@ -234,6 +235,7 @@ def test_a_job_that_is_restarted_goes_on_at_its_checkpoint(whole, image_folder, 
     assert_equal_runs(tmp_path / "out", whole, GATED)
 
 
+@pytest.mark.survival
 def test_a_process_that_hangs_ends_the_job_after_the_timeout(image_folder, tmp_path):
     done = together(tmp_path, 2, request(tmp_path / "out", data=str(image_folder), timeout=0.05), fault="hang")
     assert done.returncode != 0
