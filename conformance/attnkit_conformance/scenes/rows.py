@@ -17,8 +17,8 @@ from attnkit_conformance.model.grammar import Choice, Grammar, Level, Row
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.model.scene import Scene
 from attnkit_conformance.model.store import kept
-from attnkit_conformance.scenes.attention import GQA, scene_sample
-from attnkit_conformance.scenes.options import LEARNED
+from attnkit_conformance.scenes.attention import GQA, LENGTH_ARRAY, scene_sample
+from attnkit_conformance.scenes.options import LEARNED, NUMBERS
 
 PREFIX = {"pairs": "pair.", "triples": "triple.", "tiles": "tile."}
 ARRAYS = {"quick": ("pairs",), "scenes": (), "full": ("pairs", "triples", "tiles")}
@@ -30,6 +30,7 @@ EXACT_SCALES = {"none": 0.25, "0.7": 0.5, "-0.3": -0.25}
 LARGE_SEED = 2**40 + 5
 ALONE = ("causal", "window")
 COTANGENTS = ("every", "first", "others")  # the outputs, of several, whose cotangents gradients are of
+ARRAYS_OF_NUMBERS = (*LEARNED, LENGTH_ARRAY)
 EVERYTHING = {"return_lse": True, "return_state": True}
 
 Factors = Mapping[str, tuple[Level, ...]]
@@ -129,13 +130,28 @@ def rows(op: Op, array: str) -> tuple[Row, ...]:
 
 
 def covering_rows(own: Grammar, array: str) -> tuple[Row, ...]:
-    """The rows of an array of a grammar."""
+    """The rows of an array of a grammar. Combinations of fixed numbers have rows of fixed numbers alone: few kernels
+    serve learned ones, and one is in nearly every row that may have it.
+    """
     if array == "triples":
         pairs = covering_rows(own, "pairs")
-        return own.covering(3, pairs)[len(pairs) :]
-    array_rows = own.covering(2, (own.plain,))
+        usual = of_fixed_numbers(own).covering(3, [row for row in pairs if not has_learned_numbers(row)])
+        return tuple(row for row in own.covering(3, [*usual, *pairs]) if row not in pairs)
+    array_rows = own.covering(2, of_fixed_numbers(own).covering(2, (own.plain,)))
     alone = without_others(own) if array == "pairs" else ()
     return (*array_rows, *(row for row in alone if row not in array_rows))
+
+
+def of_fixed_numbers(own: Grammar) -> Grammar:
+    """The part of a grammar without arrays of numbers."""
+    numbers = {name: own.factors[name] for name in NUMBERS if name in own.factors}
+    return own.within(
+        {**own.factors, **{name: [x for x in levels if x not in ARRAYS_OF_NUMBERS] for name, levels in numbers.items()}}
+    )
+
+
+def has_learned_numbers(row: Row) -> bool:
+    return any(row.get(name) in ARRAYS_OF_NUMBERS for name in NUMBERS)
 
 
 def without_others(own: Grammar) -> Iterator[Row]:
