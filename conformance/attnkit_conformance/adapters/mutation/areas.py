@@ -50,8 +50,8 @@ OF_CUDA = {
 
 @dataclass(frozen=True)
 class Area:
-    """Files that are changed; an adapter that the quick profile then judges, also of a copy of attnkit, or tests of a
-    checkout that then run.
+    """Files that are changed; an adapter that the quick profile then judges, also of a copy of attnkit, and tests that
+    run in a checkout.
     """
 
     about: str
@@ -71,18 +71,20 @@ class Area:
         """`use` on the mutants, judged by cases or tests whose id matches an expression."""
         if self.copied:
             return use(Copies(ATTNKIT, self.files(), self.copied, expression))
-        if self.adapter:
-            cases = units.cases(self.adapter, matcher(expression), self.keeps_golden)
-            return use(Trials(cases, self.files()))
-        if not (CHECKOUT / "tests").exists():
+        cases = units.cases(self.adapter, matcher(expression), self.keeps_golden) if self.adapter else []
+        tests = [str(test) for test in (CHECKOUT / name for name in self.tests) if test.exists()]
+        if not self.adapter and not tests:
             raise ValueError(f"mutants of {self.about} are for the tests of a checkout, which are not here")
-        tests = [str(CHECKOUT / test) for test in self.tests]
-        return units.with_tests(tests, expression, lambda several: use(Trials(several, self.files())))
+        if not tests:
+            return use(Trials(cases, self.files()))
+        return units.with_tests(tests, expression, lambda several: use(Trials([*cases, *several], self.files())))
 
 
 AREAS = {
     "generic": Area("the generic bodies", (ATTNKIT / "_core", ATTNKIT / "ops"), adapter="numpy-generic", count=240),
-    "reference": Area("the reference", (REFERENCE,), adapter="numpy-generic", keeps_golden=False),
+    "reference": Area(
+        "the reference", (REFERENCE,), adapter="numpy-generic", keeps_golden=False, tests=("tests/reference",)
+    ),
     "torch": Area(
         "torch's rules of gradients",
         (
