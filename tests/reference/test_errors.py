@@ -132,6 +132,7 @@ def test_dtypes(op: str, index: int) -> None:
             "length does not fit; expected a shape that broadcasts to (2, 4, 3)",
         ),
         ("reluformer_attention", {"gamma": 0.0}, "gamma; expected a finite number > 0, got 0.0"),
+        ("reluformer_attention", {"gamma": np.zeros(4)}, "gamma; expected finite numbers > 0, got array([0., "),
         ("reluformer_attention", {"alpha": 1.0}, "unexpected argument 'alpha'; did you mean '"),
         ("softmax_attention", {"lengths": 3}, "unexpected argument 'lengths'; did you mean 'key_lengths'?"),
         ("pointwise_attention", {"bias": np.full(6, -np.inf)}, "bias; expected finite values on visible pairs"),

@@ -203,8 +203,13 @@ def test_a_state_of_nothing_changes_nothing(name: str) -> None:
     assert all(np.all((x == 0) | (x == -np.inf)) for x in empty)
     plain = call(name, q, k, v, enable_gqa=True)
     np.testing.assert_array_equal(call(name, q, k, v, enable_gqa=True, initial_state=empty), plain)
-    alone = call(name, q, k[..., :0, :], v[..., :0, :], enable_gqa=True, initial_state=empty)
+    alone, after = call(name, q, k[..., :0, :], v[..., :0, :], enable_gqa=True, initial_state=empty, return_state=True)
     assert not np.any(alone)
+    gradients = call(
+        name, q, k[..., :0, :], v[..., :0, :], do=alone, dstate=tuple(map(np.ones_like, after)), suffix="_vjp",
+        enable_gqa=True, initial_state=empty,
+    )  # fmt: skip
+    assert not np.any(gradients["initial_state"][2:]), "a level of -inf that no key raises does not move"
 
 
 @pytest.mark.parametrize("name", OPS)

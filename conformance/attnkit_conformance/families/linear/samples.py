@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from attnkit_conformance.model.tolerance import growth_of_exponent
 from attnkit_conformance.scenes.attention import LENGTH_ARRAY, valid_keys
 from attnkit_conformance.scenes.rows import HEADS, sizes
 from attnkit_reference._core import reduce_to
+from attnkit_reference.linear.states import spread
 
 if TYPE_CHECKING:
     from attnkit_conformance.model.op import Op
@@ -134,7 +136,7 @@ def complete(case: Case, kind: Kind) -> Case | None:
         for n, x in opposite(scene, kind).items():
             arrays[n] = rounded(np.broadcast_to(x, arrays[n].shape), case.dtype)
     if kind.projected:
-        added["projection"] = attnkit_reference.orthogonal_features(FEATURES, arrays["k"].shape[-1], 1)
+        added["projection"] = projection(arrays["k"].shape[:-2], arrays["k"].shape[-1], case.id.split("/", 2)[2])
     if params.pop("initial_state", None) == LENGTH_ARRAY:
         added |= {INITIAL + part: x for part, x in state_arrays(kind, params, arrays, rng).items()}
     case = replace(
@@ -144,6 +146,14 @@ def complete(case: Case, kind: Kind) -> Case | None:
         dtypes={**case.dtypes, **dict.fromkeys(added, wide)},
     )
     return case if kind.settled(case) else None
+
+
+def projection(leading: tuple[int, ...], d: int, label: str) -> Array:
+    """Random features: the same for all heads, own ones for each head of k, or own ones for each head of each item."""
+    of_heads = (*(1 for _ in leading[:-1]), *leading[-1:])
+    own = ((), of_heads, leading)[generator(f"{label}/projection").integers(3)]
+    several = [attnkit_reference.orthogonal_features(FEATURES, d, 1 + n) for n in range(math.prod(own))]
+    return np.reshape(several, (*own, FEATURES, d))
 
 
 def opposite(scene: str, kind: Kind) -> dict[str, Array]:
@@ -208,10 +218,11 @@ def performer_growth(case: Case) -> float:
     """
     if case.params.get("kernel") == "relu":
         return 1.0
-    omega, largest = case.arrays["projection"], 0.0
-    for x in (finite(case.arrays["q"]), finite(case.arrays["k"])):
+    q, k, omega = (finite(case.arrays[name]) for name in ("q", "k", "projection"))
+    groups, largest = q.shape[-3] // k.shape[-3] if case.params.get("enable_gqa") else 1, 0.0
+    for x, own in ((q, spread(omega, groups)), (k, omega)):
         y = x * x.shape[-1] ** -0.25
-        size = np.abs(y) @ np.abs(omega).T + 0.5 * np.sum(y * y, axis=-1, keepdims=True)
+        size = np.abs(y) @ np.abs(own).mT + 0.5 * np.sum(y * y, axis=-1, keepdims=True)
         largest = max(largest, float(np.max(size, initial=0.0)))
     return np.inf if largest > LARGEST_EXPONENTS[compute_dtype(case.dtype)] else growth_of_exponent(largest)
 
@@ -280,7 +291,7 @@ def step_case(
     }
     extra: dict[str, Array] = {}
     if op.kind.projected:
-        extra["projection"] = attnkit_reference.orthogonal_features(FEATURES, d, 1)
+        extra["projection"] = projection(of_k, d, f"step/{name}")
     if state:
         tokens = {"k": arrays["k_t"][..., None, :], "v": arrays["v_t"][..., None, :]}
         extra |= {INITIAL + part: x for part, x in state_arrays(op.kind, variant, tokens, rng).items()}

@@ -81,7 +81,9 @@ def packed_case(op: Op, pack: Pack, variant: Params, dtype: str) -> Case:
     params, dtypes = {"scale": 0.25, **pack.params, **variant}, {}
     if params.get("length") == LENGTH_ARRAY:
         del params["length"]
-        arrays["length"] = rng.integers(1, 40, (tokens,)).astype(np.float64)
+        shapes_of_length = (tokens,), (pack.heads[0], tokens), ()
+        shape = shapes_of_length[generator(f"packed/{pack.name}/{label}/length").integers(3)]
+        arrays["length"] = rng.integers(1, 40, shape).astype(np.float64)
         dtypes["length"] = compute_dtype(dtype)
     rows = (tokens, pack.heads[0])
     answers: dict[str, tuple[int, ...]] = {"o": (*rows, e), "lse": rows}
