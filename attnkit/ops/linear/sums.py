@@ -327,7 +327,7 @@ def state_backward(
     # φ = values·exp(level) is 1/√m where the exponent is the level: moving the value moves the level by √m
     inverse = math.sqrt(terms.y.shape[-1])
     dy = dy + first * xp.where(old, 0.0, dtop)[..., None, None] * inverse
-    return dy, dvalues, d * terms.before, xp.where(old, dtop, 0.0)
+    return dy, dvalues, d * terms.before, xp.where(old & (terms.top != -math.inf), dtop, 0.0)
 
 
 def initial_gradients(

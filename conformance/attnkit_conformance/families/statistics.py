@@ -25,6 +25,14 @@ def statistics_errors(op: Op) -> Iterator[ErrorSample]:
     yield wrong(op, "mask-float", TypeError, "mask", {"op": first}, mask=zeros(L, S))
 
 
+def regulariser_errors(op: Op) -> Iterator[ErrorSample]:
+    """A number that is none, for each number, and statistics of different rows."""
+    rows = {name: zeros(2, L) for name in op.arguments}
+    for name in op.own:
+        yield ErrorSample(f"{name}-nan", rows, {name: float("nan")}, ValueError, name)
+    yield ErrorSample("rows-differ", {**rows, "entropy": zeros(2, L + 1)}, {}, ValueError, "entropy")
+
+
 OPS = (
     Op(
         name="attention_regulariser",
@@ -36,6 +44,7 @@ OPS = (
         levels=plain.REGULARISER,
         row_case=plain.regulariser_row,
         optional=("query_mask",),
+        errors=regulariser_errors,
         differentiable=("total", "entropy"),
         dtypes=("float64", "float32"),
         binding=REGULARISER,

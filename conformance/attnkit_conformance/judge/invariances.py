@@ -80,21 +80,26 @@ def rerun(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[str]:
 def causal_prefix(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[str]:
     """Changing finite values in the future changes no bit before it."""
     case = make(LAST_CAUSAL)
+    rows = {name: x for name, x in core.outputs(adapter, case).items() if name not in STATES}
+    for past in (1, L // 2):
+        other = core.outputs(adapter, with_another_future(case, past))
+        for name, x in rows.items():
+            before, after = (np.take(y, range(past), tokens_of(case).queries.get(name, -1)) for y in (x, other[name]))
+            if before.tobytes() != after.tobytes():
+                yield f"{name} before query {past} depends on what comes after it"
+
+
+def with_another_future(case: Case, past: int) -> Case:
+    """The case with other finite values in the queries from `past` and in the keys that those before cannot see."""
     tokens, variant = tokens_of(case), {name: x.copy(order="K") for name, x in case.arrays.items()}
     queries, keys = (tokens_first(axes, variant) for axes in (tokens.queries, tokens.keys))
     n_queries, n_keys = (len(next(iter(arrays.values()))) for arrays in (queries, keys))
-    past = n_queries // 2
-    hidden = past + n_keys - n_queries  # the first key that queries before `past` cannot see
+    hidden = past + n_keys - n_queries
     for x in keys.values():
         x[hidden:] = 3 - 2 * x[hidden:]
     for name in queries.keys() - keys.keys():
         queries[name][past:] *= -2
-    other = core.outputs(adapter, changed(case, **variant))
-    rows = {name: x for name, x in core.outputs(adapter, case).items() if name not in STATES}
-    for name, x in rows.items():
-        before, after = (np.take(y, range(past), tokens.queries.get(name, -1)) for y in (x, other[name]))
-        if before.tobytes() != after.tobytes():
-            yield f"{name} before query {past} depends on what comes after it"
+    return changed(case, **variant)
 
 
 def padding_contents(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[str]:

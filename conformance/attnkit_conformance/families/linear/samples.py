@@ -163,7 +163,8 @@ def opposite(scene: str, kind: Kind) -> dict[str, Array]:
 
 
 def state_arrays(kind: Kind, params: Params, arrays: Mapping[str, Array], rng: np.random.Generator) -> dict[str, Array]:
-    """A state as some keys may have left it: z positive, in cosine attention a count above the length of the rest."""
+    """A state as some keys may have left it: z positive, in cosine attention a count above the length of the rest. Of
+    several states with levels the last is one of no key."""
     leading: tuple[int, ...] = np.broadcast_shapes(arrays["k"].shape[:-2], arrays["v"].shape[:-2])
     d, e = arrays["k"].shape[-1], arrays["v"].shape[-1]
     f = kind.features(d)
@@ -171,6 +172,9 @@ def state_arrays(kind: Kind, params: Params, arrays: Mapping[str, Array], rng: n
     state["z"][..., 0] += 8
     for level in kind.parts(params)[2:]:
         state[level] = rng.standard_normal((*leading, d) if level == "m" else leading)
+        if math.prod(leading) > 1:
+            last = (-1,) * len(leading)
+            state["S"][last], state["z"][last], state[level][last] = 0.0, 0.0, -np.inf
     return state
 
 

@@ -173,13 +173,17 @@ def packed_errors(op: Op) -> Iterator[ErrorSample]:
         ("edges-float", {"cu_seqlens_q": zeros(3)}, {}, TypeError, "cu_seqlens_q.*int"),
         ("edges-2d", {"cu_seqlens_k": zeros(1, 3, dtype=np.int32)}, {}, ValueError, "cu_seqlens_k"),
         ("edges-of-fewer", {"cu_seqlens_k": zeros(2, dtype=np.int32)}, {}, ValueError, "as many sequences"),
+        ("edges-from-1", {"cu_seqlens_q": None}, {"cu_seqlens_q": (1, 5)}, ValueError, "cu_seqlens_q"),
+        ("edges-to-less", {"cu_seqlens_q": None}, {"cu_seqlens_q": (0, 4)}, ValueError, "cu_seqlens_q"),
+        ("edges-fall", {"cu_seqlens_q": None}, {"cu_seqlens_q": (0, 3, 2, 5)}, ValueError, "cu_seqlens_q"),
         ("mask-not-taken", {"mask": zeros(5, 6, dtype=bool)}, {}, ValueError, "unexpected argument 'mask'"),
         ("key-lengths-not-taken", {}, {"key_lengths": 3}, ValueError, "unexpected argument 'key_lengths'"),
         ("dropout-not-taken", {}, {"dropout": (0.5, 1)}, ValueError, "unexpected argument 'dropout'"),
         ("causal-unknown", {}, {"causal": "lower"}, ValueError, "causal"),
         ("scale-nan", {}, {"scale": float("nan")}, ValueError, "scale"),
     ):
-        yield ErrorSample(name, {**GOOD, **arrays}, params, exception, pattern)
+        given = {n: x for n, x in {**GOOD, **arrays}.items() if x is not None}
+        yield ErrorSample(name, given, params, exception, pattern)
 
 
 OPS = (
