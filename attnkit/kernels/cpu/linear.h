@@ -368,13 +368,13 @@ class Linear {
     Workspace &w = t.w;
     if (!t.s.state) return;
     T *state = w.more.total(), *normaliser = w.sums.total() + plan_.values * width_;
+    const bool seen = t.map.is_exponential && t.start != -kInfinity<T>;
     if (t.map.is_exponential) {
-      const T level = *w.level.now();
-      const T factor = t.start == -kInfinity<T> ? T{} : std::exp(t.start - level);
+      const T factor = seen ? std::exp(t.start - *w.level.now()) : T{};
       for (int64_t at = 0; at < count_ * wide_; ++at) state[at] *= factor;
       for (int64_t f = 0; f < width_; ++f) normaliser[f] *= factor;
     }
-    double sum = t.highest < 0 && t.s.keeps ? t.dtop : 0;
+    double sum = t.highest < 0 && seen && t.s.keeps ? t.dtop : 0;
     Buffer<T> row(std::max(wide_, width_));
     for (int64_t f = 0; f < count_; ++f) {
       t.s.state.template read<T>(f, 0, plan_.values, T{1}, row.data(), wide_);
