@@ -136,19 +136,23 @@ def normalised_vjp(
 ) -> dict[str, Array]:
     """Gradients {"x", "norm_weight"}, and "gate_weight" if passed, in the compute dtype.
 
-    Rows with x = 0 have no weights, so their gradient is 0 whatever do is.
+    Rows with x = 0 add nothing to those of the weights whatever do is, which may be padding there.
     """
     n = _norm(xp, x, norm_weight, gate_weight, norm_axis, eps)
     do = _split(xp, quadratic.cast(xp, do, x.dtype), x)
-    do = xp.where(xp.any(x != 0, axis=n.axes, keepdims=True), do, 0.0)
+    some = xp.any(x != 0, axis=n.axes, keepdims=True)
     unit, dy, more = n.x * n.inverse, do, 0.0
     grads = {}
+
+    def of_weight(summands: Array, weight: Array) -> Array:
+        return _of_weight(xp, xp.where(some, summands, 0.0), weight)
+
     if n.opening is not None:
         dy = do * n.opening
         slope = do * (unit * n.weight) * ACTIVATIONS["sigmoid"].derivative(xp, n.gate * n.x)
-        more, grads["gate_weight"] = slope * n.gate, _of_weight(xp, slope * n.x, gate_weight)
+        more, grads["gate_weight"] = slope * n.gate, of_weight(slope * n.x, gate_weight)
     g = dy * n.weight
-    grads["norm_weight"] = _of_weight(xp, dy * unit, norm_weight)
+    grads["norm_weight"] = of_weight(dy * unit, norm_weight)
     return grads | {"x": n.inverse * (g - unit * quadratic.mean(xp, g * unit, n.axes)) + more}
 
 

@@ -20,8 +20,9 @@ OPTIONS = {
 }
 
 
+@pytest.mark.parametrize("rows", [2, 3])
 @pytest.mark.parametrize("op", OPS)
-def test_tiles_change_nothing(op, monkeypatch):
+def test_tiles_change_nothing(op, rows, monkeypatch):
     q, k, v = qkv()
     options = dict(OPTIONS, dropout=(0.3, 11), impl="generic")
     if op != "softmax_attention":
@@ -30,7 +31,7 @@ def test_tiles_change_nothing(op, monkeypatch):
     cotangents = attnkit.RowStatistics(*normal(*[(2, 3, 5)] * 4, seed=9))
     whole = attnkit.attention_with_statistics(op, q, k, v, **options)
     whole_grads = attnkit.attention_with_statistics_vjp(op, q, k, v, do, cotangents, **options)
-    monkeypatch.setattr(statistics, "_TILE", 2 * 6 * 7)  # two rows at a time
+    monkeypatch.setattr(statistics, "_TILE", rows * 6 * 7)  # three tiles, or two
     tiles = attnkit.attention_with_statistics(op, q, k, v, **options)
     tile_grads = attnkit.attention_with_statistics_vjp(op, q, k, v, do, cotangents, **options)
     pairs = [(whole[0], tiles[0]), *zip(whole[1], tiles[1], strict=True)]

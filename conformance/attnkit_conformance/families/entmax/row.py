@@ -108,6 +108,7 @@ OPS: tuple[Op, ...] = (
         own=("alpha",),
         variants=({}, {"alpha": 1.25}, {"alpha": LENGTH_ARRAY}, {"alpha": 2.0}, {"alpha": 1.0}),
         levels={"alpha": (None, 1.25, LENGTH_ARRAY, 2.0, 1.0)},
+        extra=((sparse_samples.ONE_QUERY, {"alpha": 1.25}),),
         optional=(*MASKS, "alpha"),
         differentiable=(*QKV, "bias", "scale", "alpha"),
         errors=entmax_errors,
@@ -152,6 +153,8 @@ OPS: tuple[Op, ...] = (
         extra=(
             (sparse_samples.SINGLE, {"norm_axis": "head", "eps": 100.0}),
             (sparse_samples.SINGLE, {"norm_axis": "head", "gate_weight": LENGTH_ARRAY, "eps": 1.0}),
+            (sparse_samples.NO_VALUES, {"eps": 1e-2}),
+            (sparse_samples.NO_VALUES, {"norm_axis": "head", "gate_weight": LENGTH_ARRAY, "eps": 1e-2}),
         ),
         growth=sparse_samples.rela_growth,
         zeros=sparse_samples.rela_zeros,

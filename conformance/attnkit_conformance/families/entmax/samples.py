@@ -40,6 +40,8 @@ ALPHAS = (
 EXACT_ALPHAS = (1.5, 2.0)  # as numbers they are exact on exact scores, including ties with the threshold
 STEEP = Scene("steep", 4, 3, lead=((1, 2),) * 3, options=("far",))
 SINGLE = Scene("single", 1, 1, e=1, lead=((3, 4),) * 3, options=("bias",))  # no sums: large enough for bfloat16
+NO_VALUES = Scene("zero-values", 5, 7, e=3)  # a norm of 0 passes 1/√eps to v
+ONE_QUERY = Scene("one-query", 1, 11, lead=((4,), (2,), (2,)), params=GQA, options=("gqa",))
 MANY = Scene("many-keys", 3, 2048, size=0.3, options=("positive_values",))  # sums over a support of hundreds of keys
 NEAR_ONE = (Scene("near-one", 63, 65), Scene("near-one-causal", 65, 65, params=CAUSAL))
 
@@ -179,6 +181,8 @@ def rela_complete(case: Case) -> Case:
     if case.params.get("norm_axis", "hidden") == "hidden" and leading:
         features *= leading[-1]
     dtype = compute_dtype(case.dtype) if "bias_float32" in case.tags else case.dtype
+    if NO_VALUES.name in case.tags:
+        case = replace(case, arrays={**case.arrays, "v": np.zeros_like(case.arrays["v"])})
     gated = case.params.get("gate_weight") == LENGTH_ARRAY
     case = with_array(case, "norm_weight", 1 + 0.3 * normals(case, "norm_weight", (features,)), dtype)
     if not gated:

@@ -274,7 +274,7 @@ LINEAR_ATTENTION = row(
     levels={
         "feature_map": (None, "relu", "identity"),
         "normalize": (None, False),
-        "eps": (None, 0.1),
+        "eps": (None, 0.1, 0.0),
         "scale": (None, 0.05),
     },
     forbidden=unserved(),
