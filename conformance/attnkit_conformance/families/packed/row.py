@@ -173,9 +173,10 @@ def packed_errors(op: Op) -> Iterator[ErrorSample]:
         ("edges-float", {"cu_seqlens_q": zeros(3)}, {}, TypeError, "cu_seqlens_q.*int"),
         ("edges-2d", {"cu_seqlens_k": zeros(1, 3, dtype=np.int32)}, {}, ValueError, "cu_seqlens_k"),
         ("edges-of-fewer", {"cu_seqlens_k": zeros(2, dtype=np.int32)}, {}, ValueError, "as many sequences"),
-        ("edges-from-1", {"cu_seqlens_q": None}, {"cu_seqlens_q": (1, 5)}, ValueError, "cu_seqlens_q"),
-        ("edges-to-less", {"cu_seqlens_q": None}, {"cu_seqlens_q": (0, 4)}, ValueError, "cu_seqlens_q"),
-        ("edges-fall", {"cu_seqlens_q": None}, {"cu_seqlens_q": (0, 3, 2, 5)}, ValueError, "cu_seqlens_q"),
+        *(
+            (name, dict.fromkeys(EDGES), {"cu_seqlens_q": edges, "cu_seqlens_k": (0, 4, 6)}, ValueError, "cu_seqlens_q")
+            for name, edges in (("edges-from-1", (1, 2, 5)), ("edges-to-4", (0, 2, 4)), ("edges-fall", (0, 6, 5)))
+        ),
         ("mask-not-taken", {"mask": zeros(5, 6, dtype=bool)}, {}, ValueError, "unexpected argument 'mask'"),
         ("key-lengths-not-taken", {}, {"key_lengths": 3}, ValueError, "unexpected argument 'key_lengths'"),
         ("dropout-not-taken", {}, {"dropout": (0.5, 1)}, ValueError, "unexpected argument 'dropout'"),
