@@ -84,6 +84,18 @@ def test_the_cotangent_of_rela_has_joined_heads():
         rela.rela_attention(Q, K, V)
 
 
+@pytest.mark.parametrize("gate", [None, W])
+def test_the_cotangent_of_a_null_row_of_rela_may_hold_anything(gate: Any) -> None:
+    seen = np.arange(5) != 2
+    of_zero, of_nan = (
+        rela.rela_attention_vjp(Q, K, V, W, np.where(seen[:, None], np.ones((2, 5, 18)), x), gate_weight=gate,
+                                query_mask=seen)
+        for x in (0.0, np.nan)
+    )  # fmt: skip
+    for name, x in of_zero.items():
+        np.testing.assert_array_equal(of_nan[name], x)
+
+
 # --------------------------------------------------------------------------------------------- transformations
 
 CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
