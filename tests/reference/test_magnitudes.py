@@ -92,7 +92,7 @@ def test_statistics(covers: Any, op: str, same: Any) -> None:
         same(found["entropy"], valid + np.abs(parts).sum(-1) / total + np.abs(np.log(total)))
 
 
-def test_qk_layernorm_of_an_offset() -> None:
+def test_qk_layernorm_of_an_offset(same: Any) -> None:
     rng = np.random.default_rng(0)
     q, weight, dy = 100 + rng.normal(size=(3, 8)), rng.normal(size=8), rng.normal(size=(3, 8))
     found = reference.qk_layernorm_magnitudes(q, q, weight, weight, dy, None)
@@ -102,6 +102,8 @@ def test_qk_layernorm_of_an_offset() -> None:
         assert np.all(found[name] >= np.abs(value)), name
     # the difference x - mean loses two digits, and the magnitude says so
     assert found["q_normed"].max() > 50 * np.abs(golden["q_normed"]).max()
+    mean, variance = q.mean(-1, keepdims=True), q.var(-1, keepdims=True)
+    same(found["q_normed"], (np.abs(q) + np.abs(mean)) / np.sqrt(variance + 1e-6) * np.abs(weight))
 
 
 def test_regulariser_of_cancelling_entropy(same: Any) -> None:

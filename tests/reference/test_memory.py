@@ -99,6 +99,19 @@ def test_magnitudes_bound_the_results(covers: Any, case: str) -> None:
         assert np.any(found[name] > 1.5 * np.abs(value)), name
 
 
+def test_magnitudes_of_a_norm_by_hand(near: Any) -> None:
+    """A gradient of h has the digits of the summands of h that the norm subtracts."""
+    a = draw(2, *NAMES[3:], lead=())
+    do = np.random.default_rng(9).normal(size=(5, 6))
+    found = reference.key_value_memory_magnitudes(**a, do=do)
+    w = np.maximum(a["x"] @ a["keys"].T + a["key_bias"], 0)
+    h, g = w @ a["values"] + a["value_bias"], do * a["norm_weight"]
+    size, r = w @ np.abs(a["values"]) + np.abs(a["value_bias"]), 1 / np.sqrt(h.var(-1, keepdims=True) + 1e-5)
+    y, y_size = r * (h - h.mean(-1, keepdims=True)), r * (size + size.mean(-1, keepdims=True))
+    along = np.abs((g * y).mean(-1, keepdims=True))
+    near(found["value_bias"], (r * (np.abs(g) + np.abs(g).mean(-1, keepdims=True) + y_size * along)).sum(0))
+
+
 def test_the_kink_passes_nothing(same: Any) -> None:
     x, keys, values = np.array([[1.0, 0.0]]), np.array([[0.0, 1.0], [1.0, 0.0]]), np.ones((2, 3))
     found = reference.key_value_memory_vjp(x, keys, values, np.ones((1, 3)), key_bias=np.zeros(2))

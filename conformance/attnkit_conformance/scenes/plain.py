@@ -35,7 +35,8 @@ def build(
 
 
 def layernorm_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
-    """The quick shapes, and no tokens; also flat rows (variance 0), a large mean, one feature, a large eps, float32 weights."""
+    """The quick shapes, and no tokens; also flat rows (variance 0), a large mean, one feature, a large eps, float32
+    weights."""
     plain = [(s.name, (*s.lead[0], s.L, s.d), (*s.lead[1], s.S, s.d)) for s in QUICK]
     plain += [("empty", (2, 0, 12), (2, 5, 12))]
     more = [
