@@ -237,12 +237,25 @@ def test_what_concerns_a_file() -> None:
         assert {*(area.copied.concerns if area.copied else ())} <= {file.stem for file in area.files()}
 
 
+def test_cases_and_tests_judge_one_area() -> None:
+    area = areas.Area("softmax", (Path(softmax.__file__ or ""),), "numpy-generic", tests=("tests/reference/test_op.py",))
+    (case, *_, test) = area.with_trials("key_value_memory/property or arguments_of_a_derived", lambda trials: trials.units)
+    assert case.id == "key_value_memory/property"
+    assert test.id.startswith("tests/reference/test_op.py::")
+
+
 def test_survivors_that_are_known_still_exist() -> None:
     known = report.known_survivors()
     assert known
     for name in {area for area, _ in known}:
         here = Counter(mutant.identity for file in areas.AREAS[name].files() for mutant in copies.mutants_of(file))
         assert {text: here[text] for area, text in known if area == name and here[text] != 1} == {}
+
+
+def test_tests_that_see_a_survivor_exist() -> None:
+    seen = [why.partition(":")[0] for kind, why in report.known_survivors().values() if kind == "elsewhere"]
+    assert seen
+    assert [name for name in seen if not (areas.CHECKOUT / name).exists()] == []
 
 
 @pytest.mark.parametrize("line", ["generic x", "generic x | maybe | why", "generic x | open | ", "none x | open | why"])

@@ -135,6 +135,11 @@ def test_the_maximum_is_taken_over_visible_keys() -> None:
     assert found.tolist() == [-1.0]
 
 
+def test_what_the_weights_of_an_op_do_not_take_is_named() -> None:
+    with pytest.raises(ValueError, match=r"^row_statistics\(linear_attention\): unexpected argument 'bias'"):
+        reference.row_statistics("linear_attention", IDENTITY, IDENTITY, bias=np.ones((4, 4)))
+
+
 def statistics(total: Any, entropy: Any, visible: Any) -> Any:
     arrays = (np.array(x, dtype=np.float64) for x in (total, entropy, visible))
     return reference.RowStatistics(**dict(zip(("total", "entropy", "visible"), arrays, strict=True)))

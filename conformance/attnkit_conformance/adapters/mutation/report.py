@@ -1,7 +1,8 @@
 """What became of mutants: lines for the terminal, JSON, and the page of the documentation.
 
-`survivors.txt` says of each mutant that survived what it is: `<area> <mutant> | equivalent | <why>`, or `open` in place
-of `equivalent` for one that a case or a test ought to see.
+`survivors.txt` says of each mutant that survived what it is: `<area> <mutant> | equivalent | <why>`; `elsewhere` in place
+of `equivalent` for one that the area does not see and a test does, which is named; `open` for one that a case or a test
+ought to see.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from attnkit_conformance.adapters.mutation.copies import Copies
 from attnkit_conformance.adapters.mutation.trials import Trials, Verdict
 
 SURVIVORS = Path(__file__).with_name("survivors.txt")
-KINDS = ("equivalent", "open")
+KINDS = ("equivalent", "elsewhere", "open")
 
 
 class Outcome(NamedTuple):
@@ -73,6 +74,6 @@ def known_survivors(path: Path = SURVIVORS) -> dict[tuple[str, str], tuple[str, 
         mutant, *rest = (part.strip() for part in text.split(" | "))
         area, _, mutant = mutant.partition(" ")
         if len(rest) != 2 or rest[0] not in KINDS or not rest[1] or area not in AREAS:
-            raise ValueError(f"{path.name}:{number}: expected 'area mutant | equivalent or open | why', got {text!r}")
+            raise ValueError(f"{path.name}:{number}: expected 'area mutant | {' or '.join(KINDS)} | why', got {text!r}")
         known[area, mutant] = rest[0], rest[1]
     return known
