@@ -238,8 +238,10 @@ def test_what_concerns_a_file() -> None:
 
 
 def test_cases_and_tests_judge_one_area() -> None:
-    area = areas.Area("softmax", (Path(softmax.__file__ or ""),), "numpy-generic", tests=("tests/reference/test_op.py",))
-    (case, *_, test) = area.with_trials("key_value_memory/property or arguments_of_a_derived", lambda trials: trials.units)
+    file = Path(softmax.__file__ or "")
+    area = areas.Area("softmax", (file,), "numpy-generic", tests=("tests/reference/test_op.py",))
+    chosen = "key_value_memory/property or arguments_of_a_derived"
+    case, test = area.with_trials(chosen, lambda judged: judged.units)
     assert case.id == "key_value_memory/property"
     assert test.id.startswith("tests/reference/test_op.py::")
 

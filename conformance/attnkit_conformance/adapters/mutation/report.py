@@ -1,7 +1,7 @@
 """What became of mutants: lines for the terminal, JSON, and the page of the documentation.
 
-`survivors.txt` says of each mutant that survived what it is: `<area> <mutant> | equivalent | <why>`; `elsewhere` in place
-of `equivalent` for one that the area does not see and a test does, which is named; `open` for one that a case or a test
+`survivors.txt` says of each mutant that survived what it is: `<area> <mutant> | equivalent | <why>`; `elsewhere` in
+place of `equivalent` for one that a test outside the area sees, which is named; `open` for one that a case or a test
 ought to see.
 """
 

@@ -262,6 +262,10 @@ LINEAR_ATTENTION = row(
     "b",
     linear_samples.LINEAR,
     own=("feature_map", "normalize", "eps", "scale"),
+    extra=(
+        *((scene, {}) for scene in linear_samples.OPPOSITE),
+        (linear_samples.ONE_FEATURE, {"feature_map": "relu", "eps": 0.0}),
+    ),
     variants=(
         {},
         {"feature_map": "relu", "eps": 0.1},
@@ -274,7 +278,7 @@ LINEAR_ATTENTION = row(
     levels={
         "feature_map": (None, "relu", "identity"),
         "normalize": (None, False),
-        "eps": (None, 0.1, 0.0),
+        "eps": (None, 0.1),
         "scale": (None, 0.05),
     },
     forbidden=unserved(),
