@@ -38,7 +38,7 @@ OF_TRITON = {
     **dict.fromkeys(("rows", "normalisers"), f"softmax or {SPARSE}"),
     **{"newton": "newton or soft", "distances": "gaussian or soft", "statistics": "statistics"},
     **dict.fromkeys(("pointwise", "activations", "special"), "pointwise or reluformer or sigmoid or rela"),
-    **dict.fromkeys(("tiles", "sizes"), "pointwise_attention or softmax_attention or linear_attention"),
+    **dict.fromkeys(("tiles", "sizes"), "pointwise_attention or softmax_attention or gaussian or linear_attention"),
 }
 OF_CUDA = {
     **dict.fromkeys(("linear", "linear_kernels"), LINEAR),
