@@ -1,5 +1,6 @@
 """Mutation testing: what is changed, that everybody runs the change, and that only a fork does."""
 
+import importlib
 import os
 import sys
 from collections import Counter
@@ -98,6 +99,17 @@ def test_functions_that_were_imported_elsewhere_take_the_change() -> None:
         return softmax.exponentials.__code__ != before
 
     assert trials.Fork(changed).result(died=None) is True
+
+
+def test_modules_that_are_imported_late_take_the_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "late.py").write_text("def three():\n    return 1 + 2\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def fails() -> str | None:
+        return None if importlib.import_module("late").three() == 3 else "late"
+
+    several = trials.Trials([units.Unit("late", fails)], [tmp_path / "late.py"])
+    assert [verdict.by for verdict in several.verdicts(9, 0, 1)] == ["late"] * 3
 
 
 def test_mutants_that_do_not_end_or_end_the_process(softmax_trials: trials.Trials, monkeypatch) -> None:
@@ -227,6 +239,22 @@ def test_a_copy_that_fails_without_any_change(tmp_path: Path, monkeypatch: pytes
     several = copies.Copies(tmp_path, [tmp_path / "f.h"], copies.Judge("numpy"), None)
     with pytest.raises(ValueError, match="numpy without any change: a case"):
         list(several.verdicts(1, 0, 1))
+
+
+def test_tests_alone_judge_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "f.py").write_text("def f(a, b):\n    return a + b\n")
+
+    def failing_test(tests, folder, environment):
+        return "a test" if "a - b" in (folder / "package" / "f.py").read_text() else None
+
+    monkeypatch.setattr(copies, "failing_test", failing_test)
+    several = copies.Copies(package, [package / "f.py"], copies.Judge(tests=(tmp_path,)), None)
+    assert [verdict.by for verdict in several.verdicts(1, 0, 1)] == ["a test"]
+    nothing_judges = copies.Copies(package, [package / "f.py"], copies.Judge(tests=(tmp_path / "absent",)), None)
+    with pytest.raises(ValueError, match="for the tests of a checkout, which are not here"):
+        list(nothing_judges.verdicts(1, 0, 1))
 
 
 def test_what_concerns_a_file() -> None:

@@ -128,5 +128,11 @@ AREAS = {
             *(f"tests/integrations/test_{name}.py" for name in ("torch_multihead", "timm", "transformers")),
         ),
     ),
+    "context_parallel": Area(  # its processes are not forks
+        "attention over processes",
+        (ATTNKIT / "nn" / "context_parallel",),
+        copied=Judge(tests=(CHECKOUT / "tests" / "library" / "test_context_parallel.py",)),
+        count=30,
+    ),
     "experiments": Area("the experiments", (CHECKOUT / "experiments",), tests=("tests/experiments",)),
 }

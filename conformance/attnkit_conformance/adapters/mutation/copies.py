@@ -40,10 +40,11 @@ Process = subprocess.CompletedProcess[str]
 class Judge:
     """How a copy is built and judged. `build` is a Python program, in whose environment OBJECTS is a folder that all
     mutants share. By the stem of a file, `concerns` has what its mutants can change, and `adapters` who is judged in
-    place of `adapter`. `tests` are run where no case fails, in a checkout that has them.
+    place of `adapter`. `tests` are run where no case fails, in a checkout that has them; without an adapter they alone
+    judge.
     """
 
-    adapter: str
+    adapter: str = ""
     build: str = ""
     cases: str = ""
     tests: tuple[Path, ...] = ()
@@ -80,6 +81,8 @@ class Copies:
 
     def verdicts(self, count: int, seed: int, workers: int) -> Iterator[Verdict]:
         """The verdicts on `count` mutants that compile, as they arrive. ValueError where the copy alone fails."""
+        if not self.how.adapter and not any(test.exists() for test in self.how.tests):
+            raise ValueError("these mutants are for the tests of a checkout, which are not here")
         order = random.Random(seed).sample(self.of_mutant, len(self.of_mutant))
         with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(workers) as pool:
             copies = SimpleQueue[Path]()
@@ -87,7 +90,8 @@ class Copies:
                 copies.put(self.copy_into(Path(folder) / str(n)))
             first = self.judged(copies, Path(folder), None)
             if first is None or first.by is not None:
-                raise ValueError(f"{self.how.adapter} without any change: {'no build' if first is None else first.by}")
+                judge = self.how.adapter or "tests"
+                raise ValueError(f"{judge} without any change: {'no build' if first is None else first.by}")
             told = 0
             for n in range(0, len(order), workers):
                 for verdict in pool.map(partial(self.judged, copies, Path(folder)), order[n : n + workers]):
@@ -120,9 +124,7 @@ class Copies:
             build = (sys.executable, "-c", self.how.build)
             if subprocess.run(build, cwd=folder, env=environment, capture_output=True, check=False).returncode:
                 return None
-            file = mutant.file if mutant else None
-            judged = self.how.judged(file), self.how.expression(file, self.own)
-            by = fate((sys.executable, "-m", __name__, *judged), folder, environment)
+            by = self.failing_case(mutant.file if mutant else None, folder, environment)
             by = by or failing_test([test for test in self.how.tests if test.exists()], folder, environment)
             nothing = mutant or Mutant(self.package, "", 0, "", "", "", 0, 0)
             return Verdict(nothing, by, time.perf_counter() - started)
@@ -130,6 +132,11 @@ class Copies:
             if place:
                 place.write_text(original)
             copies.put(folder)
+
+    def failing_case(self, file: Path | None, folder: Path, environment: Mapping[str, str]) -> str | None:
+        """The first case that fails on a copy in which a file is changed, if an adapter is judged."""
+        judged = self.how.judged(file), self.how.expression(file, self.own)
+        return fate((sys.executable, "-m", __name__, *judged), folder, environment) if judged[0] else None
 
 
 def ended(command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> Process | None:
@@ -158,7 +165,7 @@ def failing_test(tests: Sequence[Path], folder: Path, environment: Mapping[str, 
         return None
     checkout = next(parent for parent in tests[0].parents if (parent / "tests").is_dir())
     paths = os.pathsep.join([environment["PYTHONPATH"], str(checkout)])  # its tests, but the package of the copy
-    options = ("-x", "-q", "-rf", "--import-mode=importlib", "-p", "no:cacheprovider")
+    options = ("-x", "-q", "-rfE", "--import-mode=importlib", "-p", "no:cacheprovider")
     command = (sys.executable, "-m", "pytest", *options, *map(str, tests))
     done = ended(command, folder, {**environment, "PYTHONPATH": paths})
     if done is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import _lru_cache_wrapper as Remembering
@@ -14,6 +15,12 @@ Place = tuple[str, int]  # qualified name and first line of a function
 
 def place(code: CodeType) -> Place:
     return code.co_qualname, code.co_firstlineno
+
+
+def modules_of(files: set[Path]) -> list[str]:
+    """The names of the modules in memory that were read from some files."""
+    names = {str(file) for file in files}
+    return [name for name, module in sys.modules.items() if getattr(module, "__file__", None) in names]
 
 
 def functions_of(files: set[Path]) -> dict[Path, dict[Place, list[FunctionType]]]:

@@ -6,6 +6,7 @@ the changed function has other code and the units that run the changed line are 
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import random
@@ -82,10 +83,13 @@ Runs = dict[Path, dict[int, list[int]]]
 
 
 def executed(units: Sequence[Unit], files: Sequence[Path]) -> Runs:
-    """Which lines are run by which units, the fastest first; units that fail without any change are left out."""
+    """Which lines are run by which units, the fastest first; units that fail without any change are left out.
+
+    Modules that units import while they run are imported here: otherwise every fork would read them without its change.
+    """
     by_name = {str(file): file for file in files}
 
-    def task() -> Runs:
+    def task() -> tuple[Runs, list[str]]:
         runs: Runs = {file: {} for file in files}
         seconds = []
         for n, unit in enumerate(units):
@@ -99,12 +103,15 @@ def executed(units: Sequence[Unit], files: Sequence[Path]) -> Runs:
         for of_line in runs.values():
             for covering in of_line.values():
                 covering.sort(key=seconds.__getitem__)
-        return runs
+        return runs, live.modules_of(set(files))
 
-    result: Runs | None = Fork(task).result(None)
+    result: tuple[Runs, list[str]] | None = Fork(task).result(None)
     if result is None:
         raise ValueError("the units cannot be judged without any change")
-    return result
+    runs, modules = result
+    for name in modules:
+        importlib.import_module(name)
+    return runs
 
 
 def _trace(names: Collection[str], seen: set[tuple[str, int]], frame: FrameType, event: str, argument: Any) -> Any:
