@@ -67,6 +67,18 @@ def test_a_mistake_is_answered_in_one_line_with_status_2(words, text, tmp_path, 
     assert not list(tmp_path.rglob("leases"))
 
 
+def test_a_setting_that_is_none_is_named_before_data_are_read(tmp_path, capsys):
+    words = ("--set", "activations=rellu", "--data", str(tmp_path / "absent"), "--out", str(tmp_path / "out"))
+    assert main(["run", "000-fig2", *words]) == 2
+    assert "unknown activation 'rellu'" in capsys.readouterr().err
+
+
+def test_help_names_the_command_that_was_typed(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "usage: python -m experiments " in capsys.readouterr().out
+
+
 def test_settings_may_be_repeated_or_listed():
     request = runner.Request("000-fig2", "cpu", "digits", out=None, settings=("activations=relu,gelu", "alphas=0,0.5"))
     _, study = runner.choose(request)
@@ -146,6 +158,13 @@ def test_the_published_settings_are_big_visions(preset, steps, classes):
         assert levels == {"light1" if preset == "paper" else "medium2"}
         assert all(variant.baseline in {"", *variants} for variant in variants.values())
     assert len(RECIPES["000-fig1"].variants(RECIPES["000-fig1"].presets[preset].study)) == 12
+
+
+def test_the_gated_are_a_series_beside_those_without_a_gate():
+    recipe, study = runner.choose(runner.Request("000-fig4", "cpu", "digits", out=None, settings=("alphas=1",)))
+    plain, gated = recipe.variants(study)
+    assert (plain.series, plain.gate, plain.baseline) == ("relu", "", "")
+    assert (gated.series, gated.gate, gated.baseline) == ("relu, gated", "silu", plain.name)
 
 
 def test_a_point_changes_model_and_patch_and_keeps_what_a_variant_changes():

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 from attnkit.nn.attention import KeyValueCache
 from attnkit_experiments.data.text.pairs import BOS, EOS, PAD, UNK
 from attnkit_experiments.engine.errors import Diverged
+from attnkit_experiments.translation import decode
 from attnkit_experiments.translation.decode import NEVER, DecodeConfig, beam_search, first_largest, greedy, limits
 from attnkit_experiments.translation.model import DecoderState
 from tests.experiments.translation_cases import CAUSAL, TRANSLATOR, Tokens, talker, tokens
@@ -236,3 +238,6 @@ def test_hypotheses_are_chosen_on_the_device_of_the_tokens():
     state.follow(torch.empty(items, beams, dtype=torch.long, device="meta"))
     state.keep(torch.empty(2, dtype=torch.long, device="meta"))
     assert [x.shape[0] for x in (own.keys, cross.keys, state.memory, state.mask)] == [2 * beams, 2, 2, 2]
+    model = SimpleNamespace(decode_step=lambda last, state: torch.empty(2, beams, 7, device="meta"))
+    at_limit = torch.empty(2, dtype=torch.bool, device="meta")
+    assert decode._next_logs(model, None, state, at_limit).shape == (2, beams, 7)

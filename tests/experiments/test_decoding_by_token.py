@@ -9,6 +9,7 @@ import torch
 import attnkit
 from attnkit_experiments.__main__ import main
 from attnkit_experiments.recipes.linear.decoding import CACHED, MEASUREMENT, METHODS, Study
+from attnkit_experiments.report import plots
 from tests.library.arrays import assert_close
 
 STUDY = Study(heads=2, head_dim=4, features=6)
@@ -45,6 +46,13 @@ def test_bytes_by_length():
         MEASUREMENT.check(grown)
 
 
+def test_all_scales_are_logarithmic(monkeypatch):
+    scales = []
+    monkeypatch.setattr(plots, "svg", lambda figure, text: scales.extend(x.get_xscale() for x in figure.axes) or "")
+    MEASUREMENT.sections([{"method": "linear", "tokens": 4, "ms": 1.0, "bytes": 8}], {"preset": "cpu"})
+    assert scales == ["log", "log"]
+
+
 def test_from_settings_to_report(tmp_path, capsys):
     out = tmp_path / "out"
     words = ("lengths=4,8", "heads=1", "head_dim=4", "features=4", "tokens=2")
@@ -53,6 +61,7 @@ def test_from_settings_to_report(tmp_path, capsys):
     assert main(["report", str(out)]) == 0
     page = (out / "report.html").read_text()
     assert "ms per token and state or cache, MB against the number of tokens" in page
+    assert "<h2>All numbers" in page
     rows = list(csv.DictReader((out / "results.csv").read_text().splitlines()))
     assert [(row["method"], row["tokens"]) for row in rows[:3]] == [("softmax", "4"), ("softmax", "8"), ("relu", "4")]
     assert all(0 < float(row["fastest_ms"]) <= float(row["ms"]) <= float(row["slowest_ms"]) for row in rows)

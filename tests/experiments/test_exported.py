@@ -98,6 +98,21 @@ def test_attnkit_alone_builds_the_attention_from_the_file(model):
     assert torch.equal(alone(x), inside(x))
 
 
+def test_weights_are_laid_over_the_picture(tmp_path):
+    pixels, pages = np.full((1, 8, 8, 3), 128, dtype=np.uint8), []
+    for number in (0, 3):
+        weights = torch.zeros(1, 4)
+        weights[0, number] = 1.0
+        path = tmp_path / f"{number}.png"
+        classify.draw_maps(path, pixels, ["grey"], [classify.LayerMap("layer 1", weights.unflatten(-1, (2, 2)))])
+        with Image.open(path) as page:
+            pages.append(np.asarray(page.convert("L"), dtype=int))
+    brighter = pages[0] - pages[1]
+    upper, left = (np.flatnonzero((brighter > 50).any(axis)) for axis in (1, 0))
+    lower, right = (np.flatnonzero((brighter < -50).any(axis)) for axis in (1, 0))
+    assert (upper.max() < lower.min(), left.max() < right.min()) == (True, True)
+
+
 def spoil(change):
     def apply(folder):
         about = json.loads((folder / "config.json").read_text())

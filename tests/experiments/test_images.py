@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from attnkit_experiments.__main__ import main
+from attnkit_experiments.data.images.folder import square
 from attnkit_experiments.data.images.loading import ImageRequest, load_images
 from attnkit_experiments.engine.errors import UserError
 
@@ -47,6 +48,13 @@ def test_images_are_resized_to_a_square(image_folder, tmp_path):
     with pytest.raises(UserError, match=r"wide.png is 20×10; images of several sizes .* --set image_size=64"):
         load(image_folder, tmp_path)
     assert load(image_folder, tmp_path, size=6).train_images.shape == (13, 6, 6, 3)
+
+
+def test_a_square_is_the_middle_of_a_picture():
+    pixels = np.zeros((4, 12), dtype=np.uint8)
+    pixels[:, 4:8] = 255
+    for whole in (pixels, pixels.T):
+        assert np.asarray(square(Image.fromarray(whole), 4)).min() == 255
 
 
 def test_decoding_happens_once_until_a_file_changes(image_folder, tmp_path, monkeypatch):

@@ -380,6 +380,13 @@ def test_every_text_is_read_back_as_it_was(text, tokenizer, tmp_path):
     assert data.decode(ids) == f"{text} {text}", "sentences that are joined to a document are parted by a space"
 
 
+def test_the_same_letters_in_other_lines_are_no_cached_text(tokenizer, tmp_path):
+    for lines in (["the d", "og"], ["the", " dog"]):
+        ids, starts = bpe.encoded(lines, tokenizer, tmp_path)
+        alone = [bpe.encoded([line], tokenizer, tmp_path)[0] for line in lines]
+        assert [list(x) for x in np.split(ids, starts[1:-1])] == [list(x) for x in alone]
+
+
 def test_training_is_deterministic_and_frequent_words_are_one_token(tokenizer, tmp_path):
     assert bpe.train(TEXTS, 300) == tokenizer
     ids, _ = bpe.encoded(["the dog"], tokenizer, tmp_path)

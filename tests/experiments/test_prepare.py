@@ -260,10 +260,20 @@ def test_prepared_documents_can_be_joined(tmp_path, monkeypatch):
 # --- archives and cleaning
 
 
-def test_sides_that_are_not_aligned_are_named_with_both_counts(tmp_path):
+@pytest.mark.parametrize(
+    ("side", "more", "text"),
+    [
+        ("train.tags.de-en.en", "one more\n", "train.tags.de-en.de has 46 lines and train.tags.de-en.en has 47"),
+        (
+            "IWSLT14.TED.tst2011.de-en.en.xml",
+            segments(["one more"]),
+            "TED.tst2011.de-en.de.xml has 1 lines and IWSLT14.TED.tst2011.de-en.en.xml has 2",
+        ),
+    ],
+)
+def test_sides_that_are_not_aligned_are_named_with_both_counts(side, more, text, tmp_path):
     files = iwslt_files()
-    files["de-en/train.tags.de-en.en"] += "one more\n"
-    text = r"train.tags.de-en.de has 46 lines and train.tags.de-en.en has 47"
+    files[f"de-en/{side}"] += more
     with pytest.raises(UserError, match=text):
         iwslt14.prepare(pack(tmp_path / "de-en.tgz", files), tmp_path / "out", expected=None)
 

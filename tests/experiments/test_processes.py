@@ -247,6 +247,19 @@ def test_a_timeout_that_is_none_is_refused(tiny, tmp_path):
         tiny(tmp_path / "out", timeout=0)
 
 
+@pytest.mark.parametrize(("rank", "order"), [(0, ["read", "wait"]), (1, ["wait", "read"])])
+def test_the_main_process_reads_first_and_every_process_once(rank, order, monkeypatch):
+    done = []
+
+    def read():
+        done.append("read")
+        return rank + 3
+
+    monkeypatch.setattr(World, "wait", lambda world: done.append("wait"))
+    assert World(rank, 2).in_turn(read) == rank + 3
+    assert done == order
+
+
 def test_shares_of_a_step_cover_it_once():
     for size, accumulate in ((1, 1), (3, 2), (4, 1)):
         for samples in (13, 2, 1):

@@ -212,6 +212,7 @@ def test_policies_are_named_as_their_authors_name_them():
     assert named("2,15") == big_vision(2, 15.0)
     timm = named("rand-m7-n3-mstd1-inc1")
     assert (timm.layers, timm.magnitude, timm.spread, timm.fill) == (3, 7, 1, (124, 116, 104))
+    assert named("rand-m9-mstd0.5-inc1").layers == 2
     with pytest.raises(
         ValueError, match=r"expected layers,magnitude such as 2,15, or rand-m9-mstd0.5-inc1, got '2;15'"
     ):

@@ -71,9 +71,11 @@ def test_a_report_of_several_seeds(out):
     assert page.count("preset cpu, changed: image_size=8") >= 5, "the head, the table, inside the figures"
     assert "not a result" not in page
     assert page.count("<svg") == 7
+    assert "Speed: at this size" in page
     for words in ("What this does not show", "Where it departs from the paper", "data checksum", "Entropy per layer"):
         assert words in page
     assert "Theorem 4.1" in page
+    assert "alphas=0.0,1.0" in page, "settings are written as --set takes them"
     outside = [link for link in re.findall(r'(?:src|href)="([^"]*)"', page) if not link.startswith(("#", "data:"))]
     assert not outside
     assert "url(http" not in page

@@ -106,6 +106,19 @@ def test_inception_crop_of_everything_is_the_identity(images):
     assert_close(same, images)
 
 
+def test_inception_crop_cuts_windows_all_over_the_image():
+    """An image of its own coordinates, from -1 to 1, tells where a window is."""
+    at = (torch.arange(32) + 0.5) / 16 - 1
+    columns, rows = torch.broadcast_tensors(at, at[:, None])
+    cut = augment.inception_crop(torch.stack([columns, rows]).expand(200, 2, 32, 32), 0.2, draws(batch=200))
+    for ramp in (cut[:, 0, 16, :], cut[:, 1, :, 16]):
+        middle, free = (ramp[:, 15] + ramp[:, 16]) / 2, 1 - 16 * (ramp[:, 16] - ramp[:, 15])
+        assert (middle.abs() <= free + 1e-5).all(), "every window lies in the image"
+        where = (middle / free)[free > 0.2]
+        assert (where.min(), where.max()) == pytest.approx((-1, 1), abs=0.1)
+        assert where.mean().abs() < 0.2
+
+
 def test_mixup_mixes_neighbours_and_keeps_distributions():
     share = augment.mixup_share(0.2, generator(0, 3, "mixup"))
     assert 0.5 <= share <= 1

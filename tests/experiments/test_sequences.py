@@ -61,7 +61,7 @@ def test_a_container_refuses_what_does_not_fit():
         ({"vocabulary": 3}, r"ids must lie in 1..2, got 1..3"),
         ({"starts": np.array([0, 2, 2, 6, 7])}, "no sequence being empty"),
         ({"train": empty}, "train has no samples"),
-        ({"test": single(4, np.array([0]))}, "rows of test must be 1 of the 4 sequences"),
+        ({"test": single(3, np.array([0, 1]))}, "rows of test must be 1 of the 4 sequences"),
         ({"test": Split(np.array([[0, 1]]), np.array([0]))}, "rows of test must be 1 of"),
         ({"test": single(0, np.array([2]))}, r"labels of test must lie in 0..1"),
         ({"test": Split(np.array([[0], [1]]), np.array([-1, 1]))}, r"labels of test must lie in 0..1"),

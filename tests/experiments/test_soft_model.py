@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
 import attnkit
 from attnkit_conformance.model import tolerance
@@ -100,6 +101,21 @@ def test_newton_is_what_the_papers_count_leaves_out():
     found = multiply_adds(lambda: SoftVisionTransformer(config), (1, 3, 224, 224))
     assert round(found / 1e9, 1) == 2.1
     assert round((found - config.newton_multiply_adds) / 1e9, 1) == 1.9
+
+
+def test_what_newton_takes_is_counted_in_the_stages_that_invert():
+    """Landmarks are 4, and in the last stage of a pyramid the 3 × 3 tokens and the class token."""
+    stages = NEWTON_PRODUCTS * 4**3 * (1 * 1 + 1 * 2 + 2 * 2)
+    assert mini(image=48).newton_multiply_adds == stages
+    assert mini(image=48, options=PAPER).newton_multiply_adds == stages + NEWTON_PRODUCTS * 10**3 * (1 * 3)
+    assert mini(size="plain-mini").newton_multiply_adds == NEWTON_PRODUCTS * 4**3 * (4 * 2)
+    assert mini(method="performer").newton_multiply_adds == 0
+
+
+def test_the_norms_of_the_last_stage_and_behind_it_have_an_eps_of_their_own():
+    norms = {name: x.eps for name, x in SoftVisionTransformer(mini()).named_modules() if isinstance(x, nn.LayerNorm)}
+    of_last = {f"stages.3.blocks.0.{name}_norm" for name in ("attention", "mlp")}
+    assert {name for name, eps in norms.items() if eps == 1e-6} == {*of_last, "norm"}
 
 
 def test_every_stage_has_its_tokens():

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from attnkit_experiments.images.task import AugmentConfig
 from attnkit_experiments.recipes import MEASUREMENTS, RECIPES
 from attnkit_experiments.recipes.soft.table3 import stages
 from attnkit_experiments.soft.domain import DOMAIN, SoftStudy, task
-from attnkit_experiments.soft.inspection import heat_maps, residuals
+from attnkit_experiments.soft.inspection import heat_maps, inspect, residuals
 from attnkit_experiments.soft.model import SIZES, SoftConfig, SoftVisionTransformer
 from attnkit_experiments.study.recipe import Source, expand
 from tests.library.arrays import assert_close
@@ -54,6 +55,7 @@ def test_a_study_from_settings_to_report(tmp_path):
     maps = load_file(out / "cells" / "transformer-seed0" / "maps.safetensors")["maps"]
     assert maps.shape == (4, 1, 16, 16)
     assert_close(maps.sum((-2, -1)), torch.ones(4, 1))
+    shutil.rmtree(out / "cells" / "transformer-seed0")  # a study of which one method is trained has a report
     page = write_report(out).read_text()
     for title in ("Heat maps", "How the inverse converges", "Beside the paper"):
         assert (f"<h2>{title}" in page) == (title != "Beside the paper")
@@ -67,7 +69,8 @@ def test_costs_at_full_scale_stand_beside_the_papers(data, monkeypatch):
     cells = expand(recipe, study, data)
     assert [cell.variant.name for cell in cells] == ["average_pool", "convolution", "random", "biased", "m9"]
     assert cells[-1].settings["full"].landmarks == 9
-    assert (cells[0].settings["full"].image, cells[0].settings["full"].landmarks) == (224, 49)
+    full = cells[0].settings["full"]
+    assert (full.image, full.channels, full.classes, full.landmarks) == (224, 3, 1000, 49)
     pooled = DOMAIN.facts(cells[0])
     inverse = pooled["full_multiply_adds"] - pooled["full_multiply_adds_without_inverse"]
     assert inverse == 44 * 49**3 * (1 + 2 + 2 * 2)
@@ -112,6 +115,15 @@ def test_what_is_dropped_depends_on_the_step_alone(data):
     with torch.no_grad():
         first, again, later = (trained.loss(ids, step, slice(0, 6)) for step in (3, 3, 4))
     assert first == again != later
+
+
+def test_linformer_has_no_heat_maps(data, tmp_path):
+    recipe = RECIPES["002-table1"]
+    study = dataclasses.replace(recipe.presets["cpu"].study, image_size=16, stem_stride=1, full_scale=False)
+    cell = next(cell for cell in expand(recipe, study, data) if cell.variant.op == "linformer")
+    trained = task(cell, data, CPU)
+    assert inspect(trained, trained, cell, tmp_path) == {}
+    assert not list(tmp_path.iterdir())
 
 
 def test_looking_leaves_the_model_alone(data):
@@ -167,6 +179,7 @@ def test_memory_from_settings_to_report_and_back_after_a_kill(tmp_path, monkeypa
     assert len(calls) == 9
     page = write_report(out).read_text()
     assert page.count("<svg") == 1
+    assert "peak memory, GB" in page
     assert "SMOKE · not a result" in page
     rows = list(csv.DictReader((out / "results.csv").read_text().splitlines()))
     found = {(row["method"], row["mode"], int(row["tokens"])): int(row["bytes"]) for row in rows}
