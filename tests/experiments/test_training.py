@@ -14,7 +14,7 @@ from attnkit.nn import MultiHeadAttention
 from attnkit_experiments.engine import checkpoint, diagnosis
 from attnkit_experiments.engine.errors import Diverged, UserError
 from attnkit_experiments.engine.files import sha256, written_aside
-from attnkit_experiments.engine.metrics import read_metrics
+from attnkit_experiments.engine.metrics import Metrics, read_metrics
 from attnkit_experiments.engine.optim import TrainConfig, learning_rate, make_optimizer
 from attnkit_experiments.images.task import ImageTask
 from tests.experiments.doubles import in_float64
@@ -75,6 +75,13 @@ def test_only_the_matrices_of_linear_maps_decay():
     assert decayed["weight_decay"] == 0.3
     assert others["weight_decay"] == 0
     assert len(others["params"]) == 4
+
+
+def test_the_last_step_that_was_evaluated_is_not_the_last_one(tmp_path):
+    with Metrics(tmp_path / "metrics.jsonl", keep_until=0) as metrics:
+        metrics.write({"step": 2, "evaluation": {"accuracy": 0.5}})
+        metrics.write({"step": 3, "loss": 1.0})
+    assert metrics.evaluated == 2
 
 
 def test_metrics_hold_every_step(tiny, tmp_path):

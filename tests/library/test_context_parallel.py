@@ -16,7 +16,8 @@ from torch.multiprocessing import ProcessRaisedException, spawn
 
 import attnkit
 from attnkit.nn import GatedAttentionUnit, MultiHeadAttention, capture, context_parallel, count_traffic, parallelize
-from attnkit.nn.context_parallel import SERVED
+from attnkit.nn.context_parallel import SERVED, softmax
+from attnkit.nn.context_parallel.shards import Shards, Visibility
 from tests.library.arrays import LAYER, assert_close, qkv
 from tests.library.context_parallel_cases import (
     LENGTHS,
@@ -250,6 +251,32 @@ def test_what_is_not_served_may_be_said_to_be_absent(alone):
     assert_close(o, attnkit.linear_attention(*tensors()))
 
 
+def test_a_key_mask_may_have_an_axis_of_queries_where_nothing_has_others(alone):
+    q, k, v = (x[0, 0].detach() for x in tensors())
+    mask = torch.arange(7)[None] < 4
+    o = context_parallel(attnkit.softmax_attention, q, k, v, mesh=alone, mask=mask)
+    assert_close(o, attnkit.softmax_attention(q, k, v, mask=mask))
+
+
+def test_all_keys_may_be_one(alone):
+    q, k, v = (x[..., :1, :].detach() for x in tensors())
+    o = context_parallel(attnkit.pointwise_attention, q, k, v, mesh=alone, length="all")
+    assert_close(o, attnkit.pointwise_attention(q, k, v, length="all"))
+
+
+def test_blocks_that_no_query_sees_are_left_out():
+    shards = Shards(None, 1, (3, 4, 5))
+
+    def seen(**visible: Any) -> list[int]:
+        visibility = Visibility(**{"causal": False, "window": None, "mask": None, "key_lengths": None} | visible)
+        options = (softmax._block_options(n, shards, visibility, None, {}, torch.device("cpu")) for n in range(3))
+        return [n for n, of_block in enumerate(options) if of_block is not None]
+
+    assert seen() == seen(window=(1, 1)) == [0, 1, 2]
+    assert seen(causal=True) == seen(window=(1, 0)) == [0, 1]
+    assert seen(window=(0, 1)) == [1, 2]
+
+
 @pytest.mark.parametrize("op", ["softmax_attention", "pointwise_attention", "linear_attention"])
 def test_second_derivatives_raise(alone, op):
     q, k, v = tensors()
@@ -281,8 +308,8 @@ REFUSED = [
     (attnkit.softmax_attention, {"causal": "lower"}, ValueError, "softmax_attention: causal must be False, True"),
     (attnkit.pointwise_attention, {"window": (-1, 2)}, ValueError, "pointwise_attention: window must be"),
     (attnkit.softmax_attention, {"key_lengths": torch.ones(5, dtype=torch.int64)}, ValueError, "key_lengths has shape"),
-    (attnkit.pointwise_attention, {"length": torch.ones(7)}, NotImplementedError, "an array as length"),
-    (attnkit.softmax_attention, {"scale": torch.ones(())}, NotImplementedError, "an array as scale"),
+    (attnkit.pointwise_attention, {"length": torch.ones(7)}, NotImplementedError, "length is .*a number or a name"),
+    (attnkit.softmax_attention, {"scale": torch.ones(())}, NotImplementedError, "scale is .*; pass a number$"),
     (attnkit.pointwise_attention, {"lengths": (6,)}, ValueError, "gives process 0 6 tokens; its q, k and v have 7"),
     (attnkit.pointwise_attention, {"lengths": (3, 4)}, ValueError, r"lengths must be 1 numbers.*got \(3, 4\)"),
     (attnkit.linear_attention, {"window": (1, 1)}, ValueError, "linear_attention: unexpected argument 'window'"),
@@ -318,6 +345,8 @@ def test_a_module_refuses_what_it_would_answer_from_its_own_tokens(alone):
     for name, value in {"context": x, "return_weights": True, "return_statistics": True, "bias": x}.items():
         with pytest.raises(NotImplementedError, match=f"several processes: {name} is not served"):
             layer(x, **{name: value})
+    with pytest.raises(NotImplementedError, match="context is not served"):
+        layer(x, x)
     with capture(layer), pytest.raises(NotImplementedError, match="capture"):
         layer(x)
 
