@@ -161,6 +161,12 @@ def test_texts_are_trained_on_too(task, run, reviews):
     assert results(out)["relu-seed0"]["tokens"] == 32 * (2 if task == "imdb-halves" else 1)
 
 
+def test_without_holding_out_all_is_trained_on(reviews, tmp_path):
+    every = ("train_samples=0", "valid_samples=0", "test_samples=0")
+    data = DOMAIN.load(Source(str(reviews), study_of("cpu", "task=text", "hold_out=0", *every), tmp_path))
+    assert (len(data.train), len(data.valid), len(data.test)) == (16, 0, 8)
+
+
 def test_pictures_are_trained_on_too(run, image_folder):
     everything = ("train_samples=0", "valid_samples=0", "test_samples=0")
     out = run(
