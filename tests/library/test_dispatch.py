@@ -137,6 +137,8 @@ def test_sdpa_serves_what_it_says_and_nothing_else(tensors):
             attnkit.softmax_attention(q, k, v, impl="sdpa", **{name: value})
     with pytest.raises(NotImplementedError, match="as many queries as keys"):
         attnkit.softmax_attention(q[:, :, :3], k, v, impl="sdpa", causal=True)
+    with pytest.raises(NotImplementedError, match="as many heads"):
+        attnkit.softmax_attention(q, k[:, :1], v[:, :1], impl="sdpa")
 
 
 def test_arrays_may_be_given_by_name():

@@ -138,6 +138,19 @@ def test_steps(name, stateful):
     assert max(errors(found, golden)) < 1e-11
 
 
+def test_a_state_alone_is_differentiated_along_cotangents_of_any_strides_and_twice():
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    q, k, v = torch.randn(3, 2, 5, 4, dtype=torch.float64).requires_grad_()
+    cotangent = torch.randn(4, 4, dtype=torch.float64).expand(2, 4, 4)
+    found = []
+    for impl, given in (("native", cotangent), ("native", cotangent.contiguous()), ("generic", cotangent)):
+        _, (state, _) = attnkit.linear_attention(q, k, v, causal=True, return_state=True, impl=impl)
+        (once,) = torch.autograd.grad(state, k, given, retain_graph=True)
+        (dk,) = torch.autograd.grad(state, k, given, create_graph=True)
+        found.append((once, *torch.autograd.grad(dk.square().sum(), (k, v))))
+    torch.testing.assert_close(found[:2], [found[2]] * 2)
+
+
 @BY_NAME
 def test_calls_that_are_remembered(name):
     names = ("q", "k", "v", "projection")

@@ -62,6 +62,12 @@ def elsewhere(tmp_path, monkeypatch):
     load.load.cache_clear()
 
 
+def test_a_current_library_is_left_alone_and_its_levels_are_named(library, monkeypatch, capsys):
+    monkeypatch.setattr(build, "rebuild", lambda: pytest.fail("compiled again"))
+    assert (build.main(), build.main("--levels")) == (0, 0)
+    assert attnkit.native_status().level in capsys.readouterr().out.split()
+
+
 def test_edited_sources_are_never_served_by_an_old_library(library, monkeypatch):
     monkeypatch.setattr(build, "fingerprint", lambda: "of other sources")
     load.load.cache_clear()

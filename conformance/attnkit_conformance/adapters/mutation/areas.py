@@ -51,7 +51,7 @@ OF_CUDA = {
 @dataclass(frozen=True)
 class Area:
     """Files that are changed; an adapter that the quick profile then judges, also of a copy of attnkit, and tests that
-    run in a checkout.
+    run in a checkout, of those that match `expression`.
     """
 
     about: str
@@ -59,6 +59,7 @@ class Area:
     adapter: str = ""
     keeps_golden: bool = True
     tests: tuple[str, ...] = ()
+    expression: str = ""
     copied: Judge | None = None
     endings: tuple[str, ...] = (".py",)
     count: int = 60  # of mutants that are drawn
@@ -77,7 +78,8 @@ class Area:
             raise ValueError(f"mutants of {self.about} are for the tests of a checkout, which are not here")
         if not tests:
             return use(Trials(cases, self.files()))
-        return units.with_tests(tests, expression, lambda several: use(Trials([*cases, *several], self.files())))
+        both = " and ".join(f"({part})" for part in (self.expression, expression) if part)
+        return units.with_tests(tests, both, lambda several: use(Trials([*cases, *several], self.files())))
 
 
 AREAS = {
@@ -96,6 +98,8 @@ AREAS = {
             *(f"tests/library/test_{name}.py" for name in ("blocked", "dispatch", "transforms", "gradchecks")),
             "tests/integrations/test_torch_sdpa.py",
         ),
+        # it forks, and fails in a fork in which many others have run, with any change and without
+        expression="not workers_that_fork",
     ),
     "native": Area(
         "the kernels for CPUs",
