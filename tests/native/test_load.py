@@ -62,6 +62,12 @@ def elsewhere(tmp_path, monkeypatch):
     load.load.cache_clear()
 
 
+def test_a_level_that_is_asked_for_is_the_one_compiled(monkeypatch):
+    for level in build.levels():
+        monkeypatch.setenv("ATTNKIT_CPU_LEVEL", level)
+        assert [*build.targets()] == [level]
+
+
 def test_a_current_library_is_left_alone_and_its_levels_are_named(library, monkeypatch, capsys):
     monkeypatch.setattr(build, "rebuild", lambda: pytest.fail("compiled again"))
     assert (build.main(), build.main("--levels")) == (0, 0)
