@@ -71,7 +71,7 @@ def known_survivors(path: Path = SURVIVORS) -> dict[tuple[str, str], tuple[str, 
     for number, text in enumerate(path.read_text().splitlines(), 1):
         if not text.strip() or text.startswith("#"):
             continue
-        mutant, *rest = (part.strip() for part in text.split(" | "))
+        mutant, *rest = (part.strip() for part in text.rsplit(" | ", 2))
         area, _, mutant = mutant.partition(" ")
         if len(rest) != 2 or rest[0] not in KINDS or not rest[1] or area not in AREAS:
             raise ValueError(f"{path.name}:{number}: expected 'area mutant | {' or '.join(KINDS)} | why', got {text!r}")
