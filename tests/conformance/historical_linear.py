@@ -153,7 +153,7 @@ class Favor(Minimal):
 
     def exponents(self, x: Array, projection: Array) -> Array:
         x = self.shrunk(x)
-        return x @ projection.T - 0.5 * np.sum(x * x, axis=-1, keepdims=True)
+        return x @ projection.mT - 0.5 * np.sum(x * x, axis=-1, keepdims=True)
 
     def shrunk(self, x: Array) -> Array:
         return x * x.shape[-1] ** -0.25
@@ -168,7 +168,8 @@ class Favor(Minimal):
             raise Unsupported("the softmax kernel only")
         visible = visible_pairs(given)
         k, v = heads_repeated(given, "k", "v")
-        of_q, of_k = (self.exponents(x, given["projection"]) for x in (given["q"], k))
+        (own,) = heads_repeated(given, "projection") if given["projection"].ndim > 2 else (given["projection"],)
+        of_q, of_k = (self.exponents(x, own) for x in (given["q"], k))
         fq = np.exp(of_q - np.max(of_q, axis=-1, keepdims=True))
         level = self.level(of_k, visible)
         with np.errstate(over="ignore", invalid="ignore"):

@@ -274,7 +274,8 @@ def _moving_level(xp: Namespace, m: Call, terms: StateTerms) -> Array:
     exponents = split_heads(xp, m.k.exponents, m.parts.shared)
     moved = xp.sum(xp.where(first > 0, exponents - stop_gradient(exponents), 0.0), axis=(-2, -1))
     if m.c0 is not None:
-        change = xp.where(m.c0 == -math.inf, 0.0, m.c0 - stop_gradient(m.c0))
+        level = xp.where(m.c0 == -math.inf, 0.0, m.c0)
+        change = level - stop_gradient(level)
         moved = moved + xp.where(old, change, 0.0)
     return moved
 

@@ -38,7 +38,7 @@ REASONS: tuple[tuple[str, float, str], ...] = (  # op, results and dtype; percen
     ("rela_attention outputs float32", 1.5, GATE),
     ("attention_with_statistics outputs float32", 0.5, GATE),
     ("gaussian_attention * float32", 0.1, DISTANCE),
-    ("row_statistics outputs float32", 0.1, DISTANCE),
+    ("row_statistics outputs float32", 0.3, DISTANCE),
     ("rela_attention gradients *", 8.0, "The norm removes from a gradient what is along the output."),
     ("performer_attention gradients float16", 2.0, "Small scores: features hardly differ, and with them keys."),
     ("row_statistics gradients *float16", 25.0, TOTAL),
