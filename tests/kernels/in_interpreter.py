@@ -113,6 +113,11 @@ def test_only_the_fields_asked_for_and_no_gradient_of_counts() -> None:
     q, k, _, _ = (x.requires_grad_() for x in inputs(5, 6))
     found = statistics.attend(q, k, None, op="pointwise_attention", fields=("entropy", "nonzero"))
     assert {name: x.requires_grad for name, x in found.items()} == {"entropy": True, "nonzero": False}
+    rows = attnkit.row_statistics("pointwise_attention", q, k, impl="generic")
+    for name in statistics.FIELDS:
+        alone = statistics.attend(q, k, None, op="pointwise_attention", fields=(name,))
+        assert {*alone} == {name}
+        agree(alone[name], getattr(rows, name))
 
 
 def test_rows_whose_weights_are_all_zero_pass_no_gradient() -> None:
