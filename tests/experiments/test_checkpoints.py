@@ -77,7 +77,8 @@ def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
     assert not [name for name, x in found.items() if not torch.equal(x, expected[name])]
 
 
-@pytest.mark.parametrize("sharding", [pytest.param("ddp", marks=pytest.mark.survival), "fsdp"])
+@pytest.mark.survival
+@pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
 def test_what_two_processes_save_is_loaded_to_the_bit_by_one_two_and_three(sharding, tmp_path):
     folder, out = tmp_path / "checkpoints", tmp_path / "two"
     out.mkdir()

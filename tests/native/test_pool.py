@@ -43,7 +43,8 @@ def test_every_task_is_done_once(tmp_path, sanitizer):
         ("if (error_) std::rethrow_exception(error_);", "", "what a task threw was lost"),
     ],
 )
-def test_the_program_would_notice(tmp_path, line, planted, complaint):
+def test_the_program_would_notice(tmp_path, line, planted, complaint, monkeypatch):
+    monkeypatch.setenv("PATIENCE", "3")  # seconds until a child hangs
     header = (build.SOURCES / "pool.h").read_text()
     assert header.count(line) == 1
     program = compiled(tmp_path, header=header.replace(line, planted))
