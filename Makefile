@@ -36,8 +36,8 @@ run: library
 	@echo "== a softmax and a ReLU vision transformer, side by side, on real images (scikit-learn's digits)"
 	@$(BIN)/python -m experiments run 000-fig2 --preset digits --data digits --out $(OUT)/000-fig2 --overwrite --enqueue
 	@# two workers of one thread share its cells; one shows its progress
-	@$(BIN)/python -m experiments work $(OUT)/000-fig2 > $(OUT)/second-worker.log 2>&1 & second=$$!; \
-	  $(BIN)/python -m experiments work $(OUT)/000-fig2 && wait $$second
+	@$(BIN)/python -m experiments work $(OUT)/000-fig2 --data digits > $(OUT)/second-worker.log 2>&1 & second=$$!; \
+	  $(BIN)/python -m experiments work $(OUT)/000-fig2 --data digits && wait $$second
 	@$(BIN)/python -m experiments report $(OUT)/000-fig2
 	@echo "== open these two pages:"
 	@echo "$(abspath $(OUT)/conformance.html)"
