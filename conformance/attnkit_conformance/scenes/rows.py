@@ -144,10 +144,11 @@ def covering_rows(own: Grammar, array: str) -> tuple[Row, ...]:
 
 def of_fixed_numbers(own: Grammar) -> Grammar:
     """The part of a grammar without arrays of numbers."""
-    numbers = {name: own.factors[name] for name in NUMBERS if name in own.factors}
-    return own.within(
-        {**own.factors, **{name: [x for x in levels if x not in ARRAYS_OF_NUMBERS] for name, levels in numbers.items()}}
-    )
+    fixed = {
+        name: [level for level in levels if name not in NUMBERS or level not in ARRAYS_OF_NUMBERS]
+        for name, levels in own.factors.items()
+    }
+    return own.within(fixed)
 
 
 def has_learned_numbers(row: Row) -> bool:
