@@ -71,6 +71,9 @@ class Run:
     """Allow operations whose results differ from run to run on a GPU; without it every operation is deterministic."""
     enqueue: bool = False
     """Write study.json and train nothing; any number of `work` processes train the cells."""
+    reuse: tuple[Path, ...] = ()
+    """Studies (the --out of other runs): a cell that one of them has trained with the same configuration, data, kind of
+    device, threads and processes is copied instead of trained."""
     sharding: Sharding = "ddp"
     """Under torchrun: every process holds the whole model (ddp) or a part of it (fsdp)."""
     timeout: float = TIMEOUT
@@ -98,6 +101,8 @@ class Work:
     workers: int = 0
     """As of run."""
     keep_going: bool = False
+    """As of run."""
+    reuse: tuple[Path, ...] | None = None
     """As of run."""
     sharding: Sharding = "ddp"
     """As of run."""

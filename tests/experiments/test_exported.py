@@ -146,6 +146,20 @@ def test_what_is_no_export_is_refused(copied, damage, text):
         export.load(copied)
 
 
+def test_a_language_model_leaves_its_study(tmp_path, pictures, capsys):
+    out = tmp_path / "copying"
+    few = ("length=16", "tokens=64", "steps=2", "tested=4", "methods=linear", "evaluate_every=0")
+    runner.run(runner.Request("003-copying", "smoke", "generated", out, few, (0,), "cpu", 1))
+    exported = export.load(export.export(out / "linear-seed0", tmp_path / "model"))
+    assert exported.about["input"] == {"task": "copying", "length": 16}
+    result = json.loads((out / "cells" / "linear-seed0" / "result.json").read_text())
+    assert exported.about["provenance"]["bits_per_byte"] == result["bits_per_byte"]
+    weights = load_file(out / "cells" / "linear-seed0" / "weights.safetensors")
+    assert all(torch.equal(x, weights[name]) for name, x in exported.model.state_dict().items())
+    assert main(["classify", str(tmp_path / "model"), str(pictures[0])]) == 2
+    assert "a model of kind 'language' reads no images" in capsys.readouterr().err
+
+
 def test_what_cannot_be_exported_is_refused(study, model, tmp_path):
     with pytest.raises(UserError, match=r"unknown cell of .* 'relu-alpha3-seed0'; did you mean 'relu-alpha1-seed0'"):
         export.export(study / "relu-alpha3-seed0", tmp_path / "a")

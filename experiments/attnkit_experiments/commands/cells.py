@@ -1,4 +1,4 @@
-"""One cell of a study: trained, written as finished, and inspected.
+"""One cell of a study: trained unless another study has it, written as finished, and inspected.
 
 A failing inspection costs no trained cell: its result then says "uninspected" and why, and `report` inspects it again.
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from attnkit_experiments.commands.opening import Opened
+from attnkit_experiments.commands.reuse import reused
 from attnkit_experiments.engine import checkpoint
 from attnkit_experiments.engine.checkpoint import read_weights
 from attnkit_experiments.engine.errors import Diverged, UserError
@@ -38,6 +39,11 @@ def run_cell(
         if world.main:
             say(f"{label}: already there, {outcome(stored, domain.measure)}")
         return stored
+    taken = world.agreed(lambda: reused(study, cell))
+    if taken:
+        if world.main:
+            say(f"{label}: trained in {taken['reused']}, {outcome(taken, domain.measure)}")
+        return taken
     if world.main:
         for partial in folder.rglob(PARTIAL):  # of a process that was killed
             partial.unlink()

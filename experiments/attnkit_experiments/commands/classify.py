@@ -55,6 +55,8 @@ def classify(folder: Path, images: tuple[Path, ...], *, top: int, maps: Path | N
     if top < 1:
         raise UserError(f"classify: --top must be at least 1, got {top}")
     exported, on = load(folder), choose_device(device)
+    if "classes" not in exported.about:
+        raise UserError(f"classify {folder}: a model of kind {exported.about['kind']!r} reads no images")
     model = exported.model.to(on)
     pixels = np.stack([read_image(path, exported.about["input"]) for path in images])
     inputs = normalised(pixels, exported.about["input"]).to(on)

@@ -1,13 +1,13 @@
-"""Export of a trained image model as a self-contained folder: model.safetensors and config.json.
+"""Export of a trained model of images or bytes as a self-contained folder: model.safetensors and config.json.
 
-config.json contains the kind of model and its configuration, from which attnkit.nn builds the attention layers (a ViT's
-`op`, `options` and `qk_norm` are arguments of `attnkit.nn.MultiHeadAttention`), the names of the classes, the
-preprocessing of images, and the origin of the weights. Nothing is pickled.
+config.json contains the kind of model and its configuration, from which attnkit.nn builds the attention layers (`op`,
+`options` and `qk_norm` of a ViT or a language model are arguments of `attnkit.nn.MultiHeadAttention`), what it reads
+(classes and the preprocessing of images; the length of a window of bytes), and the origin of the weights. Nothing is
+pickled.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from attnkit_experiments.engine.checkpoint import read_weights
 from attnkit_experiments.engine.errors import UserError, unknown
 from attnkit_experiments.engine.files import read_json, sha256, write_json
 from attnkit_experiments.images.model import ViT, ViTConfig
+from attnkit_experiments.language.model import LanguageConfig, LanguageModel
 from attnkit_experiments.recipes import RECIPES
 from attnkit_experiments.soft.attention import SoftOptions
 from attnkit_experiments.soft.model import SoftConfig, SoftVisionTransformer
@@ -38,6 +39,8 @@ class Kind:
     domain: str
     configure: Callable[[Mapping[str, Any]], Any]
     build: Callable[[Any], nn.Module]
+    reads: Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
+    """What of a study.json and a cell's config.json says how the model is used."""
 
 
 def vit_config(stored: Mapping[str, Any]) -> ViTConfig:
@@ -50,9 +53,34 @@ def soft_config(stored: Mapping[str, Any]) -> SoftConfig:
     return SoftConfig(**{**stored, "options": SoftOptions(**options)})
 
 
+def language_config(stored: Mapping[str, Any]) -> LanguageConfig:
+    return LanguageConfig(**stored)
+
+
+def reads_images(study: Mapping[str, Any], cell: Mapping[str, Any]) -> dict[str, Any]:
+    data = study["data"]
+    return {
+        "classes": data["classes"],
+        "judged": cell.get("judged"),
+        "loss": cell.get("loss", "softmax"),
+        "input": {
+            "size": data["size"],
+            "channels": data["channels"],
+            "fit": "central crop" if study["study"]["lazy"] else "shorter side",
+            "divide": 127.5,
+            "subtract": 1.0,
+        },
+    }
+
+
+def reads_bytes(study: Mapping[str, Any], cell: Mapping[str, Any]) -> dict[str, Any]:
+    return {"input": {"task": cell["task"], "length": cell["model"]["length"]}}
+
+
 KINDS: dict[str, Kind] = {
-    "vit": Kind("images", vit_config, ViT),
-    "soft": Kind("soft images", soft_config, SoftVisionTransformer),
+    "vit": Kind("images", vit_config, ViT, reads_images),
+    "soft": Kind("soft images", soft_config, SoftVisionTransformer, reads_images),
+    "language": Kind("language", language_config, LanguageModel, reads_bytes),
 }
 
 
@@ -67,8 +95,8 @@ class Exported:
 def export(cell: Path, out: Path, *, average: bool = False) -> Path:
     """Write the trained model of `cell`, RUN/CELL or RUN/cells/CELL, to the folder `out`; returns it.
 
-    `average`: the moving average of its weights. Errors: UserError if the cell has not finished, diverged, or is no
-    image model, and if `out` is not empty.
+    `average`: the moving average of its weights. Errors: UserError if the cell has not finished, diverged, or is of a
+    model without export, and if `out` is not empty.
     """
     run = cell.parent.parent if cell.parent.name == "cells" else cell.parent
     folder = run / "cells" / cell.name
@@ -90,21 +118,12 @@ def export(cell: Path, out: Path, *, average: bool = False) -> Path:
         raise UserError(f"export {cell}: there is no moving average of its weights; train with --set ema=0.999")
     weights = read_weights(source)
     checkpoint.write_weights(out / WEIGHTS, weights, {"format": FORMAT, "kind": kind})
-    model, data, environment = stored["model"], study["data"], study["environment"]
+    data, environment, measure = study["data"], study["environment"], RECIPES[study["recipe"]].domain.measure.key
     about = {
         "format": FORMAT,
         "kind": kind,
-        "model": model,
-        "classes": data["classes"],
-        "judged": stored.get("judged"),
-        "loss": stored.get("loss", "softmax"),
-        "input": {
-            "size": data["size"],
-            "channels": data["channels"],
-            "fit": "central crop" if study["study"]["lazy"] else "shorter side",
-            "divide": 127.5,
-            "subtract": 1.0,
-        },
+        "model": stored["model"],
+        **KINDS[kind].reads(study, stored),
         "sha256": {WEIGHTS: sha256(out / WEIGHTS)},
         "provenance": {
             **{key: study[key] for key in ("recipe", "preset", "label", "settings")},
@@ -113,7 +132,7 @@ def export(cell: Path, out: Path, *, average: bool = False) -> Path:
             "seed": result["seed"],
             "steps": result["steps"],
             "weights": "moving average" if average else "last step",
-            "accuracy": result["accuracy_ema" if average else "accuracy"],
+            measure: result[f"{measure}_ema" if average else measure],
             "config_hash": result["config_hash"],
             "weights_sha256": sha256(source),
             "data": {key: data[key] for key in ("name", "text", "checksum")},
@@ -161,7 +180,7 @@ def load(folder: Path) -> Exported:
         model.load_state_dict(load_file(path))
     except (KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
         raise UserError(f"{folder}: {CONFIG} and {WEIGHTS} make no model ({_line(error)})") from None
-    if dataclasses.asdict(config)["classes"] != len(about["classes"]):
+    if "classes" in about and config.classes != len(about["classes"]):
         raise UserError(
             f"{folder / CONFIG}: {len(about['classes'])} classes have names, the model has {config.classes}"
         )

@@ -45,6 +45,7 @@ class Request:
     keep_going: bool = False
     fast: bool = False
     enqueue: bool = False
+    reuse: tuple[Path, ...] = ()
     sharding: Sharding = "ddp"
     timeout: float = TIMEOUT
     track: Tracking | None = None
@@ -63,6 +64,7 @@ class Opened:
     about: Mapping[str, Any]
     keep_going: bool
     track: Tracking | None
+    reuse: tuple[Path, ...]
 
     @property
     def deterministic(self) -> bool:
@@ -126,7 +128,9 @@ def open_study(request: Request, world: World, before: dict[str, Any] | None) ->
         _require_same(before, about, request.out)
     elif world.main:
         write_json(request.out / "study.json", about)
-    return Opened(recipe, cells, data, request.out, device, threads, about, request.keep_going, request.track)
+    return Opened(
+        recipe, cells, data, request.out, device, threads, about, request.keep_going, request.track, request.reuse
+    )
 
 
 def prepare(request: Request) -> dict[str, Any] | None:
