@@ -116,7 +116,8 @@ def _first_maximum(rows: Rows) -> Array:
 def _statistics_cotangent(rows: Rows, dstats: Any, fields: tuple[str, ...]) -> tuple[Array, Array]:
     """dw for the cotangents of the statistics, and the sum of the absolute values of its summands.
 
-    dZ gives 1, dH gives -(log p + H)/Z on the support (p = w/Z), dΣw² gives 2w, dmax goes to the first maximum.
+    dZ gives 1, dH gives -(log p + H)/Z on the support (p = w/Z), dΣw² gives 2w, dmax goes to the first maximum. The
+    derivative of -p log p is -(log p + 1); the 1 cancels through Z, in rounded arithmetic nearly.
     """
     w, valid = rows.w, _valid(rows)
     cotangents = {field: _cotangent(rows, dstats, field, fields, valid) for field in RowStatistics._fields[:4]}
@@ -129,7 +130,7 @@ def _statistics_cotangent(rows: Rows, dstats: Any, fields: tuple[str, ...]) -> t
         log_w = np.log(np.where(w > 0, w, 1.0))
         scale = np.where(w > 0, cotangents["entropy"] / total, 0.0)
         dw = dw - scale * (log_w - np.log(total) + entropy)
-        size = size + np.abs(scale) * (np.abs(log_w) + np.abs(np.log(total)) + entropy)
+        size = size + np.abs(scale) * (1.0 + np.abs(log_w) + np.abs(np.log(total)) + entropy)
     return dw, size
 
 

@@ -131,6 +131,33 @@ def test_autocast_does_not_round_the_scores(dtype):
         assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("values", [8, 6], ids=["fused", "plain formula"])
+def test_second_derivatives_of_sdpa_are_right_or_refused(values):
+    """torch's plain formula, which it takes where v is narrower than k, has them; its fused kernel has none."""
+    q, k = torch.randn(2, 1, 2, 3, 8, dtype=torch.float64).unbind()
+    v = torch.randn(1, 2, 3, values, dtype=torch.float64)
+
+    def function(*leaves):
+        return attnkit.softmax_attention(*leaves, impl="sdpa")
+
+    leaves = tuple(x.requires_grad_() for x in (q, k, v))
+    if values == 6:
+        assert torch.autograd.gradgradcheck(function, leaves, fast_mode=True)
+        return
+    with pytest.raises(NotImplementedError, match="impl='generic' has"):
+        torch.autograd.gradgradcheck(function, leaves, fast_mode=True)
+
+
+@pytest.mark.parametrize("impl", ["sdpa", "generic"])
+def test_autocast_does_not_round_a_call_that_is_remembered(impl):
+    q, k, v = (x.detach().float() for x in tensors())
+    plain = [attnkit.softmax_attention(q, k, v, impl=impl) for _ in range(2)][1]
+    with torch.autocast("cpu", torch.bfloat16):
+        cast = attnkit.softmax_attention(q, k, v, impl=impl)
+    assert cast.dtype == plain.dtype
+    assert torch.equal(cast, plain)
+
+
 @pytest.mark.parametrize(
     ("op", "impl"),
     [("pointwise_attention", "blocked"), ("linear_attention", "recomputed")],

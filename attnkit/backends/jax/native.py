@@ -278,7 +278,7 @@ def pulled(op: str, arguments: dict[str, Any], cotangents: Mapping[str, Array | 
     return grads
 
 
-def unsupported(op: str, backward: bool, *arrays: Any, **options: Any) -> str | None:
+def unsupported(op: str, *arrays: Any, **options: Any) -> str | None:
     """Why the library does not support a call or its gradients."""
     if jax.default_backend() != "cpu":  # a traced array has no device
         return "it is for the CPU"
@@ -288,11 +288,9 @@ def unsupported(op: str, backward: bool, *arrays: Any, **options: Any) -> str | 
     if status.level is None:
         return status.reason
     static, operands = divided(op, {**dict(zip("qkv", arrays, strict=False)), **options})
-    dtypes = tuple((name, "uint64" if name == "seed" else dtype_name(x)) for name, x in operands.items())
+    dtypes = tuple((name, dtype_name(x)) for name, x in operands.items() if name != "seed")
     own = tuple(option for option in static.plain if option[0] in lower.ASKED)
-    passes = (True,) if backward else (False, True)
-    reasons = (lower.refusal(op, each, dtypes, own) for each in passes)
-    return lower.refused_axes(*arrays, **options) or next(filter(None, reasons), None)
+    return lower.refused_axes(*arrays, **options) or lower.refusal(op, dtypes, own)
 
 
 CALLS = (evaluate, pulled, unsupported)

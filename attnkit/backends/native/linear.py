@@ -149,9 +149,7 @@ def sequence(step: str, *arrays: Any, state: Any = None, **options: Any) -> Step
     """Of the arguments of `<op>_step` or `<op>_step_vjp`."""
     op = step.removesuffix("_vjp").removesuffix("_step")
     tokens = [x if x is None or 3 <= i < len(ARRAYS[op]) else x[..., None, :] for i, x in enumerate(arrays)]
-    names = {f"{name}_t": name for name in "qkv"}
-    named = {names.get(name, name): x[..., None, :] if name in names else x for name, x in options.items()}
-    return Step(op, tokens, named if state is None else named | {"initial_state": state})
+    return Step(op, tokens, options | {"initial_state": state})
 
 
 def of_token(result: Any) -> Any:
@@ -256,7 +254,7 @@ class Linear(Served):
             return reason
         arguments, _ = call(op, inputs, **options)
         tokens = [arguments.pop(name) for name in "qkv"]
-        return self.unsupported(op, backward, *tokens, do, **arguments, **cotangents(op, options, None, dstate))
+        return self.unsupported(op, *tokens, do, **arguments, **cotangents(op, options, None, dstate))
 
     def kernels(self) -> dict[str, Kernel]:
         """By op, its gradients, its steps and theirs."""

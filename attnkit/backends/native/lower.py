@@ -314,22 +314,17 @@ def refused_axes(q: Any, k: Any, v: Any = None, *rest: Any, enable_gqa: bool = F
 
 
 @lru_cache(maxsize=4096)
-def refusal(op: str, backward: bool, dtypes: tuple[tuple[str, str], ...], own: Plain) -> str | None:
-    """Why the library does not serve calls with arrays of these names and dtypes, or None: asked of one of size 1."""
+def refusal(op: str, dtypes: tuple[tuple[str, str], ...], own: Plain) -> str | None:
+    """Why the library does not serve calls with arrays of these names and dtypes, or None: asked of one of size 1. It
+    serves the gradients of whatever it serves.
+    """
     shapes = {layout: (1,) * trailing for layout, trailing in TRAILING.items()}
     operands = []
     for name, dtype in dtypes:
         shape = shapes[LAYOUTS.get(name, ROWS)]
         operands.append((name, shape, contiguous(shape), dtype))
-    options = (*own, ("dropout", 0.5 if "seed" in dict(dtypes) else 0.0))
     output = "o" if "v" in dict(dtypes) else "total"
-    if not backward:
-        return prepare(op, False, tuple(operands), options, (output,)).reason
-    shape, q = shapes[LAYOUTS.get(output, ROWS)], dict(dtypes)["q"]
-    of = q if output == "o" else _compute(q)
-    operands.append((f"d{output}", shape, contiguous(shape), of))
-    grads = tuple(f"d{name}" for name in DIFFERENTIABLE if name in dict(dtypes))
-    return prepare(op, True, tuple(operands), options, grads).reason
+    return prepare(op, False, tuple(operands), own, (output,)).reason
 
 
 # ---------------------------------------------------------------------------------------------- arguments of a call

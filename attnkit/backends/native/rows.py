@@ -1,6 +1,5 @@
 """Statistics of rows as the library takes them: further outputs of the op that is measured."""
 
-from functools import partial
 from typing import Any
 
 from attnkit._core.dispatch import Kernel
@@ -51,15 +50,15 @@ class Rows(Served):
         return self.pulled(*_measured(op, arrays, options), {"do": do} | cotangents)
 
     def refuse(
-        self, backward: bool, *arrays: Any, op: str, fields: Any, dstats: Any = None, do: Any = None, **options: Any
+        self, *arrays: Any, op: str, fields: Any, dstats: Any = None, do: Any = None, **options: Any
     ) -> str | None:
         """Why the library does not serve them."""
         if base_op(op) not in VJPS:
             return f"statistics of {op} are served by the generic implementation"
-        return self.unsupported(base_op(op), backward, *arrays, **options)
+        return self.unsupported(base_op(op), *arrays, **options)
 
     def kernels(self, replaces: tuple[str, ...] = ()) -> dict[str, Kernel]:
         """By function and its gradients."""
-        rows = Kernel("native", self.measure, partial(self.refuse, False), replaces=replaces)
-        pulled = rows._replace(call=self.pull_measured, unsupported=partial(self.refuse, True))
+        rows = Kernel("native", self.measure, self.refuse, replaces=replaces)
+        pulled = rows._replace(call=self.pull_measured)
         return statistics.kernels(rows, rows, pulled, pulled)

@@ -15,7 +15,7 @@ class Served(NamedTuple):
 
     evaluate: Callable[[str, Arguments, tuple[str, ...]], Sequence[Any]]  # the named outputs of an op
     pulled: Callable[[str, Arguments, Mapping[str, Any]], Arguments]  # its gradients, from cotangents that may be None
-    unsupported: Callable[..., str | None]  # (op, backward, *arrays, **options)
+    unsupported: Callable[..., str | None]  # (op, *arrays, **options)
 
     def attend(self, op: str, q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Any) -> Any:
         """An op."""
@@ -30,6 +30,6 @@ class Served(NamedTuple):
         """By op and its gradients."""
         table = {}
         for op in VJPS:
-            table[op] = Kernel("native", partial(self.attend, op), partial(self.unsupported, op, False))
-            table[f"{op}_vjp"] = Kernel("native", partial(self.pull, op), partial(self.unsupported, op, True))
+            table[op] = Kernel("native", partial(self.attend, op), partial(self.unsupported, op))
+            table[f"{op}_vjp"] = Kernel("native", partial(self.pull, op), partial(self.unsupported, op))
         return table

@@ -93,7 +93,7 @@ def pulled(op: str, arguments: dict[str, Any], cotangents: Mapping[str, Array | 
     return dict(zip(names, grads, strict=True))
 
 
-def unsupported(op: str, backward: bool, *arrays: Any, **options: Any) -> str | None:
+def unsupported(op: str, *arrays: Any, **options: Any) -> str | None:
     """Why the library does not support a call."""
     status = native_status()
     if status.level is None:
@@ -102,10 +102,8 @@ def unsupported(op: str, backward: bool, *arrays: Any, **options: Any) -> str | 
         return "an array is not aligned to its elements"
     operands, plain = lower.split({**dict(zip("qkv", arrays, strict=False)), **options}, is_array)
     dtypes = tuple((name, dtype_name(x)) for name, x in operands.items() if name != "seed")
-    if "seed" in operands:
-        dtypes += (("seed", "uint64"),)
     own = tuple(option for option in plain if option[0] in lower.ASKED)
-    return lower.refused_axes(*arrays, **options) or lower.refusal(op, backward, dtypes, own)
+    return lower.refused_axes(*arrays, **options) or lower.refusal(op, dtypes, own)
 
 
 def prepared_linear(op: str, arrays: tuple[Any, ...], options: dict[str, Any]) -> Callable[..., Array] | None:

@@ -278,30 +278,23 @@ def pulled(op: str, arguments: Arguments, cotangents: Mapping[str, Tensor | None
     return dict(zip(names, grads, strict=True))
 
 
-def _reason(op: str, passes: tuple[bool, ...], dtypes: tuple[tuple[str, str], ...], own: lower.Plain) -> str | None:
+def _reason(op: str, dtypes: tuple[tuple[str, str], ...], own: lower.Plain) -> str | None:
     status = native_status()
-    if status.level is None:
-        return status.reason
-    return next(filter(None, (lower.refusal(op, backward, dtypes, own) for backward in passes)), None)
+    return status.reason if status.level is None else lower.refusal(op, dtypes, own)
 
 
 # which calls the library supports does not change while torch.compile traces
 _reason._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def unsupported(op: str, backward: bool, *arrays: Any, **options: Any) -> str | None:
+def unsupported(op: str, *arrays: Any, **options: Any) -> str | None:
     """Why the library does not support a call or its gradients."""
     if arrays[0].device.type != "cpu":
         return "it is for the CPU"
     pairs = [*zip("qkv", arrays, strict=False), *options.items()]
-    tensors = [(name, x) for name, x in pairs if isinstance(x, Tensor)]
-    dtypes = [(name, str(x.dtype)) for name, x in tensors]
-    if options.get("dropout") is not None:
-        dtypes.append(("seed", "torch.int64"))
+    dtypes = tuple([(name, str(x.dtype)) for name, x in pairs if isinstance(x, Tensor)])
     own = tuple([(name, options[name]) for name in lower.ASKED if name in options and not is_tensor(options[name])])
-    needs_grad = torch.is_grad_enabled() and any(x.requires_grad for _, x in tensors)
-    passes = (True,) if backward else (False, True) if needs_grad else (False,)
-    return lower.refused_axes(*arrays, **options) or _reason(op, passes, tuple(dtypes), own)
+    return lower.refused_axes(*arrays, **options) or _reason(op, dtypes, own)
 
 
 SDPA_UNTIL = 1 << 15

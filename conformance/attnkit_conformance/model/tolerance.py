@@ -141,7 +141,7 @@ def measure(output: str, x: Array, limit: Limit) -> Measured:
     if np.any(misplaced):
         wrong = int(np.sum(misplaced))
         failures.append(("nonfinite", f"{output}: {wrong} of {x.size} entries are finite, NaN or infinite otherwise"))
-    elif ratio > 1:
+    elif not ratio <= 1:
         at = np.unravel_index(int(np.argmax(share)), share.shape)
         place = f"{tuple(map(int, at))}: {x[at]:.6g} instead of {golden[at]:.6g}"
         failures.append(("bound", f"{output}: off by {ratio:.3g} times what is allowed at {place}"))

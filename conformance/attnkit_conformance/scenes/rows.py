@@ -32,6 +32,13 @@ ALONE = ("causal", "window")
 COTANGENTS = ("every", "first", "others")  # the outputs, of several, whose cotangents gradients are of
 ARRAYS_OF_NUMBERS = (*LEARNED, LENGTH_ARRAY)
 EVERYTHING = {"return_lse": True, "return_state": True}
+FIELDS: Mapping[Level, tuple[str, ...] | None] = {
+    "all": None,
+    "sums": ("total", "sum_squares"),
+    "entropy": ("entropy",),
+    "counts": ("maximum", "nonzero", "visible"),
+}
+"""The statistics that are asked for: kernels have an inner loop for each selection."""
 
 Factors = Mapping[str, tuple[Level, ...]]
 SHARED: Factors = {
@@ -101,6 +108,7 @@ def shared_factors(op: Op) -> dict[str, tuple[Level, ...]]:
     if op.subjects:  # rounding decides which of equal keys has the maximum, and the entropy of a saturated row
         shared["op"] = tuple(subject.name for subject in op.subjects)
         shared["values"] = ("normal", "integers")
+        shared["fields"] = tuple(FIELDS)
     return shared
 
 
@@ -187,7 +195,7 @@ def samples_of(op: Op, prefix: str, array: Sequence[Row]) -> Iterator[Sample]:
 
 def sample_of_scene(op: Op, name: str, row: Row) -> Sample:
     """The sample of a row of an attention op."""
-    own = {factor: level for factor, level in row.items() if factor in op.own}
+    own = {factor: FIELDS[level] if factor == "fields" else level for factor, level in row.items() if factor in op.own}
     scene = scene_of(name, {n: x for n, x in row.items() if n not in own}, bool(op.subjects))
     return scene_sample(op, scene, {n: x for n, x in own.items() if x is not None}, str(row["dtype"]), "")
 
