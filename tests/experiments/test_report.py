@@ -11,6 +11,7 @@ import pytest
 from attnkit_experiments.__main__ import main
 from attnkit_experiments.commands.report import write_report
 from attnkit_experiments.engine.errors import UserError
+from attnkit_experiments.report import tables
 from attnkit_experiments.report.results import Difference, Spread, read_study
 from attnkit_experiments.study.recipe import Measure
 
@@ -90,6 +91,65 @@ def test_a_report_of_several_seeds(out):
     assert rows[1]["difference_mean"] != ""
     summary = (out / "summary.md").read_text()
     assert summary.startswith("# 000-fig2 · preset cpu, changed: image_size=8 ")
+
+
+def test_every_cell_and_its_curve_are_written(out):
+    write_report(out)
+    cells = list(csv.DictReader((out / "cells.csv").read_text().splitlines()))
+    assert [(row["variant"], row["seed"]) for row in cells[:3]] == [
+        ("softmax", "0"), ("softmax", "1"), ("relu-alpha0", "0"),
+    ]  # fmt: skip
+    result = json.loads((out / "cells" / "relu-alpha0-seed0" / "result.json").read_text())
+    for key in ("accuracy", "test_loss", "step_ms", "parameters"):
+        assert float(cells[2][key]) == result[key]
+    entropies = [layer["entropy"] for layer in result["layers"]]
+    assert float(cells[2]["entropy"]) == pytest.approx(sum(entropies) / len(entropies), rel=1e-12)
+    curves = list(csv.DictReader((out / "curves.csv").read_text().splitlines()))
+    assert {(row["variant"], row["seed"]) for row in curves} == {(row["variant"], row["seed"]) for row in cells}
+    assert {row["step"] for row in curves} == {"1", "2", "3", "4", "5", "6"}
+    exact = list(csv.DictReader((out / "exact.csv").read_text().splitlines()))
+    assert {row["statement"] for row in exact} == {"weights", "variance"}
+    assert all(abs(float(row["measured"]) - float(row["expected"])) < 0.05 for row in exact)
+
+
+def test_curves_are_thinned_to_their_ends():
+    rows = [{"step": n + 1, "loss": float(n), "grad_norm": 1.0} for n in range(1000)]
+    evaluations = [{"step": n, "evaluation": {"accuracy": n / 1000}} for n in (500, 1000)]
+    thin = list(tables.thinned([*rows, *evaluations], 7))
+    assert len(thin) == 9
+    assert [row["step"] for row in thin[-3:]] == [1000, 500, 1000]
+    assert thin[0]["loss"] == sum(range(thin[0]["step"])) / thin[0]["step"], "the mean of a whole stretch"
+    assert thin[-1]["accuracy"] == 1.0
+
+
+def test_numbers_of_a_result_are_in_short():
+    result = {
+        "seed": 3,
+        "accuracy": 0.5,
+        "entropy": None,
+        "signatures": {"bleu": "nrefs:1"},
+        "loss_by_length": {"1 to 10": 2.0},
+        "layers": [{"name": "a", "total": 1.0, "nonzero": None}, {"name": "b", "total": 3.0, "nonzero": 0.5}],
+        "learned": [[0.25, 0.5], [0.5, 0.75]],
+        "residuals": [{"median": [1.0, 0.1], "largest": [1.0, 0.2]}, {"median": [1.0, 0.3], "largest": [1.0, 0.1]}],
+        "exact": [
+            {"row_sum_errors": -2.0, "variance_errors": 0.5}, {"row_sum_errors": 1.0, "variance_errors": 1.0}
+        ],
+    }  # fmt: skip
+    assert tables.numbers(result) == {
+        "accuracy": 0.5,
+        "entropy": None,
+        "loss_by_length_1 to 10": 2.0,
+        "total": 2.0,
+        "nonzero": None,
+        "learned": 0.5,
+        "learned_lowest": 0.25,
+        "learned_highest": 0.75,
+        "residuals_median": 0.3,
+        "residuals_largest": 0.2,
+        "row_sum_errors": 2.0,
+        "variance_errors": 1.0,
+    }
 
 
 def test_a_report_opens_with_what_is_told_apart(out):

@@ -1,4 +1,4 @@
-"""`report DIR …`: the results of a study or a measurement as report.html, results.csv and summary.md."""
+"""`report DIR …`: the results of a study or a measurement as report.html, summary.md and CSVs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from attnkit_experiments.report.results import read_about, read_study
 
 
 def write_report(folder: Path, *more: Path, show_images: bool = True, **where: Any) -> Path:
-    """Write the three files into `folder`; returns the page. UserError if there is nothing to report.
+    """Write the files into `folder`; returns the page. UserError if there is nothing to report.
 
     Cells whose inspection failed are inspected first; `where` are the fields of `Request` that this needs: data,
     device, cache, skip_unreadable.

@@ -6,6 +6,7 @@ import html
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from attnkit_experiments.report.results import command
 from attnkit_experiments.study.recipe import Section
 
 STYLE = """
@@ -86,7 +87,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return card(f"<table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>")
 
 
-def origin_section(about: Mapping[str, Any], device: str, more: Mapping[str, str], data: str = "") -> str:
+def origin_section(about: Mapping[str, Any], device: str, more: Mapping[str, str]) -> str:
     """The origin of a study, from its study.json: versions, `device` with its machine, `more` facts, the commands."""
     environment = about["environment"]
     facts = {
@@ -97,9 +98,7 @@ def origin_section(about: Mapping[str, Any], device: str, more: Mapping[str, str
         **more,
     }
     listed = "".join(f"<dt>{safe(key)}</dt><dd>{safe(value)}</dd>" for key, value in facts.items())
-    settings = "".join(f" --set {word}" for word in about["settings"])
-    command = f"python -m experiments run {about['recipe']} --preset {about['preset']}{settings}{data} --out DIR"
     return (
         f"<h2>How it was made</h2>{card(f'<dl>{listed}</dl>')}"
-        f"<pre><code>{safe(command)}\npython -m experiments report DIR</code></pre>"
+        f"<pre><code>{safe(command(about))}\npython -m experiments report DIR</code></pre>"
     )

@@ -9,7 +9,7 @@ from typing import Any
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.files import read_json, write_text
 from attnkit_experiments.report.html import badge, bullets, document, origin_section, safe, section, table
-from attnkit_experiments.report.results import as_csv, label, read_about
+from attnkit_experiments.report.results import as_csv, command, label, read_about
 from attnkit_experiments.study.measurement import Measurement
 
 
@@ -43,6 +43,7 @@ def as_markdown(measurement: Measurement, rows: list[dict[str, Any]], about: Map
         "",
         f"{measurement.title}. {_scale(about)}.",
         f"{measurement.about} {_device(about)}.",
+        f"`{command(about)}`",
         "",
         "| " + " | ".join(column.head for column in measurement.columns) + " |",
         "|" + "---|" * len(measurement.columns),

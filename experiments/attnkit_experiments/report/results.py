@@ -44,6 +44,14 @@ class Difference:
     mean: float
     half_width: float | None
 
+    @staticmethod
+    def of(gaps: Sequence[float]) -> Difference:
+        """Of the differences of single seeds, or of any other numbers."""
+        if len(gaps) < 2:
+            return Difference(gaps[0], None)
+        width = float(student.ppf(0.975, len(gaps) - 1)) * statistics.stdev(gaps) / len(gaps) ** 0.5
+        return Difference(statistics.fmean(gaps), width)
+
     def text(self, measure: Measure) -> str:
         """In the measure's unit; a difference whose interval contains zero is called undecided."""
         mean = f"{round(measure.factor * self.mean, measure.digits) + 0.0:+.{measure.digits}f}"
@@ -200,11 +208,7 @@ class StudyResults:
         shared = [seed for seed in line.results if seed in baseline.results]
         if not shared:
             return None
-        gaps = [line.results[seed][key] - baseline.results[seed][key] for seed in shared]
-        if len(gaps) < 2:
-            return Difference(gaps[0], None)
-        width = float(student.ppf(0.975, len(gaps) - 1)) * statistics.stdev(gaps) / len(gaps) ** 0.5
-        return Difference(statistics.fmean(gaps), width)
+        return Difference.of([line.results[seed][key] - baseline.results[seed][key] for seed in shared])
 
     def step_ratio(self, line: Line) -> float | None:
         baseline = self.by_name(line.variant["baseline"])
@@ -215,6 +219,17 @@ def label(about: Mapping[str, Any]) -> str:
     """The preset of a study.json, and its changes."""
     settings = " ".join(about["settings"])
     return f"preset {about['preset']}" + (f", changed: {settings}" if settings else "")
+
+
+def command(about: Mapping[str, Any]) -> str:
+    """The command that trains or measures what a study.json describes; DATA and DIR are places of the reader's."""
+    words = [f"python -m experiments run {about['recipe']} --preset {about['preset']}"]
+    words += [f"--set {word}" for word in about["settings"]]
+    if "data" in about:
+        words.append(f"--data DATA --seeds {' '.join(map(str, about['study']['seeds']))}")
+    if about["device"] == "cpu":
+        words.append(f"--threads {about['environment']['threads']}")
+    return " ".join([*words, "--out DIR"])
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -1,4 +1,4 @@
-"""The report of a study: one self-contained HTML page, results.csv and summary.md; nothing is trained for it."""
+"""The report of a study: a self-contained HTML page, summary.md and CSVs; nothing is trained for it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from attnkit_experiments.engine.files import write_text
-from attnkit_experiments.report import plots
+from attnkit_experiments.report import plots, tables
 from attnkit_experiments.report.claims import SLOPE_TOLERANCE
 from attnkit_experiments.report.claims import hold as claims_hold
 from attnkit_experiments.report.html import badge, bullets, card, document, origin_section, safe, section, table
 from attnkit_experiments.report.merging import read_studies
-from attnkit_experiments.report.results import Line, Spread, StudyResults, as_csv
+from attnkit_experiments.report.results import Line, Spread, StudyResults, as_csv, command
 from attnkit_experiments.study.recipe import Measure, Published, Recipe
 
 FULL = ("paper", "i1k", "fairseq", "wmt14")
@@ -22,10 +22,14 @@ FULL = ("paper", "i1k", "fairseq", "wmt14")
 
 
 def write_report(folders: Sequence[Path], recipe: Recipe, *, show_images: bool = True) -> Path:
-    """Write the three files into the first folder; returns the page. UserError if there is nothing to report."""
+    """Write the files into the first folder; returns the page. UserError if there is nothing to report."""
     study, folder = read_studies(folders, recipe), folders[0]
     records = [record(study, line, recipe.domain.measure) for line in study.lines if line.results]
     write_text(folder / "results.csv", as_csv(records))
+    write_text(folder / "cells.csv", as_csv(tables.cells(study)))
+    write_text(folder / "curves.csv", as_csv(tables.curves(study)))
+    if study.claims:
+        write_text(folder / "exact.csv", as_csv(tables.exact(study.claims)))
     write_text(folder / "summary.md", as_markdown(study, recipe))
     write_text(folder / "report.html", render(study, recipe, show_images=show_images))
     return folder / "report.html"
@@ -76,6 +80,7 @@ def as_markdown(study: StudyResults, recipe: Recipe) -> str:
         f"{recipe.title}. {about['label']}. {conclusion(study, measure)}".rstrip(),
         f"{data['name']}, {data['text']}, {settings['steps']} steps; {about['environment']['device']}, "
         f"{about['environment']['threads']} threads. {study.load_text()}",
+        f"`{command(about)}`",
         "",
         f"| variant ({study.preset}) | seeds | {measure.head} | difference to baseline (95 %) | ms per step |",
         "|---|---|---|---|---|",
@@ -336,10 +341,7 @@ def _origin_section(study: StudyResults) -> str:
         "seeds": ", ".join(map(str, about["study"]["seeds"])),
     }
     settings = ", ".join(f"{key}={_plain(value)}" for key, value in about["study"].items() if key != "seeds")
-    return (
-        origin_section(about, device, facts, data=" --data DATA")
-        + f'<p class="soft">Settings: <code>{safe(settings)}</code></p>'
-    )
+    return origin_section(about, device, facts) + f'<p class="soft">Settings: <code>{safe(settings)}</code></p>'
 
 
 def _plain(value: Any) -> str:
