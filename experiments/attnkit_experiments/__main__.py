@@ -114,7 +114,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Report:
-    """Write report.html, results.csv and summary.md for a study, trained in one folder or in several."""
+    """Write report.html, summary.md and CSVs for a study, trained in one folder or in several."""
 
     folder: tyro.conf.Positional[Path]
     """The --out of a run; the files are written there."""
@@ -129,6 +129,16 @@ class Report:
     """Of this inspection: auto, cpu or cuda[:N] (default: as the run)."""
     cache: Path | None = None
     """As of run."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """Write the pages of docs/results: the papers' claims, and what the reports say about them."""
+
+    reports: tyro.conf.Positional[Path] = Path("docs/reports")
+    """A folder with a folder for each report."""
+    out: tyro.conf.Positional[Path] = Path("docs/results")
+    """Directory for the pages and their figures."""
 
 
 @dataclass(frozen=True)
@@ -231,6 +241,7 @@ Command = (
     | Annotated[Run, tyro.conf.subcommand("run")]
     | Annotated[Work, tyro.conf.subcommand("work")]
     | Annotated[Report, tyro.conf.subcommand("report")]
+    | Annotated[Results, tyro.conf.subcommand("results")]
     | Annotated[Prepare, tyro.conf.subcommand("prepare")]
     | Annotated[Decode, tyro.conf.subcommand("decode")]
     | Annotated[Export, tyro.conf.subcommand("export")]
@@ -280,7 +291,7 @@ def request_of(command: Run | Profile) -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    command: List | Run | Work | Report | Prepare | Decode | Export | Classify | Profile = tyro.cli(
+    command: List | Run | Work | Report | Results | Prepare | Decode | Export | Classify | Profile = tyro.cli(
         Command,
         prog="python -m experiments",
         args=arguments,
@@ -297,6 +308,10 @@ def main(arguments: list[str] | None = None) -> int:
                 device=command.device, cache=command.cache,
             )  # fmt: skip
             say(f"report: {page}")
+        elif isinstance(command, Results):
+            from attnkit_experiments.evidence.site import write  # imports plotting
+
+            say(f"results: {write(command.reports, command.out)}")
         elif isinstance(command, Work):
             where = {name: value for name, value in vars(command).items() if name != "folder"}
             say(f"done; python -m experiments report {runner.work(command.folder, **where)}")

@@ -48,7 +48,8 @@ EXPERIMENTS = {
     "language": "engine study report cost data images",
     "recipes": "engine study report cost data images sequences translation soft language",
     "commands": "engine study report cost data images sequences translation soft language recipes",
-    "__main__.py": "engine data recipes commands",
+    "evidence": "engine study report recipes",
+    "__main__.py": "engine data recipes commands evidence",
 }
 # Other folders -> what their modules import. adapters and peers import what they judge.
 RULES = {

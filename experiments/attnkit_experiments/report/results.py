@@ -193,7 +193,7 @@ class StudyResults:
             return f"Trained on {self.machines} different machines, so the times are not comparable."
         cores = self.about["environment"]["cores"]
         text = f"Load average {self.load():.1f} on {cores} cores"
-        if self.load() > cores + 0.5:
+        if is_busy(self.load(), cores):
             return f"{text}: the machine had other work, so the times are not comparable."
         return f"{text}."
 
@@ -213,6 +213,11 @@ class StudyResults:
     def step_ratio(self, line: Line) -> float | None:
         baseline = self.by_name(line.variant["baseline"])
         return line.step_ms() / baseline.step_ms() if baseline else None
+
+
+def is_busy(load: float, cores: int) -> bool:
+    """Whether a load average means that trainings had to wait for other work."""
+    return load > cores + 0.5
 
 
 def label(about: Mapping[str, Any]) -> str:

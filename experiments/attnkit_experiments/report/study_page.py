@@ -65,7 +65,7 @@ def record(study: StudyResults, line: Line, measure: Measure) -> dict[str, Any]:
         "seconds_mean": line.over_seeds("seconds").mean,
         "diverged": len(line.diverged),
         "load": study.load(),
-        **{key: environment[key] for key in ("commit", "torch", "device", "threads", "processes")},
+        **{key: environment[key] for key in ("commit", "torch", "device", "cores", "threads", "processes")},
         "data_checksum": about["data"]["checksum"],
     }
 

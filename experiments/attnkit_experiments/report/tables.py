@@ -9,6 +9,7 @@ from typing import Any
 
 from attnkit_experiments.engine.files import read_json
 from attnkit_experiments.engine.metrics import read_metrics
+from attnkit_experiments.report.claims import slope
 from attnkit_experiments.report.results import StudyResults
 
 CURVE_LINES = 300
@@ -96,18 +97,15 @@ def _parts(rows: Sequence[Any], count: int) -> list[Sequence[Any]]:
 
 
 def exact(claims: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The exact statements (`report.claims`): what was measured and what is expected."""
-    weights = [
-        {"statement": "weights", "of": f"{row['activation']}, α = {row['alpha']:g}", "measured": row["slope"],
-         "expected": -row["alpha"]}
-        for row in claims["weights"]
+    """The exact statements (`report.claims`) as slopes against the length: measured and expected."""
+    flat = slope([row["n"] for row in claims["variance"]], [row["reluformer"] for row in claims["variance"]])
+    slopes = [
+        *(("weights", f"{row['activation']}, α = {row['alpha']:g}", row["slope"], -row["alpha"])
+          for row in claims["weights"]),
+        ("variance", "relu", claims["variance_slope"], 1.0),
+        ("variance", "reluformer", flat, 0.0),
     ]  # fmt: skip
-    growth = {"statement": "variance", "of": "relu: slope", "measured": claims["variance_slope"], "expected": 1.0}
-    scaled = [
-        {"statement": "variance", "of": f"reluformer: n = {row['n']}", "measured": row["reluformer"], "expected": 1.0}
-        for row in claims["variance"]
-    ]
-    return [*weights, growth, *scaled]
+    return [dict(zip(("statement", "of", "measured", "expected"), each, strict=True)) for each in slopes]
 
 
 def _before(key: str) -> str:

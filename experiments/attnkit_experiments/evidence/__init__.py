@@ -1,0 +1,1 @@
+"""What the committed reports say about the papers' claims."""

@@ -1,0 +1,55 @@
+"""A claim of a paper, and what the runs say about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from attnkit_experiments.evidence.checks import Check
+from attnkit_experiments.evidence.runs import Run
+from attnkit_experiments.evidence.verdict import Finding, Verdict, together
+
+
+@dataclass(frozen=True)
+class Claim:
+    """`text` says in our words what stands at `place`; all of `checks` together decide it, none if it is a picture.
+
+    `task` is that of the run, where a recipe has several; `needs` are settings with which preset cpu has the variants,
+    where it lacks them; `too_small` says why a run of this size decides nothing.
+    """
+
+    name: str
+    place: str
+    text: str
+    recipe: str
+    checks: tuple[Check, ...] = ()
+    task: str = ""
+    needs: tuple[str, ...] = ()
+    too_small: str = ""
+
+
+@dataclass(frozen=True)
+class Answer:
+    claim: Claim
+    verdict: Verdict
+    findings: tuple[Finding, ...]
+
+
+def answer(claim: Claim, runs: Sequence[Run]) -> Answer:
+    """The verdict, each check on the run that has the most seeds for it."""
+    ours = [run for run in runs if run.recipe == claim.recipe and (not claim.task or run.setting("task") == claim.task)]
+    if not claim.checks:
+        verdict = Verdict.SHOWN if ours else Verdict.ABSENT
+        return Answer(claim, verdict, tuple(Finding("see the page", verdict, 0, run.name) for run in ours[:1]))
+    findings = [finding for check in claim.checks for finding in _best(check, ours)]
+    verdict = together([finding.verdict for finding in findings])
+    if claim.too_small and verdict is not Verdict.ABSENT:
+        verdict = Verdict.UNDECIDED
+    return Answer(claim, verdict, tuple(finding for finding in findings if finding.verdict is not Verdict.ABSENT))
+
+
+def _best(check: Check, runs: Sequence[Run]) -> list[Finding]:
+    found = [findings for run in runs if (findings := check.on(run))]
+    if not found:
+        return [Finding("", Verdict.ABSENT)]
+    return max(found, key=lambda findings: min(finding.n for finding in findings))

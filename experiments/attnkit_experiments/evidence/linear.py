@@ -1,0 +1,79 @@
+"""What *Transformers are RNNs*, a text without experiments, says of linear attention, as far as it can be tested."""
+
+from __future__ import annotations
+
+from attnkit_experiments.evidence.checks import Growth, Level, lower, not_below
+from attnkit_experiments.evidence.claim import Claim
+
+POINTS, COPIED = 0.02, 0.05
+"""Our margins of accuracy, on classes and on repeated symbols."""
+
+METHODS = ("linear", "cosine", "efficient", "linformer")
+CAUSAL = ("linear", "cosine", "efficient", "performer")
+TASKS = {
+    "listops": ("ListOps", ()),
+    "text": ("reviews, byte by byte", ("task=text",)),
+    "image": ("pixels in a row", ("task=image",)),
+}
+
+
+def quality(task: str) -> Claim:
+    name, needs = TASKS[task]
+    return Claim(
+        f"linear attention is usable: {name}",
+        "several kinds of linear attention",
+        "The text asks whether attention can do without softmax. Linear (elu + 1), 1 + cosine, efficient attention and "
+        f"Linformer are as accurate on {name} (here: 2 points at most below).",
+        "003-sequences",
+        tuple(not_below(method, "transformer", POINTS) for method in METHODS),
+        task=task,
+        needs=needs,
+    )
+
+
+CLAIMS = (
+    *map(quality, TASKS),
+    Claim(
+        "linear attention saves time",
+        "taking softmax away",
+        "Without softmax the cost falls from n² to n; here a step of training is shorter at the length of the run.",
+        "003-sequences",
+        tuple(lower(method, "transformer", "step_ms", relative=True) for method in METHODS),
+        task="listops",
+    ),
+    Claim(
+        "causal linear attention keeps what it read",
+        "autoregressive generation",
+        "Sums up to each token are all that linear attention knows of those before. It repeats a sequence as well as "
+        "softmax (here: 5 points at most fewer symbols right).",
+        "003-copying",
+        tuple(not_below(method, "softmax", COPIED, "accuracy") for method in CAUSAL),
+    ),
+    Claim(
+        "causal linear attention copies at all",
+        "autoregressive generation",
+        "It gets more symbols right than guessing among ten (here: above 15 %).",
+        "003-copying",
+        tuple(Level(method, "accuracy", low=0.15) for method in CAUSAL),
+    ),
+    Claim(
+        "the state does not grow",
+        "autoregressive generation",
+        "Decoding needs a state of one size at any length; a cache of keys and values grows with it.",
+        "003-decoding",
+        (
+            *(Growth({"method": name}, "bytes", "tokens", "bytes", low=-0.01, high=0.01) for name in CAUSAL),
+            Growth({"method": "softmax"}, "bytes", "tokens", "bytes", low=0.99, high=1.01),
+        ),
+    ),
+    Claim(
+        "a token costs the same at any length",
+        "autoregressive generation",
+        "Time of a token does not grow with those before (here: exponent below 0.1), with a cache it does (above 0.3).",
+        "003-decoding",
+        (
+            *(Growth({"method": name}, "ms", "tokens", "ms", low=-0.1, high=0.1) for name in CAUSAL),
+            Growth({"method": "softmax"}, "ms", "tokens", "ms", low=0.3),
+        ),
+    ),
+)

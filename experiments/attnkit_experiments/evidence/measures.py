@@ -1,0 +1,45 @@
+"""The numbers of cells.csv that claims are about: names, units, digits."""
+
+from __future__ import annotations
+
+from attnkit_experiments.recipes import RECIPES
+from attnkit_experiments.study.recipe import Measure
+
+
+def share(key: str, name: str) -> Measure:
+    return Measure(key, name, factor=100, unit="%")
+
+
+MEASURES = {
+    measure.key: measure
+    for measure in (
+        share("accuracy", "accuracy"),
+        Measure("entropy", "entropy", digits=2, unit="nats"),
+        share("zeros", "weights that are 0"),
+        Measure("variance_ratio", "variance ratio", digits=3),
+        Measure("slot_anisotropy", "anisotropy", digits=3),
+        share("slots_top_0.2", "share of the top 0.2 % of slots"),
+        share("attention_top_0.5", "share of the top 0.5 % of weights"),
+        Measure("learned", "learned value", digits=2),
+        Measure("row_sum_errors", "row sum, standard errors off", digits=1),
+        Measure("variance_errors", "variance, standard errors off", digits=1),
+        Measure("residuals_median", "residual, worst stage", digits=4),
+        Measure("step_ms", "time of a step", unit="ms", digits=0),
+        Measure("sentences_per_second", "sentences per second"),
+        Measure("full_parameters", "parameters", factor=1e-6, unit="M", digits=2),
+        Measure("full_multiply_adds_without_inverse", "multiply-adds", factor=1e-9, unit="G", digits=2),
+        Measure("full_memory", "memory of training", factor=1e-9, unit="GB", digits=2),
+        Measure("full_training_rate", "speed of training", unit="images/s"),
+        Measure("full_prediction_rate", "speed of prediction", unit="images/s"),
+    )
+}
+
+
+TIMES = ("step_ms", "sentences_per_second", "full_training_rate", "full_prediction_rate")
+"""Those that a busy machine falsifies."""
+
+
+def measure_of(recipe: str, key: str = "") -> Measure:
+    """A number of a recipe's cells; without a key the one that its headline has."""
+    headline = RECIPES[recipe].domain.measure
+    return headline if key in ("", headline.key) else MEASURES[key]

@@ -1,0 +1,166 @@
+"""The claims of Wortsman et al. 2023, and the next checks that a summary of it proposes."""
+
+from __future__ import annotations
+
+from attnkit_experiments.evidence.checks import (
+    Everywhere,
+    Exact,
+    Level,
+    higher,
+    lower,
+    near,
+    not_above,
+    not_below,
+)
+from attnkit_experiments.evidence.claim import Claim
+
+POINTS, BITS = 0.02, 0.05
+"""Our margins where the paper says "matches" without one: of accuracy, and of bits per byte."""
+
+ACTIVATIONS = ("relu_squared", "gelu", "softplus", "identity")
+SEVEN = ("activations=relu,relu_squared,gelu,softplus,identity",)
+
+CLAIMS = (
+    Claim(
+        "relu/L keeps up with softmax",
+        "Fig. 1, §4",
+        "At any compute relu over the length is as accurate as softmax (here: 2 points at most below).",
+        "000-fig1",
+        (not_below("*-relu-alpha1", "*-softmax", POINTS),),
+    ),
+    Claim(
+        "dividing by the length is needed",
+        "abstract, Fig. 2",
+        "Relu without a factor is less accurate than with α = 1.",
+        "000-fig2",
+        (higher("relu-alpha1", "relu-alpha0"),),
+    ),
+    Claim(
+        "the best α is near 1",
+        "Fig. 2, §4",
+        "Relu is most accurate with α close to 1, better than with ½.",
+        "000-fig2",
+        (higher("relu-alpha1", "relu-alpha0.5"),),
+    ),
+    Claim(
+        "no activation is clearly best",
+        "Fig. 2, §4",
+        "At α = 1 other activations are as accurate as relu (here: within 2 points).",
+        "000-fig2",
+        tuple(near(f"{name}-alpha1", "relu-alpha1", POINTS) for name in ACTIVATIONS[:3]),
+        needs=SEVEN,
+    ),
+    Claim(
+        "without an activation accuracy is lost",
+        "§2, note 1",
+        "The identity, which makes attention linear, is less accurate than softmax.",
+        "000-fig2",
+        (lower("identity-alpha1", "softmax"),),
+        needs=SEVEN,
+    ),
+    Claim(
+        "mean weights scale as L⁻ᵅ",
+        "§3",
+        "Before training the mean weight falls with the length as L⁻ᵅ, as softmax's for α = 1. Exact at any size.",
+        "000-fig2",
+        (Exact("weights"),),
+    ),
+    Claim(
+        "qk-layernorm matters little",
+        "Fig. 3, §4",
+        "Without qk-layernorm accuracy hardly changes for small models (here: within 2 points).",
+        "000-fig3",
+        (near("*-nonorm", "*-norm", POINTS),),
+    ),
+    Claim(
+        "a gate does not replace the factor",
+        "Fig. 4, §4",
+        "With a gate too, α = 1 is more accurate than α = 0.",
+        "000-fig4",
+        (higher("relu-alpha1-gate", "relu-alpha0-gate"),),
+    ),
+    Claim(
+        "a gate costs time",
+        "Fig. 4, §4",
+        "A gate needs more core hours: 9.3 % for S/8 in the paper.",
+        "000-fig4",
+        (higher("relu-alpha1-gate", "relu-alpha1", "step_ms", relative=True),),
+    ),
+    Claim(
+        "relu is faster than softmax",
+        "§1",
+        "Softmax is costly for its exponentials and sums; a step of training takes less time with relu.",
+        "000-fig1",
+        (lower("*-relu-alpha1", "*-softmax", "step_ms", relative=True),),
+    ),
+    Claim(
+        "a learned scale makes up for α = 0",
+        "§5, an open question",
+        "A scale that starts at α = 0 and is learned comes to the accuracy of α = 1 (here: 2 points at most below).",
+        "000-learned",
+        (not_below("relu-alpha0-*", "relu-alpha1", POINTS),),
+    ),
+    Claim(
+        "a learned α moves to 1",
+        "§5, an open question",
+        "An α that starts at 0 and is learned ends nearer to 1 than to 0.",
+        "000-learned",
+        (Level("relu-alpha0-alpha-*", "learned", low=0.5),),
+    ),
+    Claim(
+        "learning the scale improves on α = 1",
+        "§5, an open question",
+        "A scale that starts at α = 1 and is learned is more accurate than the fixed one.",
+        "000-learned",
+        (higher("relu-alpha1-*", "relu-alpha1"),),
+    ),
+    Claim(
+        "what L⁻ᵅ does before training is exact",
+        "next checks: long sequences",
+        "Up to 16,384 tokens row sums go as L¹⁻ᵅ and variances as L¹⁻²ᵅ (here: within 5 standard errors).",
+        "000-lengths",
+        (Everywhere("*", "row_sum_errors", high=5.0), Everywhere("*", "variance_errors", high=5.0)),
+    ),
+    Claim(
+        "the factor is needed at every length",
+        "next checks: long sequences",
+        "In a causal language model of any length α = 1 has fewer bits per byte than α = 0.",
+        "000-lengths",
+        (lower("L*-relu-alpha1", "L*-relu-alpha0"),),
+    ),
+    Claim(
+        "α beyond 1 does not help",
+        "next checks: α to 2",
+        "At any length α = 1 has fewer bits per byte than 1.5 and 2.",
+        "000-lengths",
+        (lower("L*-relu-alpha1", "L*-relu-alpha1.5"), lower("L*-relu-alpha1", "L*-relu-alpha2")),
+    ),
+    Claim(
+        "relu/n keeps up with softmax in causal language models",
+        "next checks: language models",
+        "Bits per byte are those of softmax (here: 0.05 at most above).",
+        "000-causal",
+        (not_above("relu-alpha1", "softmax", BITS),),
+    ),
+    Claim(
+        "causal language models need the factor",
+        "next checks: language models",
+        "α = 1 has fewer bits per byte than α = 0.",
+        "000-causal",
+        (lower("relu-alpha1", "relu-alpha0"),),
+    ),
+    Claim(
+        "relu/n keeps up with softmax in masked language models",
+        "next checks: language models",
+        "Bits per masked byte are those of softmax (here: 0.05 at most above).",
+        "000-masked",
+        (not_above("relu-alpha1", "softmax", BITS),),
+    ),
+    Claim(
+        "the gain of time is real",
+        "limitations: wall-clock time",
+        "A step of a masked language model takes less time with relu than with softmax.",
+        "000-masked",
+        (lower("relu-alpha1", "softmax", "step_ms", relative=True),),
+    ),
+)

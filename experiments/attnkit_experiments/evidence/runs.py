@@ -1,0 +1,100 @@
+"""Committed reports, read from their CSVs alone."""
+
+from __future__ import annotations
+
+import csv
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from attnkit_experiments.recipes import MEASUREMENTS, RECIPES
+from attnkit_experiments.report.results import Spread, is_busy
+
+Record = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A report: `results` are the records of results.csv, `cells`, `curves` and `exact` those of the other files."""
+
+    name: str
+    results: Sequence[Record]
+    cells: Sequence[Record] = ()
+    curves: Sequence[Record] = ()
+    exact: Sequence[Record] = ()
+
+    @property
+    def recipe(self) -> str:
+        return self.results[0]["recipe"]
+
+    @property
+    def preset(self) -> str:
+        return self.results[0]["preset"]
+
+    def setting(self, key: str) -> str:
+        """A setting of its study: as it was changed, or as the preset has it."""
+        changed = dict(word.split("=", 1) for word in self.results[0]["changed"].split())
+        recipe = RECIPES.get(self.recipe) or MEASUREMENTS[self.recipe]
+        return changed.get(key, str(getattr(recipe.presets[self.preset].study, key, "")))
+
+    @property
+    def busy(self) -> bool:
+        """Whether the machine had other work while its cells were trained, so that times are not comparable."""
+        cores, loads = self.results[0].get("cores"), [float(cell["load"]) for cell in self.cells if cell.get("load")]
+        return bool(cores and loads) and is_busy(statistics.median(loads), int(cores or 0))
+
+    @property
+    def variants(self) -> list[str]:
+        return list(dict.fromkeys(cell["variant"] for cell in self.cells))
+
+    def first(self, variant: str) -> Record:
+        """The first cell of a variant, for what all of them have in common."""
+        return next(cell for cell in self.cells if cell["variant"] == variant)
+
+    def label(self, variant: str) -> str:
+        return self.first(variant)["label"]
+
+    def numbers(self, variant: str, key: str) -> dict[int, float]:
+        """A number of the variant's cells by seed, of those that have it."""
+        return {
+            int(cell["seed"]): float(cell[key]) for cell in self.cells if cell["variant"] == variant and cell.get(key)
+        }
+
+    def spread(self, variant: str, key: str) -> Spread | None:
+        numbers = self.numbers(variant, key)
+        return Spread.of(list(numbers.values())) if numbers else None
+
+    def diverged(self, variant: str) -> tuple[int, int]:
+        """How many of the variant's cells diverged, of how many."""
+        outcomes = [int(cell["diverged"]) for cell in self.cells if cell["variant"] == variant]
+        return sum(outcomes), len(outcomes)
+
+    def matching(self, pattern: str) -> list[tuple[str, str]]:
+        """The variants that a pattern with at most one * names, each with what the * stands for."""
+        return matching(pattern, self.variants)
+
+
+def matching(pattern: str, names: Sequence[str]) -> list[tuple[str, str]]:
+    shape = re.compile(re.escape(pattern).replace(r"\*", "(.+)"))
+    found = [(name, shape.fullmatch(name)) for name in names]
+    return [(name, match[1] if "*" in pattern else "") for name, match in found if match]
+
+
+def read_runs(reports: Path) -> list[Run]:
+    """The reports in a folder by name, without smoke runs and without studies that lack cells.csv."""
+    runs = []
+    for path in sorted(reports.glob("*/results.csv")):
+        run = Run(path.parent.name, *(records(path.parent / f"{name}.csv") for name in FILES))
+        if run.results[0]["is_result"] == "True" and (run.cells or run.recipe in MEASUREMENTS):
+            runs.append(run)
+    return runs
+
+
+FILES = ("results", "cells", "curves", "exact")
+
+
+def records(path: Path) -> list[dict[str, str]]:
+    """The lines of a CSV, none where there is no such file."""
+    return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines())) if path.exists() else []

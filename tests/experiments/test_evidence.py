@@ -1,0 +1,387 @@
+"""Claims and verdicts: every verdict is reached from CSVs made here; the pages are those of the committed reports."""
+
+import csv
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from attnkit_experiments.__main__ import main
+from attnkit_experiments.commands import runner
+from attnkit_experiments.commands.report import write_report
+from attnkit_experiments.evidence import index, page, site
+from attnkit_experiments.evidence.checks import Compare, Diverges, Everywhere, Exact, Growth, Level, Rows, higher, lower
+from attnkit_experiments.evidence.claim import Claim, answer
+from attnkit_experiments.evidence.measures import measure_of
+from attnkit_experiments.evidence.papers import PAPERS
+from attnkit_experiments.evidence.runs import Run, matching, read_runs
+from attnkit_experiments.evidence.verdict import Verdict, exactly, judged, together
+from attnkit_experiments.recipes import MEASUREMENTS, RECIPES
+from attnkit_experiments.report.results import Difference
+from attnkit_experiments.study.overrides import override
+
+from .made_reports import cells_of, measured, write_cells, write_curves, write_everything, write_exact
+from .translation_cases import TINY as TRANSLATED
+
+DOCS = Path(__file__).parents[2] / "docs"
+CLAIMS = [claim for paper in PAPERS for claim in paper.claims]
+YES, NO, OPEN, ABSENT = Verdict.SUPPORTED, Verdict.CONTRADICTED, Verdict.UNDECIDED, Verdict.ABSENT
+STUDENT = 4.302652729911275  # the 97.5 % quantile for three seeds
+
+
+# ---------------------------------------------------------------------------------------------- verdicts
+
+
+@pytest.mark.parametrize(
+    ("mean", "width", "bounds", "expected"),
+    [
+        (1.0, 0.5, (0, math.inf), YES),
+        (-1.0, 0.5, (0, math.inf), NO),
+        (0.4, 0.5, (0, math.inf), OPEN),
+        (0.5, 0.5, (0, math.inf), OPEN),  # the interval begins at the bound
+        (-0.5, 0.5, (0, math.inf), OPEN),  # or ends there
+        (-1.0, 0.5, (-2, math.inf), YES),  # worse, by less than the margin
+        (0.0, 0.5, (-1, 1), YES),
+        (0.8, 0.5, (-1, 1), OPEN),
+        (2.0, 0.5, (-1, 1), NO),
+        (0.0, 3.0, (-1, 1), OPEN),  # wider than the bounds
+        (5.0, None, (0, math.inf), OPEN),  # one seed
+        (0.0, 0.0, (-1, 1), YES),
+    ],
+)
+def test_an_interval_within_bounds_decides(mean, width, bounds, expected):
+    assert judged(Difference(mean, width), *bounds) is expected
+
+
+def test_exact_numbers_and_parts_of_a_claim():
+    assert [exactly(x) for x in ([True, True], [True, False], [False, False])] == [YES, OPEN, NO]
+    assert together([YES, YES]) is YES
+    assert together([YES, OPEN]) is OPEN
+    assert together([YES, OPEN, NO]) is NO
+    assert together([YES, ABSENT]) is OPEN, "a claim with a part that was not run is not supported"
+    assert together([ABSENT, ABSENT]) is ABSENT
+    assert together([]) is Verdict.SHOWN
+
+
+def made(tmp_path, values, recipe="000-fig2", key="accuracy", **about) -> Run:
+    """A run with {variant: numbers of seeds 0, 1, …}; None is a diverged cell."""
+    cells = [
+        {"variant": variant, "seed": seed, "diverged": int(number is None), key: number}
+        for variant, numbers in values.items()
+        for seed, number in enumerate(numbers)
+    ]
+    write_cells(tmp_path, recipe, cells, **about)
+    return read_runs(tmp_path)[-1]
+
+
+def verdicts(check, run):
+    return [finding.verdict for finding in check.on(run)]
+
+
+def test_differences_are_paired_by_seed(tmp_path):
+    softmax, relu = (0.50, 0.60, 0.70), (0.52, 0.61, 0.72)
+    run = made(tmp_path, {"softmax": softmax, "relu": relu})
+    (finding,) = higher("relu", "softmax").on(run)
+    assert finding.verdict is YES, "seeds differ by far more than the variants"
+    mean, spread = 0.05 / 3, math.sqrt((2 * (0.01 / 3) ** 2 + (0.02 / 3) ** 2) / 2)
+    width = STUDENT * spread / math.sqrt(3)
+    assert finding.text == f"relu beside softmax: accuracy +{100 * mean:.1f} ± {100 * width:.1f} %, n = 3"
+    assert verdicts(lower("relu", "softmax"), run) == [NO]
+
+
+def test_ratios_are_paired_by_seed(tmp_path):
+    run = made(tmp_path, {"a": (10.9, 22.0, 33.1), "b": (10.0, 20.0, 30.0)}, key="step_ms")
+    (finding,) = higher("a", "b", "step_ms", relative=True).on(run)
+    assert finding.verdict is YES
+    assert finding.text.startswith("a beside b: time of a step ×1.10 ± 0.02, n = 3")
+
+
+def test_times_of_a_busy_machine_decide_nothing(tmp_path):
+    cells = [
+        {"variant": name, "seed": seed, "step_ms": ms, "accuracy": ms / 100, "load": 3.0}
+        for name, ms in (("a", 20.0), ("b", 10.0))
+        for seed in range(3)
+    ]
+    folder = write_cells(tmp_path, "000-fig2", cells)
+    (finding,) = higher("a", "b", "step_ms", relative=True).on(read_runs(tmp_path)[0])
+    assert finding.verdict is OPEN
+    assert finding.text.endswith("on a busy machine")
+    assert verdicts(higher("a", "b"), read_runs(tmp_path)[0]) == [YES]
+    (folder / "cells.csv").write_text((folder / "cells.csv").read_text().replace("3.0", "2.0"))
+    assert verdicts(higher("a", "b", "step_ms", relative=True), read_runs(tmp_path)[0]) == [YES]
+
+
+def test_an_open_difference_says_what_would_show(tmp_path):
+    (finding,) = higher("a", "b").on(made(tmp_path, {"a": (0.5, 0.6, 0.7), "b": (0.6, 0.5, 0.7)}))
+    assert finding.verdict is OPEN
+    assert re.search(r"\+0\.0 ± (\S+) %, n = 3, blind below \1$", finding.text)
+
+
+def test_one_seed_and_missing_cells(tmp_path):
+    run = made(tmp_path, {"a": (0.9, None, None), "b": (0.1, 0.2, 0.1), "c": (None, None, None)})
+    (finding,) = higher("a", "b").on(run)
+    assert (finding.verdict, finding.n) == (OPEN, 1)
+    assert finding.text.endswith("accuracy +80.0 %, one seed")
+    (finding,) = higher("b", "c").on(run)
+    assert (finding.verdict, finding.n) == (OPEN, 0)
+    assert "c diverged in 3 of 3" in finding.text
+    assert higher("a", "nobody").on(run) == []
+    assert higher("b", "b", "entropy").on(run) == []
+
+
+def test_a_star_stands_for_the_same_in_both_names(tmp_path):
+    assert matching("*-norm", ["a-norm", "b-norm", "a-nonorm"]) == [("a-norm", "a"), ("b-norm", "b")]
+    assert matching("a", ["a", "ab"]) == [("a", "")]
+    run = made(tmp_path, {"x-1": (0.9, 0.8), "y-1": (0.1, 0.2), "x-2": (0.1, 0.2), "y-2": (0.9, 0.8), "x-3": (1, 1)})
+    assert verdicts(higher("x-*", "y-*"), run) in ([OPEN, OPEN], [YES, NO])
+    assert len(higher("x-*", "y-*").on(run)) == 2, "x-3 has nothing to be compared with"
+
+
+def test_a_difference_of_differences(tmp_path):
+    run = made(tmp_path, {"a9": (0.9,) * 3, "a1": (0.1, 0.11, 0.12), "b9": (0.5,) * 3, "b1": (0.4, 0.41, 0.42)})
+    assert verdicts(Compare("a9", "a1", low=0.65, high=0.75, beyond=("b9", "b1")), run) == [YES]
+    assert verdicts(Compare("a9", "a1", low=0.75, beyond=("b9", "b1")), run) == [NO]
+
+
+def test_levels_and_cells(tmp_path):
+    run = made(tmp_path, {"a": (0.90, 0.91, 0.92), "b": (0.5,)})
+    assert verdicts(Level("a", low=0.85), run) == [YES]
+    assert verdicts(Level("a", low=0.95), run) == [NO]
+    assert verdicts(Level("a", low=0.91), run) == [OPEN]
+    assert verdicts(Level("b", low=0.1), run) == [OPEN], "one seed"
+    assert verdicts(Everywhere("*", "accuracy", low=0.4), run) == [YES]
+    assert verdicts(Everywhere("*", "accuracy", low=0.6), run) == [OPEN]
+    assert verdicts(Everywhere("*", "accuracy", low=0.95), run) == [NO]
+    assert Everywhere("*", "entropy").on(run) == []
+
+
+def test_divergence_is_counted(tmp_path):
+    run = made(tmp_path, {"a": (None, None), "b": (0.5, None), "c": (0.5, 0.5), "d": (None,)})
+    assert [verdicts(Diverges(name), run) for name in "abcd"] == [[YES], [OPEN], [NO], [OPEN]]
+    assert Diverges("a").on(run)[0].text == "a: 2 of 2 trainings diverged"
+
+
+def test_exact_statements(tmp_path):
+    folder = write_cells(tmp_path, "000-fig2", [{"variant": "softmax", "seed": 0}])
+    assert Exact("weights").on(read_runs(tmp_path)[0]) == []
+    write_exact(folder)
+    assert verdicts(Exact("weights"), read_runs(tmp_path)[0]) == [YES]
+    write_exact(folder, off=0.02)
+    assert verdicts(Exact("variance"), read_runs(tmp_path)[0]) == [NO]
+
+
+def test_rows_of_a_measurement():
+    about = {"recipe": "002-fig1b"}
+    rows = [about | {"method": "soft", "tokens": str(n), "bytes": str(n**1.5), "ratio": str(n)} for n in (10, 20, 40)]
+    run = Run("r", rows)
+    where = {"method": "soft"}
+    assert verdicts(Growth(where, "bytes", "tokens", "bytes", low=1.4, high=1.6), run) == [YES]
+    assert verdicts(Growth(where, "bytes", "tokens", "bytes", high=1.1), run) == [NO]
+    assert Growth({"method": "other"}, "bytes", "tokens", "bytes").on(run) == []
+    for low, expected in ((5, YES), (15, OPEN), (50, NO)):
+        assert verdicts(Rows("x", lambda row: float(row["ratio"]), low=low), run) == [expected]
+    assert verdicts(Rows("x", lambda row: None), run) == [NO], "a row without the number"
+
+
+# ---------------------------------------------------------------------------------------------- answers
+
+
+CLAIM = Claim("relu is better", "§1", "Relu is better.", "000-fig2", (higher("relu", "softmax"),))
+
+
+def test_the_run_with_the_most_seeds_answers(tmp_path):
+    made(tmp_path, {"relu": (0.1,), "softmax": (0.9,)}, name="000-fig2-a-cpu")
+    made(tmp_path, {"relu": (0.9, 0.8, 0.85), "softmax": (0.1, 0.1, 0.1)}, name="000-fig2-b-cpu")
+    made(tmp_path, {"relu": (0.1, 0.1, 0.1), "softmax": (0.9, 0.8, 0.9)}, recipe="000-fig4")
+    found = answer(CLAIM, read_runs(tmp_path))
+    assert found.verdict is YES
+    assert [finding.run for finding in found.findings] == ["000-fig2-b-cpu"]
+    assert answer(CLAIM, []).verdict is ABSENT
+    text = page.table([found])
+    assert "([report]" not in text
+    assert "[report](../reports/000-fig2-b-cpu/summary.md) | ✔ supported at this size |" in text
+
+
+def test_a_task_is_that_of_the_run(tmp_path):
+    values = {"soft": (0.9, 0.8, 0.85), "transformer": (0.1, 0.1, 0.1)}
+    made(tmp_path, values, recipe="002-table6", name="002-table6-text-cpu", changed="task=text steps=3")
+    runs = read_runs(tmp_path)
+    of = {
+        task: Claim("x", "y", "z", "002-table6", (higher("soft", "transformer"),), task) for task in ("text", "image")
+    }
+    assert answer(of["text"], runs).verdict is YES
+    assert answer(of["image"], runs).verdict is ABSENT
+
+
+def test_a_run_that_is_too_small_decides_nothing(tmp_path):
+    made(tmp_path, {"relu": (0.9, 0.8, 0.85), "softmax": (0.1, 0.1, 0.1)})
+    claim = Claim(*(getattr(CLAIM, name) for name in ("name", "place", "text", "recipe", "checks")), too_small="Small.")
+    found = answer(claim, read_runs(tmp_path))
+    assert found.verdict is OPEN
+    assert found.findings
+    paper = type(PAPERS[0])("p", "Title", "source", (claim,), ())
+    text = page.render(paper, read_runs(tmp_path))["p.md"]
+    assert text.index("**Too small to say anything on:** relu is better. Small.") < text.index("| claim |")
+
+
+def test_what_is_not_evidence(tmp_path):
+    folder = write_cells(tmp_path, "000-fig2", [{"variant": "softmax", "seed": 0, "accuracy": 0.5}])
+    (folder / "results.csv").write_text((folder / "results.csv").read_text().replace("True", "False"))
+    assert read_runs(tmp_path) == [], "a smoke run"
+    (folder / "results.csv").write_text((folder / "results.csv").read_text().replace("False", "True"))
+    assert len(read_runs(tmp_path)) == 1
+    (folder / "cells.csv").unlink()
+    assert read_runs(tmp_path) == [], "a report of before cells were committed"
+
+
+def test_less_can_be_better(tmp_path):
+    bits = {"softmax": (2.0, 2.1, 2.2), "relu": (1.9, 2.0, 2.1)}
+    cells = [
+        {"variant": name, "baseline": "softmax" * (name == "relu"), "seed": seed, "bits_per_byte": number}
+        for name, numbers in bits.items()
+        for seed, number in enumerate(numbers)
+    ]
+    write_cells(tmp_path, "000-causal", cells)
+    text = index.render(read_runs(tmp_path))
+    assert "- **Language**: *better*: relu (000-causal)\n" in text
+    assert "| relu | 2.000 ± 0.100 | -0.100 ± 0.000 | 3 | better |" in text
+
+
+# ---------------------------------------------------------------------------------------------- the claims
+
+
+def test_every_recipe_has_a_claim():
+    assert {claim.recipe for claim in CLAIMS} == {*RECIPES, *MEASUREMENTS}
+
+
+def test_claims_are_told_apart_by_name():
+    for paper in PAPERS:
+        names = [claim.name for claim in paper.claims]
+        assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("claim", [c for c in CLAIMS if c.recipe in RECIPES], ids=lambda c: f"{c.recipe} {c.name}")
+def test_claims_name_variants_of_the_preset_for_cpus(claim):
+    recipe = RECIPES[claim.recipe]
+    study = override(recipe.presets["cpu"].study, claim.needs)
+    assert not claim.task or study.task == claim.task
+    names = [variant.name for variant in recipe.variants(study)]
+    for check in claim.checks:
+        for pattern in check.variants:
+            assert matching(pattern, names), f"{pattern} is none of {', '.join(names)}"
+
+
+def test_claims_name_columns_of_measurements():
+    rows = measured()
+    for claim in CLAIMS:
+        for check in claim.checks if claim.recipe in MEASUREMENTS else ():
+            columns = {column.key for column in MEASUREMENTS[claim.recipe].columns} | {*rows[claim.recipe][0]}
+            assert {*check.keys} <= columns, claim.name
+            if isinstance(check, Growth):
+                assert any(all(row[key] == value for key, value in check.where.items()) for row in rows[claim.recipe])
+
+
+SMALL = {
+    "images": ("000-learned", ("image_size=8", "patch=4", "train_images=60", "test_images=30", "batch=12", "alphas=0",
+                               "kinds=alpha-head")),
+    "translation": ("001-table1", (*TRANSLATED, "memories=softmax")),
+    "language": ("000-lengths", ("tokens=64", "lengths=64", "exact_at=64", "tested=2", "alphas=1")),
+    "sequences": ("003-sequences", ("train_samples=40", "valid_samples=20", "test_samples=20", "batch=8",
+                                    "methods=linear")),
+    "soft images": ("002-table1", ("image_size=16", "stem_stride=1", "train_images=30", "test_images=20", "batch=6",
+                                   "padding=1", "methods=soft", "measured_batch=1")),
+}  # fmt: skip
+"""A study of moments for each domain, with every number that claims on it are about."""
+
+
+@pytest.mark.parametrize("domain", SMALL)
+def test_claims_name_numbers_that_cells_have(domain, corpus, tmp_path):
+    recipe, settings = SMALL[domain]
+    data = {"translation": str(corpus / "pairs"), "language": "pydoc", "sequences": "generated"}.get(domain, "digits")
+    request = runner.Request(
+        recipe, "cpu", data, tmp_path / "out", (*settings, "steps=2", "checkpoint_every=2"), seeds=(0,), threads=1,
+        device="cpu",
+    )  # fmt: skip
+    runner.run(request)
+    write_report(tmp_path / "out")
+    cells = list(csv.DictReader((tmp_path / "out" / "cells.csv").read_text().splitlines()))
+    filled = {key for cell in cells for key, value in cell.items() if value}
+    for claim in CLAIMS:
+        if claim.recipe in RECIPES and RECIPES[claim.recipe].domain.name == domain:
+            keys = {measure_of(claim.recipe, key).key for check in claim.checks for key in check.keys}
+            assert keys <= filled, claim.name
+
+
+# ---------------------------------------------------------------------------------------------- the pages
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory):
+    return write_everything(tmp_path_factory.mktemp("reports"))
+
+
+@pytest.fixture(scope="module")
+def files(everything):
+    return site.render(everything)
+
+
+def test_pages_of_every_report(everything, files):
+    drawn = {name.removeprefix("pictures/").removesuffix(".svg") for name in files if name.endswith(".svg")}
+    for paper in PAPERS:
+        text = files[f"{paper.file}.md"]
+        assert "Not run here" not in text
+        for claim in paper.claims:
+            assert text.count(f"| **{claim.name}** (") == 1
+        for figure in paper.figures:
+            assert f"{figure.recipe}-cpu-{figure.kind}" in drawn
+        assert set(re.findall(r"\]\(pictures/(.*?)\.svg\)", text)) <= drawn
+        for name in re.findall(r"\]\(\.\./reports/(.*?)/summary\.md\)", text):
+            assert (everything / name).is_dir()
+    assert all(f"### {task}" in files["index.md"] for task in index.TASKS)
+
+
+def test_pages_of_any_report_alone(everything, tmp_path):
+    for folder in sorted(everything.iterdir()):
+        link = tmp_path / folder.name / folder.name
+        link.parent.mkdir()
+        link.symlink_to(folder)
+        files = site.render(link.parent)
+        assert set(files) >= {"index.md", *(f"{paper.file}.md" for paper in PAPERS)}
+        recipe = read_runs(link.parent)[0].recipe
+        text = files[next(f"{p.file}.md" for p in PAPERS if any(c.recipe == recipe for c in p.claims))]
+        assert "## Claims" in text
+        assert "## Not run here" in text
+
+
+def test_a_diverged_variant_is_drawn(tmp_path):
+    cells = cells_of("001-table2")
+    for cell in cells:
+        if cell["variant"] == "relu_unscaled":
+            cell |= {"diverged": 1, "bleu": "", "bleu_tokenised": ""}
+    write_curves(write_cells(tmp_path, "001-table2", cells), cells)
+    files = site.render(tmp_path)
+    assert "3 of 3 trainings diverged" in files["reluformer.md"]
+    assert "relu, no scale (diverged)" in files["pictures/001-table2-cpu-curves.svg"]
+    assert "did not converge" in files["pictures/001-table2-cpu-beside.svg"]
+
+
+def test_the_committed_pages_are_those_of_the_committed_reports():
+    made_now = site.render(DOCS / "reports")
+    there = {
+        path.relative_to(DOCS / "results").as_posix(): path.read_text()
+        for path in (DOCS / "results").rglob("*")
+        if path.is_file()
+    }
+    stale = [name for name in {*made_now, *there} if made_now.get(name) != there.get(name)]
+    assert not stale, f"run `python -m experiments results`: {sorted(stale)}"
+
+
+def test_the_command_writes_the_same_bytes_and_removes_old_figures(everything, files, tmp_path, capsys):
+    out = tmp_path / "results"
+    (out / "pictures").mkdir(parents=True)
+    (out / "pictures" / "old.svg").write_text("")
+    assert main(["results", str(everything), str(out)]) == 0
+    assert {path.relative_to(out).as_posix(): path.read_text() for path in out.rglob("*.*")} == files
+    assert main(["results", str(tmp_path / "nowhere"), str(out)]) == 2
+    assert "nowhere: not a folder" in capsys.readouterr().err
