@@ -141,6 +141,7 @@ docs: install
 	$(BIN)/python -m attnkit_conformance table --write README.md
 	$(BIN)/python docs/pictures.py
 	$(BIN)/python docs/facts.py
+	$(BIN)/python -m experiments results
 
 # Every op under every transformation of torch and JAX: the tables of docs/differentiation.md. About fifteen minutes.
 transforms: install
