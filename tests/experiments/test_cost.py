@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from attnkit_experiments.__main__ import main
-from attnkit_experiments.cost import training
-from attnkit_experiments.cost.training import block_times, named_blocks
+from attnkit_experiments.commands import cost
+from attnkit_experiments.commands.cost import block_times, named_blocks
 from attnkit_experiments.images.model import Block
 
 from .translation_cases import TINY
@@ -54,7 +54,7 @@ class Sleeper(nn.Module):
 def test_times_are_those_of_each_block_in_its_passes(monkeypatch):
     """A block that is called twice has the sum."""
     clock = Clock()
-    monkeypatch.setattr(training, "time", clock)
+    monkeypatch.setattr(cost, "time", clock)
     blocks = nn.ModuleList([Sleeper(clock, 0.25, 0.0625), Sleeper(clock, 0.5, 4.0)])
     x = torch.ones(3, requires_grad=True)
 

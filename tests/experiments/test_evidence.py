@@ -10,7 +10,7 @@ import pytest
 from attnkit_experiments.__main__ import main
 from attnkit_experiments.commands import runner
 from attnkit_experiments.commands.report import write_report
-from attnkit_experiments.evidence import index, page, site
+from attnkit_experiments.evidence import overview, paper_page, site
 from attnkit_experiments.evidence.checks import Compare, Diverges, Everywhere, Exact, Growth, Level, Rows, higher, lower
 from attnkit_experiments.evidence.claim import Claim, answer
 from attnkit_experiments.evidence.measures import measure_of
@@ -198,7 +198,7 @@ def test_the_run_with_the_most_seeds_answers(tmp_path):
     assert found.verdict is YES
     assert [finding.run for finding in found.findings] == ["000-fig2-b-cpu"]
     assert answer(CLAIM, []).verdict is ABSENT
-    text = page.table([found])
+    text = paper_page.table([found])
     assert "([report]" not in text
     assert "[report](../reports/000-fig2-b-cpu/summary.md) | ✔ supported at this size |" in text
 
@@ -221,7 +221,7 @@ def test_a_run_that_is_too_small_decides_nothing(tmp_path):
     assert found.verdict is OPEN
     assert found.findings
     paper = type(PAPERS[0])("p", "Title", "source", (claim,), ())
-    text = page.render(paper, read_runs(tmp_path))["p.md"]
+    text = paper_page.render(paper, read_runs(tmp_path))["p.md"]
     assert text.index("**Too small to say anything on:** relu is better. Small.") < text.index("| claim |")
 
 
@@ -243,7 +243,7 @@ def test_less_can_be_better(tmp_path):
         for seed, number in enumerate(numbers)
     ]
     write_cells(tmp_path, "000-causal", cells)
-    text = index.render(read_runs(tmp_path))
+    text = overview.render(read_runs(tmp_path))
     assert "- **Language**: *better*: relu (000-causal)\n" in text
     assert "| relu | 2.000 ± 0.100 | -0.100 ± 0.000 | 3 | better |" in text
 
@@ -338,7 +338,7 @@ def test_pages_of_every_report(everything, files):
         assert set(re.findall(r"\]\(pictures/(.*?)\.svg\)", text)) <= drawn
         for name in re.findall(r"\]\(\.\./reports/(.*?)/summary\.md\)", text):
             assert (everything / name).is_dir()
-    assert all(f"### {task}" in files["index.md"] for task in index.TASKS)
+    assert all(f"### {task}" in files["index.md"] for task in overview.TASKS)
 
 
 def test_pages_of_any_report_alone(everything, tmp_path):

@@ -13,9 +13,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from attnkit_experiments.__main__ import main
 from attnkit_experiments.commands import runner
 from attnkit_experiments.commands.report import write_report
-from attnkit_experiments.cost.counting import by_formula
 from attnkit_experiments.data.text.bytes import load_text
 from attnkit_experiments.data.text.symbols import generate
+from attnkit_experiments.engine.counting import by_formula
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.language import exact
 from attnkit_experiments.language.domain import LanguageStudy, load, source

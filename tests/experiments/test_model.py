@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from attnkit_experiments.cost.counting import by_formula
+from attnkit_experiments.engine.counting import by_formula
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.images.model import SIZES, ViT, ViTConfig, forward_flops
 from tests.library.arrays import LAYER, assert_close

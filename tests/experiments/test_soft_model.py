@@ -9,7 +9,7 @@ from torch import nn
 
 import attnkit
 from attnkit_conformance.model import tolerance
-from attnkit_experiments.cost.counting import multiply_adds, parameters
+from attnkit_experiments.engine.counting import multiply_adds, parameters
 from attnkit_experiments.soft.attention import Place, SoftOptions
 from attnkit_experiments.soft.methods import METHODS, soft
 from attnkit_experiments.soft.model import (

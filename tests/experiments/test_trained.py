@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from attnkit_experiments import trained
+from attnkit_experiments.commands import trained
 from attnkit_experiments.commands.classify import normalised
 from attnkit_experiments.data.images.loading import ImageRequest, load_images
 from attnkit_experiments.data.text.symbols import generate

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
+from attnkit_experiments.commands.cost import measure, show
 from attnkit_experiments.commands.opening import Request, choose
-from attnkit_experiments.cost.training import measure, show
 from attnkit_experiments.engine.environment import choose_device, describe
 from attnkit_experiments.engine.errors import UserError, unknown
 from attnkit_experiments.engine.files import write_json

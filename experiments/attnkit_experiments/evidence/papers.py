@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from attnkit_experiments.evidence import linear, plots, relu_vit, reluformer, soft
+from attnkit_experiments.evidence import draw, linear, relu_vit, reluformer, soft
 from attnkit_experiments.evidence.claim import Claim
 from attnkit_experiments.evidence.runs import Run
 from attnkit_experiments.recipes import RECIPES
@@ -41,7 +41,7 @@ def published(run: Run) -> str | None:
             for key, values in column.where.items()
         )
     ]
-    return plots.beside(run, columns)
+    return draw.beside(run, columns)
 
 
 BARS = "Mean and standard deviation over seeds."
@@ -57,17 +57,17 @@ RELU_VIT = Paper(
     "it proposes",
     relu_vit.CLAIMS,
     (
-        Figure("000-fig1", "differences", plots.differences, "Relu/L beside softmax by model and patch", GAPS),
-        Figure("000-fig2", "alpha", plots.against_alpha, "Accuracy against α, softmax as a level", BARS),
-        Figure("000-fig3", "differences", plots.differences, "Without qk-layernorm, beside with it", GAPS),
-        Figure("000-fig4", "alpha", plots.against_alpha, "With and without a gate", BARS),
-        Figure("000-learned", "differences", plots.differences, "Learned scales beside fixed ones", GAPS),
-        Figure("000-lengths", "lengths", plots.against_size(unit="length L"), "Bits per byte; less is better", BARS),
-        Figure("000-causal", "alpha", plots.against_alpha, "Causal language models; less is better", BARS),
+        Figure("000-fig1", "differences", draw.differences, "Relu/L beside softmax by model and patch", GAPS),
+        Figure("000-fig2", "alpha", draw.against_alpha, "Accuracy against α, softmax as a level", BARS),
+        Figure("000-fig3", "differences", draw.differences, "Without qk-layernorm, beside with it", GAPS),
+        Figure("000-fig4", "alpha", draw.against_alpha, "With and without a gate", BARS),
+        Figure("000-learned", "differences", draw.differences, "Learned scales beside fixed ones", GAPS),
+        Figure("000-lengths", "lengths", draw.against_size(unit="length L"), "Bits per byte; less is better", BARS),
+        Figure("000-causal", "alpha", draw.against_alpha, "Causal language models; less is better", BARS),
         Figure(
             "000-masked",
             "differences",
-            plots.differences,
+            draw.differences,
             "Masked language models, beside softmax; less is better",
             GAPS,
         ),
@@ -80,17 +80,21 @@ RELUFORMER = Paper(
     reluformer.CLAIMS,
     (
         Figure("001-table1", "beside", published, "Feed-forward networks as memories", BESIDE),
-        Figure("001-fig1", "slots", plots.against_size(unit="slots"), "BLEU against slots of the memories", BARS),
-        Figure("001-fig3", "slots", plots.against_size("slot_anisotropy", "slots"), "Mean cosine of value slots", BARS),
+        Figure("001-fig1", "slots", draw.against_size(unit="slots"), "BLEU against slots of the memories", BARS),
+        Figure("001-fig3", "slots", draw.against_size("slot_anisotropy", "slots"), "Mean cosine of value slots", BARS),
         Figure(
-            "001-temperature", "differences", plots.differences, "Temperatures and relu, beside a softmax memory", GAPS
+            "001-temperature",
+            "differences",
+            draw.differences,
+            "Temperatures and relu, beside a softmax memory",
+            GAPS,
         ),
         Figure("001-table2", "beside", published, "Relu attention without and with its scale", BESIDE),
-        Figure("001-table2", "curves", plots.curves, "Training loss", LOSS),
+        Figure("001-table2", "curves", draw.curves, "Training loss", LOSS),
         Figure(
             "001-layernorm",
             "differences",
-            plots.differences,
+            draw.differences,
             "Relu attention with and without a LayerNorm, beside softmax",
             GAPS,
         ),
@@ -105,16 +109,16 @@ SOFT = Paper(
     "Lu et al. 2021, *SOFT: Softmax-free Transformer with Linear Complexity*",
     soft.CLAIMS,
     (
-        Figure("002-table1", "differences", plots.differences, "Methods in one backbone beside softmax", GAPS),
+        Figure("002-table1", "differences", draw.differences, "Methods in one backbone beside softmax", GAPS),
         Figure("002-table1", "beside", published, "Cost of the published models", BESIDE),
-        Figure("002-fig1b", "memory", plots.against_tokens("bytes", "peak memory, MB", 1e-6, {"mode": "training"}),
+        Figure("002-fig1b", "memory", draw.against_tokens("bytes", "peak memory, MB", 1e-6, {"mode": "training"}),
                "Memory of one training pass of 12 layers", LOGARITHMIC),
-        Figure("002-table4", "differences", plots.differences, "Landmarks beside average pooling", GAPS),
-        Figure("002-table5", "differences", plots.differences, "Other backbones beside the pyramid", GAPS),
-        Figure("002-table6", "differences", plots.differences, "Methods on long sequences beside softmax", GAPS),
+        Figure("002-table4", "differences", draw.differences, "Landmarks beside average pooling", GAPS),
+        Figure("002-table5", "differences", draw.differences, "Other backbones beside the pyramid", GAPS),
+        Figure("002-table6", "differences", draw.differences, "Methods on long sequences beside softmax", GAPS),
         Figure("002-table6", "beside", published, "Long Range Arena", BESIDE),
-        Figure("002-kernel", "curves", plots.curves, "Training loss", LOSS),
-        Figure("002-sampling", "differences", plots.differences, "Random landmarks beside average pooling", GAPS),
+        Figure("002-kernel", "curves", draw.curves, "Training loss", LOSS),
+        Figure("002-sampling", "differences", draw.differences, "Random landmarks beside average pooling", GAPS),
     ),
 )  # fmt: skip
 LINEAR = Paper(
@@ -123,11 +127,11 @@ LINEAR = Paper(
     "*Transformers are RNNs*, a text of 2025 after Su 2020, which has no experiments: tasks and numbers are ours",
     linear.CLAIMS,
     (
-        Figure("003-sequences", "differences", plots.differences, "Linear methods beside softmax", GAPS),
-        Figure("003-copying", "differences", plots.differences, "Repeating symbols; less is better", GAPS),
-        Figure("003-decoding", "time", plots.against_tokens("ms", "ms per token", 1.0, {}),
+        Figure("003-sequences", "differences", draw.differences, "Linear methods beside softmax", GAPS),
+        Figure("003-copying", "differences", draw.differences, "Repeating symbols; less is better", GAPS),
+        Figure("003-decoding", "time", draw.against_tokens("ms", "ms per token", 1.0, {}),
                "Time of one more token after n others", LOGARITHMIC),
-        Figure("003-decoding", "memory", plots.against_tokens("bytes", "state or cache, MB", 1e-6, {}),
+        Figure("003-decoding", "memory", draw.against_tokens("bytes", "state or cache, MB", 1e-6, {}),
                "What decoding keeps", LOGARITHMIC),
     ),
 )  # fmt: skip

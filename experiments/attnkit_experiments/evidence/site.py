@@ -6,7 +6,7 @@ from pathlib import Path
 
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.files import write_text
-from attnkit_experiments.evidence import index, page
+from attnkit_experiments.evidence import overview, paper_page
 from attnkit_experiments.evidence.papers import PAPERS
 from attnkit_experiments.evidence.runs import read_runs
 
@@ -16,16 +16,16 @@ def render(reports: Path) -> dict[str, str]:
     if not reports.is_dir():
         raise UserError(f"{reports}: not a folder; expected one with a folder for each report")
     runs = read_runs(reports)
-    files = {"index.md": index.render(runs)}
+    files = {"index.md": overview.render(runs)}
     for paper in PAPERS:
-        files |= page.render(paper, runs)
+        files |= paper_page.render(paper, runs)
     return files
 
 
 def write(reports: Path, out: Path) -> Path:
     """Write the pages into `out`, and delete figures there that no page has; returns the index."""
     files = render(reports)
-    for path in (out / page.PICTURES).glob("*.svg"):
+    for path in (out / paper_page.PICTURES).glob("*.svg"):
         if path.relative_to(out).as_posix() not in files:
             path.unlink()
     for name, text in files.items():

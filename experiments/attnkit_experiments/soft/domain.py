@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 import torch
 
-from attnkit_experiments.cost.counting import multiply_adds, parameters
 from attnkit_experiments.data.images.dataset import ImageData
 from attnkit_experiments.data.images.lazy import LazyImages
+from attnkit_experiments.engine.counting import multiply_adds, parameters
 from attnkit_experiments.engine.optim import TrainConfig
 from attnkit_experiments.images.settings import ImageSettings, about_images, augmentation, image_source, read_images
 from attnkit_experiments.images.task import require_fit

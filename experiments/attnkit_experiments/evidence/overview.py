@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from attnkit_experiments.evidence import page, plots
+from attnkit_experiments.evidence import draw, paper_page
 from attnkit_experiments.evidence.claim import answer
 from attnkit_experiments.evidence.measures import measure_of
 from attnkit_experiments.evidence.papers import PAPERS
@@ -66,8 +66,8 @@ def rows(run: Run) -> list[tuple[str, Difference]]:
     return [
         (variant, difference)
         for variant in run.variants
-        if run.first(variant)["baseline"] in run.variants and plots.is_softmax(run, run.first(variant)["baseline"])
-        if (difference := plots.difference(run, variant, key)) and difference.half_width is not None
+        if run.first(variant)["baseline"] in run.variants and draw.is_softmax(run, run.first(variant)["baseline"])
+        if (difference := draw.difference(run, variant, key)) and difference.half_width is not None
     ]
 
 
@@ -114,7 +114,7 @@ def table(run: Run) -> str:
     ]
     for variant in run.variants:
         scores = run.spread(variant, measure.key)
-        if not scores or not (variant in found or plots.is_softmax(run, variant)):
+        if not scores or not (variant in found or draw.is_softmax(run, variant)):
             continue
         cells = [run.label(variant), scores.text(measure.digits, measure.factor)]
         if variant in found:
@@ -131,6 +131,6 @@ def table(run: Run) -> str:
 def papers(runs: Sequence[Run]) -> str:
     lines = []
     for paper in PAPERS:
-        told = page.counts([answer(claim, runs) for claim in paper.claims])
+        told = paper_page.counts([answer(claim, runs) for claim in paper.claims])
         lines.append(f"- [{paper.title}]({paper.file}.md): {told}")
     return "\n".join(lines)

@@ -1,6 +1,6 @@
 """Small trained models that come with the package: a folder each, as `python -m experiments export` writes it.
 
-    from attnkit_experiments import trained
+    from attnkit_experiments.commands import trained
     model = trained.load("digits-relu").model
 
 `names()` lists them. Beside the weights lies card.md: what the model reads and answers, its data with their licence,

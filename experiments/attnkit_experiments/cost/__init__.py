@@ -1,1 +1,0 @@
-"""The cost of a model: parameters, multiply-adds, time, memory."""
