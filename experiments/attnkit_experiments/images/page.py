@@ -14,7 +14,7 @@ from attnkit_experiments.study.recipe import Section
 
 
 def sections(study: StudyResults, show_images: bool) -> list[Section]:
-    """In page order; without `show_images` no image of the data set is included."""
+    """In page order; without `show_images` there is no image of the data set and no attention to one."""
     parts = []
     alphas = [figure for point in plots.points(study) if (figure := plots.against_alpha(study, point))]
     if alphas:
@@ -27,8 +27,9 @@ def sections(study: StudyResults, show_images: bool) -> list[Section]:
     if any(line.first.get("learned") for line in plots.trained(study)):
         parts.append(Section("Learned scales", LEARNED, learned_table(study)))
     parts.append(Section("Learning curves", curves_text(study), card(plots.learning_curves(study))))
-    parts.append(Section("Attention maps", MAPS, card(image_plots.attention_maps(study, show_images=show_images))))
-    parts.append(Section("", LAYERS, card(image_plots.layer_maps(study, show_images=show_images))))
+    if show_images:
+        parts.append(Section("Attention maps", MAPS, card(image_plots.attention_maps(study))))
+        parts.append(Section("", LAYERS, card(image_plots.layer_maps(study))))
     entropy = image_plots.entropy_bars(study)
     if entropy:
         parts.append(Section("Entropy per layer", entropy_text(study), card(entropy)))

@@ -49,7 +49,7 @@ def entropy_bars(study: StudyResults) -> str | None:
         return svg(figure, "entropy of the attention weights per layer and variant")
 
 
-def attention_maps(study: StudyResults, *, show_images: bool) -> str:
+def attention_maps(study: StudyResults) -> str:
     """Test images with the weights of the middle query in the last layer, mean over heads."""
     lines = trained(study)[:7]
     stored = [load_file(line.first_cell / "maps.safetensors") for line in lines]
@@ -57,7 +57,7 @@ def attention_maps(study: StudyResults, *, show_images: bool) -> str:
     with mpl.rc_context(STYLE | {"axes.grid": False}):
         figure, grid = pictures(len(images), len(lines) + 1, 1.55)
         for row, pixels in enumerate(images):
-            image(grid[row, 0], pixels.squeeze(), show_images)
+            image(grid[row, 0], pixels.squeeze(), True)
             for column, (line, maps) in enumerate(zip(lines, stored, strict=True), start=1):
                 middle = weights_picture(grid[row, column], maps["centre"][row, -1]) // 2
                 grid[row, column].plot(middle, middle, "s", ms=5, mfc="none", mec="#7fd4ff", mew=1.2)
@@ -67,7 +67,7 @@ def attention_maps(study: StudyResults, *, show_images: bool) -> str:
         return svg(figure, "attention of the middle patch on test images, one column per variant")
 
 
-def layer_maps(study: StudyResults, *, show_images: bool) -> str:
+def layer_maps(study: StudyResults) -> str:
     """One test image through the layers: the weight each patch receives, mean over heads and queries."""
     lines = trained(study)[:7]
     stored = [load_file(line.first_cell / "maps.safetensors") for line in lines]
@@ -75,7 +75,7 @@ def layer_maps(study: StudyResults, *, show_images: bool) -> str:
     with mpl.rc_context(STYLE | {"axes.grid": False}):
         figure, grid = pictures(len(lines), depth + 1, 1.5)
         for row, (line, maps) in enumerate(zip(lines, stored, strict=True)):
-            image(grid[row, 0], maps["images"][0].squeeze(), show_images)
+            image(grid[row, 0], maps["images"][0].squeeze(), True)
             label = line.label.replace(", ", "\n")
             grid[row, 0].set_ylabel(label, fontsize=8.5, rotation=0, ha="right", va="center")
             for layer in range(depth):
