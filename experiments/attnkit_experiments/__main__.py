@@ -122,7 +122,7 @@ class Report:
     """Of runs of the same study with other seeds or other variants, such as other alphas: one report of all."""
 
     hide_samples: bool = False
-    """Leave the images or sentences of the data out of the page, if they must not be passed on."""
+    """Leave the images or sentences of the data, and attention to them, out of the page."""
     data: str | None = None
     """As of run: for cells that were trained but could not be inspected, which are inspected again."""
     device: str | None = None

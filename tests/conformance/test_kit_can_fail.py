@@ -410,6 +410,12 @@ def test_unwritten_memory_is_a_finding_and_not_an_error(bits: int) -> None:
     assert {check for check, _ in measured.failures} & {"bound", "nonfinite"}
 
 
+def test_a_bound_that_is_no_number_allows_nothing() -> None:
+    limit = replace(tolerance.limit(np.ones(2), "float32"), allowed=np.array([1.0, np.nan]))
+    assert [check for check, _ in tolerance.measure("o", np.array([1.0, 1.5]), limit).failures] == ["bound"]
+    assert tolerance.measure("o", limit.golden, limit).failures == ()
+
+
 def test_errors_whose_squares_overflow_are_measured() -> None:
     measured = tolerance.measure("o", np.array([1.0, 1e308]), tolerance.limit(np.ones(2), "float64"))
     assert [check for check, _ in measured.failures] == ["bound"]

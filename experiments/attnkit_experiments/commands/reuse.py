@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,6 @@ def comparable(folders: Sequence[Path], study: Opened) -> list[Path]:
     return [folder for folder in folders if _manner(started(folder)) == _manner(study.about)]
 
 
-def _manner(about: Any) -> tuple[Any, ...]:
+def _manner(about: Mapping[str, Any]) -> tuple[Any, ...]:
     environment = about["environment"]
     return about["device"], about["deterministic"], environment["threads"], environment["processes"]

@@ -57,7 +57,7 @@ def attention_maps(study: StudyResults) -> str:
     with mpl.rc_context(STYLE | {"axes.grid": False}):
         figure, grid = pictures(len(images), len(lines) + 1, 1.55)
         for row, pixels in enumerate(images):
-            image(grid[row, 0], pixels.squeeze(), True)
+            image(grid[row, 0], pixels.squeeze())
             for column, (line, maps) in enumerate(zip(lines, stored, strict=True), start=1):
                 middle = weights_picture(grid[row, column], maps["centre"][row, -1]) // 2
                 grid[row, column].plot(middle, middle, "s", ms=5, mfc="none", mec="#7fd4ff", mew=1.2)
@@ -75,7 +75,7 @@ def layer_maps(study: StudyResults) -> str:
     with mpl.rc_context(STYLE | {"axes.grid": False}):
         figure, grid = pictures(len(lines), depth + 1, 1.5)
         for row, (line, maps) in enumerate(zip(lines, stored, strict=True)):
-            image(grid[row, 0], maps["images"][0].squeeze(), True)
+            image(grid[row, 0], maps["images"][0].squeeze())
             label = line.label.replace(", ", "\n")
             grid[row, 0].set_ylabel(label, fontsize=8.5, rotation=0, ha="right", va="center")
             for layer in range(depth):

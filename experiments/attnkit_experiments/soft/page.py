@@ -19,14 +19,14 @@ COSTS = (
 
 
 def sections(study: StudyResults, show_images: bool) -> list[Section]:
-    """In page order; without `show_images` no image of the data set is included."""
+    """In page order; without `show_images` there is no image of the data set and no attention to one."""
     lines = plots.trained(study)
     parts = []
     if "full_parameters" in lines[0].first:
         parts.append(Section("Cost of the published models", cost_text(study), cost_table(study)))
     parts.append(Section("Learning curves", CURVES, card(plots.learning_curves(study))))
-    if any((line.first_cell / "maps.safetensors").exists() for line in lines):
-        parts.append(Section("Heat maps", MAPS, card(soft_plots.heat_maps(study, show_images=show_images))))
+    if show_images and any((line.first_cell / "maps.safetensors").exists() for line in lines):
+        parts.append(Section("Heat maps", MAPS, card(soft_plots.heat_maps(study))))
     if any("residuals" in line.first for line in lines):
         parts.append(Section("How the inverse converges", RESIDUALS, card(soft_plots.residuals(study))))
     return parts

@@ -15,7 +15,7 @@ from attnkit_experiments.report.results import StudyResults
 FLOOR = 1e-16  # a residual of 0 has no place on a logarithmic axis
 
 
-def heat_maps(study: StudyResults, *, show_images: bool) -> str:
+def heat_maps(study: StudyResults) -> str:
     """Test images with the weights of the middle token, a column per variant and head."""
     lines, stored = [], []
     for line in trained(study)[:6]:
@@ -30,7 +30,7 @@ def heat_maps(study: StudyResults, *, show_images: bool) -> str:
     with mpl.rc_context(STYLE | {"axes.grid": False}):
         figure, grid = pictures(len(images), len(columns) + 1, 1.45)
         for row, pixels in enumerate(images):
-            draw_image(grid[row, 0], pixels.squeeze(), show_images)
+            draw_image(grid[row, 0], pixels.squeeze())
             for column, (line, maps, head) in enumerate(columns, start=1):
                 weights = maps["maps"][row, head]
                 size = float(np.abs(weights).max()) or 1.0

@@ -51,7 +51,7 @@ def card(name: str, about: dict[str, Any]) -> str:
     answer = f"one of {len(about['classes'])} classes" if "classes" in about else "logits of the next symbol"
     return f"""# {name}
 
-{RECIPES[origin["recipe"]].title}: variant `{origin["variant"]}`; it answers with {answer}.
+Variant `{origin["variant"]}` of {origin["recipe"]}, "{RECIPES[origin["recipe"]].title}". It answers with {answer}.
 
 - **How good**: {measure.text(origin[measure.key])} on test data after {origin["steps"]} steps, seed {origin["seed"]}.
 - **Data**: {data["text"]}; {source}. Checksum {data["checksum"]}.
