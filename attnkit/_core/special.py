@@ -105,6 +105,12 @@ def stop_gradient(x: Array) -> Array:
     return x
 
 
+def may_have_gradient(x: Array) -> bool:
+    """Whether automatic differentiation may follow x; JAX does not say."""
+    name = library(x)
+    return name == "jax" or (name == "torch" and x.requires_grad)
+
+
 def magnitude(xp: Namespace, x: Array) -> Array:
     """|x| with derivative 0 at 0 (semantics A8), where JAX's own has 1."""
     return xp.where(x == 0, 0.0, xp.abs(x))

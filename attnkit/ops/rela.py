@@ -9,6 +9,7 @@ from attnkit._core.activations import ACTIVATIONS
 from attnkit._core.derived import vjp_like
 from attnkit._core.dispatch import Kernel, namespace, operation_checked_by, with_gradients
 from attnkit._core.family import Apart, Family, always, recorded, weights_of
+from attnkit._core.special import may_have_gradient, stop_gradient
 from attnkit._core.typing import Array, Common, Impl, Namespace
 from attnkit.ops import pointwise
 
@@ -76,9 +77,20 @@ def _norm(
 ) -> _Normed:
     axes = (-3, -1) if norm_axis == "hidden" and x.ndim >= 3 else (-1,)
     inverse = 1.0 / xp.sqrt(quadratic.mean(xp, x * x, axes) + eps)
-    gate = None if gate_weight is None else _spread(xp, x, gate_weight)
+    weight = _of_rows(xp, x, norm_weight, axes)
+    gate = None if gate_weight is None else _of_rows(xp, x, gate_weight, axes)
     opening = None if gate is None else ACTIVATIONS["sigmoid"].h(xp, gate * x)
-    return _Normed(x, inverse, _spread(xp, x, norm_weight), opening, gate, axes)
+    return _Normed(x, inverse, weight, opening, gate, axes)
+
+
+def _of_rows(xp: Namespace, x: Array, weight: Array, axes: tuple[int, ...]) -> Array:
+    """A weight as it multiplies x. Rows with x = 0 pass no gradient to it, whatever their cotangent, which may be
+    that of padding.
+    """
+    weight = _spread(xp, x, weight)
+    if not may_have_gradient(weight):
+        return weight
+    return xp.where(xp.any(x != 0, axis=axes, keepdims=True), weight, stop_gradient(weight))
 
 
 def _swapped(xp: Namespace, x: Array) -> Array:

@@ -90,6 +90,10 @@ PLANTED: dict[str, tuple[str, str, str, str, set[str]]] = {
     "dropout of the transposed pair": (
         "pairs.cuh", "philox_word(j, i, head", "philox_word(i, j, head", "dropout", {"bound"},
     ),
+    "a write behind a local array": (
+        "tensor_tiles.cuh", "for (int n = 0; n < 4; n++) of_x[n]", "for (int n = 0; n <= 4; n++) of_x[n]", "cross",
+        {"exception"},
+    ),
     "rows of float16 that are not rescaled": (
         "tensor_tiles.cuh", "if constexpr (same<T, half>) rescale(sums, x);", "", "huge", {"bound", "nonfinite"},
     ),

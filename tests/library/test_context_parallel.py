@@ -17,7 +17,7 @@ from torch.multiprocessing import ProcessRaisedException, spawn
 import attnkit
 from attnkit.nn import GatedAttentionUnit, MultiHeadAttention, capture, context_parallel, count_traffic, parallelize
 from attnkit.nn.context_parallel import SERVED, softmax
-from attnkit.nn.context_parallel.shards import Shards, Visibility
+from attnkit.nn.context_parallel.shards import Shards, Visibility, visible_counts
 from tests.library.arrays import LAYER, assert_close, qkv
 from tests.library.context_parallel_cases import (
     LENGTHS,
@@ -262,6 +262,13 @@ def test_all_keys_may_be_one(alone):
     q, k, v = (x[..., :1, :].detach() for x in tensors())
     o = context_parallel(attnkit.pointwise_attention, q, k, v, mesh=alone, length="all")
     assert_close(o, attnkit.pointwise_attention(q, k, v, length="all"))
+
+
+def test_keys_are_counted_beyond_the_integers_of_float32():
+    tokens = 2**24 + 1
+    causal = Visibility(True, None, None, None)
+    n = visible_counts(None, Shards(None, 0, (tokens,)), causal, torch.empty(0, dtype=torch.float64))
+    assert n[-1] == tokens
 
 
 def test_blocks_that_no_query_sees_are_left_out():

@@ -113,8 +113,9 @@ class Problem:
         return Limit(golden, "float64", allowed, tolerance.largest(golden))
 
     def product(self, tangents: Mapping[str, Array]) -> Array:
-        """The sum of tangents times cotangents, which has to be the same."""
-        return np.asarray(sum(np.sum(tangents[name] * x) for name, x in self.case.cotangents.items()))
+        """The sum of tangents times cotangents, which has to be the same; cotangents of padding are not finite."""
+        cotangents = {name: np.where(np.isfinite(x), x, 0.0) for name, x in self.case.cotangents.items()}
+        return np.asarray(sum(np.sum(tangents[name] * x) for name, x in cotangents.items()))
 
 
 def off_kinks(case: Case) -> Case:

@@ -137,10 +137,7 @@ def poison(arrays: dict[str, np.ndarray], scene: Scene, keeps: bool = False) -> 
     """Write NaN and infinities where A6 says that nothing is read (in place); `keeps`: keys stay in a state."""
     shape = (*scene.leading, scene.L, scene.S)
     visible = visibility(scene, arrays)
-    seen_q = visible.any(-1)
-    seen_k = visible.any(-2)
-    if "initial_S" in arrays:  # every query sees the state
-        seen_q = np.broadcast_to(arrays.get("query_mask", np.asarray(True)), seen_q.shape)
+    seen_q, seen_k = seeing(scene, arrays), visible.any(-2)
     if keeps:
         seen_k = np.broadcast_to(valid_keys(arrays, scene.S), seen_k.shape)
     for name, used in (("q", seen_q), ("k", seen_k), ("v", seen_k)):
@@ -154,6 +151,13 @@ def poison(arrays: dict[str, np.ndarray], scene: Scene, keeps: bool = False) -> 
     for name in ("bias", "dropout_mask"):
         if name in arrays and arrays[name].shape == shape:
             arrays[name][~visible] = np.nan
+
+
+def seeing(scene: Scene, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Queries (leading..., L) that see a key or a state."""
+    if "initial_S" in arrays:
+        return np.broadcast_to(arrays.get("query_mask", np.asarray(True)), (*scene.leading, scene.L))
+    return visibility(scene, arrays).any(-1)
 
 
 def valid_keys(arrays: Mapping[str, np.ndarray], S: int) -> np.ndarray:
@@ -194,7 +198,10 @@ def attention_case(
         poison(dict(case.arrays), scene, bool(params.get("return_state")))
     names = (*op.arguments, *op.optional)
     case = replace(case, arrays={name: x for name, x in case.arrays.items() if name in names})
-    return replace(case, cotangents=draw_cotangents(op, case, rng, scene))
+    cotangents = draw_cotangents(op, case, rng, scene)
+    if "poison" in scene.options and subject.group == "a":
+        poison_cotangents(cotangents, seeing(scene, case.arrays), subject.joined)
+    return replace(case, cotangents=cotangents)
 
 
 def drawn_case(
@@ -233,6 +240,15 @@ def too_near(case: Case, kink: float, settings: scoring.Settings | None) -> bool
     size = np.abs(sc.scale) * (np.abs(sc.q) @ np.abs(np.swapaxes(sc.k, -1, -2))) + np.abs(x - sc.s)
     size = size if sc.bias is None else size + np.abs(sc.bias)
     return bool(np.any(sc.visible & (np.abs(x - kink) < MARGIN * (size + abs(kink)))))
+
+
+def poison_cotangents(cotangents: Mapping[str, np.ndarray], seen: np.ndarray, joined: bool) -> None:
+    """Write NaN and infinities where A5 says that nothing is passed on: in rows without keys (in place), where heads
+    are `joined` in those of no head.
+    """
+    for name, x in cotangents.items():
+        rows = seen.any(-2) if joined and name == "o" and seen.ndim > 1 else seen
+        x[~rows] = np.nan if x.ndim == rows.ndim else np.resize([np.nan, np.inf, -np.inf], x.shape[-1])
 
 
 def draw_cotangents(op: Op, case: Case, rng: np.random.Generator, scene: Scene) -> dict[str, np.ndarray]:

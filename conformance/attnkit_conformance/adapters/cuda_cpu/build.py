@@ -20,7 +20,8 @@ from attnkit.kernels.cuda import SOURCES
 
 HERE = Path(__file__).parent
 COMPILER = "g++"
-FLAGS = ("-std=c++17", "-O1", "-shared", "-fPIC", "-w", "-U_FORTIFY_SOURCE")
+BOUNDS = ("-fsanitize=bounds", "-fno-sanitize-recover=bounds", "-Wl,--as-needed")  # fibers.h has the handler
+FLAGS = ("-std=c++17", "-O1", "-shared", "-fPIC", "-w", "-U_FORTIFY_SOURCE", *BOUNDS)
 QUOTED = re.compile(r'"([^"\n]+)"')
 SHIM = ("fibers.h", "intrinsics_on_host.h")
 Edits = Mapping[str, tuple[str, str]]  # by file: a text and its replacement

@@ -5,7 +5,7 @@
 // nobody has written yet finds NaN: shared memory is filled with 0xFF before each block, and so is the target of an
 // asynchronous copy from its issue until the thread that issued it waits for it. Waiting that cannot end, threads of a
 // warp in different instructions, different barriers and accesses to pages that are not there end the launch with a
-// message that names block and threads.
+// message that names block and threads; so does an index outside of an array of known size.
 #pragma once
 
 #include <csetjmp>
@@ -88,6 +88,12 @@ inline int finished;
   answer->failed = 1;
   _longjmp(scheduler, 1);
 }
+
+struct OutOfBounds {  // as the compiler lays it out under -fsanitize=bounds
+  const char* file;
+  unsigned line, column;
+  const void *array, *index;
+};
 
 inline const char* told(const Fiber* fiber, char (&room)[96]) {
   if (fiber->state == IN_WARP) {
@@ -304,6 +310,12 @@ inline void run(const Launch& given, Answer* to) {
 }
 
 }  // namespace fibers
+
+// Called in the place of the sanitizer's library, whose message would name neither block nor thread.
+extern "C" [[gnu::visibility("hidden"), gnu::used]] inline void __ubsan_handle_out_of_bounds_abort(
+    fibers::OutOfBounds* access, unsigned long index) {
+  fibers::fail("%s, line %u: index %ld of an array that ends before it", access->file, access->line, (long)index);
+}
 
 #define threadIdx (fibers::running->thread)
 #define blockIdx (fibers::block)

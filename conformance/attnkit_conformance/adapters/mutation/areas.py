@@ -43,7 +43,7 @@ OF_TRITON = {
 OF_CUDA = {
     **dict.fromkeys(("linear", "linear_kernels"), LINEAR),
     **dict.fromkeys(("rows", "rows_gradients", "rows_of_tiles", "normalisers"), f"softmax or {SPARSE}"),
-    **{"newton": "newton", "statistics": "statistics", "tensor_tiles": "/float16", "plain_tiles": "float32"},
+    **{"newton": "newton", "statistics": "statistics", "tensor_tiles": "float16", "plain_tiles": "float32"},
     **dict.fromkeys(("pointwise", "pointwise_gradients", "activations"), "pointwise or reluformer or sigmoid"),
 }
 

@@ -37,6 +37,8 @@ ALPHAS = (
     1.5,
     2.0,
 )  # of arrays; between 1.5 and 2 the slope at the edge of the support is infinite
+WIDE = 0.01  # distance in scenes that ask for it, and of exact scores, which the probe does not move: small weights
+# are differences of large numbers
 EXACT_ALPHAS = (1.5, 2.0)  # as numbers they are exact on exact scores, including ties with the threshold
 STEEP = Scene("steep", 4, 3, lead=((1, 2),) * 3, options=("far",))
 SINGLE = Scene("single", 1, 1, e=1, lead=((3, 4),) * 3, options=("bias",))  # no sums: large enough for bfloat16
@@ -124,7 +126,8 @@ def near_threshold(case: Case, alpha: Any) -> Array:
     largest = np.max(rows.w, axis=-1, keepdims=True, initial=0.0)
     distance = np.abs(above * below + np.where(above > 0, largest**above, 1.0))
     margin = np.maximum(MARGIN * (1.0 + above * (size + np.max(size, axis=-1, keepdims=True, initial=0.0))), 0.0)
-    return np.any(compared & (distance < (0.01 if "far" in case.tags else margin)), axis=-1)
+    wide = WIDE * (1.0 if "far" in case.tags else np.minimum(above, 1.0) if "grid" in case.tags else 0.0)
+    return np.any(compared & (distance < np.maximum(margin, wide)), axis=-1)
 
 
 def entmax_growth(case: Case, alpha: float = 1.5) -> float:
