@@ -157,7 +157,7 @@ def seeing(scene: Scene, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
     """Queries (leading..., L) that see a key or a state."""
     if "initial_S" in arrays:
         return np.broadcast_to(arrays.get("query_mask", np.asarray(True)), (*scene.leading, scene.L))
-    return visibility(scene, arrays).any(-1)
+    return np.asarray(visibility(scene, arrays).any(-1))
 
 
 def valid_keys(arrays: Mapping[str, np.ndarray], S: int) -> np.ndarray:
