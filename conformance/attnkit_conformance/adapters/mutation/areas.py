@@ -94,7 +94,7 @@ AREAS = {
             ATTNKIT / "backends" / "native",
         ),
         tests=(
-            *(f"tests/native/test_{name}.py" for name in ("torch", "rows", "linear", "packed", "lowrank", "load")),
+            *(f"tests/native/test_{name}.py" for name in ("torch", "rows", "linear", "lower", "packed", "lowrank", "load")),
             *(f"tests/library/test_{name}.py" for name in ("blocked", "dispatch", "transforms", "gradchecks")),
             "tests/integrations/test_torch_sdpa.py",
         ),
@@ -121,7 +121,7 @@ AREAS = {
     "cuda": Area(
         "the CUDA kernels",
         (ATTNKIT / "kernels" / "cuda",),
-        copied=Judge("cuda_cpu", cases="not property and (float32 or /float16)", concerns=OF_CUDA),
+        copied=Judge("cuda_cpu", cases="not property and (float32 or float16)", concerns=OF_CUDA),
         endings=(".cuh",),
     ),
     "nn": Area(
