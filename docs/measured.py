@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.sass.budgets import BUDGETS, cost
+from docs.choosing import choice
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -165,6 +166,7 @@ def calibration() -> str:
 
 
 TABLES = {
+    "choice": choice,
     "speed": speed, "variants": variants, "forms": forms, "long_sequences": long_sequences, "trained": trained,
     "predicted": predicted, "budgets": budgets, "calibration": calibration,
 }  # fmt: skip

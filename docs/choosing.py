@@ -1,0 +1,86 @@
+"""The table of docs/which-variant.md that has quality, speed and memory of every variant side by side."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from attnkit_experiments.evidence import overview
+from attnkit_experiments.evidence.measures import measure_of
+from attnkit_experiments.evidence.runs import Run, read_runs
+
+ROOT = Path(__file__).resolve().parents[1]
+NONE = "–"
+
+
+class Row(NamedTuple):
+    """A variant: its op with the options that it was timed with, its names in the studies, and its state."""
+
+    title: str
+    op: str
+    options: str
+    labels: tuple[str, ...]
+    state: str
+
+
+KEYS_AND_VALUES, OF_FEATURES = "$n (d + e)$", "$f (e + 1)$"
+ROWS = (
+    Row("softmax", "softmax_attention", "torch's own kernel", ("softmax", "transformer"), KEYS_AND_VALUES),
+    Row("relu, α = 1", "pointwise_attention", "relu, α = 1", ("relu, α = 1", "relu"), KEYS_AND_VALUES),
+    Row("ReLUFormer", "reluformer_attention", "", ("ReLUFormer",), KEYS_AND_VALUES),
+    Row("sigmoid", "sigmoid_attention", "", (), KEYS_AND_VALUES),
+    Row("1.5-entmax", "entmax_attention", "α = 1.5", ("1.5-entmax",), KEYS_AND_VALUES),
+    Row("sparsemax", "sparsemax_attention", "", ("sparsemax",), KEYS_AND_VALUES),
+    Row("ReLA", "rela_attention", "", ("ReLA",), KEYS_AND_VALUES),
+    Row("Gaussian", "gaussian_attention", "", (), KEYS_AND_VALUES),
+    Row("linear", "linear_attention", "elu + 1", ("linear",), OF_FEATURES),
+    Row("cosine", "cosine_attention", "", ("cosine",), OF_FEATURES),
+    Row("efficient", "efficient_attention", "", ("efficient",), "$d (e + 2)$"),
+    Row("Performer", "performer_attention", "64 features", ("performer",), "$m (e + 1)$"),
+    Row("SimA", "sima_attention", "", (), NONE),
+    Row("SOFT", "soft_attention", "64 landmarks, pooled, 20 steps", ("soft", "SOFT"), NONE),
+    Row("Nyström", "nystrom_attention", "64 landmarks", ("nystromformer",), NONE),
+    Row("Linformer", "linformer_attention", "64 slots", ("linformer",), NONE),
+    Row("LSH", "lsh_attention", "2 rounds, chunks of 64, q = k", ("reformer",), NONE),
+)
+QUALITY = {"images": ("000-fig2",), "translation": ("001-table4",), "sequences": ("002-table6", "003-sequences")}
+"""What was trained, and the studies with a row for each variant; of several the first that has it counts."""
+
+
+def choice() -> str:
+    """One row per variant: differences to softmax by task, speed relative to torch's softmax, memory and state."""
+    times, runs = timed(), read_runs(ROOT / "docs" / "reports")
+    lengths = sorted({n for _, _, n, _ in times})
+    head = ["variant", *QUALITY, *(f"n = {n:,}: call, step" for n in lengths), f"MiB at {lengths[-1]:,}", "state"]
+    lines = [head, ["---"] * len(head)]
+    for row in ROWS:
+        cells = [f"[{row.title}](variants/{row.op}.md)"]
+        cells += [next(quality(row, runs, recipes), NONE) for recipes in QUALITY.values()]
+        for n in lengths:
+            call, step = (times[row.op, row.options, n, mode] for mode in ("forward", "forward+backward"))
+            cells.append(f"{call['ratio']['median']:.2g}×, {step['ratio']['median']:.2g}×")
+        last = times[row.op, row.options, lengths[-1], "forward+backward"]
+        lines.append([*cells, f"{last['peak_mebibytes']:.0f}", row.state])
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def timed() -> dict[tuple[str, str, int, str], dict[str, Any]]:
+    """What `python -m benchmarks variants` measured without causality, by op, options, tokens and mode."""
+    rows = json.loads((ROOT / "benchmarks" / "results" / "variants-cpu.json").read_text())["rows"]
+    return {(x["op"], x["options"], x["n"], x["mode"]): x for x in rows if not x["causal"]}
+
+
+def quality(row: Row, runs: Sequence[Run], recipes: Sequence[str]) -> Iterator[str]:
+    """The level of softmax, and what another variant differs from it by, in studies of several seeds."""
+    for run in (run for recipe in recipes for run in runs if run.recipe == recipe):
+        measure, beside = measure_of(run.recipe), dict(overview.rows(run))
+        for variant in (variant for variant in run.variants if run.label(variant) in row.labels):
+            if variant in beside:
+                gap = beside[variant]
+                change = f"{round(measure.factor * gap.mean, measure.digits) + 0.0:+.{measure.digits}f}"
+                width = f"{measure.factor * (gap.half_width or 0.0):.{measure.digits}f}"
+                yield f"{change} ± {width}{'' if gap.decided else ' ≈'}".replace("-", "−")
+            elif beside and (level := run.spread(variant, measure.key)):
+                yield f"{level.text(measure.digits, measure.factor)} {measure.head.split(', ')[-1]}"
