@@ -18,7 +18,8 @@ from operator import attrgetter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), *(str(ROOT / name) for name in ("reference", "conformance", "experiments"))]  # this checkout, installed or not
+PACKAGES = ("reference", "conformance", "experiments")
+sys.path[:0] = [str(ROOT), *(str(ROOT / name) for name in PACKAGES)]  # this checkout, installed or not
 
 import attnkit  # noqa: E402
 from attnkit._core.typing import DEFAULTS  # noqa: E402
