@@ -12,7 +12,7 @@ from attnkit_experiments.evidence.measures import measure_of
 from attnkit_experiments.evidence.runs import Run, read_runs
 
 ROOT = Path(__file__).resolve().parents[1]
-NONE, JOINED = "–", "\N{NO-BREAK SPACE}"
+NONE = "–"
 
 
 class Row(NamedTuple):
@@ -81,6 +81,11 @@ def quality(row: Row, runs: Sequence[Run], recipes: Sequence[str]) -> Iterator[s
                 gap = beside[variant]
                 change = f"{round(measure.factor * gap.mean, measure.digits) + 0.0:+.{measure.digits}f}"
                 width = f"{measure.factor * (gap.half_width or 0.0):.{measure.digits}f}"
-                yield f"{change} ± {width}{'' if gap.decided else ' ≈'}".replace("-", "−").replace(" ", JOINED)
+                yield joined(f"{change} ± {width}{'' if gap.decided else ' ≈'}")
             elif beside and (level := run.spread(variant, measure.key)):
-                yield f"{level.text(measure.digits, measure.factor)} {measure.head.split(', ')[-1]}".replace(" ", JOINED)
+                yield joined(f"{level.text(measure.digits, measure.factor)} {measure.head.split(', ')[-1]}")
+
+
+def joined(text: str) -> str:
+    """With a minus, and without line breaks."""
+    return text.replace("-", "−").replace(" ", "\N{NO-BREAK SPACE}")
