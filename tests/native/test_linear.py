@@ -198,6 +198,29 @@ def test_what_is_refused_is_named():
         attnkit.linear_attention(q, k, v, **options)
 
 
+def test_a_refused_step_is_named():
+    (q, k, v, _), _, _ = call("linear_attention", (1, 1, 8, 6), "plain", False)
+    state = np.zeros((BATCH, HEADS, 8, 6)), np.zeros((BATCH, HEADS, 8))
+    step = attnkit.linear_attention_step, state, *(x[..., 0, :] for x in (q, k, v))
+    assert attnkit.explain(*step)["native"] is None
+    assert attnkit.explain(*step, feature_map=np.exp)["native"].startswith("a feature map of your own")
+
+
+def test_states_of_no_items_are_refused():
+    (q, k, v, _), _, _ = call("linear_attention", (5, 7, 8, 6), "plain", False)
+    with pytest.raises(NotImplementedError, match="native: states of calls without heads or items"):
+        attnkit.linear_attention(q[:0], k[:0], v[:0], return_state=True, impl="native")
+    assert attnkit.linear_attention(q[:0], k[:0], v[:0], return_state=True)[1][0].shape == (0, HEADS, 8, 6)
+
+
+def test_a_wrong_state_names_the_function():
+    (q, k, v, do), _, _ = call("linear_attention", (5, 7, 8, 6), "plain", False)
+    state = np.zeros((BATCH, HEADS, 7, 6)), np.zeros((BATCH, HEADS, 8))
+    for function, arrays in ((attnkit.linear_attention, ()), (attnkit.linear_attention_vjp, (do,))):
+        with pytest.raises(ValueError, match=f"^{function.__name__}: initial_state's S"):
+            function(q, k, v, *arrays, initial_state=state, impl="native")
+
+
 def test_the_name_of_what_came_before_warns():
     torch = pytest.importorskip("torch", reason="torch is not installed")
     x = torch.randn(2, 9, 8)
