@@ -122,6 +122,13 @@ def test_what_is_refused_is_named():
         attnkit.linear_attention_packed(x, x, x, edges, edges, feature_map=np.exp, impl="native")
 
 
+def test_a_cotangent_that_is_not_aligned_is_named():
+    x, edges = RNG.normal(size=(9, 2, 4)), (0, 4, 9)
+    do = np.frombuffer(bytes(x.nbytes + 1), x.dtype, x.size, offset=1).reshape(x.shape)
+    reason = attnkit.explain(attnkit.softmax_attention_packed_vjp, x, x, x, edges, edges, do)["native"]
+    assert reason == "an array is not aligned to its elements"
+
+
 # ---------------------------------------------------------------------------------------------- torch
 
 

@@ -93,6 +93,14 @@ def test_explicit_gradients_of_one_cotangent_alone():
         torch.testing.assert_close(found, golden)
 
 
+def test_explicit_gradients_are_not_silently_constants():
+    q, k, v, do = (torch.randn(2, 5, 4, requires_grad=name != "do") for name in ("q", "k", "v", "do"))
+    dq = attnkit.softmax_attention_vjp(q, k, v, do, impl="native")["q"]
+    assert dq.requires_grad
+    with pytest.raises(NotImplementedError, match="impl='generic' has"):
+        dq.sum().backward()
+
+
 def test_strides_of_any_kind():
     q = tokens(2, 5, 4, 8).transpose(1, 2)
     k = tokens(7, 8, 2, 2).permute(2, 3, 0, 1)
