@@ -31,6 +31,10 @@ def _never_prepared(arrays: tuple[Any, ...], options: dict[str, Any]) -> None:
     return None
 
 
+def _untold(array: Any) -> None:
+    return None
+
+
 Refusal = Callable[..., str | None]
 
 
@@ -40,7 +44,8 @@ class Kernel(NamedTuple):
     `learned` are the numbers that it takes as arrays too (semantics A15).
     `is_faster` says whether the kernel takes less time than the generic body. `prepared(arrays, options)` returns a
     callable for calls with this signature (`remember_by`), or None if `call` serves them too. `replaces` are former
-    implementations of the op: until 0.2 their names take this one, with a warning.
+    implementations of the op: until 0.2 their names take this one, with a warning. `taken(array)` is told the first
+    array of calls that `impl="auto"` gives to the kernel, of each signature once where signatures are remembered.
     """
 
     name: str
@@ -50,6 +55,7 @@ class Kernel(NamedTuple):
     prepared: Callable[[tuple[Any, ...], dict[str, Any]], Callable[..., Any] | None] = _never_prepared
     replaces: tuple[str, ...] = ()
     learned: tuple[str, ...] = ()
+    taken: Callable[[Any], None] = _untold
 
 
 def _guarded(kernel: Kernel, refusal: Refusal) -> Kernel:
@@ -186,10 +192,7 @@ def choose(op: str, impl: Any, generic: Kernel, arrays: tuple[Array, ...], optio
     if impl is _Explain:
         return as_kernel(lambda *a, **o: _explained(rows, a, o))
     if impl == "auto":
-        for row in rows:
-            if row.unsupported(*arrays, **options) is None and row.is_faster(*arrays, **options):
-                return row
-        return generic
+        return _automatic(rows, arrays, options) or generic
     by_name = {row.name: row for row in rows}
     reasons = []
     for name in (impl,) if isinstance(impl, str) else impl:
@@ -209,6 +212,15 @@ def choose(op: str, impl: Any, generic: Kernel, arrays: tuple[Array, ...], optio
     raise NotImplementedError(f"{op}: no implementation of impl={impl!r} can serve this call ({'; '.join(reasons)})")
 
 
+def _automatic(rows: tuple[Kernel, ...], arrays: tuple[Array, ...], options: dict[str, Any]) -> Kernel | None:
+    """The first kernel that supports the call and is faster."""
+    for row in rows:
+        if row.unsupported(*arrays, **options) is None and row.is_faster(*arrays, **options):
+            row.taken(arrays[0])
+            return row
+    return None
+
+
 def _explained(rows: tuple[Kernel, ...], arrays: tuple[Array, ...], options: dict[str, Any]) -> dict[str, str | None]:
     """{name: reason or None} in the order of `impl="auto"`: slower kernels are listed after the generic body."""
     reasons = {row.name: row.unsupported(*arrays, **options) for row in rows}
@@ -223,11 +235,11 @@ def _kernel_at_once(
     """The kernel for a repeated call under `impl`; None if the op that it calls decides."""
     if impl is _Explain:
         return None
-    candidates = [row for row in rows if row.unsupported(*arrays, **options) is None]
     if impl == "auto":
-        return next((row for row in candidates if row.is_faster(*arrays, **options)), None)
+        return _automatic(rows, arrays, options)
     first = impl if isinstance(impl, str) else next(iter(impl), None)
-    return next((row for row in candidates if row.name == first), None)
+    candidates = (row for row in rows if row.name == first)
+    return next((row for row in candidates if row.unsupported(*arrays, **options) is None), None)
 
 
 def _joint_explanation(

@@ -288,5 +288,6 @@ def kernels(of: Kernel, pull_of: Callable[..., Any] | None = None, replaces: tup
     def asked(question: Callable[..., Any]) -> Callable[..., Any]:
         return lambda q, k, v, *others, **options: question(q, k, v, **RELA.split(options)[1], **RELU)
 
-    kernel = Kernel(of.name, attend, asked(of.unsupported), asked(of.is_faster), replaces=replaces)
+    questions = (asked(of.unsupported), asked(of.is_faster))
+    kernel = Kernel(of.name, attend, *questions, replaces=replaces, taken=of.taken)
     return with_gradients(rela_attention, kernel, pull)

@@ -125,6 +125,9 @@ WORKLOADS: dict[str, Workload] = {
     "sparsemax, a pass": normalised(BF16, 64, entmax_attention, alpha=2.0),
     "entmax, a pass": normalised(BF16, 64, entmax_attention, alpha=1.5),
     "entmax, α = 1.3, a pass": normalised(BF16, 64, entmax_attention, alpha=1.3),
+    "softmax, float32": normalised(F32, 64, softmax_attention),
+    "gaussian, float32": forward(F32, 64, **GAUSSIAN),
+    "entmax, float32, a pass": normalised(F32, 64, entmax_attention, alpha=1.5),
     "entmax, 256 keys": normalised(BF16, 64, entmax_attention, tokens=256, alpha=1.5),
     "statistics: sums, maximum": row_statistics(BF16, 64, SUMS),
     "statistics: with entropy": row_statistics(BF16, 64, ENTROPY),
@@ -143,7 +146,13 @@ WORKLOADS: dict[str, Workload] = {
     "gaussian, gradients": backward(BF16, 64, **GAUSSIAN),
     "softmax, gradients": normalised_backward(BF16, 64, softmax_attention),
     "entmax, gradients": normalised_backward(BF16, 64, entmax_attention, alpha=1.5),
+    "gelu, gradients, float32": backward(F32, 64, activation="gelu"),
+    "gaussian, gradients, float32": backward(F32, 64, **GAUSSIAN),
+    "softmax, gradients, float32": normalised_backward(F32, 64, softmax_attention),
+    "entmax, gradients, float32": normalised_backward(F32, 64, entmax_attention, alpha=1.5),
+    "entmax, α = 1.3, gradients": normalised_backward(BF16, 64, entmax_attention, alpha=1.3),
     "linear, gradients": linear(BF16, 64, True),
     "linear, causal, gradients": linear(BF16, 64, True, causal=True),
+    "linear, causal, gradients, float32": linear(F32, 64, True, causal=True),
 }
 """bfloat16 and head size 64 where a name says nothing else."""

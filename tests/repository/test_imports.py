@@ -21,6 +21,8 @@ FLOORS = {
     "attnkit/analysis": "attnkit._core attnkit.ops",
     "attnkit/kernels/strides.py": "",
     "attnkit/kernels/plan.py": "attnkit._core",
+    "attnkit/kernels/predicted.py": "",
+    "attnkit/kernels/verdicts.py": "",
     "attnkit/kernels/triton": "triton",
     "attnkit/kernels/pallas": "jax",
     "attnkit/kernels/cuda": "",

@@ -1,6 +1,6 @@
 """CUDA C++ kernels on CuPy arrays, forward and explicit gradients.
 
-They have not been run or timed on a GPU yet: `impl="cuda"` selects them, `impl="auto"` never does.
+No GPU has run them, and their clocks are not counted: `impl="auto"` takes them for the memory that they save.
 """
 
 from collections.abc import Callable
@@ -10,6 +10,7 @@ from typing import Any
 from attnkit._core.dispatch import Kernel, namespace, with_gradients
 from attnkit.backends.cupy import linear, newton, pointwise, rows, statistics
 from attnkit.backends.cupy.pointwise import Device
+from attnkit.kernels import predicted, verdicts
 from attnkit.ops import statistics as ops_statistics
 from attnkit.ops.entmax import entmax_attention
 from attnkit.ops.linear.attention import linear_attention
@@ -80,38 +81,56 @@ def both(device: Device, q: Any, k: Any, v: Any, *, op: str, **options: Any) -> 
     return outputs.pop("o"), RowStatistics(**outputs)
 
 
-def is_faster(*arrays: Any, **options: Any) -> bool:
-    """Not benchmarked on a GPU yet."""
+def keeps(q: Any, k: Any, *rest: Any, **options: Any) -> bool:
+    """Whether the generic body would make large arrays of weights."""
+    return predicted.keeps(predicted.pairs(q.shape, k.shape), q.dtype.itemsize)
+
+
+def only_by_name(*arrays: Any, **options: Any) -> bool:
+    """False: the generic body makes no such arrays, and how fast these kernels are is not known."""
     return False
 
 
-def kernel(function: Call, unsupported_options: Call, inputs: int) -> Kernel:
-    return Kernel(
-        "cuda", partial(on_its_device, function), partial(unsupported, unsupported_options, inputs), is_faster
-    )
+def taken(x: Any) -> None:
+    """Warn once where kernels of this class of devices have not been judged."""
+    verdicts.warn_once(_dotted(int(x.device.compute_capability)))
 
 
-SERVED: dict[Call, tuple[Call, Call, Call, int]] = {
-    pointwise_attention: (pointwise.forward, pointwise.backward, pointwise.unsupported_options, 3),
+def kernel(function: Call, unsupported_options: Call, inputs: int, is_faster: Callable[..., bool]) -> Kernel:
+    refusal = partial(unsupported, unsupported_options, inputs)
+    return Kernel("cuda", partial(on_its_device, function), refusal, is_faster, taken=taken)
+
+
+SERVED: dict[Call, tuple[Call, Call, Call, int, Callable[..., bool]]] = {
+    pointwise_attention: (pointwise.forward, pointwise.backward, pointwise.unsupported_options, 3, keeps),
     softmax_attention: (
         partial(rows.forward, alpha=1.0),
         partial(rows.backward, alpha=1.0),
         rows_unsupported,
         3,
+        keeps,
     ),
     entmax_attention: (
         partial(rows.forward, alpha=1.5),
         partial(rows.backward, alpha=1.5),
         rows_unsupported,
         3,
+        keeps,
     ),
-    linear_attention: (linear.forward, linear.backward, linear.unsupported_options, 3),
-    lowrank_newton.newton_inverse: (partial(newton.inverse, residuals), newton.backward, inverse_unsupported, 1),
+    linear_attention: (linear.forward, linear.backward, linear.unsupported_options, 3, only_by_name),
+    lowrank_newton.newton_inverse: (
+        partial(newton.inverse, residuals),
+        newton.backward,
+        inverse_unsupported,
+        1,
+        only_by_name,
+    ),
 }
-"""{op: (forward, backward, why a call is not served, how many arrays come before cotangents)}."""
+"""{op: (forward, backward, why a call is not served, how many arrays come before cotangents, whether it is taken)}."""
 KERNELS = ops_statistics.kernels(
-    kernel(statistics_of_rows, statistics.unsupported_options, 2), kernel(both, statistics.unsupported_options, 3)
+    kernel(statistics_of_rows, statistics.unsupported_options, 2, only_by_name),
+    kernel(both, statistics.unsupported_options, 3, only_by_name),
 )
-for op, (forward, backward, unsupported_options, inputs) in SERVED.items():
-    served = kernel(forward, unsupported_options, inputs)
+for op, (forward, backward, unsupported_options, inputs, is_faster) in SERVED.items():
+    served = kernel(forward, unsupported_options, inputs, is_faster)
     KERNELS |= with_gradients(op, served, partial(on_its_device, backward))

@@ -9,7 +9,7 @@ KERNELS: dict[str, tuple[Kernel, ...]] = kernels_by_op(
     triton.KERNELS,
     native.KERNELS,
     blocked.KERNELS,
-    pallas.KERNELS,
+    pallas.KERNELS,  # behind Triton's, which serve every option and whose clocks are counted
     special_cases=special_cases(),
     served=served,
     refusal=transforms.unsupported,

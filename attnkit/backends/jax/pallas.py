@@ -16,9 +16,9 @@ from jax import Array
 from attnkit._core import quadratic
 from attnkit._core.activations import ACTIVATIONS
 from attnkit._core.check import dtype_name
-from attnkit._core.dispatch import Kernel, with_gradients
+from attnkit._core.dispatch import with_gradients
 from attnkit._core.mask import log, power
-from attnkit.backends.jax import blocked, transforms
+from attnkit.backends.jax import blocked, gpu, transforms
 from attnkit.backends.jax.blocked import Arrays, Static, arguments_of, divided
 from attnkit.backends.jax.rows import bounds, lengths
 from attnkit.kernels.plan import Layout, Plan, cached_plan, signature
@@ -243,14 +243,7 @@ def unsupported_options(q: Array, k: Array, v: Array, *rest: Array, **options: A
 
 def unsupported(q: Array, k: Array, v: Array, *rest: Array, **options: Any) -> str | None:
     """Why a call is not supported."""
-    if jax.default_backend() != "gpu":
-        return f"Pallas kernels run on GPUs; the default device of JAX is a {jax.default_backend()}"
-    return unsupported_options(q, k, v, *rest, **options)
+    return gpu.unsupported("Pallas", q, k, v, rest, options) or unsupported_options(q, k, v, *rest, **options)
 
 
-def is_faster(*arrays: Array, **options: Any) -> bool:
-    """Only by name: not benchmarked on a GPU yet."""
-    return False
-
-
-KERNELS = with_gradients(pointwise_attention, Kernel("pallas", attend, unsupported, is_faster), pull)
+KERNELS = with_gradients(pointwise_attention, gpu.kernel("pallas", attend, unsupported, counted=False), pull)

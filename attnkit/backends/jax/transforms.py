@@ -2,25 +2,36 @@
 
 Forward mode is visible in the arguments of a call, and kernels are skipped. Inside `jax.jit` it is not: a call only
 sees the tracer of the program, and jax.jvp of that program ends with JAX's own TypeError. Second derivatives are
-detected where the gradients of a kernel are differentiated.
+visible in the arguments too where nothing is compiled between them, and else detected where the gradients of a kernel
+are differentiated.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 from jax.interpreters.ad import JVPTracer
 
 REASON = "forward mode (jax.jvp, jacfwd, hessian) is served by the generic implementation"
+TWICE = "second derivatives (jax.grad of jax.grad) are served by the generic implementation"
+
+
+def levels(x: Any) -> Iterator[Any]:
+    """The tracers around x, those of linearisation and vmap opened."""
+    while isinstance(x, jax.core.Tracer):
+        yield x
+        x = getattr(x, "primal", getattr(x, "val", None))
 
 
 def forward_mode(x: Any) -> bool:
     """Whether x is traced for forward mode at any level."""
-    while isinstance(x, jax.core.Tracer):
-        if isinstance(x, JVPTracer):
-            return True
-        x = getattr(x, "primal", getattr(x, "val", None))  # tracers of linearisation and vmap
-    return False
+    return any(isinstance(tracer, JVPTracer) for tracer in levels(x))
+
+
+def differentiated_twice(*arrays: Any) -> str | None:
+    """Why a kernel whose gradients have none is not called where both derivatives are visible."""
+    of_derivatives = ([hasattr(tracer, "primal") for tracer in levels(x)] for x in jax.tree.leaves(arrays))
+    return TWICE if any(sum(found) > 1 for found in of_derivatives) else None
 
 
 def unsupported(*arrays: Any, **options: Any) -> str | None:

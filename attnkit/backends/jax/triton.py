@@ -16,10 +16,10 @@ from jax.custom_batching import custom_vmap
 
 from attnkit._core import blocks, quadratic
 from attnkit._core.check import dtype_name
-from attnkit._core.dispatch import Kernel, with_gradients
+from attnkit._core.dispatch import with_gradients
 from attnkit._core.mask import log, power
 from attnkit._core.special import is_key
-from attnkit.backends.jax import transforms
+from attnkit.backends.jax import gpu, transforms
 from attnkit.backends.jax.blocked import SEED, Arrays, Static, arguments_of, divided
 from attnkit.backends.jax.rows import lengths
 from attnkit.kernels.plan import Layout, Plan, blocks_of, cached_plan, is_array, signature
@@ -326,14 +326,8 @@ def unsupported_options(q: Array, k: Array, v: Array, *rest: Array, **options: A
 
 def unsupported(q: Array, k: Array, v: Array, *rest: Array, **options: Any) -> str | None:
     """Why a call is not supported."""
-    if jax.default_backend() != "gpu":
-        return f"Triton kernels run on GPUs; the default device of JAX is a {jax.default_backend()}"
-    return missing() or unsupported_options(q, k, v, *rest, **options)
+    refused = gpu.unsupported("Triton", q, k, v, rest, options) or missing()
+    return refused or unsupported_options(q, k, v, *rest, **options)
 
 
-def is_faster(*arrays: Array, **options: Any) -> bool:
-    """Only by name: not benchmarked on a GPU yet."""
-    return False
-
-
-KERNELS = with_gradients(pointwise_attention, Kernel("triton", attend, unsupported, is_faster), pull)
+KERNELS = with_gradients(pointwise_attention, gpu.kernel("triton", attend, unsupported, counted=True), pull)

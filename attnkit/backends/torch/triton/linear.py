@@ -1,14 +1,16 @@
 """Linear attention by Triton kernels: `attnkit::triton_linear` and `attnkit::triton_linear_vjp`."""
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from attnkit._core.dispatch import Kernel, with_gradients
+from attnkit._core.dispatch import with_gradients
 from attnkit.backends.torch.custom import Arguments, Outputs, only_o, register
 from attnkit.backends.torch.triton import launch, pointwise
 from attnkit.backends.torch.triton.linear_launch import Call, Setting, State, setting
+from attnkit.kernels import predicted
 from attnkit.kernels.plan import state_axes
 from attnkit.ops.linear import states
 from attnkit.ops.linear.attention import LINEAR, linear_attention
@@ -162,4 +164,21 @@ def unsupported(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options
     return pointwise.unsupported(q, k, v, *rest) or unsupported_options(q, k, v, **options)
 
 
-KERNELS = with_gradients(linear_attention, Kernel("triton", attend, unsupported, pointwise.is_faster), pull)
+def units(q: Tensor, k: Tensor) -> int:
+    """Tokens of all heads."""
+    return max(math.prod(q.shape[:-1]), math.prod(k.shape[:-1]))
+
+
+def kind(op: str, options: dict[str, Any]) -> str:
+    """Of the calls that are predicted: causal ones of linear attention apart."""
+    return f"{op}, causal" if op == "linear" and options.get("causal") else op
+
+
+def is_faster(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options: Any) -> bool:
+    """Whether a call is predicted not to be slower; the generic body keeps no weights either."""
+    width = max(q.shape[-1], v.shape[-1])
+    return predicted.takes(kind("linear", options), q.dtype.itemsize, 0, width, units(q, k))
+
+
+KERNEL = pointwise.kernel("", attend, unsupported)._replace(is_faster=is_faster)
+KERNELS = with_gradients(linear_attention, KERNEL, pull)

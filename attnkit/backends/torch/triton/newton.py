@@ -14,6 +14,7 @@ from attnkit._core.dispatch import Kernel, namespace, with_gradients
 from attnkit.backends.torch.custom import Arguments, Outputs, register
 from attnkit.backends.torch.triton import launch, pointwise
 from attnkit.backends.torch.triton.launch import Launch, View
+from attnkit.kernels import predicted
 from attnkit.kernels.triton import sizes
 from attnkit.kernels.triton.sizes import LARGEST, padded
 from attnkit.ops.lowrank import newton as lowrank_newton
@@ -182,7 +183,18 @@ def soft_unsupported(q: Tensor, v: Tensor, landmarks: Tensor, *rest: Tensor | No
     return pointwise.unsupported_device(q) or too_large(landmarks.shape[-2]) or none
 
 
-INVERSE = Kernel("triton", invert, unsupported, pointwise.is_faster)
-SOFT = Kernel("triton", partial(soft.attend, inverted, Gaussian.of), soft_unsupported, pointwise.is_faster)
+def is_faster(a: Tensor, *rest: Tensor | None, newton_steps: int = 20, **options: Any) -> bool:
+    """Whether the inversion is predicted not to be slower."""
+    return predicted.takes_inverses(math.prod(a.shape[:-2]), newton_steps)
+
+
+def soft_is_faster(q: Tensor, v: Tensor, landmarks: Tensor, *rest: Tensor | None, **options: Any) -> bool:
+    """The same for that of the landmarks; the rest is the generic body."""
+    return is_faster(landmarks, newton_steps=options.get("newton_steps", 20))
+
+
+INVERSE = Kernel("triton", invert, unsupported, is_faster, taken=pointwise.taken)
+SOFT = Kernel("triton", partial(soft.attend, inverted, Gaussian.of), soft_unsupported, soft_is_faster)
+SOFT = SOFT._replace(taken=pointwise.taken)
 KERNELS = with_gradients(lowrank_newton.newton_inverse, INVERSE, pull)
 KERNELS |= with_gradients(soft.soft_attention, SOFT, partial(soft.pull, inverted, Gaussian.of))

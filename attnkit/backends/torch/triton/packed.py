@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from attnkit._core.dispatch import Kernel, with_gradients
 from attnkit.backends.torch.triton import linear, pointwise, rows
-from attnkit.backends.torch.triton.pointwise import is_faster
+from attnkit.kernels import predicted
 from attnkit.ops.packed import linear_attention_packed, pointwise_attention_packed, softmax_attention_packed
 from attnkit.ops.softmax import SOFTMAX
 
@@ -56,12 +57,28 @@ def unsupported(
     return pointwise.unsupported(q, k, v, *cotangents[:1]) or unsupported_options(q, k, v, **options)
 
 
-OPS: dict[Callable[..., Any], tuple[Attend, Pull]] = {
-    softmax_attention_packed: (partial(rows.attend, SOFTMAX.name), partial(rows.pull, SOFTMAX.name)),
-    pointwise_attention_packed: (pointwise.attend, pointwise.pull),
-    linear_attention_packed: (linear.attend, linear.pull),
+def is_faster(
+    kind: str, q: Tensor, k: Tensor, v: Tensor, cu_q: Edges, cu_k: Edges, *cotangents: Tensor | None, **options: Any
+) -> bool:
+    """Beside the generic body, which calls the op for every sequence, or masks all pairs if boundaries are arrays."""
+    heads, calls, masked = q.shape[1], len(cu_q) - 1, isinstance(cu_q, Tensor)
+    if masked or isinstance(cu_k, Tensor):
+        pairs, calls = heads * q.shape[0] * k.shape[0], 1
+    else:
+        both = zip(pairwise(cu_q), pairwise(cu_k), strict=True)
+        pairs = heads * sum((b - a) * (d - c) for (a, b), (c, d) in both)
+    units = linear.units(q, k) if kind == "linear" else None
+    kept = pairs if masked or units is None else 0
+    width = max(q.shape[-1], v.shape[-1])
+    return predicted.takes(linear.kind(kind, options), q.dtype.itemsize, kept, width, units, max(calls, 1))
+
+
+OPS: dict[Callable[..., Any], tuple[str, Attend, Pull]] = {
+    softmax_attention_packed: ("softmax", partial(rows.attend, SOFTMAX.name), partial(rows.pull, SOFTMAX.name)),
+    pointwise_attention_packed: ("pointwise", pointwise.attend, pointwise.pull),
+    linear_attention_packed: ("linear", linear.attend, linear.pull),
 }
 KERNELS: dict[str, Kernel] = {}
-for op, (forward, backward) in OPS.items():
-    kernel = Kernel("triton", partial(attend, forward), unsupported, is_faster)
-    KERNELS |= with_gradients(op, kernel, partial(pull, backward))
+for op, (kind, forward, backward) in OPS.items():
+    kernel = pointwise.kernel("", partial(attend, forward), unsupported)
+    KERNELS |= with_gradients(op, kernel._replace(is_faster=partial(is_faster, kind)), partial(pull, backward))

@@ -1,5 +1,6 @@
 """Point-wise and Gaussian attention by Triton kernels: `attnkit::triton_pointwise` and its `_vjp`."""
 
+from collections.abc import Callable
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -9,13 +10,16 @@ from torch import Tensor
 
 from attnkit._core.dispatch import Kernel, with_gradients
 from attnkit.backends.torch.custom import Arguments, register
+from attnkit.backends.torch.signature import PLAIN, watched
 from attnkit.backends.torch.triton import launch
+from attnkit.kernels import predicted, verdicts
 from attnkit.ops import rela
 from attnkit.ops.gaussian import gaussian_attention
 from attnkit.ops.pointwise import POINTWISE, pointwise_attention
 
 OP = POINTWISE.name
 OLDEST = (3, 6)
+OLDEST_DEVICE = (8, 0)
 WIDEST = 256  # larger head sizes do not fit into the registers of a program
 DIFFERENTIABLE = ("q", "k", "v", "bias")
 GAUSSIAN: dict[str, Any] = {"activation": "exp", "alpha": 0.0}  # Gaussian attention as a point-wise one
@@ -64,6 +68,11 @@ def pull(q: Tensor, k: Tensor, v: Tensor, do: Tensor, **options: Any) -> dict[st
     return CUSTOM.pull(OP, do, q=q, k=k, v=v, **options)
 
 
+def capability(device: torch.device) -> tuple[int, int] | None:
+    """The compute capability of a CUDA device; None where there is none, as where tensors have no data."""
+    return torch.cuda.get_device_capability(device) if torch.cuda.is_available() else None
+
+
 def unsupported_device(q: Tensor) -> str | None:
     """Why Triton kernels do not run on a tensor."""
     if q.device.type != "cuda":
@@ -72,7 +81,7 @@ def unsupported_device(q: Tensor) -> str | None:
         return f"needs triton {'.'.join(map(str, OLDEST))} or later"
     if torch.version.hip is not None:
         return "compiled and tested for NVIDIA only"
-    if torch.cuda.get_device_capability(q.device) < (8, 0):
+    if (capability(q.device) or OLDEST_DEVICE) < OLDEST_DEVICE:
         return "needs compute capability 8.0 or higher"
     if q.dtype == torch.float64:
         return "float64 is served by the generic implementation"
@@ -90,8 +99,29 @@ def unsupported(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options
     return None
 
 
-def is_faster(*arrays: Tensor | None, **options: Any) -> bool:
-    """False: not benchmarked on a GPU yet, so `impl="auto"` never selects them."""
+def is_faster(kind: str, q: Tensor, k: Tensor, *rest: Tensor | None, **options: Any) -> bool:
+    """Whether a kind of call is predicted not to be slower, or the generic body would keep too much."""
+    v = rest[0] if rest and rest[0] is not None else k
+    width = max(q.shape[-1], v.shape[-1])
+    return predicted.takes(kind, q.dtype.itemsize, predicted.pairs(q.shape, k.shape), width)
+
+
+def taken(q: Tensor) -> None:
+    """Warn once where kernels of this class of devices have not been judged; tensors without data run nothing."""
+    if torch.compiler.is_compiling() or watched() or type(q) not in PLAIN:
+        return
+    found = capability(q.device)
+    if found is not None:
+        verdicts.warn_once(".".join(map(str, found)))
+
+
+def kernel(kind: str, call: Callable[..., Any], unsupported: Callable[..., str | None]) -> Kernel:
+    """A row of the table of kernels that `auto` takes by prediction."""
+    return Kernel("triton", call, unsupported, partial(is_faster, kind), taken=taken)
+
+
+def only_by_name(*arrays: Tensor, **options: Any) -> bool:
+    """False: sums in no fixed order, and predicted slower than the kernels with one."""
     return False
 
 
@@ -112,12 +142,10 @@ def pull_from_distances(q: Tensor, k: Tensor, v: Tensor, do: Tensor, **options: 
     return pull(q, k, v, do, **GAUSSIAN, **options)
 
 
-KERNELS = with_gradients(pointwise_attention, Kernel("triton", attend, unsupported, is_faster), pull)
-KERNELS |= with_gradients(
-    gaussian_attention, Kernel("triton", attend_to_distances, unsupported, is_faster), pull_from_distances
-)
+KERNELS = with_gradients(pointwise_attention, kernel("pointwise", attend, unsupported), pull)
+KERNELS |= with_gradients(gaussian_attention, kernel("gaussian", attend_to_distances, unsupported), pull_from_distances)
 ATOMIC = {
-    op: Kernel("triton_atomic", partial(kernel.call, atomic=True), unsupported_atomic, is_faster)
-    for op, kernel in KERNELS.items()
+    op: Kernel("triton_atomic", partial(row.call, atomic=True), unsupported_atomic, only_by_name)
+    for op, row in KERNELS.items()
 }
 KERNELS |= rela.kernels(KERNELS[OP], pull)

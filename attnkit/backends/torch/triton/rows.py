@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attnkit._core.dispatch import Kernel
 from attnkit.backends.torch.custom import Arguments, Outputs, only_o, register
+from attnkit.backends.torch.softmax import sdpa_unsupported
 from attnkit.backends.torch.triton import launch, pointwise
 from attnkit.backends.torch.triton.launch import Launch, View, by_sequence, view, view_of
 from attnkit.kernels.plan import Layout, blocks_of
@@ -249,8 +249,15 @@ def unsupported(
     return pointwise.unsupported(q, k, v, *rest) or unsupported_options(**options)
 
 
+def softmax_is_faster(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options: Any) -> bool:
+    """Not against torch's own fused softmax, which is listed after it."""
+    fused = not rest and sdpa_unsupported(q, k, v, **options) is None
+    return not fused and pointwise.is_faster("softmax", q, k, v, **options)
+
+
 KERNELS = {
-    f"{op}{suffix}": Kernel("triton", partial(serve, op), partial(unsupported, vjp=bool(suffix)), pointwise.is_faster)
-    for op in (SOFTMAX.name, ENTMAX.name)
+    f"{op}{suffix}": pointwise.kernel(kind, partial(serve, op), partial(unsupported, vjp=bool(suffix)))
+    for op, kind in ((SOFTMAX.name, "softmax"), (ENTMAX.name, "entmax"))
     for suffix, serve in (("", attend), ("_vjp", pull))
 }
+KERNELS[SOFTMAX.name] = KERNELS[SOFTMAX.name]._replace(is_faster=softmax_is_faster)

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from attnkit._core import quadratic
-from attnkit._core.dispatch import Kernel
 from attnkit._core.family import base_op
 from attnkit.backends.torch.custom import Arguments, Outputs, only_o, register
 from attnkit.backends.torch.triton import launch, pointwise
-from attnkit.backends.torch.triton.pointwise import DIFFERENTIABLE, GAUSSIAN, is_faster
+from attnkit.backends.torch.triton.pointwise import DIFFERENTIABLE, GAUSSIAN
 from attnkit.ops import gaussian, statistics
 from attnkit.ops.pointwise import POINTWISE
 from attnkit.ops.statistics import RowStatistics
@@ -134,5 +133,5 @@ def _both_vjp(
 
 
 KERNELS = statistics.kernels(
-    *(Kernel("triton", call, unsupported, is_faster) for call in (_rows, _both, _rows_vjp, _both_vjp))
+    *(pointwise.kernel("statistics", call, unsupported) for call in (_rows, _both, _rows_vjp, _both_vjp))
 )

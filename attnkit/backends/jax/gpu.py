@@ -1,0 +1,55 @@
+"""What kernels for GPUs have in common on JAX: the device, and which calls `auto` takes them for.
+
+XLA compiles programs, so launches cost the generic body no more than kernels. A traced array has no device: it is taken
+to be on JAX's default one.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+from jax import Array
+
+from attnkit._core.dispatch import Kernel
+from attnkit.backends.jax import transforms
+from attnkit.kernels import predicted, verdicts
+
+OLDEST = (8, 0)
+
+
+def capability() -> str:
+    """That of the default device, such as "9.0"; "" if it is no GPU of NVIDIA."""
+    text = str(getattr(jax.devices()[0], "compute_capability", ""))
+    return text if all(part.isdigit() for part in text.split(".")) else ""
+
+
+def unsupported(kind: str, *arguments: Any) -> str | None:
+    """Why kernels of this kind do not run on JAX's default device, or not under these transformations."""
+    if jax.default_backend() != "gpu":
+        return f"{kind} kernels run on GPUs; the default device of JAX is a {jax.default_backend()}"
+    found = capability()
+    if not found:
+        return "compiled and tested for NVIDIA only"
+    if tuple(map(int, found.split("."))) < OLDEST:
+        return f"needs compute capability 8.0 or higher; the device has {found}"
+    return transforms.differentiated_twice(arguments)
+
+
+def is_faster(counted: bool, q: Array, k: Array, *rest: Array, **options: Any) -> bool:
+    """Whether a call is predicted not to be slower, for kernels whose clocks are counted, or keeps too much without."""
+    pairs = predicted.pairs(q.shape, k.shape)
+    if not counted:
+        return predicted.keeps(pairs, q.dtype.itemsize)
+    width = max(q.shape[-1], *(x.shape[-1] for x in rest[:1]))
+    return predicted.takes("pointwise", q.dtype.itemsize, pairs, width, compiled=True)
+
+
+def taken(q: Array) -> None:
+    """Warn once where kernels of this class of devices have not been judged; a program that is traced runs nothing."""
+    if not isinstance(q, jax.core.Tracer):
+        verdicts.warn_once(capability())
+
+
+def kernel(name: str, call: Any, unsupported: Any, counted: bool) -> Kernel:
+    """A row of the table of kernels that `auto` takes by prediction."""
+    return Kernel(name, call, unsupported, partial(is_faster, counted), taken=taken)

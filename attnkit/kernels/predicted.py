@@ -1,0 +1,119 @@
+"""Which calls on a GPU `impl="auto"` takes attnkit's kernels for: a model of their time and of the generic body's.
+
+**Predicted, not measured: no GPU has run these kernels.** Clocks of the kernels are counted in their machine code
+(docs/predicted.md). Bytes, products and launches of the generic bodies are counted on tensors without data, given the
+peak of the memory and of float32. Of a row, the clocks are those of the dearest kernel, the rest that of the cheapest
+generic call, so that a doubt is decided for the generic body.
+
+A call is a training step, forward and gradients: what follows a call cannot be seen in it. It takes the longer of what
+the CPU needs to launch it and of what the GPU needs to run it, on an A100 and on an H100; kernels come first where they
+are not slower on either, and wherever the generic body would keep more than `KEPT` for its weights.
+"""
+
+import math
+from typing import NamedTuple
+
+KEPT = 64 << 20
+"""Bytes of one array of all weights of a call. The generic body keeps two or three of them for the gradients."""
+CALL = 2 * 190e-6
+"""Seconds of the CPU from a call to its kernels and from its cotangent to theirs, in torch (timed without a GPU)."""
+LAUNCH = 5e-6
+"""Seconds of the CPU for an operation of the generic body (assumed; torch's own need about as long)."""
+SUSTAINED = 0.86  # clock under load, of the nominal one: `benchmarks.sass.clocks`
+WIDER = 3.2
+"""Clocks for twice the head size beyond 64, at most: relu and its gradients on an A100, d = 128 against d = 64."""
+
+
+class Gpu(NamedTuple):
+    """Of NVIDIA's data sheets."""
+
+    processors: int
+    hertz: float  # at which the dense peak of bfloat16 is 312 and 989 TFLOP/s
+    memory: float  # bytes per second
+    floats: float  # multiplications and additions of float32 per second, without tensor cores
+
+    def seconds(self, clocks: float) -> float:
+        """For clocks of one multiprocessor."""
+        return clocks / (self.hertz * SUSTAINED)
+
+
+GPUS = (Gpu(108, 1.41e9, 2.04e12, 19.5e12), Gpu(132, 1.83e9, 3.35e12, 67e12))
+
+
+class Step(NamedTuple):
+    """Forward and gradients of a kind of call."""
+
+    clocks: tuple[int, int]  # of the kernels on each of `GPUS`, for a tile
+    tile: int  # units, as in `benchmarks.sass.workloads`: pairs, tokens or matrices
+    bytes: int  # that the generic body reads and writes for a unit
+    products: int  # multiplications and additions of its matrix products for a unit, per feature
+    launches: int  # operations of the generic body
+
+
+PAIRS, TOKENS = 128 * 64, 64
+LONGEST = 27  # passes of entmax over its keys, of which the search for a threshold takes at most 12 + log₂ S
+HALF = {
+    "pointwise": Step((17_500, 12_200), PAIRS, 44, 6, 24),
+    "statistics": Step((17_600, 12_700), PAIRS, 70, 3, 31),
+    "softmax": Step((11_800, 7_400), PAIRS, 72, 6, 36),
+    "entmax": Step((LONGEST * 4_900 + 17_900, LONGEST * 4_000 + 15_400), PAIRS, 337, 6, 105),
+    "gaussian": Step((12_900, 8_100), PAIRS, 110, 6, 53),
+    "linear": Step((33_800, 22_400), TOKENS, 24_000, 0, 74),
+    "linear, causal": Step((33_800, 22_400), TOKENS, 50_000, 0, 109),
+}
+SINGLE = {
+    "pointwise": Step((91_600, 71_200), PAIRS, 44, 6, 16),
+    "statistics": Step((91_600, 71_200), PAIRS, 70, 3, 27),
+    "softmax": Step((104_200, 69_000), PAIRS, 72, 6, 28),
+    "entmax": Step((LONGEST * 14_800 + 88_700, LONGEST * 6_800 + 61_800), PAIRS, 337, 6, 97),
+    "gaussian": Step((90_800, 70_400), PAIRS, 110, 6, 45),
+    "linear": Step((43_200, 24_400), TOKENS, 24_000, 0, 68),
+    "linear, causal": Step((43_200, 24_400), TOKENS, 50_000, 0, 109),
+}
+STEPS = {2: HALF, 4: SINGLE}
+"""By bytes of the dtype. Half types are computed in float32 by the generic body, by kernels on tensor cores."""
+NEWTON = Step((16_500, 2_900), 1, 208_000, 2 * 64**2, 5)
+"""A step of the Newton inverse of a matrix of 64 rows; both gradients are little beside twenty of them."""
+
+
+def pairs(q: tuple[int, ...], k: tuple[int, ...]) -> int:
+    """Weights of a call with q (..., L, d) and k (..., S, d)."""
+    return max(math.prod(q[:-1]) * k[-2], math.prod(k[:-1]) * q[-2])
+
+
+def keeps(pairs: int, itemsize: int) -> bool:
+    """Whether an array of all weights, float32 or float64, is larger than `KEPT`."""
+    return pairs * max(itemsize, 4) > KEPT
+
+
+def enough(step: Step, width: int, calls: int = 1, compiled: bool = False) -> float:
+    """Units from which kernels with this head size are predicted not slower; infinity if there are none.
+
+    `calls`: how many times the generic body is called instead. `compiled`: launches cost both the same, and float32 is
+    multiplied on tensor cores.
+    """
+    wide, least = max(width, 64) / 64, 0.0
+    for gpu, clocks in zip(GPUS, step.clocks, strict=True):
+        tile = gpu.seconds(clocks * WIDER ** math.log2(wide))  # also that of a GPU which has less than it can hold
+        generic = step.bytes * (1 if step.products else wide) / gpu.memory
+        generic += 0.0 if compiled else 2 * step.products * width / gpu.floats
+        if tile / (gpu.processors * step.tile) > generic:
+            return math.inf
+        launched, of_generic = (0.0, 0.0) if compiled else (CALL, calls * step.launches * LAUNCH)
+        at_least = max(launched, tile)
+        least = max(least, 0.0 if of_generic >= at_least else at_least / generic)
+    return least
+
+
+def takes(
+    kind: str, itemsize: int, pairs: int, width: int, units: int | None = None, calls: int = 1, compiled: bool = False
+) -> bool:
+    """Whether `auto` takes the kernels of a kind of call; `units` are its pairs unless it is linear attention."""
+    count = pairs if units is None else units
+    return keeps(pairs, itemsize) or count >= enough(STEPS[itemsize][kind], width, calls, compiled)
+
+
+def takes_inverses(matrices: int, steps: int) -> bool:
+    """The same for the Newton inverse, whose generic body launches a few operations for every step."""
+    (a100, h100), of_generic = NEWTON.clocks, (NEWTON.bytes * steps, NEWTON.products * steps, NEWTON.launches * steps)
+    return steps > 0 and matrices >= enough(Step((a100 * steps, h100 * steps), NEWTON.tile, *of_generic), 64)
