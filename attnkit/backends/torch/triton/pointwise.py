@@ -108,7 +108,7 @@ def is_faster(kind: str, q: Tensor, k: Tensor, *rest: Tensor | None, **options: 
 
 def taken(q: Tensor) -> None:
     """Warn once where kernels of this class of devices have not been judged; tensors without data run nothing."""
-    if torch.compiler.is_compiling() or watched() or type(q) not in PLAIN:
+    if torch.compiler.is_compiling() or watched() or type(q) not in PLAIN or q.is_meta:
         return
     found = capability(q.device)
     if found is not None:

@@ -1,0 +1,261 @@
+"""What `impl="auto"` takes on GPUs that are not here: the choice, the memory that it saves, and the warning about it.
+
+torch's fake tensors are on CUDA devices without one; JAX's and CuPy's arrays are stood in for.
+"""
+
+import math
+import warnings
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import attnkit
+from attnkit._core import dispatch
+from attnkit.backends.cupy import KERNELS as CUPY
+from attnkit.backends.torch import KERNELS
+from attnkit.backends.torch.triton import pointwise
+from attnkit.kernels import predicted, verdicts
+from benchmarks import kept
+
+OPS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "softmax_attention": ((), {"key_lengths": 5}),
+    "pointwise_attention": ((), {}),
+    "reluformer_attention": ((), {}),
+    "sigmoid_attention": ((), {"causal": True}),
+    "sparsemax_attention": ((), {}),
+    "entmax_attention": ((), {}),
+    "rela_attention": ((), {}),
+    "gaussian_attention": ((), {}),
+    "linear_attention": ((), {}),
+    "row_statistics": (("pointwise_attention",), {}),
+    "attention_with_statistics": (("gaussian_attention",), {}),
+}
+"""Calls that `sdpa` does not serve."""
+AT_ANY_SIZE = ("sparsemax_attention", "entmax_attention")
+"""In half types: the search for thresholds is a hundred operations of the generic body."""
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeTensorMode]:
+    if pointwise.TRITON is None:
+        pytest.skip("triton is not installed")
+    with FakeTensorMode() as mode:
+        yield mode
+
+
+def tensors(tokens: int, dtype: torch.dtype = torch.bfloat16, heads: int = 8, d: int = 64) -> list[torch.Tensor]:
+    return [torch.empty(1, heads, tokens, d, dtype=dtype, device="cuda") for _ in range(3)]
+
+
+def first(reasons: dict[str, str | None]) -> str:
+    """What `auto` takes."""
+    return next(name for name, reason in reasons.items() if reason is None)
+
+
+def chosen(op: str, tokens: int, dtype: torch.dtype = torch.bfloat16) -> str:
+    named, options = OPS[op]
+    q, k, v = tensors(tokens, dtype)
+    arrays = (q, k) if op == "row_statistics" else (q, k, v)
+    if op == "rela_attention":
+        arrays = (*arrays, torch.empty(8 * 64, device="cuda"))
+    return first(attnkit.explain(getattr(attnkit, op), *named, *arrays, **options))
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_long_sequences_go_to_kernels(op: str, fake: FakeTensorMode) -> None:
+    assert chosen(op, 16_384) == "triton"
+    assert chosen(op, 16_384, torch.float32) == "triton"
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_tiny_calls_stay_with_the_generic_body(op: str, fake: FakeTensorMode) -> None:
+    assert chosen(op, 16) == ("triton" if op in AT_ANY_SIZE else "generic")
+    assert chosen(op, 16, torch.float32) == "generic"
+
+
+def test_half_types_go_earlier_than_float32(fake: FakeTensorMode) -> None:
+    """Gradients in float32 are predicted slower than the generic ones: memory alone decides."""
+    limit = math.isqrt(predicted.KEPT // 4 // 8)  # tokens whose weights are still small
+    for op in ("pointwise_attention", "softmax_attention"):
+        assert chosen(op, limit) == "triton"
+        assert chosen(op, limit, torch.float32) == "generic"
+        assert chosen(op, limit + 1, torch.float32) == "triton"
+
+
+@pytest.mark.parametrize("tokens", [16, 16_384])
+def test_softmax_stays_with_torchs_own_where_that_serves(tokens: int, fake: FakeTensorMode) -> None:
+    reasons = attnkit.explain(attnkit.softmax_attention, *tensors(tokens))
+    assert first(reasons) == "sdpa"
+    assert reasons["triton"] is None
+
+
+def test_explicit_gradients_and_the_inverse_go_with_them(fake: FakeTensorMode) -> None:
+    q, k, v = tensors(16_384)
+    for op in ("softmax", "pointwise", "entmax", "gaussian", "linear"):
+        assert first(attnkit.explain(getattr(attnkit, f"{op}_attention_vjp"), q, k, v, torch.empty_like(q))) == "triton"
+    a, x = torch.empty(96, 49, 49, device="cuda"), torch.empty(96, 784, 32, device="cuda")
+    assert first(attnkit.explain(attnkit.newton_inverse, a)) == "triton"
+    assert (
+        first(attnkit.explain(attnkit.newton_inverse, torch.empty(1, 49, 49, device="cuda"), newton_steps=2))
+        == "generic"
+    )
+    assert first(attnkit.explain(attnkit.soft_attention, x, x, torch.empty(96, 49, 32, device="cuda"))) == "triton"
+
+
+@pytest.mark.parametrize(
+    ("op", "edges", "expected"),
+    [
+        ("softmax_attention_packed", (0, 64), None),
+        ("softmax_attention_packed", tuple(range(0, 4097, 64)), "triton"),
+        ("pointwise_attention_packed", (0, 2000, 4096), "triton"),
+        ("pointwise_attention_packed", "array", "triton"),
+        ("linear_attention_packed", (0, 200), None),
+        ("linear_attention_packed", tuple(range(0, 4097, 512)), "triton"),
+        ("linear_attention_packed", "array", "triton"),
+    ],
+)
+def test_packed_sequences(op: str, edges: Any, expected: str | None, fake: FakeTensorMode) -> None:
+    """A generic call for every sequence, or a mask of all pairs where boundaries are an array."""
+    q = torch.empty(4096 if edges == "array" else edges[-1], 8, 64, dtype=torch.bfloat16, device="cuda")
+    edges = torch.empty(5, dtype=torch.int32, device="cuda") if edges == "array" else edges
+    row = dispatch._kernel_at_once(KERNELS[op], "auto", (q, q, q, edges, edges), {})
+    assert (row.name if row else None) == expected
+
+
+def test_what_kernels_refuse_stays_generic(fake: FakeTensorMode) -> None:
+    q = torch.empty(1, 8, 16_384, 512, dtype=torch.bfloat16, device="cuda")
+    assert first(attnkit.explain(attnkit.pointwise_attention, q, q, q)) == "generic"
+    q = tensors(16_384, torch.float64)[0]
+    assert first(attnkit.explain(attnkit.pointwise_attention, q, q, q)) == "generic"
+
+
+def test_sums_in_no_fixed_order_are_never_taken(fake: FakeTensorMode) -> None:
+    names = list(attnkit.explain(attnkit.pointwise_attention, *tensors(16_384)))
+    assert names.index("triton") < names.index("generic") < names.index("triton_atomic")
+
+
+# ---------------------------------------------------------------------------------------------- memory
+
+
+@pytest.mark.parametrize("name", ["relu", "softmax, padded"])
+def test_a_training_step_keeps_no_weights(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 16,384 tokens in bfloat16: what `auto` takes has no tensor of pairs, the generic body has several at once."""
+    op, options = kept.CALLS[name]
+    weights = kept.HEADS * kept.TOKENS**2 * 4
+    generic, auto = (kept.of_step(op, impl, torch.bfloat16, **options) for impl in ("generic", "auto"))
+    assert generic.largest >= weights
+    assert generic.peak >= 3 * weights
+    assert auto.largest <= kept.HEADS * kept.TOKENS * kept.WIDTH * 4
+    assert auto.peak < weights / 40
+
+
+# ---------------------------------------------------------------------------------------------- the warning
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors of this machine pass for those of a GPU of a class that has not been judged, and launches for run."""
+    monkeypatch.setattr(pointwise, "unsupported_device", lambda q: None)
+    monkeypatch.setattr(pointwise, "capability", lambda device: (9, 0))
+    monkeypatch.setattr(pointwise.launch, "run", lambda q, launches: [*launches])
+    monkeypatch.setattr(verdicts, "_warned", set())
+    dispatch._choices.clear()
+
+
+LONG = 1536
+
+
+def call(**options: Any) -> None:
+    q = torch.zeros(1, 8, LONG, 64, dtype=torch.bfloat16)
+    attnkit.pointwise_attention(q, q, q, **options)
+
+
+@pytest.mark.usefixtures("device")
+def test_the_first_call_of_auto_warns_once() -> None:
+    with pytest.warns(
+        UserWarning, match=r"compute capability 9\.0 .*attnkit_conformance verify.*impl=\"generic\""
+    ) as seen:
+        call()
+    assert [one.filename for one in seen] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        call()
+        call(causal=True)
+        attnkit.sigmoid_attention(*[torch.zeros(1, 8, LONG, 64, dtype=torch.bfloat16)] * 3)
+
+
+@pytest.mark.usefixtures("device")
+def test_a_kernel_by_name_or_of_a_judged_class_does_not_warn(monkeypatch: pytest.MonkeyPatch) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        call(impl="triton")
+        monkeypatch.setattr(verdicts, "JUDGED", frozenset({"9.0"}))
+        call()
+
+
+@pytest.mark.usefixtures("device")
+def test_what_runs_nothing_does_not_warn() -> None:
+    q = torch.zeros(1, 8, LONG, 64, dtype=torch.bfloat16)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert first(attnkit.explain(attnkit.pointwise_attention, q, q, q)) == "triton"
+        with FakeTensorMode() as mode:
+            attnkit.pointwise_attention(*[mode.from_tensor(q)] * 3)
+        attnkit.pointwise_attention(*[q.to("meta")] * 3)
+        torch.export.export(Attention(), (q,), strict=True)
+        torch.export.export(Attention(), (q,), strict=False)
+    assert not verdicts._warned
+
+
+class Attention(torch.nn.Module):
+    def forward(self, q: torch.Tensor) -> torch.Tensor:
+        return attnkit.pointwise_attention(q, q, q)
+
+
+@pytest.mark.usefixtures("device")
+def test_later_calls_are_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.warns(UserWarning, match="have not been judged"):
+        call()
+    monkeypatch.setattr(verdicts, "warn_once", lambda capability: pytest.fail("asked again"))
+    call()
+
+
+def test_no_class_of_devices_has_been_judged_yet() -> None:
+    """The table changes with a report in docs/reports."""
+    assert frozenset() == verdicts.JUDGED
+
+
+# ---------------------------------------------------------------------------------------------- CuPy
+
+
+@pytest.mark.parametrize(("tokens", "dtypes"), [(512, ()), (1300, ("float64",)), (1500, ("float16", "float64"))])
+def test_cupy_takes_kernels_for_the_memory_of_weights(
+    tokens: int, dtypes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their clocks are not counted, and linear attention has no weights in memory."""
+    monkeypatch.setattr(verdicts, "JUDGED", frozenset({"9.0"}))
+    for op in ("pointwise_attention", "sigmoid_attention", "softmax_attention", "entmax_attention", "linear_attention"):
+        (row,) = CUPY[op]
+        for dtype in ("float16", "float64"):
+            x = on_a_gpu((1, 8, tokens, 64), dtype)
+            expected = dtype in dtypes and op != "linear_attention"
+            assert row.unsupported(x, x, x) is None
+            assert (dispatch._automatic((row,), (x, x, x), {}) is row) is expected
+
+
+def on_a_gpu(shape: tuple[int, ...], dtype: str) -> Any:
+    """What dispatch asks of a CuPy array."""
+    device = SimpleNamespace(compute_capability="90")
+    return SimpleNamespace(shape=shape, ndim=len(shape), dtype=np.dtype(dtype), device=device)
+
+
+def test_cupy_warns_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verdicts, "_warned", set())
+    x = on_a_gpu((1, 8, 4096, 64), "float16")
+    with pytest.warns(UserWarning, match=r"compute capability 9\.0 "):
+        dispatch._automatic(CUPY["pointwise_attention"], (x, x, x), {})
