@@ -1,4 +1,5 @@
-"""python -m attnkit_conformance run | table | unnoticed | transforms | mutate | export | vectors | compare | peers."""
+"""python -m attnkit_conformance COMMAND: run, verify, table, unnoticed, transforms, mutate, export, vectors, compare or
+peers."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from attnkit_conformance.adapter import Adapter
-from attnkit_conformance.adapters import families, transforms
+from attnkit_conformance.adapters import device, families, transforms
 from attnkit_conformance.adapters.mutation import report as mutation_report
 from attnkit_conformance.adapters.mutation.areas import AREAS
 from attnkit_conformance.adapters.mutation.copies import Copies
@@ -21,10 +22,11 @@ from attnkit_conformance.adapters.transforms import page
 from attnkit_conformance.core import CaseResult
 from attnkit_conformance.judge import declared, in_order, judge, matcher, planned
 from attnkit_conformance.judge.processes import judge_in_processes
+from attnkit_conformance.judge.verify import by_kernel, judge_for
 from attnkit_conformance.model.case import DTYPES, HAS_BFLOAT16, PROFILES, judged_dtypes
 from attnkit_conformance.opdb import OPDB
 from attnkit_conformance.peers import ALL, FAMILIES, REQUIRES
-from attnkit_conformance.report import files, table, terminal, unnoticed
+from attnkit_conformance.report import files, table, terminal, trust, unnoticed
 from attnkit_conformance.selection import find
 
 FINDINGS = Path("out") / "found"  # failing cases of a search
@@ -52,6 +54,10 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--samples", type=Path, nargs="+", metavar="FILE", help="judge the cases that a search saved")
     run.add_argument("--workers", type=int, metavar="N", default=1, help="processes that judge; this one by default")
     selection(run)
+
+    own = commands.add_parser("verify", help="which of attnkit's kernels to trust on the GPU of this machine")
+    own.add_argument("--seconds", type=float, default=120.0, help="for how long; every op is judged once (120)")
+    own.add_argument("--json", type=Path, help="write every verdict as JSON")
 
     tab = commands.add_parser("table", help="the table of ops for the documentation, as markdown")
     group = tab.add_mutually_exclusive_group()
@@ -107,6 +113,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         commands = {
             "run": run,
+            "verify": verify,
             "table": show_table,
             "unnoticed": show_unnoticed,
             "transforms": judge_transforms,
@@ -139,6 +146,21 @@ def run(args: argparse.Namespace) -> int:
     results = with_programs(in_order(results, adapters), adapters)
     closed(adapters)
     return conclude(results, adapters, args)
+
+
+def verify(args: argparse.Namespace) -> int:
+    """Judge the kernels of this device for a while and say which to trust; exit status 1 if one is wrong, 2 if
+    none was judged."""
+    adapters = device.kernels()
+    names = ", ".join(adapter.name for adapter in adapters)
+    print(f"{families.device()}: {names}, for about {args.seconds:.0f} s", flush=True)
+    results = terminal.show_progress(judge_for(adapters, args.seconds), lambda: None)
+    for line in trust.lines(by_kernel(adapters, results)):
+        print(line)
+    if args.json is not None:
+        args.json.write_text(files.as_json(results, files.header(adapters, "quick")))
+    statuses = {result.status for result in results}
+    return 1 if "fail" in statuses else 0 if "pass" in statuses else 2
 
 
 def with_programs(results: list[CaseResult], adapters: list[Adapter]) -> list[CaseResult]:

@@ -28,7 +28,7 @@ def interactive() -> bool:
     return find_spec("rich") is not None and sys.stdout.isatty()
 
 
-def show_progress(results: Iterable[CaseResult], total: Callable[[], int]) -> list[CaseResult]:
+def show_progress(results: Iterable[CaseResult], total: Callable[[], int | None]) -> list[CaseResult]:
     """Collect verdicts and show progress by a bar, or by a line for every failure and now and then."""
     if interactive():
         from attnkit_conformance.report import terminal_rich

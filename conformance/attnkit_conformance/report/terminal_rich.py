@@ -13,7 +13,7 @@ from attnkit_conformance.core import CaseResult
 from attnkit_conformance.judge.verdicts import counts, grouped, percent, worst
 
 
-def show_progress(results: Iterable[CaseResult], total: Callable[[], int]) -> list[CaseResult]:
+def show_progress(results: Iterable[CaseResult], total: Callable[[], int | None]) -> list[CaseResult]:
     """Collect verdicts with a progress bar."""
     collected = []
     columns = (TextColumn("{task.description:34}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

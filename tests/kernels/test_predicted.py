@@ -1,0 +1,132 @@
+"""What the model of GPU calls is made of: clocks that were counted, and what the generic bodies read and write."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import attnkit
+from attnkit.kernels import predicted
+from attnkit.kernels.predicted import GPUS, HALF, LONGEST, SINGLE, Gpu, Step
+from benchmarks.sass import report
+from benchmarks.sass.budgets import cost
+
+CALLS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "pointwise": (
+        ("relu", "sigmoid, float16", "gelu", "relu, gradients", "gelu, gradients"),
+        ("relu, float32", "sigmoid, float32", "relu, gradients, float32", "gelu, gradients, float32"),
+    ),
+    "statistics": (("statistics: all, beside o", "gelu, gradients"), ("sigmoid, float32", "gelu, gradients, float32")),
+    "softmax": (("softmax", "softmax, gradients"), ("softmax, float32", "softmax, gradients, float32")),
+    "entmax": (
+        ("entmax, α = 1.3, a pass", "entmax, α = 1.3, gradients"),
+        ("entmax, float32, a pass", "entmax, gradients, float32"),
+    ),
+    "gaussian": (("gaussian", "gaussian, gradients"), ("gaussian, float32", "gaussian, gradients, float32")),
+    "linear": (
+        ("linear, causal", "linear, causal, gradients"),
+        ("linear, causal, float32", "linear, causal, gradients, float32"),
+    ),
+}
+"""Kinds of calls and those that were counted: in half types, and in float32. Clocks are of the dearest."""
+TOKENS = 1024
+GENERIC: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "pointwise": (attnkit.pointwise_attention, {}),
+    "softmax": (attnkit.softmax_attention, {}),
+    "entmax": (attnkit.sparsemax_attention, {}),
+    "gaussian": (attnkit.gaussian_attention, {}),
+    "linear": (attnkit.linear_attention, {}),
+    "linear, causal": (attnkit.linear_attention, {"causal": True}),
+}
+"""The cheapest calls of each kind."""
+
+
+def dearest(counted: dict[str, Any], names: tuple[str, ...], passes: int) -> int:
+    """Clocks of a forward kernel, as often as it passes over the keys, and of gradients: the most of each."""
+    costs = {name: cost(counted[name], "predicted") for name in names}
+    forward = max(clocks for name, clocks in costs.items() if "gradients" not in name)
+    return passes * forward + max(clocks for name, clocks in costs.items() if "gradients" in name)
+
+
+@pytest.mark.parametrize("kind", CALLS)
+@pytest.mark.parametrize(("machine", "capability"), [(0, "80"), (1, "90")])
+def test_clocks_are_those_counted(kind: str, machine: int, capability: str) -> None:
+    counted = report.committed()["capabilities"][capability]
+    for steps, names in zip((HALF, SINGLE), CALLS[kind], strict=True):
+        found = dearest(counted, names, LONGEST if kind == "entmax" else 1)
+        assert found <= 1.03 * steps[kind].clocks[machine] <= 1.1 * found, names
+
+
+class Traffic(TorchDispatchMode):
+    """Operations but views, and bytes of tensors of at least `least` numbers that they read and write."""
+
+    def __init__(self, least: int) -> None:
+        super().__init__()
+        self.least, self.bytes, self.operations = least, 0, 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        if not function.is_view and "view" not in function.name():
+            self.operations += 1
+            touched = [x for x in tree_leaves((args, kwargs, made)) if isinstance(x, torch.Tensor)]
+            self.bytes += sum(x.numel() * x.element_size() for x in touched if x.numel() >= self.least)
+        return made
+
+
+def counted_generic(kind: str, dtype: torch.dtype) -> tuple[float, int]:
+    """Bytes for a unit, and operations, of forward and gradients."""
+    op, options = GENERIC[kind]
+    linear = kind.startswith("linear")
+    q, k, v = (torch.empty(1, 8, TOKENS, 64, dtype=dtype, device="meta", requires_grad=True) for _ in range(3))
+    with Traffic(1 if linear else 8 * TOKENS**2) as traffic:
+        o = op(q, k, v, impl="generic", **options)
+        o.backward(torch.empty_like(o))
+    return traffic.bytes / (8 * TOKENS * (1 if linear else TOKENS)), traffic.operations
+
+
+@pytest.mark.parametrize("kind", GENERIC)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_generic_bodies_read_and_write_what_the_model_says(kind: str, dtype: torch.dtype) -> None:
+    step = predicted.STEPS[dtype.itemsize][kind]
+    traffic, operations = counted_generic(kind, dtype)
+    assert 0.9 * traffic <= step.bytes <= 1.02 * traffic
+    assert 0.9 * operations <= step.launches <= 1.05 * operations
+
+
+def test_clocks_of_data_sheets() -> None:
+    """From which the dense peaks of bfloat16 follow."""
+    for gpu, products, peak in zip(GPUS, (1024, 2048), (312e12, 989e12), strict=True):
+        assert math.isclose(2 * products * gpu.processors * gpu.hertz, peak, rel_tol=0.01)
+
+
+def test_the_longer_of_launching_and_running_decides() -> None:
+    """A kernel that takes no time is taken from where the generic body takes longer than launching the kernel."""
+    step = Step((0, 0), 1, 1000, 0, 10)
+    slowest = max(GPUS, key=lambda gpu: gpu.memory)
+    assert math.isclose(predicted.enough(step, 64), predicted.CALL * slowest.memory / 1000)
+    assert predicted.enough(step, 64, calls=8) == 0.0  # eighty operations take longer than a launch
+    assert predicted.enough(step, 64, compiled=True) == 0.0
+
+
+def test_a_kernel_slower_on_one_gpu_is_not_taken_for_its_time() -> None:
+    def clocks(gpu: Gpu, share: float) -> int:
+        """Those of a unit that takes this share of the generic body's time."""
+        return int(share * 1000 / gpu.memory * gpu.processors * gpu.hertz * predicted.SUSTAINED)
+
+    (a100, h100), step = GPUS, Step((0, 0), 1, 1000, 0, 0)
+    assert predicted.enough(step._replace(clocks=(clocks(a100, 0.9), clocks(h100, 0.9))), 64) < math.inf
+    assert predicted.enough(step._replace(clocks=(clocks(a100, 1.1), clocks(h100, 0.5))), 64) == math.inf
+    assert predicted.enough(step._replace(clocks=(clocks(a100, 0.5), clocks(h100, 1.1))), 64) == math.inf
+
+
+def test_a_large_array_decides_alone() -> None:
+    assert not predicted.keeps(predicted.KEPT // 4, 2)
+    assert predicted.keeps(predicted.KEPT // 4 + 1, 2)
+    assert predicted.keeps(predicted.KEPT // 8 + 1, 8)
+    assert predicted.enough(SINGLE["pointwise"], 64) == math.inf
+    assert predicted.takes("pointwise", 4, predicted.KEPT // 4 + 1, 64)
+    assert not predicted.takes("pointwise", 4, predicted.KEPT // 4, 64)
