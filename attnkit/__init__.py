@@ -6,7 +6,7 @@ Layouts, masks, lengths, dropout and null rows mean the same in every op: see do
 
 from attnkit import analysis, backends, landmarks
 from attnkit._core.activations import NAMES as ACTIVATIONS
-from attnkit._core.dispatch import explain, hand_tables
+from attnkit._core.dispatch import explain, hand_tables, implementations
 from attnkit.backends.native import NativeStatus, native_status
 from attnkit.ops.entmax import (
     entmax_attention,
@@ -118,6 +118,7 @@ __all__ = [
     "gaussian_attention",
     "gaussian_attention_vjp",
     "gaussian_attention_weights",
+    "implementations",
     "key_value_memory",
     "key_value_memory_vjp",
     "landmarks",

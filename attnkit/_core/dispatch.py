@@ -8,7 +8,8 @@ device, dtype, shapes and options.
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial, wraps
 from types import NoneType
 from typing import Any, NamedTuple, ParamSpec, TypeVar, get_args
@@ -148,13 +149,49 @@ MOST_CHOICES = 1 << 14
 _choices: dict[Any, _Choice] = {}
 
 
+_ran: dict[str, set[str]] | None = None
+
+
+def _compiling() -> bool:
+    """Whether torch.compile traces the call."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.compiler.is_compiling()
+
+
+@contextmanager
+def implementations() -> Iterator[dict[str, set[str]]]:
+    """Which implementations ran: `with implementations() as ran:` fills {op: names} with the calls made inside.
+
+    Calls inside are checked and chosen anew, each time. What torch.compile has compiled is not seen; what JAX compiles
+    is seen when it is traced. One `with` at a time.
+
+    >>> import numpy as np, attnkit
+    >>> q = np.zeros((2, 8, 4))
+    >>> with attnkit.implementations() as ran:
+    ...     o = attnkit.softmax_attention(q, q, q, impl="generic")
+    >>> ran
+    {'softmax_attention': {'generic'}}
+    """
+    global _ran
+    _ran = ran = {}
+    try:
+        yield ran
+    finally:
+        _ran = None
+
+
+def _note(op: str, kernel: Kernel) -> Kernel:
+    if _ran is not None and not _compiling():
+        _ran.setdefault(op, set()).add(kernel.name)
+    return kernel
+
+
 def _signature(op: str, impl: Any, arrays: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """The cache key of a choice; None if it is not cached, as in a call that torch.compile traces.
 
     Tracing may be what loads torch's kernels, and the compiler fails on a table that changes while it is guarded.
     """
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.compiler.is_compiling():
+    if _compiling() or _ran is not None:
         return None
     ask = _signatures.get(type(arrays[0])) if arrays else None
     if ask is None or impl is _Explain or type(impl) is _Ahead:
@@ -187,10 +224,21 @@ def choose(op: str, impl: Any, generic: Kernel, arrays: tuple[Array, ...], optio
     rows = kernels(op, arrays[0])
     if isinstance(impl, _OnBehalf):
         op, impl = impl
-    if impl == "generic":
-        return generic
     if impl is _Explain:
         return as_kernel(lambda *a, **o: _explained(rows, a, o))
+    return _note(op, _chosen(rows, op, impl, generic, arrays, options))
+
+
+def _chosen(
+    rows: tuple[Kernel, ...],
+    op: str,
+    impl: Any,
+    generic: Kernel,
+    arrays: tuple[Array, ...],
+    options: dict[str, Any],
+) -> Kernel:
+    if impl == "generic":
+        return generic
     if impl == "auto":
         return _automatic(rows, arrays, options) or generic
     by_name = {row.name: row for row in rows}
@@ -201,8 +249,8 @@ def choose(op: str, impl: Any, generic: Kernel, arrays: tuple[Array, ...], optio
         instead = next((row.name for row in rows if name in row.replaces), None)
         if instead is not None:
             serves = f"impl={instead!r}, which serves this call if it can, else 'generic'"
-            warnings.warn(f"{op}: impl={name!r} was replaced by {serves}", DeprecationWarning, stacklevel=4)
-            return choose(op, (instead, "generic"), generic, arrays, options)
+            warnings.warn(f"{op}: impl={name!r} was replaced by {serves}", DeprecationWarning, stacklevel=5)
+            return _chosen(rows, op, (instead, "generic"), generic, arrays, options)
         if name not in by_name:
             check.refuse_name(op, "impl", name, ("auto", "generic", *by_name), "on these arrays")
         reason = by_name[name].unsupported(*arrays, **options)
@@ -375,7 +423,7 @@ def repeated_call_checked_by(
             rows = kernels(op, arrays[0])
             row = _kernel_at_once(rows, impl, arrays, options)
             if row is not None:
-                return row
+                return _note(op, row)
             repeated: Any = partial(body, impl=_OnBehalf(op, impl))  # type: ignore[arg-type]
             if impl is not _Explain:
                 return as_kernel(repeated)

@@ -7,7 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
+import attnkit
 from attnkit_experiments.__main__ import main
 from attnkit_experiments.commands.report import write_report
 from attnkit_experiments.engine.errors import UserError
@@ -40,6 +42,9 @@ def light_claims():
         "variance": (variance := claims.output_variance(pairs=1 << 18)),
         "variance_slope": claims.slope([row["n"] for row in variance], [row["relu"] for row in variance]),
     }
+
+
+NAMES = {"softmax": "softmax_attention", "relu-alpha1": "pointwise_attention"}
 
 
 def records(out: Path) -> list[dict[str, str]]:
@@ -110,6 +115,26 @@ def test_every_cell_and_its_curve_are_written(out):
     exact = list(csv.DictReader((out / "exact.csv").read_text().splitlines()))
     assert {row["statement"] for row in exact} == {"weights", "variance"}
     assert all(abs(float(row["measured"]) - float(row["expected"])) < 0.05 for row in exact)
+
+
+def test_a_report_says_which_implementations_ran(out):
+    """Of the first step of every cell; results of before have none."""
+    q = torch.zeros(2, 2, 16, 8)
+    results = {name: json.loads((out / "cells" / f"{name}-seed0" / "result.json").read_text()) for name in NAMES}
+    shown = []
+    for name, op in NAMES.items():
+        (ran,) = results[name]["implementations"].pop(op)
+        assert attnkit.explain(getattr(attnkit, op), q, q, q)[ran] is None
+        assert set(results[name]["implementations"]) == {"qk_layernorm"}
+        shown.append(f"{op} by {ran}")
+    page = write_report(out).read_text()
+    assert "<dt>implementations</dt>" in page
+    assert all(text in page for text in shown)
+    for path in out.glob("cells/*/result.json"):
+        old = json.loads(path.read_text())
+        del old["implementations"]
+        path.write_text(json.dumps(old))
+    assert "<dt>implementations</dt>" not in write_report(out).read_text()
 
 
 def test_curves_are_thinned_to_their_ends():

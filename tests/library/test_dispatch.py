@@ -184,6 +184,26 @@ def test_what_is_remembered_of_a_call_is_forgotten_with_the_kernels(tensors, ker
     assert kernel == ["called", "called"]
 
 
+def test_implementations_names_what_ran(tensors, kernel):
+    """Calls that are remembered too, by the name of the op that was called; nothing outside the block."""
+    mask = torch.ones(5, 5, dtype=torch.bool)
+    attnkit.pointwise_attention(*tensors)
+    with attnkit.implementations() as ran:
+        attnkit.pointwise_attention(*tensors)
+        attnkit.pointwise_attention(*tensors, mask=mask)
+        attnkit.reluformer_attention(*tensors, impl="generic")
+        attnkit.explain(attnkit.sigmoid_attention, *tensors)
+        lengths = (0, 5)
+        attnkit.pointwise_attention_packed(*(x[0].transpose(0, 1) for x in tensors), lengths, lengths, impl="generic")
+    attnkit.gaussian_attention(*tensors)
+    assert ran == {
+        "pointwise_attention": {"fast", "generic"},
+        "reluformer_attention": {"generic"},
+        "pointwise_attention_packed": {"generic"},
+    }
+    assert kernel == ["called", "called"]
+
+
 def test_choices_are_not_remembered_without_end(tensors, monkeypatch):
     monkeypatch.setattr(dispatch, "MOST_CHOICES", 3)
     dispatch._choices.clear()

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.checkpoint import checkpoint as recompute
 
+import attnkit
 from attnkit_experiments.engine import checkpoint, diagnosis
 from attnkit_experiments.engine.averaging import average_weights
 from attnkit_experiments.engine.checkpoint import Checkpoints
@@ -98,6 +99,9 @@ def train(
 ) -> tuple[Task, dict[str, Any]]:
     """Train a task to the end, from the checkpoint in `folder` if there is one; returns it and its metrics.
 
+    "implementations" among the metrics are those of the first step of this process, by op: none where blocks are
+    compiled.
+
     The main process writes `metrics.jsonl` (a line per step and per evaluation, which `track` shows elsewhere too),
     `checkpoints/`, and, with a moving average, `weights_ema.safetensors`; the returned task has the whole model, even
     if training was sharded. Errors: Diverged if the loss or the gradient stops being finite; UserError if all
@@ -107,7 +111,7 @@ def train(
     checkpoints = Checkpoints(
         folder / "checkpoints", config_hash=config_hash, keep=config.keep_checkpoints, world=world, **run.state
     )
-    start, seconds = 0, 0.0
+    start, seconds, ran = 0, 0.0, dict[str, set[str]]()
     if world.broadcast(bool(checkpoint.seals(checkpoints.folder))):
         start, seconds = checkpoints.restore()
     waiting: list[Waiting] = []
@@ -118,7 +122,8 @@ def train(
     with meter(label, config.steps) as update, metrics or nullcontext(), checkpoints:
         clock = time.perf_counter()
         for step in range(start, config.steps):
-            waiting.append(run.step(step))
+            with attnkit.implementations() if step == start else nullcontext(ran) as ran:
+                waiting.append(run.step(step))
             done = step + 1
             evaluating = done == config.steps or _due(done, config.evaluate_every)
             saving = done == config.steps or _due(done, config.checkpoint_every)
@@ -154,7 +159,8 @@ def train(
         checkpoint.write_weights(folder / "weights_ema.safetensors", averaged, {"config_hash": config_hash})
     task = run.whole()
     mean = mean_of_checkpoints(task, config, checkpoints.folder, world, device)
-    return task, summary(folder / "metrics.jsonl", seconds) | mean if world.main else {}
+    took = {"implementations": {op: sorted(names) for op, names in sorted(ran.items())}}
+    return task, summary(folder / "metrics.jsonl", seconds) | took | mean if world.main else {}
 
 
 def mean_of_checkpoints(

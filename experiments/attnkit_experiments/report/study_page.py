@@ -339,9 +339,21 @@ def _origin_section(study: StudyResults) -> str:
         "data": f"{data['name']}, {data['text']}",
         "data checksum": f"sha256 {data['checksum']}",
         "seeds": ", ".join(map(str, about["study"]["seeds"])),
+        **_implementations(study),
     }
     settings = ", ".join(f"{key}={_plain(value)}" for key, value in about["study"].items() if key != "seeds")
     return origin_section(about, device, facts) + f'<p class="soft">Settings: <code>{safe(settings)}</code></p>'
+
+
+def _implementations(study: StudyResults) -> dict[str, str]:
+    """Which implementation of each op ran, at the first step of the cells that say so."""
+    ran: dict[str, set[str]] = {}
+    for line in study.lines:
+        for result in line.results.values():
+            for op, names in result.get("implementations", {}).items():
+                ran.setdefault(op, set()).update(names)
+    text = ", ".join(f"{op} by {' and '.join(sorted(names))}" for op, names in sorted(ran.items()))
+    return {"implementations": text} if ran else {}
 
 
 def _plain(value: Any) -> str:
