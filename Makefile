@@ -198,7 +198,9 @@ gpu: export JAX_PLATFORMS :=
 gpu:
 	@mkdir -p $(OUT)
 	@$(PYTHON) -c "import torch; assert torch.cuda.is_available(), 'no CUDA device'"
-	@echo "== does attnkit agree with its reference on this GPU?"
+	@echo "== which kernels are to be trusted on this GPU?"
+	$(PYTHON) -m attnkit_conformance verify
+	@echo "== does attnkit agree with its reference on it?"
 	$(PYTHON) -m attnkit_conformance run --profile full --html $(OUT)/conformance-gpu.html --json $(OUT)/conformance-gpu.json
 	$(PYTHON) -m pytest -q -rs tests/kernels/test_custom_ops.py tests/kernels/test_cupy.py
 	@echo "== do its kernels stay within their memory?"

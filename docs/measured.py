@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,30 @@ def predicted() -> str:
     return rows(lines)
 
 
+def kept() -> str:
+    """Memory of training steps on a GPU, counted when the page is written."""
+    from benchmarks import kept
+
+    return rows(kept.table())
+
+
+def taken_from() -> str:
+    """From how many tokens on `auto` takes kernels on a GPU, by the model of attnkit itself."""
+    from attnkit.kernels import predicted
+
+    heads, width = 8, 64
+
+    def least(kind: str, itemsize: int) -> str:
+        def takes(tokens: int) -> bool:
+            pairs, units = (0, heads * tokens) if "linear" in kind else (heads * tokens**2, None)
+            return predicted.takes(kind, itemsize, pairs, width, units)
+
+        return f"{bisect_left(range(1, 1 << 20), True, key=takes) + 1:,}"
+
+    lines = [[kind, least(kind, 2), least(kind, 4)] for kind in predicted.HALF]
+    return rows([["calls", "bfloat16, float16", "float32"], *lines])
+
+
 def budgets() -> str:
     """What was aimed at: before, budget and now, on compute capability 9.0."""
     lines = [["call", "clocks of", "before", "budget", "now", ""]]
@@ -168,5 +193,5 @@ def calibration() -> str:
 TABLES = {
     "choice": choice,
     "speed": speed, "variants": variants, "forms": forms, "long_sequences": long_sequences, "trained": trained,
-    "predicted": predicted, "budgets": budgets, "calibration": calibration,
+    "predicted": predicted, "kept": kept, "taken": taken_from, "budgets": budgets, "calibration": calibration,
 }  # fmt: skip

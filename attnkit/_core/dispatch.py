@@ -43,10 +43,11 @@ class Kernel(NamedTuple):
     """An implementation of an op for one library; `unsupported(*arrays, **options)` is a reason, or None.
 
     `learned` are the numbers that it takes as arrays too (semantics A15).
-    `is_faster` says whether the kernel takes less time than the generic body. `prepared(arrays, options)` returns a
-    callable for calls with this signature (`remember_by`), or None if `call` serves them too. `replaces` are former
-    implementations of the op: until 0.2 their names take this one, with a warning. `taken(array)` is told the first
-    array of calls that `impl="auto"` gives to the kernel, of each signature once where signatures are remembered.
+    `is_faster` says whether the kernel takes less time than the generic body, or much less memory.
+    `prepared(arrays, options)` returns a callable for calls with this signature (`remember_by`), or None if `call`
+    serves them too. `replaces` are former implementations of the op: until 0.2 their names take this one, with a
+    warning. `taken(array)` is told the first array of calls that `impl="auto"` gives to the kernel, of each signature
+    once where signatures are remembered.
     """
 
     name: str
@@ -152,12 +153,6 @@ _choices: dict[Any, _Choice] = {}
 _ran: dict[str, set[str]] | None = None
 
 
-def _compiling() -> bool:
-    """Whether torch.compile traces the call."""
-    torch = sys.modules.get("torch")
-    return torch is not None and torch.compiler.is_compiling()
-
-
 @contextmanager
 def implementations() -> Iterator[dict[str, set[str]]]:
     """Which implementations ran: `with implementations() as ran:` fills {op: names} with the calls made inside.
@@ -181,7 +176,8 @@ def implementations() -> Iterator[dict[str, set[str]]]:
 
 
 def _note(op: str, kernel: Kernel) -> Kernel:
-    if _ran is not None and not _compiling():
+    torch = sys.modules.get("torch")
+    if _ran is not None and not (torch is not None and torch.compiler.is_compiling()):
         _ran.setdefault(op, set()).add(kernel.name)
     return kernel
 
@@ -191,7 +187,8 @@ def _signature(op: str, impl: Any, arrays: tuple[Any, ...], options: dict[str, A
 
     Tracing may be what loads torch's kernels, and the compiler fails on a table that changes while it is guarded.
     """
-    if _compiling() or _ran is not None:
+    torch = sys.modules.get("torch")
+    if _ran is not None or (torch is not None and torch.compiler.is_compiling()):
         return None
     ask = _signatures.get(type(arrays[0])) if arrays else None
     if ask is None or impl is _Explain or type(impl) is _Ahead:
@@ -438,8 +435,9 @@ def explain(op: Callable[..., Any], *arrays: Array, **options: Any) -> dict[str,
     """Which implementations support `op(*arrays, **options)`: {name: reason against it, or None}.
 
     Names are in the order in which `impl="auto"` tries them, so it takes the first one without a reason. `"generic"`
-    supports every call; the kernels listed after it support the call but would not be faster. Arguments are checked as
-    in the call itself. A JAX tracer has no device yet: the answer is for JAX's default device.
+    supports every call; the kernels listed after it support the call but would not be faster (on GPUs that is
+    predicted, not measured). Arguments are checked as in the call itself. A JAX tracer has no device yet: the answer is
+    for JAX's default device.
 
     >>> import numpy as np, attnkit
     >>> q = np.zeros((2, 8, 4))

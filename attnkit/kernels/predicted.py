@@ -70,6 +70,7 @@ SINGLE = {
     "linear": Step((43_200, 24_400), TOKENS, 24_000, 0, 68),
     "linear, causal": Step((43_200, 24_400), TOKENS, 58_000, 0, 122),
 }
+HALF["rela"] = SINGLE["rela"] = SINGLE["pointwise"]  # computed in float32
 STEPS = {2: HALF, 4: SINGLE}
 """By bytes of the dtype. Half types are computed in float32 by the generic body, by kernels on tensor cores."""
 NEWTON = Step((16_500, 2_900), 1, 208_000, 2 * 64**2, 5)

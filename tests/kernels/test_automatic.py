@@ -20,6 +20,7 @@ from attnkit.backends.cupy import KERNELS as CUPY
 from attnkit.backends.torch import KERNELS
 from attnkit.backends.torch.triton import pointwise
 from attnkit.kernels import predicted, verdicts
+from attnkit.nn import MultiHeadAttention
 from benchmarks import kept
 
 OPS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
@@ -81,6 +82,7 @@ def test_tiny_calls_stay_with_the_generic_body(op: str, fake: FakeTensorMode) ->
 def test_half_types_go_earlier_than_float32(fake: FakeTensorMode) -> None:
     """Gradients in float32 are predicted slower than the generic ones: memory alone decides."""
     limit = math.isqrt(predicted.KEPT // 4 // 8)  # tokens whose weights are still small
+    assert chosen("rela_attention", limit) == "generic"  # in float32 whatever the dtype
     for op in ("pointwise_attention", "softmax_attention"):
         assert chosen(op, limit) == "triton"
         assert chosen(op, limit, torch.float32) == "generic"
@@ -220,6 +222,23 @@ def test_later_calls_are_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> Non
         call()
     monkeypatch.setattr(verdicts, "warn_once", lambda capability: pytest.fail("asked again"))
     call()
+
+
+@pytest.mark.usefixtures("device")
+@pytest.mark.filterwarnings("ignore:attnkit's GPU kernels")
+def test_modules_take_what_auto_takes() -> None:
+    """Nothing names the generic body on the way."""
+    layers: dict[str, torch.nn.Module] = {
+        "pointwise_attention": MultiHeadAttention(64, 8, op="relu", causal=True),
+        "linear_attention": MultiHeadAttention(64, 8, op="linear", causal=True),
+        "attention_with_statistics": MultiHeadAttention(64, 8, op="relu"),
+    }
+    x = torch.zeros(1, LONG, 64, dtype=torch.bfloat16)
+    for op, layer in layers.items():
+        options = {"return_statistics": True} if op == "attention_with_statistics" else {}
+        with attnkit.implementations() as ran:
+            layer.bfloat16()(x, **options)
+        assert ran[op] == {"triton"}
 
 
 def test_no_class_of_devices_has_been_judged_yet() -> None:

@@ -148,4 +148,4 @@ ATOMIC = {
     op: Kernel("triton_atomic", partial(row.call, atomic=True), unsupported_atomic, only_by_name)
     for op, row in KERNELS.items()
 }
-KERNELS |= rela.kernels(KERNELS[OP], pull)
+KERNELS |= rela.kernels(kernel("rela", attend, unsupported), pull)
