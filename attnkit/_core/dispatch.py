@@ -168,9 +168,9 @@ def implementations() -> Iterator[dict[str, set[str]]]:
     {'softmax_attention': {'generic'}}
     """
     global _ran
-    _ran = ran = {}
+    _ran = {}
     try:
-        yield ran
+        yield _ran
     finally:
         _ran = None
 
