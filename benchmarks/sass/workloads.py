@@ -32,8 +32,8 @@ class Workload(NamedTuple):
         return sizes["ROWS"] * sizes["KEYS"] / PAIRS if self.unit == "pairs" else sizes["CHUNK"] / TOKENS
 
 
-def inputs(dtype: torch.dtype, d: int, tokens: int) -> Tensor:
-    return torch.empty(2, 8, tokens, d, dtype=dtype)
+def inputs(dtype: torch.dtype, d: int, tokens: int, items: int = 2) -> Tensor:
+    return torch.empty(items, 8, tokens, d, dtype=dtype)
 
 
 def forward(dtype: torch.dtype, d: int, **options: Any) -> Workload:
@@ -88,9 +88,9 @@ def normalised_backward(
     return Workload(launches, "pairs")
 
 
-def linear(dtype: torch.dtype, d: int, gradients: bool = False, **options: Any) -> Workload:
+def linear(dtype: torch.dtype, d: int, gradients: bool = False, items: int = 2, **options: Any) -> Workload:
     """Linear attention or its gradients."""
-    q = inputs(dtype, d, 4096)
+    q = inputs(dtype, d, 4096, items)
 
     def launches() -> list[Launch]:
         setting = linear_launch.setting(q, q, q, **options)._replace(exact=gradients)
@@ -134,8 +134,10 @@ WORKLOADS: dict[str, Workload] = {
     "statistics: all": row_statistics(BF16, 64, ALL),
     "statistics: all, beside o": row_statistics(BF16, 64, ALL, True),
     "linear": linear(BF16, 64),
-    "linear, causal": linear(BF16, 64, causal=True),
+    "linear, causal": linear(BF16, 64, items=32, causal=True),
+    "linear, causal, 16 heads": linear(BF16, 64, causal=True),
     "linear, causal, d = 128": linear(BF16, 128, causal=True),
+    "linear, causal, float16": linear(F16, 64, causal=True),
     "linear, causal, float32": linear(F32, 64, causal=True),
     "relu, gradients": backward(BF16, 64),
     "relu, gradients, d = 128": backward(BF16, 128),

@@ -4,6 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
+import attnkit
+from attnkit.backends.torch.triton import linear
 from attnkit_conformance.adapters import triton_bfloat16
 
 triton_bfloat16.install()
@@ -60,3 +62,12 @@ def test_products_of_matrices_are_exact_in_float32() -> None:
     z = torch.empty(16, 16)
     multiply[(1,)](x, y, z, N=16)
     assert torch.equal(z, x.float() @ y.float())
+
+
+def test_linear_attention_keeps_its_digits_over_chunks() -> None:
+    """A state is rounded for a product and not in its sum: every entry is within a rounding of its magnitudes."""
+    q, k, v = (draw(n, 2, 200, 24).bfloat16() for n in (4, 5, 6))
+    o = linear.attend(q, k, v, causal=True).double()
+    wide = q.double(), k.double(), v.double()
+    truth, size = (attnkit.linear_attention(*wide[:2], x, causal=True) for x in (wide[2], wide[2].abs()))
+    assert ((o - truth).abs() <= 0.75 * torch.finfo(torch.bfloat16).eps * (truth.abs() + size)).all()

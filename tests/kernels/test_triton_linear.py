@@ -188,6 +188,14 @@ def test_no_spills_enough_memory_and_tensor_cores(dtype: torch.dtype, d: int, ca
     gate(made, capability)
 
 
+def test_causal_heads_that_fill_a_gpu_take_one_pass() -> None:
+    few, many = torch.empty(1, 8, 4096, 64), torch.empty(32, 8, 4096, 64)
+    with device_of(90):
+        assert {*launches(few, causal=True)} >= {"key_sums", "running", "outputs"}
+        assert not {*launches(many, causal=True)} & {"key_sums", "query_sums", "running"}
+        assert {*launches(many, causal=False)} >= {"key_sums", "running", "outputs"}
+
+
 LONG_SUMS = ("rows", "gradient_queries", "gradient_keys", "gradient_values")
 
 

@@ -6,7 +6,8 @@ A kernel takes them as compile-time arguments. φ'(0) is 1 for elu_plus_one and 
 import triton
 import triton.language as tl
 
-from attnkit.kernels.triton.activations import d_identity, d_relu, exp, identity, relu
+from attnkit.kernels.triton.activations import LOG2_E, d_identity, d_relu, exp, identity, relu
+from attnkit.kernels.triton.special import fast_exp2
 
 
 @triton.jit
@@ -21,11 +22,22 @@ def d_elu_plus_one(x):
     return exp(tl.where(x > 0.0, 0.0, x))
 
 
+@triton.jit
+def half_elu_plus_one(x):
+    """The larger of x + 1 and min(exp(x), 1), to 2^-15: a root of exp(x) is a normal number where exp(x) is not."""
+    root = fast_exp2(x * (LOG2_E * 0.5))
+    e = tl.minimum(root * root, 1.0, propagate_nan=tl.PropagateNan.ALL)
+    return tl.maximum(x + 1.0, e, propagate_nan=tl.PropagateNan.ALL)
+
+
 FEATURE_MAPS = {
     "elu_plus_one": (elu_plus_one, d_elu_plus_one),
     "relu": (relu, d_relu),
     "identity": (identity, d_identity),
 }
+
+HALF_FEATURE_MAPS = FEATURE_MAPS | {"elu_plus_one": (half_elu_plus_one, d_elu_plus_one)}
+"""For features that are rounded to the precision of half types."""
 
 PRODUCTS = {"bfloat16": (tl.bfloat16, "ieee"), "float16": (tl.float32, "tf32"), "float32": (tl.float32, "tf32x3")}
 """By dtype: the dtype of the operands of matrix products, and their precision; gradients and states have those of

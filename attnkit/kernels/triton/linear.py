@@ -8,7 +8,8 @@ With x = scale·φ(q), y = φ(k), dn = do/den, dd = -(do·num)/den² and sums ov
 Each is a product with a state: S = Σ_j y_j v_jᵀ and z = Σ_j y_j of keys, R = Σ_i x_i dn_iᵀ and r = Σ_i x_i dd_i of
 queries. Under causality the state holds the tokens before a chunk (after it, for R), and the pairs within a chunk are
 multiplied out. The tokens of a head are divided into segments: `key_sums` or `query_sums` of every segment, their
-`running` sums, then all segments in parallel. Every program owns its results, so sums have a fixed order.
+`running` sums, then all segments in parallel. A causal call with enough heads is one segment, whose state stays in
+registers. Every program owns its results, so sums have a fixed order.
 
 Query i is at position i + shift and key j at position j; position p is visible from p on. Most functions share these
 tuples:
@@ -33,12 +34,17 @@ import triton
 import triton.language as tl
 
 from attnkit.kernels.triton.linear_tokens import (
+    add_row_sums,
+    add_tokens,
+    alone,
+    beside,
     live_queries,
     load_cotangents,
     load_features,
     load_tokens,
     place,
     product,
+    row_products,
     seen_keys,
     seen_range,
     store_of,
@@ -84,14 +90,15 @@ def key_sums(
     head, c0 = kv_head * heads[2], block * BLOCK
     shared = head // heads[1]
     bounds = seen_range(limits, masks, item, head)
-    S, z = tl.zeros((D, BLOCK), tl.float32), tl.zeros((D,), tl.float32)
+    S, z = tl.zeros((D, BLOCK), tl.float32), beside(tl.zeros((D,), tl.float32), OPERAND)
     for j0 in range(begin, tl.minimum(begin + span[1], bounds[1]), CHUNK):
         seen = seen_keys(j0 + tl.arange(0, CHUNK), bounds, masks, item, head)
         y = load_features(k, item, shared, j0, seen, 0, d, PHI, D, CHUNK)
         c = load_tokens(v, item, shared, j0, seen, c0, e, BLOCK, CHUNK)
         S = product(tl.trans(y), c, S, OPERAND, PRECISION)
-        z += tl.sum(y, 0)
-    store_state(state_at(states, segment, heads, items[2], head, d, e), c0, S, z, d, e, D, BLOCK)
+        z = add_tokens(z, y, OPERAND, PRECISION)
+    at = state_at(states, segment, heads, items[2], head, d, e)
+    store_state(at, c0, S, alone(z, OPERAND), d, e, D, BLOCK)
 
 
 @triton.jit
@@ -207,33 +214,31 @@ def outputs(
     shared, c0 = head // heads[1], block * BLOCK
     bounds = seen_range(limits, masks, item, head)
     S, z = opening(states, segment, positions[2], heads, items[2], head, 0, c0, CAUSAL, d, e, D, BLOCK)
-    beside = tl.arange(0, CHUNK)
+    z, token = beside(z, OPERAND), tl.arange(0, CHUNK)
     for p0 in range(begin, tl.minimum(begin + span[1], positions[1]), CHUNK):
         i0 = p0 - limits[3]
-        inside = (i0 + beside >= 0) & (i0 + beside < limits[0])
-        live = live_queries(i0 + beside, bounds, limits, masks, item, head, CAUSAL)
-        x = load_features(q, item, head, i0, live, 0, d, PHI, D, CHUNK) * scale
-        num = product(x, S, None, OPERAND, PRECISION)
-        raw = tl.sum(x * z[None, :], 1)
+        i = i0 + token
+        inside, live = (i >= 0) & (i < limits[0]), live_queries(i, bounds, limits, masks, item, head, CAUSAL)
+        x = load_features(q, item, head, i0, live, 0, d, PHI, D, CHUNK)
+        num, raw = product(x, S, None, OPERAND, PRECISION), row_products(x, z, OPERAND, PRECISION)
         if CAUSAL:
-            seen = seen_keys(p0 + beside, bounds, masks, key_item, head)
+            seen = seen_keys(p0 + token, bounds, masks, key_item, head)
             y = load_features(k, key_item, shared, p0, seen, 0, d, PHI, D, CHUNK)
             c = load_tokens(v, key_item, shared, p0, seen, c0, e, BLOCK, CHUNK)
             pairs = product(x, tl.trans(y), None, OPERAND, PRECISION)
-            pairs = tl.where(beside[:, None] >= beside[None, :], pairs, 0.0)
-            num, raw = product(pairs, c, num, OPERAND, PRECISION), raw + tl.sum(pairs, 1)
-            S = product(tl.trans(y), c, S, OPERAND, PRECISION)
-            z += tl.sum(y, 0)
+            pairs = tl.where(token[:, None] >= token[None, :], pairs, 0.0)
+            num, raw = product(pairs, c, num, OPERAND, PRECISION), add_row_sums(raw, pairs, OPERAND, PRECISION)
+            S, z = product(tl.trans(y), c, S, OPERAND, PRECISION), add_tokens(z, y, OPERAND, PRECISION)
         inverse = tl.where(live, 1.0, 0.0)
         if NORMALIZE:
-            den = raw + eps
+            den = alone(raw, OPERAND) * scale + eps
             inverse = tl.where(live & (den != 0.0), 1.0 / tl.where(den != 0.0, den, 1.0), 0.0)
         if do is None:
-            store_tokens(o, item, head, i0, inside, num * inverse[:, None], c0, e, BLOCK, CHUNK)
+            store_tokens(o, item, head, i0, inside, num * (inverse * scale)[:, None], c0, e, BLOCK, CHUNK)
         else:
             do_tile = load_tokens(do, item, head, i0, live, c0, e, BLOCK, CHUNK)
-            store_of(rows[0], item, head, i0 + beside, inside, inverse)
-            store_of(rows[1], item, head + block * rows[2], i0 + beside, inside, tl.sum(do_tile * num, 1))
+            store_of(rows[0], item, head, i, inside, inverse)
+            store_of(rows[1], item, head + block * rows[2], i, inside, tl.sum(do_tile * num, 1) * scale)
 
 
 # ---------------------------------------------------------------------------------------------- gradients

@@ -105,7 +105,10 @@ def load_features(
 ):
     """φ of tokens, 0 where `keep` is False and beyond the width."""
     x = load_tokens(view, item, head, first, keep, column, width, COLUMNS, CHUNK)
-    return tl.where(within(keep, column, width, COLUMNS), PHI(x), 0.0)
+    x = PHI(x) * tl.where(keep, 1.0, 0.0)[:, None]
+    if width != COLUMNS:
+        x *= tl.where(column + tl.arange(0, COLUMNS) < width, 1.0, 0.0)[None, :]
+    return x
 
 
 @triton.jit
@@ -163,3 +166,52 @@ def product(x, y, total, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
     else:
         result = tl.dot(x, y, total, input_precision=PRECISION)
     return result
+
+
+# Sums of rows and columns of bfloat16 matrices are products, which need no exchange between threads: what they are
+# summed into, or multiplied with, is the first of eight columns. With operands in float32 they would be three products.
+
+
+@triton.jit
+def beside(x, OPERAND: tl.constexpr):
+    """x as the first of eight columns, the others being 0; with operands in float32 x itself."""
+    if tl.float32 != OPERAND:
+        x = tl.where(tl.arange(0, 8)[None, :] == 0, x[:, None], 0.0)
+    return x
+
+
+@triton.jit
+def alone(x, OPERAND: tl.constexpr):
+    """The inverse of `beside`."""
+    return x if tl.float32 == OPERAND else tl.sum(x, 1)
+
+
+@triton.jit
+def row_products(x, z, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
+    """x·z of every row of x, z having twice the digits of OPERAND."""
+    if tl.float32 == OPERAND:
+        result = tl.sum(x * z[None, :], 1)
+    else:
+        result = product(x, z, None, OPERAND, PRECISION)
+        result = product(x, z - z.to(OPERAND).to(tl.float32), result, OPERAND, PRECISION)
+    return result
+
+
+@triton.jit
+def add_row_sums(total, x, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
+    """total + the sums of the rows of x."""
+    if tl.float32 == OPERAND:
+        total += tl.sum(x, 1)
+    else:
+        total = product(x, beside(tl.full((x.shape[1],), 1.0, tl.float32), OPERAND), total, OPERAND, PRECISION)
+    return total
+
+
+@triton.jit
+def add_tokens(total, x, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
+    """total + the sum of the tokens of x."""
+    if tl.float32 == OPERAND:
+        total += tl.sum(x, 0)
+    else:
+        total = add_row_sums(total, tl.trans(x), OPERAND, PRECISION)
+    return total

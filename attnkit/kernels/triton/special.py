@@ -21,6 +21,16 @@ def fast_log2(x):
 
 
 @triton.jit
+def fast_exp2(x):
+    """2^x."""
+    if INTERPRETED:
+        y = tl.exp2(x)
+    else:
+        y = tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    return y
+
+
+@triton.jit
 def fast_reciprocal(x):
     """1/x; 0 from 2^126 on."""
     if INTERPRETED:

@@ -15,6 +15,7 @@ from attnkit.backends.torch.triton.launch import Launch, View
 from attnkit.kernels.plan import Layout, Linear, blocks_of, layout, linear_plan
 
 PROGRAMS = 512  # per launch: heads are divided into segments until there are as many
+ENOUGH = 200  # causal heads in one pass: an A100 runs 216 programs at once, an H100 264; another costs a third
 FEWEST = 4  # chunks per segment
 SUMS = ("key_sums", "query_sums")
 ELEMENTS = 1024  # of a state per program of `running`
@@ -139,7 +140,9 @@ def span(s: Setting, tokens: int) -> Span:
     if s.packed is not None:
         end = s.a.queries + s.a.keys  # at most: the edges of sequences are not read
     units = max(1, blocks_of(end - start, UNIT))
-    segments = max(1, min(blocks_of(PROGRAMS, max(1, s.a.items * s.plan.num_states)), units // FEWEST))
+    heads = max(1, s.a.items * s.plan.num_states)
+    wanted = 1 if s.plan.causal and heads >= ENOUGH else blocks_of(PROGRAMS, heads)
+    segments = max(1, min(wanted, units // FEWEST))
     size = blocks_of(units, segments)
     return Span(blocks_of(units, size) + s.a.sequences, size * UNIT, start, end, s.packed)
 
@@ -147,13 +150,13 @@ def span(s: Setting, tokens: int) -> Span:
 def constants(kernel: Any, q: Tensor, s: Setting, by_values: bool) -> dict[str, Any]:
     """The compile-time arguments of a kernel; `by_values`: its columns are those of v."""
     from attnkit.kernels.triton import sizes
-    from attnkit.kernels.triton.features import FEATURE_MAPS, PRODUCTS
+    from attnkit.kernels.triton.features import FEATURE_MAPS, HALF_FEATURE_MAPS, PRODUCTS
 
     D, E = sizes.padded(s.a.d), sizes.padded(s.a.e)
-    phi, slope = FEATURE_MAPS[s.feature_map]
+    dtype = "float32" if s.exact else str(q.dtype).removeprefix("torch.")
+    phi, slope = (FEATURE_MAPS if dtype == "float32" else HALF_FEATURE_MAPS)[s.feature_map]
     values = {"PHI": phi, "SLOPE": slope, "CAUSAL": s.plan.causal, "NORMALIZE": s.plan.normalize}
     values |= {"d": s.a.d, "e": s.a.e, "D": D, "E": E}
-    dtype = "float32" if s.exact else str(q.dtype).removeprefix("torch.")
     values |= dict(zip(("OPERAND", "PRECISION"), PRODUCTS[dtype], strict=True))
     kind = "sums" if kernel.__name__ in SUMS else "sweep"
     capability = launch.capability(q.device)
