@@ -47,6 +47,7 @@ class Loop(NamedTuple):
     clocks: dict[str, float]  # of `UNITS`
     products: float  # multiplications and additions of tensor cores
     predicted: float  # clocks
+    repeated: bool = False  # it is in another loop
 
     @property
     def instructions(self) -> int:
@@ -64,9 +65,13 @@ class Kernel(NamedTuple):
 
     @property
     def main(self) -> Loop:
-        """Of the loops with the most products, the one with the fewest instructions: the others also look at edges."""
-        products = max(loop.products for loop in self.loops)
-        most = [loop for loop in self.loops if loop.products == products]
+        """Of the loops with the most products, the one with the fewest instructions: the others also look at edges.
+
+        A loop that another repeats goes before those that are run once.
+        """
+        loops = [loop for loop in self.loops if loop.repeated and loop.products] or self.loops
+        products = max(loop.products for loop in loops)
+        most = [loop for loop in loops if loop.products == products]
         return (min if products else max)(most, key=lambda loop: loop.instructions)
 
 
@@ -141,7 +146,10 @@ def counted(kernel: Compiled, capability: int) -> Kernel:
     by_registers = machine.registers // (-(-kernel.registers // 8) * 8 * kernel.threads)
     by_memory = machine.shared // (kernel.shared + SYSTEM)
     programs = max(1, min(by_registers, by_memory, machine.warps // warps, machine.programs))
-    loops = [loop_of(code, kernel, machine, programs) for code in inner_loops(kernel.cubin)]
+    loops = [
+        loop_of(code, kernel, machine, programs)._replace(repeated=repeated)
+        for code, repeated in inner_loops(kernel.cubin)
+    ]
     if kernel.threads > 32 * kernel.warps:
         loops = [together(loops, kernel, programs)]
     return Kernel(kernel.registers, kernel.shared, kernel.stack, programs, loops)

@@ -107,8 +107,8 @@ def dominators(followers: list[list[int]]) -> list[set[int]]:
     return passed
 
 
-def inner_loops(cubin: bytes) -> list[list[Instruction]]:
-    """The instructions of loops that compute and have no such loop within.
+def inner_loops(cubin: bytes) -> list[tuple[list[Instruction], bool]]:
+    """The instructions of loops that compute and have no such loop within, and whether they are in one.
 
     A loop is a branch to a block that every way to the branch passes, with all that lies between: code that waits for
     a copy stands elsewhere and branches back too.
@@ -129,4 +129,10 @@ def inner_loops(cubin: bytes) -> list[list[Instruction]]:
     sizes = {head: sum(blocks[n][1] - blocks[n][0] for n in body) for head, body in loops.items()}
     computing = {head: body for head, body in loops.items() if sizes[head] >= SHORTEST}
     inner = [body for body in computing.values() if not any(other < body for other in computing.values())]
-    return [[step for n in sorted(body) for step in code[blocks[n][0] : blocks[n][1]]] for body in inner]
+    return [
+        (
+            [step for n in sorted(body) for step in code[blocks[n][0] : blocks[n][1]]],
+            any(body < other for other in computing.values()),
+        )
+        for body in inner
+    ]

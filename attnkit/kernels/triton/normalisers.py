@@ -1,21 +1,28 @@
 """The functions that turn rows of scores into weights, by name: compile-time arguments of the kernels in `rows`.
 
 With the maximum of a row subtracted, x = (α-1)(s - max s) and power = 1/(α-1), a weight is `weigh(x - τ)` with Σ weigh
-= 1; `slope` is its derivative, and the gradient of the scores is proportional to `tilt(p)` = p^{2-α} (Peters et al.
-2019 eq 8-11). Softmax has no threshold: `slope` is None, and weights are divided by their sum. Constants are written to
-the right of a tensor because Triton's interpreter requires it.
+= 1; power·`slope` is its derivative, and the gradient of the scores is proportional to `tilt(p)` = p^{2-α} (Peters et
+al. 2019 eq 8-11). Softmax has no threshold: `slope` is None, and weights are divided by their sum. Constants are
+written to the right of a tensor because Triton's interpreter requires it.
 """
 
 import triton
 import triton.language as tl
 
-from attnkit.kernels.triton.activations import d_relu, d_relu_squared, exp, relu, relu_squared
+from attnkit.kernels.triton.activations import LOG2_E, d_relu, exp, relu, relu_squared
+from attnkit.kernels.triton.special import fast_exp2
 
 
 @triton.jit
 def weigh_exp(x, power):
     """exp(x) for x ≤ 0."""
     return exp(x)
+
+
+@triton.jit
+def weigh_exp2(y, power):
+    """2^y for y = x·log2(e), to 2^-22."""
+    return fast_exp2(y)
 
 
 @triton.jit
@@ -50,8 +57,8 @@ def weigh_relu_squared(t, power):
 
 @triton.jit
 def slope_relu_squared(t, power):
-    """2·[t]₊."""
-    return d_relu_squared(t)
+    """[t]₊."""
+    return relu(t)
 
 
 @triton.jit
@@ -69,9 +76,9 @@ def weigh_power(t, power):
 
 @triton.jit
 def slope_power(t, power):
-    """power·[t]₊^(power - 1)."""
+    """[t]₊^(power - 1)."""
     none = t <= 0.0
-    return tl.where(none, 0.0, tl.exp2(tl.log2(tl.where(none, 1.0, t)) * (power - 1.0)) * power)
+    return tl.where(none, 0.0, tl.exp2(tl.log2(tl.where(none, 1.0, t)) * (power - 1.0)))
 
 
 @triton.jit
@@ -87,3 +94,19 @@ NORMALISERS = {
     "entmax15": (weigh_relu_squared, slope_relu_squared, tilt_relu_squared),
     "entmax": (weigh_power, slope_power, tilt_power),
 }
+
+HALF_SOFTMAX = (weigh_exp2, None, None)
+"""The same for weights of softmax that are rounded to half types and summed, not for gradients."""
+LIFT = 7.0
+
+
+@triton.constexpr_function
+def unit_of(weigh):
+    """What x is multiplied by for a function."""
+    return LOG2_E.value if weigh.fn.__name__ == "weigh_exp2" else 1.0
+
+
+@triton.constexpr_function
+def lift_of(weigh):
+    """The binary logarithm of what weights are multiplied by, so that all that bfloat16 has are normal in float32."""
+    return LIFT if weigh.fn.__name__ == "weigh_exp2" else 0.0

@@ -17,7 +17,7 @@ which is too small for the precision of τ.
 Up to a number of keys a row of scores is *resident*, in registers; for more keys, each pass recomputes its tiles. The
 tuples are those of `pointwise`, except
 
-    numbers = (scale, gain, α - 1, power)       the last two are None for softmax
+    numbers = (scale, gain, α - 1, power)       the last two are None for softmax; NEGATIVE: scale < 0
     stats = (top, τ, c, 1/Σ)                    views without columns
     bounds = (lo, hi, low, high)                keys of each query, and of all queries of a tile
 """
@@ -25,10 +25,12 @@ tuples are those of `pointwise`, except
 import triton
 import triton.language as tl
 
-from attnkit.kernels.triton.activations import exp
+from attnkit.kernels.triton.normalisers import lift_of, unit_of
+from attnkit.kernels.triton.special import SMALLEST
 from attnkit.kernels.triton.tiles import (
     add_product,
     after_dropout,
+    first_key,
     key_blocks,
     key_ranges,
     keys_of_a_tile,
@@ -36,7 +38,9 @@ from attnkit.kernels.triton.tiles import (
     load_pairs,
     load_rows,
     lying,
+    maxima_of,
     nothing,
+    numbered,
     place,
     placed_limits,
     queries_of_a_tile,
@@ -44,6 +48,7 @@ from attnkit.kernels.triton.tiles import (
     standing,
     store_of_rows,
     store_rows,
+    sums_of,
     valid_keys,
     visible_pairs,
     whole_sum,
@@ -54,18 +59,22 @@ from attnkit.kernels.triton.tiles import (
 def begin(
     q, rows, limits, heads, groups, d: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr
 ):  # fmt: skip
-    """The position of a program with ROWS queries of one head, the number of queries, these queries, the bounds of
-    their keys, and the first block."""
+    """The position of a program with ROWS queries of one head, these queries, its limits, and the blocks of keys."""
     block, head, item, key_item, limits = placed_limits(limits, limits[0], heads, ROWS, False)
     queries, keys, left, right = limits
     i0 = block * ROWS
-    i = i0 + tl.arange(0, ROWS)
     keys = valid_keys(rows[0], keys, item, head)
-    lo, hi = key_ranges(i, queries, keys, left, right, rows[1], item, head)
-    first, _, _, high = key_blocks(i0, queries, keys, left, right, ROWS, KEYS)
-    q_tile = load_rows(q, item, head, i0, tl.arange(0, ROWS), i < queries, d, D)
-    bounds = (lo, hi, None if left is None else i0 - left, high)
-    return (item, head, head // groups, key_item), i0, queries, q_tile, bounds, first
+    blocks = key_blocks(i0, queries, keys, left, right, ROWS, KEYS)
+    q_tile = load_rows(q, item, head, i0, tl.arange(0, ROWS), i0 + tl.arange(0, ROWS) < queries, d, D)
+    return (item, head, head // groups, key_item), i0, q_tile, (queries, keys, left, right), blocks
+
+
+@triton.jit
+def bounds_of(at, i0, own, rows, blocks, ROWS: tl.constexpr):
+    """The tuple `bounds` of a program, when it is needed: its numbers take registers."""
+    queries, keys, left, right = own
+    lo, hi = key_ranges(i0 + tl.arange(0, ROWS), queries, keys, left, right, rows[1], at[0], at[1])
+    return lo, hi, None if left is None else i0 - left, blocks[3]
 
 
 @triton.jit
@@ -78,19 +87,81 @@ def scores(products, bias, numbers, at, i0, i, j0, j, inside):
 
 
 @triton.jit
+def standing_products(
+    q_tile, k, pairs, at, i0, bounds, j0, queries,
+    EDGE: tl.constexpr, MASKED: tl.constexpr, d: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """q·k of a standing tile, its visible pairs, a mask of the keys that some query sees, and these keys.
+
+    Without EDGE all queries see all keys: pairs are visible if they have a query, and there is no mask.
+    """
+    i, columns = tl.arange(0, ROWS)[:, None], tl.arange(0, KEYS)
+    j = columns[None, :]
+    seen, inside = None, i0 + i < queries
+    if MASKED:
+        inside = visible_pairs(pairs[1], standing(bounds[0]), standing(bounds[1]), at[0], at[1], i0, i, j0, j)
+    if EDGE:
+        seen = keys_of_a_tile(inside, j0 + columns, bounds[2], bounds[3], MASKED)
+    keys = load_rows(k, at[3], at[2], j0, columns, seen, d, D)
+    products = tl.dot(q_tile, tl.trans(keys), input_precision=PRECISION)
+    if EDGE and not MASKED:  # after the product, to take no registers before
+        inside = visible_pairs(None, standing(bounds[0]), standing(bounds[1]), at[0], at[1], i0, i, j0, j)
+    return products, inside, seen, keys
+
+
+@triton.jit
 def standing_scores(
     q_tile, k, pairs, numbers, at, i0, bounds, j0,
     MASKED: tl.constexpr, d: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """s of a standing tile, its visible pairs, a mask of the keys that some query sees, and these keys."""
-    i, columns = tl.arange(0, ROWS)[:, None], tl.arange(0, KEYS)
-    j = columns[None, :]
-    inside = visible_pairs(pairs[1], standing(bounds[0]), standing(bounds[1]), at[0], at[1], i0, i, j0, j)
-    seen = keys_of_a_tile(inside, j0 + columns, bounds[2], bounds[3], MASKED)
-    keys = load_rows(k, at[3], at[2], j0, columns, seen, d, D)
-    products = tl.dot(q_tile, tl.trans(keys), input_precision=PRECISION)
+    """s of a standing tile and the rest of `standing_products`."""
+    products, inside, seen, keys = standing_products(
+        q_tile, k, pairs, at, i0, bounds, j0, 0, True, MASKED, d, D, ROWS, KEYS, PRECISION
+    )
+    i, j = tl.arange(0, ROWS)[:, None], tl.arange(0, KEYS)[None, :]
     return scores(products, pairs[0], numbers, at, i0, i, j0, j, inside), inside, seen, keys
+
+
+@triton.jit
+def rising_scale(q_tile, scale, NEGATIVE: tl.constexpr):
+    """The queries and a scale above 0 with the same scores: products are ordered as scores then, and -inf stays."""
+    if NEGATIVE:
+        q_tile, scale = -q_tile, -scale
+    return q_tile, tl.maximum(scale, SMALLEST)
+
+
+@triton.jit
+def unscaled(
+    q_tile, k, scale, pairs, at, i0, bounds, j0, queries,
+    FOLD: tl.constexpr, EDGE: tl.constexpr, MASKED: tl.constexpr, d: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
+    KEYS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """q·k with FOLD, else s, of a standing tile, -inf on invisible pairs, these pairs, and a mask of keys."""
+    s, inside, seen, _ = standing_products(
+        q_tile, k, pairs, at, i0, bounds, j0, queries, EDGE, MASKED, d, D, ROWS, KEYS, PRECISION
+    )
+    if not FOLD:
+        s *= scale
+        if pairs[0] is not None:
+            i, j = tl.arange(0, ROWS)[:, None], tl.arange(0, KEYS)[None, :]
+            s += load_pairs(pairs[0], at[0], at[1], i0, i, j0, j, inside).to(tl.float32)
+    if EDGE:
+        s = tl.where(inside, s, float("-inf"))
+    return s, inside, seen
+
+
+@triton.jit
+def level_of(x, top, factor, FOLD: tl.constexpr):
+    """x, which is to be subtracted from (s - top)·factor, as `above` takes it: with FOLD x + top·factor."""
+    return top * factor + x if FOLD else top * 0.0 + x
+
+
+@triton.jit
+def above(level, s, top, factor, FOLD: tl.constexpr):
+    """(s - top)·factor - x for a tile, x being that of `level_of`: one instruction with FOLD."""
+    return s * factor - level[:, None] if FOLD else (s - top[:, None]) * factor - level[:, None]
 
 
 @triton.jit
@@ -119,7 +190,7 @@ def threshold(x, power, steps, WEIGH: tl.constexpr, SLOPE: tl.constexpr, ROWS: t
     while more:
         tau = tl.maximum(tau, tau + step)
         t = x - tau[:, None]
-        step = (tl.sum(WEIGH(t, power), 1) - 1.0) / divisor(tl.sum(SLOPE(t, power), 1))
+        step = (tl.sum(WEIGH(t, power), 1) - 1.0) / divisor(tl.sum(SLOPE(t, power), 1) * power)
         count += 1
         more = rising(tau, step, count, steps)
     return tau, step
@@ -184,7 +255,8 @@ def forward_resident(
 ):  # fmt: skip
     """o, unless it is None, and the numbers of ROWS queries of a head with at most KEYS keys; needs a threshold."""
     MASKED: tl.constexpr = pairs[1] is not None or rows[1] is not None
-    at, i0, queries, q_tile, bounds, _ = begin(q, rows, limits, heads, groups, d, D, ROWS, KEYS)
+    at, i0, q_tile, own, blocks = begin(q, rows, limits, heads, groups, d, D, ROWS, KEYS)
+    queries, bounds = own[0], bounds_of(at, i0, own, rows, blocks, ROWS)
     s, inside, seen, _ = standing_scores(
         q_tile, k, pairs, numbers, at, i0, bounds, 0, MASKED, d, D, ROWS, KEYS, PRECISION
     )
@@ -205,72 +277,103 @@ def forward_resident(
 @triton.jit
 def forward_online(
     q, k, v, o, stats, lse, pairs, rows, limits, numbers, heads, groups, steps,
-    WEIGH: tl.constexpr, SLOPE: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+    WEIGH: tl.constexpr, SLOPE: tl.constexpr, NEGATIVE: tl.constexpr, d: tl.constexpr, e: tl.constexpr,
+    D: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The same for softmax and any number of keys, in one pass with a running maximum."""
     MASKED: tl.constexpr = pairs[1] is not None or rows[1] is not None
-    at, i0, queries, q_tile, bounds, first = begin(q, rows, limits, heads, groups, d, D, ROWS, KEYS)
-    top, total = tl.full((ROWS,), float("-inf"), tl.float32), tl.zeros((ROWS,), tl.float32)
-    sums = nothing(ROWS, E, False)
-    for j0 in range(first, bounds[3], KEYS):
-        s, inside, seen, _ = standing_scores(
-            q_tile, k, pairs, numbers, at, i0, bounds, j0, MASKED, d, D, ROWS, KEYS, PRECISION
-        )
-        higher = tl.maximum(top, tl.max(s, 1))
-        shrink = exp(top - finite(higher))
-        u = weights(relative(s, finite(higher)[:, None], numbers), None, None, numbers, WEIGH)
-        total = total * shrink + tl.sum(u, 1)
-        if o is not None:
-            sums = (sums[0] * shrink[:, None], sums[1], sums[2])
-            values = load_rows(v, at[3], at[2], j0, tl.arange(0, KEYS), seen, e, E)
-            sums = add_values(sums, u, inside, values, pairs, at, i0, j0, ROWS, KEYS, PRECISION)
-        top = higher
+    at, i0, q_tile, own, blocks = begin(q, rows, limits, heads, groups, d, D, ROWS, KEYS)
+    queries = own[0]
+    q_tile, scale = rising_scale(q_tile, numbers[0], NEGATIVE)
+    FOLD: tl.constexpr = pairs[0] is None and q_tile.dtype != tl.float32
+    unit = scale if FOLD else 1.0
+    factor = unit * unit_of(WEIGH)
+    top, total = tl.full((ROWS,), float("-inf"), tl.float32), tl.zeros((ROWS, 4), tl.float32)
+    sums, sequences = nothing(ROWS, E, False), numbered(blocks, KEYS, MASKED)
+    for EDGE in tl.static_range(MASKED, 2):
+        bounds = bounds_of(at, i0, own, rows, blocks, ROWS) if EDGE else None
+        for n in tl.range(0, sequences[EDGE][1], num_stages=1 if EDGE and not MASKED else None):
+            j0 = first_key(n, sequences[EDGE], KEYS)
+            s, inside, seen = unscaled(
+                q_tile, k, scale, pairs, at, i0, bounds, j0, queries,
+                FOLD, EDGE, MASKED, d, D, ROWS, KEYS, PRECISION,
+            )  # fmt: skip
+            higher = tl.maximum(top, tl.max(s, 1))
+            level = level_of(-lift_of(WEIGH), finite(higher), factor, FOLD)
+            u = WEIGH(above(level, s, finite(higher), factor, FOLD), None)
+            shrink = WEIGH((top - finite(higher)) * factor, None)
+            total = total * shrink[:, None] + sums_of(u)
+            if o is not None:
+                sums = (sums[0] * shrink[:, None], sums[1], sums[2])
+                values = load_rows(v, at[3], at[2], j0, tl.arange(0, KEYS), seen, e, E)
+                sums = add_values(sums, u, inside, values, pairs, at, i0, j0, ROWS, KEYS, PRECISION)
+            top = higher
+    total, top = tl.sum(total, 1), finite(top) * unit
     if o is not None:
         store_output(o, at, i0, queries, sums, total, numbers[1], v[0].dtype.element_ty, e, E, ROWS)
-    store_stats(stats, lse, at[0], at[1], i0 + tl.arange(0, ROWS), queries, finite(top), None, None, total)
+    total *= 2.0 ** -lift_of(WEIGH)
+    store_stats(stats, lse, at[0], at[1], i0 + tl.arange(0, ROWS), queries, top, None, None, total)
 
 
 @triton.jit
 def forward_tiled(
     q, k, v, o, stats, lse, pairs, rows, limits, numbers, heads, groups, steps,
-    WEIGH: tl.constexpr, SLOPE: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+    WEIGH: tl.constexpr, SLOPE: tl.constexpr, NEGATIVE: tl.constexpr, d: tl.constexpr, e: tl.constexpr,
+    D: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The same with a threshold: a pass for the maximum, one for each step, and one for the product with v."""
     MASKED: tl.constexpr = pairs[1] is not None or rows[1] is not None
-    at, i0, queries, q_tile, bounds, first = begin(q, rows, limits, heads, groups, d, D, ROWS, KEYS)
-    top = tl.full((ROWS,), float("-inf"), tl.float32)
-    for j0 in range(first, bounds[3], KEYS):
-        s, _, _, _ = standing_scores(q_tile, k, pairs, numbers, at, i0, bounds, j0, MASKED, d, D, ROWS, KEYS, PRECISION)
-        top = tl.maximum(top, tl.max(s, 1))
-    top = finite(top)
-    tau, step = tl.full((ROWS,), -1.0, tl.float32), tl.zeros((ROWS,), tl.float32)
+    at, i0, q_tile, own, blocks = begin(q, rows, limits, heads, groups, d, D, ROWS, KEYS)
+    queries = own[0]
+    q_tile, scale = rising_scale(q_tile, numbers[0], NEGATIVE)
+    FOLD: tl.constexpr = pairs[0] is None and q_tile.dtype != tl.float32
+    unit = scale if FOLD else 1.0
+    factor = unit * numbers[2]
+    sequences = numbered(blocks, KEYS, MASKED)
+    tops = tl.full((ROWS, 4), float("-inf"), tl.float32)
+    for EDGE in tl.static_range(MASKED, 2):
+        bounds = bounds_of(at, i0, own, rows, blocks, ROWS) if EDGE else None
+        for n in tl.range(0, sequences[EDGE][1], num_stages=1 if EDGE and not MASKED else None):
+            s, _, _ = unscaled(
+                q_tile, k, scale, pairs, at, i0, bounds, first_key(n, sequences[EDGE], KEYS), queries,
+                FOLD, EDGE, MASKED, d, D, ROWS, KEYS, PRECISION,
+            )  # fmt: skip
+            tops = tl.maximum(tops, maxima_of(s))
+    top = finite(tl.max(tops, 1))
+    tau, step = level_of(-1.0, top, factor, FOLD), tl.zeros((ROWS,), tl.float32)
     count, more = 0, steps > 0
     while more:
         tau = tl.maximum(tau, tau + step)
-        mass, slope = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32)
-        for j0 in range(first, bounds[3], KEYS):
-            s, _, _, _ = standing_scores(
-                q_tile, k, pairs, numbers, at, i0, bounds, j0, MASKED, d, D, ROWS, KEYS, PRECISION
-            )
-            t = relative(s, top[:, None], numbers) - tau[:, None]
-            mass += tl.sum(WEIGH(t, numbers[3]), 1)
-            slope += tl.sum(SLOPE(t, numbers[3]), 1)
-        step = (mass - 1.0) / divisor(slope)
+        sides = tl.zeros((ROWS, 4, 2), tl.float32)
+        for EDGE in tl.static_range(MASKED, 2):
+            bounds = bounds_of(at, i0, own, rows, blocks, ROWS) if EDGE else None
+            for n in tl.range(0, sequences[EDGE][1], num_stages=1 if EDGE and not MASKED else None):
+                s, _, _ = unscaled(
+                    q_tile, k, scale, pairs, at, i0, bounds, first_key(n, sequences[EDGE], KEYS), queries,
+                    FOLD, EDGE, MASKED, d, D, ROWS, KEYS, PRECISION,
+                )  # fmt: skip
+                t = above(tau, s, top, factor, FOLD)
+                sides += tl.join(sums_of(WEIGH(t, numbers[3])), sums_of(SLOPE(t, numbers[3])))
+        mass, slope = tl.split(tl.sum(sides, 1))
+        step = (mass - 1.0) / divisor(slope * numbers[3])
         count += 1
         more = rising(tau, step, count, steps)
-    total = tl.zeros((ROWS,), tl.float32)
+    total = tl.zeros((ROWS, 4), tl.float32)
     sums = nothing(ROWS, E, False)
-    for j0 in range(first, bounds[3], KEYS):
-        s, inside, seen, _ = standing_scores(
-            q_tile, k, pairs, numbers, at, i0, bounds, j0, MASKED, d, D, ROWS, KEYS, PRECISION
-        )
-        u = weights(relative(s, top[:, None], numbers), tau[:, None], step[:, None], numbers, WEIGH)
-        total += tl.sum(u, 1)
-        if o is not None:
-            values = load_rows(v, at[3], at[2], j0, tl.arange(0, KEYS), seen, e, E)
-            sums = add_values(sums, u, inside, values, pairs, at, i0, j0, ROWS, KEYS, PRECISION)
+    for EDGE in tl.static_range(MASKED, 2):
+        bounds = bounds_of(at, i0, own, rows, blocks, ROWS) if EDGE else None
+        for n in tl.range(0, sequences[EDGE][1], num_stages=1 if EDGE and not MASKED else None):
+            j0 = first_key(n, sequences[EDGE], KEYS)
+            s, inside, seen = unscaled(
+                q_tile, k, scale, pairs, at, i0, bounds, j0, queries,
+                FOLD, EDGE, MASKED, d, D, ROWS, KEYS, PRECISION,
+            )  # fmt: skip
+            u = WEIGH(above(tau, s, top, factor, FOLD) - step[:, None], numbers[3])
+            total += sums_of(u)
+            if o is not None:
+                values = load_rows(v, at[3], at[2], j0, tl.arange(0, KEYS), seen, e, E)
+                sums = add_values(sums, u, inside, values, pairs, at, i0, j0, ROWS, KEYS, PRECISION)
+    total, tau, top = tl.sum(total, 1), tau - top * factor if FOLD else tau, top * unit
     if o is not None:
         store_output(o, at, i0, queries, sums, total, numbers[1], v[0].dtype.element_ty, e, E, ROWS)
     store_stats(stats, lse, at[0], at[1], i0 + tl.arange(0, ROWS), queries, top, tau, step, total)
@@ -323,7 +426,8 @@ def backward_resident(
 ):  # fmt: skip
     """dq, unless it is None, and δ for ROWS queries of one head that has at most KEYS keys."""
     MASKED: tl.constexpr = pairs[1] is not None or rows[1] is not None
-    at, i0, queries, q_tile, bounds, _ = begin(q, rows, limits, heads, groups, d, D, ROWS, KEYS)
+    at, i0, q_tile, own, blocks = begin(q, rows, limits, heads, groups, d, D, ROWS, KEYS)
+    queries, bounds = own[0], bounds_of(at, i0, own, rows, blocks, ROWS)
     beside = tl.arange(0, ROWS)
     row = load_stats(stats, at, i0 + beside, queries)
     do_tile = load_rows(do, at[0], at[1], i0, beside, i0 + beside < queries, e, E)
@@ -348,12 +452,13 @@ def backward_tiled(
 ):  # fmt: skip
     """The same for any number of keys: a pass for δ and one for dq."""
     MASKED: tl.constexpr = pairs[1] is not None or rows[1] is not None
-    at, i0, queries, q_tile, bounds, first = begin(q, rows, limits, heads, groups, d, D, ROWS, KEYS)
+    at, i0, q_tile, own, blocks = begin(q, rows, limits, heads, groups, d, D, ROWS, KEYS)
+    queries, bounds = own[0], bounds_of(at, i0, own, rows, blocks, ROWS)
     beside = tl.arange(0, ROWS)
     row = load_stats(stats, at, i0 + beside, queries)
     do_tile = load_rows(do, at[0], at[1], i0, beside, i0 + beside < queries, e, E)
     products, totals = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32)
-    for j0 in range(first, bounds[3], KEYS):
+    for j0 in range(blocks[0], bounds[3], KEYS):
         u, dp, _ = standing_slopes(
             q_tile, do_tile, k, v, row, pairs, numbers, at, i0, bounds, j0,
             WEIGH, TILT, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
@@ -364,7 +469,7 @@ def backward_tiled(
     store_of_rows(delta, at[0], at[1], i0 + beside, queries, mean)
     if dq is not None:
         sums = nothing(ROWS, D, False)
-        for j0 in range(first, bounds[3], KEYS):
+        for j0 in range(blocks[0], bounds[3], KEYS):
             u, dp, keys = standing_slopes(
                 q_tile, do_tile, k, v, row, pairs, numbers, at, i0, bounds, j0,
                 WEIGH, TILT, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,

@@ -136,6 +136,12 @@ ROWS = {
 }
 """The same for softmax and thresholds; `backward_bias` has those of `backward_tiled`."""
 
+LEAN_ROWS = {
+    ("forward_online", 16, 64): (Tile(128, 32, 4, 3), Tile(128, 64, 4, 3)),
+    ("forward_tiled", 16, 64): (Tile(128, 32, 4, 3), Tile(128, 64, 4, 2)),
+}
+"""Exceptions for calls in bfloat16 without masks, arrays of pairs and dropout, as for point-wise attention."""
+
 RESIDENT = {
     ("forward_resident", 16, 64): (Tile(32, 256, 8, 1), Tile(64, 256, 8, 1)),
     ("forward_resident", 16, 128): (Tile(64, 256, 8, 1), Tile(64, 256, 8, 1)),
@@ -152,9 +158,10 @@ RESIDENT = {
 """
 
 
-def rows(kernel: str, bits: int, d: int, e: int, capability: int) -> Tile:
+def rows(kernel: str, bits: int, d: int, e: int, capability: int, lean: bool = False) -> Tile:
     """The tile of a kernel for head sizes d and e."""
-    return ROWS[kernel, bits, max(64, padded(d), padded(e))][capability >= 9]
+    key = kernel, bits, max(64, padded(d), padded(e))
+    return (LEAN_ROWS.get(key, ROWS[key]) if lean else ROWS[key])[capability >= 9]
 
 
 def resident(kernel: str, bits: int, d: int, e: int, keys: int, capability: int) -> Tile | None:

@@ -8,6 +8,7 @@ import triton.language as tl
 from triton import knobs
 
 INTERPRETED = tl.constexpr(knobs.runtime.interpret)
+SMALLEST = tl.constexpr(1.1754943508222875e-38)  # normal number
 
 
 @triton.jit

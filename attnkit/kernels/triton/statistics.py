@@ -20,9 +20,9 @@ exchange them once and not for every tile.
 import triton
 import triton.language as tl
 
-from attnkit.kernels.triton.special import fast_log2
+from attnkit.kernels.triton.special import SMALLEST, fast_log2
+from attnkit.kernels.triton.tiles import maxima_of, sums_of
 
-SMALLEST = tl.constexpr(1.1754943508222875e-38)  # normal number
 LN_2 = tl.constexpr(0.6931471805599453)
 
 
@@ -63,18 +63,6 @@ def logarithm(x):
 
 
 @triton.jit
-def apart(x):
-    """A tile (ROWS, KEYS) as (ROWS, KEYS/8, 4, 2): axis 2 says which thread has a number of a product."""
-    return tl.reshape(x, (x.shape[0], x.shape[1] // 8, 4, 2))
-
-
-@triton.jit
-def sums_of(x):
-    """Sums over keys (ROWS, 4)."""
-    return tl.sum(tl.sum(apart(x), 3), 1)
-
-
-@triton.jit
 def add_weights(stats, w, inside, j0, KEYS: tl.constexpr):
     """`stats` with the weights of a standing tile, 0 on invisible pairs; all are visible if `inside` is None."""
     total, size, squares, largest, first, spread, alive, visible = stats
@@ -97,7 +85,7 @@ def add_weights(stats, w, inside, j0, KEYS: tl.constexpr):
         if size is not None and inside is not None:
             seen = tl.where(inside, w, float("-inf"))
         if first is None:
-            top = tl.max(tl.max(apart(seen), 3), 1)
+            top = maxima_of(seen)
         else:
             top, at = tl.max(seen, 1, return_indices=True)
             first = tl.where(top > largest, j0 + at, first)

@@ -291,6 +291,43 @@ def key_blocks(i0, queries, keys, left, right, ROWS: tl.constexpr, KEYS: tl.cons
 
 
 @triton.jit
+def numbered(blocks, KEYS: tl.constexpr, MASKED: tl.constexpr):
+    """The blocks of `key_blocks` as two sequences, of whole ones and of others: the first key, how many blocks, and
+    after how many and how far on the sequence goes on elsewhere. If MASKED, all blocks are among the others."""
+    first, whole, end, stop = blocks
+    if MASKED:
+        whole, end = stop, stop
+    before = tl.maximum(tl.cdiv(tl.minimum(whole, stop) - first, KEYS), 0)
+    after = tl.maximum(tl.cdiv(stop - end, KEYS), 0)
+    inner = tl.maximum((end - whole) // KEYS, 0)
+    return (whole, inner, inner, 0), (first, before + after, before, end - first - before * KEYS)
+
+
+@triton.jit
+def first_key(n, sequence, KEYS: tl.constexpr):
+    """The first key of a block of `numbered`."""
+    return sequence[0] + n * KEYS + tl.where(n < sequence[2], 0, sequence[3])
+
+
+@triton.jit
+def apart(x):
+    """A tile (ROWS, KEYS) as (ROWS, KEYS/8, 4, 2): axis 2 says which thread has a number of a product."""
+    return tl.reshape(x, (x.shape[0], x.shape[1] // 8, 4, 2))
+
+
+@triton.jit
+def sums_of(x):
+    """Sums over keys (ROWS, 4)."""
+    return tl.sum(tl.sum(apart(x), 1), 2)
+
+
+@triton.jit
+def maxima_of(x):
+    """Maxima over keys (ROWS, 4)."""
+    return tl.max(tl.max(apart(x), 1), 2)
+
+
+@triton.jit
 def query_blocks(j0, queries, keys, left, right, ROWS: tl.constexpr, KEYS: tl.constexpr):
     """The same for the queries that may see the keys j0 .. j0 + KEYS - 1.
 

@@ -80,12 +80,14 @@ def _views(a: Layout, rows: Tensor) -> tuple[View, ...]:
     return tuple(_of_rows(a, row) for row in rows)
 
 
-def _functions(kernel: Any, call: Call) -> dict[str, Any]:
-    """The compile-time functions that a kernel has."""
-    from attnkit.kernels.triton.normalisers import NORMALISERS
+def _functions(kernel: Any, call: Call, dtype: torch.dtype) -> dict[str, Any]:
+    """The compile-time functions of a kernel, and whether its scale is negative."""
+    from attnkit.kernels.triton.normalisers import HALF_SOFTMAX, NORMALISERS
 
-    functions = zip(("WEIGH", "SLOPE", "TILT"), NORMALISERS[call.normaliser], strict=True)
-    return {name: function for name, function in functions if name in kernel.arg_names}
+    half = kernel.__name__ == "forward_online" and dtype != torch.float32
+    functions = zip(("WEIGH", "SLOPE", "TILT"), HALF_SOFTMAX if half else NORMALISERS[call.normaliser], strict=True)
+    values = {**dict(functions), "NEGATIVE": call.of_pairs.plan.numbers.scale < 0.0}
+    return {name: value for name, value in values.items() if name in kernel.arg_names}
 
 
 def _sizes(name: str, q: Tensor, call: Call) -> dict[str, Any] | None:
@@ -99,8 +101,11 @@ def _sizes(name: str, q: Tensor, call: Call) -> dict[str, Any] | None:
         if tile is None:
             return None
     else:
-        tile = sizes.rows("backward_tiled" if name == "backward_bias" else name, bits, a.d, a.e, capability)
-        tile = sizes.with_pairs(tile, launch.bytes_of_pairs(call.of_pairs))
+        c, beside = call.of_pairs, launch.bytes_of_pairs(call.of_pairs)
+        lean = q.dtype == torch.bfloat16 and call.normaliser != "entmax"  # logarithms take registers
+        lean = lean and not beside and c.seed is None and c.query_mask is None
+        tile = sizes.rows("backward_tiled" if name == "backward_bias" else name, bits, a.d, a.e, capability, lean)
+        tile = sizes.with_pairs(tile, beside)
     widths = {"d": a.d, "e": a.e, "D": sizes.padded(a.d), "E": sizes.padded(a.e)}
     return widths | tile._asdict() | {"PRECISION": "tf32x3" if q.dtype == torch.float32 else "ieee"}
 
@@ -127,7 +132,7 @@ def forward_launch(
     views = (view(a, "q", q), view(a, "k", k), view(a, "v", v), view(a, "o", o))
     arguments = (*views, _views(a, rows), view(a, "rows", lse), *_tuples(call), a.heads, a.groups)
     programs = a.blocks(a.queries, sizes["ROWS"]) * a.heads * a.items
-    return Launch(kernel, programs, (*arguments, call.steps), _functions(kernel, call) | sizes)
+    return Launch(kernel, programs, (*arguments, call.steps), _functions(kernel, call, q.dtype) | sizes)
 
 
 def backward_launches(
@@ -152,7 +157,9 @@ def backward_launches(
     def launch_of(name: str, programs: Any, *arguments: Any) -> Launch:
         kernel, sizes = getattr(kernels, name), _sizes(name, q, call)
         assert sizes is not None
-        return Launch(kernel, programs(sizes["ROWS"], sizes["KEYS"]), arguments, _functions(kernel, call) | sizes)
+        return Launch(
+            kernel, programs(sizes["ROWS"], sizes["KEYS"]), arguments, _functions(kernel, call, q.dtype) | sizes
+        )
 
     dq = view(a, "q", grads.get("q"))
     arguments: tuple[Any, ...] = (*inputs, dq, *shared, view(a, "rows", dlse), *tuples, a.heads, a.groups)
