@@ -93,6 +93,28 @@ def test_blocks_that_are_seen_whole_in_part_or_not_at_all(
             agree(grad, exact[name].float())
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize(("op", "own"), [("softmax_attention", {}), (OP, {"alpha": 1.5})], ids=["softmax", "entmax"])
+@pytest.mark.parametrize("scale", [-40.0, -0.3, 0.0, 40.0])
+def test_any_scale(
+    scale: float, op: str, own: dict[str, Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half types take the maximum of products, which a negative scale would turn into the minimum of scores."""
+    tiled(monkeypatch)
+    q, k, v, do = (x[:1, :1].to(dtype) for x in inputs(20, 40))
+    options = {"scale": scale, "causal": True, **own}
+    allowed = 4e-5 if dtype == torch.float32 else 2e-3
+    exact = expected(op, q, k, v, **options)
+    assert (triton_rows.attend(op, q, k, v, **options) - exact).abs().max() <= allowed * exact.abs().max()
+    exact = expected(f"{op}_vjp", q, k, v, do.double(), **options)
+    for name, grad in triton_rows.pull(op, q, k, v, do, **options).items():
+        assert (grad - exact[name]).abs().max() <= allowed * max(exact[name].abs().max(), 1e-6), name
+    if op == "softmax_attention":
+        _, lse = triton_rows.attend(op, q, k, v, return_lse=True, **options)
+        _, exact = expected(op, q, k, v, return_lse=True, **options)
+        assert ((lse - exact).abs() <= 1e-5 * exact.abs().clamp(min=1.0)).all()
+
+
 def test_any_strides_give_the_same_bits() -> None:
     q, k, v, _ = inputs(20, 30)
     options = {"causal": True, "bias": draw(7, 2, 20, 30), "mask": draw(8, 2, 1, 1, 30) > -1}

@@ -318,13 +318,13 @@ def apart(x):
 @triton.jit
 def sums_of(x):
     """Sums over keys (ROWS, 4)."""
-    return tl.sum(tl.sum(apart(x), 1), 2)
+    return tl.sum(tl.sum(apart(x), 3), 1)
 
 
 @triton.jit
 def maxima_of(x):
     """Maxima over keys (ROWS, 4)."""
-    return tl.max(tl.max(apart(x), 1), 2)
+    return tl.max(tl.max(apart(x), 3), 1)
 
 
 @triton.jit
