@@ -94,7 +94,10 @@ AREAS = {
             ATTNKIT / "backends" / "native",
         ),
         tests=(
-            *(f"tests/native/test_{name}.py" for name in ("torch", "rows", "linear", "lower", "packed", "lowrank", "load")),
+            *(
+                f"tests/native/test_{name}.py"
+                for name in ("torch", "rows", "linear", "lower", "packed", "lowrank", "load")
+            ),
             *(f"tests/library/test_{name}.py" for name in ("blocked", "dispatch", "transforms", "gradchecks")),
             "tests/integrations/test_torch_sdpa.py",
         ),
