@@ -15,10 +15,12 @@ from typing import NamedTuple
 
 KEPT = 64 << 20
 """Bytes of one array of all weights of a call. The generic body keeps two or three of them for the gradients."""
-CALL = 2 * 190e-6
-"""Seconds of the CPU from a call to its kernels and from its cotangent to theirs, in torch (timed without a GPU)."""
 LAUNCH = 5e-6
-"""Seconds of the CPU for an operation of the generic body (assumed; torch's own need about as long)."""
+"""Seconds of the CPU for an operation of the generic body in torch (assumed)."""
+CALL = 76 * LAUNCH
+"""Seconds of the CPU from a call to its kernels, and from its cotangent to theirs. Timed without a GPU, tiny steps with
+launches left out beside those of the generic bodies: 1.9 to 3.2 ms, where an operation took 20 to 42 µs (two busy
+cores; only the ratio is used)."""
 SUSTAINED = 0.86  # clock under load, of the nominal one: `benchmarks.sass.clocks`
 WIDER = 3.2
 """Clocks for twice the head size beyond 64, at most: relu and its gradients on an A100, d = 128 against d = 64."""
