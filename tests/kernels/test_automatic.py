@@ -138,6 +138,15 @@ def test_sums_in_no_fixed_order_are_never_taken(fake: FakeTensorMode) -> None:
     assert names.index("triton") < names.index("generic") < names.index("triton_atomic")
 
 
+def test_deterministic_mode_changes_nothing_but_what_it_forbids(
+    fake: FakeTensorMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    reasons = attnkit.explain(attnkit.pointwise_attention, *tensors(16_384))
+    assert first(reasons) == "triton"
+    assert "deterministic" in str(reasons["triton_atomic"])
+
+
 # ---------------------------------------------------------------------------------------------- memory
 
 
