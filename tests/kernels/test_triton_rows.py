@@ -46,8 +46,8 @@ def one_step(tau, step, count, steps):
 
 
 @triton.jit
-def never(x):
-    return tl.where(x < 0.0, 1.0, 1.0)
+def never(top, higher, factor, WEIGH: tl.constexpr):
+    return tl.where(higher < 0.0, 1.0, 1.0)
 
 
 @triton.jit
@@ -86,7 +86,7 @@ def test_conforms(op: str, expression: str | None, dtypes: tuple[str, ...], inte
     ("op", "module", "name", "wrong", "scene", "checks"),
     [
         later("sparsemax_attention", "rows", "rising", "one_step", "cross", {"bound"}),
-        later("softmax_attention", "rows", "exp", "never", "cross", {"bound"}),
+        later("softmax_attention", "rows", "shrinkage", "never", "cross", {"bound"}),
         later("entmax_attention", "rows", "means", "forgotten", "cross", {"bound"}),
         later("softmax_attention", "rows", "scores", "unmasked", "causal-padded", {"bound", "nonfinite"}),
     ],

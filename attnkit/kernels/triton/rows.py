@@ -171,6 +171,12 @@ def finite(top):
 
 
 @triton.jit
+def shrinkage(top, higher, factor, WEIGH: tl.constexpr):
+    """What sums below one maximum are multiplied by under a higher one."""
+    return WEIGH((top - finite(higher)) * factor, None)
+
+
+@triton.jit
 def divisor(total):
     """A sum, 1 where it is 0."""
     return tl.where(total == 0.0, 1.0, total)
@@ -301,7 +307,7 @@ def forward_online(
             higher = tl.maximum(top, tl.max(s, 1))
             level = level_of(-lift_of(WEIGH), finite(higher), factor, FOLD)
             u = WEIGH(above(level, s, finite(higher), factor, FOLD), None)
-            shrink = WEIGH((top - finite(higher)) * factor, None)
+            shrink = shrinkage(top, higher, factor, WEIGH)
             total = total * shrink[:, None] + sums_of(u)
             if o is not None:
                 sums = (sums[0] * shrink[:, None], sums[1], sums[2])

@@ -116,7 +116,7 @@ ROWS = {
     ("forward_online", 32, 128): (Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
     ("forward_online", 32, 256): (Tile(32, 16, 8, 1), Tile(32, 16, 8, 1)),
     ("forward_tiled", 16, 64): (Tile(128, 64, 8, 3), Tile(128, 64, 8, 3)),
-    ("forward_tiled", 16, 128): (Tile(128, 32, 8, 3), Tile(128, 64, 8, 3)),
+    ("forward_tiled", 16, 128): (Tile(128, 32, 8, 2), Tile(128, 64, 8, 3)),
     ("forward_tiled", 16, 256): (Tile(64, 32, 8, 2), Tile(64, 32, 8, 2)),
     ("forward_tiled", 32, 64): (Tile(128, 16, 8, 2), Tile(64, 32, 4, 2)),
     ("forward_tiled", 32, 128): (Tile(32, 16, 8, 1), Tile(32, 16, 8, 1)),
