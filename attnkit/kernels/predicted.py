@@ -57,17 +57,17 @@ LONGEST = 27  # passes of entmax over its keys, of which the search for a thresh
 HALF = {
     "pointwise": Step((17_500, 12_200), PAIRS, 44, 6, 24),
     "statistics": Step((17_600, 12_700), PAIRS, 70, 3, 31),
-    "softmax": Step((11_800, 7_400), PAIRS, 72, 6, 36),
-    "entmax": Step((LONGEST * 4_900 + 17_900, LONGEST * 4_000 + 15_400), PAIRS, 337, 6, 105),
+    "softmax": Step((10_900, 6_800), PAIRS, 72, 6, 36),
+    "entmax": Step((LONGEST * 4_470 + 17_900, LONGEST * 3_380 + 15_400), PAIRS, 337, 6, 105),
     "gaussian": Step((12_900, 8_100), PAIRS, 110, 6, 53),
-    "linear": Step((33_800, 22_400), TOKENS, 24_000, 0, 74),
-    "linear, causal": Step((33_800, 22_400), TOKENS, 58_000, 0, 128),
+    "linear": Step((31_900, 18_600), TOKENS, 24_000, 0, 74),
+    "linear, causal": Step((31_900, 18_600), TOKENS, 58_000, 0, 128),
 }
 SINGLE = {
     "pointwise": Step((91_600, 71_200), PAIRS, 44, 6, 15),
     "statistics": Step((91_600, 71_200), PAIRS, 70, 3, 27),
     "softmax": Step((104_200, 69_000), PAIRS, 72, 6, 28),
-    "entmax": Step((LONGEST * 14_800 + 88_700, LONGEST * 6_800 + 61_800), PAIRS, 337, 6, 97),
+    "entmax": Step((LONGEST * 14_380 + 88_700, LONGEST * 3_290 + 61_800), PAIRS, 337, 6, 97),
     "gaussian": Step((90_800, 70_400), PAIRS, 110, 6, 45),
     "linear": Step((43_200, 24_400), TOKENS, 24_000, 0, 68),
     "linear, causal": Step((43_200, 24_400), TOKENS, 58_000, 0, 122),
