@@ -175,22 +175,11 @@ def implementations() -> Iterator[dict[str, set[str]]]:
         _ran = None
 
 
-def _note(op: str, kernel: Kernel, arrays: tuple[Any, ...]) -> Kernel:
-    if _ran is not None and not _is_traced(arrays):
+def _note(op: str, kernel: Kernel) -> Kernel:
+    torch = sys.modules.get("torch")
+    if _ran is not None and not (torch is not None and torch.compiler.is_compiling()):
         _ran.setdefault(op, set()).add(kernel.name)
     return kernel
-
-
-def _is_traced(arrays: tuple[Any, ...]) -> bool:
-    """Whether torch.compile traces the call. Tensors are asked first: the compiler that meets `sys.modules` goes
-    through all of it, and fails if another thread imports something meanwhile.
-    """
-    if arrays and library(arrays[0]) == "torch":
-        import torch
-
-        return torch.compiler.is_compiling()
-    loaded = sys.modules.get("torch")
-    return loaded is not None and loaded.compiler.is_compiling()
 
 
 def _signature(op: str, impl: Any, arrays: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -198,7 +187,8 @@ def _signature(op: str, impl: Any, arrays: tuple[Any, ...], options: dict[str, A
 
     Tracing may be what loads torch's kernels, and the compiler fails on a table that changes while it is guarded.
     """
-    if _ran is not None or _is_traced(arrays):
+    torch = sys.modules.get("torch")
+    if _ran is not None or (torch is not None and torch.compiler.is_compiling()):
         return None
     ask = _signatures.get(type(arrays[0])) if arrays else None
     if ask is None or impl is _Explain or type(impl) is _Ahead:
@@ -233,7 +223,7 @@ def choose(op: str, impl: Any, generic: Kernel, arrays: tuple[Array, ...], optio
         op, impl = impl
     if impl is _Explain:
         return as_kernel(lambda *a, **o: _explained(rows, a, o))
-    return _note(op, _chosen(rows, op, impl, generic, arrays, options), arrays)
+    return _note(op, _chosen(rows, op, impl, generic, arrays, options))
 
 
 def _chosen(
@@ -430,7 +420,7 @@ def repeated_call_checked_by(
             rows = kernels(op, arrays[0])
             row = _kernel_at_once(rows, impl, arrays, options)
             if row is not None:
-                return _note(op, row, arrays)
+                return _note(op, row)
             repeated: Any = partial(body, impl=_OnBehalf(op, impl))  # type: ignore[arg-type]
             if impl is not _Explain:
                 return as_kernel(repeated)

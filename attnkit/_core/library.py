@@ -1,40 +1,31 @@
 """Which library an array is of, and what follows from it: the namespace, and the device of new arrays.
 
-A library that is not loaded has no arrays, so nothing is imported to find out. torch.compile traces these functions:
-results are not cached, for it warns about functools.lru_cache, which array_api_compat uses; and its tensors, NumPy's
-arrays and plain values are told before `sys.modules` is asked, which the compiler would go through as a whole.
+A library that is not loaded has no arrays, so nothing is imported to find out. Results are not cached: torch.compile
+traces these functions and warns about functools.lru_cache, which array_api_compat uses.
 """
 
 import sys
 from typing import Any
 
-import numpy
-
 from attnkit._core.typing import Array, Namespace
-
-PLAIN = (bool, int, float, str, tuple, type(None))
 
 
 def library(x: Any) -> str | None:
     """ "numpy", "torch", "jax", "cupy" or "array_api_strict", of which x is an array; None for anything else."""
-    kind = type(x)
-    if issubclass(kind, numpy.ndarray):
+    modules, kind = sys.modules, type(x)
+    numpy = modules.get("numpy")
+    if numpy is not None and issubclass(kind, numpy.ndarray):
         return "numpy"
-    if "torch" in [base.__module__ for base in kind.__mro__]:
-        import torch
-
-        if issubclass(kind, torch.Tensor):
-            return "torch"
-    if kind in PLAIN:
-        return None
-    modules = sys.modules
+    torch = modules.get("torch")
+    if torch is not None and issubclass(kind, torch.Tensor):
+        return "torch"
     jax = modules.get("jax")
     if jax is not None and isinstance(x, jax.Array):
         return "jax"
     cupy = modules.get("cupy")
     if cupy is not None and issubclass(kind, cupy.ndarray):
         return "cupy"
-    if issubclass(kind, numpy.generic):
+    if numpy is not None and issubclass(kind, numpy.generic):
         return "numpy"
     if kind.__module__.startswith("array_api_strict.") and hasattr(x, "__array_namespace__"):
         return "array_api_strict"
