@@ -3,8 +3,12 @@
 Kernels on a GPU are not run: what they are launched with is there, outputs and memory of their own included.
 """
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -18,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 import attnkit
 from attnkit.backends.torch.triton import launch, pointwise
 
+ROOT = Path(__file__).parents[1]
 TOKENS, HEADS, WIDTH = 16_384, 8, 64
 GIB = 1 << 30
 
@@ -98,3 +103,11 @@ def table() -> list[list[str]]:
         both = [of_step(op, impl, torch.bfloat16, **options) for impl in ("generic", "triton")]
         rows.append([name, *(f"{x.peak / GIB:.2f}" for x in both), *(f"{x.largest / GIB:.2f}" for x in both)])
     return rows
+
+
+def in_a_fresh_process() -> list[list[str]]:
+    """The same where nothing has run before: garbage of others would count, and what calls remember."""
+    code = "import json; from benchmarks import kept; print(json.dumps(kept.table()))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    table: list[list[str]] = json.loads(done.stdout)
+    return table

@@ -151,7 +151,7 @@ def kept() -> str:
     """Memory of training steps on a GPU, counted when the page is written."""
     from benchmarks import kept
 
-    return rows(kept.table())
+    return rows(kept.in_a_fresh_process())
 
 
 def taken_from() -> str:

@@ -152,20 +152,16 @@ def normalised_vjp(
     """
     n = _norm(xp, x, norm_weight, gate_weight, norm_axis, eps)
     do = _split(xp, quadratic.cast(xp, do, x.dtype), x)
-    some = xp.any(x != 0, axis=n.axes, keepdims=True)
-    unit, dy, more = n.x * n.inverse, do, 0.0
-    grads = {}
-
-    def of_weight(summands: Array, weight: Array) -> Array:
-        return _of_weight(xp, xp.where(some, summands, 0.0), weight)
-
+    unit, more, grads = n.x * n.inverse, 0.0, {}
+    dy = of_some = xp.where(xp.any(x != 0, axis=n.axes, keepdims=True), do, 0.0)
+    g = do * n.weight
     if n.opening is not None:
-        dy = do * n.opening
-        slope = do * (unit * n.weight) * ACTIVATIONS["sigmoid"].derivative(xp, n.gate * n.x)
-        more, grads["gate_weight"] = slope * n.gate, of_weight(slope * n.x, gate_weight)
-    g = dy * n.weight
-    grads["norm_weight"] = of_weight(dy * unit, norm_weight)
-    return grads | {"x": n.inverse * (g - unit * quadratic.mean(xp, g * unit, n.axes)) + more}
+        slope = of_some * (unit * n.weight) * ACTIVATIONS["sigmoid"].derivative(xp, n.gate * n.x)
+        more, grads["gate_weight"] = slope * n.gate, _of_weight(xp, slope * n.x, gate_weight)
+        dy, g = of_some * n.opening, g * n.opening
+    grads["norm_weight"] = _of_weight(xp, dy * unit, norm_weight)
+    mean = quadratic.mean(xp, dy * n.weight * unit, n.axes)
+    return grads | {"x": n.inverse * (g - unit * mean) + more}
 
 
 # ---------------------------------------------------------------------------------------------- public
