@@ -6,7 +6,6 @@ device, dtype, shapes and options.
 """
 
 import inspect
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from types import NoneType
 from typing import Any, NamedTuple, ParamSpec, TypeVar, get_args
 
 from attnkit._core import check
-from attnkit._core.library import library
+from attnkit._core.library import is_traced, library
 from attnkit._core.library import namespace as namespace
 from attnkit._core.special import without_autocast
 from attnkit._core.typing import DEFAULTS, Array
@@ -175,9 +174,8 @@ def implementations() -> Iterator[dict[str, set[str]]]:
         _ran = None
 
 
-def _note(op: str, kernel: Kernel) -> Kernel:
-    torch = sys.modules.get("torch")
-    if _ran is not None and not (torch is not None and torch.compiler.is_compiling()):
+def _note(op: str, kernel: Kernel, arrays: tuple[Any, ...]) -> Kernel:
+    if _ran is not None and not is_traced(arrays):
         _ran.setdefault(op, set()).add(kernel.name)
     return kernel
 
@@ -187,8 +185,7 @@ def _signature(op: str, impl: Any, arrays: tuple[Any, ...], options: dict[str, A
 
     Tracing may be what loads torch's kernels, and the compiler fails on a table that changes while it is guarded.
     """
-    torch = sys.modules.get("torch")
-    if _ran is not None or (torch is not None and torch.compiler.is_compiling()):
+    if _ran is not None or is_traced(arrays):
         return None
     ask = _signatures.get(type(arrays[0])) if arrays else None
     if ask is None or impl is _Explain or type(impl) is _Ahead:
@@ -223,7 +220,7 @@ def choose(op: str, impl: Any, generic: Kernel, arrays: tuple[Array, ...], optio
         op, impl = impl
     if impl is _Explain:
         return as_kernel(lambda *a, **o: _explained(rows, a, o))
-    return _note(op, _chosen(rows, op, impl, generic, arrays, options))
+    return _note(op, _chosen(rows, op, impl, generic, arrays, options), arrays)
 
 
 def _chosen(
@@ -420,7 +417,7 @@ def repeated_call_checked_by(
             rows = kernels(op, arrays[0])
             row = _kernel_at_once(rows, impl, arrays, options)
             if row is not None:
-                return _note(op, row)
+                return _note(op, row, arrays)
             repeated: Any = partial(body, impl=_OnBehalf(op, impl))  # type: ignore[arg-type]
             if impl is not _Explain:
                 return as_kernel(repeated)

@@ -1,7 +1,8 @@
 """Which library an array is of, and what follows from it: the namespace, and the device of new arrays.
 
-A library that is not loaded has no arrays, so nothing is imported to find out. Results are not cached: torch.compile
-traces these functions and warns about functools.lru_cache, which array_api_compat uses.
+A library that is not loaded has no arrays, so nothing is loaded to find out. torch.compile traces these functions:
+results are not cached, for it warns about functools.lru_cache, which array_api_compat uses; and tensors are known by a
+method before `sys.modules` is asked, which the compiler would go through as a whole, and fail where a thread imports.
 """
 
 import sys
@@ -9,27 +10,41 @@ from typing import Any
 
 from attnkit._core.typing import Array, Namespace
 
+PLAIN = (bool, int, float, str, tuple, type(None))
+
 
 def library(x: Any) -> str | None:
     """ "numpy", "torch", "jax", "cupy" or "array_api_strict", of which x is an array; None for anything else."""
-    modules, kind = sys.modules, type(x)
+    kind = type(x)
+    if kind in PLAIN:
+        return None
+    if hasattr(x, "__torch_function__"):
+        import torch
+
+        if issubclass(kind, torch.Tensor):
+            return "torch"
+    modules = sys.modules
     numpy = modules.get("numpy")
-    if numpy is not None and issubclass(kind, numpy.ndarray):
+    if numpy is not None and issubclass(kind, (numpy.ndarray, numpy.generic)):
         return "numpy"
-    torch = modules.get("torch")
-    if torch is not None and issubclass(kind, torch.Tensor):
-        return "torch"
     jax = modules.get("jax")
     if jax is not None and isinstance(x, jax.Array):
         return "jax"
     cupy = modules.get("cupy")
     if cupy is not None and issubclass(kind, cupy.ndarray):
         return "cupy"
-    if numpy is not None and issubclass(kind, numpy.generic):
-        return "numpy"
     if kind.__module__.startswith("array_api_strict.") and hasattr(x, "__array_namespace__"):
         return "array_api_strict"
     return None
+
+
+def is_traced(arrays: tuple[Any, ...]) -> bool:
+    """Whether torch.compile traces a call on these arrays."""
+    if not arrays or library(arrays[0]) != "torch":
+        return False
+    import torch
+
+    return torch.compiler.is_compiling()
 
 
 def namespace(x: Array) -> Namespace:

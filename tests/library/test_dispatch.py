@@ -1,6 +1,7 @@
 """Which implementation serves a call, and what the caller is told."""
 
 import inspect
+import sys
 
 import numpy as np
 import pytest
@@ -210,3 +211,18 @@ def test_choices_are_not_remembered_without_end(tensors, monkeypatch):
     for i in range(10):
         attnkit.gaussian_attention(*tensors, scale=1.0 + i)
         assert len(dispatch._choices) <= 3
+
+
+@pytest.mark.parametrize("kind", [torch.Tensor, torch.nn.Parameter])
+@pytest.mark.parametrize("impl", ["auto", "generic"])
+def test_a_trace_does_not_go_through_all_modules(impl, kind, monkeypatch):
+    """The compiler would, and fail if a thread imports something meanwhile."""
+    from torch._dynamo.variables.builder import VariableBuilder
+
+    wrap, met = VariableBuilder._wrap, []
+    monkeypatch.setattr(VariableBuilder, "_wrap", lambda own, x: met.append(x is sys.modules) or wrap(own, x))
+    torch._dynamo.reset()
+    x = kind(torch.randn(2, 8, 4))
+    torch.compile(lambda x: attnkit.sparsemax_attention(x, x, x, impl=impl), backend="eager", fullgraph=True)(x)
+    assert met
+    assert not any(met)
