@@ -17,7 +17,7 @@ from attnkit_conformance.model.case import Case
 from tests.library.arrays import assert_agrees
 
 from .emulated import assert_found, draw
-from .selection import first_now, of_numbers
+from .selection import FEW, first_now, later, of_numbers
 
 DTYPES = {
     "pointwise_attention": ("float64", "float32", "bfloat16", "float16"),
@@ -27,9 +27,9 @@ DTYPES = {
 """What is judged of each op here: the kernels are the same, and the full profile by hand has all dtypes of all."""
 
 
-@pytest.mark.parametrize("op", DTYPES)
-def test_conforms(op: str, kernels: CudaOnCpu) -> None:
-    results = list(judge([kernels], "quick", None, DTYPES[op], ops=(op,)))
+@pytest.mark.parametrize(("op", "expression"), [*((op, FEW) for op in DTYPES), *(later(op, None) for op in DTYPES)])
+def test_conforms(op: str, expression: str | None, kernels: CudaOnCpu) -> None:
+    results = list(judge([kernels], "quick", expression, DTYPES[op], ops=(op,)))
     assert {result.dtype for result in results} == {*DTYPES[op]}
     judged = of_numbers(results)
     assert [f"{result.id}\n{result.message}" for result in judged if result.status != "pass"] == []

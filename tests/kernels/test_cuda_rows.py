@@ -17,7 +17,7 @@ from attnkit_conformance.model.tolerance import growth_of_exponent
 from tests.library.arrays import assert_agrees
 
 from .emulated import assert_found, draw
-from .selection import first_now, later
+from .selection import FEW, first_now, later
 
 DTYPES = {
     "softmax_attention": ("float32", "float16"),
@@ -27,9 +27,9 @@ DTYPES = {
 """What is judged of each op here: the full profile by hand has all dtypes of all."""
 
 
-@pytest.mark.parametrize("op", DTYPES)
-def test_conforms(op: str, kernels: CudaOnCpu) -> None:
-    results = list(judge([kernels], "quick", None, DTYPES[op], ops=(op,)))
+@pytest.mark.parametrize(("op", "expression"), [*((op, FEW) for op in DTYPES), *(later(op, None) for op in DTYPES)])
+def test_conforms(op: str, expression: str | None, kernels: CudaOnCpu) -> None:
+    results = list(judge([kernels], "quick", expression, DTYPES[op], ops=(op,)))
     assert {result.dtype for result in results} == {*DTYPES[op]}
     bad = [result for result in results if result.status not in ("pass", "unsupported")]
     assert [f"{result.id}\n{result.message}" for result in bad] == []
@@ -42,7 +42,7 @@ TELLING = {
 """Scenes of which the quick profile has none: rows that are not resident, many tiles, options of pairs."""
 
 
-@pytest.mark.parametrize(("op", "dtype"), TELLING)
+@pytest.mark.parametrize(("op", "dtype"), [("softmax_attention", "bfloat16"), later("entmax_attention", "float32")])
 def test_conforms_beyond_the_quick_profile(op: str, dtype: str, kernels: CudaOnCpu) -> None:
     for scene in TELLING[op, dtype]:
         result = core.check(kernels, case_of(op, dtype, scene))

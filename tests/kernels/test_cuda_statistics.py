@@ -36,7 +36,7 @@ def case_of(op: str, dtype: str, name: str) -> Case:
     return next(case for case in core.cases(op, "scenes", (dtype,)) if case.id.split("/")[2].startswith(name))
 
 
-@pytest.mark.parametrize(("op", "dtype", "name"), JUDGED)
+@pytest.mark.parametrize(("op", "dtype", "name"), [*JUDGED[:5], *(later(*case) for case in JUDGED[5:])])
 def test_conforms(op: str, dtype: str, name: str, kernels: CudaOnCpu) -> None:
     result = core.check(kernels, case_of(op, dtype, name))
     assert result.status == "pass", f"{result.id}\n{result.message}"

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from attnkit_experiments.engine.errors import UserError
 
@@ -50,6 +49,8 @@ class Adafactor(torch.optim.Optimizer):
         momentum: float = 0.9,
         eps: float = 1e-30,
     ) -> None:
+        from torch.distributed.tensor import DTensor  # takes two seconds to import, only needed here
+
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
         if any(isinstance(p, DTensor) for group in self.param_groups for p in group["params"]):
             raise UserError(

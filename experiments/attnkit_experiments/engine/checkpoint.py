@@ -28,15 +28,6 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter, async_save, load
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_state_dict,
-    set_model_state_dict,
-    set_state_dict,
-)
 
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.files import read_json, sha256, write_json, written_aside
@@ -48,6 +39,13 @@ MODEL = "model."  # before the names of the model's tensors
 
 # which is what is meant where there is one process
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+
+
+def _torchs() -> Any:
+    """torch.distributed.checkpoint, which takes two seconds to import: only where something is saved or loaded."""
+    import torch.distributed.checkpoint as torchs
+
+    return torchs
 
 
 class Damaged(UserError):
@@ -97,8 +95,8 @@ class Checkpoints:
         """
         self.wait()
         name = self.world.broadcast(f"step-{step:08d}-{secrets.token_hex(4)}")
-        writer = HuggingFaceStorageWriter(str(self.folder / name), save_distributed=True)
-        written = async_save(
+        writer = _torchs().HuggingFaceStorageWriter(str(self.folder / name), save_distributed=True)
+        written = _torchs().async_save(
             _flat(*self._state()), storage_writer=writer, process_group=self.world.background, no_dist=self._alone
         )
         assert isinstance(written, Future)
@@ -112,7 +110,7 @@ class Checkpoints:
             return
         try:
             pending.result()
-        except CheckpointException as error:
+        except _torchs().CheckpointException as error:
             (reason, _), *_ = error.failures.values()
             raise reason from None
 
@@ -125,11 +123,13 @@ class Checkpoints:
         weights, moments, averaged = self._state()
         tensors = _flat(weights, moments, averaged)
         about = self.world.agreed(lambda: self._newest(tensors))
-        reader = HuggingFaceStorageReader(str(self.folder / about["folder"]))
-        load(tensors, storage_reader=reader, process_group=self.world.background, no_dist=self._alone)
-        set_state_dict(self.model, self.optimizer, model_state_dict=weights, optim_state_dict=moments)
+        reader = _torchs().HuggingFaceStorageReader(str(self.folder / about["folder"]))
+        _torchs().load(tensors, storage_reader=reader, process_group=self.world.background, no_dist=self._alone)
+        from torch.distributed.checkpoint import state_dict as states
+
+        states.set_state_dict(self.model, self.optimizer, model_state_dict=weights, optim_state_dict=moments)
         if self.average:
-            set_model_state_dict(self.average, averaged)
+            states.set_model_state_dict(self.average, averaged)
         return int(about["step"]), float(about["seconds"])
 
     @property
@@ -140,8 +140,10 @@ class Checkpoints:
         # statistics of batch normalisation are those of each process's samples, and any process may write them
         models = [self.model, *([self.average] if self.average else [])]
         self.world.same(x for model in models for x in model.buffers())
-        weights, moments = get_state_dict(self.model, self.optimizer)
-        return weights, moments, get_model_state_dict(self.average) if self.average else {}
+        from torch.distributed.checkpoint import state_dict as states
+
+        weights, moments = states.get_state_dict(self.model, self.optimizer)
+        return weights, moments, states.get_model_state_dict(self.average) if self.average else {}
 
     def _seal(self, written: Future[Any], about: dict[str, Any]) -> None:
         """Seal what all processes have written, and remove what is no longer needed up to this step."""
@@ -197,7 +199,7 @@ def intact(seal: Path, wanted: dict[str, Tensor]) -> dict[str, Any]:
         if sha256(folder / name) != digest:
             raise Damaged(_refusal(folder / name, f"it is damaged: its SHA-256 differs from the one in {seal.name}"))
     try:
-        stored = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+        stored = _torchs().HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
     except (SafetensorError, ValueError, KeyError, OSError) as error:
         raise Damaged(_refusal(folder, f"it is no checkpoint ({error})")) from None
     if lacking := sorted(wanted.keys() - stored.keys()):
@@ -207,20 +209,22 @@ def intact(seal: Path, wanted: dict[str, Tensor]) -> dict[str, Any]:
 
 def stored_weights(seal: Path) -> dict[str, Tensor]:
     """The whole weights of the model in a sealed checkpoint, on the CPU of this process."""
-    reader = HuggingFaceStorageReader(str(seal.with_name(intact(seal, {})["folder"])))
+    reader = _torchs().HuggingFaceStorageReader(str(seal.with_name(intact(seal, {})["folder"])))
     stored: dict[str, Any] = reader.read_metadata().state_dict_metadata
     tensors = {
         name: torch.empty(about.size, dtype=about.properties.dtype)
         for name, about in stored.items()
         if name.startswith(MODEL)
     }
-    load(tensors, storage_reader=reader, no_dist=True)
+    _torchs().load(tensors, storage_reader=reader, no_dist=True)
     return {name.removeprefix(MODEL): x for name, x in tensors.items()}
 
 
 def whole_weights(model: nn.Module) -> dict[str, Any]:
     """The whole weights of a possibly sharded model. Collective."""
-    weights: dict[str, Any] = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    from torch.distributed.checkpoint import state_dict as states
+
+    weights: dict[str, Any] = states.get_model_state_dict(model, options=states.StateDictOptions(full_state_dict=True))
     return weights
 
 

@@ -15,12 +15,11 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.checkpoint import checkpoint as recompute
 
 import attnkit
@@ -34,7 +33,10 @@ from attnkit_experiments.engine.optim import TrainConfig, learning_rate, make_op
 from attnkit_experiments.engine.progress import meter
 from attnkit_experiments.engine.sampler import ids_hash
 from attnkit_experiments.engine.tracking import Tracking
-from attnkit_experiments.engine.world import ALONE, FULL, World, blocks_of
+from attnkit_experiments.engine.world import ALONE, World, blocks_of
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import MixedPrecisionPolicy
 
 
 class Task(Protocol):
@@ -282,11 +284,13 @@ class Run:
         return copy
 
 
-def fsdp_policy(config: TrainConfig) -> MixedPrecisionPolicy:
-    """FSDP2's policy of a configuration."""
+def fsdp_policy(config: TrainConfig) -> MixedPrecisionPolicy | None:
+    """FSDP2's policy of a configuration, None where weights and gradients keep their dtype."""
     chosen = config.fsdp_parameters, config.fsdp_gradients
     if chosen == ("float32", "float32"):
-        return FULL
+        return None
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
     parameters, gradients = (getattr(torch, name) for name in chosen)
     return MixedPrecisionPolicy(param_dtype=parameters, reduce_dtype=gradients)
 

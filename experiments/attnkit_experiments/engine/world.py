@@ -11,21 +11,20 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from attnkit_experiments.engine.errors import UserError
 
+if TYPE_CHECKING:  # takes two seconds to import
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
 T = TypeVar("T")
 Sharding = Literal["ddp", "fsdp"]
-FULL = MixedPrecisionPolicy()
-"""Weights are gathered and gradients summed in their own dtype."""
-
 TIMEOUT = 30.0
 """Minutes that processes wait for one another; the main one may be inspecting a model meanwhile, or indexing images."""
 
@@ -59,11 +58,13 @@ class World:
             return parts
         return [part for part in parts if part.start < part.stop] or parts[:1]
 
-    def wrap(self, model: nn.Module, device: torch.device, policy: MixedPrecisionPolicy = FULL) -> nn.Module:
-        """The module to call in training: `model` itself, or a wrapper that sums its gradients over processes; `policy`
-        is for parts. UserError for another than FULL where there are none.
+    def wrap(self, model: nn.Module, device: torch.device, policy: MixedPrecisionPolicy | None = None) -> nn.Module:
+        """The module to call in training: `model` itself, or a wrapper that sums its gradients over processes.
+
+        `policy` says in which dtypes weights are gathered and gradients summed, None in their own. UserError for one
+        where no weights are sharded.
         """
-        if policy != FULL and (self.size == 1 or self.sharding != "fsdp"):
+        if policy and (self.size == 1 or self.sharding != "fsdp"):
             raise UserError(
                 "fsdp_parameters and fsdp_gradients need --sharding fsdp on several processes, "
                 f"got --sharding {self.sharding} on {self.size}"
@@ -71,6 +72,9 @@ class World:
         if self.size == 1:
             return model
         if self.sharding == "fsdp":
+            from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+            policy = policy or MixedPrecisionPolicy()
             for module in model.modules():
                 if isinstance(module, nn.BatchNorm2d):  # as precise as its statistics
                     fully_shard(module)
@@ -80,9 +84,9 @@ class World:
             return model
         return DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
 
-    def part(self, module: nn.Module, *, last: bool) -> AbstractContextManager[Any]:
+    def part(self, module: Any, *, last: bool) -> AbstractContextManager[Any]:
         """A context for the two passes of a part; with the last part gradients are summed over processes."""
-        if isinstance(module, FSDPModule):
+        if self.size > 1 and self.sharding == "fsdp":
             module.set_requires_gradient_sync(last)
         if isinstance(module, DistributedDataParallel) and not last:
             return module.no_sync()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.files import read_json
@@ -49,7 +49,7 @@ class Difference:
         """Of the differences of single seeds, or of any other numbers."""
         if len(gaps) < 2:
             return Difference(gaps[0], None)
-        width = float(student.ppf(0.975, len(gaps) - 1)) * statistics.stdev(gaps) / len(gaps) ** 0.5
+        width = float(stdtrit(len(gaps) - 1, 0.975)) * statistics.stdev(gaps) / len(gaps) ** 0.5
         return Difference(statistics.fmean(gaps), width)
 
     def text(self, measure: Measure) -> str:
