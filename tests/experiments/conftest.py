@@ -10,11 +10,14 @@ from PIL import Image
 
 from attnkit_experiments.commands import runner
 
-TINY = ("image_size=8", "patch=4", "train_images=60", "test_images=30", "steps=6", "batch=12", "checkpoint_every=2")
+TINY = ("image_size=8", "patch=4", "train_images=60", "test_images=30", "steps=6", "batch=12")
 
 
 def run_tiny(out: Path, *settings: str, recipe: str = "000-fig4", preset: str = "cpu", **options) -> Path:
-    """Run a tiny study on digits in this process: run_tiny(out, "key=value", ..., resume=True, ...)."""
+    """Run a tiny study on digits in this process: run_tiny(out, "key=value", ..., resume=True, ...).
+
+    It saves at its end alone: saving takes longer than training.
+    """
     few = ("activations=relu", "alphas=1") if recipe != "000-fig1" else ()
     options = {"seeds": (0,), "threads": 1, "device": "cpu", "data": "digits"} | options
     return runner.run(runner.Request(recipe, preset, out=out, settings=(*TINY, *few, *settings), **options))

@@ -69,6 +69,7 @@ def observed(recipe: str, policy: tuple[str, str], out: Path, world: World) -> d
     return {"weights": sorted(weights), "sums": sorted(sums.dtypes), "kept": sorted(kept), "losses": losses}
 
 
+@pytest.mark.survival
 def test_policies_gather_and_sum_in_their_dtypes_and_keep_float32(tmp_path):
     forked(__name__, 2, str(tmp_path))
     found, other = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))

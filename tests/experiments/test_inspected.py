@@ -70,7 +70,7 @@ def test_an_interrupted_inspection_leaves_a_finished_cell(tiny, tmp_path, monkey
 
 def test_translations_are_made_up_for_by_the_mean_of_the_checkpoints(corpus, tmp_path, monkeypatch):
     def run(name):
-        settings = (*TRANSLATED, "memories=relu", "average=2")
+        settings = (*TRANSLATED, "memories=relu", "average=2", "checkpoint_every=2")
         where = str(corpus / "pairs"), tmp_path / name
         return runner.run(runner.Request("001-table1", "cpu", *where, settings, (0,), device="cpu", threads=1))
 

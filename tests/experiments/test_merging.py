@@ -15,12 +15,12 @@ RECIPE = RECIPES["000-fig4"]
 
 @pytest.fixture(scope="module")
 def parts(tiny, tmp_path_factory):
-    """A grid of three alphas and two seeds as a whole, and in parts that overlap."""
+    """A grid of three alphas and two seeds as a whole, and in parts that overlap and have its cells."""
     out = tmp_path_factory.mktemp("grid")
-    tiny(out / "whole", "alphas=0,0.5,1", seeds=(0, 1))
-    tiny(out / "ends", "alphas=0,1", seeds=(0, 1))
-    tiny(out / "middle", "alphas=0.5,1")
-    tiny(out / "later", "alphas=0,0.5", seeds=(1,))
+    whole = tiny(out / "whole", "alphas=0,0.5,1", seeds=(0, 1))
+    tiny(out / "ends", "alphas=0,1", seeds=(0, 1), reuse=(whole,))
+    tiny(out / "middle", "alphas=0.5,1", reuse=(whole,))
+    tiny(out / "later", "alphas=0,0.5", seeds=(1,), reuse=(whole,))
     return out
 
 

@@ -118,7 +118,7 @@ def test_an_optimiser_that_there_is_not_is_named():
 
 
 def test_adafactor_is_resumed_to_the_bit_and_takes_a_step_in_parts(tiny, tmp_path, monkeypatch):
-    settings = ("optimizer=adafactor", "accumulate=2", "softmax=no")
+    settings = ("optimizer=adafactor", "accumulate=2", "checkpoint_every=2", "softmax=no")
     monkeypatch.setattr("attnkit_experiments.report.claims.measure", dict)
     with stopped_after(4):
         tiny(tmp_path / "out", *settings, recipe="000-fig2")

@@ -69,7 +69,7 @@ def expected(folder):
 
 @pytest.mark.parametrize("track", MODULES)
 def test_every_number_is_shown_from_where_a_run_goes_on(track, board, tiny, tmp_path):
-    settings = ("steps=4", "evaluate_every=3")
+    settings = ("steps=4", "evaluate_every=3", "checkpoint_every=2")
     with stopped_after(2):
         tiny(tmp_path / "out", *settings, track=track)
     first, board.shown = board.shown, []

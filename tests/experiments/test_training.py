@@ -22,6 +22,12 @@ from tests.experiments.stopping import stopped_after
 from tests.library.arrays import assert_agrees, assert_close
 
 
+@pytest.fixture
+def tiny(tiny):
+    """The same with checkpoints on the way."""
+    return lambda out, *settings, **options: tiny(out, "checkpoint_every=2", *settings, **options)
+
+
 def test_warmup_is_linear_and_cosine_ends_at_zero():
     config = TrainConfig(steps=100, lr=0.5, warmup=10)
     rates = [learning_rate(step, config) for step in range(101)]

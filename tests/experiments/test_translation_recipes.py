@@ -63,7 +63,7 @@ def test_documents_are_joined_for_every_limit(corpus, tmp_path):
 
 
 def test_the_last_checkpoints_are_averaged(corpus, tmp_path):
-    settings = ("memories=relu", "average=2")
+    settings = ("memories=relu", "average=2", "checkpoint_every=2")
     out = run("001-table1", tmp_path / "out", corpus / "pairs", *settings)
     cell = out / "cells" / "relu-seed0"
     assert result(out, "relu-seed0")["averaged"] == 2

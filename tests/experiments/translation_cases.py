@@ -99,6 +99,6 @@ def numbers(train: int = 20, valid: int = 9, test: int = 7) -> Numbers:
 
 TINY = (
     *("subwords=300", "layers=1", "dim=16", "heads=2", "slots=24", "positions=128", "dropout=0", "steps=4"),
-    *("tokens=128", "warmup=2", "lr=0.01", "beam=2", "analysed=1", "checkpoint_every=2", "test_pairs=0"),
+    *("tokens=128", "warmup=2", "lr=0.01", "beam=2", "analysed=1", "test_pairs=0"),
 )
 """Settings of a study of translation that takes a moment."""
