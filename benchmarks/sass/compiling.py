@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 
 import torch
 import triton
+from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.compiler.compiler import make_backend
 
 from attnkit.backends.torch.triton import launch as triton_launch
 from attnkit.backends.torch.triton.launch import Launch
-from attnkit.kernels.triton import compilation
 
 TYPES = {
     torch.float16: "fp16",
@@ -74,8 +75,8 @@ def type_of(x: Any, path: tuple[int, ...], constants: dict[Any, Any], aligned: d
     return "i32" if -(2**31) <= x < 2**31 else "i64"
 
 
-def compiled(launch: Launch, capability: int) -> Compiled:
-    """A launch, compiled instead of run, for a compute capability such as 90."""
+def source_of(launch: Launch) -> tuple[ASTSource, dict[str, Any]]:
+    """The source of a launch, specialised for its arguments, and the options of its compilation."""
     names = launch.kernel.arg_names
     options = {name: value for name, value in launch.constants.items() if name not in names}
     constants: dict[Any, Any] = {
@@ -85,9 +86,25 @@ def compiled(launch: Launch, capability: int) -> Compiled:
     for n, x in enumerate(launch.arguments):
         signature[names[n]] = type_of(x, (n,), constants, aligned)
     source = ASTSource(fn=launch.kernel, signature=signature, constexprs=constants, attrs=aligned)
+    return source, {**options, "enable_fp_fusion": True}
+
+
+def lowered(launch: Launch, capability: int) -> str:
+    """A launch in Triton's intermediate code, which every version writes in its own way, before any optimisation."""
+    source, options = source_of(launch)
     target = GPUTarget("cuda", capability, 32)
-    with compilation():
-        kernel = triton.compile(source, target=target, options={**options, "enable_fp_fusion": True})
+    backend = make_backend(target)
+    settings, context = backend.parse_options(options), ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    functions = backend.get_codegen_implementation(settings), backend.get_module_map()
+    return str(source.make_ir(target, settings, *functions, context))
+
+
+def compiled(launch: Launch, capability: int) -> Compiled:
+    """A launch, compiled instead of run, for a compute capability such as 90."""
+    source, options = source_of(launch)
+    kernel = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     usage = re.search(r"REG:(\d+) STACK:(\d+)", disassembly(kernel.asm["cubin"], "cuobjdump", "-res-usage"))
     threads = re.search(r"\.reqntid\s+(\d+)", kernel.asm["ptx"])
     assert usage is not None

@@ -1,10 +1,11 @@
-"""The quick kit and the tests of the library on the oldest and the newest versions of what attnkit works with.
+"""The quick kit, the tests of the library, and whether Triton kernels lower, on the oldest and the newest versions of
+what attnkit works with.
 
     python -m tests.repository.matrix [oldest] [newest]     both by default
 
-Each is a new virtual environment with NumPy, SciPy, array-api-compat, torch and JAX: the floors that pyproject.toml
-names, or what is newest. From PyPI torch brings CUDA, about 6 GB each; an index of CPU builds (PIP_EXTRA_INDEX_URL)
-makes it 1 GB. attnkit is read from the checkout. Exit status 1 if a step fails.
+Each is a new virtual environment with NumPy, SciPy, array-api-compat, torch, Triton and JAX: the floors that
+pyproject.toml names, or what is newest. From PyPI torch brings CUDA, about 6 GB each; an index of CPU builds
+(PIP_EXTRA_INDEX_URL) makes it 1 GB. attnkit is read from the checkout. Exit status 1 if a step fails.
 """
 
 import os
@@ -24,12 +25,15 @@ PATHS = os.pathsep.join(str(ROOT / name) for name in ("", "reference", "conforma
 STEPS = (
     ("-m", "attnkit_conformance", "run", "numpy", "torch", "jax", "-k", "not (jax and (property or /pair.))"),
     ("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/library", "-W", "ignore::DeprecationWarning"),
+    ("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/kernels/test_triton_lowers.py"),
 )
 
 
 def libraries(side: str) -> list[str]:
     """What pip is asked for: each library at its floor, or without a version, and what the tests need."""
-    named = [Requirement(text) for text in (*PROJECT["dependencies"], *EXTRAS["torch"], *EXTRAS["jax"])]
+    named = [
+        Requirement(text) for text in (*PROJECT["dependencies"], *EXTRAS["torch"], *EXTRAS["triton"], *EXTRAS["jax"])
+    ]
     if side == "newest":
         return [each.name for each in named] + EXTRAS["conformance"]
     return [f"{each.name}=={floor(each)}" for each in named] + EXTRAS["conformance"]

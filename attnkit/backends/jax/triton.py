@@ -75,9 +75,6 @@ def missing() -> str | None:
 
 def call(launch: Launch, compute_capability: int | None = None) -> tuple[Array, ...]:
     """Run a launch on JAX's GPU, or compile it for a compute capability such as 90."""
-    from attnkit.kernels.triton import compile_later
-
-    compile_later()
     outputs = jax_triton().triton_call(
         *launch.arrays,
         kernel=launch.kernel,

@@ -22,7 +22,8 @@ import triton.language as tl
 
 from attnkit.kernels.triton.tiles import (
     key_blocks,
-    key_ranges,
+    key_ends,
+    key_starts,
     load_rows,
     place,
     store_of_rows,
@@ -35,19 +36,18 @@ from attnkit.kernels.triton.tiles import (
 @triton.jit
 def first_live(i0, mask, rows, limits, item, head, ROWS: tl.constexpr, KEYS: tl.constexpr):
     """The first of the queries i0 .. i0 + ROWS - 1 of a head that sees a key, or the number of queries."""
-    queries, keys, left, right, _packed = limits
+    queries, keys, left, right = limits[:4]
     i = i0 + tl.arange(0, ROWS)
     keys = valid_keys(rows[0], keys, item, head)
-    lo, hi = key_ranges(i, queries, keys, left, right, rows[1], item, head)
-    live = hi > (0 if lo is None else lo)
+    hi = key_ends(i, queries, keys, right, rows[1], item, head)
+    live = hi > key_starts(i, left)
     if mask is not None:
         live = i < 0
         columns = tl.arange(0, KEYS)
         first, _, _, stop = key_blocks(i0, queries, keys, left, right, ROWS, KEYS)
         for j0 in range(first, stop, KEYS):
             of_rows = tl.arange(0, ROWS)[:, None]
-            low = None if lo is None else lo[:, None]
-            inside = visible_pairs(mask, low, hi[:, None], item, head, i0, of_rows, j0, columns[None, :])
+            inside = visible_pairs(mask, left, hi[:, None], item, head, i0, of_rows, j0, columns[None, :])
             live = live | (tl.max(inside.to(tl.int32), 1) > 0)
     return tl.min(tl.where(live, i, queries), 0)
 
@@ -64,7 +64,8 @@ def centre(
     d: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """c for one head of keys, which `groups` query heads share."""
-    queries, keys, left, right, _packed = limits
+    rows = rows[:]
+    queries, keys, left, right = limits[:4]
     _, shared, item = place(1, heads)
     query = tl.program_id(0) * 0 + queries
     i0 = 0
@@ -79,8 +80,8 @@ def centre(
         for member in range(groups):
             head = shared * groups + member
             valid = valid_keys(rows[0], keys, item, head)
-            lo, hi = key_ranges(query + columns * 0, queries, valid, left, right, rows[1], item, head)
-            visible = visible | visible_pairs(mask, lo, hi, item, head, query, columns * 0, j0, columns)
+            hi = key_ends(query + columns * 0, queries, valid, right, rows[1], item, head)
+            visible = visible | visible_pairs(mask, left, hi, item, head, query, columns * 0, j0, columns)
         total += tl.sum(load_rows(k, item, shared, j0, columns, visible, d, D).to(tl.float32), 0)
         count += visible.to(tl.float32)
     mean = mean_of(total, tl.sum(count, 0))

@@ -17,51 +17,64 @@ from attnkit.kernels.triton import pointwise
 @triton.jit
 def matrix(pointer, STRIDES: tl.constexpr):
     """A view with rows and columns."""
-    view = None
-    if STRIDES is not None:
-        view = (pointer, STRIDES[0], STRIDES[1], STRIDES[2], STRIDES[3])
-    return view
+    return pointer, STRIDES[0], STRIDES[1], STRIDES[2], STRIDES[3]
 
 
 @triton.jit
 def column(pointer, STRIDES: tl.constexpr):
     """A view with rows only."""
-    view = None
-    if STRIDES is not None:
-        view = (pointer, STRIDES[0], STRIDES[1], STRIDES[2])
-    return view
+    return pointer, STRIDES[0], STRIDES[1], STRIDES[2]
 
 
 @triton.jit
-def number(pointer, STRIDES: tl.constexpr):
-    """A view with neither."""
-    view = None
-    if STRIDES is not None:
-        view = (pointer, STRIDES[0], STRIDES[1])
-    return view
-
-
-@triton.jit
-def optional(pointer, STRIDES: tl.constexpr):
-    """The pointer itself, if there is an array."""
-    result = None
-    if STRIDES is not None:
-        result = pointer
-    return result
-
-
-@triton.jit
-def pairs_of(bias, mask, dropout_mask, seed, STRIDES: tl.constexpr, LAST_KEPT: tl.constexpr):
-    """pairs of `attnkit.kernels.triton.pointwise`."""
-    of_bias, of_mask = matrix(bias, STRIDES[3]), matrix(mask, STRIDES[4])
-    return of_bias, of_mask, matrix(dropout_mask, STRIDES[5]), optional(seed, STRIDES[10]), LAST_KEPT
-
-
-@triton.jit
-def rows_of(key_lengths, query_mask, factors, logs, STRIDES: tl.constexpr):
-    """rows of `attnkit.kernels.triton.pointwise`."""
-    lengths, masked = number(key_lengths, STRIDES[6]), column(query_mask, STRIDES[7])
-    return lengths, masked, column(factors, STRIDES[8]), column(logs, STRIDES[9]), None
+def run(
+    q, k, v, bias, mask, dropout_mask, key_lengths, query_mask, factors, logs, seed, do, result, more,
+    KERNEL: tl.constexpr, STRIDES: tl.constexpr, LIMITS: tl.constexpr, NUMBERS: tl.constexpr, HEADS: tl.constexpr,
+    LAST_KEPT: tl.constexpr, STORED: tl.constexpr, ITEMS: tl.constexpr, OWN: tl.constexpr, H: tl.constexpr,
+    DH: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr,
+    KEYS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The kernel of that name, which writes `result` and, if it has two outputs, `more`."""
+    q, k, v = matrix(q, STRIDES[0]), matrix(k, STRIDES[1]), matrix(v, STRIDES[2])
+    pairs = (
+        None if STRIDES[3] is None else matrix(bias, STRIDES[3]),
+        None if STRIDES[4] is None else matrix(mask, STRIDES[4]),
+        None if STRIDES[5] is None else matrix(dropout_mask, STRIDES[5]),
+        None if STRIDES[10] is None else seed,
+        LAST_KEPT,
+    )
+    rows = (
+        None if STRIDES[6] is None else (key_lengths, STRIDES[6][0], STRIDES[6][1]),
+        None if STRIDES[7] is None else column(query_mask, STRIDES[7]),
+        None if STRIDES[8] is None else column(factors, STRIDES[8]),
+        None if STRIDES[9] is None else column(logs, STRIDES[9]),
+        None,
+    )
+    limits = (LIMITS[0], LIMITS[1], LIMITS[2], LIMITS[3], None, None, None, None)
+    numbers = (NUMBERS[0], NUMBERS[1], NUMBERS[2], NUMBERS[3], 1.0)
+    dstats = (None, None, None, None, None, None, None)
+    if KERNEL == "forward":
+        pointwise.forward(
+            q, k, v, matrix(result, STRIDES[11]), None, pairs, rows, limits, numbers, None, HEADS[0], HEADS[1],
+            H, False, None, d, e, D, E, ROWS, KEYS, PRECISION,
+        )  # fmt: skip
+    else:
+        do = matrix(do, STRIDES[11])
+    if KERNEL == "backward_queries":
+        pointwise.backward_queries(
+            q, k, v, do, dstats, matrix(result, STRIDES[12]), pairs, rows, limits, numbers, None, None, HEADS[0],
+            HEADS[1], H, DH, False, d, e, D, E, ROWS, KEYS, PRECISION,
+        )  # fmt: skip
+    if KERNEL == "backward_keys":
+        pointwise.backward_keys(
+            q, k, v, do, dstats, matrix(result, STRIDES[12]), matrix(more, STRIDES[13]), None, pairs, rows, limits,
+            numbers, None, None, STORED, HEADS[0], HEADS[1], H, DH, False, d, e, D, E, ROWS, KEYS, PRECISION,
+        )  # fmt: skip
+    if KERNEL == "backward_bias":
+        pointwise.backward_bias(
+            q, k, v, do, dstats, matrix(result, STRIDES[12]), pairs, rows, limits, numbers, None, STORED, ITEMS,
+            HEADS[0], HEADS[1], OWN[0], OWN[1], H, DH, False, d, e, D, E, ROWS, KEYS, PRECISION,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -72,12 +85,9 @@ def forward(
     KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """o."""
-    pairs = pairs_of(bias, mask, dropout_mask, seed, STRIDES, LAST_KEPT)
-    rows = rows_of(key_lengths, query_mask, factors, logs, STRIDES)
-    pointwise.forward(
-        matrix(q, STRIDES[0]), matrix(k, STRIDES[1]), matrix(v, STRIDES[2]), matrix(o, STRIDES[11]), None, pairs, rows,
-        (LIMITS[0], LIMITS[1], LIMITS[2], LIMITS[3], None), (NUMBERS[0], NUMBERS[1], NUMBERS[2], NUMBERS[3], None),
-        None, HEADS[0], HEADS[1], H, False, False, False, False, d, e, D, E, ROWS, KEYS, PRECISION,
+    run(
+        q, k, v, bias, mask, dropout_mask, key_lengths, query_mask, factors, logs, seed, None, o, None, "forward",
+        STRIDES, LIMITS, NUMBERS, HEADS, LAST_KEPT, None, None, None, H, None, d, e, D, E, ROWS, KEYS, PRECISION,
     )  # fmt: skip
 
 
@@ -89,13 +99,10 @@ def backward_queries(
     ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dq."""
-    pairs = pairs_of(bias, mask, dropout_mask, seed, STRIDES, LAST_KEPT)
-    rows = rows_of(key_lengths, query_mask, factors, logs, STRIDES)
-    pointwise.backward_queries(
-        matrix(q, STRIDES[0]), matrix(k, STRIDES[1]), matrix(v, STRIDES[2]), matrix(do, STRIDES[11]), None,
-        matrix(dq, STRIDES[12]), pairs, rows, (LIMITS[0], LIMITS[1], LIMITS[2], LIMITS[3], None),
-        (NUMBERS[0], NUMBERS[1], NUMBERS[2], NUMBERS[3], None), None, HEADS[0], HEADS[1], H, DH, False, d, e, D, E,
-        ROWS, KEYS, PRECISION,
+    run(
+        q, k, v, bias, mask, dropout_mask, key_lengths, query_mask, factors, logs, seed, do, dq, None,
+        "backward_queries", STRIDES, LIMITS, NUMBERS, HEADS, LAST_KEPT, None, None, None, H, DH, d, e, D, E, ROWS, KEYS,
+        PRECISION,
     )  # fmt: skip
 
 
@@ -107,13 +114,9 @@ def backward_keys(
     E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of all STORED keys; the first of HEADS are those of k."""
-    pairs = pairs_of(bias, mask, dropout_mask, seed, STRIDES, LAST_KEPT)
-    rows = rows_of(key_lengths, query_mask, factors, logs, STRIDES)
-    pointwise.backward_keys(
-        matrix(q, STRIDES[0]), matrix(k, STRIDES[1]), matrix(v, STRIDES[2]), matrix(do, STRIDES[11]), None,
-        matrix(dk, STRIDES[12]), matrix(dv, STRIDES[13]), None, pairs, rows,
-        (LIMITS[0], LIMITS[1], LIMITS[2], LIMITS[3], None), (NUMBERS[0], NUMBERS[1], NUMBERS[2], NUMBERS[3], None),
-        None, STORED, HEADS[0], HEADS[1], H, DH, False, d, e, D, E, ROWS, KEYS, PRECISION,
+    run(
+        q, k, v, bias, mask, dropout_mask, key_lengths, query_mask, factors, logs, seed, do, dk, dv, "backward_keys",
+        STRIDES, LIMITS, NUMBERS, HEADS, LAST_KEPT, STORED, None, None, H, DH, d, e, D, E, ROWS, KEYS, PRECISION,
     )  # fmt: skip
 
 
@@ -126,11 +129,8 @@ def backward_bias(
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dbias, with OWN = (items, heads)."""
-    pairs = pairs_of(bias, mask, dropout_mask, seed, STRIDES, LAST_KEPT)
-    rows = rows_of(key_lengths, query_mask, factors, logs, STRIDES)
-    pointwise.backward_bias(
-        matrix(q, STRIDES[0]), matrix(k, STRIDES[1]), matrix(v, STRIDES[2]), matrix(do, STRIDES[11]), None,
-        matrix(dbias, STRIDES[12]), pairs, rows, (LIMITS[0], LIMITS[1], LIMITS[2], LIMITS[3], None),
-        (NUMBERS[0], NUMBERS[1], NUMBERS[2], NUMBERS[3], None), None, STORED, ITEMS, HEADS[0], HEADS[1], OWN[0], OWN[1],
-        H, DH, False, d, e, D, E, ROWS, KEYS, PRECISION,
+    run(
+        q, k, v, bias, mask, dropout_mask, key_lengths, query_mask, factors, logs, seed, do, dbias, None,
+        "backward_bias", STRIDES, LIMITS, NUMBERS, HEADS, LAST_KEPT, STORED, ITEMS, OWN, H, DH, d, e, D, E, ROWS, KEYS,
+        PRECISION,
     )  # fmt: skip

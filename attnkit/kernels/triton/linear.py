@@ -14,9 +14,10 @@ registers. Every program owns its results, so sums have a fixed order.
 Query i is at position i + shift and key j at position j; position p is visible from p on. Most functions share these
 tuples:
 
-    limits = (queries, keys, stop, shift, stateful)       keys from `stop` on are seen by no query; `stateful` is None
-                                                          unless there is an initial state, which every query sees
-    masks = (key_mask, firsts, stops, query_mask)         views; the keys that a head sees are firsts ≤ j < stops
+    limits = (queries, keys, stop, shift)                 keys from `stop` on are seen by no query
+    masks = (key_mask, firsts, stops, query_mask, stateful)     views; the keys that a head sees are firsts ≤ j < stops;
+                                                          `stateful` is None unless there is an initial state, which
+                                                          every query sees
     rows = (inverses, dots, heads, parts)                 views of 1/den and do·num, None without a denominator;
                                                           the latter is the sum of `parts` arrays of `heads` heads
     states = (pointer, segments)                          per state [S, z] or [R, r] in float32, d·e + d numbers
@@ -24,10 +25,10 @@ tuples:
     final = (pointer, pointer)                            S and z of every state in float32, without gaps
     heads = (heads, groups, members)                      query head h has the keys of head h // groups, the state of
                                                           head h // members, and so many query heads share a state
-    span = (segments, size, start, end, packed)           of positions; `size` is a multiple of CHUNK
-    packed = (edges, edges, reach, sequences, shifted)    of the queries, keys and positions of packed sequences. Each
-                                                          has separate segments, its first token as item, and S - L
-                                                          as shift unless `shifted` is None
+    span = (segments, size, start, end, *packed)          of positions; `size` is a multiple of CHUNK
+    packed = (edges, edges, reach, sequences, shifted)    of the queries, keys and positions of packed sequences, None
+                                                          without any. Each has separate segments, its first token as
+                                                          item, and S - L as shift unless `shifted` is None
 """
 
 import triton
@@ -85,6 +86,7 @@ def key_sums(
     CHUNK: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """S = Σ φ(k)_j v_jᵀ for BLOCK columns and z = Σ φ(k)_j over the keys of a segment."""
+    masks = masks[:]
     block, segment, kv_head, items, positions, limits = place(blocks, span, limits, heads[0] // heads[2], CAUSAL)
     item, begin = items[1], positions[0]
     head, c0 = kv_head * heads[2], block * BLOCK
@@ -108,6 +110,7 @@ def query_sums(
     CHUNK: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """R = Σ x_i dn_iᵀ for BLOCK columns and r = Σ x_i dd_i over the queries of a segment and all heads of a state."""
+    rows, masks = rows[:], masks[:]
     block, segment, kv_head, items, positions, limits = place(blocks, span, limits, heads[0] // heads[2], CAUSAL)
     item, begin = items[0], positions[0] - limits[3]
     first, c0 = kv_head * heads[2], block * BLOCK
@@ -120,7 +123,7 @@ def query_sums(
             x = load_features(q, item, head, i0, live, 0, d, PHI, D, CHUNK) * scale
             dn, dd = load_cotangents(do, rows, item, head, i0, i, live, c0, e, BLOCK, CHUNK)
             R = product(tl.trans(x), dn, R, OPERAND, PRECISION)
-            if dd is not None:
+            if rows[0] is not None:
                 r += tl.sum(x * dd[:, None], 0)
     store_state(state_at(states, segment, heads, items[2], first, d, e), c0, R, r, d, e, D, BLOCK)
 
@@ -160,13 +163,13 @@ def running(
     """
     n, size = tl.program_id(0), d * e + d
     at = n % blocks * BLOCK + tl.arange(0, BLOCK)
-    number, segments, packed = (n // blocks).to(tl.int64), states[1], span[4]
+    number, segments, reach = (n // blocks).to(tl.int64), states[1], span[6]
     first = number * segments
-    if packed is not None:
-        sequence = (number % packed[3]).to(tl.int32)
-        before = first_block(packed[2], sequence, span[1])
-        segments = first_block(packed[2], sequence + 1, span[1]) - before
-        first = number // packed[3] * states[1] + before
+    if reach is not None:
+        sequence = (number % span[7]).to(tl.int32)
+        before = first_block(reach, sequence, span[1])
+        segments = first_block(reach, sequence + 1, span[1]) - before
+        first = number // span[7] * states[1] + before
     first = states[0] + first * size
     total = tl.zeros((BLOCK,), tl.float32)
     if initial is not None:
@@ -209,6 +212,7 @@ def outputs(
     D: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """BLOCK columns of o for a segment of queries; or, with do, 1/den and its part of do·num into `rows`."""
+    rows, masks = rows[:], masks[:]
     block, segment, head, items, positions, limits = place(blocks, span, limits, heads[0], CAUSAL)
     item, key_item, begin = items[0], items[1], positions[0]
     shared, c0 = head // heads[1], block * BLOCK
@@ -251,6 +255,7 @@ def gradient_queries(
     BLOCK: tl.constexpr, CHUNK: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """BLOCK columns of dq = φ'(q)·scale·(S dn + z dd + the pairs of the chunk) for a segment of queries."""
+    rows, masks = rows[:], masks[:]
     block, segment, head, items, positions, limits = place(blocks, span, limits, heads[0], CAUSAL)
     item, key_item, begin = items[0], items[1], positions[0]
     shared, f0 = head // heads[1], block * BLOCK
@@ -263,14 +268,14 @@ def gradient_queries(
         live = live_queries(i, bounds, limits, masks, item, head, CAUSAL)
         dn, dd = load_cotangents(do, rows, item, head, i0, i, live, 0, e, E, CHUNK)
         total = product(dn, tl.trans(S), None, OPERAND, PRECISION)
-        if dd is not None:
+        if rows[0] is not None:
             total += dd[:, None] * z[None, :]
         if CAUSAL:
             seen = seen_keys(p0 + beside, bounds, masks, key_item, head)
             y = load_features(k, key_item, shared, p0, seen, f0, d, PHI, BLOCK, CHUNK)
             c = load_tokens(v, key_item, shared, p0, seen, 0, e, E, CHUNK)
             pairs = product(dn, tl.trans(c), None, OPERAND, PRECISION)
-            if dd is not None:
+            if rows[0] is not None:
                 pairs += dd[:, None]
             pairs = tl.where(beside[:, None] >= beside[None, :], pairs, 0.0)
             total = product(pairs, y, total, OPERAND, PRECISION)
@@ -288,6 +293,7 @@ def gradient_keys(
     BLOCK: tl.constexpr, CHUNK: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """BLOCK columns of dk = φ'(k)·(R v + r + the pairs of the chunk) for a segment of keys, from its end."""
+    rows, masks = rows[:], masks[:]
     block, segment, kv_head, items, positions, limits = place(blocks, span, limits, heads[0] // heads[2], CAUSAL)
     item, key_item, begin = items[0], items[1], positions[0]
     first, f0 = kv_head * heads[2], block * BLOCK
@@ -308,7 +314,7 @@ def gradient_keys(
                 x = load_features(q, item, head, i0, live, f0, d, PHI, BLOCK, CHUNK) * scale
                 dn, dd = load_cotangents(do, rows, item, head, i0, i0 + beside, live, 0, e, E, CHUNK)
                 pairs = product(c, tl.trans(dn), None, OPERAND, PRECISION)
-                if dd is not None:
+                if rows[0] is not None:
                     pairs += dd[None, :]
                     r += tl.sum(x * dd[:, None], 0)
                 pairs = tl.where(beside[:, None] <= beside[None, :], pairs, 0.0)
@@ -327,6 +333,7 @@ def gradient_values(
     CHUNK: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """BLOCK columns of dv = Rᵀφ(k) + the pairs of the chunk for a segment of keys, from its end."""
+    rows, masks = rows[:], masks[:]
     block, segment, kv_head, items, positions, limits = place(blocks, span, limits, heads[0] // heads[2], CAUSAL)
     item, key_item, begin = items[0], items[1], positions[0]
     first, c0 = kv_head * heads[2], block * BLOCK

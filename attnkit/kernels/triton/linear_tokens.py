@@ -21,20 +21,19 @@ def place(blocks, span, limits, heads, CAUSAL: tl.constexpr):
     block, n = n % blocks, n // blocks
     segment, n = n % span[0], n // span[0]
     head, item = (n % heads).to(tl.int64), (n // heads).to(tl.int64)
-    packed = span[4]
-    if packed is None:
+    if span[4] is None:
         items, begin, end, first = (item, item, item), span[2] + segment * span[1], span[3], 0
     else:
-        sequence, first = own_sequence(packed[2], packed[3], segment, span[1])
-        query_item, queries = own_tokens(packed[0], sequence)
-        key_item, keys = own_tokens(packed[1], sequence)
+        sequence, first = own_sequence(span[6], span[7], segment, span[1])
+        query_item, queries = own_tokens(span[4], sequence)
+        key_item, keys = own_tokens(span[5], sequence)
         shift, stop = 0, tl.where(queries > 0, keys, 0)
-        if packed[4] is not None:
+        if span[8] is not None:
             shift = keys - queries
         if CAUSAL:
             stop = tl.minimum(keys, queries + shift)
         begin, end = (segment - first) * span[1] + tl.minimum(shift, 0), tl.maximum(keys, queries + shift)
-        items, limits = (query_item, key_item, item), (queries, keys, stop, shift, limits[4])
+        items, limits = (query_item, key_item, item), (queries, keys, stop, shift)
     return block, segment, head, items, (begin, end, first), limits
 
 
@@ -76,7 +75,7 @@ def seen_keys(j, bounds, masks, item, head):
 def live_queries(i, bounds, limits, masks, item, head, CAUSAL: tl.constexpr):
     """The queries that see some key or a state."""
     live = (i >= 0) & (i < limits[0])
-    if limits[4] is None:
+    if masks[4] is None:
         live = live & (i < tl.where(bounds[0] < bounds[1], limits[0], 0))
         if CAUSAL:
             live = live & (i + limits[3] >= bounds[0])
@@ -113,9 +112,9 @@ def load_features(
 
 @triton.jit
 def load_cotangents(do, rows, item, head, first, i, live, column, width, COLUMNS: tl.constexpr, CHUNK: tl.constexpr):
-    """dn = do/den (CHUNK, COLUMNS) and dd = -(do·num)/den², None without a denominator."""
+    """dn = do/den (CHUNK, COLUMNS) and dd = -(do·num)/den², 0 without a denominator."""
     dn = load_tokens(do, item, head, first, live, column, width, COLUMNS, CHUNK)
-    dd = None
+    dd = tl.zeros((CHUNK,), tl.float32)
     if rows[0] is not None:
         inverse = load_of(rows[0], item, head, i, live)
         dots = load_of(rows[1], item, head, i, live)

@@ -8,9 +8,11 @@ Standing tiles are (queries, keys), lying tiles (keys, queries). Most functions 
 
     pairs = (bias, mask, dropout_mask, seed, last_kept)   views of arrays of pairs, and the dropout by counter
     rows = (key_lengths, query_mask, factors, logs, key_norms)   views without the axes that these arrays lack
-    limits = (queries, keys, left, right, packed)         query i may see the keys i - left ≤ j ≤ i + right below `keys`
-    packed = (edges, edges, sequences, before, after)     of queries and keys; with S keys and L queries a sequence has
-                                                          left = before - (S - L) and right ≤ S - L + after
+    limits = (queries, keys, left, right, *packed)        query i may see the keys i - left ≤ j ≤ i + right below `keys`
+    packed = (edges, edges, sequences, after)             of queries and keys, None without any; a sequence with S keys
+                                                          and L queries has left - (S - L) instead of left, and
+                                                          right ≤ S - L + after
+    own = (queries, keys, left, right)                    of a program
     numbers = (scale, shift, gain, alpha, keep)           shift and alpha are None if they have no effect
     factors, logs = n^-alpha, log n                       from `row_constants`, None if a kernel computes them
     at = (item, head, shared, key_item)                   `shared` and `key_item` are head and item of k and v
@@ -24,7 +26,7 @@ none of this is compiled. Their gradients are
 where Σ_j ds_ij sums the rounded ds of the product, so that rounding ds only rounds the weight of a difference. For half
 types only the tokens that a program owns are centred, queries or, in `backward_keys`, keys:
 
-    exact = (rest, whole)                                 views of what rounding them to a half type left, and of the
+    rest, whole                                           views of what rounding them to a half type left, and of the
                                                           tokens themselves, whose differences are those of gradients
 
 Gradients need no maximum, no sum and no saved values. Every program owns its results, so sums have a fixed order: dq by
@@ -55,20 +57,19 @@ from attnkit.kernels.triton.tiles import (
     add_rows,
     after_dropout,
     key_blocks,
-    key_ranges,
+    key_ends,
     keys_of_a_tile,
+    left_of,
     load_of_rows,
     load_pairs,
     load_rows,
-    lying,
     nothing,
-    optional_matrix,
     place,
-    placed_limits,
+    placed,
     queries_of_a_tile,
     query_blocks,
     range_lengths,
-    standing,
+    right_of,
     store_of_rows,
     store_rows,
     valid_keys,
@@ -84,27 +85,18 @@ def power(n, alpha):
 
 
 @triton.jit
-def row_settings(i, lo, hi, limits, rows, numbers, at, LOG_LENGTH: tl.constexpr):
-    """n^-alpha and log n of the queries i, None if not needed."""
-    factor, log_length = None, None
+def row_settings(i, hi, limits, rows, numbers, at, LOG_LENGTH: tl.constexpr):
+    """n^-alpha and log n of the queries i, 1 and 0 if not needed."""
+    factor, log_length = tl.full(i.shape, 1.0, tl.float32), tl.zeros(i.shape, tl.float32)
     if rows[2] is not None:
         factor = load_of_rows(rows[2], at[0], at[1], i, limits[0], 1.0)
     elif numbers[3] is not None:
-        factor = power(range_lengths(lo, hi), numbers[3])
+        factor = power(range_lengths(i, limits[2], hi), numbers[3])
     if rows[3] is not None:
         log_length = load_of_rows(rows[3], at[0], at[1], i, limits[0], 0.0)
     elif LOG_LENGTH:
-        log_length = tl.log(range_lengths(lo, hi))
+        log_length = tl.log(range_lengths(i, limits[2], hi))
     return factor, log_length
-
-
-@triton.jit
-def norms_of_keys(rows, at, j, keys):
-    """|k̂_j|²/2 of the keys j, None if scores are products."""
-    norms = None
-    if rows[4] is not None:
-        norms = load_of_rows(rows[4], at[3], at[2], j, keys, 0.0)
-    return norms
 
 
 @triton.jit
@@ -119,20 +111,9 @@ def products_of(tile, rest, others, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def rest_of(exact, item, head, first, rows, keep, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """What rounding left of the tokens first + rows, None of tokens that were not rounded."""
-    rest = None
-    if exact is not None:
-        rest = load_rows(exact[0], item, head, first, rows, keep, WIDTH, PADDED)
-    return rest
-
-
-@triton.jit
-def whole_tokens(tile, exact, item, head, first, rows, keep, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+def whole_tokens(tile, whole, item, head, first, rows, keep, WIDTH: tl.constexpr, PADDED: tl.constexpr):
     """The tokens first + rows as gradients subtract them: those of the tile unless they were rounded."""
-    if exact is not None:
-        tile = load_rows(exact[1], item, head, first, rows, keep, WIDTH, PADDED)
-    return tile
+    return tile if whole is None else load_rows(whole, item, head, first, rows, keep, WIDTH, PADDED)
 
 
 @triton.jit
@@ -144,10 +125,8 @@ def arguments(
     scale = numbers[0] * unit
     if of_keys is not None:
         x = tl.minimum(products - of_queries - of_keys, 0.0, propagate_nan=tl.PropagateNan.ALL) * scale
-    elif of_queries is not None:
-        x = products * scale - of_queries * unit
     else:
-        x = products * scale
+        x = products * scale - of_queries * unit
     if bias is not None:
         x += load_pairs(bias, at[0], at[1], i0, i, j0, j, inside).to(tl.float32) * unit
     if numbers[1] is not None:
@@ -159,9 +138,9 @@ def arguments(
 
 @triton.jit
 def attend(
-    sums, stats, q_tile, rest, k, v, pairs, rows, limits, numbers, at, i0, lo, hi, log_length, scale, low, high, first,
-    stop, H: tl.constexpr, EDGE: tl.constexpr, MASKED: tl.constexpr, d: tl.constexpr, e: tl.constexpr,
-    D: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+    sums, stats, q_tile, rest, k, v, pairs, rows, own, numbers, at, i0, hi, log_length, scale, low, high, first,
+    stop, H: tl.constexpr, KIND: tl.constexpr, EDGE: tl.constexpr, MASKED: tl.constexpr, d: tl.constexpr,
+    e: tl.constexpr, D: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """sums + Σ_j m r h(x) v_j, and `stats` of the weights, over the key blocks first .. stop; without EDGE, every
     query sees all of their keys."""
@@ -169,20 +148,20 @@ def attend(
     columns = tl.arange(0, KEYS)
     i, j = tl.arange(0, ROWS)[:, None], columns[None, :]
     for j0 in range(first, stop, KEYS):
-        seen, inside = None, i0 + i < limits[0]
+        seen, inside = None, i0 + i < own[0]
         if EDGE:
-            inside = visible_pairs(pairs[1], standing(lo), standing(hi), item, head, i0, i, j0, j)
+            inside = visible_pairs(pairs[1], own[2], hi[:, None], item, head, i0, i, j0, j)
             seen = keys_of_a_tile(inside, j0 + columns, low, high, MASKED)
         keys = load_rows(k, key_item, shared, j0, columns, seen, d, D)
         products = products_of(q_tile, rest, keys, PRECISION)
-        of_keys = norms_of_keys(rows, at, j0 + j, limits[1])
-        x = arguments(products, numbers, standing(log_length), of_keys, pairs[0], at, i0, i, j0, j, inside, H, EDGE)
+        of_keys = None if rows[4] is None else load_of_rows(rows[4], key_item, shared, j0 + j, own[1], 0.0)
+        x = arguments(products, numbers, log_length[:, None], of_keys, pairs[0], at, i0, i, j0, j, inside, H, EDGE)
         u = H(x)
         if EDGE:
             u = tl.where(inside, u, 0.0)
-        if stats is not None:
-            w = u if stats[1] is None else u * standing(scale)
-            stats = add_weights(stats, w, inside if EDGE else None, j0, KEYS)
+        if KIND is not None:
+            w = u * scale[:, None] if KIND[1] else u
+            stats = add_weights(stats, w, inside if EDGE else None, j0, KIND, KEYS)
         if v is not None:
             values = load_rows(v, key_item, shared, j0, columns, seen, e, E)
             u = after_dropout(u, pairs[2], pairs[3], pairs[4], item, head, i0, i, j0, j, inside)
@@ -192,47 +171,48 @@ def attend(
 
 @triton.jit
 def forward(
-    q, k, v, o, outputs, pairs, rows, limits, numbers, exact, heads, groups,
-    H: tl.constexpr, LOG_LENGTH: tl.constexpr, EXACT: tl.constexpr, SIGNED: tl.constexpr, FIRST: tl.constexpr,
-    d: tl.constexpr, e: tl.constexpr, D: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    q, k, v, o, outputs, pairs, rows, limits, numbers, rest, heads, groups,
+    H: tl.constexpr, LOG_LENGTH: tl.constexpr, KIND: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr,
+    E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """o and the statistics `outputs` for ROWS queries of one head; query head h has the keys of head h // groups."""
+    pairs, rows = pairs[:], rows[:]
     MASKED: tl.constexpr = pairs[1] is not None or rows[1] is not None
-    block, head, item, key_item, limits = placed_limits(limits, limits[0], heads, ROWS, False)
-    queries, keys, left, right = limits
-    i0, at = block * ROWS, (item, head, head // groups, key_item)
+    block, head, item, key_item, queries, keys = placed(limits, limits[0], heads, ROWS, False)
+    left, right = (
+        None if limits[2] is None else left_of(limits, queries, keys),
+        None if limits[3] is None else right_of(limits, queries, keys),
+    )
+    own, i0, at = (queries, keys, left, right), block * ROWS, (item, head, head // groups, key_item)
     i = i0 + tl.arange(0, ROWS)
     keys = valid_keys(rows[0], keys, item, head)
-    lo, hi = key_ranges(i, queries, keys, left, right, rows[1], item, head)
-    factor, log_length = row_settings(i, lo, hi, limits, rows, numbers, at, LOG_LENGTH)
+    hi = key_ends(i, queries, keys, right, rows[1], item, head)
+    factor, log_length = row_settings(i, hi, own, rows, numbers, at, LOG_LENGTH)
     q_tile = load_rows(q, item, head, i0, tl.arange(0, ROWS), i < queries, d, D)
-    rest = rest_of(exact, item, head, i0, tl.arange(0, ROWS), i < queries, d, D)
-    scale = scale_of_weights(i, factor, numbers)
-    sums, stats = nothing(ROWS, E, False) if v is not None else None, no_weights(outputs, EXACT, SIGNED, FIRST, ROWS)
+    rest = None if rest is None else load_rows(rest, item, head, i0, tl.arange(0, ROWS), i < queries, d, D)
+    scale = None if KIND is None else scale_of_weights(factor, numbers)
+    sums, stats = () if v is None else nothing(ROWS, E, False), () if KIND is None else no_weights(KIND, ROWS)
     first, whole, end, stop = key_blocks(i0, queries, keys, left, right, ROWS, KEYS)
     low = None if left is None else i0 - left
     if MASKED or left is not None:
         sums, stats = attend(
-            sums, stats, q_tile, rest, k, v, pairs, rows, limits, numbers, at, i0, lo, hi, log_length, scale, low, stop,
-            first, stop if MASKED else tl.minimum(whole, stop), H, True, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
+            sums, stats, q_tile, rest, k, v, pairs, rows, own, numbers, at, i0, hi, log_length, scale, low, stop,
+            first, stop if MASKED else tl.minimum(whole, stop), H, KIND, True, MASKED, d, e, D, E, ROWS, KEYS,
+            PRECISION,
         )  # fmt: skip
     if not MASKED:
         sums, stats = attend(
-            sums, stats, q_tile, rest, k, v, pairs, rows, limits, numbers, at, i0, lo, hi, log_length, scale, low, stop,
-            whole, end, H, False, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
+            sums, stats, q_tile, rest, k, v, pairs, rows, own, numbers, at, i0, hi, log_length, scale, low, stop,
+            whole, end, H, KIND, False, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
         )  # fmt: skip
         sums, stats = attend(
-            sums, stats, q_tile, rest, k, v, pairs, rows, limits, numbers, at, i0, lo, hi, log_length, scale, low, stop,
-            end, stop, H, True, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
+            sums, stats, q_tile, rest, k, v, pairs, rows, own, numbers, at, i0, hi, log_length, scale, low, stop,
+            end, stop, H, KIND, True, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
         )  # fmt: skip
-    if stats is not None:
-        at_rows = addresses(i, item, head, heads, queries)
-        store_statistics(outputs, stats, scale, at_rows, i < queries, EXACT)
+    if KIND is not None:
+        store_statistics(outputs, stats, scale, addresses(i, item, head, heads, queries), i < queries, KIND)
     if v is not None:
-        total = whole_sum(sums, None, v[0].dtype.element_ty) * numbers[2]
-        if factor is not None:
-            total *= factor[:, None]
+        total = whole_sum(sums, None, v[0].dtype.element_ty) * numbers[2] * factor[:, None]
         store_rows(o, item, head, i0, tl.arange(0, ROWS), i < queries, total, e, E)
 
 
@@ -244,25 +224,27 @@ def row_constants(
 
     n is read from `lengths` or counted, with a boolean mask pair by pair.
     """
-    block, head, item, _key_item, limits = placed_limits(limits, limits[0], heads, ROWS, False)
-    queries, keys, left, right = limits
+    rows = rows[:]
+    block, head, item, _key_item, queries, keys = placed(limits, limits[0], heads, ROWS, False)
+    left, right = (
+        None if limits[2] is None else left_of(limits, queries, keys),
+        None if limits[3] is None else right_of(limits, queries, keys),
+    )
     i0 = block * ROWS
     beside, columns = tl.arange(0, ROWS), tl.arange(0, KEYS)
     keys = valid_keys(rows[0], keys, item, head)
-    lo, hi = key_ranges(i0 + beside, queries, keys, left, right, rows[1], item, head)
+    hi = key_ends(i0 + beside, queries, keys, right, rows[1], item, head)
     if lengths is not None:
         n = load_of_rows(lengths, item, head, i0 + beside, queries, 1.0)
     elif mask is not None:
         total = tl.zeros((ROWS,), tl.int32)
         first, _, _, stop = key_blocks(i0, queries, keys, left, right, ROWS, KEYS)
         for j0 in range(first, stop, KEYS):
-            inside = visible_pairs(
-                mask, standing(lo), standing(hi), item, head, i0, beside[:, None], j0, columns[None, :]
-            )
+            inside = visible_pairs(mask, left, hi[:, None], item, head, i0, beside[:, None], j0, columns[None, :])
             total += tl.sum(inside.to(tl.int32), 1)
-        n = range_lengths(None, total)
+        n = range_lengths(i0 + beside, None, total)
     else:
-        n = range_lengths(lo, hi)
+        n = range_lengths(i0 + beside, left, hi)
     if rows[2] is not None:
         store_of_rows(rows[2], item, head, i0 + beside, queries, power(n, numbers[3]))
     if rows[3] is not None:
@@ -271,17 +253,14 @@ def row_constants(
 
 @triton.jit
 def du_tile(do_tile, v_tile, pairs, at, i0, i, j0, j, inside, PRECISION: tl.constexpr):
-    """r do_i·v_j for a tile, None without do."""
-    du = None
-    if do_tile is not None:
-        du = tl.dot(do_tile, tl.trans(v_tile), input_precision=PRECISION)
-        du = after_dropout(du, pairs[2], pairs[3], pairs[4], at[0], at[1], i0, i, j0, j, inside)
-    return du
+    """r do_i·v_j for a tile."""
+    du = tl.dot(do_tile, tl.trans(v_tile), input_precision=PRECISION)
+    return after_dropout(du, pairs[2], pairs[3], pairs[4], at[0], at[1], i0, i, j0, j, inside)
 
 
 @triton.jit
 def gather(
-    sums, q_tile, rest, do_tile, drows, k, v, pairs, rows, limits, numbers, at, i0, lo, hi, log_length, scale, low,
+    sums, q_tile, rest, do_tile, dstats, drows, k, v, pairs, rows, own, numbers, at, i0, hi, log_length, scale, low,
     high, first, stop, H: tl.constexpr, DH: tl.constexpr, EDGE: tl.constexpr, MASKED: tl.constexpr,
     d: tl.constexpr, e: tl.constexpr, D: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -291,18 +270,18 @@ def gather(
     columns = tl.arange(0, KEYS)
     i, j = tl.arange(0, ROWS)[:, None], columns[None, :]
     for j0 in range(first, stop, KEYS):
-        seen, inside = None, i0 + i < limits[0]
+        seen, inside = None, i0 + i < own[0]
         if EDGE:
-            inside = visible_pairs(pairs[1], standing(lo), standing(hi), item, head, i0, i, j0, j)
+            inside = visible_pairs(pairs[1], own[2], hi[:, None], item, head, i0, i, j0, j)
             seen = keys_of_a_tile(inside, j0 + columns, low, high, MASKED)
         keys = load_rows(k, key_item, shared, j0, columns, seen, d, D)
-        values = optional_matrix(v, key_item, shared, j0, columns, seen, e, E)
+        values = None if v is None else load_rows(v, key_item, shared, j0, columns, seen, e, E)
         products = products_of(q_tile, rest, keys, PRECISION)
-        of_keys = norms_of_keys(rows, at, j0 + j, limits[1])
-        x = arguments(products, numbers, standing(log_length), of_keys, pairs[0], at, i0, i, j0, j, inside, H, EDGE)
-        du = du_tile(do_tile, values, pairs, at, i0, i, j0, j, inside, PRECISION)
-        if drows is not None:
-            du = with_statistics(du, drows, H(x) * standing(scale), numbers[4], j0 + j)
+        of_keys = None if rows[4] is None else load_of_rows(rows[4], key_item, shared, j0 + j, own[1], 0.0)
+        x = arguments(products, numbers, log_length[:, None], of_keys, pairs[0], at, i0, i, j0, j, inside, H, EDGE)
+        du = None if v is None else du_tile(do_tile, values, pairs, at, i0, i, j0, j, inside, PRECISION)
+        if dstats[0] is not None:
+            du = with_statistics(du, dstats, drows, H(x) * scale[:, None], numbers[4], j0 + j)
         ds = DH(x) * du
         if EDGE:
             ds = tl.where(inside, ds, 0.0)
@@ -312,86 +291,87 @@ def gather(
 
 @triton.jit
 def backward_queries(
-    q, k, v, do, dstats, dq, pairs, rows, limits, numbers, exact, heads, groups,
+    q, k, v, do, dstats, dq, pairs, rows, limits, numbers, rest, whole, heads, groups,
     H: tl.constexpr, DH: tl.constexpr, LOG_LENGTH: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr,
     E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dq for ROWS queries of one head."""
+    pairs, rows = pairs[:], rows[:]
     MASKED: tl.constexpr = pairs[1] is not None or rows[1] is not None
-    block, head, item, key_item, limits = placed_limits(limits, limits[0], heads, ROWS, False)
-    queries, keys, left, right = limits
-    i0, at = block * ROWS, (item, head, head // groups, key_item)
+    block, head, item, key_item, queries, keys = placed(limits, limits[0], heads, ROWS, False)
+    left, right = (
+        None if limits[2] is None else left_of(limits, queries, keys),
+        None if limits[3] is None else right_of(limits, queries, keys),
+    )
+    own, i0, at = (queries, keys, left, right), block * ROWS, (item, head, head // groups, key_item)
     i = i0 + tl.arange(0, ROWS)
     keys = valid_keys(rows[0], keys, item, head)
-    lo, hi = key_ranges(i, queries, keys, left, right, rows[1], item, head)
-    factor, log_length = row_settings(i, lo, hi, limits, rows, numbers, at, LOG_LENGTH)
+    hi = key_ends(i, queries, keys, right, rows[1], item, head)
+    factor, log_length = row_settings(i, hi, own, rows, numbers, at, LOG_LENGTH)
     q_tile = load_rows(q, item, head, i0, tl.arange(0, ROWS), i < queries, d, D)
-    rest = rest_of(exact, item, head, i0, tl.arange(0, ROWS), i < queries, d, D)
-    do_tile = optional_matrix(do, item, head, i0, tl.arange(0, ROWS), i < queries, e, E)
-    drows = load_cotangents(dstats, addresses(i, item, head, heads, queries)[:, None], (i < queries)[:, None])
-    scale = scale_of_weights(i, factor, numbers)
+    rest = None if rest is None else load_rows(rest, item, head, i0, tl.arange(0, ROWS), i < queries, d, D)
+    do_tile = None if do is None else load_rows(do, item, head, i0, tl.arange(0, ROWS), i < queries, e, E)
+    at_rows, drows = addresses(i, item, head, heads, queries)[:, None], ()
+    if dstats[0] is not None:
+        drows = load_cotangents(dstats, at_rows, (i < queries)[:, None])
+    scale = None if dstats[0] is None else scale_of_weights(factor, numbers)
     sums = nothing(ROWS, D, rows[4] is not None)
-    first, whole, end, stop = key_blocks(i0, queries, keys, left, right, ROWS, KEYS)
+    first, full, end, stop = key_blocks(i0, queries, keys, left, right, ROWS, KEYS)
     low = None if left is None else i0 - left
     if MASKED or left is not None:
         sums = gather(
-            sums, q_tile, rest, do_tile, drows, k, v, pairs, rows, limits, numbers, at, i0, lo, hi, log_length, scale,
-            low, stop, first, stop if MASKED else tl.minimum(whole, stop), H, DH, True, MASKED, d, e, D, E, ROWS, KEYS,
+            sums, q_tile, rest, do_tile, dstats, drows, k, v, pairs, rows, own, numbers, at, i0, hi, log_length, scale,
+            low, stop, first, stop if MASKED else tl.minimum(full, stop), H, DH, True, MASKED, d, e, D, E, ROWS, KEYS,
             PRECISION,
         )  # fmt: skip
     if not MASKED:
         sums = gather(
-            sums, q_tile, rest, do_tile, drows, k, v, pairs, rows, limits, numbers, at, i0, lo, hi, log_length, scale,
-            low, stop, whole, end, H, DH, False, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
+            sums, q_tile, rest, do_tile, dstats, drows, k, v, pairs, rows, own, numbers, at, i0, hi, log_length, scale,
+            low, stop, full, end, H, DH, False, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
         )  # fmt: skip
         sums = gather(
-            sums, q_tile, rest, do_tile, drows, k, v, pairs, rows, limits, numbers, at, i0, lo, hi, log_length, scale,
+            sums, q_tile, rest, do_tile, dstats, drows, k, v, pairs, rows, own, numbers, at, i0, hi, log_length, scale,
             low, stop, end, stop, H, DH, True, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
         )  # fmt: skip
-    whole_tile = whole_tokens(q_tile, exact, item, head, i0, tl.arange(0, ROWS), i < queries, d, D)
-    total = whole_sum(sums, whole_tile, k[0].dtype.element_ty) * (numbers[0] * numbers[2])
-    if factor is not None:
-        total *= factor[:, None]
+    whole_tile = whole_tokens(q_tile, whole, item, head, i0, tl.arange(0, ROWS), i < queries, d, D)
+    total = whole_sum(sums, whole_tile, k[0].dtype.element_ty) * (numbers[0] * numbers[2]) * factor[:, None]
     store_rows(dq, item, head, i0, tl.arange(0, ROWS), i < queries, total, d, D)
 
 
 @triton.jit
 def collect(
-    sums, k_tile, rest, whole_tile, v_tile, of_keys, q, do, dq, dstats, pairs, rows, limits, numbers, at, heads, j0,
+    sums, k_tile, rest, whole_tile, v_tile, of_keys, q, do, dq, dstats, pairs, rows, own, numbers, at, heads, j0,
     first, stop, H: tl.constexpr, DH: tl.constexpr, EDGE: tl.constexpr, LOG_LENGTH: tl.constexpr, d: tl.constexpr,
     e: tl.constexpr, D: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dk + Σ_i ds_ij q_i and dv + Σ_i m r f_i h(x) do_i over the query blocks first .. stop, whose dq gets Σ_j."""
     dk, dv = sums
-    queries, keys, left, right = limits
+    queries, keys, left, right = own
     item, head, _, _ = at
     beside = tl.arange(0, ROWS)
     i, j = beside[None, :], tl.arange(0, KEYS)[:, None]
     for i0 in range(first, stop, ROWS):
-        lo, hi = key_ranges(i0 + beside, queries, keys, left, right, rows[1], item, head)
-        factor, log_length = row_settings(i0 + beside, lo, hi, limits, rows, numbers, at, LOG_LENGTH)
+        hi = key_ends(i0 + beside, queries, keys, right, rows[1], item, head)
+        factor, log_length = row_settings(i0 + beside, hi, own, rows, numbers, at, LOG_LENGTH)
         seen, inside = None, j0 + j < keys
         if EDGE:
-            inside = visible_pairs(pairs[1], lying(lo), lying(hi), item, head, i0, i, j0, j)
-            seen = queries_of_a_tile(inside, lo, hi, j0, KEYS, pairs[1] is not None)
+            inside = visible_pairs(pairs[1], left, hi[None, :], item, head, i0, i, j0, j)
+            seen = queries_of_a_tile(inside, i0 + beside, left, hi, j0, KEYS, pairs[1] is not None)
         q_tile = load_rows(q, item, head, i0, beside, seen, d, D)
-        do_tile = optional_matrix(do, item, head, i0, beside, seen, e, E)
+        do_tile = None if do is None else load_rows(do, item, head, i0, beside, seen, e, E)
         products = products_of(k_tile, rest, q_tile, PRECISION)
-        x = arguments(products, numbers, lying(log_length), of_keys, pairs[0], at, i0, i, j0, j, inside, H, EDGE)
-        du = du_tile(v_tile, do_tile, pairs, at, i0, i, j0, j, inside, PRECISION)
-        if dstats is not None:
+        x = arguments(products, numbers, log_length[None, :], of_keys, pairs[0], at, i0, i, j0, j, inside, H, EDGE)
+        du = None if do is None else du_tile(v_tile, do_tile, pairs, at, i0, i, j0, j, inside, PRECISION)
+        if dstats[0] is not None:
             drows = load_cotangents(dstats, addresses(i0 + i, item, head, heads, queries), i0 + i < queries)
-            scale = scale_of_weights(i0 + beside, factor, numbers)
-            du = with_statistics(du, drows, H(x) * lying(scale), numbers[4], j0 + j)
-        if factor is not None:
-            du *= factor[None, :]
-        ds = DH(x) * du
+            w = H(x) * scale_of_weights(factor, numbers)[None, :]
+            du = with_statistics(du, dstats, drows, w, numbers[4], j0 + j)
+        ds = DH(x) * (du * factor[None, :])
         if EDGE:
             ds = tl.where(inside, ds, 0.0)
         if do is not None:
             u = after_dropout(H(x), pairs[2], pairs[3], pairs[4], item, head, i0, i, j0, j, inside)
-            if factor is not None:
-                u *= factor[None, :]
+            u *= factor[None, :]
             if EDGE:
                 u = tl.where(inside, u, 0.0)
             dv = add_product(dv, u, do_tile, PRECISION)
@@ -408,7 +388,7 @@ def collect(
 
 @triton.jit
 def backward_keys(
-    q, k, v, do, dstats, dk, dv, dq, pairs, rows, limits, numbers, exact, stored, heads, groups,
+    q, k, v, do, dstats, dk, dv, dq, pairs, rows, limits, numbers, rest, whole, stored, heads, groups,
     H: tl.constexpr, DH: tl.constexpr, LOG_LENGTH: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr,
     E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -416,37 +396,42 @@ def backward_keys(
 
     With dq, in float32, their contribution is added to it.
     """
+    pairs, rows = pairs[:], rows[:]
     MASKED: tl.constexpr = pairs[1] is not None or rows[1] is not None
-    block, shared, item, key_item, own = placed_limits(limits, stored, heads, KEYS, True)
-    queries, keys, left, right = own
+    block, shared, item, key_item, queries, keys = placed(limits, stored, heads, KEYS, True)
+    left, right = (
+        None if limits[2] is None else left_of(limits, queries, keys),
+        None if limits[3] is None else right_of(limits, queries, keys),
+    )
     if limits[4] is not None:
         stored = keys
     j0 = block * KEYS
     columns = tl.arange(0, KEYS)
-    sums = nothing(KEYS, D, rows[4] is not None), nothing(KEYS, E, False) if do is not None else None
+    j = j0 + columns[:, None]
+    sums = nothing(KEYS, D, rows[4] is not None), () if do is None else nothing(KEYS, E, False)
     k_tile = load_rows(k, key_item, shared, j0, columns, j0 + columns < keys, d, D)
-    rest = rest_of(exact, key_item, shared, j0, columns, j0 + columns < keys, d, D)
+    rest = None if rest is None else load_rows(rest, key_item, shared, j0, columns, j0 + columns < keys, d, D)
     whole_tile = None
     if dq is not None:
-        whole_tile = whole_tokens(k_tile, exact, key_item, shared, j0, columns, j0 + columns < keys, d, D)
-    v_tile = optional_matrix(v, key_item, shared, j0, columns, j0 + columns < keys, e, E)
+        whole_tile = whole_tokens(k_tile, whole, key_item, shared, j0, columns, j0 + columns < keys, d, D)
+    v_tile = None if v is None else load_rows(v, key_item, shared, j0, columns, j0 + columns < keys, e, E)
     for member in range(groups):
         head = shared * groups + member
         at = (item, head, shared, key_item)
-        of_keys = norms_of_keys(rows, at, j0 + columns[:, None], stored)
+        of_keys = None if rows[4] is None else load_of_rows(rows[4], key_item, shared, j, stored, 0.0)
         valid = valid_keys(rows[0], keys, item, head)
         bounds = (queries, valid, left, right)
-        first, whole, end, stop = query_blocks(j0, queries, valid, left, right, ROWS, KEYS)
+        first, full, end, stop = query_blocks(j0, queries, valid, left, right, ROWS, KEYS)
         if MASKED or right is not None:
             sums = collect(
                 sums, k_tile, rest, whole_tile, v_tile, of_keys, q, do, dq, dstats, pairs, rows, bounds, numbers, at,
-                heads * groups, j0, first, stop if MASKED else tl.minimum(whole, stop), H, DH, True, LOG_LENGTH,
+                heads * groups, j0, first, stop if MASKED else tl.minimum(full, stop), H, DH, True, LOG_LENGTH,
                 d, e, D, E, ROWS, KEYS, PRECISION,
             )  # fmt: skip
         if not MASKED:
             sums = collect(
                 sums, k_tile, rest, whole_tile, v_tile, of_keys, q, do, dq, dstats, pairs, rows, bounds, numbers, at,
-                heads * groups, j0, whole, end, H, DH, False, LOG_LENGTH, d, e, D, E, ROWS, KEYS, PRECISION,
+                heads * groups, j0, full, end, H, DH, False, LOG_LENGTH, d, e, D, E, ROWS, KEYS, PRECISION,
             )  # fmt: skip
             sums = collect(
                 sums, k_tile, rest, whole_tile, v_tile, of_keys, q, do, dq, dstats, pairs, rows, bounds, numbers, at,
@@ -454,7 +439,7 @@ def backward_keys(
             )  # fmt: skip
     in_range = j0 + columns < stored
     if dq is None:
-        whole_tile = whole_tokens(k_tile, exact, key_item, shared, j0, columns, j0 + columns < keys, d, D)
+        whole_tile = whole_tokens(k_tile, whole, key_item, shared, j0, columns, j0 + columns < keys, d, D)
     dk_total = whole_sum(sums[0], whole_tile, q[0].dtype.element_ty) * (numbers[0] * numbers[2])
     store_rows(dk, key_item, shared, j0, columns, in_range, dk_total, d, D)
     if do is not None:
@@ -464,47 +449,44 @@ def backward_keys(
 
 @triton.jit
 def backward_bias(
-    q, k, v, do, dstats, dbias, pairs, rows, limits, numbers, exact, stored, items, heads, groups, bias_items,
+    q, k, v, do, dstats, dbias, pairs, rows, limits, numbers, rest, stored, items, heads, groups, bias_items,
     bias_heads, H: tl.constexpr, DH: tl.constexpr, LOG_LENGTH: tl.constexpr, d: tl.constexpr, e: tl.constexpr,
     D: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dbias (bias_items, bias_heads, L, S) for one tile, summed over the items and heads that share it."""
-    queries, keys, left, right, _packed = limits
+    pairs, rows = pairs[:], rows[:]
+    queries, keys, left, right = limits[:4]
     across = tl.cdiv(stored, KEYS)
     block, first_head, first_item = place(tl.cdiv(queries, ROWS) * across, bias_heads)
     i0, j0 = block // across * ROWS, block % across * KEYS
     beside, columns = tl.arange(0, ROWS), tl.arange(0, KEYS)
-    i, j = beside[:, None], columns[None, :]
+    i, j, in_range = beside[:, None], columns[None, :], i0 + beside < queries
     total = tl.zeros((ROWS, KEYS), tl.float32)
     for item in range(first_item, items, bias_items):
         for head in range(first_head, heads, bias_heads):
             at = (item, head, head // groups, item)
             valid = valid_keys(rows[0], keys, item, head)
-            lo, hi = key_ranges(i0 + beside, queries, valid, left, right, rows[1], item, head)
+            hi = key_ends(i0 + beside, queries, valid, right, rows[1], item, head)
             first, _, _, stop = key_blocks(i0, queries, valid, left, right, ROWS, KEYS)
             if (j0 < stop) & (j0 + KEYS > first):
-                factor, log_length = row_settings(i0 + beside, lo, hi, limits, rows, numbers, at, LOG_LENGTH)
-                inside = visible_pairs(pairs[1], standing(lo), standing(hi), item, head, i0, i, j0, j)
-                q_tile = load_rows(q, item, head, i0, beside, i0 + beside < queries, d, D)
-                rest = rest_of(exact, item, head, i0, beside, i0 + beside < queries, d, D)
-                do_tile = optional_matrix(do, item, head, i0, beside, i0 + beside < queries, e, E)
+                factor, log_length = row_settings(i0 + beside, hi, limits, rows, numbers, at, LOG_LENGTH)
+                inside = visible_pairs(pairs[1], left, hi[:, None], item, head, i0, i, j0, j)
+                q_tile = load_rows(q, item, head, i0, beside, in_range, d, D)
+                left_over = None if rest is None else load_rows(rest, item, head, i0, beside, in_range, d, D)
+                do_tile = None if do is None else load_rows(do, item, head, i0, beside, in_range, e, E)
                 k_tile = load_rows(k, item, at[2], j0, columns, j0 + columns < valid, d, D)
-                v_tile = optional_matrix(v, item, at[2], j0, columns, j0 + columns < valid, e, E)
-                products = products_of(q_tile, rest, k_tile, PRECISION)
-                of_keys = norms_of_keys(rows, at, j0 + j, stored)
+                v_tile = None if v is None else load_rows(v, item, at[2], j0, columns, j0 + columns < valid, e, E)
+                products = products_of(q_tile, left_over, k_tile, PRECISION)
+                of_keys = None if rows[4] is None else load_of_rows(rows[4], item, at[2], j0 + j, stored, 0.0)
                 x = arguments(
-                    products, numbers, standing(log_length), of_keys, pairs[0], at, i0, i, j0, j, inside, H, True
+                    products, numbers, log_length[:, None], of_keys, pairs[0], at, i0, i, j0, j, inside, H, True
                 )
-                du = du_tile(do_tile, v_tile, pairs, at, i0, i, j0, j, inside, PRECISION)
-                if dstats is not None:
+                du = None if v is None else du_tile(do_tile, v_tile, pairs, at, i0, i, j0, j, inside, PRECISION)
+                if dstats[0] is not None:
                     drows = load_cotangents(dstats, addresses(i0 + i, item, head, heads, queries), i0 + i < queries)
-                    scale = scale_of_weights(i0 + beside, factor, numbers)
-                    du = with_statistics(du, drows, H(x) * standing(scale), numbers[4], j0 + j)
-                ds = DH(x) * du
-                if factor is not None:
-                    ds *= factor[:, None]
-                total += tl.where(inside, ds, 0.0)
-    in_range = i0 + beside < queries
+                    w = H(x) * scale_of_weights(factor, numbers)[:, None]
+                    du = with_statistics(du, dstats, drows, w, numbers[4], j0 + j)
+                total += tl.where(inside, DH(x) * du * factor[:, None], 0.0)
     at_pairs = dbias[0] + first_item * dbias[1] + first_head * dbias[2]
     at_pairs += (i0 + i).to(tl.int64) * dbias[3] + (j0 + j)
     tl.store(at_pairs, total * numbers[2], mask=in_range[:, None] & (j0 + j < stored))

@@ -19,7 +19,9 @@ tuples are those of `pointwise`, except
 
     numbers = (scale, gain, α - 1, power)       the last two are None for softmax; NEGATIVE: scale < 0
     stats = (top, τ, c, 1/Σ)                    views without columns
-    bounds = (lo, hi, low, high)                keys of each query, and of all queries of a tile
+    own = (queries, keys, visible)              of a program, and how many keys its key_lengths leave
+    bounds = (hi, high) or (hi, high, left, low)     where keys end for each query and for all queries of a tile, and
+                                                with a bound `left` where they begin for the latter
 """
 
 import triton
@@ -32,20 +34,20 @@ from attnkit.kernels.triton.tiles import (
     after_dropout,
     first_key,
     key_blocks,
-    key_ranges,
+    key_ends,
     keys_of_a_tile,
+    left_of,
     load_of_rows,
     load_pairs,
     load_rows,
-    lying,
     maxima_of,
     nothing,
     numbered,
     place,
-    placed_limits,
+    placed,
     queries_of_a_tile,
     query_blocks,
-    standing,
+    right_of,
     store_of_rows,
     store_rows,
     sums_of,
@@ -59,22 +61,28 @@ from attnkit.kernels.triton.tiles import (
 def begin(
     q, rows, limits, heads, groups, d: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr
 ):  # fmt: skip
-    """The position of a program with ROWS queries of one head, these queries, its limits, and the blocks of keys."""
-    block, head, item, key_item, limits = placed_limits(limits, limits[0], heads, ROWS, False)
-    queries, keys, left, right = limits
-    i0 = block * ROWS
-    keys = valid_keys(rows[0], keys, item, head)
-    blocks = key_blocks(i0, queries, keys, left, right, ROWS, KEYS)
+    """The position of a program with ROWS queries of one head, these queries, `own`, and the blocks of keys."""
+    block, head, item, key_item, queries, keys = placed(limits, limits[0], heads, ROWS, False)
+    left, right = (
+        None if limits[2] is None else left_of(limits, queries, keys),
+        None if limits[3] is None else right_of(limits, queries, keys),
+    )
+    i0, visible = block * ROWS, valid_keys(rows[0], keys, item, head)
+    blocks = key_blocks(i0, queries, visible, left, right, ROWS, KEYS)
     q_tile = load_rows(q, item, head, i0, tl.arange(0, ROWS), i0 + tl.arange(0, ROWS) < queries, d, D)
-    return (item, head, head // groups, key_item), i0, q_tile, (queries, keys, left, right), blocks
+    return (item, head, head // groups, key_item), i0, q_tile, (queries, keys, visible), blocks
 
 
 @triton.jit
-def bounds_of(at, i0, own, rows, blocks, ROWS: tl.constexpr):
+def bounds_of(at, i0, limits, own, rows, blocks, ROWS: tl.constexpr):
     """The tuple `bounds` of a program, when it is needed: its numbers take registers."""
-    queries, keys, left, right = own
-    lo, hi = key_ranges(i0 + tl.arange(0, ROWS), queries, keys, left, right, rows[1], at[0], at[1])
-    return lo, hi, None if left is None else i0 - left, blocks[3]
+    queries, keys, visible = own
+    left, right = (
+        None if limits[2] is None else left_of(limits, queries, keys),
+        None if limits[3] is None else right_of(limits, queries, keys),
+    )
+    hi = key_ends(i0 + tl.arange(0, ROWS), queries, visible, right, rows[1], at[0], at[1])
+    return (hi, blocks[3]) if left is None else (hi, blocks[3], left, i0 - left)
 
 
 @triton.jit
@@ -94,19 +102,20 @@ def standing_products(
 ):  # fmt: skip
     """q·k of a standing tile, its visible pairs, a mask of the keys that some query sees, and these keys.
 
-    Without EDGE all queries see all keys: pairs are visible if they have a query, and there is no mask.
+    Without EDGE all queries see all keys: pairs are visible if they have a query.
     """
     i, columns = tl.arange(0, ROWS)[:, None], tl.arange(0, KEYS)
     j = columns[None, :]
-    seen, inside = None, i0 + i < queries
-    if MASKED:
-        inside = visible_pairs(pairs[1], standing(bounds[0]), standing(bounds[1]), at[0], at[1], i0, i, j0, j)
+    seen, inside = columns >= 0, i0 + i < queries
     if EDGE:
-        seen = keys_of_a_tile(inside, j0 + columns, bounds[2], bounds[3], MASKED)
-    keys = load_rows(k, at[3], at[2], j0, columns, seen, d, D)
+        left, low = (None, None) if len(bounds) == 2 else bounds[2:]
+        if MASKED:
+            inside = visible_pairs(pairs[1], left, bounds[0][:, None], at[0], at[1], i0, i, j0, j)
+        seen = keys_of_a_tile(inside, j0 + columns, low, bounds[1], MASKED)
+    keys = load_rows(k, at[3], at[2], j0, columns, seen if EDGE else None, d, D)
     products = tl.dot(q_tile, tl.trans(keys), input_precision=PRECISION)
     if EDGE and not MASKED:  # after the product, to take no registers before
-        inside = visible_pairs(None, standing(bounds[0]), standing(bounds[1]), at[0], at[1], i0, i, j0, j)
+        inside = visible_pairs(None, left, bounds[0][:, None], at[0], at[1], i0, i, j0, j)
     return products, inside, seen, keys
 
 
@@ -214,9 +223,7 @@ def relative(s, top, numbers):
 @triton.jit
 def weights(x, tau, step, numbers, WEIGH: tl.constexpr):
     """p·Σ."""
-    if tau is not None:
-        x = x - tau - step
-    return WEIGH(x, numbers[3])
+    return WEIGH(x - tau - step, numbers[3])
 
 
 @triton.jit
@@ -260,9 +267,10 @@ def forward_resident(
     ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """o, unless it is None, and the numbers of ROWS queries of a head with at most KEYS keys; needs a threshold."""
+    stats, pairs, rows = stats[:], pairs[:], rows[:]
     MASKED: tl.constexpr = pairs[1] is not None or rows[1] is not None
     at, i0, q_tile, own, blocks = begin(q, rows, limits, heads, groups, d, D, ROWS, KEYS)
-    queries, bounds = own[0], bounds_of(at, i0, own, rows, blocks, ROWS)
+    queries, bounds = own[0], bounds_of(at, i0, limits, own, rows, blocks, ROWS)
     s, inside, seen, _ = standing_scores(
         q_tile, k, pairs, numbers, at, i0, bounds, 0, MASKED, d, D, ROWS, KEYS, PRECISION
     )
@@ -287,6 +295,7 @@ def forward_online(
     D: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The same for softmax and any number of keys, in one pass with a running maximum."""
+    stats, pairs, rows = stats[:], pairs[:], rows[:]
     MASKED: tl.constexpr = pairs[1] is not None or rows[1] is not None
     at, i0, q_tile, own, blocks = begin(q, rows, limits, heads, groups, d, D, ROWS, KEYS)
     queries = own[0]
@@ -297,7 +306,7 @@ def forward_online(
     top, total = tl.full((ROWS,), float("-inf"), tl.float32), tl.zeros((ROWS, 4), tl.float32)
     sums, sequences = nothing(ROWS, E, False), numbered(blocks, KEYS, MASKED)
     for EDGE in tl.static_range(MASKED, 2):
-        bounds = bounds_of(at, i0, own, rows, blocks, ROWS) if EDGE else None
+        bounds = bounds_of(at, i0, limits, own, rows, blocks, ROWS) if EDGE else None
         for n in tl.range(0, sequences[EDGE][1], num_stages=1 if EDGE and not MASKED else None):
             j0 = first_key(n, sequences[EDGE], KEYS)
             s, inside, seen = unscaled(
@@ -310,8 +319,8 @@ def forward_online(
             shrink = shrinkage(top, higher, factor, WEIGH)
             total = total * shrink[:, None] + sums_of(u)
             if o is not None:
-                sums = (sums[0] * shrink[:, None], sums[1], sums[2])
-                values = load_rows(v, at[3], at[2], j0, tl.arange(0, KEYS), seen, e, E)
+                sums = (sums[0] * shrink[:, None], sums[1])
+                values = load_rows(v, at[3], at[2], j0, tl.arange(0, KEYS), seen if EDGE else None, e, E)
                 sums = add_values(sums, u, inside, values, pairs, at, i0, j0, ROWS, KEYS, PRECISION)
             top = higher
     total, top = tl.sum(total, 1), finite(top) * unit
@@ -328,6 +337,7 @@ def forward_tiled(
     D: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The same with a threshold: a pass for the maximum, one for each step, and one for the product with v."""
+    stats, pairs, rows = stats[:], pairs[:], rows[:]
     MASKED: tl.constexpr = pairs[1] is not None or rows[1] is not None
     at, i0, q_tile, own, blocks = begin(q, rows, limits, heads, groups, d, D, ROWS, KEYS)
     queries = own[0]
@@ -338,7 +348,7 @@ def forward_tiled(
     sequences = numbered(blocks, KEYS, MASKED)
     tops = tl.full((ROWS, 4), float("-inf"), tl.float32)
     for EDGE in tl.static_range(MASKED, 2):
-        bounds = bounds_of(at, i0, own, rows, blocks, ROWS) if EDGE else None
+        bounds = bounds_of(at, i0, limits, own, rows, blocks, ROWS) if EDGE else None
         for n in tl.range(0, sequences[EDGE][1], num_stages=1 if EDGE and not MASKED else None):
             s, _, _ = unscaled(
                 q_tile, k, scale, pairs, at, i0, bounds, first_key(n, sequences[EDGE], KEYS), queries,
@@ -352,7 +362,7 @@ def forward_tiled(
         tau = tl.maximum(tau, tau + step)
         sides = tl.zeros((ROWS, 4, 2), tl.float32)
         for EDGE in tl.static_range(MASKED, 2):
-            bounds = bounds_of(at, i0, own, rows, blocks, ROWS) if EDGE else None
+            bounds = bounds_of(at, i0, limits, own, rows, blocks, ROWS) if EDGE else None
             for n in tl.range(0, sequences[EDGE][1], num_stages=1 if EDGE and not MASKED else None):
                 s, _, _ = unscaled(
                     q_tile, k, scale, pairs, at, i0, bounds, first_key(n, sequences[EDGE], KEYS), queries,
@@ -367,7 +377,7 @@ def forward_tiled(
     total = tl.zeros((ROWS, 4), tl.float32)
     sums = nothing(ROWS, E, False)
     for EDGE in tl.static_range(MASKED, 2):
-        bounds = bounds_of(at, i0, own, rows, blocks, ROWS) if EDGE else None
+        bounds = bounds_of(at, i0, limits, own, rows, blocks, ROWS) if EDGE else None
         for n in tl.range(0, sequences[EDGE][1], num_stages=1 if EDGE and not MASKED else None):
             j0 = first_key(n, sequences[EDGE], KEYS)
             s, inside, seen = unscaled(
@@ -377,7 +387,7 @@ def forward_tiled(
             u = WEIGH(above(tau, s, top, factor, FOLD) - step[:, None], numbers[3])
             total += sums_of(u)
             if o is not None:
-                values = load_rows(v, at[3], at[2], j0, tl.arange(0, KEYS), seen, e, E)
+                values = load_rows(v, at[3], at[2], j0, tl.arange(0, KEYS), seen if EDGE else None, e, E)
                 sums = add_values(sums, u, inside, values, pairs, at, i0, j0, ROWS, KEYS, PRECISION)
     total, tau, top = tl.sum(total, 1), tau - top * factor if FOLD else tau, top * unit
     if o is not None:
@@ -387,9 +397,9 @@ def forward_tiled(
 
 @triton.jit
 def load_stats(stats, at, i, queries):
-    """The saved numbers of the queries i."""
+    """The saved numbers of the queries i; τ and c of softmax are 0."""
     top = load_of_rows(stats[0], at[0], at[1], i, queries, 0.0)
-    tau, step = None, None
+    tau, step = tl.zeros(i.shape, tl.float32), tl.zeros(i.shape, tl.float32)
     if stats[1] is not None:
         tau = load_of_rows(stats[1], at[0], at[1], i, queries, 0.0)
         step = load_of_rows(stats[2], at[0], at[1], i, queries, 0.0)
@@ -409,7 +419,7 @@ def standing_slopes(
     )
     values = load_rows(v, at[3], at[2], j0, columns, seen, e, E)
     x = relative(s, row[0][:, None], numbers)
-    p = weights(x, standing(row[1]), standing(row[2]), numbers, WEIGH) * row[3][:, None]
+    p = weights(x, row[1][:, None], row[2][:, None], numbers, WEIGH) * row[3][:, None]
     dp = tl.dot(do_tile, tl.trans(values), input_precision=PRECISION)
     dp = after_dropout(dp, pairs[2], pairs[3], pairs[4], at[0], at[1], i0, i, j0, columns[None, :], inside)
     return TILT(p, numbers[2]), tl.where(inside, dp, 0.0), keys
@@ -431,9 +441,10 @@ def backward_resident(
     ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dq, unless it is None, and δ for ROWS queries of one head that has at most KEYS keys."""
+    stats, pairs, rows = stats[:], pairs[:], rows[:]
     MASKED: tl.constexpr = pairs[1] is not None or rows[1] is not None
     at, i0, q_tile, own, blocks = begin(q, rows, limits, heads, groups, d, D, ROWS, KEYS)
-    queries, bounds = own[0], bounds_of(at, i0, own, rows, blocks, ROWS)
+    queries, bounds = own[0], bounds_of(at, i0, limits, own, rows, blocks, ROWS)
     beside = tl.arange(0, ROWS)
     row = load_stats(stats, at, i0 + beside, queries)
     do_tile = load_rows(do, at[0], at[1], i0, beside, i0 + beside < queries, e, E)
@@ -457,14 +468,15 @@ def backward_tiled(
     ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The same for any number of keys: a pass for δ and one for dq."""
+    stats, pairs, rows = stats[:], pairs[:], rows[:]
     MASKED: tl.constexpr = pairs[1] is not None or rows[1] is not None
     at, i0, q_tile, own, blocks = begin(q, rows, limits, heads, groups, d, D, ROWS, KEYS)
-    queries, bounds = own[0], bounds_of(at, i0, own, rows, blocks, ROWS)
+    queries, bounds = own[0], bounds_of(at, i0, limits, own, rows, blocks, ROWS)
     beside = tl.arange(0, ROWS)
     row = load_stats(stats, at, i0 + beside, queries)
     do_tile = load_rows(do, at[0], at[1], i0, beside, i0 + beside < queries, e, E)
     products, totals = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32)
-    for j0 in range(blocks[0], bounds[3], KEYS):
+    for j0 in range(blocks[0], blocks[3], KEYS):
         u, dp, _ = standing_slopes(
             q_tile, do_tile, k, v, row, pairs, numbers, at, i0, bounds, j0,
             WEIGH, TILT, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
@@ -475,7 +487,7 @@ def backward_tiled(
     store_of_rows(delta, at[0], at[1], i0 + beside, queries, mean)
     if dq is not None:
         sums = nothing(ROWS, D, False)
-        for j0 in range(blocks[0], bounds[3], KEYS):
+        for j0 in range(blocks[0], blocks[3], KEYS):
             u, dp, keys = standing_slopes(
                 q_tile, do_tile, k, v, row, pairs, numbers, at, i0, bounds, j0,
                 WEIGH, TILT, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
@@ -492,8 +504,12 @@ def backward_keys(
     ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dk and dv for KEYS of the `stored` keys of one of `heads` heads, which `groups` query heads share."""
-    block, shared, item, key_item, own = placed_limits(limits, stored, heads, KEYS, True)
-    queries, keys, left, right = own
+    stats, pairs, rows = stats[:], pairs[:], rows[:]
+    block, shared, item, key_item, queries, keys = placed(limits, stored, heads, KEYS, True)
+    left, right = (
+        None if limits[2] is None else left_of(limits, queries, keys),
+        None if limits[3] is None else right_of(limits, queries, keys),
+    )
     if limits[4] is not None:
         stored = keys
     j0, columns, beside = block * KEYS, tl.arange(0, KEYS), tl.arange(0, ROWS)
@@ -507,9 +523,9 @@ def backward_keys(
         valid = valid_keys(rows[0], keys, item, at[1])
         first, _, _, stop = query_blocks(j0, queries, valid, left, right, ROWS, KEYS)
         for i0 in range(first, stop, ROWS):
-            lo, hi = key_ranges(i0 + beside, queries, valid, left, right, rows[1], item, at[1])
-            inside = visible_pairs(pairs[1], lying(lo), lying(hi), item, at[1], i0, i, j0, j)
-            seen = queries_of_a_tile(inside, lo, hi, j0, KEYS, pairs[1] is not None)
+            hi = key_ends(i0 + beside, queries, valid, right, rows[1], item, at[1])
+            inside = visible_pairs(pairs[1], left, hi[None, :], item, at[1], i0, i, j0, j)
+            seen = queries_of_a_tile(inside, i0 + beside, left, hi, j0, KEYS, pairs[1] is not None)
             q_tile = load_rows(q, item, at[1], i0, beside, seen, d, D)
             do_tile = load_rows(do, item, at[1], i0, beside, seen, e, E)
             row = load_stats(stats, at, i0 + beside, queries)
@@ -517,7 +533,7 @@ def backward_keys(
             products = tl.dot(k_tile, tl.trans(q_tile), input_precision=PRECISION)
             s = scores(products, pairs[0], numbers, at, i0, i, j0, j, inside)
             x = relative(s, row[0][None, :], numbers)
-            p = weights(x, lying(row[1]), lying(row[2]), numbers, WEIGH) * row[3][None, :]
+            p = weights(x, row[1][None, :], row[2][None, :], numbers, WEIGH) * row[3][None, :]
             dp = tl.dot(v_tile, tl.trans(do_tile), input_precision=PRECISION)
             dp = after_dropout(dp, pairs[2], pairs[3], pairs[4], item, at[1], i0, i, j0, j, inside)
             ds = tl.where(inside, TILT(p, numbers[2]) * (dp - mean[None, :]), 0.0)
@@ -538,7 +554,8 @@ def backward_bias(
     E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dbias (bias_items, bias_heads, L, S) for one tile, summed over the items and heads that share it."""
-    queries, keys, left, right, _packed = limits
+    stats, pairs, rows = stats[:], pairs[:], rows[:]
+    queries, keys, left, right = limits[:4]
     MASKED: tl.constexpr = pairs[1] is not None or rows[1] is not None
     across = tl.cdiv(stored, KEYS)
     block, first_head, first_item = place(tl.cdiv(queries, ROWS) * across, bias_heads)
@@ -550,14 +567,14 @@ def backward_bias(
         for head in range(first_head, heads, bias_heads):
             at = (item, head, head // groups, item)
             valid = valid_keys(rows[0], keys, item, head)
-            lo, hi = key_ranges(i0 + beside, queries, valid, left, right, rows[1], item, head)
+            hi = key_ends(i0 + beside, queries, valid, right, rows[1], item, head)
             first, _, _, stop = key_blocks(i0, queries, valid, left, right, ROWS, KEYS)
             if (j0 < stop) & (j0 + KEYS > first):
                 q_tile = load_rows(q, item, head, i0, beside, in_range, d, D)
                 do_tile = load_rows(do, item, head, i0, beside, in_range, e, E)
                 row = load_stats(stats, at, i0 + beside, queries)
                 mean = load_of_rows(delta, item, head, i0 + beside, queries, 0.0)
-                bounds = (lo, hi, None if left is None else i0 - left, stop)
+                bounds = (hi, stop) if left is None else (hi, stop, left, i0 - left)
                 u, dp, _keys = standing_slopes(
                     q_tile, do_tile, k, v, row, pairs, numbers, at, i0, bounds, j0,
                     WEIGH, TILT, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,

@@ -2,8 +2,11 @@
 
 Branches are decided at compile time and functions return once, because Triton also compiles the code after a return. A
 *view* is a tuple (pointer, stride of items, of heads, of rows, of columns). Indices within a tile, `i` of queries and
-`j` of keys, are passed as (M, 1) and (1, N) for standing tiles or as (1, M) and (N, 1) for lying ones. Absent options
-are None, and nothing is compiled for them.
+`j` of keys, are passed as (M, 1) and (1, N) for standing tiles or as (1, M) and (N, 1) for lying ones.
+
+Absent options are None, and nothing is compiled for them. What Triton 3.6 cannot do is avoided: functions return no
+None, but numbers that have no effect or an empty tuple; whether a tuple is None is asked only if it holds none itself;
+and of a tuple of tuples a kernel makes a new one, `pairs[:]`, since the types of its arguments lack inner constants.
 """
 
 import triton
@@ -45,41 +48,35 @@ def own_sequence(edges, sequences, block, size):
 
 
 @triton.jit
-def placed_limits(limits, tokens, heads, SIZE: tl.constexpr, BY_KEYS: tl.constexpr):
-    """Block of the `tokens`, queries or keys, head, item, item of keys, and limits (queries, keys, left, right) of this
-    program.
+def placed(limits, tokens, heads, SIZE: tl.constexpr, BY_KEYS: tl.constexpr):
+    """Block of the `tokens`, queries or keys, head, item, item of keys, and how many queries and keys this program has.
 
     The item of a packed sequence is its first token: the item stride of its views is that of tokens.
     """
-    queries, keys, left, right, packed = limits
+    queries, keys = limits[0], limits[1]
     blocks = tl.cdiv(tokens, SIZE)
-    if packed is None:
+    if limits[4] is None:
         block, head, item = place(blocks, heads)
         key_item = item
     else:
-        block, head, _item = place(blocks + packed[2], heads)
-        sequence, first = own_sequence(packed[1] if BY_KEYS else packed[0], packed[2], block, SIZE)
+        block, head, _item = place(blocks + limits[6], heads)
+        sequence, first = own_sequence(limits[5] if BY_KEYS else limits[4], limits[6], block, SIZE)
         block -= first
-        item, queries = own_tokens(packed[0], sequence)
-        key_item, keys = own_tokens(packed[1], sequence)
-        if packed[3] is not None:
-            left = packed[3] - (keys - queries)
-        if packed[4] is not None:
-            after = keys - queries + packed[4]
-            right = after if right is None else tl.minimum(after, right)
-    return block, head, item, key_item, (queries, keys, left, right)
+        item, queries = own_tokens(limits[4], sequence)
+        key_item, keys = own_tokens(limits[5], sequence)
+    return block, head, item, key_item, queries, keys
 
 
 @triton.jit
-def standing(x):
-    """One number per query, beside a standing tile."""
-    return x if x is None else x[:, None]
+def left_of(limits, queries, keys):
+    """The bound `left` of a program; that of a packed sequence counts from its last tokens."""
+    return limits[2] if limits[4] is None else limits[2] - (keys - queries)
 
 
 @triton.jit
-def lying(x):
-    """One number per query, above a lying tile."""
-    return x if x is None else x[None, :]
+def right_of(limits, queries, keys):
+    """The bound `right` of a program; packed sequences may have a second one that counts from their last tokens."""
+    return limits[3] if limits[7] is None else tl.minimum(limits[3], keys - queries + limits[7])
 
 
 @triton.jit
@@ -100,15 +97,6 @@ def load_rows(view, item, head, first, rows, keep, WIDTH: tl.constexpr, PADDED: 
         x = tl.load(at)
     else:
         x = tl.load(at, mask=(columns < WIDTH)[None, :], other=0.0)
-    return x
-
-
-@triton.jit
-def optional_matrix(view, item, head, first, rows, keep, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """`load_rows`, or None without a view."""
-    x = None
-    if view is not None:
-        x = load_rows(view, item, head, first, rows, keep, WIDTH, PADDED)
     return x
 
 
@@ -145,28 +133,32 @@ def valid_keys(key_lengths, keys, item, head):
 
 
 @triton.jit
-def key_ranges(rows, queries, keys, left, right, query_mask, item, head):
-    """lo, hi for the queries `rows`: by causality, window, key_lengths and query_mask they see the keys lo ≤ j < hi.
+def key_ends(rows, queries, keys, right, query_mask, item, head):
+    """hi for the queries `rows`: by causality, window, key_lengths and query_mask they see no key from hi on.
 
-    They are i - left ≤ j ≤ i + right below `keys`; left or right is None if the window is open, and then lo is None.
+    They see the keys i - left ≤ j ≤ i + right below `keys`; left or right is None if the window is open.
     """
-    lo, hi = None, rows * 0 + keys
-    if left is not None:
-        lo = tl.maximum(rows - left, 0)
+    hi = rows * 0 + keys
     if right is not None:
         hi = tl.minimum(hi, rows + (right + 1))
     live = rows < queries
     if query_mask is not None:
         live = live & (load_of_rows(query_mask, item, head, rows, queries, 0) != 0)
-    return lo, tl.where(live, hi, 0)
+    return tl.where(live, hi, 0)
 
 
 @triton.jit
-def visible_pairs(mask, lo, hi, item, head, i0, i, j0, j):
-    """visible(i, j) in a tile, from the range of each query and the boolean mask."""
+def key_starts(rows, left):
+    """lo for the queries `rows`: they see no key before lo."""
+    return rows * 0 if left is None else tl.maximum(rows - left, 0)
+
+
+@triton.jit
+def visible_pairs(mask, left, hi, item, head, i0, i, j0, j):
+    """visible(i, j) in a tile, from the window, the `key_ends` of its queries, and the boolean mask."""
     seen = j0 + j < hi
-    if lo is not None:
-        seen = seen & (j0 + j >= lo)
+    if left is not None:
+        seen = seen & (j0 + j >= i0 + i - left)
     if mask is not None:
         seen = load_pairs(mask, item, head, i0, i, j0, j, seen) != 0
     return seen
@@ -185,14 +177,14 @@ def keys_of_a_tile(inside, at, low, stop, MASKED: tl.constexpr):
 
 
 @triton.jit
-def queries_of_a_tile(inside, lo, hi, j0, KEYS: tl.constexpr, MASKED: tl.constexpr):
-    """A mask of the queries of a lying tile that see some of its keys."""
+def queries_of_a_tile(inside, rows, left, hi, j0, KEYS: tl.constexpr, MASKED: tl.constexpr):
+    """A mask of the queries `rows` of a lying tile that see some of its keys."""
     if MASKED:
         seen = tl.max(inside.to(tl.int32), 0) > 0
-    elif lo is None:
+    elif left is None:
         seen = hi > j0
     else:
-        seen = tl.minimum(hi, j0 + KEYS) > tl.maximum(lo, j0)
+        seen = tl.minimum(hi, j0 + KEYS) > tl.maximum(rows - left, j0)
     return seen
 
 
@@ -210,9 +202,9 @@ def store_of_rows(view, item, head, rows, queries, x):
 
 
 @triton.jit
-def range_lengths(lo, hi):
-    """n_i from the ranges of keys; 1 if a query sees nothing."""
-    n = (hi if lo is None else hi - lo).to(tl.float32)
+def range_lengths(rows, left, hi):
+    """n_i of the queries `rows` from their ranges of keys; 1 if a query sees nothing."""
+    n = (hi if left is None else hi - key_starts(rows, left)).to(tl.float32)
     return tl.where(n > 0.0, n, 1.0)
 
 
@@ -235,10 +227,10 @@ def after_dropout(x, dropout_mask, seed, last_kept, item, head, i0, i, j0, j, in
 @triton.jit
 def nothing(ROWS: tl.constexpr, COLUMNS: tl.constexpr, BESIDE: tl.constexpr):
     """The initial sums of `add_product`: a matrix, for each row the power of two that scales it, and with BESIDE the
-    sum of the factors of y, else None."""
+    sum of the factors of y."""
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     size = tl.full((ROWS,), 0x00800000, tl.int32).to(tl.float32, bitcast=True)
-    return total, size, tl.zeros((ROWS,), tl.float32) if BESIDE else None
+    return (total, size, tl.zeros((ROWS,), tl.float32)) if BESIDE else (total, size)
 
 
 @triton.jit
@@ -248,31 +240,34 @@ def add_product(sums, x, y, PRECISION: tl.constexpr):
     float16 has little range: there each row of x is first divided by a power of two just below the largest element of
     the row so far, and the sums with it.
     """
-    total, size, beside = sums
+    total, size = sums[0], sums[1]
+    BESIDE: tl.constexpr = len(sums) == 3
+    if BESIDE:
+        beside = sums[2]
     if y.dtype == tl.float16:
         bits = tl.max(tl.abs(x), 1).to(tl.int32, bitcast=True) & 0x7F800000
         bits = tl.maximum(tl.minimum(bits, 0x7E800000), size.to(tl.int32, bitcast=True))
         inverse = (0x7F000000 - bits).to(tl.float32, bitcast=True)
         rounded = (x * inverse[:, None]).to(y.dtype)
         total = tl.dot(rounded, y, total * (size * inverse)[:, None])
-        if beside is not None:
+        if BESIDE:
             beside *= size * inverse
         size = bits.to(tl.float32, bitcast=True)
     else:
         rounded = x.to(y.dtype)
         total = tl.dot(rounded, y, total, input_precision=PRECISION)
-    if beside is not None:
+    if BESIDE:
         beside += tl.sum(rounded.to(tl.float32), 1)
-    return total, size, beside
+    return (total, size, beside) if BESIDE else (total, size)
 
 
 @triton.jit
 def whole_sum(sums, own, dtype):
     """The sum of products with matrices of `dtype`; with a sum of factors, x (y - own) instead of x y."""
-    total, size, beside = sums
-    if beside is not None:
-        total -= tl.where(beside[:, None] == 0.0, 0.0, beside[:, None] * own.to(tl.float32))
-    return total * size[:, None] if dtype == tl.float16 else total
+    total = sums[0]
+    if len(sums) == 3:
+        total -= tl.where(sums[2][:, None] == 0.0, 0.0, sums[2][:, None] * own.to(tl.float32))
+    return total * sums[1][:, None] if dtype == tl.float16 else total
 
 
 @triton.jit

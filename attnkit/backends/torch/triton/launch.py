@@ -46,10 +46,11 @@ class Call(NamedTuple):
     @property
     def limits(self) -> tuple[Any, ...]:
         """The tuple `limits` of `attnkit.kernels.triton.pointwise`."""
-        a, s, packed = self.plan.layout, self.plan.limits, None
-        if self.edges_q is not None:
-            packed = (self.edges_q, self.edges_k, a.sequences, s.before, s.after)
-        return a.queries, s.keys, s.left, s.right, packed
+        a, s = self.plan.layout, self.plan.limits
+        if self.edges_q is None:
+            return a.queries, s.keys, s.left, s.right, None, None, None, None
+        right = a.keys if s.right is None and s.after is not None else s.right
+        return a.queries, s.keys, s.before, right, self.edges_q, self.edges_k, a.sequences, s.after
 
     @property
     def keep(self) -> float:
@@ -130,11 +131,8 @@ class Launch(NamedTuple):
     constants: dict[str, Any]
 
     def __call__(self) -> None:
-        from attnkit.kernels.triton import compilation
-
         if self.programs:
-            with compilation():
-                self.kernel[(self.programs,)](*self.arguments, **self.constants, enable_fp_fusion=True)
+            self.kernel[(self.programs,)](*self.arguments, **self.constants, enable_fp_fusion=True)
 
 
 class Rows(NamedTuple):
@@ -146,20 +144,20 @@ class Rows(NamedTuple):
     key_norms: Tensor | None = None
 
 
-def kernel_tuples(c: Call, rows: Rows, of_weights: Any = None) -> tuple[Any, ...]:
-    """The tuples of `attnkit.kernels.triton.pointwise`; `of_weights` is not None for statistics."""
+def kernel_tuples(c: Call, rows: Rows) -> tuple[Any, ...]:
+    """The tuples pairs, rows, limits and numbers of `attnkit.kernels.triton.pointwise`."""
     a, n = c.plan.layout, c.plan.numbers
     pairs = (*(view(a, "pairs", x) for x in (c.bias, c.mask, c.dropout_mask)), c.seed, n.last_kept)
     of_queries = (view(a, "rows", x) for x in (c.query_mask, rows.factors, rows.logs))
     of_rows = (view(a, "heads", c.key_lengths), *of_queries, view(a, "columns", rows.key_norms))
-    numbers = (n.scale, n.shift or None, n.gain, n.alpha or None, None if of_weights is None else c.keep)
+    numbers = (n.scale, n.shift or None, n.gain, n.alpha or None, c.keep)
     return pairs, of_rows, c.limits, numbers
 
 
 def _contiguous_rows(rows: tuple[Tensor | None, ...] | None, a: Layout) -> Any:
     """Rows of statistics as contiguous arrays; the gradients of sums are often broadcast."""
     if rows is None:
-        return None
+        return (None,) * 7
     return tuple(None if x is None else x.expand(a.shape_of("rows")).contiguous() for x in rows)
 
 
@@ -220,12 +218,13 @@ def _rows(q: Tensor, c: Call, backward: bool) -> tuple[Rows, list[Launch]]:
 
 
 class Scored(NamedTuple):
-    """The operands of scores; `exact` is that of `attnkit.kernels.triton.pointwise`."""
+    """The operands of scores; `rest` and `whole` are those of `attnkit.kernels.triton.pointwise`."""
 
     q: View
     k: View
     rows: Rows
-    exact: tuple[View, View] | None = None
+    rest: View = None
+    whole: View = None
 
 
 def _scored(
@@ -276,7 +275,7 @@ def _centred(
         norms[other], _ = move(other, 0)
         operands = inputs | {owner: near}
         rows = Rows(None, norms["q"], norms["k"])
-        scored[owner] = Scored(operands["q"], operands["k"], rows, (rest, inputs[owner]))
+        scored[owner] = Scored(operands["q"], operands["k"], rows, rest, inputs[owner])
     return scored, before
 
 
@@ -286,17 +285,17 @@ def forward_launches(
     """The launches for o and the statistics (`outputs` of `attnkit.kernels.triton.statistics`); `first`: the key of
     the first maximum of each row is among them."""
     from attnkit.kernels.triton import pointwise
+    from attnkit.kernels.triton.statistics import kind
 
     a = c.plan.layout
     constants = _constants("rows" if v is None else "forward", q, c, statistics is not None, "H")
-    constants["EXACT"] = statistics is not None and c.activation in EXACT_ZEROS
-    constants["SIGNED"] = statistics is not None and (c.activation in NEGATIVE or c.plan.numbers.gain <= 0.0)
-    constants["FIRST"] = first
+    signed = c.activation in NEGATIVE or c.plan.numbers.gain <= 0.0
+    constants["KIND"] = kind(statistics, c.activation in EXACT_ZEROS, signed, first)
     programs = a.blocks(a.queries, constants["ROWS"]) * a.heads * a.items
     scored, before = _scored(q, k, c, False, statistics is not None, "q")
     x = scored["q"]
     views = (x.q, x.k, view(a, "v", v), view(a, "o", o), _contiguous_rows(statistics, a))
-    arguments = (*views, *kernel_tuples(c, x.rows, statistics), x.exact, a.heads, a.groups)
+    arguments = (*views, *kernel_tuples(c, x.rows), x.rest, a.heads, a.groups)
     return [*before, Launch(pointwise.forward, programs, arguments, constants)]
 
 
@@ -325,7 +324,7 @@ def backward_launches(
         return scored[owner].q, scored[owner].k, *through, _contiguous_rows(of_rows, a)
 
     def shared(owner: str) -> tuple[Any, ...]:
-        return *kernel_tuples(c, scored[owner].rows, of_rows), scored[owner].exact
+        return *kernel_tuples(c, scored[owner].rows), scored[owner].rest, scored[owner].whole
 
     dq = view(a, "q", grads.get("q"))
     if "q" in grads and not together:
@@ -346,7 +345,8 @@ def backward_launches(
         items, heads = dbias.shape[:2]
         tiles = blocks_of(a.queries, constants["ROWS"]) * blocks_of(a.keys, constants["KEYS"])
         of_bias = (dbias, *dbias.stride())
-        arguments = (*inputs("q"), of_bias, *shared("q"), a.keys, a.items, a.heads, a.groups, items, heads)
+        of_queries = shared("q")[:-1]
+        arguments = (*inputs("q"), of_bias, *of_queries, a.keys, a.items, a.heads, a.groups, items, heads)
         launches.append(Launch(kernels.backward_bias, tiles * heads * items, arguments, constants))
     return launches
 

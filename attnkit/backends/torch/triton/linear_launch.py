@@ -19,6 +19,8 @@ ENOUGH = 200  # causal heads in one pass: an A100 runs 216 programs at once, an 
 FEWEST = 4  # chunks per segment
 SUMS = ("key_sums", "query_sums")
 ELEMENTS = 1024  # of a state per program of `running`
+NO_ROWS = (None, None, 0, 0)
+"""The tuple `rows` of `attnkit.kernels.triton.linear` without a denominator."""
 State = tuple[Tensor, Tensor]
 
 
@@ -54,7 +56,7 @@ class Setting(NamedTuple):
         plan = alone.plan._replace(layout=a, causal=False, shift=0, members=1)
         return alone._replace(plan=plan, query_mask=None, stateful=False, exact=True)
 
-    def masks(self) -> tuple[View, ...]:
+    def masks(self) -> tuple[Any, ...]:
         """The tuple `masks` of `attnkit.kernels.triton.linear`."""
         leading = self.a.leading
         return (
@@ -62,11 +64,12 @@ class Setting(NamedTuple):
             launch.view_of(self.firsts, leading),
             launch.view_of(self.stops, leading),
             launch.view_of(self.query_mask, leading, self.a.queries),
+            1 if self.stateful else None,
         )
 
     @property
-    def limits(self) -> tuple[int | None, ...]:
-        return self.a.queries, self.a.keys, self.plan.stop, self.plan.shift, 1 if self.stateful else None
+    def limits(self) -> tuple[int, ...]:
+        return self.a.queries, self.a.keys, self.plan.stop, self.plan.shift
 
     @property
     def heads(self) -> tuple[int, int, int]:
@@ -130,6 +133,11 @@ class Span(NamedTuple):
     end: int
     packed: tuple[Tensor, Tensor, Tensor, int, int | None] | None
 
+    @property
+    def numbers(self) -> tuple[Any, ...]:
+        """The tuple `span` of `attnkit.kernels.triton.linear`."""
+        return *self[:4], *(self.packed or (None,) * 5)
+
 
 def span(s: Setting, tokens: int) -> Span:
     """Positions (`tokens` of them without causality), divided so that all heads together keep a GPU busy."""
@@ -187,7 +195,7 @@ class Call:
         values = constants(kernel, self.like, s, by_values)
         parts = blocks_of(s.a.e if by_values else s.a.d, values["BLOCK"])
         programs = parts * steps.segments * (s.plan.num_states if by_states else s.a.heads) * s.a.items
-        return Launch(kernel, programs, (*arguments, s.heads, tuple(steps), parts), values)
+        return Launch(kernel, programs, (*arguments, s.heads, steps.numbers, parts), values)
 
     def states(
         self, name: str, tokens: int, inputs: tuple[Any, ...], initial: State | None, final: State | None = None
@@ -219,7 +227,7 @@ class Call:
                 "d": s.a.d,
                 "e": s.a.e,
             }
-            arguments = (states, self.parts(initial), final, s.heads, tuple(steps), parts)
+            arguments = (states, self.parts(initial), final, s.heads, steps.numbers, parts)
             sums = parts * numbers * max(1, s.a.sequences)
             launches.append(Launch(linear.running, sums, arguments, flags))
         return states, launches
@@ -242,7 +250,7 @@ class Call:
     def forward(self, o: Tensor, initial: State | None) -> list[Launch]:
         """The launches for o."""
         states, launches = self.states("key_sums", self.s.a.keys, (self.k, self.v), initial)
-        return [*launches, self.outputs(launch.view(self.s.a, "o", o), None, None, states)]
+        return [*launches, self.outputs(launch.view(self.s.a, "o", o), None, NO_ROWS, states)]
 
     def final_state(self, initial: State | None, final: State) -> list[Launch]:
         """The launches for the returned state; the setting is one of keys alone."""
@@ -254,7 +262,7 @@ class Call:
 
         a = self.s.a
         if not self.s.plan.normalize:
-            return (None, None, 0, 0), []
+            return NO_ROWS, []
         parts = blocks_of(a.e, constants(linear.outputs, self.like, self.s, True)["BLOCK"])
         views = (
             self.view(self.room(a.items, n, a.queries), (a.items, n), a.queries) for n in (a.heads, parts * a.heads)

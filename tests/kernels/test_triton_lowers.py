@@ -1,0 +1,116 @@
+"""Every option of the Triton kernels lowers in the installed version of Triton, which the interpreter cannot tell."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton", reason="triton is not installed")
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("the interpreter does not compile", allow_module_level=True)
+
+# What imports triton stands behind the skips.
+from attnkit.backends.torch.triton import launch, linear_launch, pointwise, rows, statistics
+from attnkit.backends.torch.triton.launch import Launch
+from benchmarks.sass.compiling import device_of, lowered
+
+from .selection import later
+
+TOKENS = 300
+BOOLEAN = {
+    "mask": torch.ones(TOKENS, TOKENS, dtype=torch.bool),
+    "query_mask": torch.ones(2, 1, TOKENS, dtype=torch.bool),
+}
+LENGTHS = {"key_lengths": torch.ones(2, 1, dtype=torch.int64)}
+BIASED = {"bias": torch.empty(4, TOKENS, TOKENS), "dropout": (0.1, 5), "dropout_mask": torch.empty(TOKENS, TOKENS)}
+EDGES = {"edges_q": torch.tensor([0, 100, TOKENS]), "edges_k": torch.tensor([0, 100, TOKENS])}
+WINDOW = {"causal": "upper_left", "window": (30, 5)}
+ALL = ",".join(statistics.FIELDS)
+
+
+def tokens(packed: bool = False) -> Tensor:
+    return torch.empty(*(() if packed else (2,)), 4, TOKENS, 64, dtype=torch.float16)
+
+
+def of_pointwise(fields: str = "", with_output: bool = True, **options: Any) -> list[Launch]:
+    """Forward and backward, with statistics of some fields."""
+    q = tokens("edges_q" in options)
+    v, call = q if with_output else None, launch.call_of(q, q, q if with_output else None, **options)
+    grads = {"q": q, "k": q, "v": q} | ({"bias": torch.empty(1, 4, TOKENS, TOKENS)} if "bias" in options else {})
+    if not fields:
+        return launch.forward_launches(q, q, v, v, call) + launch.backward_launches(q, q, v, v, grads, call)
+    row, first = torch.empty(q.shape[:-1]), torch.empty(q.shape[:-1], dtype=torch.int32)
+    outputs = tuple(row if name in statistics.outputs(fields) else None for name in statistics.FIELDS)
+    given = (first, *outputs[:4], *(outputs[:2] if "entropy" in fields else (None, None)))
+    made = launch.forward_launches(q, q, v, v, call, (*outputs, first))
+    made += launch.forward_launches(q, q, None, None, call, (*(None for _ in outputs), first), True)
+    return made + launch.backward_launches(q, q, v, v, grads, call, given)
+
+
+def of_rows(op: str, **options: Any) -> list[Launch]:
+    """Forward, with and without o, and backward."""
+    q = tokens("edges_q" in options)
+    call = rows.call_of(op, {"q": q, "k": q, "v": q, **options})
+    numbers = torch.empty(rows.row_numbers(call.a.leading, TOKENS, rows.alpha_of(op, options)))
+    grads = {"q": q, "k": q, "v": q} | ({"bias": torch.empty(1, 4, TOKENS, TOKENS)} if "bias" in options else {})
+    lse = torch.empty(q.shape[:-1])
+    forward = [rows.forward_launch(q, q, q, o, lse, numbers, call) for o in (q, None)]
+    return forward + rows.backward_launches(q, q, q, q, lse, numbers, grads, call)
+
+
+def of_linear(state: bool = False, **options: Any) -> list[Launch]:
+    """Forward, the returned state, and backward."""
+    q = tokens("edges_q" in options)
+    S, z = torch.empty(2, 4, 64, 64), torch.empty(2, 4, 64)
+    s = linear_launch.setting(q, q, q, **options, initial_S=S if state else None)
+    initial, grads = (S, z) if state else None, {"q": q, "k": q, "v": q, "initial_S": S, "initial_z": z}
+    made = linear_launch.Call(q, q, q, s).forward(q, initial)
+    if state:
+        alone = linear_launch.Call(q[..., :0, :], q, q, s.of_keys_alone((2, 4)))
+        made += alone.final_state(initial, (S, z))
+    return made + linear_launch.Call(q, q, q, s._replace(exact=True)).backward(q, grads, initial, initial)
+
+
+CALLS: dict[str, Callable[[], list[Launch]]] = {
+    "pointwise": of_pointwise,
+    "pointwise, every option": lambda: of_pointwise(
+        activation="gelu", shift="-log_length", alpha=0.5, **BIASED, **BOOLEAN, **LENGTHS, **WINDOW
+    ),
+    "pointwise, own lengths": lambda: of_pointwise(alpha=0.5, length=torch.empty(2, 1, TOKENS)),
+    "pointwise, atomic": lambda: of_pointwise(atomic=True, causal=True, window=(70, 0)),
+    "pointwise, packed": lambda: of_pointwise(**EDGES),
+    "pointwise, packed, causal": lambda: of_pointwise(causal=True, window=(30, None), alpha=0.5, **EDGES),
+    "pointwise, packed, window": lambda: of_pointwise(**WINDOW, **EDGES),
+    "gaussian": lambda: of_pointwise(**pointwise.GAUSSIAN),
+    "gaussian, every option": lambda: of_pointwise(**pointwise.GAUSSIAN, **BIASED, **BOOLEAN, **LENGTHS, **WINDOW),
+    "statistics": lambda: of_pointwise(ALL, causal=True),
+    "statistics, of signed weights": lambda: of_pointwise(ALL, activation="identity", **BOOLEAN),
+    "statistics, a sum alone": lambda: of_pointwise("total", False, **WINDOW),
+    "statistics, a maximum alone": lambda: of_pointwise("maximum", False, **pointwise.GAUSSIAN, **BIASED),
+    "softmax": lambda: of_rows("softmax_attention"),
+    "softmax, every option": lambda: of_rows("softmax_attention", **BIASED, **BOOLEAN, **LENGTHS, **WINDOW, scale=-1.0),
+    "softmax, packed": lambda: of_rows("softmax_attention", **EDGES),
+    "softmax, packed, window": lambda: of_rows("softmax_attention", **WINDOW, **EDGES),
+    "entmax": lambda: of_rows("entmax_attention", alpha=1.5),
+    "entmax, every option": lambda: of_rows("entmax_attention", alpha=1.3, **BIASED, **BOOLEAN, **LENGTHS, **WINDOW),
+    "linear": of_linear,
+    "linear, causal": lambda: of_linear(causal=True),
+    "linear, without a denominator": lambda: of_linear(feature_map="identity"),
+    "linear, causal, without a denominator": lambda: of_linear(feature_map="identity", causal=True),
+    "linear, every option": lambda: of_linear(causal=True, **{**BOOLEAN, "mask": BOOLEAN["mask"][:1]}, **LENGTHS),
+    "linear, states": lambda: of_linear(True),
+    "linear, causal, states": lambda: of_linear(True, causal=True),
+    "linear, packed": lambda: of_linear(**EDGES),
+    "linear, packed, causal": lambda: of_linear(causal=True, **EDGES),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("capability", [later(80), 90])
+@pytest.mark.parametrize("call", CALLS)
+def test_lowers(call: str, capability: int) -> None:
+    with device_of(capability):
+        for made in CALLS[call]():
+            assert "tt.func public" in lowered(made, capability), made.kernel.fn.__name__
