@@ -169,6 +169,16 @@ def overhead_seconds(options: argparse.Namespace) -> int:
     return written(options.out or RESULTS / f"overhead-{options.device}.json", options.device, {"seconds": seconds})
 
 
+def stubbed_launches(options: argparse.Namespace) -> int:
+    """What a call costs before its launches are with the driver, which is a stub."""
+    from benchmarks import stubbed
+
+    measured = stubbed.measure()
+    print("\n".join(stubbed.lines(measured)))
+    record = {"seconds": {name: t._asdict() for name, t in measured.items()}}
+    return written(options.out or RESULTS / "stubbed-launches.json", "cpu", record)
+
+
 def long_rows(options: argparse.Namespace) -> int:
     """Sequences of a million tokens."""
     path = options.out or RESULTS / "long-sequences-cpu.json"
@@ -266,7 +276,9 @@ def parser() -> argparse.ArgumentParser:
     sass.add_argument("-k", metavar="EXPR", help="calls whose name matches, e.g. 'relu and gradients'")
     sass.add_argument("--capability", type=int, nargs="+", choices=(80, 90), default=[80, 90], help="(80 90)")
     sass.set_defaults(function=count)
-    for command in (run_, all_, each, tiny, long, sass):
+    stub = commands.add_parser("stubbed-launches", help="a call until its launches are with a stub for the driver")
+    stub.set_defaults(function=stubbed_launches)
+    for command in (run_, all_, each, tiny, long, sass, stub):
         command.add_argument("--out", type=Path, metavar="FILE", help="JSON file (in benchmarks/results, by device)")
 
     show = commands.add_parser("page", help="make the page of a file that run has written")

@@ -26,11 +26,15 @@ Backward = Callable[[str, Arguments, Any, tuple[str, ...]], dict[str, Tensor]]
 
 
 class Custom(NamedTuple):
-    """The custom ops `attnkit::NAME` and `attnkit::NAME_vjp`, and the arguments that have gradients."""
+    """The custom ops `attnkit::NAME` and `attnkit::NAME_vjp`, the arguments that have gradients, and the functions that
+    the ops were registered with."""
 
     forward: Any
     vjp: Any
     differentiable: tuple[str, ...]
+    computed: Forward
+    pulled: Backward
+    specs: Callable[[str, Arguments], Outputs]
 
     def outputs(self, op: str, **arguments: Any) -> list[Tensor]:
         """o of `op` and its further outputs. Tensors without a gradient are constants to autograd."""
@@ -154,7 +158,7 @@ def register(
     refuse_second_derivatives(vjp, name)
     map_one_by_one(run)
     map_one_by_one(vjp)
-    return Custom(run, vjp, differentiable)
+    return Custom(run, vjp, differentiable, forward, backward, outputs)
 
 
 def refuse_second_derivatives(vjp: Any, name: str) -> None:

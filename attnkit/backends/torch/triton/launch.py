@@ -8,7 +8,9 @@ on the number of edges.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
@@ -130,9 +132,11 @@ class Launch(NamedTuple):
     arguments: tuple[Any, ...]
     constants: dict[str, Any]
 
-    def __call__(self) -> None:
-        if self.programs:
-            self.kernel[(self.programs,)](*self.arguments, **self.constants, enable_fp_fusion=True)
+    def __call__(self) -> Any:
+        """Run it; the answer is what Triton compiled, if anything."""
+        if not self.programs:
+            return None
+        return self.kernel[(self.programs,)](*self.arguments, **self.constants, enable_fp_fusion=True)
 
 
 class Rows(NamedTuple):
@@ -193,6 +197,8 @@ def bytes_of_pairs(c: Call) -> int:
 
 def capability(device: torch.device) -> int:
     """The major number of the compute capability; the newest if launches are only compiled or interpreted."""
+    noted = _recording.get()
+    device = device if noted is None else noted.device
     return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else NEWEST
 
 
@@ -359,8 +365,33 @@ def adds_to_queries(c: Call, grads: Iterable[str]) -> bool:
 # ---------------------------------------------------------------------------------------------- results
 
 
+class Noted(NamedTuple):
+    """Launches that are noted instead of run, and the device that they are for."""
+
+    device: torch.device
+    launches: list[Launch]
+
+
+_recording: ContextVar[Noted | None] = ContextVar("recording", default=None)
+
+
+@contextmanager
+def recording(device: torch.device) -> Iterator[list[Launch]]:
+    """What `run` is asked to run on stand-ins for tensors of a device goes to the list that is yielded."""
+    noted = Noted(device, [])
+    token = _recording.set(noted)
+    try:
+        yield noted.launches
+    finally:
+        _recording.reset(token)
+
+
 def run(q: Tensor, launches: Iterable[Launch]) -> None:
     """Run the launches in order on the device of q."""
+    noted = _recording.get()
+    if noted is not None:
+        noted.launches.extend(launches)
+        return
     with torch.cuda.device_of(q):
         for launch in launches:
             launch()

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from attnkit._core.dispatch import with_gradients
 from attnkit.backends.torch.custom import Arguments, Outputs, only_o, register
-from attnkit.backends.torch.triton import launch, pointwise
+from attnkit.backends.torch.triton import launch, pointwise, recorded
 from attnkit.backends.torch.triton.linear_launch import Call, Setting, State, setting
 from attnkit.kernels import predicted
 from attnkit.kernels.plan import state_axes
@@ -147,6 +147,13 @@ def pull(q: Tensor, k: Tensor, v: Tensor, do: Tensor, dstate: Any = None, **opti
     return grads
 
 
+def prepared(arrays: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """o of calls with the same signature, without states."""
+    if options.get("initial_state") is not None or options.get("return_state"):
+        return None
+    return recorded.prepared(CUSTOM, OP, dict(zip("qkv", arrays, strict=True)) | options)
+
+
 def unsupported_options(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options: Any) -> str | None:
     """Why the kernels do not support a call on any device."""
     if callable(options.get("feature_map")):
@@ -182,3 +189,4 @@ def is_faster(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options: 
 
 KERNEL = pointwise.kernel("", attend, unsupported)._replace(is_faster=is_faster)
 KERNELS = with_gradients(linear_attention, KERNEL, pull)
+KERNELS[linear_attention.__name__] = KERNEL._replace(prepared=prepared)

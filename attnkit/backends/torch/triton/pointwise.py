@@ -11,7 +11,7 @@ from torch import Tensor
 from attnkit._core.dispatch import Kernel, with_gradients
 from attnkit.backends.torch.custom import Arguments, register
 from attnkit.backends.torch.signature import PLAIN, watched
-from attnkit.backends.torch.triton import launch
+from attnkit.backends.torch.triton import launch, recorded
 from attnkit.kernels import predicted, verdicts
 from attnkit.ops import rela
 from attnkit.ops.gaussian import gaussian_attention
@@ -120,6 +120,11 @@ def kernel(kind: str, call: Callable[..., Any], unsupported: Callable[..., str |
     return Kernel("triton", call, unsupported, partial(is_faster, kind), taken=taken)
 
 
+def prepared(own: Arguments, arrays: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """o of calls with the same signature, with the parameters `own` of an op."""
+    return recorded.prepared(CUSTOM, OP, dict(zip("qkv", arrays, strict=True)) | own | options)
+
+
 def only_by_name(*arrays: Tensor, **options: Any) -> bool:
     """False: sums in no fixed order, and predicted slower than the kernels with one."""
     return False
@@ -144,6 +149,8 @@ def pull_from_distances(q: Tensor, k: Tensor, v: Tensor, do: Tensor, **options: 
 
 KERNELS = with_gradients(pointwise_attention, kernel("pointwise", attend, unsupported), pull)
 KERNELS |= with_gradients(gaussian_attention, kernel("gaussian", attend_to_distances, unsupported), pull_from_distances)
+for name, own in ((pointwise_attention.__name__, {}), (gaussian_attention.__name__, GAUSSIAN)):
+    KERNELS[name] = KERNELS[name]._replace(prepared=partial(prepared, own))
 ATOMIC = {
     op: Kernel("triton_atomic", partial(row.call, atomic=True), unsupported_atomic, only_by_name)
     for op, row in KERNELS.items()

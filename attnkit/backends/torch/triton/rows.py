@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attnkit.backends.torch.custom import Arguments, Outputs, only_o, register
 from attnkit.backends.torch.softmax import sdpa_unsupported
-from attnkit.backends.torch.triton import launch, pointwise
+from attnkit.backends.torch.triton import launch, pointwise, recorded
 from attnkit.backends.torch.triton.launch import Launch, View, by_sequence, view, view_of
 from attnkit.kernels.plan import Layout, blocks_of
 from attnkit.ops.entmax import ENTMAX
@@ -241,6 +241,13 @@ def pull(
     return CUSTOM.pull(op, do, q=q, k=k, v=v, dlse=dlse, **options)
 
 
+def prepared(op: str, arrays: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """o of calls with the same signature."""
+    if options.get("return_lse"):
+        return None
+    return recorded.prepared(CUSTOM, op, dict(zip("qkv", arrays, strict=True)) | options)
+
+
 def unsupported_options(*arrays: Tensor | None, **options: Any) -> str | None:
     """Why the kernels do not support a call on any device."""
     if isinstance(options.get("alpha"), Tensor):
@@ -268,3 +275,5 @@ KERNELS = {
     for suffix, serve in (("", attend), ("_vjp", pull))
 }
 KERNELS[SOFTMAX.name] = KERNELS[SOFTMAX.name]._replace(is_faster=softmax_is_faster)
+for name in (SOFTMAX.name, ENTMAX.name):
+    KERNELS[name] = KERNELS[name]._replace(prepared=partial(prepared, name))

@@ -1,0 +1,304 @@
+"""A repeated call launches what a call that is checked and planned anew launches; stubs stand for GPU and driver."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import attnkit
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+# What imports triton stands behind the skip.
+from attnkit.backends.torch.triton import recorded
+from benchmarks.stubbed import Driver, Launched, stubbed
+
+from .interpreted import MODE
+from .selection import first_now, later
+
+ROOT = Path(__file__).parents[2]
+
+Call = Callable[..., Tensor]
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "relu": ("pointwise_attention", {"causal": True, "bias": torch.zeros(2, 40, 40), "alpha": 0.5}),
+    "softmax": ("softmax_attention", {"key_lengths": torch.tensor([[30], [40]])}),
+    "gaussian": ("gaussian_attention", {}),
+    "sparsemax": ("sparsemax_attention", {"mask": torch.ones(40, 40, dtype=torch.bool)}),
+    "reluformer": ("reluformer_attention", {"gamma": 2.0}),
+    "linear": ("linear_attention", {}),
+}
+
+
+@pytest.fixture
+def driver() -> Iterator[Driver]:
+    with stubbed() as driver:
+        yield driver
+
+
+def call_of(op: str, **options: Any) -> Call:
+    return lambda *arrays, **more: getattr(attnkit, op)(*arrays, **options, **more, impl="triton")
+
+
+def tensors(*shape: int, dtype: torch.dtype = torch.float16) -> list[Tensor]:
+    return [torch.zeros(*(shape or (2, 2, 40, 16)), dtype=dtype) for _ in range(3)]
+
+
+def launched(driver: Driver, call: Callable[[], Any], anew: bool = False) -> list[Launched]:
+    """What a call launches, as if it were the first one of its kind if `anew`."""
+    driver.launches = []
+    if anew:
+        with attnkit.implementations():
+            call()
+    else:
+        call()
+    return driver.launches
+
+
+def steps(
+    driver: Driver, call: Call, inputs: list[Tensor], wanted: list[Tensor], do: Tensor, anew: bool = False
+) -> list[list[Launched]]:
+    """What a call launches, and what its gradients do."""
+    o: list[Tensor] = []
+    forward = launched(driver, lambda: o.append(call(*inputs)), anew)
+    return [forward, launched(driver, lambda: torch.autograd.grad(o[0], wanted, do))]
+
+
+def address(x: Any) -> Any:
+    return x.data_ptr() if isinstance(x, Tensor) else x
+
+
+def equal(x: Any, y: Any, of_x: dict[int, int], of_y: dict[int, int]) -> bool:
+    """Whether arguments are the same but for where memory of a call is; `of_x` and `of_y` number addresses."""
+    if isinstance(x, tuple):
+        return isinstance(y, tuple) and len(x) == len(y) and all(equal(*z, of_x, of_y) for z in zip(x, y, strict=True))
+    if isinstance(x, Tensor) or isinstance(y, Tensor):
+        return of_x.setdefault(address(x), len(of_x)) == of_y.setdefault(address(y), len(of_y))
+    return type(x) is type(y) and bool(x == y)
+
+
+def assert_same(usual: list[Launched], again: list[Launched], inputs: list[Tensor]) -> None:
+    of_usual = {x.data_ptr(): n for n, x in enumerate(inputs)}
+    of_again = dict(of_usual)
+    assert usual
+    for one, other in zip(usual, again, strict=True):
+        assert one[:4] == other[:4]
+        assert equal(one.arguments, other.arguments, of_usual, of_again), one.kernel
+
+
+def all_equal(some: list[Launched], others: list[Launched]) -> bool:
+    """Whether launches are the same but for addresses."""
+    of_some, of_others = dict[int, int](), dict[int, int]()
+    return len(some) == len(others) and all(
+        one[:4] == other[:4] and equal(one.arguments, other.arguments, of_some, of_others)
+        for one, other in zip(some, others, strict=True)
+    )
+
+
+def straight(launches: list[Launched]) -> bool:
+    """Whether the launches went past Triton's own, which would be given tensors."""
+
+    def has_tensor(x: Any) -> bool:
+        return isinstance(x, Tensor) or (isinstance(x, tuple) and any(map(has_tensor, x)))
+
+    return not any(has_tensor(each.arguments) for each in launches)
+
+
+@pytest.mark.parametrize("name", first_now(CASES))
+def test_a_repeated_call_launches_the_same(name: str, driver: Driver) -> None:
+    op, options = CASES[name]
+    call, inputs = call_of(op, **options), tensors()
+    arrays = [*inputs, *(x for x in options.values() if isinstance(x, Tensor))]
+    usual = launched(driver, lambda: call(*inputs), anew=True)
+    for n in range(4):
+        again = launched(driver, lambda: call(*inputs))
+        assert_same(usual, again, arrays)
+        assert straight(again) is (n > 1)
+
+
+@pytest.mark.parametrize("name", first_now(CASES))
+def test_repeated_gradients_launch_the_same(name: str, driver: Driver) -> None:
+    op, options = CASES[name]
+    options = {n: x.requires_grad_() if n == "bias" else x for n, x in options.items()}
+    call, inputs = call_of(op, **options), [x.requires_grad_() for x in tensors()]
+    do = torch.zeros_like(inputs[0])
+
+    arrays = [*inputs, do, *(x for x in options.values() if isinstance(x, Tensor))]
+    usual = steps(driver, call, inputs, inputs, do, anew=True)
+    for _ in range(4):
+        again = steps(driver, call, inputs, inputs, do)
+        for one, other in zip(usual, again, strict=True):
+            assert_same(one, other, arrays)
+    assert all(map(straight, again))
+
+
+WARM = {"causal": True, "window": (9, None), "scale": 0.5}
+
+
+def changes() -> dict[str, tuple[list[Tensor], dict[str, Any]]]:
+    """Calls that must not be served by what was recorded for `tensors()` with `WARM`."""
+    wide = [torch.zeros(2, 2, 40, 32, dtype=torch.float16)[..., :16] for _ in range(3)]
+    turned = [torch.zeros(2, 40, 2, 16, dtype=torch.float16).transpose(1, 2) for _ in range(3)]
+    k = torch.zeros(2, 2, 48, 16, dtype=torch.float16)
+    return {
+        "shapes": (tensors(2, 2, 33, 16), WARM),
+        "keys": ([tensors()[0], k, k], WARM),
+        "broadcast heads": ([tensors()[0], *tensors(2, 1, 40, 16)[:2]], WARM),
+        "strides": (wide, WARM),
+        "order of axes": (turned, WARM),
+        "dtype": (tensors(dtype=torch.bfloat16), WARM),
+        "causality": (tensors(), WARM | {"causal": False}),
+        "window": (tensors(), WARM | {"window": (8, None)}),
+        "scale": (tensors(), WARM | {"scale": 0.25}),
+        "scale as an integer": (tensors(), WARM | {"scale": 1}),
+        "activation": (tensors(), WARM | {"activation": "silu"}),
+        "a mask": (tensors(), WARM | {"mask": torch.ones(40, 40, dtype=torch.bool)}),
+        "a bias": (tensors(), WARM | {"bias": torch.zeros(40)}),
+        "alpha": (tensors(), WARM | {"alpha": 0.5}),
+    }
+
+
+NOW = ("shapes", "strides", "dtype", "scale")
+
+
+@pytest.mark.parametrize("what", [what if what in NOW else later(what) for what in changes()])
+def test_what_changed_is_not_served_by_an_old_recording(what: str, driver: Driver) -> None:
+    old, call = tensors(), call_of("pointwise_attention")
+    for _ in range(3):
+        call(*old, **WARM)
+    arrays, options = changes()[what]
+    inputs = [*arrays, *(x for x in options.values() if isinstance(x, Tensor))]
+    before = launched(driver, lambda: call(*old, **WARM), anew=True)
+    again = [launched(driver, lambda: call(*arrays, **options)) for _ in range(3)]
+    usual = launched(driver, lambda: call(*arrays, **options), anew=True)
+    for each in again:
+        assert_same(usual, each, inputs)
+    assert not all_equal(before, usual)
+
+
+def test_a_tensor_given_twice_is_not_remembered_as_one(driver: Driver) -> None:
+    call, (q, k, v) = call_of("pointwise_attention"), tensors()
+    for _ in range(3):
+        call(q, q, q)
+    again = launched(driver, lambda: call(q, k, v))
+    assert straight(again)
+    assert_same(launched(driver, lambda: call(q, k, v), anew=True), again, [q, k, v])
+
+
+def test_tensors_that_are_not_aligned_get_code_of_their_own(driver: Driver) -> None:
+    call, inputs = call_of("pointwise_attention"), tensors()
+    for _ in range(3):
+        call(*inputs)
+    shifted = [torch.zeros(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape) for x in inputs]
+    again = launched(driver, lambda: call(*shifted))
+    assert_same(launched(driver, lambda: call(*shifted), anew=True), again, shifted)
+    assert again[0].code != launched(driver, lambda: call(*inputs))[0].code
+    for _ in range(3):
+        call(*shifted)
+    back = launched(driver, lambda: call(*inputs))
+    assert straight(back)
+    assert_same(launched(driver, lambda: call(*inputs), anew=True), back, inputs)
+
+
+def test_gradients_follow_the_cotangent_and_what_needs_one(driver: Driver) -> None:
+    q, k, v = [x.requires_grad_() for x in tensors()]
+    call = call_of("pointwise_attention", causal=True)
+    whole, row = torch.zeros(2, 2, 40, 16, dtype=torch.float16), torch.zeros(16, dtype=torch.float16)
+    for wanted in ([q, k, v], [q], [k], [q, v]):
+        for do in (whole, row.expand(2, 2, 40, 16), whole.mT.contiguous().mT):
+            usual = steps(driver, call, [q, k, v], wanted, do, anew=True)
+            for _ in range(3):
+                for one, other in zip(usual, steps(driver, call, [q, k, v], wanted, do), strict=True):
+                    assert_same(one, other, [q, k, v, do])
+
+
+def test_launches_go_to_the_current_stream(driver: Driver) -> None:
+    """As while a CUDA graph is captured, which is on a stream of its own."""
+    call, inputs = call_of("softmax_attention"), [x.requires_grad_() for x in tensors()]
+    for driver.stream in (0, 0, 0, 7):
+        found = launched(driver, lambda: call(*inputs).sum().backward())
+        assert {each.stream for each in found} == {driver.stream}
+    driver.stream = 0
+    assert straight(found)
+
+
+def test_a_repeated_call_only_allocates_and_launches(driver: Driver) -> None:
+    """Nothing waits for the device or computes with torch, so that a CUDA graph can capture it."""
+    call, inputs = call_of("softmax_attention", causal=True), [x.requires_grad_() for x in tensors()]
+    do = torch.zeros_like(inputs[0])
+
+    def step() -> None:
+        torch.autograd.grad(call(*inputs), inputs, do)
+
+    for _ in range(3):
+        step()
+    with torch.autograd.profiler.profile() as noted:
+        step()
+    asked = {event.name for event in noted.function_events}
+    assert {name for name in asked if name.startswith("aten::")} <= {"aten::empty", "aten::view"}
+
+
+def test_compiled_calls_launch_the_same(driver: Driver) -> None:
+    torch._dynamo.reset()
+    call, inputs = call_of("pointwise_attention", causal=True), [x.requires_grad_() for x in tensors()]
+    do = torch.zeros_like(inputs[0])
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    usual = steps(driver, call, inputs, inputs, do, anew=True)
+    for _ in range(3):
+        for each in (compiled, call):
+            for one, other in zip(usual, steps(driver, each, inputs, inputs, do), strict=True):
+                assert_same(one, other, [*inputs, do])
+
+
+def test_second_derivatives_and_batches_of_cotangents_are_left_to_the_op(driver: Driver) -> None:
+    call, inputs = call_of("pointwise_attention"), [x.requires_grad_() for x in tensors(2, 2, 8, 16)]
+    for _ in range(3):
+        o = call(*inputs)
+        (dq,) = torch.autograd.grad(o, inputs[:1], torch.ones_like(o), create_graph=True)
+        with pytest.raises(NotImplementedError, match="no second derivatives"):
+            dq.sum().backward()
+        several = torch.ones(3, *o.shape, dtype=o.dtype)
+        with pytest.raises(RuntimeError, match="Batching rule not implemented for attnkit::triton_pointwise_vjp"):
+            torch.autograd.grad(call(*inputs), inputs, several, is_grads_batched=True)
+
+
+def test_what_computes_is_not_recorded() -> None:
+    x = torch.zeros(4)
+    assert recorded.recorded(lambda x: [torch.empty_like(x)], [x]) is not None
+    for function in (lambda x: [x + 1], lambda x: [x.new_zeros(4)], lambda x: [torch.empty_like(x).zero_()]):
+        assert recorded.recorded(function, [x]) is None
+    assert recorded.recorded(lambda x: [torch.empty(int(x[0]))], [x]) is None
+    assert recorded.recorded(lambda x: [torch.empty_like(x)[1:]], [x]) is None
+
+
+@pytest.mark.emulated
+def test_dropout_and_states_are_planned_each_time(driver: Driver) -> None:
+    q, k, v = tensors()
+    for op, options in (("pointwise_attention", {"dropout": (0.2, 5)}), ("linear_attention", {"return_state": True})):
+        call = call_of(op, **options)
+        for _ in range(3):
+            assert not straight(launched(driver, lambda call=call: call(q, k, v)))
+
+
+@pytest.mark.emulated
+def test_repeated_calls_give_the_same_bits() -> None:
+    command = [sys.executable, "-m", "tests.kernels.recorded_in_interpreter"]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | MODE, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.split() == [
+        "pointwise_attention", "gaussian_attention", "softmax_attention", "entmax_attention", "linear_attention",
+    ]  # fmt: skip
+
+
+def test_calls_without_keys_and_without_queries(driver: Driver) -> None:
+    (q, *_), empty = tensors(), torch.zeros(2, 2, 0, 16, dtype=torch.float16)
+    for inputs in ([q, empty, empty], [empty, q, q]):
+        for op in ("pointwise_attention", "softmax_attention", "linear_attention"):
+            for _ in range(3):
+                o = call_of(op)(*inputs)
+                assert o.shape == inputs[0].shape
