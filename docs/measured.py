@@ -16,7 +16,7 @@ REPORTS = ROOT / "docs" / "reports"
 DEVICE = "intel-xeon-processor"
 FILES = {"NumPy": f"{DEVICE}-numpy.json", "torch": f"{DEVICE}.json", "JAX": f"{DEVICE}-jax.json"}
 SOFTMAX = {"torch": "sdpa flash"}  # torch's own attention is the softmax that attnkit serves there
-TRAINED = ("000-fig2-cpu", "001-table4-cpu")
+TRAINED = ("000-fig2-cpu", "001-table2-cpu")
 LENGTHS = (1024, 4096)
 
 Times = dict[tuple[str, int, str], tuple[float, float]]  # (row, tokens, mode) -> milliseconds, MiB
