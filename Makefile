@@ -180,7 +180,7 @@ gradients: install
 wheel: install
 	$(BIN)/python -m tests.repository.wheel_extras
 
-# The quick kit and the tests of the library on the oldest and the newest torch, JAX and NumPy: two environments, one after
+# The quick kit and the tests of the library on the oldest and the newest torch, JAX and NumPy: three environments, one after
 # the other, of about 6 GB each, and half an hour each on two cores (estimated).
 matrix: library
 	$(BIN)/python -m tests.repository.matrix

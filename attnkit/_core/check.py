@@ -124,14 +124,18 @@ def float_array(op: str, name: str, x: Any) -> None:
         wrong_dtype(op, name, x, f"one of {', '.join(FLOATS)}")
 
 
+def fits(own: Shape, shape: Shape) -> bool:
+    """Whether a shape broadcasts to another without enlarging it."""
+    own_axes = shape[len(shape) - len(own) :]
+    return len(own) <= len(shape) and all(a in (1, b) for a, b in zip(own, own_axes, strict=True))
+
+
 def boolean_array(op: str, name: str, x: Any, like_name: str, like: Array, shape: Shape, axes: str) -> None:
     """A boolean array of the library and device of `like` that broadcasts to `shape` without enlarging it."""
     same_home(op, like_name, like, name, x)
     if dtype_name(x) != "bool":
         wrong_dtype(op, name, x, "bool")
-    own = tuple(x.shape)
-    fits = len(own) <= len(shape) and all(a in (1, b) for a, b in zip(reversed(own), reversed(shape), strict=False))
-    if not fits:
+    if not fits(tuple(x.shape), shape):
         wrong_shape(op, name, x, f"a shape that broadcasts to {axes} = {shape}")
 
 
@@ -224,9 +228,7 @@ def option_array(c: Context, name: str, x: Any, dtypes: tuple[str, ...], hint: s
     same_home(c.op, c.first_name, c.first, name, x)
     if dtype_name(x) not in dtypes:
         wrong_dtype(c.op, name, x, hint)
-    own = tuple(x.shape)
-    fits = len(own) <= len(shape) and all(a in (1, b) for a, b in zip(reversed(own), reversed(shape), strict=False))
-    if not fits:
+    if not fits(tuple(x.shape), shape):
         wrong_shape(c.op, name, x, f"a shape that broadcasts to {axes} = {shape}")
 
 
@@ -440,4 +442,4 @@ def call(
     for name, value in options.items():
         if value is not None or name not in OPTIONAL:
             (own.get(name) or OPTIONS[name])(context, name, value)
-    return context._replace(options=options)
+    return context

@@ -18,7 +18,7 @@ def library(x: Any) -> str | None:
     kind = type(x)
     if kind in PLAIN:
         return None
-    if hasattr(x, "__torch_function__"):
+    if hasattr(kind, "__torch_function__"):
         import torch
 
         if issubclass(kind, torch.Tensor):

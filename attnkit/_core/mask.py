@@ -143,7 +143,7 @@ def row_length(xp: Namespace, length: Length, count: Any, keys: int, rows: Rows,
         return xp.astype(length, dtype)[..., None]
     else:
         n = length
-    if isinstance(n, int | float) or not hasattr(n, "ndim"):  # a number, or a symbol of torch.export
+    if isinstance(n, (int, float)) or not hasattr(n, "ndim"):  # a number, or a symbol of torch.export
         return n if n > 0 else 1
     return xp.where(n > 0, n, 1)
 
@@ -155,6 +155,6 @@ def power(length: Any, alpha: float) -> Any:
 
 def log(xp: Namespace, length: Any) -> Any:
     """log(length), a number if length is one; a scalar array for a symbol of torch.export."""
-    if isinstance(length, int | float):
+    if isinstance(length, (int, float)):
         return math.log(length)
     return xp.log(length if hasattr(length, "ndim") else xp.ones((), dtype=xp.float64) * length)

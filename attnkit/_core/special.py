@@ -145,9 +145,18 @@ def without_autocast(x: Array) -> Any:
         import torch
 
         device = x.device.type
-        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):  # meta has no autocast
+        if is_autocast(device):
             return torch.autocast(device, enabled=False)
     return contextlib.nullcontext()
+
+
+def is_autocast(device: str) -> bool:
+    """Whether torch's autocast is on for a kind of device; meta has none."""
+    import torch
+
+    # torch.compile traces is_autocast_available from 2.11 on
+    available = device != "meta" and (torch.compiler.is_compiling() or torch.amp.is_autocast_available(device))
+    return available and torch.is_autocast_enabled(device)
 
 
 def readable(x: Array) -> bool:

@@ -54,8 +54,7 @@ def _context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> check.
     if rotations.ndim < 3 or rotations.shape[-3] != d or 0 in tuple(rotations.shape[-2:]):
         check.wrong_shape(op, "rotations", rotations, f"(..., {d}, num_hashes, num_buckets/2) as qk has {d} features")
     lead, of_qk = tuple(rotations.shape[:-3]), tuple(qk.shape[:-2])
-    fits = all(a in (1, b) for a, b in zip(reversed(lead), reversed(of_qk), strict=False))
-    if len(lead) > len(of_qk) or not fits:
+    if not check.fits(lead, of_qk):
         check.wrong_shape(op, "rotations", rotations, f"leading axes that broadcast to {of_qk}, those of qk")
     leading = of_qk if v is None else check.broadcast(op, "the leading axes of qk and v", of_qk, tuple(v.shape[:-2]))
     if v is not None:

@@ -115,7 +115,7 @@ def _measure(plan: _Plan, a: quadratic.Inputs, w: Array) -> RowStatistics:
     alive, total, p = _alive(xp, w)
     live = alive[..., 0]
     # numbers first: torch.compile turns them into symbols without attributes
-    constant = isinstance(a.count, int | float) or not hasattr(a.count, "ndim")
+    constant = isinstance(a.count, (int, float)) or not hasattr(a.count, "ndim")
     visible = xp.full_like(total, a.count) if constant else xp.broadcast_to(a.count, total.shape)
     if "total" in plan.fields:
         fields["total"] = xp.where(live, total[..., 0], 0.0)

@@ -1,11 +1,13 @@
 """The quick kit, the tests of the library, and whether Triton kernels lower, on the oldest and the newest versions of
 what attnkit works with.
 
-    python -m tests.repository.matrix [oldest] [newest]     both by default
+    python -m tests.repository.matrix [oldest] [compiled] [newest]     all by default
 
-Each is a new virtual environment with NumPy, SciPy, array-api-compat, torch, Triton and JAX: the floors that
-pyproject.toml names, or what is newest. From PyPI torch brings CUDA, about 6 GB each; an index of CPU builds
-(PIP_EXTRA_INDEX_URL) makes it 1 GB. attnkit is read from the checkout. Exit status 1 if a step fails.
+Each is a new virtual environment with NumPy, SciPy, array-api-compat, torch, Triton and JAX. `oldest` has the floors
+that pyproject.toml names, and the Triton of that torch, whose kernels attnkit refuses; `compiled` has the oldest Triton
+whose kernels it serves, and the oldest torch that compiles its functions as a whole; `newest` what is newest. From PyPI
+torch brings CUDA, about 6 GB each; an index of CPU builds (PIP_EXTRA_INDEX_URL) makes it 1 GB. attnkit is read from the
+checkout. Exit status 1 if a step fails.
 """
 
 import os
@@ -20,23 +22,28 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-SIDES = ("oldest", "newest")
 PATHS = os.pathsep.join(str(ROOT / name) for name in ("", "reference", "conformance"))
-STEPS = (
-    ("-m", "attnkit_conformance", "run", "numpy", "torch", "jax", "-k", "not (jax and (property or /pair.))"),
-    ("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/library", "-W", "ignore::DeprecationWarning"),
-    ("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/kernels/test_triton_lowers.py"),
-)
+Step = tuple[str, ...]
+KIT: Step = ("-m", "attnkit_conformance", "run", "numpy", "torch", "jax", "-k", "not (jax and (property or /pair.))")
+PYTEST: Step = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
+LIBRARY: Step = (*PYTEST, "tests/library", "-W", "ignore::DeprecationWarning")
+LOWERS: Step = (*PYTEST, "tests/kernels/test_triton_lowers.py")
+STEPS: dict[str, tuple[Step, ...]] = {
+    "oldest": (KIT, (*LIBRARY, "-k", "not compile")),
+    "compiled": (KIT, LIBRARY, LOWERS),
+    "newest": (KIT, LIBRARY, LOWERS),
+}
+TESTED_WITH = ("entmax", "mpmath")  # by tests of the library
 
 
 def libraries(side: str) -> list[str]:
     """What pip is asked for: each library at its floor, or without a version, and what the tests need."""
-    named = [
-        Requirement(text) for text in (*PROJECT["dependencies"], *EXTRAS["torch"], *EXTRAS["triton"], *EXTRAS["jax"])
-    ]
+    torch = {"oldest": EXTRAS["torch"], "compiled": EXTRAS["transformers"][:1], "newest": EXTRAS["torch"]}[side]
+    triton = [] if side == "oldest" else EXTRAS["triton"]
+    named = [Requirement(text) for text in (*PROJECT["dependencies"], *torch, *triton, *EXTRAS["jax"])]
     if side == "newest":
-        return [each.name for each in named] + EXTRAS["conformance"]
-    return [f"{each.name}=={floor(each)}" for each in named] + EXTRAS["conformance"]
+        return [each.name for each in named] + EXTRAS["conformance"] + [*TESTED_WITH]
+    return [f"{each.name}=={floor(each)}" for each in named] + EXTRAS["conformance"] + [*TESTED_WITH]
 
 
 def floor(requirement: Requirement) -> str:
@@ -46,12 +53,12 @@ def floor(requirement: Requirement) -> str:
 
 
 def check(side: str, folder: Path) -> bool:
-    """Install and judge one side, in the order of STEPS; whether all of them passed."""
+    """Install and judge one side, in the order of its steps; whether all of them passed."""
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     python = str(folder / "bin" / "python")
     pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", *libraries(side)]
     environment = os.environ | {"PYTHONPATH": PATHS, "JAX_PLATFORMS": "cpu"}
-    for step in (pip, *STEPS):
+    for step in (pip, *STEPS[side]):
         print(f"{side}: python {' '.join(step)}", flush=True)
         if subprocess.run([python, *step], cwd=ROOT, env=environment, check=False).returncode:
             print(f"{side}: FAILED", flush=True)
@@ -60,12 +67,12 @@ def check(side: str, folder: Path) -> bool:
 
 
 def main(sides: list[str]) -> int:
-    """Check the sides named, or both."""
-    if unknown := [side for side in sides if side not in SIDES]:
-        print(f"error: expected {' or '.join(SIDES)}; got {', '.join(unknown)}", file=sys.stderr)
+    """Check the sides named, or all."""
+    if unknown := [side for side in sides if side not in STEPS]:
+        print(f"error: expected some of {', '.join(STEPS)}; got {', '.join(unknown)}", file=sys.stderr)
         return 2
     passed = []
-    for side in sides or SIDES:
+    for side in sides or STEPS:
         with tempfile.TemporaryDirectory() as folder:
             passed.append(check(side, Path(folder) / "venv"))
     return int(not all(passed))

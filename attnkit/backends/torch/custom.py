@@ -18,6 +18,8 @@ from torch import Tensor
 from attnkit._core import quadratic
 from attnkit._core.special import without_autocast
 
+SCHEMA = "(str op, Tensor[] arrays, str names, str text) -> Tensor[]"  # torch reads it from annotations after 2.6 only
+VJP_SCHEMA = "(str op, Tensor[] arrays, str names, str text, Tensor? do, str targets) -> Tensor[]"
 SEED, RATE = "dropout_seed", "dropout_rate"
 Arguments = dict[str, Any]  # the arguments of a call by name
 Outputs = dict[str, tuple[tuple[int, ...], torch.dtype]]  # shapes and dtypes by name
@@ -109,13 +111,13 @@ def register(
     because gradients may be computed while it is on.
     """
 
-    @torch.library.custom_op(f"attnkit::{name}", mutates_args=())
+    @torch.library.custom_op(f"attnkit::{name}", mutates_args=(), schema=SCHEMA)
     def run(op: str, arrays: list[Tensor], names: str, text: str) -> list[Tensor]:
         with without_autocast(arrays[0]):
             results = forward(op, decoded(arrays, names, text))
         return [x.contiguous() for x in ([results] if isinstance(results, Tensor) else results)]
 
-    @torch.library.custom_op(f"attnkit::{name}_vjp", mutates_args=())
+    @torch.library.custom_op(f"attnkit::{name}_vjp", mutates_args=(), schema=VJP_SCHEMA)
     def vjp(op: str, arrays: list[Tensor], names: str, text: str, do: Tensor | None, targets: str) -> list[Tensor]:
         asked = tuple(targets.split(","))
         with without_autocast(arrays[0]):

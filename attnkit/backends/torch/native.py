@@ -217,8 +217,8 @@ def _is_plain(tensors: Sequence[Tensor]) -> bool:
 def evaluate(op: str, arguments: Arguments, outputs: tuple[str, ...]) -> Sequence[Tensor]:
     """The named outputs of an op."""
     if not _is_plain([x for x in arguments.values() if isinstance(x, Tensor)]):
-        named = zip(outputs, CUSTOM.outputs(op, **arguments, outputs=",".join(outputs)), strict=False)
-        return [x.detach() if name in rows.COUNTS else x for name, x in named]
+        results = CUSTOM.outputs(op, **arguments, outputs=",".join(outputs))[: len(outputs)]
+        return [x.detach() if name in rows.COUNTS else x for name, x in zip(outputs, results, strict=True)]
     arrays, plain = split(arguments)
     if _needs_gradients(arrays):
         return _call(op, arrays, plain, outputs)(_differentiable(arrays))

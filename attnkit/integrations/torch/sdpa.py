@@ -14,6 +14,7 @@ from torch.nn import functional
 from torch.nn.attention.bias import CausalBias, CausalVariant
 
 import attnkit.backends.torch  # noqa: F401  calls torch's own function: it must get hold of it before it is replaced
+from attnkit._core.special import is_autocast
 from attnkit.integrations._ops import Op, resolve, scale_of, taken_by
 from attnkit.integrations.torch.heads import Masks, Parts, attend
 from attnkit.integrations.torch.masks import bias_option, refuse_unless_bool_or_float, split
@@ -113,7 +114,7 @@ def _masked(op: Op, attn_mask: Tensor | None) -> dict[str, Any]:
 def in_dtype_of_autocast(*arrays: Tensor) -> tuple[Tensor, ...]:
     """The arrays in the dtype that torch's function gets: that of autocast, except for float64."""
     device = arrays[0].device.type
-    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):  # meta has no autocast
+    if not is_autocast(device):
         return arrays
     dtype = torch.get_autocast_dtype(device)
     return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in arrays)

@@ -99,11 +99,9 @@ def rule(op: str, projection: Array, *, kernel: str = "softmax", eps: float = 1e
 
 
 def _check_projection(op: str, x: Array, d: int, leading: tuple[int, ...]) -> None:
-    shape = tuple(x.shape[:-2])
     if x.ndim < 2 or x.shape[-1] != d or x.shape[-2] == 0:
         check.wrong_shape(op, "projection", x, f"(..., m, {d}) as q has {d} features")
-    fits = zip(reversed(shape), reversed(leading), strict=False)
-    if len(shape) > len(leading) or any(a not in (1, b) for a, b in fits):
+    if not check.fits(tuple(x.shape[:-2]), leading):
         check.wrong_shape(op, "projection", x, f"leading axes that broadcast to {leading}, those of q and k")
 
 

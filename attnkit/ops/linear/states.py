@@ -80,8 +80,8 @@ def check_parts(
     """A tuple of float arrays (leading..., width), leading axes exact or broadcast to `leading` without enlarging it.
     With `exact` a part may be None. What a whole call takes as initial_state is the `state` of a step."""
     name = "state" if name == "initial_state" and "_step" in op else name
-    if not isinstance(state, tuple | list) or len(state) != len(widths):
-        got = f"{len(state)} parts" if isinstance(state, tuple | list) else type(state).__name__
+    if not isinstance(state, (tuple, list)) or len(state) != len(widths):
+        got = f"{len(state)} parts" if isinstance(state, (tuple, list)) else type(state).__name__
         raise ValueError(f"{op}: {name} must be a tuple ({', '.join(widths)}); got {got}")
     for (part, width), x in zip(widths.items(), state, strict=True):
         if x is None and exact:

@@ -92,9 +92,7 @@ def _parts(
 def _check_projection(op: str, name: str, x: Array, keys: int, leading: tuple[int, ...]) -> None:
     if x.ndim < 2 or x.shape[-1] < keys:
         check.wrong_shape(op, name, x, f"(..., m, S_max) with S_max at least {keys}, the tokens of k")
-    actual = tuple(x.shape[:-2])
-    fits = zip(reversed(actual), reversed(leading), strict=False)
-    if len(actual) > len(leading) or any(a not in (1, b) for a, b in fits):
+    if not check.fits(tuple(x.shape[:-2]), leading):
         check.wrong_shape(op, name, x, f"leading axes that broadcast to {leading}, those of k and v")
 
 
