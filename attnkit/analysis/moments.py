@@ -70,7 +70,7 @@ def activation_moments(activation: str, *, mean: float = 0.0, var: float = 1.0) 
     xp, nodes, weights = quadrature(_POINTS)
     h = ACTIVATIONS[activation].h
     if std == 0:
-        value = float(h(xp, xp.asarray(mean)))
+        (value,) = h(xp, xp.asarray([mean])).tolist()
         return ActivationMoments(*(value**p for p in (1, 2, 3, 4)))
     sums = [0.0] * 4
     for low, high in _pieces(mean, std):

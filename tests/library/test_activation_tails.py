@@ -70,7 +70,7 @@ def test_torch_by_fewer_instructions(capability: str) -> None:
     command = [sys.executable, "-m", "tests.library.torch_tails"]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() in (capability, "DEFAULT")  # a machine may have fewer than asked for
+    assert done.stdout.strip() in (capability, "DEFAULT", "NO AVX")  # a machine may have fewer; "NO AVX" in torch 2.6
 
 
 # ---------------------------------------------------------------------------------------------- kinks (semantics A8)

@@ -21,8 +21,8 @@ main { max-width: 1120px; margin: 0 auto; padding: 36px 24px 80px; }
 h1 { font-size: 30px; line-height: 1.2; margin: 0 0 6px; letter-spacing: -0.01em; }
 h2 { font-size: 20px; margin: 44px 0 10px; padding-top: 14px; border-top: 1px solid var(--line); }
 p { max-width: 76ch; margin: 8px 0; } .soft { color: var(--soft); } small { color: var(--soft); }
-.badge { display: inline-block; font-size: 13px; font-weight: 600; padding: 2px 10px; border-radius: 99px;
-  border: 1px solid var(--accent); color: var(--accent); }
+.badge { display: inline-block; max-width: 100%; font-size: 13px; font-weight: 600; padding: 2px 10px;
+  border-radius: 99px; border: 1px solid var(--accent); color: var(--accent); }
 .badge.smoke { border-color: var(--alarm); color: var(--alarm); }
 .alarm { background: var(--alarm-paper); border-left: 5px solid var(--alarm); padding: 14px 18px; border-radius: 6px;
   margin: 18px 0; } .alarm b { color: var(--alarm); }
@@ -35,8 +35,10 @@ th, td { padding: 6px 8px; border-bottom: 1px solid var(--line); text-align: rig
 th:first-child, td:first-child { text-align: left; padding-left: 2px;
   white-space: normal; min-width: 9em; } tr:last-child td { border-bottom: 0; }
 td.wide { white-space: normal; text-align: left; } .big { font-weight: 650; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: 4px 18px; margin: 0; font-size: 14.5px; }
-dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
+dl { display: grid; grid-template-columns: max-content minmax(0, 1fr); gap: 4px 18px; margin: 0; font-size: 14.5px; }
+dt { color: var(--soft); } dd { margin: 0; } dd, code, .badge { overflow-wrap: anywhere; }
+@media (max-width: 600px) { main { padding: 24px 16px 60px; } dl { grid-template-columns: 1fr; }
+  dd { margin-bottom: 8px; } .card svg { width: 560px; max-width: none; } }
 code { font: 13.5px/1.5 ui-monospace, "SF Mono", "DejaVu Sans Mono", monospace; }
 pre { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 10px 14px;
   overflow-x: auto; }
