@@ -206,7 +206,8 @@ def card(number: int, one: Disagreement, printed: Mapping[str, str]) -> str:
         program(example, printed.get(example.program), opened=n == 0) for n, example in enumerate(one.examples)
     )
     sentence = f'<h3 id="d{number}"><i>{number}</i>{escape(one.reason)}</h3>'
-    return f'<section class="card">{sentence}<div class="wide"><table class="who">{head}{table}</table></div>{programs}</section>'
+    who = f'<div class="wide"><table class="who">{head}{table}</table></div>'
+    return f'<section class="card">{sentence}{who}{programs}</section>'
 
 
 def program(example: Example, printed: str | None, opened: bool) -> str:
