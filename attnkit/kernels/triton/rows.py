@@ -289,6 +289,28 @@ def forward_resident(
 
 
 @triton.jit
+def add_tile(
+    top, total, sums, q_tile, k, v, scale, factor, pairs, at, i0, bounds, j0, queries,
+    WEIGH: tl.constexpr, FOLD: tl.constexpr, EDGE: tl.constexpr, MASKED: tl.constexpr, d: tl.constexpr,
+    e: tl.constexpr, D: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The running maxima of softmax, Σ u and, if there is a v, Σ u v with the keys of one more tile."""
+    s, inside, seen = unscaled(
+        q_tile, k, scale, pairs, at, i0, bounds, j0, queries, FOLD, EDGE, MASKED, d, D, ROWS, KEYS, PRECISION
+    )
+    higher = tl.maximum(top, tl.max(s, 1))
+    level = level_of(-lift_of(WEIGH), finite(higher), factor, FOLD)
+    u = WEIGH(above(level, s, finite(higher), factor, FOLD), None)
+    shrink = shrinkage(top, higher, factor, WEIGH)
+    total = total * shrink[:, None] + sums_of(u)
+    if v is not None:
+        sums = (sums[0] * shrink[:, None], sums[1])
+        values = load_rows(v, at[3], at[2], j0, tl.arange(0, KEYS), seen if EDGE else None, e, E)
+        sums = add_values(sums, u, inside, values, pairs, at, i0, j0, ROWS, KEYS, PRECISION)
+    return higher, total, sums
+
+
+@triton.jit
 def forward_online(
     q, k, v, o, stats, lse, pairs, rows, limits, numbers, heads, groups, steps,
     WEIGH: tl.constexpr, SLOPE: tl.constexpr, NEGATIVE: tl.constexpr, d: tl.constexpr, e: tl.constexpr,
@@ -309,20 +331,10 @@ def forward_online(
         bounds = bounds_of(at, i0, limits, own, rows, blocks, ROWS) if EDGE else None
         for n in tl.range(0, sequences[EDGE][1], num_stages=1 if EDGE and not MASKED else None):
             j0 = first_key(n, sequences[EDGE], KEYS)
-            s, inside, seen = unscaled(
-                q_tile, k, scale, pairs, at, i0, bounds, j0, queries,
-                FOLD, EDGE, MASKED, d, D, ROWS, KEYS, PRECISION,
+            top, total, sums = add_tile(
+                top, total, sums, q_tile, k, None if o is None else v, scale, factor, pairs, at, i0, bounds, j0,
+                queries, WEIGH, FOLD, EDGE, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
             )  # fmt: skip
-            higher = tl.maximum(top, tl.max(s, 1))
-            level = level_of(-lift_of(WEIGH), finite(higher), factor, FOLD)
-            u = WEIGH(above(level, s, finite(higher), factor, FOLD), None)
-            shrink = shrinkage(top, higher, factor, WEIGH)
-            total = total * shrink[:, None] + sums_of(u)
-            if o is not None:
-                sums = (sums[0] * shrink[:, None], sums[1])
-                values = load_rows(v, at[3], at[2], j0, tl.arange(0, KEYS), seen if EDGE else None, e, E)
-                sums = add_values(sums, u, inside, values, pairs, at, i0, j0, ROWS, KEYS, PRECISION)
-            top = higher
     total, top = tl.sum(total, 1), finite(top) * unit
     if o is not None:
         store_output(o, at, i0, queries, sums, total, numbers[1], v[0].dtype.element_ty, e, E, ROWS)

@@ -7,6 +7,8 @@ warps that share them compute the same scores.
 
 from typing import Any, NamedTuple
 
+from attnkit.kernels.plan import blocks_of
+
 
 class Tile(NamedTuple):
     """Queries and keys of a tile, warps of a program, and pipeline stages."""
@@ -170,6 +172,42 @@ def resident(kernel: str, bits: int, d: int, e: int, keys: int, capability: int)
     if tiles is None or keys > tiles[capability >= 9].KEYS:
         return None
     return tiles[capability >= 9]._replace(KEYS=padded(keys))
+
+
+# ---------------------------------------------------------------------------------------------- few queries
+
+FEW = 16  # queries, or fewer, whose keys are shared out among programs
+RESIDENT_PROGRAMS = 2  # of a multiprocessor
+MOST_PARTS = 256
+
+DECODING = {
+    (16, 64): (Tile(64, 64, 4, 4), Tile(64, 64, 4, 4)),
+    (16, 128): (Tile(64, 32, 4, 4), Tile(64, 64, 4, 3)),
+    (16, 256): (Tile(32, 32, 4, 3), Tile(32, 32, 4, 3)),
+    (32, 64): (Tile(32, 32, 4, 2), Tile(32, 32, 4, 2)),
+    (32, 128): (Tile(16, 32, 4, 2), Tile(16, 32, 4, 2)),
+    (32, 256): (Tile(16, 16, 4, 2), Tile(16, 16, 4, 2)),
+}
+"""By bits and head size: tiles with the most rows that are packed into one. They spill no registers, but for float32
+with head size 256. A loop over keys waits for memory: with sixteen rows it asks for half of a multiprocessor's time."""
+
+
+def decoding(bits: int, d: int, e: int, capability: int, queries: int, rows: int) -> Tile | None:
+    """The tile of a call with `rows` queries in a group of heads; None for more than a few queries."""
+    if queries > FEW:
+        return None
+    tile = DECODING[bits, max(64, padded(d), padded(e))][capability >= 9]
+    return tile._replace(ROWS=min(tile.ROWS, padded(rows)))
+
+
+def parts(tile: Tile, tiles: int, keys: int, processors: int) -> int:
+    """In how many parts the keys of a call with so many tiles of queries are shared out, if these see `keys` of them.
+
+    As many as give every multiprocessor its programs, if each has at least two tiles of keys and eight times as many
+    keys as rows, whose sums it writes and `combine` reads.
+    """
+    wanted = blocks_of(RESIDENT_PROGRAMS * processors, max(tiles, 1))
+    return max(1, min(wanted, keys // max(2 * tile.KEYS, 8 * tile.ROWS), MOST_PARTS))
 
 
 # ---------------------------------------------------------------------------------------------- linear attention

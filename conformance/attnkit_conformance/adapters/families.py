@@ -39,7 +39,8 @@ def family(name: str) -> list[Any]:
         }
         return workers("jax", targets, {"JAX_ENABLE_X64": "1"})
     if name == "triton_interpreted":
-        return workers(name, {name: "Interpreted", f"{name}-atomic": "Atomic"}, {"TRITON_INTERPRET": "1"})
+        targets = {name: "Interpreted", f"{name}-atomic": "Atomic", f"{name}-split": "Split"}
+        return workers(name, targets, {"TRITON_INTERPRET": "1"})
     if name == "jax_triton_interpreted":
         return workers(name, {name: "Interpreted"}, {"TRITON_INTERPRET": "1"})
     module = importlib.import_module(f"{HERE}.{name if name in EMULATED else library}")

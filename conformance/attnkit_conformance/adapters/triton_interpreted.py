@@ -68,6 +68,9 @@ REFUSED: dict[str, Callable[..., str | None]] = {
     **dict.fromkeys(newton.KERNELS, too_large),
 }
 
+IN_PARTS = ("softmax_attention", "pointwise_attention", "sigmoid_attention", "reluformer_attention", "rela_attention")
+"""Ops of whose calls with few queries the keys are shared out."""
+
 
 class Interpreted(Autograd):
     """Gradients by autograd."""
@@ -112,3 +115,15 @@ class Atomic(Interpreted):
         super().__init__()
         self.served = without_gradients(pointwise.ATOMIC)
         self.name, self.ops = "triton_interpreted-atomic", tuple(self.served)
+
+
+class Split(Interpreted):
+    """Any number of queries by the kernels for few, with the keys of a head in three parts."""
+
+    def __init__(self) -> None:
+        from attnkit.kernels.triton import sizes
+
+        super().__init__()
+        self.name, self.ops = "triton_interpreted-split", IN_PARTS
+        sizes.decoding = lambda *of: sizes.Tile(16, 16, 4, 1)
+        sizes.parts = lambda *of: 3

@@ -170,7 +170,8 @@ def _operand(q: Tensor, c: Call, statistics: bool) -> torch.dtype:
     return torch.float32 if statistics and c.distances else q.dtype
 
 
-def _constants(kernel: str, q: Tensor, c: Call, statistics: bool, *functions: str) -> dict[str, Any]:
+def constants_of(kernel: str, q: Tensor, c: Call, statistics: bool, *functions: str) -> dict[str, Any]:
+    """Compile-time arguments of a kernel: the named ones of the functions H and DH, widths, precision, and the tile."""
     from attnkit.kernels.triton import activations, sizes
     from attnkit.kernels.triton.sizes import padded, with_pairs
 
@@ -195,14 +196,19 @@ def bytes_of_pairs(c: Call) -> int:
     return sum(x.element_size() for x in (c.bias, c.mask, c.dropout_mask) if x is not None)
 
 
+def device_of(device: torch.device) -> torch.device:
+    """The device that a launch is for: that of a tensor unless launches are recorded on stand-ins."""
+    noted = _recording.get()
+    return device if noted is None else noted.device
+
+
 def capability(device: torch.device) -> int:
     """The major number of the compute capability; the newest if launches are only compiled or interpreted."""
-    noted = _recording.get()
-    device = device if noted is None else noted.device
+    device = device_of(device)
     return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else NEWEST
 
 
-def _rows(q: Tensor, c: Call, backward: bool) -> tuple[Rows, list[Launch]]:
+def rows_of(q: Tensor, c: Call, backward: bool) -> tuple[Rows, list[Launch]]:
     """n^-alpha and log n in memory, and the launches that compute them.
 
     The forward kernel needs them if n is an argument or a boolean mask has to be counted. Gradients of keys visit every
@@ -240,7 +246,7 @@ def _scored(
     centred at the keys with their norms."""
     if c.distances:
         return _centred(q, k, c, _operand(q, c, statistics), owners)
-    rows, before = _rows(q, c, backward)
+    rows, before = rows_of(q, c, backward)
     return dict.fromkeys(owners, Scored(view(c.plan.layout, "q", q), view(c.plan.layout, "k", k), rows)), before
 
 
@@ -294,7 +300,7 @@ def forward_launches(
     from attnkit.kernels.triton.statistics import kind
 
     a = c.plan.layout
-    constants = _constants("rows" if v is None else "forward", q, c, statistics is not None, "H")
+    constants = constants_of("rows" if v is None else "forward", q, c, statistics is not None, "H")
     signed = c.activation in NEGATIVE or c.plan.numbers.gain <= 0.0
     constants["KIND"] = kind(statistics, c.activation in EXACT_ZEROS, signed, first)
     programs = a.blocks(a.queries, constants["ROWS"]) * a.heads * a.items
@@ -334,19 +340,19 @@ def backward_launches(
 
     dq = view(a, "q", grads.get("q"))
     if "q" in grads and not together:
-        constants = _constants("backward_queries", q, c, statistics, "H", "DH")
+        constants = constants_of("backward_queries", q, c, statistics, "H", "DH")
         programs = a.blocks(a.queries, constants["ROWS"]) * a.heads * a.items
         arguments = (*inputs("q"), dq, *shared("q"), a.heads, a.groups)
         launches.append(Launch(kernels.backward_queries, programs, arguments, constants))
     if "k" in grads:
         sizes = "backward_together" if together else "backward_keys"
-        constants = _constants(sizes, q, c, statistics, "H", "DH")
+        constants = constants_of(sizes, q, c, statistics, "H", "DH")
         programs = a.blocks(a.keys, constants["KEYS"]) * a.kv_heads * a.items
         dk, dv = view(a, "k", grads["k"]), None if do is None else view(a, "v", grads["v"])
         arguments = (*inputs("k"), dk, dv, dq if together else None, *shared("k"), a.keys, a.kv_heads, a.groups)
         launches.append(Launch(kernels.backward_keys, programs, arguments, constants))
     if "bias" in grads:
-        constants = _constants("backward_queries", q, c, statistics, "H", "DH")
+        constants = constants_of("backward_queries", q, c, statistics, "H", "DH")
         dbias = grads["bias"]
         items, heads = dbias.shape[:2]
         tiles = blocks_of(a.queries, constants["ROWS"]) * blocks_of(a.keys, constants["KEYS"])

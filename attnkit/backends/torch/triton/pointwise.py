@@ -11,7 +11,7 @@ from torch import Tensor
 from attnkit._core.dispatch import Kernel, with_gradients
 from attnkit.backends.torch.custom import Arguments, register
 from attnkit.backends.torch.signature import PLAIN, watched
-from attnkit.backends.torch.triton import launch, recorded
+from attnkit.backends.torch.triton import decoding, launch, recorded
 from attnkit.kernels import predicted, verdicts
 from attnkit.ops import rela
 from attnkit.ops.gaussian import gaussian_attention
@@ -43,7 +43,7 @@ def _forward(op: str, arguments: Arguments) -> Tensor:
     c = launch.call_of(q, k, v, **arguments)
     o = q.new_empty(c.plan.layout.shape_of("o"))
     if o.numel():
-        launch.run(q, launch.forward_launches(q, k, v, o, c))
+        launch.run(q, decoding.pointwise_launches(q, k, v, o, c) or launch.forward_launches(q, k, v, o, c))
     return o
 
 

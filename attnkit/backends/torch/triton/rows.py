@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attnkit.backends.torch.custom import Arguments, Outputs, only_o, register
 from attnkit.backends.torch.softmax import sdpa_unsupported
-from attnkit.backends.torch.triton import launch, pointwise, recorded
+from attnkit.backends.torch.triton import decoding, launch, pointwise, recorded
 from attnkit.backends.torch.triton.launch import Launch, View, by_sequence, view, view_of
 from attnkit.kernels.plan import Layout, blocks_of
 from attnkit.ops.entmax import ENTMAX
@@ -84,7 +84,7 @@ def _functions(kernel: Any, call: Call, dtype: torch.dtype) -> dict[str, Any]:
     """The compile-time functions of a kernel, and whether its scale is negative."""
     from attnkit.kernels.triton.normalisers import HALF_SOFTMAX, NORMALISERS
 
-    half = kernel.__name__ == "forward_online" and dtype != torch.float32
+    half = kernel.__name__ in ("forward_online", "softmax_parts") and dtype != torch.float32
     functions = zip(("WEIGH", "SLOPE", "TILT"), HALF_SOFTMAX if half else NORMALISERS[call.normaliser], strict=True)
     values = {**dict(functions), "NEGATIVE": call.of_pairs.plan.numbers.scale < 0.0}
     return {name: value for name, value in values.items() if name in kernel.arg_names}
@@ -106,8 +106,15 @@ def _sizes(name: str, q: Tensor, call: Call) -> dict[str, Any] | None:
         lean = lean and not beside and c.seed is None and c.query_mask is None
         tile = sizes.rows("backward_tiled" if name == "backward_bias" else name, bits, a.d, a.e, capability, lean)
         tile = sizes.with_pairs(tile, beside)
-    widths = {"d": a.d, "e": a.e, "D": sizes.padded(a.d), "E": sizes.padded(a.e)}
-    return widths | tile._asdict() | {"PRECISION": "tf32x3" if q.dtype == torch.float32 else "ieee"}
+    return _widths(q, a) | tile._asdict()
+
+
+def _widths(q: Tensor, a: Layout) -> dict[str, Any]:
+    """Compile-time arguments of all kernels."""
+    from attnkit.kernels.triton.sizes import padded
+
+    widths = {"d": a.d, "e": a.e, "D": padded(a.d), "E": padded(a.e)}
+    return {**widths, "PRECISION": "tf32x3" if q.dtype == torch.float32 else "ieee"}
 
 
 def _tuples(call: Call) -> tuple[Any, ...]:
@@ -133,6 +140,32 @@ def forward_launch(
     arguments = (*views, _views(a, rows), view(a, "rows", lse), *_tuples(call), a.heads, a.groups)
     programs = a.blocks(a.queries, sizes["ROWS"]) * a.heads * a.items
     return Launch(kernel, programs, (*arguments, call.steps), _functions(kernel, call, q.dtype) | sizes)
+
+
+def launches_of_parts(
+    q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor | None, rows: Tensor, call: Call
+) -> list[Launch] | None:
+    """The same for softmax of few queries; None for a call of other kernels."""
+    from attnkit.kernels.triton import decoding as kernels
+
+    a, c = call.a, call.of_pairs
+    shared = decoding.shares(q, c) if call.above is None else None
+    if shared is None:
+        return None
+    result, beside = view(a, "o", o), decoding.Normalised(_views(a, rows), view(a, "rows", lse))
+    parts = decoding.parts_or(result, q, c, shared)
+    if shared.parts > 1:
+        room = [decoding.room_for_parts(q, c, shared.parts) for _ in range(2)]
+        beside = beside._replace(tops=room[0], totals=room[1])
+    functions = _functions(kernels.softmax_parts, call, q.dtype)
+    of_rows = (beside.tops, beside.totals, beside.stats, beside.lse)
+    views = (view(a, "q", q), view(a, "k", k), view(a, "v", v), parts, *of_rows)
+    arguments = (*views, *_tuples(call), a.heads, a.groups, shared.parts)
+    constants = functions | _widths(q, a) | shared.sizes
+    launches = [Launch(kernels.softmax_parts, shared.programs, arguments, constants)]
+    if shared.parts > 1:
+        launches.append(decoding.combination(c, shared, parts, result, beside, functions["WEIGH"]))
+    return launches
 
 
 def backward_launches(
@@ -200,7 +233,8 @@ def _forward(op: str, arguments: Arguments) -> list[Tensor]:
     outputs = {name: q.new_empty(shape, dtype=dtype) for name, (shape, dtype) in _outputs(op, arguments).items()}
     if not call.a.keys:
         return [x.fill_(-math.inf if name == "lse" else 0.0) for name, x in outputs.items()]
-    launch.run(q, [forward_launch(q, k, v, outputs["o"], outputs.get("lse"), outputs["rows"], call)])
+    of_call = q, k, v, outputs["o"], outputs.get("lse"), outputs["rows"], call
+    launch.run(q, launches_of_parts(*of_call) or [forward_launch(*of_call)])
     return list(outputs.values())
 
 

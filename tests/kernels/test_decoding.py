@@ -1,0 +1,244 @@
+"""Few queries on many keys: the calls of the kernels that share out keys, their parts, and what they compile to."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton", reason="triton is not installed")
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("the interpreter does not compile", allow_module_level=True)
+
+# What imports triton stands behind the skips.
+from attnkit.backends.torch.triton import decoding, launch, pointwise, rows
+from attnkit.backends.torch.triton.launch import Launch
+from attnkit.kernels.triton import sizes
+from attnkit_conformance import core
+from attnkit_conformance.adapters.worker import WorkerAdapter
+from attnkit_conformance.judge import judge
+from benchmarks.sass.compiling import compiled, device_of, lowered, tool
+from benchmarks.stubbed import stubbed
+
+from .interpreted import MODE, TARGET
+from .selection import FEW, later, of_numbers
+from .test_recorded import assert_same, call_of, launched, straight
+from .test_triton_compile import MEMORY
+
+SPLIT = TARGET.replace(":Interpreted", ":Split")
+
+
+def tensors(
+    heads: int = 8, groups: int = 1, queries: int = 1, keys: int = 8192, d: int = 64, items: int = 1,
+    dtype: torch.dtype = torch.bfloat16,
+) -> list[Tensor]:  # fmt: skip
+    q = torch.empty(items, heads * groups, queries, d, dtype=dtype)
+    return [q, *(torch.empty(items, heads, keys, d, dtype=dtype) for _ in range(2))]
+
+
+def shared(*arrays: Tensor, **options: Any) -> decoding.Shares | None:
+    return decoding.shares(arrays[0], launch.call_of(*arrays, **{"enable_gqa": True, **options}))
+
+
+def made(op: str, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> list[Launch]:
+    """The launches of a call, none if other kernels serve it."""
+    options = {"enable_gqa": True, **options}
+    if op == "pointwise_attention":
+        return decoding.pointwise_launches(q, k, v, q, launch.call_of(q, k, v, **options)) or []
+    call = rows.call_of(op, {"q": q, "k": k, "v": v, **options})
+    numbers = torch.empty(rows.row_numbers(call.a.leading, q.shape[-2], rows.alpha_of(op, options)))
+    return rows.launches_of_parts(q, k, v, q, torch.empty(q.shape[:-1]), numbers, call) or []
+
+
+# ---------------------------------------------------------------------------------------------- which calls
+
+
+def test_parts_fill_the_multiprocessors() -> None:
+    found = shared(*tensors())
+    assert found is not None
+    assert found.programs == 8 * found.parts
+    assert decoding.PROCESSORS <= found.programs <= 3 * decoding.PROCESSORS
+
+
+def test_enough_heads_need_no_parts() -> None:
+    found = shared(*tensors(items=64))
+    assert found is not None
+    assert (found.parts, found.programs) == (1, 512)
+    assert [each.kernel.fn.__name__ for each in made("pointwise_attention", *tensors(items=64))] == ["pointwise_parts"]
+    assert [each.kernel.fn.__name__ for each in made("softmax_attention", *tensors(items=64))] == ["softmax_parts"]
+
+
+def test_a_part_has_more_keys_than_its_rows_cost() -> None:
+    for keys in (1, 255, 256, 511, 512, 8192, 1 << 20):
+        for groups in (1, 8, 64):
+            found = shared(*tensors(1, groups, keys=keys))
+            assert found is not None
+            assert found.parts == 1 or keys / found.parts >= 8 * found.sizes["ROWS"]
+            assert found.parts <= sizes.MOST_PARTS
+
+
+def test_parts_are_of_the_keys_that_are_seen() -> None:
+    everything, window, length = (shared(*tensors(1), **o) for o in ({}, {"window": (1023, 0)}, {"key_lengths": 1024}))
+    assert everything is not None
+    assert window is not None
+    assert window == length
+    assert window.parts == 8 < everything.parts
+
+
+def test_the_queries_of_a_group_share_a_tile() -> None:
+    for groups, queries, rows_of_tile in ((1, 1, 16), (4, 4, 16), (8, 4, 32), (8, 16, 64)):
+        found = shared(*tensors(2, groups, queries))
+        assert found is not None
+        assert found.sizes["ROWS"] == rows_of_tile
+        assert found.programs == 2 * found.parts * -(-groups * queries // rows_of_tile)
+
+
+def test_other_calls_go_to_other_kernels() -> None:
+    edges = {"edges_q": torch.tensor([0, 4]), "edges_k": torch.tensor([0, 8])}
+    packed = [torch.empty(2, n, 64, dtype=torch.float16) for n in (4, 8, 8)]
+    assert shared(*tensors(queries=sizes.FEW)) is not None
+    assert shared(*tensors(queries=sizes.FEW + 1)) is None
+    assert shared(*packed) is not None
+    assert shared(*packed, **edges) is None
+    assert shared(*tensors(), **pointwise.GAUSSIAN) is None
+    assert made("entmax_attention", *tensors()) == []
+    assert made("softmax_attention", *tensors(queries=sizes.FEW + 1)) == []
+
+
+# ---------------------------------------------------------------------------------------------- conformance
+
+
+@pytest.mark.parametrize(
+    ("op", "expression", "dtypes"),
+    [
+        ("pointwise_attention", "/cross", ("float32",)),
+        ("softmax_attention", "/causal-padded", ("float16",)),
+        later("pointwise_attention", FEW, ("float32", "bfloat16")),
+        later("softmax_attention", "not property", ("float32", "float16")),
+        later("sigmoid_attention", "not property", ("float16",)),
+    ],
+)
+def test_conforms_in_parts(op: str, expression: str, dtypes: tuple[str, ...]) -> None:
+    adapter = WorkerAdapter("triton_interpreted-split", SPLIT, MODE)
+    results = of_numbers(judge([adapter], "quick", expression, dtypes, ops=(op,)))
+    adapter.close()
+    assert {result.dtype for result in results} == {*dtypes}
+    assert [f"{result.id}\n{result.message}" for result in results if result.status != "pass"] == []
+
+
+PLANTED = """
+import triton
+import triton.language as tl
+
+from attnkit.kernels.triton import decoding, tiles
+from attnkit_conformance.adapters.triton_interpreted import Split
+
+
+@triton.jit
+def every_key(part, count, hi, left, KEYS: tl.constexpr):
+    return part * 0, tl.max(hi, 0)
+
+
+@triton.jit
+def of_the_first_head(limits, heads, groups, count, ROWS: tl.constexpr):
+    blocks = tl.cdiv(groups * limits[0], ROWS)
+    n, shared, item = tiles.place(blocks * count, heads // groups)
+    row = n % blocks * ROWS + tl.arange(0, ROWS)
+    i = tl.where(row < groups * limits[0], row % limits[0], limits[0])
+    return n // blocks, shared, item, shared * groups + row * 0, i
+
+
+@triton.jit
+def unweighted(x):
+    return tl.where(x < 0.0, 1.0, 1.0)
+
+
+class Wrong(Split):
+    def __init__(self):
+        super().__init__()
+        decoding.NAME = WRONG
+"""
+
+
+@pytest.mark.parametrize(
+    ("op", "name", "wrong", "scene"),
+    [
+        later("pointwise_attention", "own_keys", "every_key", "cross"),
+        later("softmax_attention", "packed_rows", "of_the_first_head", "gqa"),
+        later("softmax_attention", "exp", "unweighted", "cross"),
+    ],
+)
+def test_a_planted_bug_is_found(
+    op: str, name: str, wrong: str, scene: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / f"planted_{wrong}.py").write_text(PLANTED.replace("NAME", name).replace("WRONG", wrong))
+    monkeypatch.syspath_prepend(tmp_path)
+    adapter = WorkerAdapter("planted", f"planted_{wrong}:Wrong", MODE)
+    case = next(case for case in core.cases(op, "quick", ("float32",)) if scene in case.id or scene in case.tags)
+    result = core.check(adapter, case)
+    adapter.close()
+    assert result.checks & {"bound", "nonfinite"}, result.message
+
+
+# ---------------------------------------------------------------------------------------------- compiled
+
+
+EVERY_OPTION: dict[str, Any] = {
+    "bias": torch.empty(4, 3, 300), "mask": torch.ones(3, 300, dtype=torch.bool), "dropout": (0.1, 5),
+    "dropout_mask": torch.empty(3, 300), "query_mask": torch.ones(2, 1, 3, dtype=torch.bool),
+    "key_lengths": torch.ones(2, 1, dtype=torch.int64), "causal": "upper_left", "window": (30, 5),
+}  # fmt: skip
+CALLS: dict[str, dict[str, Any]] = {"plain": {}, "every option": EVERY_OPTION, "window": {"window": (30, 5)}}
+
+
+@pytest.mark.parametrize("capability", [later(80), 90])
+@pytest.mark.parametrize("options", CALLS)
+@pytest.mark.parametrize("parts", [1, 3])
+def test_lowers(parts: int, options: str, capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sizes, "parts", lambda *of: parts)
+    arrays = tensors(2, 2, 3, 300, items=2)
+    own: dict[str, Any] = {"activation": "gelu", "shift": "-log_length", "alpha": 0.5}
+    with device_of(capability):
+        for op, more in (("pointwise_attention", own), ("softmax_attention", {"scale": -1.0})):
+            launches = made(op, *arrays, **CALLS[options], **more)
+            assert (launches[-1].kernel.fn.__name__ == "combine") is (parts > 1)
+            for each in launches:
+                assert "tt.func public" in lowered(each, capability), each.kernel.fn.__name__
+
+
+@pytest.mark.parametrize("op", ["pointwise_attention", later("softmax_attention")])
+def test_a_repeated_call_launches_the_same(op: str) -> None:
+    inputs = tensors(queries=2, keys=1024)
+    call = call_of(op, enable_gqa=True, causal=True)
+    with stubbed() as driver:
+        usual = launched(driver, lambda: call(*inputs), anew=True)
+        assert [each.kernel for each in usual] == [f"{op.partition('_')[0]}_parts", "combine"]
+        for n in range(4):
+            again = launched(driver, lambda: call(*inputs))
+            assert_same(usual, again, inputs)
+            assert straight(again) is (n > 1)
+
+
+@pytest.mark.skipif(not tool("cuobjdump").exists(), reason="triton came without cuobjdump")
+@pytest.mark.parametrize(
+    ("dtype", "d", "capability"),
+    [
+        (torch.bfloat16, 64, 90),
+        *(later(dtype, d, 80) for dtype in (torch.float16, torch.bfloat16) for d in (64, 128, 256)),
+        *(later(dtype, d, 90) for dtype in (torch.float16, torch.bfloat16) for d in (128, 256)),
+        *(later(torch.float32, d, capability) for d in (64, 128) for capability in (80, 90)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("groups", [1, later(64)])
+def test_no_spills_enough_memory_and_tensor_cores(dtype: torch.dtype, d: int, capability: int, groups: int) -> None:
+    arrays = tensors(2, groups, d=d, dtype=dtype)
+    with device_of(capability):
+        for op in ("pointwise_attention", "softmax_attention"):
+            parts, combine = made(op, *arrays, causal=True)
+            found = [compiled(each, capability) for each in (parts, combine)]
+            assert [each.stack for each in found] == [0, 0], op
+            assert all(each.shared <= MEMORY[capability] for each in found)
+            assert found[0].tensor_core_instructions() >= 2
