@@ -116,6 +116,34 @@ def takes(
     return keeps(pairs, itemsize) or count >= enough(STEPS[itemsize][kind], width, calls, compiled)
 
 
+class Once(NamedTuple):
+    """A call without gradients whose kernels wait for memory: for every number of its keys and values, or states."""
+
+    bytes: int  # that kernels read and write
+    generic: int  # that the generic body reads and writes
+    launches: int  # operations of the generic body
+
+
+CALL_ONCE = 50 * LAUNCH
+"""Seconds of the CPU from such a call to its kernels, where no call before had its shapes, as while keys are added.
+Timed like `CALL`: 35 operations for relu, 50 for softmax. Repeated, the call takes 3."""
+ONCE = {
+    2: {"pointwise": Once(2, 10, 9), "softmax": Once(2, 18, 37), "step": Once(8, 36, 40)},
+    4: {"pointwise": Once(4, 4, 5), "softmax": Once(4, 12, 33), "step": Once(8, 36, 35)},
+}
+"""By bytes of the dtype, for few queries and for steps of linear attention."""
+
+
+def takes_once(kind: str, itemsize: int, numbers: int, passes: int = 1) -> bool:
+    """Whether a call without gradients is predicted not to be slower on either GPU; `passes`: over the numbers."""
+    once = ONCE[itemsize][kind]
+    pairs = [
+        (max(CALL_ONCE, passes * once.bytes * numbers / gpu.memory), once.generic * numbers / gpu.memory)
+        for gpu in GPUS
+    ]
+    return all(kernels <= max(once.launches * LAUNCH, generic) for kernels, generic in pairs)
+
+
 def takes_inverses(matrices: int, steps: int) -> bool:
     """The same for the Newton inverse, whose generic body launches a few operations for every step."""
     (a100, h100), of_generic = NEWTON.clocks, (NEWTON.bytes * steps, NEWTON.products * steps, NEWTON.launches * steps)

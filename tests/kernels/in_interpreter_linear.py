@@ -7,7 +7,7 @@ import torch
 
 import attnkit
 from attnkit.backends.torch import custom
-from attnkit.backends.torch.triton import linear, linear_launch
+from attnkit.backends.torch.triton import linear, linear_launch, linear_step
 
 EPS = torch.finfo(torch.float32).eps
 D, E = 4, 3
@@ -154,3 +154,23 @@ def test_a_sequence_in_two_parts() -> None:
     options = {"causal": True, "return_state": True, "initial_state": kept}
     second, last = linear.attend(q[:, 13:], k[:, 13:], v[:, 13:], **options)
     agree((torch.cat([first, second], 1), last), whole)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"feature_map": "identity", "scale": 0.3}, {"eps": 0.0, "feature_map": "relu"}]
+)
+@pytest.mark.parametrize("grouped", [False, True])
+def test_steps_of_states_in_several_programs(grouped: bool, options: dict[str, Any]) -> None:
+    d, e, heads = 130, 40, 2 if grouped else 4
+    q, k, v = draw(1, 2, 4, d), draw(2, 2, heads, d), draw(3, 2, heads, e)
+    q[0, 0] = -q[0, 0].abs()  # features of relu are 0, and so is the denominator
+    of_one = {**options, "enable_gqa": grouped}
+    before, following = None, None
+    for _ in range(2):
+        expected = attnkit.linear_attention_step(following, q, k, v, **of_one, impl="generic")
+        found = linear_step.attend(q, k, v, state=before, **of_one)
+        agree(found, expected)
+        before, following = found[1], expected[1]
+    broadcast = (draw(7, 1, heads, d, e).half(), draw(8, 1, heads, d).half())
+    expected = attnkit.linear_attention_step(broadcast, q, k, v, **of_one, impl="generic")
+    agree(linear_step.attend(q.mT.contiguous().mT, k, v, state=broadcast, **of_one), expected)

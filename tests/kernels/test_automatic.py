@@ -96,6 +96,38 @@ def test_softmax_stays_with_torchs_own_where_that_serves(tokens: int, fake: Fake
     assert reasons["triton"] is None
 
 
+def decoding(items: int, dtype: torch.dtype = torch.bfloat16, keys: int = 8192) -> list[torch.Tensor]:
+    """One query of 32 heads in groups of four."""
+    q = torch.empty(items, 32, 1, 128, dtype=dtype, device="cuda")
+    return [q, *(torch.empty(items, 8, keys, 128, dtype=dtype, device="cuda") for _ in range(2))]
+
+
+@pytest.mark.parametrize(
+    ("op", "options"),
+    [("pointwise_attention", {}), ("sigmoid_attention", {}), ("softmax_attention", {"window": (9, 0)})],
+)
+def test_many_keys_of_one_query_go_to_kernels_unless_they_have_gradients(
+    op: str, options: dict[str, Any], fake: FakeTensorMode
+) -> None:
+    attend = getattr(attnkit, op)
+    for dtype in (torch.bfloat16, torch.float32):
+        assert first(attnkit.explain(attend, *decoding(32, dtype), enable_gqa=True, **options)) == "triton"
+    assert first(attnkit.explain(attend, *decoding(1, keys=64), enable_gqa=True, **options)) == "generic"
+    q, k, v = decoding(8)
+    q.requires_grad_()
+    assert first(attnkit.explain(attend, q, k, v, enable_gqa=True, **options)) == "generic"
+    with torch.no_grad():
+        assert first(attnkit.explain(attend, q, k, v, enable_gqa=True, **options)) == "triton"
+
+
+def test_steps_of_many_states_go_to_the_kernel_unless_they_have_gradients() -> None:
+    linear_step = pytest.importorskip("attnkit.backends.torch.triton.linear_step", reason="triton is not installed")
+    for items in (256, 1):
+        S, z = torch.empty(items, 16, 128, 128, device="meta"), torch.empty(items, 16, 128, device="meta")
+        assert linear_step.is_faster(z, z, z, state=(S, z)) is (items > 1)
+        assert not linear_step.is_faster(z, z, z, state=(S.requires_grad_(), z))
+
+
 def test_explicit_gradients_and_the_inverse_go_with_them(fake: FakeTensorMode) -> None:
     q, k, v = tensors(16_384)
     for op in ("softmax", "pointwise", "entmax", "gaussian", "linear"):

@@ -97,6 +97,34 @@ def test_generic_bodies_read_and_write_what_the_model_says(kind: str, dtype: tor
     assert 0.9 * operations <= step.launches <= 1.05 * operations
 
 
+KEYS = 4096
+
+
+def counted_once(kind: str, dtype: torch.dtype) -> tuple[float, int]:
+    """Bytes of the generic body for a number of keys and values, or of a state, and operations, without gradients."""
+    q = torch.empty(1, 8, 1, 64, dtype=dtype, device="meta")
+    k, v = (torch.empty(1, 8, KEYS, 64, dtype=dtype, device="meta") for _ in range(2))
+    if kind == "step":
+        state = torch.empty(1, 512, 64, 64, device="meta"), torch.empty(1, 512, 64, device="meta")
+        token = torch.empty(1, 512, 64, dtype=dtype, device="meta")
+        with Traffic(512 * 64 * 64) as traffic:
+            attnkit.linear_attention_step(state, token, token, token, impl="generic")
+        return traffic.bytes / (512 * 64 * 64), traffic.operations
+    op, options = (attnkit.softmax_attention, {"key_lengths": 5}) if kind == "softmax" else GENERIC[kind]
+    with Traffic(8 * KEYS * 64) as traffic:
+        op(q, k, v, impl="generic", **options)
+    return traffic.bytes / (2 * 8 * KEYS * 64), traffic.operations
+
+
+@pytest.mark.parametrize("kind", predicted.ONCE[2])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_calls_without_gradients_read_and_write_what_the_model_says(kind: str, dtype: torch.dtype) -> None:
+    once = predicted.ONCE[dtype.itemsize][kind]
+    traffic, operations = counted_once(kind, dtype)
+    assert 0.9 * traffic <= once.generic <= 1.02 * traffic
+    assert 0.9 * operations <= once.launches <= 1.05 * operations
+
+
 def test_clocks_of_data_sheets() -> None:
     """From which the dense peaks of bfloat16 follow."""
     for gpu, products, peak in zip(GPUS, (1024, 2048), (312e12, 989e12), strict=True):

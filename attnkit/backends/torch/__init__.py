@@ -13,12 +13,13 @@ from attnkit.backends.torch import (
     softmax,
     transforms,
 )
-from attnkit.backends.torch.triton import linear, newton, packed, pointwise, rows, statistics
+from attnkit.backends.torch.triton import linear, linear_step, newton, packed, pointwise, rows, statistics
 
 KERNELS: dict[str, tuple[Kernel, ...]] = kernels_by_op(
     pointwise.KERNELS,
     pointwise.ATOMIC,
     linear.KERNELS,
+    linear_step.KERNELS,
     rows.KERNELS,
     statistics.KERNELS,
     newton.KERNELS,

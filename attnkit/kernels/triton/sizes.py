@@ -254,6 +254,9 @@ def linear(kind: str, dtype: str, capability: int, contracted: int, produced: in
     return chunk._replace(BLOCK=min(chunk.BLOCK, produced))
 
 
+STEP = 4096  # numbers of a state that a program of a step keeps in registers
+
+
 # ---------------------------------------------------------------------------------------------- the Newton inverse
 
 LARGEST = 64  # rows of a matrix: larger ones do not fit into the registers of a program

@@ -15,8 +15,9 @@ import numpy as np
 
 from attnkit._core.dispatch import Kernel
 from attnkit._core.family import base_op, special_cases
-from attnkit.backends.torch.triton import linear, newton, packed, pointwise, rows
+from attnkit.backends.torch.triton import linear, linear_step, newton, packed, pointwise, rows
 from attnkit.backends.torch.triton import statistics as triton_statistics
+from attnkit.ops.linear.states import stepping
 from attnkit_conformance.adapters import triton_bfloat16
 from attnkit_conformance.adapters.base import VJP, Arrays
 from attnkit_conformance.adapters.cases import base_arguments, learned
@@ -32,6 +33,7 @@ def without_gradients(kernels: Mapping[str, Kernel]) -> dict[str, Callable[..., 
 KERNELS: dict[str, Callable[..., Any]] = {}
 for table in (pointwise, linear, rows, newton, packed):
     KERNELS |= without_gradients(table.KERNELS)
+KERNELS |= {op: stepping(row.call) for op, row in linear_step.KERNELS.items()}
 
 
 def special_case(op: str, q: Any, k: Any, v: Any, **options: Any) -> Any:
@@ -54,6 +56,12 @@ def unserved_statistics(*, op: str, **options: Any) -> str | None:
     return triton_statistics.unsupported_options(op)
 
 
+def unserved_step(*, initial_S: Any = None, initial_z: Any = None, **arguments: Any) -> str | None:
+    """Why a step is not supported."""
+    state = None if initial_S is None else (initial_S, initial_z)
+    return linear_step.unsupported_options(**arguments, state=state)
+
+
 def too_large(*, a: Any = None, landmarks: Any = None, **arguments: Any) -> str | None:
     """Why a matrix is not inverted."""
     return newton.too_large((a if landmarks is None else landmarks).shape[-2])
@@ -63,6 +71,7 @@ STATISTICS = tuple(without_gradients(triton_statistics.KERNELS))
 REFUSED: dict[str, Callable[..., str | None]] = {
     **dict.fromkeys(STATISTICS, unserved_statistics),
     **dict.fromkeys(linear.KERNELS, linear.unsupported_options),
+    **dict.fromkeys(linear_step.KERNELS, unserved_step),
     **dict.fromkeys(packed.KERNELS, packed.unsupported_options),
     **dict.fromkeys(rows.KERNELS, rows.unsupported_options),
     **dict.fromkeys(newton.KERNELS, too_large),

@@ -3,6 +3,7 @@
 Which calls they serve, and in how many parts, follows from the plan and the device.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -10,9 +11,11 @@ from torch import Tensor
 
 from attnkit.backends.torch.triton import launch
 from attnkit.backends.torch.triton.launch import Call, Launch, View, view
+from attnkit.kernels import predicted
 from attnkit.kernels.plan import Plan, blocks_of
 
 PROCESSORS = 132  # of a device that is not there, as in the interpreter
+PACKED = 16  # rows whose products take less time than their keys need to come
 AT_A_TIME = 32  # parts that a program of `combine` reads
 
 
@@ -65,8 +68,9 @@ def room_for_parts(q: Tensor, c: Call, parts: int, *width: int) -> View:
 
 def parts_or(o: View, q: Tensor, c: Call, shared: Shares) -> View:
     """Memory for the parts of o, or o itself if there is one part."""
-    alone = shared.parts == 1 and o is not None
-    return (*o, 0) if alone else room_for_parts(q, c, shared.parts, c.plan.layout.e)
+    if o is not None and shared.parts == 1:
+        return (*o, 0)
+    return room_for_parts(q, c, shared.parts, c.plan.layout.e)
 
 
 class Normalised(NamedTuple):
@@ -107,3 +111,14 @@ def pointwise_launches(q: Tensor, k: Tensor, v: Tensor, o: Tensor, c: Call) -> l
     if shared.parts > 1:
         launches.append(combination(c, shared, parts, result, Normalised()))
     return launches
+
+
+def is_faster(kind: str, q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool = False) -> bool:
+    """Whether a call without gradients is predicted not to be slower; only heads of a group share what they read."""
+    from attnkit.kernels.triton.sizes import FEW
+
+    if q.shape[-2] > FEW or not k.numel():
+        return False
+    heads = math.prod(q.shape[:-2]) // math.prod(k.shape[:-2])
+    passes = blocks_of(heads * q.shape[-2], PACKED) if enable_gqa else heads
+    return predicted.takes_once(kind, q.dtype.itemsize, k.numel() + v.numel(), max(passes, 1))

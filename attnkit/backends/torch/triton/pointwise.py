@@ -22,6 +22,7 @@ OLDEST = (3, 6)
 OLDEST_DEVICE = (8, 0)
 WIDEST = 256  # larger head sizes do not fit into the registers of a program
 DIFFERENTIABLE = ("q", "k", "v", "bias")
+DECODED = ("pointwise", "softmax")  # kinds of calls whose kernels for few queries are predicted
 GAUSSIAN: dict[str, Any] = {"activation": "exp", "alpha": 0.0}  # Gaussian attention as a point-wise one
 
 
@@ -102,8 +103,16 @@ def unsupported(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options
 def is_faster(kind: str, q: Tensor, k: Tensor, *rest: Tensor | None, **options: Any) -> bool:
     """Whether a kind of call is predicted not to be slower, or the generic body would keep too much."""
     v = rest[0] if rest and rest[0] is not None else k
+    once = len(rest) == 1 and kind in DECODED and without_gradients(q, k, v)
+    if once and decoding.is_faster(kind, q, k, v, bool(options.get("enable_gqa"))):
+        return True
     width = max(q.shape[-1], v.shape[-1])
     return predicted.takes(kind, q.dtype.itemsize, predicted.pairs(q.shape, k.shape), width)
+
+
+def without_gradients(*tensors: Tensor) -> bool:
+    """Whether autograd notes nothing of a call with these tensors."""
+    return not (torch.is_grad_enabled() and any(x.requires_grad for x in tensors))
 
 
 def taken(q: Tensor) -> None:
