@@ -7,8 +7,6 @@ warps that share them compute the same scores.
 
 from typing import Any, NamedTuple
 
-from attnkit.kernels.plan import blocks_of
-
 
 class Tile(NamedTuple):
     """Queries and keys of a tile, warps of a program, and pipeline stages."""
@@ -206,7 +204,7 @@ def parts(tile: Tile, tiles: int, keys: int, processors: int) -> int:
     As many as give every multiprocessor its programs, if each has at least two tiles of keys and eight times as many
     keys as rows, whose sums it writes and `combine` reads.
     """
-    wanted = blocks_of(RESIDENT_PROGRAMS * processors, max(tiles, 1))
+    wanted = -(-RESIDENT_PROGRAMS * processors // max(tiles, 1))
     return max(1, min(wanted, keys // max(2 * tile.KEYS, 8 * tile.ROWS), MOST_PARTS))
 
 

@@ -18,6 +18,8 @@ from attnkit._core.family import base_op, special_cases
 from attnkit.backends.torch.triton import linear, linear_step, newton, packed, pointwise, rows
 from attnkit.backends.torch.triton import statistics as triton_statistics
 from attnkit.ops.linear.states import stepping
+from attnkit.ops.pointwise import POINTWISE
+from attnkit.ops.softmax import SOFTMAX
 from attnkit_conformance.adapters import triton_bfloat16
 from attnkit_conformance.adapters.base import VJP, Arrays
 from attnkit_conformance.adapters.cases import base_arguments, learned
@@ -77,7 +79,7 @@ REFUSED: dict[str, Callable[..., str | None]] = {
     **dict.fromkeys(newton.KERNELS, too_large),
 }
 
-IN_PARTS = ("softmax_attention", "pointwise_attention", "sigmoid_attention", "reluformer_attention", "rela_attention")
+IN_PARTS = (SOFTMAX.name, POINTWISE.name, *(op for op, base in special_cases().items() if base == POINTWISE.name))
 """Ops of whose calls with few queries the keys are shared out."""
 
 

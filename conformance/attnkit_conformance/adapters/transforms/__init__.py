@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from attnkit_conformance.adapters.base import explain, is_by_name, kernels
 from attnkit_conformance.adapters.transforms.problem import differentiable, long_problem
+from attnkit_conformance.families.linear.row import STEP
 from attnkit_conformance.judge.derivatives import of_everyone, problem_of
 from attnkit_conformance.model.binding import STATISTICS
 from attnkit_conformance.model.derivatives import Problem
@@ -163,6 +164,11 @@ def as_refusal(row: Row, refusal: NotImplementedError) -> tuple[str, str]:
     return (REFUSED if is_by_name(text, row.op, row.takes or row.impl) else "nameless", text)
 
 
+def state_first(call: Callable[..., Any]) -> Callable[..., Any]:
+    """What serves a step, with the arguments of the public function."""
+    return lambda state, *arrays, **options: call(*arrays, state=state, **options)
+
+
 def refused_elsewhere(row: Row, transform: str, problem: Problem) -> list[tuple[str, str]]:
     """Whether a kernel of another device refuses second derivatives, checked without running it; None if that does not
     apply, or if it calls another kernel by name, which answers for itself."""
@@ -172,7 +178,7 @@ def refused_elsewhere(row: Row, transform: str, problem: Problem) -> list[tuple[
     backend = importlib.import_module(f"attnkit.backends.{row.library}")
     kernel = next(kernel for kernel in backend.KERNELS[row.op] if kernel.name == row.impl)
     try:
-        library.without_running(problem, kernel.call)
+        library.without_running(problem, state_first(kernel.call) if problem.op.binding is STEP else kernel.call)
     except NotImplementedError as refusal:
         return [] if "no implementation of impl" in str(refusal) else [as_refusal(row, refusal)]
     return [("wrong", f"{problem.case.id}: second derivatives of {row.impl} are not refused")]
