@@ -13,13 +13,23 @@ from attnkit.backends.torch import (
     softmax,
     transforms,
 )
-from attnkit.backends.torch.triton import linear, linear_step, newton, packed, pointwise, rows, statistics
+from attnkit.backends.torch.triton import (
+    linear,
+    linear_features,
+    linear_step,
+    newton,
+    packed,
+    pointwise,
+    rows,
+    statistics,
+)
 
 KERNELS: dict[str, tuple[Kernel, ...]] = kernels_by_op(
     pointwise.KERNELS,
     pointwise.ATOMIC,
     linear.KERNELS,
     linear_step.KERNELS,
+    linear_features.KERNELS,
     rows.KERNELS,
     statistics.KERNELS,
     newton.KERNELS,

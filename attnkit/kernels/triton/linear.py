@@ -208,10 +208,14 @@ def opening(
 @triton.jit
 def outputs(
     q, k, v, o, do, rows, states, masks, limits, scale, eps, heads, span, blocks,
-    PHI: tl.constexpr, CAUSAL: tl.constexpr, NORMALIZE: tl.constexpr, d: tl.constexpr, e: tl.constexpr,
-    D: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    PHI: tl.constexpr, CAUSAL: tl.constexpr, NORMALIZE: tl.constexpr, FLOOR: tl.constexpr, d: tl.constexpr,
+    e: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, OPERAND: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK columns of o for a segment of queries; or, with do, 1/den and its part of do·num into `rows`."""
+    """BLOCK columns of o for a segment of queries; or, with do, 1/den and its part of do·num into `rows`.
+
+    With FLOOR den = max(raw, 0) + eps, whose slope is 0 where raw ≤ 0: do·num is 0 there.
+    """
     rows, masks = rows[:], masks[:]
     block, segment, head, items, positions, limits = place(blocks, span, limits, heads[0], CAUSAL)
     item, key_item, begin = items[0], items[1], positions[0]
@@ -235,14 +239,17 @@ def outputs(
             S, z = product(tl.trans(y), c, S, OPERAND, PRECISION), add_tokens(z, y, OPERAND, PRECISION)
         inverse = tl.where(live, 1.0, 0.0)
         if NORMALIZE:
-            den = alone(raw, OPERAND) * scale + eps
+            sums = alone(raw, OPERAND) * scale
+            den = tl.where(sums <= 0.0, eps, sums + eps) if FLOOR else sums + eps
             inverse = tl.where(live & (den != 0.0), 1.0 / tl.where(den != 0.0, den, 1.0), 0.0)
         if do is None:
             store_tokens(o, item, head, i0, inside, num * (inverse * scale)[:, None], c0, e, BLOCK, CHUNK)
         else:
-            do_tile = load_tokens(do, item, head, i0, live, c0, e, BLOCK, CHUNK)
+            dots = tl.sum(load_tokens(do, item, head, i0, live, c0, e, BLOCK, CHUNK) * num, 1) * scale
+            if FLOOR:
+                dots = tl.where(sums <= 0.0, 0.0, dots)
             store_of(rows[0], item, head, i, inside, inverse)
-            store_of(rows[1], item, head + block * rows[2], i, inside, tl.sum(do_tile * num, 1) * scale)
+            store_of(rows[1], item, head + block * rows[2], i, inside, dots)
 
 
 # ---------------------------------------------------------------------------------------------- gradients

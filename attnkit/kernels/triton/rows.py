@@ -1,13 +1,11 @@
-"""Attention by rows of weights that sum to 1: softmax, sparsemax and entmax, and their gradients.
+"""Attention by rows of weights that sum to 1: softmax, sparsemax and entmax.
 
 With the numbers of a row, top = max s, τ and c (None for softmax) and 1/Σ, and the functions of `normalisers`,
 
     p_ij = weigh((α-1)(s_ij - top_i) - τ_i - c_i)/Σ_i       o_i = gain Σ_j r_ij p_ij v_j
-    u_ij = tilt(p_ij)      dp_ij = r_ij do_i·v_j            δ_i = Σ_j u_ij dp_ij / Σ_j u_ij - dlse_i/gain
-    ds_ij = gain·u_ij (dp_ij - δ_i)                         dv_j = gain Σ_i r_ij p_ij do_i
 
-dq, dk and dbias follow from ds, computed from the numbers that the forward kernel saves. Every program owns its
-results, so sums have a fixed order: dq and δ by queries, dk and dv by keys, dbias by tiles.
+The numbers are saved: `rows_gradients` and `rows_statistics` compute the weights anew from them. Every program owns its
+results, so sums have a fixed order.
 
 τ is found by Newton's method from -1. The mass Σ weigh is convex and decreasing in τ, so τ only rises, and each step
 makes excess mass times slope at least four times smaller: with S keys it lies between S² and 2^-24, so 12 + log2 S
@@ -43,10 +41,7 @@ from attnkit.kernels.triton.tiles import (
     maxima_of,
     nothing,
     numbered,
-    place,
     placed,
-    queries_of_a_tile,
-    query_blocks,
     right_of,
     store_of_rows,
     store_rows,
@@ -416,182 +411,3 @@ def load_stats(stats, at, i, queries):
         tau = load_of_rows(stats[1], at[0], at[1], i, queries, 0.0)
         step = load_of_rows(stats[2], at[0], at[1], i, queries, 0.0)
     return top, tau, step, load_of_rows(stats[3], at[0], at[1], i, queries, 0.0)
-
-
-@triton.jit
-def standing_slopes(
-    q_tile, do_tile, k, v, row, pairs, numbers, at, i0, bounds, j0,
-    WEIGH: tl.constexpr, TILT: tl.constexpr, MASKED: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr,
-    E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """u and dp of a standing tile, and its keys."""
-    i, columns = tl.arange(0, ROWS)[:, None], tl.arange(0, KEYS)
-    s, inside, seen, keys = standing_scores(
-        q_tile, k, pairs, numbers, at, i0, bounds, j0, MASKED, d, D, ROWS, KEYS, PRECISION
-    )
-    values = load_rows(v, at[3], at[2], j0, columns, seen, e, E)
-    x = relative(s, row[0][:, None], numbers)
-    p = weights(x, row[1][:, None], row[2][:, None], numbers, WEIGH) * row[3][:, None]
-    dp = tl.dot(do_tile, tl.trans(values), input_precision=PRECISION)
-    dp = after_dropout(dp, pairs[2], pairs[3], pairs[4], at[0], at[1], i0, i, j0, columns[None, :], inside)
-    return TILT(p, numbers[2]), tl.where(inside, dp, 0.0), keys
-
-
-@triton.jit
-def means(products, total, dlse, gain, at, i, queries):
-    """δ from Σ u dp and Σ u, 0 on null rows."""
-    delta = products / divisor(total)
-    if dlse is not None:
-        delta -= load_of_rows(dlse, at[0], at[1], i, queries, 0.0).to(tl.float32) / gain
-    return tl.where(total == 0.0, 0.0, delta)
-
-
-@triton.jit
-def backward_resident(
-    q, k, v, do, dq, stats, delta, dlse, pairs, rows, limits, numbers, heads, groups,
-    WEIGH: tl.constexpr, TILT: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """dq, unless it is None, and δ for ROWS queries of one head that has at most KEYS keys."""
-    stats, pairs, rows = stats[:], pairs[:], rows[:]
-    MASKED: tl.constexpr = pairs[1] is not None or rows[1] is not None
-    at, i0, q_tile, own, blocks = begin(q, rows, limits, heads, groups, d, D, ROWS, KEYS)
-    queries, bounds = own[0], bounds_of(at, i0, limits, own, rows, blocks, ROWS)
-    beside = tl.arange(0, ROWS)
-    row = load_stats(stats, at, i0 + beside, queries)
-    do_tile = load_rows(do, at[0], at[1], i0, beside, i0 + beside < queries, e, E)
-    u, dp, keys = standing_slopes(
-        q_tile, do_tile, k, v, row, pairs, numbers, at, i0, bounds, 0,
-        WEIGH, TILT, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
-    )  # fmt: skip
-    mean = means(tl.sum(u * dp, 1), tl.sum(u, 1), dlse, numbers[1], at, i0 + beside, queries)
-    store_of_rows(delta, at[0], at[1], i0 + beside, queries, mean)
-    if dq is not None:
-        sums = nothing(ROWS, D, False)
-        sums = add_product(sums, u * (dp - mean[:, None]), keys, PRECISION)
-        total = whole_sum(sums, None, k[0].dtype.element_ty) * (numbers[0] * numbers[1])
-        store_rows(dq, at[0], at[1], i0, beside, i0 + beside < queries, total, d, D)
-
-
-@triton.jit
-def backward_tiled(
-    q, k, v, do, dq, stats, delta, dlse, pairs, rows, limits, numbers, heads, groups,
-    WEIGH: tl.constexpr, TILT: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """The same for any number of keys: a pass for δ and one for dq."""
-    stats, pairs, rows = stats[:], pairs[:], rows[:]
-    MASKED: tl.constexpr = pairs[1] is not None or rows[1] is not None
-    at, i0, q_tile, own, blocks = begin(q, rows, limits, heads, groups, d, D, ROWS, KEYS)
-    queries, bounds = own[0], bounds_of(at, i0, limits, own, rows, blocks, ROWS)
-    beside = tl.arange(0, ROWS)
-    row = load_stats(stats, at, i0 + beside, queries)
-    do_tile = load_rows(do, at[0], at[1], i0, beside, i0 + beside < queries, e, E)
-    products, totals = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32)
-    for j0 in range(blocks[0], blocks[3], KEYS):
-        u, dp, _ = standing_slopes(
-            q_tile, do_tile, k, v, row, pairs, numbers, at, i0, bounds, j0,
-            WEIGH, TILT, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
-        )  # fmt: skip
-        products += tl.sum(u * dp, 1)
-        totals += tl.sum(u, 1)
-    mean = means(products, totals, dlse, numbers[1], at, i0 + beside, queries)
-    store_of_rows(delta, at[0], at[1], i0 + beside, queries, mean)
-    if dq is not None:
-        sums = nothing(ROWS, D, False)
-        for j0 in range(blocks[0], blocks[3], KEYS):
-            u, dp, keys = standing_slopes(
-                q_tile, do_tile, k, v, row, pairs, numbers, at, i0, bounds, j0,
-                WEIGH, TILT, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
-            )  # fmt: skip
-            sums = add_product(sums, u * (dp - mean[:, None]), keys, PRECISION)
-        total = whole_sum(sums, None, k[0].dtype.element_ty) * (numbers[0] * numbers[1])
-        store_rows(dq, at[0], at[1], i0, beside, i0 + beside < queries, total, d, D)
-
-
-@triton.jit
-def backward_keys(
-    q, k, v, do, dk, dv, stats, delta, pairs, rows, limits, numbers, stored, heads, groups,
-    WEIGH: tl.constexpr, TILT: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """dk and dv for KEYS of the `stored` keys of one of `heads` heads, which `groups` query heads share."""
-    stats, pairs, rows = stats[:], pairs[:], rows[:]
-    block, shared, item, key_item, queries, keys = placed(limits, stored, heads, KEYS, True)
-    left, right = (
-        None if limits[2] is None else left_of(limits, queries, keys),
-        None if limits[3] is None else right_of(limits, queries, keys),
-    )
-    if limits[4] is not None:
-        stored = keys
-    j0, columns, beside = block * KEYS, tl.arange(0, KEYS), tl.arange(0, ROWS)
-    i, j = beside[None, :], columns[:, None]
-    dk_sums = nothing(KEYS, D, False)
-    dv_sums = nothing(KEYS, E, False)
-    k_tile = load_rows(k, key_item, shared, j0, columns, j0 + columns < keys, d, D)
-    v_tile = load_rows(v, key_item, shared, j0, columns, j0 + columns < keys, e, E)
-    for member in range(groups):
-        at = (item, shared * groups + member, shared, key_item)
-        valid = valid_keys(rows[0], keys, item, at[1])
-        first, _, _, stop = query_blocks(j0, queries, valid, left, right, ROWS, KEYS)
-        for i0 in range(first, stop, ROWS):
-            hi = key_ends(i0 + beside, queries, valid, right, rows[1], item, at[1])
-            inside = visible_pairs(pairs[1], left, hi[None, :], item, at[1], i0, i, j0, j)
-            seen = queries_of_a_tile(inside, i0 + beside, left, hi, j0, KEYS, pairs[1] is not None)
-            q_tile = load_rows(q, item, at[1], i0, beside, seen, d, D)
-            do_tile = load_rows(do, item, at[1], i0, beside, seen, e, E)
-            row = load_stats(stats, at, i0 + beside, queries)
-            mean = load_of_rows(delta, item, at[1], i0 + beside, queries, 0.0)
-            products = tl.dot(k_tile, tl.trans(q_tile), input_precision=PRECISION)
-            s = scores(products, pairs[0], numbers, at, i0, i, j0, j, inside)
-            x = relative(s, row[0][None, :], numbers)
-            p = weights(x, row[1][None, :], row[2][None, :], numbers, WEIGH) * row[3][None, :]
-            dp = tl.dot(v_tile, tl.trans(do_tile), input_precision=PRECISION)
-            dp = after_dropout(dp, pairs[2], pairs[3], pairs[4], item, at[1], i0, i, j0, j, inside)
-            ds = tl.where(inside, TILT(p, numbers[2]) * (dp - mean[None, :]), 0.0)
-            p = after_dropout(p, pairs[2], pairs[3], pairs[4], item, at[1], i0, i, j0, j, inside)
-            dv_sums = add_product(dv_sums, p, do_tile, PRECISION)
-            dk_sums = add_product(dk_sums, ds, q_tile, PRECISION)
-    in_range = j0 + columns < stored
-    dk_total = whole_sum(dk_sums, None, q[0].dtype.element_ty) * (numbers[0] * numbers[1])
-    dv_total = whole_sum(dv_sums, None, do[0].dtype.element_ty) * numbers[1]
-    store_rows(dk, key_item, shared, j0, columns, in_range, dk_total, d, D)
-    store_rows(dv, key_item, shared, j0, columns, in_range, dv_total, e, E)
-
-
-@triton.jit
-def backward_bias(
-    q, k, v, do, dbias, stats, delta, pairs, rows, limits, numbers, stored, items, heads, groups, bias_items,
-    bias_heads, WEIGH: tl.constexpr, TILT: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr,
-    E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """dbias (bias_items, bias_heads, L, S) for one tile, summed over the items and heads that share it."""
-    stats, pairs, rows = stats[:], pairs[:], rows[:]
-    queries, keys, left, right = limits[:4]
-    MASKED: tl.constexpr = pairs[1] is not None or rows[1] is not None
-    across = tl.cdiv(stored, KEYS)
-    block, first_head, first_item = place(tl.cdiv(queries, ROWS) * across, bias_heads)
-    i0, j0 = block // across * ROWS, block % across * KEYS
-    beside, columns = tl.arange(0, ROWS), tl.arange(0, KEYS)
-    in_range = i0 + beside < queries
-    sums = tl.zeros((ROWS, KEYS), tl.float32)
-    for item in range(first_item, items, bias_items):
-        for head in range(first_head, heads, bias_heads):
-            at = (item, head, head // groups, item)
-            valid = valid_keys(rows[0], keys, item, head)
-            hi = key_ends(i0 + beside, queries, valid, right, rows[1], item, head)
-            first, _, _, stop = key_blocks(i0, queries, valid, left, right, ROWS, KEYS)
-            if (j0 < stop) & (j0 + KEYS > first):
-                q_tile = load_rows(q, item, head, i0, beside, in_range, d, D)
-                do_tile = load_rows(do, item, head, i0, beside, in_range, e, E)
-                row = load_stats(stats, at, i0 + beside, queries)
-                mean = load_of_rows(delta, item, head, i0 + beside, queries, 0.0)
-                bounds = (hi, stop) if left is None else (hi, stop, left, i0 - left)
-                u, dp, _keys = standing_slopes(
-                    q_tile, do_tile, k, v, row, pairs, numbers, at, i0, bounds, j0,
-                    WEIGH, TILT, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
-                )  # fmt: skip
-                sums += u * (dp - mean[:, None])
-    at_pairs = dbias[0] + first_item * dbias[1] + first_head * dbias[2]
-    at_pairs += (i0 + beside[:, None]).to(tl.int64) * dbias[3] + (j0 + columns[None, :])
-    tl.store(at_pairs, sums * numbers[1], mask=in_range[:, None] & (j0 + columns[None, :] < stored))

@@ -15,8 +15,9 @@ import numpy as np
 
 from attnkit._core.dispatch import Kernel
 from attnkit._core.family import base_op, special_cases
-from attnkit.backends.torch.triton import linear, linear_step, newton, packed, pointwise, rows
+from attnkit.backends.torch.triton import linear, linear_features, linear_step, newton, packed, pointwise, rows
 from attnkit.backends.torch.triton import statistics as triton_statistics
+from attnkit.ops.linear.record import Linear
 from attnkit.ops.linear.states import stepping
 from attnkit.ops.pointwise import POINTWISE
 from attnkit.ops.softmax import SOFTMAX
@@ -33,7 +34,7 @@ def without_gradients(kernels: Mapping[str, Kernel]) -> dict[str, Callable[..., 
 
 
 KERNELS: dict[str, Callable[..., Any]] = {}
-for table in (pointwise, linear, rows, newton, packed):
+for table in (pointwise, linear, linear_features, rows, newton, packed):
     KERNELS |= without_gradients(table.KERNELS)
 KERNELS |= {op: stepping(row.call) for op, row in linear_step.KERNELS.items()}
 
@@ -55,7 +56,16 @@ def statistics(q: Any, k: Any, v: Any = None, *, op: str, **options: Any) -> dic
 
 def unserved_statistics(*, op: str, **options: Any) -> str | None:
     """Why statistics of the rows of `op` are not supported."""
-    return triton_statistics.unsupported_options(op)
+    return triton_statistics.unsupported_options(op, **base_arguments(op, options))
+
+
+def unserved_features(record: Linear, *, projection: Any = None, **arguments: Any) -> str | None:
+    """Why the features of a linear op are not served; an initial state comes in parts."""
+    arrays = () if projection is None else (projection,)
+    return linear_features.unsupported_options(
+        record, *(arguments.pop(name) for name in "qkv"), *arrays, initial_state=arguments.pop("initial_S", None),
+        **arguments,
+    )  # fmt: skip
 
 
 def unserved_step(*, initial_S: Any = None, initial_z: Any = None, **arguments: Any) -> str | None:
@@ -74,6 +84,7 @@ REFUSED: dict[str, Callable[..., str | None]] = {
     **dict.fromkeys(STATISTICS, unserved_statistics),
     **dict.fromkeys(linear.KERNELS, linear.unsupported_options),
     **dict.fromkeys(linear_step.KERNELS, unserved_step),
+    **{record.name: partial(unserved_features, record) for record, _ in linear_features.SERVED},
     **dict.fromkeys(packed.KERNELS, packed.unsupported_options),
     **dict.fromkeys(rows.KERNELS, rows.unsupported_options),
     **dict.fromkeys(newton.KERNELS, too_large),

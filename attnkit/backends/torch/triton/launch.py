@@ -158,7 +158,7 @@ def kernel_tuples(c: Call, rows: Rows) -> tuple[Any, ...]:
     return pairs, of_rows, c.limits, numbers
 
 
-def _contiguous_rows(rows: tuple[Tensor | None, ...] | None, a: Layout) -> Any:
+def contiguous_rows(rows: tuple[Tensor | None, ...] | None, a: Layout) -> Any:
     """Rows of statistics as contiguous arrays; the gradients of sums are often broadcast."""
     if rows is None:
         return (None,) * 7
@@ -306,7 +306,7 @@ def forward_launches(
     programs = a.blocks(a.queries, constants["ROWS"]) * a.heads * a.items
     scored, before = _scored(q, k, c, False, statistics is not None, "q")
     x = scored["q"]
-    views = (x.q, x.k, view(a, "v", v), view(a, "o", o), _contiguous_rows(statistics, a))
+    views = (x.q, x.k, view(a, "v", v), view(a, "o", o), contiguous_rows(statistics, a))
     arguments = (*views, *kernel_tuples(c, x.rows), x.rest, a.heads, a.groups)
     return [*before, Launch(pointwise.forward, programs, arguments, constants)]
 
@@ -333,7 +333,7 @@ def backward_launches(
     through = (None, None) if v is None or do is None else (view(a, "v", v), view(a, "o", do))
 
     def inputs(owner: str) -> tuple[Any, ...]:
-        return scored[owner].q, scored[owner].k, *through, _contiguous_rows(of_rows, a)
+        return scored[owner].q, scored[owner].k, *through, contiguous_rows(of_rows, a)
 
     def shared(owner: str) -> tuple[Any, ...]:
         return *kernel_tuples(c, scored[owner].rows), scored[owner].rest, scored[owner].whole

@@ -128,20 +128,21 @@ def _widths(k: Tensor, v: Tensor) -> dict[str, tuple[int, ...]]:
     return {"S": (k.shape[-1], v.shape[-1]), "z": (k.shape[-1],)}
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
-    """linear_attention."""
-    o, *state = CUSTOM.outputs(OP, **_arguments(OP, q, k, v, **options))
+def attend(q: Tensor, k: Tensor, v: Tensor, *, op: str = OP, **options: Any) -> Any:
+    """linear_attention, for another op's features under its name."""
+    o, *state = CUSTOM.outputs(op, **_arguments(op, q, k, v, **options))
     return (o, tuple(state)) if state else o
 
 
-def pull(q: Tensor, k: Tensor, v: Tensor, do: Tensor, dstate: Any = None, **options: Any) -> dict[str, Any]:
+def pull(
+    q: Tensor, k: Tensor, v: Tensor, do: Tensor, dstate: Any = None, *, op: str = OP, **options: Any
+) -> dict[str, Any]:
     """linear_attention_vjp."""
-    op = f"{OP}_vjp"
-    arguments = _arguments(op, q, k, v, **options)
+    arguments = _arguments(f"{op}_vjp", q, k, v, **options)
     if dstate is not None:
-        states.check_parts(op, "dstate", dstate, q, _widths(k, v), axes_of_state(arguments), True)
+        states.check_parts(f"{op}_vjp", "dstate", dstate, q, _widths(k, v), axes_of_state(arguments), True)
         arguments |= {"return_state": True, "dS": dstate[0], "dz": dstate[1]}
-    grads: dict[str, Any] = CUSTOM.pull(OP, do, **arguments)
+    grads: dict[str, Any] = CUSTOM.pull(op, do, **arguments)
     if INITIAL[0] in grads:
         grads["initial_state"] = tuple(grads.pop(name) for name in INITIAL)
     return grads

@@ -39,6 +39,7 @@ class Setting(NamedTuple):
     valid_stops: Tensor | None  # stops of the keys in a state, visible or not
     stateful: bool  # there is an initial state
     packed: tuple[Tensor, Tensor, Tensor, int, int | None] | None  # of `attnkit.kernels.triton.linear`
+    floor: bool = False  # the sum of a row counts as at least 0 in the denominator
     exact: bool = False  # products in full float32 precision
 
     @property
@@ -88,9 +89,11 @@ def setting(
     initial_S: Tensor | None = None,
     edges_q: Tensor | None = None,
     edges_k: Tensor | None = None,
+    floor: bool = False,
     **others: Any,
 ) -> Setting:
-    """The options of linear_attention; with edges sequences are packed, and causality counts within each."""
+    """The options of linear_attention, and `floor`; with edges sequences are packed, and causality counts within
+    each."""
     packed = None
     if edges_q is not None and edges_k is not None:
         packed = _packed(edges_q, edges_k, others.get("causal") is True)
@@ -103,7 +106,8 @@ def setting(
         end = a.queries - first_true(query_mask.flip(-1), a.queries)  # after the last unmasked query
         end = end + plan.shift if plan.causal else torch.where(end > 0, a.keys, 0)
         stops = end if valid is None else torch.minimum(valid, end)
-    return Setting(plan, feature_map, key_mask, firsts, stops, query_mask, valid, initial_S is not None, packed)
+    stateful = initial_S is not None
+    return Setting(plan, feature_map, key_mask, firsts, stops, query_mask, valid, stateful, packed, floor)
 
 
 def _packed(edges_q: Tensor, edges_k: Tensor, shifted: bool) -> tuple[Tensor, Tensor, Tensor, int, int | None]:
@@ -163,7 +167,7 @@ def constants(kernel: Any, q: Tensor, s: Setting, by_values: bool) -> dict[str, 
     D, E = sizes.padded(s.a.d), sizes.padded(s.a.e)
     dtype = "float32" if s.exact else str(q.dtype).removeprefix("torch.")
     phi, slope = (FEATURE_MAPS if dtype == "float32" else HALF_FEATURE_MAPS)[s.feature_map]
-    values = {"PHI": phi, "SLOPE": slope, "CAUSAL": s.plan.causal, "NORMALIZE": s.plan.normalize}
+    values = {"PHI": phi, "SLOPE": slope, "CAUSAL": s.plan.causal, "NORMALIZE": s.plan.normalize, "FLOOR": s.floor}
     values |= {"d": s.a.d, "e": s.a.e, "D": D, "E": E}
     values |= dict(zip(("OPERAND", "PRECISION"), PRODUCTS[dtype], strict=True))
     kind = "sums" if kernel.__name__ in SUMS else "sweep"

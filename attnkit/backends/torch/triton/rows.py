@@ -73,14 +73,14 @@ def _of_rows(a: Layout, x: Tensor) -> View:
     return by_sequence(a, view_of(x, (a.items, a.heads), a.queries))
 
 
-def _views(a: Layout, rows: Tensor) -> tuple[View, ...]:
+def views_of_numbers(a: Layout, rows: Tensor) -> tuple[View, ...]:
     """top, τ, c and 1/Σ as views."""
     if rows.shape[0] == 2:
         return _of_rows(a, rows[0]), None, None, _of_rows(a, rows[1])
     return tuple(_of_rows(a, row) for row in rows)
 
 
-def _functions(kernel: Any, call: Call, dtype: torch.dtype) -> dict[str, Any]:
+def functions(kernel: Any, call: Call, dtype: torch.dtype) -> dict[str, Any]:
     """The compile-time functions of a kernel, and whether its scale is negative."""
     from attnkit.kernels.triton.normalisers import HALF_SOFTMAX, NORMALISERS
 
@@ -117,14 +117,14 @@ def _widths(q: Tensor, a: Layout) -> dict[str, Any]:
     return {**widths, "PRECISION": "tf32x3" if q.dtype == torch.float32 else "ieee"}
 
 
-def _tuples(call: Call) -> tuple[Any, ...]:
+def tuples(call: Call) -> tuple[Any, ...]:
     """The tuples pairs, rows, limits and numbers."""
     pairs, rows, limits, _ = launch.kernel_tuples(call.of_pairs, launch.Rows())
     return pairs, rows[:2], limits, call.numbers
 
 
 def forward_launch(
-    q: Tensor, k: Tensor, v: Tensor, o: Tensor | None, lse: Tensor | None, rows: Tensor, call: Call
+    q: Tensor, k: Tensor, v: Tensor | None, o: Tensor | None, lse: Tensor | None, rows: Tensor, call: Call
 ) -> Launch:
     """The launch for o and lse, unless they are None, and the numbers of rows."""
     from attnkit.kernels.triton import rows as kernels
@@ -137,9 +137,9 @@ def forward_launch(
     assert sizes is not None
     kernel = getattr(kernels, name)
     views = (view(a, "q", q), view(a, "k", k), view(a, "v", v), view(a, "o", o))
-    arguments = (*views, _views(a, rows), view(a, "rows", lse), *_tuples(call), a.heads, a.groups)
+    arguments = (*views, views_of_numbers(a, rows), view(a, "rows", lse), *tuples(call), a.heads, a.groups)
     programs = a.blocks(a.queries, sizes["ROWS"]) * a.heads * a.items
-    return Launch(kernel, programs, (*arguments, call.steps), _functions(kernel, call, q.dtype) | sizes)
+    return Launch(kernel, programs, (*arguments, call.steps), functions(kernel, call, q.dtype) | sizes)
 
 
 def launches_of_parts(
@@ -171,43 +171,46 @@ def launches_of_parts(
 def backward_launches(
     q: Tensor,
     k: Tensor,
-    v: Tensor,
-    do: Tensor,
+    v: Tensor | None,
+    do: Tensor | None,
     dlse: Tensor | None,
     rows: Tensor,
     grads: dict[str, Tensor],
     call: Call,
+    of_rows: Any = None,
 ) -> list[Launch]:
-    """The launches for those of dq, (dk, dv) and dbias that are in `grads`."""
-    from attnkit.kernels.triton import rows as kernels
+    """The launches for those of dq, (dk, dv) and dbias that are in `grads`; `of_rows` is `dstats` of
+    `attnkit.kernels.triton.statistics`. Without do there is no dv."""
+    from attnkit.kernels.triton import rows_gradients as kernels
 
     a = call.a
-    inputs = (view(a, "q", q), view(a, "k", k), view(a, "v", v), view(a, "o", do))
+    through = (None, None) if v is None or do is None else (view(a, "v", v), view(a, "o", do))
+    inputs = (view(a, "q", q), view(a, "k", k), *through, launch.contiguous_rows(of_rows, a))
     delta = torch.empty_like(rows[0])
-    shared = (_views(a, rows), _of_rows(a, delta))
-    tuples = _tuples(call)
+    shared = (views_of_numbers(a, rows), _of_rows(a, delta))
+    common = tuples(call)
 
     def launch_of(name: str, programs: Any, *arguments: Any) -> Launch:
         kernel, sizes = getattr(kernels, name), _sizes(name, q, call)
         assert sizes is not None
         return Launch(
-            kernel, programs(sizes["ROWS"], sizes["KEYS"]), arguments, _functions(kernel, call, q.dtype) | sizes
+            kernel, programs(sizes["ROWS"], sizes["KEYS"]), arguments, functions(kernel, call, q.dtype) | sizes
         )
 
     dq = view(a, "q", grads.get("q"))
-    arguments: tuple[Any, ...] = (*inputs, dq, *shared, view(a, "rows", dlse), *tuples, a.heads, a.groups)
+    arguments: tuple[Any, ...] = (*inputs, dq, *shared, view(a, "rows", dlse), *common, a.heads, a.groups)
     name = "backward_tiled" if _sizes("backward_resident", q, call) is None else "backward_resident"
     launches = [launch_of(name, lambda size, keys: a.blocks(a.queries, size) * a.heads * a.items, *arguments)]
     if "k" in grads:
-        dk, dv = view(a, "k", grads["k"]), view(a, "v", grads["v"])
-        arguments = (*inputs, dk, dv, *shared, *tuples, a.keys, a.kv_heads, a.groups)
+        dk, dv = view(a, "k", grads["k"]), None if do is None else view(a, "v", grads["v"])
+        arguments = (*inputs, dk, dv, *shared, *common, a.keys, a.kv_heads, a.groups)
         programs = a.kv_heads * a.items
         launches.append(launch_of("backward_keys", lambda size, keys: a.blocks(a.keys, keys) * programs, *arguments))
     if "bias" in grads:
         dbias = grads["bias"]
         items, heads = dbias.shape[:2]
         sizes = (a.keys, a.items, a.heads, a.groups, items, heads)
-        arguments = (*inputs, (dbias, *dbias.stride()), *shared, *tuples, *sizes)
+        arguments = (*inputs, (dbias, *dbias.stride()), *shared, *common, *sizes)
 
         def tiles(size: int, keys: int) -> int:
             return blocks_of(a.queries, size) * blocks_of(a.keys, keys) * heads * items
@@ -241,18 +244,35 @@ def _forward(op: str, arguments: Arguments) -> list[Tensor]:
 def _backward(op: str, arguments: Arguments, do: Tensor, names: tuple[str, ...]) -> dict[str, Tensor]:
     rows, dlse = arguments.pop("rows", None), arguments.pop("dlse", None)
     arguments.pop("lse", None)
-    like = {name: arguments[name] for name in DIFFERENTIABLE if name in arguments}
-    q, k, v = (arguments[name] for name in "qkv")
+    return gradients(op, arguments, do, dlse, rows, names)
+
+
+def gradients(
+    op: str,
+    arguments: Arguments,
+    do: Tensor | None,
+    dlse: Tensor | None,
+    rows: Tensor | None,
+    names: tuple[str, ...],
+    of_rows: Any = None,
+) -> dict[str, Tensor]:
+    """The named gradients for the cotangents of o, of lse, and of statistics (see `backward_launches`); the numbers of
+    rows are computed first if they were not saved."""
+    like = {name: arguments[name] for name in DIFFERENTIABLE if arguments.get(name) is not None}
+    q, k, v = arguments["q"], arguments["k"], arguments["v"]
     call = call_of(op, arguments)
     a, launches = call.a, []
-    if not a.keys or not a.queries * a.heads * a.items:
+    if not a.keys or not a.queries * a.heads * a.items or (do is None and of_rows is None):
         return {name: like[name].new_zeros(like[name].shape) for name in names}
-    computed = {*names, "k", "v"} if {"k", "v"} & {*names} else {*names}
+    together = {"k"} if do is None else {"k", "v"}
+    computed = {*names, *together} if {"k", "v"} & {*names} else {*names}
     grads = {name: launch.room_for(call.of_pairs.plan, name, like[name]) for name in computed}
     if rows is None:
         rows = q.new_empty(row_numbers(a.leading, a.queries, alpha_of(op, arguments)), dtype=torch.float32)
         launches.append(forward_launch(q, k, v, None, None, rows, call))
-    launch.run(q, [*launches, *backward_launches(q, k, v, do, dlse, rows, grads, call)])
+    launch.run(q, [*launches, *backward_launches(q, k, v, do, dlse, rows, grads, call, of_rows)])
+    if do is None and "v" in names:
+        grads["v"].zero_()
     return {name: launch.reduced_to(grads[name], a, like[name]) for name in names}
 
 

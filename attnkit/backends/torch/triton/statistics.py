@@ -1,8 +1,9 @@
-"""Statistics of rows of point-wise and Gaussian weights by Triton kernels, alone or beside the output.
+"""Statistics of rows of weights by Triton kernels, alone or beside the output.
 
 `attnkit::triton_statistics` returns o, if there is a v, the statistics, and which rows have a weight that is not 0 (0,
-else -1), which `attnkit::triton_statistics_vjp` reads together with the total and the entropy. The gradient of the
-maximum finds the key of the first one itself: to keep track of it costs more than all other statistics together.
+else -1), which `attnkit::triton_statistics_vjp` reads together with the total and the entropy; of weights that sum to 1
+also the numbers of the rows. The gradient of the maximum finds the key of the first one itself: to keep track of it
+costs more than all other statistics together.
 """
 
 from typing import Any
@@ -13,8 +14,9 @@ from torch import Tensor
 from attnkit._core import quadratic
 from attnkit._core.family import base_op
 from attnkit.backends.torch.custom import Arguments, Outputs, only_o, register
-from attnkit.backends.torch.triton import launch, pointwise
+from attnkit.backends.torch.triton import launch, pointwise, rows, rows_statistics
 from attnkit.backends.torch.triton.pointwise import DIFFERENTIABLE, GAUSSIAN
+from attnkit.kernels import predicted
 from attnkit.ops import gaussian, statistics
 from attnkit.ops.pointwise import POINTWISE
 from attnkit.ops.statistics import RowStatistics
@@ -24,12 +26,18 @@ WITH_GRADIENT = FIELDS[:4]
 SAVED = ("total", "entropy", "first")
 OPTIONS: dict[str, dict[str, Any]] = {POINTWISE.name: {}, gaussian.GAUSSIAN.name: GAUSSIAN}
 """What the ops, and their special cases, add to their options to make these those of pointwise_attention."""
+SERVED = (*OPTIONS, *rows_statistics.OPS)
 
 
 def outputs(fields: str) -> tuple[str, ...]:
     """Names of the rows that are computed for fields separated by commas; entropy also needs the total."""
     names = {*fields.split(","), *(("total",) if "entropy" in fields else ())}
     return (*(name for name in FIELDS if name in names), "first")
+
+
+def normalised(op: str) -> bool:
+    """Whether the weights of an op sum to 1."""
+    return base_op(op) in rows_statistics.OPS
 
 
 # ---------------------------------------------------------------------------------------------- the custom ops
@@ -41,27 +49,35 @@ def _outputs(op: str, args: Arguments) -> Outputs:
     leading = quadratic.leading_axes(q, args["k"], args.get("v"), args.get("enable_gqa", False))
     o = only_o(op, args) if "v" in args else {"o": ((0,), q.dtype)}
     dtypes = {"first": torch.int32}
-    rows = {name: ((*leading, q.shape[-2]), dtypes.get(name, torch.float32)) for name in outputs(args["fields"])}
-    return o | rows
+    found = {name: ((*leading, q.shape[-2]), dtypes.get(name, torch.float32)) for name in outputs(args["fields"])}
+    if normalised(op):
+        found["numbers"] = (rows_statistics.shape_of_numbers(op, args, leading), torch.float32)
+    return o | found
 
 
 def _forward(op: str, args: Arguments) -> list[Tensor]:
     results = {name: args["q"].new_empty(shape, dtype=dtype) for name, (shape, dtype) in _outputs(op, args).items()}
-    if results["first"].numel():
+    statistics, o = tuple(results.get(name) for name in (*FIELDS, "first")), results["o"] if "v" in args else None
+    if results["first"].numel() and normalised(op):
+        rows_statistics.forward(op, args, o, statistics, results["numbers"])
+    elif results["first"].numel():
         q, k, v = args.pop("q"), args.pop("k"), args.pop("v", None)
-        statistics, o = tuple(results.get(name) for name in (*FIELDS, "first")), None if v is None else results["o"]
         launch.run(q, launch.forward_launches(q, k, v, o, launch.call_of(q, k, v, **args), statistics))
     return [*results.values()]
 
 
 def _backward(op: str, args: Arguments, do: Tensor | None, names: tuple[str, ...]) -> dict[str, Tensor]:
-    q, k, v = args.pop("q"), args.pop("k"), args.pop("v", None)
-    rows = {name: args.pop(name, None) for name in (*FIELDS, "first")}
+    saved = {name: args.pop(name, None) for name in (*FIELDS, "first", "numbers")}
     cotangents = [args.pop(f"d{name}", None) for name in WITH_GRADIENT]
-    of_entropy = (rows["total"], rows["entropy"]) if cotangents[1] is not None else (None, None)
+    of_entropy = (saved["total"], saved["entropy"]) if cotangents[1] is not None else (None, None)
+    of_rows = (saved["first"], *cotangents, *of_entropy) if any(x is not None for x in cotangents) else None
+    if normalised(op):
+        do = None if do is None or not do.numel() else do
+        return rows_statistics.backward(op, args, do, saved["numbers"], of_rows, names)
+    q, k, v = args.pop("q"), args.pop("k"), args.pop("v", None)
     call = launch.call_of(q, k, v, **args)
-    first = rows["first"] if cotangents[3] is None else _first_maximum(q, k, call, cotangents[3])
-    of_rows = (first, *cotangents, *of_entropy) if any(x is not None for x in cotangents) else None
+    if of_rows is not None and cotangents[3] is not None:
+        of_rows = (_first_maximum(q, k, call, cotangents[3]), *of_rows[1:])
     return launch.backward(q, k, v, do, call, names, of_rows)
 
 
@@ -79,13 +95,18 @@ CUSTOM = register("triton_statistics", _forward, _backward, DIFFERENTIABLE, _out
 # ---------------------------------------------------------------------------------------------- what the library calls
 
 
+def _names(op: str, fields: str) -> tuple[str, ...]:
+    """Of what the custom op returns."""
+    return ("o", *outputs(fields), *(("numbers",) if normalised(op) else ()))
+
+
 def attend(
     q: Tensor, k: Tensor, v: Tensor | None, *, op: str, fields: tuple[str, ...], **options: Any
 ) -> dict[str, Tensor]:
     """{"o": o if there is a v, field: rows} for an op, its options being those of pointwise_attention."""
     text = ",".join(fields)
-    rows = CUSTOM.outputs(op, q=q, k=k, v=v, fields=text, **OPTIONS[base_op(op)], **options)
-    results = dict(zip(("o", *outputs(text)), rows, strict=True))
+    found = CUSTOM.outputs(op, q=q, k=k, v=v, fields=text, **OPTIONS.get(base_op(op), {}), **options)
+    results = dict(zip(_names(op, text), found, strict=True))
     results |= {name: results[name].detach() for name in ("nonzero", "visible") if name in results}
     return {name: x for name, x in results.items() if name in fields or (name == "o" and v is not None)}
 
@@ -94,23 +115,33 @@ def pull(
     q: Tensor, k: Tensor, v: Tensor | None, do: Tensor | None, dstats: dict[str, Tensor], *, op: str, **options: Any
 ) -> dict[str, Tensor]:
     """Gradients of q, k, v and bias, those that there are, for cotangents of o and of statistics."""
-    args = {"q": q, "k": k, **OPTIONS[base_op(op)], **options}
+    args = {"q": q, "k": k, **OPTIONS.get(base_op(op), {}), **options}
     cotangents = {f"d{name}": dstats[name] for name in WITH_GRADIENT if dstats.get(name) is not None}
     if fields := ",".join(name[1:] for name in cotangents if name != "dmaximum"):
-        rows = dict(zip(outputs(fields), CUSTOM.outputs(op, fields=fields, **args)[1:], strict=True))
-        args |= {name: rows[name].detach() for name in SAVED if name in rows}
+        found = dict(zip(_names(op, fields), CUSTOM.outputs(op, fields=fields, **args), strict=True))
+        args |= {name: found[name].detach() for name in SAVED if name in found}
     args |= cotangents
     return CUSTOM.pull(op, do, **args, v=v)
 
 
-def unsupported_options(op: str) -> str | None:
+def unsupported_options(op: str, **options: Any) -> str | None:
     """Why the rows of an op have no statistics here on any device."""
-    return None if base_op(op) in OPTIONS else f"statistics of {op} are served by the generic implementation"
+    if base_op(op) not in SERVED:
+        return f"statistics of {op} are served by the generic implementation"
+    return rows.unsupported_options(**options) if normalised(op) else None
 
 
 def unsupported(q: Tensor, k: Tensor, v: Tensor | None = None, *, op: str, **options: Any) -> str | None:
     """Why Triton does not support a call."""
-    return pointwise.unsupported(q, k, q if v is None else v) or unsupported_options(op)
+    return pointwise.unsupported(q, k, q if v is None else v) or unsupported_options(op, **options)
+
+
+def is_faster(q: Tensor, k: Tensor, v: Tensor | None = None, *, op: str, **options: Any) -> bool:
+    """Whether a call is predicted not to be slower; of weights that sum to 1, whether the generic body would keep too
+    much."""
+    if normalised(op):
+        return predicted.keeps(predicted.pairs(q.shape, k.shape), q.dtype.itemsize)
+    return pointwise.is_faster("statistics", q, k, v)
 
 
 def _rows(q: Tensor, k: Tensor, **options: Any) -> RowStatistics:
@@ -133,5 +164,8 @@ def _both_vjp(
 
 
 KERNELS = statistics.kernels(
-    *(pointwise.kernel("statistics", call, unsupported) for call in (_rows, _both, _rows_vjp, _both_vjp))
+    *(
+        pointwise.kernel("", call, unsupported)._replace(is_faster=is_faster)
+        for call in (_rows, _both, _rows_vjp, _both_vjp)
+    )
 )
