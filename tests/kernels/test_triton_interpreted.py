@@ -27,12 +27,13 @@ DTYPES = {
 """What is judged of each op here, properties of the first alone: the kernels are the same, and the full profile by hand
 has all dtypes and all properties of all."""
 OPS = tuple(DTYPES)
+OF_ROWS = ("softmax_attention", "sparsemax_attention", "entmax_attention")
 
 PLANTED = """
 import triton
 import triton.language as tl
 
-from attnkit.kernels.triton import distances, pointwise, statistics, tiles
+from attnkit.kernels.triton import distances, pointwise, rows, rows_gradients, rows_statistics, statistics, tiles
 from attnkit_conformance.adapters.triton_interpreted import Interpreted
 
 
@@ -78,8 +79,14 @@ def no_logarithm(x):
 
 
 @triton.jit
-def output_alone(du, loaded, w, kept, j):
+def output_alone(du, dstats, drows, w, share, j):
     return du
+
+
+@triton.jit
+def not_divided(stats, at, i, queries):
+    top, tau, step, inverse = rows.load_stats(stats, at, i, queries)
+    return top, tau, step, inverse * 0.0 + 1.0
 
 
 class Wrong(Interpreted):
@@ -108,7 +115,7 @@ def test_conforms(op: str, expression: str | None, interpreted: WorkerAdapter) -
 def test_statistics_conform(interpreted: WorkerAdapter) -> None:
     results = list(judge([interpreted], "quick", "not property", ("float32",), ops=("attention_with_statistics",)))
     named = {result.id.split("/")[2].split(".")[1] for result in results if result.status == "pass"}
-    assert {*OPS} - {"rela_attention"} <= named  # whose statistics have no kernel
+    assert {*OPS, *OF_ROWS} - {"rela_attention"} <= named  # whose statistics have no kernel
     assert [f"{result.id}\n{result.message}" for result in results if result.status == "fail"] == []
     assert all("served by the generic" in result.reason for result in results if result.status == "unsupported")
 
@@ -129,6 +136,8 @@ def test_statistics_conform(interpreted: WorkerAdapter) -> None:
         later("gaussian", "pointwise.whole_tokens", "near_tokens", "float16", "causal-padded", {"bound"}),
         later("statistics", "statistics.logarithm", "no_logarithm", "float32", "cross", {"bound"}),
         later("statistics", "pointwise.with_statistics", "output_alone", "float32", "cross", {"bound"}),
+        later("softmax", "rows_statistics.load_stats", "not_divided", "float32", "cross", {"bound"}),
+        later("softmax", "rows_gradients.with_statistics", "output_alone", "float32", "cross", {"bound"}),
     ],
 )  # fmt: skip
 def test_a_planted_bug_is_found(
@@ -139,8 +148,10 @@ def test_a_planted_bug_is_found(
     (tmp_path / f"planted_{wrong}.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     adapter = WorkerAdapter("planted", f"planted_{wrong}:Wrong", MODE)
-    named = "attention_with_statistics" if op == "statistics" else f"{op}_attention"
-    served = (case for case in core.cases(named, "quick", (dtype,)) if case.params.get("op", OPS[0]) in OPS)
+    named, judged = f"{op}_attention", (*OPS, "softmax_attention")
+    if op in ("statistics", "softmax"):
+        named, judged = "attention_with_statistics", OPS if op == "statistics" else OF_ROWS
+    served = (case for case in core.cases(named, "quick", (dtype,)) if case.params.get("op", OPS[0]) in judged)
     case = next(case for case in served if scene in case.tags or scene in case.id)
     result = core.check(adapter, case)
     adapter.close()

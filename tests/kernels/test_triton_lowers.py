@@ -13,7 +13,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter does not compile", allow_module_level=True)
 
 # What imports triton stands behind the skips.
-from attnkit.backends.torch.triton import launch, linear_launch, pointwise, rows, statistics
+from attnkit.backends.torch.triton import launch, linear_launch, pointwise, rows, rows_statistics, statistics
 from attnkit.backends.torch.triton.launch import Launch
 from benchmarks.sass.compiling import device_of, lowered
 
@@ -42,12 +42,17 @@ def of_pointwise(fields: str = "", with_output: bool = True, **options: Any) -> 
     grads = {"q": q, "k": q, "v": q} | ({"bias": torch.empty(1, 4, TOKENS, TOKENS)} if "bias" in options else {})
     if not fields:
         return launch.forward_launches(q, q, v, v, call) + launch.backward_launches(q, q, v, v, grads, call)
+    outputs, given = of_fields(q, fields)
+    made = launch.forward_launches(q, q, v, v, call, outputs)
+    made += launch.forward_launches(q, q, None, None, call, (*(None for _ in statistics.FIELDS), outputs[-1]), True)
+    return made + launch.backward_launches(q, q, v, v, grads, call, given)
+
+
+def of_fields(q: Tensor, fields: str) -> tuple[tuple[Tensor | None, ...], tuple[Tensor | None, ...]]:
+    """The rows of statistics to write, and those that gradients read."""
     row, first = torch.empty(q.shape[:-1]), torch.empty(q.shape[:-1], dtype=torch.int32)
     outputs = tuple(row if name in statistics.outputs(fields) else None for name in statistics.FIELDS)
-    given = (first, *outputs[:4], *(outputs[:2] if "entropy" in fields else (None, None)))
-    made = launch.forward_launches(q, q, v, v, call, (*outputs, first))
-    made += launch.forward_launches(q, q, None, None, call, (*(None for _ in outputs), first), True)
-    return made + launch.backward_launches(q, q, v, v, grads, call, given)
+    return (*outputs, first), (first, *outputs[:4], *(outputs[:2] if "entropy" in fields else (None, None)))
 
 
 def of_rows(op: str, **options: Any) -> list[Launch]:
@@ -61,17 +66,31 @@ def of_rows(op: str, **options: Any) -> list[Launch]:
     return forward + rows.backward_launches(q, q, q, q, lse, numbers, grads, call)
 
 
-def of_linear(state: bool = False, **options: Any) -> list[Launch]:
-    """Forward, the returned state, and backward."""
-    q = tokens("edges_q" in options)
-    S, z = torch.empty(2, 4, 64, 64), torch.empty(2, 4, 64)
-    s = linear_launch.setting(q, q, q, **options, initial_S=S if state else None)
-    initial, grads = (S, z) if state else None, {"q": q, "k": q, "v": q, "initial_S": S, "initial_z": z}
-    made = linear_launch.Call(q, q, q, s).forward(q, initial)
+def of_statistics(op: str, fields: str, with_output: bool = True, **options: Any) -> list[Launch]:
+    """Statistics of rows that sum to 1, the keys of first maxima, and backward."""
+    q = tokens()
+    v, arguments = q if with_output else None, {"q": q, "k": q, **options}
+    call = rows.call_of(op, arguments | {"v": v})
+    numbers = torch.empty(rows_statistics.shape_of_numbers(op, arguments, call.a.leading))
+    outputs, given = of_fields(q, fields)
+    keys = (*rows_statistics.NONE, outputs[-1])
+    made = [rows_statistics.statistics_launch(q, q, outputs, numbers, call)]
+    made += [rows_statistics.statistics_launch(q, q, keys, numbers, call, True)]
+    grads = {"q": q, "k": q, "v": q} | ({"bias": torch.empty(1, 4, TOKENS, TOKENS)} if "bias" in options else {})
+    return made + rows.backward_launches(q, q, v, v, None, numbers, grads, call, given)
+
+
+def of_linear(state: bool = False, features: torch.dtype = torch.float16, **options: Any) -> list[Launch]:
+    """Forward, the returned state, and backward, for q and k in the dtype of `features`."""
+    v = tokens("edges_q" in options)
+    q, S, z = v.to(features), torch.empty(2, 4, 64, 64), torch.empty(2, 4, 64)
+    s = linear_launch.setting(q, q, v, **options, initial_S=S if state else None)
+    initial, grads = (S, z) if state else None, {"q": q, "k": q, "v": v, "initial_S": S, "initial_z": z}
+    made = linear_launch.Call(q, q, v, s).forward(q, initial)
     if state:
-        alone = linear_launch.Call(q[..., :0, :], q, q, s.of_keys_alone((2, 4)))
+        alone = linear_launch.Call(q[..., :0, :], q, v, s.of_keys_alone((2, 4)))
         made += alone.final_state(initial, (S, z))
-    return made + linear_launch.Call(q, q, q, s._replace(exact=True)).backward(q, grads, initial, initial)
+    return made + linear_launch.Call(q, q, v, s._replace(exact=True)).backward(q, grads, initial, initial)
 
 
 CALLS: dict[str, Callable[[], list[Launch]]] = {
@@ -96,7 +115,16 @@ CALLS: dict[str, Callable[[], list[Launch]]] = {
     "softmax, packed, window": lambda: of_rows("softmax_attention", **WINDOW, **EDGES),
     "entmax": lambda: of_rows("entmax_attention", alpha=1.5),
     "entmax, every option": lambda: of_rows("entmax_attention", alpha=1.3, **BIASED, **BOOLEAN, **LENGTHS, **WINDOW),
+    "softmax, statistics": lambda: of_statistics("softmax_attention", ALL, causal=True),
+    "softmax, statistics, every option": lambda: of_statistics(
+        "softmax_attention", ALL, **BIASED, **BOOLEAN, **LENGTHS, **WINDOW, scale=-1.0
+    ),
+    "entmax, statistics": lambda: of_statistics("entmax_attention", ALL, alpha=1.3, **BOOLEAN),
+    "sparsemax, a maximum alone": lambda: of_statistics("entmax_attention", "maximum", False, alpha=2.0, **BIASED),
     "linear": of_linear,
+    "linear, features": lambda: of_linear(
+        features=torch.float32, feature_map="identity", normalize=True, floor=True, causal=True
+    ),
     "linear, causal": lambda: of_linear(causal=True),
     "linear, without a denominator": lambda: of_linear(feature_map="identity"),
     "linear, causal, without a denominator": lambda: of_linear(feature_map="identity", causal=True),

@@ -74,13 +74,12 @@ def through_output(x_tile, y_tile, pairs, at, i0, i, j0, j, inside, PRECISION: t
 
 
 @triton.jit
-def cotangents_of(do, dstats, at, i0, queries, heads, e: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr):
-    """do and the cotangents of statistics for the queries of a standing tile."""
+def cotangents_of(dstats, at, i0, queries, heads, ROWS: tl.constexpr):
+    """The cotangents of statistics for the queries of a standing tile; an empty tuple without any."""
     i, drows = i0 + tl.arange(0, ROWS), ()
-    do_tile = None if do is None else load_rows(do, at[0], at[1], i0, tl.arange(0, ROWS), i < queries, e, E)
     if dstats[0] is not None:
         drows = load_cotangents(dstats, addresses(i, at[0], at[1], heads, queries)[:, None], (i < queries)[:, None])
-    return do_tile, drows
+    return drows
 
 
 @triton.jit
@@ -105,7 +104,8 @@ def backward_resident(
     queries, bounds = own[0], bounds_of(at, i0, limits, own, rows, blocks, ROWS)
     beside = tl.arange(0, ROWS)
     row = load_stats(stats, at, i0 + beside, queries)
-    do_tile, drows = cotangents_of(do, dstats, at, i0, queries, heads, e, E, ROWS)
+    do_tile = None if do is None else load_rows(do, at[0], at[1], i0, beside, i0 + beside < queries, e, E)
+    drows = cotangents_of(dstats, at, i0, queries, heads, ROWS)
     u, dp, keys = standing_slopes(
         q_tile, do_tile, dstats, drows, k, v, row, pairs, numbers, at, i0, bounds, 0,
         WEIGH, TILT, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
@@ -132,7 +132,8 @@ def backward_tiled(
     queries, bounds = own[0], bounds_of(at, i0, limits, own, rows, blocks, ROWS)
     beside = tl.arange(0, ROWS)
     row = load_stats(stats, at, i0 + beside, queries)
-    do_tile, drows = cotangents_of(do, dstats, at, i0, queries, heads, e, E, ROWS)
+    do_tile = None if do is None else load_rows(do, at[0], at[1], i0, beside, i0 + beside < queries, e, E)
+    drows = cotangents_of(dstats, at, i0, queries, heads, ROWS)
     products, totals = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32)
     for j0 in range(blocks[0], blocks[3], KEYS):
         u, dp, _ = standing_slopes(
@@ -234,7 +235,8 @@ def backward_bias(
             first, _, _, stop = key_blocks(i0, queries, valid, left, right, ROWS, KEYS)
             if (j0 < stop) & (j0 + KEYS > first):
                 q_tile = load_rows(q, item, head, i0, beside, in_range, d, D)
-                do_tile, drows = cotangents_of(do, dstats, at, i0, queries, heads, e, E, ROWS)
+                do_tile = None if do is None else load_rows(do, item, head, i0, beside, in_range, e, E)
+                drows = cotangents_of(dstats, at, i0, queries, heads, ROWS)
                 row = load_stats(stats, at, i0 + beside, queries)
                 mean = load_of_rows(delta, item, head, i0 + beside, queries, 0.0)
                 bounds = (hi, stop) if left is None else (hi, stop, left, i0 - left)

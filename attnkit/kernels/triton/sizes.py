@@ -146,7 +146,16 @@ LEAN_ROWS = {
     ("forward_online", 16, 64): (Tile(128, 32, 4, 3), Tile(128, 64, 4, 3)),
     ("forward_tiled", 16, 64): (Tile(128, 32, 4, 3), Tile(128, 64, 4, 2)),
 }
-"""Exceptions for calls in bfloat16 without masks, arrays of pairs and dropout, as for point-wise attention."""
+STATISTICS_OF_ROWS = {
+    ("backward_tiled", 16, 64): (Tile(128, 32, 8, 2), Tile(128, 64, 8, 2)),
+    ("backward_tiled", 16, 128): (Tile(128, 16, 8, 2), Tile(128, 32, 8, 2)),
+    ("backward_tiled", 32, 64): (Tile(32, 16, 8, 1), Tile(64, 16, 4, 1)),
+    ("backward_keys", 16, 64): (Tile(16, 128, 8, 2), Tile(16, 128, 8, 2)),
+    ("backward_keys", 16, 128): (Tile(16, 64, 8, 2), Tile(16, 64, 8, 2)),
+}
+ROW_FORMS = {"": {}, "lean": LEAN_ROWS, "statistics": STATISTICS_OF_ROWS}
+"""Exceptions for `lean` calls, in bfloat16 without masks, arrays of pairs and dropout, as for point-wise attention, and
+for gradients with those of statistics."""
 
 RESIDENT = {
     ("forward_resident", 16, 64): (Tile(32, 256, 8, 1), Tile(64, 256, 8, 1)),
@@ -158,16 +167,17 @@ RESIDENT = {
     ("backward_resident", 16, 64): (Tile(32, 256, 8, 1), Tile(32, 256, 8, 1)),
     ("backward_resident", 16, 128): (Tile(16, 256, 8, 1), Tile(16, 256, 8, 1)),
 }
-"""The tile with the most keys for kernels that keep whole rows of scores in registers; calls with more keys are tiled.
+"""The tile with the most keys for kernels that keep whole rows of scores in registers; calls with more keys are tiled,
+and so are gradients with those of statistics.
 
 `forward_power` is `forward_resident` for any α: logarithms take registers.
 """
 
 
-def rows(kernel: str, bits: int, d: int, e: int, capability: int, lean: bool = False) -> Tile:
-    """The tile of a kernel for head sizes d and e."""
+def rows(kernel: str, bits: int, d: int, e: int, capability: int, form: str = "") -> Tile:
+    """The tile of a kernel for head sizes d and e; `form` is one of `ROW_FORMS`."""
     key = kernel, bits, max(64, padded(d), padded(e))
-    return (LEAN_ROWS.get(key, ROWS[key]) if lean else ROWS[key])[capability >= 9]
+    return ROW_FORMS[form].get(key, ROWS[key])[capability >= 9]
 
 
 def resident(kernel: str, bits: int, d: int, e: int, keys: int, capability: int) -> Tile | None:

@@ -90,21 +90,22 @@ def functions(kernel: Any, call: Call, dtype: torch.dtype) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name in kernel.arg_names}
 
 
-def _sizes(name: str, q: Tensor, call: Call) -> dict[str, Any] | None:
-    """Sizes of tiles; None for a resident kernel if a row does not fit into registers."""
+def _sizes(name: str, q: Tensor, call: Call, statistics: bool = False) -> dict[str, Any] | None:
+    """Sizes of tiles; None for a resident kernel if a row does not fit into registers, or has statistics."""
     from attnkit.kernels.triton import sizes
 
     a, bits, capability = call.a, q.dtype.itemsize * 8, launch.capability(q.device)
     if name.endswith("_resident"):
         kind = "forward_power" if name == "forward_resident" and call.normaliser == "entmax" else name
         tile = sizes.resident(kind, bits, a.d, a.e, a.keys, capability)
-        if tile is None:
+        if tile is None or statistics:
             return None
     else:
         c, beside = call.of_pairs, launch.bytes_of_pairs(call.of_pairs)
         lean = q.dtype == torch.bfloat16 and call.normaliser != "entmax"  # logarithms take registers
         lean = lean and not beside and c.seed is None and c.query_mask is None
-        tile = sizes.rows("backward_tiled" if name == "backward_bias" else name, bits, a.d, a.e, capability, lean)
+        form = "statistics" if statistics else "lean" if lean else ""
+        tile = sizes.rows("backward_tiled" if name == "backward_bias" else name, bits, a.d, a.e, capability, form)
         tile = sizes.with_pairs(tile, beside)
     return _widths(q, a) | tile._asdict()
 
@@ -191,7 +192,7 @@ def backward_launches(
     common = tuples(call)
 
     def launch_of(name: str, programs: Any, *arguments: Any) -> Launch:
-        kernel, sizes = getattr(kernels, name), _sizes(name, q, call)
+        kernel, sizes = getattr(kernels, name), _sizes(name, q, call, of_rows is not None)
         assert sizes is not None
         return Launch(
             kernel, programs(sizes["ROWS"], sizes["KEYS"]), arguments, functions(kernel, call, q.dtype) | sizes
@@ -199,7 +200,8 @@ def backward_launches(
 
     dq = view(a, "q", grads.get("q"))
     arguments: tuple[Any, ...] = (*inputs, dq, *shared, view(a, "rows", dlse), *common, a.heads, a.groups)
-    name = "backward_tiled" if _sizes("backward_resident", q, call) is None else "backward_resident"
+    resident = _sizes("backward_resident", q, call, of_rows is not None) is not None
+    name = "backward_resident" if resident else "backward_tiled"
     launches = [launch_of(name, lambda size, keys: a.blocks(a.queries, size) * a.heads * a.items, *arguments)]
     if "k" in grads:
         dk, dv = view(a, "k", grads["k"]), None if do is None else view(a, "v", grads["v"])

@@ -1,0 +1,132 @@
+"""Cosine, Performer and efficient attention by the kernels of linear attention: judged in the interpreter, planted bugs
+found, and what is refused or taken by `auto` on a GPU that is not here."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import attnkit
+from attnkit_conformance import core
+from attnkit_conformance.adapters.worker import WorkerAdapter
+from attnkit_conformance.judge import judge
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from .interpreted import MODE
+from .selection import later
+
+OPS = ("cosine_attention", "performer_attention", "efficient_attention")
+FULL = ("cross or key-mask", ("float32",))
+
+PLANTED = """
+from attnkit.backends.torch.triton import linear_features
+from attnkit_conformance.adapters.triton_interpreted import Interpreted
+
+call_of, faded = linear_features.call_of, linear_features._faded
+
+
+def with_eps(record, *arrays, **options):
+    call = call_of(record, *arrays, **options)
+    return call._replace(options=call.options | {"normalize": True, "eps": 0.01})
+
+
+def never(xp, k, seen):
+    return faded(xp, k._replace(level=k.level * 0.0), seen)
+
+
+class Wrong(Interpreted):
+    def __init__(self):
+        super().__init__()
+        linear_features.NAME = WRONG
+"""
+
+
+@pytest.mark.parametrize(
+    ("op", "expression", "dtypes"),
+    [
+        ("cosine_attention", "causal-padded", ("float32",)),
+        ("performer_attention", *FULL),
+        later("efficient_attention", *FULL),
+        *(later(op, "not property", ("float32", "bfloat16", "float16")) for op in OPS),
+    ],
+)
+def test_conforms(op: str, expression: str, dtypes: tuple[str, ...], interpreted: WorkerAdapter) -> None:
+    results = list(judge([interpreted], "quick", expression, dtypes, ops=(op,)))
+    assert {result.dtype for result in results if result.status == "pass"} == {*dtypes}
+    assert [f"{result.id}\n{result.message}" for result in results if result.status == "fail"] == []
+    refused = [result.reason for result in results if result.status == "unsupported"]
+    assert all("served by the generic implementation" in reason for reason in refused)
+
+
+@pytest.mark.parametrize(
+    ("op", "name", "wrong"),
+    [("performer_attention", "_faded", "never"), later("efficient_attention", "call_of", "with_eps")],
+)
+def test_a_planted_bug_is_found(
+    op: str, name: str, wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = PLANTED.replace("NAME", name).replace("WRONG", wrong)
+    (tmp_path / f"features_{wrong}.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    adapter = WorkerAdapter("planted", f"features_{wrong}:Wrong", MODE)
+    results = [core.check(adapter, case) for case in core.cases(op, "quick", ("float32",)) if "cross" in case.tags]
+    adapter.close()
+    assert "bound" in set().union(*(result.checks for result in results))
+
+
+# ---------------------------------------------------------------------------------------------- dispatch
+
+
+@pytest.fixture
+def gpu() -> Iterator[FakeTensorMode]:
+    with FakeTensorMode() as mode:
+        yield mode
+
+
+def arguments(op: str, d: int = 64, m: int = 64, heads: int = 8) -> tuple[torch.Tensor, ...]:
+    q, k = (torch.empty(2, n, 64, d, dtype=torch.bfloat16, device="cuda") for n in (8, heads))
+    return (q, k, k, torch.empty(m, d, device="cuda")) if op == "performer_attention" else (q, k, k)
+
+
+def reason(op: str, *arrays: torch.Tensor, **options: Any) -> str | None:
+    return attnkit.explain(getattr(attnkit, op), *arrays, **options)["triton"]
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_what_is_not_served_says_so(op: str, gpu: FakeTensorMode) -> None:
+    q = torch.zeros(2, 3, 4)
+    assert "run on CUDA" in str(attnkit.explain(attnkit.cosine_attention, q, q, q)["triton"])
+    assert reason(op, *arguments(op)) is None
+    wide = {"cosine_attention": (256, 64), "performer_attention": (64, 257), "efficient_attention": (257, 64)}
+    assert "256" in str(reason(op, *arguments(op, *wide[op])))
+    states = {"return_state": True}
+    per_head = {"enable_gqa": True, "key_lengths": torch.ones(2, 8, dtype=torch.int64, device="cuda")}
+    if op == "cosine_attention":
+        assert reason(op, *arguments(op), causal=True, **states) is None
+        assert reason(op, *arguments(op, heads=2), **per_head) is None
+        return
+    assert "causal sums of exponentials" in str(reason(op, *arguments(op), causal=True))
+    assert "states of exponentials" in str(reason(op, *arguments(op), **states))
+    assert "differ between query heads" in str(reason(op, *arguments(op, heads=2), **per_head))
+
+
+def test_a_named_kernel_refuses_by_name(gpu: FakeTensorMode) -> None:
+    with pytest.raises(NotImplementedError, match="triton: causal sums of exponentials"):
+        attnkit.efficient_attention(*arguments("efficient_attention"), causal=True, impl="triton")
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_auto_takes_causal_calls_that_are_served(op: str, gpu: FakeTensorMode) -> None:
+    """Without causality the sums of the generic body are two products."""
+
+    def taken(**options: Any) -> str:
+        reasons = attnkit.explain(getattr(attnkit, op), *arguments(op), **options)
+        return next(name for name, reason in reasons.items() if reason is None)
+
+    relu = {"kernel": "relu"} if op == "performer_attention" else {}
+    assert taken(**relu) == "generic"
+    assert taken(causal=True, **relu) == ("generic" if op == "efficient_attention" else "triton")
