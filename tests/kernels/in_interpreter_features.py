@@ -24,6 +24,20 @@ CALLS: dict[str, tuple[str, tuple[int, ...], tuple[int, ...], dict[str, Any]]] =
     "relu": ("performer_attention", (2, 9), (2, 12), {"kernel": "relu", "causal": True}),
     "relu, no eps": ("performer_attention", (2, 9), (2, 12), {"kernel": "relu", "eps": 0.0, "key_lengths": 5}),
     "exponentials": ("performer_attention", (2, 4, 9), (2, 2, 9), {"enable_gqa": True, "key_lengths": LENGTHS}),
+    "exponentials, causal": (
+        "performer_attention",
+        (2, 4, 9),
+        (2, 2, 12),
+        {"enable_gqa": True, "causal": True, "query_mask": HALF},
+    ),
+    "exponentials, upper left": ("performer_attention", (12,), (9,), {"causal": "upper_left", "key_lengths": 7}),
+    "exponentials, more queries": ("performer_attention", (2, 12), (2, 9), {"causal": True}),
+    "exponentials, masked": (
+        "performer_attention",
+        (2, 2, 130),
+        (1, 130),
+        {"causal": True, "mask": draw(5, 2, 1, 1, 130) > 0},
+    ),
     "efficient": ("efficient_attention", (2, 4, 9), (2, 2, 9), {"enable_gqa": True, "key_lengths": LENGTHS}),
     "efficient, keys of all items": ("efficient_attention", (2, 2, 9), (9,), {"mask": draw(4, 2, 1, 1, 9) > 0}),
     "efficient, no query": ("efficient_attention", (2, 9), (2, 9), {"query_mask": torch.zeros(2, 9).bool()}),
@@ -98,6 +112,31 @@ def test_padding_that_holds_nan_reaches_no_feature() -> None:
         agree(attend(*bad, *arrays, key_lengths=5, query_mask=HALF), expected)
         grads = pull(*bad, *arrays, torch.ones_like(v), key_lengths=5, query_mask=HALF)
         assert all(torch.isfinite(grad).all() for grad in grads.values())
+
+
+GROWTH = {
+    "falling": lambda n: torch.linspace(1, 30, n),
+    "rising": lambda n: torch.linspace(30, 1, n),
+    "jumps between segments": lambda n: 4.0 - 0.8 * (torch.arange(n) // 64),
+}
+"""The lengths of keys: the exponents of long ones are far below 0."""
+
+
+@pytest.mark.parametrize("growth", GROWTH)
+@pytest.mark.parametrize("tokens", [30, 200])
+def test_no_exponential_overflows_or_is_lost(tokens: int, growth: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exponents that rise, or fall, by hundreds, whose roundings are those of features: earlier queries see nothing of
+    later keys."""
+    monkeypatch.setattr(linear_launch, "FEWEST", 1)
+    attend, pull = functions("performer_attention")
+    q, k, v = inputs((tokens,), (tokens,))
+    k = torch.nn.functional.normalize(k[:1] + 0.1 * k) * GROWTH[growth](tokens)[:, None]
+    wide, do = [x.double() for x in (q, k, v, OMEGA)], draw(6, tokens, E)
+    exact = attnkit.performer_attention(*wide, causal=True, impl="generic")
+    expected = attnkit.performer_attention_vjp(*wide, do.double(), causal=True, impl="generic")
+    assert (attend(q, k, v, OMEGA, causal=True) - exact).abs().max() < 1e-4
+    for part, grad in pull(q, k, v, OMEGA, do, causal=True).items():
+        assert (grad - expected[part]).abs().max() < 3e-4 * expected[part].abs().max(), part
 
 
 def test_a_floor_under_the_denominator_has_no_slope() -> None:

@@ -16,11 +16,14 @@ from attnkit_conformance.judge import judge
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from benchmarks.sass.compiling import device_of
+
 from .interpreted import MODE
 from .selection import later
+from .test_triton_linear import gate, launches
 
 OPS = ("cosine_attention", "performer_attention", "efficient_attention")
-FULL = ("cross or key-mask", ("float32",))
+SCENES = ("cross or blocks-causal", ("float32",))
 
 PLANTED = """
 from attnkit.backends.torch.triton import linear_features
@@ -34,8 +37,13 @@ def with_eps(record, *arrays, **options):
     return call._replace(options=call.options | {"normalize": True, "eps": 0.01})
 
 
-def never(xp, k, seen):
-    return faded(xp, k._replace(level=k.level * 0.0), seen)
+def never(xp, k, seen, ordered):
+    return faded(xp, k._replace(level=k.level * 0.0), seen, ordered)
+
+
+def of_all_keys(xp, k, seen, ordered):
+    k, levels = faded(xp, k, seen, ordered)
+    return k, None
 
 
 class Wrong(Interpreted):
@@ -49,8 +57,8 @@ class Wrong(Interpreted):
     ("op", "expression", "dtypes"),
     [
         ("cosine_attention", "causal-padded", ("float32",)),
-        ("performer_attention", *FULL),
-        later("efficient_attention", *FULL),
+        ("performer_attention", *SCENES),
+        later("efficient_attention", *SCENES),
         *(later(op, "not property", ("float32", "bfloat16", "float16")) for op in OPS),
     ],
 )
@@ -64,7 +72,11 @@ def test_conforms(op: str, expression: str, dtypes: tuple[str, ...], interpreted
 
 @pytest.mark.parametrize(
     ("op", "name", "wrong"),
-    [("performer_attention", "_faded", "never"), later("efficient_attention", "call_of", "with_eps")],
+    [
+        ("performer_attention", "_faded", "never"),
+        later("performer_attention", "_faded", "of_all_keys"),
+        later("efficient_attention", "call_of", "with_eps"),
+    ],
 )
 def test_a_planted_bug_is_found(
     op: str, name: str, wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -73,7 +85,11 @@ def test_a_planted_bug_is_found(
     (tmp_path / f"features_{wrong}.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     adapter = WorkerAdapter("planted", f"features_{wrong}:Wrong", MODE)
-    results = [core.check(adapter, case) for case in core.cases(op, "quick", ("float32",)) if "cross" in case.tags]
+    results = [
+        core.check(adapter, case)
+        for case in core.cases(op, "quick", ("float32",))
+        if case.tags & {"cross", "blocks-causal"}
+    ]
     adapter.close()
     assert "bound" in set().union(*(result.checks for result in results))
 
@@ -109,13 +125,14 @@ def test_what_is_not_served_says_so(op: str, gpu: FakeTensorMode) -> None:
         assert reason(op, *arguments(op), causal=True, **states) is None
         assert reason(op, *arguments(op, heads=2), **per_head) is None
         return
-    assert "causal sums of exponentials" in str(reason(op, *arguments(op), causal=True))
+    fading = reason(op, *arguments(op), causal=True)
+    assert fading is None if op == "performer_attention" else "fade feature by feature" in str(fading)
     assert "states of exponentials" in str(reason(op, *arguments(op), **states))
     assert "differ between query heads" in str(reason(op, *arguments(op, heads=2), **per_head))
 
 
 def test_a_named_kernel_refuses_by_name(gpu: FakeTensorMode) -> None:
-    with pytest.raises(NotImplementedError, match="triton: causal sums of exponentials"):
+    with pytest.raises(NotImplementedError, match="triton: causal sums that fade"):
         attnkit.efficient_attention(*arguments("efficient_attention"), causal=True, impl="triton")
 
 
@@ -127,6 +144,28 @@ def test_auto_takes_causal_calls_that_are_served(op: str, gpu: FakeTensorMode) -
         reasons = attnkit.explain(getattr(attnkit, op), *arguments(op), **options)
         return next(name for name, reason in reasons.items() if reason is None)
 
-    relu = {"kernel": "relu"} if op == "performer_attention" else {}
-    assert taken(**relu) == "generic"
-    assert taken(causal=True, **relu) == ("generic" if op == "efficient_attention" else "triton")
+    assert taken() == "generic"
+    assert taken(causal=True) == ("generic" if op == "efficient_attention" else "triton")
+
+
+# ---------------------------------------------------------------------------------------------- the compiler
+
+
+@pytest.mark.parametrize(
+    ("dtype", "d", "capability", "own"),
+    [
+        (torch.bfloat16, 64, 90, "levels"),
+        later(torch.bfloat16, 64, 80, "levels"),
+        later(torch.float32, 64, 80, "levels"),
+        later(torch.float32, 128, 90, "levels"),
+        later(torch.bfloat16, 128, 80, "floor"),
+    ],
+    ids=str,
+)
+def test_no_spills_and_enough_memory(dtype: torch.dtype, d: int, capability: int, own: str) -> None:
+    q, v = torch.empty(2, 8, 2048, d), torch.empty(2, 8, 2048, d, dtype=dtype)
+    options = {"causal": True, "feature_map": "identity", "normalize": True}
+    options |= {"levels": torch.empty(2, 8, 2048)} if own == "levels" else {"floor": True}
+    with device_of(capability):
+        made = launches(q, q, v, **options)
+    gate({name: one for name, one in made.items() if name != "running"}, capability)

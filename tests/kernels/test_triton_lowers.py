@@ -28,6 +28,7 @@ LENGTHS = {"key_lengths": torch.ones(2, 1, dtype=torch.int64)}
 BIASED = {"bias": torch.empty(4, TOKENS, TOKENS), "dropout": (0.1, 5), "dropout_mask": torch.empty(TOKENS, TOKENS)}
 EDGES = {"edges_q": torch.tensor([0, 100, TOKENS]), "edges_k": torch.tensor([0, 100, TOKENS])}
 WINDOW = {"causal": "upper_left", "window": (30, 5)}
+FEATURES = {"features": torch.float32, "feature_map": "identity", "normalize": True}
 ALL = ",".join(statistics.FIELDS)
 
 
@@ -122,9 +123,8 @@ CALLS: dict[str, Callable[[], list[Launch]]] = {
     "entmax, statistics": lambda: of_statistics("entmax_attention", ALL, alpha=1.3, **BOOLEAN),
     "sparsemax, a maximum alone": lambda: of_statistics("entmax_attention", "maximum", False, alpha=2.0, **BIASED),
     "linear": of_linear,
-    "linear, features": lambda: of_linear(
-        features=torch.float32, feature_map="identity", normalize=True, floor=True, causal=True
-    ),
+    "linear, features": lambda: of_linear(**FEATURES, floor=True, causal=True),
+    "linear, features that fade": lambda: of_linear(**FEATURES, levels=torch.empty(2, 4, TOKENS), causal=True),
     "linear, causal": lambda: of_linear(causal=True),
     "linear, without a denominator": lambda: of_linear(feature_map="identity"),
     "linear, causal, without a denominator": lambda: of_linear(feature_map="identity", causal=True),

@@ -11,13 +11,18 @@ multiplied out. The tokens of a head are divided into segments: `key_sums` or `q
 `running` sums, then all segments in parallel. A causal call with enough heads is one segment, whose state stays in
 registers. Every program owns its results, so sums have a fixed order.
 
+Features may fade: with levels t_p that never fall, those of keys stand for φ·exp(t_j), and every sum of query i is one
+of exp(t_j - t_i) x_i·y_j, so that the largest key so far divides. S has the level of the last position that it holds, R
+that of its first, and no exponent is above 0. Without levels none of this is compiled.
+
 Query i is at position i + shift and key j at position j; position p is visible from p on. Most functions share these
 tuples:
 
     limits = (queries, keys, stop, shift)                 keys from `stop` on are seen by no query
-    masks = (key_mask, firsts, stops, query_mask, stateful)     views; the keys that a head sees are firsts ≤ j < stops;
-                                                          `stateful` is None unless there is an initial state, which
-                                                          every query sees
+    masks = (key_mask, firsts, stops, query_mask, stateful, levels)   views; the keys that a head sees are firsts ≤ j
+                                                          < stops; `stateful` is None unless there is an initial state,
+                                                          which every query sees; `levels` of causal calls whose
+                                                          features fade
     rows = (inverses, dots, heads, parts)                 views of 1/den and do·num, None without a denominator;
                                                           the latter is the sum of `parts` arrays of `heads` heads
     states = (pointer, segments)                          per state [S, z] or [R, r] in float32, d·e + d numbers
@@ -39,6 +44,8 @@ from attnkit.kernels.triton.linear_tokens import (
     add_tokens,
     alone,
     beside,
+    fades,
+    level_at,
     live_queries,
     load_cotangents,
     load_features,
@@ -97,6 +104,9 @@ def key_sums(
         seen = seen_keys(j0 + tl.arange(0, CHUNK), bounds, masks, item, head)
         y = load_features(k, item, shared, j0, seen, 0, d, PHI, D, CHUNK)
         c = load_tokens(v, item, shared, j0, seen, c0, e, BLOCK, CHUNK)
+        if masks[5] is not None:
+            last = level_at(masks[5], item, shared, begin + span[1] - 1, limits[1])
+            y *= fades(level_at(masks[5], item, shared, j0 + tl.arange(0, CHUNK), limits[1]), last)[:, None]
         S = product(tl.trans(y), c, S, OPERAND, PRECISION)
         z = add_tokens(z, y, OPERAND, PRECISION)
     at = state_at(states, segment, heads, items[2], head, d, e)
@@ -121,6 +131,10 @@ def query_sums(
             i = i0 + tl.arange(0, CHUNK)
             live = live_queries(i, bounds, limits, masks, item, head, CAUSAL)
             x = load_features(q, item, head, i0, live, 0, d, PHI, D, CHUNK) * scale
+            if masks[5] is not None:
+                opened = level_at(masks[5], items[1], head // heads[1], positions[0], limits[1])
+                levels = level_at(masks[5], items[1], head // heads[1], i + limits[3], limits[1])
+                x *= fades(opened, levels)[:, None]
             dn, dd = load_cotangents(do, rows, item, head, i0, i, live, c0, e, BLOCK, CHUNK)
             R = product(tl.trans(x), dn, R, OPERAND, PRECISION)
             if rows[0] is not None:
@@ -153,13 +167,26 @@ def load_initial(initial, heads, number, at, d: tl.constexpr, e: tl.constexpr, R
 
 
 @triton.jit
+def fade_of_segment(levels, number, heads, span, segment, keys, REVERSE: tl.constexpr):
+    """From the level of the state before a segment to that of the state after it; with REVERSE from the end."""
+    kv_head = heads[0] // heads[2]
+    item, head = number // kv_head, number % kv_head * heads[2] // heads[1]
+    begin = span[2] + segment * span[1]
+    if REVERSE:
+        one, other = begin, begin + span[1]
+    else:
+        one, other = begin - 1, begin + span[1] - 1
+    return fades(level_at(levels, item, head, one, keys), level_at(levels, item, head, other, keys))
+
+
+@triton.jit
 def running(
-    states, initial, final, heads, span, blocks, CAUSAL: tl.constexpr, REVERSE: tl.constexpr, d: tl.constexpr,
-    e: tl.constexpr, BLOCK: tl.constexpr,
+    states, initial, final, levels, keys, heads, span, blocks, CAUSAL: tl.constexpr, REVERSE: tl.constexpr,
+    d: tl.constexpr, e: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The states of segments become the sums of those before them (after them with REVERSE), or the first the total.
 
-    All sums start from `initial`, and the total goes to `final` as well.
+    All sums start from `initial`, and the total goes to `final` as well. With levels, of `keys` keys, sums fade.
     """
     n, size = tl.program_id(0), d * e + d
     at = n % blocks * BLOCK + tl.arange(0, BLOCK)
@@ -180,6 +207,8 @@ def running(
         own = tl.load(place, mask=at < size, other=0.0)
         if CAUSAL:
             tl.store(place, total, mask=at < size)
+        if levels is not None:
+            total *= fade_of_segment(levels, number, heads, span, segment, keys, REVERSE)
         total += own
     if not CAUSAL:
         tl.store(first + at, total, mask=at < size)
@@ -229,13 +258,25 @@ def outputs(
         inside, live = (i >= 0) & (i < limits[0]), live_queries(i, bounds, limits, masks, item, head, CAUSAL)
         x = load_features(q, item, head, i0, live, 0, d, PHI, D, CHUNK)
         num, raw = product(x, S, None, OPERAND, PRECISION), row_products(x, z, OPERAND, PRECISION)
+        if masks[5] is not None:
+            levels = level_at(masks[5], key_item, shared, p0 + token, limits[1])
+            before, last = (
+                level_at(masks[5], key_item, shared, p0 - 1, limits[1]),
+                level_at(masks[5], key_item, shared, p0 + CHUNK - 1, limits[1]),
+            )
+            fade = fades(before, levels)
+            num, raw = num * fade[:, None], raw * (fade if tl.float32 == OPERAND else fade[:, None])
         if CAUSAL:
             seen = seen_keys(p0 + token, bounds, masks, key_item, head)
             y = load_features(k, key_item, shared, p0, seen, 0, d, PHI, D, CHUNK)
             c = load_tokens(v, key_item, shared, p0, seen, c0, e, BLOCK, CHUNK)
             pairs = product(x, tl.trans(y), None, OPERAND, PRECISION)
+            if masks[5] is not None:
+                pairs *= fades(levels[None, :], levels[:, None])
             pairs = tl.where(token[:, None] >= token[None, :], pairs, 0.0)
             num, raw = product(pairs, c, num, OPERAND, PRECISION), add_row_sums(raw, pairs, OPERAND, PRECISION)
+            if masks[5] is not None:
+                y, S, z = y * fades(levels, last)[:, None], S * fades(before, last), z * fades(before, last)
             S, z = product(tl.trans(y), c, S, OPERAND, PRECISION), add_tokens(z, y, OPERAND, PRECISION)
         inverse = tl.where(live, 1.0, 0.0)
         if NORMALIZE:
@@ -277,6 +318,13 @@ def gradient_queries(
         total = product(dn, tl.trans(S), None, OPERAND, PRECISION)
         if rows[0] is not None:
             total += dd[:, None] * z[None, :]
+        if masks[5] is not None:
+            levels = level_at(masks[5], key_item, shared, p0 + beside, limits[1])
+            before, last = (
+                level_at(masks[5], key_item, shared, p0 - 1, limits[1]),
+                level_at(masks[5], key_item, shared, p0 + CHUNK - 1, limits[1]),
+            )
+            total *= fades(before, levels)[:, None]
         if CAUSAL:
             seen = seen_keys(p0 + beside, bounds, masks, key_item, head)
             y = load_features(k, key_item, shared, p0, seen, f0, d, PHI, BLOCK, CHUNK)
@@ -285,7 +333,11 @@ def gradient_queries(
             if rows[0] is not None:
                 pairs += dd[:, None]
             pairs = tl.where(beside[:, None] >= beside[None, :], pairs, 0.0)
+            if masks[5] is not None:
+                pairs *= fades(levels[None, :], levels[:, None])
             total = product(pairs, y, total, OPERAND, PRECISION)
+            if masks[5] is not None:
+                y, S, z = y * fades(levels, last)[:, None], S * fades(before, last), z * fades(before, last)
             S = product(tl.trans(y), c, S, OPERAND, PRECISION)
             z += tl.sum(y, 0)
         q_tile = load_tokens(q, item, head, i0, live, f0, d, BLOCK, CHUNK)
@@ -315,6 +367,14 @@ def gradient_keys(
         seen = seen_keys(j0 + beside, bounds, masks, key_item, first)
         c = load_tokens(v, key_item, shared, j0, seen, 0, e, E, CHUNK)
         total = product(c, tl.trans(R), None, OPERAND, PRECISION) + r[None, :]
+        if masks[5] is not None:
+            levels = level_at(masks[5], key_item, shared, j0 + beside, limits[1])
+            opened, after = (
+                level_at(masks[5], key_item, shared, j0, limits[1]),
+                level_at(masks[5], key_item, shared, j0 + CHUNK, limits[1]),
+            )
+            total *= fades(levels, after)[:, None]
+            R, r = R * fades(opened, after), r * fades(opened, after)
         if CAUSAL:
             for head in range(first, first + heads[2]):
                 live = live_queries(i0 + beside, bounds, limits, masks, item, head, CAUSAL)
@@ -323,9 +383,14 @@ def gradient_keys(
                 pairs = product(c, tl.trans(dn), None, OPERAND, PRECISION)
                 if rows[0] is not None:
                     pairs += dd[None, :]
-                    r += tl.sum(x * dd[:, None], 0)
                 pairs = tl.where(beside[:, None] <= beside[None, :], pairs, 0.0)
+                if masks[5] is not None:
+                    pairs *= fades(levels[:, None], levels[None, :])
                 total = product(pairs, x, total, OPERAND, PRECISION)
+                if masks[5] is not None:
+                    x *= fades(opened, levels)[:, None]
+                if rows[0] is not None:
+                    r += tl.sum(x * dd[:, None], 0)
                 R = product(tl.trans(x), dn, R, OPERAND, PRECISION)
         k_tile = load_tokens(k, key_item, shared, j0, seen, f0, d, BLOCK, CHUNK)
         total = tl.where(seen[:, None], total * SLOPE(k_tile), 0.0)
@@ -355,6 +420,13 @@ def gradient_values(
         seen = seen_keys(j0 + beside, bounds, masks, key_item, first)
         y = load_features(k, key_item, shared, j0, seen, 0, d, PHI, D, CHUNK)
         total = product(y, R, None, OPERAND, PRECISION)
+        if masks[5] is not None:
+            levels = level_at(masks[5], key_item, shared, j0 + beside, limits[1])
+            opened, after = (
+                level_at(masks[5], key_item, shared, j0, limits[1]),
+                level_at(masks[5], key_item, shared, j0 + CHUNK, limits[1]),
+            )
+            total, R = total * fades(levels, after)[:, None], R * fades(opened, after)
         if CAUSAL:
             for head in range(first, first + heads[2]):
                 live = live_queries(i0 + beside, bounds, limits, masks, item, head, CAUSAL)
@@ -362,6 +434,9 @@ def gradient_values(
                 dn = load_cotangents(do, rows, item, head, i0, i0 + beside, live, c0, e, BLOCK, CHUNK)[0]
                 pairs = product(y, tl.trans(x), None, OPERAND, PRECISION)
                 pairs = tl.where(beside[:, None] <= beside[None, :], pairs, 0.0)
+                if masks[5] is not None:
+                    pairs *= fades(levels[:, None], levels[None, :])
+                    x *= fades(opened, levels)[:, None]
                 total = product(pairs, dn, total, OPERAND, PRECISION)
                 R = product(tl.trans(x), dn, R, OPERAND, PRECISION)
         stored = (j0 + beside >= 0) & (j0 + beside < limits[1])

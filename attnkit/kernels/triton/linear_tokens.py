@@ -6,6 +6,7 @@
 import triton
 import triton.language as tl
 
+from attnkit.kernels.triton.activations import exp
 from attnkit.kernels.triton.tiles import corner, own_sequence, own_tokens
 
 SLICE = tl.constexpr(64)  # terms of a sum per warp
@@ -82,6 +83,19 @@ def live_queries(i, bounds, limits, masks, item, head, CAUSAL: tl.constexpr):
     if masks[3] is not None:
         live = live & (load_of(masks[3], item, head, i, live) != 0)
     return live
+
+
+@triton.jit
+def level_at(levels, item, head, p, keys):
+    """The level of positions p: that of the key there, or of the nearest one."""
+    at = tl.cast(tl.minimum(tl.maximum(p, 0), keys - 1), tl.int64)
+    return tl.load(levels[0] + item * levels[1] + head * levels[2] + at * levels[3])
+
+
+@triton.jit
+def fades(earlier, later):
+    """exp(earlier - later) ≤ 1, for pairs of levels (rows, columns) of which both may come first."""
+    return exp(tl.minimum(earlier - later, 0.0, propagate_nan=tl.PropagateNan.ALL))
 
 
 @triton.jit

@@ -2,12 +2,12 @@
 operations.
 
     cosine       φ(x) = [1, x/‖x‖], a denominator with a floor
-    Performer    random features; exponentials are divided by the largest of the keys that take part
+    Performer    random features; exponentials are divided by the largest of the keys that take part, or of those so far
     efficient    softmax(q) over features, softmax(k) over tokens, no denominator
 
 Features are float32, like those of the generic body, and so are the kernels' products; o is rounded once. Tokens that
-take no part are 0 before their features are computed. What depends on the largest key so far, causal calls of
-exponentials and their states, is left to other implementations.
+take no part are 0 before their features are computed. States of exponentials have a level of their own, and causal
+efficient attention one for each feature: both are left to other implementations.
 """
 
 from functools import partial
@@ -26,7 +26,7 @@ from attnkit.ops.linear.cosine import COSINE, FLOOR, cosine_attention
 from attnkit.ops.linear.efficient import EFFICIENT, efficient_attention
 from attnkit.ops.linear.performer import PERFORMER, performer_attention
 from attnkit.ops.linear.record import OF_SEQUENCES, Linear
-from attnkit.ops.linear.scan import finite, largest
+from attnkit.ops.linear.scan import fading
 from attnkit.ops.linear.sums import Features
 
 SUMS: dict[str, dict[str, Any]] = {
@@ -49,11 +49,14 @@ class Call(NamedTuple):
 # ---------------------------------------------------------------------------------------------- features
 
 
-def _faded(xp: Namespace, k: Features, seen: Tensor | None) -> Features:
-    """values·exp(level) divided by its largest among the keys that are seen."""
-    level = k.level if seen is None else xp.where(seen, k.level, -float("inf"))
-    fade = xp.exp(level - finite(xp, largest(xp, level)))[..., None]
-    return Features(k.values * fade, lambda d: k.pull(d * fade))
+def _faded(xp: Namespace, k: Features, seen: Tensor | None, ordered: bool) -> tuple[Features, Tensor | None]:
+    """values·exp(level) divided by the largest among the keys that are seen, or, if `ordered`, among those so far, which
+    is then the level of the kernels."""
+    level = (k.level if seen is None else xp.where(seen, k.level, -float("inf")))[..., None]
+    ordered = ordered and level.shape[-2] > 0
+    top = fading(xp, level, None, ordered).top
+    fade = xp.exp(level - top)
+    return Features(k.values * fade, lambda d: k.pull(d * fade)), top[..., 0] if ordered else None
 
 
 def _softmaxes(xp: Namespace, q: Tensor, k: Tensor, seen: Tensor | None) -> tuple[Features, Features]:
@@ -79,7 +82,9 @@ def call_of(record: Linear, q: Tensor, k: Tensor, *arrays: Tensor, keeps: bool =
         return Call(*_softmaxes(xp, q, k, seen), own)
     rule = record.rule(record.name, *arrays, **options)
     of_k = rule.of_keys(xp, k)
-    return Call(rule.of_queries(xp, q), of_k if of_k.level is None else _faded(xp, of_k, seen), own)
+    if of_k.level is not None:
+        of_k, own["levels"] = _faded(xp, of_k, seen, parts.shift is not None)
+    return Call(rule.of_queries(xp, q), of_k, own)
 
 
 # ---------------------------------------------------------------------------------------------- what the library calls
@@ -121,8 +126,8 @@ def unsupported_options(record: Linear, q: Tensor, k: Tensor, v: Tensor, *arrays
     if width(record, q, *arrays) > pointwise.WIDEST:
         return f"more than {pointwise.WIDEST} features are served by the generic implementation"
     if exponential(record, **options):
-        if options.get("causal"):
-            return "causal sums of exponentials are served by the generic implementation"
+        if options.get("causal") and record is EFFICIENT:
+            return "causal sums that fade feature by feature are served by the generic implementation"
         if options.get("initial_state") is not None or options.get("return_state") or options.get("dstate") is not None:
             return "states of exponentials are served by the generic implementation"
         if options.get("enable_gqa") and _per_query_head(k.shape[-3], options):

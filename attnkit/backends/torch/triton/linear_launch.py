@@ -40,6 +40,7 @@ class Setting(NamedTuple):
     stateful: bool  # there is an initial state
     packed: tuple[Tensor, Tensor, Tensor, int, int | None] | None  # of `attnkit.kernels.triton.linear`
     floor: bool = False  # the sum of a row counts as at least 0 in the denominator
+    levels: Tensor | None = None  # (..., S) of features that fade, which never fall; for causal calls
     exact: bool = False  # products in full float32 precision
 
     @property
@@ -66,7 +67,12 @@ class Setting(NamedTuple):
             launch.view_of(self.stops, leading),
             launch.view_of(self.query_mask, leading, self.a.queries),
             1 if self.stateful else None,
+            self.view_of_levels,
         )
+
+    @property
+    def view_of_levels(self) -> View:
+        return launch.view_of(self.levels, self.a.shared, self.a.keys)
 
     @property
     def limits(self) -> tuple[int, ...]:
@@ -90,10 +96,11 @@ def setting(
     edges_q: Tensor | None = None,
     edges_k: Tensor | None = None,
     floor: bool = False,
+    levels: Tensor | None = None,
     **others: Any,
 ) -> Setting:
-    """The options of linear_attention, and `floor`; with edges sequences are packed, and causality counts within
-    each."""
+    """The options of linear_attention, `floor` and `levels`; with edges sequences are packed, and causality counts
+    within each."""
     packed = None
     if edges_q is not None and edges_k is not None:
         packed = _packed(edges_q, edges_k, others.get("causal") is True)
@@ -107,7 +114,9 @@ def setting(
         end = end + plan.shift if plan.causal else torch.where(end > 0, a.keys, 0)
         stops = end if valid is None else torch.minimum(valid, end)
     stateful = initial_S is not None
-    return Setting(plan, feature_map, key_mask, firsts, stops, query_mask, valid, stateful, packed, floor)
+    return Setting(
+        plan, feature_map, key_mask, firsts, stops, query_mask, valid, stateful, packed, floor, levels=levels
+    )
 
 
 def _packed(edges_q: Tensor, edges_k: Tensor, shifted: bool) -> tuple[Tensor, Tensor, Tensor, int, int | None]:
@@ -231,7 +240,8 @@ class Call:
                 "d": s.a.d,
                 "e": s.a.e,
             }
-            arguments = (states, self.parts(initial), final, s.heads, steps.numbers, parts)
+            fading = (s.view_of_levels, s.a.keys)
+            arguments = (states, self.parts(initial), final, *fading, s.heads, steps.numbers, parts)
             sums = parts * numbers * max(1, s.a.sequences)
             launches.append(Launch(linear.running, sums, arguments, flags))
         return states, launches
