@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attnkit import entmax_attention, softmax_attention
-from attnkit.backends.torch.triton import launch, linear_launch, pointwise, statistics
+from attnkit.backends.torch.triton import launch, linear_launch, pointwise, rows_statistics, statistics
 from attnkit.backends.torch.triton import rows as of_rows
 from attnkit.backends.torch.triton.launch import Launch
 
@@ -88,6 +88,40 @@ def normalised_backward(
     return Workload(launches, "pairs")
 
 
+def statistics_of_rows(
+    dtype: torch.dtype, d: int, fields: str, op: Callable[..., Any], gradients: bool = False, **options: Any
+) -> Workload:
+    """Statistics of softmax or entmax from the numbers of the rows, or the gradients of both and of the output."""
+    q = inputs(dtype, d, 1024)
+
+    def launches() -> list[Launch]:
+        arguments = {"q": q, "k": q, "v": q, **options}
+        call = of_rows.call_of(op.__name__, arguments)
+        numbers = torch.empty(rows_statistics.shape_of_numbers(op.__name__, arguments, call.a.leading))
+        rows = {name: torch.empty(q.shape[:-1]) for name in statistics.outputs(fields)}
+        outputs = tuple(rows.get(name) for name in (*statistics.FIELDS, "first"))
+        if not gradients:
+            return [rows_statistics.statistics_launch(q, q, outputs, numbers, call)]
+        given = (rows["first"], *outputs[:4], *outputs[:2])
+        grads = {"q": q, "k": q, "v": q}
+        return of_rows.backward_launches(q, q, q, q, None, numbers, grads, call, given)
+
+    return Workload(launches, "pairs")
+
+
+def features(dtype: torch.dtype, d: int, gradients: bool = False) -> Workload:
+    """Causal linear attention of features in float32 that fade, with values of a dtype."""
+    q, v, levels = inputs(torch.float32, d, 4096), inputs(dtype, d, 4096), torch.empty(2, 8, 4096)
+    options = {"feature_map": "identity", "normalize": True, "causal": True, "levels": levels}
+
+    def launches() -> list[Launch]:
+        setting = linear_launch.setting(q, q, v, **options)._replace(exact=gradients)
+        call = linear_launch.Call(q, q, v, setting)
+        return call.backward(v, {"q": q, "k": q, "v": v}, None, None) if gradients else call.forward(v, None)
+
+    return Workload(launches, "tokens")
+
+
 def linear(dtype: torch.dtype, d: int, gradients: bool = False, items: int = 2, **options: Any) -> Workload:
     """Linear attention or its gradients."""
     q = inputs(dtype, d, 4096, items)
@@ -133,6 +167,8 @@ WORKLOADS: dict[str, Workload] = {
     "statistics: with entropy": row_statistics(BF16, 64, ENTROPY),
     "statistics: all": row_statistics(BF16, 64, ALL),
     "statistics: all, beside o": row_statistics(BF16, 64, ALL, True),
+    "softmax: all statistics": statistics_of_rows(BF16, 64, ALL, softmax_attention),
+    "entmax: all statistics": statistics_of_rows(BF16, 64, ALL, entmax_attention, alpha=1.5),
     "linear": linear(BF16, 64),
     "linear, causal": linear(BF16, 64, items=32, causal=True),
     "linear, causal, 16 heads": linear(BF16, 64, causal=True),
@@ -153,8 +189,11 @@ WORKLOADS: dict[str, Workload] = {
     "softmax, gradients, float32": normalised_backward(F32, 64, softmax_attention),
     "entmax, gradients, float32": normalised_backward(F32, 64, entmax_attention, alpha=1.5),
     "entmax, α = 1.3, gradients": normalised_backward(BF16, 64, entmax_attention, alpha=1.3),
+    "softmax: all statistics, gradients": statistics_of_rows(BF16, 64, ALL, softmax_attention, True),
     "linear, gradients": linear(BF16, 64, True),
     "linear, causal, gradients": linear(BF16, 64, True, causal=True),
     "linear, causal, gradients, float32": linear(F32, 64, True, causal=True),
+    "features that fade": features(BF16, 64),
+    "features that fade, gradients": features(BF16, 64, True),
 }
 """bfloat16 and head size 64 where a name says nothing else."""

@@ -50,8 +50,8 @@ class Call(NamedTuple):
 
 
 def _faded(xp: Namespace, k: Features, seen: Tensor | None, ordered: bool) -> tuple[Features, Tensor | None]:
-    """values·exp(level) divided by the largest among the keys that are seen, or, if `ordered`, among those so far, which
-    is then the level of the kernels."""
+    """values·exp(level) divided by the largest among the keys that are seen; if `ordered`, by the largest of those so
+    far, which is then the level of the kernels."""
     level = (k.level if seen is None else xp.where(seen, k.level, -float("inf")))[..., None]
     ordered = ordered and level.shape[-2] > 0
     top = fading(xp, level, None, ordered).top

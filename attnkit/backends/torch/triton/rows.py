@@ -153,19 +153,19 @@ def launches_of_parts(
     shared = decoding.shares(q, c) if call.above is None else None
     if shared is None:
         return None
-    result, beside = view(a, "o", o), decoding.Normalised(_views(a, rows), view(a, "rows", lse))
+    result, beside = view(a, "o", o), decoding.Normalised(views_of_numbers(a, rows), view(a, "rows", lse))
     parts = decoding.parts_or(result, q, c, shared)
     if shared.parts > 1:
         room = [decoding.room_for_parts(q, c, shared.parts) for _ in range(2)]
         beside = beside._replace(tops=room[0], totals=room[1])
-    functions = _functions(kernels.softmax_parts, call, q.dtype)
+    named = functions(kernels.softmax_parts, call, q.dtype)
     of_rows = (beside.tops, beside.totals, beside.stats, beside.lse)
     views = (view(a, "q", q), view(a, "k", k), view(a, "v", v), parts, *of_rows)
-    arguments = (*views, *_tuples(call), a.heads, a.groups, shared.parts)
-    constants = functions | _widths(q, a) | shared.sizes
+    arguments = (*views, *tuples(call), a.heads, a.groups, shared.parts)
+    constants = named | _widths(q, a) | shared.sizes
     launches = [Launch(kernels.softmax_parts, shared.programs, arguments, constants)]
     if shared.parts > 1:
-        launches.append(decoding.combination(c, shared, parts, result, beside, functions["WEIGH"]))
+        launches.append(decoding.combination(c, shared, parts, result, beside, named["WEIGH"]))
     return launches
 
 
