@@ -82,7 +82,7 @@ def test_what_is_not_asked_for_is_not_computed(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(launch, "run", lambda q, launches: made.extend(launches))
     q, k, _, _ = inputs(9, 11)
     statistics.attend(q, k, None, op="softmax_attention", fields=("total",))
-    assert [one.kernel.__name__ for one in made] == ["forward_online", "row_statistics"]
+    assert [one.kernel.__name__ for one in made] == ["forward_online", "statistics_of_rows"]
     assert made[1].constants["KIND"] == (True, False, False, False, False, False, False, False)
     made.clear()
     row = torch.empty(2, 2, 9)
@@ -90,7 +90,7 @@ def test_what_is_not_asked_for_is_not_computed(monkeypatch: pytest.MonkeyPatch) 
     numbers = torch.empty(rows_statistics.shape_of_numbers("softmax_attention", args, (2, 2)))
     of_rows = (row.int(), None, None, None, row, None, None)
     rows_statistics.backward("softmax_attention", args, None, numbers, of_rows, ("q",))
-    assert [one.kernel.__name__ for one in made] == ["row_statistics", "backward_tiled"]
+    assert [one.kernel.__name__ for one in made] == ["statistics_of_rows", "backward_tiled"]
 
 
 def test_values_with_more_items_than_queries() -> None:

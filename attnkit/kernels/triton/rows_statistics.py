@@ -13,7 +13,7 @@ from attnkit.kernels.triton.tiles import first_key, numbered
 
 
 @triton.jit
-def row_statistics(
+def statistics_of_rows(
     q, k, outputs, stats, pairs, rows, limits, numbers, heads, groups,
     WEIGH: tl.constexpr, KIND: tl.constexpr, d: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
     KEYS: tl.constexpr, PRECISION: tl.constexpr,

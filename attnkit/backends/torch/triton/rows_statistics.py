@@ -32,8 +32,8 @@ def statistics_launch(
     from attnkit.kernels.triton.statistics import kind
 
     a, bits = call.a, q.dtype.itemsize * 8
-    kernel, beside = kernels.row_statistics, launch.bytes_of_pairs(call.of_pairs)
-    tile = sizes.rows("row_statistics", bits, a.d, a.d, launch.capability(q.device))
+    kernel, beside = kernels.statistics_of_rows, launch.bytes_of_pairs(call.of_pairs)
+    tile = sizes.rows("statistics_of_rows", bits, a.d, a.d, launch.capability(q.device))
     constants = {"d": a.d, "D": sizes.padded(a.d), "PRECISION": "tf32x3" if bits == 32 else "ieee"}
     constants |= rows.functions(kernel, call, q.dtype) | sizes.with_pairs(tile, beside)._asdict()
     constants["KIND"] = kind(outputs, call.above is not None, False, first)
