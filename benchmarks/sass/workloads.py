@@ -112,7 +112,7 @@ def statistics_of_rows(
 def features(dtype: torch.dtype, d: int, gradients: bool = False) -> Workload:
     """Causal linear attention of features in float32 that fade, with values of a dtype."""
     q, v, levels = inputs(torch.float32, d, 4096), inputs(dtype, d, 4096), torch.empty(2, 8, 4096)
-    options = {"feature_map": "identity", "normalize": True, "causal": True, "levels": levels}
+    options: dict[str, Any] = {"feature_map": "identity", "normalize": True, "causal": True, "levels": levels}
 
     def launches() -> list[Launch]:
         setting = linear_launch.setting(q, q, v, **options)._replace(exact=gradients)

@@ -37,12 +37,12 @@ def with_eps(record, *arrays, **options):
     return call._replace(options=call.options | {"normalize": True, "eps": 0.01})
 
 
-def never(xp, k, seen, ordered):
-    return faded(xp, k._replace(level=k.level * 0.0), seen, ordered)
+def never(xp, k, level, seen, ordered):
+    return faded(xp, k, level * 0.0, seen, ordered)
 
 
-def of_all_keys(xp, k, seen, ordered):
-    k, levels = faded(xp, k, seen, ordered)
+def of_all_keys(xp, k, level, seen, ordered):
+    k, levels = faded(xp, k, level, seen, ordered)
     return k, None
 
 

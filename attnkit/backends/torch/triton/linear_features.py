@@ -10,6 +10,7 @@ take no part are 0 before their features are computed. States of exponentials ha
 efficient attention one for each feature: both are left to other implementations.
 """
 
+import math
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -49,10 +50,12 @@ class Call(NamedTuple):
 # ---------------------------------------------------------------------------------------------- features
 
 
-def _faded(xp: Namespace, k: Features, seen: Tensor | None, ordered: bool) -> tuple[Features, Tensor | None]:
+def _faded(
+    xp: Namespace, k: Features, level: Tensor, seen: Tensor | None, ordered: bool
+) -> tuple[Features, Tensor | None]:
     """values·exp(level) divided by the largest among the keys that are seen; if `ordered`, by the largest of those so
     far, which is then the level of the kernels."""
-    level = (k.level if seen is None else xp.where(seen, k.level, -float("inf")))[..., None]
+    level = (level if seen is None else xp.where(seen, level, -math.inf))[..., None]
     ordered = ordered and level.shape[-2] > 0
     top = fading(xp, level, None, ordered).top
     fade = xp.exp(level - top)
@@ -83,7 +86,7 @@ def call_of(record: Linear, q: Tensor, k: Tensor, *arrays: Tensor, keeps: bool =
     rule = record.rule(record.name, *arrays, **options)
     of_k = rule.of_keys(xp, k)
     if of_k.level is not None:
-        of_k, own["levels"] = _faded(xp, of_k, seen, parts.shift is not None)
+        of_k, own["levels"] = _faded(xp, of_k, of_k.level, seen, parts.shift is not None)
     return Call(rule.of_queries(xp, q), of_k, own)
 
 
