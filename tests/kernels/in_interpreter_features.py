@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import attnkit
-from attnkit.backends.torch.triton import linear_features, linear_launch
+from attnkit.backends.torch.triton import linear, linear_features, linear_launch
 
 from .in_interpreter_linear import D, E, agree, draw, inputs
 
@@ -149,6 +149,13 @@ def test_a_floor_under_the_denominator_has_no_slope() -> None:
     assert torch.equal(attend(q, k, v), torch.zeros(1, E))
     for part, grad in pull(q, k, v, do).items():
         agree(grad, expected[part])
+
+
+def test_the_custom_op_takes_levels_and_a_floor() -> None:
+    q, k, v = (x.requires_grad_() for x in inputs((2, 9), (2, 9)))
+    text = "feature_map='identity';normalize=True;causal=True;floor=True;eps=0.5"
+    arrays = [q, k, v, torch.linspace(0, 1, 9)]
+    torch.library.opcheck(linear.CUSTOM.forward, ("performer_attention", arrays, "q,k,v,levels", text))
 
 
 def test_a_second_derivative_says_that_there_is_none() -> None:
