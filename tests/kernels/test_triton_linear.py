@@ -58,8 +58,8 @@ def not_added(initial, heads, number, at, d: tl.constexpr, e: tl.constexpr, REVE
 
 @triton.jit
 def null_without_keys(i, bounds, limits, masks, item, head, CAUSAL: tl.constexpr):
-    stateless = limits[0], limits[1], limits[2], limits[3], None
-    return linear_tokens.live_queries(i, bounds, stateless, masks, item, head, CAUSAL)
+    stateless = masks[0], masks[1], masks[2], masks[3], None
+    return linear_tokens.live_queries(i, bounds, limits, stateless, item, head, CAUSAL)
 
 
 class Segmented(Interpreted):
