@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from attnkit_conformance.adapters.triton_interpreted import SERVED, statistics
 
@@ -14,6 +15,7 @@ from .opchecks import Case, checked, draw, pair, qkv
 
 MATRICES = {"a": torch.eye(3) + 0.1 * draw(6, 1, 3, 3), "init_scale": torch.tensor([0.5])}
 BIAS = {"bias": draw(3, 5, 6)}
+STATE = {"S": draw(7, 1, 1, 8, 4), "z": draw(8, 1, 1, 8)}
 FIELDS = {"fields": ("total", "entropy", "maximum", "nonzero")}
 BY_CUSTOM_OP = {
     "triton_pointwise": (
@@ -29,6 +31,7 @@ BY_CUSTOM_OP = {
         Case("triton_linear", "linear_attention", {"causal": True, "return_state": True}),
         Case("triton_linear", "linear_attention", {"feature_map": "relu"}),
     ),
+    "triton_linear_step": (Case("triton_linear_step", "linear_attention_step", {"scale": 0.5}, STATE),),
     "triton_rows": (
         Case("triton_rows", "softmax_attention", {"return_lse": True}, BIAS),
         Case("triton_rows", "entmax_attention", {"causal": True}),
@@ -40,7 +43,14 @@ BY_CUSTOM_OP = {
 }
 
 
+def step(q: Tensor, k: Tensor, v: Tensor, S: Tensor, z: Tensor, **options: Any) -> Any:
+    """linear_attention_step of the first tokens."""
+    return SERVED["linear_attention_step"]((S, z), q[..., 0, :], k[..., 0, :], v[..., 0, :], **options)
+
+
 def function(case: Case) -> Callable[..., Any]:
+    if case.op.endswith("_step"):
+        return partial(step, **case.options, enable_gqa=True)
     if case.op in ("row_statistics", "attention_with_statistics"):
         return partial(statistics, **case.options)
     groups = {} if case.op == "newton_inverse" else {"enable_gqa": True}
