@@ -18,7 +18,7 @@ def library(x: Any) -> str | None:
     kind = type(x)
     if kind in PLAIN:
         return None
-    if hasattr(kind, "__torch_function__"):
+    if hasattr(x, "__torch_function__") or hasattr(kind, "__torch_function__"):  # compilers see one or the other
         import torch
 
         if issubclass(kind, torch.Tensor):

@@ -33,7 +33,7 @@ STEPS: dict[str, tuple[Step, ...]] = {
     "compiled": (KIT, LIBRARY, LOWERS),
     "newest": (KIT, LIBRARY, LOWERS),
 }
-TESTED_WITH = ("entmax", "mpmath")  # by tests of the library
+TESTED_WITH = ("entmax", "mpmath", "expecttest")  # by tests of the library
 
 
 def libraries(side: str) -> list[str]:
