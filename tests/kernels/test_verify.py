@@ -8,7 +8,8 @@ from attnkit_conformance import __main__ as command_line
 from attnkit_conformance.adapter import Unsupported
 from attnkit_conformance.adapters import device
 from attnkit_conformance.adapters.base import AttnkitAdapter
-from attnkit_conformance.judge.verify import by_kernel, judge_for
+from attnkit_conformance.judge.verify import by_kernel, judge_for, turns
+from attnkit_conformance.opdb import BY_NAME
 
 OPS = ("pointwise_attention", "sigmoid_attention")
 
@@ -53,6 +54,14 @@ def verify(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 
 def line_of(text: str, op: str) -> str:
     return next(line for line in text.splitlines() if line.strip().startswith(op))
+
+
+def test_kernels_for_few_queries_are_among_what_is_judged_first() -> None:
+    """The second case of a dtype has one query and keys for more than one program."""
+    (first, _), (second, _), *rest = turns([stand_in()], BY_NAME["pointwise_attention"])
+    ids = [sample.id for sample in (first, second, *(sample for sample, _ in rest))]
+    assert sum("/1x257" in identity for identity in ids[:4]) == 1
+    assert len(set(ids)) == len(ids)
 
 
 def test_right_kernels_are_to_be_trusted(verify: Any) -> None:

@@ -1,4 +1,7 @@
-"""Which kernels of a device to trust: cases of the quick profile in turn, one of every op, until the time is up."""
+"""Which kernels of a device to trust: cases of the quick profile in turn, one of every op, until the time is up.
+
+Beside them one query with many keys, for which there are kernels that no quick case is long enough for.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,14 @@ from attnkit_conformance.opdb import OPDB
 
 DTYPES = (*(("bfloat16",) if HAS_BFLOAT16 else ()), "float16", "float32", "float64")
 """What is trained in comes first."""
+ONE_QUERY = "/1x257"
 TRIES = 16  # cases in a turn of an op that no implementation serves
 Turn = tuple[Sample, list[Adapter]]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the cases of an op say about an implementation; `left` of the quick profile were not judged."""
+    """What the cases of an op say about an implementation; `left` were not judged."""
 
     adapter: str
     op: str
@@ -40,8 +44,16 @@ class Verdict:
 def turns(adapters: Sequence[Adapter], op: Op) -> Iterator[Turn]:
     """The samples of an op with the implementations that have them, dtype by dtype in turn."""
     members = [adapter for adapter in adapters if core.covers(adapter, op.name)]
-    by_dtype = [selected(members, op, "quick", matcher(None), (dtype,)) for dtype in DTYPES]
+    by_dtype = [turns_in(members, op, dtype) for dtype in DTYPES]
     return (turn for row in zip_longest(*by_dtype) for turn in row if turn is not None)
+
+
+def turns_in(members: Sequence[Adapter], op: Op, dtype: str) -> Iterator[Turn]:
+    """One of the quick profile, those of one query, and the rest of the quick profile."""
+    quick = selected(members, op, "quick", matcher(None), (dtype,))
+    yield from islice(quick, 1)
+    yield from selected(members, op, "full", matcher(ONE_QUERY), (dtype,))
+    yield from quick
 
 
 def next_results(left: Iterator[Turn]) -> list[CaseResult]:

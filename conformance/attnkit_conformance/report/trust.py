@@ -25,7 +25,7 @@ def lines(verdicts: list[Verdict]) -> Iterator[str]:
         yield "No kernel that was judged is wrong." if some else "No kernel was judged."
     families = " ".join(dict.fromkeys(verdict.adapter.partition("-")[0] for verdict in verdicts))
     left = sum(verdict.left for verdict in verdicts)
-    yield f"Left out: {left:,} cases of the quick profile, and {NOT_LOOKED_AT}. All of it, in hours:"
+    yield f"Left out: {left:,} cases, and {NOT_LOOKED_AT}. All of it, in hours:"
     yield f"  python -m attnkit_conformance run {families} --profile full"
 
 
