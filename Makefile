@@ -14,6 +14,8 @@ QUICKLY := not (explicit or jvp or hvp or vmap_grad or jax and (property or /pai
 export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 export JAX_PLATFORMS ?= cpu
+# Hundreds of processes of the tests import the same modules: they are compiled once, whatever the shell says.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: install library native native-wheel run test tests lint types conformance transforms gradients emulated smoke survival gpu benchmarks docs notebooks site wheel matrix clean
 
