@@ -66,7 +66,7 @@ class Jax(Transformed, AttnkitAdapter):
 
     def array(self, x: np.ndarray, dtype: str) -> Any:
         """On the default device."""
-        return jax.numpy.asarray(x)
+        return jax.device_put(x)  # jax.numpy.asarray would compile a copy for each shape
 
     def numpy(self, x: Any) -> np.ndarray:
         """Refuses anything that is not a JAX array."""

@@ -53,7 +53,7 @@ class Jax:
 
 
 def arrays(values: Any) -> Arrays:
-    return {name: jnp.asarray(x) for name, x in values.items()}
+    return jax.device_put(dict(values))
 
 
 def wrong_tangents(t: Jax, function: Callable[[Arrays, Arrays], Any]) -> str | None:
