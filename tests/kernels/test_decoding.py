@@ -113,8 +113,8 @@ def test_other_calls_go_to_other_kernels() -> None:
 @pytest.mark.parametrize(
     ("op", "expression", "dtypes"),
     [
-        ("pointwise_attention", "/cross", ("float32",)),
-        ("softmax_attention", "/causal-padded", ("float16",)),
+        ("pointwise_attention", "/gqa-mask", ("float32",)),
+        ("softmax_attention", "/gqa-mask", ("float32",)),
         later("pointwise_attention", FEW, ("float32", "bfloat16")),
         later("softmax_attention", "not property", ("float32", "float16")),
         later("sigmoid_attention", "not property", ("float16",)),
