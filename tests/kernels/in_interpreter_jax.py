@@ -1,5 +1,6 @@
 """Triton kernels called from JAX: transformations and layouts. Run like in_interpreter.py."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,14 +12,18 @@ import jax.numpy as jnp
 import numpy as np
 
 import attnkit
-from attnkit.backends.jax import triton
+from attnkit.backends.jax.triton import launch, pointwise
 from attnkit_conformance.adapters.jax_triton_interpreted import interpreted
 from tests.library.arrays import assert_close
 
 
 @pytest.fixture(autouse=True)
 def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton, "call", interpreted)
+    monkeypatch.setattr(launch, "call", interpreted)
+
+
+OP = "pointwise_attention"
+attend = partial(pointwise.attend, OP)
 
 
 def draw(seed: int, *shape: int) -> jax.Array:
@@ -30,14 +35,14 @@ def test_vmap_is_one_call_with_one_more_axis(monkeypatch: pytest.MonkeyPatch) ->
     lengths = jnp.asarray([7, 2, 5])
     programs = []
 
-    def counted(launch: triton.Launch) -> Any:
-        programs.append(launch.programs)
-        return interpreted(launch)
+    def counted(given: launch.Launch) -> Any:
+        programs.append(given.programs)
+        return interpreted(given)
 
     def call(q: jax.Array, k: jax.Array, length: jax.Array) -> jax.Array:
-        return triton.attend(q, k, v, causal=True, key_lengths=length[None])
+        return attend(q, k, v, causal=True, key_lengths=length[None])
 
-    monkeypatch.setattr(triton, "call", counted)
+    monkeypatch.setattr(launch, "call", counted)
     found = jax.vmap(call)(q, k, lengths)
     assert programs[-1] == 3 * 2
     for n in range(3):
@@ -53,7 +58,7 @@ def test_gradients_under_vmap_are_those_of_every_call() -> None:
         return jnp.sum(jnp.sin(function(q, k, v, bias=bias, activation="softplus")))
 
     def own(q: jax.Array, bias: jax.Array) -> Any:
-        return jax.grad(lambda *a: loss(triton.attend, *a), (0, 1, 2))(q, k, bias)
+        return jax.grad(lambda *a: loss(attend, *a), (0, 1, 2))(q, k, bias)
 
     found = jax.jit(jax.vmap(own))(q, bias)
     for n in range(2):
@@ -64,22 +69,22 @@ def test_gradients_under_vmap_are_those_of_every_call() -> None:
 
 def test_vmap_with_dropout_is_a_loop() -> None:
     q, k, v = draw(0, 2, 6, 4), draw(1, 7, 4), draw(2, 7, 5)
-    mapped = jax.vmap(lambda q: triton.attend(q, k, v, dropout=(0.5, 3)))(q)
+    mapped = jax.vmap(lambda q: attend(q, k, v, dropout=(0.5, 3)))(q)
     for n in range(2):
         assert_close(mapped[n], attnkit.pointwise_attention(q[n], k, v, dropout=(0.5, 3), impl="generic"))
 
 
 def test_leading_axes_that_cannot_be_joined() -> None:
     q, k, v = draw(0, 2, 3, 2, 6, 4), draw(1, 2, 1, 2, 7, 4), draw(2, 3, 1, 7, 5)
-    assert_close(triton.attend(q, k, v), attnkit.pointwise_attention(q, k, v))
+    assert_close(attend(q, k, v), attnkit.pointwise_attention(q, k, v))
     do = draw(3, 2, 3, 2, 6, 5)
     expected = attnkit.pointwise_attention_vjp(q, k, v, do, impl="generic")
-    for name, grad in triton.pull(q, k, v, do).items():
+    for name, grad in pointwise.pull(OP, q, k, v, do).items():
         assert_close(grad, expected[name])
 
 
 def test_second_derivatives_are_refused_by_name() -> None:
     q = draw(0, 6, 4)
-    first = jax.grad(lambda q: jnp.sum(triton.attend(q, q, q) ** 2))
+    first = jax.grad(lambda q: jnp.sum(attend(q, q, q) ** 2))
     with pytest.raises(NotImplementedError, match="pointwise_attention: impl='triton' has no second derivatives"):
         jax.grad(lambda q: jnp.sum(first(q) ** 2))(q)

@@ -1,6 +1,7 @@
 """What `impl="auto"` takes on JAX where its device is a GPU, with one that passes for it, and what it passes over."""
 
 import warnings
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,8 @@ import jax
 import jax.numpy as jnp
 
 import attnkit
-from attnkit.backends.jax import gpu, triton
+from attnkit.backends.jax import gpu
+from attnkit.backends.jax.triton import launch
 from attnkit.kernels import verdicts
 
 
@@ -19,16 +21,18 @@ def device(monkeypatch: pytest.MonkeyPatch) -> None:
     """JAX's device passes for an H100 beside which jax-triton is installed; nothing runs on it."""
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(gpu, "capability", lambda: "9.0")
-    monkeypatch.setattr(triton, "missing", lambda: None)
+    monkeypatch.setattr(launch, "missing", lambda: None)
     monkeypatch.setattr(verdicts, "_warned", set())
 
 
-def explained(tokens: int, dtype: str = "bfloat16", d: int = 64, **options: object) -> dict[str, str | None]:
+def explained(
+    tokens: int, dtype: str = "bfloat16", d: int = 64, op: Any = attnkit.pointwise_attention, **options: object
+) -> dict[str, str | None]:
     x = jax.ShapeDtypeStruct((1, 8, tokens, d), dtype)
     told: list[dict[str, str | None]] = []
 
     def ask(q: jax.Array) -> jax.Array:
-        told.append(attnkit.explain(attnkit.pointwise_attention, q, q, q, **options))
+        told.append(attnkit.explain(op, q, q, q, **options))
         return q
 
     jax.eval_shape(ask, x)
@@ -39,10 +43,14 @@ def first(reasons: dict[str, str | None]) -> str:
     return next(name for name, reason in reasons.items() if reason is None)
 
 
-def test_long_sequences_go_to_tritons_kernels_and_small_calls_do_not() -> None:
+@pytest.mark.parametrize("op", [attnkit.pointwise_attention, attnkit.gaussian_attention])
+def test_long_sequences_go_to_tritons_kernels_and_small_calls_do_not(op: Any) -> None:
     for dtype in ("bfloat16", "float32"):
-        assert first(explained(16_384, dtype)) == "triton"
-        assert first(explained(16, dtype)) == "generic"
+        assert first(explained(16_384, dtype, op=op)) == "triton"
+        assert first(explained(16, dtype, op=op)) == "generic"
+
+
+def test_where_calls_go_to_tritons_kernels_depends_on_the_dtype() -> None:
     assert first(explained(1024)) == "triton"
     assert first(explained(1024, "float32")) == "generic"
 
@@ -50,7 +58,7 @@ def test_long_sequences_go_to_tritons_kernels_and_small_calls_do_not() -> None:
 def test_pallas_is_behind_and_saves_memory_where_there_is_no_jax_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     names = list(explained(16_384))
     assert names.index("triton") < names.index("pallas")
-    monkeypatch.setattr(triton, "missing", lambda: "needs jax-triton")
+    monkeypatch.setattr(launch, "missing", lambda: "needs jax-triton")
     assert first(explained(16_384)) == "pallas"
     assert first(explained(1024)) == "generic"
     assert first(explained(16_384, dropout=(0.1, 3))) == "generic"

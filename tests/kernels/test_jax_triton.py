@@ -11,7 +11,7 @@ import pytest
 from attnkit_conformance.adapters.worker import WorkerAdapter
 from attnkit_conformance.judge import judge
 
-from .selection import FEW
+from .selection import FEW, first_now
 
 pytest.importorskip("triton", reason="triton is not installed")
 pytest.importorskip("jax", reason="jax is not installed")
@@ -26,24 +26,32 @@ import sys
 import jax
 import jax.numpy as jnp
 
-from attnkit.backends.jax import triton
+from attnkit.backends.jax.triton import launch, pointwise
 
 folder = os.environ["TRITON_CACHE_DIR"] = sys.argv[1]
-call = triton.call
+call = launch.call
+COMMON = {"causal": True, "dropout": (0.1, 3), "enable_gqa": True}
+OPS = {
+    "pointwise_attention": (pointwise, {"alpha": 0.5, "activation": "gelu"}, (1, 4, 3)),
+    "gaussian_attention": (pointwise, {}, (1, 4, 3)),
+}
 
 
-def loss(q, k, bias):
-    given = {"bias": bias, "causal": True, "alpha": 0.5, "dropout": (0.1, 3), "activation": "gelu", "enable_gqa": True}
-    return jnp.sum(triton.attend(q, k, k, **given).astype(jnp.float32))
+def loss(op, q, k, bias):
+    module, own, _ = OPS[op]
+    return jnp.sum(module.attend(op, q, k, k, bias=bias, **COMMON, **own).astype(jnp.float32))
 
 
 q, k = jnp.zeros((2, 8, 100, 64), jnp.bfloat16), jnp.zeros((2, 4, 200, 64), jnp.bfloat16)
 bias = jnp.zeros((8, 100, 200), jnp.bfloat16)
-calls = ((90, loss, 1), (90, jax.value_and_grad(loss, (0, 1, 2)), 4), (80, jax.grad(loss, (0, 1, 2)), 3))
-for capability, function, launches in calls:
-    triton.call = functools.partial(call, compute_capability=capability)
-    lowered = jax.jit(function).trace(q, k, bias).lower(lowering_platforms=("cuda",))
-    assert lowered.as_text().count("custom_call @triton_kernel_call") == launches, launches
+for op, (_, _, launches) in OPS.items():
+    of = functools.partial(loss, op)
+    calls = ((90, of), (90, jax.value_and_grad(of, (0, 1, 2))), (80, jax.grad(of, (0, 1, 2))))
+    for (capability, function), expected in zip(calls, launches):
+        launch.call = functools.partial(call, compute_capability=capability)
+        launch.capability = lambda: capability // 10
+        lowered = jax.jit(function).trace(q, k, bias).lower(lowering_platforms=("cuda",))
+        assert lowered.as_text().count("custom_call @triton_kernel_call") == expected, (op, expected)
 assert os.environ["TRITON_CACHE_DIR"] == folder
 
 import torch  # another compilation in this process is as it was before
@@ -57,9 +65,10 @@ print("lowered")
 """
 
 
-def test_conforms() -> None:
+@pytest.mark.parametrize("op", first_now(["pointwise_attention", "gaussian_attention"]))
+def test_conforms(op: str) -> None:
     adapter = WorkerAdapter("jax_triton_interpreted", TARGET, {"TRITON_INTERPRET": "1"})
-    results = list(judge([adapter], "quick", FEW, ("float32", "bfloat16"), ops=("pointwise_attention",)))
+    results = list(judge([adapter], "quick", FEW, ("float32", "bfloat16"), ops=(op,)))
     adapter.close()
     assert [f"{result.id}\n{result.message}" for result in results if result.status == "fail"] == []
     assert sum(result.status == "pass" for result in results) >= 2
@@ -84,3 +93,36 @@ def test_dispatch_says_why_there_is_none() -> None:
     x = jnp.zeros((2, 3, 4))
     told = attnkit.explain(attnkit.pointwise_attention, x, x, x)["triton"]
     assert told == "Triton kernels run on GPUs; the default device of JAX is a cpu"
+
+
+@pytest.mark.parametrize(("told", "major"), [("8.6", 8), ("9.0", 9), ("10.0", 10), ("", 9)])
+def test_tiles_are_those_of_the_device(told: str, major: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from attnkit.backends.jax import gpu
+    from attnkit.backends.jax.triton import launch
+
+    monkeypatch.setattr(gpu, "capability", lambda: told)
+    assert launch.capability() == major
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_centre_of_distances_is_that_of_the_generic_body(masked: bool) -> None:
+    """With heads that share keys, of which the first sees none at first, and a query that sees some later."""
+    import jax.numpy as jnp
+    import numpy as np
+
+    from attnkit._core import quadratic
+    from attnkit._core.mask import visibility_of
+    from attnkit.backends.jax.blocked import divided
+    from attnkit.backends.jax.triton import pointwise
+    from attnkit.ops import gaussian
+
+    rng = np.random.default_rng(0)
+    q, k = (jnp.asarray(rng.normal(100.0, 1.0, size), jnp.float32) for size in ((2, 4, 5, 3), (2, 2, 7, 3)))
+    options = {"causal": True, "enable_gqa": True, "key_lengths": jnp.asarray([[1, 6, 7, 7], [0, 7, 2, 5]])}
+    if masked:
+        options["mask"] = jnp.asarray(rng.uniform(size=(2, 4, 5, 7)) < 0.3)
+    found = pointwise.centre(pointwise.call_of(*divided("gaussian_attention", {"q": q, "k": k, "v": k, **options})))
+    rows, columns = jnp.arange(5)[:, None], jnp.arange(7)
+    pairs = visibility_of(options).between(jnp, rows, columns, 7, 2)
+    expected = gaussian._centre(jnp, quadratic.prepare(jnp, q, k, k, mask=pairs, enable_gqa=True))
+    assert np.allclose(found, expected, rtol=1e-6)

@@ -35,13 +35,13 @@ def unsupported(kind: str, *arguments: Any) -> str | None:
     return transforms.differentiated_twice(arguments)
 
 
-def is_faster(counted: bool, q: Array, k: Array, *rest: Array, **options: Any) -> bool:
-    """Whether a call is predicted not to be slower, for kernels whose clocks are counted, or keeps too much without."""
+def is_faster(kind: str | None, q: Array, k: Array, *rest: Array, **options: Any) -> bool:
+    """Whether a call is predicted not to be slower, for kinds whose clocks are counted, or keeps too much without."""
     pairs = predicted.pairs(q.shape, k.shape)
-    if not counted:
+    if kind is None:
         return predicted.keeps(pairs, q.dtype.itemsize)
     width = max(q.shape[-1], *(x.shape[-1] for x in rest[:1]))
-    return predicted.takes("pointwise", q.dtype.itemsize, pairs, width, compiled=True)
+    return predicted.takes(kind, q.dtype.itemsize, pairs, width, compiled=True)
 
 
 def taken(q: Array) -> None:
@@ -50,6 +50,6 @@ def taken(q: Array) -> None:
         verdicts.warn_once(capability())
 
 
-def kernel(name: str, call: Any, unsupported: Any, counted: bool) -> Kernel:
-    """A row of the table of kernels that `auto` takes by prediction."""
-    return Kernel(name, call, unsupported, partial(is_faster, counted), taken=taken)
+def kernel(name: str, call: Any, unsupported: Any, kind: str | None) -> Kernel:
+    """A row of the table of kernels that `auto` takes by prediction for a kind of call, None if it has none."""
+    return Kernel(name, call, unsupported, partial(is_faster, kind), taken=taken)

@@ -246,4 +246,4 @@ def unsupported(q: Array, k: Array, v: Array, *rest: Array, **options: Any) -> s
     return gpu.unsupported("Pallas", q, k, v, rest, options) or unsupported_options(q, k, v, *rest, **options)
 
 
-KERNELS = with_gradients(pointwise_attention, gpu.kernel("pallas", attend, unsupported, counted=False), pull)
+KERNELS = with_gradients(pointwise_attention, gpu.kernel("pallas", attend, unsupported, None), pull)

@@ -1,8 +1,9 @@
 """The kernels of point-wise attention for callers that pass arrays separately and everything else at compile time.
 
+    KERNEL    the name of the kernel in `pointwise`; STORED, ITEMS and OWN (bias_items, bias_heads) are of gradients
     STRIDES   of each array in the order of the arguments, as (items, heads, rows, columns) or its first numbers; None
               for an absent array, in whose place any other array is passed
-    LIMITS    (queries, keys, left, right), NUMBERS (scale, shift, gain, alpha, keep) and HEADS (heads, groups) of
+    LIMITS    (queries, keys, left, right), NUMBERS (scale, shift, gain, alpha) and HEADS (heads, groups) of
               `attnkit.kernels.triton.pointwise`; LAST_KEPT of dropout by counter
 
 n^-alpha and log n are arrays if they differ between queries.
@@ -27,110 +28,101 @@ def column(pointer, STRIDES: tl.constexpr):
 
 
 @triton.jit
+def pairs_of(bias, mask, dropout_mask, seed, STRIDES: tl.constexpr, LAST_KEPT: tl.constexpr):
+    """The tuple `pairs` from arrays whose strides follow those of q, k and v, and a seed behind masks of rows."""
+    return (
+        None if STRIDES[3] is None else matrix(bias, STRIDES[3]),
+        None if STRIDES[4] is None else matrix(mask, STRIDES[4]),
+        None if STRIDES[5] is None else matrix(dropout_mask, STRIDES[5]),
+        None if STRIDES[8] is None else seed,
+        LAST_KEPT,
+    )
+
+
+@triton.jit
+def masks_of_rows(key_lengths, query_mask, STRIDES: tl.constexpr):
+    """key_lengths and query_mask as views."""
+    return (
+        None if STRIDES[6] is None else (key_lengths, STRIDES[6][0], STRIDES[6][1]),
+        None if STRIDES[7] is None else column(query_mask, STRIDES[7]),
+    )
+
+
+@triton.jit
 def run(
-    q, k, v, bias, mask, dropout_mask, key_lengths, query_mask, factors, logs, seed, do, result, more,
-    KERNEL: tl.constexpr, STRIDES: tl.constexpr, LIMITS: tl.constexpr, NUMBERS: tl.constexpr, HEADS: tl.constexpr,
+    q, k, v, bias, mask, dropout_mask, key_lengths, query_mask, seed, factors, logs, key_norms, rest, whole, do, result,
+    more, KERNEL: tl.constexpr, STRIDES: tl.constexpr, LIMITS: tl.constexpr, NUMBERS: tl.constexpr, HEADS: tl.constexpr,
     LAST_KEPT: tl.constexpr, STORED: tl.constexpr, ITEMS: tl.constexpr, OWN: tl.constexpr, H: tl.constexpr,
     DH: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr,
     KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The kernel of that name, which writes `result` and, if it has two outputs, `more`."""
     q, k, v = matrix(q, STRIDES[0]), matrix(k, STRIDES[1]), matrix(v, STRIDES[2])
-    pairs = (
-        None if STRIDES[3] is None else matrix(bias, STRIDES[3]),
-        None if STRIDES[4] is None else matrix(mask, STRIDES[4]),
-        None if STRIDES[5] is None else matrix(dropout_mask, STRIDES[5]),
-        None if STRIDES[10] is None else seed,
-        LAST_KEPT,
-    )
+    pairs = pairs_of(bias, mask, dropout_mask, seed, STRIDES, LAST_KEPT)
+    masks = masks_of_rows(key_lengths, query_mask, STRIDES)
     rows = (
-        None if STRIDES[6] is None else (key_lengths, STRIDES[6][0], STRIDES[6][1]),
-        None if STRIDES[7] is None else column(query_mask, STRIDES[7]),
-        None if STRIDES[8] is None else column(factors, STRIDES[8]),
-        None if STRIDES[9] is None else column(logs, STRIDES[9]),
-        None,
+        masks[0],
+        masks[1],
+        None if STRIDES[9] is None else column(factors, STRIDES[9]),
+        None if STRIDES[10] is None else column(logs, STRIDES[10]),
+        None if STRIDES[11] is None else column(key_norms, STRIDES[11]),
     )
+    rest = None if STRIDES[12] is None else matrix(rest, STRIDES[12])
+    whole = None if STRIDES[13] is None else matrix(whole, STRIDES[13])
     limits = (LIMITS[0], LIMITS[1], LIMITS[2], LIMITS[3], None, None, None, None)
     numbers = (NUMBERS[0], NUMBERS[1], NUMBERS[2], NUMBERS[3], 1.0)
     dstats = (None, None, None, None, None, None, None)
+    do = None if STRIDES[14] is None else matrix(do, STRIDES[14])
+    result = matrix(result, STRIDES[15])
     if KERNEL == "forward":
         pointwise.forward(
-            q, k, v, matrix(result, STRIDES[11]), None, pairs, rows, limits, numbers, None, HEADS[0], HEADS[1],
+            q, k, v, result, None, pairs, rows, limits, numbers, rest, HEADS[0], HEADS[1],
             H, False, None, d, e, D, E, ROWS, KEYS, PRECISION,
         )  # fmt: skip
-    else:
-        do = matrix(do, STRIDES[11])
     if KERNEL == "backward_queries":
         pointwise.backward_queries(
-            q, k, v, do, dstats, matrix(result, STRIDES[12]), pairs, rows, limits, numbers, None, None, HEADS[0],
+            q, k, v, do, dstats, result, pairs, rows, limits, numbers, rest, whole, HEADS[0],
             HEADS[1], H, DH, False, d, e, D, E, ROWS, KEYS, PRECISION,
         )  # fmt: skip
     if KERNEL == "backward_keys":
         pointwise.backward_keys(
-            q, k, v, do, dstats, matrix(result, STRIDES[12]), matrix(more, STRIDES[13]), None, pairs, rows, limits,
-            numbers, None, None, STORED, HEADS[0], HEADS[1], H, DH, False, d, e, D, E, ROWS, KEYS, PRECISION,
+            q, k, v, do, dstats, result, matrix(more, STRIDES[16]), None, pairs, rows, limits,
+            numbers, rest, whole, STORED, HEADS[0], HEADS[1], H, DH, False, d, e, D, E, ROWS, KEYS, PRECISION,
         )  # fmt: skip
     if KERNEL == "backward_bias":
         pointwise.backward_bias(
-            q, k, v, do, dstats, matrix(result, STRIDES[12]), pairs, rows, limits, numbers, None, STORED, ITEMS,
+            q, k, v, do, dstats, result, pairs, rows, limits, numbers, rest, STORED, ITEMS,
             HEADS[0], HEADS[1], OWN[0], OWN[1], H, DH, False, d, e, D, E, ROWS, KEYS, PRECISION,
         )  # fmt: skip
 
 
 @triton.jit
-def forward(
-    q, k, v, bias, mask, dropout_mask, key_lengths, query_mask, factors, logs, seed, o,
-    STRIDES: tl.constexpr, LIMITS: tl.constexpr, NUMBERS: tl.constexpr, HEADS: tl.constexpr, LAST_KEPT: tl.constexpr,
-    H: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr,
+def one(
+    q, k, v, bias, mask, dropout_mask, key_lengths, query_mask, seed, factors, logs, key_norms, rest, whole, do, result,
+    KERNEL: tl.constexpr, STRIDES: tl.constexpr, LIMITS: tl.constexpr, NUMBERS: tl.constexpr, HEADS: tl.constexpr,
+    LAST_KEPT: tl.constexpr, STORED: tl.constexpr, ITEMS: tl.constexpr, OWN: tl.constexpr, H: tl.constexpr,
+    DH: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr,
     KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """o."""
+    """A kernel with one output: o, dq, or dbias with OWN = (items, heads)."""
     run(
-        q, k, v, bias, mask, dropout_mask, key_lengths, query_mask, factors, logs, seed, None, o, None, "forward",
-        STRIDES, LIMITS, NUMBERS, HEADS, LAST_KEPT, None, None, None, H, None, d, e, D, E, ROWS, KEYS, PRECISION,
+        q, k, v, bias, mask, dropout_mask, key_lengths, query_mask, seed, factors, logs, key_norms, rest, whole, do,
+        result, None, KERNEL, STRIDES, LIMITS, NUMBERS, HEADS, LAST_KEPT, STORED, ITEMS, OWN, H, DH, d, e, D, E, ROWS,
+        KEYS, PRECISION,
     )  # fmt: skip
 
 
 @triton.jit
-def backward_queries(
-    q, k, v, bias, mask, dropout_mask, key_lengths, query_mask, factors, logs, seed, do, dq,
-    STRIDES: tl.constexpr, LIMITS: tl.constexpr, NUMBERS: tl.constexpr, HEADS: tl.constexpr, LAST_KEPT: tl.constexpr,
-    H: tl.constexpr, DH: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """dq."""
-    run(
-        q, k, v, bias, mask, dropout_mask, key_lengths, query_mask, factors, logs, seed, do, dq, None,
-        "backward_queries", STRIDES, LIMITS, NUMBERS, HEADS, LAST_KEPT, None, None, None, H, DH, d, e, D, E, ROWS, KEYS,
-        PRECISION,
-    )  # fmt: skip
-
-
-@triton.jit
-def backward_keys(
-    q, k, v, bias, mask, dropout_mask, key_lengths, query_mask, factors, logs, seed, do, dk, dv,
-    STRIDES: tl.constexpr, LIMITS: tl.constexpr, NUMBERS: tl.constexpr, HEADS: tl.constexpr, LAST_KEPT: tl.constexpr,
-    STORED: tl.constexpr, H: tl.constexpr, DH: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr,
-    E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+def two(
+    q, k, v, bias, mask, dropout_mask, key_lengths, query_mask, seed, factors, logs, key_norms, rest, whole, do, result,
+    more, KERNEL: tl.constexpr, STRIDES: tl.constexpr, LIMITS: tl.constexpr, NUMBERS: tl.constexpr, HEADS: tl.constexpr,
+    LAST_KEPT: tl.constexpr, STORED: tl.constexpr, ITEMS: tl.constexpr, OWN: tl.constexpr, H: tl.constexpr,
+    DH: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr,
+    KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of all STORED keys; the first of HEADS are those of k."""
     run(
-        q, k, v, bias, mask, dropout_mask, key_lengths, query_mask, factors, logs, seed, do, dk, dv, "backward_keys",
-        STRIDES, LIMITS, NUMBERS, HEADS, LAST_KEPT, STORED, None, None, H, DH, d, e, D, E, ROWS, KEYS, PRECISION,
-    )  # fmt: skip
-
-
-@triton.jit
-def backward_bias(
-    q, k, v, bias, mask, dropout_mask, key_lengths, query_mask, factors, logs, seed, do, dbias,
-    STRIDES: tl.constexpr, LIMITS: tl.constexpr, NUMBERS: tl.constexpr, HEADS: tl.constexpr, LAST_KEPT: tl.constexpr,
-    STORED: tl.constexpr, ITEMS: tl.constexpr, OWN: tl.constexpr, H: tl.constexpr, DH: tl.constexpr, d: tl.constexpr,
-    e: tl.constexpr, D: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    """dbias, with OWN = (items, heads)."""
-    run(
-        q, k, v, bias, mask, dropout_mask, key_lengths, query_mask, factors, logs, seed, do, dbias, None,
-        "backward_bias", STRIDES, LIMITS, NUMBERS, HEADS, LAST_KEPT, STORED, ITEMS, OWN, H, DH, d, e, D, E, ROWS, KEYS,
-        PRECISION,
+        q, k, v, bias, mask, dropout_mask, key_lengths, query_mask, seed, factors, logs, key_norms, rest, whole, do,
+        result, more, KERNEL, STRIDES, LIMITS, NUMBERS, HEADS, LAST_KEPT, STORED, ITEMS, OWN, H, DH, d, e, D, E, ROWS,
+        KEYS, PRECISION,
     )  # fmt: skip

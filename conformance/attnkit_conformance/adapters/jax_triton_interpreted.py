@@ -13,16 +13,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from attnkit.backends.jax import triton
+from attnkit._core.family import base_op, special_cases
+from attnkit.backends.jax.triton import launch, pointwise
 from attnkit_conformance.adapters import triton_bfloat16
-from attnkit_conformance.adapters.base import Arrays
-from attnkit_conformance.adapters.cases import POINTWISE, base_arguments, learned
+from attnkit_conformance.adapters.base import VJP, Arrays
+from attnkit_conformance.adapters.cases import base_arguments, learned
 from attnkit_conformance.adapters.jax import Jax, light
 from attnkit_conformance.model.case import is_dtype
 from attnkit_conformance.opdb import BY_NAME
 
 
-def interpreted(launch: triton.Launch, compute_capability: int | None = None) -> tuple[jax.Array, ...]:
+def interpreted(given: launch.Launch, compute_capability: int | None = None) -> tuple[jax.Array, ...]:
     """A launch in the interpreter, which takes torch tensors; outputs are filled with NaN first."""
     import torch
 
@@ -33,18 +34,22 @@ def interpreted(launch: triton.Launch, compute_capability: int | None = None) ->
         return torch.from_numpy(x)
 
     def run(*arrays: Any) -> tuple[np.ndarray, ...]:
-        outputs = tuple(np.full(x.shape, np.nan, x.dtype) for x in launch.outputs)
+        outputs = tuple(np.full(x.shape, np.nan, x.dtype) for x in given.outputs)
         tensors = [shared(x) for x in (*map(np.array, arrays), *outputs)]
-        launch.kernel[(launch.programs,)](*tensors, **launch.constants)
+        given.kernel[(given.programs,)](*tensors, **given.constants)
         return outputs
 
-    results: tuple[jax.Array, ...] = jax.pure_callback(run, launch.outputs, *launch.arrays)
+    results: tuple[jax.Array, ...] = jax.pure_callback(run, given.outputs, *given.arrays)
     return results
 
 
+KERNELS = {op: row.call for op, row in pointwise.KERNELS.items() if not op.endswith(VJP)}
+SERVED = (*KERNELS, *(op for op, base in special_cases().items() if base in KERNELS))
+
+
 def attend(op: str, q: Any, k: Any, v: Any, **options: Any) -> Any:
-    """One of `POINTWISE`."""
-    return triton.attend(q, k, v, **base_arguments(op, options))
+    """One of `SERVED`."""
+    return KERNELS[base_op(op)](q, k, v, **base_arguments(op, options))
 
 
 class Interpreted(Jax):
@@ -56,9 +61,9 @@ class Interpreted(Jax):
         if os.environ.get("TRITON_INTERPRET") != "1":
             raise RuntimeError("set TRITON_INTERPRET=1 before triton is imported")
         triton_bfloat16.install()
-        triton.call = interpreted
+        launch.call = interpreted
         dtypes = ("float32", "bfloat16", "float16")
-        super().__init__("jax_triton_interpreted", "triton", dtypes, tuple(POINTWISE), light())
+        super().__init__("jax_triton_interpreted", "triton", dtypes, SERVED, light())
         self.description = f"interpreted on the CPU; {self.description}"
         np.seterr(all="ignore")  # a GPU does not warn about NaN and infinities either
 
@@ -72,6 +77,6 @@ class Interpreted(Jax):
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
         """What the kernels do not serve on any device."""
-        return learned(op, {**arrays, **params}) or triton.unsupported_options(
+        return learned(op, {**arrays, **params}) or launch.unsupported_options(
             **base_arguments(op, {**arrays, **params})
         )

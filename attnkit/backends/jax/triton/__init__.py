@@ -1,0 +1,1 @@
+"""Launches of the Triton kernels on JAX arrays, through jax-triton."""
