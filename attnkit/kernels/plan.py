@@ -241,6 +241,32 @@ def summed_axes(grad: Shape, like: Shape) -> tuple[int, ...]:
     return tuple(n for n, (have, want) in enumerate(zip(grad, padded, strict=True)) if have != want)
 
 
+# ---------------------------------------------------------------------------------------------- weights that sum to 1
+
+EXACT = {1.0: "softmax", 1.5: "entmax15", 2.0: "sparsemax"}
+
+
+class Normaliser(NamedTuple):
+    """How a row of scores becomes weights that sum to 1."""
+
+    name: str
+    above: float | None  # α - 1, None for softmax
+
+    def numbers(self, n: Numbers) -> tuple[float | None, ...]:
+        """The tuple `numbers` of `attnkit.kernels.triton.rows`."""
+        return n.scale, n.gain, self.above, None if self.above is None else 1.0 / self.above
+
+
+def normaliser(alpha: float) -> Normaliser:
+    """That of entmax with this α, softmax for α = 1."""
+    return Normaliser(EXACT.get(alpha, "entmax"), None if alpha == 1.0 else alpha - 1.0)
+
+
+def newton_steps(keys: int) -> int:
+    """A sufficient number of steps to the threshold of a row."""
+    return 12 + max(keys, 1).bit_length()
+
+
 # ---------------------------------------------------------------------------------------------- linear attention
 
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import attnkit
-from attnkit.backends.jax.triton import launch, pointwise
+from attnkit.backends.jax.triton import launch, pointwise, rows
 from attnkit_conformance.adapters.jax_triton_interpreted import interpreted
 from tests.library.arrays import assert_close
 
@@ -88,3 +88,29 @@ def test_second_derivatives_are_refused_by_name() -> None:
     first = jax.grad(lambda q: jnp.sum(attend(q, q, q) ** 2))
     with pytest.raises(NotImplementedError, match="pointwise_attention: impl='triton' has no second derivatives"):
         jax.grad(lambda q: jnp.sum(first(q) ** 2))(q)
+
+
+@pytest.mark.parametrize(("op", "options"), [("softmax_attention", {"return_lse": True}), ("entmax_attention", {})])
+def test_numbers_of_rows_are_saved_under_vmap(op: str, options: dict[str, Any]) -> None:
+    q, k, v, bias = draw(0, 2, 3, 2, 6, 4), draw(1, 3, 1, 7, 4), draw(2, 7, 5), draw(3, 2, 6, 7)
+
+    def own(function: Any, q: jax.Array, k: jax.Array, bias: jax.Array) -> Any:
+        def loss(*arrays: jax.Array) -> jax.Array:
+            results = function(*arrays[:2], v, bias=arrays[2], causal=True, **options)
+            return sum(jnp.sum(jnp.sin(x)) for x in jax.tree.leaves(results))
+
+        return jax.grad(loss, (0, 1, 2))(q, k, bias)
+
+    found = jax.jit(jax.vmap(partial(own, partial(rows.attend, op)), (0, None, 0)))(q, k, bias)
+    for n in range(2):
+        expected = own(partial(getattr(attnkit, op), impl="generic"), q[n], k, bias[n])
+        for got, truth in zip(found, expected, strict=True):
+            assert_close(got[n], truth)
+
+
+@pytest.mark.parametrize("op", ["softmax_attention", "entmax_attention"])
+def test_gradients_of_rows_without_saved_numbers(op: str) -> None:
+    q, k, v, do = draw(0, 2, 6, 4), draw(1, 2, 300, 4), draw(2, 2, 300, 5), draw(3, 2, 6, 5)
+    expected = getattr(attnkit, f"{op}_vjp")(q, k, v, do, impl="generic")
+    for name, grad in rows.pull(op, q, k, v, do).items():
+        assert_close(grad, expected[name])

@@ -15,6 +15,8 @@ from attnkit.backends.jax import gpu
 from attnkit.backends.jax.triton import launch
 from attnkit.kernels import verdicts
 
+OPS = (attnkit.pointwise_attention, attnkit.gaussian_attention, attnkit.softmax_attention, attnkit.entmax_attention)
+
 
 @pytest.fixture(autouse=True)
 def device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,7 +45,7 @@ def first(reasons: dict[str, str | None]) -> str:
     return next(name for name, reason in reasons.items() if reason is None)
 
 
-@pytest.mark.parametrize("op", [attnkit.pointwise_attention, attnkit.gaussian_attention])
+@pytest.mark.parametrize("op", OPS)
 def test_long_sequences_go_to_tritons_kernels_and_small_calls_do_not(op: Any) -> None:
     for dtype in ("bfloat16", "float32"):
         assert first(explained(16_384, dtype, op=op)) == "triton"

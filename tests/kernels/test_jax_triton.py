@@ -26,7 +26,7 @@ import sys
 import jax
 import jax.numpy as jnp
 
-from attnkit.backends.jax.triton import launch, pointwise
+from attnkit.backends.jax.triton import launch, pointwise, rows
 
 folder = os.environ["TRITON_CACHE_DIR"] = sys.argv[1]
 call = launch.call
@@ -34,6 +34,8 @@ COMMON = {"causal": True, "dropout": (0.1, 3), "enable_gqa": True}
 OPS = {
     "pointwise_attention": (pointwise, {"alpha": 0.5, "activation": "gelu"}, (1, 4, 3)),
     "gaussian_attention": (pointwise, {}, (1, 4, 3)),
+    "softmax_attention": (rows, {}, (1, 4, 4)),
+    "entmax_attention": (rows, {}, (1, 4, 4)),
 }
 
 
@@ -65,7 +67,9 @@ print("lowered")
 """
 
 
-@pytest.mark.parametrize("op", first_now(["pointwise_attention", "gaussian_attention"]))
+@pytest.mark.parametrize(
+    "op", first_now(["pointwise_attention", "softmax_attention", "entmax_attention", "gaussian_attention"])
+)
 def test_conforms(op: str) -> None:
     adapter = WorkerAdapter("jax_triton_interpreted", TARGET, {"TRITON_INTERPRET": "1"})
     results = list(judge([adapter], "quick", FEW, ("float32", "bfloat16"), ops=(op,)))

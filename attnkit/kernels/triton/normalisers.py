@@ -6,6 +6,8 @@ al. 2019 eq 8-11). Softmax has no threshold: `slope` is None, and weights are di
 written to the right of a tensor because Triton's interpreter requires it.
 """
 
+from typing import Any
+
 import triton
 import triton.language as tl
 
@@ -97,6 +99,16 @@ NORMALISERS = {
 
 HALF_SOFTMAX = (weigh_exp2, None, None)
 """The same for weights of softmax that are rounded to half types and summed, not for gradients."""
+
+
+def functions(kernel: Any, normaliser: str, half: bool, negative: bool) -> dict[str, Any]:
+    """The compile-time functions of a kernel, and whether its scale is negative."""
+    half = half and normaliser == "softmax" and kernel.__name__ in ("forward_online", "softmax_parts")
+    chosen = zip(("WEIGH", "SLOPE", "TILT"), HALF_SOFTMAX if half else NORMALISERS[normaliser], strict=True)
+    values = {**dict(chosen), "NEGATIVE": negative}
+    return {name: value for name, value in values.items() if name in kernel.arg_names}
+
+
 LIFT = 7.0
 
 

@@ -188,6 +188,18 @@ def resident(kernel: str, bits: int, d: int, e: int, keys: int, capability: int)
     return tiles[capability >= 9]._replace(KEYS=padded(keys))
 
 
+def normalised(
+    name: str, normaliser: str, bits: int, d: int, e: int, keys: int, capability: int, beside: int, form: str
+) -> Tile | None:
+    """The tile of a kernel of rows for calls with `beside` bytes of arrays per pair; None for a resident kernel if a
+    row does not fit into registers, or has statistics."""
+    if name.endswith("_resident"):
+        kind = "forward_power" if name == "forward_resident" and normaliser == "entmax" else name
+        return None if form == "statistics" else resident(kind, bits, d, e, keys, capability)
+    form = "" if form == "lean" and normaliser == "entmax" else form  # logarithms take registers
+    return with_pairs(rows("backward_tiled" if name == "backward_bias" else name, bits, d, e, capability, form), beside)
+
+
 # ---------------------------------------------------------------------------------------------- few queries
 
 FEW = 16  # queries, or fewer, whose keys are shared out among programs

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from attnkit._core.family import base_op, special_cases
-from attnkit.backends.jax.triton import launch, pointwise
+from attnkit.backends.jax.triton import launch, pointwise, rows
 from attnkit_conformance.adapters import triton_bfloat16
 from attnkit_conformance.adapters.base import VJP, Arrays
 from attnkit_conformance.adapters.cases import base_arguments, learned
@@ -23,7 +23,7 @@ from attnkit_conformance.model.case import is_dtype
 from attnkit_conformance.opdb import BY_NAME
 
 
-def interpreted(given: launch.Launch, compute_capability: int | None = None) -> tuple[jax.Array, ...]:
+def interpreted(launched: launch.Launch, compute_capability: int | None = None) -> tuple[jax.Array, ...]:
     """A launch in the interpreter, which takes torch tensors; outputs are filled with NaN first."""
     import torch
 
@@ -34,16 +34,17 @@ def interpreted(given: launch.Launch, compute_capability: int | None = None) -> 
         return torch.from_numpy(x)
 
     def run(*arrays: Any) -> tuple[np.ndarray, ...]:
-        outputs = tuple(np.full(x.shape, np.nan, x.dtype) for x in given.outputs)
+        outputs = tuple(np.full(x.shape, np.nan, x.dtype) for x in launched.outputs)
         tensors = [shared(x) for x in (*map(np.array, arrays), *outputs)]
-        given.kernel[(given.programs,)](*tensors, **given.constants)
+        launched.kernel[(launched.programs,)](*tensors, **launched.constants)
         return outputs
 
-    results: tuple[jax.Array, ...] = jax.pure_callback(run, given.outputs, *given.arrays)
+    results: tuple[jax.Array, ...] = jax.pure_callback(run, launched.outputs, *launched.arrays)
     return results
 
 
-KERNELS = {op: row.call for op, row in pointwise.KERNELS.items() if not op.endswith(VJP)}
+TABLE = pointwise.KERNELS | rows.KERNELS
+KERNELS = {op: row.call for op, row in TABLE.items() if not op.endswith(VJP)}
 SERVED = (*KERNELS, *(op for op, base in special_cases().items() if base in KERNELS))
 
 
@@ -77,6 +78,5 @@ class Interpreted(Jax):
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
         """What the kernels do not serve on any device."""
-        return learned(op, {**arrays, **params}) or launch.unsupported_options(
-            **base_arguments(op, {**arrays, **params})
-        )
+        refusal = rows.unsupported_options if base_op(op) in rows.KERNELS else launch.unsupported_options
+        return learned(op, {**arrays, **params}) or refusal(**base_arguments(op, {**arrays, **params}))

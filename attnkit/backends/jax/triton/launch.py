@@ -25,6 +25,7 @@ from attnkit.backends.jax.rows import lengths
 from attnkit.kernels.plan import Layout, Plan, blocks_of, cached_plan, is_array, signature
 from attnkit.kernels.strides import as_items, row_major
 
+OF_GRADIENTS = dict.fromkeys(("STORED", "ITEMS", "OWN"))  # constants that only some gradients have
 WIDEST = 256  # head size
 NEWEST = 9
 INPUTS = {
@@ -73,15 +74,15 @@ def missing() -> str | None:
     return None
 
 
-def call(launch: Launch, compute_capability: int | None = None) -> tuple[Array, ...]:
+def call(launched: Launch, compute_capability: int | None = None) -> tuple[Array, ...]:
     """Run a launch on JAX's GPU, or compile it for a compute capability such as 90."""
     outputs = jax_triton().triton_call(
-        *launch.arrays,
-        kernel=launch.kernel,
-        out_shape=launch.outputs,
-        grid=(launch.programs,),
+        *launched.arrays,
+        kernel=launched.kernel,
+        out_shape=launched.outputs,
+        grid=(launched.programs,),
         compute_capability=compute_capability,
-        **launch.constants,
+        **launched.constants,
     )
     return tuple(outputs)
 
@@ -173,16 +174,19 @@ def view(a: Layout, what: str, x: Array | None) -> tuple[Array | None, tuple[int
     return x, strides
 
 
+def strides(x: Array | Output | None) -> tuple[int, ...] | None:
+    """Strides (items, heads, rows, columns) of matrices that have all leading axes."""
+    return None if x is None else as_items(x.shape, row_major(x.shape), x.shape[:-2], *x.shape[-2:])
+
+
 def constants(c: Call, inputs: Views, outputs: Sequence[Output]) -> dict[str, Any]:
     """Compile-time arguments of all kernels."""
     from attnkit.kernels.triton.sizes import padded
 
     a, limits, n, *_ = c.plan
-    strides = (as_items(x.shape, row_major(x.shape), x.shape[:-2], *x.shape[-2:]) for x in outputs)
-    values = {"d": a.d, "e": a.e, "D": padded(a.d), "E": padded(a.e), "LAST_KEPT": n.last_kept}
-    values |= {"STRIDES": (*inputs.strides, *strides), "HEADS": (a.heads, a.groups)}
+    values: dict[str, Any] = {"d": a.d, "e": a.e, "D": padded(a.d), "E": padded(a.e), "LAST_KEPT": n.last_kept}
+    values |= {"STRIDES": (*inputs.strides, *map(strides, outputs)), "HEADS": (a.heads, a.groups)}
     values |= {"LIMITS": (a.queries, limits.keys, limits.left, limits.right)}
-    values |= dict.fromkeys(("STORED", "ITEMS", "OWN"))
     return values | {"PRECISION": "tf32x3" if dtype_name(c.arrays["q"]) == "float32" else "ieee"}
 
 
@@ -237,7 +241,10 @@ def with_axis(arrays: Arrays, batched: dict[str, bool], size: int, own: tuple[st
 
 
 def mapped(function: Any, static: Static, own: tuple[str, ...]) -> Any:
-    """`function(static, arrays, ...)` with a rule for vmap: one more leading axis, or a loop if there is dropout."""
+    """`function(static, arrays, ...)` with a rule for vmap: one more leading axis, or a loop if there is dropout.
+
+    With `own` the results are gradients, in the shapes of the arrays.
+    """
 
     @custom_vmap
     def run(arrays: Arrays, *rest: Any) -> Any:
@@ -253,6 +260,9 @@ def mapped(function: Any, static: Static, own: tuple[str, ...]) -> Any:
         else:
             wide = jax.tree.map(repeated, [*rest], batched[1:])
             result = run(with_axis(arrays, batched[0], size, own), *wide)
+        if own:
+            tails = {name: x.shape[batched[0][name] :] for name, x in arrays.items()}
+            result = {name: grad.reshape(size, *tails[name]) for name, grad in result.items()}
         return result, jax.tree.map(lambda x: True, result)
 
     run.def_vmap(rule)
@@ -314,7 +324,11 @@ def unsupported_options(q: Array, k: Array, v: Array, *rest: Array, **options: A
     return None
 
 
-def unsupported(q: Array, k: Array, v: Array, *rest: Array, **options: Any) -> str | None:
+def unsupported_device(*arrays: Array | None, **options: Any) -> str | None:
+    """Why the kernels do not run on JAX's device, or not under these transformations."""
+    return gpu.unsupported("Triton", *arrays, options) or missing()
+
+
+def unsupported(*arrays: Array, **options: Any) -> str | None:
     """Why a call is not supported."""
-    refused = gpu.unsupported("Triton", q, k, v, rest, options) or missing()
-    return refused or unsupported_options(q, k, v, *rest, **options)
+    return unsupported_device(*arrays, **options) or unsupported_options(*arrays, **options)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from attnkit._core.dispatch import with_gradients
+from attnkit._core.dispatch import Kernel, with_gradients
 from attnkit.backends.jax import gpu
 from attnkit.backends.jax.blocked import Arrays, Static, divided
 from attnkit.backends.jax.rows import bounds
@@ -120,7 +120,7 @@ def run(c: Call, kernel: str, inputs: Views, programs: Callable[..., int], *outp
     tile = sizes.pointwise(name, bits, a.d, a.e, launch.capability(), *forms)
     values = launch.constants(c, inputs, outputs) | sizes.with_pairs(tile, launch.bytes_of_pairs(c))._asdict()
     values |= {"KERNEL": kernel, "H": h, "DH": None if kernel == "forward" else dh}
-    values |= {"NUMBERS": (n.scale, n.shift or None, n.gain, n.alpha or None)} | of
+    values |= {"NUMBERS": (n.scale, n.shift or None, n.gain, n.alpha or None)} | launch.OF_GRADIENTS | of
     entry = flat.one if len(outputs) == 1 else flat.two
     return launch.call(Launch(entry, programs(values["ROWS"], values["KEYS"]), inputs.arrays, outputs, values))
 
@@ -167,7 +167,7 @@ def pull(op: str, q: Array, k: Array, v: Array, do: Array, **options: Any) -> Ar
     return EXPLICIT.pull(*divided(op, {"q": q, "k": k, "v": v, **options}), do, None)
 
 
-KERNELS = {}
+KERNELS: dict[str, Kernel] = {}
 for op, kind in ((pointwise_attention, "pointwise"), (gaussian_attention, "gaussian")):
     row = gpu.kernel("triton", partial(attend, op.__name__), launch.unsupported, kind)
     KERNELS |= with_gradients(op, row, partial(pull, op.__name__))

@@ -15,20 +15,23 @@ from attnkit.backends.torch.custom import Arguments, Outputs, only_o, register
 from attnkit.backends.torch.softmax import sdpa_unsupported
 from attnkit.backends.torch.triton import decoding, launch, pointwise, recorded
 from attnkit.backends.torch.triton.launch import Launch, View, by_sequence, view, view_of
-from attnkit.kernels.plan import Layout, blocks_of
+from attnkit.kernels.plan import Layout, Normaliser, blocks_of, newton_steps, normaliser
 from attnkit.ops.entmax import ENTMAX
 from attnkit.ops.softmax import SOFTMAX
 
 DIFFERENTIABLE = ("q", "k", "v", "bias")
-EXACT = {2.0: "sparsemax", 1.5: "entmax15"}
 
 
 class Call(NamedTuple):
     """A call as the kernels take it."""
 
     of_pairs: launch.Call
-    normaliser: str
-    above: float | None  # α - 1, None for softmax
+    normaliser: Normaliser
+
+    @property
+    def above(self) -> float | None:
+        """α - 1, None for softmax."""
+        return self.normaliser.above
 
     @property
     def a(self) -> Layout:
@@ -37,13 +40,7 @@ class Call(NamedTuple):
     @property
     def numbers(self) -> tuple[float | None, ...]:
         """The tuple `numbers` of `attnkit.kernels.triton.rows`."""
-        n = self.of_pairs.plan.numbers
-        return n.scale, n.gain, self.above, None if self.above is None else 1.0 / self.above
-
-    @property
-    def steps(self) -> int:
-        """A sufficient number of Newton steps."""
-        return 12 + max(self.a.keys, 1).bit_length()
+        return self.normaliser.numbers(self.of_pairs.plan.numbers)
 
 
 def alpha_of(op: str, arguments: Arguments) -> float:
@@ -58,11 +55,8 @@ def row_numbers(leading: tuple[int, ...], queries: int, alpha: float) -> tuple[i
 
 def call_of(op: str, arguments: Arguments) -> Call:
     """The options of softmax_attention or entmax_attention."""
-    alpha = alpha_of(op, arguments)
     of_pairs = launch.call_of(**{**arguments, "activation": "identity", "alpha": 0.0})
-    if alpha == 1.0:
-        return Call(of_pairs, "softmax", None)
-    return Call(of_pairs, EXACT.get(alpha, "entmax"), alpha - 1.0)
+    return Call(of_pairs, normaliser(alpha_of(op, arguments)))
 
 
 # ---------------------------------------------------------------------------------------------- launches
@@ -82,32 +76,23 @@ def views_of_numbers(a: Layout, rows: Tensor) -> tuple[View, ...]:
 
 def functions(kernel: Any, call: Call, dtype: torch.dtype) -> dict[str, Any]:
     """The compile-time functions of a kernel, and whether its scale is negative."""
-    from attnkit.kernels.triton.normalisers import HALF_SOFTMAX, NORMALISERS
+    from attnkit.kernels.triton import normalisers
 
-    half = kernel.__name__ in ("forward_online", "softmax_parts") and dtype != torch.float32
-    functions = zip(("WEIGH", "SLOPE", "TILT"), HALF_SOFTMAX if half else NORMALISERS[call.normaliser], strict=True)
-    values = {**dict(functions), "NEGATIVE": call.of_pairs.plan.numbers.scale < 0.0}
-    return {name: value for name, value in values.items() if name in kernel.arg_names}
+    negative = call.of_pairs.plan.numbers.scale < 0.0
+    return normalisers.functions(kernel, call.normaliser.name, dtype != torch.float32, negative)
 
 
 def _sizes(name: str, q: Tensor, call: Call, statistics: bool = False) -> dict[str, Any] | None:
     """Sizes of tiles; None for a resident kernel if a row does not fit into registers, or has statistics."""
     from attnkit.kernels.triton import sizes
 
-    a, bits, capability = call.a, q.dtype.itemsize * 8, launch.capability(q.device)
-    if name.endswith("_resident"):
-        kind = "forward_power" if name == "forward_resident" and call.normaliser == "entmax" else name
-        tile = sizes.resident(kind, bits, a.d, a.e, a.keys, capability)
-        if tile is None or statistics:
-            return None
-    else:
-        c, beside = call.of_pairs, launch.bytes_of_pairs(call.of_pairs)
-        lean = q.dtype == torch.bfloat16 and call.normaliser != "entmax"  # logarithms take registers
-        lean = lean and not beside and c.seed is None and c.query_mask is None
-        form = "statistics" if statistics else "lean" if lean else ""
-        tile = sizes.rows("backward_tiled" if name == "backward_bias" else name, bits, a.d, a.e, capability, form)
-        tile = sizes.with_pairs(tile, beside)
-    return _widths(q, a) | tile._asdict()
+    a, c = call.a, call.of_pairs
+    beside = launch.bytes_of_pairs(c)
+    lean = q.dtype == torch.bfloat16 and not beside and c.seed is None and c.query_mask is None
+    form = "statistics" if statistics else "lean" if lean else ""
+    of_call = call.normaliser.name, q.dtype.itemsize * 8, a.d, a.e, a.keys, launch.capability(q.device)
+    tile = sizes.normalised(name, *of_call, beside, form)
+    return None if tile is None else _widths(q, a) | tile._asdict()
 
 
 def _widths(q: Tensor, a: Layout) -> dict[str, Any]:
@@ -140,7 +125,7 @@ def forward_launch(
     views = (view(a, "q", q), view(a, "k", k), view(a, "v", v), view(a, "o", o))
     arguments = (*views, views_of_numbers(a, rows), view(a, "rows", lse), *tuples(call), a.heads, a.groups)
     programs = a.blocks(a.queries, sizes["ROWS"]) * a.heads * a.items
-    return Launch(kernel, programs, (*arguments, call.steps), functions(kernel, call, q.dtype) | sizes)
+    return Launch(kernel, programs, (*arguments, newton_steps(a.keys)), functions(kernel, call, q.dtype) | sizes)
 
 
 def launches_of_parts(
