@@ -138,7 +138,8 @@ def combine(
     parts, tops, totals, o, stats, lse, gain, queries, heads, count,
     WEIGH: tl.constexpr, e: tl.constexpr, E: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """o of one query, and its numbers if `totals` is not None; PARTS are read at a time."""
+    """o of one query, and its numbers, of which `stats` has the first and the last, if `totals` is not None; PARTS are
+    read at a time."""
     i, head, item = place(queries, heads)
     beside, columns = tl.arange(0, PARTS), tl.arange(0, E)
     of_sums, sums, top, total = of_query(parts, item, head, i), tl.zeros((E,), tl.float32), 0.0, 0.0
@@ -156,5 +157,6 @@ def combine(
         sums += tl.sum(x, 0)
     if totals is not None:
         sums *= gain / divisor(total)
+        stats = (stats[0], None, None, stats[1])
         store_stats(stats, lse, item, head, i, queries, top, None, None, total * 2.0 ** -lift_of(WEIGH))
     tl.store(corner(o, item, head, i, 0) + columns * o[4], sums.to(o[0].dtype.element_ty), mask=columns < e)

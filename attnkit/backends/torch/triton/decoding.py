@@ -88,7 +88,8 @@ def combination(c: Call, shared: Shares, parts: View, o: View, beside: Normalise
     from attnkit.kernels.triton.sizes import padded
 
     a = c.plan.layout
-    views = (parts, beside.tops, beside.totals, o, beside.stats, beside.lse)
+    stats = None if beside.stats is None else (beside.stats[0], beside.stats[-1])
+    views = (parts, beside.tops, beside.totals, o, stats, beside.lse)
     arguments = (*views, c.plan.numbers.gain, a.queries, a.heads, shared.parts)
     constants = {"WEIGH": WEIGH, "e": a.e, "E": padded(a.e), "PARTS": min(AT_A_TIME, padded(shared.parts))}
     return Launch(decoding.combine, a.items * a.heads * a.queries, arguments, constants)
