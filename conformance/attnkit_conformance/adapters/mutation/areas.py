@@ -35,8 +35,10 @@ OF_CPU = {  # what the files of one family can change
 }
 OF_TRITON = {
     **dict.fromkeys(("linear", "linear_tokens", "features"), LINEAR),
-    **dict.fromkeys(("rows", "normalisers"), f"softmax or {SPARSE}"),
-    **{"newton": "newton or soft", "distances": "gaussian or soft", "statistics": "statistics"},
+    **dict.fromkeys(("rows", "rows_gradients", "flat_rows", "normalisers"), f"softmax or {SPARSE}"),
+    **dict.fromkeys(("statistics", "rows_statistics"), "statistics"),
+    **{"newton": "newton or soft", "distances": "gaussian or soft", "linear_step": "linear_attention_step"},
+    **{"decoding": "pointwise_attention or softmax_attention"},
     **dict.fromkeys(("pointwise", "activations", "special"), "pointwise or reluformer or sigmoid or rela"),
     **dict.fromkeys(("tiles", "sizes"), "pointwise_attention or softmax_attention or gaussian or linear_attention"),
 }
@@ -118,7 +120,10 @@ AREAS = {
             cases="not property",
             tests=(CHECKOUT / "tests" / "kernels",),
             concerns=OF_TRITON,
-            adapters={"flat": "jax_triton_interpreted"},
+            adapters={
+                **dict.fromkeys(("flat", "flat_rows"), "jax_triton_interpreted"),
+                "decoding": "triton_interpreted-split",
+            },
         ),
     ),
     "cuda": Area(
