@@ -51,7 +51,7 @@ def test_parts_of_what_queries_see(parts: int, grouped: bool, in_parts: Any) -> 
         agree(found, o)
         seen = lse > -torch.inf
         assert torch.equal(found_lse > -torch.inf, seen)
-        assert torch.allclose(found_lse[seen], lse[seen], rtol=1e-6, atol=1e-6)
+        agree(torch.where(seen, found_lse, 0.0), torch.where(seen, lse, 0.0))
 
 
 @pytest.mark.parametrize("parts", [1, 3])

@@ -10,6 +10,7 @@ import pytest
 
 from attnkit_conformance.adapters.worker import WorkerAdapter
 from attnkit_conformance.judge import judge
+from tests.library.arrays import assert_close
 
 from .selection import FEW, first_now
 
@@ -129,4 +130,4 @@ def test_the_centre_of_distances_is_that_of_the_generic_body(masked: bool) -> No
     rows, columns = jnp.arange(5)[:, None], jnp.arange(7)
     pairs = visibility_of(options).between(jnp, rows, columns, 7, 2)
     expected = gaussian._centre(jnp, quadratic.prepare(jnp, q, k, k, mask=pairs, enable_gqa=True))
-    assert np.allclose(found, expected, rtol=1e-6)
+    assert_close(found, expected)
