@@ -37,8 +37,8 @@ OF_TRITON = {
     **dict.fromkeys(("linear", "linear_tokens", "features"), LINEAR),
     **dict.fromkeys(("rows", "rows_gradients", "flat_rows", "normalisers"), f"softmax or {SPARSE}"),
     **dict.fromkeys(("statistics", "rows_statistics"), "statistics"),
-    **{"newton": "newton or soft", "distances": "gaussian or soft", "linear_step": "linear_attention_step"},
-    **{"decoding": "pointwise_attention or softmax_attention"},
+    **{"newton": "newton or soft", "distances": "gaussian or soft"},
+    **{"decoding": "pointwise_attention or softmax_attention", "linear_step": attnkit.linear_attention_step.__name__},
     **dict.fromkeys(("pointwise", "activations", "special"), "pointwise or reluformer or sigmoid or rela"),
     **dict.fromkeys(("tiles", "sizes"), "pointwise_attention or softmax_attention or gaussian or linear_attention"),
 }
