@@ -4,8 +4,12 @@ The bits are the first 32-bit word of Philox4x32-10 (Salmon et al. 2011, §3.3) 
 (j, i, head, flattened leading index) as its counter, so every library and every gradient recomputes the same ones.
 """
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 from attnkit._core.library import library
 from attnkit._core.mask import Rows, positions
@@ -18,15 +22,14 @@ _ROUNDS = 10
 _LOW, _WORD = 0xFFFF, 0xFFFFFFFF
 
 
-def _constant(x: int, like: Array) -> Array:
-    """A 32-bit constant of like's dtype, built from halves because JAX takes Python integers as int32."""
-    zero = like * 0
-    return ((zero + (x >> 16)) << 16) | (zero + (x & _LOW))
+def _constant(x: int, like: Array) -> Any:
+    """A 32-bit constant beside words: JAX would take a Python integer for an int32."""
+    return np.uint32(x) if library(like) == "jax" else x
 
 
-def _wrap(x: Array) -> Array:
-    """A sum of words modulo 2^32: uint32 wraps by itself, torch counts in int64."""
-    return x & _WORD if library(x) == "torch" else x
+def _wrap(x: Any) -> Any:
+    """A sum of words modulo 2^32: uint32 wraps by itself, torch counts in int64, Python without end."""
+    return x & _WORD if library(x) in ("torch", None) else x
 
 
 def _multiply(a: Array, b: int) -> tuple[Array, Array]:
@@ -39,18 +42,36 @@ def _multiply(a: Array, b: int) -> tuple[Array, Array]:
     return p11 + (p01 >> 16) + (p10 >> 16) + (middle >> 16), low
 
 
-def _philox_word(counter: tuple[Array, ...], key: tuple[Array, Array]) -> Array:
-    """The first output word of Philox4x32-10."""
+def _round(counter: tuple[Array, ...], key: tuple[Any, Any]) -> tuple[tuple[Array, ...], tuple[Any, Any]]:
+    """One round of Philox4x32, and the key of the next."""
     c0, c1, c2, c3 = counter
-    for r in range(_ROUNDS):
-        k0, k1 = (_wrap(k + _constant(r * step & _WORD, k)) for k, step in zip(key, _KEY_STEPS, strict=True))
-        high0, low0 = _multiply(c0, _MULTIPLIERS[0])
-        high1, low1 = _multiply(c2, _MULTIPLIERS[1])
-        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
-    return c0
+    (high0, low0), (high1, low1) = _multiply(c0, _MULTIPLIERS[0]), _multiply(c2, _MULTIPLIERS[1])
+    k0, k1 = (_wrap(k + _constant(step, c0)) for k, step in zip(key, _KEY_STEPS, strict=True))
+    return (high1 ^ c1 ^ key[0], low1, high0 ^ c3 ^ key[1], low0), (k0, k1)
 
 
-def _key(xp: Namespace, seed: Any, like: Array) -> tuple[Array, Array]:
+def _philox_word(counter: tuple[Array, ...], key: tuple[Any, Any]) -> Array:
+    """The first output word of Philox4x32-10."""
+    step = _traced_once(_round, counter[0])
+    for _ in range(_ROUNDS):
+        counter, key = step(counter, key)
+    return counter[0]
+
+
+def _traced_once(function: Callable[..., Any], like: Array) -> Callable[..., Any]:
+    """`function`, which JAX would trace anew in every call; so it does for new shapes alone."""
+    return _jitted(function) if library(like) == "jax" else function
+
+
+@functools.cache
+def _jitted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function under jax.jit."""
+    import jax
+
+    return jax.jit(function)
+
+
+def _key(xp: Namespace, seed: Any, like: Array) -> tuple[Any, Any]:
     """The two key words of a seed: a Python integer, an integer array of shape (), or a key of jax.random.key."""
     if not hasattr(seed, "dtype"):
         return _constant(int(seed) & _WORD, like), _constant(int(seed) >> 32, like)
@@ -66,7 +87,8 @@ def _key(xp: Namespace, seed: Any, like: Array) -> tuple[Array, Array]:
 
 def keep_mask_of_counters(xp: Namespace, counter: tuple[Array, ...], p: float, seed: Any) -> Array:
     """True where the pair of a counter (j, i, head, item), unsigned words, is kept."""
-    word = _philox_word(counter, _key(xp, seed, counter[0]))
+    first = counter[0]
+    word = _traced_once(_philox_word, first)(counter, _key(xp, seed, first))
     return word <= _constant(last_kept(p), word)
 
 

@@ -54,7 +54,7 @@ class Jax(Transformed, AttnkitAdapter):
     """Every call is jitted; jitted functions are cached, so that a shape is compiled once."""
 
     compiles = True
-    jitted: ClassVar[dict[tuple[Any, ...], Callable[..., Any]]] = {}
+    jitted: ClassVar[dict[tuple[Any, ...], Any]] = {}
     numbers: ClassVar[Iterator[int]] = itertools.count()
 
     def __init__(
@@ -81,8 +81,7 @@ class Jax(Transformed, AttnkitAdapter):
         key = (self.number, kind, op, repr(sorted(params.items())))
         if key not in self.jitted:
             if len(self.jitted) >= CACHE_SIZE:
-                self.jitted.clear()
-                jax.clear_caches()
+                self.jitted.pop(next(iter(self.jitted))).clear_cache()  # what was traced of its parts stays
             self.jitted[key] = jax.jit(make(), compiler_options=self.options if options is None else options)
         return self.jitted[key]
 
