@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import attnkit
-from attnkit.backends.torch.triton import linear, linear_features, linear_launch
+from attnkit.backends.torch.triton import linear, linear_features
+from attnkit.kernels import linear_calls
 
 from .in_interpreter_linear import D, E, agree, draw, inputs
 
@@ -53,7 +54,7 @@ def functions(op: str) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("name", CALLS)
 def test_both_kinds_of_gradients_are_those_of_the_generic_body(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear_launch, "FEWEST", 1)
+    monkeypatch.setattr(linear_calls, "FEWEST", 1)
     op, of_q, of_k, options = CALLS[name]
     q, k, v = inputs(of_q, of_k)
     arrays, (attend, pull) = ARRAYS.get(op, ()), functions(op)
@@ -127,7 +128,7 @@ GROWTH = {
 def test_no_exponential_overflows_or_is_lost(tokens: int, growth: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Exponents that rise, or fall, by hundreds, whose roundings are those of features: earlier queries see nothing of
     later keys."""
-    monkeypatch.setattr(linear_launch, "FEWEST", 1)
+    monkeypatch.setattr(linear_calls, "FEWEST", 1)
     attend, pull = functions("performer_attention")
     q, k, v = inputs((tokens,), (tokens,))
     k = torch.nn.functional.normalize(k[:1] + 0.1 * k) * GROWTH[growth](tokens)[:, None]

@@ -7,7 +7,8 @@ import torch
 
 import attnkit
 from attnkit.backends.torch import custom
-from attnkit.backends.torch.triton import linear, linear_launch, linear_step
+from attnkit.backends.torch.triton import linear, linear_step
+from attnkit.kernels import linear_calls
 
 EPS = torch.finfo(torch.float32).eps
 D, E = 4, 3
@@ -59,7 +60,7 @@ CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...] | None,
 
 @pytest.mark.parametrize("name", CASES)
 def test_states_in_and_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear_launch, "FEWEST", 1)
+    monkeypatch.setattr(linear_calls, "FEWEST", 1)
     of_q, of_k, of_state, options = CASES[name]
     q, k, v = inputs(of_q, of_k)
     initial = None if of_state is None else state(*of_state)

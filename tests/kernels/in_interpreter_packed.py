@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import attnkit
-from attnkit.backends.torch.triton import linear_launch, packed
+from attnkit.backends.torch.triton import packed
+from attnkit.kernels import linear_calls
 from attnkit.kernels.triton import sizes
 from tests.kernels.in_interpreter import agree, draw
 
@@ -28,7 +29,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sizes, "resident", lambda *of: None)
     monkeypatch.setattr(sizes, "linear", lambda *of: sizes.Chunk(16, 16, 4, 1))
     monkeypatch.setattr(sizes, "UNIT", 16)
-    monkeypatch.setattr(linear_launch, "FEWEST", 1)
+    monkeypatch.setattr(linear_calls, "FEWEST", 1)
 
 
 @pytest.mark.usefixtures("small_blocks")

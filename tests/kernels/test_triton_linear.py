@@ -13,7 +13,8 @@ from attnkit_conformance.judge import judge
 pytest.importorskip("triton", reason="triton is not installed")
 
 from attnkit.backends.torch.triton import launch as triton_launch
-from attnkit.backends.torch.triton import linear, linear_launch
+from attnkit.backends.torch.triton import linear_launch
+from attnkit.kernels import linear_calls
 from benchmarks.sass.compiling import compiled, device_of
 
 from .interpreted import MODE
@@ -27,7 +28,7 @@ SEGMENTED = """
 import triton
 import triton.language as tl
 
-from attnkit.backends.torch.triton import linear_launch
+from attnkit.kernels import linear_calls
 from attnkit.kernels.triton import linear, linear_tokens
 from attnkit_conformance.adapters.triton_interpreted import Interpreted
 
@@ -65,7 +66,7 @@ def null_without_keys(i, bounds, limits, masks, item, head, CAUSAL: tl.constexpr
 class Segmented(Interpreted):
     def __init__(self):
         super().__init__()
-        linear_launch.FEWEST = 1
+        linear_calls.FEWEST = 1
 
 
 class Wrong(Segmented):
@@ -235,7 +236,7 @@ def test_what_is_not_served_says_so() -> None:
 
     q = torch.zeros(2, 3, 4)
     assert "run on CUDA" in str(attnkit.explain(attnkit.linear_attention, q, q, q)["triton"])
-    assert "mask of pairs" in str(linear.unsupported_options(q, q, q, mask=torch.ones(3, 3, dtype=torch.bool)))
-    assert "feature map" in str(linear.unsupported_options(q, q, q, feature_map=abs))
-    assert "without features" in str(linear.unsupported_options(q, q, q[..., :0]))
-    assert linear.unsupported_options(q, q, q, return_state=True) is None
+    assert "mask of pairs" in str(linear_calls.unsupported_options(q, q, q, mask=torch.ones(3, 3, dtype=torch.bool)))
+    assert "feature map" in str(linear_calls.unsupported_options(q, q, q, feature_map=abs))
+    assert "without features" in str(linear_calls.unsupported_options(q, q, q[..., :0]))
+    assert linear_calls.unsupported_options(q, q, q, return_state=True) is None

@@ -21,6 +21,7 @@ FLOORS = {
     "attnkit/analysis": "attnkit._core attnkit.ops",
     "attnkit/kernels/strides.py": "",
     "attnkit/kernels/plan.py": "attnkit._core",
+    "attnkit/kernels/linear_calls.py": "attnkit._core attnkit.kernels",
     "attnkit/kernels/predicted.py": "",
     "attnkit/kernels/verdicts.py": "",
     "attnkit/kernels/triton": "triton",

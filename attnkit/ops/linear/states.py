@@ -16,6 +16,8 @@ from attnkit._core.tokens import both, chosen, gradient_like, split_heads, valid
 from attnkit._core.typing import Array, Causal, Namespace
 
 State = tuple[Array, ...]
+INITIAL = ("initial_S", "initial_z")
+"""The parts of initial_state (S, z) as arguments of kernels."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -92,6 +94,21 @@ def check_parts(
         actual = tuple(x.shape)
         if actual[len(actual) - len(width) :] != width or len(actual) < len(width) or (exact and actual != shape):
             check.wrong_shape(op, f"{name}'s {part}", x, f"{shape}{'' if exact else ' or what broadcasts to it'}")
+
+
+def widths_of(k: Array, v: Array) -> dict[str, tuple[int, ...]]:
+    """The axes of S and z behind the leading ones, if features are k itself."""
+    return {"S": (k.shape[-1], v.shape[-1]), "z": (k.shape[-1],)}
+
+
+def with_parts(op: str, q: Array, k: Array, v: Array, initial_state: Any = None, **options: Any) -> dict[str, Any]:
+    """The arguments of a call, the parts of its initial state validated and under names of their own."""
+    arguments = {"q": q, "k": k, "v": v, **options}
+    if initial_state is None:
+        return arguments
+    leading = leading_of_keys(op, q, k, v, k.shape[-3] if options.get("enable_gqa") else None)
+    check_parts(op, "initial_state", initial_state, q, widths_of(k, v), leading, False)
+    return arguments | dict(zip(INITIAL, initial_state, strict=True))
 
 
 def causal_fits(op: str, causal: Causal, queries: int, keys: int) -> None:

@@ -17,6 +17,7 @@ from attnkit._core.dispatch import Kernel
 from attnkit._core.family import base_op, special_cases
 from attnkit.backends.torch.triton import linear, linear_features, linear_step, newton, packed, pointwise, rows
 from attnkit.backends.torch.triton import statistics as triton_statistics
+from attnkit.kernels import linear_calls
 from attnkit.ops.linear.record import Linear
 from attnkit.ops.linear.states import stepping
 from attnkit.ops.pointwise import POINTWISE
@@ -82,7 +83,7 @@ def too_large(*, a: Any = None, landmarks: Any = None, **arguments: Any) -> str 
 STATISTICS = tuple(without_gradients(triton_statistics.KERNELS))
 REFUSED: dict[str, Callable[..., str | None]] = {
     **dict.fromkeys(STATISTICS, unserved_statistics),
-    **dict.fromkeys(linear.KERNELS, linear.unsupported_options),
+    **dict.fromkeys(linear.KERNELS, linear_calls.unsupported_options),
     **dict.fromkeys(linear_step.KERNELS, unserved_step),
     **{record.name: partial(unserved_features, record) for record, _ in linear_features.SERVED},
     **dict.fromkeys(packed.KERNELS, packed.unsupported_options),

@@ -1,6 +1,5 @@
 """Linear attention by Triton kernels: `attnkit::triton_linear` and `attnkit::triton_linear_vjp`."""
 
-import math
 from typing import Any
 
 import torch
@@ -9,14 +8,15 @@ from torch import Tensor
 from attnkit._core.dispatch import with_gradients
 from attnkit.backends.torch.custom import Arguments, Outputs, only_o, register
 from attnkit.backends.torch.triton import launch, pointwise, recorded
-from attnkit.backends.torch.triton.linear_launch import Call, Setting, State, setting
+from attnkit.backends.torch.triton.linear_launch import Call, State, setting
 from attnkit.kernels import predicted
+from attnkit.kernels.linear_calls import Setting, kind, units, unsupported_options
 from attnkit.kernels.plan import state_axes
 from attnkit.ops.linear import states
 from attnkit.ops.linear.attention import LINEAR, linear_attention
+from attnkit.ops.linear.states import INITIAL
 
 OP = LINEAR.name
-INITIAL = ("initial_S", "initial_z")
 
 
 # ---------------------------------------------------------------------------------------------- states
@@ -50,7 +50,7 @@ def _outputs(op: str, arguments: Arguments) -> Outputs:
     """o, and the parts of a state if requested."""
     if not arguments.get("return_state"):
         return only_o(op, arguments)
-    lead, widths = axes_of_state(arguments), _widths(arguments["k"], arguments["v"])
+    lead, widths = axes_of_state(arguments), states.widths_of(arguments["k"], arguments["v"])
     return only_o(op, arguments) | {name: ((*lead, *width), torch.float32) for name, width in widths.items()}
 
 
@@ -74,7 +74,7 @@ def _backward(op: str, arguments: Arguments, do: Tensor, names: tuple[str, ...])
     q, k, v = (arguments[name] for name in "qkv")
     s, initial, dstate = setting(**arguments), initial_of(arguments), None
     if arguments.get("return_state"):
-        lead, widths = axes_of_state(arguments), _widths(k, v)
+        lead, widths = axes_of_state(arguments), states.widths_of(k, v)
         dS, dz = (_or_zero(arguments.get(f"d{name}"), q, (*lead, *width)) for name, width in widths.items())
         dstate = (placed(dS, 2, s.a.shared), placed(dz, 1, s.a.shared))
         s = s.of_valid_keys()
@@ -113,24 +113,9 @@ CUSTOM = register("triton_linear", _forward, _backward, ("q", "k", "v", *INITIAL
 # ---------------------------------------------------------------------------------------------- what the library calls
 
 
-def _arguments(op: str, q: Tensor, k: Tensor, v: Tensor, initial_state: Any = None, **options: Any) -> Arguments:
-    """The arguments of the custom ops, the parts of a state with names of their own."""
-    arguments = {"q": q, "k": k, "v": v, **options}
-    if initial_state is None:
-        return arguments
-    shared = k.shape[-3] if options.get("enable_gqa") else None
-    leading = states.leading_of_keys(op, q, k, v, shared)
-    states.check_parts(op, "initial_state", initial_state, q, _widths(k, v), leading, False)
-    return arguments | dict(zip(INITIAL, initial_state, strict=True))
-
-
-def _widths(k: Tensor, v: Tensor) -> dict[str, tuple[int, ...]]:
-    return {"S": (k.shape[-1], v.shape[-1]), "z": (k.shape[-1],)}
-
-
 def attend(q: Tensor, k: Tensor, v: Tensor, *, op: str = OP, **options: Any) -> Any:
     """linear_attention, for another op's features under its name."""
-    o, *state = CUSTOM.outputs(op, **_arguments(op, q, k, v, **options))
+    o, *state = CUSTOM.outputs(op, **states.with_parts(op, q, k, v, **options))
     return (o, tuple(state)) if state else o
 
 
@@ -138,9 +123,9 @@ def pull(
     q: Tensor, k: Tensor, v: Tensor, do: Tensor, dstate: Any = None, *, op: str = OP, **options: Any
 ) -> dict[str, Any]:
     """linear_attention_vjp."""
-    arguments = _arguments(f"{op}_vjp", q, k, v, **options)
+    arguments = states.with_parts(f"{op}_vjp", q, k, v, **options)
     if dstate is not None:
-        states.check_parts(f"{op}_vjp", "dstate", dstate, q, _widths(k, v), axes_of_state(arguments), True)
+        states.check_parts(f"{op}_vjp", "dstate", dstate, q, states.widths_of(k, v), axes_of_state(arguments), True)
         arguments |= {"return_state": True, "dS": dstate[0], "dz": dstate[1]}
     grads: dict[str, Any] = CUSTOM.pull(op, do, **arguments)
     if INITIAL[0] in grads:
@@ -155,31 +140,9 @@ def prepared(arrays: tuple[Any, ...], options: dict[str, Any]) -> Any:
     return recorded.prepared(CUSTOM, OP, dict(zip("qkv", arrays, strict=True)) | options)
 
 
-def unsupported_options(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options: Any) -> str | None:
-    """Why the kernels do not support a call on any device."""
-    if callable(options.get("feature_map")):
-        return "a feature map of your own is served by the generic implementation"
-    mask = options.get("mask")
-    if mask is not None and mask.ndim > 1 and mask.shape[-2] != 1:
-        return "a mask of pairs is served by the generic implementation"
-    if not v.shape[-1]:
-        return "values without features are served by the generic implementation"
-    return None
-
-
 def unsupported(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options: Any) -> str | None:
     """Why Triton does not support a call."""
     return pointwise.unsupported(q, k, v, *rest) or unsupported_options(q, k, v, **options)
-
-
-def units(q: Tensor, k: Tensor) -> int:
-    """Tokens of all heads."""
-    return max(math.prod(q.shape[:-1]), math.prod(k.shape[:-1]))
-
-
-def kind(op: str, options: dict[str, Any]) -> str:
-    """Of the calls that are predicted: causal ones of linear attention apart."""
-    return f"{op}, causal" if op == "linear" and options.get("causal") else op
 
 
 def is_faster(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options: Any) -> bool:

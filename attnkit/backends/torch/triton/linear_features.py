@@ -21,7 +21,7 @@ from attnkit._core.dispatch import Kernel, namespace, with_gradients
 from attnkit._core.tokens import softmax, softmax_gradient
 from attnkit._core.typing import Namespace
 from attnkit.backends.torch.triton import linear, pointwise
-from attnkit.kernels import predicted
+from attnkit.kernels import linear_calls, predicted
 from attnkit.ops.linear import states
 from attnkit.ops.linear.cosine import COSINE, FLOOR, cosine_attention
 from attnkit.ops.linear.efficient import EFFICIENT, efficient_attention
@@ -135,7 +135,7 @@ def unsupported_options(record: Linear, q: Tensor, k: Tensor, v: Tensor, *arrays
             return "states of exponentials are served by the generic implementation"
         if options.get("enable_gqa") and _per_query_head(k.shape[-3], options):
             return "masks that differ between query heads with the same keys are served by the generic implementation"
-    return linear.unsupported_options(q, k, v, **options)
+    return linear_calls.unsupported_options(q, k, v, **options)
 
 
 def _per_query_head(heads: int, options: dict[str, Any]) -> bool:
@@ -163,7 +163,7 @@ def is_faster(record: Linear, q: Tensor, k: Tensor, v: Tensor, *others: Any, **o
     Without causality the sums of the generic body are two products, which no kernel is predicted to beat.
     """
     features = max(width(record, q, *others), v.shape[-1])
-    units = linear.units(q, k)
+    units = linear_calls.units(q, k)
     return bool(options.get("causal")) and predicted.takes("linear, causal", 4, 0, features, units)
 
 

@@ -14,11 +14,12 @@ from attnkit._core.dispatch import Kernel
 from attnkit.backends.torch.custom import Arguments, Outputs, register
 from attnkit.backends.torch.triton import launch, pointwise
 from attnkit.backends.torch.triton.launch import Launch, view_of
-from attnkit.backends.torch.triton.linear import INITIAL, initial_of
+from attnkit.backends.torch.triton.linear import initial_of
 from attnkit.kernels import predicted
 from attnkit.kernels.plan import Layout, blocks_of, layout
 from attnkit.ops.linear import states
 from attnkit.ops.linear.attention import linear_attention_step, linear_attention_step_vjp
+from attnkit.ops.linear.states import INITIAL
 
 OP = linear_attention_step.__name__
 OPTIONS = ("feature_map", "normalize", "eps", "scale", "enable_gqa")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attnkit._core.dispatch import Kernel, with_gradients
 from attnkit.backends.torch.triton import linear, pointwise, rows
-from attnkit.kernels import predicted
+from attnkit.kernels import linear_calls, predicted
 from attnkit.ops.packed import linear_attention_packed, pointwise_attention_packed, softmax_attention_packed
 from attnkit.ops.softmax import SOFTMAX
 
@@ -47,7 +47,7 @@ def pull(
 
 def unsupported_options(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> str | None:
     """Why the kernels do not support a call on any device; only linear attention has such calls."""
-    return linear.unsupported_options(q, k, v, **options)
+    return linear_calls.unsupported_options(q, k, v, **options)
 
 
 def unsupported(
@@ -67,10 +67,10 @@ def is_faster(
     else:
         both = zip(pairwise(cu_q), pairwise(cu_k), strict=True)
         pairs = heads * sum((b - a) * (d - c) for (a, b), (c, d) in both)
-    units = linear.units(q, k) if kind == "linear" else None
+    units = linear_calls.units(q, k) if kind == "linear" else None
     kept = pairs if masked or units is None else 0
     width = max(q.shape[-1], v.shape[-1])
-    return predicted.takes(linear.kind(kind, options), q.dtype.itemsize, kept, width, units, max(calls, 1))
+    return predicted.takes(linear_calls.kind(kind, options), q.dtype.itemsize, kept, width, units, max(calls, 1))
 
 
 OPS: dict[Callable[..., Any], tuple[str, Attend, Pull]] = {

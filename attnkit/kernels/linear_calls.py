@@ -1,0 +1,215 @@
+"""Calls of linear attention by Triton kernels, on arrays of any library: masks and lengths, segments, and tiles.
+
+Memory, views and launches are those of a backend.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+from attnkit._core.typing import Array, Namespace
+from attnkit.kernels.plan import Layout, Linear, blocks_of, is_array, layout, linear_plan
+
+PROGRAMS = 512  # per launch: heads are divided into segments until there are as many
+ENOUGH = 200  # causal heads in one pass: an A100 runs 216 programs at once, an H100 264; another costs a third
+FEWEST = 4  # chunks per segment
+SUMS = ("key_sums", "query_sums")
+ELEMENTS = 1024  # of a state per program of `running`
+Packed = tuple[Any, Any, Any, int, int | None] | None
+"""The tuple `packed` of `attnkit.kernels.triton.linear`."""
+
+
+# ---------------------------------------------------------------------------------------------- a call
+
+
+class Setting(NamedTuple):
+    """A call as the kernels take it: its plan, and the arrays of masks and lengths."""
+
+    plan: Linear
+    feature_map: str
+    key_mask: Any  # (..., S)
+    firsts: Any  # (...): visible keys lie in firsts <= j < stops
+    stops: Any
+    query_mask: Any  # (..., L)
+    valid_stops: Any  # stops of the keys in a state, visible or not
+    stateful: bool  # there is an initial state
+    packed: Packed = None
+    floor: bool = False  # the sum of a row counts as at least 0 in the denominator
+    levels: Any = None  # (..., S) of features that fade, which never fall; for causal calls
+    exact: bool = False  # products in full float32 precision
+
+    @property
+    def a(self) -> Layout:
+        return self.plan.layout
+
+    def of_valid_keys(self) -> "Setting":
+        """The same for gradients of keys that no query sees, which are in a state."""
+        return self._replace(plan=self.plan._replace(stop=self.plan.valid), stops=self.valid_stops)
+
+    def of_keys_alone(self, leading: tuple[int, ...]) -> "Setting":
+        """The sums over valid keys for a state with these leading axes."""
+        a, alone = self.a, self.of_valid_keys()
+        a = layout((*leading, 0, a.d), (*leading, a.keys, a.d), (*leading, a.keys, a.e), sequences=a.sequences)
+        plan = alone.plan._replace(layout=a, causal=False, shift=0, members=1)
+        return alone._replace(plan=plan, query_mask=None, stateful=False, exact=True)
+
+    @property
+    def limits(self) -> tuple[int, ...]:
+        return self.a.queries, self.a.keys, self.plan.stop, self.plan.shift
+
+    @property
+    def heads(self) -> tuple[int, int, int]:
+        return self.a.heads, self.a.groups, self.plan.members
+
+
+def setting(
+    xp: Namespace,
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    feature_map: str = "elu_plus_one",
+    mask: Any = None,
+    key_lengths: Any = None,
+    query_mask: Any = None,
+    initial_S: Any = None,
+    floor: bool = False,
+    levels: Any = None,
+    packed: Packed = None,
+    **others: Any,
+) -> Setting:
+    """The options of linear_attention, `floor` and `levels`; in packed sequences causality counts within each."""
+    seeing = {"mask": mask, "key_lengths": key_lengths, "query_mask": query_mask}
+    plan = linear_plan(q, k, v, {**others, **seeing, "feature_map": feature_map}, packed[3] if packed else None)
+    a, valid = plan.layout, key_lengths if is_array(key_lengths) else None
+    key_mask, stops = mask[..., 0, :] if mask is not None and mask.ndim > 1 else mask, valid
+    firsts = None if key_mask is None else first_true(xp, key_mask, a.keys)
+    if query_mask is not None:
+        end = a.queries - first_true(xp, xp.flip(query_mask, axis=-1), a.queries)  # after the last unmasked query
+        end = end + plan.shift if plan.causal else xp.where(end > 0, a.keys, 0)
+        stops = end if valid is None else xp.minimum(valid, end)
+    stateful = initial_S is not None
+    return Setting(plan, feature_map, key_mask, firsts, stops, query_mask, valid, stateful, packed, floor, levels)
+
+
+def first_true(xp: Namespace, x: Array, n: int) -> Array:
+    """The index of the first True along the last axis, which is broadcast to n; n if there is none."""
+    x = xp.astype(xp.broadcast_to(x, (*x.shape[:-1], n)), xp.int32)
+    if not n:
+        return xp.sum(x, axis=-1)
+    return xp.where(xp.max(x, axis=-1) > 0, xp.argmax(x, axis=-1), n)
+
+
+# ---------------------------------------------------------------------------------------------- launches
+
+
+class Span(NamedTuple):
+    """Segments of `size` positions from `start` to `end`; packed sequences have separate segments."""
+
+    segments: int
+    size: int
+    start: int
+    end: int
+    packed: Packed
+
+    @property
+    def numbers(self) -> tuple[Any, ...]:
+        """The tuple `span` of `attnkit.kernels.triton.linear`."""
+        return *self[:4], *(self.packed or (None,) * 5)
+
+
+def span(s: Setting, tokens: int) -> Span:
+    """Positions (`tokens` of them without causality), divided so that all heads together keep a GPU busy."""
+    from attnkit.kernels.triton.sizes import UNIT
+
+    start, end = s.plan.positions
+    end = end if s.plan.causal else tokens
+    if s.packed is not None:
+        end = s.a.queries + s.a.keys  # at most: the edges of sequences are not read
+    units = max(1, blocks_of(end - start, UNIT))
+    heads = max(1, s.a.items * s.plan.num_states)
+    wanted = 1 if s.plan.causal and heads >= ENOUGH else blocks_of(PROGRAMS, heads)
+    segments = max(1, min(wanted, units // FEWEST))
+    size = blocks_of(units, segments)
+    return Span(blocks_of(units, size) + s.a.sequences, size * UNIT, start, end, s.packed)
+
+
+def constants(name: str, s: Setting, dtype: str, by_values: bool, capability: int) -> dict[str, Any]:
+    """The compile-time arguments of a kernel of that name; `by_values`: its columns are those of v."""
+    from attnkit.kernels.triton import linear, sizes
+    from attnkit.kernels.triton.features import FEATURE_MAPS, HALF_FEATURE_MAPS, PRODUCTS
+
+    D, E = sizes.padded(s.a.d), sizes.padded(s.a.e)
+    dtype = "float32" if s.exact else dtype
+    phi, slope = (FEATURE_MAPS if dtype == "float32" else HALF_FEATURE_MAPS)[s.feature_map]
+    values = {"PHI": phi, "SLOPE": slope, "CAUSAL": s.plan.causal, "NORMALIZE": s.plan.normalize, "FLOOR": s.floor}
+    values |= {"d": s.a.d, "e": s.a.e, "D": D, "E": E}
+    values |= dict(zip(("OPERAND", "PRECISION"), PRODUCTS[dtype], strict=True))
+    tile = sizes.linear("sums" if name in SUMS else "sweep", dtype, capability, *((D, E) if by_values else (E, D)))
+    values |= {"CHUNK": tile.CHUNK, "BLOCK": tile.BLOCK}
+    values = {key: value for key, value in values.items() if key in getattr(linear, name).arg_names}
+    return values | {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+
+
+class Parts(NamedTuple):
+    """How the programs of a launch are divided: its segments, and blocks of columns per head."""
+
+    span: Span
+    blocks: int
+    programs: int
+
+
+def parts(s: Setting, tokens: int, block: int, by_values: bool, by_states: bool) -> Parts:
+    """One program per block of columns, segment, head and item.
+
+    `by_values`: the columns are those of v, else those of k. `by_states`: heads are those that have a state.
+    """
+    steps, blocks = span(s, tokens), blocks_of(s.a.e if by_values else s.a.d, block)
+    heads = s.plan.num_states if by_states else s.a.heads
+    return Parts(steps, blocks, blocks * steps.segments * heads * s.a.items)
+
+
+class Passes(NamedTuple):
+    """Whether the states of segments are summed, and whether their running sums follow; neither for one ordered
+    segment that starts from 0."""
+
+    sums: bool
+    running: bool
+
+
+def passes(s: Setting, steps: Span, initial: bool, final: bool) -> Passes:
+    """`initial`: the sums start from a state; `final`: the whole sum is wanted."""
+    alone = s.plan.causal and steps.segments == 1 and not final  # the sums of the only segment are not needed
+    return Passes(not alone, steps.segments > 1 or initial or final)
+
+
+def running(s: Setting, steps: Span, reverse: bool) -> tuple[dict[str, Any], int, int]:
+    """Compile-time arguments of the kernel of that name, its blocks of a state, and its programs."""
+    size = s.a.d * s.a.e + s.a.d
+    blocks = blocks_of(size, ELEMENTS)
+    flags = {"CAUSAL": s.plan.causal, "REVERSE": reverse, "BLOCK": ELEMENTS, "d": s.a.d, "e": s.a.e}
+    return flags, blocks, blocks * s.a.items * s.plan.num_states * max(1, s.a.sequences)
+
+
+# ---------------------------------------------------------------------------------------------- what is supported
+
+
+def unsupported_options(q: Array, k: Array, v: Array, *rest: Any, **options: Any) -> str | None:
+    """Why the kernels do not support a call on any device."""
+    mask = options.get("mask")
+    if callable(options.get("feature_map")):
+        return "a feature map of your own is served by the generic implementation"
+    if mask is not None and mask.ndim > 1 and mask.shape[-2] != 1:
+        return "a mask of pairs is served by the generic implementation"
+    if not v.shape[-1]:
+        return "values without features are served by the generic implementation"
+    return None
+
+
+def units(q: Array, k: Array) -> int:
+    """Tokens of all heads."""
+    return max(math.prod(q.shape[:-1]), math.prod(k.shape[:-1]))
+
+
+def kind(op: str, options: dict[str, Any]) -> str:
+    """Of the calls that are predicted: causal ones of linear attention apart."""
+    return f"{op}, causal" if op == "linear" and options.get("causal") else op
