@@ -4,12 +4,13 @@ from attnkit._core.dispatch import Kernel, kernels_by_op
 from attnkit._core.family import special_cases
 from attnkit._core.learned import served
 from attnkit.backends.jax import blocked, native, pallas, transforms
-from attnkit.backends.jax.triton import pointwise
+from attnkit.backends.jax.triton import linear, pointwise
 from attnkit.backends.jax.triton import rows as triton_rows
 
 KERNELS: dict[str, tuple[Kernel, ...]] = kernels_by_op(
     pointwise.KERNELS,
     triton_rows.KERNELS,
+    linear.KERNELS,
     native.KERNELS,
     blocked.KERNELS,
     pallas.KERNELS,  # behind Triton's, which serve every option and whose clocks are counted

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from attnkit._core.family import base_op, special_cases
-from attnkit.backends.jax.triton import launch, pointwise, rows
+from attnkit.backends.jax.triton import launch, linear, pointwise, rows
 from attnkit_conformance.adapters import triton_bfloat16
 from attnkit_conformance.adapters.base import VJP, Arrays
 from attnkit_conformance.adapters.cases import base_arguments, learned
@@ -24,7 +24,8 @@ from attnkit_conformance.opdb import BY_NAME
 
 
 def interpreted(launched: launch.Launch, compute_capability: int | None = None) -> tuple[jax.Array, ...]:
-    """A launch in the interpreter, which takes torch tensors; outputs are filled with NaN first."""
+    """A launch in the interpreter, which takes torch tensors; outputs are filled with NaN first, but for those that have
+    the memory of an array."""
     import torch
 
     def shared(x: np.ndarray) -> torch.Tensor:
@@ -34,17 +35,23 @@ def interpreted(launched: launch.Launch, compute_capability: int | None = None) 
         return torch.from_numpy(x)
 
     def run(*arrays: Any) -> tuple[np.ndarray, ...]:
-        outputs = tuple(np.full(x.shape, np.nan, x.dtype) for x in launched.outputs)
-        tensors = [shared(x) for x in (*map(np.array, arrays), *outputs)]
+        copies, outputs = [*map(np.array, arrays)], [np.full(x.shape, np.nan, x.dtype) for x in launched.outputs]
+        for array, output in launched.aliases:
+            outputs[output] = copies[array]
+        tensors = [shared(x) for x in (*copies, *outputs)]
         launched.kernel[(launched.programs,)](*tensors, **launched.constants)
-        return outputs
+        return tuple(outputs)
 
     results: tuple[jax.Array, ...] = jax.pure_callback(run, launched.outputs, *launched.arrays)
     return results
 
 
-TABLE = pointwise.KERNELS | rows.KERNELS
+TABLE = pointwise.KERNELS | rows.KERNELS | linear.KERNELS
 KERNELS = {op: row.call for op, row in TABLE.items() if not op.endswith(VJP)}
+REFUSED = {
+    **dict.fromkeys(rows.KERNELS, rows.unsupported_options),
+    **dict.fromkeys(linear.KERNELS, linear.unsupported_options),
+}
 SERVED = (*KERNELS, *(op for op, base in special_cases().items() if base in KERNELS))
 
 
@@ -78,5 +85,5 @@ class Interpreted(Jax):
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
         """What the kernels do not serve on any device."""
-        refusal = rows.unsupported_options if base_op(op) in rows.KERNELS else launch.unsupported_options
+        refusal = REFUSED.get(base_op(op), launch.unsupported_options)
         return learned(op, {**arrays, **params}) or refusal(**base_arguments(op, {**arrays, **params}))

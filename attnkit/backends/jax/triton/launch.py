@@ -5,6 +5,7 @@ if they differ between queries. vmap adds a leading axis, or loops if there is d
 belong to a single call. Launches use jax-triton, whose import clears a setting of Triton that is then restored.
 """
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -24,6 +25,7 @@ from attnkit.backends.jax.blocked import SEED, Arrays, Static, arguments_of
 from attnkit.backends.jax.rows import lengths
 from attnkit.kernels.plan import Layout, Plan, blocks_of, cached_plan, is_array, signature
 from attnkit.kernels.strides import as_items, row_major
+from attnkit.ops.linear.states import INITIAL
 
 OF_GRADIENTS = dict.fromkeys(("STORED", "ITEMS", "OWN"))  # constants that only some gradients have
 WIDEST = 256  # head size
@@ -35,7 +37,9 @@ INPUTS = {
 """The first inputs of all kernels and the names of their shapes in `Layout.shape_of`."""
 Output = jax.ShapeDtypeStruct
 Outputs = tuple[Array, ...]
-DIFFERENTIABLE = ("q", "k", "v", "bias")
+DIFFERENTIABLE = ("q", "k", "v", "bias", *INITIAL)
+TRAILING = blocks.TRAILING | dict(zip(INITIAL, (2, 1), strict=True))
+"""The number of trailing axes of each argument."""
 CACHE = "TRITON_CACHE_DIR"
 
 
@@ -43,13 +47,17 @@ CACHE = "TRITON_CACHE_DIR"
 
 
 class Launch(NamedTuple):
-    """A kernel, the number of programs, its arrays, the shapes and dtypes of its outputs, and named constants."""
+    """A kernel, the number of programs, its arrays, the shapes and dtypes of its outputs, and named constants.
+
+    In `aliases` are (array, output) whose memory is the same.
+    """
 
     kernel: Any
     programs: int
     arrays: tuple[Array, ...]
     outputs: tuple[jax.ShapeDtypeStruct, ...]
     constants: dict[str, Any]
+    aliases: tuple[tuple[int, int], ...] = ()
 
 
 def jax_triton() -> Any:
@@ -82,6 +90,7 @@ def call(launched: Launch, compute_capability: int | None = None) -> tuple[Array
         out_shape=launched.outputs,
         grid=(launched.programs,),
         compute_capability=compute_capability,
+        input_output_aliases=dict(launched.aliases),
         **launched.constants,
     )
     return tuple(outputs)
@@ -162,15 +171,25 @@ def views(c: Call, arrays: Mapping[str, Array | None], names: Mapping[str, str])
     return Views(tuple(c.arrays["q"] if x is None else x for x, _ in pairs), tuple(strides for _, strides in pairs))
 
 
-def view(a: Layout, what: str, x: Array | None) -> tuple[Array | None, tuple[int, ...] | None]:
+View = tuple[Array | None, tuple[int, ...] | None]
+
+
+def view(a: Layout, what: str, x: Array | None) -> View:
     """x and its strides as (items, heads, ...); a seed has one."""
     if x is None or not what:
         return x, None if x is None else (1,)
     shape, outer = a.shape_of(what), len(a.leading)
-    strides = as_items(x.shape, row_major(x.shape), shape[:outer], *shape[outer:])
+    return view_of(x, shape[:outer], *shape[outer:])
+
+
+def view_of(x: Array | None, leading: tuple[int, ...], *rest: int) -> View:
+    """x and its strides as (items, heads, *rest), x being broadcast to (*leading, *rest)."""
+    if x is None:
+        return None, None
+    strides = as_items(x.shape, row_major(x.shape), leading, *rest)
     if strides is None:
-        x = jnp.broadcast_to(x, shape)
-        strides = as_items(shape, row_major(shape), shape[:outer], *shape[outer:])
+        x = jnp.broadcast_to(x, (*leading, *rest))
+        strides = as_items(x.shape, row_major(x.shape), leading, *rest)
     return x, strides
 
 
@@ -227,12 +246,12 @@ def reduced(c: Call, grads: Arrays) -> Arrays:
 
 
 def with_axis(arrays: Arrays, batched: dict[str, bool], size: int, own: tuple[str, ...]) -> Arrays:
-    """The arrays with the axis of vmap as first leading axis; those in `own` always have it."""
+    """The arrays with the axis of vmap as first leading axis; those in `own` always have it, and some of q, k and v."""
+    own = own if any(batched[name] for name in "qkv") else (*own, "q")
     leading = max(arrays[name].ndim - batched[name] - 2 for name in "qkv")
     result = {}
     for name, x in arrays.items():
-        rank = x.ndim - batched[name]
-        missing = leading - max(0, rank - blocks.TRAILING.get(name, 0))
+        missing = leading + TRAILING.get(name, 0) - (x.ndim - batched[name])
         if batched[name]:
             result[name] = x.reshape(size, *(1,) * missing, *x.shape[1:])
         else:
@@ -240,10 +259,22 @@ def with_axis(arrays: Arrays, batched: dict[str, bool], size: int, own: tuple[st
     return result
 
 
+def element(x: Array, batched: bool) -> Output:
+    """The shape and dtype of one element of an argument of vmap."""
+    return Output(x.shape[batched:], x.dtype)
+
+
+def of_every_element(size: int, x: Array, one: Output) -> Array:
+    """A result of all elements together as (size, *shape of one); what no mapped array reaches is the same for all."""
+    if x.size == math.prod(one.shape):
+        return jnp.broadcast_to(x.reshape(one.shape), (size, *one.shape))
+    return x.reshape(size, *one.shape)
+
+
 def mapped(function: Any, static: Static, own: tuple[str, ...]) -> Any:
     """`function(static, arrays, ...)` with a rule for vmap: one more leading axis, or a loop if there is dropout.
 
-    With `own` the results are gradients, in the shapes of the arrays.
+    Arrays in `own` get that axis even if they are the same for all elements: results are their gradients.
     """
 
     @custom_vmap
@@ -260,9 +291,9 @@ def mapped(function: Any, static: Static, own: tuple[str, ...]) -> Any:
         else:
             wide = jax.tree.map(repeated, [*rest], batched[1:])
             result = run(with_axis(arrays, batched[0], size, own), *wide)
-        if own:
-            tails = {name: x.shape[batched[0][name] :] for name, x in arrays.items()}
-            result = {name: grad.reshape(size, *tails[name]) for name, grad in result.items()}
+            one = jax.tree.map(element, [arrays, *rest], batched)
+            shapes = jax.eval_shape(partial(function, static), *one)
+            result = jax.tree.map(partial(of_every_element, size), result, shapes)
         return result, jax.tree.map(lambda x: True, result)
 
     run.def_vmap(rule)

@@ -1,0 +1,158 @@
+"""The kernels of `linear` for callers that pass arrays separately, as in `flat`.
+
+    KERNEL    the name of the kernel; its result is o, a gradient, the states of segments, or with do 1/den and do·num
+    STRIDES   of each array in the order of the arguments, None for an absent one
+    SEGMENTS  of the states, PARTS of do·num
+    STATEFUL  whether there is an initial state
+    LIMITS, HEADS, SPAN (its first four numbers), BLOCKS and NUMBERS (scale, eps) are those of `linear`
+"""
+
+import triton
+import triton.language as tl
+
+from attnkit.kernels.triton import linear
+from attnkit.kernels.triton.flat import column, matrix
+
+
+@triton.jit
+def masks_of(key_mask, firsts, stops, query_mask, STRIDES: tl.constexpr, STATEFUL: tl.constexpr):
+    """The tuple `masks`."""
+    return (
+        None if STRIDES[7] is None else column(key_mask, STRIDES[7]),
+        None if STRIDES[8] is None else (firsts, STRIDES[8][0], STRIDES[8][1]),
+        None if STRIDES[9] is None else (stops, STRIDES[9][0], STRIDES[9][1]),
+        None if STRIDES[10] is None else column(query_mask, STRIDES[10]),
+        1 if STATEFUL else None,
+        None,
+    )
+
+
+@triton.jit
+def rows_of(inverses, dots, OF_INVERSES: tl.constexpr, OF_DOTS: tl.constexpr, HEADS: tl.constexpr, PARTS: tl.constexpr):
+    """The tuple `rows`."""
+    return (
+        None if OF_INVERSES is None else column(inverses, OF_INVERSES),
+        None if OF_DOTS is None else column(dots, OF_DOTS),
+        HEADS[0],
+        PARTS,
+    )
+
+
+@triton.jit
+def run(
+    q, k, v, do, inverses, dots, states, key_mask, firsts, stops, query_mask, result, more,
+    KERNEL: tl.constexpr, STRIDES: tl.constexpr, SEGMENTS: tl.constexpr, PARTS: tl.constexpr, STATEFUL: tl.constexpr,
+    LIMITS: tl.constexpr, NUMBERS: tl.constexpr, HEADS: tl.constexpr, SPAN: tl.constexpr, BLOCKS: tl.constexpr,
+    PHI: tl.constexpr, SLOPE: tl.constexpr, CAUSAL: tl.constexpr, NORMALIZE: tl.constexpr, FLOOR: tl.constexpr,
+    d: tl.constexpr, e: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+    OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The kernel of that name, which writes `result` and, if it has two outputs, `more`."""
+    q = None if STRIDES[0] is None else matrix(q, STRIDES[0])
+    k, v = matrix(k, STRIDES[1]), matrix(v, STRIDES[2])
+    do = None if STRIDES[3] is None else matrix(do, STRIDES[3])
+    rows = rows_of(inverses, dots, STRIDES[4], STRIDES[5], HEADS, PARTS)
+    before = None if STRIDES[6] is None else (states, SEGMENTS)
+    masks = masks_of(key_mask, firsts, stops, query_mask, STRIDES, STATEFUL)
+    limits = (LIMITS[0], LIMITS[1], LIMITS[2], LIMITS[3])
+    heads = (HEADS[0], HEADS[1], HEADS[2])
+    span = (SPAN[0], SPAN[1], SPAN[2], SPAN[3], None, None, None, None, None)
+    scale = NUMBERS[0]
+    if KERNEL == "key_sums":
+        linear.key_sums(
+            k, v, (result, SEGMENTS), masks, limits, heads, span, BLOCKS,
+            PHI, CAUSAL, d, e, D, BLOCK, CHUNK, OPERAND, PRECISION,
+        )  # fmt: skip
+    if KERNEL == "query_sums":
+        linear.query_sums(
+            q, do, rows, (result, SEGMENTS), masks, limits, scale, heads, span, BLOCKS,
+            PHI, CAUSAL, d, e, D, BLOCK, CHUNK, OPERAND, PRECISION,
+        )  # fmt: skip
+    if KERNEL == "outputs":
+        o = None
+        if do is None:
+            o = matrix(result, STRIDES[11])
+        else:
+            rows = rows_of(result, more, STRIDES[11], STRIDES[12], HEADS, PARTS)
+        linear.outputs(
+            q, k, v, o, do, rows, before, masks, limits, scale, NUMBERS[1], heads, span, BLOCKS,
+            PHI, CAUSAL, NORMALIZE, FLOOR, d, e, D, BLOCK, CHUNK, OPERAND, PRECISION,
+        )  # fmt: skip
+    if KERNEL == "gradient_queries":
+        linear.gradient_queries(
+            q, k, v, do, matrix(result, STRIDES[11]), rows, before, masks, limits, scale, heads, span, BLOCKS,
+            PHI, SLOPE, CAUSAL, d, e, E, BLOCK, CHUNK, OPERAND, PRECISION,
+        )  # fmt: skip
+    if KERNEL == "gradient_keys":
+        linear.gradient_keys(
+            q, k, v, do, matrix(result, STRIDES[11]), rows, before, masks, limits, scale, heads, span, BLOCKS,
+            PHI, SLOPE, CAUSAL, d, e, E, BLOCK, CHUNK, OPERAND, PRECISION,
+        )  # fmt: skip
+    if KERNEL == "gradient_values":
+        linear.gradient_values(
+            q, k, do, matrix(result, STRIDES[11]), rows, before, masks, limits, scale, heads, span, BLOCKS,
+            PHI, CAUSAL, d, e, D, BLOCK, CHUNK, OPERAND, PRECISION,
+        )  # fmt: skip
+
+
+@triton.jit
+def one(
+    q, k, v, do, inverses, dots, states, key_mask, firsts, stops, query_mask, result,
+    KERNEL: tl.constexpr, STRIDES: tl.constexpr, SEGMENTS: tl.constexpr, PARTS: tl.constexpr, STATEFUL: tl.constexpr,
+    LIMITS: tl.constexpr, NUMBERS: tl.constexpr, HEADS: tl.constexpr, SPAN: tl.constexpr, BLOCKS: tl.constexpr,
+    PHI: tl.constexpr, SLOPE: tl.constexpr, CAUSAL: tl.constexpr, NORMALIZE: tl.constexpr, FLOOR: tl.constexpr,
+    d: tl.constexpr, e: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+    OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A kernel with one output."""
+    run(
+        q, k, v, do, inverses, dots, states, key_mask, firsts, stops, query_mask, result, None, KERNEL, STRIDES,
+        SEGMENTS, PARTS, STATEFUL, LIMITS, NUMBERS, HEADS, SPAN, BLOCKS, PHI, SLOPE, CAUSAL, NORMALIZE, FLOOR, d, e, D,
+        E, BLOCK, CHUNK, OPERAND, PRECISION,
+    )  # fmt: skip
+
+
+@triton.jit
+def two(
+    q, k, v, do, inverses, dots, states, key_mask, firsts, stops, query_mask, result, more,
+    KERNEL: tl.constexpr, STRIDES: tl.constexpr, SEGMENTS: tl.constexpr, PARTS: tl.constexpr, STATEFUL: tl.constexpr,
+    LIMITS: tl.constexpr, NUMBERS: tl.constexpr, HEADS: tl.constexpr, SPAN: tl.constexpr, BLOCKS: tl.constexpr,
+    PHI: tl.constexpr, SLOPE: tl.constexpr, CAUSAL: tl.constexpr, NORMALIZE: tl.constexpr, FLOOR: tl.constexpr,
+    d: tl.constexpr, e: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+    OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """1/den and do·num."""
+    run(
+        q, k, v, do, inverses, dots, states, key_mask, firsts, stops, query_mask, result, more, KERNEL, STRIDES,
+        SEGMENTS, PARTS, STATEFUL, LIMITS, NUMBERS, HEADS, SPAN, BLOCKS, PHI, SLOPE, CAUSAL, NORMALIZE, FLOOR, d, e, D,
+        E, BLOCK, CHUNK, OPERAND, PRECISION,
+    )  # fmt: skip
+
+
+@triton.jit
+def totals(
+    states, initial_S, initial_z, sums, S, z,
+    STRIDES: tl.constexpr, SEGMENTS: tl.constexpr, HEADS: tl.constexpr, SPAN: tl.constexpr, BLOCKS: tl.constexpr,
+    CAUSAL: tl.constexpr, REVERSE: tl.constexpr, d: tl.constexpr, e: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The kernel `running`, where `sums` have the memory of `states`; S and z are the whole sums."""
+    initial = None if STRIDES is None else (matrix(initial_S, STRIDES[0]), column(initial_z, STRIDES[1]))
+    final = None if S is None else (S, z)
+    heads = (HEADS[0], HEADS[1], HEADS[2])
+    span = (SPAN[0], SPAN[1], SPAN[2], SPAN[3], None, None, None, None, None)
+    linear.running(
+        (sums, SEGMENTS), initial, final, None, None, heads, span, BLOCKS, CAUSAL, REVERSE, d, e, BLOCK
+    )  # fmt: skip
+
+
+@triton.jit
+def running(
+    states, initial_S, initial_z, sums,
+    STRIDES: tl.constexpr, SEGMENTS: tl.constexpr, HEADS: tl.constexpr, SPAN: tl.constexpr, BLOCKS: tl.constexpr,
+    CAUSAL: tl.constexpr, REVERSE: tl.constexpr, d: tl.constexpr, e: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The same without the whole sums."""
+    totals(
+        states, initial_S, initial_z, sums, None, None,
+        STRIDES, SEGMENTS, HEADS, SPAN, BLOCKS, CAUSAL, REVERSE, d, e, BLOCK,
+    )  # fmt: skip
