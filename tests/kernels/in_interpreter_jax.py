@@ -67,6 +67,15 @@ def test_gradients_under_vmap_are_those_of_every_call() -> None:
             assert_close(got[n], truth)
 
 
+@pytest.mark.parametrize("op", ["pointwise_attention", "softmax_attention"])
+def test_vmap_over_a_mask_of_keys_alone(op: str) -> None:
+    q, k, mask = draw(0, 2, 6, 4), draw(1, 2, 7, 4), draw(2, 3, 7) > 0
+    kernels = partial((rows if op == "softmax_attention" else pointwise).attend, op)
+    found = jax.vmap(lambda mask: kernels(q, k, k, mask=mask))(mask)
+    for n in range(3):
+        assert_close(found[n], getattr(attnkit, op)(q, k, k, mask=mask[n], impl="generic"))
+
+
 def test_vmap_with_dropout_is_a_loop() -> None:
     q, k, v = draw(0, 2, 6, 4), draw(1, 7, 4), draw(2, 7, 5)
     mapped = jax.vmap(lambda q: attend(q, k, v, dropout=(0.5, 3)))(q)

@@ -15,7 +15,13 @@ from attnkit.backends.jax import gpu
 from attnkit.backends.jax.triton import launch
 from attnkit.kernels import verdicts
 
-OPS = (attnkit.pointwise_attention, attnkit.gaussian_attention, attnkit.softmax_attention, attnkit.entmax_attention)
+OPS = (
+    attnkit.pointwise_attention,
+    attnkit.gaussian_attention,
+    attnkit.softmax_attention,
+    attnkit.entmax_attention,
+    attnkit.linear_attention,
+)
 
 
 @pytest.fixture(autouse=True)

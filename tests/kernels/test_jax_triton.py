@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,28 +28,37 @@ import sys
 import jax
 import jax.numpy as jnp
 
-from attnkit.backends.jax.triton import launch, pointwise, rows
+from attnkit.backends.jax.triton import launch, linear, pointwise, rows
 
 folder = os.environ["TRITON_CACHE_DIR"] = sys.argv[1]
 call = launch.call
 COMMON = {"causal": True, "dropout": (0.1, 3), "enable_gqa": True}
+q, k = jnp.zeros((2, 8, 100, 64), jnp.bfloat16), jnp.zeros((2, 4, 200, 64), jnp.bfloat16)
+bias = jnp.zeros((8, 100, 200), jnp.bfloat16)
+STATE = {"initial_state": (jnp.zeros((4, 64, 64)), jnp.zeros((4, 64))), "return_state": True}
+MASKS = {
+    "mask": jnp.ones((2, 1, 1, 200), bool),
+    "key_lengths": jnp.ones((2, 1), jnp.int32),
+    "query_mask": jnp.ones((2, 1, 100), bool),
+}
 OPS = {
-    "pointwise_attention": (pointwise, {"alpha": 0.5, "activation": "gelu"}, (1, 4, 3)),
-    "gaussian_attention": (pointwise, {}, (1, 4, 3)),
-    "softmax_attention": (rows, {}, (1, 4, 4)),
-    "entmax_attention": (rows, {}, (1, 4, 4)),
+    "pointwise": (pointwise.attend, "pointwise_attention", {"alpha": 0.5, "activation": "gelu"}, (1, 4, 3)),
+    "gaussian": (pointwise.attend, "gaussian_attention", {}, (1, 4, 3)),
+    "softmax": (rows.attend, "softmax_attention", {}, (1, 4, 4)),
+    "entmax": (rows.attend, "entmax_attention", {}, (1, 4, 4)),
+    "linear": (linear.attend, None, MASKS | {"causal": True}, (1, 5, 4)),
+    "states": (linear.attend, None, STATE, (5, 13, 8)),
 }
 
 
-def loss(op, q, k, bias):
-    module, own, _ = OPS[op]
-    return jnp.sum(module.attend(op, q, k, k, bias=bias, **COMMON, **own).astype(jnp.float32))
+def loss(attend, op, own, q, k, bias):
+    own = {"enable_gqa": True, **own} if op is None else {"bias": bias, **COMMON, **own}
+    results = attend(*(() if op is None else (op,)), q, k, k, **own)
+    return sum(jnp.sum(x.astype(jnp.float32)) for x in jax.tree.leaves(results))
 
 
-q, k = jnp.zeros((2, 8, 100, 64), jnp.bfloat16), jnp.zeros((2, 4, 200, 64), jnp.bfloat16)
-bias = jnp.zeros((8, 100, 200), jnp.bfloat16)
-for op, (_, _, launches) in OPS.items():
-    of = functools.partial(loss, op)
+for op, (*call_of, launches) in OPS.items():
+    of = functools.partial(loss, *call_of)
     calls = ((90, of), (90, jax.value_and_grad(of, (0, 1, 2))), (80, jax.grad(of, (0, 1, 2))))
     for (capability, function), expected in zip(calls, launches):
         launch.call = functools.partial(call, compute_capability=capability)
@@ -69,7 +79,16 @@ print("lowered")
 
 
 @pytest.mark.parametrize(
-    "op", first_now(["pointwise_attention", "softmax_attention", "entmax_attention", "gaussian_attention"])
+    "op",
+    first_now(
+        [
+            "pointwise_attention",
+            "softmax_attention",
+            "entmax_attention",
+            "gaussian_attention",
+            "linear_attention",
+        ]
+    ),
 )
 def test_conforms(op: str) -> None:
     adapter = WorkerAdapter("jax_triton_interpreted", TARGET, {"TRITON_INTERPRET": "1"})
@@ -90,13 +109,14 @@ def test_forward_and_gradients_are_lowered_and_triton_compiles_on(tmp_path: Path
     assert done.stdout.endswith("lowered\n"), done.stderr
 
 
-def test_dispatch_says_why_there_is_none() -> None:
+@pytest.mark.parametrize("op", ["pointwise_attention", "linear_attention"])
+def test_dispatch_says_why_there_is_none(op: str) -> None:
     import jax.numpy as jnp
 
     import attnkit
 
     x = jnp.zeros((2, 3, 4))
-    told = attnkit.explain(attnkit.pointwise_attention, x, x, x)["triton"]
+    told = attnkit.explain(getattr(attnkit, op), x, x, x)["triton"]
     assert told == "Triton kernels run on GPUs; the default device of JAX is a cpu"
 
 
@@ -131,3 +151,42 @@ def test_the_centre_of_distances_is_that_of_the_generic_body(masked: bool) -> No
     pairs = visibility_of(options).between(jnp, rows, columns, 7, 2)
     expected = gaussian._centre(jnp, quadratic.prepare(jnp, q, k, k, mask=pairs, enable_gqa=True))
     assert_close(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({}, None),
+        ({"causal": True, "return_state": True}, None),
+        ({"mask": (1, 5)}, None),
+        ({"mask": (5, 5)}, "a mask of pairs"),
+        ({"feature_map": abs}, "a feature map of your own"),
+        ({"v": (5, 0)}, "values without features"),
+        ({"q": (5, 257), "k": (5, 257)}, "head sizes beyond 256"),
+    ],
+)
+def test_what_linear_attention_is_refused_for(options: dict[str, Any], reason: str | None) -> None:
+    import jax.numpy as jnp
+
+    from attnkit.backends.jax.triton import linear
+
+    options = {name: jnp.ones(x, bool if name == "mask" else None) if isinstance(x, tuple) else x
+               for name, x in options.items()}  # fmt: skip
+    arrays = [options.pop(name, jnp.ones((5, 4))) for name in "qkv"]
+    told = linear.unsupported_options(*arrays, **options)
+    assert told is None if reason is None else reason in str(told)
+
+
+@pytest.mark.parametrize("mapped", [("q", "mask"), ("mask",), ("bias",)])
+def test_an_axis_of_vmap_comes_first_and_is_that_of_some_tokens(mapped: tuple[str, ...]) -> None:
+    import jax.numpy as jnp
+
+    from attnkit.backends.jax.triton import launch
+
+    arrays = {"q": (2, 4, 5, 3), "k": (2, 1, 7, 3), "v": (7, 3), "mask": (7,), "bias": (4, 5, 7)}
+    zeros = {name: jnp.zeros((6, *shape) if name in mapped else shape) for name, shape in arrays.items()}
+    shapes = {
+        name: x.shape for name, x in launch.with_axis(zeros, {name: name in mapped for name in zeros}, 6, ()).items()
+    }
+    lifted = {"q": (6, 2, 4, 5, 3), "mask": (6, 1, 1, 1, 7), "bias": (6, 1, 4, 5, 7)}
+    assert shapes == {name: lifted[name] if name in (*mapped, "q") else shape for name, shape in arrays.items()}

@@ -1,10 +1,10 @@
 """The kernels of `linear` for callers that pass arrays separately, as in `flat`.
 
-    KERNEL    the name of the kernel; its result is o, a gradient, the states of segments, or with do 1/den and do·num
-    STRIDES   of each array in the order of the arguments, None for an absent one
-    SEGMENTS  of the states, PARTS of do·num
-    STATEFUL  whether there is an initial state
-    LIMITS, HEADS, SPAN (its first four numbers), BLOCKS and NUMBERS (scale, eps) are those of `linear`
+KERNEL    the name of the kernel; its result is o, a gradient, the states of segments, or with do 1/den and do·num
+STRIDES   of each array in the order of the arguments, None for an absent one
+SEGMENTS  of the states, PARTS of do·num
+STATEFUL  whether there is an initial state
+LIMITS, HEADS, SPAN (its first four numbers), BLOCKS and NUMBERS (scale, eps) are those of `linear`
 """
 
 import triton

@@ -24,8 +24,7 @@ from attnkit_conformance.opdb import BY_NAME
 
 
 def interpreted(launched: launch.Launch, compute_capability: int | None = None) -> tuple[jax.Array, ...]:
-    """A launch in the interpreter, which takes torch tensors; outputs are filled with NaN first, but for those that have
-    the memory of an array."""
+    """A launch in the interpreter, which takes torch tensors; outputs without the memory of an array start as NaN."""
     import torch
 
     def shared(x: np.ndarray) -> torch.Tensor:

@@ -289,10 +289,9 @@ def mapped(function: Any, static: Static, own: tuple[str, ...]) -> Any:
             wide = jax.tree.map(repeated, [arrays, *rest], batched)
             result = jax.lax.map(lambda arguments: run(*arguments), wide)
         else:
+            shapes = jax.eval_shape(partial(function, static), *jax.tree.map(element, [arrays, *rest], batched))
             wide = jax.tree.map(repeated, [*rest], batched[1:])
             result = run(with_axis(arrays, batched[0], size, own), *wide)
-            one = jax.tree.map(element, [arrays, *rest], batched)
-            shapes = jax.eval_shape(partial(function, static), *one)
             result = jax.tree.map(partial(of_every_element, size), result, shapes)
         return result, jax.tree.map(lambda x: True, result)
 

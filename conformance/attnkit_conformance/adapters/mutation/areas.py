@@ -35,6 +35,7 @@ OF_CPU = {  # what the files of one family can change
 }
 OF_TRITON = {
     **dict.fromkeys(("linear", "linear_tokens", "features"), LINEAR),
+    **{"flat_linear": attnkit.linear_attention.__name__},
     **dict.fromkeys(("rows", "rows_gradients", "flat_rows", "normalisers"), f"softmax or {SPARSE}"),
     **dict.fromkeys(("statistics", "rows_statistics"), "statistics"),
     **{"newton": "newton or soft", "distances": "gaussian or soft"},
@@ -121,7 +122,7 @@ AREAS = {
             tests=(CHECKOUT / "tests" / "kernels",),
             concerns=OF_TRITON,
             adapters={
-                **dict.fromkeys(("flat", "flat_rows"), "jax_triton_interpreted"),
+                **dict.fromkeys(("flat", "flat_rows", "flat_linear"), "jax_triton_interpreted"),
                 "decoding": "triton_interpreted-split",
             },
         ),
