@@ -71,6 +71,15 @@ def test_states_in_and_out(name: str) -> None:
         agree(linear.pull(q, k, v, do, dstate=dstate, **options), expected)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_features_in_several_blocks(causal: bool) -> None:
+    """Every program has a part of do·num, of the columns of a state, and of a gradient."""
+    q, k, v, do = draw(1, 2, 20, 40), draw(2, 2, 20, 40), draw(3, 2, 20, 70), draw(4, 2, 20, 70)
+    agree(linear.attend(q, k, v, causal=causal), attnkit.linear_attention(q, k, v, causal=causal, impl="generic"))
+    expected = attnkit.linear_attention_vjp(q, k, v, do, causal=causal, impl="generic")
+    agree(linear.pull(q, k, v, do, causal=causal), expected)
+
+
 def test_a_part_of_dstate_may_be_missing() -> None:
     q, k, v = inputs((9,), (9,))
     for dstate in ((None, draw(10, D)), (draw(9, D, E), None)):

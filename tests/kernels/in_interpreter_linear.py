@@ -55,6 +55,7 @@ CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...] | None,
     "no-leading-axes": ((9,), (9,), (), {"key_lengths": 5, "causal": True}),
     "segments": ((130,), (130,), (), {"causal": True}),
     "segments-full": ((130,), (130,), None, {"normalize": False, "feature_map": "relu"}),
+    "segments-of-keys": ((2, 9), (2, 130), (2,), {}),
 }  # fmt: skip
 
 

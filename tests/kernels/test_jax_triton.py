@@ -92,7 +92,8 @@ print("lowered")
 )
 def test_conforms(op: str) -> None:
     adapter = WorkerAdapter("jax_triton_interpreted", TARGET, {"TRITON_INTERPRET": "1"})
-    results = list(judge([adapter], "quick", FEW, ("float32", "bfloat16"), ops=(op,)))
+    expression = "not property" if op == "linear_attention" else FEW  # few scenes have its masks and groups
+    results = list(judge([adapter], "quick", expression, ("float32", "bfloat16"), ops=(op,)))
     adapter.close()
     assert [f"{result.id}\n{result.message}" for result in results if result.status == "fail"] == []
     assert sum(result.status == "pass" for result in results) >= 2

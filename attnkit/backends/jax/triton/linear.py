@@ -256,7 +256,7 @@ def pull(q: Array, k: Array, v: Array, do: Array, dstate: Any = None, **options:
         leading, widths = axes_of_state(arguments), states.widths_of(k, v)
         states.check_parts(op, "dstate", dstate, q, widths, leading, True)
         shapes = ((*leading, *width) for width in widths.values())
-        parts = (jnp.zeros(shape) if x is None else x for x, shape in zip(dstate, shapes, strict=True))
+        parts = (jnp.zeros(shape, jnp.float32) if x is None else x for x, shape in zip(dstate, shapes, strict=True))
         arguments["return_state"], cotangents = True, (do, tuple(parts))
     grads: dict[str, Any] = EXPLICIT.pull(*divided(OP, arguments), cotangents, None)
     if INITIAL[0] in grads:
