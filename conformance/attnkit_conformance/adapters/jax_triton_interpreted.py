@@ -6,6 +6,7 @@ Everything is as on a GPU except the launch itself, which is a callback.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -47,7 +48,7 @@ def interpreted(launched: launch.Launch, compute_capability: int | None = None) 
 
 TABLE = pointwise.KERNELS | rows.KERNELS | linear.KERNELS
 KERNELS = {op: row.call for op, row in TABLE.items() if not op.endswith(VJP)}
-REFUSED = {
+REFUSED: dict[str, Callable[..., str | None]] = {
     **dict.fromkeys(rows.KERNELS, rows.unsupported_options),
     **dict.fromkeys(linear.KERNELS, linear.unsupported_options),
 }

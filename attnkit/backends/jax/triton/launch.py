@@ -182,10 +182,8 @@ def view(a: Layout, what: str, x: Array | None) -> View:
     return view_of(x, shape[:outer], *shape[outer:])
 
 
-def view_of(x: Array | None, leading: tuple[int, ...], *rest: int) -> View:
+def view_of(x: Array, leading: tuple[int, ...], *rest: int) -> tuple[Array, tuple[int, ...] | None]:
     """x and its strides as (items, heads, *rest), x being broadcast to (*leading, *rest)."""
-    if x is None:
-        return None, None
     strides = as_items(x.shape, row_major(x.shape), leading, *rest)
     if strides is None:
         x = jnp.broadcast_to(x, (*leading, *rest))

@@ -67,9 +67,10 @@ def call_of(s: Setting, like: Array, **arrays: Array) -> Call:
     """`arrays` are some of q, k, v and do."""
     a = s.a
     views = {name: launch.view(a, "o" if name == "do" else name, x) for name, x in arrays.items()}
-    masks = {"key_mask": (s.key_mask, a.keys), "query_mask": (s.query_mask, a.queries)}
-    views |= {name: view_of(x.astype(jnp.uint8), a.leading, n) for name, (x, n) in masks.items() if x is not None}
-    views |= {"firsts": view_of(s.firsts, a.leading), "stops": view_of(s.stops, a.leading)}
+    for name, x in (("firsts", s.firsts), ("stops", s.stops)):
+        views |= {} if x is None else {name: view_of(x, a.leading)}
+    for name, x, tokens in (("key_mask", s.key_mask, a.keys), ("query_mask", s.query_mask, a.queries)):
+        views |= {} if x is None else {name: view_of(x.astype(jnp.uint8), a.leading, tokens)}
     return Call(s, like, views)
 
 
@@ -130,10 +131,10 @@ def sums_of(
     own = jnp.zeros(shape, jnp.float32)
     if passes.sums:
         (own,) = run(c, name, tokens, True, True, NO_SUMS, rows, Output(shape, jnp.float32))
-    total: Outputs = ()
+    results: Outputs = (own,)
     if passes.running:
-        own, *total = running(c, own, tokens, initial, final, name == "query_sums")
-    return Sums(own, steps.segments, tuple(total))
+        results = running(c, own, tokens, initial, final, name == "query_sums")
+    return Sums(results[0], steps.segments, results[1:])
 
 
 def running(c: Call, own: Array, tokens: int, initial: State | None, final: bool, reverse: bool) -> Outputs:
@@ -251,14 +252,17 @@ def attend(q: Array, k: Array, v: Array, **options: Any) -> Any:
 
 def pull(q: Array, k: Array, v: Array, do: Array, dstate: Any = None, **options: Any) -> dict[str, Any]:
     """linear_attention_vjp."""
-    arguments, cotangents, op = states.with_parts(f"{OP}_vjp", q, k, v, **options), do, f"{OP}_vjp"
+    op = f"{OP}_vjp"
+    arguments = states.with_parts(op, q, k, v, **options)
     if dstate is not None:
         leading, widths = axes_of_state(arguments), states.widths_of(k, v)
         states.check_parts(op, "dstate", dstate, q, widths, leading, True)
         shapes = ((*leading, *width) for width in widths.values())
         parts = (jnp.zeros(shape, jnp.float32) if x is None else x for x, shape in zip(dstate, shapes, strict=True))
-        arguments["return_state"], cotangents = True, (do, tuple(parts))
-    grads: dict[str, Any] = EXPLICIT.pull(*divided(OP, arguments), cotangents, None)
+        arguments["return_state"] = True
+        grads: dict[str, Any] = EXPLICIT.pull(*divided(OP, arguments), (do, tuple(parts)), None)
+    else:
+        grads = EXPLICIT.pull(*divided(OP, arguments), do, None)
     if INITIAL[0] in grads:
         grads["initial_state"] = tuple(grads.pop(name) for name in INITIAL)
     return grads
