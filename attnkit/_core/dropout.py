@@ -9,8 +9,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from attnkit._core.library import library
 from attnkit._core.mask import Rows, positions
 from attnkit._core.special import is_key, words_of_key
@@ -24,7 +22,11 @@ _LOW, _WORD = 0xFFFF, 0xFFFFFFFF
 
 def _constant(x: int, like: Array) -> Any:
     """A 32-bit constant beside words: JAX would take a Python integer for an int32."""
-    return np.uint32(x) if library(like) == "jax" else x
+    if library(like) != "jax":
+        return x
+    import numpy as np
+
+    return np.uint32(x)
 
 
 def _wrap(x: Any) -> Any:

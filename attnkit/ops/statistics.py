@@ -118,17 +118,18 @@ def _measure(plan: _Plan, a: quadratic.Inputs, w: Array) -> RowStatistics:
     constant = isinstance(a.count, (int, float)) or not hasattr(a.count, "ndim")
     visible = xp.full_like(total, a.count) if constant else xp.broadcast_to(a.count, total.shape)
     if "total" in plan.fields:
-        fields["total"] = xp.where(live, total[..., 0], 0.0)
+        fields["total"] = total[..., 0]
     if "entropy" in plan.fields:
         fields["entropy"] = -xp.sum(p * xp.log(xp.where(p > 0, p, 1.0)), axis=-1)
     if "sum_squares" in plan.fields:
         fields["sum_squares"] = xp.sum(w * w, axis=-1)
     if "maximum" in plan.fields:
-        largest = _first_maximum(xp, a, w)[0][..., 0] if a.keys else total[..., 0]
-        fields["maximum"] = xp.where(live, largest, 0.0)
+        fields["maximum"] = _first_maximum(xp, a, w)[0][..., 0] if a.keys else total[..., 0]
     if "nonzero" in plan.fields:
-        exact = xp.sum(xp.astype(w != 0, a.dtype), axis=-1) if plan.exact_zeros else visible[..., 0]
-        fields["nonzero"] = xp.where(live, exact, 0.0)
+        exact = xp.sum(xp.astype(w != 0, a.dtype), axis=-1)
+        fields["nonzero"] = exact if plan.exact_zeros else visible[..., 0]
+    # also so that a cotangent of a dead row, which may be NaN, reaches no number that all rows share
+    fields = {name: xp.where(live, x, 0.0) for name, x in fields.items()}
     if "visible" in plan.fields:
         fields["visible"] = visible[..., 0]
     return RowStatistics(**fields)

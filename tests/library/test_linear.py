@@ -3,6 +3,8 @@
 import io
 import tracemalloc
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ import torch
 import attnkit
 import attnkit_reference
 
-from .arrays import assert_close, close, normal, to_numpy
+from .arrays import assert_agrees, assert_close, close, normal, to_numpy
 
 PROJECTION = attnkit.orthogonal_features(5, 4, seed=1)
 OPS = {
@@ -201,6 +203,20 @@ def test_sums_may_exceed_what_float16_holds():
     assert np.min(z) > np.finfo(np.float16).max
     assert np.all(np.isfinite(S))
     assert np.all(o == 3)
+
+
+def test_gradients_of_sums_whose_squares_underflow():
+    """The sums are about 1e-25: JAX's own derivative of a quotient would divide by 0."""
+    q, k = np.array([[28.5], [28.0]], np.float32), np.array([[-28.5], [-28.25], [-28.0]], np.float32)
+    (v, do), omega = normal((3, 2), (2, 2), dtype="float32"), np.array([[1.0], [-1.0]], np.float32)
+    explicit = attnkit.performer_attention_vjp(q, k, v, omega, do)
+
+    def attend(*arrays):
+        return attnkit.performer_attention(*arrays, projection=jnp.asarray(omega), impl="generic")
+
+    pull = jax.vjp(attend, *map(jnp.asarray, (q, k, v)))[1]
+    for name, x in zip("qkv", pull(jnp.asarray(do)), strict=True):
+        assert_agrees(x, explicit[name], magnitude=q)  # gradients of features, about 1, times q cancel
 
 
 @pytest.mark.parametrize("name", OPS)

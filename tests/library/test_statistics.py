@@ -4,6 +4,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+import torch
 
 import attnkit
 from attnkit.ops import statistics
@@ -77,6 +78,21 @@ def test_queries_without_any_key_get_no_gradient_whatever_they_hold(op):
     assert not np.any(attnkit.attention_with_statistics_vjp(op, *given, **own)["q"])
     given = q[..., :0, :], np.full_like(k, np.nan), v, do[..., :0, :], attnkit.RowStatistics(*[np.ones((2, 3, 0))] * 4)
     assert not np.any(attnkit.attention_with_statistics_vjp(op, *given, **own)["k"])
+
+
+@pytest.mark.parametrize(("op", "name"), [("pointwise_attention", "alpha"), ("reluformer_attention", "gamma")])
+def test_cotangents_of_queries_without_keys_reach_no_learned_number(op, name):
+    q, k, _ = (torch.tensor(x) for x in qkv())
+    number = torch.tensor(0.6, dtype=q.dtype, requires_grad=True)
+    seen = torch.tensor(OPTIONS["query_mask"])
+
+    def gradient(of_unseen):
+        found = attnkit.row_statistics(op, q, k, query_mask=seen, impl="generic", **{name: number})
+        rows = [found.total, found.entropy, found.sum_squares, found.maximum]
+        cotangents = [torch.where(seen, 1.0, of_unseen).expand(x.shape) for x in rows]
+        return torch.autograd.grad(rows, number, cotangents)[0]
+
+    assert torch.equal(gradient(torch.nan), gradient(0.0))
 
 
 @pytest.mark.parametrize("shape", [(5, 4), (1, 5, 4)])

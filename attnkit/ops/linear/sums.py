@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from attnkit._core import check, quadratic
 from attnkit._core.mask import positions
-from attnkit._core.special import stop_gradient
+from attnkit._core.special import quotient, stop_gradient
 from attnkit._core.tokens import chosen, join_heads, split_heads, zeros
 from attnkit._core.typing import Array, Namespace
 from attnkit.ops.linear.scan import anticausal, causal, fading, finite, largest, levels_of_queries, total
@@ -201,8 +201,8 @@ def divided(xp: Namespace, m: Call, out: Array) -> Array:
     """o from [num, raw]."""
     den, _, gives = m.rule.divide(xp, out[..., -1:])
     if gives is None:
-        return out[..., :-1] / den
-    return xp.where(gives, out[..., :-1] / xp.where(gives, den, 1.0), 0.0)
+        return quotient(xp, out[..., :-1], den)
+    return xp.where(gives, quotient(xp, out[..., :-1], xp.where(gives, den, 1.0)), 0.0)
 
 
 def divided_backward(xp: Namespace, m: Call, out: Array, do: Array) -> Array:
