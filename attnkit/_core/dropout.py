@@ -4,29 +4,18 @@ The bits are the first 32-bit word of Philox4x32-10 (Salmon et al. 2011, §3.3) 
 (j, i, head, flattened leading index) as its counter, so every library and every gradient recomputes the same ones.
 """
 
-import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 from attnkit._core.library import library
 from attnkit._core.mask import Rows, positions
-from attnkit._core.special import is_key, words_of_key
+from attnkit._core.special import is_key, traced_once, unsigned, words_of_key
 from attnkit._core.typing import Array, Namespace
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
 _LOW, _WORD = 0xFFFF, 0xFFFFFFFF
-
-
-def _constant(x: int, like: Array) -> Any:
-    """A 32-bit constant beside words: JAX would take a Python integer for an int32."""
-    if library(like) != "jax":
-        return x
-    import numpy as np
-
-    return np.uint32(x)
 
 
 def _wrap(x: Any) -> Any:
@@ -48,35 +37,22 @@ def _round(counter: tuple[Array, ...], key: tuple[Any, Any]) -> tuple[tuple[Arra
     """One round of Philox4x32, and the key of the next."""
     c0, c1, c2, c3 = counter
     (high0, low0), (high1, low1) = _multiply(c0, _MULTIPLIERS[0]), _multiply(c2, _MULTIPLIERS[1])
-    k0, k1 = (_wrap(k + _constant(step, c0)) for k, step in zip(key, _KEY_STEPS, strict=True))
+    k0, k1 = (_wrap(k + unsigned(step, c0)) for k, step in zip(key, _KEY_STEPS, strict=True))
     return (high1 ^ c1 ^ key[0], low1, high0 ^ c3 ^ key[1], low0), (k0, k1)
 
 
 def _philox_word(counter: tuple[Array, ...], key: tuple[Any, Any]) -> Array:
     """The first output word of Philox4x32-10."""
-    step = _traced_once(_round, counter[0])
+    step = traced_once(_round, counter[0])
     for _ in range(_ROUNDS):
         counter, key = step(counter, key)
     return counter[0]
 
 
-def _traced_once(function: Callable[..., Any], like: Array) -> Callable[..., Any]:
-    """`function`, which JAX would trace anew in every call; so it does for new shapes alone."""
-    return _jitted(function) if library(like) == "jax" else function
-
-
-@functools.cache
-def _jitted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function under jax.jit."""
-    import jax
-
-    return jax.jit(function)
-
-
 def _key(xp: Namespace, seed: Any, like: Array) -> tuple[Any, Any]:
     """The two key words of a seed: a Python integer, an integer array of shape (), or a key of jax.random.key."""
     if not hasattr(seed, "dtype"):
-        return _constant(int(seed) & _WORD, like), _constant(int(seed) >> 32, like)
+        return unsigned(int(seed) & _WORD, like), unsigned(int(seed) >> 32, like)
     if is_key(seed):
         low, high = (xp.reshape(word, (1,)) for word in words_of_key(seed))
         return xp.astype(low, like.dtype), xp.astype(high, like.dtype)
@@ -90,8 +66,8 @@ def _key(xp: Namespace, seed: Any, like: Array) -> tuple[Any, Any]:
 def keep_mask_of_counters(xp: Namespace, counter: tuple[Array, ...], p: float, seed: Any) -> Array:
     """True where the pair of a counter (j, i, head, item), unsigned words, is kept."""
     first = counter[0]
-    word = _traced_once(_philox_word, first)(counter, _key(xp, seed, first))
-    return word <= _constant(last_kept(p), word)
+    word = traced_once(_philox_word, first)(counter, _key(xp, seed, first))
+    return word <= unsigned(last_kept(p), word)
 
 
 def last_kept(p: float) -> int:

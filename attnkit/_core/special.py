@@ -114,6 +114,28 @@ def _quotient_in_jax() -> Any:
     return jax.jit(divide)
 
 
+def traced_once(function: Callable[..., Any], like: Array) -> Callable[..., Any]:
+    """`function`, which JAX would trace anew in every call; so it does for new shapes alone."""
+    return _jitted(function) if library(like) == "jax" else function
+
+
+@cache
+def _jitted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function under jax.jit."""
+    import jax
+
+    return jax.jit(function)
+
+
+def unsigned(x: int, like: Array) -> Any:
+    """An integer below 2^32 beside an array of them: JAX would take Python's for an int32."""
+    if library(like) != "jax":
+        return x
+    import numpy
+
+    return numpy.uint32(x)
+
+
 def stop_gradient(x: Array) -> Array:
     """x as a constant to automatic differentiation, for maxima that cancel from the result."""
     if library(x) == "torch":
