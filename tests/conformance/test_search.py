@@ -4,6 +4,7 @@ nothing is wrong.
 
 import contextlib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import attnkit_reference
 from attnkit_conformance import core
 from attnkit_conformance.__main__ import main
 from attnkit_conformance.model import golden
-from attnkit_conformance.model.case import numpy_dtype
+from attnkit_conformance.model.case import Case, numpy_dtype
 from attnkit_conformance.opdb import BY_NAME, OPDB
 from attnkit_conformance.scenes import rows
 from attnkit_conformance.search import SETTINGS, Search, saved
@@ -129,6 +130,35 @@ def test_nothing_is_found_where_nothing_is_wrong_and_every_op_is_tried(
     assert [finding.result for finding in found.findings] == []
     assert [op.name for op in OPDB if not found.examples[op.name]] == []
     assert sum(found.silent.values()) < sum(found.examples.values()) / 4
+
+
+class Off(Reference):
+    """A gradient is off by a multiple of its bound."""
+
+    def __init__(self, case: Case, name: str, times: float) -> None:
+        self.of, self.error = name, times * golden.golden(case).gradients[name].allowed
+
+    def vjp(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays) -> dict[str, Any]:
+        grads = super().vjp(op, arrays, params, cotangents)
+        return {**grads, self.of: (grads[self.of] + self.error).astype(np.float32)}
+
+
+OPPOSITE, ACROSS = [-1.0, 0.01], [0.1, 1.0]
+
+
+@pytest.mark.parametrize(("k", "times", "silent"), [(OPPOSITE, 2.5, True), (OPPOSITE, 10, False), (ACROSS, 2.5, False)])
+def test_a_gradient_that_has_no_digits_left_may_be_a_few_bounds_off(
+    k: list[float], times: float, silent: bool, tmp_path: Path
+) -> None:
+    """The weight of nearly opposite vectors is 1 + cos: all implementations were off by twice a bound."""
+    arrays = {"q_t": [[4.0, 0.0]], "k_t": [k], "v_t": [[0.5, -1.0]]}
+    plain = next(core.cases("cosine_attention_step", "quick", ("float32",)))
+    rounded = {n: np.array(x, np.float32).astype(np.float64) for n, x in arrays.items()}
+    case = replace(plain, arrays=rounded, params={}, cotangents={"o_t": np.array([[1.0, 0.3]])})
+    search = Search([Off(case, "v_t", times)], 1.0, 0, tmp_path, ("float32",), lambda text: True)
+    found = search.judge(case, search.adapters, None)
+    assert (found is None) == silent
+    assert search.silent[case.op] == silent
 
 
 def test_a_saved_case_is_the_case(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from attnkit_conformance.opdb import BY_NAME
 from attnkit_reference._core import reduce_to
 
 NEAR = 1e-5  # relative distance of weights that are equal but for rounding to float32
+FEW_DIGITS = 0.01  # of the largest entry: a larger bound leaves less than two digits to judge
 TINY = 1e-20  # smaller row sums, except 0, lose precision or underflow in float32
 HALVINGS = 8
 VALUES = {"v", "v_t", "values", "initial_S"}  # what a cotangent of o is multiplied by
@@ -44,6 +45,14 @@ class Golden:
         fits &= all(np.all(in_dtype(x) < np.inf) and representable(x) for x in self.outputs.values())
         total = np.abs(self.outputs["total"].golden) if "total" in self.outputs else np.ones(1)
         return fits and not np.any((total > 0) & (total < TINY)) and not self.blind_spots
+
+    def blurred(self) -> set[str]:
+        """The outputs and the gradients, such as "dq", of which inputs that move by their last digits leave less than
+        two digits: eight probes may say half of what rounding costs there. Half types have no more by themselves.
+        """
+        every = {**self.outputs, **{f"d{name}": x for name, x in self.gradients.items()}}
+        single = {name: x for name, x in every.items() if x.dtype in ("float64", "float32")}
+        return {name for name, x in single.items() if np.any(x.allowed > FEW_DIGITS * tolerance.largest(x.golden))}
 
 
 def in_dtype(limit: Limit) -> np.ndarray:

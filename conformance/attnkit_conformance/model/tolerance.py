@@ -72,7 +72,7 @@ def limit(
     if dtype == INTEGER:
         return Limit(golden, dtype, np.zeros(golden.shape), largest(size))
     computed = compute_dtype(dtype)
-    unit = np.maximum(eps(computed) * (size + noise), smallest_normal(computed))
+    unit = np.maximum(eps(computed) * (size + noise), growth * smallest_normal(computed))
     allowed = BOUND[computed] * growth * unit
     if dtype != computed:
         rounding = HALF_ROUNDINGS * eps(dtype) * (finite_size(golden) + size)
