@@ -4,7 +4,6 @@ VENV := .venv
 BIN := $(VENV)/bin
 EXTRAS := torch,jax,cupy,triton,jax-triton,conformance,peers,experiments,transformers,flax,onnx,docs,dev
 OUT ?= out
-SANITIZER ?= compute-sanitizer
 WORKERS ?= 2
 # What `make run` judges: every library through its own gradients, without further derivatives, but of JAX, which compiles
 # every case anew, only scenes in single precision.
@@ -17,7 +16,7 @@ export JAX_PLATFORMS ?= cpu
 # Hundreds of processes of the tests import the same modules: they are compiled once, whatever the shell says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install library native native-wheel run test tests lint types conformance transforms gradients emulated smoke survival gpu benchmarks docs notebooks site wheel matrix clean
+.PHONY: install library native native-wheel run test tests lint types conformance transforms gradients emulated smoke survival gpu gpu-wheels benchmarks docs notebooks site wheel matrix clean
 
 install: $(VENV)/.installed
 
@@ -194,28 +193,15 @@ benchmarks: library
 	OMP_NUM_THREADS=$$(nproc) $(BIN)/python -m benchmarks arrays --profile full
 	OMP_NUM_THREADS=$$(nproc) $(BIN)/python -m benchmarks variants
 
-# On a machine with a GPU and its own torch, JAX or CuPy: installs nothing and needs no .venv.
-gpu: export PYTHONPATH := .:reference:conformance:experiments
-gpu: export JAX_PLATFORMS :=
+# On a machine with a GPU and its own torch, JAX or CuPy: installs nothing and needs no .venv. Jobs of eight minutes at most,
+# those that are done are not run again, and one archive of what they say: JOBS="verify first", `--list` shows them all.
 gpu:
-	@mkdir -p $(OUT)
-	@$(PYTHON) -c "import torch; assert torch.cuda.is_available(), 'no CUDA device'"
-	@echo "== which kernels are to be trusted on this GPU?"
-	$(PYTHON) -m attnkit_conformance verify
-	@echo "== does attnkit agree with its reference on it?"
-	$(PYTHON) -m attnkit_conformance run --profile full --html $(OUT)/conformance-gpu.html --json $(OUT)/conformance-gpu.json
-	$(PYTHON) -m pytest -q -rs tests/kernels/test_custom_ops.py tests/kernels/test_cupy.py
-	@echo "== do its kernels stay within their memory?"
-	@if command -v $(SANITIZER) > /dev/null; then \
-	  $(SANITIZER) --tool memcheck --target-processes all --error-exitcode 1 \
-	    $(PYTHON) -m attnkit_conformance run torch_cuda-triton --profile quick --dtype float16 --workers 1 && \
-	  $(SANITIZER) --tool racecheck --target-processes all --error-exitcode 1 \
-	    $(PYTHON) -m attnkit_conformance run torch_cuda-triton --profile quick --dtype float32 -k causal --workers 1 && \
-	  { ! $(PYTHON) -c "import cupy" 2> /dev/null || $(SANITIZER) --tool memcheck --error-exitcode 1 \
-	    $(PYTHON) -m attnkit_conformance run cupy-cuda --profile quick --workers 1; }; \
-	else echo "$(SANITIZER) is not on this machine: not looked at"; fi
-	@echo "== how fast is it?"
-	$(PYTHON) -m benchmarks run --profile full --device cuda
+	$(PYTHON) -m benchmarks.gpu $(JOBS) --out $(OUT)/gpu --wheels $(OUT)/wheels
+
+# The packages in pure Python that such a machine may lack, to be carried there with the checkout.
+gpu-wheels: install
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: -c constraints.txt \
+	  -d $(OUT)/wheels array-api-compat jax-triton
 
 clean:
 	rm -rf $(OUT) .mypy_cache .ruff_cache .pytest_cache

@@ -4,8 +4,11 @@ peers."""
 from __future__ import annotations
 
 import argparse
+import contextlib
+import math
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Generator, Iterable, Iterator
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -53,6 +56,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--save", type=Path, metavar="DIR", default=FINDINGS, help=f"where failures are saved: {FINDINGS}")
     run.add_argument("--samples", type=Path, nargs="+", metavar="FILE", help="judge the cases that a search saved")
     run.add_argument("--workers", type=int, metavar="N", default=1, help="processes that judge; this one by default")
+    run.add_argument("--seconds", type=float, metavar="S", help="judge no longer, and say how many cases are left")
     selection(run)
 
     own = commands.add_parser("verify", help="which of attnkit's kernels to trust on the GPU of this machine")
@@ -140,12 +144,27 @@ def run(args: argparse.Namespace) -> int:
     else:
         closed(adapters)
         verdicts = judge_in_processes(find, names, args.profile, args.k, dtypes, args.workers)
-    results = terminal.show_progress(verdicts, lambda: planned(adapters, args.profile, args.k, dtypes))
+    in_time = until(verdicts, args.seconds)
+    results = terminal.show_progress(in_time, lambda: planned(adapters, args.profile, args.k, dtypes))
     if not results:
         raise ValueError("nothing selected: no case matches")
+    left = planned(adapters, args.profile, args.k, dtypes) - len(results) if args.seconds else 0
     results = with_programs(in_order(results, adapters), adapters)
     closed(adapters)
-    return conclude(results, adapters, args)
+    status = conclude(results, adapters, args)
+    if left > 0:
+        print(f"--seconds {args.seconds:g}: {left} of {left + len(results)} cases are not judged")
+    return status
+
+
+def until(verdicts: Generator[CaseResult, None, None], seconds: float | None) -> Iterator[CaseResult]:
+    """The verdicts that arrive within a time, all without one."""
+    end = math.inf if seconds is None else time.monotonic() + seconds
+    with contextlib.closing(verdicts):
+        for verdict in verdicts:
+            yield verdict
+            if time.monotonic() > end:
+                return
 
 
 def verify(args: argparse.Namespace) -> int:

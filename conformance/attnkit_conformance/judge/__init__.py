@@ -6,7 +6,7 @@ import ast
 import fnmatch
 import functools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -126,7 +126,7 @@ def judge(
     dtypes: tuple[str, ...] = DTYPES,
     ops: tuple[str, ...] | None = None,
     xfails: Path = XFAILS,
-) -> Iterator[CaseResult]:
+) -> Generator[CaseResult, None, None]:
     """Every verdict, as soon as it is available."""
     adapters, keep = tuple(adapters), matcher(expression)
     expected = {adapter.name: read_xfails(adapter.name, xfails) for adapter in adapters}

@@ -9,7 +9,8 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -67,7 +68,7 @@ def judge_in_processes(
     expression: str | None,
     dtypes: tuple[str, ...],
     workers: int | None = None,
-) -> Iterator[CaseResult]:
+) -> Generator[CaseResult, None, None]:
     """Every verdict of the adapters that `find` gives for `names`, in order of arrival."""
     matcher(expression)  # refuses invalid expressions before any process starts
     context = multiprocessing.get_context("spawn")
@@ -87,8 +88,9 @@ def judge_in_processes(
     try:
         yield from collected(running, started)
     finally:
+        end = time.monotonic() + PATIENCE
         for process in (each.process for each in running):
-            process.join(PATIENCE)
+            process.join(max(0.0, end - time.monotonic()))
             if process.exitcode is None:
                 process.terminate()
                 process.join()

@@ -1,0 +1,124 @@
+"""Runs jobs on a machine with a GPU and its own Python: environment, logs, and the archive of the results.
+
+Pure Python wheels that the machine lacks are carried in a folder and unpacked; nothing is installed or fetched.
+"""
+
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+import zipfile
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.jobs import LIMIT, Job
+
+ROOT = Path(__file__).parents[2]
+PATHS = (".", "reference", "conformance", "experiments")
+VERSIONS = ("torch", "triton", "jax", "jaxlib", "jax-triton", "cupy-cuda13x", "numpy", "array-api-compat")
+PATIENCE = 20.0  # seconds to write what there is, once a job's time is up
+
+
+def unpacked(wheels: Path, site: Path) -> list[str]:
+    """The names of the wheels of a folder, each unpacked into `site`. ValueError for one that is not pure Python."""
+    names = []
+    for wheel in sorted(wheels.glob("*.whl")):
+        if not wheel.name.endswith("-none-any.whl"):
+            raise ValueError(f"{wheel}: only wheels of pure Python (…-none-any.whl) can be carried")
+        with zipfile.ZipFile(wheel) as file:
+            file.extractall(site)
+        names.append(wheel.name)
+    return names
+
+
+def environment(site: Path) -> dict[str, str]:
+    """That of a job: one thread of the CPU for each process, and JAX leaves memory to others."""
+    paths = (*(str(ROOT / path) for path in PATHS), str(site), os.environ.get("PYTHONPATH", ""))
+    own = {
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1",
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+    }  # fmt: skip
+    return {name: x for name, x in os.environ.items() if name != "JAX_PLATFORMS"} | own
+
+
+def missing(job: Job, site: Path) -> str | None:
+    """What a job needs and this machine has not."""
+    sys.path.append(str(site))
+    try:
+        for name in job.needs:
+            if shutil.which(name) is None and importlib.util.find_spec(name) is None:
+                return name
+    finally:
+        sys.path.remove(str(site))
+    return None
+
+
+def about(wheels: Sequence[str]) -> dict[str, Any]:
+    """The device, its driver, and the versions of what runs on it."""
+    query = ("nvidia-smi", "--query-gpu=name,driver_version,memory.total,clocks.max.sm", "--format=csv,noheader")
+    asked = subprocess.run(query, capture_output=True, text=True, check=False) if shutil.which(query[0]) else None
+    versions = {name: metadata.version(name) for name in VERSIONS if _is_installed(name)}
+    return {
+        "device": "no nvidia-smi" if asked is None else asked.stdout.strip(),
+        "python": platform.python_version(), "cores": os.cpu_count(), "versions": versions, "wheels": list(wheels),
+    }  # fmt: skip
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def run(job: Job, folder: Path, site: Path, limit: float = LIMIT) -> dict[str, Any]:
+    """Run a job, its output into `log`, for `limit` seconds; then it is interrupted, and if it goes on ended."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = {"out": str(folder), "workers": str(os.cpu_count() or 1)}
+    command = [*job.under, sys.executable, *(word.format(**names) for word in job.arguments)]
+    start = time.monotonic()
+    with (folder / "log").open("w") as log:
+        log.write(" ".join(command) + "\n")
+        log.flush()
+        process = subprocess.Popen(
+            command, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT, env=environment(site), start_new_session=True
+        )
+        late = False
+        for sent, seconds in ((signal.SIGINT, limit), (signal.SIGKILL, PATIENCE), (None, None)):
+            try:
+                process.wait(seconds)
+                break
+            except subprocess.TimeoutExpired:
+                late = True
+                os.killpg(process.pid, sent or signal.SIGKILL)
+    record = {"job": job.name, "status": process.returncode, "late": late, "seconds": round(time.monotonic() - start)}
+    (folder / "done.json").write_text(json.dumps(record) + "\n")
+    return record
+
+
+def archive(folder: Path) -> Path:
+    """All results of a folder, but not what was unpacked there."""
+    path = folder.with_suffix(".tar.gz")
+    with tarfile.open(path, "w:gz") as file:
+        for each in results(folder):
+            file.add(each, Path(folder.name) / each.relative_to(folder))
+    return path
+
+
+def results(folder: Path) -> Iterator[Path]:
+    return (x for x in sorted(folder.rglob("*")) if x.is_file() and x.relative_to(folder).parts[0] != "site")
+
+
+def last_line(folder: Path) -> str:
+    """What a job said last."""
+    lines = [line for line in (folder / "log").read_text(errors="replace").splitlines() if line.strip()]
+    return lines[-1].strip() if lines else ""

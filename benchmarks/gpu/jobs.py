@@ -1,0 +1,73 @@
+"""What is asked of a GPU, by what matters most: is it right, how fast is it, does it stay in its memory?"""
+
+from typing import NamedTuple
+
+KIT = ("-m", "attnkit_conformance")
+MEASURE = ("-m", "benchmarks")
+SECONDS = 400.0  # of judging: what is left is said
+LIMIT = 480.0  # of a job, compiling included
+
+# Of the quick profile what compiles few kernels: plain calls and single options, in what is trained in.
+FIRST = "plain or /causal or /gqa or /key-mask or /window"
+OPS = ("softmax", "relu", "sigmoid", "gelu", "sparsemax", "entmax15", "gaussian", "linear", "statistics")
+COUNTED = "relu and full and n=4096 and d=64 and bfloat16"
+
+
+class Job(NamedTuple):
+    """Arguments of Python, or of the program that runs it; "{out}" is the job's folder and "{workers}" the number of
+    processes. `needs` are modules and programs without which there is nothing to ask.
+    """
+
+    name: str
+    question: str
+    arguments: tuple[str, ...]
+    needs: tuple[str, ...] = ("torch",)
+    under: tuple[str, ...] = ()
+
+
+def judged(*adapters: str, **options: str) -> tuple[str, ...]:
+    """A run of the kit for `SECONDS`."""
+    chosen = (word for name, value in options.items() for word in (f"-{'-' * (len(name) > 1)}{name}", value))
+    reports = ("--json", "{out}/verdicts.json", "--html", "{out}/verdicts.html")
+    return (*KIT, "run", *adapters, *chosen, "--seconds", f"{SECONDS:g}", *reports)
+
+
+def quick(*adapters: str, **options: str) -> tuple[str, ...]:
+    return judged(*adapters, profile="quick", workers="{workers}", **options)
+
+
+def timed(expression: str, *more: str) -> tuple[str, ...]:
+    """Ops beside torch's softmax and other packages."""
+    cells = ("--profile", "full", "--device", "cuda", "-k", expression, *more)
+    return (*MEASURE, "run", *cells, "--out", "{out}/times.json")
+
+
+def sanitized(tool: str, *adapters: str, needs: tuple[str, ...] = ("torch",), **options: str) -> Job:
+    """A run of the kit under a tool of compute-sanitizer."""
+    under = ("compute-sanitizer", "--tool", tool, "--target-processes", "all", "--error-exitcode", "1")
+    arguments = judged(*adapters, profile="quick", workers="1", **options)
+    library = adapters[0].partition("-")[0].partition("_")[0]
+    return Job(f"{tool}-{library}", f"does {tool} complain?", arguments, (*needs, under[0]), under)
+
+
+TRITON = "torch_cuda-triton"
+TESTS = ("tests/kernels/test_custom_ops.py", "tests/kernels/test_cupy.py")
+PROFILER = ("ncu", "--target-processes", "all", "--launch-skip", "20", "--launch-count", "10", "--csv")
+OVERHEAD = ("overhead", "--device", "cuda", "--out", "{out}/overhead.json")
+JOBS = (
+    Job("verify", "which kernels are to be trusted?", (*KIT, "verify", "--json", "{out}/verdicts.json")),
+    Job("first", "are plain calls of torch right?", quick(TRITON, dtype="bfloat16", k=FIRST)),
+    Job("cupy", "is CuPy right?", quick("cupy-cuda"), ("cupy",)),
+    Job("jax", "is JAX right?", quick("jax-triton", "jax-pallas", k=FIRST), ("jax",)),
+    Job("ops", "do custom ops and CuPy's launches do what torch asks?", ("-m", "pytest", "-q", "-rs", *TESTS)),
+    *(Job(f"times-{op}", f"how fast is {op}?", timed(f"{op} and n=")) for op in OPS),
+    Job("overhead", "what does a call cost?", (*MEASURE, *OVERHEAD)),
+    sanitized("memcheck", TRITON, dtype="float16"),
+    sanitized("racecheck", TRITON, dtype="float32", k="causal"),
+    sanitized("memcheck", "cupy-cuda", needs=("cupy",)),
+    Job("profile", "what do kernels wait for?", timed(COUNTED, "--rounds", "2"), ("torch", PROFILER[0]), PROFILER),
+    *(
+        Job(f"quick-{dtype}", f"is torch right in {dtype}?", quick(TRITON, f"{TRITON}_atomic", dtype=dtype))
+        for dtype in ("bfloat16", "float16", "float32")
+    ),
+)  # fmt: skip
