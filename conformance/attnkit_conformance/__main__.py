@@ -148,7 +148,7 @@ def run(args: argparse.Namespace) -> int:
     results = terminal.show_progress(in_time, lambda: planned(adapters, args.profile, args.k, dtypes))
     if not results:
         raise ValueError("nothing selected: no case matches")
-    left = planned(adapters, args.profile, args.k, dtypes) - len(results) if args.seconds else 0
+    left = planned(adapters, args.profile, args.k, dtypes) - len(results) if args.seconds is not None else 0
     results = with_programs(in_order(results, adapters), adapters)
     closed(adapters)
     status = conclude(results, adapters, args)

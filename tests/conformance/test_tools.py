@@ -367,3 +367,14 @@ def test_the_page_says_its_conclusion_and_shows_its_errors_without_a_script() ->
     assert "1 of 4 verdicts on 1 ops failed, on torch-sdpa." in page
     assert "<td>25%</td><td>1 failed, 25%</td>" in page
     assert "{{" not in page.partition("<script id")[0]
+
+
+@pytest.mark.parametrize("workers", [(), ("--workers", "2")], ids=["here", "processes"])
+def test_a_run_that_stops_in_time_says_what_is_left(
+    workers: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = ("numpy-generic", "-k", "qk_layernorm/float64", *workers, "--json", str(tmp_path / "verdicts.json"))
+    assert main(["run", *chosen, "--seconds", "0"]) == 0
+    planned = judge.planned(adapters()[:1], "quick", "qk_layernorm/float64", ("float64",))
+    assert f"--seconds 0: {planned - 1} of {planned} cases are not judged" in capsys.readouterr().out
+    assert len(json.loads((tmp_path / "verdicts.json").read_text())["results"]) == 1
