@@ -1,5 +1,6 @@
 """Shared by all tests: one thread per worker, so that timings of the suite and bitwise tests do not depend on cores."""
 
+import gc
 import importlib.metadata
 import importlib.util
 import os
@@ -27,6 +28,9 @@ def quick_to_compile() -> str:
 # Compiling is most of the time of hundreds of tests. That what XLA makes by itself conforms is a test of its own.
 if os.environ["JAX_PLATFORMS"] == "cpu":
     os.environ.setdefault("XLA_FLAGS", quick_to_compile())
+
+# Objects between collections of garbage, which take a sixteenth of the time: what JAX and torch trace mostly stays.
+gc.set_threshold(200_000)
 
 
 @pytest.hookimpl(wrapper=True)
