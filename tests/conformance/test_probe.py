@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from attnkit_conformance.model import tolerance
 from attnkit_conformance.model.golden import draw_case, golden
 from attnkit_conformance.model.op import has_kinks
 from attnkit_conformance.model.probe import FLOOR, STEP, explicit, floored, may_be_on_kinks, probes, shaken
@@ -68,3 +69,11 @@ def test_equal_calls_share_golden_values() -> None:
     assert golden(replace(case, params={"scale": 0.5})) is not golden(case)
     moved = replace(case, arrays={**case.arrays, "v": 2 * case.arrays["v"]})
     assert golden(moved) is not golden(case)
+
+
+def test_what_underflows_may_be_multiplied_by_scores() -> None:
+    """XLA makes a weight below the normal range 0, and the gradient of α multiplies it by squares of exponents."""
+    smallest = float(np.finfo(np.float32).smallest_normal)
+    for growth in (1.0, 8.0):
+        allowed = tolerance.limit(np.zeros(1), "float32", growth=growth).allowed
+        assert allowed == tolerance.BOUND["float32"] * growth * growth * smallest
