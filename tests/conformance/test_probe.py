@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from attnkit_conformance.families.entmax.samples import near_threshold
 from attnkit_conformance.model import tolerance
-from attnkit_conformance.model.golden import draw_case, golden
+from attnkit_conformance.model.golden import Golden, draw_case, golden
 from attnkit_conformance.model.op import has_kinks
 from attnkit_conformance.model.probe import FLOOR, STEP, explicit, floored, may_be_on_kinks, probes, shaken
 from attnkit_conformance.opdb import BY_NAME, OPDB
@@ -51,6 +52,36 @@ def test_scores_beside_a_kink_that_log_n_put_there_move(length: str, moves: bool
     case = case_of("pointwise_attention", KINKS, shift="-log_length", length=length)
     moved = shaken(BY_NAME["pointwise_attention"], case, np.random.default_rng(0))
     assert bool(np.any(moved.arrays["q"] != case.arrays["q"])) is moves
+
+
+@pytest.mark.parametrize(("shift", "moves"), [(0.3, True), (-1.0, False), (0.125, False), (np.array(0.3), True)])
+def test_scores_beside_a_kink_that_a_number_put_there_move(shift: Any, moves: bool) -> None:
+    """Of -0.296875 + 0.3 relu leaves so little that the rounding of 0.3 matters."""
+    case = case_of("pointwise_attention", KINKS)
+    own = {"shift": shift}
+    learned = isinstance(shift, np.ndarray)
+    case = replace(case, arrays={**case.arrays, **own}) if learned else replace(case, params=own)
+    moved = shaken(BY_NAME["pointwise_attention"], case, np.random.default_rng(0))
+    assert bool(np.any(moved.arrays["q"] != case.arrays["q"])) is moves
+
+
+@pytest.mark.parametrize(("allowed", "told"), [(1e-6, True), (np.inf, False)])
+def test_nothing_is_told_where_any_error_is_allowed(allowed: float, told: bool) -> None:
+    """As where Performer's features vanish: what is small beside its summands made such a case look judged."""
+    o = tolerance.Limit(np.full(3, 0.1), "bfloat16", np.full(3, allowed), 2.0)
+    assert Golden({"o": o}, {}, {}, {}, ()).tells() is told
+
+
+@pytest.mark.parametrize(("least", "near"), [(2e-37, False), (1e-37, True)])
+def test_a_weight_that_may_become_0_is_near_the_threshold(least: float, near: bool) -> None:
+    """α = 1 in an array counts weights that are not 0, and so rounding decides how many there are."""
+    case = case_of("entmax_attention_weights", Scene("plain", 1, 2, d=1))
+    arrays = {"q": np.ones((1, 1)), "k": np.array([[-np.log(least)], [0.0]])}
+    weights = replace(case, dtype="float32", arrays=arrays, params={"scale": 1.0}, dtypes={})
+    counted = replace(weights, params={"op": "entmax_attention", "scale": 1.0})
+    assert near_threshold(counted, np.ones((1, 1))).tolist() == [near]
+    assert not near_threshold(counted, 1.0).any()
+    assert not near_threshold(weights, np.ones((1, 1))).any()
 
 
 @pytest.mark.parametrize("name", [op.name for op in OPDB if op.kinks is has_kinks])

@@ -38,10 +38,11 @@ class Golden:
     blind_spots: tuple[str, ...]  # empty for a sound kit
 
     def tells(self) -> bool:
-        """Whether bounds are meaningful, gradients are finite and fit their dtypes, outputs too (lse is -inf on null
-        rows), and no row is dead up to numbers that only float64 represents: its entropy jumps there.
+        """Whether bounds are meaningful and finite, gradients are finite and fit their dtypes, outputs too (lse is -inf
+        on null rows), and no row is dead up to numbers that only float64 represents: its entropy jumps there.
         """
-        fits = all(np.all(np.isfinite(in_dtype(x))) for x in self.gradients.values())
+        fits = all(np.all(np.isfinite(x.allowed)) for x in (*self.outputs.values(), *self.gradients.values()))
+        fits &= all(np.all(np.isfinite(in_dtype(x))) for x in self.gradients.values())
         fits &= all(np.all(in_dtype(x) < np.inf) and representable(x) for x in self.outputs.values())
         total = np.abs(self.outputs["total"].golden) if "total" in self.outputs else np.ones(1)
         return fits and not np.any((total > 0) & (total < TINY)) and not self.blind_spots

@@ -17,6 +17,7 @@ Arrays = Mapping[str, Array]
 DRAWS = 8
 STEP = 1e-7  # relative change of an input: so small that curvature, and so large that float64, adds nothing
 FLOOR = 0.1  # of the rms of a row: the rms of eight draws may be small by chance
+FINEST = 2.0**-10  # of the steps between exact scores
 EXACT = {"integers", "grid"}  # options of scenes whose scores are exact: on kinks, thresholds and ties by intention
 OF_FEATURES = ("b", "c", "d")  # groups whose kinks are at 0 of an input, which no factor crosses
 OF_SCORES = {"q", "k", "bias", "qk", "scale", "shift"}
@@ -59,13 +60,19 @@ def floored(x: Array) -> Array:
 
 
 def may_be_on_kinks(op: Op, case: Case) -> bool:
-    """Whether scores are exact, and ties, thresholds or kinks are among them. Shifted by -log n they are not, but for
-    n = 1, which may be the number of visible keys.
-    """
+    """Whether scores are exact, and ties, thresholds or kinks are among them."""
     smooth = (op.exponent(case.params) or op.group in OF_FEATURES) and not op.subjects  # statistics have a maximum
-    length = case.params.get("length", "length" if "length" in case.arrays else "visible")
-    beside = case.params.get("shift") == "-log_length" and length != "visible"
-    return bool(EXACT & case.tags) and not smooth and not beside
+    return bool(EXACT & case.tags) and not smooth and not are_beside(case)
+
+
+def are_beside(case: Case) -> bool:
+    """Whether exact scores are shifted by what is not: by -log n, but for n = 1, which may be the number of visible
+    keys, or by numbers such as 0.3.
+    """
+    shift = case.arrays.get("shift", case.params.get("shift", 0.0))
+    if isinstance(shift, str):
+        return shift == "-log_length" and ("length" in case.arrays or case.params.get("length", "visible") != "visible")
+    return bool(np.all(np.asarray(shift) / FINEST % 1.0 != 0.0))
 
 
 def shaken(op: Op, case: Case, rng: np.random.Generator) -> Case:

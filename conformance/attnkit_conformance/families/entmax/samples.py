@@ -41,6 +41,7 @@ WIDE = 0.01  # distance in scenes that ask for it, and of exact scores, which th
 # are differences of large numbers
 EXACT_ALPHAS = (1.5, 2.0)  # as numbers they are exact on exact scores, including ties with the threshold
 STEEP = Scene("steep", 4, 3, lead=((1, 2),) * 3, options=("far",))
+FEW_NORMAL = 16.0  # smallest normal numbers: below, a weight may have become 0
 SINGLE = Scene("single", 1, 1, e=1, lead=((3, 4),) * 3, options=("bias",))  # no sums: large enough for bfloat16
 NO_VALUES = Scene("zero-values", 5, 7, e=3)  # a norm of 0 passes 1/√eps to v
 ONE_QUERY = Scene("one-query", 1, 11, lead=((4,), (2,), (2,)), params=GQA, options=("gqa",))
@@ -113,7 +114,9 @@ def settled(case: Case, default: float) -> Case | None:
 
 
 def near_threshold(case: Case, alpha: Any) -> Array:
-    """Rows (..., L) with a score so near to the threshold that rounding decides on which side it lies."""
+    """Rows (..., L) with a score so near to the threshold that rounding decides on which side it lies, or, where
+    weights are counted, with one so small that it may become 0. As a number α = 1 is softmax, of which all count.
+    """
     options = {"alpha": alpha, **score_options(case)}
     rows = entmax_rows("sample", case.arrays["q"], case.arrays["k"], **options)
     sc = rows.scores
@@ -127,7 +130,9 @@ def near_threshold(case: Case, alpha: Any) -> Array:
     distance = np.abs(above * below + np.where(above > 0, largest**above, 1.0))
     margin = np.maximum(MARGIN * (1.0 + above * (size + np.max(size, axis=-1, keepdims=True, initial=0.0))), 0.0)
     wide = WIDE * (1.0 if "far" in case.tags else np.minimum(above, 1.0) if "grid" in case.tags else 0.0)
-    return np.any(compared & (distance < np.maximum(margin, wide)), axis=-1)
+    lost = (rows.w > 0) & (rows.w < FEW_NORMAL * tolerance.smallest_normal(compute_dtype(case.dtype)))
+    counted = "op" in case.params and (isinstance(alpha, np.ndarray) or alpha > 1.0)
+    return np.any(compared & (distance < np.maximum(margin, wide)) | lost & counted, axis=-1)
 
 
 def entmax_growth(case: Case, alpha: float = 1.5) -> float:
