@@ -256,6 +256,7 @@ class Attending(torch.utils.data.Dataset):
 
 
 @pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # JAX, where another test has loaded it
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker:UserWarning")  # on a machine of one core
 def test_workers_that_fork_after_the_first_call():
     before = torch.get_num_threads()
     data = Attending()

@@ -65,11 +65,12 @@ class Area:
     expression: str = ""
     copied: Judge | None = None
     endings: tuple[str, ...] = (".py",)
+    left: tuple[str, ...] = ()  # files that decide how fast a result is there, never what it is
     count: int = 60  # of mutants that are drawn
 
     def files(self) -> list[Path]:
         every = (file for path in self.paths for file in (path.rglob("*") if path.is_dir() else (path,)))
-        return sorted(file for file in every if file.suffix in self.endings)
+        return sorted(file for file in every if file.suffix in self.endings and file.name not in self.left)
 
     def with_trials(self, expression: str | None, use: Callable[[Trials | Copies], T]) -> T:
         """`use` on the mutants, judged by cases or tests whose id matches an expression."""
@@ -112,6 +113,7 @@ AREAS = {
         (ATTNKIT / "kernels" / "cpu",),
         copied=Judge("numpy-native", BUILD, tests=(CHECKOUT / "tests" / "native",), concerns=OF_CPU),
         endings=(".cpp", ".h"),
+        left=("detect.cpp",),  # chooses a level, each of which `make native` judges
     ),
     "triton": Area(
         "the Triton kernels",
