@@ -23,6 +23,7 @@ from benchmarks import arrays, compare, forms, long_sequences, overhead, page, v
 from benchmarks.cells import OPS, Cell, cells
 
 RESULTS = Path(__file__).parent / "results"
+SWEEP = 400.0  # seconds of a sweep of tiles
 PACKAGES = ("jax", "entmax", "fla-core", "flash-linear-attention", "triton")
 
 
@@ -221,6 +222,36 @@ def count(options: argparse.Namespace) -> int:
     return worse
 
 
+def other_tiles(options: argparse.Namespace) -> int:
+    """Time kernels with other tiles, or write the better ones of a file into the tables."""
+    from benchmarks import stubbed, tiles
+
+    if options.write:
+        for entry, tile in tiles.write(options.write).items():
+            print(f"{entry.table}, {', '.join(map(str, entry.key))}: {', '.join(map(str, tile))}")
+        return 0
+    if not options.stub and not torch.cuda.is_available():
+        raise ValueError("torch finds no GPU; --stub rehearses without one")
+    calls = [call for call in tiles.WORKLOADS if matcher(options.k)(call)]
+    if not calls:
+        raise ValueError(f"-k {options.k!r} matches no call; one is called 'sigmoid, d = 128'")
+    major, minor = stubbed.CAPABILITY if options.stub else torch.cuda.get_device_capability()
+    bench = tiles.Bench(1, options.rounds, lambda: None)
+    if not options.stub:
+        bench = tiles.Bench(tiles.ITEMS, options.rounds, torch.cuda.synchronize)
+    about = environment("cpu" if options.stub else "cuda") | ({"device": tiles.STUB} if options.stub else {})
+    workers = options.workers if (major, minor) == stubbed.CAPABILITY else 0
+    records = list[dict[str, Any]]()
+    with stubbed.stubbed() if options.stub else torch.device("cuda"):
+        for record in tiles.sweep(calls, bench, workers, options.seconds):
+            records.append(record)
+            print(tiles.line(record), flush=True)
+            content = {"environment": about, "capability": major, "rounds": options.rounds, "records": records}
+            options.out.write_text(json.dumps(content, indent=1) + "\n")
+    print(f"written to {options.out}")
+    return 0
+
+
 def written(path: Path, device: str, content: dict[str, Any]) -> int:
     path.write_text(json.dumps({"environment": environment(device), **content}, indent=1) + "\n")
     print(f"written to {path}")
@@ -278,6 +309,23 @@ def parser() -> argparse.ArgumentParser:
     sass.set_defaults(function=count)
     stub = commands.add_parser("stubbed-launches", help="a call until its launches are with a stub for the driver")
     stub.set_defaults(function=stubbed_launches)
+    tile = commands.add_parser(
+        "tiles", help="time Triton kernels with other tiles, and write better ones into their tables"
+    )
+    tile.add_argument("-k", metavar="EXPR", help="calls whose name matches, e.g. 'relu and gradients'")
+    tile.add_argument("--rounds", type=int, default=7, metavar="N", help="rounds over a tile and the table's (7)")
+    tile.add_argument("--seconds", type=float, default=SWEEP, metavar="S", help=f"time no longer than that ({SWEEP:g})")
+    tile.add_argument(
+        "--workers", type=int, default=os.cpu_count(), metavar="N", help="tiles compiled at a time (all cores)"
+    )
+    tile.add_argument("--stub", action="store_true", help="rehearse without a GPU: launches end in a stub")
+    tile.add_argument(
+        "--out", type=Path, default=Path("out/tiles.json"), metavar="FILE", help="JSON file (out/tiles.json)"
+    )
+    tile.add_argument(
+        "--write", type=Path, metavar="FILE", help="write the better tiles of a sweep into the tables instead"
+    )
+    tile.set_defaults(function=other_tiles)
     for command in (run_, all_, each, tiny, long, sass, stub):
         command.add_argument("--out", type=Path, metavar="FILE", help="JSON file (in benchmarks/results, by device)")
 

@@ -50,6 +50,12 @@ def sanitized(tool: str, *adapters: str, needs: tuple[str, ...] = ("torch",), **
     return Job(f"{tool}-{library}", f"does {tool} complain?", arguments, (*needs, under[0]), under)
 
 
+def swept(name: str, expression: str) -> Job:
+    """Kernels with other tiles; `python -m benchmarks tiles --write` reads the answer back."""
+    arguments = (*MEASURE, "tiles", "-k", expression, "--seconds", f"{SECONDS:g}", "--out", "{out}/tiles.json")
+    return Job(f"tiles-{name}", f"which tiles are fastest, {name}?", arguments, ("torch", "triton"))
+
+
 TRITON = "torch_cuda-triton"
 TESTS = ("tests/kernels/test_custom_ops.py", "tests/kernels/test_cupy.py")
 PROFILER = ("ncu", "--target-processes", "all", "--launch-skip", "20", "--launch-count", "10", "--csv")
@@ -60,6 +66,9 @@ JOBS = (
     Job("cupy", "is CuPy right?", quick("cupy-cuda"), ("cupy",)),
     Job("jax", "is JAX right?", quick("jax-triton", "jax-pallas", k=FIRST), ("jax",)),
     Job("ops", "do custom ops and CuPy's launches do what torch asks?", ("-m", "pytest", "-q", "-rs", *TESTS)),
+    swept("forward", "not gradients and not linear and not features"),
+    swept("gradients", "gradients and not linear and not features"),
+    swept("linear", "linear or features"),
     *(Job(f"times-{op}", f"how fast is {op}?", timed(f"{op} and n=")) for op in OPS),
     Job("overhead", "what does a call cost?", (*MEASURE, *OVERHEAD)),
     sanitized("memcheck", TRITON, dtype="float16"),

@@ -15,7 +15,7 @@ from attnkit.backends.torch.triton import launch, linear_launch, pointwise, rows
 from attnkit.backends.torch.triton import rows as of_rows
 from attnkit.backends.torch.triton.launch import Launch
 
-Launches = Callable[[], list[Launch]]
+Launches = Callable[[int], list[Launch]]  # for this many sequences
 PAIRS, TOKENS = 128 * 64, 64
 BESIDE = ("row_constants", "centre", "move", "running")
 """Kernels that see every token once, or every state: little beside the others, and not counted."""
@@ -24,52 +24,69 @@ BESIDE = ("row_constants", "centre", "move", "running")
 class Workload(NamedTuple):
     """A call of the library at the size of a layer, and how many units an iteration of its kernels does."""
 
-    launches: Launches
+    of_items: Launches
     unit: str  # pairs or tokens
+
+    def launches(self, items: int = 2) -> list[Launch]:
+        """What is launched for a batch of so many sequences."""
+        return self.of_items(items)
 
     def units(self, made: Launch) -> float:
         sizes = made.constants
         return sizes["ROWS"] * sizes["KEYS"] / PAIRS if self.unit == "pairs" else sizes["CHUNK"] / TOKENS
 
 
-def inputs(dtype: torch.dtype, d: int, tokens: int, items: int = 2) -> Tensor:
+def inputs(dtype: torch.dtype, d: int, tokens: int, items: int) -> Tensor:
     return torch.empty(items, 8, tokens, d, dtype=dtype)
+
+
+def gradients_of(**arrays: Tensor) -> dict[str, Tensor]:
+    """Memory for the gradients of arrays."""
+    return {name: torch.empty_like(x) for name, x in arrays.items()}
 
 
 def forward(dtype: torch.dtype, d: int, **options: Any) -> Workload:
     """Point-wise attention."""
-    q = inputs(dtype, d, 1024)
-    return Workload(lambda: launch.forward_launches(q, q, q, q, launch.call_of(q, q, q, **options)), "pairs")
+
+    def launches(items: int) -> list[Launch]:
+        q = inputs(dtype, d, 1024, items)
+        return launch.forward_launches(q, q, q, torch.empty_like(q), launch.call_of(q, q, q, **options))
+
+    return Workload(launches, "pairs")
 
 
 def backward(dtype: torch.dtype, d: int, **options: Any) -> Workload:
     """dq, dk and dv of point-wise attention."""
-    q = inputs(dtype, d, 1024)
-    grads = {"q": q, "k": q, "v": q}
-    return Workload(lambda: launch.backward_launches(q, q, q, q, grads, launch.call_of(q, q, q, **options)), "pairs")
+
+    def launches(items: int) -> list[Launch]:
+        q = inputs(dtype, d, 1024, items)
+        grads = gradients_of(q=q, k=q, v=q)
+        return launch.backward_launches(q, q, q, q, grads, launch.call_of(q, q, q, **options))
+
+    return Workload(launches, "pairs")
 
 
 def row_statistics(dtype: torch.dtype, d: int, fields: str, with_output: bool = False, **options: Any) -> Workload:
     """Statistics of rows, alone or beside the output."""
-    q = inputs(dtype, d, 1024)
-    v = q if with_output else None
 
-    def launches() -> list[Launch]:
+    def launches(items: int) -> list[Launch]:
+        q = inputs(dtype, d, 1024, items)
+        v, o = (q, torch.empty_like(q)) if with_output else (None, None)
         rows = {name: torch.empty(q.shape[:-1]) for name in statistics.outputs(fields)}
         outputs = tuple(rows.get(name) for name in (*statistics.FIELDS, "first"))
-        return launch.forward_launches(q, q, v, v, launch.call_of(q, q, v, **options), outputs)
+        return launch.forward_launches(q, q, v, o, launch.call_of(q, q, v, **options), outputs)
 
     return Workload(launches, "pairs")
 
 
 def normalised(dtype: torch.dtype, d: int, op: Callable[..., Any], tokens: int = 1024, **options: Any) -> Workload:
     """Softmax or entmax."""
-    q = inputs(dtype, d, tokens)
 
-    def launches() -> list[Launch]:
+    def launches(items: int) -> list[Launch]:
+        q = inputs(dtype, d, tokens, items)
         call = of_rows.call_of(op.__name__, {"q": q, "k": q, "v": q, **options})
         rows = torch.empty(of_rows.row_numbers(call.a.leading, tokens, of_rows.alpha_of(op.__name__, options)))
-        return [of_rows.forward_launch(q, q, q, q, None, rows, call)]
+        return [of_rows.forward_launch(q, q, q, torch.empty_like(q), None, rows, call)]
 
     return Workload(launches, "pairs")
 
@@ -78,12 +95,12 @@ def normalised_backward(
     dtype: torch.dtype, d: int, op: Callable[..., Any], tokens: int = 1024, **options: Any
 ) -> Workload:
     """Their gradients."""
-    q = inputs(dtype, d, tokens)
 
-    def launches() -> list[Launch]:
+    def launches(items: int) -> list[Launch]:
+        q = inputs(dtype, d, tokens, items)
         call = of_rows.call_of(op.__name__, {"q": q, "k": q, "v": q, **options})
         rows = torch.empty(of_rows.row_numbers(call.a.leading, tokens, of_rows.alpha_of(op.__name__, options)))
-        return of_rows.backward_launches(q, q, q, q, None, rows, {"q": q, "k": q, "v": q}, call)
+        return of_rows.backward_launches(q, q, q, q, None, rows, gradients_of(q=q, k=q, v=q), call)
 
     return Workload(launches, "pairs")
 
@@ -92,9 +109,9 @@ def statistics_of_rows(
     dtype: torch.dtype, d: int, fields: str, op: Callable[..., Any], gradients: bool = False, **options: Any
 ) -> Workload:
     """Statistics of softmax or entmax from the numbers of the rows, or the gradients of both and of the output."""
-    q = inputs(dtype, d, 1024)
 
-    def launches() -> list[Launch]:
+    def launches(items: int) -> list[Launch]:
+        q = inputs(dtype, d, 1024, items)
         arguments = {"q": q, "k": q, "v": q, **options}
         call = of_rows.call_of(op.__name__, arguments)
         numbers = torch.empty(rows_statistics.shape_of_numbers(op.__name__, arguments, call.a.leading))
@@ -103,7 +120,7 @@ def statistics_of_rows(
         if not gradients:
             return [rows_statistics.statistics_launch(q, q, outputs, numbers, call)]
         given = (rows["first"], *outputs[:4], *outputs[:2])
-        grads = {"q": q, "k": q, "v": q}
+        grads = gradients_of(q=q, k=q, v=q)
         return of_rows.backward_launches(q, q, q, q, None, numbers, grads, call, given)
 
     return Workload(launches, "pairs")
@@ -111,25 +128,30 @@ def statistics_of_rows(
 
 def features(dtype: torch.dtype, d: int, gradients: bool = False) -> Workload:
     """Causal linear attention of features in float32 that fade, with values of a dtype."""
-    q, v, levels = inputs(torch.float32, d, 4096), inputs(dtype, d, 4096), torch.empty(2, 8, 4096)
-    options: dict[str, Any] = {"feature_map": "identity", "normalize": True, "causal": True, "levels": levels}
 
-    def launches() -> list[Launch]:
+    def launches(items: int) -> list[Launch]:
+        q, v = inputs(torch.float32, d, 4096, items), inputs(dtype, d, 4096, items)
+        options: dict[str, Any] = {"feature_map": "identity", "normalize": True, "causal": True}
+        options["levels"] = torch.empty(items, 8, 4096)
         setting = linear_launch.setting(q, q, v, **options)._replace(exact=gradients)
         call = linear_launch.Call(q, q, v, setting)
-        return call.backward(v, {"q": q, "k": q, "v": v}, None, None) if gradients else call.forward(v, None)
+        if gradients:
+            return call.backward(v, gradients_of(q=q, k=q, v=v), None, None)
+        return call.forward(torch.empty_like(v), None)
 
     return Workload(launches, "tokens")
 
 
-def linear(dtype: torch.dtype, d: int, gradients: bool = False, items: int = 2, **options: Any) -> Workload:
-    """Linear attention or its gradients."""
-    q = inputs(dtype, d, 4096, items)
+def linear(dtype: torch.dtype, d: int, gradients: bool = False, least: int = 2, **options: Any) -> Workload:
+    """Linear attention or its gradients, of at least so many sequences."""
 
-    def launches() -> list[Launch]:
+    def launches(items: int) -> list[Launch]:
+        q = inputs(dtype, d, 4096, max(items, least))
         setting = linear_launch.setting(q, q, q, **options)._replace(exact=gradients)
         call = linear_launch.Call(q, q, q, setting)
-        return call.backward(q, {"q": q, "k": q, "v": q}, None, None) if gradients else call.forward(q, None)
+        if gradients:
+            return call.backward(q, gradients_of(q=q, k=q, v=q), None, None)
+        return call.forward(torch.empty_like(q), None)
 
     return Workload(launches, "tokens")
 
@@ -170,7 +192,7 @@ WORKLOADS: dict[str, Workload] = {
     "softmax: all statistics": statistics_of_rows(BF16, 64, ALL, softmax_attention),
     "entmax: all statistics": statistics_of_rows(BF16, 64, ALL, entmax_attention, alpha=1.5),
     "linear": linear(BF16, 64),
-    "linear, causal": linear(BF16, 64, items=32, causal=True),
+    "linear, causal": linear(BF16, 64, least=32, causal=True),
     "linear, causal, 16 heads": linear(BF16, 64, causal=True),
     "linear, causal, d = 128": linear(BF16, 128, causal=True),
     "linear, causal, float16": linear(F16, 64, causal=True),

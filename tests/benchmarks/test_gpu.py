@@ -12,6 +12,7 @@ import pytest
 from attnkit_conformance import __main__ as kit
 from attnkit_conformance.judge import matcher
 from benchmarks import __main__ as measuring
+from benchmarks import tiles
 from benchmarks.cells import cells
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import box
@@ -50,7 +51,9 @@ def test_a_command_is_valid(asked, tmp_path):
         assert getattr(options, "seconds", SECONDS) < box.LIMIT
     elif words[:2] == [*MEASURE]:
         options = measuring.parser().parse_args(words[2:])
-        assert [cell for cell in cells("full", "cuda") if matcher(getattr(options, "k", None))(cell.name)]
+        names = tiles.WORKLOADS if words[2] == "tiles" else [cell.name for cell in cells("full", "cuda")]
+        assert [name for name in names if matcher(getattr(options, "k", None))(name)]
+        assert getattr(options, "seconds", SECONDS) < box.LIMIT
     else:
         assert words[:2] == ["-m", "pytest"]
         assert all((box.ROOT / word).exists() for word in words[2:] if not word.startswith("-"))

@@ -83,15 +83,11 @@ STATISTICS = {
     ("backward_keys", 16, 128): (Tile(32, 64, 8, 2), Tile(16, 64, 8, 2)),
     ("backward_keys", 32, 64): (Tile(16, 32, 8, 1), Tile(32, 32, 8, 1)),
 }
-FORMS = {
-    "distances": DISTANCES,
-    "statistics": STATISTICS,
-    "lean": {("forward", 16, 64): (Tile(128, 32, 4, 3), Tile(128, 64, 4, 3))},
-    "lean sharing": {("forward", 16, 64): (Tile(128, 32, 4, 3), Tile(128, 32, 4, 3))},
-    "sharing": {
-        ("backward_queries", 16, 64): (Tile(128, 32, 8, 2), Tile(128, 64, 8, 2)),
-        ("backward_keys", 16, 128): (Tile(16, 64, 8, 2), Tile(16, 128, 8, 2)),
-    },
+LEAN = {("forward", 16, 64): (Tile(128, 32, 4, 3), Tile(128, 64, 4, 3))}
+LEAN_SHARING = {("forward", 16, 64): (Tile(128, 32, 4, 3), Tile(128, 32, 4, 3))}
+SHARING = {
+    ("backward_queries", 16, 64): (Tile(128, 32, 8, 2), Tile(128, 64, 8, 2)),
+    ("backward_keys", 16, 128): (Tile(16, 64, 8, 2), Tile(16, 128, 8, 2)),
 }
 """Exceptions for calls with distances; with statistics of rows, `rows` being those without o; for functions that share
 reciprocals; and for `lean` calls, in bfloat16 without statistics, arrays of pairs and dropout, where four warps have
@@ -100,9 +96,8 @@ registers for a tile of eight."""
 
 def pointwise(kernel: str, bits: int, d: int, e: int, capability: int, *forms: str) -> Tile:
     """The tile of a kernel for head sizes d and e; `capability` is the major number."""
-    key = kernel, bits, max(64, padded(d), padded(e))
-    tiles = [FORMS[form][key] for form in forms if key in FORMS[form]] or [POINTWISE[key]]
-    return tiles[-1][capability >= 9]
+    tile: Tile = entry((kernel, bits, max(64, padded(d), padded(e))), capability, "pointwise", *forms)
+    return tile
 
 
 # ---------------------------------------------------------------------------------------------- rows
@@ -153,7 +148,6 @@ STATISTICS_OF_ROWS = {
     ("backward_keys", 16, 64): (Tile(16, 128, 8, 2), Tile(16, 128, 8, 2)),
     ("backward_keys", 16, 128): (Tile(16, 64, 8, 2), Tile(16, 64, 8, 2)),
 }
-ROW_FORMS = {"": {}, "lean": LEAN_ROWS, "statistics": STATISTICS_OF_ROWS}
 """Exceptions for `lean` calls, in bfloat16 without masks, arrays of pairs and dropout, as for point-wise attention, and
 for gradients with those of statistics."""
 
@@ -175,17 +169,19 @@ and so are gradients with those of statistics.
 
 
 def rows(kernel: str, bits: int, d: int, e: int, capability: int, form: str = "") -> Tile:
-    """The tile of a kernel for head sizes d and e; `form` is one of `ROW_FORMS`."""
+    """The tile of a kernel for head sizes d and e; `form` is "lean", "statistics" or none."""
     key = kernel, bits, max(64, padded(d), padded(e))
-    return ROW_FORMS[form].get(key, ROWS[key])[capability >= 9]
+    tile: Tile = entry(key, capability, "rows", *([f"{form} of rows"] if form else []))
+    return tile
 
 
 def resident(kernel: str, bits: int, d: int, e: int, keys: int, capability: int) -> Tile | None:
     """The tile of a resident kernel for rows of this many keys, None if they do not fit into registers."""
-    tiles = RESIDENT.get((kernel, bits, max(64, padded(d), padded(e))))
-    if tiles is None or keys > tiles[capability >= 9].KEYS:
+    key = kernel, bits, max(64, padded(d), padded(e))
+    if key not in RESIDENT:
         return None
-    return tiles[capability >= 9]._replace(KEYS=padded(keys))
+    tile: Tile = entry(key, capability, "resident")
+    return None if keys > tile.KEYS else tile._replace(KEYS=padded(keys))
 
 
 def normalised(
@@ -222,7 +218,7 @@ def decoding(bits: int, d: int, e: int, capability: int, queries: int, rows: int
     """The tile of a call with `rows` queries in a group of heads; None for more than a few queries."""
     if queries > FEW:
         return None
-    tile = DECODING[bits, max(64, padded(d), padded(e))][capability >= 9]
+    tile: Tile = entry((bits, max(64, padded(d), padded(e))), capability, "decoding")
     return tile._replace(ROWS=min(tile.ROWS, padded(rows)))
 
 
@@ -276,11 +272,40 @@ LINEAR = {
 
 def linear(kind: str, dtype: str, capability: int, contracted: int, produced: int) -> Chunk:
     """The tile of a kernel that contracts `contracted` features into `produced` ones, both powers of two."""
-    chunk = LINEAR[kind, dtype, max(64, contracted)][capability >= 9]
+    chunk: Chunk = entry((kind, dtype, max(64, contracted)), capability, "linear")
     return chunk._replace(BLOCK=min(chunk.BLOCK, produced))
 
 
 STEP = 4096  # numbers of a state that a program of a step keeps in registers
+
+
+# ---------------------------------------------------------------------------------------------- all tables
+
+TABLES: dict[str, Any] = {
+    "pointwise": POINTWISE,
+    "distances": DISTANCES,
+    "statistics": STATISTICS,
+    "lean": LEAN,
+    "lean sharing": LEAN_SHARING,
+    "sharing": SHARING,
+    "rows": ROWS,
+    "lean of rows": LEAN_ROWS,
+    "statistics of rows": STATISTICS_OF_ROWS,
+    "resident": RESIDENT,
+    "decoding": DECODING,
+    "linear": LINEAR,
+}
+
+
+def table_of(key: tuple[Any, ...], *tables: str) -> str:
+    """The last of some tables that has an entry for the key."""
+    return [name for name in tables if key in TABLES[name]][-1]
+
+
+def entry(key: tuple[Any, ...], capability: int, *tables: str) -> Any:
+    """The tile that a call takes from these tables, the later ones exceptions to the earlier. `benchmarks.tiles` tries
+    others in its place."""
+    return TABLES[table_of(key, *tables)][key][capability >= 9]
 
 
 # ---------------------------------------------------------------------------------------------- the Newton inverse
