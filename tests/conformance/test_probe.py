@@ -94,6 +94,17 @@ def test_exact_scores_move_where_the_activation_has_no_kink(name: str) -> None:
     assert may_be_on_kinks(op, kinked)
 
 
+@pytest.mark.parametrize(
+    ("name", "kinks"),
+    [("linear_attention_packed", False), ("softmax_attention_packed", False), ("pointwise_attention_packed", True)],
+)
+def test_packed_sequences_have_the_kinks_of_their_op(name: str, kinks: bool) -> None:
+    """Features have none but at 0 of an input, which no factor crosses."""
+    op = BY_NAME[name]
+    case = draw_case(next(iter(op.samples(op, "float64", "quick"))))
+    assert may_be_on_kinks(op, replace(case, tags=frozenset({"grid"}))) is kinks
+
+
 def test_equal_calls_share_golden_values() -> None:
     case = case_of("softmax_attention", Scene("plain", 5, 7))
     assert golden(replace(case, id="other")) is golden(case)

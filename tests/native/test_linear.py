@@ -121,6 +121,24 @@ def test_a_denominator_at_its_floor_has_no_slope():
     assert np.abs(golden).max() > 1e4  # some are at their floor
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_level_has_the_gradient_of_the_largest_exponent(causal):
+    """Of exponents near 0, whose features are all 1 but for rounding."""
+    arrays, options, _ = call("performer_attention", (5, 5, 3, 2), "plain", causal)
+    q, k, v, projection, do = arrays
+    dstate = tuple(np.zeros((BATCH, HEADS, *shape)) for shape in ((PROJECTED, 2), (PROJECTED,))) + (
+        np.ones((BATCH, HEADS)),
+    )
+    ours, golden = (
+        attnkit.performer_attention_vjp(
+            1e-18 * q, 1e-18 * k, v, projection, 0 * do, dstate=dstate, impl=impl, **options
+        )
+        for impl in ("native", "generic")
+    )
+    assert np.abs(golden["k"]).max() > 0.1
+    assert max(errors(ours, golden)) < 1e-12
+
+
 @pytest.mark.parametrize("stateful", [False, True])
 @BY_NAME
 def test_steps(name, stateful):

@@ -82,6 +82,7 @@ class Linear {
     T start = -kInfinity<T>, top = -kInfinity<T>;           // the first and the last level
     double dtop = 0;                                        // its gradient: terms of it cancel
     int64_t highest = -1;                                   // the first key with the last level; -1: the state has it
+    int64_t feature = 0;                                    // of that key, the first with this exponent
 
     Task(const Call &call, int64_t item)
         : s(call, item_index(call.plan, item)), map(call, s.item.index), w(workspace()) {}
@@ -149,6 +150,7 @@ class Linear {
       if (level > t.top) {
         t.top = level;
         t.highest = s.begin + j;
+        t.feature = std::find(kappa + j * width_, kappa + j * width_ + count_, level) - (kappa + j * width_);
       }
     }
     if (s.queries) {
@@ -350,9 +352,8 @@ class Linear {
     const auto takes = [&t](int64_t j) { return t.s.shown.key(j); };
     const int64_t first = t.highest - s.begin;
     if (t.map.is_exponential && t.s.keeps && first >= 0 && first < s.count) {
-      const T *phi = t.w.y.data() + first * width_;  // m^-½ where the exponent is the level
-      const int64_t feature = std::max_element(phi, phi + count_) - phi;
-      grads[first * width_ + feature] += static_cast<T>(t.dtop) / phi[feature];
+      const int64_t place = first * width_ + t.feature;
+      grads[place] += static_cast<T>(t.dtop) / t.w.y.data()[place];
     }
     pull(t, s, s.begin, t.w.y.data(), grads, to.k, takes);
     for (int64_t j = 0; j < s.count; ++j) {

@@ -61,7 +61,8 @@ def floored(x: Array) -> Array:
 
 def may_be_on_kinks(op: Op, case: Case) -> bool:
     """Whether scores are exact, and ties, thresholds or kinks are among them."""
-    smooth = (op.exponent(case.params) or op.group in OF_FEATURES) and not op.subjects  # statistics have a maximum
+    of_features = op.group in OF_FEATURES or "feature_map" in op.own
+    smooth = (op.exponent(case.params) or of_features) and not op.subjects  # statistics have a maximum
     return bool(EXACT & case.tags) and not smooth and not are_beside(case)
 
 
