@@ -126,9 +126,8 @@ def test_a_level_has_the_gradient_of_the_largest_exponent(causal):
     """Of exponents near 0, whose features are all 1 but for rounding."""
     arrays, options, _ = call("performer_attention", (5, 5, 3, 2), "plain", causal)
     q, k, v, projection, do = arrays
-    dstate = tuple(np.zeros((BATCH, HEADS, *shape)) for shape in ((PROJECTED, 2), (PROJECTED,))) + (
-        np.ones((BATCH, HEADS)),
-    )
+    shapes = (PROJECTED, 2), (PROJECTED,)
+    dstate = (*(np.zeros((BATCH, HEADS, *shape)) for shape in shapes), np.ones((BATCH, HEADS)))
     ours, golden = (
         attnkit.performer_attention_vjp(
             1e-18 * q, 1e-18 * k, v, projection, 0 * do, dstate=dstate, impl=impl, **options
