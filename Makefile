@@ -77,8 +77,8 @@ emulated: install
 	  --profile quick -k "not property" --workers $(WORKERS) --html $(OUT)/conformance-emulated.html
 	$(BIN)/python -m pytest -q -m emulated tests/kernels
 
-# The compiled kernels for CPUs at every level that this machine has, then under sanitizers: an hour. Without a number of
-# threads of their own sanitizers would see one.
+# The compiled kernels for CPUs at every level that this machine has, then under sanitizers: a quarter of an hour. Without
+# a number of threads of their own sanitizers would see one.
 LEVELS ?= $(shell $(BIN)/python -m attnkit.backends.native.build --levels)
 NATIVE := native and not weights and not step
 SANITIZED = ATTNKIT_CPU_LEVEL=$(lastword $(LEVELS)) OMP_NUM_THREADS=3
