@@ -9,6 +9,7 @@ import re
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -224,32 +225,43 @@ def count(options: argparse.Namespace) -> int:
 
 def other_tiles(options: argparse.Namespace) -> int:
     """Time kernels with other tiles, or write the better ones of a file into the tables."""
-    from benchmarks import stubbed, tiles
+    from benchmarks import tiles
 
     if options.write:
         for entry, tile in tiles.write(options.write).items():
             print(f"{entry.table}, {', '.join(map(str, entry.key))}: {', '.join(map(str, tile))}")
         return 0
-    if not options.stub and not torch.cuda.is_available():
-        raise ValueError("torch finds no GPU; --stub rehearses without one")
     calls = [call for call in tiles.WORKLOADS if matcher(options.k)(call)]
     if not calls:
         raise ValueError(f"-k {options.k!r} matches no call; one is called 'sigmoid, d = 128'")
-    major, minor = stubbed.CAPABILITY if options.stub else torch.cuda.get_device_capability()
-    bench = tiles.Bench(1, options.rounds, lambda: None)
-    if not options.stub:
-        bench = tiles.Bench(tiles.ITEMS, options.rounds, torch.cuda.synchronize)
-    about = environment("cpu" if options.stub else "cuda") | ({"device": tiles.STUB} if options.stub else {})
-    workers = options.workers if (major, minor) == stubbed.CAPABILITY else 0
-    records = list[dict[str, Any]]()
-    with stubbed.stubbed() if options.stub else torch.device("cuda"):
+    device, major, bench, context = judge_of_tiles(options)
+    workers = options.workers if (major, 0) == tiles.stubbed.CAPABILITY else 0
+    about = environment("cuda" if device is None else "cpu") | ({"device": device} if device else {})
+    content: dict[str, Any] = {"environment": about, "capability": major, "rounds": options.rounds, "records": []}
+    with context:
         for record in tiles.sweep(calls, bench, workers, options.seconds):
-            records.append(record)
+            content["records"].append(record)
             print(tiles.line(record), flush=True)
-            content = {"environment": about, "capability": major, "rounds": options.rounds, "records": records}
             options.out.write_text(json.dumps(content, indent=1) + "\n")
     print(f"written to {options.out}")
     return 0
+
+
+def judge_of_tiles(options: argparse.Namespace) -> tuple[str | None, int, Any, AbstractContextManager[Any]]:
+    """What takes the place of a GPU, if anything; the compute capability; what judges, and within what."""
+    from benchmarks import tiles
+    from benchmarks.sass.compiling import device_of
+
+    if options.predict:
+        device = f"predicted for {options.predict / 10}"
+        return device, options.predict // 10, tiles.Prediction(options.predict), device_of(options.predict)
+    if options.stub:
+        bench = tiles.Bench(1, options.rounds, lambda: None)
+        return tiles.STUB, tiles.stubbed.CAPABILITY[0], bench, tiles.stubbed.stubbed()
+    if not torch.cuda.is_available():
+        raise ValueError("torch finds no GPU; --predict counts and --stub rehearses without one")
+    bench = tiles.Bench(tiles.ITEMS, options.rounds, torch.cuda.synchronize)
+    return None, torch.cuda.get_device_capability()[0], bench, torch.device("cuda")
 
 
 def written(path: Path, device: str, content: dict[str, Any]) -> int:
@@ -318,6 +330,7 @@ def parser() -> argparse.ArgumentParser:
     tile.add_argument(
         "--workers", type=int, default=os.cpu_count(), metavar="N", help="tiles compiled at a time (all cores)"
     )
+    tile.add_argument("--predict", type=int, choices=(80, 90), metavar="C", help="predicted clocks instead: 80 or 90")
     tile.add_argument("--stub", action="store_true", help="rehearse without a GPU: launches end in a stub")
     tile.add_argument(
         "--out", type=Path, default=Path("out/tiles.json"), metavar="FILE", help="JSON file (out/tiles.json)"

@@ -1,8 +1,9 @@
 """A sweep of tiles: times every kernel with its tile and with tiles like it, and writes better ones into the tables.
 
 Each call of `benchmarks.sass.workloads` is launched with random arrays. A candidate differs from the entry of
-`attnkit.kernels.triton.sizes` that a call uses in one number, or in warps and what they own. It is compiled in
-processes of their own, must return what the tile of the table returns, and takes turns with it.
+`attnkit.kernels.triton.sizes` that a call uses in one number, or in warps and what they own. It is compiled in a
+process of its own, must return what the tile of the table returns, and takes turns with it. Without a GPU clocks are
+predicted.
 """
 
 import ast
@@ -13,6 +14,7 @@ import multiprocessing.connection
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -25,16 +27,20 @@ from attnkit.backends.torch.triton.launch import Launch
 from attnkit.kernels.triton import sizes
 from attnkit_conformance.model import tolerance
 from benchmarks import stubbed
+from benchmarks.sass.clocks import MACHINES, SYSTEM, counted
+from benchmarks.sass.compiling import compiled, device_of
 from benchmarks.sass.workloads import WORKLOADS
 from benchmarks.timing import Ratio, ratio, repeats_for, rounds_of
 
 ITEMS = 32  # sequences of a call: a kernel takes longer than its launch
 SMALLEST, LARGEST = 16, 256  # of what a tile owns, but for a unit of segments
 WARPS, STAGES = (4, 8), (1, 4)
+OWNED, OTHERS = 16, (16, 32, 64)  # queries or keys of a warp, and the keys or queries that it meets at a time
 BETTER = 1.03  # times as fast, over all calls of an entry
 NO_WORSE = 0.98  # in any of them: the first quartile of its rounds
 SECONDS = 1e-3  # of the calls that are timed in a row
 STUB = "a stub for the driver"
+SHARED = {capability: machine.shared - SYSTEM for capability, machine in MACHINES.items()}
 Key = tuple[Any, ...]
 
 
@@ -57,18 +63,19 @@ class Trial(NamedTuple):
 
 
 def candidates(tile: Any, table: str) -> list[Any]:
-    """Tiles like this one."""
+    """Tiles like this one; where warps share what a tile owns, also those of 16 queries or keys for each."""
     outer, inner = tile._fields[:2]
-    largest = sizes.UNIT if table == "linear" else LARGEST
-    few, many = WARPS
-    changes: list[dict[str, int]] = []
-    for name in (outer, inner):
-        if not (table == "resident" and name == "KEYS"):  # the keys of a row
-            changes += [{name: size} for size in (getattr(tile, name) // 2, getattr(tile, name) * 2)]
-    other = many if tile.num_warps == few else few
-    changes.append({"num_warps": other})
-    changes.append({"num_warps": other, outer: getattr(tile, outer) * other // tile.num_warps})
+    sizes_of = {name: getattr(tile, name) for name in (outer, inner)}
+    other = WARPS[tile.num_warps == WARPS[0]]
+    changes: list[dict[str, int]] = [{name: n} for name, size in sizes_of.items() for n in (size // 2, size * 2)]
+    changes += [{"num_warps": other}, {"num_warps": other, outer: sizes_of[outer] * other // tile.num_warps}]
     changes += [{"num_stages": tile.num_stages + step} for step in (-1, 1)]
+    if table != "linear" and OWNED * tile.num_warps not in tile[:2]:
+        owners = ((outer, inner), (inner, outer))
+        changes += [{"num_warps": w, a: OWNED * w, b: n} for a, b in owners for w in WARPS for n in OTHERS]
+    if table == "resident":  # the keys of a row
+        changes = [change for change in changes if inner not in change]
+    largest = sizes.UNIT if table == "linear" else LARGEST
     tiles = [tile._replace(**change) for change in changes]
     return [x for x in tiles if all(SMALLEST <= n <= largest for n in x[:2]) and STAGES[0] <= x.num_stages <= STAGES[1]]
 
@@ -207,8 +214,42 @@ class Bench(NamedTuple):
         try:
             return record | {"ratio": [round(x, 4) for x in self.ratio(trial)]}
         except (TritonError, RuntimeError, ValueError) as error:
-            (first, *_) = str(error).strip().splitlines() or [""]
-            return record | {"fault": f"{type(error).__name__}: {first}"}
+            return record | {"fault": f"{type(error).__name__}: {first_line(error)}"}
+
+
+class Prediction(NamedTuple):
+    """Trials judged by what `benchmarks.sass` counts, for 10 times a compute capability."""
+
+    capability: int
+
+    def record(self, trial: Trial) -> dict[str, Any]:
+        """The ratio of predicted clocks; what spills more registers than the tile of the table is no candidate."""
+        try:
+            (own, spilled), (clocks, spills) = (
+                clocks_of(each, self.capability) for each in (trial._replace(tile=None), trial)
+            )
+        except (TritonError, RuntimeError) as error:
+            return record_of(trial) | {"fault": f"{type(error).__name__}: {first_line(error)}"}
+        if spills > spilled:
+            return record_of(trial) | {"fault": f"spills {spills} bytes of registers"}
+        return record_of(trial) | {"ratio": [round(own / clocks, 4)] * 3}
+
+
+@lru_cache
+def clocks_of(trial: Trial, capability: int) -> tuple[float, int]:
+    """Predicted clocks for a unit of work, and bytes of registers that are spilled, of the launches of a trial."""
+    with device_of(capability):
+        made = launches(trial, 1)
+    kernels = [counted(compiled(launch, capability), capability) for launch in made]
+    units = [WORKLOADS[trial.call].units(launch) for launch in made]
+    clocks = sum(kernel.main.predicted / n for kernel, n in zip(kernels, units, strict=True))
+    if any(kernel.shared > SHARED[capability] for kernel in kernels):
+        raise RuntimeError("more shared memory than a multiprocessor has")
+    return clocks, max(kernel.spills for kernel in kernels)
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [""])[0]
 
 
 def record_of(trial: Trial) -> dict[str, Any]:
@@ -216,10 +257,11 @@ def record_of(trial: Trial) -> dict[str, Any]:
     return {"call": trial.call, "table": entry.table, "key": entry.key, "tile": trial.tile}
 
 
-def sweep(calls: Sequence[str], bench: Bench, workers: int, seconds: float) -> Iterator[dict[str, Any]]:
+def sweep(calls: Sequence[str], bench: Bench | Prediction, workers: int, seconds: float) -> Iterator[dict[str, Any]]:
     """Records of all trials that end in time; half of it may go to compiling if there are `workers` for it."""
-    start, every = time.monotonic(), trials(calls)
-    faults = compile_all(every, bench.items, workers, start + seconds / 2) if workers else {}
+    start, every, faults = time.monotonic(), trials(calls), dict[Trial, str]()
+    if isinstance(bench, Bench) and workers:
+        faults = compile_all(every, bench.items, workers, start + seconds / 2)
     for trial in every:
         if trial.tile is None:
             continue

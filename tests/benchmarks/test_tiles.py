@@ -11,6 +11,7 @@ from attnkit.kernels.triton import sizes
 from attnkit.kernels.triton.sizes import Chunk, Tile
 from benchmarks import __main__ as measuring
 from benchmarks import tiles
+from benchmarks.sass import report
 from benchmarks.stubbed import stubbed
 from benchmarks.tiles import Bench, Entry, Trial, better, candidates, deciding, entries, fault_of, rewritten, write
 
@@ -38,6 +39,12 @@ def test_candidates_stay_within_what_a_kernel_can_do() -> None:
     assert {tile.num_stages for tile in candidates(Tile(16, 16, 8, 1), "pointwise")} == {1, 2}
     assert {tile.KEYS for tile in candidates(Tile(32, 256, 8, 1), "resident")} == {256}
     assert all(chunk.CHUNK <= sizes.UNIT for chunk in candidates(Chunk(64, 64, 4, 2), "linear"))
+
+
+def test_where_warps_share_a_tile_those_of_their_own_are_tried() -> None:
+    near = candidates(Tile(32, 32, 8, 1), "pointwise")
+    assert {(128, 16, 8, 1), (64, 64, 4, 1), (16, 64, 4, 1), (64, 128, 8, 1)} <= {*near}
+    assert (16, 64, 4, 1) not in candidates(Tile(128, 64, 8, 1), "pointwise")
 
 
 def test_an_entry_decides_about_its_kernel() -> None:
@@ -70,6 +77,21 @@ def test_a_trial_is_timed_beside_the_tile_of_the_table(monkeypatch: pytest.Monke
         wrong = iter([[torch.zeros(3)], [torch.ones(3)]])
         monkeypatch.setattr(tiles, "results", lambda made: next(wrong))
         assert Bench(1, 2, lambda: None).record(RELU)["fault"] == "ValueError: array 0 is off by 1 of its norm"
+
+
+def test_a_trial_is_predicted_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = {None: (600.0, 0), RELU.tile: (500.0, 0)}
+    monkeypatch.setattr(tiles, "clocks_of", lambda trial, capability: clocks[trial.tile])
+    assert tiles.Prediction(90).record(RELU)["ratio"] == [1.2, 1.2, 1.2]
+    clocks[RELU.tile] = (500.0, 16)
+    assert tiles.Prediction(90).record(RELU)["fault"] == "spills 16 bytes of registers"
+
+
+def test_predicted_clocks_are_those_that_are_counted() -> None:
+    own = RELU._replace(tile=None)
+    clocks, spills = tiles.clocks_of(own, 90)
+    (kernel,) = report.committed()["capabilities"]["90"]["relu"].values()
+    assert (round(clocks), spills) == (kernel["predicted"], kernel["spills"])
 
 
 @pytest.mark.parametrize(
