@@ -3,6 +3,7 @@
 import importlib
 import os
 import sys
+import time
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -122,6 +123,10 @@ def test_mutants_that_do_not_end_or_end_the_process(softmax_trials: trials.Trial
         monkeypatch.setattr(softmax_trials, "killer", lambda mutant, covering, code=code: exec(code))
         (verdict,) = softmax_trials.judge([(mutant, [])], workers=1)
         assert verdict.by == fate
+    monkeypatch.setattr(softmax_trials, "killer", lambda mutant, covering: time.sleep(1))
+    monkeypatch.setattr(softmax_trials, "seconds", [10.0])  # what judges it takes that long
+    (verdict,) = softmax_trials.judge([(mutant, [0])], workers=1)
+    assert verdict.by is None
 
 
 def test_a_mutant_whose_code_no_function_can_take_is_left_out(softmax_trials: trials.Trials, monkeypatch) -> None:

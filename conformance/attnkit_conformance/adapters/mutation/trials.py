@@ -27,7 +27,7 @@ from attnkit_conformance.adapters.mutation.operators import Mutant, compiled, mu
 from attnkit_conformance.adapters.mutation.units import Unit
 from attnkit_conformance.model import golden, store
 
-SECONDS = 120.0  # a mutant that is not through with its cases then never ends
+SECONDS, TIMES = 120.0, 3.0  # a mutant never ends that takes so much longer than what judges it takes without a change
 UNPLACED = "no function can take its code"
 FORK = multiprocessing.get_context("fork")
 
@@ -82,14 +82,15 @@ Runs = dict[Path, dict[int, list[int]]]
 """By file and line, the units that run it."""
 
 
-def executed(units: Sequence[Unit], files: Sequence[Path]) -> Runs:
-    """Which lines are run by which units, the fastest first; units that fail without any change are left out.
+def executed(units: Sequence[Unit], files: Sequence[Path]) -> tuple[Runs, list[float]]:
+    """Which lines are run by which units, the fastest first, and the seconds that each unit takes; units that fail
+    without any change are left out.
 
     Modules that units import while they run are imported here: otherwise every fork would read them without its change.
     """
     by_name = {str(file): file for file in files}
 
-    def task() -> tuple[Runs, list[str]]:
+    def task() -> tuple[Runs, list[float], list[str]]:
         runs: Runs = {file: {} for file in files}
         seconds = []
         for n, unit in enumerate(units):
@@ -103,15 +104,15 @@ def executed(units: Sequence[Unit], files: Sequence[Path]) -> Runs:
         for of_line in runs.values():
             for covering in of_line.values():
                 covering.sort(key=seconds.__getitem__)
-        return runs, live.modules_of(set(files))
+        return runs, seconds, live.modules_of(set(files))
 
-    result: tuple[Runs, list[str]] | None = Fork(task).result(None)
+    result: tuple[Runs, list[float], list[str]] | None = Fork(task).result(None)
     if result is None:
         raise ValueError("the units cannot be judged without any change")
-    runs, modules = result
+    runs, seconds, modules = result
     for name in modules:
         importlib.import_module(name)
-    return runs
+    return runs, seconds
 
 
 def _trace(names: Collection[str], seen: set[tuple[str, int]], frame: FrameType, event: str, argument: Any) -> Any:
@@ -141,7 +142,7 @@ class Trials:
 
     def __init__(self, units: Sequence[Unit], files: Sequence[Path]) -> None:
         self.units = units
-        runs = executed(units, files)
+        runs, self.seconds = executed(units, files)
         self.functions = live.functions_of(set(files))
         live.forget(set(files))
         self.of_mutant: list[tuple[Mutant, list[int]]] = []
@@ -167,16 +168,18 @@ class Trials:
 
     def judge(self, chosen: Sequence[tuple[Mutant, list[int]]], workers: int) -> Iterator[Verdict]:
         """The verdicts on those that functions can take, as they arrive."""
-        waiting, running = list(reversed(chosen)), dict[Any, tuple[Mutant, Fork]]()
+        waiting, running = list(reversed(chosen)), dict[Any, tuple[Mutant, Fork, float]]()
         while waiting or running:
             while waiting and len(running) < workers:
                 mutant, covering = waiting.pop()
                 fork = Fork(partial(self.killer, mutant, covering))
-                running[fork.answer] = mutant, fork
+                running[fork.answer] = mutant, fork, SECONDS + TIMES * sum(self.seconds[n] for n in covering)
             ready = wait(list(running), timeout=1.0)
-            late = [answer for answer, (_, fork) in running.items() if fork.seconds > SECONDS and answer not in ready]
+            late = [
+                answer for answer, (_, fork, limit) in running.items() if fork.seconds > limit and answer not in ready
+            ]
             for answer in (*ready, *late):
-                mutant, fork = running.pop(answer)
+                mutant, fork, _ = running.pop(answer)
                 seconds = fork.seconds
                 if answer in late:
                     fork.end()
