@@ -17,7 +17,7 @@ from attnkit_experiments.engine.errors import Diverged, UserError
 from attnkit_experiments.engine.files import PARTIAL
 from attnkit_experiments.images.domain import ImageStudy, judged_classes
 from attnkit_experiments.images.settings import image_source
-from attnkit_experiments.recipes import FILES, RECIPES
+from attnkit_experiments.recipes import FILES, MEASUREMENTS, RECIPES
 
 from .conftest import TINY
 
@@ -27,11 +27,12 @@ OF_IMAGES = [name for name, recipe in RECIPES.items() if recipe.domain.name == "
 def test_list_names_every_recipe_with_presets_cost_and_source(capsys):
     assert main(["list"]) == 0
     said = capsys.readouterr().out
-    for recipe in RECIPES.values():
+    for recipe in (*RECIPES.values(), *MEASUREMENTS.values()):
         assert recipe.id in said
         assert recipe.source in said
         for preset in recipe.presets.values():
-            assert preset.cost in said
+            assert f"; {preset.cost}" in said
+    assert said.count("measured, nothing trained") == sum(len(each.presets) for each in MEASUREMENTS.values())
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Every operation of RandAugment beside Pillow, the arguments of its levels, and that a row's draws are its own."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -187,6 +188,11 @@ def _count(seen, name, images, argument):
     if BIG_VISION[name].signed:
         assert set(argument.value.sign().tolist()) <= {-1.0, 1.0}
     return images
+
+
+def test_what_is_skipped_is_left_alone():
+    policy = dataclasses.replace(named("rand-m9-n1-mstd0.5-inc1"), probability=0.0)
+    assert torch.equal(augmented(policy), tensor(pictures()[:1]).expand(BATCH, -1, -1, -1))
 
 
 def test_timms_magnitudes_are_normal_cut_and_applied_half_of_the_time():
