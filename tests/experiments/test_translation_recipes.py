@@ -39,6 +39,7 @@ def test_a_table_is_made_from_raw_text(corpus, tmp_path):
     page = write_report(out).read_text()
     for text in ("Beside the paper", "34.22", "34.56", "Gradient norms", "Attention to one sentence", "preset cpu"):
         assert text in page
+    assert "(diverged)" not in page
     assert "Attention to one sentence" not in write_report(out, show_images=False).read_text()
     assert "bleu_mean" in (out / "results.csv").read_text()
     assert "BLEU" in (out / "summary.md").read_text()
