@@ -1,8 +1,9 @@
 """Tile sizes by kernel, bits of the inputs and head size: no search when a kernel is launched.
 
 They are chosen from compiler reports, not from measurements, and no call needs more memory than a multiprocessor of
-compute capability 8.0 or 9.0 has. If registers allow it, each warp owns 16 queries (keys, for the gradients of keys):
-warps that share them compute the same scores.
+compute capability 8.0 or 9.0 has. If memory allows it, each warp owns 16 queries (keys, for the gradients of keys):
+warps that share them compute the same scores. In float32 that takes more registers than there are from head size 128
+on, and is still predicted to take a third to an eighth of the clocks of smaller tiles that spill none.
 """
 
 from typing import Any, NamedTuple
@@ -29,32 +30,33 @@ def with_pairs(sizes: Tile, beside: int) -> Tile:
 
 
 # ---------------------------------------------------------------------------------------------- pointwise
-# Causal calls without arrays of pairs spill no registers up to head size 128; float32 with head size 256 does.
+# Causal calls without arrays of pairs spill no registers in half types up to head size 128, and next to none in their
+# main loops in float32 up to 64.
 
 POINTWISE = {
     ("forward", 16, 64): (Tile(128, 64, 8, 3), Tile(128, 64, 8, 3)),
     ("forward", 16, 128): (Tile(128, 32, 8, 3), Tile(128, 64, 8, 3)),
     ("forward", 16, 256): (Tile(64, 32, 8, 2), Tile(64, 32, 8, 2)),
-    ("forward", 32, 64): (Tile(128, 16, 8, 2), Tile(64, 32, 4, 2)),
-    ("forward", 32, 128): (Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
-    ("forward", 32, 256): (Tile(32, 16, 8, 1), Tile(32, 16, 8, 1)),
+    ("forward", 32, 64): (Tile(64, 16, 4, 1), Tile(64, 32, 4, 2)),
+    ("forward", 32, 128): (Tile(32, 32, 8, 1), Tile(64, 16, 4, 1)),
+    ("forward", 32, 256): (Tile(32, 16, 8, 1), Tile(64, 16, 4, 1)),
     ("backward_queries", 16, 64): (Tile(128, 64, 8, 2), Tile(128, 64, 8, 2)),
     ("backward_queries", 16, 128): (Tile(128, 32, 8, 2), Tile(128, 64, 8, 2)),
     ("backward_queries", 16, 256): (Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
-    ("backward_queries", 32, 64): (Tile(32, 32, 4, 1), Tile(64, 32, 4, 1)),
-    ("backward_queries", 32, 128): (Tile(32, 16, 8, 1), Tile(16, 16, 8, 1)),
+    ("backward_queries", 32, 64): (Tile(64, 16, 4, 1), Tile(64, 32, 4, 1)),
+    ("backward_queries", 32, 128): (Tile(32, 16, 8, 1), Tile(64, 16, 4, 1)),
     ("backward_queries", 32, 256): (Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
     ("backward_keys", 16, 64): (Tile(32, 128, 8, 2), Tile(32, 128, 8, 2)),
     ("backward_keys", 16, 128): (Tile(32, 64, 8, 2), Tile(32, 128, 8, 2)),
     ("backward_keys", 16, 256): (Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
-    ("backward_keys", 32, 64): (Tile(32, 32, 8, 1), Tile(16, 64, 4, 1)),
-    ("backward_keys", 32, 128): (Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
+    ("backward_keys", 32, 64): (Tile(16, 64, 4, 1), Tile(16, 64, 4, 1)),
+    ("backward_keys", 32, 128): (Tile(16, 16, 8, 1), Tile(16, 64, 4, 1)),
     ("backward_keys", 32, 256): (Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
     ("backward_together", 16, 64): (Tile(32, 64, 8, 2), Tile(32, 128, 8, 2)),
     ("backward_together", 16, 128): (Tile(32, 64, 8, 2), Tile(32, 32, 8, 1)),
     ("backward_together", 16, 256): (Tile(16, 32, 8, 1), Tile(16, 32, 8, 1)),
-    ("backward_together", 32, 64): (Tile(16, 32, 8, 1), Tile(16, 32, 8, 1)),
-    ("backward_together", 32, 128): (Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
+    ("backward_together", 32, 64): (Tile(16, 64, 4, 1), Tile(16, 64, 4, 1)),
+    ("backward_together", 32, 128): (Tile(16, 16, 8, 1), Tile(16, 64, 4, 1)),
     ("backward_together", 32, 256): (Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
 }
 """By kernel, bits and head size (the larger of d and e, rounded up): tiles for compute capability 8 and from 9 on."""
@@ -63,25 +65,26 @@ DISTANCES = {
     ("forward", 16, 64): (Tile(128, 32, 8, 3), Tile(128, 64, 8, 3)),
     ("forward", 16, 256): (Tile(64, 32, 8, 2), Tile(64, 16, 8, 2)),
     ("backward_queries", 16, 128): (Tile(64, 32, 4, 2), Tile(128, 64, 8, 2)),
-    ("backward_queries", 32, 128): (Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
+    ("backward_queries", 32, 128): (Tile(16, 16, 8, 1), Tile(64, 16, 4, 1)),
     ("backward_keys", 16, 128): (Tile(32, 64, 8, 2), Tile(16, 64, 8, 2)),
 }
 STATISTICS = {
     ("rows", 16, 64): (Tile(128, 32, 4, 3), Tile(128, 128, 8, 2)),
     ("rows", 16, 128): (Tile(128, 32, 4, 3), Tile(128, 64, 8, 3)),
     ("rows", 16, 256): (Tile(64, 32, 8, 2), Tile(64, 32, 8, 2)),
-    ("rows", 32, 64): (Tile(128, 16, 8, 2), Tile(64, 32, 4, 2)),
-    ("rows", 32, 128): (Tile(32, 16, 8, 1), Tile(16, 32, 8, 1)),
-    ("rows", 32, 256): (Tile(32, 16, 8, 1), Tile(32, 16, 8, 1)),
+    ("rows", 32, 64): (Tile(64, 16, 4, 1), Tile(64, 32, 4, 2)),
+    ("rows", 32, 128): (Tile(32, 16, 8, 1), Tile(64, 16, 4, 1)),
+    ("rows", 32, 256): (Tile(32, 16, 8, 1), Tile(64, 16, 4, 1)),
     ("forward", 16, 64): (Tile(128, 32, 8, 3), Tile(128, 32, 8, 3)),
     ("forward", 16, 128): (Tile(128, 32, 8, 3), Tile(128, 32, 8, 3)),
-    ("forward", 32, 128): (Tile(32, 16, 8, 1), Tile(16, 32, 8, 1)),
+    ("forward", 32, 128): (Tile(32, 16, 8, 1), Tile(64, 16, 4, 1)),
     ("backward_queries", 16, 64): (Tile(128, 32, 8, 2), Tile(128, 64, 8, 2)),
     ("backward_queries", 16, 128): (Tile(64, 32, 8, 2), Tile(128, 32, 8, 2)),
-    ("backward_queries", 32, 128): (Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
+    ("backward_queries", 32, 64): (Tile(64, 16, 4, 1), Tile(64, 16, 4, 1)),
+    ("backward_queries", 32, 128): (Tile(16, 16, 8, 1), Tile(64, 16, 4, 1)),
     ("backward_keys", 16, 64): (Tile(16, 128, 8, 2), Tile(16, 128, 8, 2)),
     ("backward_keys", 16, 128): (Tile(32, 64, 8, 2), Tile(16, 64, 8, 2)),
-    ("backward_keys", 32, 64): (Tile(16, 32, 8, 1), Tile(32, 32, 8, 1)),
+    ("backward_keys", 32, 64): (Tile(16, 64, 4, 1), Tile(16, 64, 4, 1)),
 }
 LEAN = {("forward", 16, 64): (Tile(128, 32, 4, 3), Tile(128, 64, 4, 3))}
 LEAN_SHARING = {("forward", 16, 64): (Tile(128, 32, 4, 3), Tile(128, 32, 4, 3))}
@@ -101,38 +104,38 @@ def pointwise(kernel: str, bits: int, d: int, e: int, capability: int, *forms: s
 
 
 # ---------------------------------------------------------------------------------------------- rows
-# No registers are spilled by half types up to head size 128 and by float32 up to 64; a few bytes by float32 with 128.
+# No registers are spilled by half types up to head size 128, and next to none in main loops by float32 up to 64.
 
 ROWS = {
     ("forward_online", 16, 64): (Tile(128, 64, 8, 3), Tile(128, 64, 8, 3)),
     ("forward_online", 16, 128): (Tile(128, 32, 8, 3), Tile(128, 64, 8, 3)),
     ("forward_online", 16, 256): (Tile(64, 32, 8, 2), Tile(64, 32, 8, 2)),
-    ("forward_online", 32, 64): (Tile(128, 16, 8, 2), Tile(64, 32, 4, 2)),
-    ("forward_online", 32, 128): (Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
-    ("forward_online", 32, 256): (Tile(32, 16, 8, 1), Tile(32, 16, 8, 1)),
+    ("forward_online", 32, 64): (Tile(64, 16, 4, 1), Tile(64, 32, 4, 2)),
+    ("forward_online", 32, 128): (Tile(32, 32, 8, 1), Tile(64, 16, 4, 1)),
+    ("forward_online", 32, 256): (Tile(32, 16, 8, 1), Tile(64, 16, 4, 1)),
     ("forward_tiled", 16, 64): (Tile(128, 64, 8, 3), Tile(128, 64, 8, 3)),
     ("forward_tiled", 16, 128): (Tile(128, 32, 8, 2), Tile(128, 64, 8, 3)),
     ("forward_tiled", 16, 256): (Tile(64, 32, 8, 2), Tile(64, 32, 8, 2)),
-    ("forward_tiled", 32, 64): (Tile(128, 16, 8, 2), Tile(64, 32, 4, 2)),
-    ("forward_tiled", 32, 128): (Tile(32, 16, 8, 1), Tile(32, 16, 8, 1)),
-    ("forward_tiled", 32, 256): (Tile(32, 16, 8, 1), Tile(32, 16, 8, 1)),
+    ("forward_tiled", 32, 64): (Tile(64, 16, 4, 1), Tile(64, 32, 4, 2)),
+    ("forward_tiled", 32, 128): (Tile(32, 16, 8, 1), Tile(64, 16, 4, 1)),
+    ("forward_tiled", 32, 256): (Tile(32, 16, 8, 1), Tile(64, 16, 4, 1)),
     ("statistics_of_rows", 16, 64): (Tile(128, 32, 4, 3), Tile(128, 64, 8, 3)),
     ("statistics_of_rows", 16, 128): (Tile(128, 32, 4, 3), Tile(128, 64, 8, 3)),
     ("statistics_of_rows", 16, 256): (Tile(64, 32, 8, 2), Tile(64, 32, 8, 2)),
-    ("statistics_of_rows", 32, 64): (Tile(128, 16, 8, 2), Tile(64, 32, 4, 2)),
-    ("statistics_of_rows", 32, 128): (Tile(32, 16, 8, 1), Tile(16, 32, 8, 1)),
-    ("statistics_of_rows", 32, 256): (Tile(32, 16, 8, 1), Tile(32, 16, 8, 1)),
+    ("statistics_of_rows", 32, 64): (Tile(64, 16, 4, 1), Tile(64, 32, 4, 2)),
+    ("statistics_of_rows", 32, 128): (Tile(32, 16, 8, 1), Tile(64, 16, 4, 1)),
+    ("statistics_of_rows", 32, 256): (Tile(32, 16, 8, 1), Tile(64, 16, 4, 1)),
     ("backward_tiled", 16, 64): (Tile(128, 64, 8, 2), Tile(128, 64, 8, 2)),
     ("backward_tiled", 16, 128): (Tile(128, 32, 8, 2), Tile(128, 32, 8, 2)),
     ("backward_tiled", 16, 256): (Tile(64, 16, 8, 1), Tile(32, 16, 8, 1)),
-    ("backward_tiled", 32, 64): (Tile(32, 16, 4, 1), Tile(64, 32, 4, 1)),
-    ("backward_tiled", 32, 128): (Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
+    ("backward_tiled", 32, 64): (Tile(64, 16, 4, 1), Tile(64, 32, 4, 1)),
+    ("backward_tiled", 32, 128): (Tile(16, 16, 8, 1), Tile(64, 16, 4, 1)),
     ("backward_tiled", 32, 256): (Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
     ("backward_keys", 16, 64): (Tile(32, 128, 8, 2), Tile(32, 128, 8, 2)),
     ("backward_keys", 16, 128): (Tile(32, 64, 8, 2), Tile(32, 64, 8, 2)),
     ("backward_keys", 16, 256): (Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
-    ("backward_keys", 32, 64): (Tile(32, 32, 8, 1), Tile(16, 64, 4, 1)),
-    ("backward_keys", 32, 128): (Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
+    ("backward_keys", 32, 64): (Tile(16, 64, 4, 1), Tile(16, 64, 4, 1)),
+    ("backward_keys", 32, 128): (Tile(16, 16, 8, 1), Tile(16, 64, 4, 1)),
     ("backward_keys", 32, 256): (Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
 }
 """The same for softmax and thresholds; `backward_bias` has those of `backward_tiled`."""
@@ -144,7 +147,7 @@ LEAN_ROWS = {
 STATISTICS_OF_ROWS = {
     ("backward_tiled", 16, 64): (Tile(128, 32, 8, 2), Tile(128, 64, 8, 2)),
     ("backward_tiled", 16, 128): (Tile(128, 16, 8, 2), Tile(128, 32, 8, 2)),
-    ("backward_tiled", 32, 64): (Tile(32, 16, 8, 1), Tile(64, 16, 4, 1)),
+    ("backward_tiled", 32, 64): (Tile(64, 16, 4, 1), Tile(64, 16, 4, 1)),
     ("backward_keys", 16, 64): (Tile(16, 128, 8, 2), Tile(16, 128, 8, 2)),
     ("backward_keys", 16, 128): (Tile(16, 64, 8, 2), Tile(16, 64, 8, 2)),
 }
