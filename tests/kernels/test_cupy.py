@@ -103,6 +103,7 @@ def draw(seed: int, *shape: int) -> Any:
 CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "pointwise_attention": ((), {"activation": "gelu", "causal": True}),
     "sigmoid_attention": ((), {}),
+    "gaussian_attention": ((), {"causal": True}),
     "softmax_attention": ((), {"causal": True, "return_lse": True}),
     "sparsemax_attention": ((), {}),
     "entmax_attention": ((), {"alpha": 1.5}),

@@ -9,10 +9,11 @@ from typing import Any
 
 from attnkit._core.dispatch import Kernel, namespace, with_gradients
 from attnkit.backends.cupy import linear, newton, pointwise, rows, statistics
-from attnkit.backends.cupy.pointwise import Device
+from attnkit.backends.cupy.pointwise import GAUSSIAN, Device
 from attnkit.kernels import predicted, verdicts
 from attnkit.ops import statistics as ops_statistics
 from attnkit.ops.entmax import entmax_attention
+from attnkit.ops.gaussian import gaussian_attention
 from attnkit.ops.linear.attention import linear_attention
 from attnkit.ops.lowrank import newton as lowrank_newton
 from attnkit.ops.pointwise import pointwise_attention
@@ -103,6 +104,13 @@ def kernel(function: Call, unsupported_options: Call, inputs: int, is_faster: Ca
 
 SERVED: dict[Call, tuple[Call, Call, Call, int, Callable[..., bool]]] = {
     pointwise_attention: (pointwise.forward, pointwise.backward, pointwise.unsupported_options, 3, keeps),
+    gaussian_attention: (
+        partial(pointwise.forward, **GAUSSIAN),
+        partial(pointwise.backward, **GAUSSIAN),
+        pointwise.unsupported_options,
+        3,
+        keeps,
+    ),
     softmax_attention: (
         partial(rows.forward, alpha=1.0),
         partial(rows.backward, alpha=1.0),

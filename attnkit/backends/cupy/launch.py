@@ -26,7 +26,8 @@ ACTIVATIONS = {
     "silu": "Silu",
 }
 FEATURE_MAPS = {"elu_plus_one": "EluPlusOne", "relu": "Relu", "identity": "Identity"}
-"""The structures of activations.cuh by the names that ops use."""
+OF_DISTANCES = {"exp": "Exponential"}
+"""The structures of activations.cuh by the names that ops use; the last with distances instead of products."""
 
 
 class View(ctypes.Structure):
@@ -58,7 +59,7 @@ class Pointwise(ctypes.Structure):
 
 
 class Tiles(NamedTuple):
-    """The matrix arithmetic of a block, `TensorTiles` or `PlainTiles`, and its sizes."""
+    """The matrix arithmetic of a block, `TensorTiles`, `PlainTiles` or `DistanceTiles`, and its sizes."""
 
     name: str
     number: str
@@ -73,7 +74,13 @@ class Tiles(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        return self.name == "PlainTiles"
+        return self.name != "TensorTiles"
+
+    @property
+    def size(self) -> int:
+        """The bytes of a number of a tile, which is float32 at least without tensor cores."""
+        size = {"float": 4, "double": 8}.get(self.number, 2)
+        return max(size, 4) if self.plain else size
 
     @property
     def threads(self) -> int:
@@ -82,9 +89,8 @@ class Tiles(NamedTuple):
 
     def shared_bytes(self, own: int, queries: int) -> int:
         """The size of `Shared<Tiles, own>` of pointwise.cuh."""
-        size = {"float": 4, "double": 8}.get(self.number, 2)
-        compute = max(size, 4)
-        tiles = (own * self.rows + 2 * self.stages * self.columns) * (self.width + self.plain) * size
+        compute = max(self.size, 4)
+        tiles = (own * self.rows + 2 * self.stages * self.columns) * (self.width + self.plain) * self.size
         scratch = self.rows * (self.columns + 1) * compute if self.plain else 0
         return -(-(tiles + scratch) // 16) * 16 + queries * (8 + 2 * compute)
 
@@ -94,15 +100,16 @@ def width_of(*head_sizes: int) -> int:
     return max(32, *(1 << (size - 1).bit_length() for size in head_sizes if size))
 
 
-def tiles_of(kernel: str, dtype: str, width: int) -> Tiles:
-    """The tiles of a kernel for inputs of `dtype`."""
+def tiles_of(kernel: str, dtype: str, width: int, distances: bool = False) -> Tiles:
+    """The tiles of a kernel for inputs of `dtype`, with `distances` instead of products."""
     number = NUMBERS[dtype]
-    if dtype in ("float16", "bfloat16"):
+    if dtype in ("float16", "bfloat16") and not distances:
         wide = width >= 128 or kernel in ("pointwise_gradient_of_keys", "pointwise_gradient_of_bias")
         return Tiles("TensorTiles", number, 64, 32 if wide else 64, width, 2)
     size = 8 if dtype == "float64" else 4
     rows = 16 if width * size > 1024 else 32
-    return Tiles("PlainTiles", number, rows, rows, width, 2 if width * size <= 512 else 1)
+    name = "DistanceTiles" if distances else "PlainTiles"
+    return Tiles(name, number, rows, rows, width, 2 if width * size <= 512 else 1)
 
 
 class Launch(NamedTuple):

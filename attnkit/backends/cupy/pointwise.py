@@ -13,6 +13,7 @@ import array_api_compat
 from attnkit.backends.cupy.launch import (
     ACTIVATIONS,
     NUMBERS,
+    OF_DISTANCES,
     OPEN,
     WIDEST,
     Launch,
@@ -27,6 +28,7 @@ from attnkit.kernels.plan import Layout, blocks_of, cached_plan, is_array, layou
 Array = Any
 OWN_TILES = {"pointwise_forward": 1, "statistics_forward": 1}  # gradients have two
 ROW_THREADS = 128
+GAUSSIAN: dict[str, Any] = {"activation": "exp", "alpha": 0.0}  # Gaussian attention as a point-wise one
 
 
 class Device(Protocol):
@@ -112,7 +114,8 @@ class Call(Views):
     # ------------------------------------------------------------------------------------------ launches
 
     def tiles(self, kernel: str) -> Tiles:
-        return tiles_of(kernel, self.dtype, width_of(self.layout.d, self.layout.e))
+        width = width_of(self.layout.d, self.layout.e)
+        return tiles_of(kernel, self.dtype, width, self.activation in OF_DISTANCES)
 
     def rows(self) -> list[Launch]:
         """The launch for n^-alpha and log n, if needed."""
@@ -126,7 +129,8 @@ class Call(Views):
         """A launch of a kernel with the activation and `flags` as template arguments."""
         tiles = self.tiles(kernel)
         queries = tiles.stages * tiles.columns if kernel == "pointwise_gradient_of_keys" else tiles.rows
-        template = (str(tiles), f"attnkit::{ACTIVATIONS[self.activation]}", *(str(flag).lower() for flag in flags))
+        function = (ACTIVATIONS | OF_DISTANCES)[self.activation]
+        template = (str(tiles), f"attnkit::{function}", *(str(flag).lower() for flag in flags))
         shared = tiles.shared_bytes(OWN_TILES.get(kernel, 2), queries)
         return Launch(kernel, template, blocks, tiles.threads, shared, self.arguments)
 

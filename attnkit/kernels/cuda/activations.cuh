@@ -1,4 +1,4 @@
-// The non-linearities h of point-wise attention (`value`) and their derivatives (`slope`), in float or double.
+// The non-linearities h of point-wise attention (`value`) and of Gaussian attention, the last, and their derivatives (`slope`), in float or double.
 //
 // Derivatives at kinks are 0, and NaN stays NaN. Nothing is exact for small arguments only: no fast exponential, no
 // tanh in the place of a sigmoid and no 1 + erf, whose tails they would round away.
@@ -111,6 +111,14 @@ struct GeluTanh {
     const C d = (s * s * C(3 * 0.044715) + 1) * C(1.5957691216057308);
     return Sigmoid::value(twice(s)) + s * Sigmoid::slope(twice(s)) * d;
   }
+};
+
+// exp(s), of distances.
+struct Exponential {
+  template <class C>
+  static __device__ inline C value(C s) { return exponential(s); }
+  template <class C>
+  static __device__ inline C slope(C s) { return exponential(s); }
 };
 
 // The feature map of linear attention: s + 1 above 0, exp(s) below. Its slope at 0 is 1.

@@ -12,6 +12,7 @@ template <class Number, int ROWS_, int COLUMNS_, int WIDTH_, int STAGES_>
 struct PlainTiles {
   using T = Number;
   using C = Number;
+  using Input = Number;
   static constexpr int ROWS = ROWS_, COLUMNS = COLUMNS_, WIDTH = WIDTH_, STAGES = STAGES_;
   static constexpr int HIGH = 8, WIDE = 16, THREADS = HIGH * WIDE;
   static constexpr int TILE_PITCH = WIDTH + 1;
@@ -53,6 +54,9 @@ struct PlainTiles {
     }
   }
 
+  // The scores of the tokens of two tiles, before scale and bias.
+  static __device__ void compare(Scores& x, const T* own, const T* passing) { multiply(x, own, passing); }
+
   struct Sums {
     C at[ROWS / HIGH][WIDTH / WIDE];
 
@@ -66,10 +70,14 @@ struct PlainTiles {
   };
 
   // All threads have to call it: factors of a product change hands in `scratch`.
-  static __device__ void add_product(Sums& sums, Scores& x, const T* b, C* scratch) {
+  static __device__ void hand_over(Scores& x, C* scratch) {
     __syncthreads();
     each_score([&](int n, int row, int column) { scratch[row * (COLUMNS + 1) + column] = x[n]; });
     __syncthreads();
+  }
+
+  static __device__ void add_product(Sums& sums, Scores& x, const T* b, C* scratch) {
+    hand_over(x, scratch);
     const int y = threadIdx.x / WIDE, left = threadIdx.x % WIDE;
     for (int c = 0; c < COLUMNS; c++) {
 #pragma unroll
@@ -79,6 +87,11 @@ struct PlainTiles {
         for (int w = 0; w < WIDTH / WIDE; w++) sums.at[r][w] += factor * b[c * TILE_PITCH + left + w * WIDE];
       }
     }
+  }
+
+  // sums_r += Σ_c x_rc times the gradient of the score of r and c by the token r of `own`.
+  static __device__ void add_gradient(Sums& sums, Scores& x, const T* own, const T* passing, C* scratch) {
+    add_product(sums, x, passing, scratch);
   }
 
   // The sums of row r times factor(r) into row first + r, as numbers of type N.

@@ -1,10 +1,12 @@
 // Point-wise attention: o_i = gain·f_i Σ_j m_ij r_ij h(x_ij) v_j, f_i = n_i^-alpha, m the visibility and r the dropout
-// of a pair, x_ij = scale·q_i·k_j + bias_ij + shift - log n_i (the logarithm if it is asked for).
+// of a pair, x_ij = scale·q_i·k_j + bias_ij + shift - log n_i (the logarithm if it is asked for). Gaussian attention has
+// -‖q_i - k_j‖²/2 in the place of q_i·k_j, and h = exp.
 //
-// A kernel is a template over the arithmetic of its tiles (TensorTiles or PlainTiles), the non-linearity, and PAIRS:
+// A kernel is a template over the arithmetic of its tiles (TensorTiles, PlainTiles or DistanceTiles), the non-linearity, and PAIRS:
 // whether the call has a mask, a query_mask, a bias or dropout. Without, tiles that are seen entirely are not masked.
 #pragma once
 
+#include "distance_tiles.cuh"
 #include "pairs.cuh"
 #include "plain_tiles.cuh"
 #include "tensor_tiles.cuh"
@@ -133,8 +135,8 @@ struct QueryBlock {
 template <class Tiles, class Factor>
 __device__ inline void store(const typename Tiles::Sums& sums, const Matrix& to, int first, int rows, int columns,
                              Factor factor) {
-  if (to.kind == kind_of<typename Tiles::T>) {
-    Tiles::template store<typename Tiles::T>(sums, to, first, rows, columns, factor);
+  if (to.kind == kind_of<typename Tiles::Input>) {
+    Tiles::template store<typename Tiles::Input>(sums, to, first, rows, columns, factor);
   } else {
     Tiles::template store<typename Tiles::C>(sums, to, first, rows, columns, factor);
   }
@@ -167,7 +169,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, 2) pointwise_forward(const __g
   block.walk(true, true, [&](int j0, int stage) {
     block.clear(j0, stage, 1);
     typename Tiles::Scores s;
-    Tiles::multiply(s, block.shared.own(0), block.shared.passing(stage, 0));
+    Tiles::compare(s, block.shared.own(0), block.shared.passing(stage, 0));
     if (block.whole(j0)) {
       Tiles::each_score([&](int n, int r, int c) {
         s[n] = weight<H, false>(a, block.pairs, queries[r], i0 + r, j0 + c, s[n]);

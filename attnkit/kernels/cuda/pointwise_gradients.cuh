@@ -3,6 +3,8 @@
 //     dv_j = gain Σ_i m r f_i h(x) do_i       ds_ij = m r f_i h'(x) do_i·v_j
 //     dq_i = gain·scale Σ_j ds_ij k_j         dk_j = gain·scale Σ_i ds_ij q_i         dbias_ij = gain·ds_ij
 //
+// With distances, k_j - q_i takes the place of k_j in dq, and of q_i in dk with the other sign.
+//
 // No maximum, no sum and nothing saved. Every block owns its results, so that sums have one order: dq by queries, dk and
 // dv by keys, dbias by tiles.
 #pragma once
@@ -21,7 +23,7 @@ __global__ void __launch_bounds__(Tiles::THREADS) pointwise_gradient_of_queries(
   block.walk(true, true, [&](int j0, int stage) {
     block.clear(j0, stage, 0);
     typename Tiles::Scores s, du;
-    Tiles::multiply(s, block.shared.own(0), block.shared.passing(stage, 0));
+    Tiles::compare(s, block.shared.own(0), block.shared.passing(stage, 0));
     Tiles::multiply(du, block.shared.own(1), block.shared.passing(stage, 1));
     if (block.whole(j0)) {
       Tiles::each_score([&](int n, int r, int c) {
@@ -32,7 +34,7 @@ __global__ void __launch_bounds__(Tiles::THREADS) pointwise_gradient_of_queries(
         s[n] = slope<H, true>(a, block.pairs, queries[r], i0 + r, j0 + c, s[n], du[n]);
       });
     }
-    Tiles::add_product(sums, s, block.shared.passing(stage, 0), block.shared.scratch());
+    Tiles::add_gradient(sums, s, block.shared.own(0), block.shared.passing(stage, 0), block.shared.scratch());
   });
   __syncthreads();  // `queries`, where the sweep was empty
   store<Tiles>(sums, matrix_of(a.dq, block.at.item, block.at.head), i0, a.queries, a.d,
@@ -75,7 +77,7 @@ __global__ void __launch_bounds__(Tiles::THREADS) pointwise_gradient_of_keys(con
                             [&](int c) { return sees_some_key(pairs, queries[c], i0 + c, j0, ROWS); });
       }
       typename Tiles::Scores s, u, du;
-      Tiles::multiply(s, shared.own(0), shared.passing(stage, 0));
+      Tiles::compare(s, shared.own(0), shared.passing(stage, 0));
       if constexpr (KEYS) Tiles::multiply(du, shared.own(1), shared.passing(stage, 1));
       if (!PAIRS && all_visible(a, keys, i0, COLUMNS, j0, ROWS)) {
         Tiles::each_score([&](int n, int r, int c) {
@@ -91,7 +93,7 @@ __global__ void __launch_bounds__(Tiles::THREADS) pointwise_gradient_of_keys(con
         });
       }
       if constexpr (VALUES) Tiles::add_product(dv, u, shared.passing(stage, 1), shared.scratch());
-      if constexpr (KEYS) Tiles::add_product(dk, s, shared.passing(stage, 0), shared.scratch());
+      if constexpr (KEYS) Tiles::add_gradient(dk, s, shared.own(0), shared.passing(stage, 0), shared.scratch());
     });
   }
   if constexpr (KEYS) {
@@ -131,7 +133,7 @@ __global__ void __launch_bounds__(Tiles::THREADS) pointwise_gradient_of_bias(con
       __syncthreads();
       const Pairs<C, true> pairs(a, item, head);
       typename Tiles::Scores s, du;
-      Tiles::multiply(s, shared.own(0), shared.passing(0, 0));
+      Tiles::compare(s, shared.own(0), shared.passing(0, 0));
       Tiles::multiply(du, shared.own(1), shared.passing(0, 1));
       Tiles::each_score([&](int n, int r, int c) {
         total[n] += slope<H, true>(a, pairs, queries[r], i0 + r, j0 + c, s[n], du[n] * queries[r].factor);

@@ -12,6 +12,7 @@ template <class Number, int ROWS_, int COLUMNS_, int WIDTH_, int STAGES_>
 struct TensorTiles {
   using T = Number;
   using C = float;
+  using Input = Number;
   static constexpr int ROWS = ROWS_, COLUMNS = COLUMNS_, WIDTH = WIDTH_, STAGES = STAGES_;
   static constexpr int THREADS = ROWS / 16 * WARP;
   static constexpr int TILE_PITCH = WIDTH;  // numbers from row to row
@@ -83,6 +84,9 @@ struct TensorTiles {
     }
   }
 
+  // The scores of the tokens of two tiles, before scale and bias.
+  static __device__ void compare(Scores& x, const T* own, const T* passing) { multiply(x, own, passing); }
+
   // (ROWS, WIDTH) sums of products, each row times a power of two; `size` has it for the two rows of this thread.
   //
   // float16 has little range: there each row of a factor is divided by the power of two below the largest element that
@@ -134,6 +138,11 @@ struct TensorTiles {
         multiply_add<T>(sums.at[2 * w + 1], of_x, of_b[2], of_b[3]);
       }
     }
+  }
+
+  // sums_r += Σ_c x_rc times the gradient of the score of r and c by the token r of `own`.
+  static __device__ void add_gradient(Sums& sums, Scores& x, const T* own, const T* passing, C* scratch) {
+    add_product(sums, x, passing, scratch);
   }
 
   // The sums of row r times factor(r) into row first + r, as numbers of type N; two at once where they are neighbours.

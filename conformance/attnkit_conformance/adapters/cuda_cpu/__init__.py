@@ -15,6 +15,7 @@ import numpy as np
 
 from attnkit.backends.cupy import linear, newton, pointwise, rows, statistics
 from attnkit.ops.entmax import ENTMAX
+from attnkit.ops.gaussian import GAUSSIAN
 from attnkit.ops.linear.attention import linear_attention
 from attnkit.ops.lowrank import newton as lowrank_newton
 from attnkit.ops.softmax import SOFTMAX
@@ -38,12 +39,12 @@ class Served(NamedTuple):
     unsupported_options: Callable[..., str | None]  # (**arrays and params)
 
 
-def pointwise_served(op: str) -> Served:
-    """Point-wise attention, or a case of it."""
+def pointwise_served(op: str, **own: Any) -> Served:
+    """Point-wise attention, or a case of it; what the kernels take instead of parameters is the op's `own`."""
     return Served(
-        lambda device, **arguments: {"o": pointwise.forward(device, **base_arguments(op, arguments))},
+        lambda device, **arguments: {"o": pointwise.forward(device, **base_arguments(op, arguments), **own)},
         lambda device, cotangents, q, k, v, **arguments: pointwise.backward(
-            device, q, k, v, cotangents["o"], **base_arguments(op, arguments)
+            device, q, k, v, cotangents["o"], **base_arguments(op, arguments), **own
         ),
         pointwise.unsupported_options,
     )
@@ -101,6 +102,7 @@ def statistics_backward(device: Machine, cotangents: Arrays, **options: Any) -> 
 STATISTICS = Served(statistics_forward, statistics_backward, statistics.unsupported_options)
 SERVED: dict[str, Served] = {
     **{op: pointwise_served(op) for op in POINTWISE},
+    GAUSSIAN.name: pointwise_served(GAUSSIAN.name, **pointwise.GAUSSIAN),
     **{op: rows_served(op, 1.0) for op in cases(SOFTMAX)},
     **{op: rows_served(op, 1.5) for op in cases(ENTMAX)},
     **{op.__name__: STATISTICS for op in (row_statistics, attention_with_statistics)},

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from attnkit.backends.cupy.launch import ACTIVATIONS, FEATURE_MAPS, Launch
+from attnkit.backends.cupy.launch import ACTIVATIONS, FEATURE_MAPS, OF_DISTANCES, Launch
 from attnkit.backends.cupy.rows import NORMALISERS
 from attnkit.kernels.cuda import SOURCES
 
@@ -55,7 +55,10 @@ FUNCTION = """  template <class C>
   [[gnu::noinline]] static C {name}({declared}) {{ switch (chosen) {{ {cases} }} return 0; }}"""
 
 CHOICES: tuple[tuple[tuple[str, ...], dict[str, tuple[str, ...]]], ...] = (
-    (tuple(dict.fromkeys((*ACTIVATIONS.values(), *FEATURE_MAPS.values()))), {"value": ("s",), "slope": ("s",)}),
+    (
+        tuple(dict.fromkeys(x for names in (ACTIVATIONS, FEATURE_MAPS, OF_DISTANCES) for x in names.values())),
+        {"value": ("s",), "slope": ("s",)},
+    ),
     (
         NORMALISERS,
         {
