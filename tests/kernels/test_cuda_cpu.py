@@ -23,6 +23,7 @@ DTYPES = {
     "pointwise_attention": ("float64", "float32", "bfloat16", "float16"),
     "reluformer_attention": ("bfloat16", "float16"),
     "sigmoid_attention": ("float32",),
+    "rela_attention": ("float16",),
 }
 """What is judged of each op here: the kernels are the same, and the full profile by hand has all dtypes of all."""
 

@@ -104,6 +104,7 @@ CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "pointwise_attention": ((), {"activation": "gelu", "causal": True}),
     "sigmoid_attention": ((), {}),
     "gaussian_attention": ((), {"causal": True}),
+    "rela_attention": ((), {"causal": True, "norm_axis": "head"}),
     "softmax_attention": ((), {"causal": True, "return_lse": True}),
     "sparsemax_attention": ((), {}),
     "entmax_attention": ((), {"alpha": 1.5}),
@@ -138,7 +139,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_op_is_wired_to_its_kernels(op: str) -> None:
     q, k, v = draw(0, 2, 5, 8), draw(1, 2, 6, 8), draw(2, 2, 6, 4)
     named, options = CALLS[op]
-    arrays = (q, k) if op == "row_statistics" else (q, k, v)
+    arrays = {"row_statistics": (q, k), "rela_attention": (q, k, v, draw(4, 4))}.get(op, (q, k, v))
     function = getattr(attnkit, op)
     found = flat(function(*named, *arrays, impl="cuda", **options))
     expected = flat(function(*named, *arrays, impl="generic", **options))
@@ -146,7 +147,7 @@ def test_every_op_is_wired_to_its_kernels(op: str) -> None:
     for one, other in zip(found, expected, strict=True):
         assert_close(one, other)
     if not named:
-        pulled, own = draw(3, 2, 5, 4), {name: x for name, x in options.items() if name != "return_lse"}
+        pulled, own = draw(3, *expected[0].shape), {name: x for name, x in options.items() if name != "return_lse"}
         vjp = getattr(attnkit, f"{op}_vjp")
         grads, truth = (flat(vjp(*arrays, pulled, impl=impl, **own)) for impl in ("cuda", "generic"))
         for one, other in zip(grads, truth, strict=True):

@@ -11,6 +11,7 @@ from attnkit._core.dispatch import Kernel, namespace, with_gradients
 from attnkit.backends.cupy import linear, newton, pointwise, rows, statistics
 from attnkit.backends.cupy.pointwise import GAUSSIAN, Device
 from attnkit.kernels import predicted, verdicts
+from attnkit.ops import rela
 from attnkit.ops import statistics as ops_statistics
 from attnkit.ops.entmax import entmax_attention
 from attnkit.ops.gaussian import gaussian_attention
@@ -142,3 +143,5 @@ KERNELS = ops_statistics.kernels(
 for op, (forward, backward, unsupported_options, inputs, is_faster) in SERVED.items():
     served = kernel(forward, unsupported_options, inputs, is_faster)
     KERNELS |= with_gradients(op, served, partial(on_its_device, backward))
+WITHOUT_NORM = kernel(pointwise.forward, pointwise.unsupported_options, 3, keeps)
+KERNELS |= rela.kernels(WITHOUT_NORM, partial(on_its_device, pointwise.backward))

@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from attnkit._core.dispatch import Kernel
 from attnkit.backends.cupy import linear, newton, pointwise, rows, statistics
+from attnkit.ops import rela
 from attnkit.ops.entmax import ENTMAX
 from attnkit.ops.gaussian import GAUSSIAN
 from attnkit.ops.linear.attention import linear_attention
@@ -73,6 +75,22 @@ def bound(
     }
 
 
+def with_norm(device: Machine) -> dict[str, Kernel]:
+    """ReLA and its gradients by the kernels of point-wise attention on a device."""
+    of = Kernel("cuda", partial(pointwise.forward, device), pointwise.unsupported_options)
+    return rela.kernels(of, partial(pointwise.backward, device))
+
+
+def rela_forward(device: Machine, *arrays: Any, **options: Any) -> Any:
+    """rela_attention."""
+    return with_norm(device)["rela_attention"].call(*arrays, **options)
+
+
+def rela_backward(device: Machine, *arrays: Any, **options: Any) -> Any:
+    """rela_attention_vjp."""
+    return with_norm(device)["rela_attention_vjp"].call(*arrays, **options)
+
+
 def rows_served(op: str, alpha: float) -> Served:
     """Softmax or entmax attention, or a case of it, with α where the call names none."""
 
@@ -113,6 +131,7 @@ SERVED: dict[str, Served] = {
         newton.unsupported_options,
     ),
     **bound(linear_attention, linear.forward, linear.backward, linear.unsupported_options),
+    **bound(rela.rela_attention, rela_forward, rela_backward, pointwise.unsupported_options),
 }
 
 
