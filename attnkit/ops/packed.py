@@ -264,8 +264,8 @@ def softmax_attention_packed(
             all of them.
         cu_seqlens_k: the same among the keys, of the same kind. Sequences may be empty on either side.
         return_lse: also return lse (T_q, H).
-        impl: as in `softmax_attention`; "native" and "triton" process all sequences in one call, for both kinds of
-            boundaries.
+        impl: as in `softmax_attention`; "native", "triton" and "cuda" process all sequences in one call, for both
+            kinds of boundaries.
         **packed: `causal`, `window`, both counting positions within the sequence, `scale`, `enable_gqa`.
 
     Returns:

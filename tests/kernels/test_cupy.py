@@ -155,6 +155,19 @@ def test_every_op_is_wired_to_its_kernels(op: str) -> None:
 
 
 @pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("op", ["pointwise_attention_packed", "softmax_attention_packed"])
+def test_packed_sequences_are_wired(op: str) -> None:
+    arrays, edges = [draw(n, 9, 2, 4) for n in range(3)], ((0, 4, 9), (0, 6, 9))
+    function, vjp, pulled = getattr(attnkit, op), getattr(attnkit, f"{op}_vjp"), draw(3, 9, 2, 4)
+    for boundaries in (edges, [np.asarray(x).view(OnCpu) for x in edges]):
+        found, expected = (function(*arrays, *boundaries, causal=True, impl=impl) for impl in ("cuda", "generic"))
+        assert_close(found, expected)
+        grads, truth = (flat(vjp(*arrays, *boundaries, pulled, causal=True, impl=i)) for i in ("cuda", "generic"))
+        for one, other in zip(grads, truth, strict=True):
+            assert_close(one, other)
+
+
+@pytest.mark.usefixtures("emulated")
 def test_the_newton_inverse_is_wired_with_its_residuals() -> None:
     a = draw(0, 3, 6, 6)
     a = a @ a.mT

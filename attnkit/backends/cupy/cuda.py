@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from attnkit._core.dispatch import Kernel, namespace, with_gradients
-from attnkit.backends.cupy import linear, newton, pointwise, rows, statistics
+from attnkit.backends.cupy import linear, newton, packed, pointwise, rows, statistics
 from attnkit.backends.cupy.pointwise import GAUSSIAN, Device
 from attnkit.kernels import predicted, verdicts
 from attnkit.ops import rela
@@ -17,6 +17,7 @@ from attnkit.ops.entmax import entmax_attention
 from attnkit.ops.gaussian import gaussian_attention
 from attnkit.ops.linear.attention import linear_attention
 from attnkit.ops.lowrank import newton as lowrank_newton
+from attnkit.ops.packed import pointwise_attention_packed, softmax_attention_packed
 from attnkit.ops.pointwise import pointwise_attention
 from attnkit.ops.softmax import softmax_attention
 from attnkit.ops.statistics import RowStatistics
@@ -127,6 +128,20 @@ SERVED: dict[Call, tuple[Call, Call, Call, int, Callable[..., bool]]] = {
         keeps,
     ),
     linear_attention: (linear.forward, linear.backward, linear.unsupported_options, 3, only_by_name),
+    pointwise_attention_packed: (
+        partial(packed.forward, pointwise.forward),
+        partial(packed.backward, pointwise.backward),
+        packed.unsupported_options,
+        5,
+        packed.keeps,
+    ),
+    softmax_attention_packed: (
+        partial(packed.forward, partial(rows.forward, alpha=1.0)),
+        partial(packed.backward, partial(rows.backward, alpha=1.0)),
+        packed.unsupported_options,
+        5,
+        packed.keeps,
+    ),
     lowrank_newton.newton_inverse: (
         partial(newton.inverse, residuals),
         newton.backward,

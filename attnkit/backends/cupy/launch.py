@@ -55,6 +55,8 @@ class Pointwise(ctypes.Structure):
         *((name, ctypes.c_int) for name in ("heads", "groups", "queries", "keys", "valid", "left", "right", "d", "e")),
         ("last_kept", ctypes.c_uint),
         *((name, ctypes.c_int) for name in ("items", "bias_items", "bias_heads")),
+        *((name, ctypes.c_void_p) for name in ("edges_q", "edges_k")),
+        *((name, ctypes.c_int) for name in ("sequences", "after")),
     )
 
 

@@ -69,7 +69,9 @@ class Call(Views):
     family = "pointwise"  # the prefix of its kernels' names
 
     def __init__(self, device: Device, q: Array, k: Array, v: Array, o: Array, **options: Any) -> None:
-        self.device, self.plan = device, cached_plan(signature(q, k, v, options))
+        edges = options.get("edges_q")
+        sequences = None if edges is None else edges.shape[0] - 1
+        self.device, self.plan = device, cached_plan(signature(q, k, v, options, sequences))
         self.dtype = q.dtype.name
         self.compute = "float64" if self.dtype == "float64" else "float32"
         self.activation = options.get("activation", "relu")
@@ -87,8 +89,12 @@ class Call(Views):
     def see(self, options: dict[str, Any]) -> None:
         """Set visibility."""
         s, limits = self.arguments, self.plan.limits
-        s.left, s.right = (OPEN if x is None else min(x, OPEN) for x in (limits.left, limits.right))
+        left = limits.before if self.layout.sequences else limits.left
+        s.left, s.right, s.after = (OPEN if x is None else min(x, OPEN) for x in (left, limits.right, limits.after))
         s.valid = limits.keys if s.left + s.right >= 0 else 0
+        if self.layout.sequences:
+            s.sequences = self.layout.sequences
+            s.edges_q, s.edges_k = (self.pointer(options[name]) for name in ("edges_q", "edges_k"))
         if is_array(options.get("key_lengths")):
             self.view("key_lengths", "heads", options["key_lengths"].astype("int64"))
         for name in ("mask", "bias", "dropout_mask"):
@@ -103,15 +109,24 @@ class Call(Views):
         s.scale, s.shift, s.gain, s.alpha, s.last_kept = n.scale, n.shift, n.gain, n.alpha, n.last_kept
         if n.drops:
             seed = options["dropout"][1]
-            self.keepalive.append(seed.astype("uint64") if is_array(seed) else self.device.word(int(seed)))
-            s.seed = self.device.pointer(self.keepalive[-1])
+            s.seed = self.pointer(seed.astype("uint64") if is_array(seed) else self.device.word(int(seed)))
         if is_array(options.get("length")) and any(n.rows):
             self.view("lengths", "rows", options["length"].astype(self.compute))
         for name, present in zip(("factors", "logs"), n.rows, strict=True):
             if present:
                 self.view(name, "rows", self.device.empty(self.layout.shape_of("rows"), self.compute))
 
+    def pointer(self, x: Array) -> int:
+        """The address of an array that is referenced by nothing else."""
+        self.keepalive.append(x)
+        return self.device.pointer(x)
+
     # ------------------------------------------------------------------------------------------ launches
+
+    @property
+    def packed(self) -> tuple[str, ...]:
+        """What packed sequences add to the template arguments of a kernel."""
+        return ("true",) if self.layout.sequences else ()
 
     def tiles(self, kernel: str) -> Tiles:
         width = width_of(self.layout.d, self.layout.e)
@@ -121,8 +136,8 @@ class Call(Views):
         """The launch for n^-alpha and log n, if needed."""
         if not (self.arguments.factors.at or self.arguments.logs.at):
             return []
-        blocks = blocks_of(self.layout.queries, ROW_THREADS) * self.layout.heads * self.layout.items
-        template = (NUMBERS[self.compute], str(ROW_THREADS))
+        blocks = self.layout.blocks(self.layout.queries, ROW_THREADS) * self.layout.heads * self.layout.items
+        template = (NUMBERS[self.compute], str(ROW_THREADS), *self.packed)
         return [Launch("pointwise_rows", template, blocks, ROW_THREADS, 0, self.arguments)]
 
     def launch(self, kernel: str, blocks: int, *flags: bool) -> Launch:
@@ -130,20 +145,21 @@ class Call(Views):
         tiles = self.tiles(kernel)
         queries = tiles.stages * tiles.columns if kernel == "pointwise_gradient_of_keys" else tiles.rows
         function = (ACTIVATIONS | OF_DISTANCES)[self.activation]
-        template = (str(tiles), f"attnkit::{function}", *(str(flag).lower() for flag in flags))
+        template = (str(tiles), f"attnkit::{function}", *(str(flag).lower() for flag in flags), *self.packed)
         shared = tiles.shared_bytes(OWN_TILES.get(kernel, 2), queries)
         return Launch(kernel, template, blocks, tiles.threads, shared, self.arguments)
 
     def by_queries(self, kernel: str) -> Launch:
         """A block for each tile of queries of each head."""
-        blocks = blocks_of(self.layout.queries, self.tiles(kernel).rows) * self.layout.heads * self.layout.items
+        blocks = self.layout.blocks(self.layout.queries, self.tiles(kernel).rows) * self.layout.heads
+        blocks *= self.layout.items
         return self.launch(kernel, blocks, self.pairs)
 
     def by_keys(self) -> list[Launch]:
         """A block per tile of keys of each head of k and v; two launches if registers cannot hold the sums for both."""
         kernel, a = f"{self.family}_gradient_of_keys", self.layout
         tiles = self.tiles(kernel)
-        blocks = blocks_of(a.keys, tiles.rows) * (a.heads // a.groups) * a.items
+        blocks = a.blocks(a.keys, tiles.rows) * a.kv_heads * a.items
         passes = [(True, True)] if self.fit(tiles) else [(True, False), (False, True)]
         return [self.launch(kernel, blocks, self.pairs, *flags) for flags in passes]
 

@@ -89,7 +89,7 @@ class RowsCall(pointwise.Call):
         else:
             behind = queries * 5 * size
         normaliser = () if kernel == "rows_softmax" else (f"attnkit::{self.normaliser}",)
-        template = (str(tiles), *normaliser, *(str(flag).lower() for flag in flags))
+        template = (str(tiles), *normaliser, *(str(flag).lower() for flag in flags), *self.packed)
         shared = tiles.shared_bytes(own, queries) + behind
         return Launch(kernel, template, blocks, tiles.threads, shared, self.arguments, "rows_gradients.cuh")
 

@@ -21,9 +21,15 @@ class Views:
     keepalive: list[Array]
 
     def view(self, name: str, what: str, x: Array) -> None:
-        """Set the view `name` of the arguments to x broadcast to `Layout.shape_of(what)`."""
+        """Set the view `name` of the arguments to x broadcast to `Layout.shape_of(what)`.
+
+        The items of packed sequences are their first tokens.
+        """
         shape, leading = self.layout.shape_of(what), len(self.layout.leading)
         self.view_as(name, x, shape[:leading], *shape[leading:])
+        if self.layout.sequences:
+            view = getattr(self.arguments, name)
+            view.item = view.row
 
     def view_as(self, name: str, x: Array, leading: tuple[int, ...], *rest: int) -> None:
         """Set a view to x broadcast to (*leading, *rest), rest being rows and columns."""

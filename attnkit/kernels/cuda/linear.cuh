@@ -21,7 +21,7 @@
 
 namespace attnkit {
 
-// The arguments of every kernel of linear attention; `kernels/cuda/linear.py` has the same structure.
+// The arguments of every kernel of linear attention; `backends/cupy/linear.py` has the same structure.
 struct Linear {
   View q, k, v, o;                // o: the output, or its cotangent
   View dq, dk, dv;                // gradients

@@ -10,7 +10,7 @@
 
 namespace attnkit {
 
-// The argument of both kernels; `kernels/cuda/newton.py` has the same structure.
+// The argument of both kernels; `backends/cupy/newton.py` has the same structure.
 struct Newton {
   View a, x, dx, da;     // x is not there where only the iterates are asked for
   View factors;          // one for each matrix, or not there

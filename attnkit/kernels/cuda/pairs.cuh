@@ -6,7 +6,16 @@
 
 namespace attnkit {
 
-// The arguments of every kernel of point-wise attention; `kernels/cuda/launch.py` has the same structure.
+constexpr int OPEN = 1 << 30;  // a bound that is none
+
+__device__ inline int smaller(int a, int b) { return a < b ? a : b; }
+__device__ inline int larger(int a, int b) { return a > b ? a : b; }
+
+__device__ inline void move(View& x, long long items) {
+  if (x.at) x.at += items * x.item;
+}
+
+// The arguments of every kernel of point-wise attention; `backends/cupy/launch.py` has the same structure.
 struct Pointwise {
   View q, k, v, o;                     // o: the output, or its cotangent
   View dq, dk, dv, dbias;              // gradients
@@ -21,6 +30,23 @@ struct Pointwise {
   int d, e;
   unsigned last_kept;                  // the largest word of the counter that keeps a pair
   int items, bias_items, bias_heads;   // of the gradient of the bias: what is summed over, and what it has
+  const long long *edges_q, *edges_k;  // where packed sequences begin and end; `left` counts from their last tokens,
+  int sequences, after;                // and so does `after`, another bound to the right
+
+  // Leaves one of packed sequences.
+  __device__ void keep(int sequence) {
+    const long long first_query = edges_q[sequence], first_key = edges_k[sequence];
+    queries = (int)(edges_q[sequence + 1] - first_query);
+    keys = (int)(edges_k[sequence + 1] - first_key);
+    const int shift = keys - queries;
+    left = left < OPEN ? smaller(left - shift, OPEN) : OPEN;
+    right = after < OPEN ? smaller(right, shift + after) : right;
+    valid = left >= -right ? keys : 0;
+    View* const of_queries[] = {&q, &o, &dq, &lengths, &factors, &logs};
+    View* const of_keys[] = {&k, &v, &dk, &dv};
+    for (View* x : of_queries) move(*x, first_query);
+    for (View* x : of_keys) move(*x, first_key);
+  }
 };
 
 // What distinguishes one query: its range of keys, the factor of its weights and the shift of its scores.
@@ -29,9 +55,6 @@ struct Query {
   int lo, hi;
   C factor, shift;
 };
-
-__device__ inline int smaller(int a, int b) { return a < b ? a : b; }
-__device__ inline int larger(int a, int b) { return a > b ? a : b; }
 
 __device__ inline int valid_keys(const Pointwise& a, int item, int head) {
   const Matrix given = matrix_of(a.key_lengths, item, head);
@@ -124,6 +147,7 @@ struct Range {
 
 // The keys that some of the queries i0 .. i0 + rows - 1 may see.
 __device__ inline Range keys_of(const Pointwise& a, int keys, int i0, int rows, int columns) {
+  if (i0 >= a.queries) return {0, 0};
   const int last = smaller(i0 + rows, a.queries) - 1;
   return {larger(i0 - a.left, 0) / columns * columns, smaller(keys, last + a.right + 1)};
 }

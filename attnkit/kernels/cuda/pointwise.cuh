@@ -4,10 +4,11 @@
 //
 // A kernel is a template over the arithmetic of its tiles (TensorTiles, PlainTiles or DistanceTiles), the non-linearity, and PAIRS:
 // whether the call has a mask, a query_mask, a bias or dropout. Without, tiles that are seen entirely are not masked.
+// PACKED sequences have none of these.
 #pragma once
 
 #include "distance_tiles.cuh"
-#include "pairs.cuh"
+#include "packed.cuh"
 #include "plain_tiles.cuh"
 #include "tensor_tiles.cuh"
 
@@ -95,8 +96,8 @@ struct QueryBlock {
   const Pairs<C, PAIRS> pairs;
   const Range range;
 
-  __device__ explicit QueryBlock(const Pointwise& a)
-      : a(a), shared{shared_memory()}, at(blocks_of(a.queries, ROWS), a.heads), i0(at.block * ROWS),
+  __device__ QueryBlock(const Pointwise& a, const Place& at)
+      : a(a), shared{shared_memory()}, at(at), i0(at.block * ROWS),
         keys(valid_keys(a, at.item, at.head)), k(matrix_of(a.k, at.item, at.head / a.groups)),
         v(matrix_of(a.v, at.item, at.head / a.groups)), pairs(a, at.item, at.head),
         range(keys_of(a, keys, i0, ROWS, COLUMNS)) {
@@ -159,10 +160,12 @@ __device__ inline C slope(const Pointwise& a, const Pairs<C, PAIRS>& pairs, cons
 }
 
 // At least two blocks beside one another: otherwise the compiler keeps to 128 registers, and spills some.
-template <class Tiles, class H, bool PAIRS>
-__global__ void __launch_bounds__(Tiles::THREADS, 2) pointwise_forward(const __grid_constant__ Pointwise a) {
+template <class Tiles, class H, bool PAIRS, bool PACKED = false>
+__global__ void __launch_bounds__(Tiles::THREADS, 2) pointwise_forward(const __grid_constant__ Pointwise whole) {
   using C = typename Tiles::C;
-  const QueryBlock<Tiles, PAIRS, 1> block(a);
+  const Part<PACKED, Pointwise> part(whole, whole.edges_q, whole.queries, Tiles::ROWS, whole.heads);
+  const Pointwise& a = part.a;
+  const QueryBlock<Tiles, PAIRS, 1> block(a, part.at);
   const Query<C>* queries = block.shared.queries();
   const int i0 = block.i0;
   typename Tiles::Sums sums;
@@ -188,9 +191,11 @@ __global__ void __launch_bounds__(Tiles::THREADS, 2) pointwise_forward(const __g
 
 // n^-alpha into `factors` and log n into `logs`, for each query and where they are given. n is given in `lengths`, or
 // counted: with a boolean mask pair by pair.
-template <class C, int THREADS>
-__global__ void __launch_bounds__(THREADS) pointwise_rows(const __grid_constant__ Pointwise a) {
-  const Place at(blocks_of(a.queries, THREADS), a.heads);
+template <class C, int THREADS, bool PACKED = false>
+__global__ void __launch_bounds__(THREADS) pointwise_rows(const __grid_constant__ Pointwise whole) {
+  const Part<PACKED, Pointwise> part(whole, whole.edges_q, whole.queries, THREADS, whole.heads);
+  const Pointwise& a = part.a;
+  const Place& at = part.at;
   const int i = at.block * THREADS + threadIdx.x;
   if (i >= a.queries) return;
   const Matrix given = matrix_of(a.lengths, at.item, at.head), mask = matrix_of(a.mask, at.item, at.head);

@@ -13,10 +13,15 @@
 
 namespace attnkit {
 
-template <class Tiles, class H, bool PAIRS>
-__global__ void __launch_bounds__(Tiles::THREADS) pointwise_gradient_of_queries(const __grid_constant__ Pointwise a) {
+// Packed, two blocks beside one another are asked for: the sizes of a sequence need registers beyond those that the
+// compiler would keep to.
+template <class Tiles, class H, bool PAIRS, bool PACKED = false>
+__global__ void __launch_bounds__(Tiles::THREADS, PACKED ? 2 : 0)
+pointwise_gradient_of_queries(const __grid_constant__ Pointwise whole) {
   using C = typename Tiles::C;
-  const QueryBlock<Tiles, PAIRS, 2> block(a);
+  const Part<PACKED, Pointwise> part(whole, whole.edges_q, whole.queries, Tiles::ROWS, whole.heads);
+  const Pointwise& a = part.a;
+  const QueryBlock<Tiles, PAIRS, 2> block(a, part.at);
   const Query<C>* queries = block.shared.queries();
   const int i0 = block.i0;
   typename Tiles::Sums sums;
@@ -42,12 +47,14 @@ __global__ void __launch_bounds__(Tiles::THREADS) pointwise_gradient_of_queries(
 }
 
 // dk if KEYS, dv if VALUES; both at once where registers allow it. Rows of tiles are keys, columns are queries.
-template <class Tiles, class H, bool PAIRS, bool KEYS, bool VALUES>
-__global__ void __launch_bounds__(Tiles::THREADS) pointwise_gradient_of_keys(const __grid_constant__ Pointwise a) {
+template <class Tiles, class H, bool PAIRS, bool KEYS, bool VALUES, bool PACKED = false>
+__global__ void __launch_bounds__(Tiles::THREADS, PACKED ? 2 : 0) pointwise_gradient_of_keys(const __grid_constant__ Pointwise whole) {
   using C = typename Tiles::C;
   constexpr int ROWS = Tiles::ROWS, COLUMNS = Tiles::COLUMNS;
   const Shared<Tiles, 2> shared = {shared_memory()};
-  const Place at(blocks_of(a.keys, ROWS), a.heads / a.groups);
+  const Part<PACKED, Pointwise> part(whole, whole.edges_k, whole.keys, ROWS, whole.heads / whole.groups);
+  const Pointwise& a = part.a;
+  const Place& at = part.at;
   const int j0 = at.block * ROWS;
   const auto exists = [&](int r) { return j0 + r < a.valid; };
   Tiles::template load<ROWS>(shared.own(0), matrix_of(a.k, at.item, at.head), j0, a.d, exists);

@@ -14,12 +14,18 @@
 
 namespace attnkit {
 
-// The arguments of the kernels; `kernels/cuda/rows.py` has the same structure. `o` is read by gradients: its cotangent.
+// The arguments of the kernels; `backends/cupy/rows.py` has the same structure. `o` is read by gradients: its cotangent.
 struct Rows : Pointwise {
   View top, tau, step, inverse;  // the numbers of rows; no tau and step for softmax
   View delta, lse, dlse;         // Σ u dp / Σ u - dlse/gain; log Σ exp(s) and its cotangent
   double above, power;           // α - 1 and 1/(α - 1)
   int steps, output;             // Newton steps that always are enough; whether the forward kernels make o
+
+  __device__ void keep(int sequence) {
+    View* const of_queries[] = {&top, &tau, &step, &inverse, &delta, &lse, &dlse};
+    for (View* x : of_queries) move(*x, edges_q[sequence]);
+    Pointwise::keep(sequence);
+  }
 };
 
 template <class C>
@@ -76,7 +82,7 @@ struct RowBlock : QueryBlock<Tiles, PAIRS, OWN, RowsShared<Tiles, OWN, Tiles::RO
 
   const Rows& a;
 
-  __device__ explicit RowBlock(const Rows& a) : Base(a), a(a) {}
+  __device__ RowBlock(const Rows& a, const Place& at) : Base(a, at), a(a) {}
 
   __device__ void scores(typename Tiles::Scores& s, int j0, int stage) const {
     const Query<C>* queries = shared.queries();
@@ -132,10 +138,12 @@ __device__ inline C finite(C top) {
 }
 
 // o and the numbers of rows for softmax, in one pass that keeps the maximum so far.
-template <class Tiles, bool PAIRS>
-__global__ void __launch_bounds__(Tiles::THREADS, 2) rows_softmax(const __grid_constant__ Rows a) {
+template <class Tiles, bool PAIRS, bool PACKED = false>
+__global__ void __launch_bounds__(Tiles::THREADS, 2) rows_softmax(const __grid_constant__ Rows whole) {
   using C = typename Tiles::C;
-  const RowBlock<Tiles, PAIRS, 1> block(a);
+  const Part<PACKED, Rows> part(whole, whole.edges_q, whole.queries, Tiles::ROWS, whole.heads);
+  const Rows& a = part.a;
+  const RowBlock<Tiles, PAIRS, 1> block(a, part.at);
   typename Tiles::Sums sums;
   OfRows<Tiles> top(minus_infinity<C>()), total(0), none(0);
   block.walk(true, a.output, [&](int j0, int stage) {
@@ -166,7 +174,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, 2) rows_softmax(const __grid_c
 template <class Tiles, class N, bool PAIRS, bool RESIDENT>
 __global__ void __launch_bounds__(Tiles::THREADS, RESIDENT ? 1 : 2) rows_threshold(const __grid_constant__ Rows a) {
   using C = typename Tiles::C;
-  const RowBlock<Tiles, PAIRS, 1> block(a);
+  const RowBlock<Tiles, PAIRS, 1> block(a, Place(blocks_of(a.queries, Tiles::ROWS), a.heads));
   const C above = a.above, power = a.power;
   OfRows<Tiles> top(minus_infinity<C>()), tau(-1), step(0), total(0);
   const auto tile = [&](int j0) { return (j0 - block.range.first) / Tiles::COLUMNS; };

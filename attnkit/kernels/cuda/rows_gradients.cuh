@@ -21,10 +21,12 @@ __device__ inline RowNumbers<C> numbers_of(const Rows& a, int item, int head, in
   return {number(a.top), number(a.tau), number(a.step), number(a.inverse), with_delta ? number(a.delta) : C(0)};
 }
 
-template <class Tiles, class N, bool PAIRS>
-__global__ void __launch_bounds__(Tiles::THREADS, 2) rows_gradient_of_queries(const __grid_constant__ Rows a) {
+template <class Tiles, class N, bool PAIRS, bool PACKED = false>
+__global__ void __launch_bounds__(Tiles::THREADS, 2) rows_gradient_of_queries(const __grid_constant__ Rows whole) {
   using C = typename Tiles::C;
-  const RowBlock<Tiles, PAIRS, 2> block(a);
+  const Part<PACKED, Rows> part(whole, whole.edges_q, whole.queries, Tiles::ROWS, whole.heads);
+  const Rows& a = part.a;
+  const RowBlock<Tiles, PAIRS, 2> block(a, part.at);
   const Place at = block.at;
   const int i0 = block.i0;
   const C above = a.above, power = a.power;
@@ -73,12 +75,14 @@ __global__ void __launch_bounds__(Tiles::THREADS, 2) rows_gradient_of_queries(co
 }
 
 // dk if KEYS, dv if VALUES; both at once where registers allow it. Rows of tiles are keys, columns are queries.
-template <class Tiles, class N, bool PAIRS, bool KEYS, bool VALUES>
-__global__ void __launch_bounds__(Tiles::THREADS, 2) rows_gradient_of_keys(const __grid_constant__ Rows a) {
+template <class Tiles, class N, bool PAIRS, bool KEYS, bool VALUES, bool PACKED = false>
+__global__ void __launch_bounds__(Tiles::THREADS, 2) rows_gradient_of_keys(const __grid_constant__ Rows whole) {
   using C = typename Tiles::C;
   constexpr int ROWS = Tiles::ROWS, COLUMNS = Tiles::COLUMNS;
   const RowsShared<Tiles, 2, Tiles::STAGES * COLUMNS> shared{{shared_memory()}};
-  const Place at(blocks_of(a.keys, ROWS), a.heads / a.groups);
+  const Part<PACKED, Rows> part(whole, whole.edges_k, whole.keys, ROWS, whole.heads / whole.groups);
+  const Rows& a = part.a;
+  const Place& at = part.at;
   const int j0 = at.block * ROWS;
   const C above = a.above, power = a.power;
   const auto exists = [&](int r) { return j0 + r < a.valid; };

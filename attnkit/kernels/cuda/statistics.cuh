@@ -11,7 +11,7 @@
 
 namespace attnkit {
 
-// The arguments of the kernel; `kernels/cuda/statistics.py` has the same structure.
+// The arguments of the kernel; `backends/cupy/statistics.py` has the same structure.
 struct Statistics : Pointwise {
   View total, entropy, sum_squares, maximum, nonzero, visible;  // (items, heads, L), 0 where they are not wanted
   double weight_gain;                                           // gain without that of dropout
@@ -59,7 +59,7 @@ struct RowSums {
 template <class Tiles, class H, bool PAIRS>
 __global__ void __launch_bounds__(Tiles::THREADS, 2) statistics_forward(const __grid_constant__ Statistics a) {
   using C = typename Tiles::C;
-  const QueryBlock<Tiles, PAIRS, 1> block(a);
+  const QueryBlock<Tiles, PAIRS, 1> block(a, Place(blocks_of(a.queries, Tiles::ROWS), a.heads));
   const Query<C>* queries = block.shared.queries();
   const Place at = block.at;
   const int i0 = block.i0;

@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from attnkit._core.dispatch import Kernel
-from attnkit.backends.cupy import linear, newton, pointwise, rows, statistics
+from attnkit.backends.cupy import linear, newton, packed, pointwise, rows, statistics
 from attnkit.ops import rela
 from attnkit.ops.entmax import ENTMAX
 from attnkit.ops.gaussian import GAUSSIAN
 from attnkit.ops.linear.attention import linear_attention
 from attnkit.ops.lowrank import newton as lowrank_newton
+from attnkit.ops.packed import pointwise_attention_packed, softmax_attention_packed
 from attnkit.ops.softmax import SOFTMAX
 from attnkit.ops.statistics import attention_with_statistics, row_statistics
 from attnkit_conformance.adapter import Unsupported
@@ -75,6 +76,12 @@ def bound(
     }
 
 
+def packed_served(op: Callable[..., Any], forward: Call, backward: Call) -> dict[str, Served]:
+    """An op on packed sequences, by its kernels."""
+    attend, pull = partial(packed.forward, forward), partial(packed.backward, backward)
+    return bound(op, attend, pull, packed.unsupported_options)
+
+
 def with_norm(device: Machine) -> dict[str, Kernel]:
     """ReLA and its gradients by the kernels of point-wise attention on a device."""
     of = Kernel("cuda", partial(pointwise.forward, device), pointwise.unsupported_options)
@@ -82,13 +89,13 @@ def with_norm(device: Machine) -> dict[str, Kernel]:
 
 
 def rela_forward(device: Machine, *arrays: Any, **options: Any) -> Any:
-    """rela_attention."""
-    return with_norm(device)["rela_attention"].call(*arrays, **options)
+    """Its output."""
+    return with_norm(device)[rela.RELA.name].call(*arrays, **options)
 
 
 def rela_backward(device: Machine, *arrays: Any, **options: Any) -> Any:
-    """rela_attention_vjp."""
-    return with_norm(device)["rela_attention_vjp"].call(*arrays, **options)
+    """Its gradients."""
+    return with_norm(device)[rela.rela_attention_vjp.__name__].call(*arrays, **options)
 
 
 def rows_served(op: str, alpha: float) -> Served:
@@ -131,6 +138,8 @@ SERVED: dict[str, Served] = {
         newton.unsupported_options,
     ),
     **bound(linear_attention, linear.forward, linear.backward, linear.unsupported_options),
+    **packed_served(pointwise_attention_packed, pointwise.forward, pointwise.backward),
+    **packed_served(softmax_attention_packed, partial(rows.forward, alpha=1.0), partial(rows.backward, alpha=1.0)),
     **bound(rela.rela_attention, rela_forward, rela_backward, pointwise.unsupported_options),
 }
 

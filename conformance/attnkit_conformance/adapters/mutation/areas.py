@@ -47,7 +47,7 @@ OF_CUDA = {
     **dict.fromkeys(("linear", "linear_kernels"), LINEAR),
     **dict.fromkeys(("rows", "rows_gradients", "rows_of_tiles", "normalisers"), f"softmax or {SPARSE}"),
     **{"newton": "newton", "statistics": "statistics", "tensor_tiles": "float16", "plain_tiles": "float32"},
-    "distance_tiles": "gaussian",
+    **{"distance_tiles": "gaussian", "packed": "packed"},
     **dict.fromkeys(("pointwise", "pointwise_gradients", "activations"), "pointwise or reluformer or sigmoid"),
 }
 
