@@ -105,6 +105,7 @@ CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "sigmoid_attention": ((), {}),
     "gaussian_attention": ((), {"causal": True}),
     "rela_attention": ((), {"causal": True, "norm_axis": "head"}),
+    "soft_attention": ((), {"newton_steps": 3, "ridge": 0.5}),
     "softmax_attention": ((), {"causal": True, "return_lse": True}),
     "sparsemax_attention": ((), {}),
     "entmax_attention": ((), {"alpha": 1.5}),
@@ -139,7 +140,8 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_op_is_wired_to_its_kernels(op: str) -> None:
     q, k, v = draw(0, 2, 5, 8), draw(1, 2, 6, 8), draw(2, 2, 6, 4)
     named, options = CALLS[op]
-    arrays = {"row_statistics": (q, k), "rela_attention": (q, k, v, draw(4, 4))}.get(op, (q, k, v))
+    others = {"row_statistics": (q, k), "rela_attention": (q, k, v, draw(4, 4)), "soft_attention": (k, v, q)}
+    arrays = others.get(op, (q, k, v))
     function = getattr(attnkit, op)
     found = flat(function(*named, *arrays, impl="cuda", **options))
     expected = flat(function(*named, *arrays, impl="generic", **options))

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from attnkit._core.dispatch import Kernel, namespace, with_gradients
-from attnkit.backends.cupy import linear, newton, packed, pointwise, rows, statistics
+from attnkit.backends.cupy import linear, newton, packed, pointwise, rows, soft, statistics
 from attnkit.backends.cupy.pointwise import GAUSSIAN, Device
 from attnkit.kernels import predicted, verdicts
 from attnkit.ops import rela
@@ -17,6 +17,7 @@ from attnkit.ops.entmax import entmax_attention
 from attnkit.ops.gaussian import gaussian_attention
 from attnkit.ops.linear.attention import linear_attention
 from attnkit.ops.lowrank import newton as lowrank_newton
+from attnkit.ops.lowrank.soft import soft_attention
 from attnkit.ops.packed import pointwise_attention_packed, softmax_attention_packed
 from attnkit.ops.pointwise import pointwise_attention
 from attnkit.ops.softmax import softmax_attention
@@ -142,6 +143,7 @@ SERVED: dict[Call, tuple[Call, Call, Call, int, Callable[..., bool]]] = {
         5,
         packed.keeps,
     ),
+    soft_attention: (soft.forward, soft.backward, soft.unsupported_options, 3, soft.keeps),
     lowrank_newton.newton_inverse: (
         partial(newton.inverse, residuals),
         newton.backward,

@@ -9,10 +9,13 @@ from collections.abc import Callable
 from numbers import Real
 from typing import Any
 
+from attnkit._core.check import broadcast
 from attnkit.backends.cupy.launch import NUMBERS, Launch, View
 from attnkit.backends.cupy.pointwise import Array, Device, reduced_to
 from attnkit.backends.cupy.views import Views
+from attnkit.ops.lowrank.newton import newton_inverse
 
+OP = newton_inverse.__name__
 LARGEST = 64  # rows of a matrix: larger ones do not fit into shared memory
 THREADS = 256
 SOURCE = "newton.cuh"
@@ -43,7 +46,8 @@ class Call(Views):
 
     def __init__(self, device: Device, a: Array, newton_steps: int, init_scale: Any) -> None:
         self.device, self.keepalive = device, []
-        self.leading, self.m = tuple(a.shape[:-2]), a.shape[-1]
+        scales = () if isinstance(init_scale, Real) else tuple(init_scale.shape)
+        self.leading, self.m = broadcast(OP, "init_scale and a", tuple(a.shape[:-2]), scales), a.shape[-1]
         self.compute = "float64" if a.dtype.name == "float64" else "float32"
         heads = self.leading[-1] if self.leading else 1
         self.arguments = Newton(heads=heads, m=self.m, steps=int(newton_steps))
@@ -52,6 +56,11 @@ class Call(Views):
             self.arguments.factor = float(init_scale)
         else:
             self.view_as("factors", init_scale, self.leading)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of X: an array of init_scale may have more leading axes than a."""
+        return (*self.leading, self.m, self.m)
 
     def iterates(self, every: bool) -> Array:
         """Memory for X_0 .. X_T, or for the last one alone."""
@@ -81,7 +90,7 @@ class Call(Views):
 def forward(device: Device, a: Array, *, newton_steps: int = 20, init_scale: Any = 0.9, **others: Any) -> Array:
     """X_T (..., m, m) in the compute dtype."""
     call = Call(device, a, newton_steps, init_scale)
-    x = device.empty(tuple(a.shape), call.compute)
+    x = device.empty(call.shape, call.compute)
     call.view_as("x", x, call.leading, call.m, call.m)
     call.inverse()
     return x
@@ -110,8 +119,8 @@ def backward(
 ) -> dict[str, Array]:  # fmt: skip
     """Gradients {"a"} and, if it is an array, "init_scale" (0 if the gradient is implicit) for the cotangent dx."""
     call, unrolled = Call(device, a, newton_steps, init_scale), inverse_grad == "unrolled"
-    grads = {"a": device.empty(tuple(a.shape), a.dtype)}
-    call.view_as("da", grads["a"], call.leading, call.m, call.m)
+    da = device.empty(call.shape, a.dtype if tuple(a.shape) == call.shape else call.compute)
+    call.view_as("da", da, call.leading, call.m, call.m)
     call.view_as("dx", dx, call.leading, call.m, call.m)
     if not isinstance(init_scale, Real):
         dfactors = device.empty(call.leading, call.compute)
@@ -123,6 +132,7 @@ def backward(
         call.run("newton_unrolled_gradient", 4, call.m + THREADS)
     else:
         call.run("newton_implicit_gradient", 2, 0)
+    grads = {"a": reduced_to(da, a)}
     if not isinstance(init_scale, Real):
         grads["init_scale"] = reduced_to(dfactors, init_scale)
     return grads

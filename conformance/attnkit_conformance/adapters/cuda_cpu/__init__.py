@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from attnkit._core.dispatch import Kernel
-from attnkit.backends.cupy import linear, newton, packed, pointwise, rows, statistics
+from attnkit.backends.cupy import linear, newton, packed, pointwise, rows, soft, statistics
 from attnkit.ops import rela
 from attnkit.ops.entmax import ENTMAX
 from attnkit.ops.gaussian import GAUSSIAN
 from attnkit.ops.linear.attention import linear_attention
 from attnkit.ops.lowrank import newton as lowrank_newton
+from attnkit.ops.lowrank.soft import soft_attention
 from attnkit.ops.packed import pointwise_attention_packed, softmax_attention_packed
 from attnkit.ops.softmax import SOFTMAX
 from attnkit.ops.statistics import attention_with_statistics, row_statistics
@@ -140,6 +141,7 @@ SERVED: dict[str, Served] = {
     **bound(linear_attention, linear.forward, linear.backward, linear.unsupported_options),
     **packed_served(pointwise_attention_packed, pointwise.forward, pointwise.backward),
     **packed_served(softmax_attention_packed, partial(rows.forward, alpha=1.0), partial(rows.backward, alpha=1.0)),
+    **bound(soft_attention, soft.forward, soft.backward, soft.unsupported_options),
     **bound(rela.rela_attention, rela_forward, rela_backward, pointwise.unsupported_options),
 }
 

@@ -1,0 +1,57 @@
+"""SOFT by CUDA kernels: products with P by those of Gaussian attention, and all steps of the inverse in one launch.
+
+P is not stored; what is left to the generic body is as large as the landmarks.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from attnkit._core.dispatch import namespace
+from attnkit._core.quadratic import sum_to
+from attnkit.backends.cupy import newton, pointwise
+from attnkit.backends.cupy.launch import WIDEST
+from attnkit.backends.cupy.pointwise import GAUSSIAN, Array, Device
+from attnkit.kernels import predicted
+from attnkit.ops.lowrank import soft
+from attnkit.ops.lowrank.products import Attention
+
+
+def _inverted(device: Device, a: Array, **options: Any) -> tuple[Array, Callable[[Array], dict[str, Array]]]:
+    """X, and its gradients as a function of its cotangent, which is a sum where products share an X."""
+    x = newton.forward(device, a, **options)
+
+    def pull(dx: Array) -> dict[str, Array]:
+        return newton.backward(device, a, sum_to(namespace(a), dx, tuple(x.shape)), **options)
+
+    return x, pull
+
+
+def _parts(device: Device) -> tuple[Any, Any]:
+    """The inverse and the products of `soft.attend` on a device."""
+    attend, pull = (partial(x, device, **GAUSSIAN) for x in (pointwise.forward, pointwise.backward))
+    return partial(_inverted, device), partial(Attention, attend, pull)
+
+
+def forward(device: Device, q: Array, v: Array, landmarks: Array, **options: Any) -> Array:
+    """o (..., n, e)."""
+    return soft.attend(*_parts(device), q, v, landmarks, **options)
+
+
+def backward(device: Device, q: Array, v: Array, landmarks: Array, do: Array, **options: Any) -> dict[str, Array]:
+    """Gradients {"q", "v", "landmarks"} and, if it is an array, "init_scale"."""
+    return soft.pull(*_parts(device), q, v, landmarks, do, **options)
+
+
+def unsupported_options(q: Array, v: Array, landmarks: Array, **options: Any) -> str | None:
+    """Why a call is not supported on any device. Gradients take v and its cotangent side by side."""
+    if v.shape[-1] > WIDEST // 2:
+        return f"values of more than {WIDEST // 2} features are served by the generic implementation"
+    if landmarks.shape[-2] > newton.LARGEST:
+        return f"more than {newton.LARGEST} landmarks are served by the generic implementation"
+    return pointwise.unsupported_options(q, landmarks, v)
+
+
+def keeps(q: Array, v: Array, landmarks: Array, *rest: Array, **options: Any) -> bool:
+    """Whether P is a large array."""
+    return predicted.keeps(predicted.pairs(q.shape, landmarks.shape), q.dtype.itemsize)
