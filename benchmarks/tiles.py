@@ -156,6 +156,7 @@ def compile_all(every: Sequence[Trial], items: int, workers: int, end: float) ->
                 del running[trial]
                 if process.exitcode:
                     faults[trial] = f"does not compile: exit status {process.exitcode}"
+                process.close()
     return faults
 
 

@@ -64,11 +64,11 @@ HALF = {
     "linear, causal": Step((31_900, 18_600), TOKENS, 58_000, 0, 128),
 }
 SINGLE = {
-    "pointwise": Step((91_600, 71_200), PAIRS, 44, 6, 15),
-    "statistics": Step((91_600, 71_200), PAIRS, 70, 3, 27),
-    "softmax": Step((104_200, 69_000), PAIRS, 72, 6, 28),
-    "entmax": Step((LONGEST * 14_380 + 88_700, LONGEST * 3_290 + 61_800), PAIRS, 337, 6, 97),
-    "gaussian": Step((90_800, 70_400), PAIRS, 110, 6, 45),
+    "pointwise": Step((62_300, 34_200), PAIRS, 44, 6, 15),
+    "statistics": Step((62_300, 34_200), PAIRS, 70, 3, 27),
+    "softmax": Step((58_600, 30_400), PAIRS, 72, 6, 28),
+    "entmax": Step((LONGEST * 12_750 + 45_000, LONGEST * 3_290 + 23_400), PAIRS, 337, 6, 97),
+    "gaussian": Step((59_000, 31_100), PAIRS, 110, 6, 45),
     "linear": Step((43_200, 24_400), TOKENS, 24_000, 0, 68),
     "linear, causal": Step((43_200, 24_400), TOKENS, 58_000, 0, 122),
 }

@@ -27,7 +27,7 @@ BUDGETS = (
     Budget("statistics: sums, maximum", "issue", 1352, 430),
     Budget("statistics: with entropy", "issue", 3816, 680),
     Budget("linear, causal", "predicted", 5497, 1950),
-    Budget("relu, gradients", "predicted", 3415, 2600, "still of the first generation, in two kernels"),
+    Budget("relu, gradients", "predicted", 3415, 2600),
 )
 
 

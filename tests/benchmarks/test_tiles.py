@@ -49,7 +49,7 @@ def test_where_warps_share_a_tile_those_of_their_own_are_tried() -> None:
 
 
 def test_an_entry_decides_about_its_kernel() -> None:
-    call = "relu, gradients"
+    call = "gelu, gradients"
     assert [*entries(call)] == [QUERIES, KEYS]
     names = [launch.kernel.fn.__name__ for launch in tiles.WORKLOADS[call].launches()]
     assert [names[n] for n in deciding(call, QUERIES)] == ["backward_queries"]

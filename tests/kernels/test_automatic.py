@@ -82,8 +82,7 @@ def test_tiny_calls_stay_with_the_generic_body(op: str, fake: FakeTensorMode) ->
 def test_half_types_go_earlier_than_float32(fake: FakeTensorMode) -> None:
     """Gradients in float32 are predicted slower than the generic ones: memory alone decides."""
     limit = math.isqrt(predicted.KEPT // 4 // 8)  # tokens whose weights are still small
-    assert chosen("rela_attention", limit) == "generic"  # in float32 whatever the dtype
-    for op in ("pointwise_attention", "softmax_attention"):
+    for op in ("sparsemax_attention", "entmax_attention"):
         assert chosen(op, limit) == "triton"
         assert chosen(op, limit, torch.float32) == "generic"
         assert chosen(op, limit + 1, torch.float32) == "triton"

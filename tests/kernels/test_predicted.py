@@ -155,6 +155,6 @@ def test_a_large_array_decides_alone() -> None:
     assert not predicted.keeps(predicted.KEPT // 4, 2)
     assert predicted.keeps(predicted.KEPT // 4 + 1, 2)
     assert predicted.keeps(predicted.KEPT // 8 + 1, 8)
-    assert predicted.enough(SINGLE["pointwise"], 64) == math.inf
-    assert predicted.takes("pointwise", 4, predicted.KEPT // 4 + 1, 64)
-    assert not predicted.takes("pointwise", 4, predicted.KEPT // 4, 64)
+    assert predicted.enough(SINGLE["statistics"], 64) == math.inf
+    assert predicted.takes("statistics", 4, predicted.KEPT // 4 + 1, 64)
+    assert not predicted.takes("statistics", 4, predicted.KEPT // 4, 64)

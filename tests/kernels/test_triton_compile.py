@@ -50,14 +50,18 @@ def compile_for() -> Any:
     return run
 
 
+FEW_BYTES = 16  # of stack, which is used once
+
+
 def assert_spills_nothing(name: str, kernel: Compiled, dtype: torch.dtype, capability: int) -> None:
-    """Half types at all, float32 next to nothing in its main loop."""
+    """Half types in no loop and a few registers elsewhere, float32 next to nothing in its main loop."""
+    counts = counted(kernel, capability)
     if dtype == torch.float32:
-        loop = counted(kernel, capability).main
-        share = loop.kinds["spill"] / loop.instructions
+        share = counts.main.kinds["spill"] / counts.main.instructions
         assert share < 0.01, f"{name}: {share:.1%} of the instructions of its main loop are spills"
     else:
-        assert kernel.stack == 0, f"{name} spills {kernel.stack} bytes"
+        assert not any(loop.kinds["spill"] for loop in counts.loops), f"{name} spills in a loop"
+        assert kernel.stack <= FEW_BYTES, f"{name} spills {kernel.stack} bytes"
 
 
 ALL_FIELDS = ",".join(statistics.FIELDS)

@@ -336,6 +336,17 @@ HALF_ACTIVATIONS = BINARY | {
 SHARING = ("sigmoid", "silu", "gelu_tanh")
 """Those that share reciprocals in half types."""
 
+PIECES = ("relu", "relu_squared", "relu6", "identity")
+"""Polynomials in pieces: their slopes take few registers."""
+
+
+def forms(activation: str, half: bool, statistics: bool, lean: bool) -> tuple[str, ...]:
+    """The tables of `sizes` whose exceptions a call takes."""
+    sharing = half and not statistics and activation in SHARING
+    names = ("distances",) * (activation == "exp") + ("statistics",) * statistics + ("sharing",) * sharing
+    return names + ("lean sharing" if sharing else "lean", *("lean pieces",) * (activation in PIECES)) * lean
+
+
 OF_BINARY = frozenset(h.fn.__name__ for pair in BINARY.values() for h in pair)
 
 

@@ -30,8 +30,8 @@ def with_pairs(sizes: Tile, beside: int) -> Tile:
 
 
 # ---------------------------------------------------------------------------------------------- pointwise
-# Causal calls without arrays of pairs spill no registers in half types up to head size 128, and next to none in their
-# main loops in float32 up to 64.
+# Causal calls without arrays of pairs spill no registers in a loop in half types up to head size 128, and next to none
+# in their main loops in float32 up to 64.
 
 POINTWISE = {
     ("forward", 16, 64): (Tile(128, 64, 8, 3), Tile(128, 64, 8, 3)),
@@ -88,13 +88,17 @@ STATISTICS = {
 }
 LEAN = {("forward", 16, 64): (Tile(128, 32, 4, 3), Tile(128, 64, 4, 3))}
 LEAN_SHARING = {("forward", 16, 64): (Tile(128, 32, 4, 3), Tile(128, 32, 4, 3))}
+LEAN_PIECES = {
+    ("backward_queries", 16, 64): (Tile(128, 64, 8, 2), Tile(128, 64, 4, 2)),
+    ("backward_keys", 16, 64): (Tile(32, 128, 8, 2), Tile(64, 64, 4, 2)),
+}
 SHARING = {
     ("backward_queries", 16, 64): (Tile(128, 32, 8, 2), Tile(128, 64, 8, 2)),
     ("backward_keys", 16, 128): (Tile(16, 64, 8, 2), Tile(16, 128, 8, 2)),
 }
 """Exceptions for calls with distances; with statistics of rows, `rows` being those without o; for functions that share
 reciprocals; and for `lean` calls, in bfloat16 without statistics, arrays of pairs and dropout, where four warps have
-registers for a tile of eight."""
+registers for a tile of eight: forward, and for functions that are polynomials in pieces in gradients too."""
 
 
 def pointwise(kernel: str, bits: int, d: int, e: int, capability: int, *forms: str) -> Tile:
@@ -290,6 +294,7 @@ TABLES: dict[str, Any] = {
     "statistics": STATISTICS,
     "lean": LEAN,
     "lean sharing": LEAN_SHARING,
+    "lean pieces": LEAN_PIECES,
     "sharing": SHARING,
     "rows": ROWS,
     "lean of rows": LEAN_ROWS,

@@ -182,11 +182,8 @@ def constants_of(kernel: str, q: Tensor, c: Call, statistics: bool, *functions: 
     constants |= {"LOG_LENGTH": c.plan.numbers.log_length, "d": a.d, "e": a.e, "D": padded(a.d), "E": padded(a.e)}
     dtype = _operand(q, c, statistics)
     constants["PRECISION"] = "tf32x3" if dtype == torch.float32 else "ieee"
-    forms = ("distances",) * c.distances + ("statistics",) * statistics
-    sharing = q.dtype.itemsize < 4 and not statistics and c.activation in activations.SHARING
-    forms += ("sharing",) * sharing
-    if q.dtype == torch.bfloat16 and not statistics and not bytes_of_pairs(c) and c.seed is None:
-        forms += ("lean sharing" if sharing else "lean",)
+    lean = q.dtype == torch.bfloat16 and not statistics and not bytes_of_pairs(c) and c.seed is None
+    forms = activations.forms(c.activation, q.dtype.itemsize < 4, statistics, lean)
     tile = sizes.pointwise(kernel, dtype.itemsize * 8, a.d, a.e, capability(q.device), *forms)
     return constants | with_pairs(tile, bytes_of_pairs(c))._asdict()
 
