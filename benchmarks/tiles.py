@@ -224,7 +224,7 @@ class Prediction(NamedTuple):
     capability: int
 
     def record(self, trial: Trial) -> dict[str, Any]:
-        """The ratio of predicted clocks; what spills more registers than the tile of the table is no candidate."""
+        """The ratio of predicted clocks; what spills more in its main loop than the tile of the table is none."""
         try:
             (own, spilled), (clocks, spills) = (
                 clocks_of(each, self.capability) for each in (trial._replace(tile=None), trial)
@@ -232,13 +232,13 @@ class Prediction(NamedTuple):
         except (TritonError, RuntimeError) as error:
             return record_of(trial) | {"fault": f"{type(error).__name__}: {first_line(error)}"}
         if spills > spilled:
-            return record_of(trial) | {"fault": f"spills {spills} bytes of registers"}
+            return record_of(trial) | {"fault": f"spills {spills} times in its main loop"}
         return record_of(trial) | {"ratio": [round(own / clocks, 4)] * 3}
 
 
 @lru_cache
 def clocks_of(trial: Trial, capability: int) -> tuple[float, int]:
-    """Predicted clocks for a unit of work, and bytes of registers that are spilled, of the launches of a trial."""
+    """Predicted clocks for a unit of work, and instructions of a main loop that spill, of the launches of a trial."""
     with device_of(capability):
         made = launches(trial, 1)
     kernels = [counted(compiled(launch, capability), capability) for launch in made]
@@ -246,7 +246,7 @@ def clocks_of(trial: Trial, capability: int) -> tuple[float, int]:
     clocks = sum(kernel.main.predicted / n for kernel, n in zip(kernels, units, strict=True))
     if any(kernel.shared > SHARED[capability] for kernel in kernels):
         raise RuntimeError("more shared memory than a multiprocessor has")
-    return clocks, max(kernel.spills for kernel in kernels)
+    return clocks, max(kernel.main.kinds["spill"] for kernel in kernels)
 
 
 def first_line(error: Exception) -> str:

@@ -340,11 +340,13 @@ PIECES = ("relu", "relu_squared", "relu6", "identity")
 """Polynomials in pieces: their slopes take few registers."""
 
 
-def forms(activation: str, half: bool, statistics: bool, lean: bool) -> tuple[str, ...]:
-    """The tables of `sizes` whose exceptions a call takes."""
+def forms(activation: str, half: bool, statistics: bool, lean: bool, open_rows: bool) -> tuple[str, ...]:
+    """The tables of `sizes` whose exceptions a call takes. `open_rows`: nothing but causality hides a pair."""
     sharing = half and not statistics and activation in SHARING
     names = ("distances",) * (activation == "exp") + ("statistics",) * statistics + ("sharing",) * sharing
-    return names + ("lean sharing" if sharing else "lean", *("lean pieces",) * (activation in PIECES)) * lean
+    return (
+        names + ("lean sharing" if sharing else "lean", *("lean pieces",) * (open_rows and activation in PIECES)) * lean
+    )
 
 
 OF_BINARY = frozenset(h.fn.__name__ for pair in BINARY.values() for h in pair)

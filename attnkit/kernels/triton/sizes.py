@@ -98,7 +98,7 @@ SHARING = {
 }
 """Exceptions for calls with distances; with statistics of rows, `rows` being those without o; for functions that share
 reciprocals; and for `lean` calls, in bfloat16 without statistics, arrays of pairs and dropout, where four warps have
-registers for a tile of eight: forward, and for functions that are polynomials in pieces in gradients too."""
+registers for a tile of eight: forward, and in gradients of polynomials in pieces where causality alone hides pairs."""
 
 
 def pointwise(kernel: str, bits: int, d: int, e: int, capability: int, *forms: str) -> Tile:

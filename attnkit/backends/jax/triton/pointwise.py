@@ -115,7 +115,8 @@ def run(c: Call, kernel: str, inputs: Views, programs: Callable[..., int], *outp
     a, n = c.plan.layout, c.plan.numbers
     h, dh = activations.functions(activation(c), c.half and kernel == "forward")
     lean = c.arrays["q"].dtype.name == "bfloat16" and not launch.bytes_of_pairs(c) and launch.SEED not in c.arrays
-    forms = activations.forms(activation(c), c.half, False, lean)
+    open_rows = c.plan.limits.left is None and not {"key_lengths", "query_mask"} & {*c.arrays}
+    forms = activations.forms(activation(c), c.half, False, lean, open_rows)
     name, bits = "backward_queries" if kernel == "backward_bias" else kernel, c.arrays["q"].dtype.itemsize * 8
     tile = sizes.pointwise(name, bits, a.d, a.e, launch.capability(), *forms)
     values = launch.constants(c, inputs, outputs) | sizes.with_pairs(tile, launch.bytes_of_pairs(c))._asdict()

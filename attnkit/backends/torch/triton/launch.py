@@ -183,7 +183,9 @@ def constants_of(kernel: str, q: Tensor, c: Call, statistics: bool, *functions: 
     dtype = _operand(q, c, statistics)
     constants["PRECISION"] = "tf32x3" if dtype == torch.float32 else "ieee"
     lean = q.dtype == torch.bfloat16 and not statistics and not bytes_of_pairs(c) and c.seed is None
-    forms = activations.forms(c.activation, q.dtype.itemsize < 4, statistics, lean)
+    hiding = c.edges_q, c.key_lengths, c.query_mask, c.plan.limits.left
+    open_rows = all(x is None for x in hiding)
+    forms = activations.forms(c.activation, q.dtype.itemsize < 4, statistics, lean, open_rows)
     tile = sizes.pointwise(kernel, dtype.itemsize * 8, a.d, a.e, capability(q.device), *forms)
     return constants | with_pairs(tile, bytes_of_pairs(c))._asdict()
 
