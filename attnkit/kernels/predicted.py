@@ -96,8 +96,9 @@ def enough(step: Step, width: int, calls: int = 1, compiled: bool = False) -> fl
     multiplied on tensor cores.
     """
     wide, least = max(width, 64) / 64, 0.0
+    wider = WIDER ** math.ceil(math.log2(wide))  # kernels pad head sizes to powers of two
     for gpu, clocks in zip(GPUS, step.clocks, strict=True):
-        tile = gpu.seconds(clocks * WIDER ** math.log2(wide))  # also that of a GPU which has less than it can hold
+        tile = gpu.seconds(clocks * wider)  # also that of a GPU which has less than it can hold
         generic = step.bytes * (1 if step.products else wide) / gpu.memory
         generic += 0.0 if compiled else 2 * step.products * width / gpu.floats
         if tile / (gpu.processors * step.tile) > generic:

@@ -158,3 +158,8 @@ def test_a_large_array_decides_alone() -> None:
     assert predicted.enough(SINGLE["statistics"], 64) == math.inf
     assert predicted.takes("statistics", 4, predicted.KEPT // 4 + 1, 64)
     assert not predicted.takes("statistics", 4, predicted.KEPT // 4, 64)
+
+
+def test_a_head_size_costs_what_it_is_padded_to() -> None:
+    assert predicted.enough(SINGLE["gaussian"], 64) < math.inf
+    assert predicted.enough(SINGLE["gaussian"], 96) == predicted.enough(SINGLE["gaussian"], 128) == math.inf
