@@ -22,6 +22,7 @@ from attnkit_conformance.adapters.mutation.areas import AREAS
 from attnkit_conformance.adapters.mutation.copies import Copies
 from attnkit_conformance.adapters.mutation.trials import Trials
 from attnkit_conformance.adapters.transforms import page
+from attnkit_conformance.adapters.worker import collect_rarely
 from attnkit_conformance.core import CaseResult
 from attnkit_conformance.judge import declared, in_order, judge, matcher, planned
 from attnkit_conformance.judge.processes import judge_in_processes
@@ -139,6 +140,7 @@ def run(args: argparse.Namespace) -> int:
     adapters = find(names)
     if args.samples or args.search is not None:
         return conclude(drawn_or_saved(args, adapters, dtypes), adapters, args)
+    collect_rarely()
     if args.workers == 1:
         verdicts = judge(adapters, args.profile, args.k, dtypes)
     else:

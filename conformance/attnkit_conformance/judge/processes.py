@@ -6,7 +6,6 @@ judged together, so that the reference computes each case once for all of them.
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 import os
 import time
@@ -16,12 +15,12 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from attnkit_conformance.adapter import Adapter
+from attnkit_conformance.adapters.worker import collect_rarely
 from attnkit_conformance.core import CaseResult
 from attnkit_conformance.judge import judge, matcher
 from attnkit_conformance.opdb import OPDB
 
 PATIENCE = 5.0  # seconds that a process may take to end
-RARELY = 200_000  # objects between collections of garbage, which took a tenth of JAX's tracing
 SLOW = ("jax_x64", "jax")  # families that compile: their jobs start first
 
 Find = Callable[[list[str]], list[Adapter]]
@@ -40,7 +39,7 @@ def work(
 ) -> None:
     """The loop of one process: jobs until none are left or the parent is gone; adapters are created once per family."""
     by_name: dict[str, list[Adapter]] = {}
-    gc.set_threshold(RARELY)
+    collect_rarely()
     try:
         while (job := waiting.get()) is not None:
             verdicts.send(job)
