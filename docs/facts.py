@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable
 from functools import cache, partial
 from operator import attrgetter
@@ -57,6 +58,8 @@ def code(names: list[str] | tuple[str, ...]) -> str:
 
 
 kernels_of = cache(kernels)
+FEW = 4  # ops
+LETTERS = {"numpy": "N", "torch": "T", "jax": "J", "cupy": "C"}
 
 
 def served(library: str, op: Op) -> str:
@@ -105,8 +108,28 @@ def everything() -> str:
     return "\n".join(lines) + "\n"
 
 
+def kernels_by_op() -> str:
+    """Ops that have a kernel, and the initials of the libraries for which each kernel serves them; kernels of a few ops
+    are left to the text.
+    """
+    pages = {name: f"variants/{page.name}" for name, page in homes().items()}
+    served = {library: kernels_of(library) for library in table.LIBRARIES}
+    counts = Counter(name for ops in served.values() for names in ops.values() for name in names)
+    names = [name for name, count in counts.most_common() if count > FEW]
+    lines = [f"| op | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|"]
+    for op in PUBLIC:
+        cells = [
+            " ".join(LETTERS[library] for library, ops in served.items() if name in ops.get(op.name, ()))
+            for name in names
+        ]
+        if any(cells):
+            lines.append(f"| [{op.name}]({pages[op.name]}) | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "all": everything,
+    "kernels": kernels_by_op,
     **measured.TABLES,
     **{op.name: partial(facts, op) for op in PUBLIC},
 }
