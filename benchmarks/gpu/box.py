@@ -15,6 +15,7 @@ import tarfile
 import time
 import zipfile
 from collections.abc import Iterator, Sequence
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,13 @@ def run(job: Job, folder: Path, site: Path, limit: float = LIMIT) -> dict[str, A
         log.write(" ".join(command) + "\n")
         log.flush()
         process = subprocess.Popen(
-            command, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT, env=environment(site), start_new_session=True
+            command,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=ROOT,
+            env=environment(site),
+            start_new_session=True,
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
         )
         late = False
         for sent, seconds in ((signal.SIGINT, limit), (signal.SIGKILL, PATIENCE), (None, None)):
