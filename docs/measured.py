@@ -1,12 +1,19 @@
-"""The tables of docs/which-variant.md, docs/implementations.md and docs/predicted.md, from the results committed."""
+"""Tables of the documentation from the results committed: choice, speed, memory, predictions, and what is run."""
 
 from __future__ import annotations
 
 import json
 from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+from attnkit_experiments.evidence.runs import read_runs
+from attnkit_experiments.recipes import MEASUREMENTS, RECIPES
+from attnkit_experiments.study.measurement import Measurement
+from attnkit_experiments.study.recipe import Recipe
 from benchmarks.sass.budgets import BUDGETS, cost
 from docs.choosing import choice
 
@@ -190,8 +197,29 @@ def calibration() -> str:
     return rows(lines)
 
 
+def plan() -> str:
+    """What preset `cpu` of every recipe is expected to take, and where its results are."""
+    items: dict[str, Callable[[Any], Sequence[Any]]] = {each.id: partial(cells_of, each) for each in RECIPES.values()}
+    items |= {each.id: each.items for each in MEASUREMENTS.values()}
+    links: dict[str, list[str]] = {}
+    for run in read_runs(REPORTS):
+        if run.preset == "cpu":
+            links.setdefault(run.recipe, []).append(f"[{run.name.removesuffix('-cpu')}](reports/{run.name}/summary.md)")
+    lines = [["recipe", "cells", "expected", "run"]]
+    studies: list[Recipe | Measurement] = [*RECIPES.values(), *MEASUREMENTS.values()]
+    for each in studies:
+        if preset := each.presets.get("cpu"):
+            reports = ", ".join(links.get(each.id, ["not yet"]))
+            lines.append([f"`{each.id}`", str(len(items[each.id](preset.study))), preset.cost, reports])
+    return rows(lines)
+
+
+def cells_of(recipe: Recipe, study: Any) -> list[Any]:
+    return [*product(recipe.variants(study), study.seeds)]
+
+
 TABLES = {
-    "choice": choice,
+    "choice": choice, "plan": plan,
     "speed": speed, "variants": variants, "forms": forms, "long_sequences": long_sequences, "trained": trained,
     "predicted": predicted, "kept": kept, "taken": taken_from, "budgets": budgets, "calibration": calibration,
 }  # fmt: skip
