@@ -10,6 +10,7 @@ from typing import Any
 from attnkit_conformance import peers
 from attnkit_conformance.adapter import DERIVATIVES, Adapter, IllFormed
 from attnkit_conformance.adapters import families
+from attnkit_conformance.adapters.base import Absent
 from attnkit_conformance.adapters.worker import load
 from attnkit_conformance.judge import declared
 from attnkit_conformance.model.case import DTYPES
@@ -38,6 +39,8 @@ def named(name: str) -> list[Adapter]:
         raise ValueError(f"unknown adapter {name!r}; families are {names}, yours is package.module:NAME")
     members = peers.family(head) if head in others else families.family(head)
     selection = members if name == head else [adapter for adapter in members if adapter.name == name]
+    if not selection and members and isinstance(members[0], Absent):
+        raise ValueError(f"adapter {name!r} is not on this machine: {members[0].reason}")
     if not selection:
         raise ValueError(f"unknown adapter {name!r}; {head} has {', '.join(a.name for a in members) or 'none'}")
     for adapter in members:

@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from attnkit_conformance import core, exchange, judge
 from attnkit_conformance.__main__ import main
+from attnkit_conformance.adapters import families
 from attnkit_conformance.adapters.base import AttnkitAdapter
 from attnkit_conformance.adapters.numpy import adapters
 from attnkit_conformance.model import golden
@@ -85,6 +86,14 @@ def test_third_party_adapter_passes_or_fails_by_exit_status(mine: Any, capsys: p
 def test_misuse_is_explained(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
     assert text in capsys.readouterr().err
+
+
+def test_what_this_machine_lacks_is_no_unknown_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(families, "has_cuda", lambda: False)
+    assert main(["run", "torch_cuda-triton"]) == 2
+    assert "'torch_cuda-triton' is not on this machine: no CUDA device" in capsys.readouterr().err
 
 
 def test_unknown_op_and_profile_are_named() -> None:

@@ -43,6 +43,8 @@ def family(name: str) -> list[Any]:
         return workers(name, targets, {"TRITON_INTERPRET": "1"})
     if name == "jax_triton_interpreted":
         return workers(name, {name: "Interpreted"}, {"TRITON_INTERPRET": "1"})
+    if name == "torch_cuda" and not has_cuda():
+        return [Absent(name, "no CUDA device", DTYPES)]
     module = importlib.import_module(f"{HERE}.{name if name in EMULATED else library}")
     return [adapter for adapter in module.adapters() if adapter.name.partition("-")[0] == name]
 
