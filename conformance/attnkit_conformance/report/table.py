@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from attnkit_conformance.adapters.base import kernels
@@ -10,20 +11,19 @@ from attnkit_conformance.opdb import PUBLIC
 
 BEGIN, END = "<!-- ops: begin -->", "<!-- ops: end -->"
 LIBRARIES = ("numpy", "torch", "jax", "cupy")
-COLUMNS = ("op", "definition", "own parameters", "group", "weights", "gradient", "statistics", *LIBRARIES)
+COLUMNS = ("op", "definition", "own parameters", "kernels")
 
 
-def row(op: Op, kernels_of: dict[str, dict[str, tuple[str, ...]]]) -> list[str]:
-    """Cells of one op: formula, arguments, functions, and implementations by library."""
-    names = [", ".join(("generic", *kernels_of[library].get(op.name, ()))) for library in LIBRARIES]
-    marks = ["yes" if has else "–" for has in (op.weights, op.vjp, op.statistics)]
-    own = ", ".join(f"`{name}`" for name in op.own) or "–"
-    return [f"`{op.name}`", op.formula, own, op.group or "–", *marks, *names]
+def row(op: Op, kernels_of: Iterable[Mapping[str, tuple[str, ...]]]) -> list[str]:
+    """Cells of one op: formula, arguments, and the kernels of all libraries."""
+    names = dict.fromkeys(name for kernels in kernels_of for name in kernels.get(op.name, ()))
+    own = ", ".join(f"`{name}`" for name in op.own)
+    return [f"`{op.name}`", op.formula, own, ", ".join(names)]
 
 
 def markdown() -> str:
     """The table between its markers."""
-    by_library = {library: kernels(library) for library in LIBRARIES}
+    by_library = [kernels(library) for library in LIBRARIES]
     lines = [list(COLUMNS), ["---"] * len(COLUMNS), *(row(op, by_library) for op in PUBLIC)]
     return "\n".join((BEGIN, *("| " + " | ".join(cells) + " |" for cells in lines), END))
 
