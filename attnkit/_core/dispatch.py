@@ -340,13 +340,13 @@ def _wrap(
 
     @wraps(body)
     def call(*arrays: Any, impl: Any = "auto", **options: Any) -> Any:
+        if len(arrays) != len(names):
+            arrays = _bind(op, names, arrays, options)
         key = _signature(op, impl, arrays, options)
         if key is not None:
             choice = _choices.get(key)
             if choice is not None and choice.table.get(op) is choice.rows:
                 return choice.call(*arrays, **options)
-        if len(arrays) != len(names):
-            arrays = _bind(op, names, arrays, options)
         if len(arrays) < required:
             raise TypeError(f"{op}: missing argument {names[len(arrays)]!r}")
         options = check.call(op, names, arrays, options, accepted, context_of, own, optional).options
