@@ -303,8 +303,8 @@ def linear_attention_packed(
     chunk_size then.
 
     Args:
-        q, k, v, cu_seqlens_q, cu_seqlens_k: as in `softmax_attention_packed`.
-        feature_map, normalize, eps, chunk_size, impl: as in `linear_attention`.
+        q, k, v, cu_seqlens_q, cu_seqlens_k, impl: as in `softmax_attention_packed`.
+        feature_map, normalize, eps, chunk_size: as in `linear_attention`.
         **packed: `causal`, within the sequence, `scale` and `enable_gqa`.
     """
 

@@ -206,17 +206,27 @@ def test_what_is_not_served(changed: dict[str, Any], reason: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "d", "capability"),
-    [("float32", 64, 80), later("float16", 128, 90), later("float64", 64, 90)],
+    ("dtype", "d", "capability", "packed"),
+    [
+        ("float32", 64, 80, ()),
+        later("float16", 128, 90, ()),
+        later("float64", 64, 90, ()),
+        later("float32", 64, 90, ("edges_q", "edges_k")),
+        later("bfloat16", 128, 80, ("edges_q", "edges_k")),
+    ],
 )
-def test_no_spills_and_enough_memory(dtype: str, d: int, capability: int, tmp_path: Path) -> None:
+def test_no_spills_and_enough_memory(
+    dtype: str, d: int, capability: int, packed: tuple[str, ...], tmp_path: Path
+) -> None:
     from .test_cuda_compile import MEMORY, Noting, compiled
 
-    device, x = Noting(), np.zeros((1, 2, 300, d), numpy_dtype(dtype))
-    linear.forward(device, x, x, x, causal=True)
-    linear.backward(device, x, x, x, x, causal=True)
+    options: dict[str, Any] = {"causal": True, **dict.fromkeys(packed, np.array([0, 120, 300]))}
+    device, x = Noting(), np.zeros((2, 300, d), numpy_dtype(dtype))
+    linear.forward(device, x, x, x, **options)
+    linear.backward(device, x, x, x, x, **options)
     launches = {launch.name: launch for launch in device.launches}
-    of_queries = {name: launch for name, launch in launches.items() if launch.template[-1] == "true"}
+    assert {launch.template[-1] for launch in launches.values()} >= ({"true"} if packed else {"attnkit::EluPlusOne"})
+    of_queries = {name: launch for name, launch in launches.items() if launch.template[2:3] == ("true",)}
     rest = {name: launch for name, launch in launches.items() if name not in of_queries}
     for wanted in (of_queries, rest):
         for name, kernel in compiled(wanted, capability, tmp_path).items():

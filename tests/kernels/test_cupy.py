@@ -157,7 +157,7 @@ def test_every_op_is_wired_to_its_kernels(op: str) -> None:
 
 
 @pytest.mark.usefixtures("emulated")
-@pytest.mark.parametrize("op", ["pointwise_attention_packed", "softmax_attention_packed"])
+@pytest.mark.parametrize("op", ["pointwise_attention_packed", "softmax_attention_packed", "linear_attention_packed"])
 def test_packed_sequences_are_wired(op: str) -> None:
     arrays, edges = [draw(n, 9, 2, 4) for n in range(3)], ((0, 4, 9), (0, 6, 9))
     function, vjp, pulled = getattr(attnkit, op), getattr(attnkit, f"{op}_vjp"), draw(3, 9, 2, 4)

@@ -18,7 +18,7 @@ from attnkit.ops.gaussian import gaussian_attention
 from attnkit.ops.linear.attention import linear_attention
 from attnkit.ops.lowrank import newton as lowrank_newton
 from attnkit.ops.lowrank.soft import soft_attention
-from attnkit.ops.packed import pointwise_attention_packed, softmax_attention_packed
+from attnkit.ops.packed import linear_attention_packed, pointwise_attention_packed, softmax_attention_packed
 from attnkit.ops.pointwise import pointwise_attention
 from attnkit.ops.softmax import softmax_attention
 from attnkit.ops.statistics import RowStatistics
@@ -132,16 +132,23 @@ SERVED: dict[Call, tuple[Call, Call, Call, int, Callable[..., bool]]] = {
     pointwise_attention_packed: (
         partial(packed.forward, pointwise.forward),
         partial(packed.backward, pointwise.backward),
-        packed.unsupported_options,
+        partial(packed.unsupported_options, pointwise.unsupported_options),
         5,
         packed.keeps,
     ),
     softmax_attention_packed: (
         partial(packed.forward, partial(rows.forward, alpha=1.0)),
         partial(packed.backward, partial(rows.backward, alpha=1.0)),
-        packed.unsupported_options,
+        partial(packed.unsupported_options, pointwise.unsupported_options),
         5,
         packed.keeps,
+    ),
+    linear_attention_packed: (
+        partial(packed.forward, linear.forward),
+        partial(packed.backward, linear.backward),
+        partial(packed.unsupported_options, linear.unsupported_options),
+        5,
+        packed.keeps_mask,
     ),
     soft_attention: (soft.forward, soft.backward, soft.unsupported_options, 3, soft.keeps),
     lowrank_newton.newton_inverse: (

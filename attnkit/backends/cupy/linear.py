@@ -3,7 +3,8 @@ Formulas are in linear.cuh.
 
 Forward computes the sums of all segments, their running sums, then every output tile independently. The gradient
 recomputes them, then computes 1/den and γ of every query, dq, the sums of queries from the end, dk and dv. Without
-causality there is one sum. A returned state has sums of its own, because it includes keys that no query sees.
+causality there is one sum. A returned state has sums of its own, because it includes keys that no query sees. Packed
+sequences, which options `edges_q` and `edges_k` bound, have segments of their own.
 """
 
 import ctypes
@@ -12,8 +13,9 @@ from typing import Any
 
 import array_api_compat
 
+from attnkit._core.typing import Causal
 from attnkit.backends.cupy import pointwise
-from attnkit.backends.cupy.launch import FEATURE_MAPS, NUMBERS, Launch, Tiles, View, tiles_of, width_of
+from attnkit.backends.cupy.launch import FEATURE_MAPS, NUMBERS, OPEN, Launch, Tiles, View, tiles_of, width_of
 from attnkit.backends.cupy.pointwise import Array, Device, gradients_of, layout_of, reduced_to, zeros
 from attnkit.backends.cupy.views import Views
 from attnkit.kernels.plan import Layout, blocks_of, is_array, linear_plan, state_axes
@@ -38,6 +40,8 @@ class Linear(ctypes.Structure):
         *((name, ctypes.c_int) for name in ("heads", "groups", "members", "queries", "keys", "d", "e")),
         *((name, ctypes.c_int) for name in ("stop", "shift", "start", "segment", "query_positions", "key_positions")),
         *((name, ctypes.c_int) for name in ("causal", "normalize", "stateful")),
+        *((name, ctypes.c_void_p) for name in ("edges_q", "edges_k", "reach")),
+        *((name, ctypes.c_int) for name in ("sequences", "aligned")),
     )
 
 
@@ -58,7 +62,9 @@ class Call(Views):
     belong to a state are included even if no query sees them."""
 
     def __init__(self, device: Device, q: Array, k: Array, v: Array, valid: bool = False, **options: Any) -> None:
-        self.device, self.keepalive, self.plan = device, [], linear_plan(q, k, v, options)
+        edges = options.get("edges_q")
+        sequences = None if edges is None else edges.shape[0] - 1
+        self.device, self.keepalive, self.plan = device, [], linear_plan(q, k, v, options, sequences)
         p, self.layout = self.plan, self.plan.layout
         a = self.layout
         self.arguments = s = Linear(heads=a.heads, groups=a.groups, queries=a.queries, keys=a.keys, d=a.d, e=a.e)
@@ -71,9 +77,22 @@ class Call(Views):
         s.query_positions, s.key_positions = max(a.queries, 1), max(a.keys, 1)
         if s.causal:
             s.query_positions = s.key_positions = max(end, 1) - s.start
+        if a.sequences:
+            self.pack(**options)
         for name, x in zip("qkv", (q, k, v), strict=True):
             self.view(name, name, x)
         self.see(options, valid)
+
+    def pack(self, edges_q: Array, edges_k: Array, causal: Causal = False, **options: Any) -> None:
+        """Boundaries of sequences, and of their positions: under causality as many as the more numerous tokens."""
+        s, xp = self.arguments, array_api_compat.array_namespace(edges_q)
+        s.sequences, s.aligned = self.layout.sequences, causal is True
+        s.edges_q, s.edges_k = self.pointer(edges_q), self.pointer(edges_k)
+        if causal:
+            longer = xp.maximum(edges_q[1:] - edges_q[:-1], edges_k[1:] - edges_k[:-1])
+            s.reach = self.pointer(xp.cumulative_sum(longer, include_initial=True))
+            most = s.queries if edges_q is edges_k else s.queries + s.keys  # boundaries are not read
+            s.query_positions = s.key_positions = max(most, 1)
 
     def see(self, options: dict[str, Any], valid: bool) -> None:
         """Which tokens take part: the keys of a mask with firsts ≤ j < stops."""
@@ -104,20 +123,22 @@ class Call(Views):
         """A kernel on tiles."""
         tiles = self.tiles
         template = (str(tiles), f"attnkit::{FEATURE_MAPS[self.feature_map]}", *(str(flag).lower() for flag in flags))
+        template = (*template, *self.packed)
         return Launch(kernel, template, blocks, tiles.threads, shared_bytes(tiles), self.arguments, SOURCE)
 
     def by_queries(self, kernel: str) -> Launch:
-        blocks = blocks_of(self.arguments.query_positions, self.tiles.rows)
+        blocks = self.layout.blocks(self.arguments.query_positions, self.tiles.rows)
         return self.launch(kernel, blocks * self.layout.heads * self.layout.items)
 
     def by_keys(self, kernel: str) -> Launch:
-        blocks = blocks_of(self.arguments.key_positions, self.tiles.rows)
-        return self.launch(kernel, blocks * self.layout.heads // self.layout.groups * self.layout.items)
+        blocks = self.layout.blocks(self.arguments.key_positions, self.tiles.rows)
+        return self.launch(kernel, blocks * self.layout.kv_heads * self.layout.items)
 
     def states(self, of_queries: bool, initial: State | None = None, final: State | None = None) -> list[Launch]:
         """The launches for the initial sums of the segments; none for a single ordered segment that starts from 0."""
         a, s = self.layout, self.arguments
-        segments = blocks_of(s.query_positions if of_queries else s.key_positions, s.segment)
+        positions = s.query_positions if of_queries else s.key_positions
+        segments = a.blocks(positions, s.segment)
         if s.causal and segments == 1 and initial is None and final is None:
             return []
         kv_heads, size = (a.heads if of_queries else a.heads // s.members), a.d * a.e + a.d
@@ -125,8 +146,8 @@ class Call(Views):
         self.view_as("queried" if of_queries else "keyed", room, (a.items, kv_heads), segments, size)
         across = blocks_of(a.d, self.tiles.rows) * segments
         sums = self.launch("linear_sums", across * kv_heads * a.items, of_queries)
-        template = (NUMBERS[self.compute], str(NUMBERS_OF_A_BLOCK), str(of_queries).lower())
-        blocks = blocks_of(size, NUMBERS_OF_A_BLOCK) * kv_heads * a.items
+        template = (NUMBERS[self.compute], str(NUMBERS_OF_A_BLOCK), str(of_queries).lower(), *self.packed)
+        blocks = a.blocks(positions, OPEN) * blocks_of(size, NUMBERS_OF_A_BLOCK) * kv_heads * a.items
         started = self.with_states(initial, final)
         return [sums, Launch("linear_running", template, blocks, NUMBERS_OF_A_BLOCK, 0, started, SOURCE)]
 
@@ -149,8 +170,7 @@ class Call(Views):
         if not (self.arguments.normalize and a.queries):
             return []
         for name in ("inverses", "slopes"):
-            room = self.device.empty((a.items, a.heads, a.queries), self.compute)
-            self.view_as(name, room, (a.items, a.heads), a.queries)
+            self.view(name, "rows", self.device.empty(a.shape_of("rows"), self.compute))
         return [self.by_queries("linear_rows")]
 
 

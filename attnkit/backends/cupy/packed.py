@@ -6,7 +6,6 @@ from typing import Any
 
 import array_api_compat
 
-from attnkit.backends.cupy import pointwise
 from attnkit.backends.cupy.pointwise import Array, Device
 from attnkit.kernels import predicted
 
@@ -27,7 +26,8 @@ def _heads_first(*arrays: Array | None) -> list[Array | None]:
 
 def _with_edges(q: Array, cu_q: Edges, cu_k: Edges, options: dict[str, Any]) -> dict[str, Any]:
     """The options with boundaries on the device; "all", the keys of a sequence, as a number for each query."""
-    edges_q, edges_k = _edges(q, cu_q), _edges(q, cu_k)
+    edges_q = _edges(q, cu_q)
+    edges_k = edges_q if cu_k is cu_q else _edges(q, cu_k)
     if isinstance(options.get("length"), str) and options["length"] == "all":
         xp = array_api_compat.array_namespace(q)
         sequence = xp.searchsorted(edges_q[1:], xp.arange(q.shape[0]), side="right")
@@ -53,9 +53,9 @@ def backward(
     return {name: x.swapaxes(0, 1) for name, x in grads.items()}
 
 
-def unsupported_options(q: Array, k: Array, v: Array, *edges: Edges, **options: Any) -> str | None:
-    """Why a call is not supported on any device."""
-    return pointwise.unsupported_options(*(x.swapaxes(0, 1) for x in (q, k, v)))
+def unsupported_options(of: Call, q: Array, k: Array, v: Array, *edges: Edges, **options: Any) -> str | None:
+    """Why a call is not supported on any device, for the reason that `of` gives for the op."""
+    return of(*_heads_first(q, k, v), **options)
 
 
 def keeps(q: Array, k: Array, v: Array, cu_q: Edges, cu_k: Edges, *cotangents: Array | None, **options: Any) -> bool:
@@ -65,3 +65,8 @@ def keeps(q: Array, k: Array, v: Array, cu_q: Edges, cu_k: Edges, *cotangents: A
         sizes = zip(pairwise(cu_q), pairwise(cu_k), strict=True)
         pairs = max(((b - a) * (d - c) for (a, b), (c, d) in sizes), default=0)
     return predicted.keeps(q.shape[1] * pairs, q.dtype.itemsize)
+
+
+def keeps_mask(q: Array, k: Array, v: Array, cu_q: Edges, *rest: Any, **options: Any) -> bool:
+    """The same of an op that makes arrays of weights only where boundaries are arrays, and pairs are masked."""
+    return not isinstance(cu_q, tuple) and keeps(q, k, v, cu_q, *rest, **options)

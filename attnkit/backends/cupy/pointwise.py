@@ -116,17 +116,7 @@ class Call(Views):
             if present:
                 self.view(name, "rows", self.device.empty(self.layout.shape_of("rows"), self.compute))
 
-    def pointer(self, x: Array) -> int:
-        """The address of an array that is referenced by nothing else."""
-        self.keepalive.append(x)
-        return self.device.pointer(x)
-
     # ------------------------------------------------------------------------------------------ launches
-
-    @property
-    def packed(self) -> tuple[str, ...]:
-        """What packed sequences add to the template arguments of a kernel."""
-        return ("true",) if self.layout.sequences else ()
 
     def tiles(self, kernel: str) -> Tiles:
         width = width_of(self.layout.d, self.layout.e)

@@ -21,15 +21,9 @@ class Views:
     keepalive: list[Array]
 
     def view(self, name: str, what: str, x: Array) -> None:
-        """Set the view `name` of the arguments to x broadcast to `Layout.shape_of(what)`.
-
-        The items of packed sequences are their first tokens.
-        """
+        """Set the view `name` of the arguments to x broadcast to `Layout.shape_of(what)`."""
         shape, leading = self.layout.shape_of(what), len(self.layout.leading)
         self.view_as(name, x, shape[:leading], *shape[leading:])
-        if self.layout.sequences:
-            view = getattr(self.arguments, name)
-            view.item = view.row
 
     def view_as(self, name: str, x: Array, leading: tuple[int, ...], *rest: int) -> None:
         """Set a view to x broadcast to (*leading, *rest), rest being rows and columns."""
@@ -38,6 +32,15 @@ class Views:
             x = array_api_compat.array_namespace(x).broadcast_to(x, (*leading, *rest))
             x = x.reshape(math.prod(leading[:-1]), leading[-1], *rest)
             strides = x.strides
-        self.keepalive.append(x)
         item, head, row, column = (*strides, 0, 0)[:4]
-        setattr(self.arguments, name, View(self.device.pointer(x), item, head, row, column, KINDS[x.dtype.name]))
+        setattr(self.arguments, name, View(self.pointer(x), item, head, row, column, KINDS[x.dtype.name]))
+
+    def pointer(self, x: Array) -> int:
+        """The address of an array that is referenced by nothing else."""
+        self.keepalive.append(x)
+        return int(self.device.pointer(x))
+
+    @property
+    def packed(self) -> tuple[str, ...]:
+        """What packed sequences add to the template arguments of a kernel."""
+        return ("true",) if self.layout.sequences else ()

@@ -12,11 +12,12 @@
 // multiplied out. Products are fused multiplications and additions in float or double whatever the inputs are: features
 // of float16 may leave its range.
 //
-// Query i stands at position i + shift and key j at position j; under causality position t sees positions s ≤ t.
+// Query i stands at position i + shift and key j at position j; under causality position t sees positions s ≤ t. Packed
+// sequences have positions and segments of their own.
 #pragma once
 
 #include "activations.cuh"
-#include "pairs.cuh"
+#include "packed.cuh"
 #include "plain_tiles.cuh"
 
 namespace attnkit {
@@ -38,6 +39,29 @@ struct Linear {
   int segment;                    // positions of a segment
   int query_positions, key_positions;
   int causal, normalize, stateful;  // stateful: a state came first, which every query sees
+  const long long *edges_q, *edges_k, *reach;  // where packed sequences begin and end: tokens, and positions if causal
+  int sequences, aligned;                      // aligned: the last query stands at the last key
+
+  __device__ int positions(bool of_queries) const { return of_queries ? query_positions : key_positions; }
+  __device__ const long long* edges(bool of_queries) const { return causal ? reach : of_queries ? edges_q : edges_k; }
+
+  // Leaves one of packed sequences.
+  __device__ void keep(int sequence) {
+    const long long first_query = edges_q[sequence], first_key = edges_k[sequence];
+    move(keyed, first_block(edges(false), sequence, segment));
+    move(queried, first_block(edges(true), sequence, segment));
+    queries = (int)(edges_q[sequence + 1] - first_query);
+    keys = (int)(edges_k[sequence + 1] - first_key);
+    shift = aligned ? keys - queries : 0;
+    start = smaller(shift, 0);
+    stop = causal ? smaller(keys, queries + shift) : queries ? keys : 0;
+    query_positions = larger(causal ? larger(keys, queries) : queries, 1);
+    key_positions = causal ? query_positions : larger(keys, 1);
+    View* const of_queries[] = {&q, &o, &dq, &inverses, &slopes};
+    View* const of_keys[] = {&k, &v, &dk, &dv};
+    for (View* x : of_queries) move(*x, first_query);
+    for (View* x : of_keys) move(*x, first_key);
+  }
 };
 
 // The tokens of one query head that take part. Others are 0 before anything is computed from them.

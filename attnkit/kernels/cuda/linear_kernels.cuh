@@ -28,16 +28,20 @@ __device__ inline typename Tiles::C add_products(typename Tiles::Sums& sums, con
 }
 
 // ROWS features of the state of a segment: S and z of keys, or R and r of queries.
-template <class Tiles, class Phi, bool QUERIES>
-__global__ void __launch_bounds__(Tiles::THREADS, 2) linear_sums(const __grid_constant__ Linear l) {
+template <class Tiles, class Phi, bool QUERIES, bool PACKED = false>
+__global__ void __launch_bounds__(Tiles::THREADS, 2) linear_sums(const __grid_constant__ Linear whole) {
   using C = typename Tiles::C;
   constexpr int ROWS = Tiles::ROWS;
   const LinearShared<Tiles> shared = {(C*)shared_memory()};
-  const int across = blocks_of(l.d, ROWS), members = QUERIES ? 1 : l.members;
-  const int positions = QUERIES ? l.query_positions : l.key_positions, segments = blocks_of(positions, l.segment);
-  const Place at(across * segments, l.heads / members);
-  const int f0 = at.block % across * ROWS, segment = at.block / across, head = at.head * members;
-  const int begin = l.start + segment * l.segment, end = smaller(begin + l.segment, l.start + positions);
+  const int across = blocks_of(whole.d, ROWS), members = QUERIES ? 1 : whole.members;
+  const Part<PACKED, Linear> part(whole, whole.edges(QUERIES), whole.positions(QUERIES), whole.segment,
+                                  whole.heads / members * across);
+  const Linear& l = part.a;
+  const Place& at = part.at;
+  const int f0 = at.head % across * ROWS, held = at.head / across, head = held * members;
+  const int begin = l.start + at.block * l.segment;
+  const int end = smaller(begin + l.segment, l.start + l.positions(QUERIES));
+  if (at.block * l.segment >= l.positions(QUERIES)) return;
 
   typename Tiles::Sums sums;
   C vector;
@@ -48,7 +52,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, 2) linear_sums(const __grid_co
     vector = add_products<Tiles>(sums, shared, KeyFeatures<C, Phi>(l, at.item, head), Values<C>(l, at.item, head), f0,
                                  begin, end);
   }
-  C* state = (C*)matrix_of(QUERIES ? l.queried : l.keyed, at.item, at.head).element(segment, 0);
+  C* state = (C*)matrix_of(QUERIES ? l.queried : l.keyed, at.item, held).element(at.block, 0);
   each_sum<Tiles>(sums, [&](C& sum, int row, int w) {
     if (f0 + row < l.d && w < l.e) state[(f0 + row) * l.e + w] = sum;
   });
@@ -57,22 +61,26 @@ __global__ void __launch_bounds__(Tiles::THREADS, 2) linear_sums(const __grid_co
 
 // The states of segments become the sums of those before them, or behind them for queries; without causality the first
 // becomes the total. Sums start from `initial`, and the total goes to `final` as well.
-template <class C, int THREADS, bool QUERIES>
-__global__ void __launch_bounds__(THREADS) linear_running(const __grid_constant__ Linear l) {
-  const int size = l.d * l.e + l.d, members = QUERIES ? 1 : l.members;
-  const int segments = blocks_of(QUERIES ? l.query_positions : l.key_positions, l.segment);
-  const Place at(blocks_of(size, THREADS), l.heads / members);
-  const int n = at.block * THREADS + threadIdx.x;
-  if (n >= size) return;
+template <class C, int THREADS, bool QUERIES, bool PACKED = false>
+__global__ void __launch_bounds__(THREADS) linear_running(const __grid_constant__ Linear whole) {
+  const int size = whole.d * whole.e + whole.d, members = QUERIES ? 1 : whole.members;
+  const int across = blocks_of(size, THREADS);
+  const Part<PACKED, Linear> part(whole, whole.edges(QUERIES), whole.positions(QUERIES), OPEN,
+                                  whole.heads / members * across);
+  const Linear& l = part.a;
+  const Place& at = part.at;
+  const int n = at.head % across * THREADS + threadIdx.x, held = at.head / across;
+  const int segments = blocks_of(l.positions(QUERIES), l.segment);
+  if (at.block || n >= size) return;
   const bool in_S = n < l.d * l.e;
   const int row = in_S ? n / l.e : n - l.d * l.e, column = in_S ? n % l.e : 0;
-  const int shared = at.head * members / l.groups;  // the gradient of a state goes to the first head of its group
-  const bool first = !QUERIES || at.head % l.groups == 0;
+  const int shared = held * members / l.groups;  // the gradient of a state goes to the first head of its group
+  const bool first = !QUERIES || held % l.groups == 0;
   C total = 0;
-  if (l.initial_S.at && first) {
-    total = load_number<C>(matrix_of(in_S ? l.initial_S : l.initial_z, at.item, shared), row, column);
+  if (whole.initial_S.at && first) {
+    total = load_number<C>(matrix_of(in_S ? whole.initial_S : whole.initial_z, at.item, shared), row, column);
   }
-  const Matrix states = matrix_of(QUERIES ? l.queried : l.keyed, at.item, at.head);
+  const Matrix states = matrix_of(QUERIES ? l.queried : l.keyed, at.item, held);
   for (int step = 0; step < segments; step++) {
     C* state = (C*)states.element(QUERIES ? segments - 1 - step : step, 0);
     const C own = state[n];
@@ -80,8 +88,8 @@ __global__ void __launch_bounds__(THREADS) linear_running(const __grid_constant_
     total += own;
   }
   if (!l.causal) ((C*)states.element(0, 0))[n] = total;
-  const Matrix whole = matrix_of(in_S ? l.final_S : l.final_z, at.item, at.head);
-  if (whole.at) *(C*)whole.element(row, column) = total;
+  const Matrix final = matrix_of(in_S ? whole.final_S : whole.final_z, at.item, held);
+  if (final.at) *(C*)final.element(row, column) = total;
 }
 
 // num of a tile into `sums`, and 1/den of its queries into `of_rows`; 0 for those that see nothing.
@@ -102,11 +110,14 @@ __device__ inline void numerators(typename Tiles::Sums& sums, const Linear& l, c
 }
 
 // o = num/den.
-template <class Tiles, class Phi>
-__global__ void __launch_bounds__(Tiles::THREADS, 2) linear_forward(const __grid_constant__ Linear l) {
+template <class Tiles, class Phi, bool PACKED = false>
+__global__ void __launch_bounds__(Tiles::THREADS, 2) linear_forward(const __grid_constant__ Linear whole) {
   using C = typename Tiles::C;
   const LinearShared<Tiles> shared = {(C*)shared_memory()};
-  const Place at(blocks_of(l.query_positions, Tiles::ROWS), l.heads);
+  const Part<PACKED, Linear> part(whole, whole.edges(true), whole.query_positions, Tiles::ROWS, whole.heads);
+  const Linear& l = part.a;
+  const Place& at = part.at;
+  if (at.block * Tiles::ROWS >= l.query_positions) return;
   const int p0 = l.start + at.block * Tiles::ROWS;
   typename Tiles::Sums sums;
   numerators<Tiles, Phi>(sums, l, shared, at.item, at.head, p0);
@@ -119,12 +130,15 @@ __global__ void __launch_bounds__(Tiles::THREADS, 2) linear_forward(const __grid
 }
 
 // 1/den and γ = -(do·num)/den² of each query.
-template <class Tiles, class Phi>
-__global__ void __launch_bounds__(Tiles::THREADS, 2) linear_rows(const __grid_constant__ Linear l) {
+template <class Tiles, class Phi, bool PACKED = false>
+__global__ void __launch_bounds__(Tiles::THREADS, 2) linear_rows(const __grid_constant__ Linear whole) {
   using C = typename Tiles::C;
   constexpr int PITCH = Tiles::COLUMNS + 1;
   const LinearShared<Tiles> shared = {(C*)shared_memory()};
-  const Place at(blocks_of(l.query_positions, Tiles::ROWS), l.heads);
+  const Part<PACKED, Linear> part(whole, whole.edges(true), whole.query_positions, Tiles::ROWS, whole.heads);
+  const Linear& l = part.a;
+  const Place& at = part.at;
+  if (at.block * Tiles::ROWS >= l.query_positions) return;
   const int p0 = l.start + at.block * Tiles::ROWS;
   typename Tiles::Sums sums;
   numerators<Tiles, Phi>(sums, l, shared, at.item, at.head, p0);
@@ -152,11 +166,14 @@ __global__ void __launch_bounds__(Tiles::THREADS, 2) linear_rows(const __grid_co
 }
 
 // dq = scale·φ'(q)·dx.
-template <class Tiles, class Phi>
-__global__ void __launch_bounds__(Tiles::THREADS, 2) linear_gradient_of_queries(const __grid_constant__ Linear l) {
+template <class Tiles, class Phi, bool PACKED = false>
+__global__ void __launch_bounds__(Tiles::THREADS, 2) linear_gradient_of_queries(const __grid_constant__ Linear whole) {
   using C = typename Tiles::C;
   const LinearShared<Tiles> shared = {(C*)shared_memory()};
-  const Place at(blocks_of(l.query_positions, Tiles::ROWS), l.heads);
+  const Part<PACKED, Linear> part(whole, whole.edges(true), whole.query_positions, Tiles::ROWS, whole.heads);
+  const Linear& l = part.a;
+  const Place& at = part.at;
+  if (at.block * Tiles::ROWS >= l.query_positions) return;
   const int p0 = l.start + at.block * Tiles::ROWS;
   typename Tiles::Sums sums;
   add_tokens<Tiles, false, false>(sums, l, shared, Cotangents<C>(l, at.item, at.head), Values<C>(l, at.item, at.head),
@@ -181,11 +198,14 @@ __device__ inline bool key_takes_part(const Linear& l, int item, int shared, int
 }
 
 // dk = φ'(k)·Σ dy over the query heads of a group.
-template <class Tiles, class Phi>
-__global__ void __launch_bounds__(Tiles::THREADS, 2) linear_gradient_of_keys(const __grid_constant__ Linear l) {
+template <class Tiles, class Phi, bool PACKED = false>
+__global__ void __launch_bounds__(Tiles::THREADS, 2) linear_gradient_of_keys(const __grid_constant__ Linear whole) {
   using C = typename Tiles::C;
   const LinearShared<Tiles> shared = {(C*)shared_memory()};
-  const Place at(blocks_of(l.key_positions, Tiles::ROWS), l.heads / l.groups);
+  const Part<PACKED, Linear> part(whole, whole.edges(false), whole.key_positions, Tiles::ROWS, whole.heads / whole.groups);
+  const Linear& l = part.a;
+  const Place& at = part.at;
+  if (at.block * Tiles::ROWS >= l.key_positions) return;
   const int p0 = l.start + at.block * Tiles::ROWS;
   typename Tiles::Sums sums;
   for (int head = at.head * l.groups; head < (at.head + 1) * l.groups; head++) {
@@ -203,11 +223,14 @@ __global__ void __launch_bounds__(Tiles::THREADS, 2) linear_gradient_of_keys(con
 }
 
 // dv over the query heads of a group.
-template <class Tiles, class Phi>
-__global__ void __launch_bounds__(Tiles::THREADS, 2) linear_gradient_of_values(const __grid_constant__ Linear l) {
+template <class Tiles, class Phi, bool PACKED = false>
+__global__ void __launch_bounds__(Tiles::THREADS, 2) linear_gradient_of_values(const __grid_constant__ Linear whole) {
   using C = typename Tiles::C;
   const LinearShared<Tiles> shared = {(C*)shared_memory()};
-  const Place at(blocks_of(l.key_positions, Tiles::ROWS), l.heads / l.groups);
+  const Part<PACKED, Linear> part(whole, whole.edges(false), whole.key_positions, Tiles::ROWS, whole.heads / whole.groups);
+  const Linear& l = part.a;
+  const Place& at = part.at;
+  if (at.block * Tiles::ROWS >= l.key_positions) return;
   const int p0 = l.start + at.block * Tiles::ROWS;
   typename Tiles::Sums sums;
   for (int head = at.head * l.groups; head < (at.head + 1) * l.groups; head++) {

@@ -1,7 +1,6 @@
 // Packed sequences: tokens of several sequences one after the other, each attending within itself.
 //
-// A block belongs to one of them, and sees a call that has no other tokens. The views of packed arrays step from item to
-// item as they do from token to token.
+// A block belongs to one of them, and sees a call that has no other tokens.
 #pragma once
 
 #include "pairs.cuh"

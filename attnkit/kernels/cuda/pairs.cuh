@@ -11,8 +11,9 @@ constexpr int OPEN = 1 << 30;  // a bound that is none
 __device__ inline int smaller(int a, int b) { return a < b ? a : b; }
 __device__ inline int larger(int a, int b) { return a > b ? a : b; }
 
-__device__ inline void move(View& x, long long items) {
-  if (x.at) x.at += items * x.item;
+// Leaves out the first rows.
+__device__ inline void move(View& x, long long rows) {
+  if (x.at) x.at += rows * x.row;
 }
 
 // The arguments of every kernel of point-wise attention; `backends/cupy/launch.py` has the same structure.

@@ -21,7 +21,7 @@ from attnkit.ops.gaussian import GAUSSIAN
 from attnkit.ops.linear.attention import linear_attention
 from attnkit.ops.lowrank import newton as lowrank_newton
 from attnkit.ops.lowrank.soft import soft_attention
-from attnkit.ops.packed import pointwise_attention_packed, softmax_attention_packed
+from attnkit.ops.packed import linear_attention_packed, pointwise_attention_packed, softmax_attention_packed
 from attnkit.ops.softmax import SOFTMAX
 from attnkit.ops.statistics import attention_with_statistics, row_statistics
 from attnkit_conformance.adapter import Unsupported
@@ -77,10 +77,15 @@ def bound(
     }
 
 
-def packed_served(op: Callable[..., Any], forward: Call, backward: Call) -> dict[str, Served]:
+def packed_served(
+    op: Callable[..., Any],
+    forward: Call,
+    backward: Call,
+    unsupported_options: Callable[..., str | None] = pointwise.unsupported_options,
+) -> dict[str, Served]:
     """An op on packed sequences, by its kernels."""
     attend, pull = partial(packed.forward, forward), partial(packed.backward, backward)
-    return bound(op, attend, pull, packed.unsupported_options)
+    return bound(op, attend, pull, partial(packed.unsupported_options, unsupported_options))
 
 
 def with_norm(device: Machine) -> dict[str, Kernel]:
@@ -141,6 +146,7 @@ SERVED: dict[str, Served] = {
     **bound(linear_attention, linear.forward, linear.backward, linear.unsupported_options),
     **packed_served(pointwise_attention_packed, pointwise.forward, pointwise.backward),
     **packed_served(softmax_attention_packed, partial(rows.forward, alpha=1.0), partial(rows.backward, alpha=1.0)),
+    **packed_served(linear_attention_packed, linear.forward, linear.backward, linear.unsupported_options),
     **bound(soft_attention, soft.forward, soft.backward, soft.unsupported_options),
     **bound(rela.rela_attention, rela_forward, rela_backward, pointwise.unsupported_options),
 }
