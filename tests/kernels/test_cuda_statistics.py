@@ -24,19 +24,25 @@ JUDGED = (
     ("row_statistics", "float32", "mask-none-visible.reluformer_attention"),
     ("row_statistics", "float32", "kinks.pointwise_attention"),
     ("attention_with_statistics", "float32", "causal-padded.pointwise_attention"),
+    ("attention_with_statistics", "float32", "causal-padded.gaussian_attention"),
     ("attention_with_statistics", "float32", "dropout.pointwise_attention"),
     ("attention_with_statistics", "bfloat16", "gqa-mask.reluformer_attention"),
     ("attention_with_statistics", "bfloat16", "100x257.sigmoid_attention"),
     ("attention_with_statistics", "bfloat16", "dropout-mask.pointwise_attention"),
+    ("attention_with_statistics", "float32", "bias-inf.gaussian_attention"),
+    ("attention_with_statistics", "bfloat16", "100x257.gaussian_attention"),
+    ("attention_with_statistics", "float64", "gqa-mask.gaussian_attention"),
 )
 """Op, dtype and the beginning of a sample's name: the full profile by hand has all of them, in all dtypes."""
 
 
 def case_of(op: str, dtype: str, name: str) -> Case:
-    return next(case for case in core.cases(op, "scenes", (dtype,)) if case.id.split("/")[2].startswith(name))
+    """The first sample of that name; others are not drawn."""
+    samples = core.samples(op, "scenes", (dtype,))
+    return core.draw_case(next(sample for sample in samples if sample.id.split("/")[2].startswith(name)))
 
 
-@pytest.mark.parametrize(("op", "dtype", "name"), [*JUDGED[:5], *(later(*case) for case in JUDGED[5:])])
+@pytest.mark.parametrize(("op", "dtype", "name"), [*JUDGED[:6], *(later(*case) for case in JUDGED[6:])])
 def test_conforms(op: str, dtype: str, name: str, kernels: CudaOnCpu) -> None:
     result = core.check(kernels, case_of(op, dtype, name))
     assert result.status == "pass", f"{result.id}\n{result.message}"
@@ -72,6 +78,12 @@ PLANTED: dict[str, tuple[str, str, str, set[str]]] = {
         "(C(a.weight_gain) * queries[r].factor)", "(C(a.gain) * queries[r].factor)", "dropout.pointwise_attention",
         {"bound"},
     ),
+    "products in the place of distances": (
+        "Tiles::compare(s, ", "Tiles::multiply(s, ", "causal-padded.gaussian_attention", {"bound"},
+    ),
+    "a visible key that counts by its weight": (
+        "a.exact ? rows.alive[r]", "true ? rows.alive[r]", "bias-inf.gaussian_attention", {"bound"},
+    ),
 }  # fmt: skip
 """By name: text of statistics.cuh and what takes its place, the beginning of a sample's name, checks that may fail."""
 
@@ -86,12 +98,13 @@ def test_a_planted_bug_is_found(name: str) -> None:
 # ---------------------------------------------------------------------------------------------- the kernel
 
 
-def test_the_output_is_that_of_the_op(kernels: CudaOnCpu) -> None:
+@pytest.mark.parametrize("op", first_now(["pointwise_attention", "gaussian_attention"]))
+def test_the_output_is_that_of_the_op(op: str, kernels: CudaOnCpu) -> None:
     """The same bits as without statistics."""
     q, k, v = (draw(n, 3, 70, 16, dtype="float16") for n in range(3))
     arrays = {"q": q, "k": k, "v": v}
-    both = kernels.call("attention_with_statistics", arrays, {"op": "pointwise_attention", "causal": True})
-    assert np.array_equal(both["o"], kernels.call("pointwise_attention", arrays, {"causal": True})["o"])
+    both = kernels.call("attention_with_statistics", arrays, {"op": op, "causal": True})
+    assert np.array_equal(both["o"], kernels.call(op, arrays, {"causal": True})["o"])
 
 
 def test_only_the_fields_that_are_asked_for(kernels: CudaOnCpu) -> None:
@@ -107,17 +120,26 @@ def test_the_activations_with_exact_zeros_are_those_of_the_library() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "d", "capability"), [later("float16", 64, 80), ("bfloat16", 128, 90), later("float32", 64, 80)]
+    ("op", "dtype", "d", "capability"),
+    [
+        later("sigmoid_attention", "float16", 64, 80),
+        ("sigmoid_attention", "bfloat16", 128, 90),
+        later("sigmoid_attention", "float32", 64, 80),
+        later("gaussian_attention", "float16", 64, 90),
+        later("gaussian_attention", "float32", 256, 80),
+    ],
 )
 @pytest.mark.parametrize("pairs", [later(False), True], ids=["plain", "pairs"])
-def test_no_spills_and_enough_memory(dtype: str, d: int, capability: int, pairs: bool, tmp_path: Path) -> None:
+def test_no_spills_and_enough_memory(op: str, dtype: str, d: int, capability: int, pairs: bool, tmp_path: Path) -> None:
     from .test_cuda_compile import MEMORY, Noting, compiled
 
     device, x = Noting(), np.zeros((1, 2, 128, d), numpy_dtype(dtype))
     options = {"mask": np.ones((128, 128), bool), "dropout": (0.1, 5)} if pairs else {}
-    statistics.forward(device, x, x, x, activation="sigmoid", causal=True, **options)
+    options |= {"activation": "sigmoid"} if op == "sigmoid_attention" else {}
+    statistics.forward(device, x, x, x, op=op, causal=True, **options)
     wanted = {launch.name: launch for launch in device.launches}
     for name, kernel in compiled(wanted, capability, tmp_path).items():
         assert kernel.stack == 0, f"{name} spills {kernel.stack} bytes"
         assert kernel.shared <= MEMORY[capability]
-    assert {launch.kernel for launch in device.launches} == {"pointwise_rows", "statistics_forward"}
+    rows = {"pointwise_rows"} if op == "sigmoid_attention" else set()
+    assert {launch.kernel for launch in device.launches} == {"statistics_forward", *rows}

@@ -181,7 +181,7 @@ def test_the_newton_inverse_is_wired_with_its_residuals() -> None:
 def test_what_is_refused() -> None:
     q = draw(0, 2, 5, 8)
     assert "array alpha" in cuda.rows_unsupported(q, q, q, alpha=np.asarray(1.5))
-    assert "statistics of gaussian" in cuda.statistics.unsupported_options(q, q, op="gaussian_attention")
+    assert "statistics of rela" in cuda.statistics.unsupported_options(q, q, op="rela_attention")
 
 
 # ---------------------------------------------------------------------------------------------- on a GPU

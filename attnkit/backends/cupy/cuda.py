@@ -74,12 +74,12 @@ def residuals(a: Any, iterates: list[Any]) -> Any:
     return lowrank_newton.residuals(namespace(a), a, iterates)
 
 
-def statistics_of_rows(device: Device, q: Any, k: Any, *, op: str, **options: Any) -> RowStatistics:
+def statistics_of_rows(device: Device, q: Any, k: Any, **options: Any) -> RowStatistics:
     """row_statistics."""
     return RowStatistics(**statistics.forward(device, q, k, **options))
 
 
-def both(device: Device, q: Any, k: Any, v: Any, *, op: str, **options: Any) -> tuple[Any, RowStatistics]:
+def both(device: Device, q: Any, k: Any, v: Any, **options: Any) -> tuple[Any, RowStatistics]:
     """attention_with_statistics."""
     outputs = statistics.forward(device, q, k, v, **options)
     return outputs.pop("o"), RowStatistics(**outputs)

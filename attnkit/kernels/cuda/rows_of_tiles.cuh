@@ -1,6 +1,7 @@
 // Rows of a tile that several threads share: numbers of rows, and what is reduced along them.
 #pragma once
 
+#include "distance_tiles.cuh"
 #include "plain_tiles.cuh"
 #include "tensor_tiles.cuh"
 
@@ -34,6 +35,10 @@ struct OwnRows<PlainTiles<T, ROWS, COLUMNS, WIDTH, STAGES>> {
     for (int w = 0; w < WIDTH / Tiles::WIDE; w++) sums.at[r][w] *= by;
   }
 };
+
+template <class T, int ROWS, int COLUMNS, int WIDTH, int STAGES>
+struct OwnRows<DistanceTiles<T, ROWS, COLUMNS, WIDTH, STAGES>>
+    : OwnRows<typename DistanceTiles<T, ROWS, COLUMNS, WIDTH, STAGES>::Plain> {};
 
 // A number of each of this thread's rows.
 template <class Tiles>

@@ -1,4 +1,4 @@
-// Point-wise attention and statistics of the rows of its weights w_ij = gain·f_i h(x_ij), before dropout, in one sweep.
+// Point-wise and Gaussian attention and statistics of the rows of its weights w_ij = gain·f_i h(x_ij), before dropout, in one sweep.
 // With the names of pointwise.cuh, Z = Σ w, p = w/Z and m the largest weight of a row so far,
 //
 //     H = -Σ p log p = log(Z/m) + Σ w log(m/w) / Z        a larger m' adds Z log(m'/m) to Σ w log(m/w)
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, 2) statistics_forward(const __
   block.walk(true, a.output, [&](int j0, int stage) {
     if (a.output) block.clear(j0, stage, 1);
     typename Tiles::Scores s;
-    Tiles::multiply(s, block.shared.own(0), block.shared.passing(stage, 0));
+    Tiles::compare(s, block.shared.own(0), block.shared.passing(stage, 0));
     OfRows<Tiles> higher = rows.largest;
     const bool whole = block.whole(j0);
     Tiles::each_score([&](int n, int r, int c) {

@@ -122,7 +122,7 @@ def rows_served(op: str, alpha: float) -> Served:
 
 def statistics_forward(device: Machine, op: str, **options: Any) -> dict[str, Any]:
     """Statistics of an op, and its output if there is a v."""
-    return statistics.forward(device, **base_arguments(op, options))
+    return statistics.forward(device, op=op, **base_arguments(op, options))
 
 
 def statistics_backward(device: Machine, cotangents: Arrays, **options: Any) -> dict[str, Any]:
