@@ -166,8 +166,8 @@ KERNEL_FAULTS = {
         "tensor_tiles.cuh", "from.row % 16 == 0 &&", "", "asynchronous copy of 16 bytes, not aligned",
     ),
     "too much shared memory": (
-        "pointwise.cuh", "const QueryBlock<Tiles, PAIRS, 1> block(a);",
-        "const QueryBlock<Tiles, PAIRS, 1, Shared<Tiles, 2>> block(a);",
+        "pointwise.cuh", "const QueryBlock<Tiles, PAIRS, 1> block(a, part.at);",
+        "const QueryBlock<Tiles, PAIRS, 1, Shared<Tiles, 2>> block(a, part.at);",
         "which belongs to no array",
     ),
 }  # fmt: skip
