@@ -5,12 +5,13 @@ import math
 import re
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import pytest
 
 from attnkit_experiments.__main__ import main
 from attnkit_experiments.commands import runner
 from attnkit_experiments.commands.report import write_report
-from attnkit_experiments.evidence import overview, paper_page, site
+from attnkit_experiments.evidence import draw, overview, paper_page, site
 from attnkit_experiments.evidence.checks import Compare, Diverges, Everywhere, Exact, Growth, Level, Rows, higher, lower
 from attnkit_experiments.evidence.claim import Claim, answer
 from attnkit_experiments.evidence.measures import measure_of
@@ -341,7 +342,8 @@ def test_pages_of_every_report(everything, files):
     assert all(f"### {task}" in files["index.md"] for task in overview.TASKS)
 
 
-def test_pages_of_any_report_alone(everything, tmp_path):
+def test_pages_of_any_report_alone(everything, tmp_path, monkeypatch):
+    monkeypatch.setattr(draw, "saved", lambda figure, description: plt.close(figure) or "<svg/>")  # drawn above
     for folder in sorted(everything.iterdir()):
         link = tmp_path / folder.name / folder.name
         link.parent.mkdir()
