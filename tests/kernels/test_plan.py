@@ -72,7 +72,8 @@ def test_what_is_the_same_for_all_queries_is_in_gain_and_shift(own: dict[str, An
             rows = Rows(0, queries, queries)
             pairs = Visibility(**seeing).pairs(np, np.zeros((queries, 1)), keys, rows)
             count = keys if pairs is None else pairs.sum(-1, keepdims=True)
-            n = np.broadcast_to(row_length(np, length, count, keys, rows, float), (*np.shape(count)[:-2], queries, 1))
+            number = np.asarray(length) if isinstance(length, np.generic) else length
+            n = np.broadcast_to(row_length(np, number, count, keys, rows, float), (*np.shape(count)[:-2], queries, 1))
             alpha, gain, shift = own.get("alpha", 1.0), own.get("gain", 1.0), own.get("shift", 0.0)
             factor = s.numbers.gain * n**-s.numbers.alpha
             moved = s.numbers.shift - (np.log(n) if s.numbers.log_length else 0.0)
