@@ -1,4 +1,4 @@
-"""The CUDA kernel of row statistics: judged on the CPU, planted bugs found, compiled."""
+"""The CUDA kernels of row statistics: judged on the CPU, planted bugs found, compiled."""
 
 from pathlib import Path
 
@@ -25,6 +25,7 @@ JUDGED = (
     ("row_statistics", "float32", "kinks.pointwise_attention"),
     ("attention_with_statistics", "float32", "causal-padded.pointwise_attention"),
     ("attention_with_statistics", "float32", "causal-padded.gaussian_attention"),
+    ("attention_with_statistics", "float32", "causal-padded.softmax_attention"),
     ("attention_with_statistics", "float32", "dropout.pointwise_attention"),
     ("attention_with_statistics", "bfloat16", "gqa-mask.reluformer_attention"),
     ("attention_with_statistics", "bfloat16", "100x257.sigmoid_attention"),
@@ -32,6 +33,12 @@ JUDGED = (
     ("attention_with_statistics", "float32", "bias-inf.gaussian_attention"),
     ("attention_with_statistics", "bfloat16", "100x257.gaussian_attention"),
     ("attention_with_statistics", "float64", "gqa-mask.gaussian_attention"),
+    ("row_statistics", "float32", "empty-keys.softmax_attention"),
+    ("row_statistics", "float32", "mask-none-visible.softmax_attention"),
+    ("attention_with_statistics", "float32", "dropout.softmax_attention"),
+    ("attention_with_statistics", "float32", "bias-inf.softmax_attention"),
+    ("attention_with_statistics", "bfloat16", "100x257.softmax_attention"),
+    ("attention_with_statistics", "float64", "gqa-mask.softmax_attention"),
 )
 """Op, dtype and the beginning of a sample's name: the full profile by hand has all of them, in all dtypes."""
 
@@ -42,7 +49,7 @@ def case_of(op: str, dtype: str, name: str) -> Case:
     return core.draw_case(next(sample for sample in samples if sample.id.split("/")[2].startswith(name)))
 
 
-@pytest.mark.parametrize(("op", "dtype", "name"), [*JUDGED[:6], *(later(*case) for case in JUDGED[6:])])
+@pytest.mark.parametrize(("op", "dtype", "name"), [*JUDGED[:7], *(later(*case) for case in JUDGED[7:])])
 def test_conforms(op: str, dtype: str, name: str, kernels: CudaOnCpu) -> None:
     result = core.check(kernels, case_of(op, dtype, name))
     assert result.status == "pass", f"{result.id}\n{result.message}"
@@ -50,8 +57,8 @@ def test_conforms(op: str, dtype: str, name: str, kernels: CudaOnCpu) -> None:
 
 def test_other_ops_and_gradients_are_refused(kernels: CudaOnCpu) -> None:
     x = np.zeros((2, 5, 8), np.float32)
-    refused = statistics.unsupported_options(x, x, op="softmax_attention")
-    assert refused == "statistics of softmax_attention are served by the generic implementation"
+    refused = statistics.unsupported_options(x, x, op="rela_attention")
+    assert refused == "statistics of rela_attention are served by the generic implementation"
     with pytest.raises(Unsupported, match="has no gradients"):
         kernels.vjp("row_statistics", {"q": x, "k": x}, {"op": "pointwise_attention"}, {})
 
@@ -67,22 +74,32 @@ PLANTED: dict[str, tuple[str, str, str, set[str]]] = {
         "spread[r] += total[r] * logarithm_or_zero(higher[r] / largest[r]);", ";", "1x257.sigmoid_attention", {"bound"},
     ),
     "visible pairs that count weights": (
-        "rows.visible.of_score(n) += 1;", "rows.visible.of_score(n) += s[n] != 0;", "kinks.pointwise_attention",
-        {"bound"},
+        "visible.of_score(n) += 1;", "visible.of_score(n) += s[n] != 0;", "kinks.pointwise_attention", {"bound"},
     ),
     "no barrier before rows are stored": (
         "  __syncthreads();  // `queries`, where the sweep was empty\n", "", "causal-padded.pointwise_attention",
         {"exception"},
     ),
     "weights with the gain of dropout": (
-        "(C(a.weight_gain) * queries[r].factor)", "(C(a.gain) * queries[r].factor)", "dropout.pointwise_attention",
-        {"bound"},
+        "C(a.weight_gain) * queries", "C(a.gain) * queries", "dropout.pointwise_attention", {"bound"},
     ),
     "products in the place of distances": (
         "Tiles::compare(s, ", "Tiles::multiply(s, ", "causal-padded.gaussian_attention", {"bound"},
     ),
     "a visible key that counts by its weight": (
-        "a.exact ? rows.alive[r]", "true ? rows.alive[r]", "bias-inf.gaussian_attention", {"bound"},
+        "a.exact ? alive[r]", "true ? alive[r]", "bias-inf.gaussian_attention", {"bound"},
+    ),
+    "weights that are not divided by their sum": (
+        " * numbers[OwnRows<Tiles>::of_score(n)].inverse", "", "causal-padded.softmax_attention", {"bound"},
+    ),
+    "the numbers of another row": (
+        "block.i0 + row, false", "block.i0 + row + 1, false", "causal-padded.softmax_attention", {"bound"},
+    ),
+    "weights that sum to 1 with the gain of dropout": (
+        "C(a.weight_gain) * numbers", "C(a.gain) * numbers", "dropout.softmax_attention", {"bound"},
+    ),
+    "invisible pairs with a weight": (
+        "s[n] = seen ? ", "s[n] = true ? ", "causal-padded.softmax_attention", {"bound", "nonfinite"},
     ),
 }  # fmt: skip
 """By name: text of statistics.cuh and what takes its place, the beginning of a sample's name, checks that may fail."""
@@ -98,7 +115,7 @@ def test_a_planted_bug_is_found(name: str) -> None:
 # ---------------------------------------------------------------------------------------------- the kernel
 
 
-@pytest.mark.parametrize("op", first_now(["pointwise_attention", "gaussian_attention"]))
+@pytest.mark.parametrize("op", ["pointwise_attention", "softmax_attention", later("gaussian_attention")])
 def test_the_output_is_that_of_the_op(op: str, kernels: CudaOnCpu) -> None:
     """The same bits as without statistics."""
     q, k, v = (draw(n, 3, 70, 16, dtype="float16") for n in range(3))
@@ -119,6 +136,13 @@ def test_the_activations_with_exact_zeros_are_those_of_the_library() -> None:
     assert {*EXACT_ZEROS} == {name for name in ACTIVATIONS if POINTWISE.exact_zeros(activation=name)}
 
 
+LAUNCHED = {
+    "sigmoid_attention": ["pointwise_rows", "statistics_forward"],
+    "gaussian_attention": ["statistics_forward"],
+    "softmax_attention": ["rows_softmax", "statistics_of_rows"],
+}
+
+
 @pytest.mark.parametrize(
     ("op", "dtype", "d", "capability"),
     [
@@ -127,6 +151,9 @@ def test_the_activations_with_exact_zeros_are_those_of_the_library() -> None:
         later("sigmoid_attention", "float32", 64, 80),
         later("gaussian_attention", "float16", 64, 90),
         later("gaussian_attention", "float32", 256, 80),
+        later("softmax_attention", "float16", 64, 80),
+        later("softmax_attention", "bfloat16", 128, 90),
+        later("softmax_attention", "float64", 128, 80),
     ],
 )
 @pytest.mark.parametrize("pairs", [later(False), True], ids=["plain", "pairs"])
@@ -141,5 +168,4 @@ def test_no_spills_and_enough_memory(op: str, dtype: str, d: int, capability: in
     for name, kernel in compiled(wanted, capability, tmp_path).items():
         assert kernel.stack == 0, f"{name} spills {kernel.stack} bytes"
         assert kernel.shared <= MEMORY[capability]
-    rows = {"pointwise_rows"} if op == "sigmoid_attention" else set()
-    assert {launch.kernel for launch in device.launches} == {"statistics_forward", *rows}
+    assert [launch.kernel for launch in device.launches] == LAUNCHED[op]

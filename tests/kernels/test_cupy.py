@@ -180,7 +180,8 @@ def test_the_newton_inverse_is_wired_with_its_residuals() -> None:
 
 def test_what_is_refused() -> None:
     q = draw(0, 2, 5, 8)
-    assert "array alpha" in cuda.rows_unsupported(q, q, q, alpha=np.asarray(1.5))
+    assert "array alpha" in cuda.rows.unsupported_options(q, q, q, alpha=np.asarray(1.5))
+    assert cuda.rows.unsupported_options(q, q, q, alpha=np.float32(1.5)) is None
     assert "statistics of rela" in cuda.statistics.unsupported_options(q, q, op="rela_attention")
 
 

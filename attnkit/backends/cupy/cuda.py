@@ -57,13 +57,6 @@ def unsupported(unsupported_options: Call, inputs: int, *arrays: Any, **options:
     return unsupported_device(arrays[0]) or unsupported_options(*arrays[:inputs], **options)
 
 
-def rows_unsupported(q: Any, k: Any, v: Any, **options: Any) -> str | None:
-    """Why softmax, sparsemax or entmax is not supported."""
-    if hasattr(options.get("alpha"), "ndim"):
-        return "an array alpha is served by the generic implementation"
-    return rows.unsupported_options(q, k, v, **options)
-
-
 def inverse_unsupported(a: Any, **options: Any) -> str | None:
     """Why the Newton inverse is not supported."""
     return newton.unsupported_options(a, **options)
@@ -117,14 +110,14 @@ SERVED: dict[Call, tuple[Call, Call, Call, int, Callable[..., bool]]] = {
     softmax_attention: (
         partial(rows.forward, alpha=1.0),
         partial(rows.backward, alpha=1.0),
-        rows_unsupported,
+        rows.unsupported_options,
         3,
         keeps,
     ),
     entmax_attention: (
         partial(rows.forward, alpha=1.5),
         partial(rows.backward, alpha=1.5),
-        rows_unsupported,
+        rows.unsupported_options,
         3,
         keeps,
     ),

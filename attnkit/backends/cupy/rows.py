@@ -10,7 +10,7 @@ from typing import Any
 from attnkit.backends.cupy import pointwise
 from attnkit.backends.cupy.launch import WIDEST, Launch, Pointwise, Tiles, View, tiles_of, width_of
 from attnkit.backends.cupy.pointwise import Array, Device, layout_of
-from attnkit.kernels.plan import blocks_of
+from attnkit.kernels.plan import blocks_of, is_array
 
 EXACT = {1.0: "Softmax", 1.5: "EntmaxOneHalf", 2.0: "Sparsemax"}
 NORMALISERS = (*EXACT.values(), "Entmax")
@@ -42,26 +42,31 @@ class Rows(Pointwise):
 class RowsCall(pointwise.Call):
     """One call of softmax_attention or entmax_attention, or of its gradient; softmax is α = 1.
 
-    `rows` are views by name: the output `lse`, or its cotangent `dlse`. A call with `output` computes o.
+    `rows` are views by name: the output `lse`, or its cotangent `dlse`. A call with `output` computes o; `keep`
+    leaves the numbers of rows to further launches.
     """
 
     structure = Rows
     family = "rows"
 
     def __init__(
-        self, device: Device, q: Array, k: Array, v: Array, o: Array, *, alpha: float, output: bool,
+        self, device: Device, q: Array, k: Array, v: Array, o: Array, *, alpha: Any, output: bool,
         rows: dict[str, Array], **options: Any,
     ) -> None:  # fmt: skip
         super().__init__(device, q, k, v, o, **options, activation="identity", alpha=0.0)
+        alpha = float(alpha)
         self.normaliser = EXACT.get(alpha, "Entmax")
         s, a = self.arguments, self.layout
         s.above, s.power = (0.0, 0.0) if alpha == 1.0 else (alpha - 1.0, 1.0 / (alpha - 1.0))
         s.steps, s.output = STEPS[self.compute] + max(a.keys, 1).bit_length(), output
         for name, x in rows.items():
             self.view(name, "rows", x)
-        if not output:
-            for name in ("top", "inverse", "delta", *(() if alpha == 1.0 else ("tau", "step"))):
-                self.view(name, "rows", device.empty(a.shape_of("rows"), self.compute))
+
+    def keep(self, *others: str) -> None:
+        """Memory for the numbers of rows that `rows` finds, and for others."""
+        found = ("top", "inverse") if self.normaliser == "Softmax" else ("top", "tau", "step", "inverse")
+        for name in (*found, *others):
+            self.view(name, "rows", self.device.empty(self.layout.shape_of("rows"), self.compute))
 
     def rows(self) -> list[Launch]:
         """The launches for o, or for the numbers of rows that gradients need."""
@@ -99,7 +104,7 @@ class RowsCall(pointwise.Call):
 
 def unsupported_options(q: Array, k: Array, v: Array, **options: Any) -> str | None:
     """Why a call is not supported on any device."""
-    if hasattr(options.get("alpha"), "shape") and options["alpha"].shape != ():
+    if is_array(options.get("alpha")):
         return "an array alpha is served by the generic implementation"
     return pointwise.unsupported_options(q, k, v)
 
@@ -113,7 +118,7 @@ def forward(
     compute = "float64" if q.dtype.name == "float64" else "float32"
     rows = {"lse": device.empty(a.shape_of("rows"), compute)} if return_lse else {}
     if o.size or (return_lse and rows["lse"].size):
-        call = RowsCall(device, q, k, v, o, alpha=float(alpha), output=bool(o.size), rows=rows, **options)
+        call = RowsCall(device, q, k, v, o, alpha=alpha, output=bool(o.size), rows=rows, **options)
         for launch in call.rows():
             device.run(launch)
     return (o, rows["lse"]) if return_lse else o
@@ -129,6 +134,8 @@ def backward(
     rows = {} if dlse is None else {"dlse": dlse}
 
     def call() -> RowsCall:
-        return RowsCall(device, q, k, v, do, alpha=float(alpha), output=False, rows=rows, **options)
+        pulled = RowsCall(device, q, k, v, do, alpha=alpha, output=False, rows=rows, **options)
+        pulled.keep("delta")
+        return pulled
 
     return pointwise.gradients(call, q, k, v, do, **options)

@@ -1,81 +1,94 @@
-"""Statistics of the rows of point-wise and Gaussian weights by a CUDA kernel, alone or beside the output of the same
-call."""
+"""Statistics of the rows of weights by CUDA kernels, alone or beside the output of the same call.
+
+Those of point-wise and Gaussian weights take one sweep over the keys. Where the weights of a row sum to 1, the kernels
+of `rows` find its numbers, and o if it is wanted, and a sweep for the statistics follows.
+"""
 
 import ctypes
 from collections.abc import Sequence
 from typing import Any
 
 from attnkit._core.family import RECORDS, base_op
-from attnkit.backends.cupy import pointwise
-from attnkit.backends.cupy.launch import Launch, Pointwise, View
+from attnkit.backends.cupy import pointwise, rows
+from attnkit.backends.cupy.launch import Launch, View
 from attnkit.backends.cupy.pointwise import Array, Device, layout_of
-from attnkit.ops import gaussian
+from attnkit.backends.cupy.rows import Rows, RowsCall
+from attnkit.ops.gaussian import GAUSSIAN
 from attnkit.ops.pointwise import POINTWISE
+from attnkit.ops.softmax import SOFTMAX
 
 FIELDS = ("total", "entropy", "sum_squares", "maximum", "nonzero", "visible")
-OPTIONS: dict[str, dict[str, Any]] = {POINTWISE.name: {}, gaussian.GAUSSIAN.name: pointwise.GAUSSIAN}
-"""What the ops, and their special cases, add to their options to make these those of point-wise attention."""
 
 
-class Statistics(Pointwise):
-    """The argument of the kernel: `Statistics` of statistics.cuh."""
+class Statistics(Rows):
+    """The argument of the kernels: `Statistics` of statistics.cuh."""
 
     _fields_ = (
         *((name, View) for name in FIELDS),
         ("weight_gain", ctypes.c_double),
-        *((name, ctypes.c_int) for name in ("exact", "output")),
+        ("exact", ctypes.c_int),
     )
 
 
-class StatisticsCall(pointwise.Call):
-    """One call of `row_statistics` or `attention_with_statistics` with the options of point-wise attention."""
+class StatisticsOfPairs(pointwise.Call):
+    """One call with the options of point-wise attention; `rows` are views by name."""
 
     structure = Statistics
 
-    def __init__(
-        self, device: Device, q: Array, k: Array, v: Array, o: Array, *, output: bool, exact: bool,
-        rows: dict[str, Array], **options: Any,
-    ) -> None:  # fmt: skip
-        super().__init__(device, q, k, v, o, **options)
-        s = self.arguments
-        p = options["dropout"][0] if options.get("dropout") is not None else 0.0
-        s.weight_gain, s.exact, s.output = s.gain * (1.0 - p), exact, output
+    def __init__(self, *inputs: Any, output: bool, rows: dict[str, Array], **options: Any) -> None:
+        super().__init__(*inputs, **options)
+        self.arguments.output = output
         for name, x in rows.items():
             self.view(name, "rows", x)
 
     def launches(self) -> list[Launch]:
-        """The launches: n^-alpha and log n if needed, then the statistics."""
-        launches = (*self.rows(), self.by_queries("statistics_forward"))
-        return [launch._replace(source="statistics.cuh") for launch in launches]
+        """The launches: n^-alpha and log n if needed, then the statistics, and o."""
+        return [*self.rows(), self.by_queries("statistics_forward")]
+
+
+class StatisticsOfRows(RowsCall):
+    """One call with the options of `rows`."""
+
+    structure = Statistics
+
+    def launches(self) -> list[Launch]:
+        """The launches: the numbers of rows, and o, then the statistics."""
+        self.keep()
+        return [*self.rows(), self.by_queries("statistics_of_rows")]
+
+
+SERVED: dict[str, tuple[type[StatisticsOfPairs] | type[StatisticsOfRows], dict[str, Any]]] = {
+    POINTWISE.name: (StatisticsOfPairs, {}),
+    GAUSSIAN.name: (StatisticsOfPairs, pointwise.GAUSSIAN),
+    SOFTMAX.name: (StatisticsOfRows, {"alpha": 1.0}),
+}
+"""The ops, of which others are special cases, and what is added to their options."""
 
 
 def unsupported_options(q: Array, k: Array, v: Array | None = None, *, op: str, **options: Any) -> str | None:
     """Why a call is not served, on any device."""
-    if base_op(op) not in OPTIONS:
+    if base_op(op) not in SERVED:
         return f"statistics of {op} are served by the generic implementation"
-    return pointwise.unsupported_options(q, k, k if v is None else v)
+    return rows.unsupported_options(q, k, k if v is None else v, **options)
 
 
 def forward(
     device: Device, q: Array, k: Array, v: Array | None = None, *, op: str, fields: Sequence[str] = FIELDS,
     **options: Any,
 ) -> dict[str, Array]:  # fmt: skip
-    """{"o": o if there is a v, field: (..., L) in the compute dtype}; the options are those of point-wise attention, or
-    of Gaussian attention.
-    """
-    base = RECORDS[base_op(op)].family
-    exact = base.exact_zeros(**base.split(options)[0])
-    options |= OPTIONS[base.name]
+    """{"o": o if there is a v, field: (..., L) in the compute dtype}. The options are those of a served op."""
+    family = RECORDS[base_op(op)].family
+    made, added = SERVED[family.name]
     a = layout_of(q, k, k if v is None else v, options)
     compute = "float64" if q.dtype.name == "float64" else "float32"
-    rows = {name: device.empty(a.shape_of("rows"), compute) for name in fields}
+    found = {name: device.empty(a.shape_of("rows"), compute) for name in fields}
     o = {} if v is None else {"o": device.empty(a.shape_of("o"), q.dtype)}
     if a.items * a.heads * a.queries:
         output = v is not None and bool(o["o"].size)
-        written = o.get("o", q)
-        call = StatisticsCall(
-            device, q, k, k if v is None else v, written, output=output, exact=exact, rows=rows, **options
-        )
+        inputs = (device, q, k, k if v is None else v, o.get("o", q))
+        call = made(*inputs, output=output, rows=found, **{**added, **options})
+        s, p = call.arguments, options["dropout"][0] if options.get("dropout") is not None else 0.0
+        s.weight_gain, s.exact = s.gain * (1.0 - p), family.exact_zeros(**family.split(options)[0])
         for launch in call.launches():
-            device.run(launch)
-    return o | rows
+            device.run(launch._replace(source="statistics.cuh"))
+    return o | found

@@ -32,11 +32,25 @@ template <class C>
 struct RowNumbers {
   C top, tau, step, inverse, delta;
 
+  // A weight before it is divided by their sum, and after it.
+  template <class N>
+  __device__ C part(C s, C above, C power) const {
+    return N::weigh(N::relative(s, top, tau, step, above), power);
+  }
   template <class N>
   __device__ C weight(C s, C above, C power) const {
-    return N::weigh(N::relative(s, top, tau, step, above), power) * inverse;
+    return part<N>(s, above, power) * inverse;
   }
 };
+
+// The numbers of query i; those of queries behind the last are 0.
+template <class C>
+__device__ inline RowNumbers<C> numbers_of(const Rows& a, int item, int head, int i, bool with_delta) {
+  const auto number = [&](const View& x) {
+    return x.at && i < a.queries ? *(const C*)matrix_of(x, item, head).element(i, 0) : C(0);
+  };
+  return {number(a.top), number(a.tau), number(a.step), number(a.inverse), with_delta ? number(a.delta) : C(0)};
+}
 
 // Behind what point-wise attention shares: a word and resident scores, or the numbers of queries. `Call.launch` of
 // rows.py counts it.

@@ -12,15 +12,6 @@
 
 namespace attnkit {
 
-// The numbers of query i; those of queries behind the last are 0.
-template <class C>
-__device__ inline RowNumbers<C> numbers_of(const Rows& a, int item, int head, int i, bool with_delta) {
-  const auto number = [&](const View& x) {
-    return x.at && i < a.queries ? *(const C*)matrix_of(x, item, head).element(i, 0) : C(0);
-  };
-  return {number(a.top), number(a.tau), number(a.step), number(a.inverse), with_delta ? number(a.delta) : C(0)};
-}
-
 template <class Tiles, class N, bool PAIRS, bool PACKED = false>
 __global__ void __launch_bounds__(Tiles::THREADS, 2) rows_gradient_of_queries(const __grid_constant__ Rows whole) {
   using C = typename Tiles::C;
