@@ -1,6 +1,7 @@
 """The CUDA kernels of row statistics: judged on the CPU, planted bugs found, compiled."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ JUDGED = (
     ("attention_with_statistics", "float32", "causal-padded.pointwise_attention"),
     ("attention_with_statistics", "float32", "causal-padded.gaussian_attention"),
     ("attention_with_statistics", "float32", "causal-padded.softmax_attention"),
+    ("attention_with_statistics", "float32", "causal-padded.entmax_attention.alpha=1.25"),
     ("attention_with_statistics", "float32", "dropout.pointwise_attention"),
     ("attention_with_statistics", "bfloat16", "gqa-mask.reluformer_attention"),
     ("attention_with_statistics", "bfloat16", "100x257.sigmoid_attention"),
@@ -39,6 +41,15 @@ JUDGED = (
     ("attention_with_statistics", "float32", "bias-inf.softmax_attention"),
     ("attention_with_statistics", "bfloat16", "100x257.softmax_attention"),
     ("attention_with_statistics", "float64", "gqa-mask.softmax_attention"),
+    ("row_statistics", "float32", "kinks.entmax_attention.alpha=1.25"),
+    ("row_statistics", "float32", "kinks.entmax_attention.alpha=1.0"),
+    ("row_statistics", "float32", "1x257.entmax_attention.alpha=2.0"),
+    ("row_statistics", "float32", "mask-none-visible.sparsemax_attention"),
+    ("attention_with_statistics", "float32", "dropout.sparsemax_attention"),
+    ("attention_with_statistics", "float32", "bias-inf.entmax_attention.alpha=2.0"),
+    ("attention_with_statistics", "bfloat16", "cross.entmax_attention"),
+    ("attention_with_statistics", "bfloat16", "100x257.sparsemax_attention"),
+    ("attention_with_statistics", "float64", "gqa-mask.entmax_attention.alpha=1.25"),
 )
 """Op, dtype and the beginning of a sample's name: the full profile by hand has all of them, in all dtypes."""
 
@@ -49,7 +60,7 @@ def case_of(op: str, dtype: str, name: str) -> Case:
     return core.draw_case(next(sample for sample in samples if sample.id.split("/")[2].startswith(name)))
 
 
-@pytest.mark.parametrize(("op", "dtype", "name"), [*JUDGED[:7], *(later(*case) for case in JUDGED[7:])])
+@pytest.mark.parametrize(("op", "dtype", "name"), [*JUDGED[:8], *(later(*case) for case in JUDGED[8:])])
 def test_conforms(op: str, dtype: str, name: str, kernels: CudaOnCpu) -> None:
     result = core.check(kernels, case_of(op, dtype, name))
     assert result.status == "pass", f"{result.id}\n{result.message}"
@@ -59,6 +70,8 @@ def test_other_ops_and_gradients_are_refused(kernels: CudaOnCpu) -> None:
     x = np.zeros((2, 5, 8), np.float32)
     refused = statistics.unsupported_options(x, x, op="rela_attention")
     assert refused == "statistics of rela_attention are served by the generic implementation"
+    refused = statistics.unsupported_options(x, x, op="entmax_attention", alpha=np.full((5, 1), 1.5))
+    assert refused == "an array alpha is served by the generic implementation"
     with pytest.raises(Unsupported, match="has no gradients"):
         kernels.vjp("row_statistics", {"q": x, "k": x}, {"op": "pointwise_attention"}, {})
 
@@ -95,6 +108,14 @@ PLANTED: dict[str, tuple[str, str, str, set[str]]] = {
     "the numbers of another row": (
         "block.i0 + row, false", "block.i0 + row + 1, false", "causal-padded.softmax_attention", {"bound"},
     ),
+    "weights of 0 that count": (
+        "a.exact ? alive[r]", "false ? alive[r]", "kinks.entmax_attention.alpha=1.25", {"bound"},
+    ),
+    "the threshold of softmax": (
+        "numbers_of<C>(a, at.item, at.head, block.i0 + row, false);",
+        "numbers_of<C>(a, at.item, at.head, block.i0 + row, false), numbers[r].tau = 0;", "cross.sparsemax_attention",
+        {"bound"},
+    ),
     "weights that sum to 1 with the gain of dropout": (
         "C(a.weight_gain) * numbers", "C(a.gain) * numbers", "dropout.softmax_attention", {"bound"},
     ),
@@ -115,7 +136,9 @@ def test_a_planted_bug_is_found(name: str) -> None:
 # ---------------------------------------------------------------------------------------------- the kernel
 
 
-@pytest.mark.parametrize("op", ["pointwise_attention", "softmax_attention", later("gaussian_attention")])
+@pytest.mark.parametrize(
+    "op", ["pointwise_attention", "softmax_attention", later("gaussian_attention"), later("sparsemax_attention")]
+)
 def test_the_output_is_that_of_the_op(op: str, kernels: CudaOnCpu) -> None:
     """The same bits as without statistics."""
     q, k, v = (draw(n, 3, 70, 16, dtype="float16") for n in range(3))
@@ -132,14 +155,29 @@ def test_only_the_fields_that_are_asked_for(kernels: CudaOnCpu) -> None:
     assert_agrees(found["maximum"], exact)
 
 
+def test_weights_have_the_last_step_of_their_threshold(kernels: CudaOnCpu) -> None:
+    """Without it, which is too small for the digits of the threshold, the total is off by 3 units of rounding."""
+    q, k = np.linspace(0.01, 60, 9, dtype=np.float32)[:, None], draw(1, 300, 1)
+    params = {"op": "sparsemax_attention", "scale": 1.0, "fields": ("total",)}
+    total = kernels.call("row_statistics", {"q": q, "k": k}, params)["total"]
+    assert np.max(np.abs(total - 1)) <= np.finfo(np.float32).eps
+
+
 def test_the_activations_with_exact_zeros_are_those_of_the_library() -> None:
     assert {*EXACT_ZEROS} == {name for name in ACTIVATIONS if POINTWISE.exact_zeros(activation=name)}
 
 
+OPTIONS: dict[str, dict[str, Any]] = {
+    "sigmoid_attention": {"activation": "sigmoid"},
+    "sparsemax_attention": {"alpha": 2.0},
+    "entmax_attention": {"alpha": 1.25},
+}
 LAUNCHED = {
     "sigmoid_attention": ["pointwise_rows", "statistics_forward"],
     "gaussian_attention": ["statistics_forward"],
     "softmax_attention": ["rows_softmax", "statistics_of_rows"],
+    "sparsemax_attention": ["rows_threshold", "statistics_of_rows"],
+    "entmax_attention": ["rows_threshold", "statistics_of_rows"],
 }
 
 
@@ -154,6 +192,9 @@ LAUNCHED = {
         later("softmax_attention", "float16", 64, 80),
         later("softmax_attention", "bfloat16", 128, 90),
         later("softmax_attention", "float64", 128, 80),
+        ("entmax_attention", "float16", 128, 80),
+        later("sparsemax_attention", "bfloat16", 64, 90),
+        later("sparsemax_attention", "float32", 256, 80),
     ],
 )
 @pytest.mark.parametrize("pairs", [later(False), True], ids=["plain", "pairs"])
@@ -162,8 +203,7 @@ def test_no_spills_and_enough_memory(op: str, dtype: str, d: int, capability: in
 
     device, x = Noting(), np.zeros((1, 2, 128, d), numpy_dtype(dtype))
     options = {"mask": np.ones((128, 128), bool), "dropout": (0.1, 5)} if pairs else {}
-    options |= {"activation": "sigmoid"} if op == "sigmoid_attention" else {}
-    statistics.forward(device, x, x, x, op=op, causal=True, **options)
+    statistics.forward(device, x, x, x, op=op, causal=True, **options, **OPTIONS.get(op, {}))
     wanted = {launch.name: launch for launch in device.launches}
     for name, kernel in compiled(wanted, capability, tmp_path).items():
         assert kernel.stack == 0, f"{name} spills {kernel.stack} bytes"

@@ -13,6 +13,7 @@ from attnkit.backends.cupy import pointwise, rows
 from attnkit.backends.cupy.launch import Launch, View
 from attnkit.backends.cupy.pointwise import Array, Device, layout_of
 from attnkit.backends.cupy.rows import Rows, RowsCall
+from attnkit.ops.entmax import ENTMAX
 from attnkit.ops.gaussian import GAUSSIAN
 from attnkit.ops.pointwise import POINTWISE
 from attnkit.ops.softmax import SOFTMAX
@@ -61,6 +62,7 @@ SERVED: dict[str, tuple[type[StatisticsOfPairs] | type[StatisticsOfRows], dict[s
     POINTWISE.name: (StatisticsOfPairs, {}),
     GAUSSIAN.name: (StatisticsOfPairs, pointwise.GAUSSIAN),
     SOFTMAX.name: (StatisticsOfRows, {"alpha": 1.0}),
+    ENTMAX.name: (StatisticsOfRows, {"alpha": 1.5}),
 }
 """The ops, of which others are special cases, and what is added to their options."""
 
