@@ -84,7 +84,7 @@ PLANTED: dict[str, tuple[str, str, str, set[str]]] = {
     ),
     "a sum over the keys of one lane": ("    total.sum();\n", "", "cross.sigmoid_attention", {"bound"}),
     "an entropy whose maximum rises alone": (
-        "spread[r] += total[r] * logarithm_or_zero(higher[r] / largest[r]);", ";", "1x257.sigmoid_attention", {"bound"},
+        "spread[r] -= total[r] * logarithm_or_zero(largest[r] / higher[r]);", ";", "1x257.sigmoid_attention", {"bound"},
     ),
     "visible pairs that count weights": (
         "visible.of_score(n) += 1;", "visible.of_score(n) += s[n] != 0;", "kinks.pointwise_attention", {"bound"},
@@ -153,6 +153,16 @@ def test_only_the_fields_that_are_asked_for(kernels: CudaOnCpu) -> None:
     assert {*found} == {"maximum"}
     exact = row_statistics("pointwise_attention", q.astype(np.float64), k.astype(np.float64)).maximum
     assert_agrees(found["maximum"], exact)
+
+
+@pytest.mark.parametrize("op", ["softmax_attention", "gaussian_attention"])
+def test_the_entropy_of_weights_that_almost_underflow(op: str, kernels: CudaOnCpu) -> None:
+    """The largest divided by them is no number any more, in its own tile of keys and in one before."""
+    q, k, bias = np.zeros((1, 8), np.float32), np.zeros((70, 8), np.float32), np.full((1, 70), -95, np.float32)
+    bias[0, -2:] = 0, -1
+    found = kernels.call("row_statistics", {"q": q, "k": k, "bias": bias}, {"op": op, "fields": ("entropy",)})
+    exact = row_statistics(op, q.astype(np.float64), k.astype(np.float64), bias=bias.astype(np.float64)).entropy
+    assert_agrees(found["entropy"], exact)
 
 
 def test_weights_have_the_last_step_of_their_threshold(kernels: CudaOnCpu) -> None:

@@ -4,7 +4,8 @@
 //
 //     H = -Σ p log p = log(Z/m) + Σ w log(m/w) / Z        a larger m' adds Z log(m'/m) to Σ w log(m/w)
 //
-// which is made of two sums without a negative term. Rows whose weights are all 0 have 0 in everything but `visible`.
+// which is made of two sums without a negative term. Weights are divided by larger ones, so that no quotient overflows.
+// Rows whose weights are all 0 have 0 in everything but `visible`.
 #pragma once
 
 #include "rows.cuh"
@@ -58,14 +59,14 @@ struct RowSums {
     alive.of_score(n) += w != 0 ? C(1) : C(0);
     total.of_score(n) += w;
     squares.of_score(n) += w * w;
-    if (a.entropy.at && w != 0) spread.of_score(n) += w * logarithm_or_zero(largest.of_score(n) / w);
+    if (a.entropy.at && w != 0) spread.of_score(n) -= w * logarithm_or_zero(w / largest.of_score(n));
   }
 
   // Raises `largest` to `higher` and `spread` with it, before the weights that it is the maximum of are added.
   __device__ void raise(OfRows<Tiles>& higher) {
     higher.reduce([](C x, C y) { return greater(x, y); });
     each_row<Tiles>([&](int r, int) {
-      if (a.entropy.at && largest[r] > 0) spread[r] += total[r] * logarithm_or_zero(higher[r] / largest[r]);
+      if (a.entropy.at && largest[r] > 0) spread[r] -= total[r] * logarithm_or_zero(largest[r] / higher[r]);
       largest[r] = higher[r];
     });
   }
