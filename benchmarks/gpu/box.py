@@ -15,7 +15,7 @@ import tarfile
 import time
 import zipfile
 from collections.abc import Iterator, Sequence
-from functools import partial
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -90,15 +90,10 @@ def run(job: Job, folder: Path, site: Path, limit: float = LIMIT) -> dict[str, A
     with (folder / "log").open("w") as log:
         log.write(" ".join(command) + "\n")
         log.flush()
-        process = subprocess.Popen(
-            command,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            cwd=ROOT,
-            env=environment(site),
-            start_new_session=True,
-            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
-        )
+        with interruptible():
+            process = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT, env=environment(site), start_new_session=True
+            )
         late = False
         for sent, seconds in ((signal.SIGINT, limit), (signal.SIGKILL, PATIENCE), (None, None)):
             try:
@@ -110,6 +105,16 @@ def run(job: Job, folder: Path, site: Path, limit: float = LIMIT) -> dict[str, A
     record = {"job": job.name, "status": process.returncode, "late": late, "seconds": round(time.monotonic() - start)}
     (folder / "done.json").write_text(json.dumps(record) + "\n")
     return record
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Processes that are started inside take SIGINT, which jobs in a shell's background inherit as ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def archive(folder: Path) -> Path:
