@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from attnkit_experiments.evidence.runs import read_runs
+from attnkit_experiments.evidence.runs import records
 from attnkit_experiments.recipes import MEASUREMENTS, RECIPES
 from attnkit_experiments.study.measurement import Measurement
 from attnkit_experiments.study.recipe import Recipe
@@ -198,13 +198,14 @@ def calibration() -> str:
 
 
 def plan() -> str:
-    """What preset `cpu` of every recipe is expected to take, and where its results are."""
+    """What preset `cpu` of every recipe is expected to take, and the reports of its runs, with changed settings too."""
     items: dict[str, Callable[[Any], Sequence[Any]]] = {each.id: partial(cells_of, each) for each in RECIPES.values()}
     items |= {each.id: each.items for each in MEASUREMENTS.values()}
     links: dict[str, list[str]] = {}
-    for run in read_runs(REPORTS):
-        if run.preset == "cpu":
-            links.setdefault(run.recipe, []).append(f"[{run.name.removesuffix('-cpu')}](reports/{run.name}/summary.md)")
+    for path in sorted(REPORTS.glob("*-cpu/results.csv")):
+        name, first = path.parent.name, records(path)[0]
+        link = f"[{name.removesuffix('-cpu')}](reports/{name}/summary.md)"
+        links.setdefault(first["recipe"], []).append(link + (" (other settings)" if first.get("changed") else ""))
     lines = [["recipe", "cells", "expected", "run"]]
     studies: list[Recipe | Measurement] = [*RECIPES.values(), *MEASUREMENTS.values()]
     for each in studies:
