@@ -46,6 +46,18 @@ def test_a_case_stays_on_its_kinks(op: str) -> None:
     assert np.max(jumping["q"]) > 1e5
 
 
+def test_a_small_weight_beside_an_exact_threshold_costs_the_rounding_of_the_threshold() -> None:
+    """Of scores 15/16 and 0 sparsemax leaves weights 31/32 and 1/32, and dropout the second alone."""
+    case = case_of("sparsemax_attention", Scene("plain", 1, 2, d=1, e=1))
+    arrays = {"q": np.ones((1, 1)), "k": np.array([[0.9375], [0.0]]), "v": np.array([[0.0], [1.0]])}
+    case = replace(case, arrays=arrays, params={"scale": 1.0}, tags=frozenset({"integers"}))
+    op, cotangents = BY_NAME["sparsemax_attention"], {"o": np.ones((1, 1))}
+    case = replace(case, cotangents=cotangents)
+    outputs, gradients = probes(op, case, explicit(op, case))
+    assert outputs["o"] == pytest.approx(np.hypot(1 / 32, 15 / 32), rel=0.2)
+    assert gradients["v"].max() < 1.5
+
+
 @pytest.mark.parametrize(("length", "moves"), [("all", True), ("visible", False)])
 def test_scores_beside_a_kink_that_log_n_put_there_move(length: str, moves: bool) -> None:
     """log 65 is close to a multiple of 1/32: of both so little is left in relu that the rounding of log n matters."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -16,11 +17,13 @@ Arrays = Mapping[str, Array]
 
 DRAWS = 8
 STEP = 1e-7  # relative change of an input: so small that curvature, and so large that float64, adds nothing
+STRETCH = 2.0**-23  # relative change of exact scores, as exact as they are
 FLOOR = 0.1  # of the rms of a row: the rms of eight draws may be small by chance
 FINEST = 2.0**-10  # of the steps between exact scores
 EXACT = {"integers", "grid"}  # options of scenes whose scores are exact: on kinks, thresholds and ties by intention
 OF_FEATURES = ("b", "c", "d")  # groups whose kinks are at 0 of an input, which no factor crosses
 OF_SCORES = {"q", "k", "bias", "qk", "scale", "shift"}
+SUMMANDS = {"q", "bias", "shift"}  # of scores; the keys stay
 AT_ENDS = {"alpha"}  # of entmax, which may be 1 or 2
 
 
@@ -47,8 +50,44 @@ def probes(op: Op, case: Case, golden: tuple[Arrays, Arrays]) -> tuple[dict[str,
                 for name, x in results.items():
                     change = (x - truth[name]) / (STEP * np.sqrt(DRAWS))
                     sums[name] = np.hypot(sums[name], np.where(np.isfinite(change), change, 0.0))
+    if may_be_on_kinks(op, case):
+        for sums, moves in zip(rms, of_exact_scores(op, case, golden), strict=True):
+            for name, x in moves.items():
+                sums[name] = np.hypot(sums[name], x)
     outputs, gradients = ({name: floored(x) for name, x in sums.items()} for sums in rms)
     return outputs, gradients
+
+
+@np.errstate(all="ignore")
+def of_exact_scores(op: Op, case: Case, golden: tuple[Arrays, Arrays]) -> tuple[dict[str, Array], ...]:
+    """How far every entry moves where all scores grow or shrink by one factor, relative to it. Ties stay ties and zeros
+    zeros, while a threshold moves, and with it what is left of a score beside it. Where a slope jumps, it does so on
+    one side: the smaller of the two changes counts.
+    """
+    grown, shrunk = (explicit(op, stretched(case, 1.0 + change)) for change in (STRETCH, -STRETCH))
+
+    def moves(truth: Arrays, *moved: Arrays) -> dict[str, Array]:
+        return {name: smaller(*(np.abs(each[name] - x) / STRETCH for each in moved)) for name, x in truth.items()}
+
+    return tuple(map(moves, golden, grown, shrunk))
+
+
+def smaller(x: Array, y: Array) -> Array:
+    """Of two changes; 0 where one is not finite."""
+    return np.nan_to_num(np.minimum(x, y), nan=0.0, posinf=0.0)
+
+
+def stretched(case: Case, factor: float) -> Case:
+    """The case with every summand of its scores scale·q·k + bias + shift times `factor`, exactly."""
+
+    def scaled(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: x * factor if name in SUMMANDS and is_float(x) else x for name, x in values.items()}
+
+    return replace(case, arrays=scaled(case.arrays), params=scaled(case.params))
+
+
+def is_float(x: Any) -> bool:
+    return not isinstance(x, str) and np.asarray(x).dtype.kind == "f"
 
 
 def floored(x: Array) -> Array:
