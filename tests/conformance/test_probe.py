@@ -66,15 +66,20 @@ def test_scores_beside_a_kink_that_log_n_put_there_move(length: str, moves: bool
     assert bool(np.any(moved.arrays["q"] != case.arrays["q"])) is moves
 
 
-@pytest.mark.parametrize(("shift", "moves"), [(0.3, True), (-1.0, False), (0.125, False), (np.array(0.3), True)])
+@pytest.mark.parametrize(
+    ("shift", "moves"), [(0.3, True), (-1.0, False), (0.125, False), (np.array(0.3), True), (np.array(0.5), False)]
+)
 def test_scores_beside_a_kink_that_a_number_put_there_move(shift: Any, moves: bool) -> None:
     """Of -0.296875 + 0.3 relu leaves so little that the rounding of 0.3 matters."""
     case = case_of("pointwise_attention", KINKS)
     own = {"shift": shift}
     learned = isinstance(shift, np.ndarray)
     case = replace(case, arrays={**case.arrays, **own}) if learned else replace(case, params=own)
-    moved = shaken(BY_NAME["pointwise_attention"], case, np.random.default_rng(0))
+    op = BY_NAME["pointwise_attention"]
+    moved = shaken(op, case, np.random.default_rng(0))
     assert bool(np.any(moved.arrays["q"] != case.arrays["q"])) is moves
+    outputs, _ = probes(op, case, explicit(op, case))
+    assert np.any(outputs["o"] > 0)
 
 
 @pytest.mark.parametrize(("allowed", "told"), [(1e-6, True), (np.inf, False)])

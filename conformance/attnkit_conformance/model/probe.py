@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -79,15 +78,9 @@ def smaller(x: Array, y: Array) -> Array:
 
 def stretched(case: Case, factor: float) -> Case:
     """The case with every summand of its scores scale·q·k + bias + shift times `factor`, exactly."""
-
-    def scaled(values: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: x * factor if name in SUMMANDS and is_float(x) else x for name, x in values.items()}
-
-    return replace(case, arrays=scaled(case.arrays), params=scaled(case.params))
-
-
-def is_float(x: Any) -> bool:
-    return not isinstance(x, str) and np.asarray(x).dtype.kind == "f"
+    arrays = {name: np.asarray(x * factor) for name, x in case.arrays.items() if name in SUMMANDS}
+    params = {"shift": x * factor} if isinstance(x := case.params.get("shift"), float) else {}
+    return replace(case, arrays={**case.arrays, **arrays}, params={**case.params, **params})
 
 
 def floored(x: Array) -> Array:
