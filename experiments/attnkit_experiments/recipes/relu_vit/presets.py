@@ -37,7 +37,7 @@ CPU: dict[str, Any] = {
     "image_size": 32,
     "train_images": 25_000,
     "test_images": 5_000,
-    "steps": 3000,
+    "steps": 5000,
     "batch": 64,
     "lr": 2e-3,
     "warmup": 200,
