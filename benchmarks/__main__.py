@@ -20,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 import attnkit
 from attnkit_conformance.judge import matcher
-from benchmarks import arrays, compare, forms, long_sequences, overhead, page, variants
+from benchmarks import arrays, compare, forms, long_sequences, overhead, page, training, variants
 from benchmarks.cells import OPS, Cell, cells
 
 RESULTS = Path(__file__).parent / "results"
@@ -160,6 +160,18 @@ def every_form(options: argparse.Namespace) -> int:
         raise ValueError(f"-k {options.k!r} matches no form; one is called 'n = 1024, causal, forward'")
     print(f"written to {path}")
     return 0
+
+
+def training_steps(options: argparse.Namespace) -> int:
+    """A step of `experiments` beside one of a plain loop."""
+    if options.rounds < 2:
+        raise ValueError(f"--rounds must be at least 2, got {options.rounds}")
+    about = {"rounds": options.rounds, "load_before": os.getloadavg(), "native": attnkit.native_status().level}
+    rows = [row for threads in options.threads for row in training.measure(options.rounds, threads)]
+    print("\n".join(map(training.line, rows)))
+    about["load_after"] = os.getloadavg()
+    path = options.out or RESULTS / "training-cpu.json"
+    return written(path, "cpu", {"about": about, "rows": rows})
 
 
 def overhead_seconds(options: argparse.Namespace) -> int:
@@ -309,6 +321,10 @@ def parser() -> argparse.ArgumentParser:
     each.add_argument("--rounds", type=int, default=7, metavar="N", help="rounds over a form and its baseline (7)")
     each.add_argument("--threads", type=int, nargs="+", default=[1, 2], metavar="N", help="torch's threads (1 2)")
     each.set_defaults(function=every_form)
+    step = commands.add_parser("training", help="a training step of experiments beside one of a plain loop, on the CPU")
+    step.add_argument("--rounds", type=int, default=15, metavar="N", help="rounds over all contenders (15)")
+    step.add_argument("--threads", type=int, nargs="+", default=[1, 2], metavar="N", help="torch's threads (1 2)")
+    step.set_defaults(function=training_steps)
     tiny = commands.add_parser("overhead", help="what a call costs on tiny tensors")
     tiny.set_defaults(function=overhead_seconds)
     for command in (run_, tiny):
@@ -339,7 +355,7 @@ def parser() -> argparse.ArgumentParser:
         "--write", type=Path, metavar="FILE", help="write the better tiles of a sweep into the tables instead"
     )
     tile.set_defaults(function=other_tiles)
-    for command in (run_, all_, each, tiny, long, sass, stub):
+    for command in (run_, all_, each, step, tiny, long, sass, stub):
         command.add_argument("--out", type=Path, metavar="FILE", help="JSON file (in benchmarks/results, by device)")
 
     show = commands.add_parser("page", help="make the page of a file that run has written")

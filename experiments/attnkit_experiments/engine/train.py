@@ -131,7 +131,7 @@ def train(
             saving = done == config.steps or _due(done, config.checkpoint_every)
             if len(waiting) < fetch_every and not (evaluating or saving):
                 continue
-            rows = _fetch(waiting)
+            rows = fetch(waiting)
             spent = time.perf_counter() - clock
             for row, waited in zip(rows, waiting, strict=True):
                 if metrics:
@@ -310,7 +310,7 @@ def _due(done: int, every: int) -> bool:
     return every > 0 and done % every == 0
 
 
-def _fetch(waiting: list[Waiting]) -> list[dict[str, Any]]:
+def fetch(waiting: list[Waiting]) -> list[dict[str, Any]]:
     """The metrics of waiting steps, with a single device synchronisation."""
     numbers = torch.stack([torch.stack([w.loss, w.norm.float().to(w.loss.device)]) for w in waiting]).tolist()
     return [
