@@ -4,8 +4,8 @@ Source: "Replacing softmax with ReLU in Vision Transformers", Figure 1 and §4 "
 Expected: on ImageNet-21k, S/32 to L/16, both activations lie on one curve of accuracy against core hours. No number is
     printed in the paper: presets paper (ImageNet-21k) and i1k train its models on data that you bring. What a smaller
     preset can show is the compute axis itself: equal FLOPs, and the measured seconds of either activation here.
-Cost: smoke under a minute on 2 CPU cores; cpu about 20 minutes on 2 CPU cores (estimated); small under 8 minutes on one
-    H200 (estimated, not measured).
+Cost: smoke under a minute on 2 CPU cores; cpu about 100 minutes on 2 CPU cores (estimated); small under 8 minutes on
+    one H200 (estimated, not measured).
 Command: python -m experiments run 000-fig1 --preset cpu --data IMAGES --out runs/fig1
 """
 
@@ -62,7 +62,7 @@ RECIPE = Recipe(
                 "points": ("w96/8", "w192/8", "w384/8", "w192/4"),
             },
         },
-        {"cpu": "about 20 minutes, 2 CPU cores (estimated)"},
+        {"cpu": "about 100 minutes, 2 CPU cores (estimated)"},
     )
     | paper_presets(Study, hours=600, points=("S/32", "S/16", "S/8", "B/32", "B/16", "L/16")),
     variants=variants,

@@ -6,7 +6,7 @@ Expected: for S/32, S/16 and S/8 on ImageNet-21k the best alpha is close to 1, w
     at any size, and is measured exactly beside the accuracies, is that the mean weight at initialisation scales as
     L^-alpha.
 Cost: smoke under a minute on 2 CPU cores; digits (softmax and relu at alpha 1 on scikit-learn's digits, 3 seeds, above
-    95 %) two minutes on 1 CPU core, with --threads 1; cpu (relu at alpha 0, ½, 1 and softmax, 3 seeds) about 10 minutes
+    95 %) two minutes on 1 CPU core, with --threads 1; cpu (relu at alpha 0, ½, 1 and softmax, 3 seeds) about 50 minutes
     on 2 CPU cores; small (5 activations × 5 alphas) under 8 minutes on one H200 (estimated, not measured).
 Command: python -m experiments run 000-fig2 --preset cpu --data IMAGES --out runs/fig2
 """
@@ -78,7 +78,7 @@ RECIPE = Recipe(
         Study,
         SCALES | {"digits": DIGITS},
         {"small": {"activations": ACTIVATIONS[:5], "alphas": ALPHAS}},
-        {"cpu": "about 10 minutes, 2 CPU cores"},
+        {"cpu": "about 50 minutes, 2 CPU cores"},
     )
     | paper_presets(Study, hours=2600, points=FIGURE_POINTS, activations=ACTIVATIONS, alphas=ALPHAS),
     variants=variants,

@@ -3,7 +3,7 @@
 Source: "Replacing softmax with ReLU in Vision Transformers", Figure 3 and §4 "Effect of qk-layernorm".
 Expected: little difference for S/32, S/16 and S/8 on ImageNet-21k. No number is printed in the paper. The norm is there
     against instability, so the small preset also trains at ten times the learning rate.
-Cost: smoke under a minute on 2 CPU cores; cpu about 15 minutes on 2 CPU cores (estimated); small under 8 minutes on one
+Cost: smoke under a minute on 2 CPU cores; cpu about 75 minutes on 2 CPU cores (estimated); small under 8 minutes on one
     H200 (estimated, not measured).
 Command: python -m experiments run 000-fig3 --preset cpu --data IMAGES --out runs/fig3
 """
@@ -61,7 +61,7 @@ RECIPE = Recipe(
             "smoke": {"activations": BOTH, "alphas": (1.0,)},
             "small": {"activations": BOTH, "lr_factors": (1.0, 10.0)},
         },
-        {"cpu": "about 15 minutes, 2 CPU cores (estimated)"},
+        {"cpu": "about 75 minutes, 2 CPU cores (estimated)"},
     )
     | paper_presets(Study, hours=1400, points=FIGURE_POINTS, activations=BOTH, alphas=ALPHAS),
     variants=variants,

@@ -3,7 +3,7 @@
 Source: "Replacing softmax with ReLU in Vision Transformers", Figure 4 and §4 "Effect of adding a gate".
 Expected: no; the best accuracy needs alpha close to 1 with or without the gate. The gate adds about 9.3 % core hours
     for S/8 with relu: the one number that is printed. Here the ratio of measured step times stands beside it.
-Cost: smoke under a minute on 2 CPU cores; cpu about 15 minutes on 2 CPU cores (estimated); small under 8 minutes on one
+Cost: smoke under a minute on 2 CPU cores; cpu about 75 minutes on 2 CPU cores (estimated); small under 8 minutes on one
     H200 (estimated, not measured).
 Command: python -m experiments run 000-fig4 --preset cpu --data IMAGES --out runs/fig4
 """
@@ -43,7 +43,7 @@ RECIPE = Recipe(
         GridStudy,
         SCALES,
         {"smoke": {"activations": BOTH, "alphas": (1.0,)}, "small": {"activations": BOTH}},
-        {"cpu": "about 15 minutes, 2 CPU cores (estimated)"},
+        {"cpu": "about 75 minutes, 2 CPU cores (estimated)"},
     )
     | paper_presets(GridStudy, hours=1400, more=(GATE,), points=FIGURE_POINTS, activations=BOTH, alphas=ALPHAS),
     variants=variants,

@@ -4,8 +4,8 @@ Source: "Replacing softmax with ReLU in Vision Transformers", §5: "unsure why t
     this term could be learned".
 Expected: nothing is published. A scale per layer or per head starts at L^-alpha and is learned, as the logarithm of a
     gain or as alpha itself (the same functions, other steps); its values stand beside the accuracies.
-Cost: smoke under a minute on 2 CPU cores; cpu about 35 minutes on 2 CPU cores (estimated); small under 8 minutes on one
-    H200 (estimated, not measured); paper and i1k as 000-fig2 for relu (estimated).
+Cost: smoke under a minute on 2 CPU cores; cpu about 140 minutes on 2 CPU cores (estimated); small under 8 minutes on
+    one H200 (estimated, not measured); paper and i1k as 000-fig2 for relu (estimated).
 Command: python -m experiments run 000-learned --preset cpu --data IMAGES --out runs/learned
 """
 
@@ -60,7 +60,7 @@ RECIPE = Recipe(
         Study,
         SCALES,
         {"smoke": {"steps": 15, "alphas": (1.0,), "kinds": ("gain-head", "alpha-layer")}},
-        {"cpu": "about 35 minutes, 2 CPU cores (estimated)"},
+        {"cpu": "about 140 minutes, 2 CPU cores (estimated)"},
     )
     | paper_presets(Study, hours=800, points=FIGURE_POINTS),
     variants=variants,
