@@ -20,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 import attnkit
 from attnkit_conformance.judge import matcher
-from benchmarks import arrays, compare, forms, long_sequences, overhead, page, training, variants
+from benchmarks import arrays, compare, forms, long_sequences, overhead, page, variants
 from benchmarks.cells import OPS, Cell, cells
 
 RESULTS = Path(__file__).parent / "results"
@@ -164,6 +164,8 @@ def every_form(options: argparse.Namespace) -> int:
 
 def training_steps(options: argparse.Namespace) -> int:
     """A step of `experiments` beside one of a plain loop."""
+    from benchmarks import training
+
     if options.rounds < 2:
         raise ValueError(f"--rounds must be at least 2, got {options.rounds}")
     about = {"rounds": options.rounds, "load_before": os.getloadavg(), "native": attnkit.native_status().level}

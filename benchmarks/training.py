@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import attnkit
 from attnkit_experiments.data.images.dataset import ImageData
 from attnkit_experiments.engine.optim import TrainConfig
 from attnkit_experiments.engine.train import Run, fetch, reproducible
@@ -24,7 +25,10 @@ from benchmarks.timing import Call, ratio, rounds_of, summary
 SIDE, PATCH, BATCH, CLASSES, IMAGES = 32, 4, 64, 10, 1024
 MODELS = ("d64", "w192")
 PLAIN = "plain loop, softmax by torch's SDPA"
-OPS = {"experiments, softmax": "softmax_attention", "experiments, relu": "pointwise_attention"}
+OPS: dict[str, Callable[..., Any]] = {
+    "experiments, softmax": attnkit.softmax_attention,
+    "experiments, relu": attnkit.pointwise_attention,
+}
 STEPS = 5  # of a contender in a row
 CPU = torch.device("cpu")
 
@@ -37,9 +41,9 @@ def pictures() -> ImageData:
     return ImageData("noise", tuple(map(str, range(CLASSES))), images, labels, images, labels)
 
 
-def ours(model: str, op: str, data: ImageData) -> Call:
+def ours(model: str, op: Callable[..., Any], data: ImageData) -> Call:
     """A step of `experiments` as its loop takes it, up to the numbers that it writes."""
-    config = ViTConfig(model, PATCH, SIDE, 3, CLASSES, op=op)
+    config = ViTConfig(model, PATCH, SIDE, 3, CLASSES, op=op.__name__)
     augmentation = AugmentConfig(mixup=0.0)
     task = partial(ImageTask, data, config, augmentation, batch=BATCH, precision="float32", seed=0, device=CPU)
     run = Run(task, TrainConfig(steps=1_000_000), CPU, ALONE)

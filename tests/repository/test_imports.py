@@ -62,7 +62,7 @@ RULES = {
     "conformance/attnkit_conformance/peers": (
         "numpy scipy torch jax entmax keras transformers einops attnkit_reference attnkit_conformance"
     ),
-    "benchmarks": "torch triton jax cupy numpy attnkit attnkit_conformance benchmarks rich entmax",
+    "benchmarks": "torch triton jax cupy numpy attnkit attnkit_conformance attnkit_experiments benchmarks rich entmax",
     "experiments": (
         "torch numpy scipy attnkit attnkit_experiments tyro rich PIL matplotlib sacrebleu sacremoses safetensors"
         " sklearn tokenizers webdataset"

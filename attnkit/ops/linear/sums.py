@@ -285,9 +285,8 @@ def final_state(xp: Namespace, m: Call, terms: StateTerms, totals: Array) -> Sta
     shared, top = m.parts.shared, terms.top
     if top is not None:
         moved = _moving_level(xp, m, terms)
-        lead = check.broadcast(m.rule.op, "leading axes", tuple(totals.shape[:-2]), tuple(top.shape))
-        top = xp.broadcast_to(top + moved, lead)
-        totals = xp.broadcast_to(totals * xp.exp(-moved)[..., None, None], (*lead, *totals.shape[-2:]))
+        top = xp.broadcast_to(top + moved, tuple(totals.shape[:-2]))
+        totals = totals * xp.exp(-moved)[..., None, None]
     totals = join_heads(xp, totals, shared)
     parts = totals[..., :-1], totals[..., -1]
     return parts if top is None else (*parts, xp.reshape(top, tuple(totals.shape[:-2])))
@@ -296,10 +295,7 @@ def final_state(xp: Namespace, m: Call, terms: StateTerms, totals: Array) -> Sta
 def _state_cotangent(xp: Namespace, m: Call, terms: StateTerms, dstate: State) -> tuple[Array, Array | None]:
     """[dS, dz] with split heads and dc, 0 for None."""
     totals = state_sums(xp, m, terms)
-    lead = tuple(totals.shape[:-2])
-    if terms.top is not None:
-        lead = check.broadcast(m.rule.op, "leading axes", lead, tuple(terms.top.shape))
-    shared = m.parts.shared
+    lead, shared = tuple(totals.shape[:-2]), m.parts.shared
     own = (*lead[:-2], lead[-2]) if shared else lead
     f, e = totals.shape[-2], totals.shape[-1] - 1
     check_parts(m.rule.op, "dstate", dstate, totals, widths(m.rule, f, e), own, True)

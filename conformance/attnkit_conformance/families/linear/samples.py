@@ -247,12 +247,14 @@ def efficient_growth(case: Case) -> float:
 def step_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
     """One token: from nothing, from a state, with shared heads and leading axes that broadcast."""
     Named = tuple[str, tuple[int, ...], tuple[int, ...], bool, Params]
-    quick: list[Named] = [("state", (2, 4), (2, 2), True, op.variants[0])]
+    quick: list[Named] = [
+        ("state", (2, 4), (2, 2), True, op.variants[0]),
+        ("one-feature", (3,), (3,), True, op.variants[-1]),
+    ]
     more: list[Named] = [("first", (2, 2), (2, 2), False, op.variants[0])]
     more += [(f"state-{n}", (2, 2), (1, 2), True, variant) for n, variant in enumerate(op.variants[1:])]
     more += [(name, (1, 1), (1, 1), True, op.variants[0]) for name in SIZES]
-    more += [("no-heads", (), (), True, op.variants[0]), ("one-feature", (3,), (3,), True, op.variants[-1])]
-    more += [("one-head", (1,), (1,), True, op.variants[0])]
+    more += [("no-heads", (), (), True, op.variants[0]), ("one-head", (1,), (1,), True, op.variants[0])]
     for name, of_q, of_k, state, variant in quick if profile == "quick" else quick + more:
         width = (1, 3) if name == "one-feature" else (4, 1) if name in (*SIZES, "one-head") else (12, 20)
         yield sample(op.name, dtype, name, step_case, op, name, dtype, (of_q, of_k), state, variant, width)

@@ -244,12 +244,11 @@ def of_input(zero: Array, x: Array) -> Array:
 def newton_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
     """Kernels of landmarks of standard deviation 1 and 0.5, identity, ones, zero, one that is not symmetric, and one
     with zeros in all of its columns, where the slope of ‖A‖₁ is 0."""
-    names = ("random", "init-scale", "unrolled", "not-symmetric-unrolled", "zeros-unrolled")
+    names = ("random", "init-scale", "unrolled", "not-symmetric-unrolled", "zeros-unrolled", "zero")
     more = (
         "near",
         "identity",
         "ones",
-        "zero",
         "not-symmetric",
         "no-steps",
         "one",
