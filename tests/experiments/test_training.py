@@ -1,5 +1,6 @@
 """Schedule, optimiser, metrics, checkpoints that are torn or foreign, and a loss that is not finite."""
 
+import itertools
 import json
 import shutil
 import threading
@@ -11,9 +12,9 @@ from torch import nn
 from torch.distributed.checkpoint import HuggingFaceStorageWriter
 
 from attnkit.nn import MultiHeadAttention
-from attnkit_experiments.engine import checkpoint, diagnosis
+from attnkit_experiments.engine import checkpoint, diagnosis, train
 from attnkit_experiments.engine.errors import Diverged, UserError
-from attnkit_experiments.engine.files import sha256, written_aside
+from attnkit_experiments.engine.files import read_json, sha256, written_aside
 from attnkit_experiments.engine.metrics import Metrics, read_metrics
 from attnkit_experiments.engine.optim import TrainConfig, learning_rate, make_optimizer
 from attnkit_experiments.images.task import ImageTask
@@ -96,6 +97,17 @@ def test_metrics_hold_every_step(tiny, tmp_path):
     assert [row["step"] for row in steps] == [1, 2, 3]
     assert {"loss", "lr", "grad_norm", "ids", "samples_per_s", "seconds"} <= steps[0].keys()
     assert [row["step"] for row in rows if "evaluation" in row] == [3]
+
+
+def test_a_machine_may_sleep_during_a_step(tiny, tmp_path, monkeypatch):
+    """A step that seems to take hours has a speed that is not 0, by which the summary divides."""
+    clock = itertools.count(step=10_000.0)
+    monkeypatch.setattr(train.time, "perf_counter", lambda: next(clock))
+    cell = tiny(tmp_path / "out", "steps=3") / "cells" / "relu-alpha1-seed0"
+    speeds = [row["samples_per_s"] for row in read_metrics(cell / "metrics.jsonl") if "loss" in row]
+    assert len(speeds) == 3
+    assert all(0 < speed < 0.01 for speed in speeds)
+    assert read_json(cell / "result.json")["step_ms"] >= 1e7
 
 
 def test_half_precision_trains(tiny, tmp_path):

@@ -327,9 +327,11 @@ def fetch(waiting: list[Waiting]) -> list[dict[str, Any]]:
 
 
 def _finished(row: dict[str, Any], before: float, spent: float, rows: int) -> dict[str, Any]:
-    """The row with its speed and the training seconds so far (evaluation and checkpoints not counted)."""
-    each = spent / rows
-    return row | {"samples_per_s": round(row["samples"] / each, 1), "seconds": round(before + spent, 4)}
+    """The row with its speed and the training seconds so far (evaluation and checkpoints not counted). The speed has
+    four digits, however slow: a machine may have slept during a step.
+    """
+    speed = row["samples"] * rows / spent
+    return row | {"samples_per_s": float(f"{speed:.4g}"), "seconds": round(before + spent, 4)}
 
 
 def _require_finite(row: dict[str, Any], metrics: Metrics | None, label: str, run: Run, waited: Waiting) -> None:
